@@ -1,0 +1,113 @@
+# Build, test and install. `make help` lists the targets.
+#
+# Nothing here names a source file: every .c/.cpp under the library folders goes into one archive
+# (build/lib/liblg.a); stages/<role>/main.c becomes build/bin/lg-<role>; stages/tools/<x>.c becomes
+# build/bin/lg-<x>; supervisor/{lgsup,keeper}_main.c become lgsup and lg-keeper; each folder
+# kernels/<backend> becomes build/lib/liblg-<backend>.so; tests/unit/test_<x>.c becomes a program.
+#
+# Variables: BUILD=dir (default build), SAN=address|thread (sanitizer build), CUDA=0|1, V=1.
+
+BUILD   ?= build
+CC      ?= gcc
+CXX     ?= g++
+NVCC    ?= nvcc
+PREFIX  ?= /usr/local
+AR      ?= ar
+
+WARN     := -Wall -Wextra -Werror -Wshadow -Wpointer-arith -Wwrite-strings -Wvla -Wno-unused-parameter
+CWARN    := $(WARN) -Wstrict-prototypes -Wmissing-prototypes -Wold-style-definition
+OPT      ?= -O2
+CPPFLAGS += -I. -I$(BUILD)/gen -D_GNU_SOURCE -D_FORTIFY_SOURCE=2
+CFLAGS   += -std=c17 -g $(OPT) -fPIC -fno-math-errno -ffp-contract=off -fvisibility=hidden
+CXXFLAGS += -std=c++17 -g $(OPT) -fPIC -fvisibility=hidden
+LDFLAGS  += -Wl,--as-needed -rdynamic -Wl,-rpath,'$$ORIGIN/../lib'
+LIBS     := -lzmq -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lsentencepiece \
+            -lstdc++ -ldl -lpthread -lm
+ifdef SAN
+ifeq ($(SAN),address)
+SANFLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+else
+SANFLAGS := -fsanitize=$(SAN) -fno-omit-frame-pointer
+endif
+CPPFLAGS := $(filter-out -D_FORTIFY_SOURCE=2,$(CPPFLAGS))
+CFLAGS   += $(SANFLAGS)
+CXXFLAGS += $(SANFLAGS)
+LDFLAGS  += $(SANFLAGS)
+endif
+Q := $(if $(V),,@)
+
+LIB_DIRS := base config shm bus stages/nets stages/io stages stages/loader stages/text stages/vae \
+            stages/trainer stages/ema stages/ckpt supervisor
+LIB_SRC  := $(filter-out %/main.c supervisor/%_main.c,$(foreach d,$(LIB_DIRS),$(wildcard $(d)/*.c $(d)/*.cpp))) \
+            $(wildcard kernels/*.c)
+LIB_OBJ  := $(LIB_SRC:%=$(BUILD)/obj/%.o)
+LIB      := $(BUILD)/lib/liblg.a
+
+ROLE_MAINS := $(wildcard stages/*/main.c)
+TOOLS      := $(wildcard stages/tools/*.c)
+PROGS := $(patsubst stages/%/main.c,$(BUILD)/bin/lg-%,$(ROLE_MAINS)) \
+         $(patsubst stages/tools/%.c,$(BUILD)/bin/lg-%,$(TOOLS)) \
+         $(patsubst supervisor/lgsup_main.c,$(BUILD)/bin/lgsup,$(wildcard supervisor/lgsup_main.c)) \
+         $(patsubst supervisor/keeper_main.c,$(BUILD)/bin/lg-keeper,$(wildcard supervisor/keeper_main.c))
+
+HOST_SO  := $(BUILD)/lib/liblg-host.so
+REF64_SO := $(BUILD)/lib/liblg-ref64.so
+BACKENDS := $(HOST_SO) $(REF64_SO)
+
+UNIT_SRC := $(wildcard tests/unit/test_*.c)
+UNIT     := $(UNIT_SRC:tests/unit/%.c=$(BUILD)/tests/%)
+TEST_LIB_SRC := $(filter-out tests/unit/test_%.c,$(wildcard tests/unit/*.c))
+TEST_LIB_OBJ := $(TEST_LIB_SRC:%=$(BUILD)/obj/%.o)
+BENCH_SRC := $(wildcard tests/bench/*.c)
+BENCH     := $(BENCH_SRC:tests/bench/%.c=$(BUILD)/tests/bench/%)
+
+.DEFAULT_GOAL := all
+.PHONY: all help deps example-data quickstart check unit bench fuzz format install clean
+.SECONDARY:
+
+all: $(PROGS) $(BACKENDS)
+
+$(BUILD)/obj/%.c.o: %.c
+	@mkdir -p $(@D)
+	@echo "  CC    $<"
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(CWARN) $(CFLAGS_$(subst /,_,$(*D))) -MMD -MP -c $< -o $@
+$(BUILD)/obj/%.cpp.o: %.cpp
+	@mkdir -p $(@D)
+	@echo "  CXX   $<"
+	$(Q)$(CXX) $(CPPFLAGS) $(CXXFLAGS) $(WARN) -MMD -MP -c $< -o $@
+
+$(LIB): $(LIB_OBJ)
+	@mkdir -p $(@D)
+	@echo "  AR    $@"
+	$(Q)rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
+
+LINK = @mkdir -p $(@D); echo "  LD    $@"; $(if $(V),set -x;,) $(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIB) $(LIBS)
+
+$(BUILD)/bin/lg-keeper: $(BUILD)/obj/supervisor/keeper_main.c.o $(LIB)
+	$(LINK)
+$(BUILD)/bin/lgsup: $(BUILD)/obj/supervisor/lgsup_main.c.o $(LIB)
+	$(LINK)
+$(foreach r,$(patsubst stages/%/main.c,%,$(ROLE_MAINS)),$(eval $(BUILD)/bin/lg-$(r): $(BUILD)/obj/stages/$(r)/main.c.o))
+$(foreach t,$(patsubst stages/tools/%.c,%,$(TOOLS)),$(eval $(BUILD)/bin/lg-$(t): $(BUILD)/obj/stages/tools/$(t).c.o))
+$(patsubst stages/%/main.c,$(BUILD)/bin/lg-%,$(ROLE_MAINS)) $(patsubst stages/tools/%.c,$(BUILD)/bin/lg-%,$(TOOLS)): $(LIB)
+	$(LINK)
+
+include kernels/kernels.mk
+
+$(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_LIB_OBJ) $(LIB) $(LIBS) -lcmocka
+$(BUILD)/tests/bench/%: $(BUILD)/obj/tests/bench/%.c.o $(LIB)
+	$(LINK)
+
+unit: all $(UNIT)
+	$(Q)tests/run_unit.sh $(BUILD)
+
+format:
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cpp' '*.cu')
+
+clean:
+	rm -rf $(BUILD)
+
+-include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)

@@ -1,0 +1,51 @@
+/* What a backend must provide. Only ops.c, device.c and the backends include this. */
+#pragma once
+#include "kernels/device.h"
+#include "kernels/ops.h"
+
+typedef enum lg_op_id {
+#define LG_OP(name) LG_OP_##name,
+#include "kernels/ops.def"
+#undef LG_OP
+    LG_OP_COUNT
+} lg_op_id;
+
+struct lg_ops {
+#define LG_OP(name) void (*name)(lg_stream *, const struct lg_##name##_args *);
+#include "kernels/ops.def"
+#undef LG_OP
+};
+
+/* Base of every backend's stream; a backend embeds it first. */
+struct lg_stream {
+    lg_device *device;
+    bool dry;
+    void *scratch;
+    size_t scratch_bytes, scratch_need;
+};
+
+struct lg_device {
+    const struct lg_ops *ops;
+    lg_dtype dtype;
+    bool is_host;
+    char isa[16];
+    char fingerprint[256];
+    int threads;
+    void *dl;            /* dlopen handle, closed by device.c */
+    /* Scratch bytes operation `op` needs for args (the struct of that op); data pointers may be NULL. */
+    size_t (*scratch_bytes)(lg_device *, lg_op_id op, const void *args);
+    int (*alloc)(lg_device *, size_t, void **);
+    void (*free)(lg_device *, void *);
+    int (*stream_open)(lg_device *, lg_stream **); /* fills only what it embeds beyond the base */
+    void (*stream_close)(lg_stream *);
+    void (*sync)(lg_stream *);
+    void (*upload)(lg_stream *, void *, const void *, size_t);
+    void (*download)(lg_stream *, void *, const void *, size_t);
+    void (*zero)(lg_stream *, void *, size_t);
+    void (*copy)(lg_stream *, void *, const void *, size_t);
+    void (*close)(lg_device *); /* frees the device itself */
+};
+
+/* The one symbol a backend exports. index: the number behind the colon in "cuda:3", else 0. */
+#define LG_BACKEND_OPEN "lg_backend_open"
+typedef int lg_backend_open_fn(int index, const struct lg_device_options *options, lg_device **ret);

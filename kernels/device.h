@@ -1,0 +1,54 @@
+/* A device runs operations in streams. Backends are shared objects, liblg-<backend>.so, found in
+ * ../lib beside the program and opened by name: programs link neither CUDA nor oneDNN.
+ *
+ * A *dry* stream runs nothing: each operation only records how much scratch memory it would need. A
+ * net is sized by running it once on a dry stream with NULL data pointers; the plan then allocates
+ * once.
+ */
+#pragma once
+#include "kernels/tensor.h"
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct lg_device lg_device;
+typedef struct lg_stream lg_stream;
+
+struct lg_device_options {
+    int threads;     /* of this process, fixed by the plan; never from the environment. 0: 1 */
+    const char *isa; /* host: "sse2", "avx2", "avx512" or NULL for the machine's best */
+};
+
+/* name: "host", "ref64" (double, slow, the reference), later "cuda:0". LG_ERR_CONFIG for an unknown
+ * name or an instruction set the machine lacks, LG_ERR_NOTFOUND when the backend is not installed.
+ * options may be NULL. */
+int lg_device_open(const char *name, const struct lg_device_options *options, lg_device **ret);
+/* Frees what was allocated from it. *d becomes NULL. */
+void lg_device_close(lg_device **d);
+
+lg_dtype lg_device_dtype(const lg_device *d); /* compute type: f32 on host, f64 on ref64 */
+const char *lg_device_isa(const lg_device *d);
+/* Everything of this device that decides bits: backend, isa, threads, library versions. */
+const char *lg_device_fingerprint(const lg_device *d);
+/* True when host pointers (and memfd mappings) are device pointers. */
+bool lg_device_is_host(const lg_device *d);
+
+/* 64-byte aligned device memory, zeroed. */
+int lg_device_alloc(lg_device *d, size_t bytes, void **ret);
+void lg_device_free(lg_device *d, void **p);
+
+int lg_stream_open(lg_device *d, lg_stream **ret);
+int lg_stream_open_dry(lg_device *d, lg_stream **ret);
+void lg_stream_close(lg_stream **s);
+/* Gives the stream its scratch memory (owned by the caller, on the device). */
+void lg_stream_set_scratch(lg_stream *s, void *scratch, size_t bytes);
+/* The most any operation wanted on this (dry) stream so far. */
+size_t lg_stream_scratch_need(const lg_stream *s);
+bool lg_stream_is_dry(const lg_stream *s);
+lg_device *lg_stream_device(const lg_stream *s);
+/* Waits until everything enqueued is done. A device fault aborts the process. */
+void lg_stream_sync(lg_stream *s);
+/* In stream order. The host side must stay untouched until a sync. No-ops on a dry stream. */
+void lg_stream_upload(lg_stream *s, void *device_dst, const void *host_src, size_t bytes);
+void lg_stream_download(lg_stream *s, void *host_dst, const void *device_src, size_t bytes);
+void lg_stream_zero(lg_stream *s, void *device_dst, size_t bytes);
+void lg_stream_copy(lg_stream *s, void *device_dst, const void *device_src, size_t bytes);

@@ -1,0 +1,47 @@
+/* The safetensors format: 8 bytes little-endian header length, JSON header, data.
+ * https://huggingface.co/docs/safetensors: each tensor has dtype, shape and data_offsets; offsets
+ * are relative to the end of the header, do not overlap and leave no holes.
+ *
+ * Reading maps the file; nothing is copied until lg_st_read_f32. Every size and offset of the header
+ * is checked against the file's size before use; a truncated file is LG_ERR_CORRUPT and says how many
+ * bytes are missing. */
+#pragma once
+#include "base/check.h"
+#include "kernels/tensor.h"
+
+typedef struct lg_st_file lg_st_file;
+
+struct lg_st_entry {
+    const char *name;
+    lg_dtype dtype;
+    int rank;
+    int64_t dim[8];
+    const void *data; /* in the mapping */
+    size_t bytes;
+    size_t file_offset; /* of data, from the start of the file */
+};
+int lg_st_open(const char *path, lg_st_file **ret);
+void lg_st_close(lg_st_file **f);
+int lg_st_count(const lg_st_file *f);
+const struct lg_st_entry *lg_st_at(const lg_st_file *f, int i); /* in file order */
+/* NULL when there is none. */
+const struct lg_st_entry *lg_st_find(const lg_st_file *f, const char *name);
+/* Value of a key of __metadata__ or NULL. */
+const char *lg_st_metadata(const lg_st_file *f, const char *key);
+/* Elements [first, first + count) as fp32; f16, bf16, f32, f64 are accepted. */
+int lg_st_read_f32(const struct lg_st_entry *e, float *dst, size_t first, size_t count);
+
+/* Writing: declare every tensor, then stream the data in that order. Data offsets are 8-byte aligned
+ * by padding the header with spaces. The file is not fsynced until finish. */
+typedef struct lg_st_writer lg_st_writer;
+int lg_st_writer_open(const char *path, lg_st_writer **ret);
+int lg_st_writer_metadata(lg_st_writer *w, const char *key, const char *value);
+int lg_st_writer_declare(lg_st_writer *w, const char *name, lg_dtype dtype, int rank,
+                         const int64_t *dim);
+/* Appends data of the declared tensors, in order, in pieces of any size. */
+int lg_st_writer_data(lg_st_writer *w, const void *data, size_t bytes);
+/* Checks that all bytes came, fsyncs and closes. *w becomes NULL either way. ret_hash (may be NULL)
+ * gets XXH3-64 of the whole file. */
+int lg_st_writer_finish(lg_st_writer **w, uint64_t *ret_hash);
+/* Drops an unfinished file. */
+void lg_st_writer_abort(lg_st_writer **w);

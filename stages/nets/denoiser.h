@@ -1,0 +1,77 @@
+/* The diffusion transformers that the trainer trains and the sampler runs: DiT (class conditioning,
+ * adaLN-Zero; Peebles & Xie 2023) and PixArt (text by cross-attention, adaLN-single; Chen et al.
+ * 2023). Parameters are named and shaped as diffusers' DiTTransformer2DModel and
+ * PixArtTransformer2DModel. dit.c and pixart.c hold one net each, forward and backward side by side;
+ * denoiser.c dispatches.
+ *
+ * A net owns no weights: forward and backward get a flat buffer cut by lg_denoiser_params(). It owns
+ * its activations, planned once for a fixed batch; a smaller batch is padded by the caller.
+ */
+#pragma once
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "stages/nets/params.h"
+
+typedef enum lg_denoiser_kind { LG_DIT, LG_PIXART } lg_denoiser_kind;
+
+struct lg_denoiser_config {
+    lg_denoiser_kind kind;
+    int channels;    /* of the latent; out = in */
+    int height;      /* of the latent */
+    int width;       /* of the latent */
+    int patch;       /* patch size p: tokens T = (height / p) (width / p) */
+    int hidden;      /* D = heads * head_dim */
+    int depth;       /* blocks */
+    int heads;
+    int mlp_ratio;   /* 4 */
+    int num_classes; /* DiT: labels 0..num_classes - 1; num_classes is the null label */
+    int text_length; /* PixArt: L */
+    int text_dim;    /* PixArt: width of the text encoder's states */
+    double norm_eps; /* 1e-6 */
+};
+
+/* Says which field is impossible and why (hidden % heads, height % patch ...). */
+int lg_denoiser_config_check(const struct lg_denoiser_config *c);
+/* Reads/writes diffusers' config.json. */
+int lg_denoiser_config_load(const char *path, struct lg_denoiser_config *ret);
+int lg_denoiser_config_save(const struct lg_denoiser_config *c, const char *path);
+/* The parameter table, in a fixed order. Free with lg_params_free. */
+int lg_denoiser_params(const struct lg_denoiser_config *c, lg_params *ret);
+/* Floating-point operations of one forward per sample (multiply-adds count two). */
+double lg_denoiser_flops(const struct lg_denoiser_config *c);
+
+/* Loading and saving in diffusers layout: DIR/config.json + DIR/diffusion_pytorch_model.safetensors.
+ * The DiT's single timestep/label embedder is saved under every block's name, and unequal ones are
+ * refused at load. weights: host fp32, the whole flat buffer. Save writes into an existing directory,
+ * with fsync of each file; it is the caller who publishes the directory. */
+int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights);
+int lg_denoiser_save(const struct lg_denoiser_config *c, const char *dir, const float *weights);
+
+typedef struct lg_denoiser lg_denoiser;
+
+struct lg_denoiser_bytes {
+    size_t activations, scratch;
+};
+/* What lg_denoiser_open will allocate on the device. */
+int lg_denoiser_plan(lg_device *d, const struct lg_denoiser_config *c, int batch, bool train,
+                     struct lg_denoiser_bytes *ret);
+int lg_denoiser_open(lg_device *d, const struct lg_denoiser_config *c, int batch, bool train,
+                     lg_denoiser **ret);
+void lg_denoiser_close(lg_denoiser **net);
+
+/* One batch of inputs, on the device, in its compute type. */
+struct lg_denoiser_input {
+    lg_tensor x;           // (B, C, H, W): x_t
+    lg_tensor t;           // (B): timestep as the net sees it (flow: 1000 t)
+    lg_tensor label;       // (B) i32: DiT
+    lg_tensor text;        // (B, L, E): PixArt
+    lg_tensor text_length; // (B) i32, >= 1: PixArt; keys beyond it are masked
+};
+/* out (B, C, H, W). With train, keeps what the backward needs. */
+void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
+                         const struct lg_denoiser_input *in, lg_tensor out);
+/* Gradients of the last forward's parameters (flat buffer like the weights): overwritten, or added to
+ * when accumulate. dout (B, C, H, W). The inputs of the forward must be unchanged. */
+void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
+                          const struct lg_denoiser_input *in, lg_tensor dout, void *grads,
+                          bool accumulate);

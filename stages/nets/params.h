@@ -1,0 +1,62 @@
+/* Parameter tables. A net's parameters are one flat buffer of the device's compute type (fp32 on the
+ * host), cut by a table: name, shape, offset. Gradients, moments and EMA use the same cut. Names and
+ * shapes are those of the model's safetensors file, except where `layout` says that the buffer holds
+ * a permuted tensor. */
+#pragma once
+#include "base/check.h"
+#include "kernels/tensor.h"
+
+enum { LG_PARAM_NAME_BYTES = 112 };
+
+typedef enum lg_param_layout {
+    LG_LAYOUT_FILE,      /* as in the file */
+    LG_LAYOUT_CONV_OHWI, /* file (Co, Ci, kh, kw), buffer (Co, kh, kw, Ci) */
+} lg_param_layout;
+
+typedef enum lg_param_init {
+    LG_INIT_ZERO,
+    LG_INIT_ONE,
+    LG_INIT_NORMAL,  /* init_scale * standard normal */
+    LG_INIT_UNIFORM, /* init_scale * uniform(-1, 1); Xavier's bound is init_scale */
+    LG_INIT_TABLE,   /* a fixed buffer of the net (sinusoidal positions): never trained, never saved
+                        as a gradient; the net fills it */
+} lg_param_init;
+
+struct lg_param {
+    char name[LG_PARAM_NAME_BYTES];
+    int rank;
+    int64_t dim[4]; /* as in the file */
+    lg_param_layout layout;
+    lg_param_init init;
+    double init_scale;
+    size_t offset; /* elements from the start of the flat buffer */
+    size_t count;  /* elements */
+};
+
+typedef struct lg_params {
+    struct lg_param *p;
+    int n;
+    size_t count; /* elements of the whole buffer, a multiple of LG_PARAM_ALIGN */
+} lg_params;
+
+/* Every parameter starts at a multiple of this many elements (gaps are zero and stay zero), except
+ * that neighbours added with lg_params_add_packed follow without a gap (q, k, v: one GEMM). */
+enum { LG_PARAM_ALIGN = 16 };
+
+/* Adds a row; spec carries name, rank, dim, layout, init. Returns its index. */
+int lg_params_add(lg_params *t, const struct lg_param *spec);
+int lg_params_add_packed(lg_params *t, const struct lg_param *spec);
+void lg_params_free(lg_params *t);
+/* Index of a name or -1. */
+int lg_params_find(const lg_params *t, const char *name);
+
+/* Fills dst (host fp32, elements [first, first + count) of the flat buffer) with initial values from
+ * Philox INIT: element e of parameter i depends on (seed, i, e) alone, so shards agree. */
+void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count);
+
+/* Reads the parameters from a safetensors file (or the shards of an index.json) into a host fp32
+ * buffer, elements [first, first + count). Checks that every name is there with its shape; fp16, bf16
+ * and fp32 are accepted. Names in the file that the table lacks are refused unless allowed_extra
+ * (a NULL-terminated list of prefixes, may be NULL) covers them. `prefix` ("encoder.") may be "". */
+int lg_params_load(const lg_params *t, const char *path, const char *const *allowed_extra, float *dst,
+                   size_t first, size_t count);
