@@ -1,0 +1,51 @@
+/* A pipeline.toml, read, checked against config/schema.def and completed with defaults. */
+#pragma once
+#include "base/check.h"
+#include "base/fs.h"
+
+enum { LG_LIST_MAX = 256 };
+
+struct lg_strlist {
+    char **v;
+    int n;
+};
+
+typedef struct lg_config {
+    char *file; /* where it came from, for messages */
+#define LG_SECTION(section, doc)
+#define LG_INT(section, key, def, min, max, doc) int64_t section##_##key;
+#define LG_NUM(section, key, def, min, max, doc) double section##_##key;
+#define LG_BOOL(section, key, def, doc)          bool section##_##key;
+#define LG_STR(section, key, def, doc)           char *section##_##key;
+#define LG_PATH(section, key, def, doc)          char *section##_##key; /* absolute, or "" */
+#define LG_ENUM(section, key, def, choices, doc) char *section##_##key;
+#define LG_LIST(section, key, doc)               struct lg_strlist section##_##key;
+#include "config/schema.def"
+#undef LG_SECTION
+#undef LG_INT
+#undef LG_NUM
+#undef LG_BOOL
+#undef LG_STR
+#undef LG_PATH
+#undef LG_ENUM
+#undef LG_LIST
+} lg_config;
+
+/* Reads file and applies the overrides ("trainer.max_steps=80", in order; values are TOML, a bare
+ * word is taken as text; relative paths in them start at the working directory). Every error names
+ * file, line and key; unknown keys name the nearest known one. Collects all schema errors before it
+ * fails (the message lists up to 20). Free with lg_config_free. */
+int lg_config_load(const char *file, const char *const *overrides, int n_overrides,
+                   lg_config **ret);
+void lg_config_free(lg_config **c);
+/* Rules between keys (micro batches divide the batch, min_snr with flow, window and chunks, existing
+ * files ...). Each message names the keys and what to change. */
+int lg_config_check(const lg_config *c);
+/* The effective config as TOML, every key, absolute paths: loading it again gives the same config.
+ * Caller frees. */
+char *lg_config_to_toml(const lg_config *c);
+/* Compares the keys marked [bits]; when one differs: LG_ERR_MISMATCH naming key, old and new value.
+ * Counts (instances) and max_steps may differ, max_steps only grow below lg_config max. */
+int lg_config_compatible(const lg_config *old_config, const lg_config *new_config);
+/* The reference page docs/config.md in Markdown, from the schema. Caller frees. */
+char *lg_config_markdown(void);

@@ -1,0 +1,50 @@
+/* The plan: everything that follows from the config and the models' config.json, before anything
+ * starts: dimensions, the split of a batch, window geometry, who runs. It is written to
+ * RUN/plan.json, sealed by its hash, which the board carries: a process that computes another hash
+ * refuses to attach.
+ *
+ * Pure function of (config, model config.json files, machine's instruction set at the first start).
+ */
+#pragma once
+#include "config/config.h"
+
+typedef enum lg_role {
+#define LG_ROLE(name, program) LG_ROLE_##name,
+#include "config/roles.def"
+#undef LG_ROLE
+    LG_ROLE_COUNT
+} lg_role;
+const char *lg_role_name(lg_role r);    /* "vae" */
+const char *lg_role_program(lg_role r); /* "lg-vae" */
+/* -1 when unknown. */
+int lg_role_find(const char *name);
+
+typedef struct lg_plan {
+    /* pictures and latents */
+    int image_size;                              /* S: pixels are (3, S, S) u8; 0 without a VAE */
+    int latent_channels, latent_size;            /* latents are (C, h, h) mean + (C, h, h) logvar */
+    double scaling_factor, shift_factor;
+    /* conditioning */
+    int text_length, text_dim; /* 0 without text */
+    int num_classes;           /* 0 without labels */
+    /* batch: step s trains n in [s B, (s + 1) B); rank r's share is the r-th of R equal parts */
+    int64_t batch, rank_batch, micro_batch;
+    /* window */
+    int64_t window_slots;
+    int loader_chunk, text_chunk, vae_chunk;
+    /* instances at the first start; 0: the role does not exist in this run */
+    int instances[LG_ROLE_COUNT];
+    int text_shards;
+    int threads[LG_ROLE_COUNT];
+    char isa[16]; /* host instruction set, fixed for the life of the run: "avx512" ... */
+    int64_t lr_steps;
+    uint64_t hash; /* of all the above and the [bits] keys; not of counts of encoders and loaders */
+} lg_plan;
+
+/* isa: NULL for the machine's best (a first start), else what a resumed run's plan says. */
+int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret);
+/* Writes and reads RUN/plan.json. Read checks the hash. */
+int lg_plan_save(const lg_plan *p, const char *path);
+int lg_plan_load(const char *path, lg_plan *ret);
+/* Best host instruction set: "avx512", "avx2" or "sse2". */
+const char *lg_plan_machine_isa(void);
