@@ -1,0 +1,38 @@
+/* Resizing of 8-bit RGB with an antialiasing Lanczos-3 filter, and the fit of a picture to a
+ * training square: resize, crop, flip.
+ *
+ * Separable, the horizontal pass first with its result rounded to 8 bits; when shrinking, the
+ * filter widens by the scale, so nothing aliases. The same input gives the same bytes on every
+ * machine with IEEE floats: each output is a sum in a fixed order, without contraction. */
+#pragma once
+#include "base/check.h"
+
+/* Reusable working memory; zero it first, free it with lg_resize_free. */
+typedef struct lg_resize_scratch {
+    void *data;
+    size_t capacity;
+} lg_resize_scratch;
+void lg_resize_free(lg_resize_scratch *scratch);
+
+/* The part [x0, x0 + out_w) x [y0, y0 + out_h) of the picture resized to full_w x full_h. */
+struct lg_resize_args {
+    const uint8_t *rgb; /* (height, width, 3) */
+    int width, height;  /* pixels of the input */
+    int full_w, full_h; /* pixels of the whole resized picture */
+    int x0, y0, out_w, out_h;
+    uint8_t *out; /* (out_h, out_w, 3) */
+};
+/* LG_ERR_NOSPACE when the scratch cannot grow, else it succeeds. */
+int lg_resize(const struct lg_resize_args *a, lg_resize_scratch *scratch);
+
+/* Shorter side to `size`, then a square of it. */
+struct lg_fit_args {
+    const uint8_t *rgb; /* (height, width, 3) */
+    int width, height;
+    int size;              /* S */
+    double crop_x, crop_y; /* [0, 1): place of the square in what the longer side has too much;
+                              below 0: the centre */
+    bool flip;             /* mirror left and right */
+    uint8_t *out;          /* (3, S, S) planar */
+};
+int lg_fit(const struct lg_fit_args *a, lg_resize_scratch *scratch);

@@ -1,0 +1,97 @@
+/* A data set of pictures with captions, addressed by number: what sample n of a run is.
+ *
+ * Where it may lie:
+ * - WebDataset shards: one .tar, a folder of .tar files, a pattern (`*`, `?`, `[..]`, `{a,b}`,
+ *   `{000..127}`) or a comma-separated list of these. Members of a sample stand next to each other
+ *   and share the name up to the first dot of the file name, the key.
+ * - A plain folder of pictures, with subfolders: the key is the path without its last extension.
+ * Members: .png .jpg .jpeg .webp (the picture), .latent.safetensors (an encoded picture: tensors
+ * latent_mean and latent_logvar, (C, h, w)), .txt (one caption), .json ({"caption": "..."},
+ * {"captions": [...]}, a list of strings or one string; it wins over .txt), .cls (class number in
+ * decimal). Others are ignored, as are names that begin with a dot or "__".
+ *
+ * Items are numbered by shard name, then position in the shard (folders: by path), byte order, so
+ * the numbering depends on nothing but the data. A shard that is cut short is LG_ERR_CORRUPT at
+ * open and says at which byte, unless allow_truncated is set: then its complete samples are used,
+ * the rest is reported in the log. An empty data set is LG_ERR_CONFIG.
+ *
+ * The index takes about 50 bytes and the key's length per sample. At most LG_SOURCE_FDS_MAX files
+ * are open at a time. A source is used by one thread. */
+#pragma once
+#include "base/check.h"
+
+enum {
+    LG_SOURCE_FDS_MAX = 64,
+    LG_SOURCE_CAPTIONS_MAX = 256,      /* per sample */
+    LG_SOURCE_TEXT_BYTES_MAX = 1 << 20 /* of a .txt, .json or .cls member */
+};
+#define LG_SOURCE_MEMBER_BYTES_MAX                                                                 \
+    (256u << 20) /* a larger picture or latent makes its sample void */
+
+typedef struct lg_source lg_source;
+
+struct lg_source_options {
+    bool allow_truncated; /* use the complete samples of shards that are cut short */
+    bool need_caption; /* a sample without a caption is void; no caption anywhere: LG_ERR_CONFIG */
+    bool need_label;   /* likewise for .cls */
+};
+/* Indexes `path`. NULL options are all false. Blocks for one pass over the headers. */
+int lg_source_open(const char *path, const struct lg_source_options *options, lg_source **ret);
+void lg_source_close(lg_source **s);
+uint64_t lg_source_count(const lg_source *s); /* items, >= 1 */
+/* Fingerprint of shard names, keys, member kinds and sizes; not of the folder they lie in. */
+uint64_t lg_source_hash(const lg_source *s);
+/* Items that carry latents instead of pictures: all, or (an error at open) none. */
+bool lg_source_has_latents(const lg_source *s);
+
+/* One item as stored. Everything points into memory of the item, valid until the next read into it.
+ * Zero it before the first use. */
+typedef struct lg_item {
+    const char *key;                 /* "shard.tar/key", folders: "sub/key" */
+    uint64_t key_hash;               /* XXH3 of key */
+    const uint8_t *picture, *latent; /* file contents, NULL when the item has none */
+    size_t picture_bytes, latent_bytes;
+    int n_captions;
+    const char *caption[LG_SOURCE_CAPTIONS_MAX]; /* UTF-8 as found, white space trimmed */
+    int64_t label;                               /* -1 when there is none */
+    /* private */
+    char *data;
+    size_t capacity;
+} lg_item;
+/* LG_ERR_VOID: the item can never be used (no picture, malformed .json); LG_ERR_IO: reading failed
+ * and may be tried again. key and key_hash are set in both cases. */
+int lg_source_read(lg_source *s, uint64_t item, lg_item *ret);
+void lg_item_free(lg_item *item);
+
+/* How a run makes samples of items. Sample n is item permutation(seed, n / count)[n % count]; every
+ * choice is a function of (seed, purpose, n). */
+struct lg_sample_rule {
+    uint64_t seed;
+    int size;         /* S: side of the square, pixels */
+    bool random_crop; /* else the centre; only along the longer side */
+    bool random_flip; /* mirrored in half of the samples */
+    double dropout;   /* probability that the caption becomes "" and the label num_classes */
+    int num_classes;  /* labels must be below; 0: labels are not looked at */
+    bool no_shuffle;  /* item n % count */
+};
+
+/* Zero it before the first use. */
+typedef struct lg_sample {
+    uint64_t n, item;
+    const char *key; /* valid until the next sample; set even when the sample is void */
+    uint64_t key_hash;
+    bool dropped;
+    const char *caption;                /* "" when there is none or it was dropped */
+    int64_t label;                      /* num_classes when dropped; -1 without labels */
+    bool is_latent;                     /* no pixels: crop and flip do not apply */
+    float *latent_mean, *latent_logvar; /* (C, h, w), owned */
+    int latent_dim[3];
+    /* private */
+    lg_item stored;
+    struct lg_sample_work *work;
+} lg_sample;
+/* Makes sample n; pixels (3, S, S) is filled unless the item carries latents. LG_ERR_VOID,
+ * LG_ERR_IO as lg_source_read; the text says which file and why. */
+int lg_source_sample(lg_source *s, const struct lg_sample_rule *rule, uint64_t n, uint8_t *pixels,
+                     lg_sample *ret);
+void lg_sample_free(lg_sample *s);
