@@ -1,0 +1,216 @@
+/* Parameter tables: building, initial values, loading.
+ *
+ * Design: the table is plain data. A parameter's place in the flat buffer is decided when it is
+ * added; nothing moves afterwards. Every function that fills a buffer works on a range of it, so
+ * that the owner of a shard touches its own part alone; the whole is the range [0, count).
+ *
+ * Invariants: offsets grow with the index; count is a multiple of LG_PARAM_ALIGN and at least the
+ * end of the last parameter. */
+#include "stages/nets/params.h"
+#include "base/philox.h"
+#include "stages/nets/weights.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t round_up(size_t n)
+{
+    return (n + LG_PARAM_ALIGN - 1) / LG_PARAM_ALIGN * LG_PARAM_ALIGN;
+}
+
+static int add_at(lg_params *t, const struct lg_param *spec, size_t offset)
+{
+    LG_ASSERT(spec->rank >= 1 && spec->rank <= 4 && lg_params_find(t, spec->name) < 0);
+    LG_ASSERT(spec->layout == LG_LAYOUT_FILE || spec->rank == 4);
+    if ((t->n & (t->n - 1)) == 0) { /* capacity: the powers of two */
+        t->p = realloc(t->p, (size_t)(t->n ? 2 * t->n : 1) * sizeof *t->p);
+        LG_ASSERT(t->p);
+    }
+    struct lg_param *p = &t->p[t->n];
+    *p = *spec;
+    p->offset = offset;
+    p->count = 1;
+    for (int i = 0; i < p->rank; i++) {
+        LG_ASSERT(p->dim[i] > 0);
+        p->count *= (size_t)p->dim[i];
+    }
+    t->count = round_up(offset + p->count);
+    return t->n++;
+}
+
+int lg_params_add(lg_params *t, const struct lg_param *spec)
+{
+    return add_at(t, spec, t->count);
+}
+
+int lg_params_add_packed(lg_params *t, const struct lg_param *spec)
+{
+    LG_ASSERT(t->n > 0);
+    const struct lg_param *last = &t->p[t->n - 1];
+    return add_at(t, spec, last->offset + last->count);
+}
+
+void lg_params_free(lg_params *t)
+{
+    free(t->p);
+    *t = (lg_params){0};
+}
+
+int lg_params_find(const lg_params *t, const char *name)
+{
+    for (int i = 0; i < t->n; i++)
+        if (!strcmp(t->p[i].name, name)) return i;
+    return -1;
+}
+
+/* The part of parameter p that lies in [first, first + count): *ret_from is its first element
+ * within p; returns how many. */
+static size_t overlap(const struct lg_param *p, size_t first, size_t count, size_t *ret_from)
+{
+    size_t lo = LG_MAX(p->offset, first), hi = LG_MIN(p->offset + p->count, first + count);
+    if (lo >= hi) return 0;
+    *ret_from = lo - p->offset;
+    return hi - lo;
+}
+
+static void fill_uniform(float *dst, size_t n, uint64_t seed, uint64_t index, uint64_t from,
+                         double scale)
+{
+    lg_philox_out block = {{0}};
+    for (size_t i = 0; i < n; i++) {
+        uint64_t e = from + i;
+        if (i == 0 || e % 4 == 0) block = lg_philox(seed, LG_PURPOSE_INIT, index, e / 4);
+        dst[i] = (float)(scale * (2.0 * lg_uniform_f64(block.v[e % 4]) - 1.0));
+    }
+}
+
+static void fill_normal(float *dst, size_t n, uint64_t seed, uint64_t index, uint64_t from,
+                        double scale)
+{
+    lg_philox_normal_f32(dst, n, seed, LG_PURPOSE_INIT, index, from);
+    for (size_t i = 0; i < n; i++) dst[i] = (float)(scale * dst[i]);
+}
+
+void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count)
+{
+    LG_ASSERT(first <= t->count && count <= t->count - first);
+    memset(dst, 0, count * sizeof *dst);
+    for (int i = 0; i < t->n; i++) {
+        const struct lg_param *p = &t->p[i];
+        size_t from, n = overlap(p, first, count, &from);
+        if (n == 0) continue;
+        float *d = dst + (p->offset + from - first);
+        switch (p->init) {
+        case LG_INIT_ZERO:
+        case LG_INIT_TABLE:
+            break;
+        case LG_INIT_ONE:
+            for (size_t e = 0; e < n; e++) d[e] = 1.0f;
+            break;
+        case LG_INIT_NORMAL:
+            fill_normal(d, n, seed, (uint64_t)i, from, p->init_scale);
+            break;
+        case LG_INIT_UNIFORM:
+            fill_uniform(d, n, seed, (uint64_t)i, from, p->init_scale);
+            break;
+        }
+    }
+}
+
+static void shape_text(char ret[96], int rank, const int64_t *dim)
+{
+    size_t n = 0;
+    ret[0] = 0;
+    for (int i = 0; i < rank && n < 80; i++)
+        n += (size_t)snprintf(ret + n, 96 - n, "%s%lld", i ? ", " : "", (long long)dim[i]);
+}
+
+static bool shape_equal(const struct lg_param *p, const struct lg_st_entry *e)
+{
+    if (p->rank != e->rank) return false;
+    for (int i = 0; i < p->rank; i++)
+        if (p->dim[i] != e->dim[i]) return false;
+    return true;
+}
+
+/* (Co, Ci, kh, kw) -> (Co, kh, kw, Ci). */
+static void to_ohwi(const struct lg_param *p, const float *file, float *ret)
+{
+    int64_t co = p->dim[0], ci = p->dim[1], hw = p->dim[2] * p->dim[3];
+    for (int64_t o = 0; o < co; o++)
+        for (int64_t k = 0; k < hw; k++)
+            for (int64_t i = 0; i < ci; i++)
+                ret[(o * hw + k) * ci + i] = file[(o * ci + i) * hw + k];
+}
+
+/* Elements [from, from + n) of p, in the buffer's order. */
+static int read_param(const struct lg_param *p, const struct lg_st_entry *e, float *dst,
+                      size_t from, size_t n)
+{
+    if (p->layout == LG_LAYOUT_FILE) return lg_st_read_f32(e, dst, from, n);
+    float *tmp = malloc(2 * p->count * sizeof *tmp);
+    LG_ASSERT(tmp);
+    int rc = lg_st_read_f32(e, tmp, 0, p->count);
+    if (rc == 0) {
+        to_ohwi(p, tmp, tmp + p->count);
+        memcpy(dst, tmp + p->count + from, n * sizeof *dst);
+    }
+    free(tmp);
+    return rc;
+}
+
+static int check_extra(const lg_params *t, const lg_weights *w, const char *const *allowed)
+{
+    for (int i = 0; i < lg_weights_count(w); i++) {
+        const char *name = lg_weights_at(w, i)->name;
+        bool known = lg_params_find(t, name) >= 0;
+        for (const char *const *a = allowed; !known && a && *a; a++)
+            known = !strncmp(name, *a, strlen(*a));
+        if (!known)
+            return LG_FAIL(LG_ERR_MISMATCH,
+                           "%s: tensor %s is none of this model's; is it a model of another kind "
+                           "or depth than its config.json says?",
+                           lg_weights_path(w), name);
+    }
+    return 0;
+}
+
+static int load_param(const struct lg_param *p, const lg_weights *w, float *dst, size_t first,
+                      size_t count)
+{
+    const struct lg_st_entry *e = lg_weights_find(w, p->name);
+    char want[96], have[96];
+    shape_text(want, p->rank, p->dim);
+    if (!e)
+        return LG_FAIL(LG_ERR_MISMATCH, "%s: tensor %s (%s) is missing", lg_weights_path(w),
+                       p->name, want);
+    if (!shape_equal(p, e)) {
+        shape_text(have, e->rank, e->dim);
+        return LG_FAIL(LG_ERR_MISMATCH, "%s: tensor %s has shape (%s), the model wants (%s)",
+                       lg_weights_path(w), p->name, have, want);
+    }
+    if (e->dtype != LG_F32 && e->dtype != LG_F16 && e->dtype != LG_BF16)
+        return LG_FAIL(LG_ERR_MISMATCH, "%s: tensor %s is %s; fp32, fp16 and bf16 can be read",
+                       lg_weights_path(w), p->name, lg_dtype_name(e->dtype));
+    size_t from, n = overlap(p, first, count, &from);
+    if (n) LG_TRY(read_param(p, e, dst + (p->offset + from - first), from, n));
+    return 0;
+}
+
+int lg_params_load(const lg_params *t, const char *path, const char *const *allowed_extra,
+                   float *dst, size_t first, size_t count)
+{
+    LG_ASSERT(first <= t->count && count <= t->count - first);
+    lg_weights *w = NULL;
+    LG_TRY(lg_weights_open(path, &w));
+    memset(dst, 0, count * sizeof *dst);
+    int rc;
+    LG_TRY_GOTO(rc, check_extra(t, w, allowed_extra), out);
+    for (int i = 0; i < t->n; i++) {
+        if (t->p[i].init == LG_INIT_TABLE) continue;
+        LG_TRY_GOTO(rc, load_param(&t->p[i], w, dst, first, count), out);
+    }
+out:
+    lg_weights_close(&w);
+    return rc;
+}
