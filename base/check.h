@@ -32,6 +32,8 @@ typedef enum lg_err {
     LG_ERR_STOP = -13,     /* asked to stop while waiting: not a failure, no text */
 } lg_err;
 
+/* Exported by the program, so that a backend loaded at run time adds to the same trace. */
+#pragma GCC visibility push(default)
 /* Start a new trace: code and message. Always returns code. */
 int lg_err_fail(int code, const char *file, int line, const char *func, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
@@ -47,7 +49,9 @@ const char *lg_err_name(int code);
 /* LG_ERR_NOSPACE for ENOSPC/EDQUOT/ENOMEM, LG_ERR_NOTFOUND for ENOENT, LG_ERR_IO else. */
 int lg_err_from_errno(int e);
 
-_Noreturn void lg_assert_failed(const char *expr, const char *file, int line, const char *func);
+void lg_assert_failed(const char *expr, const char *file, int line, const char *func)
+    __attribute__((noreturn)); /* not _Noreturn: C++ shims include this header */
+#pragma GCC visibility pop
 
 #define LG_FAIL(code, ...) lg_err_fail((code), __FILE__, __LINE__, __func__, __VA_ARGS__)
 

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MESSAGE_BYTES = 1024, FRAMES_MAX = 16, TEXT_BYTES = 4096 };
+/* A message may list the 20 errors of a pipeline.toml. */
+enum { MESSAGE_BYTES = 16384, FRAMES_MAX = 16, TEXT_BYTES = 20480 };
 
 static _Thread_local struct {
     char message[MESSAGE_BYTES];
