@@ -1,0 +1,144 @@
+/* The board: one file, RUN/board, mapped by every process. It keeps apart the *liveness* of the
+ * process that fills a row now and the *progress* of the logical instance, which outlives it.
+ *
+ * Rules (who writes, who reads, what if the writer dies):
+ *  1. header: written by lgsup before any process starts. `drain`, `run_state`: lgsup alone.
+ *  2. row.life = {incarnation, state}: lgsup stores {i, STARTING} before fork, after the pidfd of
+ * the row's former process has fired; the child turns it into {i, RUNNING} by compare-and-swap,
+ * having stored pid and start_time, or exits. lgsup stores DEAD when the pidfd has fired. A new
+ * lgsup turns leftovers {i, STARTING} into DEAD by compare-and-swap before it starts others.
+ *  3. An incarnation is dead when its row carries another one, or DEAD, or when pidfd_open(pid)
+ * says ESRCH, the start time differs, or the pidfd is readable. Nothing else proves death.
+ *  4. Marks are written by the row's own process with release and read with acquire; they never
+ *     decrease. A mark is stored after everything it announces is visible. Dying before the store:
+ *     the work is done again by the next incarnation, giving the same bytes.
+ *  5. verdict[s % LG_VERDICTS]: any rank, once, by compare-and-swap from an older step's value.
+ *  6. Figures for people (heartbeat, phase, progress, metrics) are relaxed; nothing is decided by
+ * them except that lgsup kills what hangs.
+ */
+#pragma once
+#include "config/plan.h"
+#include "shm/layout.h"
+
+typedef enum lg_life {
+    LG_LIFE_NONE,
+    LG_LIFE_STARTING,
+    LG_LIFE_RUNNING,
+    LG_LIFE_DEAD,
+} lg_life;
+
+typedef enum lg_phase {
+    LG_PHASE_SETUP,   /* loading, mapping */
+    LG_PHASE_WAITING, /* for a peer or for data: alive however long */
+    LG_PHASE_WORKING, /* must beat */
+    LG_PHASE_DONE,    /* nothing left to do in this run; stays until told to exit */
+} lg_phase;
+
+typedef enum lg_run_state {
+    LG_RUN_STARTING,
+    LG_RUN_RUNNING,
+    LG_RUN_DRAINING,
+    LG_RUN_DONE,
+    LG_RUN_STOPPED,
+    LG_RUN_PARKED,
+    LG_RUN_FAILED,
+} lg_run_state;
+const char *lg_run_state_name(lg_run_state s); /* "running" */
+
+enum lg_verdict_flag { LG_VERDICT_GO = 1, LG_VERDICT_CHECKPOINT = 2, LG_VERDICT_STOP = 4 };
+enum { LG_VERDICTS = 64, LG_VERDICT_BITS = 8 };
+
+struct lg_board_row {
+    /* liveness */
+    _Atomic(uint64_t) life; /* incarnation << 8 | lg_life */
+    _Atomic(uint32_t) pid;
+    _Atomic(uint32_t) restarts;   /* lgsup */
+    _Atomic(uint64_t) start_time; /* /proc/PID/stat field 22 */
+    _Atomic(int64_t) heartbeat_ns;
+    _Atomic(uint32_t) phase; /* lg_phase */
+    _Atomic(uint32_t) ready; /* incarnation that finished its setup */
+    /* progress */
+    _Atomic(lg_mark) commit;  /* trainer: state committed; ema: EMA state committed */
+    _Atomic(lg_mark) grads;   /* trainer: gradients of step s lie in the grad region: mark_of(s) */
+    _Atomic(lg_mark) partial; /* trainer: sums of step s below are valid */
+    _Atomic(lg_mark) staged;  /* ckpt: snapshot of state s lies in the staging region */
+    _Atomic(lg_mark) published; /* ckpt: checkpoint of state s is complete on disk */
+    double sum_squares[2];      /* trainer, [s & 1]: of this rank's shard of the summed gradient */
+    double loss_sum[2];         /* trainer, [s & 1]: weighted loss sum of this rank's samples */
+    /* figures */
+    _Atomic(uint64_t) samples; /* encoded, loaded or trained by this logical instance */
+    _Atomic(uint64_t) busy_ns; /* time spent working */
+    _Atomic(uint64_t) wait_ns; /* time spent waiting for data */
+    /* why this process gave up; written by it before it exits with LG_ERR_PARKED */
+    char cause[LG_CAUSE_BYTES];
+};
+
+struct lg_board_metrics { /* rank 0, relaxed; bits of doubles */
+    _Atomic(uint64_t) step;
+    _Atomic(double) loss, grad_norm, lr, samples_per_s, data_wait_s;
+    _Atomic(uint64_t) voids, skipped;
+};
+
+struct lg_board_shared {
+    uint64_t magic, version, layout_hash, bytes;
+    uint64_t plan_hash, run_id; /* run_id: random, new at each start that is not an adoption */
+    char boot_id[40];
+    uint64_t start_step, max_steps; /* max_steps: lgsup, before start */
+    uint64_t batch;                 /* samples per step */
+    int64_t checkpoint_every;       /* 0: only the last step */
+    int ranks;
+    bool has_ema;
+    _Atomic(uint32_t) next_counter; /* lgsup: of incarnations */
+    _Atomic(uint32_t) run_state;    /* lg_run_state */
+    _Atomic(uint32_t) drain;        /* lgsup: 1 asks the ranks for a STOP verdict */
+    _Atomic(uint32_t) quit;         /* lgsup: 1 asks every stage to exit 0 now (the run is over) */
+    _Atomic(uint32_t) keeper_epoch; /* lgsup: grows with each new keeper: stages deposit again */
+    char cause[LG_CAUSE_BYTES];     /* lgsup: why it parked or failed */
+    _Atomic(uint64_t) verdict[LG_VERDICTS]; /* step << LG_VERDICT_BITS | flags; 0: none */
+    struct lg_board_metrics metrics;
+    _Alignas(128) struct lg_board_row row[LG_ROWS];
+};
+
+typedef struct lg_board {
+    struct lg_board_shared *s;
+    int fd;
+} lg_board;
+
+struct lg_board_spec {
+    const lg_plan *plan;
+    uint64_t start_step, max_steps;
+    int64_t checkpoint_every;
+};
+/* Creates (replacing) the file, fully allocated. */
+int lg_board_create(const char *path, const struct lg_board_spec *spec, lg_board **ret);
+/* Maps an existing one; compares magic, version, layout and boot id (LG_ERR_MISMATCH), and the
+ * plan's hash unless plan_hash is 0. */
+int lg_board_open(const char *path, uint64_t plan_hash, lg_board **ret);
+void lg_board_close(lg_board **b);
+
+static inline struct lg_board_row *lg_board_row(lg_board *b, lg_role role, int index)
+{
+    return &b->s->row[lg_row(role, index)];
+}
+
+/* lgsup: gives the row a new incarnation and stores STARTING (rule 2). */
+lg_incarnation lg_board_enlist(lg_board *b, lg_role role, int index);
+/* The child: stores pid and start time, STARTING -> RUNNING. LG_ERR_MISMATCH: not wanted any more.
+ */
+int lg_board_join(lg_board *b, lg_incarnation me);
+/* lgsup, when the pidfd has fired. No effect when the row carries another incarnation. */
+void lg_board_bury(lg_board *b, lg_incarnation who);
+/* Rule 3. Costs system calls when the row still carries `who`; never blocks. */
+bool lg_board_is_dead(lg_board *b, lg_incarnation who);
+/* {incarnation, state} of a row. */
+lg_incarnation lg_board_life(lg_board *b, lg_role role, int index, lg_life *ret_state);
+
+/* pidfd of a row's process after comparing its start time; -1 when it is dead. */
+int lg_board_pidfd(lg_board *b, lg_role role, int index);
+/* /proc/PID/stat field 22, or 0 when there is no such process. */
+uint64_t lg_process_start_time(int pid);
+
+/* Global commit: the least mark over the ranks; LG_MARK_NONE until all have one. Acquire. */
+lg_mark lg_board_global_commit(lg_board *b);
+
+void lg_board_beat(struct lg_board_row *row, lg_phase phase);

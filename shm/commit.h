@@ -1,0 +1,74 @@
+/* The step protocol: what a trainer rank, the EMA keeper and the checkpoint writer may do next.
+ * Pure functions of the board: the answer follows from shared words alone, so a replacement asks
+ * the same question and goes on where its predecessor died. The stages do the work and store the
+ * mark; the simulation calls the same functions with pretended work.
+ *
+ * Why no epoch, no abort and no agreement round: gradients lie in regions, so what a dead rank had
+ * published is still there, and what it had not is computed again by its replacement from the same
+ * samples. Survivors just wait for the mark. (NCCL will need epochs; the order of marks stays.)
+ *
+ * State s of a rank's shard (master weights, moments, scalars) lies in side s & 1 of its state
+ * regions. Step s, rank r: FORWARD(s)  needs every rank's commit >= s, and the rank's samples
+ * ready. Reads all shards' side s & 1. Writes r's grad region. Then grads = mark(s). If grads is
+ * already there the work is NOT repeated: others may be reading it. REDUCE(s)   needs every rank's
+ * grads >= mark(s). Adds shard r of all grad regions in rank order; publishes sum of squares and
+ * loss. Then partial = mark(s). Reads only, so it may be repeated. UPDATE(s)   needs every partial
+ * >= mark(s) and the floors: it overwrites state s - 1, so ema.commit >= mark(s - 1) and, if state
+ * s - 1 was to be checkpointed, ckpt.staged >= mark(s - 1). Writes side (s + 1) & 1 of shard r.
+ * Rank 0 writes the step's record (metrics, ledger) before. Then commit = mark(s + 1). A rank's
+ * grad region is overwritten in FORWARD(s + 1), after every rank has committed s + 1, that is after
+ * every reader of step s is done.
+ *
+ * EMA:  ADVANCE(e) makes EMA state e from EMA state e - 1 and weights of state e (needs global
+ * commit
+ *       >= mark(e)); it overwrites EMA state e - 2, so a checkpointed one must be staged.
+ * ckpt: STAGE(S) copies state S and EMA state S (needs both marks, and staging free: published ==
+ *       staged); WRITE(S) publishes what is staged.
+ */
+#pragma once
+#include "shm/board.h"
+
+typedef enum lg_action_kind {
+    LG_DO_INIT,    /* trainer, ema: make state start_step, then commit = mark(start_step) */
+    LG_DO_DECIDE,  /* trainer: call lg_commit_decide(b, step) and ask again */
+    LG_DO_FORWARD, /* trainer */
+    LG_DO_REDUCE,  /* trainer */
+    LG_DO_UPDATE,  /* trainer */
+    LG_DO_ADVANCE, /* ema: make EMA state `step` */
+    LG_DO_STAGE,   /* ckpt */
+    LG_DO_WRITE,   /* ckpt */
+    LG_DO_WAIT,    /* for what `why` says */
+    LG_DO_DONE,    /* nothing will ever be left to do in this run */
+} lg_action_kind;
+
+struct lg_action {
+    lg_action_kind kind;
+    uint64_t step;   /* the s (or e, S) above */
+    const char *why; /* of WAIT: "ranks", "gradients of rank 1", "ema", "checkpoint staging" ... */
+};
+
+/* The caller checks sample readiness itself before FORWARD. */
+struct lg_action lg_trainer_next(lg_board *b, int rank);
+struct lg_action lg_ema_next(lg_board *b);
+struct lg_action lg_ckpt_next(lg_board *b);
+
+/* Sets verdict[s] if nobody has; returns the flags in force. CHECKPOINT when (s + 1) is a multiple
+ * of checkpoint_every, the last step or a drain, unless an earlier checkpoint is not published yet
+ * (then only for the last step and a drain); STOP for the last step and a drain. */
+unsigned lg_commit_decide(lg_board *b, uint64_t step);
+/* Flags of step s, 0 when none are set (or the ring has moved on). */
+unsigned lg_commit_verdict(lg_board *b, uint64_t step);
+/* True when the run's final state is known (a STOP verdict); *ret_state gets it. */
+bool lg_commit_final(lg_board *b, uint64_t *ret_state);
+/* True when everything is finished: all ranks at the final state, EMA too, checkpoint published. */
+bool lg_commit_complete(lg_board *b);
+
+/* The stores that follow the work. Each asserts that the mark grows by one. */
+void lg_trainer_mark_init(lg_board *b, int rank);
+void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step);
+void lg_trainer_mark_partial(lg_board *b, int rank, uint64_t step, double sum_squares,
+                             double loss_sum);
+void lg_trainer_mark_commit(lg_board *b, int rank, uint64_t step);
+void lg_ema_mark(lg_board *b, uint64_t state);
+void lg_ckpt_mark_staged(lg_board *b, uint64_t state);
+void lg_ckpt_mark_published(lg_board *b, uint64_t state);

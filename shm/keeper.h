@@ -1,0 +1,23 @@
+/* The keeper holds fds by name and nothing else. Protocol: one Unix seqpacket socket, one request
+ * and one reply of fixed size each, fds by SCM_RIGHTS, peer's uid must be the owner's. put   name +
+ * fd -> stored, or LG_ERR_BUSY when the name exists (the old fd stays) get   name -> fd, or
+ * LG_ERR_NOTFOUND list  k -> name and size of the k-th, or LG_ERR_NOTFOUND at the end drop  name ->
+ * forgotten; "" drops everything and ends the keeper
+ */
+#pragma once
+#include "shm/layout.h"
+
+enum { LG_KEEPER_REGIONS_MAX = 1024 };
+
+/* Each call connects, asks and disconnects; waits at most 5 s for an answer (LG_ERR_TIMEOUT), and
+ * gives LG_ERR_NOTFOUND / LG_ERR_BUSY as above, LG_ERR_IO when no keeper listens. */
+int lg_keeper_put(const char *socket_path, const char *name, uint64_t bytes, int fd);
+int lg_keeper_get(const char *socket_path, const char *name, uint64_t *ret_bytes, int *ret_fd);
+int lg_keeper_list(const char *socket_path, int k, char ret_name[LG_REGION_NAME_BYTES],
+                   uint64_t *ret_bytes);
+int lg_keeper_drop(const char *socket_path, const char *name);
+
+/* The server: binds socket_path (an old socket file is replaced), serves until dropped or SIGTERM.
+ * ready_fd (or -1) gets one byte when it listens. The process is made a child subreaper and reaps.
+ */
+int lg_keeper_serve(const char *socket_path, int ready_fd);

@@ -1,0 +1,52 @@
+/* A region is memory behind an fd; a process that maps it is disposable. On the host a sealed,
+ * fully allocated memfd. The keeper holds a copy of every fd, so the memory outlives its users.
+ *
+ * Layout: one page of struct lg_region_head, then the payload. The size never changes.
+ *
+ * A region that has contents of its own (weights read from a file) is filled once:
+ *   filler: incarnation that fills. Writer: whoever wins the compare-and-swap from 0 or from a dead
+ *           incarnation. Dying before or after it leaves a claim that the next one takes over.
+ *   filled: 1 when the payload is complete. Writer: the filler, release, after the last byte.
+ * Readers: acquire, before the first byte. Dying before it: filled again from the start. Regions
+ * whose contents follow the commit words (state, grads, window, staging) do not use them.
+ */
+#pragma once
+#include "shm/board.h"
+#include "shm/layout.h"
+
+struct lg_region_head {
+    uint64_t magic, version, bytes, plan_hash, run_id;
+    char name[LG_REGION_NAME_BYTES];
+    _Atomic(uint32_t) filler;
+    _Atomic(uint32_t) filled;
+};
+
+typedef struct lg_region {
+    char name[LG_REGION_NAME_BYTES]; /* "<role>/<index>/<what>[/<side>]" */
+    size_t bytes;                    /* of the payload */
+    int fd;                          /* close-on-exec; kept to deposit again at a new keeper */
+    struct lg_region_head *head;
+    void *payload; /* page aligned */
+} lg_region;
+
+struct lg_region_spec {
+    const char *keeper; /* path of the keeper's socket */
+    const char *name;
+    size_t bytes; /* payload */
+    uint64_t plan_hash;
+    uint64_t run_id; /* of the board: an older run's region of the same name is refused */
+};
+/* Gets the region from the keeper, or creates and deposits it when it is not there (put-if-absent:
+ * of two creators one wins, both get the same memory). New memory is zero. Size, plan hash and run
+ * are compared. LG_ERR_NOSPACE when the machine cannot allocate it, LG_ERR_MISMATCH for another
+ * plan. */
+int lg_region_open(const struct lg_region_spec *spec, lg_region **ret);
+/* Unmaps and closes; the keeper's copy stays. */
+void lg_region_close(lg_region **r);
+/* Deposits again (a new keeper). Idempotent. */
+int lg_region_deposit(const char *keeper, const lg_region *r);
+
+/* Fill-once. Returns 1: you are the filler: fill the payload, then lg_region_filled(). 0: it is
+ * filled. LG_ERR_BUSY: a living incarnation fills it; look again later (never blocks). */
+int lg_region_fill_begin(lg_region *r, lg_board *board, lg_incarnation me);
+void lg_region_fill_end(lg_region *r);
