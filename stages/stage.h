@@ -1,0 +1,75 @@
+/* The life every stage shares: attach to the run, join the board, loop, leave.
+ *
+ *     int main(int argc, char **argv) { return lg_stage_main(argc, argv, &definition); }
+ *
+ * Command lines, as lgsup and systemd units use them:
+ *     lg-<role> --run DIR --index K --incarnation I      work
+ *     lg-<role> --plan CONFIG [--set k=v ...]            print this role's bytes as JSON and exit
+ *
+ * A run directory holds config.toml (the effective config), plan.json, board, runtime (a text file:
+ * path of the runtime directory with the sockets).
+ *
+ * The loop calls step() again and again. step() does one bounded piece of work and returns
+ * LG_STEP_WORKED, or LG_STEP_IDLE when shared memory offers nothing: then the stage sleeps on the
+ * bus until somebody notifies, IDLE_MS at most, and looks again. It returns LG_STEP_DONE when
+ * nothing will ever be left to do; the stage then waits for lgsup's word to exit. Negative codes
+ * end the process: exit code = -code.
+ */
+#pragma once
+#include "bus/wake.h"
+#include "config/config.h"
+#include "config/plan.h"
+#include "shm/board.h"
+#include "shm/commit.h"
+#include "shm/region.h"
+#include "shm/window.h"
+
+enum { LG_STEP_WORKED = 0, LG_STEP_IDLE = 1, LG_STEP_DONE = 2 };
+
+typedef struct lg_stage {
+    lg_role role;
+    int index;
+    lg_incarnation me;
+    lg_config *config;
+    lg_plan plan;
+    lg_board *board;
+    struct lg_board_row *row;
+    lg_bus *bus;
+    char run_dir[LG_PATH_BYTES];
+    char runtime_dir[LG_PATH_BYTES];
+    char keeper[LG_PATH_BYTES]; /* socket */
+    const char *waiting_for;    /* what the last idle step waited for, for status */
+    void *state;                /* the role's own */
+    lg_region *region[64];      /* all regions opened, to deposit again */
+    int n_regions;
+    uint32_t keeper_epoch;
+} lg_stage;
+
+struct lg_stage_bytes {
+    char name[LG_REGION_NAME_BYTES]; /* a region, or "private" */
+    size_t bytes;
+};
+struct lg_stage_def {
+    lg_role role;
+    /* Regions and private memory of all instances of this role together; rows[cap], count returned
+     * in *ret_n. */
+    int (*bytes)(const lg_config *, const lg_plan *, struct lg_stage_bytes *rows, int cap,
+                 int *ret_n);
+    int (*open)(lg_stage *); /* allocate everything; sets ->state */
+    int (*step)(lg_stage *); /* see above */
+    void (*close)(lg_stage *);
+};
+int lg_stage_main(int argc, char **argv, const struct lg_stage_def *def);
+
+/* Opens a region of this run and remembers it. Name as in printf. */
+int lg_stage_region(lg_stage *st, size_t bytes, lg_region **ret, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+/* Fill-once with waiting: calls fill(payload, arg) if this process is to fill it. */
+int lg_stage_fill(lg_stage *st, lg_region *r, int (*fill)(lg_stage *, void *payload, void *arg),
+                  void *arg);
+/* The window of this run. */
+int lg_stage_window(lg_stage *st, lg_window **ret);
+/* Records why the run cannot go on, for people, and returns LG_ERR_PARKED. */
+int lg_stage_park(lg_stage *st, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Last sample number + 1 of the run (max_steps * batch, or the final state's when stopping). */
+uint64_t lg_stage_end(lg_stage *st);
