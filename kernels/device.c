@@ -1,0 +1,243 @@
+/* Devices and streams: finding a backend's shared object, and the thin layer over its functions.
+ *
+ * Design: a backend exports one symbol (LG_BACKEND_OPEN); everything else goes through the function
+ * pointers of struct lg_device. The object is never unloaded (RTLD_NODELETE): OpenMP and oneDNN
+ * keep threads and caches that would outlive their code.
+ *
+ * Invariants: device->allocations holds exactly the blocks handed out by lg_device_alloc and not
+ * yet freed. A dry stream is a bare struct lg_stream that the backend never sees. */
+#include "kernels/device.h"
+#include "base/check.h"
+#include "base/fs.h"
+#include "kernels/backend.h"
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { INDEX_MAX = 1023 };
+static const char *const BACKENDS[] = {"host", "ref64", "cuda"};
+
+/* "cuda:3" -> "cuda" and 3; "host" -> "host" and 0. */
+static int parse_name(const char *name, const char **ret_backend, int *ret_index)
+{
+    size_t len = strcspn(name, ":");
+    const char *backend = NULL;
+    for (size_t i = 0; i < LG_ARRAY_LEN(BACKENDS); i++) {
+        if (strlen(BACKENDS[i]) == len && !strncmp(name, BACKENDS[i], len)) backend = BACKENDS[i];
+    }
+    if (!backend)
+        return LG_FAIL(LG_ERR_CONFIG, "unknown device \"%s\": use host, ref64 or cuda:<number>",
+                       name);
+    long index = 0;
+    if (name[len] == ':') {
+        char *end;
+        errno = 0;
+        index = strtol(name + len + 1, &end, 10);
+        if (errno || *end || end == name + len + 1 || index < 0 || index > INDEX_MAX)
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "device \"%s\": after the colon goes a number from 0 to %d", name,
+                           INDEX_MAX);
+    }
+    *ret_backend = backend;
+    *ret_index = (int)index;
+    return 0;
+}
+
+/* Where a backend may lie, in order: $LG_BACKEND_DIR alone when it is set (a backend that is being
+ * tried out); else ../lib beside the program, then ../../lib (programs of the test folders). */
+static int find_backend(const char *backend, char ret_path[LG_PATH_BYTES])
+{
+    const char *override = getenv("LG_BACKEND_DIR");
+    if (override && *override) {
+        LG_TRY(lg_path(ret_path, "%s/liblg-%s.so", override, backend));
+        if (access(ret_path, R_OK) == 0) return 0;
+        return LG_FAIL(LG_ERR_NOTFOUND, "no liblg-%s.so in $LG_BACKEND_DIR (%s)", backend,
+                       override);
+    }
+    char dir[LG_PATH_BYTES];
+    LG_TRY(lg_program_dir(dir));
+    static const char *const UP[] = {"../lib", "../../lib"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(UP); i++) {
+        LG_TRY(lg_path(ret_path, "%s/%s/liblg-%s.so", dir, UP[i], backend));
+        if (access(ret_path, R_OK) == 0) return 0;
+    }
+    return LG_FAIL(
+        LG_ERR_NOTFOUND,
+        "the backend \"%s\" is not installed: no liblg-%s.so in %s/../lib (build it with "
+        "make, or name its folder in $LG_BACKEND_DIR)",
+        backend, backend, dir);
+}
+
+int lg_device_open(const char *name, const struct lg_device_options *options, lg_device **ret)
+{
+    const char *backend = NULL;
+    int index = 0;
+    char path[LG_PATH_BYTES];
+    LG_TRY(parse_name(name, &backend, &index));
+    LG_TRY(find_backend(backend, path));
+    void *dl = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!dl) return LG_FAIL(LG_ERR_FAILED, "cannot load the backend %s: %s", path, dlerror());
+    lg_backend_open_fn *open_fn;
+    *(void **)&open_fn = dlsym(dl, LG_BACKEND_OPEN);
+    if (!open_fn) {
+        dlclose(dl);
+        return LG_FAIL(LG_ERR_MISMATCH, "%s exports no %s: not a backend of this build", path,
+                       LG_BACKEND_OPEN);
+    }
+    struct lg_device_options defaults = {0};
+    if (options) defaults = *options;
+    if (defaults.threads <= 0) defaults.threads = 1;
+    lg_device *d = NULL;
+    int rc = open_fn(index, &defaults, &d);
+    if (rc < 0) {
+        dlclose(dl);
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    LG_ASSERT(d && d->ops && d->scratch_bytes && d->alloc && d->free && d->stream_open &&
+              d->stream_close && d->sync && d->upload && d->download && d->zero && d->copy &&
+              d->close);
+    d->dl = dl;
+    d->allocations = NULL;
+    d->n_allocations = 0;
+    *ret = d;
+    return 0;
+}
+
+void lg_device_close(lg_device **d)
+{
+    if (!d || !*d) return;
+    for (size_t i = 0; i < (*d)->n_allocations; i++) (*d)->free(*d, (*d)->allocations[i]);
+    free((*d)->allocations);
+    void *dl = (*d)->dl;
+    (*d)->close(*d);
+    dlclose(dl);
+    *d = NULL;
+}
+
+lg_dtype lg_device_dtype(const lg_device *d)
+{
+    return d->dtype;
+}
+
+const char *lg_device_isa(const lg_device *d)
+{
+    return d->isa;
+}
+
+const char *lg_device_fingerprint(const lg_device *d)
+{
+    return d->fingerprint;
+}
+
+bool lg_device_is_host(const lg_device *d)
+{
+    return d->is_host;
+}
+
+int lg_device_alloc(lg_device *d, size_t bytes, void **ret)
+{
+    void **grown = reallocarray(d->allocations, d->n_allocations + 1, sizeof *grown);
+    if (!grown) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the list of device allocations");
+    d->allocations = grown;
+    void *p = NULL;
+    LG_TRY(d->alloc(d, bytes, &p));
+    LG_ASSERT(p && (uintptr_t)p % 64 == 0);
+    d->allocations[d->n_allocations++] = p;
+    *ret = p;
+    return 0;
+}
+
+void lg_device_free(lg_device *d, void **p)
+{
+    if (!p || !*p) return;
+    for (size_t i = 0; i < d->n_allocations; i++) {
+        if (d->allocations[i] != *p) continue;
+        d->allocations[i] = d->allocations[--d->n_allocations];
+        d->free(d, *p);
+        *p = NULL;
+        return;
+    }
+    LG_ASSERT(!"memory of this device");
+}
+
+int lg_stream_open(lg_device *d, lg_stream **ret)
+{
+    lg_stream *s = NULL;
+    LG_TRY(d->stream_open(d, &s));
+    LG_ASSERT(s);
+    s->device = d;
+    s->dry = false;
+    s->scratch = NULL;
+    s->scratch_bytes = s->scratch_need = 0;
+    *ret = s;
+    return 0;
+}
+
+int lg_stream_open_dry(lg_device *d, lg_stream **ret)
+{
+    lg_stream *s = calloc(1, sizeof *s);
+    if (!s) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a dry stream");
+    s->device = d;
+    s->dry = true;
+    *ret = s;
+    return 0;
+}
+
+void lg_stream_close(lg_stream **s)
+{
+    if (!s || !*s) return;
+    if ((*s)->dry)
+        free(*s);
+    else
+        (*s)->device->stream_close(*s);
+    *s = NULL;
+}
+
+void lg_stream_set_scratch(lg_stream *s, void *scratch, size_t bytes)
+{
+    LG_ASSERT(scratch || !bytes);
+    LG_ASSERT((uintptr_t)scratch % 64 == 0);
+    s->scratch = scratch;
+    s->scratch_bytes = bytes;
+}
+
+size_t lg_stream_scratch_need(const lg_stream *s)
+{
+    return s->scratch_need;
+}
+
+bool lg_stream_is_dry(const lg_stream *s)
+{
+    return s->dry;
+}
+
+lg_device *lg_stream_device(const lg_stream *s)
+{
+    return s->device;
+}
+
+void lg_stream_sync(lg_stream *s)
+{
+    if (!s->dry) s->device->sync(s);
+}
+
+void lg_stream_upload(lg_stream *s, void *device_dst, const void *host_src, size_t bytes)
+{
+    if (!s->dry && bytes) s->device->upload(s, device_dst, host_src, bytes);
+}
+
+void lg_stream_download(lg_stream *s, void *host_dst, const void *device_src, size_t bytes)
+{
+    if (!s->dry && bytes) s->device->download(s, host_dst, device_src, bytes);
+}
+
+void lg_stream_zero(lg_stream *s, void *device_dst, size_t bytes)
+{
+    if (!s->dry && bytes) s->device->zero(s, device_dst, bytes);
+}
+
+void lg_stream_copy(lg_stream *s, void *device_dst, const void *device_src, size_t bytes)
+{
+    if (!s->dry && bytes) s->device->copy(s, device_dst, device_src, bytes);
+}
