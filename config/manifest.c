@@ -1,0 +1,234 @@
+/* manifest.json; see manifest.h. Paths in a manifest are data from disk: absolute ones and ".." are
+ * refused before they are opened. */
+#include "config/manifest.h"
+#include <cjson/cJSON.h>
+#include <dirent.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { MANIFEST_BYTES_MAX = 1 << 20 };
+
+static int path_is_safe(const char *p)
+{
+    return *p && *p != '/' && !strstr(p, "..");
+}
+
+int lg_manifest_add(lg_manifest *m, const char *dir, const char *path)
+{
+    LG_ASSERT(m->n_files < LG_MANIFEST_FILES_MAX && path_is_safe(path));
+    struct lg_manifest_file *f = &m->file[m->n_files];
+    char full[LG_PATH_BYTES];
+    LG_TRY(lg_path(full, "%s/%s", dir, path));
+    LG_TRY(lg_hash_file(full, &f->hash, &f->bytes));
+    snprintf(f->path, sizeof f->path, "%s", path);
+    m->n_files++;
+    return 0;
+}
+
+static void add_hex(cJSON *to, const char *key, uint64_t v)
+{
+    char hex[17];
+    snprintf(hex, sizeof hex, "%016" PRIx64, v);
+    cJSON_AddStringToObject(to, key, hex);
+}
+
+int lg_manifest_save(const lg_manifest *m, const char *dir)
+{
+    cJSON *j = cJSON_CreateObject();
+    cJSON_AddNumberToObject(j, "format", 1);
+    cJSON_AddStringToObject(j, "name", m->name);
+    cJSON_AddNumberToObject(j, "step", (double)m->step);
+    cJSON_AddNumberToObject(j, "next_n", (double)m->next_n);
+    cJSON_AddNumberToObject(j, "seed", (double)m->seed);
+    add_hex(j, "plan_hash", m->plan_hash);
+    cJSON_AddStringToObject(j, "isa", m->isa);
+    cJSON_AddNumberToObject(j, "ranks", m->ranks);
+    cJSON_AddNumberToObject(j, "threads", m->threads);
+    cJSON_AddStringToObject(j, "fingerprint", m->fingerprint);
+    cJSON_AddNumberToObject(j, "optimizer_steps", (double)m->optimizer_steps);
+    cJSON_AddNumberToObject(j, "skipped", (double)m->skipped);
+    cJSON *files = cJSON_AddArrayToObject(j, "files");
+    for (int i = 0; i < m->n_files; i++) {
+        cJSON *f = cJSON_CreateObject();
+        cJSON_AddStringToObject(f, "path", m->file[i].path);
+        cJSON_AddNumberToObject(f, "bytes", (double)m->file[i].bytes);
+        add_hex(f, "xxh3", m->file[i].hash);
+        cJSON_AddItemToArray(files, f);
+    }
+    char *text = cJSON_Print(j), path[LG_PATH_BYTES];
+    cJSON_Delete(j);
+    if (!text) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the manifest of %s", dir);
+    int rc = lg_path(path, "%s/manifest.json", dir);
+    if (rc == 0) rc = lg_publish_file(path, text, strlen(text));
+    free(text);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+static int get_number(const cJSON *j, const char *path, const char *key, uint64_t *ret)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(j, key);
+    if (!cJSON_IsNumber(v) || v->valuedouble < 0 || v->valuedouble > 9e15)
+        return LG_FAIL(LG_ERR_CORRUPT, "%s: \"%s\" is missing or not a count", path, key);
+    *ret = (uint64_t)v->valuedouble;
+    return 0;
+}
+
+static int get_hex(const cJSON *j, const char *path, const char *key, uint64_t *ret)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(j, key);
+    char *end = NULL;
+    if (cJSON_IsString(v)) *ret = strtoull(v->valuestring, &end, 16);
+    if (!end || *end || end - v->valuestring != 16)
+        return LG_FAIL(LG_ERR_CORRUPT, "%s: \"%s\" is missing or not 16 hex digits", path, key);
+    return 0;
+}
+
+static int get_text(const cJSON *j, const char *path, const char *key, char *ret, size_t bytes)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(j, key);
+    if (!cJSON_IsString(v) || strlen(v->valuestring) >= bytes)
+        return LG_FAIL(LG_ERR_CORRUPT, "%s: \"%s\" is missing or too long", path, key);
+    strcpy(ret, v->valuestring);
+    return 0;
+}
+
+static int get_files(const cJSON *j, const char *path, lg_manifest *m)
+{
+    const cJSON *files = cJSON_GetObjectItemCaseSensitive(j, "files"), *f;
+    if (!cJSON_IsArray(files) || cJSON_GetArraySize(files) > LG_MANIFEST_FILES_MAX)
+        return LG_FAIL(LG_ERR_CORRUPT, "%s: \"files\" is missing or too long", path);
+    cJSON_ArrayForEach(f, files)
+    {
+        struct lg_manifest_file *row = &m->file[m->n_files];
+        LG_TRY(get_text(f, path, "path", row->path, sizeof row->path));
+        LG_TRY(get_number(f, path, "bytes", &row->bytes));
+        LG_TRY(get_hex(f, path, "xxh3", &row->hash));
+        if (!path_is_safe(row->path))
+            return LG_FAIL(LG_ERR_CORRUPT, "%s: file name \"%s\" leaves the checkpoint", path,
+                           row->path);
+        m->n_files++;
+    }
+    return 0;
+}
+
+static int parse(const cJSON *j, const char *path, lg_manifest *m)
+{
+    uint64_t format = 0, ranks = 0, threads = 0;
+    LG_TRY(get_number(j, path, "format", &format));
+    if (format != 1)
+        return LG_FAIL(LG_ERR_MISMATCH, "%s has format %" PRIu64 ", this build reads 1", path,
+                       format);
+    LG_TRY(get_text(j, path, "name", m->name, sizeof m->name));
+    LG_TRY(get_number(j, path, "step", &m->step));
+    LG_TRY(get_number(j, path, "next_n", &m->next_n));
+    LG_TRY(get_number(j, path, "seed", &m->seed));
+    LG_TRY(get_hex(j, path, "plan_hash", &m->plan_hash));
+    LG_TRY(get_text(j, path, "isa", m->isa, sizeof m->isa));
+    LG_TRY(get_number(j, path, "ranks", &ranks));
+    LG_TRY(get_number(j, path, "threads", &threads));
+    m->ranks = (int)ranks, m->threads = (int)threads;
+    LG_TRY(get_text(j, path, "fingerprint", m->fingerprint, sizeof m->fingerprint));
+    LG_TRY(get_number(j, path, "optimizer_steps", &m->optimizer_steps));
+    LG_TRY(get_number(j, path, "skipped", &m->skipped));
+    LG_TRY(get_files(j, path, m));
+    return 0;
+}
+
+static int check_sizes(const lg_manifest *m, const char *dir)
+{
+    for (int i = 0; i < m->n_files; i++) {
+        char full[LG_PATH_BYTES];
+        struct stat st;
+        LG_TRY(lg_path(full, "%s/%s", dir, m->file[i].path));
+        if (stat(full, &st) < 0)
+            return LG_FAIL(LG_ERR_CORRUPT, "%s is missing, though the manifest lists it", full);
+        if ((uint64_t)st.st_size != m->file[i].bytes)
+            return LG_FAIL(LG_ERR_CORRUPT, "%s has %lld bytes, the manifest says %" PRIu64, full,
+                           (long long)st.st_size, m->file[i].bytes);
+    }
+    return 0;
+}
+
+int lg_manifest_load(const char *dir, lg_manifest *ret)
+{
+    char path[LG_PATH_BYTES], *text = NULL;
+    size_t bytes;
+    LG_TRY(lg_path(path, "%s/manifest.json", dir));
+    LG_TRY(lg_read_file(path, MANIFEST_BYTES_MAX, &text, &bytes));
+    cJSON *j = cJSON_ParseWithLength(text, bytes);
+    free(text);
+    if (!j) return LG_FAIL(LG_ERR_CORRUPT, "%s is not JSON", path);
+    lg_manifest *m = calloc(1, sizeof *m);
+    int rc = m ? parse(j, path, m) : LG_FAIL(LG_ERR_NOSPACE, "no memory to read %s", path);
+    if (rc == 0) rc = check_sizes(m, dir);
+    if (rc == 0) *ret = *m;
+    cJSON_Delete(j);
+    free(m);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+int lg_manifest_verify(const lg_manifest *m, const char *dir)
+{
+    LG_TRY(check_sizes(m, dir));
+    for (int i = 0; i < m->n_files; i++) {
+        char full[LG_PATH_BYTES];
+        uint64_t hash;
+        LG_TRY(lg_path(full, "%s/%s", dir, m->file[i].path));
+        LG_TRY(lg_hash_file(full, &hash, NULL));
+        if (hash != m->file[i].hash)
+            return LG_FAIL(LG_ERR_CORRUPT,
+                           "%s has hash %016" PRIx64 ", the manifest says %016" PRIx64
+                           ": the file was changed or damaged",
+                           full, hash, m->file[i].hash);
+    }
+    return 0;
+}
+
+bool lg_manifest_exists(const char *dir)
+{
+    char path[LG_PATH_BYTES];
+    return lg_path(path, "%s/manifest.json", dir) == 0 && lg_path_exists(path);
+}
+
+/* N of "<name>_step<N>", or -1. */
+static int64_t step_of(const char *entry, const char *name)
+{
+    size_t len = strlen(name);
+    if (strncmp(entry, name, len) || strncmp(entry + len, "_step", 5)) return -1;
+    const char *digits = entry + len + 5;
+    if (!*digits || strspn(digits, "0123456789") != strlen(digits) || strlen(digits) > 15)
+        return -1;
+    return atoll(digits);
+}
+
+int lg_manifest_newest(const char *checkpoints_dir, const char *name, char ret_dir[LG_PATH_BYTES],
+                       lg_manifest *ret)
+{
+    /* At most a handful of directories: look for the largest below the last failure, again and
+     * again. */
+    for (int64_t below = INT64_MAX;;) {
+        DIR *d = opendir(checkpoints_dir);
+        int64_t best = -1;
+        if (d) {
+            for (struct dirent *e; (e = readdir(d));) {
+                int64_t n = step_of(e->d_name, name);
+                if (n > best && n < below) best = n;
+            }
+            closedir(d);
+        }
+        if (best < 0)
+            return LG_FAIL(LG_ERR_NOTFOUND, "no complete checkpoint %s_step<N> in %s", name,
+                           checkpoints_dir);
+        char dir[LG_PATH_BYTES];
+        LG_TRY(lg_path(dir, "%s/%s_step%lld", checkpoints_dir, name, (long long)best));
+        if (lg_manifest_load(dir, ret) == 0) {
+            memcpy(ret_dir, dir, LG_PATH_BYTES);
+            return 0;
+        }
+        lg_err_clear();
+        below = best;
+    }
+}

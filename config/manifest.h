@@ -1,0 +1,46 @@
+/* manifest.json: what makes a checkpoint directory complete. Written last, inside the temporary
+ * directory that is then renamed to <job.dir>/checkpoints/<name>_step<N>.
+ *
+ *   { "format": 1, "name": "emoji", "step": 500, "next_n": 8000, "seed": 0, "plan_hash": "0123...",
+ *     "isa": "avx512", "ranks": 2, "threads": 1, "fingerprint": "...", "optimizer_steps": 500,
+ *     "skipped": 0, "files": [ {"path": "model/config.json", "bytes": 1, "xxh3": "0123..."} ] }
+ *
+ * Hashes are XXH3-64 in 16 hex digits. */
+#pragma once
+#include "base/check.h"
+#include "base/fs.h"
+
+enum { LG_MANIFEST_FILES_MAX = 64 };
+
+struct lg_manifest_file {
+    char path[256]; /* relative to the checkpoint, no ".." */
+    uint64_t bytes, hash;
+};
+typedef struct lg_manifest {
+    char name[128];
+    uint64_t step;   /* committed steps */
+    uint64_t next_n; /* first sample that was not trained */
+    uint64_t seed, plan_hash;
+    char isa[16];
+    int ranks, threads;
+    char fingerprint[512];
+    uint64_t optimizer_steps; /* Adam's t */
+    uint64_t skipped;         /* steps skipped as not finite */
+    struct lg_manifest_file file[LG_MANIFEST_FILES_MAX];
+    int n_files;
+} lg_manifest;
+
+/* Hashes RUN-relative file dir/path and appends its row. */
+int lg_manifest_add(lg_manifest *m, const char *dir, const char *path);
+/* Publishes dir/manifest.json. */
+int lg_manifest_save(const lg_manifest *m, const char *dir);
+/* Reads dir/manifest.json and checks that every file exists with its size (cheap completeness). */
+int lg_manifest_load(const char *dir, lg_manifest *ret);
+/* Reads every file again and compares the hashes. The message names the first that differs. */
+int lg_manifest_verify(const lg_manifest *m, const char *dir);
+/* The newest complete checkpoint <checkpoints_dir>/<name>_step<N>: the largest N whose manifest
+ * loads. LG_ERR_NOTFOUND when there is none. Incomplete ones are passed over. */
+int lg_manifest_newest(const char *checkpoints_dir, const char *name, char ret_dir[LG_PATH_BYTES],
+                       lg_manifest *ret);
+/* Is path a checkpoint directory (holds a manifest.json)? */
+bool lg_manifest_exists(const char *dir);
