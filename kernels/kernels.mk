@@ -14,7 +14,9 @@ HOST_OBJ := $(HOST_ONE_C:%=$(BUILD)/obj/%.o) \
             $(HOST_ISA_C:%.c=$(BUILD)/obj/%.avx512.o)
 REF64_C  := $(wildcard kernels/ref64/*.c)
 REF64_OBJ := $(REF64_C:%=$(BUILD)/obj/%.o)
-SHARED_OBJ := $(BUILD)/obj/base/philox.c.o $(BUILD)/obj/base/err.c.o $(BUILD)/obj/base/log.c.o $(BUILD)/obj/base/clock.c.o
+# A missing operation must fail here and not when a run starts (sanitizers resolve late).
+SO_LDFLAGS := $(if $(SAN),,-Wl,--no-undefined)
+SHARED_OBJ := $(BUILD)/obj/kernels/tensor.c.o $(BUILD)/obj/base/philox.c.o $(BUILD)/obj/base/err.c.o $(BUILD)/obj/base/log.c.o $(BUILD)/obj/base/clock.c.o
 
 $(BUILD)/obj/%.sse2.o: %.c
 	@mkdir -p $(@D)
@@ -32,8 +34,8 @@ $(BUILD)/obj/%.avx512.o: %.c
 $(HOST_SO): $(HOST_OBJ) $(SHARED_OBJ)
 	@mkdir -p $(@D)
 	@echo "  SO    $@"
-	$(Q)$(CC) $(LDFLAGS) -shared -o $@ $(HOST_OBJ) $(SHARED_OBJ) -ldnnl -lgomp -lm
+	$(Q)$(CC) $(LDFLAGS) $(SO_LDFLAGS) -shared -o $@ $(HOST_OBJ) $(SHARED_OBJ) -ldnnl -lgomp -lm
 $(REF64_SO): $(REF64_OBJ) $(SHARED_OBJ)
 	@mkdir -p $(@D)
 	@echo "  SO    $@"
-	$(Q)$(CC) $(LDFLAGS) -shared -o $@ $(REF64_OBJ) $(SHARED_OBJ) -lm
+	$(Q)$(CC) $(LDFLAGS) $(SO_LDFLAGS) -shared -o $@ $(REF64_OBJ) $(SHARED_OBJ) -lm

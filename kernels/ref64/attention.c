@@ -1,0 +1,96 @@
+/* Softmax attention, forward and backward; the scores of a row are recomputed where needed. */
+#include "base/check.h"
+#include "kernels/ref64/ref64.h"
+#include <math.h>
+
+struct heads {
+    int64_t B, Tq, Tk, H, d;
+};
+
+static struct heads heads_of(const lg_tensor *q, const lg_tensor *k)
+{
+    return (struct heads){q->dim[0], q->dim[1], k->dim[1], q->dim[2], q->dim[3]};
+}
+
+/* Token t of sample b, head h, of a tensor with T tokens a sample. */
+static double *at(const lg_tensor *x, int64_t T, int64_t stride, int64_t b, int64_t t, int64_t h)
+{
+    return ref64_data(*x) + (b * T + t) * stride + h * x->dim[3];
+}
+
+static double dot(const double *a, const double *b, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+/* Keys of sample b that count. */
+static int64_t keys(const lg_tensor *k_length, int64_t b, int64_t Tk)
+{
+    if (!k_length->data) return Tk;
+    int32_t n = ((const int32_t *)k_length->data)[b];
+    LG_ASSERT(n >= 1 && n <= Tk);
+    return n;
+}
+
+void ref64_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)
+{
+    struct heads z = heads_of(&a->q, &a->k);
+    const double *bias = ref64_data(a->bias);
+    for (int64_t bht = 0; bht < z.B * z.H * z.Tq; bht++) {
+        int64_t b = bht / (z.H * z.Tq), h = bht / z.Tq % z.H, t = bht % z.Tq;
+        int64_t n = keys(&a->k_length, b, z.Tk);
+        const double *q = at(&a->q, z.Tq, a->q_stride, b, t, h);
+        double *o = at(&a->o, z.Tq, z.H * z.d, b, t, h);
+#define SCORE(j)                                                                                   \
+    (a->scale * dot(q, at(&a->k, z.Tk, a->kv_stride, b, (j), h), z.d) +                            \
+     (bias ? bias[(h * z.Tq + t) * z.Tk + (j)] : 0))
+        double max = -INFINITY, sum = 0;
+        for (int64_t j = 0; j < n; j++) max = fmax(max, SCORE(j));
+        for (int64_t j = 0; j < n; j++) sum += exp(SCORE(j) - max);
+        double lse = max + log(sum);
+        for (int64_t i = 0; i < z.d; i++) o[i] = 0;
+        for (int64_t j = 0; j < n; j++) {
+            double p = exp(SCORE(j) - lse);
+            const double *v = at(&a->v, z.Tk, a->kv_stride, b, j, h);
+            for (int64_t i = 0; i < z.d; i++) o[i] += p * v[i];
+        }
+#undef SCORE
+        if (a->lse.data) ref64_data(a->lse)[bht] = lse;
+    }
+}
+
+/* With p = exp(scale q k - lse): dv = p^T dout; ds = p (dout v^T - dout o); dq = scale ds k;
+ * dk = scale ds^T q. */
+void ref64_attention_backward(lg_stream *s, const struct lg_attention_backward_args *a)
+{
+    struct heads z = heads_of(&a->q, &a->k);
+    for (int64_t bt = 0; bt < z.B * z.Tq; bt++)
+        for (int64_t i = 0; i < z.H * z.d; i++) ref64_data(a->dq)[bt * a->dq_stride + i] = 0;
+    for (int64_t bt = 0; bt < z.B * z.Tk; bt++)
+        for (int64_t i = 0; i < z.H * z.d; i++)
+            ref64_data(a->dk)[bt * a->dkv_stride + i] = ref64_data(a->dv)[bt * a->dkv_stride + i] =
+                0;
+    for (int64_t bht = 0; bht < z.B * z.H * z.Tq; bht++) {
+        int64_t b = bht / (z.H * z.Tq), h = bht / z.Tq % z.H, t = bht % z.Tq;
+        const double *q = at(&a->q, z.Tq, a->q_stride, b, t, h);
+        const double *dout = at(&a->dout, z.Tq, z.H * z.d, b, t, h);
+        const double *o = at(&a->o, z.Tq, z.H * z.d, b, t, h);
+        double *dq = at(&a->dq, z.Tq, a->dq_stride, b, t, h);
+        double lse = ref64_data(a->lse)[bht], dout_o = dot(dout, o, z.d);
+        for (int64_t j = 0; j < keys(&a->k_length, b, z.Tk); j++) {
+            const double *k = at(&a->k, z.Tk, a->kv_stride, b, j, h);
+            const double *v = at(&a->v, z.Tk, a->kv_stride, b, j, h);
+            double *dk = at(&a->dk, z.Tk, a->dkv_stride, b, j, h);
+            double *dv = at(&a->dv, z.Tk, a->dkv_stride, b, j, h);
+            double p = exp(a->scale * dot(q, k, z.d) - lse);
+            double ds = p * (dot(dout, v, z.d) - dout_o);
+            for (int64_t i = 0; i < z.d; i++) {
+                dv[i] += p * dout[i];
+                dq[i] += a->scale * ds * k[i];
+                dk[i] += a->scale * ds * q[i];
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+/* LayerNorm with modulation, gated residual, RMSNorm, GroupNorm. */
+#include "kernels/ref64/ref64.h"
+#include <math.h>
+
+void ref64_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_forward_args *a)
+{
+    int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
+    const double *shift = ref64_data(a->shift), *scale = ref64_data(a->scale);
+    for (int64_t row = 0; row < B * T; row++) {
+        const double *x = ref64_data(a->x) + row * D;
+        double *y = ref64_data(a->y) + row * D;
+        int64_t mod = row / T * a->mod_stride;
+        double mean = 0, var = 0;
+        for (int64_t i = 0; i < D; i++) mean += x[i];
+        mean /= (double)D;
+        for (int64_t i = 0; i < D; i++) var += (x[i] - mean) * (x[i] - mean);
+        double rstd = 1 / sqrt(var / (double)D + a->eps);
+        for (int64_t i = 0; i < D; i++) {
+            double normed = (x[i] - mean) * rstd;
+            y[i] = scale ? normed * (1 + scale[mod + i]) + shift[mod + i] : normed;
+        }
+        ref64_data(a->mean)[row] = mean;
+        ref64_data(a->rstd)[row] = rstd;
+    }
+}
+
+/* With n = (x - mean) rstd and g = dy (1 + scale): dx = rstd (g - avg(g) - n avg(g n)),
+ * dshift = sum over T of dy, dscale = sum over T of dy n. */
+void ref64_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
+{
+    int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
+    const double *scale = ref64_data(a->scale);
+    double *dshift = ref64_data(a->dshift), *dscale = ref64_data(a->dscale);
+    for (int64_t b = 0; scale && b < B; b++)
+        for (int64_t i = 0; i < D; i++)
+            dshift[b * a->mod_stride + i] = dscale[b * a->mod_stride + i] = 0;
+    for (int64_t row = 0; row < B * T; row++) {
+        const double *x = ref64_data(a->x) + row * D, *dy = ref64_data(a->dy) + row * D;
+        double *dx = ref64_data(a->dx) + row * D;
+        double mean = ref64_data(a->mean)[row], rstd = ref64_data(a->rstd)[row];
+        int64_t mod = row / T * a->mod_stride;
+        double avg_g = 0, avg_gn = 0;
+        for (int64_t i = 0; i < D; i++) {
+            double normed = (x[i] - mean) * rstd;
+            double g = scale ? dy[i] * (1 + scale[mod + i]) : dy[i];
+            avg_g += g / (double)D;
+            avg_gn += g * normed / (double)D;
+            if (scale) {
+                dshift[mod + i] += dy[i];
+                dscale[mod + i] += dy[i] * normed;
+            }
+        }
+        for (int64_t i = 0; i < D; i++) {
+            double normed = (x[i] - mean) * rstd;
+            double g = scale ? dy[i] * (1 + scale[mod + i]) : dy[i];
+            ref64_put(&dx[i], rstd * (g - avg_g - normed * avg_gn), a->accumulate);
+        }
+    }
+}
+
+void ref64_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_forward_args *a)
+{
+    int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
+    const double *x = ref64_data(a->x), *y = ref64_data(a->y), *gate = ref64_data(a->gate);
+    double *out = ref64_data(a->out);
+    for (int64_t row = 0; row < B * T; row++)
+        for (int64_t i = 0; i < D; i++) {
+            double g = gate ? gate[row / T * a->mod_stride + i] : 1;
+            out[row * D + i] = x[row * D + i] + g * y[row * D + i];
+        }
+}
+
+void ref64_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_backward_args *a)
+{
+    int64_t B = a->y.dim[0], T = a->y.dim[1], D = a->y.dim[2];
+    const double *dout = ref64_data(a->dout), *y = ref64_data(a->y);
+    double *dy = ref64_data(a->dy);
+    for (int64_t b = 0; b < B; b++) {
+        const double *gate = ref64_data(a->gate) + b * a->mod_stride;
+        double *dgate = ref64_data(a->dgate) + b * a->mod_stride;
+        for (int64_t i = 0; i < D; i++) {
+            double sum = 0;
+            for (int64_t t = 0; t < T; t++) {
+                int64_t e = (b * T + t) * D + i;
+                sum += dout[e] * y[e];
+                dy[e] = gate[i] * dout[e];
+            }
+            dgate[i] = sum;
+        }
+    }
+}
+
+void ref64_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
+{
+    int64_t M = a->x.dim[0], D = a->x.dim[1];
+    const double *w = ref64_data(a->w);
+    for (int64_t m = 0; m < M; m++) {
+        const double *x = ref64_data(a->x) + m * D;
+        double *y = ref64_data(a->y) + m * D;
+        double squares = 0;
+        for (int64_t i = 0; i < D; i++) squares += x[i] * x[i];
+        double rms = sqrt(squares / (double)D + a->eps);
+        for (int64_t i = 0; i < D; i++) y[i] = x[i] / rms * w[i];
+    }
+}
+
+void ref64_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_args *a)
+{
+    int64_t N = a->x.dim[0], HW = a->x.dim[1] * a->x.dim[2], C = a->x.dim[3];
+    int64_t wide = C / a->groups; /* channels of a group */
+    const double *w = ref64_data(a->w), *bias = ref64_data(a->b);
+    for (int64_t ng = 0; ng < N * a->groups; ng++) {
+        int64_t n = ng / a->groups, c0 = ng % a->groups * wide;
+        const double *x = ref64_data(a->x) + n * HW * C;
+        double *y = ref64_data(a->y) + n * HW * C;
+        double mean = 0, var = 0, count = (double)(HW * wide);
+        for (int64_t p = 0; p < HW; p++)
+            for (int64_t c = c0; c < c0 + wide; c++) mean += x[p * C + c];
+        mean /= count;
+        for (int64_t p = 0; p < HW; p++)
+            for (int64_t c = c0; c < c0 + wide; c++)
+                var += (x[p * C + c] - mean) * (x[p * C + c] - mean);
+        double rstd = 1 / sqrt(var / count + a->eps);
+        for (int64_t p = 0; p < HW; p++)
+            for (int64_t c = c0; c < c0 + wide; c++)
+                y[p * C + c] = ref64_act(a->act, (x[p * C + c] - mean) * rstd * w[c] + bias[c]);
+    }
+}
