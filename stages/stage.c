@@ -1,0 +1,290 @@
+/* The life every stage shares; see stage.h.
+ *
+ * Order at start: read the run directory, attach to the board (magic, layout, plan hash), join it
+ * (compare-and-swap of the incarnation that lgsup gave out: a process that nobody waits for any
+ * more exits here), open the bus, let the role allocate, announce ready, loop. */
+#include "stages/stage.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { IDLE_MS = 20, FILL_WAIT_MS = 2, FILL_WAIT_MAX_MS = 600000, BYTES_ROWS_MAX = 1024 };
+
+static volatile sig_atomic_t g_terminated;
+
+static void on_terminate(int sig)
+{
+    (void)sig;
+    g_terminated = 1;
+}
+
+static int read_line(char ret[LG_PATH_BYTES], const char *fmt, const char *dir)
+{
+    char path[LG_PATH_BYTES], *text;
+    size_t bytes;
+    LG_TRY(lg_path(path, fmt, dir));
+    LG_TRY(lg_read_file(path, LG_PATH_BYTES - 1, &text, &bytes));
+    text[strcspn(text, "\n")] = 0;
+    snprintf(ret, LG_PATH_BYTES, "%s", text);
+    free(text);
+    return 0;
+}
+
+static int attach(lg_stage *st)
+{
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_path(path, "%s/config.toml", st->run_dir));
+    LG_TRY(lg_config_load(path, NULL, 0, &st->config));
+    LG_TRY(lg_path(path, "%s/plan.json", st->run_dir));
+    LG_TRY(lg_plan_load(path, &st->plan));
+    LG_TRY(read_line(st->runtime_dir, "%s/runtime", st->run_dir));
+    LG_TRY(lg_path(st->keeper, "%s/keeper", st->runtime_dir));
+    LG_TRY(lg_path(path, "%s/board", st->run_dir));
+    LG_TRY(lg_board_open(path, st->plan.hash, &st->board));
+    LG_TRY(lg_board_join(st->board, st->me));
+    st->row = lg_board_row(st->board, st->role, st->index);
+    st->keeper_epoch = atomic_load(&st->board->s->keeper_epoch);
+    lg_board_beat(st->row, LG_PHASE_SETUP);
+    LG_TRY(lg_bus_open(&(struct lg_bus_spec){.runtime_dir = st->runtime_dir,
+                                             .role = st->role,
+                                             .index = st->index,
+                                             .incarnation = st->me,
+                                             .plan = &st->plan},
+                       &st->bus));
+    lg_bus_hello(st->bus);
+    return 0;
+}
+
+/* A new keeper knows nothing: every stage deposits what it maps. */
+static void refill_keeper(lg_stage *st)
+{
+    uint32_t epoch = atomic_load_explicit(&st->board->s->keeper_epoch, memory_order_acquire);
+    if (epoch == st->keeper_epoch) return;
+    for (int i = 0; i < st->n_regions; i++) {
+        if (lg_region_deposit(st->keeper, st->region[i]) < 0) {
+            lg_log_error("cannot deposit a region at the new keeper, will try again");
+            return;
+        }
+    }
+    st->keeper_epoch = epoch;
+    lg_log(LG_INFO, "deposited %d regions at the new keeper", st->n_regions);
+}
+
+static bool should_quit(lg_stage *st)
+{
+    return g_terminated || atomic_load_explicit(&st->board->s->quit, memory_order_acquire);
+}
+
+static void add_time(_Atomic(uint64_t) *to, int64_t ns)
+{
+    atomic_fetch_add_explicit(to, (uint64_t)ns, memory_order_relaxed);
+}
+
+static int loop(lg_stage *st, const struct lg_stage_def *def)
+{
+    while (!should_quit(st)) {
+        int64_t start = lg_now_ns();
+        lg_board_beat(st->row, LG_PHASE_WORKING);
+        int rc = def->step(st);
+        if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+        int64_t worked = lg_now_ns();
+        add_time(&st->row->busy_ns, worked - start);
+        refill_keeper(st);
+        if (rc == LG_STEP_WORKED) continue;
+        lg_board_beat(st->row, rc == LG_STEP_DONE ? LG_PHASE_DONE : LG_PHASE_WAITING);
+        lg_bus_wait(st->bus, IDLE_MS);
+        if (rc == LG_STEP_IDLE) add_time(&st->row->wait_ns, lg_now_ns() - worked);
+    }
+    return 0;
+}
+
+static int work(lg_stage *st, const struct lg_stage_def *def)
+{
+    int64_t start = lg_now_ns();
+    LG_TRY(attach(st));
+    LG_TRY(def->open(st));
+    atomic_store_explicit(&st->row->ready, st->me, memory_order_release);
+    lg_bus_ready(st->bus);
+    lg_log(LG_INFO, "ready after %.1f ms", (double)(lg_now_ns() - start) / LG_MS_NS);
+    LG_TRY(loop(st, def));
+    return 0;
+}
+
+static int print_bytes(const struct lg_stage_def *def, const char *file, const char *const *set,
+                       int n_set)
+{
+    lg_config *config;
+    lg_plan plan;
+    LG_TRY(lg_config_load(file, set, n_set, &config));
+    int rc, n = 0;
+    struct lg_stage_bytes *rows = calloc(BYTES_ROWS_MAX, sizeof *rows);
+    LG_ASSERT(rows);
+    LG_TRY_GOTO(rc, lg_config_check(config), out);
+    LG_TRY_GOTO(rc, lg_plan_make(config, NULL, &plan), out);
+    LG_TRY_GOTO(rc, def->bytes(config, &plan, rows, BYTES_ROWS_MAX, &n), out);
+    cJSON *j = cJSON_CreateObject(), *regions = cJSON_AddArrayToObject(j, "regions");
+    double private_bytes = 0;
+    for (int i = 0; i < n; i++) {
+        if (!strcmp(rows[i].name, "private")) {
+            private_bytes += (double)rows[i].bytes;
+            continue;
+        }
+        cJSON *r = cJSON_CreateObject();
+        cJSON_AddStringToObject(r, "name", rows[i].name);
+        cJSON_AddNumberToObject(r, "bytes", (double)rows[i].bytes);
+        cJSON_AddStringToObject(r, "device", config->_device);
+        cJSON_AddItemToArray(regions, r);
+    }
+    cJSON_AddStringToObject(j, "role", lg_role_name(def->role));
+    cJSON_AddNumberToObject(j, "private_bytes", private_bytes);
+    char *text = cJSON_Print(j);
+    cJSON_Delete(j);
+    puts(text ? text : "{}");
+    free(text);
+out:
+    free(rows);
+    lg_config_free(&config);
+    return rc;
+}
+
+static int usage(const struct lg_stage_def *def)
+{
+    const char *p = lg_role_program(def->role);
+    return LG_FAIL(LG_ERR_USAGE,
+                   "usage: %s --run DIR --index K --incarnation I   (started by lgsup)\n"
+                   "       %s --plan CONFIG [--set key=value ...]   (prints the memory it needs)",
+                   p, p);
+}
+
+static int dispatch(int argc, char **argv, const struct lg_stage_def *def, lg_stage *st)
+{
+    const char *run = NULL, *plan = NULL, *set[64];
+    int n_set = 0;
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (!value) return usage(def);
+        if (!strcmp(argv[i], "--run"))
+            run = value;
+        else if (!strcmp(argv[i], "--plan"))
+            plan = value;
+        else if (!strcmp(argv[i], "--index"))
+            st->index = atoi(value);
+        else if (!strcmp(argv[i], "--incarnation"))
+            st->me = (lg_incarnation)strtoul(value, NULL, 10);
+        else if (!strcmp(argv[i], "--set") && n_set < (int)LG_ARRAY_LEN(set))
+            set[n_set++] = value;
+        else
+            return usage(def);
+        i++;
+    }
+    if (plan) return print_bytes(def, plan, set, n_set);
+    if (!run || !st->me || st->index < 0 || st->index >= LG_INSTANCES_MAX) return usage(def);
+    LG_TRY(lg_path(st->run_dir, "%s", run));
+    char name[48];
+    snprintf(name, sizeof name, "%s.%d", lg_role_name(def->role), st->index);
+    lg_log_set_role(name);
+    return work(st, def);
+}
+
+int lg_stage_main(int argc, char **argv, const struct lg_stage_def *def)
+{
+    static lg_stage st;
+    struct sigaction terminate = {.sa_handler = on_terminate};
+    sigaction(SIGTERM, &terminate, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+    st.role = def->role;
+    int rc = dispatch(argc, argv, def, &st);
+    if (rc < 0) {
+        if (st.run_dir[0]) {
+            if (st.bus) lg_bus_event(st.bus, LG_ERROR, lg_err_message());
+            lg_log_error("ended");
+        } else {
+            fprintf(stderr, "%s: %s\n", lg_role_program(def->role), lg_err_message());
+        }
+    }
+    if (st.state && def->close) def->close(&st);
+    for (int i = 0; i < st.n_regions; i++) lg_region_close(&st.region[i]);
+    lg_bus_close(&st.bus);
+    lg_board_close(&st.board);
+    lg_config_free(&st.config);
+    return -rc;
+}
+
+int lg_stage_region(lg_stage *st, size_t bytes, lg_region **ret, const char *fmt, ...)
+{
+    char name[LG_REGION_NAME_BYTES];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(name, sizeof name, fmt, ap);
+    va_end(ap);
+    LG_ASSERT(st->n_regions < (int)LG_ARRAY_LEN(st->region));
+    LG_TRY(lg_region_open(&(struct lg_region_spec){.keeper = st->keeper,
+                                                   .name = name,
+                                                   .bytes = bytes,
+                                                   .plan_hash = st->plan.hash,
+                                                   .run_id = st->board->s->run_id},
+                          ret));
+    st->region[st->n_regions++] = *ret;
+    return 0;
+}
+
+int lg_stage_fill(lg_stage *st, lg_region *r, int (*fill)(lg_stage *, void *payload, void *arg),
+                  void *arg)
+{
+    for (int waited_ms = 0; waited_ms < FILL_WAIT_MAX_MS; waited_ms += FILL_WAIT_MS) {
+        int rc = lg_region_fill_begin(r, st->board, st->me);
+        if (rc == 0) return 0;
+        if (rc == 1) {
+            LG_TRY(fill(st, r->payload, arg));
+            lg_region_fill_end(r);
+            return 0;
+        }
+        if (rc != LG_ERR_BUSY) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+        if (should_quit(st)) return LG_ERR_STOP;
+        lg_board_beat(st->row, LG_PHASE_WAITING);
+        lg_bus_wait(st->bus, FILL_WAIT_MS);
+    }
+    return LG_FAIL(LG_ERR_TIMEOUT, "another process has been filling %s for %d s", r->name,
+                   FILL_WAIT_MAX_MS / 1000);
+}
+
+int lg_stage_window(lg_stage *st, lg_window **ret)
+{
+    struct lg_window_geometry g;
+    lg_window_geometry_of(&st->plan, &g);
+    LG_TRY(lg_window_open(&(struct lg_region_spec){.keeper = st->keeper,
+                                                   .plan_hash = st->plan.hash,
+                                                   .run_id = st->board->s->run_id},
+                          &g, ret));
+    for (size_t i = 0; i < LG_ARRAY_LEN((*ret)->region); i++) {
+        if (!(*ret)->region[i]) continue;
+        LG_ASSERT(st->n_regions < (int)LG_ARRAY_LEN(st->region));
+        st->region[st->n_regions++] = (*ret)->region[i];
+        (*ret)->region[i] = NULL; /* the stage closes them */
+    }
+    return 0;
+}
+
+int lg_stage_park(lg_stage *st, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(st->row->cause, sizeof st->row->cause, fmt, ap);
+    va_end(ap);
+    return LG_FAIL(LG_ERR_PARKED, "%s", st->row->cause);
+}
+
+uint64_t lg_stage_end(lg_stage *st)
+{
+    uint64_t final = st->board->s->max_steps;
+    lg_commit_final(st->board, &final);
+    return final * st->board->s->batch;
+}
