@@ -23,6 +23,8 @@ struct lg_bus_spec {
 };
 int lg_bus_open(const struct lg_bus_spec *spec, lg_bus **ret);
 void lg_bus_close(lg_bus **b);
+/* Listens to one more instance, one that the plan did not count. Listening twice is harmless. */
+int lg_bus_connect(lg_bus *b, lg_role role, int index);
 /* Wakes everybody who listens to this instance. Never blocks. */
 void lg_bus_notify(lg_bus *b);
 /* Sleeps until somebody notifies, lgsup sends something, or timeout_ms is over. Drains all pending
