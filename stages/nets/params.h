@@ -1,7 +1,7 @@
-/* Parameter tables. A net's parameters are one flat buffer of the device's compute type (fp32 on the
- * host), cut by a table: name, shape, offset. Gradients, moments and EMA use the same cut. Names and
- * shapes are those of the model's safetensors file, except where `layout` says that the buffer holds
- * a permuted tensor. */
+/* Parameter tables. A net's parameters are one flat buffer of the device's compute type (fp32 on
+ * the host), cut by a table: name, shape, offset. Gradients, moments and EMA use the same cut.
+ * Names and shapes are those of the model's safetensors file, except where `layout` says that the
+ * buffer holds a permuted tensor. */
 #pragma once
 #include "base/check.h"
 #include "kernels/tensor.h"
@@ -50,13 +50,14 @@ void lg_params_free(lg_params *t);
 /* Index of a name or -1. */
 int lg_params_find(const lg_params *t, const char *name);
 
-/* Fills dst (host fp32, elements [first, first + count) of the flat buffer) with initial values from
- * Philox INIT: element e of parameter i depends on (seed, i, e) alone, so shards agree. */
+/* Fills dst (host fp32, elements [first, first + count) of the flat buffer) with initial values
+ * from Philox INIT: element e of parameter i depends on (seed, i, e) alone, so shards agree. */
 void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count);
 
 /* Reads the parameters from a safetensors file (or the shards of an index.json) into a host fp32
- * buffer, elements [first, first + count). Checks that every name is there with its shape; fp16, bf16
- * and fp32 are accepted. Names in the file that the table lacks are refused unless allowed_extra
- * (a NULL-terminated list of prefixes, may be NULL) covers them. `prefix` ("encoder.") may be "". */
-int lg_params_load(const lg_params *t, const char *path, const char *const *allowed_extra, float *dst,
-                   size_t first, size_t count);
+ * buffer, elements [first, first + count). Checks that every name is there with its shape; fp16,
+ * bf16 and fp32 are accepted. Names in the file that the table lacks are refused unless
+ * allowed_extra (a NULL-terminated list of prefixes, may be NULL) covers them. `prefix`
+ * ("encoder.") may be "". */
+int lg_params_load(const lg_params *t, const char *path, const char *const *allowed_extra,
+                   float *dst, size_t first, size_t count);
