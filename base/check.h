@@ -53,12 +53,22 @@ void lg_assert_failed(const char *expr, const char *file, int line, const char *
     __attribute__((noreturn)); /* not _Noreturn: C++ shims include this header */
 #pragma GCC visibility pop
 
-#define LG_FAIL(code, ...) lg_err_fail((code), __FILE__, __LINE__, __func__, __VA_ARGS__)
+/* (The value is the code itself, not the call's result: so the compiler sees that a constant code is
+ * negative and does not warn about results that were left unset.) */
+#define LG_FAIL(code, ...)                                                                         \
+    ({                                                                                             \
+        const int lg_code_ = (code);                                                               \
+        lg_err_fail(lg_code_, __FILE__, __LINE__, __func__, __VA_ARGS__);                          \
+        lg_code_;                                                                                  \
+    })
 
 #define LG_TRY(expr)                                                                               \
     do {                                                                                           \
         int lg_try_rc_ = (expr);                                                                   \
-        if (lg_try_rc_ < 0) return lg_err_frame(lg_try_rc_, __FILE__, __LINE__, __func__);         \
+        if (lg_try_rc_ < 0) {                                                                      \
+            lg_err_frame(lg_try_rc_, __FILE__, __LINE__, __func__);                                \
+            return lg_try_rc_;                                                                     \
+        }                                                                                          \
     } while (0)
 
 /* The same for functions with something to release: sets rc and jumps. */

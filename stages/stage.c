@@ -273,6 +273,23 @@ int lg_stage_window(lg_stage *st, lg_window **ret)
     return 0;
 }
 
+bool lg_stage_wants(lg_stage *st, lg_window *w, lg_field f, uint64_t n, uint64_t end)
+{
+    lg_mark commit = lg_board_global_commit(st->board);
+    uint64_t state = commit ? lg_mark_state(commit) : st->board->s->start_step;
+    return n >= state * st->board->s->batch && n < end && !lg_window_ready(w, f, n);
+}
+
+int lg_stage_device(lg_stage *st, lg_device **ret)
+{
+    LG_TRY(lg_device_open(
+        st->config->_device,
+        &(struct lg_device_options){.threads = st->plan.threads[st->role], .isa = st->plan.isa},
+        ret));
+    lg_log(LG_INFO, "device %s", lg_device_fingerprint(*ret));
+    return 0;
+}
+
 int lg_stage_park(lg_stage *st, const char *fmt, ...)
 {
     va_list ap;

@@ -19,6 +19,7 @@
 #include "bus/wake.h"
 #include "config/config.h"
 #include "config/plan.h"
+#include "kernels/device.h"
 #include "shm/board.h"
 #include "shm/commit.h"
 #include "shm/region.h"
@@ -69,6 +70,11 @@ int lg_stage_fill(lg_stage *st, lg_region *r, int (*fill)(lg_stage *, void *payl
                   void *arg);
 /* The window of this run. */
 int lg_stage_window(lg_stage *st, lg_window **ret);
+/* Is field f of sample n of a claimed chunk still to be made? Not when it is ready, committed by
+ * every rank, or beyond the end of the run. */
+bool lg_stage_wants(lg_stage *st, lg_window *w, lg_field f, uint64_t n, uint64_t end);
+/* Opens the plan's device with this role's threads. */
+int lg_stage_device(lg_stage *st, lg_device **ret);
 /* Records why the run cannot go on, for people, and returns LG_ERR_PARKED. */
 int lg_stage_park(lg_stage *st, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Last sample number + 1 of the run (max_steps * batch, or the final state's when stopping). */

@@ -1,0 +1,213 @@
+/* The loader: picture files and captions -> pixels, token ids and labels in the window.
+ *
+ * It claims aligned chunks of sample numbers, makes each sample from (seed, n) alone and publishes
+ * it. An unreadable sample becomes void: it keeps its place, with black pixels and the empty
+ * caption, so that encoders and ranks need no special case beyond a weight of zero. A failing disk
+ * is not a void: reads are tried again, then the process exits and is restarted. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "stages/io/source.h"
+#include "stages/io/tokenizer.h"
+#include "stages/roles.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { IO_TRIES = 5, IO_WAIT_MS = 200, VOID_EVENTS_MAX = 20 };
+
+struct loader {
+    lg_source *source;
+    lg_tokenizer *tokenizer; /* NULL without text */
+    lg_window *window;
+    struct lg_sample_rule rule;
+    lg_sample sample;
+    uint8_t *pixels; /* (3, S, S): where a sample goes when the window has no pixels */
+    int void_events;
+    bool latents; /* the data set holds latents: LATENT is published too */
+};
+
+static int loader_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
+                        int *ret_n)
+{
+    struct lg_window_geometry g;
+    lg_window_geometry_of(p, &g);
+    const struct {
+        const char *name;
+        size_t per_slot;
+    } field[] = {{"window/0/control", sizeof(struct lg_slot)},
+                 {"window/0/pixels", g.pixels_bytes},
+                 {"window/0/tokens", g.tokens_bytes},
+                 {"window/0/latent", g.latent_bytes},
+                 {"window/0/text", g.text_bytes}};
+    int n = 0;
+    for (size_t i = 0; i < LG_ARRAY_LEN(field) && n < cap; i++) {
+        if (!field[i].per_slot) continue;
+        snprintf(rows[n].name, sizeof rows[n].name, "%s", field[i].name);
+        rows[n++].bytes = g.slots * field[i].per_slot;
+    }
+    *ret_n = n;
+    return 0;
+}
+
+static int check_source(lg_stage *st, struct loader *l)
+{
+    l->latents = lg_source_has_latents(l->source);
+    bool wants = st->plan.instances[LG_ROLE_vae] == 0;
+    if (l->latents != wants)
+        return lg_stage_park(st, "%s holds %s, but vae.model is %s: %s", st->config->data_path,
+                             l->latents ? "latents" : "pictures", wants ? "empty" : "set",
+                             wants ? "set vae.model, or encode the data set first"
+                                   : "remove vae.model");
+    lg_log(LG_INFO, "data set %s: %" PRIu64 " items, fingerprint %016" PRIx64,
+           st->config->data_path, lg_source_count(l->source), lg_source_hash(l->source));
+    return 0;
+}
+
+static int loader_open(lg_stage *st)
+{
+    struct loader *l = calloc(1, sizeof *l);
+    LG_ASSERT(l);
+    st->state = l;
+    const lg_config *c = st->config;
+    LG_TRY(lg_stage_window(st, &l->window));
+    int rc = lg_source_open(c->data_path,
+                            &(struct lg_source_options){.need_caption = st->plan.text_length > 0,
+                                                        .need_label = st->plan.num_classes > 0},
+                            &l->source);
+    if (rc == LG_ERR_CONFIG || rc == LG_ERR_CORRUPT || rc == LG_ERR_NOTFOUND)
+        return lg_stage_park(st, "%s", lg_err_message());
+    LG_TRY(rc);
+    LG_TRY(check_source(st, l));
+    if (st->plan.text_length) LG_TRY(lg_tokenizer_open(c->text_model, &l->tokenizer));
+    l->rule = (struct lg_sample_rule){.seed = (uint64_t)c->job_seed,
+                                      .size = (int)c->data_size,
+                                      .random_crop = !strcmp(c->data_crop, "random"),
+                                      .random_flip = c->data_flip,
+                                      .dropout = c->trainer_cond_dropout,
+                                      .num_classes = st->plan.num_classes,
+                                      .no_shuffle = !c->data_shuffle};
+    l->pixels = malloc((size_t)3 * l->rule.size * l->rule.size);
+    LG_ASSERT(l->pixels);
+    return 0;
+}
+
+static void sleep_ms(int ms)
+{
+    nanosleep(&(struct timespec){ms / 1000, (ms % 1000) * 1000000L}, NULL);
+}
+
+/* 0, LG_ERR_VOID (not an error here) or a failure that outlived its retries. */
+static int read_sample(lg_stage *st, struct loader *l, uint64_t n, uint8_t *pixels)
+{
+    for (int tries = 1;; tries++) {
+        int rc = lg_source_sample(l->source, &l->rule, n, pixels, &l->sample);
+        if (rc == 0 || rc == LG_ERR_VOID) return rc;
+        if (rc != LG_ERR_IO || tries == IO_TRIES)
+            return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+        lg_log(LG_WARN, "sample %" PRIu64 ": %s; trying again", n, lg_err_message());
+        lg_board_beat(st->row, LG_PHASE_WAITING);
+        sleep_ms(IO_WAIT_MS << tries);
+    }
+}
+
+static void report_void(lg_stage *st, struct loader *l, uint64_t n)
+{
+    lg_log(LG_WARN, "sample %" PRIu64 " is void: %s", n, lg_err_message());
+    if (l->void_events++ < VOID_EVENTS_MAX) {
+        char text[400];
+        snprintf(text, sizeof text, "void sample %" PRIu64 ": %s", n, lg_err_message());
+        lg_bus_event(st->bus, LG_WARN, text);
+    }
+    lg_err_clear();
+}
+
+static int check_latent(lg_stage *st, struct loader *l)
+{
+    const int *dim = l->sample.latent_dim;
+    const lg_plan *p = &st->plan;
+    if (dim[0] == p->latent_channels && dim[1] == p->latent_size && dim[2] == p->latent_size)
+        return 0;
+    return lg_stage_park(st, "%s: the latent is (%d, %d, %d), the plan says (%d, %d, %d)",
+                         l->sample.key, dim[0], dim[1], dim[2], p->latent_channels, p->latent_size,
+                         p->latent_size);
+}
+
+static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
+{
+    lg_window *w = l->window;
+    struct lg_slot *slot = lg_window_slot(w, n);
+    size_t at = n % w->g.slots, pixel_bytes = w->g.pixels_bytes;
+    uint8_t *pixels = pixel_bytes ? w->pixels + at * pixel_bytes : l->pixels;
+    int rc = read_sample(st, l, n, pixels);
+    if (rc < 0 && rc != LG_ERR_VOID) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    bool is_void = rc == LG_ERR_VOID;
+    if (is_void) {
+        report_void(st, l, n);
+        if (pixel_bytes) memset(pixels, 0, pixel_bytes);
+    }
+    slot->is_void = is_void;
+    slot->item = l->sample.item;
+    slot->key_hash = l->sample.key_hash;
+    slot->label = is_void ? st->plan.num_classes : (int32_t)l->sample.label;
+    slot->text_length = 0;
+    if (l->tokenizer) {
+        int length;
+        LG_TRY(lg_tokenizer_encode(l->tokenizer, is_void ? "" : l->sample.caption,
+                                   st->plan.text_length,
+                                   (int32_t *)(w->tokens + at * w->g.tokens_bytes), &length));
+        slot->text_length = length;
+    }
+    if (l->latents) {
+        float *mean = (float *)(w->latent + at * w->g.latent_bytes);
+        float *logvar = mean + w->g.latent_bytes / sizeof(float) / 2;
+        memset(mean, 0, w->g.latent_bytes);
+        if (!is_void) {
+            LG_TRY(check_latent(st, l));
+            memcpy(mean, l->sample.latent_mean, w->g.latent_bytes / 2);
+            memcpy(logvar, l->sample.latent_logvar, w->g.latent_bytes / 2);
+        }
+    }
+    return 0;
+}
+
+static int loader_step(lg_stage *st)
+{
+    struct loader *l = st->state;
+    struct lg_claim claim;
+    uint64_t end = lg_stage_end(st);
+    int rc = lg_window_claim(l->window, st->board, st->me, LG_FIELD_SOURCE, 0, end, &claim);
+    if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
+    LG_TRY(rc);
+    for (uint64_t n = claim.n; n < claim.n + claim.count; n++) {
+        if (!lg_stage_wants(st, l->window, LG_FIELD_SOURCE, n, end)) continue;
+        LG_TRY(fill_slot(st, l, n));
+        if (l->latents) lg_window_publish(l->window, LG_FIELD_LATENT, n);
+        lg_window_publish(l->window, LG_FIELD_SOURCE, n);
+        atomic_fetch_add_explicit(&st->row->samples, 1, memory_order_relaxed);
+        lg_board_beat(st->row, LG_PHASE_WORKING);
+    }
+    lg_bus_notify(st->bus);
+    return LG_STEP_WORKED;
+}
+
+static void loader_close(lg_stage *st)
+{
+    struct loader *l = st->state;
+    lg_source_close(&l->source);
+    lg_sample_free(&l->sample);
+    lg_tokenizer_close(&l->tokenizer);
+    lg_window_close(&l->window);
+    free(l->pixels);
+    free(l);
+    st->state = NULL;
+}
+
+const struct lg_stage_def lg_loader_def = {
+    .role = LG_ROLE_loader,
+    .bytes = loader_bytes,
+    .open = loader_open,
+    .step = loader_step,
+    .close = loader_close,
+};
