@@ -4,6 +4,8 @@
 #include "base/fs.h"
 
 enum { LG_LIST_MAX = 256 };
+/* Sample numbers (steps x global batch) stay far below 2^63. */
+#define LG_STEPS_MAX INT64_C(1000000000000)
 
 struct lg_strlist {
     char **v;
@@ -12,6 +14,7 @@ struct lg_strlist {
 
 typedef struct lg_config {
     char *file; /* where it came from, for messages */
+    int *lines; /* per key in the schema's order: its line in file, 0: default, -1: --set */
 #define LG_SECTION(section, doc)
 #define LG_INT(section, key, def, min, max, doc) int64_t section##_##key;
 #define LG_NUM(section, key, def, min, max, doc) double section##_##key;

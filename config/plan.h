@@ -21,8 +21,8 @@ int lg_role_find(const char *name);
 
 typedef struct lg_plan {
     /* pictures and latents */
-    int image_size;                              /* S: pixels are (3, S, S) u8; 0 without a VAE */
-    int latent_channels, latent_size;            /* latents are (C, h, h) mean + (C, h, h) logvar */
+    int image_size;                   /* S: pixels are (3, S, S) u8; 0 without a VAE */
+    int latent_channels, latent_size; /* latents are (C, h, h) mean + (C, h, h) logvar */
     double scaling_factor, shift_factor;
     /* conditioning */
     int text_length, text_dim; /* 0 without text */
@@ -38,11 +38,19 @@ typedef struct lg_plan {
     int threads[LG_ROLE_COUNT];
     char isa[16]; /* host instruction set, fixed for the life of the run: "avx512" ... */
     int64_t lr_steps;
-    uint64_t hash; /* of all the above and the [bits] keys; not of counts of encoders and loaders */
+    uint64_t bits_hash; /* of the [bits] keys and of the models' identity (config/models.h) */
+    /* Of bits_hash and all of the above that decides bits: dimensions, batch, chunks, isa, threads.
+     * Not of window_slots, text_shards, lr_steps and instances, which may change at a resume. */
+    uint64_t hash;
 } lg_plan;
 
-/* isa: NULL for the machine's best (a first start), else what a resumed run's plan says. */
+/* isa: NULL for the machine's best (a first start), else what a resumed run's plan says;
+ * LG_ERR_MISMATCH when this machine lacks it. c has passed lg_config_check. */
 int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret);
+/* The plan of a run that goes on: keeps old's isa, lr_steps (trainer.max_steps may have grown) and
+ * text_shards. LG_ERR_MISMATCH, naming the first field, when what decides bits has changed; call
+ * lg_config_compatible before, which names keys. */
+int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret);
 /* Writes and reads RUN/plan.json. Read checks the hash. */
 int lg_plan_save(const lg_plan *p, const char *path);
 int lg_plan_load(const char *path, lg_plan *ret);

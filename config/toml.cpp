@@ -187,8 +187,12 @@ extern "C" void lg_toml_free(lg_toml **t)
 
 extern "C" const char *lg_toml_type_name(lg_toml_type type)
 {
-    static const char *const names[] = {
-        "a text",  "a whole number", "a number with a fraction", "true/false", "a list of texts",
-        "a table", "a date, or a list of something else than texts"};
+    static const char *const names[] = {"a text",
+                                        "a whole number",
+                                        "a number with a fraction",
+                                        "true/false",
+                                        "a list of texts",
+                                        "a table",
+                                        "a date, or a list of something else than texts"};
     return names[type];
 }

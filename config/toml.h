@@ -35,8 +35,8 @@ enum { LG_TOML_BYTES_MAX = 1 << 20 };
 /* Errors: LG_ERR_CONFIG "file:line:column: what was expected", LG_ERR_NOTFOUND / LG_ERR_IO for the
  * file itself. Free with lg_toml_free. */
 int lg_toml_parse_file(const char *path, lg_toml **ret);
-/* One value as it may stand behind "=": the list has one item, key "value". LG_ERR_CONFIG when text is
- * anything else. */
+/* One value as it may stand behind "=": the list has one item, key "value". LG_ERR_CONFIG when text
+ * is anything else. */
 int lg_toml_parse_value(const char *text, lg_toml **ret);
 void lg_toml_free(lg_toml **t);
 /* "text", "a whole number" ... for messages. */

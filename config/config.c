@@ -1,0 +1,394 @@
+/* Reading a pipeline.toml.
+ *
+ * The schema's table drives everything: defaults are set, then the file's items, then the
+ * overrides, each checked for name, type and range where it stands; problems are collected and
+ * reported together. What is wrong between keys is the business of rules.c.
+ *
+ * Paths are stored absolute, so that the saved effective config means the same from anywhere.
+ * Memory: strings of a few bytes; running out of it here is treated as a bug. */
+#include "config/config.h"
+#include "config/problems.h"
+#include "config/schema.h"
+#include "config/toml.h"
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static char *copy(const char *s)
+{
+    char *p = strdup(s);
+    LG_ASSERT(p);
+    return p;
+}
+
+/* Where a value came from: a line of the file, or --set. */
+struct origin {
+    const char *file; /* NULL: --set */
+    int line, column;
+    const char *dir; /* relative paths start here */
+};
+
+static void complain(struct lg_problems *p, const struct origin *o, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void complain(struct lg_problems *p, const struct origin *o, const char *fmt, ...)
+{
+    char text[LG_PROBLEM_BYTES];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (o->file)
+        lg_problem(p, "%s:%d:%d: %s", o->file, o->line, o->column, text);
+    else
+        lg_problem(p, "--set: %s", text);
+}
+
+/* ---- paths ---- */
+
+/* dir/path without "//", "/./" and a slash at the end. ".." stays: links may make it mean more. */
+static void join_path(FILE *out, const char *dir, const char *path, size_t bytes)
+{
+    char all[2 * LG_PATH_BYTES];
+    int n = path[0] == '/' ? snprintf(all, sizeof all, "%.*s", (int)bytes, path)
+                           : snprintf(all, sizeof all, "%s/%.*s", dir, (int)bytes, path);
+    LG_ASSERT(n >= 0 && n < (int)sizeof all); /* both are checked to fit LG_PATH_BYTES */
+    bool empty = true;
+    for (const char *part = all; *part;) {
+        size_t len = strcspn(part, "/");
+        if (len && !(len == 1 && part[0] == '.')) {
+            fprintf(out, "/%.*s", (int)len, part);
+            empty = false;
+        }
+        part += len + strspn(part + len, "/");
+    }
+    if (empty) fputc('/', out);
+}
+
+/* data.path may be a comma list; each of its parts is a path. The caller frees. */
+static char *absolute(const char *dir, const char *path, bool list)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    LG_ASSERT(out);
+    for (const char *part = path; *path;) {
+        size_t len = list ? strcspn(part, ",") : strlen(part);
+        join_path(out, dir, part, len);
+        if (!part[len]) break;
+        fputc(',', out);
+        part += len + 1;
+    }
+    LG_ASSERT(fclose(out) == 0);
+    return text;
+}
+
+static bool is_utf8(const char *text)
+{
+    const unsigned char *s = (const unsigned char *)text;
+    while (*s) {
+        int more = *s < 0x80 ? 0 : (*s & 0xe0) == 0xc0 ? 1 : (*s & 0xf0) == 0xe0 ? 2 : 3;
+        if (more == 3 && (*s & 0xf8) != 0xf0) return false;
+        for (s++; more > 0; more--, s++)
+            if ((*s & 0xc0) != 0x80) return false;
+    }
+    return true;
+}
+
+/* ---- values ---- */
+
+static void set_text(lg_config *c, const lg_key *k, const char *value, const struct origin *o,
+                     struct lg_problems *p)
+{
+    char **field = lg_key_field(c, k), *text;
+    if (k->type == LG_KEY_PATH) {
+        if (strlen(value) >= LG_PATH_BYTES || strlen(o->dir) >= LG_PATH_BYTES) {
+            complain(p, o, "%s is longer than the %d bytes of a path", k->name, LG_PATH_BYTES);
+            return;
+        }
+        text = absolute(o->dir, value, strcmp(k->name, "data.path") == 0);
+    } else {
+        text = copy(value);
+    }
+    if (!is_utf8(text)) {
+        complain(p, o, "%s is not valid UTF-8", k->name);
+        free(text);
+        return;
+    }
+    free(*field);
+    *field = text;
+}
+
+static bool is_choice(const char *choices, const char *value)
+{
+    size_t len = strlen(value);
+    for (const char *c = choices; *c;) {
+        size_t n = strcspn(c, "|");
+        if (n == len && strncmp(c, value, n) == 0) return true;
+        c += n + (c[n] == '|');
+    }
+    return false;
+}
+
+static void set_list(lg_config *c, const lg_key *k, char *const *v, int n, const struct origin *o,
+                     struct lg_problems *p)
+{
+    struct lg_strlist *list = lg_key_field(c, k);
+    if (n > LG_LIST_MAX) {
+        complain(p, o, "%s has %d entries: expected at most %d", k->name, n, LG_LIST_MAX);
+        return;
+    }
+    for (int i = 0; i < list->n; i++) free(list->v[i]);
+    free(list->v);
+    *list = (struct lg_strlist){.v = calloc((size_t)n + 1, sizeof *list->v)};
+    LG_ASSERT(list->v);
+    while (list->n < n) {
+        if (!is_utf8(v[list->n])) complain(p, o, "%s[%d] is not valid UTF-8", k->name, list->n);
+        list->v[list->n] = copy(v[list->n]);
+        list->n++;
+    }
+}
+
+/* The value as the user wrote it, shortened, for messages. */
+static void describe(const struct lg_toml_item *item, char *ret, size_t bytes)
+{
+    switch (item->type) {
+    case LG_TOML_TEXT:
+        snprintf(ret, bytes, "the text \"%.60s\"", item->text);
+        return;
+    case LG_TOML_INT:
+        snprintf(ret, bytes, "%lld", (long long)item->i);
+        return;
+    case LG_TOML_NUM:
+        snprintf(ret, bytes, "%g", item->d);
+        return;
+    case LG_TOML_BOOL:
+        snprintf(ret, bytes, "%s", item->b ? "true" : "false");
+        return;
+    default:
+        snprintf(ret, bytes, "%s", lg_toml_type_name(item->type));
+        return;
+    }
+}
+
+static void set_value(lg_config *c, const lg_key *k, const struct lg_toml_item *item,
+                      const struct origin *o, struct lg_problems *p)
+{
+    char expected[200], got[100];
+    double number = item->type == LG_TOML_INT ? (double)item->i : item->d;
+    bool in_range = true;
+    switch (k->type) {
+    case LG_KEY_INT:
+        if (item->type != LG_TOML_INT) break;
+        in_range = item->i >= k->int_min && item->i <= k->int_max;
+        if (in_range) *(int64_t *)lg_key_field(c, k) = item->i;
+        goto range;
+    case LG_KEY_NUM:
+        if (item->type != LG_TOML_INT && item->type != LG_TOML_NUM) break;
+        in_range = number >= k->num_min && number <= k->num_max; /* false for nan */
+        if (in_range) *(double *)lg_key_field(c, k) = number;
+        goto range;
+    case LG_KEY_BOOL:
+        if (item->type != LG_TOML_BOOL) break;
+        *(bool *)lg_key_field(c, k) = item->b;
+        return;
+    case LG_KEY_ENUM:
+        if (item->type != LG_TOML_TEXT) break;
+        in_range = is_choice(k->choices, item->text);
+        if (in_range) set_text(c, k, item->text, o, p);
+        goto range;
+    case LG_KEY_STR:
+    case LG_KEY_PATH:
+        if (item->type != LG_TOML_TEXT) break;
+        set_text(c, k, item->text, o, p);
+        return;
+    case LG_KEY_LIST:
+        if (item->type != LG_TOML_LIST) break;
+        set_list(c, k, item->list, item->n_list, o, p);
+        return;
+    }
+    lg_key_expected(k, expected, sizeof expected);
+    describe(item, got, sizeof got);
+    complain(p, o, "%s: expected %s, got %s", k->name, expected, got);
+    return;
+range:
+    if (in_range) return;
+    lg_key_expected(k, expected, sizeof expected);
+    describe(item, got, sizeof got);
+    complain(p, o, "%s is out of range: expected %s, got %s", k->name, expected, got);
+}
+
+/* ---- names ---- */
+
+static void unknown_key(const char *name, const struct origin *o, struct lg_problems *p)
+{
+    const char *ours = lg_key_from_litegen(name);
+    if (ours && ours[0])
+        complain(p, o, "unknown key %s: LiteGen's %s is called %s here", name, name, ours);
+    else if (ours)
+        complain(p, o, "unknown key %s: LiteGen's %s is not in this version", name, name);
+    else
+        complain(p, o, "unknown key %.80s: the nearest known key is %s", name,
+                 lg_key_nearest(name));
+}
+
+static void apply_file(lg_config *c, const lg_toml *t, const char *dir, struct lg_problems *p)
+{
+    const char *skip = NULL; /* everything below this unknown or misplaced table is silent */
+    for (int i = 0; i < t->n; i++) {
+        const struct lg_toml_item *item = &t->items[i];
+        struct origin o = {c->file, item->line, item->column, dir};
+        if (skip && strncmp(item->key, skip, strlen(skip)) == 0 && item->key[strlen(skip)] == '.')
+            continue;
+        int index = lg_key_find(item->key);
+        bool top = !strchr(item->key, '.');
+        if (index >= 0) {
+            c->lines[index] = item->line;
+            set_value(c, lg_key_at(index), item, &o, p);
+        } else if (top && lg_section_known(item->key)) {
+            if (item->type == LG_TOML_TABLE) continue;
+            complain(p, &o, "%s is a section: write [%s] once, its keys below it", item->key,
+                     item->key);
+        } else if (item->type == LG_TOML_TABLE && top) {
+            complain(p, &o, "unknown section [%.80s]: the nearest known section is [%s]", item->key,
+                     lg_section_nearest(item->key));
+        } else {
+            unknown_key(item->key, &o, p);
+        }
+        if (item->type == LG_TOML_TABLE) skip = item->key;
+    }
+}
+
+/* What stands behind "=" in an override: TOML, or a bare word for keys that hold text. */
+static void override_value(lg_config *c, const lg_key *k, const char *text, const struct origin *o,
+                           struct lg_problems *p)
+{
+    bool textual = k->type == LG_KEY_STR || k->type == LG_KEY_PATH || k->type == LG_KEY_ENUM;
+    bool quoted = text[0] == '"' || text[0] == '\'';
+    lg_toml *t = NULL;
+    bool parsed = (quoted || !textual) && lg_toml_parse_value(text, &t) == 0;
+    struct lg_toml_item word = {.type = LG_TOML_TEXT, .text = (char *)text};
+    const struct lg_toml_item *item = parsed ? &t->items[0] : &word;
+    struct lg_toml_item one = {.type = LG_TOML_LIST, .list = (char **)&item->text, .n_list = 1};
+    if (!parsed) lg_err_clear();
+    if (k->type == LG_KEY_LIST && item->type == LG_TOML_TEXT && text[0] != '[') item = &one;
+    set_value(c, k, item, o, p);
+    lg_toml_free(&t);
+}
+
+static void apply_override(lg_config *c, const char *text, const char *cwd, struct lg_problems *p)
+{
+    struct origin o = {.dir = cwd};
+    const char *eq = strchr(text, '=');
+    char name[128];
+    if (!eq || eq == text || eq - text >= (ptrdiff_t)sizeof name) {
+        complain(p, &o, "expected key=value, got \"%.80s\"", text);
+        return;
+    }
+    snprintf(name, sizeof name, "%.*s", (int)(eq - text), text);
+    int index = lg_key_find(name);
+    if (index < 0) {
+        unknown_key(name, &o, p);
+        return;
+    }
+    c->lines[index] = -1;
+    override_value(c, lg_key_at(index), eq + 1, &o, p);
+}
+
+/* ---- life ---- */
+
+static void set_defaults(lg_config *c, const char *dir, struct lg_problems *p)
+{
+    struct origin o = {.file = c->file, .dir = dir};
+    for (int i = 0; i < lg_key_count(); i++) {
+        const lg_key *k = lg_key_at(i);
+        void *field = lg_key_field(c, k);
+        switch (k->type) {
+        case LG_KEY_INT:
+            *(int64_t *)field = k->int_def;
+            break;
+        case LG_KEY_NUM:
+            *(double *)field = k->num_def;
+            break;
+        case LG_KEY_BOOL:
+            *(bool *)field = k->bool_def;
+            break;
+        case LG_KEY_STR:
+        case LG_KEY_PATH:
+        case LG_KEY_ENUM:
+            set_text(c, k, k->text_def, &o, p);
+            break;
+        case LG_KEY_LIST:
+            set_list(c, k, NULL, 0, &o, p);
+            break;
+        }
+    }
+}
+
+/* The folder of the file as the user named it, and the working directory; both absolute. */
+static int find_folders(const char *file, char ret_dir[PATH_MAX], char ret_cwd[PATH_MAX])
+{
+    char parent[LG_PATH_BYTES];
+    LG_TRY(lg_path(parent, "%s", file));
+    char *slash = strrchr(parent, '/');
+    if (slash)
+        slash[slash == parent] = 0;
+    else
+        strcpy(parent, ".");
+    if (!realpath(parent, ret_dir))
+        return LG_FAIL(lg_err_from_errno(errno), "cannot find the folder of %s: %s", file,
+                       strerror(errno));
+    if (!getcwd(ret_cwd, PATH_MAX))
+        return LG_FAIL(lg_err_from_errno(errno), "cannot find the working directory: %s",
+                       strerror(errno));
+    return 0;
+}
+
+int lg_config_load(const char *file, const char *const *overrides, int n_overrides, lg_config **ret)
+{
+    char dir[PATH_MAX], cwd[PATH_MAX];
+    lg_toml *t = NULL;
+    LG_TRY(lg_toml_parse_file(file, &t));
+    int rc = find_folders(file, dir, cwd);
+    if (rc < 0) {
+        lg_toml_free(&t);
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    struct lg_problems problems = {0};
+    lg_config *c = calloc(1, sizeof *c);
+    LG_ASSERT(c);
+    c->file = copy(file);
+    c->lines = calloc((size_t)lg_key_count(), sizeof *c->lines);
+    LG_ASSERT(c->lines);
+    set_defaults(c, dir, &problems);
+    apply_file(c, t, dir, &problems);
+    for (int i = 0; i < n_overrides; i++) apply_override(c, overrides[i], cwd, &problems);
+    lg_toml_free(&t);
+    rc = lg_problems_end(&problems, LG_ERR_CONFIG, file);
+    if (rc < 0) {
+        lg_config_free(&c);
+        return rc;
+    }
+    *ret = c;
+    return 0;
+}
+
+void lg_config_free(lg_config **c)
+{
+    if (!c || !*c) return;
+    for (int i = 0; i < lg_key_count(); i++) {
+        const lg_key *k = lg_key_at(i);
+        void *field = lg_key_field(*c, k);
+        if (k->type == LG_KEY_LIST) {
+            struct lg_strlist *list = field;
+            for (int j = 0; j < list->n; j++) free(list->v[j]);
+            free(list->v);
+        } else if (k->type == LG_KEY_STR || k->type == LG_KEY_PATH || k->type == LG_KEY_ENUM) {
+            free(*(char **)field);
+        }
+    }
+    free((*c)->lines);
+    free((*c)->file);
+    free(*c);
+    *c = NULL;
+}

@@ -1,0 +1,435 @@
+/* The plan: config and models' config.json turned into numbers, sealed by a hash.
+ *
+ * Every field of lg_plan stands once in PLAN_FIELDS, with a mark whether it decides bits. Saving,
+ * loading, hashing and comparing walk over that list. plan.json holds a second hash, the seal, over
+ * the whole of its content, so that a damaged file is found whatever was damaged.
+ *
+ * Hashes are taken over text ("name=value;"): independent of padding and byte order. */
+#include "config/plan.h"
+#include "config/models.h"
+#include "config/schema.h"
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PLAN_FORMAT = 1, PLAN_BYTES_MAX = 1 << 16 };
+#define JSON_INT_MAX 9007199254740992.0 /* 2^53: JSON numbers are doubles */
+
+static const struct {
+    const char *name, *program;
+} roles[] = {
+#define LG_ROLE(n, p) {#n, p},
+#include "config/roles.def"
+#undef LG_ROLE
+};
+
+const char *lg_role_name(lg_role r)
+{
+    LG_ASSERT(r >= 0 && r < LG_ROLE_COUNT);
+    return roles[r].name;
+}
+
+const char *lg_role_program(lg_role r)
+{
+    LG_ASSERT(r >= 0 && r < LG_ROLE_COUNT);
+    return roles[r].program;
+}
+
+int lg_role_find(const char *name)
+{
+    for (int i = 0; i < LG_ROLE_COUNT; i++)
+        if (strcmp(roles[i].name, name) == 0) return i;
+    return -1;
+}
+
+/* ---- the list of fields ---- */
+
+typedef enum field_type {
+    FIELD_I32,
+    FIELD_I64,
+    FIELD_NUM,
+    FIELD_ISA,
+    FIELD_ROLES,
+    FIELD_HASH
+} field_type;
+
+#define PLAN_FIELDS(X)                                                                             \
+    X(image_size, FIELD_I32, true)                                                                 \
+    X(latent_channels, FIELD_I32, true)                                                            \
+    X(latent_size, FIELD_I32, true)                                                                \
+    X(scaling_factor, FIELD_NUM, true)                                                             \
+    X(shift_factor, FIELD_NUM, true)                                                               \
+    X(text_length, FIELD_I32, true)                                                                \
+    X(text_dim, FIELD_I32, true)                                                                   \
+    X(num_classes, FIELD_I32, true)                                                                \
+    X(batch, FIELD_I64, true)                                                                      \
+    X(rank_batch, FIELD_I64, true)                                                                 \
+    X(micro_batch, FIELD_I64, true)                                                                \
+    X(window_slots, FIELD_I64, false)                                                              \
+    X(loader_chunk, FIELD_I32, true)                                                               \
+    X(text_chunk, FIELD_I32, true)                                                                 \
+    X(vae_chunk, FIELD_I32, true)                                                                  \
+    X(instances, FIELD_ROLES, false)                                                               \
+    X(text_shards, FIELD_I32, false)                                                               \
+    X(threads, FIELD_ROLES, true)                                                                  \
+    X(isa, FIELD_ISA, true)                                                                        \
+    X(lr_steps, FIELD_I64, false)                                                                  \
+    X(bits_hash, FIELD_HASH, true)
+
+static const struct field {
+    const char *name;
+    field_type type;
+    bool bits;
+    size_t offset;
+} fields[] = {
+#define X(name, type, bits) {#name, type, bits, offsetof(lg_plan, name)},
+    PLAN_FIELDS(X)
+#undef X
+};
+
+static const void *field_of(const lg_plan *p, const struct field *f)
+{
+    return (const char *)p + f->offset;
+}
+
+/* "latent_size=16;": also what messages show. */
+static void print_field(FILE *out, const lg_plan *p, const struct field *f)
+{
+    const void *at = field_of(p, f);
+    fprintf(out, "%s=", f->name);
+    switch (f->type) {
+    case FIELD_I32:
+        fprintf(out, "%d", *(const int *)at);
+        break;
+    case FIELD_I64:
+        fprintf(out, "%" PRId64, *(const int64_t *)at);
+        break;
+    case FIELD_NUM:
+        fprintf(out, "%.17g", *(const double *)at);
+        break;
+    case FIELD_ISA:
+        fprintf(out, "%s", (const char *)at);
+        break;
+    case FIELD_HASH:
+        fprintf(out, "%016" PRIx64, *(const uint64_t *)at);
+        break;
+    case FIELD_ROLES:
+        for (int r = 0; r < LG_ROLE_COUNT; r++)
+            fprintf(out, "%s%s:%d", r ? "," : "", roles[r].name, ((const int *)at)[r]);
+        break;
+    }
+    fputc(';', out);
+}
+
+static uint64_t hash_fields(const lg_plan *p, bool bits_only)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    LG_ASSERT(out);
+    fprintf(out, "format=%d;", PLAN_FORMAT);
+    for (size_t i = 0; i < LG_ARRAY_LEN(fields); i++)
+        if (fields[i].bits || !bits_only) print_field(out, p, &fields[i]);
+    LG_ASSERT(fclose(out) == 0);
+    uint64_t hash = lg_hash(text, bytes);
+    free(text);
+    return hash;
+}
+
+/* ---- instruction sets ---- */
+
+/* Best first. Each stands for what oneDNN and our kernels ask for under that name. */
+static bool machine_has(const char *isa)
+{
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (strcmp(isa, "avx512") == 0)
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (strcmp(isa, "avx2") == 0) return avx2;
+    return strcmp(isa, "sse2") == 0;
+}
+
+const char *lg_plan_machine_isa(void)
+{
+    return machine_has("avx512") ? "avx512" : machine_has("avx2") ? "avx2" : "sse2";
+}
+
+/* ---- making ---- */
+
+static int set_isa(lg_plan *p, const char *isa)
+{
+    if (!isa) isa = lg_plan_machine_isa();
+    if (!machine_has(isa))
+        return LG_FAIL(
+            LG_ERR_MISMATCH,
+            "the run was started with the instruction set %.20s, which this machine lacks "
+            "(its best is %s): continue on a machine that has it, or start a new run "
+            "with trainer.init_from",
+            isa, lg_plan_machine_isa());
+    LG_ASSERT(strlen(isa) < sizeof p->isa);
+    strcpy(p->isa, isa);
+    return 0;
+}
+
+static uint64_t hash_bits(const lg_config *c, uint64_t vae_identity, uint64_t text_identity)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    LG_ASSERT(out);
+    for (int i = 0; i < lg_key_count(); i++) {
+        const lg_key *k = lg_key_at(i);
+        if (!lg_key_bits(k)) continue;
+        fprintf(out, "%s=", k->name);
+        lg_key_print(out, c, k);
+        fputc(';', out);
+    }
+    fprintf(out, "vae=%016" PRIx64 ";text=%016" PRIx64 ";", vae_identity, text_identity);
+    LG_ASSERT(fclose(out) == 0);
+    uint64_t hash = lg_hash(text, bytes);
+    free(text);
+    return hash;
+}
+
+static int plan_latents(lg_plan *p, const lg_config *c, uint64_t *ret_identity)
+{
+    *ret_identity = 0;
+    if (!c->vae_model[0]) {
+        p->latent_channels = (int)c->data_latent_channels;
+        p->latent_size = (int)(c->data_latent_size ? c->data_latent_size : c->data_size / 8);
+        p->scaling_factor = c->data_latent_scaling;
+        return 0;
+    }
+    struct lg_vae_info vae;
+    LG_TRY(lg_vae_info_load(c->vae_model, &vae));
+    p->image_size = (int)c->data_size;
+    p->latent_channels = vae.latent_channels;
+    p->latent_size = (int)c->data_size / vae.factor;
+    p->scaling_factor = vae.scaling_factor;
+    p->shift_factor = vae.shift_factor;
+    p->vae_chunk = (int)c->vae_chunk;
+    p->instances[LG_ROLE_vae] = (int)c->vae_instances;
+    *ret_identity = vae.identity;
+    return 0;
+}
+
+static int plan_conditioning(lg_plan *p, const lg_config *c, uint64_t *ret_identity)
+{
+    *ret_identity = 0;
+    if (strcmp(c->model_kind, "dit") == 0) {
+        p->num_classes = (int)c->model_num_classes;
+        return 0;
+    }
+    struct lg_text_info text;
+    LG_TRY(lg_text_info_load(c->text_model, &text));
+    int64_t shards = c->text_shards ? c->text_shards : c->text_instances;
+    p->text_length = (int)c->text_length;
+    p->text_dim = text.dim;
+    p->text_chunk = (int)c->text_chunk;
+    p->text_shards = (int)LG_MIN(shards, text.layers);
+    p->instances[LG_ROLE_text] = (int)c->text_instances;
+    *ret_identity = text.identity;
+    return 0;
+}
+
+int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
+{
+    lg_plan p = {0};
+    uint64_t vae_identity, text_identity;
+    for (int r = 0; r < LG_ROLE_COUNT; r++) p.instances[r] = p.threads[r] = 1;
+    p.instances[LG_ROLE_text] = p.instances[LG_ROLE_vae] = 0;
+    LG_TRY(set_isa(&p, isa));
+    LG_TRY(plan_latents(&p, c, &vae_identity));
+    LG_TRY(plan_conditioning(&p, c, &text_identity));
+    p.batch = c->trainer_global_batch_size;
+    p.rank_batch = p.batch / c->trainer_ranks;
+    p.micro_batch = c->trainer_micro_batch_size;
+    p.window_slots = c->window_batches * p.batch;
+    p.loader_chunk = (int)c->loader_chunk;
+    p.instances[LG_ROLE_loader] = (int)c->loader_instances;
+    p.instances[LG_ROLE_trainer] = (int)c->trainer_ranks;
+    p.threads[LG_ROLE_text] = (int)c->text_threads;
+    p.threads[LG_ROLE_vae] = (int)c->vae_threads;
+    p.threads[LG_ROLE_trainer] = (int)c->trainer_threads;
+    p.lr_steps = c->trainer_lr_steps ? c->trainer_lr_steps : c->trainer_max_steps;
+    p.bits_hash = hash_bits(c, vae_identity, text_identity);
+    p.hash = hash_fields(&p, true);
+    LG_ASSERT(p.latent_size > 0 && p.rank_batch % p.micro_batch == 0); /* lg_config_check */
+    *ret = p;
+    return 0;
+}
+
+static void field_text(const lg_plan *p, const struct field *f, char ret[256])
+{
+    FILE *out = fmemopen(ret, 256, "w");
+    LG_ASSERT(out);
+    print_field(out, p, f);
+    fclose(out);
+    ret[255] = 0;
+}
+
+int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret)
+{
+    lg_plan p;
+    LG_TRY(lg_plan_make(c, old->isa, &p));
+    for (size_t i = 0; i < LG_ARRAY_LEN(fields) && p.hash != old->hash; i++) {
+        char before[256], now[256];
+        if (!fields[i].bits) continue;
+        field_text(old, &fields[i], before);
+        field_text(&p, &fields[i], now);
+        if (strcmp(before, now) == 0) continue;
+        if (fields[i].type == FIELD_HASH)
+            return LG_FAIL(
+                LG_ERR_MISMATCH,
+                "a [bits] key or a file of vae.model or text.model is not what it was when "
+                "the run began: restore it, or choose another job.dir");
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "the plan differs from the run's: %s before, %s now: restore the models and "
+                       "keys, or choose another job.dir",
+                       before, now);
+    }
+    LG_ASSERT(p.hash == old->hash);
+    p.lr_steps = old->lr_steps;
+    p.text_shards = old->text_shards;
+    *ret = p;
+    return 0;
+}
+
+/* ---- plan.json ---- */
+
+static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
+{
+    const void *at = field_of(p, f);
+    char hex[20];
+    cJSON *table;
+    switch (f->type) {
+    case FIELD_I32:
+        cJSON_AddNumberToObject(json, f->name, *(const int *)at);
+        return;
+    case FIELD_I64:
+        cJSON_AddNumberToObject(json, f->name, (double)*(const int64_t *)at);
+        return;
+    case FIELD_NUM:
+        cJSON_AddNumberToObject(json, f->name, *(const double *)at);
+        return;
+    case FIELD_ISA:
+        cJSON_AddStringToObject(json, f->name, at);
+        return;
+    case FIELD_HASH:
+        snprintf(hex, sizeof hex, "%016" PRIx64, *(const uint64_t *)at);
+        cJSON_AddStringToObject(json, f->name, hex);
+        return;
+    case FIELD_ROLES:
+        table = cJSON_AddObjectToObject(json, f->name);
+        for (int r = 0; r < LG_ROLE_COUNT; r++)
+            cJSON_AddNumberToObject(table, roles[r].name, ((const int *)at)[r]);
+        return;
+    }
+}
+
+int lg_plan_save(const lg_plan *p, const char *path)
+{
+    char hex[20];
+    LG_ASSERT(p->hash == hash_fields(p, true));
+    cJSON *json = cJSON_CreateObject();
+    LG_ASSERT(json);
+    cJSON_AddNumberToObject(json, "format", PLAN_FORMAT);
+    for (size_t i = 0; i < LG_ARRAY_LEN(fields); i++) put_field(json, p, &fields[i]);
+    snprintf(hex, sizeof hex, "%016" PRIx64, p->hash);
+    cJSON_AddStringToObject(json, "hash", hex);
+    snprintf(hex, sizeof hex, "%016" PRIx64, hash_fields(p, false));
+    cJSON_AddStringToObject(json, "seal", hex);
+    char *text = cJSON_Print(json);
+    cJSON_Delete(json);
+    LG_ASSERT(text);
+    int rc = lg_publish_file(path, text, strlen(text));
+    free(text);
+    LG_TRY(rc);
+    return 0;
+}
+
+static bool get_int(const cJSON *json, const char *name, double max, int64_t *ret)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(json, name);
+    if (!cJSON_IsNumber(v) || !(v->valuedouble >= 0 && v->valuedouble <= max)) return false;
+    *ret = (int64_t)v->valuedouble;
+    return true;
+}
+
+static bool get_hash(const cJSON *json, const char *name, uint64_t *ret)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(json, name);
+    if (!cJSON_IsString(v) || strlen(v->valuestring) != 16) return false;
+    char *end = NULL;
+    *ret = strtoull(v->valuestring, &end, 16);
+    return *end == 0;
+}
+
+static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
+{
+    void *at = (char *)p + f->offset;
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(json, f->name);
+    int64_t n;
+    switch (f->type) {
+    case FIELD_I32:
+        if (!get_int(json, f->name, INT32_MAX, &n)) return false;
+        *(int *)at = (int)n;
+        return true;
+    case FIELD_I64:
+        return get_int(json, f->name, JSON_INT_MAX, at);
+    case FIELD_NUM:
+        if (!cJSON_IsNumber(v)) return false;
+        *(double *)at = v->valuedouble;
+        return true;
+    case FIELD_ISA:
+        if (!cJSON_IsString(v) || strlen(v->valuestring) >= sizeof p->isa) return false;
+        strcpy(at, v->valuestring);
+        return true;
+    case FIELD_HASH:
+        return get_hash(json, f->name, at);
+    case FIELD_ROLES:
+        break;
+    }
+    for (int r = 0; r < LG_ROLE_COUNT; r++) {
+        if (!get_int(v, roles[r].name, INT32_MAX, &n)) return false;
+        ((int *)at)[r] = (int)n;
+    }
+    return true;
+}
+
+static int parse_plan(const cJSON *json, const char *path, lg_plan *p)
+{
+    int64_t format = 0;
+    uint64_t hash = 0, seal = 0;
+    if (!get_int(json, "format", INT32_MAX, &format))
+        return LG_FAIL(LG_ERR_CORRUPT, "%s is not a plan", path);
+    if (format != PLAN_FORMAT)
+        return LG_FAIL(LG_ERR_MISMATCH, "%s has format %lld, this build reads %d", path,
+                       (long long)format, PLAN_FORMAT);
+    for (size_t i = 0; i < LG_ARRAY_LEN(fields); i++)
+        if (!get_field(json, p, &fields[i]))
+            return LG_FAIL(LG_ERR_CORRUPT, "%s: %s is missing or wrong", path, fields[i].name);
+    if (!get_hash(json, "hash", &hash) || !get_hash(json, "seal", &seal) ||
+        hash != hash_fields(p, true) || seal != hash_fields(p, false))
+        return LG_FAIL(LG_ERR_CORRUPT, "%s was changed after it was written: its hash is wrong",
+                       path);
+    p->hash = hash;
+    return 0;
+}
+
+int lg_plan_load(const char *path, lg_plan *ret)
+{
+    char *data = NULL;
+    size_t bytes = 0;
+    lg_plan p = {0};
+    LG_TRY(lg_read_file(path, PLAN_BYTES_MAX, &data, &bytes));
+    cJSON *json = cJSON_ParseWithLength(data, bytes);
+    free(data);
+    int rc = parse_plan(json, path, &p);
+    cJSON_Delete(json);
+    LG_TRY(rc);
+    *ret = p;
+    return 0;
+}

@@ -1,0 +1,280 @@
+/* Rules between keys, and the files a config names. Each rule is a few lines that know their keys,
+ * their values and the way out; all are looked at, so that one `lgsup check` shows everything.
+ *
+ * The schema has already made every single value sane, so products here do not overflow. */
+#include "config/config.h"
+#include "config/models.h"
+#include "config/problems.h"
+#include "config/schema.h"
+#include <glob.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+struct rules {
+    const lg_config *c;
+    struct lg_problems problems;
+};
+
+/* key: where in the file the reader should look. */
+static void broken(struct rules *r, const char *key, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void broken(struct rules *r, const char *key, const char *fmt, ...)
+{
+    char where[LG_PROBLEM_BYTES / 2], text[LG_PROBLEM_BYTES];
+    lg_key_where(r->c, key, where, sizeof where);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    lg_problem(&r->problems, "%s%s", where, text);
+}
+
+static bool has_text(const lg_config *c)
+{
+    return strcmp(c->model_kind, "pixart") == 0;
+}
+
+/* ---- batch and window ---- */
+
+static void check_batch(struct rules *r)
+{
+    const lg_config *c = r->c;
+    int64_t batch = c->trainer_global_batch_size, ranks = c->trainer_ranks;
+    int64_t micro = c->trainer_micro_batch_size;
+    if (batch % ranks != 0) {
+        broken(
+            r, "trainer.global_batch_size",
+            "trainer.global_batch_size = %lld does not divide by trainer.ranks = %lld: set it to "
+            "a multiple of %lld",
+            (long long)batch, (long long)ranks, (long long)ranks);
+        return;
+    }
+    if (batch / ranks % micro != 0)
+        broken(
+            r, "trainer.micro_batch_size",
+            "a rank's share of %lld samples (trainer.global_batch_size = %lld over trainer.ranks "
+            "= %lld) does not divide by trainer.micro_batch_size = %lld: set that to a divisor of "
+            "%lld",
+            (long long)(batch / ranks), (long long)batch, (long long)ranks, (long long)micro,
+            (long long)(batch / ranks));
+}
+
+static void check_window_role(struct rules *r, const char *role, int64_t instances, int64_t chunk)
+{
+    char key[32];
+    snprintf(key, sizeof key, "%s.chunk", role);
+    int64_t batch = r->c->trainer_global_batch_size, batches = r->c->window_batches;
+    int64_t window = batches * batch, need = 2 * batch + instances * chunk;
+    if (window % chunk != 0)
+        broken(r, key,
+               "the window of %lld samples (window.batches = %lld x trainer.global_batch_size = "
+               "%lld) is not a multiple of %s = %lld: choose a chunk that divides %lld",
+               (long long)window, (long long)batches, (long long)batch, key, (long long)chunk,
+               (long long)window);
+    if (window < need)
+        broken(r, "window.batches",
+               "the window of %lld samples is too small: two batches of %lld and a chunk for every "
+               "%s instance (%s.instances = %lld x %s = %lld) need %lld: set window.batches to at "
+               "least %lld",
+               (long long)window, (long long)batch, role, role, (long long)instances, key,
+               (long long)chunk, (long long)need, (long long)((need + batch - 1) / batch));
+}
+
+static void check_window(struct rules *r)
+{
+    const lg_config *c = r->c;
+    check_window_role(r, "loader", c->loader_instances, c->loader_chunk);
+    if (has_text(c)) check_window_role(r, "text", c->text_instances, c->text_chunk);
+    if (c->vae_model[0]) check_window_role(r, "vae", c->vae_instances, c->vae_chunk);
+    if (c->vae_slice > c->vae_chunk)
+        broken(r, "vae.slice",
+               "vae.slice = %lld is larger than vae.chunk = %lld: set it to at most %lld",
+               (long long)c->vae_slice, (long long)c->vae_chunk, (long long)c->vae_chunk);
+}
+
+/* ---- model and training ---- */
+
+static void check_geometry(struct rules *r, int64_t size, int64_t factor)
+{
+    const lg_config *c = r->c;
+    int64_t unit = factor * c->model_patch;
+    if (size % unit != 0)
+        broken(r, "data.size",
+               "data.size = %lld does not divide by %lld (the VAE's factor %lld x model.patch = "
+               "%lld): set it to a multiple of %lld",
+               (long long)size, (long long)unit, (long long)factor, (long long)c->model_patch,
+               (long long)unit);
+}
+
+static void check_model(struct rules *r)
+{
+    const lg_config *c = r->c;
+    struct lg_vae_info vae;
+    if (c->model_hidden % c->model_heads != 0)
+        broken(r, "model.hidden",
+               "model.hidden = %lld does not divide by model.heads = %lld: change one of them",
+               (long long)c->model_hidden, (long long)c->model_heads);
+    if (c->model_hidden % 4 != 0)
+        broken(
+            r, "model.hidden",
+            "model.hidden = %lld does not divide by 4, as the position embedding needs: set it to "
+            "%lld",
+            (long long)c->model_hidden, (long long)(c->model_hidden + 3) / 4 * 4);
+    if (c->vae_model[0]) {
+        if (lg_vae_info_load(c->vae_model, &vae) < 0) {
+            broken(r, "vae.model", "vae.model: %s", lg_err_message());
+            lg_err_clear();
+            return;
+        }
+        check_geometry(r, c->data_size, vae.factor);
+        return;
+    }
+    int64_t latent = c->data_latent_size ? c->data_latent_size : c->data_size / 8;
+    if (latent < 1 || latent % c->model_patch != 0)
+        broken(r, c->data_latent_size ? "data.latent_size" : "data.size",
+               "latents of %lld x %lld cells (%s) do not divide by model.patch = %lld: set "
+               "data.latent_size to the side of the data set's latents",
+               (long long)latent, (long long)latent,
+               c->data_latent_size ? "data.latent_size" : "data.size / 8, since vae.model is empty",
+               (long long)c->model_patch);
+}
+
+static void check_conditioning(struct rules *r)
+{
+    const lg_config *c = r->c;
+    struct lg_text_info text;
+    if (has_text(c)) {
+        if (!c->text_model[0]) {
+            broken(
+                r, "model.kind",
+                "model.kind = \"pixart\" needs text.model: name the text encoder's folder, or set "
+                "model.kind = \"dit\" for class labels");
+        } else if (lg_text_info_load(c->text_model, &text) < 0) {
+            broken(r, "text.model", "text.model: %s", lg_err_message());
+            lg_err_clear();
+        }
+        return;
+    }
+    for (int i = 0; i < c->sample_captions.n; i++) {
+        const char *label = c->sample_captions.v[i];
+        char *end = NULL;
+        errno = 0;
+        long long n = strtoll(label, &end, 10);
+        if (errno || end == label || *end || n < 0 || n >= c->model_num_classes)
+            broken(
+                r, "sample.captions",
+                "sample.captions[%d] = \"%.40s\": with model.kind = \"dit\" expected a label from "
+                "0 to %lld (model.num_classes = %lld)",
+                i, label, (long long)c->model_num_classes - 1, (long long)c->model_num_classes);
+    }
+}
+
+static void check_training(struct rules *r)
+{
+    const lg_config *c = r->c;
+    int64_t steps = c->trainer_lr_steps ? c->trainer_lr_steps : c->trainer_max_steps;
+    if (c->trainer_min_snr_gamma > 0 && strcmp(c->trainer_objective, "flow") == 0)
+        broken(
+            r, "trainer.min_snr_gamma",
+            "trainer.min_snr_gamma = %g has no meaning with trainer.objective = \"flow\": set it "
+            "to 0, or the objective to \"eps\" or \"v\"",
+            c->trainer_min_snr_gamma);
+    if (c->trainer_beta1 >= 1)
+        broken(r, "trainer.beta1", "trainer.beta1 = %g: expected less than 1, usually 0.9",
+               c->trainer_beta1);
+    if (c->trainer_beta2 >= 1)
+        broken(r, "trainer.beta2", "trainer.beta2 = %g: expected less than 1, usually 0.999",
+               c->trainer_beta2);
+    if (strcmp(c->trainer_lr_schedule, "constant") != 0 && c->trainer_warmup_steps >= steps)
+        broken(r, "trainer.warmup_steps",
+               "trainer.warmup_steps = %lld leaves nothing of the %lld steps (%s) to "
+               "trainer.lr_schedule = \"%s\": make the warm-up shorter",
+               (long long)c->trainer_warmup_steps, (long long)steps,
+               c->trainer_lr_steps ? "trainer.lr_steps" : "trainer.max_steps",
+               c->trainer_lr_schedule);
+}
+
+/* ---- files ---- */
+
+static bool is_dir(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static bool has_file(const char *dir, const char *name)
+{
+    char path[LG_PATH_BYTES];
+    int n = snprintf(path, sizeof path, "%s/%s", dir, name);
+    return n < (int)sizeof path && lg_path_exists(path);
+}
+
+static bool matches_something(const char *pattern)
+{
+    if (lg_path_exists(pattern)) return true;
+    glob_t g = {0};
+    bool found = glob(pattern, GLOB_NOSORT, NULL, &g) == 0 && g.gl_pathc > 0;
+    globfree(&g);
+    return found;
+}
+
+static void check_data(struct rules *r)
+{
+    const char *paths = r->c->data_path;
+    char part[LG_PATH_BYTES];
+    if (!paths[0]) {
+        broken(r, "data.path", "data.path is empty: name tar shards or a folder of pictures");
+        return;
+    }
+    for (;;) {
+        size_t len = strcspn(paths, ",");
+        if (len >= sizeof part) {
+            broken(r, "data.path", "data.path names a path longer than %d bytes", LG_PATH_BYTES);
+        } else {
+            snprintf(part, sizeof part, "%.*s", (int)len, paths);
+            if (!matches_something(part))
+                broken(r, "data.path", "data.path: %s does not exist", part);
+        }
+        if (!paths[len]) return;
+        paths += len + 1;
+    }
+}
+
+static void check_files(struct rules *r)
+{
+    const lg_config *c = r->c;
+    check_data(r);
+    if (!c->job_name[0] || c->job_name[0] == '.' || strchr(c->job_name, '/'))
+        broken(
+            r, "job.name",
+            "job.name = \"%.60s\" becomes part of file names: it must not be empty, begin with a "
+            "dot or hold a slash",
+            c->job_name);
+    if (lg_path_exists(c->job_dir) && !is_dir(c->job_dir))
+        broken(r, "job.dir", "job.dir: %s exists and is not a directory", c->job_dir);
+    if (c->trainer_init_from[0] && !has_file(c->trainer_init_from, "config.json") &&
+        !has_file(c->trainer_init_from, "model/config.json"))
+        broken(r, "trainer.init_from",
+               "trainer.init_from: %s %s: expected a checkpoint or a diffusers folder",
+               c->trainer_init_from,
+               is_dir(c->trainer_init_from) ? "has no config.json" : "does not exist");
+    if (c->trainer_resume_from[0] && !has_file(c->trainer_resume_from, "manifest.json"))
+        broken(r, "trainer.resume_from",
+               "trainer.resume_from: %s %s: expected a checkpoint (weights alone: "
+               "trainer.init_from)",
+               c->trainer_resume_from,
+               is_dir(c->trainer_resume_from) ? "has no manifest.json" : "does not exist");
+}
+
+int lg_config_check(const lg_config *c)
+{
+    struct rules r = {.c = c};
+    check_files(&r);
+    check_model(&r);
+    check_conditioning(&r);
+    check_batch(&r);
+    check_window(&r);
+    check_training(&r);
+    return lg_problems_end(&r.problems, LG_ERR_CONFIG, c->file);
+}
