@@ -503,6 +503,17 @@ void lg_nhwc_to_nchw(lg_stream *s, const struct lg_nhwc_to_nchw_args *a)
     RUN(nhwc_to_nchw);
 }
 
+void lg_latent_moments(lg_stream *s, const struct lg_latent_moments_args *a)
+{
+    int64_t N = a->mean.dim[0], C = a->mean.dim[1], H = a->mean.dim[2], W = a->mean.dim[3];
+    SHAPE(a->x, FLOAT(s), N, H, W, 2 * C);
+    SHAPE(a->mean, FLOAT(s), N, C, H, W);
+    SHAPE(a->logvar, FLOAT(s), N, C, H, W);
+    APART(whole(a->mean), whole(a->x), whole(a->logvar));
+    APART(whole(a->logvar), whole(a->x));
+    RUN(latent_moments);
+}
+
 void lg_diffuse_forward(lg_stream *s, const struct lg_diffuse_forward_args *a)
 {
     int64_t B = a->mean.dim[0], C = a->mean.dim[1], H = a->mean.dim[2], W = a->mean.dim[3];

@@ -238,6 +238,12 @@ struct lg_nhwc_to_nchw_args {
     lg_tensor y; // (N, C, H, W)
 };
 
+/* mean = the first C channels of x, logvar = the others, clamped to [-30, 20]. */
+struct lg_latent_moments_args {
+    lg_tensor x;            // (N, H, W, 2C)
+    lg_tensor mean, logvar; // (N, C, H, W)
+};
+
 /* The diffusion process on a batch. x0 = (mean + exp(logvar / 2) z - shift_factor) scaling_factor
  * with z = Philox LATENT, e = Philox NOISE, both of (seed, n[b], element's index in the sample);
  * x_t = coef[b][0] x0 + coef[b][1] e, target = coef[b][2] x0 + coef[b][3] e. Normals in double,
