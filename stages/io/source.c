@@ -1,0 +1,332 @@
+/* Reading items of a data set; see source.h. The index is source_index.c, the choices that make a
+ * sample of an item are source_sample.c.
+ *
+ * Files are read with pread on descriptors that stay open, the least recently used one being closed
+ * when LG_SOURCE_FDS_MAX are. Every failing read is LG_ERR_IO, also when a file has become shorter
+ * or is gone: the data set was whole when it was indexed, so this is a matter of the machine, not
+ * of the sample. Only content that can never be used makes a sample void. */
+#include "stages/io/source.h"
+#include "base/fs.h"
+#include "stages/io/source_index.h"
+#include <cjson/cJSON.h>
+#include <ctype.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct open_shard {
+    int fd; /* -1: free */
+    size_t shard;
+    uint64_t used; /* the read that used it last */
+};
+
+struct lg_source {
+    struct lg_index index;
+    struct lg_source_options options;
+    struct open_shard open[LG_SOURCE_FDS_MAX];
+    uint64_t reads;
+};
+
+int lg_source_open(const char *path, const struct lg_source_options *options, lg_source **ret)
+{
+    lg_source *s = calloc(1, sizeof *s);
+    if (!s) return LG_FAIL(LG_ERR_NOSPACE, "no memory to open %s", path);
+    for (int i = 0; i < LG_SOURCE_FDS_MAX; i++) s->open[i].fd = -1;
+    if (options) s->options = *options;
+    int rc;
+    LG_TRY_GOTO(rc, lg_index_build(path, &s->options, &s->index), fail);
+    *ret = s;
+    return 0;
+fail:
+    lg_source_close(&s);
+    return rc;
+}
+
+void lg_source_close(lg_source **s)
+{
+    if (!*s) return;
+    for (int i = 0; i < LG_SOURCE_FDS_MAX; i++)
+        if ((*s)->open[i].fd >= 0) close((*s)->open[i].fd);
+    lg_index_free(&(*s)->index);
+    free(*s);
+    *s = NULL;
+}
+
+uint64_t lg_source_count(const lg_source *s)
+{
+    return s->index.count;
+}
+
+uint64_t lg_source_hash(const lg_source *s)
+{
+    return s->index.hash;
+}
+
+bool lg_source_has_latents(const lg_source *s)
+{
+    return s->index.n_of_kind[LG_MEMBER_LATENT] > 0;
+}
+
+/* ---- bytes ---- */
+
+static int shard_fd(lg_source *s, size_t shard, int *ret_fd)
+{
+    struct open_shard *oldest = &s->open[0];
+    s->reads++;
+    for (int i = 0; i < LG_SOURCE_FDS_MAX; i++) {
+        struct open_shard *o = &s->open[i];
+        if (o->fd >= 0 && o->shard == shard) {
+            o->used = s->reads;
+            *ret_fd = o->fd;
+            return 0;
+        }
+        if (o->fd < 0 || (oldest->fd >= 0 && o->used < oldest->used)) oldest = o;
+    }
+    const char *path = s->index.shard[shard].path;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return LG_FAIL(LG_ERR_IO, "cannot open %s: %s", path, strerror(errno));
+    struct stat st;
+    if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != s->index.shard_bytes[shard]) {
+        close(fd);
+        return LG_FAIL(LG_ERR_IO, "%s has changed since the run began; put the old file back",
+                       path);
+    }
+    if (oldest->fd >= 0) close(oldest->fd);
+    *oldest = (struct open_shard){.fd = fd, .shard = shard, .used = s->reads};
+    *ret_fd = fd;
+    return 0;
+}
+
+static void forget_fd(lg_source *s, int fd)
+{
+    for (int i = 0; i < LG_SOURCE_FDS_MAX; i++) {
+        if (s->open[i].fd != fd) continue;
+        close(fd);
+        s->open[i].fd = -1;
+    }
+}
+
+static int read_exactly(int fd, const char *path, uint64_t at, char *dst, size_t bytes)
+{
+    for (size_t got = 0; got < bytes;) {
+        ssize_t n = pread(fd, dst + got, bytes - got, (off_t)(at + got));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0)
+            return LG_FAIL(LG_ERR_IO, "reading %s at byte %llu: %s", path,
+                           (unsigned long long)(at + got),
+                           n ? strerror(errno) : "the file became shorter");
+        got += (size_t)n;
+    }
+    return 0;
+}
+
+static int read_member(lg_source *s, size_t shard, const struct lg_index_member *m, char *dst)
+{
+    const struct lg_place *place = &s->index.shard[shard];
+    int fd;
+    if (!place->is_folder) {
+        LG_TRY(shard_fd(s, shard, &fd));
+        int rc = read_exactly(fd, place->path, m->at, dst, m->bytes);
+        if (rc < 0) {
+            forget_fd(s, fd); /* the next try opens it anew: a handle may be stale */
+            return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+        }
+        return 0;
+    }
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_path(path, "%s/%s", place->path, s->index.names + m->at));
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return LG_FAIL(LG_ERR_IO, "cannot open %s: %s", path, strerror(errno));
+    struct stat st;
+    int rc = 0;
+    if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != m->bytes)
+        rc = LG_FAIL(LG_ERR_IO, "%s has changed since the run began; put the old file back", path);
+    else
+        rc = read_exactly(fd, path, 0, dst, m->bytes);
+    close(fd);
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return 0;
+}
+
+/* ---- text ---- */
+
+/* NUL-terminates text and trims white space (and a byte order mark) at both ends. */
+static const char *trimmed(char *text, size_t bytes)
+{
+    text[bytes] = 0;
+    bytes = strlen(text);
+    if (bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) text += 3, bytes -= 3;
+    while (bytes && isspace((unsigned char)text[bytes - 1])) text[--bytes] = 0;
+    while (isspace((unsigned char)*text)) text++;
+    return text;
+}
+
+/* Copies a caption to *at, behind the ones before. A JSON string is never shorter in its source, so
+ * the room of the source's size + 1 always suffices. */
+static void take_caption(lg_item *item, char **at, const char *text)
+{
+    if (item->n_captions == LG_SOURCE_CAPTIONS_MAX) return;
+    size_t len = strlen(text);
+    memcpy(*at, text, len + 1);
+    item->caption[item->n_captions++] = trimmed(*at, len);
+    *at += len + 1;
+}
+
+/* Captions of a .json: see source.h. `room` holds at least `bytes` + 1. */
+static int parse_json(lg_item *item, const char *json, size_t bytes, char *room)
+{
+    cJSON *root = cJSON_ParseWithLength(json, bytes);
+    if (!root) return LG_FAIL(LG_ERR_VOID, "%s: its .json is malformed", item->key);
+    const cJSON *c = root;
+    if (cJSON_IsObject(root)) {
+        c = cJSON_GetObjectItemCaseSensitive(root, "captions");
+        if (!c) c = cJSON_GetObjectItemCaseSensitive(root, "caption");
+    }
+    int rc = 0;
+    if (cJSON_IsString(c)) {
+        take_caption(item, &room, c->valuestring);
+    } else if (cJSON_IsArray(c)) {
+        const cJSON *e;
+        cJSON_ArrayForEach(e, c)
+        {
+            if (cJSON_IsString(e))
+                take_caption(item, &room, e->valuestring);
+            else
+                rc = LG_FAIL(LG_ERR_VOID, "%s: a caption in its .json is no string", item->key);
+        }
+    } else if (c && !cJSON_IsNull(c)) {
+        rc = LG_FAIL(LG_ERR_VOID, "%s: the caption in its .json is no string", item->key);
+    }
+    cJSON_Delete(root);
+    return rc;
+}
+
+static int parse_label(lg_item *item, char *text, size_t bytes)
+{
+    const char *t = trimmed(text, bytes);
+    char *end;
+    errno = 0;
+    long long v = strtoll(t, &end, 10);
+    if (end == t || *end || errno || v < 0)
+        return LG_FAIL(LG_ERR_VOID, "%s: its .cls is no class number: %.40s", item->key, t);
+    item->label = v;
+    return 0;
+}
+
+/* ---- items ---- */
+
+/* Where the members go in the item's memory. */
+struct spans {
+    const struct lg_index_member *member[LG_MEMBER_KINDS];
+    size_t at[LG_MEMBER_KINDS];
+    size_t captions_at;
+};
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + 15) / 16 * 16;
+}
+
+static int plan_spans(const lg_source *s, uint64_t item, size_t key_bytes, struct spans *p,
+                      size_t *ret_bytes)
+{
+    const struct lg_index_entry *e = &s->index.entry[item];
+    size_t at = round_up(key_bytes), json_bytes = 0;
+    for (size_t i = e[0].first_member; i < e[1].first_member; i++) {
+        const struct lg_index_member *m = &s->index.member[i];
+        bool text = m->kind != LG_MEMBER_PICTURE && m->kind != LG_MEMBER_LATENT;
+        p->member[m->kind] = m;
+        if (m->bytes > (text ? LG_SOURCE_TEXT_BYTES_MAX : LG_SOURCE_MEMBER_BYTES_MAX)) return -1;
+        p->at[m->kind] = at;
+        at += round_up((size_t)m->bytes + 1);
+        if (m->kind == LG_MEMBER_JSON) json_bytes = (size_t)m->bytes + 1;
+    }
+    p->captions_at = at;
+    *ret_bytes = at + json_bytes;
+    return 0;
+}
+
+static int reserve(lg_item *item, size_t bytes)
+{
+    if (bytes <= item->capacity) return 0;
+    char *data = malloc(bytes);
+    if (!data) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the %zu bytes of a sample", bytes);
+    free(item->data);
+    item->data = data;
+    item->capacity = bytes;
+    return 0;
+}
+
+/* Empties the item and sets its key. */
+static int begin(const lg_source *s, uint64_t at, lg_item *item, size_t extra)
+{
+    const struct lg_index_entry *e = &s->index.entry[at];
+    const char *shard = lg_index_shard_name(&s->index, e->shard);
+    const char *key = s->index.names + e->key_at;
+    LG_TRY(reserve(item, extra));
+    snprintf(item->data, item->capacity, "%s%s%s", shard, shard[0] ? "/" : "", key);
+    item->key = item->data;
+    item->key_hash = lg_hash(item->key, strlen(item->key));
+    item->picture = item->latent = NULL;
+    item->picture_bytes = item->latent_bytes = 0;
+    item->n_captions = 0;
+    item->label = -1;
+    return 0;
+}
+
+static int parse(const lg_source *s, lg_item *item, const struct spans *p)
+{
+    const struct lg_index_member *m;
+    if ((m = p->member[LG_MEMBER_PICTURE])) {
+        item->picture = (const uint8_t *)item->data + p->at[LG_MEMBER_PICTURE];
+        item->picture_bytes = m->bytes;
+    }
+    if ((m = p->member[LG_MEMBER_LATENT])) {
+        item->latent = (const uint8_t *)item->data + p->at[LG_MEMBER_LATENT];
+        item->latent_bytes = m->bytes;
+    }
+    if ((m = p->member[LG_MEMBER_JSON]))
+        LG_TRY(parse_json(item, item->data + p->at[LG_MEMBER_JSON], m->bytes,
+                          item->data + p->captions_at));
+    if ((m = p->member[LG_MEMBER_TXT]) && item->n_captions == 0)
+        item->caption[item->n_captions++] = trimmed(item->data + p->at[LG_MEMBER_TXT], m->bytes);
+    if ((m = p->member[LG_MEMBER_CLS]))
+        LG_TRY(parse_label(item, item->data + p->at[LG_MEMBER_CLS], m->bytes));
+    if (lg_source_has_latents(s) ? !item->latent : !item->picture)
+        return LG_FAIL(LG_ERR_VOID, "%s: has no %s", item->key,
+                       lg_source_has_latents(s) ? ".latent.safetensors, unlike others"
+                                                : "picture (.png, .jpg, .jpeg or .webp)");
+    if (s->options.need_caption && item->n_captions == 0)
+        return LG_FAIL(LG_ERR_VOID, "%s: has no caption (.txt or .json)", item->key);
+    if (s->options.need_label && item->label < 0)
+        return LG_FAIL(LG_ERR_VOID, "%s: has no class label (.cls)", item->key);
+    return 0;
+}
+
+int lg_source_read(lg_source *s, uint64_t item, lg_item *ret)
+{
+    LG_ASSERT(item < s->index.count);
+    const struct lg_index_entry *e = &s->index.entry[item];
+    size_t key_bytes = strlen(lg_index_shard_name(&s->index, e->shard)) + 1 +
+                       strlen(s->index.names + e->key_at) + 1;
+    struct spans p = {0};
+    size_t bytes = 0;
+    bool too_large = plan_spans(s, item, key_bytes, &p, &bytes) < 0;
+    LG_TRY(begin(s, item, ret, too_large ? key_bytes : bytes));
+    if (too_large)
+        return LG_FAIL(LG_ERR_VOID, "%s: larger than a picture of %u or a text of %u bytes",
+                       ret->key, LG_SOURCE_MEMBER_BYTES_MAX, LG_SOURCE_TEXT_BYTES_MAX);
+    for (int k = 0; k < LG_MEMBER_KINDS; k++)
+        if (p.member[k]) LG_TRY(read_member(s, e->shard, p.member[k], ret->data + p.at[k]));
+    LG_TRY(parse(s, ret, &p));
+    return 0;
+}
+
+void lg_item_free(lg_item *item)
+{
+    free(item->data);
+    *item = (lg_item){0};
+}

@@ -1,0 +1,349 @@
+/* Building the index of a data set; see source_index.h and source.h.
+ *
+ * Tars: members arrive in archive order and those with the same key in a row are one item. Folders:
+ * the tree is walked, the usable files are sorted by path without extension, and equal keys are one
+ * item; there a caption without a picture (a README.txt) is no item, while in a shard it is one, a
+ * void one, since shards are made by programs and a missing picture is a fault to be seen. */
+#include "stages/io/source_index.h"
+#include "base/log.h"
+#include "stages/io/tar.h"
+#include <fcntl.h>
+#include <fts.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+static const struct {
+    const char *extension;
+    enum lg_member_kind kind;
+} KINDS[] = {
+    {".png", LG_MEMBER_PICTURE},  {".jpg", LG_MEMBER_PICTURE},
+    {".jpeg", LG_MEMBER_PICTURE}, {".webp", LG_MEMBER_PICTURE},
+    {".txt", LG_MEMBER_TXT},      {".json", LG_MEMBER_JSON},
+    {".cls", LG_MEMBER_CLS},      {".latent.safetensors", LG_MEMBER_LATENT},
+};
+
+/* ---- growing ---- */
+
+static int grow(void **data, size_t *capacity, size_t need, size_t size)
+{
+    if (need <= *capacity) return 0;
+    size_t want = LG_MAX(need, *capacity * 2);
+    void *p = realloc(*data, LG_MAX(want, (size_t)256) * size);
+    if (!p) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the index of the data set");
+    *data = p;
+    *capacity = LG_MAX(want, (size_t)256);
+    return 0;
+}
+
+static int add_name(struct lg_index *x, const char *s, size_t len, uint64_t *ret_at)
+{
+    LG_TRY(grow((void **)&x->names, &x->names_capacity, x->names_bytes + len + 1, 1));
+    *ret_at = x->names_bytes;
+    memcpy(x->names + x->names_bytes, s, len);
+    x->names[x->names_bytes + len] = 0;
+    x->names_bytes += len + 1;
+    return 0;
+}
+
+static int add_entry(struct lg_index *x, size_t shard, const char *key, size_t key_len)
+{
+    struct lg_index_entry e = {.shard = (uint32_t)shard, .first_member = (uint32_t)x->n_members};
+    LG_TRY(grow((void **)&x->entry, &x->entry_capacity, x->count + 2, sizeof *x->entry));
+    LG_TRY(add_name(x, key, key_len, &e.key_at));
+    x->entry[x->count++] = e;
+    return 0;
+}
+
+/* To the last entry; a second member of one kind is ignored. */
+static int add_member(struct lg_index *x, enum lg_member_kind kind, uint64_t at, uint64_t bytes)
+{
+    for (size_t i = x->entry[x->count - 1].first_member; i < x->n_members; i++)
+        if (x->member[i].kind == kind) return 0;
+    if (x->n_members == UINT32_MAX)
+        return LG_FAIL(LG_ERR_CONFIG, "the data set has more than 2^32 files");
+    LG_TRY(grow((void **)&x->member, &x->member_capacity, x->n_members + 1, sizeof *x->member));
+    x->member[x->n_members++] = (struct lg_index_member){
+        .at = at, .bytes = (uint32_t)LG_MIN(bytes, UINT32_MAX), .kind = (uint8_t)kind};
+    return 0;
+}
+
+/* ---- tar shards ---- */
+
+struct shard_scan {
+    struct lg_index *x;
+    size_t shard, first_entry;
+    char key[LG_TAR_NAME_MAX];
+    size_t key_len;
+    bool has_entry; /* the current key has one */
+};
+
+/* Cuts a member's name into key and extension. False for names that are none of ours. */
+static bool tar_key(const char **name, size_t *ret_key_len, const char **ret_extension)
+{
+    while ((*name)[0] == '.' && (*name)[1] == '/') *name += 2;
+    const char *slash = strrchr(*name, '/'), *base = slash ? slash + 1 : *name;
+    const char *dot = strchr(base, '.');
+    if (!dot || dot == base || strncmp(base, "__", 2) == 0) return false;
+    *ret_key_len = (size_t)(dot - *name);
+    *ret_extension = dot;
+    return true;
+}
+
+static int on_tar_member(void *ctx, const struct lg_tar_member *m)
+{
+    struct shard_scan *s = ctx;
+    const char *name = m->name, *extension;
+    size_t key_len;
+    if (!tar_key(&name, &key_len, &extension)) return 0;
+    if (key_len != s->key_len || memcmp(name, s->key, key_len) != 0) {
+        memcpy(s->key, name, key_len);
+        s->key_len = key_len;
+        s->has_entry = false;
+    }
+    for (size_t k = 0; k < LG_ARRAY_LEN(KINDS); k++) {
+        if (strcasecmp(extension, KINDS[k].extension) != 0) continue;
+        if (!s->has_entry) LG_TRY(add_entry(s->x, s->shard, s->key, s->key_len));
+        s->has_entry = true;
+        LG_TRY(add_member(s->x, KINDS[k].kind, m->offset, m->size));
+    }
+    return 0;
+}
+
+/* A shard cut short, and that is allowed: drops the sample that the cut may have touched. */
+static void keep_complete(struct shard_scan *s, const struct lg_tar_cut *cut)
+{
+    const char *name = cut->name, *extension;
+    size_t key_len;
+    bool other = cut->name[0] && tar_key(&name, &key_len, &extension) &&
+                 (key_len != s->key_len || memcmp(name, s->key, key_len) != 0);
+    if (s->has_entry && !other) {
+        s->x->count--;
+        s->x->n_members = s->x->entry[s->x->count].first_member;
+        s->x->names_bytes = s->x->entry[s->x->count].key_at;
+    }
+    lg_log(LG_WARN, "%s; using the %zu complete samples before that", lg_err_message(),
+           s->x->count - s->first_entry);
+    lg_err_clear();
+}
+
+static int index_tar(struct lg_index *x, size_t shard, bool allow_truncated)
+{
+    const char *path = x->shard[shard].path;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return LG_FAIL(LG_ERR_IO, "cannot open the shard %s: %s", path, strerror(errno));
+    struct lg_tar_cut *cut = calloc(1, sizeof *cut);
+    struct shard_scan *s = calloc(1, sizeof *s);
+    struct stat st;
+    int rc = 0;
+    if (!cut || !s || fstat(fd, &st) < 0) {
+        rc = LG_FAIL(LG_ERR_NOSPACE, "no memory to index %s", path);
+        goto out;
+    }
+    *s = (struct shard_scan){.x = x, .shard = shard, .first_entry = x->count};
+    cut->offset = UINT64_MAX;
+    x->shard_bytes[shard] = (uint64_t)st.st_size;
+    rc = lg_tar_scan(fd, path, on_tar_member, s, cut);
+    if (rc == LG_ERR_CORRUPT && cut->offset != UINT64_MAX && allow_truncated) {
+        keep_complete(s, cut);
+        rc = 0;
+    }
+out:
+    free(cut);
+    free(s);
+    close(fd);
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return 0;
+}
+
+/* ---- plain folders ---- */
+
+struct file {
+    char *path; /* relative to the folder */
+    uint64_t bytes;
+    uint32_t key_len;
+    uint8_t kind, preference; /* the earlier in KINDS, the better */
+};
+
+struct files {
+    struct file *at;
+    size_t count, capacity;
+};
+
+static int by_key(const void *a, const void *b)
+{
+    const struct file *x = a, *y = b;
+    int d = memcmp(x->path, y->path, LG_MIN(x->key_len, y->key_len));
+    if (d) return d;
+    if (x->key_len != y->key_len) return x->key_len < y->key_len ? -1 : 1;
+    return x->preference - y->preference;
+}
+
+static int add_file(struct files *f, const char *path, uint64_t bytes)
+{
+    size_t len = strlen(path), best = SIZE_MAX, cut = 0;
+    for (size_t k = 0; k < LG_ARRAY_LEN(KINDS); k++) {
+        size_t n = strlen(KINDS[k].extension);
+        if (len > n && path[len - n - 1] != '/' &&
+            strcasecmp(path + len - n, KINDS[k].extension) == 0) {
+            best = k;
+            cut = n;
+        }
+    }
+    if (best == SIZE_MAX) return 0;
+    LG_TRY(grow((void **)&f->at, &f->capacity, f->count + 1, sizeof *f->at));
+    char *copy = strdup(path);
+    if (!copy) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the index of the data set");
+    f->at[f->count++] = (struct file){.path = copy,
+                                      .bytes = bytes,
+                                      .key_len = (uint32_t)(len - cut),
+                                      .kind = (uint8_t)KINDS[best].kind,
+                                      .preference = (uint8_t)best};
+    return 0;
+}
+
+static int walk(const char *root, struct files *f)
+{
+    char *roots[] = {(char *)root, NULL};
+    FTS *fts = fts_open(roots, FTS_LOGICAL | FTS_NOCHDIR, NULL);
+    if (!fts) return LG_FAIL(LG_ERR_IO, "cannot walk the folder %s: %s", root, strerror(errno));
+    int rc = 0;
+    size_t skip = strlen(root);
+    for (FTSENT *e; rc == 0 && (e = fts_read(fts));) {
+        if (e->fts_level > 0 && e->fts_name[0] == '.') {
+            fts_set(fts, e, FTS_SKIP);
+        } else if (e->fts_info == FTS_DNR || e->fts_info == FTS_ERR || e->fts_info == FTS_NS) {
+            rc = LG_FAIL(LG_ERR_IO, "cannot read %s: %s", e->fts_path, strerror(e->fts_errno));
+        } else if (e->fts_info == FTS_F && strncmp(e->fts_name, "__", 2) != 0) {
+            const char *relative = e->fts_path + skip;
+            while (*relative == '/') relative++;
+            rc = add_file(f, relative, (uint64_t)e->fts_statp->st_size);
+        }
+    }
+    fts_close(fts);
+    return rc;
+}
+
+static int index_folder(struct lg_index *x, size_t shard)
+{
+    struct files f = {0};
+    int rc;
+    LG_TRY_GOTO(rc, walk(x->shard[shard].path, &f), out);
+    if (f.count) qsort(f.at, f.count, sizeof *f.at, by_key);
+    for (size_t i = 0, end; i < f.count; i = end) {
+        bool usable = false;
+        for (end = i; end < f.count && f.at[end].key_len == f.at[i].key_len &&
+                      memcmp(f.at[end].path, f.at[i].path, f.at[i].key_len) == 0;
+             end++)
+            usable |= f.at[end].kind == LG_MEMBER_PICTURE || f.at[end].kind == LG_MEMBER_LATENT;
+        if (!usable) continue;
+        LG_TRY_GOTO(rc, add_entry(x, shard, f.at[i].path, f.at[i].key_len), out);
+        for (size_t k = i; k < end; k++) {
+            uint64_t at;
+            LG_TRY_GOTO(rc, add_name(x, f.at[k].path, strlen(f.at[k].path), &at), out);
+            LG_TRY_GOTO(rc, add_member(x, f.at[k].kind, at, f.at[k].bytes), out);
+        }
+    }
+out:
+    for (size_t i = 0; i < f.count; i++) free(f.at[i].path);
+    free(f.at);
+    return rc;
+}
+
+/* ---- all ---- */
+
+const char *lg_index_shard_name(const struct lg_index *x, size_t shard)
+{
+    if (x->shard[shard].is_folder) return "";
+    const char *slash = strrchr(x->shard[shard].path, '/');
+    return slash ? slash + 1 : x->shard[shard].path;
+}
+
+static int hash_and_count(struct lg_index *x)
+{
+    XXH3_state_t *h = XXH3_createState();
+    if (!h) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the index of the data set");
+    XXH3_64bits_reset(h);
+    for (size_t i = 0; i < x->n_shards; i++) {
+        const char *name = lg_index_shard_name(x, i);
+        XXH3_64bits_update(h, name, strlen(name) + 1);
+        XXH3_64bits_update(h, &x->shard_bytes[i], sizeof x->shard_bytes[i]);
+    }
+    for (size_t i = 0; i < x->count; i++) {
+        const char *key = x->names + x->entry[i].key_at;
+        XXH3_64bits_update(h, key, strlen(key) + 1);
+        for (size_t k = x->entry[i].first_member; k < x->entry[i + 1].first_member; k++) {
+            uint32_t member[2] = {x->member[k].kind, x->member[k].bytes};
+            XXH3_64bits_update(h, member, sizeof member);
+            x->n_of_kind[x->member[k].kind]++;
+        }
+    }
+    x->hash = XXH3_64bits_digest(h);
+    XXH3_freeState(h);
+    return 0;
+}
+
+/* What the data set as a whole must have. */
+static int check(const struct lg_index *x, const char *path, const struct lg_source_options *o)
+{
+    const uint64_t *n = x->n_of_kind;
+    if (n[LG_MEMBER_PICTURE] + n[LG_MEMBER_LATENT] == 0)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "data.path: no picture in %s (%zu shards or folders, %zu samples without a "
+                       "picture); looked for .png, .jpg, .jpeg, .webp and .latent.safetensors",
+                       path, x->n_shards, x->count);
+    if (o->need_caption && n[LG_MEMBER_TXT] + n[LG_MEMBER_JSON] == 0)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "data.path: no caption in %s; the model is conditioned on text: looked for "
+                       ".txt and .json beside %zu pictures",
+                       path, x->count);
+    if (o->need_label && n[LG_MEMBER_CLS] == 0)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "data.path: no class label in %s; the model is conditioned on classes: "
+                       "looked for .cls beside %zu pictures",
+                       path, x->count);
+    return 0;
+}
+
+static int build(const char *path, const struct lg_source_options *options, struct lg_index *x)
+{
+    LG_TRY(lg_places_find(path, &x->shard, &x->n_shards));
+    x->shard_bytes = calloc(x->n_shards, sizeof *x->shard_bytes);
+    if (!x->shard_bytes) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the list of shards");
+    for (size_t i = 0; i < x->n_shards; i++) {
+        if (x->shard[i].is_folder)
+            LG_TRY(index_folder(x, i));
+        else
+            LG_TRY(index_tar(x, i, options->allow_truncated));
+    }
+    LG_TRY(grow((void **)&x->entry, &x->entry_capacity, x->count + 1, sizeof *x->entry));
+    x->entry[x->count] = (struct lg_index_entry){.first_member = (uint32_t)x->n_members};
+    LG_TRY(hash_and_count(x));
+    LG_TRY(check(x, path, options));
+    return 0;
+}
+
+int lg_index_build(const char *path, const struct lg_source_options *options, struct lg_index *ret)
+{
+    struct lg_index x = {0};
+    int rc;
+    LG_TRY_GOTO(rc, build(path, options, &x), fail);
+    *ret = x;
+    return 0;
+fail:
+    lg_index_free(&x);
+    return rc;
+}
+
+void lg_index_free(struct lg_index *x)
+{
+    lg_places_free(&x->shard, x->n_shards);
+    free(x->shard_bytes);
+    free(x->entry);
+    free(x->member);
+    free(x->names);
+    *x = (struct lg_index){0};
+}

@@ -1,0 +1,47 @@
+/* The index of a data set: which bytes of which file make item i. Part of source.h.
+ *
+ * Built once by lg_index_build and never changed. Compact, for millions of items: one entry of 16
+ * bytes per item, one of 16 per member, names in one arena. */
+#pragma once
+#include "stages/io/source.h"
+#include "stages/io/source_paths.h"
+
+enum lg_member_kind {
+    LG_MEMBER_PICTURE,
+    LG_MEMBER_LATENT,
+    LG_MEMBER_TXT,
+    LG_MEMBER_JSON,
+    LG_MEMBER_CLS,
+    LG_MEMBER_KINDS
+};
+
+struct lg_index_member {
+    uint64_t at;    /* tar: offset of the content; folder: offset in names of the relative path */
+    uint32_t bytes; /* UINT32_MAX stands for more */
+    uint8_t kind;   /* enum lg_member_kind; at most one of each kind per item */
+};
+
+struct lg_index_entry {
+    uint64_t key_at; /* in names */
+    uint32_t shard, first_member;
+};
+
+struct lg_index {
+    struct lg_place *shard;
+    uint64_t *shard_bytes; /* of each tar; 0 for a folder */
+    size_t n_shards;
+    struct lg_index_entry
+        *entry; /* (count + 1): the last one closes the members of the one before */
+    size_t count, entry_capacity;
+    struct lg_index_member *member;
+    size_t n_members, member_capacity;
+    char *names; /* NUL-terminated strings */
+    size_t names_bytes, names_capacity;
+    uint64_t hash;
+    uint64_t n_of_kind[LG_MEMBER_KINDS];
+};
+
+int lg_index_build(const char *path, const struct lg_source_options *options, struct lg_index *ret);
+void lg_index_free(struct lg_index *x);
+/* The file name of a shard without its folder; "" for a plain folder. */
+const char *lg_index_shard_name(const struct lg_index *x, size_t shard);

@@ -1,0 +1,160 @@
+/* What sample n is: the random choices, all keyed by n, and the work on the pixels; see source.h.
+ */
+#include "base/philox.h"
+#include "stages/io/permute.h"
+#include "stages/io/picture.h"
+#include "stages/io/resize.h"
+#include "stages/io/safetensors.h"
+#include "stages/io/source.h"
+#include <stdlib.h>
+#include <string.h>
+
+struct lg_sample_work {
+    lg_picture picture;
+    lg_resize_scratch scratch;
+    size_t latent_capacity; /* elements of each latent */
+};
+
+static uint32_t draw(const struct lg_sample_rule *rule, lg_purpose purpose, uint64_t n, int word)
+{
+    return lg_philox(rule->seed, purpose, n, 0).v[word];
+}
+
+static int choose_text(const struct lg_sample_rule *rule, lg_sample *s)
+{
+    const lg_item *item = &s->stored;
+    s->dropped = lg_uniform_f64(draw(rule, LG_PURPOSE_DROPOUT, s->n, 0)) < rule->dropout;
+    s->caption = "";
+    s->label = -1;
+    if (item->n_captions > 0 && !s->dropped) {
+        uint64_t word = draw(rule, LG_PURPOSE_CAPTION, s->n, 0);
+        s->caption = item->caption[word * (uint64_t)item->n_captions >> 32];
+    }
+    if (rule->num_classes > 0) {
+        if (item->label >= rule->num_classes)
+            return LG_FAIL(LG_ERR_VOID, "%s: class %lld, but the model has %d classes", s->key,
+                           (long long)item->label, rule->num_classes);
+        s->label = s->dropped ? rule->num_classes : item->label;
+    }
+    return 0;
+}
+
+/* A failure to decode, with the sample's name before the reason. */
+static int with_key(int rc, const lg_sample *s)
+{
+    if (rc == LG_ERR_VOID) return LG_FAIL(LG_ERR_VOID, "%s: %s", s->key, lg_err_message());
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : rc;
+}
+
+static int make_pixels(const struct lg_sample_rule *rule, lg_sample *s, uint8_t *pixels)
+{
+    struct lg_sample_work *w = s->work;
+    /* Half of the reduction is left to the Lanczos filter, so the JPEG shortcut costs no quality.
+     */
+    LG_TRY(with_key(
+        lg_picture_decode(s->stored.picture, s->stored.picture_bytes, 2 * rule->size, &w->picture),
+        s));
+    double x = -1, y = -1;
+    if (rule->random_crop) {
+        x = lg_uniform_f64(draw(rule, LG_PURPOSE_CROP, s->n, 0));
+        y = lg_uniform_f64(draw(rule, LG_PURPOSE_CROP, s->n, 1));
+    }
+    LG_TRY(lg_fit(
+        &(struct lg_fit_args){
+            .rgb = w->picture.rgb,
+            .width = w->picture.width,
+            .height = w->picture.height,
+            .size = rule->size,
+            .crop_x = x,
+            .crop_y = y,
+            .flip = rule->random_flip && (draw(rule, LG_PURPOSE_FLIP, s->n, 0) & 1),
+            .out = pixels,
+        },
+        &w->scratch));
+    return 0;
+}
+
+/* (C, h, w), or (1, C, h, w) as encoders write batches of one. */
+static int latent_shape(const struct lg_st_entry *e, const char *name, int ret_dim[3])
+{
+    int skip = e && e->rank == 4 && e->dim[0] == 1;
+    if (!e || e->rank - skip != 3)
+        return LG_FAIL(LG_ERR_VOID, "its latent has no %s of shape (C, h, w)", name);
+    for (int i = 0; i < 3; i++) {
+        if (e->dim[skip + i] < 1 || e->dim[skip + i] > 65536)
+            return LG_FAIL(LG_ERR_VOID, "its %s has a dimension out of range", name);
+        ret_dim[i] = (int)e->dim[skip + i];
+    }
+    return 0;
+}
+
+static int read_latents(lg_sample *s, const lg_st_file *f)
+{
+    const struct lg_st_entry *mean = lg_st_find(f, "latent_mean");
+    const struct lg_st_entry *logvar = lg_st_find(f, "latent_logvar");
+    int dim[3];
+    LG_TRY(latent_shape(mean, "latent_mean", s->latent_dim));
+    LG_TRY(latent_shape(logvar, "latent_logvar", dim));
+    if (memcmp(dim, s->latent_dim, sizeof dim) != 0)
+        return LG_FAIL(LG_ERR_VOID, "its latent_mean and latent_logvar differ in shape");
+    size_t count = (size_t)dim[0] * (size_t)dim[1] * (size_t)dim[2];
+    if (count > s->work->latent_capacity) {
+        free(s->latent_mean);
+        s->work->latent_capacity = 0;
+        s->latent_logvar = NULL;
+        s->latent_mean = malloc(2 * count * sizeof(float));
+        if (!s->latent_mean) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a latent");
+        s->work->latent_capacity = count;
+    }
+    s->latent_logvar = s->latent_mean + count;
+    LG_TRY(lg_st_read_f32(mean, s->latent_mean, 0, count));
+    LG_TRY(lg_st_read_f32(logvar, s->latent_logvar, 0, count));
+    return 0;
+}
+
+static int make_latents(lg_sample *s)
+{
+    lg_st_file *f = NULL;
+    int rc =
+        lg_st_open_memory("its .latent.safetensors", s->stored.latent, s->stored.latent_bytes, &f);
+    if (rc == 0) rc = read_latents(s, f);
+    lg_st_close(&f);
+    /* Whatever is wrong with the file (no safetensors, another type) stays wrong. */
+    if (rc < 0 && rc != LG_ERR_NOSPACE) rc = LG_ERR_VOID;
+    LG_TRY(with_key(rc, s));
+    return 0;
+}
+
+int lg_source_sample(lg_source *s, const struct lg_sample_rule *rule, uint64_t n, uint8_t *pixels,
+                     lg_sample *ret)
+{
+    uint64_t count = lg_source_count(s), position = n % count;
+    if (!ret->work) ret->work = calloc(1, sizeof *ret->work);
+    if (!ret->work) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a sample");
+    ret->n = n;
+    ret->item = rule->no_shuffle ? position : lg_permute(rule->seed, n / count, position, count);
+    ret->is_latent = lg_source_has_latents(s);
+    ret->caption = "";
+    int rc = lg_source_read(s, ret->item, &ret->stored);
+    ret->key = ret->stored.key ? ret->stored.key : "";
+    ret->key_hash = ret->stored.key_hash;
+    LG_TRY(rc);
+    LG_TRY(choose_text(rule, ret));
+    if (ret->is_latent)
+        LG_TRY(make_latents(ret));
+    else
+        LG_TRY(make_pixels(rule, ret, pixels));
+    return 0;
+}
+
+void lg_sample_free(lg_sample *s)
+{
+    lg_item_free(&s->stored);
+    if (s->work) {
+        lg_picture_free(&s->work->picture);
+        lg_resize_free(&s->work->scratch);
+    }
+    free(s->work);
+    free(s->latent_mean);
+    *s = (lg_sample){0};
+}
