@@ -93,6 +93,7 @@ $(patsubst stages/%/main.c,$(BUILD)/bin/lg-%,$(ROLE_MAINS)) $(patsubst stages/to
 	$(LINK)
 
 include kernels/kernels.mk
+include examples/emoji/emoji.mk
 
 $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)
