@@ -41,7 +41,7 @@ typedef struct lg_stage {
     char keeper[LG_PATH_BYTES]; /* socket */
     const char *waiting_for;    /* what the last idle step waited for, for status */
     void *state;                /* the role's own */
-    lg_region *region[64];      /* all regions opened, to deposit again */
+    lg_region *region[512];      /* all regions opened, to deposit again */
     int n_regions;
     uint32_t keeper_epoch;
 } lg_stage;

@@ -1,0 +1,27 @@
+/* The files of a checkpoint directory:
+ *   model/, ema/          diffusers layout (nets/denoiser.h)
+ *   optimizer.safetensors exp_avg.<param>, exp_avg_sq.<param>, master.<param>: fp32, names and
+ * shapes of the parameter table, independent of the number of ranks manifest.json
+ * config/manifest.h; written last
+ */
+#pragma once
+#include "config/manifest.h"
+#include "stages/nets/denoiser.h"
+
+/* A whole training state, each array (params.count) fp32 on the host. */
+struct lg_snapshot {
+    const float *w, *m, *v, *ema;
+};
+/* Writes everything but the manifest into dir (created), each file fsynced. manifest gets the rows.
+ */
+int lg_checkpoint_write(const char *dir, const struct lg_denoiser_config *net,
+                        const lg_params *params, const struct lg_snapshot *s,
+                        lg_manifest *manifest);
+/* Reads elements [first, first + count) of the flat buffer from dir/optimizer.safetensors; each
+ * destination may be NULL. */
+int lg_checkpoint_read_optimizer(const char *dir, const lg_params *params, size_t first,
+                                 size_t count, float *w, float *m, float *v);
+/* Folder of the weights inside `dir`: dir itself when it is a diffusers folder, dir/ema or
+ * dir/model when it is a checkpoint (which: "model" or "ema"). LG_ERR_NOTFOUND says what was looked
+ * for. */
+int lg_checkpoint_weights_dir(const char *dir, const char *which, char ret[LG_PATH_BYTES]);

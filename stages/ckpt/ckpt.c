@@ -1,0 +1,262 @@
+/* The checkpoint writer. STAGE copies a committed state (weights, moments, EMA of the same state)
+ * into the region ckpt/0/staging, which lets trainer and EMA go on; WRITE turns the staging region
+ * into files. A successor, of this build or a newer one, that finds a staged snapshot writes it.
+ *
+ * Publishing: everything into checkpoints/.tmp-<name>_step<N>, each file fsynced, manifest last,
+ * rename, fsync of checkpoints/. Idempotent: a complete directory with equal hashes counts as done.
+ * A full disk loses nothing: the snapshot stays in memory, the old checkpoints stay, the write is
+ * tried again. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "stages/ckpt/checkpoint.h"
+#include "stages/ckpt/retention.h"
+#include "stages/roles.h"
+#include "stages/trainer/state.h"
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { RETRY_FIRST_S = 1, RETRY_MAX_S = 30 };
+
+/* First page of the staging region. */
+struct staged_head {
+    struct lg_state_scalars scalars;
+    char fingerprint[512];
+};
+
+struct ckpt {
+    lg_trainer_state *trainer;
+    lg_region *ema[LG_INSTANCES_MAX][2];
+    lg_region *staging;
+    int64_t retry_at_ns; /* 0: no failed attempt */
+    int retry_s;
+    char fingerprint[512];
+};
+
+static size_t staging_bytes(size_t params)
+{
+    return LG_PAGE_BYTES + 4 * params * sizeof(float);
+}
+
+static struct lg_snapshot snapshot_of(const struct ckpt *c)
+{
+    const float *w = (const float *)((char *)c->staging->payload + LG_PAGE_BYTES);
+    size_t n = c->trainer->params.count;
+    return (struct lg_snapshot){.w = w, .m = w + n, .v = w + 2 * n, .ema = w + 3 * n};
+}
+
+static int ckpt_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
+                      int *ret_n)
+{
+    struct lg_denoiser_config net;
+    lg_params params;
+    LG_ASSERT(cap >= 1);
+    LG_TRY(lg_net_config_of(c, p, &net));
+    LG_TRY(lg_denoiser_params(&net, &params));
+    snprintf(rows[0].name, sizeof rows[0].name, "ckpt/0/staging");
+    rows[0].bytes = staging_bytes(params.count);
+    lg_params_free(&params);
+    *ret_n = 1;
+    return 0;
+}
+
+static int ckpt_open(lg_stage *st)
+{
+    struct ckpt *c = calloc(1, sizeof *c);
+    lg_device *d;
+    LG_ASSERT(c);
+    st->state = c;
+    LG_TRY(lg_trainer_state_open(st, &c->trainer));
+    for (int r = 0; r < c->trainer->ranks; r++)
+        for (int side = 0; side < 2; side++)
+            LG_TRY(lg_ema_region(st, c->trainer, r, side, &c->ema[r][side]));
+    LG_TRY(lg_stage_region(st, staging_bytes(c->trainer->params.count), &c->staging,
+                           "ckpt/0/staging"));
+    /* The fingerprint that decides bits is the trainer's. */
+    LG_TRY(lg_device_open(st->config->_device,
+                          &(struct lg_device_options){.threads = st->plan.threads[LG_ROLE_trainer],
+                                                      .isa = st->plan.isa},
+                          &d));
+    snprintf(c->fingerprint, sizeof c->fingerprint, "%s", lg_device_fingerprint(d));
+    lg_device_close(&d);
+    return 0;
+}
+
+static void stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
+{
+    int64_t start = lg_now_ns();
+    struct staged_head *head = c->staging->payload;
+    float *w = (float *)((char *)c->staging->payload + LG_PAGE_BYTES);
+    size_t n = c->trainer->params.count;
+    for (int r = 0; r < c->trainer->ranks; r++) {
+        struct lg_shard s = lg_shard_of(n, r, c->trainer->ranks);
+        struct lg_state_view view = lg_trainer_state_view(c->trainer, r, state);
+        size_t bytes = s.count * sizeof(float);
+        memcpy(w + s.first, view.w, bytes);
+        memcpy(w + n + s.first, view.m, bytes);
+        memcpy(w + 2 * n + s.first, view.v, bytes);
+        memcpy(w + 3 * n + s.first, c->ema[r][state & 1]->payload, bytes);
+    }
+    head->scalars = *lg_trainer_state_view(c->trainer, 0, state).scalars;
+    LG_ASSERT(head->scalars.state == state);
+    snprintf(head->fingerprint, sizeof head->fingerprint, "%s", c->fingerprint);
+    lg_ckpt_mark_staged(st->board, state);
+    lg_log(LG_INFO, "staged state %" PRIu64 " in %.2f ms", state,
+           (double)(lg_now_ns() - start) / LG_MS_NS);
+}
+
+static int sync_ledger(const lg_stage *st)
+{
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_path(path, "%s/ledger", st->run_dir));
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return errno == ENOENT ? 0 : LG_FAIL(LG_ERR_IO, "%s: %s", path, strerror(errno));
+    int bad = fsync(fd) < 0 ? errno : 0;
+    close(fd);
+    if (bad) return LG_FAIL(lg_err_from_errno(bad), "fsync of %s: %s", path, strerror(bad));
+    return 0;
+}
+
+static lg_manifest *manifest_of(const lg_stage *st, const struct ckpt *c)
+{
+    const struct staged_head *head = c->staging->payload;
+    lg_manifest *m = calloc(1, sizeof *m);
+    LG_ASSERT(m);
+    snprintf(m->name, sizeof m->name, "%s", st->config->job_name);
+    m->step = head->scalars.state;
+    m->next_n = head->scalars.state * st->board->s->batch;
+    m->seed = (uint64_t)st->config->job_seed;
+    m->plan_hash = st->plan.hash;
+    snprintf(m->isa, sizeof m->isa, "%s", st->plan.isa);
+    m->ranks = c->trainer->ranks;
+    m->threads = st->plan.threads[LG_ROLE_trainer];
+    snprintf(m->fingerprint, sizeof m->fingerprint, "%s", head->fingerprint);
+    m->optimizer_steps = head->scalars.optimizer_steps;
+    m->skipped = head->scalars.skipped;
+    return m;
+}
+
+static bool same_files(const lg_manifest *a, const lg_manifest *b)
+{
+    if (a->n_files != b->n_files || a->step != b->step) return false;
+    for (int i = 0; i < a->n_files; i++)
+        if (strcmp(a->file[i].path, b->file[i].path) || a->file[i].hash != b->file[i].hash)
+            return false;
+    return true;
+}
+
+static int write_files(lg_stage *st, struct ckpt *c, const char *parent, const char *tmp,
+                       const char *final, lg_manifest *m)
+{
+    struct lg_snapshot s = snapshot_of(c);
+    LG_TRY(lg_mkdirs(parent));
+    LG_TRY(lg_remove_tree(tmp));
+    LG_TRY(lg_mkdirs(tmp));
+    LG_TRY(lg_checkpoint_write(tmp, &c->trainer->net, &c->trainer->params, &s, m));
+    lg_manifest *there = calloc(1, sizeof *there);
+    LG_ASSERT(there);
+    bool done = lg_manifest_exists(final) && lg_manifest_load(final, there) == 0 &&
+                same_files(there, m) && lg_manifest_verify(there, final) == 0;
+    free(there);
+    lg_err_clear();
+    if (done) return lg_remove_tree(tmp);
+    LG_TRY(lg_manifest_save(m, tmp));
+    LG_TRY(lg_fsync_dir(tmp));
+    LG_TRY(sync_ledger(st));
+    LG_TRY(lg_remove_tree(final)); /* an incomplete or foreign one of the same name */
+    if (rename(tmp, final) < 0)
+        return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s to %s: %s", tmp, final,
+                       strerror(errno));
+    LG_TRY(lg_fsync_dir(parent));
+    return 0;
+}
+
+static int write_state(lg_stage *st, struct ckpt *c, uint64_t state)
+{
+    char parent[LG_PATH_BYTES], tmp[LG_PATH_BYTES], final[LG_PATH_BYTES];
+    const char *name = st->config->job_name;
+    int64_t start = lg_now_ns();
+    LG_TRY(lg_path(parent, "%s/checkpoints", st->run_dir));
+    LG_TRY(lg_path(tmp, "%s/.tmp-%s_step%" PRIu64, parent, name, state));
+    LG_TRY(lg_path(final, "%s/%s_step%" PRIu64, parent, name, state));
+    lg_manifest *m = manifest_of(st, c);
+    int rc = write_files(st, c, parent, tmp, final, m);
+    free(m);
+    if (rc < 0) {
+        char kept[1024];
+        snprintf(kept, sizeof kept, "%s", lg_err_message());
+        lg_remove_tree(tmp);
+        return LG_FAIL(rc, "%s", kept);
+    }
+    lg_ckpt_mark_published(st->board, state);
+    lg_log(LG_INFO, "published %s in %.1f ms", final, (double)(lg_now_ns() - start) / LG_MS_NS);
+    if (lg_retention_apply(parent, name, (int)st->config->checkpoint_keep) < 0)
+        lg_log_error("old checkpoints could not be removed");
+    return 0;
+}
+
+/* One attempt; a failed one is told and tried again later, twice as late each time. */
+static int try_write(lg_stage *st, struct ckpt *c, uint64_t state)
+{
+    if (c->retry_at_ns && lg_now_ns() < c->retry_at_ns) return LG_STEP_IDLE;
+    if (write_state(st, c, state) == 0) {
+        if (c->retry_at_ns) lg_bus_event(st->bus, LG_INFO, "the checkpoint could be written now");
+        c->retry_at_ns = 0;
+        c->retry_s = 0;
+        return LG_STEP_WORKED;
+    }
+    c->retry_s = c->retry_s ? LG_MIN(2 * c->retry_s, RETRY_MAX_S) : RETRY_FIRST_S;
+    c->retry_at_ns = lg_now_ns() + c->retry_s * LG_S_NS;
+    char text[400];
+    snprintf(text, sizeof text,
+             "checkpoint of step %" PRIu64
+             " not written, next try in %d s (training goes on, older "
+             "checkpoints stay): %s",
+             state, c->retry_s, lg_err_message());
+    lg_bus_event(st->bus, LG_WARN, text);
+    lg_log_error(text);
+    return LG_STEP_IDLE;
+}
+
+static int ckpt_step(lg_stage *st)
+{
+    struct ckpt *c = st->state;
+    struct lg_action a = lg_ckpt_next(st->board);
+    lg_log_set_step((int64_t)a.step);
+    switch (a.kind) {
+    case LG_DO_STAGE:
+        stage_state(st, c, a.step);
+        break;
+    case LG_DO_WRITE: {
+        int rc = try_write(st, c, a.step);
+        if (rc != LG_STEP_WORKED) return rc;
+        break;
+    }
+    case LG_DO_DONE:
+        return LG_STEP_DONE;
+    default:
+        st->waiting_for = a.why;
+        return LG_STEP_IDLE;
+    }
+    lg_bus_notify(st->bus);
+    return LG_STEP_WORKED;
+}
+
+static void ckpt_close(lg_stage *st)
+{
+    struct ckpt *c = st->state;
+    lg_trainer_state_close(&c->trainer);
+    free(c);
+    st->state = NULL;
+}
+
+const struct lg_stage_def lg_ckpt_def = {
+    .role = LG_ROLE_ckpt,
+    .bytes = ckpt_bytes,
+    .open = ckpt_open,
+    .step = ckpt_step,
+    .close = ckpt_close,
+};

@@ -1,0 +1,141 @@
+/* The EMA keeper: follows the trainer's committed weights, one state behind at most, off the
+ * critical path. It maps the trainer's sides read-only in effect and owns ema/<r>/state/<a|b>.
+ *
+ * EMA state e lies in side e & 1 and is made from EMA state e - 1 and the weights of state e:
+ *     ema <- d ema + (1 - d) w,  d = min(decay, (1 + s) / (10 + s)), s = e - 1 the step that made
+ * e. Dying in the middle of it: done again from the same two inputs, giving the same bytes. */
+#include "base/log.h"
+#include "kernels/ops.h"
+#include "stages/ckpt/checkpoint.h"
+#include "stages/roles.h"
+#include "stages/trainer/state.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ema {
+    lg_device *device;
+    lg_stream *stream;
+    lg_trainer_state *trainer;
+    lg_region *side[LG_INSTANCES_MAX][2];
+};
+
+static int ema_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
+                     int *ret_n)
+{
+    struct lg_denoiser_config net;
+    lg_params params;
+    int n = 0, ranks = p->instances[LG_ROLE_trainer];
+    LG_TRY(lg_net_config_of(c, p, &net));
+    LG_TRY(lg_denoiser_params(&net, &params));
+    for (int r = 0; r < ranks; r++)
+        for (int side = 0; side < 2 && n < cap; side++) {
+            size_t count = lg_shard_of(params.count, r, ranks).count;
+            snprintf(rows[n].name, sizeof rows[n].name, "ema/%d/state/%c", r, "ab"[side]);
+            rows[n++].bytes = LG_MAX(count, (size_t)1) * sizeof(float);
+        }
+    lg_params_free(&params);
+    *ret_n = n;
+    return 0;
+}
+
+static int ema_open(lg_stage *st)
+{
+    struct ema *e = calloc(1, sizeof *e);
+    LG_ASSERT(e);
+    st->state = e;
+    LG_TRY(lg_stage_device(st, &e->device));
+    LG_TRY(lg_stream_open(e->device, &e->stream));
+    LG_TRY(lg_trainer_state_open(st, &e->trainer));
+    for (int r = 0; r < e->trainer->ranks; r++)
+        for (int side = 0; side < 2; side++)
+            LG_TRY(lg_ema_region(st, e->trainer, r, side, &e->side[r][side]));
+    return 0;
+}
+
+/* State start_step: of the checkpoint that the run goes on from, else a copy of the weights. */
+static int init(lg_stage *st, struct ema *e, uint64_t state)
+{
+    lg_origin origin;
+    char dir[LG_PATH_BYTES], ema_dir[LG_PATH_BYTES];
+    float *all = NULL;
+    LG_TRY(lg_run_origin(st, &origin, dir));
+    if (origin == LG_ORIGIN_RESUME) {
+        LG_TRY(lg_path(ema_dir, "%s/ema", dir));
+        all = calloc(e->trainer->params.count, sizeof *all);
+        LG_ASSERT(all);
+        int rc = lg_denoiser_load(&e->trainer->net, ema_dir, all);
+        if (rc < 0) {
+            free(all);
+            return rc;
+        }
+    }
+    for (int r = 0; r < e->trainer->ranks; r++) {
+        struct lg_shard shard = lg_shard_of(e->trainer->params.count, r, e->trainer->ranks);
+        const float *from = all ? all + shard.first : lg_trainer_state_view(e->trainer, r, state).w;
+        memcpy(e->side[r][state & 1]->payload, from, shard.count * sizeof *from);
+    }
+    free(all);
+    lg_ema_mark(st->board, state);
+    lg_log(LG_INFO, "starts at state %" PRIu64 " from %s", state,
+           origin == LG_ORIGIN_RESUME ? dir : "the weights");
+    return 0;
+}
+
+static void advance(lg_stage *st, struct ema *e, uint64_t state)
+{
+    double s = (double)(state - 1), decay = LG_MIN(st->config->ema_decay, (1 + s) / (10 + s));
+    for (int r = 0; r < e->trainer->ranks; r++) {
+        struct lg_shard shard = lg_shard_of(e->trainer->params.count, r, e->trainer->ranks);
+        if (!shard.count) continue;
+        int64_t n = (int64_t)shard.count;
+        lg_ema(e->stream, &(struct lg_ema_args){
+                              .ema = lg_t1(e->side[r][(state - 1) & 1]->payload, LG_F32, n),
+                              .w = lg_t1(lg_trainer_state_view(e->trainer, r, state).w, LG_F32, n),
+                              .out = lg_t1(e->side[r][state & 1]->payload, LG_F32, n),
+                              .decay = decay});
+    }
+    lg_stream_sync(e->stream);
+    lg_ema_mark(st->board, state);
+}
+
+static int ema_step(lg_stage *st)
+{
+    struct ema *e = st->state;
+    struct lg_action a = lg_ema_next(st->board);
+    switch (a.kind) {
+    case LG_DO_INIT:
+        LG_TRY(init(st, e, a.step));
+        break;
+    case LG_DO_ADVANCE:
+        advance(st, e, a.step);
+        break;
+    case LG_DO_DONE:
+        return LG_STEP_DONE;
+    default:
+        st->waiting_for = a.why;
+        return LG_STEP_IDLE;
+    }
+    lg_log_set_step((int64_t)a.step);
+    lg_bus_notify(st->bus);
+    return LG_STEP_WORKED;
+}
+
+static void ema_close(lg_stage *st)
+{
+    struct ema *e = st->state;
+    lg_stream_close(&e->stream);
+    lg_device_close(&e->device);
+    lg_trainer_state_close(&e->trainer);
+    free(e);
+    st->state = NULL;
+}
+
+const struct lg_stage_def lg_ema_def = {
+    .role = LG_ROLE_ema,
+    .bytes = ema_bytes,
+    .open = ema_open,
+    .step = ema_step,
+    .close = ema_close,
+};

@@ -1,0 +1,132 @@
+/* metrics.jsonl and the ledger; see records.h.
+ *
+ * A metrics line is one write() at a known offset; a short write is cut off again, so the file
+ * always ends with a whole line. The ledger is written by position: writing a step twice is
+ * harmless. */
+#include "stages/trainer/records.h"
+#include "base/log.h"
+#include <cjson/cJSON.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PENDING_MAX = 4096, LINE_BYTES = 512 };
+
+struct lg_records {
+    int metrics, ledger; /* fds */
+    off_t end;           /* of metrics.jsonl: after the last whole line */
+    struct lg_step_record *pending;
+    int n_pending;
+};
+
+static int open_file(const char *dir, const char *name, int *ret)
+{
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_path(path, "%s/%s", dir, name));
+    *ret = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (*ret < 0)
+        return LG_FAIL(lg_err_from_errno(errno), "cannot open %s: %s", path, strerror(errno));
+    return 0;
+}
+
+/* Bytes of the leading whole lines whose "step" is at most `committed`. */
+static int whole_lines(int fd, uint64_t committed, off_t *ret)
+{
+    FILE *f = fdopen(dup(fd), "r");
+    char *line = NULL;
+    size_t cap = 0;
+    off_t end = 0;
+    if (!f) return LG_FAIL(LG_ERR_IO, "cannot read metrics.jsonl: %s", strerror(errno));
+    for (ssize_t n; (n = getline(&line, &cap, f)) > 0;) {
+        if (line[n - 1] != '\n') break;
+        cJSON *j = cJSON_ParseWithLength(line, (size_t)n);
+        const cJSON *step = cJSON_GetObjectItemCaseSensitive(j, "step");
+        bool keep = cJSON_IsNumber(step) && step->valuedouble <= (double)committed;
+        cJSON_Delete(j);
+        if (!keep) break;
+        end += n;
+    }
+    free(line);
+    fclose(f);
+    *ret = end;
+    return 0;
+}
+
+int lg_records_open(const char *run_dir, uint64_t committed, lg_records **ret)
+{
+    lg_records *r = calloc(1, sizeof *r);
+    LG_ASSERT(r);
+    r->metrics = r->ledger = -1;
+    int rc;
+    r->pending = calloc(PENDING_MAX, sizeof *r->pending);
+    LG_ASSERT(r->pending);
+    LG_TRY_GOTO(rc, open_file(run_dir, "metrics.jsonl", &r->metrics), fail);
+    LG_TRY_GOTO(rc, open_file(run_dir, "ledger", &r->ledger), fail);
+    LG_TRY_GOTO(rc, whole_lines(r->metrics, committed, &r->end), fail);
+    if (ftruncate(r->metrics, r->end) < 0) {
+        rc = LG_FAIL(LG_ERR_IO, "cannot cut metrics.jsonl: %s", strerror(errno));
+        goto fail;
+    }
+    *ret = r;
+    return 0;
+fail:
+    lg_records_close(&r);
+    return rc;
+}
+
+void lg_records_close(lg_records **r)
+{
+    if (!*r) return;
+    if ((*r)->metrics >= 0) close((*r)->metrics);
+    if ((*r)->ledger >= 0) close((*r)->ledger);
+    free((*r)->pending);
+    free(*r);
+    *r = NULL;
+}
+
+/* JSON has no NaN: null. */
+static const char *number(char buf[32], double v)
+{
+    if (!isfinite(v)) return "null";
+    snprintf(buf, 32, "%.9g", v);
+    return buf;
+}
+
+static bool write_one(lg_records *r, const struct lg_step_record *s)
+{
+    char line[LINE_BYTES], a[32], b[32], c[32];
+    int n = snprintf(line, sizeof line,
+                     "{\"step\": %" PRIu64 ", \"loss\": %s, \"grad_norm\": %s, \"lr\": %s, "
+                     "\"samples_per_s\": %.2f, \"data_wait_s\": %.6f, \"voids\": %u, "
+                     "\"skipped\": %u}\n",
+                     s->ledger.step, number(a, s->loss), number(b, s->grad_norm), number(c, s->lr),
+                     s->samples_per_s, s->data_wait_s, s->ledger.voids, s->ledger.skipped);
+    LG_ASSERT(n > 0 && n < LINE_BYTES);
+    if (pwrite(r->metrics, line, (size_t)n, r->end) != n) {
+        if (ftruncate(r->metrics, r->end) < 0)
+            lg_log(LG_WARN, "cannot cut metrics.jsonl: %s", strerror(errno));
+        return false;
+    }
+    r->end += n;
+    off_t at = (off_t)((s->ledger.step - 1) * sizeof s->ledger);
+    return pwrite(r->ledger, &s->ledger, sizeof s->ledger, at) == (ssize_t)sizeof s->ledger;
+}
+
+int lg_records_append(lg_records *r, const struct lg_step_record *record)
+{
+    /* When thousands are waiting the oldest go: the disk has been full for a very long time. */
+    if (r->n_pending == PENDING_MAX)
+        memmove(r->pending, r->pending + 1, (size_t)--r->n_pending * sizeof *r->pending);
+    r->pending[r->n_pending] = *record;
+    lg_ledger_seal(&r->pending[r->n_pending++].ledger);
+    int done = 0;
+    while (done < r->n_pending && write_one(r, &r->pending[done])) done++;
+    r->n_pending -= done;
+    memmove(r->pending, r->pending + done, (size_t)r->n_pending * sizeof *r->pending);
+    return r->n_pending ? 1 : 0;
+}

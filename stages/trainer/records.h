@@ -1,0 +1,20 @@
+/* What rank 0 writes about each step, before it commits it: a line of RUN/metrics.jsonl and a
+ * record of RUN/ledger. A full disk does not stop training: what could not be written is kept and
+ * tried again with the next step. */
+#pragma once
+#include "config/ledger.h"
+#include "stages/stage.h"
+
+typedef struct lg_records lg_records;
+
+struct lg_step_record {
+    struct lg_ledger_record ledger; /* sealed by the writer */
+    double loss, grad_norm, lr, samples_per_s, data_wait_s;
+};
+/* Opens both files and cuts metrics.jsonl to whole lines of steps <= committed (a former life may
+ * have written the line of a step that was never committed). */
+int lg_records_open(const char *run_dir, uint64_t committed, lg_records **ret);
+void lg_records_close(lg_records **r);
+/* Never fails: 0, or 1 when the disk refuses (the record is kept; the caller tells the user once).
+ */
+int lg_records_append(lg_records *r, const struct lg_step_record *record);

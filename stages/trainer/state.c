@@ -1,0 +1,104 @@
+/* Persistent trainer state; see state.h. */
+#include "stages/trainer/state.h"
+#include "config/manifest.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SHARD_ALIGN = 4096 };
+
+struct lg_shard lg_shard_of(size_t params, int rank, int ranks)
+{
+    size_t per = (params + (size_t)ranks - 1) / (size_t)ranks;
+    per = (per + SHARD_ALIGN - 1) / SHARD_ALIGN * SHARD_ALIGN;
+    size_t first = LG_MIN(per * (size_t)rank, params);
+    return (struct lg_shard){first, LG_MIN(per, params - first)};
+}
+
+int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret)
+{
+    *ret = (struct lg_denoiser_config){
+        .kind = strcmp(c->model_kind, "dit") ? LG_PIXART : LG_DIT,
+        .channels = p->latent_channels,
+        .height = p->latent_size,
+        .width = p->latent_size,
+        .patch = (int)c->model_patch,
+        .hidden = (int)c->model_hidden,
+        .depth = (int)c->model_depth,
+        .heads = (int)c->model_heads,
+        .mlp_ratio = (int)c->model_mlp_ratio,
+        .num_classes = p->num_classes,
+        .text_length = p->text_length,
+        .text_dim = p->text_dim,
+        .norm_eps = 1e-6,
+    };
+    return lg_denoiser_config_check(ret);
+}
+
+size_t lg_trainer_state_bytes(struct lg_shard shard)
+{
+    return LG_PAGE_BYTES + 3 * shard.count * sizeof(float);
+}
+
+int lg_trainer_state_open(lg_stage *st, lg_trainer_state **ret)
+{
+    lg_trainer_state *s = calloc(1, sizeof *s);
+    LG_ASSERT(s);
+    *ret = s; /* half-built objects may be closed */
+    s->ranks = st->plan.instances[LG_ROLE_trainer];
+    LG_TRY(lg_net_config_of(st->config, &st->plan, &s->net));
+    LG_TRY(lg_denoiser_params(&s->net, &s->params));
+    for (int r = 0; r < s->ranks; r++) {
+        struct lg_shard shard = lg_shard_of(s->params.count, r, s->ranks);
+        for (int side = 0; side < 2; side++)
+            LG_TRY(lg_stage_region(st, lg_trainer_state_bytes(shard), &s->side[r][side],
+                                   "trainer/%d/state/%c", r, "ab"[side]));
+    }
+    return 0;
+}
+
+void lg_trainer_state_close(lg_trainer_state **s)
+{
+    if (!*s) return;
+    lg_params_free(&(*s)->params);
+    free(*s);
+    *s = NULL;
+}
+
+struct lg_state_view lg_trainer_state_view(const lg_trainer_state *s, int rank, uint64_t state)
+{
+    size_t count = lg_shard_of(s->params.count, rank, s->ranks).count;
+    char *payload = s->side[rank][state & 1]->payload;
+    float *w = (float *)(payload + LG_PAGE_BYTES);
+    return (struct lg_state_view){(struct lg_state_scalars *)payload, w, w + count, w + 2 * count};
+}
+
+int lg_ema_region(lg_stage *st, const lg_trainer_state *s, int rank, int side, lg_region **ret)
+{
+    size_t count = lg_shard_of(s->params.count, rank, s->ranks).count;
+    return lg_stage_region(st, LG_MAX(count, (size_t)1) * sizeof(float), ret, "ema/%d/state/%c",
+                           rank, "ab"[side]);
+}
+
+int lg_run_origin(lg_stage *st, lg_origin *ret, char ret_dir[LG_PATH_BYTES])
+{
+    char path[LG_PATH_BYTES], *text;
+    size_t bytes;
+    LG_TRY(lg_path(path, "%s/resume", st->run_dir));
+    ret_dir[0] = 0;
+    if (lg_path_exists(path)) {
+        LG_TRY(lg_read_file(path, LG_PATH_BYTES - 1, &text, &bytes));
+        text[strcspn(text, "\n")] = 0;
+        snprintf(ret_dir, LG_PATH_BYTES, "%s", text);
+        free(text);
+    }
+    if (ret_dir[0]) {
+        *ret = LG_ORIGIN_RESUME;
+    } else if (st->config->trainer_init_from[0]) {
+        *ret = LG_ORIGIN_INIT;
+        snprintf(ret_dir, LG_PATH_BYTES, "%s", st->config->trainer_init_from);
+    } else {
+        *ret = LG_ORIGIN_SEED;
+    }
+    return 0;
+}

@@ -1,0 +1,53 @@
+/* The persistent state of the trainer ranks, and who maps which part of it.
+ *
+ * The flat parameter buffer (nets/params.h) is cut into one shard per rank. Rank r owns shard r of
+ * the master weights and of both Adam moments, twice: side a and side b; state s lies in side s
+ * & 1. Every rank maps all shards (weights to read), the EMA keeper and the checkpoint writer too.
+ *
+ *   trainer/<r>/state/<a|b>   one page of lg_state_scalars, then w, m, v: fp32 (shard) each
+ *   trainer/<r>/grad          fp32 (whole flat buffer): rank r's gradient of the step in flight
+ *   ema/<r>/state/<a|b>       fp32 (shard)
+ */
+#pragma once
+#include "stages/nets/denoiser.h"
+#include "stages/stage.h"
+
+struct lg_shard {
+    size_t first, count; /* elements; count may be 0 for the last ranks of a tiny net */
+};
+/* Shards are multiples of 4096 elements (the block of reduce_ranks' sums), the last one shorter. */
+struct lg_shard lg_shard_of(size_t params, int rank, int ranks);
+
+/* The scalars of a state, the same on every rank. */
+struct lg_state_scalars {
+    uint64_t state;           /* s */
+    uint64_t optimizer_steps; /* Adam's t: updates that were not skipped */
+    uint64_t skipped, skipped_in_row;
+    uint64_t voids; /* void samples trained over so far */
+};
+
+struct lg_state_view {
+    struct lg_state_scalars *scalars;
+    float *w, *m, *v; // (shard)
+};
+
+typedef struct lg_trainer_state {
+    struct lg_denoiser_config net;
+    lg_params params;
+    int ranks;
+    lg_region *side[LG_INSTANCES_MAX][2];
+} lg_trainer_state;
+
+/* The net that a config and a plan describe. */
+int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret);
+/* Parameter table and regions of all ranks. */
+int lg_trainer_state_open(lg_stage *st, lg_trainer_state **ret);
+void lg_trainer_state_close(lg_trainer_state **s); /* the stage closes the regions */
+struct lg_state_view lg_trainer_state_view(const lg_trainer_state *s, int rank, uint64_t state);
+size_t lg_trainer_state_bytes(struct lg_shard shard);
+int lg_ema_region(lg_stage *st, const lg_trainer_state *s, int rank, int side, lg_region **ret);
+
+/* Where a run's first state comes from: RUN/resume names a checkpoint, else trainer.init_from a
+ * folder of weights, else the seed. */
+typedef enum lg_origin { LG_ORIGIN_SEED, LG_ORIGIN_INIT, LG_ORIGIN_RESUME } lg_origin;
+int lg_run_origin(lg_stage *st, lg_origin *ret, char ret_dir[LG_PATH_BYTES]);
