@@ -3,7 +3,7 @@
 # The host backend's plain C is compiled once per instruction set (no -march=native): the plan names
 # the set, the backend picks the matching table, so the bits do not depend on the build machine.
 
-KFLAGS := -O3 -fno-trapping-math -fno-signed-zeros
+KFLAGS := -O3 -fno-trapping-math -fno-signed-zeros -fopenmp
 HOST_C := $(wildcard kernels/host/*.c)
 # kernels/host/isa_*.c are compiled once per instruction set; the others once.
 HOST_ISA_C := $(wildcard kernels/host/isa_*.c)

@@ -1,0 +1,124 @@
+/* What every isa_*.c stands on. These files are compiled once per instruction set with LG_ISA = sse2,
+ * avx2 or avx512; here that becomes a vector type `vf` of LG_VW floats, loads with a short tail, and
+ * the name mangling that lets the three builds live in one library.
+ *
+ * A vector loop runs the same instructions for its tail (short load and store) as for its body, so an
+ * element's bits do not depend on where it stands in the array.
+ */
+#pragma once
+#include "kernels/host/host.h"
+#include <immintrin.h>
+#include <string.h>
+
+#define LG_CAT3_(a, b, c) a##b##_##c
+#define LG_CAT3(a, b, c)  LG_CAT3_(a, b, c)
+/* lg_host_<name>_<isa> */
+#define LG_K(name) LG_CAT3(lg_host_, name, LG_ISA)
+
+#define LG_OP(name) void LG_K(name)(lg_stream * s, const struct lg_##name##_args *a);
+#include "kernels/ops.def"
+#undef LG_OP
+size_t LG_K(attention_forward_scratch)(const struct lg_attention_forward_args *a, int threads);
+size_t LG_K(attention_backward_scratch)(const struct lg_attention_backward_args *a, int threads);
+size_t LG_K(group_norm_scratch)(const struct lg_group_norm_forward_args *a, int threads);
+
+#if defined(__AVX512F__)
+#define LG_VW 16
+#define LG_VMAX(a, b) ((vf)_mm512_max_ps((__m512)(a), (__m512)(b)))
+#define LG_VMIN(a, b) ((vf)_mm512_min_ps((__m512)(a), (__m512)(b)))
+#define LG_VSQRT(a)   ((vf)_mm512_sqrt_ps((__m512)(a)))
+#elif defined(__AVX2__)
+#define LG_VW 8
+#define LG_VMAX(a, b) ((vf)_mm256_max_ps((__m256)(a), (__m256)(b)))
+#define LG_VMIN(a, b) ((vf)_mm256_min_ps((__m256)(a), (__m256)(b)))
+#define LG_VSQRT(a)   ((vf)_mm256_sqrt_ps((__m256)(a)))
+#else
+#define LG_VW 4
+#define LG_VMAX(a, b) ((vf)_mm_max_ps((__m128)(a), (__m128)(b)))
+#define LG_VMIN(a, b) ((vf)_mm_min_ps((__m128)(a), (__m128)(b)))
+#define LG_VSQRT(a)   ((vf)_mm_sqrt_ps((__m128)(a)))
+#endif
+
+#define LG_INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(LG_VW * 4)));
+typedef int32_t vi __attribute__((vector_size(LG_VW * 4)));
+typedef float vf_unaligned __attribute__((vector_size(LG_VW * 4), aligned(4), may_alias));
+/* Half as many lanes, and as many doubles. */
+typedef float vh __attribute__((vector_size(LG_VW * 2)));
+typedef float vh_unaligned __attribute__((vector_size(LG_VW * 2), aligned(4), may_alias));
+typedef double vd __attribute__((vector_size(LG_VW * 4)));
+
+LG_INLINE vf vf_set(float x)
+{
+    return x + (vf){0};
+}
+LG_INLINE vf vf_load(const float *p)
+{
+    return *(const vf_unaligned *)p;
+}
+LG_INLINE void vf_store(float *p, vf v)
+{
+    *(vf_unaligned *)p = v;
+}
+/* The first r lanes; the others are 0. r = LG_VW, a constant in the loop's body, is a plain load. */
+LG_INLINE vf vf_load_n(const float *p, int r)
+{
+    if (r == LG_VW) return vf_load(p);
+    vf v = {0};
+    memcpy(&v, p, (size_t)r * sizeof(float));
+    return v;
+}
+LG_INLINE void vf_store_n(float *p, vf v, int r)
+{
+    if (r == LG_VW)
+        vf_store(p, v);
+    else
+        memcpy(p, &v, (size_t)r * sizeof(float));
+}
+/* Lanes added in a fixed tree. */
+LG_INLINE float vf_sum(vf v)
+{
+    float lane[LG_VW];
+    memcpy(lane, &v, sizeof lane);
+    for (int w = LG_VW / 2; w > 0; w /= 2)
+        for (int i = 0; i < w; i++) lane[i] += lane[i + w];
+    return lane[0];
+}
+LG_INLINE float vf_max_lane(vf v)
+{
+    float lane[LG_VW];
+    memcpy(lane, &v, sizeof lane);
+    for (int w = LG_VW / 2; w > 0; w /= 2)
+        for (int i = 0; i < w; i++) lane[i] = lane[i] > lane[i + w] ? lane[i] : lane[i + w];
+    return lane[0];
+}
+LG_INLINE double vd_sum(vd v)
+{
+    double sum = 0, lane[LG_VW / 2];
+    memcpy(lane, &v, sizeof lane);
+    for (int i = 0; i < LG_VW / 2; i++) sum += lane[i];
+    return sum;
+}
+
+/* Runs the block for i = 0, LG_VW, ... below n; r is the number of valid lanes at i. */
+#define LG_VLOOP(i, r, n, ...)                                                                     \
+    do {                                                                                           \
+        const int64_t n_ = (n);                                                                    \
+        int64_t i = 0;                                                                             \
+        for (; i + LG_VW <= n_; i += LG_VW) {                                                      \
+            enum { r = LG_VW };                                                                    \
+            __VA_ARGS__                                                                            \
+        }                                                                                          \
+        if (i < n_) {                                                                              \
+            const int r = (int)(n_ - i);                                                           \
+            __VA_ARGS__                                                                            \
+        }                                                                                          \
+    } while (0)
+
+/* The loop after it is shared among the device's threads by a fixed partition. */
+#define LG_PRAGMA_(x) _Pragma(#x)
+#define LG_PRAGMA(x)  LG_PRAGMA_(x)
+#define LG_PARALLEL(threads) LG_PRAGMA(omp parallel for schedule(static) num_threads(threads) if ((threads) > 1))
+/* Flat arrays are cut into pieces of this many elements. */
+enum { LG_PIECE = 16384 };

@@ -1,0 +1,289 @@
+/* Attention, forward and backward, one head of one sample at a time.
+ *
+ * Design: a head's k and v are packed once (transposed where a product wants it, rows padded to whole
+ * vectors), then blocks of ROWS queries go through it: scores, softmax, product with v, all in the
+ * second cache. The backward makes the probabilities again from the log-sum-exp. Keys beyond k_length
+ * are never read: their number enters the products as a size, so what lies there, even NaN, is without
+ * effect.
+ *
+ * Invariants: the padding of packed rows is 0; the padding of a row of scores is far below any score.
+ * Threads share heads, each with its own part of the scratch memory.
+ */
+#include "kernels/host/smallgemm.h"
+#include "kernels/host/vmath.h"
+#include <math.h>
+#include <omp.h>
+
+enum { ROWS = 48 };
+#define FAR_BELOW (-1e30f)
+
+static int64_t padded(int64_t n)
+{
+    return (n + LG_VW - 1) / LG_VW * LG_VW;
+}
+
+/* Cuts the thread's scratch. With base NULL it only counts. */
+struct cutter {
+    float *base;
+    int64_t used;
+};
+
+static float *cut(struct cutter *c, int64_t floats)
+{
+    float *p = c->base ? c->base + c->used : NULL;
+    c->used += (floats + 15) & ~(int64_t)15;
+    return p;
+}
+
+/* rows (n, d) at token stride -> (n, padded d) */
+static void pack_rows(float *out, const float *in, int64_t stride, int64_t n, int64_t d)
+{
+    const int64_t w = padded(d);
+    for (int64_t t = 0; t < n; t++)
+        LG_VLOOP(i, r, d, { vf_store(out + t * w + i, vf_load_n(in + t * stride + i, r)); });
+}
+
+/* rows (n, d) at token stride -> (d, padded n) */
+static void pack_columns(float *out, const float *in, int64_t stride, int64_t n, int64_t d)
+{
+    const int64_t w = padded(n);
+    for (int64_t t0 = 0; t0 < w; t0 += 16) {
+        const int64_t t1 = LG_MIN(t0 + 16, w);
+        for (int64_t i = 0; i < d; i++)
+            for (int64_t t = t0; t < t1; t++)
+                out[i * w + t] = t < n ? in[t * stride + i] : 0.0f;
+    }
+}
+
+static void unpack_rows(float *out, int64_t stride, const float *in, int64_t n, int64_t d)
+{
+    const int64_t w = padded(d);
+    for (int64_t t = 0; t < n; t++)
+        LG_VLOOP(i, r, d, { vf_store_n(out + t * stride + i, vf_load(in + t * w + i), r); });
+}
+
+static int64_t keys_of(const lg_tensor *k_length, int64_t b, int64_t Tk)
+{
+    if (k_length->rank == 0 || !k_length->data) return Tk;
+    int64_t n = ((const int32_t *)k_length->data)[b];
+    LG_ASSERT(n >= 1 && n <= Tk);
+    return n;
+}
+
+struct forward_scratch {
+    float *k, *v, *scores, *out; // (d, Tk), (Tk, d), (ROWS, Tk), (ROWS, d), padded
+};
+
+static int64_t cut_forward(struct forward_scratch *f, float *base, int64_t Tk, int64_t d)
+{
+    struct cutter c = {.base = base};
+    f->k = cut(&c, d * padded(Tk));
+    f->v = cut(&c, Tk * padded(d));
+    f->scores = cut(&c, ROWS * padded(Tk));
+    f->out = cut(&c, ROWS * padded(d));
+    return c.used;
+}
+
+size_t LG_K(attention_forward_scratch)(const struct lg_attention_forward_args *a, int threads)
+{
+    struct forward_scratch f;
+    return (size_t)threads * (size_t)cut_forward(&f, NULL, a->k.dim[1], a->q.dim[3]) * sizeof(float);
+}
+
+/* scores -> exp(scale score + bias - max), in place; returns the sum, and the maximum. The row is w
+ * wide, n of it keys. */
+static float softmax_row(float *row, const float *bias, float scale, int64_t n, int64_t w,
+                         float *ret_max)
+{
+    vf high = vf_set(FAR_BELOW), sum = {0};
+    for (int64_t i = n; i < w; i++) row[i] = FAR_BELOW;
+    if (bias) {
+        LG_VLOOP(i, r, n, {
+            vf x = vf_load_n(row + i, r) * scale + vf_load_n(bias + i, r);
+            vf_store_n(row + i, x, r);
+        });
+        for (int64_t i = 0; i < w; i += LG_VW) high = LG_VMAX(high, vf_load(row + i));
+    } else {
+        for (int64_t i = 0; i < w; i += LG_VW) {
+            vf x = vf_load(row + i);
+            vf_store(row + i, i + LG_VW <= n ? x * scale : x);
+        }
+        for (int64_t i = n / LG_VW * LG_VW; i < n; i++) row[i] *= scale;
+        for (int64_t i = 0; i < w; i += LG_VW) high = LG_VMAX(high, vf_load(row + i));
+    }
+    const float max = vf_max_lane(high);
+    for (int64_t i = 0; i < w; i += LG_VW) {
+        vf p = vf_exp(vf_load(row + i) - max);
+        vf_store(row + i, p);
+        sum += p;
+    }
+    *ret_max = max;
+    return vf_sum(sum);
+}
+
+static void forward_head(const struct lg_attention_forward_args *a, int64_t b, int64_t h,
+                         float *scratch)
+{
+    const int64_t Tq = a->q.dim[1], H = a->q.dim[2], d = a->q.dim[3], Tk = a->k.dim[1];
+    const int64_t n = keys_of(&a->k_length, b, Tk), wn = padded(n), wd = padded(d);
+    struct forward_scratch f;
+    cut_forward(&f, scratch, Tk, d);
+    const float *q = (const float *)a->q.data + b * Tq * a->q_stride + h * d;
+    const float *k = (const float *)a->k.data + b * Tk * a->kv_stride + h * d;
+    const float *v = (const float *)a->v.data + b * Tk * a->kv_stride + h * d;
+    float *o = (float *)a->o.data + (b * Tq * H + h) * d;
+    float *lse = a->lse.rank && a->lse.data ? (float *)a->lse.data + (b * H + h) * Tq : NULL;
+    const float *bias =
+        a->bias.rank && a->bias.data ? (const float *)a->bias.data + h * Tq * Tk : NULL;
+    pack_columns(f.k, k, a->kv_stride, n, d);
+    pack_rows(f.v, v, a->kv_stride, n, d);
+    for (int64_t t = 0; t < Tq; t += ROWS) {
+        const int64_t rows = LG_MIN((int64_t)ROWS, Tq - t);
+        float inverse[ROWS];
+        small_gemm(&(struct small_gemm){rows, wn, d, q + t * a->q_stride, a->q_stride, 1, f.k, wn,
+                                        f.scores, wn, false});
+        for (int64_t i = 0; i < rows; i++) {
+            float max, sum = softmax_row(f.scores + i * wn, bias ? bias + (t + i) * Tk : NULL,
+                                         (float)a->scale, n, wn, &max);
+            inverse[i] = 1.0f / sum;
+            if (lse) lse[t + i] = max + logf(sum);
+        }
+        small_gemm(&(struct small_gemm){rows, wd, n, f.scores, wn, 1, f.v, wd, f.out, wd, false});
+        for (int64_t i = 0; i < rows; i++)
+            LG_VLOOP(c, r, d, {
+                vf_store_n(o + (t + i) * H * d + c, vf_load(f.out + i * wd + c) * inverse[i], r);
+            });
+    }
+}
+
+void LG_K(attention_forward)(lg_stream *s, const struct lg_attention_forward_args *a)
+{
+    const int64_t H = a->q.dim[2], heads = a->q.dim[0] * H;
+    struct forward_scratch f;
+    const int64_t floats = cut_forward(&f, NULL, a->k.dim[1], a->q.dim[3]);
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t i = 0; i < heads; i++)
+        forward_head(a, i / H, i % H, (float *)s->scratch + omp_get_thread_num() * floats);
+}
+
+struct backward_scratch {
+    float *k_columns, *v_columns;       // (d, Tk)
+    float *k_rows, *dk, *dv;            // (Tk, d)
+    float *q_rows, *dout_rows, *dq;     // (ROWS, d)
+    float *probability, *dscore, *delta; // (ROWS, Tk), (ROWS, Tk), (ROWS)
+};
+
+static int64_t cut_backward(struct backward_scratch *f, float *base, int64_t Tk, int64_t d)
+{
+    struct cutter c = {.base = base};
+    f->k_columns = cut(&c, d * padded(Tk));
+    f->v_columns = cut(&c, d * padded(Tk));
+    f->k_rows = cut(&c, Tk * padded(d));
+    f->dk = cut(&c, Tk * padded(d));
+    f->dv = cut(&c, Tk * padded(d));
+    f->q_rows = cut(&c, ROWS * padded(d));
+    f->dout_rows = cut(&c, ROWS * padded(d));
+    f->dq = cut(&c, ROWS * padded(d));
+    f->probability = cut(&c, ROWS * padded(Tk));
+    f->dscore = cut(&c, ROWS * padded(Tk));
+    f->delta = cut(&c, ROWS);
+    return c.used;
+}
+
+size_t LG_K(attention_backward_scratch)(const struct lg_attention_backward_args *a, int threads)
+{
+    struct backward_scratch f;
+    return (size_t)threads * (size_t)cut_backward(&f, NULL, a->k.dim[1], a->q.dim[3]) *
+           sizeof(float);
+}
+
+/* delta[i] = dout[i] . o[i], which is sum_j P[i][j] dP[i][j]. */
+static void row_deltas(float *delta, const float *dout_rows, const float *o, int64_t o_stride,
+                       int64_t rows, int64_t d)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        vf sum = {0};
+        LG_VLOOP(c, r, d, {
+            sum += vf_load(dout_rows + i * padded(d) + c) * vf_load_n(o + i * o_stride + c, r);
+        });
+        delta[i] = vf_sum(sum);
+    }
+}
+
+/* In: scores and dP. Out: P, and dS = scale P (dP - delta). */
+static void score_gradients(const struct backward_scratch *f, const float *lse, float scale,
+                            int64_t rows, int64_t wn)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        float *p = f->probability + i * wn, *ds = f->dscore + i * wn;
+        const float low = lse[i], delta = f->delta[i];
+        for (int64_t j = 0; j < wn; j += LG_VW) {
+            vf x = vf_exp(vf_load(p + j) * scale - low);
+            vf_store(p + j, x);
+            vf_store(ds + j, x * (vf_load(ds + j) - delta) * scale);
+        }
+    }
+}
+
+/* The five products of `rows` queries starting at q, dout; dk and dv are added to. */
+static void backward_rows(const struct backward_scratch *f, const float *lse, float scale,
+                          int64_t rows, int64_t n, int64_t d)
+{
+    const int64_t wn = padded(n), wd = padded(d);
+    small_gemm(&(struct small_gemm){rows, wn, d, f->q_rows, wd, 1, f->k_columns, wn, f->probability,
+                                    wn, false});
+    small_gemm(&(struct small_gemm){rows, wn, d, f->dout_rows, wd, 1, f->v_columns, wn, f->dscore,
+                                    wn, false});
+    score_gradients(f, lse, scale, rows, wn);
+    small_gemm(&(struct small_gemm){n, wd, rows, f->probability, 1, wn, f->dout_rows, wd, f->dv, wd,
+                                    true});
+    small_gemm(
+        &(struct small_gemm){n, wd, rows, f->dscore, 1, wn, f->q_rows, wd, f->dk, wd, true});
+    small_gemm(&(struct small_gemm){rows, wd, n, f->dscore, wn, 1, f->k_rows, wd, f->dq, wd, false});
+}
+
+static void backward_head(const struct lg_attention_backward_args *a, int64_t b, int64_t h,
+                          float *scratch)
+{
+    const int64_t Tq = a->q.dim[1], H = a->q.dim[2], d = a->q.dim[3], Tk = a->k.dim[1];
+    const int64_t n = keys_of(&a->k_length, b, Tk), wd = padded(d);
+    struct backward_scratch f;
+    cut_backward(&f, scratch, Tk, d);
+    const int64_t q_at = b * Tq * a->q_stride + h * d, kv_at = b * Tk * a->kv_stride + h * d;
+    const int64_t o_at = (b * Tq * H + h) * d, dkv_at = b * Tk * a->dkv_stride + h * d;
+    const float *q = (const float *)a->q.data + q_at, *k = (const float *)a->k.data + kv_at;
+    const float *v = (const float *)a->v.data + kv_at, *o = (const float *)a->o.data + o_at;
+    const float *dout = (const float *)a->dout.data + o_at;
+    const float *lse = (const float *)a->lse.data + (b * H + h) * Tq;
+    float *dq = (float *)a->dq.data + b * Tq * a->dq_stride + h * d;
+    float *dk = (float *)a->dk.data + dkv_at, *dv = (float *)a->dv.data + dkv_at;
+    pack_columns(f.k_columns, k, a->kv_stride, n, d);
+    pack_columns(f.v_columns, v, a->kv_stride, n, d);
+    pack_rows(f.k_rows, k, a->kv_stride, n, d);
+    memset(f.dk, 0, (size_t)(n * wd) * sizeof(float));
+    memset(f.dv, 0, (size_t)(n * wd) * sizeof(float));
+    for (int64_t t = 0; t < Tq; t += ROWS) {
+        const int64_t rows = LG_MIN((int64_t)ROWS, Tq - t);
+        pack_rows(f.q_rows, q + t * a->q_stride, a->q_stride, rows, d);
+        pack_rows(f.dout_rows, dout + t * H * d, H * d, rows, d);
+        row_deltas(f.delta, f.dout_rows, o + t * H * d, H * d, rows, d);
+        backward_rows(&f, lse + t, (float)a->scale, rows, n, d);
+        unpack_rows(dq + t * a->dq_stride, a->dq_stride, f.dq, rows, d);
+    }
+    unpack_rows(dk, a->dkv_stride, f.dk, n, d);
+    unpack_rows(dv, a->dkv_stride, f.dv, n, d);
+    for (int64_t t = n; t < Tk; t++) {
+        memset(dk + t * a->dkv_stride, 0, (size_t)d * sizeof(float));
+        memset(dv + t * a->dkv_stride, 0, (size_t)d * sizeof(float));
+    }
+}
+
+void LG_K(attention_backward)(lg_stream *s, const struct lg_attention_backward_args *a)
+{
+    const int64_t H = a->q.dim[2], heads = a->q.dim[0] * H;
+    struct backward_scratch f;
+    const int64_t floats = cut_backward(&f, NULL, a->k.dim[1], a->q.dim[3]);
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t i = 0; i < heads; i++)
+        backward_head(a, i / H, i % H, (float *)s->scratch + omp_get_thread_num() * floats);
+}

@@ -1,0 +1,281 @@
+/* Normalisations and the steps around them.
+ *
+ * LayerNorm and RMSNorm take a row through the first cache three times (mean, variance, result): the
+ * two-pass variance costs nothing there and has no cancellation. GroupNorm reads its input twice and
+ * writes once: the first pass sums each channel's distance to the channel's first pixel, so that a
+ * large mean does not eat the variance either.
+ */
+#include "kernels/host/vmath.h"
+#include <math.h>
+#include <omp.h>
+
+static float row_sum(const float *x, int64_t n)
+{
+    vf sum = {0};
+    LG_VLOOP(i, r, n, { sum += vf_load_n(x + i, r); });
+    return vf_sum(sum);
+}
+
+/* Sum of (x - mean)^2. */
+static float row_spread(const float *x, float mean, int64_t n)
+{
+    vf sum = {0};
+    int64_t i = 0;
+    for (; i + LG_VW <= n; i += LG_VW) {
+        vf c = vf_load(x + i) - mean;
+        sum += c * c;
+    }
+    if (i < n) {
+        float rest[LG_VW];
+        for (int l = 0; l < LG_VW; l++) rest[l] = i + l < n ? x[i + l] : mean;
+        vf c = vf_load(rest) - mean;
+        sum += c * c;
+    }
+    return vf_sum(sum);
+}
+
+static bool present(const lg_tensor *t)
+{
+    return t->rank > 0 && t->data;
+}
+
+void LG_K(norm_modulate_forward)(lg_stream *s, const struct lg_norm_modulate_forward_args *a)
+{
+    const int64_t T = a->x.dim[1], D = a->x.dim[2], rows = a->x.dim[0] * T;
+    const bool modulated = present(&a->scale);
+    float *mean_out = a->mean.data, *rstd_out = a->rstd.data;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t row = 0; row < rows; row++) {
+        const float *x = (const float *)a->x.data + row * D;
+        float *y = (float *)a->y.data + row * D;
+        const float mean = row_sum(x, D) / (float)D;
+        const float rstd = (float)(1.0 / sqrt((double)row_spread(x, mean, D) / (double)D + a->eps));
+        if (mean_out) mean_out[row] = mean;
+        if (rstd_out) rstd_out[row] = rstd;
+        if (modulated) {
+            const float *scale = (const float *)a->scale.data + row / T * a->mod_stride;
+            const float *shift = (const float *)a->shift.data + row / T * a->mod_stride;
+            LG_VLOOP(i, r, D, {
+                vf h = (vf_load_n(x + i, r) - mean) * rstd;
+                vf_store_n(y + i, h * (1.0f + vf_load_n(scale + i, r)) + vf_load_n(shift + i, r), r);
+            });
+        } else {
+            LG_VLOOP(i, r, D, { vf_store_n(y + i, (vf_load_n(x + i, r) - mean) * rstd, r); });
+        }
+    }
+}
+
+/* One row of the backward; scale, dshift and dscale are NULL without modulation. */
+struct norm_row {
+    const float *x, *dy, *scale;
+    float *dx, *dshift, *dscale;
+    float mean, rstd;
+    int64_t D;
+    bool accumulate;
+};
+
+LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated)
+{
+    const float *x = p->x, *dy = p->dy, *scale = p->scale;
+    float *dx = p->dx, *dshift = p->dshift, *dscale = p->dscale;
+    const float mean = p->mean, rstd = p->rstd;
+    vf sum_g = {0}, sum_gh = {0};
+    /* Lanes beyond the row have dy = 0, hence add nothing. */
+    LG_VLOOP(i, r, p->D, {
+        vf h = (vf_load_n(x + i, r) - mean) * rstd;
+        vf g = vf_load_n(dy + i, r);
+        if (modulated) {
+            vf_store_n(dshift + i, vf_load_n(dshift + i, r) + g, r);
+            vf_store_n(dscale + i, vf_load_n(dscale + i, r) + g * h, r);
+            g *= 1.0f + vf_load_n(scale + i, r);
+        }
+        sum_g += g;
+        sum_gh += g * h;
+    });
+    const float mg = vf_sum(sum_g) / (float)p->D, mgh = vf_sum(sum_gh) / (float)p->D;
+    LG_VLOOP(i, r, p->D, {
+        vf h = (vf_load_n(x + i, r) - mean) * rstd;
+        vf g = vf_load_n(dy + i, r);
+        if (modulated) g *= 1.0f + vf_load_n(scale + i, r);
+        vf d = (g - mg - h * mgh) * rstd;
+        if (p->accumulate) d += vf_load_n(dx + i, r);
+        vf_store_n(dx + i, d, r);
+    });
+}
+
+void LG_K(norm_modulate_backward)(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
+{
+    const int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
+    const bool modulated = present(&a->scale);
+    const float *mean = a->mean.data, *rstd = a->rstd.data;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t b = 0; b < B; b++) {
+        struct norm_row p = {.D = D, .accumulate = a->accumulate};
+        if (modulated) {
+            p.scale = (const float *)a->scale.data + b * a->mod_stride;
+            p.dshift = (float *)a->dshift.data + b * a->mod_stride;
+            p.dscale = (float *)a->dscale.data + b * a->mod_stride;
+            memset(p.dshift, 0, (size_t)D * sizeof(float));
+            memset(p.dscale, 0, (size_t)D * sizeof(float));
+        }
+        for (int64_t row = b * T; row < (b + 1) * T; row++) {
+            p.x = (const float *)a->x.data + row * D;
+            p.dy = (const float *)a->dy.data + row * D;
+            p.dx = (float *)a->dx.data + row * D;
+            p.mean = mean[row], p.rstd = rstd[row];
+            if (modulated)
+                norm_row_backward(&p, true);
+            else
+                norm_row_backward(&p, false);
+        }
+    }
+}
+
+void LG_K(gate_residual_forward)(lg_stream *s, const struct lg_gate_residual_forward_args *a)
+{
+    const int64_t T = a->x.dim[1], D = a->x.dim[2], rows = a->x.dim[0] * T;
+    const bool gated = present(&a->gate);
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t row = 0; row < rows; row++) {
+        const float *x = (const float *)a->x.data + row * D, *y = (const float *)a->y.data + row * D;
+        float *out = (float *)a->out.data + row * D;
+        if (gated) {
+            const float *gate = (const float *)a->gate.data + row / T * a->mod_stride;
+            LG_VLOOP(i, r, D, {
+                vf v = vf_load_n(x + i, r) + vf_load_n(gate + i, r) * vf_load_n(y + i, r);
+                vf_store_n(out + i, v, r);
+            });
+        } else {
+            LG_VLOOP(i, r, D, {
+                vf_store_n(out + i, vf_load_n(x + i, r) + vf_load_n(y + i, r), r);
+            });
+        }
+    }
+}
+
+void LG_K(gate_residual_backward)(lg_stream *s, const struct lg_gate_residual_backward_args *a)
+{
+    const int64_t B = a->y.dim[0], T = a->y.dim[1], D = a->y.dim[2];
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t b = 0; b < B; b++) {
+        const float *gate = (const float *)a->gate.data + b * a->mod_stride;
+        float *dgate = (float *)a->dgate.data + b * a->mod_stride;
+        memset(dgate, 0, (size_t)D * sizeof(float));
+        for (int64_t row = b * T; row < (b + 1) * T; row++) {
+            const float *dout = (const float *)a->dout.data + row * D;
+            const float *y = (const float *)a->y.data + row * D;
+            float *dy = (float *)a->dy.data + row * D;
+            LG_VLOOP(i, r, D, {
+                vf g = vf_load_n(dout + i, r);
+                vf_store_n(dgate + i, vf_load_n(dgate + i, r) + g * vf_load_n(y + i, r), r);
+                vf_store_n(dy + i, g * vf_load_n(gate + i, r), r);
+            });
+        }
+    }
+}
+
+void LG_K(rms_norm_forward)(lg_stream *s, const struct lg_rms_norm_forward_args *a)
+{
+    const int64_t D = a->w.dim[0], rows = lg_host_numel(&a->x) / D;
+    const float *w = a->w.data;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t row = 0; row < rows; row++) {
+        const float *x = (const float *)a->x.data + row * D;
+        float *y = (float *)a->y.data + row * D;
+        const float rms =
+            (float)(1.0 / sqrt((double)row_spread(x, 0.0f, D) / (double)D + a->eps));
+        LG_VLOOP(i, r, D, {
+            vf_store_n(y + i, vf_load_n(x + i, r) * rms * vf_load_n(w + i, r), r);
+        });
+    }
+}
+
+/* GroupNorm's scratch, per thread: sums, sums of squares, factors and offsets of the channels. */
+static int64_t group_norm_floats(int64_t C)
+{
+    return (4 * C + 15) & ~(int64_t)15;
+}
+
+size_t LG_K(group_norm_scratch)(const struct lg_group_norm_forward_args *a, int threads)
+{
+    return (size_t)threads * (size_t)group_norm_floats(a->x.dim[3]) * sizeof(float);
+}
+
+/* sum[c], square[c]: of x[p][c] - x[0][c] over the pixels. */
+static void channel_sums(const float *x, int64_t pixels, int64_t C, float *sum, float *square)
+{
+    memset(sum, 0, (size_t)C * sizeof *sum);
+    memset(square, 0, (size_t)C * sizeof *square);
+    int64_t p = 1;
+    for (; p + 4 <= pixels; p += 4)
+        LG_VLOOP(i, r, C, {
+            vf first = vf_load_n(x + i, r), d[4], v = vf_load_n(sum + i, r);
+            vf q = vf_load_n(square + i, r);
+            for (int j = 0; j < 4; j++) d[j] = vf_load_n(x + (p + j) * C + i, r) - first;
+            v += (d[0] + d[1]) + (d[2] + d[3]);
+            q += (d[0] * d[0] + d[1] * d[1]) + (d[2] * d[2] + d[3] * d[3]);
+            vf_store_n(sum + i, v, r);
+            vf_store_n(square + i, q, r);
+        });
+    for (; p < pixels; p++)
+        LG_VLOOP(i, r, C, {
+            vf d = vf_load_n(x + p * C + i, r) - vf_load_n(x + i, r);
+            vf_store_n(sum + i, vf_load_n(sum + i, r) + d, r);
+            vf_store_n(square + i, vf_load_n(square + i, r) + d * d, r);
+        });
+}
+
+/* factor and offset of each channel, so that the normalised value is x factor + offset. */
+static void group_factors(const struct lg_group_norm_forward_args *a, const float *x,
+                          const float *sum, const float *square, float *factor, float *offset)
+{
+    const int64_t C = a->x.dim[3], pixels = a->x.dim[1] * a->x.dim[2], size = C / a->groups;
+    const float *w = a->w.data, *b = a->b.data;
+    for (int64_t first = 0; first < C; first += size) {
+        double mean = 0, spread = 0;
+        for (int64_t c = first; c < first + size; c++)
+            mean += (double)x[c] + (double)sum[c] / (double)pixels;
+        mean /= (double)size;
+        for (int64_t c = first; c < first + size; c++) {
+            double own = (double)sum[c] / (double)pixels, away = (double)x[c] + own - mean;
+            spread += (double)square[c] / (double)pixels - own * own + away * away;
+        }
+        double rstd = 1.0 / sqrt(fmax(spread / (double)size, 0.0) + a->eps);
+        for (int64_t c = first; c < first + size; c++) {
+            factor[c] = (float)(rstd * (double)w[c]);
+            offset[c] = (float)((double)b[c] - mean * rstd * (double)w[c]);
+        }
+    }
+}
+
+LG_INLINE void scale_pixels(const struct lg_group_norm_forward_args *a, int64_t n,
+                            const float *factor, const float *offset, const lg_act act)
+{
+    const int64_t C = a->x.dim[3], pixels = a->x.dim[1] * a->x.dim[2];
+    const float *x = (const float *)a->x.data + n * pixels * C;
+    float *y = (float *)a->y.data + n * pixels * C;
+    for (int64_t p = 0; p < pixels; p++)
+        LG_VLOOP(i, r, C, {
+            vf v = vf_load_n(x + p * C + i, r) * vf_load_n(factor + i, r) + vf_load_n(offset + i, r);
+            vf_store_n(y + p * C + i, vf_act(v, act), r);
+        });
+}
+
+void LG_K(group_norm_forward)(lg_stream *s, const struct lg_group_norm_forward_args *a)
+{
+    const int64_t N = a->x.dim[0], C = a->x.dim[3], pixels = a->x.dim[1] * a->x.dim[2];
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t n = 0; n < N; n++) {
+        float *sum = (float *)s->scratch + omp_get_thread_num() * group_norm_floats(C);
+        float *square = sum + C, *factor = square + C, *offset = factor + C;
+        const float *x = (const float *)a->x.data + n * pixels * C;
+        channel_sums(x, pixels, C, sum, square);
+        group_factors(a, x, sum, square, factor, offset);
+        switch (a->act) {
+        case LG_ACT_NONE: scale_pixels(a, n, factor, offset, LG_ACT_NONE); break;
+        case LG_ACT_SILU: scale_pixels(a, n, factor, offset, LG_ACT_SILU); break;
+        case LG_ACT_GELU_TANH: scale_pixels(a, n, factor, offset, LG_ACT_GELU_TANH); break;
+        case LG_ACT_RELU: scale_pixels(a, n, factor, offset, LG_ACT_RELU); break;
+        }
+    }
+}

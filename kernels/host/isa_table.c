@@ -1,0 +1,35 @@
+/* The table of one instruction set: every operation of ops.def, most from the isa_*.c files, products
+ * and convolutions from onednn.c (oneDNN was told the same set when the device was opened). */
+#include "kernels/host/isa.h"
+
+void LG_K(linear_forward)(lg_stream *s, const struct lg_linear_forward_args *a)
+{
+    lg_onednn_linear_forward(s, a);
+}
+
+void LG_K(linear_backward_data)(lg_stream *s, const struct lg_linear_backward_data_args *a)
+{
+    lg_onednn_linear_backward_data(s, a);
+}
+
+void LG_K(linear_backward_weight)(lg_stream *s, const struct lg_linear_backward_weight_args *a)
+{
+    lg_onednn_linear_backward_weight(s, a);
+}
+
+void LG_K(conv2d_forward)(lg_stream *s, const struct lg_conv2d_forward_args *a)
+{
+    lg_onednn_conv2d_forward(s, a);
+}
+
+const struct lg_host_kernels LG_K(kernels) = {
+    .ops =
+        {
+#define LG_OP(name) .name = LG_K(name),
+#include "kernels/ops.def"
+#undef LG_OP
+        },
+    .attention_forward_scratch = LG_K(attention_forward_scratch),
+    .attention_backward_scratch = LG_K(attention_backward_scratch),
+    .group_norm_scratch = LG_K(group_norm_scratch),
+};

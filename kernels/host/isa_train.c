@@ -1,0 +1,140 @@
+/* What only the trainer runs: the diffusion process, the loss, the reduction over ranks, AdamW.
+ *
+ * AdamW and the reduction move as many bytes as they must and are bound by memory; their factors are
+ * made in double and rounded once. */
+#include "kernels/host/isa.h"
+#include <math.h>
+
+enum { SUM_BLOCK = 4096, NORMALS = 256 };
+
+/* One stretch of a sample: elements first .. first + count, count <= NORMALS. */
+static void diffuse(const struct lg_diffuse_forward_args *a, int64_t b, int64_t first, int64_t count)
+{
+    const int64_t n = ((const int64_t *)a->n.data)[b];
+    const int64_t at = b * (lg_host_numel(&a->mean) / a->mean.dim[0]) + first;
+    const float *mean = (const float *)a->mean.data + at;
+    const float *logvar = (const float *)a->logvar.data + at;
+    const float *coef = (const float *)a->coef.data + 4 * b;
+    float *x_t = (float *)a->x_t.data + at, *target = (float *)a->target.data + at;
+    double z[NORMALS], e[NORMALS];
+    lg_philox_normal_f64(z, (size_t)count, a->seed, LG_PURPOSE_LATENT, (uint64_t)n, (uint64_t)first);
+    lg_philox_normal_f64(e, (size_t)count, a->seed, LG_PURPOSE_NOISE, (uint64_t)n, (uint64_t)first);
+    for (int64_t i = 0; i < count; i++) {
+        double deviation = exp(0.5 * fmin(fmax((double)logvar[i], -30.0), 20.0));
+        double x0 = ((double)mean[i] + deviation * z[i] - a->shift_factor) * a->scaling_factor;
+        x_t[i] = (float)((double)coef[0] * x0 + (double)coef[1] * e[i]);
+        target[i] = (float)((double)coef[2] * x0 + (double)coef[3] * e[i]);
+    }
+}
+
+void LG_K(diffuse_forward)(lg_stream *s, const struct lg_diffuse_forward_args *a)
+{
+    const int64_t B = a->mean.dim[0], size = lg_host_numel(&a->mean) / B;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t first = 0; first < size; first += NORMALS)
+            diffuse(a, b, first, LG_MIN((int64_t)NORMALS, size - first));
+}
+
+void LG_K(mse_loss)(lg_stream *s, const struct lg_mse_loss_args *a)
+{
+    const int64_t B = a->pred.dim[0], size = lg_host_numel(&a->pred) / B;
+    const bool backward = a->dpred.rank && a->dpred.data;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t b = 0; b < B; b++) {
+        const float *pred = (const float *)a->pred.data + b * size;
+        const float *target = (const float *)a->target.data + b * size;
+        float *dpred = backward ? (float *)a->dpred.data + b * size : NULL;
+        const float weight = ((const float *)a->weight.data)[b];
+        const float factor = (float)((double)weight * 2.0 / (double)size);
+        if (weight == 0.0f) {
+            ((float *)a->loss.data)[b] = 0.0f;
+            if (backward) memset(dpred, 0, (size_t)size * sizeof(float));
+            continue;
+        }
+        double sum = 0;
+        for (int64_t first = 0; first < size; first += LG_PIECE) {
+            vf part = {0};
+            LG_VLOOP(j, r, LG_MIN((int64_t)LG_PIECE, size - first), {
+                const int64_t i = first + j;
+                vf d = vf_load_n(pred + i, r) - vf_load_n(target + i, r);
+                part += d * d;
+                if (backward) vf_store_n(dpred + i, d * factor, r);
+            });
+            sum += (double)vf_sum(part);
+        }
+        ((float *)a->loss.data)[b] = (float)(sum / (double)size);
+    }
+}
+
+/* Adds the ranks' gradients of one block; returns its sum of squares. */
+static double reduce_block(const struct lg_reduce_ranks_args *a, int64_t first, int64_t count)
+{
+    enum { HALF = LG_VW / 2 };
+    float *y = (float *)a->y.data + first;
+    vd sum[2] = {{0}};
+    LG_VLOOP(i, r, count, {
+        vf v = vf_load_n((const float *)a->x[0].data + first + i, r);
+        for (int k = 1; k < a->count; k++)
+            v += vf_load_n((const float *)a->x[k].data + first + i, r);
+        vf_store_n(y + i, v, r);
+        vh half[2];
+        memcpy(half, &v, sizeof half);
+        vd low = __builtin_convertvector(half[0], vd);
+        vd high = __builtin_convertvector(half[1], vd);
+        sum[0] += low * low;
+        sum[1] += high * high;
+    });
+    return vd_sum(sum[0] + sum[1]);
+}
+
+void LG_K(reduce_ranks)(lg_stream *s, const struct lg_reduce_ranks_args *a)
+{
+    const int64_t n = lg_host_numel(&a->y);
+    double sum = 0;
+    /* One thread: the sums of the blocks are added in order, and memory is the limit anyhow. */
+    for (int64_t first = 0; first < n; first += SUM_BLOCK)
+        sum += reduce_block(a, first, LG_MIN((int64_t)SUM_BLOCK, n - first));
+    *(double *)a->sum_squares.data = sum;
+}
+
+struct adamw {
+    float keep, decay_1, take_1, decay_2, take_2, step, root, eps, scale;
+};
+
+LG_INLINE void adamw_piece(const struct lg_adamw_args *a, const struct adamw c, int64_t at,
+                           int64_t count)
+{
+    const float *w = (const float *)a->w.data + at, *m = (const float *)a->m.data + at;
+    const float *v = (const float *)a->v.data + at, *grad = (const float *)a->grad.data + at;
+    float *w_out = (float *)a->w_out.data + at, *m_out = (float *)a->m_out.data + at;
+    float *v_out = (float *)a->v_out.data + at;
+    LG_VLOOP(i, r, count, {
+        vf g = vf_load_n(grad + i, r) * c.scale;
+        vf m1 = vf_load_n(m + i, r) * c.decay_1 + g * c.take_1;
+        vf v1 = vf_load_n(v + i, r) * c.decay_2 + (g * g) * c.take_2;
+        vf w1 = vf_load_n(w + i, r) * c.keep;
+        vf_store_n(m_out + i, m1, r);
+        vf_store_n(v_out + i, v1, r);
+        vf_store_n(w_out + i, w1 - c.step * m1 / (LG_VSQRT(v1) * c.root + c.eps), r);
+    });
+}
+
+void LG_K(adamw)(lg_stream *s, const struct lg_adamw_args *a)
+{
+    const int64_t n = lg_host_numel(&a->w);
+    const struct adamw c = {
+        .keep = (float)(1.0 - a->lr * a->weight_decay),
+        .decay_1 = (float)a->beta1,
+        .take_1 = (float)(1.0 - a->beta1),
+        .decay_2 = (float)a->beta2,
+        .take_2 = (float)(1.0 - a->beta2),
+        .step = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->t))),
+        .root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->t))),
+        .eps = (float)a->eps,
+        .scale = (float)a->grad_scale,
+    };
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t at = 0; at < n; at += LG_PIECE)
+        adamw_piece(a, c, at, LG_MIN((int64_t)LG_PIECE, n - at));
+}

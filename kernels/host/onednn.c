@@ -1,0 +1,477 @@
+/* Matrix products and convolutions: every call of oneDNN (2.x, C API) in the project stands here.
+ *
+ * Design: a primitive is made when its shape is first seen and kept in a hash table of the device;
+ * from then on a call sets the pointers of the primitive's memory objects and executes. Scratchpads
+ * and reordered weights lie in the stream's scratch memory, whose size the same table knows.
+ *
+ * A row of a product must not depend on its slot or its neighbours. With AVX-512 (brgemm) and SSE4.1
+ * the matmul primitive keeps that for every shape tried; the AVX2 one does not (its tail rows are
+ * summed in another order), so there x w^T and dy w run as 1x1 convolutions over M pixels, which do
+ * keep it and are as fast. Weight gradients have no rows to keep apart and are always matmul.
+ *
+ * Invariants: one instruction set per process (oneDNN's own limit). Every call that creates or runs a
+ * primitive stands between enter() and leave(), which hold the lock and fix the calling thread's
+ * number of OpenMP threads: it is a property of the thread, and the environment may say otherwise.
+ */
+#include "kernels/host/host.h"
+#include <oneapi/dnnl/dnnl.h>
+#include <omp.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TABLE_SLOTS = 4096, KEY_WORDS = 16 };
+
+enum kind { MATMUL = 1, CONV };
+
+struct key {
+    int64_t word[KEY_WORDS];
+};
+
+/* One shape of one operation: a product or convolution, perhaps with its weights reordered first. */
+struct entry {
+    struct key key;
+    dnnl_primitive_t primitive, reorder; /* reorder is NULL when the weights are taken as they are */
+    dnnl_memory_t src, weights, bias, dst, pad, plain_weights;
+    size_t weights_bytes, pad_bytes; /* in scratch, in this order */
+};
+
+struct lg_onednn {
+    pthread_mutex_t lock;
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    int threads;
+    bool product_by_conv; /* AVX2 */
+    int entries;
+    struct entry *table[TABLE_SLOTS];
+};
+
+/* The pointers of one call. */
+struct operands {
+    const void *src, *weights, *bias;
+    void *dst;
+};
+
+/* A wrong descriptor is a bug here, a failed allocation ends the process: it will be restarted. */
+static void check(dnnl_status_t status, const char *what)
+{
+    if (status == dnnl_success) return;
+    fprintf(stderr, "oneDNN: %s: status %d\n", what, (int)status);
+    LG_ASSERT(status == dnnl_success);
+}
+#define CHECK(call) check((call), #call)
+
+static void enter(struct lg_onednn *o)
+{
+    LG_ASSERT(pthread_mutex_lock(&o->lock) == 0);
+    omp_set_dynamic(0);
+    omp_set_num_threads(o->threads);
+}
+
+static void leave(struct lg_onednn *o)
+{
+    LG_ASSERT(pthread_mutex_unlock(&o->lock) == 0);
+}
+
+static uint64_t hash(const struct key *k)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (int i = 0; i < KEY_WORDS; i++) h = (h ^ (uint64_t)k->word[i]) * 0x100000001b3u;
+    return h ^ (h >> 29);
+}
+
+/* The slot that holds the key, or the empty one where it belongs. */
+static struct entry **slot_of(struct lg_onednn *o, const struct key *k)
+{
+    for (uint64_t i = hash(k);; i++) {
+        struct entry **slot = &o->table[i % TABLE_SLOTS];
+        if (!*slot || memcmp(&(*slot)->key, k, sizeof *k) == 0) return slot;
+    }
+}
+
+static struct entry *add_entry(struct lg_onednn *o, struct entry **slot, const struct key *k)
+{
+    LG_ASSERT(o->entries < TABLE_SLOTS / 2); /* shapes are few; thousands mean a leak of shapes */
+    struct entry *e = calloc(1, sizeof *e);
+    LG_ASSERT(e);
+    e->key = *k;
+    o->entries++;
+    *slot = e;
+    return e;
+}
+
+static dnnl_memory_t new_memory(struct lg_onednn *o, const dnnl_memory_desc_t *desc)
+{
+    dnnl_memory_t m = NULL;
+    CHECK(dnnl_memory_create(&m, desc, o->engine, DNNL_MEMORY_NONE));
+    return m;
+}
+
+/* User scratchpad; sum: dst += result. Freed by the caller. */
+static dnnl_primitive_attr_t new_attr(bool sum)
+{
+    dnnl_primitive_attr_t attr = NULL;
+    CHECK(dnnl_primitive_attr_create(&attr));
+    CHECK(dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user));
+    if (sum) {
+        dnnl_post_ops_t ops = NULL;
+        CHECK(dnnl_post_ops_create(&ops));
+        CHECK(dnnl_post_ops_append_sum(ops, 1.0f));
+        CHECK(dnnl_primitive_attr_set_post_ops(attr, ops));
+        CHECK(dnnl_post_ops_destroy(ops));
+    }
+    return attr;
+}
+
+/* Takes over pd. */
+static void finish_entry(struct lg_onednn *o, struct entry *e, dnnl_primitive_desc_t pd)
+{
+    const dnnl_memory_desc_t *pad = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
+    CHECK(dnnl_primitive_create(&e->primitive, pd));
+    e->pad_bytes = lg_host_align(dnnl_memory_desc_get_size(pad));
+    e->pad = new_memory(o, pad);
+    CHECK(dnnl_primitive_desc_destroy(pd));
+}
+
+/* c (m, n) = a (m, k) b (k, n) (+ bias) (+ c); c is contiguous, a and b are rows or columns. */
+struct matmul_shape {
+    int64_t m, n, k;
+    bool a_transposed, b_transposed, bias, sum;
+};
+
+static struct entry *matmul_entry(struct lg_onednn *o, const struct matmul_shape *p)
+{
+    struct key key = {
+        {MATMUL, p->m, p->n, p->k, p->a_transposed, p->b_transposed, p->bias, p->sum}};
+    struct entry **slot = slot_of(o, &key);
+    if (*slot) return *slot;
+    struct entry *e = add_entry(o, slot, &key);
+    dnnl_dims_t a_dim = {p->m, p->k}, b_dim = {p->k, p->n}, c_dim = {p->m, p->n}, v_dim = {1, p->n};
+    dnnl_memory_desc_t a, b, c, v;
+    CHECK(dnnl_memory_desc_init_by_tag(&a, 2, a_dim, dnnl_f32, p->a_transposed ? dnnl_ba : dnnl_ab));
+    CHECK(dnnl_memory_desc_init_by_tag(&b, 2, b_dim, dnnl_f32, p->b_transposed ? dnnl_ba : dnnl_ab));
+    CHECK(dnnl_memory_desc_init_by_tag(&c, 2, c_dim, dnnl_f32, dnnl_ab));
+    CHECK(dnnl_memory_desc_init_by_tag(&v, 2, v_dim, dnnl_f32, dnnl_ab));
+    dnnl_matmul_desc_t desc;
+    CHECK(dnnl_matmul_desc_init(&desc, &a, &b, p->bias ? &v : NULL, &c));
+    dnnl_primitive_attr_t attr = new_attr(p->sum);
+    dnnl_primitive_desc_t pd = NULL;
+    CHECK(dnnl_primitive_desc_create(&pd, &desc, attr, o->engine, NULL));
+    CHECK(dnnl_primitive_attr_destroy(attr));
+    e->src = new_memory(o, &a);
+    e->weights = new_memory(o, &b);
+    e->bias = p->bias ? new_memory(o, &v) : NULL;
+    e->dst = new_memory(o, &c);
+    finish_entry(o, e, pd);
+    return e;
+}
+
+/* NHWC in and out; the weights lie at the strides given, in the order (Co, Ci, kh, kw). */
+struct conv_shape {
+    int64_t n, ci, h, w, co, kh, kw, ho, wo;
+    int64_t stride, top, left; /* bottom and right follow from ho and wo */
+    bool bias, sum, transposed; /* weights (Ci, Co) instead of (Co, kh, kw, Ci); 1x1 only */
+};
+
+static void conv_weights(struct lg_onednn *o, struct entry *e, const struct conv_shape *p,
+                         const dnnl_memory_desc_t *wanted)
+{
+    dnnl_dims_t dim = {p->co, p->ci, p->kh, p->kw};
+    dnnl_dims_t stride = {p->kh * p->kw * p->ci, 1, p->kw * p->ci, p->ci};
+    if (p->transposed) stride[0] = 1, stride[1] = p->co, stride[2] = stride[3] = 1;
+    dnnl_memory_desc_t plain;
+    CHECK(dnnl_memory_desc_init_by_strides(&plain, 4, dim, dnnl_f32, stride));
+    e->weights = new_memory(o, wanted);
+    if (dnnl_memory_desc_equal(&plain, wanted)) return;
+    e->plain_weights = new_memory(o, &plain);
+    e->weights_bytes = lg_host_align(dnnl_memory_desc_get_size(wanted));
+    dnnl_primitive_desc_t pd = NULL;
+    CHECK(dnnl_reorder_primitive_desc_create(&pd, &plain, o->engine, wanted, o->engine, NULL));
+    CHECK(dnnl_primitive_create(&e->reorder, pd));
+    CHECK(dnnl_primitive_desc_destroy(pd));
+}
+
+static struct entry *conv_entry(struct lg_onednn *o, const struct conv_shape *p)
+{
+    struct key key = {{CONV, p->n, p->ci, p->h, p->w, p->co, p->kh, p->kw, p->ho, p->wo, p->stride,
+                       p->top, p->left, p->bias, p->sum, p->transposed}};
+    struct entry **slot = slot_of(o, &key);
+    if (*slot) return *slot;
+    struct entry *e = add_entry(o, slot, &key);
+    dnnl_dims_t s_dim = {p->n, p->ci, p->h, p->w}, w_dim = {p->co, p->ci, p->kh, p->kw},
+                d_dim = {p->n, p->co, p->ho, p->wo}, b_dim = {p->co};
+    dnnl_dims_t step = {p->stride, p->stride}, before = {p->top, p->left};
+    dnnl_dims_t after = {(p->ho - 1) * p->stride + p->kh - p->h - p->top,
+                         (p->wo - 1) * p->stride + p->kw - p->w - p->left};
+    dnnl_memory_desc_t s, w, d, b;
+    CHECK(dnnl_memory_desc_init_by_tag(&s, 4, s_dim, dnnl_f32, dnnl_nhwc));
+    CHECK(dnnl_memory_desc_init_by_tag(&w, 4, w_dim, dnnl_f32, dnnl_format_tag_any));
+    CHECK(dnnl_memory_desc_init_by_tag(&d, 4, d_dim, dnnl_f32, dnnl_nhwc));
+    CHECK(dnnl_memory_desc_init_by_tag(&b, 1, b_dim, dnnl_f32, dnnl_a));
+    dnnl_convolution_desc_t desc;
+    CHECK(dnnl_convolution_forward_desc_init(&desc, dnnl_forward_inference, dnnl_convolution_direct,
+                                             &s, &w, p->bias ? &b : NULL, &d, step, before, after));
+    dnnl_primitive_attr_t attr = new_attr(p->sum);
+    dnnl_primitive_desc_t pd = NULL;
+    CHECK(dnnl_primitive_desc_create(&pd, &desc, attr, o->engine, NULL));
+    CHECK(dnnl_primitive_attr_destroy(attr));
+    e->src = new_memory(o, &s);
+    e->bias = p->bias ? new_memory(o, &b) : NULL;
+    e->dst = new_memory(o, &d);
+    conv_weights(o, e, p, dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0));
+    finish_entry(o, e, pd);
+    return e;
+}
+
+static void point(dnnl_memory_t m, const void *p)
+{
+    CHECK(dnnl_memory_set_data_handle(m, (void *)(uintptr_t)p));
+}
+
+static void execute(struct lg_onednn *o, struct entry *e, lg_stream *s, const struct operands *p)
+{
+    LG_ASSERT(e->weights_bytes + e->pad_bytes <= s->scratch_bytes);
+    char *scratch = s->scratch;
+    if (e->reorder) {
+        point(e->plain_weights, p->weights);
+        point(e->weights, scratch);
+        dnnl_exec_arg_t args[] = {{DNNL_ARG_FROM, e->plain_weights}, {DNNL_ARG_TO, e->weights}};
+        CHECK(dnnl_primitive_execute(e->reorder, o->stream, LG_ARRAY_LEN(args), args));
+    } else {
+        point(e->weights, p->weights);
+    }
+    point(e->src, p->src);
+    point(e->dst, p->dst);
+    point(e->pad, e->pad_bytes ? scratch + e->weights_bytes : NULL);
+    if (e->bias) point(e->bias, p->bias);
+    dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, e->src},
+                              {DNNL_ARG_WEIGHTS, e->weights},
+                              {DNNL_ARG_DST, e->dst},
+                              {DNNL_ARG_SCRATCHPAD, e->pad},
+                              {DNNL_ARG_BIAS, e->bias}};
+    int count = (int)LG_ARRAY_LEN(args) - !e->bias;
+    CHECK(dnnl_primitive_execute(e->primitive, o->stream, count, args));
+}
+
+static bool present(const lg_tensor *t)
+{
+    return t->rank > 0 && t->data;
+}
+
+/* A product that keeps rows apart: dst (m, n) = src (m, k) weights (+ bias) (+ dst). weights are
+ * (n, k), or (k, n) with k_first. */
+static struct entry *product_entry(struct lg_onednn *o, int64_t m, int64_t n, int64_t k,
+                                   bool k_first, bool bias, bool sum)
+{
+    if (!o->product_by_conv)
+        return matmul_entry(o, &(struct matmul_shape){.m = m,
+                                                      .n = n,
+                                                      .k = k,
+                                                      .b_transposed = !k_first,
+                                                      .bias = bias,
+                                                      .sum = sum});
+    return conv_entry(o, &(struct conv_shape){.n = 1,
+                                              .ci = k,
+                                              .h = m,
+                                              .w = 1,
+                                              .co = n,
+                                              .kh = 1,
+                                              .kw = 1,
+                                              .ho = m,
+                                              .wo = 1,
+                                              .stride = 1,
+                                              .bias = bias,
+                                              .sum = sum,
+                                              .transposed = k_first});
+}
+
+static struct entry *forward_entry(struct lg_onednn *o, const struct lg_linear_forward_args *a,
+                                   bool bias)
+{
+    return product_entry(o, a->x.dim[0], a->w.dim[0], a->x.dim[1], false, bias, false);
+}
+
+static struct entry *data_entry(struct lg_onednn *o, const struct lg_linear_backward_data_args *a)
+{
+    return product_entry(o, a->dy.dim[0], a->w.dim[1], a->dy.dim[1], true, false, a->accumulate);
+}
+
+static struct entry *weight_entry(struct lg_onednn *o,
+                                  const struct lg_linear_backward_weight_args *a)
+{
+    return matmul_entry(o, &(struct matmul_shape){.m = a->dy.dim[1],
+                                                  .n = a->x.dim[1],
+                                                  .k = a->dy.dim[0],
+                                                  .a_transposed = true,
+                                                  .sum = a->accumulate});
+}
+
+static struct entry *conv2d_entry(struct lg_onednn *o, const struct lg_conv2d_forward_args *a,
+                                  bool bias, bool sum)
+{
+    return conv_entry(o, &(struct conv_shape){.n = a->x.dim[0],
+                                              .ci = a->x.dim[3],
+                                              .h = a->x.dim[1],
+                                              .w = a->x.dim[2],
+                                              .co = a->w.dim[0],
+                                              .kh = a->w.dim[1],
+                                              .kw = a->w.dim[2],
+                                              .ho = a->y.dim[1],
+                                              .wo = a->y.dim[2],
+                                              .stride = a->stride,
+                                              .top = a->top,
+                                              .left = a->left,
+                                              .bias = bias,
+                                              .sum = sum});
+}
+
+void lg_onednn_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
+{
+    struct lg_onednn *o = lg_host(s)->onednn;
+    const lg_tensor *sum = present(&a->pre) ? &a->pre : &a->y;
+    enter(o);
+    execute(o, forward_entry(o, a, present(&a->bias)), s,
+            &(struct operands){a->x.data, a->w.data, a->bias.data, sum->data});
+    leave(o);
+    if (a->act == LG_ACT_NONE) return;
+    lg_host(s)->kernels->ops.act_forward(
+        s, &(struct lg_act_forward_args){.x = *sum, .y = a->y, .act = a->act});
+}
+
+void lg_onednn_linear_backward_data(lg_stream *s, const struct lg_linear_backward_data_args *a)
+{
+    struct lg_onednn *o = lg_host(s)->onednn;
+    enter(o);
+    execute(o, data_entry(o, a), s,
+            &(struct operands){.src = a->dy.data, .weights = a->w.data, .dst = a->dx.data});
+    leave(o);
+}
+
+void lg_onednn_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_weight_args *a)
+{
+    struct lg_onednn *o = lg_host(s)->onednn;
+    enter(o);
+    execute(o, weight_entry(o, a), s,
+            &(struct operands){.src = a->dy.data, .weights = a->x.data, .dst = a->dw.data});
+    leave(o);
+    if (!present(&a->dbias)) return;
+    lg_host(s)->kernels->ops.sum_rows(
+        s,
+        &(struct lg_sum_rows_args){.x = a->dy, .y = a->dbias, .accumulate = a->accumulate});
+}
+
+void lg_onednn_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
+{
+    struct lg_onednn *o = lg_host(s)->onednn;
+    bool sum = present(&a->residual);
+    if (sum && a->residual.data != a->y.data)
+        memcpy(a->y.data, a->residual.data, (size_t)lg_host_numel(&a->y) * sizeof(float));
+    enter(o);
+    execute(o, conv2d_entry(o, a, present(&a->bias), sum), s,
+            &(struct operands){a->x.data, a->w.data, a->bias.data, a->y.data});
+    leave(o);
+}
+
+size_t lg_onednn_scratch(struct lg_onednn *o, lg_op_id op, const void *args)
+{
+    struct entry *e = NULL;
+    /* On a dry stream pointers may be NULL: what is present is told by the rank. */
+    enter(o);
+    switch (op) {
+    case LG_OP_linear_forward: {
+        const struct lg_linear_forward_args *a = args;
+        e = forward_entry(o, a, a->bias.rank > 0);
+        break;
+    }
+    case LG_OP_linear_backward_data: e = data_entry(o, args); break;
+    case LG_OP_linear_backward_weight: e = weight_entry(o, args); break;
+    case LG_OP_conv2d_forward: {
+        const struct lg_conv2d_forward_args *a = args;
+        e = conv2d_entry(o, a, a->bias.rank > 0, a->residual.rank > 0);
+        break;
+    }
+    default: break;
+    }
+    leave(o);
+    return e ? e->weights_bytes + e->pad_bytes : 0;
+}
+
+/* oneDNN knows one limit per process, and only until it is first used. */
+static int limit_isa(const char *isa)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static char chosen[16];
+    static const struct {
+        const char *name;
+        dnnl_cpu_isa_t isa;
+    } SETS[] = {{"sse2", dnnl_cpu_isa_sse41},
+                {"avx2", dnnl_cpu_isa_avx2},
+                {"avx512", dnnl_cpu_isa_avx512_core}};
+    int rc = 0;
+    LG_ASSERT(pthread_mutex_lock(&lock) == 0);
+    if (!chosen[0]) {
+        for (size_t i = 0; i < LG_ARRAY_LEN(SETS); i++) {
+            if (strcmp(SETS[i].name, isa)) continue;
+            CHECK(dnnl_set_max_cpu_isa(SETS[i].isa));
+            CHECK(dnnl_set_default_fpmath_mode(dnnl_fpmath_mode_strict));
+            snprintf(chosen, sizeof chosen, "%s", isa);
+        }
+    }
+    if (strcmp(chosen, isa))
+        rc = LG_FAIL(LG_ERR_CONFIG,
+                     "this process already computes with %s: a host device with %s needs a process "
+                     "of its own",
+                     chosen, isa);
+    LG_ASSERT(pthread_mutex_unlock(&lock) == 0);
+    return rc;
+}
+
+int lg_onednn_open(const char *isa, int threads, struct lg_onednn **ret)
+{
+    LG_TRY(limit_isa(isa));
+    struct lg_onednn *o = calloc(1, sizeof *o);
+    if (!o) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the table of products");
+    LG_ASSERT(pthread_mutex_init(&o->lock, NULL) == 0);
+    o->threads = threads;
+    o->product_by_conv = strcmp(isa, "avx2") == 0;
+    enter(o);
+    dnnl_status_t status = dnnl_engine_create(&o->engine, dnnl_cpu, 0);
+    if (!status) status = dnnl_stream_create(&o->stream, o->engine, dnnl_stream_default_flags);
+    leave(o);
+    if (status) {
+        lg_onednn_close(&o);
+        return LG_FAIL(LG_ERR_FAILED, "oneDNN does not start on this machine: status %d",
+                       (int)status);
+    }
+    *ret = o;
+    return 0;
+}
+
+static void close_entry(struct entry *e)
+{
+    dnnl_memory_t memory[] = {e->src, e->weights, e->bias, e->dst, e->pad, e->plain_weights};
+    for (size_t i = 0; i < LG_ARRAY_LEN(memory); i++)
+        if (memory[i]) dnnl_memory_destroy(memory[i]);
+    if (e->reorder) dnnl_primitive_destroy(e->reorder);
+    if (e->primitive) dnnl_primitive_destroy(e->primitive);
+    free(e);
+}
+
+void lg_onednn_close(struct lg_onednn **o)
+{
+    if (!o || !*o) return;
+    for (int i = 0; i < TABLE_SLOTS; i++)
+        if ((*o)->table[i]) close_entry((*o)->table[i]);
+    if ((*o)->stream) dnnl_stream_destroy((*o)->stream);
+    if ((*o)->engine) dnnl_engine_destroy((*o)->engine);
+    pthread_mutex_destroy(&(*o)->lock);
+    free(*o);
+    *o = NULL;
+}
+
+void lg_onednn_version(char *ret, size_t bytes)
+{
+    const dnnl_version_t *v = dnnl_version();
+    snprintf(ret, bytes, "%d.%d.%d %.12s", v->major, v->minor, v->patch, v->hash);
+}
