@@ -1,0 +1,44 @@
+/* See scratch.h. */
+#include "tests/unit/scratch.h"
+#include "base/check.h"
+#include "base/fs.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char folder[64];
+
+const char *scratch_make(void)
+{
+    strcpy(folder, "/tmp/lg-test-XXXXXX");
+    LG_ASSERT(mkdtemp(folder));
+    return folder;
+}
+
+void scratch_remove(void)
+{
+    LG_ASSERT(folder[0]);
+    LG_ASSERT(lg_remove_tree(folder) == 0);
+    folder[0] = 0;
+}
+
+const char *scratch_path(const char *name)
+{
+    static char paths[8][LG_PATH_BYTES];
+    static int next;
+    char *path = paths[next++ % 8];
+    LG_ASSERT(lg_path(path, "%s/%s", folder, name) == 0);
+    return path;
+}
+
+const char *scratch_write(const char *name, const char *text)
+{
+    char parent[LG_PATH_BYTES];
+    const char *path = scratch_path(name);
+    LG_ASSERT(lg_path(parent, "%s", path) == 0);
+    *strrchr(parent, '/') = 0;
+    LG_ASSERT(lg_mkdirs(parent) == 0);
+    FILE *f = fopen(path, "w");
+    LG_ASSERT(f && fputs(text, f) >= 0 && fclose(f) == 0);
+    return path;
+}

@@ -1,0 +1,11 @@
+/* A temporary folder for a test, and small files in it. Failures end the test program. */
+#pragma once
+#include <stddef.h>
+
+/* A fresh folder; its path is valid until the next call. */
+const char *scratch_make(void);
+void scratch_remove(void);
+/* "FOLDER/name", in one of eight rotating buffers. */
+const char *scratch_path(const char *name);
+/* Creates or replaces FOLDER/name, parents included. */
+const char *scratch_write(const char *name, const char *text);

@@ -1,0 +1,496 @@
+/* Reading a pipeline.toml: what is accepted, and the text of every kind of refusal. */
+#include "config/config.h"
+#include "config/toml.h"
+#include "tests/unit/scratch.h"
+#include <limits.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    lg_err_clear();
+    return 0;
+}
+
+static void assert_message(const char *part)
+{
+    if (!strstr(lg_err_message(), part))
+        fail_msg("expected \"%s\" in:\n%s", part, lg_err_message());
+}
+
+static lg_config *load(const char *text, const char *set)
+{
+    lg_config *c = NULL;
+    if (lg_config_load(scratch_write("p.toml", text), &set, set != NULL, &c) < 0)
+        fail_msg("%s", lg_err_text());
+    return c;
+}
+
+/* text does not load and the message has all the parts, up to NULL. */
+static void refuses_set(const char *text, const char *set, const char *const *parts)
+{
+    lg_config *c = NULL;
+    assert_int_equal(lg_config_load(scratch_write("p.toml", text), &set, set != NULL, &c),
+                     LG_ERR_CONFIG);
+    assert_null(c);
+    for (; *parts; parts++) assert_message(*parts);
+}
+#define REFUSES(text, ...)    refuses_set(text, NULL, (const char *const[]){__VA_ARGS__, NULL})
+#define REFUSES_SET(set, ...) refuses_set("", set, (const char *const[]){__VA_ARGS__, NULL})
+
+/* ---- what is accepted ---- */
+
+static void test_defaults(void **state)
+{
+    (void)state;
+    lg_config *c = load("", NULL);
+    assert_string_equal(c->_device, "host");
+    assert_int_equal(c->trainer_max_steps, 1000);
+    assert_true(c->trainer_lr == 1e-4);
+    assert_true(c->trainer_auto_resume);
+    assert_string_equal(c->trainer_objective, "flow");
+    assert_string_equal(c->vae_model, "");
+    assert_string_equal(c->job_dir, scratch_path("run"));
+    assert_int_equal(c->sample_captions.n, 0);
+    lg_config_free(&c);
+    assert_null(c);
+    lg_config_free(&c);
+}
+
+static void test_values(void **state)
+{
+    (void)state;
+    lg_config *c = load("device = 'cuda'\n[job]\nseed = 9223372036854775807\n"
+                        "[trainer]\nlr = 1\nauto_resume = false\n"
+                        "[sample]\ncaptions = ['a \"b\"', '\\u00e9', \"z\\n\"]\n",
+                        NULL);
+    assert_string_equal(c->_device, "cuda");
+    assert_int_equal(c->job_seed, INT64_MAX);
+    assert_true(c->trainer_lr == 1.0);
+    assert_false(c->trainer_auto_resume);
+    assert_int_equal(c->sample_captions.n, 3);
+    assert_string_equal(c->sample_captions.v[0], "a \"b\"");
+    assert_string_equal(c->sample_captions.v[2], "z\n");
+    lg_config_free(&c);
+}
+
+static void test_paths(void **state)
+{
+    (void)state;
+    char cwd[PATH_MAX], expected[2 * PATH_MAX];
+    lg_config *c = load("[data]\npath = './d//x/,/abs,y'\n[vae]\nmodel='../v'\n", NULL);
+    snprintf(expected, sizeof expected, "%s,/abs,%s", scratch_path("d/x"), scratch_path("y"));
+    assert_string_equal(c->data_path, expected);
+    assert_string_equal(c->vae_model, scratch_path("../v"));
+    lg_config_free(&c);
+
+    assert_non_null(getcwd(cwd, sizeof cwd));
+    c = load("[vae]\nmodel = 'v'\n", "vae.model=w,1");
+    snprintf(expected, sizeof expected, "%s/w,1", cwd);
+    assert_string_equal(c->vae_model, expected);
+    lg_config_free(&c);
+
+    c = load("[vae]\nmodel = 'v'\n", "vae.model=");
+    assert_string_equal(c->vae_model, "");
+    lg_config_free(&c);
+
+    c = load("", "job.dir=/");
+    assert_string_equal(c->job_dir, "/");
+    lg_config_free(&c);
+}
+
+static void test_overrides(void **state)
+{
+    (void)state;
+    const char *const sets[] = {
+        "trainer.max_steps=80", "trainer.lr=2e-3",       "data.flip=true",
+        "job.name=42",          "job.name=\"a#b\"",      "trainer.objective=v",
+        "data.path=x # y",      "sample.captions=a cat", "trainer.max_steps=90"};
+    lg_config *c = NULL;
+    assert_int_equal(lg_config_load(scratch_write("p.toml", "[trainer]\nmax_steps = 7\n"), sets,
+                                    LG_ARRAY_LEN(sets), &c),
+                     0);
+    assert_int_equal(c->trainer_max_steps, 90);
+    assert_true(c->trainer_lr == 2e-3);
+    assert_true(c->data_flip);
+    assert_string_equal(c->job_name, "a#b");
+    assert_string_equal(c->trainer_objective, "v");
+    assert_string_equal(strrchr(c->data_path, '/'), "/x # y");
+    assert_int_equal(c->sample_captions.n, 1);
+    assert_string_equal(c->sample_captions.v[0], "a cat");
+    lg_config_free(&c);
+
+    c = load("", "sample.captions=[\"a\", \"b\"]");
+    assert_int_equal(c->sample_captions.n, 2);
+    lg_config_free(&c);
+    c = load("", "job.name=42");
+    assert_string_equal(c->job_name, "42");
+    lg_config_free(&c);
+}
+
+static void test_round_trip(void **state)
+{
+    (void)state;
+    lg_config *a = load("[job]\nname = \"q\\\"\\\\\\t\\u0001\\u00e9\"\n[trainer]\nlr = 0.1\n"
+                        "adam_eps = 1.2345678901234567e-9\nclip_norm = 3\n"
+                        "[data]\npath = 'a,b'\n[sample]\ncaptions = ['x', \"y\\n\"]\n",
+                        NULL);
+    char *first = lg_config_to_toml(a), *second;
+    lg_config *b = load(first, NULL);
+    second = lg_config_to_toml(b);
+    assert_string_equal(first, second);
+    assert_true(a->trainer_adam_eps == b->trainer_adam_eps);
+    assert_string_equal(a->job_name, b->job_name);
+    assert_string_equal(a->data_path, b->data_path);
+    assert_string_equal(b->sample_captions.v[1], "y\n");
+    assert_int_equal(lg_config_compatible(a, b), 0);
+    free(first);
+    free(second);
+    lg_config_free(&a);
+    lg_config_free(&b);
+}
+
+/* ---- what is refused ---- */
+
+static void test_syntax(void **state)
+{
+    (void)state;
+    REFUSES("[trainer]\nlr = \n", "p.toml:2:", "rror while parsing");
+    REFUSES("[trainer\nlr = 1\n", "p.toml:1:");
+    REFUSES("[job]\nname = \"x\n", "p.toml:2:");
+    REFUSES("[job]\n[job]\n", "p.toml:2:");
+    REFUSES("[job]\nseed = 1\nseed = 2\n", "p.toml:3:");
+    REFUSES("[job]\nname = \"\xff\"\n", "p.toml:2:");
+    lg_config *c = NULL;
+    assert_int_equal(lg_config_load(scratch_path("none.toml"), NULL, 0, &c), LG_ERR_NOTFOUND);
+    assert_message("none.toml");
+}
+
+static void test_deep_nesting(void **state)
+{
+    (void)state;
+    char *text = malloc(200010);
+    assert_non_null(text);
+    strcpy(text, "a = ");
+    memset(text + 4, '[', 200000);
+    text[200004] = 0;
+    REFUSES(text, "p.toml:1:");
+    free(text);
+}
+
+static void test_types_and_ranges(void **state)
+{
+    (void)state;
+    REFUSES("[trainer]\n\nlr = 'fast'\n",
+            "p.toml:3:1: trainer.lr: expected a number from 0 to 10, got the text \"fast\"");
+    REFUSES("[trainer]\nlr = 20\n",
+            "p.toml:2:1: trainer.lr is out of range: expected a number from 0 to 10, got 20");
+    REFUSES("[trainer]\nlr = nan\n", "trainer.lr is out of range", "got nan");
+    REFUSES("[vae]\ninstances = 1.5\n",
+            "p.toml:2:1: vae.instances: expected a whole number from 1 to 64, got 1.5");
+    REFUSES("[vae]\n  instances = 0\n", "p.toml:2:3: vae.instances is out of range", "got 0");
+    REFUSES("[job]\nseed = -1\n", "job.seed is out of range: expected a whole number, at least 0");
+    REFUSES("[data]\nflip = 'yes'\n", "p.toml:2:1: data.flip: expected true or false");
+    REFUSES("[job]\nname = 5\n", "p.toml:2:1: job.name: expected a text in quotes, got 5");
+    REFUSES("[job]\nname = \"a\\u0000b\"\n", "p.toml:2:1: job.name: expected a text in quotes");
+    REFUSES("[job]\ndir = 2024-01-01\n", "job.dir: expected a path in quotes, got a date");
+    REFUSES(
+        "[trainer]\nobjective = 'x'\n",
+        "p.toml:2:1: trainer.objective is out of range: expected one of \"eps\", \"v\", \"flow\", "
+        "got the text \"x\"");
+    REFUSES("[sample]\ncaptions = 'x'\n", "sample.captions: expected a list of texts",
+            "p.toml:2:1");
+    REFUSES("[sample]\ncaptions = ['x', 1]\n", "sample.captions: expected a list of texts");
+    REFUSES("[trainer.lr]\nx = 1\n", "p.toml:1:", "trainer.lr: expected a number", "got a table");
+    REFUSES("trainer = 5\n", "p.toml:1:1: trainer is a section: write [trainer] once");
+    REFUSES("[[vae]]\ninstances = 1\n", "vae is a section: write [vae] once");
+}
+
+static void test_unknown_names(void **state)
+{
+    (void)state;
+    REFUSES("[trainer]\nmax_step = 5\n",
+            "p.toml:2:1: unknown key trainer.max_step: the nearest known key is trainer.max_steps");
+    REFUSES("[trainer]\nwarumup_steps = 5\n", "nearest known key is trainer.warmup_steps");
+    REFUSES("[vae]\nranks = 2\n", "unknown key vae.ranks: the nearest known key is trainer.ranks");
+    REFUSES("[vae]\nintsances = 2\n", "the nearest known key is vae.instances");
+    REFUSES("devise = 'host'\n", "p.toml:1:1: unknown key devise: the nearest known key is device");
+    REFUSES("[trainner]\nlr = 1\nfoo = 2\n",
+            "p.toml:1:2: unknown section [trainner]: the nearest known section is [trainer]");
+    assert_null(strchr(lg_err_message(), '\n')); /* its keys are not reported again */
+    REFUSES("\"trainer.lr\" = 1\n", "unknown key \"trainer.lr\"");
+    REFUSES("exp_name = 'x'\n", "LiteGen's exp_name is called job.name here");
+    REFUSES("zero_degree = 3\n", "LiteGen's zero_degree is not in this version");
+    REFUSES("max_steps = 5\n", "LiteGen's max_steps is called trainer.max_steps here");
+}
+
+static void test_bad_overrides(void **state)
+{
+    (void)state;
+    REFUSES_SET("trainer.max_steps", "--set: expected key=value, got \"trainer.max_steps\"");
+    REFUSES_SET("=5", "--set: expected key=value");
+    REFUSES_SET("trainer.max_step=5",
+                "--set: unknown key trainer.max_step: the nearest known key is "
+                "trainer.max_steps");
+    REFUSES_SET("trainer.max_steps=many", "--set: trainer.max_steps: expected a whole number");
+    REFUSES_SET("trainer.max_steps=", "--set: trainer.max_steps: expected a whole number");
+    REFUSES_SET("trainer.max_steps=0", "--set: trainer.max_steps is out of range");
+    REFUSES_SET("trainer.max_steps=5\nlr = 3", "--set: trainer.max_steps: expected a whole number");
+    REFUSES_SET("job.name=\xff", "--set: job.name is not valid UTF-8");
+    REFUSES_SET("sample.captions=[1]", "--set: sample.captions: expected a list of texts");
+}
+
+static void test_collects(void **state)
+{
+    (void)state;
+    char text[2000] = "[trainer]\n";
+    REFUSES("[trainer]\nlr = 20\nrank = 1\n[vae]\nslice = 'a'\n",
+            "p.toml: 3 errors:", "p.toml:2:1: trainer.lr", "p.toml:3:1: unknown key trainer.rank",
+            "p.toml:5:1: vae.slice");
+    for (int i = 0; i < 30; i++) sprintf(text + strlen(text), "unknown_%02d = 1\n", i);
+    REFUSES(text, "30 errors, the first 20:", "trainer.unknown_00", "trainer.unknown_19");
+    assert_null(strstr(lg_err_message(), "trainer.unknown_20"));
+}
+
+/* ---- rules between keys ---- */
+
+/* A config that passes every rule; models' files are small inventions. */
+static void write_models(void)
+{
+    scratch_write("data/a.tar", "x");
+    scratch_write("t5/config.json", "{\"d_model\": 192, \"num_layers\": 4}");
+    scratch_write("t5/spiece.model", "x");
+    scratch_write("t5/model.safetensors", "x");
+    scratch_write("vae/config.json", "{\"block_out_channels\": [32, 64, 128]}");
+    scratch_write("vae/diffusion_pytorch_model.safetensors", "x");
+}
+static const char good[] = "[data]\npath = 'data'\n[text]\nmodel = 't5'\n[vae]\nmodel = 'vae'\n";
+
+static int check_with(const char *const *sets, int n)
+{
+    lg_config *c = NULL;
+    if (lg_config_load(scratch_write("p.toml", good), sets, n, &c) < 0)
+        fail_msg("%s", lg_err_text());
+    int rc = lg_config_check(c);
+    lg_config_free(&c);
+    return rc;
+}
+#define CHECK(...)                                                                                 \
+    check_with((const char *const[]){__VA_ARGS__},                                                 \
+               (int)LG_ARRAY_LEN(((const char *const[]){__VA_ARGS__})))
+#define BREAKS(message, ...)                                                                       \
+    do {                                                                                           \
+        assert_int_equal(CHECK(__VA_ARGS__), LG_ERR_CONFIG);                                       \
+        assert_message(message);                                                                   \
+        assert_null(strchr(lg_err_message(), '\n'));                                               \
+    } while (0)
+
+static void test_rules_hold(void **state)
+{
+    (void)state;
+    write_models();
+    if (check_with(NULL, 0) < 0) fail_msg("%s", lg_err_text());
+    assert_int_equal(CHECK("trainer.ranks=2", "trainer.micro_batch_size=4"), 0);
+    assert_int_equal(CHECK("model.kind=dit", "text.model=", "sample.captions=[\"0\", \"999\"]"), 0);
+    assert_int_equal(CHECK("trainer.min_snr_gamma=5", "trainer.objective=v"), 0);
+    assert_int_equal(CHECK("vae.model=", "data.latent_size=16"), 0);
+    scratch_write("ck/manifest.json", "{}");
+    scratch_write("ck/model/config.json", "{}");
+    char init[300], resume[300], glob[300];
+    snprintf(init, sizeof init, "trainer.init_from=%s", scratch_path("ck"));
+    snprintf(resume, sizeof resume, "trainer.resume_from=%s", scratch_path("ck"));
+    snprintf(glob, sizeof glob, "data.path=%s,%s", scratch_path("data/*.tar"),
+             scratch_path("data"));
+    if (CHECK(init, resume, glob, "trainer.auto_resume=true") < 0) fail_msg("%s", lg_err_text());
+}
+
+static void test_rules_batch(void **state)
+{
+    (void)state;
+    write_models();
+    BREAKS("--set: trainer.global_batch_size = 16 does not divide by trainer.ranks = 3",
+           "trainer.ranks=3", "trainer.global_batch_size=16");
+    BREAKS("share of 8 samples (trainer.global_batch_size = 16 over trainer.ranks = 2) does not "
+           "divide by trainer.micro_batch_size = 3",
+           "trainer.ranks=2", "trainer.micro_batch_size=3");
+    BREAKS(
+        "the window of 64 samples (window.batches = 4 x trainer.global_batch_size = 16) is not a "
+        "multiple of vae.chunk = 5",
+        "vae.chunk=5");
+    BREAKS("not a multiple of text.chunk = 7", "text.chunk=7");
+    BREAKS("not a multiple of loader.chunk = 24", "loader.chunk=24");
+    BREAKS("the window of 64 samples is too small: two batches of 16 and a chunk for every vae "
+           "instance (vae.instances = 5 x vae.chunk = 8) need 72: set window.batches to at least 5",
+           "vae.instances=5");
+    BREAKS("for every text instance", "text.instances=5");
+    BREAKS("for every loader instance", "loader.instances=5");
+    BREAKS("--set: vae.slice = 9 is larger than vae.chunk = 8", "vae.slice=9");
+    assert_int_equal(CHECK("text.chunk=7", "model.kind=dit"), 0); /* no such role, no rule */
+}
+
+static void test_rules_model(void **state)
+{
+    (void)state;
+    write_models();
+    BREAKS("model.hidden = 128 does not divide by model.heads = 3", "model.heads=3");
+    BREAKS(
+        "model.hidden = 126 does not divide by 4, as the position embedding needs: set it to 128",
+        "model.hidden=126", "model.heads=2");
+    BREAKS("data.size = 68 does not divide by 8 (the VAE's factor 4 x model.patch = 2)",
+           "data.size=68");
+    BREAKS("model.kind = \"pixart\" needs text.model", "text.model=");
+    BREAKS("sample.captions[1] = \"cat\": with model.kind = \"dit\" expected a label from 0 to 999",
+           "model.kind=dit", "sample.captions=[\"1\", \"cat\"]");
+    BREAKS("latents of 7 x 7 cells (data.latent_size) do not divide by model.patch = 2",
+           "vae.model=", "data.latent_size=7");
+    BREAKS("latents of 9 x 9 cells (data.size / 8, since vae.model is empty)",
+           "vae.model=", "data.size=72");
+}
+
+static void test_rules_training(void **state)
+{
+    (void)state;
+    write_models();
+    BREAKS("trainer.min_snr_gamma = 5 has no meaning with trainer.objective = \"flow\"",
+           "trainer.min_snr_gamma=5");
+    BREAKS("trainer.beta1 = 1: expected less than 1", "trainer.beta1=1");
+    BREAKS("trainer.beta2 = 1: expected less than 1", "trainer.beta2=1");
+    BREAKS("trainer.warmup_steps = 50 leaves nothing of the 50 steps (trainer.lr_steps)",
+           "trainer.warmup_steps=50", "trainer.lr_steps=50", "trainer.lr_schedule=cosine");
+}
+
+static void test_rules_files(void **state)
+{
+    (void)state;
+    write_models();
+    BREAKS("data.path is empty", "data.path=");
+    BREAKS("/no/such does not exist", "data.path=/no/such,/tmp");
+    BREAKS("/no/such/*.tar does not exist", "data.path=/no/such/*.tar");
+    BREAKS("--set: vae.model: /no/config.json does not exist", "vae.model=/no");
+    BREAKS("--set: text.model: /no/config.json does not exist", "text.model=/no");
+    BREAKS("job.name = \"a/b\"", "job.name=a/b");
+    BREAKS("trainer.init_from: /no does not exist", "trainer.init_from=/no");
+    BREAKS("trainer.resume_from: /tmp has no manifest.json", "trainer.resume_from=/tmp");
+    BREAKS("job.dir: /dev/null exists and is not a directory", "job.dir=/dev/null");
+    scratch_write("t5/config.json", "{\"num_layers\": 4}");
+    BREAKS("p.toml:4: text.model: ", "trainer.ranks=1");
+    assert_message("t5/config.json: d_model is missing");
+    scratch_write("t5/config.json", "{\"d_model\": 1.5, \"num_layers\": 4}");
+    BREAKS("d_model is wrong: expected a whole number from 1 to", "trainer.ranks=1");
+    scratch_write("t5/config.json", "{");
+    BREAKS("t5/config.json is not a JSON object", "trainer.ranks=1");
+    write_models();
+    assert_int_equal(unlink(scratch_path("t5/spiece.model")), 0);
+    BREAKS("t5/spiece.model does not exist", "trainer.ranks=1");
+    write_models();
+    assert_int_equal(unlink(scratch_path("t5/model.safetensors")), 0);
+    BREAKS("t5/model.safetensors does not exist", "trainer.ranks=1");
+    scratch_write("t5/model-00001-of-00001.safetensors", "x");
+    assert_int_equal(CHECK("trainer.ranks=1"), 0);
+    assert_int_equal(unlink(scratch_path("vae/diffusion_pytorch_model.safetensors")), 0);
+    BREAKS("vae/diffusion_pytorch_model.safetensors does not exist", "trainer.ranks=1");
+    scratch_write("vae/config.json", "{\"_class_name\": \"VQModel\"}");
+    BREAKS("_class_name is VQModel: expected AutoencoderKL", "trainer.ranks=1");
+}
+
+static void test_rules_collect(void **state)
+{
+    (void)state;
+    write_models();
+    assert_int_equal(CHECK("model.heads=3", "vae.slice=9", "trainer.min_snr_gamma=5"),
+                     LG_ERR_CONFIG);
+    assert_message("3 errors:");
+}
+
+/* ---- resume, documents, the example ---- */
+
+static void test_compatible(void **state)
+{
+    (void)state;
+    lg_config *a = load("[trainer]\nmax_steps = 60\n[vae]\ninstances = 1\n", NULL);
+    lg_config *b =
+        load("[trainer]\nmax_steps = 80\n[vae]\ninstances = 3\n[job]\nname = 'n'\n", NULL);
+    assert_int_equal(lg_config_compatible(a, b), 0);
+    assert_int_equal(lg_config_compatible(b, a), LG_ERR_MISMATCH);
+    assert_message("p.toml:2: trainer.max_steps was 80 when the run began and is 60 now");
+    lg_config_free(&b);
+    b = load("[text]\nlength = 32\n[trainer]\nmax_steps = 60\nlr=1e-3\n", NULL);
+    assert_int_equal(lg_config_compatible(a, b), LG_ERR_MISMATCH);
+    assert_message("p.toml:2: text.length was 24 when the run began and is 32 now");
+    assert_message("p.toml:5: trainer.lr was 0.0001 when the run began and is 0.001 now");
+    lg_config_free(&a);
+    lg_config_free(&b);
+}
+
+static void test_document(void **state)
+{
+    (void)state;
+    const char *path = "docs/config.md";
+    char *expected = lg_config_markdown(), *found = NULL;
+    size_t bytes;
+    if (getenv("LG_REGENERATE"))
+        assert_int_equal(lg_publish_file(path, expected, strlen(expected)), 0);
+    if (lg_read_file(path, 1 << 20, &found, &bytes) < 0 || strcmp(found, expected) != 0)
+        fail_msg("%s is not what config/schema.def says; regenerate it from the repository's root "
+                 "with LG_REGENERATE=1 build/tests/test_config",
+                 path);
+    free(found);
+    free(expected);
+}
+
+static void test_exit_codes(void **state)
+{
+    (void)state;
+    char *doc = NULL, row[64];
+    size_t bytes;
+    assert_int_equal(lg_read_file("docs/exit-codes.md", 1 << 20, &doc, &bytes), 0);
+    for (int code = 0; strcmp(lg_err_name(code), "?") != 0; code--) {
+        snprintf(row, sizeof row, "\n| %d | %s |", -code, lg_err_name(code));
+        if (!strstr(doc, row)) fail_msg("docs/exit-codes.md has no row \"%s\"", row + 1);
+    }
+    free(doc);
+}
+
+static void test_example(void **state)
+{
+    (void)state;
+    char set[LG_PATH_BYTES]; /* its data are made by `make example-data` */
+    snprintf(set, sizeof set, "data.path=%s", scratch_write("x.tar", ""));
+    const char *sets[] = {set};
+    lg_config *c = NULL;
+    if (lg_config_load("examples/emoji/pipeline.toml", sets, 1, &c) < 0 || lg_config_check(c) < 0)
+        fail_msg("%s", lg_err_text());
+    assert_int_equal(c->trainer_ranks, 2);
+    lg_config_free(&c);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_defaults),      TEST(test_values),           TEST(test_paths),
+        TEST(test_overrides),     TEST(test_round_trip),       TEST(test_syntax),
+        TEST(test_deep_nesting),  TEST(test_types_and_ranges), TEST(test_unknown_names),
+        TEST(test_bad_overrides), TEST(test_collects),         TEST(test_rules_hold),
+        TEST(test_rules_batch),   TEST(test_rules_model),      TEST(test_rules_training),
+        TEST(test_rules_files),   TEST(test_rules_collect),    TEST(test_compatible),
+        TEST(test_document),      TEST(test_exit_codes),       TEST(test_example),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,273 @@
+/* The plan: dimensions from the models' config.json, what its hash covers, plan.json. */
+#include "config/plan.h"
+#include "tests/unit/scratch.h"
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    scratch_write("t5/config.json", "{\"d_model\": 192, \"num_layers\": 4}");
+    scratch_write("t5/spiece.model", "x");
+    scratch_write("t5/model.safetensors", "weights");
+    scratch_write("vae/config.json",
+                  "{\"block_out_channels\": [32, 64, 128], \"latent_channels\": 16, "
+                  "\"scaling_factor\": 0.3611, \"shift_factor\": 0.1159}");
+    scratch_write("vae/diffusion_pytorch_model.safetensors", "weights");
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    lg_err_clear();
+    return 0;
+}
+
+static void assert_message(const char *part)
+{
+    if (!strstr(lg_err_message(), part))
+        fail_msg("expected \"%s\" in:\n%s", part, lg_err_message());
+}
+
+static lg_config *load(const char *const *sets, int n)
+{
+    lg_config *c = NULL;
+    if (lg_config_load(scratch_write("p.toml", "[text]\nmodel = 't5'\n[vae]\nmodel = 'vae'\n"),
+                       sets, n, &c) < 0)
+        fail_msg("%s", lg_err_text());
+    return c;
+}
+
+static lg_plan make(const char *const *sets, int n)
+{
+    lg_plan p;
+    lg_config *c = load(sets, n);
+    if (lg_plan_make(c, "sse2", &p) < 0) fail_msg("%s", lg_err_text());
+    lg_config_free(&c);
+    return p;
+}
+#define MAKE(...)                                                                                  \
+    make((const char *const[]){__VA_ARGS__},                                                       \
+         (int)LG_ARRAY_LEN(((const char *const[]){__VA_ARGS__})))
+
+static void test_roles(void **state)
+{
+    (void)state;
+    assert_string_equal(lg_role_name(LG_ROLE_vae), "vae");
+    assert_string_equal(lg_role_program(LG_ROLE_vae), "lg-vae");
+    for (int r = 0; r < LG_ROLE_COUNT; r++) assert_int_equal(lg_role_find(lg_role_name(r)), r);
+    assert_int_equal(lg_role_find("foo"), -1);
+}
+
+static void test_dimensions(void **state)
+{
+    (void)state;
+    lg_plan p = MAKE("trainer.ranks=2", "text.instances=6", "vae.threads=3", "trainer.threads=2",
+                     "trainer.micro_batch_size=4");
+    assert_int_equal(p.image_size, 64);
+    assert_int_equal(p.latent_channels, 16);
+    assert_int_equal(p.latent_size, 16);
+    assert_true(p.scaling_factor == 0.3611 && p.shift_factor == 0.1159);
+    assert_int_equal(p.text_length, 24);
+    assert_int_equal(p.text_dim, 192);
+    assert_int_equal(p.text_shards, 4); /* six instances, four layers */
+    assert_int_equal(p.num_classes, 0);
+    assert_int_equal(p.batch, 16);
+    assert_int_equal(p.rank_batch, 8);
+    assert_int_equal(p.micro_batch, 4);
+    assert_int_equal(p.window_slots, 64);
+    assert_int_equal(p.lr_steps, 1000);
+    assert_string_equal(p.isa, "sse2");
+    assert_int_equal(p.instances[LG_ROLE_text], 6);
+    assert_int_equal(p.instances[LG_ROLE_trainer], 2);
+    assert_int_equal(p.instances[LG_ROLE_ema], 1);
+    assert_int_equal(p.instances[LG_ROLE_keeper], 1);
+    assert_int_equal(p.threads[LG_ROLE_vae], 3);
+    assert_int_equal(p.threads[LG_ROLE_trainer], 2);
+    assert_int_equal(p.threads[LG_ROLE_ckpt], 1);
+    assert_int_equal(MAKE("text.shards=2", "text.instances=6").text_shards, 2);
+    assert_int_equal(MAKE("trainer.lr_steps=70").lr_steps, 70);
+}
+
+static void test_vae_defaults(void **state)
+{
+    (void)state;
+    scratch_write("vae/config.json", "{\"shift_factor\": null, \"block_out_channels\": [8]}");
+    lg_plan p = make(NULL, 0);
+    assert_int_equal(p.latent_channels, 4);
+    assert_int_equal(p.latent_size, 64);
+    assert_true(p.scaling_factor == 0.18215 && p.shift_factor == 0);
+}
+
+static void test_absent_roles(void **state)
+{
+    (void)state;
+    lg_plan p = MAKE("model.kind=dit", "vae.model=", "data.latent_scaling=0.5");
+    assert_int_equal(p.instances[LG_ROLE_text], 0);
+    assert_int_equal(p.instances[LG_ROLE_vae], 0);
+    assert_int_equal(p.image_size, 0);
+    assert_int_equal(p.text_length, 0);
+    assert_int_equal(p.text_dim, 0);
+    assert_int_equal(p.text_shards, 0);
+    assert_int_equal(p.num_classes, 1000);
+    assert_int_equal(p.latent_channels, 4);
+    assert_int_equal(p.latent_size, 8);
+    assert_true(p.scaling_factor == 0.5 && p.shift_factor == 0);
+    assert_int_equal(MAKE("vae.model=", "data.latent_size=32").latent_size, 32);
+}
+
+static void test_isa(void **state)
+{
+    (void)state;
+    lg_plan p;
+    lg_config *c = load(NULL, 0);
+    assert_int_equal(lg_plan_make(c, NULL, &p), 0);
+    assert_string_equal(p.isa, lg_plan_machine_isa());
+    assert_int_equal(lg_plan_make(c, "avx10", &p), LG_ERR_MISMATCH);
+    assert_message("instruction set avx10, which this machine lacks");
+    lg_config_free(&c);
+}
+
+static void test_hash(void **state)
+{
+    (void)state;
+    uint64_t base = make(NULL, 0).hash;
+    assert_true(base == make(NULL, 0).hash);
+    /* What may change at a resume. */
+    assert_true(base == MAKE("vae.instances=3").hash);
+    assert_true(base == MAKE("text.instances=2").hash);
+    assert_true(base == MAKE("loader.instances=2").hash);
+    assert_true(base == MAKE("trainer.max_steps=5").hash);
+    assert_true(base == MAKE("window.batches=8").hash);
+    assert_true(base == MAKE("job.dir=/elsewhere").hash);
+    /* What decides bits. */
+    static const char *const sets[] = {
+        "trainer.lr=1e-3",     "trainer.ranks=2", "job.seed=1",     "text.length=25",
+        "trainer.threads=2",   "vae.threads=2",   "vae.slice=2",    "data.size=128",
+        "trainer.lr_steps=10", "ema.decay=0.9",   "model.depth=5",  "trainer.objective=eps",
+        "text.chunk=4",        "data.flip=true",  "model.kind=dit", "vae.model=",
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(sets); i++)
+        if (base == MAKE(sets[i]).hash) fail_msg("%s does not change the hash", sets[i]);
+    lg_plan p;
+    lg_config *c = load(NULL, 0);
+    assert_int_equal(lg_plan_make(c, NULL, &p), 0);
+    if (strcmp(lg_plan_machine_isa(), "sse2") != 0) assert_true(base != p.hash);
+    lg_config_free(&c);
+}
+
+static void test_hash_models(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *file, *before, *after;
+    } files[] = {
+        {"t5/spiece.model", "x", "y"},
+        {"t5/model.safetensors", "weights", "weightz"},
+        {"vae/diffusion_pytorch_model.safetensors", "weights", "longer weights"},
+        {"t5/config.json", "{\"d_model\": 192, \"num_layers\": 4}",
+         "{\"d_model\": 192, \"num_layers\": 4, \"num_heads\": 6}"},
+    };
+    uint64_t base = make(NULL, 0).hash;
+    for (size_t i = 0; i < LG_ARRAY_LEN(files); i++) {
+        scratch_write(files[i].file, files[i].after);
+        if (base == make(NULL, 0).hash) fail_msg("%s does not change the hash", files[i].file);
+        scratch_write(files[i].file, files[i].before);
+        assert_true(base == make(NULL, 0).hash);
+    }
+    /* Another place, the same files. */
+    assert_int_equal(rename(scratch_path("vae"), scratch_path("moved")), 0);
+    char set[300];
+    snprintf(set, sizeof set, "vae.model=%s", scratch_path("moved"));
+    assert_true(base == MAKE(set).hash);
+}
+
+static void test_resume(void **state)
+{
+    (void)state;
+    lg_plan old = MAKE("trainer.max_steps=60", "text.instances=2"), p;
+    const char *grown[] = {"trainer.max_steps=80", "text.instances=3", "vae.instances=2"};
+    lg_config *c = load(grown, 3);
+    if (lg_plan_resume(c, &old, &p) < 0) fail_msg("%s", lg_err_text());
+    lg_config_free(&c);
+    assert_true(p.hash == old.hash);
+    assert_int_equal(p.lr_steps, 60);
+    assert_int_equal(p.text_shards, 2);
+    assert_int_equal(p.instances[LG_ROLE_text], 3);
+    assert_string_equal(p.isa, "sse2");
+
+    const char *wider[] = {"trainer.global_batch_size=32"};
+    c = load(wider, 1);
+    assert_int_equal(lg_plan_resume(c, &old, &p), LG_ERR_MISMATCH);
+    assert_message("batch=16; before, batch=32; now");
+    lg_config_free(&c);
+
+    scratch_write("vae/diffusion_pytorch_model.safetensors", "retrained");
+    c = load(grown, 3);
+    assert_int_equal(lg_plan_resume(c, &old, &p), LG_ERR_MISMATCH);
+    assert_message("a file of vae.model or text.model is not what it was");
+    lg_config_free(&c);
+}
+
+static void replace_in_plan(const char *from, const char *to)
+{
+    char *text = NULL, changed[8192];
+    size_t bytes;
+    assert_int_equal(lg_read_file(scratch_path("plan.json"), 4096, &text, &bytes), 0);
+    char *at = strstr(text, from);
+    assert_non_null(at);
+    snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    scratch_write("bad.json", changed);
+    free(text);
+}
+
+static void test_save_load(void **state)
+{
+    (void)state;
+    lg_plan p = MAKE("trainer.max_steps=1000000000000", "trainer.ranks=2"), q;
+    assert_int_equal(lg_plan_save(&p, scratch_path("plan.json")), 0);
+    if (lg_plan_load(scratch_path("plan.json"), &q) < 0) fail_msg("%s", lg_err_text());
+    assert_memory_equal(&p, &q, sizeof p);
+
+    static const struct {
+        const char *from, *to, *message;
+        int code;
+    } damages[] = {
+        {"\"batch\":\t16", "\"batch\":\t17", "was changed after it was written", LG_ERR_CORRUPT},
+        {"\"window_slots\":\t64", "\"window_slots\":\t65", "was changed", LG_ERR_CORRUPT},
+        {"\"vae\":\t1", "\"vae\":\t2", "was changed", LG_ERR_CORRUPT},
+        {"\"batch\":", "\"botch\":", "batch is missing or wrong", LG_ERR_CORRUPT},
+        {"\"image_size\":\t64", "\"image_size\":\t1e300", "image_size is missing or wrong",
+         LG_ERR_CORRUPT},
+        {"\"isa\":\t\"sse2\"", "\"isa\":\t\"sse2sse2sse2sse2\"", "isa is missing", LG_ERR_CORRUPT},
+        {"\"format\":\t1", "\"format\":\t2", "has format 2, this build reads 1", LG_ERR_MISMATCH},
+        {"{", "[", "is not a plan", LG_ERR_CORRUPT},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(damages); i++) {
+        replace_in_plan(damages[i].from, damages[i].to);
+        assert_int_equal(lg_plan_load(scratch_path("bad.json"), &q), damages[i].code);
+        assert_message(damages[i].message);
+    }
+    assert_int_equal(lg_plan_load(scratch_path("none.json"), &q), LG_ERR_NOTFOUND);
+    assert_memory_equal(&p, &q, sizeof p); /* untouched by the failures */
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_roles),        TEST(test_dimensions), TEST(test_vae_defaults),
+        TEST(test_absent_roles), TEST(test_isa),        TEST(test_hash),
+        TEST(test_hash_models),  TEST(test_resume),     TEST(test_save_load),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
