@@ -83,14 +83,21 @@ static char *absolute(const char *dir, const char *path, bool list)
     return text;
 }
 
+/* What TOML accepts: no overlong forms, no surrogates, nothing above U+10FFFF. */
 static bool is_utf8(const char *text)
 {
-    const unsigned char *s = (const unsigned char *)text;
-    while (*s) {
+    static const uint32_t least[] = {0, 0x80, 0x800, 0x10000};
+    for (const unsigned char *s = (const unsigned char *)text; *s;) {
         int more = *s < 0x80 ? 0 : (*s & 0xe0) == 0xc0 ? 1 : (*s & 0xf0) == 0xe0 ? 2 : 3;
         if (more == 3 && (*s & 0xf8) != 0xf0) return false;
-        for (s++; more > 0; more--, s++)
+        uint32_t code = more ? *s & (0x3fu >> more) : *s;
+        s++;
+        for (int i = 0; i < more; i++, s++) {
             if ((*s & 0xc0) != 0x80) return false;
+            code = code << 6 | (*s & 0x3f);
+        }
+        if (code < least[more] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
+            return false;
     }
     return true;
 }

@@ -234,7 +234,9 @@ static void check_data(struct rules *r)
         } else {
             snprintf(part, sizeof part, "%.*s", (int)len, paths);
             if (!matches_something(part))
-                broken(r, "data.path", "data.path: %s does not exist", part);
+                broken(r, "data.path",
+                       "data.path: %s does not exist: name tar shards or a folder of pictures",
+                       part);
         }
         if (!paths[len]) return;
         paths += len + 1;

@@ -229,6 +229,8 @@ static void test_unknown_names(void **state)
     REFUSES("[trainer]\nwarumup_steps = 5\n", "nearest known key is trainer.warmup_steps");
     REFUSES("[vae]\nranks = 2\n", "unknown key vae.ranks: the nearest known key is trainer.ranks");
     REFUSES("[vae]\nintsances = 2\n", "the nearest known key is vae.instances");
+    REFUSES("[sample]\nsetp = 2\n",
+            "the nearest known key is sample.steps"); /* a swap is one edit */
     REFUSES("devise = 'host'\n", "p.toml:1:1: unknown key devise: the nearest known key is device");
     REFUSES("[trainner]\nlr = 1\nfoo = 2\n",
             "p.toml:1:2: unknown section [trainner]: the nearest known section is [trainer]");
@@ -251,7 +253,16 @@ static void test_bad_overrides(void **state)
     REFUSES_SET("trainer.max_steps=", "--set: trainer.max_steps: expected a whole number");
     REFUSES_SET("trainer.max_steps=0", "--set: trainer.max_steps is out of range");
     REFUSES_SET("trainer.max_steps=5\nlr = 3", "--set: trainer.max_steps: expected a whole number");
-    REFUSES_SET("job.name=\xff", "--set: job.name is not valid UTF-8");
+    static const char *const not_utf8[] = {
+        "\xff",     "\xc0\x80", "\xed\xa0\x80",        "\xf4\x90\x80\x80",
+        "\xe2\x82", "\x80",     "\xf8\x88\x80\x80\x80"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(not_utf8); i++) {
+        char set[32];
+        snprintf(set, sizeof set, "job.name=%s", not_utf8[i]);
+        REFUSES_SET(set, "--set: job.name is not valid UTF-8");
+    }
+    lg_config *c = load("", "job.name=\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
+    lg_config_free(&c);
     REFUSES_SET("sample.captions=[1]", "--set: sample.captions: expected a list of texts");
 }
 
