@@ -3,12 +3,14 @@
  *
  * Rules (who writes, who reads, what if the writer dies):
  *  1. header: written by lgsup before any process starts. `drain`, `run_state`: lgsup alone.
- *  2. row.life = {incarnation, state}: lgsup stores {i, STARTING} before fork, after the pidfd of
- * the row's former process has fired; the child turns it into {i, RUNNING} by compare-and-swap,
- * having stored pid and start_time, or exits. lgsup stores DEAD when the pidfd has fired. A new
- * lgsup turns leftovers {i, STARTING} into DEAD by compare-and-swap before it starts others.
+ *  2. row.life = {pid, incarnation, state} in one word. lgsup stores {0, i, STARTING} before fork,
+ *     after the pidfd of the row's former process has fired. The child turns it into
+ *     {pid, i, RUNNING} by compare-and-swap, or exits: a child that comes too late writes nothing.
+ *     start_time (0 until then) and pid follow, by the child. lgsup stores DEAD when the pidfd has
+ *     fired. A new lgsup turns leftovers {0, i, STARTING} into DEAD before it starts others.
  *  3. An incarnation is dead when its row carries another one, or DEAD, or when pidfd_open(pid)
- * says ESRCH, the start time differs, or the pidfd is readable. Nothing else proves death.
+ *     says ESRCH, the start time differs, or the pidfd is readable. Nothing else proves death. A
+ *     life word without a pid is judged by its state alone.
  *  4. Marks are written by the row's own process with release and read with acquire; they never
  *     decrease. A mark is stored after everything it announces is visible. Dying before the store:
  *     the work is done again by the next incarnation, giving the same bytes.
@@ -50,10 +52,10 @@ enum { LG_VERDICTS = 64, LG_VERDICT_BITS = 8 };
 
 struct lg_board_row {
     /* liveness */
-    _Atomic(uint64_t) life; /* incarnation << 8 | lg_life */
-    _Atomic(uint32_t) pid;
+    _Atomic(uint64_t) life;       /* pid << 40 | incarnation << 8 | lg_life */
+    _Atomic(uint32_t) pid;        /* the same pid, for people */
     _Atomic(uint32_t) restarts;   /* lgsup */
-    _Atomic(uint64_t) start_time; /* /proc/PID/stat field 22 */
+    _Atomic(uint64_t) start_time; /* /proc/PID/stat field 22; 0: not known yet */
     _Atomic(int64_t) heartbeat_ns;
     _Atomic(uint32_t) phase; /* lg_phase */
     _Atomic(uint32_t) ready; /* incarnation that finished its setup */
@@ -64,7 +66,8 @@ struct lg_board_row {
     _Atomic(lg_mark) staged;  /* ckpt: snapshot of state s lies in the staging region */
     _Atomic(lg_mark) published; /* ckpt: checkpoint of state s is complete on disk */
     double sum_squares[2];      /* trainer, [s & 1]: of this rank's shard of the summed gradient */
-    double loss_sum[2];         /* trainer, [s & 1]: weighted loss sum of this rank's samples */
+    double loss_sum[2]; /* trainer, [s & 1]: weighted loss sum of this rank's samples; valid with
+                           grads */
     /* figures */
     _Atomic(uint64_t) samples; /* encoded, loaded or trained by this logical instance */
     _Atomic(uint64_t) busy_ns; /* time spent working */
@@ -112,7 +115,7 @@ struct lg_board_spec {
 /* Creates (replacing) the file, fully allocated. */
 int lg_board_create(const char *path, const struct lg_board_spec *spec, lg_board **ret);
 /* Maps an existing one; compares magic, version, layout and boot id (LG_ERR_MISMATCH), and the
- * plan's hash unless plan_hash is 0. */
+ * plan's hash unless plan_hash is 0. LG_ERR_NOTFOUND: no such file. */
 int lg_board_open(const char *path, uint64_t plan_hash, lg_board **ret);
 void lg_board_close(lg_board **b);
 
@@ -121,10 +124,11 @@ static inline struct lg_board_row *lg_board_row(lg_board *b, lg_role role, int i
     return &b->s->row[lg_row(role, index)];
 }
 
-/* lgsup: gives the row a new incarnation and stores STARTING (rule 2). */
+/* lgsup: gives the row a new incarnation and stores STARTING (rule 2). The row must be empty or
+ * DEAD. */
 lg_incarnation lg_board_enlist(lg_board *b, lg_role role, int index);
-/* The child: stores pid and start time, STARTING -> RUNNING. LG_ERR_MISMATCH: not wanted any more.
- */
+/* The child: STARTING -> RUNNING with its pid. LG_ERR_MISMATCH when the row does not say that `me`
+ * is STARTING: not wanted any more; nothing was written. */
 int lg_board_join(lg_board *b, lg_incarnation me);
 /* lgsup, when the pidfd has fired. No effect when the row carries another incarnation. */
 void lg_board_bury(lg_board *b, lg_incarnation who);

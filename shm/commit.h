@@ -65,9 +65,10 @@ bool lg_commit_complete(lg_board *b);
 
 /* The stores that follow the work. Each asserts that the mark grows by one. */
 void lg_trainer_mark_init(lg_board *b, int rank);
-void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step);
-void lg_trainer_mark_partial(lg_board *b, int rank, uint64_t step, double sum_squares,
-                             double loss_sum);
+/* loss_sum: of this rank's samples; stored before the mark, since the process may die right after.
+ */
+void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step, double loss_sum);
+void lg_trainer_mark_partial(lg_board *b, int rank, uint64_t step, double sum_squares);
 void lg_trainer_mark_commit(lg_board *b, int rank, uint64_t step);
 void lg_ema_mark(lg_board *b, uint64_t state);
 void lg_ckpt_mark_staged(lg_board *b, uint64_t state);

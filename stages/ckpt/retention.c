@@ -23,7 +23,7 @@ static int list(const char *dir, const char *name, long long *steps, int *ret_n)
     DIR *d = opendir(dir);
     if (!d) return LG_FAIL(lg_err_from_errno(errno), "cannot read %s: %s", dir, strerror(errno));
     for (struct dirent *e; (e = readdir(d)) && n < CHECKPOINTS_MAX;) {
-        LG_TRY(lg_path(path, "%s/%s", dir, e->d_name));
+        if (lg_path(path, "%s/%s", dir, e->d_name) < 0) continue;
         if (!strncmp(e->d_name, ".tmp-", 5) || !strncmp(e->d_name, ".old-", 5)) {
             if (lg_remove_tree(path) < 0) lg_err_clear();
             continue;
@@ -43,7 +43,7 @@ static int list(const char *dir, const char *name, long long *steps, int *ret_n)
 int lg_retention_apply(const char *dir, const char *name, int keep)
 {
     static long long steps[CHECKPOINTS_MAX];
-    int n;
+    int n = 0;
     LG_TRY(list(dir, name, steps, &n));
     for (int i = LG_MAX(keep, 1); i < n; i++) {
         char from[LG_PATH_BYTES], to[LG_PATH_BYTES];

@@ -4,17 +4,22 @@
 #include "stages/nets/objective.h"
 #include "stages/stage.h"
 
-typedef struct lg_batch {
-    int64_t size;                /* B */
-    struct lg_denoiser_input in; /* in.x is x_t */
-    lg_tensor mean, logvar, n, coef, weight, target;
-    void *host; /* staging for the small tensors and gathered payloads */
-    uint8_t *host_at[9];
-} lg_batch;
+typedef struct lg_batch lg_batch;
 
+/* The tensors of a loaded batch, on the device; owned by the batch. */
+struct lg_batch_tensors {
+    struct lg_denoiser_input in; // in.x is x_t
+    lg_tensor target;            // (B, C, H, W)
+    lg_tensor weight;            // (B): loss weight of each sample
+};
 int lg_batch_open(lg_device *d, const struct lg_denoiser_config *net, int64_t size, lg_batch **ret);
-void lg_batch_close(lg_batch **b); /* device memory is the device's */
+/* The device memory goes with the device. */
+void lg_batch_close(lg_batch **b);
+/* Device and host bytes of one. */
 size_t lg_batch_bytes(const struct lg_denoiser_config *net, int64_t size);
+const struct lg_batch_tensors *lg_batch_tensors(const lg_batch *b);
+/* Host copy of the loss weights, (B). */
+const float *lg_batch_weights(const lg_batch *b);
 
 struct lg_batch_spec {
     uint64_t first; /* sample number of row 0 */

@@ -1,0 +1,522 @@
+/* A trainer rank: one data-parallel share of the step.
+ *
+ * What to do next is asked of shm/commit.h at every turn; this file does the work and stores the
+ * mark. Private memory (working weights, activations, the reduced shard) can be lost at any time:
+ * it is rebuilt from regions. Persistent: state sides, gradients, marks on the board.
+ *
+ * Order within a step, seen by one rank:
+ *   FORWARD  gather weights of state s; per micro-batch forward, loss, backward into the grad
+ * region REDUCE   own shard = sum of all ranks' gradients in rank order; sum of squares; loss
+ *   UPDATE   total norm in rank order, clip, AdamW from side s & 1 into the other; rank 0 writes
+ * the record; commit */
+#include "base/clock.h"
+#include "base/log.h"
+#include "kernels/ops.h"
+#include "stages/ckpt/checkpoint.h"
+#include "stages/nets/schedule.h"
+#include "stages/roles.h"
+#include "stages/trainer/batch.h"
+#include "stages/trainer/records.h"
+#include "stages/trainer/state.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+enum { VOID_CHECK_SAMPLES = 100 }; /* the share of voids is judged from this many samples on */
+
+struct trainer {
+    lg_device *device;
+    lg_stream *stream;
+    lg_denoiser *net;
+    lg_trainer_state *state;
+    lg_window *window;
+    lg_batch *batch;
+    lg_records *records; /* rank 0 */
+    lg_region *grad[LG_INSTANCES_MAX];
+    struct lg_objective objective;
+    struct lg_schedule schedule;
+    struct lg_shard shard;
+    unsigned needs;   /* window fields a micro-batch needs */
+    float *weights;   // (params): working copy of state `weights_of`
+    float *reduced;   // (shard): sum of gradients of step `reduced_of`
+    float *host_loss; // (micro batch)
+    lg_tensor pred, loss;
+    lg_mark weights_of, reduced_of, forward_of; /* what the private buffers hold */
+    int64_t micro_done;                         /* micro-batches of step forward_of that are done */
+    double loss_sum;                            /* of them */
+    double divisor;        /* non-void samples of the global batch of step forward_of */
+    int64_t wait_start_ns; /* 0: not waiting for data */
+    int64_t wait_ns;       /* in the step so far */
+    int64_t last_commit_ns;
+    bool records_failed;
+};
+
+/* ---- memory ---- */
+
+static int trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
+                         int *ret_n)
+{
+    struct lg_denoiser_config net;
+    struct lg_denoiser_bytes bytes;
+    lg_params params;
+    lg_device *d;
+    int n = 0, ranks = p->instances[LG_ROLE_trainer];
+    LG_ASSERT(cap > 3 * ranks);
+    LG_TRY(lg_net_config_of(c, p, &net));
+    LG_TRY(lg_device_open(c->_device, NULL, &d));
+    int rc = lg_denoiser_plan(d, &net, (int)p->micro_batch, true, &bytes);
+    lg_device_close(&d);
+    LG_TRY(rc);
+    LG_TRY(lg_denoiser_params(&net, &params));
+    for (int r = 0; r < ranks; r++) {
+        struct lg_shard shard = lg_shard_of(params.count, r, ranks);
+        for (int side = 0; side < 2; side++) {
+            snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/state/%c", r, "ab"[side]);
+            rows[n++].bytes = lg_trainer_state_bytes(shard);
+        }
+        snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/grad", r);
+        rows[n++].bytes = params.count * sizeof(float);
+    }
+    snprintf(rows[n].name, sizeof rows[n].name, "private");
+    size_t shard0 = lg_shard_of(params.count, 0, ranks).count;
+    rows[n++].bytes = (size_t)ranks *
+                      (bytes.activations + bytes.scratch + (params.count + shard0) * sizeof(float) +
+                       lg_batch_bytes(&net, p->micro_batch));
+    lg_params_free(&params);
+    *ret_n = n;
+    return 0;
+}
+
+static int alloc_floats(lg_device *d, size_t count, float **ret)
+{
+    void *p;
+    LG_TRY(lg_device_alloc(d, LG_MAX(count, (size_t)1) * sizeof(float), &p));
+    *ret = p;
+    return 0;
+}
+
+static int open_rules(lg_stage *st, struct trainer *t)
+{
+    const lg_config *c = st->config;
+    LG_TRY(lg_objective_parse(c->trainer_objective, &t->objective.kind));
+    t->objective.timesteps =
+        strcmp(c->trainer_timesteps, "uniform") ? LG_TIMESTEPS_LOGIT_NORMAL : LG_TIMESTEPS_UNIFORM;
+    t->objective.min_snr_gamma = c->trainer_min_snr_gamma;
+    LG_TRY(lg_objective_check(&t->objective));
+    t->schedule = (struct lg_schedule){
+        .kind = !strcmp(c->trainer_lr_schedule, "cosine")   ? LG_SCHEDULE_COSINE
+                : !strcmp(c->trainer_lr_schedule, "linear") ? LG_SCHEDULE_LINEAR
+                                                            : LG_SCHEDULE_CONSTANT,
+        .peak = c->trainer_lr,
+        .warmup_steps = c->trainer_warmup_steps,
+        .steps = st->plan.lr_steps,
+        .final_ratio = c->trainer_lr_final};
+    t->needs = 1u << LG_FIELD_SOURCE | 1u << LG_FIELD_LATENT;
+    if (st->plan.text_length) t->needs |= 1u << LG_FIELD_TEXT;
+    return 0;
+}
+
+static int open_memory(lg_stage *st, struct trainer *t)
+{
+    const int64_t B = st->plan.micro_batch;
+    LG_TRY(lg_stage_window(st, &t->window));
+    LG_TRY(lg_trainer_state_open(st, &t->state));
+    const struct lg_denoiser_config *net = &t->state->net;
+    const size_t params = t->state->params.count;
+    t->shard = lg_shard_of(params, st->index, t->state->ranks);
+    for (int r = 0; r < t->state->ranks; r++)
+        LG_TRY(lg_stage_region(st, params * sizeof(float), &t->grad[r], "trainer/%d/grad", r));
+    LG_TRY(lg_denoiser_open(t->device, net, (int)B, true, &t->net));
+    LG_TRY(lg_batch_open(t->device, net, B, &t->batch));
+    LG_TRY(alloc_floats(t->device, params, &t->weights));
+    LG_TRY(alloc_floats(t->device, t->shard.count, &t->reduced));
+    float *pred, *loss;
+    LG_TRY(alloc_floats(t->device, (size_t)(B * net->channels * net->height * net->width), &pred));
+    LG_TRY(alloc_floats(t->device, (size_t)B, &loss));
+    t->pred = lg_t4(pred, LG_F32, B, net->channels, net->height, net->width);
+    t->loss = lg_t1(loss, LG_F32, B);
+    t->host_loss = calloc((size_t)B, sizeof(float));
+    LG_ASSERT(t->host_loss);
+    return 0;
+}
+
+static int trainer_open(lg_stage *st)
+{
+    struct trainer *t = calloc(1, sizeof *t);
+    LG_ASSERT(t);
+    st->state = t;
+    LG_TRY(open_rules(st, t));
+    LG_TRY(lg_stage_device(st, &t->device));
+    LG_TRY(lg_stream_open(t->device, &t->stream));
+    LG_TRY(open_memory(st, t));
+    if (st->index == 0) {
+        lg_mark commit = atomic_load_explicit(&st->row->commit, memory_order_acquire);
+        uint64_t state = commit ? lg_mark_state(commit) : st->board->s->start_step;
+        LG_TRY(lg_records_open(st->run_dir, state, &t->records));
+    }
+    return 0;
+}
+
+/* ---- INIT ---- */
+
+static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const char *dir,
+                       struct lg_state_view *v)
+{
+    const lg_params *params = &t->state->params;
+    char weights_dir[LG_PATH_BYTES];
+    switch (origin) {
+    case LG_ORIGIN_SEED:
+        lg_params_init(params, (uint64_t)st->config->job_seed, v->w, t->shard.first,
+                       t->shard.count);
+        return 0;
+    case LG_ORIGIN_INIT: {
+        LG_TRY(lg_checkpoint_weights_dir(dir, "ema", weights_dir));
+        int rc = lg_denoiser_load(&t->state->net, weights_dir, t->weights);
+        if (rc < 0) return lg_stage_park(st, "trainer.init_from: %s", lg_err_message());
+        memcpy(v->w, t->weights + t->shard.first, t->shard.count * sizeof(float));
+        return 0;
+    }
+    case LG_ORIGIN_RESUME:
+        if (lg_checkpoint_read_optimizer(dir, params, t->shard.first, t->shard.count, v->w, v->m,
+                                         v->v) < 0)
+            return lg_stage_park(st, "cannot go on from %s: %s", dir, lg_err_message());
+        return 0;
+    }
+    return LG_FAIL(LG_ERR_FAILED, "unknown origin");
+}
+
+/* Makes state start_step of this rank's shard. Cut off halfway it is simply made again. */
+static int init(lg_stage *st, struct trainer *t, uint64_t state)
+{
+    lg_origin origin;
+    char dir[LG_PATH_BYTES];
+    struct lg_state_view v = lg_trainer_state_view(t->state, st->index, state);
+    LG_TRY(lg_run_origin(st, &origin, dir));
+    memset(v.scalars, 0, sizeof *v.scalars);
+    memset(v.w, 0, 3 * t->shard.count * sizeof(float));
+    LG_TRY(read_origin(st, t, origin, dir, &v));
+    v.scalars->state = state;
+    v.scalars->optimizer_steps = 0;
+    if (origin == LG_ORIGIN_RESUME) {
+        lg_manifest *m = calloc(1, sizeof *m);
+        LG_ASSERT(m);
+        int rc = lg_manifest_load(dir, m);
+        v.scalars->optimizer_steps = m->optimizer_steps;
+        v.scalars->skipped = m->skipped;
+        free(m);
+        LG_TRY(rc);
+    }
+    lg_trainer_mark_init(st->board, st->index);
+    lg_log(LG_INFO, "state %" PRIu64 " from %s", state, dir[0] ? dir : "the seed");
+    return 0;
+}
+
+/* ---- FORWARD ---- */
+
+static void gather_weights(struct trainer *t, uint64_t state)
+{
+    if (t->weights_of == lg_mark_of(state)) return;
+    for (int r = 0; r < t->state->ranks; r++) {
+        struct lg_shard s = lg_shard_of(t->state->params.count, r, t->state->ranks);
+        lg_stream_copy(t->stream, t->weights + s.first, lg_trainer_state_view(t->state, r, state).w,
+                       s.count * sizeof(float));
+    }
+    t->weights_of = lg_mark_of(state);
+}
+
+static int no_data_yet(struct trainer *t)
+{
+    if (!t->wait_start_ns) t->wait_start_ns = lg_now_ns();
+    return LG_STEP_IDLE;
+}
+
+/* The divisor of the loss is fixed before the backward: every rank waits until the source of the
+ * whole global batch is known, and counts the same voids. */
+static bool count_valid(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    uint64_t first = step * st->board->s->batch, valid = 0;
+    if (!lg_window_range_ready(t->window, 1u << LG_FIELD_SOURCE, first, st->board->s->batch))
+        return false;
+    for (uint64_t n = first; n < first + st->board->s->batch; n++)
+        valid += !lg_window_slot(t->window, n)->is_void;
+    t->divisor = (double)LG_MAX(valid, (uint64_t)1);
+    return true;
+}
+
+static void micro_step(lg_stage *st, struct trainer *t, uint64_t first)
+{
+    const struct lg_batch_tensors *b = lg_batch_tensors(t->batch);
+    lg_batch_load(t->batch, t->stream, t->window,
+                  &(struct lg_batch_spec){.first = first,
+                                          .divisor = t->divisor,
+                                          .seed = (uint64_t)st->config->job_seed,
+                                          .scaling_factor = st->plan.scaling_factor,
+                                          .shift_factor = st->plan.shift_factor,
+                                          .objective = &t->objective});
+    lg_denoiser_forward(t->net, t->stream, t->weights, &b->in, t->pred);
+    lg_mse_loss(t->stream, &(struct lg_mse_loss_args){.pred = t->pred,
+                                                      .target = b->target,
+                                                      .weight = b->weight,
+                                                      .loss = t->loss,
+                                                      .dpred = t->pred});
+    lg_denoiser_backward(t->net, t->stream, t->weights, &b->in, t->pred,
+                         t->grad[st->index]->payload, t->micro_done > 0);
+    lg_stream_download(t->stream, t->host_loss, t->loss.data, lg_tensor_bytes(&t->loss));
+    lg_stream_sync(t->stream);
+    const float *weight = lg_batch_weights(t->batch);
+    for (int64_t i = 0; i < st->plan.micro_batch; i++)
+        t->loss_sum += (double)weight[i] * (double)t->host_loss[i];
+}
+
+/* One micro-batch of step's forward and backward. */
+static int forward(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    const int64_t share = st->plan.rank_batch, micro = st->plan.micro_batch;
+    if (t->forward_of != lg_mark_of(step)) {
+        if (!count_valid(st, t, step)) return no_data_yet(t);
+        t->forward_of = lg_mark_of(step);
+        t->micro_done = 0;
+        t->loss_sum = 0;
+    }
+    uint64_t first = step * st->board->s->batch + (uint64_t)(st->index * share) +
+                     (uint64_t)(t->micro_done * micro);
+    if (!lg_window_range_ready(t->window, t->needs, first, (uint64_t)micro)) return no_data_yet(t);
+    if (t->wait_start_ns) {
+        t->wait_ns += lg_now_ns() - t->wait_start_ns;
+        t->wait_start_ns = 0;
+    }
+    gather_weights(t, step);
+    micro_step(st, t, first);
+    atomic_fetch_add_explicit(&st->row->samples, (uint64_t)micro, memory_order_relaxed);
+    if (++t->micro_done < share / micro) return LG_STEP_WORKED;
+    lg_trainer_mark_grads(st->board, st->index, step, t->loss_sum);
+    lg_bus_notify(st->bus);
+    return LG_STEP_WORKED;
+}
+
+/* ---- REDUCE and UPDATE ---- */
+
+static double reduce(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    double sum_squares = 0;
+    t->reduced_of = lg_mark_of(step);
+    if (!t->shard.count) return 0;
+    struct lg_reduce_ranks_args args = {.count = t->state->ranks,
+                                        .y = lg_t1(t->reduced, LG_F32, (int64_t)t->shard.count),
+                                        .sum_squares = lg_t1(&sum_squares, LG_F64, 1)};
+    for (int r = 0; r < t->state->ranks; r++)
+        args.x[r] =
+            lg_t1((float *)t->grad[r]->payload + t->shard.first, LG_F32, (int64_t)t->shard.count);
+    lg_reduce_ranks(t->stream, &args);
+    lg_stream_sync(t->stream);
+    return sum_squares;
+}
+
+static void publish_partial(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    double sum_squares = reduce(st, t, step);
+    lg_trainer_mark_partial(st->board, st->index, step, sum_squares);
+    lg_bus_notify(st->bus);
+}
+
+struct step_sums {
+    double loss, norm;
+    bool finite;
+};
+
+static struct step_sums sum_ranks(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    struct step_sums s = {0};
+    for (int r = 0; r < t->state->ranks; r++) {
+        const struct lg_board_row *row = lg_board_row(st->board, LG_ROLE_trainer, r);
+        s.loss += row->loss_sum[step & 1];
+        s.norm += row->sum_squares[step & 1];
+    }
+    s.norm = sqrt(s.norm);
+    s.finite = isfinite(s.loss) && isfinite(s.norm);
+    return s;
+}
+
+static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct step_sums *sums,
+                  double lr)
+{
+    const lg_config *c = st->config;
+    struct lg_state_view from = lg_trainer_state_view(t->state, st->index, step);
+    struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);
+    const int64_t n = (int64_t)t->shard.count;
+    double scale =
+        c->trainer_clip_norm > 0 ? LG_MIN(1.0, c->trainer_clip_norm / (sums->norm + 1e-6)) : 1.0;
+    *to.scalars = *from.scalars;
+    to.scalars->state = step + 1;
+    if (!sums->finite) { /* skipped: the state is copied, the same on every rank */
+        lg_stream_copy(t->stream, to.w, from.w, (size_t)n * 3 * sizeof(float));
+        to.scalars->skipped++;
+        to.scalars->skipped_in_row++;
+    } else {
+        to.scalars->optimizer_steps++;
+        to.scalars->skipped_in_row = 0;
+        if (n)
+            lg_adamw(t->stream, &(struct lg_adamw_args){.w = lg_t1(from.w, LG_F32, n),
+                                                        .m = lg_t1(from.m, LG_F32, n),
+                                                        .v = lg_t1(from.v, LG_F32, n),
+                                                        .grad = lg_t1(t->reduced, LG_F32, n),
+                                                        .w_out = lg_t1(to.w, LG_F32, n),
+                                                        .m_out = lg_t1(to.m, LG_F32, n),
+                                                        .v_out = lg_t1(to.v, LG_F32, n),
+                                                        .lr = lr,
+                                                        .beta1 = c->trainer_beta1,
+                                                        .beta2 = c->trainer_beta2,
+                                                        .eps = c->trainer_adam_eps,
+                                                        .weight_decay = c->trainer_weight_decay,
+                                                        .grad_scale = scale,
+                                                        .t = (int64_t)to.scalars->optimizer_steps});
+    }
+    lg_stream_sync(t->stream);
+}
+
+/* Voids and key hashes of the step's samples, from the window: the slots are still ours. */
+static struct lg_ledger_record ledger_record(lg_stage *st, struct trainer *t, uint64_t step,
+                                             const struct step_sums *sums)
+{
+    const uint64_t batch = st->board->s->batch, first = step * batch;
+    XXH3_state_t *hash = XXH3_createState();
+    LG_ASSERT(hash);
+    XXH3_64bits_reset(hash);
+    struct lg_ledger_record r = {.step = step + 1,
+                                 .first = first,
+                                 .last = first + batch - 1,
+                                 .skipped = !sums->finite,
+                                 .loss = sums->loss};
+    for (uint64_t n = first; n < first + batch; n++) {
+        const struct lg_slot *slot = lg_window_slot(t->window, n);
+        XXH3_64bits_update(hash, &slot->key_hash, sizeof slot->key_hash);
+        r.voids += slot->is_void;
+    }
+    r.keys_hash = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return r;
+}
+
+static void write_record(lg_stage *st, struct trainer *t, const struct lg_step_record *r)
+{
+    struct lg_board_metrics *m = &st->board->s->metrics;
+    atomic_store_explicit(&m->step, r->ledger.step, memory_order_relaxed);
+    atomic_store_explicit(&m->loss, r->loss, memory_order_relaxed);
+    atomic_store_explicit(&m->grad_norm, r->grad_norm, memory_order_relaxed);
+    atomic_store_explicit(&m->lr, r->lr, memory_order_relaxed);
+    atomic_store_explicit(&m->samples_per_s, r->samples_per_s, memory_order_relaxed);
+    atomic_store_explicit(&m->data_wait_s, r->data_wait_s, memory_order_relaxed);
+    bool failed = lg_records_append(t->records, r) != 0;
+    if (failed && !t->records_failed)
+        lg_bus_event(st->bus, LG_WARN,
+                     "metrics.jsonl and ledger cannot be written (disk full?); kept in memory");
+    t->records_failed = failed;
+}
+
+/* Rule: every rank knows the share of voids from the same numbers and parks at the same step. */
+static int check_health(lg_stage *st, const struct lg_state_scalars *s)
+{
+    const lg_config *c = st->config;
+    double samples = (double)((s->state - st->board->s->start_step) * st->board->s->batch);
+    if ((int64_t)s->skipped_in_row >= c->trainer_nonfinite_max)
+        return lg_stage_park(st,
+                             "%" PRIu64 " steps in a row had a loss or gradient that is not finite "
+                             "(up to step %" PRIu64 "): lower trainer.lr, or look at the data",
+                             s->skipped_in_row, s->state);
+    if (samples >= VOID_CHECK_SAMPLES && (double)s->voids > c->data_void_ratio_max * samples)
+        return lg_stage_park(st,
+                             "%" PRIu64 " of %.0f samples are unreadable, more than "
+                             "data.void_ratio_max = %g: see logs/loader.0.log",
+                             s->voids, samples, c->data_void_ratio_max);
+    return 0;
+}
+
+static int update(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    struct step_sums sums = sum_ranks(st, t, step);
+    double lr = lg_schedule_rate(&t->schedule, (int64_t)step);
+    if (t->reduced_of != lg_mark_of(step))
+        reduce(st, t, step); /* a former life published the sums */
+    adamw(st, t, step, &sums, lr);
+    struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);
+    struct lg_step_record record = {.ledger = ledger_record(st, t, step, &sums),
+                                    .loss = sums.loss,
+                                    .grad_norm = sums.norm,
+                                    .lr = lr,
+                                    .data_wait_s = (double)t->wait_ns / LG_S_NS};
+    to.scalars->voids += record.ledger.voids;
+    int64_t now = lg_now_ns();
+    if (t->last_commit_ns)
+        record.samples_per_s =
+            (double)st->board->s->batch * LG_S_NS / (double)(now - t->last_commit_ns);
+    t->last_commit_ns = now;
+    t->wait_ns = 0;
+    if (st->index == 0) {
+        atomic_store_explicit(&st->board->s->metrics.voids, to.scalars->voids,
+                              memory_order_relaxed);
+        atomic_store_explicit(&st->board->s->metrics.skipped, to.scalars->skipped,
+                              memory_order_relaxed);
+        write_record(st, t, &record);
+    }
+    if (!sums.finite)
+        lg_log(LG_WARN, "step skipped: loss %g, gradient norm %g", sums.loss, sums.norm);
+    LG_TRY(check_health(st, to.scalars));
+    lg_trainer_mark_commit(st->board, st->index, step);
+    lg_bus_notify(st->bus);
+    return 0;
+}
+
+static int trainer_step(lg_stage *st)
+{
+    struct trainer *t = st->state;
+    struct lg_action a = lg_trainer_next(st->board, st->index);
+    lg_log_set_step((int64_t)a.step);
+    switch (a.kind) {
+    case LG_DO_INIT:
+        LG_TRY(init(st, t, a.step));
+        lg_bus_notify(st->bus);
+        return LG_STEP_WORKED;
+    case LG_DO_DECIDE:
+        lg_commit_decide(st->board, a.step);
+        return LG_STEP_WORKED;
+    case LG_DO_FORWARD:
+        return forward(st, t, a.step);
+    case LG_DO_REDUCE:
+        publish_partial(st, t, a.step);
+        return LG_STEP_WORKED;
+    case LG_DO_UPDATE:
+        LG_TRY(update(st, t, a.step));
+        return LG_STEP_WORKED;
+    case LG_DO_DONE:
+        return LG_STEP_DONE;
+    default:
+        st->waiting_for = a.why;
+        return LG_STEP_IDLE;
+    }
+}
+
+static void trainer_close(lg_stage *st)
+{
+    struct trainer *t = st->state;
+    lg_records_close(&t->records);
+    lg_denoiser_close(&t->net);
+    lg_batch_close(&t->batch);
+    lg_stream_close(&t->stream);
+    lg_device_close(&t->device);
+    lg_trainer_state_close(&t->state);
+    lg_window_close(&t->window);
+    free(t->host_loss);
+    free(t);
+    st->state = NULL;
+}
+
+const struct lg_stage_def lg_trainer_def = {
+    .role = LG_ROLE_trainer,
+    .bytes = trainer_bytes,
+    .open = trainer_open,
+    .step = trainer_step,
+    .close = trainer_close,
+};
