@@ -1,27 +1,31 @@
-/* The step protocol: what a trainer rank, the EMA keeper and the checkpoint writer may do next.
- * Pure functions of the board: the answer follows from shared words alone, so a replacement asks
- * the same question and goes on where its predecessor died. The stages do the work and store the
- * mark; the simulation calls the same functions with pretended work.
+/* The step protocol: what a trainer rank, the EMA keeper and the checkpoint writer may do next. Pure
+ * functions of the board: the answer follows from shared words alone, so a replacement asks the same
+ * question and goes on where its predecessor died. The stages do the work and store the mark; the
+ * simulation calls the same functions with pretended work.
  *
  * Why no epoch, no abort and no agreement round: gradients lie in regions, so what a dead rank had
  * published is still there, and what it had not is computed again by its replacement from the same
  * samples. Survivors just wait for the mark. (NCCL will need epochs; the order of marks stays.)
  *
  * State s of a rank's shard (master weights, moments, scalars) lies in side s & 1 of its state
- * regions. Step s, rank r: FORWARD(s)  needs every rank's commit >= s, and the rank's samples
- * ready. Reads all shards' side s & 1. Writes r's grad region. Then grads = mark(s). If grads is
- * already there the work is NOT repeated: others may be reading it. REDUCE(s)   needs every rank's
- * grads >= mark(s). Adds shard r of all grad regions in rank order; publishes sum of squares and
- * loss. Then partial = mark(s). Reads only, so it may be repeated. UPDATE(s)   needs every partial
- * >= mark(s) and the floors: it overwrites state s - 1, so ema.commit >= mark(s - 1) and, if state
- * s - 1 was to be checkpointed, ckpt.staged >= mark(s - 1). Writes side (s + 1) & 1 of shard r.
- * Rank 0 writes the step's record (metrics, ledger) before. Then commit = mark(s + 1). A rank's
- * grad region is overwritten in FORWARD(s + 1), after every rank has committed s + 1, that is after
- * every reader of step s is done.
+ * regions. Step s, rank r:
  *
- * EMA:  ADVANCE(e) makes EMA state e from EMA state e - 1 and weights of state e (needs global
- * commit
- *       >= mark(e)); it overwrites EMA state e - 2, so a checkpointed one must be staged.
+ *   FORWARD(s)  needs every rank's commit >= s, and the rank's samples ready. Reads all shards' side
+ *               s & 1. Writes r's grad region and its loss sum. Then grads = mark(s). If grads is
+ *               already there the work is NOT repeated: others may be reading it.
+ *   REDUCE(s)   needs every rank's grads >= mark(s). Adds shard r of all grad regions in rank order;
+ *               publishes the sum of squares. Then partial = mark(s). Reads only, so it may be
+ *               repeated.
+ *   UPDATE(s)   needs every partial >= mark(s) and the floors: it overwrites state s - 1, so
+ *               ema.commit >= mark(s - 1) and, if state s - 1 was to be checkpointed,
+ *               ckpt.staged >= mark(s - 1). Writes side (s + 1) & 1 of shard r. Rank 0 writes the
+ *               step's record (metrics, ledger) before. Then commit = mark(s + 1).
+ *
+ * A rank's grad region is overwritten in FORWARD(s + 1), after every rank has committed s + 1, that
+ * is after every reader of step s is done.
+ *
+ * EMA:  ADVANCE(e) makes EMA state e from EMA state e - 1 and the weights of state e (needs global
+ *       commit >= mark(e)); it overwrites EMA state e - 2, so a checkpointed one must be staged.
  * ckpt: STAGE(S) copies state S and EMA state S (needs both marks, and staging free: published ==
  *       staged); WRITE(S) publishes what is staged.
  */
@@ -54,16 +58,18 @@ struct lg_action lg_ckpt_next(lg_board *b);
 
 /* Sets verdict[s] if nobody has; returns the flags in force. CHECKPOINT when (s + 1) is a multiple
  * of checkpoint_every, the last step or a drain, unless an earlier checkpoint is not published yet
- * (then only for the last step and a drain); STOP for the last step and a drain. */
+ * (then only for the last step and a drain); STOP for the last step and a drain. Call it when
+ * lg_trainer_next() says so. */
 unsigned lg_commit_decide(lg_board *b, uint64_t step);
 /* Flags of step s, 0 when none are set (or the ring has moved on). */
 unsigned lg_commit_verdict(lg_board *b, uint64_t step);
-/* True when the run's final state is known (a STOP verdict); *ret_state gets it. */
+/* True when the run's final state is known (a STOP verdict, or nothing to do from the start);
+ * *ret_state gets it, else it is untouched. */
 bool lg_commit_final(lg_board *b, uint64_t *ret_state);
 /* True when everything is finished: all ranks at the final state, EMA too, checkpoint published. */
 bool lg_commit_complete(lg_board *b);
 
-/* The stores that follow the work. Each asserts that the mark grows by one. */
+/* The stores that follow the work. Each asserts that the mark follows from the one before. */
 void lg_trainer_mark_init(lg_board *b, int rank);
 /* loss_sum: of this rank's samples; stored before the mark, since the process may die right after.
  */
