@@ -14,17 +14,18 @@
  *               s & 1. Writes r's grad region and its loss sum. Then grads = mark(s). If grads is
  *               already there the work is NOT repeated: others may be reading it.
  *   REDUCE(s)   needs every rank's grads >= mark(s). Adds shard r of all grad regions in rank order;
- *               publishes the sum of squares. Then partial = mark(s). Reads only, so it may be
- *               repeated.
+ *               publishes the sum of squares. Then partial = mark(s). Reads only: a replacement that
+ *               finds partial set adds again for its UPDATE, without publishing.
  *   UPDATE(s)   needs every partial >= mark(s) and the floors: it overwrites state s - 1, so
  *               ema.commit >= mark(s - 1) and, if state s - 1 was to be checkpointed,
  *               ckpt.staged >= mark(s - 1). Writes side (s + 1) & 1 of shard r. Rank 0 writes the
  *               step's record (metrics, ledger) before. Then commit = mark(s + 1).
  *
  * A rank's grad region is overwritten in FORWARD(s + 1), after every rank has committed s + 1, that
- * is after every reader of step s is done.
+ * is after every reader of step s is done. Likewise its sums on the board.
  *
- * EMA:  ADVANCE(e) makes EMA state e from EMA state e - 1 and the weights of state e (needs global
+ * EMA:  INIT makes EMA state start_step (after every rank's INIT, so that it may read theirs).
+ *       ADVANCE(e) makes EMA state e from EMA state e - 1 and the weights of state e (needs global
  *       commit >= mark(e)); it overwrites EMA state e - 2, so a checkpointed one must be staged.
  * ckpt: STAGE(S) copies state S and EMA state S (needs both marks, and staging free: published ==
  *       staged); WRITE(S) publishes what is staged.

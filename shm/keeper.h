@@ -1,13 +1,17 @@
 /* The keeper holds fds by name and nothing else. Protocol: one Unix seqpacket socket, one request
- * and one reply of fixed size each, fds by SCM_RIGHTS, peer's uid must be the owner's. put   name +
- * fd -> stored, or LG_ERR_BUSY when the name exists (the old fd stays) get   name -> fd, or
- * LG_ERR_NOTFOUND list  k -> name and size of the k-th, or LG_ERR_NOTFOUND at the end drop  name ->
- * forgotten; "" drops everything and ends the keeper
+ * and one reply of fixed size each, fds by SCM_RIGHTS, peer's uid must be the owner's.
+ *
+ *     put   name + fd -> stored, or LG_ERR_BUSY when the name exists (the old fd stays)
+ *     get   name -> fd, or LG_ERR_NOTFOUND
+ *     list  k -> name and size of the k-th, or LG_ERR_NOTFOUND at the end
+ *     drop  name -> forgotten (also when it was not there); "" drops everything and ends the keeper
  */
 #pragma once
 #include "shm/layout.h"
 
 enum { LG_KEEPER_REGIONS_MAX = 1024 };
+
+enum { LG_SOCKET_PATH_MAX = 107 }; /* sockaddr_un has 108 bytes, one for the NUL */
 
 /* Each call connects, asks and disconnects; waits at most 5 s for an answer (LG_ERR_TIMEOUT), and
  * gives LG_ERR_NOTFOUND / LG_ERR_BUSY as above, LG_ERR_IO when no keeper listens. */

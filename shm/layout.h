@@ -41,3 +41,9 @@ static inline int lg_row(int role, int index)
 {
     return role * LG_INSTANCES_MAX + index;
 }
+
+/* Hash of every offset and size of the shared structures of this build, 16 bits for each of
+ * lg_board_shared, lg_board_row, lg_slot and lg_region_head, so that a mismatch can be named. */
+uint64_t lg_layout_hash(void);
+/* Name of the first structure in which two layout hashes differ; NULL when they are equal. */
+const char *lg_layout_difference(uint64_t a, uint64_t b);

@@ -7,15 +7,15 @@
  *   filler: incarnation that fills. Writer: whoever wins the compare-and-swap from 0 or from a dead
  *           incarnation. Dying before or after it leaves a claim that the next one takes over.
  *   filled: 1 when the payload is complete. Writer: the filler, release, after the last byte.
- * Readers: acquire, before the first byte. Dying before it: filled again from the start. Regions
- * whose contents follow the commit words (state, grads, window, staging) do not use them.
+ *           Readers: acquire, before the first byte. Dying before it: filled again from the start.
+ * Regions whose contents follow the commit words (state, grads, window, staging) do not use them.
  */
 #pragma once
 #include "shm/board.h"
 #include "shm/layout.h"
 
 struct lg_region_head {
-    uint64_t magic, version, bytes, plan_hash, run_id;
+    uint64_t magic, version, layout_hash, bytes, plan_hash, run_id;
     char name[LG_REGION_NAME_BYTES];
     _Atomic(uint32_t) filler;
     _Atomic(uint32_t) filled;
@@ -43,7 +43,8 @@ struct lg_region_spec {
 int lg_region_open(const struct lg_region_spec *spec, lg_region **ret);
 /* Unmaps and closes; the keeper's copy stays. */
 void lg_region_close(lg_region **r);
-/* Deposits again (a new keeper). Idempotent. */
+/* Deposits again (a new keeper). Idempotent; LG_ERR_MISMATCH when the keeper already holds other
+ * memory under this name (somebody opened the region before it was deposited again). */
 int lg_region_deposit(const char *keeper, const lg_region *r);
 
 /* Fill-once. Returns 1: you are the filler: fill the payload, then lg_region_filled(). 0: it is

@@ -2,25 +2,35 @@
  *
  * Fields of a slot: SOURCE (pixels, tokens, label ... by a loader), LATENT (by a VAE instance, or
  * by the loader when the data set holds latents), TEXT (by a text instance). Work is claimed by
- * aligned chunks: chunk k of a field covers samples [k c, (k + 1) c); the claim word is that of its
- * first slot. W is a multiple of every chunk and of the batch.
+ * aligned chunks: chunk k of a field covers samples [k c, (k + 1) c), always, so that a sample has
+ * the same place in its batch whoever encodes it. The claim word of a chunk is that of its first
+ * slot. W is a multiple of every chunk and of the batch.
+ *
+ * Write F for the first sample of the step after the global commit: all before it are finished.
  *
  * Access rules:
- *  1. ready[f] = n + 1: field f of sample n is complete. Written with release by the chunk's
- * claimant, after the payload and after a full fence; read with acquire before the payload. It
- * never decreases: n + 1 is followed by n + W + 1.
- *  2. claim[f] = incarnation << 32 | lap + 1, lap = n / W. Taken by compare-and-swap from a value
- * of an older lap, or from the same lap by a dead incarnation (board.h, rule 3). Nobody clears it.
- * It ends by ready or by death: a process that cannot finish a chunk exits.
- *  3. Slot n may be written by the claimant of n only while n < first + W, where first = first
- * sample of the step after the global commit. (Every rank has then committed the step that read n -
- * W.)
+ *  1. ready[f] >= n + 1: field f of sample n is complete. Stored (= n + 1) with release by the
+ *     claimant of n's chunk, after the payload and a full fence; read with acquire before the
+ *     payload. It never decreases: n + 1 is followed by n + W + 1.
+ *  2. claim[f] = incarnation << 32 | lap + 1, lap = n / W. Taken by compare-and-swap from a
+ *     value of an older lap, or of the same lap and a dead incarnation (board.h, rule 3). Nobody
+ *     clears it. It ends by ready or by death: a process that cannot finish a chunk exits.
+ *  3. The claimant of n may write slot n only while n < F + W: every rank has then committed the
+ *     step that read n - W. F only grows, so what was true at the claim stays true. A chunk is
+ *     claimed when this holds for all of its samples (below `end`).
  *  4. Nobody looks at a payload before its ready word, nor after the step of n is globally
- * committed.
- *  5. A claimant that dies before ready leaves a half-written payload; rule 1 hides it, rule 2
- * passes it on, and the next one writes the same bytes. Dying between two ready words of one chunk:
- * the next one writes the ready ones again? No: it must not touch a sample whose ready word is set,
- * since a rank may be reading it. The claimant skips ready samples.
+ *     committed. An encoder reads and writes only the samples of its chunk that it has to fill.
+ *  5. To fill: those n of the chunk with F <= n < end whose ready word is not set, as seen
+ *     after the claim (lg_window_wanted). The others are left alone: a ready sample may be read by a rank at
+ *     this moment, a finished one's slot may already belong to n + W, one beyond `end` is never
+ *     asked for. An encoder still runs the whole chunk: what stands in the other places is zero.
+ *  6. A claimant that dies before ready leaves a half-written payload: rule 1 hides it, rule 2
+ *     passes the chunk on, and the next one writes the same bytes. If it dies between two ready
+ *     words of a chunk, rule 5 keeps its successor off the samples that are ready.
+ *  7. A loader that provides LATENT itself fills it under its SOURCE claim and publishes LATENT
+ *     before SOURCE; readers of LATENT wait for SOURCE too, so a successor may fill it again.
+ *  8. No deadlock: the step at F needs the chunks that overlap [F, F + batch); they, and the SOURCE
+ *     chunks under them, must end below F + W. lg_window_check() proves it for a geometry.
  */
 #pragma once
 #include "shm/board.h"
@@ -52,12 +62,17 @@ struct lg_window_geometry {
 };
 /* From the plan: which fields exist and how large they are. */
 void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret);
+/* LG_ERR_CONFIG when W is not a multiple of batch and chunks, or so small that the run could come
+ * to a standstill (rule 8). The plan asks this. */
+int lg_window_check(const struct lg_window_geometry *g);
 
+/* A process's own view; not for two threads at a time. */
 typedef struct lg_window {
     struct lg_window_geometry g;
     struct lg_slot *slot;                     /* (W) */
     uint8_t *pixels, *tokens, *latent, *text; /* (W, bytes per slot) or NULL */
     lg_region *region[5];
+    uint64_t done[LG_FIELD_COUNT]; /* chunks that begin below it are ready: a memory of the scan */
 } lg_window;
 
 /* Regions window/0/{control,pixels,tokens,latent,text}; spec's name and bytes are ignored. */
@@ -72,20 +87,33 @@ static inline struct lg_slot *lg_window_slot(lg_window *w, uint64_t n)
 {
     return &w->slot[n % w->g.slots];
 }
-bool lg_window_ready(lg_window *w, lg_field f, uint64_t n);
+static inline bool lg_window_ready(lg_window *w, lg_field f, uint64_t n)
+{
+    return atomic_load_explicit(&lg_window_slot(w, n)->ready[f], memory_order_acquire) >= n + 1;
+}
 /* Are fields `mask` (1 << field) of samples [n, n + count) ready? */
 bool lg_window_range_ready(lg_window *w, unsigned mask, uint64_t n, uint64_t count);
+/* F: first sample of the step after the global commit (0 marks: of start_step). Acquire. */
+uint64_t lg_window_first(lg_board *b);
 
 struct lg_claim {
-    uint64_t n;     /* first sample of the chunk */
-    uint64_t count; /* chunk size */
+    uint64_t n;        /* first sample of the chunk; sample i of the batch is n + i */
+    uint64_t count;    /* chunk size */
+    uint64_t from, to; /* [from, to): its samples that belong to the run and are not finished */
 };
-/* Claims the earliest chunk of field f that is free, whose `needs` fields (mask) are ready, within
- * [first, min(first + W, end)). first = board's global commit * batch (0 marks: start_step *
- * batch); a chunk that begins before `first` but reaches beyond it counts. LG_ERR_BUSY: nothing to
- * claim now; LG_ERR_STOP: everything below `end` is ready or claimed by living ones and past... see
- * .c. */
+/* Claims the earliest chunk of field f that is free (rule 2), may be written (rule 3) and whose
+ * samples to fill have all fields of `needs` (mask). `end`: first sample that the run does not
+ * need; it may become smaller during a run, never larger. At most W / chunk looks.
+ *
+ * 0: it is yours until every sample of it is ready. LG_ERR_BUSY: nothing to claim now (wait for a
+ * wake-up, then ask again). LG_ERR_STOP: every sample below `end` is ready, nothing will ever be
+ * left to claim. Both without an error text: they are no failures. */
 int lg_window_claim(lg_window *w, lg_board *b, lg_incarnation me, lg_field f, unsigned needs,
                     uint64_t end, struct lg_claim *ret);
-/* Rule 1, for one sample of a claimed chunk. */
+/* Rule 5: is sample n of a claimed chunk the claimant's to fill? */
+static inline bool lg_window_wanted(lg_window *w, const struct lg_claim *c, lg_field f, uint64_t n)
+{
+    return n >= c->from && n < c->to && !lg_window_ready(w, f, n);
+}
+/* Rule 1, for one sample that lg_window_wanted(). */
 void lg_window_publish(lg_window *w, lg_field f, uint64_t n);

@@ -1,0 +1,327 @@
+/* The board: a file that every process maps; the rules stand in board.h.
+ *
+ * Liveness is decided by one 64-bit word per row, {pid, incarnation, state}, so that a look at it
+ * is always consistent, whatever a child that comes too late or a second lgsup does. The kernel is
+ * asked (pidfd) only when the word says that somebody should be there.
+ *
+ * Invariants: an incarnation enters a row once and leaves it for good; pid and start_time are
+ * written only by the process that won the row's compare-and-swap, while it lives.
+ */
+#include "shm/board.h"
+#include "base/clock.h"
+#include "base/fs.h"
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define BOARD_MAGIC UINT64_C(0x6472616f626c6c67) /* "gllboard" */
+enum { PID_SHIFT = 40, INCARNATION_SHIFT = 8, STATE_MASK = 0xff, STAT_BYTES = 1024 };
+
+static uint64_t life_of(uint64_t pid, lg_incarnation i, lg_life state)
+{
+    return pid << PID_SHIFT | (uint64_t)i << INCARNATION_SHIFT | (uint64_t)state;
+}
+
+static lg_incarnation life_incarnation(uint64_t life)
+{
+    return (lg_incarnation)(life >> INCARNATION_SHIFT);
+}
+
+static lg_life life_state(uint64_t life)
+{
+    return (lg_life)(life & STATE_MASK);
+}
+
+const char *lg_run_state_name(lg_run_state s)
+{
+    static const char *const name[] = {"starting", "running", "draining", "done",
+                                       "stopped",  "parked",  "failed"};
+    return (size_t)s < LG_ARRAY_LEN(name) ? name[s] : "unknown";
+}
+
+static int read_boot_id(char ret[40])
+{
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, ret, 36);
+    if (fd >= 0) close(fd);
+    if (n != 36)
+        return LG_FAIL(LG_ERR_IO, "cannot read /proc/sys/kernel/random/boot_id: is /proc mounted?");
+    ret[36] = 0;
+    return 0;
+}
+
+static int map_board(int fd, lg_board **ret)
+{
+    lg_board *b = calloc(1, sizeof *b);
+    if (!b) {
+        close(fd);
+        return LG_FAIL(LG_ERR_NOSPACE, "no memory for a board's handle");
+    }
+    b->fd = fd;
+    void *at = mmap(NULL, sizeof *b->s, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) {
+        int e = errno;
+        lg_board_close(&b);
+        return LG_FAIL(lg_err_from_errno(e), "cannot map the board: %s", strerror(e));
+    }
+    b->s = at;
+    *ret = b;
+    return 0;
+}
+
+static int describe(lg_board *b, const struct lg_board_spec *spec)
+{
+    struct lg_board_shared *s = b->s;
+    const lg_plan *p = spec->plan;
+    LG_ASSERT(p->instances[LG_ROLE_trainer] >= 1);
+    LG_ASSERT(p->instances[LG_ROLE_trainer] <= LG_INSTANCES_MAX && p->batch > 0);
+    LG_TRY(read_boot_id(s->boot_id));
+    if (getrandom(&s->run_id, sizeof s->run_id, 0) != (ssize_t)sizeof s->run_id)
+        return LG_FAIL(LG_ERR_IO, "getrandom: %s", strerror(errno));
+    s->version = LG_LAYOUT_VERSION;
+    s->layout_hash = lg_layout_hash();
+    s->bytes = sizeof *s;
+    s->plan_hash = p->hash;
+    s->start_step = spec->start_step;
+    s->max_steps = spec->max_steps;
+    s->batch = (uint64_t)p->batch;
+    s->checkpoint_every = spec->checkpoint_every;
+    s->ranks = p->instances[LG_ROLE_trainer];
+    s->has_ema = p->instances[LG_ROLE_ema] > 0;
+    atomic_store(&s->next_counter, 1);
+    s->magic = BOARD_MAGIC;
+    return 0;
+}
+
+/* Made beside the path and renamed: whoever still maps a former board keeps that one whole. */
+int lg_board_create(const char *path, const struct lg_board_spec *spec, lg_board **ret)
+{
+    char tmp[LG_PATH_BYTES];
+    LG_TRY(lg_path(tmp, "%s.tmp.%d", path, (int)getpid()));
+    int fd = open(tmp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return LG_FAIL(lg_err_from_errno(errno), "cannot create the board %s: %s", tmp,
+                       strerror(errno));
+    lg_board *b = NULL;
+    int rc = 0, e = posix_fallocate(fd, 0, sizeof(struct lg_board_shared));
+    if (e) {
+        close(fd);
+        rc = LG_FAIL(lg_err_from_errno(e), "cannot allocate %zu bytes for the board %s: %s",
+                     sizeof(struct lg_board_shared), tmp, strerror(e));
+        goto fail;
+    }
+    LG_TRY_GOTO(rc, map_board(fd, &b), fail);
+    LG_TRY_GOTO(rc, describe(b, spec), fail);
+    if (rename(tmp, path) < 0) {
+        rc = LG_FAIL(lg_err_from_errno(errno), "cannot rename %s to %s: %s", tmp, path,
+                     strerror(errno));
+        goto fail;
+    }
+    *ret = b;
+    return 0;
+fail:
+    lg_board_close(&b);
+    unlink(tmp);
+    return rc;
+}
+
+static int compare(const char *path, const struct lg_board_shared *s, uint64_t plan_hash)
+{
+    char boot_id[40];
+    LG_TRY(read_boot_id(boot_id));
+    if (s->magic != BOARD_MAGIC) return LG_FAIL(LG_ERR_MISMATCH, "%s is not a board", path);
+    if (s->version != LG_LAYOUT_VERSION)
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "%s has layout version %llu, this program %d: use the build that started "
+                       "the run",
+                       path, (unsigned long long)s->version, LG_LAYOUT_VERSION);
+    const char *differs = lg_layout_difference(s->layout_hash, lg_layout_hash());
+    if (differs || s->bytes != sizeof *s)
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "%s was made by another build: the layout of %s differs; use the build "
+                       "that started the run",
+                       path, differs ? differs : "lg_board_shared");
+    if (strncmp(s->boot_id, boot_id, sizeof boot_id) != 0)
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "%s is from before the machine's last start: the run must be started again",
+                       path);
+    if (plan_hash && s->plan_hash != plan_hash)
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "%s belongs to plan %016llx, this process has plan %016llx: the "
+                       "configuration was changed while the run lives",
+                       path, (unsigned long long)s->plan_hash, (unsigned long long)plan_hash);
+    return 0;
+}
+
+int lg_board_open(const char *path, uint64_t plan_hash, lg_board **ret)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return LG_FAIL(lg_err_from_errno(errno), "cannot open the board %s: %s", path,
+                       strerror(errno));
+    struct stat st;
+    if (fstat(fd, &st) < 0 || st.st_size != (off_t)sizeof(struct lg_board_shared)) {
+        close(fd);
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "%s does not have the %zu bytes of lg_board_shared: made by another build",
+                       path, sizeof(struct lg_board_shared));
+    }
+    lg_board *b = NULL;
+    LG_TRY(map_board(fd, &b));
+    int rc = compare(path, b->s, plan_hash);
+    if (rc < 0) {
+        lg_board_close(&b);
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    *ret = b;
+    return 0;
+}
+
+void lg_board_close(lg_board **b)
+{
+    if (!*b) return;
+    if ((*b)->s) munmap((*b)->s, sizeof *(*b)->s);
+    if ((*b)->fd >= 0) close((*b)->fd);
+    free(*b);
+    *b = NULL;
+}
+
+static struct lg_board_row *row_of(lg_board *b, lg_incarnation i)
+{
+    return &b->s->row[lg_incarnation_row(i)];
+}
+
+lg_incarnation lg_board_enlist(lg_board *b, lg_role role, int index)
+{
+    LG_ASSERT((int)role >= 0 && (int)role < LG_ROLES_MAX);
+    LG_ASSERT(index >= 0 && index < LG_INSTANCES_MAX);
+    struct lg_board_row *row = lg_board_row(b, role, index);
+    lg_life state;
+    lg_board_life(b, role, index, &state);
+    LG_ASSERT(state == LG_LIFE_NONE || state == LG_LIFE_DEAD);
+    uint32_t counter = atomic_fetch_add(&b->s->next_counter, 1);
+    LG_ASSERT(counter > 0 && counter < UINT32_MAX / LG_ROWS);
+    lg_incarnation i = counter * LG_ROWS + (uint32_t)lg_row((int)role, index);
+    atomic_store_explicit(&row->pid, 0, memory_order_relaxed);
+    atomic_store_explicit(&row->start_time, 0, memory_order_relaxed);
+    lg_board_beat(row, LG_PHASE_SETUP);
+    /* Release: whoever sees the new incarnation sees the cleared start time. */
+    atomic_store_explicit(&row->life, life_of(0, i, LG_LIFE_STARTING), memory_order_release);
+    return i;
+}
+
+int lg_board_join(lg_board *b, lg_incarnation me)
+{
+    struct lg_board_row *row = row_of(b, me);
+    uint64_t pid = (uint64_t)getpid(), start = lg_process_start_time(getpid());
+    uint64_t expected = life_of(0, me, LG_LIFE_STARTING);
+    if (!atomic_compare_exchange_strong_explicit(&row->life, &expected,
+                                                 life_of(pid, me, LG_LIFE_RUNNING),
+                                                 memory_order_acq_rel, memory_order_acquire))
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "incarnation %u is not wanted: its row carries %u in state %d", me,
+                       life_incarnation(expected), (int)life_state(expected));
+    atomic_store_explicit(&row->pid, (uint32_t)pid, memory_order_relaxed);
+    atomic_store_explicit(&row->start_time, start, memory_order_release);
+    return 0;
+}
+
+void lg_board_bury(lg_board *b, lg_incarnation who)
+{
+    _Atomic(uint64_t) *life = &row_of(b, who)->life;
+    uint64_t old = atomic_load_explicit(life, memory_order_acquire);
+    while (life_incarnation(old) == who && life_state(old) != LG_LIFE_DEAD) {
+        /* Release: what the dead one stored was seen by lgsup when its pidfd fired. */
+        if (atomic_compare_exchange_weak_explicit(life, &old, life_of(0, who, LG_LIFE_DEAD),
+                                                  memory_order_acq_rel, memory_order_acquire))
+            return;
+    }
+}
+
+lg_incarnation lg_board_life(lg_board *b, lg_role role, int index, lg_life *ret_state)
+{
+    uint64_t life = atomic_load_explicit(&lg_board_row(b, role, index)->life, memory_order_acquire);
+    if (ret_state) *ret_state = life_state(life);
+    return life_incarnation(life);
+}
+
+uint64_t lg_process_start_time(int pid)
+{
+    char path[64], text[STAT_BYTES];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n <= 0) return 0;
+    text[n] = 0;
+    /* Field 2 is the command in parentheses and may hold anything; field 3 follows the last one. */
+    char *at = strrchr(text, ')');
+    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
+    return at ? strtoull(at + 1, NULL, 10) : 0;
+}
+
+enum { PROCESS_DEAD = -1, PROCESS_UNKNOWN = -2 };
+
+/* A pidfd of the process that has this pid and start time (0: any); or one of the above.
+ *
+ * Order matters: the pidfd first, then the start time, then a look whether the pidfd still shows a
+ * living process. If it does, the start time was that of the pidfd's process. */
+static int open_process(int pid, uint64_t start_time)
+{
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (fd < 0) return errno == ESRCH ? PROCESS_DEAD : PROCESS_UNKNOWN;
+    uint64_t start = lg_process_start_time(pid);
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    bool dead = poll(&p, 1, 0) == 1 && (p.revents & POLLIN);
+    if (start_time && start && start != start_time) dead = true;
+    if (!dead) return fd;
+    close(fd);
+    return PROCESS_DEAD;
+}
+
+bool lg_board_is_dead(lg_board *b, lg_incarnation who)
+{
+    struct lg_board_row *row = row_of(b, who);
+    uint64_t life = atomic_load_explicit(&row->life, memory_order_acquire);
+    if (life_incarnation(life) != who || life_state(life) == LG_LIFE_DEAD) return true;
+    int pid = (int)(life >> PID_SHIFT);
+    if (life_state(life) != LG_LIFE_RUNNING || pid == 0) return false;
+    int fd = open_process(pid, atomic_load_explicit(&row->start_time, memory_order_acquire));
+    if (fd >= 0) close(fd);
+    return fd == PROCESS_DEAD;
+}
+
+int lg_board_pidfd(lg_board *b, lg_role role, int index)
+{
+    struct lg_board_row *row = lg_board_row(b, role, index);
+    uint64_t life = atomic_load_explicit(&row->life, memory_order_acquire);
+    int pid = (int)(life >> PID_SHIFT);
+    if (life_state(life) != LG_LIFE_RUNNING || pid == 0) return -1;
+    int fd = open_process(pid, atomic_load_explicit(&row->start_time, memory_order_acquire));
+    return fd < 0 ? -1 : fd;
+}
+
+lg_mark lg_board_global_commit(lg_board *b)
+{
+    lg_mark least = UINT64_MAX;
+    for (int r = 0; r < b->s->ranks; r++) {
+        lg_mark m = atomic_load_explicit(&lg_board_row(b, LG_ROLE_trainer, r)->commit,
+                                         memory_order_acquire);
+        least = LG_MIN(least, m);
+    }
+    return least;
+}
+
+void lg_board_beat(struct lg_board_row *row, lg_phase phase)
+{
+    atomic_store_explicit(&row->phase, (uint32_t)phase, memory_order_relaxed);
+    atomic_store_explicit(&row->heartbeat_ns, lg_now_ns(), memory_order_relaxed);
+}

@@ -1,0 +1,290 @@
+/* Regions: sealed, fully allocated memfds that the keeper holds too.
+ *
+ * Order of creation: allocate, write the head, seal, map, deposit. Whoever gets the fd from the
+ * keeper finds a finished head, and a creator that dies before the deposit leaves nothing.
+ *
+ * fallocate() takes real pages, so that no later store can fail (SIGBUS) or be killed for memory.
+ * The kernel refuses only what is absurd and would rather start killing, so the room is looked up
+ * before: what the machine and the control group have available.
+ */
+#include "shm/region.h"
+#include "base/fs.h"
+#include "shm/keeper.h"
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define REGION_MAGIC UINT64_C(0x6e6f69676572676c) /* "lgregion" */
+enum { OPEN_TRIES_MAX = 8, SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
+static_assert(sizeof(struct lg_region_head) <= LG_PAGE_BYTES, "the head fits its page");
+
+static size_t total_bytes(size_t payload)
+{
+    size_t pages = (payload + LG_PAGE_BYTES - 1) / LG_PAGE_BYTES;
+    return (pages + 1) * LG_PAGE_BYTES;
+}
+
+/* A number behind `key` at the start of a line of a small file; UINT64_MAX when there is none. */
+static uint64_t number_in(const char *path, const char *key)
+{
+    char text[4096];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return UINT64_MAX;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n <= 0) return UINT64_MAX;
+    text[n] = 0;
+    const char *at = *key ? strstr(text, key) : text;
+    if (!at) return UINT64_MAX;
+    char *end;
+    uint64_t value = strtoull(at + strlen(key), &end, 10);
+    return end == at + strlen(key) ? UINT64_MAX : value; /* "max" */
+}
+
+static uint64_t room_bytes(void)
+{
+    uint64_t kib = number_in("/proc/meminfo", "MemAvailable:");
+    uint64_t room = kib == UINT64_MAX ? UINT64_MAX : kib * 1024;
+    uint64_t limit = number_in("/sys/fs/cgroup/memory.max", "");
+    uint64_t used = number_in("/sys/fs/cgroup/memory.current", "");
+    uint64_t cache = number_in("/sys/fs/cgroup/memory.stat", "inactive_file ");
+    if (limit != UINT64_MAX && used != UINT64_MAX) {
+        used -= cache == UINT64_MAX ? 0 : LG_MIN(cache, used);
+        room = LG_MIN(room, limit > used ? limit - used : 0);
+    }
+    return room;
+}
+
+static int no_space(const struct lg_region_spec *spec, const char *why)
+{
+    return LG_FAIL(LG_ERR_NOSPACE,
+                   "cannot allocate %zu bytes of memory for region %s: %s; %llu bytes are "
+                   "available. Make the run smaller or the machine larger (`lgsup check` lists "
+                   "the bytes)",
+                   spec->bytes, spec->name, why, (unsigned long long)room_bytes());
+}
+
+static int check_name(const char *name)
+{
+    size_t n = strlen(name);
+    if (n == 0 || n >= LG_REGION_NAME_BYTES)
+        return LG_FAIL(LG_ERR_CONFIG, "a region's name has 1 to %d bytes: \"%.80s\"",
+                       LG_REGION_NAME_BYTES - 1, name);
+    return 0;
+}
+
+/* Maps the whole fd, which the region owns from now on (also on failure). */
+static int map_region(int fd, size_t payload, const char *name, lg_region **ret)
+{
+    lg_region *r = calloc(1, sizeof *r);
+    if (!r) {
+        close(fd);
+        return LG_FAIL(LG_ERR_NOSPACE, "no memory for the handle of region %s", name);
+    }
+    r->fd = fd;
+    r->bytes = payload;
+    snprintf(r->name, sizeof r->name, "%s", name);
+    void *at = mmap(NULL, total_bytes(payload), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) {
+        int e = errno;
+        lg_region_close(&r);
+        return LG_FAIL(lg_err_from_errno(e), "cannot map the %zu bytes of region %s: %s", payload,
+                       name, strerror(e));
+    }
+    r->head = at;
+    r->payload = (uint8_t *)at + LG_PAGE_BYTES;
+    *ret = r;
+    return 0;
+}
+
+static int allocate(const struct lg_region_spec *spec, int *ret_fd)
+{
+    if (spec->bytes > SIZE_MAX / 2 || total_bytes(spec->bytes) > room_bytes())
+        return no_space(spec, "that is more than there is");
+    int fd = memfd_create(spec->name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return LG_FAIL(lg_err_from_errno(errno), "memfd_create for region %s: %s", spec->name,
+                       strerror(errno));
+    int rc;
+    do rc = fallocate(fd, 0, 0, (off_t)total_bytes(spec->bytes));
+    while (rc < 0 && errno == EINTR);
+    if (rc < 0) {
+        int e = errno;
+        close(fd);
+        if (lg_err_from_errno(e) == LG_ERR_NOSPACE) return no_space(spec, strerror(e));
+        return LG_FAIL(LG_ERR_IO, "fallocate of %zu bytes for region %s: %s", spec->bytes,
+                       spec->name, strerror(e));
+    }
+    *ret_fd = fd;
+    return 0;
+}
+
+static int create(const struct lg_region_spec *spec, lg_region **ret)
+{
+    int fd = -1;
+    lg_region *r;
+    LG_TRY(allocate(spec, &fd));
+    LG_TRY(map_region(fd, spec->bytes, spec->name, &r));
+    struct lg_region_head *h = r->head;
+    h->version = LG_LAYOUT_VERSION;
+    h->layout_hash = lg_layout_hash();
+    h->bytes = spec->bytes;
+    h->plan_hash = spec->plan_hash;
+    h->run_id = spec->run_id;
+    snprintf(h->name, sizeof h->name, "%s", spec->name);
+    h->magic = REGION_MAGIC;
+    if (fcntl(fd, F_ADD_SEALS, SEALS) < 0) {
+        int e = errno;
+        lg_region_close(&r);
+        return LG_FAIL(LG_ERR_IO, "cannot seal the size of region %s: %s", spec->name, strerror(e));
+    }
+    *ret = r;
+    return 0;
+}
+
+/* An fd that came from the keeper is looked at before it is mapped, and its head before it is used:
+ * without the seals a store could meet a hole. */
+static int check_fd(const struct lg_region_spec *spec, int fd)
+{
+    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (fstat(fd, &st) < 0 || seals < 0 || (seals & SEALS) != SEALS)
+        return LG_FAIL(LG_ERR_MISMATCH, "the keeper's fd for %s is not a sealed region",
+                       spec->name);
+    if ((uint64_t)st.st_size != total_bytes(spec->bytes))
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "region %s has %lld bytes, this process expects %zu: it belongs to another "
+                       "plan",
+                       spec->name, (long long)st.st_size - LG_PAGE_BYTES, spec->bytes);
+    return 0;
+}
+
+static int check_head(const struct lg_region_spec *spec, const struct lg_region_head *h)
+{
+    if (h->magic != REGION_MAGIC || h->version != LG_LAYOUT_VERSION)
+        return LG_FAIL(LG_ERR_MISMATCH, "%s is not a region of layout version %d", spec->name,
+                       LG_LAYOUT_VERSION);
+    const char *differs = lg_layout_difference(h->layout_hash, lg_layout_hash());
+    if (differs)
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "region %s was made by another build: the layout of %s differs", spec->name,
+                       differs);
+    if (strncmp(h->name, spec->name, sizeof h->name) != 0)
+        return LG_FAIL(LG_ERR_MISMATCH, "the keeper's fd for %s is region %.64s", spec->name,
+                       h->name);
+    if (h->bytes != spec->bytes)
+        return LG_FAIL(LG_ERR_MISMATCH, "region %s has %llu bytes, this process expects %zu",
+                       spec->name, (unsigned long long)h->bytes, spec->bytes);
+    if (h->plan_hash != spec->plan_hash)
+        return LG_FAIL(
+            LG_ERR_MISMATCH, "region %s belongs to plan %016llx, this process has plan %016llx",
+            spec->name, (unsigned long long)h->plan_hash, (unsigned long long)spec->plan_hash);
+    if (h->run_id != spec->run_id)
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "region %s belongs to another start of the run: stop its keeper first",
+                       spec->name);
+    return 0;
+}
+
+static int adopt(const struct lg_region_spec *spec, int fd, lg_region **ret)
+{
+    int rc = check_fd(spec, fd);
+    if (rc < 0) {
+        close(fd);
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    lg_region *r;
+    LG_TRY(map_region(fd, spec->bytes, spec->name, &r));
+    LG_TRY_GOTO(rc, check_head(spec, r->head), fail);
+    *ret = r;
+    return 0;
+fail:
+    lg_region_close(&r);
+    return rc;
+}
+
+/* Get, else create and put; who loses the put gets the winner's. More rounds are needed only when
+ * somebody drops the name in between. */
+int lg_region_open(const struct lg_region_spec *spec, lg_region **ret)
+{
+    LG_TRY(check_name(spec->name));
+    for (int i = 0; i < OPEN_TRIES_MAX; i++) {
+        int fd;
+        uint64_t bytes;
+        int rc = lg_keeper_get(spec->keeper, spec->name, &bytes, &fd);
+        if (rc == 0) {
+            LG_TRY(adopt(spec, fd, ret));
+            return 0;
+        }
+        if (rc != LG_ERR_NOTFOUND) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+        lg_region *r;
+        LG_TRY(create(spec, &r));
+        rc = lg_keeper_put(spec->keeper, spec->name, spec->bytes, r->fd);
+        if (rc == 0) {
+            lg_err_clear();
+            *ret = r;
+            return 0;
+        }
+        lg_region_close(&r);
+        if (rc != LG_ERR_BUSY) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    return LG_FAIL(LG_ERR_BUSY, "region %s is created and dropped again and again", spec->name);
+}
+
+void lg_region_close(lg_region **r)
+{
+    if (!*r) return;
+    if ((*r)->head) munmap((*r)->head, total_bytes((*r)->bytes));
+    if ((*r)->fd >= 0) close((*r)->fd);
+    free(*r);
+    *r = NULL;
+}
+
+int lg_region_deposit(const char *keeper, const lg_region *r)
+{
+    int rc = lg_keeper_put(keeper, r->name, r->bytes, r->fd);
+    if (rc != LG_ERR_BUSY) {
+        LG_TRY(rc);
+        return 0;
+    }
+    lg_err_clear();
+    int fd;
+    uint64_t bytes;
+    LG_TRY(lg_keeper_get(keeper, r->name, &bytes, &fd));
+    struct stat mine, theirs;
+    bool same = fstat(r->fd, &mine) == 0 && fstat(fd, &theirs) == 0 &&
+                mine.st_dev == theirs.st_dev && mine.st_ino == theirs.st_ino;
+    close(fd);
+    if (!same)
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "the keeper holds other memory under the name %s: it was opened there "
+                       "before this process could deposit it again",
+                       r->name);
+    return 0;
+}
+
+int lg_region_fill_begin(lg_region *r, lg_board *board, lg_incarnation me)
+{
+    struct lg_region_head *h = r->head;
+    LG_ASSERT(me != 0);
+    if (atomic_load_explicit(&h->filled, memory_order_acquire)) return 0;
+    uint32_t old = atomic_load_explicit(&h->filler, memory_order_acquire);
+    if (old == me) return 1;
+    if (old && !lg_board_is_dead(board, old)) return LG_ERR_BUSY;
+    if (!atomic_compare_exchange_strong_explicit(&h->filler, &old, me, memory_order_acq_rel,
+                                                 memory_order_acquire))
+        return LG_ERR_BUSY;
+    /* The former filler may have finished before it died. */
+    return atomic_load_explicit(&h->filled, memory_order_acquire) ? 0 : 1;
+}
+
+void lg_region_fill_end(lg_region *r)
+{
+    LG_ASSERT(!atomic_load_explicit(&r->head->filled, memory_order_relaxed));
+    __sync_synchronize();
+    atomic_store_explicit(&r->head->filled, 1, memory_order_release);
+}

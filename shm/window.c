@@ -1,0 +1,264 @@
+/* The window of samples in flight; the rules stand in window.h.
+ *
+ * Design: a slot's control words are 128 bytes in one region, the payloads lie in one region per
+ * kind. Scanning starts at the first sample that is not globally committed, or at the first chunk
+ * that this process has not yet seen complete: readiness never goes back, so remembering it is
+ * safe.
+ *
+ * Why a stale view is harmless in lg_window_claim():
+ *  - F read too small: fewer chunks may be claimed, never more.
+ *  - ready words read too early: the compare-and-swap of the claim succeeds only if nobody else has
+ *    taken the chunk since, and lg_window_wanted() looks again after it. If the former claimant
+ *    finished and died in between, its words are visible by then: its death was learnt from the
+ *    board (acquire) or from its pidfd.
+ *  - claim word read too early: the compare-and-swap fails. A value never comes back, since an
+ *    incarnation takes a chunk of a lap once, and only while it lives.
+ */
+#include "shm/window.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { PAGE = LG_PAGE_BYTES };
+enum { CONTROL, PIXELS, TOKENS, LATENT, TEXT, PARTS };
+
+void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret)
+{
+    size_t s = (size_t)p->image_size, h = (size_t)p->latent_size;
+    *ret = (struct lg_window_geometry){
+        .slots = (uint64_t)p->window_slots,
+        .batch = (uint64_t)p->batch,
+        .pixels_bytes = 3 * s * s,
+        .tokens_bytes = (size_t)p->text_length * sizeof(int32_t),
+        .latent_bytes = 2 * (size_t)p->latent_channels * h * h * sizeof(float),
+        .text_bytes = (size_t)p->text_length * (size_t)p->text_dim * sizeof(float),
+    };
+    ret->chunk[LG_FIELD_SOURCE] = p->loader_chunk;
+    /* Without a VAE the loader provides the latents. */
+    ret->chunk[LG_FIELD_LATENT] = p->image_size ? p->vae_chunk : p->loader_chunk;
+    ret->chunk[LG_FIELD_TEXT] = p->text_length ? p->text_chunk : 0;
+}
+
+static uint64_t gcd(uint64_t a, uint64_t b)
+{
+    while (b) {
+        uint64_t t = a % b;
+        a = b;
+        b = t;
+    }
+    return a;
+}
+
+/* Rule 8. F and batch are multiples of the batch. The last chunk of field f that overlaps
+ * [F, F + batch) ends at most c - gcd(batch, c) behind F + batch; the SOURCE chunk under its last
+ * sample ends at most c0 - gcd(c, c0) behind that. */
+static uint64_t slots_min(const struct lg_window_geometry *g, lg_field f)
+{
+    uint64_t c = (uint64_t)g->chunk[f], c0 = (uint64_t)g->chunk[LG_FIELD_SOURCE];
+    uint64_t reach = g->batch + c - gcd(g->batch, c);
+    return f == LG_FIELD_SOURCE ? reach : reach + c0 - gcd(c, c0);
+}
+
+int lg_window_check(const struct lg_window_geometry *g)
+{
+    static const char *const name[] = {"loader", "vae", "text"};
+    if (!g->batch || !g->slots || g->slots > UINT32_MAX)
+        return LG_FAIL(LG_ERR_CONFIG, "a window of %llu slots for a batch of %llu is impossible",
+                       (unsigned long long)g->slots, (unsigned long long)g->batch);
+    if (g->slots % g->batch)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "the window has %llu slots, which is not a multiple of the batch of %llu",
+                       (unsigned long long)g->slots, (unsigned long long)g->batch);
+    if (g->chunk[LG_FIELD_SOURCE] < 1)
+        return LG_FAIL(LG_ERR_CONFIG, "the loader's chunk is %d samples; it must be at least 1",
+                       g->chunk[LG_FIELD_SOURCE]);
+    for (int f = 0; f < LG_FIELD_COUNT; f++) {
+        if (g->chunk[f] == 0) continue;
+        if (g->chunk[f] < 0 || g->slots % (uint64_t)g->chunk[f])
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "the window has %llu slots, which is not a multiple of the %s's chunk "
+                           "of %d",
+                           (unsigned long long)g->slots, name[f], g->chunk[f]);
+        if (g->slots < slots_min(g, (lg_field)f))
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "the window has %llu slots; a batch of %llu with the %s's chunks of %d "
+                           "can come to a standstill below %llu",
+                           (unsigned long long)g->slots, (unsigned long long)g->batch, name[f],
+                           g->chunk[f], (unsigned long long)slots_min(g, (lg_field)f));
+    }
+    return 0;
+}
+
+static void part_bytes(const struct lg_window_geometry *g, size_t ret[PARTS])
+{
+    ret[CONTROL] = g->slots * sizeof(struct lg_slot);
+    ret[PIXELS] = g->slots * g->pixels_bytes;
+    ret[TOKENS] = g->slots * g->tokens_bytes;
+    ret[LATENT] = g->slots * g->latent_bytes;
+    ret[TEXT] = g->slots * g->text_bytes;
+}
+
+static void set_part(lg_window *w, int part, void *memory)
+{
+    if (part == CONTROL)
+        w->slot = memory;
+    else
+        *(uint8_t * *[]){NULL, &w->pixels, &w->tokens, &w->latent, &w->text}[part] = memory;
+}
+
+static int window_new(const struct lg_window_geometry *g, lg_window **ret)
+{
+    LG_TRY(lg_window_check(g));
+    lg_window *w = calloc(1, sizeof *w);
+    if (!w) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a window's handle");
+    w->g = *g;
+    *ret = w;
+    return 0;
+}
+
+int lg_window_open(const struct lg_region_spec *spec, const struct lg_window_geometry *g,
+                   lg_window **ret)
+{
+    static const char *const name[PARTS] = {"window/0/control", "window/0/pixels",
+                                            "window/0/tokens", "window/0/latent", "window/0/text"};
+    lg_window *w;
+    LG_TRY(window_new(g, &w));
+    size_t bytes[PARTS];
+    part_bytes(g, bytes);
+    int rc = 0;
+    for (int i = 0; i < PARTS; i++) {
+        if (!bytes[i]) continue;
+        struct lg_region_spec part = *spec;
+        part.name = name[i];
+        part.bytes = bytes[i];
+        LG_TRY_GOTO(rc, lg_region_open(&part, &w->region[i]), fail);
+        set_part(w, i, w->region[i]->payload);
+    }
+    *ret = w;
+    return 0;
+fail:
+    lg_window_close(&w);
+    return rc;
+}
+
+static size_t up(size_t bytes)
+{
+    return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+size_t lg_window_bytes(const struct lg_window_geometry *g)
+{
+    size_t bytes[PARTS], sum = 0;
+    part_bytes(g, bytes);
+    for (int i = 0; i < PARTS; i++) sum += up(bytes[i]);
+    return sum;
+}
+
+int lg_window_over(void *memory, const struct lg_window_geometry *g, lg_window **ret)
+{
+    lg_window *w;
+    LG_TRY(window_new(g, &w));
+    size_t bytes[PARTS];
+    part_bytes(g, bytes);
+    uint8_t *at = memory;
+    for (int i = 0; i < PARTS; i++) {
+        if (bytes[i]) set_part(w, i, at);
+        at += up(bytes[i]);
+    }
+    *ret = w;
+    return 0;
+}
+
+void lg_window_close(lg_window **w)
+{
+    if (!*w) return;
+    for (int i = 0; i < PARTS; i++) lg_region_close(&(*w)->region[i]);
+    free(*w);
+    *w = NULL;
+}
+
+bool lg_window_range_ready(lg_window *w, unsigned mask, uint64_t n, uint64_t count)
+{
+    for (uint64_t i = n; i < n + count; i++)
+        for (int f = 0; f < LG_FIELD_COUNT; f++)
+            if ((mask >> f & 1) && !lg_window_ready(w, (lg_field)f, i)) return false;
+    return true;
+}
+
+uint64_t lg_window_first(lg_board *b)
+{
+    lg_mark m = lg_board_global_commit(b);
+    return (m == LG_MARK_NONE ? b->s->start_step : lg_mark_state(m)) * b->s->batch;
+}
+
+/* Rows whose incarnation was seen alive during one claim call: asking the kernel once is enough. */
+struct living {
+    uint64_t row[(LG_ROWS + 63) / 64];
+};
+
+static bool holder_is_dead(lg_board *b, lg_incarnation who, struct living *seen)
+{
+    int row = lg_incarnation_row(who);
+    uint64_t bit = UINT64_C(1) << (row % 64);
+    if (seen->row[row / 64] & bit) return false;
+    if (lg_board_is_dead(b, who)) return true;
+    seen->row[row / 64] |= bit;
+    return false;
+}
+
+/* Rule 2. */
+static bool take(_Atomic(uint64_t) *word, lg_board *b, lg_incarnation me, uint64_t lap,
+                 struct living *seen)
+{
+    uint64_t old = atomic_load_explicit(word, memory_order_acquire);
+    uint64_t old_lap = old & UINT32_MAX; /* + 1; 0: never claimed */
+    LG_ASSERT(lap < UINT32_MAX - 1);
+    if (old_lap > lap + 1) return false; /* our view is old */
+    if (old_lap == lap + 1) {
+        lg_incarnation who = (lg_incarnation)(old >> 32);
+        if (who == me || !holder_is_dead(b, who, seen)) return false;
+    }
+    uint64_t mine = (uint64_t)me << 32 | (lap + 1);
+    return atomic_compare_exchange_strong_explicit(word, &old, mine, memory_order_acq_rel,
+                                                   memory_order_acquire);
+}
+
+int lg_window_claim(lg_window *w, lg_board *b, lg_incarnation me, lg_field f, unsigned needs,
+                    uint64_t end, struct lg_claim *ret)
+{
+    LG_ASSERT(w->g.chunk[f] > 0 && me != 0);
+    const uint64_t c = (uint64_t)w->g.chunk[f], slots = w->g.slots, first = lg_window_first(b);
+    struct living seen = {{0}};
+    bool all_ready = true;
+    uint64_t at = LG_MAX(first / c * c, w->done[f]);
+    for (; at < end; at += c) {
+        struct lg_claim k = {at, c, LG_MAX(at, first), LG_MIN(at + c, end)};
+        if (k.to > first + slots) { /* rule 3; all later ones end later */
+            all_ready = false;
+            break;
+        }
+        if (lg_window_range_ready(w, 1u << f, k.from, k.to - k.from)) {
+            if (all_ready && k.to == at + c) w->done[f] = at + c;
+            continue;
+        }
+        all_ready = false;
+        if (!lg_window_range_ready(w, needs, k.from, k.to - k.from)) continue;
+        if (!take(&lg_window_slot(w, at)->claim[f], b, me, at / slots, &seen)) continue;
+        *ret = k;
+        return 0;
+    }
+    return all_ready ? LG_ERR_STOP : LG_ERR_BUSY;
+}
+
+void lg_window_publish(lg_window *w, lg_field f, uint64_t n)
+{
+    _Atomic(uint64_t) *ready = &lg_window_slot(w, n)->ready[f];
+    uint64_t old = atomic_load_explicit(ready, memory_order_relaxed);
+    if (old == n + 1) { /* rule 7: a predecessor died between LATENT and SOURCE */
+        LG_ASSERT(f == LG_FIELD_LATENT);
+        return;
+    }
+    LG_ASSERT(old == 0 || old + w->g.slots == n + 1);
+    /* Release orders plain stores; the full fence also drains non-temporal ones. */
+    __sync_synchronize();
+    atomic_store_explicit(ready, n + 1, memory_order_release);
+}
