@@ -5,6 +5,9 @@
 # build/bin/lg-<x>; supervisor/{lgsup,keeper}_main.c become lgsup and lg-keeper; each folder
 # kernels/<backend> becomes build/lib/liblg-<backend>.so; tests/unit/test_<x>.c becomes a program.
 #
+# Targets: all (default); deps: Debian packages; example-data: the emoji pictures; quickstart: train on
+# Targets: them; check: every test; unit: unit tests only; bench: figures; fuzz; format; install PREFIX=; clean
+#
 # Variables: BUILD=dir (default build), SAN=address|thread (sanitizer build), CUDA=0|1, V=1.
 
 BUILD   ?= build
@@ -37,7 +40,7 @@ endif
 Q := $(if $(V),,@)
 
 LIB_DIRS := base config shm bus stages/nets stages/io stages stages/loader stages/text stages/vae \
-            stages/trainer stages/ema stages/ckpt supervisor
+            stages/trainer stages/ema stages/ckpt stages/sample supervisor
 LIB_SRC  := $(filter-out %/main.c supervisor/%_main.c,$(foreach d,$(LIB_DIRS),$(wildcard $(d)/*.c $(d)/*.cpp))) \
             $(wildcard kernels/*.c)
 LIB_OBJ  := $(LIB_SRC:%=$(BUILD)/obj/%.o)
@@ -94,6 +97,7 @@ $(patsubst stages/%/main.c,$(BUILD)/bin/lg-%,$(ROLE_MAINS)) $(patsubst stages/to
 
 include kernels/kernels.mk
 include examples/emoji/emoji.mk
+include examples/emoji/emoji.mk
 
 $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)
@@ -102,8 +106,42 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 $(BUILD)/tests/bench/%: $(BUILD)/obj/tests/bench/%.c.o $(LIB)
 	$(LINK)
 
+# Debian packages to build, test and run; the stamp names what was installed.
+DEPS := gcc g++ make pkg-config libzmq3-dev libmsgpack-dev libtomlplusplus-dev libdnnl-dev \
+        libsentencepiece-dev libcjson-dev libxxhash-dev libcmocka-dev libarchive-dev libpng-dev \
+        libjpeg62-turbo-dev libwebp-dev libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji \
+        unicode-data
+deps:
+	$(Q)missing=$$(for p in $(DEPS); do dpkg-query -W -f='$${Status}\n' $$p 2>/dev/null | \
+	    grep -q 'install ok installed' || echo $$p; done); \
+	if [ -n "$$missing" ]; then \
+	    echo "  APT   $$missing"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
+
+# Everything below installs first, then builds in a make of its own with all cores.
+JOBS := $(shell nproc)
+quickstart: deps
+	$(Q)$(MAKE) -s -j$(JOBS) all example-data
+	$(Q)$(BUILD)/bin/lgsup start examples/emoji/pipeline.toml
+
 unit: all $(UNIT)
 	$(Q)tests/run_unit.sh $(BUILD)
+
+check: deps
+	$(Q)tests/check.sh $(BUILD) $(JOBS)
+
+bench: deps
+	$(Q)$(MAKE) -s -j$(JOBS) all example-data $(BENCH)
+	$(Q)tests/bench/run.sh $(BUILD)
+
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib
+	install -m 755 $(PROGS) $(DESTDIR)$(PREFIX)/bin
+	install -m 644 $(BACKENDS) $(DESTDIR)$(PREFIX)/lib
+
+help:
+	@sed -n 's/^# Targets: *//p' Makefile | tr ';' '\n'
 
 format:
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cpp' '*.cu')

@@ -1,0 +1,377 @@
+/* Drawing pictures; see draw.h. One function per stage of the way; each opens what it needs and closes
+ * it again, so that only one net is in memory at a time. */
+#include "stages/sample/draw.h"
+#include "base/fs.h"
+#include "stages/io/picture.h"
+#include "stages/io/tokenizer.h"
+#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/denoiser.h"
+#include "stages/nets/sampler.h"
+#include "stages/nets/t5.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { PICTURES_MAX = 8, TEXT_BATCH = 8, DECODE_BATCH = 4, GAP = 2 };
+
+/* Conditions of all prompts, then one row for the unconditional half. */
+struct conditions {
+    float *text;          // (n + 1, L, E)
+    int32_t *text_length; // (n + 1)
+    int32_t *label;       // (n + 1)
+};
+
+static void conditions_free(struct conditions *c)
+{
+    free(c->text);
+    free(c->text_length);
+    free(c->label);
+}
+
+static int alloc(size_t count, size_t bytes, void *ret)
+{
+    void *p = calloc(LG_MAX(count, (size_t)1), bytes);
+    if (!p) return LG_FAIL(LG_ERR_NOSPACE, "no memory for %zu x %zu bytes", count, bytes);
+    memcpy(ret, &p, sizeof p);
+    return 0;
+}
+
+static int device_alloc(lg_device *d, lg_tensor *t)
+{
+    return lg_device_alloc(d, lg_tensor_bytes(t), &t->data);
+}
+
+/* ---- conditions ---- */
+
+static int tokenize(const struct lg_draw_spec *s, int32_t *ids, int32_t *length)
+{
+    lg_tokenizer *t = NULL;
+    LG_TRY(lg_tokenizer_open(s->text_dir, &t));
+    int rc = 0;
+    for (int i = 0; i <= s->n && rc == 0; i++) {
+        int n;
+        rc = lg_tokenizer_encode(t, i < s->n ? s->prompts[i] : s->negative, s->text_length,
+                                 ids + (size_t)i * (size_t)s->text_length, &n);
+        length[i] = n;
+    }
+    lg_tokenizer_close(&t);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+/* Runs rows [0, n] of ids through the encoder in batches of TEXT_BATCH; the last one is padded. */
+static int run_text(const struct lg_draw_spec *s, const struct lg_t5_config *config,
+                    const void *weights, const int32_t *ids, struct conditions *c)
+{
+    const int64_t B = TEXT_BATCH, L = s->text_length, E = config->d_model;
+    lg_t5 *net = NULL;
+    lg_stream *stream = NULL;
+    int rc;
+    lg_tensor ids_t = lg_t2(NULL, LG_I32, B, L), length_t = lg_t1(NULL, LG_I32, B),
+              out = lg_t3(NULL, LG_F32, B, L, E);
+    LG_TRY_GOTO(rc, lg_t5_open(s->device, config, (int)B, (int)L, 1, &net), out);
+    LG_TRY_GOTO(rc, lg_stream_open(s->device, &stream), out);
+    LG_TRY_GOTO(rc, device_alloc(s->device, &ids_t), out);
+    LG_TRY_GOTO(rc, device_alloc(s->device, &length_t), out);
+    LG_TRY_GOTO(rc, device_alloc(s->device, &out), out);
+    for (int64_t first = 0; first <= s->n; first += B) {
+        int64_t rows = LG_MIN(B, s->n + 1 - first);
+        int32_t ones[TEXT_BATCH];
+        for (int i = 0; i < TEXT_BATCH; i++) ones[i] = 1;
+        memcpy(ones, c->text_length + first, (size_t)rows * sizeof *ones);
+        lg_stream_upload(stream, length_t.data, ones, sizeof ones);
+        lg_stream_upload(stream, ids_t.data, ids + first * L, (size_t)(rows * L) * sizeof *ids);
+        lg_t5_forward(net, stream, &weights, ids_t, length_t, out);
+        lg_stream_download(stream, c->text + first * L * E, out.data,
+                           (size_t)(rows * L * E) * sizeof(float));
+        lg_stream_sync(stream);
+    }
+out:
+    lg_device_free(s->device, &ids_t.data);
+    lg_device_free(s->device, &length_t.data);
+    lg_device_free(s->device, &out.data);
+    lg_stream_close(&stream);
+    lg_t5_close(&net);
+    return rc;
+}
+
+static int encode_text(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
+                       struct conditions *c)
+{
+    struct lg_t5_config config;
+    lg_params params;
+    float *weights = NULL;
+    int32_t *ids = NULL;
+    int rc;
+    LG_TRY(lg_t5_config_load(s->text_dir, &config));
+    if (config.d_model != net->text_dim)
+        return LG_FAIL(LG_ERR_MISMATCH, "%s has width %d, the transformer wants %d", s->text_dir,
+                       config.d_model, net->text_dim);
+    LG_TRY(lg_t5_params(&config, 0, 1, &params));
+    size_t count = params.count, rows = (size_t)s->n + 1, L = (size_t)s->text_length;
+    lg_params_free(&params);
+    LG_TRY_GOTO(rc, alloc(count, sizeof *weights, &weights), out);
+    LG_TRY_GOTO(rc, alloc(rows * L, sizeof *ids, &ids), out);
+    LG_TRY_GOTO(rc, alloc(rows * L * (size_t)config.d_model, sizeof(float), &c->text), out);
+    LG_TRY_GOTO(rc, alloc(rows, sizeof(int32_t), &c->text_length), out);
+    LG_TRY_GOTO(rc, tokenize(s, ids, c->text_length), out);
+    LG_TRY_GOTO(rc, lg_t5_load(&config, s->text_dir, 0, 1, weights), out);
+    LG_TRY_GOTO(rc, run_text(s, &config, weights, ids, c), out);
+out:
+    free(weights);
+    free(ids);
+    return rc;
+}
+
+static int parse_labels(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
+                        struct conditions *c)
+{
+    LG_TRY(alloc((size_t)s->n + 1, sizeof(int32_t), &c->label));
+    for (int i = 0; i < s->n; i++) {
+        char *end;
+        long v = strtol(s->prompts[i], &end, 10);
+        if (!*s->prompts[i] || *end || v < 0 || v >= net->num_classes)
+            return LG_FAIL(LG_ERR_USAGE, "\"%s\" is not a label between 0 and %d", s->prompts[i],
+                           net->num_classes - 1);
+        c->label[i] = (int32_t)v;
+    }
+    c->label[s->n] = net->num_classes;
+    return 0;
+}
+
+/* ---- latents ---- */
+
+/* Rows of the sampler's batch: prompts [first, first + P), padded with the unconditional row, then P
+ * unconditional rows when guided. */
+static void gather_rows(const struct lg_draw_spec *s, size_t row_bytes, const void *from, void *to,
+                        int first, int batch)
+{
+    for (int i = 0; i < batch; i++) {
+        int prompt = i < PICTURES_MAX && first + i < s->n ? first + i : s->n;
+        memcpy((char *)to + (size_t)i * row_bytes, (const char *)from + (size_t)prompt * row_bytes,
+               row_bytes);
+    }
+}
+
+struct drawing {
+    lg_sampler *sampler;
+    lg_stream *stream;
+    lg_tensor label, text, text_length, out;
+    void *weights, *staging;
+};
+
+static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
+                        struct drawing *d)
+{
+    lg_params params;
+    float *weights;
+    LG_TRY(lg_sampler_open(s->device, net, PICTURES_MAX, s->guidance != 1, &d->sampler));
+    LG_TRY(lg_stream_open(s->device, &d->stream));
+    const int64_t B = lg_sampler_batch(d->sampler);
+    LG_TRY(lg_denoiser_params(net, &params));
+    size_t count = params.count;
+    lg_params_free(&params);
+    LG_TRY(alloc(count, sizeof *weights, &weights));
+    int rc = lg_denoiser_load(net, s->weights_dir, weights);
+    if (rc == 0) rc = lg_device_alloc(s->device, count * sizeof *weights, &d->weights);
+    if (rc == 0) lg_stream_upload(d->stream, d->weights, weights, count * sizeof *weights);
+    lg_stream_sync(d->stream);
+    free(weights);
+    LG_TRY(rc);
+    d->out = lg_t4(NULL, LG_F32, PICTURES_MAX, net->channels, net->height, net->width);
+    LG_TRY(device_alloc(s->device, &d->out));
+    size_t row = sizeof(int32_t);
+    if (net->kind == LG_DIT) {
+        d->label = lg_t1(NULL, LG_I32, B);
+        LG_TRY(device_alloc(s->device, &d->label));
+    } else {
+        d->text = lg_t3(NULL, LG_F32, B, net->text_length, net->text_dim);
+        d->text_length = lg_t1(NULL, LG_I32, B);
+        LG_TRY(device_alloc(s->device, &d->text));
+        LG_TRY(device_alloc(s->device, &d->text_length));
+        row = (size_t)(net->text_length * net->text_dim) * sizeof(float);
+    }
+    return alloc((size_t)B, row, &d->staging);
+}
+
+static void drawing_close(const struct lg_draw_spec *s, struct drawing *d)
+{
+    lg_device_free(s->device, &d->weights);
+    lg_device_free(s->device, &d->out.data);
+    lg_device_free(s->device, &d->label.data);
+    lg_device_free(s->device, &d->text.data);
+    lg_device_free(s->device, &d->text_length.data);
+    lg_sampler_close(&d->sampler);
+    lg_stream_close(&d->stream);
+    free(d->staging);
+}
+
+static void upload_rows(const struct lg_draw_spec *s, struct drawing *d, const lg_tensor *to,
+                        const void *from, int first)
+{
+    size_t row = lg_tensor_bytes(to) / (size_t)to->dim[0];
+    gather_rows(s, row, from, d->staging, first, (int)to->dim[0]);
+    lg_stream_upload(d->stream, to->data, d->staging, lg_tensor_bytes(to));
+    lg_stream_sync(d->stream);
+}
+
+/* latents: host (n, C, h, w). */
+static int draw_latents(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
+                        const struct conditions *c, float *latents)
+{
+    struct drawing d = {0};
+    int rc = drawing_open(s, net, &d);
+    size_t per = (size_t)(net->channels * net->height * net->width);
+    for (int first = 0; rc == 0 && first < s->n; first += PICTURES_MAX) {
+        if (net->kind == LG_DIT) {
+            upload_rows(s, &d, &d.label, c->label, first);
+        } else {
+            upload_rows(s, &d, &d.text, c->text, first);
+            upload_rows(s, &d, &d.text_length, c->text_length, first);
+        }
+        rc = lg_sampler_draw(d.sampler, d.stream,
+                             &(struct lg_sampler_run){.objective = s->objective,
+                                                      .steps = s->steps,
+                                                      .guidance = s->guidance,
+                                                      .seed = s->seed,
+                                                      .first = (uint64_t)first,
+                                                      .weights = d.weights,
+                                                      .label = d.label,
+                                                      .text = d.text,
+                                                      .text_length = d.text_length},
+                             d.out);
+        if (rc < 0) break;
+        size_t rows = (size_t)LG_MIN(PICTURES_MAX, s->n - first);
+        lg_stream_download(d.stream, latents + (size_t)first * per, d.out.data,
+                           rows * per * sizeof *latents);
+        lg_stream_sync(d.stream);
+    }
+    drawing_close(s, &d);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+/* ---- pixels ---- */
+
+static int run_decoder(const struct lg_draw_spec *s, const struct lg_aekl_config *config,
+                       const void *weights, const struct lg_denoiser_config *net, float *latents,
+                       lg_pictures *ret)
+{
+    const int64_t B = DECODE_BATCH, C = net->channels, h = net->height, w = net->width;
+    const size_t per = (size_t)(C * h * w), side = (size_t)ret->size;
+    lg_aekl *vae = NULL;
+    lg_stream *stream = NULL;
+    lg_tensor in = lg_t4(NULL, LG_F32, B, C, h, w),
+              out = lg_t4(NULL, LG_U8, B, 3, ret->size, ret->size);
+    int rc;
+    for (size_t i = 0; i < per * (size_t)s->n; i++)
+        latents[i] = (float)((double)latents[i] / config->scaling_factor + config->shift_factor);
+    LG_TRY_GOTO(rc,
+                lg_aekl_open(s->device, config,
+                             &(struct lg_aekl_shape){.half = LG_AEKL_DECODER,
+                                                     .batch = (int)B,
+                                                     .height = ret->size,
+                                                     .width = ret->size},
+                             &vae),
+                out);
+    LG_TRY_GOTO(rc, lg_stream_open(s->device, &stream), out);
+    LG_TRY_GOTO(rc, device_alloc(s->device, &in), out);
+    LG_TRY_GOTO(rc, device_alloc(s->device, &out), out);
+    for (int64_t first = 0; first < s->n; first += B) {
+        size_t rows = (size_t)LG_MIN(B, s->n - first);
+        lg_stream_upload(stream, in.data, latents + (size_t)first * per,
+                         rows * per * sizeof(float));
+        lg_aekl_decode(vae, stream, weights, in, LG_NONE, out);
+        lg_stream_download(stream, ret->pixels + (size_t)first * 3 * side * side, out.data,
+                           rows * 3 * side * side);
+        lg_stream_sync(stream);
+    }
+out:
+    lg_device_free(s->device, &in.data);
+    lg_device_free(s->device, &out.data);
+    lg_stream_close(&stream);
+    lg_aekl_close(&vae);
+    return rc;
+}
+
+static int decode(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
+                  float *latents, lg_pictures *ret)
+{
+    struct lg_aekl_config config;
+    lg_params params;
+    float *weights = NULL;
+    int rc;
+    LG_TRY(lg_aekl_config_load(s->vae_dir, &config));
+    if (config.latent_channels != net->channels)
+        return LG_FAIL(LG_ERR_MISMATCH, "%s has %d latent channels, the transformer %d", s->vae_dir,
+                       config.latent_channels, net->channels);
+    LG_TRY(lg_aekl_params(&config, LG_AEKL_DECODER, &params));
+    size_t count = params.count;
+    lg_params_free(&params);
+    ret->n = s->n;
+    ret->size = net->height * lg_aekl_factor(&config);
+    LG_TRY(alloc((size_t)s->n * 3 * (size_t)ret->size, (size_t)ret->size, &ret->pixels));
+    LG_TRY(alloc(count, sizeof *weights, &weights));
+    LG_TRY_GOTO(rc, lg_aekl_load(&config, s->vae_dir, LG_AEKL_DECODER, weights), out);
+    LG_TRY_GOTO(rc, run_decoder(s, &config, weights, net, latents, ret), out);
+out:
+    free(weights);
+    return rc;
+}
+
+int lg_draw(const struct lg_draw_spec *s, lg_pictures *ret)
+{
+    struct lg_denoiser_config net;
+    struct conditions c = {0};
+    char path[LG_PATH_BYTES];
+    float *latents = NULL;
+    int rc;
+    *ret = (lg_pictures){0};
+    LG_TRY(lg_path(path, "%s/config.json", s->weights_dir));
+    LG_TRY(lg_denoiser_config_load(path, &net));
+    if (net.kind == LG_PIXART) net.text_length = s->text_length; /* not in diffusers' config */
+    LG_TRY_GOTO(rc, net.kind == LG_DIT ? parse_labels(s, &net, &c) : encode_text(s, &net, &c), out);
+    LG_TRY_GOTO(rc,
+                alloc((size_t)s->n * (size_t)(net.channels * net.height * net.width),
+                      sizeof *latents, &latents),
+                out);
+    LG_TRY_GOTO(rc, draw_latents(s, &net, &c, latents), out);
+    LG_TRY_GOTO(rc, decode(s, &net, latents, ret), out);
+out:
+    if (rc < 0) lg_pictures_free(ret);
+    conditions_free(&c);
+    free(latents);
+    return rc;
+}
+
+void lg_pictures_free(lg_pictures *p)
+{
+    free(p->pixels);
+    *p = (lg_pictures){0};
+}
+
+int lg_pictures_save_grid(const lg_pictures *p, int columns, const char *path)
+{
+    if (columns <= 0)
+        for (columns = 1; columns * columns < p->n;) columns++;
+    columns = LG_MIN(columns, p->n);
+    const int rows = (p->n + columns - 1) / columns, cell = p->size + 2 * GAP;
+    const int width = columns * cell, height = rows * cell;
+    uint8_t *rgb, *png = NULL;
+    size_t bytes;
+    LG_TRY(alloc((size_t)width * (size_t)height, 3, &rgb));
+    memset(rgb, 255, (size_t)width * (size_t)height * 3);
+    for (int i = 0; i < p->n; i++)
+        for (int c = 0; c < 3; c++)
+            for (int y = 0; y < p->size; y++)
+                for (int x = 0; x < p->size; x++) {
+                    size_t at = (size_t)(i / columns * cell + GAP + y) * (size_t)width +
+                                (size_t)(i % columns * cell + GAP + x);
+                    rgb[at * 3 + (size_t)c] =
+                        p->pixels[((size_t)(i * 3 + c) * (size_t)p->size + (size_t)y) *
+                                      (size_t)p->size +
+                                  (size_t)x];
+                }
+    int rc = lg_picture_encode_png(rgb, width, height, &png, &bytes);
+    if (rc == 0) rc = lg_publish_file(path, png, bytes);
+    free(rgb);
+    free(png);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}

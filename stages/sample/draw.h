@@ -1,0 +1,33 @@
+/* Drawing pictures: captions or labels -> conditions -> latents -> pixels, with weights of a checkpoint
+ * or a diffusers folder. Everything runs in this process, at fixed padded batches: a picture depends on
+ * (weights, seed, index, condition, steps, guidance) alone. */
+#pragma once
+#include "kernels/device.h"
+#include "stages/nets/objective.h"
+
+struct lg_draw_spec {
+    const char *weights_dir; /* diffusers folder of the transformer */
+    const char *vae_dir;
+    const char *text_dir; /* PixArt */
+    int text_length;      /* PixArt: tokens per caption, as trained */
+    lg_objective_kind objective;
+    const char *const *prompts; /* captions, or labels in decimal for a DiT */
+    int n;
+    const char
+        *negative; /* what the unconditional half sees: "" as trained, or a negative prompt */
+    int steps;
+    double guidance; /* 1: off */
+    uint64_t seed;
+    lg_device *device;
+};
+
+typedef struct lg_pictures {
+    int n, size;     /* pictures of (3, size, size) */
+    uint8_t *pixels; /* (n, 3, size, size), owned */
+} lg_pictures;
+
+int lg_draw(const struct lg_draw_spec *spec, lg_pictures *ret);
+void lg_pictures_free(lg_pictures *p);
+/* (rows, columns) grid with a white border of 2 pixels around each; published atomically as PNG.
+ * columns 0: about square. */
+int lg_pictures_save_grid(const lg_pictures *p, int columns, const char *path);

@@ -1,0 +1,179 @@
+/* lg-sample: draws pictures from a checkpoint (its EMA weights), a run's newest one, or a diffusers
+ * folder. What is not said on the command line comes from the run's config.toml. */
+#include "base/log.h"
+#include "config/config.h"
+#include "config/manifest.h"
+#include "config/plan.h"
+#include "stages/ckpt/checkpoint.h"
+#include "stages/sample/draw.h"
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char usage_text[] =
+    "usage: lg-sample [\"caption\" ...] --from DIR -o OUT.png [options]\n"
+    "  --from DIR        run directory (its newest checkpoint), checkpoint, or diffusers folder\n"
+    "  -o FILE           the picture grid, PNG\n"
+    "  --config FILE     pipeline.toml with models and sampler (default: the run's own)\n"
+    "  --seed N --steps N --guidance X --negative TEXT --columns N\n"
+    "  --weights ema|model   which weights of a checkpoint (default ema)\n"
+    "Without captions those of [sample] captions are drawn.";
+
+struct options {
+    const char *from, *out, *config, *negative, *weights;
+    const char *seed, *steps, *guidance, *columns; /* NULL: from the config */
+    const char *const *captions;
+    int n_captions;
+};
+
+static int parse(int argc, char **argv, struct options *o)
+{
+    static const struct option longs[] = {{"from", required_argument, 0, 'f'},
+                                          {"out", required_argument, 0, 'o'},
+                                          {"config", required_argument, 0, 'c'},
+                                          {"seed", required_argument, 0, 's'},
+                                          {"steps", required_argument, 0, 'n'},
+                                          {"guidance", required_argument, 0, 'g'},
+                                          {"negative", required_argument, 0, 'x'},
+                                          {"columns", required_argument, 0, 'k'},
+                                          {"weights", required_argument, 0, 'w'},
+                                          {"help", no_argument, 0, 'h'},
+                                          {0}};
+    *o = (struct options){.negative = "", .weights = "ema"};
+    for (int c; (c = getopt_long(argc, argv, "o:h", longs, NULL)) != -1;) switch (c) {
+        case 'f':
+            o->from = optarg;
+            break;
+        case 'o':
+            o->out = optarg;
+            break;
+        case 'c':
+            o->config = optarg;
+            break;
+        case 's':
+            o->seed = optarg;
+            break;
+        case 'n':
+            o->steps = optarg;
+            break;
+        case 'g':
+            o->guidance = optarg;
+            break;
+        case 'x':
+            o->negative = optarg;
+            break;
+        case 'k':
+            o->columns = optarg;
+            break;
+        case 'w':
+            o->weights = optarg;
+            break;
+        default:
+            return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
+        }
+    o->captions = (const char *const *)argv + optind;
+    o->n_captions = argc - optind;
+    if (!o->from || !o->out) return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
+    return 0;
+}
+
+/* from -> folder of the weights and, when it belongs to a run, the run's config.toml. */
+static int resolve(const struct options *o, char weights[LG_PATH_BYTES], char config[LG_PATH_BYTES])
+{
+    char dir[LG_PATH_BYTES], path[LG_PATH_BYTES];
+    config[0] = 0;
+    LG_TRY(lg_path(dir, "%s", o->from));
+    LG_TRY(lg_path(path, "%s/checkpoints", dir));
+    if (lg_path_exists(path)) { /* a run directory */
+        lg_config *c;
+        lg_manifest *m = calloc(1, sizeof *m);
+        LG_ASSERT(m);
+        LG_TRY(lg_path(config, "%s/config.toml", dir));
+        LG_TRY(lg_config_load(config, NULL, 0, &c));
+        int rc = lg_manifest_newest(path, c->job_name, dir, m);
+        lg_config_free(&c);
+        free(m);
+        LG_TRY(rc);
+    } else if (lg_manifest_exists(dir)) {
+        LG_TRY(lg_path(config, "%s/../../config.toml", dir));
+    }
+    if (o->config) LG_TRY(lg_path(config, "%s", o->config));
+    if (!config[0])
+        return LG_FAIL(LG_ERR_USAGE,
+                       "%s belongs to no run: name its pipeline.toml with --config (VAE, text "
+                       "encoder and objective come from there)",
+                       o->from);
+    return lg_checkpoint_weights_dir(dir, o->weights, weights);
+}
+
+static int number(const char *text, const char *what, double min, double max, double fallback,
+                  double *ret)
+{
+    char *end;
+    *ret = fallback;
+    if (!text) return 0;
+    *ret = strtod(text, &end);
+    if (!*text || *end || !(*ret >= min && *ret <= max))
+        return LG_FAIL(LG_ERR_USAGE, "--%s %s: a number from %g to %g is wanted", what, text, min,
+                       max);
+    return 0;
+}
+
+static int draw(const struct options *o, const lg_config *c, const char *weights)
+{
+    double seed, steps, guidance, columns;
+    lg_pictures pictures;
+    struct lg_draw_spec s = {.weights_dir = weights,
+                             .vae_dir = c->vae_model,
+                             .text_dir = c->text_model,
+                             .text_length = (int)c->text_length,
+                             .prompts = o->captions,
+                             .n = o->n_captions,
+                             .negative = o->negative};
+    LG_TRY(number(o->seed, "seed", 0, 9e15, (double)c->sample_seed, &seed));
+    LG_TRY(number(o->steps, "steps", 1, 1000, (double)c->sample_steps, &steps));
+    LG_TRY(number(o->guidance, "guidance", 0, 100, c->sample_guidance, &guidance));
+    LG_TRY(number(o->columns, "columns", 0, 1000, (double)c->sample_columns, &columns));
+    s.seed = (uint64_t)seed, s.steps = (int)steps, s.guidance = guidance;
+    if (!s.n) {
+        s.prompts = (const char *const *)c->sample_captions.v;
+        s.n = c->sample_captions.n;
+    }
+    if (!s.n) return LG_FAIL(LG_ERR_USAGE, "no caption: give some, or set [sample] captions");
+    if (!c->vae_model[0])
+        return LG_FAIL(LG_ERR_CONFIG, "%s: vae.model is empty: there is nothing to decode with",
+                       c->file);
+    LG_TRY(lg_objective_parse(c->trainer_objective, &s.objective));
+    LG_TRY(lg_device_open(c->_device, &(struct lg_device_options){.threads = 2}, &s.device));
+    int rc = lg_draw(&s, &pictures);
+    lg_device_close(&s.device);
+    LG_TRY(rc);
+    rc = lg_pictures_save_grid(&pictures, (int)columns, o->out);
+    lg_pictures_free(&pictures);
+    LG_TRY(rc);
+    printf("%s: %d pictures from %s, seed %.0f, %d steps, guidance %g\n", o->out, s.n, weights,
+           seed, s.steps, s.guidance);
+    return 0;
+}
+
+static int run(int argc, char **argv)
+{
+    struct options o;
+    char weights[LG_PATH_BYTES], config[LG_PATH_BYTES];
+    lg_config *c;
+    LG_TRY(parse(argc, argv, &o));
+    LG_TRY(resolve(&o, weights, config));
+    LG_TRY(lg_config_load(config, NULL, 0, &c));
+    int rc = draw(&o, c, weights);
+    lg_config_free(&c);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    lg_log_set_role("sample");
+    int rc = run(argc, argv);
+    if (rc < 0) fprintf(stderr, "lg-sample: %s\n", lg_err_message());
+    return -rc;
+}
