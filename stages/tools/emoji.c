@@ -8,8 +8,10 @@
  * name.
  *
  * The picture: the glyph's bitmap cut to the box of its visible pixels, centred on a white square
- * two pixels larger than the box's longer side at each end, resized with Lanczos. The same packages
- * give the same bytes. A shard appears under its name only when complete.
+ * two pixels larger than the box's longer side at each end, resized with Lanczos. White shows
+ * through the soft edges twice (the glyph lies over white, and that over white again with the same
+ * alpha): the example's autoencoder was trained on pictures with edges of this kind. The same
+ * packages give the same bytes. A shard appears under its name only when complete.
  *
  * --only (repeatable) keeps the emoji of exactly these names.
  * Exit codes: those of every program here (base/check.h, negated). */
@@ -154,7 +156,10 @@ static int draw(struct maker *m, hb_codepoint_t glyph, const char *name)
             const uint8_t *p = b->buffer + (box.y0 + y) * b->pitch + 4 * (box.x0 + x);
             uint8_t *q =
                 m->square.rgb + 3 * ((size_t)(top + y) * (size_t)side + (size_t)(left + x));
-            for (int c = 0; c < 3; c++) q[c] = (uint8_t)LG_MIN(p[2 - c] + 255 - p[3], 255);
+            for (int c = 0; c < 3; c++) {
+                unsigned once = LG_MIN(p[2 - c] + 255u - p[3], 255u);
+                q[c] = (uint8_t)((once * p[3] + 255 * (255 - p[3]) + 127) / 255);
+            }
         }
     LG_TRY(lg_resize(
         &(struct lg_resize_args){
