@@ -19,7 +19,11 @@ int lg_aekl_config_load(const char *dir, struct lg_aekl_config *ret);
 /* Pixels per latent cell on a side: 2^(blocks - 1). */
 int lg_aekl_factor(const struct lg_aekl_config *c);
 
-typedef enum lg_aekl_half { LG_AEKL_ENCODER = 1, LG_AEKL_DECODER = 2, LG_AEKL_BOTH = 3 } lg_aekl_half;
+typedef enum lg_aekl_half {
+    LG_AEKL_ENCODER = 1,
+    LG_AEKL_DECODER = 2,
+    LG_AEKL_BOTH = 3
+} lg_aekl_half;
 /* Only the half that is used needs to be in memory. quant_conv belongs to the encoder. */
 int lg_aekl_params(const struct lg_aekl_config *c, lg_aekl_half half, lg_params *ret);
 int lg_aekl_load(const struct lg_aekl_config *c, const char *dir, lg_aekl_half half, float *ret);

@@ -1,8 +1,9 @@
-/* The encoder of T5 (Raffel et al. 2020), v1.0 (ReLU) and v1.1 (gated GELU), in Hugging Face layout:
- * DIR/config.json, DIR/model.safetensors (or sharded with index), DIR/spiece.model.
+/* The encoder of T5 (Raffel et al. 2020), v1.0 (ReLU) and v1.1 (gated GELU), in Hugging Face
+ * layout: DIR/config.json, DIR/model.safetensors (or sharded with index), DIR/spiece.model.
  *
- * Weights come in shards: contiguous runs of layers, one flat buffer each, placed by the plan; a net
- * maps all of them and owns none. The embedding lies in the first shard, the final norm in the last.
+ * Weights come in shards: contiguous runs of layers, one flat buffer each, placed by the plan; a
+ * net maps all of them and owns none. The embedding lies in the first shard, the final norm in the
+ * last.
  */
 #pragma once
 #include "kernels/device.h"
@@ -12,7 +13,7 @@
 struct lg_t5_config {
     int vocab, d_model, d_kv, d_ff, heads, layers;
     int buckets, max_distance;
-    bool gated;   /* gated-gelu against relu */
+    bool gated; /* gated-gelu against relu */
     double eps;
 };
 /* dir/config.json; refuses what is not a T5 encoder, by key and value. */
@@ -25,12 +26,13 @@ int lg_t5_load(const struct lg_t5_config *c, const char *dir, int shard, int sha
 
 typedef struct lg_t5 lg_t5;
 /* A net for a fixed batch and length. *ret_bytes of the plan: activations + scratch. */
-int lg_t5_plan(lg_device *d, const struct lg_t5_config *c, int batch, int length, size_t *ret_bytes);
+int lg_t5_plan(lg_device *d, const struct lg_t5_config *c, int batch, int length,
+               size_t *ret_bytes);
 int lg_t5_open(lg_device *d, const struct lg_t5_config *c, int batch, int length, int shards,
                lg_t5 **ret);
 void lg_t5_close(lg_t5 **net);
 /* ids (B, L) i32 on the device; mask is ids != 0; length (B) i32 on the device, the number of ids
- * before the padding; out (B, L, d_model). Rows of padding are computed too. weights: one flat buffer
- * per shard. */
+ * before the padding; out (B, L, d_model). Rows of padding are computed too. weights: one flat
+ * buffer per shard. */
 void lg_t5_forward(lg_t5 *net, lg_stream *s, const void *const *weights, lg_tensor ids,
                    lg_tensor length, lg_tensor out);

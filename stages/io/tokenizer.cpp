@@ -1,0 +1,107 @@
+/* The only file that knows sentencepiece; see tokenizer.h.
+ *
+ * Every entry point catches everything: C callers cannot unwind. The model is read by ourselves and
+ * handed over as bytes, so that a missing file and a damaged one get different messages. */
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <sentencepiece_processor.h>
+#include <string>
+#include <sys/stat.h>
+#include <vector>
+extern "C" {
+#include "base/fs.h"
+#include "stages/io/tokenizer.h"
+}
+
+struct lg_tokenizer {
+    sentencepiece::SentencePieceProcessor processor;
+    std::vector<int> ids; /* of the last caption: memory is kept */
+    std::string path;
+};
+
+namespace
+{
+constexpr size_t model_bytes_max = size_t(64) << 20;
+
+int model_path(const char *path, char ret[LG_PATH_BYTES])
+{
+    struct stat st;
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return lg_path(ret, "%s/spiece.model", path);
+    return lg_path(ret, "%s", path);
+}
+
+int load(lg_tokenizer *t, const char *path)
+{
+    char *data = nullptr;
+    size_t bytes = 0;
+    LG_TRY(lg_read_file(path, model_bytes_max, &data, &bytes));
+    t->path = path;
+    auto status = t->processor.LoadFromSerializedProto(absl::string_view(data, bytes));
+    std::free(data);
+    if (!status.ok())
+        return LG_FAIL(LG_ERR_CORRUPT, "%s is not a complete sentencepiece model (%s)", path,
+                       status.ToString().c_str());
+    if (t->processor.eos_id() != LG_TOKEN_EOS || t->processor.pad_id() != LG_TOKEN_PAD)
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "%s: its end is id %d and its padding %d; T5's are %d and %d: it belongs to "
+                       "another kind of model",
+                       path, t->processor.eos_id(), t->processor.pad_id(), LG_TOKEN_EOS,
+                       LG_TOKEN_PAD);
+    return 0;
+}
+} // namespace
+
+extern "C" {
+
+int lg_tokenizer_open(const char *path, lg_tokenizer **ret)
+{
+    char file[LG_PATH_BYTES];
+    LG_TRY(model_path(path, file));
+    lg_tokenizer *t = new (std::nothrow) lg_tokenizer;
+    if (!t) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the tokenizer %s", file);
+    int rc;
+    try {
+        LG_TRY_GOTO(rc, load(t, file), fail);
+    } catch (const std::exception &e) {
+        rc = LG_FAIL(LG_ERR_CORRUPT, "%s: %s", file, e.what());
+        goto fail;
+    }
+    *ret = t;
+    return 0;
+fail:
+    delete t;
+    return rc;
+}
+
+void lg_tokenizer_close(lg_tokenizer **t)
+{
+    delete *t;
+    *t = nullptr;
+}
+
+int lg_tokenizer_pieces(const lg_tokenizer *t)
+{
+    return t->processor.GetPieceSize();
+}
+
+int lg_tokenizer_encode(lg_tokenizer *t, const char *text, int length, int32_t *ret_ids,
+                        int *ret_length)
+{
+    LG_ASSERT(length >= 1);
+    try {
+        auto status = t->processor.Encode(absl::string_view(text, std::strlen(text)), &t->ids);
+        if (!status.ok())
+            return LG_FAIL(LG_ERR_FAILED, "%s: cannot tokenize \"%.80s\": %s", t->path.c_str(),
+                           text, status.ToString().c_str());
+    } catch (const std::exception &e) {
+        return LG_FAIL(LG_ERR_FAILED, "%s: cannot tokenize \"%.80s\": %s", t->path.c_str(), text,
+                       e.what());
+    }
+    int n = LG_MIN((int)t->ids.size(), length - 1);
+    for (int i = 0; i < length; i++)
+        ret_ids[i] = i < n ? t->ids[(size_t)i] : i == n ? LG_TOKEN_EOS : LG_TOKEN_PAD;
+    if (ret_length) *ret_length = n + 1;
+    return 0;
+}
+}
