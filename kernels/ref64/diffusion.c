@@ -16,7 +16,8 @@ void ref64_diffuse_forward(lg_stream *s, const struct lg_diffuse_forward_args *a
             double z, noise;
             lg_philox_normal_f64(&z, 1, a->seed, LG_PURPOSE_LATENT, n, (uint64_t)i);
             lg_philox_normal_f64(&noise, 1, a->seed, LG_PURPOSE_NOISE, n, (uint64_t)i);
-            double logvar = fmin(fmax(ref64_data(a->logvar)[e], LOGVAR_MIN), LOGVAR_MAX);
+            double v = ref64_data(a->logvar)[e];
+            double logvar = v < LOGVAR_MIN ? LOGVAR_MIN : v > LOGVAR_MAX ? LOGVAR_MAX : v;
             double latent = ref64_data(a->mean)[e] + exp(logvar / 2) * z;
             double x0 = (latent - a->shift_factor) * a->scaling_factor;
             ref64_data(a->x_t)[e] = coef[0] * x0 + coef[1] * noise;

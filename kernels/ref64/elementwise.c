@@ -18,7 +18,7 @@ double ref64_act(lg_act act, double x)
     case LG_ACT_GELU_TANH:
         return 0.5 * x * (1 + tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x)));
     case LG_ACT_RELU:
-        return x > 0 ? x : 0;
+        return x < 0 ? 0 : x; /* NaN stays */
     }
     LG_ASSERT(!"a known activation");
     return 0;
