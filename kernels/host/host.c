@@ -50,11 +50,16 @@ static size_t host_scratch_bytes(lg_device *d, lg_op_id op, const void *args)
     case LG_OP_linear_forward:
     case LG_OP_linear_backward_data:
     case LG_OP_linear_backward_weight:
-    case LG_OP_conv2d_forward: return lg_onednn_scratch(h->onednn, op, args);
-    case LG_OP_attention_forward: return h->kernels->attention_forward_scratch(args, d->threads);
-    case LG_OP_attention_backward: return h->kernels->attention_backward_scratch(args, d->threads);
-    case LG_OP_group_norm_forward: return h->kernels->group_norm_scratch(args, d->threads);
-    default: return 0;
+    case LG_OP_conv2d_forward:
+        return lg_onednn_scratch(h->onednn, op, args);
+    case LG_OP_attention_forward:
+        return h->kernels->attention_forward_scratch(args, d->threads);
+    case LG_OP_attention_backward:
+        return h->kernels->attention_backward_scratch(args, d->threads);
+    case LG_OP_group_norm_forward:
+        return h->kernels->group_norm_scratch(args, d->threads);
+    default:
+        return 0;
     }
 }
 

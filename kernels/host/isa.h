@@ -23,17 +23,17 @@ size_t LG_K(attention_backward_scratch)(const struct lg_attention_backward_args 
 size_t LG_K(group_norm_scratch)(const struct lg_group_norm_forward_args *a, int threads);
 
 #if defined(__AVX512F__)
-#define LG_VW 16
+#define LG_VW         16
 #define LG_VMAX(a, b) ((vf)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define LG_VMIN(a, b) ((vf)_mm512_min_ps((__m512)(a), (__m512)(b)))
 #define LG_VSQRT(a)   ((vf)_mm512_sqrt_ps((__m512)(a)))
 #elif defined(__AVX2__)
-#define LG_VW 8
+#define LG_VW         8
 #define LG_VMAX(a, b) ((vf)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define LG_VMIN(a, b) ((vf)_mm256_min_ps((__m256)(a), (__m256)(b)))
 #define LG_VSQRT(a)   ((vf)_mm256_sqrt_ps((__m256)(a)))
 #else
-#define LG_VW 4
+#define LG_VW         4
 #define LG_VMAX(a, b) ((vf)_mm_max_ps((__m128)(a), (__m128)(b)))
 #define LG_VMIN(a, b) ((vf)_mm_min_ps((__m128)(a), (__m128)(b)))
 #define LG_VSQRT(a)   ((vf)_mm_sqrt_ps((__m128)(a)))
@@ -76,22 +76,46 @@ LG_INLINE void vf_store_n(float *p, vf v, int r)
     else
         memcpy(p, &v, (size_t)r * sizeof(float));
 }
-/* Lanes added in a fixed tree. */
+/* Lanes added, or compared, in a fixed tree: halves onto each other. */
+LG_INLINE float v4_sum(__m128 v)
+{
+    v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    return _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps(v, v, 1)));
+}
+LG_INLINE float v4_max(__m128 v)
+{
+    v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+    return _mm_cvtss_f32(_mm_max_ss(v, _mm_shuffle_ps(v, v, 1)));
+}
+#if LG_VW >= 8
+LG_INLINE __m128 v8_fold(__m256 v, __m128 f(__m128, __m128))
+{
+    return f(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+}
+#endif
 LG_INLINE float vf_sum(vf v)
 {
-    float lane[LG_VW];
-    memcpy(lane, &v, sizeof lane);
-    for (int w = LG_VW / 2; w > 0; w /= 2)
-        for (int i = 0; i < w; i++) lane[i] += lane[i + w];
-    return lane[0];
+#if LG_VW == 16
+    __m512 w = (__m512)v;
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(w), _mm512_extractf32x8_ps(w, 1));
+    return v4_sum(v8_fold(half, _mm_add_ps));
+#elif LG_VW == 8
+    return v4_sum(v8_fold((__m256)v, _mm_add_ps));
+#else
+    return v4_sum((__m128)v);
+#endif
 }
 LG_INLINE float vf_max_lane(vf v)
 {
-    float lane[LG_VW];
-    memcpy(lane, &v, sizeof lane);
-    for (int w = LG_VW / 2; w > 0; w /= 2)
-        for (int i = 0; i < w; i++) lane[i] = lane[i] > lane[i + w] ? lane[i] : lane[i + w];
-    return lane[0];
+#if LG_VW == 16
+    __m512 w = (__m512)v;
+    __m256 half = _mm256_max_ps(_mm512_castps512_ps256(w), _mm512_extractf32x8_ps(w, 1));
+    return v4_max(v8_fold(half, _mm_max_ps));
+#elif LG_VW == 8
+    return v4_max(v8_fold((__m256)v, _mm_max_ps));
+#else
+    return v4_max((__m128)v);
+#endif
 }
 LG_INLINE double vd_sum(vd v)
 {

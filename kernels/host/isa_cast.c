@@ -59,25 +59,56 @@ void LG_K(cast)(lg_stream *s, const struct lg_cast_args *a)
     const int64_t n = lg_host_numel(&a->x);
 #define PAIR(from, to) ((from)*16 + (to))
     switch (PAIR(a->x.dtype, a->y.dtype)) {
-    case PAIR(LG_F32, LG_F32): LOOP(float, float, x[i]); break;
-    case PAIR(LG_F32, LG_F64): LOOP(float, double, x[i]); break;
-    case PAIR(LG_F32, LG_F16): LOOP(float, uint16_t, bits_of_f16((_Float16)x[i])); break;
-    case PAIR(LG_F32, LG_BF16): LOOP(float, uint16_t, bf16_of_f32(x[i])); break;
-    case PAIR(LG_F64, LG_F32): LOOP(double, float, (float)x[i]); break;
-    case PAIR(LG_F64, LG_F64): LOOP(double, double, x[i]); break;
+    case PAIR(LG_F32, LG_F32):
+        LOOP(float, float, x[i]);
+        break;
+    case PAIR(LG_F32, LG_F64):
+        LOOP(float, double, x[i]);
+        break;
+    case PAIR(LG_F32, LG_F16):
+        LOOP(float, uint16_t, bits_of_f16((_Float16)x[i]));
+        break;
+    case PAIR(LG_F32, LG_BF16):
+        LOOP(float, uint16_t, bf16_of_f32(x[i]));
+        break;
+    case PAIR(LG_F64, LG_F32):
+        LOOP(double, float, (float)x[i]);
+        break;
+    case PAIR(LG_F64, LG_F64):
+        LOOP(double, double, x[i]);
+        break;
     case PAIR(LG_F64, LG_F16):
         LOOP(double, uint16_t, bits_of_f16((_Float16)odd_f32_of_f64(x[i])));
         break;
-    case PAIR(LG_F64, LG_BF16): LOOP(double, uint16_t, bf16_of_f32(odd_f32_of_f64(x[i]))); break;
-    case PAIR(LG_F16, LG_F32): LOOP(uint16_t, float, (float)f16_of_bits(x[i])); break;
-    case PAIR(LG_F16, LG_F64): LOOP(uint16_t, double, (double)(float)f16_of_bits(x[i])); break;
-    case PAIR(LG_F16, LG_F16): LOOP(uint16_t, uint16_t, x[i]); break;
-    case PAIR(LG_F16, LG_BF16): LOOP(uint16_t, uint16_t, bf16_of_f32((float)f16_of_bits(x[i]))); break;
-    case PAIR(LG_BF16, LG_F32): LOOP(uint16_t, float, f32_of_bf16(x[i])); break;
-    case PAIR(LG_BF16, LG_F64): LOOP(uint16_t, double, f32_of_bf16(x[i])); break;
-    case PAIR(LG_BF16, LG_F16): LOOP(uint16_t, uint16_t, bits_of_f16((_Float16)f32_of_bf16(x[i]))); break;
-    case PAIR(LG_BF16, LG_BF16): LOOP(uint16_t, uint16_t, x[i]); break;
-    default: LG_ASSERT(!"a cast between floating types");
+    case PAIR(LG_F64, LG_BF16):
+        LOOP(double, uint16_t, bf16_of_f32(odd_f32_of_f64(x[i])));
+        break;
+    case PAIR(LG_F16, LG_F32):
+        LOOP(uint16_t, float, (float)f16_of_bits(x[i]));
+        break;
+    case PAIR(LG_F16, LG_F64):
+        LOOP(uint16_t, double, (double)(float)f16_of_bits(x[i]));
+        break;
+    case PAIR(LG_F16, LG_F16):
+        LOOP(uint16_t, uint16_t, x[i]);
+        break;
+    case PAIR(LG_F16, LG_BF16):
+        LOOP(uint16_t, uint16_t, bf16_of_f32((float)f16_of_bits(x[i])));
+        break;
+    case PAIR(LG_BF16, LG_F32):
+        LOOP(uint16_t, float, f32_of_bf16(x[i]));
+        break;
+    case PAIR(LG_BF16, LG_F64):
+        LOOP(uint16_t, double, f32_of_bf16(x[i]));
+        break;
+    case PAIR(LG_BF16, LG_F16):
+        LOOP(uint16_t, uint16_t, bits_of_f16((_Float16)f32_of_bf16(x[i])));
+        break;
+    case PAIR(LG_BF16, LG_BF16):
+        LOOP(uint16_t, uint16_t, x[i]);
+        break;
+    default:
+        LG_ASSERT(!"a cast between floating types");
     }
 #undef PAIR
 }

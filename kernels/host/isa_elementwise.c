@@ -117,9 +117,8 @@ static void add_rows(float *y, const float *x, int64_t rows, int64_t N, int64_t 
             vf_store_n(y + i, sum, r);
         });
     for (; m < rows; m++)
-        LG_VLOOP(i, r, n, {
-            vf_store_n(y + i, vf_load_n(y + i, r) + vf_load_n(x + m * N + i, r), r);
-        });
+        LG_VLOOP(i, r, n,
+                 { vf_store_n(y + i, vf_load_n(y + i, r) + vf_load_n(x + m * N + i, r), r); });
 }
 
 void LG_K(sum_rows)(lg_stream *s, const struct lg_sum_rows_args *a)

@@ -40,7 +40,8 @@ void LG_K(embedding_backward)(lg_stream *s, const struct lg_embedding_backward_a
         LG_ASSERT(ids[m] >= 0 && ids[m] < V);
         float *row = (float *)a->dtable.data + ids[m] * D;
         const float *dy = (const float *)a->dy.data + m * D;
-        LG_VLOOP(i, r, D, { vf_store_n(row + i, vf_load_n(row + i, r) + vf_load_n(dy + i, r), r); });
+        LG_VLOOP(i, r, D,
+                 { vf_store_n(row + i, vf_load_n(row + i, r) + vf_load_n(dy + i, r), r); });
     }
 }
 

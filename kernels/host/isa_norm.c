@@ -57,7 +57,8 @@ void LG_K(norm_modulate_forward)(lg_stream *s, const struct lg_norm_modulate_for
             const float *shift = (const float *)a->shift.data + row / T * a->mod_stride;
             LG_VLOOP(i, r, D, {
                 vf h = (vf_load_n(x + i, r) - mean) * rstd;
-                vf_store_n(y + i, h * (1.0f + vf_load_n(scale + i, r)) + vf_load_n(shift + i, r), r);
+                vf_store_n(y + i, h * (1.0f + vf_load_n(scale + i, r)) + vf_load_n(shift + i, r),
+                           r);
             });
         } else {
             LG_VLOOP(i, r, D, { vf_store_n(y + i, (vf_load_n(x + i, r) - mean) * rstd, r); });
@@ -137,7 +138,8 @@ void LG_K(gate_residual_forward)(lg_stream *s, const struct lg_gate_residual_for
     const bool gated = present(&a->gate);
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t row = 0; row < rows; row++) {
-        const float *x = (const float *)a->x.data + row * D, *y = (const float *)a->y.data + row * D;
+        const float *x = (const float *)a->x.data + row * D,
+                    *y = (const float *)a->y.data + row * D;
         float *out = (float *)a->out.data + row * D;
         if (gated) {
             const float *gate = (const float *)a->gate.data + row / T * a->mod_stride;
@@ -146,9 +148,8 @@ void LG_K(gate_residual_forward)(lg_stream *s, const struct lg_gate_residual_for
                 vf_store_n(out + i, v, r);
             });
         } else {
-            LG_VLOOP(i, r, D, {
-                vf_store_n(out + i, vf_load_n(x + i, r) + vf_load_n(y + i, r), r);
-            });
+            LG_VLOOP(i, r, D,
+                     { vf_store_n(out + i, vf_load_n(x + i, r) + vf_load_n(y + i, r), r); });
         }
     }
 }
@@ -182,11 +183,9 @@ void LG_K(rms_norm_forward)(lg_stream *s, const struct lg_rms_norm_forward_args 
     for (int64_t row = 0; row < rows; row++) {
         const float *x = (const float *)a->x.data + row * D;
         float *y = (float *)a->y.data + row * D;
-        const float rms =
-            (float)(1.0 / sqrt((double)row_spread(x, 0.0f, D) / (double)D + a->eps));
-        LG_VLOOP(i, r, D, {
-            vf_store_n(y + i, vf_load_n(x + i, r) * rms * vf_load_n(w + i, r), r);
-        });
+        const float rms = (float)(1.0 / sqrt((double)row_spread(x, 0.0f, D) / (double)D + a->eps));
+        LG_VLOOP(i, r, D,
+                 { vf_store_n(y + i, vf_load_n(x + i, r) * rms * vf_load_n(w + i, r), r); });
     }
 }
 
@@ -256,7 +255,8 @@ LG_INLINE void scale_pixels(const struct lg_group_norm_forward_args *a, int64_t 
     float *y = (float *)a->y.data + n * pixels * C;
     for (int64_t p = 0; p < pixels; p++)
         LG_VLOOP(i, r, C, {
-            vf v = vf_load_n(x + p * C + i, r) * vf_load_n(factor + i, r) + vf_load_n(offset + i, r);
+            vf v =
+                vf_load_n(x + p * C + i, r) * vf_load_n(factor + i, r) + vf_load_n(offset + i, r);
             vf_store_n(y + p * C + i, vf_act(v, act), r);
         });
 }
@@ -272,10 +272,18 @@ void LG_K(group_norm_forward)(lg_stream *s, const struct lg_group_norm_forward_a
         channel_sums(x, pixels, C, sum, square);
         group_factors(a, x, sum, square, factor, offset);
         switch (a->act) {
-        case LG_ACT_NONE: scale_pixels(a, n, factor, offset, LG_ACT_NONE); break;
-        case LG_ACT_SILU: scale_pixels(a, n, factor, offset, LG_ACT_SILU); break;
-        case LG_ACT_GELU_TANH: scale_pixels(a, n, factor, offset, LG_ACT_GELU_TANH); break;
-        case LG_ACT_RELU: scale_pixels(a, n, factor, offset, LG_ACT_RELU); break;
+        case LG_ACT_NONE:
+            scale_pixels(a, n, factor, offset, LG_ACT_NONE);
+            break;
+        case LG_ACT_SILU:
+            scale_pixels(a, n, factor, offset, LG_ACT_SILU);
+            break;
+        case LG_ACT_GELU_TANH:
+            scale_pixels(a, n, factor, offset, LG_ACT_GELU_TANH);
+            break;
+        case LG_ACT_RELU:
+            scale_pixels(a, n, factor, offset, LG_ACT_RELU);
+            break;
         }
     }
 }

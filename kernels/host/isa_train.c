@@ -8,7 +8,8 @@
 enum { SUM_BLOCK = 4096, NORMALS = 256 };
 
 /* One stretch of a sample: elements first .. first + count, count <= NORMALS. */
-static void diffuse(const struct lg_diffuse_forward_args *a, int64_t b, int64_t first, int64_t count)
+static void diffuse(const struct lg_diffuse_forward_args *a, int64_t b, int64_t first,
+                    int64_t count)
 {
     const int64_t n = ((const int64_t *)a->n.data)[b];
     const int64_t at = b * (lg_host_numel(&a->mean) / a->mean.dim[0]) + first;
@@ -17,7 +18,8 @@ static void diffuse(const struct lg_diffuse_forward_args *a, int64_t b, int64_t 
     const float *coef = (const float *)a->coef.data + 4 * b;
     float *x_t = (float *)a->x_t.data + at, *target = (float *)a->target.data + at;
     double z[NORMALS], e[NORMALS];
-    lg_philox_normal_f64(z, (size_t)count, a->seed, LG_PURPOSE_LATENT, (uint64_t)n, (uint64_t)first);
+    lg_philox_normal_f64(z, (size_t)count, a->seed, LG_PURPOSE_LATENT, (uint64_t)n,
+                         (uint64_t)first);
     lg_philox_normal_f64(e, (size_t)count, a->seed, LG_PURPOSE_NOISE, (uint64_t)n, (uint64_t)first);
     for (int64_t i = 0; i < count; i++) {
         double deviation = exp(0.5 * fmin(fmax((double)logvar[i], -30.0), 20.0));

@@ -14,8 +14,8 @@
  * number of OpenMP threads: it is a property of the thread, and the environment may say otherwise.
  */
 #include "kernels/host/host.h"
-#include <oneapi/dnnl/dnnl.h>
 #include <omp.h>
+#include <oneapi/dnnl/dnnl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,8 @@ struct key {
 /* One shape of one operation: a product or convolution, perhaps with its weights reordered first. */
 struct entry {
     struct key key;
-    dnnl_primitive_t primitive, reorder; /* reorder is NULL when the weights are taken as they are */
+    dnnl_primitive_t primitive,
+        reorder; /* reorder is NULL when the weights are taken as they are */
     dnnl_memory_t src, weights, bias, dst, pad, plain_weights;
     size_t weights_bytes, pad_bytes; /* in scratch, in this order */
 };
@@ -149,8 +150,10 @@ static struct entry *matmul_entry(struct lg_onednn *o, const struct matmul_shape
     struct entry *e = add_entry(o, slot, &key);
     dnnl_dims_t a_dim = {p->m, p->k}, b_dim = {p->k, p->n}, c_dim = {p->m, p->n}, v_dim = {1, p->n};
     dnnl_memory_desc_t a, b, c, v;
-    CHECK(dnnl_memory_desc_init_by_tag(&a, 2, a_dim, dnnl_f32, p->a_transposed ? dnnl_ba : dnnl_ab));
-    CHECK(dnnl_memory_desc_init_by_tag(&b, 2, b_dim, dnnl_f32, p->b_transposed ? dnnl_ba : dnnl_ab));
+    CHECK(
+        dnnl_memory_desc_init_by_tag(&a, 2, a_dim, dnnl_f32, p->a_transposed ? dnnl_ba : dnnl_ab));
+    CHECK(
+        dnnl_memory_desc_init_by_tag(&b, 2, b_dim, dnnl_f32, p->b_transposed ? dnnl_ba : dnnl_ab));
     CHECK(dnnl_memory_desc_init_by_tag(&c, 2, c_dim, dnnl_f32, dnnl_ab));
     CHECK(dnnl_memory_desc_init_by_tag(&v, 2, v_dim, dnnl_f32, dnnl_ab));
     dnnl_matmul_desc_t desc;
@@ -170,7 +173,7 @@ static struct entry *matmul_entry(struct lg_onednn *o, const struct matmul_shape
 /* NHWC in and out; the weights lie at the strides given, in the order (Co, Ci, kh, kw). */
 struct conv_shape {
     int64_t n, ci, h, w, co, kh, kw, ho, wo;
-    int64_t stride, top, left; /* bottom and right follow from ho and wo */
+    int64_t stride, top, left;  /* bottom and right follow from ho and wo */
     bool bias, sum, transposed; /* weights (Ci, Co) instead of (Co, kh, kw, Ci); 1x1 only */
 };
 
@@ -265,12 +268,9 @@ static struct entry *product_entry(struct lg_onednn *o, int64_t m, int64_t n, in
                                    bool k_first, bool bias, bool sum)
 {
     if (!o->product_by_conv)
-        return matmul_entry(o, &(struct matmul_shape){.m = m,
-                                                      .n = n,
-                                                      .k = k,
-                                                      .b_transposed = !k_first,
-                                                      .bias = bias,
-                                                      .sum = sum});
+        return matmul_entry(
+            o, &(struct matmul_shape){
+                   .m = m, .n = n, .k = k, .b_transposed = !k_first, .bias = bias, .sum = sum});
     return conv_entry(o, &(struct conv_shape){.n = 1,
                                               .ci = k,
                                               .h = m,
@@ -357,8 +357,7 @@ void lg_onednn_linear_backward_weight(lg_stream *s, const struct lg_linear_backw
     leave(o);
     if (!present(&a->dbias)) return;
     lg_host(s)->kernels->ops.sum_rows(
-        s,
-        &(struct lg_sum_rows_args){.x = a->dy, .y = a->dbias, .accumulate = a->accumulate});
+        s, &(struct lg_sum_rows_args){.x = a->dy, .y = a->dbias, .accumulate = a->accumulate});
 }
 
 void lg_onednn_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
@@ -384,14 +383,19 @@ size_t lg_onednn_scratch(struct lg_onednn *o, lg_op_id op, const void *args)
         e = forward_entry(o, a, a->bias.rank > 0);
         break;
     }
-    case LG_OP_linear_backward_data: e = data_entry(o, args); break;
-    case LG_OP_linear_backward_weight: e = weight_entry(o, args); break;
+    case LG_OP_linear_backward_data:
+        e = data_entry(o, args);
+        break;
+    case LG_OP_linear_backward_weight:
+        e = weight_entry(o, args);
+        break;
     case LG_OP_conv2d_forward: {
         const struct lg_conv2d_forward_args *a = args;
         e = conv2d_entry(o, a, a->bias.rank > 0, a->residual.rank > 0);
         break;
     }
-    default: break;
+    default:
+        break;
     }
     leave(o);
     return e ? e->weights_bytes + e->pad_bytes : 0;

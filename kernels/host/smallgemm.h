@@ -22,7 +22,7 @@ struct small_gemm {
 
 /* Registers: 32 with AVX-512, else 16; a tile takes rows * vectors of them, plus vectors + 1. */
 #if LG_VW == 16
-enum { TILE_VECTORS = 4, TILE_ROWS = 6, TILE_ROWS_NARROW = 12 };
+enum { TILE_VECTORS = 4, TILE_ROWS = 6, TILE_ROWS_NARROW = 8 };
 #else
 enum { TILE_VECTORS = 2, TILE_ROWS = 6, TILE_ROWS_NARROW = 6 };
 #endif
@@ -63,6 +63,7 @@ LG_INLINE void small_gemm_strip(const struct small_gemm *g, int64_t j, const int
         for (; i + TILE_ROWS_NARROW <= g->m; i += TILE_ROWS_NARROW)
             small_gemm_tile(g, i, j, TILE_ROWS_NARROW, vectors);
     for (; i + TILE_ROWS <= g->m; i += TILE_ROWS) small_gemm_tile(g, i, j, TILE_ROWS, vectors);
+    for (; i + 4 <= g->m; i += 4) small_gemm_tile(g, i, j, 4, vectors);
     for (; i + 2 <= g->m; i += 2) small_gemm_tile(g, i, j, 2, vectors);
     if (i < g->m) small_gemm_tile(g, i, j, 1, vectors);
 }
@@ -73,10 +74,17 @@ static void small_gemm(const struct small_gemm *g)
     for (; j + step <= g->n; j += step) small_gemm_strip(g, j, TILE_VECTORS);
     switch ((g->n - j) / LG_VW) {
 #if LG_VW == 16
-    case 3: small_gemm_strip(g, j, 3); break;
-    case 2: small_gemm_strip(g, j, 2); break;
+    case 3:
+        small_gemm_strip(g, j, 3);
+        break;
+    case 2:
+        small_gemm_strip(g, j, 2);
+        break;
 #endif
-    case 1: small_gemm_strip(g, j, 1); break;
-    default: break;
+    case 1:
+        small_gemm_strip(g, j, 1);
+        break;
+    default:
+        break;
     }
 }
