@@ -1,11 +1,11 @@
 /* The diffusion transformers that the trainer trains and the sampler runs: DiT (class conditioning,
  * adaLN-Zero; Peebles & Xie 2023) and PixArt (text by cross-attention, adaLN-single; Chen et al.
  * 2023). Parameters are named and shaped as diffusers' DiTTransformer2DModel and
- * PixArtTransformer2DModel. dit.c and pixart.c hold one net each, forward and backward side by side;
- * denoiser.c dispatches.
+ * PixArtTransformer2DModel. dit.c and pixart.c hold one net each, forward and backward side by
+ * side; denoiser.c dispatches.
  *
- * A net owns no weights: forward and backward get a flat buffer cut by lg_denoiser_params(). It owns
- * its activations, planned once for a fixed batch; a smaller batch is padded by the caller.
+ * A net owns no weights: forward and backward get a flat buffer cut by lg_denoiser_params(). It
+ * owns its activations, planned once for a fixed batch; a smaller batch is padded by the caller.
  */
 #pragma once
 #include "kernels/device.h"
@@ -16,12 +16,12 @@ typedef enum lg_denoiser_kind { LG_DIT, LG_PIXART } lg_denoiser_kind;
 
 struct lg_denoiser_config {
     lg_denoiser_kind kind;
-    int channels;    /* of the latent; out = in */
-    int height;      /* of the latent */
-    int width;       /* of the latent */
-    int patch;       /* patch size p: tokens T = (height / p) (width / p) */
-    int hidden;      /* D = heads * head_dim */
-    int depth;       /* blocks */
+    int channels; /* of the latent; out = in */
+    int height;   /* of the latent */
+    int width;    /* of the latent */
+    int patch;    /* patch size p: tokens T = (height / p) (width / p) */
+    int hidden;   /* D = heads * head_dim */
+    int depth;    /* blocks */
     int heads;
     int mlp_ratio;   /* 4 */
     int num_classes; /* DiT: labels 0..num_classes - 1; num_classes is the null label */
@@ -40,10 +40,11 @@ int lg_denoiser_params(const struct lg_denoiser_config *c, lg_params *ret);
 /* Floating-point operations of one forward per sample (multiply-adds count two). */
 double lg_denoiser_flops(const struct lg_denoiser_config *c);
 
-/* Loading and saving in diffusers layout: DIR/config.json + DIR/diffusion_pytorch_model.safetensors.
- * The DiT's single timestep/label embedder is saved under every block's name, and unequal ones are
- * refused at load. weights: host fp32, the whole flat buffer. Save writes into an existing directory,
- * with fsync of each file; it is the caller who publishes the directory. */
+/* Loading and saving in diffusers layout: DIR/config.json +
+ * DIR/diffusion_pytorch_model.safetensors. The DiT's single timestep/label embedder is saved under
+ * every block's name, and unequal ones are refused at load. weights: host fp32, the whole flat
+ * buffer. Save writes into an existing directory, with fsync of each file; it is the caller who
+ * publishes the directory. */
 int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights);
 int lg_denoiser_save(const struct lg_denoiser_config *c, const char *dir, const float *weights);
 
@@ -70,8 +71,8 @@ struct lg_denoiser_input {
 /* out (B, C, H, W). With train, keeps what the backward needs. */
 void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
                          const struct lg_denoiser_input *in, lg_tensor out);
-/* Gradients of the last forward's parameters (flat buffer like the weights): overwritten, or added to
- * when accumulate. dout (B, C, H, W). The inputs of the forward must be unchanged. */
+/* Gradients of the last forward's parameters (flat buffer like the weights): overwritten, or added
+ * to when accumulate. dout (B, C, H, W). The inputs of the forward must be unchanged. */
 void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                           const struct lg_denoiser_input *in, lg_tensor dout, void *grads,
                           bool accumulate);

@@ -84,7 +84,8 @@ size_t lg_tf_add_array(lg_params *t, struct lg_tf_init init, int64_t rows, int64
     vsnprintf(name, sizeof name, name_fmt, ap);
     va_end(ap);
     struct lg_param p = row(init, rows, columns, name, "");
-    return t->p[lg_params_add(t, &p)].offset;
+    int at = lg_params_add(t, &p);
+    return t->p[at].offset;
 }
 
 /* ---- arena and pass ---- */
@@ -371,8 +372,10 @@ void lg_tf_patches_params(struct lg_tf_patches *h, lg_params *t, const struct lg
                          .init_scale = init.scale};
     struct lg_param b = row(LG_TF_ZERO, D, 0, "pos_embed.proj", ".bias");
     h->proj = (struct lg_tf_linear){.n = D, .k = P};
-    h->proj.w = t->p[lg_params_add(t, &w)].offset;
-    h->proj.b = t->p[lg_params_add(t, &b)].offset;
+    int at = lg_params_add(t, &w);
+    h->proj.w = t->p[at].offset;
+    at = lg_params_add(t, &b);
+    h->proj.b = t->p[at].offset;
 }
 
 void lg_tf_patches_layout(struct lg_tf_patches *h, struct lg_tf_arena *a,

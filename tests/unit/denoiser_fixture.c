@@ -1,0 +1,204 @@
+/* See the header. The hash must stay what make_denoiser.py has. */
+#include "denoiser_fixture.h"
+#include "stages/io/safetensors.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void need(int rc)
+{
+    if (rc == 0) return;
+    fprintf(stderr, "fixture: %s\n", lg_err_text());
+    abort();
+}
+
+void golden_fill(const char *name, size_t count, double scale, double *ret)
+{
+    uint32_t seed = 2166136261u;
+    for (const char *c = name; *c; c++) seed = (seed ^ (uint8_t)*c) * 16777619u;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t h = (uint32_t)(i + 1) * 2654435761u + seed;
+        h ^= h >> 15, h *= 2246822519u;
+        h ^= h >> 13, h *= 3266489917u;
+        h ^= h >> 16;
+        ret[i] = (float)(scale * (2.0 * (((double)h + 0.5) * 0x1p-32) - 1.0));
+    }
+}
+
+double *golden_read(const char *name, size_t count)
+{
+    lg_st_file *f;
+    need(lg_st_open("tests/golden/denoiser.safetensors", &f));
+    const struct lg_st_entry *e = lg_st_find(f, name);
+    size_t size = e && e->dtype == LG_F64 ? sizeof(double) : sizeof(float);
+    if (!e || e->bytes != count * size || (e->dtype != LG_F64 && e->dtype != LG_F32)) {
+        fprintf(stderr, "golden %s: %s\n", name, e ? "another size or type" : "missing");
+        abort();
+    }
+    double *out = malloc(count * sizeof *out);
+    LG_ASSERT(out);
+    for (size_t i = 0; i < count; i++) {
+        float v;
+        if (e->dtype == LG_F64) {
+            memcpy(&out[i], (const char *)e->data + i * size, size);
+        } else {
+            memcpy(&v, (const char *)e->data + i * size, size);
+            out[i] = v;
+        }
+    }
+    lg_st_close(&f);
+    return out;
+}
+
+struct lg_denoiser_config fixture_dit(void)
+{
+    return (struct lg_denoiser_config){.kind = LG_DIT,
+                                       .channels = 4,
+                                       .height = 8,
+                                       .width = 8,
+                                       .patch = 2,
+                                       .hidden = 32,
+                                       .depth = 2,
+                                       .heads = 2,
+                                       .mlp_ratio = 4,
+                                       .num_classes = 5,
+                                       .norm_eps = 1e-5};
+}
+
+struct lg_denoiser_config fixture_pixart(void)
+{
+    return (struct lg_denoiser_config){.kind = LG_PIXART,
+                                       .channels = 4,
+                                       .height = 8,
+                                       .width = 12,
+                                       .patch = 2,
+                                       .hidden = 48,
+                                       .depth = 2,
+                                       .heads = 3,
+                                       .mlp_ratio = 4,
+                                       .text_length = 6,
+                                       .text_dim = 20,
+                                       .norm_eps = 1e-6};
+}
+
+double fixture_get(const struct fixture *f, const void *data, size_t i)
+{
+    return f->type == LG_F64 ? ((const double *)data)[i] : (double)((const float *)data)[i];
+}
+
+void fixture_set(const struct fixture *f, void *data, size_t i, double value)
+{
+    if (f->type == LG_F64)
+        ((double *)data)[i] = value;
+    else
+        ((float *)data)[i] = (float)value;
+}
+
+static void *alloc(struct fixture *f, size_t bytes)
+{
+    void *p;
+    need(lg_device_alloc(f->device, bytes, &p));
+    return p;
+}
+
+static void fill(const struct fixture *f, void *data, size_t at, const char *name, size_t count,
+                 double scale)
+{
+    double *v = malloc(count * sizeof *v);
+    LG_ASSERT(v);
+    golden_fill(name, count, scale, v);
+    for (size_t i = 0; i < count; i++) fixture_set(f, data, at + i, v[i]);
+    free(v);
+}
+
+static void fill_weights(struct fixture *f)
+{
+    for (int i = 0; i < f->params.n; i++) {
+        const struct lg_param *p = &f->params.p[i];
+        double scale = 0.3;
+        if (p->rank > 1) scale = sqrt(3.0 / ((double)p->count / (double)p->dim[0]));
+        fill(f, f->weights, p->offset, p->name, p->count, scale);
+    }
+}
+
+static void set_i32(lg_tensor t, const int32_t *v)
+{
+    memcpy(t.data, v, FIXTURE_BATCH * sizeof *v);
+}
+
+static void fill_inputs(struct fixture *f)
+{
+    static const int32_t labels[] = {2, 5, 0}, lengths[] = {6, 1, 4};
+    static const double dit_t[] = {999, 0, 421}, pixart_t[] = {812.5, 3.25, 500};
+    const struct lg_denoiser_config *c = &f->config;
+    size_t size = lg_dtype_bytes(f->type), n = (size_t)(c->channels * c->height * c->width);
+    int64_t B = FIXTURE_BATCH, L = c->text_length, E = c->text_dim;
+    size_t bytes = (size_t)B * n * size;
+    f->in.x = lg_t4(alloc(f, bytes), f->type, B, c->channels, c->height, c->width);
+    f->out = f->dout = f->in.x;
+    f->out.data = alloc(f, bytes);
+    f->dout.data = alloc(f, bytes);
+    fill(f, f->in.x.data, 0, "x", (size_t)B * n, 1.5);
+    fill(f, f->dout.data, 0, "dout", (size_t)B * n, 1.0);
+    f->in.t = lg_t1(alloc(f, (size_t)B * size), f->type, B);
+    for (size_t i = 0; i < (size_t)B; i++)
+        fixture_set(f, f->in.t.data, i, c->kind == LG_DIT ? dit_t[i] : pixart_t[i]);
+    if (c->kind == LG_DIT) {
+        f->in.label = lg_t1(alloc(f, sizeof labels), LG_I32, B);
+        set_i32(f->in.label, labels);
+        return;
+    }
+    f->in.text = lg_t3(alloc(f, (size_t)(B * L * E) * size), f->type, B, L, E);
+    fill(f, f->in.text.data, 0, "text", (size_t)(B * L * E), 1.0);
+    f->in.text_length = lg_t1(alloc(f, sizeof lengths), LG_I32, B);
+    set_i32(f->in.text_length, lengths);
+}
+
+void fixture_open(struct fixture *f, const char *device, const char *isa,
+                  const struct lg_denoiser_config *c, bool train)
+{
+    *f = (struct fixture){.config = *c};
+    need(lg_device_open(device, &(struct lg_device_options){.threads = 1, .isa = isa}, &f->device));
+    LG_ASSERT(lg_device_is_host(f->device));
+    f->type = lg_device_dtype(f->device);
+    need(lg_stream_open(f->device, &f->stream));
+    need(lg_denoiser_params(c, &f->params));
+    need(lg_denoiser_open(f->device, c, FIXTURE_BATCH, train, &f->net));
+    f->weights = alloc(f, f->params.count * lg_dtype_bytes(f->type));
+    f->grads = alloc(f, f->params.count * lg_dtype_bytes(f->type));
+    fill_weights(f);
+    fill_inputs(f);
+}
+
+void fixture_close(struct fixture *f)
+{
+    lg_denoiser_close(&f->net);
+    lg_params_free(&f->params);
+    lg_stream_close(&f->stream);
+    lg_device_close(&f->device);
+}
+
+void fixture_forward(struct fixture *f)
+{
+    lg_denoiser_forward(f->net, f->stream, f->weights, &f->in, f->out);
+    lg_stream_sync(f->stream);
+}
+
+void fixture_backward(struct fixture *f, bool accumulate)
+{
+    lg_denoiser_backward(f->net, f->stream, f->weights, &f->in, f->dout, f->grads, accumulate);
+    lg_stream_sync(f->stream);
+}
+
+struct distance fixture_distance(const struct fixture *f, const void *data, const double *want,
+                                 size_t count)
+{
+    double diff = 0, norm = 0;
+    for (size_t i = 0; i < count; i++) {
+        double e = fixture_get(f, data, i) - want[i];
+        diff += e * e;
+        norm += want[i] * want[i];
+    }
+    return (struct distance){sqrt(diff), sqrt(norm)};
+}

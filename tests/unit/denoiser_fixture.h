@@ -1,0 +1,46 @@
+/* A tiny DiT or PixArt with everything it needs, the same on every device, and the golden values of
+ * tests/golden/denoiser.safetensors. Weights and inputs come from a hash of (name, element), as in
+ * tests/golden/make_denoiser.py: all of them non-zero, also those that start at zero in a real run.
+ * Failures end the test program. Only for devices whose memory the host can read. */
+#pragma once
+#include "stages/nets/denoiser.h"
+
+/* Element e: hash of (name, e) in scale * (-1, 1), rounded to fp32. */
+void golden_fill(const char *name, size_t count, double scale, double *ret);
+/* Values of a tensor of the golden file; the caller frees them. */
+double *golden_read(const char *name, size_t count);
+
+/* hidden 32, 2 heads, 2 blocks, 4x8x8 latents, 5 classes. */
+struct lg_denoiser_config fixture_dit(void);
+/* hidden 48, 3 heads, 2 blocks, 4x8x12 latents, 6 text tokens of width 20. */
+struct lg_denoiser_config fixture_pixart(void);
+
+enum { FIXTURE_BATCH = 3 };
+
+struct fixture {
+    struct lg_denoiser_config config;
+    lg_params params;
+    lg_device *device;
+    lg_stream *stream;
+    lg_denoiser *net;
+    lg_dtype type;
+    void *weights, *grads; /* flat */
+    struct lg_denoiser_input in;
+    lg_tensor out, dout; // (B, C, H, W)
+};
+/* device: "host", "ref64"; isa may be NULL. Batch FIXTURE_BATCH. */
+void fixture_open(struct fixture *f, const char *device, const char *isa,
+                  const struct lg_denoiser_config *c, bool train);
+void fixture_close(struct fixture *f);
+void fixture_forward(struct fixture *f);
+/* From f->dout into f->grads. */
+void fixture_backward(struct fixture *f, bool accumulate);
+/* Element i of a tensor or of a flat buffer of the device's type. */
+double fixture_get(const struct fixture *f, const void *data, size_t i);
+void fixture_set(const struct fixture *f, void *data, size_t i, double value);
+/* ||a - b|| and ||b|| over count elements; a NaN anywhere makes the distance NaN. */
+struct distance {
+    double diff, norm;
+};
+struct distance fixture_distance(const struct fixture *f, const void *data, const double *want,
+                                 size_t count);
