@@ -26,7 +26,8 @@
  *
  * EMA:  INIT makes EMA state start_step (after every rank's INIT, so that it may read theirs).
  *       ADVANCE(e) makes EMA state e from EMA state e - 1 and the weights of state e (needs global
- *       commit >= mark(e)); it overwrites EMA state e - 2, so a checkpointed one must be staged.
+ *       commit >= mark(e)); it overwrites EMA state e - 2, which is staged if it had to be:
+ *       UPDATE(e - 1) has waited for that.
  * ckpt: STAGE(S) copies state S and EMA state S (needs both marks, and staging free: published ==
  *       staged); WRITE(S) publishes what is staged.
  */

@@ -232,7 +232,9 @@ int lg_window_claim(lg_window *w, lg_board *b, lg_incarnation me, lg_field f, un
     uint64_t at = LG_MAX(first / c * c, w->done[f]);
     for (; at < end; at += c) {
         struct lg_claim k = {at, c, LG_MAX(at, first), LG_MIN(at + c, end)};
-        if (k.to > first + slots) { /* rule 3; all later ones end later */
+        /* Rule 3, for the whole chunk, also where `end` cuts it: its claim word must be free, and
+         * that belongs to the chunk W before until all of that is finished. */
+        if (at + c > first + slots) {
             all_ready = false;
             break;
         }

@@ -17,7 +17,8 @@
  *     clears it. It ends by ready or by death: a process that cannot finish a chunk exits.
  *  3. The claimant of n may write slot n only while n < F + W: every rank has then committed the
  *     step that read n - W. F only grows, so what was true at the claim stays true. A chunk is
- *     claimed when this holds for all of its samples (below `end`).
+ *     claimed when this holds for all of it, also for places that rule 5 leaves empty: only then
+ *     is the chunk W before it, whose claim word it takes over, finished as a whole.
  *  4. Nobody looks at a payload before its ready word, nor after the step of n is globally
  *     committed. An encoder reads and writes only the samples of its chunk that it has to fill.
  *  5. To fill: those n of the chunk with F <= n < end whose ready word is not set, as seen

@@ -1,0 +1,409 @@
+/* The simulation's world: geometry from a seed, the undisturbed run, the scheduler, the kills, the
+ * supervisor, and the final comparison. Single-threaded; memory is static, so no run pays for
+ * allocation. */
+#include "tests/unit/sim_world.h"
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    STEPS_LIMIT = 400000,     /* of the scheduler, for one run */
+    STANDSTILL_STEPS = 30000, /* without a store to shared memory */
+    SPEED_MAX = 12,
+};
+
+const char *sim_plant_name(enum sim_plant p)
+{
+    static const char *const name[] = {
+        "HONEST",
+#define SIM_PLANT(name, what) #name,
+#include "tests/unit/sim_plants.def"
+#undef SIM_PLANT
+    };
+    return name[p];
+}
+
+const char *sim_plant_what(enum sim_plant p)
+{
+    static const char *const text[] = {
+        "nothing",
+#define SIM_PLANT(name, what) what,
+#include "tests/unit/sim_plants.def"
+#undef SIM_PLANT
+    };
+    return text[p];
+}
+
+void sim_fail(struct world *w, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(w->result->why, sizeof w->result->why, fmt, ap);
+    va_end(ap);
+    w->result->failed = true;
+    longjmp(w->failed, 1);
+}
+
+const char *sim_actor_name(const struct actor *a)
+{
+    static const char *const name[] = {"loader", "text", "vae", "trainer", "ema", "ckpt"};
+    static char text[4][32];
+    static int k;
+    char *at = text[k++ % 4];
+    snprintf(at, sizeof text[0], "%s.%d", name[a->role], a->index);
+    return at;
+}
+
+void sim_trace(struct world *w, const struct actor *a, const char *fmt, ...)
+{
+    if (!w->options->trace) return;
+    va_list ap;
+    va_start(ap, fmt);
+    fprintf(stderr, "%7llu %-10s ", (unsigned long long)w->result->steps, sim_actor_name(a));
+    vfprintf(stderr, fmt, ap);
+    fputc('\n', stderr);
+    va_end(ap);
+}
+
+uint64_t sim_mix(uint64_t a, uint64_t b)
+{
+    uint64_t x = (a ^ (b + UINT64_C(0x9e3779b97f4a7c15))) * UINT64_C(0xbf58476d1ce4e5b9);
+    x ^= x >> 29;
+    x *= UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 32;
+}
+
+uint64_t sim_random(struct world *w, uint64_t below)
+{
+    w->rng += UINT64_C(0x9e3779b97f4a7c15);
+    return sim_mix(w->rng, 1) % below;
+}
+
+uint64_t sim_sample_word(lg_field f, uint64_t n, int i)
+{
+    return sim_mix(n, (uint64_t)f * 16 + (uint64_t)i + 1);
+}
+
+uint64_t sim_grad(uint64_t samples, uint64_t weights, int i)
+{
+    return sim_mix(sim_mix(samples, weights), (uint64_t)i);
+}
+
+uint64_t sim_updated(uint64_t old, uint64_t sum, double norm, uint64_t step)
+{
+    return sim_mix(sim_mix(old, sum), (uint64_t)norm + step);
+}
+
+uint64_t sim_end(struct world *w)
+{
+    uint64_t final = w->board.s->max_steps;
+    lg_commit_final(&w->board, &final);
+    return final * w->g.batch;
+}
+
+/* The undisturbed run: the same arithmetic, one after the other. */
+
+static void want_step(struct world *w, uint64_t s)
+{
+    uint64_t weights = 0, count = w->g.batch / (uint64_t)w->ranks;
+    for (int i = 0; i < w->words; i++) weights = sim_mix(weights, w->want[s].weights[i]);
+    for (int r = 0; r < w->ranks; r++) {
+        uint64_t acc = 0;
+        for (uint64_t k = 0; k < count; k++) {
+            uint64_t n = s * w->g.batch + (uint64_t)r * count + k;
+            for (int i = 0; i < FIELD_WORDS; i++) {
+                acc = sim_mix(acc, sim_sample_word(LG_FIELD_LATENT, n, i));
+                if (w->fields >> LG_FIELD_TEXT & 1)
+                    acc = sim_mix(acc, sim_sample_word(LG_FIELD_TEXT, n, i));
+            }
+            acc = sim_mix(acc, sim_mix(n, 99));
+        }
+        w->want[s].loss[r] = (double)(acc & 0xffff);
+        for (int i = 0; i < w->words; i++) w->want[s].grads[r][i] = sim_grad(acc, weights, i);
+    }
+    uint64_t sum[WORDS_MAX] = {0};
+    w->want[s].norm = 0;
+    for (int i = 0; i < w->words; i++) {
+        for (int r = 0; r < w->ranks; r++) sum[i] += w->want[s].grads[r][i];
+        w->want[s].norm += (double)(sum[i] & 0xffff);
+    }
+    for (int i = 0; i < w->words; i++) {
+        uint64_t next = sim_updated(w->want[s].weights[i], sum[i], w->want[s].norm, s);
+        w->want[s + 1].weights[i] = next;
+        w->want[s + 1].ema[i] = sim_mix(w->want[s].ema[i], next);
+    }
+}
+
+static void want_all(struct world *w)
+{
+    uint64_t s = w->board.s->start_step;
+    for (int i = 0; i < w->words; i++)
+        w->want[s].weights[i] = w->want[s].ema[i] = sim_mix(w->options->seed, (uint64_t)i + 7);
+    for (; s < w->board.s->max_steps; s++) want_step(w, s);
+}
+
+/* Geometry. */
+
+static void enlist(struct world *w, struct actor *a)
+{
+    a->me = lg_board_enlist(&w->board, a->role, a->index);
+    a->life = ENLISTED;
+}
+
+/* What lg_board_join() does, without a process: a life word without a pid counts by its state. */
+static void join(struct world *w, struct actor *a)
+{
+    struct lg_board_row *row = actor_row(a);
+    uint64_t life = atomic_load(&row->life);
+    LG_ASSERT((lg_incarnation)(life >> 8) == a->me && (life & 0xff) == LG_LIFE_STARTING);
+    atomic_store(&row->life, (uint64_t)a->me << 8 | LG_LIFE_RUNNING);
+    memset(&a->p, 0, sizeof a->p);
+    a->p.window = w->window;
+    a->life = UP;
+}
+
+static void add_actors(struct world *w, lg_role role, int count)
+{
+    for (int i = 0; i < count; i++) {
+        LG_ASSERT(w->n_actors < ACTORS_MAX);
+        struct actor *a = &w->actor[w->n_actors++];
+        *a = (struct actor){.w = w, .role = role, .index = i, .speed = SPEED_MAX / 2};
+        enlist(w, a);
+        join(w, a);
+    }
+}
+
+static void draw_geometry(struct world *w)
+{
+    static const int chunk[] = {1, 2, 3, 4, 6, 8, 5};
+    static uint64_t memory[SLOTS_MAX * 64];
+    for (;;) {
+        struct lg_window_geometry *g = &w->g;
+        w->ranks = 1 + (int)sim_random(w, RANKS_MAX);
+        *g = (struct lg_window_geometry){.batch = (uint64_t)w->ranks * (1 + sim_random(w, 4))};
+        for (int f = 0; f < LG_FIELD_COUNT; f++)
+            g->chunk[f] = chunk[sim_random(w, LG_ARRAY_LEN(chunk))];
+        w->loader_latents = sim_random(w, 5) == 0;
+        w->fields = 7;
+        if (w->loader_latents) g->chunk[LG_FIELD_LATENT] = g->chunk[LG_FIELD_SOURCE];
+        if (sim_random(w, 4) == 0) {
+            g->chunk[LG_FIELD_TEXT] = 0;
+            w->fields = 3;
+        }
+        g->pixels_bytes = g->latent_bytes = g->text_bytes = FIELD_WORDS * sizeof(uint64_t);
+        g->slots = g->batch * (1 + sim_random(w, 8));
+        lg_window *window;
+        if (g->slots > SLOTS_MAX || lg_window_bytes(g) > sizeof memory) continue;
+        if (lg_window_over(memory, g, &window) < 0) continue;
+        memset(memory, 0, lg_window_bytes(g));
+        w->window = *window;
+        lg_window_close(&window);
+        return;
+    }
+}
+
+static void draw_run(struct world *w, struct lg_board_shared *s)
+{
+    memset(s, 0, sizeof *s);
+    w->board = (lg_board){.s = s, .fd = -1};
+    draw_geometry(w);
+    w->words = w->ranks * SHARD_WORDS;
+    s->batch = w->g.batch;
+    s->ranks = w->ranks;
+    s->has_ema = true;
+    s->start_step = sim_random(w, 6);
+    s->max_steps = s->start_step + 1 + sim_random(w, STEPS_MAX);
+    s->checkpoint_every = (int64_t)sim_random(w, 4);
+    atomic_store(&s->next_counter, 1);
+    want_all(w);
+    memset(w->weights, 0xee, sizeof w->weights);
+    memset(w->ema, 0xee, sizeof w->ema);
+    add_actors(w, LG_ROLE_loader, 1 + (int)sim_random(w, 2));
+    if (!w->loader_latents) add_actors(w, LG_ROLE_vae, 1 + (int)sim_random(w, 2));
+    if (w->g.chunk[LG_FIELD_TEXT]) add_actors(w, LG_ROLE_text, 1 + (int)sim_random(w, 2));
+    add_actors(w, LG_ROLE_trainer, w->ranks);
+    add_actors(w, LG_ROLE_ema, 1);
+    add_actors(w, LG_ROLE_ckpt, 1);
+}
+
+/* The scheduler. */
+
+struct chances {
+    uint64_t kill_every, kills_left, speed_every, drain_at;
+};
+
+static struct actor *pick(struct world *w)
+{
+    unsigned sum = 0;
+    for (int i = 0; i < w->n_actors; i++) sum += w->actor[i].speed;
+    if (!sum) return NULL;
+    uint64_t at = sim_random(w, sum);
+    for (int i = 0; i < w->n_actors; i++) {
+        if (at < w->actor[i].speed) return &w->actor[i];
+        at -= w->actor[i].speed;
+    }
+    return NULL;
+}
+
+/* Somebody becomes faster, slower or stands still (but lives); everybody at once now and then. */
+static void change_speeds(struct world *w)
+{
+    bool all = sim_random(w, 4) == 0;
+    int one = (int)sim_random(w, (uint64_t)w->n_actors);
+    for (int i = 0; i < w->n_actors; i++)
+        if (all || i == one) w->actor[i].speed = (unsigned)sim_random(w, SPEED_MAX + 1);
+}
+
+static void kill_one(struct world *w, struct actor *a)
+{
+    a->life = KILLED;
+    memset(&a->p, 0xdd, sizeof a->p);
+    w->result->kills++;
+    sim_trace(w, a, "is killed");
+}
+
+static void step(struct world *w, struct actor *a)
+{
+    switch (a->life) {
+    case UP:
+        sim_actor_step(a);
+        return;
+    case KILLED: /* the supervisor sees the pidfd fire */
+        lg_board_bury(&w->board, a->me);
+        a->life = BURIED;
+        break;
+    case BURIED:
+        enlist(w, a);
+        break;
+    case ENLISTED:
+        join(w, a);
+        sim_trace(w, a, "is back as %u", a->me);
+        break;
+    }
+    w->stores++;
+}
+
+static bool is_over(struct world *w)
+{
+    if (!lg_commit_complete(&w->board)) return false;
+    for (int i = 0; i < w->n_actors; i++)
+        if (w->actor[i].life != UP || w->actor[i].p.task) return false;
+    return true;
+}
+
+static void trace_window(struct world *w)
+{
+    uint64_t first = lg_window_first(&w->board), end = sim_end(w);
+    if (!w->options->trace) return;
+    fprintf(stderr, "window of %llu slots, batch %llu, chunks %d %d %d, F %llu, end %llu\n",
+            (unsigned long long)w->g.slots, (unsigned long long)w->g.batch, w->g.chunk[0],
+            w->g.chunk[1], w->g.chunk[2], (unsigned long long)first, (unsigned long long)end);
+    for (uint64_t n = first; n < LG_MIN(first + w->g.slots, end); n++) {
+        struct lg_slot *s = lg_window_slot(&w->window, n);
+        fprintf(stderr, "%4llu", (unsigned long long)n);
+        for (int f = 0; f < LG_FIELD_COUNT; f++)
+            fprintf(stderr, "  ready %3llu claim %u/%u", (unsigned long long)s->ready[f],
+                    (unsigned)(s->claim[f] >> 32), (unsigned)s->claim[f]);
+        fputc('\n', stderr);
+    }
+}
+
+static void standstill(struct world *w)
+{
+    trace_window(w);
+    for (int i = 0; i < w->n_actors; i++) {
+        struct actor *a = &w->actor[i];
+        sim_trace(w, a, "life %d, task %s, action %d, waits for %s", (int)a->life,
+                  a->p.task ? "yes" : "no", (int)a->p.act.kind,
+                  a->life == UP && a->p.act.kind == LG_DO_WAIT ? a->p.act.why : "-");
+    }
+    sim_fail(w, "nothing has changed for %d steps: a standstill", STANDSTILL_STEPS);
+}
+
+static void schedule(struct world *w, struct chances *c)
+{
+    uint64_t quiet = 0, seen = 0;
+    for (uint64_t *now = &w->result->steps; *now < STEPS_LIMIT; ++*now) {
+        if (*now % 64 == 0 && is_over(w)) return;
+        if (sim_random(w, c->speed_every) == 0) change_speeds(w);
+        if (*now == c->drain_at) {
+            atomic_store(&w->board.s->drain, 1);
+            w->result->drains++;
+        }
+        struct actor *a = pick(w);
+        if (!a) continue;
+        step(w, a);
+        if (c->kills_left && a->life == UP && sim_random(w, c->kill_every) == 0) {
+            kill_one(w, a);
+            c->kills_left--;
+        }
+        quiet = w->stores == seen ? quiet + 1 : 0;
+        seen = w->stores;
+        if (quiet > STANDSTILL_STEPS) standstill(w);
+    }
+    sim_fail(w, "not finished after %d steps", STEPS_LIMIT);
+}
+
+/* The end. */
+
+static void compare(struct world *w, const char *what, uint64_t state, const uint64_t *got,
+                    const uint64_t *want)
+{
+    if (memcmp(got, want, (size_t)w->words * sizeof *got) != 0)
+        sim_fail(w, "%s of state %llu differ from those of the undisturbed run", what,
+                 (unsigned long long)state);
+}
+
+static void check_end(struct world *w)
+{
+    struct lg_board_shared *s = w->board.s;
+    uint64_t final = 0;
+    if (!lg_commit_final(&w->board, &final)) sim_fail(w, "no final state");
+    if (!w->result->drains && final != s->max_steps) sim_fail(w, "the run ended early");
+    compare(w, "weights", final, w->weights[final & 1], w->want[final].weights);
+    compare(w, "EMA", final, w->ema[final & 1], w->want[final].ema);
+    if (w->result->commits != (final - s->start_step) * (uint64_t)w->ranks)
+        sim_fail(w, "a rank committed a step twice or never");
+    for (uint64_t k = s->start_step; k < final; k++) {
+        double norm;
+        memcpy(&norm, &w->record[k].norm, sizeof norm);
+        if (norm != w->want[k].norm)
+            sim_fail(w, "wrong record of step %llu", (unsigned long long)k);
+        if (!(lg_commit_verdict(&w->board, k) & LG_VERDICT_CHECKPOINT)) continue;
+        if (w->disk[k + 1].words != w->words)
+            sim_fail(w, "checkpoint %llu is not complete", (unsigned long long)k + 1);
+        compare(w, "a checkpoint's weights", k + 1, w->disk[k + 1].weights, w->want[k + 1].weights);
+        compare(w, "a checkpoint's EMA", k + 1, w->disk[k + 1].ema, w->want[k + 1].ema);
+    }
+    for (int i = 0; i < w->n_actors; i++) {
+        struct actor *a = &w->actor[i];
+        struct lg_claim c;
+        if (a->role > LG_ROLE_vae) continue;
+        if (lg_window_claim(&a->p.window, &w->board, a->me, a->p.field, 0, sim_end(w), &c) !=
+            LG_ERR_STOP)
+            sim_fail(w, "%s is not told that nothing is left", sim_actor_name(a));
+    }
+}
+
+void sim_run(const struct sim_options *options, struct sim_result *ret)
+{
+    static struct world world;
+    static struct lg_board_shared shared;
+    struct world *w = &world;
+    memset(w, 0, sizeof *w);
+    memset(ret, 0, sizeof *ret);
+    w->options = options;
+    w->result = ret;
+    w->rng = options->seed * UINT64_C(0x2545f4914f6cdd1d);
+    draw_run(w, &shared);
+    static const uint64_t kill_every[] = {30, 60, 120, 400};
+    struct chances c = {
+        .kill_every = kill_every[sim_random(w, LG_ARRAY_LEN(kill_every))],
+        .kills_left = sim_random(w, 80),
+        .speed_every = 50 + sim_random(w, 500),
+        .drain_at = sim_random(w, 3) ? UINT64_MAX : sim_random(w, 4000),
+    };
+    if (setjmp(w->failed)) return;
+    schedule(w, &c);
+    check_end(w);
+}

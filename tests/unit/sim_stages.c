@@ -1,0 +1,538 @@
+/* The pretended stages. A task is a function that continues where it left off: STEP() ends one step
+ * of the simulation, and a kill may come there. No local variable lives across a STEP(): what must
+ * survive is in the actor's private memory, which a kill erases.
+ */
+#include "tests/unit/sim_world.h"
+#include <string.h>
+
+#define BEGIN(a)                                                                                   \
+    switch ((a)->p.pc) {                                                                           \
+    case 0:
+#define STEP(a)                                                                                    \
+    do {                                                                                           \
+        (a)->p.pc = __LINE__;                                                                      \
+        return false;                                                                              \
+    case __LINE__:;                                                                                \
+    } while (0)
+#define END(a)                                                                                     \
+    }                                                                                              \
+    (a)->p.pc = 0;                                                                                 \
+    return true
+
+#define GARBAGE UINT64_C(0xdeadbeefdeadbeef)
+
+/* Writing: garbage over everything first, as a kernel that accumulates would, then word by word. */
+static void begin_write(struct actor *a, uint64_t *to, const uint64_t *value, int count)
+{
+    a->p.io.to = to;
+    a->p.io.count = count;
+    a->p.io.i = -1;
+    memcpy(a->p.io.value, value, (size_t)count * sizeof *value);
+}
+
+static bool write_more(struct actor *a)
+{
+    a->w->stores++;
+    if (a->p.io.i < 0)
+        for (int i = 0; i < a->p.io.count; i++) a->p.io.to[i] = GARBAGE;
+    else
+        a->p.io.to[a->p.io.i] = a->p.io.value[a->p.io.i];
+    return ++a->p.io.i < a->p.io.count;
+}
+
+/* Checks one word that was read, and folds it into the reader's accumulator. */
+static void read_word(struct actor *a, const char *what, uint64_t of, uint64_t got, uint64_t want)
+{
+    if (got != want)
+        sim_fail(a->w, "%s read a wrong word of %s %llu: %016llx, not %016llx", sim_actor_name(a),
+                 what, (unsigned long long)of, (unsigned long long)got, (unsigned long long)want);
+    a->p.acc = sim_mix(a->p.acc, got);
+}
+
+static uint64_t *payload(struct actor *a, lg_field f, uint64_t n)
+{
+    struct world *w = a->w;
+    uint8_t *base = f == LG_FIELD_SOURCE   ? a->p.window.pixels
+                    : f == LG_FIELD_LATENT ? a->p.window.latent
+                                           : a->p.window.text;
+    return (uint64_t *)(base + n % w->g.slots * FIELD_WORDS * sizeof(uint64_t));
+}
+
+static void read_sample(struct actor *a, lg_field f, uint64_t n, int i)
+{
+    static const char *const what[] = {"the picture of sample", "latent", "text"};
+    read_word(a, what[f], n, payload(a, f, n)[i], sim_sample_word(f, n, i));
+}
+
+/* Loaders, VAE and text instances. */
+
+static void begin_fill(struct actor *a, lg_field f)
+{
+    uint64_t value[FIELD_WORDS];
+    for (int i = 0; i < FIELD_WORDS; i++) value[i] = sim_sample_word(f, a->p.n, i);
+    begin_write(a, payload(a, f, a->p.n), value, FIELD_WORDS);
+}
+
+static void publish(struct actor *a, lg_field f)
+{
+    lg_window_publish(&a->p.window, f, a->p.n);
+    a->w->stores++;
+    sim_trace(a->w, a, "field %d of %llu is ready", (int)f, (unsigned long long)a->p.n);
+}
+
+static bool skip(struct actor *a)
+{
+    if (planted_in(a, SIM_REWRITE_READY))
+        return a->p.n < a->p.claim.from || a->p.n >= a->p.claim.to;
+    return !lg_window_wanted(&a->p.window, &a->p.claim, a->p.field, a->p.n);
+}
+
+static bool load(struct actor *a)
+{
+    BEGIN(a);
+    for (a->p.n = a->p.claim.n; a->p.n < a->p.claim.n + a->p.claim.count; a->p.n++) {
+        if (skip(a)) continue;
+        if (planted_in(a, SIM_SOURCE_EARLY)) publish(a, LG_FIELD_SOURCE);
+        if (a->w->loader_latents) {
+            begin_fill(a, LG_FIELD_LATENT);
+            while (write_more(a)) STEP(a);
+        }
+        begin_fill(a, LG_FIELD_SOURCE);
+        while (write_more(a)) STEP(a);
+        STEP(a);
+        begin_write(a, &lg_window_slot(&a->p.window, a->p.n)->key_hash,
+                    (uint64_t[]){sim_mix(a->p.n, 99)}, 1);
+        while (write_more(a)) STEP(a);
+        if (a->w->loader_latents) {
+            publish(a, LG_FIELD_LATENT);
+            STEP(a);
+        }
+        if (!lg_window_ready(&a->p.window, LG_FIELD_SOURCE, a->p.n)) publish(a, LG_FIELD_SOURCE);
+        STEP(a);
+    }
+    END(a);
+}
+
+static bool encode(struct actor *a)
+{
+    BEGIN(a);
+    for (a->p.n = a->p.claim.n; a->p.n < a->p.claim.n + a->p.claim.count; a->p.n++) {
+        if (skip(a)) continue;
+        if (a->p.field == LG_FIELD_LATENT && planted_in(a, SIM_PUBLISH_EARLY))
+            publish(a, a->p.field);
+        read_sample(a, LG_FIELD_SOURCE, a->p.n, 0);
+        STEP(a);
+        read_sample(a, LG_FIELD_SOURCE, a->p.n, 1);
+        begin_fill(a, a->p.field);
+        while (write_more(a)) STEP(a);
+        STEP(a);
+        if (!lg_window_ready(&a->p.window, a->p.field, a->p.n)) publish(a, a->p.field);
+        STEP(a);
+    }
+    END(a);
+}
+
+/* Is there a living claimant, other than a, whose claim word this is? */
+static void check_takeover(struct actor *a, uint64_t word)
+{
+    struct world *w = a->w;
+    for (int i = 0; i < w->n_actors; i++) {
+        struct actor *o = &w->actor[i];
+        if (o == a || o->me != (lg_incarnation)(word >> 32)) continue;
+        if (o->life == UP)
+            sim_fail(w, "%s took a chunk from %s, which lives", sim_actor_name(a),
+                     sim_actor_name(o));
+        w->result->takeovers++;
+    }
+}
+
+/* Planted: the chunk behind the window's end, or one that somebody else holds. */
+static bool claim_by_force(struct actor *a, uint64_t n, bool from_holder)
+{
+    uint64_t c = (uint64_t)a->w->g.chunk[a->p.field], first = lg_window_first(&a->w->board);
+    n = n / c * c;
+    uint64_t end = sim_end(a->w);
+    if (n >= end) return false;
+    a->p.claim = (struct lg_claim){n, c, LG_MAX(n, first), LG_MIN(n + c, end)};
+    for (uint64_t i = a->p.claim.from; i < a->p.claim.to; i++)
+        if (lg_window_ready(&a->p.window, a->p.field, i)) return false;
+    _Atomic(uint64_t) *word = &lg_window_slot(&a->p.window, n)->claim[a->p.field];
+    if (!from_holder && (atomic_load(word) & UINT32_MAX) > n / a->w->g.slots) return false;
+    atomic_store(word, (uint64_t)a->me << 32 | (n / a->w->g.slots + 1));
+    return true;
+}
+
+static void claim(struct actor *a)
+{
+    struct world *w = a->w;
+    static const lg_field field_of[] = {[LG_ROLE_loader] = LG_FIELD_SOURCE,
+                                        [LG_ROLE_text] = LG_FIELD_TEXT,
+                                        [LG_ROLE_vae] = LG_FIELD_LATENT};
+    lg_field f = a->p.field = field_of[a->role];
+    unsigned needs = f == LG_FIELD_SOURCE ? 0 : 1u << LG_FIELD_SOURCE;
+    if (planted(w, SIM_NO_NEEDS) && f == LG_FIELD_LATENT) needs = 0;
+    uint64_t before[SLOTS_MAX];
+    for (uint64_t i = 0; i < w->g.slots; i++)
+        before[i] = atomic_load(&a->p.window.slot[i].claim[f]);
+    int rc = lg_window_claim(&a->p.window, &w->board, a->me, f, needs, sim_end(w), &a->p.claim);
+    uint64_t first = lg_window_first(&w->board);
+    if (rc < 0 && planted(w, SIM_TAKE_FROM_LIVING) && f == LG_FIELD_LATENT &&
+        lg_window_range_ready(&a->p.window, needs, first, (uint64_t)w->g.chunk[f]))
+        rc = claim_by_force(a, first, true) ? 0 : rc;
+    if (rc < 0 && planted(w, SIM_REUSE_EARLY) && f == LG_FIELD_SOURCE)
+        rc = claim_by_force(a, first + w->g.slots, false) ? 0 : rc;
+    if (rc < 0) return;
+    uint64_t old = before[a->p.claim.n % w->g.slots];
+    if ((old & UINT32_MAX) == a->p.claim.n / w->g.slots + 1) check_takeover(a, old);
+    w->stores++;
+    sim_trace(w, a, "claims [%llu, %llu)", (unsigned long long)a->p.claim.from,
+              (unsigned long long)a->p.claim.to);
+    a->p.task = f == LG_FIELD_SOURCE ? load : encode;
+}
+
+/* Trainer ranks. */
+
+static uint64_t *weights_of(struct world *w, uint64_t state, int rank)
+{
+    return &w->weights[state & 1][rank * SHARD_WORDS];
+}
+
+static void mark(struct actor *a, const char *what)
+{
+    a->w->stores++;
+    sim_trace(a->w, a, "%s %llu", what, (unsigned long long)a->p.act.step);
+}
+
+static bool train_init(struct actor *a)
+{
+    struct world *w = a->w;
+    uint64_t s = a->p.act.step;
+    BEGIN(a);
+    if (planted(w, SIM_INIT_EARLY)) lg_trainer_mark_init(&w->board, a->index);
+    begin_write(a, weights_of(w, s, a->index), &w->want[s].weights[a->index * SHARD_WORDS],
+                SHARD_WORDS);
+    while (write_more(a)) STEP(a);
+    STEP(a);
+    if (!planted(w, SIM_INIT_EARLY)) lg_trainer_mark_init(&w->board, a->index);
+    mark(a, "made state");
+    END(a);
+}
+
+static bool train_decide(struct actor *a)
+{
+    lg_commit_decide(&a->w->board, a->p.act.step);
+    mark(a, "decided step");
+    return true;
+}
+
+static uint64_t share(const struct world *w, const struct actor *a, uint64_t step, uint64_t i)
+{
+    return step * w->g.batch + (uint64_t)a->index * (w->g.batch / (uint64_t)w->ranks) + i;
+}
+
+static bool train_forward(struct actor *a)
+{
+    struct world *w = a->w;
+    uint64_t s = a->p.act.step, count = w->g.batch / (uint64_t)w->ranks;
+    uint64_t value[WORDS_MAX];
+    BEGIN(a);
+    a->p.acc = 0;
+    for (a->p.n = 0; a->p.n < count; a->p.n++) {
+        for (a->p.q = 0; a->p.q < FIELD_WORDS; a->p.q++) {
+            read_sample(a, LG_FIELD_LATENT, share(w, a, s, a->p.n), a->p.q);
+            if (w->fields >> LG_FIELD_TEXT & 1)
+                read_sample(a, LG_FIELD_TEXT, share(w, a, s, a->p.n), a->p.q);
+            STEP(a);
+        }
+        read_word(a, "the key of sample", share(w, a, s, a->p.n),
+                  lg_window_slot(&a->p.window, share(w, a, s, a->p.n))->key_hash,
+                  sim_mix(share(w, a, s, a->p.n), 99));
+    }
+    a->p.loss = (double)(a->p.acc & 0xffff);
+    a->p.sum[0] = a->p.acc;
+    a->p.acc = 0;
+    for (a->p.q = 0; a->p.q < w->words; a->p.q++) {
+        read_word(a, "weights of state", s, w->weights[s & 1][a->p.q], w->want[s].weights[a->p.q]);
+        STEP(a);
+    }
+    if (planted(w, SIM_GRADS_EARLY)) lg_trainer_mark_grads(&w->board, a->index, s, a->p.loss);
+    for (int i = 0; i < w->words; i++) value[i] = sim_grad(a->p.sum[0], a->p.acc, i);
+    begin_write(a, w->grads[a->index], value, w->words);
+    while (write_more(a)) STEP(a);
+    actor_row(a)->loss_sum[s & 1] = a->p.loss + 1; /* torn, until the mark */
+    STEP(a);
+    if (atomic_load(&actor_row(a)->grads) != lg_mark_of(s))
+        lg_trainer_mark_grads(&w->board, a->index, s, a->p.loss);
+    else /* planted: the mark is there already */
+        actor_row(a)->loss_sum[s & 1] = a->p.loss;
+    mark(a, "gradients of step");
+    END(a);
+}
+
+/* Adds the rank's shard over all ranks, one rank's gradients a step. */
+static bool add(struct actor *a)
+{
+    struct world *w = a->w;
+    uint64_t s = a->p.act.step;
+    const uint64_t *grads = &w->grads[a->p.q][a->index * SHARD_WORDS];
+    for (int i = 0; i < SHARD_WORDS; i++) {
+        read_word(a, "gradients of step", s, grads[i],
+                  w->want[s].grads[a->p.q][a->index * SHARD_WORDS + i]);
+        a->p.sum[i] += grads[i];
+    }
+    a->p.sum_step = s + 1;
+    return ++a->p.q < w->ranks;
+}
+
+static void begin_add(struct actor *a)
+{
+    a->p.q = 0;
+    memset(a->p.sum, 0, sizeof a->p.sum);
+}
+
+static bool train_reduce(struct actor *a)
+{
+    struct world *w = a->w;
+    uint64_t s = a->p.act.step;
+    BEGIN(a);
+    begin_add(a);
+    while (add(a)) STEP(a);
+    a->p.norm = 0;
+    for (int i = 0; i < SHARD_WORDS; i++) a->p.norm += (double)(a->p.sum[i] & 0xffff);
+    if (planted(w, SIM_PARTIAL_EARLY)) lg_trainer_mark_partial(&w->board, a->index, s, -1);
+    actor_row(a)->sum_squares[s & 1] = -1; /* torn, until the mark */
+    STEP(a);
+    if (planted(w, SIM_PARTIAL_EARLY))
+        actor_row(a)->sum_squares[s & 1] = a->p.norm;
+    else
+        lg_trainer_mark_partial(&w->board, a->index, s, a->p.norm);
+    mark(a, "sums of step");
+    END(a);
+}
+
+static void write_record(struct actor *a)
+{
+    struct world *w = a->w;
+    uint64_t s = a->p.act.step;
+    double loss = 0, want = 0;
+    for (int r = 0; r < w->ranks; r++) {
+        loss += lg_board_row(&w->board, LG_ROLE_trainer, r)->loss_sum[s & 1];
+        want += w->want[s].loss[r];
+    }
+    if (loss != want)
+        sim_fail(w, "the record of step %llu has a wrong loss", (unsigned long long)s);
+    memcpy(&w->record[s].loss, &loss, sizeof loss);
+    memcpy(&w->record[s].norm, &a->p.norm, sizeof a->p.norm);
+}
+
+static bool train_update(struct actor *a)
+{
+    struct world *w = a->w;
+    uint64_t s = a->p.act.step, value[SHARD_WORDS];
+    BEGIN(a);
+    if (a->p.sum_step != s + 1 && !planted(w, SIM_SUM_LOST)) {
+        begin_add(a);
+        while (add(a)) STEP(a);
+    }
+    a->p.norm = 0;
+    for (a->p.q = 0; a->p.q < w->ranks; a->p.q++) {
+        a->p.norm += lg_board_row(&w->board, LG_ROLE_trainer, a->p.q)->sum_squares[s & 1];
+        STEP(a);
+    }
+    if (a->p.norm != w->want[s].norm)
+        sim_fail(w, "%s has a wrong norm at step %llu", sim_actor_name(a), (unsigned long long)s);
+    if (a->index == 0) {
+        write_record(a);
+        STEP(a);
+    }
+    if (planted(w, SIM_COMMIT_EARLY)) lg_trainer_mark_commit(&w->board, a->index, s);
+    for (int i = 0; i < SHARD_WORDS; i++)
+        value[i] = sim_updated(weights_of(w, s, a->index)[i], a->p.sum[i], a->p.norm, s);
+    begin_write(a, weights_of(w, planted(w, SIM_IN_PLACE) ? s : s + 1, a->index), value,
+                SHARD_WORDS);
+    while (write_more(a)) STEP(a);
+    STEP(a);
+    if (planted(w, SIM_IN_PLACE)) /* at the end both sides hold it */
+        memcpy(weights_of(w, s + 1, a->index), weights_of(w, s, a->index),
+               SHARD_WORDS * sizeof(uint64_t));
+    if (!planted(w, SIM_COMMIT_EARLY)) lg_trainer_mark_commit(&w->board, a->index, s);
+    w->result->commits++;
+    mark(a, "committed step");
+    END(a);
+}
+
+static void break_trainer_rule(struct actor *a)
+{
+    struct world *w = a->w;
+    struct lg_action *act = &a->p.act;
+    struct lg_board_row *row = actor_row(a);
+    bool waits = act->kind == LG_DO_WAIT;
+    bool is_new = !a->p.claim.count; /* first action of this incarnation */
+    a->p.claim.count = 1;
+    if (is_new && planted(w, SIM_REPEAT_GRADS) && act->kind != LG_DO_INIT &&
+        atomic_load(&row->grads) == atomic_load(&row->commit))
+        act->kind = LG_DO_FORWARD;
+    if (is_new && planted(w, SIM_DECIDE_AGAIN) && lg_commit_verdict(&w->board, act->step)) {
+        unsigned flags = LG_VERDICT_GO | (sim_random(w, 2) ? LG_VERDICT_CHECKPOINT : 0u);
+        atomic_store(&w->board.s->verdict[act->step % LG_VERDICTS],
+                     act->step << LG_VERDICT_BITS | flags);
+    }
+    if (!waits) return;
+    if (planted(w, SIM_FORWARD_EARLY) && strstr(act->why, "commits")) {
+        lg_commit_decide(&w->board, act->step);
+        act->kind = LG_DO_FORWARD;
+    }
+    if (planted(w, SIM_REDUCE_EARLY) && strstr(act->why, "gradients")) act->kind = LG_DO_REDUCE;
+    if (planted(w, SIM_UPDATE_EARLY) && strstr(act->why, "sums")) act->kind = LG_DO_UPDATE;
+    if (planted(w, SIM_IGNORE_EMA) && strstr(act->why, "ema")) act->kind = LG_DO_UPDATE;
+    if (planted(w, SIM_IGNORE_STAGING) && strstr(act->why, "staging")) act->kind = LG_DO_UPDATE;
+}
+
+static void train(struct actor *a)
+{
+    struct world *w = a->w;
+    a->p.act = lg_trainer_next(&w->board, a->index);
+    break_trainer_rule(a);
+    uint64_t count = w->g.batch / (uint64_t)w->ranks;
+    switch (a->p.act.kind) {
+    case LG_DO_INIT:
+        a->p.task = train_init;
+        return;
+    case LG_DO_DECIDE:
+        a->p.task = train_decide;
+        return;
+    case LG_DO_FORWARD:
+        if (lg_window_range_ready(&a->p.window, w->fields, share(w, a, a->p.act.step, 0), count) ||
+            planted(w, SIM_READ_UNREADY))
+            a->p.task = train_forward;
+        return;
+    case LG_DO_REDUCE:
+        a->p.task = train_reduce;
+        return;
+    case LG_DO_UPDATE:
+        a->p.task = train_update;
+        return;
+    case LG_DO_WAIT:
+    case LG_DO_DONE:
+        return;
+    default:
+        sim_fail(w, "a rank was told to do %d", (int)a->p.act.kind);
+    }
+}
+
+/* EMA. */
+
+static bool ema_make(struct actor *a)
+{
+    struct world *w = a->w;
+    uint64_t e = a->p.act.step, value[WORDS_MAX];
+    BEGIN(a);
+    if (planted(w, SIM_EMA_EARLY)) lg_ema_mark(&w->board, e);
+    for (a->p.q = 0; a->p.q < w->words; a->p.q++) {
+        read_word(a, "weights of state", e, w->weights[e & 1][a->p.q], w->want[e].weights[a->p.q]);
+        STEP(a);
+    }
+    for (int i = 0; i < w->words; i++)
+        value[i] = e == w->board.s->start_step
+                       ? w->weights[e & 1][i]
+                       : sim_mix(w->ema[(e - 1) & 1][i], w->weights[e & 1][i]);
+    begin_write(a, w->ema[e & 1], value, w->words);
+    while (write_more(a)) STEP(a);
+    STEP(a);
+    if (!planted(w, SIM_EMA_EARLY)) lg_ema_mark(&w->board, e);
+    mark(a, "made EMA state");
+    END(a);
+}
+
+static void average(struct actor *a)
+{
+    struct world *w = a->w;
+    struct lg_action *act = &a->p.act;
+    *act = lg_ema_next(&w->board);
+    bool waits = act->kind == LG_DO_WAIT;
+    if (waits && planted(w, SIM_EMA_AHEAD) && strcmp(act->why, "trainer") == 0 &&
+        atomic_load(&lg_board_row(&w->board, LG_ROLE_trainer, 0)->commit) >= lg_mark_of(act->step))
+        act->kind = LG_DO_ADVANCE;
+    if (act->kind == LG_DO_INIT || act->kind == LG_DO_ADVANCE) a->p.task = ema_make;
+}
+
+/* Checkpoint writer. */
+
+static bool write_stage(struct actor *a)
+{
+    struct world *w = a->w;
+    uint64_t s = a->p.act.step;
+    BEGIN(a);
+    memset(w->staging_weights, 0xee, sizeof w->staging_weights);
+    memset(w->staging_ema, 0xee, sizeof w->staging_ema);
+    if (planted(w, SIM_STAGED_EARLY)) lg_ckpt_mark_staged(&w->board, s);
+    for (a->p.q = 0; a->p.q < w->words; a->p.q++) {
+        w->stores++;
+        w->staging_weights[a->p.q] = w->weights[s & 1][a->p.q];
+        STEP(a);
+        w->staging_ema[a->p.q] = w->ema[s & 1][a->p.q];
+        STEP(a);
+    }
+    if (!planted(w, SIM_STAGED_EARLY)) lg_ckpt_mark_staged(&w->board, s);
+    mark(a, "staged");
+    END(a);
+}
+
+static bool write_publish(struct actor *a)
+{
+    struct world *w = a->w;
+    uint64_t s = a->p.act.step;
+    struct checkpoint *c = &w->disk[s];
+    BEGIN(a);
+    if (planted(w, SIM_PUBLISHED_EARLY)) lg_ckpt_mark_published(&w->board, s);
+    memset(c, 0xee, sizeof *c);
+    c->words = 0;
+    for (a->p.q = 0; a->p.q < w->words; a->p.q++) {
+        w->stores++;
+        read_word(a, "staged weights of state", s, w->staging_weights[a->p.q],
+                  w->want[s].weights[a->p.q]);
+        c->weights[a->p.q] = w->staging_weights[a->p.q];
+        STEP(a);
+        read_word(a, "staged EMA of state", s, w->staging_ema[a->p.q], w->want[s].ema[a->p.q]);
+        c->ema[a->p.q] = w->staging_ema[a->p.q];
+        c->words++;
+        STEP(a);
+    }
+    if (!planted(w, SIM_PUBLISHED_EARLY)) lg_ckpt_mark_published(&w->board, s);
+    w->result->checkpoints++;
+    mark(a, "published");
+    END(a);
+}
+
+static void keep(struct actor *a)
+{
+    struct world *w = a->w;
+    struct lg_action *act = &a->p.act;
+    *act = lg_ckpt_next(&w->board);
+    if (act->kind == LG_DO_WAIT && planted(w, SIM_STAGE_EARLY) && strcmp(act->why, "ema") == 0)
+        act->kind = LG_DO_STAGE;
+    if (act->kind == LG_DO_STAGE) a->p.task = write_stage;
+    if (act->kind == LG_DO_WRITE) a->p.task = write_publish;
+}
+
+void sim_actor_step(struct actor *a)
+{
+    if (a->p.task) {
+        if (a->p.task(a)) a->p.task = NULL;
+        return;
+    }
+    switch (a->role) {
+    case LG_ROLE_trainer:
+        train(a);
+        return;
+    case LG_ROLE_ema:
+        average(a);
+        return;
+    case LG_ROLE_ckpt:
+        keep(a);
+        return;
+    default:
+        claim(a);
+        return;
+    }
+}

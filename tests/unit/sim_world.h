@@ -1,0 +1,111 @@
+/* The inside of the simulation, shared by its scheduler (sim.c) and its stages (sim_stages.c). */
+#pragma once
+#include "shm/commit.h"
+#include "shm/window.h"
+#include "tests/unit/sim.h"
+#include <setjmp.h>
+#include <stdio.h>
+
+enum {
+    SHARD_WORDS = 3,
+    RANKS_MAX = 3,
+    WORDS_MAX = SHARD_WORDS * RANKS_MAX,
+    STEPS_MAX = 12,
+    STATES_MAX = STEPS_MAX + 8, /* including the first state's number */
+    SLOTS_MAX = 128,
+    ACTORS_MAX = 16,
+    FIELD_WORDS = 2, /* payload words of a slot and field */
+};
+
+enum life { UP, KILLED, BURIED, ENLISTED };
+
+struct world;
+struct actor {
+    struct world *w;
+    lg_role role;
+    int index;
+    enum life life;
+    lg_incarnation me;
+    unsigned speed;       /* weight in the scheduler; 0: stopped for now, but alive */
+    struct private_memory /* lost at a kill */
+    {
+        bool (*task)(struct actor *); /* one step; true when finished */
+        int pc;
+        lg_window window;
+        struct lg_claim claim;
+        lg_field field;
+        struct lg_action act;
+        uint64_t n, acc, sum[SHARD_WORDS], sum_step; /* sum_step: step + 1 of the sums */
+        double norm, loss;
+        int q;
+        struct { /* a piecewise write or read */
+            uint64_t *to, value[WORDS_MAX];
+            int count, i;
+        } io;
+    } p;
+};
+
+struct checkpoint {
+    uint64_t weights[WORDS_MAX], ema[WORDS_MAX];
+    int words; /* written so far, of both together */
+};
+
+struct record {
+    uint64_t loss, norm;
+};
+
+struct world {
+    const struct sim_options *options;
+    struct sim_result *result;
+    jmp_buf failed;
+    uint64_t rng, stores; /* stores: grows with every change, for the standstill alarm */
+    lg_board board;
+    lg_window window; /* the handle that incarnations start from */
+    struct lg_window_geometry g;
+    int ranks, words;
+    bool loader_latents; /* no VAE: loaders provide LATENT */
+    unsigned fields;     /* mask of fields in use */
+    /* regions */
+    uint64_t weights[2][WORDS_MAX], grads[RANKS_MAX][WORDS_MAX], ema[2][WORDS_MAX];
+    uint64_t staging_weights[WORDS_MAX], staging_ema[WORDS_MAX];
+    struct checkpoint disk[STATES_MAX];
+    struct record record[STATES_MAX];
+    /* what an undisturbed run holds */
+    struct {
+        uint64_t weights[WORDS_MAX], ema[WORDS_MAX];          /* of state s */
+        uint64_t grads[RANKS_MAX][WORDS_MAX];                 /* of step s */
+        double loss[RANKS_MAX], sum_squares[RANKS_MAX], norm; /* of step s */
+    } want[STATES_MAX];
+    struct actor actor[ACTORS_MAX];
+    int n_actors;
+};
+
+/* Ends the run with a message; does not return. */
+void sim_fail(struct world *w, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3), noreturn));
+void sim_trace(struct world *w, const struct actor *a, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+uint64_t sim_random(struct world *w, uint64_t below);
+static inline bool planted(const struct world *w, enum sim_plant p)
+{
+    return w->options->plant == p;
+}
+
+uint64_t sim_mix(uint64_t a, uint64_t b);
+uint64_t sim_sample_word(lg_field f, uint64_t n, int i);
+/* Sum of a rank's shard word of all gradients, and what an update makes of it. */
+uint64_t sim_updated(uint64_t old, uint64_t sum, double norm, uint64_t step);
+uint64_t sim_grad(uint64_t samples, uint64_t weights, int i);
+
+static inline struct lg_board_row *actor_row(struct actor *a)
+{
+    return lg_board_row(&a->w->board, a->role, a->index);
+}
+static inline bool planted_in(const struct actor *a, enum sim_plant p)
+{
+    return planted(a->w, p);
+}
+const char *sim_actor_name(const struct actor *a);
+uint64_t sim_end(struct world *w); /* first sample that the run does not need */
+/* One step of a living actor. */
+void sim_actor_step(struct actor *a);
