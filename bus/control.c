@@ -13,7 +13,7 @@ struct lg_control {
 
 static int open_control(lg_control *c, const char *runtime_dir)
 {
-    char address[LG_SOCKET_PATH_MAX + 8];
+    char address[LG_IPC_PATH_MAX + 8];
     LG_TRY(lg_socket_address(runtime_dir, "lgsup", address));
     c->context = zmq_ctx_new();
     if (!c->context) return LG_FAIL(LG_ERR_IO, "no ZeroMQ context: %s", zmq_strerror(errno));
@@ -136,7 +136,7 @@ out:
 int lg_control_ask(const char *runtime_dir, const struct lg_message *m, int timeout_ms,
                    struct lg_message *ret_answer)
 {
-    char address[LG_SOCKET_PATH_MAX + 8];
+    char address[LG_IPC_PATH_MAX + 8];
     LG_TRY(lg_socket_address(runtime_dir, "lgsup", address));
     void *context = zmq_ctx_new();
     if (!context) return LG_FAIL(LG_ERR_IO, "no ZeroMQ context: %s", zmq_strerror(errno));

@@ -4,14 +4,14 @@
 #include <string.h>
 #include <zmq.h>
 
-int lg_socket_address(const char *runtime_dir, const char *name, char ret[LG_SOCKET_PATH_MAX + 8])
+int lg_socket_address(const char *runtime_dir, const char *name, char ret[LG_IPC_PATH_MAX + 8])
 {
-    int n = snprintf(ret, LG_SOCKET_PATH_MAX + 8, "ipc://%s/%s", runtime_dir, name);
-    if (n < 0 || n > LG_SOCKET_PATH_MAX + 6)
+    int n = snprintf(ret, LG_IPC_PATH_MAX + 8, "ipc://%s/%s", runtime_dir, name);
+    if (n < 0 || n > LG_IPC_PATH_MAX + 6)
         return LG_FAIL(LG_ERR_CONFIG,
                        "the socket path %s/%s is longer than %d bytes; set XDG_RUNTIME_DIR to a "
                        "shorter directory",
-                       runtime_dir, name, LG_SOCKET_PATH_MAX);
+                       runtime_dir, name, LG_IPC_PATH_MAX);
     return 0;
 }
 

@@ -6,11 +6,11 @@
 enum {
     LG_SOCKET_QUEUE_MAX = 64, /* messages: a reader that is behind needs only one wake-up */
     LG_SOCKET_RECONNECT_MS = 10,
-    LG_SOCKET_PATH_MAX = 107, /* sun_path without its NUL */
+    LG_IPC_PATH_MAX = 107, /* sun_path without its NUL */
 };
 
 /* ret gets "ipc://RUNTIME/name". LG_ERR_CONFIG when the path is longer than a socket's may be. */
-int lg_socket_address(const char *runtime_dir, const char *name, char ret[LG_SOCKET_PATH_MAX + 8]);
+int lg_socket_address(const char *runtime_dir, const char *name, char ret[LG_IPC_PATH_MAX + 8]);
 /* Creates a socket of a ZMQ_ type. Caller closes it with zmq_close. */
 int lg_socket_new(void *context, int type, void **ret);
 int lg_socket_bind(void *socket, const char *address);

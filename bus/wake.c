@@ -20,7 +20,7 @@ struct lg_bus {
     lg_role role;
     int index;
     lg_incarnation incarnation;
-    char runtime_dir[LG_SOCKET_PATH_MAX + 1];
+    char runtime_dir[LG_IPC_PATH_MAX + 1];
 };
 
 static const struct {
@@ -32,7 +32,7 @@ static const struct {
 };
 
 static int wake_address(const char *runtime_dir, lg_role role, int index,
-                        char ret[LG_SOCKET_PATH_MAX + 8])
+                        char ret[LG_IPC_PATH_MAX + 8])
 {
     char name[32];
     snprintf(name, sizeof name, "wake.%s.%d", lg_role_name(role), index);
@@ -41,7 +41,7 @@ static int wake_address(const char *runtime_dir, lg_role role, int index,
 
 int lg_bus_connect(lg_bus *b, lg_role role, int index)
 {
-    char address[LG_SOCKET_PATH_MAX + 8];
+    char address[LG_IPC_PATH_MAX + 8];
     LG_TRY(wake_address(b->runtime_dir, role, index, address));
     LG_TRY(lg_socket_connect(b->sub, address));
     return 0;
@@ -49,7 +49,7 @@ int lg_bus_connect(lg_bus *b, lg_role role, int index)
 
 static int open_wakes(lg_bus *b, const lg_plan *plan)
 {
-    char address[LG_SOCKET_PATH_MAX + 8];
+    char address[LG_IPC_PATH_MAX + 8];
     LG_TRY(lg_socket_new(b->context, ZMQ_PUB, &b->pub));
     LG_TRY(wake_address(b->runtime_dir, b->role, b->index, address));
     LG_TRY(lg_socket_bind(b->pub, address));
@@ -66,7 +66,7 @@ static int open_wakes(lg_bus *b, const lg_plan *plan)
 
 static int open_line(lg_bus *b)
 {
-    char address[LG_SOCKET_PATH_MAX + 8], id[48];
+    char address[LG_IPC_PATH_MAX + 8], id[48];
     LG_TRY(lg_socket_new(b->context, ZMQ_DEALER, &b->dealer));
     int n = snprintf(id, sizeof id, "%s.%d.%u", lg_role_name(b->role), b->index, b->incarnation);
     LG_ASSERT(zmq_setsockopt(b->dealer, ZMQ_ROUTING_ID, id, (size_t)n) == 0);

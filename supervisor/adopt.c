@@ -1,0 +1,127 @@
+/* Taking over what an earlier lgsup has left. It was kill -9'd, or the machine's owner replaced it;
+ * the data plane went on. What is so stands on the board:
+ *
+ *   STARTING  -> DEAD by compare-and-swap: its process never began, or will now exit by itself
+ *                (lg_board_join fails). Lost the race: it is RUNNING, see next.
+ *   RUNNING   -> its pidfd, by pid and start time: alive: ours to watch; else -> DEAD.
+ *
+ * We are not the parent of what we adopt: only the pidfd speaks of its end, and the exit code stays
+ * unknown. */
+#include "base/clock.h"
+#include "supervisor/status.h"
+#include "supervisor/supervise.h"
+#include <signal.h>
+#include <stdio.h>
+#include <sys/pidfd.h>
+#include <unistd.h>
+
+static void bury_unborn(lg_board *b, struct lg_instance *i)
+{
+    struct lg_board_row *row = lg_board_row(b, i->role, i->index);
+    uint64_t life = atomic_load(&row->life);
+    lg_life state;
+    lg_board_life(b, i->role, i->index, &state);
+    if (state != LG_LIFE_STARTING) return;
+    uint64_t dead = (life & ~(uint64_t)0xff) | LG_LIFE_DEAD;
+    atomic_compare_exchange_strong(&row->life, &life, dead);
+}
+
+static void adopt_one(lg_supervisor *s, struct lg_instance *i)
+{
+    struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
+    lg_life state;
+    bury_unborn(s->board, i);
+    i->incarnation = lg_board_life(s->board, i->role, i->index, &state);
+    i->spawned_ns = lg_now_ns();
+    if (state != LG_LIFE_RUNNING) return;
+    int pidfd = lg_board_pidfd(s->board, i->role, i->index);
+    if (pidfd < 0) {
+        lg_board_bury(s->board, i->incarnation);
+        atomic_fetch_add(&row->restarts, 1);
+        return;
+    }
+    i->child = (struct lg_child){.pid = (int)atomic_load(&row->pid), .pidfd = pidfd};
+    i->state =
+        atomic_load(&row->ready) == i->incarnation ? LG_INSTANCE_ready : LG_INSTANCE_starting;
+}
+
+static bool is_ours(int role)
+{
+    return role != LG_ROLE_lgsup;
+}
+
+bool lg_leftovers_live(lg_board *b)
+{
+    for (int r = 0; r < LG_ROLE_COUNT; r++)
+        for (int k = 0; k < LG_INSTANCES_MAX; k++)
+            if (is_ours(r) && lg_status_row_alive(lg_board_row(b, (lg_role)r, k))) return true;
+    return false;
+}
+
+static void kill_row(const struct lg_board_row *row)
+{
+    enum { KILL_MS_MAX = 10000 };
+    int pid = (int)atomic_load(&row->pid);
+    struct lg_child c = {.pid = pid, .pidfd = pidfd_open(pid, 0)};
+    if (c.pidfd < 0) return;
+    if (lg_status_row_alive(row)) { /* looked at after the pidfd was opened: it is that process */
+        lg_child_signal(&c, SIGKILL);
+        lg_child_wait(&c, KILL_MS_MAX);
+    }
+    lg_child_reap(&c);
+}
+
+void lg_leftovers_kill(lg_board *b)
+{
+    for (int r = 0; r < LG_ROLE_COUNT; r++)
+        for (int k = 0; k < LG_INSTANCES_MAX; k++)
+            if (is_ours(r) && lg_status_row_alive(lg_board_row(b, (lg_role)r, k)))
+                kill_row(lg_board_row(b, (lg_role)r, k));
+}
+
+/* Without the old keeper: every region must still be in the hands of some stage. */
+static int adopt_without_keeper(lg_supervisor *s)
+{
+    char missing[LG_REGION_NAME_BYTES] = "";
+    for (int i = 0; i < s->n_instances; i++)
+        if (s->instance[i].child.pidfd >= 0)
+            lg_keep_salvage(&s->keep, s->instance[i].child.pid, s->board->s->run_id);
+    if (!lg_keep_is_whole(&s->keep, missing)) {
+        lg_leftovers_kill(s->board);
+        return LG_FAIL(LG_ERR_NOTFOUND, "the keeper is dead and region %s is in nobody's hands",
+                       missing);
+    }
+    LG_TRY(lg_keep_start(&s->keep, s->board));
+    return 0;
+}
+
+int lg_adopt_instances(lg_supervisor *s)
+{
+    int alive = 0;
+    for (int i = 0; i < s->n_instances; i++) {
+        adopt_one(s, &s->instance[i]);
+        alive += s->instance[i].child.pidfd >= 0;
+    }
+    int rc = lg_keep_adopt(&s->keep, s->board);
+    if (rc == LG_ERR_NOTFOUND) {
+        lg_err_clear();
+        rc = adopt_without_keeper(s);
+    } else if (rc == 0) {
+        lg_keep_refresh(&s->keep);
+    }
+    LG_TRY(rc);
+    lg_progress_say(&s->progress, LG_INFO, "adopted %d of %d processes and %d regions", alive,
+                    s->n_instances, s->keep.n_copies);
+    switch ((lg_run_state)atomic_load(&s->board->s->run_state)) {
+    case LG_RUN_DRAINING:
+        s->step = LG_RUN_STEP_draining;
+        break;
+    case LG_RUN_RUNNING:
+        s->step = LG_RUN_STEP_running;
+        break;
+    default:
+        s->step = LG_RUN_STEP_starting;
+        break;
+    }
+    return 0;
+}

@@ -1,0 +1,166 @@
+/* What is done when an instance changes; see states.def.
+ *
+ * The first restart is immediate: the replacement is exec'd before anything is printed or counted
+ * for people. A process that dies again and again before it was ready is given a little more time
+ * each time, so that a passing trouble (a full disk) does not use up the restarts at once. */
+#include "base/clock.h"
+#include "supervisor/supervise.h"
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { RETRY_MS_MIN = 50, RETRY_MS_MAX = 1000, RETRY_DOUBLINGS_MAX = 5 };
+
+void lg_instance_name(const struct lg_instance *i, char ret[32])
+{
+    snprintf(ret, 32, "%s.%d", lg_role_name(i->role), i->index);
+}
+
+int lg_instance_log(const lg_supervisor *s, const struct lg_instance *i, char ret[LG_PATH_BYTES])
+{
+    char name[32];
+    lg_instance_name(i, name);
+    return lg_run_path(s->run, ret, "logs/%s.log", name);
+}
+
+void lg_instance_nothing(lg_supervisor *s, struct lg_instance *i)
+{
+    (void)s, (void)i;
+}
+
+static int start_process(lg_supervisor *s, struct lg_instance *i)
+{
+    char program[LG_PATH_BYTES], log[LG_PATH_BYTES], index[16], incarnation[16];
+    LG_TRY(lg_program_path(lg_role_program(i->role), program));
+    LG_TRY(lg_instance_log(s, i, log));
+    snprintf(index, sizeof index, "%d", i->index);
+    snprintf(incarnation, sizeof incarnation, "%" PRIu32, i->incarnation);
+    char *argv[] = {program, (char *)"--run",         s->run->dir, (char *)"--index",
+                    index,   (char *)"--incarnation", incarnation, NULL};
+    LG_TRY(lg_child_spawn(
+        &(struct lg_spawn){.program = program, .argv = argv, .log = log, .pass_fd = -1},
+        &i->child));
+    return 0;
+}
+
+void lg_instance_spawn(lg_supervisor *s, struct lg_instance *i)
+{
+    struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
+    row->cause[0] = 0;
+    i->said[0] = 0;
+    i->late_looks = 0;
+    i->incarnation = lg_board_enlist(s->board, i->role, i->index);
+    i->spawned_ns = lg_now_ns();
+    if (start_process(s, i) == 0) return;
+    snprintf(i->said, sizeof i->said, "%s", lg_err_message());
+    lg_err_clear();
+    i->exit_code = -LG_ERR_FAILED;
+    lg_board_bury(s->board, i->incarnation);
+    lg_instance_raise(s, i, LG_INSTANCE_EVENT_died);
+}
+
+void lg_instance_welcome(lg_supervisor *s, struct lg_instance *i)
+{
+    i->early_deaths = 0;
+    if (s->announced) lg_keep_refresh(&s->keep);
+}
+
+void lg_instance_kill(lg_supervisor *s, struct lg_instance *i)
+{
+    char name[32];
+    const lg_config *c = s->run->config;
+    bool ready = atomic_load(&lg_board_row(s->board, i->role, i->index)->ready) == i->incarnation;
+    lg_child_signal(&i->child, SIGKILL);
+    lg_instance_name(i, name);
+    if (ready)
+        snprintf(i->said, sizeof i->said,
+                 "it worked for %" PRId64 " s without a heartbeat (supervisor.hang_s)",
+                 c->supervisor_hang_s);
+    else
+        snprintf(i->said, sizeof i->said,
+                 "it was not ready after %" PRId64 " s (supervisor.ready_s)",
+                 c->supervisor_ready_s);
+    lg_progress_say(&s->progress, LG_WARN, "%s: killed: %s", name, i->said);
+}
+
+/* The best known reason: its own words on the board, its last error event, its log's last line. */
+static void explain(lg_supervisor *s, const struct lg_instance *i, char *ret, size_t bytes)
+{
+    const struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
+    char log[LG_PATH_BYTES];
+    ret[0] = 0;
+    if (row->cause[0])
+        snprintf(ret, bytes, "%.*s", (int)strnlen(row->cause, sizeof row->cause), row->cause);
+    else if (i->said[0])
+        snprintf(ret, bytes, "%s", i->said);
+    else if (i->exit_code < LG_EXIT_SIGNAL && lg_instance_log(s, i, log) == 0)
+        lg_last_line(log, ret, bytes);
+}
+
+static bool wants_to_park(lg_supervisor *s, const struct lg_instance *i)
+{
+    return i->exit_code == -LG_ERR_PARKED ||
+           (i->exit_code == LG_EXIT_UNKNOWN && lg_board_row(s->board, i->role, i->index)->cause[0]);
+}
+
+static void park_for(lg_supervisor *s, const struct lg_instance *i, bool asked)
+{
+    char name[32], why[LG_CAUSE_BYTES], how[64];
+    lg_instance_name(i, name);
+    lg_exit_text(i->exit_code, how, sizeof how);
+    explain(s, i, why, sizeof why);
+    if (asked)
+        snprintf(s->cause, sizeof s->cause, "%s: %.200s", name, why);
+    else
+        snprintf(s->cause, sizeof s->cause,
+                 "%.16s died %d times without a committed step; last: %.40s; %.90s", name,
+                 s->intensity[i->role].deaths_max + 1, how, why);
+    lg_run_raise(s, LG_RUN_EVENT_crash_loop);
+}
+
+static int64_t retry_delay_ns(const struct lg_instance *i)
+{
+    if (i->early_deaths < 2) return 0;
+    int doublings = LG_MIN(i->early_deaths - 2, RETRY_DOUBLINGS_MAX);
+    return LG_MIN(RETRY_MS_MIN << doublings, RETRY_MS_MAX) * LG_MS_NS;
+}
+
+void lg_instance_restart(lg_supervisor *s, struct lg_instance *i)
+{
+    struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
+    int64_t died_ns = lg_now_ns();
+    int exit_code = i->exit_code;
+    char name[32], how[64], why[LG_CAUSE_BYTES];
+    bool asked = wants_to_park(s, i);
+    bool too_often =
+        lg_intensity_exceeded(&s->intensity[i->role], died_ns, lg_board_global_commit(s->board));
+    if (asked || too_often) {
+        park_for(s, i, asked);
+        return;
+    }
+    i->early_deaths = atomic_load(&row->ready) == i->incarnation ? 0 : i->early_deaths + 1;
+    i->retry_ns = died_ns + retry_delay_ns(i);
+    explain(s, i, why, sizeof why);
+    atomic_fetch_add_explicit(&row->restarts, 1, memory_order_relaxed);
+    if (i->retry_ns <= died_ns) lg_instance_raise(s, i, LG_INSTANCE_EVENT_start);
+    lg_instance_name(i, name);
+    lg_exit_text(exit_code, how, sizeof how);
+    lg_progress_say(&s->progress, LG_WARN, "%s: %s%s%s; restarted", name, how, *why ? ": " : "",
+                    why);
+}
+
+void lg_instance_rest(lg_supervisor *s, struct lg_instance *i)
+{
+    (void)s, (void)i;
+}
+
+void lg_instance_part(lg_supervisor *s, struct lg_instance *i)
+{
+    char name[32], how[64];
+    if (i->exit_code == 0 || i->exit_code == LG_EXIT_UNKNOWN || s->step != LG_RUN_STEP_leaving)
+        return;
+    lg_instance_name(i, name);
+    lg_exit_text(i->exit_code, how, sizeof how);
+    lg_progress_say(&s->progress, LG_WARN, "%s: %s while leaving", name, how);
+}

@@ -1,0 +1,41 @@
+/* lgsup's side of the keeper: start it, hold a second copy of every fd, fill a new one.
+ *
+ * A new keeper listens at RUNTIME/keeper.new until it has everything that the old one had; then its
+ * socket is renamed to RUNTIME/keeper. Nobody can therefore find a keeper that has forgotten a
+ * region, and make it anew while others still use the old memory. */
+#pragma once
+#include "shm/board.h"
+#include "shm/keeper.h"
+#include "supervisor/child.h"
+
+struct lg_keep_copy {
+    char name[LG_REGION_NAME_BYTES];
+    uint64_t bytes;
+    int fd;
+};
+
+typedef struct lg_keep {
+    char socket[LG_PATH_BYTES];  /* RUNTIME/keeper */
+    char log[LG_PATH_BYTES];     /* DIR/logs/keeper.0.log */
+    char regions[LG_PATH_BYTES]; /* DIR/regions: names of all regions, one a line */
+    struct lg_child child;
+    struct lg_keep_copy copy[LG_KEEPER_REGIONS_MAX];
+    int n_copies;
+} lg_keep;
+
+/* Paths only; no process, no copies. */
+int lg_keep_init(lg_keep *k, const char *run_dir, const char *runtime_dir);
+/* Starts lg-keeper, fills it with the copies, makes it visible. Records it in its board row, raises
+ * keeper_epoch when it replaces another. */
+int lg_keep_start(lg_keep *k, lg_board *board);
+/* Takes over the keeper that the board names. LG_ERR_NOTFOUND when it is dead. */
+int lg_keep_adopt(lg_keep *k, lg_board *board);
+/* Copies what the keeper holds and we do not; records the names. Best effort. */
+void lg_keep_refresh(lg_keep *k);
+/* Copies the regions of run `run_id` that process `pid` holds, through /proc. For the case that
+ * keeper and lgsup have both died. */
+void lg_keep_salvage(lg_keep *k, int pid, uint64_t run_id);
+/* Do the copies cover every region of DIR/regions? *ret_missing gets the first that is not there. */
+bool lg_keep_is_whole(const lg_keep *k, char ret_missing[LG_REGION_NAME_BYTES]);
+/* Ends the keeper, closes the copies: the memory is gone when the last stage is. */
+void lg_keep_end(lg_keep *k);

@@ -1,0 +1,37 @@
+/* What the user sees while a run lives: one line that is rewritten (on a terminal) or repeated every
+ * few seconds, and events on lines of their own. Everything but the rewritten line also goes to
+ * logs/lgsup.log, with its time. */
+#pragma once
+#include "base/log.h"
+#include "shm/board.h"
+#include <stdbool.h>
+
+struct lg_supervisor;
+
+enum { LG_RATE_POINTS = 64 };
+
+typedef struct lg_progress {
+    bool terminal; /* stdout is one, and not quiet */
+    bool quiet;
+    int log_fd; /* -1: cannot be written */
+    bool line_shown;
+    int64_t next_ns, next_log_ns;
+    /* (time, step) of the last while, for the rate */
+    struct {
+        int64_t ns;
+        uint64_t step;
+    } point[LG_RATE_POINTS];
+    int n_points;
+} lg_progress;
+
+void lg_progress_open(lg_progress *p, const char *run_dir, bool quiet);
+void lg_progress_close(lg_progress *p);
+/* An event on its own line: `level` as in log.h. */
+void lg_progress_say(lg_progress *p, lg_log_level level, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The line, when it is due. */
+void lg_progress_show(lg_progress *p, struct lg_supervisor *s);
+/* The final line, due or not. */
+void lg_progress_last(lg_progress *p, struct lg_supervisor *s);
+/* Text of the line: "step 120/1000  loss 0.532 ...". */
+void lg_progress_text(lg_progress *p, struct lg_supervisor *s, char *ret, size_t bytes);

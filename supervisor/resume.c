@@ -1,0 +1,134 @@
+/* What a start continues from; see run.h.
+ *
+ * Precedence: the newest complete checkpoint in the run directory (trainer.auto_resume), then
+ * trainer.resume_from, then a new run (from trainer.init_from's weights or from nothing; that is
+ * the trainer's matter). What decides bits is taken over from what is continued: the instruction
+ * set and the length of the learning rate's schedule; every other such key must be the same. */
+#include "base/check.h"
+#include "config/manifest.h"
+#include "supervisor/run.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What is known of the run that made a checkpoint. */
+struct origin {
+    lg_config *config; /* NULL: its run directory is not there any more */
+    lg_plan plan;
+    bool has_plan;
+};
+
+static int load_origin(const char *run_dir, struct origin *ret)
+{
+    char path[LG_PATH_BYTES];
+    *ret = (struct origin){0};
+    LG_TRY(lg_path(path, "%s/plan.json", run_dir));
+    if (!lg_path_exists(path)) return 0;
+    LG_TRY(lg_plan_load(path, &ret->plan));
+    ret->has_plan = true;
+    LG_TRY(lg_path(path, "%s/config.toml", run_dir));
+    if (lg_path_exists(path)) LG_TRY(lg_config_load(path, NULL, 0, &ret->config));
+    return 0;
+}
+
+static int plan_like(lg_run *r, const struct origin *o, const lg_manifest *m)
+{
+    if (o->config) LG_TRY(lg_config_compatible(o->config, r->config));
+    if (o->has_plan)
+        LG_TRY(lg_plan_resume(r->config, &o->plan, &r->plan));
+    else
+        LG_TRY(lg_plan_make(r->config, m->isa, &r->plan));
+    if (r->plan.hash != m->plan_hash)
+        return LG_FAIL(
+            LG_ERR_MISMATCH,
+            "the checkpoint %s was made by another plan (hash %016" PRIx64 ", now %016" PRIx64
+            "): a model's files, the build or a key that decides the result has changed; "
+            "restore it, or start a new run in another job.dir with "
+            "trainer.init_from=%s",
+            r->resume, m->plan_hash, r->plan.hash, r->resume);
+    return 0;
+}
+
+static int continue_from(lg_run *r, const char *origin_dir, const lg_manifest *m)
+{
+    struct origin o;
+    int rc = load_origin(origin_dir, &o);
+    if (rc == 0) rc = plan_like(r, &o, m);
+    lg_config_free(&o.config);
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    r->start_step = m->step;
+    return 0;
+}
+
+static int find_newest(lg_run *r, lg_manifest *m)
+{
+    char checkpoints[LG_PATH_BYTES];
+    LG_TRY(lg_run_path(r, checkpoints, "checkpoints"));
+    int rc = lg_manifest_newest(checkpoints, r->config->job_name, r->resume, m);
+    if (rc < 0) r->resume[0] = 0;
+    if (rc == LG_ERR_NOTFOUND) {
+        lg_err_clear();
+        return rc;
+    }
+    LG_TRY(rc);
+    return 0;
+}
+
+static int decide(lg_run *r, lg_manifest *m)
+{
+    const lg_config *c = r->config;
+    char origin_dir[LG_PATH_BYTES];
+    if (c->trainer_auto_resume) {
+        int rc = find_newest(r, m);
+        if (rc == 0) return continue_from(r, r->dir, m);
+        if (rc != LG_ERR_NOTFOUND) return rc;
+    }
+    if (!c->trainer_resume_from[0]) return lg_plan_make(c, NULL, &r->plan);
+    LG_TRY(lg_manifest_load(c->trainer_resume_from, m));
+    LG_TRY(lg_path(r->resume, "%s", c->trainer_resume_from));
+    LG_TRY(lg_path(origin_dir, "%s/../..", c->trainer_resume_from));
+    return continue_from(r, origin_dir, m);
+}
+
+int lg_run_decide(lg_run *r, lg_config *config)
+{
+    lg_config_free(&r->config);
+    r->config = config;
+    r->resume[0] = 0;
+    r->start_step = 0;
+    lg_manifest *m = calloc(1, sizeof *m);
+    if (!m) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a manifest");
+    int rc = decide(r, m);
+    free(m);
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return 0;
+}
+
+int lg_run_load(lg_run *r)
+{
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_run_path(r, path, "config.toml"));
+    lg_config_free(&r->config);
+    LG_TRY(lg_config_load(path, NULL, 0, &r->config));
+    LG_TRY(lg_run_path(r, path, "plan.json"));
+    LG_TRY(lg_plan_load(path, &r->plan));
+    return 0;
+}
+
+int lg_run_save(const lg_run *r)
+{
+    char path[LG_PATH_BYTES], line[LG_PATH_BYTES + 1];
+    char *toml = lg_config_to_toml(r->config);
+    if (!toml) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the effective config");
+    int rc = lg_run_path(r, path, "config.toml");
+    if (rc == 0) rc = lg_publish_file(path, toml, strlen(toml));
+    free(toml);
+    LG_TRY(rc);
+    LG_TRY(lg_run_path(r, path, "plan.json"));
+    LG_TRY(lg_plan_save(&r->plan, path));
+    LG_TRY(lg_run_path(r, path, "resume"));
+    int n = snprintf(line, sizeof line, "%s\n", r->resume);
+    LG_TRY(lg_publish_file(path, line, (size_t)n));
+    return 0;
+}

@@ -1,0 +1,57 @@
+/* A run directory, seen from lgsup: its lock, its runtime directory, what a start continues from.
+ *
+ *   DIR/lock         flock of the lgsup in charge; "PID START_TIME" of it
+ *   DIR/runtime      path of the runtime directory (sockets), while the run lives
+ *   DIR/config.toml  effective config       DIR/plan.json  the plan       DIR/board  the board
+ *   DIR/resume       path of the checkpoint that this start continues from, or empty
+ *   DIR/status.json  last status, for after the end
+ *   DIR/logs/ROLE.INDEX.log, DIR/logs/lgsup.log
+ *   metrics.jsonl, ledger, checkpoints/, samples/: written by the stages
+ */
+#pragma once
+#include "base/fs.h"
+#include "config/plan.h"
+
+typedef struct lg_run {
+    char dir[LG_PATH_BYTES];         /* absolute */
+    char runtime_dir[LG_PATH_BYTES]; /* "" until lg_run_runtime */
+    int lock_fd;                     /* -1: not held */
+    lg_config *config;               /* owned */
+    lg_plan plan;
+    char resume[LG_PATH_BYTES]; /* checkpoint to continue from, or "" */
+    uint64_t start_step;        /* its step, or 0 */
+} lg_run;
+
+/* An lg_run without anything in it; close it with lg_run_close. */
+void lg_run_init(lg_run *r, const char *dir);
+/* Releases memory and the lock. Files stay. */
+void lg_run_close(lg_run *r);
+
+/* Creates DIR with logs/ and samples/. A clear message when it cannot be written. */
+int lg_run_create(lg_run *r);
+/* Takes the lock and records us in it. LG_ERR_BUSY when a living lgsup holds it. An earlier holder
+ * that died is waited for: its end is certain only when its pidfd says so. */
+int lg_run_lock(lg_run *r);
+/* Pidfd of the lgsup that is recorded in DIR/lock; -1 when it is gone. *ret_pid may be NULL. */
+int lg_run_holder(const char *dir, int *ret_pid);
+
+/* DIR/config.toml and DIR/plan.json, for an adoption or for reading. */
+int lg_run_load(lg_run *r);
+/* Takes `config` over and decides what this start continues from: the newest complete checkpoint in
+ * DIR (trainer.auto_resume), else trainer.resume_from, else nothing. Then makes the plan. Refuses
+ * by name a key that would change the result of what is continued. */
+int lg_run_decide(lg_run *r, lg_config *config);
+/* Writes config.toml, plan.json and resume. */
+int lg_run_save(const lg_run *r);
+
+/* A new runtime directory, mode 0700, short enough for socket paths; recorded in DIR/runtime. */
+int lg_run_runtime_create(lg_run *r);
+/* The recorded one. LG_ERR_NOTFOUND. */
+int lg_run_runtime_load(lg_run *r);
+/* Removes it with its record. */
+void lg_run_runtime_remove(lg_run *r);
+/* "DIR/<rest>" */
+int lg_run_path(const lg_run *r, char ret[LG_PATH_BYTES], const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* One line of a small text file, without its end. */
+int lg_read_line(const char *path, char *ret, size_t bytes);

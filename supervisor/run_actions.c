@@ -1,0 +1,97 @@
+/* What is done when the run changes; see states.def. */
+#include "base/clock.h"
+#include "shm/commit.h"
+#include "supervisor/status.h"
+#include "supervisor/supervise.h"
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { LEAVE_MS_MAX = 10000, EXIT_INTERRUPTED = 130 };
+
+static void set_run_state(lg_supervisor *s, lg_run_state state)
+{
+    atomic_store(&s->board->s->run_state, state);
+    lg_status_save(s->run->dir, s->board);
+}
+
+void lg_run_announce(lg_supervisor *s)
+{
+    if (s->step == LG_RUN_STEP_running) set_run_state(s, LG_RUN_RUNNING);
+    lg_keep_refresh(&s->keep);
+    lg_progress_say(&s->progress, LG_INFO, "every role is ready");
+    if (s->ready_fd < 0) return;
+    char byte = 0;
+    ssize_t ignored = write(s->ready_fd, &byte, 1);
+    (void)ignored;
+}
+
+void lg_run_drain(lg_supervisor *s)
+{
+    set_run_state(s, LG_RUN_DRAINING);
+    atomic_store(&s->board->s->drain, 1);
+    lg_nudge_all(s);
+    lg_progress_say(
+        &s->progress, LG_INFO,
+        "stopping: the step in flight is finished and a checkpoint published (interrupt "
+        "again to kill)");
+}
+
+static void tell_to_leave(lg_supervisor *s)
+{
+    s->leave_by_ns = lg_now_ns() + LEAVE_MS_MAX * LG_MS_NS;
+    atomic_store(&s->board->s->quit, 1);
+    for (int i = 0; i < s->n_instances; i++)
+        lg_instance_raise(s, &s->instance[i], LG_INSTANCE_EVENT_leave);
+}
+
+static void kill_all(lg_supervisor *s)
+{
+    tell_to_leave(s);
+    for (int i = 0; i < s->n_instances; i++) lg_child_signal(&s->instance[i].child, SIGKILL);
+}
+
+void lg_run_leave(lg_supervisor *s)
+{
+    uint64_t final = 0;
+    lg_commit_final(s->board, &final);
+    s->outcome = final >= s->board->s->max_steps ? LG_RUN_DONE : LG_RUN_STOPPED;
+    tell_to_leave(s);
+    lg_nudge_all(s);
+}
+
+void lg_run_hurry(lg_supervisor *s)
+{
+    for (int i = 0; i < s->n_instances; i++) {
+        struct lg_instance *p = &s->instance[i];
+        char name[32];
+        if (p->child.pidfd < 0) continue;
+        lg_instance_name(p, name);
+        lg_progress_say(&s->progress, LG_WARN, "%s has not left within %d s: killed", name,
+                        LEAVE_MS_MAX / 1000);
+    }
+    kill_all(s);
+}
+
+void lg_run_kill(lg_supervisor *s)
+{
+    s->outcome = LG_RUN_FAILED;
+    s->exit_code = EXIT_INTERRUPTED;
+    snprintf(s->cause, sizeof s->cause, "killed by a second interrupt");
+    kill_all(s);
+}
+
+void lg_run_park(lg_supervisor *s)
+{
+    s->outcome = LG_RUN_PARKED;
+    s->exit_code = -LG_ERR_PARKED;
+    lg_progress_say(&s->progress, LG_ERROR, "parked: %s", s->cause);
+    lg_progress_say(&s->progress, LG_ERROR,
+                    "remove the cause, then `lgsup start` goes on from the newest checkpoint");
+    kill_all(s);
+}
+
+void lg_run_finish(lg_supervisor *s)
+{
+    (void)s; /* the loop ends with the state */
+}

@@ -1,0 +1,181 @@
+/* `lgsup start`; see start.h. Order, each step failing with nothing left behind but the run
+ * directory: config, run directory, lock, leftovers of an earlier lgsup, what to continue from,
+ * files, runtime directory, board, supervise, end. */
+#include "supervisor/start.h"
+#include "supervisor/detach.h"
+#include "supervisor/finish.h"
+#include "supervisor/supervise.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int open_board(const lg_run *r, lg_board **ret)
+{
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_run_path(r, path, "board"));
+    int rc = lg_path_exists(path) ? lg_board_open(path, 0, ret) : LG_ERR_NOTFOUND;
+    lg_err_clear(); /* of another boot or build: nothing that lives */
+    return rc;
+}
+
+static bool is_over(lg_board *b)
+{
+    return atomic_load(&b->s->run_state) >= LG_RUN_DONE;
+}
+
+/* What the run's own files say counts; a changed config has to wait for the next start. */
+static int adopt_board(lg_run *r, lg_board *b, struct lg_supervise_spec *spec, int *ret_exit)
+{
+    lg_run_state outcome;
+    LG_TRY(lg_run_load(r));
+    if (r->plan.hash != b->s->plan_hash)
+        return LG_FAIL(LG_ERR_MISMATCH, "%s/plan.json is not the plan of the processes that live",
+                       r->dir);
+    LG_TRY(lg_run_runtime_load(r));
+    spec->run = r;
+    spec->board = b;
+    spec->adopt = true;
+    LG_TRY(lg_supervise(spec, ret_exit, &outcome));
+    lg_finish(r, outcome, spec->quiet, ret_exit);
+    return 0;
+}
+
+int lg_start_adopt(lg_run *r, bool drain, bool quiet, int ready_fd, bool *ret_adopted,
+                   int *ret_exit)
+{
+    lg_board *b = NULL;
+    *ret_adopted = false;
+    if (open_board(r, &b) < 0) return 0;
+    int rc = 0;
+    struct lg_supervise_spec spec = {.drain = drain, .quiet = quiet, .ready_fd = ready_fd};
+    if (lg_leftovers_live(b) && !is_over(b)) {
+        rc = adopt_board(r, b, &spec, ret_exit);
+        *ret_adopted = rc == 0;
+    }
+    if (rc < 0 || is_over(b)) lg_leftovers_kill(b);
+    lg_board_close(&b);
+    if (rc == LG_ERR_NOTFOUND) { /* memory is lost: back to the checkpoint */
+        fprintf(stderr, "warning: %s; starting again from the newest checkpoint\n",
+                lg_err_message());
+        lg_err_clear();
+        rc = 0;
+    }
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return 0;
+}
+
+static int make_board(const lg_run *r, lg_board **ret)
+{
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_run_path(r, path, "regions")); /* of an earlier start */
+    unlink(path);
+    LG_TRY(lg_run_path(r, path, "board"));
+    LG_TRY(
+        lg_board_create(path,
+                        &(struct lg_board_spec){.plan = &r->plan,
+                                                .start_step = r->start_step,
+                                                .max_steps = (uint64_t)r->config->trainer_max_steps,
+                                                .checkpoint_every = r->config->checkpoint_every},
+                        ret));
+    return 0;
+}
+
+static void say_what(const lg_run *r, bool quiet)
+{
+    if (quiet) return;
+    if (r->resume[0])
+        printf("resuming %s at step %" PRIu64 " from %s\n", r->config->job_name, r->start_step,
+               r->resume);
+    else
+        printf("starting %s in %s\n", r->config->job_name, r->dir);
+    fflush(stdout);
+}
+
+static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
+{
+    lg_board *b = NULL;
+    lg_run_state outcome;
+    say_what(r, quiet);
+    LG_TRY(lg_run_save(r));
+    lg_run_runtime_remove(r); /* of an earlier start */
+    LG_TRY(lg_run_runtime_create(r));
+    LG_TRY(make_board(r, &b));
+    int rc = lg_supervise(
+        &(struct lg_supervise_spec){.run = r, .board = b, .quiet = quiet, .ready_fd = ready_fd},
+        ret_exit, &outcome);
+    lg_board_close(&b);
+    if (rc < 0) {
+        lg_run_runtime_remove(r);
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    lg_finish(r, outcome, quiet, ret_exit);
+    return 0;
+}
+
+/* Takes *config over. */
+static int start_locked(lg_run *r, lg_config **config, bool quiet, int ready_fd, int *ret_exit)
+{
+    bool adopted;
+    LG_TRY(lg_start_adopt(r, false, quiet, ready_fd, &adopted, ret_exit));
+    if (adopted) return 0;
+    lg_config *c = *config;
+    *config = NULL;
+    LG_TRY(lg_run_decide(r, c));
+    if (r->start_step >= (uint64_t)c->trainer_max_steps) {
+        if (!quiet)
+            printf("nothing to do: %s is at step %" PRIu64 " of trainer.max_steps = %" PRId64
+                   "\ncheckpoint  %s\n",
+                   c->job_name, r->start_step, c->trainer_max_steps, r->resume);
+        *ret_exit = 0;
+        return 0;
+    }
+    LG_TRY(begin(r, quiet, ready_fd, ret_exit));
+    return 0;
+}
+
+static int start_here(const char *dir, lg_config **config, bool quiet, int ready_fd, int *ret_exit)
+{
+    lg_run *r = malloc(sizeof *r);
+    if (!r) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the run");
+    lg_run_init(r, dir);
+    int rc = lg_run_create(r);
+    if (rc == 0) rc = lg_run_lock(r);
+    if (rc == 0) rc = start_locked(r, config, quiet, ready_fd, ret_exit);
+    lg_run_close(r);
+    free(r);
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return 0;
+}
+
+static int start_detached(const char *dir, lg_config **config, int *ret_exit)
+{
+    struct lg_detached d;
+    LG_TRY(lg_detach(dir, &d));
+    if (d.is_parent) {
+        LG_TRY(lg_detach_wait(&d, ret_exit));
+        return 0;
+    }
+    int exit_code = 0;
+    int rc = start_here(dir, config, true, d.fd, &exit_code);
+    lg_config_free(config);
+    lg_detach_end(&d, rc, exit_code); /* does not return */
+}
+
+int lg_start(const struct lg_start_args *args, int *ret_exit)
+{
+    lg_config *config = NULL;
+    int rc;
+    LG_TRY(lg_config_load(args->file, args->set, args->n_set, &config));
+    LG_TRY_GOTO(rc, lg_config_check(config), out);
+    char dir[LG_PATH_BYTES];
+    LG_TRY_GOTO(rc, lg_path(dir, "%s", config->job_dir), out);
+    if (args->detach)
+        LG_TRY_GOTO(rc, start_detached(dir, &config, ret_exit), out);
+    else
+        LG_TRY_GOTO(rc, start_here(dir, &config, false, -1, ret_exit), out);
+out:
+    lg_config_free(&config);
+    return rc;
+}

@@ -1,0 +1,41 @@
+/* The status of a run: read from its board, whoever lives. After the end, and after a restart of the
+ * machine, from DIR/status.json. */
+#pragma once
+#include "shm/board.h"
+#include <cjson/cJSON.h>
+
+enum { LG_STATUS_INSTANCES_MAX = LG_ROWS };
+
+struct lg_status_instance {
+    lg_role role;
+    int index;
+    int pid;           /* 0: none */
+    const char *state; /* "setup", "working", "waiting", "done", "starting", "dead", "gone" */
+    uint32_t restarts;
+};
+
+struct lg_status {
+    char job[128];
+    const char *state; /* lg_run_state_name */
+    uint64_t step, max_steps;
+    double loss, samples_per_s;
+    uint64_t voids, skipped;
+    char cause[LG_CAUSE_BYTES];
+    char checkpoint[LG_PATH_BYTES]; /* newest complete one, or "" */
+    struct lg_status_instance instance[LG_STATUS_INSTANCES_MAX];
+    int n_instances;
+};
+
+/* Committed steps: the state that every rank has committed. */
+uint64_t lg_status_step(lg_board *b);
+/* Is the process that the row names alive? By pid and start time. */
+bool lg_status_row_alive(const struct lg_board_row *row);
+
+/* LG_ERR_NOTFOUND when DIR is no run directory. */
+int lg_status_read(const char *dir, struct lg_status *ret);
+/* DIR/status.json. A full disk is no reason to fail: best effort. */
+void lg_status_save(const char *dir, lg_board *b);
+/* The JSON of `lgsup status --json`; the caller deletes it. */
+cJSON *lg_status_json(const struct lg_status *st);
+/* For people, on stdout. */
+void lg_status_print(const struct lg_status *st);

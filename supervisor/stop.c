@@ -1,0 +1,93 @@
+/* `lgsup stop`; see start.h. */
+#include "bus/control.h"
+#include "shm/board.h"
+#include "supervisor/start.h"
+#include "supervisor/status.h"
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <unistd.h>
+
+enum { ASK_MS = 3000, SAY_MS = 10000 };
+
+/* By message, and by signal when nobody answers. Either asks for the same drain. */
+static void ask_to_stop(lg_run *r, int pidfd)
+{
+    struct lg_message stop = {.kind = LG_MESSAGE_stop, .role = LG_ROLE_lgsup}, answer;
+    if (lg_run_runtime_load(r) == 0 && lg_control_ask(r->runtime_dir, &stop, ASK_MS, &answer) == 0)
+        return;
+    lg_err_clear();
+    pidfd_send_signal(pidfd, SIGHUP, NULL, 0); /* a drain however often it comes */
+}
+
+/* lgsup leaves last, after its processes and the keeper. A drain takes as long as a step and a
+ * checkpoint take, so there is no limit here; the user can interrupt the waiting. */
+static void wait_for_end(const lg_run *r, int pidfd)
+{
+    struct pollfd p = {.fd = pidfd, .events = POLLIN};
+    while (poll(&p, 1, SAY_MS) == 0)
+        printf("waiting for the last step and its checkpoint (%s)\n", r->dir), fflush(stdout);
+}
+
+static int report(const char *dir, int *ret_exit)
+{
+    struct lg_status *st = malloc(sizeof *st);
+    if (!st) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the status");
+    int rc = lg_status_read(dir, st);
+    if (rc == 0) {
+        printf("%s: %s at step %llu of %llu\n", st->job, st->state, (unsigned long long)st->step,
+               (unsigned long long)st->max_steps);
+        if (st->cause[0]) printf("cause: %s\n", st->cause);
+        bool well = !strcmp(st->state, lg_run_state_name(LG_RUN_STOPPED)) ||
+                    !strcmp(st->state, lg_run_state_name(LG_RUN_DONE));
+        bool parked = !strcmp(st->state, lg_run_state_name(LG_RUN_PARKED));
+        *ret_exit = well ? 0 : parked ? -LG_ERR_PARKED : -LG_ERR_FAILED;
+    }
+    free(st);
+    return rc;
+}
+
+static int stop_orphan(lg_run *r, int *ret_exit)
+{
+    bool adopted;
+    LG_TRY(lg_run_lock(r));
+    LG_TRY(lg_start_adopt(r, true, false, -1, &adopted, ret_exit));
+    if (!adopted) {
+        printf("%s: nothing runs here\n", r->dir);
+        *ret_exit = 0;
+    }
+    return 0;
+}
+
+static int stop(lg_run *r, int *ret_exit)
+{
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_run_path(r, path, "config.toml"));
+    if (!lg_path_exists(path))
+        return LG_FAIL(LG_ERR_NOTFOUND, "%s is not a run directory (no config.toml in it)", r->dir);
+    int pidfd = lg_run_holder(r->dir, NULL);
+    if (pidfd < 0) {
+        LG_TRY(stop_orphan(r, ret_exit));
+        return 0;
+    }
+    ask_to_stop(r, pidfd);
+    wait_for_end(r, pidfd);
+    close(pidfd);
+    LG_TRY(report(r->dir, ret_exit));
+    return 0;
+}
+
+int lg_stop(const char *dir, int *ret_exit)
+{
+    lg_run *r = malloc(sizeof *r);
+    if (!r) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the run");
+    lg_run_init(r, dir);
+    int rc = stop(r, ret_exit);
+    lg_run_close(r);
+    free(r);
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return 0;
+}

@@ -1,0 +1,256 @@
+/* The poll loop and the two tables; see supervise.h and states.def.
+ *
+ * One iteration: sleep until a message, a signal, a death or the next look; handle what came; look
+ * at the board. Deaths come before everything else, so that a replacement is started before any
+ * line is printed. */
+#include "supervisor/supervise.h"
+#include "base/clock.h"
+#include "supervisor/status.h"
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+enum { LOOK_MS = 50, POLL_MAX = LG_ROLES_MAX * LG_INSTANCES_MAX + 3, KEEPER_STARTS_MAX = 3 };
+
+/* ---- the tables ---- */
+
+static const struct {
+    void (*action)(lg_supervisor *);
+    lg_run_step next;
+} run_rule[LG_RUN_STEP_COUNT][LG_RUN_EVENT_COUNT] = {
+#define LG_RUN_RULE(state, event, act, then)                                                       \
+    [LG_RUN_STEP_##                                                                                \
+        state][LG_RUN_EVENT_##event] = {.action = lg_run_##act, .next = LG_RUN_STEP_##then},
+#include "supervisor/states.def"
+#undef LG_RUN_RULE
+};
+
+static const struct {
+    void (*action)(lg_supervisor *, struct lg_instance *);
+    lg_instance_state next;
+} instance_rule[LG_INSTANCE_STATE_COUNT][LG_INSTANCE_EVENT_COUNT] = {
+#define LG_INSTANCE_RULE(state, event, act, then)                                                  \
+    [LG_INSTANCE_##state][LG_INSTANCE_EVENT_##event] = {.action = lg_instance_##act,               \
+                                                        .next = LG_INSTANCE_##then},
+#include "supervisor/states.def"
+#undef LG_INSTANCE_RULE
+};
+
+void lg_run_raise(lg_supervisor *s, lg_run_event e)
+{
+    lg_run_step from = s->step;
+    if (!run_rule[from][e].action) return;
+    s->step = run_rule[from][e].next;
+    run_rule[from][e].action(s);
+}
+
+void lg_instance_raise(lg_supervisor *s, struct lg_instance *i, lg_instance_event e)
+{
+    lg_instance_state from = i->state;
+    if (!instance_rule[from][e].action) return;
+    i->state = instance_rule[from][e].next;
+    instance_rule[from][e].action(s, i);
+}
+
+const char *lg_instance_state_text(lg_instance_state state)
+{
+    static const char *const names[] = {
+#define X(name) #name,
+        LG_INSTANCE_STATES(X)
+#undef X
+    };
+    return (size_t)state < LG_ARRAY_LEN(names) ? names[state] : "?";
+}
+
+/* ---- what happened ---- */
+
+/* Exit 0 with nothing left to do is no death. */
+static lg_instance_event kind_of_end(lg_supervisor *s, const struct lg_instance *i)
+{
+    const struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
+    bool finished = atomic_load(&row->phase) == LG_PHASE_DONE;
+    bool clean = i->exit_code == 0 || i->exit_code == LG_EXIT_UNKNOWN;
+    return finished && clean ? LG_INSTANCE_EVENT_left : LG_INSTANCE_EVENT_died;
+}
+
+static void on_death(lg_supervisor *s, struct lg_instance *i)
+{
+    i->exit_code = lg_child_reap(&i->child);
+    lg_board_bury(s->board, i->incarnation);
+    lg_instance_raise(s, i, kind_of_end(s, i));
+}
+
+static void on_keeper_death(lg_supervisor *s)
+{
+    char how[64];
+    lg_exit_text(lg_child_reap(&s->keep.child), how, sizeof how);
+    if (s->step >= LG_RUN_STEP_leaving) return;
+    for (int i = 0; i < KEEPER_STARTS_MAX; i++) {
+        if (lg_keep_start(&s->keep, s->board) == 0) {
+            lg_progress_say(&s->progress, LG_WARN, "keeper: %s; restarted with %d regions", how,
+                            s->keep.n_copies);
+            return;
+        }
+    }
+    snprintf(s->cause, sizeof s->cause, "the keeper cannot be restarted: %s", lg_err_message());
+    lg_err_clear();
+    lg_run_raise(s, LG_RUN_EVENT_crash_loop);
+}
+
+static void on_signal(lg_supervisor *s)
+{
+    struct signalfd_siginfo info;
+    while (read(s->signal_fd, &info, sizeof info) == (ssize_t)sizeof info)
+        lg_run_raise(s, info.ssi_signo == SIGHUP ? LG_RUN_EVENT_stop : LG_RUN_EVENT_interrupt);
+}
+
+/* ---- the loop ---- */
+
+static int fill_poll(const lg_supervisor *s, struct pollfd *p, struct lg_instance **who)
+{
+    int n = 0;
+    for (int i = 0; i < s->n_instances; i++) {
+        if (s->instance[i].child.pidfd < 0) continue;
+        who[n] = &s->instance[i];
+        p[n++] = (struct pollfd){.fd = s->instance[i].child.pidfd, .events = POLLIN};
+    }
+    return n;
+}
+
+static void iterate(lg_supervisor *s)
+{
+    struct pollfd p[POLL_MAX];
+    struct lg_instance *who[POLL_MAX];
+    int n = fill_poll(s, p, who);
+    int keeper = n, others = n + 1;
+    p[keeper] = (struct pollfd){.fd = s->keep.child.pidfd, .events = POLLIN};
+    p[others] = (struct pollfd){.fd = s->signal_fd, .events = POLLIN};
+    p[others + 1] = (struct pollfd){.fd = lg_control_fd(s->control), .events = POLLIN};
+    if (poll(p, (nfds_t)others + 2, LOOK_MS) > 0) {
+        for (int i = 0; i < n; i++)
+            if (p[i].revents) on_death(s, who[i]);
+        if (p[keeper].revents) on_keeper_death(s);
+        if (p[others].revents) on_signal(s);
+    }
+    lg_watch_look(s);
+    lg_progress_show(&s->progress, s);
+    lg_control_handle(s); /* last: ZeroMQ's fd is edge-triggered */
+}
+
+/* ---- beginning and end ---- */
+
+static int count_instances(const lg_plan *plan)
+{
+    int n = 0;
+    for (int r = 0; r < LG_ROLE_keeper; r++) n += plan->instances[r];
+    return n;
+}
+
+static int make_instances(lg_supervisor *s)
+{
+    const lg_plan *plan = &s->run->plan;
+    const lg_config *c = s->run->config;
+    s->instance = calloc((size_t)count_instances(plan), sizeof *s->instance);
+    if (!s->instance) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the instances");
+    for (int r = 0; r < LG_ROLE_keeper; r++) {
+        LG_TRY(lg_intensity_init(&s->intensity[r], c->supervisor_restarts_max,
+                                 c->supervisor_restart_window_s));
+        for (int k = 0; k < plan->instances[r]; k++)
+            s->instance[s->n_instances++] =
+                (struct lg_instance){.role = (lg_role)r, .index = k, .child = LG_CHILD_NONE};
+    }
+    return 0;
+}
+
+static int open_signals(lg_supervisor *s)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    s->signal_fd = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
+    if (s->signal_fd < 0) return LG_FAIL(LG_ERR_IO, "signalfd: %s", strerror(errno));
+    return 0;
+}
+
+/* Our own row, so that status and the next lgsup know who we are. */
+static int enter_board(lg_supervisor *s)
+{
+    lg_life state;
+    lg_incarnation former = lg_board_life(s->board, LG_ROLE_lgsup, 0, &state);
+    if (state != LG_LIFE_NONE) {
+        lg_board_bury(s->board, former); /* the run's lock says that it is gone */
+        atomic_fetch_add(&lg_board_row(s->board, LG_ROLE_lgsup, 0)->restarts, 1);
+    }
+    LG_TRY(lg_board_join(s->board, lg_board_enlist(s->board, LG_ROLE_lgsup, 0)));
+    return 0;
+}
+
+static int open_supervisor(lg_supervisor *s, const struct lg_supervise_spec *spec)
+{
+    lg_progress_open(&s->progress, s->run->dir, spec->quiet);
+    LG_TRY(open_signals(s));
+    LG_TRY(make_instances(s));
+    LG_TRY(enter_board(s));
+    LG_TRY(lg_keep_init(&s->keep, s->run->dir, s->run->runtime_dir));
+    LG_TRY(lg_control_open(s->run->runtime_dir, &s->control));
+    if (spec->adopt)
+        LG_TRY(lg_adopt_instances(s));
+    else
+        LG_TRY(lg_keep_start(&s->keep, s->board));
+    return 0;
+}
+
+static void close_supervisor(lg_supervisor *s)
+{
+    lg_keep_end(&s->keep);
+    lg_control_close(&s->control);
+    for (int r = 0; r < LG_ROLE_COUNT; r++) lg_intensity_free(&s->intensity[r]);
+    for (int i = 0; i < s->n_instances; i++)
+        if (s->instance[i].child.pidfd >= 0) close(s->instance[i].child.pidfd);
+    free(s->instance);
+    if (s->signal_fd >= 0) close(s->signal_fd);
+    lg_progress_close(&s->progress);
+}
+
+static void run_until_over(lg_supervisor *s, bool drain)
+{
+    if (drain) lg_run_raise(s, LG_RUN_EVENT_stop);
+    if (atomic_load(&s->board->s->quit)) lg_run_raise(s, LG_RUN_EVENT_complete);
+    for (int i = 0; i < s->n_instances; i++)
+        lg_instance_raise(s, &s->instance[i], LG_INSTANCE_EVENT_start);
+    while (s->step != LG_RUN_STEP_over) iterate(s);
+    lg_progress_last(&s->progress, s);
+    atomic_store(&s->board->s->run_state, s->outcome);
+    snprintf(s->board->s->cause, sizeof s->board->s->cause, "%s", s->cause);
+    lg_board_bury(s->board, lg_board_life(s->board, LG_ROLE_lgsup, 0, NULL));
+    lg_status_save(s->run->dir, s->board);
+}
+
+int lg_supervise(const struct lg_supervise_spec *spec, int *ret_exit, lg_run_state *ret_outcome)
+{
+    lg_supervisor *s = calloc(1, sizeof *s);
+    if (!s) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the supervisor");
+    s->run = spec->run;
+    s->board = spec->board;
+    s->ready_fd = spec->ready_fd;
+    s->signal_fd = s->progress.log_fd = -1;
+    s->keep.child = LG_CHILD_NONE;
+    int rc = open_supervisor(s, spec);
+    if (rc == 0) {
+        run_until_over(s, spec->drain);
+        *ret_exit = s->exit_code;
+        *ret_outcome = s->outcome;
+    }
+    close_supervisor(s);
+    free(s);
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return 0;
+}

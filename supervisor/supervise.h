@@ -1,0 +1,121 @@
+/* The supervisor of one run: starts every process, restarts what dies, ends the run.
+ *
+ * What happens when stands in states.def; this file has the data, supervise.c the one poll loop,
+ * watch.c the looks at the board that raise events, run_actions.c and instance_actions.c what is
+ * done. Single-threaded; nothing here computes or touches a region's contents. */
+#pragma once
+#include "bus/control.h"
+#include "shm/board.h"
+#include "supervisor/child.h"
+#include "supervisor/intensity.h"
+#include "supervisor/keep.h"
+#include "supervisor/progress.h"
+#include "supervisor/run.h"
+
+#define LG_RUN_STATES(X) X(starting) X(running) X(draining) X(leaving) X(killing) X(over)
+#define LG_RUN_EVENTS(X)                                                                           \
+    X(all_ready) X(complete) X(stop) X(interrupt) X(crash_loop) X(overdue) X(all_gone)
+#define LG_INSTANCE_STATES(X) X(down) X(starting) X(ready) X(doomed) X(resting) X(leaving)
+#define LG_INSTANCE_EVENTS(X) X(start) X(ready) X(died) X(left) X(late) X(leave)
+
+typedef enum lg_run_step {
+#define X(name) LG_RUN_STEP_##name,
+    LG_RUN_STATES(X)
+#undef X
+        LG_RUN_STEP_COUNT
+} lg_run_step;
+
+typedef enum lg_run_event {
+#define X(name) LG_RUN_EVENT_##name,
+    LG_RUN_EVENTS(X)
+#undef X
+        LG_RUN_EVENT_COUNT
+} lg_run_event;
+
+typedef enum lg_instance_state {
+#define X(name) LG_INSTANCE_##name,
+    LG_INSTANCE_STATES(X)
+#undef X
+        LG_INSTANCE_STATE_COUNT
+} lg_instance_state;
+
+typedef enum lg_instance_event {
+#define X(name) LG_INSTANCE_EVENT_##name,
+    LG_INSTANCE_EVENTS(X)
+#undef X
+        LG_INSTANCE_EVENT_COUNT
+} lg_instance_event;
+
+struct lg_instance {
+    lg_role role;
+    int index;
+    lg_instance_state state;
+    lg_incarnation incarnation;
+    struct lg_child child;
+    int64_t spawned_ns;
+    int64_t retry_ns;          /* down: not before this */
+    int early_deaths;          /* in a row, before being ready */
+    int late_looks;            /* in a row */
+    int exit_code;             /* of the last process, LG_EXIT_* */
+    char said[LG_CAUSE_BYTES]; /* its last error event */
+};
+
+typedef struct lg_supervisor {
+    lg_run *run;
+    lg_board *board;
+    lg_control *control;
+    lg_keep keep;
+    lg_progress progress;
+    lg_run_step step;
+    lg_run_state outcome; /* of the end: done, stopped, parked or failed */
+    int exit_code;        /* of lgsup: an lg_err negated, or 130 */
+    char cause[LG_CAUSE_BYTES];
+    bool announced;
+    int ready_fd; /* gets one byte 0 when every role is ready; -1; the caller's */
+    int signal_fd;
+    int64_t leave_by_ns, last_hang_look_ns, last_status_ns;
+    struct lg_intensity intensity[LG_ROLE_COUNT];
+    struct lg_instance *instance;
+    int n_instances;
+} lg_supervisor;
+
+struct lg_supervise_spec {
+    lg_run *run;     /* locked, with config, plan, runtime directory */
+    lg_board *board; /* created, or opened again */
+    bool adopt;      /* take over what an earlier lgsup has left */
+    bool drain;      /* end it at once, in order (`lgsup stop` of an orphaned run) */
+    int ready_fd;    /* -1: nobody asks */
+    bool quiet;      /* no progress on the terminal: only logs/lgsup.log */
+};
+/* Runs until the run is over. *ret_exit: 0, 11 (parked), 130 (interrupted twice) ...; *ret_outcome
+ * what the status says from now on. SIGINT, SIGTERM and SIGHUP are blocked on return. */
+int lg_supervise(const struct lg_supervise_spec *spec, int *ret_exit, lg_run_state *ret_outcome);
+
+/* ---- between the files of the supervisor ---- */
+void lg_run_raise(lg_supervisor *s, lg_run_event e);
+void lg_instance_raise(lg_supervisor *s, struct lg_instance *i, lg_instance_event e);
+const char *lg_instance_state_text(lg_instance_state s);
+
+/* watch.c: looks at the board and raises what follows from it. */
+void lg_watch_look(lg_supervisor *s);
+/* adopt.c. Does a process of this board live (lgsup aside)? */
+bool lg_leftovers_live(lg_board *b);
+/* Kills them all and waits for their end. */
+void lg_leftovers_kill(lg_board *b);
+/* Turns the rows of an earlier lgsup into instances. LG_ERR_NOTFOUND when memory has been lost: then
+ * every process has been killed, and a new start is needed. */
+int lg_adopt_instances(lg_supervisor *s);
+/* "vae.1" */
+void lg_instance_name(const struct lg_instance *i, char ret[32]);
+int lg_instance_log(const lg_supervisor *s, const struct lg_instance *i, char ret[LG_PATH_BYTES]);
+/* Every stage looks at the board now. */
+void lg_nudge_all(lg_supervisor *s);
+/* What stages and commands have sent. */
+void lg_control_handle(lg_supervisor *s);
+
+#define LG_RUN_RULE(state, event, action, next) void lg_run_##action(lg_supervisor *s);
+#define LG_INSTANCE_RULE(state, event, action, next)                                               \
+    void lg_instance_##action(lg_supervisor *s, struct lg_instance *i);
+#include "supervisor/states.def"
+#undef LG_RUN_RULE
+#undef LG_INSTANCE_RULE
