@@ -98,7 +98,8 @@ static size_t add(lg_params *t, bool packed, int64_t rows, int64_t columns, cons
     LG_ASSERT(strlen(name) < sizeof p.name);
     strcpy(p.name, name);
     if (!columns) p.init = LG_INIT_ONE;
-    return t->p[packed ? lg_params_add_packed(t, &p) : lg_params_add(t, &p)].offset;
+    int i = packed ? lg_params_add_packed(t, &p) : lg_params_add(t, &p); /* may move t->p */
+    return t->p[i].offset;
 }
 
 static size_t add_layer_param(lg_params *t, bool packed, int layer, int64_t rows, int64_t columns,
