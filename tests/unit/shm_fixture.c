@@ -1,0 +1,65 @@
+/* See shm_fixture.h. */
+#include "tests/unit/shm_fixture.h"
+#include "base/fs.h"
+#include "shm/keeper.h"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+void shm_fixture_open(struct shm_fixture *f, int ranks)
+{
+    memset(f, 0, sizeof *f);
+    snprintf(f->dir, sizeof f->dir, "/tmp/lg-test-XXXXXX");
+    LG_ASSERT(mkdtemp(f->dir) != NULL);
+    snprintf(f->board_path, sizeof f->board_path, "%s/board", f->dir);
+    snprintf(f->keeper, sizeof f->keeper, "%s/keeper", f->dir);
+    f->plan = (lg_plan){.batch = 4, .window_slots = 16, .hash = 0x1234};
+    f->plan.instances[LG_ROLE_trainer] = ranks;
+    f->plan.instances[LG_ROLE_ema] = 1;
+    f->plan.instances[LG_ROLE_ckpt] = 1;
+    struct lg_board_spec spec = {.plan = &f->plan, .max_steps = 10, .checkpoint_every = 3};
+    LG_ASSERT(lg_board_create(f->board_path, &spec, &f->board) == 0);
+}
+
+void shm_fixture_start_keeper(struct shm_fixture *f)
+{
+    int ready[2];
+    char byte;
+    LG_ASSERT(pipe(ready) == 0);
+    f->keeper_pid = fork();
+    LG_ASSERT(f->keeper_pid >= 0);
+    if (f->keeper_pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test leaves nothing behind */
+        close(ready[0]);
+        _exit(lg_keeper_serve(f->keeper, ready[1]) < 0);
+    }
+    close(ready[1]);
+    LG_ASSERT(read(ready[0], &byte, 1) == 1);
+    close(ready[0]);
+}
+
+void shm_fixture_kill_keeper(struct shm_fixture *f)
+{
+    if (!f->keeper_pid) return;
+    kill(f->keeper_pid, SIGKILL);
+    waitpid(f->keeper_pid, NULL, 0);
+    f->keeper_pid = 0;
+}
+
+void shm_fixture_close(struct shm_fixture *f)
+{
+    shm_fixture_kill_keeper(f);
+    lg_board_close(&f->board);
+    lg_remove_tree(f->dir);
+}
+
+lg_incarnation shm_fixture_join(lg_board *b, lg_role role, int index)
+{
+    lg_incarnation me = lg_board_enlist(b, role, index);
+    LG_ASSERT(lg_board_join(b, me) == 0);
+    return me;
+}

@@ -1,0 +1,228 @@
+/* The board: creation and attachment, incarnations, death. */
+#include "base/clock.h"
+#include "base/fs.h"
+#include "tests/unit/shm_fixture.h"
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct shm_fixture f;
+
+static int setup(void **state)
+{
+    shm_fixture_open(&f, 2);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    shm_fixture_close(&f);
+    lg_err_clear();
+    return 0;
+}
+
+static void assert_refused(uint64_t plan_hash, const char *says)
+{
+    lg_board *b = NULL;
+    assert_int_equal(lg_board_open(f.board_path, plan_hash, &b), LG_ERR_MISMATCH);
+    assert_null(b);
+    if (!strstr(lg_err_message(), says)) fail_msg("no \"%s\" in: %s", says, lg_err_message());
+}
+
+static void test_create_and_open(void **state)
+{
+    lg_board *b;
+    assert_int_equal(lg_board_open(f.board_path, 0x1234, &b), 0);
+    assert_int_equal(b->s->run_id, f.board->s->run_id);
+    assert_int_not_equal(b->s->run_id, 0);
+    assert_int_equal(b->s->ranks, 2);
+    assert_int_equal(b->s->max_steps, 10);
+    assert_true(b->s->has_ema);
+    atomic_store(&lg_board_row(b, LG_ROLE_vae, 1)->samples, 77);
+    assert_int_equal(atomic_load(&lg_board_row(f.board, LG_ROLE_vae, 1)->samples), 77);
+    lg_board_close(&b);
+    assert_int_equal(lg_board_open("/tmp/lg-no-such-board", 0, &b), LG_ERR_NOTFOUND);
+}
+
+static void test_refusals(void **state)
+{
+    assert_refused(0x1235, "plan 0000000000001234");
+    struct lg_board_shared *s = f.board->s;
+    s->layout_hash ^= 1; /* its lowest 16 bits are lg_board_shared's */
+    assert_refused(0, "lg_board_shared");
+    s->layout_hash ^= 1 ^ UINT64_C(1) << 20;
+    assert_refused(0, "lg_board_row");
+    s->layout_hash = lg_layout_hash() ^ UINT64_C(1) << 63;
+    assert_refused(0, "lg_region_head");
+    s->layout_hash = lg_layout_hash();
+    s->boot_id[0] ^= 1;
+    assert_refused(0, "last start");
+    s->boot_id[0] ^= 1;
+    s->version++;
+    assert_refused(0, "version");
+    s->version--;
+    s->magic ^= 1;
+    assert_refused(0, "not a board");
+    s->magic ^= 1;
+    assert_int_equal(truncate(f.board_path, 4096), 0);
+    assert_refused(0, "another build");
+}
+
+static void test_create_replaces_whole(void **state)
+{
+    uint64_t old_run = f.board->s->run_id;
+    lg_board *b;
+    struct lg_board_spec spec = {.plan = &f.plan, .start_step = 5, .max_steps = 20};
+    assert_int_equal(lg_board_create(f.board_path, &spec, &b), 0);
+    assert_int_not_equal(b->s->run_id, old_run);
+    assert_int_equal(f.board->s->run_id, old_run); /* who mapped the former one keeps it */
+    lg_board_close(&b);
+    assert_int_equal(
+        lg_board_create("/proc/no/board", &(struct lg_board_spec){.plan = &f.plan}, &b),
+        LG_ERR_NOTFOUND);
+}
+
+static void test_incarnations(void **state)
+{
+    lg_life life;
+    assert_int_equal(lg_board_life(f.board, LG_ROLE_vae, 0, &life), 0);
+    assert_int_equal(life, LG_LIFE_NONE);
+    lg_incarnation a = lg_board_enlist(f.board, LG_ROLE_vae, 0);
+    assert_int_equal(lg_incarnation_row(a), lg_row(LG_ROLE_vae, 0));
+    assert_int_equal(lg_board_life(f.board, LG_ROLE_vae, 0, &life), a);
+    assert_int_equal(life, LG_LIFE_STARTING);
+    assert_false(lg_board_is_dead(f.board, a));
+    assert_int_equal(lg_board_join(f.board, a), 0);
+    assert_int_equal(atomic_load(&lg_board_row(f.board, LG_ROLE_vae, 0)->pid), getpid());
+    assert_false(lg_board_is_dead(f.board, a));
+    assert_int_equal(lg_board_join(f.board, a), LG_ERR_MISMATCH); /* once only */
+
+    lg_board_bury(f.board, a);
+    assert_true(lg_board_is_dead(f.board, a));
+    lg_incarnation b = lg_board_enlist(f.board, LG_ROLE_vae, 0);
+    assert_int_not_equal(a, b);
+    assert_true(lg_board_is_dead(f.board, a));
+    assert_false(lg_board_is_dead(f.board, b));
+    lg_board_bury(f.board, a); /* late: no effect on b */
+    assert_false(lg_board_is_dead(f.board, b));
+}
+
+/* A child of a supervisor that died: the next one buries it before it has joined. It must not
+ * write anything, least of all into its successor's row. */
+static void test_late_child_writes_nothing(void **state)
+{
+    struct lg_board_row *row = lg_board_row(f.board, LG_ROLE_text, 3);
+    lg_incarnation late = lg_board_enlist(f.board, LG_ROLE_text, 3);
+    lg_board_bury(f.board, late);
+    lg_incarnation next = lg_board_enlist(f.board, LG_ROLE_text, 3);
+    assert_int_equal(lg_board_join(f.board, late), LG_ERR_MISMATCH);
+    assert_int_equal(atomic_load(&row->pid), 0);
+    assert_int_equal(atomic_load(&row->start_time), 0);
+    assert_int_equal(lg_board_join(f.board, next), 0);
+}
+
+static pid_t sleeper(void)
+{
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        for (;;) pause();
+    }
+    return child;
+}
+
+static void test_death_by_pidfd(void **state)
+{
+    lg_incarnation me = lg_board_enlist(f.board, LG_ROLE_loader, 0);
+    int up[2];
+    char byte;
+    assert_int_equal(pipe(up), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        if (lg_board_join(f.board, me) < 0 || write(up[1], "", 1) < 0) _exit(1);
+        for (;;) pause();
+    }
+    assert_int_equal(read(up[0], &byte, 1), 1);
+    assert_int_equal(lg_process_start_time(child),
+                     atomic_load(&lg_board_row(f.board, LG_ROLE_loader, 0)->start_time));
+    assert_false(lg_board_is_dead(f.board, me));
+    int fd = lg_board_pidfd(f.board, LG_ROLE_loader, 0);
+    assert_true(fd >= 0);
+    kill(child, SIGKILL);
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 2000), 1);
+    assert_true(lg_board_is_dead(f.board, me)); /* a zombie is dead */
+    assert_int_equal(lg_board_pidfd(f.board, LG_ROLE_loader, 0), -1);
+    waitpid(child, NULL, 0);
+    assert_true(lg_board_is_dead(f.board, me)); /* and so is nobody */
+    close(fd);
+    close(up[0]);
+    close(up[1]);
+}
+
+/* The same pid with another start time is another process. */
+static void test_reused_pid(void **state)
+{
+    lg_incarnation me = shm_fixture_join(f.board, LG_ROLE_ema, 0);
+    struct lg_board_row *row = lg_board_row(f.board, LG_ROLE_ema, 0);
+    assert_false(lg_board_is_dead(f.board, me));
+    atomic_fetch_add(&row->start_time, 1);
+    assert_true(lg_board_is_dead(f.board, me));
+    assert_int_equal(lg_board_pidfd(f.board, LG_ROLE_ema, 0), -1);
+    assert_true(lg_process_start_time(getpid()) > 0);
+    pid_t child = sleeper();
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    assert_int_equal(lg_process_start_time(child), 0);
+}
+
+static void test_global_commit(void **state)
+{
+    assert_int_equal(lg_board_global_commit(f.board), LG_MARK_NONE);
+    atomic_store(&lg_board_row(f.board, LG_ROLE_trainer, 0)->commit, 9);
+    assert_int_equal(lg_board_global_commit(f.board), LG_MARK_NONE);
+    atomic_store(&lg_board_row(f.board, LG_ROLE_trainer, 1)->commit, 8);
+    assert_int_equal(lg_board_global_commit(f.board), 8);
+    assert_string_equal(lg_run_state_name(LG_RUN_DRAINING), "draining");
+    assert_string_equal(lg_run_state_name(LG_RUN_FAILED), "failed");
+}
+
+static void test_speed(void **state)
+{
+    enum { N = 2000 };
+    lg_incarnation me = shm_fixture_join(f.board, LG_ROLE_loader, 5);
+    int64_t t = lg_now_ns();
+    for (int i = 0; i < N; i++) assert_false(lg_board_is_dead(f.board, me));
+    print_message("is_dead of a living process: %lld ns", (long long)(lg_now_ns() - t) / N);
+    lg_board_bury(f.board, me);
+    t = lg_now_ns();
+    for (int i = 0; i < N; i++) assert_true(lg_board_is_dead(f.board, me));
+    print_message("; of a buried one: %lld ns\n", (long long)(lg_now_ns() - t) / N);
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        T(test_create_and_open),
+        T(test_refusals),
+        T(test_create_replaces_whole),
+        T(test_incarnations),
+        T(test_late_child_writes_nothing),
+        T(test_death_by_pidfd),
+        T(test_reused_pid),
+        T(test_global_commit),
+        T(test_speed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,211 @@
+/* The keeper: its four requests, its survival of rude clients. */
+#include "shm/keeper_wire.h"
+#include "tests/unit/shm_fixture.h"
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct shm_fixture f;
+
+static int setup(void **state)
+{
+    shm_fixture_open(&f, 1);
+    shm_fixture_start_keeper(&f);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    shm_fixture_close(&f);
+    lg_err_clear();
+    return 0;
+}
+
+static int memory(const char *text)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC);
+    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
+    return fd;
+}
+
+static void assert_holds(const char *name, const char *text)
+{
+    int fd;
+    uint64_t bytes;
+    char got[64] = {0};
+    assert_int_equal(lg_keeper_get(f.keeper, name, &bytes, &fd), 0);
+    assert_int_equal(bytes, strlen(text));
+    assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    assert_int_equal(pread(fd, got, sizeof got - 1, 0), strlen(text));
+    assert_string_equal(got, text);
+    close(fd);
+}
+
+static void put(const char *name, const char *text, int want)
+{
+    int fd = memory(text);
+    assert_int_equal(lg_keeper_put(f.keeper, name, strlen(text), fd), want);
+    close(fd);
+}
+
+static void test_put_get_list_drop(void **state)
+{
+    char name[LG_REGION_NAME_BYTES];
+    uint64_t bytes;
+    int fd;
+    assert_int_equal(lg_keeper_get(f.keeper, "a", &bytes, &fd), LG_ERR_NOTFOUND);
+    assert_int_equal(lg_keeper_list(f.keeper, 0, name, &bytes), LG_ERR_NOTFOUND);
+    put("a", "alpha", 0);
+    put("vae/0/weights", "beta", 0);
+    put("a", "other", LG_ERR_BUSY); /* the old one stays */
+    assert_holds("a", "alpha");
+    assert_holds("vae/0/weights", "beta");
+    assert_int_equal(lg_keeper_list(f.keeper, 1, name, &bytes), 0);
+    assert_string_equal(name, "vae/0/weights");
+    assert_int_equal(bytes, 4);
+    assert_int_equal(lg_keeper_list(f.keeper, -1, name, &bytes), LG_ERR_NOTFOUND);
+    assert_int_equal(lg_keeper_drop(f.keeper, "a"), 0);
+    assert_int_equal(lg_keeper_drop(f.keeper, "a"), 0);
+    assert_int_equal(lg_keeper_get(f.keeper, "a", &bytes, &fd), LG_ERR_NOTFOUND);
+    assert_holds("vae/0/weights", "beta");
+}
+
+static void test_drop_all_ends_it(void **state)
+{
+    put("a", "alpha", 0);
+    assert_int_equal(lg_keeper_drop(f.keeper, ""), 0);
+    int status;
+    assert_int_equal(waitpid(f.keeper_pid, &status, 0), f.keeper_pid);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    f.keeper_pid = 0;
+    assert_int_equal(lg_keeper_drop(f.keeper, ""), LG_ERR_IO);
+    assert_non_null(strstr(lg_err_message(), "no keeper listens"));
+    assert_int_equal(access(f.keeper, F_OK), -1);
+}
+
+static void test_bad_requests(void **state)
+{
+    char path[200], name[100];
+    memset(path, 'x', sizeof path - 1);
+    path[0] = '/';
+    path[sizeof path - 1] = 0;
+    assert_int_equal(lg_keeper_drop(path, "a"), LG_ERR_CONFIG);
+    assert_non_null(strstr(lg_err_message(), "107"));
+    assert_int_equal(lg_keeper_serve(path, -1), LG_ERR_CONFIG);
+    memset(name, 'n', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    assert_int_equal(lg_keeper_drop(f.keeper, name), LG_ERR_CONFIG);
+    put("", "alpha", LG_ERR_USAGE);
+    assert_int_equal(lg_keeper_put(f.keeper, "a", 1, -1), LG_ERR_USAGE); /* without an fd */
+}
+
+static void test_full_table(void **state)
+{
+    char name[32];
+    int fd = memory("x");
+    for (int i = 0; i < LG_KEEPER_REGIONS_MAX; i++) {
+        snprintf(name, sizeof name, "r/%d", i);
+        assert_int_equal(lg_keeper_put(f.keeper, name, 1, fd), 0);
+    }
+    assert_int_equal(lg_keeper_put(f.keeper, "more", 1, fd), LG_ERR_NOSPACE);
+    assert_int_equal(lg_keeper_drop(f.keeper, "r/500"), 0);
+    assert_int_equal(lg_keeper_put(f.keeper, "more", 1, fd), 0);
+    assert_holds("r/1023", "x");
+    close(fd);
+}
+
+static int raw_connection(void)
+{
+    struct sockaddr_un address;
+    assert_int_equal(lg_keeper_address(f.keeper, &address), 0);
+    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(s, (struct sockaddr *)&address, sizeof address), 0);
+    return s;
+}
+
+/* Silent, truncated, overlong and wrong messages, an fd too many, death before the answer. */
+static void test_rude_clients(void **state)
+{
+    enum { SILENT = 80 }; /* more than the keeper has connections */
+    put("a", "alpha", 0);
+    int s = raw_connection();
+    assert_int_equal(send(s, "xx", 2, 0), 2);
+    struct pollfd p = {.fd = s, .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 2000), 1); /* hung up */
+    close(s);
+
+    char big[4096] = {0};
+    s = raw_connection();
+    assert_int_equal(send(s, big, sizeof big, 0), sizeof big);
+    close(s);
+
+    struct lg_keeper_message q = {.magic = LG_KEEPER_MAGIC, .op = 77};
+    memset(q.name, 'a', sizeof q.name); /* no NUL */
+    s = raw_connection();
+    assert_int_equal(send(s, &q, sizeof q, 0), sizeof q);
+    p.fd = s;
+    assert_int_equal(poll(&p, 1, 2000), 1);
+    close(s);
+
+    for (int i = 0; i < 50; i++) { /* asks and is gone */
+        q = (struct lg_keeper_message){.magic = LG_KEEPER_MAGIC, .op = LG_KEEPER_GET, .name = "a"};
+        s = raw_connection();
+        assert_int_equal(send(s, &q, sizeof q, 0), sizeof q);
+        close(s);
+    }
+    assert_holds("a", "alpha");
+
+    int silent[SILENT];
+    for (int i = 0; i < SILENT; i++) silent[i] = raw_connection();
+    assert_holds("a", "alpha"); /* after the silent ones were hung up */
+    for (int i = 0; i < SILENT; i++) close(silent[i]);
+    assert_holds("a", "alpha");
+}
+
+/* Clients die at any moment of a put: the name is either there, whole, or not. */
+static void test_killed_clients(void **state)
+{
+    for (int i = 0; i < 40; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            int fd = memfd_create("x", MFD_CLOEXEC);
+            if (write(fd, "gamma", 5) < 0) _exit(1);
+            for (;;) {
+                lg_keeper_put(f.keeper, "g", 5, fd);
+                lg_keeper_drop(f.keeper, "g");
+            }
+        }
+        usleep((useconds_t)(500 + i * 37));
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+        uint64_t bytes;
+        int fd, rc = lg_keeper_get(f.keeper, "g", &bytes, &fd);
+        assert_true(rc == 0 || rc == LG_ERR_NOTFOUND);
+        if (rc == 0) close(fd);
+    }
+    assert_int_equal(lg_keeper_drop(f.keeper, "g"), 0);
+    put("g", "delta", 0);
+    assert_holds("g", "delta");
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        T(test_put_get_list_drop), T(test_drop_all_ends_it), T(test_bad_requests),
+        T(test_full_table),        T(test_rude_clients),     T(test_killed_clients),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,207 @@
+/* Regions: created once, checked when attached, filled once, deposited again. */
+#include "base/clock.h"
+#include "shm/keeper.h"
+#include "shm/region.h"
+#include "tests/unit/shm_fixture.h"
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct shm_fixture f;
+static struct lg_region_spec spec;
+
+static int setup(void **state)
+{
+    shm_fixture_open(&f, 1);
+    shm_fixture_start_keeper(&f);
+    spec = (struct lg_region_spec){.keeper = f.keeper,
+                                   .name = "trainer/0/master/0",
+                                   .bytes = 10000,
+                                   .plan_hash = 7,
+                                   .run_id = f.board->s->run_id};
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    shm_fixture_close(&f);
+    lg_err_clear();
+    return 0;
+}
+
+static void test_same_memory(void **state)
+{
+    lg_region *a, *b;
+    assert_int_equal(lg_region_open(&spec, &a), 0);
+    assert_int_equal((uintptr_t)a->payload % LG_PAGE_BYTES, 0);
+    uint8_t *bytes = a->payload;
+    for (size_t i = 0; i < spec.bytes; i++) assert_int_equal(bytes[i], 0);
+    memset(a->payload, 0x5a, spec.bytes);
+    assert_int_equal(lg_region_open(&spec, &b), 0);
+    assert_ptr_not_equal(a->payload, b->payload);
+    assert_memory_equal(a->payload, b->payload, spec.bytes);
+    lg_region_close(&a);
+    lg_region_close(&b);
+    assert_null(a);
+    assert_int_equal(lg_region_open(&spec, &a), 0); /* nobody had it mapped in between */
+    assert_int_equal(((uint8_t *)a->payload)[9999], 0x5a);
+    assert_true(fcntl(a->fd, F_GETFD) & FD_CLOEXEC);
+    assert_int_equal(ftruncate(a->fd, 4096), -1);
+    assert_int_equal(ftruncate(a->fd, 1 << 20), -1);
+    lg_region_close(&a);
+    lg_region_close(&a);
+}
+
+static void assert_refused(const struct lg_region_spec *s, int code, const char *says)
+{
+    lg_region *r = NULL;
+    assert_int_equal(lg_region_open(s, &r), code);
+    assert_null(r);
+    if (!strstr(lg_err_message(), says)) fail_msg("no \"%s\" in: %s", says, lg_err_message());
+}
+
+static void test_refusals(void **state)
+{
+    lg_region *r;
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    struct lg_region_spec other = spec;
+    other.bytes = 20000;
+    assert_refused(&other, LG_ERR_MISMATCH, "20000");
+    other.bytes = 10001; /* the same number of pages */
+    assert_refused(&other, LG_ERR_MISMATCH, "10001");
+    other = spec;
+    other.plan_hash = 8;
+    assert_refused(&other, LG_ERR_MISMATCH, "plan");
+    other = spec;
+    other.run_id ^= 1;
+    assert_refused(&other, LG_ERR_MISMATCH, "another start");
+    r->head->layout_hash ^= UINT64_C(1) << 32;
+    assert_refused(&spec, LG_ERR_MISMATCH, "lg_slot");
+    lg_region_close(&r);
+    other = spec;
+    other.name = "x/0/too-large";
+    other.bytes = (size_t)1 << 50;
+    assert_refused(&other, LG_ERR_NOSPACE, "1125899906842624 bytes");
+    other.name = "";
+    assert_refused(&other, LG_ERR_CONFIG, "name");
+    int fd = memfd_create("plain", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(fd, 16384), 0);
+    assert_int_equal(lg_keeper_put(f.keeper, "x/0/plain", 10000, fd), 0);
+    close(fd);
+    other = spec;
+    other.name = "x/0/plain";
+    assert_refused(&other, LG_ERR_MISMATCH, "sealed");
+}
+
+/* Many processes open the same new region at once: all must see one memory. */
+static void test_put_if_absent(void **state)
+{
+    enum { CHILDREN = 8, ROUNDS = 10 };
+    for (int round = 0; round < ROUNDS; round++) {
+        char name[32];
+        snprintf(name, sizeof name, "race/%d/x", round);
+        spec.name = name;
+        int go[2];
+        assert_int_equal(pipe(go), 0);
+        pid_t child[CHILDREN];
+        for (int i = 0; i < CHILDREN; i++) {
+            child[i] = fork();
+            if (child[i]) continue;
+            char byte;
+            lg_region *r;
+            close(go[1]);
+            if (read(go[0], &byte, 1) != 0) _exit(2);
+            if (lg_region_open(&spec, &r) < 0) _exit(3);
+            atomic_fetch_add((_Atomic(uint64_t) *)r->payload, 1);
+            _exit(0);
+        }
+        close(go[0]);
+        close(go[1]); /* all start */
+        for (int i = 0; i < CHILDREN; i++) {
+            int status;
+            waitpid(child[i], &status, 0);
+            assert_int_equal(status, 0);
+        }
+        lg_region *r;
+        assert_int_equal(lg_region_open(&spec, &r), 0);
+        assert_int_equal(*(uint64_t *)r->payload, CHILDREN);
+        lg_region_close(&r);
+    }
+}
+
+static void test_new_keeper(void **state)
+{
+    lg_region *a, *b;
+    assert_int_equal(lg_region_open(&spec, &a), 0);
+    strcpy(a->payload, "kept");
+    assert_int_equal(lg_region_deposit(f.keeper, a), 0); /* it is there already */
+    shm_fixture_kill_keeper(&f);
+    assert_int_equal(lg_region_deposit(f.keeper, a), LG_ERR_IO);
+    shm_fixture_start_keeper(&f);
+    assert_int_equal(lg_region_deposit(f.keeper, a), 0);
+    assert_int_equal(lg_region_deposit(f.keeper, a), 0);
+    assert_int_equal(lg_region_open(&spec, &b), 0);
+    assert_string_equal(b->payload, "kept");
+    lg_region_close(&b);
+    shm_fixture_kill_keeper(&f);
+    shm_fixture_start_keeper(&f);
+    assert_int_equal(lg_region_open(&spec, &b), 0); /* somebody was too quick: other memory */
+    assert_int_equal(lg_region_deposit(f.keeper, a), LG_ERR_MISMATCH);
+    lg_region_close(&a);
+    lg_region_close(&b);
+}
+
+static void test_fill_once(void **state)
+{
+    lg_region *r;
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    lg_incarnation a = shm_fixture_join(f.board, LG_ROLE_text, 0);
+    lg_incarnation b = shm_fixture_join(f.board, LG_ROLE_text, 1);
+    assert_int_equal(lg_region_fill_begin(r, f.board, a), 1);
+    assert_int_equal(lg_region_fill_begin(r, f.board, a), 1);
+    assert_int_equal(lg_region_fill_begin(r, f.board, b), LG_ERR_BUSY);
+    lg_board_bury(f.board, a);
+    assert_int_equal(lg_region_fill_begin(r, f.board, b), 1);
+    lg_region_fill_end(r);
+    lg_board_bury(f.board, b);
+    a = shm_fixture_join(f.board, LG_ROLE_text, 2);
+    assert_int_equal(lg_region_fill_begin(r, f.board, a), 0);
+    lg_region_close(&r);
+}
+
+static void test_speed(void **state)
+{
+    enum { N = 200 };
+    lg_region *r;
+    spec.bytes = 64 << 20;
+    int64_t t = lg_now_ns();
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    print_message("region of 64 MiB: created in %lld us", (long long)(lg_now_ns() - t) / 1000);
+    lg_region_close(&r);
+    t = lg_now_ns();
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(lg_region_open(&spec, &r), 0);
+        lg_region_close(&r);
+    }
+    print_message(", opened and closed again in %lld us\n",
+                  (long long)(lg_now_ns() - t) / N / 1000);
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        T(test_same_memory), T(test_refusals),  T(test_put_if_absent),
+        T(test_new_keeper),  T(test_fill_once), T(test_speed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
