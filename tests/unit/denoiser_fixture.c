@@ -51,7 +51,7 @@ double *golden_read(const char *name, size_t count)
     return out;
 }
 
-struct lg_denoiser_config fixture_dit(void)
+struct lg_denoiser_config denoiser_fixture_dit(void)
 {
     return (struct lg_denoiser_config){.kind = LG_DIT,
                                        .channels = 4,
@@ -66,7 +66,7 @@ struct lg_denoiser_config fixture_dit(void)
                                        .norm_eps = 1e-5};
 }
 
-struct lg_denoiser_config fixture_pixart(void)
+struct lg_denoiser_config denoiser_fixture_pixart(void)
 {
     return (struct lg_denoiser_config){.kind = LG_PIXART,
                                        .channels = 4,
@@ -82,12 +82,12 @@ struct lg_denoiser_config fixture_pixart(void)
                                        .norm_eps = 1e-6};
 }
 
-double fixture_get(const struct fixture *f, const void *data, size_t i)
+double denoiser_fixture_get(const struct denoiser_fixture *f, const void *data, size_t i)
 {
     return f->type == LG_F64 ? ((const double *)data)[i] : (double)((const float *)data)[i];
 }
 
-void fixture_set(const struct fixture *f, void *data, size_t i, double value)
+void denoiser_fixture_set(const struct denoiser_fixture *f, void *data, size_t i, double value)
 {
     if (f->type == LG_F64)
         ((double *)data)[i] = value;
@@ -95,24 +95,24 @@ void fixture_set(const struct fixture *f, void *data, size_t i, double value)
         ((float *)data)[i] = (float)value;
 }
 
-static void *alloc(struct fixture *f, size_t bytes)
+static void *alloc(struct denoiser_fixture *f, size_t bytes)
 {
     void *p;
     need(lg_device_alloc(f->device, bytes, &p));
     return p;
 }
 
-static void fill(const struct fixture *f, void *data, size_t at, const char *name, size_t count,
-                 double scale)
+static void fill(const struct denoiser_fixture *f, void *data, size_t at, const char *name,
+                 size_t count, double scale)
 {
     double *v = malloc(count * sizeof *v);
     LG_ASSERT(v);
     golden_fill(name, count, scale, v);
-    for (size_t i = 0; i < count; i++) fixture_set(f, data, at + i, v[i]);
+    for (size_t i = 0; i < count; i++) denoiser_fixture_set(f, data, at + i, v[i]);
     free(v);
 }
 
-static void fill_weights(struct fixture *f)
+static void fill_weights(struct denoiser_fixture *f)
 {
     for (int i = 0; i < f->params.n; i++) {
         const struct lg_param *p = &f->params.p[i];
@@ -124,16 +124,16 @@ static void fill_weights(struct fixture *f)
 
 static void set_i32(lg_tensor t, const int32_t *v)
 {
-    memcpy(t.data, v, FIXTURE_BATCH * sizeof *v);
+    memcpy(t.data, v, DENOISER_FIXTURE_BATCH * sizeof *v);
 }
 
-static void fill_inputs(struct fixture *f)
+static void fill_inputs(struct denoiser_fixture *f)
 {
     static const int32_t labels[] = {2, 5, 0}, lengths[] = {6, 1, 4};
     static const double dit_t[] = {999, 0, 421}, pixart_t[] = {812.5, 3.25, 500};
     const struct lg_denoiser_config *c = &f->config;
     size_t size = lg_dtype_bytes(f->type), n = (size_t)(c->channels * c->height * c->width);
-    int64_t B = FIXTURE_BATCH, L = c->text_length, E = c->text_dim;
+    int64_t B = DENOISER_FIXTURE_BATCH, L = c->text_length, E = c->text_dim;
     size_t bytes = (size_t)B * n * size;
     f->in.x = lg_t4(alloc(f, bytes), f->type, B, c->channels, c->height, c->width);
     f->out = f->dout = f->in.x;
@@ -143,7 +143,7 @@ static void fill_inputs(struct fixture *f)
     fill(f, f->dout.data, 0, "dout", (size_t)B * n, 1.0);
     f->in.t = lg_t1(alloc(f, (size_t)B * size), f->type, B);
     for (size_t i = 0; i < (size_t)B; i++)
-        fixture_set(f, f->in.t.data, i, c->kind == LG_DIT ? dit_t[i] : pixart_t[i]);
+        denoiser_fixture_set(f, f->in.t.data, i, c->kind == LG_DIT ? dit_t[i] : pixart_t[i]);
     if (c->kind == LG_DIT) {
         f->in.label = lg_t1(alloc(f, sizeof labels), LG_I32, B);
         set_i32(f->in.label, labels);
@@ -155,23 +155,23 @@ static void fill_inputs(struct fixture *f)
     set_i32(f->in.text_length, lengths);
 }
 
-void fixture_open(struct fixture *f, const char *device, const char *isa,
-                  const struct lg_denoiser_config *c, bool train)
+void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const char *isa,
+                           const struct lg_denoiser_config *c, bool train)
 {
-    *f = (struct fixture){.config = *c};
+    *f = (struct denoiser_fixture){.config = *c};
     need(lg_device_open(device, &(struct lg_device_options){.threads = 1, .isa = isa}, &f->device));
     LG_ASSERT(lg_device_is_host(f->device));
     f->type = lg_device_dtype(f->device);
     need(lg_stream_open(f->device, &f->stream));
     need(lg_denoiser_params(c, &f->params));
-    need(lg_denoiser_open(f->device, c, FIXTURE_BATCH, train, &f->net));
+    need(lg_denoiser_open(f->device, c, DENOISER_FIXTURE_BATCH, train, &f->net));
     f->weights = alloc(f, f->params.count * lg_dtype_bytes(f->type));
     f->grads = alloc(f, f->params.count * lg_dtype_bytes(f->type));
     fill_weights(f);
     fill_inputs(f);
 }
 
-void fixture_close(struct fixture *f)
+void denoiser_fixture_close(struct denoiser_fixture *f)
 {
     lg_denoiser_close(&f->net);
     lg_params_free(&f->params);
@@ -179,24 +179,24 @@ void fixture_close(struct fixture *f)
     lg_device_close(&f->device);
 }
 
-void fixture_forward(struct fixture *f)
+void denoiser_fixture_forward(struct denoiser_fixture *f)
 {
     lg_denoiser_forward(f->net, f->stream, f->weights, &f->in, f->out);
     lg_stream_sync(f->stream);
 }
 
-void fixture_backward(struct fixture *f, bool accumulate)
+void denoiser_fixture_backward(struct denoiser_fixture *f, bool accumulate)
 {
     lg_denoiser_backward(f->net, f->stream, f->weights, &f->in, f->dout, f->grads, accumulate);
     lg_stream_sync(f->stream);
 }
 
-struct distance fixture_distance(const struct fixture *f, const void *data, const double *want,
-                                 size_t count)
+struct distance denoiser_fixture_distance(const struct denoiser_fixture *f, const void *data,
+                                          const double *want, size_t count)
 {
     double diff = 0, norm = 0;
     for (size_t i = 0; i < count; i++) {
-        double e = fixture_get(f, data, i) - want[i];
+        double e = denoiser_fixture_get(f, data, i) - want[i];
         diff += e * e;
         norm += want[i] * want[i];
     }

@@ -11,13 +11,13 @@ void golden_fill(const char *name, size_t count, double scale, double *ret);
 double *golden_read(const char *name, size_t count);
 
 /* hidden 32, 2 heads, 2 blocks, 4x8x8 latents, 5 classes. */
-struct lg_denoiser_config fixture_dit(void);
+struct lg_denoiser_config denoiser_fixture_dit(void);
 /* hidden 48, 3 heads, 2 blocks, 4x8x12 latents, 6 text tokens of width 20. */
-struct lg_denoiser_config fixture_pixart(void);
+struct lg_denoiser_config denoiser_fixture_pixart(void);
 
-enum { FIXTURE_BATCH = 3 };
+enum { DENOISER_FIXTURE_BATCH = 3 };
 
-struct fixture {
+struct denoiser_fixture {
     struct lg_denoiser_config config;
     lg_params params;
     lg_device *device;
@@ -28,19 +28,19 @@ struct fixture {
     struct lg_denoiser_input in;
     lg_tensor out, dout; // (B, C, H, W)
 };
-/* device: "host", "ref64"; isa may be NULL. Batch FIXTURE_BATCH. */
-void fixture_open(struct fixture *f, const char *device, const char *isa,
-                  const struct lg_denoiser_config *c, bool train);
-void fixture_close(struct fixture *f);
-void fixture_forward(struct fixture *f);
+/* device: "host", "ref64"; isa may be NULL. Batch DENOISER_FIXTURE_BATCH. */
+void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const char *isa,
+                           const struct lg_denoiser_config *c, bool train);
+void denoiser_fixture_close(struct denoiser_fixture *f);
+void denoiser_fixture_forward(struct denoiser_fixture *f);
 /* From f->dout into f->grads. */
-void fixture_backward(struct fixture *f, bool accumulate);
+void denoiser_fixture_backward(struct denoiser_fixture *f, bool accumulate);
 /* Element i of a tensor or of a flat buffer of the device's type. */
-double fixture_get(const struct fixture *f, const void *data, size_t i);
-void fixture_set(const struct fixture *f, void *data, size_t i, double value);
+double denoiser_fixture_get(const struct denoiser_fixture *f, const void *data, size_t i);
+void denoiser_fixture_set(const struct denoiser_fixture *f, void *data, size_t i, double value);
 /* ||a - b|| and ||b|| over count elements; a NaN anywhere makes the distance NaN. */
 struct distance {
     double diff, norm;
 };
-struct distance fixture_distance(const struct fixture *f, const void *data, const double *want,
-                                 size_t count);
+struct distance denoiser_fixture_distance(const struct denoiser_fixture *f, const void *data,
+                                          const double *want, size_t count);

@@ -13,13 +13,13 @@
 #include <cmocka.h>
 // clang-format on
 
-static int check(const struct fixture *f, const char *net, const char *what, const void *data,
-                 size_t count, double tol)
+static int check(const struct denoiser_fixture *f, const char *net, const char *what,
+                 const void *data, size_t count, double tol)
 {
     char name[160];
     snprintf(name, sizeof name, "%s.%s", net, what);
     double *want = golden_read(name, count);
-    struct distance d = fixture_distance(f, data, want, count);
+    struct distance d = denoiser_fixture_distance(f, data, want, count);
     free(want);
     /* The gradient of to_k.bias is zero but for rounding (softmax does not see a constant). */
     if (d.diff <= tol * fmax(d.norm, 0.1)) return 0;
@@ -29,35 +29,35 @@ static int check(const struct fixture *f, const char *net, const char *what, con
 
 static void compare(const char *device, const struct lg_denoiser_config *c, double tol)
 {
-    struct fixture f;
+    struct denoiser_fixture f;
     const char *net = c->kind == LG_DIT ? "dit" : "pixart";
     size_t size;
     int wrong = 0;
-    fixture_open(&f, device, NULL, c, true);
+    denoiser_fixture_open(&f, device, NULL, c, true);
     size = lg_dtype_bytes(f.type);
-    fixture_forward(&f);
+    denoiser_fixture_forward(&f);
     wrong += check(&f, net, "out", f.out.data, (size_t)lg_numel(&f.out), tol);
-    fixture_backward(&f, false);
+    denoiser_fixture_backward(&f, false);
     for (int i = 0; i < f.params.n; i++) {
         const struct lg_param *p = &f.params.p[i];
         char what[140];
         snprintf(what, sizeof what, "grad.%s", p->name);
         wrong += check(&f, net, what, (char *)f.grads + p->offset * size, p->count, tol);
     }
-    fixture_close(&f);
+    denoiser_fixture_close(&f);
     assert_int_equal(wrong, 0);
 }
 
 static void test_ref64(void **state)
 {
-    struct lg_denoiser_config dit = fixture_dit(), pixart = fixture_pixart();
+    struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
     compare("ref64", &dit, 1e-7);
     compare("ref64", &pixart, 1e-7);
 }
 
 static void test_host(void **state)
 {
-    struct lg_denoiser_config dit = fixture_dit(), pixart = fixture_pixart();
+    struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
     compare("host", &dit, 1e-5);
     compare("host", &pixart, 1e-5);
 }

@@ -1,0 +1,143 @@
+/* The whole net on ref64: the backward against finite differences of a weighted squared error, for
+ * every parameter tensor, along its own gradient and along a random direction.
+ *
+ * Differences are the fourth-order central ones, (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12 h, with h
+ * = 1e-3 along a unit vector: truncation about h^4 = 1e-12 and rounding about 1e-16 f / h = 1e-13 f,
+ * both far below the tolerance of 1e-7. */
+#include "denoiser_fixture.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+// clang-format off
+#include <setjmp.h>
+#include <cmocka.h>
+// clang-format on
+
+static const double H = 1e-3, TOL = 1e-7;
+
+/* Sum over samples of weight mse(out, target), the target being the fixture's dout as it was filled;
+ * with `backward`, f->dout receives the gradient of the output. */
+struct loss {
+    struct denoiser_fixture *f;
+    lg_tensor target, weight, each;
+    double target_data[DENOISER_FIXTURE_BATCH * 4 * 8 * 12], weight_data[DENOISER_FIXTURE_BATCH];
+    double each_data[DENOISER_FIXTURE_BATCH];
+};
+
+static void loss_init(struct loss *l, struct denoiser_fixture *f)
+{
+    static const double weights[DENOISER_FIXTURE_BATCH] = {0.5, 1.25, 0.75};
+    size_t n = (size_t)lg_numel(&f->out);
+    l->f = f;
+    l->target = f->out;
+    l->target.data = l->target_data;
+    l->weight = lg_t1(l->weight_data, LG_F64, DENOISER_FIXTURE_BATCH);
+    l->each = lg_t1(l->each_data, LG_F64, DENOISER_FIXTURE_BATCH);
+    for (size_t i = 0; i < n; i++) l->target_data[i] = denoiser_fixture_get(f, f->dout.data, i);
+    for (int i = 0; i < DENOISER_FIXTURE_BATCH; i++) l->weight_data[i] = weights[i];
+}
+
+static double loss_of(struct loss *l, bool backward)
+{
+    struct denoiser_fixture *f = l->f;
+    denoiser_fixture_forward(f);
+    lg_mse_loss(f->stream, &(struct lg_mse_loss_args){.pred = f->out,
+                                                      .target = l->target,
+                                                      .weight = l->weight,
+                                                      .loss = l->each,
+                                                      .dpred = backward ? f->dout : LG_NONE});
+    lg_stream_sync(f->stream);
+    double sum = 0;
+    for (int i = 0; i < DENOISER_FIXTURE_BATCH; i++) sum += l->weight_data[i] * l->each_data[i];
+    return sum;
+}
+
+static double loss_at(struct loss *l, double *w, const double *keep, const double *v, size_t n,
+                      double step)
+{
+    for (size_t i = 0; i < n; i++) w[i] = keep[i] + step * v[i];
+    double f = loss_of(l, false);
+    for (size_t i = 0; i < n; i++) w[i] = keep[i];
+    return f;
+}
+
+static double norm_of(const double *v, size_t n)
+{
+    double s = 0;
+    for (size_t i = 0; i < n; i++) s += v[i] * v[i];
+    return sqrt(s);
+}
+
+/* Directional derivatives along the unit vector v; returns 1 and complains when they differ by more
+ * than `floor`, the size that a derivative along a random direction has. */
+static int check(struct loss *l, const struct lg_param *p, const double *v, double floor,
+                 const char *what)
+{
+    double *w = (double *)l->f->weights + p->offset, *g = (double *)l->f->grads + p->offset;
+    double *keep = malloc(p->count * sizeof *keep), exact = 0;
+    for (size_t i = 0; i < p->count; i++) keep[i] = w[i], exact += g[i] * v[i];
+    double near = loss_at(l, w, keep, v, p->count, H) - loss_at(l, w, keep, v, p->count, -H);
+    double far = loss_at(l, w, keep, v, p->count, 2 * H) - loss_at(l, w, keep, v, p->count, -2 * H);
+    free(keep);
+    double fd = (8 * near - far) / (12 * H);
+    if (fabs(fd - exact) <= TOL * fmax(fabs(exact), floor)) return 0;
+    printf("  %s along %s: backward %.12g, differences %.12g\n", p->name, what, exact, fd);
+    return 1;
+}
+
+static int check_param(struct loss *l, const struct lg_param *p)
+{
+    const double *g = (double *)l->f->grads + p->offset;
+    double *v = malloc(p->count * sizeof *v);
+    /* Of to_k.bias the gradient is zero but for rounding, hence the absolute floor. */
+    double norm = norm_of(g, p->count), floor = fmax(norm / sqrt((double)p->count), 1e-4);
+    int wrong = 0;
+    if (norm > 1e-10) {
+        for (size_t i = 0; i < p->count; i++) v[i] = g[i] / norm;
+        wrong += check(l, p, v, floor, "its gradient");
+    }
+    golden_fill("direction", p->count, 1.0, v);
+    double length = norm_of(v, p->count);
+    for (size_t i = 0; i < p->count; i++) v[i] /= length;
+    wrong += check(l, p, v, floor, "a random direction");
+    free(v);
+    return wrong;
+}
+
+static void check_net(const struct lg_denoiser_config *c)
+{
+    struct denoiser_fixture f;
+    struct loss l;
+    int wrong = 0, zero = 0;
+    denoiser_fixture_open(&f, "ref64", NULL, c, true);
+    loss_init(&l, &f);
+    loss_of(&l, true);
+    denoiser_fixture_backward(&f, false);
+    for (int i = 0; i < f.params.n; i++) {
+        const struct lg_param *p = &f.params.p[i];
+        wrong += check_param(&l, p);
+        zero += !(norm_of((double *)f.grads + p->offset, p->count) > 1e-6);
+    }
+    int key_biases = c->depth * (c->kind == LG_PIXART ? 2 : 1);
+    denoiser_fixture_close(&f);
+    assert_int_equal(wrong, 0);
+    assert_int_equal(zero, key_biases); /* the check means something for all the others */
+}
+
+static void test_dit(void **state)
+{
+    struct lg_denoiser_config c = denoiser_fixture_dit();
+    check_net(&c);
+}
+
+static void test_pixart(void **state)
+{
+    struct lg_denoiser_config c = denoiser_fixture_pixart();
+    check_net(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_dit), cmocka_unit_test(test_pixart)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
