@@ -1,0 +1,7 @@
+/* lgsup: the one program that a user calls. */
+#include "supervisor/cli.h"
+
+int main(int argc, char **argv)
+{
+    return lg_cli_main(argc, argv);
+}
