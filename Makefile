@@ -61,11 +61,13 @@ UNIT_SRC := $(wildcard tests/unit/test_*.c)
 UNIT     := $(UNIT_SRC:tests/unit/%.c=$(BUILD)/tests/%)
 TEST_LIB_SRC := $(filter-out tests/unit/test_%.c,$(wildcard tests/unit/*.c))
 TEST_LIB_OBJ := $(TEST_LIB_SRC:%=$(BUILD)/obj/%.o)
+E2E_SRC   := $(wildcard tests/e2e/*.c)
+E2E       := $(E2E_SRC:tests/e2e/%.c=$(BUILD)/tests/e2e/%)
 BENCH_SRC := $(wildcard tests/bench/*.c)
 BENCH     := $(BENCH_SRC:tests/bench/%.c=$(BUILD)/tests/bench/%)
 
 .DEFAULT_GOAL := all
-.PHONY: all help deps example-data quickstart check unit bench fuzz format install clean
+.PHONY: all help deps example-data quickstart check unit unit-programs e2e-programs bench fuzz format install clean
 .SECONDARY:
 
 all: $(PROGS) $(BACKENDS)
@@ -104,12 +106,14 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_LIB_OBJ) $(LIB) $(LIBS) -lcmocka
 $(BUILD)/tests/bench/%: $(BUILD)/obj/tests/bench/%.c.o $(LIB)
 	$(LINK)
+$(BUILD)/tests/e2e/%: $(BUILD)/obj/tests/e2e/%.c.o $(LIB)
+	$(LINK)
 
 # Debian packages to build, test and run; the stamp names what was installed.
 DEPS := gcc g++ make pkg-config libzmq3-dev libmsgpack-dev libtomlplusplus-dev libdnnl-dev \
         libsentencepiece-dev libcjson-dev libxxhash-dev libcmocka-dev libarchive-dev libpng-dev \
         libjpeg62-turbo-dev libwebp-dev libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji \
-        unicode-data
+        unicode-data jq
 deps:
 	$(Q)missing=$$(for p in $(DEPS); do dpkg-query -W -f='$${Status}\n' $$p 2>/dev/null | \
 	    grep -q 'install ok installed' || echo $$p; done); \
@@ -124,6 +128,8 @@ quickstart: deps
 	$(Q)$(MAKE) -s -j$(JOBS) all example-data
 	$(Q)$(BUILD)/bin/lgsup start examples/emoji/pipeline.toml
 
+unit-programs: $(UNIT)
+e2e-programs: $(E2E)
 unit: all $(UNIT)
 	$(Q)tests/run_unit.sh $(BUILD)
 

@@ -1,0 +1,166 @@
+#!/bin/bash
+# Bad input: the message says what, where and what to do; the exit code is the documented one
+# (docs/exit-codes.md); nothing that was complete is lost.
+. "$(dirname "$0")/lib.sh"
+
+# says NAME CODE COMMAND... -- PATTERN...: it ends with CODE and every pattern stands in its output.
+says() {
+    local name=$1 want=$2 code missing=
+    local -a cmd=()
+    shift 2
+    while [ "$1" != -- ]; do cmd+=("$1"); shift; done
+    shift
+    timeout --foreground -k 5 120 "${cmd[@]}" >"$T/said" 2>&1 </dev/null
+    code=$?
+    for pattern; do grep -Eqi -- "$pattern" "$T/said" || missing="$missing /$pattern/"; done
+    if [ $code -ne "$want" ]; then
+        fail "$name" "exit $code, expected $want: $(tail -4 "$T/said" | tr '\n' ' ')"
+    elif [ -n "$missing" ]; then
+        fail "$name" "nothing about$missing in: $(tail -6 "$T/said" | tr '\n' ' ')"
+    else
+        ok "$name"
+    fi
+}
+# config NAME SED...: a copy of tiny.toml with absolute paths and an edit; its path in $config.
+config() {
+    config=$T/$1.toml
+    sed -e "s#\.\./\.\./examples/emoji#$EMOJI#" -e "s#run-not-set#$T/run-$1#" "$TINY" >"$config"
+    shift
+    sed -i "$@" "$config"
+}
+line_of() { grep -n "$1" "$config" | head -1 | cut -d: -f1; }
+short=(--set trainer.max_steps=6 --set checkpoint.every=0)
+
+# ---- the config, by check and by start ----
+config syntax -e 's/^ranks = 2/ranks = = 2/'
+says "broken TOML" 3 "$LGSUP" check "$config" -- "syntax.toml:$(line_of '^ranks = =')"
+says "broken TOML, start" 3 "$LGSUP" start "$config" -- "syntax.toml:$(line_of '^ranks = =')"
+check "broken TOML: no run directory" test ! -e "$T/run-syntax"
+config unknown -e 's/^warmup_steps/warmup_step/'
+says "unknown key" 3 "$LGSUP" check "$config" -- "unknown.toml:$(line_of '^warmup_step ')" 'warmup_step\b' 'warmup_steps'
+config section -e 's/^\[checkpoint\]/[checkpoints]/'
+says "unknown table" 3 "$LGSUP" check "$config" -- "section.toml:$(line_of '^\[checkpoints')" 'checkpoints' 'checkpoint\b'
+config type -e 's/^lr = 1e-3/lr = "fast"/'
+says "wrong type" 3 "$LGSUP" check "$config" -- "type.toml:$(line_of '^lr = "')" 'trainer\.lr' 'number'
+config range -e 's/^decay = 0.99/decay = 1.5/'
+says "out of range" 3 "$LGSUP" check "$config" -- "range.toml:$(line_of '^decay')" 'ema\.decay' '1\.5' '0 to 1|at most 1'
+config missing -e "s#^model = .*/vae\"#model = \"$T/no-such-vae\"#"
+says "missing file" 3 "$LGSUP" check "$config" -- "missing.toml:$(line_of no-such-vae)" 'vae\.model' "$T/no-such-vae"
+config missing_data -e "s#^path = .*#path = \"$T/no-such-data.tar\"#"
+says "missing data" 3 "$LGSUP" check "$config" -- "missing_data.toml:$(line_of no-such-data)" 'data\.path' 'no-such-data.tar' 'does not exist'
+config several -e 's/^ranks = 2/ranks = 0/' -e 's/^keep = 3/kep = 3/' -e 's/^flip = true/flip = 1/'
+says "several errors at once" 3 "$LGSUP" check "$config" -- 'trainer\.ranks' 'kep' 'data\.flip'
+config first -e 's/^keep = 3/kep = 3/' -e "s#^model = .*/vae\"#model = \"$T/no-such-vae\"#"
+says "schema errors come first" 3 "$LGSUP" check "$config" -- 'kep'
+if grep -q no-such-vae "$T/said" && [ "$(grep -n -m1 kep "$T/said" | cut -d: -f1)" -gt "$(grep -n -m1 no-such-vae "$T/said" | cut -d: -f1)" ]; then
+    fail "schema errors come first" "a missing file is named before them"
+fi
+says "no such pipeline.toml" 3 "$LGSUP" check "$T/none.toml" -- "$T/none.toml"
+says "wrong --set key" 3 "$LGSUP" check "$TINY" --set trainer.rank=2 -- 'trainer\.rank\b' 'trainer\.ranks'
+says "wrong --set value" 3 "$LGSUP" check "$TINY" --set trainer.ranks=many -- 'trainer\.ranks' 'many|whole number'
+says "batch that does not divide" 3 "$LGSUP" check "$TINY" --set trainer.ranks=3 -- 'global_batch_size' 'trainer\.ranks = 3' 'multiple of 3'
+says "no command" 2 "$LGSUP" -- usage
+says "unknown command" 2 "$LGSUP" strat "$TINY" -- 'strat'
+says "unknown option" 2 "$LGSUP" start "$TINY" --frobnicate -- 'frobnicate'
+says "status of no run" 8 "$LGSUP" status "$T/nowhere" -- "$T/nowhere" 'not a run directory'
+says "stop of no run" 8 "$LGSUP" stop "$T/nowhere" -- "$T/nowhere" 'not a run directory'
+
+# ---- models ----
+cp -r "$EMOJI/vae" "$T/vae"
+truncate -s -1000 "$T/vae/diffusion_pytorch_model.safetensors"
+says "truncated VAE, encode" 5 "$LGSUP" encode vae --model "$T/vae" "$e2e_root/tests/golden/emoji.safetensors" "$T/out.safetensors" -- \
+    "$T/vae/diffusion_pytorch_model.safetensors" 'truncated|missing|bytes'
+check "truncated VAE: no output" test ! -e "$T/out.safetensors"
+head -c 20000 "$e2e_root/tests/golden/emoji.safetensors" >"$T/cut.safetensors"
+says "truncated input of encode" 5 "$LGSUP" encode vae --model "$EMOJI/vae" "$T/cut.safetensors" "$T/out.safetensors" -- \
+    "$T/cut.safetensors" 'truncated|missing|bytes'
+says "truncated VAE, start" 11 "$LGSUP" start "$TINY" --set job.dir="$T/trunc" --set vae.model="$T/vae" "${short[@]}" -- \
+    "diffusion_pytorch_model.safetensors" 'truncated|missing|bytes'
+expect "truncated VAE: state" parked "$(status_get "$T/trunc" .state)"
+check "truncated VAE: nothing is left running" nothing_runs "$T/trunc"
+cp "$EMOJI/vae/diffusion_pytorch_model.safetensors" "$T/vae/"
+says "the file restored, it goes on" 0 "$LGSUP" start "$TINY" --set job.dir="$T/trunc" --set vae.model="$T/vae" "${short[@]}" -- 'checkpoint'
+
+# ---- data ----
+mkdir "$T/pictures"
+tar -xf "$EMOJI/data/emoji-00000.tar" -C "$T/pictures"
+find "$T/pictures" -type f | sort | tail -n +81 | xargs rm # 40 pictures, 40 captions
+victim=$(find "$T/pictures" -name '*.png' | sort | head -1)
+truncate -s $(($(stat -c %s "$victim") / 2)) "$victim"
+data=(--set data.path="$T/pictures")
+says "a picture cut in half: the run goes on" 0 "$LGSUP" start "$TINY" --set job.dir="$T/void" "${data[@]}" \
+    --set trainer.max_steps=10 -- 'void' "$(basename "$victim" .png)"
+expect "voids in metrics.jsonl (two epochs of 40)" 2 "$(jq -s 'map(.voids) | add' "$T/void/metrics.jsonl")"
+expect "voids in the status" 2 "$(status_get "$T/void" .voids)"
+check "loss stays a number" jq -es 'all(.loss | type == "number")' "$T/void/metrics.jsonl"
+find "$T/pictures" -name '*.png' | sort | head -20 | xargs truncate -s 100
+says "half of the pictures cut: parked" 11 "$LGSUP" start "$TINY" --set job.dir="$T/voids" "${data[@]}" \
+    --set trainer.max_steps=40 -- 'unreadable' 'data\.void_ratio_max'
+expect "half of the pictures cut: state" parked "$(status_get "$T/voids" .state)"
+
+head -c 3000000 "$EMOJI/data/emoji-00000.tar" >"$T/half.tar"
+says "a tar cut in half" 11 "$LGSUP" start "$TINY" --set job.dir="$T/tar" --set data.path="$T/half.tar" "${short[@]}" -- "$T/half.tar" 'byte'
+mkdir "$T/empty"
+says "an empty data set" 11 "$LGSUP" start "$TINY" --set job.dir="$T/none" --set data.path="$T/empty" "${short[@]}" -- "$T/empty" 'no picture|empty|no sample|nothing'
+check "an empty data set: nothing is left running" nothing_runs "$T/none"
+
+# ---- run directory ----
+echo text >"$T/file"
+says "run directory below a file" 4 "$LGSUP" start "$TINY" --set job.dir="$T/file/run" -- "$T/file/run" 'Not a directory'
+says "run directory is a file" 3 "$LGSUP" start "$TINY" --set job.dir="$T/file" -- 'job\.dir' 'not a directory'
+mkdir "$T/ro"
+if mount -t tmpfs -o ro,size=1m tmpfs "$T/ro" 2>/dev/null; then
+    e2e_mounts+=("$T/ro")
+    says "read-only run directory" 4 "$LGSUP" start "$TINY" --set job.dir="$T/ro/run" -- "$T/ro/run" 'Read-only'
+else
+    skip "read-only run directory" "this user may not mount"
+fi
+
+# ---- a second start ----
+run=$T/second
+tiny_in_background "$run" --set trainer.max_steps=40
+wait_step "$run" 5
+says "second start" 7 "$LGSUP" start "$TINY" --set job.dir="$run" -- "$run" 'already supervised' 'lgsup status|lgsup stop'
+says "second start, detached" 7 "$LGSUP" start "$TINY" --set job.dir="$run" --detach -- 'already supervised'
+wait $tiny_pid
+expect "the first goes on to its end" 0 $?
+check "the first: every step once" metrics_are_whole "$run" 40
+
+# ---- no room at a checkpoint ----
+run=$T/full
+mkdir -p "$run/checkpoints"
+if mount -t tmpfs -o size=64m tmpfs "$run/checkpoints" 2>/dev/null; then
+    e2e_mounts+=("$run/checkpoints")
+    tiny_in_background "$run" --set trainer.max_steps=100
+    wait_until 60 test -f "$(checkpoint_of "$run" 20)/manifest.json" || fail "first checkpoint"
+    # Leave less room than a checkpoint needs.
+    fill=$run/checkpoints/ballast
+    dd if=/dev/zero of="$fill" bs=64k 2>/dev/null
+    truncate -s -256K "$fill"
+    check "no room: said, with when it is tried again" wait_until 60 grep -Eq 'checkpoint of step 40 not written.*(No space|full)' "$run.out"
+    at=$(step_of "$run")
+    check "no room: training goes on" wait_step "$run" $((at + 10)) 60
+    check "no room: the old checkpoint stays" timeout 30 "$LGSUP" verify "$(checkpoint_of "$run" 20)"
+    check "no room: no incomplete checkpoint" test ! -e "$(checkpoint_of "$run" 40)"
+    rm "$fill"
+    check "room again: the checkpoint appears" wait_until 60 test -f "$(checkpoint_of "$run" 40)/manifest.json"
+    wait $tiny_pid
+    expect "room again: the run completes" 0 $?
+    check "room again: every step once" metrics_are_whole "$run" 100
+    check "room again: verify" timeout 60 "$LGSUP" verify "$run"
+else
+    skip "no room at a checkpoint" "this user may not mount"
+fi
+
+# ---- not finite ----
+reference 80
+cp -r "$(checkpoint_of "$reference" 80)/model" "$T/nan"
+weights=$T/nan/diffusion_pytorch_model.safetensors
+header=$(od -An -tu8 -N8 "$weights" | tr -d ' ')
+printf '\x00\x00\xc0\x7f' | dd of="$weights" bs=1 seek=$((8 + header + 400)) conv=notrunc 2>/dev/null
+says "weights that are not finite: parked" 11 "$LGSUP" start "$TINY" --set job.dir="$T/nonfinite" --set trainer.init_from="$T/nan" \
+    --set trainer.nonfinite_max=3 --set checkpoint.every=0 -- 'not finite' 'trainer\.lr'
+expect "not finite: state" parked "$(status_get "$T/nonfinite" .state)"
+check "not finite: the status has the cause" test -n "$(status_get "$T/nonfinite" 'select(.cause | test("not finite")) | .cause')"
+expect "not finite: skipped steps are counted" 3 "$(status_get "$T/nonfinite" .skipped_steps)"
+check "not finite: nothing is left running" nothing_runs "$T/nonfinite"

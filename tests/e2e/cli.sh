@@ -1,0 +1,115 @@
+#!/bin/bash
+# The commands besides start and stop: status, logs, check, doctor, verify, sample, encode, decode.
+. "$(dirname "$0")/lib.sh"
+golden=$e2e_root/tests/golden/emoji.safetensors
+reference 80
+run=$T/run
+cp -r "$reference" "$run"
+out=$T/out
+lgsup() { timeout 60 "$LGSUP" "$@" >"$out" 2>&1 </dev/null; }
+
+# ---- status ----
+status "$run" >"$T/status"
+expect "status --json: the documented fields" '["instances","job","max_steps","state","step"]' \
+    "$(jq -c '[keys[] | select(IN("job", "state", "step", "max_steps", "instances"))]' "$T/status")"
+expect "status: job" tiny "$(jq -r .job "$T/status")"
+expect "status: state after the end" done "$(jq -r .state "$T/status")"
+expect "status: step" '[80,80]' "$(jq -c '[.step, .max_steps]' "$T/status")"
+expect "status: fields of an instance" '["index","pid","restarts","role","state"]' \
+    "$(jq -c '[.instances[] | keys[] ] | unique' "$T/status")"
+expect "status: the instances of the plan" \
+    'ckpt.0 ema.0 keeper.0 lgsup.0 loader.0 text.0 text.1 trainer.0 trainer.1 vae.0 vae.1' \
+    "$(jq -r '[.instances[] | "\(.role).\(.index)"] | sort | join(" ")' "$T/status")"
+rm "$run/board" # as after a restart of the machine
+expect "status without the board" 'done 80' "$(status_get "$run" '"\(.state) \(.step)"')"
+lgsup status "$run"
+check "status for people" grep -Eq '80 of 80|80/80' "$out"
+
+# ---- run directory ----
+check "metrics: the documented keys" jq -es 'all(has("step") and has("loss") and has("grad_norm") and has("lr") and has("samples_per_s") and has("data_wait_s"))' "$run/metrics.jsonl"
+check "metrics: steps 1 to 80" metrics_are_whole "$run" 80
+check "the loss falls" jq -es '(.[:10] | map(.loss) | add) > (.[70:] | map(.loss) | add)' "$run/metrics.jsonl"
+expect "ledger: 64 bytes a step" $((64 * 80)) "$(stat -c %s "$run/ledger")"
+newest=$(checkpoint_of "$run" 80)
+for f in model/config.json model/diffusion_pytorch_model.safetensors ema/config.json \
+    ema/diffusion_pytorch_model.safetensors optimizer.safetensors manifest.json; do
+    check "checkpoint: $f" test -s "$newest/$f"
+done
+expect "manifest" '[80,640,7]' "$(jq -c '[.step, .next_n, .seed]' "$newest/manifest.json")"
+expect "diffusers' class name" PixArtTransformer2DModel "$(jq -r ._class_name "$newest/model/config.json")"
+expect "retention: checkpoint.keep = 3" 'tiny_step40 tiny_step60 tiny_step80' "$(ls "$run/checkpoints" | tr '\n' ' ' | sed 's/ $//')"
+check "model and ema differ" test "$(cmp -s "$newest"/{model,ema}/diffusion_pytorch_model.safetensors; echo $?)" -eq 1
+check "the effective config is saved" grep -Eq '^max_steps *= *80' "$run/config.toml"
+
+# ---- logs ----
+lgsup logs "$run"
+expect "logs exits 0" 0 $?
+check "logs has every role" sh -c "for r in loader text vae trainer ema ckpt; do grep -q \$r '$out' || { echo no \$r; exit 1; }; done"
+lgsup logs trainer "$run"
+check "logs ROLE" sh -c "grep -q trainer '$out' && ! grep -q 'vae\.[0-9]' '$out'"
+
+# ---- check, doctor ----
+lgsup check "$TINY" --set job.dir="$T/unused"
+expect "check exits 0" 0 $?
+for r in loader text vae trainer ema ckpt; do check "check names $r" grep -q "$r" "$out"; done
+check "check shows bytes" grep -Eq '[0-9.]+ *(B|KiB|MiB|GiB|bytes)' "$out"
+check "check creates nothing" test ! -e "$T/unused"
+lgsup check "$EMOJI/pipeline.toml"
+expect "check of the example" 0 $?
+lgsup doctor
+expect "doctor exits 0" 0 $?
+check "doctor names the instruction set" grep -Eqi 'avx512|avx2|sse2' "$out"
+
+# ---- verify ----
+lgsup verify "$run"
+expect "verify of the run" 0 $?
+lgsup verify "$newest"
+expect "verify of a checkpoint" 0 $?
+cp -r "$newest" "$T/flipped"
+printf '\x01' | dd of="$T/flipped/optimizer.safetensors" bs=1 seek=100001 conv=notrunc 2>/dev/null
+if cmp -s "$T/flipped/optimizer.safetensors" "$newest/optimizer.safetensors"; then
+    printf '\x02' | dd of="$T/flipped/optimizer.safetensors" bs=1 seek=100001 conv=notrunc 2>/dev/null
+fi
+lgsup verify "$T/flipped"
+expect "verify finds a flipped byte" 5 $?
+check "and names the file" grep -q optimizer.safetensors "$out"
+rm "$T/flipped/ema/config.json"
+lgsup verify "$T/flipped"
+expect "verify finds a missing file" 5 $?
+cp "$run/ledger" "$T/ledger"
+printf '\x7f' | dd of="$run/ledger" bs=1 seek=$((64 * 30 + 9)) conv=notrunc 2>/dev/null
+lgsup verify "$run"
+expect "verify finds a damaged ledger" 5 $?
+check "and names the step" grep -Eq '3[01]' "$out"
+head -c $((64 * 50)) "$T/ledger" >"$run/ledger"
+lgsup verify "$run"
+expect "verify finds a ledger cut short" 5 $?
+cp "$T/ledger" "$run/ledger"
+lgsup verify "$run"
+expect "verify accepts the ledger put back" 0 $?
+lgsup verify "$T/nowhere"
+expect "verify of nothing" 8 $?
+
+# ---- sample ----
+is_png() { [ "$(head -c 8 "$1" | od -An -tx1 | tr -d ' \n')" = 89504e470d0a1a0a ]; }
+lgsup sample "red heart" "a rocket" --from "$run" --steps 4 --seed 1 -o "$T/a.png"
+expect "sample exits 0" 0 $?
+check "sample writes a PNG" is_png "$T/a.png"
+lgsup sample "red heart" "a rocket" --from "$newest" --steps 4 --seed 1 -o "$T/b.png"
+check "the same seed gives the same picture" cmp "$T/a.png" "$T/b.png"
+lgsup sample "red heart" "a rocket" --from "$run" --steps 4 --seed 2 -o "$T/c.png"
+check "another seed gives another" test "$(cmp -s "$T/a.png" "$T/c.png"; echo $?)" -eq 1
+lgsup sample "red heart" --from "$T/nowhere" -o "$T/d.png"
+check "sample from nowhere fails and says so" sh -c "[ $? -ne 0 ] && grep -q nowhere '$out'"
+
+# ---- encode, decode ----
+lgsup encode vae --model "$EMOJI/vae" "$golden" "$T/latents.safetensors"
+expect "encode vae exits 0" 0 $?
+check "encode vae reproduces the golden latents" "$ST_COMPARE" "$T/latents.safetensors" "$golden" 1e-4 latent_mean latent_logvar
+lgsup encode text --model "$EMOJI/text_encoder" "$golden" "$T/text.safetensors"
+expect "encode text exits 0" 0 $?
+check "encode text reproduces the golden hidden states" "$ST_COMPARE" "$T/text.safetensors" "$golden" 1e-4 text_hidden
+lgsup decode vae --model "$EMOJI/vae" "$golden" "$T/decoded.safetensors"
+expect "decode vae exits 0" 0 $?
+check "decode vae reproduces the golden pictures" "$ST_COMPARE" "$T/decoded.safetensors" "$golden" 1e-4 decoded
+check "compare can fail" sh -c "! '$ST_COMPARE' '$golden' '$golden' 1e-4 latent_mean=latent_logvar"

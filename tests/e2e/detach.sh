@@ -1,0 +1,72 @@
+#!/bin/bash
+# start --detach, stop, restart; Ctrl-C once and twice; what may and what may not change at a resume.
+. "$(dirname "$0")/lib.sh"
+run=$T/run
+start=("$LGSUP" start "$TINY" --set job.dir="$run")
+
+timeout 60 "${start[@]}" --detach --set trainer.max_steps=400 >"$T/out" 2>&1
+expect "--detach exits 0" 0 $?
+expect "every role is ready when it returns" 0 "$(status_get "$run" '[.instances[] | select(.pid == 0 or .state == "setup" or .state == "starting" or .state == "dead")] | length')"
+expect "state" running "$(status_get "$run" .state)"
+check "it trains" wait_step "$run" 10 30
+timeout 60 "$LGSUP" stop "$run" >"$T/out" 2>&1
+expect "stop exits 0" 0 $?
+check "stop returns when every process is gone" nothing_runs "$run"
+expect "state" stopped "$(status_get "$run" .state)"
+at=$(status_get "$run" .step)
+check "its checkpoint is complete" timeout 30 "$LGSUP" verify "$(checkpoint_of "$run" "$at")"
+timeout 20 "$LGSUP" stop "$run" >"$T/out" 2>&1
+expect "a second stop has nothing to do and exits 0" 0 $?
+
+# Keys that decide bits.
+for change in model.hidden=64 job.seed=8 trainer.lr=2e-3 vae.chunk=8 trainer.ranks=1; do
+    timeout 20 "${start[@]}" --set trainer.max_steps=400 --set $change >"$T/out" 2>&1
+    code=$?
+    if [ $code -eq 10 ] && grep -q "${change%=*}" "$T/out"; then ok "changed ${change%=*} is refused by name"; else
+        fail "changed ${change%=*} is refused by name" "exit $code: $(tail -3 "$T/out" | tr '\n' ' ')"
+    fi
+done
+timeout 20 "${start[@]}" --set trainer.max_steps=5 >"$T/out" 2>&1
+code=$?
+check "max_steps may not shrink below what is done (exit $code)" test "$(status_get "$run" .step)" = "$at"
+
+# max_steps grows; keys without bits may change.
+end=$((at + 10))
+tiny "$run" --set trainer.max_steps=$end --set vae.instances=3 --set checkpoint.keep=9
+expect "resumed to another end" 0 $?
+expect "state" done "$(status_get "$run" .state)"
+expect "step" $end "$(status_get "$run" .step)"
+tiny "$run" --set trainer.max_steps=$((end + 10))
+expect "max_steps grows at a resume" 0 $?
+check "every step once" metrics_are_whole "$run" $((end + 10))
+check "verify" timeout 60 "$LGSUP" verify "$run"
+before=$(wc -c <"$run/metrics.jsonl")
+tiny "$run" --set trainer.max_steps=$((end + 10))
+expect "a run that is done: start exits 0" 0 $?
+expect "and does nothing" "$before" "$(wc -c <"$run/metrics.jsonl")"
+expect "state stays" done "$(status_get "$run" .state)"
+
+# Ctrl-C once drains, twice kills.
+run=$T/interrupt
+tiny_in_background "$run" --set trainer.max_steps=4000
+wait_step "$run" 5
+kill -INT "$(pid_of "$run" lgsup 0)"
+wait $tiny_pid
+expect "Ctrl-C: exits 0 after a checkpoint" 0 $?
+expect "Ctrl-C: state" stopped "$(status_get "$run" .state)"
+check "Ctrl-C: checkpoint" timeout 30 "$LGSUP" verify "$run"
+tiny_in_background "$run" --set trainer.max_steps=4000
+wait_step "$run" $(($(step_of "$run") + 5))
+lgsup=$(pid_of "$run" lgsup 0)
+trainer=$(pid_of "$run" trainer 0)
+kill -STOP "$trainer" # so that draining takes until the second one
+kill -INT "$lgsup"
+check "Ctrl-C: draining" wait_until 5 state_is "$run" draining
+kill -INT "$lgsup"
+wait $tiny_pid
+expect "Ctrl-C twice exits 130" 130 $?
+check "Ctrl-C twice: nothing is left running" nothing_runs "$run"
+timeout 60 "$LGSUP" start "$TINY" --set job.dir="$run" --set trainer.max_steps=4000 --detach >"$T/out" 2>&1
+expect "and it starts again" 0 $?
+timeout 60 "$LGSUP" stop "$run" >/dev/null 2>&1
+check "verify after all that" timeout 60 "$LGSUP" verify "$run"

@@ -1,0 +1,57 @@
+#!/bin/bash
+# kill -9 of every role, the keeper included, at random moments of one run. It completes by itself
+# with the bits of an undisturbed run. KILLS_SEED chooses moments and order.
+. "$(dirname "$0")/lib.sh"
+N=80
+RANDOM=${KILLS_SEED:=$((SECONDS + $$ % 30000))}
+echo "# KILLS_SEED=$KILLS_SEED"
+
+victims=(loader.0 text.0 text.1 vae.0 vae.1 trainer.0 trainer.1 ema.0 ckpt.0 keeper.0
+    trainer.$((RANDOM % 2)) vae.$((RANDOM % 2)) ckpt.0 trainer.$((RANDOM % 2)))
+for ((i = ${#victims[@]} - 1; i > 0; i--)); do # Fisher-Yates
+    j=$((RANDOM % (i + 1)))
+    swap=${victims[i]} victims[i]=${victims[j]} victims[j]=$swap
+done
+declare -A wait_ms
+for ((i = 0; i < ${#victims[@]}; i++)); do wait_ms[$i]=$((RANDOM % 250)); done
+
+reference $N
+run=$T/run
+tiny_in_background "$run" --set "trainer.max_steps=$N"
+wait_step "$run" 1 || fail "the run starts" "$(tail -3 "$run.out" | tr '\n' ' ')"
+killed=0
+for ((i = 0; i < ${#victims[@]}; i++)); do
+    role=${victims[i]%.*} index=${victims[i]#*.}
+    # Spread over the run: the k-th kill comes some time after step 1 + 5 k.
+    wait_step "$run" $((1 + 5 * i)) 60 || break
+    sleep "0.$(printf %03d "${wait_ms[$i]}")"
+    for try in 1 2 3 4 5 6 7 8 9 10; do # a process that is being replaced just now
+        pid=$(pid_of "$run" "$role" "$index")
+        [ "${pid:-0}" -gt 0 ] && kill -9 "$pid" 2>/dev/null && break
+        pid=0
+        sleep 0.05
+    done
+    if [ "$pid" -gt 0 ]; then
+        echo "# killed $role.$index (pid $pid) at step $(step_of "$run")"
+        killed=$((killed + 1))
+    else
+        fail "kill $role.$index" "no such process at step $(step_of "$run")"
+    fi
+done
+expect "kills while it trained" ${#victims[@]} $killed
+wait $tiny_pid
+expect "it completes by itself" 0 $?
+[ $e2e_failed -eq 0 ] || tail -20 "$run.out"
+expect "state" done "$(status_get "$run" .state)"
+check "byte-identical to the undisturbed run" same_files "$reference" "$run" $N
+check "checkpoint on the way byte-identical" same_files "$reference" "$run" 60
+check "metrics.jsonl has every step once" metrics_are_whole "$run" $N
+check "losses equal the undisturbed run's" cmp <(jq -c '[.step, .loss, .grad_norm]' "$reference/metrics.jsonl") \
+    <(jq -c '[.step, .loss, .grad_norm]' "$run/metrics.jsonl")
+check "ledger equals the undisturbed run's" cmp "$reference/ledger" "$run/ledger"
+check "verify accepts the run" timeout 60 "$LGSUP" verify "$run"
+for role in loader text vae trainer ema ckpt keeper; do
+    want=$(printf '%s\n' "${victims[@]}" | grep -c "^$role\.")
+    expect "restarts of $role in the status" "$want" "$(restarts_of "$run" $role)"
+done
+check "nothing is left running" nothing_runs "$run"

@@ -1,0 +1,68 @@
+#!/bin/bash
+# kill -9 of lgsup: the stages go on, a new lgsup takes them over, what died meanwhile comes back.
+. "$(dirname "$0")/lib.sh"
+N=80
+reference $N
+
+stage_pids() { status_get "$1" '[.instances[] | select(.role != "lgsup") | "\(.role).\(.index)=\(.pid)"] | sort | join(" ")'; }
+kill_lgsup() {
+    lgsup_pid=$(pid_of "$1" lgsup 0)
+    kill -9 "$lgsup_pid"
+    wait_until 5 is_gone "$lgsup_pid"
+}
+
+run=$T/run
+tiny_in_background "$run" --set trainer.max_steps=$N
+wait_step "$run" 10
+kill_lgsup "$run"
+before=$(stage_pids "$run") at=$(step_of "$run")
+check "training goes on without lgsup" wait_step "$run" $((at + 8)) 30
+expect "all stages live on" "$before" "$(stage_pids "$run")"
+expect "status names no lgsup" 0 "$(pid_of "$run" lgsup 0)"
+expect "state of the orphaned run" running "$(status_get "$run" .state)"
+
+tiny_in_background "$run" --set trainer.max_steps=$N
+lgsup_lives() { [ "$(pid_of "$1" lgsup 0)" -gt 0 ]; }
+check "a second lgsup starts" wait_until 20 lgsup_lives "$run"
+expect "it has adopted the same processes" "$before" "$(stage_pids "$run")"
+
+# Once more, and a rank with it: it waits for the next start.
+wait_step "$run" $(($(step_of "$run") + 3)) 30
+kill_lgsup "$run"
+rank=$(pid_of "$run" trainer 1)
+kill -9 "$rank"
+wait_until 5 is_gone "$rank"
+tiny "$run" --set trainer.max_steps=$N
+expect "the third lgsup completes the run" 0 $?
+[ $e2e_failed -eq 0 ] || tail -20 "$run.out"
+check "the dead rank was replaced" test "$(restarts_of "$run" trainer)" -ge 1
+expect "the others were not" 0 "$(($(restarts_of "$run" vae) + $(restarts_of "$run" text) + $(restarts_of "$run" loader)))"
+check "byte-identical to the undisturbed run" same_files "$reference" "$run" $N
+check "metrics.jsonl has every step once" metrics_are_whole "$run" $N
+check "verify accepts the run" timeout 60 "$LGSUP" verify "$run"
+check "nothing is left running" nothing_runs "$run"
+
+# lgsup and keeper together: the stages still hold the memory.
+run=$T/both
+tiny_in_background "$run" --set trainer.max_steps=$N
+wait_step "$run" 10
+keeper=$(pid_of "$run" keeper 0)
+kill_lgsup "$run"
+kill -9 "$keeper"
+wait_until 5 is_gone "$keeper"
+tiny "$run" --set trainer.max_steps=$N
+expect "lgsup and keeper dead: completes" 0 $?
+check "lgsup and keeper dead: byte-identical" same_files "$reference" "$run" $N
+
+# Everything dead at once (as after a power cut): on from the newest checkpoint.
+run=$T/power
+tiny_in_background "$run" --set trainer.max_steps=$N
+wait_step "$run" 45
+kill -9 $(e2e_pids "$run") 2>/dev/null
+wait_until 5 nothing_runs "$run"
+expect "state after everything died" failed "$(status_get "$run" .state)"
+tiny "$run" --set trainer.max_steps=$N
+expect "everything dead: completes" 0 $?
+check "everything dead: byte-identical" same_files "$reference" "$run" $N
+check "everything dead: every step once" metrics_are_whole "$run" $N
+check "everything dead: verify" timeout 60 "$LGSUP" verify "$run"

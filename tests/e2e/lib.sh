@@ -1,0 +1,148 @@
+# Shared by the end-to-end scripts; sourced, not run. A script is called as
+#
+#     tests/e2e/NAME.sh [BUILD]          BUILD: build directory, default build
+#
+# and prints "ok NAME" or "FAIL NAME reason" per check; it exits non-zero
+# when one failed. Each script has a directory of its own under /tmp, and ends every process that was
+# started with a path in it. With E2E_KEEP=1 the directory stays.
+#
+# E2E_REFERENCE=DIR lets scripts of one `make check` share undisturbed runs: the first one that needs
+# a reference makes it there.
+set -u
+
+e2e_build=$(cd "${1:-build}" 2>/dev/null && pwd) || { echo "FAIL setup no build directory ${1:-build}"; exit 1; }
+e2e_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+e2e_name=$(basename "$0" .sh)
+LGSUP=$e2e_build/bin/lgsup
+ST_COMPARE=$e2e_build/tests/e2e/st_compare
+TINY=$e2e_root/tests/e2e/tiny.toml
+EMOJI=$e2e_root/examples/emoji
+T=$(mktemp -d "${E2E_TMP:-/tmp}/lge.XXXXXX") # short: socket paths end at 107 bytes
+e2e_failed=0
+# Sockets under our own directory, so that even the keeper's command line names it.
+mkdir -m 700 "$T/r"
+export XDG_RUNTIME_DIR=$T/r
+# What the scripts read is the programs' own text, not a translation; threads come from the plan.
+export LC_ALL=C
+unset OMP_NUM_THREADS LG_BIN_DIR
+[ -x "$LGSUP" ] || { echo "FAIL $e2e_name no $LGSUP: make all first"; rm -rf "$T"; exit 1; }
+[ -f "$EMOJI/data/.made" ] || { echo "FAIL $e2e_name no pictures: make example-data first"; rm -rf "$T"; exit 1; }
+
+# Pids of processes whose command line holds directory $1.
+e2e_pids() {
+    local p
+    for p in /proc/[0-9]*; do
+        [ "${p#/proc/}" = $$ ] && continue
+        case "$(tr '\0' ' ' <"$p/cmdline" 2>/dev/null)" in
+        *"$1"*) case "$(readlink "$p/exe" 2>/dev/null)" in */bin/lg*) echo "${p#/proc/}" ;; esac ;;
+        esac
+    done
+}
+
+e2e_mounts=()
+e2e_cleanup() {
+    local round left m
+    trap - EXIT
+    for round in 1 2 3 4 5; do # a supervisor that still lives starts what was killed: again
+        left=$(e2e_pids "$T")
+        [ -n "$left" ] || break
+        kill -9 $left 2>/dev/null
+        sleep 0.1
+    done
+    for m in ${e2e_mounts[@]+"${e2e_mounts[@]}"}; do umount "$m" 2>/dev/null || umount -l "$m"; done
+    if [ -n "${E2E_KEEP:-}" ]; then echo "kept $T"; else rm -rf "$T"; fi
+    [ "$e2e_failed" -eq 0 ] || exit 1
+}
+trap e2e_cleanup EXIT
+trap 'echo "FAIL $e2e_name interrupted"; e2e_failed=1; exit 1' INT TERM HUP
+
+ok() { echo "ok $e2e_name: $1"; }
+fail() {
+    echo "FAIL $e2e_name: $1${2:+ -- $2}"
+    e2e_failed=1
+}
+skip() { echo "skip $e2e_name: $1 -- $2"; }
+# check NAME COMMAND...: ok when the command succeeds; its output is the reason when it does not.
+check() {
+    local name=$1 out
+    shift
+    if out=$("$@" 2>&1); then ok "$name"; else fail "$name" "$(printf %s "${out:-$* failed}" | tail -4 | tr '\n' ' ')"; fi
+}
+# expect NAME WANTED GOT
+expect() { if [ "$2" = "$3" ]; then ok "$1"; else fail "$1" "expected '$2', got '$3'"; fi; }
+
+# tiny RUN [--set ...]: a run in the foreground to its end, quiet; output in RUN.out; exit status its own.
+tiny() {
+    local run=$1
+    shift
+    timeout --foreground -k 5 "${TINY_LIMIT_S:-180}" "$LGSUP" start "$TINY" --set "job.dir=$run" "$@" >>"$run.out" 2>&1 </dev/null
+}
+# tiny_in_background RUN [...]: the same, detached from this shell; its pid in $tiny_pid.
+tiny_in_background() {
+    local run=$1
+    shift
+    timeout --foreground -k 5 "${TINY_LIMIT_S:-180}" "$LGSUP" start "$TINY" --set "job.dir=$run" "$@" >>"$run.out" 2>&1 </dev/null &
+    tiny_pid=$!
+}
+
+status() { timeout 20 "$LGSUP" status --json "$1" 2>&1; }
+# status_get RUN FILTER: a value of the status, by jq.
+status_get() { status "$1" | jq -r "$2" 2>/dev/null; }
+# pid_of RUN ROLE INDEX: 0 when there is none just now.
+pid_of() { status_get "$1" "[.instances[] | select(.role == \"$2\" and .index == $3) | .pid][0] // 0"; }
+restarts_of() { status_get "$1" "[.instances[] | select(.role == \"$2\") | .restarts] | add // 0"; }
+# The last step of metrics.jsonl, 0 when there is none.
+step_of() {
+    local s
+    s=$(tail -n 1 "$1/metrics.jsonl" 2>/dev/null | sed -n 's/^{"step": *\([0-9]*\),.*/\1/p')
+    echo "${s:-0}"
+}
+# wait_until SECONDS COMMAND...: looks ten times a second.
+wait_until() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ $SECONDS -lt $end ] || return 1
+        sleep 0.1
+    done
+}
+step_reached() { [ "$(step_of "$1")" -ge "$2" ]; }
+# wait_step RUN STEP [SECONDS]
+wait_step() { wait_until "${3:-90}" step_reached "$1" "$2"; }
+is_gone() { ! kill -0 "$1" 2>/dev/null; }
+state_is() { [ "$(status_get "$1" .state)" = "$2" ]; }
+
+checkpoint_of() { echo "$1/checkpoints/tiny_step$2"; }
+# same_files RUN_A RUN_B STEP: are the safetensors of the two checkpoints byte-identical?
+same_files() {
+    local f a b
+    a=$(checkpoint_of "$1" "$3") b=$(checkpoint_of "$2" "$3")
+    for f in model/diffusion_pytorch_model.safetensors ema/diffusion_pytorch_model.safetensors \
+        optimizer.safetensors; do
+        [ -s "$a/$f" ] || { echo "no $a/$f"; return 1; }
+        cmp "$a/$f" "$b/$f" || return 1
+    done
+}
+# Every step from 1 to $2 stands in metrics.jsonl exactly once, in order, every line is JSON.
+metrics_are_whole() {
+    jq -e . "$1/metrics.jsonl" >/dev/null || { echo "a line of metrics.jsonl is not JSON"; return 1; }
+    diff <(jq -r .step "$1/metrics.jsonl") <(seq 1 "$2") >/dev/null || {
+        echo "steps of metrics.jsonl are not 1..$2: $(wc -l <"$1/metrics.jsonl") lines"
+        return 1
+    }
+}
+nothing_runs() { [ -z "$(e2e_pids "$1")" ]; }
+
+# reference STEPS: an undisturbed run, in $reference; made once per E2E_REFERENCE.
+reference() {
+    local home=${E2E_REFERENCE:-$T}
+    reference=$home/reference$1
+    [ -f "$reference.done" ] && return 0
+    if tiny "$reference" --set trainer.max_steps="$1"; then
+        touch "$reference.done"
+    else
+        fail "reference run of $1 steps" "exit $?: $(tail -3 "$reference.out" | tr '\n' ' ')"
+        rm -rf "$reference"
+        exit 1
+    fi
+}
