@@ -1,0 +1,170 @@
+/* Samplers against diffusers' DDIMScheduler (trailing) and FlowMatchEulerDiscreteScheduler: with a toy
+ * model, and whole guided trajectories of the nets from Philox noise, on ref64 and host. */
+#include "denoiser_fixture.h"
+#include "stages/nets/sampler.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <setjmp.h>
+#include <cmocka.h>
+// clang-format on
+
+static void toy(lg_objective_kind kind, int steps)
+{
+    double x[16];
+    char name[64];
+    snprintf(name, sizeof name, "sampler.toy.%s.%d", lg_objective_name(kind), steps);
+    double *want = golden_read(name, 16);
+    golden_fill("toy", 16, 1.0, x);
+    for (int i = 0; i < steps; i++) {
+        struct lg_sampler_step s = lg_sampler_step_at(kind, steps, i);
+        for (int e = 0; e < 16; e++)
+            x[e] = s.cx * x[e] + s.cm * (0.6 * x[e] + 0.3 * cos(s.t / 100.0));
+    }
+    for (int e = 0; e < 16; e++)
+        if (!(fabs(x[e] - want[e]) <= 1e-11 * fmax(1, fabs(want[e]))))
+            fail_msg("%s[%d]: %.15g, not %.15g", name, e, x[e], want[e]);
+    free(want);
+}
+
+static void test_toy(void **state)
+{
+    for (int kind = LG_OBJECTIVE_EPS; kind <= LG_OBJECTIVE_FLOW; kind++) {
+        toy((lg_objective_kind)kind, 10);
+        toy((lg_objective_kind)kind, 25);
+    }
+}
+
+/* Every spacing ends at no noise and never repeats a timestep, also when 1000 / steps is no integer. */
+static void test_spacings(void **state)
+{
+    for (int steps = 1; steps <= 60; steps++) {
+        double last = 1000;
+        for (int i = 0; i < steps; i++) {
+            struct lg_sampler_step s = lg_sampler_step_at(LG_OBJECTIVE_EPS, steps, i);
+            assert_true(s.t < last && s.t >= 0 && (i > 0 || s.t == 999));
+            last = s.t;
+        }
+        double t = 1000;
+        for (int i = 0; i < steps; i++)
+            t += 1000 * lg_sampler_step_at(LG_OBJECTIVE_FLOW, steps, i).cm;
+        assert_true(fabs(t) <= 1e-9);
+    }
+}
+
+struct run {
+    const char *device, *golden;
+    lg_objective_kind kind;
+    int steps;
+    double guidance, tol;
+    uint64_t first;
+};
+
+/* Conditions of the net: the fixture's sample 0, and as "unconditional" the null label or sample 1. */
+static void set_conditions(struct denoiser_fixture *f, struct lg_sampler_run *r, int pictures)
+{
+    static int32_t label[8], length[8];
+    for (int i = 0; i < pictures; i++) {
+        label[i] = 2, label[pictures + i] = f->config.num_classes;
+        length[i] = 6, length[pictures + i] = 1;
+    }
+    r->label = lg_t1(label, LG_I32, 2 * pictures);
+    r->text_length = lg_t1(length, LG_I32, 2 * pictures);
+    if (f->config.kind == LG_DIT) return;
+    size_t row = (size_t)(f->config.text_length * f->config.text_dim) * lg_dtype_bytes(f->type);
+    void *text;
+    assert_int_equal(lg_device_alloc(f->device, 2 * (size_t)pictures * row, &text), 0);
+    for (int i = 0; i < 2 * pictures; i++)
+        memcpy((char *)text + (size_t)i * row, (char *)f->in.text.data + (i < pictures ? 0 : row),
+               row);
+    r->text = lg_t3(text, f->type, 2 * pictures, f->config.text_length, f->config.text_dim);
+}
+
+/* Draws `pictures` and compares the one with golden's index 40 or 41 (r->first + at). */
+static void draw(const struct lg_denoiser_config *c, const struct run *r, int pictures, int at)
+{
+    struct denoiser_fixture f;
+    lg_sampler *s;
+    denoiser_fixture_open(&f, r->device, NULL, c, false);
+    assert_int_equal(lg_sampler_open(f.device, c, pictures, true, &s), 0);
+    assert_int_equal(lg_sampler_batch(s), 2 * pictures);
+    struct lg_sampler_run run = {.objective = r->kind,
+                                 .steps = r->steps,
+                                 .guidance = r->guidance,
+                                 .seed = 7,
+                                 .first = r->first,
+                                 .weights = f.weights};
+    set_conditions(&f, &run, pictures);
+    size_t each = (size_t)(c->channels * c->height * c->width);
+    void *out;
+    assert_int_equal(
+        lg_device_alloc(f.device, (size_t)pictures * each * lg_dtype_bytes(f.type), &out), 0);
+    lg_tensor t = lg_t4(out, f.type, pictures, c->channels, c->height, c->width);
+    assert_int_equal(lg_sampler_draw(s, f.stream, &run, t), 0);
+    double *want = golden_read(r->golden, each);
+    struct distance d = denoiser_fixture_distance(
+        &f, (char *)out + (size_t)at * each * lg_dtype_bytes(f.type), want, each);
+    if (!(d.diff <= r->tol * d.norm))
+        fail_msg("%s on %s: distance %.3e of %.3e", r->golden, r->device, d.diff, d.norm);
+    free(want);
+    lg_sampler_close(&s);
+    denoiser_fixture_close(&f);
+}
+
+/* A trajectory multiplies the error of a forward by its own growth: 1e-6 and 1e-4 leave room for
+ * that over the 1e-7 and 1e-5 of a single forward. */
+static void draws(const char *device, double tol)
+{
+    struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
+    struct run flow = {device, "sampler.pixart.flow", LG_OBJECTIVE_FLOW, 10, 3.0, tol, 40};
+    struct run v = {device, "sampler.dit.v", LG_OBJECTIVE_V, 10, 1.5, tol, 41};
+    struct run eps = {device, "sampler.dit.eps", LG_OBJECTIVE_EPS, 5, 1.5, tol, 41};
+    draw(&pixart, &flow, 1, 0);
+    draw(&dit, &v, 1, 0);
+    draw(&dit, &eps, 1, 0);
+    flow.first = 39, v.first = 39;
+    draw(&pixart, &flow, 2, 1);
+    draw(&dit, &v, 3, 2);
+}
+
+static void test_ref64(void **state)
+{
+    draws("ref64", 1e-6);
+}
+
+static void test_host(void **state)
+{
+    draws("host", 1e-4);
+}
+
+static void test_refusals(void **state)
+{
+    struct lg_denoiser_config c = denoiser_fixture_dit();
+    struct denoiser_fixture f;
+    lg_sampler *s;
+    size_t bytes;
+    denoiser_fixture_open(&f, "host", NULL, &c, false);
+    assert_int_equal(lg_sampler_plan(f.device, &c, 2, false, &bytes), 0);
+    assert_true(bytes > 0);
+    assert_int_equal(lg_sampler_open(f.device, &c, DENOISER_FIXTURE_BATCH, false, &s), 0);
+    struct lg_sampler_run run = {.steps = 0, .guidance = 1, .weights = f.weights};
+    assert_int_equal(lg_sampler_draw(s, f.stream, &run, f.out), LG_ERR_CONFIG);
+    run.steps = 1001;
+    assert_int_equal(lg_sampler_draw(s, f.stream, &run, f.out), LG_ERR_CONFIG);
+    lg_err_clear();
+    run.steps = 2, run.label = f.in.label, run.objective = LG_OBJECTIVE_FLOW;
+    assert_int_equal(lg_sampler_draw(s, f.stream, &run, f.out), 0); /* without guidance */
+    lg_sampler_close(&s);
+    denoiser_fixture_close(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_toy),  cmocka_unit_test(test_spacings), cmocka_unit_test(test_ref64),
+        cmocka_unit_test(test_host), cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
