@@ -1,0 +1,567 @@
+/* The supervisor with real processes that do not compute (fake_stage.h): whole lives of a run, ends
+ * of every kind, deaths of every role, of the keeper and of lgsup itself. */
+#include "base/clock.h"
+#include "base/fs.h"
+#include "shm/commit.h"
+#include "supervisor/cli.h"
+#include "supervisor/intensity.h"
+#include "supervisor/status.h"
+#include "supervisor/supervise.h"
+#include "tests/unit/fake_stage.h"
+#include "tests/unit/scratch.h"
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+enum { WAIT_MS_MAX = 20000, ARGS_MAX = 24 };
+
+static char g_file[LG_PATH_BYTES], g_run[LG_PATH_BYTES], g_out[LG_PATH_BYTES];
+static pid_t g_lgsup; /* in the foreground, 0: none */
+static struct lg_status g_status;
+
+/* ---- scaffolding ---- */
+
+static void make_bin(void)
+{
+    char self[LG_PATH_BYTES], dir[LG_PATH_BYTES];
+    static const char *const names[] = {"lg-keeper", "lg-sample",  "lg-loader", "lg-text",
+                                        "lg-vae",    "lg-trainer", "lg-ema",    "lg-ckpt"};
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(n > 0);
+    self[n] = 0;
+    snprintf(dir, sizeof dir, "%s", scratch_path("bin"));
+    lg_mkdirs(dir);
+    for (size_t i = 0; i < LG_ARRAY_LEN(names); i++) {
+        char link[LG_PATH_BYTES + 32];
+        snprintf(link, sizeof link, "%s/%s", dir, names[i]);
+        assert_int_equal(symlink(self, link), 0);
+    }
+    setenv("LG_BIN_DIR", dir, 1);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    make_bin();
+    char cwd[1024], toml[8192];
+    if (!getcwd(cwd, sizeof cwd)) return -1;
+    scratch_write("data/a.txt", "a caption");
+    snprintf(toml, sizeof toml,
+             "[job]\nname = \"fake\"\ndir = \"run\"\n[data]\npath = \"data\"\n"
+             "[text]\nmodel = \"%s/examples/emoji/text_encoder\"\ninstances = 2\n"
+             "[vae]\nmodel = \"%s/examples/emoji/vae\"\ninstances = 2\n"
+             "[trainer]\nranks = 2\nmax_steps = 60\nglobal_batch_size = 16\n"
+             "[checkpoint]\nevery = 20\nkeep = 10\n[sample]\ncaptions = [\"a cat\"]\n"
+             "[supervisor]\nrestarts_max = 3\n",
+             cwd, cwd);
+    snprintf(g_file, sizeof g_file, "%s", scratch_write("pipeline.toml", toml));
+    snprintf(g_run, sizeof g_run, "%s", scratch_path("run"));
+    snprintf(g_out, sizeof g_out, "%s", scratch_path("out"));
+    g_lgsup = 0;
+    return 0;
+}
+
+static void kill_run(void)
+{
+    lg_board *b = NULL;
+    char path[LG_PATH_BYTES + 16];
+    if (g_lgsup > 0) {
+        kill(g_lgsup, SIGKILL);
+        waitpid(g_lgsup, NULL, 0);
+    }
+    snprintf(path, sizeof path, "%s/board", g_run);
+    if (lg_board_open(path, 0, &b) == 0) lg_leftovers_kill(b);
+    lg_board_close(&b);
+    lg_err_clear();
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    kill_run();
+    scratch_remove();
+    return 0;
+}
+
+static void show_output(void)
+{
+    char *text;
+    size_t bytes;
+    if (lg_read_file(g_out, 1 << 20, &text, &bytes) == 0) {
+        fprintf(stderr, "---- output of lgsup:\n%s----\n", text);
+        free(text);
+    }
+}
+
+static bool output_has(const char *part)
+{
+    char *text;
+    size_t bytes;
+    if (lg_read_file(g_out, 1 << 20, &text, &bytes) < 0) return false;
+    bool has = strstr(text, part) != NULL;
+    free(text);
+    return has;
+}
+
+static void assert_output(const char *part)
+{
+    if (output_has(part)) return;
+    show_output();
+    fail_msg("the output lacks \"%s\"", part);
+}
+
+/* Starts `lgsup words...` in a process of its own; output goes to g_out. */
+static pid_t launch(const char *const *words)
+{
+    char *argv[ARGS_MAX] = {(char *)"lgsup"};
+    int argc = 1;
+    while (words[argc - 1] && argc < ARGS_MAX - 1) {
+        argv[argc] = (char *)words[argc - 1];
+        argc++;
+    }
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid != 0) return pid;
+    int fd = open(g_out, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    dup2(fd, 1);
+    dup2(fd, 2);
+    int code = lg_cli_main(argc, argv);
+    fflush(NULL);
+    _exit(code);
+}
+#define LAUNCH(...) launch((const char *const[]){__VA_ARGS__, NULL})
+
+static int exit_of(pid_t pid)
+{
+    int status = 0;
+    for (int64_t end = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < end; usleep(2000)) {
+        pid_t got = waitpid(pid, &status, WNOHANG);
+        if (got == pid) return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+    show_output();
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    fail_msg("lgsup is still there after %d ms", WAIT_MS_MAX);
+    return -1;
+}
+#define RUN(...) exit_of(LAUNCH(__VA_ARGS__))
+
+static void assert_exit(int got, int want)
+{
+    if (got == want) return;
+    show_output();
+    fail_msg("exit code %d, expected %d", got, want);
+}
+
+static bool read_status(void)
+{
+    bool well = lg_status_read(g_run, &g_status) == 0;
+    lg_err_clear();
+    return well;
+}
+
+static const struct lg_status_instance *instance(const char *role, int index)
+{
+    for (int i = 0; i < g_status.n_instances; i++) {
+        const struct lg_status_instance *p = &g_status.instance[i];
+        if (!strcmp(lg_role_name(p->role), role) && p->index == index) return p;
+    }
+    return NULL;
+}
+
+static void wait_for_step(uint64_t step)
+{
+    for (int64_t end = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < end; usleep(2000))
+        if (read_status() && g_status.step >= step) return;
+    show_output();
+    fail_msg("step %d is not reached", (int)step);
+}
+
+/* Kills one process and returns its pid. */
+static int kill_one(const char *role, int index)
+{
+    const struct lg_status_instance *p = NULL;
+    for (int i = 0; i < 1000 && !(p && p->pid); i++, usleep(2000)) {
+        read_status();
+        p = instance(role, index);
+    }
+    assert_true(p && p->pid);
+    int pid = p->pid;
+    kill(pid, SIGKILL);
+    return pid;
+}
+
+static void assert_state(const char *state, uint64_t step)
+{
+    assert_true(read_status());
+    assert_string_equal(g_status.state, state);
+    if (step) assert_int_equal(g_status.step, step);
+}
+
+static void assert_nobody_left(void)
+{
+    char path[LG_PATH_BYTES + 16];
+    lg_board *b = NULL;
+    snprintf(path, sizeof path, "%s/board", g_run);
+    assert_int_equal(lg_board_open(path, 0, &b), 0);
+    assert_false(lg_leftovers_live(b));
+    lg_board_close(&b);
+    snprintf(path, sizeof path, "%s/runtime", g_run);
+    assert_false(lg_path_exists(path));
+}
+
+/* ---- tests ---- */
+
+static void test_intensity(void **state)
+{
+    (void)state;
+    struct lg_intensity t;
+    assert_int_equal(lg_intensity_init(&t, 2, 10), 0);
+    assert_false(lg_intensity_exceeded(&t, 0, 0));
+    assert_false(lg_intensity_exceeded(&t, 1, 0));
+    assert_true(lg_intensity_exceeded(&t, 2, 0));
+    assert_false(lg_intensity_exceeded(&t, 3, 1)); /* a step was committed in between */
+    assert_false(lg_intensity_exceeded(&t, 4, 1));
+    assert_true(lg_intensity_exceeded(&t, 5, 1));
+    assert_false(lg_intensity_exceeded(&t, 11 * LG_S_NS, 1)); /* the others are too old */
+    lg_intensity_free(&t);
+}
+
+static void test_whole_run(void **state)
+{
+    (void)state;
+    assert_exit(RUN("start", g_file), 0);
+    assert_state("done", 60);
+    assert_output("every role is ready");
+    assert_output("fake: done");
+    assert_nobody_left();
+    assert_true(lg_path_exists(scratch_path("run/checkpoints/fake_step20/manifest.json")));
+    assert_true(lg_path_exists(scratch_path("run/checkpoints/fake_step60/manifest.json")));
+    assert_true(lg_path_exists(scratch_path("run/samples/step60.png")));
+    assert_int_equal(instance("vae", 1)->restarts, 0);
+    assert_exit(RUN("verify", g_run), 0);
+    assert_exit(RUN("status", "--json", g_run), 0);
+    assert_output("\"state\":\t\"done\"");
+    assert_exit(RUN("start", g_file), 0); /* nothing left to do */
+    assert_output("nothing to do");
+    assert_exit(RUN("start", g_file, "--set", "trainer.max_steps=80"), 0);
+    assert_output("resuming fake at step 60");
+    assert_state("done", 80);
+    assert_exit(RUN("verify", g_run), 0);
+    assert_exit(RUN("start", g_file, "--set", "trainer.max_steps=90", "--set", "job.seed=7"), 10);
+    assert_output("job.seed");
+}
+
+static void test_every_role_dies(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *role;
+        int index;
+    } victim[] = {{"loader", 0}, {"text", 1}, {"vae", 0},    {"trainer", 0}, {"trainer", 1},
+                  {"ema", 0},    {"ckpt", 0}, {"keeper", 0}, {"trainer", 0}, {"vae", 0}};
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=400");
+    wait_for_step(3);
+    for (size_t i = 0; i < LG_ARRAY_LEN(victim); i++) {
+        kill_one(victim[i].role, victim[i].index);
+        wait_for_step(g_status.step + 5);
+    }
+    assert_exit(exit_of(g_lgsup), 0);
+    g_lgsup = 0;
+    assert_state("done", 400);
+    assert_nobody_left();
+    assert_int_equal(instance("vae", 0)->restarts, 2);
+    assert_int_equal(instance("trainer", 1)->restarts, 1);
+    assert_int_equal(instance("keeper", 0)->restarts, 1);
+    assert_int_equal(instance("text", 0)->restarts, 0);
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+/* Death of a stage to the moment when its replacement runs its first lines. */
+static void test_restart_is_quick(void **state)
+{
+    (void)state;
+    enum { KILLS = 8 };
+    lg_board *b = NULL;
+    double sum_ms = 0, max_ms = 0;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(3);
+    assert_int_equal(lg_board_open(scratch_path("run/board"), 0, &b), 0);
+    for (int i = 0; i < KILLS; i++) {
+        wait_for_step(g_status.step + 2);
+        lg_life life;
+        lg_incarnation before = lg_board_life(b, LG_ROLE_vae, 1, &life);
+        int64_t start_ns = lg_now_ns();
+        kill((int)atomic_load(&lg_board_row(b, LG_ROLE_vae, 1)->pid), SIGKILL);
+        while ((lg_board_life(b, LG_ROLE_vae, 1, &life) == before || life != LG_LIFE_RUNNING) &&
+               lg_now_ns() - start_ns < 5 * LG_S_NS)
+            usleep(100);
+        double ms = (double)(lg_now_ns() - start_ns) / LG_MS_NS;
+        sum_ms += ms;
+        max_ms = LG_MAX(max_ms, ms);
+    }
+    printf("SIGKILL to the replacement's first lines: mean %.2f ms, max %.2f ms\n", sum_ms / KILLS,
+           max_ms);
+    assert_true(sum_ms / KILLS < 1000); /* a loaded machine; idle it is a few ms */
+    lg_board_close(&b);
+    assert_exit(RUN("stop", g_run), 0);
+    assert_exit(exit_of(g_lgsup), 0);
+    g_lgsup = 0;
+    assert_state("stopped", 0);
+}
+
+static void test_stop_and_second_start(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(30);
+    assert_exit(RUN("start", g_file), 7);
+    assert_output("already supervised");
+    assert_exit(RUN("stop", g_run), 0);
+    assert_exit(exit_of(g_lgsup), 0);
+    g_lgsup = 0;
+    assert_state("stopped", 0);
+    assert_nobody_left();
+    uint64_t step = g_status.step;
+    assert_true(step >= 30 && step < 100000);
+    assert_exit(RUN("stop", g_run), 0); /* nothing runs: fine */
+    assert_output("nothing runs here");
+    char set[64];
+    snprintf(set, sizeof set, "trainer.max_steps=%d", (int)step + 40);
+    assert_exit(RUN("start", g_file, "--set", set), 10); /* may only grow */
+    assert_output("trainer.max_steps");
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100001");
+    wait_for_step(step + 10);
+    assert_output("resuming fake at step");
+    kill(g_lgsup, SIGINT); /* Ctrl-C drains as well */
+    assert_exit(exit_of(g_lgsup), 0);
+    g_lgsup = 0;
+    assert_state("stopped", 0);
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+static void test_interrupt_twice(void **state)
+{
+    (void)state;
+    scratch_write("run/fault", "ckpt 0 unready"); /* the drain cannot end */
+    g_lgsup = LAUNCH("start", g_file);
+    wait_for_step(20);
+    kill(g_lgsup, SIGINT);
+    usleep(100000);
+    kill(g_lgsup, SIGINT);
+    assert_exit(exit_of(g_lgsup), 130);
+    g_lgsup = 0;
+    assert_state("failed", 0);
+    assert_nobody_left();
+}
+
+static void test_crash_loop_parks(void **state)
+{
+    (void)state;
+    scratch_write("run/fault", "vae 1 crash");
+    assert_exit(RUN("start", g_file), 11);
+    assert_state("parked", 0);
+    assert_non_null(strstr(g_status.cause, "vae.1"));
+    assert_non_null(strstr(g_status.cause, "weights are damaged"));
+    assert_nobody_left();
+    unlink(scratch_path("run/fault"));
+    assert_exit(RUN("start", g_file), 0);
+    assert_state("done", 60);
+}
+
+static void test_a_stage_parks_the_run(void **state)
+{
+    (void)state;
+    scratch_write("run/fault", "loader 0 park");
+    assert_exit(RUN("start", g_file), 11);
+    assert_state("parked", 0);
+    assert_non_null(strstr(g_status.cause, "the data set is empty"));
+    assert_int_equal(instance("loader", 0)->restarts, 0);
+    assert_exit(RUN("start", g_file, "--detach"), 11);
+    assert_output("the data set is empty");
+}
+
+static void test_hang_is_killed(void **state)
+{
+    (void)state;
+    scratch_write("run/fault", "ema 0 hang");
+    assert_exit(RUN("start", g_file, "--set", "supervisor.hang_s=1"), 0);
+    assert_state("done", 60);
+    assert_int_equal(instance("ema", 0)->restarts, 1);
+    assert_output("without a heartbeat");
+}
+
+static void test_unready_is_killed(void **state)
+{
+    (void)state;
+    scratch_write("run/fault", "text 1 unready");
+    assert_exit(RUN("start", g_file, "--set", "supervisor.ready_s=1"), 0);
+    assert_state("done", 60);
+    assert_int_equal(instance("text", 1)->restarts, 1);
+    assert_output("not ready after 1 s");
+}
+
+static void kill_lgsup(void)
+{
+    kill(g_lgsup, SIGKILL);
+    waitpid(g_lgsup, NULL, 0);
+    g_lgsup = 0;
+}
+
+/* lgsup dies; training goes on; a stage and even the keeper die meanwhile; a new lgsup adopts. */
+static void adopt_after(const char *victim)
+{
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=500");
+    wait_for_step(3);
+    while (!output_has("every role is ready")) usleep(2000);
+    int ema = instance("ema", 0)->pid, trainer = instance("trainer", 0)->pid;
+    kill_lgsup();
+    wait_for_step(g_status.step + 10);
+    assert_string_equal(g_status.state, "running");
+    assert_string_equal(instance("lgsup", 0)->state, "dead");
+    if (victim) kill_one(victim, 0);
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=500");
+    wait_for_step(g_status.step + 20);
+    assert_int_equal(instance("ema", 0)->pid, ema);
+    if (!victim || strcmp(victim, "trainer") != 0)
+        assert_int_equal(instance("trainer", 0)->pid, trainer);
+    assert_output("adopted");
+    kill_one("trainer", 1); /* its memory is still kept */
+    assert_exit(exit_of(g_lgsup), 0);
+    g_lgsup = 0;
+    assert_state("done", 500);
+    assert_nobody_left();
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+static void test_adopt(void **state)
+{
+    (void)state;
+    adopt_after(NULL);
+}
+
+static void test_adopt_with_a_dead_trainer(void **state)
+{
+    (void)state;
+    adopt_after("trainer");
+}
+
+static void test_adopt_with_a_dead_keeper(void **state)
+{
+    (void)state;
+    adopt_after("keeper");
+}
+
+/* Memory that nobody holds any more: back to the checkpoint, not on with zeros. */
+static void test_lost_memory(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=500");
+    wait_for_step(45);
+    kill_lgsup();
+    kill_one("keeper", 0);
+    kill_one("trainer", 1);
+    assert_exit(RUN("start", g_file, "--set", "trainer.max_steps=500"), 0);
+    assert_output("starting again from the newest checkpoint");
+    assert_output("resuming fake at step");
+    assert_state("done", 500);
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+static void test_stop_of_an_orphan(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(3);
+    kill_lgsup();
+    assert_exit(RUN("stop", g_run), 0);
+    assert_state("stopped", 0);
+    assert_nobody_left();
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+static void test_everything_dies(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(45);
+    kill_run();
+    g_lgsup = 0;
+    assert_state("failed", 0);
+    assert_exit(RUN("start", g_file, "--set", "trainer.max_steps=100000", "--detach"), 0);
+    wait_for_step(g_status.step + 1);
+    assert_state("running", 0);
+    assert_exit(RUN("stop", g_run), 0);
+    assert_state("stopped", 0);
+    assert_nobody_left();
+}
+
+static void test_unwritable(void **state)
+{
+    (void)state;
+    scratch_write("file", "in the way");
+    char set[LG_PATH_BYTES + 16];
+    snprintf(set, sizeof set, "job.dir=%s/run", scratch_path("file"));
+    assert_exit(RUN("start", g_file, "--set", set), 4);
+    assert_output("cannot be written");
+    assert_output("job.dir");
+}
+
+static void test_missing_program(void **state)
+{
+    (void)state;
+    unlink(scratch_path("bin/lg-vae"));
+    assert_exit(RUN("start", g_file), 11);
+    assert_output("lg-vae");
+    assert_nobody_left();
+}
+
+static void test_check(void **state)
+{
+    (void)state;
+    assert_exit(RUN("check", g_file), 0);
+    assert_output("fake/0/scratch");
+    assert_output("its claimed chunks");
+    assert_exit(RUN("check", g_file, "--set", "trainer.maxsteps=3"), 3);
+    assert_output("max_steps");
+    assert_false(lg_path_exists(g_run)); /* check leaves nothing behind */
+}
+
+int main(int argc, char **argv)
+{
+    const char *slash = strrchr(argv[0], '/'), *name = slash ? slash + 1 : argv[0];
+    if (!strncmp(name, "lg-", 3)) return fake_stage_main(argc, argv);
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_intensity),
+        TEST(test_whole_run),
+        TEST(test_every_role_dies),
+        TEST(test_restart_is_quick),
+        TEST(test_stop_and_second_start),
+        TEST(test_interrupt_twice),
+        TEST(test_crash_loop_parks),
+        TEST(test_a_stage_parks_the_run),
+        TEST(test_hang_is_killed),
+        TEST(test_unready_is_killed),
+        TEST(test_adopt),
+        TEST(test_adopt_with_a_dead_trainer),
+        TEST(test_adopt_with_a_dead_keeper),
+        TEST(test_lost_memory),
+        TEST(test_stop_of_an_orphan),
+        TEST(test_everything_dies),
+        TEST(test_unwritable),
+        TEST(test_missing_program),
+        TEST(test_check),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
