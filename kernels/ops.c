@@ -52,6 +52,8 @@ static bool has_count(const lg_stream *s, const lg_tensor *t, lg_dtype dtype, in
 #define COUNT(t, dtype, count) LG_ASSERT(has_count(s, &(t), dtype, count))
 #define BOTH_OR_NEITHER(t, u)  LG_ASSERT(absent(s, &(t)) == absent(s, &(u)))
 
+#define ALIGNED_16(t) LG_ASSERT((uintptr_t)(t).data % 16 == 0)
+
 /* The memory of a tensor: `rows` pieces of `row` bytes, `stride` bytes apart. Slices of one packed
  * buffer interleave without sharing a byte. */
 struct span {
@@ -386,6 +388,11 @@ void lg_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
     SHAPE(a->bias, FLOAT(s), Co);
     MAYBE(a->residual, FLOAT(s), N, Ho, Wo, Co);
     SHAPE(a->y, FLOAT(s), N, Ho, Wo, Co);
+    ALIGNED_16(a->x);
+    ALIGNED_16(a->w);
+    ALIGNED_16(a->bias);
+    ALIGNED_16(a->residual);
+    ALIGNED_16(a->y);
     SAME_OR_APART(a->y, a->residual);
     APART(whole(a->y), whole(a->x), whole(a->w), whole(a->bias));
     RUN(conv2d_forward);

@@ -167,7 +167,8 @@ struct lg_attention_backward_args {
     double scale;
 };
 
-/* y = conv(x, w) + bias (+ residual), zero padding. Ho = (H + top + bottom - kh) / stride + 1. */
+/* y = conv(x, w) + bias (+ residual), zero padding. Ho = (H + top + bottom - kh) / stride + 1. Every
+ * tensor begins on a multiple of 16 bytes: the libraries' kernels load whole vectors. */
 struct lg_conv2d_forward_args {
     lg_tensor x;        // (N, H, W, Ci)
     lg_tensor w;        // (Co, kh, kw, Ci)

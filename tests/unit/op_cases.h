@@ -32,7 +32,14 @@ int op_case_count(void);
 const char *op_case_op(int i);    /* "linear_forward" */
 const char *op_case_shape(int i); /* ".B = 1, .K = 7", as the table has it */
 
-/* Runs case i on d. ids: the sample in each slot (OP_BATCH_MAX numbers below 2^32), or NULL for 0,
- * 1, 2, ... Aborts where the device fails: these are tests. Free the result with op_result_free. */
-void op_case_run(int i, lg_device *d, const uint64_t *ids, struct op_result *ret);
+/* What may vary without changing a sample's outputs. */
+struct op_variant {
+    const uint64_t
+        *ids; /* the sample in each slot: OP_BATCH_MAX numbers below 2^32; NULL: 0, 1, 2 ... */
+    bool misaligned; /* tensors are aligned to 8 bytes only, to 16 where ops.h asks for it */
+};
+
+/* Runs case i on d; variant may be NULL. Aborts where the device fails: these are tests. Free the
+ * result with op_result_free. */
+void op_case_run(int i, lg_device *d, const struct op_variant *variant, struct op_result *ret);
 void op_result_free(struct op_result *r);

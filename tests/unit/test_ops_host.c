@@ -168,7 +168,7 @@ static void same_arguments_same_bits(void **state)
     for_each_isa(check_repeat);
 }
 
-/* Runs case i with samples 0, 1, 2 ... in order, then moves those of one parity one slot on and
+/* Runs case i with samples 0, 1, 2 ... in order, then at other addresses; it moves those of one parity one slot on and
  * puts strangers into the others' places. */
 static int check_slots(int i, lg_device *host, const char *isa, int parity)
 {
@@ -178,7 +178,7 @@ static int check_slots(int i, lg_device *host, const char *isa, int parity)
     op_case_run(i, host, NULL, &before);
     int64_t B = before.batch;
     for (int64_t b = 0; b < B; b++) ids[(b + 1) % B] = (uint64_t)(b % 2 == parity ? b : 1000 + b);
-    op_case_run(i, host, ids, &after);
+    op_case_run(i, host, &(struct op_variant){.ids = ids, .misaligned = true}, &after);
     for (int o = 0; o < before.n_out; o++) {
         if (!before.out[o].per_sample) continue;
         int64_t each = before.out[o].count / B;

@@ -1,0 +1,281 @@
+/* See op_args.h.
+ *
+ * Invariant: an output's buffer is 0xFF wherever no value was put, with GUARD_BYTES of it at the end. */
+#include "tests/unit/op_args.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { GUARD_BYTES = 64 };
+
+/* ---- element types ---- */
+
+static void store_value(void *p, lg_dtype t, int64_t i, double x)
+{
+    switch (t) {
+    case LG_F32:
+        ((float *)p)[i] = (float)x;
+        break;
+    case LG_F64:
+        ((double *)p)[i] = x;
+        break;
+    case LG_F16:
+        ((_Float16 *)p)[i] = (_Float16)(float)x;
+        break;
+    case LG_BF16: {
+        float f = (float)x;
+        memcpy((uint16_t *)p + i, (char *)&f + 2, 2); /* cut: any value will do */
+        break;
+    }
+    case LG_I32:
+        ((int32_t *)p)[i] = (int32_t)x;
+        break;
+    case LG_U8:
+        ((uint8_t *)p)[i] = (uint8_t)x;
+        break;
+    case LG_I64:
+        ((int64_t *)p)[i] = (int64_t)x;
+        break;
+    }
+}
+
+static double load_value(const void *p, lg_dtype t, int64_t i)
+{
+    switch (t) {
+    case LG_F32:
+        return ((const float *)p)[i];
+    case LG_F64:
+        return ((const double *)p)[i];
+    case LG_F16:
+        return (double)((const _Float16 *)p)[i];
+    case LG_BF16: {
+        uint32_t bits = (uint32_t)((const uint16_t *)p)[i] << 16;
+        float f;
+        memcpy(&f, &bits, sizeof f);
+        return f;
+    }
+    case LG_I32:
+        return ((const int32_t *)p)[i];
+    case LG_U8:
+        return ((const uint8_t *)p)[i];
+    case LG_I64:
+        return (double)((const int64_t *)p)[i];
+    }
+    abort();
+}
+
+/* ---- buffers ---- */
+
+void op_must(int rc)
+{
+    if (rc < 0) {
+        fprintf(stderr, "%s\n", lg_err_text());
+        abort();
+    }
+}
+
+static int new_buffer(struct op_run *r, lg_dtype dtype, int64_t elements, bool output)
+{
+    LG_ASSERT(r->n_buffers < OP_BUFFERS_MAX && elements > 0);
+    struct op_buffer *b = &r->buffer[r->n_buffers];
+    b->dtype = dtype;
+    b->lead = r->lead;
+    b->bytes = b->lead + (size_t)elements * lg_dtype_bytes(dtype) + GUARD_BYTES;
+    b->output = output;
+    b->values = calloc((size_t)elements, sizeof(double));
+    LG_ASSERT(b->values);
+    op_must(lg_device_alloc(r->device, b->bytes, &b->device));
+    return r->n_buffers++;
+}
+
+/* Standard normals times scale, rounded to f32. */
+static void fill_normals(struct op_run *r, int b, int64_t count, int flags, double scale)
+{
+    int64_t samples = flags & OP_SAMPLE ? r->batch : 1, each = count / samples;
+    LG_ASSERT(each * samples == count);
+    for (int64_t i = 0; i < samples; i++) {
+        uint64_t id = flags & OP_SAMPLE ? r->ids[i] + 1 : 0;
+        double *v = r->buffer[b].values + i * each;
+        lg_philox_normal_f64(v, (size_t)each, r->seed, LG_PURPOSE_TEST, id << 8 | (uint64_t)b, 0);
+        for (int64_t e = 0; e < each; e++) v[e] = (double)(float)(v[e] * scale);
+    }
+}
+
+/* Integers from low to high, both included. */
+static void fill_integers(struct op_run *r, int b, int64_t count, int flags, int64_t low,
+                          int64_t high)
+{
+    int64_t samples = flags & OP_SAMPLE ? r->batch : 1, each = count / samples;
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t id = flags & OP_SAMPLE ? r->ids[i / each] + 1 : 0;
+        lg_philox_out p =
+            lg_philox(r->seed, LG_PURPOSE_TEST, id << 8 | (uint64_t)b, (uint64_t)(i % each));
+        r->buffer[b].values[i] = (double)(low + (int64_t)(p.v[0] % (uint64_t)(high - low + 1)));
+    }
+}
+
+/* The first `count` values; the rest becomes 0xFF. Returns where the elements start. */
+static void *upload(struct op_run *r, int b, int64_t count)
+{
+    struct op_buffer *u = &r->buffer[b];
+    char *host = malloc(u->bytes);
+    LG_ASSERT(host);
+    memset(host, 0xFF, u->bytes);
+    for (int64_t i = 0; i < count; i++) store_value(host + u->lead, u->dtype, i, u->values[i]);
+    lg_stream_upload(r->stream, u->device, host, u->bytes);
+    lg_stream_sync(r->stream);
+    free(host);
+    return (char *)u->device + u->lead;
+}
+
+static lg_tensor shaped(void *data, lg_dtype dtype, int rank, const int64_t *dim)
+{
+    lg_tensor t = {data, dtype, rank, {1, 1, 1, 1}};
+    for (int i = 0; i < rank; i++) t.dim[i] = dim[i];
+    return t;
+}
+
+/* A random input. */
+lg_tensor op_in(struct op_run *r, int flags, double scale, int rank, const int64_t *dim)
+{
+    lg_tensor t = shaped(NULL, r->F, rank, dim);
+    int b = new_buffer(r, r->F, lg_numel(&t), false);
+    fill_normals(r, b, lg_numel(&t), flags, scale);
+    t.data = upload(r, b, lg_numel(&t));
+    return t;
+}
+
+lg_tensor op_in_integers(struct op_run *r, lg_dtype dtype, int flags, int64_t low, int64_t high,
+                         int rank, const int64_t *dim)
+{
+    lg_tensor t = shaped(NULL, dtype, rank, dim);
+    int b = new_buffer(r, dtype, lg_numel(&t), false);
+    fill_integers(r, b, lg_numel(&t), flags, low, high);
+    t.data = upload(r, b, lg_numel(&t));
+    return t;
+}
+
+/* An input whose values the caller has computed (rounded to f32 here). */
+lg_tensor op_in_values(struct op_run *r, lg_dtype dtype, const double *v, int rank,
+                       const int64_t *dim)
+{
+    lg_tensor t = shaped(NULL, dtype, rank, dim);
+    int b = new_buffer(r, dtype, lg_numel(&t), false);
+    for (int64_t i = 0; i < lg_numel(&t); i++) r->buffer[b].values[i] = (double)(float)v[i];
+    t.data = upload(r, b, lg_numel(&t));
+    return t;
+}
+
+/* The values behind an input, also of a slice. */
+const double *op_values_of(const struct op_run *r, lg_tensor t)
+{
+    for (int i = 0; i < r->n_buffers; i++) {
+        const struct op_buffer *b = &r->buffer[i];
+        char *first = (char *)b->device + b->lead;
+        size_t at = (size_t)((char *)t.data - first);
+        if ((char *)t.data >= first && at < b->bytes - b->lead)
+            return b->values + at / lg_dtype_bytes(b->dtype);
+    }
+    abort();
+}
+
+static void declare_out(struct op_run *r, struct op_declared o)
+{
+    LG_ASSERT(r->n_outs < OP_OUTPUTS_MAX);
+    r->out[r->n_outs++] = o;
+}
+
+/* An output of a type of its own. */
+lg_tensor op_out_typed(struct op_run *r, const char *name, lg_dtype dtype, int flags, int rank,
+                       const int64_t *dim)
+{
+    lg_tensor t = shaped(NULL, dtype, rank, dim);
+    int64_t n = lg_numel(&t);
+    int b = new_buffer(r, dtype, n, true);
+    if (flags & OP_FILLED) fill_normals(r, b, n, flags, 1);
+    t.data = upload(r, b, flags & OP_FILLED ? n : 0);
+    declare_out(r, (struct op_declared){name, b, flags, 0, 1, n, n});
+    return t;
+}
+
+lg_tensor op_out(struct op_run *r, const char *name, int flags, int rank, const int64_t *dim)
+{
+    return op_out_typed(r, name, r->F, flags, rank, dim);
+}
+
+/* An input and an output, or one tensor that is both. */
+void op_in_out(struct op_run *r, bool alias, const char *name, int flags, lg_tensor *ret_in,
+               lg_tensor *ret_out, int rank, const int64_t *dim)
+{
+    *ret_out = op_out(r, name, flags | (alias ? OP_FILLED : 0), rank, dim);
+    *ret_in = alias ? *ret_out : op_in(r, flags, 1, rank, dim);
+}
+
+struct op_pack op_pack(struct op_run *r, int flags, int64_t rows, int64_t stride)
+{
+    struct op_pack p = {new_buffer(r, r->F, rows * stride, flags & OP_OUTPUT), flags, rows, stride};
+    if (!(flags & OP_OUTPUT)) fill_normals(r, p.buffer, rows * stride, flags, 1);
+    upload(r, p.buffer, flags & OP_OUTPUT ? 0 : rows * stride);
+    return p;
+}
+
+/* Columns [offset, offset + width) of the pack; name: of an output. */
+lg_tensor op_slice(struct op_run *r, struct op_pack p, const char *name, int64_t offset,
+                   int64_t width, int rank, const int64_t *dim)
+{
+    char *base = (char *)r->buffer[p.buffer].device + r->buffer[p.buffer].lead;
+    if (p.flags & OP_OUTPUT)
+        declare_out(r,
+                    (struct op_declared){name, p.buffer, p.flags, offset, p.rows, width, p.stride});
+    return shaped(base + (size_t)offset * lg_dtype_bytes(r->F), r->F, rank, dim);
+}
+
+/* Takes an output's values out of its downloaded buffer and leaves 0xFF there. */
+static double *extract(const struct op_declared *o, lg_dtype dtype, char *bytes)
+{
+    double *v = calloc((size_t)(o->rows * o->row), sizeof *v);
+    LG_ASSERT(v);
+    for (int64_t row = 0; row < o->rows; row++) {
+        int64_t first = o->offset + row * o->stride;
+        for (int64_t i = 0; i < o->row; i++)
+            v[row * o->row + i] = load_value(bytes, dtype, first + i);
+        size_t e = lg_dtype_bytes(dtype);
+        memset(bytes + (size_t)first * e, 0xFF, (size_t)o->row * e);
+    }
+    return v;
+}
+
+void op_collect(struct op_run *r, struct op_result *ret)
+{
+    *ret = (struct op_result){.batch = r->batch};
+    for (int b = 0; b < r->n_buffers; b++) {
+        if (!r->buffer[b].output) continue;
+        char *bytes = malloc(r->buffer[b].bytes);
+        LG_ASSERT(bytes);
+        lg_stream_download(r->stream, bytes, r->buffer[b].device, r->buffer[b].bytes);
+        lg_stream_sync(r->stream);
+        for (int o = 0; o < r->n_outs; o++) {
+            const struct op_declared *from = &r->out[o];
+            if (from->buffer != b) continue;
+            ret->out[ret->n_out++] = (struct op_output){
+                .name = from->name,
+                .count = from->rows * from->row,
+                .per_sample = from->flags & OP_SAMPLE,
+                .exact = from->flags & OP_EXACT,
+                .v = extract(from, r->buffer[b].dtype, bytes + r->buffer[b].lead),
+            };
+        }
+        for (size_t i = 0; i < r->buffer[b].bytes; i++)
+            if ((unsigned char)bytes[i] != 0xFF) ret->wrote_outside = true;
+        free(bytes);
+    }
+}
+
+void op_release(struct op_run *r)
+{
+    for (int b = 0; b < r->n_buffers; b++) {
+        free(r->buffer[b].values);
+        lg_device_free(r->device, &r->buffer[b].device);
+    }
+    r->n_buffers = r->n_outs = 0;
+}
