@@ -46,15 +46,28 @@ static void pack_rows(float *out, const float *in, int64_t stride, int64_t n, in
         LG_VLOOP(i, r, d, { vf_store(out + t * w + i, vf_load_n(in + t * stride + i, r)); });
 }
 
+/* A 4 x 4 piece of the transposition below. */
+LG_INLINE void transpose4(float *out, int64_t w, const float *in, int64_t stride)
+{
+    __m128 a = _mm_loadu_ps(in), b = _mm_loadu_ps(in + stride);
+    __m128 c = _mm_loadu_ps(in + 2 * stride), d = _mm_loadu_ps(in + 3 * stride);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(out, a);
+    _mm_storeu_ps(out + w, b);
+    _mm_storeu_ps(out + 2 * w, c);
+    _mm_storeu_ps(out + 3 * w, d);
+}
+
 /* rows (n, d) at token stride -> (d, padded n) */
 static void pack_columns(float *out, const float *in, int64_t stride, int64_t n, int64_t d)
 {
-    const int64_t w = padded(n);
-    for (int64_t t0 = 0; t0 < w; t0 += 16) {
-        const int64_t t1 = LG_MIN(t0 + 16, w);
-        for (int64_t i = 0; i < d; i++)
-            for (int64_t t = t0; t < t1; t++) out[i * w + t] = t < n ? in[t * stride + i] : 0.0f;
-    }
+    const int64_t w = padded(n), n4 = n / 4 * 4, d4 = d / 4 * 4;
+    for (int64_t t = 0; t < n4; t += 4)
+        for (int64_t i = 0; i < d4; i += 4)
+            transpose4(out + i * w + t, w, in + t * stride + i, stride);
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t t = i < d4 ? n4 : 0; t < w; t++)
+            out[i * w + t] = t < n ? in[t * stride + i] : 0.0f;
 }
 
 static void unpack_rows(float *out, int64_t stride, const float *in, int64_t n, int64_t d)
