@@ -51,6 +51,8 @@ static int check_absent(const lg_model_config *m, const char *key)
 
 static int parse_config(const lg_model_config *m, struct lg_aekl_config *c)
 {
+    const char *kind;
+    LG_TRY(lg_model_config_string(m, "_class_name", NULL, &kind));
     LG_TRY(lg_model_config_expect(m, "_class_name", "AutoencoderKL", "diffusers' AutoencoderKL"));
     LG_TRY(lg_model_config_expect(m, "act_fn", "silu", "an AutoencoderKL"));
     LG_TRY(lg_model_config_int(m, "in_channels", 3, 3, 3, &c->in_channels));

@@ -32,6 +32,8 @@ static const char embedding_alias[] = "encoder.embed_tokens.weight";
 
 static int parse_config(const lg_model_config *m, struct lg_t5_config *c)
 {
+    const char *kind;
+    LG_TRY(lg_model_config_string(m, "model_type", NULL, &kind));
     LG_TRY(lg_model_config_expect(m, "model_type", "t5", "a T5 text encoder"));
     LG_TRY(lg_model_config_int(m, "vocab_size", 2, VOCAB_MAX, -1, &c->vocab));
     LG_TRY(lg_model_config_int(m, "d_model", 1, DIM_MAX, -1, &c->d_model));

@@ -42,13 +42,6 @@ def randomize(model, seed):
             p.copy_(noise / p[0].numel() ** 0.5)
 
 
-def save_config(path, config, drop=()):
-    config = {k: v for k, v in config.items() if k not in drop}
-    with open(f"{path}/config.json", "w") as f:
-        json.dump(config, f, indent=1, sort_keys=True)
-        f.write("\n")
-
-
 def t5(name, ff, layers, length, dtype, whole, seed):
     path = f"{OUT}/{name}"
     os.makedirs(path, exist_ok=True)
@@ -75,7 +68,7 @@ def t5(name, ff, layers, length, dtype, whole, seed):
         encoder = {k: v for k, v in state.items() if k.startswith("encoder.")}
         encoder["encoder.embed_tokens.weight"] = state["shared.weight"]
         save_file(encoder, f"{path}/model.safetensors")
-    save_config(path, json.loads(config.to_json_string(use_diff=False)))
+    config.to_json_file(f"{path}/config.json", use_diff=False)
 
     reference = T5EncoderModel(config).double().eval()
     missing, _ = reference.load_state_dict({k: v.double() for k, v in state.items()}, strict=False)
@@ -113,7 +106,7 @@ def vae(name, size, dtype, seed, clamp=False, old_names=False, **kwargs):
         for new, old in OLD.items():
             state = {k.replace(f".{new}.", f".{old}."): v for k, v in state.items()}
     save_file(state, f"{path}/diffusion_pytorch_model.safetensors")
-    save_config(path, dict(model.config), drop=("_name_or_path", "_use_default_values"))
+    model.save_config(path)
 
     g = torch.Generator().manual_seed(seed + 1)
     pixels = torch.randint(0, 256, (3, 3, *size), generator=g, dtype=torch.uint8)
