@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PAGE = LG_PAGE_BYTES };
 enum { CONTROL, PIXELS, TOKENS, LATENT, TEXT, PARTS };
 
 void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret)
@@ -38,24 +37,9 @@ void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret)
     ret->chunk[LG_FIELD_TEXT] = p->text_length ? p->text_chunk : 0;
 }
 
-static uint64_t gcd(uint64_t a, uint64_t b)
+static uint64_t up_to_multiple(uint64_t n, uint64_t of)
 {
-    while (b) {
-        uint64_t t = a % b;
-        a = b;
-        b = t;
-    }
-    return a;
-}
-
-/* Rule 8. F and batch are multiples of the batch. The last chunk of field f that overlaps
- * [F, F + batch) ends at most c - gcd(batch, c) behind F + batch; the SOURCE chunk under its last
- * sample ends at most c0 - gcd(c, c0) behind that. */
-static uint64_t slots_min(const struct lg_window_geometry *g, lg_field f)
-{
-    uint64_t c = (uint64_t)g->chunk[f], c0 = (uint64_t)g->chunk[LG_FIELD_SOURCE];
-    uint64_t reach = g->batch + c - gcd(g->batch, c);
-    return f == LG_FIELD_SOURCE ? reach : reach + c0 - gcd(c, c0);
+    return (n + of - 1) / of * of;
 }
 
 int lg_window_check(const struct lg_window_geometry *g)
@@ -78,12 +62,6 @@ int lg_window_check(const struct lg_window_geometry *g)
                            "the window has %llu slots, which is not a multiple of the %s's chunk "
                            "of %d",
                            (unsigned long long)g->slots, name[f], g->chunk[f]);
-        if (g->slots < slots_min(g, (lg_field)f))
-            return LG_FAIL(LG_ERR_CONFIG,
-                           "the window has %llu slots; a batch of %llu with the %s's chunks of %d "
-                           "can come to a standstill below %llu",
-                           (unsigned long long)g->slots, (unsigned long long)g->batch, name[f],
-                           g->chunk[f], (unsigned long long)slots_min(g, (lg_field)f));
     }
     return 0;
 }
@@ -140,16 +118,11 @@ fail:
     return rc;
 }
 
-static size_t up(size_t bytes)
-{
-    return (bytes + PAGE - 1) / PAGE * PAGE;
-}
-
 size_t lg_window_bytes(const struct lg_window_geometry *g)
 {
     size_t bytes[PARTS], sum = 0;
     part_bytes(g, bytes);
-    for (int i = 0; i < PARTS; i++) sum += up(bytes[i]);
+    for (int i = 0; i < PARTS; i++) sum += up_to_multiple(bytes[i], LG_PAGE_BYTES);
     return sum;
 }
 
@@ -162,7 +135,7 @@ int lg_window_over(void *memory, const struct lg_window_geometry *g, lg_window *
     uint8_t *at = memory;
     for (int i = 0; i < PARTS; i++) {
         if (bytes[i]) set_part(w, i, at);
-        at += up(bytes[i]);
+        at += up_to_multiple(bytes[i], LG_PAGE_BYTES);
     }
     *ret = w;
     return 0;

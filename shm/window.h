@@ -30,8 +30,10 @@
  *     words of a chunk, rule 5 keeps its successor off the samples that are ready.
  *  7. A loader that provides LATENT itself fills it under its SOURCE claim and publishes LATENT
  *     before SOURCE; readers of LATENT wait for SOURCE too, so a successor may fill it again.
- *  8. No deadlock: the step at F needs the chunks that overlap [F, F + batch); they, and the SOURCE
- *     chunks under them, must end below F + W. lg_window_check() proves it for a geometry.
+ *  8. No standstill: the step at F needs the chunks that overlap [F, F + batch), and the SOURCE
+ *     chunks under them. Let M be the least multiple of W that is >= F + batch: no such chunk
+ *     crosses it, as W is a multiple of every chunk; and M <= F + W, as M - W < F + batch and both
+ *     are multiples of the batch. So rule 3 lets all of them be claimed.
  */
 #pragma once
 #include "shm/board.h"

@@ -1,0 +1,305 @@
+/* The window's rules one by one, and its geometry: what lg_window_check() accepts never comes to a
+ * standstill. */
+#include "base/clock.h"
+#include "shm/window.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SLOTS_MAX = 512 };
+#define S LG_FIELD_SOURCE
+#define L LG_FIELD_LATENT
+#define T LG_FIELD_TEXT
+
+static struct lg_board_shared shared;
+static lg_board board = {&shared, -1};
+static struct lg_slot slots[SLOTS_MAX];
+static lg_window window, *w = &window;
+
+static void begin(struct lg_window_geometry g, uint64_t start_step)
+{
+    memset(&shared, 0, sizeof shared);
+    memset(slots, 0, sizeof slots);
+    shared.batch = g.batch;
+    shared.ranks = 1;
+    shared.start_step = start_step;
+    atomic_store(&shared.next_counter, 1);
+    LG_ASSERT(g.slots <= SLOTS_MAX);
+    window = (lg_window){.g = g, .slot = slots};
+}
+
+/* A life word without a pid: alive until it is buried. */
+static lg_incarnation alive(lg_role role, int index)
+{
+    lg_incarnation i = lg_board_enlist(&board, role, index);
+    atomic_store(&lg_board_row(&board, role, index)->life, (uint64_t)i << 8 | LG_LIFE_RUNNING);
+    return i;
+}
+
+static void commit(uint64_t state)
+{
+    atomic_store(&lg_board_row(&board, LG_ROLE_trainer, 0)->commit, lg_mark_of(state));
+}
+
+static int claim(lg_incarnation me, lg_field f, unsigned needs, uint64_t end, struct lg_claim *c)
+{
+    return lg_window_claim(w, &board, me, f, needs, end, c);
+}
+
+static void fill(const struct lg_claim *c, lg_field f)
+{
+    for (uint64_t n = c->n; n < c->n + c->count; n++)
+        if (lg_window_wanted(w, c, f, n)) lg_window_publish(w, f, n);
+}
+
+static void test_order_and_needs(void **state)
+{
+    struct lg_claim c;
+    begin((struct lg_window_geometry){.slots = 16, .batch = 4, .chunk = {4, 2, 8}}, 0);
+    lg_incarnation a = alive(LG_ROLE_loader, 0), v = alive(LG_ROLE_vae, 0);
+    assert_int_equal(claim(v, L, 1u << S, 100, &c), LG_ERR_BUSY);
+    assert_int_equal(claim(a, S, 0, 100, &c), 0);
+    assert_int_equal(c.n, 0);
+    assert_int_equal(c.count, 4);
+    assert_true(lg_window_wanted(w, &c, S, 3));
+    lg_window_publish(w, S, 0);
+    lg_window_publish(w, S, 1);
+    assert_false(lg_window_wanted(w, &c, S, 1));
+    assert_true(lg_window_ready(w, S, 1));
+    assert_false(lg_window_ready(w, S, 2));
+    assert_int_equal(claim(v, L, 1u << S, 100, &c), 0); /* [0, 2) has its pictures */
+    assert_int_equal(c.n, 0);
+    assert_int_equal(claim(v, L, 1u << S, 100, &c), LG_ERR_BUSY); /* [2, 4) has not */
+    assert_true(lg_window_range_ready(w, 1u << S, 0, 2));
+    assert_false(lg_window_range_ready(w, 1u << S, 0, 3));
+    assert_false(lg_window_range_ready(w, 1u << S | 1u << L, 0, 2));
+}
+
+static void test_takeover(void **state)
+{
+    struct lg_claim c;
+    begin((struct lg_window_geometry){.slots = 8, .batch = 4, .chunk = {4, 4, 4}}, 0);
+    lg_incarnation a = alive(LG_ROLE_loader, 0), b = alive(LG_ROLE_loader, 1);
+    assert_int_equal(claim(a, S, 0, 100, &c), 0);
+    lg_window_publish(w, S, 0);
+    assert_int_equal(claim(b, S, 0, 100, &c), 0);
+    assert_int_equal(c.n, 4);
+    assert_int_equal(claim(b, S, 0, 100, &c), LG_ERR_BUSY); /* a lives, and has not finished */
+    lg_board_bury(&board, a);
+    assert_int_equal(claim(b, S, 0, 100, &c), 0);
+    assert_int_equal(c.n, 0);
+    assert_false(lg_window_wanted(w, &c, S, 0)); /* ready: hands off */
+    assert_true(lg_window_wanted(w, &c, S, 1));
+    fill(&c, S);
+    assert_true(lg_window_range_ready(w, 1u << S, 0, 4));
+    a = alive(LG_ROLE_loader, 0);
+    assert_int_equal(claim(a, S, 0, 100, &c), LG_ERR_BUSY); /* [4, 8) is b's */
+}
+
+static void test_laps(void **state)
+{
+    struct lg_claim c;
+    begin((struct lg_window_geometry){.slots = 8, .batch = 4, .chunk = {4, 4, 4}}, 0);
+    lg_incarnation a = alive(LG_ROLE_loader, 0);
+    for (uint64_t n = 0; n < 8; n += 4) {
+        assert_int_equal(claim(a, S, 0, 100, &c), 0);
+        fill(&c, S);
+    }
+    assert_int_equal(claim(a, S, 0, 100, &c), LG_ERR_BUSY); /* the window is full */
+    commit(0);
+    assert_int_equal(claim(a, S, 0, 100, &c), LG_ERR_BUSY);
+    commit(1);
+    assert_int_equal(lg_window_first(&board), 4);
+    assert_int_equal(claim(a, S, 0, 100, &c), 0);
+    assert_int_equal(c.n, 8); /* over its own claim of the lap before */
+    assert_true(lg_window_ready(w, S, 0));
+    assert_false(lg_window_ready(w, S, 8));
+    fill(&c, S);
+    assert_true(lg_window_ready(w, S, 8));
+}
+
+/* A resumed run begins in the middle of a chunk; the last chunk is cut by the end. */
+static void test_cut_chunks(void **state)
+{
+    struct lg_claim c;
+    begin((struct lg_window_geometry){.slots = 24, .batch = 3, .chunk = {8, 8, 8}}, 3);
+    lg_incarnation a = alive(LG_ROLE_loader, 0);
+    assert_int_equal(lg_window_first(&board), 9);
+    assert_int_equal(claim(a, S, 0, 18, &c), 0);
+    assert_int_equal(c.n, 8);
+    assert_int_equal(c.from, 9);
+    assert_false(lg_window_wanted(w, &c, S, 8));
+    assert_true(lg_window_wanted(w, &c, S, 9));
+    fill(&c, S);
+    assert_int_equal(claim(a, S, 0, 18, &c), 0);
+    assert_int_equal(c.n, 16);
+    assert_int_equal(c.to, 18);
+    assert_false(lg_window_wanted(w, &c, S, 18));
+    assert_int_equal(claim(a, S, 0, 18, &c), LG_ERR_BUSY); /* may die before it has finished */
+    c = (struct lg_claim){16, 8, 16, 18};
+    fill(&c, S);
+    assert_int_equal(claim(a, S, 0, 18, &c), LG_ERR_STOP);
+    assert_int_equal(claim(a, S, 0, 9, &c), LG_ERR_STOP);
+}
+
+/* Two chunks whose slots are the same: the later, cut by the end, must not take the claim word while
+ * the earlier is unfinished. */
+static void test_cut_chunk_waits_for_its_claim_word(void **state)
+{
+    struct lg_claim c;
+    begin((struct lg_window_geometry){.slots = 8, .batch = 1, .chunk = {8, 8, 1}}, 0);
+    lg_incarnation a = alive(LG_ROLE_loader, 0), b = alive(LG_ROLE_loader, 1);
+    assert_int_equal(claim(a, S, 0, 9, &c), 0);
+    lg_window_publish(w, S, 0);
+    lg_window_publish(w, S, 1);
+    commit(2); /* F = 2: slot 0 is free */
+    assert_int_equal(claim(b, S, 0, 9, &c), LG_ERR_BUSY);
+    lg_board_bury(&board, a);
+    assert_int_equal(claim(b, S, 0, 9, &c), 0);
+    assert_int_equal(c.n, 0);
+    assert_int_equal(c.from, 2);
+}
+
+static void test_geometry_messages(void **state)
+{
+    struct lg_window_geometry g = {.slots = 16, .batch = 3, .chunk = {4, 4, 4}};
+    assert_int_equal(lg_window_check(&g), LG_ERR_CONFIG);
+    g.batch = 4;
+    assert_int_equal(lg_window_check(&g), 0);
+    g.chunk[L] = 5;
+    assert_int_equal(lg_window_check(&g), LG_ERR_CONFIG);
+    assert_non_null(strstr(lg_err_message(), "vae's chunk of 5"));
+    g.chunk[L] = 0; /* not used */
+    assert_int_equal(lg_window_check(&g), 0);
+    g.chunk[S] = 0;
+    assert_int_equal(lg_window_check(&g), LG_ERR_CONFIG);
+    g = (struct lg_window_geometry){.slots = 12, .batch = 12, .chunk = {4, 4, 4}};
+    assert_int_equal(lg_window_check(&g), 0);
+    lg_err_clear();
+}
+
+/* Everybody does all they can until nobody can do anything. True when the run gets to its end. */
+static bool run_dry(struct lg_window_geometry g, uint64_t start, uint64_t steps)
+{
+    static const lg_role role[] = {LG_ROLE_loader, LG_ROLE_vae, LG_ROLE_text};
+    begin(g, start);
+    lg_incarnation me[LG_FIELD_COUNT];
+    uint64_t s = start, end = (start + steps) * g.batch;
+    unsigned all = 0;
+    for (int f = 0; f < LG_FIELD_COUNT; f++) {
+        me[f] = alive(role[f], 0);
+        if (g.chunk[f]) all |= 1u << f;
+    }
+    commit(s);
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int f = 0; f < LG_FIELD_COUNT; f++) {
+            struct lg_claim c;
+            if (!g.chunk[f]) continue;
+            while (claim(me[f], (lg_field)f, f == S ? 0 : 1u << S, end, &c) == 0) {
+                fill(&c, (lg_field)f);
+                moved = true;
+            }
+        }
+        if (s < start + steps && lg_window_range_ready(w, all, s * g.batch, g.batch)) {
+            commit(++s);
+            moved = true;
+        }
+    }
+    return s == start + steps;
+}
+
+static void test_no_standstill(void **state)
+{
+    static const int chunk[] = {1, 2, 3, 4, 5, 6, 8, 12};
+    enum { N = sizeof chunk / sizeof *chunk };
+    int accepted = 0, refused = 0, stood = 0;
+    for (int i = 0; i < N * N * N * 12; i++) {
+        struct lg_window_geometry g = {
+            .batch = (uint64_t)(i / (N * N * N)) + 1,
+            .chunk = {chunk[i % N], chunk[i / N % N], i % 5 ? chunk[i / N / N % N] : 0}};
+        for (g.slots = g.batch; g.slots <= 120; g.slots += g.batch) {
+            bool good = lg_window_check(&g) == 0;
+            if (!good && ++refused % 16) continue; /* of these, some will do */
+            uint64_t steps = 2 * g.slots / g.batch + 1;
+            bool ran = run_dry(g, (uint64_t)i % 7, steps);
+            if (good && !ran)
+                fail_msg("batch %d, chunks %d %d %d, %d slots: a standstill", (int)g.batch,
+                         g.chunk[0], g.chunk[1], g.chunk[2], (int)g.slots);
+            accepted += good;
+            stood += !ran;
+        }
+    }
+    print_message("%d geometries accepted and run; of %d refused, %d of %d tried come to a "
+                  "standstill\n",
+                  accepted, refused, stood, refused / 16);
+    assert_true(accepted > 1000 && stood > 0); /* stood: the test can tell */
+    lg_err_clear();
+}
+
+static void test_memory(void **state)
+{
+    lg_plan plan = {.image_size = 8,
+                    .latent_channels = 4,
+                    .latent_size = 2,
+                    .text_length = 6,
+                    .text_dim = 16,
+                    .batch = 4,
+                    .window_slots = 16,
+                    .loader_chunk = 4,
+                    .text_chunk = 8,
+                    .vae_chunk = 2};
+    struct lg_window_geometry g;
+    lg_window_geometry_of(&plan, &g);
+    assert_int_equal(g.pixels_bytes, 3 * 8 * 8);
+    assert_int_equal(g.tokens_bytes, 24);
+    assert_int_equal(g.latent_bytes, 2 * 4 * 2 * 2 * 4);
+    assert_int_equal(g.text_bytes, 6 * 16 * 4);
+    assert_int_equal(g.chunk[L], 2);
+    size_t bytes = lg_window_bytes(&g);
+    uint8_t *memory = aligned_alloc(LG_PAGE_BYTES, bytes);
+    lg_window *v;
+    assert_int_equal(lg_window_over(memory, &g, &v), 0);
+    assert_ptr_equal(v->slot, memory);
+    assert_true(v->text + 16 * g.text_bytes <= memory + bytes);
+    assert_true(v->pixels + 16 * g.pixels_bytes <= v->tokens);
+    lg_window_close(&v);
+    assert_null(v);
+    free(memory);
+    plan.image_size = plan.text_length = 0; /* latents from the data set, no text */
+    lg_window_geometry_of(&plan, &g);
+    assert_int_equal(g.pixels_bytes, 0);
+    assert_int_equal(g.chunk[L], 4);
+    assert_int_equal(g.chunk[T], 0);
+}
+
+static void test_speed(void **state)
+{
+    enum { STEPS = 4000 };
+    struct lg_window_geometry g = {.slots = 512, .batch = 16, .chunk = {8, 8, 8}};
+    int64_t t = lg_now_ns();
+    assert_true(run_dry(g, 0, STEPS));
+    print_message("claim and publish: %.0f ns a sample and field, chunks of 8\n",
+                  (double)(lg_now_ns() - t) / (STEPS * 16 * 3));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_order_and_needs),
+        cmocka_unit_test(test_takeover),
+        cmocka_unit_test(test_laps),
+        cmocka_unit_test(test_cut_chunks),
+        cmocka_unit_test(test_cut_chunk_waits_for_its_claim_word),
+        cmocka_unit_test(test_geometry_messages),
+        cmocka_unit_test(test_no_standstill),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_speed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
