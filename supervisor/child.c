@@ -194,9 +194,25 @@ void lg_exit_text(int exit_code, char *ret, size_t bytes)
                  exit_code ? lg_err_name(-exit_code) : "");
 }
 
-void lg_last_line(const char *path, char *ret, size_t bytes)
+static bool has_stamp(const char *line)
 {
-    char tail[4096];
+    return strlen(line) > 24 && line[4] == '-' && line[10] == 'T' && line[23] == 'Z';
+}
+
+/* Past time, level and role of a log line (base/log.h). */
+static const char *skip_head(const char *line)
+{
+    for (int word = 0; word < 3; word++) {
+        line += strcspn(line, " ");
+        line += strspn(line, " ");
+    }
+    return line;
+}
+
+/* The frames of an error's trace follow its message on lines of their own, without a time. */
+void lg_last_words(const char *path, char *ret, size_t bytes)
+{
+    char tail[8192], *rest = NULL;
     ret[0] = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return;
@@ -204,8 +220,16 @@ void lg_last_line(const char *path, char *ret, size_t bytes)
     ssize_t n = pread(fd, tail, sizeof tail - 1, LG_MAX(end - (off_t)sizeof tail + 1, 0));
     close(fd);
     if (n <= 0) return;
-    while (n > 0 && (tail[n - 1] == '\n' || tail[n - 1] == ' ')) n--;
     tail[n] = 0;
-    char *line = strrchr(tail, '\n');
-    snprintf(ret, bytes, "%s", line ? line + 1 : tail);
+    const char *last = NULL, *stamped = NULL;
+    for (char *line = strtok_r(tail, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        last = line;
+        if (has_stamp(line)) stamped = line;
+        if (!has_stamp(line) && line[0] != ' ')
+            stamped = NULL; /* not ours: a library's last words */
+    }
+    if (stamped)
+        snprintf(ret, bytes, "%s", skip_head(stamped));
+    else if (last)
+        snprintf(ret, bytes, "%s", last);
 }

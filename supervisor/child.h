@@ -38,5 +38,6 @@ int lg_child_capture(const char *program, char *const *argv, size_t bytes_max, c
                      int *ret_exit);
 /* "exit 11" or "signal 9 (Killed)" or "ended". */
 void lg_exit_text(int exit_code, char *ret, size_t bytes);
-/* The last line of text of a file, without line end; "" when there is none. */
-void lg_last_line(const char *path, char *ret, size_t bytes);
+/* What a process said last in its log: the newest log line without its time, level and role (an
+ * error's message rather than its trace), else the last line. "" when there is none. */
+void lg_last_words(const char *path, char *ret, size_t bytes);

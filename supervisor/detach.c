@@ -73,14 +73,11 @@ int lg_detach_wait(struct lg_detached *d, int *ret_exit)
     return 0;
 }
 
-void lg_detach_end(struct lg_detached *d, int rc, int exit_code)
+void lg_detach_end(struct lg_detached *d, int exit_code, const char *message)
 {
     char text[MESSAGE_BYTES_MAX];
-    int code = rc < 0 ? -rc : exit_code;
-    int n = snprintf(text, sizeof text, "%c%c%s", 1, code,
-                     rc < 0 ? lg_err_message() : "the run has ended; see `lgsup status`");
+    int n = snprintf(text, sizeof text, "%c%c%s", 1, exit_code, message);
     ssize_t ignored = write(d->fd, text, (size_t)LG_MIN(n, (int)sizeof text - 1));
     (void)ignored;
-    if (rc < 0) lg_log_error("lgsup");
-    exit(code);
+    exit(exit_code);
 }

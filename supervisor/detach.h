@@ -13,5 +13,6 @@ struct lg_detached {
 int lg_detach(const char *dir, struct lg_detached *ret);
 /* Parent: until ready (*ret_exit = 0) or the child has ended; prints or returns its error. */
 int lg_detach_wait(struct lg_detached *d, int *ret_exit);
-/* Child: tells a parent that still waits, and exits. rc: the result of the start, with its trace. */
-void lg_detach_end(struct lg_detached *d, int rc, int exit_code) __attribute__((noreturn));
+/* Child: tells a parent that still waits, and exits. */
+void lg_detach_end(struct lg_detached *d, int exit_code, const char *message)
+    __attribute__((noreturn));

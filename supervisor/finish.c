@@ -40,7 +40,7 @@ static int run_sampler(const lg_run *r, const char *checkpoint, const char *pict
     if (code != 0) {
         char how[64], last[256];
         lg_exit_text(code, how, sizeof how);
-        lg_last_line(log, last, sizeof last);
+        lg_last_words(log, last, sizeof last);
         return LG_FAIL(LG_ERR_FAILED, "lg-sample: %s: %s (all of it: %s)", how, last, log);
     }
     return 0;

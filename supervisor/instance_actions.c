@@ -95,7 +95,7 @@ static void explain(lg_supervisor *s, const struct lg_instance *i, char *ret, si
     else if (i->said[0])
         snprintf(ret, bytes, "%s", i->said);
     else if (i->exit_code < LG_EXIT_SIGNAL && lg_instance_log(s, i, log) == 0)
-        lg_last_line(log, ret, bytes);
+        lg_last_words(log, ret, bytes);
 }
 
 static bool wants_to_park(lg_supervisor *s, const struct lg_instance *i)

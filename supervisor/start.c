@@ -2,8 +2,10 @@
  * directory: config, run directory, lock, leftovers of an earlier lgsup, what to continue from,
  * files, runtime directory, board, supervise, end. */
 #include "supervisor/start.h"
+#include "base/log.h"
 #include "supervisor/detach.h"
 #include "supervisor/finish.h"
+#include "supervisor/status.h"
 #include "supervisor/supervise.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -149,18 +151,33 @@ static int start_here(const char *dir, lg_config **config, bool quiet, int ready
     return 0;
 }
 
+/* In the background: the result goes to the parent, if it still waits, and to the log. */
+static void run_detached(struct lg_detached *d, const char *dir, lg_config **config)
+{
+    struct lg_status *st = calloc(1, sizeof *st);
+    const char *message = "the run has ended; see `lgsup status`";
+    char text[4096];
+    int exit_code = 0;
+    int rc = start_here(dir, config, true, d->fd, &exit_code);
+    lg_config_free(config);
+    if (rc < 0) {
+        exit_code = -rc;
+        snprintf(text, sizeof text, "%s", lg_err_message());
+        message = text;
+        lg_log_error("the start failed");
+    } else if (st && lg_status_read(dir, st) == 0 && st->cause[0]) {
+        message = st->cause;
+    }
+    lg_detach_end(d, exit_code, message);
+}
+
 static int start_detached(const char *dir, lg_config **config, int *ret_exit)
 {
     struct lg_detached d;
     LG_TRY(lg_detach(dir, &d));
-    if (d.is_parent) {
-        LG_TRY(lg_detach_wait(&d, ret_exit));
-        return 0;
-    }
-    int exit_code = 0;
-    int rc = start_here(dir, config, true, d.fd, &exit_code);
-    lg_config_free(config);
-    lg_detach_end(&d, rc, exit_code); /* does not return */
+    if (!d.is_parent) run_detached(&d, dir, config);
+    LG_TRY(lg_detach_wait(&d, ret_exit));
+    return 0;
 }
 
 int lg_start(const struct lg_start_args *args, int *ret_exit)

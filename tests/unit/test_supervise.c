@@ -297,11 +297,13 @@ static void test_restart_is_quick(void **state)
     wait_for_step(3);
     assert_int_equal(lg_board_open(scratch_path("run/board"), 0, &b), 0);
     for (int i = 0; i < KILLS; i++) {
-        wait_for_step(g_status.step + 2);
         lg_life life;
+        const struct lg_board_row *row = lg_board_row(b, LG_ROLE_vae, 1);
+        while (atomic_load(&row->ready) != lg_board_life(b, LG_ROLE_vae, 1, NULL)) usleep(500);
+        usleep(60000); /* lgsup has seen it */
         lg_incarnation before = lg_board_life(b, LG_ROLE_vae, 1, &life);
         int64_t start_ns = lg_now_ns();
-        kill((int)atomic_load(&lg_board_row(b, LG_ROLE_vae, 1)->pid), SIGKILL);
+        kill((int)atomic_load(&row->pid), SIGKILL);
         while ((lg_board_life(b, LG_ROLE_vae, 1, &life) == before || life != LG_LIFE_RUNNING) &&
                lg_now_ns() - start_ns < 5 * LG_S_NS)
             usleep(100);
@@ -367,10 +369,10 @@ static void test_interrupt_twice(void **state)
 static void test_crash_loop_parks(void **state)
 {
     (void)state;
-    scratch_write("run/fault", "vae 1 crash");
+    scratch_write("run/fault", "trainer 1 crash");
     assert_exit(RUN("start", g_file), 11);
     assert_state("parked", 0);
-    assert_non_null(strstr(g_status.cause, "vae.1"));
+    assert_non_null(strstr(g_status.cause, "trainer.1"));
     assert_non_null(strstr(g_status.cause, "weights are damaged"));
     assert_nobody_left();
     unlink(scratch_path("run/fault"));
@@ -404,8 +406,9 @@ static void test_unready_is_killed(void **state)
 {
     (void)state;
     scratch_write("run/fault", "text 1 unready");
-    assert_exit(RUN("start", g_file, "--set", "supervisor.ready_s=1"), 0);
-    assert_state("done", 60);
+    assert_exit(
+        RUN("start", g_file, "--set", "supervisor.ready_s=1", "--set", "trainer.max_steps=800"), 0);
+    assert_state("done", 800);
     assert_int_equal(instance("text", 1)->restarts, 1);
     assert_output("not ready after 1 s");
 }
