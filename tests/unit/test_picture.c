@@ -1,0 +1,309 @@
+/* Pictures: every kind decodes to Pillow's pixels (tests/golden/make_pictures.py); whatever is cut,
+ * damaged or too large is void; resizing equals Pillow's Lanczos; the fit crops and flips. */
+#include "base/fs.h"
+#include "stages/io/picture.h"
+#include "stages/io/resize.h"
+#include "stages/io/safetensors.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <setjmp.h>
+#include <cmocka.h>
+// clang-format on
+
+static lg_st_file *golden;
+
+static int open_golden(void **state)
+{
+    (void)state;
+    return lg_st_open("tests/golden/pictures.safetensors", &golden);
+}
+
+static int close_golden(void **state)
+{
+    (void)state;
+    lg_st_close(&golden);
+    return 0;
+}
+
+static uint8_t *read_picture(const char *name, size_t *ret_bytes)
+{
+    char path[LG_PATH_BYTES], *data;
+    assert_int_equal(lg_path(path, "tests/golden/pictures/%s", name), 0);
+    assert_int_equal(lg_read_file(path, 1 << 20, &data, ret_bytes), 0);
+    return (uint8_t *)data;
+}
+
+static const struct {
+    const char *name;
+    int tolerance; /* levels; see test_decode */
+} FILES[] = {
+    {"rgb.png", 0},        {"rgba.png", 0},
+    {"palette.png", 0},    {"palette-transparent.png", 0},
+    {"grey.png", 0},       {"grey-1bit.png", 0},
+    {"grey-alpha.png", 0}, {"rgb-16bit.png", 0},
+    {"interlaced.png", 0}, {"gamma.png", 0},
+    {"baseline.jpg", 2},   {"progressive.jpg", 2},
+    {"grey.jpg", 2},       {"cmyk.jpg", 2},
+    {"lossy.webp", 2},     {"lossless-alpha.webp", 0},
+};
+
+static int worst(const uint8_t *a, const uint8_t *b, size_t n)
+{
+    int d = 0;
+    for (size_t i = 0; i < n; i++) d = LG_MAX(d, abs(a[i] - b[i]));
+    return d;
+}
+
+/* Lossless formats are exact. JPEG and WebP allow the decoder's rounding one level in the transform
+ * and one in the colours. */
+static void test_decode(void **state)
+{
+    (void)state;
+    lg_picture pic = {0}; /* reused: sizes and channels change from one to the next */
+    for (size_t i = 0; i < LG_ARRAY_LEN(FILES); i++) {
+        size_t bytes;
+        uint8_t *data = read_picture(FILES[i].name, &bytes);
+        const struct lg_st_entry *want = lg_st_find(golden, FILES[i].name);
+        assert_non_null(want);
+        if (lg_picture_decode(data, bytes, 0, &pic) < 0)
+            fail_msg("%s: %s", FILES[i].name, lg_err_text());
+        assert_int_equal(pic.height, want->dim[0]);
+        assert_int_equal(pic.width, want->dim[1]);
+        int d = worst(pic.rgb, want->data, want->bytes);
+        if (!(d <= FILES[i].tolerance)) fail_msg("%s differs by %d levels", FILES[i].name, d);
+        free(data);
+    }
+    lg_picture_free(&pic);
+}
+
+static void is_void(const char *name, const uint8_t *data, size_t bytes)
+{
+    lg_picture pic = {0};
+    int rc = lg_picture_decode(data, bytes, 0, &pic);
+    if (rc != LG_ERR_VOID) fail_msg("%s, %zu bytes: %d instead of void", name, bytes, rc);
+    assert_true(strlen(lg_err_message()) > 5);
+    lg_err_clear();
+    lg_picture_free(&pic);
+}
+
+/* Cut anywhere, a picture is void: never half grey. The copy has the exact size, so that a sanitizer
+ * sees any read behind it. A PNG's last 12 bytes (IEND), a JPEG's last two and the padding of a WebP
+ * carry no pixels; the first two are required all the same. */
+static void test_cut(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < LG_ARRAY_LEN(FILES); i++) {
+        size_t bytes;
+        uint8_t *data = read_picture(FILES[i].name, &bytes);
+        size_t step = bytes > 600 ? 7 : 1;
+        for (size_t cut = 0; cut + 2 < bytes; cut += step) {
+            uint8_t *part = malloc(cut + !cut);
+            memcpy(part, data, cut);
+            is_void(FILES[i].name, part, cut);
+            free(part);
+        }
+        is_void(FILES[i].name, data, bytes / 2);
+        free(data);
+    }
+}
+
+static void test_foreign_and_animated(void **state)
+{
+    (void)state;
+    size_t bytes;
+    uint8_t *data = read_picture("animated.webp", &bytes);
+    is_void("animation", data, bytes);
+    free(data);
+    is_void("gif", (const uint8_t *)"GIF89a..................", 24);
+    is_void("html", (const uint8_t *)"<html>404 not found</html>", 26);
+    is_void("nothing", (const uint8_t *)"", 0);
+}
+
+/* A damaged byte anywhere never crashes, and in the middle of a PNG it is noticed (checksums). */
+static void test_damaged(void **state)
+{
+    (void)state;
+    lg_picture pic = {0};
+    for (size_t i = 0; i < LG_ARRAY_LEN(FILES); i++) {
+        size_t bytes;
+        uint8_t *data = read_picture(FILES[i].name, &bytes);
+        for (size_t at = 0; at < bytes; at += 3) {
+            data[at] ^= 0x5a;
+            int rc = lg_picture_decode(data, bytes, 0, &pic);
+            assert_true(rc == 0 || rc == LG_ERR_VOID);
+            data[at] ^= 0x5a;
+        }
+        if (strstr(FILES[i].name, ".png")) {
+            data[bytes - 30] ^= 1;
+            is_void(FILES[i].name, data, bytes);
+        }
+        free(data);
+    }
+    lg_err_clear();
+    lg_picture_free(&pic);
+}
+
+/* A header that promises too many pixels is refused before any memory is taken. */
+static void test_too_large(void **state)
+{
+    (void)state;
+    uint8_t png[] = "\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\1\0\0\0\1\0\0\x08\2\0\0\0????????????????";
+    is_void("65536 a side", png, sizeof png);
+    size_t bytes;
+    uint8_t *jpeg = read_picture("baseline.jpg", &bytes);
+    for (size_t i = 0; i + 9 < bytes; i++)
+        if (jpeg[i] == 0xff && jpeg[i + 1] == 0xc0) { /* SOF0: length, precision, height, width */
+            memset(jpeg + i + 5, 0x7f, 4);
+            break;
+        }
+    is_void("32639 a side", jpeg, bytes);
+    lg_picture pic = {0};
+    assert_int_equal(lg_picture_decode(jpeg, bytes, 0, &pic), LG_ERR_VOID);
+    assert_non_null(strstr(lg_err_message(), "32639"));
+    free(jpeg);
+    assert_int_equal(lg_picture_reserve(&pic, 16384, 16384), LG_ERR_VOID);
+    lg_picture_free(&pic);
+    lg_err_clear();
+}
+
+static void test_encode_png(void **state)
+{
+    (void)state;
+    const struct lg_st_entry *want = lg_st_find(golden, "rgb.png");
+    uint8_t *png, *again;
+    size_t bytes, bytes_again;
+    int h = (int)want->dim[0], w = (int)want->dim[1];
+    assert_int_equal(lg_picture_encode_png(want->data, w, h, &png, &bytes), 0);
+    assert_int_equal(lg_picture_encode_png(want->data, w, h, &again, &bytes_again), 0);
+    assert_int_equal(bytes, bytes_again);
+    assert_memory_equal(png, again, bytes);
+    lg_picture pic = {0};
+    assert_int_equal(lg_picture_decode(png, bytes, 0, &pic), 0);
+    assert_int_equal(pic.width, w);
+    assert_memory_equal(pic.rgb, want->data, want->bytes);
+    lg_picture_free(&pic);
+    free(png);
+    free(again);
+}
+
+static void test_jpeg_reduction(void **state)
+{
+    (void)state;
+    size_t bytes;
+    uint8_t *data = read_picture("baseline.jpg", &bytes); /* 27 x 20 */
+    static const struct {
+        int side_min, width, height;
+    } cases[] = {{0, 27, 20}, {11, 27, 20}, {10, 14, 10}, {5, 7, 5}, {2, 4, 3}};
+    lg_picture pic = {0};
+    for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
+        assert_int_equal(lg_picture_decode(data, bytes, cases[i].side_min, &pic), 0);
+        assert_int_equal(pic.width, cases[i].width);
+        assert_int_equal(pic.height, cases[i].height);
+    }
+    lg_picture_free(&pic);
+    free(data);
+}
+
+/* Pillow rounds its weights to 22 bits, we to floats: sums of equal taps differ by less than 0.01
+ * level, so results by at most one where they fall on a rounding edge, in each of two passes. The
+ * second pass amplifies a changed level by the largest weight, below 1.3. */
+static void test_resize(void **state)
+{
+    (void)state;
+    static const int sizes[][2] = {{16, 16}, {50, 12}, {77, 64}, {50, 37}};
+    const struct lg_st_entry *from = lg_st_find(golden, "fit.source");
+    lg_resize_scratch scratch = {0};
+    for (size_t i = 0; i < LG_ARRAY_LEN(sizes); i++) {
+        char name[32];
+        int w = sizes[i][0], h = sizes[i][1];
+        snprintf(name, sizeof name, "fit.%dx%d", w, h);
+        const struct lg_st_entry *want = lg_st_find(golden, name);
+        uint8_t *whole = malloc(want->bytes), *part = malloc(want->bytes);
+        struct lg_resize_args a = {.rgb = from->data,
+                                   .width = (int)from->dim[1],
+                                   .height = (int)from->dim[0],
+                                   .full_w = w,
+                                   .full_h = h,
+                                   .out_w = w,
+                                   .out_h = h,
+                                   .out = whole};
+        assert_int_equal(lg_resize(&a, &scratch), 0);
+        assert_true(worst(whole, want->data, want->bytes) <= 2);
+        size_t differ = 0;
+        for (size_t k = 0; k < want->bytes; k++)
+            differ += whole[k] != ((const uint8_t *)want->data)[k];
+        assert_true(differ * 100 <= want->bytes);
+        /* A window of the result equals that part of the whole. */
+        a.x0 = 3, a.y0 = 5, a.out_w = w - 7, a.out_h = h - 6, a.out = part;
+        assert_int_equal(lg_resize(&a, &scratch), 0);
+        for (int y = 0; y < a.out_h; y++)
+            assert_memory_equal(part + 3 * y * a.out_w, whole + 3 * ((y + 5) * w + 3),
+                                (size_t)(3 * a.out_w));
+        free(whole);
+        free(part);
+    }
+    lg_resize_free(&scratch);
+}
+
+/* A picture that needs no resizing shows crop, flip and the planar order exactly. */
+static void test_fit(void **state)
+{
+    (void)state;
+    enum { W = 11, H = 4, S = 4 };
+    uint8_t rgb[H * W * 3], out[3 * S * S];
+    for (int y = 0; y < H; y++)
+        for (int x = 0; x < W; x++)
+            for (int c = 0; c < 3; c++) rgb[3 * (y * W + x) + c] = (uint8_t)(80 * c + 16 * y + x);
+    static const struct {
+        double crop_x;
+        int x0;
+    } cases[] = {{-1, 3}, {0, 0}, {0.1249, 0}, {0.126, 1}, {0.9999, 7}};
+    lg_resize_scratch scratch = {0};
+    for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++)
+        for (int flip = 0; flip < 2; flip++) {
+            struct lg_fit_args a = {rgb, W, H, S, cases[i].crop_x, 0.5, flip, out};
+            assert_int_equal(lg_fit(&a, &scratch), 0);
+            for (int c = 0; c < 3; c++)
+                for (int y = 0; y < S; y++)
+                    for (int x = 0; x < S; x++)
+                        assert_int_equal(out[c * S * S + y * S + x],
+                                         80 * c + 16 * y + cases[i].x0 + (flip ? S - 1 - x : x));
+        }
+    lg_resize_free(&scratch);
+}
+
+/* One colour stays that colour through any resize: the weights sum to one. */
+static void test_flat_stays_flat(void **state)
+{
+    (void)state;
+    enum { W = 701, H = 33 };
+    uint8_t *rgb = malloc(W * H * 3), out[3 * 24 * 24];
+    memset(rgb, 201, W * H * 3);
+    lg_resize_scratch scratch = {0};
+    for (int size = 1; size <= 24; size++) {
+        struct lg_fit_args a = {rgb, W, H, size, 0.7, 0.2, false, out};
+        assert_int_equal(lg_fit(&a, &scratch), 0);
+        for (int i = 0; i < 3 * size * size; i++) assert_int_equal(out[i], 201);
+    }
+    lg_resize_free(&scratch);
+    free(rgb);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_foreign_and_animated),
+        cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_encode_png),
+        cmocka_unit_test(test_jpeg_reduction),
+        cmocka_unit_test(test_resize),
+        cmocka_unit_test(test_fit),
+        cmocka_unit_test(test_flat_stays_flat),
+    };
+    return cmocka_run_group_tests(tests, open_golden, close_golden);
+}
