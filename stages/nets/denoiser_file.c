@@ -49,7 +49,10 @@ static int load_common(const lg_model_config *f, struct lg_denoiser_config *c)
         return refuse(f, "attention_head_dim", "heads times head dimension is out of bounds");
     c->hidden = c->heads * head_dim;
     c->mlp_ratio = 4;
-    LG_TRY(lg_model_config_int(f, "out_channels", 1, INT_KEY_MAX, c->channels, &out));
+    /* null means in_channels, but PixArt's default for an absent key is 8. */
+    bool said = cJSON_GetObjectItemCaseSensitive(f->root, "out_channels");
+    out = c->kind == LG_PIXART && !said ? 8 : c->channels;
+    LG_TRY(lg_model_config_int(f, "out_channels", 1, INT_KEY_MAX, out, &out));
     if (out != c->channels)
         return refuse(f, "out_channels",
                       "must equal in_channels: models that also predict a variance cannot be used");

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Loads a model folder with diffusers' own class and compares its output with ours.
+
+Usage: tests/parity/check_diffusers.py DIR [--forward build/bin/lg-forward] [--ours OUT.safetensors]
+                                           [--tolerance 1e-4]
+
+DIR is a checkpoint (its model/ and ema/ are both checked) or a folder with config.json and
+diffusion_pytorch_model.safetensors. The inputs are random from a fixed seed. Our side is computed by
+lg-forward; with --ours it is read from a file that lg-forward has written for these inputs before
+(--inputs FILE writes them and ends). Exits 0 when the relative error (2-norm) is at most the
+tolerance. Needs torch, diffusers, safetensors.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import torch
+from diffusers import DiTTransformer2DModel, PixArtTransformer2DModel
+from safetensors.torch import load_file, save_file
+
+BATCH = 3
+
+
+def inputs(config):
+    g = torch.Generator().manual_seed(1234)
+    side, dit = config["sample_size"], "DiT" in config["_class_name"]
+    x = {"x": torch.randn(BATCH, config["in_channels"], side, config.get("_sample_width", side),
+                          generator=g)}
+    if dit:
+        classes = config["num_embeds_ada_norm"]
+        x["t"] = torch.tensor([999.0, 500.0, 3.0])
+        x["label"] = torch.tensor([0, classes, classes // 2], dtype=torch.int32)
+    else:
+        length = config.get("_text_length", 120)
+        x["t"] = torch.tensor([987.5, 500.0, 3.25])
+        x["text"] = torch.randn(BATCH, length, config["caption_channels"], generator=g)
+        x["text_length"] = torch.tensor([length, 1, (length + 1) // 2], dtype=torch.int32)
+    return x
+
+
+def theirs(folder, config, x):
+    cls = DiTTransformer2DModel if "DiT" in config["_class_name"] else PixArtTransformer2DModel
+    model, info = cls.from_pretrained(folder, output_loading_info=True)
+    bad = {k: v for k, v in info.items() if v}
+    assert not bad, f"diffusers complains about {folder}: {bad}"
+    model = model.eval()
+    with torch.no_grad():
+        if "label" in x:
+            return model(x["x"], timestep=x["t"], class_labels=x["label"].long()).sample
+        mask = torch.arange(x["text"].shape[1])[None] < x["text_length"][:, None]
+        return model(x["x"], encoder_hidden_states=x["text"], timestep=x["t"],
+                     encoder_attention_mask=mask).sample
+
+
+def ours(folder, x, forward):
+    with tempfile.TemporaryDirectory() as tmp:
+        save_file(x, f"{tmp}/in.safetensors")
+        subprocess.run([forward, folder, f"{tmp}/in.safetensors", f"{tmp}/out.safetensors"],
+                       check=True)
+        return load_file(f"{tmp}/out.safetensors")["out"]
+
+
+def check(folder, args):
+    config = json.load(open(f"{folder}/config.json"))
+    x = inputs(config)
+    if args.inputs:
+        save_file(x, args.inputs)
+        return True
+    a = theirs(folder, config, x)
+    b = load_file(args.ours)["out"] if args.ours else ours(folder, x, args.forward)
+    error = ((a - b).norm() / a.norm().clamp_min(1e-12)).item()
+    good = error <= args.tolerance
+    print(f"{folder}: relative error {error:.2e} (norm {a.norm().item():.3g})",
+          "ok" if good else f"more than {args.tolerance}")
+    return good
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    p.add_argument("dir")
+    p.add_argument("--forward", default="build/bin/lg-forward")
+    p.add_argument("--ours")
+    p.add_argument("--inputs")
+    p.add_argument("--tolerance", type=float, default=1e-4)
+    args = p.parse_args()
+    folders = [args.dir] if os.path.exists(f"{args.dir}/config.json") else [
+        f"{args.dir}/{k}" for k in ("model", "ema") if os.path.isdir(f"{args.dir}/{k}")]
+    if not folders:
+        sys.exit(f"{args.dir}: neither a model nor a checkpoint")
+    sys.exit(0 if all([check(f, args) for f in folders]) else 1)
+
+
+main()
