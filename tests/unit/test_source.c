@@ -1,0 +1,601 @@
+/* The source: shards, lists, patterns and folders are indexed in a stable order; captions and labels
+ * are read from every form; unusable items are void and unreadable files are not; what sample n is
+ * depends on n alone. */
+#include "base/fs.h"
+#include "base/log.h"
+#include "stages/io/permute.h"
+#include "stages/io/picture.h"
+#include "stages/io/safetensors.h"
+#include "stages/io/source.h"
+#include "stages/io/tar.h"
+#include "tests/unit/scratch.h"
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+// clang-format off
+#include <setjmp.h>
+#include <cmocka.h>
+// clang-format on
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    lg_log_set_level(LG_ERROR);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    lg_err_clear();
+    return 0;
+}
+
+/* ---- making data sets ---- */
+
+/* A PNG of w x h in one shade. */
+static uint8_t *flat_png(int w, int h, int shade, size_t *ret_bytes)
+{
+    uint8_t *rgb = malloc((size_t)(w * h * 3)), *png;
+    memset(rgb, shade, (size_t)(w * h * 3));
+    assert_int_equal(lg_picture_encode_png(rgb, w, h, &png, ret_bytes), 0);
+    free(rgb);
+    return png;
+}
+
+static lg_tar_writer *tar_open(const char *name)
+{
+    lg_tar_writer *w;
+    assert_int_equal(lg_tar_writer_open(scratch_path(name), &w), 0);
+    return w;
+}
+
+static void put_text(lg_tar_writer *w, const char *name, const char *text)
+{
+    assert_int_equal(lg_tar_writer_add(w, name, text, strlen(text)), 0);
+}
+
+static void put_png(lg_tar_writer *w, const char *name, int shade)
+{
+    size_t bytes;
+    uint8_t *png = flat_png(12, 8, shade, &bytes);
+    assert_int_equal(lg_tar_writer_add(w, name, png, bytes), 0);
+    free(png);
+}
+
+/* `count` samples of .png (shade = first + i) and .txt ("caption <first + i>"). */
+static const char *make_shard(const char *name, int first, int count)
+{
+    lg_tar_writer *w = tar_open(name);
+    for (int i = first; i < first + count; i++) {
+        char member[32], caption[32];
+        snprintf(member, sizeof member, "%05d.png", i);
+        put_png(w, member, i);
+        snprintf(member, sizeof member, "%05d.txt", i);
+        snprintf(caption, sizeof caption, " caption %d\r\n", i);
+        put_text(w, member, caption);
+    }
+    assert_int_equal(lg_tar_writer_finish(&w), 0);
+    return scratch_path(name);
+}
+
+static void write_png(const char *name, int shade)
+{
+    size_t bytes;
+    uint8_t *png = flat_png(12, 8, shade, &bytes);
+    scratch_write(name, ""); /* its folder */
+    assert_int_equal(lg_publish_file(scratch_path(name), png, bytes), 0);
+    free(png);
+}
+
+static lg_source *open_source(const char *path)
+{
+    lg_source *s = NULL;
+    if (lg_source_open(path, NULL, &s) < 0) fail_msg("%s", lg_err_text());
+    return s;
+}
+
+/* All captions of all items in order, joined: "caption 0|caption 1|". */
+static const char *captions_of(lg_source *s)
+{
+    static char all[4096];
+    lg_item item = {0};
+    all[0] = 0;
+    for (uint64_t i = 0; i < lg_source_count(s); i++) {
+        assert_int_equal(lg_source_read(s, i, &item), 0);
+        for (int c = 0; c < item.n_captions; c++) {
+            strcat(all, item.caption[c]);
+            strcat(all, "|");
+        }
+    }
+    lg_item_free(&item);
+    return all;
+}
+
+/* ---- finding ---- */
+
+static void expect_captions(const char *path, const char *want)
+{
+    lg_source *s = open_source(path);
+    assert_string_equal(captions_of(s), want);
+    lg_source_close(&s);
+    assert_null(s);
+}
+
+static void test_places(void **state)
+{
+    (void)state;
+    char path[3 * LG_PATH_BYTES], all[] = "caption 0|caption 1|caption 2|caption 3|";
+    lg_mkdirs(scratch_path("d"));
+    make_shard("d/s-10.tar", 3, 1); /* written out of order on purpose */
+    make_shard("d/s-08.tar", 0, 1);
+    make_shard("d/s-09.tar", 1, 2);
+    scratch_write("d/readme.txt", "not a sample");
+    expect_captions(scratch_path("d"), all);
+    expect_captions(scratch_path("d/s-09.tar"), "caption 1|caption 2|");
+    expect_captions(scratch_path("d/s-*.tar"), all);
+    expect_captions(scratch_path("d/s-0[89].tar"), "caption 0|caption 1|caption 2|");
+    expect_captions(scratch_path("d/s-{08..10}.tar"), all);
+    expect_captions(scratch_path("d/s-{10,08}.tar"), "caption 0|caption 3|");
+    snprintf(path, sizeof path, "%s, %s,%s", scratch_path("d/s-10.tar"), scratch_path("d/s-08.tar"),
+             scratch_path("d/s-1?.tar"));
+    expect_captions(path, "caption 0|caption 3|"); /* sorted, none twice */
+    make_shard("d/a,b{1..2}.tar", 7, 1);
+    expect_captions(scratch_path("d/a,b{1..2}.tar"), "caption 7|"); /* a name that exists */
+}
+
+static void expect_no_open(const char *path, const struct lg_source_options *o, int code,
+                           const char *needle)
+{
+    lg_source *s = NULL;
+    int rc = lg_source_open(path, o, &s);
+    if (rc != code || !strstr(lg_err_message(), needle))
+        fail_msg("%s: %d, \"%s\" lacks \"%s\"", path, rc, lg_err_message(), needle);
+    assert_null(s);
+    lg_err_clear();
+}
+
+static void test_missing_and_empty(void **state)
+{
+    (void)state;
+    struct lg_source_options text = {.need_caption = true}, label = {.need_label = true};
+    expect_no_open("", NULL, LG_ERR_CONFIG, "data.path is empty");
+    expect_no_open(scratch_path("none.tar"), NULL, LG_ERR_CONFIG, "none.tar");
+    expect_no_open(scratch_path("x-{0..3}.tar"), NULL, LG_ERR_CONFIG, "x-0.tar");
+    expect_no_open(scratch_path("x-*.tar"), NULL, LG_ERR_CONFIG, "x-*.tar");
+    lg_mkdirs(scratch_path("empty"));
+    expect_no_open(scratch_path("empty"), NULL, LG_ERR_CONFIG, "no picture in");
+    scratch_write("empty/only.txt", "words");
+    expect_no_open(scratch_path("empty"), NULL, LG_ERR_CONFIG, ".png, .jpg");
+    lg_tar_writer *w = tar_open("nothing.tar");
+    assert_int_equal(lg_tar_writer_finish(&w), 0);
+    expect_no_open(scratch_path("nothing.tar"), NULL, LG_ERR_CONFIG, "no picture in");
+    scratch_write("fake.tar", "this is text of less than a block");
+    expect_no_open(scratch_path("fake.tar"), NULL, LG_ERR_CORRUPT, "fake.tar");
+    w = tar_open("bare.tar");
+    put_png(w, "1.png", 1);
+    assert_int_equal(lg_tar_writer_finish(&w), 0);
+    expect_no_open(scratch_path("bare.tar"), &text, LG_ERR_CONFIG, "no caption in");
+    expect_no_open(scratch_path("bare.tar"), &label, LG_ERR_CONFIG, "no class label in");
+}
+
+static void test_folder(void **state)
+{
+    (void)state;
+    write_png("f/b.png", 1);
+    scratch_write("f/b.txt", "bee");
+    write_png("f/sub/a.v2.PNG", 2);
+    scratch_write("f/sub/a.v2.json", "{\"captions\": [\"one\", \"two\"], \"width\": 12}");
+    write_png("f/a.png", 3);
+    scratch_write("f/a.txt", "ay");
+    scratch_write("f/a.cls", "17\n");
+    write_png("f/.hidden.png", 4);
+    scratch_write("f/README.txt", "about these pictures");
+    scratch_write("f/b.xmp", "ignored");
+    lg_source *s = open_source(scratch_path("f"));
+    assert_string_equal(captions_of(s), "ay|bee|one|two|");
+    assert_int_equal(lg_source_count(s), 3);
+    lg_item item = {0};
+    assert_int_equal(lg_source_read(s, 0, &item), 0);
+    assert_string_equal(item.key, "a");
+    assert_int_equal(item.label, 17);
+    assert_int_equal(lg_source_read(s, 2, &item), 0);
+    assert_string_equal(item.key, "sub/a.v2");
+    assert_int_equal(item.label, -1);
+    lg_item_free(&item);
+    lg_source_close(&s);
+}
+
+/* ---- items ---- */
+
+static void test_caption_forms(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *extension, *text;
+        int rc;
+        const char *want; /* captions, joined; or what the message says */
+    } cases[] = {
+        {"txt", "  a cat \n\n", 0, "a cat|"},
+        {"txt", "", 0, "|"},
+        {"txt", "\xef\xbb\xbfmarked", 0, "marked|"},
+        {"json", "{\"caption\": \"a \\u00e9t\\u00e9\"}", 0, "a \xc3\xa9t\xc3\xa9|"},
+        {"json", "{\"captions\": [\"x\", \" y \"]}", 0, "x|y|"},
+        {"json", "[\"p\", \"q\"]", 0, "p|q|"},
+        {"json", "\"just this\"", 0, "just this|"},
+        {"json", "{\"width\": 3}", 0, ""},
+        {"json", "{\"caption\": null}", 0, ""},
+        {"json", "{\"captions\": [3]}", LG_ERR_VOID, "no string"},
+        {"json", "{\"caption\": 3}", LG_ERR_VOID, "no string"},
+        {"json", "{\"caption\": \"cut", LG_ERR_VOID, "malformed"},
+        {"json", "", LG_ERR_VOID, "malformed"},
+        {"cls", " 12 ", 0, ""},
+        {"cls", "cat", LG_ERR_VOID, "no class number"},
+        {"cls", "-1", LG_ERR_VOID, "no class number"},
+        {"cls", "99999999999999999999", LG_ERR_VOID, "no class number"},
+    };
+    lg_tar_writer *w = tar_open("c.tar");
+    for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
+        char name[32];
+        snprintf(name, sizeof name, "%02zu.png", i);
+        put_png(w, name, 0);
+        snprintf(name, sizeof name, "%02zu.%s", i, cases[i].extension);
+        put_text(w, name, cases[i].text);
+    }
+    assert_int_equal(lg_tar_writer_finish(&w), 0);
+    lg_source *s = open_source(scratch_path("c.tar"));
+    assert_int_equal(lg_source_count(s), LG_ARRAY_LEN(cases));
+    lg_item item = {0};
+    for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
+        char got[256] = "", key[32];
+        int rc = lg_source_read(s, i, &item);
+        if (rc != cases[i].rc) fail_msg("case %zu: %d %s", i, rc, rc ? lg_err_message() : "");
+        for (int c = 0; rc == 0 && c < item.n_captions; c++) {
+            strcat(got, item.caption[c]);
+            strcat(got, "|");
+        }
+        if (rc == 0) assert_string_equal(got, cases[i].want);
+        snprintf(key, sizeof key, "c.tar/%02zu", i);
+        assert_string_equal(item.key, key); /* also when void */
+        assert_int_equal(item.key_hash, lg_hash(key, strlen(key)));
+        if (rc < 0) assert_non_null(strstr(lg_err_message(), cases[i].want));
+        if (rc < 0) assert_non_null(strstr(lg_err_message(), key));
+    }
+    lg_item_free(&item);
+    lg_source_close(&s);
+}
+
+static void test_grouping(void **state)
+{
+    (void)state;
+    lg_tar_writer *w = tar_open("g.tar");
+    put_text(w, "./__meta__.json", "{}");
+    put_text(w, "x/.DS_Store", "?");
+    put_text(w, "x/1.txt", "first");
+    put_png(w, "x/1.png", 10);
+    put_text(w, "x/1.url", "ignored");
+    put_png(w, "x/1.mask.png", 99); /* another extension, not the picture */
+    put_png(w, "y/1.png", 20);      /* the same file name in another folder */
+    put_text(w, "z/1.txt", "a caption without a picture");
+    put_png(w, "z/2.JPG", 30);
+    put_png(w, "z/2.png", 40); /* a second picture: the first is taken */
+    assert_int_equal(lg_tar_writer_finish(&w), 0);
+    lg_source *s = open_source(scratch_path("g.tar"));
+    assert_int_equal(lg_source_count(s), 4);
+    static const char *const keys[] = {"g.tar/x/1", "g.tar/y/1", "g.tar/z/1", "g.tar/z/2"};
+    static const int shades[] = {10, 20, -1, 30};
+    lg_item item = {0};
+    lg_picture pic = {0};
+    for (int i = 0; i < 4; i++) {
+        int rc = lg_source_read(s, (uint64_t)i, &item);
+        assert_string_equal(item.key, keys[i]);
+        assert_int_equal(rc, shades[i] < 0 ? LG_ERR_VOID : 0);
+        if (rc < 0) continue;
+        assert_int_equal(lg_picture_decode(item.picture, item.picture_bytes, 0, &pic), 0);
+        assert_int_equal(pic.rgb[0], shades[i]);
+    }
+    lg_picture_free(&pic);
+    lg_item_free(&item);
+    lg_source_close(&s);
+}
+
+/* ---- damage ---- */
+
+static void test_cut_shard(void **state)
+{
+    (void)state;
+    char *whole;
+    size_t bytes;
+    struct lg_source_options allow = {.allow_truncated = true};
+    lg_mkdirs(scratch_path("cut"));
+    make_shard("cut/0.tar", 0, 4);
+    make_shard("cut/1.tar", 4, 4);
+    assert_int_equal(lg_read_file(scratch_path("cut/1.tar"), 1 << 20, &whole, &bytes), 0);
+    assert_int_equal(lg_publish_file(scratch_path("cut/1.tar"), whole, bytes / 2), 0);
+    char where[64];
+    snprintf(where, sizeof where, "cut/1.tar is cut short: it ends at byte %zu", bytes / 2);
+    expect_no_open(scratch_path("cut"), NULL, LG_ERR_CORRUPT, where);
+    /* A sample is kept exactly when all its members and the next one's header are there. */
+    for (size_t at = 0; at < bytes - 1024; at += 512) {
+        lg_source *s = NULL;
+        assert_int_equal(lg_publish_file(scratch_path("cut/1.tar"), whole, at), 0);
+        assert_int_equal(lg_source_open(scratch_path("cut"), &allow, &s), 0);
+        uint64_t n = lg_source_count(s), sample = (bytes - 1024) / 4;
+        assert_int_equal(n, 4 + (at < sample + 512 ? 0 : (at - 512) / sample));
+        lg_source_close(&s);
+    }
+    free(whole);
+}
+
+static void test_io_error_is_not_void(void **state)
+{
+    (void)state;
+    lg_item item = {0};
+    const char *path = make_shard("io.tar", 0, 4);
+    lg_source *s = open_source(path);
+    assert_int_equal(lg_source_read(s, 0, &item), 0);
+    assert_int_equal(truncate(path, 600), 0);
+    assert_int_equal(lg_source_read(s, 3, &item), LG_ERR_IO);
+    assert_string_equal(item.key, "io.tar/00003");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(lg_source_read(s, 3, &item), LG_ERR_IO);
+    make_shard("io.tar", 0, 4); /* it comes back, and so does the sample */
+    assert_int_equal(lg_source_read(s, 3, &item), 0);
+    lg_source_close(&s);
+    write_png("iof/1.png", 1);
+    s = open_source(scratch_path("iof"));
+    assert_int_equal(truncate(scratch_path("iof/1.png"), 20), 0);
+    assert_int_equal(lg_source_read(s, 0, &item), LG_ERR_IO);
+    assert_int_equal(unlink(scratch_path("iof/1.png")), 0);
+    assert_int_equal(lg_source_read(s, 0, &item), LG_ERR_IO);
+    lg_source_close(&s);
+    lg_item_free(&item);
+}
+
+static int open_fds(void)
+{
+    int n = 0;
+    DIR *d = opendir("/proc/self/fd");
+    while (readdir(d)) n++;
+    closedir(d);
+    return n;
+}
+
+static void test_descriptors_are_bounded(void **state)
+{
+    (void)state;
+    enum { SHARDS = LG_SOURCE_FDS_MAX + 20 };
+    int before = open_fds();
+    lg_mkdirs(scratch_path("many"));
+    for (int i = 0; i < SHARDS; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "many/%03d.tar", i);
+        make_shard(name, i, 1);
+    }
+    lg_source *s = open_source(scratch_path("many"));
+    lg_item item = {0};
+    for (int i = 0; i < 3 * SHARDS; i++) {
+        char want[32];
+        int at = i * 37 % SHARDS;
+        assert_int_equal(lg_source_read(s, (uint64_t)at, &item), 0);
+        snprintf(want, sizeof want, "caption %d", at);
+        assert_string_equal(item.caption[0], want);
+    }
+    assert_int_equal(open_fds(), before + LG_SOURCE_FDS_MAX);
+    lg_item_free(&item);
+    lg_source_close(&s);
+    assert_int_equal(open_fds(), before);
+}
+
+static void test_fingerprint(void **state)
+{
+    (void)state;
+    lg_mkdirs(scratch_path("h1"));
+    lg_mkdirs(scratch_path("h2"));
+    make_shard("h1/a.tar", 0, 3);
+    make_shard("h2/a.tar", 0, 3);
+    lg_source *a = open_source(scratch_path("h1")), *b = open_source(scratch_path("h2/a.tar"));
+    assert_true(lg_source_hash(a) == lg_source_hash(b)); /* where it lies does not matter */
+    lg_source_close(&b);
+    make_shard("h2/a.tar", 0, 4);
+    b = open_source(scratch_path("h2"));
+    assert_true(lg_source_hash(a) != lg_source_hash(b));
+    lg_source_close(&b);
+    make_shard("h2/a.tar", 1, 3); /* other keys, equal sizes */
+    b = open_source(scratch_path("h2"));
+    assert_true(lg_source_hash(a) != lg_source_hash(b));
+    lg_source_close(&a);
+    lg_source_close(&b);
+}
+
+/* ---- samples ---- */
+
+static void test_sample_is_a_function_of_n(void **state)
+{
+    (void)state;
+    enum { COUNT = 7, S = 8 };
+    lg_source *s = open_source(make_shard("s.tar", 0, COUNT));
+    struct lg_sample_rule rule = {
+        .seed = 5, .size = S, .random_crop = true, .random_flip = true, .dropout = 0.3};
+    lg_sample x = {0}, y = {0};
+    uint8_t a[3 * S * S], b[3 * S * S];
+    int dropped = 0, seen[3][COUNT] = {0};
+    for (uint64_t n = 0; n < 3 * COUNT; n++) {
+        assert_int_equal(lg_source_sample(s, &rule, n, a, &x), 0);
+        assert_int_equal(x.item, lg_permute(5, n / COUNT, n % COUNT, COUNT));
+        seen[n / COUNT][x.item]++;
+        assert_int_equal(a[0], x.item); /* the shade is the number */
+        char want[32];
+        snprintf(want, sizeof want, "caption %d", (int)x.item);
+        assert_string_equal(x.caption, x.dropped ? "" : want);
+        assert_int_equal(x.label, -1);
+        dropped += x.dropped;
+    }
+    for (int i = 0; i < 3 * COUNT; i++) assert_int_equal(seen[i / COUNT][i % COUNT], 1);
+    assert_true(dropped > 0 && dropped < 15);
+    /* In any order, from another object, the same. */
+    for (uint64_t n = 3 * COUNT; n-- > 0;) {
+        assert_int_equal(lg_source_sample(s, &rule, n, a, &x), 0);
+        assert_int_equal(lg_source_sample(s, &rule, (n * 5 + 3) % 21, b, &y), 0);
+        assert_int_equal(lg_source_sample(s, &rule, n, b, &y), 0);
+        assert_memory_equal(a, b, sizeof a);
+        assert_string_equal(x.caption, y.caption);
+    }
+    rule.no_shuffle = true;
+    assert_int_equal(lg_source_sample(s, &rule, 9, a, &x), 0);
+    assert_int_equal(x.item, 2);
+    lg_sample_free(&x);
+    lg_sample_free(&y);
+    lg_source_close(&s);
+}
+
+/* Pictures of two halves tell the crop and the flip; four captions tell the choice. */
+static void test_random_choices(void **state)
+{
+    (void)state;
+    enum { S = 8, W = 32, N = 400 };
+    uint8_t rgb[W * S * 3], *png, out[3 * S * S];
+    size_t bytes;
+    for (int i = 0; i < W * S; i++) memset(rgb + 3 * i, 4 * (i % W), 3);
+    assert_int_equal(lg_picture_encode_png(rgb, W, S, &png, &bytes), 0);
+    lg_tar_writer *w = tar_open("r.tar");
+    assert_int_equal(lg_tar_writer_add(w, "1.png", png, bytes), 0);
+    put_text(w, "1.json", "[\"0\", \"1\", \"2\", \"3\"]");
+    put_text(w, "1.cls", "3");
+    assert_int_equal(lg_tar_writer_finish(&w), 0);
+    free(png);
+    lg_source *s = open_source(scratch_path("r.tar"));
+    struct lg_sample_rule rule = {.seed = 1,
+                                  .size = S,
+                                  .random_crop = true,
+                                  .random_flip = true,
+                                  .dropout = 0.25,
+                                  .num_classes = 10};
+    lg_sample x = {0};
+    int caption[4] = {0}, crop[W - S + 1] = {0}, flipped = 0, dropped = 0, crops = 0;
+    for (uint64_t n = 0; n < N; n++) {
+        assert_int_equal(lg_source_sample(s, &rule, n, out, &x), 0);
+        bool flip = out[0] > out[S - 1];
+        int x0 = LG_MIN(out[0], out[S - 1]) / 4;
+        assert_true(x0 <= W - S);
+        crop[x0]++;
+        flipped += flip;
+        dropped += x.dropped;
+        assert_int_equal(x.label, x.dropped ? 10 : 3);
+        if (!x.dropped) caption[x.caption[0] - '0']++;
+    }
+    for (int i = 0; i <= W - S; i++) crops += crop[i] > 0;
+    /* five standard deviations around the mean of each binomial count */
+    assert_int_equal(crops, W - S + 1);
+    assert_true(abs(flipped - N / 2) <= 50);
+    assert_true(abs(dropped - N / 4) <= 44);
+    for (int i = 0; i < 4; i++) assert_true(abs(caption[i] - (N - dropped) / 4) <= 44);
+    rule.num_classes = 3;
+    assert_int_equal(lg_source_sample(s, &rule, 0, out, &x), LG_ERR_VOID);
+    assert_non_null(strstr(lg_err_message(), "class 3"));
+    lg_sample_free(&x);
+    lg_source_close(&s);
+}
+
+static void test_half_a_picture_is_void(void **state)
+{
+    (void)state;
+    enum { S = 8 };
+    size_t bytes;
+    uint8_t *png = flat_png(40, 40, 7, &bytes), out[3 * S * S];
+    lg_tar_writer *w = tar_open("v.tar");
+    assert_int_equal(lg_tar_writer_add(w, "bad.png", png, bytes / 2), 0);
+    put_text(w, "bad.txt", "cut");
+    assert_int_equal(lg_tar_writer_finish(&w), 0);
+    free(png);
+    lg_source *s = open_source(scratch_path("v.tar"));
+    lg_sample x = {0};
+    struct lg_sample_rule rule = {.size = S};
+    assert_int_equal(lg_source_sample(s, &rule, 4, out, &x), LG_ERR_VOID);
+    assert_string_equal(x.key, "v.tar/bad");
+    assert_int_equal(x.key_hash, lg_hash("v.tar/bad", 9));
+    assert_int_equal(x.item, 0);
+    assert_non_null(strstr(lg_err_message(), "v.tar/bad: PNG is cut off or damaged"));
+    lg_sample_free(&x);
+    lg_source_close(&s);
+}
+
+static void put_latent(lg_tar_writer *w, const char *name, const float *mean, bool with_logvar)
+{
+    lg_st_writer *st;
+    void *data;
+    size_t bytes;
+    float logvar[12];
+    for (int i = 0; i < 12; i++) logvar[i] = -mean[i];
+    assert_int_equal(lg_st_writer_open_memory(&st), 0);
+    assert_int_equal(lg_st_writer_declare(st, "latent_mean", LG_F32, 3, (int64_t[]){2, 3, 2}), 0);
+    if (with_logvar)
+        assert_int_equal(
+            lg_st_writer_declare(st, "latent_logvar", LG_F32, 4, (int64_t[]){1, 2, 3, 2}), 0);
+    assert_int_equal(lg_st_writer_data(st, mean, 48), 0);
+    if (with_logvar) assert_int_equal(lg_st_writer_data(st, logvar, 48), 0);
+    assert_int_equal(lg_st_writer_finish_memory(&st, &data, &bytes), 0);
+    assert_int_equal(lg_tar_writer_add(w, name, data, bytes), 0);
+    free(data);
+}
+
+static void test_latents(void **state)
+{
+    (void)state;
+    float mean[12];
+    for (int i = 0; i < 12; i++) mean[i] = (float)i + 0.5f;
+    lg_tar_writer *w = tar_open("l.tar");
+    put_latent(w, "1.latent.safetensors", mean, true);
+    put_text(w, "1.txt", "encoded");
+    put_latent(w, "2.latent.safetensors", mean, false);
+    put_text(w, "3.latent.safetensors", "nonsense");
+    put_png(w, "4.png", 3);
+    assert_int_equal(lg_tar_writer_finish(&w), 0);
+    lg_source *s = open_source(scratch_path("l.tar"));
+    assert_true(lg_source_has_latents(s));
+    lg_sample x = {0};
+    struct lg_sample_rule rule = {.size = 8, .no_shuffle = true};
+    assert_int_equal(lg_source_sample(s, &rule, 0, NULL, &x), 0);
+    assert_true(x.is_latent);
+    assert_string_equal(x.caption, "encoded");
+    assert_int_equal(x.latent_dim[0], 2);
+    assert_int_equal(x.latent_dim[1], 3);
+    assert_int_equal(x.latent_dim[2], 2);
+    for (int i = 0; i < 12; i++)
+        assert_true(x.latent_mean[i] == mean[i] && x.latent_logvar[i] == -mean[i]);
+    assert_int_equal(lg_source_sample(s, &rule, 1, NULL, &x), LG_ERR_VOID);
+    assert_non_null(strstr(lg_err_message(), "latent_logvar"));
+    assert_int_equal(lg_source_sample(s, &rule, 2, NULL, &x), LG_ERR_VOID);
+    assert_non_null(strstr(lg_err_message(), "l.tar/3"));
+    assert_int_equal(lg_source_sample(s, &rule, 3, NULL, &x), LG_ERR_VOID);
+    assert_int_equal(lg_source_sample(s, &rule, 4, NULL, &x), 0);
+    lg_sample_free(&x);
+    lg_source_close(&s);
+}
+
+#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(test_places),
+        T(test_missing_and_empty),
+        T(test_folder),
+        T(test_caption_forms),
+        T(test_grouping),
+        T(test_cut_shard),
+        T(test_io_error_is_not_void),
+        T(test_descriptors_are_bounded),
+        T(test_fingerprint),
+        T(test_sample_is_a_function_of_n),
+        T(test_random_choices),
+        T(test_half_a_picture_is_void),
+        T(test_latents),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
