@@ -1,0 +1,438 @@
+/* Every backward operation of ref64 against finite differences of its forward.
+ *
+ * The scalar L = sum of r y over the forward's output y, with random r, has the gradient that the
+ * backward gives for dy = r. Each element x_i is moved by +-h and +-2h, and
+ *     (8 (L(+h) - L(-h)) - (L(+2h) - L(-2h))) / 12h
+ * has a truncation error of h^4 L'''''/30 and a rounding error of about 1e-16 |L| / h: with h = 1e-3
+ * both lie near 1e-12, five digits below the tolerance. */
+#include "base/check.h"
+#include "kernels/ops.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#define TOLERANCE 1e-7
+#define STEP      1e-3
+enum { ARRAYS_MAX = 64 };
+
+static lg_device *device;
+static lg_stream *stream;
+static double *arrays[ARRAYS_MAX]; /* of the running test */
+static int n_arrays;
+
+static int open_device(void **state)
+{
+    if (lg_device_open("ref64", NULL, &device) < 0 || lg_stream_open(device, &stream) < 0) {
+        printf("%s\n", lg_err_text());
+        return -1;
+    }
+    return 0;
+}
+
+static int close_device(void **state)
+{
+    lg_stream_close(&stream);
+    lg_device_close(&device);
+    return 0;
+}
+
+static int free_arrays(void **state)
+{
+    while (n_arrays > 0) free(arrays[--n_arrays]);
+    return 0;
+}
+
+static double *zeros(int64_t n)
+{
+    LG_ASSERT(n_arrays < ARRAYS_MAX);
+    double *v = calloc((size_t)n, sizeof *v);
+    LG_ASSERT(v);
+    return arrays[n_arrays++] = v;
+}
+
+/* Standard normals, others for each array of a test. */
+static double *normals(int64_t n)
+{
+    double *v = zeros(n);
+    lg_philox_normal_f64(v, (size_t)n, 1, LG_PURPOSE_TEST, (uint64_t)n_arrays, 0);
+    return v;
+}
+
+/* NaN: what a backward that overwrites starts from. */
+static double *poison(int64_t n)
+{
+    double *v = zeros(n);
+    for (int64_t i = 0; i < n; i++) v[i] = NAN;
+    return v;
+}
+
+#define T1(v, a)          lg_t1((v), LG_F64, (a))
+#define T2(v, a, b)       lg_t2((v), LG_F64, (a), (b))
+#define T3(v, a, b, c)    lg_t3((v), LG_F64, (a), (b), (c))
+#define T4(v, a, b, c, d) lg_t4((v), LG_F64, (a), (b), (c), (d))
+
+/* L: runs the forward with the given arguments and adds up r y. */
+struct loss {
+    void (*forward)(const void *args);
+    const void *args;
+    const double *y, *r;
+    int64_t n;
+};
+
+#define FORWARD(op)                                                                                \
+    static void run_##op(const void *args)                                                         \
+    {                                                                                              \
+        lg_##op(stream, args);                                                                     \
+    }
+FORWARD(linear_forward)
+FORWARD(act_forward)
+FORWARD(mul_forward)
+FORWARD(add_forward)
+FORWARD(norm_modulate_forward)
+FORWARD(gate_residual_forward)
+FORWARD(attention_forward)
+FORWARD(embedding_forward)
+FORWARD(unpatchify_forward)
+FORWARD(mse_loss)
+
+static double loss_at(const struct loss *l, double *x, double value)
+{
+    double was = *x, sum = 0;
+    *x = value;
+    l->forward(l->args);
+    *x = was;
+    for (int64_t i = 0; i < l->n; i++) sum += l->r[i] * l->y[i];
+    return sum;
+}
+
+/* gradient - before is dL/dx for the n elements of x; before: what it was accumulated to, or NULL. */
+static void check(const char *what, const struct loss *l, double *x, int64_t n,
+                  const double *gradient, const double *before)
+{
+    double difference = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double near = loss_at(l, &x[i], x[i] + STEP) - loss_at(l, &x[i], x[i] - STEP);
+        double far = loss_at(l, &x[i], x[i] + 2 * STEP) - loss_at(l, &x[i], x[i] - 2 * STEP);
+        double numeric = (8 * near - far) / (12 * STEP);
+        double analytic = before ? gradient[i] - before[i] : gradient[i];
+        difference += (numeric - analytic) * (numeric - analytic);
+        norm += numeric * numeric;
+    }
+    double error = norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+    if (!(error <= TOLERANCE)) fail_msg("%s: relative error %.3g", what, error);
+}
+
+static double *copy_of(const double *v, int64_t n)
+{
+    double *c = zeros(n);
+    for (int64_t i = 0; i < n; i++) c[i] = v[i];
+    return c;
+}
+
+static void linear_with(int64_t M, int64_t K, int64_t N, bool accumulate)
+{
+    double *x = normals(M * K), *w = normals(N * K), *bias = normals(N), *y = poison(M * N);
+    double *r = normals(M * N);
+    struct lg_linear_forward_args f = {
+        .x = T2(x, M, K), .w = T2(w, N, K), .bias = T1(bias, N), .y = T2(y, M, N)};
+    struct loss l = {run_linear_forward, &f, y, r, M * N};
+    double *dx = accumulate ? normals(M * K) : poison(M * K);
+    double *dw = accumulate ? normals(N * K) : poison(N * K);
+    double *db = accumulate ? normals(N) : poison(N);
+    const double *dx0 = accumulate ? copy_of(dx, M * K) : NULL;
+    const double *dw0 = accumulate ? copy_of(dw, N * K) : NULL;
+    const double *db0 = accumulate ? copy_of(db, N) : NULL;
+    lg_linear_backward_data(stream,
+                            &(struct lg_linear_backward_data_args){
+                                .dy = T2(r, M, N), .w = f.w, .dx = T2(dx, M, K), accumulate});
+    lg_linear_backward_weight(
+        stream,
+        &(struct lg_linear_backward_weight_args){
+            .dy = T2(r, M, N), .x = f.x, .dw = T2(dw, N, K), .dbias = T1(db, N), accumulate});
+    check("dx", &l, x, M * K, dx, dx0);
+    check("dw", &l, w, N * K, dw, dw0);
+    check("dbias", &l, bias, N, db, db0);
+}
+
+static void linear(void **state)
+{
+    linear_with(1, 1, 1, false);
+    linear_with(5, 7, 3, false);
+    linear_with(4, 6, 8, true);
+}
+
+/* The way through the activation: pre is kept by the forward and feeds act_backward. */
+static void linear_with_activation(void **state)
+{
+    enum { M = 3, K = 5, N = 4 };
+    static const lg_act ACTS[] = {LG_ACT_SILU, LG_ACT_GELU_TANH};
+    for (size_t k = 0; k < LG_ARRAY_LEN(ACTS); k++) {
+        double *x = normals(M * K), *w = normals(N * K), *y = poison(M * N), *pre = poison(M * N);
+        double *r = normals(M * N), *dpre = poison(M * N), *dx = poison(M * K);
+        struct lg_linear_forward_args f = {.x = T2(x, M, K),
+                                           .w = T2(w, N, K),
+                                           .y = T2(y, M, N),
+                                           .pre = T2(pre, M, N),
+                                           .act = ACTS[k]};
+        struct loss l = {run_linear_forward, &f, y, r, M * N};
+        run_linear_forward(&f);
+        lg_act_backward(stream,
+                        &(struct lg_act_backward_args){
+                            .x = f.pre, .dy = T2(r, M, N), .dx = T2(dpre, M, N), .act = ACTS[k]});
+        lg_linear_backward_data(stream, &(struct lg_linear_backward_data_args){
+                                            .dy = T2(dpre, M, N), .w = f.w, .dx = T2(dx, M, K)});
+        check("dx", &l, x, M * K, dx, NULL);
+    }
+}
+
+static void activations(void **state)
+{
+    enum { N = 33 };
+    static const lg_act ACTS[] = {LG_ACT_NONE, LG_ACT_SILU, LG_ACT_GELU_TANH, LG_ACT_RELU};
+    for (size_t k = 0; k < LG_ARRAY_LEN(ACTS); k++) {
+        double *x = normals(N), *y = poison(N), *r = normals(N), *dx = normals(N);
+        const double *dx0 = copy_of(dx, N);
+        for (int i = 0; i < N; i++) { /* away from ReLU's corner */
+            if (fabs(x[i]) < 0.1) x[i] += 0.5;
+        }
+        struct lg_act_forward_args f = {.x = T1(x, N), .y = T1(y, N), .act = ACTS[k]};
+        struct loss l = {run_act_forward, &f, y, r, N};
+        struct lg_act_backward_args b = {
+            .x = f.x, .dy = T1(r, N), .dx = T1(dx, N), .act = ACTS[k], .accumulate = true};
+        lg_act_backward(stream, &b);
+        check("accumulated dx", &l, x, N, dx, dx0);
+        b.accumulate = false;
+        lg_act_backward(stream, &b);
+        check("dx", &l, x, N, dx, NULL);
+    }
+}
+
+/* Nets use mul_forward and sum_rows as the backwards of mul and of a repeated addend. */
+static void products_and_sums(void **state)
+{
+    enum { M = 4, N = 5 };
+    double *a = normals(M * N), *b = normals(M * N), *y = poison(M * N), *r = normals(M * N);
+    double *da = poison(M * N), *row = normals(N), *drow = normals(N);
+    const double *drow0 = copy_of(drow, N);
+    struct lg_mul_forward_args mul = {.a = T2(a, M, N), .b = T2(b, M, N), .y = T2(y, M, N)};
+    lg_mul_forward(stream,
+                   &(struct lg_mul_forward_args){.a = T2(r, M, N), .b = mul.b, .y = T2(da, M, N)});
+    check("da of a b", &(struct loss){run_mul_forward, &mul, y, r, M * N}, a, M * N, da, NULL);
+
+    struct lg_add_forward_args add = {.a = T2(a, M, N), .b = T1(row, N), .y = T2(y, M, N)};
+    lg_sum_rows(stream,
+                &(struct lg_sum_rows_args){.x = T2(r, M, N), .y = T1(drow, N), .accumulate = true});
+    check("db of a + b", &(struct loss){run_add_forward, &add, y, r, M * N}, row, N, drow, drow0);
+}
+
+static void norm_with(int64_t B, int64_t T, int64_t D, bool mod, bool accumulate)
+{
+    int64_t n = B * T * D, stride = 3 * D;
+    double *x = normals(n), *y = poison(n), *r = normals(n), *m = normals(B * stride);
+    double *mean = poison(B * T), *rstd = poison(B * T), *dm = zeros(B * stride);
+    double *dx = accumulate ? normals(n) : poison(n);
+    const double *dx0 = accumulate ? copy_of(dx, n) : NULL;
+    struct lg_norm_modulate_forward_args f = {.x = T3(x, B, T, D),
+                                              .y = T3(y, B, T, D),
+                                              .mean = T2(mean, B, T),
+                                              .rstd = T2(rstd, B, T),
+                                              .mod_stride = stride,
+                                              .eps = 1e-6};
+    struct lg_norm_modulate_backward_args b = {.dy = T3(r, B, T, D),
+                                               .x = f.x,
+                                               .mean = f.mean,
+                                               .rstd = f.rstd,
+                                               .dx = T3(dx, B, T, D),
+                                               .mod_stride = stride,
+                                               .accumulate = accumulate};
+    if (mod) {
+        f.shift = T2(m, B, D), f.scale = T2(m + 2 * D, B, D), b.scale = f.scale;
+        b.dshift = T2(dm, B, D), b.dscale = T2(dm + 2 * D, B, D);
+    }
+    struct loss l = {run_norm_modulate_forward, &f, y, r, n};
+    run_norm_modulate_forward(&f);
+    lg_norm_modulate_backward(stream, &b);
+    /* The differences disturb mean and rstd, which the backward has read already. */
+    check("dx", &l, x, n, dx, dx0);
+    check("dshift, dscale and the unused slice", &l, m, B * stride, dm, NULL);
+}
+
+static void norm_modulate(void **state)
+{
+    norm_with(1, 1, 3, true, false);
+    norm_with(3, 4, 5, true, true);
+    norm_with(2, 3, 7, false, false);
+}
+
+static void gate_residual(void **state)
+{
+    enum { B = 3, T = 4, D = 5, n = B * T * D, STRIDE = 2 * D };
+    double *x = normals(n), *y = normals(n), *out = poison(n), *r = normals(n), *dy = poison(n);
+    double *m = normals(B * STRIDE), *dm = zeros(B * STRIDE);
+    struct lg_gate_residual_forward_args f = {.x = T3(x, B, T, D),
+                                              .y = T3(y, B, T, D),
+                                              .gate = T2(m + D, B, D),
+                                              .mod_stride = STRIDE,
+                                              .out = T3(out, B, T, D)};
+    struct loss l = {run_gate_residual_forward, &f, out, r, n};
+    lg_gate_residual_backward(stream,
+                              &(struct lg_gate_residual_backward_args){.dout = T3(r, B, T, D),
+                                                                       .y = f.y,
+                                                                       .gate = f.gate,
+                                                                       .dy = T3(dy, B, T, D),
+                                                                       .dgate = T2(dm + D, B, D),
+                                                                       .mod_stride = STRIDE});
+    check("dx", &l, x, n, r, NULL);
+    check("dy", &l, y, n, dy, NULL);
+    check("dgate and the unused slice", &l, m, B * STRIDE, dm, NULL);
+}
+
+/* Self-attention on one packed buffer. */
+static void attention_packed(void **state)
+{
+    enum { B = 2, T = 4, H = 2, D = 3, W = H * D, n = B * T * 3 * W };
+    double *qkv = normals(n), *dqkv = poison(n), *o = poison(B * T * W), *r = normals(B * T * W);
+    double *lse = poison(B * H * T);
+    struct lg_attention_forward_args f = {.q = T4(qkv, B, T, H, D),
+                                          .k = T4(qkv + W, B, T, H, D),
+                                          .v = T4(qkv + 2 * W, B, T, H, D),
+                                          .q_stride = 3 * W,
+                                          .kv_stride = 3 * W,
+                                          .o = T4(o, B, T, H, D),
+                                          .lse = T3(lse, B, H, T),
+                                          .scale = 0.6};
+    struct loss l = {run_attention_forward, &f, o, r, B * T * W};
+    run_attention_forward(&f);
+    lg_attention_backward(stream,
+                          &(struct lg_attention_backward_args){.dout = T4(r, B, T, H, D),
+                                                               .o = f.o,
+                                                               .q = f.q,
+                                                               .k = f.k,
+                                                               .v = f.v,
+                                                               .q_stride = 3 * W,
+                                                               .kv_stride = 3 * W,
+                                                               .lse = f.lse,
+                                                               .dq = T4(dqkv, B, T, H, D),
+                                                               .dk = T4(dqkv + W, B, T, H, D),
+                                                               .dv = T4(dqkv + 2 * W, B, T, H, D),
+                                                               .dq_stride = 3 * W,
+                                                               .dkv_stride = 3 * W,
+                                                               .scale = f.scale});
+    check("dqkv", &l, qkv, n, dqkv, NULL);
+}
+
+/* Cross-attention with lengths; q and dq, kv and dkv have strides of their own. */
+static void attention_masked(void **state)
+{
+    enum { B = 3, TQ = 3, TK = 5, H = 2, D = 3, W = H * D };
+    int32_t length[B] = {5, 1, 3};
+    double *q = normals(B * TQ * W), *kv = normals(B * TK * 2 * W), *o = poison(B * TQ * W);
+    double *r = normals(B * TQ * W), *lse = poison(B * H * TQ);
+    double *dq = zeros(B * TQ * (W + 1)), *dk = poison(B * TK * W), *dv = poison(B * TK * W);
+    struct lg_attention_forward_args f = {.q = T4(q, B, TQ, H, D),
+                                          .k = T4(kv, B, TK, H, D),
+                                          .v = T4(kv + W, B, TK, H, D),
+                                          .q_stride = W,
+                                          .kv_stride = 2 * W,
+                                          .k_length = lg_t1(length, LG_I32, B),
+                                          .o = T4(o, B, TQ, H, D),
+                                          .lse = T3(lse, B, H, TQ),
+                                          .scale = 0.6};
+    struct loss l = {run_attention_forward, &f, o, r, B * TQ * W};
+    run_attention_forward(&f);
+    lg_attention_backward(stream, &(struct lg_attention_backward_args){.dout = T4(r, B, TQ, H, D),
+                                                                       .o = f.o,
+                                                                       .q = f.q,
+                                                                       .k = f.k,
+                                                                       .v = f.v,
+                                                                       .q_stride = W,
+                                                                       .kv_stride = 2 * W,
+                                                                       .k_length = f.k_length,
+                                                                       .lse = f.lse,
+                                                                       .dq = T4(dq, B, TQ, H, D),
+                                                                       .dk = T4(dk, B, TK, H, D),
+                                                                       .dv = T4(dv, B, TK, H, D),
+                                                                       .dq_stride = W + 1,
+                                                                       .dkv_stride = W,
+                                                                       .scale = f.scale});
+    double *dq_dense = zeros(B * TQ * W), *dkv = zeros(B * TK * 2 * W);
+    for (int i = 0; i < B * TQ * W; i++) dq_dense[i] = dq[i / W * (W + 1) + i % W];
+    for (int i = 0; i < B * TK * W; i++) {
+        dkv[i / W * 2 * W + i % W] = dk[i];
+        dkv[i / W * 2 * W + W + i % W] = dv[i];
+    }
+    check("dq", &l, q, B * TQ * W, dq_dense, NULL);
+    check("dk, dv", &l, kv, B * TK * 2 * W, dkv, NULL);
+}
+
+static void embedding(void **state)
+{
+    enum { M = 6, V = 4, D = 3 };
+    int32_t ids[M] = {3, 0, 3, 1, 3, 0}; /* repeated, and one never used */
+    double *table = normals(V * D), *y = poison(M * D), *r = normals(M * D), *dt = normals(V * D);
+    const double *dt0 = copy_of(dt, V * D);
+    struct lg_embedding_forward_args f = {
+        .ids = lg_t1(ids, LG_I32, M), .table = T2(table, V, D), .y = T2(y, M, D)};
+    struct lg_embedding_backward_args b = {
+        .ids = f.ids, .dy = T2(r, M, D), .dtable = T2(dt, V, D), .accumulate = true};
+    struct loss l = {run_embedding_forward, &f, y, r, M * D};
+    lg_embedding_backward(stream, &b);
+    check("accumulated dtable", &l, table, V * D, dt, dt0);
+    b.accumulate = false;
+    lg_embedding_backward(stream, &b);
+    check("dtable", &l, table, V * D, dt, NULL);
+}
+
+static void unpatchify(void **state)
+{
+    enum { B = 2, C = 3, P = 2, H = 4, W = 6, T = (H / P) * (W / P), n = B * C * H * W };
+    double *x = normals(n), *y = poison(n), *r = normals(n), *dx = poison(n);
+    struct lg_unpatchify_forward_args f = {
+        .x = T3(x, B, T, P * P * C), .y = T4(y, B, C, H, W), .patch = P};
+    struct loss l = {run_unpatchify_forward, &f, y, r, n};
+    lg_unpatchify_backward(stream,
+                           &(struct lg_unpatchify_backward_args){
+                               .dy = T4(r, B, C, H, W), .dx = T3(dx, B, T, P * P * C), .patch = P});
+    check("dx", &l, x, n, dx, NULL);
+}
+
+/* L is the weighted sum of the samples' losses; the void sample holds NaN and gives 0. */
+static void mse(void **state)
+{
+    enum { B = 3, EACH = 2 * 2 * 3, n = B * EACH };
+    double *pred = normals(n), *target = normals(n), *loss = poison(B), *dpred = poison(n);
+    double weight[B] = {0.7, 0, 1.9};
+    struct lg_mse_loss_args f = {.pred = T4(pred, B, 2, 2, 3),
+                                 .target = T4(target, B, 2, 2, 3),
+                                 .weight = T1(weight, B),
+                                 .loss = T1(loss, B)};
+    struct lg_mse_loss_args b = f;
+    b.dpred = T4(dpred, B, 2, 2, 3);
+    for (int i = 0; i < EACH; i++) target[EACH + i] = NAN;
+    lg_mse_loss(stream, &b);
+    assert_true(loss[1] == 0);
+    check("dpred", &(struct loss){run_mse_loss, &f, loss, weight, B}, pred, n, dpred, NULL);
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_teardown(f, free_arrays)
+    const struct CMUnitTest tests[] = {
+        TEST(linear),
+        TEST(linear_with_activation),
+        TEST(activations),
+        TEST(products_and_sums),
+        TEST(norm_modulate),
+        TEST(gate_residual),
+        TEST(attention_packed),
+        TEST(attention_masked),
+        TEST(embedding),
+        TEST(unpatchify),
+        TEST(mse),
+    };
+    return cmocka_run_group_tests(tests, open_device, close_device);
+}
