@@ -57,7 +57,7 @@ script() {
 end_leftovers() {
     local p
     for p in /proc/[0-9]*; do
-        case "$(readlink "$p/exe" 2>/dev/null) $(tr '\0' ' ' <"$p/cmdline" 2>/dev/null)" in
+        case "$(readlink "$p/exe" 2>/dev/null) $({ tr '\0' ' ' <"$p/cmdline"; } 2>/dev/null)" in
         */bin/lg*"$E2E_TMP"*) kill -9 "${p#/proc/}" 2>/dev/null ;;
         esac
     done

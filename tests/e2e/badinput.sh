@@ -55,11 +55,11 @@ says "schema errors come first" 3 "$LGSUP" check "$config" -- 'kep'
 if grep -q no-such-vae "$T/said" && [ "$(grep -n -m1 kep "$T/said" | cut -d: -f1)" -gt "$(grep -n -m1 no-such-vae "$T/said" | cut -d: -f1)" ]; then
     fail "schema errors come first" "a missing file is named before them"
 fi
-says "no such pipeline.toml" 3 "$LGSUP" check "$T/none.toml" -- "$T/none.toml"
+says "no such pipeline.toml" 8 "$LGSUP" check "$T/none.toml" -- "$T/none.toml"
 says "wrong --set key" 3 "$LGSUP" check "$TINY" --set trainer.rank=2 -- 'trainer\.rank\b' 'trainer\.ranks'
 says "wrong --set value" 3 "$LGSUP" check "$TINY" --set trainer.ranks=many -- 'trainer\.ranks' 'many|whole number'
 says "batch that does not divide" 3 "$LGSUP" check "$TINY" --set trainer.ranks=3 -- 'global_batch_size' 'trainer\.ranks = 3' 'multiple of 3'
-says "no command" 2 "$LGSUP" -- usage
+says "no command: the list of them" 0 "$LGSUP" -- 'lgsup start' 'exit-codes'
 says "unknown command" 2 "$LGSUP" strat "$TINY" -- 'strat'
 says "unknown option" 2 "$LGSUP" start "$TINY" --frobnicate -- 'frobnicate'
 says "status of no run" 8 "$LGSUP" status "$T/nowhere" -- "$T/nowhere" 'not a run directory'

@@ -52,13 +52,14 @@ check "logs ROLE" sh -c "grep -q trainer '$out' && ! grep -q 'vae\.[0-9]' '$out'
 lgsup check "$TINY" --set job.dir="$T/unused"
 expect "check exits 0" 0 $?
 for r in loader text vae trainer ema ckpt; do check "check names $r" grep -q "$r" "$out"; done
+check "check names the instruction set" grep -Eq 'avx512|avx2|sse2' "$out"
 check "check shows bytes" grep -Eq '[0-9.]+ *(B|KiB|MiB|GiB|bytes)' "$out"
 check "check creates nothing" test ! -e "$T/unused"
 lgsup check "$EMOJI/pipeline.toml"
 expect "check of the example" 0 $?
 lgsup doctor
 expect "doctor exits 0" 0 $?
-check "doctor names the instruction set" grep -Eqi 'avx512|avx2|sse2' "$out"
+check "doctor names every program" sh -c "for p in loader text vae trainer ema ckpt keeper sample encode; do grep -q \"^ok .*lg-\$p\" '$out' || { echo no lg-\$p; exit 1; }; done"
 
 # ---- verify ----
 lgsup verify "$run"

@@ -12,8 +12,13 @@ for ((i = ${#victims[@]} - 1; i > 0; i--)); do # Fisher-Yates
     j=$((RANDOM % (i + 1)))
     swap=${victims[i]} victims[i]=${victims[j]} victims[j]=$swap
 done
-declare -A wait_ms
-for ((i = 0; i < ${#victims[@]}; i++)); do wait_ms[$i]=$((RANDOM % 250)); done
+# The k-th kill comes a random moment after a random step of 5 k .. 5 k + 4: all of them come while it
+# trains, on a fast machine too, and each finds its step in another phase.
+at_step=() wait_ms=()
+for ((i = 0; i < ${#victims[@]}; i++)); do
+    at_step+=($((1 + 5 * i + RANDOM % 5)))
+    wait_ms+=($((RANDOM % 60)))
+done
 
 reference $N
 run=$T/run
@@ -22,9 +27,8 @@ wait_step "$run" 1 || fail "the run starts" "$(tail -3 "$run.out" | tr '\n' ' ')
 killed=0
 for ((i = 0; i < ${#victims[@]}; i++)); do
     role=${victims[i]%.*} index=${victims[i]#*.}
-    # Spread over the run: the k-th kill comes some time after step 1 + 5 k.
-    wait_step "$run" $((1 + 5 * i)) 60 || break
-    sleep "0.$(printf %03d "${wait_ms[$i]}")"
+    wait_step "$run" "${at_step[i]}" 60 || break
+    sleep "0.$(printf %03d "${wait_ms[i]}")"
     for try in 1 2 3 4 5 6 7 8 9 10; do # a process that is being replaced just now
         pid=$(pid_of "$run" "$role" "$index")
         [ "${pid:-0}" -gt 0 ] && kill -9 "$pid" 2>/dev/null && break

@@ -28,12 +28,13 @@ unset OMP_NUM_THREADS LG_BIN_DIR
 [ -x "$LGSUP" ] || { echo "FAIL $e2e_name no $LGSUP: make all first"; rm -rf "$T"; exit 1; }
 [ -f "$EMOJI/data/.made" ] || { echo "FAIL $e2e_name no pictures: make example-data first"; rm -rf "$T"; exit 1; }
 
+e2e_cmdline() { { tr '\0' ' ' <"$1/cmdline"; } 2>/dev/null; }
 # Pids of processes whose command line holds directory $1.
 e2e_pids() {
     local p
     for p in /proc/[0-9]*; do
         [ "${p#/proc/}" = $$ ] && continue
-        case "$(tr '\0' ' ' <"$p/cmdline" 2>/dev/null)" in
+        case "$(e2e_cmdline "$p")" in
         *"$1"*) case "$(readlink "$p/exe" 2>/dev/null)" in */bin/lg*) echo "${p#/proc/}" ;; esac ;;
         esac
     done
@@ -97,13 +98,13 @@ step_of() {
     s=$(tail -n 1 "$1/metrics.jsonl" 2>/dev/null | sed -n 's/^{"step": *\([0-9]*\),.*/\1/p')
     echo "${s:-0}"
 }
-# wait_until SECONDS COMMAND...: looks ten times a second.
+# wait_until SECONDS COMMAND...: looks again and again.
 wait_until() {
     local end=$((SECONDS + $1))
     shift
     until "$@" >/dev/null 2>&1; do
         [ $SECONDS -lt $end ] || return 1
-        sleep 0.1
+        sleep 0.02
     done
 }
 step_reached() { [ "$(step_of "$1")" -ge "$2" ]; }
