@@ -142,7 +142,7 @@ static const char *update_floor(lg_board *b, uint64_t s)
 {
     if (s == b->s->start_step) return NULL; /* the other side is empty */
     if (b->s->has_ema && look(&ema(b)->commit) < lg_mark_of(s - 1)) return "ema";
-    if (!is_staged_if_wanted(b, s - 1)) return "checkpoint staging";
+    if (!is_staged_if_wanted(b, s - 1)) return LG_WHY_STAGING;
     return NULL;
 }
 
@@ -181,7 +181,7 @@ struct lg_action lg_ema_next(lg_board *b)
     if (lg_commit_final(b, &final) && e >= final) return act(LG_DO_DONE, e);
     if (global < lg_mark_of(e + 1)) return wait_for(e + 1, "trainer");
     /* ADVANCE(e + 1) overwrites EMA state e - 1. */
-    if (e > start && !is_staged_if_wanted(b, e - 1)) return wait_for(e + 1, "checkpoint staging");
+    if (e > start && !is_staged_if_wanted(b, e - 1)) return wait_for(e + 1, LG_WHY_STAGING);
     return act(LG_DO_ADVANCE, e + 1);
 }
 

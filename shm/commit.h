@@ -47,6 +47,9 @@ typedef enum lg_action_kind {
     LG_DO_DONE,    /* nothing will ever be left to do in this run */
 } lg_action_kind;
 
+/* The one reason that others compare with. */
+#define LG_WHY_STAGING "checkpoint staging"
+
 struct lg_action {
     lg_action_kind kind;
     uint64_t step;   /* the s (or e, S) above */

@@ -273,13 +273,6 @@ int lg_stage_window(lg_stage *st, lg_window **ret)
     return 0;
 }
 
-bool lg_stage_wants(lg_stage *st, lg_window *w, lg_field f, uint64_t n, uint64_t end)
-{
-    lg_mark commit = lg_board_global_commit(st->board);
-    uint64_t state = commit ? lg_mark_state(commit) : st->board->s->start_step;
-    return n >= state * st->board->s->batch && n < end && !lg_window_ready(w, f, n);
-}
-
 int lg_stage_device(lg_stage *st, lg_device **ret)
 {
     LG_TRY(lg_device_open(

@@ -41,7 +41,7 @@ typedef struct lg_stage {
     char keeper[LG_PATH_BYTES]; /* socket */
     const char *waiting_for;    /* what the last idle step waited for, for status */
     void *state;                /* the role's own */
-    lg_region *region[512];      /* all regions opened, to deposit again */
+    lg_region *region[512];     /* all regions opened, to deposit again */
     int n_regions;
     uint32_t keeper_epoch;
 } lg_stage;
@@ -70,9 +70,6 @@ int lg_stage_fill(lg_stage *st, lg_region *r, int (*fill)(lg_stage *, void *payl
                   void *arg);
 /* The window of this run. */
 int lg_stage_window(lg_stage *st, lg_window **ret);
-/* Is field f of sample n of a claimed chunk still to be made? Not when it is ready, committed by
- * every rank, or beyond the end of the run. */
-bool lg_stage_wants(lg_stage *st, lg_window *w, lg_field f, uint64_t n, uint64_t end);
 /* Opens the plan's device with this role's threads. */
 int lg_stage_device(lg_stage *st, lg_device **ret);
 /* Records why the run cannot go on, for people, and returns LG_ERR_PARKED. */

@@ -181,7 +181,7 @@ static int loader_step(lg_stage *st)
     if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
     LG_TRY(rc);
     for (uint64_t n = claim.n; n < claim.n + claim.count; n++) {
-        if (!lg_stage_wants(st, l->window, LG_FIELD_SOURCE, n, end)) continue;
+        if (!lg_window_wanted(l->window, &claim, LG_FIELD_SOURCE, n)) continue;
         LG_TRY(fill_slot(st, l, n));
         if (l->latents) lg_window_publish(l->window, LG_FIELD_LATENT, n);
         lg_window_publish(l->window, LG_FIELD_SOURCE, n);

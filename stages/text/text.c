@@ -113,15 +113,14 @@ static int text_open(lg_stage *st)
 }
 
 /* Rows that are not wanted get a caption of one end token: their result is thrown away. */
-static int gather(lg_stage *st, struct text *x, const struct lg_claim *claim, uint64_t end,
-                  bool *wanted)
+static int gather(lg_stage *st, struct text *x, const struct lg_claim *claim, bool *wanted)
 {
     lg_window *w = x->window;
     const int L = st->plan.text_length;
     int n_wanted = 0;
     for (uint64_t i = 0; i < claim->count; i++) {
         int32_t *ids = x->host_ids + i * (uint64_t)L;
-        wanted[i] = lg_stage_wants(st, w, LG_FIELD_TEXT, claim->n + i, end);
+        wanted[i] = lg_window_wanted(w, claim, LG_FIELD_TEXT, claim->n + i);
         memset(ids, 0, (size_t)L * sizeof *ids);
         ids[0] = 1;
         x->host_length[i] = 1;
@@ -146,7 +145,7 @@ static int text_step(lg_stage *st)
     if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
     LG_TRY(rc);
     LG_ASSERT(claim.count <= LG_ARRAY_LEN(wanted));
-    int n = gather(st, x, &claim, end, wanted);
+    int n = gather(st, x, &claim, wanted);
     lg_stream_upload(x->stream, x->ids.data, x->host_ids, lg_tensor_bytes(&x->ids));
     lg_stream_upload(x->stream, x->length.data, x->host_length, lg_tensor_bytes(&x->length));
     lg_t5_forward(x->net, x->stream, x->weights, x->ids, x->length, x->out);

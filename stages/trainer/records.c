@@ -100,12 +100,13 @@ static const char *number(char buf[32], double v)
 static bool write_one(lg_records *r, const struct lg_step_record *s)
 {
     char line[LINE_BYTES], a[32], b[32], c[32];
-    int n = snprintf(line, sizeof line,
-                     "{\"step\": %" PRIu64 ", \"loss\": %s, \"grad_norm\": %s, \"lr\": %s, "
-                     "\"samples_per_s\": %.2f, \"data_wait_s\": %.6f, \"voids\": %u, "
-                     "\"skipped\": %u}\n",
-                     s->ledger.step, number(a, s->loss), number(b, s->grad_norm), number(c, s->lr),
-                     s->samples_per_s, s->data_wait_s, s->ledger.voids, s->ledger.skipped);
+    int n = snprintf(
+        line, sizeof line,
+        "{\"step\": %" PRIu64 ", \"loss\": %s, \"grad_norm\": %s, \"lr\": %s, "
+        "\"samples_per_s\": %.2f, \"data_wait_s\": %.6f, \"ckpt_wait_s\": %.6f, \"voids\": %u, "
+        "\"skipped\": %u}\n",
+        s->ledger.step, number(a, s->loss), number(b, s->grad_norm), number(c, s->lr),
+        s->samples_per_s, s->data_wait_s, s->ckpt_wait_s, s->ledger.voids, s->ledger.skipped);
     LG_ASSERT(n > 0 && n < LINE_BYTES);
     if (pwrite(r->metrics, line, (size_t)n, r->end) != n) {
         if (ftruncate(r->metrics, r->end) < 0)

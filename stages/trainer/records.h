@@ -9,7 +9,7 @@ typedef struct lg_records lg_records;
 
 struct lg_step_record {
     struct lg_ledger_record ledger; /* sealed by the writer */
-    double loss, grad_norm, lr, samples_per_s, data_wait_s;
+    double loss, grad_norm, lr, samples_per_s, data_wait_s, ckpt_wait_s;
 };
 /* Opens both files and cuts metrics.jsonl to whole lines of steps <= committed (a former life may
  * have written the line of a step that was never committed). */

@@ -47,9 +47,11 @@ struct trainer {
     lg_mark weights_of, reduced_of, forward_of; /* what the private buffers hold */
     int64_t micro_done;                         /* micro-batches of step forward_of that are done */
     double loss_sum;                            /* of them */
-    double divisor;        /* non-void samples of the global batch of step forward_of */
-    int64_t wait_start_ns; /* 0: not waiting for data */
-    int64_t wait_ns;       /* in the step so far */
+    double divisor;         /* non-void samples of the global batch of step forward_of */
+    int64_t wait_start_ns;  /* 0: not waiting for data */
+    int64_t wait_ns;        /* in the step so far */
+    int64_t floor_start_ns; /* 0: not waiting for the checkpoint writer */
+    int64_t floor_ns;       /* in the step so far */
     int64_t last_commit_ns;
     bool records_failed;
 };
@@ -437,6 +439,8 @@ static int check_health(lg_stage *st, const struct lg_state_scalars *s)
 static int update(lg_stage *st, struct trainer *t, uint64_t step)
 {
     struct step_sums sums = sum_ranks(st, t, step);
+    if (t->floor_start_ns) t->floor_ns += lg_now_ns() - t->floor_start_ns;
+    t->floor_start_ns = 0;
     double lr = lg_schedule_rate(&t->schedule, (int64_t)step);
     if (t->reduced_of != lg_mark_of(step))
         reduce(st, t, step); /* a former life published the sums */
@@ -446,14 +450,15 @@ static int update(lg_stage *st, struct trainer *t, uint64_t step)
                                     .loss = sums.loss,
                                     .grad_norm = sums.norm,
                                     .lr = lr,
-                                    .data_wait_s = (double)t->wait_ns / LG_S_NS};
+                                    .data_wait_s = (double)t->wait_ns / LG_S_NS,
+                                    .ckpt_wait_s = (double)t->floor_ns / LG_S_NS};
     to.scalars->voids += record.ledger.voids;
     int64_t now = lg_now_ns();
     if (t->last_commit_ns)
         record.samples_per_s =
             (double)st->board->s->batch * LG_S_NS / (double)(now - t->last_commit_ns);
     t->last_commit_ns = now;
-    t->wait_ns = 0;
+    t->wait_ns = t->floor_ns = 0;
     if (st->index == 0) {
         atomic_store_explicit(&st->board->s->metrics.voids, to.scalars->voids,
                               memory_order_relaxed);
@@ -494,6 +499,7 @@ static int trainer_step(lg_stage *st)
         return LG_STEP_DONE;
     default:
         st->waiting_for = a.why;
+        if (!strcmp(a.why, LG_WHY_STAGING) && !t->floor_start_ns) t->floor_start_ns = lg_now_ns();
         return LG_STEP_IDLE;
     }
 }

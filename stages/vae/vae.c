@@ -105,14 +105,14 @@ static int vae_open(lg_stage *st)
     return 0;
 }
 
-static int encode(lg_stage *st, struct vae *v, const struct lg_claim *claim, uint64_t end)
+static int encode(lg_stage *st, struct vae *v, const struct lg_claim *claim)
 {
     lg_window *w = v->window;
     bool wanted[4096];
     int n_wanted = 0;
     LG_ASSERT(claim->count <= LG_ARRAY_LEN(wanted));
     for (uint64_t i = 0; i < claim->count; i++) {
-        wanted[i] = lg_stage_wants(st, w, LG_FIELD_LATENT, claim->n + i, end);
+        wanted[i] = lg_window_wanted(w, claim, LG_FIELD_LATENT, claim->n + i);
         if (!wanted[i]) continue;
         memcpy(v->host_pixels + i * w->g.pixels_bytes,
                w->pixels + (claim->n + i) % w->g.slots * w->g.pixels_bytes, w->g.pixels_bytes);
@@ -143,7 +143,7 @@ static int vae_step(lg_stage *st)
                              end, &claim);
     if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
     LG_TRY(rc);
-    int n = encode(st, v, &claim, end);
+    int n = encode(st, v, &claim);
     atomic_fetch_add_explicit(&st->row->samples, (uint64_t)n, memory_order_relaxed);
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;
