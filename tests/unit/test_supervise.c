@@ -119,6 +119,13 @@ static void assert_output(const char *part)
     fail_msg("the output lacks \"%s\"", part);
 }
 
+static void wait_for_output(const char *part)
+{
+    for (int64_t end = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < end; usleep(2000))
+        if (output_has(part)) return;
+    assert_output(part);
+}
+
 /* Starts `lgsup words...` in a process of its own; output goes to g_out. */
 static pid_t launch(const char *const *words)
 {
@@ -423,25 +430,25 @@ static void kill_lgsup(void)
 /* lgsup dies; training goes on; a stage and even the keeper die meanwhile; a new lgsup adopts. */
 static void adopt_after(const char *victim)
 {
-    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=500");
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=1000");
     wait_for_step(3);
-    while (!output_has("every role is ready")) usleep(2000);
+    wait_for_output("every role is ready");
     int ema = instance("ema", 0)->pid, trainer = instance("trainer", 0)->pid;
     kill_lgsup();
     wait_for_step(g_status.step + 10);
     assert_string_equal(g_status.state, "running");
     assert_string_equal(instance("lgsup", 0)->state, "dead");
     if (victim) kill_one(victim, 0);
-    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=500");
-    wait_for_step(g_status.step + 20);
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=1000");
+    wait_for_output("adopted");
+    wait_for_step(g_status.step + 5);
     assert_int_equal(instance("ema", 0)->pid, ema);
     if (!victim || strcmp(victim, "trainer") != 0)
         assert_int_equal(instance("trainer", 0)->pid, trainer);
-    assert_output("adopted");
     kill_one("trainer", 1); /* its memory is still kept */
     assert_exit(exit_of(g_lgsup), 0);
     g_lgsup = 0;
-    assert_state("done", 500);
+    assert_state("done", 1000);
     assert_nobody_left();
     assert_exit(RUN("verify", g_run), 0);
 }
@@ -468,15 +475,15 @@ static void test_adopt_with_a_dead_keeper(void **state)
 static void test_lost_memory(void **state)
 {
     (void)state;
-    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=500");
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=1000");
     wait_for_step(45);
     kill_lgsup();
     kill_one("keeper", 0);
     kill_one("trainer", 1);
-    assert_exit(RUN("start", g_file, "--set", "trainer.max_steps=500"), 0);
+    assert_exit(RUN("start", g_file, "--set", "trainer.max_steps=1000"), 0);
     assert_output("starting again from the newest checkpoint");
     assert_output("resuming fake at step");
-    assert_state("done", 500);
+    assert_state("done", 1000);
     assert_exit(RUN("verify", g_run), 0);
 }
 
