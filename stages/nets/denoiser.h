@@ -68,7 +68,8 @@ struct lg_denoiser_input {
     lg_tensor text;        // (B, L, E): PixArt
     lg_tensor text_length; // (B) i32, >= 1: PixArt; keys beyond it are masked
 };
-/* out (B, C, H, W). With train, keeps what the backward needs. */
+/* out (B, C, H, W). With train, keeps what the backward needs. Forward and backward give the stream
+ * the net's own scratch memory: a caller whose other operations need some sets it again. */
 void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
                          const struct lg_denoiser_input *in, lg_tensor out);
 /* Gradients of the last forward's parameters (flat buffer like the weights): overwritten, or added

@@ -51,13 +51,14 @@ void lg_params_free(lg_params *t);
 int lg_params_find(const lg_params *t, const char *name);
 
 /* Fills dst (host fp32, elements [first, first + count) of the flat buffer) with initial values
- * from Philox INIT: element e of parameter i depends on (seed, i, e) alone, so shards agree. */
+ * from Philox INIT: element e of parameter i depends on (seed, i, e) alone, so shards agree. Gaps
+ * and tables become zero. */
 void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count);
 
-/* Reads the parameters from a safetensors file (or the shards of an index.json) into a host fp32
- * buffer, elements [first, first + count). Checks that every name is there with its shape; fp16,
- * bf16 and fp32 are accepted. Names in the file that the table lacks are refused unless
- * allowed_extra (a NULL-terminated list of prefixes, may be NULL) covers them. `prefix`
- * ("encoder.") may be "". */
+/* Reads the parameters from a safetensors file (or the shards of an index.json: see weights.h) into
+ * a host fp32 buffer, elements [first, first + count); gaps and tables become zero. Checks that
+ * every name is there with its shape (LG_ERR_MISMATCH); fp16, bf16 and fp32 are accepted. Names in
+ * the file that the table lacks are refused unless allowed_extra (a NULL-terminated list of
+ * prefixes, may be NULL) covers them. */
 int lg_params_load(const lg_params *t, const char *path, const char *const *allowed_extra,
                    float *dst, size_t first, size_t count);

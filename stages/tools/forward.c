@@ -1,5 +1,5 @@
-/* lg-forward: one forward of a denoiser in diffusers' layout, safetensors in, safetensors out: how a
- * checkpoint is compared with other programs (tests/parity/check_diffusers.py). */
+/* lg-forward: one forward of a denoiser in diffusers' layout, safetensors in, safetensors out:
+ * how a checkpoint is compared with other programs (tests/parity/check_diffusers.py). */
 #include "base/fs.h"
 #include "kernels/ops.h"
 #include "stages/io/safetensors.h"

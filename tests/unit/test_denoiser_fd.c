@@ -1,9 +1,9 @@
-/* The whole net on ref64: the backward against finite differences of a weighted squared error, for
- * every parameter tensor, along its own gradient and along a random direction.
+/* The whole net on ref64: the backward against finite differences of a weighted squared error,
+ * for every parameter tensor, along its own gradient and along a random direction.
  *
- * Differences are the fourth-order central ones, (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12 h, with h
- * = 1e-3 along a unit vector: truncation about h^4 = 1e-12 and rounding about 1e-16 f / h = 1e-13 f,
- * both far below the tolerance of 1e-7. */
+ * Differences are the fourth-order central ones, (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12 h,
+ * with h = 1e-3 along a unit vector: truncation about h^4 = 1e-12 and rounding about 1e-16 f / h
+ * = 1e-13 f, both far below the tolerance of 1e-7. */
 #include "denoiser_fixture.h"
 #include <math.h>
 #include <stdio.h>
@@ -15,8 +15,8 @@
 
 static const double H = 1e-3, TOL = 1e-7;
 
-/* Sum over samples of weight mse(out, target), the target being the fixture's dout as it was filled;
- * with `backward`, f->dout receives the gradient of the output. */
+/* Sum over samples of weight mse(out, target), the target being the fixture's dout as it was
+ * filled; with `backward`, f->dout receives the gradient of the output. */
 struct loss {
     struct denoiser_fixture *f;
     lg_tensor target, weight, each;

@@ -59,7 +59,8 @@ static void round_trip(const struct lg_denoiser_config *c, int tensors)
 static void test_round_trip(void **state)
 {
     struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
-    /* As diffusers' state_dict() counts: 2 + 2 (5 + 14) + 4, and 1 + 2 + 2 (1 + 8 + 8 + 4) + 2 + 10. */
+    /* As diffusers' state_dict() counts: 2 + 2 (5 + 14) + 4, and 1 + 2 + 2 (1 + 8 + 8 + 4) + 2 +
+     * 10. */
     round_trip(&dit, 44);
     round_trip(&pixart, 57);
 }
@@ -213,7 +214,8 @@ static void test_checks(void **state)
     c = denoiser_fixture_pixart(), c.text_dim = 0, check_refused(c, "text_dim");
 }
 
-/* DiT-XL/2 at 256 pixels: 711.7 GFLOP per trained image, three forwards' worth; 675 M parameters. */
+/* DiT-XL/2 at 256 pixels: 711.7 GFLOP per trained image, three forwards' worth; 675 M
+ * parameters. */
 static void test_size(void **state)
 {
     struct lg_denoiser_config xl = denoiser_fixture_dit();

@@ -1,9 +1,10 @@
-/* DiT and PixArt against diffusers: output and the gradient of every parameter, of nets whose weights
- * are all non-zero, with labels (the null label too), fractional timesteps, masked text, and a latent
- * that is not square. The golden values are fp64; gradients are stored in fp32.
+/* DiT and PixArt against diffusers: output and the gradient of every parameter, of nets whose
+ * weights are all non-zero, with labels (the null label too), fractional timesteps, masked text,
+ * and a latent that is not square. The golden values are fp64; gradients are stored in fp32.
  *
- * Tolerances: ref64 1e-7 (the stored rounding is 6e-8; outputs are stored in fp64, but the positions
- * are fp32 numbers of two libraries' sines), host 1e-5 (fp32, sums of up to a few hundred terms). */
+ * Tolerances: ref64 1e-7 (the stored rounding is 6e-8; outputs are stored in fp64, but the
+ * positions are fp32 numbers of two libraries' sines), host 1e-5 (fp32, sums of up to a few
+ * hundred terms). */
 #include "denoiser_fixture.h"
 #include <math.h>
 #include <stdio.h>

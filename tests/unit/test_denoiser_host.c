@@ -1,5 +1,6 @@
-/* The host backend against ref64 on whole nets, tensor by tensor; and what every backend owes its
- * callers: accumulation, untouched gaps, neighbours that do not matter, inference equal to training.
+/* The host backend against ref64 on whole nets, tensor by tensor; and what every backend owes
+ * its callers: accumulation, untouched gaps, neighbours that do not matter, inference equal to
+ * training.
  *
  * Tolerance 1e-5 of a tensor's 2-norm: fp32 with sums of a few hundred terms has about 1e-6. */
 #include "denoiser_fixture.h"

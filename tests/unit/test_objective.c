@@ -1,4 +1,5 @@
-/* Objectives and learning-rate schedules against PyTorch and diffusers, and what the draws look like. */
+/* Objectives and learning-rate schedules against PyTorch and diffusers, and what the draws look
+ * like. */
 #include "denoiser_fixture.h"
 #include "stages/nets/objective.h"
 #include "stages/nets/schedule.h"
@@ -106,7 +107,8 @@ static double share_below(const struct lg_objective *o, double limit)
 
 static void test_draws(void **state)
 {
-    /* Five standard deviations of a share are at most 0.018. P(sigmoid(z) < 0.25) = P(z < -ln 3). */
+    /* Five standard deviations of a share are at most 0.018. P(sigmoid(z) < 0.25) = P(z < -ln
+     * 3). */
     for (int kind = LG_OBJECTIVE_EPS; kind <= LG_OBJECTIVE_FLOW; kind++) {
         struct lg_objective u = {.kind = (lg_objective_kind)kind};
         struct lg_objective l = {.kind = (lg_objective_kind)kind,

@@ -1,5 +1,5 @@
-/* Samplers against diffusers' DDIMScheduler (trailing) and FlowMatchEulerDiscreteScheduler: with a toy
- * model, and whole guided trajectories of the nets from Philox noise, on ref64 and host. */
+/* Samplers against diffusers' DDIMScheduler (trailing) and FlowMatchEulerDiscreteScheduler: with
+ * a toy model, and whole guided trajectories of the nets from Philox noise, on ref64 and host. */
 #include "denoiser_fixture.h"
 #include "stages/nets/sampler.h"
 #include <math.h>
@@ -37,7 +37,8 @@ static void test_toy(void **state)
     }
 }
 
-/* Every spacing ends at no noise and never repeats a timestep, also when 1000 / steps is no integer. */
+/* Every spacing ends at no noise and never repeats a timestep, also when 1000 / steps is no
+ * integer. */
 static void test_spacings(void **state)
 {
     for (int steps = 1; steps <= 60; steps++) {
@@ -62,7 +63,8 @@ struct run {
     uint64_t first;
 };
 
-/* Conditions of the net: the fixture's sample 0, and as "unconditional" the null label or sample 1. */
+/* Conditions of the net: the fixture's sample 0, and as "unconditional" the null label or sample
+ * 1. */
 static void set_conditions(struct denoiser_fixture *f, struct lg_sampler_run *r, int pictures)
 {
     static int32_t label[8], length[8];
