@@ -40,7 +40,7 @@ endif
 Q := $(if $(V),,@)
 
 LIB_DIRS := base config shm bus stages/nets stages/io stages stages/loader stages/text stages/vae \
-            stages/trainer stages/ema stages/ckpt stages/sample supervisor
+            stages/trainer stages/ema stages/ckpt stages/sample stages/encode supervisor
 LIB_SRC  := $(filter-out %/main.c supervisor/%_main.c,$(foreach d,$(LIB_DIRS),$(wildcard $(d)/*.c $(d)/*.cpp))) \
             $(wildcard kernels/*.c)
 LIB_OBJ  := $(LIB_SRC:%=$(BUILD)/obj/%.o)

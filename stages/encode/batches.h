@@ -1,0 +1,34 @@
+/* The encoders over any number of samples: fixed batches, the last one padded, so that a sample's
+ * bits depend on neither how many there are nor what stands beside it. For tools; the stages of a
+ * run have the window instead. Everything on the caller's side is host memory in fp32. */
+#pragma once
+#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/t5.h"
+
+typedef struct lg_vae_batches lg_vae_batches;
+struct lg_vae_batches_spec {
+    lg_device *device; /* must outlive the batches */
+    const char *dir;   /* the model's folder, diffusers layout */
+    struct lg_aekl_config config;
+    struct lg_aekl_shape shape; /* one half; slice 0: as many pictures as make a megapixel */
+};
+/* Loads the weights. Allocates on the device what a batch needs. */
+int lg_vae_batches_open(const struct lg_vae_batches_spec *spec, lg_vae_batches **ret);
+void lg_vae_batches_close(lg_vae_batches **b);
+/* pixels (n, 3, H, W); mean and logvar (n, C, h, w). */
+void lg_vae_batches_encode(lg_vae_batches *b, const uint8_t *pixels, int64_t n, float *ret_mean,
+                           float *ret_logvar);
+/* latent (n, C, h, w); image (n, 3, H, W). */
+void lg_vae_batches_decode(lg_vae_batches *b, const float *latent, int64_t n, float *ret_image);
+
+typedef struct lg_text_batches lg_text_batches;
+struct lg_text_batches_spec {
+    lg_device *device;
+    const char *dir; /* the model's folder, Hugging Face layout */
+    struct lg_t5_config config;
+    int batch, length;
+};
+int lg_text_batches_open(const struct lg_text_batches_spec *spec, lg_text_batches **ret);
+void lg_text_batches_close(lg_text_batches **b);
+/* ids (n, L), each row at least one id that is not 0 followed by padding; states (n, L, d_model). */
+void lg_text_batches_encode(lg_text_batches *b, const int32_t *ids, int64_t n, float *ret_states);

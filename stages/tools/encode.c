@@ -1,0 +1,150 @@
+/* lg-encode: pictures to latents, captions to hidden states, latents to pictures, data sets to latent
+ * shards. `lgsup encode` and `lgsup decode` become this program. */
+#include "stages/encode/encode.h"
+#include "base/check.h"
+#include "base/log.h"
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char usage_text[] =
+    "usage: lg-encode vae    --model DIR [options] IN.safetensors OUT.safetensors\n"
+    "       lg-encode text   --model DIR [options] IN.safetensors|IN.txt OUT.safetensors\n"
+    "       lg-encode decode vae --model DIR [options] IN.safetensors OUT.safetensors\n"
+    "       lg-encode dataset --vae DIR --data PATH --out DIR [options]\n"
+    "vae:     pixels (N,3,H,W) u8 -> latent_mean, latent_logvar (N,C,h,w)\n"
+    "text:    token_ids (N,L) i32, or a caption per line -> text_hidden (N,L,D), token_ids\n"
+    "decode:  latent_mean -> decoded (N,3,H,W), about [-1, 1]\n"
+    "dataset: tar shards or a folder of pictures -> tar shards of latents that lg-loader reads\n"
+    "  --model DIR       the model, diffusers or Hugging Face layout (--vae DIR is the same)\n"
+    "  --device NAME     host (default) or another backend\n"
+    "  --threads N       default 2\n"
+    "  --batch N         samples at once (default 16); results do not depend on the number of "
+    "samples\n"
+    "  --slice N         pictures in flight in the autoencoder (default: about a megapixel of "
+    "them)\n"
+    "  --length L        text: token ids per caption of a text file (default 120)\n"
+    "  --spiece FILE     text: the sentencepiece model (default DIR/spiece.model)\n"
+    "  --size N          dataset: side of the pictures in pixels (default 64)\n"
+    "  --shard-size N    dataset: samples per shard (default 1000)";
+
+struct options {
+    const char *model, *device, *spiece, *data, *out;
+    int threads, batch, slice, length, size, shard_size;
+    char **words; /* what is not an option */
+    int n_words;
+};
+
+static int number(const char *name, const char *text, int min, int max, int *ret)
+{
+    char *end;
+    errno = 0;
+    long v = strtol(text, &end, 10);
+    if (!*text || *end || errno || v < min || v > max)
+        return LG_FAIL(LG_ERR_USAGE, "--%s %s: a whole number from %d to %d is wanted", name, text,
+                       min, max);
+    *ret = (int)v;
+    return 0;
+}
+
+/* One row per option: where its text or number goes. */
+struct row {
+    const char *name;
+    const char **text;
+    int *number, min, max;
+};
+
+static int set_option(const struct row *row, const char *value)
+{
+    if (row->number) return number(row->name, value, row->min, row->max, row->number);
+    *row->text = value;
+    return 0;
+}
+
+static int parse(int argc, char **argv, struct options *o)
+{
+    *o = (struct options){
+        .device = "host", .threads = 2, .batch = 16, .length = 120, .size = 64, .shard_size = 1000};
+    const struct row table[] = {
+        {.name = "model", .text = &o->model},
+        {.name = "vae", .text = &o->model},
+        {.name = "device", .text = &o->device},
+        {.name = "spiece", .text = &o->spiece},
+        {.name = "data", .text = &o->data},
+        {.name = "out", .text = &o->out},
+        {.name = "threads", .number = &o->threads, .min = 1, .max = 1024},
+        {.name = "batch", .number = &o->batch, .min = 1, .max = 4096},
+        {.name = "slice", .number = &o->slice, .min = 1, .max = 4096},
+        {.name = "length", .number = &o->length, .min = 1, .max = 4096},
+        {.name = "size", .number = &o->size, .min = 8, .max = 4096},
+        {.name = "shard-size", .number = &o->shard_size, .min = 1, .max = 1000000},
+    };
+    struct option longs[LG_ARRAY_LEN(table) + 1] = {0};
+    for (size_t i = 0; i < LG_ARRAY_LEN(table); i++)
+        longs[i] = (struct option){table[i].name, required_argument, NULL, 0};
+    for (int c, which; (c = getopt_long(argc, argv, "", longs, &which)) != -1;) {
+        if (c) return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
+        LG_TRY(set_option(&table[which], optarg));
+    }
+    o->words = argv + optind;
+    o->n_words = argc - optind;
+    return 0;
+}
+
+typedef int file_fn(const struct lg_encode_options *, const char *in, const char *out);
+
+static int on_files(const struct options *o, const struct lg_encode_options *e, int first,
+                    file_fn *work)
+{
+    if (!o->model || o->n_words != first + 2) return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
+    LG_TRY(work(e, o->words[first], o->words[first + 1]));
+    return 0;
+}
+
+static int on_dataset(const struct options *o, const struct lg_encode_options *e)
+{
+    if (!o->model || !o->data || !o->out || o->n_words != 1)
+        return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
+    LG_TRY(lg_encode_dataset(&(struct lg_encode_dataset_spec){
+        .o = *e, .data = o->data, .out = o->out, .shard_size = o->shard_size, .size = o->size}));
+    return 0;
+}
+
+static int dispatch(const struct options *o, const struct lg_encode_options *e)
+{
+    const char *command = o->n_words > 0 ? o->words[0] : "";
+    if (!strcmp(command, "vae")) return on_files(o, e, 1, lg_encode_pictures);
+    if (!strcmp(command, "text")) return on_files(o, e, 1, lg_encode_captions);
+    if (!strcmp(command, "dataset")) return on_dataset(o, e);
+    if (!strcmp(command, "decode") && o->n_words > 1 && !strcmp(o->words[1], "vae"))
+        return on_files(o, e, 2, lg_decode_pictures);
+    return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
+}
+
+static int run(int argc, char **argv)
+{
+    struct options o;
+    struct lg_encode_options e = {0};
+    LG_TRY(parse(argc, argv, &o));
+    if (o.n_words && !strcmp(o.words[0], "encode")) o.words++, o.n_words--; /* as lgsup calls it */
+    if (!o.n_words) return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
+    LG_TRY(lg_device_open(o.device, &(struct lg_device_options){.threads = o.threads}, &e.device));
+    e.model = o.model;
+    e.batch = o.batch;
+    e.slice = o.slice;
+    e.length = o.length;
+    e.spiece = o.spiece;
+    int rc = dispatch(&o, &e);
+    lg_device_close(&e.device);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    lg_log_set_role("encode");
+    if (argc == 2 && !strcmp(argv[1], "--help")) return puts(usage_text) < 0;
+    int rc = run(argc, argv);
+    if (rc < 0) fprintf(stderr, "lg-encode: %s\n", lg_err_message());
+    return -rc;
+}
