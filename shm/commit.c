@@ -180,8 +180,9 @@ struct lg_action lg_ema_next(lg_board *b)
     uint64_t e = lg_mark_state(commit);
     if (lg_commit_final(b, &final) && e >= final) return act(LG_DO_DONE, e);
     if (global < lg_mark_of(e + 1)) return wait_for(e + 1, "trainer");
-    /* ADVANCE(e + 1) overwrites EMA state e - 1. */
-    if (e > start && !is_staged_if_wanted(b, e - 1)) return wait_for(e + 1, LG_WHY_STAGING);
+    /* ADVANCE(e + 1) overwrites EMA state e - 1. No need to wait for its staging: UPDATE(e), which
+     * made the weights of state e + 1, has waited for it. */
+    LG_ASSERT(e == start || is_staged_if_wanted(b, e - 1));
     return act(LG_DO_ADVANCE, e + 1);
 }
 

@@ -493,7 +493,8 @@ static bool write_publish(struct actor *a)
                   w->want[s].weights[a->p.q]);
         c->weights[a->p.q] = w->staging_weights[a->p.q];
         STEP(a);
-        read_word(a, "staged EMA of state", s, w->staging_ema[a->p.q], w->want[s].ema[a->p.q]);
+        if (w->board.s->has_ema)
+            read_word(a, "staged EMA of state", s, w->staging_ema[a->p.q], w->want[s].ema[a->p.q]);
         c->ema[a->p.q] = w->staging_ema[a->p.q];
         c->words++;
         STEP(a);

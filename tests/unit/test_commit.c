@@ -153,6 +153,22 @@ static void test_checkpoints_do_not_queue(void **state)
     assert_int_equal(lg_commit_decide(b, 5), LG_VERDICT_GO | LG_VERDICT_CHECKPOINT);
 }
 
+/* Due checkpoints are passed over while an earlier one is not even staged. */
+static void test_slow_writer(void **state)
+{
+    begin(1, 0, 100, 1);
+    init();
+    go(0);
+    assert_int_equal(lg_commit_decide(b, 1), LG_VERDICT_GO); /* state 1 is waiting */
+    go(1);
+    ema(1);
+    ema(2);
+    assert_int_equal(lg_commit_decide(b, 2), LG_VERDICT_GO); /* still */
+    write_all(1);
+    go(2);
+    assert_int_equal(lg_commit_decide(b, 3), LG_VERDICT_GO | LG_VERDICT_CHECKPOINT);
+}
+
 /* The last state is written even if the one before is still under way. */
 static void test_last_checkpoint(void **state)
 {
@@ -206,6 +222,7 @@ static void test_nothing_to_do(void **state)
     assert_true(lg_commit_final(b, &final));
     assert_int_equal(final, 10);
     assert_action(lg_ckpt_next(b), LG_DO_DONE, 10);
+    assert_false(lg_commit_complete(b)); /* not before everybody has the state */
     init();
     assert_action(lg_trainer_next(b, 0), LG_DO_DONE, 10);
     assert_true(lg_commit_complete(b));
@@ -237,6 +254,7 @@ int main(void)
         cmocka_unit_test(test_one_step),
         cmocka_unit_test(test_floors),
         cmocka_unit_test(test_checkpoints_do_not_queue),
+        cmocka_unit_test(test_slow_writer),
         cmocka_unit_test(test_last_checkpoint),
         cmocka_unit_test(test_drain),
         cmocka_unit_test(test_nothing_to_do),
