@@ -24,6 +24,14 @@ int lg_path(char ret_path[LG_PATH_BYTES], const char *fmt, ...)
     return 0;
 }
 
+size_t lg_path_list_part(const char *list)
+{
+    size_t n = 0;
+    for (int level = 0; list[n] && (level > 0 || list[n] != ','); n++)
+        level += (list[n] == '{') - (list[n] == '}');
+    return n;
+}
+
 int lg_mkdirs(const char *path)
 {
     char p[LG_PATH_BYTES];

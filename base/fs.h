@@ -10,6 +10,9 @@ enum { LG_PATH_BYTES = 4096 };
 /* Formats a path; LG_ERR_CONFIG when it does not fit LG_PATH_BYTES. */
 int lg_path(char ret_path[LG_PATH_BYTES], const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
+/* Bytes of the first part of a comma-separated list of paths; a comma within braces is no separator
+ * (shards-{a,b}.tar). What follows is ',' or the end. */
+size_t lg_path_list_part(const char *list);
 /* mkdir -p with mode 0700 for what is created. */
 int lg_mkdirs(const char *path);
 /* rm -r; a missing path is no error. Never follows links. */

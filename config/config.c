@@ -73,7 +73,7 @@ static char *absolute(const char *dir, const char *path, bool list)
     FILE *out = open_memstream(&text, &bytes);
     LG_ASSERT(out);
     for (const char *part = path; *path;) {
-        size_t len = list ? strcspn(part, ",") : strlen(part);
+        size_t len = list ? lg_path_list_part(part) : strlen(part);
         join_path(out, dir, part, len);
         if (!part[len]) break;
         fputc(',', out);

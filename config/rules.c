@@ -213,6 +213,7 @@ static bool has_file(const char *dir, const char *name)
 static bool matches_something(const char *pattern)
 {
     if (lg_path_exists(pattern)) return true;
+    if (strchr(pattern, '{')) return true; /* the loader expands braces and names what is missing */
     glob_t g = {0};
     bool found = glob(pattern, GLOB_NOSORT, NULL, &g) == 0 && g.gl_pathc > 0;
     globfree(&g);
@@ -228,7 +229,7 @@ static void check_data(struct rules *r)
         return;
     }
     for (;;) {
-        size_t len = strcspn(paths, ",");
+        size_t len = lg_path_list_part(paths);
         if (len >= sizeof part) {
             broken(r, "data.path", "data.path names a path longer than %d bytes", LG_PATH_BYTES);
         } else {

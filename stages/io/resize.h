@@ -2,8 +2,8 @@
  * training square: resize, crop, flip.
  *
  * Separable, the horizontal pass first with its result rounded to 8 bits; when shrinking, the
- * filter widens by the scale, so nothing aliases. The same input gives the same bytes on every
- * machine with IEEE floats: each output is a sum in a fixed order, without contraction. */
+ * filter widens by the scale, so nothing aliases. Each output is a sum in a fixed order, without
+ * contraction: the same input gives the same bytes wherever libm's sine gives the same bits. */
 #pragma once
 #include "base/check.h"
 

@@ -165,9 +165,7 @@ static int split(struct list *l, const char *path)
 {
     char part[LG_PATH_BYTES];
     for (const char *s = path; *s;) {
-        int level = 0;
-        const char *end = s;
-        for (; *end && (level > 0 || *end != ','); end++) level += (*end == '{') - (*end == '}');
+        const char *end = s + lg_path_list_part(s);
         const char *next = *end ? end + 1 : end;
         while (s < end && isspace((unsigned char)*s)) s++;
         while (end > s && isspace((unsigned char)end[-1])) end--;
