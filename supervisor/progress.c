@@ -6,13 +6,13 @@
 #include "supervisor/supervise.h"
 #include <fcntl.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
+#define WAIT_WEIGHT 0.1 /* of the newest step */
 enum { TERMINAL_MS = 250, PLAIN_MS = 5000, LOG_MS = 30000, POINT_MS = 1000, LINE_BYTES = 512 };
 
 void lg_progress_open(lg_progress *p, const char *run_dir, bool quiet)
@@ -95,7 +95,7 @@ static void duration(double s, char *ret, size_t bytes)
 }
 
 /* "loader 1 text 2 vae 1/2 trainer 2 ema ok ckpt ok" */
-static size_t roles_text(struct lg_supervisor *s, char *ret, size_t bytes)
+static void roles_text(struct lg_supervisor *s, char *ret, size_t bytes)
 {
     size_t at = 0;
     for (int r = 0; r < LG_ROLE_keeper; r++) {
@@ -115,29 +115,33 @@ static size_t roles_text(struct lg_supervisor *s, char *ret, size_t bytes)
         else
             at += (size_t)snprintf(ret + at, bytes - at, " %s %d", name, all);
     }
-    return at;
 }
 
-void lg_progress_text(lg_progress *p, struct lg_supervisor *s, char *ret, size_t bytes)
+static void follow_waiting(lg_progress *p, const struct lg_board_shared *b)
 {
-    struct lg_board_shared *b = s->board->s;
+    uint64_t step = atomic_load(&b->metrics.step);
+    double rate = atomic_load(&b->metrics.samples_per_s); /* of this step alone */
+    if (step == p->wait_step || !(rate > 0)) return;
+    double share = atomic_load(&b->metrics.data_wait_s) * rate / (double)b->batch;
+    double weight = p->wait_step ? WAIT_WEIGHT : 1;
+    p->wait_share += weight * (LG_MIN(share, 1.0) - p->wait_share);
+    p->wait_step = step;
+}
+
+/* "step 120/1000  loss 0.5320  58.1 samples/s  ETA 6m20s  data wait 0%"; returns its length. */
+static size_t figures_text(lg_progress *p, struct lg_supervisor *s, char *ret, size_t bytes)
+{
+    const struct lg_board_shared *b = s->board->s;
     uint64_t step = lg_status_step(s->board);
     double rate = step_rate(p, step, lg_now_ns());
-    double samples_per_s = rate * (double)b->batch;
-    double wait = atomic_load(&b->metrics.data_wait_s) * rate * 100;
-    char eta[32], roles[160];
-    duration(rate > 0 ? (double)(b->max_steps - LG_MIN(step, b->max_steps)) / rate : INFINITY, eta,
-             sizeof eta);
-    roles_text(s, roles, sizeof roles);
-    if (step == b->start_step)
-        snprintf(ret, bytes, "step %" PRIu64 "/%" PRIu64 " |%s", step, b->max_steps, roles);
-    else
-        snprintf(ret, bytes,
-                 "step %" PRIu64 "/%" PRIu64
-                 "  loss %.4f  %.1f samples/s  ETA %s  data wait %.0f%% "
-                 "|%s",
-                 step, b->max_steps, atomic_load(&b->metrics.loss), samples_per_s, eta,
-                 LG_MIN(wait, 100.0), roles);
+    char eta[32];
+    int n = snprintf(ret, bytes, "step %" PRIu64 "/%" PRIu64, step, b->max_steps);
+    if (step == b->start_step || !(rate > 0)) return (size_t)n;
+    duration((double)(b->max_steps - LG_MIN(step, b->max_steps)) / rate, eta, sizeof eta);
+    n += snprintf(ret + n, bytes - (size_t)n,
+                  "  loss %.4f  %.1f samples/s  ETA %s  data wait %.0f%%",
+                  atomic_load(&b->metrics.loss), rate * (double)b->batch, eta, p->wait_share * 100);
+    return (size_t)n;
 }
 
 static int terminal_columns(void)
@@ -161,9 +165,12 @@ void lg_progress_show(lg_progress *p, struct lg_supervisor *s)
 {
     char line[LINE_BYTES];
     int64_t now_ns = lg_now_ns();
+    follow_waiting(p, s->board->s);
     bool show = now_ns >= p->next_ns && !p->quiet, log = now_ns >= p->next_log_ns;
     if (!show && !log) return;
-    lg_progress_text(p, s, line, sizeof line);
+    size_t n = figures_text(p, s, line, sizeof line);
+    n += (size_t)snprintf(line + n, sizeof line - n, " |");
+    roles_text(s, line + n, sizeof line - n);
     if (show) {
         p->next_ns = now_ns + (p->terminal ? TERMINAL_MS : PLAIN_MS) * LG_MS_NS;
         put_line(p, line);
@@ -177,7 +184,7 @@ void lg_progress_show(lg_progress *p, struct lg_supervisor *s)
 void lg_progress_last(lg_progress *p, struct lg_supervisor *s)
 {
     char line[LINE_BYTES];
-    lg_progress_text(p, s, line, sizeof line);
+    figures_text(p, s, line, sizeof line);
     write_log(p, LG_INFO, line);
     put_line(p, line);
     if (p->line_shown) putchar('\n');

@@ -22,6 +22,9 @@ typedef struct lg_progress {
         uint64_t step;
     } point[LG_RATE_POINTS];
     int n_points;
+    /* share of the step's time that rank 0 waited for data, smoothed over steps */
+    double wait_share;
+    uint64_t wait_step;
 } lg_progress;
 
 void lg_progress_open(lg_progress *p, const char *run_dir, bool quiet);
@@ -33,5 +36,3 @@ void lg_progress_say(lg_progress *p, lg_log_level level, const char *fmt, ...)
 void lg_progress_show(lg_progress *p, struct lg_supervisor *s);
 /* The final line, due or not. */
 void lg_progress_last(lg_progress *p, struct lg_supervisor *s);
-/* Text of the line: "step 120/1000  loss 0.532 ...". */
-void lg_progress_text(lg_progress *p, struct lg_supervisor *s, char *ret, size_t bytes);
