@@ -41,7 +41,7 @@ void lg_source_close(lg_source **s);
 uint64_t lg_source_count(const lg_source *s); /* items, >= 1 */
 /* Fingerprint of shard names, keys, member kinds and sizes; not of the folder they lie in. */
 uint64_t lg_source_hash(const lg_source *s);
-/* Items that carry latents instead of pictures: all, or (an error at open) none. */
+/* Some item carries a latent: then samples are latents, and items without one are void. */
 bool lg_source_has_latents(const lg_source *s);
 
 /* One item as stored. Everything points into memory of the item, valid until the next read into it.
