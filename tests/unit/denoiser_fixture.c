@@ -1,5 +1,5 @@
 /* See the header. The hash must stay what make_denoiser.py has. */
-#include "denoiser_fixture.h"
+#include "tests/unit/denoiser_fixture.h"
 #include "stages/io/safetensors.h"
 #include <math.h>
 #include <stdio.h>

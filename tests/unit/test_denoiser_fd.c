@@ -4,7 +4,7 @@
  * Differences are the fourth-order central ones, (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12 h,
  * with h = 1e-3 along a unit vector: truncation about h^4 = 1e-12 and rounding about 1e-16 f / h
  * = 1e-13 f, both far below the tolerance of 1e-7. */
-#include "denoiser_fixture.h"
+#include "tests/unit/denoiser_fixture.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* Denoisers in diffusers' layout: what is saved is read back; DiT's embedder stands under every
  * block's name and unequal ones are refused; configs that mean another net are refused by key. */
 #include "base/fs.h"
-#include "denoiser_fixture.h"
-#include "scratch.h"
 #include "stages/io/safetensors.h"
+#include "tests/unit/denoiser_fixture.h"
+#include "tests/unit/scratch.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * Tolerances: ref64 1e-7 (the stored rounding is 6e-8; outputs are stored in fp64, but the
  * positions are fp32 numbers of two libraries' sines), host 1e-5 (fp32, sums of up to a few
  * hundred terms). */
-#include "denoiser_fixture.h"
+#include "tests/unit/denoiser_fixture.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * training.
  *
  * Tolerance 1e-5 of a tensor's 2-norm: fp32 with sums of a few hundred terms has about 1e-6. */
-#include "denoiser_fixture.h"
+#include "tests/unit/denoiser_fixture.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* Objectives and learning-rate schedules against PyTorch and diffusers, and what the draws look
  * like. */
-#include "denoiser_fixture.h"
 #include "stages/nets/objective.h"
 #include "stages/nets/schedule.h"
+#include "tests/unit/denoiser_fixture.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* Parameter tables: places, initial values (statistics, shards), loading (types, shards, layouts,
  * every way in which a file can be another model's). */
 #include "base/fs.h"
-#include "denoiser_fixture.h"
-#include "scratch.h"
 #include "stages/io/safetensors.h"
+#include "tests/unit/denoiser_fixture.h"
+#include "tests/unit/scratch.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Samplers against diffusers' DDIMScheduler (trailing) and FlowMatchEulerDiscreteScheduler: with
  * a toy model, and whole guided trajectories of the nets from Philox noise, on ref64 and host. */
-#include "denoiser_fixture.h"
 #include "stages/nets/sampler.h"
+#include "tests/unit/denoiser_fixture.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
