@@ -13,7 +13,7 @@ passed=0 failed=0 failures=()
 sections=" ${CHECK_ONLY:-unit layering e2e asan tsan} "
 e2e_limit_s=${E2E_LIMIT_S:-300}
 # Tests whose threads or processes share memory.
-tsan_names="board bus commit control keeper region shm stage wake window"
+tsan_names="board bus commit keeper region window window_threads"
 
 begin() { section=$1 began=$SECONDS; echo "== $section"; }
 end() { echo "== $section: $((SECONDS - began)) s"; }
@@ -84,11 +84,15 @@ tsan_programs() {
 }
 
 began_all=$SECONDS
-begin build
 mkdir -p "$build"
-make_in "$build" all example-data unit-programs e2e-programs
-built=$?
-end
+built=0
+case "$sections" in *" unit "* | *" layering "* | *" e2e "*)
+    begin build
+    make_in "$build" all example-data unit-programs e2e-programs
+    built=$?
+    end
+    ;;
+esac
 if [ $built -eq 0 ]; then
     if wanted unit; then
         begin "unit tests"
@@ -121,8 +125,9 @@ if wanted tsan; then
     begin "shared memory and messages, thread sanitizer"
     mkdir -p "$build-tsan"
     names=$(tsan_programs)
-    if make_in "$build-tsan" SAN=thread OPT=-O1 all $(printf "$build-tsan/tests/test_%s " $names); then
-        TSAN_OPTIONS=halt_on_error=1 UNIT_LIMIT_S=300 tests/run_unit.sh "$build-tsan" $names
+    # libzmq is not instrumented: what it does between its own threads looks like a race.
+    if make_in "$build-tsan" SAN=thread OPT=-O1 $(printf "$build-tsan/tests/test_%s " $names); then
+        TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1" UNIT_LIMIT_S=300 tests/run_unit.sh "$build-tsan" $names
         tally "$build-tsan" "unit tests under tsan"
     fi
     end
