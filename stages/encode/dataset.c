@@ -199,8 +199,6 @@ static int encode_all(struct job *j)
     if (!j->encoded)
         return LG_FAIL(LG_ERR_CORRUPT, "%s: none of its %llu pictures decodes", s->data,
                        (unsigned long long)count);
-    printf("%s: %llu latents in %d shards, %llu pictures left out\n", s->out,
-           (unsigned long long)j->encoded, j->shards, (unsigned long long)j->voids);
     return 0;
 }
 
@@ -254,7 +252,7 @@ static int job_run(struct job *j)
     return encode_all(j);
 }
 
-int lg_encode_dataset(const struct lg_encode_dataset_spec *s)
+int lg_encode_dataset(const struct lg_encode_dataset_spec *s, struct lg_encode_dataset_result *ret)
 {
     struct job j = {.spec = s};
     int rc = job_run(&j);
@@ -269,5 +267,7 @@ int lg_encode_dataset(const struct lg_encode_dataset_spec *s)
     free(j.pixels);
     free(j.mean);
     free(j.logvar);
-    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    *ret = (struct lg_encode_dataset_result){j.encoded, j.voids, j.shards};
+    return 0;
 }

@@ -30,4 +30,8 @@ struct lg_encode_dataset_spec {
     int shard_size;   /* samples in a shard */
     int size;         /* side of the pictures, pixels */
 };
-int lg_encode_dataset(const struct lg_encode_dataset_spec *s);
+struct lg_encode_dataset_result {
+    uint64_t encoded, left_out;
+    int shards;
+};
+int lg_encode_dataset(const struct lg_encode_dataset_spec *s, struct lg_encode_dataset_result *ret);

@@ -106,8 +106,12 @@ static int on_dataset(const struct options *o, const struct lg_encode_options *e
 {
     if (!o->model || !o->data || !o->out || o->n_words != 1)
         return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
-    LG_TRY(lg_encode_dataset(&(struct lg_encode_dataset_spec){
-        .o = *e, .data = o->data, .out = o->out, .shard_size = o->shard_size, .size = o->size}));
+    struct lg_encode_dataset_spec spec = {
+        .o = *e, .data = o->data, .out = o->out, .shard_size = o->shard_size, .size = o->size};
+    struct lg_encode_dataset_result r;
+    LG_TRY(lg_encode_dataset(&spec, &r));
+    printf("%s: %llu latents in %d shards, %llu pictures left out\n", o->out,
+           (unsigned long long)r.encoded, r.shards, (unsigned long long)r.left_out);
     return 0;
 }
 
