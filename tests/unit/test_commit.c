@@ -223,6 +223,9 @@ static void test_nothing_to_do(void **state)
     assert_int_equal(final, 10);
     assert_action(lg_ckpt_next(b), LG_DO_DONE, 10);
     assert_false(lg_commit_complete(b)); /* not before everybody has the state */
+    shared.has_ema = false;
+    assert_false(lg_commit_complete(b));
+    shared.has_ema = true;
     init();
     assert_action(lg_trainer_next(b, 0), LG_DO_DONE, 10);
     assert_true(lg_commit_complete(b));
