@@ -28,7 +28,8 @@ struct op_result {
     bool wrote_outside; /* a guard or a gap was overwritten */
 };
 
-int op_case_count(void);
+int op_case_count(void);          /* of op_cases.def */
+int op_case_count_all(void);      /* then come those of op_shapes.def */
 const char *op_case_op(int i);    /* "linear_forward" */
 const char *op_case_shape(int i); /* ".B = 1, .K = 7", as the table has it */
 
