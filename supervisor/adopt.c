@@ -79,18 +79,21 @@ void lg_leftovers_kill(lg_board *b)
                 kill_row(lg_board_row(b, (lg_role)r, k));
 }
 
+void lg_salvage_all(lg_supervisor *s)
+{
+    for (int i = 0; i < s->n_instances; i++)
+        if (s->instance[i].child.pidfd >= 0)
+            lg_keep_salvage(&s->keep, s->instance[i].child.pid, s->board->s->run_id);
+}
+
 /* Without the old keeper: every region must still be in the hands of some stage. */
 static int adopt_without_keeper(lg_supervisor *s)
 {
     char missing[LG_REGION_NAME_BYTES] = "";
-    for (int i = 0; i < s->n_instances; i++)
-        if (s->instance[i].child.pidfd >= 0)
-            lg_keep_salvage(&s->keep, s->instance[i].child.pid, s->board->s->run_id);
-    if (!lg_keep_is_whole(&s->keep, missing)) {
-        lg_leftovers_kill(s->board);
+    lg_salvage_all(s);
+    if (!lg_keep_is_whole(&s->keep, missing))
         return LG_FAIL(LG_ERR_NOTFOUND, "the keeper is dead and region %s is in nobody's hands",
                        missing);
-    }
     LG_TRY(lg_keep_start(&s->keep, s->board));
     return 0;
 }

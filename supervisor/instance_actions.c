@@ -63,7 +63,7 @@ void lg_instance_spawn(lg_supervisor *s, struct lg_instance *i)
 void lg_instance_welcome(lg_supervisor *s, struct lg_instance *i)
 {
     i->early_deaths = 0;
-    if (s->announced) lg_keep_refresh(&s->keep);
+    lg_keep_refresh(&s->keep); /* what it has created, before it can die */
 }
 
 void lg_instance_kill(lg_supervisor *s, struct lg_instance *i)

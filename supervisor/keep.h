@@ -32,8 +32,8 @@ int lg_keep_start(lg_keep *k, lg_board *board);
 int lg_keep_adopt(lg_keep *k, lg_board *board);
 /* Copies what the keeper holds and we do not; records the names. Best effort. */
 void lg_keep_refresh(lg_keep *k);
-/* Copies the regions of run `run_id` that process `pid` holds, through /proc. For the case that
- * keeper and lgsup have both died. */
+/* Copies the regions of run `run_id` that process `pid` holds and we do not, through /proc. For when
+ * the keeper is dead and our copies may not be complete. */
 void lg_keep_salvage(lg_keep *k, int pid, uint64_t run_id);
 /* Do the copies cover every region of DIR/regions? *ret_missing gets the first that is not there. */
 bool lg_keep_is_whole(const lg_keep *k, char ret_missing[LG_REGION_NAME_BYTES]);

@@ -18,7 +18,6 @@ static void set_run_state(lg_supervisor *s, lg_run_state state)
 void lg_run_announce(lg_supervisor *s)
 {
     if (s->step == LG_RUN_STEP_running) set_run_state(s, LG_RUN_RUNNING);
-    lg_keep_refresh(&s->keep);
     lg_progress_say(&s->progress, LG_INFO, "every role is ready");
     if (s->ready_fd < 0) return;
     char byte = 0;

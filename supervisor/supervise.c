@@ -89,6 +89,7 @@ static void on_keeper_death(lg_supervisor *s)
     char how[64];
     lg_exit_text(lg_child_reap(&s->keep.child), how, sizeof how);
     if (s->step >= LG_RUN_STEP_leaving) return;
+    lg_salvage_all(s); /* regions so new that we have no copy yet */
     for (int i = 0; i < KEEPER_STARTS_MAX; i++) {
         if (lg_keep_start(&s->keep, s->board) == 0) {
             lg_progress_say(&s->progress, LG_WARN, "keeper: %s; restarted with %d regions", how,

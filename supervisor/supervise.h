@@ -87,7 +87,7 @@ struct lg_supervise_spec {
     int ready_fd;    /* -1: nobody asks */
     bool quiet;      /* no progress on the terminal: only logs/lgsup.log */
 };
-/* Runs until the run is over. *ret_exit: 0, 11 (parked), 130 (interrupted twice) ...; *ret_outcome
+/* Runs until the run is over. LG_ERR_NOTFOUND with adopt: see lg_adopt_instances. *ret_exit: 0, 11 (parked), 130 (interrupted twice) ...; *ret_outcome
  * what the status says from now on. SIGINT, SIGTERM and SIGHUP are blocked on return. */
 int lg_supervise(const struct lg_supervise_spec *spec, int *ret_exit, lg_run_state *ret_outcome);
 
@@ -102,9 +102,11 @@ void lg_watch_look(lg_supervisor *s);
 bool lg_leftovers_live(lg_board *b);
 /* Kills them all and waits for their end. */
 void lg_leftovers_kill(lg_board *b);
-/* Turns the rows of an earlier lgsup into instances. LG_ERR_NOTFOUND when memory has been lost: then
- * every process has been killed, and a new start is needed. */
+/* Turns the rows of an earlier lgsup into instances. LG_ERR_NOTFOUND when memory has been lost: the
+ * processes that live cannot go on, and a new start is needed. */
 int lg_adopt_instances(lg_supervisor *s);
+/* Copies every region that some living stage holds. */
+void lg_salvage_all(lg_supervisor *s);
 /* "vae.1" */
 void lg_instance_name(const struct lg_instance *i, char ret[32]);
 int lg_instance_log(const lg_supervisor *s, const struct lg_instance *i, char ret[LG_PATH_BYTES]);

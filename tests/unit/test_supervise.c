@@ -336,6 +336,60 @@ static void test_restart_is_quick(void **state)
     assert_state("stopped", 0);
 }
 
+/* Between the death of a keeper and the next, nobody may see one that has forgotten a region: a stage
+ * that starts just then would make the region anew. */
+static void test_new_keeper_is_full(void **state)
+{
+    (void)state;
+    char socket[LG_PATH_BYTES], name[LG_REGION_NAME_BYTES];
+    static lg_run run;
+    lg_board *b = NULL;
+    uint64_t bytes;
+    int last = 0, seen = 0;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("every role is ready");
+    lg_run_init(&run, g_run);
+    assert_int_equal(lg_run_runtime_load(&run), 0);
+    snprintf(socket, sizeof socket, "%.4000s/keeper", run.runtime_dir);
+    assert_int_equal(lg_board_open(scratch_path("run/board"), 0, &b), 0);
+    while (lg_keeper_list(socket, last + 1, name, &bytes) == 0) last++;
+    assert_int_equal(last + 1, 11); /* 2 + 2 + 1 + 2 * 2 + 1 + 1 */
+    for (int i = 0; i < 5; i++) {
+        const _Atomic(uint32_t) *pid = &lg_board_row(b, LG_ROLE_keeper, 0)->pid;
+        uint32_t old = atomic_load(pid);
+        kill((int)old, SIGKILL);
+        for (int64_t end = lg_now_ns() + 5 * LG_S_NS; lg_now_ns() < end;) {
+            int rc = lg_keeper_list(socket, last, name, &bytes);
+            assert_int_not_equal(rc, LG_ERR_NOTFOUND);
+            uint32_t now = atomic_load(pid);
+            if (rc == 0 && now && now != old) break;
+        }
+        seen += lg_keeper_list(socket, last, name, &bytes) == 0;
+    }
+    assert_int_equal(seen, 5);
+    lg_err_clear();
+    lg_board_close(&b);
+    assert_exit(RUN("stop", g_run), 0);
+    assert_state("stopped", 0);
+}
+
+/* The keeper dies, and a rank with it, while somebody else still sets up. */
+static void test_keeper_dies_early(void **state)
+{
+    (void)state;
+    scratch_write("run/fault", "text 0 unready");
+    g_lgsup =
+        LAUNCH("start", g_file, "--set", "supervisor.ready_s=1", "--set", "trainer.max_steps=800");
+    wait_for_step(5);
+    kill_one("keeper", 0);
+    kill_one("trainer", 1);
+    assert_exit(exit_of(g_lgsup), 0);
+    g_lgsup = 0;
+    assert_state("done", 800);
+    assert_int_equal(instance("keeper", 0)->restarts, 1);
+    assert_exit(RUN("verify", g_run), 0);
+}
+
 static void test_stop_and_second_start(void **state)
 {
     (void)state;
@@ -582,6 +636,8 @@ int main(int argc, char **argv)
         TEST(test_whole_run),
         TEST(test_every_role_dies),
         TEST(test_restart_is_quick),
+        TEST(test_new_keeper_is_full),
+        TEST(test_keeper_dies_early),
         TEST(test_stop_and_second_start),
         TEST(test_interrupt_twice),
         TEST(test_crash_loop_parks),
