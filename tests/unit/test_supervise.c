@@ -459,7 +459,7 @@ static void test_a_stage_parks_the_run(void **state)
     assert_state("parked", 0);
     assert_non_null(strstr(g_status.cause, "the data set is empty"));
     assert_int_equal(instance("loader", 0)->restarts, 0);
-    scratch_write("run/fault", "loader 0 crash"); /* it is never ready: --detach tells why */
+    scratch_write("run/fault", "trainer 0 crash"); /* never ready: --detach tells why */
     assert_exit(RUN("start", g_file, "--detach"), 11);
     assert_output("the weights are damaged");
 }
