@@ -194,7 +194,7 @@ static int become(const char *name, const char *first, int argc, char **argv)
 static int command_encode(int argc, char **argv, int *ret_exit)
 {
     (void)ret_exit;
-    return become("lg-encode", "encode", argc, argv);
+    return become("lg-encode", NULL, argc, argv);
 }
 
 static int command_decode(int argc, char **argv, int *ret_exit)
