@@ -189,11 +189,27 @@ static void enter_board(const lg_keep *k, lg_board *board)
     if (state != LG_LIFE_NONE) atomic_fetch_add(&board->s->keeper_epoch, 1);
 }
 
+/* Nobody listens there: no harm done. */
+static void end_stray(const char *socket)
+{
+    if (lg_path_exists(socket)) lg_keeper_drop(socket, "");
+    lg_err_clear();
+}
+
+void lg_keep_end_strays(const char *runtime_dir)
+{
+    static const char *const names[] = {"keeper", "keeper.new"};
+    char socket[LG_PATH_BYTES];
+    for (size_t i = 0; i < LG_ARRAY_LEN(names); i++)
+        if (lg_path(socket, "%s/%s", runtime_dir, names[i]) == 0) end_stray(socket);
+}
+
 int lg_keep_start(lg_keep *k, lg_board *board)
 {
     char fresh[LG_PATH_BYTES];
     int ready_fd;
     LG_TRY(lg_path(fresh, "%s.new", k->socket));
+    end_stray(fresh);
     LG_TRY(spawn_keeper(k, fresh, &ready_fd));
     int rc = wait_until_it_listens(k, ready_fd);
     close(ready_fd);

@@ -37,5 +37,8 @@ void lg_keep_refresh(lg_keep *k);
 void lg_keep_salvage(lg_keep *k, int pid, uint64_t run_id);
 /* Do the copies cover every region of DIR/regions? *ret_missing gets the first that is not there. */
 bool lg_keep_is_whole(const lg_keep *k, char ret_missing[LG_REGION_NAME_BYTES]);
+/* Ends keepers that an lgsup which died in the middle of a start has left in this runtime directory,
+ * unknown to any board. */
+void lg_keep_end_strays(const char *runtime_dir);
 /* Ends the keeper, closes the copies: the memory is gone when the last stage is. */
 void lg_keep_end(lg_keep *k);

@@ -66,8 +66,8 @@ void lg_run_hurry(lg_supervisor *s)
         char name[32];
         if (p->child.pidfd < 0) continue;
         lg_instance_name(p, name);
-        lg_progress_say(&s->progress, LG_WARN, "%s has not left within %d s: killed", name,
-                        LEAVE_MS_MAX / 1000);
+        lg_progress_say(&s->progress, LG_WARN, "%s was told to leave and is still there: killed",
+                        name);
     }
     kill_all(s);
 }

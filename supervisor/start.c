@@ -95,13 +95,20 @@ static void say_what(const lg_run *r, bool quiet)
     fflush(stdout);
 }
 
+static void leave_earlier_runtime(lg_run *r)
+{
+    if (lg_run_runtime_load(r) == 0) lg_keep_end_strays(r->runtime_dir);
+    lg_err_clear();
+    lg_run_runtime_remove(r);
+}
+
 static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
 {
     lg_board *b = NULL;
     lg_run_state outcome;
     say_what(r, quiet);
     LG_TRY(lg_run_save(r));
-    lg_run_runtime_remove(r); /* of an earlier start */
+    leave_earlier_runtime(r);
     LG_TRY(lg_run_runtime_create(r));
     LG_TRY(make_board(r, &b));
     int rc = lg_supervise(
