@@ -50,11 +50,26 @@ static int plan_like(lg_run *r, const struct origin *o, const lg_manifest *m)
     return 0;
 }
 
+/* Every byte is read once before anything is trained on it (the stages read it again, from the
+ * cache): a checkpoint that was damaged since must not become the start of another thousand steps. */
+static int check_bytes(const lg_run *r, const lg_manifest *m)
+{
+    char why[1024];
+    int rc = lg_manifest_verify(m, r->resume);
+    if (rc == 0) return 0;
+    snprintf(why, sizeof why, "%s", lg_err_message());
+    return LG_FAIL(rc,
+                   "cannot go on from %s: %s; restore it, or move it away to go on from an older "
+                   "checkpoint",
+                   r->resume, why);
+}
+
 static int continue_from(lg_run *r, const char *origin_dir, const lg_manifest *m)
 {
     struct origin o;
     int rc = load_origin(origin_dir, &o);
     if (rc == 0) rc = plan_like(r, &o, m);
+    if (rc == 0) rc = check_bytes(r, m);
     lg_config_free(&o.config);
     if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     r->start_step = m->step;

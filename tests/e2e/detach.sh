@@ -52,19 +52,17 @@ expect "state stays" done "$(status_get "$run" .state)"
 run=$T/interrupt
 tiny_in_background "$run" --set trainer.max_steps=4000
 wait_step "$run" 5
-kill -INT "$(pid_of "$run" lgsup 0)"
+kill_role "$run" lgsup 0 INT
 wait $tiny_pid
 expect "Ctrl-C: exits 0 after a checkpoint" 0 $?
 expect "Ctrl-C: state" stopped "$(status_get "$run" .state)"
 check "Ctrl-C: checkpoint" timeout 30 "$LGSUP" verify "$run"
 tiny_in_background "$run" --set trainer.max_steps=4000
 wait_step "$run" $(($(step_of "$run") + 5))
-lgsup=$(pid_of "$run" lgsup 0)
-trainer=$(pid_of "$run" trainer 0)
-kill -STOP "$trainer" # so that draining takes until the second one
-kill -INT "$lgsup"
+kill_role "$run" trainer 0 STOP # so that draining takes until the second one
+kill_role "$run" lgsup 0 INT
 check "Ctrl-C: draining" wait_until 5 state_is "$run" draining
-kill -INT "$lgsup"
+kill_role "$run" lgsup 0 INT
 wait $tiny_pid
 expect "Ctrl-C twice exits 130" 130 $?
 check "Ctrl-C twice: nothing is left running" nothing_runs "$run"

@@ -29,18 +29,9 @@ for ((i = 0; i < ${#victims[@]}; i++)); do
     role=${victims[i]%.*} index=${victims[i]#*.}
     wait_step "$run" "${at_step[i]}" 60 || break
     sleep "0.$(printf %03d "${wait_ms[i]}")"
-    for try in 1 2 3 4 5 6 7 8 9 10; do # a process that is being replaced just now
-        pid=$(pid_of "$run" "$role" "$index")
-        [ "${pid:-0}" -gt 0 ] && kill -9 "$pid" 2>/dev/null && break
-        pid=0
-        sleep 0.05
-    done
-    if [ "$pid" -gt 0 ]; then
-        echo "# killed $role.$index (pid $pid) at step $(step_of "$run")"
-        killed=$((killed + 1))
-    else
-        fail "kill $role.$index" "no such process at step $(step_of "$run")"
-    fi
+    kill_role "$run" "$role" "$index" || continue
+    echo "# killed $role.$index (pid $killed_pid) at step $(step_of "$run")"
+    killed=$((killed + 1))
 done
 expect "kills while it trained" ${#victims[@]} $killed
 wait $tiny_pid

@@ -5,16 +5,12 @@ N=80
 reference $N
 
 stage_pids() { status_get "$1" '[.instances[] | select(.role != "lgsup") | "\(.role).\(.index)=\(.pid)"] | sort | join(" ")'; }
-kill_lgsup() {
-    lgsup_pid=$(pid_of "$1" lgsup 0)
-    kill -9 "$lgsup_pid"
-    wait_until 5 is_gone "$lgsup_pid"
-}
+kill_for_good() { kill_role "$@" && wait_until 5 is_gone "$killed_pid"; }
 
 run=$T/run
 tiny_in_background "$run" --set trainer.max_steps=$N
 wait_step "$run" 10
-kill_lgsup "$run"
+kill_for_good "$run" lgsup 0
 before=$(stage_pids "$run") at=$(step_of "$run")
 check "training goes on without lgsup" wait_step "$run" $((at + 8)) 30
 expect "all stages live on" "$before" "$(stage_pids "$run")"
@@ -28,10 +24,8 @@ expect "it has adopted the same processes" "$before" "$(stage_pids "$run")"
 
 # Once more, and a rank with it: it waits for the next start.
 wait_step "$run" $(($(step_of "$run") + 3)) 30
-kill_lgsup "$run"
-rank=$(pid_of "$run" trainer 1)
-kill -9 "$rank"
-wait_until 5 is_gone "$rank"
+kill_for_good "$run" lgsup 0
+kill_for_good "$run" trainer 1
 tiny "$run" --set trainer.max_steps=$N
 expect "the third lgsup completes the run" 0 $?
 [ $e2e_failed -eq 0 ] || tail -20 "$run.out"
@@ -46,10 +40,8 @@ check "nothing is left running" nothing_runs "$run"
 run=$T/both
 tiny_in_background "$run" --set trainer.max_steps=$N
 wait_step "$run" 10
-keeper=$(pid_of "$run" keeper 0)
-kill_lgsup "$run"
-kill -9 "$keeper"
-wait_until 5 is_gone "$keeper"
+kill_for_good "$run" lgsup 0
+kill_for_good "$run" keeper 0
 tiny "$run" --set trainer.max_steps=$N
 expect "lgsup and keeper dead: completes" 0 $?
 check "lgsup and keeper dead: byte-identical" same_files "$reference" "$run" $N

@@ -91,6 +91,18 @@ status() { timeout 20 "$LGSUP" status --json "$1" 2>&1; }
 status_get() { status "$1" | jq -r "$2" 2>/dev/null; }
 # pid_of RUN ROLE INDEX: 0 when there is none just now.
 pid_of() { status_get "$1" "[.instances[] | select(.role == \"$2\" and .index == $3) | .pid][0] // 0"; }
+# kill_role RUN ROLE INDEX [SIGNAL]: SIGKILL to a process of the run; waits for one that is just being
+# replaced. Its pid in $killed_pid.
+kill_role() {
+    local end=$((SECONDS + 5))
+    while [ $SECONDS -lt $end ]; do
+        killed_pid=$(pid_of "$1" "$2" "$3")
+        [ "${killed_pid:-0}" -gt 0 ] && kill "-${4:-KILL}" "$killed_pid" 2>/dev/null && return 0
+        sleep 0.02
+    done
+    fail "a signal to $2.$3" "no such process at step $(step_of "$1")"
+    return 1
+}
 restarts_of() { status_get "$1" "[.instances[] | select(.role == \"$2\") | .restarts] | add // 0"; }
 # The last step of metrics.jsonl, 0 when there is none.
 step_of() {
