@@ -126,8 +126,7 @@ static void test_becomes_the_programs(void **state)
     (void)state;
     write_program("bin/lg-encode", "#!/bin/sh\necho \"encode got: $*\"\nexit 5\n");
     write_program("bin/lg-sample", "#!/bin/sh\necho \"sample got: $*\"\n");
-    EXPECT(5, "encode got: vae --model m in out", "encode", "vae", "--model", "m", "in",
-           "out");
+    EXPECT(5, "encode got: vae --model m in out", "encode", "vae", "--model", "m", "in", "out");
     EXPECT(5, "encode got: decode vae", "decode", "vae");
     EXPECT(0, "sample got: a cat -o x.png", "sample", "a cat", "-o", "x.png");
 }
