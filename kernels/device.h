@@ -16,16 +16,20 @@ typedef struct lg_stream lg_stream;
 struct lg_device_options {
     int threads;     /* of this process, fixed by the plan; never from the environment. 0: 1 */
     const char *isa; /* host: "sse2", "avx2", "avx512" or NULL for the machine's best */
+    /* cuda: "fp32" (NULL), "tf32" (fp32 storage, products in tf32), "bf16" or "fp16" (16-bit storage,
+     * fp32 accumulation); the others have one precision and ignore it. */
+    const char *precision;
 };
 
-/* name: "host", "ref64" (double, slow, the reference), later "cuda:0". LG_ERR_CONFIG for an unknown
+/* name: "host", "ref64" (double, slow, the reference), "cuda:0". LG_ERR_CONFIG for an unknown
  * name or an instruction set the machine lacks, LG_ERR_NOTFOUND when the backend is not installed.
  * options may be NULL. */
 int lg_device_open(const char *name, const struct lg_device_options *options, lg_device **ret);
 /* Frees what was allocated from it. *d becomes NULL. */
 void lg_device_close(lg_device **d);
 
-lg_dtype lg_device_dtype(const lg_device *d); /* compute type: f32 on host, f64 on ref64 */
+/* Compute type: f32 on host, f64 on ref64, as its precision says on cuda. */
+lg_dtype lg_device_dtype(const lg_device *d);
 const char *lg_device_isa(const lg_device *d);
 /* Everything of this device that decides bits: backend, isa, threads, library versions. */
 const char *lg_device_fingerprint(const lg_device *d);

@@ -50,7 +50,11 @@ static bool has_count(const lg_stream *s, const lg_tensor *t, lg_dtype dtype, in
 #define MAYBE(t, dtype, ...)                                                                       \
     LG_ASSERT(absent(s, &(t)) || has_shape(s, &(t), dtype, DIMS(__VA_ARGS__)))
 #define COUNT(t, dtype, count) LG_ASSERT(has_count(s, &(t), dtype, count))
-#define BOTH_OR_NEITHER(t, u)  LG_ASSERT(absent(s, &(t)) == absent(s, &(u)))
+/* The same in the compute type or that of statistics: what 16 bits would spoil (see ops.h). */
+#define EITHER(t)             ((t).dtype == STATS(s) ? STATS(s) : FLOAT(s))
+#define WIDE_SHAPE(t, ...)    SHAPE(t, EITHER(t), __VA_ARGS__)
+#define WIDE_MAYBE(t, ...)    MAYBE(t, EITHER(t), __VA_ARGS__)
+#define BOTH_OR_NEITHER(t, u) LG_ASSERT(absent(s, &(t)) == absent(s, &(u)))
 
 #define ALIGNED_16(t) LG_ASSERT((uintptr_t)(t).data % 16 == 0)
 
@@ -150,8 +154,8 @@ void lg_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_wei
     int64_t M = a->dy.dim[0], N = a->dy.dim[1], K = a->x.dim[1];
     SHAPE(a->dy, FLOAT(s), M, N);
     SHAPE(a->x, FLOAT(s), M, K);
-    SHAPE(a->dw, FLOAT(s), N, K);
-    MAYBE(a->dbias, FLOAT(s), N);
+    WIDE_SHAPE(a->dw, N, K);
+    WIDE_MAYBE(a->dbias, N);
     APART(whole(a->dw), whole(a->dy), whole(a->x), whole(a->dbias));
     APART(whole(a->dbias), whole(a->dy), whole(a->x));
     RUN(linear_backward_weight);
@@ -203,7 +207,7 @@ void lg_sum_rows(lg_stream *s, const struct lg_sum_rows_args *a)
 {
     int64_t M = a->x.dim[0], N = a->x.dim[1];
     SHAPE(a->x, FLOAT(s), M, N);
-    SHAPE(a->y, FLOAT(s), N);
+    WIDE_SHAPE(a->y, N);
     APART(whole(a->y), whole(a->x));
     RUN(sum_rows);
 }
@@ -422,7 +426,7 @@ void lg_embedding_backward(lg_stream *s, const struct lg_embedding_backward_args
     int64_t M = a->ids.dim[0], V = a->dtable.dim[0], D = a->dtable.dim[1];
     SHAPE(a->ids, LG_I32, M);
     SHAPE(a->dy, FLOAT(s), M, D);
-    SHAPE(a->dtable, FLOAT(s), V, D);
+    WIDE_SHAPE(a->dtable, V, D);
     APART(whole(a->dtable), whole(a->ids), whole(a->dy));
     RUN(embedding_backward);
 }
@@ -441,7 +445,7 @@ void lg_t5_bias_forward(lg_stream *s, const struct lg_t5_bias_forward_args *a)
 void lg_timestep_embedding_forward(lg_stream *s, const struct lg_timestep_embedding_forward_args *a)
 {
     int64_t B = a->t.dim[0], D = a->out.dim[1];
-    SHAPE(a->t, FLOAT(s), B);
+    WIDE_SHAPE(a->t, B);
     SHAPE(a->out, FLOAT(s), B, D);
     LG_ASSERT(D % 2 == 0 && (double)D / 2 > a->freq_shift);
     APART(whole(a->out), whole(a->t));
@@ -527,7 +531,7 @@ void lg_diffuse_forward(lg_stream *s, const struct lg_diffuse_forward_args *a)
     SHAPE(a->mean, FLOAT(s), B, C, H, W);
     SHAPE(a->logvar, FLOAT(s), B, C, H, W);
     SHAPE(a->n, LG_I64, B);
-    SHAPE(a->coef, FLOAT(s), B, 4);
+    WIDE_SHAPE(a->coef, B, 4);
     SHAPE(a->x_t, FLOAT(s), B, C, H, W);
     SHAPE(a->target, FLOAT(s), B, C, H, W);
     struct span mean = whole(a->mean), logvar = whole(a->logvar), n = whole(a->n);
@@ -541,8 +545,8 @@ void lg_mse_loss(lg_stream *s, const struct lg_mse_loss_args *a)
     int64_t B = a->pred.dim[0], C = a->pred.dim[1], H = a->pred.dim[2], W = a->pred.dim[3];
     SHAPE(a->pred, FLOAT(s), B, C, H, W);
     SHAPE(a->target, FLOAT(s), B, C, H, W);
-    SHAPE(a->weight, FLOAT(s), B);
-    SHAPE(a->loss, FLOAT(s), B);
+    WIDE_SHAPE(a->weight, B);
+    WIDE_SHAPE(a->loss, B);
     MAYBE(a->dpred, FLOAT(s), B, C, H, W);
     SAME_OR_APART(a->dpred, a->pred);
     APART(whole(a->dpred), whole(a->target), whole(a->weight), whole(a->loss));
@@ -554,12 +558,12 @@ void lg_reduce_ranks(lg_stream *s, const struct lg_reduce_ranks_args *a)
 {
     int64_t n = a->y.dim[0];
     LG_ASSERT(a->count >= 1 && a->count <= LG_RANKS_MAX);
-    SHAPE(a->y, FLOAT(s), n);
+    WIDE_SHAPE(a->y, n);
     SHAPE(a->sum_squares, LG_F64, 1);
     for (int i = 0; i < a->count; i++) {
-        SHAPE(a->x[i], FLOAT(s), n);
+        SHAPE(a->x[i], EITHER(a->x[0]), n);
         APART(whole(a->sum_squares), whole(a->x[i]), whole(a->y));
-        if (i == 0)
+        if (i == 0 && a->x[0].dtype == a->y.dtype)
             SAME_OR_APART(a->y, a->x[i]);
         else
             APART(whole(a->y), whole(a->x[i]));

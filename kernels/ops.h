@@ -6,7 +6,7 @@
  * backend. Operations never allocate: a backend that needs scratch memory says how much for given
  * arguments, and finds it in the stream (see device.h, dry streams). All floating tensors of one call
  * have the device's compute type (lg_device_dtype) unless a comment says otherwise; fp16 and bf16 are
- * accumulated in fp32.
+ * accumulated in fp32. "or fp32": with a 16-bit compute type the tensor may be fp32 instead.
  *
  * Gradients of parameters are added to what is there when .accumulate is set, else overwritten;
  * gradients of activations likewise. Outputs may not overlap inputs except where "may alias" is said.
@@ -45,8 +45,8 @@ struct lg_linear_backward_data_args {
 struct lg_linear_backward_weight_args {
     lg_tensor dy;    // (M, N)
     lg_tensor x;     // (M, K)
-    lg_tensor dw;    // (N, K)
-    lg_tensor dbias; // (N) or absent
+    lg_tensor dw;    // (N, K), or fp32
+    lg_tensor dbias; // (N) or absent, or fp32
     bool accumulate;
 };
 /* y = act(x); y may alias x. Any shape. */
@@ -71,7 +71,7 @@ struct lg_add_forward_args {
 /* y (+)= sum over rows, in row order. */
 struct lg_sum_rows_args {
     lg_tensor x; // (M, N)
-    lg_tensor y; // (N)
+    lg_tensor y; // (N), or fp32
     bool accumulate;
 };
 /* y = sum of c[i] x[i] for i < count, in that order; y may alias any x[i]. */
@@ -132,9 +132,9 @@ struct lg_rms_norm_forward_args {
 };
 /* GroupNorm with affine over (H, W, C / groups), then act. */
 struct lg_group_norm_forward_args {
-    lg_tensor x;           // (N, H, W, C)
-    lg_tensor w, b;        // (C)
-    lg_tensor y;           // (N, H, W, C); may alias x
+    lg_tensor x;    // (N, H, W, C)
+    lg_tensor w, b; // (C)
+    lg_tensor y;    // (N, H, W, C); may alias x
     int groups;
     double eps;
     lg_act act;
@@ -190,7 +190,7 @@ struct lg_embedding_forward_args {
 struct lg_embedding_backward_args { /* rows added in the order of m */
     lg_tensor ids;                  // (M) i32
     lg_tensor dy;                   // (M, D)
-    lg_tensor dtable;               // (V, D)
+    lg_tensor dtable;               // (V, D), or fp32
     bool accumulate;
 };
 /* T5's bidirectional relative position bias: out[h][i][j] = table[bucket(j - i)][h]. */
@@ -201,8 +201,8 @@ struct lg_t5_bias_forward_args {
 };
 /* Sinusoidal: out = [cos(t f), sin(t f)], f_i = exp(-ln(10000) i / (D/2 - freq_shift)). */
 struct lg_timestep_embedding_forward_args {
-    lg_tensor t;   // (B)
-    lg_tensor out; // (B, D), D even
+    lg_tensor t;       // (B), or fp32
+    lg_tensor out;     // (B, D), D even
     double freq_shift; /* diffusers' downscale_freq_shift */
 };
 /* y[b][hp * W/p + wp][(c * p + i) * p + j] = x[b][c][hp p + i][wp p + j]. */
@@ -252,7 +252,7 @@ struct lg_latent_moments_args {
 struct lg_diffuse_forward_args {
     lg_tensor mean, logvar; // (B, C, H, W); logvar is clamped to [-30, 20]
     lg_tensor n;            // (B) i64: global sample numbers
-    lg_tensor coef;         // (B, 4)
+    lg_tensor coef;         // (B, 4), or fp32
     lg_tensor x_t, target;  // (B, C, H, W)
     uint64_t seed;
     double scaling_factor, shift_factor;
@@ -261,18 +261,18 @@ struct lg_diffuse_forward_args {
  * sample with weight 0 gets loss 0 and gradient 0, whatever it holds (void samples hold anything). */
 struct lg_mse_loss_args {
     lg_tensor pred, target; // (B, C, H, W)
-    lg_tensor weight;       // (B)
-    lg_tensor loss;         // (B)
+    lg_tensor weight;       // (B), or fp32
+    lg_tensor loss;         // (B), or fp32
     lg_tensor dpred;        // (B, C, H, W) or absent; may alias pred
 };
 /* y = x[0] + x[1] + ... in that order; sum_squares = sum of y^2, in double, in fixed blocks of 4096
  * elements whose sums are added in order. */
 enum { LG_RANKS_MAX = 64 };
 struct lg_reduce_ranks_args {
-    lg_tensor x[LG_RANKS_MAX]; // (n)
+    lg_tensor x[LG_RANKS_MAX]; // (n), or fp32, all of one type
     int count;
-    lg_tensor y;            // (n); may alias x[0]
-    lg_tensor sum_squares;  // (1) f64
+    lg_tensor y;           // (n), or fp32; may alias x[0] of its type
+    lg_tensor sum_squares; // (1) f64
 };
 /* Loshchilov & Hutter, "Decoupled Weight Decay Regularization", as in torch.optim.AdamW:
  * g = grad_scale grad; w1 = w (1 - lr decay); m' = b1 m + (1 - b1) g; v' = b2 v + (1 - b2) g^2;

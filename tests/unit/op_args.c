@@ -64,6 +64,15 @@ static double load_value(const void *p, lg_dtype t, int64_t i)
     abort();
 }
 
+/* A value that F, and every wider type, can hold. */
+static double rounded(const struct op_run *r, int flags, double x)
+{
+    char bytes[sizeof(double)];
+    lg_dtype t = flags & OP_STATS ? LG_F32 : r->round;
+    store_value(bytes, t, 0, x);
+    return load_value(bytes, t, 0);
+}
+
 /* ---- buffers ---- */
 
 void op_must(int rc)
@@ -88,7 +97,7 @@ static int new_buffer(struct op_run *r, lg_dtype dtype, int64_t elements, bool o
     return r->n_buffers++;
 }
 
-/* Standard normals times scale, rounded to f32. */
+/* Standard normals times scale, rounded. */
 static void fill_normals(struct op_run *r, int b, int64_t count, int flags, double scale)
 {
     int64_t samples = flags & OP_SAMPLE ? r->batch : 1, each = count / samples;
@@ -97,7 +106,7 @@ static void fill_normals(struct op_run *r, int b, int64_t count, int flags, doub
         uint64_t id = flags & OP_SAMPLE ? r->ids[i] + 1 : 0;
         double *v = r->buffer[b].values + i * each;
         lg_philox_normal_f64(v, (size_t)each, r->seed, LG_PURPOSE_TEST, id << 8 | (uint64_t)b, 0);
-        for (int64_t e = 0; e < each; e++) v[e] = (double)(float)(v[e] * scale);
+        for (int64_t e = 0; e < each; e++) v[e] = rounded(r, flags, v[e] * scale);
     }
 }
 
@@ -138,8 +147,8 @@ static lg_tensor shaped(void *data, lg_dtype dtype, int rank, const int64_t *dim
 /* A random input. */
 lg_tensor op_in(struct op_run *r, int flags, double scale, int rank, const int64_t *dim)
 {
-    lg_tensor t = shaped(NULL, r->F, rank, dim);
-    int b = new_buffer(r, r->F, lg_numel(&t), false);
+    lg_tensor t = shaped(NULL, flags & OP_STATS ? r->stats : r->F, rank, dim);
+    int b = new_buffer(r, t.dtype, lg_numel(&t), false);
     fill_normals(r, b, lg_numel(&t), flags, scale);
     t.data = upload(r, b, lg_numel(&t));
     return t;
@@ -155,13 +164,13 @@ lg_tensor op_in_integers(struct op_run *r, lg_dtype dtype, int flags, int64_t lo
     return t;
 }
 
-/* An input whose values the caller has computed (rounded to f32 here). */
-lg_tensor op_in_values(struct op_run *r, lg_dtype dtype, const double *v, int rank,
+/* An input whose values the caller has computed. */
+lg_tensor op_in_values(struct op_run *r, lg_dtype dtype, int flags, const double *v, int rank,
                        const int64_t *dim)
 {
     lg_tensor t = shaped(NULL, dtype, rank, dim);
     int b = new_buffer(r, dtype, lg_numel(&t), false);
-    for (int64_t i = 0; i < lg_numel(&t); i++) r->buffer[b].values[i] = (double)(float)v[i];
+    for (int64_t i = 0; i < lg_numel(&t); i++) r->buffer[b].values[i] = rounded(r, flags, v[i]);
     t.data = upload(r, b, lg_numel(&t));
     return t;
 }
@@ -200,7 +209,7 @@ lg_tensor op_out_typed(struct op_run *r, const char *name, lg_dtype dtype, int f
 
 lg_tensor op_out(struct op_run *r, const char *name, int flags, int rank, const int64_t *dim)
 {
-    return op_out_typed(r, name, r->F, flags, rank, dim);
+    return op_out_typed(r, name, flags & OP_STATS ? r->stats : r->F, flags, rank, dim);
 }
 
 /* An input and an output, or one tensor that is both. */

@@ -12,6 +12,7 @@ enum op_flags {
     OP_FILLED = 2, /* an output that starts with values: accumulated to, or aliased */
     OP_EXACT = 4,  /* an output without rounding */
     OP_OUTPUT = 8, /* a pack whose slices are outputs */
+    OP_STATS = 16, /* of the type of statistics and optimizer state: fp32 where F has 16 bits */
 };
 
 struct op_buffer {
@@ -33,6 +34,7 @@ struct op_run {
     lg_device *device;
     lg_stream *stream;
     lg_dtype F, stats; /* the device's compute type; that of statistics and optimizer state */
+    lg_dtype round;    /* to which every value is rounded that is not of stats */
     const uint64_t *ids;
     uint64_t seed;
     int64_t batch;
@@ -55,12 +57,12 @@ struct op_pack {
         __VA_ARGS__                                                                                \
     }
 
-/* Random inputs: standard normals times scale, rounded to f32; integers of [low, high]. */
+/* Random inputs: standard normals times scale, rounded to r->round; integers of [low, high]. */
 lg_tensor op_in(struct op_run *r, int flags, double scale, int rank, const int64_t *dim);
 lg_tensor op_in_integers(struct op_run *r, lg_dtype dtype, int flags, int64_t low, int64_t high,
                          int rank, const int64_t *dim);
-/* An input whose values the caller has computed; rounded to f32 here. */
-lg_tensor op_in_values(struct op_run *r, lg_dtype dtype, const double *v, int rank,
+/* An input whose values the caller has computed; rounded here. */
+lg_tensor op_in_values(struct op_run *r, lg_dtype dtype, int flags, const double *v, int rank,
                        const int64_t *dim);
 /* The values behind an input, also of a slice. */
 const double *op_values_of(const struct op_run *r, lg_tensor t);

@@ -114,7 +114,7 @@ BUILD(cast)
     LG_ASSERT(v);
     lg_philox_normal_f64(v, (size_t)n, r->seed, LG_PURPOSE_TEST, 0, 0);
     for (size_t i = 0; i < LG_ARRAY_LEN(EDGES) && (int64_t)i < n; i++) v[i] = EDGES[i];
-    struct lg_cast_args a = {.x = op_in_values(r, z->from, v, DIMS(n))};
+    struct lg_cast_args a = {.x = op_in_values(r, z->from, OP_STATS, v, DIMS(n))};
     a.y = op_out_typed(r, "y", z->to, OP_EXACT, DIMS(n));
     lg_cast(r->stream, &a);
     free(v);
@@ -150,8 +150,8 @@ BUILD(norm_modulate_backward)
         for (int64_t i = 0; i < z->D; i++) squares += pow(x[m * z->D + i] - mean[m], 2);
         rstd[m] = 1 / sqrt(squares / (double)z->D + 1e-6);
     }
-    a.mean = op_in_values(r, r->stats, mean, DIMS(z->B, z->T));
-    a.rstd = op_in_values(r, r->stats, rstd, DIMS(z->B, z->T));
+    a.mean = op_in_values(r, r->stats, OP_STATS, mean, DIMS(z->B, z->T));
+    a.rstd = op_in_values(r, r->stats, OP_STATS, rstd, DIMS(z->B, z->T));
     free(mean);
     free(rstd);
     a.dx = op_out(r, "dx", OP_SAMPLE | (z->accumulate ? OP_FILLED : 0), DIMS(z->B, z->T, z->D));
@@ -289,8 +289,8 @@ BUILD(attention_backward)
             for (int64_t t = 0; t < T; t++)
                 softmax_row(r, &a, b, h, t, o + ((b * T + t) * H + h) * d,
                             lse + (b * H + h) * T + t);
-    a.o = op_in_values(r, r->F, o, DIMS(z->B, T, H, d));
-    a.lse = op_in_values(r, r->stats, lse, DIMS(z->B, H, T));
+    a.o = op_in_values(r, r->F, 0, o, DIMS(z->B, T, H, d));
+    a.lse = op_in_values(r, r->stats, OP_STATS, lse, DIMS(z->B, H, T));
     free(o);
     free(lse);
     a.dout = op_in(r, OP_SAMPLE, 1, DIMS(z->B, T, H, d));
@@ -361,7 +361,7 @@ BUILD(t5_bias_forward)
 BUILD(timestep_embedding_forward)
 {
     struct lg_timestep_embedding_forward_args a = {.freq_shift = z->scale};
-    a.t = op_in_integers(r, r->F, OP_SAMPLE, 0, 1000, DIMS(z->B));
+    a.t = op_in_integers(r, r->stats, OP_SAMPLE, 0, 1000, DIMS(z->B));
     a.out = op_out(r, "out", OP_SAMPLE, DIMS(z->B, z->D));
     lg_timestep_embedding_forward(r->stream, &a);
 }
@@ -438,7 +438,7 @@ BUILD(diffuse_forward)
     a.mean = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->C, z->H, z->W));
     a.logvar = op_in(r, OP_SAMPLE, 12, DIMS(z->B, z->C, z->H, z->W)); /* also beyond the clamp */
     a.n = op_in_integers(r, LG_I64, OP_SAMPLE, 0, 1000000, DIMS(z->B));
-    a.coef = op_in(r, OP_SAMPLE, 1, DIMS(z->B, 4));
+    a.coef = op_in(r, OP_SAMPLE | OP_STATS, 1, DIMS(z->B, 4));
     a.x_t = op_out(r, "x_t", OP_SAMPLE, DIMS(z->B, z->C, z->H, z->W));
     a.target = op_out(r, "target", OP_SAMPLE, DIMS(z->B, z->C, z->H, z->W));
     lg_diffuse_forward(r->stream, &a);
@@ -454,8 +454,8 @@ BUILD(mse_loss)
     else
         r->n_outs--, r->buffer[0].output = false;
     a.target = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->C, z->H, z->W));
-    a.weight = op_in_integers(r, r->F, OP_SAMPLE, 0, 2, DIMS(z->B)); /* 0: a void sample */
-    a.loss = op_out(r, "loss", OP_SAMPLE, DIMS(z->B));
+    a.weight = op_in_integers(r, r->stats, OP_SAMPLE, 0, 2, DIMS(z->B)); /* 0: a void sample */
+    a.loss = op_out(r, "loss", OP_SAMPLE | OP_STATS, DIMS(z->B));
     lg_mse_loss(r->stream, &a);
 }
 
@@ -479,21 +479,21 @@ BUILD(adamw)
                               .t = z->count};
     double *squares = calloc((size_t)z->D, sizeof *squares);
     LG_ASSERT(squares);
-    op_in_out(r, z->alias, "w_out", 0, &a.w, &a.w_out, DIMS(z->D));
-    op_in_out(r, z->alias, "m_out", 0, &a.m, &a.m_out, DIMS(z->D));
-    a.grad = op_in(r, 0, 1, DIMS(z->D));
+    op_in_out(r, z->alias, "w_out", OP_STATS, &a.w, &a.w_out, DIMS(z->D));
+    op_in_out(r, z->alias, "m_out", OP_STATS, &a.m, &a.m_out, DIMS(z->D));
+    a.grad = op_in(r, OP_STATS, 1, DIMS(z->D));
     for (int64_t i = 0; i < z->D; i++) squares[i] = pow(op_values_of(r, a.grad)[z->D - 1 - i], 2);
-    a.v = op_in_values(r, r->F, squares, DIMS(z->D));
+    a.v = op_in_values(r, r->stats, OP_STATS, squares, DIMS(z->D));
     free(squares);
-    a.v_out = op_out(r, "v_out", 0, DIMS(z->D));
+    a.v_out = op_out(r, "v_out", OP_STATS, DIMS(z->D));
     lg_adamw(r->stream, &a);
 }
 
 BUILD(ema)
 {
     struct lg_ema_args a = {.decay = 0.999};
-    op_in_out(r, z->alias, "out", 0, &a.ema, &a.out, DIMS(z->D));
-    a.w = op_in(r, 0, 1, DIMS(z->D));
+    op_in_out(r, z->alias, "out", OP_STATS, &a.ema, &a.out, DIMS(z->D));
+    a.w = op_in(r, OP_STATS, 1, DIMS(z->D));
     lg_ema(r->stream, &a);
 }
 
@@ -548,6 +548,7 @@ void op_case_run(int i, lg_device *d, const struct op_variant *variant, struct o
     if (variant) {
         r.lead = variant->misaligned ? sizeof(double) : 0;
         if (variant->ids) r.ids = variant->ids;
+        r.round = variant->round;
     }
 
     op_must(lg_stream_open_dry(d, &r.stream)); /* sizes the scratch memory */

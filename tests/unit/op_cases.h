@@ -1,8 +1,8 @@
 /* Test cases of every operation: a table of shapes and options, each of which builds random
  * arguments on any device, runs the operation and brings the outputs back as doubles.
  *
- * Arguments come from Philox TEST and are rounded to f32 first, so that every backend sees the same
- * values. Arguments that belong to a sample depend on the sample's id alone, not on its slot in the
+ * Arguments come from Philox TEST and are rounded first, to f32 or to the 16-bit type of the backend
+ * under test, so that every backend sees the same values. Arguments that belong to a sample depend on the sample's id alone, not on its slot in the
  * batch. Outputs are filled with 0xFF bytes (NaN) before, and have a guard behind them and gaps
  * between their rows where they are slices of a wider buffer: what the operation may not touch must
  * still be 0xFF afterwards. */
@@ -38,6 +38,7 @@ struct op_variant {
     const uint64_t
         *ids; /* the sample in each slot: OP_BATCH_MAX numbers below 2^32; NULL: 0, 1, 2 ... */
     bool misaligned; /* tensors are aligned to 8 bytes only, to 16 where ops.h asks for it */
+    lg_dtype round;  /* inputs hold values of this type: LG_F32 (0), LG_F16 or LG_BF16 */
 };
 
 /* Runs case i on d; variant may be NULL. Aborts where the device fails: these are tests. Free the
