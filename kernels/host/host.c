@@ -1,10 +1,10 @@
 /* The host backend: opens the device, picks the kernels of the instruction set, owns nothing else.
  *
  * Design: device memory is ordinary memory and an operation runs when it is called, so streams have
- * nothing to wait for. The table of a set (host_table in isa_table.c) is complete at link time.
+ * nothing to wait for. The table of a set (isa_table.c) is complete at link time.
  *
- * Invariant: bits depend on the plan alone: the set is named, not detected, whenever the caller names
- * one; threads come from the options; OMP_* and DNNL_* variables change nothing. */
+ * Invariant: bits depend on the plan alone: the set is named, not detected, whenever the caller
+ * names one; threads come from the options; OMP_* and DNNL_* variables change nothing. */
 #include "kernels/host/host.h"
 #include <gnu/libc-version.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Inside of liblg-host.so: the device, the kernels' table of each instruction set, and what onednn.c
- * offers. Only files of this folder include it. */
+/* Inside of liblg-host.so: the device, the kernels' table of each instruction set, and what
+ * onednn.c offers. Only files of this folder include it. */
 #pragma once
 #include "base/check.h"
 #include "kernels/backend.h"

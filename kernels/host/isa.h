@@ -1,9 +1,9 @@
-/* What every isa_*.c stands on. These files are compiled once per instruction set with LG_ISA = sse2,
- * avx2 or avx512; here that becomes a vector type `vf` of LG_VW floats, loads with a short tail, and
- * the name mangling that lets the three builds live in one library.
+/* What every isa_*.c stands on. These files are compiled once per instruction set with LG_ISA =
+ * sse2, avx2 or avx512; here that becomes a vector type `vf` of LG_VW floats, loads with a short
+ * tail, and the name mangling that lets the three builds live in one library.
  *
- * A vector loop runs the same instructions for its tail (short load and store) as for its body, so an
- * element's bits do not depend on where it stands in the array.
+ * A vector loop runs the same instructions for its tail (short load and store) as for its body, so
+ * an element's bits do not depend on where it stands in the array.
  */
 #pragma once
 #include "kernels/host/host.h"
@@ -61,7 +61,7 @@ LG_INLINE void vf_store(float *p, vf v)
 {
     *(vf_unaligned *)p = v;
 }
-/* The first r lanes; the others are 0. r = LG_VW, a constant in the loop's body, is a plain load. */
+/* The first r lanes; the others are 0. r = LG_VW, a constant in a loop's body, is a plain load. */
 LG_INLINE vf vf_load_n(const float *p, int r)
 {
     if (r == LG_VW) return vf_load(p);
@@ -143,6 +143,7 @@ LG_INLINE double vd_sum(vd v)
 /* The loop after it is shared among the device's threads by a fixed partition. */
 #define LG_PRAGMA_(x) _Pragma(#x)
 #define LG_PRAGMA(x)  LG_PRAGMA_(x)
-#define LG_PARALLEL(threads) LG_PRAGMA(omp parallel for schedule(static) num_threads(threads) if ((threads) > 1))
+#define LG_PARALLEL(threads)                                                                       \
+    LG_PRAGMA(omp parallel for schedule(static) num_threads(threads) if ((threads) > 1))
 /* Flat arrays are cut into pieces of this many elements. */
 enum { LG_PIECE = 16384 };

@@ -1,13 +1,13 @@
 /* Attention, forward and backward, one head of one sample at a time.
  *
- * Design: a head's k and v are packed once (transposed where a product wants it, rows padded to whole
- * vectors), then blocks of ROWS queries go through it: scores, softmax, product with v, all in the
- * second cache. The backward makes the probabilities again from the log-sum-exp. Keys beyond k_length
- * are never read: their number enters the products as a size, so what lies there, even NaN, is without
- * effect.
+ * Design: a head's k and v are packed once (transposed where a product wants it, rows padded to
+ * whole vectors), then blocks of ROWS queries go through it: scores, softmax, product with v, all
+ * in the second cache. The backward makes the probabilities again from the log-sum-exp. Keys beyond
+ * k_length are never read: their number enters the products as a size, so what lies there, even
+ * NaN, is without effect.
  *
- * Invariants: the padding of packed rows is 0; the padding of a row of scores is far below any score.
- * Threads share heads, each with its own part of the scratch memory.
+ * Invariants: the padding of packed rows is 0; the padding of a row of scores is far below any
+ * score. Threads share heads, each with its own part of the scratch memory.
  */
 #include "kernels/host/smallgemm.h"
 #include "kernels/host/vmath.h"
@@ -15,9 +15,9 @@
 
 enum { ROWS = 64 };
 #define FAR_BELOW (-1e30f)
-/* Floats between the buffers of a head, whose sizes are often multiples of 4096 bytes: without it they
- * would all compete for the same sets of the first cache, and loads wait for stores to "the same" low
- * address bits (1.6x slower at 64 tokens, d = 32). */
+/* Floats between the buffers of a head, whose sizes are often multiples of 4096 bytes: without it
+ * they would all compete for the same sets of the first cache, and loads wait for stores to "the
+ * same" low address bits (1.6x slower at 64 tokens, d = 32). */
 enum { APART = 5 * 16 };
 
 static int64_t padded(int64_t n)
@@ -114,8 +114,8 @@ static vf padding_of(int64_t n)
     return vf_load(lane);
 }
 
-/* A row of w scores -> exp(scale score + bias - max), in place; the padding is -> 0. bias may be NULL;
- * then the scale, which is positive or not, is applied on the way. */
+/* A row of w scores -> exp(scale score + bias - max), in place; the padding is -> 0. bias may be
+ * NULL; then the scale, which is positive or not, is applied on the way. */
 static float softmax_row(float *row, const float *bias, float scale, int64_t n, vf padding,
                          float *ret_max)
 {

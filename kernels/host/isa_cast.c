@@ -1,5 +1,5 @@
-/* Conversions among f32, f64, f16 and bf16, rounding once to nearest even. The 16-bit types come with
- * the weights' files, so only f16 and bf16 to f32 are worth a vector. */
+/* Conversions among f32, f64, f16 and bf16, rounding once to nearest even. The 16-bit types come
+ * with the weights' files, so only f16 and bf16 to f32 are worth a vector. */
 #include "kernels/host/isa.h"
 
 static uint16_t bf16_of_f32(float x)
@@ -18,8 +18,8 @@ static float f32_of_bf16(uint16_t h)
     return x;
 }
 
-/* To f32 by rounding to odd: rounding that result to a type of at most 22 bits of mantissa is as good
- * as rounding x itself. */
+/* To f32 by rounding to odd: rounding that result to a type of at most 22 bits of mantissa is as
+ * good as rounding x itself. */
 static float odd_f32_of_f64(double x)
 {
     float y = (float)x;

@@ -1,8 +1,8 @@
 /* Elementwise operations and sums over rows: one pass over memory each.
  *
- * Flat arrays are cut into pieces of LG_PIECE elements that threads share; an element's value does not
- * depend on the cut (see isa.h). sum_rows adds rows in order, whatever the number of threads: threads
- * share columns. */
+ * Flat arrays are cut into pieces of LG_PIECE elements that threads share; an element's value does
+ * not depend on the cut (see isa.h). sum_rows adds rows in order, whatever the number of threads:
+ * threads share columns. */
 #include "kernels/host/vmath.h"
 
 /* Runs the block for i over [0, n) in pieces, r valid lanes each time; p_ is the piece's start. */

@@ -1,5 +1,5 @@
-/* Operations that only move elements, and the small tables: gathers, patches, NHWC, T5's buckets, the
- * timestep's sinusoids. None of them is worth more than a plain loop. */
+/* Operations that only move elements, and the small tables: gathers, patches, NHWC, T5's buckets,
+ * the timestep's sinusoids. None of them is worth more than a plain loop. */
 #include "kernels/host/isa.h"
 #include <math.h>
 

@@ -1,9 +1,9 @@
 /* Normalisations and the steps around them.
  *
- * LayerNorm and RMSNorm take a row through the first cache three times (mean, variance, result): the
- * two-pass variance costs nothing there and has no cancellation. GroupNorm reads its input twice and
- * writes once: the first pass sums each channel's distance to the channel's first pixel, so that a
- * large mean does not eat the variance either.
+ * LayerNorm and RMSNorm take a row through the first cache three times (mean, variance, result):
+ * the two-pass variance costs nothing there and has no cancellation. GroupNorm reads its input
+ * twice and writes once: the first pass sums each channel's distance to the channel's first pixel,
+ * so that a large mean does not eat the variance either.
  */
 #include "kernels/host/vmath.h"
 #include <math.h>

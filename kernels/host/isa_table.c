@@ -1,5 +1,6 @@
-/* The table of one instruction set: every operation of ops.def, most from the isa_*.c files, products
- * and convolutions from onednn.c (oneDNN was told the same set when the device was opened). */
+/* The table of one instruction set: every operation of ops.def, most from the isa_*.c files,
+ * products and convolutions from onednn.c (oneDNN was told the same set when the device was
+ * opened). */
 #include "kernels/host/isa.h"
 
 void LG_K(linear_forward)(lg_stream *s, const struct lg_linear_forward_args *a)

@@ -1,7 +1,7 @@
 /* What only the trainer runs: the diffusion process, the loss, the reduction over ranks, AdamW.
  *
- * AdamW and the reduction move as many bytes as they must and are bound by memory; their factors are
- * made in double and rounded once. */
+ * AdamW and the reduction move as many bytes as they must and are bound by memory; their factors
+ * are made in double and rounded once. */
 #include "kernels/host/isa.h"
 #include <math.h>
 

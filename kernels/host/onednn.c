@@ -4,13 +4,14 @@
  * from then on a call sets the pointers of the primitive's memory objects and executes. Scratchpads
  * and reordered weights lie in the stream's scratch memory, whose size the same table knows.
  *
- * A row of a product must not depend on its slot or its neighbours. With AVX-512 (brgemm) and SSE4.1
- * the matmul primitive keeps that for every shape tried; the AVX2 one does not (its tail rows are
- * summed in another order), so there x w^T and dy w run as 1x1 convolutions over M pixels, which do
- * keep it and are as fast. Weight gradients have no rows to keep apart and are always matmul.
+ * A row of a product must not depend on its slot or its neighbours. With AVX-512 (brgemm) and
+ * SSE4.1 the matmul primitive keeps that for every shape tried; the AVX2 one does not (its tail
+ * rows are summed in another order), so there x w^T and dy w run as 1x1 convolutions over M pixels,
+ * which do keep it and are as fast. Weight gradients have no rows to keep apart and are always
+ * matmul.
  *
- * Invariants: one instruction set per process (oneDNN's own limit). Every call that creates or runs a
- * primitive stands between enter() and leave(), which hold the lock and fix the calling thread's
+ * Invariants: one instruction set per process (oneDNN's own limit). Every call that creates or runs
+ * a primitive stands between enter() and leave(), which hold the lock and fix the calling thread's
  * number of OpenMP threads: it is a property of the thread, and the environment may say otherwise.
  */
 #include "kernels/host/host.h"
@@ -29,7 +30,7 @@ struct key {
     int64_t word[KEY_WORDS];
 };
 
-/* One shape of one operation: a product or convolution, perhaps with its weights reordered first. */
+/* One shape of one operation: a product or convolution, its weights perhaps reordered first. */
 struct entry {
     struct key key;
     dnnl_primitive_t primitive,
@@ -434,6 +435,11 @@ static int limit_isa(const char *isa)
 int lg_onednn_open(const char *isa, int threads, struct lg_onednn **ret)
 {
     LG_TRY(limit_isa(isa));
+    if (omp_get_thread_limit() < threads)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "the plan wants %d threads, OMP_THREAD_LIMIT allows %d: unset it", threads,
+                       omp_get_thread_limit());
+    omp_set_max_active_levels(1);
     struct lg_onednn *o = calloc(1, sizeof *o);
     if (!o) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the table of products");
     LG_ASSERT(pthread_mutex_init(&o->lock, NULL) == 0);

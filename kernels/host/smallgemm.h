@@ -1,10 +1,10 @@
 /* Small products for attention: C (m, n) = A (m, k) B (k, n) (+ C).
  *
  * A is read one element at a time at any strides (so A^T costs nothing); B and C have contiguous,
- * padded rows: n is a multiple of LG_VW. A tile of C lives in registers over the whole of k, so each
- * element is one chain of multiply-adds in the order of k: its bits depend neither on the tile that
- * computed it nor on the other rows. No blocking over k or n beyond that: the operands of a head fit
- * the second cache.
+ * padded rows: n is a multiple of LG_VW. A tile of C lives in registers over the whole of k, so
+ * each element is one chain of multiply-adds in the order of k: its bits depend neither on the tile
+ * that computed it nor on the other rows. No blocking over k or n beyond that: the operands of a
+ * head fit the second cache.
  */
 #pragma once
 #include "kernels/host/isa.h"

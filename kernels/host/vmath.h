@@ -1,9 +1,9 @@
 /* exp, sigmoid and the activations on vectors of floats.
  *
- * exp: x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts), Taylor's polynomial of degree 7 on r, then n
- * into the exponent: at most 2 ulp over [-87.3, 88.3]. Below and above the argument is clamped, so
- * results stay finite and normal (1.2e-38 stands for 0). NaN stays NaN: a broken gradient must stay
- * visible.
+ * exp: x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts), Taylor's polynomial of degree 7 on
+ * r, then n into the exponent: at most 2 ulp over [-87.3, 88.3]. Below and above the argument is
+ * clamped, so results stay finite and normal (1.2e-38 stands for 0). NaN stays NaN: a broken
+ * gradient must stay visible.
  */
 #pragma once
 #include "kernels/host/isa.h"
@@ -29,8 +29,8 @@ LG_INLINE vf vf_exp(vf x)
     return p * (vf)e;
 }
 
-/* log of positive normal numbers: x = m 2^e with m from 0.70 to 1.41, log m = 2 artanh(z), z = (m - 1) /
- * (m + 1), five terms of the series; at most 2 ulp, or 1e-7 where the result is small. */
+/* log of positive normal numbers: x = m 2^e with m from 0.70 to 1.41, log m = 2 artanh(z), z = (m -
+ * 1) / (m + 1), five terms of the series; at most 2 ulp, or 1e-7 where the result is small. */
 LG_INLINE vf vf_log(vf x)
 {
     vi e = ((vi)x - 0x3f3504f3) >> 23;

@@ -1,11 +1,11 @@
 /* Speed of the operations at the shapes that the example's nets use, as JSON lines:
  *
- *     {"op":"linear_forward","shape":"M=512 N=576 K=192","ns":1006012,"gflops":112.6,"of_peak":0.96}
+ * {"op":"linear_forward","shape":"M=512 N=576 K=192","ns":1006012,"gflops":112.6,"of_peak":0.96}
  *
  * `of_peak` compares with multiply-adds in registers, measured first with the device's instruction
- * set; `of_copy` (for what moves memory) with memcpy of as many bytes in and out. Both on one thread:
- * with more threads they can exceed 1. A time is the best of REPEATS runs of about RUN_NS: CPU time with
- * one thread, so that other work on the machine matters little, else wall time.
+ * set; `of_copy` (for what moves memory) with memcpy of as many bytes in and out. Both on one
+ * thread: with more threads they can exceed 1. A time is the best of REPEATS runs of about RUN_NS:
+ * CPU time with one thread, so that other work on the machine matters little, else wall time.
  *
  * Usage: bench_ops [isa [threads]] */
 #include "base/check.h"

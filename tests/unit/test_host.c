@@ -1,9 +1,9 @@
 /* What the host backend promises beyond agreeing with ref64 (test_ops_host.c).
  *
- * Products and convolutions keep rows apart: at a fixed shape a row's bits depend neither on its slot
- * nor on the other rows. Libraries break this at tails and block borders, so it is tried over many
- * shapes, for each instruction set the machine has, with one and two threads. And what is not a number
- * stays visible, while what a mask excludes has no effect.
+ * Products and convolutions keep rows apart: at a fixed shape a row's bits depend neither on its
+ * slot nor on the other rows. Libraries break this at tails and block borders, so it is tried over
+ * many shapes, for each instruction set the machine has, with one and two threads. And what is not
+ * a number stays visible, while what a mask excludes has no effect.
  *
  * A process computes with one instruction set: each is tried in a child. */
 #include "base/check.h"
@@ -184,7 +184,7 @@ static int convolutions(struct rig *r, const char *isa)
     return failures;
 }
 
-/* Every activation, forward and backward, of a row in which one element is NaN and others are huge. */
+/* Every activation, forward and backward, of a row with one NaN among huge elements. */
 static int extremes(struct rig *r, const char *isa)
 {
     enum { N = 37, BAD = 18 };
