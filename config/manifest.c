@@ -76,6 +76,19 @@ static int get_number(const cJSON *j, const char *path, const char *key, uint64_
     return 0;
 }
 
+/* Ranks, threads: nowhere near what an int holds. */
+static int get_small(const cJSON *j, const char *path, const char *key, int *ret)
+{
+    enum { SMALL_MAX = 1 << 16 };
+    uint64_t v = 0;
+    LG_TRY(get_number(j, path, key, &v));
+    if (v > SMALL_MAX)
+        return LG_FAIL(LG_ERR_CORRUPT, "%s: \"%s\" is %" PRIu64 ", must be at most %d", path, key,
+                       v, SMALL_MAX);
+    *ret = (int)v;
+    return 0;
+}
+
 static int get_hex(const cJSON *j, const char *path, const char *key, uint64_t *ret)
 {
     const cJSON *v = cJSON_GetObjectItemCaseSensitive(j, key);
@@ -116,7 +129,7 @@ static int get_files(const cJSON *j, const char *path, lg_manifest *m)
 
 static int parse(const cJSON *j, const char *path, lg_manifest *m)
 {
-    uint64_t format = 0, ranks = 0, threads = 0;
+    uint64_t format = 0;
     LG_TRY(get_number(j, path, "format", &format));
     if (format != 1)
         return LG_FAIL(LG_ERR_MISMATCH, "%s has format %" PRIu64 ", this build reads 1", path,
@@ -127,9 +140,8 @@ static int parse(const cJSON *j, const char *path, lg_manifest *m)
     LG_TRY(get_number(j, path, "seed", &m->seed));
     LG_TRY(get_hex(j, path, "plan_hash", &m->plan_hash));
     LG_TRY(get_text(j, path, "isa", m->isa, sizeof m->isa));
-    LG_TRY(get_number(j, path, "ranks", &ranks));
-    LG_TRY(get_number(j, path, "threads", &threads));
-    m->ranks = (int)ranks, m->threads = (int)threads;
+    LG_TRY(get_small(j, path, "ranks", &m->ranks));
+    LG_TRY(get_small(j, path, "threads", &m->threads));
     LG_TRY(get_text(j, path, "fingerprint", m->fingerprint, sizeof m->fingerprint));
     LG_TRY(get_number(j, path, "optimizer_steps", &m->optimizer_steps));
     LG_TRY(get_number(j, path, "skipped", &m->skipped));
