@@ -102,6 +102,7 @@ $(patsubst stages/%/main.c,$(BUILD)/bin/lg-%,$(ROLE_MAINS)) $(patsubst stages/to
 
 include kernels/kernels.mk
 include examples/emoji/emoji.mk
+include tests/fuzz/fuzz.mk
 
 $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)
