@@ -38,6 +38,10 @@ extern "C" {
 
 namespace
 {
+/* Nesting by dots is bounded by nobody else (by brackets: toml++, 256), and tables are freed by
+ * recursion. */
+enum { DEPTH_MAX = 64, DOTS_MAX = 10000 };
+
 char *copy(std::string_view s)
 {
     auto *p = static_cast<char *>(std::malloc(s.size() + 1));
@@ -106,8 +110,9 @@ void set_value(lg_toml_item &item, const toml::node &node)
     }
 }
 
-void flatten(const toml::table &table, const std::string &prefix, Items &items)
+void flatten(const toml::table &table, const std::string &prefix, int depth, Items &items)
 {
+    if (depth > DEPTH_MAX) throw std::runtime_error("tables within tables, more than 64 deep");
     for (auto &&[k, node] : table) {
         std::string part(k.str());
         if (part.empty() || has_nul(part) || part.find('.') != part.npos) part = '"' + part + '"';
@@ -119,16 +124,18 @@ void flatten(const toml::table &table, const std::string &prefix, Items &items)
         item.line = static_cast<int>(k.source().begin.line);
         item.column = static_cast<int>(k.source().begin.column);
         set_value(item, node);
-        if (auto *t = node.as_table()) flatten(*t, key + ".", items);
+        if (auto *t = node.as_table()) flatten(*t, key + ".", depth + 1, items);
     }
 }
 
 /* Throws toml::parse_error. */
 lg_toml *parse(std::string_view text)
 {
+    if (std::count(text.begin(), text.end(), '.') > DOTS_MAX)
+        throw std::runtime_error("more than 10000 dots: that is no configuration");
     toml::table root = toml::parse(text);
     Items items;
-    flatten(root, "", items);
+    flatten(root, "", 0, items);
     /* toml++ sorts by name. A table made only by dotted keys has its first key's place. */
     std::stable_sort(items.v.begin(), items.v.end(),
                      [](const lg_toml_item &a, const lg_toml_item &b) {

@@ -1,8 +1,10 @@
 /* Fuzz target: what a peer may send to lgsup's socket: a message of several parts, each of any length.
- * A sentinel follows, so that a run knows when all was received.
+ * A sentinel follows, so that a run knows when all was received. It is sent again from time to time:
+ * a part above ZMQ_MAXMSGSIZE makes ZeroMQ hang up, and what stood behind it is lost.
  *
  * Input: parts: length, 2 bytes, content. */
 #include "bus/control.h"
+#include "base/clock.h"
 #include "bus/socket.h"
 #include "tests/fuzz/fuzz.h"
 #include <poll.h>
@@ -10,9 +12,9 @@
 #include <string.h>
 #include <zmq.h>
 
-enum { PARTS_MAX = 8, WAIT_MS = 2000, RECEIVE_MAX = 16 };
-static const struct lg_message SENTINEL = {
-    .kind = LG_MESSAGE_ping, .role = LG_ROLE_lgsup, .incarnation = 4242424, .text = "sentinel"};
+enum { PARTS_MAX = 8, PART_BYTES_MAX = 1100, WAIT_MS = 20, LIMIT_S = 10 };
+static struct lg_message sentinel = {
+    .kind = LG_MESSAGE_ping, .role = LG_ROLE_lgsup, .text = "sentinel"}; /* incarnation: the run */
 
 static lg_control *control;
 static void *context, *dealer;
@@ -39,7 +41,7 @@ static void send_parts(struct lg_fuzz_input *in)
 {
     for (int i = 0; i < PARTS_MAX; i++) {
         size_t bytes;
-        char *part = lg_fuzz_take(in, lg_fuzz_u16(in), &bytes);
+        char *part = lg_fuzz_take(in, lg_fuzz_u16(in) % PART_BYTES_MAX, &bytes);
         bool last = !in->bytes || i == PARTS_MAX - 1;
         LG_ASSERT(zmq_send(dealer, part, bytes, last ? 0 : ZMQ_SNDMORE) == (int)bytes);
         free(part);
@@ -47,10 +49,16 @@ static void send_parts(struct lg_fuzz_input *in)
     }
 }
 
+static void send_sentinel(void)
+{
+    unsigned char packed[LG_MESSAGE_BYTES];
+    zmq_send(dealer, packed, lg_message_pack(&sentinel, packed), ZMQ_DONTWAIT);
+}
+
 static bool is_sentinel(const struct lg_message *m)
 {
-    return m->kind == SENTINEL.kind && m->incarnation == SENTINEL.incarnation &&
-           strcmp(m->text, SENTINEL.text) == 0;
+    return m->kind == sentinel.kind && m->incarnation == sentinel.incarnation &&
+           strcmp(m->text, sentinel.text) == 0;
 }
 
 /* Everything up to the sentinel; an accepted message is answered, as lgsup would. */
@@ -58,7 +66,7 @@ static void receive_all(void)
 {
     struct lg_message m;
     struct lg_peer peer;
-    for (int i = 0; i < RECEIVE_MAX; i++) {
+    for (int64_t end_ns = lg_now_ns() + LIMIT_S * LG_S_NS; lg_now_ns() < end_ns;) {
         int rc = lg_control_receive(control, &peer, &m);
         LG_ASSERT(rc == 0 || rc == 1);
         if (rc == 1) {
@@ -68,7 +76,9 @@ static void receive_all(void)
             continue;
         }
         struct pollfd p = {.fd = lg_control_fd(control), .events = POLLIN};
-        LG_ASSERT(poll(&p, 1, WAIT_MS) >= 0 || errno == EINTR); /* libFuzzer's timer */
+        int n = poll(&p, 1, WAIT_MS);
+        LG_ASSERT(n >= 0 || errno == EINTR); /* libFuzzer's timer */
+        if (n == 0) send_sentinel();
     }
     LG_ASSERT(!"the sentinel arrives");
 }
@@ -76,11 +86,10 @@ static void receive_all(void)
 LG_FUZZ_TARGET(control)
 {
     struct lg_fuzz_input in = {data, bytes};
-    unsigned char packed[LG_MESSAGE_BYTES];
     if (!control) open_all();
+    sentinel.incarnation++;
     send_parts(&in);
-    size_t n = lg_message_pack(&SENTINEL, packed);
-    LG_ASSERT(zmq_send(dealer, packed, n, 0) == (int)n);
+    send_sentinel();
     receive_all();
     lg_socket_drain(dealer);
 }

@@ -67,6 +67,14 @@ const char *lg_fuzz_write(const char *name, const void *data, size_t bytes)
     return path;
 }
 
+const char *lg_fuzz_link(const char *name, int slot)
+{
+    char path[LG_PATH_BYTES];
+    LG_ASSERT(lg_path(path, "%s/%s", lg_fuzz_dir(), name) == 0);
+    LG_ASSERT(symlink(lg_fuzz_file(slot, "", 0), path) == 0 || errno == EEXIST);
+    return folder;
+}
+
 int lg_fuzz_fds(void)
 {
     int n = 0;

@@ -37,6 +37,9 @@ const char *lg_fuzz_file(int slot, const void *data, size_t bytes);
 const char *lg_fuzz_dir(void);
 /* "DIR/name", valid until the next call. The file there is created or replaced. */
 const char *lg_fuzz_write(const char *name, const void *data, size_t bytes);
+/* DIR/name becomes a link to the file in memory of this slot, which is much quicker to write. Returns
+ * DIR, for the rest of the process. */
+const char *lg_fuzz_link(const char *name, int slot);
 /* Number of open descriptors below 1024. */
 int lg_fuzz_fds(void);
 

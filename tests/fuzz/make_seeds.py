@@ -59,6 +59,7 @@ put("toml", "error", "a = [1,\n")
 put("toml", "bom", b"\xef\xbb\xbfa = 1\r\n")
 put("toml", "header-without-key", "[:x]\n")
 put("toml", "bare-key-not-ascii", "a = 1\n\u00e9 = 2\n")
+put("toml", "deep", "[" + "a." * 1000 + "a]\n")
 put("toml", "headers", "[a.b.c.d]\n[a.b.c.d.e.f]\ng.h.i = {j.k = 1}\n")
 
 LATENTS = '''[job]
@@ -224,6 +225,7 @@ put("control", "empty", parts(b""))
 put("control", "two-parts", parts(b"", EVENT))
 put("control", "many", parts(HELLO, HELLO, b"", EVENT))
 put("control", "too-long", parts(bytes(600)))
+put("control", "hang-up", parts(HELLO, bytes(1050)))
 
 
 def request(op, name, what=0, k=0, size=88):

@@ -46,17 +46,16 @@ static void read_vae(const char *dir)
 
 LG_FUZZ_TARGET(model_config)
 {
-    static bool made;
-    if (!made) {
+    static const char *dir;
+    if (!dir) {
         lg_fuzz_write("diffusion_pytorch_model.safetensors", "", 0);
         lg_fuzz_write("model.safetensors", "", 0);
         lg_fuzz_write("spiece.model", "", 0);
-        made = true;
+        dir = lg_fuzz_link("config.json", 0);
     }
     struct lg_vae_info vae;
     struct lg_text_info text;
-    const char *dir = lg_fuzz_dir();
-    read_denoiser(lg_fuzz_write("config.json", data, bytes));
+    read_denoiser(lg_fuzz_file(0, data, bytes));
     lg_err_clear();
     read_t5(dir);
     lg_err_clear();
