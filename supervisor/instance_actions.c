@@ -75,7 +75,7 @@ void lg_instance_kill(lg_supervisor *s, struct lg_instance *i)
     lg_instance_name(i, name);
     if (ready)
         snprintf(i->said, sizeof i->said,
-                 "it worked for %" PRId64 " s without a heartbeat (supervisor.hang_s)",
+                 "it was without a heartbeat for %" PRId64 " s (supervisor.hang_s)",
                  c->supervisor_hang_s);
     else
         snprintf(i->said, sizeof i->said,

@@ -2,8 +2,10 @@
  *
  * What is so stands on the board: a ready or hello message only makes the look come sooner.
  *
- * A hang is believed only after two looks, a second apart, between which lgsup ran normally itself:
- * after a suspended machine or a stopped lgsup every heartbeat looks old. */
+ * A stage that waits, or has nothing left to do, still looks around many times a second, so a late
+ * heartbeat tells of a hang in every phase. It is believed only after two looks, a second apart,
+ * between which lgsup ran normally itself: after a suspended machine or a stopped lgsup every
+ * heartbeat looks old. */
 #include "base/clock.h"
 #include "shm/commit.h"
 #include "supervisor/status.h"
@@ -32,8 +34,7 @@ static void look_for_hang(lg_supervisor *s, struct lg_instance *i, int64_t now_n
 {
     struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
     int64_t beat_ns = atomic_load_explicit(&row->heartbeat_ns, memory_order_relaxed);
-    bool working = atomic_load_explicit(&row->phase, memory_order_relaxed) == LG_PHASE_WORKING;
-    bool late = working && now_ns - beat_ns > s->run->config->supervisor_hang_s * LG_S_NS;
+    bool late = now_ns - beat_ns > s->run->config->supervisor_hang_s * LG_S_NS;
     i->late_looks = late ? i->late_looks + 1 : 0;
     if (i->late_looks >= HANG_LOOKS) lg_instance_raise(s, i, LG_INSTANCE_EVENT_late);
 }
