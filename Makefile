@@ -101,6 +101,7 @@ $(patsubst stages/%/main.c,$(BUILD)/bin/lg-%,$(ROLE_MAINS)) $(patsubst stages/to
 	$(LINK)
 
 include kernels/kernels.mk
+include tests/gpu/gpu.mk
 include examples/emoji/emoji.mk
 include tests/fuzz/fuzz.mk
 

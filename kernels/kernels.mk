@@ -39,3 +39,5 @@ $(REF64_SO): $(REF64_OBJ) $(SHARED_OBJ)
 	@mkdir -p $(@D)
 	@echo "  SO    $@"
 	$(Q)$(CC) $(LDFLAGS) $(SO_LDFLAGS) -shared -o $@ $(REF64_OBJ) $(SHARED_OBJ) -lm
+
+include kernels/cuda/cuda.mk

@@ -1,0 +1,203 @@
+/* Sums of products of any shape, layout and alignment, on the ordinary cores: the matrix product that
+ * cuBLASLt is not asked for, the convolution that cuDNN does not do, and the column sums of a matrix.
+ *
+ * Products: a block of 256 threads makes a tile of 64 x 64, 4 x 4 a thread; 16 of the inner dimension
+ * at a time go through shared memory (8 KB). The sum over the inner dimension is in its order. */
+#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/cudnn.h"
+
+enum { THREADS = 256, TILE = 64, DEEP = 16, EACH = 4 };
+
+/* Tile (rows r0.., columns c0..) of left(row, k) right(column, k), summed over k < depth. The two are
+ * functions that return 0 outside. */
+template <typename L, typename R>
+static __device__ void tile_product(int64_t r0, int64_t c0, int64_t depth, L left, R right,
+                                    float (&sum)[EACH][EACH])
+{
+    __shared__ float l[DEEP][TILE + 1], r[DEEP][TILE + 1];
+    int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+    for (int64_t k0 = 0; k0 < depth; k0 += DEEP) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < TILE * DEEP; i += THREADS) {
+            int k = i % DEEP, row = i / DEEP;
+            l[k][row] = k0 + k < depth ? left(r0 + row, k0 + k) : 0;
+            r[k][row] = k0 + k < depth ? right(c0 + row, k0 + k) : 0;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < DEEP; k++)
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+#pragma unroll
+                for (int j = 0; j < EACH; j++)
+                    sum[i][j] = fmaf(l[k][ty + 16 * i], r[k][tx + 16 * j], sum[i][j]);
+    }
+}
+/* Calls put(row, column, value) for the values of this thread. */
+template <typename P>
+static __device__ void put_tile(int64_t r0, int64_t c0, const float (&sum)[EACH][EACH], P put)
+{
+    int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int j = 0; j < EACH; j++) put(r0 + ty + 16 * i, c0 + tx + 16 * j, sum[i][j]);
+}
+
+/* ---- products ---- */
+
+template <typename T, typename W>
+static __global__ void __launch_bounds__(THREADS) gemm_kernel(const struct cuda_any_gemm g)
+{
+    const T *a = (const T *)g.a, *b = (const T *)g.b, *bias = (const T *)g.bias;
+    W *d = (W *)g.d;
+    int64_t m0 = (int64_t)blockIdx.x * TILE, n0 = (int64_t)blockIdx.y * TILE;
+    float sum[EACH][EACH] = {};
+    tile_product(
+        m0, n0, g.k,
+        [&](int64_t m, int64_t k) { return m < g.m ? to_float(a[m * g.sa_m + k * g.sa_k]) : 0; },
+        [&](int64_t n, int64_t k) { return n < g.n ? to_float(b[n * g.sb_n + k * g.sb_k]) : 0; },
+        sum);
+    put_tile(m0, n0, sum, [&](int64_t m, int64_t n, float v) {
+        if (m >= g.m || n >= g.n) return;
+        if (bias) v += to_float(bias[n]);
+        if (g.accumulate) v += to_float(d[m * g.ldd + n]);
+        d[m * g.ldd + n] = from_float<W>(v);
+    });
+}
+void cuda_any_gemm(cudaStream_t stream, const struct cuda_any_gemm *g)
+{
+    dim3 grid((unsigned)ceil_div(g->m, TILE), (unsigned)ceil_div(g->n, TILE));
+    WITH_TYPES(g->in, g->out, T, W, (gemm_kernel<T, W><<<grid, THREADS, 0, stream>>>(*g)))
+    LG_CUDA_LAUNCHED();
+}
+
+/* ---- convolution ---- */
+
+struct conv {
+    int H, W, Ci, Ho, Wo, Co, kh, kw, stride, top, left;
+    int64_t pixels; /* N Ho Wo */
+};
+/* Rows: output pixels; columns: output channels; inner dimension: (kh, kw, Ci). */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    conv_kernel(const T *x, const T *w, const T *bias, const T *residual, T *y, const conv z)
+{
+    int64_t p0 = (int64_t)blockIdx.x * TILE, c0 = (int64_t)blockIdx.y * TILE;
+    int depth = z.kh * z.kw * z.Ci;
+    float sum[EACH][EACH] = {};
+    tile_product(
+        p0, c0, depth,
+        [&](int64_t p, int64_t k) -> float {
+            int c = (int)k % z.Ci, j = (int)k / z.Ci % z.kw, i = (int)k / z.Ci / z.kw;
+            int h = (int)(p / z.Wo % z.Ho) * z.stride + i - z.top;
+            int v = (int)(p % z.Wo) * z.stride + j - z.left;
+            if (p >= z.pixels || h < 0 || h >= z.H || v < 0 || v >= z.W) return 0;
+            int64_t n = p / ((int64_t)z.Ho * z.Wo);
+            return to_float(x[((n * z.H + h) * z.W + v) * z.Ci + c]);
+        },
+        [&](int64_t c, int64_t k) -> float { return c < z.Co ? to_float(w[c * depth + k]) : 0; },
+        sum);
+    put_tile(p0, c0, sum, [&](int64_t p, int64_t c, float v) {
+        if (p >= z.pixels || c >= z.Co) return;
+        v += to_float(bias[c]);
+        if (residual) v += to_float(residual[p * z.Co + c]);
+        y[p * z.Co + c] = from_float<T>(v);
+    });
+}
+void cuda_any_conv(cudaStream_t stream, const struct lg_conv2d_forward_args *a)
+{
+    conv z = {(int)a->x.dim[1], (int)a->x.dim[2], (int)a->x.dim[3], (int)a->y.dim[1],
+              (int)a->y.dim[2], (int)a->y.dim[3], (int)a->w.dim[1], (int)a->w.dim[2],
+              a->stride,        a->top,           a->left,          lg_cuda_rows(&a->y)};
+    dim3 grid((unsigned)ceil_div(z.pixels, TILE), (unsigned)ceil_div(z.Co, TILE));
+    WITH_TYPE(a->x.dtype, T,
+              (conv_kernel<T><<<grid, THREADS, 0, stream>>>(
+                  (const T *)a->x.data, (const T *)a->w.data, (const T *)a->bias.data,
+                  (const T *)a->residual.data, (T *)a->y.data, z)))
+    LG_CUDA_LAUNCHED();
+}
+
+size_t cuda_conv2d_forward_scratch(lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
+{
+    return lg_cudnn_conv2d_scratch(d, a);
+}
+void cuda_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
+{
+    if (!lg_cudnn_conv2d(s, a)) cuda_any_conv(lg_cuda_stream_of(s), a);
+}
+
+/* ---- column sums ---- */
+
+/* A block sums `rows` rows of 32 packs of columns: 8 warps every eighth row, then the warps in order.
+ * partial (chunks, N). */
+template <typename T, int P>
+static __global__ void partial_sums_kernel(const T *x, float *partial, int64_t M, int64_t N,
+                                           int64_t rows)
+{
+    constexpr int WARPS = THREADS / WARP;
+    __shared__ float sums[WARPS][WARP * P];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int64_t c = ((int64_t)blockIdx.x * WARP + lane) * P, last = (blockIdx.y + 1) * rows;
+    float sum[P] = {}, v[P];
+    if (last > M) last = M;
+    for (int64_t m = blockIdx.y * rows + warp; c < N && m < last; m += WARPS) {
+        load<T, P>(x + m * N + c, v);
+#pragma unroll
+        for (int e = 0; e < P; e++) sum[e] += v[e];
+    }
+#pragma unroll
+    for (int e = 0; e < P; e++) sums[warp][lane * P + e] = sum[e];
+    __syncthreads();
+    if (warp > 0 || c >= N) return;
+#pragma unroll
+    for (int e = 0; e < P; e++) {
+        for (int w = 1; w < WARPS; w++) sum[e] += sums[w][lane * P + e];
+        partial[blockIdx.y * N + c + e] = sum[e];
+    }
+}
+template <typename W>
+static __global__ void add_partial_kernel(const float *partial, W *y, int64_t chunks, int64_t N,
+                                          bool accumulate)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= N) return;
+    float sum = 0;
+    for (int64_t c = 0; c < chunks; c++) sum += partial[c * N + i];
+    y[i] = from_float<W>(accumulate ? to_float(y[i]) + sum : sum);
+}
+/* Chunks of at least 64 rows, at most 128 chunks: by M alone. */
+static int64_t chunk_rows(int64_t M)
+{
+    int64_t rows = ceil_div(M, 128);
+    return rows < 64 ? 64 : rows;
+}
+size_t cuda_column_sums_scratch(int64_t M, int64_t N)
+{
+    return (size_t)(ceil_div(M, chunk_rows(M)) * N) * sizeof(float);
+}
+void cuda_column_sums(cudaStream_t stream, lg_tensor x, lg_tensor y, bool accumulate, void *scratch)
+{
+    int64_t M = x.dim[0], N = x.dim[1], rows = chunk_rows(M), chunks = ceil_div(M, rows);
+    float *partial = (float *)scratch;
+    unsigned blocks = (unsigned)ceil_div(N, THREADS);
+    WITH_TYPES(x.dtype, y.dtype, T, W, {
+        WITH_PACK(N % PACK<T> == 0 && lg_cuda_aligned_16(x.data), T, P, {
+            dim3 grid((unsigned)ceil_div(N, WARP * P), (unsigned)chunks);
+            partial_sums_kernel<T, P>
+                <<<grid, THREADS, 0, stream>>>((const T *)x.data, partial, M, N, rows);
+        })
+        LG_CUDA_LAUNCHED();
+        add_partial_kernel<<<blocks, THREADS, 0, stream>>>(partial, (W *)y.data, chunks, N,
+                                                           accumulate);
+    })
+    LG_CUDA_LAUNCHED();
+}
+size_t cuda_sum_rows_scratch(const struct lg_sum_rows_args *a)
+{
+    return cuda_column_sums_scratch(a->x.dim[0], a->x.dim[1]);
+}
+void cuda_sum_rows(lg_stream *s, const struct lg_sum_rows_args *a)
+{
+    cuda_column_sums(lg_cuda_stream_of(s), a->x, a->y, a->accumulate, s->scratch);
+}

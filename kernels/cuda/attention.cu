@@ -1,0 +1,405 @@
+/* Softmax attention without the tensor cores: any head size up to HEAD_MAX, any lengths, key lengths,
+ * bias; fp32 arithmetic. For 16-bit types cudnn_attention.c takes what it can; the rest, and fp32,
+ * comes here.
+ *
+ * Forward (Dao, "FlashAttention-2", 2023, algorithm 1): a block of 256 threads owns 32 queries of one
+ * head and walks the keys in tiles of 32: S = scale Q K^T (2x2 values a thread), running row maximum
+ * and sum, O = diag(e^(m - m')) O + P V (8 threads a row, each 4 columns in 32).
+ * Backward: P = e^(S - lse) again; one kernel owns 32 keys and walks the queries (dK, dV), the other
+ * owns 32 queries and walks the keys (dQ): nothing is added across blocks, so there are no atomics and
+ * the bits are always the same.
+ *
+ * Shared memory: tiles of 32 rows, in floats; a row takes `row` floats, an odd number of 4s, so that
+ * 16-byte reads of 8 neighbouring rows touch all banks once. Forward 3 tiles: 197 KB at d = 512;
+ * backward 4 tiles: 132 KB at d = 256.
+ * Scratch: backward, (B, H, Tq) floats: rows' sums of dout o. */
+#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/cudnn.h"
+
+enum { THREADS = 256, TILE = 32, GROUP = THREADS / TILE, HEAD_MAX = 512, HEAD_MAX_BACKWARD = 256 };
+enum { SCORES = TILE * (TILE + 1) };
+
+/* One head of one sample of q, k, v ...: rows `stride` elements apart. */
+template <typename T> struct head {
+    T *p;
+    int64_t stride;
+};
+struct shape {
+    int B, Tq, Tk, H, d;
+    int row; /* floats of a tile's row */
+    float scale;
+};
+static shape shape_of(const lg_tensor *q, const lg_tensor *k, double scale)
+{
+    int d = (int)q->dim[3], row = (d + 3) / 4 * 4;
+    if (row / 4 % 2 == 0) row += 4;
+    return {(int)q->dim[0], (int)q->dim[1], (int)k->dim[1], (int)q->dim[2], d, row, (float)scale};
+}
+template <typename T>
+static __device__ head<T> head_of(T *base, int64_t stride, int64_t tokens, const shape &z)
+{
+    return {base + blockIdx.z * tokens * stride + (int64_t)blockIdx.y * z.d, stride};
+}
+static __device__ int keys_of(const int32_t *k_length, const shape &z)
+{
+    int n = k_length ? k_length[blockIdx.z] : z.Tk;
+    if (n < 1 || n > z.Tk) __trap();
+    return n;
+}
+
+/* Rows [first, first + TILE) of a head, as floats; 0 beyond `end` and beyond d. */
+template <typename T>
+static __device__ void load_tile(float *tile, head<const T> h, int first, int end, const shape &z)
+{
+    constexpr int N = PACK<T>;
+    bool fits = z.d % N == 0 && h.stride % N == 0 && (uintptr_t)h.p % 16 == 0;
+    if (fits) {
+        int packs = z.d / N;
+        for (int i = threadIdx.x; i < TILE * packs; i += THREADS) {
+            int r = i / packs, c = i % packs * N;
+            float v[N] = {};
+            if (first + r < end) load<T, N>(h.p + (first + r) * h.stride + c, v);
+#pragma unroll
+            for (int e = 0; e < N; e++) tile[r * z.row + c + e] = v[e];
+        }
+    } else {
+        int width = (z.d + 3) / 4 * 4;
+        for (int i = threadIdx.x; i < TILE * width; i += THREADS) {
+            int r = i / width, c = i % width;
+            bool there = first + r < end && c < z.d;
+            tile[r * z.row + c] = there ? to_float(h.p[(first + r) * h.stride + c]) : 0;
+        }
+    }
+}
+
+/* Row r of a tile times row c of another. */
+static __device__ __forceinline__ float4 row4(const float *tile, int r, int c, const shape &z)
+{
+    return *reinterpret_cast<const float4 *>(tile + r * z.row + c);
+}
+static __device__ __forceinline__ float dot4(float4 a, float4 b, float sum)
+{
+    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+}
+/* ret[i][j] = row (i0 + 16 i) of a times row (j0 + 16 j) of b. */
+static __device__ __forceinline__ void dot2x2(const float *a, const float *b, int i0, int j0,
+                                              const shape &z, float (&ret)[2][2])
+{
+    ret[0][0] = ret[0][1] = ret[1][0] = ret[1][1] = 0;
+    for (int c = 0; c < z.d; c += 4) {
+        float4 a0 = row4(a, i0, c, z), a1 = row4(a, i0 + 16, c, z);
+        float4 b0 = row4(b, j0, c, z), b1 = row4(b, j0 + 16, c, z);
+        ret[0][0] = dot4(a0, b0, ret[0][0]);
+        ret[0][1] = dot4(a0, b1, ret[0][1]);
+        ret[1][0] = dot4(a1, b0, ret[1][0]);
+        ret[1][1] = dot4(a1, b1, ret[1][1]);
+    }
+}
+/* Columns 4 lane + 32 i of a row of `sum` += weight times the same columns of row r of a tile. */
+template <int D>
+static __device__ __forceinline__ void add_row(float4 (&sum)[D / 32], float weight,
+                                               const float *tile, int r, int lane, const shape &z)
+{
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        int c = 4 * lane + 32 * i;
+        if (c >= z.d) break;
+        float4 v = row4(tile, r, c, z);
+        sum[i].x = fmaf(weight, v.x, sum[i].x);
+        sum[i].y = fmaf(weight, v.y, sum[i].y);
+        sum[i].z = fmaf(weight, v.z, sum[i].z);
+        sum[i].w = fmaf(weight, v.w, sum[i].w);
+    }
+}
+template <typename T, int D>
+static __device__ void store_row(T *row, const float4 (&sum)[D / 32], float factor, int lane,
+                                 const shape &z)
+{
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        int c = 4 * lane + 32 * i;
+        const float v[4] = {sum[i].x, sum[i].y, sum[i].z, sum[i].w};
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (c + e < z.d) row[c + e] = from_float<T>(v[e] * factor);
+    }
+}
+/* Maximum and sum over the GROUP threads of a row. */
+static __device__ __forceinline__ float group_max(float x)
+{
+    for (int o = GROUP / 2; o > 0; o /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, o));
+    return x;
+}
+static __device__ __forceinline__ float group_sum(float x)
+{
+    for (int o = GROUP / 2; o > 0; o /= 2) x += __shfl_xor_sync(0xffffffff, x, o);
+    return x;
+}
+
+/* ---- forward ---- */
+
+template <typename T> struct forward_args {
+    const T *q, *k, *v, *bias;
+    const int32_t *k_length;
+    int64_t q_stride, kv_stride;
+    T *o;
+    float *lse;
+    shape z;
+};
+template <typename T, int D>
+static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_args<T> a)
+{
+    extern __shared__ float4 shared4[];
+    const shape z = a.z;
+    float *q = (float *)shared4, *k = q + TILE * z.row, *v = k + TILE * z.row,
+          *s = v + TILE * z.row;
+    int q0 = blockIdx.x * TILE, keys = keys_of(a.k_length, z);
+    int i0 = threadIdx.x / 16, j0 = threadIdx.x % 16;
+    int r = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
+    load_tile<T>(q, head_of(a.q, a.q_stride, z.Tq, z), q0, z.Tq, z);
+    float4 o[D / 32] = {};
+    float top = -INFINITY, total = 0;
+    for (int k0 = 0; k0 < keys; k0 += TILE) {
+        __syncthreads();
+        load_tile<T>(k, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
+        load_tile<T>(v, head_of(a.v, a.kv_stride, z.Tk, z), k0, keys, z);
+        __syncthreads();
+        float score[2][2];
+        dot2x2(q, k, i0, j0, z, score);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int qi = i0 + 16 * (i / 2), kj = j0 + 16 * (i % 2);
+            float x = score[i / 2][i % 2] * z.scale;
+            if (a.bias && q0 + qi < z.Tq && k0 + kj < keys)
+                x += to_float(a.bias[((int64_t)blockIdx.y * z.Tq + q0 + qi) * z.Tk + k0 + kj]);
+            s[qi * (TILE + 1) + kj] = k0 + kj < keys ? x : -INFINITY;
+        }
+        __syncthreads();
+        float *row = s + r * (TILE + 1), high = -INFINITY, sum = 0;
+        for (int j = lane; j < TILE; j += GROUP) high = fmaxf(high, row[j]);
+        float new_top = fmaxf(top, group_max(high)), fade = expf(top - new_top);
+        for (int j = lane; j < TILE; j += GROUP) {
+            row[j] = expf(row[j] - new_top);
+            sum += row[j];
+        }
+        total = total * fade + group_sum(sum);
+        top = new_top;
+        __syncwarp(); /* the row's threads lie in one warp */
+#pragma unroll
+        for (int i = 0; i < D / 32; i++)
+            o[i].x *= fade, o[i].y *= fade, o[i].z *= fade, o[i].w *= fade;
+        for (int j = 0; j < TILE; j++) add_row<D>(o, row[j], v, j, lane, z);
+    }
+    if (q0 + r >= z.Tq) return;
+    int64_t out = ((int64_t)blockIdx.z * z.Tq + q0 + r) * z.H + blockIdx.y;
+    store_row<T, D>(a.o + out * z.d, o, 1 / total, lane, z);
+    if (a.lse && lane == 0)
+        a.lse[((int64_t)blockIdx.z * z.H + blockIdx.y) * z.Tq + q0 + r] = top + logf(total);
+}
+
+static size_t shared_bytes(const shape &z, int tiles, int score_tiles)
+{
+    return ((size_t)tiles * TILE * z.row + (size_t)score_tiles * SCORES) * sizeof(float);
+}
+/* Lets the kernel have that much shared memory. */
+template <typename K> static void allow_shared(K *kernel, size_t bytes)
+{
+    LG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+}
+static dim3 grid_of(int tokens, const shape &z)
+{
+    return dim3((unsigned)ceil_div(tokens, TILE), (unsigned)z.H, (unsigned)z.B);
+}
+
+template <typename T, int D>
+static void launch_forward(cudaStream_t stream, const forward_args<T> &f)
+{
+    size_t bytes = shared_bytes(f.z, 3, 1);
+    allow_shared(forward_kernel<T, D>, bytes);
+    forward_kernel<T, D><<<grid_of(f.z.Tq, f.z), THREADS, bytes, stream>>>(f);
+    LG_CUDA_LAUNCHED();
+}
+template <typename T> static void forward(lg_stream *s, const struct lg_attention_forward_args *a)
+{
+    forward_args<T> f = {(const T *)a->q.data,
+                         (const T *)a->k.data,
+                         (const T *)a->v.data,
+                         (const T *)a->bias.data,
+                         (const int32_t *)a->k_length.data,
+                         a->q_stride,
+                         a->kv_stride,
+                         (T *)a->o.data,
+                         (float *)a->lse.data,
+                         shape_of(&a->q, &a->k, a->scale)};
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    LG_ASSERT(f.z.d <= HEAD_MAX);
+    if (f.z.d <= 32) return launch_forward<T, 32>(stream, f);
+    if (f.z.d <= 64) return launch_forward<T, 64>(stream, f);
+    if (f.z.d <= 128) return launch_forward<T, 128>(stream, f);
+    launch_forward<T, HEAD_MAX>(stream, f);
+}
+size_t cuda_attention_forward_scratch(lg_cuda_device *d, const struct lg_attention_forward_args *a)
+{
+    return lg_cudnn_attention_forward_scratch(d, a);
+}
+void cuda_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)
+{
+    if (lg_cudnn_attention_forward(s, a)) return;
+    WITH_TYPE(a->q.dtype, T, forward<T>(s, a))
+}
+
+/* ---- backward ---- */
+
+/* delta (B, H, Tq) = sum over d of dout o: a warp per (b, t, h). */
+template <typename T>
+static __global__ void delta_kernel(const T *dout, const T *o, float *delta, int64_t rows, shape z)
+{
+    int64_t row = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
+    if (row >= rows) return;
+    float sum = 0;
+    for (int i = threadIdx.x % WARP; i < z.d; i += WARP)
+        sum += to_float(dout[row * z.d + i]) * to_float(o[row * z.d + i]);
+    sum = warp_sum(sum);
+    int64_t h = row % z.H, t = row / z.H % z.Tq, b = row / z.H / z.Tq;
+    if (threadIdx.x % WARP == 0) delta[(b * z.H + h) * z.Tq + t] = sum;
+}
+
+template <typename T> struct backward_args {
+    const T *q, *k, *v, *dout;
+    const int32_t *k_length;
+    const float *lse, *delta; // (B, H, Tq)
+    int64_t q_stride, kv_stride, dq_stride, dkv_stride;
+    T *dq, *dk, *dv;
+    shape z;
+};
+/* p and ds = scale p (dout v - delta) of the tile of queries q0 and keys k0, four values a thread. */
+template <typename T>
+static __device__ void tile_of_gradients(const backward_args<T> &a, const float *q, const float *k,
+                                         const float *v, const float *dout, int q0, int k0,
+                                         int keys, float *p, float *ds)
+{
+    const shape &z = a.z;
+    int i0 = threadIdx.x / 16, j0 = threadIdx.x % 16;
+    const float *lse = a.lse + ((int64_t)blockIdx.z * z.H + blockIdx.y) * z.Tq;
+    const float *delta = a.delta + ((int64_t)blockIdx.z * z.H + blockIdx.y) * z.Tq;
+    float score[2][2], dp[2][2];
+    dot2x2(q, k, i0, j0, z, score);
+    dot2x2(dout, v, i0, j0, z, dp);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int qi = i0 + 16 * (i / 2), kj = j0 + 16 * (i % 2);
+        bool there = q0 + qi < z.Tq && k0 + kj < keys;
+        float w = there ? expf(score[i / 2][i % 2] * z.scale - lse[q0 + qi]) : 0;
+        if (p) p[qi * (TILE + 1) + kj] = w;
+        ds[qi * (TILE + 1) + kj] = there ? w * (dp[i / 2][i % 2] - delta[q0 + qi]) * z.scale : 0;
+    }
+}
+
+template <typename T, int D>
+static __global__ void __launch_bounds__(THREADS) keys_kernel(const backward_args<T> a)
+{
+    extern __shared__ float4 shared4[];
+    const shape z = a.z;
+    float *k = (float *)shared4, *v = k + TILE * z.row, *q = v + TILE * z.row;
+    float *dout = q + TILE * z.row, *p = dout + TILE * z.row, *ds = p + SCORES;
+    int k0 = blockIdx.x * TILE, keys = keys_of(a.k_length, z);
+    int r = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
+    load_tile<T>(k, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
+    load_tile<T>(v, head_of(a.v, a.kv_stride, z.Tk, z), k0, keys, z);
+    float4 dk[D / 32] = {}, dv[D / 32] = {};
+    for (int q0 = 0; k0 < keys && q0 < z.Tq; q0 += TILE) {
+        __syncthreads();
+        load_tile<T>(q, head_of(a.q, a.q_stride, z.Tq, z), q0, z.Tq, z);
+        load_tile<T>(dout, head_of(a.dout, (int64_t)z.H * z.d, z.Tq, z), q0, z.Tq, z);
+        __syncthreads();
+        tile_of_gradients(a, q, k, v, dout, q0, k0, keys, p, ds);
+        __syncthreads();
+        for (int i = 0; i < TILE; i++) {
+            add_row<D>(dv, p[i * (TILE + 1) + r], dout, i, lane, z);
+            add_row<D>(dk, ds[i * (TILE + 1) + r], q, i, lane, z);
+        }
+    }
+    if (k0 + r >= z.Tk) return;
+    int64_t row = ((int64_t)blockIdx.z * z.Tk + k0 + r) * a.dkv_stride + (int64_t)blockIdx.y * z.d;
+    store_row<T, D>(a.dk + row, dk, 1, lane, z);
+    store_row<T, D>(a.dv + row, dv, 1, lane, z);
+}
+
+template <typename T, int D>
+static __global__ void __launch_bounds__(THREADS) queries_kernel(const backward_args<T> a)
+{
+    extern __shared__ float4 shared4[];
+    const shape z = a.z;
+    float *k = (float *)shared4, *v = k + TILE * z.row, *q = v + TILE * z.row;
+    float *dout = q + TILE * z.row, *ds = dout + TILE * z.row;
+    int q0 = blockIdx.x * TILE, keys = keys_of(a.k_length, z);
+    int r = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
+    load_tile<T>(q, head_of(a.q, a.q_stride, z.Tq, z), q0, z.Tq, z);
+    load_tile<T>(dout, head_of(a.dout, (int64_t)z.H * z.d, z.Tq, z), q0, z.Tq, z);
+    float4 dq[D / 32] = {};
+    for (int k0 = 0; k0 < keys; k0 += TILE) {
+        __syncthreads();
+        load_tile<T>(k, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
+        load_tile<T>(v, head_of(a.v, a.kv_stride, z.Tk, z), k0, keys, z);
+        __syncthreads();
+        tile_of_gradients(a, q, k, v, dout, q0, k0, keys, (float *)nullptr, ds);
+        __syncthreads();
+        for (int j = 0; j < TILE; j++) add_row<D>(dq, ds[r * (TILE + 1) + j], k, j, lane, z);
+    }
+    if (q0 + r >= z.Tq) return;
+    int64_t row = ((int64_t)blockIdx.z * z.Tq + q0 + r) * a.dq_stride + (int64_t)blockIdx.y * z.d;
+    store_row<T, D>(a.dq + row, dq, 1, lane, z);
+}
+
+template <typename T, int D>
+static void launch_backward(cudaStream_t stream, const backward_args<T> &b)
+{
+    size_t keys_bytes = shared_bytes(b.z, 4, 2), queries_bytes = shared_bytes(b.z, 4, 1);
+    allow_shared(keys_kernel<T, D>, keys_bytes);
+    allow_shared(queries_kernel<T, D>, queries_bytes);
+    keys_kernel<T, D><<<grid_of(b.z.Tk, b.z), THREADS, keys_bytes, stream>>>(b);
+    LG_CUDA_LAUNCHED();
+    queries_kernel<T, D><<<grid_of(b.z.Tq, b.z), THREADS, queries_bytes, stream>>>(b);
+    LG_CUDA_LAUNCHED();
+}
+template <typename T> static void backward(lg_stream *s, const struct lg_attention_backward_args *a)
+{
+    float *delta = (float *)s->scratch;
+    backward_args<T> b = {(const T *)a->q.data,
+                          (const T *)a->k.data,
+                          (const T *)a->v.data,
+                          (const T *)a->dout.data,
+                          (const int32_t *)a->k_length.data,
+                          (const float *)a->lse.data,
+                          delta,
+                          a->q_stride,
+                          a->kv_stride,
+                          a->dq_stride,
+                          a->dkv_stride,
+                          (T *)a->dq.data,
+                          (T *)a->dk.data,
+                          (T *)a->dv.data,
+                          shape_of(&a->q, &a->k, a->scale)};
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    int64_t rows = (int64_t)b.z.B * b.z.Tq * b.z.H;
+    LG_ASSERT(b.z.d <= HEAD_MAX_BACKWARD);
+    delta_kernel<<<(unsigned)ceil_div(rows, THREADS / WARP), THREADS, 0, stream>>>(
+        b.dout, (const T *)a->o.data, delta, rows, b.z);
+    LG_CUDA_LAUNCHED();
+    if (b.z.d <= 32) return launch_backward<T, 32>(stream, b);
+    if (b.z.d <= 64) return launch_backward<T, 64>(stream, b);
+    if (b.z.d <= 128) return launch_backward<T, 128>(stream, b);
+    launch_backward<T, HEAD_MAX_BACKWARD>(stream, b);
+}
+size_t cuda_attention_backward_scratch(lg_cuda_device *d,
+                                       const struct lg_attention_backward_args *a)
+{
+    size_t cudnn = lg_cudnn_attention_backward_scratch(d, a);
+    size_t delta = (size_t)(a->q.dim[0] * a->q.dim[1] * a->q.dim[2]) * sizeof(float);
+    return cudnn ? cudnn : delta;
+}
+void cuda_attention_backward(lg_stream *s, const struct lg_attention_backward_args *a)
+{
+    if (lg_cudnn_attention_backward(s, a)) return;
+    WITH_TYPE(a->q.dtype, T, backward<T>(s, a))
+}

@@ -1,0 +1,159 @@
+/* What the kernels share: element types, packs of 16 bytes, sums over a warp and a block.
+ *
+ * Every kernel computes in fp32 (or fp64 where it says so) and rounds once at the store. Sums have a
+ * fixed order: that of the code, then halving within the warp (xor shuffles), then warps in order. */
+#pragma once
+#include "kernels/cuda/cuda.h"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+typedef __nv_bfloat16 bf16;
+typedef __half fp16;
+
+enum { WARP = 32 };
+
+__device__ __forceinline__ float to_float(float x)
+{
+    return x;
+}
+__device__ __forceinline__ float to_float(bf16 x)
+{
+    return __bfloat162float(x);
+}
+__device__ __forceinline__ float to_float(fp16 x)
+{
+    return __half2float(x);
+}
+template <typename T> __device__ __forceinline__ T from_float(float x);
+template <> __device__ __forceinline__ float from_float<float>(float x)
+{
+    return x;
+}
+template <> __device__ __forceinline__ bf16 from_float<bf16>(float x)
+{
+    return __float2bfloat16_rn(x);
+}
+template <> __device__ __forceinline__ fp16 from_float<fp16>(float x)
+{
+    return __float2half_rn(x);
+}
+
+/* N elements that are loaded and stored at once; N sizeof(T) is at most 16. */
+template <typename T, int N> struct alignas(sizeof(T) * N) pack {
+    T v[N];
+};
+template <typename T> constexpr int PACK = 16 / (int)sizeof(T);
+
+template <typename T, int N> __device__ __forceinline__ void load(const T *p, float (&ret)[N])
+{
+    pack<T, N> x = *reinterpret_cast<const pack<T, N> *>(p);
+#pragma unroll
+    for (int i = 0; i < N; i++) ret[i] = to_float(x.v[i]);
+}
+template <typename T, int N> __device__ __forceinline__ void store(T *p, const float (&x)[N])
+{
+    pack<T, N> y;
+#pragma unroll
+    for (int i = 0; i < N; i++) y.v[i] = from_float<T>(x[i]);
+    *reinterpret_cast<pack<T, N> *>(p) = y;
+}
+
+template <typename F> __device__ __forceinline__ F warp_sum(F x)
+{
+#pragma unroll
+    for (int o = WARP / 2; o > 0; o /= 2) x += __shfl_xor_sync(0xffffffff, x, o);
+    return x;
+}
+/* The sum over a block of THREADS, in every thread. */
+template <int THREADS, typename F> __device__ __forceinline__ F block_sum(F x)
+{
+    __shared__ F partial[THREADS / WARP];
+    x = warp_sum(x);
+    __syncthreads(); /* an earlier sum has been read */
+    if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = x;
+    __syncthreads();
+    F sum = 0;
+    for (int w = 0; w < THREADS / WARP; w++) sum += partial[w];
+    return sum;
+}
+
+__host__ __device__ __forceinline__ int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+#define SQRT_2_OVER_PI 0.79788456080286535588f
+#define GELU_CUBIC     0.044715f
+
+__device__ __forceinline__ float act_of(lg_act act, float x)
+{
+    switch (act) {
+    case LG_ACT_NONE:
+        return x;
+    case LG_ACT_SILU:
+        return x / (1 + expf(-x));
+    case LG_ACT_GELU_TANH:
+        return 0.5f * x * (1 + tanhf(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x)));
+    case LG_ACT_RELU:
+        return x < 0 ? 0 : x; /* NaN stays */
+    }
+    return x;
+}
+__device__ __forceinline__ float act_slope(lg_act act, float x)
+{
+    switch (act) {
+    case LG_ACT_NONE:
+        return 1;
+    case LG_ACT_SILU: {
+        float sigmoid = 1 / (1 + expf(-x));
+        return sigmoid * (1 + x * (1 - sigmoid));
+    }
+    case LG_ACT_GELU_TANH: {
+        float t = tanhf(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x));
+        float inner_slope = SQRT_2_OVER_PI * (1 + 3 * GELU_CUBIC * x * x);
+        return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * inner_slope;
+    }
+    case LG_ACT_RELU:
+        return x > 0;
+    }
+    return 1;
+}
+
+/* Runs the body with T the type of dtype: float, bf16 or fp16. */
+#define WITH_TYPE(dtype, T, ...)                                                                   \
+    switch (dtype) {                                                                               \
+    case LG_F32: {                                                                                 \
+        using T = float;                                                                           \
+        __VA_ARGS__;                                                                               \
+    } break;                                                                                       \
+    case LG_BF16: {                                                                                \
+        using T = bf16;                                                                            \
+        __VA_ARGS__;                                                                               \
+    } break;                                                                                       \
+    case LG_F16: {                                                                                 \
+        using T = fp16;                                                                            \
+        __VA_ARGS__;                                                                               \
+    } break;                                                                                       \
+    default:                                                                                       \
+        LG_ASSERT(!"a type of this device");                                                       \
+    }
+/* As WITH_TYPE(dtype, T), and W is T or float: the type of a tensor that may be fp32. */
+#define WITH_TYPES(dtype, wide, T, W, ...)                                                         \
+    WITH_TYPE(dtype, T, {                                                                          \
+        if ((wide) == LG_F32) {                                                                    \
+            using W = float;                                                                       \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            using W = T;                                                                           \
+            __VA_ARGS__;                                                                           \
+        }                                                                                          \
+    })
+/* Runs the body with N = PACK<T> where `fits`, else 1. */
+#define WITH_PACK(fits, T, N, ...)                                                                 \
+    if (fits) {                                                                                    \
+        constexpr int N = PACK<T>;                                                                 \
+        __VA_ARGS__;                                                                               \
+    } else {                                                                                       \
+        constexpr int N = 1;                                                                       \
+        __VA_ARGS__;                                                                               \
+    }

@@ -1,0 +1,111 @@
+/* Inside of liblg-cuda.so: the device, the stream, how an error ends, and what the files of this folder
+ * offer each other. Included by C and by CUDA C++; nobody outside the folder includes it. */
+#pragma once
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#include "base/check.h"
+#include "kernels/backend.h"
+
+struct lg_cuda_algos; /* pinned algorithms: algos.h */
+struct lg_cuda_gemm;  /* cuBLASLt: gemm.c */
+struct lg_cudnn;      /* cuDNN: cudnn.h */
+
+typedef struct lg_cuda_device {
+    lg_device base;
+    int index;
+    int multiprocessors;
+    bool tf32;
+    struct lg_cuda_algos *algos;
+    struct lg_cuda_gemm *gemm;
+    struct lg_cudnn *cudnn; /* NULL: not installed, own kernels instead */
+} lg_cuda_device;
+
+typedef struct lg_cuda_stream {
+    lg_stream base;
+    cudaStream_t cuda;
+} lg_cuda_stream;
+
+/* A fault of the device is sticky: says what and where, then aborts; the supervisor restarts. */
+void lg_cuda_fatal(const char *what, const char *why, const char *file, int line)
+    __attribute__((noreturn));
+#define LG_CUDA(call)                                                                              \
+    do {                                                                                           \
+        cudaError_t e_ = (call);                                                                   \
+        if (e_ != cudaSuccess) lg_cuda_fatal(#call, cudaGetErrorString(e_), __FILE__, __LINE__);   \
+    } while (0)
+/* After every launch. */
+#define LG_CUDA_LAUNCHED() LG_CUDA(cudaGetLastError())
+
+static inline lg_cuda_device *lg_cuda_device_of(const lg_stream *s)
+{
+    return (lg_cuda_device *)s->device;
+}
+/* The CUDA stream behind s; makes its device the calling thread's. */
+cudaStream_t lg_cuda_stream_of(const lg_stream *s);
+
+/* Product of all dimensions but the last. */
+static inline int64_t lg_cuda_rows(const lg_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i + 1 < t->rank; i++) n *= t->dim[i];
+    return n;
+}
+static inline bool lg_cuda_aligned_16(const void *p)
+{
+    return (uintptr_t)p % 16 == 0;
+}
+static inline size_t lg_cuda_round_up(size_t bytes)
+{
+    return (bytes + 255) & ~(size_t)255;
+}
+
+#define LG_OP(name) void cuda_##name(lg_stream *s, const struct lg_##name##_args *a);
+#include "kernels/ops.def"
+#undef LG_OP
+
+/* Scratch bytes of the operations that need any. */
+size_t cuda_linear_forward_scratch(lg_cuda_device *d, const struct lg_linear_forward_args *a);
+size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
+                                         const struct lg_linear_backward_data_args *a);
+size_t cuda_linear_backward_weight_scratch(lg_cuda_device *d,
+                                           const struct lg_linear_backward_weight_args *a);
+size_t cuda_sum_rows_scratch(const struct lg_sum_rows_args *a);
+size_t cuda_norm_modulate_backward_scratch(const struct lg_norm_modulate_backward_args *a);
+size_t cuda_group_norm_scratch(const struct lg_group_norm_forward_args *a);
+size_t cuda_attention_forward_scratch(lg_cuda_device *d, const struct lg_attention_forward_args *a);
+size_t cuda_attention_backward_scratch(lg_cuda_device *d,
+                                       const struct lg_attention_backward_args *a);
+size_t cuda_conv2d_forward_scratch(lg_cuda_device *d, const struct lg_conv2d_forward_args *a);
+size_t cuda_reduce_ranks_scratch(const struct lg_reduce_ranks_args *a);
+
+/* y (N) (+)= column sums of x (M, N), rows in fixed chunks; scratch: cuda_column_sums_scratch bytes. */
+size_t cuda_column_sums_scratch(int64_t M, int64_t N);
+void cuda_column_sums(cudaStream_t stream, lg_tensor x, lg_tensor y, bool accumulate,
+                      void *scratch);
+
+/* The product of any shape and layout, without the tensor cores: what the libraries do not take.
+ * d[m][n] (+)= sum over k of a[m sa_m + k sa_k] b[n sb_n + k sb_k] + bias[n]; a, b, bias of type
+ * `in`, d (row length ldd) of type `out`: in or LG_F32. */
+struct cuda_any_gemm {
+    lg_dtype in, out;
+    const void *a, *b, *bias;
+    void *d;
+    int64_t m, n, k, sa_m, sa_k, sb_n, sb_k, ldd;
+    bool accumulate;
+};
+void cuda_any_gemm(cudaStream_t stream, const struct cuda_any_gemm *g);
+
+/* p[i] = value, i < n. */
+void cuda_fill_i32(cudaStream_t stream, int32_t *p, int64_t n, int32_t value);
+/* Are `count` pieces of `bytes` bytes behind each other all equal to `piece`? Waits for the stream. */
+bool cuda_all_equal(cudaStream_t stream, const void *pieces, const void *piece, int64_t bytes,
+                    int64_t count);
+/* n elements of type t, never zero, much as data is: for timing. */
+void cuda_fill_noise(cudaStream_t stream, void *p, lg_dtype t, int64_t n, uint32_t seed);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,352 @@
+/* Convolutions through cuDNN, NHWC: x * w + bias in one plan, the residual by an elementwise addition.
+ *
+ * The first time a shape is seen its engine configurations are timed on noise; one counts only if every
+ * sample of a batch of equal samples gets the same bits, twice (cuDNN's notes on determinism are not
+ * reliable). The fastest is pinned by engine and knobs (algos.h). Engines that compile at run time are
+ * left out. fp32 without tf32 stays with the own kernel: cuDNN's fast fp32 engines are tf32 in truth. */
+#include "kernels/cuda/algos.h"
+#include "kernels/cuda/cudnn.h"
+#include "kernels/cuda/cudnn_api.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum uid { X = 1, W, BIAS, Y };
+enum { CONFIGURATIONS_MAX = 48, KNOBS_MAX = 24, NOTES_MAX = 16, RUNS = 3 };
+#define WORKSPACE_MAX ((int64_t)256 << 20)
+
+/* Places in the key. */
+enum {
+    N_TYPE,
+    N_N,
+    N_H,
+    N_W,
+    N_CI,
+    N_HO,
+    N_WO,
+    N_CO,
+    N_KH,
+    N_KW,
+    N_STRIDE,
+    N_TOP,
+    N_LEFT,
+    N_BOTTOM,
+    N_RIGHT,
+    N_COUNT
+};
+
+typedef cudnnBackendDescriptor_t desc;
+
+/* (n, c, h, w) whose memory is NHWC. */
+static desc picture(struct cudnn_graph *g, int64_t uid, cudnnDataType_t type, const int64_t n[4])
+{
+    int64_t c = n[1], h = n[2], w = n[3];
+    return cudnn_tensor(g, &(struct cudnn_tensor_spec){.uid = uid,
+                                                       .type = type,
+                                                       .dim = {n[0], c, h, w},
+                                                       .stride = {c * h * w, 1, c * w, c}});
+}
+
+static void add_convolution(struct cudnn_graph *g, const int64_t *n, desc x, desc w, desc y)
+{
+    int64_t dims = 2, before[2] = {n[N_TOP], n[N_LEFT]}, after[2] = {n[N_BOTTOM], n[N_RIGHT]};
+    int64_t stride[2] = {n[N_STRIDE], n[N_STRIDE]}, dilation[2] = {1, 1};
+    cudnnDataType_t compute = CUDNN_DATA_FLOAT;
+    cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
+    float one = 1, none = 0;
+    desc c = cudnn_make(g, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &dims);
+    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &compute);
+    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
+    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, before);
+    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, after);
+    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, stride);
+    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, dilation);
+    cudnn_finish(g, c);
+    desc op = cudnn_make(g, CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
+#define ATTACH(what, value)                                                                        \
+    cudnn_set_desc(g, op, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_##what, value)
+    ATTACH(X, x);
+    ATTACH(W, w);
+    ATTACH(Y, y);
+    ATTACH(CONV_DESC, c);
+#undef ATTACH
+    cudnn_set(g, op, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, CUDNN_TYPE_FLOAT, 1, &one);
+    cudnn_set(g, op, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, CUDNN_TYPE_FLOAT, 1, &none);
+    cudnn_operation(g, op);
+}
+
+/* Returns the operation graph. */
+static desc describe(struct cudnn_graph *g, const int64_t *n)
+{
+    cudnnDataType_t type = cudnn_type((lg_dtype)n[N_TYPE]);
+    const int64_t x_dim[] = {n[N_N], n[N_CI], n[N_H], n[N_W]};
+    const int64_t w_dim[] = {n[N_CO], n[N_CI], n[N_KH], n[N_KW]};
+    const int64_t y_dim[] = {n[N_N], n[N_CO], n[N_HO], n[N_WO]}, b_dim[] = {1, n[N_CO], 1, 1};
+    desc raw = picture(g, 0, CUDNN_DATA_FLOAT, y_dim);
+    add_convolution(g, n, picture(g, X, type, x_dim), picture(g, W, type, w_dim), raw);
+    cudnn_pointwise(g, &(struct cudnn_pointwise_spec){.mode = CUDNN_POINTWISE_ADD,
+                                                      .precision = CUDNN_DATA_FLOAT,
+                                                      .x = raw,
+                                                      .b = picture(g, BIAS, type, b_dim),
+                                                      .y = picture(g, Y, type, y_dim)});
+    return cudnn_operation_graph(g);
+}
+
+/* ---- engine and knobs as text: "ENGINE KNOB:VALUE KNOB:VALUE" ---- */
+
+/* Reads one attribute of `type` into a fresh descriptor of the graph. */
+static desc inner(struct cudnn_graph *g, desc of, cudnnBackendAttributeName_t name,
+                  cudnnBackendDescriptorType_t type)
+{
+    int64_t got;
+    desc d = cudnn_make(g, type);
+    if (!g->failed &&
+        g->c->api.BackendGetAttribute(of, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &got, &d))
+        g->failed = true;
+    return d;
+}
+
+static bool compiles_at_run_time(struct cudnn_graph *g, desc engine)
+{
+    cudnnBackendBehaviorNote_t notes[NOTES_MAX];
+    int64_t n = 0;
+    if (g->c->api.BackendGetAttribute(engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE,
+                                      CUDNN_TYPE_BEHAVIOR_NOTE, NOTES_MAX, &n, notes))
+        return false;
+    for (int64_t i = 0; i < n && i < NOTES_MAX; i++)
+        if (notes[i] == CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) return true;
+    return false;
+}
+
+/* False for a configuration that does not count. */
+static bool to_text(struct lg_cudnn *c, desc configuration, char ret[LG_CUDA_VALUE_BYTES])
+{
+    struct cudnn_graph g = {.c = c};
+    desc engine =
+        inner(&g, configuration, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    desc knob[KNOBS_MAX];
+    int64_t id, got, n = 0;
+    bool ok = !g.failed && !compiles_at_run_time(&g, engine) &&
+              !c->api.BackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64,
+                                          1, &got, &id);
+    for (int i = 0; i < KNOBS_MAX; i++)
+        knob[i] = cudnn_make(&g, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+    ok = ok && !g.failed &&
+         !c->api.BackendGetAttribute(configuration, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
+                                     CUDNN_TYPE_BACKEND_DESCRIPTOR, KNOBS_MAX, &n, knob);
+    int at = ok ? snprintf(ret, LG_CUDA_VALUE_BYTES, "%lld", (long long)id) : 0;
+    for (int64_t i = 0; ok && i < n && i < KNOBS_MAX; i++) {
+        cudnnBackendKnobType_t type;
+        int64_t value;
+        ok = !c->api.BackendGetAttribute(knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE,
+                                         CUDNN_TYPE_KNOB_TYPE, 1, &got, &type) &&
+             !c->api.BackendGetAttribute(knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE,
+                                         CUDNN_TYPE_INT64, 1, &got, &value);
+        if (ok)
+            at += snprintf(ret + at, LG_CUDA_VALUE_BYTES - (size_t)at, " %d:%lld", (int)type,
+                           (long long)value);
+    }
+    cudnn_graph_free(&g);
+    return ok && at < LG_CUDA_VALUE_BYTES;
+}
+
+static bool from_text(struct cudnn_graph *g, desc graph, const char *text, struct cudnn_plan *ret)
+{
+    long long id, value;
+    int used, type, n = 0;
+    desc knob[KNOBS_MAX];
+    if (sscanf(text, "%lld%n", &id, &used) != 1) return false;
+    int64_t index = id;
+    desc engine = cudnn_make(g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    cudnn_set_desc(g, engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph);
+    cudnn_set(g, engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &index);
+    cudnn_finish(g, engine);
+    for (text += used; n < KNOBS_MAX && sscanf(text, " %d:%lld%n", &type, &value, &used) == 2;
+         text += used) {
+        cudnnBackendKnobType_t kind = (cudnnBackendKnobType_t)type;
+        int64_t v = value;
+        knob[n] = cudnn_make(g, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+        cudnn_set(g, knob[n], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &kind);
+        cudnn_set(g, knob[n], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &v);
+        cudnn_finish(g, knob[n++]);
+    }
+    desc configuration = cudnn_make(g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    cudnn_set_desc(g, configuration, CUDNN_ATTR_ENGINECFG_ENGINE, engine);
+    if (n)
+        cudnn_set(g, configuration, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES,
+                  CUDNN_TYPE_BACKEND_DESCRIPTOR, n, knob);
+    cudnn_finish(g, configuration);
+    return !g->failed && cudnn_compile(g->c, configuration, &ret->plan, &ret->workspace);
+}
+
+/* ---- the choice ---- */
+
+/* Memory for the trials: N equal samples of noise. */
+struct trial {
+    char *memory;
+    struct cudnn_binding bind;
+    void *y, *y_before, *workspace;
+    int64_t n, sample_bytes;
+    cudaStream_t stream;
+    cudaEvent_t event[2];
+};
+
+static bool trial_open(const int64_t *n, struct trial *ret)
+{
+    lg_dtype type = (lg_dtype)n[N_TYPE];
+    size_t e = lg_dtype_bytes(type);
+    int64_t x_each = n[N_H] * n[N_W] * n[N_CI], y_each = n[N_HO] * n[N_WO] * n[N_CO];
+    int64_t w = n[N_CO] * n[N_KH] * n[N_KW] * n[N_CI];
+    size_t at_w = lg_cuda_round_up((size_t)(n[N_N] * x_each) * e);
+    size_t at_b = at_w + lg_cuda_round_up((size_t)w * e);
+    size_t at_y = at_b + lg_cuda_round_up((size_t)n[N_CO] * e);
+    size_t at_before = at_y + lg_cuda_round_up((size_t)(n[N_N] * y_each) * e);
+    size_t at_work = at_before + lg_cuda_round_up((size_t)y_each * e);
+    *ret = (struct trial){.n = n[N_N], .sample_bytes = y_each * (int64_t)e};
+    if (cudaMalloc((void **)&ret->memory, at_work + (size_t)WORKSPACE_MAX) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+    }
+    LG_CUDA(cudaStreamCreateWithFlags(&ret->stream, cudaStreamNonBlocking));
+    for (int i = 0; i < 2; i++) LG_CUDA(cudaEventCreate(&ret->event[i]));
+    for (int64_t i = 0; i < n[N_N]; i++)
+        cuda_fill_noise(ret->stream, ret->memory + (size_t)(i * x_each) * e, type, x_each, 1);
+    cuda_fill_noise(ret->stream, ret->memory + at_w, type, w, 2);
+    cuda_fill_noise(ret->stream, ret->memory + at_b, type, n[N_CO], 3);
+    ret->y = ret->memory + at_y;
+    ret->y_before = ret->memory + at_before;
+    ret->workspace = ret->memory + at_work;
+    cudnn_bind(&ret->bind, X, ret->memory);
+    cudnn_bind(&ret->bind, W, ret->memory + at_w);
+    cudnn_bind(&ret->bind, BIAS, ret->memory + at_b);
+    cudnn_bind(&ret->bind, Y, ret->y);
+    return true;
+}
+
+static void trial_close(struct trial *t)
+{
+    LG_CUDA(cudaStreamSynchronize(t->stream));
+    for (int i = 0; i < 2; i++) LG_CUDA(cudaEventDestroy(t->event[i]));
+    LG_CUDA(cudaStreamDestroy(t->stream));
+    LG_CUDA(cudaFree(t->memory));
+}
+
+/* Milliseconds of a run; negative when it fails or its bits move. */
+static float try_plan(struct lg_cudnn *c, const struct cudnn_plan *p, struct trial *t)
+{
+    float ms;
+    if (p->workspace > WORKSPACE_MAX) return -1;
+    if (cudnn_execute(c, p->plan, &t->bind, t->workspace, t->stream)) return -1;
+    LG_CUDA(cudaMemcpyAsync(t->y_before, t->y, (size_t)t->sample_bytes, cudaMemcpyDeviceToDevice,
+                            t->stream));
+    LG_CUDA(cudaEventRecord(t->event[0], t->stream));
+    for (int i = 0; i < RUNS; i++)
+        if (cudnn_execute(c, p->plan, &t->bind, t->workspace, t->stream)) return -1;
+    LG_CUDA(cudaEventRecord(t->event[1], t->stream));
+    LG_CUDA(cudaEventSynchronize(t->event[1]));
+    LG_CUDA(cudaEventElapsedTime(&ms, t->event[0], t->event[1]));
+    if (!cuda_all_equal(t->stream, t->y, t->y_before, t->sample_bytes, t->n)) return -1;
+    return ms / RUNS;
+}
+
+/* The text of the fastest configuration; "none" when there is none. */
+static void tune(struct lg_cudnn *c, struct cudnn_graph *g, desc graph, const int64_t *n,
+                 char ret[LG_CUDA_VALUE_BYTES])
+{
+    static const cudnnBackendHeurMode_t MODES[] = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK};
+    struct trial t;
+    float best = -1;
+    snprintf(ret, LG_CUDA_VALUE_BYTES, "none");
+    if (g->failed || !trial_open(n, &t)) return;
+    for (size_t m = 0; m < LG_ARRAY_LEN(MODES); m++) {
+        desc found[CONFIGURATIONS_MAX];
+        int count = cudnn_configurations(g, graph, MODES[m], found, CONFIGURATIONS_MAX);
+        for (int i = 0; i < count; i++) {
+            char text[LG_CUDA_VALUE_BYTES];
+            struct cudnn_plan p = {0};
+            if (!to_text(c, found[i], text)) continue;
+            if (!cudnn_compile(c, found[i], &p.plan, &p.workspace)) continue;
+            float ms = try_plan(c, &p, &t);
+            cudnn_drop(c, &p.plan);
+            if (ms < 0 || (best >= 0 && ms >= best)) continue;
+            best = ms;
+            memcpy(ret, text, sizeof text);
+        }
+    }
+    trial_close(&t);
+}
+
+static bool build(struct lg_cudnn *c, const struct cudnn_key *key, struct cudnn_plan *ret)
+{
+    struct cudnn_graph g = {.c = c};
+    const int64_t *n = key->n;
+    char name[LG_CUDA_KEY_BYTES], mine[LG_CUDA_VALUE_BYTES];
+    snprintf(name, sizeof name,
+             "conv %s x%lldx%lldx%lldx%lld w%lldx%lldx%lld s%lld p%lld,%lld,%lld,%lld",
+             lg_dtype_name((lg_dtype)n[N_TYPE]), (long long)n[N_N], (long long)n[N_H],
+             (long long)n[N_W], (long long)n[N_CI], (long long)n[N_CO], (long long)n[N_KH],
+             (long long)n[N_KW], (long long)n[N_STRIDE], (long long)n[N_TOP], (long long)n[N_LEFT],
+             (long long)n[N_BOTTOM], (long long)n[N_RIGHT]);
+    desc graph = describe(&g, n);
+    const char *value = lg_cuda_algos_find(c->device->algos, name);
+    if (!value) {
+        tune(c, &g, graph, n, mine);
+        value = lg_cuda_algos_pin(c->device->algos, name, mine);
+    }
+    bool none = !strcmp(value, "none"), ok = !none && from_text(&g, graph, value, ret);
+    if (!none && !ok)
+        lg_cuda_fatal(name,
+                      "its pinned engine is not one of this cuDNN: remove the line from the "
+                      "file in $LG_CUDA_CACHE or ~/.cache/lg",
+                      __FILE__, __LINE__);
+    cudnn_graph_free(&g);
+    return ok;
+}
+
+/* ---- calls ---- */
+
+static struct cudnn_plan *plan_of(lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
+{
+    if (!d->cudnn || (a->x.dtype == LG_F32 && !d->tf32)) return NULL;
+    struct cudnn_key key;
+    memset(&key, 0, sizeof key);
+    _Static_assert(N_COUNT <= sizeof key.n / sizeof key.n[0], "the key has room");
+    int64_t n[] = {a->x.dtype,  a->x.dim[0], a->x.dim[1], a->x.dim[2], a->x.dim[3],
+                   a->y.dim[1], a->y.dim[2], a->y.dim[3], a->w.dim[1], a->w.dim[2],
+                   a->stride,   a->top,      a->left,     a->bottom,   a->right};
+    key.op = LG_OP_conv2d_forward;
+    memcpy(key.n, n, sizeof n);
+    return cudnn_plan_of(d->cudnn, &key, build);
+}
+
+/* Scratch: the sum before the residual, the workspace. */
+static size_t sum_bytes(const struct lg_conv2d_forward_args *a)
+{
+    return a->residual.rank ? lg_cuda_round_up(lg_tensor_bytes(&a->y)) : 0;
+}
+
+size_t lg_cudnn_conv2d_scratch(lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
+{
+    const struct cudnn_plan *plan = plan_of(d, a);
+    return plan ? sum_bytes(a) + (size_t)plan->workspace : 0;
+}
+
+bool lg_cudnn_conv2d(lg_stream *s, const struct lg_conv2d_forward_args *a)
+{
+    lg_cuda_device *d = lg_cuda_device_of(s);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    const struct cudnn_plan *plan = plan_of(d, a);
+    if (!plan) return false;
+    struct cudnn_binding b = {0};
+    lg_tensor sum = a->y;
+    if (a->residual.data) sum.data = s->scratch;
+    cudnn_bind(&b, X, a->x.data);
+    cudnn_bind(&b, W, a->w.data);
+    cudnn_bind(&b, BIAS, a->bias.data);
+    cudnn_bind(&b, Y, sum.data);
+    cudnn_run(d->cudnn, plan->plan, &b, (char *)s->scratch + sum_bytes(a), stream);
+    if (a->residual.data)
+        cuda_add_forward(s, &(struct lg_add_forward_args){.a = sum, .b = a->residual, .y = a->y});
+    return true;
+}

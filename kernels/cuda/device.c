@@ -1,0 +1,261 @@
+/* The CUDA backend's device: opening, memory, streams, copies, and the table of operations.
+ *
+ * Design: one lg_stream is one CUDA stream. Memory comes from cudaMalloc, zeroed before it is given
+ * out. Calls that may fail for want of a device or memory return errors; a fault of work in flight
+ * shows at a launch or a sync and aborts.
+ *
+ * Invariant: what decides bits stands in the fingerprint or in the file of pinned algorithms. */
+#include "kernels/cuda/algos.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/cudnn.h"
+#include "kernels/cuda/gemm.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct lg_ops OPS = {
+#define LG_OP(name) .name = cuda_##name,
+#include "kernels/ops.def"
+#undef LG_OP
+};
+
+void lg_cuda_fatal(const char *what, const char *why, const char *file, int line)
+{
+    fprintf(stderr, "%s:%d: the GPU failed: %s: %s\n", file, line, what, why);
+    abort();
+}
+
+cudaStream_t lg_cuda_stream_of(const lg_stream *s)
+{
+    LG_CUDA(cudaSetDevice(lg_cuda_device_of(s)->index));
+    return ((const lg_cuda_stream *)s)->cuda;
+}
+
+static size_t scratch_bytes(lg_device *base, lg_op_id op, const void *args)
+{
+    lg_cuda_device *d = (lg_cuda_device *)base;
+    switch (op) {
+    case LG_OP_linear_forward:
+        return cuda_linear_forward_scratch(d, args);
+    case LG_OP_linear_backward_data:
+        return cuda_linear_backward_data_scratch(d, args);
+    case LG_OP_linear_backward_weight:
+        return cuda_linear_backward_weight_scratch(d, args);
+    case LG_OP_sum_rows:
+        return cuda_sum_rows_scratch(args);
+    case LG_OP_norm_modulate_backward:
+        return cuda_norm_modulate_backward_scratch(args);
+    case LG_OP_group_norm_forward:
+        return cuda_group_norm_scratch(args);
+    case LG_OP_attention_forward:
+        return cuda_attention_forward_scratch(d, args);
+    case LG_OP_attention_backward:
+        return cuda_attention_backward_scratch(d, args);
+    case LG_OP_conv2d_forward:
+        return cuda_conv2d_forward_scratch(d, args);
+    case LG_OP_reduce_ranks:
+        return cuda_reduce_ranks_scratch(args);
+    default:
+        return 0;
+    }
+}
+
+/* ---- memory ---- */
+
+static int device_alloc(lg_device *base, size_t bytes, void **ret)
+{
+    lg_cuda_device *d = (lg_cuda_device *)base;
+    void *p = NULL;
+    size_t rounded = bytes ? bytes : 1;
+    LG_CUDA(cudaSetDevice(d->index));
+    cudaError_t e = cudaMalloc(&p, rounded);
+    if (e == cudaErrorMemoryAllocation) {
+        size_t available = 0, total = 0;
+        cudaGetLastError();
+        LG_CUDA(cudaMemGetInfo(&available, &total));
+        return LG_FAIL(LG_ERR_NOSPACE,
+                       "no %zu bytes on cuda:%d: %zu of %zu are free; lower the batch, or see with "
+                       "nvidia-smi who holds the rest",
+                       bytes, d->index, available, total);
+    }
+    LG_CUDA(e);
+    LG_CUDA(cudaMemset(p, 0, rounded));
+    LG_CUDA(cudaDeviceSynchronize());
+    *ret = p;
+    return 0;
+}
+
+static void device_free(lg_device *base, void *p)
+{
+    LG_CUDA(cudaSetDevice(((lg_cuda_device *)base)->index));
+    LG_CUDA(cudaFree(p));
+}
+
+/* ---- streams ---- */
+
+static int stream_open(lg_device *base, lg_stream **ret)
+{
+    lg_cuda_stream *s = calloc(1, sizeof *s);
+    if (!s) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a stream");
+    LG_CUDA(cudaSetDevice(((lg_cuda_device *)base)->index));
+    LG_CUDA(cudaStreamCreateWithFlags(&s->cuda, cudaStreamNonBlocking));
+    *ret = &s->base;
+    return 0;
+}
+
+static void stream_close(lg_stream *s)
+{
+    cudaStream_t cuda = lg_cuda_stream_of(s);
+    LG_CUDA(cudaStreamSynchronize(cuda));
+    LG_CUDA(cudaStreamDestroy(cuda));
+    free(s);
+}
+
+static void stream_sync(lg_stream *s)
+{
+    LG_CUDA(cudaStreamSynchronize(lg_cuda_stream_of(s)));
+}
+
+static void upload(lg_stream *s, void *dst, const void *src, size_t bytes)
+{
+    LG_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, lg_cuda_stream_of(s)));
+}
+
+static void download(lg_stream *s, void *dst, const void *src, size_t bytes)
+{
+    LG_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, lg_cuda_stream_of(s)));
+}
+
+static void zero(lg_stream *s, void *dst, size_t bytes)
+{
+    LG_CUDA(cudaMemsetAsync(dst, 0, bytes, lg_cuda_stream_of(s)));
+}
+
+static void copy(lg_stream *s, void *dst, const void *src, size_t bytes)
+{
+    if (dst == src) return;
+    LG_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, lg_cuda_stream_of(s)));
+}
+
+/* ---- opening ---- */
+
+static int parse_precision(const char *name, lg_dtype *ret_dtype, bool *ret_tf32)
+{
+    static const struct {
+        const char *name;
+        lg_dtype dtype;
+        bool tf32;
+    } KNOWN[] = {
+        {"fp32", LG_F32, false},
+        {"tf32", LG_F32, true},
+        {"bf16", LG_BF16, false},
+        {"fp16", LG_F16, false},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(KNOWN); i++) {
+        if (strcmp(name, KNOWN[i].name)) continue;
+        *ret_dtype = KNOWN[i].dtype;
+        *ret_tf32 = KNOWN[i].tf32;
+        return 0;
+    }
+    return LG_FAIL(LG_ERR_CONFIG, "unknown precision \"%s\": fp32, tf32, bf16 or fp16", name);
+}
+
+/* Is there such a GPU, and will this build run on it? */
+static int check_gpu(int index, struct cudaDeviceProp *ret)
+{
+    int count = 0, driver = 0;
+    cudaError_t e = cudaGetDeviceCount(&count);
+    cudaDriverGetVersion(&driver);
+    if (e == cudaErrorInsufficientDriver || (e != cudaSuccess && driver && driver < CUDART_VERSION))
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "the NVIDIA driver knows CUDA %d.%d at most, this build needs %d.%d: update "
+                       "the driver",
+                       driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
+                       CUDART_VERSION % 1000 / 10);
+    if (e != cudaSuccess || count == 0)
+        return LG_FAIL(LG_ERR_NOTFOUND, "no NVIDIA GPU here (%s); use device = \"host\"",
+                       cudaGetErrorString(e));
+    if (index >= count)
+        return LG_FAIL(LG_ERR_CONFIG, "no cuda:%d: this machine has %d GPU%s, from cuda:0 on",
+                       index, count, count == 1 ? "" : "s");
+    if (cudaGetDeviceProperties(ret, index) != cudaSuccess)
+        return LG_FAIL(LG_ERR_FAILED, "cuda:%d does not answer: see nvidia-smi", index);
+    if (ret->major != 9 || ret->minor != 0)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "cuda:%d is a %s (compute capability %d.%d); this build is for 9.0 (H100, "
+                       "H200)",
+                       index, ret->name, ret->major, ret->minor);
+    return 0;
+}
+
+static void device_close(lg_device *base)
+{
+    lg_cuda_device *d = (lg_cuda_device *)base;
+    lg_cudnn_close(&d->cudnn);
+    lg_cuda_gemm_close(&d->gemm);
+    lg_cuda_algos_close(&d->algos);
+    free(d);
+}
+
+static void write_fingerprint(lg_cuda_device *d, const char *gpu, const char *precision)
+{
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    snprintf(d->base.isa, sizeof d->base.isa, "sm_90a");
+    snprintf(d->base.fingerprint, sizeof d->base.fingerprint,
+             "cuda gpu=%.64s precision=%s cublaslt=%zu cudnn=%zu runtime=%d driver=%d compiler=%s",
+             gpu, precision, lg_cuda_gemm_version(), lg_cudnn_version(d->cudnn), CUDART_VERSION,
+             driver, __VERSION__);
+}
+
+static int open_parts(lg_cuda_device *d, const char *gpu)
+{
+    LG_TRY(lg_cuda_gemm_open(d, &d->gemm));
+    LG_TRY(lg_cudnn_open(d, &d->cudnn));
+    LG_TRY(lg_cuda_algos_open(gpu, lg_cuda_gemm_version(), lg_cudnn_version(d->cudnn), &d->algos));
+    return 0;
+}
+
+__attribute__((visibility("default"))) lg_backend_open_fn lg_backend_open;
+
+int lg_backend_open(int index, const struct lg_device_options *options, lg_device **ret)
+{
+    const char *precision = options->precision ? options->precision : "fp32";
+    struct cudaDeviceProp gpu;
+    lg_dtype dtype;
+    bool tf32;
+    LG_TRY(parse_precision(precision, &dtype, &tf32));
+    LG_TRY(check_gpu(index, &gpu));
+    cudaError_t e = cudaSetDevice(index);
+    if (e == cudaSuccess) e = cudaFree(NULL); /* makes the context */
+    if (e != cudaSuccess)
+        return LG_FAIL(LG_ERR_NOSPACE, "no context on cuda:%d: %s; see nvidia-smi who holds it",
+                       index, cudaGetErrorString(e));
+    lg_cuda_device *d = calloc(1, sizeof *d);
+    if (!d) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a device");
+    d->index = index;
+    d->tf32 = tf32;
+    d->multiprocessors = gpu.multiProcessorCount;
+    d->base = (lg_device){.ops = &OPS,
+                          .dtype = dtype,
+                          .threads = 1,
+                          .scratch_bytes = scratch_bytes,
+                          .alloc = device_alloc,
+                          .free = device_free,
+                          .stream_open = stream_open,
+                          .stream_close = stream_close,
+                          .sync = stream_sync,
+                          .upload = upload,
+                          .download = download,
+                          .zero = zero,
+                          .copy = copy,
+                          .close = device_close};
+    int rc = open_parts(d, gpu.name);
+    if (rc < 0) {
+        device_close(&d->base);
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    write_fingerprint(d, gpu.name, precision);
+    *ret = &d->base;
+    return 0;
+}

@@ -1,0 +1,276 @@
+/* Elementwise operations: y[i] = f(x0[i], x1[i], ...). One thread handles a pack of 16 bytes; where a
+ * pointer is not on 16 bytes or the count not a multiple of a pack, one element. Outputs may alias
+ * inputs: a thread has read its pack before it writes it. */
+#include "kernels/cuda/common.cuh"
+
+enum { THREADS = 256 };
+
+template <typename T, int IN> struct inputs {
+    const T *x[IN];
+};
+
+template <typename T, int N, int IN, typename F>
+__global__ void map_kernel(inputs<T, IN> in, T *y, int64_t packs, F f)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs) return;
+    float x[IN][N], out[N];
+#pragma unroll
+    for (int j = 0; j < IN; j++) load<T, N>(in.x[j] + i * N, x[j]);
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        float v[IN];
+#pragma unroll
+        for (int j = 0; j < IN; j++) v[j] = x[j][e];
+        out[e] = f(v);
+    }
+    store<T, N>(y + i * N, out);
+}
+
+template <typename T, int IN, typename F>
+static void map(lg_stream *s, const lg_tensor *const (&x)[IN], const lg_tensor *y, F f)
+{
+    inputs<T, IN> in;
+    int64_t count = lg_numel(y);
+    bool fits = count % PACK<T> == 0 && lg_cuda_aligned_16(y->data);
+    for (int j = 0; j < IN; j++) {
+        in.x[j] = (const T *)x[j]->data;
+        fits = fits && lg_cuda_aligned_16(x[j]->data);
+    }
+    WITH_PACK(fits, T, N, {
+        unsigned blocks = (unsigned)ceil_div(count / N, THREADS);
+        map_kernel<T, N, IN>
+            <<<blocks, THREADS, 0, lg_cuda_stream_of(s)>>>(in, (T *)y->data, count / N, f);
+    })
+    LG_CUDA_LAUNCHED();
+}
+
+struct act_forward {
+    lg_act act;
+    __device__ float operator()(const float (&x)[1]) const { return act_of(act, x[0]); }
+};
+void cuda_act_forward(lg_stream *s, const struct lg_act_forward_args *a)
+{
+    WITH_TYPE(a->x.dtype, T, map<T, 1>(s, {&a->x}, &a->y, act_forward{a->act}))
+}
+
+struct act_backward {
+    lg_act act;
+    __device__ float operator()(const float (&x)[2]) const { return x[1] * act_slope(act, x[0]); }
+    __device__ float operator()(const float (&x)[3]) const
+    {
+        return x[2] + x[1] * act_slope(act, x[0]);
+    }
+};
+void cuda_act_backward(lg_stream *s, const struct lg_act_backward_args *a)
+{
+    act_backward f{a->act};
+    if (a->accumulate) {
+        WITH_TYPE(a->x.dtype, T, map<T, 3>(s, {&a->x, &a->dy, &a->dx}, &a->dx, f))
+    } else {
+        WITH_TYPE(a->x.dtype, T, map<T, 2>(s, {&a->x, &a->dy}, &a->dx, f))
+    }
+}
+
+struct multiply {
+    __device__ float operator()(const float (&x)[2]) const { return x[0] * x[1]; }
+};
+void cuda_mul_forward(lg_stream *s, const struct lg_mul_forward_args *a)
+{
+    WITH_TYPE(a->a.dtype, T, map<T, 2>(s, {&a->a, &a->b}, &a->y, multiply{}))
+}
+
+template <int IN> struct weighted_sum {
+    float c[IN];
+    __device__ float operator()(const float (&x)[IN]) const
+    {
+        float sum = c[0] * x[0];
+#pragma unroll
+        for (int j = 1; j < IN; j++) sum += c[j] * x[j];
+        return sum;
+    }
+};
+template <int IN> static void combine(lg_stream *s, const struct lg_combine_args *a)
+{
+    const lg_tensor *x[IN];
+    weighted_sum<IN> f;
+    for (int j = 0; j < IN; j++) {
+        x[j] = &a->x[j];
+        f.c[j] = (float)a->c[j];
+    }
+    WITH_TYPE(a->y.dtype, T, map<T, IN>(s, x, &a->y, f))
+}
+void cuda_combine(lg_stream *s, const struct lg_combine_args *a)
+{
+    switch (a->count) {
+    case 1:
+        return combine<1>(s, a);
+    case 2:
+        return combine<2>(s, a);
+    case 3:
+        return combine<3>(s, a);
+    default:
+        return combine<4>(s, a);
+    }
+}
+
+/* b repeats every `period` packs. */
+template <typename T, int N>
+__global__ void add_kernel(const T *a, const T *b, T *y, int64_t packs, int64_t period)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs) return;
+    float u[N], v[N];
+    load<T, N>(a + i * N, u);
+    load<T, N>(b + i % period * N, v);
+#pragma unroll
+    for (int e = 0; e < N; e++) u[e] += v[e];
+    store<T, N>(y + i * N, u);
+}
+void cuda_add_forward(lg_stream *s, const struct lg_add_forward_args *a)
+{
+    int64_t count = lg_numel(&a->a), period = lg_numel(&a->b);
+    bool aligned = lg_cuda_aligned_16(a->a.data) && lg_cuda_aligned_16(a->b.data) &&
+                   lg_cuda_aligned_16(a->y.data);
+    WITH_TYPE(a->a.dtype, T, {WITH_PACK(aligned && period % PACK<T> == 0, T, N, {
+                  unsigned blocks = (unsigned)ceil_div(count / N, THREADS);
+                  add_kernel<T, N><<<blocks, THREADS, 0, lg_cuda_stream_of(s)>>>(
+                      (const T *)a->a.data, (const T *)a->b.data, (T *)a->y.data, count / N,
+                      period / N);
+              })})
+    LG_CUDA_LAUNCHED();
+}
+
+/* ---- conversions: exact to double, rounded once ---- */
+
+__device__ __forceinline__ double widen(double x)
+{
+    return x;
+}
+template <typename T> __device__ __forceinline__ float widen(T x)
+{
+    return to_float(x);
+}
+template <typename T, typename F> __device__ __forceinline__ T narrow(F x);
+template <> __device__ __forceinline__ double narrow<double>(double x)
+{
+    return x;
+}
+template <> __device__ __forceinline__ double narrow<double>(float x)
+{
+    return x;
+}
+template <> __device__ __forceinline__ float narrow<float>(double x)
+{
+    return (float)x;
+}
+template <> __device__ __forceinline__ bf16 narrow<bf16>(double x)
+{
+    return __double2bfloat16(x);
+}
+template <> __device__ __forceinline__ fp16 narrow<fp16>(double x)
+{
+    return __double2half(x);
+}
+template <> __device__ __forceinline__ float narrow<float>(float x)
+{
+    return x;
+}
+template <> __device__ __forceinline__ bf16 narrow<bf16>(float x)
+{
+    return __float2bfloat16_rn(x);
+}
+template <> __device__ __forceinline__ fp16 narrow<fp16>(float x)
+{
+    return __float2half_rn(x);
+}
+
+/* Four elements a thread where both sides allow. */
+template <typename X, typename Y, int N>
+__global__ void cast_kernel(const X *x, Y *y, int64_t packs)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs) return;
+    struct alignas(sizeof(X) * N) from {
+        X v[N];
+    } in = *reinterpret_cast<const from *>(x + i * N);
+    struct alignas(sizeof(Y) * N) to {
+        Y v[N];
+    } out;
+#pragma unroll
+    for (int e = 0; e < N; e++) out.v[e] = narrow<Y>(widen(in.v[e]));
+    *reinterpret_cast<to *>(y + i * N) = out;
+}
+template <typename X, typename Y> static void cast(lg_stream *s, const struct lg_cast_args *a)
+{
+    int64_t count = lg_numel(&a->x);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    const X *x = (const X *)a->x.data;
+    Y *y = (Y *)a->y.data;
+    if (count % 2 == 0 && lg_cuda_aligned_16(x) && lg_cuda_aligned_16(y))
+        cast_kernel<X, Y, 2>
+            <<<(unsigned)ceil_div(count / 2, THREADS), THREADS, 0, stream>>>(x, y, count / 2);
+    else
+        cast_kernel<X, Y, 1>
+            <<<(unsigned)ceil_div(count, THREADS), THREADS, 0, stream>>>(x, y, count);
+    LG_CUDA_LAUNCHED();
+}
+template <typename X> static void cast_from(lg_stream *s, const struct lg_cast_args *a)
+{
+    if (a->y.dtype == LG_F64) return cast<X, double>(s, a);
+    WITH_TYPE(a->y.dtype, Y, (cast<X, Y>(s, a)))
+}
+void cuda_cast(lg_stream *s, const struct lg_cast_args *a)
+{
+    if (a->x.dtype == LG_F64) return cast_from<double>(s, a);
+    WITH_TYPE(a->x.dtype, X, cast_from<X>(s, a))
+}
+
+/* ---- noise for timings ---- */
+
+template <typename T> __global__ void noise_kernel(T *p, int64_t n, uint32_t seed)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n) return;
+    uint32_t h = (uint32_t)i * 2654435761u + seed;
+    h ^= h >> 15, h *= 2246822519u, h ^= h >> 13, h *= 3266489917u, h ^= h >> 16;
+    p[i] = from_float<T>((float)h * 0x1p-31f - 1);
+}
+void cuda_fill_noise(cudaStream_t stream, void *p, lg_dtype t, int64_t n, uint32_t seed)
+{
+    unsigned blocks = (unsigned)ceil_div(n, THREADS);
+    WITH_TYPE(t, T, (noise_kernel<T><<<blocks, THREADS, 0, stream>>>((T *)p, n, seed)))
+    LG_CUDA_LAUNCHED();
+}
+
+static __global__ void fill_kernel(int32_t *p, int64_t n, int32_t value)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) p[i] = value;
+}
+void cuda_fill_i32(cudaStream_t stream, int32_t *p, int64_t n, int32_t value)
+{
+    fill_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, stream>>>(p, n, value);
+    LG_CUDA_LAUNCHED();
+}
+
+static __global__ void differ_kernel(const uint8_t *pieces, const uint8_t *piece, int64_t bytes,
+                                     int64_t count, int *ret)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < bytes * count && pieces[i] != piece[i % bytes]) *ret = 1; /* whoever comes last */
+}
+bool cuda_all_equal(cudaStream_t stream, const void *pieces, const void *piece, int64_t bytes,
+                    int64_t count)
+{
+    int differ = 0, *on_device;
+    LG_CUDA(cudaMalloc((void **)&on_device, sizeof differ));
+    LG_CUDA(cudaMemsetAsync(on_device, 0, sizeof differ, stream));
+    differ_kernel<<<(unsigned)ceil_div(bytes * count, THREADS), THREADS, 0, stream>>>(
+        (const uint8_t *)pieces, (const uint8_t *)piece, bytes, count, on_device);
+    LG_CUDA_LAUNCHED();
+    LG_CUDA(cudaMemcpyAsync(&differ, on_device, sizeof differ, cudaMemcpyDeviceToHost, stream));
+    LG_CUDA(cudaStreamSynchronize(stream));
+    LG_CUDA(cudaFree(on_device));
+    return !differ;
+}

@@ -1,0 +1,492 @@
+/* The linear operations: cuBLASLt with one pinned algorithm per problem, own kernels for what it is not
+ * asked for.
+ *
+ * Design: an operation is a struct cuda_any_gemm. When all rows and pointers lie on 16 bytes, it goes
+ * to cuBLASLt: the first time a problem is seen (when a net is planned on a dry stream) its candidates
+ * are timed on noise of the same shape and the fastest is pinned (algos.h). Other products, small and
+ * odd ones, go to cuda_any_gemm.
+ *
+ * Determinism: candidates that split the inner dimension are left out, except for weight gradients,
+ * whose parts may meet in a workspace and are then added in order; none uses atomics. So a row of y or
+ * dx does not depend on its place or its neighbours.
+ *
+ * cuBLASLt is column-major: D (m, n) of ours is its D^T (n, m) = op(B) op(A). */
+#include "kernels/cuda/gemm.h"
+#include "base/log.h"
+#include "kernels/cuda/algos.h"
+#include <cublasLt.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CANDIDATES_MAX = 24, RUNS = 3, PLANS_MAX = 4096 };
+#define WORKSPACE_MAX ((size_t)32 << 20)
+
+/* What decides an algorithm. Compared as bytes: zero it first. */
+struct problem {
+    int64_t m, n, k, lda, ldb, ldd;
+    int32_t in, out, a_rows, b_rows, bias, tf32, parts;
+};
+struct plan {
+    struct problem of;
+    cublasLtMatmulAlgo_t algo;
+    size_t workspace;
+    bool none; /* cuBLASLt has nothing: own kernel */
+};
+struct lg_cuda_gemm {
+    lg_cuda_device *device;
+    cublasLtHandle_t lt;
+    pthread_mutex_t mutex;
+    struct plan *plans;
+    int n_plans;
+};
+
+#define LT(call)                                                                                   \
+    do {                                                                                           \
+        cublasStatus_t s_ = (call);                                                                \
+        if (s_ != CUBLAS_STATUS_SUCCESS)                                                           \
+            lg_cuda_fatal(#call, cublasLtGetStatusString(s_), __FILE__, __LINE__);                 \
+    } while (0)
+
+int lg_cuda_gemm_open(lg_cuda_device *d, struct lg_cuda_gemm **ret)
+{
+    struct lg_cuda_gemm *g = calloc(1, sizeof *g);
+    if (!g) return LG_FAIL(LG_ERR_NOSPACE, "no memory for cuBLASLt's plans");
+    g->device = d;
+    pthread_mutex_init(&g->mutex, NULL);
+    cublasStatus_t s = cublasLtCreate(&g->lt);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        free(g);
+        return LG_FAIL(LG_ERR_FAILED, "cuBLASLt does not start: %s", cublasLtGetStatusString(s));
+    }
+    *ret = g;
+    return 0;
+}
+
+void lg_cuda_gemm_close(struct lg_cuda_gemm **g)
+{
+    if (!*g) return;
+    cublasLtDestroy((*g)->lt);
+    pthread_mutex_destroy(&(*g)->mutex);
+    free((*g)->plans);
+    free(*g);
+    *g = NULL;
+}
+
+size_t lg_cuda_gemm_version(void)
+{
+    return cublasLtGetVersion();
+}
+
+/* ---- a problem in cuBLASLt's words ---- */
+
+static cudaDataType_t data_type(int32_t t)
+{
+    return t == LG_F32 ? CUDA_R_32F : t == LG_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+/* On 16 bytes everywhere? */
+static bool fits(const struct cuda_any_gemm *g)
+{
+    int64_t e = (int64_t)lg_dtype_bytes(g->in), lda = g->sa_k == 1 ? g->sa_m : g->sa_k;
+    int64_t ldb = g->sb_k == 1 ? g->sb_n : g->sb_k;
+    return lg_cuda_aligned_16(g->a) && lg_cuda_aligned_16(g->b) && lg_cuda_aligned_16(g->d) &&
+           lg_cuda_aligned_16(g->bias) && lda * e % 16 == 0 && ldb * e % 16 == 0 &&
+           g->ldd * (int64_t)lg_dtype_bytes(g->out) % 16 == 0;
+}
+
+static struct problem problem_of(const lg_cuda_device *d, const struct cuda_any_gemm *g, bool bias,
+                                 bool parts)
+{
+    struct problem p;
+    memset(&p, 0, sizeof p);
+    p.m = g->m, p.n = g->n, p.k = g->k;
+    p.a_rows = g->sa_k == 1, p.b_rows = g->sb_k == 1;
+    p.lda = p.a_rows ? g->sa_m : g->sa_k;
+    p.ldb = p.b_rows ? g->sb_n : g->sb_k;
+    p.ldd = g->ldd;
+    p.in = (int32_t)g->in, p.out = (int32_t)g->out;
+    p.bias = bias, p.parts = parts, p.tf32 = d->tf32;
+    return p;
+}
+
+struct words {
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t a, b, d;
+};
+
+static void put_into_words(const struct problem *p, const void *bias, struct words *w)
+{
+    cublasComputeType_t compute = p->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    cublasOperation_t ta = p->b_rows ? CUBLAS_OP_T : CUBLAS_OP_N; /* theirs, A: our b */
+    cublasOperation_t tb = p->a_rows ? CUBLAS_OP_N : CUBLAS_OP_T;
+    LT(cublasLtMatmulDescInit(&w->desc, compute, CUDA_R_32F));
+    LT(cublasLtMatmulDescSetAttribute(&w->desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta));
+    LT(cublasLtMatmulDescSetAttribute(&w->desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb));
+    if (p->bias) {
+        cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+        LT(cublasLtMatmulDescSetAttribute(&w->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                          sizeof epilogue));
+        LT(cublasLtMatmulDescSetAttribute(&w->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+                                          sizeof(void *)));
+    }
+    LT(cublasLtMatrixLayoutInit(&w->a, data_type(p->in), (uint64_t)(p->b_rows ? p->k : p->n),
+                                (uint64_t)(p->b_rows ? p->n : p->k), p->ldb));
+    LT(cublasLtMatrixLayoutInit(&w->b, data_type(p->in), (uint64_t)(p->a_rows ? p->k : p->m),
+                                (uint64_t)(p->a_rows ? p->m : p->k), p->lda));
+    LT(cublasLtMatrixLayoutInit(&w->d, data_type(p->out), (uint64_t)p->n, (uint64_t)p->m, p->ldd));
+}
+
+struct operands {
+    const void *a, *b;
+    void *d, *workspace;
+    float beta;
+};
+
+static cublasStatus_t multiply(struct lg_cuda_gemm *g, const struct words *w,
+                               const struct plan *plan, const struct operands *x,
+                               cudaStream_t stream)
+{
+    float one = 1;
+    return cublasLtMatmul(
+        g->lt, (cublasLtMatmulDesc_t)&w->desc, &one, x->b, (cublasLtMatrixLayout_t)&w->a, x->a,
+        (cublasLtMatrixLayout_t)&w->b, &x->beta, x->d, (cublasLtMatrixLayout_t)&w->d, x->d,
+        (cublasLtMatrixLayout_t)&w->d, &plan->algo, x->workspace, plan->workspace, stream);
+}
+
+/* ---- the choice ---- */
+
+/* One part, or parts that meet in the workspace when the problem allows them. */
+static bool deterministic(const cublasLtMatmulAlgo_t *algo, const struct problem *p)
+{
+    uint32_t scheme = 0;
+    int32_t splits = 1;
+    size_t got;
+    cublasLtMatmulAlgoConfigGetAttribute(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                         sizeof scheme, &got);
+    cublasLtMatmulAlgoConfigGetAttribute(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits,
+                                         sizeof splits, &got);
+    if (splits <= 1 && scheme == CUBLASLT_REDUCTION_SCHEME_NONE) return true;
+    return p->parts && scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+}
+
+static int candidates(struct lg_cuda_gemm *g, const struct problem *p, const struct words *w,
+                      struct plan ret[CANDIDATES_MAX])
+{
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES_MAX];
+    cublasLtMatmulPreferenceOpaque_t want;
+    size_t workspace = WORKSPACE_MAX;
+    uint32_t alignment = 16, schemes = p->parts ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : 0;
+    int n = 0, count = 0;
+    LT(cublasLtMatmulPreferenceInit(&want));
+#define PREFER(what, value)                                                                        \
+    LT(cublasLtMatmulPreferenceSetAttribute(&want, CUBLASLT_MATMUL_PREF_##what, &value,            \
+                                            sizeof value))
+    PREFER(MAX_WORKSPACE_BYTES, workspace);
+    PREFER(REDUCTION_SCHEME_MASK, schemes);
+    PREFER(MIN_ALIGNMENT_A_BYTES, alignment);
+    PREFER(MIN_ALIGNMENT_B_BYTES, alignment);
+    PREFER(MIN_ALIGNMENT_C_BYTES, alignment);
+    PREFER(MIN_ALIGNMENT_D_BYTES, alignment);
+#undef PREFER
+    cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(
+        g->lt, (cublasLtMatmulDesc_t)&w->desc, (cublasLtMatrixLayout_t)&w->a,
+        (cublasLtMatrixLayout_t)&w->b, (cublasLtMatrixLayout_t)&w->d, (cublasLtMatrixLayout_t)&w->d,
+        &want, CANDIDATES_MAX, found, &count);
+    if (s == CUBLAS_STATUS_NOT_SUPPORTED) return 0;
+    LT(s);
+    for (int i = 0; i < count; i++) {
+        if (found[i].state != CUBLAS_STATUS_SUCCESS || !deterministic(&found[i].algo, p)) continue;
+        ret[n].of = *p;
+        ret[n].algo = found[i].algo;
+        ret[n].workspace = found[i].workspaceSize;
+        ret[n++].none = false;
+    }
+    return n;
+}
+
+/* Milliseconds of one run, or a negative number when it does not run. */
+static float time_one(struct lg_cuda_gemm *g, const struct words *w, const struct plan *plan,
+                      const struct operands *x, cudaStream_t stream, cudaEvent_t event[2])
+{
+    float ms;
+    if (multiply(g, w, plan, x, stream) != CUBLAS_STATUS_SUCCESS) return -1;
+    LG_CUDA(cudaEventRecord(event[0], stream));
+    for (int i = 0; i < RUNS; i++)
+        if (multiply(g, w, plan, x, stream) != CUBLAS_STATUS_SUCCESS) return -1;
+    LG_CUDA(cudaEventRecord(event[1], stream));
+    LG_CUDA(cudaEventSynchronize(event[1]));
+    LG_CUDA(cudaEventElapsedTime(&ms, event[0], event[1]));
+    return ms / RUNS;
+}
+
+/* Memory for one run, filled with noise; false when the GPU has no room for it. */
+static bool make_operands(const struct problem *p, cudaStream_t stream, void **ret_memory,
+                          const void **ret_bias, struct operands *ret)
+{
+    size_t in = lg_dtype_bytes((lg_dtype)p->in), out = lg_dtype_bytes((lg_dtype)p->out);
+    int64_t a = p->lda * (p->a_rows ? p->m : p->k), b = p->ldb * (p->b_rows ? p->n : p->k);
+    size_t at_b = lg_cuda_round_up((size_t)a * in);
+    size_t at_bias = at_b + lg_cuda_round_up((size_t)b * in);
+    size_t at_d = at_bias + lg_cuda_round_up((size_t)p->n * in);
+    size_t at_work = at_d + lg_cuda_round_up((size_t)(p->ldd * p->m) * out);
+    char *memory;
+    if (cudaMalloc((void **)&memory, at_work + WORKSPACE_MAX) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+    }
+    cuda_fill_noise(stream, memory, (lg_dtype)p->in, a, 1);
+    cuda_fill_noise(stream, memory + at_b, (lg_dtype)p->in, b, 2);
+    cuda_fill_noise(stream, memory + at_bias, (lg_dtype)p->in, p->n, 3);
+    cuda_fill_noise(stream, memory + at_d, (lg_dtype)p->out, p->ldd * p->m, 4);
+    *ret_memory = memory;
+    *ret_bias = memory + at_bias;
+    *ret = (struct operands){memory, memory + at_b, memory + at_d, memory + at_work, 0};
+    return true;
+}
+
+/* The fastest of the candidates; the first when there is no room to try. */
+static struct plan tune(struct lg_cuda_gemm *g, const struct problem *p)
+{
+    struct plan found[CANDIDATES_MAX];
+    struct operands x;
+    struct words w;
+    void *memory = NULL;
+    const void *bias = NULL;
+    cudaStream_t stream;
+    cudaEvent_t event[2];
+    float best_ms = -1;
+    int best = 0;
+    put_into_words(p, NULL, &w);
+    int n = candidates(g, p, &w, found);
+    if (n == 0) return (struct plan){.of = *p, .none = true};
+    LG_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int i = 0; i < 2; i++) LG_CUDA(cudaEventCreate(&event[i]));
+    if (n > 1 && make_operands(p, stream, &memory, &bias, &x)) {
+        put_into_words(p, bias, &w);
+        for (int i = 0; i < n; i++) {
+            float ms = time_one(g, &w, &found[i], &x, stream, event);
+            if (ms < 0 || (best_ms >= 0 && ms >= best_ms)) continue;
+            best_ms = ms;
+            best = i;
+        }
+        LG_CUDA(cudaStreamSynchronize(stream));
+        LG_CUDA(cudaFree(memory));
+    }
+    for (int i = 0; i < 2; i++) LG_CUDA(cudaEventDestroy(event[i]));
+    LG_CUDA(cudaStreamDestroy(stream));
+    return found[best];
+}
+
+static void write_key(const struct problem *p, char ret[LG_CUDA_KEY_BYTES])
+{
+    snprintf(ret, LG_CUDA_KEY_BYTES, "gemm m%lld n%lld k%lld a%c%lld b%c%lld d%lld %s-%s%s%s%s",
+             (long long)p->m, (long long)p->n, (long long)p->k, p->a_rows ? 'r' : 'c',
+             (long long)p->lda, p->b_rows ? 'r' : 'c', (long long)p->ldb, (long long)p->ldd,
+             lg_dtype_name((lg_dtype)p->in), lg_dtype_name((lg_dtype)p->out),
+             p->tf32 ? " tf32" : "", p->bias ? " bias" : "", p->parts ? " parts" : "");
+}
+
+/* "none", or the workspace's bytes and the algorithm's eight words. */
+static void write_value(const struct plan *plan, char ret[LG_CUDA_VALUE_BYTES])
+{
+    if (plan->none) {
+        snprintf(ret, LG_CUDA_VALUE_BYTES, "none");
+        return;
+    }
+    int at = snprintf(ret, LG_CUDA_VALUE_BYTES, "%zu", plan->workspace);
+    for (size_t i = 0; i < LG_ARRAY_LEN(plan->algo.data); i++)
+        at += snprintf(ret + at, LG_CUDA_VALUE_BYTES - (size_t)at, " %llx",
+                       (unsigned long long)plan->algo.data[i]);
+}
+
+static bool read_value(const char *value, const struct problem *p, struct plan *ret)
+{
+    int used = 0;
+    *ret = (struct plan){.of = *p, .none = !strcmp(value, "none")};
+    if (ret->none) return true;
+    if (sscanf(value, "%zu%n", &ret->workspace, &used) != 1) return false;
+    for (size_t i = 0; i < LG_ARRAY_LEN(ret->algo.data); i++) {
+        unsigned long long word;
+        value += used;
+        if (sscanf(value, " %llx%n", &word, &used) != 1) return false;
+        ret->algo.data[i] = word;
+    }
+    return ret->workspace <= WORKSPACE_MAX;
+}
+
+/* From the file of pinned algorithms, else tuned and pinned. */
+static struct plan make_plan(struct lg_cuda_gemm *g, const struct problem *p)
+{
+    struct lg_cuda_algos *algos = g->device->algos;
+    char key[LG_CUDA_KEY_BYTES], mine[LG_CUDA_VALUE_BYTES];
+    struct plan plan;
+    struct words w;
+    write_key(p, key);
+    const char *value = lg_cuda_algos_find(algos, key);
+    if (!value) {
+        plan = tune(g, p);
+        write_value(&plan, mine);
+        value = lg_cuda_algos_pin(algos, key, mine);
+    }
+    bool good = read_value(value, p, &plan);
+    if (good && !plan.none) {
+        cublasLtMatmulHeuristicResult_t checked;
+        put_into_words(p, NULL, &w);
+        good = cublasLtMatmulAlgoCheck(g->lt, &w.desc, &w.a, &w.b, &w.d, &w.d, &plan.algo,
+                                       &checked) == CUBLAS_STATUS_SUCCESS;
+    }
+    if (!good)
+        lg_cuda_fatal(key,
+                      "its pinned algorithm is not one of this cuBLASLt: remove the line "
+                      "from the file in $LG_CUDA_CACHE or ~/.cache/lg",
+                      __FILE__, __LINE__);
+    return plan;
+}
+
+static struct plan plan_of(struct lg_cuda_gemm *g, const struct problem *p)
+{
+    pthread_mutex_lock(&g->mutex);
+    struct plan *plan = NULL;
+    for (int i = 0; i < g->n_plans && !plan; i++)
+        if (!memcmp(&g->plans[i].of, p, sizeof *p)) plan = &g->plans[i];
+    if (!plan) {
+        LG_ASSERT(g->n_plans < PLANS_MAX);
+        g->plans = reallocarray(g->plans, (size_t)g->n_plans + 1, sizeof *g->plans);
+        LG_ASSERT(g->plans);
+        g->plans[g->n_plans] = make_plan(g, p);
+        plan = &g->plans[g->n_plans++];
+    }
+    struct plan copy = *plan;
+    pthread_mutex_unlock(&g->mutex);
+    return copy;
+}
+
+/* ---- the operations ---- */
+
+static size_t product_scratch(lg_cuda_device *d, const struct cuda_any_gemm *g, bool bias,
+                              bool parts)
+{
+    if (!fits(g)) return 0;
+    LG_CUDA(cudaSetDevice(d->index));
+    struct problem p = problem_of(d, g, bias, parts);
+    return plan_of(d->gemm, &p).workspace;
+}
+
+static void product(lg_stream *s, const struct cuda_any_gemm *g, bool parts)
+{
+    lg_cuda_device *d = lg_cuda_device_of(s);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    if (fits(g)) {
+        struct problem p = problem_of(d, g, g->bias != NULL, parts);
+        struct plan plan = plan_of(d->gemm, &p);
+        if (!plan.none) {
+            struct words w;
+            struct operands x = {g->a, g->b, g->d, s->scratch, g->accumulate ? 1 : 0};
+            put_into_words(&p, g->bias, &w);
+            LT(multiply(d->gemm, &w, &plan, &x, stream));
+            return;
+        }
+    }
+    cuda_any_gemm(stream, g);
+}
+
+/* y or pre (M, N) = x (M, K) w (N, K)^T + bias. */
+static struct cuda_any_gemm forward_product(const struct lg_linear_forward_args *a)
+{
+    int64_t M = a->x.dim[0], K = a->x.dim[1], N = a->w.dim[0];
+    return (struct cuda_any_gemm){.in = a->x.dtype,
+                                  .out = a->x.dtype,
+                                  .a = a->x.data,
+                                  .b = a->w.data,
+                                  .bias = a->bias.data,
+                                  .d = a->pre.data ? a->pre.data : a->y.data,
+                                  .m = M,
+                                  .n = N,
+                                  .k = K,
+                                  .sa_m = K,
+                                  .sa_k = 1,
+                                  .sb_n = K,
+                                  .sb_k = 1,
+                                  .ldd = N};
+}
+size_t cuda_linear_forward_scratch(lg_cuda_device *d, const struct lg_linear_forward_args *a)
+{
+    struct cuda_any_gemm g = forward_product(a);
+    return product_scratch(d, &g, a->bias.rank != 0 && (a->bias.data || !a->x.data), false);
+}
+void cuda_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
+{
+    struct cuda_any_gemm g = forward_product(a);
+    product(s, &g, false);
+    if (a->act == LG_ACT_NONE) return;
+    lg_tensor pre = a->pre.data ? a->pre : a->y;
+    cuda_act_forward(s, &(struct lg_act_forward_args){.x = pre, .y = a->y, .act = a->act});
+}
+
+/* dx (M, K) = dy (M, N) w (N, K): the inner dimension is N. */
+static struct cuda_any_gemm data_product(const struct lg_linear_backward_data_args *a)
+{
+    int64_t M = a->dy.dim[0], N = a->dy.dim[1], K = a->w.dim[1];
+    return (struct cuda_any_gemm){.in = a->dy.dtype,
+                                  .out = a->dx.dtype,
+                                  .a = a->dy.data,
+                                  .b = a->w.data,
+                                  .d = a->dx.data,
+                                  .m = M,
+                                  .n = K,
+                                  .k = N,
+                                  .sa_m = N,
+                                  .sa_k = 1,
+                                  .sb_n = 1,
+                                  .sb_k = K,
+                                  .ldd = K,
+                                  .accumulate = a->accumulate};
+}
+size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
+                                         const struct lg_linear_backward_data_args *a)
+{
+    struct cuda_any_gemm g = data_product(a);
+    return product_scratch(d, &g, false, false);
+}
+void cuda_linear_backward_data(lg_stream *s, const struct lg_linear_backward_data_args *a)
+{
+    struct cuda_any_gemm g = data_product(a);
+    product(s, &g, false);
+}
+
+/* dw (N, K) = dy (M, N)^T x (M, K): the inner dimension is M. */
+static struct cuda_any_gemm weight_product(const struct lg_linear_backward_weight_args *a)
+{
+    int64_t M = a->dy.dim[0], N = a->dy.dim[1], K = a->x.dim[1];
+    return (struct cuda_any_gemm){.in = a->dy.dtype,
+                                  .out = a->dw.dtype,
+                                  .a = a->dy.data,
+                                  .b = a->x.data,
+                                  .d = a->dw.data,
+                                  .m = N,
+                                  .n = K,
+                                  .k = M,
+                                  .sa_m = 1,
+                                  .sa_k = N,
+                                  .sb_n = 1,
+                                  .sb_k = K,
+                                  .ldd = K,
+                                  .accumulate = a->accumulate};
+}
+size_t cuda_linear_backward_weight_scratch(lg_cuda_device *d,
+                                           const struct lg_linear_backward_weight_args *a)
+{
+    struct cuda_any_gemm g = weight_product(a);
+    size_t product = product_scratch(d, &g, false, true);
+    size_t sums = a->dbias.rank ? cuda_column_sums_scratch(a->dy.dim[0], a->dy.dim[1]) : 0;
+    return LG_MAX(product, sums);
+}
+void cuda_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_weight_args *a)
+{
+    struct cuda_any_gemm g = weight_product(a);
+    product(s, &g, true);
+    if (a->dbias.data)
+        cuda_column_sums(lg_cuda_stream_of(s), a->dy, a->dbias, a->accumulate, s->scratch);
+}

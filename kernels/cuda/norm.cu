@@ -1,0 +1,289 @@
+/* LayerNorm with modulation, gated residual, RMSNorm.
+ *
+ * Rows (B T, D): one warp per row; each lane takes packs lane, lane + 32, ... The row is read three
+ * times, from L1 after the first: mean, variance about it, result. Statistics are fp32.
+ * Sums over T (dshift, dscale, dgate): a block takes 32 packs of columns of one sample; 8 warps take
+ * every eighth row; the 8 partial sums are added in order. */
+#include "kernels/cuda/common.cuh"
+
+enum { WARPS = 8, THREADS = WARP * WARPS };
+
+template <typename T, int N>
+__global__ void norm_forward_kernel(const T *x, const T *shift, const T *scale, int64_t stride,
+                                    T *y, float *mean, float *rstd, float eps, int64_t rows,
+                                    int64_t tokens, int64_t D)
+{
+    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    if (row >= rows) return;
+    int first = threadIdx.x % WARP * N;
+    const T *in = x + row * D;
+    float v[N], sum = 0, squares = 0;
+    for (int64_t i = first; i < D; i += WARP * N) {
+        load<T, N>(in + i, v);
+#pragma unroll
+        for (int e = 0; e < N; e++) sum += v[e];
+    }
+    float average = warp_sum(sum) / (float)D;
+    for (int64_t i = first; i < D; i += WARP * N) {
+        load<T, N>(in + i, v);
+#pragma unroll
+        for (int e = 0; e < N; e++) squares += (v[e] - average) * (v[e] - average);
+    }
+    float r = 1 / sqrtf(warp_sum(squares) / (float)D + eps);
+    int64_t mod = row / tokens * stride;
+    for (int64_t i = first; i < D; i += WARP * N) {
+        load<T, N>(in + i, v);
+#pragma unroll
+        for (int e = 0; e < N; e++) v[e] = (v[e] - average) * r;
+        if (scale) {
+            float sh[N], sc[N];
+            load<T, N>(shift + mod + i, sh);
+            load<T, N>(scale + mod + i, sc);
+#pragma unroll
+            for (int e = 0; e < N; e++) v[e] = v[e] * (1 + sc[e]) + sh[e];
+        }
+        store<T, N>(y + row * D + i, v);
+    }
+    if (first == 0) {
+        mean[row] = average;
+        rstd[row] = r;
+    }
+}
+/* Packs may be used: rows and modulation rows start on 16 bytes. */
+static bool rows_fit(lg_dtype t, int64_t D, int64_t stride, const void *const *p, int count)
+{
+    int64_t e = (int64_t)lg_dtype_bytes(t);
+    bool fits = D * e % 16 == 0 && stride * e % 16 == 0;
+    for (int i = 0; i < count; i++) fits = fits && lg_cuda_aligned_16(p[i]);
+    return fits;
+}
+void cuda_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_forward_args *a)
+{
+    int64_t tokens = a->x.dim[1], D = a->x.dim[2], rows = a->x.dim[0] * tokens;
+    const void *p[] = {a->x.data, a->y.data, a->shift.data, a->scale.data};
+    bool fits = rows_fit(a->x.dtype, D, a->scale.data ? a->mod_stride : 0, p, 4);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPE(
+        a->x.dtype, T,
+        {WITH_PACK(
+            fits, T, N,
+            (norm_forward_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
+                (const T *)a->x.data, (const T *)a->shift.data, (const T *)a->scale.data,
+                a->mod_stride, (T *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data,
+                (float)a->eps, rows, tokens, D)))})
+    LG_CUDA_LAUNCHED();
+}
+
+/* With n = (x - mean) rstd and g = dy (1 + scale): dx = rstd (g - avg(g) - n avg(g n)). */
+template <typename T, int N>
+__global__ void norm_backward_kernel(const T *dy, const T *x, const float *mean, const float *rstd,
+                                     const T *scale, int64_t stride, T *dx, bool accumulate,
+                                     int64_t rows, int64_t tokens, int64_t D)
+{
+    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    if (row >= rows) return;
+    int first = threadIdx.x % WARP * N;
+    float average = mean[row], r = rstd[row], sum_g = 0, sum_gn = 0, g[N], n[N], sc[N];
+    int64_t mod = row / tokens * stride;
+#define LOAD_G_N(i)                                                                                \
+    load<T, N>(dy + row * D + (i), g);                                                             \
+    load<T, N>(x + row * D + (i), n);                                                              \
+    if (scale) load<T, N>(scale + mod + (i), sc);                                                  \
+    _Pragma("unroll") for (int e = 0; e < N; e++)                                                  \
+    {                                                                                              \
+        n[e] = (n[e] - average) * r;                                                               \
+        if (scale) g[e] *= 1 + sc[e];                                                              \
+    }
+    for (int64_t i = first; i < D; i += WARP * N) {
+        LOAD_G_N(i)
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            sum_g += g[e];
+            sum_gn += g[e] * n[e];
+        }
+    }
+    float avg_g = warp_sum(sum_g) / (float)D, avg_gn = warp_sum(sum_gn) / (float)D;
+    for (int64_t i = first; i < D; i += WARP * N) {
+        LOAD_G_N(i)
+        float old[N];
+        if (accumulate) load<T, N>(dx + row * D + i, old);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            float v = r * (g[e] - avg_g - n[e] * avg_gn);
+            g[e] = accumulate ? old[e] + v : v;
+        }
+        store<T, N>(dx + row * D + i, g);
+    }
+#undef LOAD_G_N
+}
+
+/* Adds the warps' partial sums in order; the first warp stores them. Call with all threads. */
+template <typename T, int N> __device__ void store_column_sums(float (&sum)[N], T *out, bool active)
+{
+    __shared__ float partial[WARPS][WARP * N + 1];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < N; e++) partial[warp][lane * N + e] = sum[e];
+    __syncthreads();
+    if (warp > 0 || !active) return;
+    for (int w = 1; w < WARPS; w++)
+#pragma unroll
+        for (int e = 0; e < N; e++) sum[e] += partial[w][lane * N + e];
+    store<T, N>(out, sum);
+}
+
+/* dshift = sum over T of dy, dscale = sum over T of dy n. */
+template <typename T, int N>
+__global__ void modulation_backward_kernel(const T *dy, const T *x, const float *mean,
+                                           const float *rstd, T *dshift, T *dscale, int64_t stride,
+                                           int64_t tokens, int64_t D)
+{
+    int64_t b = blockIdx.y, i = ((int64_t)blockIdx.x * WARP + threadIdx.x % WARP) * N;
+    bool active = i < D;
+    float shift[N] = {}, scale[N] = {}, g[N], n[N];
+    for (int64_t t = threadIdx.x / WARP; active && t < tokens; t += WARPS) {
+        int64_t row = b * tokens + t;
+        float average = mean[row], r = rstd[row];
+        load<T, N>(dy + row * D + i, g);
+        load<T, N>(x + row * D + i, n);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            shift[e] += g[e];
+            scale[e] += g[e] * ((n[e] - average) * r);
+        }
+    }
+    store_column_sums<T, N>(shift, dshift + b * stride + i, active);
+    store_column_sums<T, N>(scale, dscale + b * stride + i, active);
+}
+size_t cuda_norm_modulate_backward_scratch(const struct lg_norm_modulate_backward_args *a)
+{
+    return 0;
+}
+void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
+{
+    int64_t B = a->x.dim[0], tokens = a->x.dim[1], D = a->x.dim[2], rows = B * tokens;
+    const void *p[] = {a->x.data,     a->dy.data,     a->dx.data,
+                       a->scale.data, a->dshift.data, a->dscale.data};
+    bool fits = rows_fit(a->x.dtype, D, a->scale.data ? a->mod_stride : 0, p, 6);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPE(a->x.dtype, T, {WITH_PACK(fits, T, N, {
+                  norm_backward_kernel<T, N>
+                      <<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
+                          (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
+                          (const float *)a->rstd.data, (const T *)a->scale.data, a->mod_stride,
+                          (T *)a->dx.data, a->accumulate, rows, tokens, D);
+                  dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B);
+                  if (a->scale.data)
+                      modulation_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(
+                          (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
+                          (const float *)a->rstd.data, (T *)a->dshift.data, (T *)a->dscale.data,
+                          a->mod_stride, tokens, D);
+              })})
+    LG_CUDA_LAUNCHED();
+}
+
+/* ---- gated residual ---- */
+
+template <typename T, int N>
+__global__ void gate_forward_kernel(const T *x, const T *y, const T *gate, int64_t stride, T *out,
+                                    int64_t packs, int64_t tokens, int64_t D)
+{
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x);
+    if (i >= packs) return;
+    float u[N], v[N], g[N];
+    load<T, N>(x + i * N, u);
+    load<T, N>(y + i * N, v);
+    if (gate) load<T, N>(gate + i * N / (tokens * D) * stride + i * N % D, g);
+#pragma unroll
+    for (int e = 0; e < N; e++) u[e] += gate ? g[e] * v[e] : v[e];
+    store<T, N>(out + i * N, u);
+}
+void cuda_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_forward_args *a)
+{
+    int64_t tokens = a->x.dim[1], D = a->x.dim[2], count = lg_numel(&a->x);
+    const void *p[] = {a->x.data, a->y.data, a->out.data, a->gate.data};
+    bool fits = rows_fit(a->x.dtype, D, a->gate.data ? a->mod_stride : 0, p, 4);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPE(a->x.dtype, T,
+              {WITH_PACK(fits, T, N,
+                         (gate_forward_kernel<T, N>
+                          <<<(unsigned)ceil_div(count / N, THREADS), THREADS, 0, stream>>>(
+                              (const T *)a->x.data, (const T *)a->y.data, (const T *)a->gate.data,
+                              a->mod_stride, (T *)a->out.data, count / N, tokens, D)))})
+    LG_CUDA_LAUNCHED();
+}
+
+/* dy = gate dout, dgate = sum over T of dout y. */
+template <typename T, int N>
+__global__ void gate_backward_kernel(const T *dout, const T *y, const T *gate, T *dy, T *dgate,
+                                     int64_t stride, int64_t tokens, int64_t D)
+{
+    int64_t b = blockIdx.y, i = ((int64_t)blockIdx.x * WARP + threadIdx.x % WARP) * N;
+    bool active = i < D;
+    float sum[N] = {}, g[N], d[N], v[N];
+    if (active) load<T, N>(gate + b * stride + i, g);
+    for (int64_t t = threadIdx.x / WARP; active && t < tokens; t += WARPS) {
+        int64_t at = (b * tokens + t) * D + i;
+        load<T, N>(dout + at, d);
+        load<T, N>(y + at, v);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            sum[e] += d[e] * v[e];
+            d[e] *= g[e];
+        }
+        store<T, N>(dy + at, d);
+    }
+    store_column_sums<T, N>(sum, dgate + b * stride + i, active);
+}
+void cuda_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_backward_args *a)
+{
+    int64_t B = a->y.dim[0], tokens = a->y.dim[1], D = a->y.dim[2];
+    const void *p[] = {a->dout.data, a->y.data, a->dy.data, a->gate.data, a->dgate.data};
+    bool fits = rows_fit(a->y.dtype, D, a->mod_stride, p, 5);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPE(a->y.dtype, T, {WITH_PACK(fits, T, N, {
+                  dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B);
+                  gate_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(
+                      (const T *)a->dout.data, (const T *)a->y.data, (const T *)a->gate.data,
+                      (T *)a->dy.data, (T *)a->dgate.data, a->mod_stride, tokens, D);
+              })})
+    LG_CUDA_LAUNCHED();
+}
+
+/* ---- RMSNorm ---- */
+
+template <typename T, int N>
+__global__ void rms_kernel(const T *x, const T *w, T *y, float eps, int64_t rows, int64_t D)
+{
+    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    if (row >= rows) return;
+    int first = threadIdx.x % WARP * N;
+    float v[N], u[N], squares = 0;
+    for (int64_t i = first; i < D; i += WARP * N) {
+        load<T, N>(x + row * D + i, v);
+#pragma unroll
+        for (int e = 0; e < N; e++) squares += v[e] * v[e];
+    }
+    float r = 1 / sqrtf(warp_sum(squares) / (float)D + eps);
+    for (int64_t i = first; i < D; i += WARP * N) {
+        load<T, N>(x + row * D + i, v);
+        load<T, N>(w + i, u);
+#pragma unroll
+        for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
+        store<T, N>(y + row * D + i, v);
+    }
+}
+void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
+{
+    int64_t rows = a->x.dim[0], D = a->x.dim[1];
+    const void *p[] = {a->x.data, a->w.data, a->y.data};
+    bool fits = rows_fit(a->x.dtype, D, 0, p, 3);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPE(a->x.dtype, T,
+              {WITH_PACK(fits, T, N,
+                         (rms_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
+                             (const T *)a->x.data, (const T *)a->w.data, (T *)a->y.data,
+                             (float)a->eps, rows, D)))})
+    LG_CUDA_LAUNCHED();
+}

@@ -1,0 +1,246 @@
+/* The diffusion process, the loss, and what an optimizer step is made of.
+ *
+ * diffuse: one thread per element, normals in double as on the other backends (the libraries' log, sin
+ * and cos may differ in the last bit of a double, seldom one of an fp32).
+ * mse_loss: one block per sample. reduce_ranks: one block per 4096 elements, then one block that adds
+ * the blocks' sums in a fixed tree. adamw, ema: one thread per four elements. */
+#include "base/philox.h"
+#include "kernels/cuda/common.cuh"
+#include <math.h>
+
+enum { THREADS = 256 };
+
+/* ---- Philox4x32-10, as base/philox.c ---- */
+
+__device__ __forceinline__ void philox(uint64_t seed, int purpose, uint64_t n, uint64_t block,
+                                       uint32_t (&ret)[4])
+{
+    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32), c2 = (uint32_t)n,
+             c3 = (uint32_t)(n >> 32);
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32) ^ (uint32_t)purpose * 0x9E3779B9u;
+#pragma unroll
+    for (int i = 0; i < 10; i++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c0 = n0, c1 = (uint32_t)p1, c2 = n2, c3 = (uint32_t)p0;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    ret[0] = c0, ret[1] = c1, ret[2] = c2, ret[3] = c3;
+}
+/* Standard normal number e of the stream (seed, purpose, n). */
+__device__ double philox_normal(uint64_t seed, int purpose, uint64_t n, uint64_t e)
+{
+    uint32_t w[4];
+    philox(seed, purpose, n, e / 4, w);
+    bool second = e % 4 >= 2;
+    double u = ((double)(second ? w[2] : w[0]) + 0.5) * 0x1p-32;
+    double v = ((double)(second ? w[3] : w[1]) + 0.5) * 0x1p-32;
+    double r = sqrt(-2.0 * log(u)), t = 6.283185307179586476925 * v;
+    return e % 2 ? r * sin(t) : r * cos(t);
+}
+
+struct diffusion {
+    const int64_t *n;
+    uint64_t seed;
+    double scaling_factor, shift_factor;
+    int64_t per_sample, count;
+};
+template <typename T, typename W>
+__global__ void diffuse_kernel(const T *mean, const T *logvar, const W *coef, T *x_t, T *target,
+                               diffusion d)
+{
+    int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (e >= d.count) return;
+    int64_t b = e / d.per_sample, i = e % d.per_sample;
+    uint64_t n = (uint64_t)d.n[b];
+    double z = philox_normal(d.seed, LG_PURPOSE_LATENT, n, (uint64_t)i);
+    double noise = philox_normal(d.seed, LG_PURPOSE_NOISE, n, (uint64_t)i);
+    double v = to_float(logvar[e]);
+    v = v < -30 ? -30 : v > 20 ? 20 : v;
+    double x0 = ((double)to_float(mean[e]) + exp(v / 2) * z - d.shift_factor) * d.scaling_factor;
+    const W *c = coef + b * 4;
+    x_t[e] = from_float<T>((float)((double)to_float(c[0]) * x0 + (double)to_float(c[1]) * noise));
+    target[e] =
+        from_float<T>((float)((double)to_float(c[2]) * x0 + (double)to_float(c[3]) * noise));
+}
+void cuda_diffuse_forward(lg_stream *s, const struct lg_diffuse_forward_args *a)
+{
+    int64_t count = lg_numel(&a->mean);
+    diffusion d = {(const int64_t *)a->n.data, a->seed, a->scaling_factor, a->shift_factor,
+                   count / a->mean.dim[0],     count};
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPES(a->mean.dtype, a->coef.dtype, T, W,
+               (diffuse_kernel<<<(unsigned)ceil_div(count, THREADS), THREADS, 0, stream>>>(
+                   (const T *)a->mean.data, (const T *)a->logvar.data, (const W *)a->coef.data,
+                   (T *)a->x_t.data, (T *)a->target.data, d)))
+    LG_CUDA_LAUNCHED();
+}
+
+template <typename T, typename W>
+__global__ void mse_kernel(const T *pred, const T *target, const W *weight, W *loss, T *dpred,
+                           int64_t per_sample)
+{
+    int64_t b = blockIdx.x;
+    float w = to_float(weight[b]), sum = 0;
+    for (int64_t i = threadIdx.x; i < per_sample; i += THREADS) {
+        int64_t e = b * per_sample + i;
+        float error = w == 0 ? 0 : to_float(pred[e]) - to_float(target[e]);
+        sum += error * error;
+        if (dpred) dpred[e] = from_float<T>(w * 2 * error / (float)per_sample);
+    }
+    sum = block_sum<THREADS>(sum);
+    if (threadIdx.x == 0) loss[b] = from_float<W>(sum / (float)per_sample);
+}
+void cuda_mse_loss(lg_stream *s, const struct lg_mse_loss_args *a)
+{
+    LG_ASSERT(a->weight.dtype == a->loss.dtype);
+    int64_t B = a->pred.dim[0], per_sample = lg_numel(&a->pred) / B;
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPES(a->pred.dtype, a->loss.dtype, T, W,
+               (mse_kernel<<<(unsigned)B, THREADS, 0, stream>>>(
+                   (const T *)a->pred.data, (const T *)a->target.data, (const W *)a->weight.data,
+                   (W *)a->loss.data, (T *)a->dpred.data, per_sample)))
+    LG_CUDA_LAUNCHED();
+}
+
+/* ---- reduction over ranks ---- */
+
+enum { SQUARES_BLOCK = 4096, TREE_THREADS = 1024 };
+template <typename T> struct rank_inputs {
+    const T *x[LG_RANKS_MAX];
+    int count;
+};
+template <typename T, typename W>
+__global__ void reduce_ranks_kernel(rank_inputs<T> in, W *y, double *squares, int64_t n)
+{
+    int64_t first = (int64_t)blockIdx.x * SQUARES_BLOCK;
+    double sum = 0;
+    for (int k = 0; k < SQUARES_BLOCK; k += THREADS) {
+        int64_t i = first + k + threadIdx.x;
+        if (i >= n) break;
+        float v = to_float(in.x[0][i]);
+        for (int r = 1; r < in.count; r++) v += to_float(in.x[r][i]);
+        W out = from_float<W>(v);
+        y[i] = out;
+        sum += (double)to_float(out) * (double)to_float(out);
+    }
+    sum = block_sum<THREADS>(sum);
+    if (threadIdx.x == 0) squares[blockIdx.x] = sum;
+}
+__global__ void add_squares_kernel(const double *squares, int64_t n, double *total)
+{
+    double sum = 0;
+    for (int64_t i = threadIdx.x; i < n; i += TREE_THREADS) sum += squares[i];
+    sum = block_sum<TREE_THREADS>(sum);
+    if (threadIdx.x == 0) *total = sum;
+}
+size_t cuda_reduce_ranks_scratch(const struct lg_reduce_ranks_args *a)
+{
+    return (size_t)ceil_div(a->y.dim[0], SQUARES_BLOCK) * sizeof(double);
+}
+void cuda_reduce_ranks(lg_stream *s, const struct lg_reduce_ranks_args *a)
+{
+    int64_t n = a->y.dim[0], blocks = ceil_div(n, SQUARES_BLOCK);
+    double *squares = (double *)s->scratch;
+    cudaStream_t stream = lg_cuda_stream_of(s);
+#define RANKS(T, W)                                                                                \
+    do {                                                                                           \
+        rank_inputs<T> in = {{}, a->count};                                                        \
+        for (int r = 0; r < a->count; r++) in.x[r] = (const T *)a->x[r].data;                      \
+        reduce_ranks_kernel<T, W>                                                                  \
+            <<<(unsigned)blocks, THREADS, 0, stream>>>(in, (W *)a->y.data, squares, n);            \
+    } while (0)
+    if (a->x[0].dtype == LG_F32) {
+        WITH_TYPE(a->y.dtype, W, RANKS(float, W))
+    } else {
+        WITH_TYPES(a->x[0].dtype, a->y.dtype, T, W, RANKS(T, W))
+    }
+#undef RANKS
+    LG_CUDA_LAUNCHED();
+    add_squares_kernel<<<1, TREE_THREADS, 0, stream>>>(squares, blocks,
+                                                       (double *)a->sum_squares.data);
+    LG_CUDA_LAUNCHED();
+}
+
+/* ---- optimizer ---- */
+
+struct adamw_constants {
+    float keep, lr, beta1, rest1, beta2, rest2, eps, grad_scale, correct1, root2;
+};
+template <int N>
+__global__ void adamw_kernel(const float *w, const float *m, const float *v, const float *grad,
+                             float *w_out, float *m_out, float *v_out, adamw_constants c,
+                             int64_t packs)
+{
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x);
+    if (i >= packs) return;
+    float wi[N], mi[N], vi[N], gi[N];
+    load<float, N>(w + i * N, wi);
+    load<float, N>(m + i * N, mi);
+    load<float, N>(v + i * N, vi);
+    load<float, N>(grad + i * N, gi);
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        float g = c.grad_scale * gi[e];
+        mi[e] = c.beta1 * mi[e] + c.rest1 * g;
+        vi[e] = c.beta2 * vi[e] + c.rest2 * g * g;
+        wi[e] = wi[e] * c.keep - c.lr * (mi[e] / c.correct1) / (sqrtf(vi[e]) / c.root2 + c.eps);
+    }
+    store<float, N>(w_out + i * N, wi);
+    store<float, N>(m_out + i * N, mi);
+    store<float, N>(v_out + i * N, vi);
+}
+static bool all_fit(int64_t n, const void *const *p, int count)
+{
+    bool fits = n % PACK<float> == 0;
+    for (int i = 0; i < count; i++) fits = fits && lg_cuda_aligned_16(p[i]);
+    return fits;
+}
+void cuda_adamw(lg_stream *s, const struct lg_adamw_args *a)
+{
+    int64_t n = a->w.dim[0];
+    adamw_constants c = {(float)(1 - a->lr * a->weight_decay),
+                         (float)a->lr,
+                         (float)a->beta1,
+                         (float)(1 - a->beta1),
+                         (float)a->beta2,
+                         (float)(1 - a->beta2),
+                         (float)a->eps,
+                         (float)a->grad_scale,
+                         (float)(1 - pow(a->beta1, (double)a->t)),
+                         (float)sqrt(1 - pow(a->beta2, (double)a->t))};
+    const void *p[] = {a->w.data,     a->m.data,     a->v.data,    a->grad.data,
+                       a->w_out.data, a->m_out.data, a->v_out.data};
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_PACK(all_fit(n, p, 7), float, N,
+              (adamw_kernel<N><<<(unsigned)ceil_div(n / N, THREADS), THREADS, 0, stream>>>(
+                  (const float *)a->w.data, (const float *)a->m.data, (const float *)a->v.data,
+                  (const float *)a->grad.data, (float *)a->w_out.data, (float *)a->m_out.data,
+                  (float *)a->v_out.data, c, n / N)))
+    LG_CUDA_LAUNCHED();
+}
+
+template <int N>
+__global__ void ema_kernel(const float *ema, const float *w, float *out, float decay, float rest,
+                           int64_t packs)
+{
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x);
+    if (i >= packs) return;
+    float x[N], y[N];
+    load<float, N>(ema + i * N, x);
+    load<float, N>(w + i * N, y);
+#pragma unroll
+    for (int e = 0; e < N; e++) x[e] = decay * x[e] + rest * y[e];
+    store<float, N>(out + i * N, x);
+}
+void cuda_ema(lg_stream *s, const struct lg_ema_args *a)
+{
+    int64_t n = a->ema.dim[0];
+    const void *p[] = {a->ema.data, a->w.data, a->out.data};
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_PACK(all_fit(n, p, 3), float, N,
+              (ema_kernel<N><<<(unsigned)ceil_div(n / N, THREADS), THREADS, 0, stream>>>(
+                  (const float *)a->ema.data, (const float *)a->w.data, (float *)a->out.data,
+                  (float)a->decay, (float)(1 - a->decay), n / N)))
+    LG_CUDA_LAUNCHED();
+}

@@ -1,0 +1,25 @@
+# Tests of the CUDA backend. They are built where nvcc and the Debian packages are, and run on a machine
+# with a GPU that has neither: $(BUILD)/gpu is self-contained apart from CUDA's libraries.
+#
+# Targets: check-gpu: the CUDA backend's tests, on a machine with a GPU; gpu-bundle: what they need there
+
+GPU_SRC := $(wildcard tests/gpu/test_*.c) $(wildcard tests/gpu/bench_*.c)
+GPU     := $(GPU_SRC:tests/gpu/%.c=$(BUILD)/gpu/bin/%)
+GPU_LIB_OBJ := $(patsubst %,$(BUILD)/obj/tests/unit/%.c.o,op_args op_cases denoiser_fixture)
+# Small libraries that the GPU machine may lack.
+GPU_CARRIED := libxxhash.so.0 libcjson.so.1
+
+.PHONY: check-gpu gpu-bundle
+gpu-bundle: $(GPU) $(CUDA_SO) $(REF64_SO)
+	@mkdir -p $(BUILD)/gpu/lib
+	$(Q)cp -u $(CUDA_SO) $(REF64_SO) $(BUILD)/gpu/lib/
+	$(Q)for l in $(GPU_CARRIED); do cp -uL $$($(CC) -print-file-name=$$l) $(BUILD)/gpu/lib/; done
+	$(Q)cp -u tests/gpu/run.sh $(BUILD)/gpu/
+# Builds what it can, that is nothing on a machine that was given $(BUILD)/gpu.
+check-gpu: $(if $(wildcard $(BUILD)/gpu/run.sh),,gpu-bundle)
+	$(Q)$(BUILD)/gpu/run.sh
+
+$(BUILD)/gpu/bin/%: $(BUILD)/obj/tests/gpu/%.c.o $(GPU_LIB_OBJ) $(LIB)
+	@mkdir -p $(@D)
+	@echo "  LD    $@"
+	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(GPU_LIB_OBJ) $(LIB) $(LIBS)

@@ -1,0 +1,248 @@
+/* Whole denoisers on the CUDA backend against ref64, output and every parameter's gradient: tiny nets,
+ * and blocks of the width of DiT-XL/2 and PixArt-XL/2 (D = 1152, 16 heads of 72, 256 tokens). Weights
+ * and inputs are rounded to bf16, so that one reference serves every precision.
+ *
+ * A gradient counts relative to its own norm, but at least to 10 % of the gradients' root mean square
+ * over tensors: the bias of the keys has none but rounding.
+ *
+ * usage: test_nets_cuda [NET]      NET: tiny_dit, tiny_pixart, dit_xl, pixart_xl */
+#include "tests/gpu/gpu_test.h"
+#include "tests/unit/denoiser_fixture.h"
+#include <string.h>
+
+enum { BATCH_MAX = 4 };
+
+struct net {
+    const char *name;
+    int batch;
+    struct lg_denoiser_config c;
+};
+static const struct net NETS[] = {
+    {"tiny_dit", 3, {LG_DIT, 4, 8, 8, 2, 64, 2, 2, 4, 5, 0, 0, 1e-5}},
+    {"tiny_pixart", 3, {LG_PIXART, 4, 8, 12, 2, 96, 2, 3, 4, 0, 6, 40, 1e-6}},
+    {"dit_xl", 1, {LG_DIT, 4, 32, 32, 2, 1152, 1, 16, 4, 1000, 0, 0, 1e-6}},
+    {"pixart_xl", 1, {LG_PIXART, 4, 32, 32, 2, 1152, 1, 16, 4, 0, 77, 512, 1e-6}},
+};
+
+/* A net on a device with its inputs and outputs. */
+struct bench {
+    const struct net *net;
+    lg_device *device;
+    lg_stream *stream;
+    lg_denoiser *denoiser;
+    lg_params params;
+    lg_dtype type, wide; /* compute type; that of the timesteps */
+    void *weights, *grads;
+    struct lg_denoiser_input in;
+    lg_tensor out, dout; // (B, C, H, W)
+};
+
+static float to_bf16(double x)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v = {.f = (float)x};
+    v.u = (v.u + 0x7FFF + (v.u >> 16 & 1)) & 0xFFFF0000u;
+    return v.f;
+}
+
+static void *alloc(struct bench *b, size_t bytes)
+{
+    void *p;
+    gpu_need(lg_device_alloc(b->device, bytes, &p));
+    return p;
+}
+
+/* Uploads doubles as elements of type t. */
+static void put(struct bench *b, void *device, lg_dtype t, const double *v, size_t n)
+{
+    char *bytes = malloc(n * lg_dtype_bytes(t));
+    LG_ASSERT(bytes);
+    for (size_t i = 0; i < n; i++) {
+        float f = (float)v[i];
+        if (t == LG_F64) memcpy(bytes + i * 8, &v[i], 8);
+        if (t == LG_F32) memcpy(bytes + i * 4, &f, 4);
+        if (t == LG_BF16) memcpy(bytes + i * 2, (char *)&f + 2, 2);
+        if (t == LG_F16) ((_Float16 *)(void *)bytes)[i] = (_Float16)f;
+        if (t == LG_I32) ((int32_t *)(void *)bytes)[i] = (int32_t)v[i];
+    }
+    lg_stream_upload(b->stream, device, bytes, n * lg_dtype_bytes(t));
+    lg_stream_sync(b->stream);
+    free(bytes);
+}
+
+static double *get(struct bench *b, const void *device, lg_dtype t, size_t n)
+{
+    double *v = malloc(n * sizeof *v);
+    char *bytes = malloc(n * lg_dtype_bytes(t));
+    LG_ASSERT(v && bytes);
+    lg_stream_download(b->stream, bytes, device, n * lg_dtype_bytes(t));
+    lg_stream_sync(b->stream);
+    for (size_t i = 0; i < n; i++) {
+        float f = 0;
+        if (t == LG_F64) memcpy(&v[i], bytes + i * 8, 8);
+        if (t == LG_F32) memcpy(&f, bytes + i * 4, 4);
+        if (t == LG_BF16) memcpy((char *)&f + 2, bytes + i * 2, 2);
+        if (t == LG_F16) f = (float)((_Float16 *)(void *)bytes)[i];
+        if (t != LG_F64) v[i] = f;
+    }
+    free(bytes);
+    return v;
+}
+
+/* Hashed values in scale (-1, 1), rounded to bf16; in a gap-free range of a buffer of type t. */
+static void fill(struct bench *b, void *device, size_t first, const char *name, size_t n,
+                 double scale)
+{
+    double *v = malloc(n * sizeof *v);
+    LG_ASSERT(v);
+    golden_fill(name, n, scale, v);
+    for (size_t i = 0; i < n; i++) v[i] = to_bf16(v[i]);
+    put(b, (char *)device + first * lg_dtype_bytes(b->type), b->type, v, n);
+    free(v);
+}
+
+static void fill_weights(struct bench *b)
+{
+    size_t bytes = b->params.count * lg_dtype_bytes(b->type);
+    b->weights = alloc(b, bytes);
+    b->grads = alloc(b, bytes);
+    for (int i = 0; i < b->params.n; i++) {
+        const struct lg_param *p = &b->params.p[i];
+        double scale = p->rank > 1 ? sqrt(3.0 / ((double)p->count / (double)p->dim[0])) : 0.3;
+        fill(b, b->weights, p->offset, p->name, p->count, scale);
+    }
+}
+
+static void fill_inputs(struct bench *b)
+{
+    static const double labels[BATCH_MAX] = {2, 5, 0, 1}, t[BATCH_MAX] = {421, 999, 3, 812};
+    const struct lg_denoiser_config *c = &b->net->c;
+    int64_t B = b->net->batch, L = c->text_length, E = c->text_dim;
+    size_t n = (size_t)B * (size_t)(c->channels * c->height * c->width);
+    size_t size = lg_dtype_bytes(b->type);
+    b->in.x = lg_t4(alloc(b, n * size), b->type, B, c->channels, c->height, c->width);
+    b->out = b->dout = b->in.x;
+    b->out.data = alloc(b, n * size);
+    b->dout.data = alloc(b, n * size);
+    fill(b, b->in.x.data, 0, "x", n, 1.5);
+    fill(b, b->dout.data, 0, "dout", n, 1.0);
+    b->in.t = lg_t1(alloc(b, (size_t)B * lg_dtype_bytes(b->wide)), b->wide, B);
+    put(b, b->in.t.data, b->wide, t, (size_t)B);
+    if (c->kind == LG_DIT) {
+        b->in.label = lg_t1(alloc(b, (size_t)B * 4), LG_I32, B);
+        put(b, b->in.label.data, LG_I32, labels, (size_t)B);
+        return;
+    }
+    double lengths[BATCH_MAX];
+    for (int64_t i = 0; i < B; i++) lengths[i] = (double)(L - i * (L / 2 - 1));
+    b->in.text = lg_t3(alloc(b, (size_t)(B * L * E) * size), b->type, B, L, E);
+    fill(b, b->in.text.data, 0, "text", (size_t)(B * L * E), 1.0);
+    b->in.text_length = lg_t1(alloc(b, (size_t)B * 4), LG_I32, B);
+    put(b, b->in.text_length.data, LG_I32, lengths, (size_t)B);
+}
+
+static void bench_open(struct bench *b, const struct net *net, const char *device,
+                       const char *precision)
+{
+    *b = (struct bench){.net = net, .device = gpu_open(device, precision)};
+    b->type = lg_device_dtype(b->device);
+    b->wide = b->type == LG_F64 ? LG_F64 : LG_F32;
+    gpu_need(lg_stream_open(b->device, &b->stream));
+    gpu_need(lg_denoiser_params(&net->c, &b->params));
+    gpu_need(lg_denoiser_open(b->device, &net->c, net->batch, true, &b->denoiser));
+    fill_weights(b);
+    fill_inputs(b);
+}
+
+static void bench_close(struct bench *b)
+{
+    lg_denoiser_close(&b->denoiser);
+    lg_params_free(&b->params);
+    lg_stream_close(&b->stream);
+    lg_device_close(&b->device);
+}
+
+/* Forward and backward; the caller frees both. */
+static void bench_run(struct bench *b, double **ret_out, double **ret_grads)
+{
+    lg_denoiser_forward(b->denoiser, b->stream, b->weights, &b->in, b->out);
+    lg_denoiser_backward(b->denoiser, b->stream, b->weights, &b->in, b->dout, b->grads, false);
+    *ret_out = get(b, b->out.data, b->type, (size_t)lg_numel(&b->out));
+    *ret_grads = get(b, b->grads, b->type, b->params.count);
+}
+
+static double norm_of(const double *v, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += v[i] * v[i];
+    return sqrt(sum);
+}
+static double error_of(const double *got, const double *want, size_t n, double floor)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (got[i] - want[i]) * (got[i] - want[i]);
+    return sqrt(sum) / fmax(norm_of(want, n), floor);
+}
+
+/* A net adds up its operations' errors: twice the tolerance of one for each block. */
+static void compare(const struct bench *b, const struct gpu_precision *p,
+                    const double *const got[2], const double *const want[2])
+{
+    double error = error_of(got[0], want[0], (size_t)lg_numel(&b->out), 0), worst = 0, squares = 0;
+    double total = norm_of(want[1], b->params.count), floor = 0.1 * total / sqrt(b->params.n);
+    double limit = 2 * b->net->c.depth * p->tolerance;
+    const char *worst_name = "";
+    for (int i = 0; i < b->params.n; i++) {
+        const struct lg_param *q = &b->params.p[i];
+        double e = error_of(got[1] + q->offset, want[1] + q->offset, q->count, floor);
+        bool ok = e <= limit;
+        if (!ok) printf("FAIL %s in %s: gradient of %s: %.3g\n", b->net->name, p->name, q->name, e);
+        gpu_count(ok);
+        squares += e * e;
+        if (!(e <= worst)) worst = e, worst_name = q->name;
+    }
+    bool ok = error <= limit;
+    if (!ok) printf("FAIL %s in %s: output: %.3g\n", b->net->name, p->name, error);
+    gpu_count(ok);
+    printf("%s %s: output %.2e; gradients: root mean square %.2e, largest %.2e (%s)\n",
+           b->net->name, p->name, error, sqrt(squares / b->params.n), worst, worst_name);
+    fflush(stdout);
+}
+
+static void check_net(const struct net *net)
+{
+    struct bench ref;
+    double *out, *grads;
+    bench_open(&ref, net, "ref64", NULL);
+    bench_run(&ref, &out, &grads);
+    for (int k = 0; k < GPU_PRECISION_COUNT; k++) {
+        struct bench b;
+        double *got[2], *again[2];
+        if (GPU_PRECISIONS[k].round == LG_F16) continue; /* bf16's values leave its range */
+        bench_open(&b, net, "cuda:0", GPU_PRECISIONS[k].name);
+        bench_run(&b, &got[0], &got[1]);
+        bench_run(&b, &again[0], &again[1]);
+        compare(&b, &GPU_PRECISIONS[k], (const double *[]){got[0], got[1]},
+                (const double *[]){out, grads});
+        bool same = !memcmp(got[0], again[0], (size_t)lg_numel(&b.out) * sizeof(double)) &&
+                    !memcmp(got[1], again[1], b.params.count * sizeof(double));
+        if (!same)
+            printf("FAIL %s in %s: other bits the second time\n", net->name,
+                   GPU_PRECISIONS[k].name);
+        gpu_count(same);
+        for (int i = 0; i < 2; i++) free(got[i]), free(again[i]);
+        bench_close(&b);
+    }
+    free(out);
+    free(grads);
+    bench_close(&ref);
+}
+
+int main(int argc, char **argv)
+{
+    for (size_t i = 0; i < LG_ARRAY_LEN(NETS); i++)
+        if (argc == 1 || !strcmp(argv[1], NETS[i].name)) check_net(&NETS[i]);
+    return gpu_summary();
+}

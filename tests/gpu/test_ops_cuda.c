@@ -1,0 +1,119 @@
+/* The CUDA backend against ref64: every case of op_cases.def in every precision. Error in the 2-norm,
+ * the same bits twice, on another device object too; a sample's bits whatever its neighbours and slot;
+ * right results also where tensors lie on 8 bytes only.
+ *
+ * usage: test_ops_cuda [OPERATION]      those whose name contains it */
+#include "tests/gpu/gpu_test.h"
+#include "tests/unit/op_cases.h"
+#include <string.h>
+
+static double relative_error(const struct op_output *got, const struct op_output *want)
+{
+    double difference = 0, norm = 0;
+    for (int64_t i = 0; i < want->count; i++) {
+        if (isinf(want->v[i]) && got->v[i] == want->v[i]) continue;
+        difference += (got->v[i] - want->v[i]) * (got->v[i] - want->v[i]);
+        norm += want->v[i] * want->v[i];
+    }
+    return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+}
+
+static bool same_bits(const double *a, const double *b, int64_t n)
+{
+    return memcmp(a, b, (size_t)n * sizeof *a) == 0;
+}
+
+static bool complain(int i, const struct gpu_precision *p, const char *what, const char *output,
+                     double error)
+{
+    printf("FAIL %s(%s) in %s: %s %s", op_case_op(i), op_case_shape(i), p->name, output, what);
+    if (error >= 0 || isnan(error)) printf(" (%.3g)", error);
+    printf("\n");
+    return false;
+}
+
+static bool agrees(int i, const struct gpu_precision *p, const struct op_result *got,
+                   const struct op_result *want, const char *how, double *worst)
+{
+    bool ok = true;
+    if (got->wrote_outside) ok = complain(i, p, "wrote outside its outputs", how, -1);
+    for (int o = 0; o < want->n_out; o++) {
+        double error = relative_error(&got->out[o], &want->out[o]);
+        if (!(error <= (want->out[o].exact ? 0 : p->tolerance)))
+            ok = complain(i, p, how, want->out[o].name, error);
+        if (error > *worst) *worst = error;
+    }
+    return ok;
+}
+
+static bool repeats(int i, const struct gpu_precision *p, lg_device *cuda,
+                    const struct op_variant *v, const struct op_result *before)
+{
+    struct op_result after;
+    bool ok = true;
+    op_case_run(i, cuda, v, &after);
+    for (int o = 0; o < after.n_out; o++)
+        if (!same_bits(before->out[o].v, after.out[o].v, after.out[o].count))
+            ok = complain(i, p, "has other bits now", after.out[o].name, -1);
+    op_result_free(&after);
+    return ok;
+}
+
+/* Samples of one parity move one slot on, strangers take the others' places. */
+static bool alone(int i, const struct gpu_precision *p, lg_device *cuda, struct op_variant v,
+                  const struct op_result *before, int parity)
+{
+    uint64_t ids[OP_BATCH_MAX] = {0};
+    struct op_result after;
+    bool ok = true;
+    int64_t B = before->batch;
+    for (int64_t b = 0; b < B; b++) ids[(b + 1) % B] = (uint64_t)(b % 2 == parity ? b : 1000 + b);
+    v.ids = ids;
+    op_case_run(i, cuda, &v, &after);
+    for (int o = 0; o < after.n_out; o++) {
+        if (!before->out[o].per_sample) continue;
+        int64_t each = after.out[o].count / B;
+        for (int64_t b = parity; ok && b < B; b += 2)
+            if (!same_bits(before->out[o].v + b * each, after.out[o].v + (b + 1) % B * each, each))
+                ok = complain(i, p, "depends on neighbours or slot", after.out[o].name, -1);
+    }
+    op_result_free(&after);
+    return ok;
+}
+
+static void check_case(int i, const struct gpu_precision *p, lg_device *ref, lg_device *cuda,
+                       double *worst)
+{
+    struct op_variant v = {.round = p->round}, off = {.round = p->round, .misaligned = true};
+    struct op_result want, got, shifted;
+    op_case_run(i, ref, &v, &want);
+    op_case_run(i, cuda, &v, &got);
+    gpu_count(agrees(i, p, &got, &want, "differs from ref64", worst));
+    gpu_count(repeats(i, p, cuda, &v, &got));
+    gpu_count(alone(i, p, cuda, v, &got, 0) & alone(i, p, cuda, v, &got, 1));
+    op_case_run(i, cuda, &off, &shifted);
+    gpu_count(agrees(i, p, &shifted, &want, "differs from ref64 when misaligned", worst));
+    op_result_free(&want);
+    op_result_free(&got);
+    op_result_free(&shifted);
+}
+
+int main(int argc, char **argv)
+{
+    lg_device *ref = gpu_open("ref64", NULL);
+    for (int k = 0; k < GPU_PRECISION_COUNT; k++) {
+        lg_device *cuda = gpu_open("cuda:0", GPU_PRECISIONS[k].name);
+        double worst = 0;
+        if (k == 0) printf("%s\n", lg_device_fingerprint(cuda));
+        for (int i = 0; i < op_case_count(); i++) {
+            if (argc > 1 && !strstr(op_case_op(i), argv[1])) continue;
+            check_case(i, &GPU_PRECISIONS[k], ref, cuda, &worst);
+            fflush(stdout);
+        }
+        printf("%s: largest error %.2e, tolerance %.0e\n", GPU_PRECISIONS[k].name, worst,
+               GPU_PRECISIONS[k].tolerance);
+        lg_device_close(&cuda);
+    }
+    lg_device_close(&ref);
+    return gpu_summary();
+}
