@@ -27,7 +27,7 @@ $(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.c.o $(BUILD)/obj/tests/fuzz/fuzz.c.o 
 
 .PHONY: fuzz fuzz-programs fuzz-deps
 fuzz-programs: $(FUZZ_PROGS)
-fuzz-deps: DEPS += clang
+fuzz-deps: DEPS += clang libclang-rt-dev
 fuzz-deps: deps
 fuzz: fuzz-deps
 	$(Q)$(MAKE) -s -j$(JOBS) BUILD=$(BUILD)-fuzz FUZZ_BUILD=1 CC=clang CXX=clang++ SAN=address OPT=-O1 \

@@ -94,6 +94,7 @@ put("config", "escapes", '[job]\nname = "a\\"b\\\\c\\td\\u0007\\u007f\\u00e9"\nd
 
 for name, path in (("vae", "examples/emoji/vae/config.json"), ("t5", "examples/emoji/text_encoder/config.json")):
     put("model_config", name, json.dumps(json.loads(read(path))))
+put("model_config", "vae-too-many-blocks", json.dumps({"_class_name": "AutoencoderKL", "block_out_channels": [32] * 3000}))
 put("model_config", "t5-v1.0", json.dumps({"model_type": "t5", "vocab_size": 100, "d_model": 8, "d_kv": 4, "d_ff": 16,
     "num_heads": 2, "num_layers": 2, "relative_attention_num_buckets": 32, "feed_forward_proj": "relu"}))
 put("model_config", "dit", json.dumps({"_class_name": "DiTTransformer2DModel", "num_attention_heads": 4,
@@ -113,6 +114,9 @@ put("manifest", "good", json.dumps(MANIFEST))
 put("manifest", "missing-file", json.dumps({**MANIFEST, "files": [{"path": "c/d", "bytes": 1, "xxh3": "0" * 16}]}))
 put("manifest", "escape", json.dumps({**MANIFEST, "files": [{"path": "../a", "bytes": 1, "xxh3": "0" * 16}]}))
 put("manifest", "huge-ranks", json.dumps({**MANIFEST, "ranks": 8589934592}))
+put("manifest", "long-name", json.dumps({**MANIFEST, "name": "n" * 5000}))
+put("manifest", "long-path", json.dumps({**MANIFEST, "files": [{"path": "p" * 5000, "bytes": 1, "xxh3": "0" * 16}]}))
+put("manifest", "many-files", json.dumps({**MANIFEST, "files": MANIFEST["files"] * 40}))
 put("manifest", "format", '{"format": 2}')
 
 ROLES = ("loader", "text", "vae", "trainer", "ema", "ckpt", "keeper", "lgsup")
@@ -123,6 +127,7 @@ PLAN = {"format": 1, "image_size": 64, "latent_channels": 4, "latent_size": 16, 
         "bits_hash": "48107de4c2b61d3e", "hash": "dff27898a924281d", "seal": "44d39b17760248e0"}
 put("plan", "sealed", json.dumps({**PLAN, "instances": {**PLAN["instances"], "text": 2, "vae": 2, "trainer": 2}}))
 put("plan", "broken-seal", json.dumps(PLAN))
+put("plan", "long-isa", json.dumps({**PLAN, "isa": "a" * 3000}))
 put("plan", "roles-no-table", json.dumps({**PLAN, "instances": [1, 2]}))
 
 # ---- safetensors ----
@@ -145,6 +150,11 @@ put("safetensors", "scalar-and-empty", safetensors({"a": {"dtype": "F32", "shape
 put("safetensors", "hole", safetensors({"a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}, b"xy"))
 put("safetensors", "huge", safetensors({"a": {"dtype": "F32", "shape": [4294967296, 4294967296], "data_offsets": [0, 4]}}, b"0000"))
 put("safetensors", "length", struct.pack("<Q", 1 << 63) + b"{}")
+
+put("weights", "good", '{"metadata": {"total_size": 8}, "weight_map": {"x": "a.safetensors", "y": "a.safetensors"}}')
+put("weights", "missing-tensor", '{"weight_map": {"x": "a.safetensors", "z": "a.safetensors"}}')
+put("weights", "damaged-part", '{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}')
+put("weights", "escape", '{"weight_map": {"x": "../a.safetensors", "y": ".."}}')
 
 # ---- tar ----
 
@@ -186,6 +196,7 @@ put("captions", "json-caption", members(1, (PNG, picture[PNG]), (JSON, b'{"capti
 put("captions", "json-captions", members(1, (JPEG, picture[JPEG]), (JSON, b'{"captions": ["one", "two", ""], "caption": "three"}')))
 put("captions", "json-forms", members(0, (WEBP, picture[WEBP]), (JSON, b'["a", "b"]'), (NEW | PNG, picture[PNG]), (JSON, b'"c"'),
     (NEW | PNG, picture[PNG]), (JSON, b'{"caption": 3}'), (NEW | PNG, picture[PNG]), (JSON, b'{"caption": null}'), (TXT, b"t")))
+put("captions", "too-many", members(1, (PNG, picture[PNG]), (JSON, json.dumps([str(i) for i in range(300)]).encode())))
 put("captions", "labels", members(2, (PNG, picture[PNG]), (CLS, b" 7\n"), (NEW | PNG, picture[PNG]), (CLS, b"-1"), (NEW | PNG, picture[PNG]),
     (CLS, b"99999999999999999999"), (NEW | PNG, picture[PNG]), (CLS, b"")))
 put("captions", "text", members(1, (PNG, picture[PNG]), (TXT, b"\xef\xbb\xbf a dog \r\n"), (NEW | PNG, picture[PNG]), (TXT, b" \0 ")))
@@ -212,6 +223,7 @@ EVENT = message(1, 2, 3, 0, 7, 200, "a line\x1b of text that is longer than a sh
 put("message", "hello", HELLO)
 put("message", "event", EVENT)
 put("message", "long", message(1, 5, 7, 0, 1, 0, "x" * 400))
+put("message", "text-over-limit", message(1, 5, 7, 0, 1, 0, "x" * 450))
 put("message", "short-array", message(1, 0, 2))
 put("message", "other-version", message(2, 0, 2, 1, 4, 0, ""))
 
