@@ -1,10 +1,9 @@
-/* The linear operations: cuBLASLt with one pinned algorithm per problem, own kernels for what it is not
- * asked for.
+/* Matrix products by cuBLASLt, with one pinned algorithm per problem.
  *
- * Design: an operation is a struct cuda_any_gemm. When all rows and pointers lie on 16 bytes, it goes
- * to cuBLASLt: the first time a problem is seen (when a net is planned on a dry stream) its candidates
- * are timed on noise of the same shape and the fastest is pinned (algos.h). Other products, small and
- * odd ones, go to cuda_any_gemm.
+ * Design: when all rows and pointers lie on 16 bytes, cuBLASLt is asked: the first time a problem is
+ * seen (when a net is planned on a dry stream) its candidates are timed on noise of the same shape and
+ * the fastest is pinned (algos.h). An epilogue that could also be a launch of its own is timed against
+ * that, and pinned as "none" where it loses.
  *
  * Determinism: candidates that split the inner dimension are left out, except for weight gradients,
  * whose parts may meet in a workspace and are then added in order; none uses atomics. So a row of y or
@@ -26,7 +25,9 @@ enum { CANDIDATES_MAX = 24, RUNS = 3, PLANS_MAX = 4096 };
 /* What decides an algorithm. Compared as bytes: zero it first. */
 struct problem {
     int64_t m, n, k, lda, ldb, ldd;
-    int32_t in, out, a_rows, b_rows, bias, tf32, parts;
+    int32_t in, out, a_rows, b_rows, tf32, parts;
+    int32_t epilogue;
+    int32_t side; /* BIAS_GELU: keeps the sum before GELU. BIAS_GRADIENT: type of the gradient */
 };
 struct plan {
     struct problem of;
@@ -92,13 +93,13 @@ static bool fits(const struct cuda_any_gemm *g)
     int64_t e = (int64_t)lg_dtype_bytes(g->in), lda = g->sa_k == 1 ? g->sa_m : g->sa_k;
     int64_t ldb = g->sb_k == 1 ? g->sb_n : g->sb_k;
     return lg_cuda_aligned_16(g->a) && lg_cuda_aligned_16(g->b) && lg_cuda_aligned_16(g->d) &&
-           lg_cuda_aligned_16(g->bias) && lda * e % 16 == 0 && ldb * e % 16 == 0 &&
+           lda * e % 16 == 0 && ldb * e % 16 == 0 &&
            g->ldd * (int64_t)lg_dtype_bytes(g->out) % 16 == 0;
 }
 
-static struct problem problem_of(const lg_cuda_device *d, const struct cuda_any_gemm *g, bool bias,
-                                 bool parts)
+static struct problem problem_of(const lg_cuda_device *d, const struct lg_cuda_product *x)
 {
+    const struct cuda_any_gemm *g = &x->g;
     struct problem p;
     memset(&p, 0, sizeof p);
     p.m = g->m, p.n = g->n, p.k = g->k;
@@ -107,7 +108,10 @@ static struct problem problem_of(const lg_cuda_device *d, const struct cuda_any_
     p.ldb = p.b_rows ? g->sb_n : g->sb_k;
     p.ldd = g->ldd;
     p.in = (int32_t)g->in, p.out = (int32_t)g->out;
-    p.bias = bias, p.parts = parts, p.tf32 = d->tf32;
+    p.parts = x->parts, p.tf32 = d->tf32;
+    p.epilogue = (int32_t)x->epilogue;
+    if (p.epilogue == BIAS_GELU) p.side = x->keep_pre;
+    if (p.epilogue == BIAS_GRADIENT) p.side = (int32_t)x->bias_type;
     return p;
 }
 
@@ -116,7 +120,41 @@ struct words {
     cublasLtMatrixLayoutOpaque_t a, b, d;
 };
 
-static void put_into_words(const struct problem *p, const void *bias, struct words *w)
+struct operands {
+    const void *a, *b;
+    void *d, *workspace;
+    void *bias; /* read, or with BIAS_GRADIENT written: sums of a over k */
+    void *pre;  /* with BIAS_GELU: the sum before GELU, where kept */
+    float beta;
+};
+
+static void put_epilogue(const struct problem *p, const struct operands *x, struct words *w)
+{
+    static const cublasLtEpilogue_t KINDS[] = {
+        [PLAIN] = CUBLASLT_EPILOGUE_DEFAULT,
+        [BIAS] = CUBLASLT_EPILOGUE_BIAS,
+        [BIAS_GELU] = CUBLASLT_EPILOGUE_GELU_BIAS,
+        [BIAS_GRADIENT] = CUBLASLT_EPILOGUE_BGRADB,
+    };
+    cublasLtEpilogue_t kind = KINDS[p->epilogue];
+    if (p->epilogue == BIAS_GELU && p->side) kind = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+#define PUT(what, value)                                                                           \
+    LT(cublasLtMatmulDescSetAttribute(&w->desc, CUBLASLT_MATMUL_DESC_##what, &value, sizeof value))
+    PUT(EPILOGUE, kind);
+    if (p->epilogue == PLAIN) return;
+    PUT(BIAS_POINTER, x->bias);
+    if (p->epilogue == BIAS_GELU && p->side) {
+        PUT(EPILOGUE_AUX_POINTER, x->pre);
+        PUT(EPILOGUE_AUX_LD, p->ldd);
+    }
+    if (p->epilogue == BIAS_GRADIENT) {
+        cudaDataType_t type = data_type(p->side);
+        PUT(BIAS_DATA_TYPE, type);
+    }
+#undef PUT
+}
+
+static void put_into_words(const struct problem *p, const struct operands *x, struct words *w)
 {
     cublasComputeType_t compute = p->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     cublasOperation_t ta = p->b_rows ? CUBLAS_OP_T : CUBLAS_OP_N; /* theirs, A: our b */
@@ -124,25 +162,13 @@ static void put_into_words(const struct problem *p, const void *bias, struct wor
     LT(cublasLtMatmulDescInit(&w->desc, compute, CUDA_R_32F));
     LT(cublasLtMatmulDescSetAttribute(&w->desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta));
     LT(cublasLtMatmulDescSetAttribute(&w->desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb));
-    if (p->bias) {
-        cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-        LT(cublasLtMatmulDescSetAttribute(&w->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                          sizeof epilogue));
-        LT(cublasLtMatmulDescSetAttribute(&w->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
-                                          sizeof(void *)));
-    }
+    put_epilogue(p, x, w);
     LT(cublasLtMatrixLayoutInit(&w->a, data_type(p->in), (uint64_t)(p->b_rows ? p->k : p->n),
                                 (uint64_t)(p->b_rows ? p->n : p->k), p->ldb));
     LT(cublasLtMatrixLayoutInit(&w->b, data_type(p->in), (uint64_t)(p->a_rows ? p->k : p->m),
                                 (uint64_t)(p->a_rows ? p->m : p->k), p->lda));
     LT(cublasLtMatrixLayoutInit(&w->d, data_type(p->out), (uint64_t)p->n, (uint64_t)p->m, p->ldd));
 }
-
-struct operands {
-    const void *a, *b;
-    void *d, *workspace;
-    float beta;
-};
 
 static cublasStatus_t multiply(struct lg_cuda_gemm *g, const struct words *w,
                                const struct plan *plan, const struct operands *x,
@@ -223,14 +249,16 @@ static float time_one(struct lg_cuda_gemm *g, const struct words *w, const struc
 
 /* Memory for one run, filled with noise; false when the GPU has no room for it. */
 static bool make_operands(const struct problem *p, cudaStream_t stream, void **ret_memory,
-                          const void **ret_bias, struct operands *ret)
+                          struct operands *ret)
 {
     size_t in = lg_dtype_bytes((lg_dtype)p->in), out = lg_dtype_bytes((lg_dtype)p->out);
     int64_t a = p->lda * (p->a_rows ? p->m : p->k), b = p->ldb * (p->b_rows ? p->n : p->k);
+    int64_t d = p->ldd * p->m, bias = LG_MAX(p->n, p->m);
     size_t at_b = lg_cuda_round_up((size_t)a * in);
     size_t at_bias = at_b + lg_cuda_round_up((size_t)b * in);
-    size_t at_d = at_bias + lg_cuda_round_up((size_t)p->n * in);
-    size_t at_work = at_d + lg_cuda_round_up((size_t)(p->ldd * p->m) * out);
+    size_t at_d = at_bias + lg_cuda_round_up((size_t)bias * sizeof(float));
+    size_t at_pre = at_d + lg_cuda_round_up((size_t)d * out);
+    size_t at_work = at_pre + (p->epilogue == BIAS_GELU ? lg_cuda_round_up((size_t)d * out) : 0);
     char *memory;
     if (cudaMalloc((void **)&memory, at_work + WORKSPACE_MAX) != cudaSuccess) {
         cudaGetLastError();
@@ -238,54 +266,117 @@ static bool make_operands(const struct problem *p, cudaStream_t stream, void **r
     }
     cuda_fill_noise(stream, memory, (lg_dtype)p->in, a, 1);
     cuda_fill_noise(stream, memory + at_b, (lg_dtype)p->in, b, 2);
-    cuda_fill_noise(stream, memory + at_bias, (lg_dtype)p->in, p->n, 3);
-    cuda_fill_noise(stream, memory + at_d, (lg_dtype)p->out, p->ldd * p->m, 4);
+    cuda_fill_noise(stream, memory + at_bias, (lg_dtype)p->in, bias, 3);
+    cuda_fill_noise(stream, memory + at_d, (lg_dtype)p->out, d, 4);
     *ret_memory = memory;
-    *ret_bias = memory + at_bias;
-    *ret = (struct operands){memory, memory + at_b, memory + at_d, memory + at_work, 0};
+    *ret = (struct operands){.a = memory,
+                             .b = memory + at_b,
+                             .d = memory + at_d,
+                             .workspace = memory + at_work,
+                             .bias = memory + at_bias,
+                             .pre = memory + at_pre};
     return true;
 }
 
-/* The fastest of the candidates; the first when there is no room to try. */
-static struct plan tune(struct lg_cuda_gemm *g, const struct problem *p)
+static struct plan plan_locked(struct lg_cuda_gemm *g, const struct problem *p);
+
+/* The launch that an epilogue saves: GELU over d, or the column sums of a. */
+static void run_apart(struct lg_cuda_gemm *g, const struct problem *p, const struct operands *x,
+                      cudaStream_t stream)
 {
-    struct plan found[CANDIDATES_MAX];
+    if (p->epilogue == BIAS_GELU) {
+        lg_cuda_stream s = {.base.device = &g->device->base, .cuda = stream};
+        lg_tensor d = lg_t2(x->d, (lg_dtype)p->out, p->m, p->ldd), pre = d;
+        pre.data = x->pre;
+        cuda_act_forward(&s.base,
+                         &(struct lg_act_forward_args){.x = pre, .y = d, .act = LG_ACT_GELU_TANH});
+    } else {
+        cuda_column_sums(stream, lg_t2((void *)x->a, (lg_dtype)p->in, p->k, p->m),
+                         lg_t1(x->bias, (lg_dtype)p->side, p->m), false, x->workspace);
+    }
+}
+
+/* Milliseconds of the product and what the epilogue does as two launches. */
+static float time_apart(struct lg_cuda_gemm *g, const struct problem *p, const struct operands *x,
+                        cudaStream_t stream, cudaEvent_t event[2])
+{
+    struct problem alone = *p;
+    struct words w;
+    float ms;
+    alone.epilogue = p->epilogue == BIAS_GELU ? BIAS : PLAIN;
+    alone.side = 0;
+    struct plan plan = plan_locked(g, &alone);
+    if (plan.none) return -1;
+    put_into_words(&alone, x, &w);
+    float product_ms = time_one(g, &w, &plan, x, stream, event);
+    run_apart(g, p, x, stream);
+    LG_CUDA(cudaEventRecord(event[0], stream));
+    for (int i = 0; i < RUNS; i++) run_apart(g, p, x, stream);
+    LG_CUDA(cudaEventRecord(event[1], stream));
+    LG_CUDA(cudaEventSynchronize(event[1]));
+    LG_CUDA(cudaEventElapsedTime(&ms, event[0], event[1]));
+    return product_ms < 0 ? -1 : product_ms + ms / RUNS;
+}
+
+/* The fastest of n candidates; the first when there is no room to try. */
+static struct plan fastest(struct lg_cuda_gemm *g, const struct problem *p,
+                           const struct plan *found, int n)
+{
     struct operands x;
     struct words w;
-    void *memory = NULL;
-    const void *bias = NULL;
+    void *memory;
     cudaStream_t stream;
     cudaEvent_t event[2];
     float best_ms = -1;
     int best = 0;
-    put_into_words(p, NULL, &w);
-    int n = candidates(g, p, &w, found);
-    if (n == 0) return (struct plan){.of = *p, .none = true};
+    bool fused = p->epilogue == BIAS_GELU || p->epilogue == BIAS_GRADIENT, loses = false;
     LG_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (int i = 0; i < 2; i++) LG_CUDA(cudaEventCreate(&event[i]));
-    if (n > 1 && make_operands(p, stream, &memory, &bias, &x)) {
-        put_into_words(p, bias, &w);
+    if (make_operands(p, stream, &memory, &x)) {
+        put_into_words(p, &x, &w);
         for (int i = 0; i < n; i++) {
             float ms = time_one(g, &w, &found[i], &x, stream, event);
             if (ms < 0 || (best_ms >= 0 && ms >= best_ms)) continue;
             best_ms = ms;
             best = i;
         }
+        float apart_ms = fused ? time_apart(g, p, &x, stream, event) : -1;
+        loses = fused && (best_ms < 0 || (apart_ms >= 0 && apart_ms <= best_ms));
         LG_CUDA(cudaStreamSynchronize(stream));
         LG_CUDA(cudaFree(memory));
     }
     for (int i = 0; i < 2; i++) LG_CUDA(cudaEventDestroy(event[i]));
     LG_CUDA(cudaStreamDestroy(stream));
-    return found[best];
+    struct plan plan = found[best];
+    if (loses) plan.none = true;
+    return plan;
 }
+
+static struct plan tune(struct lg_cuda_gemm *g, const struct problem *p)
+{
+    struct plan found[CANDIDATES_MAX];
+    struct operands nothing = {0};
+    struct words w;
+    put_into_words(p, &nothing, &w);
+    int n = candidates(g, p, &w, found);
+    if (n == 0) return (struct plan){.of = *p, .none = true};
+    return fastest(g, p, found, n);
+}
+
+static const char *const EPILOGUE_NAMES[] = {
+    [PLAIN] = "", [BIAS] = " bias", [BIAS_GELU] = " gelu", [BIAS_GRADIENT] = " dbias-"};
 
 static void write_key(const struct problem *p, char ret[LG_CUDA_KEY_BYTES])
 {
-    snprintf(ret, LG_CUDA_KEY_BYTES, "gemm m%lld n%lld k%lld a%c%lld b%c%lld d%lld %s-%s%s%s%s",
+    snprintf(ret, LG_CUDA_KEY_BYTES, "gemm m%lld n%lld k%lld a%c%lld b%c%lld d%lld %s-%s%s%s%s%s",
              (long long)p->m, (long long)p->n, (long long)p->k, p->a_rows ? 'r' : 'c',
              (long long)p->lda, p->b_rows ? 'r' : 'c', (long long)p->ldb, (long long)p->ldd,
              lg_dtype_name((lg_dtype)p->in), lg_dtype_name((lg_dtype)p->out),
-             p->tf32 ? " tf32" : "", p->bias ? " bias" : "", p->parts ? " parts" : "");
+             p->tf32 ? " tf32" : "", EPILOGUE_NAMES[p->epilogue],
+             p->epilogue == BIAS_GRADIENT           ? lg_dtype_name((lg_dtype)p->side)
+             : p->epilogue == BIAS_GELU && !p->side ? "-only"
+                                                    : "",
+             p->parts ? " parts" : "");
 }
 
 /* "none", or the workspace's bytes and the algorithm's eight words. */
@@ -333,7 +424,7 @@ static struct plan make_plan(struct lg_cuda_gemm *g, const struct problem *p)
     bool good = read_value(value, p, &plan);
     if (good && !plan.none) {
         cublasLtMatmulHeuristicResult_t checked;
-        put_into_words(p, NULL, &w);
+        put_into_words(p, &(struct operands){0}, &w);
         good = cublasLtMatmulAlgoCheck(g->lt, &w.desc, &w.a, &w.b, &w.d, &w.d, &plan.algo,
                                        &checked) == CUBLAS_STATUS_SUCCESS;
     }
@@ -345,148 +436,54 @@ static struct plan make_plan(struct lg_cuda_gemm *g, const struct problem *p)
     return plan;
 }
 
-static struct plan plan_of(struct lg_cuda_gemm *g, const struct problem *p)
+static struct plan plan_locked(struct lg_cuda_gemm *g, const struct problem *p)
 {
-    pthread_mutex_lock(&g->mutex);
-    struct plan *plan = NULL;
-    for (int i = 0; i < g->n_plans && !plan; i++)
-        if (!memcmp(&g->plans[i].of, p, sizeof *p)) plan = &g->plans[i];
-    if (!plan) {
-        LG_ASSERT(g->n_plans < PLANS_MAX);
-        g->plans = reallocarray(g->plans, (size_t)g->n_plans + 1, sizeof *g->plans);
-        LG_ASSERT(g->plans);
-        g->plans[g->n_plans] = make_plan(g, p);
-        plan = &g->plans[g->n_plans++];
-    }
-    struct plan copy = *plan;
-    pthread_mutex_unlock(&g->mutex);
-    return copy;
+    for (int i = 0; i < g->n_plans; i++)
+        if (!memcmp(&g->plans[i].of, p, sizeof *p)) return g->plans[i];
+    struct plan plan = make_plan(g, p); /* may add others */
+    LG_ASSERT(g->n_plans < PLANS_MAX);
+    g->plans = reallocarray(g->plans, (size_t)g->n_plans + 1, sizeof *g->plans);
+    LG_ASSERT(g->plans);
+    return g->plans[g->n_plans++] = plan;
 }
 
-/* ---- the operations ---- */
-
-static size_t product_scratch(lg_cuda_device *d, const struct cuda_any_gemm *g, bool bias,
-                              bool parts)
+/* False when cuBLASLt is not asked, or does not do it. */
+static bool plan_of(lg_cuda_device *d, const struct lg_cuda_product *x, struct problem *ret_problem,
+                    struct plan *ret)
 {
-    if (!fits(g)) return 0;
+    if (!fits(&x->g) || !lg_cuda_aligned_16(x->bias) || !lg_cuda_aligned_16(x->pre)) return false;
+    *ret_problem = problem_of(d, x);
     LG_CUDA(cudaSetDevice(d->index));
-    struct problem p = problem_of(d, g, bias, parts);
-    return plan_of(d->gemm, &p).workspace;
+    pthread_mutex_lock(&d->gemm->mutex);
+    *ret = plan_locked(d->gemm, ret_problem);
+    pthread_mutex_unlock(&d->gemm->mutex);
+    return !ret->none;
 }
 
-static void product(lg_stream *s, const struct cuda_any_gemm *g, bool parts)
+bool lg_cuda_gemm_plan(lg_cuda_device *d, const struct lg_cuda_product *x, size_t *ret_workspace)
+{
+    struct problem p;
+    struct plan plan;
+    if (!plan_of(d, x, &p, &plan)) return false;
+    *ret_workspace = plan.workspace;
+    return true;
+}
+
+bool lg_cuda_gemm_run(lg_stream *s, const struct lg_cuda_product *x)
 {
     lg_cuda_device *d = lg_cuda_device_of(s);
-    cudaStream_t stream = lg_cuda_stream_of(s);
-    if (fits(g)) {
-        struct problem p = problem_of(d, g, g->bias != NULL, parts);
-        struct plan plan = plan_of(d->gemm, &p);
-        if (!plan.none) {
-            struct words w;
-            struct operands x = {g->a, g->b, g->d, s->scratch, g->accumulate ? 1 : 0};
-            put_into_words(&p, g->bias, &w);
-            LT(multiply(d->gemm, &w, &plan, &x, stream));
-            return;
-        }
-    }
-    cuda_any_gemm(stream, g);
-}
-
-/* y or pre (M, N) = x (M, K) w (N, K)^T + bias. */
-static struct cuda_any_gemm forward_product(const struct lg_linear_forward_args *a)
-{
-    int64_t M = a->x.dim[0], K = a->x.dim[1], N = a->w.dim[0];
-    return (struct cuda_any_gemm){.in = a->x.dtype,
-                                  .out = a->x.dtype,
-                                  .a = a->x.data,
-                                  .b = a->w.data,
-                                  .bias = a->bias.data,
-                                  .d = a->pre.data ? a->pre.data : a->y.data,
-                                  .m = M,
-                                  .n = N,
-                                  .k = K,
-                                  .sa_m = K,
-                                  .sa_k = 1,
-                                  .sb_n = K,
-                                  .sb_k = 1,
-                                  .ldd = N};
-}
-size_t cuda_linear_forward_scratch(lg_cuda_device *d, const struct lg_linear_forward_args *a)
-{
-    struct cuda_any_gemm g = forward_product(a);
-    return product_scratch(d, &g, a->bias.rank != 0 && (a->bias.data || !a->x.data), false);
-}
-void cuda_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
-{
-    struct cuda_any_gemm g = forward_product(a);
-    product(s, &g, false);
-    if (a->act == LG_ACT_NONE) return;
-    lg_tensor pre = a->pre.data ? a->pre : a->y;
-    cuda_act_forward(s, &(struct lg_act_forward_args){.x = pre, .y = a->y, .act = a->act});
-}
-
-/* dx (M, K) = dy (M, N) w (N, K): the inner dimension is N. */
-static struct cuda_any_gemm data_product(const struct lg_linear_backward_data_args *a)
-{
-    int64_t M = a->dy.dim[0], N = a->dy.dim[1], K = a->w.dim[1];
-    return (struct cuda_any_gemm){.in = a->dy.dtype,
-                                  .out = a->dx.dtype,
-                                  .a = a->dy.data,
-                                  .b = a->w.data,
-                                  .d = a->dx.data,
-                                  .m = M,
-                                  .n = K,
-                                  .k = N,
-                                  .sa_m = N,
-                                  .sa_k = 1,
-                                  .sb_n = 1,
-                                  .sb_k = K,
-                                  .ldd = K,
-                                  .accumulate = a->accumulate};
-}
-size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
-                                         const struct lg_linear_backward_data_args *a)
-{
-    struct cuda_any_gemm g = data_product(a);
-    return product_scratch(d, &g, false, false);
-}
-void cuda_linear_backward_data(lg_stream *s, const struct lg_linear_backward_data_args *a)
-{
-    struct cuda_any_gemm g = data_product(a);
-    product(s, &g, false);
-}
-
-/* dw (N, K) = dy (M, N)^T x (M, K): the inner dimension is M. */
-static struct cuda_any_gemm weight_product(const struct lg_linear_backward_weight_args *a)
-{
-    int64_t M = a->dy.dim[0], N = a->dy.dim[1], K = a->x.dim[1];
-    return (struct cuda_any_gemm){.in = a->dy.dtype,
-                                  .out = a->dw.dtype,
-                                  .a = a->dy.data,
-                                  .b = a->x.data,
-                                  .d = a->dw.data,
-                                  .m = N,
-                                  .n = K,
-                                  .k = M,
-                                  .sa_m = 1,
-                                  .sa_k = N,
-                                  .sb_n = 1,
-                                  .sb_k = K,
-                                  .ldd = K,
-                                  .accumulate = a->accumulate};
-}
-size_t cuda_linear_backward_weight_scratch(lg_cuda_device *d,
-                                           const struct lg_linear_backward_weight_args *a)
-{
-    struct cuda_any_gemm g = weight_product(a);
-    size_t product = product_scratch(d, &g, false, true);
-    size_t sums = a->dbias.rank ? cuda_column_sums_scratch(a->dy.dim[0], a->dy.dim[1]) : 0;
-    return LG_MAX(product, sums);
-}
-void cuda_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_weight_args *a)
-{
-    struct cuda_any_gemm g = weight_product(a);
-    product(s, &g, true);
-    if (a->dbias.data)
-        cuda_column_sums(lg_cuda_stream_of(s), a->dy, a->dbias, a->accumulate, s->scratch);
+    struct problem p;
+    struct plan plan;
+    struct words w;
+    if (!plan_of(d, x, &p, &plan)) return false;
+    struct operands o = {.a = x->g.a,
+                         .b = x->g.b,
+                         .d = x->g.d,
+                         .workspace = s->scratch,
+                         .bias = x->bias,
+                         .pre = x->pre,
+                         .beta = x->g.accumulate ? 1 : 0};
+    put_into_words(&p, &o, &w);
+    LT(multiply(d->gemm, &w, &plan, &o, lg_cuda_stream_of(s)));
+    return true;
 }

@@ -1,7 +1,24 @@
-/* cuBLASLt's handle and its plans; gemm.c holds the linear operations. */
+/* Matrix products by cuBLASLt. */
 #pragma once
 #include "kernels/cuda/cuda.h"
+
+/* What the product does beside multiplying. */
+enum lg_cuda_epilogue { PLAIN, BIAS, BIAS_GELU, BIAS_GRADIENT };
+
+struct lg_cuda_product {
+    struct cuda_any_gemm g; /* .bias is not read here */
+    enum lg_cuda_epilogue epilogue;
+    void *bias; /* (n) of type g.in; BIAS_GRADIENT: written, (m) of bias_type: sums of a over k */
+    void *pre;  /* BIAS_GELU with keep_pre: (m, n), the sum before GELU */
+    bool keep_pre;      /* counts, with pre NULL, when planning */
+    lg_dtype bias_type; /* BIAS_GRADIENT */
+    bool parts;         /* k may be cut into parts that are added in order */
+};
 
 int lg_cuda_gemm_open(lg_cuda_device *d, struct lg_cuda_gemm **ret);
 void lg_cuda_gemm_close(struct lg_cuda_gemm **g);
 size_t lg_cuda_gemm_version(void);
+/* False when cuBLASLt does not do it, or, with the last two epilogues, not faster than two launches. */
+bool lg_cuda_gemm_plan(lg_cuda_device *d, const struct lg_cuda_product *x, size_t *ret_workspace);
+/* The same; else enqueues it. The stream's scratch holds the workspace. */
+bool lg_cuda_gemm_run(lg_stream *s, const struct lg_cuda_product *x);

@@ -1,0 +1,158 @@
+/* The linear operations: as products that cuBLASLt does (gemm.h), with what can ride on them where that
+ * is faster; small and odd ones on own kernels. */
+#include "kernels/cuda/gemm.h"
+
+/* Bytes of workspace; 0 as well when cuBLASLt does not do it. */
+static size_t workspace_of(lg_cuda_device *d, const struct lg_cuda_product *x, bool *ret_does)
+{
+    size_t bytes = 0;
+    *ret_does = lg_cuda_gemm_plan(d, x, &bytes);
+    return bytes;
+}
+/* On a dry stream data may be NULL: then the rank counts. */
+static bool present(const lg_tensor *t, const lg_tensor *sure)
+{
+    return t->rank != 0 && (t->data || !sure->data);
+}
+
+/* y or pre (M, N) = x (M, K) w (N, K)^T + bias. */
+static struct lg_cuda_product forward_product(const struct lg_linear_forward_args *a)
+{
+    int64_t M = a->x.dim[0], K = a->x.dim[1], N = a->w.dim[0];
+    return (struct lg_cuda_product){.g = {.in = a->x.dtype,
+                                          .out = a->x.dtype,
+                                          .a = a->x.data,
+                                          .b = a->w.data,
+                                          .bias = a->bias.data,
+                                          .d = a->pre.data ? a->pre.data : a->y.data,
+                                          .m = M,
+                                          .n = N,
+                                          .k = K,
+                                          .sa_m = K,
+                                          .sa_k = 1,
+                                          .sb_n = K,
+                                          .sb_k = 1,
+                                          .ldd = N},
+                                    .epilogue = present(&a->bias, &a->x) ? BIAS : PLAIN,
+                                    .bias = a->bias.data};
+}
+/* The same with GELU: y and, if wanted, pre. 16-bit types only: cuBLASLt's tanh is no fp32 tanh. */
+static bool gelu_product(const struct lg_linear_forward_args *a, struct lg_cuda_product *ret)
+{
+    if (a->act != LG_ACT_GELU_TANH || a->x.dtype == LG_F32) return false;
+    *ret = forward_product(a);
+    if (ret->epilogue != BIAS) return false;
+    ret->epilogue = BIAS_GELU;
+    ret->g.d = a->y.data;
+    ret->pre = a->pre.data;
+    ret->keep_pre = present(&a->pre, &a->x);
+    return true;
+}
+size_t cuda_linear_forward_scratch(lg_cuda_device *d, const struct lg_linear_forward_args *a)
+{
+    struct lg_cuda_product x;
+    bool does;
+    if (gelu_product(a, &x)) {
+        size_t bytes = workspace_of(d, &x, &does);
+        if (does) return bytes;
+    }
+    x = forward_product(a);
+    return workspace_of(d, &x, &does);
+}
+void cuda_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
+{
+    struct lg_cuda_product x;
+    if (gelu_product(a, &x) && lg_cuda_gemm_run(s, &x)) return;
+    x = forward_product(a);
+    if (!lg_cuda_gemm_run(s, &x)) cuda_any_gemm(lg_cuda_stream_of(s), &x.g);
+    if (a->act == LG_ACT_NONE) return;
+    lg_tensor pre = a->pre.data ? a->pre : a->y;
+    cuda_act_forward(s, &(struct lg_act_forward_args){.x = pre, .y = a->y, .act = a->act});
+}
+
+/* dx (M, K) = dy (M, N) w (N, K): the inner dimension is N. */
+static struct lg_cuda_product data_product(const struct lg_linear_backward_data_args *a)
+{
+    int64_t M = a->dy.dim[0], N = a->dy.dim[1], K = a->w.dim[1];
+    return (struct lg_cuda_product){.g = {.in = a->dy.dtype,
+                                          .out = a->dx.dtype,
+                                          .a = a->dy.data,
+                                          .b = a->w.data,
+                                          .d = a->dx.data,
+                                          .m = M,
+                                          .n = K,
+                                          .k = N,
+                                          .sa_m = N,
+                                          .sa_k = 1,
+                                          .sb_n = 1,
+                                          .sb_k = K,
+                                          .ldd = K,
+                                          .accumulate = a->accumulate}};
+}
+size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
+                                         const struct lg_linear_backward_data_args *a)
+{
+    struct lg_cuda_product x = data_product(a);
+    bool does;
+    return workspace_of(d, &x, &does);
+}
+void cuda_linear_backward_data(lg_stream *s, const struct lg_linear_backward_data_args *a)
+{
+    struct lg_cuda_product x = data_product(a);
+    if (!lg_cuda_gemm_run(s, &x)) cuda_any_gemm(lg_cuda_stream_of(s), &x.g);
+}
+
+/* dw (N, K) = dy (M, N)^T x (M, K): the inner dimension is M. */
+static struct lg_cuda_product weight_product(const struct lg_linear_backward_weight_args *a)
+{
+    int64_t M = a->dy.dim[0], N = a->dy.dim[1], K = a->x.dim[1];
+    return (struct lg_cuda_product){.g = {.in = a->dy.dtype,
+                                          .out = a->dw.dtype,
+                                          .a = a->dy.data,
+                                          .b = a->x.data,
+                                          .d = a->dw.data,
+                                          .m = N,
+                                          .n = K,
+                                          .k = M,
+                                          .sa_m = 1,
+                                          .sa_k = N,
+                                          .sb_n = 1,
+                                          .sb_k = K,
+                                          .ldd = K,
+                                          .accumulate = a->accumulate},
+                                    .parts = true};
+}
+/* The same with dbias (N), which is overwritten: not when accumulating. */
+static bool bias_gradient_product(const struct lg_linear_backward_weight_args *a,
+                                  struct lg_cuda_product *ret)
+{
+    if (a->accumulate || a->dy.dtype == LG_F32 || !present(&a->dbias, &a->dy)) return false;
+    *ret = weight_product(a);
+    ret->epilogue = BIAS_GRADIENT;
+    ret->bias = a->dbias.data;
+    ret->bias_type = a->dbias.dtype;
+    return true;
+}
+size_t cuda_linear_backward_weight_scratch(lg_cuda_device *d,
+                                           const struct lg_linear_backward_weight_args *a)
+{
+    struct lg_cuda_product x;
+    bool does;
+    if (bias_gradient_product(a, &x)) {
+        size_t bytes = workspace_of(d, &x, &does);
+        if (does) return bytes;
+    }
+    x = weight_product(a);
+    size_t product = workspace_of(d, &x, &does);
+    size_t sums = a->dbias.rank ? cuda_column_sums_scratch(a->dy.dim[0], a->dy.dim[1]) : 0;
+    return LG_MAX(product, sums);
+}
+void cuda_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_weight_args *a)
+{
+    struct lg_cuda_product x;
+    if (bias_gradient_product(a, &x) && lg_cuda_gemm_run(s, &x)) return;
+    x = weight_product(a);
+    if (!lg_cuda_gemm_run(s, &x)) cuda_any_gemm(lg_cuda_stream_of(s), &x.g);
+    if (a->dbias.data)
+        cuda_column_sums(lg_cuda_stream_of(s), a->dy, a->dbias, a->accumulate, s->scratch);
+}

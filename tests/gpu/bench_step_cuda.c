@@ -1,0 +1,378 @@
+/* Times a training step of DiT-XL/2 at 256x256 (latents 4x32x32) in bf16 on one GPU, and every operation
+ * of it at its shape. The step: forward, loss, backward, gradients to fp32 with their norm, AdamW on fp32
+ * state, weights back to bf16. EMA is another process's work and not in it. Inputs are random.
+ *
+ * usage: bench_step_cuda [BATCH [STEPS [PRECISION]]]      (256, 10, bf16)
+ *
+ * Prints ms a step (median), images a second, model TFLOP/s, bytes on the GPU; then a table: milliseconds
+ * a call, calls a step, TFLOP/s or GB/s (bytes that must move, each once), share of the step. */
+#include "base/clock.h"
+#include "stages/nets/denoiser.h"
+#include "tests/gpu/gpu_test.h"
+#include <string.h>
+
+enum { CALLS = 10, STEPS_MAX = 100, WARM_UP = 3 };
+static lg_device *device;
+static lg_stream *stream;
+static lg_dtype type;
+static int64_t batch = 256;
+static size_t allocated;
+static double step_ms, listed_ms;
+
+static void *alloc(size_t bytes)
+{
+    void *p;
+    gpu_need(lg_device_alloc(device, bytes, &p));
+    allocated += bytes;
+    return p;
+}
+
+/* Elements of the compute type, uniform in scale (-1, 1); repeats after a million. */
+static lg_tensor noise(int64_t a, int64_t b, double scale)
+{
+    enum { PERIOD = 1 << 20 };
+    static float host[PERIOD];
+    size_t e = lg_dtype_bytes(type), n = (size_t)(a * b);
+    lg_tensor t = lg_t2(alloc(n * e), type, a, b);
+    uint32_t h = 12345;
+    for (int i = 0; i < PERIOD; i++) {
+        h = h * 1664525u + 1013904223u;
+        host[i] = (float)(scale * ((double)h * 0x1p-31 - 1));
+    }
+    void *staged;
+    gpu_need(lg_device_alloc(device, sizeof host, &staged));
+    lg_stream_upload(stream, staged, host, sizeof host);
+    for (size_t at = 0; at < n; at += PERIOD) {
+        int64_t k = (int64_t)LG_MIN(n - at, (size_t)PERIOD);
+        lg_cast(stream, &(struct lg_cast_args){.x = lg_t1(staged, LG_F32, k),
+                                               .y = lg_t1((char *)t.data + at * e, type, k)});
+    }
+    lg_stream_sync(stream);
+    lg_device_free(device, &staged);
+    return t;
+}
+
+static double now_ms(void)
+{
+    return (double)lg_now_ns() * 1e-6;
+}
+
+/* ---- the step ---- */
+
+struct step {
+    struct lg_denoiser_config c;
+    lg_denoiser *net;
+    lg_params params;
+    struct lg_denoiser_input in;
+    lg_tensor out, target, weight, loss;
+    lg_tensor w, grads;          // (n), compute type
+    lg_tensor master, m, v, sum; // (n), fp32
+    lg_tensor squares;           // (1), f64
+    void *scratch;
+    size_t scratch_bytes;
+};
+
+static lg_tensor like4(lg_tensor flat, const struct lg_denoiser_config *c)
+{
+    return lg_t4(flat.data, flat.dtype, batch, c->channels, c->height, c->width);
+}
+
+static void fill_fp32(lg_tensor t, float value)
+{
+    float *host = malloc(lg_tensor_bytes(&t));
+    LG_ASSERT(host);
+    for (int64_t i = 0; i < lg_numel(&t); i++) host[i] = value;
+    lg_stream_upload(stream, t.data, host, lg_tensor_bytes(&t));
+    lg_stream_sync(stream);
+    free(host);
+}
+
+static void optimize(struct step *s)
+{
+    struct lg_reduce_ranks_args reduce = {.count = 1, .y = s->sum, .sum_squares = s->squares};
+    reduce.x[0] = s->grads;
+    lg_reduce_ranks(stream, &reduce);
+    lg_adamw(stream, &(struct lg_adamw_args){.w = s->master,
+                                             .m = s->m,
+                                             .v = s->v,
+                                             .grad = s->sum,
+                                             .w_out = s->master,
+                                             .m_out = s->m,
+                                             .v_out = s->v,
+                                             .lr = 1e-4,
+                                             .beta1 = 0.9,
+                                             .beta2 = 0.999,
+                                             .eps = 1e-8,
+                                             .grad_scale = 1,
+                                             .t = 10});
+    lg_cast(stream, &(struct lg_cast_args){.x = s->master, .y = s->w});
+}
+
+static void open_step(struct step *s)
+{
+    s->c = (struct lg_denoiser_config){LG_DIT, 4, 32, 32, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6};
+    gpu_need(lg_denoiser_params(&s->c, &s->params));
+    double before = now_ms();
+    gpu_need(lg_denoiser_open(device, &s->c, (int)batch, true, &s->net));
+    struct lg_denoiser_bytes bytes;
+    gpu_need(lg_denoiser_plan(device, &s->c, (int)batch, true, &bytes));
+    allocated += bytes.activations + bytes.scratch;
+    printf("opened in %.1f s; activations %.1f GiB, scratch %.2f GiB\n", (now_ms() - before) * 1e-3,
+           (double)bytes.activations * 0x1p-30, (double)bytes.scratch * 0x1p-30);
+    int64_t n = (int64_t)s->params.count, values = batch * 4 * 32 * 32;
+    s->w = noise(1, n, 0.03), s->w = lg_t1(s->w.data, type, n);
+    s->grads = lg_t1(alloc((size_t)n * lg_dtype_bytes(type)), type, n);
+    lg_tensor *fp32[] = {&s->master, &s->m, &s->v, &s->sum};
+    for (size_t i = 0; i < LG_ARRAY_LEN(fp32); i++)
+        *fp32[i] = lg_t1(alloc((size_t)n * 4), LG_F32, n);
+    lg_cast(stream, &(struct lg_cast_args){.x = s->w, .y = s->master});
+    s->squares = lg_t1(alloc(8), LG_F64, 1);
+    s->in.x = like4(noise(1, values, 1.5), &s->c);
+    s->target = like4(noise(1, values, 1), &s->c);
+    s->out = like4(noise(1, values, 1), &s->c);
+    s->in.t = lg_t1(alloc((size_t)batch * 4), LG_F32, batch);
+    s->weight = lg_t1(alloc((size_t)batch * 4), LG_F32, batch);
+    s->loss = lg_t1(alloc((size_t)batch * 4), LG_F32, batch);
+    fill_fp32(s->in.t, 421);
+    fill_fp32(s->weight, 1.0f / (float)batch);
+    s->in.label = lg_t1(alloc((size_t)batch * 4), LG_I32, batch);
+    lg_stream *dry, *real = stream;
+    gpu_need(lg_stream_open_dry(device, &dry));
+    stream = dry;
+    optimize(s);
+    stream = real;
+    s->scratch_bytes = lg_stream_scratch_need(dry);
+    s->scratch = alloc(s->scratch_bytes);
+    lg_stream_close(&dry);
+}
+
+static void run_step(struct step *s)
+{
+    lg_denoiser_forward(s->net, stream, s->w.data, &s->in, s->out);
+    lg_mse_loss(stream, &(struct lg_mse_loss_args){.pred = s->out,
+                                                   .target = s->target,
+                                                   .weight = s->weight,
+                                                   .loss = s->loss,
+                                                   .dpred = s->out});
+    lg_denoiser_backward(s->net, stream, s->w.data, &s->in, s->out, s->grads.data, false);
+    lg_stream_set_scratch(stream, s->scratch, s->scratch_bytes);
+    optimize(s);
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void bench_step(int steps)
+{
+    struct step s = {0};
+    double ms[STEPS_MAX];
+    open_step(&s);
+    for (int i = 0; i < WARM_UP; i++) run_step(&s);
+    lg_stream_sync(stream);
+    for (int i = 0; i < steps; i++) {
+        double before = now_ms();
+        run_step(&s);
+        lg_stream_sync(stream);
+        ms[i] = now_ms() - before;
+    }
+    qsort(ms, (size_t)steps, sizeof *ms, ascending);
+    step_ms = ms[steps / 2];
+    double flops = 3 * lg_denoiser_flops(&s.c) * (double)batch;
+    printf("step: %.1f ms (%.1f to %.1f), %.0f img/s, %.0f TFLOP/s, %.1f GiB\n", step_ms, ms[0],
+           ms[steps - 1], (double)batch / step_ms * 1e3, flops / step_ms * 1e-9,
+           (double)allocated * 0x1p-30);
+    double before = now_ms();
+    for (int i = 0; i < CALLS; i++) optimize(&s);
+    lg_stream_sync(stream);
+    double opt_ms = (now_ms() - before) / CALLS;
+    printf("  gradients to fp32, AdamW, weights to 16 bits: %.2f ms\n", opt_ms);
+    listed_ms += opt_ms;
+    lg_denoiser_close(&s.net);
+    lg_params_free(&s.params);
+}
+
+/* ---- single operations ---- */
+
+/* Prints a row for `body`, run CALLS times. */
+#define ROW(name, times, flops, bytes, body)                                                       \
+    do {                                                                                           \
+        body;                                                                                      \
+        lg_stream_sync(stream);                                                                    \
+        double before_ = now_ms();                                                                 \
+        for (int c_ = 0; c_ < CALLS; c_++) body;                                                   \
+        lg_stream_sync(stream);                                                                    \
+        print_row(name, times, (now_ms() - before_) / CALLS, flops, bytes);                        \
+    } while (0)
+
+static void print_row(const char *name, int times, double ms, double flops, double bytes)
+{
+    listed_ms += ms * times;
+    printf("  %-34s %8.3f ms x %3d = %6.1f ms  ", name, ms, times, ms * times);
+    if (flops > 0)
+        printf("%6.0f TFLOP/s", flops / ms * 1e-9);
+    else
+        printf("%6.0f GB/s   ", bytes / ms * 1e-6);
+    printf("  %4.1f %%\n", 100 * ms * times / step_ms);
+    fflush(stdout);
+}
+
+/* Scratch memory that serves every operation here. */
+static void take_scratch(size_t bytes)
+{
+    lg_stream_set_scratch(stream, alloc(bytes), bytes);
+}
+
+static void bench_linear(const char *name, int64_t M, int64_t N, int64_t K, lg_act act)
+{
+    char row[64];
+    double flops = 2.0 * (double)M * (double)N * (double)K;
+    lg_tensor x = noise(M, K, 1), w = noise(N, K, 0.03), bias = noise(1, N, 0.1),
+              y = noise(M, N, 1);
+    lg_tensor pre = act ? noise(M, N, 1) : LG_NONE, dw = noise(N, K, 1), dbias = noise(1, N, 1);
+    bias.rank = dbias.rank = 1, bias.dim[0] = dbias.dim[0] = N;
+    snprintf(row, sizeof row, "%s forward", name);
+    ROW(row, 28, flops, 0,
+        lg_linear_forward(stream,
+                          &(struct lg_linear_forward_args){
+                              .x = x, .w = w, .bias = bias, .y = y, .pre = pre, .act = act}));
+    snprintf(row, sizeof row, "%s dx", name);
+    ROW(row, 28, flops, 0,
+        lg_linear_backward_data(stream,
+                                &(struct lg_linear_backward_data_args){.dy = y, .w = w, .dx = x}));
+    snprintf(row, sizeof row, "%s dw, dbias", name);
+    ROW(row, 28, flops, 0,
+        lg_linear_backward_weight(stream, &(struct lg_linear_backward_weight_args){
+                                              .dy = y, .x = x, .dw = dw, .dbias = dbias}));
+    lg_tensor *all[] = {&x, &w, &bias, &y, &pre, &dw, &dbias};
+    for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]->data);
+}
+
+static lg_tensor head_view(lg_tensor t, int64_t T, int64_t H, int64_t d, int64_t from)
+{
+    char *data = (char *)t.data + (size_t)from * lg_dtype_bytes(type);
+    return lg_t4(data, type, batch, T, H, d);
+}
+
+static void bench_attention(int64_t T, int64_t H, int64_t d)
+{
+    int64_t D = H * d, rows = batch * T;
+    double flops = 4.0 * (double)(batch * T * T) * (double)D, scale = 1 / sqrt((double)d);
+    lg_tensor qkv = noise(rows, 3 * D, 1), dqkv = noise(rows, 3 * D, 1), o = noise(rows, D, 1);
+    lg_tensor dout = noise(rows, D, 1),
+              lse = lg_t3(alloc((size_t)(rows * H) * 4), LG_F32, batch, H, T);
+    ROW("attention forward", 28, flops, 0,
+        lg_attention_forward(
+            stream, &(struct lg_attention_forward_args){.q = head_view(qkv, T, H, d, 0),
+                                                        .k = head_view(qkv, T, H, d, D),
+                                                        .v = head_view(qkv, T, H, d, 2 * D),
+                                                        .q_stride = 3 * D,
+                                                        .kv_stride = 3 * D,
+                                                        .o = head_view(o, T, H, d, 0),
+                                                        .lse = lse,
+                                                        .scale = scale}));
+    ROW("attention backward", 28, 2.5 * flops, 0,
+        lg_attention_backward(
+            stream, &(struct lg_attention_backward_args){.dout = head_view(dout, T, H, d, 0),
+                                                         .o = head_view(o, T, H, d, 0),
+                                                         .q = head_view(qkv, T, H, d, 0),
+                                                         .k = head_view(qkv, T, H, d, D),
+                                                         .v = head_view(qkv, T, H, d, 2 * D),
+                                                         .q_stride = 3 * D,
+                                                         .kv_stride = 3 * D,
+                                                         .lse = lse,
+                                                         .dq = head_view(dqkv, T, H, d, 0),
+                                                         .dk = head_view(dqkv, T, H, d, D),
+                                                         .dv = head_view(dqkv, T, H, d, 2 * D),
+                                                         .dq_stride = 3 * D,
+                                                         .dkv_stride = 3 * D,
+                                                         .scale = scale}));
+    lg_tensor *all[] = {&qkv, &dqkv, &o, &dout, &lse};
+    for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]->data);
+}
+
+static lg_tensor tokens(lg_tensor t, int64_t T)
+{
+    return lg_t3(t.data, t.dtype, batch, T, t.dim[1]);
+}
+static lg_tensor chunk(lg_tensor mod, int64_t D, int i)
+{
+    return lg_t2((char *)mod.data + (size_t)(i * D) * lg_dtype_bytes(type), type, batch, D);
+}
+
+static void bench_rows(int64_t T, int64_t D)
+{
+    int64_t rows = batch * T;
+    double unit = (double)(rows * D) * (double)lg_dtype_bytes(type);
+    lg_tensor x = tokens(noise(rows, D, 1), T), y = tokens(noise(rows, D, 1), T);
+    lg_tensor z = tokens(noise(rows, D, 1), T), mod = noise(batch, 6 * D, 1);
+    lg_tensor dmod = noise(batch, 6 * D, 1), pre = noise(rows, 4 * D, 1),
+              dy = noise(rows, 4 * D, 1);
+    lg_tensor mean = lg_t2(alloc((size_t)rows * 4), LG_F32, batch, T), rstd = mean;
+    rstd.data = alloc((size_t)rows * 4);
+    ROW("norm, modulate", 57, 0, 2 * unit,
+        lg_norm_modulate_forward(stream,
+                                 &(struct lg_norm_modulate_forward_args){.x = x,
+                                                                         .shift = chunk(mod, D, 0),
+                                                                         .scale = chunk(mod, D, 1),
+                                                                         .mod_stride = 6 * D,
+                                                                         .y = y,
+                                                                         .mean = mean,
+                                                                         .rstd = rstd,
+                                                                         .eps = 1e-6}));
+    ROW("norm, modulate backward", 57, 0, 4 * unit,
+        lg_norm_modulate_backward(
+            stream, &(struct lg_norm_modulate_backward_args){.dy = y,
+                                                             .x = x,
+                                                             .mean = mean,
+                                                             .rstd = rstd,
+                                                             .scale = chunk(mod, D, 1),
+                                                             .dx = z,
+                                                             .dshift = chunk(dmod, D, 0),
+                                                             .dscale = chunk(dmod, D, 1),
+                                                             .mod_stride = 6 * D,
+                                                             .accumulate = true}));
+    ROW("gated residual", 56, 0, 3 * unit,
+        lg_gate_residual_forward(
+            stream, &(struct lg_gate_residual_forward_args){
+                        .x = x, .y = y, .gate = chunk(mod, D, 2), .mod_stride = 6 * D, .out = z}));
+    ROW("gated residual backward", 56, 0, 3 * unit,
+        lg_gate_residual_backward(
+            stream, &(struct lg_gate_residual_backward_args){.dout = x,
+                                                             .y = y,
+                                                             .gate = chunk(mod, D, 2),
+                                                             .dy = z,
+                                                             .dgate = chunk(dmod, D, 2),
+                                                             .mod_stride = 6 * D}));
+    ROW("GELU backward", 28, 0, 12 * unit,
+        lg_act_backward(stream, &(struct lg_act_backward_args){
+                                    .x = pre, .dy = dy, .dx = dy, .act = LG_ACT_GELU_TANH}));
+    lg_tensor *all[] = {&x, &y, &z, &mod, &dmod, &pre, &dy, &mean, &rstd};
+    for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]->data);
+}
+
+int main(int argc, char **argv)
+{
+    batch = argc > 1 ? atol(argv[1]) : 256;
+    int steps = argc > 2 ? atoi(argv[2]) : 10;
+    LG_ASSERT(batch >= 1 && steps >= 1 && steps <= STEPS_MAX);
+    device = gpu_open("cuda:0", argc > 3 ? argv[3] : "bf16");
+    type = lg_device_dtype(device);
+    gpu_need(lg_stream_open(device, &stream));
+    printf("%s, DiT-XL/2, batch %lld\n", lg_device_fingerprint(device), (long long)batch);
+    bench_step(steps);
+    int64_t T = 256, D = 1152, M = batch * T;
+    take_scratch((size_t)2 << 30);
+    bench_linear("qkv", M, 3 * D, D, LG_ACT_NONE);
+    bench_linear("out", M, D, D, LG_ACT_NONE);
+    bench_linear("up + GELU", M, 4 * D, D, LG_ACT_GELU_TANH);
+    bench_linear("down", M, D, 4 * D, LG_ACT_NONE);
+    bench_attention(T, 16, 72);
+    bench_rows(T, D);
+    printf("  listed: %.1f of %.1f ms\n", listed_ms, step_ms);
+    lg_stream_close(&stream);
+    lg_device_close(&device);
+    return 0;
+}
