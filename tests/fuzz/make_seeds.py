@@ -9,6 +9,7 @@ import json
 import os
 import struct
 import tarfile
+import zlib
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -203,6 +204,23 @@ put("captions", "text", members(1, (PNG, picture[PNG]), (TXT, b"\xef\xbb\xbf a d
 mean = {"latent_mean": {"dtype": "F16", "shape": [2, 2, 2], "data_offsets": [0, 16]},
         "latent_logvar": {"dtype": "F16", "shape": [1, 2, 2, 2], "data_offsets": [16, 32]}}
 put("captions", "latents", members(0, (LATENT, safetensors(mean, bytes(32))), (TXT, b"x"), (NEW | PNG, picture[PNG]), (NEW | LATENT, b"short")))
+
+# ---- pictures that are not in tests/golden/pictures ----
+
+
+def png(width, height, depth, color, interlace=0):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, interlace)) + chunk(
+        b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+
+
+put("picture", "png-large-and-empty", png(8192, 8192, 16, 6, 1))
+put("picture", "png-too-large", png(8193, 8192, 8, 2))
+put("picture", "png-huge", png(0x7FFFFFFF, 0x7FFFFFFF, 8, 2))
+put("picture", "png-palette-missing", png(10, 10, 8, 3))
+put("picture", "jpeg-huge", read("tests/golden/pictures/progressive.jpg").replace(
+    b"\xff\xc2\x00\x11\x08", b"\xff\xc2\x00\x11\x08\xff\xff\xff\xff", 1))
 
 # ---- messages, requests, captions ----
 
