@@ -77,7 +77,7 @@ says "truncated input of encode" 5 "$LGSUP" encode vae --model "$EMOJI/vae" "$T/
 says "truncated VAE, start" 11 "$LGSUP" start "$TINY" --set job.dir="$T/trunc" --set vae.model="$T/vae" "${short[@]}" -- \
     "diffusion_pytorch_model.safetensors" 'truncated|missing|bytes'
 expect "truncated VAE: state" parked "$(status_get "$T/trunc" .state)"
-check "truncated VAE: nothing is left running" nothing_runs "$T/trunc"
+check "truncated VAE: nothing is left running" nothing_runs
 cp "$EMOJI/vae/diffusion_pytorch_model.safetensors" "$T/vae/"
 says "the file restored, it goes on" 0 "$LGSUP" start "$TINY" --set job.dir="$T/trunc" --set vae.model="$T/vae" "${short[@]}" -- 'checkpoint'
 
@@ -102,7 +102,7 @@ head -c 3000000 "$EMOJI/data/emoji-00000.tar" >"$T/half.tar"
 says "a tar cut in half" 11 "$LGSUP" start "$TINY" --set job.dir="$T/tar" --set data.path="$T/half.tar" "${short[@]}" -- "$T/half.tar" 'byte'
 mkdir "$T/empty"
 says "an empty data set" 11 "$LGSUP" start "$TINY" --set job.dir="$T/none" --set data.path="$T/empty" "${short[@]}" -- "$T/empty" 'no picture|empty|no sample|nothing'
-check "an empty data set: nothing is left running" nothing_runs "$T/none"
+check "an empty data set: nothing is left running" nothing_runs
 
 # ---- run directory ----
 echo text >"$T/file"
@@ -163,4 +163,4 @@ says "weights that are not finite: parked" 11 "$LGSUP" start "$TINY" --set job.d
 expect "not finite: state" parked "$(status_get "$T/nonfinite" .state)"
 check "not finite: the status has the cause" test -n "$(status_get "$T/nonfinite" 'select(.cause | test("not finite")) | .cause')"
 expect "not finite: skipped steps are counted" 3 "$(status_get "$T/nonfinite" .skipped_steps)"
-check "not finite: nothing is left running" nothing_runs "$T/nonfinite"
+check "not finite: nothing is left running" nothing_runs

@@ -12,7 +12,7 @@ expect "state" running "$(status_get "$run" .state)"
 check "it trains" wait_step "$run" 10 30
 timeout 60 "$LGSUP" stop "$run" >"$T/out" 2>&1
 expect "stop exits 0" 0 $?
-check "stop returns when every process is gone" nothing_runs "$run"
+check "stop returns when every process is gone" nothing_runs
 expect "state" stopped "$(status_get "$run" .state)"
 at=$(status_get "$run" .step)
 check "stopped before the end (step $at)" test "$at" -ge 10 -a "$at" -lt $end
@@ -65,7 +65,7 @@ check "Ctrl-C: draining" wait_until 5 state_is "$run" draining
 kill_role "$run" lgsup 0 INT
 wait $tiny_pid
 expect "Ctrl-C twice exits 130" 130 $?
-check "Ctrl-C twice: nothing is left running" nothing_runs "$run"
+check "Ctrl-C twice: nothing is left running" nothing_runs
 timeout 60 "$LGSUP" start "$TINY" --set job.dir="$run" --set trainer.max_steps=4000 --detach >"$T/out" 2>&1
 expect "and it starts again" 0 $?
 timeout 60 "$LGSUP" stop "$run" >/dev/null 2>&1

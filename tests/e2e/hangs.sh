@@ -70,7 +70,7 @@ LG_BIN_DIR=$T/bin tiny "$run" --set trainer.max_steps=$N
 expect "crash loop: exit code" 11 $?
 expect "crash loop: state" parked "$(status_get "$run" .state)"
 check "crash loop: the cause names role and message" test -n "$(status_get "$run" 'select(.cause | test("vae.*this program is broken")) | .cause')"
-check "crash loop: nothing is left running" nothing_runs "$run"
+check "crash loop: nothing is left running" nothing_runs
 tiny "$run" --set trainer.max_steps=$N
 expect "crash loop: cause removed, it goes on" 0 $?
 check "crash loop: byte-identical in the end" same_files "$reference" "$run" $N

@@ -49,4 +49,4 @@ for role in loader text vae trainer ema ckpt keeper; do
     want=$(printf '%s\n' "${victims[@]}" | grep -c "^$role\.")
     expect "restarts of $role in the status" "$want" "$(restarts_of "$run" $role)"
 done
-check "nothing is left running" nothing_runs "$run"
+check "nothing is left running" nothing_runs

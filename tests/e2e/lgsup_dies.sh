@@ -34,7 +34,7 @@ expect "the others were not" 0 "$(($(restarts_of "$run" vae) + $(restarts_of "$r
 check "byte-identical to the undisturbed run" same_files "$reference" "$run" $N
 check "metrics.jsonl has every step once" metrics_are_whole "$run" $N
 check "verify accepts the run" timeout 60 "$LGSUP" verify "$run"
-check "nothing is left running" nothing_runs "$run"
+check "nothing is left running" nothing_runs
 
 # lgsup and keeper together: the stages still hold the memory.
 run=$T/both
@@ -46,15 +46,31 @@ tiny "$run" --set trainer.max_steps=$N
 expect "lgsup and keeper dead: completes" 0 $?
 check "lgsup and keeper dead: byte-identical" same_files "$reference" "$run" $N
 
-# Everything dead at once (as after a power cut): on from the newest checkpoint.
+# Every process but the keeper: the memory is still there, nothing is lost.
+run=$T/all
+tiny_in_background "$run" --set trainer.max_steps=$N
+wait_step "$run" 30
+kill -9 $(e2e_pids "$run") 2>/dev/null # the keeper's command line does not name the run
+only_keeper() { [ "$(e2e_pids "$T" | wc -l)" -eq 1 ]; }
+check "only the keeper lives" wait_until 5 only_keeper
+at=$(step_of "$run")
+tiny "$run" --set trainer.max_steps=$N
+expect "only the keeper alive: completes" 0 $?
+check "only the keeper alive: goes on at step $at, not at a checkpoint" grep -q 'adopted 0 of 9 processes' "$run.out"
+check "only the keeper alive: byte-identical" same_files "$reference" "$run" $N
+check "only the keeper alive: every step once" metrics_are_whole "$run" $N
+
+# Everything at once, as after a power cut: on from the newest checkpoint.
 run=$T/power
 tiny_in_background "$run" --set trainer.max_steps=$N
 wait_step "$run" 45
-kill -9 $(e2e_pids "$run") 2>/dev/null
-wait_until 5 nothing_runs "$run"
+kill -9 $(e2e_pids "$T") 2>/dev/null
+wait_until 5 nothing_runs
+at=$(step_of "$run")
 expect "state after everything died" failed "$(status_get "$run" .state)"
 tiny "$run" --set trainer.max_steps=$N
 expect "everything dead: completes" 0 $?
+check "everything dead (at step $at): on from the newest checkpoint" grep -Eq 'resuming tiny at step (40|60) ' "$run.out"
 check "everything dead: byte-identical" same_files "$reference" "$run" $N
 check "everything dead: every step once" metrics_are_whole "$run" $N
 check "everything dead: verify" timeout 60 "$LGSUP" verify "$run"

@@ -144,7 +144,8 @@ metrics_are_whole() {
         return 1
     }
 }
-nothing_runs() { [ -z "$(e2e_pids "$1")" ]; }
+# No process of any run of this script; the keeper is known by its socket alone.
+nothing_runs() { [ -z "$(e2e_pids "$T")" ]; }
 
 # reference STEPS: an undisturbed run, in $reference; made once per E2E_REFERENCE.
 reference() {
