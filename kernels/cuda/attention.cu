@@ -1,6 +1,6 @@
-/* Softmax attention without the tensor cores: any head size up to HEAD_MAX, any lengths, key lengths,
- * bias; fp32 arithmetic. For 16-bit types cudnn_attention.c takes what it can; the rest, and fp32,
- * comes here.
+/* Softmax attention without the tensor cores: heads up to HEAD_MAX, any lengths, key lengths, bias; fp32
+ * arithmetic. For 16-bit types cudnn_attention.c takes what it can, wide_attention.c takes wider heads;
+ * the rest, and fp32, comes here.
  *
  * Forward (Dao, "FlashAttention-2", 2023, algorithm 1): a block of 256 threads owns 32 queries of one
  * head and walks the keys in tiles of 32: S = scale Q K^T (2x2 values a thread), running row maximum
@@ -10,13 +10,14 @@
  * the bits are always the same.
  *
  * Shared memory: tiles of 32 rows, in floats; a row takes `row` floats, an odd number of 4s, so that
- * 16-byte reads of 8 neighbouring rows touch all banks once. Forward 3 tiles: 197 KB at d = 512;
- * backward 4 tiles: 132 KB at d = 256.
+ * 16-byte reads of 8 neighbouring rows touch all banks once. Forward 3 tiles: 51 KB at d = 128;
+ * backward 4 tiles: 133 KB at d = 256.
  * Scratch: backward, (B, H, Tq) floats: rows' sums of dout o. */
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cudnn.h"
+#include "kernels/cuda/wide_attention.h"
 
-enum { THREADS = 256, TILE = 32, GROUP = THREADS / TILE, HEAD_MAX = 512, HEAD_MAX_BACKWARD = 256 };
+enum { THREADS = 256, TILE = 32, GROUP = THREADS / TILE, HEAD_MAX = 128, HEAD_MAX_BACKWARD = 256 };
 enum { SCORES = TILE * (TILE + 1) };
 
 /* One head of one sample of q, k, v ...: rows `stride` elements apart. */
@@ -235,17 +236,55 @@ template <typename T> static void forward(lg_stream *s, const struct lg_attentio
     LG_ASSERT(f.z.d <= HEAD_MAX);
     if (f.z.d <= 32) return launch_forward<T, 32>(stream, f);
     if (f.z.d <= 64) return launch_forward<T, 64>(stream, f);
-    if (f.z.d <= 128) return launch_forward<T, 128>(stream, f);
     launch_forward<T, HEAD_MAX>(stream, f);
 }
 size_t cuda_attention_forward_scratch(lg_cuda_device *d, const struct lg_attention_forward_args *a)
 {
+    if (a->q.dim[3] > HEAD_MAX) return cuda_wide_attention_scratch(d, a);
     return lg_cudnn_attention_forward_scratch(d, a);
 }
 void cuda_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)
 {
+    if (a->q.dim[3] > HEAD_MAX) return cuda_wide_attention(s, a);
     if (lg_cudnn_attention_forward(s, a)) return;
     WITH_TYPE(a->q.dtype, T, forward<T>(s, a))
+}
+
+/* One block per row: maximum, sum, weights; keys beyond the length get 0. */
+template <typename T>
+static __global__ void softmax_kernel(const float *scores, const T *bias, const int32_t *k_length,
+                                      T *weights, float *lse, int Tk, float scale)
+{
+    int64_t row = blockIdx.x;
+    int keys = k_length ? *k_length : Tk;
+    if (keys < 1 || keys > Tk) __trap();
+    __shared__ float partial[THREADS / WARP];
+    float top = -INFINITY, sum = 0;
+#define SCORE(j) (scores[row * Tk + (j)] * scale + (bias ? to_float(bias[row * Tk + (j)]) : 0))
+    for (int j = threadIdx.x; j < keys; j += THREADS) top = fmaxf(top, SCORE(j));
+    for (int o = WARP / 2; o > 0; o /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, o));
+    if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = top;
+    __syncthreads();
+    for (int w = 0; w < THREADS / WARP; w++) top = fmaxf(top, partial[w]);
+    for (int j = threadIdx.x; j < keys; j += THREADS) sum += expf(SCORE(j) - top);
+    sum = block_sum<THREADS>(sum);
+    for (int j = threadIdx.x; j < Tk; j += THREADS)
+        weights[row * Tk + j] = from_float<T>(j < keys ? expf(SCORE(j) - top) / sum : 0);
+#undef SCORE
+    if (lse && threadIdx.x == 0) lse[row] = top + logf(sum);
+}
+void cuda_softmax_rows(cudaStream_t stream, const struct lg_attention_forward_args *a, int64_t b,
+                       int64_t h, const float *scores, void *weights)
+{
+    int64_t Tq = a->q.dim[1], Tk = a->k.dim[1], H = a->q.dim[2];
+    const int32_t *length = a->k_length.data ? (const int32_t *)a->k_length.data + b : nullptr;
+    float *lse = a->lse.data ? (float *)a->lse.data + (b * H + h) * Tq : nullptr;
+    WITH_TYPE(a->q.dtype, T, {
+        const T *bias = a->bias.data ? (const T *)a->bias.data + h * Tq * Tk : nullptr;
+        softmax_kernel<T><<<(unsigned)Tq, THREADS, 0, stream>>>(scores, bias, length, (T *)weights,
+                                                                lse, (int)Tk, (float)a->scale);
+    })
+    LG_CUDA_LAUNCHED();
 }
 
 /* ---- backward ---- */

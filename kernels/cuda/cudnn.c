@@ -187,12 +187,12 @@ void cudnn_pointwise(struct cudnn_graph *g, const struct cudnn_pointwise_spec *p
     add_operation(g, op);
 }
 
-void cudnn_row_sums(struct cudnn_graph *g, cudnnBackendDescriptor_t x, cudnnBackendDescriptor_t y)
+void cudnn_reduce(struct cudnn_graph *g, cudnnReduceTensorOp_t how, cudnnBackendDescriptor_t x,
+                  cudnnBackendDescriptor_t y)
 {
     cudnnDataType_t compute = CUDNN_DATA_FLOAT;
-    cudnnReduceTensorOp_t add = CUDNN_REDUCE_TENSOR_ADD;
     cudnnBackendDescriptor_t kind = cudnn_make(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
-    cudnn_set(g, kind, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &add);
+    cudnn_set(g, kind, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &how);
     cudnn_set(g, kind, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &compute);
     cudnn_finish(g, kind);
     cudnnBackendDescriptor_t op = cudnn_make(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);

@@ -82,8 +82,9 @@ struct cudnn_pointwise_spec {
     int64_t axis; /* of GEN_INDEX */
 };
 void cudnn_pointwise(struct cudnn_graph *g, const struct cudnn_pointwise_spec *p);
-/* Sums over the dimensions that y has not. */
-void cudnn_row_sums(struct cudnn_graph *g, cudnnBackendDescriptor_t x, cudnnBackendDescriptor_t y);
+/* Sum or maximum over the dimensions that y has not. */
+void cudnn_reduce(struct cudnn_graph *g, cudnnReduceTensorOp_t how, cudnnBackendDescriptor_t x,
+                  cudnnBackendDescriptor_t y);
 /* The same memory in another shape. */
 void cudnn_reshape(struct cudnn_graph *g, cudnnBackendDescriptor_t x, cudnnBackendDescriptor_t y);
 /* Any other operation, its attributes set, not finished. */

@@ -1,6 +1,7 @@
 /* Attention through cuDNN, for bf16 and fp16: head sizes up to 128, key lengths, packed inputs.
  *
- * Forward: cuDNN's own operation. Backward: composed, as cuDNN 9.19 has none that builds:
+ * Forward: cuDNN's own operation; with a bias on the scores, which that does not take, composed.
+ * Backward: composed, as cuDNN 9.19 has none that builds:
  *
  *     r = rows' sums of dout o,  p = exp(scale q k^T - lse)              (B, H, Tq, Tk), virtual
  *     dv = p^T dout,  ds = scale p (dout v^T - r),  dk = ds^T q,  dq = ds k
@@ -14,11 +15,28 @@
 #include "kernels/cuda/cudnn_api.h"
 #include <string.h>
 
-enum uid { Q = 1, K, V, O, DOUT, LSE, SCALE, Q_LENGTH, K_LENGTH, DQ, DK, DV, ONE, ROW_SUMS, MINUS };
+enum uid {
+    Q = 1,
+    K,
+    V,
+    O,
+    DOUT,
+    LSE,
+    SCALE,
+    Q_LENGTH,
+    K_LENGTH,
+    DQ,
+    DK,
+    DV,
+    ONE,
+    ROW_SUMS,
+    MINUS,
+    BIAS
+};
 enum { HEAD_MAX = 128 };
 
 /* Places in the key. */
-enum { N_TYPE, N_B, N_H, N_TQ, N_TK, N_D, N_QS, N_KVS, N_DQS, N_DKVS, N_MASK, N_LSE };
+enum { N_TYPE, N_B, N_H, N_TQ, N_TK, N_D, N_QS, N_KVS, N_DQS, N_DKVS, N_MASK, N_LSE, N_BIAS };
 
 typedef cudnnBackendDescriptor_t desc;
 
@@ -91,34 +109,6 @@ static void pointwise(struct cudnn_graph *g, cudnnPointwiseMode_t mode, desc x, 
                            .mode = mode, .precision = CUDNN_DATA_FLOAT, .x = x, .b = b, .y = y});
 }
 
-/* ---- forward ---- */
-
-static bool build_forward(struct lg_cudnn *c, const struct cudnn_key *k, struct cudnn_plan *ret)
-{
-    struct cudnn_graph g = {.c = c};
-    const int64_t *n = k->n;
-    desc op = cudnn_make(&g, CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
-#define ATTACH(what, value)                                                                        \
-    cudnn_set_desc(&g, op, CUDNN_ATTR_OPERATION_SDPA_FWD_##what##DESC, value)
-    ATTACH(Q, heads(&g, k, Q, n[N_TQ], n[N_QS]));
-    ATTACH(K, heads(&g, k, K, n[N_TK], n[N_KVS]));
-    ATTACH(V, heads(&g, k, V, n[N_TK], n[N_KVS]));
-    ATTACH(O, heads(&g, k, O, n[N_TQ], n[N_H] * n[N_D]));
-    if (n[N_LSE]) ATTACH(STATS, rows(&g, k, LSE));
-    ATTACH(SCALE, scalar(&g, SCALE));
-    if (n[N_MASK]) {
-        ATTACH(SEQ_LEN_Q, lengths(&g, k, Q_LENGTH));
-        ATTACH(SEQ_LEN_KV, lengths(&g, k, K_LENGTH));
-    }
-#undef ATTACH
-    cudnn_operation(&g, op);
-    bool ok = cudnn_first_plan(&g, &ret->plan, &ret->workspace);
-    cudnn_graph_free(&g);
-    return ok;
-}
-
-/* ---- backward ---- */
-
 /* x where the key is below its sample's length, else -infinity. */
 static desc masked(struct cudnn_graph *g, const struct cudnn_key *k, desc x, desc q_length,
                    desc k_length)
@@ -163,6 +153,79 @@ static desc masked(struct cudnn_graph *g, const struct cudnn_key *k, desc x, des
     return y;
 }
 
+/* ---- forward ---- */
+
+static bool build_forward(struct lg_cudnn *c, const struct cudnn_key *k, struct cudnn_plan *ret)
+{
+    struct cudnn_graph g = {.c = c};
+    const int64_t *n = k->n;
+    desc op = cudnn_make(&g, CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
+#define ATTACH(what, value)                                                                        \
+    cudnn_set_desc(&g, op, CUDNN_ATTR_OPERATION_SDPA_FWD_##what##DESC, value)
+    ATTACH(Q, heads(&g, k, Q, n[N_TQ], n[N_QS]));
+    ATTACH(K, heads(&g, k, K, n[N_TK], n[N_KVS]));
+    ATTACH(V, heads(&g, k, V, n[N_TK], n[N_KVS]));
+    ATTACH(O, heads(&g, k, O, n[N_TQ], n[N_H] * n[N_D]));
+    if (n[N_LSE]) ATTACH(STATS, rows(&g, k, LSE));
+    ATTACH(SCALE, scalar(&g, SCALE));
+    if (n[N_MASK]) {
+        ATTACH(SEQ_LEN_Q, lengths(&g, k, Q_LENGTH));
+        ATTACH(SEQ_LEN_KV, lengths(&g, k, K_LENGTH));
+    }
+#undef ATTACH
+    cudnn_operation(&g, op);
+    bool ok = cudnn_first_plan(&g, &ret->plan, &ret->workspace);
+    cudnn_graph_free(&g);
+    return ok;
+}
+
+/* softmax(scale q k^T + bias) v: e = exp(x - max), o = (e / sum e) v, lse = max + log(sum e). */
+static bool build_forward_with_bias(struct lg_cudnn *c, const struct cudnn_key *k,
+                                    struct cudnn_plan *ret)
+{
+    struct cudnn_graph graph = {.c = c}, *g = &graph;
+    const int64_t *n = k->n, tq = n[N_TQ], tk = n[N_TK];
+    cudnnDataType_t F = CUDNN_DATA_FLOAT, T = cudnn_type((lg_dtype)n[N_TYPE]);
+    desc ql = n[N_MASK] ? lengths(g, k, Q_LENGTH) : NULL;
+    desc kl = n[N_MASK] ? lengths(g, k, K_LENGTH) : NULL;
+    desc bias =
+        cudnn_tensor(g, &(struct cudnn_tensor_spec){.uid = BIAS,
+                                                    .type = T,
+                                                    .dim = {1, n[N_H], tq, tk},
+                                                    .stride = {n[N_H] * tq * tk, tq * tk, tk, 1}});
+    desc qk = scores(g, k, F), scaled = scores(g, k, F), x = scores(g, k, F);
+    cudnn_matmul(g, &(struct cudnn_matmul_spec){.a = heads(g, k, Q, tq, n[N_QS]),
+                                                .b = heads_swapped(g, k, K, tk, n[N_KVS]),
+                                                .c = qk,
+                                                .m = ql,
+                                                .n = kl});
+    pointwise(g, CUDNN_POINTWISE_MUL, qk, scalar(g, SCALE), scaled);
+    pointwise(g, CUDNN_POINTWISE_ADD, scaled, bias, x);
+    if (n[N_MASK]) x = masked(g, k, x, ql, kl);
+    desc top = rows(g, k, 0), below = scores(g, k, F), e = scores(g, k, F), sum = rows(g, k, 0);
+    desc p = scores(g, k, T);
+    cudnn_reduce(g, CUDNN_REDUCE_TENSOR_MAX, x, top);
+    pointwise(g, CUDNN_POINTWISE_SUB, x, top, below);
+    pointwise(g, CUDNN_POINTWISE_EXP, below, NULL, e);
+    cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, e, sum);
+    if (n[N_LSE]) {
+        desc log_sum = rows(g, k, 0);
+        pointwise(g, CUDNN_POINTWISE_LOG, sum, NULL, log_sum);
+        pointwise(g, CUDNN_POINTWISE_ADD, top, log_sum, rows(g, k, LSE));
+    }
+    pointwise(g, CUDNN_POINTWISE_DIV, e, sum, p);
+    cudnn_matmul(g, &(struct cudnn_matmul_spec){.a = p,
+                                                .b = heads(g, k, V, tk, n[N_KVS]),
+                                                .c = heads(g, k, O, tq, n[N_H] * n[N_D]),
+                                                .m = ql,
+                                                .k = kl});
+    bool ok = cudnn_first_plan(g, &ret->plan, &ret->workspace);
+    cudnn_graph_free(g);
+    return ok;
+}
+
+/* ---- backward ---- */
+
 static bool build_backward(struct lg_cudnn *c, const struct cudnn_key *k, struct cudnn_plan *ret)
 {
     struct cudnn_graph graph = {.c = c}, *g = &graph;
@@ -180,7 +243,7 @@ static bool build_backward(struct lg_cudnn *c, const struct cudnn_key *k, struct
                                                     .stride = {tq * width, tq * n[N_D], width, 1}});
     desc sums = rows(g, k, 0), row_sums = rows(g, k, ROW_SUMS);
     pointwise(g, CUDNN_POINTWISE_MUL, dout, o, dout_o);
-    cudnn_row_sums(g, dout_o, sums);
+    cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, dout_o, sums);
     pointwise(g, CUDNN_POINTWISE_MUL, sums, scalar(g, ONE), row_sums);
 
     desc qk = scores(g, k, F), scaled = scores(g, k, F), shifted = scores(g, k, F);
@@ -228,8 +291,8 @@ static bool present(const lg_tensor *t, const lg_tensor *sure)
 
 static struct cudnn_plan *forward_plan(lg_cuda_device *d, const struct lg_attention_forward_args *a)
 {
-    const void *p[] = {a->q.data, a->k.data, a->v.data, a->o.data, a->lse.data};
-    if (!takes(d, &a->q, a->q_stride, a->kv_stride) || present(&a->bias, &a->q)) return NULL;
+    const void *p[] = {a->q.data, a->k.data, a->v.data, a->o.data, a->lse.data, a->bias.data};
+    if (!takes(d, &a->q, a->q_stride, a->kv_stride)) return NULL;
     for (size_t i = 0; i < LG_ARRAY_LEN(p); i++)
         if (!lg_cuda_aligned_16(p[i])) return NULL;
     struct cudnn_key key;
@@ -240,7 +303,8 @@ static struct cudnn_plan *forward_plan(lg_cuda_device *d, const struct lg_attent
     key.n[N_D] = a->q.dim[3], key.n[N_TK] = a->k.dim[1];
     key.n[N_QS] = a->q_stride, key.n[N_KVS] = a->kv_stride;
     key.n[N_MASK] = present(&a->k_length, &a->q), key.n[N_LSE] = present(&a->lse, &a->q);
-    return cudnn_plan_of(d->cudnn, &key, build_forward);
+    key.n[N_BIAS] = present(&a->bias, &a->q);
+    return cudnn_plan_of(d->cudnn, &key, key.n[N_BIAS] ? build_forward_with_bias : build_forward);
 }
 
 static struct cudnn_plan *backward_plan(lg_cuda_device *d,
@@ -288,7 +352,7 @@ bool lg_cudnn_attention_forward(lg_stream *s, const struct lg_attention_forward_
     const struct cudnn_plan *plan = forward_plan(d, a);
     if (!plan) return false;
     struct cudnn_binding b = {0};
-    float scale = (float)a->scale;
+    float scale = (float)a->scale, minus = -1e30f;
     char *scratch = s->scratch;
     cudnn_bind(&b, Q, a->q.data);
     cudnn_bind(&b, K, a->k.data);
@@ -296,10 +360,12 @@ bool lg_cudnn_attention_forward(lg_stream *s, const struct lg_attention_forward_
     cudnn_bind(&b, O, a->o.data);
     cudnn_bind(&b, SCALE, &scale);
     if (a->lse.data) cudnn_bind(&b, LSE, a->lse.data);
+    if (a->bias.data) cudnn_bind(&b, BIAS, a->bias.data);
     if (a->k_length.data) {
         cuda_fill_i32(stream, (int32_t *)scratch, a->q.dim[0], (int32_t)a->q.dim[1]);
         cudnn_bind(&b, Q_LENGTH, scratch);
         cudnn_bind(&b, K_LENGTH, a->k_length.data);
+        if (a->bias.data) cudnn_bind(&b, MINUS, &minus);
     }
     cudnn_run(d->cudnn, plan->plan, &b, scratch + lengths_bytes(&a->q), stream);
     return true;

@@ -479,7 +479,7 @@ bool lg_cuda_gemm_run(lg_stream *s, const struct lg_cuda_product *x)
     struct operands o = {.a = x->g.a,
                          .b = x->g.b,
                          .d = x->g.d,
-                         .workspace = s->scratch,
+                         .workspace = x->workspace ? x->workspace : s->scratch,
                          .bias = x->bias,
                          .pre = x->pre,
                          .beta = x->g.accumulate ? 1 : 0};

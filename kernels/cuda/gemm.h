@@ -12,6 +12,7 @@ struct lg_cuda_product {
     void *pre;  /* BIAS_GELU with keep_pre: (m, n), the sum before GELU */
     bool keep_pre;      /* counts, with pre NULL, when planning */
     lg_dtype bias_type; /* BIAS_GRADIENT */
+    void *workspace;    /* NULL: at the start of the stream's scratch memory */
     bool parts;         /* k may be cut into parts that are added in order */
 };
 

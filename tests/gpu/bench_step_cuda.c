@@ -11,7 +11,7 @@
 #include "tests/gpu/gpu_test.h"
 #include <string.h>
 
-enum { CALLS = 10, STEPS_MAX = 100, WARM_UP = 3 };
+enum { CALLS = 40, STEPS_MAX = 100, WARM_UP = 3 };
 static lg_device *device;
 static lg_stream *stream;
 static lg_dtype type;

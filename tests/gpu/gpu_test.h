@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int gpu_passed, gpu_failed;
 
@@ -31,6 +32,66 @@ static inline lg_device *gpu_open(const char *name, const char *precision)
     lg_device *d = NULL;
     gpu_need(lg_device_open(name, &(struct lg_device_options){.precision = precision}, &d));
     return d;
+}
+
+/* Rounded to nearest even. */
+static inline float gpu_to_bf16(double x)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v = {.f = (float)x};
+    v.u = (v.u + 0x7FFF + (v.u >> 16 & 1)) & 0xFFFF0000u;
+    return v.f;
+}
+
+/* Uploads doubles as elements of type t. */
+static inline void gpu_put(lg_stream *s, void *device, lg_dtype t, const double *v, size_t n)
+{
+    char *bytes = malloc(n * lg_dtype_bytes(t));
+    LG_ASSERT(bytes);
+    for (size_t i = 0; i < n; i++) {
+        float f = (float)v[i];
+        if (t == LG_F64) memcpy(bytes + i * 8, &v[i], 8);
+        if (t == LG_F32) memcpy(bytes + i * 4, &f, 4);
+        if (t == LG_BF16) memcpy(bytes + i * 2, (char *)&f + 2, 2);
+        if (t == LG_F16) ((_Float16 *)(void *)bytes)[i] = (_Float16)f;
+        if (t == LG_I32) ((int32_t *)(void *)bytes)[i] = (int32_t)v[i];
+    }
+    lg_stream_upload(s, device, bytes, n * lg_dtype_bytes(t));
+    lg_stream_sync(s);
+    free(bytes);
+}
+
+/* Downloads them; the caller frees. */
+static inline double *gpu_get(lg_stream *s, const void *device, lg_dtype t, size_t n)
+{
+    double *v = malloc(n * sizeof *v);
+    char *bytes = malloc(n * lg_dtype_bytes(t));
+    LG_ASSERT(v && bytes);
+    lg_stream_download(s, bytes, device, n * lg_dtype_bytes(t));
+    lg_stream_sync(s);
+    for (size_t i = 0; i < n; i++) {
+        float f = 0;
+        if (t == LG_F64) memcpy(&v[i], bytes + i * 8, 8);
+        if (t == LG_F32) memcpy(&f, bytes + i * 4, 4);
+        if (t == LG_BF16) memcpy((char *)&f + 2, bytes + i * 2, 2);
+        if (t == LG_F16) f = (float)((_Float16 *)(void *)bytes)[i];
+        if (t != LG_F64) v[i] = f;
+    }
+    free(bytes);
+    return v;
+}
+
+/* ||got - want|| / max(||want||, floor). */
+static inline double gpu_error(const double *got, const double *want, size_t n, double floor)
+{
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        difference += (got[i] - want[i]) * (got[i] - want[i]);
+        norm += want[i] * want[i];
+    }
+    return sqrt(difference) / fmax(sqrt(norm), floor);
 }
 
 /* A precision under test: relative error in the 2-norm that one operation may have against ref64 on the

@@ -37,58 +37,11 @@ struct bench {
     lg_tensor out, dout; // (B, C, H, W)
 };
 
-static float to_bf16(double x)
-{
-    union {
-        float f;
-        uint32_t u;
-    } v = {.f = (float)x};
-    v.u = (v.u + 0x7FFF + (v.u >> 16 & 1)) & 0xFFFF0000u;
-    return v.f;
-}
-
 static void *alloc(struct bench *b, size_t bytes)
 {
     void *p;
     gpu_need(lg_device_alloc(b->device, bytes, &p));
     return p;
-}
-
-/* Uploads doubles as elements of type t. */
-static void put(struct bench *b, void *device, lg_dtype t, const double *v, size_t n)
-{
-    char *bytes = malloc(n * lg_dtype_bytes(t));
-    LG_ASSERT(bytes);
-    for (size_t i = 0; i < n; i++) {
-        float f = (float)v[i];
-        if (t == LG_F64) memcpy(bytes + i * 8, &v[i], 8);
-        if (t == LG_F32) memcpy(bytes + i * 4, &f, 4);
-        if (t == LG_BF16) memcpy(bytes + i * 2, (char *)&f + 2, 2);
-        if (t == LG_F16) ((_Float16 *)(void *)bytes)[i] = (_Float16)f;
-        if (t == LG_I32) ((int32_t *)(void *)bytes)[i] = (int32_t)v[i];
-    }
-    lg_stream_upload(b->stream, device, bytes, n * lg_dtype_bytes(t));
-    lg_stream_sync(b->stream);
-    free(bytes);
-}
-
-static double *get(struct bench *b, const void *device, lg_dtype t, size_t n)
-{
-    double *v = malloc(n * sizeof *v);
-    char *bytes = malloc(n * lg_dtype_bytes(t));
-    LG_ASSERT(v && bytes);
-    lg_stream_download(b->stream, bytes, device, n * lg_dtype_bytes(t));
-    lg_stream_sync(b->stream);
-    for (size_t i = 0; i < n; i++) {
-        float f = 0;
-        if (t == LG_F64) memcpy(&v[i], bytes + i * 8, 8);
-        if (t == LG_F32) memcpy(&f, bytes + i * 4, 4);
-        if (t == LG_BF16) memcpy((char *)&f + 2, bytes + i * 2, 2);
-        if (t == LG_F16) f = (float)((_Float16 *)(void *)bytes)[i];
-        if (t != LG_F64) v[i] = f;
-    }
-    free(bytes);
-    return v;
 }
 
 /* Hashed values in scale (-1, 1), rounded to bf16; in a gap-free range of a buffer of type t. */
@@ -98,8 +51,8 @@ static void fill(struct bench *b, void *device, size_t first, const char *name, 
     double *v = malloc(n * sizeof *v);
     LG_ASSERT(v);
     golden_fill(name, n, scale, v);
-    for (size_t i = 0; i < n; i++) v[i] = to_bf16(v[i]);
-    put(b, (char *)device + first * lg_dtype_bytes(b->type), b->type, v, n);
+    for (size_t i = 0; i < n; i++) v[i] = gpu_to_bf16(v[i]);
+    gpu_put(b->stream, (char *)device + first * lg_dtype_bytes(b->type), b->type, v, n);
     free(v);
 }
 
@@ -129,10 +82,10 @@ static void fill_inputs(struct bench *b)
     fill(b, b->in.x.data, 0, "x", n, 1.5);
     fill(b, b->dout.data, 0, "dout", n, 1.0);
     b->in.t = lg_t1(alloc(b, (size_t)B * lg_dtype_bytes(b->wide)), b->wide, B);
-    put(b, b->in.t.data, b->wide, t, (size_t)B);
+    gpu_put(b->stream, b->in.t.data, b->wide, t, (size_t)B);
     if (c->kind == LG_DIT) {
         b->in.label = lg_t1(alloc(b, (size_t)B * 4), LG_I32, B);
-        put(b, b->in.label.data, LG_I32, labels, (size_t)B);
+        gpu_put(b->stream, b->in.label.data, LG_I32, labels, (size_t)B);
         return;
     }
     double lengths[BATCH_MAX];
@@ -140,7 +93,7 @@ static void fill_inputs(struct bench *b)
     b->in.text = lg_t3(alloc(b, (size_t)(B * L * E) * size), b->type, B, L, E);
     fill(b, b->in.text.data, 0, "text", (size_t)(B * L * E), 1.0);
     b->in.text_length = lg_t1(alloc(b, (size_t)B * 4), LG_I32, B);
-    put(b, b->in.text_length.data, LG_I32, lengths, (size_t)B);
+    gpu_put(b->stream, b->in.text_length.data, LG_I32, lengths, (size_t)B);
 }
 
 static void bench_open(struct bench *b, const struct net *net, const char *device,
@@ -169,8 +122,8 @@ static void bench_run(struct bench *b, double **ret_out, double **ret_grads)
 {
     lg_denoiser_forward(b->denoiser, b->stream, b->weights, &b->in, b->out);
     lg_denoiser_backward(b->denoiser, b->stream, b->weights, &b->in, b->dout, b->grads, false);
-    *ret_out = get(b, b->out.data, b->type, (size_t)lg_numel(&b->out));
-    *ret_grads = get(b, b->grads, b->type, b->params.count);
+    *ret_out = gpu_get(b->stream, b->out.data, b->type, (size_t)lg_numel(&b->out));
+    *ret_grads = gpu_get(b->stream, b->grads, b->type, b->params.count);
 }
 
 static double norm_of(const double *v, size_t n)
@@ -179,24 +132,17 @@ static double norm_of(const double *v, size_t n)
     for (size_t i = 0; i < n; i++) sum += v[i] * v[i];
     return sqrt(sum);
 }
-static double error_of(const double *got, const double *want, size_t n, double floor)
-{
-    double sum = 0;
-    for (size_t i = 0; i < n; i++) sum += (got[i] - want[i]) * (got[i] - want[i]);
-    return sqrt(sum) / fmax(norm_of(want, n), floor);
-}
-
 /* A net adds up its operations' errors: twice the tolerance of one for each block. */
 static void compare(const struct bench *b, const struct gpu_precision *p,
                     const double *const got[2], const double *const want[2])
 {
-    double error = error_of(got[0], want[0], (size_t)lg_numel(&b->out), 0), worst = 0, squares = 0;
+    double error = gpu_error(got[0], want[0], (size_t)lg_numel(&b->out), 0), worst = 0, squares = 0;
     double total = norm_of(want[1], b->params.count), floor = 0.1 * total / sqrt(b->params.n);
     double limit = 2 * b->net->c.depth * p->tolerance;
     const char *worst_name = "";
     for (int i = 0; i < b->params.n; i++) {
         const struct lg_param *q = &b->params.p[i];
-        double e = error_of(got[1] + q->offset, want[1] + q->offset, q->count, floor);
+        double e = gpu_error(got[1] + q->offset, want[1] + q->offset, q->count, floor);
         bool ok = e <= limit;
         if (!ok) printf("FAIL %s in %s: gradient of %s: %.3g\n", b->net->name, p->name, q->name, e);
         gpu_count(ok);

@@ -1,0 +1,140 @@
+/* Times the encoders in bf16 with random weights on one GPU: the SD autoencoder's encoder at 256 and 512
+ * pixels, T5 v1.1 XXL's encoder with 120 tokens. Each: median of RUNS runs between syncs.
+ *
+ * usage: bench_encoders_cuda [PRECISION]      (bf16) */
+#include "base/clock.h"
+#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/t5.h"
+#include "tests/gpu/gpu_test.h"
+
+enum { RUNS = 9 };
+static lg_device *device;
+static lg_stream *stream;
+
+static void *room(size_t bytes)
+{
+    void *p;
+    gpu_need(lg_device_alloc(device, bytes, &p));
+    return p;
+}
+
+/* Uniform in scale (-1, 1) of the compute type, repeating after a million elements. */
+static void *noise(size_t n, float scale)
+{
+    enum { PERIOD = 1 << 20 };
+    static float host[PERIOD];
+    uint32_t h = 1;
+    lg_dtype t = lg_device_dtype(device);
+    char *p = room(n * lg_dtype_bytes(t)), *staged = room(sizeof host);
+    for (int i = 0; i < PERIOD; i++) {
+        h = h * 1664525u + 1013904223u;
+        host[i] = scale * ((float)h * 0x1p-31f - 1);
+    }
+    lg_stream_upload(stream, staged, host, sizeof host);
+    for (size_t at = 0; at < n; at += PERIOD) {
+        int64_t k = (int64_t)LG_MIN(n - at, (size_t)PERIOD);
+        lg_cast(stream, &(struct lg_cast_args){.x = lg_t1(staged, LG_F32, k),
+                                               .y = lg_t1(p + at * lg_dtype_bytes(t), t, k)});
+    }
+    lg_stream_sync(stream);
+    void *s = staged;
+    lg_device_free(device, &s);
+    return p;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Median milliseconds of body. */
+#define MEDIAN_MS(ret, body)                                                                       \
+    do {                                                                                           \
+        double ms_[RUNS];                                                                          \
+        body;                                                                                      \
+        for (int i_ = 0; i_ < RUNS; i_++) {                                                        \
+            lg_stream_sync(stream);                                                                \
+            int64_t before_ = lg_now_ns();                                                         \
+            body;                                                                                  \
+            lg_stream_sync(stream);                                                                \
+            ms_[i_] = (double)(lg_now_ns() - before_) * 1e-6;                                      \
+        }                                                                                          \
+        qsort(ms_, RUNS, sizeof *ms_, ascending);                                                  \
+        ret = ms_[RUNS / 2];                                                                       \
+    } while (0)
+
+static void bench_vae(int side, int batch)
+{
+    const struct lg_aekl_config c = {3,    3,    4, 4, {128, 256, 512, 512}, 2, 32, true,
+                                     true, true, 1, 0};
+    const struct lg_aekl_shape shape = {LG_AEKL_ENCODER, batch, side, side, 0};
+    lg_dtype t = lg_device_dtype(device);
+    size_t pixels = (size_t)batch * 3 * (size_t)side * (size_t)side;
+    int64_t h = side / 8, cells = batch * 4 * h * h;
+    lg_aekl *net;
+    lg_params params;
+    size_t bytes;
+    double ms;
+    gpu_need(lg_aekl_params(&c, LG_AEKL_ENCODER, &params));
+    gpu_need(lg_aekl_plan(device, &c, &shape, &bytes));
+    gpu_need(lg_aekl_open(device, &c, &shape, &net));
+    void *weights = noise(params.count, 0.03f);
+    lg_tensor picture = lg_t4(room(pixels), LG_U8, batch, 3, side, side);
+    uint8_t *host = malloc(pixels);
+    LG_ASSERT(host);
+    for (size_t i = 0; i < pixels; i++) host[i] = (uint8_t)(i * 2654435761u >> 13);
+    lg_stream_upload(stream, picture.data, host, pixels);
+    lg_tensor mean = lg_t4(noise((size_t)cells, 1), t, batch, 4, h, h), logvar = mean;
+    logvar.data = noise((size_t)cells, 1);
+    MEDIAN_MS(ms, lg_aekl_encode(net, stream, weights, picture, mean, logvar));
+    printf("SD VAE encoder, %d px, batch %d: %.1f ms, %.0f img/s, %.1f GiB\n", side, batch, ms,
+           batch / ms * 1e3, (double)bytes * 0x1p-30);
+    fflush(stdout);
+    free(host);
+    lg_aekl_close(&net);
+    lg_params_free(&params);
+    void *all[] = {weights, picture.data, mean.data, logvar.data};
+    for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]);
+}
+
+static void bench_t5(int batch, int length)
+{
+    const struct lg_t5_config c = {32128, 4096, 64, 10240, 64, 24, 32, 128, true, 1e-6};
+    lg_t5 *net;
+    lg_params params;
+    double ms, *ids = calloc((size_t)(batch * length), sizeof *ids);
+    double *lengths = calloc((size_t)batch, sizeof *lengths);
+    LG_ASSERT(ids && lengths);
+    gpu_need(lg_t5_params(&c, 0, 1, &params));
+    gpu_need(lg_t5_open(device, &c, batch, length, 1, &net));
+    const void *weights = noise(params.count, 0.02f);
+    for (int i = 0; i < batch * length; i++) ids[i] = 1 + i * 7919 % 32000;
+    for (int i = 0; i < batch; i++) lengths[i] = length;
+    lg_tensor id = lg_t2(room((size_t)(batch * length) * 4), LG_I32, batch, length);
+    lg_tensor n = lg_t1(room((size_t)batch * 4), LG_I32, batch);
+    gpu_put(stream, id.data, LG_I32, ids, (size_t)(batch * length));
+    gpu_put(stream, n.data, LG_I32, lengths, (size_t)batch);
+    lg_tensor out = lg_t3(noise((size_t)(batch * length) * 4096, 1), lg_device_dtype(device), batch,
+                          length, 4096);
+    MEDIAN_MS(ms, lg_t5_forward(net, stream, &weights, id, n, out));
+    printf("T5 v1.1 XXL encoder, %d tokens, batch %d: %.1f ms, %.0f captions/s\n", length, batch,
+           ms, batch / ms * 1e3);
+    free(ids);
+    free(lengths);
+    lg_t5_close(&net);
+    lg_params_free(&params);
+}
+
+int main(int argc, char **argv)
+{
+    device = gpu_open("cuda:0", argc > 1 ? argv[1] : "bf16");
+    gpu_need(lg_stream_open(device, &stream));
+    printf("%s\n", lg_device_fingerprint(device));
+    bench_vae(256, 32);
+    bench_vae(512, 16);
+    bench_t5(64, 120);
+    lg_stream_close(&stream);
+    lg_device_close(&device);
+    return 0;
+}

@@ -1,0 +1,164 @@
+/* The encoders on the CUDA backend against ref64, with random weights rounded to bf16: the SD autoencoder's
+ * channels (128, 256, 512, 512) on small pictures, both halves; a T5 v1.1 encoder with heads of 64. A
+ * picture's and a caption's bits may not depend on their neighbours.
+ *
+ * Errors add up along 30 convolutions or 4 layers: a few times one operation's. */
+#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/t5.h"
+#include "tests/gpu/gpu_test.h"
+#include "tests/unit/denoiser_fixture.h"
+#include <string.h>
+
+enum { PICTURES = 2, SIDE = 32, CAPTIONS = 3, LENGTH = 77, OUTPUTS = 3 };
+static const double LIMIT = 4; /* times the tolerance of one operation */
+
+struct outputs {
+    double *v[OUTPUTS];
+    size_t n[OUTPUTS];
+};
+typedef void encoder(lg_device *, uint64_t variant, struct outputs *ret);
+
+static void *room(lg_device *d, size_t bytes)
+{
+    void *p;
+    gpu_need(lg_device_alloc(d, bytes, &p));
+    return p;
+}
+
+/* A flat buffer of random weights; freed with the device. */
+static void *random_weights(lg_device *d, lg_stream *s, const lg_params *params)
+{
+    lg_dtype t = lg_device_dtype(d);
+    double *v = calloc(params->count, sizeof *v);
+    void *flat = room(d, params->count * lg_dtype_bytes(t));
+    LG_ASSERT(v);
+    for (int i = 0; i < params->n; i++) {
+        const struct lg_param *p = &params->p[i];
+        bool matrix = p->rank > 1, gain = !matrix && strstr(p->name, "weight");
+        double scale = matrix ? sqrt(3.0 * (double)p->dim[0] / (double)p->count) : 0.1;
+        if (strstr(p->name, "Attention.q")) scale /= 8; /* T5 does not divide by sqrt(d) */
+        if (strstr(p->name, "shared")) scale = 1;
+        golden_fill(p->name, p->count, scale, v + p->offset);
+        for (size_t e = p->offset; e < p->offset + p->count; e++)
+            v[e] = gpu_to_bf16(v[e] + (gain ? 1 : 0));
+    }
+    gpu_put(s, flat, t, v, params->count);
+    free(v);
+    return flat;
+}
+
+static void run_autoencoder(lg_device *d, uint64_t variant, struct outputs *ret)
+{
+    const struct lg_aekl_config c = {3,    3,    4, 4, {128, 256, 512, 512}, 2, 32, true,
+                                     true, true, 1, 0};
+    const struct lg_aekl_shape shape = {LG_AEKL_BOTH, PICTURES, SIDE, SIDE, 0};
+    lg_dtype t = lg_device_dtype(d);
+    int64_t h = SIDE / lg_aekl_factor(&c);
+    size_t pixels = (size_t)PICTURES * 3 * SIDE * SIDE, cells = (size_t)(PICTURES * 4 * h * h);
+    lg_stream *s;
+    lg_aekl *net;
+    lg_params params;
+    gpu_need(lg_stream_open(d, &s));
+    gpu_need(lg_aekl_params(&c, LG_AEKL_BOTH, &params));
+    gpu_need(lg_aekl_open(d, &c, &shape, &net));
+    void *weights = random_weights(d, s, &params);
+    uint8_t *bytes = malloc(pixels);
+    double *noise = malloc(pixels * sizeof *noise);
+    LG_ASSERT(bytes && noise);
+    golden_fill("pixels", pixels, 1, noise);
+    for (size_t i = 0; i < pixels; i++) {
+        bool first = i < pixels / PICTURES;
+        bytes[i] = (uint8_t)(127.5 + 127 * noise[first ? i : (i + (size_t)variant * 7) % pixels]);
+    }
+    lg_tensor picture = lg_t4(room(d, pixels), LG_U8, PICTURES, 3, SIDE, SIDE);
+    lg_stream_upload(s, picture.data, bytes, pixels);
+    lg_tensor mean = lg_t4(room(d, cells * 8), t, PICTURES, 4, h, h), logvar = mean;
+    lg_tensor image = lg_t4(room(d, pixels * 8), t, PICTURES, 3, SIDE, SIDE), latent = mean;
+    logvar.data = room(d, cells * 8);
+    latent.data = room(d, cells * 8);
+    lg_aekl_encode(net, s, weights, picture, mean, logvar);
+    golden_fill("latent", cells, 1, noise);
+    for (size_t i = 0; i < cells; i++)
+        noise[i] = gpu_to_bf16(i < cells / PICTURES ? noise[i] : noise[i] * (1 + (double)variant));
+    gpu_put(s, latent.data, t, noise, cells);
+    lg_aekl_decode(net, s, weights, latent, image, LG_NONE);
+    *ret = (struct outputs){{gpu_get(s, mean.data, t, cells), gpu_get(s, logvar.data, t, cells),
+                             gpu_get(s, image.data, t, pixels)},
+                            {cells, cells, pixels}};
+    free(bytes);
+    free(noise);
+    lg_aekl_close(&net);
+    lg_params_free(&params);
+    lg_stream_close(&s);
+}
+
+static void run_t5(lg_device *d, uint64_t variant, struct outputs *ret)
+{
+    const struct lg_t5_config c = {1000, 512, 64, 1024, 6, 4, 32, 128, true, 1e-6};
+    lg_dtype t = lg_device_dtype(d);
+    lg_stream *s;
+    lg_t5 *net;
+    lg_params params;
+    double ids[CAPTIONS * LENGTH] = {0}, length[CAPTIONS] = {LENGTH, 1 + 4 * (double)variant, 30};
+    gpu_need(lg_stream_open(d, &s));
+    gpu_need(lg_t5_params(&c, 0, 1, &params));
+    gpu_need(lg_t5_open(d, &c, CAPTIONS, LENGTH, 1, &net));
+    const void *weights = random_weights(d, s, &params);
+    for (int i = 0; i < CAPTIONS; i++)
+        for (int j = 0; j < (int)length[i]; j++)
+            ids[i * LENGTH + j] = 1 + (i * 131 + j * 17 + (i ? (int)variant : 0)) % 999;
+    lg_tensor id = lg_t2(room(d, sizeof ids), LG_I32, CAPTIONS, LENGTH);
+    lg_tensor n = lg_t1(room(d, sizeof length), LG_I32, CAPTIONS);
+    size_t count = (size_t)CAPTIONS * LENGTH * 512;
+    lg_tensor out = lg_t3(room(d, count * 8), t, CAPTIONS, LENGTH, 512);
+    gpu_put(s, id.data, LG_I32, ids, CAPTIONS * LENGTH);
+    gpu_put(s, n.data, LG_I32, length, CAPTIONS);
+    lg_t5_forward(net, s, &weights, id, n, out);
+    *ret = (struct outputs){{gpu_get(s, out.data, t, count)}, {count}};
+    lg_t5_close(&net);
+    lg_params_free(&params);
+    lg_stream_close(&s);
+}
+
+static void free_outputs(struct outputs *o)
+{
+    for (int i = 0; i < OUTPUTS; i++) free(o->v[i]);
+}
+
+static void check(const char *name, encoder *run, size_t samples)
+{
+    struct outputs want, got, again;
+    lg_device *ref = gpu_open("ref64", NULL);
+    run(ref, 0, &want);
+    for (int k = 0; k < GPU_PRECISION_COUNT; k++) {
+        const struct gpu_precision *p = &GPU_PRECISIONS[k];
+        lg_device *cuda = gpu_open("cuda:0", p->name);
+        double worst = 0;
+        bool alone = true;
+        run(cuda, 0, &got);
+        run(cuda, 1, &again);
+        for (int i = 0; i < OUTPUTS && want.n[i]; i++) {
+            double error = gpu_error(got.v[i], want.v[i], want.n[i], 0);
+            if (!(error <= worst)) worst = error;
+            alone = alone && !memcmp(got.v[i], again.v[i], want.n[i] / samples * sizeof(double));
+        }
+        bool near = worst <= LIMIT * p->tolerance;
+        printf("%s%s in %s: largest error %.2e%s\n", near && alone ? "" : "FAIL ", name, p->name,
+               worst, alone ? "" : "; a sample depends on its neighbours");
+        fflush(stdout);
+        gpu_count(near);
+        gpu_count(alone);
+        free_outputs(&got);
+        free_outputs(&again);
+        lg_device_close(&cuda);
+    }
+    free_outputs(&want);
+    lg_device_close(&ref);
+}
+
+int main(void)
+{
+    check("SD autoencoder", run_autoencoder, PICTURES);
+    check("T5 v1.1", run_t5, CAPTIONS);
+    return gpu_summary();
+}
