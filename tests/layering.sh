@@ -15,9 +15,22 @@ fail() {
 }
 verdict() { if [ -z "$2" ]; then ok "$1"; else fail "$1" "$2"; fi; }
 
+# Source files by suffix, without a version control system's help: a release is checked the same way.
+sources() { # SUFFIX...
+    local names=() suffix
+    for suffix; do names+=(-o -name "*.$suffix"); done
+    find base config shm bus kernels stages supervisor tests Makefile examples -type f \
+        \( "${names[@]:1}" \) | sort
+}
+search() { # PATTERN SUFFIX...
+    local pattern=$1
+    shift
+    sources "$@" | xargs grep -nE -- "$pattern"
+}
+
 # "FILE INCLUDED" of every include by path. kernels/<backend>/ counts as a folder of its own.
 includes() {
-    git ls-files -co --exclude-standard '*.c' '*.h' '*.cpp' '*.cu' '*.def' | while read -r f; do
+    sources c h cpp cu cuh def | while read -r f; do
         [ -f "$f" ] && sed -n "s|^ *# *include *\"\([^\"]*\)\".*|$f \1|p" "$f"
     done
 }
@@ -58,10 +71,10 @@ verdict "no cycles between folders" "$(printf '%s\n' "$edges" | tsort 2>&1 >/dev
 headers=$(printf '%s\n' "$all" | awk '$1 ~ /\.h$/ && $1 != $2')
 verdict "no cycles between headers" "$(printf '%s\n' "$headers" | tsort 2>&1 >/dev/null)"
 
-verdict "no conditional compilation for CUDA" "$(git grep -nE '^ *# *if.*CUDA' -- '*.c' '*.h' '*.cpp' '*.def')"
-verdict "no CUDA header outside kernels/cuda" "$(git grep -nE '^ *# *include *<(cuda|cublas|cudnn|nccl)' -- '*.c' '*.h' '*.cpp' ':!kernels/cuda')"
-verdict "oneDNN is known to one file" "$(git grep -lE '^ *# *include *["<](oneapi/dnnl|dnnl)' -- '*.c' '*.h' '*.cpp' | grep -v '^kernels/host/onednn\.c$')"
-verdict "no -march=native" "$(git grep -nE 'march=native' -- Makefile '*.mk' | grep -v '#.*march=native')"
+verdict "no conditional compilation for CUDA" "$(search '^ *# *if.*CUDA' c h cpp def)"
+verdict "no CUDA header outside kernels/cuda" "$(search '^ *# *include *<(cuda|cublas|cudnn|nccl)' c h cpp | grep -v '^kernels/cuda/')"
+verdict "oneDNN is known to one file" "$(search '^ *# *include *["<](oneapi/dnnl|dnnl)' c h cpp | grep -v '^kernels/host/onednn\.c:')"
+verdict "no -march=native" "$(search 'march=native' mk | cat - <(grep -n 'march=native' Makefile) | grep -v '#.*march=native')"
 bad=$(for p in "$build"/bin/*; do
     ldd "$p" 2>/dev/null | grep -Eio 'lib(cuda|cublas|cudnn|nccl|dnnl)[^ ]*' | sed "s|^|${p##*/} |"
 done)
