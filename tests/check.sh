@@ -55,11 +55,10 @@ script() {
 }
 # What a script that was itself killed has left: processes named by its directory.
 end_leftovers() {
-    local p
+    local p comm words
     for p in /proc/[0-9]*; do
-        case "$(readlink "$p/exe" 2>/dev/null) $({ tr '\0' ' ' <"$p/cmdline"; } 2>/dev/null)" in
-        */bin/lg*"$E2E_TMP"*) kill -9 "${p#/proc/}" 2>/dev/null ;;
-        esac
+        { read -r comm <"$p/comm" && mapfile -d '' -t words <"$p/cmdline"; } 2>/dev/null || continue
+        case "$comm ${words[*]}" in lg*"$E2E_TMP"*) kill -9 "${p#/proc/}" 2>/dev/null ;; esac
     done
 }
 run_e2e() {

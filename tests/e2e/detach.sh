@@ -9,6 +9,7 @@ timeout 60 "${start[@]}" --detach --set trainer.max_steps=$end >"$T/out" 2>&1
 expect "--detach exits 0" 0 $?
 expect "every role is ready when it returns" 0 "$(status_get "$run" '[.instances[] | select(.pid == 0 or .state == "setup" or .state == "starting" or .state == "dead")] | length')"
 expect "state" running "$(status_get "$run" .state)"
+expect "its processes: nine stages, keeper, lgsup" 11 "$(e2e_pids "$T" | wc -l)"
 check "it trains" wait_step "$run" 10 30
 timeout 60 "$LGSUP" stop "$run" >"$T/out" 2>&1
 expect "stop exits 0" 0 $?

@@ -28,15 +28,14 @@ unset OMP_NUM_THREADS LG_BIN_DIR
 [ -x "$LGSUP" ] || { echo "FAIL $e2e_name no $LGSUP: make all first"; rm -rf "$T"; exit 1; }
 [ -f "$EMOJI/data/.made" ] || { echo "FAIL $e2e_name no pictures: make example-data first"; rm -rf "$T"; exit 1; }
 
-e2e_cmdline() { { tr '\0' ' ' <"$1/cmdline"; } 2>/dev/null; }
-# Pids of processes whose command line holds directory $1.
+# Pids of our programs whose command line holds directory $1. Without a fork: a run goes on meanwhile.
 e2e_pids() {
-    local p
+    local p comm words
     for p in /proc/[0-9]*; do
-        [ "${p#/proc/}" = $$ ] && continue
-        case "$(e2e_cmdline "$p")" in
-        *"$1"*) case "$(readlink "$p/exe" 2>/dev/null)" in */bin/lg*) echo "${p#/proc/}" ;; esac ;;
-        esac
+        { read -r comm <"$p/comm"; } 2>/dev/null || continue
+        case $comm in lgsup* | lg-*) ;; *) continue ;; esac
+        { mapfile -d '' -t words <"$p/cmdline"; } 2>/dev/null || continue
+        case "${words[*]}" in *"$1"*) echo "${p#/proc/}" ;; esac
     done
 }
 
