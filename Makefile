@@ -7,6 +7,7 @@
 #
 # Targets: all (default); deps: Debian packages; example-data: the emoji pictures; quickstart: train on
 # Targets: them; check: every test; unit: unit tests only; bench: figures; fuzz; format; install PREFIX=; clean
+# Targets: cuda: the GPU backend, where nvcc is; gpu-bundle: its tests; check-gpu: runs them on a machine with a GPU
 #
 # Variables: BUILD=dir (default build), SAN=address|thread (sanitizer build), CUDA=0|1, V=1.
 

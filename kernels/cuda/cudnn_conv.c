@@ -232,20 +232,29 @@ static void trial_close(struct trial *t)
     LG_CUDA(cudaFree(t->memory));
 }
 
-/* Milliseconds of a run; negative when it fails or its bits move. */
-static float try_plan(struct lg_cudnn *c, const struct cudnn_plan *p, struct trial *t)
+/* Milliseconds of `runs` runs; negative when one fails. */
+static float time_runs(struct lg_cudnn *c, const struct cudnn_plan *p, struct trial *t, int runs)
 {
     float ms;
-    if (p->workspace > WORKSPACE_MAX) return -1;
-    if (cudnn_execute(c, p->plan, &t->bind, t->workspace, t->stream)) return -1;
-    LG_CUDA(cudaMemcpyAsync(t->y_before, t->y, (size_t)t->sample_bytes, cudaMemcpyDeviceToDevice,
-                            t->stream));
     LG_CUDA(cudaEventRecord(t->event[0], t->stream));
-    for (int i = 0; i < RUNS; i++)
+    for (int i = 0; i < runs; i++)
         if (cudnn_execute(c, p->plan, &t->bind, t->workspace, t->stream)) return -1;
     LG_CUDA(cudaEventRecord(t->event[1], t->stream));
     LG_CUDA(cudaEventSynchronize(t->event[1]));
     LG_CUDA(cudaEventElapsedTime(&ms, t->event[0], t->event[1]));
+    return ms;
+}
+
+/* Milliseconds of a run; negative when it fails, its bits move, or it is far from `best`. */
+static float try_plan(struct lg_cudnn *c, const struct cudnn_plan *p, struct trial *t, float best)
+{
+    if (p->workspace > WORKSPACE_MAX) return -1;
+    if (cudnn_execute(c, p->plan, &t->bind, t->workspace, t->stream)) return -1;
+    LG_CUDA(cudaMemcpyAsync(t->y_before, t->y, (size_t)t->sample_bytes, cudaMemcpyDeviceToDevice,
+                            t->stream));
+    float ms = time_runs(c, p, t, 1);
+    if (ms < 0 || (best >= 0 && ms > 2 * best)) return -1;
+    ms = time_runs(c, p, t, RUNS);
     if (!cuda_all_equal(t->stream, t->y, t->y_before, t->sample_bytes, t->n)) return -1;
     return ms / RUNS;
 }
@@ -259,7 +268,7 @@ static void tune(struct lg_cudnn *c, struct cudnn_graph *g, desc graph, const in
     float best = -1;
     snprintf(ret, LG_CUDA_VALUE_BYTES, "none");
     if (g->failed || !trial_open(n, &t)) return;
-    for (size_t m = 0; m < LG_ARRAY_LEN(MODES); m++) {
+    for (size_t m = 0; m < LG_ARRAY_LEN(MODES) && best < 0; m++) {
         desc found[CONFIGURATIONS_MAX];
         int count = cudnn_configurations(g, graph, MODES[m], found, CONFIGURATIONS_MAX);
         for (int i = 0; i < count; i++) {
@@ -267,7 +276,7 @@ static void tune(struct lg_cudnn *c, struct cudnn_graph *g, desc graph, const in
             struct cudnn_plan p = {0};
             if (!to_text(c, found[i], text)) continue;
             if (!cudnn_compile(c, found[i], &p.plan, &p.workspace)) continue;
-            float ms = try_plan(c, &p, &t);
+            float ms = try_plan(c, &p, &t, best);
             cudnn_drop(c, &p.plan);
             if (ms < 0 || (best >= 0 && ms >= best)) continue;
             best = ms;

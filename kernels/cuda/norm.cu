@@ -2,8 +2,7 @@
  *
  * Rows (B T, D): one warp per row; each lane takes packs lane, lane + 32, ... The row is read three
  * times, from L1 after the first: mean, variance about it, result. Statistics are fp32.
- * The backward of the norm takes the sums over T on the way where a row's sums fit into registers.
- * Other sums over T (dshift, dscale, dgate): a block takes 32 packs of columns of one sample; 8 warps take
+ * Sums over T (dshift, dscale, dgate): a block takes 32 packs of columns of one sample; 8 warps take
  * every eighth row; the 8 partial sums are added in order. */
 #include "kernels/cuda/common.cuh"
 
@@ -157,151 +156,27 @@ __global__ void modulation_backward_kernel(const T *dy, const T *x, const float 
     store_column_sums<T, N>(shift, dshift + b * stride + i, active);
     store_column_sums<T, N>(scale, dscale + b * stride + i, active);
 }
-/* Both in one pass over dy and x. A block takes ROWS rows of one sample, a warp every eighth of them; a
- * lane keeps the sums of its columns in registers (EACH packs), the warps add theirs in order. partial
- * (B, blocks, 2, D): added up by sum_blocks_kernel. Shared memory: 2 D floats. */
-enum { ROWS = 64 };
-template <typename T, int N, int EACH>
-__global__ void __launch_bounds__(THREADS)
-    fused_backward_kernel(const T *dy, const T *x, const float *mean, const float *rstd,
-                          const T *scale, int64_t stride, T *dx, bool accumulate, float *partial,
-                          int64_t tokens, int64_t D)
-{
-    extern __shared__ float sums[];
-    int64_t b = blockIdx.y, last = (int64_t)(blockIdx.x + 1) * ROWS;
-    int first = threadIdx.x % WARP * N, warp = threadIdx.x / WARP;
-    float shift_sum[EACH][N] = {}, scale_sum[EACH][N] = {}, g[N], n[N], sc[N];
-    if (last > tokens) last = tokens;
-    for (int64_t t = (int64_t)blockIdx.x * ROWS + warp; t < last; t += WARPS) {
-        int64_t row = b * tokens + t;
-        float average = mean[row], r = rstd[row], sum_g = 0, sum_gn = 0;
-#pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            int64_t i = first + k * WARP * N;
-            if (i >= D) break;
-            load<T, N>(dy + row * D + i, g);
-            load<T, N>(x + row * D + i, n);
-            load<T, N>(scale + b * stride + i, sc);
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                float normed = (n[e] - average) * r, weighted = g[e] * (1 + sc[e]);
-                shift_sum[k][e] += g[e];
-                scale_sum[k][e] += g[e] * normed;
-                sum_g += weighted;
-                sum_gn += weighted * normed;
-            }
-        }
-        float avg_g = warp_sum(sum_g) / (float)D, avg_gn = warp_sum(sum_gn) / (float)D;
-        for (int64_t i = first; i < D; i += WARP * N) { /* from L1 */
-            float old[N];
-            load<T, N>(dy + row * D + i, g);
-            load<T, N>(x + row * D + i, n);
-            load<T, N>(scale + b * stride + i, sc);
-            if (accumulate) load<T, N>(dx + row * D + i, old);
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                float normed = (n[e] - average) * r;
-                float v = r * (g[e] * (1 + sc[e]) - avg_g - normed * avg_gn);
-                g[e] = accumulate ? old[e] + v : v;
-            }
-            store<T, N>(dx + row * D + i, g);
-        }
-    }
-    for (int w = 0; w < WARPS; w++) {
-        __syncthreads();
-        if (warp != w) continue;
-#pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            int64_t i = first + k * WARP * N;
-            if (i >= D) break;
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                sums[i + e] = shift_sum[k][e] + (w ? sums[i + e] : 0);
-                sums[D + i + e] = scale_sum[k][e] + (w ? sums[D + i + e] : 0);
-            }
-        }
-    }
-    __syncthreads();
-    float *out = partial + (b * gridDim.x + blockIdx.x) * 2 * D;
-    for (int64_t i = threadIdx.x; i < 2 * D; i += THREADS) out[i] = sums[i];
-}
-template <typename T>
-__global__ void sum_blocks_kernel(const float *partial, T *dshift, T *dscale, int64_t stride,
-                                  int64_t blocks, int64_t D)
-{
-    int64_t b = blockIdx.y, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= 2 * D) return;
-    float sum = 0;
-    for (int64_t k = 0; k < blocks; k++) sum += partial[(b * blocks + k) * 2 * D + i];
-    *(i < D ? dshift + b * stride + i : dscale + b * stride + i - D) = from_float<T>(sum);
-}
-
-/* Widest row in one pass: EACH_MAX packs a lane, 2 D floats in 48 KB. */
-enum { EACH_MAX = 9 };
-static bool one_pass(const struct lg_norm_modulate_backward_args *a)
-{
-    int64_t D = a->x.dim[2], pack = 16 / (int64_t)lg_dtype_bytes(a->x.dtype);
-    return a->scale.rank != 0 && D % pack == 0 && D <= EACH_MAX * WARP * pack;
-}
-size_t cuda_norm_modulate_backward_scratch(const struct lg_norm_modulate_backward_args *a)
-{
-    int64_t blocks = ceil_div(a->x.dim[1], ROWS);
-    return one_pass(a) ? (size_t)(a->x.dim[0] * blocks * 2 * a->x.dim[2]) * sizeof(float) : 0;
-}
-
-template <typename T, int EACH>
-static void backward_in_one_pass(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
-{
-    int64_t B = a->x.dim[0], tokens = a->x.dim[1], D = a->x.dim[2], blocks = ceil_div(tokens, ROWS);
-    cudaStream_t stream = lg_cuda_stream_of(s);
-    float *partial = (float *)s->scratch;
-    fused_backward_kernel<T, PACK<T>, EACH>
-        <<<dim3((unsigned)blocks, (unsigned)B), THREADS, (size_t)(2 * D) * sizeof(float), stream>>>(
-            (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
-            (const float *)a->rstd.data, (const T *)a->scale.data, a->mod_stride, (T *)a->dx.data,
-            a->accumulate, partial, tokens, D);
-    LG_CUDA_LAUNCHED();
-    sum_blocks_kernel<<<dim3((unsigned)ceil_div(2 * D, THREADS), (unsigned)B), THREADS, 0,
-                        stream>>>(partial, (T *)a->dshift.data, (T *)a->dscale.data, a->mod_stride,
-                                  blocks, D);
-    LG_CUDA_LAUNCHED();
-}
-template <typename T, int N>
-static void backward_in_two_passes(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
-{
-    int64_t B = a->x.dim[0], tokens = a->x.dim[1], D = a->x.dim[2], rows = B * tokens;
-    cudaStream_t stream = lg_cuda_stream_of(s);
-    const T *dy = (const T *)a->dy.data, *x = (const T *)a->x.data;
-    const float *mean = (const float *)a->mean.data, *rstd = (const float *)a->rstd.data;
-    norm_backward_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
-        dy, x, mean, rstd, (const T *)a->scale.data, a->mod_stride, (T *)a->dx.data, a->accumulate,
-        rows, tokens, D);
-    LG_CUDA_LAUNCHED();
-    if (!a->scale.data) return;
-    modulation_backward_kernel<T, N>
-        <<<dim3((unsigned)ceil_div(D, WARP * N), (unsigned)B), THREADS, 0, stream>>>(
-            dy, x, mean, rstd, (T *)a->dshift.data, (T *)a->dscale.data, a->mod_stride, tokens, D);
-    LG_CUDA_LAUNCHED();
-}
 void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
 {
+    int64_t B = a->x.dim[0], tokens = a->x.dim[1], D = a->x.dim[2], rows = B * tokens;
     const void *p[] = {a->x.data,     a->dy.data,     a->dx.data,
                        a->scale.data, a->dshift.data, a->dscale.data};
-    int64_t D = a->x.dim[2];
     bool fits = rows_fit(a->x.dtype, D, a->scale.data ? a->mod_stride : 0, p, 6);
-    WITH_TYPE(a->x.dtype, T, {
-        int64_t each = ceil_div(D, WARP * PACK<T>);
-        if (!fits)
-            backward_in_two_passes<T, 1>(s, a);
-        else if (!a->scale.data || !one_pass(a))
-            backward_in_two_passes<T, PACK<T>>(s, a);
-        else if (each <= 2)
-            backward_in_one_pass<T, 2>(s, a);
-        else if (each <= 5)
-            backward_in_one_pass<T, 5>(s, a);
-        else
-            backward_in_one_pass<T, EACH_MAX>(s, a);
-    })
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPE(a->x.dtype, T, {WITH_PACK(fits, T, N, {
+                  norm_backward_kernel<T, N>
+                      <<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
+                          (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
+                          (const float *)a->rstd.data, (const T *)a->scale.data, a->mod_stride,
+                          (T *)a->dx.data, a->accumulate, rows, tokens, D);
+                  dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B);
+                  if (a->scale.data)
+                      modulation_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(
+                          (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
+                          (const float *)a->rstd.data, (T *)a->dshift.data, (T *)a->dscale.data,
+                          a->mod_stride, tokens, D);
+              })})
+    LG_CUDA_LAUNCHED();
 }
 
 /* ---- gated residual ---- */

@@ -76,8 +76,10 @@ static void bench_vae(int side, int batch)
     lg_params params;
     size_t bytes;
     double ms;
+    int64_t before = lg_now_ns();
     gpu_need(lg_aekl_params(&c, LG_AEKL_ENCODER, &params));
-    gpu_need(lg_aekl_plan(device, &c, &shape, &bytes));
+    gpu_need(lg_aekl_plan(device, &c, &shape, &bytes)); /* chooses the algorithms */
+    printf("planned in %.1f s\n", (double)(lg_now_ns() - before) * 1e-9);
     gpu_need(lg_aekl_open(device, &c, &shape, &net));
     void *weights = noise(params.count, 0.03f);
     lg_tensor picture = lg_t4(room(pixels), LG_U8, batch, 3, side, side);
