@@ -35,6 +35,16 @@ static bool has_text(const lg_config *c)
     return strcmp(c->model_kind, "pixart") == 0;
 }
 
+/* ---- device ---- */
+
+static void check_device(struct rules *r)
+{
+    if (strcmp(r->c->_device, "host") != 0)
+        broken(r, "device",
+               "device = \"%s\": the roles do not run on GPUs in this version: set it to \"host\"",
+               r->c->_device);
+}
+
 /* ---- batch and window ---- */
 
 static void check_batch(struct rules *r)
@@ -273,6 +283,7 @@ static void check_files(struct rules *r)
 int lg_config_check(const lg_config *c)
 {
     struct rules r = {.c = c};
+    check_device(&r);
     check_files(&r);
     check_model(&r);
     check_conditioning(&r);
