@@ -8,18 +8,12 @@
 enum { KINDS = 3 };
 static const char *const kind_name[KINDS] = {"exp_avg", "exp_avg_sq", "master"};
 
-static bool is_trained(const struct lg_param *p)
-{
-    return p->init != LG_INIT_TABLE;
-}
-
 static int declare(lg_st_writer *w, const lg_params *params)
 {
     for (int k = 0; k < KINDS; k++)
         for (int i = 0; i < params->n; i++) {
             const struct lg_param *p = &params->p[i];
             char name[LG_PARAM_NAME_BYTES + 16];
-            if (!is_trained(p)) continue;
             snprintf(name, sizeof name, "%s.%s", kind_name[k], p->name);
             LG_TRY(lg_st_writer_declare(w, name, LG_F32, p->rank, p->dim));
         }
@@ -32,7 +26,6 @@ static int stream_data(lg_st_writer *w, const lg_params *params, const struct lg
     for (int k = 0; k < KINDS; k++)
         for (int i = 0; i < params->n; i++) {
             const struct lg_param *p = &params->p[i];
-            if (!is_trained(p)) continue;
             LG_TRY(lg_st_writer_data(w, of[k] + p->offset, p->count * sizeof(float)));
         }
     return 0;
@@ -81,7 +74,7 @@ static int read_part(const lg_st_file *f, const char *kind, const struct lg_para
 {
     size_t from = LG_MAX(p->offset, first), to = LG_MIN(p->offset + p->count, first + count);
     char name[LG_PARAM_NAME_BYTES + 16];
-    if (from >= to || !dst || !is_trained(p)) return 0;
+    if (from >= to || !dst) return 0;
     snprintf(name, sizeof name, "%s.%s", kind, p->name);
     const struct lg_st_entry *e = lg_st_find(f, name);
     if (!e) return LG_FAIL(LG_ERR_MISMATCH, "optimizer.safetensors has no tensor %s", name);

@@ -102,7 +102,6 @@ void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first,
         float *d = dst + (p->offset + from - first);
         switch (p->init) {
         case LG_INIT_ZERO:
-        case LG_INIT_TABLE:
             break;
         case LG_INIT_ONE:
             for (size_t e = 0; e < n; e++) d[e] = 1.0f;
@@ -207,7 +206,6 @@ int lg_params_load(const lg_params *t, const char *path, const char *const *allo
     int rc;
     LG_TRY_GOTO(rc, check_extra(t, w, allowed_extra), out);
     for (int i = 0; i < t->n; i++) {
-        if (t->p[i].init == LG_INIT_TABLE) continue;
         LG_TRY_GOTO(rc, load_param(&t->p[i], w, dst, first, count), out);
     }
 out:

@@ -18,8 +18,6 @@ typedef enum lg_param_init {
     LG_INIT_ONE,
     LG_INIT_NORMAL,  /* init_scale * standard normal */
     LG_INIT_UNIFORM, /* init_scale * uniform(-1, 1); Xavier's bound is init_scale */
-    LG_INIT_TABLE,   /* a fixed buffer of the net (sinusoidal positions): never trained, never saved
-                        as a gradient; the net fills it */
 } lg_param_init;
 
 struct lg_param {
