@@ -5,9 +5,17 @@
 # build/bin/lg-<x>; supervisor/{lgsup,keeper}_main.c become lgsup and lg-keeper; each folder
 # kernels/<backend> becomes build/lib/liblg-<backend>.so; tests/unit/test_<x>.c becomes a program.
 #
-# Targets: all (default); deps: Debian packages; example-data: the emoji pictures; quickstart: train on
-# Targets: them; check: every test; unit: unit tests only; bench: figures; fuzz; format; install PREFIX=; clean
-# Targets: cuda: the GPU backend, where nvcc is; gpu-bundle: its tests; check-gpu: runs them on a machine with a GPU
+# Targets: all          build into build/ (default)
+# Targets: deps         install the Debian packages, nothing else
+# Targets: example-data make the emoji pictures
+# Targets: quickstart   train on them and draw
+# Targets: check        every test
+# Targets: unit         unit tests only
+# Targets: bench        figures as JSON lines (docs/bench.md)
+# Targets: fuzz         every parser of untrusted bytes, FUZZ_S seconds each
+# Targets: format       clang-format over the sources
+# Targets: install      into PREFIX (default /usr/local), DESTDIR is honoured
+# Targets: clean        remove build/
 #
 # Variables: BUILD=dir (default build), SAN=address|thread (sanitizer build), CUDA=0|1, V=1.
 
@@ -154,10 +162,12 @@ install: all
 	install -m 644 $(BACKENDS) $(DESTDIR)$(PREFIX)/lib
 
 help:
-	@sed -n 's/^# Targets: *//p' Makefile | tr ';' '\n'
+	@sed -n 's/^# Targets: *//p' $(MAKEFILE_LIST)
 
-format:
-	clang-format -i $$(git ls-files '*.c' '*.h' '*.cpp' '*.cu')
+format: DEPS += clang-format git
+format: deps
+	$(Q)git ls-files '*.c' '*.h' '*.cpp' '*.cu' '*.cuh' | while read -r f; do \
+	    clang-format --dry-run -Werror "$$f" 2>/dev/null || clang-format -i "$$f"; done
 
 clean:
 	rm -rf $(BUILD)

@@ -81,8 +81,7 @@ void lg_assert_failed(const char *expr, const char *file, int line, const char *
         }                                                                                          \
     } while (0)
 
-#define LG_ASSERT(expr)                                                                            \
-    ((expr) ? (void)0 : lg_assert_failed(#expr, __FILE__, __LINE__, __func__))
+#define LG_ASSERT(expr) ((expr) ? (void)0 : lg_assert_failed(#expr, __FILE__, __LINE__, __func__))
 
 #define LG_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
 #define LG_MIN(a, b)    ((a) < (b) ? (a) : (b))

@@ -66,9 +66,9 @@ void lg_err_clear(void)
 
 const char *lg_err_name(int code)
 {
-    static const char *const names[] = {"OK",      "FAILED",   "USAGE",   "CONFIG",   "IO",
-                                        "CORRUPT", "NOSPACE",  "BUSY",    "NOTFOUND", "TIMEOUT",
-                                        "MISMATCH", "PARKED",  "VOID",    "STOP"};
+    static const char *const names[] = {"OK",       "FAILED",  "USAGE", "CONFIG",   "IO",
+                                        "CORRUPT",  "NOSPACE", "BUSY",  "NOTFOUND", "TIMEOUT",
+                                        "MISMATCH", "PARKED",  "VOID",  "STOP"};
     return code <= 0 && -code < (int)LG_ARRAY_LEN(names) ? names[-code] : "?";
 }
 
@@ -77,9 +77,12 @@ int lg_err_from_errno(int e)
     switch (e) {
     case ENOSPC:
     case EDQUOT:
-    case ENOMEM: return LG_ERR_NOSPACE;
-    case ENOENT: return LG_ERR_NOTFOUND;
-    default: return LG_ERR_IO;
+    case ENOMEM:
+        return LG_ERR_NOSPACE;
+    case ENOENT:
+        return LG_ERR_NOTFOUND;
+    default:
+        return LG_ERR_IO;
     }
 }
 

@@ -1,9 +1,9 @@
 /* Files: whole reads, atomic publishing, directories. Paths are NUL-terminated UTF-8. */
 #pragma once
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdarg.h>
 
 enum { LG_PATH_BYTES = 4096 };
 

@@ -31,8 +31,8 @@ struct lg_device {
     char isa[16];
     char fingerprint[256];
     int threads;
-    void *dl;            /* dlopen handle, closed by device.c */
-    void **allocations;  /* kept by device.c: what lg_device_alloc gave out */
+    void *dl;           /* dlopen handle, closed by device.c */
+    void **allocations; /* kept by device.c: what lg_device_alloc gave out */
     size_t n_allocations;
     /* Scratch bytes operation `op` needs for args (the struct of that op); data pointers may be NULL. */
     size_t (*scratch_bytes)(lg_device *, lg_op_id op, const void *args);

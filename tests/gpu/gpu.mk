@@ -1,7 +1,9 @@
 # Tests of the CUDA backend. They are built where nvcc and the Debian packages are, and run on a machine
 # with a GPU that has neither: $(BUILD)/gpu is self-contained apart from CUDA's libraries.
 #
-# Targets: check-gpu: the CUDA backend's tests, on a machine with a GPU; gpu-bundle: what they need there
+# Targets: cuda         the GPU backend, where nvcc is
+# Targets: gpu-bundle   its tests as a folder for a machine with a GPU
+# Targets: check-gpu    runs them there
 
 GPU_SRC := $(wildcard tests/gpu/test_*.c) $(wildcard tests/gpu/bench_*.c)
 GPU     := $(GPU_SRC:tests/gpu/%.c=$(BUILD)/gpu/bin/%)
