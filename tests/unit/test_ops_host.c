@@ -214,7 +214,8 @@ static void encoders_samples_do_not_see_each_other(void **state)
     int failures = 0;
     lg_device *host = open_device("host", NULL, 1);
     for (int i = op_case_count(); i < op_case_count_all(); i++)
-        failures += check_slots(i, host, lg_device_isa(host), 0);
+        for (int parity = 0; parity < 2; parity++)
+            failures += check_slots(i, host, lg_device_isa(host), parity);
     lg_device_close(&host);
     assert_int_equal(failures, 0);
 }
