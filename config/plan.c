@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PLAN_FORMAT = 1, PLAN_BYTES_MAX = 1 << 16 };
+enum { PLAN_FORMAT = 2, PLAN_BYTES_MAX = 1 << 16 };
 #define JSON_INT_MAX 9007199254740992.0 /* 2^53: JSON numbers are doubles */
 
 static const struct {
@@ -49,7 +49,7 @@ typedef enum field_type {
     FIELD_I32,
     FIELD_I64,
     FIELD_NUM,
-    FIELD_ISA,
+    FIELD_TEXT,
     FIELD_ROLES,
     FIELD_HASH
 } field_type;
@@ -73,7 +73,9 @@ typedef enum field_type {
     X(instances, FIELD_ROLES, false)                                                               \
     X(text_shards, FIELD_I32, false)                                                               \
     X(threads, FIELD_ROLES, true)                                                                  \
-    X(isa, FIELD_ISA, true)                                                                        \
+    X(isa, FIELD_TEXT, true)                                                                       \
+    X(precision, FIELD_TEXT, true)                                                                 \
+    X(element_bytes, FIELD_I32, true)                                                              \
     X(lr_steps, FIELD_I64, false)                                                                  \
     X(bits_hash, FIELD_HASH, true)
 
@@ -81,9 +83,10 @@ static const struct field {
     const char *name;
     field_type type;
     bool bits;
-    size_t offset;
+    size_t offset, size;
 } fields[] = {
-#define X(name, type, bits) {#name, type, bits, offsetof(lg_plan, name)},
+#define X(name, type, bits)                                                                        \
+    {#name, type, bits, offsetof(lg_plan, name), sizeof(((lg_plan *)NULL)->name)},
     PLAN_FIELDS(X)
 #undef X
 };
@@ -108,7 +111,7 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
     case FIELD_NUM:
         fprintf(out, "%.17g", *(const double *)at);
         break;
-    case FIELD_ISA:
+    case FIELD_TEXT:
         fprintf(out, "%s", (const char *)at);
         break;
     case FIELD_HASH:
@@ -154,6 +157,51 @@ static bool machine_has(const char *isa)
 const char *lg_plan_machine_isa(void)
 {
     return machine_has("avx512") ? "avx512" : machine_has("avx2") ? "avx2" : "sse2";
+}
+
+/* ---- placement ---- */
+
+/* One pass over the list: its length, and entry `wanted` of it if that is there. */
+static int walk_gpus(const char *list, int wanted, int *ret_entry)
+{
+    int n = 0;
+    for (const char *at = list;; at++, n++) {
+        at += strspn(at, " ");
+        size_t digits = strspn(at, "0123456789");
+        long number = digits >= 1 && digits <= 4 ? strtol(at, NULL, 10) : LG_GPUS_MAX;
+        if (number >= LG_GPUS_MAX || n == LG_GPUS_MAX) return LG_ERR_CONFIG;
+        if (n == wanted) *ret_entry = (int)number;
+        at += digits;
+        at += strspn(at, " ");
+        if (!*at) return n + 1;
+        if (*at != ',') return LG_ERR_CONFIG;
+    }
+}
+
+int lg_gpus_at(const char *list, int index)
+{
+    LG_ASSERT(index >= 0);
+    int entry = 0, n = walk_gpus(list, 0, &entry);
+    if (n > 0) walk_gpus(list, index % n, &entry);
+    return n < 0 ? n : entry;
+}
+
+int lg_plan_gpu(const lg_config *c, lg_role role, int index)
+{
+    if (strcmp(c->_device, "cuda") != 0) return -1;
+    switch (role) {
+    case LG_ROLE_text:
+        return lg_gpus_at(c->text_gpus, index);
+    case LG_ROLE_vae:
+        return lg_gpus_at(c->vae_gpus, index);
+    case LG_ROLE_trainer:
+    case LG_ROLE_ema:
+        return lg_gpus_at(c->trainer_gpus, index);
+    case LG_ROLE_ckpt:
+        return lg_gpus_at(c->trainer_gpus, 0);
+    default:
+        return -1;
+    }
 }
 
 /* ---- making ---- */
@@ -253,6 +301,9 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.threads[LG_ROLE_text] = (int)c->text_threads;
     p.threads[LG_ROLE_vae] = (int)c->vae_threads;
     p.threads[LG_ROLE_trainer] = (int)c->trainer_threads;
+    LG_ASSERT(strlen(c->_precision) < sizeof p.precision);
+    strcpy(p.precision, c->_precision);
+    p.element_bytes = strcmp(p.precision, "bf16") == 0 ? 2 : 4;
     p.lr_steps = c->trainer_lr_steps ? c->trainer_lr_steps : c->trainer_max_steps;
     p.bits_hash = hash_bits(c, vae_identity, text_identity);
     p.hash = hash_fields(&p, true);
@@ -314,7 +365,7 @@ static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
     case FIELD_NUM:
         cJSON_AddNumberToObject(json, f->name, *(const double *)at);
         return;
-    case FIELD_ISA:
+    case FIELD_TEXT:
         cJSON_AddStringToObject(json, f->name, at);
         return;
     case FIELD_HASH:
@@ -383,8 +434,8 @@ static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
         if (!cJSON_IsNumber(v)) return false;
         *(double *)at = v->valuedouble;
         return true;
-    case FIELD_ISA:
-        if (!cJSON_IsString(v) || strlen(v->valuestring) >= sizeof p->isa) return false;
+    case FIELD_TEXT:
+        if (!cJSON_IsString(v) || strlen(v->valuestring) >= f->size) return false;
         strcpy(at, v->valuestring);
         return true;
     case FIELD_HASH:

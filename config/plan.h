@@ -36,7 +36,10 @@ typedef struct lg_plan {
     int instances[LG_ROLE_COUNT];
     int text_shards;
     int threads[LG_ROLE_COUNT];
-    char isa[16]; /* host instruction set, fixed for the life of the run: "avx512" ... */
+    char isa[16];      /* host instruction set, fixed for the life of the run: "avx512" ... */
+    char precision[8]; /* "fp32", "tf32", "bf16" */
+    /* of a latent and a text value in the window and of a number in compute: 4, with bf16 2 */
+    int element_bytes;
     int64_t lr_steps;
     uint64_t bits_hash; /* of the [bits] keys and of the models' identity (config/models.h) */
     /* Of bits_hash and all of the above that decides bits: dimensions, batch, chunks, isa, threads.
@@ -54,5 +57,14 @@ int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret);
 /* Writes and reads RUN/plan.json. Read checks the hash. */
 int lg_plan_save(const lg_plan *p, const char *path);
 int lg_plan_load(const char *path, lg_plan *ret);
+/* GPU number that instance `index` of a role computes on; -1 for roles without a device and for all
+ * with device = "host". EMA keeper r is with trainer rank r, the checkpoint writer with rank 0.
+ * Does not decide bits: a resumed run may lie on other GPUs. c has passed lg_config_check. */
+int lg_plan_gpu(const lg_config *c, lg_role role, int index);
+/* GPU numbers are below it, and so is the length of a list of them. */
+enum { LG_GPUS_MAX = 1024 };
+/* Entry (index mod count) of a list as in trainer.gpus, "0" or "0, 1"; LG_ERR_CONFIG, without an
+ * error text, when it is none. */
+int lg_gpus_at(const char *list, int index);
 /* Best host instruction set: "avx512", "avx2" or "sse2". */
 const char *lg_plan_machine_isa(void);

@@ -4,6 +4,7 @@
  * The schema has already made every single value sane, so products here do not overflow. */
 #include "config/config.h"
 #include "config/models.h"
+#include "config/plan.h"
 #include "config/problems.h"
 #include "config/schema.h"
 #include <glob.h>
@@ -37,12 +38,32 @@ static bool has_text(const lg_config *c)
 
 /* ---- device ---- */
 
+static void check_gpus(struct rules *r, const char *key, const char *list)
+{
+    if (lg_gpus_at(list, 0) < 0)
+        broken(
+            r, key,
+            "%s = \"%.60s\": expected GPU numbers from 0 to %d with commas between them, at most "
+            "%d, as \"0\" or \"0,1\"",
+            key, list, LG_GPUS_MAX - 1, LG_GPUS_MAX);
+    else if (strcmp(r->c->_device, "host") == 0 && strcmp(list, "0") != 0)
+        broken(r, key,
+               "%s = \"%.60s\" has no meaning with device = \"host\": remove it, or set device = "
+               "\"cuda\"",
+               key, list);
+}
+
 static void check_device(struct rules *r)
 {
-    if (strcmp(r->c->_device, "host") != 0)
-        broken(r, "device",
-               "device = \"%s\": the roles do not run on GPUs in this version: set it to \"host\"",
-               r->c->_device);
+    const lg_config *c = r->c;
+    if (strcmp(c->_device, "host") == 0 && strcmp(c->_precision, "fp32") != 0)
+        broken(r, "precision",
+               "precision = \"%s\" needs device = \"cuda\": the host computes in fp32 alone; set "
+               "precision = \"fp32\"",
+               c->_precision);
+    check_gpus(r, "text.gpus", c->text_gpus);
+    check_gpus(r, "vae.gpus", c->vae_gpus);
+    check_gpus(r, "trainer.gpus", c->trainer_gpus);
 }
 
 /* ---- batch and window ---- */

@@ -28,8 +28,8 @@ void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret)
         .batch = (uint64_t)p->batch,
         .pixels_bytes = 3 * s * s,
         .tokens_bytes = (size_t)p->text_length * sizeof(int32_t),
-        .latent_bytes = 2 * (size_t)p->latent_channels * h * h * sizeof(float),
-        .text_bytes = (size_t)p->text_length * (size_t)p->text_dim * sizeof(float),
+        .latent_bytes = 2 * (size_t)p->latent_channels * h * h * (size_t)p->element_bytes,
+        .text_bytes = (size_t)p->text_length * (size_t)p->text_dim * (size_t)p->element_bytes,
     };
     ret->chunk[LG_FIELD_SOURCE] = p->loader_chunk;
     /* Without a VAE the loader provides the latents. */

@@ -60,8 +60,8 @@ struct lg_window_geometry {
     int chunk[LG_FIELD_COUNT]; /* samples per claim; 0: the field is not used in this run */
     size_t pixels_bytes;       /* per slot: 3 S S u8; 0 when unused */
     size_t tokens_bytes;       /* per slot: L i32 */
-    size_t latent_bytes;       /* per slot: (2, C, h, h) fp32: mean, then logvar */
-    size_t text_bytes;         /* per slot: (L, E) fp32 */
+    size_t latent_bytes; /* per slot: (2, C, h, h) of the plan's elements: mean, then logvar */
+    size_t text_bytes;   /* per slot: (L, E) likewise */
 };
 /* From the plan: which fields exist and how large they are. */
 void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret);

@@ -121,11 +121,12 @@ put("manifest", "many-files", json.dumps({**MANIFEST, "files": MANIFEST["files"]
 put("manifest", "format", '{"format": 2}')
 
 ROLES = ("loader", "text", "vae", "trainer", "ema", "ckpt", "keeper", "lgsup")
-PLAN = {"format": 1, "image_size": 64, "latent_channels": 4, "latent_size": 16, "scaling_factor": 0.75124, "shift_factor": 0,
+PLAN = {"format": 2, "image_size": 64, "latent_channels": 4, "latent_size": 16, "scaling_factor": 0.75124, "shift_factor": 0,
         "text_length": 24, "text_dim": 192, "num_classes": 0, "batch": 16, "rank_batch": 8, "micro_batch": 8,
         "window_slots": 64, "loader_chunk": 8, "text_chunk": 8, "vae_chunk": 8, "instances": {r: 1 for r in ROLES},
-        "text_shards": 2, "threads": {r: 1 for r in ROLES}, "isa": "avx512", "lr_steps": 1500,
-        "bits_hash": "48107de4c2b61d3e", "hash": "dff27898a924281d", "seal": "44d39b17760248e0"}
+        "text_shards": 2, "threads": {r: 1 for r in ROLES}, "isa": "avx512", "precision": "fp32",
+        "element_bytes": 4, "lr_steps": 1500,
+        "bits_hash": "48107de4c2b61d3e", "hash": "6e375fd348e93772", "seal": "0ebf1b8c780cddb0"}
 put("plan", "sealed", json.dumps({**PLAN, "instances": {**PLAN["instances"], "text": 2, "vae": 2, "trainer": 2}}))
 put("plan", "broken-seal", json.dumps(PLAN))
 put("plan", "long-isa", json.dumps({**PLAN, "isa": "a" * 3000}))

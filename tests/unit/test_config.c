@@ -373,11 +373,29 @@ static void test_rules_model(void **state)
            "vae.model=", "data.size=72");
 }
 
+static void test_rules_device(void **state)
+{
+    (void)state;
+    write_models();
+    assert_int_equal(CHECK("device=cuda"), 0);
+    assert_int_equal(CHECK("device=cuda", "precision=bf16", "trainer.gpus=0, 1,1023"), 0);
+    BREAKS("--set: precision = \"bf16\" needs device = \"cuda\"", "precision=bf16");
+    BREAKS("the host computes in fp32 alone; set precision = \"fp32\"", "precision=tf32");
+    BREAKS("--set: trainer.gpus = \"1\" has no meaning with device = \"host\"", "trainer.gpus=1");
+    BREAKS("vae.gpus = \"0,1\" has no meaning", "vae.gpus=0,1");
+    static const char *const wrong[] = {"", "a", "0,", ",0", "0;1", "-1", "1024", "99999", "0 1"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(wrong); i++) {
+        char set[32];
+        snprintf(set, sizeof set, "text.gpus=%s", wrong[i]);
+        BREAKS("\": expected GPU numbers from 0 to 1023", "device=cuda", set);
+        BREAKS("--set: text.gpus = \"", set);
+    }
+}
+
 static void test_rules_training(void **state)
 {
     (void)state;
     write_models();
-    BREAKS("device = \"cuda\": the roles do not run on GPUs in this version", "device=cuda");
     BREAKS("trainer.min_snr_gamma = 5 has no meaning with trainer.objective = \"flow\"",
            "trainer.min_snr_gamma=5");
     BREAKS("trainer.beta1 = 1: expected less than 1", "trainer.beta1=1");
@@ -501,8 +519,9 @@ int main(void)
         TEST(test_deep_nesting),  TEST(test_types_and_ranges), TEST(test_unknown_names),
         TEST(test_bad_overrides), TEST(test_collects),         TEST(test_rules_hold),
         TEST(test_rules_batch),   TEST(test_rules_model),      TEST(test_rules_training),
-        TEST(test_rules_files),   TEST(test_rules_collect),    TEST(test_compatible),
-        TEST(test_document),      TEST(test_exit_codes),       TEST(test_example),
+        TEST(test_rules_device),  TEST(test_rules_files),      TEST(test_rules_collect),
+        TEST(test_compatible),    TEST(test_document),         TEST(test_exit_codes),
+        TEST(test_example),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -136,6 +136,37 @@ static void test_isa(void **state)
     lg_config_free(&c);
 }
 
+static void test_precision(void **state)
+{
+    (void)state;
+    assert_string_equal(make(NULL, 0).precision, "fp32");
+    assert_int_equal(make(NULL, 0).element_bytes, 4);
+    assert_int_equal(MAKE("precision=tf32").element_bytes, 4);
+    assert_string_equal(MAKE("precision=bf16").precision, "bf16");
+    assert_int_equal(MAKE("precision=bf16").element_bytes, 2);
+}
+
+static void test_placement(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"device=cuda", "trainer.gpus=3, 1", "vae.gpus=1023,0,2"};
+    lg_config *c = load(sets, 3);
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_trainer, 0), 3);
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_trainer, 1), 1);
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_trainer, 2), 3);
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_ema, 1), 1);
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_ckpt, 1), 3);
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_vae, 3), 1023);
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_vae, 5), 2);
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_text, 7), 0); /* the default */
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_loader, 0), -1);
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_keeper, 0), -1);
+    lg_config_free(&c);
+    c = load(NULL, 0);
+    for (int r = 0; r < LG_ROLE_COUNT; r++) assert_int_equal(lg_plan_gpu(c, (lg_role)r, 0), -1);
+    lg_config_free(&c);
+}
+
 static void test_hash(void **state)
 {
     (void)state;
@@ -148,12 +179,14 @@ static void test_hash(void **state)
     assert_true(base == MAKE("trainer.max_steps=5").hash);
     assert_true(base == MAKE("window.batches=8").hash);
     assert_true(base == MAKE("job.dir=/elsewhere").hash);
+    assert_true(MAKE("device=cuda").hash == MAKE("device=cuda", "trainer.gpus=1").hash);
     /* What decides bits. */
     static const char *const sets[] = {
         "trainer.lr=1e-3",     "trainer.ranks=2", "job.seed=1",     "text.length=25",
         "trainer.threads=2",   "vae.threads=2",   "vae.slice=2",    "data.size=128",
         "trainer.lr_steps=10", "ema.decay=0.9",   "model.depth=5",  "trainer.objective=eps",
         "text.chunk=4",        "data.flip=true",  "model.kind=dit", "vae.model=",
+        "device=cuda",         "precision=tf32",
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(sets); i++)
         if (base == MAKE(sets[i]).hash) fail_msg("%s does not change the hash", sets[i]);
@@ -248,7 +281,9 @@ static void test_save_load(void **state)
         {"\"image_size\":\t64", "\"image_size\":\t1e300", "image_size is missing or wrong",
          LG_ERR_CORRUPT},
         {"\"isa\":\t\"sse2\"", "\"isa\":\t\"sse2sse2sse2sse2\"", "isa is missing", LG_ERR_CORRUPT},
-        {"\"format\":\t1", "\"format\":\t2", "has format 2, this build reads 1", LG_ERR_MISMATCH},
+        {"\"format\":\t2", "\"format\":\t1", "has format 1, this build reads 2", LG_ERR_MISMATCH},
+        {"\"precision\":\t\"fp32\"", "\"precision\":\t\"fp32fp32\"", "precision is missing",
+         LG_ERR_CORRUPT},
         {"{", "[", "is not a plan", LG_ERR_CORRUPT},
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(damages); i++) {
@@ -267,7 +302,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_roles),        TEST(test_dimensions), TEST(test_vae_defaults),
         TEST(test_absent_roles), TEST(test_isa),        TEST(test_hash),
-        TEST(test_hash_models),  TEST(test_resume),     TEST(test_save_load),
+        TEST(test_precision),    TEST(test_placement),  TEST(test_hash_models),
+        TEST(test_resume),       TEST(test_save_load),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -268,9 +268,16 @@ static void test_memory(void **state)
                     .window_slots = 16,
                     .loader_chunk = 4,
                     .text_chunk = 8,
-                    .vae_chunk = 2};
-    struct lg_window_geometry g;
+                    .vae_chunk = 2,
+                    .element_bytes = 4};
+    struct lg_window_geometry g, half;
     lg_window_geometry_of(&plan, &g);
+    plan.element_bytes = 2;
+    lg_window_geometry_of(&plan, &half);
+    assert_int_equal(half.latent_bytes, g.latent_bytes / 2);
+    assert_int_equal(half.text_bytes, g.text_bytes / 2);
+    assert_int_equal(half.pixels_bytes, g.pixels_bytes);
+    assert_int_equal(half.tokens_bytes, g.tokens_bytes);
     assert_int_equal(g.pixels_bytes, 3 * 8 * 8);
     assert_int_equal(g.tokens_bytes, 24);
     assert_int_equal(g.latent_bytes, 2 * 4 * 2 * 2 * 4);
