@@ -32,7 +32,8 @@ OPT      ?= -O2
 CPPFLAGS += -I. -I$(BUILD)/gen -D_GNU_SOURCE -D_FORTIFY_SOURCE=2
 CFLAGS   += -std=c17 -g $(OPT) -fPIC -fno-math-errno -ffp-contract=off -fvisibility=hidden
 CXXFLAGS += -std=c++17 -g $(OPT) -fPIC -fvisibility=hidden
-LDFLAGS  += -Wl,--as-needed -rdynamic -Wl,-rpath,'$$ORIGIN/../lib'
+# DT_RPATH, not DT_RUNPATH: it also serves the libraries' own needs when they are brought along (bundle/).
+LDFLAGS  += -Wl,--as-needed -rdynamic -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib'
 LIBS     := -lzmq -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lsentencepiece \
             -lstdc++ -ldl -lpthread -lm
 ifdef SAN
@@ -113,6 +114,7 @@ include kernels/kernels.mk
 include tests/gpu/gpu.mk
 include examples/emoji/emoji.mk
 include tests/fuzz/fuzz.mk
+include bundle/bundle.mk
 
 $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)

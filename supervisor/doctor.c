@@ -86,21 +86,23 @@ static void ask_backends(void)
 {
     static const struct {
         const char *name;
-        bool needed;
         const char *advice;
     } backend[] = {
-        {"host", true, "run `make deps` and `make`: libdnnl and the host backend"},
-        {"cuda", false, "only for device = \"cuda\": build with nvcc on a machine with a GPU"},
+        {"host", "for device = \"host\": run `make deps` and `make`: libdnnl and the host backend"},
+        {"cuda", "for device = \"cuda\": build with nvcc on a machine with a GPU"},
     };
     char dir[LG_PATH_BYTES], path[LG_PATH_BYTES], why[512];
+    bool any = false;
     if (lg_program_dir(dir) < 0) return;
     for (size_t i = 0; i < LG_ARRAY_LEN(backend); i++) {
         char what[64];
         snprintf(what, sizeof what, "backend %s", backend[i].name);
         if (lg_path(path, "%s/../lib/liblg-%s.so", dir, backend[i].name) < 0) continue;
         bool well = backend_loads(path, why, sizeof why);
-        answer(well, backend[i].needed, what, well ? path : why, backend[i].advice);
+        answer(well, false, what, well ? path : why, backend[i].advice);
+        any |= well;
     }
+    if (!any) answer(false, true, "a backend", "none can be loaded", "make one of them load");
 }
 
 static void ask_room(void)

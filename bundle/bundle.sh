@@ -1,0 +1,78 @@
+#!/bin/bash
+# Makes a directory that runs wherever it is copied to: programs, backends, the small libraries they
+# need, examples. From outside come only what PROVIDED names: the C and C++ run time and CUDA.
+#
+# usage: bundle/bundle.sh BUILD DIR [host|no-host]
+#
+# no-host leaves the host backend and oneDNN out, for a machine that trains on GPUs alone. The
+# libraries are found by ldd, so all of them at any depth; the programs' DT_RPATH ($ORIGIN/../lib)
+# serves them too. DIR appears whole or not at all.
+set -eu
+build=$1 dir=$2 host=${3:-host}
+# glibc's parts; libstdc++ and libgcc are left to the machine, because one process cannot have two and
+# CUDA's libraries may want the newer one.
+PROVIDED='^(linux-vdso|ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|stdc\+\+|gcc_s))\.so|^lib(cu|nv|nccl)'
+
+new=$dir.new
+rm -rf "$new"
+mkdir -p "$new/bin" "$new/lib" "$new/licences"
+for p in "$build"/bin/*; do
+    case ${p##*/} in lg-emoji) continue ;; esac # makes the example's data from this system's fonts
+    cp "$p" "$new/bin/"
+done
+for l in host cuda; do
+    [ "$l-$host" != host-no-host ] && [ -f "$build/lib/liblg-$l.so" ] && cp "$build/lib/liblg-$l.so" "$new/lib/"
+done
+backends=("$new"/lib/*.so)
+[ -f "${backends[0]}" ] || { echo "bundle: no backend in $build/lib: make cuda first, where nvcc is" >&2; exit 1; }
+strip --strip-debug "$new"/bin/* "${backends[@]}"
+
+# Copies a library under the name it is asked for, with its package's licence.
+take() { # NAME PATH
+    [ -f "$new/lib/$1" ] && return
+    cp -L "$2" "$new/lib/$1"
+    local real package
+    real=$(readlink -f "$2")
+    package=$(dpkg -S "$real" 2>/dev/null || dpkg -S "${real#/usr}" 2>/dev/null || echo unknown:)
+    package=${package%%:*}
+    if [ -f "/usr/share/doc/$package/copyright" ]; then
+        cp -L "/usr/share/doc/$package/copyright" "$new/licences/$package"
+    else
+        echo "note: no licence text of $1 (package $package) on this machine" >&2
+    fi
+}
+ldd "$new"/bin/* "${backends[@]}" | awk '$2 == "=>" { print $1, $3 }' | sort -u >"$new/needed"
+while read -r name path; do
+    [[ $name =~ $PROVIDED ]] && continue
+    if [ "$path" = not ]; then # "not found"
+        echo "bundle: $name is not installed" >&2
+        exit 1
+    fi
+    take "$name" "$path"
+done <"$new/needed"
+rm "$new/needed"
+# The proof, with the loader's own eyes: whatever else a program loads lies in the bundle.
+new_path=$(realpath "$new")
+outside=$(ldd "$new"/bin/* "${backends[@]}" | awk '$2 == "=>" { print $1, $3 }' | sort -u |
+    while read -r name path; do
+        [[ $name =~ $PROVIDED || $(realpath "$path") == "$new_path"/* ]] || echo "$name ($path)"
+    done)
+if [ -n "$outside" ]; then
+    echo "bundle: from outside come $outside: linked without DT_RPATH? make clean, then again" >&2
+    exit 1
+fi
+cp LICENSE "$new/licences/lg"
+
+mkdir -p "$new/examples" "$new/docs" "$new/gpu"
+cp README.md "$new/"
+cp docs/*.md "$new/docs/"
+for e in examples/*/; do
+    e=${e#examples/}
+    mkdir "$new/examples/$e"
+    find "examples/$e" -mindepth 1 -maxdepth 1 ! -name data ! -name 'run*' ! -name '*.mk' \
+        -exec cp -r {} "$new/examples/$e" \;
+done
+cp tests/gpu/*.sh tests/gpu/*.py "$new/gpu/"
+rm -rf "$dir"
+mv "$new" "$dir"
+echo "$(du -sm "$dir" | cut -f1) MiB in $dir: $(ls "$dir/bin" | wc -l) programs, $(ls "$dir/lib" | wc -l) libraries"

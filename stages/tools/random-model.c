@@ -1,0 +1,522 @@
+/* lg-random-model: encoders with random weights and data sets of noise, for measuring where pretrained
+ * weights and real pictures are not at hand. What it makes has the shapes, files and names of the real
+ * thing; nothing can be learned from it.
+ *
+ * usage: lg-random-model vae --preset sd|tiny DIR
+ *        lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR
+ *        lg-random-model pictures --count N [--size 256] [--classes 1000] DIR
+ *        lg-random-model latents --count N [--size 32] [--channels 4] [--classes 1000] DIR
+ *   all: [--seed 0]    models: [--dtype f32|f16|bf16]    data: [--per-shard 1000]
+ *
+ * Models: config.json and safetensors as diffusers and transformers write them; t5 also a copy of
+ * --spiece, a sentencepiece model, which decides vocab_size. Weights are uniform with the variance of
+ * the usual initialisation; element e of tensor i is a function of (seed, i, e), so equal commands give
+ * equal bytes.
+ *
+ * Data: tar shards of 00000000.jpg (or .latent.safetensors), .txt (a caption of a few words) and .cls.
+ * The pictures are smooth coloured noise, about as large as photographs once compressed.
+ * Exit codes: those of every program here (base/check.h, negated). */
+#include "base/check.h"
+#include "base/fs.h"
+#include "base/philox.h"
+#include "stages/io/safetensors.h"
+#include "stages/io/tar.h"
+#include "stages/io/tokenizer.h"
+#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/t5.h"
+#include <getopt.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jpeglib.h> /* wants stdio.h before it */
+
+enum {
+    CHUNK = 1 << 16,  /* elements that are made at once */
+    VOCAB_STEP = 128, /* vocab_size is rounded up to this */
+    SPIECE_BYTES_MAX = 64 << 20,
+    GRID = 24,  /* random colours on a side of a picture */
+    GRAIN = 25, /* range of the noise on each pixel */
+    JPEG_QUALITY = 90,
+    SIDE_MAX = 4096,
+    COUNT_MAX = 100000000,
+};
+
+struct options {
+    const char *kind, *preset, *spiece, *dir;
+    long count, size, classes, channels, per_shard;
+    uint64_t seed;
+    const char *dtype;
+};
+
+/* ---- weights ---- */
+
+/* Round to nearest, ties to even. */
+static uint16_t bf16_of(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static const void *convert(const float *x, size_t n, lg_dtype to, void *room)
+{
+    if (to == LG_F32) return x;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t h;
+        if (to == LG_BF16) {
+            h = bf16_of(x[i]);
+        } else {
+            _Float16 f = (_Float16)x[i];
+            memcpy(&h, &f, sizeof h);
+        }
+        memcpy((char *)room + 2 * i, &h, sizeof h);
+    }
+    return room;
+}
+
+/* Tensor by tensor, in pieces: a T5-XXL need not fit in memory. Values are drawn in file order. */
+static int write_data(lg_st_writer *w, const lg_params *t, uint64_t seed, lg_dtype dtype)
+{
+    float *x = malloc(CHUNK * sizeof *x);
+    uint16_t *room = malloc(CHUNK * sizeof *room);
+    LG_ASSERT(x && room);
+    int rc = 0;
+    for (int i = 0; i < t->n && rc == 0; i++) {
+        const struct lg_param *p = &t->p[i];
+        for (size_t from = 0, n; from < p->count && rc == 0; from += n) {
+            n = LG_MIN(p->count - from, (size_t)CHUNK);
+            lg_params_init(t, seed, x, p->offset + from, n);
+            rc = lg_st_writer_data(w, convert(x, n, dtype, room), n * lg_dtype_bytes(dtype));
+        }
+    }
+    free(x);
+    free(room);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+static int write_weights(const char *path, const lg_params *t, uint64_t seed, lg_dtype dtype)
+{
+    lg_st_writer *w = NULL;
+    int rc;
+    LG_TRY(lg_st_writer_open(path, &w));
+    LG_TRY_GOTO(rc, lg_st_writer_metadata(w, "format", "pt"), fail);
+    for (int i = 0; i < t->n; i++)
+        LG_TRY_GOTO(rc, lg_st_writer_declare(w, t->p[i].name, dtype, t->p[i].rank, t->p[i].dim),
+                    fail);
+    LG_TRY_GOTO(rc, write_data(w, t, seed, dtype), fail);
+    LG_TRY(lg_st_writer_finish(&w, NULL));
+    return 0;
+fail:
+    lg_st_writer_abort(&w);
+    return rc;
+}
+
+static bool ends_with(const char *name, const char *end)
+{
+    size_t n = strlen(name), e = strlen(end);
+    return n >= e && !strcmp(name + n - e, end);
+}
+
+/* A uniform distribution of this standard deviation. */
+static void set_deviation(struct lg_param *p, double deviation)
+{
+    p->init = LG_INIT_UNIFORM;
+    p->init_scale = deviation * sqrt(3.0);
+}
+
+static double fan_in(const struct lg_param *p)
+{
+    double n = 1;
+    for (int i = 1; i < p->rank; i++) n *= (double)p->dim[i];
+    return n;
+}
+
+/* ---- the autoencoder ---- */
+
+static const struct vae_preset {
+    const char *name, *channels;
+    int layers;
+} VAE[] = {{"sd", "128, 256, 512, 512", 2}, {"tiny", "32, 32, 32, 32", 1}};
+
+static int write_vae_config(const struct options *o, const struct vae_preset *v)
+{
+    char path[LG_PATH_BYTES], text[1024];
+    int n = snprintf(
+        text, sizeof text,
+        "{\n  \"_class_name\": \"AutoencoderKL\",\n  \"act_fn\": \"silu\",\n"
+        "  \"block_out_channels\": [%s],\n"
+        "  \"down_block_types\": [\"DownEncoderBlock2D\", \"DownEncoderBlock2D\", "
+        "\"DownEncoderBlock2D\", \"DownEncoderBlock2D\"],\n"
+        "  \"up_block_types\": [\"UpDecoderBlock2D\", \"UpDecoderBlock2D\", \"UpDecoderBlock2D\", "
+        "\"UpDecoderBlock2D\"],\n"
+        "  \"in_channels\": 3,\n  \"out_channels\": 3,\n  \"latent_channels\": 4,\n"
+        "  \"layers_per_block\": %d,\n  \"norm_num_groups\": 32,\n  \"sample_size\": 256,\n"
+        "  \"scaling_factor\": 0.18215\n}\n",
+        v->channels, v->layers);
+    LG_ASSERT(n > 0 && n < (int)sizeof text);
+    LG_TRY(lg_path(path, "%s/config.json", o->dir));
+    LG_TRY(lg_publish_file(path, text, (size_t)n));
+    return 0;
+}
+
+static int make_vae(const struct options *o, lg_dtype dtype)
+{
+    const struct vae_preset *v = NULL;
+    for (size_t i = 0; i < LG_ARRAY_LEN(VAE); i++)
+        if (!strcmp(o->preset, VAE[i].name)) v = &VAE[i];
+    if (!v) return LG_FAIL(LG_ERR_USAGE, "no vae preset \"%s\": sd and tiny exist", o->preset);
+    struct lg_aekl_config c;
+    lg_params t = {0};
+    char path[LG_PATH_BYTES];
+    LG_TRY(write_vae_config(o, v));
+    LG_TRY(lg_aekl_config_load(o->dir, &c));
+    LG_TRY(lg_aekl_params(&c, LG_AEKL_BOTH, &t));
+    for (int i = 0; i < t.n; i++) {
+        struct lg_param *p = &t.p[i];
+        if (p->rank > 1)
+            set_deviation(p, 1 / sqrt(fan_in(p)));
+        else
+            p->init = ends_with(p->name, ".bias") ? LG_INIT_ZERO : LG_INIT_ONE;
+    }
+    LG_TRY(lg_path(path, "%s/diffusion_pytorch_model.safetensors", o->dir));
+    int rc = write_weights(path, &t, o->seed, dtype);
+    lg_params_free(&t);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+/* ---- T5 ---- */
+
+static const struct t5_preset {
+    const char *name;
+    int d_model, d_kv, d_ff, heads, layers;
+} T5[] = {{"base", 768, 64, 2048, 12, 12},
+          {"xl", 2048, 64, 5120, 32, 24},
+          {"xxl", 4096, 64, 10240, 64, 24},
+          {"tiny", 64, 16, 128, 4, 2}};
+
+static int write_t5_config(const struct options *o, const struct t5_preset *p, int vocab)
+{
+    char path[LG_PATH_BYTES], text[1024];
+    int n = snprintf(text, sizeof text,
+                     "{\n  \"architectures\": [\"T5EncoderModel\"],\n  \"model_type\": \"t5\",\n"
+                     "  \"d_model\": %d,\n  \"d_kv\": %d,\n  \"d_ff\": %d,\n  \"num_heads\": %d,\n"
+                     "  \"num_layers\": %d,\n  \"vocab_size\": %d,\n"
+                     "  \"feed_forward_proj\": \"gated-gelu\",\n  \"dense_act_fn\": \"gelu_new\",\n"
+                     "  \"is_gated_act\": true,\n  \"layer_norm_epsilon\": 1e-06,\n"
+                     "  \"relative_attention_num_buckets\": 32,\n"
+                     "  \"relative_attention_max_distance\": 128,\n"
+                     "  \"eos_token_id\": 1,\n  \"pad_token_id\": 0\n}\n",
+                     p->d_model, p->d_kv, p->d_ff, p->heads, p->layers, vocab);
+    LG_ASSERT(n > 0 && n < (int)sizeof text);
+    LG_TRY(lg_path(path, "%s/config.json", o->dir));
+    LG_TRY(lg_publish_file(path, text, (size_t)n));
+    return 0;
+}
+
+/* Copies the tokenizer; *ret_vocab: its pieces, rounded up. */
+static int copy_spiece(const struct options *o, int *ret_vocab)
+{
+    char path[LG_PATH_BYTES], *data;
+    size_t bytes;
+    lg_tokenizer *t = NULL;
+    if (!o->spiece)
+        return LG_FAIL(LG_ERR_USAGE,
+                       "t5 needs --spiece FILE, a T5 sentencepiece model, for example "
+                       "examples/emoji/text_encoder/spiece.model");
+    LG_TRY(lg_tokenizer_open(o->spiece, &t));
+    *ret_vocab = (lg_tokenizer_pieces(t) + VOCAB_STEP - 1) / VOCAB_STEP * VOCAB_STEP;
+    lg_tokenizer_close(&t);
+    LG_TRY(lg_path(path, "%s/spiece.model", o->dir));
+    LG_TRY(lg_read_file(o->spiece, SPIECE_BYTES_MAX, &data, &bytes));
+    int rc = lg_publish_file(path, data, bytes);
+    free(data);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+/* The deviations of transformers' T5: the scores are not divided by sqrt(d_kv), so q is smaller. */
+static void set_t5(const struct lg_t5_config *c, lg_params *t)
+{
+    for (int i = 0; i < t->n; i++) {
+        struct lg_param *p = &t->p[i];
+        if (p->rank == 1)
+            p->init = LG_INIT_ONE;
+        else if (!strcmp(p->name, "shared.weight"))
+            set_deviation(p, 1);
+        else if (ends_with(p->name, "relative_attention_bias.weight"))
+            set_deviation(p, 1 / sqrt(c->d_model));
+        else if (ends_with(p->name, "SelfAttention.q.weight"))
+            set_deviation(p, 1 / sqrt((double)c->d_model * c->d_kv));
+        else
+            set_deviation(p, 1 / sqrt(fan_in(p)));
+    }
+}
+
+static int make_t5(const struct options *o, lg_dtype dtype)
+{
+    const struct t5_preset *preset = NULL;
+    for (size_t i = 0; i < LG_ARRAY_LEN(T5); i++)
+        if (!strcmp(o->preset, T5[i].name)) preset = &T5[i];
+    if (!preset)
+        return LG_FAIL(LG_ERR_USAGE, "no t5 preset \"%s\": base, xl, xxl and tiny exist",
+                       o->preset);
+    struct lg_t5_config c;
+    lg_params t = {0};
+    char path[LG_PATH_BYTES];
+    int vocab = 0;
+    LG_TRY(copy_spiece(o, &vocab));
+    LG_TRY(write_t5_config(o, preset, vocab));
+    LG_TRY(lg_t5_config_load(o->dir, &c));
+    LG_TRY(lg_t5_params(&c, 0, 1, &t));
+    set_t5(&c, &t);
+    LG_TRY(lg_path(path, "%s/model.safetensors", o->dir));
+    int rc = write_weights(path, &t, o->seed, dtype);
+    lg_params_free(&t);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+/* ---- data ---- */
+
+/* GRID x GRID random colours, interpolated, and grain on each pixel. */
+static void paint(uint64_t seed, uint64_t n, int side, uint8_t *rgb)
+{
+    uint8_t grid[(GRID + 1) * (GRID + 1) * 3 + 16];
+    for (size_t i = 0; i < (GRID + 1) * (GRID + 1) * 3; i += 16) {
+        lg_philox_out p = lg_philox(seed, LG_PURPOSE_TEST, n, i / 16);
+        memcpy(grid + i, p.v, 16);
+    }
+    uint32_t noise = (uint32_t)(n * 2654435761u) ^ (uint32_t)seed;
+    for (int y = 0; y < side; y++)
+        for (int x = 0; x < side; x++) {
+            int gx = x * GRID * 256 / side, gy = y * GRID * 256 / side;
+            int fx = gx & 255, fy = gy & 255;
+            const uint8_t *a = grid + 3 * ((gy >> 8) * (GRID + 1) + (gx >> 8));
+            const uint8_t *b = a + 3 * (GRID + 1);
+            noise = noise * 1664525u + 1013904223u;
+            int grain = (int)((noise >> 16) % GRAIN) - GRAIN / 2;
+            for (int c = 0; c < 3; c++) {
+                int top = a[c] * (256 - fx) + a[3 + c] * fx;
+                int low = b[c] * (256 - fx) + b[3 + c] * fx;
+                int v = ((top * (256 - fy) + low * fy) >> 16) + grain;
+                *rgb++ = (uint8_t)LG_MAX(0, LG_MIN(255, v));
+            }
+        }
+}
+
+/* libjpeg's own error handler ends the program: it only fails here without memory. */
+static void compress(const uint8_t *rgb, int side, uint8_t **ret, size_t *ret_bytes)
+{
+    struct jpeg_compress_struct j;
+    struct jpeg_error_mgr err;
+    unsigned long bytes = 0;
+    unsigned char *data = NULL;
+    j.err = jpeg_std_error(&err);
+    jpeg_create_compress(&j);
+    jpeg_mem_dest(&j, &data, &bytes);
+    j.image_width = j.image_height = (JDIMENSION)side;
+    j.input_components = 3;
+    j.in_color_space = JCS_RGB;
+    jpeg_set_defaults(&j);
+    jpeg_set_quality(&j, JPEG_QUALITY, TRUE);
+    jpeg_start_compress(&j, TRUE);
+    while (j.next_scanline < j.image_height) {
+        JSAMPROW row = (JSAMPROW)(uintptr_t)(rgb + (size_t)j.next_scanline * (size_t)side * 3);
+        jpeg_write_scanlines(&j, &row, 1);
+    }
+    jpeg_finish_compress(&j);
+    jpeg_destroy_compress(&j);
+    *ret = data;
+    *ret_bytes = bytes;
+}
+
+static int add_picture(const struct options *o, lg_tar_writer *w, uint64_t n, uint8_t *room)
+{
+    char name[64];
+    uint8_t *jpeg;
+    size_t bytes;
+    paint(o->seed, n, (int)o->size, room);
+    compress(room, (int)o->size, &jpeg, &bytes);
+    snprintf(name, sizeof name, "%08" PRIu64 ".jpg", n);
+    int rc = lg_tar_writer_add(w, name, jpeg, bytes);
+    free(jpeg);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+/* Mean: standard normal; logvar: -10, as of a trained autoencoder's order. */
+static int add_latent(const struct options *o, lg_tar_writer *w, uint64_t n, uint8_t *room)
+{
+    const int64_t dim[3] = {o->channels, o->size, o->size};
+    size_t count = (size_t)(o->channels * o->size * o->size), bytes = 0;
+    float *x = (float *)(void *)room;
+    char name[64];
+    lg_st_writer *st = NULL;
+    void *data = NULL;
+    int rc;
+    LG_TRY(lg_st_writer_open_memory(&st));
+    LG_TRY_GOTO(rc, lg_st_writer_declare(st, "latent_mean", LG_F32, 3, dim), fail);
+    LG_TRY_GOTO(rc, lg_st_writer_declare(st, "latent_logvar", LG_F32, 3, dim), fail);
+    lg_philox_normal_f32(x, count, o->seed, LG_PURPOSE_TEST, n, 0);
+    LG_TRY_GOTO(rc, lg_st_writer_data(st, x, count * sizeof *x), fail);
+    for (size_t i = 0; i < count; i++) x[i] = -10;
+    LG_TRY_GOTO(rc, lg_st_writer_data(st, x, count * sizeof *x), fail);
+    LG_TRY(lg_st_writer_finish_memory(&st, &data, &bytes));
+    snprintf(name, sizeof name, "%08" PRIu64 ".latent.safetensors", n);
+    rc = lg_tar_writer_add(w, name, data, bytes);
+    free(data);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+fail:
+    lg_st_writer_abort(&st);
+    return rc;
+}
+
+static int add_texts(const struct options *o, lg_tar_writer *w, uint64_t n)
+{
+    static const char *const COLOUR[] = {"red", "green", "blue", "yellow", "black", "white"};
+    static const char *const THING[] = {"apple", "house", "face", "star", "dog", "heart", "moon"};
+    lg_philox_out p = lg_philox(o->seed, LG_PURPOSE_TEST, n, 1 << 20);
+    char name[64], text[128];
+    int bytes =
+        snprintf(text, sizeof text, "a %s %s beside a %s %s", COLOUR[p.v[0] % LG_ARRAY_LEN(COLOUR)],
+                 THING[p.v[1] % LG_ARRAY_LEN(THING)], COLOUR[p.v[2] % LG_ARRAY_LEN(COLOUR)],
+                 THING[p.v[3] % LG_ARRAY_LEN(THING)]);
+    snprintf(name, sizeof name, "%08" PRIu64 ".txt", n);
+    LG_TRY(lg_tar_writer_add(w, name, text, (size_t)bytes));
+    bytes = snprintf(text, sizeof text, "%u",
+                     (unsigned)(lg_philox(o->seed, LG_PURPOSE_TEST, n, 1 << 21).v[0] %
+                                (unsigned long)o->classes));
+    snprintf(name, sizeof name, "%08" PRIu64 ".cls", n);
+    LG_TRY(lg_tar_writer_add(w, name, text, (size_t)bytes));
+    return 0;
+}
+
+static int make_data(const struct options *o, bool pictures)
+{
+    size_t room_bytes = pictures ? (size_t)(o->size * o->size * 3)
+                                 : (size_t)(o->channels * o->size * o->size) * sizeof(float);
+    uint8_t *room = malloc(room_bytes);
+    LG_ASSERT(room);
+    lg_tar_writer *w = NULL;
+    int rc = 0;
+    for (long n = 0; n < o->count && rc == 0; n++) {
+        if (n % o->per_shard == 0) {
+            char path[LG_PATH_BYTES];
+            if (w) LG_TRY_GOTO(rc, lg_tar_writer_finish(&w), out);
+            LG_TRY_GOTO(rc, lg_path(path, "%s/noise-%05ld.tar", o->dir, n / o->per_shard), out);
+            LG_TRY_GOTO(rc, lg_tar_writer_open(path, &w), out);
+        }
+        rc = pictures ? add_picture(o, w, (uint64_t)n, room) : add_latent(o, w, (uint64_t)n, room);
+        if (rc == 0) rc = add_texts(o, w, (uint64_t)n);
+    }
+    if (rc == 0) LG_TRY_GOTO(rc, lg_tar_writer_finish(&w), out);
+out:
+    lg_tar_writer_abort(&w);
+    free(room);
+    return rc;
+}
+
+/* ---- start ---- */
+
+static int parse_dtype(const char *name, lg_dtype *ret)
+{
+    static const lg_dtype KNOWN[] = {LG_F32, LG_F16, LG_BF16};
+    for (size_t i = 0; i < LG_ARRAY_LEN(KNOWN); i++)
+        if (!strcmp(name, lg_dtype_name(KNOWN[i]))) {
+            *ret = KNOWN[i];
+            return 0;
+        }
+    return LG_FAIL(LG_ERR_USAGE, "no type \"%s\": f32, f16 and bf16 exist", name);
+}
+
+static int check_range(const char *what, long v, long min, long max)
+{
+    if (v >= min && v <= max) return 0;
+    return LG_FAIL(LG_ERR_USAGE, "--%s %ld: %ld to %ld are possible", what, v, min, max);
+}
+
+static int run(struct options *o)
+{
+    lg_dtype dtype = LG_BF16;
+    LG_TRY(parse_dtype(o->dtype, &dtype));
+    bool pictures = !strcmp(o->kind, "pictures"), latents = !strcmp(o->kind, "latents");
+    bool vae = !strcmp(o->kind, "vae");
+    if (!pictures && !latents && !vae && strcmp(o->kind, "t5") != 0)
+        return LG_FAIL(LG_ERR_USAGE, "\"%s\" cannot be made: vae, t5, pictures and latents can",
+                       o->kind);
+    if (!pictures && !latents) {
+        LG_TRY(lg_mkdirs(o->dir));
+        LG_TRY(vae ? make_vae(o, dtype) : make_t5(o, dtype));
+        return 0;
+    }
+    if (!o->size) o->size = pictures ? 256 : 32;
+    LG_TRY(check_range("count", o->count, 1, COUNT_MAX));
+    LG_TRY(check_range("size", o->size, 1, SIDE_MAX));
+    LG_TRY(check_range("channels", o->channels, 1, 1024));
+    LG_TRY(check_range("classes", o->classes, 1, 10000000));
+    LG_TRY(check_range("per-shard", o->per_shard, 1, COUNT_MAX));
+    LG_TRY(lg_mkdirs(o->dir));
+    LG_TRY(make_data(o, pictures));
+    return 0;
+}
+
+/* A whole number of at least 0, else -1. */
+static long number(const char *text)
+{
+    char *end;
+    errno = 0;
+    long v = strtol(text, &end, 10);
+    return errno || end == text || *end || v < 0 ? -1 : v;
+}
+
+static int parse_options(int argc, char **argv, struct options *o)
+{
+    static const struct option known[] = {
+        {"preset", required_argument, NULL, 'p'},    {"spiece", required_argument, NULL, 's'},
+        {"count", required_argument, NULL, 'n'},     {"size", required_argument, NULL, 'z'},
+        {"classes", required_argument, NULL, 'c'},   {"channels", required_argument, NULL, 'h'},
+        {"per-shard", required_argument, NULL, 'm'}, {"seed", required_argument, NULL, 'e'},
+        {"dtype", required_argument, NULL, 'd'},     {0},
+    };
+    for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
+        long *to = c == 'n'   ? &o->count
+                   : c == 'z' ? &o->size
+                   : c == 'c' ? &o->classes
+                   : c == 'h' ? &o->channels
+                              : &o->per_shard;
+        if (c == '?') return -1;
+        if (c == 'p')
+            o->preset = optarg;
+        else if (c == 's')
+            o->spiece = optarg;
+        else if (c == 'd')
+            o->dtype = optarg;
+        else if (c == 'e')
+            o->seed = strtoull(optarg, NULL, 10);
+        else if ((*to = number(optarg)) < 0)
+            return -1;
+    }
+    if (optind != argc - 2) return -1;
+    o->kind = argv[optind];
+    o->dir = argv[optind + 1];
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = {
+        .preset = "", .classes = 1000, .channels = 4, .per_shard = 1000, .dtype = "bf16"};
+    if (parse_options(argc, argv, &o) < 0) {
+        fprintf(stderr,
+                "usage: lg-random-model vae --preset sd|tiny DIR\n"
+                "       lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR\n"
+                "       lg-random-model pictures --count N [--size 256] [--classes 1000] DIR\n"
+                "       lg-random-model latents --count N [--size 32] [--channels 4] "
+                "[--classes 1000] DIR\n"
+                "  all: [--seed 0]   models: [--dtype f32|f16|bf16]   data: [--per-shard 1000]\n");
+        return -LG_ERR_USAGE;
+    }
+    int rc = run(&o);
+    if (rc < 0) fprintf(stderr, "lg-random-model: %s\n", lg_err_text());
+    return -rc;
+}

@@ -1,0 +1,31 @@
+#!/bin/bash
+# lg-random-model: models and data of noise are what the pipeline takes for real ones, and the same
+# command gives the same bytes.
+. "$(dirname "$0")/lib.sh"
+make_one() { "$e2e_build/bin/lg-random-model" "$@"; }
+spiece=$EMOJI/text_encoder/spiece.model
+for d in a b; do
+    check "models $d" make_one vae --preset tiny --dtype f16 "$T/$d/vae"
+    check "text encoder $d" make_one t5 --preset tiny --spiece "$spiece" "$T/$d/t5"
+    check "pictures $d" make_one pictures --count 40 --size 80 --classes 5 --per-shard 15 "$T/$d/pictures"
+    check "latents $d" make_one latents --count 40 --size 8 --classes 5 "$T/$d/latents"
+done
+check "equal commands, equal bytes" diff -r "$T/a" "$T/b"
+make_one latents --count 40 --size 8 --classes 5 --seed 1 "$T/c"
+check "another seed, other bytes" sh -c "! cmp -s '$T/a/latents/noise-00000.tar' '$T/c/noise-00000.tar'"
+expect "shards" 3 "$(ls "$T/a/pictures" | wc -l)"
+expect "vocabulary of the tokenizer" 2048 "$(jq .vocab_size "$T/a/t5/config.json")"
+
+common="--set trainer.max_steps=4 --set model.num_classes=5 --set data.latent_size=8"
+check "trains on the pictures, labels" tiny "$T/class" $common --set data.path="$T/a/pictures" \
+    --set vae.model="$T/a/vae" --set text.model= --set model.kind=dit
+check "trains on the latents, captions" tiny "$T/text" $common --set data.path="$T/a/latents" \
+    --set vae.model= --set text.model="$T/a/t5"
+for run in class text; do
+    expect "$run: every step has a loss, no sample was void" 4 \
+        "$(jq -c 'select(.loss > 0.1 and .loss < 10 and .voids == 0)' "$T/$run/metrics.jsonl" | wc -l)"
+done
+check "a preset that does not exist" sh -c \
+    "'$e2e_build/bin/lg-random-model' vae --preset huge '$T/x' 2>&1 | grep -q 'sd and tiny'"
+check "t5 without a tokenizer" sh -c \
+    "'$e2e_build/bin/lg-random-model' t5 --preset tiny '$T/x' 2>&1 | grep -q spiece"
