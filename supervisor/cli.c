@@ -7,6 +7,7 @@
 #include "supervisor/logs.h"
 #include "supervisor/start.h"
 #include "supervisor/status.h"
+#include "supervisor/top.h"
 #include "supervisor/verify.h"
 #include <errno.h>
 #include <stdio.h>
@@ -24,7 +25,7 @@ struct words {
     int n_places;
     const char *set[SETS_MAX];
     int n_sets;
-    bool detach, json, follow;
+    bool detach, json, follow, once;
 };
 
 struct command {
@@ -82,6 +83,8 @@ static int parse(const char *name, const char *allowed, int argc, char **argv, s
             ret->detach = true;
         } else if (!strcmp(a, "--json") && strstr(allowed, "--json")) {
             ret->json = true;
+        } else if (!strcmp(a, "--once") && strstr(allowed, "--once")) {
+            ret->once = true;
         } else if ((!strcmp(a, "-f") || !strcmp(a, "--follow")) && strstr(allowed, "-f")) {
             ret->follow = true;
         } else {
@@ -139,6 +142,15 @@ static int command_status(int argc, char **argv, int *ret_exit)
     }
     free(st);
     return rc;
+}
+
+static int command_top(int argc, char **argv, int *ret_exit)
+{
+    struct words w;
+    *ret_exit = 0;
+    LG_TRY(parse_one_place("top", "--once", argc, argv, &w));
+    LG_TRY(lg_top(w.place[0], w.once));
+    return 0;
 }
 
 static int command_logs(int argc, char **argv, int *ret_exit)

@@ -15,6 +15,11 @@ before=$(stage_pids "$run") at=$(step_of "$run")
 check "training goes on without lgsup" wait_step "$run" $((at + 8)) 30
 expect "all stages live on" "$before" "$(stage_pids "$run")"
 expect "status names no lgsup" 0 "$(pid_of "$run" lgsup 0)"
+timeout 20 "$LGSUP" top --once "$run" >"$T/top" 2>&1
+expect "top of the orphaned run" 0 $?
+check "top: the window, whose source is ahead of the step" grep -Eq '^window +source +([89]|[1-3][0-9])/32 .*latent +[0-9]+/32 .*text +[0-9]+/32' "$T/top"
+check "top: the parts of the step" grep -Eq '^step time .*data wait .*compute .*checkpoint wait ' "$T/top"
+check "top: every process, lgsup dead" sh -c "grep -c -E '^(loader|text|vae|trainer|ema|ckpt|keeper).* (working|waiting) ' '$T/top' | grep -qx 10 && grep -Eq '^lgsup.0 +- +dead' '$T/top'"
 expect "state of the orphaned run" running "$(status_get "$run" .state)"
 
 tiny_in_background "$run" --set trainer.max_steps=$N

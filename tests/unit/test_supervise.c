@@ -10,6 +10,8 @@
 #include "tests/unit/fake_stage.h"
 #include "tests/unit/scratch.h"
 #include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -279,6 +281,62 @@ static void test_whole_run(void **state)
     assert_exit(RUN("verify", g_run), 0);
     assert_exit(RUN("start", g_file, "--set", "trainer.max_steps=90", "--set", "job.seed=7"), 10);
     assert_output("job.seed");
+}
+
+/* On a terminal: the screen comes, and goes at the key q. */
+static void assert_top_on_a_terminal(void)
+{
+    char text[65536];
+    size_t n = 0;
+    int fd, status = -1;
+    bool shown = false;
+    setenv("TERM", "xterm", 1);
+    struct winsize size = {.ws_row = 40, .ws_col = 140};
+    pid_t pid = forkpty(&fd, NULL, NULL, &size);
+    if (pid == 0) {
+        char *argv[] = {(char *)"lgsup", (char *)"top", g_run, NULL};
+        _exit(lg_cli_main(3, argv));
+    }
+    assert_true(pid > 0);
+    for (int64_t end = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < end;) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        ssize_t got = poll(&p, 1, 100) > 0 ? read(fd, text + n, sizeof text - 1 - n) : 0;
+        n += (size_t)LG_MAX(got, 0);
+        text[n] = 0;
+        if (!shown && strstr(text, "fake: running") && strstr(text, "last beat")) {
+            shown = true;
+            assert_int_equal(write(fd, "q", 1), 1);
+        }
+        if (waitpid(pid, &status, WNOHANG) == pid) break;
+    }
+    close(fd);
+    assert_true(shown);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void test_top(void **state)
+{
+    (void)state;
+    assert_exit(RUN("top", g_run), 8);
+    assert_output("is not a run directory");
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(3);
+    assert_top_on_a_terminal();
+    kill_one("vae", 1);
+    wait_for_output("vae.1: signal 9");
+    kill(g_lgsup, SIGKILL);
+    waitpid(g_lgsup, NULL, 0);
+    g_lgsup = 0;
+    unlink(g_out);
+    assert_exit(RUN("top", "--once", g_run), 0); /* lgsup is dead */
+    assert_output("fake: running");
+    assert_output("lgsup.0            -  dead");
+    assert_output("vae.1: signal 9 (Killed); restarted"); /* the newest event */
+    assert_output("regions 88 B (11)");
+    assert_exit(RUN("stop", g_run), 0);
+    unlink(g_out);
+    assert_exit(RUN("top", g_run), 0); /* no terminal */
+    assert_output("fake: stopped");
 }
 
 static void test_every_role_dies(void **state)
@@ -640,6 +698,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_intensity),
         TEST(test_whole_run),
         TEST(test_every_role_dies),
+        TEST(test_top),
         TEST(test_restart_is_quick),
         TEST(test_new_keeper_is_full),
         TEST(test_keeper_dies_early),
