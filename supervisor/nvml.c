@@ -56,12 +56,12 @@ static bool read_one(unsigned int index, struct lg_gpu *ret)
     return true;
 }
 
-int lg_gpus_read(const char *library, struct lg_gpu ret[LG_GPUS_MAX])
+int lg_gpus_read(const char *library, struct lg_gpu ret[LG_NVML_MAX])
 {
     unsigned int count = 0;
     int n = 0;
     open_library(library);
     if (!g_nvml.ready || g_nvml.count(&count) != 0) return 0;
-    for (unsigned int i = 0; i < count && n < LG_GPUS_MAX; i++) n += read_one(i, &ret[n]);
+    for (unsigned int i = 0; i < count && n < LG_NVML_MAX; i++) n += read_one(i, &ret[n]);
     return n;
 }

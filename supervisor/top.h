@@ -57,7 +57,7 @@ struct lg_top {
     int n_regions;
     /* machine */
     uint64_t host_used_bytes, host_bytes;
-    struct lg_gpu gpu[LG_GPUS_MAX];
+    struct lg_gpu gpu[LG_NVML_MAX];
     int n_gpus;
     char event[LG_TOP_EVENTS][LG_TOP_LINE_BYTES]; /* oldest first */
     int n_events;

@@ -74,7 +74,7 @@ static int teardown(void **state)
 static void test_gpus(void **state)
 {
     (void)state;
-    struct lg_gpu gpu[LG_GPUS_MAX];
+    struct lg_gpu gpu[LG_NVML_MAX];
     assert_int_equal(lg_gpus_read("", gpu), 2);
     assert_string_equal(gpu[0].name, "Pretended 0");
     assert_string_equal(gpu[1].name, "Pretended 2");
