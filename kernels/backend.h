@@ -48,6 +48,18 @@ struct lg_device {
     void (*close)(lg_device *); /* frees the device itself */
 };
 
-/* The one symbol a backend exports. index: the number behind the colon in "cuda:3", else 0. */
+/* The symbol a backend exports. index: the number behind the colon in "cuda:3", else 0. */
 #define LG_BACKEND_OPEN "lg_backend_open"
 typedef int lg_backend_open_fn(int index, const struct lg_device_options *options, lg_device **ret);
+/* And one more where there are devices to tell of (info.h): any of the results may be NULL. */
+#define LG_BACKEND_INFO "lg_backend_info"
+struct lg_device_info;
+typedef int lg_backend_info_fn(int index, int *ret_count, struct lg_device_info *ret);
+
+/* Finds and loads the backend of a device's name and looks a symbol up (*ret_dl: for dlclose; NULL
+ * symbol: LG_ERR_MISMATCH). */
+struct lg_backend {
+    void *dl, *symbol;
+    int index; /* the number behind the colon */
+};
+int lg_backend_load(const char *device_name, const char *symbol, struct lg_backend *ret);

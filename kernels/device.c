@@ -69,12 +69,12 @@ static int find_backend(const char *backend, char ret_path[LG_PATH_BYTES])
         backend, backend, dir);
 }
 
-int lg_device_open(const char *name, const struct lg_device_options *options, lg_device **ret)
+int lg_backend_load(const char *device_name, const char *symbol, struct lg_backend *ret)
 {
     const char *backend = NULL;
     int index = 0;
     char path[LG_PATH_BYTES];
-    LG_TRY(parse_name(name, &backend, &index));
+    LG_TRY(parse_name(device_name, &backend, &index));
     LG_TRY(find_backend(backend, path));
     /* Read by OpenMP when it is loaded. Stages share the cores: a thread that spins at a barrier takes
      * the core from whoever would end the wait. (The operations' tests on two loaded cores: 7.0 s of
@@ -82,26 +82,35 @@ int lg_device_open(const char *name, const struct lg_device_options *options, lg
     setenv("OMP_WAIT_POLICY", "passive", 0);
     void *dl = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!dl) return LG_FAIL(LG_ERR_FAILED, "cannot load the backend %s: %s", path, dlerror());
-    lg_backend_open_fn *open_fn;
-    *(void **)&open_fn = dlsym(dl, LG_BACKEND_OPEN);
-    if (!open_fn) {
+    void *found = dlsym(dl, symbol);
+    if (!found) {
         dlclose(dl);
         return LG_FAIL(LG_ERR_MISMATCH, "%s exports no %s: not a backend of this build", path,
-                       LG_BACKEND_OPEN);
+                       symbol);
     }
+    *ret = (struct lg_backend){.dl = dl, .symbol = found, .index = index};
+    return 0;
+}
+
+int lg_device_open(const char *name, const struct lg_device_options *options, lg_device **ret)
+{
+    struct lg_backend backend;
+    LG_TRY(lg_backend_load(name, LG_BACKEND_OPEN, &backend));
+    lg_backend_open_fn *open_fn;
+    *(void **)&open_fn = backend.symbol;
     struct lg_device_options defaults = {0};
     if (options) defaults = *options;
     if (defaults.threads <= 0) defaults.threads = 1;
     lg_device *d = NULL;
-    int rc = open_fn(index, &defaults, &d);
+    int rc = open_fn(backend.index, &defaults, &d);
     if (rc < 0) {
-        dlclose(dl);
+        dlclose(backend.dl);
         return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     }
     LG_ASSERT(d && d->ops && d->scratch_bytes && d->alloc && d->free && d->stream_open &&
               d->stream_close && d->sync && d->upload && d->download && d->zero && d->copy &&
               d->close);
-    d->dl = dl;
+    d->dl = backend.dl;
     d->allocations = NULL;
     d->n_allocations = 0;
     *ret = d;

@@ -34,12 +34,18 @@ static bool resolve(struct lg_cudnn *c)
     return true;
 }
 
-int lg_cudnn_open(lg_cuda_device *d, struct lg_cudnn **ret)
+const char *lg_cudnn_file(void)
 {
     const char *named = getenv("LG_CUDNN");
-    const char *path = named && *named ? named : "libcudnn.so.9";
+    if (!named || !*named) return "libcudnn.so.9";
+    return strcmp(named, "none") ? named : NULL;
+}
+
+int lg_cudnn_open(lg_cuda_device *d, struct lg_cudnn **ret)
+{
+    const char *named = getenv("LG_CUDNN"), *path = lg_cudnn_file();
     *ret = NULL;
-    if (!strcmp(path, "none")) return 0;
+    if (!path) return 0;
     struct lg_cudnn *c = calloc(1, sizeof *c);
     if (!c) return LG_FAIL(LG_ERR_NOSPACE, "no memory for cuDNN's plans");
     pthread_mutex_init(&c->mutex, NULL);

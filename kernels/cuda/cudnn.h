@@ -10,6 +10,8 @@ extern "C" {
 int lg_cudnn_open(lg_cuda_device *d, struct lg_cudnn **ret);
 void lg_cudnn_close(struct lg_cudnn **c);
 size_t lg_cudnn_version(const struct lg_cudnn *c); /* 0: none */
+/* What is opened: $LG_CUDNN, else libcudnn.so.9; NULL where $LG_CUDNN is "none". */
+const char *lg_cudnn_file(void);
 
 /* Scratch bytes, 0 when cuDNN does not do it. */
 size_t lg_cudnn_attention_forward_scratch(lg_cuda_device *d,

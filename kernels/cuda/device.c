@@ -9,6 +9,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/cudnn.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/info.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,34 +159,6 @@ static int parse_precision(const char *name, lg_dtype *ret_dtype, bool *ret_tf32
     return LG_FAIL(LG_ERR_CONFIG, "unknown precision \"%s\": fp32, tf32, bf16 or fp16", name);
 }
 
-/* Is there such a GPU, and will this build run on it? */
-static int check_gpu(int index, struct cudaDeviceProp *ret)
-{
-    int count = 0, driver = 0;
-    cudaError_t e = cudaGetDeviceCount(&count);
-    cudaDriverGetVersion(&driver);
-    if (e == cudaErrorInsufficientDriver || (e != cudaSuccess && driver && driver < CUDART_VERSION))
-        return LG_FAIL(LG_ERR_CONFIG,
-                       "the NVIDIA driver knows CUDA %d.%d at most, this build needs %d.%d: update "
-                       "the driver",
-                       driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
-                       CUDART_VERSION % 1000 / 10);
-    if (e != cudaSuccess || count == 0)
-        return LG_FAIL(LG_ERR_NOTFOUND, "no NVIDIA GPU here (%s); use device = \"host\"",
-                       cudaGetErrorString(e));
-    if (index >= count)
-        return LG_FAIL(LG_ERR_CONFIG, "no cuda:%d: this machine has %d GPU%s, from cuda:0 on",
-                       index, count, count == 1 ? "" : "s");
-    if (cudaGetDeviceProperties(ret, index) != cudaSuccess)
-        return LG_FAIL(LG_ERR_FAILED, "cuda:%d does not answer: see nvidia-smi", index);
-    if (ret->major != 9 || ret->minor != 0)
-        return LG_FAIL(LG_ERR_CONFIG,
-                       "cuda:%d is a %s (compute capability %d.%d); this build is for 9.0 (H100, "
-                       "H200)",
-                       index, ret->name, ret->major, ret->minor);
-    return 0;
-}
-
 static void device_close(lg_device *base)
 {
     lg_cuda_device *d = (lg_cuda_device *)base;
@@ -223,12 +196,8 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
     lg_dtype dtype;
     bool tf32;
     LG_TRY(parse_precision(precision, &dtype, &tf32));
-    LG_TRY(check_gpu(index, &gpu));
-    cudaError_t e = cudaSetDevice(index);
-    if (e == cudaSuccess) e = cudaFree(NULL); /* makes the context */
-    if (e != cudaSuccess)
-        return LG_FAIL(LG_ERR_NOSPACE, "no context on cuda:%d: %s; see nvidia-smi who holds it",
-                       index, cudaGetErrorString(e));
+    LG_TRY(lg_cuda_find_gpu(index, &gpu));
+    LG_TRY(lg_cuda_context(index));
     lg_cuda_device *d = calloc(1, sizeof *d);
     if (!d) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a device");
     d->index = index;
