@@ -21,6 +21,7 @@ struct lg_bus {
     int index;
     lg_incarnation incarnation;
     char runtime_dir[LG_IPC_PATH_MAX + 1];
+    bool follows[LG_ROLE_COUNT][LG_INSTANCES_MAX];
 };
 
 static const struct {
@@ -39,11 +40,25 @@ static int wake_address(const char *runtime_dir, lg_role role, int index,
     return lg_socket_address(runtime_dir, name, ret);
 }
 
-int lg_bus_connect(lg_bus *b, lg_role role, int index)
+static bool has_edge(lg_role from, lg_role to)
+{
+    for (size_t e = 0; e < LG_ARRAY_LEN(g_edges); e++)
+        if (g_edges[e].from == from && g_edges[e].to == to) return true;
+    return false;
+}
+
+int lg_bus_follow(lg_bus *b, lg_role role, int index, bool there)
 {
     char address[LG_IPC_PATH_MAX + 8];
+    LG_ASSERT(role < LG_ROLE_COUNT && index >= 0 && index < LG_INSTANCES_MAX);
+    if (!has_edge(role, b->role) || (role == b->role && index == b->index)) return 0;
+    if (b->follows[role][index] == there) return 0;
     LG_TRY(wake_address(b->runtime_dir, role, index, address));
-    LG_TRY(lg_socket_connect(b->sub, address));
+    if (there)
+        LG_TRY(lg_socket_connect(b->sub, address));
+    else
+        zmq_disconnect(b->sub, address); /* fails only when it was not connected */
+    b->follows[role][index] = there;
     return 0;
 }
 
@@ -55,12 +70,8 @@ static int open_wakes(lg_bus *b, const lg_plan *plan)
     LG_TRY(lg_socket_bind(b->pub, address));
     LG_TRY(lg_socket_new(b->context, ZMQ_SUB, &b->sub));
     LG_ASSERT(zmq_setsockopt(b->sub, ZMQ_SUBSCRIBE, "", 0) == 0);
-    for (size_t e = 0; e < LG_ARRAY_LEN(g_edges); e++) {
-        if (g_edges[e].to != b->role) continue;
-        for (int i = 0; i < plan->instances[g_edges[e].from]; i++)
-            if (g_edges[e].from != b->role || i != b->index)
-                LG_TRY(lg_bus_connect(b, g_edges[e].from, i));
-    }
+    for (int r = 0; r < LG_ROLE_COUNT; r++)
+        for (int i = 0; i < plan->instances[r]; i++) LG_TRY(lg_bus_follow(b, (lg_role)r, i, true));
     return 0;
 }
 

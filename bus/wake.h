@@ -5,7 +5,7 @@
  *
  * Edges: each instance binds one PUB socket, RUNTIME/wake.<role>.<index>, and subscribes to the
  * roles that edges.def lists for it (all instances that the plan knows; later ones by
- * lg_bus_connect). Each instance has one DEALER to lgsup's ROUTER, RUNTIME/lgsup. All sockets have
+ * lg_bus_follow). Each instance has one DEALER to lgsup's ROUTER, RUNTIME/lgsup. All sockets have
  * a high-water mark and linger 0; reconnects are tried every 10 ms.
  */
 #pragma once
@@ -23,8 +23,10 @@ struct lg_bus_spec {
 };
 int lg_bus_open(const struct lg_bus_spec *spec, lg_bus **ret);
 void lg_bus_close(lg_bus **b);
-/* Listens to one more instance, one that the plan did not count. Listening twice is harmless. */
-int lg_bus_connect(lg_bus *b, lg_role role, int index);
+/* Listens to one more instance, one that the plan did not count, or, with there = false, no longer to
+ * one that has left. Without effect where no edge leads from that role to this one, or when it is so
+ * already. */
+int lg_bus_follow(lg_bus *b, lg_role role, int index, bool there);
 /* Wakes everybody who listens to this instance. Never blocks. */
 void lg_bus_notify(lg_bus *b);
 /* Sleeps until somebody notifies, lgsup sends something, or timeout_ms is over. Drains all pending

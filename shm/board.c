@@ -95,6 +95,8 @@ static int describe(lg_board *b, const struct lg_board_spec *spec)
     s->checkpoint_every = spec->checkpoint_every;
     s->ranks = p->instances[LG_ROLE_trainer];
     s->has_ema = p->instances[LG_ROLE_ema] > 0;
+    for (int r = 0; r < LG_ROLE_COUNT; r++)
+        atomic_store_explicit(&s->wanted[r], (uint32_t)p->instances[r], memory_order_relaxed);
     atomic_store(&s->next_counter, 1);
     s->magic = BOARD_MAGIC;
     return 0;
@@ -243,6 +245,20 @@ void lg_board_bury(lg_board *b, lg_incarnation who)
                                                   memory_order_acq_rel, memory_order_acquire))
             return;
     }
+}
+
+void lg_board_vacate(lg_board *b, lg_incarnation who)
+{
+    struct lg_board_row *row = row_of(b, who);
+    uint64_t old = atomic_load_explicit(&row->life, memory_order_acquire);
+    if (life_incarnation(old) != who) return;
+    /* Before the life word: once that is empty the row may be given to another. */
+    atomic_store_explicit(&row->pid, 0, memory_order_relaxed);
+    atomic_store_explicit(&row->start_time, 0, memory_order_relaxed);
+    while (life_incarnation(old) == who)
+        if (atomic_compare_exchange_weak_explicit(&row->life, &old, life_of(0, 0, LG_LIFE_NONE),
+                                                  memory_order_acq_rel, memory_order_acquire))
+            return;
 }
 
 lg_incarnation lg_board_life(lg_board *b, lg_role role, int index, lg_life *ret_state)

@@ -17,6 +17,16 @@
  *  5. verdict[s % LG_VERDICTS]: any rank, once, by compare-and-swap from an older step's value.
  *  6. Figures for people (heartbeat, phase, progress, metrics) are relaxed; nothing is decided by
  * them except that lgsup kills what hangs.
+ *  7. How lgsup steers one process; each word names an incarnation, so that it never speaks to a
+ *     later process of the row. row.leave: that incarnation exits 0 as soon as it has finished what
+ *     it has begun (a claimed chunk, a checkpoint), with phase DONE. lgsup dying after the store: it
+ *     leaves all the same, and the next lgsup decides by `wanted` whether another takes the place.
+ *  8. A process that is to take over logical instance K of its role while another still is K stands
+ *     by in a spare row J of the role: row J.stands_by names it. It is complete (J.ready) but works
+ *     at nothing. When K's process is gone lgsup enlists a new incarnation k in row K and stores
+ *     J.takes = k; the stander vacates row J, joins row K as k (rule 2: by compare-and-swap) and
+ *     works. lgsup dying before the store: the next one ends the stander, K is started anew. After
+ *     it: the stander has joined and is adopted as K, or finds k DEAD and exits.
  */
 #pragma once
 #include "config/plan.h"
@@ -47,7 +57,12 @@ typedef enum lg_run_state {
 } lg_run_state;
 const char *lg_run_state_name(lg_run_state s); /* "running" */
 
-enum lg_verdict_flag { LG_VERDICT_GO = 1, LG_VERDICT_CHECKPOINT = 2, LG_VERDICT_STOP = 4 };
+enum lg_verdict_flag {
+    LG_VERDICT_GO = 1,
+    LG_VERDICT_CHECKPOINT = 2,
+    LG_VERDICT_STOP = 4,
+    LG_VERDICT_YIELD = 8, /* ranks that shall leave do so before this step (board.h, rule 7) */
+};
 enum { LG_VERDICTS = 64, LG_VERDICT_BITS = 8 };
 
 struct lg_board_row {
@@ -59,6 +74,10 @@ struct lg_board_row {
     _Atomic(int64_t) heartbeat_ns;
     _Atomic(uint32_t) phase; /* lg_phase */
     _Atomic(uint32_t) ready; /* incarnation that finished its setup */
+    /* lgsup steers (rules 7 and 8) */
+    _Atomic(uint32_t) leave;     /* this incarnation shall leave */
+    _Atomic(uint32_t) stands_by; /* this incarnation waits to take another row of its role */
+    _Atomic(uint32_t) takes;     /* the incarnation that it becomes; 0: not yet */
     /* progress */
     _Atomic(lg_mark) commit;  /* trainer: state committed; ema: EMA state committed */
     _Atomic(lg_mark) grads;   /* trainer: gradients of step s lie in the grad region: mark_of(s) */
@@ -96,7 +115,12 @@ struct lg_board_shared {
     _Atomic(uint32_t) drain;        /* lgsup: 1 asks the ranks for a STOP verdict */
     _Atomic(uint32_t) quit;         /* lgsup: 1 asks every stage to exit 0 now (the run is over) */
     _Atomic(uint32_t) keeper_epoch; /* lgsup: grows with each new keeper: stages deposit again */
-    char cause[LG_CAUSE_BYTES];     /* lgsup: why it parked or failed */
+    _Atomic(uint32_t) yield; /* lgsup: 1 asks for a YIELD verdict: ranks told to leave go there */
+    _Atomic(uint32_t) members_epoch; /* lgsup: grows when rows are filled or vacated for good */
+    /* lgsup: instances that shall run; from the plan, then by `lgsup scale`. A later lgsup makes it
+     * so, wherever its predecessor has died. */
+    _Atomic(uint32_t) wanted[LG_ROLES_MAX];
+    char cause[LG_CAUSE_BYTES];             /* lgsup: why it parked or failed */
     _Atomic(uint64_t) verdict[LG_VERDICTS]; /* step << LG_VERDICT_BITS | flags; 0: none */
     struct lg_board_metrics metrics;
     _Alignas(128) struct lg_board_row row[LG_ROWS];
@@ -132,6 +156,9 @@ lg_incarnation lg_board_enlist(lg_board *b, lg_role role, int index);
 int lg_board_join(lg_board *b, lg_incarnation me);
 /* lgsup, when the pidfd has fired. No effect when the row carries another incarnation. */
 void lg_board_bury(lg_board *b, lg_incarnation who);
+/* lgsup, when the pidfd has fired and nobody is to follow; or a stander for its own row (rule 8):
+ * the row is empty again, its figures and marks stay. No effect when it carries another. */
+void lg_board_vacate(lg_board *b, lg_incarnation who);
 /* Rule 3. Costs system calls when the row still carries `who`; never blocks. */
 bool lg_board_is_dead(lg_board *b, lg_incarnation who);
 /* {incarnation, state} of a row. */

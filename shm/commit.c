@@ -86,6 +86,7 @@ unsigned lg_commit_decide(lg_board *b, uint64_t step)
     bool due = s->checkpoint_every > 0 && (step + 1) % (uint64_t)s->checkpoint_every == 0;
     unsigned flags = LG_VERDICT_GO;
     if (stop) flags |= LG_VERDICT_STOP;
+    if (atomic_load_explicit(&s->yield, memory_order_acquire)) flags |= LG_VERDICT_YIELD;
     if (stop || (due && !checkpoint_pending(b, step))) flags |= LG_VERDICT_CHECKPOINT;
 
     _Atomic(uint64_t) *word = &s->verdict[step % LG_VERDICTS];
@@ -166,6 +167,15 @@ struct lg_action lg_trainer_next(lg_board *b, int rank)
         return wait_for(s, "sums of the other ranks");
     const char *floor = update_floor(b, s);
     return floor ? wait_for(s, floor) : act(LG_DO_UPDATE, s);
+}
+
+/* lgsup stores row.leave of every rank before `yield`, so whoever sees a YIELD verdict sees its own
+ * row.leave too: nobody begins that step and then leaves in the middle of it. */
+bool lg_trainer_may_leave(lg_board *b, int rank)
+{
+    struct lg_action a = lg_trainer_next(b, rank);
+    if (a.kind == LG_DO_DONE) return true;
+    return a.kind == LG_DO_FORWARD && (lg_commit_verdict(b, a.step) & LG_VERDICT_YIELD);
 }
 
 /* EMA. */

@@ -63,11 +63,14 @@ struct lg_action lg_ckpt_next(lg_board *b);
 
 /* Sets verdict[s] if nobody has; returns the flags in force. CHECKPOINT when (s + 1) is a multiple
  * of checkpoint_every, the last step or a drain, unless an earlier checkpoint is not published yet
- * (then only for the last step and a drain); STOP for the last step and a drain. Call it when
- * lg_trainer_next() says so. */
+ * (then only for the last step and a drain); STOP for the last step and a drain; YIELD when lgsup
+ * asks for it. Call it when lg_trainer_next() says so. */
 unsigned lg_commit_decide(lg_board *b, uint64_t step);
 /* Flags of step s, 0 when none are set (or the ring has moved on). */
 unsigned lg_commit_verdict(lg_board *b, uint64_t step);
+/* May a rank that shall leave go now? Only between steps: before FORWARD of a step whose verdict says
+ * YIELD, so that all ranks that leave do it at the same state; or when nothing is left to do. */
+bool lg_trainer_may_leave(lg_board *b, int rank);
 /* True when the run's final state is known (a STOP verdict, or nothing to do from the start);
  * *ret_state gets it, else it is untouched. */
 bool lg_commit_final(lg_board *b, uint64_t *ret_state);

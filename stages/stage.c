@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include <cjson/cJSON.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -37,6 +38,25 @@ static int read_line(char ret[LG_PATH_BYTES], const char *fmt, const char *dir)
     return 0;
 }
 
+/* The instance index of the row that this process fills now: another than its own while it stands by. */
+static int row_index(const lg_stage *st)
+{
+    return lg_incarnation_row(st->me) % LG_INSTANCES_MAX;
+}
+
+static int open_bus(lg_stage *st)
+{
+    LG_TRY(lg_bus_open(&(struct lg_bus_spec){.runtime_dir = st->runtime_dir,
+                                             .role = st->role,
+                                             .index = row_index(st),
+                                             .incarnation = st->me,
+                                             .plan = &st->plan},
+                       &st->bus));
+    st->members_epoch = 0;
+    lg_bus_hello(st->bus);
+    return 0;
+}
+
 static int attach(lg_stage *st)
 {
     char path[LG_PATH_BYTES];
@@ -48,17 +68,15 @@ static int attach(lg_stage *st)
     LG_TRY(lg_path(st->keeper, "%s/keeper", st->runtime_dir));
     LG_TRY(lg_path(path, "%s/board", st->run_dir));
     LG_TRY(lg_board_open(path, st->plan.hash, &st->board));
+    if (lg_incarnation_row(st->me) / LG_INSTANCES_MAX != (int)st->role)
+        return LG_FAIL(LG_ERR_USAGE, "this program is %s, but incarnation %u is one of %s",
+                       lg_role_program(st->role), st->me,
+                       lg_role_program((lg_role)(lg_incarnation_row(st->me) / LG_INSTANCES_MAX)));
     LG_TRY(lg_board_join(st->board, st->me));
-    st->row = lg_board_row(st->board, st->role, st->index);
+    st->row = lg_board_row(st->board, st->role, row_index(st));
     st->keeper_epoch = atomic_load(&st->board->s->keeper_epoch);
     lg_board_beat(st->row, LG_PHASE_SETUP);
-    LG_TRY(lg_bus_open(&(struct lg_bus_spec){.runtime_dir = st->runtime_dir,
-                                             .role = st->role,
-                                             .index = st->index,
-                                             .incarnation = st->me,
-                                             .plan = &st->plan},
-                       &st->bus));
-    lg_bus_hello(st->bus);
+    LG_TRY(open_bus(st));
     return 0;
 }
 
@@ -87,10 +105,89 @@ static void add_time(_Atomic(uint64_t) *to, int64_t ns)
     atomic_fetch_add_explicit(to, (uint64_t)ns, memory_order_relaxed);
 }
 
+/* Instances come and go by `lgsup scale`: listen to those that are there. */
+static void follow_members(lg_stage *st)
+{
+    uint32_t epoch = atomic_load_explicit(&st->board->s->members_epoch, memory_order_acquire);
+    if (epoch == st->members_epoch) return;
+    st->members_epoch = epoch;
+    for (int r = 0; r < LG_ROLE_keeper; r++)
+        for (int k = 0; k < LG_INSTANCES_MAX; k++) {
+            lg_life life;
+            lg_board_life(st->board, (lg_role)r, k, &life);
+            if (lg_bus_follow(st->bus, (lg_role)r, k, life != LG_LIFE_NONE) < 0)
+                lg_log_error("cannot listen to an instance: its wake-ups come late");
+        }
+}
+
+static bool told_to_leave(const lg_stage *st)
+{
+    return atomic_load_explicit(&st->row->leave, memory_order_acquire) == st->me;
+}
+
+static bool leaves_now(lg_stage *st)
+{
+    if (!told_to_leave(st)) return false;
+    if (st->role == LG_ROLE_trainer && !lg_trainer_may_leave(st->board, st->index)) return false;
+    lg_board_beat(st->row, LG_PHASE_DONE);
+    lg_log(LG_INFO, "leaves: another takes the place, or fewer are wanted");
+    return true;
+}
+
+/* While it stood by, its words went to a file of their own. */
+static void join_log(const lg_stage *st)
+{
+    char path[LG_PATH_BYTES];
+    if (lg_path(path, "%s/logs/%s.%d.log", st->run_dir, lg_role_name(st->role), st->index) < 0)
+        return;
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (fd < 0) return;
+    dup2(fd, STDOUT_FILENO);
+    dup2(fd, STDERR_FILENO);
+    close(fd);
+}
+
+static int take_over(lg_stage *st, lg_incarnation as)
+{
+    int64_t start = lg_now_ns();
+    lg_board_vacate(st->board, st->me);
+    st->me = as;
+    LG_TRY(lg_board_join(st->board, as));
+    st->row = lg_board_row(st->board, st->role, st->index);
+    LG_ASSERT(row_index(st) == st->index);
+    join_log(st);
+    lg_bus_close(&st->bus);
+    LG_TRY(open_bus(st));
+    lg_log(LG_INFO, "took over in %.1f ms", (double)(lg_now_ns() - start) / LG_MS_NS);
+    return 0;
+}
+
+/* *ret_go: false when it is not wanted any more. */
+static int stand_by(lg_stage *st, bool *ret_go)
+{
+    atomic_store_explicit(&st->row->ready, st->me, memory_order_release);
+    lg_bus_ready(st->bus);
+    lg_log(LG_INFO, "stands by for %s.%d", lg_role_name(st->role), st->index);
+    *ret_go = false;
+    while (!should_quit(st) && !told_to_leave(st)) {
+        lg_incarnation as = atomic_load_explicit(&st->row->takes, memory_order_acquire);
+        if (as) {
+            *ret_go = true;
+            LG_TRY(take_over(st, as));
+            return 0;
+        }
+        lg_board_beat(st->row, LG_PHASE_WAITING);
+        refill_keeper(st);
+        lg_bus_wait(st->bus, IDLE_MS);
+    }
+    return 0;
+}
+
 static int loop(lg_stage *st, const struct lg_stage_def *def)
 {
-    while (!should_quit(st)) {
+    while (!should_quit(st) && !leaves_now(st)) {
         int64_t start = lg_now_ns();
+        follow_members(st);
         lg_board_beat(st->row, LG_PHASE_WORKING);
         int rc = def->step(st);
         if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
@@ -109,7 +206,12 @@ static int work(lg_stage *st, const struct lg_stage_def *def)
 {
     int64_t start = lg_now_ns();
     LG_TRY(attach(st));
+    bool stands_by = row_index(st) != st->index, cold = st->role == LG_ROLE_trainer, go = true;
+    if (stands_by && cold) LG_TRY(stand_by(st, &go));
+    if (!go) return 0;
     LG_TRY(def->open(st));
+    if (stands_by && !cold) LG_TRY(stand_by(st, &go));
+    if (!go) return 0;
     atomic_store_explicit(&st->row->ready, st->me, memory_order_release);
     lg_bus_ready(st->bus);
     lg_log(LG_INFO, "ready after %.1f ms", (double)(lg_now_ns() - start) / LG_MS_NS);

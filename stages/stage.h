@@ -14,6 +14,15 @@
  * bus until somebody notifies, IDLE_MS at most, and looks again. It returns LG_STEP_DONE when
  * nothing will ever be left to do; the stage then waits for lgsup's word to exit. Negative codes
  * end the process: exit code = -code.
+ *
+ * Between two calls of step() a stage holds nothing that another would have to wait for: no claim, no
+ * half-written file. There it leaves when lgsup asks this process to (shm/board.h, rule 7); a trainer
+ * rank only between steps (lg_trainer_may_leave).
+ *
+ * A process whose incarnation lies in another row than (role, index) stands by (rule 8): it opens
+ * everything, says that it is ready, and takes over when its predecessor has gone. A trainer rank
+ * only attaches and opens after it has taken over: its private memory would not fit twice beside the
+ * other's, and metrics.jsonl has one writer.
  */
 #pragma once
 #include "bus/wake.h"
@@ -43,7 +52,7 @@ typedef struct lg_stage {
     void *state;                /* the role's own */
     lg_region *region[512];     /* all regions opened, to deposit again */
     int n_regions;
-    uint32_t keeper_epoch;
+    uint32_t keeper_epoch, members_epoch;
 } lg_stage;
 
 struct lg_stage_bytes {

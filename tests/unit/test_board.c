@@ -119,6 +119,29 @@ static void test_incarnations(void **state)
 
 /* A child of a supervisor that died: the next one buries it before it has joined. It must not
  * write anything, least of all into its successor's row. */
+/* A row that nobody follows in is as it was before anybody came; a later one is not touched. */
+static void test_vacate(void **state)
+{
+    (void)state;
+    lg_life life;
+    lg_incarnation a = lg_board_enlist(f.board, LG_ROLE_vae, 3);
+    struct lg_board_row *row = lg_board_row(f.board, LG_ROLE_vae, 3);
+    assert_int_equal(lg_board_join(f.board, a), 0);
+    atomic_store(&row->samples, 5);
+    lg_board_vacate(f.board, a);
+    assert_int_equal(lg_board_life(f.board, LG_ROLE_vae, 3, &life), 0);
+    assert_int_equal(life, LG_LIFE_NONE);
+    assert_int_equal(atomic_load(&row->pid), 0);
+    assert_int_equal(atomic_load(&row->samples), 5);
+    assert_true(lg_board_is_dead(f.board, a)); /* its claims pass on */
+    lg_incarnation c = lg_board_enlist(f.board, LG_ROLE_vae, 3);
+    assert_int_equal(lg_board_join(f.board, c), 0);
+    lg_board_vacate(f.board, a);
+    assert_int_equal(lg_board_life(f.board, LG_ROLE_vae, 3, &life), c);
+    assert_int_equal(life, LG_LIFE_RUNNING);
+    assert_int_equal(atomic_load(&row->pid), getpid());
+}
+
 static void test_late_child_writes_nothing(void **state)
 {
     struct lg_board_row *row = lg_board_row(f.board, LG_ROLE_text, 3);
@@ -214,14 +237,9 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_create_and_open),
-        T(test_refusals),
-        T(test_create_replaces_whole),
-        T(test_incarnations),
-        T(test_late_child_writes_nothing),
-        T(test_death_by_pidfd),
-        T(test_reused_pid),
-        T(test_global_commit),
+        T(test_create_and_open), T(test_refusals),   T(test_create_replaces_whole),
+        T(test_incarnations),    T(test_vacate),     T(test_late_child_writes_nothing),
+        T(test_death_by_pidfd),  T(test_reused_pid), T(test_global_commit),
         T(test_speed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

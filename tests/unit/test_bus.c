@@ -175,6 +175,27 @@ static void test_replacement_is_heard(void **state)
     lg_bus_close(&to);
 }
 
+/* An instance that the plan did not count: heard once it is followed, not any more once it is not. */
+static void test_later_member(void **state)
+{
+    (void)state;
+    lg_bus *to = open_as(LG_ROLE_trainer, 0, 3), *from = open_as(LG_ROLE_vae, 9, 2);
+    for (int i = 0; i < 5; i++) {
+        lg_bus_notify(from);
+        assert_int_equal(lg_bus_wait(to, 10), 0);
+    }
+    assert_int_equal(lg_bus_follow(to, LG_ROLE_vae, 9, true), 0);
+    assert_int_equal(lg_bus_follow(to, LG_ROLE_vae, 9, true), 0);
+    connect_edge(from, to);
+    assert_int_equal(lg_bus_follow(to, LG_ROLE_vae, 9, false), 0);
+    while (lg_bus_wait(to, 50)) continue;
+    lg_bus_notify(from);
+    assert_int_equal(lg_bus_wait(to, 50), 0);
+    assert_int_equal(lg_bus_follow(to, LG_ROLE_keeper, 0, true), 0); /* no such edge: nothing */
+    lg_bus_close(&from);
+    lg_bus_close(&to);
+}
+
 static void test_no_edge_no_wake(void **state)
 {
     (void)state;
@@ -283,6 +304,7 @@ int main(void)
         cmocka_unit_test(test_message_refuses_damage),
         cmocka_unit_test(test_hand_off),
         cmocka_unit_test(test_replacement_is_heard),
+        cmocka_unit_test(test_later_member),
         cmocka_unit_test(test_no_edge_no_wake),
         cmocka_unit_test(test_line_to_lgsup),
         cmocka_unit_test(test_ask),

@@ -215,6 +215,33 @@ static void test_drain(void **state)
     assert_int_equal(final, 2);
 }
 
+/* Ranks that are told to leave go at the same state: before the first step whose verdict says so. */
+static void test_yield(void **state)
+{
+    (void)state;
+    begin(2, 0, 100, 0);
+    init();
+    lg_commit_decide(b, 0);
+    lg_trainer_mark_grads(b, 0, 0, 0);
+    atomic_store(&shared.yield, 1);
+    for (int r = 0; r < 2; r++) assert_false(lg_trainer_may_leave(b, r)); /* step 0 is under way */
+    lg_trainer_mark_grads(b, 1, 0, 0);
+    for (int r = 0; r < 2; r++) lg_trainer_mark_partial(b, r, 0, 0);
+    assert_false(lg_trainer_may_leave(b, 0));
+    lg_trainer_mark_commit(b, 0, 0);
+    assert_false(lg_trainer_may_leave(b, 0)); /* the other one may need it to live: not yet */
+    lg_trainer_mark_commit(b, 1, 0);
+    assert_action(lg_trainer_next(b, 1), LG_DO_DECIDE, 1);
+    assert_false(lg_trainer_may_leave(b, 1));
+    assert_int_equal(lg_commit_decide(b, 1), LG_VERDICT_GO | LG_VERDICT_YIELD);
+    for (int r = 0; r < 2; r++) assert_true(lg_trainer_may_leave(b, r));
+    lg_trainer_mark_grads(b, 0, 1, 0); /* one that need not leave goes on */
+    assert_false(lg_trainer_may_leave(b, 0));
+    assert_true(lg_trainer_may_leave(b, 1));
+    atomic_store(&shared.yield, 0);
+    assert_true(lg_trainer_may_leave(b, 1)); /* what was said stays */
+}
+
 static void test_nothing_to_do(void **state)
 {
     uint64_t final = 0;
@@ -260,6 +287,7 @@ int main(void)
         cmocka_unit_test(test_slow_writer),
         cmocka_unit_test(test_last_checkpoint),
         cmocka_unit_test(test_drain),
+        cmocka_unit_test(test_yield),
         cmocka_unit_test(test_nothing_to_do),
         cmocka_unit_test(test_long_run),
     };
