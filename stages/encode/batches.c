@@ -1,75 +1,25 @@
-/* Encoders over any number of samples; see batches.h.
- *
- * Each batch passes through one host buffer per tensor, zeroed beyond the last sample. Where the
- * device computes in another type than fp32, a cast stands between it and the fp32 copy. */
+/* Encoders over any number of samples; see batches.h. Each batch passes through one host buffer per
+ * tensor, zeroed beyond the last sample. */
 #include "stages/encode/batches.h"
+#include "stages/encode/port.h"
 #include <stdlib.h>
 #include <string.h>
 
 enum { SLICE_PIXELS = 1 << 20 };
 
-/* A tensor of one batch: on the device in its compute type, and in fp32 for the host. */
-struct port {
-    lg_tensor device, f32; /* the same memory when the device computes in fp32 */
-    float *host;
-    size_t sample; /* elements */
-};
-
-static int port_open(lg_device *d, lg_tensor shape, struct port *p)
+/* Elements of one sample. */
+static size_t sample_of(const struct lg_port *p)
 {
-    p->device = p->f32 = shape;
-    p->device.dtype = lg_device_dtype(d);
-    p->f32.dtype = LG_F32;
-    p->sample = (size_t)(lg_numel(&shape) / shape.dim[0]);
-    LG_TRY(lg_device_alloc(d, lg_tensor_bytes(&p->device), &p->device.data));
-    p->f32.data = p->device.data;
-    if (p->device.dtype != LG_F32)
-        LG_TRY(lg_device_alloc(d, lg_tensor_bytes(&p->f32), &p->f32.data));
-    p->host = calloc(1, lg_tensor_bytes(&p->f32));
-    if (!p->host)
-        return LG_FAIL(LG_ERR_NOSPACE, "no memory for a batch of %zu bytes",
-                       lg_tensor_bytes(&p->f32));
-    return 0;
+    return (size_t)(lg_numel(&p->f32) / p->f32.dim[0]);
 }
 
-static void port_close(lg_device *d, struct port *p)
+/* n samples to the device, zeros behind them. */
+static void put(struct lg_port *p, lg_stream *s, const float *values, int64_t n)
 {
-    if (p->f32.data != p->device.data) lg_device_free(d, &p->f32.data);
-    lg_device_free(d, &p->device.data);
-    free(p->host);
-}
-
-static void port_put(struct port *p, lg_stream *s, const float *values, int64_t n)
-{
-    size_t count = (size_t)n * p->sample, all = (size_t)lg_numel(&p->f32);
+    size_t count = (size_t)n * sample_of(p), all = (size_t)lg_numel(&p->f32);
     memcpy(p->host, values, count * sizeof *values);
     memset(p->host + count, 0, (all - count) * sizeof *values);
-    lg_stream_upload(s, p->f32.data, p->host, all * sizeof *values);
-    if (p->f32.data != p->device.data)
-        lg_cast(s, &(struct lg_cast_args){.x = p->f32, .y = p->device});
-}
-
-static void port_get(struct port *p, lg_stream *s)
-{
-    if (p->f32.data != p->device.data)
-        lg_cast(s, &(struct lg_cast_args){.x = p->device, .y = p->f32});
-    lg_stream_download(s, p->host, p->f32.data, lg_tensor_bytes(&p->f32));
-}
-
-/* Weights of the host on the device, in its compute type. */
-static int put_weights(lg_device *d, lg_stream *s, const float *values, size_t count, void **ret)
-{
-    lg_dtype t = lg_device_dtype(d);
-    lg_tensor wide = lg_t1(NULL, LG_F32, (int64_t)count), own = lg_t1(NULL, t, (int64_t)count);
-    LG_TRY(lg_device_alloc(d, lg_tensor_bytes(&own), &own.data));
-    *ret = own.data;
-    wide.data = own.data;
-    if (t != LG_F32) LG_TRY(lg_device_alloc(d, lg_tensor_bytes(&wide), &wide.data));
-    lg_stream_upload(s, wide.data, values, lg_tensor_bytes(&wide));
-    if (t != LG_F32) lg_cast(s, &(struct lg_cast_args){.x = wide, .y = own});
-    lg_stream_sync(s);
-    if (t != LG_F32) lg_device_free(d, &wide.data);
-    return 0;
+    lg_port_put(p, s);
 }
 
 /* ---- pictures ---- */
@@ -80,8 +30,8 @@ struct lg_vae_batches {
     lg_aekl *net;
     void *weights;
     int64_t batch;
-    struct port mean, logvar, image; /* mean is the decoder's input */
-    lg_tensor pixels;                // (B, 3, H, W)
+    struct lg_port mean, logvar, image; /* mean is the decoder's input */
+    lg_tensor pixels;                   // (B, 3, H, W)
     uint8_t *host_pixels;
 };
 
@@ -97,7 +47,7 @@ static int vae_weights(lg_vae_batches *b, const struct lg_vae_batches_spec *spec
         goto out;
     }
     LG_TRY_GOTO(rc, lg_aekl_load(&spec->config, spec->dir, spec->shape.half, w), out);
-    LG_TRY_GOTO(rc, put_weights(b->device, b->stream, w, t.count, &b->weights), out);
+    LG_TRY_GOTO(rc, lg_put_weights(b->device, b->stream, w, t.count, &b->weights), out);
 out:
     free(w);
     lg_params_free(&t);
@@ -111,10 +61,9 @@ static int vae_ports(lg_vae_batches *b, const struct lg_vae_batches_spec *spec)
     lg_tensor latent =
         lg_t4(NULL, LG_F32, s->batch, spec->config.latent_channels, s->height / f, s->width / f);
     b->pixels = lg_t4(NULL, LG_U8, s->batch, 3, s->height, s->width);
-    LG_TRY(port_open(b->device, latent, &b->mean));
-    if (s->half & LG_AEKL_DECODER) LG_TRY(port_open(b->device, b->pixels, &b->image));
-    if (!(s->half & LG_AEKL_ENCODER)) return 0;
-    LG_TRY(port_open(b->device, latent, &b->logvar));
+    LG_TRY(lg_port_open(b->device, latent, &b->mean));
+    if (s->half & LG_AEKL_DECODER) LG_TRY(lg_port_open(b->device, b->pixels, &b->image));
+    if (s->half & LG_AEKL_ENCODER) LG_TRY(lg_port_open(b->device, latent, &b->logvar));
     LG_TRY(lg_device_alloc(b->device, lg_tensor_bytes(&b->pixels), &b->pixels.data));
     b->host_pixels = malloc(lg_tensor_bytes(&b->pixels));
     if (!b->host_pixels) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a batch of pictures");
@@ -156,9 +105,9 @@ void lg_vae_batches_close(lg_vae_batches **b)
     lg_vae_batches *v = *b;
     lg_aekl_close(&v->net);
     if (v->stream) lg_stream_close(&v->stream);
-    port_close(v->device, &v->mean);
-    port_close(v->device, &v->logvar);
-    port_close(v->device, &v->image);
+    lg_port_close(v->device, &v->mean);
+    lg_port_close(v->device, &v->logvar);
+    lg_port_close(v->device, &v->image);
     lg_device_free(v->device, &v->pixels.data);
     lg_device_free(v->device, &v->weights);
     free(v->host_pixels);
@@ -169,32 +118,34 @@ void lg_vae_batches_close(lg_vae_batches **b)
 void lg_vae_batches_encode(lg_vae_batches *b, const uint8_t *pixels, int64_t n, float *ret_mean,
                            float *ret_logvar)
 {
-    size_t picture = lg_tensor_bytes(&b->pixels) / (size_t)b->batch, latent = b->mean.sample;
+    size_t picture = lg_tensor_bytes(&b->pixels) / (size_t)b->batch, latent = sample_of(&b->mean);
     for (int64_t first = 0; first < n; first += b->batch) {
         size_t at = (size_t)first, count = (size_t)LG_MIN(b->batch, n - first);
         memset(b->host_pixels, 0, lg_tensor_bytes(&b->pixels));
         memcpy(b->host_pixels, pixels + at * picture, count * picture);
         lg_stream_upload(b->stream, b->pixels.data, b->host_pixels, lg_tensor_bytes(&b->pixels));
         lg_aekl_encode(b->net, b->stream, b->weights, b->pixels, b->mean.device, b->logvar.device);
-        port_get(&b->mean, b->stream);
-        port_get(&b->logvar, b->stream);
+        lg_port_get(&b->mean, b->stream);
+        lg_port_get(&b->logvar, b->stream);
         lg_stream_sync(b->stream);
         memcpy(ret_mean + at * latent, b->mean.host, count * latent * sizeof(float));
         memcpy(ret_logvar + at * latent, b->logvar.host, count * latent * sizeof(float));
     }
 }
 
-void lg_vae_batches_decode(lg_vae_batches *b, const float *latent, int64_t n, float *ret_image)
+void lg_vae_batches_decode(lg_vae_batches *b, const float *latent, int64_t n, float *ret_image,
+                           uint8_t *ret_pixels)
 {
-    size_t picture = b->image.sample;
+    size_t picture = sample_of(&b->image);
     for (int64_t first = 0; first < n; first += b->batch) {
-        int64_t count = LG_MIN(b->batch, n - first);
-        port_put(&b->mean, b->stream, latent + (size_t)first * b->mean.sample, count);
-        lg_aekl_decode(b->net, b->stream, b->weights, b->mean.device, b->image.device, LG_NONE);
-        port_get(&b->image, b->stream);
+        size_t at = (size_t)first * picture, count = (size_t)LG_MIN(b->batch, n - first);
+        put(&b->mean, b->stream, latent + (size_t)first * sample_of(&b->mean), (int64_t)count);
+        lg_aekl_decode(b->net, b->stream, b->weights, b->mean.device, b->image.device, b->pixels);
+        lg_port_get(&b->image, b->stream);
+        lg_stream_download(b->stream, b->host_pixels, b->pixels.data, lg_tensor_bytes(&b->pixels));
         lg_stream_sync(b->stream);
-        memcpy(ret_image + (size_t)first * picture, b->image.host,
-               (size_t)count * picture * sizeof(float));
+        if (ret_image) memcpy(ret_image + at, b->image.host, count * picture * sizeof(float));
+        if (ret_pixels) memcpy(ret_pixels + at, b->host_pixels, count * picture);
     }
 }
 
@@ -208,7 +159,7 @@ struct lg_text_batches {
     int64_t batch, length;
     lg_tensor ids, lengths; // (B, L), (B)
     int32_t *host_ids, *host_lengths;
-    struct port states; // (B, L, D)
+    struct lg_port states; // (B, L, D)
 };
 
 static int text_weights(lg_text_batches *b, const struct lg_text_batches_spec *spec)
@@ -223,7 +174,7 @@ static int text_weights(lg_text_batches *b, const struct lg_text_batches_spec *s
         goto out;
     }
     LG_TRY_GOTO(rc, lg_t5_load(&spec->config, spec->dir, 0, 1, w), out);
-    LG_TRY_GOTO(rc, put_weights(b->device, b->stream, w, t.count, &b->weights), out);
+    LG_TRY_GOTO(rc, lg_put_weights(b->device, b->stream, w, t.count, &b->weights), out);
 out:
     free(w);
     lg_params_free(&t);
@@ -239,7 +190,7 @@ static int text_open(lg_text_batches *b, const struct lg_text_batches_spec *spec
     LG_TRY(text_weights(b, spec));
     b->ids = lg_t2(NULL, LG_I32, B, L);
     b->lengths = lg_t1(NULL, LG_I32, B);
-    LG_TRY(port_open(b->device, lg_t3(NULL, LG_F32, B, L, spec->config.d_model), &b->states));
+    LG_TRY(lg_port_open(b->device, lg_t3(NULL, LG_F32, B, L, spec->config.d_model), &b->states));
     LG_TRY(lg_device_alloc(b->device, lg_tensor_bytes(&b->ids), &b->ids.data));
     LG_TRY(lg_device_alloc(b->device, lg_tensor_bytes(&b->lengths), &b->lengths.data));
     b->host_ids = malloc(lg_tensor_bytes(&b->ids));
@@ -268,7 +219,7 @@ void lg_text_batches_close(lg_text_batches **b)
     lg_text_batches *t = *b;
     lg_t5_close(&t->net);
     if (t->stream) lg_stream_close(&t->stream);
-    port_close(t->device, &t->states);
+    lg_port_close(t->device, &t->states);
     lg_device_free(t->device, &t->ids.data);
     lg_device_free(t->device, &t->lengths.data);
     lg_device_free(t->device, &t->weights);
@@ -294,7 +245,7 @@ static void fill_batch(lg_text_batches *b, const int32_t *ids, int64_t count)
 
 void lg_text_batches_encode(lg_text_batches *b, const int32_t *ids, int64_t n, float *ret_states)
 {
-    size_t sample = b->states.sample;
+    size_t sample = sample_of(&b->states);
     for (int64_t first = 0; first < n; first += b->batch) {
         int64_t count = LG_MIN(b->batch, n - first);
         fill_batch(b, ids + first * b->length, count);
@@ -302,7 +253,7 @@ void lg_text_batches_encode(lg_text_batches *b, const int32_t *ids, int64_t n, f
         lg_stream_upload(b->stream, b->lengths.data, b->host_lengths, lg_tensor_bytes(&b->lengths));
         lg_t5_forward(b->net, b->stream, (const void *const[]){b->weights}, b->ids, b->lengths,
                       b->states.device);
-        port_get(&b->states, b->stream);
+        lg_port_get(&b->states, b->stream);
         lg_stream_sync(b->stream);
         memcpy(ret_states + (size_t)first * sample, b->states.host,
                (size_t)count * sample * sizeof(float));

@@ -18,8 +18,9 @@ void lg_vae_batches_close(lg_vae_batches **b);
 /* pixels (n, 3, H, W); mean and logvar (n, C, h, w). */
 void lg_vae_batches_encode(lg_vae_batches *b, const uint8_t *pixels, int64_t n, float *ret_mean,
                            float *ret_logvar);
-/* latent (n, C, h, w); image (n, 3, H, W). */
-void lg_vae_batches_decode(lg_vae_batches *b, const float *latent, int64_t n, float *ret_image);
+/* latent (n, C, h, w); image (n, 3, H, W) about [-1, 1] and pixels (n, 3, H, W), either may be NULL. */
+void lg_vae_batches_decode(lg_vae_batches *b, const float *latent, int64_t n, float *ret_image,
+                           uint8_t *ret_pixels);
 
 typedef struct lg_text_batches lg_text_batches;
 struct lg_text_batches_spec {

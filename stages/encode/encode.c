@@ -126,7 +126,7 @@ static int decode_latents(const struct lg_encode_options *o, const lg_st_file *f
     LG_TRY_GOTO(rc, room((size_t)dim[0], sample, &latent), out);
     LG_TRY_GOTO(rc, room((size_t)dim[0], (size_t)(3 * dim[2] * dim[3]), &image), out);
     LG_TRY_GOTO(rc, lg_st_read_f32(e, latent, 0, (size_t)dim[0] * sample), out);
-    lg_vae_batches_decode(vae, latent, dim[0], image);
+    lg_vae_batches_decode(vae, latent, dim[0], image, NULL);
     rc = write_f32(w, 4, dim, 1, (const char *const[]){"decoded"}, &image);
 out:
     lg_vae_batches_close(&vae);

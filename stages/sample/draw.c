@@ -2,12 +2,12 @@
  * it again, so that only one net is in memory at a time. */
 #include "stages/sample/draw.h"
 #include "base/fs.h"
+#include "stages/encode/batches.h"
+#include "stages/encode/port.h"
 #include "stages/io/picture.h"
 #include "stages/io/tokenizer.h"
-#include "stages/nets/autoencoder_kl.h"
 #include "stages/nets/denoiser.h"
 #include "stages/nets/sampler.h"
-#include "stages/nets/t5.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,66 +57,27 @@ static int tokenize(const struct lg_draw_spec *s, int32_t *ids, int32_t *length)
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }
 
-/* Runs rows [0, n] of ids through the encoder in batches of TEXT_BATCH; the last one is padded. */
-static int run_text(const struct lg_draw_spec *s, const struct lg_t5_config *config,
-                    const void *weights, const int32_t *ids, struct conditions *c)
-{
-    const int64_t B = TEXT_BATCH, L = s->text_length, E = config->d_model;
-    lg_t5 *net = NULL;
-    lg_stream *stream = NULL;
-    int rc;
-    lg_tensor ids_t = lg_t2(NULL, LG_I32, B, L), length_t = lg_t1(NULL, LG_I32, B),
-              out = lg_t3(NULL, LG_F32, B, L, E);
-    LG_TRY_GOTO(rc, lg_t5_open(s->device, config, (int)B, (int)L, 1, &net), out);
-    LG_TRY_GOTO(rc, lg_stream_open(s->device, &stream), out);
-    LG_TRY_GOTO(rc, device_alloc(s->device, &ids_t), out);
-    LG_TRY_GOTO(rc, device_alloc(s->device, &length_t), out);
-    LG_TRY_GOTO(rc, device_alloc(s->device, &out), out);
-    for (int64_t first = 0; first <= s->n; first += B) {
-        int64_t rows = LG_MIN(B, s->n + 1 - first);
-        int32_t ones[TEXT_BATCH];
-        for (int i = 0; i < TEXT_BATCH; i++) ones[i] = 1;
-        memcpy(ones, c->text_length + first, (size_t)rows * sizeof *ones);
-        lg_stream_upload(stream, length_t.data, ones, sizeof ones);
-        lg_stream_upload(stream, ids_t.data, ids + first * L, (size_t)(rows * L) * sizeof *ids);
-        lg_t5_forward(net, stream, &weights, ids_t, length_t, out);
-        lg_stream_download(stream, c->text + first * L * E, out.data,
-                           (size_t)(rows * L * E) * sizeof(float));
-        lg_stream_sync(stream);
-    }
-out:
-    lg_device_free(s->device, &ids_t.data);
-    lg_device_free(s->device, &length_t.data);
-    lg_device_free(s->device, &out.data);
-    lg_stream_close(&stream);
-    lg_t5_close(&net);
-    return rc;
-}
-
 static int encode_text(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
                        struct conditions *c)
 {
-    struct lg_t5_config config;
-    lg_params params;
-    float *weights = NULL;
+    struct lg_text_batches_spec spec = {
+        .device = s->device, .dir = s->text_dir, .batch = TEXT_BATCH, .length = s->text_length};
+    lg_text_batches *encoder = NULL;
     int32_t *ids = NULL;
     int rc;
-    LG_TRY(lg_t5_config_load(s->text_dir, &config));
-    if (config.d_model != net->text_dim)
+    LG_TRY(lg_t5_config_load(s->text_dir, &spec.config));
+    if (spec.config.d_model != net->text_dim)
         return LG_FAIL(LG_ERR_MISMATCH, "%s has width %d, the transformer wants %d", s->text_dir,
-                       config.d_model, net->text_dim);
-    LG_TRY(lg_t5_params(&config, 0, 1, &params));
-    size_t count = params.count, rows = (size_t)s->n + 1, L = (size_t)s->text_length;
-    lg_params_free(&params);
-    LG_TRY_GOTO(rc, alloc(count, sizeof *weights, &weights), out);
+                       spec.config.d_model, net->text_dim);
+    size_t rows = (size_t)s->n + 1, L = (size_t)s->text_length;
     LG_TRY_GOTO(rc, alloc(rows * L, sizeof *ids, &ids), out);
-    LG_TRY_GOTO(rc, alloc(rows * L * (size_t)config.d_model, sizeof(float), &c->text), out);
+    LG_TRY_GOTO(rc, alloc(rows * L * (size_t)net->text_dim, sizeof(float), &c->text), out);
     LG_TRY_GOTO(rc, alloc(rows, sizeof(int32_t), &c->text_length), out);
     LG_TRY_GOTO(rc, tokenize(s, ids, c->text_length), out);
-    LG_TRY_GOTO(rc, lg_t5_load(&config, s->text_dir, 0, 1, weights), out);
-    LG_TRY_GOTO(rc, run_text(s, &config, weights, ids, c), out);
+    LG_TRY_GOTO(rc, lg_text_batches_open(&spec, &encoder), out);
+    lg_text_batches_encode(encoder, ids, (int64_t)rows, c->text);
 out:
-    free(weights);
+    lg_text_batches_close(&encoder);
     free(ids);
     return rc;
 }
@@ -154,62 +115,73 @@ static void gather_rows(const struct lg_draw_spec *s, size_t row_bytes, const vo
 struct drawing {
     lg_sampler *sampler;
     lg_stream *stream;
-    lg_tensor label, text, text_length, out;
-    void *weights, *staging;
+    lg_tensor label, text_length;
+    struct lg_port text, out;
+    int32_t *staging; // (B): labels or lengths
+    void *weights;
 };
 
-static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
+static int load_weights(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
                         struct drawing *d)
 {
     lg_params params;
     float *weights;
-    LG_TRY(lg_sampler_open(s->device, net, PICTURES_MAX, s->guidance != 1, &d->sampler));
-    LG_TRY(lg_stream_open(s->device, &d->stream));
-    const int64_t B = lg_sampler_batch(d->sampler);
     LG_TRY(lg_denoiser_params(net, &params));
     size_t count = params.count;
     lg_params_free(&params);
     LG_TRY(alloc(count, sizeof *weights, &weights));
     int rc = lg_denoiser_load(net, s->weights_dir, weights);
-    if (rc == 0) rc = lg_device_alloc(s->device, count * sizeof *weights, &d->weights);
-    if (rc == 0) lg_stream_upload(d->stream, d->weights, weights, count * sizeof *weights);
-    lg_stream_sync(d->stream);
+    if (rc == 0) rc = lg_put_weights(s->device, d->stream, weights, count, &d->weights);
     free(weights);
-    LG_TRY(rc);
-    d->out = lg_t4(NULL, LG_F32, PICTURES_MAX, net->channels, net->height, net->width);
-    LG_TRY(device_alloc(s->device, &d->out));
-    size_t row = sizeof(int32_t);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
+                        struct drawing *d)
+{
+    LG_TRY(lg_sampler_open(s->device, net, PICTURES_MAX, s->guidance != 1, &d->sampler));
+    LG_TRY(lg_stream_open(s->device, &d->stream));
+    LG_TRY(load_weights(s, net, d));
+    const int64_t B = lg_sampler_batch(d->sampler);
+    lg_tensor out = lg_t4(NULL, LG_F32, PICTURES_MAX, net->channels, net->height, net->width);
+    LG_TRY(lg_port_open(s->device, out, &d->out));
+    LG_TRY(alloc((size_t)B, sizeof *d->staging, &d->staging));
     if (net->kind == LG_DIT) {
         d->label = lg_t1(NULL, LG_I32, B);
-        LG_TRY(device_alloc(s->device, &d->label));
-    } else {
-        d->text = lg_t3(NULL, LG_F32, B, net->text_length, net->text_dim);
-        d->text_length = lg_t1(NULL, LG_I32, B);
-        LG_TRY(device_alloc(s->device, &d->text));
-        LG_TRY(device_alloc(s->device, &d->text_length));
-        row = (size_t)(net->text_length * net->text_dim) * sizeof(float);
+        return device_alloc(s->device, &d->label);
     }
-    return alloc((size_t)B, row, &d->staging);
+    lg_tensor text = lg_t3(NULL, LG_F32, B, net->text_length, net->text_dim);
+    LG_TRY(lg_port_open(s->device, text, &d->text));
+    d->text_length = lg_t1(NULL, LG_I32, B);
+    return device_alloc(s->device, &d->text_length);
 }
 
 static void drawing_close(const struct lg_draw_spec *s, struct drawing *d)
 {
     lg_device_free(s->device, &d->weights);
-    lg_device_free(s->device, &d->out.data);
     lg_device_free(s->device, &d->label.data);
-    lg_device_free(s->device, &d->text.data);
     lg_device_free(s->device, &d->text_length.data);
+    lg_port_close(s->device, &d->text);
+    lg_port_close(s->device, &d->out);
     lg_sampler_close(&d->sampler);
     lg_stream_close(&d->stream);
     free(d->staging);
 }
 
-static void upload_rows(const struct lg_draw_spec *s, struct drawing *d, const lg_tensor *to,
-                        const void *from, int first)
+/* The conditions of the pictures from `first` on. */
+static void upload_rows(const struct lg_draw_spec *s, const struct conditions *c, struct drawing *d,
+                        int first)
 {
-    size_t row = lg_tensor_bytes(to) / (size_t)to->dim[0];
-    gather_rows(s, row, from, d->staging, first, (int)to->dim[0]);
-    lg_stream_upload(d->stream, to->data, d->staging, lg_tensor_bytes(to));
+    const lg_tensor *whole = d->label.data ? &d->label : &d->text_length;
+    gather_rows(s, sizeof *d->staging, d->label.data ? c->label : c->text_length, d->staging, first,
+                (int)whole->dim[0]);
+    lg_stream_upload(d->stream, whole->data, d->staging, lg_tensor_bytes(whole));
+    if (d->text.host) {
+        const lg_tensor *text = &d->text.f32;
+        size_t row = lg_tensor_bytes(text) / (size_t)text->dim[0];
+        gather_rows(s, row, c->text, d->text.host, first, (int)text->dim[0]);
+        lg_port_put(&d->text, d->stream);
+    }
     lg_stream_sync(d->stream);
 }
 
@@ -221,12 +193,7 @@ static int draw_latents(const struct lg_draw_spec *s, const struct lg_denoiser_c
     int rc = drawing_open(s, net, &d);
     size_t per = (size_t)(net->channels * net->height * net->width);
     for (int first = 0; rc == 0 && first < s->n; first += PICTURES_MAX) {
-        if (net->kind == LG_DIT) {
-            upload_rows(s, &d, &d.label, c->label, first);
-        } else {
-            upload_rows(s, &d, &d.text, c->text, first);
-            upload_rows(s, &d, &d.text_length, c->text_length, first);
-        }
+        upload_rows(s, c, &d, first);
         rc = lg_sampler_draw(d.sampler, d.stream,
                              &(struct lg_sampler_run){.objective = s->objective,
                                                       .steps = s->steps,
@@ -235,14 +202,14 @@ static int draw_latents(const struct lg_draw_spec *s, const struct lg_denoiser_c
                                                       .first = (uint64_t)first,
                                                       .weights = d.weights,
                                                       .label = d.label,
-                                                      .text = d.text,
+                                                      .text = d.text.device,
                                                       .text_length = d.text_length},
-                             d.out);
+                             d.out.device);
         if (rc < 0) break;
         size_t rows = (size_t)LG_MIN(PICTURES_MAX, s->n - first);
-        lg_stream_download(d.stream, latents + (size_t)first * per, d.out.data,
-                           rows * per * sizeof *latents);
+        lg_port_get(&d.out, d.stream);
         lg_stream_sync(d.stream);
+        memcpy(latents + (size_t)first * per, d.out.host, rows * per * sizeof *latents);
     }
     drawing_close(s, &d);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
@@ -250,70 +217,28 @@ static int draw_latents(const struct lg_draw_spec *s, const struct lg_denoiser_c
 
 /* ---- pixels ---- */
 
-static int run_decoder(const struct lg_draw_spec *s, const struct lg_aekl_config *config,
-                       const void *weights, const struct lg_denoiser_config *net, float *latents,
-                       lg_pictures *ret)
-{
-    const int64_t B = DECODE_BATCH, C = net->channels, h = net->height, w = net->width;
-    const size_t per = (size_t)(C * h * w), side = (size_t)ret->size;
-    lg_aekl *vae = NULL;
-    lg_stream *stream = NULL;
-    lg_tensor in = lg_t4(NULL, LG_F32, B, C, h, w),
-              out = lg_t4(NULL, LG_U8, B, 3, ret->size, ret->size);
-    int rc;
-    for (size_t i = 0; i < per * (size_t)s->n; i++)
-        latents[i] = (float)((double)latents[i] / config->scaling_factor + config->shift_factor);
-    LG_TRY_GOTO(rc,
-                lg_aekl_open(s->device, config,
-                             &(struct lg_aekl_shape){.half = LG_AEKL_DECODER,
-                                                     .batch = (int)B,
-                                                     .height = ret->size,
-                                                     .width = ret->size},
-                             &vae),
-                out);
-    LG_TRY_GOTO(rc, lg_stream_open(s->device, &stream), out);
-    LG_TRY_GOTO(rc, device_alloc(s->device, &in), out);
-    LG_TRY_GOTO(rc, device_alloc(s->device, &out), out);
-    for (int64_t first = 0; first < s->n; first += B) {
-        size_t rows = (size_t)LG_MIN(B, s->n - first);
-        lg_stream_upload(stream, in.data, latents + (size_t)first * per,
-                         rows * per * sizeof(float));
-        lg_aekl_decode(vae, stream, weights, in, LG_NONE, out);
-        lg_stream_download(stream, ret->pixels + (size_t)first * 3 * side * side, out.data,
-                           rows * 3 * side * side);
-        lg_stream_sync(stream);
-    }
-out:
-    lg_device_free(s->device, &in.data);
-    lg_device_free(s->device, &out.data);
-    lg_stream_close(&stream);
-    lg_aekl_close(&vae);
-    return rc;
-}
-
 static int decode(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
                   float *latents, lg_pictures *ret)
 {
-    struct lg_aekl_config config;
-    lg_params params;
-    float *weights = NULL;
-    int rc;
-    LG_TRY(lg_aekl_config_load(s->vae_dir, &config));
-    if (config.latent_channels != net->channels)
+    struct lg_vae_batches_spec spec = {.device = s->device, .dir = s->vae_dir};
+    const size_t values = (size_t)s->n * (size_t)(net->channels * net->height * net->width);
+    lg_vae_batches *vae = NULL;
+    LG_TRY(lg_aekl_config_load(s->vae_dir, &spec.config));
+    const struct lg_aekl_config *c = &spec.config;
+    if (c->latent_channels != net->channels)
         return LG_FAIL(LG_ERR_MISMATCH, "%s has %d latent channels, the transformer %d", s->vae_dir,
-                       config.latent_channels, net->channels);
-    LG_TRY(lg_aekl_params(&config, LG_AEKL_DECODER, &params));
-    size_t count = params.count;
-    lg_params_free(&params);
+                       c->latent_channels, net->channels);
     ret->n = s->n;
-    ret->size = net->height * lg_aekl_factor(&config);
+    ret->size = net->height * lg_aekl_factor(c);
+    spec.shape = (struct lg_aekl_shape){
+        .half = LG_AEKL_DECODER, .batch = DECODE_BATCH, .height = ret->size, .width = ret->size};
+    for (size_t i = 0; i < values; i++)
+        latents[i] = (float)((double)latents[i] / c->scaling_factor + c->shift_factor);
     LG_TRY(alloc((size_t)s->n * 3 * (size_t)ret->size, (size_t)ret->size, &ret->pixels));
-    LG_TRY(alloc(count, sizeof *weights, &weights));
-    LG_TRY_GOTO(rc, lg_aekl_load(&config, s->vae_dir, LG_AEKL_DECODER, weights), out);
-    LG_TRY_GOTO(rc, run_decoder(s, &config, weights, net, latents, ret), out);
-out:
-    free(weights);
-    return rc;
+    LG_TRY(lg_vae_batches_open(&spec, &vae));
+    lg_vae_batches_decode(vae, latents, s->n, NULL, ret->pixels);
+    lg_vae_batches_close(&vae);
+    return 0;
 }
 
 int lg_draw(const struct lg_draw_spec *s, lg_pictures *ret)

@@ -18,7 +18,8 @@ static const char usage_text[] =
     "decode:  latent_mean -> decoded (N,3,H,W), about [-1, 1]\n"
     "dataset: tar shards or a folder of pictures -> tar shards of latents that lg-loader reads\n"
     "  --model DIR       the model, diffusers or Hugging Face layout (--vae DIR is the same)\n"
-    "  --device NAME     host (default) or another backend\n"
+    "  --device NAME     host (default), cuda:0 or another backend\n"
+    "  --precision P     on a GPU: fp32 (default), tf32, bf16, fp16\n"
     "  --threads N       default 2\n"
     "  --batch N         samples at once (default 16); results do not depend on the number of "
     "samples\n"
@@ -30,7 +31,7 @@ static const char usage_text[] =
     "  --shard-size N    dataset: samples per shard (default 1000)";
 
 struct options {
-    const char *model, *device, *spiece, *data, *out;
+    const char *model, *device, *precision, *spiece, *data, *out;
     int threads, batch, slice, length, size, shard_size;
     char **words; /* what is not an option */
     int n_words;
@@ -70,6 +71,7 @@ static int parse(int argc, char **argv, struct options *o)
         {.name = "model", .text = &o->model},
         {.name = "vae", .text = &o->model},
         {.name = "device", .text = &o->device},
+        {.name = "precision", .text = &o->precision},
         {.name = "spiece", .text = &o->spiece},
         {.name = "data", .text = &o->data},
         {.name = "out", .text = &o->out},
@@ -133,7 +135,8 @@ static int run(int argc, char **argv)
     LG_TRY(parse(argc, argv, &o));
     if (o.n_words && !strcmp(o.words[0], "encode")) o.words++, o.n_words--; /* as lgsup calls it */
     if (!o.n_words) return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
-    LG_TRY(lg_device_open(o.device, &(struct lg_device_options){.threads = o.threads}, &e.device));
+    struct lg_device_options options = {.threads = o.threads, .precision = o.precision};
+    LG_TRY(lg_device_open(o.device, &options, &e.device));
     e.model = o.model;
     e.batch = o.batch;
     e.slice = o.slice;

@@ -1,7 +1,7 @@
 /* lg-forward: one forward of a denoiser in diffusers' layout, safetensors in, safetensors out:
  * how a checkpoint is compared with other programs (tests/parity/check_diffusers.py). */
 #include "base/fs.h"
-#include "kernels/ops.h"
+#include "stages/encode/port.h"
 #include "stages/io/safetensors.h"
 #include "stages/nets/denoiser.h"
 #include <stdio.h>
@@ -9,11 +9,13 @@
 #include <string.h>
 
 static const char usage_text[] =
-    "usage: lg-forward MODEL_DIR IN.safetensors OUT.safetensors [host|ref64]\n"
+    "usage: lg-forward MODEL_DIR IN.safetensors OUT.safetensors [DEVICE [PRECISION]]\n"
     "  MODEL_DIR   config.json and diffusion_pytorch_model.safetensors of a DiT or PixArt\n"
     "  IN          x (B,C,H,W), t (B) as the net sees it; DiT: label (B) int32;\n"
     "              PixArt: text (B,L,E), text_length (B) int32\n"
-    "  OUT         out (B,C,H,W) fp32";
+    "  OUT         out (B,C,H,W) fp32\n"
+    "  DEVICE      host (default), ref64, cuda:0; PRECISION on a GPU: fp32 (default), tf32, bf16, "
+    "fp16";
 
 struct job {
     const char *dir, *in_path, *out_path;
@@ -34,22 +36,6 @@ static int find(const struct job *j, const char *name, int rank, const struct lg
     return 0;
 }
 
-/* n numbers to the device in its compute type; ret->data is the device's memory. */
-static int upload(const struct job *j, const float *v, size_t n, lg_tensor *ret)
-{
-    void *staged = NULL;
-    lg_dtype type = lg_device_dtype(j->device);
-    LG_TRY(lg_device_alloc(j->device, n * sizeof *v, &staged));
-    LG_TRY(lg_device_alloc(j->device, n * lg_dtype_bytes(type), &ret->data));
-    ret->dtype = type;
-    lg_stream_upload(j->stream, staged, v, n * sizeof *v);
-    lg_cast(j->stream, &(struct lg_cast_args){.x = lg_t1(staged, LG_F32, (int64_t)n),
-                                              .y = lg_t1(ret->data, type, (int64_t)n)});
-    lg_stream_sync(j->stream);
-    lg_device_free(j->device, &staged);
-    return 0;
-}
-
 static int upload_entry(const struct job *j, const char *name, int rank, lg_tensor *ret)
 {
     const struct lg_st_entry *e;
@@ -60,7 +46,8 @@ static int upload_entry(const struct job *j, const char *name, int rank, lg_tens
     float *v = malloc(n * sizeof *v);
     if (!v) return LG_FAIL(LG_ERR_NOSPACE, "no memory for %s", name);
     int rc = lg_st_read_f32(e, v, 0, n);
-    if (rc == 0) rc = upload(j, v, n, &t);
+    t.dtype = lg_device_dtype(j->device);
+    if (rc == 0) rc = lg_put_weights(j->device, j->stream, v, n, &t.data);
     free(v);
     LG_TRY(rc);
     *ret = t;
@@ -109,69 +96,63 @@ static int read_input(struct job *j, struct lg_denoiser_input *ret)
     return upload_i32(j, "text_length", B, 1, c->text_length, &ret->text_length);
 }
 
-static int load_weights(const struct job *j, lg_tensor *ret)
+static int load_weights(const struct job *j, void **ret)
 {
     lg_params t;
     LG_TRY(lg_denoiser_params(&j->config, &t));
     float *w = malloc(t.count * sizeof *w);
     int rc = w ? lg_denoiser_load(&j->config, j->dir, w)
                : LG_FAIL(LG_ERR_NOSPACE, "no memory for the weights");
-    if (rc == 0) rc = upload(j, w, t.count, ret);
+    if (rc == 0) rc = lg_put_weights(j->device, j->stream, w, t.count, ret);
     free(w);
     lg_params_free(&t);
     return rc;
 }
 
-static int write_output(const struct job *j, lg_tensor out)
+static int write_output(const struct job *j, const struct lg_port *out)
 {
-    lg_tensor f32 = out;
-    size_t bytes = (size_t)lg_numel(&out) * sizeof(float);
-    f32.dtype = LG_F32;
-    LG_TRY(lg_device_alloc(j->device, bytes, &f32.data));
-    lg_cast(j->stream, &(struct lg_cast_args){.x = out, .y = f32});
-    float *host = malloc(bytes);
-    if (!host) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the output");
-    lg_stream_download(j->stream, host, f32.data, bytes);
-    lg_stream_sync(j->stream);
     lg_st_writer *w = NULL;
-    int rc = lg_st_writer_open(j->out_path, &w);
-    if (rc == 0) rc = lg_st_writer_declare(w, "out", LG_F32, 4, out.dim);
-    if (rc == 0) rc = lg_st_writer_data(w, host, bytes);
-    if (rc == 0)
-        rc = lg_st_writer_finish(&w, NULL);
-    else if (w)
-        lg_st_writer_abort(&w);
-    free(host);
+    int rc;
+    lg_port_get(out, j->stream);
+    lg_stream_sync(j->stream);
+    LG_TRY(lg_st_writer_open(j->out_path, &w));
+    LG_TRY_GOTO(rc, lg_st_writer_declare(w, "out", LG_F32, 4, out->f32.dim), fail);
+    LG_TRY_GOTO(rc, lg_st_writer_data(w, out->host, lg_tensor_bytes(&out->f32)), fail);
+    return lg_st_writer_finish(&w, NULL);
+fail:
+    lg_st_writer_abort(&w);
     return rc;
 }
 
-static int run(struct job *j, const char *device)
+static int run(struct job *j, const char *device, const char *precision)
 {
     char path[LG_PATH_BYTES];
     struct lg_denoiser_input in = {0};
-    lg_tensor weights = {0};
+    struct lg_port out = {0};
+    void *weights = NULL;
     LG_TRY(lg_path(path, "%s/config.json", j->dir));
     LG_TRY(lg_denoiser_config_load(path, &j->config));
     LG_TRY(lg_st_open(j->in_path, &j->in));
-    LG_TRY(lg_device_open(device, NULL, &j->device));
+    LG_TRY(lg_device_open(device, &(struct lg_device_options){.precision = precision}, &j->device));
     LG_TRY(lg_stream_open(j->device, &j->stream));
     LG_TRY(read_input(j, &in));
     LG_TRY(load_weights(j, &weights));
     LG_TRY(lg_denoiser_open(j->device, &j->config, (int)in.x.dim[0], false, &j->net));
-    lg_tensor out = in.x;
-    LG_TRY(lg_device_alloc(j->device, lg_tensor_bytes(&out), &out.data));
-    lg_denoiser_forward(j->net, j->stream, weights.data, &in, out);
-    return write_output(j, out);
+    LG_TRY(lg_port_open(j->device, in.x, &out));
+    lg_denoiser_forward(j->net, j->stream, weights, &in, out.device);
+    int rc = write_output(j, &out);
+    lg_port_close(j->device, &out);
+    return rc;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc != 4 && argc != 5) {
+    if (argc < 4 || argc > 6) {
         fprintf(stderr, "%s\n", usage_text);
         return -LG_ERR_USAGE;
     }
     struct job j = {.dir = argv[1], .in_path = argv[2], .out_path = argv[3]};
-    int rc = run(&j, argc == 5 ? argv[4] : "host");
+    int rc = run(&j, argc > 4 ? argv[4] : "host", argc > 5 ? argv[5] : NULL);
     if (rc < 0) fprintf(stderr, "lg-forward: %s\n", lg_err_text());
     lg_denoiser_close(&j.net);
     if (j.stream) lg_stream_close(&j.stream);

@@ -18,10 +18,12 @@ static const char usage_text[] =
     "  --config FILE     pipeline.toml with models and sampler (default: the run's own)\n"
     "  --seed N --steps N --guidance X --negative TEXT --columns N\n"
     "  --weights ema|model   which weights of a checkpoint (default ema)\n"
+    "  --device NAME         host, cuda:0 (default: the config's, the first GPU of trainer.gpus)\n"
+    "  --precision P         on a GPU: fp32 (default), tf32, bf16, fp16\n"
     "Without captions those of [sample] captions are drawn.";
 
 struct options {
-    const char *from, *out, *config, *negative, *weights;
+    const char *from, *out, *config, *negative, *weights, *device, *precision;
     const char *seed, *steps, *guidance, *columns; /* NULL: from the config */
     const char *const *captions;
     int n_captions;
@@ -38,6 +40,8 @@ static int parse(int argc, char **argv, struct options *o)
                                           {"negative", required_argument, 0, 'x'},
                                           {"columns", required_argument, 0, 'k'},
                                           {"weights", required_argument, 0, 'w'},
+                                          {"device", required_argument, 0, 'd'},
+                                          {"precision", required_argument, 0, 'p'},
                                           {"help", no_argument, 0, 'h'},
                                           {0}};
     *o = (struct options){.negative = "", .weights = "ema"};
@@ -68,6 +72,12 @@ static int parse(int argc, char **argv, struct options *o)
             break;
         case 'w':
             o->weights = optarg;
+            break;
+        case 'd':
+            o->device = optarg;
+            break;
+        case 'p':
+            o->precision = optarg;
             break;
         default:
             return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
@@ -120,6 +130,19 @@ static int number(const char *text, const char *what, double min, double max, do
     return 0;
 }
 
+/* Pictures are drawn in fp32 whatever the run trains in: it costs seconds. */
+static int open_device(const struct options *o, const lg_config *c, lg_device **ret)
+{
+    char name[32];
+    int gpu = lg_plan_gpu(c, LG_ROLE_trainer, 0);
+    if (gpu < 0)
+        snprintf(name, sizeof name, "%s", c->_device);
+    else
+        snprintf(name, sizeof name, "%s:%d", c->_device, gpu);
+    struct lg_device_options options = {.threads = 2, .precision = o->precision};
+    return lg_device_open(o->device ? o->device : name, &options, ret);
+}
+
 static int draw(const struct options *o, const lg_config *c, const char *weights)
 {
     double seed, steps, guidance, columns;
@@ -145,7 +168,7 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
         return LG_FAIL(LG_ERR_CONFIG, "%s: vae.model is empty: there is nothing to decode with",
                        c->file);
     LG_TRY(lg_objective_parse(c->trainer_objective, &s.objective));
-    LG_TRY(lg_device_open(c->_device, &(struct lg_device_options){.threads = 2}, &s.device));
+    LG_TRY(open_device(o, c, &s.device));
     int rc = lg_draw(&s, &pictures);
     lg_device_close(&s.device);
     LG_TRY(rc);

@@ -113,4 +113,13 @@ check "encode text reproduces the golden hidden states" "$ST_COMPARE" "$T/text.s
 lgsup decode vae --model "$EMOJI/vae" "$golden" "$T/decoded.safetensors"
 expect "decode vae exits 0" 0 $?
 check "decode vae reproduces the golden pictures" "$ST_COMPARE" "$T/decoded.safetensors" "$golden" 1e-4 decoded
+# A device that computes in another type than the files: what a GPU in bf16 is too.
+lgsup encode text --device ref64 --model "$EMOJI/text_encoder" "$golden" "$T/text.safetensors"
+check "encode text on another device" "$ST_COMPARE" "$T/text.safetensors" "$golden" 1e-5 text_hidden
+lgsup decode vae --device ref64 --model "$EMOJI/vae" "$golden" "$T/decoded.safetensors"
+check "decode vae on another device" "$ST_COMPARE" "$T/decoded.safetensors" "$golden" 1e-5 decoded
+lgsup sample "red heart" "a rocket" --device ref64 --from "$run" --steps 1 --seed 1 -o "$T/e.png"
+check "sample on another device" is_png "$T/e.png"
+lgsup sample "red heart" --device cuda:1024 --from "$run" -o "$T/f.png"
+expect "sample on a device that is none" 3 $?
 check "compare can fail" sh -c "! '$ST_COMPARE' '$golden' '$golden' 1e-4 latent_mean=latent_logvar"
