@@ -115,6 +115,7 @@ include tests/gpu/gpu.mk
 include examples/emoji/emoji.mk
 include tests/fuzz/fuzz.mk
 include bundle/bundle.mk
+include tests/sim/sim.mk
 
 $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)

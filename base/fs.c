@@ -32,6 +32,32 @@ size_t lg_path_list_part(const char *list)
     return n;
 }
 
+/* Directory that holds path. */
+static int parent_of(const char *path, char ret[LG_PATH_BYTES])
+{
+    LG_TRY(lg_path(ret, "%s", path));
+    char *slash = strrchr(ret, '/');
+    if (slash)
+        slash[slash == ret] = 0;
+    else
+        strcpy(ret, ".");
+    return 0;
+}
+
+/* The name is made durable: what is published below it would be lost with it. */
+static int make_dir(const char *path)
+{
+    char parent[LG_PATH_BYTES];
+    if (mkdir(path, 0700) < 0)
+        return errno == EEXIST
+                   ? 0
+                   : LG_FAIL(lg_err_from_errno(errno), "cannot create the directory %s: %s", path,
+                             strerror(errno));
+    LG_TRY(parent_of(path, parent));
+    LG_TRY(lg_fsync_dir(parent));
+    return 0;
+}
+
 int lg_mkdirs(const char *path)
 {
     char p[LG_PATH_BYTES];
@@ -40,9 +66,7 @@ int lg_mkdirs(const char *path)
         if (*s != '/' && *s) continue;
         char c = *s;
         *s = 0;
-        if (mkdir(p, 0700) < 0 && errno != EEXIST)
-            return LG_FAIL(lg_err_from_errno(errno), "cannot create the directory %s: %s", p,
-                           strerror(errno));
+        LG_TRY(make_dir(p));
         *s = c;
         if (!c) break;
     }
@@ -142,12 +166,7 @@ int lg_publish_file(const char *path, const void *data, size_t bytes)
 {
     char tmp[LG_PATH_BYTES], dir[LG_PATH_BYTES];
     LG_TRY(lg_path(tmp, "%s.tmp.%d", path, (int)getpid()));
-    LG_TRY(lg_path(dir, "%s", path));
-    char *slash = strrchr(dir, '/');
-    if (slash)
-        slash[slash == dir] = 0;
-    else
-        strcpy(dir, ".");
+    LG_TRY(parent_of(path, dir));
     int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0)
         return LG_FAIL(lg_err_from_errno(errno), "cannot create %s: %s", tmp, strerror(errno));

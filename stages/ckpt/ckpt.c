@@ -2,22 +2,19 @@
  * into the region ckpt/0/staging, which lets trainer and EMA go on; WRITE turns the staging region
  * into files. A successor, of this build or a newer one, that finds a staged snapshot writes it.
  *
- * Publishing: everything into checkpoints/.tmp-<name>_step<N>, each file fsynced, manifest last,
- * rename, fsync of checkpoints/. Idempotent: a complete directory with equal hashes counts as done.
+ * publish.c makes it visible, retention.c removes old ones.
  * A full disk loses nothing: the snapshot stays in memory, the old checkpoints stay, the write is
  * tried again. */
 #include "base/clock.h"
 #include "base/log.h"
-#include "stages/ckpt/checkpoint.h"
+#include "stages/ckpt/publish.h"
 #include "stages/ckpt/retention.h"
 #include "stages/roles.h"
 #include "stages/trainer/state.h"
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { RETRY_FIRST_S = 1, RETRY_MAX_S = 30 };
 
@@ -108,18 +105,6 @@ static void stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
            (double)(lg_now_ns() - start) / LG_MS_NS);
 }
 
-static int sync_ledger(const lg_stage *st)
-{
-    char path[LG_PATH_BYTES];
-    LG_TRY(lg_path(path, "%s/ledger", st->run_dir));
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return errno == ENOENT ? 0 : LG_FAIL(LG_ERR_IO, "%s: %s", path, strerror(errno));
-    int bad = fsync(fd) < 0 ? errno : 0;
-    close(fd);
-    if (bad) return LG_FAIL(lg_err_from_errno(bad), "fsync of %s: %s", path, strerror(bad));
-    return 0;
-}
-
 static lg_manifest *manifest_of(const lg_stage *st, const struct ckpt *c)
 {
     const struct staged_head *head = c->staging->payload;
@@ -139,60 +124,22 @@ static lg_manifest *manifest_of(const lg_stage *st, const struct ckpt *c)
     return m;
 }
 
-static bool same_files(const lg_manifest *a, const lg_manifest *b)
-{
-    if (a->n_files != b->n_files || a->step != b->step) return false;
-    for (int i = 0; i < a->n_files; i++)
-        if (strcmp(a->file[i].path, b->file[i].path) || a->file[i].hash != b->file[i].hash)
-            return false;
-    return true;
-}
-
-static int write_files(lg_stage *st, struct ckpt *c, const char *parent, const char *tmp,
-                       const char *final, lg_manifest *m)
-{
-    struct lg_snapshot s = snapshot_of(c);
-    LG_TRY(lg_mkdirs(parent));
-    LG_TRY(lg_remove_tree(tmp));
-    LG_TRY(lg_mkdirs(tmp));
-    LG_TRY(lg_checkpoint_write(tmp, &c->trainer->net, &c->trainer->params, &s, m));
-    lg_manifest *there = calloc(1, sizeof *there);
-    LG_ASSERT(there);
-    bool done = lg_manifest_exists(final) && lg_manifest_load(final, there) == 0 &&
-                same_files(there, m) && lg_manifest_verify(there, final) == 0;
-    free(there);
-    lg_err_clear();
-    if (done) return lg_remove_tree(tmp);
-    LG_TRY(lg_manifest_save(m, tmp));
-    LG_TRY(lg_fsync_dir(tmp));
-    LG_TRY(sync_ledger(st));
-    LG_TRY(lg_remove_tree(final)); /* an incomplete or foreign one of the same name */
-    if (rename(tmp, final) < 0)
-        return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s to %s: %s", tmp, final,
-                       strerror(errno));
-    LG_TRY(lg_fsync_dir(parent));
-    return 0;
-}
-
 static int write_state(lg_stage *st, struct ckpt *c, uint64_t state)
 {
-    char parent[LG_PATH_BYTES], tmp[LG_PATH_BYTES], final[LG_PATH_BYTES];
+    char dir[LG_PATH_BYTES], parent[LG_PATH_BYTES];
     const char *name = st->config->job_name;
     int64_t start = lg_now_ns();
+    struct lg_publishing p = {.run_dir = st->run_dir,
+                              .net = &c->trainer->net,
+                              .params = &c->trainer->params,
+                              .state = snapshot_of(c)};
     LG_TRY(lg_path(parent, "%s/checkpoints", st->run_dir));
-    LG_TRY(lg_path(tmp, "%s/.tmp-%s_step%" PRIu64, parent, name, state));
-    LG_TRY(lg_path(final, "%s/%s_step%" PRIu64, parent, name, state));
     lg_manifest *m = manifest_of(st, c);
-    int rc = write_files(st, c, parent, tmp, final, m);
+    int rc = lg_checkpoint_publish(&p, m, dir);
     free(m);
-    if (rc < 0) {
-        char kept[1024];
-        snprintf(kept, sizeof kept, "%s", lg_err_message());
-        lg_remove_tree(tmp);
-        return LG_FAIL(rc, "%s", kept);
-    }
+    LG_TRY(rc);
     lg_ckpt_mark_published(st->board, state);
-    lg_log(LG_INFO, "published %s in %.1f ms", final, (double)(lg_now_ns() - start) / LG_MS_NS);
+    lg_log(LG_INFO, "published %s in %.1f ms", dir, (double)(lg_now_ns() - start) / LG_MS_NS);
     if (lg_retention_apply(parent, name, (int)st->config->checkpoint_keep) < 0)
         lg_log_error("old checkpoints could not be removed");
     return 0;

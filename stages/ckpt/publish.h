@@ -1,0 +1,23 @@
+/* A checkpoint becomes visible: RUN/checkpoints/<name>_step<N>.
+ *
+ * Everything goes into checkpoints/.tmp-<name>_step<N>, each file fsynced, the manifest last; then
+ * rename and fsync of checkpoints/. Before the rename the records of the steps up to N (ledger,
+ * metrics.jsonl) are made durable: a checkpoint whose history is lost would prove nothing.
+ *
+ * After return 0 the checkpoint survives a power cut, and only then may an older one go
+ * (retention.h). After a failure, a kill or a power cut at any point the older ones are untouched
+ * and another call for the same state does it again; a complete directory with the same files
+ * counts as done. tests/unit/test_sim_disk.c cuts the power at every write, rename and fsync. */
+#pragma once
+#include "stages/ckpt/checkpoint.h"
+
+struct lg_publishing {
+    const char *run_dir;
+    const struct lg_denoiser_config *net;
+    const lg_params *params;
+    struct lg_snapshot state;
+};
+
+/* m: everything but the files, which are added. ret_dir gets the directory's path. */
+int lg_checkpoint_publish(const struct lg_publishing *p, lg_manifest *m,
+                          char ret_dir[LG_PATH_BYTES]);

@@ -1,0 +1,8 @@
+# Simulations whose real code runs over pretended calls: such a test program is linked with the file
+# that pretends, and with --wrap for each name in the file's list.
+comma := ,
+wrap_calls = $(addprefix -Wl$(comma)--wrap=,$(shell cat $(1)))
+
+$(BUILD)/tests/test_sim_disk: $(BUILD)/obj/tests/sim/disk.c.o
+$(BUILD)/tests/test_sim_disk: LIBS := $(BUILD)/obj/tests/sim/disk.c.o $(LIB) $(LIBS)
+$(BUILD)/tests/test_sim_disk: LDFLAGS += $(call wrap_calls,tests/sim/disk.calls)
