@@ -3,6 +3,7 @@
 #include "supervisor/finish.h"
 #include "config/manifest.h"
 #include "supervisor/child.h"
+#include "supervisor/tensorboard.h"
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -61,6 +62,15 @@ static void draw(const lg_run *r, const char *checkpoint, uint64_t step, bool qu
     lg_err_clear();
 }
 
+/* Pictures that came last. Best effort. */
+static void add_to_tensorboard(const lg_run *r, uint64_t step)
+{
+    lg_tensorboard t;
+    if (!r->config->tensorboard_enabled || lg_tensorboard_open(r->dir, step, &t) < 0) return;
+    lg_tensorboard_flush(&t, step);
+    lg_tensorboard_close(&t);
+}
+
 void lg_finish(lg_run *r, lg_run_state outcome, bool quiet, int *exit_code)
 {
     char checkpoints[LG_PATH_BYTES], newest[LG_PATH_BYTES];
@@ -68,7 +78,10 @@ void lg_finish(lg_run *r, lg_run_state outcome, bool quiet, int *exit_code)
     lg_manifest *m = calloc(1, sizeof *m);
     int rc = m ? lg_run_path(r, checkpoints, "checkpoints") : LG_ERR_NOSPACE;
     if (rc == 0) rc = lg_manifest_newest(checkpoints, r->config->job_name, newest, m);
-    if (rc == 0 && outcome == LG_RUN_DONE) draw(r, newest, m->step, quiet);
+    if (rc == 0 && outcome == LG_RUN_DONE) {
+        draw(r, newest, m->step, quiet);
+        add_to_tensorboard(r, m->step);
+    }
     if (rc == 0 && !quiet) printf("checkpoint  %s\n", newest);
     if (rc < 0 && outcome == LG_RUN_DONE && *exit_code == 0) {
         fprintf(stderr, "error: the run is done, but no complete checkpoint is in %s\n",

@@ -39,7 +39,8 @@ bool lg_metric_parse(const char *line, size_t bytes, struct lg_metric *ret)
                                   .data_wait_s = number(j, "data_wait_s", 0),
                                   .ckpt_wait_s = number(j, "ckpt_wait_s", 0),
                                   .voids = number(j, "voids", 0),
-                                  .skipped = number(j, "skipped", 0)};
+                                  .skipped = number(j, "skipped", 0),
+                                  .time_s = number(j, "time", 0)};
     cJSON_Delete(j);
     return ours;
 }

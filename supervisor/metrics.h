@@ -11,6 +11,7 @@ struct lg_metric {
     double samples_per_s; /* 0: not known (first step of a process) */
     double data_wait_s, ckpt_wait_s;
     double voids, skipped;
+    double time_s; /* when it was written, since 1970; 0: not known */
 };
 
 /* One line. False when it is none of ours; *ret is untouched then. */

@@ -139,6 +139,7 @@ static void iterate(lg_supervisor *s)
     }
     lg_watch_look(s);
     lg_progress_show(&s->progress, s);
+    lg_extras_look(s);
     lg_control_handle(s); /* last: ZeroMQ's fd is edge-triggered */
 }
 
@@ -228,6 +229,7 @@ static void run_until_over(lg_supervisor *s, bool drain)
     for (int i = 0; i < s->n_instances; i++)
         lg_instance_raise(s, &s->instance[i], LG_INSTANCE_EVENT_start);
     while (s->step != LG_RUN_STEP_over) iterate(s);
+    lg_extras_close(s);
     lg_progress_last(&s->progress, s);
     atomic_store(&s->board->s->run_state, s->outcome);
     snprintf(s->board->s->cause, sizeof s->board->s->cause, "%s", s->cause);

@@ -7,6 +7,7 @@
 #include "bus/control.h"
 #include "shm/board.h"
 #include "supervisor/child.h"
+#include "supervisor/extras.h"
 #include "supervisor/intensity.h"
 #include "supervisor/keep.h"
 #include "supervisor/progress.h"
@@ -66,6 +67,7 @@ typedef struct lg_supervisor {
     lg_control *control;
     lg_keep keep;
     lg_progress progress;
+    lg_extras extras;
     lg_run_step step;
     lg_run_state outcome; /* of the end: done, stopped, parked or failed */
     int exit_code;        /* of lgsup: an lg_err negated, or 130 */

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { PENDING_MAX = 4096, LINE_BYTES = 512 };
@@ -97,6 +98,14 @@ static const char *number(char buf[32], double v)
     return buf;
 }
 
+/* Seconds since 1970. */
+static double wall_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
 static bool write_one(lg_records *r, const struct lg_step_record *s)
 {
     char line[LINE_BYTES], a[32], b[32], c[32];
@@ -104,9 +113,10 @@ static bool write_one(lg_records *r, const struct lg_step_record *s)
         line, sizeof line,
         "{\"step\": %" PRIu64 ", \"loss\": %s, \"grad_norm\": %s, \"lr\": %s, "
         "\"samples_per_s\": %.2f, \"data_wait_s\": %.6f, \"ckpt_wait_s\": %.6f, \"voids\": %u, "
-        "\"skipped\": %u}\n",
+        "\"skipped\": %u, \"time\": %.3f}\n",
         s->ledger.step, number(a, s->loss), number(b, s->grad_norm), number(c, s->lr),
-        s->samples_per_s, s->data_wait_s, s->ckpt_wait_s, s->ledger.voids, s->ledger.skipped);
+        s->samples_per_s, s->data_wait_s, s->ckpt_wait_s, s->ledger.voids, s->ledger.skipped,
+        wall_s());
     LG_ASSERT(n > 0 && n < LINE_BYTES);
     if (pwrite(r->metrics, line, (size_t)n, r->end) != n) {
         if (ftruncate(r->metrics, r->end) < 0)

@@ -1,0 +1,34 @@
+/* For those who watch; see extras.h. */
+#include "supervisor/extras.h"
+#include "supervisor/status.h"
+#include "supervisor/supervise.h"
+
+static void open_all(lg_supervisor *s)
+{
+    const lg_config *c = s->run->config;
+    lg_extras *x = &s->extras;
+    x->opened = true;
+    if (c->tensorboard_enabled &&
+        lg_tensorboard_open(s->run->dir, lg_status_step(s->board), &x->tensorboard) < 0)
+        lg_progress_say(&s->progress, LG_WARN, "no event files for TensorBoard: %s",
+                        lg_err_message());
+    lg_err_clear();
+}
+
+void lg_extras_look(lg_supervisor *s)
+{
+    lg_extras *x = &s->extras;
+    if (!x->opened) open_all(s);
+    if (lg_tensorboard_look(&x->tensorboard, lg_status_step(s->board)))
+        lg_progress_say(&s->progress, LG_WARN,
+                        "%s cannot be written (disk full?); tried again every second",
+                        x->tensorboard.path);
+}
+
+void lg_extras_close(lg_supervisor *s)
+{
+    lg_extras *x = &s->extras;
+    if (!x->opened) return;
+    lg_tensorboard_flush(&x->tensorboard, lg_status_step(s->board));
+    lg_tensorboard_close(&x->tensorboard);
+}
