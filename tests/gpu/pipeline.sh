@@ -1,0 +1,245 @@
+#!/bin/bash
+# The whole pipeline on a machine with GPUs: a shortened emoji run twice, stopped and resumed, killed,
+# with other numbers of encoders, on two GPUs. Every variant must end with the same bytes.
+#
+# usage: pipeline.sh BUNDLE DATA [option ...]
+#   BUNDLE        directory made by `make bundle`
+#   DATA          the emoji shards (examples/emoji/data after `make example-data`)
+#   --device D    cuda (default) or host: a small net, to try this script without a GPU
+#   --steps N     of the short runs (default 60)
+#   --kills N     in the run that is killed (default 20); --seed S chooses whom and when
+#   --only LIST   letters of a b c d e, see below (default all)
+#   --keep        leaves the runs for a look
+#   anything else goes to lgsup start: --set KEY=VALUE
+#
+# Prints ok/FAIL lines, one line per kill, and "N passed, M failed"; exits with 1 when one failed.
+# Needs bash, coreutils, sed, awk; neither network nor write access to BUNDLE and DATA.
+set -u
+export LC_ALL=C
+usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 2 ] || usage
+bundle=$(cd "$1" && pwd) && data=$(cd "$2" && pwd) || usage
+shift 2
+device=cuda steps=60 kills=20 seed=$((SECONDS + $$ % 30000)) only=abcde keep= extra=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --device) device=$2; shift ;;
+    --steps) steps=$2; shift ;;
+    --kills) kills=$2; shift ;;
+    --seed) seed=$2; shift ;;
+    --only) only=$2; shift ;;
+    --keep) keep=1 ;;
+    *) extra+=("$1") ;;
+    esac
+    shift
+done
+RANDOM=$seed
+lgsup=$bundle/bin/lgsup
+T=$(mktemp -d /tmp/lgp.XXXXXX) || exit 1 # short: socket paths end at 107 bytes
+mkdir -m 700 "$T/r"
+export XDG_RUNTIME_DIR=$T/r
+export LG_CUDA_CACHE=${LG_CUDA_CACHE:-$T/algorithms.txt}
+
+pids_of() { # DIR: our programs whose command line names it
+    local p words
+    for p in /proc/[0-9]*; do
+        { mapfile -d '' -t words <"$p/cmdline"; } 2>/dev/null || continue
+        case ${words[0]-} in "$bundle"/bin/*) ;; *) continue ;; esac
+        case "${words[*]}" in *"$1"*) echo "${p#/proc/}" ;; esac
+    done
+}
+cleanup() {
+    trap - EXIT
+    local left _
+    for _ in 1 2 3 4 5; do
+        left=$(pids_of "$T")
+        [ -n "$left" ] || break
+        kill -9 $left 2>/dev/null
+        sleep 0.2
+    done
+    if [ -n "$keep" ]; then echo "# kept $T"; else rm -rf "$T"; fi
+}
+trap cleanup EXIT
+trap 'echo "FAIL interrupted"; exit 1' INT TERM HUP
+
+passed=0 failed=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1${2:+ -- $2}"; failed=$((failed + 1)); }
+check() { # NAME COMMAND...
+    local name=$1 out
+    shift
+    if out=$("$@" 2>&1); then ok "$name"; else fail "$name" "$(printf %s "${out:-$*}" | tail -3 | tr '\n' ' ')"; fi
+}
+now_ms() { local t=${EPOCHREALTIME/./}; echo "${t%???}"; }
+
+# ---- runs ----
+
+if [ "$device" = host ]; then
+    small=(--set precision=fp32 --set model.hidden=64 --set model.depth=2 --set model.heads=4
+        --set trainer.global_batch_size=8 --set trainer.micro_batch_size=4 --set loader.chunk=4
+        --set text.chunk=4 --set vae.chunk=4 --set loader.instances=1)
+    gpus=0
+else
+    # Half the batch fits two ranks too: the same micro-batch everywhere.
+    small=(--set trainer.micro_batch_size=256)
+    gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+fi
+# start RUN STEPS [...]: to its end or until it is stopped; its exit status.
+start() {
+    local run=$1 n=$2
+    shift 2
+    timeout --foreground -k 5 "${RUN_LIMIT_S:-200}" "$lgsup" start "$bundle/examples/emoji/pipeline-gpu.toml" \
+        --set device="$device" --set data.path="$data" --set job.dir="$run" --set 'sample.captions=[]' \
+        --set trainer.lr_steps=1000 --set trainer.max_steps="$n" --set checkpoint.every="${every:-$n}" \
+        "${small[@]}" ${extra[@]+"${extra[@]}"} "$@" >>"$run.out" 2>&1 </dev/null
+}
+finished() { # NAME STATUS RUN
+    if [ "$2" = 0 ]; then ok "$1"; else fail "$1" "exit $2: $(tail -3 "$3.out" | tr '\n' ' ')"; fi
+}
+step_of() {
+    local s
+    s=$(tail -n 1 "$1/metrics.jsonl" 2>/dev/null | sed -n 's/^{"step": *\([0-9]*\),.*/\1/p')
+    echo "${s:-0}"
+}
+# wait_step RUN STEP SECONDS
+wait_step() {
+    local end=$((SECONDS + $3))
+    until [ "$(step_of "$1")" -ge "$2" ]; do
+        [ $SECONDS -lt $end ] && kill -0 "$running" 2>/dev/null || return 1
+        sleep 0.01
+    done
+}
+pid_of() { # RUN ROLE INDEX
+    timeout 10 "$lgsup" status --json "$1" 2>/dev/null | tr -d '[:space:]' |
+        grep -o "\"role\":\"$2\",\"index\":$3,\"pid\":[0-9]*" | grep -o '[0-9]*$'
+}
+same() { # RUN_A RUN_B STEP: checkpoints, ledger and losses
+    local f a=$1/checkpoints/emoji_step$3 b=$2/checkpoints/emoji_step$3
+    for f in model/diffusion_pytorch_model.safetensors ema/diffusion_pytorch_model.safetensors \
+        optimizer.safetensors; do
+        [ -s "$a/$f" ] || { echo "no $a/$f"; return 1; }
+        cmp "$a/$f" "$b/$f" || return 1
+    done
+    cmp "$1/ledger" "$2/ledger"
+}
+forget() { [ -n "$keep" ] || rm -rf "$@"; }
+rate() { # RUN: samples/s, median of the second half
+    sed -n 's/.*"samples_per_s": *\([0-9.]*\).*/\1/p' "$1/metrics.jsonl" | tail -n "$(($2 / 2))" | sort -n |
+        awk '{ v[NR] = $1 } END { printf "%.0f samples/s", v[int((NR + 1) / 2)] }'
+}
+
+# kill_many NAME RUN STEPS KILLS ROLES... -- START_OPTIONS...: kills while it trains. The k-th kill comes
+# a random moment after a random step of 5k+1 .. 5k+5, so fast and slow machines kill alike.
+kill_many() {
+    local name=$1 run=$2 n=$3 count=$4 roles=() victims=() times=() i j swap pid t0 at ms
+    shift 4
+    while [ "$1" != -- ]; do roles+=("$1"); shift; done
+    shift
+    for ((i = 0; i < count; i++)); do # every role once, then at random
+        if [ $i -lt ${#roles[@]} ]; then victims+=("${roles[i]}"); else victims+=("${roles[RANDOM % ${#roles[@]}]}"); fi
+    done
+    for ((i = count - 1; i > 0; i--)); do
+        j=$((RANDOM % (i + 1))) swap=${victims[i]} victims[i]=${victims[j]} victims[j]=$swap
+    done
+    start "$run" "$n" "$@" &
+    running=$!
+    local killed=0
+    for ((i = 0; i < count; i++)); do
+        at=$((1 + 5 * i + RANDOM % 5)) ms=$((RANDOM % 60))
+        wait_step "$run" $at 60 || break
+        sleep "0.$(printf %03d $ms)"
+        pid=
+        for _ in 1 2 3 4 5 6 7 8 9 10; do
+            pid=$(pid_of "$run" "${victims[i]%.*}" "${victims[i]#*.}")
+            [ "${pid:-0}" -gt 0 ] && kill -9 "$pid" 2>/dev/null && break
+            pid=
+            sleep 0.05
+        done
+        [ -n "$pid" ] || { echo "# no process ${victims[i]} to kill"; continue; }
+        at=$(step_of "$run") t0=$(now_ms)
+        wait_step "$run" $((at + 1)) 60 || break
+        times+=($(($(now_ms) - t0)))
+        killed=$((killed + 1))
+        echo "# kill $killed ${victims[i]} at step $at: next commit after ${times[-1]} ms"
+    done
+    wait $running
+    finished "$name: completes by itself" $? "$run"
+    if [ $killed = "$count" ]; then ok "$name: $count kills"; else fail "$name: $count kills" "only $killed"; fi
+    printf '%s\n' ${times[@]+"${times[@]}"} | sort -n | awk -v what="$name" 'NF { v[++n] = $1 } END {
+        if (n) printf "# %s: kill to next commit p50 %d ms, p99 %d ms, max %d ms of %d (seed '"$seed"')\n",
+            what, v[int((n + 1) / 2)], v[int(n * 0.99 + 0.999)], v[n], n }'
+}
+
+echo "# $device, $gpus GPUs, $steps steps, $kills kills, seed $seed"
+started=$SECONDS
+
+# a: two runs are byte-identical. The first one is the reference of b and d.
+start "$T/a1" "$steps"
+finished "a: a run of $steps steps" $? "$T/a1"
+[ $failed = 0 ] || { cat "$T/a1.out"; for l in "$T"/a1/logs/*; do echo "== $l"; tail -5 "$l"; done; exit 1; }
+echo "# $(rate "$T/a1" "$steps")"
+case $only in *a*)
+    start "$T/a2" "$steps"
+    finished "a: again" $? "$T/a2"
+    check "a: byte-identical" same "$T/a1" "$T/a2" "$steps"
+    check "a: verify" timeout 60 "$lgsup" verify "$T/a2"
+    forget "$T/a2" ;;
+esac
+
+# b: stopped halfway, started again.
+case $only in *b*)
+    start "$T/b" "$steps" &
+    running=$!
+    wait_step "$T/b" $((steps / 2)) 120 || fail "b: reaches half"
+    timeout 60 "$lgsup" stop "$T/b" >>"$T/b.out" 2>&1
+    wait $running
+    half=$(step_of "$T/b")
+    if [ "$half" -ge $((steps / 2)) ] && [ "$half" -lt "$steps" ]; then ok "b: stopped at step $half"; else fail "b: stopped halfway" "at $half"; fi
+    start "$T/b" "$steps"
+    finished "b: resumed to its end" $? "$T/b"
+    check "b: byte-identical" same "$T/a1" "$T/b" "$steps"
+    forget "$T/b" ;;
+esac
+
+# c: kill -9 over all roles.
+case $only in *c*)
+    n=$((5 * kills + 10)) every=20
+    start "$T/c1" $n
+    finished "c: an undisturbed run of $n steps" $? "$T/c1"
+    kill_many c "$T/c2" $n "$kills" loader.0 text.0 vae.0 trainer.0 ema.0 ckpt.0 keeper.0 --
+    check "c: byte-identical" same "$T/c1" "$T/c2" $n
+    every=
+    forget "$T/c1" "$T/c2" ;;
+esac
+
+# d: the number of encoders changes nothing.
+case $only in *d*)
+    where=0
+    [ "$gpus" -ge 2 ] && where=0,1
+    start "$T/d" "$steps" --set vae.instances=2 --set vae.gpus=$where --set text.instances=2 --set text.shards=1
+    finished "d: two VAE, two text instances${where#0}" $? "$T/d"
+    check "d: byte-identical" same "$T/a1" "$T/d" "$steps"
+    forget "$T/d" ;;
+esac
+forget "$T/a1"
+
+# e: two ranks on two GPUs (on the host: two ranks), undisturbed and killed.
+case $only in *e*)
+    if [ "$gpus" -ge 2 ] || [ "$device" = host ]; then
+        two=(--set trainer.ranks=2 --set vae.instances=2)
+        [ "$gpus" -ge 2 ] && two+=(--set trainer.gpus=0,1 --set vae.gpus=0,1)
+        few=$((kills / 2 + 1)) every=20
+        n=$((5 * few + 10))
+        start "$T/e1" $n "${two[@]}"
+        finished "e: two ranks, $n steps" $? "$T/e1"
+        echo "# $(rate "$T/e1" $n)"
+        kill_many e "$T/e2" $n $few trainer.0 trainer.1 vae.1 ema.0 loader.0 keeper.0 -- "${two[@]}"
+        check "e: byte-identical" same "$T/e1" "$T/e2" $n
+    else
+        echo "skip e: needs two GPUs"
+    fi ;;
+esac
+
+echo "# $((SECONDS - started)) s"
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
