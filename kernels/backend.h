@@ -45,6 +45,12 @@ struct lg_device {
     void (*download)(lg_stream *, void *, const void *, size_t);
     void (*zero)(lg_stream *, void *, size_t);
     void (*copy)(lg_stream *, void *, const void *, size_t);
+    /* NULL on backends whose memory is the host's. */
+    int (*share)(lg_device *, int gpu, size_t, int *ret_fd);
+    int (*map)(lg_device *, int fd, size_t, void **);
+    void (*unmap)(lg_device *, void *, size_t);
+    int (*pin)(lg_device *, void *, size_t);
+    void (*unpin)(lg_device *, void *);
     void (*close)(lg_device *); /* frees the device itself */
 };
 

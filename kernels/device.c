@@ -174,6 +174,38 @@ void lg_device_free(lg_device *d, void **p)
     LG_ASSERT(!"memory of this device");
 }
 
+int lg_device_share(lg_device *d, int gpu, size_t bytes, int *ret_fd)
+{
+    LG_ASSERT(d->share && bytes);
+    LG_TRY(d->share(d, gpu, bytes, ret_fd));
+    return 0;
+}
+
+int lg_device_map(lg_device *d, int fd, size_t bytes, void **ret)
+{
+    LG_ASSERT(d->map && bytes);
+    LG_TRY(d->map(d, fd, bytes, ret));
+    LG_ASSERT((uintptr_t)*ret % 64 == 0);
+    return 0;
+}
+
+void lg_device_unmap(lg_device *d, void *at, size_t bytes)
+{
+    LG_ASSERT(d->unmap);
+    d->unmap(d, at, bytes);
+}
+
+int lg_device_pin(lg_device *d, void *host, size_t bytes)
+{
+    if (d->pin && bytes) LG_TRY(d->pin(d, host, bytes));
+    return 0;
+}
+
+void lg_device_unpin(lg_device *d, void *host)
+{
+    if (d->unpin) d->unpin(d, host);
+}
+
 int lg_stream_open(lg_device *d, lg_stream **ret)
 {
     lg_stream *s = NULL;

@@ -40,6 +40,21 @@ bool lg_device_is_host(const lg_device *d);
 int lg_device_alloc(lg_device *d, size_t bytes, void **ret);
 void lg_device_free(lg_device *d, void **p);
 
+/* Memory that outlives its process: behind an fd, which any process may hold and any GPU of the
+ * machine map. Not on the host (a memfd does that). A kernel may still write for a moment after the
+ * SIGKILL of its process, never after its pidfd has fired. */
+/* New zeroed memory of GPU `gpu`, which need not be this device; *ret_fd is close-on-exec and the
+ * caller's. LG_ERR_NOSPACE when that GPU has not enough. */
+int lg_device_share(lg_device *d, int gpu, size_t bytes, int *ret_fd);
+/* Maps what lg_device_share(bytes) made, for this device to read and write; LG_ERR_CONFIG when it is
+ * on another GPU that this one cannot reach. fd stays the caller's and may be closed. */
+int lg_device_map(lg_device *d, int fd, size_t bytes, void **ret);
+void lg_device_unmap(lg_device *d, void *at, size_t bytes);
+/* Makes host memory (a mapping of the caller's) fit for copies at full speed beside computation. A
+ * no-op on the host. It must be unpinned before it is unmapped; a process that ends needs not. */
+int lg_device_pin(lg_device *d, void *host, size_t bytes);
+void lg_device_unpin(lg_device *d, void *host);
+
 int lg_stream_open(lg_device *d, lg_stream **ret);
 int lg_stream_open_dry(lg_device *d, lg_stream **ret);
 void lg_stream_close(lg_stream **s);

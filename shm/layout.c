@@ -101,6 +101,9 @@ static const size_t head[] = {
     H(name),
     H(filler),
     H(filled),
+    H(front_bytes),
+    H(place),
+    H(made),
 };
 
 static const struct {

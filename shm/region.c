@@ -1,4 +1,4 @@
-/* Regions: sealed, fully allocated memfds that the keeper holds too.
+/* Regions: sealed, fully allocated memfds that the keeper holds too, and their payloads on GPUs.
  *
  * Order of creation: allocate, write the head, seal, map, deposit. Whoever gets the fd from the
  * keeper finds a finished head, and a creator that dies before the deposit leaves nothing.
@@ -16,16 +16,28 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define REGION_MAGIC UINT64_C(0x6e6f69676572676c) /* "lgregion" */
-enum { OPEN_TRIES_MAX = 8, SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
+enum { OPEN_TRIES_MAX = 8, LOST_WAIT_MS = 10, LOST_TRIES_MAX = 2000 };
+enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
 static_assert(sizeof(struct lg_region_head) <= LG_PAGE_BYTES, "the head fits its page");
 
-static size_t total_bytes(size_t payload)
+static size_t pages_of(size_t bytes)
 {
-    size_t pages = (payload + LG_PAGE_BYTES - 1) / LG_PAGE_BYTES;
-    return (pages + 1) * LG_PAGE_BYTES;
+    return (bytes + LG_PAGE_BYTES - 1) / LG_PAGE_BYTES * LG_PAGE_BYTES;
+}
+
+/* Of the memfd. */
+static size_t total_bytes(const struct lg_region_spec *s)
+{
+    return LG_PAGE_BYTES + pages_of(s->front_bytes) + (s->place ? 0 : pages_of(s->bytes));
+}
+
+static const char *place_of(const struct lg_region_spec *s)
+{
+    return s->place ? s->place->name : "";
 }
 
 /* A number behind `key` at the start of a line of a small file; UINT64_MAX when there is none. */
@@ -71,46 +83,51 @@ static int no_space(const struct lg_region_spec *spec, const char *why)
 static int check_name(const char *name)
 {
     size_t n = strlen(name);
-    if (n == 0 || n >= LG_REGION_NAME_BYTES)
+    if (n == 0 || n >= LG_REGION_NAME_BYTES - 1) /* room for the @ */
         return LG_FAIL(LG_ERR_CONFIG, "a region's name has 1 to %d bytes: \"%.80s\"",
-                       LG_REGION_NAME_BYTES - 1, name);
+                       LG_REGION_NAME_BYTES - 2, name);
     return 0;
 }
 
 /* Maps the whole fd, which the region owns from now on (also on failure). */
-static int map_region(int fd, size_t payload, const char *name, lg_region **ret)
+static int map_region(int fd, const struct lg_region_spec *spec, lg_region **ret)
 {
     lg_region *r = calloc(1, sizeof *r);
     if (!r) {
         close(fd);
-        return LG_FAIL(LG_ERR_NOSPACE, "no memory for the handle of region %s", name);
+        return LG_FAIL(LG_ERR_NOSPACE, "no memory for the handle of region %s", spec->name);
     }
     r->fd = fd;
-    r->bytes = payload;
-    snprintf(r->name, sizeof r->name, "%s", name);
-    void *at = mmap(NULL, total_bytes(payload), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    r->payload_fd = -1;
+    r->bytes = spec->bytes;
+    r->front_bytes = spec->front_bytes;
+    snprintf(r->name, sizeof r->name, "%s", spec->name);
+    if (spec->place) r->place = *spec->place;
+    uint8_t *at = mmap(NULL, total_bytes(spec), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED) {
         int e = errno;
         lg_region_close(&r);
-        return LG_FAIL(lg_err_from_errno(e), "cannot map the %zu bytes of region %s: %s", payload,
-                       name, strerror(e));
+        return LG_FAIL(lg_err_from_errno(e), "cannot map the %zu bytes of region %s: %s",
+                       total_bytes(spec), spec->name, strerror(e));
     }
-    r->head = at;
-    r->payload = (uint8_t *)at + LG_PAGE_BYTES;
+    r->head = (struct lg_region_head *)at;
+    if (spec->front_bytes) r->front = at + LG_PAGE_BYTES;
+    if (!spec->place) r->payload = at + LG_PAGE_BYTES + pages_of(spec->front_bytes);
     *ret = r;
     return 0;
 }
 
 static int allocate(const struct lg_region_spec *spec, int *ret_fd)
 {
-    if (spec->bytes > SIZE_MAX / 2 || total_bytes(spec->bytes) > room_bytes())
+    if (spec->bytes > SIZE_MAX / 4 || spec->front_bytes > SIZE_MAX / 4 ||
+        total_bytes(spec) > room_bytes())
         return no_space(spec, "that is more than there is");
     int fd = memfd_create(spec->name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return LG_FAIL(lg_err_from_errno(errno), "memfd_create for region %s: %s", spec->name,
                        strerror(errno));
     int rc;
-    do rc = fallocate(fd, 0, 0, (off_t)total_bytes(spec->bytes));
+    do rc = fallocate(fd, 0, 0, (off_t)total_bytes(spec));
     while (rc < 0 && errno == EINTR);
     if (rc < 0) {
         int e = errno;
@@ -128,11 +145,13 @@ static int create(const struct lg_region_spec *spec, lg_region **ret)
     int fd = -1;
     lg_region *r;
     LG_TRY(allocate(spec, &fd));
-    LG_TRY(map_region(fd, spec->bytes, spec->name, &r));
+    LG_TRY(map_region(fd, spec, &r));
     struct lg_region_head *h = r->head;
     h->version = LG_LAYOUT_VERSION;
     h->layout_hash = lg_layout_hash();
     h->bytes = spec->bytes;
+    h->front_bytes = spec->front_bytes;
+    snprintf(h->place, sizeof h->place, "%s", place_of(spec));
     h->plan_hash = spec->plan_hash;
     h->run_id = spec->run_id;
     snprintf(h->name, sizeof h->name, "%s", spec->name);
@@ -155,11 +174,11 @@ static int check_fd(const struct lg_region_spec *spec, int fd)
     if (fstat(fd, &st) < 0 || seals < 0 || (seals & SEALS) != SEALS)
         return LG_FAIL(LG_ERR_MISMATCH, "the keeper's fd for %s is not a sealed region",
                        spec->name);
-    if ((uint64_t)st.st_size != total_bytes(spec->bytes))
+    if ((uint64_t)st.st_size != total_bytes(spec))
         return LG_FAIL(LG_ERR_MISMATCH,
-                       "region %s has %lld bytes, this process expects %zu: it belongs to another "
-                       "plan",
-                       spec->name, (long long)st.st_size - LG_PAGE_BYTES, spec->bytes);
+                       "region %s has %lld bytes, heads included, this process expects %zu for %zu "
+                       "of payload: it belongs to another plan",
+                       spec->name, (long long)st.st_size, total_bytes(spec), spec->bytes);
     return 0;
 }
 
@@ -179,6 +198,14 @@ static int check_head(const struct lg_region_spec *spec, const struct lg_region_
     if (h->bytes != spec->bytes)
         return LG_FAIL(LG_ERR_MISMATCH, "region %s has %llu bytes, this process expects %zu",
                        spec->name, (unsigned long long)h->bytes, spec->bytes);
+    if (h->front_bytes != spec->front_bytes ||
+        strncmp(h->place, place_of(spec), sizeof h->place) != 0)
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "region %s lies on %.15s with a front of %llu bytes, this process expects "
+                       "%s with %zu",
+                       spec->name, h->place[0] ? h->place : "host",
+                       (unsigned long long)h->front_bytes, spec->place ? place_of(spec) : "host",
+                       spec->front_bytes);
     if (h->plan_hash != spec->plan_hash)
         return LG_FAIL(
             LG_ERR_MISMATCH, "region %s belongs to plan %016llx, this process has plan %016llx",
@@ -198,7 +225,7 @@ static int adopt(const struct lg_region_spec *spec, int fd, lg_region **ret)
         return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     }
     lg_region *r;
-    LG_TRY(map_region(fd, spec->bytes, spec->name, &r));
+    LG_TRY(map_region(fd, spec, &r));
     LG_TRY_GOTO(rc, check_head(spec, r->head), fail);
     *ret = r;
     return 0;
@@ -209,9 +236,8 @@ fail:
 
 /* Get, else create and put; who loses the put gets the winner's. More rounds are needed only when
  * somebody drops the name in between. */
-int lg_region_open(const struct lg_region_spec *spec, lg_region **ret)
+static int open_host_part(const struct lg_region_spec *spec, lg_region **ret)
 {
-    LG_TRY(check_name(spec->name));
     for (int i = 0; i < OPEN_TRIES_MAX; i++) {
         int fd;
         uint64_t bytes;
@@ -235,18 +261,80 @@ int lg_region_open(const struct lg_region_spec *spec, lg_region **ret)
     return LG_FAIL(LG_ERR_BUSY, "region %s is created and dropped again and again", spec->name);
 }
 
+static void payload_name(const char *name, char ret[LG_REGION_NAME_BYTES])
+{
+    snprintf(ret, LG_REGION_NAME_BYTES, "%.*s@", LG_REGION_NAME_BYTES - 2, name);
+}
+
+/* The fd of the payload on a GPU: from the keeper, else made and deposited. See `made` in region.h
+ * for why it is made at most once in the life of a region. */
+static int payload_fd(const char *keeper, lg_region *r, int *ret_fd)
+{
+    char name[LG_REGION_NAME_BYTES];
+    uint64_t bytes;
+    payload_name(r->name, name);
+    for (int i = 0; i < LOST_TRIES_MAX; i++) {
+        int rc = lg_keeper_get(keeper, name, &bytes, ret_fd);
+        if (rc == 0) break;
+        if (rc != LG_ERR_NOTFOUND) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+        lg_err_clear();
+        if (atomic_load_explicit(&r->head->made, memory_order_acquire)) {
+            nanosleep(&(struct timespec){0, LOST_WAIT_MS * 1000000L}, NULL);
+            continue;
+        }
+        LG_TRY(r->place.create(&r->place, r->bytes, ret_fd));
+        rc = lg_keeper_put(keeper, name, r->bytes, *ret_fd);
+        if (rc == 0) break;
+        close(*ret_fd);
+        *ret_fd = -1;
+        if (rc != LG_ERR_BUSY) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+        lg_err_clear(); /* somebody else was quicker */
+    }
+    if (*ret_fd < 0)
+        return LG_FAIL(LG_ERR_TIMEOUT,
+                       "the keeper lost the memory of region %s on %s, and no process that maps it "
+                       "gave it back: start the run again, it goes on from its checkpoint",
+                       r->name, r->place.name);
+    atomic_store_explicit(&r->head->made, 1, memory_order_release);
+    return 0;
+}
+
+int lg_region_open(const struct lg_region_spec *spec, lg_region **ret)
+{
+    lg_region *r = NULL;
+    int rc;
+    LG_TRY(check_name(spec->name));
+    LG_TRY(open_host_part(spec, &r));
+    if (spec->place) {
+        LG_TRY_GOTO(rc, payload_fd(spec->keeper, r, &r->payload_fd), fail);
+        LG_TRY_GOTO(rc, r->place.map(&r->place, r->payload_fd, r->bytes, &r->payload), fail);
+    }
+    *ret = r;
+    return 0;
+fail:
+    lg_region_close(&r);
+    return rc;
+}
+
 void lg_region_close(lg_region **r)
 {
     if (!*r) return;
-    if ((*r)->head) munmap((*r)->head, total_bytes((*r)->bytes));
+    bool remote = (*r)->place.name[0];
+    if (remote && (*r)->payload) (*r)->place.unmap(&(*r)->place, (*r)->payload, (*r)->bytes);
+    struct lg_region_spec spec = {.bytes = (*r)->bytes,
+                                  .front_bytes = (*r)->front_bytes,
+                                  .place = remote ? &(*r)->place : NULL};
+    if ((*r)->head) munmap((*r)->head, total_bytes(&spec));
     if ((*r)->fd >= 0) close((*r)->fd);
+    if ((*r)->payload_fd >= 0) close((*r)->payload_fd);
     free(*r);
     *r = NULL;
 }
 
-int lg_region_deposit(const char *keeper, const lg_region *r)
+/* Puts fd under the name; what is there already must be the same memory. */
+static int deposit(const char *keeper, const char *name, size_t size, int mine_fd)
 {
-    int rc = lg_keeper_put(keeper, r->name, r->bytes, r->fd);
+    int rc = lg_keeper_put(keeper, name, size, mine_fd);
     if (rc != LG_ERR_BUSY) {
         LG_TRY(rc);
         return 0;
@@ -254,16 +342,26 @@ int lg_region_deposit(const char *keeper, const lg_region *r)
     lg_err_clear();
     int fd;
     uint64_t bytes;
-    LG_TRY(lg_keeper_get(keeper, r->name, &bytes, &fd));
+    LG_TRY(lg_keeper_get(keeper, name, &bytes, &fd));
     struct stat mine, theirs;
-    bool same = fstat(r->fd, &mine) == 0 && fstat(fd, &theirs) == 0 &&
+    bool same = fstat(mine_fd, &mine) == 0 && fstat(fd, &theirs) == 0 &&
                 mine.st_dev == theirs.st_dev && mine.st_ino == theirs.st_ino;
     close(fd);
     if (!same)
         return LG_FAIL(LG_ERR_MISMATCH,
                        "the keeper holds other memory under the name %s: it was opened there "
                        "before this process could deposit it again",
-                       r->name);
+                       name);
+    return 0;
+}
+
+int lg_region_deposit(const char *keeper, const lg_region *r)
+{
+    char name[LG_REGION_NAME_BYTES];
+    /* The payload first: whoever finds the head finds the rest. */
+    payload_name(r->name, name);
+    if (r->payload_fd >= 0) LG_TRY(deposit(keeper, name, r->bytes, r->payload_fd));
+    LG_TRY(deposit(keeper, r->name, r->bytes, r->fd));
     return 0;
 }
 

@@ -1,7 +1,16 @@
 /* A region is memory behind an fd; a process that maps it is disposable. On the host a sealed,
  * fully allocated memfd. The keeper holds a copy of every fd, so the memory outlives its users.
  *
- * Layout: one page of struct lg_region_head, then the payload. The size never changes.
+ * Layout: one page of struct lg_region_head, the front (whole pages of small host words, may be
+ * none), then the payload. The size never changes.
+ *
+ * On a GPU the payload is an allocation of its own behind a second fd, which the keeper holds as
+ * "<name>@"; head and front stay in the host's memfd. So every word that processes compare lies in
+ * host memory. The second fd cannot be looked into:
+ *   made: 1 once the keeper has been given it. Writer: whoever deposited or found it, release.
+ *         Dying before it: the next one finds the fd at the keeper, or none and makes new memory,
+ *         which nobody has used. From then on a keeper without it has lost it for a moment (a new
+ *         one): never make another, wait until those who map it have deposited it again.
  *
  * A region that has contents of its own (weights read from a file) is filled once:
  *   filler: incarnation that fills. Writer: whoever wins the compare-and-swap from 0 or from a dead
@@ -19,27 +28,46 @@ struct lg_region_head {
     char name[LG_REGION_NAME_BYTES];
     _Atomic(uint32_t) filler;
     _Atomic(uint32_t) filled;
+    uint64_t front_bytes;
+    char place[16]; /* where the payload lies: "" (host) or "cuda:0" */
+    _Atomic(uint32_t) made;
+};
+
+/* A device's own memory, made and mapped by who has the device. The functions return lg_err codes. */
+struct lg_region_place {
+    char name[16]; /* "cuda:0": where new memory is made; mapping works from other GPUs too */
+    void *device;  /* handed to the functions, with */
+    int gpu;
+    int (*create)(const struct lg_region_place *, size_t bytes, int *ret_fd); /* zeroed */
+    int (*map)(const struct lg_region_place *, int fd, size_t bytes, void **ret);
+    void (*unmap)(const struct lg_region_place *, void *at, size_t bytes);
 };
 
 typedef struct lg_region {
     char name[LG_REGION_NAME_BYTES]; /* "<role>/<index>/<what>[/<side>]" */
     size_t bytes;                    /* of the payload */
-    int fd;                          /* close-on-exec; kept to deposit again at a new keeper */
+    size_t front_bytes;
+    int fd;         /* close-on-exec; kept to deposit again at a new keeper */
+    int payload_fd; /* of a payload on a GPU; -1 */
     struct lg_region_head *head;
-    void *payload; /* page aligned */
+    void *front;   /* host memory, page aligned; NULL when there is none */
+    void *payload; /* page aligned; device memory when the spec has a place */
+    struct lg_region_place place;
 } lg_region;
 
 struct lg_region_spec {
     const char *keeper; /* path of the keeper's socket */
     const char *name;
     size_t bytes; /* payload */
+    size_t front_bytes;
     uint64_t plan_hash;
     uint64_t run_id; /* of the board: an older run's region of the same name is refused */
+    const struct lg_region_place *place; /* NULL: the host */
 };
 /* Gets the region from the keeper, or creates and deposits it when it is not there (put-if-absent:
  * of two creators one wins, both get the same memory). New memory is zero. Size, plan hash and run
  * are compared. LG_ERR_NOSPACE when the machine cannot allocate it, LG_ERR_MISMATCH for another
- * plan. */
+ * plan. LG_ERR_TIMEOUT when the keeper lacks a GPU payload that was made and nobody deposits it. */
 int lg_region_open(const struct lg_region_spec *spec, lg_region **ret);
 /* Unmaps and closes; the keeper's copy stays. */
 void lg_region_close(lg_region **r);

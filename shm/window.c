@@ -15,20 +15,25 @@
  *    incarnation takes a chunk of a lap once, and only while it lives.
  */
 #include "shm/window.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONTROL, PIXELS, TOKENS, LATENT, TEXT, PARTS };
+/* Parts of a window: three of all ranks, two of each. */
+enum { CONTROL, PIXELS, TOKENS, OF_ALL };
+enum { LATENT, TEXT, OF_RANK };
 
 void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret)
 {
     size_t s = (size_t)p->image_size, h = (size_t)p->latent_size;
+    size_t latent_element = p->image_size ? (size_t)p->element_bytes : sizeof(float);
     *ret = (struct lg_window_geometry){
         .slots = (uint64_t)p->window_slots,
         .batch = (uint64_t)p->batch,
+        .ranks = p->instances[LG_ROLE_trainer],
         .pixels_bytes = 3 * s * s,
         .tokens_bytes = (size_t)p->text_length * sizeof(int32_t),
-        .latent_bytes = 2 * (size_t)p->latent_channels * h * h * (size_t)p->element_bytes,
+        .latent_bytes = 2 * (size_t)p->latent_channels * h * h * latent_element,
         .text_bytes = (size_t)p->text_length * (size_t)p->text_dim * (size_t)p->element_bytes,
     };
     ret->chunk[LG_FIELD_SOURCE] = p->loader_chunk;
@@ -48,6 +53,9 @@ int lg_window_check(const struct lg_window_geometry *g)
     if (!g->batch || !g->slots || g->slots > UINT32_MAX)
         return LG_FAIL(LG_ERR_CONFIG, "a window of %llu slots for a batch of %llu is impossible",
                        (unsigned long long)g->slots, (unsigned long long)g->batch);
+    if (g->ranks < 0 || g->ranks > LG_INSTANCES_MAX || (g->ranks && g->batch % (uint64_t)g->ranks))
+        return LG_FAIL(LG_ERR_CONFIG, "a batch of %llu samples does not divide among %d ranks",
+                       (unsigned long long)g->batch, g->ranks);
     if (g->slots % g->batch)
         return LG_FAIL(LG_ERR_CONFIG,
                        "the window has %llu slots, which is not a multiple of the batch of %llu",
@@ -66,21 +74,33 @@ int lg_window_check(const struct lg_window_geometry *g)
     return 0;
 }
 
-static void part_bytes(const struct lg_window_geometry *g, size_t ret[PARTS])
+static int parts(const struct lg_window_geometry *g)
 {
-    ret[CONTROL] = g->slots * sizeof(struct lg_slot);
-    ret[PIXELS] = g->slots * g->pixels_bytes;
-    ret[TOKENS] = g->slots * g->tokens_bytes;
-    ret[LATENT] = g->slots * g->latent_bytes;
-    ret[TEXT] = g->slots * g->text_bytes;
+    return OF_ALL + OF_RANK * g->ranks;
+}
+
+static size_t part_bytes(const struct lg_window_geometry *g, int part)
+{
+    if (part < OF_ALL)
+        return g->slots *
+               (size_t[]){sizeof(struct lg_slot), g->pixels_bytes, g->tokens_bytes}[part];
+    bool latent = (part - OF_ALL) % OF_RANK == LATENT;
+    return g->slots / (uint64_t)g->ranks * (latent ? g->latent_bytes : g->text_bytes);
 }
 
 static void set_part(lg_window *w, int part, void *memory)
 {
+    const int rank = (part - OF_ALL) / OF_RANK;
     if (part == CONTROL)
         w->slot = memory;
+    else if (part == PIXELS)
+        w->pixels = memory;
+    else if (part == TOKENS)
+        w->tokens = memory;
+    else if ((part - OF_ALL) % OF_RANK == LATENT)
+        w->latent[rank] = memory;
     else
-        *(uint8_t * *[]){NULL, &w->pixels, &w->tokens, &w->latent, &w->text}[part] = memory;
+        w->text[rank] = memory;
 }
 
 static int window_new(const struct lg_window_geometry *g, lg_window **ret)
@@ -89,28 +109,42 @@ static int window_new(const struct lg_window_geometry *g, lg_window **ret)
     lg_window *w = calloc(1, sizeof *w);
     if (!w) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a window's handle");
     w->g = *g;
+    if (!w->g.ranks) w->g.ranks = 1;
     *ret = w;
     return 0;
 }
 
-int lg_window_open(const struct lg_region_spec *spec, const struct lg_window_geometry *g,
-                   lg_window **ret)
+static int open_part(lg_window *w, const struct lg_region_spec *spec,
+                     const struct lg_window_places *places, int part)
 {
-    static const char *const name[PARTS] = {"window/0/control", "window/0/pixels",
-                                            "window/0/tokens", "window/0/latent", "window/0/text"};
+    static const char *const of_all[] = {"control", "pixels", "tokens"};
+    const int rank = (part - OF_ALL) / OF_RANK, which = (part - OF_ALL) % OF_RANK;
+    if (part >= OF_ALL && (which == LATENT ? places->skip_latent : places->skip_text)) return 0;
+    char name[LG_REGION_NAME_BYTES];
+    struct lg_region_spec s = *spec;
+    s.bytes = part_bytes(&w->g, part);
+    s.name = name;
+    s.place = NULL;
+    if (part < OF_ALL) {
+        snprintf(name, sizeof name, "window/0/%s", of_all[part]);
+    } else {
+        const struct lg_region_place *p = which == LATENT ? places->latent : places->text;
+        snprintf(name, sizeof name, "window/%d/%s", rank, which == LATENT ? "latent" : "text");
+        s.place = p ? &p[rank] : NULL;
+    }
+    LG_TRY(lg_region_open(&s, &w->region[part]));
+    set_part(w, part, w->region[part]->payload);
+    return 0;
+}
+
+int lg_window_open(const struct lg_region_spec *spec, const struct lg_window_geometry *g,
+                   const struct lg_window_places *places, lg_window **ret)
+{
     lg_window *w;
     LG_TRY(window_new(g, &w));
-    size_t bytes[PARTS];
-    part_bytes(g, bytes);
     int rc = 0;
-    for (int i = 0; i < PARTS; i++) {
-        if (!bytes[i]) continue;
-        struct lg_region_spec part = *spec;
-        part.name = name[i];
-        part.bytes = bytes[i];
-        LG_TRY_GOTO(rc, lg_region_open(&part, &w->region[i]), fail);
-        set_part(w, i, w->region[i]->payload);
-    }
+    for (int i = 0; i < parts(&w->g); i++)
+        if (part_bytes(&w->g, i)) LG_TRY_GOTO(rc, open_part(w, spec, places, i), fail);
     *ret = w;
     return 0;
 fail:
@@ -118,11 +152,12 @@ fail:
     return rc;
 }
 
-size_t lg_window_bytes(const struct lg_window_geometry *g)
+size_t lg_window_bytes(const struct lg_window_geometry *geometry)
 {
-    size_t bytes[PARTS], sum = 0;
-    part_bytes(g, bytes);
-    for (int i = 0; i < PARTS; i++) sum += up_to_multiple(bytes[i], LG_PAGE_BYTES);
+    struct lg_window_geometry g = *geometry;
+    size_t sum = 0;
+    if (!g.ranks) g.ranks = 1;
+    for (int i = 0; i < parts(&g); i++) sum += up_to_multiple(part_bytes(&g, i), LG_PAGE_BYTES);
     return sum;
 }
 
@@ -130,12 +165,10 @@ int lg_window_over(void *memory, const struct lg_window_geometry *g, lg_window *
 {
     lg_window *w;
     LG_TRY(window_new(g, &w));
-    size_t bytes[PARTS];
-    part_bytes(g, bytes);
     uint8_t *at = memory;
-    for (int i = 0; i < PARTS; i++) {
-        if (bytes[i]) set_part(w, i, at);
-        at += up_to_multiple(bytes[i], LG_PAGE_BYTES);
+    for (int i = 0; i < parts(&w->g); i++) {
+        if (part_bytes(&w->g, i)) set_part(w, i, at);
+        at += up_to_multiple(part_bytes(&w->g, i), LG_PAGE_BYTES);
     }
     *ret = w;
     return 0;
@@ -144,7 +177,7 @@ int lg_window_over(void *memory, const struct lg_window_geometry *g, lg_window *
 void lg_window_close(lg_window **w)
 {
     if (!*w) return;
-    for (int i = 0; i < PARTS; i++) lg_region_close(&(*w)->region[i]);
+    for (int i = 0; i < LG_WINDOW_REGIONS_MAX; i++) lg_region_close(&(*w)->region[i]);
     free(*w);
     *w = NULL;
 }

@@ -60,8 +60,10 @@ struct lg_window_geometry {
     int chunk[LG_FIELD_COUNT]; /* samples per claim; 0: the field is not used in this run */
     size_t pixels_bytes;       /* per slot: 3 S S u8; 0 when unused */
     size_t tokens_bytes;       /* per slot: L i32 */
-    size_t latent_bytes; /* per slot: (2, C, h, h) of the plan's elements: mean, then logvar */
-    size_t text_bytes;   /* per slot: (L, E) likewise */
+    size_t latent_bytes; /* per slot: (2, C, h, h) of the plan's elements: mean and logvar; fp32
+                          * where a loader provides them */
+    size_t text_bytes;   /* per slot: (L, E) of the plan's elements */
+    int ranks;           /* trainer ranks; 0: 1. It divides batch */
 };
 /* From the plan: which fields exist and how large they are. */
 void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret);
@@ -69,18 +71,30 @@ void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret);
  * to a standstill (rule 8). The plan asks this. */
 int lg_window_check(const struct lg_window_geometry *g);
 
-/* A process's own view; not for two threads at a time. */
+enum { LG_WINDOW_REGIONS_MAX = 3 + 2 * LG_INSTANCES_MAX };
+
+/* A process's own view; not for two threads at a time. Latents and text states lie with the rank
+ * that trains on them, W / ranks places each: a rank's share of a batch is contiguous there, so that
+ * it can be used where it lies. */
 typedef struct lg_window {
     struct lg_window_geometry g;
-    struct lg_slot *slot;                     /* (W) */
-    uint8_t *pixels, *tokens, *latent, *text; /* (W, bytes per slot) or NULL */
-    lg_region *region[5];
+    struct lg_slot *slot;     /* (W) */
+    uint8_t *pixels, *tokens; /* (W, bytes per slot) or NULL */
+    uint8_t
+        *latent[LG_INSTANCES_MAX];   /* per rank: means of all its places, then logvars; or NULL */
+    uint8_t *text[LG_INSTANCES_MAX]; /* per rank: (W / ranks, bytes per slot); or NULL */
+    lg_region *region[LG_WINDOW_REGIONS_MAX];
     uint64_t done[LG_FIELD_COUNT]; /* chunks that begin below it are ready: a memory of the scan */
 } lg_window;
 
-/* Regions window/0/{control,pixels,tokens,latent,text}; spec's name and bytes are ignored. */
+/* Regions window/0/{control,pixels,tokens} and window/<rank>/{latent,text}; spec's name, bytes and
+ * place are ignored. */
+struct lg_window_places {
+    const struct lg_region_place *latent, *text; /* (ranks) each, or NULL: the host */
+    bool skip_latent, skip_text;                 /* this process does not map them */
+};
 int lg_window_open(const struct lg_region_spec *spec, const struct lg_window_geometry *g,
-                   lg_window **ret);
+                   const struct lg_window_places *places, lg_window **ret);
 /* The same over plain memory of the caller (tests, simulation): zeroed, lg_window_bytes() long. */
 size_t lg_window_bytes(const struct lg_window_geometry *g);
 int lg_window_over(void *memory, const struct lg_window_geometry *g, lg_window **ret);
@@ -89,6 +103,43 @@ void lg_window_close(lg_window **w);
 static inline struct lg_slot *lg_window_slot(lg_window *w, uint64_t n)
 {
     return &w->slot[n % w->g.slots];
+}
+/* The rank that trains on n, and n's place in the rank's regions. */
+static inline int lg_window_rank(const lg_window *w, uint64_t n)
+{
+    return (int)(n % w->g.batch / (w->g.batch / (uint64_t)w->g.ranks));
+}
+static inline size_t lg_window_place(const lg_window *w, uint64_t n)
+{
+    uint64_t share = w->g.batch / (uint64_t)w->g.ranks;
+    return n % w->g.slots / w->g.batch * share + n % share;
+}
+/* Payloads of sample n. Those of the next n follow without a gap, as far as lg_window_run says. */
+static inline uint8_t *lg_window_pixels(const lg_window *w, uint64_t n)
+{
+    return w->pixels + n % w->g.slots * w->g.pixels_bytes;
+}
+static inline uint8_t *lg_window_tokens(const lg_window *w, uint64_t n)
+{
+    return w->tokens + n % w->g.slots * w->g.tokens_bytes;
+}
+static inline uint8_t *lg_window_mean(const lg_window *w, uint64_t n)
+{
+    return w->latent[lg_window_rank(w, n)] + lg_window_place(w, n) * (w->g.latent_bytes / 2);
+}
+static inline uint8_t *lg_window_logvar(const lg_window *w, uint64_t n)
+{
+    return lg_window_mean(w, n) + w->g.slots / (uint64_t)w->g.ranks * (w->g.latent_bytes / 2);
+}
+static inline uint8_t *lg_window_text(const lg_window *w, uint64_t n)
+{
+    return w->text[lg_window_rank(w, n)] + lg_window_place(w, n) * w->g.text_bytes;
+}
+/* How many of the samples [n, to) lie behind each other, n < to: up to the end of a rank's share. */
+static inline uint64_t lg_window_run(const lg_window *w, uint64_t n, uint64_t to)
+{
+    uint64_t share = w->g.batch / (uint64_t)w->g.ranks;
+    return LG_MIN(to, (n / share + 1) * share) - n;
 }
 static inline bool lg_window_ready(lg_window *w, lg_field f, uint64_t n)
 {

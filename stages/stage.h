@@ -35,6 +35,7 @@
 #include "shm/window.h"
 
 enum { LG_STEP_WORKED = 0, LG_STEP_IDLE = 1, LG_STEP_DONE = 2 };
+enum { LG_STAGE_DEVICES_MAX = 16, LG_DEVICE_NAME_BYTES = 16 };
 
 typedef struct lg_stage {
     lg_role role;
@@ -52,12 +53,18 @@ typedef struct lg_stage {
     void *state;                /* the role's own */
     lg_region *region[512];     /* all regions opened, to deposit again */
     int n_regions;
+    lg_device *device[LG_STAGE_DEVICES_MAX]; /* opened so far, closed after the regions */
+    int device_gpu[LG_STAGE_DEVICES_MAX];    /* their numbers; -1 for the host */
+    int n_devices;
     uint32_t keeper_epoch, members_epoch;
 } lg_stage;
 
+/* What `lgsup check` adds up: a region, or "private" for memory that dies with its process. */
 struct lg_stage_bytes {
-    char name[LG_REGION_NAME_BYTES]; /* a region, or "private" */
+    char name[LG_REGION_NAME_BYTES];
+    char device[LG_DEVICE_NAME_BYTES]; /* "host", "cuda:0" */
     size_t bytes;
+    int processes; /* of private memory on a GPU: that many have a context there */
 };
 struct lg_stage_def {
     lg_role role;
@@ -71,16 +78,42 @@ struct lg_stage_def {
 };
 int lg_stage_main(int argc, char **argv, const struct lg_stage_def *def);
 
+/* The device of an instance: "host", or "cuda:K" where the plan puts it. */
+void lg_stage_device_name(const lg_config *c, lg_role role, int index,
+                          char ret[LG_DEVICE_NAME_BYTES]);
+/* Opens it as the plan says, for `bytes` functions; the caller closes it. */
+int lg_stage_plan_device(const lg_config *c, const lg_plan *p, lg_role role, int index,
+                         lg_device **ret);
+/* The same for a stage at work: opened once, closed by the stage after its regions. A stage may open
+ * the devices of other instances too (the EMA keeper, the writer: the ranks'). */
+int lg_stage_device(lg_stage *st, lg_role role, int index, lg_device **ret);
+
 /* Opens a region of this run and remembers it. Name as in printf. */
-int lg_stage_region(lg_stage *st, size_t bytes, lg_region **ret, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
-/* Fill-once with waiting: calls fill(payload, arg) if this process is to fill it. */
-int lg_stage_fill(lg_stage *st, lg_region *r, int (*fill)(lg_stage *, void *payload, void *arg),
-                  void *arg);
-/* The window of this run. */
-int lg_stage_window(lg_stage *st, lg_window **ret);
-/* Opens the plan's device with this role's threads. */
-int lg_stage_device(lg_stage *st, lg_device **ret);
+struct lg_stage_memory {
+    size_t bytes;       /* of the payload */
+    size_t front_bytes; /* of host memory in front of it */
+    lg_device *device;  /* that maps the payload; NULL or a host device: it is host memory */
+    lg_role role;       /* of the instance whose GPU it is made on, */
+    int index;          /* which need not be this device */
+};
+int lg_stage_region(lg_stage *st, const struct lg_stage_memory *m, lg_region **ret, const char *fmt,
+                    ...) __attribute__((format(printf, 4, 5)));
+/* Fill-once with waiting, for a net's weights: if this process is to fill r, calls load() for `count`
+ * fp32 values on the host and brings them into the payload in the device's type. */
+struct lg_stage_weights {
+    lg_device *device; /* of the payload */
+    size_t count;
+    int (*load)(lg_stage *, float *ret, void *arg);
+    void *arg;
+};
+int lg_stage_fill(lg_stage *st, lg_region *r, const struct lg_stage_weights *w);
+/* fp32 values from the host into a buffer of the device's type; waits until they are there. */
+int lg_stage_upload(lg_device *d, void *dst, const float *host, size_t count);
+/* The window of this run, for processes with this device; with NULL (a loader) payloads on GPUs are
+ * left out. */
+int lg_stage_window(lg_stage *st, lg_device *device, lg_window **ret);
+/* Do latents lie with the host (where a loader provides them), whatever the device? */
+bool lg_stage_latents_on_host(const lg_plan *p);
 /* Records why the run cannot go on, for people, and returns LG_ERR_PARKED. */
 int lg_stage_park(lg_stage *st, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Last sample number + 1 of the run (max_steps * batch, or the final state's when stopping). */

@@ -46,6 +46,13 @@ static inline lg_cuda_device *lg_cuda_device_of(const lg_stream *s)
 /* The CUDA stream behind s; makes its device the calling thread's. */
 cudaStream_t lg_cuda_stream_of(const lg_stream *s);
 
+/* share.c: the device's functions of these names. */
+int lg_cuda_share(lg_device *d, int gpu, size_t bytes, int *ret_fd);
+int lg_cuda_map(lg_device *d, int fd, size_t bytes, void **ret);
+void lg_cuda_unmap(lg_device *d, void *at, size_t bytes);
+int lg_cuda_pin(lg_device *d, void *host, size_t bytes);
+void lg_cuda_unpin(lg_device *d, void *host);
+
 /* Product of all dimensions but the last. */
 static inline int64_t lg_cuda_rows(const lg_tensor *t)
 {

@@ -216,6 +216,11 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
                           .download = download,
                           .zero = zero,
                           .copy = copy,
+                          .share = lg_cuda_share,
+                          .map = lg_cuda_map,
+                          .unmap = lg_cuda_unmap,
+                          .pin = lg_cuda_pin,
+                          .unpin = lg_cuda_unpin,
                           .close = device_close};
     int rc = open_parts(d, gpu.name);
     if (rc < 0) {

@@ -25,6 +25,8 @@ struct staged_head {
 };
 
 struct ckpt {
+    lg_device *device[LG_INSTANCES_MAX]; /* of rank r */
+    lg_stream *stream[LG_INSTANCES_MAX];
     lg_trainer_state *trainer;
     lg_region *ema[LG_INSTANCES_MAX][2];
     lg_region *staging;
@@ -35,12 +37,12 @@ struct ckpt {
 
 static size_t staging_bytes(size_t params)
 {
-    return LG_PAGE_BYTES + 4 * params * sizeof(float);
+    return 4 * params * sizeof(float);
 }
 
 static struct lg_snapshot snapshot_of(const struct ckpt *c)
 {
-    const float *w = (const float *)((char *)c->staging->payload + LG_PAGE_BYTES);
+    const float *w = c->staging->payload;
     size_t n = c->trainer->params.count;
     return (struct lg_snapshot){.w = w, .m = w + n, .v = w + 2 * n, .ema = w + 3 * n};
 }
@@ -57,46 +59,49 @@ static int ckpt_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_byte
     rows[0].bytes = staging_bytes(params.count);
     lg_params_free(&params);
     *ret_n = 1;
+    LG_TRY(lg_rank_processes(c, p->instances[LG_ROLE_trainer], rows, cap, ret_n));
     return 0;
 }
 
 static int ckpt_open(lg_stage *st)
 {
     struct ckpt *c = calloc(1, sizeof *c);
-    lg_device *d;
     LG_ASSERT(c);
     st->state = c;
-    LG_TRY(lg_trainer_state_open(st, &c->trainer));
-    for (int r = 0; r < c->trainer->ranks; r++)
+    LG_TRY(lg_rank_devices(st, c->device));
+    LG_TRY(lg_trainer_state_open(st, c->device, &c->trainer));
+    for (int r = 0; r < c->trainer->ranks; r++) {
+        LG_TRY(lg_stream_open(c->device[r], &c->stream[r]));
         for (int side = 0; side < 2; side++)
-            LG_TRY(lg_ema_region(st, c->trainer, r, side, &c->ema[r][side]));
-    LG_TRY(lg_stage_region(st, staging_bytes(c->trainer->params.count), &c->staging,
-                           "ckpt/0/staging"));
+            LG_TRY(lg_ema_region(st, c->trainer, c->device[r], r, side, &c->ema[r][side]));
+    }
+    const size_t bytes = staging_bytes(c->trainer->params.count);
+    LG_TRY(lg_stage_region(
+        st, &(struct lg_stage_memory){.bytes = bytes, .front_bytes = sizeof(struct staged_head)},
+        &c->staging, "ckpt/0/staging"));
+    LG_TRY(lg_device_pin(c->device[0], c->staging->payload, bytes));
     /* The fingerprint that decides bits is the trainer's. */
-    LG_TRY(lg_device_open(st->config->_device,
-                          &(struct lg_device_options){.threads = st->plan.threads[LG_ROLE_trainer],
-                                                      .isa = st->plan.isa},
-                          &d));
-    snprintf(c->fingerprint, sizeof c->fingerprint, "%s", lg_device_fingerprint(d));
-    lg_device_close(&d);
+    snprintf(c->fingerprint, sizeof c->fingerprint, "%s", lg_device_fingerprint(c->device[0]));
     return 0;
 }
 
 static void stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
 {
     int64_t start = lg_now_ns();
-    struct staged_head *head = c->staging->payload;
-    float *w = (float *)((char *)c->staging->payload + LG_PAGE_BYTES);
+    struct staged_head *head = c->staging->front;
+    float *w = c->staging->payload;
     size_t n = c->trainer->params.count;
     for (int r = 0; r < c->trainer->ranks; r++) {
         struct lg_shard s = lg_shard_of(n, r, c->trainer->ranks);
         struct lg_state_view view = lg_trainer_state_view(c->trainer, r, state);
         size_t bytes = s.count * sizeof(float);
-        memcpy(w + s.first, view.w, bytes);
-        memcpy(w + n + s.first, view.m, bytes);
-        memcpy(w + 2 * n + s.first, view.v, bytes);
-        memcpy(w + 3 * n + s.first, c->ema[r][state & 1]->payload, bytes);
+        lg_stream *stream = c->stream[r];
+        lg_stream_download(stream, w + s.first, view.w, bytes);
+        lg_stream_download(stream, w + n + s.first, view.m, bytes);
+        lg_stream_download(stream, w + 2 * n + s.first, view.v, bytes);
+        lg_stream_download(stream, w + 3 * n + s.first, c->ema[r][state & 1]->payload, bytes);
     }
+    for (int r = 0; r < c->trainer->ranks; r++) lg_stream_sync(c->stream[r]);
     head->scalars = *lg_trainer_state_view(c->trainer, 0, state).scalars;
     LG_ASSERT(head->scalars.state == state);
     snprintf(head->fingerprint, sizeof head->fingerprint, "%s", c->fingerprint);
@@ -107,7 +112,7 @@ static void stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
 
 static lg_manifest *manifest_of(const lg_stage *st, const struct ckpt *c)
 {
-    const struct staged_head *head = c->staging->payload;
+    const struct staged_head *head = c->staging->front;
     lg_manifest *m = calloc(1, sizeof *m);
     LG_ASSERT(m);
     snprintf(m->name, sizeof m->name, "%s", st->config->job_name);
@@ -195,6 +200,7 @@ static int ckpt_step(lg_stage *st)
 static void ckpt_close(lg_stage *st)
 {
     struct ckpt *c = st->state;
+    for (int r = 0; r < LG_INSTANCES_MAX; r++) lg_stream_close(&c->stream[r]);
     lg_trainer_state_close(&c->trainer);
     free(c);
     st->state = NULL;

@@ -15,8 +15,8 @@
 #include <string.h>
 
 struct ema {
-    lg_device *device;
-    lg_stream *stream;
+    lg_device *device[LG_INSTANCES_MAX]; /* of rank r; equal ones where ranks share a GPU */
+    lg_stream *stream[LG_INSTANCES_MAX];
     lg_trainer_state *trainer;
     lg_region *side[LG_INSTANCES_MAX][2];
 };
@@ -33,9 +33,11 @@ static int ema_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
         for (int side = 0; side < 2 && n < cap; side++) {
             size_t count = lg_shard_of(params.count, r, ranks).count;
             snprintf(rows[n].name, sizeof rows[n].name, "ema/%d/state/%c", r, "ab"[side]);
+            lg_stage_device_name(c, LG_ROLE_trainer, r, rows[n].device);
             rows[n++].bytes = LG_MAX(count, (size_t)1) * sizeof(float);
         }
     lg_params_free(&params);
+    LG_TRY(lg_rank_processes(c, ranks, rows, cap, &n));
     *ret_n = n;
     return 0;
 }
@@ -45,13 +47,19 @@ static int ema_open(lg_stage *st)
     struct ema *e = calloc(1, sizeof *e);
     LG_ASSERT(e);
     st->state = e;
-    LG_TRY(lg_stage_device(st, &e->device));
-    LG_TRY(lg_stream_open(e->device, &e->stream));
-    LG_TRY(lg_trainer_state_open(st, &e->trainer));
-    for (int r = 0; r < e->trainer->ranks; r++)
+    LG_TRY(lg_rank_devices(st, e->device));
+    LG_TRY(lg_trainer_state_open(st, e->device, &e->trainer));
+    for (int r = 0; r < e->trainer->ranks; r++) {
+        LG_TRY(lg_stream_open(e->device[r], &e->stream[r]));
         for (int side = 0; side < 2; side++)
-            LG_TRY(lg_ema_region(st, e->trainer, r, side, &e->side[r][side]));
+            LG_TRY(lg_ema_region(st, e->trainer, e->device[r], r, side, &e->side[r][side]));
+    }
     return 0;
+}
+
+static void sync_all(struct ema *e)
+{
+    for (int r = 0; r < e->trainer->ranks; r++) lg_stream_sync(e->stream[r]);
 }
 
 /* State start_step: of the checkpoint that the run goes on from, else a copy of the weights. */
@@ -73,9 +81,14 @@ static int init(lg_stage *st, struct ema *e, uint64_t state)
     }
     for (int r = 0; r < e->trainer->ranks; r++) {
         struct lg_shard shard = lg_shard_of(e->trainer->params.count, r, e->trainer->ranks);
-        const float *from = all ? all + shard.first : lg_trainer_state_view(e->trainer, r, state).w;
-        memcpy(e->side[r][state & 1]->payload, from, shard.count * sizeof *from);
+        void *to = e->side[r][state & 1]->payload;
+        if (all)
+            lg_stream_upload(e->stream[r], to, all + shard.first, shard.count * sizeof *all);
+        else
+            lg_stream_copy(e->stream[r], to, lg_trainer_state_view(e->trainer, r, state).w,
+                           shard.count * sizeof *all);
     }
+    sync_all(e);
     free(all);
     lg_ema_mark(st->board, state);
     lg_log(LG_INFO, "starts at state %" PRIu64 " from %s", state,
@@ -90,13 +103,14 @@ static void advance(lg_stage *st, struct ema *e, uint64_t state)
         struct lg_shard shard = lg_shard_of(e->trainer->params.count, r, e->trainer->ranks);
         if (!shard.count) continue;
         int64_t n = (int64_t)shard.count;
-        lg_ema(e->stream, &(struct lg_ema_args){
-                              .ema = lg_t1(e->side[r][(state - 1) & 1]->payload, LG_F32, n),
-                              .w = lg_t1(lg_trainer_state_view(e->trainer, r, state).w, LG_F32, n),
-                              .out = lg_t1(e->side[r][state & 1]->payload, LG_F32, n),
-                              .decay = decay});
+        lg_ema(e->stream[r],
+               &(struct lg_ema_args){
+                   .ema = lg_t1(e->side[r][(state - 1) & 1]->payload, LG_F32, n),
+                   .w = lg_t1(lg_trainer_state_view(e->trainer, r, state).w, LG_F32, n),
+                   .out = lg_t1(e->side[r][state & 1]->payload, LG_F32, n),
+                   .decay = decay});
     }
-    lg_stream_sync(e->stream);
+    sync_all(e);
     lg_ema_mark(st->board, state);
 }
 
@@ -125,8 +139,7 @@ static int ema_step(lg_stage *st)
 static void ema_close(lg_stage *st)
 {
     struct ema *e = st->state;
-    lg_stream_close(&e->stream);
-    lg_device_close(&e->device);
+    for (int r = 0; r < LG_INSTANCES_MAX; r++) lg_stream_close(&e->stream[r]);
     lg_trainer_state_close(&e->trainer);
     free(e);
     st->state = NULL;

@@ -33,19 +33,25 @@ static int loader_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_by
 {
     struct lg_window_geometry g;
     lg_window_geometry_of(p, &g);
+    const int ranks = p->instances[LG_ROLE_trainer];
     const struct {
         const char *name;
         size_t per_slot;
-    } field[] = {{"window/0/control", sizeof(struct lg_slot)},
-                 {"window/0/pixels", g.pixels_bytes},
-                 {"window/0/tokens", g.tokens_bytes},
-                 {"window/0/latent", g.latent_bytes},
-                 {"window/0/text", g.text_bytes}};
+        bool of_rank, host;
+    } field[] = {{"control", sizeof(struct lg_slot), false, true},
+                 {"pixels", g.pixels_bytes, false, true},
+                 {"tokens", g.tokens_bytes, false, true},
+                 {"latent", g.latent_bytes, true, lg_stage_latents_on_host(p)},
+                 {"text", g.text_bytes, true, false}};
     int n = 0;
-    for (size_t i = 0; i < LG_ARRAY_LEN(field) && n < cap; i++) {
+    for (size_t i = 0; i < LG_ARRAY_LEN(field); i++) {
         if (!field[i].per_slot) continue;
-        snprintf(rows[n].name, sizeof rows[n].name, "%s", field[i].name);
-        rows[n++].bytes = g.slots * field[i].per_slot;
+        int parts = field[i].of_rank ? ranks : 1;
+        for (int r = 0; r < parts && n < cap; r++) {
+            snprintf(rows[n].name, sizeof rows[n].name, "window/%d/%s", r, field[i].name);
+            if (!field[i].host) lg_stage_device_name(c, LG_ROLE_trainer, r, rows[n].device);
+            rows[n++].bytes = g.slots / (uint64_t)parts * field[i].per_slot;
+        }
     }
     *ret_n = n;
     return 0;
@@ -71,7 +77,7 @@ static int loader_open(lg_stage *st)
     LG_ASSERT(l);
     st->state = l;
     const lg_config *c = st->config;
-    LG_TRY(lg_stage_window(st, &l->window));
+    LG_TRY(lg_stage_window(st, NULL, &l->window));
     int rc = lg_source_open(c->data_path,
                             &(struct lg_source_options){.need_caption = st->plan.text_length > 0,
                                                         .need_label = st->plan.num_classes > 0},
@@ -138,8 +144,8 @@ static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
 {
     lg_window *w = l->window;
     struct lg_slot *slot = lg_window_slot(w, n);
-    size_t at = n % w->g.slots, pixel_bytes = w->g.pixels_bytes;
-    uint8_t *pixels = pixel_bytes ? w->pixels + at * pixel_bytes : l->pixels;
+    const size_t pixel_bytes = w->g.pixels_bytes, half = w->g.latent_bytes / 2;
+    uint8_t *pixels = pixel_bytes ? lg_window_pixels(w, n) : l->pixels;
     int rc = read_sample(st, l, n, pixels);
     if (rc < 0 && rc != LG_ERR_VOID) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     bool is_void = rc == LG_ERR_VOID;
@@ -155,18 +161,18 @@ static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
     if (l->tokenizer) {
         int length;
         LG_TRY(lg_tokenizer_encode(l->tokenizer, is_void ? "" : l->sample.caption,
-                                   st->plan.text_length,
-                                   (int32_t *)(w->tokens + at * w->g.tokens_bytes), &length));
+                                   st->plan.text_length, (int32_t *)lg_window_tokens(w, n),
+                                   &length));
         slot->text_length = length;
     }
     if (l->latents) {
-        float *mean = (float *)(w->latent + at * w->g.latent_bytes);
-        float *logvar = mean + w->g.latent_bytes / sizeof(float) / 2;
-        memset(mean, 0, w->g.latent_bytes);
-        if (!is_void) {
+        if (is_void) {
+            memset(lg_window_mean(w, n), 0, half);
+            memset(lg_window_logvar(w, n), 0, half);
+        } else {
             LG_TRY(check_latent(st, l));
-            memcpy(mean, l->sample.latent_mean, w->g.latent_bytes / 2);
-            memcpy(logvar, l->sample.latent_logvar, w->g.latent_bytes / 2);
+            memcpy(lg_window_mean(w, n), l->sample.latent_mean, half);
+            memcpy(lg_window_logvar(w, n), l->sample.latent_logvar, half);
         }
     }
     return 0;

@@ -22,7 +22,6 @@ struct text {
     const void *weights[LG_T5_SHARDS_MAX];
     lg_tensor ids, length, out;
     int32_t *host_ids, *host_length; // (B, L), (B)
-    float *host_out;                 // (B, L, E)
 };
 
 static int shard_count(const struct lg_t5_config *c, int shard, int shards, size_t *ret)
@@ -34,55 +33,89 @@ static int shard_count(const struct lg_t5_config *c, int shard, int shards, size
     return 0;
 }
 
+/* What an instance computes with: net, ids, lengths and states of a chunk. */
+static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_t5_config *t5,
+                         int index, size_t *ret)
+{
+    const size_t B = (size_t)p->text_chunk, L = (size_t)p->text_length;
+    lg_device *d;
+    size_t net = 0;
+    LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_text, index, &d));
+    int rc = lg_t5_plan(d, t5, p->text_chunk, p->text_length, &net);
+    lg_device_close(&d);
+    LG_TRY(rc);
+    *ret = net + B * (L + 1) * sizeof(int32_t) +
+           B * L * (size_t)p->text_dim * (size_t)p->element_bytes;
+    return 0;
+}
+
 static int text_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
                       int *ret_n)
 {
+    const int instances = p->instances[LG_ROLE_text];
     struct lg_t5_config t5;
+    size_t net;
     int n = 0;
     *ret_n = 0;
-    if (!p->instances[LG_ROLE_text]) return 0;
+    if (!instances) return 0;
+    LG_ASSERT(p->text_shards + instances <= cap);
     LG_TRY(lg_t5_config_load(c->text_model, &t5));
-    for (int k = 0; k < p->text_shards && n < cap; k++) {
+    LG_TRY(private_bytes(c, p, &t5, 0, &net));
+    size_t remote[LG_INSTANCES_MAX] = {0}; /* copies of shards on other GPUs */
+    for (int k = 0; k < p->text_shards; k++) {
         size_t count;
         LG_TRY(shard_count(&t5, k, p->text_shards, &count));
         snprintf(rows[n].name, sizeof rows[n].name, "text/%d/weights", k);
-        rows[n++].bytes = count * sizeof(float);
+        lg_stage_device_name(c, LG_ROLE_text, k, rows[n].device);
+        rows[n++].bytes = count * (size_t)p->element_bytes;
+        for (int i = 0; i < instances; i++)
+            if (lg_plan_gpu(c, LG_ROLE_text, i) != lg_plan_gpu(c, LG_ROLE_text, k))
+                remote[i] += count * (size_t)p->element_bytes;
     }
-    lg_device *d;
-    size_t net;
-    LG_TRY(lg_device_open(c->_device, NULL, &d));
-    int rc = lg_t5_plan(d, &t5, p->text_chunk, p->text_length, &net);
-    lg_device_close(&d);
-    LG_TRY(rc);
-    snprintf(rows[n].name, sizeof rows[n].name, "private");
-    rows[n++].bytes = (size_t)p->instances[LG_ROLE_text] * net;
+    for (int i = 0; i < instances; i++) {
+        snprintf(rows[n].name, sizeof rows[n].name, "private");
+        lg_stage_device_name(c, LG_ROLE_text, i, rows[n].device);
+        rows[n].processes = 1;
+        rows[n++].bytes = net + remote[i];
+    }
     *ret_n = n;
     return 0;
 }
 
-static int fill_shard(lg_stage *st, void *payload, void *arg)
+static int load_shard(lg_stage *st, float *ret, void *arg)
 {
     const struct text *x = st->state;
     int shard = *(int *)arg;
     lg_log(LG_INFO, "reading shard %d of %d from %s", shard, st->plan.text_shards,
            st->config->text_model);
-    return lg_t5_load(&x->net_config, st->config->text_model, shard, st->plan.text_shards, payload);
+    return lg_t5_load(&x->net_config, st->config->text_model, shard, st->plan.text_shards, ret);
 }
 
-static int open_shards(lg_stage *st, struct text *x)
+/* Shard k lies on the GPU of instance k. From another GPU it is copied once, at the start: a product
+ * reads its weights many times over, which the link between GPUs would slow down. */
+static int open_shard(lg_stage *st, struct text *x, int k)
 {
-    int shards = st->plan.text_shards;
-    LG_ASSERT(shards <= LG_T5_SHARDS_MAX);
-    /* One's own shard first, so that instances that start together read different files' parts. */
-    for (int i = 0; i < shards; i++) {
-        int k = (st->index + i) % shards;
-        size_t count;
-        lg_region *r;
-        LG_TRY(shard_count(&x->net_config, k, shards, &count));
-        LG_TRY(lg_stage_region(st, count * sizeof(float), &r, "text/%d/weights", k));
-        LG_TRY(lg_stage_fill(st, r, fill_shard, &k));
-        x->weights[k] = r->payload;
-    }
+    size_t count;
+    lg_region *r;
+    LG_TRY(shard_count(&x->net_config, k, st->plan.text_shards, &count));
+    const size_t bytes = count * (size_t)st->plan.element_bytes;
+    LG_TRY(
+        lg_stage_region(st,
+                        &(struct lg_stage_memory){
+                            .bytes = bytes, .device = x->device, .role = LG_ROLE_text, .index = k},
+                        &r, "text/%d/weights", k));
+    LG_TRY(lg_stage_fill(st, r,
+                         &(struct lg_stage_weights){
+                             .device = x->device, .count = count, .load = load_shard, .arg = &k}));
+    x->weights[k] = r->payload;
+    if (lg_plan_gpu(st->config, LG_ROLE_text, k) ==
+        lg_plan_gpu(st->config, LG_ROLE_text, st->index))
+        return 0;
+    void *copy;
+    LG_TRY(lg_device_alloc(x->device, bytes, &copy));
+    lg_stream_copy(x->stream, copy, r->payload, bytes);
+    lg_stream_sync(x->stream);
+    x->weights[k] = copy;
     return 0;
 }
 
@@ -92,23 +125,26 @@ static int text_open(lg_stage *st)
     LG_ASSERT(x);
     st->state = x;
     const int64_t B = st->plan.text_chunk, L = st->plan.text_length, E = st->plan.text_dim;
+    const int shards = st->plan.text_shards;
+    LG_ASSERT(shards <= LG_T5_SHARDS_MAX);
     LG_TRY(lg_t5_config_load(st->config->text_model, &x->net_config));
-    LG_TRY(lg_stage_window(st, &x->window));
-    LG_TRY(open_shards(st, x));
-    LG_TRY(lg_stage_device(st, &x->device));
+    LG_TRY(lg_stage_device(st, LG_ROLE_text, st->index, &x->device));
+    LG_TRY(lg_stage_window(st, x->device, &x->window));
     LG_TRY(lg_stream_open(x->device, &x->stream));
-    LG_TRY(lg_t5_open(x->device, &x->net_config, (int)B, (int)L, st->plan.text_shards, &x->net));
+    /* One's own shard first, so that instances that start together read different files' parts. */
+    for (int i = 0; i < shards; i++) LG_TRY(open_shard(st, x, (st->index + i) % shards));
+    LG_TRY(lg_t5_open(x->device, &x->net_config, (int)B, (int)L, shards, &x->net));
+    lg_dtype type = lg_device_dtype(x->device);
     void *ids, *length, *out;
     LG_TRY(lg_device_alloc(x->device, (size_t)(B * L) * sizeof(int32_t), &ids));
     LG_TRY(lg_device_alloc(x->device, (size_t)B * sizeof(int32_t), &length));
-    LG_TRY(lg_device_alloc(x->device, (size_t)(B * L * E) * sizeof(float), &out));
+    LG_TRY(lg_device_alloc(x->device, (size_t)(B * L * E) * lg_dtype_bytes(type), &out));
     x->ids = lg_t2(ids, LG_I32, B, L);
     x->length = lg_t1(length, LG_I32, B);
-    x->out = lg_t3(out, LG_F32, B, L, E);
+    x->out = lg_t3(out, type, B, L, E);
     x->host_ids = calloc((size_t)(B * L), sizeof(int32_t));
     x->host_length = calloc((size_t)B, sizeof(int32_t));
-    x->host_out = calloc((size_t)(B * L * E), sizeof(float));
-    LG_ASSERT(x->host_ids && x->host_length && x->host_out);
+    LG_ASSERT(x->host_ids && x->host_length);
     return 0;
 }
 
@@ -125,9 +161,8 @@ static int gather(lg_stage *st, struct text *x, const struct lg_claim *claim, bo
         ids[0] = 1;
         x->host_length[i] = 1;
         if (!wanted[i]) continue;
-        size_t slot = (claim->n + i) % w->g.slots;
-        memcpy(ids, w->tokens + slot * w->g.tokens_bytes, (size_t)L * sizeof *ids);
-        x->host_length[i] = w->slot[slot].text_length;
+        memcpy(ids, lg_window_tokens(w, claim->n + i), (size_t)L * sizeof *ids);
+        x->host_length[i] = lg_window_slot(w, claim->n + i)->text_length;
         n_wanted++;
     }
     return n_wanted;
@@ -149,15 +184,13 @@ static int text_step(lg_stage *st)
     lg_stream_upload(x->stream, x->ids.data, x->host_ids, lg_tensor_bytes(&x->ids));
     lg_stream_upload(x->stream, x->length.data, x->host_length, lg_tensor_bytes(&x->length));
     lg_t5_forward(x->net, x->stream, x->weights, x->ids, x->length, x->out);
-    lg_stream_download(x->stream, x->host_out, x->out.data, lg_tensor_bytes(&x->out));
+    for (uint64_t i = 0; i < claim.count; i++)
+        if (wanted[i])
+            lg_stream_copy(x->stream, lg_window_text(w, claim.n + i),
+                           (uint8_t *)x->out.data + i * w->g.text_bytes, w->g.text_bytes);
     lg_stream_sync(x->stream);
-    for (uint64_t i = 0; i < claim.count; i++) {
-        if (!wanted[i]) continue;
-        size_t slot = (claim.n + i) % w->g.slots;
-        memcpy(w->text + slot * w->g.text_bytes,
-               x->host_out + i * (w->g.text_bytes / sizeof(float)), w->g.text_bytes);
-        lg_window_publish(w, LG_FIELD_TEXT, claim.n + i);
-    }
+    for (uint64_t i = 0; i < claim.count; i++)
+        if (wanted[i]) lg_window_publish(w, LG_FIELD_TEXT, claim.n + i);
     atomic_fetch_add_explicit(&st->row->samples, (uint64_t)n, memory_order_relaxed);
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;
@@ -168,11 +201,9 @@ static void text_close(lg_stage *st)
     struct text *x = st->state;
     lg_t5_close(&x->net);
     lg_stream_close(&x->stream);
-    lg_device_close(&x->device); /* frees ids, length, out */
     lg_window_close(&x->window);
     free(x->host_ids);
     free(x->host_length);
-    free(x->host_out);
     free(x);
     st->state = NULL;
 }

@@ -1,20 +1,26 @@
-/* One micro-batch; see batch.h. Payloads are gathered from the ring of slots into one host staging
- * block laid out like the device block, and travel in one copy. */
+/* One micro-batch; see batch.h.
+ *
+ * Latents and text states are used where they lie in the window: the samples of a micro-batch are
+ * neighbours in their rank's regions. The small arrays (numbers, coefficients, timesteps, weights,
+ * labels, lengths) travel in one copy. Latents that a loader provides lie with the host in fp32; a
+ * device elsewhere gets a copy in its own type. */
 #include "stages/trainer/batch.h"
 #include "kernels/ops.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* Offsets in the staging block, in bytes, each a multiple of 64. */
+/* Offsets in the device block, in bytes, each a multiple of 64. */
 struct layout {
-    size_t mean, logvar, n, coef, t, weight, label, text, text_length,
-        uploaded;              /* host and device */
-    size_t x_t, target, total; /* device only */
+    size_t n, coef, t, weight, label, text_length, uploaded; /* host and device */
+    size_t mean, logvar, staged; /* device, latents from the host only */
+    size_t x_t, target, total;   /* device only */
 };
 
 struct lg_batch {
+    struct lg_batch_options o;
     struct lg_denoiser_config net;
-    int64_t size; /* B */
+    lg_dtype type;
+    bool copies; /* latents */
     struct layout at;
     char *host, *device;
     struct lg_batch_tensors tensors;
@@ -27,62 +33,70 @@ static size_t take(size_t *used, size_t bytes)
     return at;
 }
 
-static struct layout layout_of(const struct lg_denoiser_config *net, int64_t size)
+static bool copies_latents(const lg_device *d, const struct lg_batch_options *o)
 {
-    size_t B = (size_t)size, used = 0, f = sizeof(float);
-    size_t latent = B * (size_t)(net->channels * net->height * net->width) * f;
+    return o->latents_on_host && !lg_device_is_host(d);
+}
+
+static struct layout layout_of(const lg_device *d, const struct lg_batch_options *o)
+{
+    size_t B = (size_t)o->size, used = 0, f = sizeof(float);
+    size_t values = B * (size_t)(o->net->channels * o->net->height * o->net->width);
+    size_t latent = values * lg_dtype_bytes(lg_device_dtype(d));
     struct layout l = {0};
-    l.mean = take(&used, latent);
-    l.logvar = take(&used, latent);
     l.n = take(&used, B * sizeof(int64_t));
     l.coef = take(&used, B * 4 * f);
     l.t = take(&used, B * f);
     l.weight = take(&used, B * f);
     l.label = take(&used, B * sizeof(int32_t));
     l.text_length = take(&used, B * sizeof(int32_t));
-    l.text = take(&used, B * (size_t)net->text_length * (size_t)net->text_dim * f);
     l.uploaded = used;
+    if (copies_latents(d, o)) {
+        l.mean = take(&used, latent);
+        l.logvar = take(&used, latent);
+        l.staged = take(&used, values * f);
+    }
     l.x_t = take(&used, latent);
     l.target = take(&used, latent);
     l.total = used;
     return l;
 }
 
-size_t lg_batch_bytes(const struct lg_denoiser_config *net, int64_t size)
+size_t lg_batch_bytes(const lg_device *d, const struct lg_batch_options *o)
 {
-    struct layout l = layout_of(net, size);
-    return l.uploaded + l.total;
+    return layout_of(d, o).total;
 }
 
-static lg_tensor latent_tensor(const lg_batch *b, size_t at)
+static lg_tensor latent_tensor(const lg_batch *b, void *data)
 {
-    return lg_t4(b->device + at, LG_F32, b->size, b->net.channels, b->net.height, b->net.width);
+    return lg_t4(data, b->type, b->o.size, b->net.channels, b->net.height, b->net.width);
 }
 
-int lg_batch_open(lg_device *d, const struct lg_denoiser_config *net, int64_t size, lg_batch **ret)
+int lg_batch_open(lg_device *d, const struct lg_batch_options *o, lg_batch **ret)
 {
-    LG_ASSERT(lg_device_dtype(d) == LG_F32);
     lg_batch *b = calloc(1, sizeof *b);
     LG_ASSERT(b);
     *ret = b;
-    b->net = *net;
-    b->size = size;
-    b->at = layout_of(net, size);
+    b->o = *o;
+    b->net = *o->net;
+    b->o.net = &b->net;
+    b->type = lg_device_dtype(d);
+    b->copies = copies_latents(d, o);
+    b->at = layout_of(d, o);
     b->host = calloc(1, b->at.uploaded);
     LG_ASSERT(b->host);
     void *device;
     LG_TRY(lg_device_alloc(d, b->at.total, &device));
     b->device = device;
     struct lg_batch_tensors *t = &b->tensors;
-    t->in.x = latent_tensor(b, b->at.x_t);
-    t->target = latent_tensor(b, b->at.target);
-    t->in.t = lg_t1(b->device + b->at.t, LG_F32, size);
-    t->weight = lg_t1(b->device + b->at.weight, LG_F32, size);
-    if (net->kind == LG_DIT) t->in.label = lg_t1(b->device + b->at.label, LG_I32, size);
-    if (net->kind == LG_PIXART) {
-        t->in.text = lg_t3(b->device + b->at.text, LG_F32, size, net->text_length, net->text_dim);
-        t->in.text_length = lg_t1(b->device + b->at.text_length, LG_I32, size);
-    }
+    t->in.x = latent_tensor(b, b->device + b->at.x_t);
+    t->target = latent_tensor(b, b->device + b->at.target);
+    t->in.t = lg_t1(b->device + b->at.t, LG_F32, o->size);
+    t->weight = lg_t1(b->device + b->at.weight, LG_F32, o->size);
+    if (b->net.kind == LG_DIT)
+        t->in.label = lg_t1(b->device + b->at.label, LG_I32, o->size);
+    else
+        t->in.text_length = lg_t1(b->device + b->at.text_length, LG_I32, o->size);
     return 0;
 }
 
@@ -108,11 +122,8 @@ static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *sp
 {
     const uint64_t n = spec->first + row;
     const struct lg_slot *slot = lg_window_slot(w, n);
-    const size_t at = n % w->g.slots, half = w->g.latent_bytes / 2;
     struct lg_objective_sample draw;
     lg_objective_draw(spec->objective, spec->seed, n, &draw);
-    memcpy(b->host + b->at.mean + row * half, w->latent + at * w->g.latent_bytes, half);
-    memcpy(b->host + b->at.logvar + row * half, w->latent + at * w->g.latent_bytes + half, half);
     ((int64_t *)(b->host + b->at.n))[row] = (int64_t)n;
     for (int i = 0; i < 4; i++)
         ((float *)(b->host + b->at.coef))[4 * row + (size_t)i] = (float)draw.coef[i];
@@ -120,24 +131,44 @@ static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *sp
     ((float *)(b->host + b->at.weight))[row] =
         slot->is_void ? 0 : (float)(draw.weight / spec->divisor);
     ((int32_t *)(b->host + b->at.label))[row] = slot->label;
-    if (b->net.kind != LG_PIXART) return;
     ((int32_t *)(b->host + b->at.text_length))[row] = slot->text_length;
-    memcpy(b->host + b->at.text + row * w->g.text_bytes, w->text + at * w->g.text_bytes,
-           w->g.text_bytes);
+}
+
+/* The host's fp32 values as a tensor of the device. */
+static lg_tensor bring(lg_batch *b, lg_stream *s, const void *host, size_t at)
+{
+    lg_tensor to = latent_tensor(b, b->device + at), staged = to;
+    staged.data = b->type == LG_F32 ? to.data : b->device + b->at.staged;
+    staged.dtype = LG_F32;
+    lg_stream_upload(s, staged.data, host, lg_tensor_bytes(&staged));
+    if (b->type != LG_F32) lg_cast(s, &(struct lg_cast_args){.x = staged, .y = to});
+    return to;
 }
 
 void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batch_spec *spec)
 {
-    for (size_t row = 0; row < (size_t)b->size; row++) gather_row(b, w, spec, row);
+    const int64_t B = b->o.size;
+    const uint64_t n = spec->first;
+    LG_ASSERT(lg_window_run(w, n, n + (uint64_t)B) == (uint64_t)B);
+    for (size_t row = 0; row < (size_t)B; row++) gather_row(b, w, spec, row);
     lg_stream_upload(s, b->device, b->host, b->at.uploaded);
-    lg_diffuse_forward(s, &(struct lg_diffuse_forward_args){
-                              .mean = latent_tensor(b, b->at.mean),
-                              .logvar = latent_tensor(b, b->at.logvar),
-                              .n = lg_t1(b->device + b->at.n, LG_I64, b->size),
-                              .coef = lg_t2(b->device + b->at.coef, LG_F32, b->size, 4),
-                              .x_t = b->tensors.in.x,
-                              .target = b->tensors.target,
-                              .seed = spec->seed,
-                              .scaling_factor = spec->scaling_factor,
-                              .shift_factor = spec->shift_factor});
+    lg_tensor mean = latent_tensor(b, lg_window_mean(w, n));
+    lg_tensor logvar = latent_tensor(b, lg_window_logvar(w, n));
+    if (b->copies) {
+        mean = bring(b, s, mean.data, b->at.mean);
+        logvar = bring(b, s, logvar.data, b->at.logvar);
+    }
+    if (b->net.kind == LG_PIXART)
+        b->tensors.in.text =
+            lg_t3(lg_window_text(w, n), b->type, B, b->net.text_length, b->net.text_dim);
+    lg_diffuse_forward(
+        s, &(struct lg_diffuse_forward_args){.mean = mean,
+                                             .logvar = logvar,
+                                             .n = lg_t1(b->device + b->at.n, LG_I64, B),
+                                             .coef = lg_t2(b->device + b->at.coef, LG_F32, B, 4),
+                                             .x_t = b->tensors.in.x,
+                                             .target = b->tensors.target,
+                                             .seed = spec->seed,
+                                             .scaling_factor = spec->scaling_factor,
+                                             .shift_factor = spec->shift_factor});
 }

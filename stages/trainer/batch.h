@@ -6,17 +6,23 @@
 
 typedef struct lg_batch lg_batch;
 
-/* The tensors of a loaded batch, on the device; owned by the batch. */
+/* The tensors of a loaded batch, on the device. Text states are used where they lie in the window,
+ * which is why a batch's samples must not be committed before its backward is done. */
 struct lg_batch_tensors {
     struct lg_denoiser_input in; // in.x is x_t
     lg_tensor target;            // (B, C, H, W)
-    lg_tensor weight;            // (B): loss weight of each sample
+    lg_tensor weight;            // (B), fp32: loss weight of each sample
 };
-int lg_batch_open(lg_device *d, const struct lg_denoiser_config *net, int64_t size, lg_batch **ret);
+struct lg_batch_options {
+    const struct lg_denoiser_config *net;
+    int64_t size;         /* B */
+    bool latents_on_host; /* as fp32, while the device computes elsewhere or otherwise */
+};
+int lg_batch_open(lg_device *d, const struct lg_batch_options *o, lg_batch **ret);
 /* The device memory goes with the device. */
 void lg_batch_close(lg_batch **b);
-/* Device and host bytes of one. */
-size_t lg_batch_bytes(const struct lg_denoiser_config *net, int64_t size);
+/* Device bytes of one. */
+size_t lg_batch_bytes(const lg_device *d, const struct lg_batch_options *o);
 const struct lg_batch_tensors *lg_batch_tensors(const lg_batch *b);
 /* Host copy of the loss weights, (B). */
 const float *lg_batch_weights(const lg_batch *b);
@@ -28,6 +34,6 @@ struct lg_batch_spec {
     double scaling_factor, shift_factor;
     const struct lg_objective *objective;
 };
-/* Fills the batch from ready slots: gathers, uploads, makes x_t and target (lg_diffuse_forward).
+/* Fills the batch from ready slots of one rank's share: makes x_t and target (lg_diffuse_forward).
  * The loss weight of a row is objective weight / divisor, 0 for void samples. */
 void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batch_spec *spec);

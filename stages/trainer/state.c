@@ -37,10 +37,10 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
 
 size_t lg_trainer_state_bytes(struct lg_shard shard)
 {
-    return LG_PAGE_BYTES + 3 * shard.count * sizeof(float);
+    return 3 * LG_MAX(shard.count, (size_t)1) * sizeof(float);
 }
 
-int lg_trainer_state_open(lg_stage *st, lg_trainer_state **ret)
+int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_state **ret)
 {
     lg_trainer_state *s = calloc(1, sizeof *s);
     LG_ASSERT(s);
@@ -51,8 +51,14 @@ int lg_trainer_state_open(lg_stage *st, lg_trainer_state **ret)
     for (int r = 0; r < s->ranks; r++) {
         struct lg_shard shard = lg_shard_of(s->params.count, r, s->ranks);
         for (int side = 0; side < 2; side++)
-            LG_TRY(lg_stage_region(st, lg_trainer_state_bytes(shard), &s->side[r][side],
-                                   "trainer/%d/state/%c", r, "ab"[side]));
+            LG_TRY(lg_stage_region(
+                st,
+                &(struct lg_stage_memory){.bytes = lg_trainer_state_bytes(shard),
+                                          .front_bytes = sizeof(struct lg_state_scalars),
+                                          .device = device[r],
+                                          .role = LG_ROLE_trainer,
+                                          .index = r},
+                &s->side[r][side], "trainer/%d/state/%c", r, "ab"[side]));
     }
     return 0;
 }
@@ -68,16 +74,44 @@ void lg_trainer_state_close(lg_trainer_state **s)
 struct lg_state_view lg_trainer_state_view(const lg_trainer_state *s, int rank, uint64_t state)
 {
     size_t count = lg_shard_of(s->params.count, rank, s->ranks).count;
-    char *payload = s->side[rank][state & 1]->payload;
-    float *w = (float *)(payload + LG_PAGE_BYTES);
-    return (struct lg_state_view){(struct lg_state_scalars *)payload, w, w + count, w + 2 * count};
+    const lg_region *r = s->side[rank][state & 1];
+    float *w = r->payload;
+    return (struct lg_state_view){r->front, w, w + count, w + 2 * count};
 }
 
-int lg_ema_region(lg_stage *st, const lg_trainer_state *s, int rank, int side, lg_region **ret)
+int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int rank, int side,
+                  lg_region **ret)
 {
     size_t count = lg_shard_of(s->params.count, rank, s->ranks).count;
-    return lg_stage_region(st, LG_MAX(count, (size_t)1) * sizeof(float), ret, "ema/%d/state/%c",
-                           rank, "ab"[side]);
+    return lg_stage_region(
+        st,
+        &(struct lg_stage_memory){.bytes = LG_MAX(count, (size_t)1) * sizeof(float),
+                                  .device = d,
+                                  .role = LG_ROLE_trainer,
+                                  .index = rank},
+        ret, "ema/%d/state/%c", rank, "ab"[side]);
+}
+
+int lg_rank_devices(lg_stage *st, lg_device *ret[LG_INSTANCES_MAX])
+{
+    for (int r = 0; r < st->plan.instances[LG_ROLE_trainer]; r++)
+        LG_TRY(lg_stage_device(st, LG_ROLE_trainer, r, &ret[r]));
+    return 0;
+}
+
+int lg_rank_processes(const lg_config *c, int ranks, struct lg_stage_bytes *rows, int cap, int *n)
+{
+    for (int r = 0; r < ranks; r++) {
+        int gpu = lg_plan_gpu(c, LG_ROLE_trainer, r);
+        bool first = gpu >= 0;
+        for (int q = 0; q < r; q++) first = first && lg_plan_gpu(c, LG_ROLE_trainer, q) != gpu;
+        if (!first) continue;
+        LG_ASSERT(*n < cap);
+        snprintf(rows[*n].name, sizeof rows[*n].name, "private");
+        lg_stage_device_name(c, LG_ROLE_trainer, r, rows[*n].device);
+        rows[(*n)++].processes = 1;
+    }
+    return 0;
 }
 
 int lg_run_origin(lg_stage *st, lg_origin *ret, char ret_dir[LG_PATH_BYTES])

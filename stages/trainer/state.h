@@ -4,10 +4,11 @@
  * the master weights and of both Adam moments, twice: side a and side b; state s lies in side s
  * & 1. Every rank maps all shards (weights to read), the EMA keeper and the checkpoint writer too.
  *
- *   trainer/<r>/state/<a|b>   one page of lg_state_scalars, then w, m, v: fp32 (shard) each
+ *   trainer/<r>/state/<a|b>   front: lg_state_scalars; w, m, v: fp32 (shard) each
  *   trainer/<r>/grad          fp32 (whole flat buffer): rank r's gradient of the step in flight
  *   ema/<r>/state/<a|b>       fp32 (shard)
- */
+ *
+ * All of rank r lies on rank r's GPU. */
 #pragma once
 #include "stages/nets/denoiser.h"
 #include "stages/stage.h"
@@ -28,7 +29,7 @@ struct lg_state_scalars {
 
 struct lg_state_view {
     struct lg_state_scalars *scalars;
-    float *w, *m, *v; // (shard)
+    float *w, *m, *v; // (shard), device memory
 };
 
 typedef struct lg_trainer_state {
@@ -40,12 +41,19 @@ typedef struct lg_trainer_state {
 
 /* The net that a config and a plan describe. */
 int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret);
-/* Parameter table and regions of all ranks. */
-int lg_trainer_state_open(lg_stage *st, lg_trainer_state **ret);
+/* Parameter table and regions of all ranks. device[r] maps those of rank r: the same one for all (a
+ * rank reads its peers'), or each rank's own. */
+int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_state **ret);
 void lg_trainer_state_close(lg_trainer_state **s); /* the stage closes the regions */
 struct lg_state_view lg_trainer_state_view(const lg_trainer_state *s, int rank, uint64_t state);
 size_t lg_trainer_state_bytes(struct lg_shard shard);
-int lg_ema_region(lg_stage *st, const lg_trainer_state *s, int rank, int side, lg_region **ret);
+int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int rank, int side,
+                  lg_region **ret);
+/* device[r]: rank r's own, for stages that serve all ranks. */
+int lg_rank_devices(lg_stage *st, lg_device *ret[LG_INSTANCES_MAX]);
+
+/* `bytes` rows of one process that has a context on every rank's GPU. */
+int lg_rank_processes(const lg_config *c, int ranks, struct lg_stage_bytes *rows, int cap, int *n);
 
 /* Where a run's first state comes from: RUN/resume names a checkpoint, else trainer.init_from a
  * folder of weights, else the seed. */

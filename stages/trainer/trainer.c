@@ -39,10 +39,15 @@ struct trainer {
     struct lg_objective objective;
     struct lg_schedule schedule;
     struct lg_shard shard;
-    unsigned needs;   /* window fields a micro-batch needs */
-    float *weights;   // (params): working copy of state `weights_of`
-    float *reduced;   // (shard): sum of gradients of step `reduced_of`
-    float *host_loss; // (micro batch)
+    unsigned needs;      /* window fields a micro-batch needs */
+    lg_dtype type;       /* of the computation */
+    void *own_weights;   // (params), of that type; NULL: the state itself serves
+    const void *weights; // (params): of state `weights_of`
+    float *reduced;      // (shard): sum of gradients of step `reduced_of`; NULL: the region itself
+    double *sum_squares; // (1), device memory
+    float *host_loss;    // (micro batch)
+    void *scratch;       /* of the operations beside the net's */
+    size_t scratch_bytes;
     lg_tensor pred, loss;
     lg_mark weights_of, reduced_of, forward_of; /* what the private buffers hold */
     int64_t micro_done;                         /* micro-batches of step forward_of that are done */
@@ -58,22 +63,74 @@ struct trainer {
 
 /* ---- memory ---- */
 
+/* Bytes of what a rank allocates for itself; open_memory() does it. */
+struct own_bytes {
+    size_t weights, reduced, scratch;
+};
+
+static struct lg_reduce_ranks_args reduce_args(int ranks, size_t count, lg_dtype sum)
+{
+    struct lg_reduce_ranks_args a = {.count = ranks,
+                                     .y = lg_t1(NULL, sum, (int64_t)count),
+                                     .sum_squares = lg_t1(NULL, LG_F64, 1)};
+    for (int r = 0; r < ranks; r++) a.x[r] = a.y;
+    return a;
+}
+
+/* One rank in fp32 computes with the state as it lies, and its gradient is the sum already. */
+static int own_bytes(lg_device *d, size_t params, size_t shard, int ranks, struct own_bytes *ret)
+{
+    const size_t element = lg_dtype_bytes(lg_device_dtype(d));
+    lg_stream *dry;
+    *ret = (struct own_bytes){0};
+    if (ranks > 1 || element != sizeof(float)) ret->weights = params * element;
+    if (ranks > 1) ret->reduced = shard * sizeof(float);
+    if (!shard) return 0;
+    LG_TRY(lg_stream_open_dry(d, &dry));
+    struct lg_reduce_ranks_args a = reduce_args(ranks, shard, LG_F32);
+    lg_reduce_ranks(dry, &a);
+    ret->scratch = lg_stream_scratch_need(dry);
+    lg_stream_close(&dry);
+    return 0;
+}
+
+static struct lg_batch_options batch_options(const lg_plan *p, const struct lg_denoiser_config *net)
+{
+    return (struct lg_batch_options){
+        .net = net, .size = p->micro_batch, .latents_on_host = lg_stage_latents_on_host(p)};
+}
+
+static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *net,
+                         size_t params, size_t *ret)
+{
+    const int ranks = p->instances[LG_ROLE_trainer];
+    struct lg_batch_options batch = batch_options(p, net);
+    struct lg_denoiser_bytes bytes = {0};
+    struct own_bytes own = {0};
+    lg_device *d;
+    LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_trainer, 0, &d));
+    int rc = lg_denoiser_plan(d, net, (int)p->micro_batch, true, &bytes);
+    if (rc == 0) rc = own_bytes(d, params, lg_shard_of(params, 0, ranks).count, ranks, &own);
+    size_t pred = (size_t)(p->micro_batch * net->channels * net->height * net->width) *
+                  lg_dtype_bytes(lg_device_dtype(d));
+    *ret = bytes.activations + bytes.scratch + own.weights + own.reduced + own.scratch + pred +
+           lg_batch_bytes(d, &batch);
+    lg_device_close(&d);
+    return rc;
+}
+
 static int trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
                          int *ret_n)
 {
     struct lg_denoiser_config net;
-    struct lg_denoiser_bytes bytes;
     lg_params params;
-    lg_device *d;
+    size_t own;
     int n = 0, ranks = p->instances[LG_ROLE_trainer];
-    LG_ASSERT(cap > 3 * ranks);
+    LG_ASSERT(cap > 4 * ranks);
     LG_TRY(lg_net_config_of(c, p, &net));
-    LG_TRY(lg_device_open(c->_device, NULL, &d));
-    int rc = lg_denoiser_plan(d, &net, (int)p->micro_batch, true, &bytes);
-    lg_device_close(&d);
-    LG_TRY(rc);
     LG_TRY(lg_denoiser_params(&net, &params));
-    for (int r = 0; r < ranks; r++) {
+    int rc = private_bytes(c, p, &net, params.count, &own);
+    for (int r = 0; r < ranks && rc == 0; r++) {
         struct lg_shard shard = lg_shard_of(params.count, r, ranks);
         for (int side = 0; side < 2; side++) {
             snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/state/%c", r, "ab"[side]);
@@ -81,22 +138,22 @@ static int trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_b
         }
         snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/grad", r);
         rows[n++].bytes = params.count * sizeof(float);
+        snprintf(rows[n].name, sizeof rows[n].name, "private");
+        rows[n].processes = 1;
+        rows[n++].bytes = own;
+        for (int i = n - 4; i < n; i++) lg_stage_device_name(c, LG_ROLE_trainer, r, rows[i].device);
     }
-    snprintf(rows[n].name, sizeof rows[n].name, "private");
-    size_t shard0 = lg_shard_of(params.count, 0, ranks).count;
-    rows[n++].bytes = (size_t)ranks *
-                      (bytes.activations + bytes.scratch + (params.count + shard0) * sizeof(float) +
-                       lg_batch_bytes(&net, p->micro_batch));
     lg_params_free(&params);
     *ret_n = n;
-    return 0;
+    return rc;
 }
 
-static int alloc_floats(lg_device *d, size_t count, float **ret)
+/* Nothing for 0 bytes. */
+static int alloc(lg_device *d, size_t bytes, void *ret_pointer)
 {
-    void *p;
-    LG_TRY(lg_device_alloc(d, LG_MAX(count, (size_t)1) * sizeof(float), &p));
-    *ret = p;
+    void *p = NULL;
+    if (bytes) LG_TRY(lg_device_alloc(d, bytes, &p));
+    memcpy(ret_pointer, &p, sizeof p);
     return 0;
 }
 
@@ -124,22 +181,35 @@ static int open_rules(lg_stage *st, struct trainer *t)
 static int open_memory(lg_stage *st, struct trainer *t)
 {
     const int64_t B = st->plan.micro_batch;
-    LG_TRY(lg_stage_window(st, &t->window));
-    LG_TRY(lg_trainer_state_open(st, &t->state));
+    const int ranks = st->plan.instances[LG_ROLE_trainer];
+    lg_device *maps[LG_INSTANCES_MAX];
+    struct own_bytes own;
+    for (int r = 0; r < ranks; r++) maps[r] = t->device; /* peers' regions too */
+    LG_TRY(lg_stage_window(st, t->device, &t->window));
+    LG_TRY(lg_trainer_state_open(st, maps, &t->state));
     const struct lg_denoiser_config *net = &t->state->net;
     const size_t params = t->state->params.count;
-    t->shard = lg_shard_of(params, st->index, t->state->ranks);
-    for (int r = 0; r < t->state->ranks; r++)
-        LG_TRY(lg_stage_region(st, params * sizeof(float), &t->grad[r], "trainer/%d/grad", r));
+    t->shard = lg_shard_of(params, st->index, ranks);
+    for (int r = 0; r < ranks; r++)
+        LG_TRY(lg_stage_region(st,
+                               &(struct lg_stage_memory){.bytes = params * sizeof(float),
+                                                         .device = t->device,
+                                                         .role = LG_ROLE_trainer,
+                                                         .index = r},
+                               &t->grad[r], "trainer/%d/grad", r));
+    struct lg_batch_options batch = batch_options(&st->plan, net);
     LG_TRY(lg_denoiser_open(t->device, net, (int)B, true, &t->net));
-    LG_TRY(lg_batch_open(t->device, net, B, &t->batch));
-    LG_TRY(alloc_floats(t->device, params, &t->weights));
-    LG_TRY(alloc_floats(t->device, t->shard.count, &t->reduced));
-    float *pred, *loss;
-    LG_TRY(alloc_floats(t->device, (size_t)(B * net->channels * net->height * net->width), &pred));
-    LG_TRY(alloc_floats(t->device, (size_t)B, &loss));
-    t->pred = lg_t4(pred, LG_F32, B, net->channels, net->height, net->width);
-    t->loss = lg_t1(loss, LG_F32, B);
+    LG_TRY(lg_batch_open(t->device, &batch, &t->batch));
+    LG_TRY(own_bytes(t->device, params, t->shard.count, ranks, &own));
+    LG_TRY(alloc(t->device, own.weights, &t->own_weights));
+    LG_TRY(alloc(t->device, own.reduced, &t->reduced));
+    LG_TRY(alloc(t->device, own.scratch, &t->scratch));
+    t->scratch_bytes = own.scratch;
+    LG_TRY(alloc(t->device, sizeof(double), &t->sum_squares));
+    t->pred = lg_t4(NULL, t->type, B, net->channels, net->height, net->width);
+    t->loss = lg_t1(NULL, LG_F32, B);
+    LG_TRY(alloc(t->device, lg_tensor_bytes(&t->pred), &t->pred.data));
+    LG_TRY(alloc(t->device, lg_tensor_bytes(&t->loss), &t->loss.data));
     t->host_loss = calloc((size_t)B, sizeof(float));
     LG_ASSERT(t->host_loss);
     return 0;
@@ -151,7 +221,8 @@ static int trainer_open(lg_stage *st)
     LG_ASSERT(t);
     st->state = t;
     LG_TRY(open_rules(st, t));
-    LG_TRY(lg_stage_device(st, &t->device));
+    LG_TRY(lg_stage_device(st, LG_ROLE_trainer, st->index, &t->device));
+    t->type = lg_device_dtype(t->device);
     LG_TRY(lg_stream_open(t->device, &t->stream));
     LG_TRY(open_memory(st, t));
     if (st->index == 0) {
@@ -164,30 +235,48 @@ static int trainer_open(lg_stage *st)
 
 /* ---- INIT ---- */
 
+/* Fills the shard's weights and moments, host memory laid out like a side. */
 static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const char *dir,
-                       struct lg_state_view *v)
+                       float *side)
 {
     const lg_params *params = &t->state->params;
+    const size_t first = t->shard.first, count = t->shard.count;
     char weights_dir[LG_PATH_BYTES];
     switch (origin) {
     case LG_ORIGIN_SEED:
-        lg_params_init(params, (uint64_t)st->config->job_seed, v->w, t->shard.first,
-                       t->shard.count);
+        lg_params_init(params, (uint64_t)st->config->job_seed, side, first, count);
         return 0;
     case LG_ORIGIN_INIT: {
         LG_TRY(lg_checkpoint_weights_dir(dir, "ema", weights_dir));
-        int rc = lg_denoiser_load(&t->state->net, weights_dir, t->weights);
+        float *all = malloc(params->count * sizeof *all);
+        LG_ASSERT(all);
+        int rc = lg_denoiser_load(&t->state->net, weights_dir, all);
+        if (rc == 0) memcpy(side, all + first, count * sizeof *all);
+        free(all);
         if (rc < 0) return lg_stage_park(st, "trainer.init_from: %s", lg_err_message());
-        memcpy(v->w, t->weights + t->shard.first, t->shard.count * sizeof(float));
         return 0;
     }
     case LG_ORIGIN_RESUME:
-        if (lg_checkpoint_read_optimizer(dir, params, t->shard.first, t->shard.count, v->w, v->m,
-                                         v->v) < 0)
+        if (lg_checkpoint_read_optimizer(dir, params, first, count, side, side + count,
+                                         side + 2 * count) < 0)
             return lg_stage_park(st, "cannot go on from %s: %s", dir, lg_err_message());
         return 0;
     }
     return LG_FAIL(LG_ERR_FAILED, "unknown origin");
+}
+
+static int init_side(lg_stage *st, struct trainer *t, lg_origin origin, const char *dir,
+                     const struct lg_state_view *v)
+{
+    float *side = calloc(LG_MAX(3 * t->shard.count, (size_t)1), sizeof *side);
+    LG_ASSERT(side);
+    int rc = read_origin(st, t, origin, dir, side);
+    if (rc == 0) {
+        lg_stream_upload(t->stream, v->w, side, 3 * t->shard.count * sizeof *side);
+        lg_stream_sync(t->stream);
+    }
+    free(side);
+    return rc;
 }
 
 /* Makes state start_step of this rank's shard. Cut off halfway it is simply made again. */
@@ -198,8 +287,7 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
     struct lg_state_view v = lg_trainer_state_view(t->state, st->index, state);
     LG_TRY(lg_run_origin(st, &origin, dir));
     memset(v.scalars, 0, sizeof *v.scalars);
-    memset(v.w, 0, 3 * t->shard.count * sizeof(float));
-    LG_TRY(read_origin(st, t, origin, dir, &v));
+    LG_TRY(init_side(st, t, origin, dir, &v));
     v.scalars->state = state;
     v.scalars->optimizer_steps = 0;
     if (origin == LG_ORIGIN_RESUME) {
@@ -221,10 +309,16 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
 static void gather_weights(struct trainer *t, uint64_t state)
 {
     if (t->weights_of == lg_mark_of(state)) return;
-    for (int r = 0; r < t->state->ranks; r++) {
+    t->weights = t->own_weights ? t->own_weights : lg_trainer_state_view(t->state, 0, state).w;
+    for (int r = 0; r < t->state->ranks && t->own_weights; r++) {
         struct lg_shard s = lg_shard_of(t->state->params.count, r, t->state->ranks);
-        lg_stream_copy(t->stream, t->weights + s.first, lg_trainer_state_view(t->state, r, state).w,
-                       s.count * sizeof(float));
+        const int64_t n = (int64_t)s.count;
+        char *to = (char *)t->own_weights + s.first * lg_dtype_bytes(t->type);
+        if (n)
+            lg_cast(t->stream,
+                    &(struct lg_cast_args){
+                        .x = lg_t1(lg_trainer_state_view(t->state, r, state).w, LG_F32, n),
+                        .y = lg_t1(to, t->type, n)});
     }
     t->weights_of = lg_mark_of(state);
 }
@@ -301,18 +395,26 @@ static int forward(lg_stage *st, struct trainer *t, uint64_t step)
 
 /* ---- REDUCE and UPDATE ---- */
 
+/* The gradient of the own shard, summed. With one rank it lies in its region: a sum in place of one
+ * addend changes nothing, so a rank that dies in the middle may do it again. */
+static float *reduced(struct trainer *t)
+{
+    return t->reduced ? t->reduced : (float *)t->grad[0]->payload + t->shard.first;
+}
+
 static double reduce(lg_stage *st, struct trainer *t, uint64_t step)
 {
     double sum_squares = 0;
     t->reduced_of = lg_mark_of(step);
     if (!t->shard.count) return 0;
-    struct lg_reduce_ranks_args args = {.count = t->state->ranks,
-                                        .y = lg_t1(t->reduced, LG_F32, (int64_t)t->shard.count),
-                                        .sum_squares = lg_t1(&sum_squares, LG_F64, 1)};
+    struct lg_reduce_ranks_args args = reduce_args(t->state->ranks, t->shard.count, LG_F32);
     for (int r = 0; r < t->state->ranks; r++)
-        args.x[r] =
-            lg_t1((float *)t->grad[r]->payload + t->shard.first, LG_F32, (int64_t)t->shard.count);
+        args.x[r].data = (float *)t->grad[r]->payload + t->shard.first;
+    args.y.data = reduced(t);
+    args.sum_squares.data = t->sum_squares;
+    lg_stream_set_scratch(t->stream, t->scratch, t->scratch_bytes);
     lg_reduce_ranks(t->stream, &args);
+    lg_stream_download(t->stream, &sum_squares, t->sum_squares, sizeof sum_squares);
     lg_stream_sync(t->stream);
     return sum_squares;
 }
@@ -364,7 +466,7 @@ static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct s
             lg_adamw(t->stream, &(struct lg_adamw_args){.w = lg_t1(from.w, LG_F32, n),
                                                         .m = lg_t1(from.m, LG_F32, n),
                                                         .v = lg_t1(from.v, LG_F32, n),
-                                                        .grad = lg_t1(t->reduced, LG_F32, n),
+                                                        .grad = lg_t1(reduced(t), LG_F32, n),
                                                         .w_out = lg_t1(to.w, LG_F32, n),
                                                         .m_out = lg_t1(to.m, LG_F32, n),
                                                         .v_out = lg_t1(to.v, LG_F32, n),
@@ -511,7 +613,6 @@ static void trainer_close(lg_stage *st)
     lg_denoiser_close(&t->net);
     lg_batch_close(&t->batch);
     lg_stream_close(&t->stream);
-    lg_device_close(&t->device);
     lg_trainer_state_close(&t->state);
     lg_window_close(&t->window);
     free(t->host_loss);

@@ -1,7 +1,7 @@
 /* The VAE stage: pixels -> mean and log-variance of the latent.
  *
- * Instances are data parallel: each claims whole chunks. The weights lie once in the region
- * vae/0/weights, filled by whoever comes first. A chunk always runs at the same padded shape and a
+ * Instances are data parallel: each claims whole chunks. The weights lie once on each device in the
+ * region vae/<gpu>/weights (host: 0), filled by whoever comes first. A chunk always runs at the same padded shape and a
  * picture always at the same row of it (`slice` rows in flight at once), so its bits depend on
  * nothing else. */
 #include "base/log.h"
@@ -19,8 +19,6 @@ struct vae {
     lg_window *window;
     const void *weights;
     lg_tensor pixels, mean, logvar;
-    uint8_t *host_pixels;           // (B, 3, S, S)
-    float *host_mean, *host_logvar; // (B, C, h, h)
 };
 
 static struct lg_aekl_shape shape_of(const lg_config *c, const lg_plan *p)
@@ -41,35 +39,89 @@ static int weights_count(const struct lg_aekl_config *c, size_t *ret)
     return 0;
 }
 
+/* Weights lie once on each GPU, filled by whoever of its instances comes first; named by the GPU. */
+static int weights_place(const lg_config *c, int index)
+{
+    return LG_MAX(lg_plan_gpu(c, LG_ROLE_vae, index), 0);
+}
+
+/* In and out of a chunk, on the device. */
+static size_t chunk_bytes(const lg_plan *p, size_t ret[2])
+{
+    size_t B = (size_t)p->vae_chunk, h = (size_t)p->latent_size;
+    ret[0] = B * 3 * (size_t)p->image_size * (size_t)p->image_size;
+    ret[1] = B * (size_t)p->latent_channels * h * h * (size_t)p->element_bytes;
+    return ret[0] + 2 * ret[1];
+}
+
+static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_aekl_config *net,
+                         int index, size_t *ret)
+{
+    struct lg_aekl_shape shape = shape_of(c, p);
+    lg_device *d;
+    size_t part[2], bytes = 0;
+    LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_vae, index, &d));
+    int rc = lg_aekl_plan(d, net, &shape, &bytes);
+    lg_device_close(&d);
+    LG_TRY(rc);
+    *ret = bytes + chunk_bytes(p, part);
+    return 0;
+}
+
 static int vae_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
                      int *ret_n)
 {
     struct lg_aekl_config net;
-    struct lg_aekl_shape shape = shape_of(c, p);
     size_t count, activations;
-    lg_device *d;
+    int n = 0;
     *ret_n = 0;
     if (!p->instances[LG_ROLE_vae]) return 0;
-    LG_ASSERT(cap >= 2);
     LG_TRY(lg_aekl_config_load(c->vae_model, &net));
     LG_TRY(weights_count(&net, &count));
-    LG_TRY(lg_device_open(c->_device, NULL, &d));
-    int rc = lg_aekl_plan(d, &net, &shape, &activations);
-    lg_device_close(&d);
-    LG_TRY(rc);
-    snprintf(rows[0].name, sizeof rows[0].name, "vae/0/weights");
-    rows[0].bytes = count * sizeof(float);
-    snprintf(rows[1].name, sizeof rows[1].name, "private");
-    rows[1].bytes = (size_t)p->instances[LG_ROLE_vae] * activations;
-    *ret_n = 2;
+    LG_TRY(private_bytes(c, p, &net, 0, &activations));
+    for (int i = 0; i < p->instances[LG_ROLE_vae]; i++) {
+        bool first = true;
+        for (int j = 0; j < i; j++) first = first && weights_place(c, j) != weights_place(c, i);
+        LG_ASSERT(n + 2 <= cap);
+        if (first) {
+            snprintf(rows[n].name, sizeof rows[n].name, "vae/%d/weights", weights_place(c, i));
+            lg_stage_device_name(c, LG_ROLE_vae, i, rows[n].device);
+            rows[n++].bytes = count * (size_t)p->element_bytes;
+        }
+        snprintf(rows[n].name, sizeof rows[n].name, "private");
+        lg_stage_device_name(c, LG_ROLE_vae, i, rows[n].device);
+        rows[n].processes = 1;
+        rows[n++].bytes = activations;
+    }
+    *ret_n = n;
     return 0;
 }
 
-static int fill_weights(lg_stage *st, void *payload, void *arg)
+static int load_weights(lg_stage *st, float *ret, void *arg)
 {
     const struct vae *v = st->state;
+    (void)arg;
     lg_log(LG_INFO, "reading the encoder from %s", st->config->vae_model);
-    return lg_aekl_load(&v->net_config, st->config->vae_model, LG_AEKL_ENCODER, payload);
+    return lg_aekl_load(&v->net_config, st->config->vae_model, LG_AEKL_ENCODER, ret);
+}
+
+static int open_weights(lg_stage *st, struct vae *v)
+{
+    size_t count;
+    lg_region *r;
+    LG_TRY(weights_count(&v->net_config, &count));
+    LG_TRY(
+        lg_stage_region(st,
+                        &(struct lg_stage_memory){.bytes = count * (size_t)st->plan.element_bytes,
+                                                  .device = v->device,
+                                                  .role = LG_ROLE_vae,
+                                                  .index = st->index},
+                        &r, "vae/%d/weights", weights_place(st->config, st->index)));
+    LG_TRY(lg_stage_fill(
+        st, r,
+        &(struct lg_stage_weights){.device = v->device, .count = count, .load = load_weights}));
+    v->weights = r->payload;
+    return 0;
 }
 
 static int vae_open(lg_stage *st)
@@ -80,57 +132,67 @@ static int vae_open(lg_stage *st)
     const lg_plan *p = &st->plan;
     const int64_t B = p->vae_chunk, S = p->image_size, C = p->latent_channels, h = p->latent_size;
     struct lg_aekl_shape shape = shape_of(st->config, p);
-    size_t count;
-    lg_region *r;
     LG_TRY(lg_aekl_config_load(st->config->vae_model, &v->net_config));
-    LG_TRY(lg_stage_window(st, &v->window));
-    LG_TRY(weights_count(&v->net_config, &count));
-    LG_TRY(lg_stage_region(st, count * sizeof(float), &r, "vae/0/weights"));
-    LG_TRY(lg_stage_fill(st, r, fill_weights, NULL));
-    v->weights = r->payload;
-    LG_TRY(lg_stage_device(st, &v->device));
+    LG_TRY(lg_stage_device(st, LG_ROLE_vae, st->index, &v->device));
+    LG_TRY(lg_stage_window(st, v->device, &v->window));
+    LG_TRY(lg_device_pin(v->device, v->window->pixels,
+                         v->window->g.slots * v->window->g.pixels_bytes));
+    LG_TRY(open_weights(st, v));
     LG_TRY(lg_stream_open(v->device, &v->stream));
     LG_TRY(lg_aekl_open(v->device, &v->net_config, &shape, &v->net));
+    lg_dtype type = lg_device_dtype(v->device);
+    size_t bytes[2];
     void *pixels, *mean, *logvar;
-    LG_TRY(lg_device_alloc(v->device, (size_t)(B * 3 * S * S), &pixels));
-    LG_TRY(lg_device_alloc(v->device, (size_t)(B * C * h * h) * sizeof(float), &mean));
-    LG_TRY(lg_device_alloc(v->device, (size_t)(B * C * h * h) * sizeof(float), &logvar));
+    chunk_bytes(p, bytes);
+    LG_TRY(lg_device_alloc(v->device, bytes[0], &pixels));
+    LG_TRY(lg_device_alloc(v->device, bytes[1], &mean));
+    LG_TRY(lg_device_alloc(v->device, bytes[1], &logvar));
     v->pixels = lg_t4(pixels, LG_U8, B, 3, S, S);
-    v->mean = lg_t4(mean, LG_F32, B, C, h, h);
-    v->logvar = lg_t4(logvar, LG_F32, B, C, h, h);
-    v->host_pixels = calloc(lg_tensor_bytes(&v->pixels), 1);
-    v->host_mean = calloc(lg_tensor_bytes(&v->mean), 1);
-    v->host_logvar = calloc(lg_tensor_bytes(&v->mean), 1);
-    LG_ASSERT(v->host_pixels && v->host_mean && v->host_logvar);
+    v->mean = lg_t4(mean, type, B, C, h, h);
+    v->logvar = lg_t4(logvar, type, B, C, h, h);
     return 0;
 }
 
-static int encode(lg_stage *st, struct vae *v, const struct lg_claim *claim)
+/* Samples [from, to) of the chunk that are to be filled and lie behind each other. */
+static uint64_t wanted_run(lg_window *w, const struct lg_claim *claim, const bool *wanted,
+                           uint64_t from, uint64_t *ret_to)
+{
+    uint64_t end = claim->n + claim->count;
+    while (from < end && !wanted[from - claim->n]) from++;
+    if (from == end) return end;
+    uint64_t to = from + lg_window_run(w, from, end);
+    *ret_to = from;
+    while (*ret_to < to && wanted[*ret_to - claim->n]) ++*ret_to;
+    return from;
+}
+
+/* Straight from the window to the device and back into the window, where the rank trains. Rows that
+ * are not wanted hold what was there before: a row's bits depend on nothing but itself. */
+static int encode(struct vae *v, const struct lg_claim *claim)
 {
     lg_window *w = v->window;
     bool wanted[4096];
     int n_wanted = 0;
+    const size_t pixels = w->g.pixels_bytes, half = w->g.latent_bytes / 2;
+    const uint64_t end = claim->n + claim->count;
+    uint64_t to = 0;
     LG_ASSERT(claim->count <= LG_ARRAY_LEN(wanted));
     for (uint64_t i = 0; i < claim->count; i++) {
         wanted[i] = lg_window_wanted(w, claim, LG_FIELD_LATENT, claim->n + i);
-        if (!wanted[i]) continue;
-        memcpy(v->host_pixels + i * w->g.pixels_bytes,
-               w->pixels + (claim->n + i) % w->g.slots * w->g.pixels_bytes, w->g.pixels_bytes);
-        n_wanted++;
+        n_wanted += wanted[i];
     }
-    lg_stream_upload(v->stream, v->pixels.data, v->host_pixels, lg_tensor_bytes(&v->pixels));
+    for (uint64_t n = claim->n; (n = wanted_run(w, claim, wanted, n, &to)) < end; n = to)
+        lg_stream_upload(v->stream, (uint8_t *)v->pixels.data + (n - claim->n) * pixels,
+                         lg_window_pixels(w, n), (to - n) * pixels);
     lg_aekl_encode(v->net, v->stream, v->weights, v->pixels, v->mean, v->logvar);
-    lg_stream_download(v->stream, v->host_mean, v->mean.data, lg_tensor_bytes(&v->mean));
-    lg_stream_download(v->stream, v->host_logvar, v->logvar.data, lg_tensor_bytes(&v->logvar));
-    lg_stream_sync(v->stream);
-    const size_t half = w->g.latent_bytes / 2;
-    for (uint64_t i = 0; i < claim->count; i++) {
-        if (!wanted[i]) continue;
-        uint8_t *to = w->latent + (claim->n + i) % w->g.slots * w->g.latent_bytes;
-        memcpy(to, (uint8_t *)v->host_mean + i * half, half);
-        memcpy(to + half, (uint8_t *)v->host_logvar + i * half, half);
-        lg_window_publish(w, LG_FIELD_LATENT, claim->n + i);
+    for (uint64_t n = claim->n; (n = wanted_run(w, claim, wanted, n, &to)) < end; n = to) {
+        size_t at = (n - claim->n) * half, bytes = (to - n) * half;
+        lg_stream_copy(v->stream, lg_window_mean(w, n), (uint8_t *)v->mean.data + at, bytes);
+        lg_stream_copy(v->stream, lg_window_logvar(w, n), (uint8_t *)v->logvar.data + at, bytes);
     }
+    lg_stream_sync(v->stream);
+    for (uint64_t i = 0; i < claim->count; i++)
+        if (wanted[i]) lg_window_publish(w, LG_FIELD_LATENT, claim->n + i);
     return n_wanted;
 }
 
@@ -143,7 +205,7 @@ static int vae_step(lg_stage *st)
                              end, &claim);
     if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
     LG_TRY(rc);
-    int n = encode(st, v, &claim);
+    int n = encode(v, &claim);
     atomic_fetch_add_explicit(&st->row->samples, (uint64_t)n, memory_order_relaxed);
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;
@@ -154,11 +216,7 @@ static void vae_close(lg_stage *st)
     struct vae *v = st->state;
     lg_aekl_close(&v->net);
     lg_stream_close(&v->stream);
-    lg_device_close(&v->device);
     lg_window_close(&v->window);
-    free(v->host_pixels);
-    free(v->host_mean);
-    free(v->host_logvar);
     free(v);
     st->state = NULL;
 }

@@ -94,7 +94,7 @@ static int start(struct run *r, const char *config)
     return lg_window_open(&(struct lg_region_spec){.keeper = keeper,
                                                    .plan_hash = r->plan.hash,
                                                    .run_id = r->board->s->run_id},
-                          &g, &r->window);
+                          &g, &(struct lg_window_places){0}, &r->window);
 }
 
 static void stop(struct run *r)

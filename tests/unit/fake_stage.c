@@ -47,11 +47,11 @@ static int fake_open(lg_stage *st)
     if (has_fault(st, "unready", true)) pause();
     if (st->role == LG_ROLE_trainer)
         for (int side = 0; side < 2; side++)
-            LG_TRY(lg_stage_region(st, sizeof(uint64_t), &f->side[side], "trainer/%d/state/%d",
-                                   st->index, side));
+            LG_TRY(lg_stage_region(st, &(struct lg_stage_memory){.bytes = sizeof(uint64_t)},
+                                   &f->side[side], "trainer/%d/state/%d", st->index, side));
     else
-        LG_TRY(lg_stage_region(st, sizeof(uint64_t), &f->side[0], "%s/%d/scratch",
-                               lg_role_name(st->role), st->index));
+        LG_TRY(lg_stage_region(st, &(struct lg_stage_memory){.bytes = sizeof(uint64_t)},
+                               &f->side[0], "%s/%d/scratch", lg_role_name(st->role), st->index));
     return 0;
 }
 

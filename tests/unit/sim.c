@@ -190,7 +190,9 @@ static void draw_geometry(struct world *w)
             g->chunk[LG_FIELD_TEXT] = 0;
             w->fields = 3;
         }
-        g->pixels_bytes = g->latent_bytes = g->text_bytes = FIELD_WORDS * sizeof(uint64_t);
+        g->pixels_bytes = g->text_bytes = FIELD_WORDS * sizeof(uint64_t);
+        g->latent_bytes = 2 * g->pixels_bytes;
+        g->ranks = w->ranks;
         g->slots = g->batch * (1 + sim_random(w, 8));
         lg_window *window;
         if (g->slots > SLOTS_MAX || lg_window_bytes(g) > sizeof memory) continue;

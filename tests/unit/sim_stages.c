@@ -51,11 +51,10 @@ static void read_word(struct actor *a, const char *what, uint64_t of, uint64_t g
 
 static uint64_t *payload(struct actor *a, lg_field f, uint64_t n)
 {
-    struct world *w = a->w;
-    uint8_t *base = f == LG_FIELD_SOURCE   ? a->p.window.pixels
-                    : f == LG_FIELD_LATENT ? a->p.window.latent
-                                           : a->p.window.text;
-    return (uint64_t *)(base + n % w->g.slots * FIELD_WORDS * sizeof(uint64_t));
+    const lg_window *w = &a->p.window;
+    return (uint64_t *)(f == LG_FIELD_SOURCE   ? lg_window_pixels(w, n)
+                        : f == LG_FIELD_LATENT ? lg_window_mean(w, n)
+                                               : lg_window_text(w, n));
 }
 
 static void read_sample(struct actor *a, lg_field f, uint64_t n, int i)

@@ -160,6 +160,89 @@ static void test_new_keeper(void **state)
     lg_region_close(&b);
 }
 
+/* A "GPU" whose memory is a memfd and whose mappings are counted. */
+static int made, mapped;
+
+static int fake_create(const struct lg_region_place *p, size_t bytes, int *ret_fd)
+{
+    int fd = memfd_create(p->name, MFD_CLOEXEC);
+    assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+    made++;
+    *ret_fd = fd;
+    return 0;
+}
+
+static int fake_map(const struct lg_region_place *p, int fd, size_t bytes, void **ret)
+{
+    assert_ptr_equal(p->device, &made);
+    *ret = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(*ret != MAP_FAILED);
+    mapped++;
+    return 0;
+}
+
+static void fake_unmap(const struct lg_region_place *p, void *at, size_t bytes)
+{
+    assert_int_equal(munmap(at, bytes), 0);
+    mapped--;
+}
+
+static const struct lg_region_place fake = {
+    .name = "cuda:3", .device = &made, .create = fake_create, .map = fake_map, .unmap = fake_unmap};
+
+static void test_device_payload(void **state)
+{
+    lg_region *a, *b;
+    made = mapped = 0;
+    spec.place = &fake;
+    spec.front_bytes = 100;
+    assert_int_equal(lg_region_open(&spec, &a), 0);
+    assert_int_equal(lg_region_open(&spec, &b), 0);
+    assert_int_equal(made, 1);
+    assert_int_equal(mapped, 2);
+    strcpy(a->payload, "on the device");
+    strcpy(a->front, "in front");
+    assert_string_equal(b->payload, "on the device");
+    assert_string_equal(b->front, "in front");
+    lg_region_close(&b);
+    assert_int_equal(mapped, 1);
+    /* Another place or front is another region. */
+    struct lg_region_spec other = spec;
+    other.front_bytes = 0;
+    assert_int_equal(lg_region_open(&other, &b), LG_ERR_MISMATCH);
+    struct lg_region_place elsewhere = fake;
+    strcpy(elsewhere.name, "cuda:1");
+    other = spec;
+    other.place = &elsewhere;
+    assert_int_equal(lg_region_open(&other, &b), LG_ERR_MISMATCH);
+    assert_non_null(strstr(lg_err_message(), "lies on cuda:3"));
+    lg_region_close(&a);
+}
+
+/* A new keeper that knows the head but not yet the payload: nobody makes a second one. */
+static void test_device_payload_is_never_made_twice(void **state)
+{
+    lg_region *a, *b;
+    made = mapped = 0;
+    spec.place = &fake;
+    assert_int_equal(lg_region_open(&spec, &a), 0);
+    strcpy(a->payload, "kept");
+    assert_int_equal(lg_keeper_drop(f.keeper, "trainer/0/master/0@"), 0);
+    pid_t child = fork();
+    if (!child) {
+        usleep(100000);
+        _exit(lg_region_deposit(f.keeper, a) == 0 ? 0 : 1);
+    }
+    assert_int_equal(lg_region_open(&spec, &b), 0);
+    assert_string_equal(b->payload, "kept");
+    assert_int_equal(made, 1);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    lg_region_close(&a);
+    lg_region_close(&b);
+}
+
 static void test_fill_once(void **state)
 {
     lg_region *r;
@@ -200,8 +283,10 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_same_memory), T(test_refusals),  T(test_put_if_absent),
-        T(test_new_keeper),  T(test_fill_once), T(test_speed),
+        T(test_same_memory),    T(test_refusals),
+        T(test_put_if_absent),  T(test_new_keeper),
+        T(test_fill_once),      T(test_speed),
+        T(test_device_payload), T(test_device_payload_is_never_made_twice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,8 @@ static const struct lg_window_geometry geometry = {.slots = SLOTS,
                                                    .batch = BATCH,
                                                    .chunk = {6, 8, 0},
                                                    .pixels_bytes = PAYLOAD,
-                                                   .latent_bytes = PAYLOAD};
+                                                   .latent_bytes = 2 * PAYLOAD,
+                                                   .ranks = 2};
 
 static struct process {
     lg_role role;
@@ -49,7 +50,7 @@ static uint64_t word(lg_field field, uint64_t n, uint64_t i)
 
 static uint64_t *payload(lg_window *w, lg_field field, uint64_t n)
 {
-    return (uint64_t *)((field == LG_FIELD_SOURCE ? w->pixels : w->latent) + n % SLOTS * PAYLOAD);
+    return (uint64_t *)(field == LG_FIELD_SOURCE ? lg_window_pixels(w, n) : lg_window_mean(w, n));
 }
 
 static void check(lg_window *w, lg_field field, uint64_t n)
@@ -108,7 +109,8 @@ static void start(struct process *p)
     lg_window *w;
     struct lg_region_spec spec = {
         .keeper = f.keeper, .plan_hash = f.plan.hash, .run_id = f.board->s->run_id};
-    if (lg_board_join(f.board, p->me) < 0 || lg_window_open(&spec, &geometry, &w) < 0) {
+    if (lg_board_join(f.board, p->me) < 0 ||
+        lg_window_open(&spec, &geometry, &(struct lg_window_places){0}, &w) < 0) {
         fprintf(stderr, "%s\n", lg_err_text());
         _exit(FAILED);
     }

@@ -288,7 +288,7 @@ static void test_memory(void **state)
     lg_window *v;
     assert_int_equal(lg_window_over(memory, &g, &v), 0);
     assert_ptr_equal(v->slot, memory);
-    assert_true(v->text + 16 * g.text_bytes <= memory + bytes);
+    assert_true(v->text[0] + 16 * g.text_bytes <= memory + bytes);
     assert_true(v->pixels + 16 * g.pixels_bytes <= v->tokens);
     lg_window_close(&v);
     assert_null(v);

@@ -25,7 +25,7 @@ static const struct lg_window_geometry geometry = {.slots = SLOTS,
                                                    .batch = BATCH,
                                                    .chunk = {4, 3, 8},
                                                    .pixels_bytes = WORDS * 8,
-                                                   .latent_bytes = WORDS * 8,
+                                                   .latent_bytes = 2 * WORDS * 8,
                                                    .text_bytes = WORDS * 8};
 static void *memory;
 static atomic_bool over;
@@ -38,8 +38,9 @@ static uint64_t word(lg_field f, uint64_t n, int i)
 
 static uint64_t *payload(lg_window *w, lg_field f, uint64_t n)
 {
-    uint8_t *base = f == LG_FIELD_SOURCE ? w->pixels : f == LG_FIELD_LATENT ? w->latent : w->text;
-    return (uint64_t *)(base + n % SLOTS * WORDS * 8);
+    return (uint64_t *)(f == LG_FIELD_SOURCE   ? lg_window_pixels(w, n)
+                        : f == LG_FIELD_LATENT ? lg_window_mean(w, n)
+                                               : lg_window_text(w, n));
 }
 
 static void check(lg_window *w, lg_field f, uint64_t n)
