@@ -228,7 +228,7 @@ static void print_row(cJSON *regions, cJSON *private_bytes, const struct lg_stag
     if (!own) cJSON_AddStringToObject(r, "name", row->name);
     cJSON_AddStringToObject(r, "device", row->device[0] ? row->device : "host");
     cJSON_AddNumberToObject(r, "bytes", (double)row->bytes);
-    if (own) cJSON_AddNumberToObject(r, "processes", row->processes);
+    if (own) cJSON_AddNumberToObject(r, "instances", row->processes);
     cJSON_AddItemToArray(own ? private_bytes : regions, r);
 }
 
