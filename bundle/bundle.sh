@@ -23,9 +23,15 @@ done
 for l in host cuda; do
     [ "$l-$host" != host-no-host ] && [ -f "$build/lib/liblg-$l.so" ] && cp "$build/lib/liblg-$l.so" "$new/lib/"
 done
+if [ -d "$build/gpu/bin" ]; then # tests and benches of the GPU backend, where they were built
+    mkdir "$new/gpu"
+    cp -r "$build/gpu/bin" "$new/gpu/"
+    cp "$build/lib/liblg-ref64.so" "$new/lib/"
+fi
+programs=("$new"/bin/* $(find "$new" -path '*/gpu/bin/*'))
 backends=("$new"/lib/*.so)
 [ -f "${backends[0]}" ] || { echo "bundle: no backend in $build/lib: make cuda first, where nvcc is" >&2; exit 1; }
-strip --strip-debug "$new"/bin/* "${backends[@]}"
+strip --strip-debug "${programs[@]}" "${backends[@]}"
 
 # Copies a library under the name it is asked for, with its package's licence.
 take() { # NAME PATH
@@ -41,7 +47,7 @@ take() { # NAME PATH
         echo "note: no licence text of $1 (package $package) on this machine" >&2
     fi
 }
-ldd "$new"/bin/* "${backends[@]}" | awk '$2 == "=>" { print $1, $3 }' | sort -u >"$new/needed"
+ldd "${programs[@]}" "${backends[@]}" | awk '$2 == "=>" { print $1, $3 }' | sort -u >"$new/needed"
 while read -r name path; do
     [[ $name =~ $PROVIDED ]] && continue
     if [ "$path" = not ]; then # "not found"
@@ -53,7 +59,7 @@ done <"$new/needed"
 rm "$new/needed"
 # The proof, with the loader's own eyes: whatever else a program loads lies in the bundle.
 new_path=$(realpath "$new")
-outside=$(ldd "$new"/bin/* "${backends[@]}" | awk '$2 == "=>" { print $1, $3 }' | sort -u |
+outside=$(ldd "${programs[@]}" "${backends[@]}" | awk '$2 == "=>" { print $1, $3 }' | sort -u |
     while read -r name path; do
         [[ $name =~ $PROVIDED || $(realpath "$path") == "$new_path"/* ]] || echo "$name ($path)"
     done)

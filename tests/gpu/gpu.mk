@@ -4,6 +4,7 @@
 # Targets: cuda         the GPU backend, where nvcc is
 # Targets: gpu-bundle   its tests as a folder for a machine with a GPU
 # Targets: check-gpu    runs them there
+# Targets: bench-gpu    every figure of docs/gpu-results.md, from the bundle
 
 GPU_SRC := $(wildcard tests/gpu/test_*.c) $(wildcard tests/gpu/bench_*.c)
 GPU     := $(GPU_SRC:tests/gpu/%.c=$(BUILD)/gpu/bin/%)
@@ -11,7 +12,7 @@ GPU_LIB_OBJ := $(patsubst %,$(BUILD)/obj/tests/unit/%.c.o,op_args op_cases denoi
 # Small libraries that the GPU machine may lack.
 GPU_CARRIED := libxxhash.so.0 libcjson.so.1
 
-.PHONY: check-gpu gpu-bundle
+.PHONY: check-gpu gpu-bundle bench-gpu
 gpu-bundle: $(GPU) $(CUDA_SO) $(REF64_SO)
 	@mkdir -p $(BUILD)/gpu/lib
 	$(Q)cp -u $(CUDA_SO) $(REF64_SO) $(BUILD)/gpu/lib/
@@ -20,7 +21,11 @@ gpu-bundle: $(GPU) $(CUDA_SO) $(REF64_SO)
 # Builds what it can, that is nothing on a machine that was given $(BUILD)/gpu.
 check-gpu: $(if $(wildcard $(BUILD)/gpu/run.sh),,gpu-bundle)
 	$(Q)$(BUILD)/gpu/run.sh
+bench-gpu: $(if $(wildcard $(BUILD)/bundle/gpu/bench.sh),,bundle)
+	$(Q)$(BUILD)/bundle/gpu/bench.sh $(BENCH_DATA)
 
+# They find their libraries beside themselves, and in a bundle's gpu/bin those of the bundle.
+$(BUILD)/gpu/bin/%: LDFLAGS += -Wl,-rpath,'$$ORIGIN/../../lib'
 $(BUILD)/gpu/bin/%: $(BUILD)/obj/tests/gpu/%.c.o $(GPU_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
