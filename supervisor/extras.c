@@ -12,7 +12,15 @@ static void open_all(lg_supervisor *s)
         lg_tensorboard_open(s->run->dir, lg_status_step(s->board), &x->tensorboard) < 0)
         lg_progress_say(&s->progress, LG_WARN, "no event files for TensorBoard: %s",
                         lg_err_message());
+    if (c->supervisor_prometheus_port &&
+        lg_prometheus_open((int)c->supervisor_prometheus_port, &x->prometheus) < 0)
+        lg_progress_say(&s->progress, LG_WARN, "no figures for Prometheus: %s", lg_err_message());
     lg_err_clear();
+}
+
+int lg_extras_poll(const lg_supervisor *s, struct pollfd ret[LG_EXTRAS_FDS_MAX])
+{
+    return lg_prometheus_poll(&s->extras.prometheus, ret);
 }
 
 void lg_extras_look(lg_supervisor *s)
@@ -23,6 +31,7 @@ void lg_extras_look(lg_supervisor *s)
         lg_progress_say(&s->progress, LG_WARN,
                         "%s cannot be written (disk full?); tried again every second",
                         x->tensorboard.path);
+    lg_prometheus_serve(&x->prometheus, s->run, s->board);
 }
 
 void lg_extras_close(lg_supervisor *s)
@@ -31,4 +40,5 @@ void lg_extras_close(lg_supervisor *s)
     if (!x->opened) return;
     lg_tensorboard_flush(&x->tensorboard, lg_status_step(s->board));
     lg_tensorboard_close(&x->tensorboard);
+    lg_prometheus_close(&x->prometheus);
 }

@@ -14,7 +14,11 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-enum { LOOK_MS = 50, POLL_MAX = LG_ROLES_MAX * LG_INSTANCES_MAX + 3, KEEPER_STARTS_MAX = 3 };
+enum {
+    LOOK_MS = 50,
+    POLL_MAX = LG_ROLES_MAX * LG_INSTANCES_MAX + 3 + LG_EXTRAS_FDS_MAX,
+    KEEPER_STARTS_MAX = 3
+};
 
 /* ---- the tables ---- */
 
@@ -131,7 +135,8 @@ static void iterate(lg_supervisor *s)
     p[keeper] = (struct pollfd){.fd = s->keep.child.pidfd, .events = POLLIN};
     p[others] = (struct pollfd){.fd = s->signal_fd, .events = POLLIN};
     p[others + 1] = (struct pollfd){.fd = lg_control_fd(s->control), .events = POLLIN};
-    if (poll(p, (nfds_t)others + 2, LOOK_MS) > 0) {
+    int all = others + 2 + lg_extras_poll(s, p + others + 2);
+    if (poll(p, (nfds_t)all, LOOK_MS) > 0) {
         for (int i = 0; i < n; i++)
             if (p[i].revents) on_death(s, who[i]);
         if (p[keeper].revents) on_keeper_death(s);
