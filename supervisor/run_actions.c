@@ -72,18 +72,26 @@ void lg_run_hurry(lg_supervisor *s)
     kill_all(s);
 }
 
+/* On the board before anybody is killed: should lgsup die meanwhile, the next one must not take what
+ * is left for a run that goes on or has ended well. */
+static void end_as(lg_supervisor *s, lg_run_state outcome, int exit_code)
+{
+    s->outcome = outcome;
+    s->exit_code = exit_code;
+    snprintf(s->board->s->cause, sizeof s->board->s->cause, "%s", s->cause);
+    set_run_state(s, outcome);
+}
+
 void lg_run_kill(lg_supervisor *s)
 {
-    s->outcome = LG_RUN_FAILED;
-    s->exit_code = EXIT_INTERRUPTED;
     snprintf(s->cause, sizeof s->cause, "killed by a second interrupt");
+    end_as(s, LG_RUN_FAILED, EXIT_INTERRUPTED);
     kill_all(s);
 }
 
 void lg_run_park(lg_supervisor *s)
 {
-    s->outcome = LG_RUN_PARKED;
-    s->exit_code = -LG_ERR_PARKED;
+    end_as(s, LG_RUN_PARKED, -LG_ERR_PARKED);
     lg_progress_say(&s->progress, LG_ERROR, "parked: %s", s->cause);
     lg_progress_say(&s->progress, LG_ERROR,
                     "remove the cause, then `lgsup start` goes on from the newest checkpoint");

@@ -13,7 +13,7 @@ passed=0 failed=0 failures=()
 sections=" ${CHECK_ONLY:-unit layering e2e asan tsan} "
 e2e_limit_s=${E2E_LIMIT_S:-300}
 # Tests whose threads or processes share memory.
-tsan_names="board bus commit keeper region window window_threads"
+tsan_names="board bus commit keeper region window window_threads sim_protocol"
 
 begin() { section=$1 began=$SECONDS; echo "== $section"; }
 end() { echo "== $section: $((SECONDS - began)) s"; }

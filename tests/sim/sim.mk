@@ -6,3 +6,7 @@ wrap_calls = $(addprefix -Wl$(comma)--wrap=,$(shell cat $(1)))
 $(BUILD)/tests/test_sim_disk: $(BUILD)/obj/tests/sim/disk.c.o
 $(BUILD)/tests/test_sim_disk: LIBS := $(BUILD)/obj/tests/sim/disk.c.o $(LIB) $(LIBS)
 $(BUILD)/tests/test_sim_disk: LDFLAGS += $(call wrap_calls,tests/sim/disk.calls)
+
+$(BUILD)/tests/test_sim_supervisor: $(BUILD)/obj/tests/sim/supervisor.c.o
+$(BUILD)/tests/test_sim_supervisor: LIBS := $(BUILD)/obj/tests/sim/supervisor.c.o $(LIB) $(LIBS)
+$(BUILD)/tests/test_sim_supervisor: LDFLAGS += $(call wrap_calls,tests/sim/supervisor.calls)

@@ -150,6 +150,13 @@ static void enlist(struct world *w, struct actor *a)
     a->life = ENLISTED;
 }
 
+void sim_actor_begin(struct actor *a)
+{
+    memset(&a->p, 0, sizeof a->p);
+    a->p.window = a->w->window;
+    a->life = UP;
+}
+
 /* What lg_board_join() does, without a process: a life word without a pid counts by its state. */
 static void join(struct world *w, struct actor *a)
 {
@@ -157,9 +164,7 @@ static void join(struct world *w, struct actor *a)
     uint64_t life = atomic_load(&row->life);
     LG_ASSERT((lg_incarnation)(life >> 8) == a->me && (life & 0xff) == LG_LIFE_STARTING);
     atomic_store(&row->life, (uint64_t)a->me << 8 | LG_LIFE_RUNNING);
-    memset(&a->p, 0, sizeof a->p);
-    a->p.window = w->window;
-    a->life = UP;
+    sim_actor_begin(a);
 }
 
 static void add_actors(struct world *w, lg_role role, int count)
@@ -167,7 +172,9 @@ static void add_actors(struct world *w, lg_role role, int count)
     for (int i = 0; i < count; i++) {
         LG_ASSERT(w->n_actors < ACTORS_MAX);
         struct actor *a = &w->actor[w->n_actors++];
-        *a = (struct actor){.w = w, .role = role, .index = i, .speed = SPEED_MAX / 2};
+        *a = (struct actor){
+            .w = w, .role = role, .index = i, .speed = SPEED_MAX / 2, .life = BURIED};
+        if (w->supervised) continue;
         enlist(w, a);
         join(w, a);
     }
@@ -204,9 +211,18 @@ static void draw_geometry(struct world *w)
     }
 }
 
-static void draw_run(struct world *w, struct lg_board_shared *s)
+void sim_open(struct world *w, const struct sim_options *options, struct sim_result *ret)
 {
+    static struct lg_board_shared shared;
+    struct lg_board_shared *s = &shared;
+    bool supervised = w->supervised;
     memset(s, 0, sizeof *s);
+    memset(w, 0, sizeof *w);
+    memset(ret, 0, sizeof *ret);
+    w->supervised = supervised;
+    w->options = options;
+    w->result = ret;
+    w->rng = options->seed * UINT64_C(0x2545f4914f6cdd1d);
     w->board = (lg_board){.s = s, .fd = -1};
     draw_geometry(w);
     w->words = w->ranks * SHARD_WORDS;
@@ -234,7 +250,7 @@ struct chances {
     uint64_t kill_every, kills_left, speed_every, drain_at;
 };
 
-static struct actor *pick(struct world *w)
+struct actor *sim_pick(struct world *w)
 {
     unsigned sum = 0;
     for (int i = 0; i < w->n_actors; i++) sum += w->actor[i].speed;
@@ -247,8 +263,7 @@ static struct actor *pick(struct world *w)
     return NULL;
 }
 
-/* Somebody becomes faster, slower or stands still (but lives); everybody at once now and then. */
-static void change_speeds(struct world *w)
+void sim_change_speeds(struct world *w)
 {
     bool all = sim_random(w, 4) == 0;
     int one = (int)sim_random(w, (uint64_t)w->n_actors);
@@ -327,12 +342,12 @@ static void schedule(struct world *w, struct chances *c)
     uint64_t quiet = 0, seen = 0;
     for (uint64_t *now = &w->result->steps; *now < STEPS_LIMIT; ++*now) {
         if (*now % 64 == 0 && is_over(w)) return;
-        if (sim_random(w, c->speed_every) == 0) change_speeds(w);
+        if (sim_random(w, c->speed_every) == 0) sim_change_speeds(w);
         if (*now == c->drain_at) {
             atomic_store(&w->board.s->drain, 1);
             w->result->drains++;
         }
-        struct actor *a = pick(w);
+        struct actor *a = sim_pick(w);
         if (!a) continue;
         step(w, a);
         if (c->kills_left && a->life == UP && sim_random(w, c->kill_every) == 0) {
@@ -356,7 +371,7 @@ static void compare(struct world *w, const char *what, uint64_t state, const uin
                  (unsigned long long)state);
 }
 
-static void check_end(struct world *w)
+void sim_check_end(struct world *w)
 {
     struct lg_board_shared *s = w->board.s;
     uint64_t final = 0;
@@ -382,6 +397,10 @@ static void check_end(struct world *w)
         struct actor *a = &w->actor[i];
         struct lg_claim c;
         if (a->role > LG_ROLE_vae) continue;
+        if (w->supervised) { /* nobody is left: ask as one that comes too late */
+            a->p = (struct private_memory){.window = w->window};
+            a->me = lg_board_enlist(&w->board, a->role, a->index);
+        }
         if (lg_window_claim(&a->p.window, &w->board, a->me, a->p.field, 0, sim_end(w), &c) !=
             LG_ERR_STOP)
             sim_fail(w, "%s is not told that nothing is left", sim_actor_name(a));
@@ -391,14 +410,8 @@ static void check_end(struct world *w)
 void sim_run(const struct sim_options *options, struct sim_result *ret)
 {
     static struct world world;
-    static struct lg_board_shared shared;
     struct world *w = &world;
-    memset(w, 0, sizeof *w);
-    memset(ret, 0, sizeof *ret);
-    w->options = options;
-    w->result = ret;
-    w->rng = options->seed * UINT64_C(0x2545f4914f6cdd1d);
-    draw_run(w, &shared);
+    sim_open(w, options, ret);
     static const uint64_t kill_every[] = {30, 60, 120, 400};
     struct chances c = {
         .kill_every = kill_every[sim_random(w, LG_ARRAY_LEN(kill_every))],
@@ -408,5 +421,5 @@ void sim_run(const struct sim_options *options, struct sim_result *ret)
     };
     if (setjmp(w->failed)) return;
     schedule(w, &c);
-    check_end(w);
+    sim_check_end(w);
 }

@@ -55,6 +55,7 @@ struct record {
 };
 
 struct world {
+    bool supervised; /* set before sim_open: no process lives until a supervisor starts it */
     const struct sim_options *options;
     struct sim_result *result;
     jmp_buf failed;
@@ -107,5 +108,15 @@ static inline bool planted_in(const struct actor *a, enum sim_plant p)
 }
 const char *sim_actor_name(const struct actor *a);
 uint64_t sim_end(struct world *w); /* first sample that the run does not need */
+/* A world from the options' seed. */
+void sim_open(struct world *w, const struct sim_options *options, struct sim_result *ret);
+/* The next to step, by speed; NULL: everybody stands still. */
+struct actor *sim_pick(struct world *w);
+/* Somebody becomes faster, slower or stands still (but lives); everybody at once now and then. */
+void sim_change_speeds(struct world *w);
+/* Compares with the undisturbed run. */
+void sim_check_end(struct world *w);
+/* A new process: nothing in its private memory. */
+void sim_actor_begin(struct actor *a);
 /* One step of a living actor. */
 void sim_actor_step(struct actor *a);
