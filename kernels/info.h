@@ -14,7 +14,7 @@ struct lg_device_info {
     char cudnn[16];      /* "9.14.0"; "" where it is not installed: slower kernels stand in */
     uint64_t total_bytes;
     uint64_t free_bytes; /* at this moment, while this process has a context on it too */
-    uint64_t peers;      /* bit k: it reads and writes the memory of device k < LG_DEVICE_PEERS_MAX */
+    uint64_t peers; /* bit k: it reads and writes the memory of device k < LG_DEVICE_PEERS_MAX */
 };
 
 /* name: "cuda:1". The message says what is missing and what to do: LG_ERR_NOTFOUND (backend, driver or

@@ -61,13 +61,14 @@ static int count_gpus(int *ret)
                        "device = \"host\"",
                        needed);
     if (e == cudaErrorInsufficientDriver || (e != cudaSuccess && driver < CUDART_VERSION))
-        return LG_FAIL(LG_ERR_MISMATCH,
-                       "the NVIDIA driver is too old: it knows CUDA %s at most, this build needs %s: "
-                       "update the driver",
-                       known, needed);
+        return LG_FAIL(
+            LG_ERR_MISMATCH,
+            "the NVIDIA driver is too old: it knows CUDA %s at most, this build needs %s: "
+            "update the driver",
+            known, needed);
     if (e == cudaErrorNoDevice || (e == cudaSuccess && count == 0))
-        return LG_FAIL(LG_ERR_NOTFOUND, "no GPU here%s%.60s: set device = \"host\"",
-                       hidden_by(), visible_gpus());
+        return LG_FAIL(LG_ERR_NOTFOUND, "no GPU here%s%.60s: set device = \"host\"", hidden_by(),
+                       visible_gpus());
     if (e != cudaSuccess)
         return LG_FAIL(LG_ERR_FAILED, "the GPUs do not answer: %s: %s", cudaGetErrorString(e),
                        advice(e));
@@ -90,10 +91,11 @@ int lg_cuda_find_gpu(int index, struct cudaDeviceProp *ret)
         return LG_FAIL(LG_ERR_FAILED, "cuda:%d does not answer: %s: %s", index,
                        cudaGetErrorString(e), advice(e));
     if (ret->major != MAJOR || ret->minor != MINOR)
-        return LG_FAIL(LG_ERR_MISMATCH,
-                       "cuda:%d is a %s of compute capability %d.%d; this build is for %d.%d (H100, "
-                       "H200): take another GPU",
-                       index, ret->name, ret->major, ret->minor, MAJOR, MINOR);
+        return LG_FAIL(
+            LG_ERR_MISMATCH,
+            "cuda:%d is a %s of compute capability %d.%d; this build is for %d.%d (H100, "
+            "H200): take another GPU",
+            index, ret->name, ret->major, ret->minor, MAJOR, MINOR);
     return 0;
 }
 
@@ -102,10 +104,11 @@ int lg_cuda_context(int index)
     cudaError_t e = cudaSetDevice(index);
     if (e == cudaSuccess) e = cudaFree(NULL);
     if (e == cudaErrorMemoryAllocation)
-        return LG_FAIL(LG_ERR_NOSPACE,
-                       "no room for a context on cuda:%d: see with nvidia-smi who holds its memory, "
-                       "end them or take another GPU",
-                       index);
+        return LG_FAIL(
+            LG_ERR_NOSPACE,
+            "no room for a context on cuda:%d: see with nvidia-smi who holds its memory, "
+            "end them or take another GPU",
+            index);
     if (e != cudaSuccess)
         return LG_FAIL(e == cudaErrorDevicesUnavailable ? LG_ERR_BUSY : LG_ERR_FAILED,
                        "no context on cuda:%d: %s: %s", index, cudaGetErrorString(e), advice(e));

@@ -280,6 +280,11 @@ void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
     net_forward(net, &p, in, out);
 }
 
+lg_dtype lg_denoiser_grad_type(const lg_device *d)
+{
+    return lg_device_dtype(d) == LG_F64 ? LG_F64 : LG_F32;
+}
+
 void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                           const struct lg_denoiser_input *in, lg_tensor dout, void *grads,
                           bool accumulate)

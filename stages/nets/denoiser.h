@@ -72,8 +72,10 @@ struct lg_denoiser_input {
  * the net's own scratch memory: a caller whose other operations need some sets it again. */
 void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
                          const struct lg_denoiser_input *in, lg_tensor out);
-/* Gradients of the last forward's parameters (flat buffer like the weights): overwritten, or added
- * to when accumulate. dout (B, C, H, W). The inputs of the forward must be unchanged. */
+/* Type of the flat gradients: the compute type, fp32 where that has 16 bits. */
+lg_dtype lg_denoiser_grad_type(const lg_device *d);
+/* Gradients of the last forward's parameters (flat buffer cut like the weights): overwritten, or
+ * added to when accumulate. dout (B, C, H, W). The inputs of the forward must be unchanged. */
 void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                           const struct lg_denoiser_input *in, lg_tensor dout, void *grads,
                           bool accumulate);

@@ -126,7 +126,7 @@ lg_tensor lg_tf_weight(const struct lg_tf_pass *p, size_t offset, int64_t rows, 
 lg_tensor lg_tf_grad(const struct lg_tf_pass *p, size_t offset, int64_t rows, int64_t columns)
 {
     LG_ASSERT(p->g);
-    return param_view(p->g, p->type, offset, rows, columns);
+    return param_view(p->g, lg_denoiser_grad_type(lg_stream_device(p->s)), offset, rows, columns);
 }
 
 lg_tensor lg_tf_rows(lg_tensor t)

@@ -65,9 +65,10 @@ struct step {
     lg_params params;
     struct lg_denoiser_input in;
     lg_tensor out, target, weight, loss;
-    lg_tensor w, grads;          // (n), compute type
-    lg_tensor master, m, v, sum; // (n), fp32
-    lg_tensor squares;           // (1), f64
+    lg_tensor w;            // (n), compute type
+    lg_tensor grads;        // (n), fp32
+    lg_tensor master, m, v; // (n), fp32
+    lg_tensor squares;      // (1), f64
     void *scratch;
     size_t scratch_bytes;
 };
@@ -89,13 +90,13 @@ static void fill_fp32(lg_tensor t, float value)
 
 static void optimize(struct step *s)
 {
-    struct lg_reduce_ranks_args reduce = {.count = 1, .y = s->sum, .sum_squares = s->squares};
+    struct lg_reduce_ranks_args reduce = {.count = 1, .y = s->grads, .sum_squares = s->squares};
     reduce.x[0] = s->grads;
     lg_reduce_ranks(stream, &reduce);
     lg_adamw(stream, &(struct lg_adamw_args){.w = s->master,
                                              .m = s->m,
                                              .v = s->v,
-                                             .grad = s->sum,
+                                             .grad = s->grads,
                                              .w_out = s->master,
                                              .m_out = s->m,
                                              .v_out = s->v,
@@ -121,8 +122,7 @@ static void open_step(struct step *s)
            (double)bytes.activations * 0x1p-30, (double)bytes.scratch * 0x1p-30);
     int64_t n = (int64_t)s->params.count, values = batch * 4 * 32 * 32;
     s->w = noise(1, n, 0.03), s->w = lg_t1(s->w.data, type, n);
-    s->grads = lg_t1(alloc((size_t)n * lg_dtype_bytes(type)), type, n);
-    lg_tensor *fp32[] = {&s->master, &s->m, &s->v, &s->sum};
+    lg_tensor *fp32[] = {&s->master, &s->m, &s->v, &s->grads};
     for (size_t i = 0; i < LG_ARRAY_LEN(fp32); i++)
         *fp32[i] = lg_t1(alloc((size_t)n * 4), LG_F32, n);
     lg_cast(stream, &(struct lg_cast_args){.x = s->w, .y = s->master});

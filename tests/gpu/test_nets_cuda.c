@@ -60,7 +60,7 @@ static void fill_weights(struct bench *b)
 {
     size_t bytes = b->params.count * lg_dtype_bytes(b->type);
     b->weights = alloc(b, bytes);
-    b->grads = alloc(b, bytes);
+    b->grads = alloc(b, b->params.count * lg_dtype_bytes(lg_denoiser_grad_type(b->device)));
     for (int i = 0; i < b->params.n; i++) {
         const struct lg_param *p = &b->params.p[i];
         double scale = p->rank > 1 ? sqrt(3.0 / ((double)p->count / (double)p->dim[0])) : 0.3;
@@ -123,7 +123,7 @@ static void bench_run(struct bench *b, double **ret_out, double **ret_grads)
     lg_denoiser_forward(b->denoiser, b->stream, b->weights, &b->in, b->out);
     lg_denoiser_backward(b->denoiser, b->stream, b->weights, &b->in, b->dout, b->grads, false);
     *ret_out = gpu_get(b->stream, b->out.data, b->type, (size_t)lg_numel(&b->out));
-    *ret_grads = gpu_get(b->stream, b->grads, b->type, b->params.count);
+    *ret_grads = gpu_get(b->stream, b->grads, lg_denoiser_grad_type(b->device), b->params.count);
 }
 
 static double norm_of(const double *v, size_t n)
