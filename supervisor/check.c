@@ -1,28 +1,25 @@
 /* `lgsup check`; see check.h. */
 #include "supervisor/check.h"
-#include "config/plan.h"
 #include "supervisor/child.h"
-#include <cjson/cJSON.h>
+#include "supervisor/gpus.h"
+#include "supervisor/memory.h"
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sysinfo.h>
 
-enum { OUTPUT_BYTES_MAX = 1 << 20, ARGS_MAX = 2 * 256 + 4, DEVICES_MAX = 16 };
+enum { OUTPUT_BYTES_MAX = 1 << 20, ARGS_MAX = 2 * 256 + 4 };
 
 struct check {
     const char *file;
     const char *const *set;
     int n_set;
+    const lg_config *config;
     const lg_plan *plan;
-    struct {
-        char name[32];
-        double bytes;
-    } device[DEVICES_MAX];
-    int n_devices;
-    double private_bytes;
-    cJSON *role[LG_ROLE_COUNT]; /* what each role has printed, NULL: not in this run */
+    struct lg_run_gpus gpus;
+    struct lg_memory memory;
 };
 
 static const char *blast_radius(lg_role r)
@@ -48,125 +45,176 @@ static const char *blast_radius(lg_role r)
     return "";
 }
 
-/* "1.5 GiB" */
-static const char *human(double bytes, char ret[32])
+/* ---- asking ---- */
+
+/* First, while no role has a context on them: what is free counts. */
+static int ask_gpus(struct check *k)
 {
-    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    size_t u = 0;
-    while (bytes >= 1024 && u + 1 < LG_ARRAY_LEN(unit)) bytes /= 1024, u++;
-    snprintf(ret, 32, u ? "%.1f %s" : "%.0f %s", bytes, unit[u]);
-    return ret;
+    int number[LG_RUN_GPUS_MAX], n = lg_run_gpus_used(k->config, k->plan, number);
+    char name[LG_DEVICE_TEXT_BYTES];
+    LG_TRY(n);
+    if (n == 0) return 0;
+    LG_TRY(lg_run_gpus_ask(number, n, &k->gpus));
+    LG_TRY(lg_run_gpus_check(k->config, k->plan, &k->gpus));
+    for (int i = 0; i < k->gpus.n; i++) {
+        const struct lg_run_gpu *g = &k->gpus.gpu[i];
+        snprintf(name, sizeof name, "cuda:%d", g->number);
+        LG_TRY(lg_memory_room(&k->memory, &(struct lg_memory_room){.device = name,
+                                                                   .product = g->name,
+                                                                   .total_bytes = g->total_bytes,
+                                                                   .free_bytes = g->free_bytes}));
+    }
+    return 0;
 }
 
-static int ask_role(struct check *k, lg_role r)
+/* What could be had without swapping; /proc/meminfo, in KiB. */
+static uint64_t host_available(void)
 {
-    char program[LG_PATH_BYTES], how[64], *text = NULL;
+    unsigned long long kib = 0;
+    char line[128];
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu", &kib) == 1) break;
+    if (f) fclose(f);
+    return kib << 10;
+}
+
+static int ask_host(struct check *k)
+{
+    struct sysinfo info;
+    if (sysinfo(&info) != 0) return 0;
+    LG_TRY(lg_memory_room(
+        &k->memory, &(struct lg_memory_room){.device = "host",
+                                             .product = "",
+                                             .total_bytes = (uint64_t)info.totalram * info.mem_unit,
+                                             .free_bytes = host_available()}));
+    return 0;
+}
+
+static int begin_role(const struct check *k, lg_role r, struct lg_capture *ret)
+{
+    char program[LG_PATH_BYTES];
     char *argv[ARGS_MAX] = {program, (char *)"--plan", (char *)k->file};
-    int n = 3, code;
+    int n = 3;
     LG_TRY(lg_program_path(lg_role_program(r), program));
     for (int i = 0; i < k->n_set; i++) {
         argv[n++] = (char *)"--set";
         argv[n++] = (char *)k->set[i];
     }
-    LG_TRY(lg_child_capture(program, argv, OUTPUT_BYTES_MAX, &text, &code));
-    const char *json = strchr(text, '{');
-    k->role[r] = code == 0 && json ? cJSON_Parse(json) : NULL;
-    int rc = 0;
-    if (!k->role[r]) {
+    LG_TRY(lg_capture_begin(program, argv, ret));
+    return 0;
+}
+
+static int end_role(struct check *k, lg_role r, struct lg_capture *c)
+{
+    char how[64], *text = NULL;
+    int code = 0;
+    LG_TRY(lg_capture_end(c, OUTPUT_BYTES_MAX, &text, &code));
+    int rc;
+    if (code == 0) {
+        rc = lg_memory_add(&k->memory, r, text);
+    } else {
         lg_exit_text(code, how, sizeof how);
         rc = LG_FAIL(code > 0 && code < LG_EXIT_SIGNAL ? -code : LG_ERR_FAILED,
                      "%s --plan: %s: %.800s", lg_role_program(r), how, text);
     }
     free(text);
+    LG_TRY(rc);
+    return 0;
+}
+
+/* All at once: on a GPU each of them takes a while to begin. The first error counts. */
+static int ask_roles(struct check *k)
+{
+    struct lg_capture capture[LG_ROLE_COUNT];
+    bool begun[LG_ROLE_COUNT] = {false};
+    int rc = 0;
+    for (int r = 0; r < LG_ROLE_keeper && rc == 0; r++) {
+        if (!k->plan->instances[r]) continue;
+        rc = begin_role(k, (lg_role)r, &capture[r]);
+        begun[r] = rc == 0;
+    }
+    for (int r = 0; r < LG_ROLE_keeper; r++) {
+        if (!begun[r]) continue;
+        if (rc < 0) lg_child_signal(&capture[r].child, SIGKILL);
+        if (rc == 0) {
+            rc = end_role(k, (lg_role)r, &capture[r]);
+        } else {
+            char *text = NULL;
+            int ignored;
+            lg_capture_end(&capture[r], OUTPUT_BYTES_MAX, &text, &ignored);
+            free(text);
+        }
+    }
     return rc;
 }
 
-static double number(const cJSON *j, const char *key)
+static int ask(struct check *k)
 {
-    const cJSON *v = cJSON_GetObjectItemCaseSensitive(j, key);
-    return cJSON_IsNumber(v) ? v->valuedouble : 0;
+    LG_TRY(ask_host(k));
+    LG_TRY(ask_gpus(k));
+    LG_TRY(ask_roles(k));
+    return 0;
 }
 
-static const char *string(const cJSON *j, const char *key)
+/* ---- printing ---- */
+
+/* "host", "cuda:0,1" */
+static void places_of(const struct check *k, lg_role r, char *ret, size_t bytes)
 {
-    const cJSON *v = cJSON_GetObjectItemCaseSensitive(j, key);
-    return cJSON_IsString(v) ? v->valuestring : "?";
+    FILE *out = fmemopen(ret, bytes, "w");
+    LG_ASSERT(out);
+    const char *before = "cuda:";
+    for (int g = 0; g < k->gpus.n; g++)
+        for (int i = 0; i < k->plan->instances[r]; i++) {
+            if (lg_plan_gpu(k->config, r, i) != k->gpus.gpu[g].number) continue;
+            fprintf(out, "%s%d", before, k->gpus.gpu[g].number);
+            before = ",";
+            break;
+        }
+    if (*before == 'c') fputs("host", out);
+    fclose(out);
+    ret[bytes - 1] = 0;
 }
 
-static void add_device(struct check *k, const char *name, double bytes)
+static void print_processes(const struct check *k)
 {
-    int d = 0;
-    while (d < k->n_devices && strcmp(k->device[d].name, name) != 0) d++;
-    if (d == DEVICES_MAX) return;
-    if (d == k->n_devices) snprintf(k->device[k->n_devices++].name, 32, "%s", name);
-    k->device[d].bytes += bytes;
-}
-
-static void print_processes(struct check *k)
-{
-    char size[32];
-    printf("%-8s %9s %7s %12s  %s\n", "role", "processes", "threads", "private", "when one dies");
+    char places[LG_RUN_GPUS_MAX * 3 + 8];
+    printf("%-8s %9s %7s  %-10s %s\n", "role", "processes", "threads", "device", "when one dies");
     for (int r = 0; r < LG_ROLE_COUNT; r++) {
         int n = k->plan->instances[r];
         if (n == 0) continue;
-        double private_bytes = k->role[r] ? number(k->role[r], "private_bytes") : 0;
-        k->private_bytes += private_bytes;
-        printf("%-8s %9d %7d %12s  %s\n", lg_role_name((lg_role)r), n, k->plan->threads[r],
-               k->role[r] ? human(private_bytes, size) : "small", blast_radius((lg_role)r));
+        places_of(k, (lg_role)r, places, sizeof places);
+        printf("%-8s %9d %7d  %-10s %s\n", lg_role_name((lg_role)r), n, k->plan->threads[r], places,
+               blast_radius((lg_role)r));
     }
 }
 
-/* A region that several roles map is listed by the first that names it. */
-static bool listed_before(const struct check *k, int role, const char *name)
+static void print_gpus(const struct check *k)
 {
-    for (int r = 0; r < role; r++) {
-        const cJSON *region;
-        cJSON_ArrayForEach(region, cJSON_GetObjectItemCaseSensitive(
-                                       k->role[r], "regions")) if (!strcmp(string(region, "name"),
-                                                                           name)) return true;
-    }
-    return false;
-}
-
-static void print_regions(struct check *k)
-{
-    char size[32];
-    printf("\n%-40s %-8s %12s\n", "region", "device", "bytes");
-    for (int r = 0; r < LG_ROLE_COUNT; r++) {
-        const cJSON *region;
-        cJSON_ArrayForEach(region, cJSON_GetObjectItemCaseSensitive(k->role[r], "regions"))
-        {
-            const char *name = string(region, "name"), *device = string(region, "device");
-            if (listed_before(k, r, name)) continue;
-            add_device(k, device, number(region, "bytes"));
-            printf("%-40s %-8s %12s\n", name, device, human(number(region, "bytes"), size));
-        }
+    for (int i = 0; i < k->gpus.n; i++) {
+        const struct lg_run_gpu *g = &k->gpus.gpu[i];
+        printf("%scuda:%d %s, CUDA %s of the driver, %s of this build, cuDNN %s\n", i ? "" : "\n",
+               g->number, g->name, g->driver, g->runtime, g->cudnn[0] ? g->cudnn : "is missing");
+        if (!g->cudnn[0])
+            printf("note: without cuDNN attention and convolutions run on slower kernels: install "
+                   "it, or name libcudnn.so.9 in $LG_CUDNN\n");
     }
 }
 
-static void print_sums(const struct check *k)
+static void print_warnings(const struct check *k)
 {
-    char size[32], available[32];
-    printf("\n");
-    double host = k->private_bytes;
-    for (int d = 0; d < k->n_devices; d++) {
-        printf("regions on %-8s %12s\n", k->device[d].name, human(k->device[d].bytes, size));
-        if (!strcmp(k->device[d].name, "host")) host += k->device[d].bytes;
-    }
-    printf("private memory      %12s\n", human(k->private_bytes, size));
-    struct sysinfo info;
-    if (sysinfo(&info) != 0) return;
-    double total = (double)info.totalram * info.mem_unit;
-    printf("host, together      %12s of %s\n", human(host, size), human(total, available));
-    if (host > total) printf("warning: that is more memory than this machine has\n");
+    const struct lg_memory_device *host = &k->memory.device[0]; /* of ask_host */
+    if (host->total_bytes && lg_memory_need(host) > host->free_bytes)
+        printf("warning: the host has less than that free now: it will swap, or end processes\n");
 }
 
 static void print_plan(const lg_config *c, const lg_plan *p)
 {
     printf("%s: %s, %" PRId64 " steps of %" PRId64 " samples (%d ranks, micro-batch %" PRId64
-           "), %s\n",
+           "), %s, %s\n",
            c->job_name, c->model_kind, c->trainer_max_steps, p->batch,
-           p->instances[LG_ROLE_trainer], p->micro_batch, p->isa);
+           p->instances[LG_ROLE_trainer], p->micro_batch, p->isa, p->precision);
     printf("run directory %s\n", c->job_dir);
     printf("window of %" PRId64 " samples; latents (%d, %d, %d)", p->window_slots,
            p->latent_channels, p->latent_size, p->latent_size);
@@ -175,29 +223,51 @@ static void print_plan(const lg_config *c, const lg_plan *p)
     printf("\nplan %016" PRIx64 "\n\n", p->hash);
 }
 
-static int check_plan(struct check *k, const lg_config *c)
+static int check_plan(struct check *k)
 {
     lg_plan plan;
-    LG_TRY(lg_config_check(c));
-    LG_TRY(lg_plan_make(c, NULL, &plan));
+    LG_TRY(lg_config_check(k->config));
+    LG_TRY(lg_plan_make(k->config, NULL, &plan));
     k->plan = &plan;
-    for (int r = 0; r < LG_ROLE_keeper; r++)
-        if (plan.instances[r]) LG_TRY(ask_role(k, (lg_role)r));
-    print_plan(c, &plan);
+    LG_TRY(ask(k));
+    print_plan(k->config, &plan);
     print_processes(k);
-    print_regions(k);
-    print_sums(k);
+    print_gpus(k);
+    printf("\n");
+    lg_memory_print(&k->memory, stdout);
+    print_warnings(k);
+    fflush(stdout);
+    LG_TRY(lg_memory_fits(&k->memory));
     return 0;
 }
 
 int lg_check(const char *file, const char *const *set, int n_set)
 {
-    struct check k = {.file = file, .set = set, .n_set = n_set};
+    struct check *k = calloc(1, sizeof *k);
     lg_config *c;
-    LG_TRY(lg_config_load(file, set, n_set, &c));
-    int rc = check_plan(&k, c);
-    for (int r = 0; r < LG_ROLE_COUNT; r++) cJSON_Delete(k.role[r]);
-    lg_config_free(&c);
-    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    if (!k) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the check");
+    *k = (struct check){.file = file, .set = set, .n_set = n_set};
+    int rc = lg_config_load(file, set, n_set, &c);
+    if (rc == 0) {
+        k->config = c;
+        rc = check_plan(k);
+        lg_config_free(&c);
+    }
+    lg_memory_free(&k->memory);
+    free(k);
+    LG_TRY(rc);
+    return 0;
+}
+
+int lg_check_room(const char *file, const lg_config *c, const lg_plan *p)
+{
+    struct check *k = calloc(1, sizeof *k);
+    if (!k) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the check");
+    *k = (struct check){.file = file, .config = c, .plan = p};
+    int rc = ask(k);
+    if (rc == 0) rc = lg_memory_fits(&k->memory);
+    lg_memory_free(&k->memory);
+    free(k);
+    LG_TRY(rc);
     return 0;
 }

@@ -1,6 +1,10 @@
 /* `lgsup check FILE`: is the config right, and what would run? Schema errors first, then rules, then
- * each role is asked for its bytes (`lg-<role> --plan`): lgsup itself computes nothing. */
+ * the machine's GPUs (`lg-device`), then each role is asked for its bytes (`lg-<role> --plan`): lgsup
+ * itself computes nothing. */
 #pragma once
-#include "base/check.h"
+#include "config/plan.h"
 
+/* Prints plan, processes, regions and bytes per device. LG_ERR_NOSPACE when it does not fit. */
 int lg_check(const char *file, const char *const *set, int n_set);
+/* Before a start, silently: are the GPUs of this config fit, and has every device the memory? */
+int lg_check_room(const char *file, const lg_config *c, const lg_plan *p);

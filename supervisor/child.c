@@ -163,23 +163,49 @@ static int read_all(int fd, size_t bytes_max, char **ret_text)
     return 0;
 }
 
+int lg_capture_begin(const char *program, char *const *argv, struct lg_capture *ret)
+{
+    int fds[2];
+    struct lg_capture c;
+    if (pipe2(fds, O_CLOEXEC) < 0) return LG_FAIL(LG_ERR_IO, "pipe: %s", strerror(errno));
+    int rc = spawn_with(&(struct lg_spawn){.program = program, .argv = argv, .pass_fd = -1}, fds[1],
+                        &c.child);
+    close(fds[1]);
+    c.fd = fds[0];
+    if (rc < 0) {
+        close(fds[0]);
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    *ret = c;
+    return 0;
+}
+
+int lg_capture_end(struct lg_capture *c, size_t bytes_max, char **ret_text, int *ret_exit)
+{
+    int rc = read_all(c->fd, bytes_max, ret_text);
+    if (rc < 0) lg_child_signal(&c->child, SIGKILL);
+    int code = lg_child_reap(&c->child);
+    if (rc == 0) *ret_exit = code;
+    close(c->fd);
+    return rc;
+}
+
 int lg_child_capture(const char *program, char *const *argv, size_t bytes_max, char **ret_text,
                      int *ret_exit)
 {
-    int fds[2];
-    if (pipe2(fds, O_CLOEXEC) < 0) return LG_FAIL(LG_ERR_IO, "pipe: %s", strerror(errno));
-    struct lg_child c;
-    int rc =
-        spawn_with(&(struct lg_spawn){.program = program, .argv = argv, .pass_fd = -1}, fds[1], &c);
-    close(fds[1]);
-    if (rc == 0) {
-        rc = read_all(fds[0], bytes_max, ret_text);
-        if (rc < 0) lg_child_signal(&c, SIGKILL);
-        int code = lg_child_reap(&c);
-        if (rc == 0) *ret_exit = code;
+    struct lg_capture c;
+    LG_TRY(lg_capture_begin(program, argv, &c));
+    LG_TRY(lg_capture_end(&c, bytes_max, ret_text, ret_exit));
+    return 0;
+}
+
+const char *lg_child_json(const char *output)
+{
+    while (*output && *output != '{') {
+        output += strcspn(output, "\n");
+        output += *output == '\n';
     }
-    close(fds[0]);
-    return rc;
+    return output;
 }
 
 void lg_exit_text(int exit_code, char *ret, size_t bytes)

@@ -36,6 +36,16 @@ int lg_child_wait(const struct lg_child *c, int timeout_ms);
  * LG_ERR_CORRUPT). *ret_exit as of lg_child_reap. Caller frees *ret_text. */
 int lg_child_capture(const char *program, char *const *argv, size_t bytes_max, char **ret_text,
                      int *ret_exit);
+/* The same in two parts, so that several programs run at once: every begin needs its end. */
+struct lg_capture {
+    struct lg_child child;
+    int fd;
+};
+int lg_capture_begin(const char *program, char *const *argv, struct lg_capture *ret);
+int lg_capture_end(struct lg_capture *c, size_t bytes_max, char **ret_text, int *ret_exit);
+/* The JSON object in such an output: from the first line that begins with a brace (warnings may come
+ * before it), "" when there is none. */
+const char *lg_child_json(const char *output);
 /* "exit 11" or "signal 9 (Killed)" or "ended". */
 void lg_exit_text(int exit_code, char *ret, size_t bytes);
 /* What a process said last in its log: the newest log line without its time, level and role (an

@@ -1,8 +1,9 @@
 /* `lgsup start`; see start.h. Order, each step failing with nothing left behind but the run
  * directory: config, run directory, lock, leftovers of an earlier lgsup, what to continue from,
- * files, runtime directory, board, supervise, end. */
+ * files, room on every device, runtime directory, board, supervise, end. */
 #include "supervisor/start.h"
 #include "base/log.h"
+#include "supervisor/check.h"
 #include "supervisor/detach.h"
 #include "supervisor/finish.h"
 #include "supervisor/status.h"
@@ -102,13 +103,22 @@ static void leave_earlier_runtime(lg_run *r)
     lg_run_runtime_remove(r);
 }
 
+static int check_room(const lg_run *r)
+{
+    char config[LG_PATH_BYTES];
+    LG_TRY(lg_run_path(r, config, "config.toml"));
+    LG_TRY(lg_check_room(config, r->config, &r->plan));
+    return 0;
+}
+
 static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
 {
     lg_board *b = NULL;
     lg_run_state outcome;
     say_what(r, quiet);
     LG_TRY(lg_run_save(r));
-    leave_earlier_runtime(r);
+    leave_earlier_runtime(r); /* which may have held memory that is needed now */
+    LG_TRY(check_room(r));
     LG_TRY(lg_run_runtime_create(r));
     LG_TRY(make_board(r, &b));
     int rc = lg_supervise(

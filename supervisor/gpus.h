@@ -1,0 +1,32 @@
+/* The GPUs that a run is to use: what `lg-device` says of them, and whether that is enough. lgsup asks
+ * that program because it loads no driver itself. */
+#pragma once
+#include "config/plan.h"
+
+enum { LG_RUN_GPUS_MAX = 64 };
+
+struct lg_run_gpu {
+    int number;                                             /* 2 of "cuda:2" */
+    char name[64];                                          /* "NVIDIA H200" */
+    char capability[16], driver[16], runtime[16], cudnn[16]; /* kernels/info.h; cudnn may be "" */
+    uint64_t total_bytes, free_bytes, peers;
+    int code; /* 0, or why it cannot be used, */
+    char error[512]; /* and in words */
+};
+struct lg_run_gpus {
+    struct lg_run_gpu gpu[LG_RUN_GPUS_MAX];
+    int n;
+};
+
+/* The numbers that this config's instances run on, each once, growing; returns how many. 0: on the
+ * host. LG_ERR_CONFIG when there are more than LG_RUN_GPUS_MAX. */
+int lg_run_gpus_used(const lg_config *c, const lg_plan *p, int ret[LG_RUN_GPUS_MAX]);
+/* Runs lg-device for these numbers; n = 0: for every GPU of the machine. Fails when it has no list to
+ * give (no driver, no GPU, no backend); what is wrong with one GPU stands in its entry. */
+int lg_run_gpus_ask(const int *number, int n, struct lg_run_gpus *ret);
+/* What lg-device --json has printed, with log lines around it. */
+int lg_run_gpus_parse(const char *output, struct lg_run_gpus *ret);
+/* Can every GPU of the run be used, and do those that work together reach each other's memory? Two do
+ * when a trainer rank is on one of them (gradients, latents, embeddings), or text encoders on both
+ * (weight shards). */
+int lg_run_gpus_check(const lg_config *c, const lg_plan *p, const struct lg_run_gpus *g);

@@ -1,0 +1,354 @@
+/* What a run needs on each device: adding up what roles print, refusing what is no such thing, and the
+ * sentences when it does not fit; what lg-device tells of GPUs. */
+#include "supervisor/gpus.h"
+#include "supervisor/memory.h"
+#include "tests/unit/scratch.h"
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+#define GIB ((uint64_t)1 << 30)
+
+static int setup(void **state)
+{
+    *state = calloc(1, sizeof(struct lg_memory));
+    return *state ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    lg_memory_free(*state);
+    free(*state);
+    lg_err_clear();
+    return 0;
+}
+
+static void assert_message(const char *part)
+{
+    if (!strstr(lg_err_message(), part))
+        fail_msg("expected \"%s\" in:\n%s", part, lg_err_message());
+}
+
+static const struct lg_memory_device *device(const struct lg_memory *m, const char *name)
+{
+    for (int i = 0; i < m->n_devices; i++)
+        if (!strcmp(m->device[i].name, name)) return &m->device[i];
+    fail_msg("no device %s", name);
+    return NULL;
+}
+
+static void add(struct lg_memory *m, lg_role r, const char *output)
+{
+    if (lg_memory_add(m, r, output) < 0) fail_msg("%s", lg_err_text());
+}
+
+static void room(struct lg_memory *m, const char *name, uint64_t total, uint64_t available)
+{
+    assert_int_equal(lg_memory_room(m, &(struct lg_memory_room){.device = name,
+                                                                .product = "NVIDIA H200",
+                                                                .total_bytes = total,
+                                                                .free_bytes = available}),
+                     0);
+}
+
+static const char vae[] =
+    "2026-01-01T00:00:00.000Z WARN vae no cuDNN {none}\n"
+    "{\"regions\": [{\"name\": \"window/0/latent\", \"device\": \"cuda:0\", \"bytes\": 1000},\n"
+    "  {\"name\": \"vae/0/weights\", \"device\": \"cuda:1\", \"bytes\": 20}],\n"
+    " \"private\": [{\"device\": \"cuda:1\", \"bytes\": 300, \"processes\": 2},\n"
+    "  {\"device\": \"host\", \"bytes\": 7, \"processes\": 2}], \"role\": \"vae\"}\n";
+static const char trainer[] =
+    "{\"regions\": [{\"name\": \"window/0/latent\", \"device\": \"cuda:0\", \"bytes\": 1000},\n"
+    "  {\"name\": \"trainer/0/grad\", \"device\": \"cuda:0\", \"bytes\": 50}],\n"
+    " \"private\": [{\"device\": \"cuda:0\", \"bytes\": 4000, \"processes\": 1},\n"
+    "  {\"device\": \"cuda:1\", \"bytes\": 5000, \"processes\": 1}]}\n";
+
+static void test_sums(void **state)
+{
+    struct lg_memory *m = *state;
+    add(m, LG_ROLE_vae, vae);
+    add(m, LG_ROLE_trainer, trainer);
+    assert_int_equal(m->n_regions, 3); /* the window's counts once */
+    const struct lg_memory_device *a = device(m, "cuda:0"), *b = device(m, "cuda:1");
+    assert_int_equal(a->region_bytes, 1050);
+    assert_int_equal(b->region_bytes, 20);
+    assert_int_equal(lg_memory_private(a), 4000);
+    assert_int_equal(lg_memory_private(b), 5300);
+    assert_int_equal(b->private_bytes[LG_ROLE_vae], 300);
+    assert_int_equal(a->contexts, 1);
+    assert_int_equal(b->contexts, 3);
+    assert_int_equal(lg_memory_need(b), 5320 + 3 * LG_CUDA_CONTEXT_BYTES);
+    assert_int_equal(lg_memory_need(device(m, "host")), 7); /* no contexts there */
+    assert_int_equal(device(m, "host")->contexts, 0);
+}
+
+static void test_print(void **state)
+{
+    struct lg_memory *m = *state;
+    char *text = NULL;
+    size_t bytes;
+    add(m, LG_ROLE_vae, vae);
+    room(m, "cuda:1", 141 * GIB, 140 * GIB);
+    FILE *out = open_memstream(&text, &bytes);
+    lg_memory_print(m, out);
+    fclose(out);
+    static const char *const lines[] = {
+        "vae/0/weights                            cuda:1           20 B\n",
+        "\ncuda:1  NVIDIA H200\n",
+        "\n  regions                        20 B\n",
+        "\n  vae, private                  300 B\n",
+        "\n  together                      320 B\n",
+        "\n  2 CUDA contexts             1.2 GiB\n",
+        "\n  with them                   1.2 GiB\n",
+        "\n  free now                  140.0 GiB of 141.0 GiB\n",
+        "\nhost\n  regions                         0 B\n  vae, private                    7 B\n"
+        "  together                        7 B\n",
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(lines); i++)
+        if (!strstr(text, lines[i])) fail_msg("expected \"%s\" in:\n%s", lines[i], text);
+    free(text);
+}
+
+static void refuses(void **state, int code, const char *output, const char *message)
+{
+    struct lg_memory m = {0};
+    assert_int_equal(lg_memory_add(&m, LG_ROLE_ema, output), code);
+    assert_message("lg-ema --plan: ");
+    assert_message(message);
+    lg_memory_free(&m);
+    lg_err_clear();
+}
+#define REGION(text)  "{\"regions\": [" text "], \"private\": []}"
+#define PRIVATE(text) "{\"regions\": [], \"private\": [" text "]}"
+
+static void test_refuses(void **state)
+{
+    static const struct {
+        const char *output, *message;
+    } wrong[] = {
+        {"", "no JSON"},
+        {"lg-ema: something else\n", "no JSON"},
+        {"{\"regions\": [", "no JSON"},
+        {"[1]", "no JSON"},
+        {"{\"regions\": []}", "\"private"},
+        {"{\"regions\": 5, \"private\": []}", "no JSON with the lists"},
+        {REGION("{\"name\": \"a\", \"device\": \"host\"}"), "\"bytes\" is missing"},
+        {REGION("{\"name\": \"a\", \"device\": \"host\", \"bytes\": -1}"), "\"bytes\""},
+        {REGION("{\"name\": \"a\", \"device\": \"host\", \"bytes\": 1.5}"), "\"bytes\""},
+        {REGION("{\"name\": \"a\", \"device\": \"host\", \"bytes\": 1e16}"), "\"bytes\""},
+        {REGION("{\"name\": \"a\", \"device\": \"host\", \"bytes\": 1e999}"), "\"bytes\""},
+        {REGION("{\"name\": \"a\", \"device\": \"host\", \"bytes\": \"1\"}"), "\"bytes\""},
+        {REGION("{\"device\": \"host\", \"bytes\": 1}"), "\"name\" is missing"},
+        {REGION("{\"name\": \"\", \"device\": \"host\", \"bytes\": 1}"), "no region's name"},
+        {REGION("{\"name\": \"a\", \"bytes\": 1}"), "\"device\" is missing"},
+        {REGION("{\"name\": \"a\", \"device\": \"\", \"bytes\": 1}"), "no device"},
+        {REGION("{\"name\": \"a\", \"device\": \"cuda:00000000000\", \"bytes\": 1}"), "no device"},
+        {PRIVATE("{\"device\": \"host\", \"bytes\": 1}"), "\"processes\""},
+        {PRIVATE("{\"device\": \"host\", \"bytes\": 1, \"processes\": 65}"), "\"processes\""},
+        {PRIVATE("3"), "\"device\" is missing"},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(wrong); i++)
+        refuses(state, LG_ERR_CORRUPT, wrong[i].output, wrong[i].message);
+    refuses(state, LG_ERR_MISMATCH,
+            REGION("{\"name\": \"a\", \"device\": \"host\", \"bytes\": 1},"
+                   "{\"name\": \"a\", \"device\": \"host\", \"bytes\": 2}"),
+            "region a has 2 bytes on host, but another role says 1 on host");
+}
+
+/* The largest numbers that are taken, as many as are taken: the sum is still right. */
+static void test_largest(void **state)
+{
+    struct lg_memory *m = *state;
+    enum { ENTRIES = 1024, ENTRY_BYTES = 80 };
+    char *text = malloc((ENTRIES + 2) * ENTRY_BYTES), *at = text;
+    at += sprintf(at, "{\"regions\": [], \"private\": [");
+    for (int i = 0; i < ENTRIES; i++)
+        at += sprintf(at, "%s{\"device\": \"cuda:0\", \"bytes\": %llu, \"processes\": 64}",
+                      i ? "," : "", 1ull << 50);
+    sprintf(at, "]}");
+    for (int r = 0; r < LG_ROLE_COUNT; r++) add(m, (lg_role)r, text);
+    const struct lg_memory_device *d = device(m, "cuda:0");
+    assert_true(lg_memory_private(d) == (uint64_t)LG_ROLE_COUNT * ENTRIES << 50);
+    assert_true(lg_memory_need(d) > lg_memory_private(d));
+    sprintf(at, ",{\"device\": \"cuda:0\", \"bytes\": 0, \"processes\": 0}]}");
+    refuses(state, LG_ERR_CORRUPT, text, "more than 1024 entries");
+    free(text);
+}
+
+static void test_devices(void **state)
+{
+    struct lg_memory *m = *state;
+    char name[16];
+    for (int i = 0; i < LG_MEMORY_DEVICES_MAX; i++) {
+        snprintf(name, sizeof name, "cuda:%d", i);
+        room(m, name, 1, 1);
+    }
+    assert_int_equal(lg_memory_room(m, &(struct lg_memory_room){.device = "host", .product = ""}),
+                     LG_ERR_CORRUPT);
+    assert_message("more than 66 devices");
+}
+
+static void test_fits(void **state)
+{
+    struct lg_memory *m = *state;
+    add(m, LG_ROLE_trainer, trainer);
+    assert_int_equal(lg_memory_fits(m), 0); /* nothing known of what is there */
+    uint64_t need = lg_memory_need(device(m, "cuda:0"));
+    room(m, "cuda:0", 2 * need, need);
+    assert_int_equal(lg_memory_fits(m), 0); /* to the byte */
+    room(m, "cuda:0", 2 * need, need - 1);
+    assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
+    assert_message("the run needs 600.0 MiB of cuda:0 (NVIDIA H200), where 600.0 MiB of 1.2 GiB are "
+                   "free: others hold 600.0 MiB: see with nvidia-smi who, end them, or take another "
+                   "GPU with trainer.gpus");
+    room(m, "cuda:0", need - 1, need - 1);
+    assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
+    assert_message("of cuda:0 (NVIDIA H200), which has 600.0 MiB: lower trainer.micro_batch_size");
+    room(m, "cuda:0", 141 * GIB, 141 * GIB);
+    room(m, "cuda:1", GIB / 2, GIB / 2);
+    assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
+    assert_message("of cuda:1");
+    room(m, "cuda:1", 141 * GIB, 140 * GIB);
+    add(m, LG_ROLE_loader, PRIVATE("{\"device\": \"host\", \"bytes\": 4096, \"processes\": 1}"));
+    room(m, "host", 4096, 0); /* what is free there comes and goes: a warning, no refusal */
+    assert_int_equal(lg_memory_fits(m), 0);
+    room(m, "host", 4095, 4095);
+    assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
+    assert_message("the run needs 4.0 KiB of the host's memory, this machine has 4.0 KiB: lower");
+}
+
+/* ---- GPUs ---- */
+
+#define GOOD(number, peers)                                                                        \
+    "{\"device\": \"cuda:" #number "\", \"name\": \"NVIDIA H200\", \"capability\": \"9.0\", "      \
+    "\"driver\": \"13.0\", \"runtime\": \"13.0\", \"cudnn\": \"9.14.0\", \"total_bytes\": 2000, "  \
+    "\"free_bytes\": 1000, \"peers\": [" peers "]}"
+#define GPUS(text) "{\"gpus\": [" text "]}"
+
+static lg_config *config(const char *const *sets, int n)
+{
+    lg_config *c = NULL;
+    if (lg_config_load(scratch_write("p.toml", "device = 'cuda'\n"), sets, n, &c) < 0)
+        fail_msg("%s", lg_err_text());
+    return c;
+}
+
+static const lg_plan PLAN = {.instances = {[LG_ROLE_loader] = 3,
+                                           [LG_ROLE_text] = 2,
+                                           [LG_ROLE_vae] = 2,
+                                           [LG_ROLE_trainer] = 2,
+                                           [LG_ROLE_ema] = 1,
+                                           [LG_ROLE_ckpt] = 1}};
+
+static void test_used(void **state)
+{
+    (void)state;
+    int number[LG_RUN_GPUS_MAX];
+    static const char *const sets[] = {"trainer.gpus=5", "vae.gpus=7,2,9"};
+    scratch_make();
+    lg_config *c = config(sets, 2);
+    assert_int_equal(lg_run_gpus_used(c, &PLAN, number), 4);
+    static const int expected[] = {0, 2, 5, 7}; /* text by default 0; 9 has no instance */
+    assert_memory_equal(number, expected, sizeof expected);
+    lg_config_free(&c);
+    static const char *const host[] = {"device=host"};
+    c = config(host, 1);
+    assert_int_equal(lg_run_gpus_used(c, &PLAN, number), 0);
+    lg_config_free(&c);
+    scratch_remove();
+}
+
+static void test_parse(void **state)
+{
+    (void)state;
+    struct lg_run_gpus g;
+    assert_int_equal(
+        lg_run_gpus_parse("a warning\n" GPUS(GOOD(0, "\"cuda:1\", \"cuda:63\", \"cuda:99\"")
+                                                 ", {\"device\": \"cuda:1\", \"error\": \"old\", "
+                                                 "\"code\": -10}"),
+                          &g),
+        0);
+    assert_int_equal(g.n, 2);
+    assert_string_equal(g.gpu[0].name, "NVIDIA H200");
+    assert_string_equal(g.gpu[0].cudnn, "9.14.0");
+    assert_int_equal(g.gpu[0].total_bytes, 2000);
+    assert_true(g.gpu[0].peers == ((uint64_t)1 << 63 | 2));
+    assert_int_equal(g.gpu[1].number, 1);
+    assert_int_equal(g.gpu[1].code, LG_ERR_MISMATCH);
+    assert_string_equal(g.gpu[1].error, "old");
+    static const char *const wrong[] = {
+        "",
+        "{}",
+        GPUS("1"),
+        GPUS("{\"device\": \"cuda:1\"}"),
+        GPUS("{\"device\": \"cuda:1x\", \"error\": \"\", \"code\": -1}"),
+        GPUS("{\"device\": \"cuda:1024\", \"error\": \"\", \"code\": -1}"),
+        GPUS("{\"device\": \"cuda:1\", \"error\": \"\", \"code\": 0}"),
+        GPUS("{\"device\": \"cuda:1\", \"error\": \"\", \"code\": -1e9}"),
+        GPUS("{\"device\": \"cuda:1\", \"code\": -1}"),
+        GPUS(GOOD(0, "\"host\"")),
+        GPUS(GOOD(0, "1")),
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(wrong); i++)
+        if (lg_run_gpus_parse(wrong[i], &g) != LG_ERR_CORRUPT) fail_msg("taken: %s", wrong[i]);
+    assert_int_equal(g.n, 2); /* untouched */
+}
+
+static void checks_out(const lg_config *c, const char *answer, int code, const char *message)
+{
+    struct lg_run_gpus g;
+    if (lg_run_gpus_parse(answer, &g) < 0) fail_msg("%s", lg_err_text());
+    assert_int_equal(lg_run_gpus_check(c, &PLAN, &g), code);
+    if (message) assert_message(message);
+    lg_err_clear();
+}
+
+static void test_check(void **state)
+{
+    (void)state;
+    scratch_make();
+    static const char *const sets[] = {"trainer.gpus=0", "vae.gpus=1,2", "text.gpus=0"};
+    lg_config *c = config(sets, 3);
+    checks_out(c,
+                 GPUS(GOOD(0, "\"cuda:1\", \"cuda:2\"") "," GOOD(1, "\"cuda:0\"") "," GOOD(
+                     2, "\"cuda:0\"")),
+                 0, NULL); /* VAE instances need not reach each other */
+    checks_out(
+        c, GPUS(GOOD(0, "\"cuda:1\", \"cuda:2\"") "," GOOD(1, "\"cuda:0\"") "," GOOD(2, "")),
+        LG_ERR_CONFIG,
+        "cuda:2 cannot reach the memory of cuda:0, and trainer ranks and encoders hand each other "
+        "data there: put both on one GPU with trainer.gpus");
+    checks_out(c,
+                 GPUS(GOOD(0, "") ",{\"device\": \"cuda:1\", \"error\": \"it is too old\", "
+                                  "\"code\": -10}," GOOD(2, "")),
+                 LG_ERR_MISMATCH, "it is too old");
+    checks_out(c, GPUS(GOOD(0, "") "," GOOD(2, "")), LG_ERR_CORRUPT, "nothing of cuda:1");
+    lg_config_free(&c);
+    static const char *const texts[] = {"trainer.gpus=0", "vae.gpus=0", "text.gpus=0,1"};
+    c = config(texts, 3);
+    lg_plan lonely = PLAN;
+    lonely.instances[LG_ROLE_trainer] = lonely.instances[LG_ROLE_ema] = 0;
+    lonely.instances[LG_ROLE_ckpt] = 0;
+    struct lg_run_gpus g;
+    assert_int_equal(lg_run_gpus_parse(GPUS(GOOD(0, "") "," GOOD(1, "")), &g), 0);
+    assert_int_equal(lg_run_gpus_check(c, &lonely, &g), LG_ERR_CONFIG);
+    assert_message("text encoders read each other's weights");
+    lg_config_free(&c);
+    scratch_remove();
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_sums),    TEST(test_print), TEST(test_refuses), TEST(test_largest),
+        TEST(test_devices), TEST(test_fits),  TEST(test_used),    TEST(test_parse),
+        TEST(test_check),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
