@@ -24,7 +24,8 @@ int lg_run_gpus_used(const lg_config *c, const lg_plan *p, int ret[LG_RUN_GPUS_M
         for (int r = 0; r < LG_ROLE_COUNT; r++) used |= role_uses(c, p, (lg_role)r, number);
         if (!used) continue;
         if (n == LG_RUN_GPUS_MAX)
-            return LG_FAIL(LG_ERR_CONFIG, "trainer.gpus, vae.gpus and text.gpus name more than %d GPUs",
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "trainer.gpus, vae.gpus and text.gpus name more than %d GPUs",
                            LG_RUN_GPUS_MAX);
         ret[n++] = number;
     }
@@ -158,20 +159,19 @@ static const struct lg_run_gpu *find(const struct lg_run_gpus *g, int number)
 static int check_pair(const lg_config *c, const lg_plan *p, const struct lg_run_gpu *a,
                       const struct lg_run_gpu *b)
 {
-    bool train = role_uses(c, p, LG_ROLE_trainer, a->number) ||
-                 role_uses(c, p, LG_ROLE_trainer, b->number);
+    bool train =
+        role_uses(c, p, LG_ROLE_trainer, a->number) || role_uses(c, p, LG_ROLE_trainer, b->number);
     bool text =
         role_uses(c, p, LG_ROLE_text, a->number) && role_uses(c, p, LG_ROLE_text, b->number);
     if (!train && !text) return 0;
     if (b->number < 64 && (a->peers >> b->number & 1)) return 0;
-    return LG_FAIL(
-        LG_ERR_CONFIG,
-        "cuda:%d cannot reach the memory of cuda:%d, and %s: put both on one GPU with "
-        "trainer.gpus, vae.gpus and text.gpus, or take GPUs of one NVLink or PCIe group "
-        "(nvidia-smi topo -p2p r shows them)",
-        a->number, b->number,
-        train ? "trainer ranks and encoders hand each other data there"
-              : "text encoders read each other's weights there");
+    return LG_FAIL(LG_ERR_CONFIG,
+                   "cuda:%d cannot reach the memory of cuda:%d, and %s: put both on one GPU with "
+                   "trainer.gpus, vae.gpus and text.gpus, or take GPUs of one NVLink or PCIe group "
+                   "(nvidia-smi topo -p2p r shows them)",
+                   a->number, b->number,
+                   train ? "trainer ranks and encoders hand each other data there"
+                         : "text encoders read each other's weights there");
 }
 
 int lg_run_gpus_check(const lg_config *c, const lg_plan *p, const struct lg_run_gpus *g)
@@ -185,7 +185,6 @@ int lg_run_gpus_check(const lg_config *c, const lg_plan *p, const struct lg_run_
     }
     for (int i = 0; i < n; i++)
         for (int k = 0; k < n; k++)
-            if (k != i)
-                LG_TRY(check_pair(c, p, find(g, number[i]), find(g, number[k])));
+            if (k != i) LG_TRY(check_pair(c, p, find(g, number[i]), find(g, number[k])));
     return 0;
 }

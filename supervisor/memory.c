@@ -112,14 +112,14 @@ static int add_region(struct lg_memory *m, const cJSON *entry)
 static int add_private(struct lg_memory *m, lg_role role, const cJSON *entry)
 {
     const char *device;
-    uint64_t bytes, processes;
+    uint64_t bytes, instances;
     int d;
     LG_TRY(get_text(entry, "device", &device));
     LG_TRY(get_whole(entry, "bytes", BYTES_MAX, &bytes));
-    LG_TRY(get_whole(entry, "processes", LG_INSTANCES_MAX, &processes));
+    LG_TRY(get_whole(entry, "instances", LG_INSTANCES_MAX, &instances));
     LG_TRY(find_device(m, device, &d));
     m->device[d].private_bytes[role] += bytes;
-    if (is_gpu(&m->device[d])) m->device[d].contexts += processes;
+    if (is_gpu(&m->device[d])) m->device[d].contexts += instances;
     return 0;
 }
 
@@ -129,13 +129,8 @@ static int add_all(struct lg_memory *m, lg_role role, const cJSON *json)
     const cJSON *own = cJSON_GetObjectItemCaseSensitive(json, "private"), *entry;
     LG_ASSERT(!m->asked[role]);
     m->asked[role] = true;
-    if (cJSON_IsArray(regions) && !own) { /* how roles of the host have put it so far */
-        int host;
-        LG_TRY(find_device(m, "host", &host));
-        LG_TRY(get_whole(json, "private_bytes", BYTES_MAX, &m->device[host].private_bytes[role]));
-    } else if (!cJSON_IsArray(regions) || !cJSON_IsArray(own)) {
+    if (!cJSON_IsArray(regions) || !cJSON_IsArray(own))
         return LG_FAIL(LG_ERR_CORRUPT, "no JSON with the lists \"regions\" and \"private\"");
-    }
     if (cJSON_GetArraySize(regions) + cJSON_GetArraySize(own) > ENTRIES_MAX)
         return LG_FAIL(LG_ERR_CORRUPT, "more than %d entries", ENTRIES_MAX);
     cJSON_ArrayForEach(entry, regions) LG_TRY(add_region(m, entry));

@@ -3,9 +3,9 @@
  *
  * A role prints
  *     {"regions": [{"name": "vae/0/weights", "device": "cuda:0", "bytes": 1}, ...],
- *      "private": [{"device": "cuda:0", "bytes": 2, "processes": 3}, ...]}
- * A region that several roles name counts once. Private memory is that of all the processes together;
- * on a GPU each of them has a CUDA context too, which is counted apart. */
+ *      "private": [{"device": "cuda:0", "bytes": 2, "instances": 3}, ...]}
+ * A region that several roles name counts once. Private memory is that of these instances together; on
+ * a GPU each of them has a CUDA context too, which is counted apart. */
 #pragma once
 #include "config/plan.h"
 #include "shm/layout.h"

@@ -59,13 +59,13 @@ static const char vae[] =
     "2026-01-01T00:00:00.000Z WARN vae no cuDNN {none}\n"
     "{\"regions\": [{\"name\": \"window/0/latent\", \"device\": \"cuda:0\", \"bytes\": 1000},\n"
     "  {\"name\": \"vae/0/weights\", \"device\": \"cuda:1\", \"bytes\": 20}],\n"
-    " \"private\": [{\"device\": \"cuda:1\", \"bytes\": 300, \"processes\": 2},\n"
-    "  {\"device\": \"host\", \"bytes\": 7, \"processes\": 2}], \"role\": \"vae\"}\n";
+    " \"private\": [{\"device\": \"cuda:1\", \"bytes\": 300, \"instances\": 2},\n"
+    "  {\"device\": \"host\", \"bytes\": 7, \"instances\": 2}], \"role\": \"vae\"}\n";
 static const char trainer[] =
     "{\"regions\": [{\"name\": \"window/0/latent\", \"device\": \"cuda:0\", \"bytes\": 1000},\n"
     "  {\"name\": \"trainer/0/grad\", \"device\": \"cuda:0\", \"bytes\": 50}],\n"
-    " \"private\": [{\"device\": \"cuda:0\", \"bytes\": 4000, \"processes\": 1},\n"
-    "  {\"device\": \"cuda:1\", \"bytes\": 5000, \"processes\": 1}]}\n";
+    " \"private\": [{\"device\": \"cuda:0\", \"bytes\": 4000, \"instances\": 1},\n"
+    "  {\"device\": \"cuda:1\", \"bytes\": 5000, \"instances\": 1}]}\n";
 
 static void test_sums(void **state)
 {
@@ -147,8 +147,8 @@ static void test_refuses(void **state)
         {REGION("{\"name\": \"a\", \"bytes\": 1}"), "\"device\" is missing"},
         {REGION("{\"name\": \"a\", \"device\": \"\", \"bytes\": 1}"), "no device"},
         {REGION("{\"name\": \"a\", \"device\": \"cuda:00000000000\", \"bytes\": 1}"), "no device"},
-        {PRIVATE("{\"device\": \"host\", \"bytes\": 1}"), "\"processes\""},
-        {PRIVATE("{\"device\": \"host\", \"bytes\": 1, \"processes\": 65}"), "\"processes\""},
+        {PRIVATE("{\"device\": \"host\", \"bytes\": 1}"), "\"instances\""},
+        {PRIVATE("{\"device\": \"host\", \"bytes\": 1, \"instances\": 65}"), "\"instances\""},
         {PRIVATE("3"), "\"device\" is missing"},
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(wrong); i++)
@@ -167,14 +167,14 @@ static void test_largest(void **state)
     char *text = malloc((ENTRIES + 2) * ENTRY_BYTES), *at = text;
     at += sprintf(at, "{\"regions\": [], \"private\": [");
     for (int i = 0; i < ENTRIES; i++)
-        at += sprintf(at, "%s{\"device\": \"cuda:0\", \"bytes\": %llu, \"processes\": 64}",
+        at += sprintf(at, "%s{\"device\": \"cuda:0\", \"bytes\": %llu, \"instances\": 64}",
                       i ? "," : "", 1ull << 50);
     sprintf(at, "]}");
     for (int r = 0; r < LG_ROLE_COUNT; r++) add(m, (lg_role)r, text);
     const struct lg_memory_device *d = device(m, "cuda:0");
     assert_true(lg_memory_private(d) == (uint64_t)LG_ROLE_COUNT * ENTRIES << 50);
     assert_true(lg_memory_need(d) > lg_memory_private(d));
-    sprintf(at, ",{\"device\": \"cuda:0\", \"bytes\": 0, \"processes\": 0}]}");
+    sprintf(at, ",{\"device\": \"cuda:0\", \"bytes\": 0, \"instances\": 0}]}");
     refuses(state, LG_ERR_CORRUPT, text, "more than 1024 entries");
     free(text);
 }
@@ -202,9 +202,10 @@ static void test_fits(void **state)
     assert_int_equal(lg_memory_fits(m), 0); /* to the byte */
     room(m, "cuda:0", 2 * need, need - 1);
     assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
-    assert_message("the run needs 600.0 MiB of cuda:0 (NVIDIA H200), where 600.0 MiB of 1.2 GiB are "
-                   "free: others hold 600.0 MiB: see with nvidia-smi who, end them, or take another "
-                   "GPU with trainer.gpus");
+    assert_message(
+        "the run needs 600.0 MiB of cuda:0 (NVIDIA H200), where 600.0 MiB of 1.2 GiB are "
+        "free: others hold 600.0 MiB: see with nvidia-smi who, end them, or take another "
+        "GPU with trainer.gpus");
     room(m, "cuda:0", need - 1, need - 1);
     assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
     assert_message("of cuda:0 (NVIDIA H200), which has 600.0 MiB: lower trainer.micro_batch_size");
@@ -213,7 +214,7 @@ static void test_fits(void **state)
     assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
     assert_message("of cuda:1");
     room(m, "cuda:1", 141 * GIB, 140 * GIB);
-    add(m, LG_ROLE_loader, PRIVATE("{\"device\": \"host\", \"bytes\": 4096, \"processes\": 1}"));
+    add(m, LG_ROLE_loader, PRIVATE("{\"device\": \"host\", \"bytes\": 4096, \"instances\": 1}"));
     room(m, "host", 4096, 0); /* what is free there comes and goes: a warning, no refusal */
     assert_int_equal(lg_memory_fits(m), 0);
     room(m, "host", 4095, 4095);
@@ -267,10 +268,12 @@ static void test_parse(void **state)
     (void)state;
     struct lg_run_gpus g;
     assert_int_equal(
-        lg_run_gpus_parse("a warning\n" GPUS(GOOD(0, "\"cuda:1\", \"cuda:63\", \"cuda:99\"")
-                                                 ", {\"device\": \"cuda:1\", \"error\": \"old\", "
-                                                 "\"code\": -10}"),
-                          &g),
+        lg_run_gpus_parse(
+            "a warning\n" GPUS(
+                GOOD(0, "\"cuda:1\", \"cuda:63\", \"cuda:99\"") ", {\"device\": \"cuda:1\", "
+                                                                "\"error\": \"old\", "
+                                                                "\"code\": -10}"),
+            &g),
         0);
     assert_int_equal(g.n, 2);
     assert_string_equal(g.gpu[0].name, "NVIDIA H200");
@@ -313,19 +316,19 @@ static void test_check(void **state)
     scratch_make();
     static const char *const sets[] = {"trainer.gpus=0", "vae.gpus=1,2", "text.gpus=0"};
     lg_config *c = config(sets, 3);
-    checks_out(c,
-                 GPUS(GOOD(0, "\"cuda:1\", \"cuda:2\"") "," GOOD(1, "\"cuda:0\"") "," GOOD(
-                     2, "\"cuda:0\"")),
-                 0, NULL); /* VAE instances need not reach each other */
+    checks_out(
+        c,
+        GPUS(GOOD(0, "\"cuda:1\", \"cuda:2\"") "," GOOD(1, "\"cuda:0\"") "," GOOD(2, "\"cuda:0\"")),
+        0, NULL); /* VAE instances need not reach each other */
     checks_out(
         c, GPUS(GOOD(0, "\"cuda:1\", \"cuda:2\"") "," GOOD(1, "\"cuda:0\"") "," GOOD(2, "")),
         LG_ERR_CONFIG,
         "cuda:2 cannot reach the memory of cuda:0, and trainer ranks and encoders hand each other "
         "data there: put both on one GPU with trainer.gpus");
     checks_out(c,
-                 GPUS(GOOD(0, "") ",{\"device\": \"cuda:1\", \"error\": \"it is too old\", "
-                                  "\"code\": -10}," GOOD(2, "")),
-                 LG_ERR_MISMATCH, "it is too old");
+               GPUS(GOOD(0, "") ",{\"device\": \"cuda:1\", \"error\": \"it is too old\", "
+                                "\"code\": -10}," GOOD(2, "")),
+               LG_ERR_MISMATCH, "it is too old");
     checks_out(c, GPUS(GOOD(0, "") "," GOOD(2, "")), LG_ERR_CORRUPT, "nothing of cuda:1");
     lg_config_free(&c);
     static const char *const texts[] = {"trainer.gpus=0", "vae.gpus=0", "text.gpus=0,1"};
@@ -346,9 +349,9 @@ static void test_check(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_sums),    TEST(test_print), TEST(test_refuses), TEST(test_largest),
-        TEST(test_devices), TEST(test_fits),  TEST(test_used),    TEST(test_parse),
-        TEST(test_check),
+        TEST(test_sums),    TEST(test_print),   TEST(test_refuses),
+        TEST(test_largest), TEST(test_devices), TEST(test_fits),
+        TEST(test_used),    TEST(test_parse),   TEST(test_check),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
