@@ -673,14 +673,14 @@ static void test_missing_program(void **state)
     (void)state;
     g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=400");
     wait_for_step(3);
-    unlink(scratch_path("bin/lg-vae"));
-    kill_one("vae", 0);
+    unlink(scratch_path("bin/lg-trainer"));
+    kill_one("trainer", 0);
     assert_exit(exit_of(g_lgsup), 11); /* it ran and cannot be replaced */
     g_lgsup = 0;
-    assert_output("lg-vae");
+    assert_output("lg-trainer");
     assert_nobody_left();
     assert_exit(RUN("start", g_file), 8); /* nothing is started */
-    assert_output("lg-vae is missing or not executable");
+    assert_output("lg-trainer is missing or not executable");
     assert_nobody_left();
 }
 
