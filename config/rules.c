@@ -201,6 +201,29 @@ static void check_conditioning(struct rules *r)
     }
 }
 
+/* Previews are drawn from checkpoints. */
+static void check_previews(struct rules *r)
+{
+    const lg_config *c = r->c;
+    int64_t every = c->sample_every, checkpoint = c->checkpoint_every;
+    if (!every) return;
+    if (c->sample_captions.n == 0)
+        broken(r, "sample.every",
+               "sample.every = %lld, but there is nothing to draw: name some sample.captions",
+               (long long)every);
+    if (checkpoint == 0 || every % checkpoint != 0)
+        broken(r, "sample.every",
+               "sample.every = %lld is not a multiple of checkpoint.every = %lld, and previews are "
+               "drawn from checkpoints: set it to one%s",
+               (long long)every, (long long)checkpoint,
+               checkpoint ? "" : ", and checkpoint.every above 0");
+    if (!c->vae_model[0])
+        broken(r, "sample.every",
+               "sample.every = %lld needs vae.model, whose decoder draws the pictures: name it, or "
+               "set sample.every to 0",
+               (long long)every);
+}
+
 static void check_training(struct rules *r)
 {
     const lg_config *c = r->c;
@@ -311,5 +334,6 @@ int lg_config_check(const lg_config *c)
     check_batch(&r);
     check_window(&r);
     check_training(&r);
+    check_previews(&r);
     return lg_problems_end(&r.problems, LG_ERR_CONFIG, c->file);
 }

@@ -1,6 +1,7 @@
 /* What lgsup does for those who watch, beside its work: see each member's header. Nothing here decides
  * anything, and nothing that fails here harms the run: the user is told once. */
 #pragma once
+#include "supervisor/preview.h"
 #include "supervisor/prometheus.h"
 #include "supervisor/tensorboard.h"
 
@@ -8,6 +9,7 @@ struct lg_supervisor;
 
 typedef struct lg_extras {
     bool opened;
+    lg_preview preview;         /* [sample] every */
     lg_tensorboard tensorboard; /* [tensorboard] enabled */
     lg_prometheus prometheus;   /* [supervisor] prometheus_port */
 } lg_extras;

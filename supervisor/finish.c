@@ -2,7 +2,7 @@
  * all the same, with a warning. */
 #include "supervisor/finish.h"
 #include "config/manifest.h"
-#include "supervisor/child.h"
+#include "supervisor/preview.h"
 #include "supervisor/tensorboard.h"
 #include <inttypes.h>
 #include <signal.h>
@@ -24,42 +24,41 @@ static bool interrupted(void)
     return sigtimedwait(&set, NULL, &now) > 0;
 }
 
-static int run_sampler(const lg_run *r, const char *checkpoint, const char *picture)
+static int draw_one(const lg_run *r, const char *checkpoint, uint64_t step, bool *ret_interrupted)
 {
-    char program[LG_PATH_BYTES], config[LG_PATH_BYTES], log[LG_PATH_BYTES];
     struct lg_child c;
-    LG_TRY(lg_program_path("lg-sample", program));
-    LG_TRY(lg_run_path(r, config, "config.toml"));
-    LG_TRY(lg_run_path(r, log, "logs/sample.log"));
-    char *argv[] = {program, (char *)"--from", (char *)checkpoint, (char *)"--config",
-                    config,  (char *)"-o",     (char *)picture,    NULL};
-    LG_TRY(lg_child_spawn(
-        &(struct lg_spawn){.program = program, .argv = argv, .log = log, .pass_fd = -1}, &c));
-    while (lg_child_wait(&c, LOOK_MS) == LG_ERR_TIMEOUT)
-        if (interrupted()) lg_child_signal(&c, SIGKILL);
-    int code = lg_child_reap(&c);
-    if (code != 0) {
-        char how[64], last[256];
-        lg_exit_text(code, how, sizeof how);
-        lg_last_words(log, last, sizeof last);
-        return LG_FAIL(LG_ERR_FAILED, "lg-sample: %s: %s (all of it: %s)", how, last, log);
+    LG_TRY(lg_preview_spawn(r, checkpoint, step, &c));
+    while (lg_child_wait(&c, LOOK_MS) == LG_ERR_TIMEOUT) {
+        if (!interrupted()) continue;
+        lg_child_signal(&c, SIGKILL);
+        *ret_interrupted = true;
     }
+    LG_TRY(lg_preview_result(r, lg_child_reap(&c)));
     return 0;
 }
 
-static void draw(const lg_run *r, const char *checkpoint, uint64_t step, bool quiet)
+/* The final grid, after the previews that training has left behind. */
+static void draw(const lg_run *r, const char *newest, uint64_t last, bool quiet)
 {
-    char picture[LG_PATH_BYTES];
+    char checkpoint[LG_PATH_BYTES];
+    uint64_t step = 0;
+    bool is_last = false, stop = false;
     if (r->config->sample_captions.n == 0) return;
-    int rc = lg_run_path(r, picture, "samples/step%" PRIu64 ".png", step);
     if (!quiet) printf("drawing %d pictures ...\n", r->config->sample_captions.n);
     fflush(stdout);
-    if (rc == 0) rc = run_sampler(r, checkpoint, picture);
-    if (rc < 0)
-        fprintf(stderr, "warning: no pictures: %s\n", lg_err_message());
-    else if (!quiet)
-        printf("pictures    %s\n", picture);
-    lg_err_clear();
+    while (!is_last && !stop) {
+        if (!lg_preview_next(r, step, &step, checkpoint) || step >= last) {
+            is_last = true;
+            step = last;
+            snprintf(checkpoint, sizeof checkpoint, "%s", newest);
+        }
+        if (draw_one(r, checkpoint, step, &stop) < 0)
+            fprintf(stderr, "warning: no pictures of step %" PRIu64 ": %s\n", step,
+                    lg_err_message());
+        else if (!quiet)
+            printf("pictures    %s/samples/step%" PRIu64 ".png\n", r->dir, step);
+        lg_err_clear();
+    }
 }
 
 /* Pictures that came last. Best effort. */

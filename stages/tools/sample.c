@@ -6,10 +6,14 @@
 #include "config/plan.h"
 #include "stages/ckpt/checkpoint.h"
 #include "stages/sample/draw.h"
+#include <errno.h>
 #include <getopt.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 static const char usage_text[] =
     "usage: lg-sample [\"caption\" ...] --from DIR -o OUT.png [options]\n"
@@ -19,11 +23,13 @@ static const char usage_text[] =
     "  --seed N --steps N --guidance X --negative TEXT --columns N\n"
     "  --weights ema|model   which weights of a checkpoint (default ema)\n"
     "  --device NAME         host, cuda:0 (default: the config's, the first GPU of trainer.gpus)\n"
+    "  --owner PID           end when this process, which must be our parent, has died\n"
     "  --precision P         on a GPU: fp32 (default), tf32, bf16, fp16\n"
     "Without captions those of [sample] captions are drawn.";
 
 struct options {
     const char *from, *out, *config, *negative, *weights, *device, *precision;
+    const char *owner;
     const char *seed, *steps, *guidance, *columns; /* NULL: from the config */
     const char *const *captions;
     int n_captions;
@@ -42,6 +48,7 @@ static int parse(int argc, char **argv, struct options *o)
                                           {"weights", required_argument, 0, 'w'},
                                           {"device", required_argument, 0, 'd'},
                                           {"precision", required_argument, 0, 'p'},
+                                          {"owner", required_argument, 0, 'O'},
                                           {"help", no_argument, 0, 'h'},
                                           {0}};
     *o = (struct options){.negative = "", .weights = "ema"};
@@ -79,12 +86,26 @@ static int parse(int argc, char **argv, struct options *o)
         case 'p':
             o->precision = optarg;
             break;
+        case 'O':
+            o->owner = optarg;
+            break;
         default:
             return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
         }
     o->captions = (const char *const *)argv + optind;
     o->n_captions = argc - optind;
     if (!o->from || !o->out) return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
+    return 0;
+}
+
+/* Pictures that nobody waits for any more are not drawn to their end. */
+static int die_with(const char *owner)
+{
+    if (!owner) return 0;
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+        return LG_FAIL(LG_ERR_IO, "prctl: %s", strerror(errno));
+    if (getppid() != (pid_t)strtol(owner, NULL, 10))
+        return LG_FAIL(LG_ERR_USAGE, "--owner %s is not our parent, or has died", owner);
     return 0;
 }
 
@@ -186,6 +207,7 @@ static int run(int argc, char **argv)
     char weights[LG_PATH_BYTES], config[LG_PATH_BYTES];
     lg_config *c;
     LG_TRY(parse(argc, argv, &o));
+    LG_TRY(die_with(o.owner));
     LG_TRY(resolve(&o, weights, config));
     LG_TRY(lg_config_load(config, NULL, 0, &c));
     int rc = draw(&o, c, weights);

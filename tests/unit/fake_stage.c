@@ -198,9 +198,26 @@ static int fake_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_byte
 
 static int fake_sample(int argc, char **argv)
 {
+    const char *out = NULL, *config = NULL; /* RUN/config.toml */
+    char path[LG_PATH_BYTES], *fault;
+    size_t bytes;
     for (int i = 1; i + 1 < argc; i++)
-        if (!strcmp(argv[i], "-o")) return lg_publish_file(argv[i + 1], "png", 3) < 0;
-    return 2;
+        if (!strcmp(argv[i], "-o"))
+            out = argv[i + 1];
+        else if (!strcmp(argv[i], "--config"))
+            config = argv[i + 1];
+    if (!out || !config) return 2;
+    if (lg_path(path, "%.*s/sample_fault", (int)(strrchr(config, '/') - config), config) < 0)
+        return 2;
+    int crash = 0;
+    if (lg_read_file(path, 100, &fault, &bytes) == 0) {
+        if (!strcmp(fault, "hang")) pause();
+        crash = !strcmp(fault, "crash");
+        free(fault);
+    }
+    lg_err_clear();
+    if (crash) fputs("a lens is missing\n", stderr);
+    return crash ? 5 : lg_publish_file(out, "png", 3) < 0;
 }
 
 int fake_stage_main(int argc, char **argv)

@@ -11,5 +11,6 @@
  *   crash   exits with 5 while it sets up
  *   park    gives up with LG_ERR_PARKED
  *   hang    stops beating, once (the file is removed first)
- *   unready never becomes ready, once */
+ *   unready never becomes ready, once
+ * A file RUN/sample_fault "crash" or "hang" does so to lg-sample. */
 int fake_stage_main(int argc, char **argv);

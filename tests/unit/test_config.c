@@ -404,6 +404,21 @@ static void test_rules_training(void **state)
            "trainer.warmup_steps=50", "trainer.lr_steps=50", "trainer.lr_schedule=cosine");
 }
 
+static void test_rules_previews(void **state)
+{
+    (void)state;
+    write_models();
+    assert_int_equal(CHECK("sample.captions=['a']", "checkpoint.every=20", "sample.every=40"), 0);
+    BREAKS("sample.every = 30 is not a multiple of checkpoint.every = 20", "sample.every=30",
+           "sample.captions=['a']", "checkpoint.every=20");
+    BREAKS("set it to one, and checkpoint.every above 0", "sample.every=30",
+           "sample.captions=['a']");
+    BREAKS("--set: sample.every = 20, but there is nothing to draw", "sample.every=20",
+           "checkpoint.every=20");
+    BREAKS("sample.every = 20 needs vae.model", "sample.every=20", "checkpoint.every=20",
+           "sample.captions=['a']", "vae.model=");
+}
+
 static void test_rules_files(void **state)
 {
     (void)state;
@@ -519,9 +534,9 @@ int main(void)
         TEST(test_deep_nesting),  TEST(test_types_and_ranges), TEST(test_unknown_names),
         TEST(test_bad_overrides), TEST(test_collects),         TEST(test_rules_hold),
         TEST(test_rules_batch),   TEST(test_rules_model),      TEST(test_rules_training),
-        TEST(test_rules_device),  TEST(test_rules_files),      TEST(test_rules_collect),
-        TEST(test_compatible),    TEST(test_document),         TEST(test_exit_codes),
-        TEST(test_example),
+        TEST(test_rules_device),  TEST(test_rules_files),      TEST(test_rules_previews),
+        TEST(test_rules_collect), TEST(test_compatible),       TEST(test_document),
+        TEST(test_exit_codes),    TEST(test_example),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

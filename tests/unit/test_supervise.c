@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 // clang-format off
@@ -337,6 +338,76 @@ static void test_top(void **state)
     unlink(g_out);
     assert_exit(RUN("top", g_run), 0); /* no terminal */
     assert_output("fake: stopped");
+}
+
+static bool has_preview(int step)
+{
+    char name[64];
+    snprintf(name, sizeof name, "run/samples/step%d.png", step);
+    return lg_path_exists(scratch_path(name));
+}
+
+static void wait_for_preview(int step)
+{
+    for (int64_t end = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < end; usleep(2000))
+        if (has_preview(step)) return;
+    show_output();
+    fail_msg("no preview of step %d", step);
+}
+
+static void test_previews(void **state)
+{
+    (void)state;
+    assert_exit(RUN("start", g_file, "--set", "sample.every=30"), 3);
+    assert_output("sample.every = 30 is not a multiple of checkpoint.every = 20");
+    g_lgsup = LAUNCH("start", g_file, "--set", "sample.every=40", "--set", "checkpoint.keep=100000",
+                     "--set", "trainer.max_steps=100000");
+    wait_for_preview(40);
+    wait_for_preview(120);
+    end_by_stop();
+    assert_false(has_preview(20) || has_preview(60));
+    assert_output("preview of step 40 drawn");
+    unlink(scratch_path("run/samples/step80.png")); /* as if its drawing had been cut off */
+    g_lgsup = LAUNCH("start", g_file, "--set", "sample.every=40", "--set", "checkpoint.keep=100000",
+                     "--set", "trainer.max_steps=100000");
+    wait_for_preview(80);
+    end_by_stop();
+}
+
+/* What training was too quick for is drawn at the end. */
+static void test_previews_at_the_end(void **state)
+{
+    (void)state;
+    assert_exit(RUN("start", g_file, "--set", "sample.every=20"), 0);
+    assert_true(has_preview(20) && has_preview(40) && has_preview(60));
+    struct stat before, after; /* and only once */
+    assert_int_equal(stat(scratch_path("run/samples/step20.png"), &before), 0);
+    assert_exit(RUN("start", g_file, "--set", "sample.every=20", "--set", "trainer.max_steps=80"),
+                0);
+    assert_int_equal(stat(scratch_path("run/samples/step20.png"), &after), 0);
+    assert_true(before.st_ino == after.st_ino);
+    assert_true(has_preview(80));
+}
+
+static void test_previews_that_fail(void **state)
+{
+    (void)state;
+    scratch_write("run/sample_fault", "crash");
+    g_lgsup = LAUNCH("start", g_file, "--set", "sample.every=20", "--set",
+                     "trainer.max_steps=100000", "--set", "checkpoint.keep=100000");
+    wait_for_output("preview of step 20: lg-sample: exit 5 CORRUPT: a lens is missing");
+    wait_for_output("sample.log); drawn again");
+    wait_for_output("sample.log); given up");
+    scratch_write("run/sample_fault", "hang"); /* neither does a hanging one keep the run */
+    wait_for_step(g_status.step + 5);
+    usleep(2500000);
+    end_by_stop();
+    assert_false(has_preview(20));
+    unlink(scratch_path("run/sample_fault")); /* the next start tries again */
+    g_lgsup = LAUNCH("start", g_file, "--set", "sample.every=20", "--set",
+                     "trainer.max_steps=100000", "--set", "checkpoint.keep=100000");
+    wait_for_preview(20);
+    end_by_stop();
 }
 
 static void test_every_role_dies(void **state)
@@ -706,6 +777,9 @@ int main(int argc, char **argv)
         TEST(test_whole_run),
         TEST(test_every_role_dies),
         TEST(test_top),
+        TEST(test_previews),
+        TEST(test_previews_at_the_end),
+        TEST(test_previews_that_fail),
         TEST(test_restart_is_quick),
         TEST(test_new_keeper_is_full),
         TEST(test_keeper_dies_early),

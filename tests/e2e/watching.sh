@@ -1,0 +1,75 @@
+#!/bin/bash
+# For those who watch: event files for TensorBoard, figures for Prometheus and previews, on a run that is
+# left alone and on one in which lgsup, the drawing process and everything are killed.
+. "$(dirname "$0")/lib.sh"
+N=120
+port=$((20000 + $$ % 20000))
+options=(--set trainer.max_steps=$N --set checkpoint.every=30 --set checkpoint.keep=9 --set tensorboard.enabled=true
+    --set sample.every=30 --set 'sample.captions=["red heart"]' --set sample.steps=60)
+tf_steps=$e2e_build/tests/e2e/tf_steps
+
+# Every step once in the event files, whole.
+events_are_whole() { # RUN LAST
+    local got
+    got=$("$tf_steps" scalars "$1"/tensorboard/events.out.tfevents.*) || return 1
+    diff <(sort -n <<<"$got") <(seq 1 "$2") >/dev/null || { echo "steps: $(tr '\n' ' ' <<<"$got")"; return 1; }
+}
+pictures_are() { # RUN STEPS
+    [ "$("$tf_steps" pictures "$1"/tensorboard/events.out.tfevents.* | tr '\n' ' ')" = "$2 " ]
+}
+same_previews() { for s in 30 60 90 120; do cmp "$1/samples/step$s.png" "$2/samples/step$s.png" || return 1; done; }
+
+# ---- left alone ----
+a=$T/a
+tiny "$a" "${options[@]}"
+expect "a run with previews and event files" 0 $?
+for s in 30 60 90 120; do check "preview of step $s" test -s "$a/samples/step$s.png"; done
+check "previews differ" test "$(cmp -s "$a"/samples/step{30,120}.png; echo $?)" -eq 1
+check "event files: every step once" events_are_whole "$a" $N
+check "event files: every preview once" pictures_are "$a" "30 60 90 120"
+
+# ---- killed ----
+b=$T/b
+tiny_in_background "$b" "${options[@]}" --set supervisor.prometheus_port=$port
+sampler() { # its pid
+    local p comm
+    for p in $(e2e_pids "$b/"); do
+        { read -r comm <"/proc/$p/comm"; } 2>/dev/null && [ "$comm" = lg-sample ] && echo "$p" && return
+    done
+}
+is_drawing() { [ -n "$(sampler)" ]; }
+nobody_draws() { ! is_drawing; }
+scrape() { # into $T/metrics
+    exec 3<>"/dev/tcp/127.0.0.1/$port" || return 1
+    printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3
+    timeout 10 cat <&3 >"$T/metrics"
+    exec 3>&-
+    grep -q '200 OK' "$T/metrics"
+}
+check "a preview is being drawn" wait_until 60 is_drawing
+check "Prometheus: an answer while training goes on" scrape
+check "Prometheus: every rank is up" sh -c "grep -c '^lg_process_up{role=\"trainer\",index=\"[01]\"} 1' '$T/metrics' | grep -qx 2"
+check "Prometheus: the state" grep -qx 'lg_run_state{state="running"} 1' "$T/metrics"
+p=$(sampler)
+[ -z "$p" ] || kill -9 "$p"
+check "a killed preview is told of" wait_until 20 grep -q 'preview of step 30: lg-sample: signal 9' "$b.out"
+check "and drawn again" wait_until 20 is_drawing
+kill_role "$b" lgsup 0
+check "the drawing process ends with lgsup" wait_until 10 nobody_draws
+tiny_in_background "$b" "${options[@]}" --set supervisor.prometheus_port=$port
+check "Prometheus: an answer of the next lgsup" wait_until 20 scrape
+wait_step "$b" 70 60
+kill_the_rest() { # lgsup may have started somebody meanwhile
+    nothing_runs && return 0
+    kill -9 $(e2e_pids "$T") 2>/dev/null
+    return 1
+}
+check "everything is dead" wait_until 10 kill_the_rest
+at=$(wc -l <"$b/metrics.jsonl")
+tiny "$b" "${options[@]}"
+expect "resumed after step $at: completes" 0 $?
+check "event files: every step once after all deaths" events_are_whole "$b" $N
+check "event files: every preview once after all deaths" pictures_are "$b" "30 60 90 120"
+check "the same previews" same_previews "$a" "$b"
+check "byte-identical to the run left alone" same_files "$a" "$b" $N
+check "nothing is left running" nothing_runs
