@@ -228,12 +228,12 @@ case $only in *e*)
     if [ "$gpus" -ge 2 ] || [ "$device" = host ]; then
         two=(--set trainer.ranks=2 --set vae.instances=2)
         [ "$gpus" -ge 2 ] && two+=(--set trainer.gpus=0,1 --set vae.gpus=0,1)
-        few=$((kills / 2 + 1)) every=20
-        n=$((5 * few + 10))
+        every=20
+        n=$((5 * kills + 10))
         start "$T/e1" $n "${two[@]}"
         finished "e: two ranks, $n steps" $? "$T/e1"
         echo "# $(rate "$T/e1" $n)"
-        kill_many e "$T/e2" $n $few trainer.0 trainer.1 vae.1 ema.0 loader.0 keeper.0 -- "${two[@]}"
+        kill_many e "$T/e2" $n "$kills" trainer.0 trainer.1 vae.1 ema.0 loader.0 keeper.0 -- "${two[@]}"
         check "e: byte-identical" same "$T/e1" "$T/e2" $n
     else
         echo "skip e: needs two GPUs"

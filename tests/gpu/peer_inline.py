@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""The peer of the pipeline: DiT-XL/2 in PyTorch that encodes its pictures inline, as training scripts do,
+on one GPU and on all of them (DDP). bf16, torch.compile for net and encoder, fused AdamW, foreach EMA.
+
+Usage: peer_inline.py [BATCH] [--steps 20] [--gpus N] [--tiny]      BATCH: global, default 256
+
+The pictures are random bytes that lie in pinned memory already: reading and decoding cost nothing here,
+unlike in bench_pipeline.sh. The encoder has Stable Diffusion's size and random weights, 32 pictures at a
+time. Prints a line per number of GPUs. --tiny: a small net on the CPU, to try the script.
+"""
+import argparse
+import os
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+
+from peer_dit_xl2 import DiT
+
+SLICE, WARM_UP, SCALING = 32, 5, 0.18215
+
+
+class Res(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.n1, self.c1 = nn.GroupNorm(32, i, 1e-6), nn.Conv2d(i, o, 3, 1, 1)
+        self.n2, self.c2 = nn.GroupNorm(32, o, 1e-6), nn.Conv2d(o, o, 3, 1, 1)
+        self.skip = nn.Conv2d(i, o, 1) if i != o else nn.Identity()
+
+    def forward(self, x):
+        return self.skip(x) + self.c2(F.silu(self.n2(self.c1(F.silu(self.n1(x))))))
+
+
+class Attention(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.n = nn.GroupNorm(32, c, 1e-6)
+        self.q, self.k, self.v, self.o = (nn.Linear(c, c) for _ in range(4))
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        y = self.n(x).flatten(2).transpose(1, 2)
+        y = F.scaled_dot_product_attention(self.q(y)[:, None], self.k(y)[:, None], self.v(y)[:, None])[:, 0]
+        return x + self.o(y).transpose(1, 2).reshape(b, c, h, w)
+
+
+class Encoder(nn.Module):
+    """diffusers' AutoencoderKL: its encoder and quant_conv."""
+
+    def __init__(self, channels):
+        super().__init__()
+        parts, last = [nn.Conv2d(3, channels[0], 3, 1, 1)], channels[0]
+        for i, c in enumerate(channels):
+            parts += [Res(last, c), Res(c, c)]
+            if i < len(channels) - 1:
+                parts.append(nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(c, c, 3, 2, 0)))
+            last = c
+        parts += [Res(last, last), Attention(last), Res(last, last), nn.GroupNorm(32, last, 1e-6), nn.SiLU(),
+                  nn.Conv2d(last, 8, 3, 1, 1), nn.Conv2d(8, 8, 1)]
+        self.all = nn.Sequential(*parts)
+
+    def forward(self, x):
+        return self.all(x)
+
+
+def build(a, device):
+    torch.manual_seed(0)
+    if a.tiny:
+        net, vae, side = DiT(depth=1, h=64, nh=4, size=8), Encoder((32, 32, 32, 32)), 64
+    else:
+        net, vae, side = DiT(), Encoder((128, 256, 512, 512)), 256
+    vae = vae.to(device, torch.bfloat16).to(memory_format=torch.channels_last).eval().requires_grad_(False)
+    return net.to(device), vae, side
+
+
+def run(rank, a, world):
+    device = torch.device("cpu") if a.tiny else torch.device("cuda", rank)
+    if not a.tiny:
+        torch.cuda.set_device(device)
+    if world > 1:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29517 + world))
+        dist.init_process_group("gloo" if a.tiny else "nccl", rank=rank, world_size=world)
+    net, vae, side = build(a, device)
+    ema = [p.detach().clone() for p in net.parameters()]
+    opt = torch.optim.AdamW(net.parameters(), lr=1e-4, weight_decay=0, fused=not a.tiny)
+    step_net, encode = (net, vae) if a.tiny else (torch.compile(net), torch.compile(vae))
+    if world > 1:
+        step_net = nn.parallel.DistributedDataParallel(step_net, device_ids=None if a.tiny else [rank],
+                                                       gradient_as_bucket_view=True)
+    share = a.batch // world
+    pixels = [torch.randint(0, 256, (share, 3, side, side), dtype=torch.uint8, pin_memory=not a.tiny) for _ in range(2)]
+    size = side // 8
+
+    def latents(x):
+        with torch.no_grad():
+            x = x.to(device, non_blocking=True)
+            x = (x.to(torch.bfloat16) / 127.5 - 1).to(memory_format=torch.channels_last)
+            z = torch.cat([encode(part) for part in x.split(min(SLICE, share))]).float()
+            mean, logvar = z.chunk(2, 1)
+            return (mean + torch.exp(0.5 * logvar.clamp(-30, 20)) * torch.randn_like(mean)) * SCALING
+
+    def step(i):
+        x0 = latents(pixels[i % 2])
+        label, t = torch.randint(0, 1000, (share,), device=device), torch.randint(0, 1000, (share,), device=device)
+        alpha = torch.cos(t / 1000 * 1.5)[:, None, None, None]
+        e = torch.randn_like(x0)
+        with torch.autocast(device.type, torch.bfloat16):
+            out = step_net(alpha * x0 + (1 - alpha**2).sqrt() * e, t, label)
+        target = e.reshape(share, 4, size // 2, 2, size // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(share, -1, 16)
+        loss = F.mse_loss(out[..., :16].float(), target)
+        loss.backward()
+        opt.step()
+        opt.zero_grad(set_to_none=True)
+        torch._foreach_lerp_(ema, [p.detach() for p in net.parameters()], 1e-4)
+
+    times = []
+    for i in range(WARM_UP + a.steps):
+        began = time.perf_counter()
+        step(i)
+        if not a.tiny:
+            torch.cuda.synchronize()
+        if i >= WARM_UP:
+            times.append(time.perf_counter() - began)
+    if rank == 0:
+        ms = 1000 * statistics.median(times)
+        peak = 0 if a.tiny else torch.cuda.max_memory_allocated() / 2**30
+        print(f"PyTorch {torch.__version__}, inline encoding, {world} GPUs, batch {a.batch}: {ms:.1f} ms/step "
+              f"{1000 * a.batch / ms:.0f} img/s, peak {peak:.1f} GiB a GPU", flush=True)
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("batch", type=int, nargs="?", default=256)
+    p.add_argument("--steps", type=int, default=20)
+    p.add_argument("--gpus", type=int, default=0, help="at most; default: all")
+    p.add_argument("--tiny", action="store_true")
+    a = p.parse_args()
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    there = 2 if a.tiny else torch.cuda.device_count()
+    for world in [1, 2, 4, 8]:
+        if world <= min(there, a.gpus or there) and a.batch % world == 0:
+            mp.spawn(run, args=(a, world), nprocs=world)
+
+
+if __name__ == "__main__":
+    main()
