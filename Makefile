@@ -116,6 +116,7 @@ include examples/emoji/emoji.mk
 include tests/fuzz/fuzz.mk
 include bundle/bundle.mk
 include tests/sim/sim.mk
+include tests/chaos/chaos.mk
 
 $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)
