@@ -87,7 +87,7 @@ mkdir -p "$build"
 built=0
 case "$sections" in *" unit "* | *" layering "* | *" e2e "*)
     begin build
-    make_in "$build" all example-data unit-programs e2e-programs
+    make_in "$build" all example-data unit-programs e2e-programs chaos-programs micro-data
     built=$?
     end
     ;;

@@ -77,7 +77,7 @@ struct chaos_run {
     int64_t continue_ns, disk_ns;
     uint32_t armed; /* index + 1 of the site that is to fail */
     int64_t armed_ns;
-    bool armed_killed; /* a process was killed, so that its start reaches the site */
+    int armed_kills; /* what was done so that somebody reaches the site */
     struct chaos_event event[CHAOS_EVENTS_MAX];
     int n_events;
     int64_t count[CHAOS_FAULTS], kills, sites_failed, sites_missed, garbage;

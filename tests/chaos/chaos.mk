@@ -31,3 +31,22 @@ $(MICRO)/.made: tests/chaos/make_micro.c $(SPIECE) | $(CHAOS_DIR)/make_micro
 	$(Q)rm -rf $(MICRO) && $(CHAOS_DIR)/make_micro $(SPIECE) $(MICRO) && touch $@
 micro-data: $(MICRO)/.made
 chaos-programs: $(CHAOS_PROGS)
+
+# A campaign that is interrupted goes on where it was; CHAOS_HOME keeps its records and failed runs.
+KILLS  ?= 20000
+SEED   ?= 1
+JOBS_AT_A_TIME = $(if $(filter command environment,$(firstword $(origin JOBS))),$(JOBS),1)
+STEPS  ?= 1000
+PIPELINE ?= examples/micro/pipeline.toml
+CHAOS_TAR ?= $(if $(findstring micro,$(PIPELINE)),$(MICRO)/data/micro-00000.tar)
+CHAOS_HOME ?= $(BUILD)/chaos/$(notdir $(patsubst %/,%,$(dir $(PIPELINE))))
+REPORT ?= docs/reliability.md
+CHAOS_COMMIT = $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- \
+               base config shm bus kernels stages supervisor 2>/dev/null || echo +)
+chaos: deps
+	$(Q)$(MAKE) -s -j$(shell nproc) all chaos-programs micro-data
+	$(Q)rc=0; $(CHAOS_DIR)/chaos --build $(BUILD) --pipeline $(PIPELINE) --home $(CHAOS_HOME) --kills $(KILLS) \
+	    --seed $(SEED) --jobs $(JOBS_AT_A_TIME) --steps $(STEPS) --commit $(CHAOS_COMMIT) \
+	    $(if $(CHAOS_TAR),--tar $(CHAOS_TAR)) $(CHAOS_ARGS) || rc=$$?; \
+	$(CHAOS_DIR)/chaos --report $(REPORT) $(wildcard $(BUILD)/chaos/*) $(CHAOS_HOME) && echo "report: $(REPORT)"; \
+	exit $$rc

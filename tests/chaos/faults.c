@@ -19,8 +19,9 @@ enum {
     PAUSE_MS_MAX = 400,
     DISK_MS_MIN = 100,
     DISK_MS_MAX = 600,
-    ARMED_MS_BEFORE_KILL = 200,
-    ARMED_MS_MAX = 3000,
+    ARMED_MS_BEFORE_KILL = 60, /* a site that is not reached by itself: a process is started anew */
+    ARMED_MS_BEFORE_POWER = 700, /* nor by that: everything is */
+    ARMED_MS_MAX = 2500,
     PASS_MAX = 40, /* calls of an armed site that go well before the one that fails */
     TRIES_MAX = 32
 };
@@ -209,7 +210,7 @@ static bool strike_lgsup_and_stage(struct chaos_run *r)
 
 /* lgsup first, else it would start others; then all that the board names, then orphans that were too
  * new to stand there. */
-static bool strike_power(struct chaos_run *r)
+static bool strike_power(struct chaos_run *r, chaos_fault f)
 {
     struct victim v[LG_ROWS];
     int n = 0;
@@ -217,7 +218,7 @@ static bool strike_power(struct chaos_run *r)
     for (int role = 0; role < LG_ROLE_lgsup; role++)
         for (int k = 0; k < instances(r, role); k++)
             if (find_victim(r, role, k, &v[n])) n++;
-    kill_all(r, CHAOS_power, v, n);
+    kill_all(r, f, v, n);
     for (int i = 1; i < n; i++) r->event[r->n_events - i].incarnation = 0; /* back at a checkpoint */
     return true;
 }
@@ -279,7 +280,7 @@ bool chaos_arm(struct chaos_run *r, int64_t now_ns)
         break;
     }
     r->armed_ns = now_ns;
-    r->armed_killed = false;
+    r->armed_kills = 0;
     atomic_store(&c->other_errno, chaos_draw(r, 2));
     atomic_store(&c->pass, chaos_draw(r, 4) == 0 ? chaos_draw(r, PASS_MAX) : 0);
     atomic_store(&c->armed, r->armed);
@@ -299,7 +300,7 @@ static void kill_for_site(struct chaos_run *r)
     if (!n || r->role_kills[role] >= DEATHS_MAX) return;
     if (!find_victim(r, role, (int)chaos_draw(r, (uint32_t)n), &v)) return;
     kill_all(r, CHAOS_syscall, &v, 1);
-    r->armed_killed = true;
+    r->armed_kills++;
 }
 
 static void follow_site(struct chaos_run *r, int64_t now_ns)
@@ -317,7 +318,9 @@ static void follow_site(struct chaos_run *r, int64_t now_ns)
         atomic_fetch_add(&c->site[r->armed - 1].missed, 1);
         r->sites_missed++;
         r->armed = 0;
-    } else if (!r->armed_killed && now_ns - r->armed_ns > ARMED_MS_BEFORE_KILL * LG_MS_NS) {
+    } else if (r->armed_kills == 1 && now_ns - r->armed_ns > ARMED_MS_BEFORE_POWER * LG_MS_NS) {
+        r->armed_kills += r->board && strike_power(r, CHAOS_syscall);
+    } else if (r->armed_kills == 0 && now_ns - r->armed_ns > ARMED_MS_BEFORE_KILL * LG_MS_NS) {
         kill_for_site(r);
     }
 }
@@ -360,7 +363,7 @@ static bool strike(struct chaos_run *r, chaos_fault f, int64_t now_ns)
     case CHAOS_lgsup_and_keeper:
         return strike_roles(r, f, LG_ROLE_lgsup, LG_ROLE_keeper);
     case CHAOS_power:
-        return strike_power(r);
+        return strike_power(r, f);
     case CHAOS_pause:
         return strike_pause(r, now_ns);
     case CHAOS_hang:
