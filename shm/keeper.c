@@ -39,6 +39,7 @@ struct keeper {
     int count;
     struct connection connection[CONNECTIONS_MAX];
     int listener, signals;
+    const char *path; /* of the listener's file while it is ours to remove */
     bool starved; /* accept failed, most likely for want of fds: leave it alone for one tick */
     bool over;
 };
@@ -70,12 +71,20 @@ static void forget(struct keeper *k, int i)
     k->table[i] = k->table[--k->count];
 }
 
+/* Before the last answer, not after: whoever has asked us to end may bind the same path at once. */
+static void leave_path(struct keeper *k)
+{
+    if (k->path) unlink(k->path);
+    k->path = NULL;
+}
+
 static int do_drop(struct keeper *k, const char *name)
 {
     int i = find(k, name);
     if (i >= 0) forget(k, i);
     if (!name[0]) {
         while (k->count) forget(k, k->count - 1);
+        leave_path(k);
         k->over = true;
     }
     return 0;
@@ -250,9 +259,15 @@ int lg_keeper_serve(const char *socket_path, int ready_fd)
     int rc;
     LG_TRY_GOTO(rc, watch_signals(&k.signals), out);
     LG_TRY_GOTO(rc, listen_at(socket_path, &k.listener), out);
-    if (ready_fd >= 0 && write(ready_fd, "", 1) < 0) lg_log(LG_WARN, "nobody waits for me");
-    loop(&k);
-    unlink(socket_path);
+    k.path = socket_path;
+    /* Whoever started us is dead. Its successor may have looked for strays at this path before we
+     * were there, so nobody would ever end us. (Had the byte been written before that death, the path
+     * would have been there, too, for the successor to find.) */
+    if (ready_fd >= 0 && write(ready_fd, "", 1) < 0)
+        lg_log(LG_WARN, "nobody waits for me: leaving");
+    else
+        loop(&k);
+    leave_path(&k);
     while (k.count) forget(&k, k.count - 1);
 out:
     for (int i = 0; i < CONNECTIONS_MAX; i++)

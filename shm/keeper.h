@@ -22,6 +22,7 @@ int lg_keeper_list(const char *socket_path, int k, char ret_name[LG_REGION_NAME_
 int lg_keeper_drop(const char *socket_path, const char *name);
 
 /* The server: binds socket_path (an old socket file is replaced), serves until dropped or SIGTERM.
- * ready_fd (or -1) gets one byte when it listens. The process is made a child subreaper and reaps.
+ * ready_fd (or -1) gets one byte when it listens; when nobody reads it any more the server ends. The
+ * socket file is gone when drop "" is answered. The process is made a child subreaper and reaps.
  */
 int lg_keeper_serve(const char *socket_path, int ready_fd);

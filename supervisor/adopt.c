@@ -90,6 +90,7 @@ void lg_salvage_all(lg_supervisor *s)
 static int adopt_without_keeper(lg_supervisor *s)
 {
     char missing[LG_REGION_NAME_BYTES] = "";
+    lg_keep_refresh(&s->keep); /* from one that an lgsup has started, but not entered on the board */
     lg_salvage_all(s);
     if (!lg_keep_is_whole(&s->keep, missing))
         return LG_FAIL(LG_ERR_NOTFOUND, "the keeper is dead and region %s is in nobody's hands",

@@ -211,6 +211,9 @@ int lg_keep_start(lg_keep *k, lg_board *board)
     char fresh[LG_PATH_BYTES];
     int ready_fd;
     LG_TRY(lg_path(fresh, "%s.new", k->socket));
+    /* Of an lgsup that died in here: before the rename, or after it and before its keeper stood on
+     * the board. What such a keeper holds an adoption has copied. */
+    end_stray(k->socket);
     end_stray(fresh);
     LG_TRY(spawn_keeper(k, fresh, &ready_fd));
     int rc = wait_until_it_listens(k, ready_fd);

@@ -96,8 +96,6 @@ bool chaos_interrupted(void);
 
 /* ---- faults.c ---- */
 void chaos_shuffle(struct chaos_run *r);
-/* Kills every child, orphans of the run included; how many there were. */
-int chaos_kill_children(void);
 /* Draws a card and does it. False: not possible at this moment. */
 bool chaos_strike(struct chaos_run *r, int64_t now_ns);
 /* Arms a site of which little is known yet (shim.h). False: none is known at all. */

@@ -221,8 +221,9 @@ static bool is_calm(const struct chaos_run *r)
 
 /* ---- the end ---- */
 
-/* Processes whose parent we are, orphans of the run included: we are their subreaper. */
-int chaos_kill_children(void)
+/* Processes whose parent we are, orphans of the run included: we are their subreaper. `who` (may be
+ * NULL) gets their names. */
+static int children(int signal, char *who, size_t bytes)
 {
     int n = 0, self = getpid();
     DIR *dir = opendir("/proc");
@@ -238,10 +239,13 @@ int chaos_kill_children(void)
         if (got <= 0) continue;
         text[got] = 0;
         const char *at = strrchr(text, ')');
-        if (at && sscanf(at + 1, " %*c %d", &parent) == 1 && parent == self) {
-            kill(pid, SIGKILL);
-            n++;
+        if (!at || sscanf(at + 1, " %*c %d", &parent) != 1 || parent != self) continue;
+        if (who) {
+            size_t used = strlen(who);
+            snprintf(who + used, bytes - used, " %.60s", text);
         }
+        if (signal) kill(pid, signal);
+        n++;
     }
     if (dir) closedir(dir);
     while (waitpid(-1, NULL, WNOHANG) > 0) continue;
@@ -259,8 +263,10 @@ static void end_processes(struct chaos_run *r)
         left = pid == 0;
         if (left) usleep(2000);
     }
-    if (left && !r->why[0]) chaos_fail(r, "processes are left running after the end");
-    for (int i = 0; i < 1000 && chaos_kill_children(); i++) usleep(2000);
+    char who[300] = "";
+    if (left && !r->why[0] && children(0, who, sizeof who))
+        chaos_fail(r, "processes are left running after the end:%s", who);
+    for (int i = 0; i < 1000 && children(SIGKILL, NULL, 0); i++) usleep(2000);
 }
 
 static void tell_stuck(struct chaos_run *r)

@@ -60,6 +60,40 @@ static void put(const char *name, const char *text, int want)
     close(fd);
 }
 
+/* Whoever has ended a keeper may bind its path at once: the file is gone with the answer. */
+static void test_path_is_free_when_it_ends(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(lg_keeper_drop(f.keeper, ""), 0);
+        assert_int_equal(access(f.keeper, F_OK), -1);
+        waitpid(f.keeper_pid, NULL, 0);
+        shm_fixture_start_keeper(&f);
+    }
+}
+
+/* One whose lgsup died before it listened is known to nobody: it ends by itself. */
+static void test_ends_when_nobody_waits(void **state)
+{
+    (void)state;
+    char path[sizeof f.keeper + 8];
+    int ready[2], status = -1, rc = 0;
+    snprintf(path, sizeof path, "%s.stray", f.keeper);
+    assert_int_equal(pipe(ready), 0);
+    close(ready[0]);
+    pid_t pid = fork();
+    if (pid == 0) _exit(lg_keeper_serve(path, ready[1]) < 0);
+    close(ready[1]);
+    for (int i = 0; i < 5000 && rc == 0; i++) {
+        rc = waitpid(pid, &status, WNOHANG);
+        usleep(1000);
+    }
+    if (rc == 0) kill(pid, SIGKILL);
+    assert_int_equal(rc, pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(access(path, F_OK), -1);
+}
+
 static void test_put_get_list_drop(void **state)
 {
     char name[LG_REGION_NAME_BYTES];
@@ -204,6 +238,7 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
+        T(test_path_is_free_when_it_ends), T(test_ends_when_nobody_waits),
         T(test_put_get_list_drop), T(test_drop_all_ends_it), T(test_bad_requests),
         T(test_full_table),        T(test_rude_clients),     T(test_killed_clients),
     };

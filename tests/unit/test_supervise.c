@@ -684,6 +684,39 @@ static void test_adopt_with_a_dead_keeper(void **state)
 }
 
 /* Memory that nobody holds any more: back to the checkpoint, not on with zeros. */
+/* An lgsup that dies between making a keeper visible and entering it on the board leaves one that
+ * nobody knows: the next lgsup takes over what it holds, and ends it. */
+static void test_adopt_ends_a_stray_keeper(void **state)
+{
+    (void)state;
+    char socket[LG_PATH_BYTES];
+    static lg_run run;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(3);
+    wait_for_output("every role is ready");
+    lg_run_init(&run, g_run);
+    assert_int_equal(lg_run_runtime_load(&run), 0);
+    snprintf(socket, sizeof socket, "%.4000s/keeper", run.runtime_dir);
+    kill_lgsup();
+    kill_one("keeper", 0);
+    pid_t stray = fork();
+    if (stray == 0) _exit(lg_keeper_serve(socket, -1) < 0);
+    char name[LG_REGION_NAME_BYTES];
+    uint64_t bytes;
+    for (int64_t end = lg_now_ns() + 5 * LG_S_NS; lg_now_ns() < end; usleep(1000))
+        if (lg_keeper_list(socket, 0, name, &bytes) == LG_ERR_NOTFOUND) break;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("adopted");
+    int status = 0, rc = 0;
+    for (int i = 0; i < 5000 && rc == 0; i++, usleep(1000)) rc = waitpid(stray, &status, WNOHANG);
+    if (rc == 0) kill(stray, SIGKILL);
+    assert_int_equal(rc, stray);
+    kill_one("trainer", 1); /* its memory is still kept */
+    wait_for_step(g_status.step + 10);
+    end_by_stop();
+    assert_nobody_left();
+}
+
 static void test_lost_memory(void **state)
 {
     (void)state;
@@ -793,6 +826,7 @@ int main(int argc, char **argv)
         TEST(test_adopt),
         TEST(test_adopt_with_a_dead_trainer),
         TEST(test_adopt_with_a_dead_keeper),
+        TEST(test_adopt_ends_a_stray_keeper),
         TEST(test_lost_memory),
         TEST(test_stop_of_an_orphan),
         TEST(test_everything_dies),
