@@ -530,6 +530,14 @@ int lg_stage_park(lg_stage *st, const char *fmt, ...)
     return LG_FAIL(LG_ERR_PARKED, "%s", st->row->cause);
 }
 
+int lg_stage_park_if_lasting(lg_stage *st, int rc, const char *what)
+{
+    bool may_pass = rc == LG_ERR_IO || rc == LG_ERR_NOSPACE || rc == LG_ERR_TIMEOUT;
+    if (rc >= 0) return rc;
+    if (may_pass) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return lg_stage_park(st, "%s: %s", what, lg_err_message());
+}
+
 uint64_t lg_stage_end(lg_stage *st)
 {
     uint64_t final = st->board->s->max_steps;

@@ -116,5 +116,9 @@ int lg_stage_window(lg_stage *st, lg_device *device, lg_window **ret);
 bool lg_stage_latents_on_host(const lg_plan *p);
 /* Records why the run cannot go on, for people, and returns LG_ERR_PARKED. */
 int lg_stage_park(lg_stage *st, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* rc < 0 came from reading what the run needs (`what`): parks when it will be the same next time;
+ * else (the system refused a file or memory, which may pass) returns it, and the process is started
+ * again, supervisor.restarts_max bounding how often. rc >= 0 is returned as it is. */
+int lg_stage_park_if_lasting(lg_stage *st, int rc, const char *what);
 /* Last sample number + 1 of the run (max_steps * batch, or the final state's when stopping). */
 uint64_t lg_stage_end(lg_stage *st);

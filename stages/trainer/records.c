@@ -2,7 +2,7 @@
  *
  * A metrics line is one write() at a known offset; a short write is cut off again, so the file
  * always ends with a whole line. The ledger is written by position: writing a step twice is
- * harmless. */
+ * harmless. So the ledger goes first: what fails after it is done again as a whole. */
 #include "stages/trainer/records.h"
 #include "base/log.h"
 #include <cjson/cJSON.h>
@@ -80,16 +80,6 @@ fail:
     return rc;
 }
 
-void lg_records_close(lg_records **r)
-{
-    if (!*r) return;
-    if ((*r)->metrics >= 0) close((*r)->metrics);
-    if ((*r)->ledger >= 0) close((*r)->ledger);
-    free((*r)->pending);
-    free(*r);
-    *r = NULL;
-}
-
 /* JSON has no NaN: null. */
 static const char *number(char buf[32], double v)
 {
@@ -118,14 +108,25 @@ static bool write_one(lg_records *r, const struct lg_step_record *s)
         s->samples_per_s, s->data_wait_s, s->ckpt_wait_s, s->ledger.voids, s->ledger.skipped,
         wall_s());
     LG_ASSERT(n > 0 && n < LINE_BYTES);
+    off_t at = (off_t)((s->ledger.step - 1) * sizeof s->ledger);
+    if (pwrite(r->ledger, &s->ledger, sizeof s->ledger, at) != (ssize_t)sizeof s->ledger)
+        return false;
     if (pwrite(r->metrics, line, (size_t)n, r->end) != n) {
         if (ftruncate(r->metrics, r->end) < 0)
             lg_log(LG_WARN, "cannot cut metrics.jsonl: %s", strerror(errno));
         return false;
     }
     r->end += n;
-    off_t at = (off_t)((s->ledger.step - 1) * sizeof s->ledger);
-    return pwrite(r->ledger, &s->ledger, sizeof s->ledger, at) == (ssize_t)sizeof s->ledger;
+    return true;
+}
+
+int lg_records_retry(lg_records *r)
+{
+    int done = 0;
+    while (done < r->n_pending && write_one(r, &r->pending[done])) done++;
+    r->n_pending -= done;
+    memmove(r->pending, r->pending + done, (size_t)r->n_pending * sizeof *r->pending);
+    return r->n_pending ? 1 : 0;
 }
 
 int lg_records_append(lg_records *r, const struct lg_step_record *record)
@@ -135,9 +136,16 @@ int lg_records_append(lg_records *r, const struct lg_step_record *record)
         memmove(r->pending, r->pending + 1, (size_t)--r->n_pending * sizeof *r->pending);
     r->pending[r->n_pending] = *record;
     lg_ledger_seal(&r->pending[r->n_pending++].ledger);
-    int done = 0;
-    while (done < r->n_pending && write_one(r, &r->pending[done])) done++;
-    r->n_pending -= done;
-    memmove(r->pending, r->pending + done, (size_t)r->n_pending * sizeof *r->pending);
-    return r->n_pending ? 1 : 0;
+    return lg_records_retry(r);
+}
+
+void lg_records_close(lg_records **r)
+{
+    if (!*r) return;
+    if ((*r)->n_pending) lg_records_retry(*r);
+    if ((*r)->metrics >= 0) close((*r)->metrics);
+    if ((*r)->ledger >= 0) close((*r)->ledger);
+    free((*r)->pending);
+    free(*r);
+    *r = NULL;
 }

@@ -1,6 +1,6 @@
 /* What rank 0 writes about each step, before it commits it: a line of RUN/metrics.jsonl and a
- * record of RUN/ledger. A full disk does not stop training: what could not be written is kept and
- * tried again with the next step. */
+ * record of RUN/ledger. A full disk does not stop training: what could not be written is kept in
+ * memory and tried again with the next step, when there is nothing else to do, and at the end. */
 #pragma once
 #include "config/ledger.h"
 #include "stages/stage.h"
@@ -14,7 +14,10 @@ struct lg_step_record {
 /* Opens both files and cuts metrics.jsonl to whole lines of steps <= committed (a former life may
  * have written the line of a step that was never committed). */
 int lg_records_open(const char *run_dir, uint64_t committed, lg_records **ret);
+/* Tries once more to write what waits. */
 void lg_records_close(lg_records **r);
 /* Never fails: 0, or 1 when the disk refuses (the record is kept; the caller tells the user once).
  */
 int lg_records_append(lg_records *r, const struct lg_step_record *record);
+/* Writes what waits: 0, or 1 when the disk still refuses. */
+int lg_records_retry(lg_records *r);

@@ -253,14 +253,14 @@ static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const 
         int rc = lg_denoiser_load(&t->state->net, weights_dir, all);
         if (rc == 0) memcpy(side, all + first, count * sizeof *all);
         free(all);
-        if (rc < 0) return lg_stage_park(st, "trainer.init_from: %s", lg_err_message());
-        return 0;
+        return lg_stage_park_if_lasting(st, rc, "trainer.init_from");
     }
     case LG_ORIGIN_RESUME:
-        if (lg_checkpoint_read_optimizer(dir, params, first, count, side, side + count,
-                                         side + 2 * count) < 0)
-            return lg_stage_park(st, "cannot go on from %s: %s", dir, lg_err_message());
-        return 0;
+        return lg_stage_park_if_lasting(
+            st,
+            lg_checkpoint_read_optimizer(dir, params, first, count, side, side + count,
+                                         side + 2 * count),
+            "the checkpoint cannot be read");
     }
     return LG_FAIL(LG_ERR_FAILED, "unknown origin");
 }
@@ -580,6 +580,7 @@ static int trainer_step(lg_stage *st)
 {
     struct trainer *t = st->state;
     struct lg_action a = lg_trainer_next(st->board, st->index);
+    if (t->records_failed) t->records_failed = lg_records_retry(t->records) != 0;
     lg_log_set_step((int64_t)a.step);
     switch (a.kind) {
     case LG_DO_INIT:
