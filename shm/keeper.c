@@ -40,7 +40,7 @@ struct keeper {
     struct connection connection[CONNECTIONS_MAX];
     int listener, signals;
     const char *path; /* of the listener's file while it is ours to remove */
-    bool starved; /* accept failed, most likely for want of fds: leave it alone for one tick */
+    bool starved;     /* accept failed, most likely for want of fds: leave it alone for one tick */
     bool over;
 };
 

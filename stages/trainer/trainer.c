@@ -256,11 +256,11 @@ static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const 
         return lg_stage_park_if_lasting(st, rc, "trainer.init_from");
     }
     case LG_ORIGIN_RESUME:
-        return lg_stage_park_if_lasting(
-            st,
-            lg_checkpoint_read_optimizer(dir, params, first, count, side, side + count,
-                                         side + 2 * count),
-            "the checkpoint cannot be read");
+        return lg_stage_park_if_lasting(st,
+                                        lg_checkpoint_read_optimizer(dir, params, first, count,
+                                                                     side, side + count,
+                                                                     side + 2 * count),
+                                        "the checkpoint cannot be read");
     }
     return LG_FAIL(LG_ERR_FAILED, "unknown origin");
 }

@@ -43,11 +43,12 @@ bool chaos_interrupted(void)
 
 static int usage(void)
 {
-    fprintf(stderr,
-            "usage: chaos --build DIR --pipeline FILE --home DIR [--kills N] [--seed S] [--jobs J]\n"
-            "             [--steps N] [--gap MS] [--seconds S] [--commit TEXT] [--tar SHARD]\n"
-            "             [--only FAULT]\n"
-            "       chaos --report OUT HOME...\n");
+    fprintf(
+        stderr,
+        "usage: chaos --build DIR --pipeline FILE --home DIR [--kills N] [--seed S] [--jobs J]\n"
+        "             [--steps N] [--gap MS] [--seconds S] [--commit TEXT] [--tar SHARD]\n"
+        "             [--only FAULT]\n"
+        "       chaos --report OUT HOME...\n");
     return 2;
 }
 
@@ -60,8 +61,11 @@ static bool take(struct chaos_options *o, const char *key, const char *value)
     struct {
         const char *key;
         int64_t *number;
-    } numbers[] = {{"--kills", &o->kills}, {"--jobs", &o->jobs},       {"--steps", &o->steps},
-                   {"--gap", &o->gap_ms},  {"--seconds", &o->seconds_max}};
+    } numbers[] = {{"--kills", &o->kills},
+                   {"--jobs", &o->jobs},
+                   {"--steps", &o->steps},
+                   {"--gap", &o->gap_ms},
+                   {"--seconds", &o->seconds_max}};
     for (size_t i = 0; i < LG_ARRAY_LEN(numbers); i++)
         if (!strcmp(key, numbers[i].key)) {
             *numbers[i].number = strtoll(value, NULL, 10);
@@ -184,7 +188,8 @@ static int prepare(struct campaign *c)
     LG_TRY(lg_path(dir, "%s/reference", c->o.home));
     LG_TRY(lg_path(mark, "%s/reference.build", c->o.home));
     snprintf(line, sizeof line, "%016" PRIx64 "\n", build);
-    bool same = lg_path_exists(mark) && lg_read_file(mark, 64, &text, &n) == 0 && !strcmp(text, line);
+    bool same =
+        lg_path_exists(mark) && lg_read_file(mark, 64, &text, &n) == 0 && !strcmp(text, line);
     free(text);
     lg_err_clear();
     if (same) return 0;

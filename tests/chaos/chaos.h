@@ -22,10 +22,10 @@ enum { CHAOS_EVENTS_MAX = 4096, CHAOS_CHILD_MS_MAX = 60000 };
 
 /* What a campaign is told. Paths are absolute. */
 struct chaos_options {
-    char bin[LG_PATH_BYTES];      /* BUILD/bin */
-    char tools[LG_PATH_BYTES];    /* BUILD/tests/chaos: shim and ledger_check */
-    char pipeline[LG_PATH_BYTES]; /* a pipeline.toml */
-    char home[LG_PATH_BYTES];     /* records, reference, runs */
+    char bin[LG_PATH_BYTES];         /* BUILD/bin */
+    char tools[LG_PATH_BYTES];       /* BUILD/tests/chaos: shim and ledger_check */
+    char pipeline[LG_PATH_BYTES];    /* a pipeline.toml */
+    char home[LG_PATH_BYTES];        /* records, reference, runs */
     const char *commit, *tar, *only; /* tar: shard for the ledger's keys; only: one fault's name */
     uint64_t seed;
     int64_t kills, steps, jobs, gap_ms, seconds_max;
@@ -38,9 +38,9 @@ struct chaos_event {
     chaos_fault fault;
     int role, index;
     int64_t at_ns;
-    lg_mark commit;             /* global, at the fault */
-    uint64_t run_id;            /* of the board then */
-    lg_incarnation incarnation; /* of what was killed, 0: nothing was */
+    lg_mark commit;                       /* global, at the fault */
+    uint64_t run_id;                      /* of the board then */
+    lg_incarnation incarnation;           /* of what was killed, 0: nothing was */
     double commit_ms, ready_ms, adopt_ms; /* -1: not (yet) */
     bool waits;                           /* for a commit or a replacement still */
     bool killed;
@@ -72,7 +72,7 @@ struct chaos_run {
     uint8_t deck[512];
     int cards, card;
     int64_t next_ns, calm_ns;
-    int overlap; /* faults on top of one another just now */
+    int overlap;    /* faults on top of one another just now */
     int stopped_fd; /* pidfd of a paused process, -1: none */
     int64_t continue_ns, disk_ns;
     uint32_t armed; /* index + 1 of the site that is to fail */

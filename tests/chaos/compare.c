@@ -45,7 +45,8 @@ static int same_file(const char *a, const char *b, char *why, size_t bytes)
         lg_err_clear();
     } else if (n != m || memcmp(x, y, n) != 0) {
         while (i < n && i < m && x[i] == y[i]) i++;
-        snprintf(why, bytes, "diverged: %.250s differs at byte %zu (%zu and %zu bytes)", a, i, n, m);
+        snprintf(why, bytes, "diverged: %.250s differs at byte %zu (%zu and %zu bytes)", a, i, n,
+                 m);
         rc = -1;
     }
     free(x);
@@ -77,14 +78,15 @@ static int same_tree(const char *a, const char *b, int depth, char *why, size_t 
     while (dir && (e = readdir(dir))) there += strcmp(e->d_name, ".") && strcmp(e->d_name, "..");
     if (dir) closedir(dir);
     if (rc == 0 && here != there) {
-        snprintf(why, bytes, "diverged: %.250s has %d entries, the undisturbed run %d", a, here, there);
+        snprintf(why, bytes, "diverged: %.250s has %d entries, the undisturbed run %d", a, here,
+                 there);
         rc = -1;
     }
     return rc;
 }
 
-static int compare_checkpoints(const struct chaos_options *o, const char *run, const char *reference,
-                               char *why, size_t bytes)
+static int compare_checkpoints(const struct chaos_options *o, const char *run,
+                               const char *reference, char *why, size_t bytes)
 {
     char a[LG_PATH_BYTES], b[LG_PATH_BYTES], last[128];
     bool found = false;
@@ -138,9 +140,18 @@ static int check_ledger(const struct chaos_options *o, const char *run, char *wh
     snprintf(steps, sizeof steps, "%" PRId64, o->steps);
     snprintf(batch, sizeof batch, "%" PRId64, o->batch);
     snprintf(seed, sizeof seed, "%" PRId64, o->data_seed);
-    char *argv[] = {program,           (char *)"--steps", steps,           (char *)"--batch",
-                    batch,             (char *)"--seed",  seed,            (char *)"--metrics",
-                    metrics,           ledger,            (char *)"--tar", (char *)o->tar,
+    char *argv[] = {program,
+                    (char *)"--steps",
+                    steps,
+                    (char *)"--batch",
+                    batch,
+                    (char *)"--seed",
+                    seed,
+                    (char *)"--metrics",
+                    metrics,
+                    ledger,
+                    (char *)"--tar",
+                    (char *)o->tar,
                     NULL};
     if (!o->tar) argv[10] = NULL;
     return execute_check(argv, "ledger", run, why, bytes);

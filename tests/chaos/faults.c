@@ -79,7 +79,8 @@ static int keeper_pidfd(lg_board *b)
     int pid = (int)atomic_load(&row->pid);
     int fd = pid > 0 ? pidfd_open(pid, 0) : -1;
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    if (fd < 0 || (lg_process_start_time(pid) == atomic_load(&row->start_time) && poll(&p, 1, 0) == 0))
+    if (fd < 0 ||
+        (lg_process_start_time(pid) == atomic_load(&row->start_time) && poll(&p, 1, 0) == 0))
         return fd;
     close(fd);
     return -1;
@@ -102,9 +103,7 @@ static bool find_victim(struct chaos_run *r, int role, int index, struct victim 
 static int instances(struct chaos_run *r, int role)
 {
     int n = 0;
-    while (n < LG_INSTANCES_MAX &&
-           lg_board_life(r->board, (lg_role)role, n, NULL) != 0)
-        n++;
+    while (n < LG_INSTANCES_MAX && lg_board_life(r->board, (lg_role)role, n, NULL) != 0) n++;
     return n;
 }
 
@@ -122,7 +121,8 @@ static bool draw_victim(struct chaos_run *r, bool others, struct victim *ret)
         }
     for (int t = 0; n && t < TRIES_MAX; t++) {
         uint32_t i = chaos_draw(r, (uint32_t)n);
-        if (r->role_kills[all[i].role] < DEATHS_MAX && find_victim(r, all[i].role, all[i].index, ret))
+        if (r->role_kills[all[i].role] < DEATHS_MAX &&
+            find_victim(r, all[i].role, all[i].index, ret))
             return true;
     }
     return false;
@@ -187,8 +187,8 @@ static bool strike_drawn(struct chaos_run *r, chaos_fault f, int n)
 {
     struct victim v[2];
     if (!draw_victim(r, f == CHAOS_pair, &v[0])) return false;
-    if (n == 2 && (!draw_victim(r, true, &v[1]) ||
-                   (v[0].role == v[1].role && v[0].index == v[1].index))) {
+    if (n == 2 &&
+        (!draw_victim(r, true, &v[1]) || (v[0].role == v[1].role && v[0].index == v[1].index))) {
         close(v[0].pidfd);
         return false;
     }
@@ -219,7 +219,8 @@ static bool strike_power(struct chaos_run *r, chaos_fault f)
         for (int k = 0; k < instances(r, role); k++)
             if (find_victim(r, role, k, &v[n])) n++;
     kill_all(r, f, v, n);
-    for (int i = 1; i < n; i++) r->event[r->n_events - i].incarnation = 0; /* back at a checkpoint */
+    for (int i = 1; i < n; i++)
+        r->event[r->n_events - i].incarnation = 0; /* back at a checkpoint */
     return true;
 }
 
@@ -233,8 +234,7 @@ static bool strike_pause(struct chaos_run *r, int64_t now_ns)
     note(r, CHAOS_pause, v.role, v.index);
     r->stopped_fd = v.pidfd;
     r->continue_ns =
-        now_ns +
-        (PAUSE_MS_MIN + (int64_t)chaos_draw(r, PAUSE_MS_MAX - PAUSE_MS_MIN)) * LG_MS_NS;
+        now_ns + (PAUSE_MS_MIN + (int64_t)chaos_draw(r, PAUSE_MS_MAX - PAUSE_MS_MIN)) * LG_MS_NS;
     return true;
 }
 

@@ -204,7 +204,8 @@ static void check(const struct options *o)
         if (trained[i] < least) least = trained[i];
         if (trained[i] > most) most = trained[i];
     }
-    if (key && most - least > 1) bad("an item was trained %" PRIu64 " times, another %" PRIu64, most, least);
+    if (key && most - least > 1)
+        bad("an item was trained %" PRIu64 " times, another %" PRIu64, most, least);
     if (o->metrics) check_metrics(o, loss);
     printf("%" PRIu64 " steps, %" PRIu64 " samples, each trained once\n", o->steps,
            o->steps * o->batch);

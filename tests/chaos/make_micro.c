@@ -71,8 +71,8 @@ static int write_weights(const char *dir, const char *name, const lg_params *t, 
     LG_TRY_GOTO(rc, lg_st_writer_open(path, &w), fail);
     LG_TRY_GOTO(rc, lg_st_writer_metadata(w, "format", "pt"), fail);
     for (int i = 0; i < t->n; i++)
-        LG_TRY_GOTO(
-            rc, lg_st_writer_declare(w, t->p[i].name, LG_F32, t->p[i].rank, t->p[i].dim), fail);
+        LG_TRY_GOTO(rc, lg_st_writer_declare(w, t->p[i].name, LG_F32, t->p[i].rank, t->p[i].dim),
+                    fail);
     for (int i = 0; i < t->n; i++)
         LG_TRY_GOTO(rc, stream_param(w, &t->p[i], seed, (uint64_t)i), fail);
     LG_TRY(lg_st_writer_finish(&w, NULL));
@@ -121,7 +121,7 @@ static int make_t5(const char *root, const char *spiece)
 static const struct {
     const char *name;
     uint8_t rgb[3];
-} colours[] = {{"red", {220, 40, 40}},   {"green", {40, 170, 70}},  {"blue", {50, 90, 220}},
+} colours[] = {{"red", {220, 40, 40}},     {"green", {40, 170, 70}},   {"blue", {50, 90, 220}},
                {"orange", {240, 150, 30}}, {"purple", {130, 60, 170}}, {"black", {20, 20, 20}}};
 static const char *const shapes[] = {"circle", "square", "bar", "ring"};
 static const char *const places[] = {"left", "centre", "right"};
@@ -149,7 +149,8 @@ static int add_picture(lg_tar_writer *w, int number, int colour, int shape, int 
     memset(rgb, 255, sizeof rgb);
     for (int y = 0; y < SIDE; y++)
         for (int x = 0; x < SIDE; x++)
-            if (inside(shape, place, x, y)) memcpy(rgb + (y * SIDE + x) * 3, colours[colour].rgb, 3);
+            if (inside(shape, place, x, y))
+                memcpy(rgb + (y * SIDE + x) * 3, colours[colour].rgb, 3);
     snprintf(name, sizeof name, "%05d.png", number);
     snprintf(caption, sizeof caption, "a %s %s, %s", colours[colour].name, shapes[shape],
              places[place]);

@@ -113,9 +113,8 @@ static void add_failure(struct totals *t, const cJSON *j)
     if (!*why) return;
     int64_t *kind = !strncmp(why, "diverged", 8) || !strncmp(why, "lost", 4) ? &t->diverged
                     : !strncmp(why, "ledger", 6)                             ? &t->ledger
-                    : !strncmp(why, "stuck", 5) || !strncmp(why, "not at its end", 14)
-                        ? &t->stuck
-                        : &t->other;
+                    : !strncmp(why, "stuck", 5) || !strncmp(why, "not at its end", 14) ? &t->stuck
+                                                                                       : &t->other;
     ++*kind;
     snprintf(t->failures + n, sizeof t->failures - n, "- run %.0f, seed %.0f, commit %s: %.200s\n",
              number(j, "run"), number(j, "seed"), text(j, "commit"), why);
@@ -207,29 +206,38 @@ static void write_machine(FILE *f)
     fprintf(f, "Report of %s; %ld cores, %s.\n", line, sysconf(_SC_NPROCESSORS_ONLN), model);
 }
 
-static const char head[] =
-    "# Reliability\n\n"
-    "What was done to real runs, and what came of it. Written by `make chaos` from the records of its\n"
-    "campaigns; [tests/chaos/README.md](../tests/chaos/README.md) says how they work. A run counts as "
-    "good when\nit ends by itself, every checkpoint that it keeps is byte-identical to that of a run that "
-    "was left\nalone, the ledger, read by a checker that shares no code with its writer, says that every "
-    "sample was\ntrained exactly once and in order, `lgsup verify` agrees, and no process is left.\n\n";
+static const char head[] = "# Reliability\n\n"
+                           "What was done to real runs, and what came of it. Written by `make "
+                           "chaos` from the records of its\n"
+                           "campaigns; [tests/chaos/README.md](../tests/chaos/README.md) says how "
+                           "they work. A run counts as "
+                           "good when\nit ends by itself, every checkpoint that it keeps is "
+                           "byte-identical to that of a run that "
+                           "was left\nalone, the ledger, read by a checker that shares no code "
+                           "with its writer, says that every "
+                           "sample was\ntrained exactly once and in order, `lgsup verify` agrees, "
+                           "and no process is left.\n\n";
 
 static void write_summary(FILE *f, const struct totals *t)
 {
     fprintf(f, "\n## %s\n\n", t->pipeline);
     fprintf(f, "Commit %s; seed %s.\n\n", t->commits, t->seeds);
     fprintf(f, "| | |\n|---|---|\n");
-    fprintf(f, "| kills | **%" PRId64 "** |\n| runs | %" PRId64 " (%" PRId64 " with failing calls and full "
-               "disks), %" PRId64 " steps, %.1f min |\n",
+    fprintf(f,
+            "| kills | **%" PRId64 "** |\n| runs | %" PRId64 " (%" PRId64
+            " with failing calls and full "
+            "disks), %" PRId64 " steps, %.1f min |\n",
             t->kills, t->runs, t->shim_runs, t->steps, t->wall_s / 60);
-    fprintf(f, "| runs with a divergent byte or a lost checkpoint | **%" PRId64 "** |\n", t->diverged);
+    fprintf(f, "| runs with a divergent byte or a lost checkpoint | **%" PRId64 "** |\n",
+            t->diverged);
     fprintf(f, "| runs with a lost or doubled sample | **%" PRId64 "** |\n", t->ledger);
     fprintf(f, "| stuck runs | **%" PRId64 "** |\n", t->stuck);
-    fprintf(f, "| runs that failed otherwise (parked, refused, processes left) | **%" PRId64 "** |\n",
+    fprintf(f,
+            "| runs that failed otherwise (parked, refused, processes left) | **%" PRId64 "** |\n",
             t->other);
     fprintf(f,
-            "| starts of lgsup | %" PRId64 ", of which a failing call or a full disk ended %" PRId64 " |\n",
+            "| starts of lgsup | %" PRId64 ", of which a failing call or a full disk ended %" PRId64
+            " |\n",
             t->starts, t->refused);
     double foreign = t->foreign_s / LG_MAX(t->wall_s, 1e-9);
     fprintf(f, "| other load meanwhile | %.2f cores%s |\n", foreign,
@@ -244,16 +252,18 @@ static void write_faults(FILE *f, const struct totals *t)
         fprintf(f, "%s %s %" PRId64, r ? "," : "", lg_role_name((lg_role)r), t->role_kills[r]);
     fprintf(f, ".\n\n| fault | times | |\n|---|---|---|\n");
     for (int k = 0; k < CHAOS_FAULTS; k++)
-        fprintf(f, "| %s | %" PRId64 " | %s |\n", chaos_fault_name[k], t->fault[k], chaos_fault_doc[k]);
+        fprintf(f, "| %s | %" PRId64 " | %s |\n", chaos_fault_name[k], t->fault[k],
+                chaos_fault_doc[k]);
     fprintf(f, "\n%" PRId64 " spoiled messages were sent. ", t->messages);
     int64_t sites = 0, failed = 0;
     for (int p = 0; p < CHAOS_PROGRAMS; p++) sites += t->sites[p], failed += t->sites_failed[p];
-    fprintf(f, "%" PRId64 " calls were made to fail, at %" PRId64 " of the %" PRId64
-               " places in our programs that\nwere seen to call the system:",
+    fprintf(f,
+            "%" PRId64 " calls were made to fail, at %" PRId64 " of the %" PRId64
+            " places in our programs that\nwere seen to call the system:",
             t->calls, failed, sites);
     for (int p = 0; p < CHAOS_PROGRAMS; p++)
-        fprintf(f, "%s %s %" PRId64 "/%" PRId64, p ? "," : "", chaos_programs[p], t->sites_failed[p],
-                t->sites[p]);
+        fprintf(f, "%s %s %" PRId64 "/%" PRId64, p ? "," : "", chaos_programs[p],
+                t->sites_failed[p], t->sites[p]);
     fprintf(f, ".\n");
 }
 
@@ -268,22 +278,25 @@ static void write_cell(FILE *f, struct series *s)
 static void write_times(FILE *f, struct totals *t)
 {
     static const char *const aim[LG_ROLE_COUNT] = {
-        [LG_ROLE_text] = "50 / 200",     [LG_ROLE_vae] = "50 / 200",  [LG_ROLE_ema] = "50 / 200",
-        [LG_ROLE_ckpt] = "50 / 200",     [LG_ROLE_trainer] = "500 / 1500",
-        [LG_ROLE_lgsup] = "50 / 200",
+        [LG_ROLE_text] = "50 / 200", [LG_ROLE_vae] = "50 / 200",       [LG_ROLE_ema] = "50 / 200",
+        [LG_ROLE_ckpt] = "50 / 200", [LG_ROLE_trainer] = "500 / 1500", [LG_ROLE_lgsup] = "50 / 200",
     };
-    fprintf(f, "\nOne process killed and nothing else meanwhile, p50 / p99 in ms (looked at once a ms):\n\n"
-               "| role | kills | to the next committed step | to the replacement being ready | aim |\n"
-               "|---|---|---|---|---|\n");
+    fprintf(f,
+            "\nOne process killed and nothing else meanwhile, p50 / p99 in ms (looked at once a "
+            "ms):\n\n"
+            "| role | kills | to the next committed step | to the replacement being ready | aim |\n"
+            "|---|---|---|---|---|\n");
     for (int r = 0; r < LG_ROLE_COUNT; r++) {
         fprintf(f, "| %s | %d |", lg_role_name((lg_role)r), t->role[r][COMMIT].n);
         write_cell(f, &t->role[r][COMMIT]);
         write_cell(f, &t->role[r][r == LG_ROLE_lgsup ? ADOPT : READY]);
         fprintf(f, " %s |\n", aim[r] ? aim[r] : "");
     }
-    fprintf(f, "\nThe aim is for the next committed step; for lgsup, whose death stops nothing, for the\n"
-               "adoption: from the start of the new lgsup until it has taken every process over.\n\n"
-               "| fault | to the next committed step, p50 / p99 in ms |\n|---|---|\n");
+    fprintf(
+        f,
+        "\nThe aim is for the next committed step; for lgsup, whose death stops nothing, for the\n"
+        "adoption: from the start of the new lgsup until it has taken every process over.\n\n"
+        "| fault | to the next committed step, p50 / p99 in ms |\n|---|---|\n");
     for (int k = 0; k < CHAOS_FAULTS; k++) {
         if (k == CHAOS_kill || !t->group[k].n) continue;
         fprintf(f, "| %s |", chaos_fault_name[k]);

@@ -22,9 +22,9 @@
 #include <unistd.h>
 
 enum {
-    STUCK_S = 60,       /* without a committed step */
-    RUN_S_MAX = 900,    /* a run as a whole */
-    REFUSED_MAX = 20,   /* starts of lgsup that a failing call has ended, in a row */
+    STUCK_S = 60,         /* without a committed step */
+    RUN_S_MAX = 900,      /* a run as a whole */
+    REFUSED_MAX = 20,     /* starts of lgsup that a failing call has ended, in a row */
     RESTART_MS_MAX = 200, /* a killed lgsup stays away for so long at most */
     OVERLAP_MS_MAX = 30,
     OVERLAP_MAX = 3,
@@ -46,16 +46,25 @@ void chaos_fail(struct chaos_run *r, const char *fmt, ...)
 
 static void exec_lgsup(const struct chaos_run *r, int out)
 {
-    char program[LG_PATH_BYTES + 8], dir[LG_PATH_BYTES + 16], steps[64], keep[64] = "checkpoint.keep=3";
+    char program[LG_PATH_BYTES + 8], dir[LG_PATH_BYTES + 16], steps[64],
+        keep[64] = "checkpoint.keep=3";
     char shim[LG_PATH_BYTES + 32], control[LG_PATH_BYTES + 32];
     snprintf(program, sizeof program, "%s/lgsup", r->o->bin);
     snprintf(dir, sizeof dir, "job.dir=%s", r->dir);
     snprintf(steps, sizeof steps, "trainer.max_steps=%" PRId64, r->o->steps);
     if (r->number < 0) snprintf(keep, sizeof keep, "checkpoint.keep=1000000");
-    char *argv[] = {program,        (char *)"start", (char *)r->o->pipeline,
-                    (char *)"--set", dir,            (char *)"--set",
-                    steps,          (char *)"--set", keep,
-                    (char *)"--set", (char *)"supervisor.hang_s=2", NULL};
+    char *argv[] = {program,
+                    (char *)"start",
+                    (char *)r->o->pipeline,
+                    (char *)"--set",
+                    dir,
+                    (char *)"--set",
+                    steps,
+                    (char *)"--set",
+                    keep,
+                    (char *)"--set",
+                    (char *)"supervisor.hang_s=2",
+                    NULL};
     setenv("XDG_RUNTIME_DIR", r->runtime, 1);
     unsetenv("LG_BIN_DIR");
     if (r->preload) {
@@ -194,7 +203,8 @@ static void look_at_event(struct chaos_run *r, struct chaos_event *e, int64_t no
         uint32_t ready = atomic_load(&lg_board_row(r->board, (lg_role)e->role, e->index)->ready);
         if (ready && (!same || ready != e->incarnation)) e->ready_ms = ms;
     }
-    bool replaced = !e->incarnation || (e->role == LG_ROLE_lgsup ? r->spoke_ns > e->at_ns : e->ready_ms >= 0);
+    bool replaced =
+        !e->incarnation || (e->role == LG_ROLE_lgsup ? r->spoke_ns > e->at_ns : e->ready_ms >= 0);
     e->waits = !(e->commit_ms >= 0 && replaced) && !is_final(r);
 }
 
@@ -280,7 +290,8 @@ static void tell_stuck(struct chaos_run *r)
             lg_incarnation i = lg_board_life(r->board, (lg_role)role, k, &life);
             if (life == LG_LIFE_NONE) continue;
             printf("# %s.%d pid %u incarnation %u life %d phase %u ready %u commit %" PRIu64
-                   " grads %" PRIu64 " partial %" PRIu64 " staged %" PRIu64 " published %" PRIu64 "\n",
+                   " grads %" PRIu64 " partial %" PRIu64 " staged %" PRIu64 " published %" PRIu64
+                   "\n",
                    lg_role_name((lg_role)role), k, atomic_load(&row->pid), i, (int)life,
                    atomic_load(&row->phase), atomic_load(&row->ready), atomic_load(&row->commit),
                    atomic_load(&row->grads), atomic_load(&row->partial), atomic_load(&row->staged),

@@ -238,9 +238,14 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_path_is_free_when_it_ends), T(test_ends_when_nobody_waits),
-        T(test_put_get_list_drop), T(test_drop_all_ends_it), T(test_bad_requests),
-        T(test_full_table),        T(test_rude_clients),     T(test_killed_clients),
+        T(test_path_is_free_when_it_ends),
+        T(test_ends_when_nobody_waits),
+        T(test_put_get_list_drop),
+        T(test_drop_all_ends_it),
+        T(test_bad_requests),
+        T(test_full_table),
+        T(test_rude_clients),
+        T(test_killed_clients),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -42,8 +42,8 @@ static int teardown(void **state)
 
 static int append(lg_records *r, uint64_t step)
 {
-    struct lg_step_record s = {.ledger = {.step = step, .first = (step - 1) * 8, .last = step * 8 - 1},
-                               .loss = 0.5};
+    struct lg_step_record s = {
+        .ledger = {.step = step, .first = (step - 1) * 8, .last = step * 8 - 1}, .loss = 0.5};
     return lg_records_append(r, &s);
 }
 
