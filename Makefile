@@ -76,6 +76,8 @@ TEST_LIB_SRC := $(filter-out tests/unit/test_%.c,$(wildcard tests/unit/*.c))
 TEST_LIB_OBJ := $(TEST_LIB_SRC:%=$(BUILD)/obj/%.o)
 E2E_SRC   := $(wildcard tests/e2e/*.c)
 E2E       := $(E2E_SRC:tests/e2e/%.c=$(BUILD)/tests/e2e/%)
+# Stand-ins for a GPU's backend and driver (tests/e2e/gpus.sh).
+STUB      := $(BUILD)/tests/stub/liblg-cuda.so $(BUILD)/tests/stub/driver/libcuda.so.1
 BENCH_SRC := $(wildcard tests/bench/*.c)
 BENCH     := $(BENCH_SRC:tests/bench/%.c=$(BUILD)/tests/bench/%)
 
@@ -122,6 +124,12 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_LIB_OBJ) $(LIB) $(LIBS) -lcmocka
+$(BUILD)/tests/stub/liblg-cuda.so: $(BUILD)/obj/tests/stub/cuda.c.o
+$(BUILD)/tests/stub/driver/libcuda.so.1: $(BUILD)/obj/tests/stub/driver.c.o
+$(STUB):
+	@mkdir -p $(@D)
+	@echo "  SO    $@"
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,$(@F) -o $@ $<
 $(BUILD)/tests/bench/%: $(BUILD)/obj/tests/bench/%.c.o $(LIB)
 	$(LINK)
 $(BUILD)/tests/e2e/%: $(BUILD)/obj/tests/e2e/%.c.o $(LIB)
@@ -147,7 +155,7 @@ quickstart: deps
 	$(Q)$(BUILD)/bin/lgsup start examples/emoji/pipeline.toml
 
 unit-programs: $(UNIT)
-e2e-programs: $(E2E)
+e2e-programs: $(E2E) $(STUB)
 unit: all $(UNIT)
 	$(Q)tests/run_unit.sh $(BUILD)
 

@@ -2,6 +2,8 @@
 #include "supervisor/doctor.h"
 #include "config/plan.h"
 #include "supervisor/child.h"
+#include "supervisor/gpus.h"
+#include "supervisor/memory.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
@@ -16,6 +18,7 @@
 #include <unistd.h>
 
 enum { FILES_MIN = 1024, GIB = 1 << 30 };
+enum { HELD_SHARE = 20 }; /* a twentieth of a GPU may be the driver's own and small contexts */
 
 static int g_missing;
 
@@ -43,7 +46,7 @@ static void ask_kernel(void)
 
 static void ask_programs(void)
 {
-    static const char *const tools[] = {"lg-sample", "lg-encode"};
+    static const char *const tools[] = {"lg-sample", "lg-encode", "lg-device"};
     char path[LG_PATH_BYTES];
     for (int r = 0; r < LG_ROLE_lgsup; r++) {
         bool found = lg_program_path(lg_role_program((lg_role)r), path) == 0;
@@ -82,6 +85,70 @@ static bool backend_loads(const char *path, char *why, size_t bytes)
     return status == 0;
 }
 
+/* "139.9 GiB of 140.4 GiB free, CUDA 13.0 of the driver, 13.0 of this build, reaches cuda:1" */
+static void describe(const struct lg_run_gpu *g, char *ret, size_t bytes)
+{
+    char available[32], total[32];
+    FILE *out = fmemopen(ret, bytes, "w");
+    LG_ASSERT(out);
+    fprintf(out, "%s, %s of %s free, CUDA %s of the driver, %s of this build", g->name,
+            lg_bytes_text(g->free_bytes, available), lg_bytes_text(g->total_bytes, total),
+            g->driver, g->runtime);
+    const char *before = ", reaches cuda:";
+    for (int k = 0; k < 64; k++) {
+        if (!(g->peers >> k & 1)) continue;
+        fprintf(out, "%s%d", before, k);
+        before = ",";
+    }
+    fclose(out);
+    ret[bytes - 1] = 0;
+}
+
+static void ask_gpu(const struct lg_run_gpu *g)
+{
+    char what[32], found[768];
+    snprintf(what, sizeof what, "cuda:%d", g->number);
+    if (g->code) {
+        answer(false, false, what, g->error, "");
+        return;
+    }
+    describe(g, found, sizeof found);
+    bool held = g->total_bytes - g->free_bytes > g->total_bytes / HELD_SHARE;
+    answer(!held, false, what, found,
+           "others hold the rest of its memory: see with nvidia-smi who");
+}
+
+static void ask_pairs(const struct lg_run_gpus *g)
+{
+    char what[64];
+    for (int i = 0; i < g->n; i++)
+        for (int k = i + 1; k < g->n; k++) {
+            const struct lg_run_gpu *a = &g->gpu[i], *b = &g->gpu[k];
+            if (a->code || b->code || (a->peers >> b->number & b->peers >> a->number & 1)) continue;
+            snprintf(what, sizeof what, "cuda:%d and cuda:%d", a->number, b->number);
+            answer(false, false, what, "do not reach each other's memory",
+                   "a run needs both on one group of NVLink or PCIe: nvidia-smi topo -p2p r");
+        }
+}
+
+static void ask_gpus(void)
+{
+    struct lg_run_gpus g;
+    if (lg_run_gpus_ask(NULL, 0, &g) < 0) {
+        answer(false, false, "GPUs", lg_err_message(), "");
+        lg_err_clear();
+        return;
+    }
+    for (int i = 0; i < g.n; i++) ask_gpu(&g.gpu[i]);
+    ask_pairs(&g);
+    const char *cudnn = "";
+    for (int i = 0; i < g.n; i++)
+        if (!g.gpu[i].code) cudnn = g.gpu[i].cudnn;
+    answer(cudnn[0], false, "cuDNN", cudnn[0] ? cudnn : "missing",
+           "attention and convolutions run on slower kernels: install it, or name libcudnn.so.9 "
+           "in $LG_CUDNN");
+}
+
 static void ask_backends(void)
 {
     static const struct {
@@ -89,18 +156,23 @@ static void ask_backends(void)
         const char *advice;
     } backend[] = {
         {"host", "for device = \"host\": run `make deps` and `make`: libdnnl and the host backend"},
-        {"cuda", "for device = \"cuda\": build with nvcc on a machine with a GPU"},
+        {"cuda",
+         "for device = \"cuda\": `make cuda` where nvcc is, and CUDA's libcublasLt beside it"},
     };
     char dir[LG_PATH_BYTES], path[LG_PATH_BYTES], why[512];
+    const char *other = getenv("LG_BACKEND_DIR");
     bool any = false;
     if (lg_program_dir(dir) < 0) return;
     for (size_t i = 0; i < LG_ARRAY_LEN(backend); i++) {
         char what[64];
         snprintf(what, sizeof what, "backend %s", backend[i].name);
-        if (lg_path(path, "%s/../lib/liblg-%s.so", dir, backend[i].name) < 0) continue;
+        if (lg_path(path, "%s%s/liblg-%s.so", other && *other ? other : dir,
+                    other && *other ? "" : "/../lib", backend[i].name) < 0)
+            continue;
         bool well = backend_loads(path, why, sizeof why);
         answer(well, false, what, well ? path : why, backend[i].advice);
         any |= well;
+        if (well && !strcmp(backend[i].name, "cuda")) ask_gpus();
     }
     if (!any) answer(false, true, "a backend", "none can be loaded", "make one of them load");
 }
