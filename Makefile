@@ -11,6 +11,7 @@
 # Targets: quickstart   train on them and draw
 # Targets: check        every test
 # Targets: unit         unit tests only
+# Targets: check-systemd a run as units of a real systemd, in a container (root)
 # Targets: bench        figures as JSON lines (docs/bench.md)
 # Targets: fuzz         every parser of untrusted bytes, FUZZ_S seconds each
 # Targets: format       clang-format over the sources
@@ -34,7 +35,7 @@ CFLAGS   += -std=c17 -g $(OPT) -fPIC -fno-math-errno -ffp-contract=off -fvisibil
 CXXFLAGS += -std=c++17 -g $(OPT) -fPIC -fvisibility=hidden
 # DT_RPATH, not DT_RUNPATH: it also serves the libraries' own needs when they are brought along (bundle/).
 LDFLAGS  += -Wl,--as-needed -rdynamic -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib'
-LIBS     := -lzmq -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lsentencepiece \
+LIBS     := -lzmq -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lsentencepiece \
             -lncursesw -ltinfo -lstdc++ -ldl -lpthread -lm
 ifdef SAN
 ifeq ($(SAN),address)
@@ -82,7 +83,7 @@ BENCH_SRC := $(wildcard tests/bench/*.c)
 BENCH     := $(BENCH_SRC:tests/bench/%.c=$(BUILD)/tests/bench/%)
 
 .DEFAULT_GOAL := all
-.PHONY: all help deps example-data quickstart check unit unit-programs e2e-programs bench fuzz format install clean
+.PHONY: all help deps example-data quickstart check check-systemd unit unit-programs e2e-programs bench fuzz format install clean
 .SECONDARY:
 
 all: $(PROGS) $(BACKENDS)
@@ -100,6 +101,9 @@ $(LIB): $(LIB_OBJ)
 	@mkdir -p $(@D)
 	@echo "  AR    $@"
 	$(Q)rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
+
+# The unit templates are part of the program.
+$(BUILD)/obj/supervisor/units_write.c.o: $(wildcard systemd/*.in)
 
 LINK = @mkdir -p $(@D); echo "  LD    $@"; $(if $(V),set -x;,) $(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIB) $(LIBS)
 
@@ -139,7 +143,7 @@ $(BUILD)/tests/e2e/%: $(BUILD)/obj/tests/e2e/%.c.o $(LIB)
 DEPS := gcc g++ make pkg-config libzmq3-dev libmsgpack-dev libtomlplusplus-dev libdnnl-dev \
         libsentencepiece-dev libcjson-dev libxxhash-dev libcmocka-dev libarchive-dev libpng-dev \
         libjpeg62-turbo-dev libwebp-dev libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji \
-        unicode-data jq libncurses-dev
+        unicode-data jq libncurses-dev libsystemd-dev
 deps:
 	$(Q)missing=$$(for p in $(DEPS); do dpkg-query -W -f='$${Status}\n' $$p 2>/dev/null | \
 	    grep -q 'install ok installed' || echo $$p; done); \
@@ -161,6 +165,11 @@ unit: all $(UNIT)
 
 check: deps
 	$(Q)tests/check.sh $(BUILD) $(JOBS)
+
+check-systemd: DEPS += systemd-sysv systemd-container
+check-systemd: deps
+	$(Q)$(MAKE) -s -j$(JOBS) all example-data
+	$(Q)tests/systemd/run.sh $(BUILD)
 
 # Debian's PyTorch is the peer that the training step is raced against.
 bench: DEPS += python3-torch

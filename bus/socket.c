@@ -2,6 +2,7 @@
 #include "bus/socket.h"
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #include <zmq.h>
 
 int lg_socket_address(const char *runtime_dir, const char *name, char ret[LG_IPC_PATH_MAX + 8])
@@ -36,8 +37,12 @@ int lg_socket_new(void *context, int type, void **ret)
     return 0;
 }
 
+/* libzmq asks the kernel (SO_PEERCRED) and hangs up on everybody else's processes, whatever the
+ * directory's mode has become. */
 int lg_socket_bind(void *socket, const char *address)
 {
+    uid_t me = geteuid();
+    LG_ASSERT(zmq_setsockopt(socket, ZMQ_IPC_FILTER_UID, &me, sizeof me) == 0);
     if (zmq_bind(socket, address) != 0)
         return LG_FAIL(lg_err_from_errno(errno), "cannot bind %s: %s", address,
                        zmq_strerror(errno));

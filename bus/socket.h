@@ -13,6 +13,7 @@ enum {
 int lg_socket_address(const char *runtime_dir, const char *name, char ret[LG_IPC_PATH_MAX + 8]);
 /* Creates a socket of a ZMQ_ type. Caller closes it with zmq_close. */
 int lg_socket_new(void *context, int type, void **ret);
+/* Accepts processes of our own user alone. */
 int lg_socket_bind(void *socket, const char *address);
 int lg_socket_connect(void *socket, const char *address);
 /* Receives and drops everything that is pending; returns how many messages. */

@@ -4,7 +4,8 @@
  * Rules (who writes, who reads, what if the writer dies):
  *  1. header: written by lgsup before any process starts. `drain`, `run_state`: lgsup alone.
  *  2. row.life = {pid, incarnation, state} in one word. lgsup stores {0, i, STARTING} before fork,
- *     after the pidfd of the row's former process has fired. The child turns it into
+ *     after the pidfd of the row's former process has fired. (Under systemd `lgsup role` does, in the
+ *     process that becomes the child; systemd runs one of a row at a time: supervisor/units_run.c.) The child turns it into
  *     {pid, i, RUNNING} by compare-and-swap, or exits: a child that comes too late writes nothing.
  *     start_time (0 until then) and pid follow, by the child. lgsup stores DEAD when the pidfd has
  *     fired. A new lgsup turns leftovers {0, i, STARTING} into DEAD before it starts others.

@@ -2,12 +2,15 @@
  *
  * It must outlive everybody, so it does next to nothing: it never blocks on a client (non-blocking
  * sockets, an answer that does not go out at once closes the connection), drops who is silent for
- * IDLE_NS_MAX, ignores SIGPIPE, allocates nothing, and keeps all tables of fixed size.
+ * IDLE_NS_MAX, ignores SIGPIPE, allocates nothing, and keeps all tables of fixed size. It waits only
+ * for the service manager, when that keeps a second copy (keeper_store.h).
  *
  * Invariants: table[0 .. count) is dense, names are unique, each entry owns its fd.
  */
 #include "base/clock.h"
+#include "base/fs.h"
 #include "base/log.h"
+#include "shm/keeper_store.h"
 #include "shm/keeper_wire.h"
 #include <poll.h>
 #include <signal.h>
@@ -40,6 +43,7 @@ struct keeper {
     struct connection connection[CONNECTIONS_MAX];
     int listener, signals;
     const char *path; /* of the listener's file while it is ours to remove */
+    bool stored;      /* the service manager has what the table has */
     bool starved;     /* accept failed, most likely for want of fds: leave it alone for one tick */
     bool over;
 };
@@ -51,12 +55,27 @@ static int find(const struct keeper *k, const char *name)
     return -1;
 }
 
+/* When it cannot be told whether the store has it, it is taken out: a second fd of the same name must
+ * never lie there. */
+static int store(const struct lg_keeper_message *q, int fd)
+{
+    int rc = lg_store_put(q->name, q->bytes, fd);
+    if (rc == 0) return 0;
+    lg_log_error("a region was not stored");
+    if (lg_store_drop(q->name, q->bytes) < 0) lg_log_error("and may lie in the store");
+    return rc;
+}
+
 /* Takes *fd (sets it to -1) when it stores it. */
 static int do_put(struct keeper *k, const struct lg_keeper_message *q, int *fd)
 {
     if (!q->name[0] || *fd < 0) return LG_ERR_USAGE;
+    if (k->stored && !lg_store_fits(q->name)) return LG_ERR_USAGE;
     if (find(k, q->name) >= 0) return LG_ERR_BUSY;
     if (k->count == LG_KEEPER_REGIONS_MAX) return LG_ERR_NOSPACE;
+    /* First the store: dying in between leaves there what nobody was told of, and a later put of the
+     * same name finds it in the next keeper: BUSY. */
+    if (k->stored) LG_TRY(store(q, *fd));
     struct entry *e = &k->table[k->count++];
     memcpy(e->name, q->name, sizeof e->name);
     e->bytes = q->bytes;
@@ -65,8 +84,12 @@ static int do_put(struct keeper *k, const struct lg_keeper_message *q, int *fd)
     return 0;
 }
 
+/* A store that does not follow keeps the memory, not the truth: whoever makes a region of that name
+ * again notices the other run's head. */
 static void forget(struct keeper *k, int i)
 {
+    if (k->stored && lg_store_drop(k->table[i].name, k->table[i].bytes) < 0)
+        lg_log_error("a dropped region stays in the store");
     close(k->table[i].fd);
     k->table[i] = k->table[--k->count];
 }
@@ -100,6 +123,7 @@ static void answer(struct keeper *k, const struct lg_keeper_message *q, int *fd,
     switch (q->op) {
     case LG_KEEPER_PUT:
         a->code = do_put(k, q, fd);
+        lg_err_clear();
         return;
     case LG_KEEPER_DROP:
         a->code = do_drop(k, q->name);
@@ -249,30 +273,71 @@ static void raise_fd_limit(void)
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-int lg_keeper_serve(const char *socket_path, int ready_fd)
+static void take(void *arg, const char *name, uint64_t bytes, int fd)
 {
-    static struct keeper k; /* 90 KiB; one per process */
-    k = (struct keeper){.listener = -1, .signals = -1};
-    for (int i = 0; i < CONNECTIONS_MAX; i++) k.connection[i].fd = -1;
+    struct keeper *k = arg;
+    if (k->count == LG_KEEPER_REGIONS_MAX || find(k, name) >= 0) {
+        close(fd);
+        return;
+    }
+    struct entry *e = &k->table[k->count++];
+    snprintf(e->name, sizeof e->name, "%s", name);
+    e->bytes = bytes;
+    e->fd = fd;
+}
+
+static int open_stored(struct keeper *k, const char *socket_path)
+{
+    char path[LG_PATH_BYTES], status[64];
+    int n = lg_store_reclaim(take, k);
+    LG_TRY(lg_path(path, "%s%s", socket_path, n ? "" : ".new"));
+    LG_TRY(listen_at(path, &k->listener));
+    snprintf(status, sizeof status, "holds %d regions from the store", n);
+    lg_log(LG_INFO, "%s", status);
+    lg_store_ready(status);
+    return 0;
+}
+
+static int serve(struct keeper *k, const char *socket_path, int ready_fd)
+{
+    int rc;
+    for (int i = 0; i < CONNECTIONS_MAX; i++) k->connection[i].fd = -1;
     raise_fd_limit();
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    int rc;
-    LG_TRY_GOTO(rc, watch_signals(&k.signals), out);
-    LG_TRY_GOTO(rc, listen_at(socket_path, &k.listener), out);
-    k.path = socket_path;
+    LG_TRY_GOTO(rc, watch_signals(&k->signals), out);
+    LG_TRY_GOTO(rc, k->stored ? open_stored(k, socket_path) : listen_at(socket_path, &k->listener),
+                out);
+    if (!k->stored) k->path = socket_path; /* a stored one comes back, perhaps under another name */
     /* Whoever started us is dead. Its successor may have looked for strays at this path before we
      * were there, so nobody would ever end us. (Had the byte been written before that death, the path
      * would have been there, too, for the successor to find.) */
     if (ready_fd >= 0 && write(ready_fd, "", 1) < 0)
         lg_log(LG_WARN, "nobody waits for me: leaving");
     else
-        loop(&k);
-    leave_path(&k);
-    while (k.count) forget(&k, k.count - 1);
+        loop(k);
+    leave_path(k);
+    k->stored = false; /* ending is not forgetting */
+    while (k->count) forget(k, k->count - 1);
 out:
     for (int i = 0; i < CONNECTIONS_MAX; i++)
-        if (k.connection[i].fd >= 0) hang_up(&k.connection[i]);
-    if (k.listener >= 0) close(k.listener);
-    if (k.signals >= 0) close(k.signals);
+        if (k->connection[i].fd >= 0) hang_up(&k->connection[i]);
+    if (k->listener >= 0) close(k->listener);
+    if (k->signals >= 0) close(k->signals);
     return rc;
+}
+
+int lg_keeper_serve(const char *socket_path, int ready_fd)
+{
+    static struct keeper k; /* 90 KiB; one per process */
+    k = (struct keeper){.listener = -1, .signals = -1};
+    LG_TRY(serve(&k, socket_path, ready_fd));
+    return 0;
+}
+
+int lg_keeper_serve_stored(const char *socket_path)
+{
+    static struct keeper k;
+    k = (struct keeper){.listener = -1, .signals = -1, .stored = true};
+    LG_TRY(serve(&k, socket_path, -1));
+    return 0;
 }

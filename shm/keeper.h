@@ -1,5 +1,6 @@
 /* The keeper holds fds by name and nothing else. Protocol: one Unix seqpacket socket, one request
- * and one reply of fixed size each, fds by SCM_RIGHTS, peer's uid must be the owner's.
+ * and one reply of fixed size each, fds by SCM_RIGHTS. Both ends ask the kernel for the other's uid
+ * (SO_PEERCRED) and speak to their own user alone.
  *
  *     put   name + fd -> stored, or LG_ERR_BUSY when the name exists (the old fd stays)
  *     get   name -> fd, or LG_ERR_NOTFOUND
@@ -20,9 +21,15 @@ int lg_keeper_get(const char *socket_path, const char *name, uint64_t *ret_bytes
 int lg_keeper_list(const char *socket_path, int k, char ret_name[LG_REGION_NAME_BYTES],
                    uint64_t *ret_bytes);
 int lg_keeper_drop(const char *socket_path, const char *name);
+/* Who listens there: the keeper's pid, as the kernel knows it. LG_ERR_IO when nobody does. */
+int lg_keeper_pid(const char *socket_path, int *ret_pid);
 
 /* The server: binds socket_path (an old socket file is replaced), serves until dropped or SIGTERM.
  * ready_fd (or -1) gets one byte when it listens; when nobody reads it any more the server ends. The
  * socket file is gone when drop "" is answered. The process is made a child subreaper and reaps.
  */
 int lg_keeper_serve(const char *socket_path, int ready_fd);
+/* The same as a service with an fd store (keeper_store.h): a put or drop is answered when the store
+ * has followed. Begins with what the store holds, at socket_path; with an empty store at
+ * "socket_path.new", which whoever knows that nothing is missing renames (supervisor/keep.h). */
+int lg_keeper_serve_stored(const char *socket_path);

@@ -48,6 +48,23 @@ static int connect_to(const char *path, int *ret_fd)
     return 0;
 }
 
+/* The kernel's word on who listens (since its listen()). Another user's process that squats on the
+ * path must not be believed. */
+static int peer_pid(const char *path, int s, int *ret_pid)
+{
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) < 0)
+        return LG_FAIL(LG_ERR_IO, "SO_PEERCRED of %s: %s", path, strerror(errno));
+    if (peer.uid != geteuid())
+        return LG_FAIL(LG_ERR_IO,
+                       "who listens at %s belongs to user %u, not to %u: not a keeper "
+                       "of ours",
+                       path, (unsigned)peer.uid, (unsigned)geteuid());
+    *ret_pid = peer.pid;
+    return 0;
+}
+
 static int no_answer(const char *path, int e)
 {
     if (e == EAGAIN)
@@ -61,9 +78,13 @@ static int no_answer(const char *path, int e)
 static int ask(const char *path, const struct lg_keeper_message *question, int fd,
                struct lg_keeper_message *ret, int *ret_fd)
 {
-    int s;
+    int s, pid, rc;
     LG_TRY(connect_to(path, &s));
-    int rc = lg_keeper_send(s, question, fd, 0);
+    if ((rc = peer_pid(path, s, &pid)) < 0) {
+        close(s);
+        return rc;
+    }
+    rc = lg_keeper_send(s, question, fd, 0);
     if (rc == 0) rc = lg_keeper_receive(s, ret, ret_fd, 0);
     int e = errno;
     close(s);
@@ -154,4 +175,14 @@ int lg_keeper_drop(const char *socket_path, const char *name)
     LG_TRY(ask(socket_path, &q, -1, &a, &got));
     if (got >= 0) close(got);
     return a.code < 0 ? refused(&a, name) : 0;
+}
+
+int lg_keeper_pid(const char *socket_path, int *ret_pid)
+{
+    int s;
+    LG_TRY(connect_to(socket_path, &s));
+    int rc = peer_pid(socket_path, s, ret_pid);
+    close(s);
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return 0;
 }

@@ -71,8 +71,19 @@ static void kill_row(const struct lg_board_row *row)
     lg_child_reap(&c);
 }
 
+/* First the board is closed to newcomers, then rows that wait for one; see supervisor/units_run.c. */
+static void close_board(lg_board *b)
+{
+    if (atomic_load(&b->s->run_state) < LG_RUN_DONE) atomic_store(&b->s->run_state, LG_RUN_FAILED);
+    atomic_thread_fence(memory_order_seq_cst);
+    for (int r = 0; r < LG_ROLE_keeper; r++)
+        for (int k = 0; k < LG_INSTANCES_MAX; k++)
+            bury_unborn(b, &(struct lg_instance){.role = (lg_role)r, .index = k});
+}
+
 void lg_leftovers_kill(lg_board *b)
 {
+    close_board(b);
     for (int r = 0; r < LG_ROLE_COUNT; r++)
         for (int k = 0; k < LG_INSTANCES_MAX; k++)
             if (is_ours(r) && lg_status_row_alive(lg_board_row(b, (lg_role)r, k)))

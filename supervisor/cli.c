@@ -8,6 +8,7 @@
 #include "supervisor/start.h"
 #include "supervisor/status.h"
 #include "supervisor/top.h"
+#include "supervisor/units.h"
 #include "supervisor/verify.h"
 #include <errno.h>
 #include <stdio.h>
@@ -25,6 +26,7 @@ struct words {
     int n_places;
     const char *set[SETS_MAX];
     int n_sets;
+    const char *units, *dir, *prefix;
     bool detach, json, follow, once;
 };
 
@@ -68,6 +70,14 @@ static int take_set(const char *name, int argc, char **argv, int *i, struct word
     return 0;
 }
 
+/* A flag with a value: "--dir X". *ret_value stays when the word is another. */
+static int take_value(const char *flag, int argc, char **argv, int *i, const char **ret_value)
+{
+    if (*i + 1 == argc) return LG_FAIL(LG_ERR_USAGE, "%s needs a value", flag);
+    *ret_value = argv[++*i];
+    return 0;
+}
+
 /* allowed: the flags of this command, as in "--detach --set" (whole words). */
 static int parse(const char *name, const char *allowed, int argc, char **argv, struct words *ret)
 {
@@ -81,6 +91,12 @@ static int parse(const char *name, const char *allowed, int argc, char **argv, s
             LG_TRY(take_set(name, argc, argv, &i, ret));
         } else if (!strcmp(a, "--detach") && strstr(allowed, "--detach")) {
             ret->detach = true;
+        } else if (!strcmp(a, "--units") && strstr(allowed, "--units")) {
+            LG_TRY(take_value(a, argc, argv, &i, &ret->units));
+        } else if (!strcmp(a, "--dir") && strstr(allowed, "--dir")) {
+            LG_TRY(take_value(a, argc, argv, &i, &ret->dir));
+        } else if (!strcmp(a, "--prefix") && strstr(allowed, "--prefix")) {
+            LG_TRY(take_value(a, argc, argv, &i, &ret->prefix));
         } else if (!strcmp(a, "--json") && strstr(allowed, "--json")) {
             ret->json = true;
         } else if (!strcmp(a, "--once") && strstr(allowed, "--once")) {
@@ -107,11 +123,32 @@ static int parse_one_place(const char *name, const char *allowed, int argc, char
 static int command_start(int argc, char **argv, int *ret_exit)
 {
     struct words w;
-    LG_TRY(parse_one_place("start", "--detach --set", argc, argv, &w));
-    LG_TRY(lg_start(
-        &(struct lg_start_args){
-            .file = w.place[0], .set = w.set, .n_set = w.n_sets, .detach = w.detach},
-        ret_exit));
+    LG_TRY(parse_one_place("start", "--detach --set --units", argc, argv, &w));
+    if (w.units && (w.detach || !lg_units_is_prefix(w.units))) return usage("start");
+    LG_TRY(lg_start(&(struct lg_start_args){.file = w.place[0],
+                                            .set = w.set,
+                                            .n_set = w.n_sets,
+                                            .detach = w.detach,
+                                            .units = w.units},
+                    ret_exit));
+    return 0;
+}
+
+static int command_units(int argc, char **argv, int *ret_exit)
+{
+    struct words w;
+    *ret_exit = 0;
+    LG_TRY(parse_one_place("units", "--set --dir --prefix", argc, argv, &w));
+    LG_TRY(lg_units_write(&(struct lg_units_args){
+        .file = w.place[0], .set = w.set, .n_set = w.n_sets, .dir = w.dir, .prefix = w.prefix}));
+    return 0;
+}
+
+static int command_role(int argc, char **argv, int *ret_exit)
+{
+    *ret_exit = 0;
+    if (argc != 3) return usage("role");
+    LG_TRY(lg_units_role(argv[0], argv[1], argv[2]));
     return 0;
 }
 

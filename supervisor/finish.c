@@ -2,6 +2,7 @@
  * all the same, with a warning. */
 #include "supervisor/finish.h"
 #include "config/manifest.h"
+#include "supervisor/notify.h"
 #include "supervisor/preview.h"
 #include "supervisor/tensorboard.h"
 #include <inttypes.h>
@@ -29,6 +30,7 @@ static int draw_one(const lg_run *r, const char *checkpoint, uint64_t step, bool
     struct lg_child c;
     LG_TRY(lg_preview_spawn(r, checkpoint, step, &c));
     while (lg_child_wait(&c, LOOK_MS) == LG_ERR_TIMEOUT) {
+        lg_notify_alive();
         if (!interrupted()) continue;
         lg_child_signal(&c, SIGKILL);
         *ret_interrupted = true;

@@ -1,5 +1,6 @@
 /* lgsup's side of the keeper; see keep.h. */
 #include "supervisor/keep.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "shm/region.h"
 #include <dirent.h>
@@ -13,11 +14,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { READY_MS_MAX = 5000, END_MS_MAX = 2000, FD_SCAN_MAX = 4096 };
+enum { READY_MS_MAX = 5000, LOOK_MS = 5, END_MS_MAX = 2000, FD_SCAN_MAX = 4096 };
 
-int lg_keep_init(lg_keep *k, const char *run_dir, const char *runtime_dir)
+int lg_keep_init(lg_keep *k, const char *run_dir, const char *runtime_dir, bool service)
 {
     k->child = LG_CHILD_NONE;
+    k->service = service;
     LG_TRY(lg_path(k->socket, "%s/keeper", runtime_dir));
     LG_TRY(lg_path(k->log, "%s/logs/keeper.0.log", run_dir));
     LG_TRY(lg_path(k->regions, "%s/regions", run_dir));
@@ -206,11 +208,113 @@ void lg_keep_end_strays(const char *runtime_dir)
         if (lg_path(socket, "%s/%s", runtime_dir, names[i]) == 0) end_stray(socket);
 }
 
+/* ---- the service ---- */
+
+/* Whoever listens at `socket` is the keeper from now on. LG_ERR_NOTFOUND when nobody does. */
+static int meet(lg_keep *k, const char *socket)
+{
+    int pid = 0;
+    int rc = lg_path_exists(socket) ? lg_keeper_pid(socket, &pid) : LG_ERR_NOTFOUND;
+    lg_err_clear();
+    if (rc < 0) return LG_ERR_NOTFOUND;
+    int pidfd = pidfd_open(pid, 0);
+    if (pidfd < 0) return LG_ERR_NOTFOUND; /* dead again */
+    k->child = (struct lg_child){.pid = pid, .pidfd = pidfd};
+    return 0;
+}
+
+/* Waits for the manager to have started it. *ret_fresh: it is the one at keeper.new. */
+static int wait_for_service(lg_keep *k, const char *fresh, bool *ret_fresh)
+{
+    int64_t deadline_ns = lg_now_ns() + READY_MS_MAX * LG_MS_NS;
+    do {
+        *ret_fresh = false;
+        if (meet(k, k->socket) == 0) return 0;
+        *ret_fresh = true;
+        if (meet(k, fresh) == 0) return 0;
+        poll(NULL, 0, LOOK_MS);
+    } while (lg_now_ns() < deadline_ns);
+    return LG_FAIL(LG_ERR_TIMEOUT,
+                   "no keeper listens at %s after %d ms: its unit is not running "
+                   "(`systemctl status '*-keeper'`)",
+                   k->socket, READY_MS_MAX);
+}
+
+/* One with a store has what we have; one without gets it. */
+static int fill_service(lg_keep *k, const char *socket)
+{
+    for (int i = 0; i < k->n_copies; i++) {
+        int rc = lg_keeper_put(socket, k->copy[i].name, k->copy[i].bytes, k->copy[i].fd);
+        if (rc != LG_ERR_BUSY) LG_TRY(rc);
+        lg_err_clear();
+    }
+    return 0;
+}
+
+/* Makes it forget everything. */
+static int clear_service(const char *socket)
+{
+    char name[LG_REGION_NAME_BYTES];
+    uint64_t bytes;
+    int rc = 0;
+    for (int i = 0; i < LG_KEEPER_REGIONS_MAX && rc == 0; i++) {
+        rc = lg_keeper_list(socket, 0, name, &bytes);
+        if (rc == 0) rc = lg_keeper_drop(socket, name);
+    }
+    if (rc == LG_ERR_NOTFOUND) { /* the end of the list */
+        lg_err_clear();
+        return 0;
+    }
+    LG_TRY(rc);
+    return 0;
+}
+
+void lg_keep_forget(const char *runtime_dir)
+{
+    char socket[LG_PATH_BYTES];
+    if (lg_path(socket, "%s/keeper", runtime_dir) == 0 && lg_path_exists(socket))
+        clear_service(socket);
+    lg_err_clear();
+}
+
+static int start_service(lg_keep *k, const char *fresh, lg_board *board)
+{
+    bool is_fresh;
+    LG_TRY(wait_for_service(k, fresh, &is_fresh));
+    const char *socket = is_fresh ? fresh : k->socket;
+    lg_life before;
+    lg_board_life(board, LG_ROLE_keeper, 0, &before);
+    int rc = before == LG_LIFE_NONE ? clear_service(socket) : 0;
+    if (rc == 0) rc = fill_service(k, socket);
+    if (rc == 0 && is_fresh && rename(fresh, k->socket) < 0)
+        rc = LG_FAIL(LG_ERR_IO, "cannot rename %s: %s", fresh, strerror(errno));
+    if (rc < 0) {
+        lg_child_reap(&k->child);
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    enter_board(k, board);
+    return 0;
+}
+
+static int adopt_service(lg_keep *k, lg_board *board)
+{
+    const struct lg_board_row *row = lg_board_row(board, LG_ROLE_keeper, 0);
+    if (meet(k, k->socket) < 0) return LG_FAIL(LG_ERR_NOTFOUND, "the keeper is dead");
+    if ((int)atomic_load(&row->pid) != k->child.pid ||
+        atomic_load(&row->start_time) != lg_process_start_time(k->child.pid))
+        enter_board(k, board);
+    return 0;
+}
+
 int lg_keep_start(lg_keep *k, lg_board *board)
 {
     char fresh[LG_PATH_BYTES];
     int ready_fd;
     LG_TRY(lg_path(fresh, "%s.new", k->socket));
+    if (k->service) {
+        LG_TRY(start_service(k, fresh, board));
+        return 0;
+    }
     /* Of an lgsup that died in here: before the rename, or after it and before its keeper stood on
      * the board. What such a keeper holds an adoption has copied. */
     end_stray(k->socket);
@@ -231,6 +335,7 @@ int lg_keep_start(lg_keep *k, lg_board *board)
 
 int lg_keep_adopt(lg_keep *k, lg_board *board)
 {
+    if (k->service) return adopt_service(k, board);
     const struct lg_board_row *row = lg_board_row(board, LG_ROLE_keeper, 0);
     int pid = (int)atomic_load(&row->pid);
     int pidfd = pid > 0 ? pidfd_open(pid, 0) : -1;
@@ -246,7 +351,10 @@ int lg_keep_adopt(lg_keep *k, lg_board *board)
 
 void lg_keep_end(lg_keep *k)
 {
-    if (k->child.pidfd >= 0) {
+    if (k->service && k->child.pidfd >= 0) {
+        if (clear_service(k->socket) < 0) lg_log_error("the keeper still holds memory of this run");
+        lg_child_reap(&k->child);
+    } else if (k->child.pidfd >= 0) {
         if (lg_keeper_drop(k->socket, "") < 0) lg_child_signal(&k->child, SIGTERM);
         lg_err_clear();
         if (lg_child_wait(&k->child, END_MS_MAX) == 0) lg_child_reap(&k->child);

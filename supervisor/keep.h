@@ -2,7 +2,12 @@
  *
  * A new keeper listens at RUNTIME/keeper.new until it has everything that the old one had; then its
  * socket is renamed to RUNTIME/keeper. Nobody can therefore find a keeper that has forgotten a
- * region, and make it anew while others still use the old memory. */
+ * region, and make it anew while others still use the old memory.
+ *
+ * Under systemd (`service`) the keeper is a unit of its own with an fd store, and it is the manager
+ * who starts it: what is "started" here is then waited for. It comes back at RUNTIME/keeper with all
+ * that was ever acknowledged, or, when its store was empty, at RUNTIME/keeper.new as above. It
+ * outlives runs: a new one begins by making it forget. */
 #pragma once
 #include "shm/board.h"
 #include "shm/keeper.h"
@@ -18,17 +23,19 @@ typedef struct lg_keep {
     char socket[LG_PATH_BYTES];  /* RUNTIME/keeper */
     char log[LG_PATH_BYTES];     /* DIR/logs/keeper.0.log */
     char regions[LG_PATH_BYTES]; /* DIR/regions: names of all regions, one a line */
+    bool service;
     struct lg_child child;
     struct lg_keep_copy copy[LG_KEEPER_REGIONS_MAX];
     int n_copies;
 } lg_keep;
 
 /* Paths only; no process, no copies. */
-int lg_keep_init(lg_keep *k, const char *run_dir, const char *runtime_dir);
+int lg_keep_init(lg_keep *k, const char *run_dir, const char *runtime_dir, bool service);
 /* Starts lg-keeper, fills it with the copies, makes it visible. Records it in its board row, raises
  * keeper_epoch when it replaces another. */
 int lg_keep_start(lg_keep *k, lg_board *board);
-/* Takes over the keeper that the board names. LG_ERR_NOTFOUND when it is dead. */
+/* Takes over the keeper that the board names, or the service's next. LG_ERR_NOTFOUND when it is dead,
+ * or has nothing. */
 int lg_keep_adopt(lg_keep *k, lg_board *board);
 /* Copies what the keeper holds and we do not; records the names. Best effort. */
 void lg_keep_refresh(lg_keep *k);
@@ -40,5 +47,8 @@ bool lg_keep_is_whole(const lg_keep *k, char ret_missing[LG_REGION_NAME_BYTES]);
 /* Ends keepers that an lgsup which died in the middle of a start has left in this runtime directory,
  * unknown to any board. */
 void lg_keep_end_strays(const char *runtime_dir);
-/* Ends the keeper, closes the copies: the memory is gone when the last stage is. */
+/* Makes the service's keeper of this runtime directory forget everything; no keeper: fine. */
+void lg_keep_forget(const char *runtime_dir);
+/* Ends the keeper (a service only forgets), closes the copies: the memory is gone when the last stage
+ * is. */
 void lg_keep_end(lg_keep *k);

@@ -162,9 +162,52 @@ static int make_runtime(const char *base, char ret[LG_PATH_BYTES])
                    strerror(errno));
 }
 
+/* Whoever else could enter it could bind our sockets. */
+static int check_private(const char *dir)
+{
+    struct stat st;
+    if (lstat(dir, &st) < 0)
+        return LG_FAIL(lg_err_from_errno(errno), "the directory of the sockets, %s: %s", dir,
+                       strerror(errno));
+    if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077))
+        return LG_FAIL(LG_ERR_IO,
+                       "the directory of the sockets, %s, must be a directory of user %u with mode "
+                       "0700; it belongs to user %u with mode %04o",
+                       dir, (unsigned)geteuid(), (unsigned)st.st_uid, st.st_mode & 07777);
+    return 0;
+}
+
+static int record_runtime(const lg_run *r)
+{
+    char path[LG_PATH_BYTES], line[LG_PATH_BYTES + 1];
+    LG_TRY(lg_run_path(r, path, "runtime"));
+    int n = snprintf(line, sizeof line, "%s\n", r->runtime_dir);
+    LG_TRY(lg_publish_file(path, line, (size_t)n));
+    return 0;
+}
+
+/* RuntimeDirectory= of the units. */
+static int use_units_runtime(lg_run *r)
+{
+    const char *dir = getenv("RUNTIME_DIRECTORY");
+    if (!dir || dir[0] != '/' || strchr(dir, ':') || strlen(dir) >= RUNTIME_PATH_MAX)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "--units is for the units that `lgsup units` writes: RUNTIME_DIRECTORY is "
+                       "%s, not one short path",
+                       dir ? dir : "not set");
+    LG_TRY(check_private(dir));
+    LG_TRY(lg_path(r->runtime_dir, "%s", dir));
+    LG_TRY(record_runtime(r));
+    return 0;
+}
+
 int lg_run_runtime_create(lg_run *r)
 {
-    char user[64], path[LG_PATH_BYTES];
+    char user[64];
+    if (lg_run_in_units(r)) {
+        LG_TRY(use_units_runtime(r));
+        return 0;
+    }
     snprintf(user, sizeof user, "/run/user/%u", (unsigned)getuid());
     const char *bases[] = {getenv("XDG_RUNTIME_DIR"), user, "/tmp"};
     int rc = -1;
@@ -178,10 +221,7 @@ int lg_run_runtime_create(lg_run *r)
                        "no directory for sockets: set XDG_RUNTIME_DIR to a short path "
                        "that you may write (tried it, %s and /tmp)",
                        user);
-    LG_TRY(lg_run_path(r, path, "runtime"));
-    char line[LG_PATH_BYTES + 1];
-    int n = snprintf(line, sizeof line, "%s\n", r->runtime_dir);
-    LG_TRY(lg_publish_file(path, line, (size_t)n));
+    LG_TRY(record_runtime(r));
     return 0;
 }
 
@@ -190,6 +230,7 @@ int lg_run_runtime_load(lg_run *r)
     char path[LG_PATH_BYTES];
     LG_TRY(lg_run_path(r, path, "runtime"));
     LG_TRY(lg_read_line(path, r->runtime_dir, sizeof r->runtime_dir));
+    LG_TRY(check_private(r->runtime_dir));
     return 0;
 }
 
@@ -211,7 +252,7 @@ void lg_run_runtime_remove(lg_run *r)
         lg_err_clear();
         return;
     }
-    if (is_ours(r->runtime_dir)) lg_remove_tree(r->runtime_dir);
+    if (!lg_run_in_units(r) && is_ours(r->runtime_dir)) lg_remove_tree(r->runtime_dir);
     if (lg_run_path(r, path, "runtime") == 0) unlink(path);
     r->runtime_dir[0] = 0;
     lg_err_clear();

@@ -3,6 +3,7 @@
  *   DIR/lock         flock of the lgsup in charge; "PID START_TIME" of it
  *   DIR/runtime      path of the runtime directory (sockets), while the run lives
  *   DIR/config.toml  effective config       DIR/plan.json  the plan       DIR/board  the board
+ *   DIR/units        prefix of the systemd units that the run belongs to; missing: to none
  *   DIR/resume       path of the checkpoint that this start continues from, or empty
  *   DIR/status.json  last status, for after the end
  *   DIR/logs/ROLE.INDEX.log, DIR/logs/lgsup.log
@@ -12,10 +13,13 @@
 #include "base/fs.h"
 #include "config/plan.h"
 
+enum { LG_UNITS_BYTES = 64 };
+
 typedef struct lg_run {
     char dir[LG_PATH_BYTES];         /* absolute */
     char runtime_dir[LG_PATH_BYTES]; /* "" until lg_run_runtime */
     int lock_fd;                     /* -1: not held */
+    char units[LG_UNITS_BYTES];      /* prefix of our own systemd units; "": started by hand */
     lg_config *config;               /* owned */
     lg_plan plan;
     char resume[LG_PATH_BYTES]; /* checkpoint to continue from, or "" */
@@ -44,11 +48,18 @@ int lg_run_decide(lg_run *r, lg_config *config);
 /* Writes config.toml, plan.json and resume. */
 int lg_run_save(const lg_run *r);
 
-/* A new runtime directory, mode 0700, short enough for socket paths; recorded in DIR/runtime. */
+/* Are its processes units of systemd's? Then systemd starts them; see units.h. */
+static inline bool lg_run_in_units(const lg_run *r)
+{
+    return r->units[0] != 0;
+}
+
+/* A new runtime directory, mode 0700, short enough for socket paths; recorded in DIR/runtime. In
+ * units the one that systemd has made ($RUNTIME_DIRECTORY). */
 int lg_run_runtime_create(lg_run *r);
-/* The recorded one. LG_ERR_NOTFOUND. */
+/* The recorded one. LG_ERR_NOTFOUND. LG_ERR_IO when it is not ours alone (owner, mode 0700). */
 int lg_run_runtime_load(lg_run *r);
-/* Removes it with its record. */
+/* Removes it with its record (of units: the record alone). */
 void lg_run_runtime_remove(lg_run *r);
 /* "DIR/<rest>" */
 int lg_run_path(const lg_run *r, char ret[LG_PATH_BYTES], const char *fmt, ...)

@@ -28,11 +28,50 @@ static bool is_over(lg_board *b)
     return atomic_load(&b->s->run_state) >= LG_RUN_DONE;
 }
 
+/* Units whose processes these are, or "". */
+static void read_units(const lg_run *r, char ret[LG_UNITS_BYTES])
+{
+    char path[LG_PATH_BYTES];
+    ret[0] = 0;
+    if (lg_run_path(r, path, "units") == 0) lg_read_line(path, ret, LG_UNITS_BYTES);
+    lg_err_clear();
+}
+
+static int record_units(const lg_run *r)
+{
+    char path[LG_PATH_BYTES], line[LG_UNITS_BYTES + 1];
+    LG_TRY(lg_run_path(r, path, "units"));
+    int n = snprintf(line, sizeof line, "%s\n", r->units);
+    if (lg_run_in_units(r))
+        LG_TRY(lg_publish_file(path, line, (size_t)n));
+    else
+        unlink(path);
+    return 0;
+}
+
+/* systemd and lgsup must not both start what dies. */
+static int check_owner(const lg_run *r)
+{
+    char units[LG_UNITS_BYTES];
+    read_units(r, units);
+    if (!strcmp(units, r->units)) return 0;
+    if (units[0])
+        return LG_FAIL(LG_ERR_BUSY,
+                       "the processes of %s are units of systemd's: use `systemctl start %ssup` "
+                       "and `systemctl stop %ssup`",
+                       r->dir, units, units);
+    return LG_FAIL(LG_ERR_BUSY,
+                   "the processes of %s were not started by systemd: end them with `lgsup stop "
+                   "%s` first",
+                   r->dir, r->dir);
+}
+
 /* What the run's own files say counts; a changed config has to wait for the next start. */
 static int adopt_board(lg_run *r, lg_board *b, struct lg_supervise_spec *spec, int *ret_exit)
 {
     lg_run_state outcome;
     LG_TRY(lg_run_load(r));
+    LG_TRY(check_owner(r));
     if (r->plan.hash != b->s->plan_hash)
         return LG_FAIL(LG_ERR_MISMATCH, "%s/plan.json is not the plan of the processes that live",
                        r->dir);
@@ -53,7 +92,8 @@ int lg_start_adopt(lg_run *r, bool drain, bool quiet, int ready_fd, bool *ret_ad
     if (open_board(r, &b) < 0) return 0;
     int rc = 0;
     struct lg_supervise_spec spec = {.drain = drain, .quiet = quiet, .ready_fd = ready_fd};
-    if (lg_leftovers_live(b) && !is_over(b)) {
+    /* In units everybody may be dead this very moment, and the memory in the keeper's store. */
+    if ((lg_run_in_units(r) || lg_leftovers_live(b)) && !is_over(b)) {
         rc = adopt_board(r, b, &spec, ret_exit);
         *ret_adopted = rc == 0;
     }
@@ -98,7 +138,12 @@ static void say_what(const lg_run *r, bool quiet)
 
 static void leave_earlier_runtime(lg_run *r)
 {
-    if (lg_run_runtime_load(r) == 0) lg_keep_end_strays(r->runtime_dir);
+    char units[LG_UNITS_BYTES];
+    read_units(r, units);
+    if (lg_run_runtime_load(r) == 0) {
+        if (!units[0]) lg_keep_end_strays(r->runtime_dir);
+        if (lg_run_in_units(r)) lg_keep_forget(r->runtime_dir);
+    }
     lg_err_clear();
     lg_run_runtime_remove(r);
 }
@@ -119,6 +164,7 @@ static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
     LG_TRY(lg_run_save(r));
     leave_earlier_runtime(r); /* which may have held memory that is needed now */
     LG_TRY(check_room(r));
+    LG_TRY(record_units(r));
     LG_TRY(lg_run_runtime_create(r));
     LG_TRY(make_board(r, &b));
     int rc = lg_supervise(
@@ -154,14 +200,22 @@ static int start_locked(lg_run *r, lg_config **config, bool quiet, int ready_fd,
     return 0;
 }
 
-static int start_here(const char *dir, lg_config **config, bool quiet, int ready_fd, int *ret_exit)
+struct place {
+    const char *dir;   /* the run's */
+    const char *units; /* lg_start_args */
+    bool quiet;
+    int ready_fd;
+};
+
+static int start_here(const struct place *p, lg_config **config, int *ret_exit)
 {
     lg_run *r = malloc(sizeof *r);
     if (!r) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the run");
-    lg_run_init(r, dir);
+    lg_run_init(r, p->dir);
     int rc = lg_run_create(r);
+    if (p->units) snprintf(r->units, sizeof r->units, "%s", p->units);
     if (rc == 0) rc = lg_run_lock(r);
-    if (rc == 0) rc = start_locked(r, config, quiet, ready_fd, ret_exit);
+    if (rc == 0) rc = start_locked(r, config, p->quiet, p->ready_fd, ret_exit);
     lg_run_close(r);
     free(r);
     if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
@@ -175,7 +229,8 @@ static void run_detached(struct lg_detached *d, const char *dir, lg_config **con
     const char *message = "the run has ended; see `lgsup status`";
     char text[4096];
     int exit_code = 0;
-    int rc = start_here(dir, config, true, d->fd, &exit_code);
+    int rc = start_here(&(struct place){.dir = dir, .quiet = true, .ready_fd = d->fd}, config,
+                        &exit_code);
     lg_config_free(config);
     if (rc < 0) {
         exit_code = -rc;
@@ -208,7 +263,13 @@ int lg_start(const struct lg_start_args *args, int *ret_exit)
     if (args->detach)
         LG_TRY_GOTO(rc, start_detached(dir, &config, ret_exit), out);
     else
-        LG_TRY_GOTO(rc, start_here(dir, &config, false, -1, ret_exit), out);
+        LG_TRY_GOTO(rc,
+                    start_here(&(struct place){.dir = dir,
+                                               .units = args->units,
+                                               .quiet = args->units != NULL,
+                                               .ready_fd = -1},
+                               &config, ret_exit),
+                    out);
 out:
     lg_config_free(&config);
     return rc;

@@ -7,6 +7,7 @@ struct lg_start_args {
     const char *const *set;
     int n_set;
     bool detach;
+    const char *units; /* prefix of the systemd units that this lgsup is one of; NULL: none */
 };
 /* Loads and checks the config, then adopts, resumes or begins the run and supervises it to its end.
  * With detach: returns when every role is ready. *ret_exit is the exit code when 0 is returned. */

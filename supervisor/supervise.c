@@ -5,7 +5,9 @@
  * line is printed. */
 #include "supervisor/supervise.h"
 #include "base/clock.h"
+#include "supervisor/notify.h"
 #include "supervisor/status.h"
+#include "supervisor/units.h"
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -106,11 +108,24 @@ static void on_keeper_death(lg_supervisor *s)
     lg_run_raise(s, LG_RUN_EVENT_crash_loop);
 }
 
+/* Half of `systemctl restart`: the next lgsup takes over what this one leaves, as after a death, and
+ * training goes on. */
+static void hand_over(lg_supervisor *s)
+{
+    lg_progress_say(&s->progress, LG_INFO, "restarted by systemd: the run goes on meanwhile");
+    lg_notify_stopping("handing over to the next lgsup");
+    lg_progress_close(&s->progress);
+    fflush(NULL);
+    _exit(0);
+}
+
 static void on_signal(lg_supervisor *s)
 {
     struct signalfd_siginfo info;
-    while (read(s->signal_fd, &info, sizeof info) == (ssize_t)sizeof info)
+    while (read(s->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (info.ssi_signo == SIGTERM && lg_units_is_restart(s->run)) hand_over(s);
         lg_run_raise(s, info.ssi_signo == SIGHUP ? LG_RUN_EVENT_stop : LG_RUN_EVENT_interrupt);
+    }
 }
 
 /* ---- the loop ---- */
@@ -143,6 +158,7 @@ static void iterate(lg_supervisor *s)
         if (p[others].revents) on_signal(s);
     }
     lg_watch_look(s);
+    lg_notify_look(s);
     lg_progress_show(&s->progress, s);
     lg_extras_look(s);
     lg_control_handle(s); /* last: ZeroMQ's fd is edge-triggered */
@@ -206,7 +222,7 @@ static int open_supervisor(lg_supervisor *s, const struct lg_supervise_spec *spe
     LG_TRY(open_signals(s));
     LG_TRY(make_instances(s));
     LG_TRY(enter_board(s));
-    LG_TRY(lg_keep_init(&s->keep, s->run->dir, s->run->runtime_dir));
+    LG_TRY(lg_keep_init(&s->keep, s->run->dir, s->run->runtime_dir, lg_run_in_units(s->run)));
     LG_TRY(lg_control_open(s->run->runtime_dir, &s->control));
     if (spec->adopt)
         LG_TRY(lg_adopt_instances(s));

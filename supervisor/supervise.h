@@ -57,6 +57,7 @@ struct lg_instance {
     int64_t retry_ns;          /* down: not before this */
     int early_deaths;          /* in a row, before being ready */
     int late_looks;            /* in a row */
+    lg_incarnation unborn;     /* in units: was seen STARTING, not yet RUNNING */
     int exit_code;             /* of the last process, LG_EXIT_* */
     char said[LG_CAUSE_BYTES]; /* its last error event */
 };

@@ -10,6 +10,7 @@
 #include "shm/commit.h"
 #include "supervisor/status.h"
 #include "supervisor/supervise.h"
+#include "supervisor/units.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -23,6 +24,10 @@ enum {
 
 static void look_at_setup(lg_supervisor *s, struct lg_instance *i, int64_t now_ns)
 {
+    if (i->child.pidfd < 0 && lg_run_in_units(s->run)) {
+        lg_units_look(s, i, now_ns);
+        return;
+    }
     struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
     if (atomic_load_explicit(&row->ready, memory_order_acquire) == i->incarnation)
         lg_instance_raise(s, i, LG_INSTANCE_EVENT_ready);

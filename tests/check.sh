@@ -43,6 +43,7 @@ script() {
     shift 2
     timeout -k 30 "$limit" "$@" >"$log" 2>&1 </dev/null
     code=$?
+    if [ $code -eq 77 ]; then grep '^skip ' "$log"; return; fi
     p=$(grep -c '^ok ' "$log") f=$(grep -c '^FAIL ' "$log")
     if [ $code -eq 124 ] || [ $code -eq 137 ]; then echo "FAIL $name: not done after $limit s" >>"$log"; f=$((f + 1)); fi
     if [ $code -ne 0 ] && [ "$f" -eq 0 ]; then echo "FAIL $name: exit $code" >>"$log"; f=1; fi
@@ -76,6 +77,16 @@ run_e2e() {
         script "$name" "$e2e_limit_s" "$s" "$build"
         end_leftovers
     done
+    run_systemd
+}
+# Needs more of a machine than the other tests: skipped in one line where that is missing.
+run_systemd() {
+    case " ${E2E_ONLY:-systemd} " in *" systemd "*) ;; *) return ;; esac
+    if [ "$(id -u)" -ne 0 ] || ! command -v systemd-nspawn >/dev/null; then
+        echo "skip systemd -- needs root and systemd-nspawn (make check-systemd)"
+    else
+        script systemd "$e2e_limit_s" tests/systemd/run.sh "$build"
+    fi
 }
 tsan_programs() {
     local n

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -278,6 +279,37 @@ static void test_ask(void **state)
     lg_control_close(&c);
 }
 
+/* The runtime directory is ours alone; were it not, its sockets still are. */
+static void test_other_users_are_not_heard(void **state)
+{
+    (void)state;
+    enum { NOBODY = 65534 };
+    if (geteuid() != 0) skip();
+    char path[200];
+    int status;
+    lg_control *c = NULL;
+    assert_int_equal(lg_control_open(g_dir, &c), 0);
+    assert_int_equal(chmod(g_dir, 0777), 0);
+    snprintf(path, sizeof path, "%s/lgsup", g_dir);
+    assert_int_equal(chmod(path, 0777), 0);
+    for (int other = 0; other < 2; other++) { /* the same question by our own user is heard */
+        pid_t child = fork();
+        if (child == 0) {
+            struct lg_message stop = {.kind = LG_MESSAGE_stop, .role = LG_ROLE_lgsup}, a;
+            if (other && (setgid(NOBODY) < 0 || setuid(NOBODY) < 0)) _exit(2);
+            _exit(lg_control_ask(g_dir, &stop, 1500, &a) == 0);
+        }
+        struct lg_peer peer;
+        struct lg_message m;
+        assert_int_equal(receive(c, &peer, &m), !other);
+        if (!other) lg_control_answer(c, &peer, &(struct lg_message){.kind = LG_MESSAGE_ok});
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(WEXITSTATUS(status), !other);
+    }
+    assert_int_equal(chmod(g_dir, 0700), 0);
+    lg_control_close(&c);
+}
+
 static void test_long_path_is_refused(void **state)
 {
     (void)state;
@@ -308,6 +340,7 @@ int main(void)
         cmocka_unit_test(test_no_edge_no_wake),
         cmocka_unit_test(test_line_to_lgsup),
         cmocka_unit_test(test_ask),
+        cmocka_unit_test(test_other_users_are_not_heard),
         cmocka_unit_test(test_long_path_is_refused),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -208,6 +208,49 @@ static void test_rude_clients(void **state)
     assert_holds("a", "alpha");
 }
 
+/* Another user, for whom somebody has opened the directory and the socket: neither is he heard, nor
+ * does he believe a keeper that is not his. Exit code of what he sees. */
+static int as_another_user(void)
+{
+    enum { NOBODY = 65534 };
+    char name[LG_REGION_NAME_BYTES];
+    uint64_t bytes;
+    if (setgid(NOBODY) < 0 || setuid(NOBODY) < 0) return 10;
+    int s = raw_connection();
+    struct lg_keeper_message q = {.magic = LG_KEEPER_MAGIC, .op = LG_KEEPER_GET, .name = "a"};
+    send(s, &q, sizeof q, MSG_NOSIGNAL);
+    struct pollfd p = {.fd = s, .events = POLLIN};
+    if (poll(&p, 1, 2000) != 1) return 11;
+    if (recv(s, &q, sizeof q, 0) > 0) return 12; /* an answer */
+    if (lg_keeper_list(f.keeper, 0, name, &bytes) != LG_ERR_IO) return 13;
+    return strstr(lg_err_message(), "belongs to user 0, not to 65534") ? 0 : 14;
+}
+
+static void test_other_users_are_refused(void **state)
+{
+    int status;
+    if (geteuid() != 0) skip();
+    put("a", "alpha", 0);
+    assert_int_equal(chmod(f.dir, 0755), 0);
+    assert_int_equal(chmod(f.keeper, 0666), 0);
+    pid_t child = fork();
+    if (child == 0) _exit(as_another_user());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    assert_holds("a", "alpha");
+}
+
+static void test_who_listens(void **state)
+{
+    int pid;
+    char nobody[200];
+    assert_int_equal(lg_keeper_pid(f.keeper, &pid), 0);
+    assert_int_equal(pid, f.keeper_pid);
+    snprintf(nobody, sizeof nobody, "%s/nobody", f.dir);
+    assert_int_equal(lg_keeper_pid(nobody, &pid), LG_ERR_IO);
+}
+
 /* Clients die at any moment of a put: the name is either there, whole, or not. */
 static void test_killed_clients(void **state)
 {
@@ -246,6 +289,8 @@ int main(void)
         T(test_full_table),
         T(test_rude_clients),
         T(test_killed_clients),
+        T(test_other_users_are_refused),
+        T(test_who_listens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -322,6 +322,8 @@ static void test_top(void **state)
     assert_output("is not a run directory");
     g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
     wait_for_step(3);
+    for (int i = 0; i < WAIT_MS_MAX && strcmp(g_status.state, "running"); i += 2, usleep(2000))
+        read_status(); /* curses later writes only what differs: "starting" never becomes "running" */
     assert_top_on_a_terminal();
     kill_one("vae", 1);
     wait_for_output("vae.1: signal 9");

@@ -1,0 +1,151 @@
+#!/bin/bash
+# A run as units of a real systemd: kills of roles, of the keeper, of lgsup, of everything at once;
+# restart and stop of lgsup; the result is byte-identical to an undisturbed run.
+#
+# usage: tests/systemd/run.sh [BUILD]
+#
+# Boots the machine's own system, as a container without a network, over an overlay of / whose
+# changes are thrown away. Needs root, systemd-nspawn (Debian: systemd-container) and overlayfs; where
+# one is missing it prints "skip" with the reason and ends with 77.
+. "$(dirname "$0")/../e2e/lib.sh"
+e2e_name=systemd
+N=${SYSTEMD_STEPS:-160}
+BOOT_S_MAX=60
+
+leave_out() {
+    skip "the whole test" "$1"
+    exit 77
+}
+[ "$(id -u)" -eq 0 ] || leave_out "not root"
+command -v systemd-nspawn >/dev/null || leave_out "no systemd-nspawn (apt-get install systemd-container)"
+[ -x /lib/systemd/systemd ] || leave_out "no systemd to boot (apt-get install systemd-sysv)"
+
+# ---- the container ----
+
+init=0
+inside() { nsenter -t "$init" -a env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C "$@"; }
+end_container() {
+    # The death of its init takes every process of the container along; nspawn follows.
+    [ "$init" -eq 0 ] || kill -9 "$init" 2>/dev/null
+    [ -z "${nspawn_pid:-}" ] || { wait_until 20 is_gone "$nspawn_pid" || kill -9 "$nspawn_pid"; }
+}
+trap 'end_container; e2e_cleanup' EXIT
+
+mkdir "$T/overlay" "$T/root" "$T/run"
+mount -t tmpfs -o size=1g,mode=755 none "$T/overlay" || leave_out "cannot mount a tmpfs"
+e2e_mounts=("$T/overlay")
+mkdir "$T/overlay/upper" "$T/overlay/work"
+mount -t overlay -o "lowerdir=/,upperdir=$T/overlay/upper,workdir=$T/overlay/work" overlay "$T/root" 2>"$T/mount.err" ||
+    leave_out "no overlay of /: $(head -1 "$T/mount.err")"
+e2e_mounts=("$T/root" "$T/overlay")
+# Only what a service needs: nothing of this machine's own services and timers.
+mkdir -p "$T/root/etc/systemd/system"
+for u in timers.target getty.target multi-user.target; do ln -sfn /dev/null "$T/root/etc/systemd/system/$u"; done
+
+find_init() {
+    [ -r "/proc/$nspawn_pid/task/$nspawn_pid/children" ] || return 1
+    read -r init _ <"/proc/$nspawn_pid/task/$nspawn_pid/children"
+    [ "${init:-0}" -gt 0 ] && [ "$(cat "/proc/$init/comm")" = systemd ]
+}
+is_booted() { inside systemctl is-active basic.target; }
+systemd-nspawn -D "$T/root" -b --register=no --keep-unit --private-network --link-journal=no \
+    --bind-ro="$e2e_root:/lg/src" --bind-ro="$e2e_build:/lg/build" --bind="$T/run:/lg/run" \
+    systemd.unit=basic.target </dev/null >"$T/boot.log" 2>&1 &
+nspawn_pid=$!
+if ! wait_until 20 find_init || ! wait_until $BOOT_S_MAX is_booted; then
+    tail -5 "$T/boot.log"
+    leave_out "systemd does not boot in a container here: $(tail -1 "$T/boot.log")"
+fi
+
+# ---- looks ----
+
+RUN=/lg/run/tiny HERE=$T/run/tiny
+unit_value() { inside systemctl show -p "$2" --value "$1"; }
+main_pid() { unit_value "$1" MainPID; }
+active_is() { [ "$(unit_value "$1" ActiveState)" = "$2" ]; }
+status_value() { inside /lg/build/bin/lgsup status --json "$RUN" 2>/dev/null | jq -r "$1"; }
+stage_units="lg-loader@0 lg-text@0 lg-text@1 lg-vae@0 lg-vae@1 lg-trainer@0 lg-trainer@1 lg-ema@0 lg-ckpt@0"
+stage_pids() { for u in $stage_units; do echo "$u=$(main_pid "$u")"; done; }
+kill_unit() { inside systemctl kill -s KILL --kill-who=main "$1.service"; }
+grows() { [ "$(step_of "$HERE")" -ge "$1" ]; }
+# goes_on NAME: more steps than now
+goes_on() { check "$1" wait_until 60 grows $(($(step_of "$HERE") + 3)); }
+# new_main UNIT PID: another process fills the unit, and it works
+new_main() { local p; p=$(main_pid "$1"); [ "${p:-0}" -gt 0 ] && [ "$p" -ne "$2" ] && active_is "$1" active; }
+# instance_ready ROLE INDEX
+instance_ready() { status_value "[.instances[] | select(.role == \"$1\" and .index == $2) | .state][0]" | grep -Eq 'working|waiting'; }
+board() { stat -c %i "$HERE/board"; }
+nobody_left() { ! nsenter -t "$init" -p -m pgrep -x 'lgsup|lg-(loader|text|vae|trainer|ema|ckpt)'; }
+diagnose() {
+    inside systemctl --no-pager --plain list-units 'lg*' | head -20
+    inside journalctl -q --no-pager -n 40 -u 'lg*' | cut -c1-300
+    tail -20 "$HERE/logs/lgsup.log"
+}
+
+# ---- the run ----
+
+reference "$N"
+check "units are written" inside /lg/build/bin/lgsup units /lg/src/tests/e2e/tiny.toml --dir /etc/systemd/system \
+    --set job.dir=$RUN --set trainer.max_steps="$N" --set supervisor.restarts_max=50
+out=$(inside sh -c 'systemd-analyze verify /etc/systemd/system/lg*.service /etc/systemd/system/lg.slice' 2>&1)
+expect "systemd-analyze verify has nothing to say" "" "$out"
+inside systemctl daemon-reload
+check "systemctl start lgsup returns when every role is ready" inside timeout 120 systemctl start lgsup
+check "status text" grep -q "^running: step [0-9]* of $N" <(sleep 1.2; unit_value lgsup StatusText)
+expect "nothing was restarted" "0 0" "$(unit_value lg-trainer@0 NRestarts) $(unit_value lgsup NRestarts)"
+check "the store has the regions" test "$(unit_value lg-keeper NFileDescriptorStore)" -ge 10
+wait_step "$HERE" 4
+
+for unit in vae@0 trainer@1 loader@0 text@1 ema@0 ckpt@0 trainer@0; do
+    before=$(main_pid "lg-$unit")
+    kill_unit "lg-$unit"
+    check "killed $unit comes back" wait_until 20 new_main "lg-$unit" "$before"
+done
+goes_on "training goes on"
+
+before=$(stage_pids) lgsup=$(main_pid lgsup)
+first=$(board)
+check "systemctl restart lgsup" inside timeout 120 systemctl restart lgsup
+check "another lgsup" new_main lgsup "$lgsup"
+expect "the stages have not noticed" "$before" "$(stage_pids)"
+goes_on "training goes on after the restart"
+
+lgsup=$(main_pid lgsup)
+kill_unit lgsup
+check "killed lgsup comes back" wait_until 20 new_main lgsup "$lgsup"
+expect "the stages have not noticed that either" "$before" "$(stage_pids)"
+
+keeper=$(main_pid lg-keeper) stored=$(unit_value lg-keeper NFileDescriptorStore)
+kill_unit lg-keeper
+check "killed keeper comes back" wait_until 20 new_main lg-keeper "$keeper"
+expect "with everything" "$stored" "$(unit_value lg-keeper NFileDescriptorStore)"
+before=$(main_pid lg-trainer@1)
+kill_unit lg-trainer@1
+check "a rank finds its memory at the new keeper" wait_until 20 new_main lg-trainer@1 "$before"
+goes_on "training goes on with the new keeper"
+
+for unit in lgsup lg-keeper lg-trainer@0; do kill_unit $unit; done
+check "lgsup, keeper and a rank at once: all come back" wait_until 30 active_is lgsup active
+goes_on "training goes on"
+for unit in lgsup lg-keeper $stage_units; do kill_unit $unit; done
+goes_on "everything killed at once: training goes on"
+expect "from memory, not from a checkpoint" "$first" "$(board)"
+
+check "systemctl stop lgsup" inside timeout 120 systemctl stop lgsup
+expect "state of the stopped run" stopped "$(status_value .state)"
+at=$(step_of "$HERE")
+check "it has published its last step $at of $N" test -s "$(checkpoint_of "$HERE" "$at")/manifest.json" -a "$at" -lt "$N"
+check "no stage is left" wait_until 20 nobody_left
+expect "the store is empty" 0 "$(unit_value lg-keeper NFileDescriptorStore)"
+
+check "start again" inside timeout 120 systemctl start lgsup
+check "to the end" wait_until 120 active_is lgsup inactive
+expect "state of the finished run" done "$(status_value .state)"
+expect "lgsup ended well" "success 0" "$(unit_value lgsup Result) $(unit_value lgsup ExecMainStatus)"
+check "no stage is left at the end" wait_until 20 nobody_left
+check "byte-identical to the undisturbed run" same_files "$reference" "$HERE" "$N"
+check "metrics.jsonl has every step once" metrics_are_whole "$HERE" "$N"
+check "verify accepts the run" inside timeout 60 /lg/build/bin/lgsup verify "$RUN"
+check "stop of the slice ends the keeper" inside timeout 60 systemctl stop lg.slice
+expect "keeper at the end" inactive "$(unit_value lg-keeper ActiveState)"
+[ $e2e_failed -eq 0 ] || diagnose

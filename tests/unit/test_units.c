@@ -1,0 +1,567 @@
+/* systemd units: the text that `lgsup units` writes, and the life of a run whose processes somebody
+ * else starts. That somebody is a process of the test here (the real one: tests/systemd/run.sh). */
+#include "base/clock.h"
+#include "base/fs.h"
+#include "shm/board.h"
+#include "supervisor/cli.h"
+#include "supervisor/status.h"
+#include "supervisor/supervise.h"
+#include "supervisor/units.h"
+#include "tests/unit/fake_stage.h"
+#include "tests/unit/scratch.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+enum { WAIT_MS_MAX = 20000, ARGS_MAX = 24, UNITS_MAX = 16 };
+
+static char g_file[LG_PATH_BYTES], g_run[LG_PATH_BYTES], g_out[LG_PATH_BYTES], g_rt[LG_PATH_BYTES];
+static pid_t g_lgsup, g_manager; /* 0: none */
+static struct lg_status g_status;
+
+/* ---- scaffolding ---- */
+
+static void make_bin(void)
+{
+    char self[LG_PATH_BYTES];
+    static const char *const names[] = {"lgsup",  "lg-keeper",  "lg-sample", "lg-loader", "lg-text",
+                                        "lg-vae", "lg-trainer", "lg-ema",    "lg-ckpt"};
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(n > 0);
+    self[n] = 0;
+    assert_int_equal(lg_mkdirs(scratch_path("bin")), 0);
+    for (size_t i = 0; i < LG_ARRAY_LEN(names); i++) {
+        char name[64];
+        snprintf(name, sizeof name, "bin/%s", names[i]);
+        assert_int_equal(symlink(self, scratch_path(name)), 0);
+    }
+    setenv("LG_BIN_DIR", scratch_path("bin"), 1);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    make_bin();
+    char cwd[1024], toml[8192];
+    if (!getcwd(cwd, sizeof cwd)) return -1;
+    scratch_write("data/a.txt", "a caption");
+    snprintf(toml, sizeof toml,
+             "[job]\nname = \"fake\"\ndir = \"run\"\n[data]\npath = \"data\"\n"
+             "[text]\nmodel = \"%s/examples/emoji/text_encoder\"\ninstances = 2\n"
+             "[vae]\nmodel = \"%s/examples/emoji/vae\"\ninstances = 2\n"
+             "[trainer]\nranks = 2\nmax_steps = 60\nglobal_batch_size = 16\n"
+             "[checkpoint]\nevery = 20\nkeep = 10\n[supervisor]\nrestarts_max = 3\n",
+             cwd, cwd);
+    snprintf(g_file, sizeof g_file, "%s", scratch_write("pipeline.toml", toml));
+    snprintf(g_run, sizeof g_run, "%s", scratch_path("run"));
+    snprintf(g_out, sizeof g_out, "%s", scratch_path("out"));
+    snprintf(g_rt, sizeof g_rt, "%s", scratch_path("rt"));
+    assert_int_equal(mkdir(g_rt, 0700), 0);
+    setenv("RUNTIME_DIRECTORY", g_rt, 1);
+    g_lgsup = g_manager = 0;
+    return 0;
+}
+
+static void end(pid_t *pid, int sig)
+{
+    if (*pid <= 0) return;
+    kill(*pid, sig);
+    waitpid(*pid, NULL, 0);
+    *pid = 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    end(&g_manager, SIGTERM); /* takes its units along */
+    end(&g_lgsup, SIGKILL);
+    scratch_remove();
+    lg_err_clear();
+    return 0;
+}
+
+static void show_output(void)
+{
+    char *text;
+    size_t bytes;
+    if (lg_read_file(g_out, 1 << 20, &text, &bytes) == 0) {
+        fprintf(stderr, "---- output:\n%s----\n", text);
+        free(text);
+    }
+}
+
+static bool file_has(const char *path, const char *part)
+{
+    char *text;
+    size_t bytes;
+    if (lg_read_file(path, 1 << 20, &text, &bytes) < 0) return false;
+    bool has = strstr(text, part) != NULL;
+    free(text);
+    return has;
+}
+
+static void assert_has(const char *path, const char *part)
+{
+    if (file_has(path, part)) return;
+    show_output();
+    fail_msg("%s lacks \"%s\"", path, part);
+}
+
+static void wait_for_text(const char *path, const char *part)
+{
+    for (int64_t by = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < by; usleep(2000))
+        if (file_has(path, part)) return;
+    assert_has(path, part);
+}
+
+static pid_t launch(const char *const *words)
+{
+    char *argv[ARGS_MAX] = {(char *)"lgsup"};
+    int argc = 1;
+    for (; words[argc - 1] && argc < ARGS_MAX - 1; argc++) argv[argc] = (char *)words[argc - 1];
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid != 0) return pid;
+    int fd = open(g_out, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    dup2(fd, 1);
+    dup2(fd, 2);
+    int code = lg_cli_main(argc, argv);
+    fflush(NULL);
+    _exit(code);
+}
+#define LAUNCH(...) launch((const char *const[]){__VA_ARGS__, NULL})
+
+static int exit_of(pid_t pid)
+{
+    int status = 0;
+    for (int64_t by = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < by; usleep(2000))
+        if (waitpid(pid, &status, WNOHANG) == pid)
+            return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    show_output();
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    fail_msg("it is still there after %d ms", WAIT_MS_MAX);
+    return -1;
+}
+#define RUN(...) exit_of(LAUNCH(__VA_ARGS__))
+
+static void assert_exit(int got, int want)
+{
+    if (got == want) return;
+    show_output();
+    fail_msg("exit code %d, expected %d", got, want);
+}
+
+/* ---- whoever starts the units ---- */
+
+struct unit {
+    const char *role; /* NULL: the keeper */
+    const char *index;
+    pid_t pid; /* 0: ended well */
+};
+static volatile sig_atomic_t g_over;
+
+static void on_term(int sig)
+{
+    (void)sig;
+    g_over = 1;
+}
+
+static pid_t start_unit(const struct unit *u)
+{
+    pid_t pid = fork();
+    if (pid != 0) return pid;
+    signal(SIGTERM, SIG_DFL);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    char program[LG_PATH_BYTES + 16], socket[LG_PATH_BYTES + 16];
+    if (u->role) _exit(-lg_units_role(u->role, u->index, g_run));
+    snprintf(program, sizeof program, "%s/lg-keeper", getenv("LG_BIN_DIR"));
+    snprintf(socket, sizeof socket, "%s/keeper.new", g_rt); /* without a store */
+    execl(program, program, socket, "1", NULL);
+    _exit(1);
+}
+
+/* Restart=on-failure, 11 excepted; the keeper always. */
+static void manage_units(void)
+{
+    struct unit u[] = {{.index = ""},       {"loader", "0", 0},  {"text", "0", 0},
+                       {"text", "1", 0},    {"vae", "0", 0},     {"vae", "1", 0},
+                       {"trainer", "0", 0}, {"trainer", "1", 0}, {"ema", "0", 0},
+                       {"ckpt", "0", 0}};
+    struct sigaction a = {.sa_handler = on_term}; /* without SA_RESTART */
+    sigaction(SIGTERM, &a, NULL);
+    for (size_t i = 0; i < LG_ARRAY_LEN(u); i++) u[i].pid = start_unit(&u[i]);
+    while (!g_over) {
+        int status;
+        pid_t pid = waitpid(-1, &status, 0);
+        for (size_t i = 0; pid > 0 && i < LG_ARRAY_LEN(u); i++) {
+            if (u[i].pid != pid) continue;
+            bool well = WIFEXITED(status) && (!WEXITSTATUS(status) || WEXITSTATUS(status) == 11);
+            u[i].pid = well && u[i].role ? 0 : start_unit(&u[i]);
+        }
+    }
+    for (size_t i = 0; i < LG_ARRAY_LEN(u); i++)
+        if (u[i].pid > 0) kill(u[i].pid, SIGKILL);
+    while (wait(NULL) > 0) continue;
+    _exit(0);
+}
+
+static void start_units(void)
+{
+    fflush(NULL);
+    g_manager = fork();
+    if (g_manager == 0) manage_units();
+}
+
+static bool read_status(void)
+{
+    bool well = lg_status_read(g_run, &g_status) == 0;
+    lg_err_clear();
+    return well;
+}
+
+static void wait_for_step(uint64_t step)
+{
+    for (int64_t by = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < by; usleep(2000))
+        if (read_status() && g_status.step >= step) return;
+    show_output();
+    fail_msg("step %d is not reached", (int)step);
+}
+
+static const struct lg_status_instance *instance(const char *role, int index)
+{
+    for (int i = 0; i < g_status.n_instances; i++) {
+        const struct lg_status_instance *p = &g_status.instance[i];
+        if (!strcmp(lg_role_name(p->role), role) && p->index == index) return p;
+    }
+    return NULL;
+}
+
+static void kill_one(const char *role, int index)
+{
+    const struct lg_status_instance *p = NULL;
+    for (int i = 0; i < 1000 && !(p && p->pid); i++, usleep(2000)) {
+        read_status();
+        p = instance(role, index);
+    }
+    assert_true(p && p->pid);
+    kill(p->pid, SIGKILL);
+}
+
+static void assert_state(const char *state, uint64_t step)
+{
+    assert_true(read_status());
+    assert_string_equal(g_status.state, state);
+    if (step) assert_int_equal(g_status.step, step);
+}
+
+static void wait_for_state(const char *state)
+{
+    for (int64_t by = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < by; usleep(2000))
+        if (read_status() && !strcmp(g_status.state, state)) return;
+    show_output();
+    assert_state(state, 0);
+}
+
+/* ---- texts ---- */
+
+static void test_quote(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *word, *command, *path;
+    } cases[] = {
+        {"plain", "\"plain\"", "\"plain\""},
+        {"a b", "\"a b\"", "\"a b\""},
+        {"50%", "\"50%%\"", "\"50%%\""},
+        {"$HOME", "\"$$HOME\"", "\"$HOME\""},
+        {"q\"\\", "\"q\\\"\\\\\"", "\"q\\\"\\\\\""},
+        {"", "\"\"", "\"\""},
+    };
+    char got[64];
+    for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
+        assert_int_equal(lg_units_quote(cases[i].word, true, got, sizeof got), 0);
+        assert_string_equal(got, cases[i].command);
+        assert_int_equal(lg_units_quote(cases[i].word, false, got, sizeof got), 0);
+        assert_string_equal(got, cases[i].path);
+    }
+    assert_int_equal(lg_units_quote("two\nlines", true, got, sizeof got), LG_ERR_CONFIG);
+    assert_int_equal(lg_units_quote("\x7f", true, got, sizeof got), LG_ERR_CONFIG);
+    assert_int_equal(lg_units_quote("%%%%%%%%%%", true, got, 16), LG_ERR_CONFIG);
+}
+
+static void test_prefix(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"lg", "a", "job_2"};
+    static const char *const bad[] = {
+        "", "2a", "_a", "A", "a-b", "a/b", "a.b", "a b", "abcdefghijklmnopqrstuvwxyz0123456"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(good); i++) assert_true(lg_units_is_prefix(good[i]));
+    for (size_t i = 0; i < LG_ARRAY_LEN(bad); i++) assert_false(lg_units_is_prefix(bad[i]));
+}
+
+static void test_fill(void **state)
+{
+    (void)state;
+    char *text;
+    const struct lg_units_value values[] = {{"A", "1"}, {"A_B", "@A@"}};
+    assert_int_equal(lg_units_fill("x@0.service @A@@A_B@ a@A mail@b @", values, 2, &text), 0);
+    assert_string_equal(text, "x@0.service 1@A@ a@A mail@b @"); /* values are not filled again */
+    free(text);
+}
+
+static void write_units(const char *dir)
+{
+    assert_exit(RUN("units", g_file, "--dir", dir, "--prefix", "job", "--set", "job.dir=a run, 5%",
+                    "--set", "checkpoint.every=7"),
+                0);
+}
+
+static void test_units_are_written(void **state)
+{
+    (void)state;
+    char unit[LG_PATH_BYTES], cwd[LG_PATH_BYTES], line[2 * LG_PATH_BYTES];
+    assert_non_null(getcwd(cwd, sizeof cwd));
+    assert_int_equal(chdir(scratch_path("")), 0);
+    write_units(scratch_path("units"));
+    assert_int_equal(chdir(cwd), 0);
+    snprintf(unit, sizeof unit, "%s", scratch_path("units/jobsup.service"));
+    assert_has(unit, "Type=notify\n");
+    assert_has(unit, "WatchdogSec=");
+    assert_has(unit, "Wants=job-keeper.service job-loader@0.service job-text@0.service "
+                     "job-text@1.service job-vae@0.service job-vae@1.service "
+                     "job-trainer@0.service job-trainer@1.service job-ema@0.service "
+                     "job-ckpt@0.service\n");
+    snprintf(line, sizeof line,
+             "ExecStart=\"%s\" start \"%s\" --units job --set \"job.dir=a run, 5%%%%\" --set "
+             "\"checkpoint.every=7\"\n",
+             scratch_path("bin/lgsup"), g_file);
+    assert_has(unit, line);
+    snprintf(line, sizeof line, "ReadWritePaths=\"%s/a run, 5%%%%\" ", scratch_path(""));
+    line[strlen(line) - strlen("/a run, 5%%\" ") - 1] = 0; /* up to the folder */
+    assert_has(unit, line);
+    assert_has(unit, "/a run, 5%%\" -\"");
+    assert_has(unit, "OOMPolicy=continue\n");
+    assert_has(unit, "DeviceAllow=char-nvidia* rw\n");
+    assert_has(scratch_path("units/job-keeper.service"), "FileDescriptorStoreMax=1024\n");
+    assert_has(scratch_path("units/job-keeper.service"), "--store /run/job/keeper\n");
+    assert_has(scratch_path("units/job-vae@.service"), "/bin/lgsup\" role vae %i \"");
+    assert_has(scratch_path("units/job-vae@.service"), "Slice=job.slice\n");
+    assert_has(scratch_path("units/job.slice"), "MemoryMax=");
+    assert_exit(RUN("units", g_file, "--prefix", "a-b"), 2);
+    assert_exit(RUN("units", g_file, "--set", "trainer.rankz=1"), 3);
+}
+
+/* Every text is whole, and systemd, where it is, has nothing to say against it. */
+static void test_units_are_valid(void **state)
+{
+    (void)state;
+    char command[3 * LG_PATH_BYTES], *text;
+    size_t bytes;
+    int n = 0;
+    write_units(scratch_path("units"));
+    DIR *d = opendir(scratch_path("units"));
+    for (struct dirent *e; (e = readdir(d));) {
+        char path[512];
+        if (e->d_name[0] == '.') continue;
+        n++;
+        snprintf(path, sizeof path, "units/%.200s", e->d_name);
+        assert_int_equal(lg_read_file(scratch_path(path), 1 << 20, &text, &bytes), 0);
+        for (const char *at = text; (at = strchr(at, '@')); at++)
+            if (at[1] >= 'A' && at[1] <= 'Z') fail_msg("%s: not filled: %.20s", path, at);
+        free(text);
+    }
+    closedir(d);
+    assert_int_equal(n, 3 + 6);
+    if (access("/usr/bin/systemd-analyze", X_OK) < 0) skip();
+    snprintf(command, sizeof command,
+             "cd '%s' && for u in job.slice jobsup.service job-keeper.service job-*@.service; do "
+             "systemd-analyze verify --man=no \"$PWD/${u/@/@1}\" 2>&1; done | grep -F \"$PWD\"",
+             scratch_path("units"));
+    char bash[4 * LG_PATH_BYTES];
+    snprintf(bash, sizeof bash, "%s", command);
+    const char *words[] = {"bash", "-c", bash, NULL};
+    int exit_code = -1;
+    assert_int_equal(
+        lg_child_capture("/bin/bash", (char *const *)words, 1 << 16, &text, &exit_code), 0);
+    assert_string_equal(text, "");
+    free(text);
+}
+
+/* ---- lives ---- */
+
+static void test_whole_run(void **state)
+{
+    (void)state;
+    start_units();
+    assert_exit(RUN("start", g_file, "--units", "job"), 0);
+    assert_state("done", 60);
+    assert_int_equal(instance("vae", 1)->restarts, 0);
+    assert_true(lg_path_exists(g_rt)); /* systemd's, not ours */
+    assert_has(scratch_path("run/units"), "job\n");
+    assert_has(scratch_path("run/logs/vae.1.log"), "ready after");
+    assert_exit(RUN("verify", g_run), 0);
+    /* The same units go on when there is more to do. */
+    end(&g_manager, SIGTERM);
+    start_units();
+    assert_exit(RUN("start", g_file, "--units", "job", "--set", "trainer.max_steps=80"), 0);
+    assert_state("done", 80);
+}
+
+static void test_deaths(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *role;
+        int index;
+    } victims[] = {{"loader", 0}, {"text", 1}, {"vae", 0},    {"trainer", 1},
+                   {"ema", 0},    {"ckpt", 0}, {"keeper", 0}, {"trainer", 0}};
+    start_units();
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    for (size_t i = 0; i < LG_ARRAY_LEN(victims); i++) {
+        wait_for_step(g_status.step + 3);
+        kill_one(victims[i].role, victims[i].index);
+    }
+    wait_for_step(g_status.step + 3);
+    for (size_t i = 0; i < LG_ARRAY_LEN(victims); i++)
+        assert_true(instance(victims[i].role, victims[i].index)->restarts >= 1);
+    /* lgsup dies, and a rank that comes back without it; then the next lgsup. */
+    end(&g_lgsup, SIGKILL);
+    kill_one("trainer", 0);
+    wait_for_step(g_status.step + 5);
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    wait_for_text(scratch_path("run/logs/lgsup.log"), "adopted 9 of 9 processes");
+    wait_for_step(g_status.step + 5);
+    assert_exit(RUN("stop", g_run), 0);
+    assert_exit(exit_of(g_lgsup), 0);
+    g_lgsup = 0;
+    assert_state("stopped", 0);
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+/* lgsup and the keeper at once: the next lgsup takes the memory from the stages. */
+static void test_salvage(void **state)
+{
+    (void)state;
+    start_units();
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    wait_for_step(5);
+    end(&g_lgsup, SIGKILL);
+    kill_one("keeper", 0);
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    wait_for_text(scratch_path("run/logs/lgsup.log"), "adopted 9 of 9 processes");
+    wait_for_step(g_status.step + 5);
+    kill_one("trainer", 1); /* whose memory only the new keeper can give */
+    wait_for_step(g_status.step + 5);
+    wait_for_state("running");
+}
+
+/* Memory is in nobody's hands: a new board; whoever waited on the old one comes to the new. */
+static void test_lost_memory(void **state)
+{
+    (void)state;
+    start_units();
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    wait_for_step(25);
+    end(&g_lgsup, SIGKILL);
+    kill(g_manager, SIGSTOP); /* nobody comes back yet */
+    kill_one("keeper", 0);
+    kill_one("trainer", 0);
+    kill_one("trainer", 1);
+    kill(g_manager, SIGCONT);
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    wait_for_text(g_out, "starting again from the newest checkpoint");
+    assert_has(g_out, "in nobody's hands");
+    wait_for_state("running");
+    wait_for_step(40);
+}
+
+static void test_crash_loop_parks(void **state)
+{
+    (void)state;
+    assert_int_equal(lg_mkdirs(g_run), 0);
+    scratch_write("run/fault", "trainer 0 crash");
+    start_units();
+    assert_exit(RUN("start", g_file, "--units", "job"), 11);
+    assert_state("parked", 0);
+    assert_non_null(strstr(g_status.cause, "trainer.0 died 4 times"));
+    unlink(scratch_path("run/fault"));
+    assert_exit(RUN("start", g_file, "--units", "job"), 0);
+    assert_state("done", 60);
+}
+
+static void test_a_stage_parks_the_run(void **state)
+{
+    (void)state;
+    assert_int_equal(lg_mkdirs(g_run), 0);
+    scratch_write("run/fault", "trainer 1 park");
+    start_units();
+    assert_exit(RUN("start", g_file, "--units", "job"), 11);
+    assert_state("parked", 0);
+}
+
+/* Either systemd starts what dies, or lgsup: never both. */
+static void test_two_owners(void **state)
+{
+    (void)state;
+    start_units();
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    wait_for_step(3);
+    end(&g_lgsup, SIGKILL);
+    assert_exit(RUN("start", g_file), 7);
+    assert_has(g_out, "systemctl start jobsup");
+    assert_exit(RUN("stop", g_run), 7);
+    wait_for_step(g_status.step + 3); /* no harm done */
+}
+
+static void test_needs_its_units(void **state)
+{
+    (void)state;
+    assert_exit(RUN("start", g_file, "--units", "a-b"), 2);
+    assert_exit(RUN("role", "vae", "64", g_run), 2);
+    assert_exit(RUN("role", "vae", "", g_run), 2);
+    assert_exit(RUN("role", "keeper", "0", g_run), 2);
+    assert_exit(RUN("role", "vae", "0"), 2);
+    assert_int_equal(chmod(g_rt, 0755), 0);
+    assert_exit(RUN("start", g_file, "--units", "job"), 4);
+    assert_has(g_out, "mode 0700");
+    unsetenv("RUNTIME_DIRECTORY");
+    assert_exit(RUN("start", g_file, "--units", "job"), 3);
+    assert_exit(RUN("role", "vae", "0", g_run), 2);
+}
+
+int main(int argc, char **argv)
+{
+    const char *slash = strrchr(argv[0], '/'), *name = slash ? slash + 1 : argv[0];
+    if (!strncmp(name, "lg-", 3)) return fake_stage_main(argc, argv);
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_quote),
+        cmocka_unit_test(test_prefix),
+        cmocka_unit_test(test_fill),
+        TEST(test_units_are_written),
+        TEST(test_units_are_valid),
+        TEST(test_whole_run),
+        TEST(test_deaths),
+        TEST(test_salvage),
+        TEST(test_lost_memory),
+        TEST(test_crash_loop_parks),
+        TEST(test_a_stage_parks_the_run),
+        TEST(test_two_owners),
+        TEST(test_needs_its_units),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
