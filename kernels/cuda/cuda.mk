@@ -20,8 +20,9 @@ $(BUILD)/obj/kernels/cuda/%.cu.o: kernels/cuda/%.cu
 	@echo "  NVCC  $<"
 	$(Q)$(CUDA_HOME)/bin/nvcc $(CUDA_FLAGS) -MD -MP -MF $(@:.o=.d) -c $< -o $@
 $(BUILD)/obj/kernels/cuda/%.c.o: CPPFLAGS += -isystem $(CUDA_HOME)/include
+# DT_RUNPATH here: LD_LIBRARY_PATH may name another CUDA.
 $(CUDA_SO): $(CUDA_OBJ) $(SHARED_OBJ)
 	@mkdir -p $(@D)
 	@echo "  SO    $@"
-	$(Q)$(CC) $(LDFLAGS) $(SO_LDFLAGS) -Wl,-rpath,'$$ORIGIN:/usr/local/cuda/lib64' -shared -o $@ $(CUDA_OBJ) \
+	$(Q)$(CC) $(LDFLAGS) $(SO_LDFLAGS) -Wl,--enable-new-dtags -Wl,-rpath,'$$ORIGIN:/usr/local/cuda/lib64' -shared -o $@ $(CUDA_OBJ) \
 	    $(SHARED_OBJ) -L$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread -lm

@@ -511,17 +511,35 @@ static void test_exit_codes(void **state)
     free(doc);
 }
 
-static void test_example(void **state)
+/* The examples are right, with models and data that a user gets first put in their place. */
+static void test_examples(void **state)
 {
     (void)state;
-    char set[LG_PATH_BYTES]; /* its data are made by `make example-data` */
-    snprintf(set, sizeof set, "data.path=%s", scratch_write("x.tar", ""));
-    const char *sets[] = {set};
-    lg_config *c = NULL;
-    if (lg_config_load("examples/emoji/pipeline.toml", sets, 1, &c) < 0 || lg_config_check(c) < 0)
-        fail_msg("%s", lg_err_text());
-    assert_int_equal(c->trainer_ranks, 2);
-    lg_config_free(&c);
+    char data[LG_PATH_BYTES]; /* made by `make example-data` */
+    snprintf(data, sizeof data, "data.path=%s", scratch_write("x.tar", ""));
+    const char *vae = "vae.model=examples/emoji/vae";
+    const struct {
+        const char *file, *sets[3];
+        int n_sets, ranks, batch;
+    } example[] = {
+        {"examples/emoji/pipeline.toml", {data}, 1, 2, 16},
+        {"examples/emoji/pipeline-gpu.toml", {data}, 1, 1, 512},
+        {"examples/dit-xl2/pipeline-class.toml", {data, vae}, 2, 1, 256},
+        {"examples/dit-xl2/pipeline-text.toml",
+         {data, vae, "text.model=examples/emoji/text_encoder"},
+         3,
+         1,
+         256},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(example); i++) {
+        lg_config *c = NULL;
+        if (lg_config_load(example[i].file, example[i].sets, example[i].n_sets, &c) < 0 ||
+            lg_config_check(c) < 0)
+            fail_msg("%s", lg_err_text());
+        assert_int_equal(c->trainer_ranks, example[i].ranks);
+        assert_int_equal(c->trainer_global_batch_size, example[i].batch);
+        lg_config_free(&c);
+    }
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -536,7 +554,7 @@ int main(void)
         TEST(test_rules_batch),   TEST(test_rules_model),      TEST(test_rules_training),
         TEST(test_rules_device),  TEST(test_rules_files),      TEST(test_rules_previews),
         TEST(test_rules_collect), TEST(test_compatible),       TEST(test_document),
-        TEST(test_exit_codes),    TEST(test_example),
+        TEST(test_exit_codes),    TEST(test_examples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
