@@ -72,11 +72,10 @@ cp LICENSE "$new/licences/lg"
 mkdir -p "$new/examples" "$new/docs" "$new/gpu"
 cp README.md "$new/"
 cp docs/*.md "$new/docs/"
-for e in examples/*/; do
-    e=${e#examples/}
-    mkdir "$new/examples/$e"
-    find "examples/$e" -mindepth 1 -maxdepth 1 ! -name data ! -name 'run*' ! -name '*.mk' \
-        -exec cp -r {} "$new/examples/$e" \;
+# Examples without what is made for them.
+for f in examples/*/*.toml examples/*/*.md examples/emoji/vae examples/emoji/text_encoder; do
+    mkdir -p "$new/${f%/*}"
+    cp -r "$f" "$new/$f"
 done
 cp tests/gpu/*.sh tests/gpu/*.py "$new/gpu/"
 rm -rf "$dir"
