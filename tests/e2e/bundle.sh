@@ -16,7 +16,7 @@ inside=$root$T/moved/here
 mkdir -p "$inside" "$root/proc" "$root/dev" "$root/tmp" "$root/lib64" "$root$T/r"
 mv "$T/lg" "$inside/lg"
 ldd "$inside"/lg/bin/* "$inside"/lg/lib/*.so | awk '$2 == "=>" { print $3 } $1 ~ /ld-linux/ { print $1 }' |
-    grep -v "^$root" | sort -u | while read -r l; do
+    grep -v -e "^$root" -e '/lib\(cu\|nv\|nccl\)' | sort -u | while read -r l; do
     mkdir -p "$root$(dirname "$l")"
     cp -L "$l" "$root$l"
 done
