@@ -11,6 +11,7 @@
 #include <sys/sysinfo.h>
 
 enum { OUTPUT_BYTES_MAX = 1 << 20, ARGS_MAX = 2 * 256 + 4 };
+enum { GPU_ROLE_MS = 900000 }; /* choosing the algorithms of a large net, once per machine */
 
 struct check {
     const char *file;
@@ -123,7 +124,8 @@ static int end_role(struct check *k, lg_role r, struct lg_capture *c)
     return 0;
 }
 
-/* All at once: on a GPU each of them takes a while to begin. The first error counts. */
+/* On the host all at once. On GPUs one by one: a role times algorithms there when it meets a shape for
+ * the first time, and must be alone to choose well. The first error counts. */
 static int ask_roles(struct check *k)
 {
     struct lg_capture capture[LG_ROLE_COUNT];
@@ -133,6 +135,10 @@ static int ask_roles(struct check *k)
         if (!k->plan->instances[r]) continue;
         rc = begin_role(k, (lg_role)r, &capture[r]);
         begun[r] = rc == 0;
+        if (!begun[r] || k->gpus.n == 0) continue;
+        capture[r].timeout_ms = GPU_ROLE_MS;
+        rc = end_role(k, (lg_role)r, &capture[r]);
+        begun[r] = false;
     }
     for (int r = 0; r < LG_ROLE_keeper; r++) {
         if (!begun[r]) continue;

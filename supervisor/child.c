@@ -130,22 +130,21 @@ int lg_child_wait(const struct lg_child *c, int timeout_ms)
     }
 }
 
-static int read_all(int fd, size_t bytes_max, char **ret_text)
+static int read_all(const struct lg_capture *c, size_t bytes_max, char **ret_text)
 {
     char *text = malloc(bytes_max + 1);
     if (!text) return LG_FAIL(LG_ERR_NOSPACE, "no memory for %zu bytes of output", bytes_max);
-    int64_t deadline_ns = lg_now_ns() + CAPTURE_TIMEOUT_MS * LG_MS_NS;
+    int64_t deadline_ns = lg_now_ns() + c->timeout_ms * LG_MS_NS;
     size_t at = 0;
     int rc = 0;
     for (;;) {
-        struct pollfd p = {.fd = fd, .events = POLLIN};
+        struct pollfd p = {.fd = c->fd, .events = POLLIN};
         int64_t left_ms = (deadline_ns - lg_now_ns()) / LG_MS_NS;
         if (left_ms <= 0 || poll(&p, 1, (int)left_ms) == 0) {
-            rc = LG_FAIL(LG_ERR_TIMEOUT, "no end of its output within %d s",
-                         CAPTURE_TIMEOUT_MS / 1000);
+            rc = LG_FAIL(LG_ERR_TIMEOUT, "no end of its output within %d s", c->timeout_ms / 1000);
             break;
         }
-        ssize_t n = read(fd, text + at, bytes_max + 1 - at);
+        ssize_t n = read(c->fd, text + at, bytes_max + 1 - at);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) break;
         at += (size_t)n;
@@ -172,6 +171,7 @@ int lg_capture_begin(const char *program, char *const *argv, struct lg_capture *
                         &c.child);
     close(fds[1]);
     c.fd = fds[0];
+    c.timeout_ms = CAPTURE_TIMEOUT_MS;
     if (rc < 0) {
         close(fds[0]);
         return lg_err_frame(rc, __FILE__, __LINE__, __func__);
@@ -182,7 +182,7 @@ int lg_capture_begin(const char *program, char *const *argv, struct lg_capture *
 
 int lg_capture_end(struct lg_capture *c, size_t bytes_max, char **ret_text, int *ret_exit)
 {
-    int rc = read_all(c->fd, bytes_max, ret_text);
+    int rc = read_all(c, bytes_max, ret_text);
     if (rc < 0) lg_child_signal(&c->child, SIGKILL);
     int code = lg_child_reap(&c->child);
     if (rc == 0) *ret_exit = code;

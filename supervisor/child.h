@@ -40,6 +40,7 @@ int lg_child_capture(const char *program, char *const *argv, size_t bytes_max, c
 struct lg_capture {
     struct lg_child child;
     int fd;
+    int timeout_ms; /* of its output; a minute unless changed before the end */
 };
 int lg_capture_begin(const char *program, char *const *argv, struct lg_capture *ret);
 int lg_capture_end(struct lg_capture *c, size_t bytes_max, char **ret_text, int *ret_exit);

@@ -96,6 +96,8 @@ static int add_region(struct lg_memory *m, const cJSON *entry)
     if (strlen(name) >= sizeof r.name || !name[0])
         return LG_FAIL(LG_ERR_CORRUPT, "\"%.80s\" is no region's name", name);
     strcpy(r.name, name);
+    if (is_gpu(&m->device[r.device]))
+        r.bytes = (r.bytes + LG_CUDA_PIECE_BYTES - 1) / LG_CUDA_PIECE_BYTES * LG_CUDA_PIECE_BYTES;
     for (int i = 0; i < m->n_regions; i++) {
         const struct lg_memory_region *had = &m->region[i];
         if (strcmp(had->name, name) != 0) continue;

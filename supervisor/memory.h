@@ -16,6 +16,9 @@ enum { LG_MEMORY_DEVICES_MAX = 66, LG_DEVICE_TEXT_BYTES = 16 };
  * nothing. An estimate until it is measured on an H200. */
 #define LG_CUDA_CONTEXT_BYTES (600ull << 20)
 
+/* GPU memory behind an fd comes in whole pieces of this size (cuMemGetAllocationGranularity). */
+#define LG_CUDA_PIECE_BYTES (2ull << 20)
+
 struct lg_memory_device {
     char name[LG_DEVICE_TEXT_BYTES]; /* "host", "cuda:1" */
     char product[64];                /* "NVIDIA H200"; "" for the host or unknown */
@@ -26,8 +29,8 @@ struct lg_memory_device {
 
 struct lg_memory_region {
     char name[LG_REGION_NAME_BYTES];
-    int device; /* place in the list below */
-    uint64_t bytes;
+    int device;     /* place in the list below */
+    uint64_t bytes; /* on a GPU in whole pieces */
 };
 
 struct lg_memory {

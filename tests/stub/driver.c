@@ -43,11 +43,11 @@ int cuGetProcAddress_v2(const char *name, void **ret, int version, uint64_t flag
 {
     (void)version, (void)flags;
     void *found = NULL;
-    if (!strcmp(name, "cuInit")) *(int (**)(unsigned))&found = cuInit;
-    if (!strcmp(name, "cuDriverGetVersion")) *(int (**)(int *))&found = cuDriverGetVersion;
-    if (!strcmp(name, "cuDeviceGetCount")) *(int (**)(int *))&found = cuDeviceGetCount;
+    if (!strcmp(name, "cuInit")) *(int (**)(unsigned)) & found = cuInit;
+    if (!strcmp(name, "cuDriverGetVersion")) *(int (**)(int *)) & found = cuDriverGetVersion;
+    if (!strcmp(name, "cuDeviceGetCount")) *(int (**)(int *)) & found = cuDeviceGetCount;
     if (!strcmp(name, "cuGetProcAddress"))
-        *(int (**)(const char *, void **, int, uint64_t, int *))&found = cuGetProcAddress_v2;
+        *(int (**)(const char *, void **, int, uint64_t, int *)) & found = cuGetProcAddress_v2;
     *ret = found;
     if (ret_status) *ret_status = found ? FOUND : SYMBOL_NOT_FOUND;
     return found ? 0 : NOT_FOUND;

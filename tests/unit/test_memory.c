@@ -74,15 +74,15 @@ static void test_sums(void **state)
     add(m, LG_ROLE_trainer, trainer);
     assert_int_equal(m->n_regions, 3); /* the window's counts once */
     const struct lg_memory_device *a = device(m, "cuda:0"), *b = device(m, "cuda:1");
-    assert_int_equal(a->region_bytes, 1050);
-    assert_int_equal(b->region_bytes, 20);
+    assert_int_equal(a->region_bytes, 2 * LG_CUDA_PIECE_BYTES); /* 1000 and 50, in whole pieces */
+    assert_int_equal(b->region_bytes, LG_CUDA_PIECE_BYTES);
     assert_int_equal(lg_memory_private(a), 4000);
     assert_int_equal(lg_memory_private(b), 5300);
     assert_int_equal(b->private_bytes[LG_ROLE_vae], 300);
     assert_int_equal(a->contexts, 1);
     assert_int_equal(b->contexts, 3);
-    assert_int_equal(lg_memory_need(b), 5320 + 3 * LG_CUDA_CONTEXT_BYTES);
-    assert_int_equal(lg_memory_need(device(m, "host")), 7); /* no contexts there */
+    assert_int_equal(lg_memory_need(b), 5300 + LG_CUDA_PIECE_BYTES + 3 * LG_CUDA_CONTEXT_BYTES);
+    assert_int_equal(lg_memory_need(device(m, "host")), 7); /* no contexts, no pieces there */
     assert_int_equal(device(m, "host")->contexts, 0);
 }
 
@@ -97,11 +97,11 @@ static void test_print(void **state)
     lg_memory_print(m, out);
     fclose(out);
     static const char *const lines[] = {
-        "vae/0/weights                            cuda:1           20 B\n",
+        "vae/0/weights                            cuda:1        2.0 MiB\n",
         "\ncuda:1  NVIDIA H200\n",
-        "\n  regions                        20 B\n",
+        "\n  regions                     2.0 MiB\n",
         "\n  vae, private                  300 B\n",
-        "\n  together                      320 B\n",
+        "\n  together                    2.0 MiB\n",
         "\n  2 CUDA contexts             1.2 GiB\n",
         "\n  with them                   1.2 GiB\n",
         "\n  free now                  140.0 GiB of 141.0 GiB\n",
@@ -203,12 +203,12 @@ static void test_fits(void **state)
     room(m, "cuda:0", 2 * need, need - 1);
     assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
     assert_message(
-        "the run needs 600.0 MiB of cuda:0 (NVIDIA H200), where 600.0 MiB of 1.2 GiB are "
-        "free: others hold 600.0 MiB: see with nvidia-smi who, end them, or take another "
+        "the run needs 604.0 MiB of cuda:0 (NVIDIA H200), where 604.0 MiB of 1.2 GiB are "
+        "free: others hold 604.0 MiB: see with nvidia-smi who, end them, or take another "
         "GPU with trainer.gpus");
     room(m, "cuda:0", need - 1, need - 1);
     assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
-    assert_message("of cuda:0 (NVIDIA H200), which has 600.0 MiB: lower trainer.micro_batch_size");
+    assert_message("of cuda:0 (NVIDIA H200), which has 604.0 MiB: lower trainer.micro_batch_size");
     room(m, "cuda:0", 141 * GIB, 141 * GIB);
     room(m, "cuda:1", GIB / 2, GIB / 2);
     assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
