@@ -3,7 +3,7 @@
 #
 # Targets: cuda         the GPU backend, where nvcc is
 # Targets: gpu-bundle   its tests as a folder for a machine with a GPU
-# Targets: check-gpu    runs them there
+# Targets: check-gpu    every test for GPUs, from the bundle (GPU_DATA: the emoji shards)
 # Targets: bench-gpu    every figure of docs/gpu-results.md, from the bundle
 
 GPU_SRC := $(wildcard tests/gpu/test_*.c) $(wildcard tests/gpu/bench_*.c)
@@ -12,17 +12,21 @@ GPU_LIB_OBJ := $(patsubst %,$(BUILD)/obj/tests/unit/%.c.o,op_args op_cases denoi
 # Small libraries that the GPU machine may lack.
 GPU_CARRIED := libxxhash.so.0 libcjson.so.1
 
-.PHONY: check-gpu gpu-bundle bench-gpu
+.PHONY: check-gpu gpu-bundle bench-gpu whole-bundle
 gpu-bundle: $(GPU) $(CUDA_SO) $(REF64_SO)
 	@mkdir -p $(BUILD)/gpu/lib
 	$(Q)cp -u $(CUDA_SO) $(REF64_SO) $(BUILD)/gpu/lib/
 	$(Q)for l in $(GPU_CARRIED); do cp -uL $$($(CC) -print-file-name=$$l) $(BUILD)/gpu/lib/; done
 	$(Q)cp -u tests/gpu/run.sh $(BUILD)/gpu/
-# Builds what it can, that is nothing on a machine that was given $(BUILD)/gpu.
-check-gpu: $(if $(wildcard $(BUILD)/gpu/run.sh),,gpu-bundle)
-	$(Q)$(BUILD)/gpu/run.sh
-bench-gpu: $(if $(wildcard $(BUILD)/bundle/gpu/bench.sh),,bundle)
+# From the bundle; built first where there is none: a machine that was given build/bundle needs only make.
+GPU_DATA ?= examples/emoji/data
+check-gpu bench-gpu: | $(if $(wildcard $(BUILD)/bundle/gpu/check.sh),,whole-bundle)
+check-gpu:
+	$(Q)$(BUILD)/bundle/gpu/check.sh $(GPU_DATA)
+bench-gpu:
 	$(Q)$(BUILD)/bundle/gpu/bench.sh $(BENCH_DATA)
+whole-bundle: gpu-bundle
+	$(Q)$(MAKE) -s bundle
 
 # They find their libraries beside themselves, and in a bundle's gpu/bin those of the bundle.
 $(BUILD)/gpu/bin/%: LDFLAGS += -Wl,-rpath,'$$ORIGIN/../../lib'

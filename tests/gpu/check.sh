@@ -1,0 +1,30 @@
+#!/bin/bash
+# Every test for machines with GPUs: the backend's operations and nets, training against PyTorch (where there
+# is one), the whole pipeline. Prints their lines and, last, "N passed, M failed" over all.
+#
+# usage: check.sh DATA [pipeline.sh's options]      lies in a bundle's gpu/; DATA: the emoji shards
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+[ $# -ge 1 ] && data=$(cd "$1" && pwd) || { sed -n 's/^# \(usage.*\)/\1/p' "$0"; exit 2; }
+shift
+log=$(mktemp) || exit 1
+trap 'rm -f "$log"' EXIT
+passed=0 failed=0
+run() { # COMMAND...: adds its sums, or one for the whole when it prints none
+    local sums code
+    echo "== ${*##*/}"
+    "$@" 2>&1 | tee "$log"
+    code=${PIPESTATUS[0]}
+    sums=$(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$log" | tail -1)
+    [ -n "$sums" ] || sums=$([ "$code" = 0 ] && echo 1 0 || echo 0 1)
+    passed=$((passed + ${sums% *})) failed=$((failed + ${sums#* }))
+}
+if compgen -G "$here/bin/test_*" >/dev/null; then run "$here/run.sh"; fi
+if python3 -c 'import torch' 2>/dev/null; then
+    for objective in flow eps; do run python3 "$here/parity_train.py" "$here/.." --objective $objective; done
+else
+    echo "skip parity_train.py: no PyTorch"
+fi
+run "$here/pipeline.sh" "$here/.." "$data" "$@"
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
