@@ -23,6 +23,7 @@
 
 #define BOARD_MAGIC UINT64_C(0x6472616f626c6c67) /* "gllboard" */
 enum { PID_SHIFT = 40, INCARNATION_SHIFT = 8, STATE_MASK = 0xff, STAT_BYTES = 1024 };
+enum { COUNTER_START_MAX = 1 << 22 }; /* half of what fits into an incarnation */
 
 static uint64_t life_of(uint64_t pid, lg_incarnation i, lg_life state)
 {
@@ -97,7 +98,9 @@ static int describe(lg_board *b, const struct lg_board_spec *spec)
     s->has_ema = p->instances[LG_ROLE_ema] > 0;
     for (int r = 0; r < LG_ROLE_COUNT; r++)
         atomic_store_explicit(&s->wanted[r], (uint32_t)p->instances[r], memory_order_relaxed);
-    atomic_store(&s->next_counter, 1);
+    /* A process that the lgsup of an earlier board started, and that comes only now, must not carry
+     * an incarnation of this one: so boards begin their numbers at different places. */
+    atomic_store(&s->next_counter, 1 + (uint32_t)(s->run_id % COUNTER_START_MAX));
     s->magic = BOARD_MAGIC;
     return 0;
 }
@@ -169,7 +172,12 @@ int lg_board_open(const char *path, uint64_t plan_hash, lg_board **ret)
         return LG_FAIL(lg_err_from_errno(errno), "cannot open the board %s: %s", path,
                        strerror(errno));
     struct stat st;
-    if (fstat(fd, &st) < 0 || st.st_size != (off_t)sizeof(struct lg_board_shared)) {
+    if (fstat(fd, &st) < 0) {
+        int e = errno;
+        close(fd);
+        return LG_FAIL(lg_err_from_errno(e), "cannot look at the board %s: %s", path, strerror(e));
+    }
+    if (st.st_size != (off_t)sizeof(struct lg_board_shared)) {
         close(fd);
         return LG_FAIL(LG_ERR_MISMATCH,
                        "%s does not have the %zu bytes of lg_board_shared: made by another build",
@@ -322,7 +330,7 @@ int lg_board_pidfd(lg_board *b, lg_role role, int index)
     int pid = (int)(life >> PID_SHIFT);
     if (life_state(life) != LG_LIFE_RUNNING || pid == 0) return -1;
     int fd = open_process(pid, atomic_load_explicit(&row->start_time, memory_order_acquire));
-    return fd < 0 ? -1 : fd;
+    return fd == PROCESS_UNKNOWN ? LG_ERR_BUSY : fd;
 }
 
 lg_mark lg_board_global_commit(lg_board *b)

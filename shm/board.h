@@ -111,7 +111,7 @@ struct lg_board_shared {
     int64_t checkpoint_every;       /* 0: only the last step */
     int ranks;
     bool has_ema;
-    _Atomic(uint32_t) next_counter; /* lgsup: of incarnations */
+    _Atomic(uint32_t) next_counter; /* lgsup: of incarnations; begins elsewhere on every board */
     _Atomic(uint32_t) run_state;    /* lg_run_state */
     _Atomic(uint32_t) drain;        /* lgsup: 1 asks the ranks for a STOP verdict */
     _Atomic(uint32_t) quit;         /* lgsup: 1 asks every stage to exit 0 now (the run is over) */
@@ -165,7 +165,8 @@ bool lg_board_is_dead(lg_board *b, lg_incarnation who);
 /* {incarnation, state} of a row. */
 lg_incarnation lg_board_life(lg_board *b, lg_role role, int index, lg_life *ret_state);
 
-/* pidfd of a row's process after comparing its start time; -1 when it is dead. */
+/* pidfd of a row's process after comparing its start time; -1 when it is dead; LG_ERR_BUSY, without a
+ * text, when that cannot be told (no fds left, say): it must be taken for alive. */
 int lg_board_pidfd(lg_board *b, lg_role role, int index);
 /* /proc/PID/stat field 22, or 0 when there is no such process. */
 uint64_t lg_process_start_time(int pid);

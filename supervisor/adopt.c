@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "supervisor/status.h"
 #include "supervisor/supervise.h"
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/pidfd.h>
@@ -26,23 +27,29 @@ static void bury_unborn(lg_board *b, struct lg_instance *i)
     atomic_compare_exchange_strong(&row->life, &life, dead);
 }
 
-static void adopt_one(lg_supervisor *s, struct lg_instance *i)
+enum { KILL_MS_MAX = 10000, KILL_TRIES = 5 };
+
+static int adopt_one(lg_supervisor *s, struct lg_instance *i)
 {
     struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
     lg_life state;
     bury_unborn(s->board, i);
     i->incarnation = lg_board_life(s->board, i->role, i->index, &state);
     i->spawned_ns = lg_now_ns();
-    if (state != LG_LIFE_RUNNING) return;
+    if (state != LG_LIFE_RUNNING) return 0;
     int pidfd = lg_board_pidfd(s->board, i->role, i->index);
+    if (pidfd == LG_ERR_BUSY)
+        return LG_FAIL(LG_ERR_IO, "cannot tell whether %s.%d (pid %u) lives; start again",
+                       lg_role_name(i->role), i->index, atomic_load(&row->pid));
     if (pidfd < 0) {
         lg_board_bury(s->board, i->incarnation);
         atomic_fetch_add(&row->restarts, 1);
-        return;
+        return 0;
     }
     i->child = (struct lg_child){.pid = (int)atomic_load(&row->pid), .pidfd = pidfd};
     i->state =
         atomic_load(&row->ready) == i->incarnation ? LG_INSTANCE_ready : LG_INSTANCE_starting;
+    return 0;
 }
 
 static bool is_ours(int role)
@@ -50,17 +57,30 @@ static bool is_ours(int role)
     return role != LG_ROLE_lgsup;
 }
 
+/* Not proven dead: who cannot be looked at (no fds left, say) may live, and nothing may be started
+ * over it. */
+static bool may_live(const struct lg_board_row *row)
+{
+    int pid = (int)atomic_load(&row->pid);
+    int pidfd = pid > 0 ? pidfd_open(pid, 0) : -1;
+    if (pidfd < 0) return pid > 0 && errno != ESRCH;
+    struct pollfd p = {.fd = pidfd, .events = POLLIN};
+    uint64_t start = lg_process_start_time(pid); /* 0: unknown */
+    bool may = (!start || start == atomic_load(&row->start_time)) && poll(&p, 1, 0) <= 0;
+    close(pidfd);
+    return may;
+}
+
 bool lg_leftovers_live(lg_board *b)
 {
     for (int r = 0; r < LG_ROLE_COUNT; r++)
         for (int k = 0; k < LG_INSTANCES_MAX; k++)
-            if (is_ours(r) && lg_status_row_alive(lg_board_row(b, (lg_role)r, k))) return true;
+            if (is_ours(r) && may_live(lg_board_row(b, (lg_role)r, k))) return true;
     return false;
 }
 
 static void kill_row(const struct lg_board_row *row)
 {
-    enum { KILL_MS_MAX = 10000 };
     int pid = (int)atomic_load(&row->pid);
     struct lg_child c = {.pid = pid, .pidfd = pidfd_open(pid, 0)};
     if (c.pidfd < 0) return;
@@ -86,7 +106,8 @@ void lg_leftovers_kill(lg_board *b)
     close_board(b);
     for (int r = 0; r < LG_ROLE_COUNT; r++)
         for (int k = 0; k < LG_INSTANCES_MAX; k++)
-            if (is_ours(r) && lg_status_row_alive(lg_board_row(b, (lg_role)r, k)))
+            for (int n = 0;
+                 is_ours(r) && n < KILL_TRIES && may_live(lg_board_row(b, (lg_role)r, k)); n++)
                 kill_row(lg_board_row(b, (lg_role)r, k));
 }
 
@@ -101,7 +122,8 @@ void lg_salvage_all(lg_supervisor *s)
 static int adopt_without_keeper(lg_supervisor *s)
 {
     char missing[LG_REGION_NAME_BYTES] = "";
-    lg_keep_refresh(&s->keep); /* from one that an lgsup has started, but not entered on the board */
+    lg_keep_refresh(
+        &s->keep); /* from one that an lgsup has started, but not entered on the board */
     lg_salvage_all(s);
     if (!lg_keep_is_whole(&s->keep, missing))
         return LG_FAIL(LG_ERR_NOTFOUND, "the keeper is dead and region %s is in nobody's hands",
@@ -114,7 +136,7 @@ int lg_adopt_instances(lg_supervisor *s)
 {
     int alive = 0;
     for (int i = 0; i < s->n_instances; i++) {
-        adopt_one(s, &s->instance[i]);
+        LG_TRY(adopt_one(s, &s->instance[i]));
         alive += s->instance[i].child.pidfd >= 0;
     }
     int rc = lg_keep_adopt(&s->keep, s->board);

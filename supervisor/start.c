@@ -14,13 +14,16 @@
 #include <string.h>
 #include <unistd.h>
 
+/* LG_ERR_NOTFOUND: there is none, or one of another boot or build: nothing that lives. Any other
+ * failure says nothing about that, so nothing may be started over it. */
 static int open_board(const lg_run *r, lg_board **ret)
 {
     char path[LG_PATH_BYTES];
     LG_TRY(lg_run_path(r, path, "board"));
-    int rc = lg_path_exists(path) ? lg_board_open(path, 0, ret) : LG_ERR_NOTFOUND;
-    lg_err_clear(); /* of another boot or build: nothing that lives */
-    return rc;
+    int rc = lg_board_open(path, 0, ret);
+    if (rc != LG_ERR_NOTFOUND && rc != LG_ERR_MISMATCH) return rc;
+    lg_err_clear();
+    return LG_ERR_NOTFOUND;
 }
 
 static bool is_over(lg_board *b)
@@ -89,8 +92,9 @@ int lg_start_adopt(lg_run *r, bool drain, bool quiet, int ready_fd, bool *ret_ad
 {
     lg_board *b = NULL;
     *ret_adopted = false;
-    if (open_board(r, &b) < 0) return 0;
-    int rc = 0;
+    int rc = open_board(r, &b);
+    if (rc == LG_ERR_NOTFOUND) return 0;
+    LG_TRY(rc);
     struct lg_supervise_spec spec = {.drain = drain, .quiet = quiet, .ready_fd = ready_fd};
     /* In units everybody may be dead this very moment, and the memory in the keeper's store. */
     if ((lg_run_in_units(r) || lg_leftovers_live(b)) && !is_over(b)) {

@@ -26,7 +26,7 @@ bool lg_status_row_alive(const struct lg_board_row *row)
     int pidfd = pid > 0 ? pidfd_open(pid, 0) : -1;
     if (pidfd < 0) return false;
     struct pollfd p = {.fd = pidfd, .events = POLLIN};
-    bool alive = lg_process_start_time(pid) == atomic_load(&row->start_time) && poll(&p, 1, 0) == 0;
+    bool alive = lg_process_start_time(pid) == atomic_load(&row->start_time) && poll(&p, 1, 0) <= 0;
     close(pidfd);
     return alive;
 }

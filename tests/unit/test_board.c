@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -209,6 +210,42 @@ static void test_reused_pid(void **state)
     assert_int_equal(lg_process_start_time(child), 0);
 }
 
+/* Without an fd to look with, nobody is dead, and no board is "not there". */
+static void test_blind(void **state)
+{
+    (void)state;
+    struct rlimit limit, none;
+    lg_board *b = NULL;
+    lg_incarnation me = shm_fixture_join(f.board, LG_ROLE_ema, 0);
+    getrlimit(RLIMIT_NOFILE, &limit);
+    none = limit;
+    none.rlim_cur = 0;
+    setrlimit(RLIMIT_NOFILE, &none);
+    bool dead = lg_board_is_dead(f.board, me);
+    int pidfd = lg_board_pidfd(f.board, LG_ROLE_ema, 0), rc = lg_board_open(f.board_path, 0, &b);
+    setrlimit(RLIMIT_NOFILE, &limit);
+    assert_false(dead);
+    assert_int_equal(pidfd, LG_ERR_BUSY);
+    assert_int_equal(rc, LG_ERR_IO);
+    lg_err_clear();
+}
+
+/* A child of an earlier board's lgsup that comes too late is not taken for one of this board's. */
+static void test_boards_share_no_incarnation(void **state)
+{
+    (void)state;
+    lg_board *other = NULL;
+    struct lg_board_spec spec = {.plan = &f.plan, .max_steps = 10};
+    int same = 0;
+    lg_incarnation mine = lg_board_enlist(f.board, LG_ROLE_vae, 0);
+    for (int i = 0; i < 8; i++) {
+        assert_int_equal(lg_board_create(f.board_path, &spec, &other), 0);
+        same += lg_board_enlist(other, LG_ROLE_vae, 0) == mine;
+        lg_board_close(&other);
+    }
+    assert_true(same <= 1); /* one in four million each */
+}
+
 static void test_global_commit(void **state)
 {
     assert_int_equal(lg_board_global_commit(f.board), LG_MARK_NONE);
@@ -237,9 +274,17 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_create_and_open), T(test_refusals),   T(test_create_replaces_whole),
-        T(test_incarnations),    T(test_vacate),     T(test_late_child_writes_nothing),
-        T(test_death_by_pidfd),  T(test_reused_pid), T(test_global_commit),
+        T(test_create_and_open),
+        T(test_refusals),
+        T(test_create_replaces_whole),
+        T(test_blind),
+        T(test_boards_share_no_incarnation),
+        T(test_incarnations),
+        T(test_vacate),
+        T(test_late_child_writes_nothing),
+        T(test_death_by_pidfd),
+        T(test_reused_pid),
+        T(test_global_commit),
         T(test_speed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
