@@ -81,7 +81,11 @@ int lg_backend_load(const char *device_name, const char *symbol, struct lg_backe
      * CPU time spinning, 2.1 s sleeping.) */
     setenv("OMP_WAIT_POLICY", "passive", 0);
     void *dl = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (!dl) return LG_FAIL(LG_ERR_FAILED, "cannot load the backend %s: %s", path, dlerror());
+    if (!dl)
+        return LG_FAIL(LG_ERR_FAILED,
+                       "cannot load the backend %s: %s: a library that is missing may be installed "
+                       "or put beside it",
+                       path, dlerror());
     void *found = dlsym(dl, symbol);
     if (!found) {
         dlclose(dl);

@@ -68,6 +68,10 @@ for command in check start; do
     says "no backend, $command" 8 env LG_BACKEND_DIR="$T" "$LGSUP" $command "$TINY" --set device=cuda --set job.dir="$T/run" -- \
         'no liblg-cuda\.so'
 done
+mkdir "$T/broken"
+echo "no library" >"$T/broken/liblg-cuda.so"
+says "a backend that does not load" 1 env LG_BACKEND_DIR="$T/broken" "$LGSUP" check "$TINY" --set device=cuda -- \
+    'cannot load the backend .*/liblg-cuda\.so: ' 'put beside it'
 check "nothing is left running" nothing_runs
 check "no run was begun" test ! -e "$T/run/board"
 says "bf16 on the host" 3 "$LGSUP" check "$TINY" --set precision=bf16 -- 'precision = "bf16" needs device = "cuda"'
