@@ -165,9 +165,10 @@ static int ask(struct check *k)
 
 /* ---- printing ---- */
 
-/* "host", "cuda:0,1" */
+/* "host", "cuda:0,1". EMA keeper and checkpoint writer work where the ranks are. */
 static void places_of(const struct check *k, lg_role r, char *ret, size_t bytes)
 {
+    if (r == LG_ROLE_ema || r == LG_ROLE_ckpt) r = LG_ROLE_trainer;
     FILE *out = fmemopen(ret, bytes, "w");
     LG_ASSERT(out);
     const char *before = "cuda:";

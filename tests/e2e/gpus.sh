@@ -56,6 +56,8 @@ expect "contexts of cuda:1" 3 "$(awk '/^cuda:/ {d = $1} /CUDA contexts/ && d == 
 check "check creates nothing" test ! -e "$T/run"
 on "no cuDNN is said" 0 bare check -- 'cuDNN is missing' 'install it, or name libcudnn.so.9 in \$LG_CUDNN'
 
+on "the EMA keeper is with every rank" 0 two check trainer.gpus=0,1 -- '^ema .*cuda:0,1 ' '^trainer .*cuda:0,1 '
+
 # ---- what is unfit, by check and by start ----
 for command in check start; do
     on "no GPU, $command" 8 none $command -- 'no GPU here'
