@@ -159,7 +159,10 @@ static void dry_run(lg_denoiser *net, lg_stream *s)
     struct lg_tf_pass p = {.s = s, .type = type, .w = DRY_ADDRESS(8)};
     net_forward(net, &p, &in, out);
     p.g = DRY_ADDRESS(9);
-    if (net->train) net_backward(net, &p, &in, out);
+    if (!net->train) return;
+    net_backward(net, &p, &in, out);
+    p.accumulate = true; /* adding may want more scratch than writing */
+    net_backward(net, &p, &in, out);
 }
 
 /* net has config, device, batch and train; fills bytes. Leaves the layout at a dry address. */

@@ -175,6 +175,49 @@ static void test_mask(void **state)
     denoiser_fixture_close(&f);
 }
 
+static void *zeros(lg_device *d, size_t bytes)
+{
+    void *p = NULL;
+    if (lg_device_alloc(d, bytes, &p) < 0) fail_msg("%s", lg_err_text());
+    return p;
+}
+
+/* Adding gradients can want more scratch memory than writing them (oneDNN, 4096 rows of 64): the net
+ * must have planned for it. Many samples, since with long ones the attention wants most. */
+static void test_accumulation_is_planned(void **state)
+{
+    enum { B = 16, SIDE = 32 };
+    struct lg_denoiser_config c = denoiser_fixture_dit();
+    c.hidden = 64;
+    c.heads = 4;
+    c.depth = 1;
+    c.height = c.width = SIDE;
+    lg_device *d;
+    lg_stream *s;
+    lg_denoiser *net;
+    lg_params params;
+    if (lg_device_open("host", &(struct lg_device_options){.isa = isa}, &d) < 0 ||
+        lg_stream_open(d, &s) < 0 || lg_denoiser_open(d, &c, B, true, &net) < 0 ||
+        lg_denoiser_params(&c, &params) < 0)
+        fail_msg("%s", lg_err_text());
+    lg_tensor out = lg_t4(NULL, LG_F32, B, c.channels, SIDE, SIDE);
+    struct lg_denoiser_input in = {.x = out,
+                                   .t = lg_t1(zeros(d, B * sizeof(float)), LG_F32, B),
+                                   .label = lg_t1(zeros(d, B * sizeof(int32_t)), LG_I32, B)};
+    out.data = zeros(d, lg_tensor_bytes(&out));
+    in.x.data = zeros(d, lg_tensor_bytes(&out));
+    void *weights = zeros(d, params.count * sizeof(float));
+    void *grads = zeros(d, params.count * sizeof(float));
+    lg_denoiser_forward(net, s, weights, &in, out);
+    lg_denoiser_backward(net, s, weights, &in, out, grads, false);
+    lg_denoiser_backward(net, s, weights, &in, out, grads, true); /* aborts without the plan */
+    lg_stream_sync(s);
+    lg_params_free(&params);
+    lg_denoiser_close(&net);
+    lg_stream_close(&s);
+    lg_device_close(&d);
+}
+
 static int run_all(const char *set)
 {
     lg_device *d;
@@ -189,6 +232,7 @@ static int run_all(const char *set)
         cmocka_unit_test(test_pixart),
         cmocka_unit_test(test_neighbours),
         cmocka_unit_test(test_mask),
+        cmocka_unit_test(test_accumulation_is_planned),
     };
     return cmocka_run_group_tests_name(isa, tests, NULL, NULL);
 }
