@@ -54,6 +54,8 @@ p=$(sampler)
 [ -z "$p" ] || kill -9 "$p"
 check "a killed preview is told of" wait_until 20 grep -q 'preview of step 30: lg-sample: signal 9' "$b.out"
 check "and drawn again" wait_until 20 is_drawing
+p=$(sampler)
+[ -z "$p" ] || kill -STOP "$p" # it does not come to its end by itself
 kill_role "$b" lgsup 0
 check "the drawing process ends with lgsup" wait_until 10 nobody_draws
 tiny_in_background "$b" "${options[@]}" --set supervisor.prometheus_port=$port
