@@ -29,6 +29,16 @@ static void bury_unborn(lg_board *b, struct lg_instance *i)
 
 enum { KILL_MS_MAX = 10000, KILL_TRIES = 5 };
 
+/* Nobody has seen how it ended; what it wrote may tell. */
+static void say_dead(lg_supervisor *s, const struct lg_instance *i)
+{
+    char name[32], log[LG_PATH_BYTES], last[256] = "";
+    lg_instance_name(i, name);
+    if (lg_instance_log(s, i, log) == 0) lg_last_words(log, last, sizeof last);
+    lg_progress_say(&s->progress, LG_WARN, "%s: died while no lgsup was there%s%s; restarted", name,
+                    last[0] ? ", its log ends with: " : "", last);
+}
+
 static int adopt_one(lg_supervisor *s, struct lg_instance *i)
 {
     struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
@@ -44,6 +54,7 @@ static int adopt_one(lg_supervisor *s, struct lg_instance *i)
     if (pidfd < 0) {
         lg_board_bury(s->board, i->incarnation);
         atomic_fetch_add(&row->restarts, 1);
+        say_dead(s, i);
         return 0;
     }
     i->child = (struct lg_child){.pid = (int)atomic_load(&row->pid), .pidfd = pidfd};
@@ -129,6 +140,9 @@ static int adopt_without_keeper(lg_supervisor *s)
         return LG_FAIL(LG_ERR_NOTFOUND, "the keeper is dead and region %s is in nobody's hands",
                        missing);
     LG_TRY(lg_keep_start(&s->keep, s->board));
+    lg_progress_say(&s->progress, LG_WARN,
+                    "keeper: died while no lgsup was there; restarted with %d regions",
+                    s->keep.n_copies);
     return 0;
 }
 
@@ -147,7 +161,8 @@ int lg_adopt_instances(lg_supervisor *s)
         lg_keep_refresh(&s->keep);
     }
     LG_TRY(rc);
-    lg_progress_say(&s->progress, LG_INFO, "adopted %d of %d processes and %d regions", alive,
+    lg_progress_say(&s->progress, LG_INFO,
+                    "an earlier lgsup has died: adopted %d of %d processes and %d regions", alive,
                     s->n_instances, s->keep.n_copies);
     switch ((lg_run_state)atomic_load(&s->board->s->run_state)) {
     case LG_RUN_DRAINING:

@@ -32,15 +32,16 @@ void lg_progress_close(lg_progress *p)
 static void write_log(lg_progress *p, lg_log_level level, const char *line)
 {
     static const char *const names[] = {"debug", "info", "warn", "error"};
-    char stamp[40];
+    char stamp[40], step[32] = "";
     struct timespec ts;
     struct tm tm;
     if (p->log_fd < 0) return;
     clock_gettime(CLOCK_REALTIME, &ts);
     gmtime_r(&ts.tv_sec, &tm);
     strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &tm);
-    dprintf(p->log_fd, "%s.%03ldZ %-5s lgsup %s\n", stamp, ts.tv_nsec / 1000000, names[level],
-            line);
+    if (strncmp(line, "step ", 5)) snprintf(step, sizeof step, "step %" PRIu64 " ", p->step);
+    dprintf(p->log_fd, "%s.%03ldZ %-5s lgsup %s%s\n", stamp, ts.tv_nsec / 1000000, names[level],
+            step, line);
 }
 
 static void clear_line(lg_progress *p)
@@ -165,6 +166,7 @@ void lg_progress_show(lg_progress *p, struct lg_supervisor *s)
 {
     char line[LINE_BYTES];
     int64_t now_ns = lg_now_ns();
+    p->step = lg_status_step(s->board);
     follow_waiting(p, s->board->s);
     bool show = now_ns >= p->next_ns && !p->quiet, log = now_ns >= p->next_log_ns;
     if (!show && !log) return;

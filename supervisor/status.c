@@ -46,6 +46,12 @@ static const char *instance_state(const struct lg_board_row *row, bool alive, bo
     return life == LG_LIFE_STARTING ? "starting" : "dead";
 }
 
+static int64_t beat_age_ns(const struct lg_board_row *row, bool alive)
+{
+    int64_t beat_ns = atomic_load(&row->heartbeat_ns);
+    return alive && beat_ns ? LG_MAX(lg_now_ns() - beat_ns, 0) : -1;
+}
+
 static void read_row(lg_board *b, lg_role role, int index, bool over, struct lg_status *ret)
 {
     const struct lg_board_row *row = lg_board_row(b, role, index);
@@ -58,7 +64,9 @@ static void read_row(lg_board *b, lg_role role, int index, bool over, struct lg_
                                      .index = index,
                                      .pid = alive ? (int)atomic_load(&row->pid) : 0,
                                      .state = instance_state(row, alive, over),
-                                     .restarts = atomic_load(&row->restarts)};
+                                     .restarts = atomic_load(&row->restarts),
+                                     .samples = atomic_load(&row->samples),
+                                     .beat_age_ns = beat_age_ns(row, alive)};
     if (role == LG_ROLE_lgsup && alive) i->state = "working";
 }
 
@@ -81,7 +89,10 @@ static void read_board(lg_board *b, struct lg_status *ret)
     ret->step = lg_status_step(b);
     ret->max_steps = b->s->max_steps;
     ret->loss = atomic_load(&b->s->metrics.loss);
+    ret->grad_norm = atomic_load(&b->s->metrics.grad_norm);
+    ret->lr = atomic_load(&b->s->metrics.lr);
     ret->samples_per_s = atomic_load(&b->s->metrics.samples_per_s);
+    ret->data_wait_s = atomic_load(&b->s->metrics.data_wait_s);
     ret->voids = atomic_load(&b->s->metrics.voids);
     ret->skipped = atomic_load(&b->s->metrics.skipped);
     snprintf(ret->cause, sizeof ret->cause, "%.*s", (int)sizeof b->s->cause - 1, b->s->cause);
@@ -92,12 +103,16 @@ static void read_board(lg_board *b, struct lg_status *ret)
 cJSON *lg_status_json(const struct lg_status *st)
 {
     cJSON *j = cJSON_CreateObject();
+    cJSON_AddNumberToObject(j, "format", LG_STATUS_FORMAT);
     cJSON_AddStringToObject(j, "job", st->job);
     cJSON_AddStringToObject(j, "state", st->state);
     cJSON_AddNumberToObject(j, "step", (double)st->step);
     cJSON_AddNumberToObject(j, "max_steps", (double)st->max_steps);
     cJSON_AddNumberToObject(j, "loss", st->loss);
+    cJSON_AddNumberToObject(j, "grad_norm", st->grad_norm);
+    cJSON_AddNumberToObject(j, "lr", st->lr);
     cJSON_AddNumberToObject(j, "samples_per_s", st->samples_per_s);
+    cJSON_AddNumberToObject(j, "data_wait_s", st->data_wait_s);
     cJSON_AddNumberToObject(j, "voids", (double)st->voids);
     cJSON_AddNumberToObject(j, "skipped_steps", (double)st->skipped);
     cJSON_AddStringToObject(j, "cause", st->cause);
@@ -111,6 +126,11 @@ cJSON *lg_status_json(const struct lg_status *st)
         cJSON_AddNumberToObject(o, "pid", p->pid);
         cJSON_AddStringToObject(o, "state", p->state);
         cJSON_AddNumberToObject(o, "restarts", p->restarts);
+        cJSON_AddNumberToObject(o, "samples", (double)p->samples);
+        if (p->beat_age_ns >= 0)
+            cJSON_AddNumberToObject(o, "heartbeat_age_s", (double)p->beat_age_ns / LG_S_NS);
+        else
+            cJSON_AddNullToObject(o, "heartbeat_age_s");
         cJSON_AddItemToArray(instances, o);
     }
     return j;

@@ -1,10 +1,10 @@
 /* The status of a run: read from its board, whoever lives. After the end, and after a restart of the
- * machine, from DIR/status.json. */
+ * machine, from DIR/status.json. Its JSON is described by docs/status.schema.json. */
 #pragma once
 #include "shm/board.h"
 #include <cjson/cJSON.h>
 
-enum { LG_STATUS_INSTANCES_MAX = LG_ROWS };
+enum { LG_STATUS_FORMAT = 1, LG_STATUS_INSTANCES_MAX = LG_ROWS };
 
 struct lg_status_instance {
     lg_role role;
@@ -12,13 +12,15 @@ struct lg_status_instance {
     int pid;           /* 0: none */
     const char *state; /* "setup", "working", "waiting", "done", "starting", "dead", "gone" */
     uint32_t restarts;
+    uint64_t samples;    /* dealt with by this instance */
+    int64_t beat_age_ns; /* since its heartbeat; -1: no process, or one without heartbeats */
 };
 
 struct lg_status {
     char job[128];
     const char *state; /* lg_run_state_name */
     uint64_t step, max_steps;
-    double loss, samples_per_s;
+    double loss, grad_norm, lr, samples_per_s, data_wait_s; /* of the newest step */
     uint64_t voids, skipped;
     char cause[LG_CAUSE_BYTES];
     char checkpoint[LG_PATH_BYTES]; /* newest complete one, or "" */
@@ -35,7 +37,7 @@ bool lg_status_row_alive(const struct lg_board_row *row);
 int lg_status_read(const char *dir, struct lg_status *ret);
 /* DIR/status.json. A full disk is no reason to fail: best effort. */
 void lg_status_save(const char *dir, lg_board *b);
-/* The JSON of `lgsup status --json`; the caller deletes it. */
+/* The JSON of `lgsup status --json`; the caller deletes it. A number that is not finite is null. */
 cJSON *lg_status_json(const struct lg_status *st);
 /* For people, on stdout. */
 void lg_status_print(const struct lg_status *st);

@@ -219,6 +219,7 @@ static int enter_board(lg_supervisor *s)
 static int open_supervisor(lg_supervisor *s, const struct lg_supervise_spec *spec)
 {
     lg_progress_open(&s->progress, s->run->dir, spec->quiet);
+    s->progress.step = lg_status_step(s->board);
     LG_TRY(open_signals(s));
     LG_TRY(make_instances(s));
     LG_TRY(enter_board(s));

@@ -30,7 +30,6 @@ struct lg_top_counters {
 
 struct lg_top_process {
     struct lg_status_instance is;
-    int64_t beat_age_ns;                         /* -1: no process */
     uint64_t private_bytes;                      /* resident, its own */
     uint64_t shared_bytes;                       /* resident, of regions and files */
     lg_incarnation who;                          /* whom the points are about */

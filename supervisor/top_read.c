@@ -63,14 +63,11 @@ static void read_process(struct lg_top *t, lg_board *b, int i)
     const struct lg_board_row *row = lg_board_row(b, is->role, is->index);
     struct lg_top_process *p = &t->process[t->row[i]];
     p->is = *is;
-    p->beat_age_ns = -1;
     p->private_bytes = p->shared_bytes = 0;
     if (!is->pid) {
         p->n_points = 0;
         return;
     }
-    if (atomic_load(&row->heartbeat_ns))
-        p->beat_age_ns = LG_MAX(lg_now_ns() - atomic_load(&row->heartbeat_ns), 0);
     if (read_proc(text, "/proc/%d/status", is->pid)) {
         p->private_bytes = kilobytes(text, "RssAnon:");
         p->shared_bytes = kilobytes(text, "RssFile:") + kilobytes(text, "RssShmem:");

@@ -246,7 +246,7 @@ static void put_process(struct page *page, const struct lg_top_process *p)
     /* a long piece of work is counted at its end, so the share may seem to exceed 1 */
     if (stage) share_text(busy, LG_MIN(PER_SECOND(p, busy_ns), (double)LG_S_NS));
     if (lives) bytes_text(own, p->private_bytes), bytes_text(shared, p->shared_bytes);
-    if (stage && p->beat_age_ns >= 0) duration_text(beat, (double)p->beat_age_ns / LG_S_NS);
+    if (stage && p->is.beat_age_ns >= 0) duration_text(beat, (double)p->is.beat_age_ns / LG_S_NS);
     put(page, "%-11s %8s  %-8s %8u %10s %6s %6s %10s %10s %9s", name, pid, p->is.state,
         p->is.restarts, rate, busy, share_text(cpu, PER_SECOND(p, cpu_ns)), own, shared, beat);
 }

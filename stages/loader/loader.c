@@ -186,6 +186,7 @@ static int loader_step(lg_stage *st)
     int rc = lg_window_claim(l->window, st->board, st->me, LG_FIELD_SOURCE, 0, end, &claim);
     if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
     LG_TRY(rc);
+    lg_log_set_step((int64_t)(claim.n / st->board->s->batch));
     for (uint64_t n = claim.n; n < claim.n + claim.count; n++) {
         if (!lg_window_wanted(l->window, &claim, LG_FIELD_SOURCE, n)) continue;
         LG_TRY(fill_slot(st, l, n));

@@ -179,6 +179,7 @@ static int text_step(lg_stage *st)
         lg_window_claim(w, st->board, st->me, LG_FIELD_TEXT, 1u << LG_FIELD_SOURCE, end, &claim);
     if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
     LG_TRY(rc);
+    lg_log_set_step((int64_t)(claim.n / st->board->s->batch));
     LG_ASSERT(claim.count <= LG_ARRAY_LEN(wanted));
     int n = gather(st, x, &claim, wanted);
     lg_stream_upload(x->stream, x->ids.data, x->host_ids, lg_tensor_bytes(&x->ids));

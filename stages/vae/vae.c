@@ -205,6 +205,7 @@ static int vae_step(lg_stage *st)
                              end, &claim);
     if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
     LG_TRY(rc);
+    lg_log_set_step((int64_t)(claim.n / st->board->s->batch));
     int n = encode(v, &claim);
     atomic_fetch_add_explicit(&st->row->samples, (uint64_t)n, memory_order_relaxed);
     lg_bus_notify(st->bus);

@@ -8,6 +8,7 @@
 #include "supervisor/status.h"
 #include "supervisor/supervise.h"
 #include "tests/unit/fake_stage.h"
+#include "tests/unit/json_schema.h"
 #include "tests/unit/scratch.h"
 #include <fcntl.h>
 #include <poll.h>
@@ -412,6 +413,128 @@ static void test_previews_that_fail(void **state)
     end_by_stop();
 }
 
+/* ---- docs/status.schema.json ---- */
+
+static cJSON *load_json(const char *path)
+{
+    char *text;
+    size_t bytes;
+    assert_int_equal(lg_read_file(path, 1 << 20, &text, &bytes), 0);
+    cJSON *j = cJSON_Parse(text);
+    assert_non_null(j);
+    free(text);
+    return j;
+}
+
+static bool follows_schema(const cJSON *status)
+{
+    char why[512] = "";
+    cJSON *schema = load_json("docs/status.schema.json");
+    bool holds = json_schema_holds(schema, status, why, sizeof why);
+    if (!holds) fprintf(stderr, "%s\n", why);
+    cJSON_Delete(schema);
+    return holds;
+}
+
+/* What the command prints now; the caller deletes it. */
+static cJSON *assert_status_follows_schema(void)
+{
+    unlink(g_out);
+    assert_exit(RUN("status", "--json", g_run), 0);
+    cJSON *j = load_json(g_out);
+    if (!follows_schema(j)) show_output();
+    assert_true(follows_schema(j));
+    return j;
+}
+
+/* The schema describes every field, and one that it does not know or that is missing is noticed. */
+static void assert_schema_is_strict(cJSON *status)
+{
+    cJSON *schema = load_json("docs/status.schema.json"), *field;
+    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(schema, "required")),
+                     cJSON_GetArraySize(cJSON_GetObjectItem(schema, "properties")));
+    cJSON_Delete(schema);
+    cJSON_ArrayForEach(field, status)
+    {
+        cJSON *without = cJSON_Duplicate(status, true);
+        cJSON_DeleteItemFromObject(without, field->string);
+        assert_false(follows_schema(without));
+        cJSON_Delete(without);
+    }
+    cJSON_AddNumberToObject(cJSON_GetArrayItem(cJSON_GetObjectItem(status, "instances"), 0), "more",
+                            1);
+    assert_false(follows_schema(status));
+}
+
+static void test_status_follows_its_schema(void **state)
+{
+    (void)state;
+    scratch_write("run/fault", "text 0 unready");
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(3);
+    cJSON *j = assert_status_follows_schema(); /* one is in its setup */
+    assert_string_equal(cJSON_GetObjectItem(j, "state")->valuestring, "starting");
+    cJSON_Delete(j);
+    kill(g_lgsup, SIGKILL);
+    waitpid(g_lgsup, NULL, 0);
+    g_lgsup = 0;
+    kill_one("vae", 1);
+    usleep(100000);
+    j = assert_status_follows_schema(); /* two are dead */
+    assert_schema_is_strict(j);
+    cJSON_Delete(j);
+    assert_exit(RUN("stop", g_run), 0);
+    cJSON_Delete(assert_status_follows_schema());
+    j = load_json(scratch_path("run/status.json"));
+    assert_true(follows_schema(j));
+    cJSON_Delete(j);
+    unlink(scratch_path("run/board")); /* as after a restart of the machine */
+    cJSON_Delete(assert_status_follows_schema());
+}
+
+static bool log_has(const char *level, const char *text)
+{
+    char *log, *rest = NULL, got[8];
+    size_t bytes;
+    bool found = false;
+    assert_int_equal(lg_read_file(scratch_path("run/logs/lgsup.log"), 1 << 22, &log, &bytes), 0);
+    for (char *l = strtok_r(log, "\n", &rest); l; l = strtok_r(NULL, "\n", &rest)) {
+        long long step = -1;
+        if (sscanf(l, "%*24s %7s lgsup step %lld", got, &step) != 2 || step < 0)
+            fail_msg("no level, role and step: %s", l);
+        found |= !strcmp(got, level) && strstr(l, text);
+    }
+    free(log);
+    return found;
+}
+
+/* Every restart stands in the log with its reason, also when nobody was there to see the death. */
+static void test_reasons_in_the_log(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(3);
+    kill_one("vae", 0);
+    wait_for_output("vae.0: signal 9");
+    kill(g_lgsup, SIGKILL);
+    waitpid(g_lgsup, NULL, 0);
+    kill_one("text", 1);
+    unlink(g_out);
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("every role is ready");
+    kill(g_lgsup, SIGKILL);
+    waitpid(g_lgsup, NULL, 0);
+    kill_one("keeper", 0);
+    unlink(g_out);
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("every role is ready");
+    end_by_stop();
+    assert_true(log_has("warn", "vae.0: signal 9 (Killed); restarted"));
+    assert_true(log_has("info", "an earlier lgsup has died: adopted 8 of 9 processes"));
+    assert_true(log_has("warn", "text.1: died while no lgsup was there, its log ends with: ready"));
+    assert_true(log_has("warn", "keeper: died while no lgsup was there; restarted with 11 "));
+}
+
 static void test_every_role_dies(void **state)
 {
     (void)state;
@@ -812,6 +935,8 @@ int main(int argc, char **argv)
         TEST(test_whole_run),
         TEST(test_every_role_dies),
         TEST(test_top),
+        TEST(test_status_follows_its_schema),
+        TEST(test_reasons_in_the_log),
         TEST(test_previews),
         TEST(test_previews_at_the_end),
         TEST(test_previews_that_fail),

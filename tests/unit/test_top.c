@@ -192,13 +192,15 @@ static struct lg_top *reading(void)
                                                        .samples_per_s = i ? 160 : 0,
                                                        .data_wait_s = 0.02,
                                                        .ckpt_wait_s = i == 39 ? 0.2 : 0};
-    t->status.instance[0] =
-        (struct lg_status_instance){.role = LG_ROLE_vae, .index = 1, .pid = 4711, .state = "setup"};
+    t->status.instance[0] = (struct lg_status_instance){.role = LG_ROLE_vae,
+                                                        .index = 1,
+                                                        .pid = 4711,
+                                                        .state = "setup",
+                                                        .beat_age_ns = 1500 * LG_MS_NS};
     t->status.n_instances = 1;
     t->row[0] = lg_row(LG_ROLE_vae, 1);
     t->process[t->row[0]] = (struct lg_top_process){
         .is = t->status.instance[0],
-        .beat_age_ns = 1500 * LG_MS_NS,
         .private_bytes = 512u << 20,
         .shared_bytes = 5u << 20,
         .n_points = 2,
