@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RETRY_FIRST_S = 1, RETRY_MAX_S = 30 };
+enum { RETRY_FIRST_S = 1, RETRY_MAX_S = 30, PIECE_BYTES = 64 << 20 };
 
 /* First page of the staging region. */
 struct staged_head {
@@ -30,6 +30,7 @@ struct ckpt {
     lg_trainer_state *trainer;
     lg_region *ema[LG_INSTANCES_MAX][2];
     lg_region *staging;
+    size_t pinned;       /* bytes of the staging region that are pinned so far */
     int64_t retry_at_ns; /* 0: no failed attempt */
     int retry_s;
     char fingerprint[512];
@@ -79,27 +80,43 @@ static int ckpt_open(lg_stage *st)
     LG_TRY(lg_stage_region(
         st, &(struct lg_stage_memory){.bytes = bytes, .front_bytes = sizeof(struct staged_head)},
         &c->staging, "ckpt/0/staging"));
-    LG_TRY(lg_device_pin(c->device[0], c->staging->payload, bytes));
     /* The fingerprint that decides bits is the trainer's. */
     snprintf(c->fingerprint, sizeof c->fingerprint, "%s", lg_device_fingerprint(c->device[0]));
     return 0;
+}
+
+/* Pinning takes about 0.6 s a GiB, and a writer that comes back is wanted at once: the staging region
+ * is pinned piece by piece while there is nothing else to do. Copies keep to the pieces. */
+static int pin_some(struct ckpt *c)
+{
+    size_t bytes = LG_MIN(c->staging->bytes - c->pinned, (size_t)PIECE_BYTES);
+    if (lg_device_is_host(c->device[0]) || !bytes) return 0;
+    LG_TRY(lg_device_pin(c->device[0], (char *)c->staging->payload + c->pinned, bytes));
+    c->pinned += bytes;
+    return 1;
+}
+
+static void download(struct ckpt *c, int rank, size_t at, const void *from, size_t bytes)
+{
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = LG_MIN(bytes - done, PIECE_BYTES - (at + done) % PIECE_BYTES);
+        lg_stream_download(c->stream[rank], (char *)c->staging->payload + at + done,
+                           (const char *)from + done, n);
+    }
 }
 
 static void stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
 {
     int64_t start = lg_now_ns();
     struct staged_head *head = c->staging->front;
-    float *w = c->staging->payload;
     size_t n = c->trainer->params.count;
     for (int r = 0; r < c->trainer->ranks; r++) {
         struct lg_shard s = lg_shard_of(n, r, c->trainer->ranks);
         struct lg_state_view view = lg_trainer_state_view(c->trainer, r, state);
         size_t bytes = s.count * sizeof(float);
-        lg_stream *stream = c->stream[r];
-        lg_stream_download(stream, w + s.first, view.w, bytes);
-        lg_stream_download(stream, w + n + s.first, view.m, bytes);
-        lg_stream_download(stream, w + 2 * n + s.first, view.v, bytes);
-        lg_stream_download(stream, w + 3 * n + s.first, c->ema[r][state & 1]->payload, bytes);
+        const void *part[] = {view.w, view.m, view.v, c->ema[r][state & 1]->payload};
+        for (size_t i = 0; i < LG_ARRAY_LEN(part); i++)
+            download(c, r, (i * n + s.first) * sizeof(float), part[i], bytes);
     }
     for (int r = 0; r < c->trainer->ranks; r++) lg_stream_sync(c->stream[r]);
     head->scalars = *lg_trainer_state_view(c->trainer, 0, state).scalars;
@@ -189,9 +206,12 @@ static int ckpt_step(lg_stage *st)
     }
     case LG_DO_DONE:
         return LG_STEP_DONE;
-    default:
+    default: {
+        int pinned = pin_some(c);
+        LG_TRY(pinned);
         st->waiting_for = a.why;
-        return LG_STEP_IDLE;
+        return pinned ? LG_STEP_WORKED : LG_STEP_IDLE;
+    }
     }
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;
