@@ -11,6 +11,7 @@
 #include "base/fs.h"
 #include "kernels/backend.h"
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -69,6 +70,27 @@ static int find_backend(const char *backend, char ret_path[LG_PATH_BYTES])
         backend, backend, dir);
 }
 
+/* Waking NVIDIA's driver takes 250 ms, loading cuBLASLt another 340: done at the same time, since a
+ * rank that comes back is waited for. Whatever goes wrong here, the backend finds out again and says. */
+static void *wake_driver(void *arg)
+{
+    (void)arg;
+    void *dl = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NODELETE);
+    int (*init)(unsigned) = NULL;
+    if (dl) *(void **)&init = dlsym(dl, "cuInit");
+    if (init) init(0);
+    return NULL;
+}
+
+static void *load(const char *backend, const char *path)
+{
+    pthread_t waking;
+    bool wakes = !strcmp(backend, "cuda") && pthread_create(&waking, NULL, wake_driver, NULL) == 0;
+    void *dl = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (wakes) pthread_join(waking, NULL);
+    return dl;
+}
+
 int lg_backend_load(const char *device_name, const char *symbol, struct lg_backend *ret)
 {
     const char *backend = NULL;
@@ -80,7 +102,7 @@ int lg_backend_load(const char *device_name, const char *symbol, struct lg_backe
      * the core from whoever would end the wait. (The operations' tests on two loaded cores: 7.0 s of
      * CPU time spinning, 2.1 s sleeping.) */
     setenv("OMP_WAIT_POLICY", "passive", 0);
-    void *dl = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    void *dl = load(backend, path);
     if (!dl)
         return LG_FAIL(LG_ERR_FAILED,
                        "cannot load the backend %s: %s: a library that is missing may be installed "
