@@ -6,10 +6,10 @@
  *
  * What a writer does when it is killed: kernels, copies on the GPU, copies from the host, copies to the
  * host (into the front of the region), and all of these from another GPU when there is one. */
+#include "kernels/ops.h"
 #include "shm/keeper.h"
 #include "shm/region.h"
 #include "tests/gpu/gpu_test.h"
-#include "kernels/ops.h"
 #include <poll.h>
 #include <signal.h>
 #include <sys/pidfd.h>
@@ -58,6 +58,14 @@ static lg_region *open_region(lg_device *d)
     return r;
 }
 
+/* t *= 2 or 1/2 in turn. */
+static void scale(lg_stream *s, lg_tensor t, unsigned i)
+{
+    struct lg_combine_args a = {.c = {i % 2 ? 2 : 0.5}, .count = 1, .y = t};
+    a.x[0] = t;
+    lg_combine(s, &a);
+}
+
 /* Half of the payload is written over and over, with ever other values, until the process is killed. */
 static void write_for_ever(int gpu, enum writer what, int ready)
 {
@@ -71,12 +79,16 @@ static void write_for_ever(int gpu, enum writer what, int ready)
     gpu_need(lg_device_alloc(d, half, &own));
     gpu_need(lg_device_pin(d, r->front, FRONT_BYTES));
     lg_tensor x = lg_t1(own, LG_F32, n), y = lg_t1(r->payload, LG_F32, n);
+    memset(r->front, 0x3f, FRONT_BYTES);
+    for (size_t at = 0; at < half; at += FRONT_BYTES)
+        lg_stream_upload(s, (char *)own + at, r->front, FRONT_BYTES);
+    lg_stream_copy(s, r->payload, own, half);
+    lg_stream_sync(s);
     LG_ASSERT(write(ready, "r", 1) == 1);
     for (unsigned i = 1;; i++) {
-        lg_ema(s, &(struct lg_ema_args){.ema = x, .w = x, .out = x, .decay = 1.0 + 1.0 / i});
-        memset(r->front, (int)i, what == FROM_HOST ? 4096 : 0);
-        if (what == KERNEL)
-            lg_ema(s, &(struct lg_ema_args){.ema = y, .w = y, .out = y, .decay = 1.0 + 1.0 / i});
+        scale(s, x, i);
+        if (what == KERNEL) scale(s, y, i);
+        if (what == FROM_HOST) memset(r->front, (int)i, FRONT_BYTES);
         if (what == COPY) lg_stream_copy(s, r->payload, own, half);
         if (what == FROM_HOST) lg_stream_upload(s, r->payload, r->front, FRONT_BYTES);
         if (what == TO_HOST) lg_stream_download(s, r->front, own, FRONT_BYTES);
@@ -139,9 +151,11 @@ static bool kill_one(int gpu, enum writer what, int ask, int told)
     struct pollfd p = {.fd = pidfd, .events = POLLIN};
     ok = ok && poll(&p, 1, WAIT_MS_MAX) == 1;
     ok = ok && write(ask, "l", 1) == 1 && answer(told) == 'y';
-    waitpid(pid, NULL, 0);
+    int status = 0;
+    waitpid(pid, &status, 0);
     close(pidfd);
-    return ok;
+    /* It was at work until then. */
+    return ok && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
 }
 
 /* In a process of its own: the parent has no CUDA. */
