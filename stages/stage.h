@@ -120,5 +120,7 @@ int lg_stage_park(lg_stage *st, const char *fmt, ...) __attribute__((format(prin
  * else (the system refused a file or memory, which may pass) returns it, and the process is started
  * again, supervisor.restarts_max bounding how often. rc >= 0 is returned as it is. */
 int lg_stage_park_if_lasting(lg_stage *st, int rc, const char *what);
+/* Has the process or the run been told to end? */
+bool lg_stage_should_quit(const lg_stage *st);
 /* Last sample number + 1 of the run (max_steps * batch, or the final state's when stopping). */
 uint64_t lg_stage_end(lg_stage *st);

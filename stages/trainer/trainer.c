@@ -16,6 +16,7 @@
 #include "stages/nets/schedule.h"
 #include "stages/roles.h"
 #include "stages/trainer/batch.h"
+#include "stages/trainer/rank_memory.h"
 #include "stages/trainer/records.h"
 #include "stages/trainer/state.h"
 #include <inttypes.h>
@@ -63,91 +64,6 @@ struct trainer {
 
 /* ---- memory ---- */
 
-/* Bytes of what a rank allocates for itself; open_memory() does it. */
-struct own_bytes {
-    size_t weights, reduced, scratch;
-};
-
-static struct lg_reduce_ranks_args reduce_args(int ranks, size_t count, lg_dtype sum)
-{
-    struct lg_reduce_ranks_args a = {.count = ranks,
-                                     .y = lg_t1(NULL, sum, (int64_t)count),
-                                     .sum_squares = lg_t1(NULL, LG_F64, 1)};
-    for (int r = 0; r < ranks; r++) a.x[r] = a.y;
-    return a;
-}
-
-/* One rank in fp32 computes with the state as it lies, and its gradient is the sum already. */
-static int own_bytes(lg_device *d, size_t params, size_t shard, int ranks, struct own_bytes *ret)
-{
-    const size_t element = lg_dtype_bytes(lg_device_dtype(d));
-    lg_stream *dry;
-    *ret = (struct own_bytes){0};
-    if (ranks > 1 || element != sizeof(float)) ret->weights = params * element;
-    if (ranks > 1) ret->reduced = shard * sizeof(float);
-    if (!shard) return 0;
-    LG_TRY(lg_stream_open_dry(d, &dry));
-    struct lg_reduce_ranks_args a = reduce_args(ranks, shard, LG_F32);
-    lg_reduce_ranks(dry, &a);
-    ret->scratch = lg_stream_scratch_need(dry);
-    lg_stream_close(&dry);
-    return 0;
-}
-
-static struct lg_batch_options batch_options(const lg_plan *p, const struct lg_denoiser_config *net)
-{
-    return (struct lg_batch_options){
-        .net = net, .size = p->micro_batch, .latents_on_host = lg_stage_latents_on_host(p)};
-}
-
-static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *net,
-                         size_t params, size_t *ret)
-{
-    const int ranks = p->instances[LG_ROLE_trainer];
-    struct lg_batch_options batch = batch_options(p, net);
-    struct lg_denoiser_bytes bytes = {0};
-    struct own_bytes own = {0};
-    lg_device *d;
-    LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_trainer, 0, &d));
-    int rc = lg_denoiser_plan(d, net, (int)p->micro_batch, true, &bytes);
-    if (rc == 0) rc = own_bytes(d, params, lg_shard_of(params, 0, ranks).count, ranks, &own);
-    size_t pred = (size_t)(p->micro_batch * net->channels * net->height * net->width) *
-                  lg_dtype_bytes(lg_device_dtype(d));
-    *ret = bytes.activations + bytes.scratch + own.weights + own.reduced + own.scratch + pred +
-           lg_batch_bytes(d, &batch);
-    lg_device_close(&d);
-    return rc;
-}
-
-static int trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
-                         int *ret_n)
-{
-    struct lg_denoiser_config net;
-    lg_params params;
-    size_t own;
-    int n = 0, ranks = p->instances[LG_ROLE_trainer];
-    LG_ASSERT(cap > 4 * ranks);
-    LG_TRY(lg_net_config_of(c, p, &net));
-    LG_TRY(lg_denoiser_params(&net, &params));
-    int rc = private_bytes(c, p, &net, params.count, &own);
-    for (int r = 0; r < ranks && rc == 0; r++) {
-        struct lg_shard shard = lg_shard_of(params.count, r, ranks);
-        for (int side = 0; side < 2; side++) {
-            snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/state/%c", r, "ab"[side]);
-            rows[n++].bytes = lg_trainer_state_bytes(shard);
-        }
-        snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/grad", r);
-        rows[n++].bytes = params.count * sizeof(float);
-        snprintf(rows[n].name, sizeof rows[n].name, "private");
-        rows[n].processes = 1;
-        rows[n++].bytes = own;
-        for (int i = n - 4; i < n; i++) lg_stage_device_name(c, LG_ROLE_trainer, r, rows[i].device);
-    }
-    lg_params_free(&params);
-    *ret_n = n;
-    return rc;
-}
-
 /* Nothing for 0 bytes. */
 static int alloc(lg_device *d, size_t bytes, void *ret_pointer)
 {
@@ -183,7 +99,7 @@ static int open_memory(lg_stage *st, struct trainer *t)
     const int64_t B = st->plan.micro_batch;
     const int ranks = st->plan.instances[LG_ROLE_trainer];
     lg_device *maps[LG_INSTANCES_MAX];
-    struct own_bytes own;
+    struct lg_rank_bytes own;
     for (int r = 0; r < ranks; r++) maps[r] = t->device; /* peers' regions too */
     LG_TRY(lg_stage_window(st, t->device, &t->window));
     LG_TRY(lg_trainer_state_open(st, maps, &t->state));
@@ -197,10 +113,10 @@ static int open_memory(lg_stage *st, struct trainer *t)
                                                          .role = LG_ROLE_trainer,
                                                          .index = r},
                                &t->grad[r], "trainer/%d/grad", r));
-    struct lg_batch_options batch = batch_options(&st->plan, net);
+    struct lg_batch_options batch = lg_rank_batch(&st->plan, net);
     LG_TRY(lg_denoiser_open(t->device, net, (int)B, true, &t->net));
     LG_TRY(lg_batch_open(t->device, &batch, &t->batch));
-    LG_TRY(own_bytes(t->device, params, t->shard.count, ranks, &own));
+    LG_TRY(lg_rank_bytes_of(t->device, params, t->shard.count, ranks, &own));
     LG_TRY(alloc(t->device, own.weights, &t->own_weights));
     LG_TRY(alloc(t->device, own.reduced, &t->reduced));
     LG_TRY(alloc(t->device, own.scratch, &t->scratch));
@@ -407,7 +323,7 @@ static double reduce(lg_stage *st, struct trainer *t, uint64_t step)
     double sum_squares = 0;
     t->reduced_of = lg_mark_of(step);
     if (!t->shard.count) return 0;
-    struct lg_reduce_ranks_args args = reduce_args(t->state->ranks, t->shard.count, LG_F32);
+    struct lg_reduce_ranks_args args = lg_rank_reduce(t->state->ranks, t->shard.count, LG_F32);
     for (int r = 0; r < t->state->ranks; r++)
         args.x[r].data = (float *)t->grad[r]->payload + t->shard.first;
     args.y.data = reduced(t);
@@ -623,7 +539,7 @@ static void trainer_close(lg_stage *st)
 
 const struct lg_stage_def lg_trainer_def = {
     .role = LG_ROLE_trainer,
-    .bytes = trainer_bytes,
+    .bytes = lg_trainer_bytes,
     .open = trainer_open,
     .step = trainer_step,
     .close = trainer_close,

@@ -1,0 +1,210 @@
+/* A stage's devices, regions, window and weights; see stage.h.
+ *
+ * A device is opened once a process and closed after the regions it maps. Regions of a GPU are made and
+ * mapped through the device: shm/region.h gets its functions as a place. */
+#include "base/log.h"
+#include "kernels/ops.h"
+#include "stages/stage.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FILL_WAIT_MS = 2, FILL_WAIT_MAX_MS = 600000, UPLOAD_COUNT = 1 << 24 };
+
+/* ---- devices ---- */
+
+void lg_stage_device_name(const lg_config *c, lg_role role, int index,
+                          char ret[LG_DEVICE_NAME_BYTES])
+{
+    int gpu = lg_plan_gpu(c, role, index);
+    if (gpu < 0)
+        snprintf(ret, LG_DEVICE_NAME_BYTES, "host");
+    else
+        snprintf(ret, LG_DEVICE_NAME_BYTES, "cuda:%d", gpu);
+}
+
+int lg_stage_plan_device(const lg_config *c, const lg_plan *p, lg_role role, int index,
+                         lg_device **ret)
+{
+    char name[LG_DEVICE_NAME_BYTES];
+    lg_stage_device_name(c, role, index, name);
+    LG_TRY(lg_device_open(name,
+                          &(struct lg_device_options){.threads = p->threads[role],
+                                                      .isa = p->isa,
+                                                      .precision = p->precision},
+                          ret));
+    return 0;
+}
+
+int lg_stage_device(lg_stage *st, lg_role role, int index, lg_device **ret)
+{
+    int gpu = lg_plan_gpu(st->config, role, index);
+    for (int i = 0; i < st->n_devices; i++) {
+        if (st->device_gpu[i] != gpu) continue;
+        *ret = st->device[i];
+        return 0;
+    }
+    LG_ASSERT(st->n_devices < LG_STAGE_DEVICES_MAX);
+    LG_TRY(lg_stage_plan_device(st->config, &st->plan, role, index, ret));
+    lg_log(LG_INFO, "device %s", lg_device_fingerprint(*ret));
+    st->device_gpu[st->n_devices] = gpu;
+    st->device[st->n_devices++] = *ret;
+    return 0;
+}
+
+/* ---- regions ---- */
+
+static int place_create(const struct lg_region_place *p, size_t bytes, int *ret_fd)
+{
+    return lg_device_share(p->device, p->gpu, bytes, ret_fd);
+}
+
+static int place_map(const struct lg_region_place *p, int fd, size_t bytes, void **ret)
+{
+    return lg_device_map(p->device, fd, bytes, ret);
+}
+
+static void place_unmap(const struct lg_region_place *p, void *at, size_t bytes)
+{
+    lg_device_unmap(p->device, at, bytes);
+}
+
+static bool on_host(const lg_device *d)
+{
+    return !d || lg_device_is_host(d);
+}
+
+static struct lg_region_place place_of(const lg_stage *st, lg_device *d, lg_role role, int index)
+{
+    struct lg_region_place p = {.device = d,
+                                .gpu = lg_plan_gpu(st->config, role, index),
+                                .create = place_create,
+                                .map = place_map,
+                                .unmap = place_unmap};
+    lg_stage_device_name(st->config, role, index, p.name);
+    return p;
+}
+
+static void remember(lg_stage *st, lg_region *r)
+{
+    LG_ASSERT(st->n_regions < (int)LG_ARRAY_LEN(st->region));
+    st->region[st->n_regions++] = r;
+}
+
+int lg_stage_region(lg_stage *st, const struct lg_stage_memory *m, lg_region **ret, const char *fmt,
+                    ...)
+{
+    char name[LG_REGION_NAME_BYTES];
+    struct lg_region_place place;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(name, sizeof name, fmt, ap);
+    va_end(ap);
+    if (!on_host(m->device)) place = place_of(st, m->device, m->role, m->index);
+    LG_TRY(lg_region_open(&(struct lg_region_spec){.keeper = st->keeper,
+                                                   .name = name,
+                                                   .bytes = m->bytes,
+                                                   .front_bytes = m->front_bytes,
+                                                   .plan_hash = st->plan.hash,
+                                                   .run_id = st->board->s->run_id,
+                                                   .place = on_host(m->device) ? NULL : &place},
+                          ret));
+    remember(st, *ret);
+    return 0;
+}
+
+bool lg_stage_latents_on_host(const lg_plan *p)
+{
+    return p->instances[LG_ROLE_vae] == 0;
+}
+
+int lg_stage_window(lg_stage *st, lg_device *device, lg_window **ret)
+{
+    struct lg_window_geometry g;
+    struct lg_region_place place[LG_INSTANCES_MAX];
+    struct lg_window_places places = {0};
+    lg_window_geometry_of(&st->plan, &g);
+    if (lg_plan_gpu(st->config, LG_ROLE_trainer, 0) >= 0) {
+        bool host_latents = lg_stage_latents_on_host(&st->plan);
+        for (int r = 0; device && r < st->plan.instances[LG_ROLE_trainer]; r++)
+            place[r] = place_of(st, device, LG_ROLE_trainer, r);
+        places.text = place;
+        places.latent = host_latents ? NULL : place;
+        places.skip_text = !device;
+        places.skip_latent = !device && !host_latents;
+    }
+    LG_TRY(lg_window_open(&(struct lg_region_spec){.keeper = st->keeper,
+                                                   .plan_hash = st->plan.hash,
+                                                   .run_id = st->board->s->run_id},
+                          &g, &places, ret));
+    for (size_t i = 0; i < LG_ARRAY_LEN((*ret)->region); i++) {
+        if (!(*ret)->region[i]) continue;
+        remember(st, (*ret)->region[i]);
+        (*ret)->region[i] = NULL; /* the stage closes them */
+    }
+    return 0;
+}
+
+/* ---- weights ---- */
+
+/* In pieces, so that the staging memory stays small. */
+int lg_stage_upload(lg_device *d, void *dst, const float *host, size_t count)
+{
+    const lg_dtype type = lg_device_dtype(d);
+    void *staged = NULL;
+    lg_stream *s = NULL;
+    int rc;
+    LG_TRY_GOTO(rc, lg_stream_open(d, &s), out);
+    if (type == LG_F32) {
+        lg_stream_upload(s, dst, host, count * sizeof *host);
+    } else {
+        LG_TRY_GOTO(rc, lg_device_alloc(d, UPLOAD_COUNT * sizeof *host, &staged), out);
+        for (size_t at = 0; at < count; at += UPLOAD_COUNT) {
+            int64_t n = (int64_t)LG_MIN(count - at, (size_t)UPLOAD_COUNT);
+            lg_stream_upload(s, staged, host + at, (size_t)n * sizeof *host);
+            lg_cast(s, &(struct lg_cast_args){
+                           .x = lg_t1(staged, LG_F32, n),
+                           .y = lg_t1((char *)dst + at * lg_dtype_bytes(type), type, n)});
+        }
+    }
+    lg_stream_sync(s);
+out:
+    lg_device_free(d, &staged);
+    lg_stream_close(&s);
+    return rc;
+}
+
+static int fill(lg_stage *st, lg_region *r, const struct lg_stage_weights *w)
+{
+    if (on_host(w->device)) {
+        LG_TRY(w->load(st, r->payload, w->arg));
+        return 0;
+    }
+    float *host = calloc(w->count, sizeof *host);
+    if (!host)
+        return LG_FAIL(LG_ERR_NOSPACE, "no %zu bytes of host memory to read %s into",
+                       w->count * sizeof *host, r->name);
+    int rc = w->load(st, host, w->arg);
+    if (rc == 0) rc = lg_stage_upload(w->device, r->payload, host, w->count);
+    free(host);
+    return rc;
+}
+
+int lg_stage_fill(lg_stage *st, lg_region *r, const struct lg_stage_weights *w)
+{
+    for (int waited_ms = 0; waited_ms < FILL_WAIT_MAX_MS; waited_ms += FILL_WAIT_MS) {
+        int rc = lg_region_fill_begin(r, st->board, st->me);
+        if (rc == 0) return 0;
+        if (rc == 1) {
+            LG_TRY(fill(st, r, w));
+            lg_region_fill_end(r);
+            return 0;
+        }
+        if (rc != LG_ERR_BUSY) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+        if (lg_stage_should_quit(st)) return LG_ERR_STOP;
+        lg_board_beat(st->row, LG_PHASE_WAITING);
+        lg_bus_wait(st->bus, FILL_WAIT_MS);
+    }
+    return LG_FAIL(LG_ERR_TIMEOUT, "another process has been filling %s for %d s", r->name,
+                   FILL_WAIT_MAX_MS / 1000);
+}

@@ -1,0 +1,83 @@
+/* What a rank allocates, in bytes; see rank_memory.h. */
+#include "stages/trainer/rank_memory.h"
+#include "stages/trainer/state.h"
+#include <stdio.h>
+
+struct lg_reduce_ranks_args lg_rank_reduce(int ranks, size_t count, lg_dtype sum)
+{
+    struct lg_reduce_ranks_args a = {.count = ranks,
+                                     .y = lg_t1(NULL, sum, (int64_t)count),
+                                     .sum_squares = lg_t1(NULL, LG_F64, 1)};
+    for (int r = 0; r < ranks; r++) a.x[r] = a.y;
+    return a;
+}
+
+int lg_rank_bytes_of(lg_device *d, size_t params, size_t shard, int ranks, struct lg_rank_bytes *ret)
+{
+    const size_t element = lg_dtype_bytes(lg_device_dtype(d));
+    lg_stream *dry;
+    *ret = (struct lg_rank_bytes){0};
+    if (ranks > 1 || element != sizeof(float)) ret->weights = params * element;
+    if (ranks > 1) ret->reduced = shard * sizeof(float);
+    if (!shard) return 0;
+    LG_TRY(lg_stream_open_dry(d, &dry));
+    struct lg_reduce_ranks_args a = lg_rank_reduce(ranks, shard, LG_F32);
+    lg_reduce_ranks(dry, &a);
+    ret->scratch = lg_stream_scratch_need(dry);
+    lg_stream_close(&dry);
+    return 0;
+}
+
+struct lg_batch_options lg_rank_batch(const lg_plan *p, const struct lg_denoiser_config *net)
+{
+    return (struct lg_batch_options){
+        .net = net, .size = p->micro_batch, .latents_on_host = lg_stage_latents_on_host(p)};
+}
+
+static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *net,
+                         size_t params, size_t *ret)
+{
+    const int ranks = p->instances[LG_ROLE_trainer];
+    struct lg_batch_options batch = lg_rank_batch(p, net);
+    struct lg_denoiser_bytes bytes = {0};
+    struct lg_rank_bytes own = {0};
+    lg_device *d;
+    LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_trainer, 0, &d));
+    int rc = lg_denoiser_plan(d, net, (int)p->micro_batch, true, &bytes);
+    if (rc == 0) rc = lg_rank_bytes_of(d, params, lg_shard_of(params, 0, ranks).count, ranks, &own);
+    size_t pred = (size_t)(p->micro_batch * net->channels * net->height * net->width) *
+                  lg_dtype_bytes(lg_device_dtype(d));
+    *ret = bytes.activations + bytes.scratch + own.weights + own.reduced + own.scratch + pred +
+           lg_batch_bytes(d, &batch);
+    lg_device_close(&d);
+    return rc;
+}
+
+int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
+                         int *ret_n)
+{
+    struct lg_denoiser_config net;
+    lg_params params;
+    size_t own;
+    int n = 0, ranks = p->instances[LG_ROLE_trainer];
+    LG_ASSERT(cap > 4 * ranks);
+    LG_TRY(lg_net_config_of(c, p, &net));
+    LG_TRY(lg_denoiser_params(&net, &params));
+    int rc = private_bytes(c, p, &net, params.count, &own);
+    for (int r = 0; r < ranks && rc == 0; r++) {
+        struct lg_shard shard = lg_shard_of(params.count, r, ranks);
+        for (int side = 0; side < 2; side++) {
+            snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/state/%c", r, "ab"[side]);
+            rows[n++].bytes = lg_trainer_state_bytes(shard);
+        }
+        snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/grad", r);
+        rows[n++].bytes = params.count * sizeof(float);
+        snprintf(rows[n].name, sizeof rows[n].name, "private");
+        rows[n].processes = 1;
+        rows[n++].bytes = own;
+        for (int i = n - 4; i < n; i++) lg_stage_device_name(c, LG_ROLE_trainer, r, rows[i].device);
+    }
+    lg_params_free(&params);
+    *ret_n = n;
+    return rc;
+}

@@ -1,0 +1,19 @@
+/* What a trainer rank allocates beside its net, said once for the plan and for the rank. */
+#pragma once
+#include "kernels/ops.h"
+#include "stages/stage.h"
+#include "stages/trainer/batch.h"
+
+struct lg_rank_bytes {
+    size_t weights; /* working copy in the compute type; 0: one rank in fp32 uses the state itself */
+    size_t reduced; /* sum of gradients of the own shard; 0: with one rank the gradient is the sum */
+    size_t scratch; /* of the operations beside the net's */
+};
+int lg_rank_bytes_of(lg_device *d, size_t params, size_t shard, int ranks,
+                     struct lg_rank_bytes *ret);
+/* The reduction of a shard of `count` elements over all ranks, data pointers still NULL. */
+struct lg_reduce_ranks_args lg_rank_reduce(int ranks, size_t count, lg_dtype sum);
+struct lg_batch_options lg_rank_batch(const lg_plan *p, const struct lg_denoiser_config *net);
+/* The role's rows for `lgsup check`; see lg_stage_def. */
+int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
+                     int *ret_n);
