@@ -12,6 +12,8 @@
 # Targets: check        every test
 # Targets: unit         unit tests only
 # Targets: check-systemd a run as units of a real systemd, in a container (root)
+# Targets: mutants      plants bugs, which the tests must notice (docs/mutants.md)
+# Targets: coverage     branches of shm, bus, supervisor and the checkpoint writer
 # Targets: bench        figures as JSON lines (docs/bench.md)
 # Targets: fuzz         every parser of untrusted bytes, FUZZ_S seconds each
 # Targets: format       clang-format over the sources
@@ -51,10 +53,18 @@ CFLAGS   += $(SANFLAGS)
 CXXFLAGS += $(SANFLAGS)
 LDFLAGS  += $(SANFLAGS)
 endif
+# Counts branches where the promise is kept; see tests/coverage.sh.
+ifdef COVERAGE
+$(foreach d,shm bus supervisor stages_ckpt,$(eval CFLAGS_$(d) += -Og --coverage -fprofile-update=atomic))
+LDFLAGS  += --coverage
+endif
 Q := $(if $(V),,@)
 
 LIB_DIRS := base config shm bus stages/nets stages/io stages stages/loader stages/text stages/vae \
             stages/trainer stages/ema stages/ckpt stages/sample stages/encode supervisor
+ifdef FUZZ_BUILD # what the targets call
+LIB_DIRS := base config shm bus stages/nets stages/io
+endif
 LIB_SRC  := $(filter-out %/main.c supervisor/%_main.c,$(foreach d,$(LIB_DIRS),$(wildcard $(d)/*.c $(d)/*.cpp))) \
             $(wildcard kernels/*.c)
 LIB_OBJ  := $(LIB_SRC:%=$(BUILD)/obj/%.o)
@@ -83,7 +93,7 @@ BENCH_SRC := $(wildcard tests/bench/*.c)
 BENCH     := $(BENCH_SRC:tests/bench/%.c=$(BUILD)/tests/bench/%)
 
 .DEFAULT_GOAL := all
-.PHONY: all help deps example-data quickstart check check-systemd unit unit-programs e2e-programs bench fuzz format install clean
+.PHONY: all help deps example-data quickstart check check-systemd mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
 .SECONDARY:
 
 all: $(PROGS) $(BACKENDS)
@@ -163,6 +173,7 @@ e2e-programs: $(E2E) $(STUB)
 unit: all $(UNIT)
 	$(Q)tests/run_unit.sh $(BUILD)
 
+check: DEPS += $(FUZZ_DEPS)
 check: deps
 	$(Q)tests/check.sh $(BUILD) $(JOBS)
 
@@ -170,6 +181,14 @@ check-systemd: DEPS += systemd-sysv systemd-container
 check-systemd: deps
 	$(Q)$(MAKE) -s -j$(JOBS) all example-data
 	$(Q)tests/systemd/run.sh $(BUILD)
+
+mutants: deps
+	$(Q)$(MAKE) -s -j$(JOBS) all example-data unit-programs
+	$(Q)tests/mutants/run.sh $(BUILD)
+
+coverage: deps
+	$(Q)$(MAKE) -s -j$(JOBS) BUILD=$(BUILD)-cov COVERAGE=1 all unit-programs
+	$(Q)tests/coverage.sh $(BUILD)-cov
 
 # Debian's PyTorch is the peer that the training step is raced against.
 bench: DEPS += python3-torch

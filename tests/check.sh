@@ -2,16 +2,17 @@
 # Every test. Called by `make check`, after `make deps`, as: tests/check.sh BUILD [JOBS]
 #
 # Builds, then: unit tests, layering, end-to-end scripts, the unit tests under AddressSanitizer and
-# UBSan (BUILD-asan), those of shared memory and messages under ThreadSanitizer (BUILD-tsan). Says how
-# long each section took; the last line is "N passed, N failed". CHECK_ONLY="unit layering e2e asan
-# tsan" picks sections, E2E_ONLY="kills cli" end-to-end scripts.
+# UBSan (BUILD-asan), those of shared memory and messages under ThreadSanitizer (BUILD-tsan), a short
+# fuzzing of every parser (BUILD-fuzz). Says how long each section took; the last line is "N passed, N
+# failed". CHECK_ONLY="unit layering e2e asan tsan fuzz" picks sections, E2E_ONLY="kills cli" end-to-end scripts.
 set -u
 build=${1:?usage: tests/check.sh BUILD [JOBS]}
 jobs=${2:-$(nproc)}
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0 failures=()
-sections=" ${CHECK_ONLY:-unit layering e2e asan tsan} "
+sections=" ${CHECK_ONLY:-unit layering e2e asan tsan fuzz} "
 e2e_limit_s=${E2E_LIMIT_S:-300}
+fuzz_s=2
 # Tests whose threads or processes share memory.
 tsan_names="board bus commit keeper region window window_threads sim_protocol"
 
@@ -140,6 +141,20 @@ if wanted tsan; then
     if make_in "$build-tsan" SAN=thread OPT=-O1 $(printf "$build-tsan/tests/test_%s " $names); then
         TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1" UNIT_LIMIT_S=300 tests/run_unit.sh "$build-tsan" $names
         tally "$build-tsan" "unit tests under tsan"
+    fi
+    end
+fi
+if wanted fuzz; then
+    begin "fuzzing, $fuzz_s s a parser"
+    mkdir -p "$build-fuzz"
+    if make_in "$build-fuzz" FUZZ_BUILD=1 CC=clang CXX=clang++ SAN=address OPT=-O1 WARN=-w CWARN=-w fuzz-programs; then
+        FUZZ_SEED=1 tests/fuzz/run.sh "$build-fuzz" $fuzz_s "$jobs" >"$build-fuzz/check.log" 2>&1
+        grep -vE '^  ok ' "$build-fuzz/check.log"
+        p=$(grep -cE '^  ok ' "$build-fuzz/check.log") f=$(grep -cE '^  FAIL ' "$build-fuzz/check.log")
+        passed=$((passed + p)) failed=$((failed + f))
+        [ "$f" -eq 0 ] || failures+=("fuzzing: $f parsers, crashes in $build-fuzz/fuzz/crashes")
+        [ "$p" -gt 0 ] || broken "fuzzing: nothing was run"
+        echo "$p parsers passed, $f failed"
     fi
     end
 fi

@@ -2,7 +2,8 @@
 # $(BUILD)-fuzz and runs it for FUZZ_S seconds; the same files, compiled as everything else, are linked
 # into tests/unit/test_fuzz_corpus.c, which replays the corpora in `make check`.
 #
-# Variables: FUZZ_S=seconds per target (20), FUZZ_JOBS=targets at a time (cores), FUZZ_ONLY="tar toml".
+# Variables: FUZZ_S=seconds per target (20), FUZZ_JOBS=targets at a time (cores), FUZZ_ONLY="tar toml",
+#            FUZZ_SEED=n (0: another each time).
 
 FUZZ_S    ?= 20
 FUZZ_JOBS ?= $(JOBS)
@@ -27,9 +28,10 @@ $(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.c.o $(BUILD)/obj/tests/fuzz/fuzz.c.o 
 
 .PHONY: fuzz fuzz-programs fuzz-deps
 fuzz-programs: $(FUZZ_PROGS)
-fuzz-deps: DEPS += clang libclang-rt-dev
+FUZZ_DEPS := clang libclang-rt-dev
+fuzz-deps: DEPS += $(FUZZ_DEPS)
 fuzz-deps: deps
 fuzz: fuzz-deps
 	$(Q)$(MAKE) -s -j$(JOBS) BUILD=$(BUILD)-fuzz FUZZ_BUILD=1 CC=clang CXX=clang++ SAN=address OPT=-O1 \
 	    WARN=-w CWARN=-w fuzz-programs
-	$(Q)FUZZ_ONLY="$(FUZZ_ONLY)" tests/fuzz/run.sh $(BUILD)-fuzz $(FUZZ_S) $(FUZZ_JOBS)
+	$(Q)FUZZ_ONLY="$(FUZZ_ONLY)" FUZZ_SEED="$(FUZZ_SEED)" tests/fuzz/run.sh $(BUILD)-fuzz $(FUZZ_S) $(FUZZ_JOBS)

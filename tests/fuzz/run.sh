@@ -4,6 +4,7 @@
 # input is left in BUILD/fuzz/crashes/.
 #
 # usage: tests/fuzz/run.sh BUILD [SECONDS [JOBS]]      FUZZ_ONLY="tar toml" picks targets
+#                                                      FUZZ_SEED=n: the same changes each time
 #
 # New inputs of one call are kept in BUILD/fuzz/corpus/<target>, so that the next goes on from there;
 # the seeds in the tree are never written. To keep a crashing input as a seed, after the fix:
@@ -34,7 +35,7 @@ run_one() { # TARGET [FOLDER]
     before=$(find "$FUZZ_DIR/crashes" -name "$t-*" | wc -l)
     # One and a half times the limit and a bit: a machine with more to do must not look like a hang.
     timeout -k 10 $((FUZZ_SECONDS * 3 / 2 + 60)) "$FUZZ_DIR/$t" -max_total_time="$FUZZ_SECONDS" \
-        -max_len=4096 -timeout=20 -rss_limit_mb=3072 -print_final_stats=1 -verbosity=1 \
+        -seed="${FUZZ_SEED:-0}" -max_len=4096 -timeout=20 -rss_limit_mb=3072 -print_final_stats=1 -verbosity=1 \
         -artifact_prefix="$FUZZ_DIR/crashes/$t-" "$work" $(ls -d "tests/fuzz/corpus/$t" ${2:-}) >"$log" 2>&1
     code=$?
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -1)

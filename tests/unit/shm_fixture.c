@@ -2,6 +2,7 @@
 #include "tests/unit/shm_fixture.h"
 #include "base/fs.h"
 #include "shm/keeper.h"
+#include "tests/unit/scratch.h"
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +36,7 @@ void shm_fixture_start_keeper(struct shm_fixture *f)
     if (f->keeper_pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test leaves nothing behind */
         close(ready[0]);
-        _exit(lg_keeper_serve(f->keeper, ready[1]) < 0);
+        scratch_exit(lg_keeper_serve(f->keeper, ready[1]) < 0);
     }
     close(ready[1]);
     LG_ASSERT(read(ready[0], &byte, 1) == 1);

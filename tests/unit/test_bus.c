@@ -4,6 +4,7 @@
 #include "base/fs.h"
 #include "bus/control.h"
 #include "bus/wake.h"
+#include "tests/unit/scratch.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -117,7 +118,7 @@ static void consumer(struct shared *s, int rounds)
         if (now >= (uint64_t)rounds) break;
     }
     lg_bus_close(&b);
-    _exit(s->seen >= (uint64_t)rounds ? 0 : 1);
+    scratch_exit(s->seen >= (uint64_t)rounds ? 0 : 1);
 }
 
 static int by_value(const void *a, const void *b)
@@ -264,7 +265,7 @@ static void test_ask(void **state)
     if (child == 0) {
         struct lg_message a = {0};
         int rc = lg_control_ask(g_dir, &question, 3000, &a);
-        _exit(rc == 0 && a.kind == LG_MESSAGE_ok && strcmp(a.text, "here") == 0 ? 0 : 1);
+        scratch_exit(rc == 0 && a.kind == LG_MESSAGE_ok && strcmp(a.text, "here") == 0 ? 0 : 1);
     }
     assert_int_equal(lg_control_open(g_dir, &c), 0);
     struct lg_peer peer;

@@ -51,7 +51,7 @@ static int run(const char *const *words)
         dup2(fd, 2);
         int code = lg_cli_main(argc, argv);
         fflush(NULL);
-        _exit(code);
+        scratch_exit(code);
     }
     assert_int_equal(waitpid(pid, &status, 0), pid);
     free(g_out);

@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "shm/keeper.h"
 #include "shm/region.h"
+#include "tests/unit/scratch.h"
 #include "tests/unit/shm_fixture.h"
 #include <fcntl.h>
 #include <setjmp.h>
@@ -119,10 +120,10 @@ static void test_put_if_absent(void **state)
             char byte;
             lg_region *r;
             close(go[1]);
-            if (read(go[0], &byte, 1) != 0) _exit(2);
-            if (lg_region_open(&spec, &r) < 0) _exit(3);
+            if (read(go[0], &byte, 1) != 0) scratch_exit(2);
+            if (lg_region_open(&spec, &r) < 0) scratch_exit(3);
             atomic_fetch_add((_Atomic(uint64_t) *)r->payload, 1);
-            _exit(0);
+            scratch_exit(0);
         }
         close(go[0]);
         close(go[1]); /* all start */
@@ -231,7 +232,7 @@ static void test_device_payload_is_never_made_twice(void **state)
     pid_t child = fork();
     if (!child) {
         usleep(100000);
-        _exit(lg_region_deposit(f.keeper, a) == 0 ? 0 : 1);
+        scratch_exit(lg_region_deposit(f.keeper, a) == 0 ? 0 : 1);
     }
     assert_int_equal(lg_region_open(&spec, &b), 0);
     assert_string_equal(b->payload, "kept");

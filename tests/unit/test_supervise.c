@@ -150,7 +150,7 @@ static pid_t launch(const char *const *words)
     dup2(fd, 2);
     int code = lg_cli_main(argc, argv);
     fflush(NULL);
-    _exit(code);
+    scratch_exit(code);
 }
 #define LAUNCH(...) launch((const char *const[]){__VA_ARGS__, NULL})
 
@@ -297,7 +297,7 @@ static void assert_top_on_a_terminal(void)
     pid_t pid = forkpty(&fd, NULL, NULL, &size);
     if (pid == 0) {
         char *argv[] = {(char *)"lgsup", (char *)"top", g_run, NULL};
-        _exit(lg_cli_main(3, argv));
+        scratch_exit(lg_cli_main(3, argv));
     }
     assert_true(pid > 0);
     for (int64_t end = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < end;) {

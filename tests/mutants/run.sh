@@ -1,0 +1,159 @@
+#!/bin/bash
+# Plants the bugs of mutants.txt, one at a time, and says which the suite notices.
+#
+# usage: tests/mutants/run.sh BUILD [NAME ...]     (BUILD: an up-to-date build, which is copied)
+#
+# Works in BUILD-mutants: one copy of the tree per job (MUTANT_JOBS, default 1), results in
+# BUILD-mutants/results/NAME. A result is kept until the mutant, its file or the tests change, so an
+# interrupted run goes on where it was, and several runs may share the work. The report goes to
+# BUILD-mutants/report.md; exit 1 when a mutant survives that is not marked "survives:".
+set -u
+build=${1:?usage: tests/mutants/run.sh BUILD [NAME ...]}
+shift
+only=" $* "
+jobs=${MUTANT_JOBS:-1}
+limit_s=${MUTANT_LIMIT_S:-240}
+cd "$(dirname "$0")/../.." || exit 1
+root=$PWD
+work=$root/$build-mutants
+list=tests/mutants/mutants.txt
+results=$work/results
+mkdir -p "$results" || exit 1
+
+names() { sed -n 's/^== //p' "$list"; }
+# FIELD of mutant NAME: file, old, new, why, survives
+field() {
+    awk -v name="$1" -v want="$2" '
+        /^== / { on = substr($0, 4) == name; line = 0; next }
+        !on || /^#/ { next }
+        { line++ }
+        want == "file" && line == 1 { print }
+        want == "old" && line == 2 { print substr($0, 2) }
+        want == "new" && line == 3 { print substr($0, 2) }
+        want == "why" && line == 4 { print }
+        want == "survives" && /^survives:/ { print substr($0, 11) }' "$list"
+}
+# The programs that have to notice, quickest first; then the end-to-end scripts.
+tests_of() {
+    case $1 in
+    shm/window.*) echo sim_protocol window sim_supervisor e2e:kills ;;
+    shm/board.*) echo sim_protocol board sim_supervisor window supervise e2e:lgsup_dies ;;
+    shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
+    base/* | config/* | stages/*) echo sim_disk records e2e:resume ;;
+    supervisor/*) echo sim_supervisor supervise keeper e2e:lgsup_dies ;;
+    esac
+}
+key() { # what a result depends on
+    { field "$1" file; field "$1" old; field "$1" new; cat "$(field "$1" file)" tests/unit/test_sim_*.c tests/unit/sim* tests/sim/*; } | cksum
+}
+
+prepare() { # SLOT: a copy of the tree with its objects, so that one file is compiled per mutant
+    local to=$work/tree$1
+    mkdir -p "$to"
+    tar -c --exclude=./.git --exclude="./$build-*" --exclude="./$build/tests/test_*" . | tar -x -C "$to" || return 1
+}
+
+# Replaces the one line; fails when it is not there exactly once.
+plant() { # TREE NAME
+    local file=$1/$2
+    field "$3" old >"$1/.old"
+    field "$3" new >"$1/.new"
+    awk -v old_file="$1/.old" -v new_file="$1/.new" '
+        BEGIN { getline old < old_file; getline new < new_file }
+        $0 == old { n++; if (n == 1) { print new; next } }
+        { print }
+        END { exit n == 1 ? 0 : 1 }' "$root/$2" >"$file.mutant" || { rm -f "$file.mutant"; return 1; }
+    mv "$file.mutant" "$file"
+}
+
+run_one_test() { # TREE TEST LOG: 0 passes
+    case $2 in
+    e2e:*) (cd "$1" && timeout -k 10 "$limit_s" "tests/e2e/${2#e2e:}.sh" "$build") >"$3" 2>&1 && ! grep -q '^FAIL ' "$3" ;;
+    *) (cd "$1" && timeout -k 5 "$limit_s" "$build/tests/test_$2") >"$3" 2>&1 ;;
+    esac
+}
+what_failed() { # LOG
+    grep -aE 'replay with|^ERROR: |assertion failed|^FAIL |cut at|MISSED|^\[  FAILED  \] [a-z]' "$1" | head -1 | tr '|\t' '  ' | cut -c1-110
+}
+
+try() { # TREE NAME -> verdict on stdout
+    local tree=$1 name=$2 file t log=$1/mutant.log
+    file=$(field "$name" file)
+    plant "$tree" "$file" "$name" || { echo "stale|the line is not there exactly once"; cp "$root/$file" "$tree/$file"; return; }
+    local verdict="survived|"
+    for t in $(tests_of "$file"); do
+        local target=$build/tests/test_$t
+        case $t in e2e:*) target="all e2e-programs example-data" ;; *) [ -f "tests/unit/test_$t.c" ] || continue ;; esac
+        if ! (cd "$tree" && env -u MAKEFLAGS -u MAKELEVEL make -s BUILD="$build" WARN=-w CWARN=-w $target) >"$log" 2>&1; then
+            verdict="does not build|$(grep -m1 error "$log" | tr '|' ' ' | cut -c1-110)"
+            break
+        fi
+        if ! run_one_test "$tree" "$t" "$log"; then
+            verdict="caught|$t: $(what_failed "$log")"
+            break
+        fi
+    done
+    cp "$root/$file" "$tree/$file" # a new time: the next make compiles it again
+    echo "$verdict"
+}
+
+job() { # SLOT
+    local name now
+    prepare "$1" || { echo "cannot copy the tree"; return 1; }
+    for name in $(names); do
+        case "$only" in "  " | *" $name "*) ;; *) continue ;; esac
+        now=$(key "$name")
+        [ "$(head -1 "$results/$name" 2>/dev/null)" = "$now" ] && continue
+        mkdir "$results/$name.lock" 2>/dev/null || continue
+        local verdict
+        verdict=$(try "$work/tree$1" "$name")
+        printf '%s\n%s\n' "$now" "$verdict" >"$results/$name"
+        rmdir "$results/$name.lock"
+        printf '  %-9s %-24s %s\n' "${verdict%%|*}" "$name" "${verdict#*|}"
+    done
+}
+
+report() {
+    local name verdict caught=0 all=0
+    for name in $(names); do
+        verdict=$(sed -n 2p "$results/$name" 2>/dev/null)
+        all=$((all + 1))
+        case $verdict in caught*) caught=$((caught + 1)) ;; esac
+    done
+    echo "# Planted bugs"
+    echo
+    echo "\`make mutants\` plants each line of tests/mutants/mutants.txt in a copy of the tree and runs the"
+    echo "simulations, the unit tests of the module and an end-to-end script until one fails."
+    echo
+    echo "**$caught of $all are caught.**"
+    echo
+    echo "| bug | file | why it is one | noticed by |"
+    echo "|---|---|---|---|"
+    for name in $(names); do
+        verdict=$(sed -n 2p "$results/$name" 2>/dev/null)
+        case $verdict in
+        caught*) verdict=$(printf '%s' "${verdict#*|}" | sed 's/:.*//') ;;
+        survived*) verdict="**survives**:$(field "$name" survives)" ;;
+        *) verdict="**${verdict%%|*}**" ;;
+        esac
+        echo "| $name | $(field "$name" file) | $(field "$name" why) | $verdict |"
+    done
+}
+
+rmdir "$results"/*.lock 2>/dev/null # of a run that was killed
+began=$SECONDS
+for ((slot = 0; slot < jobs; slot++)); do job $slot & done
+wait
+report >"$work/report.md"
+bad=0
+for name in $(names); do
+    verdict=$(sed -n 2p "$results/$name" 2>/dev/null)
+    case $verdict in
+    caught*) continue ;;
+    survived*) [ -n "$(field "$name" survives)" ] && continue ;;
+    esac
+    case "$only" in "  " | *" $name "*) echo "not caught: $name (${verdict:-not run})" && bad=1 ;; esac
+done
+grep -E '^\*\*' "$work/report.md"
+echo "$((SECONDS - began)) s; $work/report.md"
+exit $bad
