@@ -10,3 +10,7 @@ $(BUILD)/tests/test_sim_disk: LDFLAGS += $(call wrap_calls,tests/sim/disk.calls)
 $(BUILD)/tests/test_sim_supervisor: $(BUILD)/obj/tests/sim/supervisor.c.o
 $(BUILD)/tests/test_sim_supervisor: LIBS := $(BUILD)/obj/tests/sim/supervisor.c.o $(LIB) $(LIBS)
 $(BUILD)/tests/test_sim_supervisor: LDFLAGS += $(call wrap_calls,tests/sim/supervisor.calls)
+
+$(BUILD)/tests/test_faults: $(BUILD)/obj/tests/sim/faults.c.o
+$(BUILD)/tests/test_faults: LIBS := $(BUILD)/obj/tests/sim/faults.c.o $(LIB) $(LIBS)
+$(BUILD)/tests/test_faults: LDFLAGS += $(call wrap_calls,tests/sim/faults.calls)

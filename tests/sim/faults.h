@@ -1,0 +1,19 @@
+/* Fail-nth: a piece of code is run again and again, each time in a process of its own; in run n the
+ * nth of the calls in faults.calls fails as the system may make it fail (or is interrupted, or does
+ * only a part). Whatever fails, the code must come back with an error and a message, or do without;
+ * it must not crash, hang, or leave a file descriptor open. An assertion is accepted for memory that
+ * is not there, and for nothing else. */
+#pragma once
+
+struct fault_scenario {
+    const char *name;
+    int (*run)(void); /* 0 or an lg_err; everything that it opens it closes */
+    int every;        /* only each every-th call fails (scenarios that take long); 0: 1 */
+};
+
+/* From here on calls count (and fail): what comes before it in `run` is preparation. */
+void faults_begin(void);
+/* No call fails any more: for what a scenario tidies up. */
+void faults_end(void);
+/* Runs the scenario with every fault. Returns how many there were, or < 0: what failed was printed. */
+int faults_each(const struct fault_scenario *s);
