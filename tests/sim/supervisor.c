@@ -571,7 +571,7 @@ WRAP(void, lg_last_words, const char *path, char *ret, size_t bytes)
 
 /* The keeper. Memory lives while it does, or lgsup with its copies, or any stage that maps it. */
 
-WRAP(int, lg_keep_init, lg_keep *k, const char *run_dir, const char *runtime_dir)
+WRAP(int, lg_keep_init, lg_keep *k, const char *run_dir, const char *runtime_dir, bool service)
 {
     k->child = LG_CHILD_NONE;
     return 0;

@@ -260,7 +260,7 @@ static int keep(void)
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     faults_begin();
     k.n_copies = 0;
-    int rc = lg_keep_init(&k, g_run, f.dir);
+    int rc = lg_keep_init(&k, g_run, f.dir, false);
     snprintf(k.socket, sizeof k.socket, "%s/keeper3", f.dir);
     if (rc == 0) rc = lg_keep_start(&k, f.board);
     if (rc == 0) {
