@@ -475,13 +475,7 @@ DISK_WRAP(int, rename, const char *from, const char *to)
         errno = ENOTEMPTY;
         return -1;
     }
-    if (g_lie == DISK_TORN_RENAME) {
-        change_dir(&g_node[from_parent], from_name, "", -1);
-        change_dir(&g_node[from_parent], "", to_name, node);
-        if (f == LAST) g_node[from_parent].n_changes--;
-    } else {
-        change_dir(&g_node[from_parent], from_name, to_name, node);
-    }
+    change_dir(&g_node[from_parent], from_name, to_name, node);
     return end_change(f, 0);
 }
 

@@ -23,7 +23,6 @@ enum disk_lie {
     DISK_FILE_SYNC,   /* fsync of a file does nothing */
     DISK_DIR_SYNC,    /* fsync of a directory does nothing */
     DISK_LEDGER_SYNC, /* fsync of a file whose name starts with "ledger" does nothing */
-    DISK_TORN_RENAME, /* a rename may be half kept: the old name gone, the new one not there */
     DISK_LIES
 };
 

@@ -280,6 +280,8 @@ static void drawn_events(void)
         else
             post(&(struct proc){.role = LG_ROLE_lgsup}, LG_MESSAGE_stop);
     }
+    if (atomic_load(&w->board.s->drain) && atomic_load(&w->board.s->run_state) < LG_RUN_DRAINING)
+        sim_fail(w, "a run that is draining says that it runs");
     trouble_the_keeper();
 }
 

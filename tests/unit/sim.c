@@ -187,7 +187,8 @@ static void draw_geometry(struct world *w)
     for (;;) {
         struct lg_window_geometry *g = &w->g;
         w->ranks = 1 + (int)sim_random(w, RANKS_MAX);
-        *g = (struct lg_window_geometry){.batch = (uint64_t)w->ranks * (1 + sim_random(w, 4))};
+        *g = (struct lg_window_geometry){.batch = (uint64_t)w->ranks * (1 + sim_random(w, 4)),
+                                         .ranks = w->ranks};
         for (int f = 0; f < LG_FIELD_COUNT; f++)
             g->chunk[f] = chunk[sim_random(w, LG_ARRAY_LEN(chunk))];
         w->loader_latents = sim_random(w, 5) == 0;

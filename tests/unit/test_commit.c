@@ -278,9 +278,25 @@ static void test_long_run(void **state)
     assert_int_equal(final, shared.max_steps);
 }
 
+/* A checkpoint that is published is in nobody's way: the next step may have one, too. */
+static void test_checkpoint_every_step(void **state)
+{
+    begin(1, 0, 100, 1);
+    shared.has_ema = false;
+    lg_trainer_mark_init(b, 0);
+    for (uint64_t s = 0; s < 5; s++) {
+        go(s);
+        assert_true(lg_commit_verdict(b, s) & LG_VERDICT_CHECKPOINT);
+        assert_action(lg_ckpt_next(b), LG_DO_STAGE, s + 1);
+        lg_ckpt_mark_staged(b, s + 1);
+        lg_ckpt_mark_published(b, s + 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_checkpoint_every_step),
         cmocka_unit_test(test_one_step),
         cmocka_unit_test(test_floors),
         cmocka_unit_test(test_checkpoints_do_not_queue),

@@ -56,6 +56,7 @@ struct world {
     uint64_t committed, staged, published; /* published: reported as such; 0: none */
     uint64_t hash[STEPS_MAX + 1][LG_MANIFEST_FILES_MAX];
     lg_manifest manifest;
+    uint64_t die_at; /* the change that ends this life */
     uint64_t cuts, kills, publishes, resumes, refused;
     jmp_buf failed;
     char why[512];
@@ -125,24 +126,34 @@ static void make_state(struct world *w, uint64_t step)
         w->values[i] = (float)((step * 7919 + i * 31) % 4093);
 }
 
-static int publish(struct world *w, uint64_t step)
+static lg_manifest *manifest_of(struct world *w, uint64_t step)
 {
-    char dir[LG_PATH_BYTES];
-    size_t n = w->params.count;
     lg_manifest *m = &w->manifest;
-    make_state(w, step);
     *m = (lg_manifest){.name = NAME,
                        .step = step,
                        .next_n = step * BATCH,
                        .isa = "sse2",
                        .ranks = 1,
                        .threads = 1};
-    struct lg_publishing p = {
-        .run_dir = RUN,
-        .net = &w->net,
-        .params = &w->params,
-        .state = {
-            .w = w->values, .m = w->values + n, .v = w->values + 2 * n, .ema = w->values + 3 * n}};
+    return m;
+}
+
+static struct lg_publishing publishing(const struct world *w)
+{
+    size_t n = w->params.count;
+    const float *v = w->values;
+    return (struct lg_publishing){.run_dir = RUN,
+                                  .net = &w->net,
+                                  .params = &w->params,
+                                  .state = {.w = v, .m = v + n, .v = v + 2 * n, .ema = v + 3 * n}};
+}
+
+static int publish(struct world *w, uint64_t step)
+{
+    char dir[LG_PATH_BYTES];
+    lg_manifest *m = manifest_of(w, step);
+    struct lg_publishing p = publishing(w);
+    make_state(w, step);
     LG_TRY(lg_checkpoint_publish(&p, m, dir));
     w->published = LG_MAX(w->published, step);
     w->publishes++;
@@ -184,10 +195,29 @@ static void plant_junk(struct world *w, uint64_t step)
     lg_publish_file(dir, "{}", 2);
 }
 
+/* A whole checkpoint of the same step, of another history. Nobody dies between this and the next
+ * attempt: a start could not tell that it is not its own. */
+static void publish_other(struct world *w, uint64_t step)
+{
+    char dir[LG_PATH_BYTES];
+    static lg_manifest there;
+    disk_die_at(0);
+    make_state(w, step + 1000);
+    lg_manifest *m = manifest_of(w, step);
+    struct lg_publishing p = publishing(w);
+    if (lg_checkpoint_publish(&p, m, dir) < 0) fail_run(w, "%s", lg_err_message());
+    if (publish(w, step) < 0) fail_run(w, "%s", lg_err_message());
+    if (lg_manifest_load(dir, &there) < 0 || there.file[1].hash != m->file[1].hash)
+        fail_run(w, "another's checkpoint of step %" PRIu64 " counts as ours", step);
+    disk_die_at(LG_MAX(w->die_at, disk_changes() + 1));
+}
+
 static void write_checkpoint(struct world *w)
 {
     w->refused = draw(w, 4) ? 0 : 20 + draw(w, 200);
     if (w->staged > w->published && draw(w, 12) == 0) plant_junk(w, w->staged);
+    if (w->staged > w->published && w->die_at && !disk_is_dead() && draw(w, 12) == 0)
+        publish_other(w, w->staged);
     for (int tries = 0; !disk_is_dead() && w->staged > w->published; tries++) {
         disk_refuse(tries < 20 ? w->refused : 0);
         w->writing = true;
@@ -294,7 +324,7 @@ static void open_world(struct world *w, uint64_t seed, enum disk_lie lie)
     w->every = 1 + (int)draw(w, 4);
     w->keep = 1 + (int)draw(w, 3);
     w->records = NULL;
-    w->committed = w->staged = w->published = w->refused = 0;
+    w->committed = w->staged = w->published = w->refused = w->die_at = 0;
     memset(w->hash, 0, sizeof w->hash);
     disk_format(seed, lie);
     disk_meanwhile(train_meanwhile, w);
@@ -324,7 +354,8 @@ static void live_on(struct world *w)
     bool lost = true;
     uint64_t reach = 20 + draw(w, 1200);
     for (int life = 0; life < LIVES_MAX && w->published < STEPS_MAX; life++) {
-        disk_die_at(disk_changes() + 1 + draw(w, reach));
+        w->die_at = disk_changes() + 1 + draw(w, reach);
+        disk_die_at(w->die_at);
         bool began = start(w, lost);
         if (began) live(w);
         if (!disk_is_dead() && w->published < STEPS_MAX) fail_run(w, "%s", lg_err_message());
@@ -332,6 +363,7 @@ static void live_on(struct world *w)
         lost = cut || (lost && !began); /* no board: the next start begins with the disk again */
         end_life(w, cut ? -1 : -2);
     }
+    w->die_at = 0;
     disk_die_at(0);
     if (!start(w, lost)) fail_run(w, "the last start: %s", lg_err_message());
     live(w);
