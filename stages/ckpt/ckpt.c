@@ -160,10 +160,12 @@ static int write_state(lg_stage *st, struct ckpt *c, uint64_t state)
     int rc = lg_checkpoint_publish(&p, m, dir);
     free(m);
     LG_TRY(rc);
-    lg_ckpt_mark_published(st->board, state);
-    lg_log(LG_INFO, "published %s in %.1f ms", dir, (double)(lg_now_ns() - start) / LG_MS_NS);
+    /* Before the mark: whoever dies in the middle of a removal has a successor that ends it, after
+     * the run's last checkpoint, too. */
     if (lg_retention_apply(parent, name, (int)st->config->checkpoint_keep) < 0)
         lg_log_error("old checkpoints could not be removed");
+    lg_ckpt_mark_published(st->board, state);
+    lg_log(LG_INFO, "published %s in %.1f ms", dir, (double)(lg_now_ns() - start) / LG_MS_NS);
     return 0;
 }
 

@@ -2,7 +2,10 @@
  *
  * A metrics line is one write() at a known offset; a short write is cut off again, so the file
  * always ends with a whole line. The ledger is written by position: writing a step twice is
- * harmless. So the ledger goes first: what fails after it is done again as a whole. */
+ * harmless. So the ledger goes first: what fails after it is done again as a whole.
+ *
+ * What waits for room is lost when the process dies. For a line of figures that may be; for the
+ * ledger, which proves what was trained, room is reserved for 16,384 steps ahead. */
 #include "stages/trainer/records.h"
 #include "base/log.h"
 #include <cjson/cJSON.h>
@@ -16,11 +19,12 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PENDING_MAX = 4096, LINE_BYTES = 512 };
+enum { PENDING_MAX = 4096, LINE_BYTES = 512, LEDGER_AHEAD_BYTES = 1 << 20 };
 
 struct lg_records {
     int metrics, ledger; /* fds */
     off_t end;           /* of metrics.jsonl: after the last whole line */
+    off_t reserved;      /* the ledger has room on the disk up to here, or a try has failed */
     struct lg_step_record *pending;
     int n_pending;
 };
@@ -96,6 +100,21 @@ static double wall_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+/* Best effort: not every file system can. The file's size stays. */
+static void reserve_ledger(lg_records *r, off_t at)
+{
+    if (at < r->reserved) return;
+    bool can = fallocate(r->ledger, FALLOC_FL_KEEP_SIZE, at, LEDGER_AHEAD_BYTES) == 0;
+    r->reserved = at + (can ? LEDGER_AHEAD_BYTES : LEDGER_AHEAD_BYTES / 64);
+}
+
+static bool write_ledger(lg_records *r, const struct lg_step_record *s)
+{
+    off_t at = (off_t)((s->ledger.step - 1) * sizeof s->ledger);
+    reserve_ledger(r, at);
+    return pwrite(r->ledger, &s->ledger, sizeof s->ledger, at) == (ssize_t)sizeof s->ledger;
+}
+
 static bool write_one(lg_records *r, const struct lg_step_record *s)
 {
     char line[LINE_BYTES], a[32], b[32], c[32];
@@ -108,9 +127,7 @@ static bool write_one(lg_records *r, const struct lg_step_record *s)
         s->samples_per_s, s->data_wait_s, s->ckpt_wait_s, s->ledger.voids, s->ledger.skipped,
         wall_s());
     LG_ASSERT(n > 0 && n < LINE_BYTES);
-    off_t at = (off_t)((s->ledger.step - 1) * sizeof s->ledger);
-    if (pwrite(r->ledger, &s->ledger, sizeof s->ledger, at) != (ssize_t)sizeof s->ledger)
-        return false;
+    if (!write_ledger(r, s)) return false;
     if (pwrite(r->metrics, line, (size_t)n, r->end) != n) {
         if (ftruncate(r->metrics, r->end) < 0)
             lg_log(LG_WARN, "cannot cut metrics.jsonl: %s", strerror(errno));
@@ -135,7 +152,9 @@ int lg_records_append(lg_records *r, const struct lg_step_record *record)
     if (r->n_pending == PENDING_MAX)
         memmove(r->pending, r->pending + 1, (size_t)--r->n_pending * sizeof *r->pending);
     r->pending[r->n_pending] = *record;
-    lg_ledger_seal(&r->pending[r->n_pending++].ledger);
+    lg_ledger_seal(&r->pending[r->n_pending].ledger);
+    if (r->n_pending) write_ledger(r, &r->pending[r->n_pending]); /* need not wait for the lines */
+    r->n_pending++;
     return lg_records_retry(r);
 }
 

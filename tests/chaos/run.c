@@ -378,7 +378,7 @@ static void open_run(struct chaos_run *r, const struct chaos_options *o, int64_t
     r->slot = slot;
     r->seed = o->seed * 1000003 + (uint64_t)n;
     r->out_fd = r->stopped_fd = -1;
-    r->preload = n >= 0 && n % 2 == 1; /* every other: the shim costs a little */
+    r->preload = n >= 0 && n % 2 == 0; /* every other: the shim costs a little */
     if (o->only)
         r->preload = !strcmp(o->only, chaos_fault_name[CHAOS_syscall]) ||
                      !strcmp(o->only, chaos_fault_name[CHAOS_disk]);
