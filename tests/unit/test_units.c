@@ -17,7 +17,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 // clang-format off
@@ -512,6 +514,63 @@ static void test_a_stage_parks_the_run(void **state)
     assert_state("parked", 0);
 }
 
+/* ---- sd_notify ---- */
+
+struct heard {
+    int ready, alive, stopping, steps;
+    bool alive_after_ready;
+};
+
+static void hear(const char *text, struct heard *h)
+{
+    h->ready += strstr(text, "READY=1") != NULL;
+    h->alive += strstr(text, "WATCHDOG=1") != NULL;
+    h->stopping += strstr(text, "STOPPING=1") != NULL;
+    h->steps += strstr(text, "STATUS=running: step ") != NULL;
+    h->alive_after_ready |= h->ready && strstr(text, "WATCHDOG=1");
+}
+
+/* Until the process has ended. */
+static void listen_to(int s, pid_t pid, struct heard *ret)
+{
+    struct timeval soon = {.tv_usec = 50000};
+    setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof soon);
+    *ret = (struct heard){0};
+    for (int64_t by = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < by;) {
+        char text[512];
+        bool gone = waitpid(pid, NULL, WNOHANG) == pid;
+        for (ssize_t n; (n = recv(s, text, sizeof text - 1, 0)) > 0;) {
+            text[n] = 0;
+            hear(text, ret);
+        }
+        if (gone) return;
+    }
+    kill(pid, SIGKILL);
+    fail_msg("lgsup is still there after %d ms", WAIT_MS_MAX);
+}
+
+static void test_what_systemd_hears(void **state)
+{
+    (void)state;
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof at.sun_path, "%.90s", scratch_path("notify"));
+    int s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(s, (struct sockaddr *)&at, sizeof at), 0);
+    setenv("NOTIFY_SOCKET", at.sun_path, 1);
+    setenv("WATCHDOG_USEC", "200000", 1);
+    pid_t pid = LAUNCH("start", g_file, "--set", "trainer.max_steps=600");
+    unsetenv("NOTIFY_SOCKET");
+    unsetenv("WATCHDOG_USEC");
+    struct heard h;
+    listen_to(s, pid, &h);
+    close(s);
+    assert_state("done", 600);
+    assert_int_equal(h.ready, 1);
+    assert_int_equal(h.stopping, 1);
+    assert_true(h.alive >= 4 && h.alive_after_ready);
+    assert_true(h.steps >= 1);
+}
+
 /* Either systemd starts what dies, or lgsup: never both. */
 static void test_two_owners(void **state)
 {
@@ -560,6 +619,7 @@ int main(int argc, char **argv)
         TEST(test_lost_memory),
         TEST(test_crash_loop_parks),
         TEST(test_a_stage_parks_the_run),
+        TEST(test_what_systemd_hears),
         TEST(test_two_owners),
         TEST(test_needs_its_units),
     };
