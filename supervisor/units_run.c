@@ -24,7 +24,13 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { LOOK_MS = 20, ORPHAN_S_MAX = 60, ASK_AGAIN_MS = 1000, SYSTEMCTL_BYTES_MAX = 1 << 16 };
+enum {
+    LOOK_MS = 20,
+    ORPHAN_S_MAX = 60,
+    ASK_AFTER_MS = 1000,
+    ASK_AGAIN_MS = 30000,
+    SYSTEMCTL_BYTES_MAX = 1 << 16
+};
 #define SYSTEMCTL "/usr/bin/systemctl"
 
 /* ---- a role ---- */
@@ -182,6 +188,12 @@ bool lg_units_is_restart(const lg_run *r)
     return restart;
 }
 
+static const char *first_line(char *text)
+{
+    text[strcspn(text, "\n")] = 0;
+    return text;
+}
+
 /* For a unit that nobody starts: one that was not in the plan when the units were written, or that
  * ended well although the run goes on. */
 static void ask_systemd(lg_supervisor *s, const struct lg_instance *i)
@@ -192,7 +204,7 @@ static void ask_systemd(lg_supervisor *s, const struct lg_instance *i)
     char *argv[] = {(char *)"systemctl", (char *)"start", (char *)"--no-block", unit, NULL};
     if (lg_child_capture(SYSTEMCTL, argv, SYSTEMCTL_BYTES_MAX, &text, &code) < 0 || code != 0)
         lg_progress_say(&s->progress, LG_WARN, "%s is not running and cannot be started: %.300s",
-                        unit, text ? text : lg_err_message());
+                        unit, text ? first_line(text) : lg_err_message());
     free(text);
     lg_err_clear();
 }
@@ -234,7 +246,7 @@ void lg_units_look(lg_supervisor *s, struct lg_instance *i, int64_t now_ns)
         i->spawned_ns = now_ns;
         return;
     }
-    if (now_ns - i->spawned_ns < ASK_AGAIN_MS * LG_MS_NS) return;
-    i->spawned_ns = now_ns;
+    if (now_ns - i->spawned_ns < ASK_AFTER_MS * LG_MS_NS) return;
+    i->spawned_ns = now_ns + (ASK_AGAIN_MS - ASK_AFTER_MS) * LG_MS_NS;
     ask_systemd(s, i);
 }
