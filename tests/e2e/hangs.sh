@@ -64,7 +64,13 @@ wait_step "$run" 25
 timeout 60 "$LGSUP" stop "$run" >/dev/null 2>&1
 wait $tiny_pid
 rm "$T/bin/lg-vae"
-printf '#!/bin/sh\necho "this program is broken" >&2\nexit 1\n' >"$T/bin/lg-vae"
+# It still answers what it needs (lg-vae --plan), which a start asks before it starts anything.
+cat >"$T/bin/lg-vae" <<END
+#!/bin/sh
+case "\$*" in *--plan*) exec "$e2e_build/bin/lg-vae" "\$@" ;; esac
+echo "this program is broken" >&2
+exit 1
+END
 chmod +x "$T/bin/lg-vae"
 LG_BIN_DIR=$T/bin tiny "$run" --set trainer.max_steps=$N
 expect "crash loop: exit code" 11 $?
