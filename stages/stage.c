@@ -64,6 +64,9 @@ static int attach(lg_stage *st)
     LG_TRY(lg_config_load(path, NULL, 0, &st->config));
     LG_TRY(lg_path(path, "%s/plan.json", st->run_dir));
     LG_TRY(lg_plan_load(path, &st->plan));
+    /* Where the CUDA backend keeps the algorithms of this run; see kernels/cuda/algos.h. */
+    LG_TRY(lg_path(path, "%s/algorithms", st->run_dir));
+    setenv("LG_CUDA_RUN_FILE", path, 1);
     LG_TRY(read_line(st->runtime_dir, "%s/runtime", st->run_dir));
     LG_TRY(lg_path(st->keeper, "%s/keeper", st->runtime_dir));
     LG_TRY(lg_path(path, "%s/board", st->run_dir));

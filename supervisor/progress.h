@@ -13,7 +13,7 @@ enum { LG_RATE_POINTS = 64 };
 typedef struct lg_progress {
     bool terminal; /* stdout is one, and not quiet */
     bool quiet;
-    int log_fd; /* -1: cannot be written */
+    int log_fd;    /* -1: cannot be written */
     uint64_t step; /* committed, as of the last look: stands in every line of the log */
     bool line_shown;
     int64_t next_ns, next_log_ns;

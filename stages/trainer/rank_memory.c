@@ -12,7 +12,8 @@ struct lg_reduce_ranks_args lg_rank_reduce(int ranks, size_t count, lg_dtype sum
     return a;
 }
 
-int lg_rank_bytes_of(lg_device *d, size_t params, size_t shard, int ranks, struct lg_rank_bytes *ret)
+int lg_rank_bytes_of(lg_device *d, size_t params, size_t shard, int ranks,
+                     struct lg_rank_bytes *ret)
 {
     const size_t element = lg_dtype_bytes(lg_device_dtype(d));
     lg_stream *dry;
@@ -54,7 +55,7 @@ static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_d
 }
 
 int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
-                         int *ret_n)
+                     int *ret_n)
 {
     struct lg_denoiser_config net;
     lg_params params;

@@ -5,8 +5,10 @@
 #include "stages/trainer/batch.h"
 
 struct lg_rank_bytes {
-    size_t weights; /* working copy in the compute type; 0: one rank in fp32 uses the state itself */
-    size_t reduced; /* sum of gradients of the own shard; 0: with one rank the gradient is the sum */
+    size_t
+        weights; /* working copy in the compute type; 0: one rank in fp32 uses the state itself */
+    size_t
+        reduced; /* sum of gradients of the own shard; 0: with one rank the gradient is the sum */
     size_t scratch; /* of the operations beside the net's */
 };
 int lg_rank_bytes_of(lg_device *d, size_t params, size_t shard, int ranks,

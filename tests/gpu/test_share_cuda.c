@@ -126,11 +126,12 @@ static void look_for_ever(int in, int out)
     _exit(0);
 }
 
-static char answer(int fd)
+/* -1: none came in time. */
+static int answer(int fd)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};
     char byte;
-    return poll(&p, 1, WAIT_MS_MAX) == 1 && read(fd, &byte, 1) == 1 ? byte : 0;
+    return poll(&p, 1, WAIT_MS_MAX) == 1 && read(fd, &byte, 1) == 1 ? byte : -1;
 }
 
 static bool kill_one(int gpu, enum writer what, int ask, int told)
@@ -184,7 +185,7 @@ int main(void)
     LG_ASSERT(pipe(ready) == 0 && pipe(ask) == 0 && pipe(told) == 0);
     pid_t server = fork();
     if (!server) _exit(-lg_keeper_serve(keeper, ready[1]));
-    gpu_count(gpus > 0 && answer(ready[0]));
+    gpu_count(gpus > 0 && answer(ready[0]) >= 0);
     pid_t looker = fork();
     if (!looker) {
         close(ask[1]);
