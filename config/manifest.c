@@ -156,7 +156,10 @@ static int check_sizes(const lg_manifest *m, const char *dir)
         struct stat st;
         LG_TRY(lg_path(full, "%s/%s", dir, m->file[i].path));
         if (stat(full, &st) < 0)
-            return LG_FAIL(LG_ERR_CORRUPT, "%s is missing, though the manifest lists it", full);
+            return errno == ENOENT
+                       ? LG_FAIL(LG_ERR_CORRUPT, "%s is missing, though the manifest lists it",
+                                 full)
+                       : LG_FAIL(lg_err_from_errno(errno), "%s: %s", full, strerror(errno));
         if ((uint64_t)st.st_size != m->file[i].bytes)
             return LG_FAIL(LG_ERR_CORRUPT, "%s has %lld bytes, the manifest says %" PRIu64, full,
                            (long long)st.st_size, m->file[i].bytes);
@@ -231,15 +234,22 @@ int lg_manifest_newest(const char *checkpoints_dir, const char *name, char ret_d
             }
             closedir(d);
         }
+        if (!d && errno != ENOENT)
+            return LG_FAIL(lg_err_from_errno(errno), "cannot read %s: %s", checkpoints_dir,
+                           strerror(errno));
         if (best < 0)
             return LG_FAIL(LG_ERR_NOTFOUND, "no complete checkpoint %s_step<N> in %s", name,
                            checkpoints_dir);
         char dir[LG_PATH_BYTES];
         LG_TRY(lg_path(dir, "%s/%s_step%lld", checkpoints_dir, name, (long long)best));
-        if (lg_manifest_load(dir, ret) == 0) {
+        int rc = lg_manifest_load(dir, ret);
+        if (rc == 0) {
             memcpy(ret_dir, dir, LG_PATH_BYTES);
             return 0;
         }
+        /* What cannot be read is not incomplete: going back further would throw work away. */
+        if (rc != LG_ERR_NOTFOUND && rc != LG_ERR_CORRUPT)
+            return lg_err_frame(rc, __FILE__, __LINE__, __func__);
         lg_err_clear();
         below = best;
     }

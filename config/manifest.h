@@ -39,7 +39,8 @@ int lg_manifest_load(const char *dir, lg_manifest *ret);
 /* Reads every file again and compares the hashes. The message names the first that differs. */
 int lg_manifest_verify(const lg_manifest *m, const char *dir);
 /* The newest complete checkpoint <checkpoints_dir>/<name>_step<N>: the largest N whose manifest
- * loads. LG_ERR_NOTFOUND when there is none. Incomplete ones are passed over. */
+ * loads. LG_ERR_NOTFOUND when there is none. Incomplete ones are passed over; one that cannot be read
+ * (LG_ERR_IO, LG_ERR_MISMATCH ...) is not: nobody shall go on from an older state unawares. */
 int lg_manifest_newest(const char *checkpoints_dir, const char *name, char ret_dir[LG_PATH_BYTES],
                        lg_manifest *ret);
 /* Is path a checkpoint directory (holds a manifest.json)? */

@@ -5,7 +5,7 @@
 #
 # A branch counts as covered when it was taken at least once. Branches of LG_ASSERT are left out: the
 # side that is never taken is the point of it. A killed process writes nothing, so what only ever runs
-# in processes that are killed looks uncovered. Lines with branches never taken are listed in
+# in processes that are killed looks uncovered. E2E="resume detach" adds end-to-end scripts. Lines with branches never taken are listed in
 # BUILD/coverage/missed.
 set -u
 build=${1:?usage: tests/coverage.sh BUILD}
@@ -18,6 +18,7 @@ for f in $folders; do find "$build/obj/$f" -name '*.gcda' -delete; done
 names=$(ls tests/unit/test_*.c | sed 's|.*/test_||; s|\.c$||' |
     grep -vE '^(ops_|denoiser|t5|autoencoder|encode|host|sampler|objective|picture|emoji|permute|params|safetensors|source|tar$)')
 UNIT_LIMIT_S=400 tests/run_unit.sh "$build" $names | grep -v '^  ok' # a failed test is told, coverage is counted all the same
+for s in ${E2E:-}; do "tests/e2e/$s.sh" "$build" | grep '^FAIL'; done
 for f in $folders; do
     for o in "$build/obj/$f"/*.gcno; do
         # A file that no test has run has no counts, and counts as uncovered.

@@ -14,6 +14,7 @@
 #include "supervisor/child.h"
 #include "supervisor/detach.h"
 #include "supervisor/doctor.h"
+#include "supervisor/finish.h"
 #include "supervisor/intensity.h"
 #include "supervisor/keep.h"
 #include "supervisor/logs.h"
@@ -37,7 +38,7 @@
 // clang-format on
 
 static struct shm_fixture f;
-static char g_toml[LG_PATH_BYTES], g_run[LG_PATH_BYTES];
+static char g_toml[LG_PATH_BYTES], g_run[LG_PATH_BYTES], g_resumed[LG_PATH_BYTES];
 static struct lg_denoiser_config net = {.kind = LG_DIT,
                                         .channels = 1,
                                         .height = 2,
@@ -309,6 +310,44 @@ static int publish(void)
     return rc;
 }
 
+/* A start that finds a checkpoint of its own. */
+static int resume(void)
+{
+    static lg_run r;
+    lg_config *config = NULL;
+    LG_ASSERT(lg_config_load(g_toml, NULL, 0, &config) == 0);
+    lg_run_init(&r, g_resumed);
+    faults_begin();
+    int rc = lg_run_decide(&r, config);
+    faults_end();
+    LG_ASSERT(rc < 0 || r.start_step == 1); /* never another start than the right one */
+    lg_run_close(&r);
+    return rc;
+}
+
+/* What is said when the processes are gone; it never fails the run. */
+static int finish(void)
+{
+    static lg_run r;
+    int code = 0;
+    lg_run_init(&r, g_resumed);
+    LG_ASSERT(lg_run_load(&r) == 0);
+    faults_begin();
+    lg_finish(&r, LG_RUN_DONE, false, &code);
+    faults_end();
+    lg_run_close(&r);
+    return 0;
+}
+
+static int doctor(void)
+{
+    int code;
+    faults_begin();
+    lg_doctor(&code);
+    faults_end();
+    return 0;
+}
+
 /* ---- commands, as far as they need no processes; what they print goes nowhere ---- */
 
 static int verify_run(void)
@@ -394,6 +433,34 @@ static void make_history(void)
     lg_board_close(&b);
 }
 
+/* A run with a checkpoint of step 1, as its own plan has it. */
+static void make_resumed(void)
+{
+    static lg_run r;
+    static lg_manifest m;
+    char dir[LG_PATH_BYTES];
+    lg_config *config = NULL;
+    lg_params params;
+    LG_ASSERT(lg_config_load(g_toml, NULL, 0, &config) == 0);
+    lg_run_init(&r, g_resumed);
+    LG_ASSERT(lg_run_create(&r) == 0 && lg_run_decide(&r, config) == 0 && lg_run_save(&r) == 0);
+    LG_ASSERT(lg_denoiser_params(&net, &params) == 0);
+    float *values = calloc(params.count, sizeof *values);
+    m = (lg_manifest){
+        .name = "faults", .step = 1, .plan_hash = r.plan.hash, .ranks = 1, .threads = 1};
+    snprintf(m.isa, sizeof m.isa, "%s", r.plan.isa);
+    struct lg_publishing p = {
+        .run_dir = g_resumed,
+        .net = &net,
+        .params = &params,
+        .state = {.w = values, .m = values, .v = values, .ema = values},
+    };
+    LG_ASSERT(lg_checkpoint_publish(&p, &m, dir) == 0);
+    free(values);
+    lg_params_free(&params);
+    lg_run_close(&r);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -417,6 +484,8 @@ static int setup(void **state)
     shm_fixture_open(&f, 2);
     shm_fixture_start_keeper(&f);
     make_history();
+    snprintf(g_resumed, sizeof g_resumed, "%s", scratch_path("resumed"));
+    make_resumed();
     return 0;
 }
 
@@ -449,6 +518,9 @@ SCENARIO(run_dir, 3)
 SCENARIO(adopt_nothing, 1)
 SCENARIO(keep, 1)
 SCENARIO(publish, 1)
+SCENARIO(resume, 3)
+SCENARIO(finish, 2)
+SCENARIO(doctor, 2)
 SCENARIO(verify_run, 1)
 SCENARIO(logs, 1)
 SCENARIO(status, 1)
@@ -464,9 +536,10 @@ int main(void)
         cmocka_unit_test(test_control),       cmocka_unit_test(test_child),
         cmocka_unit_test(test_run_dir),       cmocka_unit_test(test_adopt_nothing),
         cmocka_unit_test(test_keep),          cmocka_unit_test(test_publish),
-        cmocka_unit_test(test_verify_run),    cmocka_unit_test(test_logs),
-        cmocka_unit_test(test_status),        cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_check_file),
+        cmocka_unit_test(test_resume),        cmocka_unit_test(test_finish),
+        cmocka_unit_test(test_doctor),        cmocka_unit_test(test_verify_run),
+        cmocka_unit_test(test_logs),          cmocka_unit_test(test_status),
+        cmocka_unit_test(test_stop),          cmocka_unit_test(test_check_file),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

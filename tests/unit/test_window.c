@@ -310,9 +310,26 @@ static void test_speed(void **state)
                   (double)(lg_now_ns() - t) / (STEPS * 16 * 3));
 }
 
+/* Samples in flight have places of their own, within the memory of the rank that trains on them. */
+static void test_places(void **state)
+{
+    lg_window v = {.g = {.slots = 24, .batch = 6, .ranks = 3}};
+    for (uint64_t first = 0; first < 60; first += 6) {
+        bool taken[3][8] = {{false}};
+        for (uint64_t n = first; n < first + v.g.slots; n++) {
+            int rank = lg_window_rank(&v, n);
+            size_t place = lg_window_place(&v, n);
+            assert_int_equal(rank, n % 6 / 2);
+            assert_true(place < 8 && !taken[rank][place]);
+            taken[rank][place] = true;
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_places),
         cmocka_unit_test(test_order_and_needs),
         cmocka_unit_test(test_takeover),
         cmocka_unit_test(test_laps),
