@@ -145,7 +145,12 @@ void lg_linear_backward_data(lg_stream *s, const struct lg_linear_backward_data_
     SHAPE(a->dy, FLOAT(s), M, N);
     SHAPE(a->w, FLOAT(s), N, K);
     SHAPE(a->dx, FLOAT(s), M, K);
-    APART(whole(a->dx), whole(a->dy), whole(a->w));
+    MAYBE(a->pre, FLOAT(s), M, K);
+    WIDE_MAYBE(a->dbias, K);
+    LG_ASSERT(absent(s, &a->pre) == (a->act == LG_ACT_NONE));
+    LG_ASSERT(a->act == LG_ACT_NONE ? absent(s, &a->dbias) : !a->accumulate);
+    APART(whole(a->dx), whole(a->dy), whole(a->w), whole(a->pre), whole(a->dbias));
+    APART(whole(a->dbias), whole(a->dy), whole(a->w), whole(a->pre));
     RUN(linear_backward_data);
 }
 
@@ -302,6 +307,8 @@ void lg_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_backw
     SAME_OR_APART(a->dy, a->dout);
     APART(whole(a->dy), whole(a->y), gate, dgate);
     APART(dgate, whole(a->dout), whole(a->y), gate);
+    WIDE_MAYBE(a->dbias, D);
+    APART(whole(a->dbias), whole(a->dout), whole(a->y), whole(a->dy), gate, dgate);
     RUN(gate_residual_backward);
 }
 

@@ -34,12 +34,17 @@ struct lg_linear_forward_args {
     lg_tensor pre;  // (M, N) or absent: x w^T + bias, kept for the backward; needs act
     lg_act act;
 };
-/* dx (+)= dy w. */
+/* dx (+)= dy w. With act, x = act(pre) being a layer's output: dx = (dy w) act'(pre), and dbias (+)= its
+ * column sums, the gradient of that layer's bias. */
 struct lg_linear_backward_data_args {
-    lg_tensor dy; // (M, N)
-    lg_tensor w;  // (N, K)
-    lg_tensor dx; // (M, K)
-    bool accumulate;
+    lg_tensor dy;    // (M, N)
+    lg_tensor w;     // (N, K)
+    lg_tensor dx;    // (M, K)
+    bool accumulate; /* of dx; not with act */
+    lg_act act;
+    lg_tensor pre;   // (M, K); with act, else absent
+    lg_tensor dbias; // (K) or absent, or fp32; needs act
+    bool accumulate_dbias;
 };
 /* dw (+)= dy^T x, dbias (+)= column sums of dy. */
 struct lg_linear_backward_weight_args {
@@ -115,13 +120,16 @@ struct lg_gate_residual_forward_args {
     int64_t mod_stride;
     lg_tensor out; // (B, T, D)
 };
-/* dy = gate dout, dgate = sum over T of dout y. (dx is dout itself.) */
+/* dy = gate dout, dgate = sum over T of dout y. (dx is dout itself.) dbias (+)= sum over B and T of dy: the
+ * gradient of the bias of the layer that made y. */
 struct lg_gate_residual_backward_args {
     lg_tensor dout, y; // (B, T, D)
     lg_tensor gate;    // (B, D), stride mod_stride
     lg_tensor dy;      // (B, T, D); may alias dout only if the caller no longer needs it
     lg_tensor dgate;   // (B, D), stride mod_stride, overwritten
     int64_t mod_stride;
+    lg_tensor dbias; // (D) or absent, or fp32
+    bool accumulate_dbias;
 };
 /* y = x / sqrt(mean(x^2) + eps) w. T5's norm. */
 struct lg_rms_norm_forward_args {

@@ -1,5 +1,5 @@
 /* Sums of products of any shape, layout and alignment, on the ordinary cores: the matrix product that
- * cuBLASLt is not asked for, the convolution that cuDNN does not do, and the column sums of a matrix.
+ * cuBLASLt is not asked for, and the convolution that cuDNN does not do.
  *
  * Products: a block of 256 threads makes a tile of 64 x 64, 4 x 4 a thread; 16 of the inner dimension
  * at a time go through shared memory (8 KB). The sum over the inner dimension is in its order. */
@@ -125,79 +125,4 @@ size_t cuda_conv2d_forward_scratch(lg_cuda_device *d, const struct lg_conv2d_for
 void cuda_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
 {
     if (!lg_cudnn_conv2d(s, a)) cuda_any_conv(lg_cuda_stream_of(s), a);
-}
-
-/* ---- column sums ---- */
-
-/* A block sums `rows` rows of 32 packs of columns: 8 warps every eighth row, then the warps in order.
- * partial (chunks, N). */
-template <typename T, int P>
-static __global__ void partial_sums_kernel(const T *x, float *partial, int64_t M, int64_t N,
-                                           int64_t rows)
-{
-    constexpr int WARPS = THREADS / WARP;
-    __shared__ float sums[WARPS][WARP * P];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    int64_t c = ((int64_t)blockIdx.x * WARP + lane) * P, last = (blockIdx.y + 1) * rows;
-    float sum[P] = {}, v[P];
-    if (last > M) last = M;
-    for (int64_t m = blockIdx.y * rows + warp; c < N && m < last; m += WARPS) {
-        load<T, P>(x + m * N + c, v);
-#pragma unroll
-        for (int e = 0; e < P; e++) sum[e] += v[e];
-    }
-#pragma unroll
-    for (int e = 0; e < P; e++) sums[warp][lane * P + e] = sum[e];
-    __syncthreads();
-    if (warp > 0 || c >= N) return;
-#pragma unroll
-    for (int e = 0; e < P; e++) {
-        for (int w = 1; w < WARPS; w++) sum[e] += sums[w][lane * P + e];
-        partial[blockIdx.y * N + c + e] = sum[e];
-    }
-}
-template <typename W>
-static __global__ void add_partial_kernel(const float *partial, W *y, int64_t chunks, int64_t N,
-                                          bool accumulate)
-{
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= N) return;
-    float sum = 0;
-    for (int64_t c = 0; c < chunks; c++) sum += partial[c * N + i];
-    y[i] = from_float<W>(accumulate ? to_float(y[i]) + sum : sum);
-}
-/* Chunks of at least 64 rows, at most 128 chunks: by M alone. */
-static int64_t chunk_rows(int64_t M)
-{
-    int64_t rows = ceil_div(M, 128);
-    return rows < 64 ? 64 : rows;
-}
-size_t cuda_column_sums_scratch(int64_t M, int64_t N)
-{
-    return (size_t)(ceil_div(M, chunk_rows(M)) * N) * sizeof(float);
-}
-void cuda_column_sums(cudaStream_t stream, lg_tensor x, lg_tensor y, bool accumulate, void *scratch)
-{
-    int64_t M = x.dim[0], N = x.dim[1], rows = chunk_rows(M), chunks = ceil_div(M, rows);
-    float *partial = (float *)scratch;
-    unsigned blocks = (unsigned)ceil_div(N, THREADS);
-    WITH_TYPES(x.dtype, y.dtype, T, W, {
-        WITH_PACK(N % PACK<T> == 0 && lg_cuda_aligned_16(x.data), T, P, {
-            dim3 grid((unsigned)ceil_div(N, WARP * P), (unsigned)chunks);
-            partial_sums_kernel<T, P>
-                <<<grid, THREADS, 0, stream>>>((const T *)x.data, partial, M, N, rows);
-        })
-        LG_CUDA_LAUNCHED();
-        add_partial_kernel<<<blocks, THREADS, 0, stream>>>(partial, (W *)y.data, chunks, N,
-                                                           accumulate);
-    })
-    LG_CUDA_LAUNCHED();
-}
-size_t cuda_sum_rows_scratch(const struct lg_sum_rows_args *a)
-{
-    return cuda_column_sums_scratch(a->x.dim[0], a->x.dim[1]);
-}
-void cuda_sum_rows(lg_stream *s, const struct lg_sum_rows_args *a)
-{
-    cuda_column_sums(lg_cuda_stream_of(s), a->x, a->y, a->accumulate, s->scratch);
 }

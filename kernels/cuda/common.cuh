@@ -99,7 +99,17 @@ __device__ __forceinline__ float act_of(lg_act act, float x)
     }
     return x;
 }
-__device__ __forceinline__ float act_slope(lg_act act, float x)
+/* tanh(x); for 16-bit types the hardware's, whose relative error is 2^-11. */
+template <typename T> __device__ __forceinline__ float tanh_for(float x)
+{
+    float y;
+    if constexpr (sizeof(T) == sizeof(float))
+        y = tanhf(x);
+    else
+        asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+template <typename T = float> __device__ __forceinline__ float act_slope(lg_act act, float x)
 {
     switch (act) {
     case LG_ACT_NONE:
@@ -109,7 +119,7 @@ __device__ __forceinline__ float act_slope(lg_act act, float x)
         return sigmoid * (1 + x * (1 - sigmoid));
     }
     case LG_ACT_GELU_TANH: {
-        float t = tanhf(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x));
+        float t = tanh_for<T>(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x));
         float inner_slope = SQRT_2_OVER_PI * (1 + 3 * GELU_CUBIC * x * x);
         return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * inner_slope;
     }

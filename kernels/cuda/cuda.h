@@ -80,6 +80,7 @@ size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
 size_t cuda_linear_backward_weight_scratch(lg_cuda_device *d,
                                            const struct lg_linear_backward_weight_args *a);
 size_t cuda_sum_rows_scratch(const struct lg_sum_rows_args *a);
+size_t cuda_gate_residual_backward_scratch(const struct lg_gate_residual_backward_args *a);
 size_t cuda_group_norm_scratch(const struct lg_group_norm_forward_args *a);
 size_t cuda_attention_forward_scratch(lg_cuda_device *d, const struct lg_attention_forward_args *a);
 size_t cuda_attention_backward_scratch(lg_cuda_device *d,
@@ -91,6 +92,12 @@ size_t cuda_reduce_ranks_scratch(const struct lg_reduce_ranks_args *a);
 size_t cuda_column_sums_scratch(int64_t M, int64_t N);
 void cuda_column_sums(cudaStream_t stream, lg_tensor x, lg_tensor y, bool accumulate,
                       void *scratch);
+/* dx *= act'(pre), dbias (+)= column sums of dx; scratch as for cuda_column_sums. */
+void cuda_act_backward_sums(cudaStream_t stream, const struct lg_linear_backward_data_args *a,
+                            void *scratch);
+/* y (N) (+)= column sums of partial (chunks, N), in a fixed order. */
+void cuda_add_partial_sums(cudaStream_t stream, const float *partial, int64_t chunks, lg_tensor y,
+                           bool accumulate);
 
 /* The product of any shape and layout, without the tensor cores: what the libraries do not take.
  * d[m][n] (+)= sum over k of a[m sa_m + k sa_k] b[n sb_n + k sb_k] + bias[n]; a, b, bias of type

@@ -2,8 +2,10 @@
  *
  * Design: when all rows and pointers lie on 16 bytes, cuBLASLt is asked: the first time a problem is
  * seen (when a net is planned on a dry stream) its candidates are timed on noise of the same shape and
- * the fastest is pinned (algos.h). An epilogue that could also be a launch of its own is timed against
- * that, and pinned as "none" where it loses.
+ * the fastest is pinned (algos.h). cuBLASLt proposes eight at most; for long products its other tiles
+ * and cluster shapes are tried too, and the best meet again in longer turns, since under load the power
+ * limit of the GPU decides, and not the clock at which a short run ends. An epilogue that could also be a
+ * launch of its own is timed against that, and pinned as "none" where it loses.
  *
  * Determinism: candidates that split the inner dimension are left out, except for weight gradients,
  * whose parts may meet in a workspace and are then added in order; none uses atomics. So a row of y or
@@ -14,12 +16,15 @@
 #include "base/log.h"
 #include "kernels/cuda/algos.h"
 #include <cublasLt.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { CANDIDATES_MAX = 24, RUNS = 3, PLANS_MAX = 4096 };
+enum { PROPOSED_MAX = 24, CANDIDATES_MAX = 512, RUNS = 3, PLANS_MAX = 4096 };
+enum { FINALISTS = 6, ROUNDS = 3, LONG_RUNS = 15 };
+#define LONG_FLOPS    2e10 /* from here on every tile is tried */
 #define WORKSPACE_MAX ((size_t)32 << 20)
 
 /* What decides an algorithm. Compared as bytes: zero it first. */
@@ -197,10 +202,11 @@ static bool deterministic(const cublasLtMatmulAlgo_t *algo, const struct problem
     return p->parts && scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
 
-static int candidates(struct lg_cuda_gemm *g, const struct problem *p, const struct words *w,
-                      struct plan ret[CANDIDATES_MAX])
+/* What cuBLASLt proposes. */
+static int proposed(struct lg_cuda_gemm *g, const struct problem *p, const struct words *w,
+                    struct plan ret[PROPOSED_MAX])
 {
-    cublasLtMatmulHeuristicResult_t found[CANDIDATES_MAX];
+    cublasLtMatmulHeuristicResult_t found[PROPOSED_MAX];
     cublasLtMatmulPreferenceOpaque_t want;
     size_t workspace = WORKSPACE_MAX;
     uint32_t alignment = 16, schemes = p->parts ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : 0;
@@ -219,7 +225,7 @@ static int candidates(struct lg_cuda_gemm *g, const struct problem *p, const str
     cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(
         g->lt, (cublasLtMatmulDesc_t)&w->desc, (cublasLtMatrixLayout_t)&w->a,
         (cublasLtMatrixLayout_t)&w->b, (cublasLtMatrixLayout_t)&w->d, (cublasLtMatrixLayout_t)&w->d,
-        &want, CANDIDATES_MAX, found, &count);
+        &want, PROPOSED_MAX, found, &count);
     if (s == CUBLAS_STATUS_NOT_SUPPORTED) return 0;
     LT(s);
     for (int i = 0; i < count; i++) {
@@ -232,19 +238,71 @@ static int candidates(struct lg_cuda_gemm *g, const struct problem *p, const str
     return n;
 }
 
-/* Milliseconds of one run, or a negative number when it does not run. */
-static float time_one(struct lg_cuda_gemm *g, const struct words *w, const struct plan *plan,
-                      const struct operands *x, cudaStream_t stream, cudaEvent_t event[2])
+/* Adds the other tiles, cluster shapes and variants of the first proposal's kernel, in one part. */
+static int with_other_tiles(struct lg_cuda_gemm *g, const struct problem *p, const struct words *w,
+                            struct plan found[CANDIDATES_MAX], int n)
+{
+    static const uint16_t CLUSTERS[] = {CUBLASLT_CLUSTER_SHAPE_1x1x1, CUBLASLT_CLUSTER_SHAPE_2x1x1,
+                                        CUBLASLT_CLUSTER_SHAPE_1x2x1};
+    static const int32_t TILES[] = {
+        CUBLASLT_MATMUL_TILE_64x256,  CUBLASLT_MATMUL_TILE_128x128, CUBLASLT_MATMUL_TILE_256x64,
+        CUBLASLT_MATMUL_TILE_128x256, CUBLASLT_MATMUL_TILE_256x128, CUBLASLT_MATMUL_TILE_96x128,
+        CUBLASLT_MATMUL_TILE_128x160, CUBLASLT_MATMUL_TILE_160x128, CUBLASLT_MATMUL_TILE_192x128,
+        CUBLASLT_MATMUL_TILE_128x192, CUBLASLT_MATMUL_TILE_192x64,  CUBLASLT_MATMUL_TILE_64x192,
+        CUBLASLT_MATMUL_TILE_144x128, CUBLASLT_MATMUL_TILE_168x128, CUBLASLT_MATMUL_TILE_192x192,
+        CUBLASLT_MATMUL_TILE_256x96};
+    enum { VARIANTS = 8, COMBINATIONS = 3 * VARIANTS * (int)LG_ARRAY_LEN(TILES) };
+    int32_t one_part = 1;
+    uint32_t no_scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
+    for (int i = 0; i < COMBINATIONS && n < CANDIDATES_MAX; i++) {
+        cublasLtMatmulHeuristicResult_t checked;
+        int32_t variant = i / 3 % VARIANTS;
+        struct plan *plan = &found[n];
+        *plan = found[0];
+#define SET(what, value)                                                                           \
+    LT(cublasLtMatmulAlgoConfigSetAttribute(&plan->algo, CUBLASLT_ALGO_CONFIG_##what, &value,      \
+                                            sizeof value))
+        SET(TILE_ID, TILES[i / 3 / VARIANTS]);
+        SET(CLUSTER_SHAPE_ID, CLUSTERS[i % 3]);
+        SET(CUSTOM_OPTION, variant);
+        SET(SPLITK_NUM, one_part);
+        SET(REDUCTION_SCHEME, no_scheme);
+#undef SET
+        if (cublasLtMatmulAlgoCheck(g->lt, (cublasLtMatmulDesc_t)&w->desc,
+                                    (cublasLtMatrixLayout_t)&w->a, (cublasLtMatrixLayout_t)&w->b,
+                                    (cublasLtMatrixLayout_t)&w->d, (cublasLtMatrixLayout_t)&w->d,
+                                    &plan->algo, &checked) != CUBLAS_STATUS_SUCCESS)
+            continue;
+        plan->workspace = checked.workspaceSize;
+        bool new = plan->workspace <= WORKSPACE_MAX &&deterministic(&plan->algo, p);
+        for (int j = 0; new &&j < n; j++)
+            new = memcmp(&plan->algo, &found[j].algo, sizeof plan->algo) != 0;
+        if (new) n++;
+    }
+    return n;
+}
+
+/* Where candidates are timed. */
+struct trial {
+    struct operands x;
+    struct words w;
+    cudaStream_t stream;
+    cudaEvent_t event[2];
+};
+
+/* Milliseconds of one run, or infinity when it does not run. */
+static float time_one(struct lg_cuda_gemm *g, const struct trial *t, const struct plan *plan,
+                      int runs)
 {
     float ms;
-    if (multiply(g, w, plan, x, stream) != CUBLAS_STATUS_SUCCESS) return -1;
-    LG_CUDA(cudaEventRecord(event[0], stream));
-    for (int i = 0; i < RUNS; i++)
-        if (multiply(g, w, plan, x, stream) != CUBLAS_STATUS_SUCCESS) return -1;
-    LG_CUDA(cudaEventRecord(event[1], stream));
-    LG_CUDA(cudaEventSynchronize(event[1]));
-    LG_CUDA(cudaEventElapsedTime(&ms, event[0], event[1]));
-    return ms / RUNS;
+    if (multiply(g, &t->w, plan, &t->x, t->stream) != CUBLAS_STATUS_SUCCESS) return INFINITY;
+    LG_CUDA(cudaEventRecord(t->event[0], t->stream));
+    for (int i = 0; i < runs; i++)
+        if (multiply(g, &t->w, plan, &t->x, t->stream) != CUBLAS_STATUS_SUCCESS) return INFINITY;
+    LG_CUDA(cudaEventRecord(t->event[1], t->stream));
+    LG_CUDA(cudaEventSynchronize(t->event[1]));
+    LG_CUDA(cudaEventElapsedTime(&ms, t->event[0], t->event[1]));
+    return ms / (float)runs;
 }
 
 /* Memory for one run, filled with noise; false when the GPU has no room for it. */
@@ -297,58 +355,73 @@ static void run_apart(struct lg_cuda_gemm *g, const struct problem *p, const str
 }
 
 /* Milliseconds of the product and what the epilogue does as two launches. */
-static float time_apart(struct lg_cuda_gemm *g, const struct problem *p, const struct operands *x,
-                        cudaStream_t stream, cudaEvent_t event[2])
+static float time_apart(struct lg_cuda_gemm *g, const struct problem *p, const struct trial *fused)
 {
     struct problem alone = *p;
-    struct words w;
+    struct trial t = *fused;
     float ms;
     alone.epilogue = p->epilogue == BIAS_GELU ? BIAS : PLAIN;
     alone.side = 0;
     struct plan plan = plan_locked(g, &alone);
-    if (plan.none) return -1;
-    put_into_words(&alone, x, &w);
-    float product_ms = time_one(g, &w, &plan, x, stream, event);
-    run_apart(g, p, x, stream);
-    LG_CUDA(cudaEventRecord(event[0], stream));
-    for (int i = 0; i < RUNS; i++) run_apart(g, p, x, stream);
-    LG_CUDA(cudaEventRecord(event[1], stream));
-    LG_CUDA(cudaEventSynchronize(event[1]));
-    LG_CUDA(cudaEventElapsedTime(&ms, event[0], event[1]));
-    return product_ms < 0 ? -1 : product_ms + ms / RUNS;
+    if (plan.none) return INFINITY;
+    put_into_words(&alone, &t.x, &t.w);
+    float product_ms = time_one(g, &t, &plan, LONG_RUNS);
+    run_apart(g, p, &t.x, t.stream);
+    LG_CUDA(cudaEventRecord(t.event[0], t.stream));
+    for (int i = 0; i < LONG_RUNS; i++) run_apart(g, p, &t.x, t.stream);
+    LG_CUDA(cudaEventRecord(t.event[1], t.stream));
+    LG_CUDA(cudaEventSynchronize(t.event[1]));
+    LG_CUDA(cudaEventElapsedTime(&ms, t.event[0], t.event[1]));
+    return product_ms + ms / LONG_RUNS;
+}
+
+struct timed {
+    int candidate;
+    float ms;
+};
+static int by_time(const void *a, const void *b)
+{
+    float x = ((const struct timed *)a)->ms, y = ((const struct timed *)b)->ms;
+    return (x > y) - (x < y);
+}
+
+/* The fastest of n candidates: short runs first, then the best of these in turns. */
+static struct timed race(struct lg_cuda_gemm *g, const struct trial *t, const struct plan *found,
+                         int n)
+{
+    struct timed all[CANDIDATES_MAX];
+    for (int i = 0; i < n; i++)
+        all[i] = (struct timed){i, time_one(g, t, &found[i], n > PROPOSED_MAX ? 1 : RUNS)};
+    qsort(all, (size_t)n, sizeof *all, by_time);
+    int last = LG_MIN(n, (int)FINALISTS);
+    for (int i = 0; i < last; i++) all[i].ms = 0;
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i < last; i++)
+            all[i].ms += time_one(g, t, &found[all[i].candidate], LONG_RUNS) / ROUNDS;
+    qsort(all, (size_t)last, sizeof *all, by_time);
+    return all[0];
 }
 
 /* The fastest of n candidates; the first when there is no room to try. */
 static struct plan fastest(struct lg_cuda_gemm *g, const struct problem *p,
                            const struct plan *found, int n)
 {
-    struct operands x;
-    struct words w;
+    struct trial t;
     void *memory;
-    cudaStream_t stream;
-    cudaEvent_t event[2];
-    float best_ms = -1;
-    int best = 0;
-    bool fused = p->epilogue == BIAS_GELU || p->epilogue == BIAS_GRADIENT, loses = false;
-    LG_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (int i = 0; i < 2; i++) LG_CUDA(cudaEventCreate(&event[i]));
-    if (make_operands(p, stream, &memory, &x)) {
-        put_into_words(p, &x, &w);
-        for (int i = 0; i < n; i++) {
-            float ms = time_one(g, &w, &found[i], &x, stream, event);
-            if (ms < 0 || (best_ms >= 0 && ms >= best_ms)) continue;
-            best_ms = ms;
-            best = i;
-        }
-        float apart_ms = fused ? time_apart(g, p, &x, stream, event) : -1;
-        loses = fused && (best_ms < 0 || (apart_ms >= 0 && apart_ms <= best_ms));
-        LG_CUDA(cudaStreamSynchronize(stream));
+    struct plan plan = found[0];
+    bool fused = p->epilogue == BIAS_GELU || p->epilogue == BIAS_GRADIENT;
+    LG_CUDA(cudaStreamCreateWithFlags(&t.stream, cudaStreamNonBlocking));
+    for (int i = 0; i < 2; i++) LG_CUDA(cudaEventCreate(&t.event[i]));
+    if (make_operands(p, t.stream, &memory, &t.x)) {
+        put_into_words(p, &t.x, &t.w);
+        struct timed best = race(g, &t, found, n);
+        plan = found[best.candidate];
+        if (fused) plan.none = isinf(best.ms) || time_apart(g, p, &t) <= best.ms;
+        LG_CUDA(cudaStreamSynchronize(t.stream));
         LG_CUDA(cudaFree(memory));
     }
-    for (int i = 0; i < 2; i++) LG_CUDA(cudaEventDestroy(event[i]));
-    LG_CUDA(cudaStreamDestroy(stream));
-    struct plan plan = found[best];
-    if (loses) plan.none = true;
+    for (int i = 0; i < 2; i++) LG_CUDA(cudaEventDestroy(t.event[i]));
+    LG_CUDA(cudaStreamDestroy(t.stream));
     return plan;
 }
 
@@ -358,8 +431,10 @@ static struct plan tune(struct lg_cuda_gemm *g, const struct problem *p)
     struct operands nothing = {0};
     struct words w;
     put_into_words(p, &nothing, &w);
-    int n = candidates(g, p, &w, found);
+    int n = proposed(g, p, &w, found);
     if (n == 0) return (struct plan){.of = *p, .none = true};
+    if (2.0 * (double)p->m * (double)p->n * (double)p->k >= LONG_FLOPS)
+        n = with_other_tiles(g, p, &w, found, n);
     return fastest(g, p, found, n);
 }
 

@@ -94,12 +94,20 @@ size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
 {
     struct lg_cuda_product x = data_product(a);
     bool does;
-    return workspace_of(d, &x, &does);
+    size_t product = workspace_of(d, &x, &does);
+    size_t sums = a->dbias.rank ? cuda_column_sums_scratch(a->dx.dim[0], a->dx.dim[1]) : 0;
+    return LG_MAX(product, sums);
 }
 void cuda_linear_backward_data(lg_stream *s, const struct lg_linear_backward_data_args *a)
 {
     struct lg_cuda_product x = data_product(a);
     if (!lg_cuda_gemm_run(s, &x)) cuda_any_gemm(lg_cuda_stream_of(s), &x.g);
+    if (a->act == LG_ACT_NONE) return;
+    if (a->dbias.data)
+        cuda_act_backward_sums(lg_cuda_stream_of(s), a, s->scratch);
+    else
+        cuda_act_backward(s, &(struct lg_act_backward_args){
+                                 .x = a->pre, .dy = a->dx, .dx = a->dx, .act = a->act});
 }
 
 /* dw (N, K) = dy (M, N)^T x (M, K): the inner dimension is M. */

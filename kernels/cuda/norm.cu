@@ -2,9 +2,11 @@
  *
  * Rows (B T, D): one warp per row; each lane takes packs lane, lane + 32, ... The row is read three
  * times, from L1 after the first: mean, variance about it, result. Statistics are fp32.
+ * The backward of 16-bit rows that norm_backward.cu takes is there, in one pass.
  * Sums over T (dshift, dscale, dgate): a block takes 32 packs of columns of one sample; 8 warps take
  * every eighth row; the 8 partial sums are added in order. */
 #include "kernels/cuda/common.cuh"
+#include "kernels/cuda/norm.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS };
 
@@ -120,6 +122,7 @@ __global__ void norm_backward_kernel(const T *dy, const T *x, const float *mean,
 /* Adds the warps' partial sums in order; the first warp stores them. Call with all threads. */
 template <typename T, int N> __device__ void store_column_sums(float (&sum)[N], T *out, bool active)
 {
+    constexpr int AT_ONCE = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
     __shared__ float partial[WARPS][WARP * N + 1];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     __syncthreads();
@@ -130,7 +133,13 @@ template <typename T, int N> __device__ void store_column_sums(float (&sum)[N], 
     for (int w = 1; w < WARPS; w++)
 #pragma unroll
         for (int e = 0; e < N; e++) sum[e] += partial[w][lane * N + e];
-    store<T, N>(out, sum);
+#pragma unroll
+    for (int e = 0; e < N; e += AT_ONCE) {
+        float part[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) part[i] = sum[e + i];
+        store<T, AT_ONCE>(out + e, part);
+    }
 }
 
 /* dshift = sum over T of dy, dscale = sum over T of dy n. */
@@ -163,6 +172,7 @@ void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_bac
                        a->scale.data, a->dshift.data, a->dscale.data};
     bool fits = rows_fit(a->x.dtype, D, a->scale.data ? a->mod_stride : 0, p, 6);
     cudaStream_t stream = lg_cuda_stream_of(s);
+    if (fits && a->scale.data && cuda_norm_backward_in_one_pass(stream, a)) return;
     WITH_TYPE(a->x.dtype, T, {WITH_PACK(fits, T, N, {
                   norm_backward_kernel<T, N>
                       <<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
@@ -210,14 +220,14 @@ void cuda_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_forw
     LG_CUDA_LAUNCHED();
 }
 
-/* dy = gate dout, dgate = sum over T of dout y. */
+/* dy = gate dout, dgate = sum over T of dout y; dbias (B, D) = sum over T of dy. */
 template <typename T, int N>
 __global__ void gate_backward_kernel(const T *dout, const T *y, const T *gate, T *dy, T *dgate,
-                                     int64_t stride, int64_t tokens, int64_t D)
+                                     int64_t stride, int64_t tokens, int64_t D, float *dbias)
 {
     int64_t b = blockIdx.y, i = ((int64_t)blockIdx.x * WARP + threadIdx.x % WARP) * N;
     bool active = i < D;
-    float sum[N] = {}, g[N], d[N], v[N];
+    float sum[N] = {}, plain[N] = {}, g[N] = {}, d[N], v[N];
     if (active) load<T, N>(gate + b * stride + i, g);
     for (int64_t t = threadIdx.x / WARP; active && t < tokens; t += WARPS) {
         int64_t at = (b * tokens + t) * D + i;
@@ -226,11 +236,20 @@ __global__ void gate_backward_kernel(const T *dout, const T *y, const T *gate, T
 #pragma unroll
         for (int e = 0; e < N; e++) {
             sum[e] += d[e] * v[e];
+            plain[e] += d[e];
             d[e] *= g[e];
         }
         store<T, N>(dy + at, d);
     }
     store_column_sums<T, N>(sum, dgate + b * stride + i, active);
+    if (!dbias) return;
+#pragma unroll
+    for (int e = 0; e < N; e++) plain[e] *= g[e];
+    store_column_sums<float, N>(plain, dbias + b * D + i, active);
+}
+size_t cuda_gate_residual_backward_scratch(const struct lg_gate_residual_backward_args *a)
+{
+    return a->dbias.rank ? (size_t)(a->y.dim[0] * a->y.dim[2]) * sizeof(float) : 0;
 }
 void cuda_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_backward_args *a)
 {
@@ -242,9 +261,12 @@ void cuda_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_bac
                   dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B);
                   gate_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(
                       (const T *)a->dout.data, (const T *)a->y.data, (const T *)a->gate.data,
-                      (T *)a->dy.data, (T *)a->dgate.data, a->mod_stride, tokens, D);
+                      (T *)a->dy.data, (T *)a->dgate.data, a->mod_stride, tokens, D,
+                      a->dbias.data ? (float *)s->scratch : nullptr);
               })})
     LG_CUDA_LAUNCHED();
+    if (a->dbias.data)
+        cuda_add_partial_sums(stream, (const float *)s->scratch, B, a->dbias, a->accumulate_dbias);
 }
 
 /* ---- RMSNorm ---- */

@@ -347,6 +347,13 @@ void lg_onednn_linear_backward_data(lg_stream *s, const struct lg_linear_backwar
     execute(o, data_entry(o, a), s,
             &(struct operands){.src = a->dy.data, .weights = a->w.data, .dst = a->dx.data});
     leave(o);
+    if (a->act == LG_ACT_NONE) return;
+    const struct lg_ops *ops = &lg_host(s)->kernels->ops;
+    ops->act_backward(
+        s, &(struct lg_act_backward_args){.x = a->pre, .dy = a->dx, .dx = a->dx, .act = a->act});
+    if (present(&a->dbias))
+        ops->sum_rows(s, &(struct lg_sum_rows_args){
+                             .x = a->dx, .y = a->dbias, .accumulate = a->accumulate_dbias});
 }
 
 void lg_onednn_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_weight_args *a)

@@ -19,14 +19,18 @@ void ref64_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
 void ref64_linear_backward_data(lg_stream *s, const struct lg_linear_backward_data_args *a)
 {
     int64_t M = a->dy.dim[0], N = a->dy.dim[1], K = a->w.dim[1];
-    const double *dy = ref64_data(a->dy), *w = ref64_data(a->w);
-    double *dx = ref64_data(a->dx);
-    for (int64_t m = 0; m < M; m++) {
-        for (int64_t k = 0; k < K; k++) {
+    const double *dy = ref64_data(a->dy), *w = ref64_data(a->w), *pre = ref64_data(a->pre);
+    double *dx = ref64_data(a->dx), *dbias = ref64_data(a->dbias);
+    for (int64_t k = 0; k < K; k++) {
+        double total = 0;
+        for (int64_t m = 0; m < M; m++) {
             double sum = 0;
             for (int64_t n = 0; n < N; n++) sum += dy[m * N + n] * w[n * K + k];
+            if (pre) sum *= ref64_act_slope(a->act, pre[m * K + k]);
             ref64_put(&dx[m * K + k], sum, a->accumulate);
+            total += sum;
         }
+        if (dbias) ref64_put(&dbias[k], total, a->accumulate_dbias);
     }
 }
 

@@ -88,6 +88,10 @@ void ref64_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_ba
             dgate[i] = sum;
         }
     }
+    if (a->dbias.data)
+        ref64_sum_rows(s, &(struct lg_sum_rows_args){.x = lg_t2(dy, LG_F64, B * T, D),
+                                                     .y = a->dbias,
+                                                     .accumulate = a->accumulate_dbias});
 }
 
 void ref64_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)

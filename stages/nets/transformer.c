@@ -147,21 +147,37 @@ void lg_tf_linear_forward(const struct lg_tf_pass *p, struct lg_tf_linear l, lg_
                                                        .act = act});
 }
 
-void lg_tf_linear_backward(const struct lg_tf_pass *p, struct lg_tf_linear l, lg_tensor x,
-                           lg_tensor dy, lg_tensor dx, bool accumulate_dx)
+static void weight_backward(const struct lg_tf_pass *p, struct lg_tf_linear l, lg_tensor x,
+                            lg_tensor dy, lg_tensor dbias)
 {
     lg_linear_backward_weight(
         p->s, &(struct lg_linear_backward_weight_args){.dy = lg_tf_rows(dy),
                                                        .x = lg_tf_rows(x),
                                                        .dw = lg_tf_grad(p, l.w, l.n, l.k),
-                                                       .dbias = lg_tf_grad(p, l.b, 0, l.n),
+                                                       .dbias = dbias,
                                                        .accumulate = p->accumulate});
-    if (!dx.data) return;
+}
+
+static lg_tensor bias_gradient(const struct lg_tf_pass *p, struct lg_tf_linear l)
+{
+    return lg_tf_grad(p, l.b, 0, l.n);
+}
+
+static void data_backward(const struct lg_tf_pass *p, struct lg_tf_linear l, lg_tensor dy,
+                          lg_tensor dx, bool accumulate)
+{
     lg_linear_backward_data(
         p->s, &(struct lg_linear_backward_data_args){.dy = lg_tf_rows(dy),
                                                      .w = lg_tf_weight(p, l.w, l.n, l.k),
                                                      .dx = lg_tf_rows(dx),
-                                                     .accumulate = accumulate_dx});
+                                                     .accumulate = accumulate});
+}
+
+void lg_tf_linear_backward(const struct lg_tf_pass *p, struct lg_tf_linear l, lg_tensor x,
+                           lg_tensor dy, lg_tensor dx, bool accumulate_dx)
+{
+    weight_backward(p, l, x, dy, bias_gradient(p, l));
+    if (dx.data) data_backward(p, l, dy, dx, accumulate_dx);
 }
 
 static lg_tensor chunk(lg_tensor buffer, int64_t D, int i)
@@ -229,16 +245,19 @@ static void gate_forward(const struct lg_tf_pass *p, struct lg_tf_mod m, lg_tens
                   .x = x, .y = y, .gate = m.gate, .mod_stride = m.stride, .out = out});
 }
 
+/* From dout, the gradient of x + gate y with y = l(in): that of y, and of the bias of l. */
 static void gate_backward(const struct lg_tf_pass *p, struct lg_tf_mod m, struct lg_tf_mod dm,
-                          lg_tensor dout, lg_tensor y, lg_tensor dy)
+                          struct lg_tf_linear l, lg_tensor dout, lg_tensor y, lg_tensor dy)
 {
-    lg_gate_residual_backward(p->s,
-                              &(struct lg_gate_residual_backward_args){.dout = dout,
-                                                                       .y = y,
-                                                                       .gate = m.gate,
-                                                                       .dy = dy,
-                                                                       .dgate = dm.gate,
-                                                                       .mod_stride = m.stride});
+    lg_gate_residual_backward(
+        p->s, &(struct lg_gate_residual_backward_args){.dout = dout,
+                                                       .y = y,
+                                                       .gate = m.gate,
+                                                       .dy = dy,
+                                                       .dgate = dm.gate,
+                                                       .mod_stride = m.stride,
+                                                       .dbias = bias_gradient(p, l),
+                                                       .accumulate_dbias = p->accumulate});
 }
 
 /* ---- self-attention half ---- */
@@ -296,8 +315,9 @@ void lg_tf_attention_backward(const struct lg_tf_attention *h, const struct lg_t
                               lg_tensor x, const struct lg_tf_tmp *tmp)
 {
     lg_tensor dqkv = lg_t3(tmp->wide.data, tmp->wide.dtype, n->B, n->T, 3 * n->D);
-    gate_backward(p, m, dm, tmp->dx, h->proj, tmp->dy);
-    lg_tf_linear_backward(p, h->out, h->o, tmp->dy, tmp->dn, false); /* dn: gradient of o */
+    gate_backward(p, m, dm, h->out, tmp->dx, h->proj, tmp->dy);
+    weight_backward(p, h->out, h->o, tmp->dy, LG_NONE);
+    data_backward(p, h->out, tmp->dy, tmp->dn, false); /* dn: gradient of o */
     lg_attention_backward(p->s,
                           &(struct lg_attention_backward_args){.dout = head_view(tmp->dn, n, 0),
                                                                .o = head_view(h->o, n, 0),
@@ -344,16 +364,32 @@ void lg_tf_mlp_forward(const struct lg_tf_mlp *h, const struct lg_tf_pass *p, st
     gate_forward(p, m, x, h->proj, out);
 }
 
+/* Through a layer and the activation below it: dpre = (dy w) act'(pre), and the gradient of the bias of
+ * the layer that made pre. */
+static void activation_backward(const struct lg_tf_pass *p, struct lg_tf_linear l, lg_tensor dy,
+                                struct lg_tf_linear below, lg_tensor pre, lg_act act,
+                                lg_tensor dpre)
+{
+    lg_linear_backward_data(
+        p->s, &(struct lg_linear_backward_data_args){.dy = lg_tf_rows(dy),
+                                                     .w = lg_tf_weight(p, l.w, l.n, l.k),
+                                                     .dx = lg_tf_rows(dpre),
+                                                     .act = act,
+                                                     .pre = lg_tf_rows(pre),
+                                                     .dbias = bias_gradient(p, below),
+                                                     .accumulate_dbias = p->accumulate});
+}
+
 void lg_tf_mlp_backward(const struct lg_tf_mlp *h, const struct lg_tf_pass *p, struct lg_tf_mod m,
                         struct lg_tf_mod dm, lg_tensor x, const struct lg_tf_tmp *tmp)
 {
-    lg_tensor dact = h->pre; /* shape only */
-    dact.data = tmp->wide.data;
-    gate_backward(p, m, dm, tmp->dx, h->proj, tmp->dy);
-    lg_tf_linear_backward(p, h->down, h->act, tmp->dy, dact, false);
-    lg_act_backward(p->s, &(struct lg_act_backward_args){
-                              .x = h->pre, .dy = dact, .dx = dact, .act = LG_ACT_GELU_TANH});
-    lg_tf_linear_backward(p, h->up, h->y, dact, tmp->dy, false); /* dy: gradient of y */
+    lg_tensor dpre = h->pre; /* shape only */
+    dpre.data = tmp->wide.data;
+    gate_backward(p, m, dm, h->down, tmp->dx, h->proj, tmp->dy);
+    weight_backward(p, h->down, h->act, tmp->dy, LG_NONE);
+    activation_backward(p, h->down, tmp->dy, h->up, h->pre, LG_ACT_GELU_TANH, dpre);
+    weight_backward(p, h->up, h->y, dpre, LG_NONE);
+    data_backward(p, h->up, dpre, tmp->dy, false); /* dy: gradient of y */
     norm_backward(p, m, dm, &(struct norm_back){tmp->dy, x, h->mean, h->rstd, tmp->dx, true});
 }
 

@@ -207,8 +207,10 @@ static void bench_step(int steps)
         print_row(name, times, (now_ms() - before_) / CALLS, flops, bytes);                        \
     } while (0)
 
+static double last_ms;
 static void print_row(const char *name, int times, double ms, double flops, double bytes)
 {
+    last_ms = ms;
     listed_ms += ms * times;
     printf("  %-34s %8.3f ms x %3d = %6.1f ms  ", name, ms, times, ms * times);
     if (flops > 0)
@@ -225,8 +227,32 @@ static void take_scratch(size_t bytes)
     lg_stream_set_scratch(stream, alloc(bytes), bytes);
 }
 
-static void bench_linear(const char *name, int64_t M, int64_t N, int64_t K, lg_act act)
+/* What the rest of a step's dx costs beside the product of the row before. */
+static void print_difference(const char *name, int times, double bytes,
+                             const struct lg_linear_backward_data_args *a)
 {
+    double product = last_ms;
+    lg_linear_backward_data(stream, a);
+    lg_stream_sync(stream);
+    double before = now_ms();
+    for (int c = 0; c < CALLS; c++) lg_linear_backward_data(stream, a);
+    lg_stream_sync(stream);
+    print_row(name, times, (now_ms() - before) / CALLS - product, 0, bytes);
+}
+
+/* below: the activation of the layer before, which dx goes through. dbias_too: where it is not made
+ * elsewhere. */
+struct layer {
+    const char *name;
+    int64_t N, K;
+    lg_act act, below;
+    bool dbias_too;
+};
+static void bench_linear(int64_t M, const struct layer *l)
+{
+    const char *name = l->name;
+    int64_t N = l->N, K = l->K;
+    lg_act act = l->act;
     char row[64];
     double flops = 2.0 * (double)M * (double)N * (double)K;
     lg_tensor x = noise(M, K, 1), w = noise(N, K, 0.03), bias = noise(1, N, 0.1),
@@ -242,11 +268,21 @@ static void bench_linear(const char *name, int64_t M, int64_t N, int64_t K, lg_a
     ROW(row, 28, flops, 0,
         lg_linear_backward_data(stream,
                                 &(struct lg_linear_backward_data_args){.dy = y, .w = w, .dx = x}));
-    snprintf(row, sizeof row, "%s dw, dbias", name);
+    lg_tensor below = LG_NONE, dbelow = LG_NONE;
+    if (l->below) {
+        below = noise(M, K, 1), dbelow = noise(1, K, 1), dbelow.rank = 1, dbelow.dim[0] = K;
+        snprintf(row, sizeof row, "  with GELU backward, dbias");
+        print_difference(
+            row, 28, 6 * (double)(M * K),
+            &(struct lg_linear_backward_data_args){
+                .dy = y, .w = w, .dx = x, .act = l->below, .pre = below, .dbias = dbelow});
+    }
+    snprintf(row, sizeof row, "%s dw%s", name, l->dbias_too ? ", dbias" : "");
     ROW(row, 28, flops, 0,
-        lg_linear_backward_weight(stream, &(struct lg_linear_backward_weight_args){
-                                              .dy = y, .x = x, .dw = dw, .dbias = dbias}));
-    lg_tensor *all[] = {&x, &w, &bias, &y, &pre, &dw, &dbias};
+        lg_linear_backward_weight(
+            stream, &(struct lg_linear_backward_weight_args){
+                        .dy = y, .x = x, .dw = dw, .dbias = l->dbias_too ? dbias : LG_NONE}));
+    lg_tensor *all[] = {&x, &w, &bias, &y, &pre, &dw, &dbias, &below, &dbelow};
     for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]->data);
 }
 
@@ -308,8 +344,8 @@ static void bench_rows(int64_t T, int64_t D)
     double unit = (double)(rows * D) * (double)lg_dtype_bytes(type);
     lg_tensor x = tokens(noise(rows, D, 1), T), y = tokens(noise(rows, D, 1), T);
     lg_tensor z = tokens(noise(rows, D, 1), T), mod = noise(batch, 6 * D, 1);
-    lg_tensor dmod = noise(batch, 6 * D, 1), pre = noise(rows, 4 * D, 1),
-              dy = noise(rows, 4 * D, 1);
+    lg_tensor dmod = noise(batch, 6 * D, 1), dbias = noise(1, D, 1);
+    dbias.rank = 1, dbias.dim[0] = D;
     lg_tensor mean = lg_t2(alloc((size_t)rows * 4), LG_F32, batch, T), rstd = mean;
     rstd.data = alloc((size_t)rows * 4);
     ROW("norm, modulate", 57, 0, 2 * unit,
@@ -345,11 +381,9 @@ static void bench_rows(int64_t T, int64_t D)
                                                              .gate = chunk(mod, D, 2),
                                                              .dy = z,
                                                              .dgate = chunk(dmod, D, 2),
-                                                             .mod_stride = 6 * D}));
-    ROW("GELU backward", 28, 0, 12 * unit,
-        lg_act_backward(stream, &(struct lg_act_backward_args){
-                                    .x = pre, .dy = dy, .dx = dy, .act = LG_ACT_GELU_TANH}));
-    lg_tensor *all[] = {&x, &y, &z, &mod, &dmod, &pre, &dy, &mean, &rstd};
+                                                             .mod_stride = 6 * D,
+                                                             .dbias = dbias}));
+    lg_tensor *all[] = {&x, &y, &z, &mod, &dmod, &dbias, &mean, &rstd};
     for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]->data);
 }
 
@@ -365,10 +399,10 @@ int main(int argc, char **argv)
     bench_step(steps);
     int64_t T = 256, D = 1152, M = batch * T;
     take_scratch((size_t)2 << 30);
-    bench_linear("qkv", M, 3 * D, D, LG_ACT_NONE);
-    bench_linear("out", M, D, D, LG_ACT_NONE);
-    bench_linear("up + GELU", M, 4 * D, D, LG_ACT_GELU_TANH);
-    bench_linear("down", M, D, 4 * D, LG_ACT_NONE);
+    bench_linear(M, &(struct layer){.name = "qkv", .N = 3 * D, .K = D, .dbias_too = true});
+    bench_linear(M, &(struct layer){.name = "out", .N = D, .K = D});
+    bench_linear(M, &(struct layer){.name = "up", .N = 4 * D, .K = D, .act = LG_ACT_GELU_TANH});
+    bench_linear(M, &(struct layer){.name = "down", .N = D, .K = 4 * D, .below = LG_ACT_GELU_TANH});
     bench_attention(T, 16, 72);
     bench_rows(T, D);
     printf("  listed: %.1f of %.1f ms\n", listed_ms, step_ms);

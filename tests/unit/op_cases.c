@@ -12,7 +12,7 @@ struct shape {
     int64_t B, T, K, N, D, C, H, W, heads, d, Tk, V, groups, kernel, stride, Co, pad[4], count;
     lg_act act;
     lg_dtype from, to;
-    bool bias, pre, mod, mask, lse, packed, residual, alias, accumulate, dpred;
+    bool bias, dbias_filled, pre, mod, mask, lse, packed, residual, alias, accumulate, dpred;
     double scale;
 };
 
@@ -35,10 +35,13 @@ BUILD(linear_forward)
 BUILD(linear_backward_data)
 {
     int64_t M = z->B * z->T;
-    struct lg_linear_backward_data_args a = {.accumulate = z->accumulate};
+    struct lg_linear_backward_data_args a = {.accumulate = z->accumulate, .act = z->act};
     a.dy = op_in(r, OP_SAMPLE, 1, DIMS(M, z->N));
     a.w = op_in(r, 0, 1, DIMS(z->N, z->K));
+    if (z->act) a.pre = op_in(r, OP_SAMPLE, 1, DIMS(M, z->K));
     a.dx = op_out(r, "dx", OP_SAMPLE | (z->accumulate ? OP_FILLED : 0), DIMS(M, z->K));
+    if (z->bias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(z->K));
+    a.accumulate_dbias = z->dbias_filled;
     lg_linear_backward_data(r->stream, &a);
 }
 
@@ -185,6 +188,8 @@ BUILD(gate_residual_backward)
     struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 6 * z->D);
     a.gate = op_slice(r, p, NULL, 5 * z->D, z->D, DIMS(z->B, z->D));
     a.dgate = op_slice(r, dp, "dgate", 5 * z->D, z->D, DIMS(z->B, z->D));
+    if (z->bias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(z->D));
+    a.accumulate_dbias = z->dbias_filled;
     lg_gate_residual_backward(r->stream, &a);
 }
 

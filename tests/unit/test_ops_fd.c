@@ -189,6 +189,49 @@ static void linear_with_activation(void **state)
     }
 }
 
+/* Two layers with an activation between them: the backward of the second one gives dpre and the
+ * first one's bias gradient at once. */
+struct two_layers {
+    struct lg_linear_forward_args first, second;
+};
+static void run_two_layers(const void *args)
+{
+    const struct two_layers *a = args;
+    lg_linear_forward(stream, &a->first);
+    lg_linear_forward(stream, &a->second);
+}
+static void linear_through_activation(void **state)
+{
+    enum { M = 5, K = 4, N = 6, P = 3 };
+    double *x = normals(M * K), *w1 = normals(N * K), *b1 = normals(N), *w2 = normals(P * N);
+    double *pre = poison(M * N), *h = poison(M * N), *y = poison(M * P), *r = normals(M * P);
+    double *dpre = poison(M * N), *db = normals(N);
+    const double *db0 = copy_of(db, N);
+    struct two_layers f = {.first = {.x = T2(x, M, K),
+                                     .w = T2(w1, N, K),
+                                     .bias = T1(b1, N),
+                                     .y = T2(h, M, N),
+                                     .pre = T2(pre, M, N),
+                                     .act = LG_ACT_GELU_TANH},
+                           .second = {.x = T2(h, M, N), .w = T2(w2, P, N), .y = T2(y, M, P)}};
+    struct loss l = {run_two_layers, &f, y, r, M * P};
+    run_two_layers(&f);
+    lg_linear_backward_data(stream,
+                            &(struct lg_linear_backward_data_args){.dy = T2(r, M, P),
+                                                                   .w = f.second.w,
+                                                                   .dx = T2(dpre, M, N),
+                                                                   .act = LG_ACT_GELU_TANH,
+                                                                   .pre = f.first.pre,
+                                                                   .dbias = T1(db, N),
+                                                                   .accumulate_dbias = true});
+    check("bias of the layer below", &l, b1, N, db, db0);
+    double *dw = poison(N * K);
+    lg_linear_backward_weight(stream, &(struct lg_linear_backward_weight_args){.dy = T2(dpre, M, N),
+                                                                               .x = f.first.x,
+                                                                               .dw = T2(dw, N, K)});
+    check("dw of the layer below", &l, w1, N * K, dw, NULL);
+}
+
 static void activations(void **state)
 {
     enum { N = 33 };
@@ -272,7 +315,7 @@ static void gate_residual(void **state)
 {
     enum { B = 3, T = 4, D = 5, n = B * T * D, STRIDE = 2 * D };
     double *x = normals(n), *y = normals(n), *out = poison(n), *r = normals(n), *dy = poison(n);
-    double *m = normals(B * STRIDE), *dm = zeros(B * STRIDE);
+    double *m = normals(B * STRIDE), *dm = zeros(B * STRIDE), *db = poison(D);
     struct lg_gate_residual_forward_args f = {.x = T3(x, B, T, D),
                                               .y = T3(y, B, T, D),
                                               .gate = T2(m + D, B, D),
@@ -285,7 +328,13 @@ static void gate_residual(void **state)
                                                                        .gate = f.gate,
                                                                        .dy = T3(dy, B, T, D),
                                                                        .dgate = T2(dm + D, B, D),
-                                                                       .mod_stride = STRIDE});
+                                                                       .mod_stride = STRIDE,
+                                                                       .dbias = T1(db, D)});
+    for (int i = 0; i < D; i++) {
+        double sum = 0;
+        for (int row = 0; row < B * T; row++) sum += dy[row * D + i];
+        assert_true(fabs(db[i] - sum) < 1e-12);
+    }
     check("dx", &l, x, n, r, NULL);
     check("dy", &l, y, n, dy, NULL);
     check("dgate and the unused slice", &l, m, B * STRIDE, dm, NULL);
@@ -424,6 +473,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(linear),
         TEST(linear_with_activation),
+        TEST(linear_through_activation),
         TEST(activations),
         TEST(products_and_sums),
         TEST(norm_modulate),

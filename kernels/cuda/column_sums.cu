@@ -1,0 +1,141 @@
+/* Column sums of matrices (M, N): gradients of biases, also on the way through an activation.
+ *
+ * A block takes 32 packs of columns (16 bytes a pack) of a chunk of rows: 8 warps take every eighth row,
+ * two rows at a time so that enough loads are under way, and their sums are added in order. The chunks'
+ * sums (chunks, N) in fp32 are then added by blocks of 32 columns: 8 warps take every eighth chunk, and
+ * again in order. Chunks depend on M alone.
+ *
+ * Bytes: M N of x; through an activation 3 M N (dx twice, pre). */
+#include "kernels/cuda/common.cuh"
+
+enum { WARPS = 8, THREADS = WARP * WARPS, AT_ONCE = 2 };
+
+/* x *= act'(pre), where there is pre; partial (chunks, N) = sums over `rows` rows of x. */
+template <typename T> struct sums_args {
+    T *x;
+    const T *pre;
+    float *partial;
+    int64_t M, N, rows;
+};
+template <typename T, int P, lg_act ACT>
+static __global__ void __launch_bounds__(THREADS, 4) partial_sums_kernel(const sums_args<T> a)
+{
+    constexpr bool CHANGES = ACT != LG_ACT_NONE;
+    __shared__ float sums[WARPS][WARP * P];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int64_t c = ((int64_t)blockIdx.x * WARP + lane) * P, last = (blockIdx.y + 1) * a.rows;
+    float sum[P] = {};
+    if (last > a.M) last = a.M;
+    for (int64_t first = blockIdx.y * a.rows + warp; c < a.N && first < last;
+         first += WARPS * AT_ONCE) {
+        pack<T, P> x[AT_ONCE], pre[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int64_t m = first + i * WARPS;
+            if (m < last) x[i] = *(const pack<T, P> *)(a.x + m * a.N + c);
+            if (CHANGES && m < last) pre[i] = *(const pack<T, P> *)(a.pre + m * a.N + c);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            int64_t m = first + i * WARPS;
+            if (m >= last) break;
+            float v[P];
+#pragma unroll
+            for (int e = 0; e < P; e++) {
+                v[e] = to_float(x[i].v[e]);
+                if (CHANGES) v[e] *= act_slope<T>(ACT, to_float(pre[i].v[e]));
+                sum[e] += v[e];
+            }
+            if (CHANGES) store<T, P>(a.x + m * a.N + c, v);
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < P; e++) sums[warp][lane * P + e] = sum[e];
+    __syncthreads();
+    if (warp > 0 || c >= a.N) return;
+#pragma unroll
+    for (int e = 0; e < P; e++) {
+        for (int w = 1; w < WARPS; w++) sum[e] += sums[w][lane * P + e];
+        a.partial[blockIdx.y * a.N + c + e] = sum[e];
+    }
+}
+
+template <typename W>
+static __global__ void add_partial_kernel(const float *partial, W *y, int64_t chunks, int64_t N,
+                                          bool accumulate)
+{
+    __shared__ float sums[WARPS][WARP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int64_t i = (int64_t)blockIdx.x * WARP + lane;
+    float sum = 0;
+#pragma unroll 4
+    for (int64_t c = warp; i < N && c < chunks; c += WARPS) sum += partial[c * N + i];
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || i >= N) return;
+    for (int w = 1; w < WARPS; w++) sum += sums[w][lane];
+    y[i] = from_float<W>(accumulate ? to_float(y[i]) + sum : sum);
+}
+void cuda_add_partial_sums(cudaStream_t stream, const float *partial, int64_t chunks, lg_tensor y,
+                           bool accumulate)
+{
+    int64_t N = lg_numel(&y);
+    WITH_TYPE(y.dtype, W,
+              (add_partial_kernel<W><<<(unsigned)ceil_div(N, WARP), THREADS, 0, stream>>>(
+                  partial, (W *)y.data, chunks, N, accumulate)))
+    LG_CUDA_LAUNCHED();
+}
+
+/* Chunks of at least 64 rows, at most 128 chunks: by M alone. */
+static int64_t chunk_rows(int64_t M)
+{
+    int64_t rows = ceil_div(M, 128);
+    return rows < 64 ? 64 : rows;
+}
+size_t cuda_column_sums_scratch(int64_t M, int64_t N)
+{
+    return (size_t)(ceil_div(M, chunk_rows(M)) * N) * sizeof(float);
+}
+template <typename T, lg_act ACT>
+static void partial_sums(cudaStream_t stream, const sums_args<T> &a)
+{
+    bool fits = a.N % PACK<T> == 0 && lg_cuda_aligned_16(a.x) && lg_cuda_aligned_16(a.pre);
+    WITH_PACK(fits, T, P, {
+        dim3 grid((unsigned)ceil_div(a.N, WARP * P), (unsigned)ceil_div(a.M, a.rows));
+        partial_sums_kernel<T, P, ACT><<<grid, THREADS, 0, stream>>>(a);
+    })
+    LG_CUDA_LAUNCHED();
+}
+void cuda_column_sums(cudaStream_t stream, lg_tensor x, lg_tensor y, bool accumulate, void *scratch)
+{
+    int64_t M = x.dim[0], N = x.dim[1], rows = chunk_rows(M);
+    WITH_TYPE(x.dtype, T,
+              (partial_sums<T, LG_ACT_NONE>(
+                  stream, {(T *)x.data, nullptr, (float *)scratch, M, N, rows})))
+    cuda_add_partial_sums(stream, (const float *)scratch, ceil_div(M, rows), y, accumulate);
+}
+void cuda_act_backward_sums(cudaStream_t stream, const struct lg_linear_backward_data_args *a,
+                            void *scratch)
+{
+    int64_t M = a->dx.dim[0], N = a->dx.dim[1], rows = chunk_rows(M);
+    WITH_TYPE(a->dx.dtype, T, {
+        sums_args<T> s = {
+            (T *)a->dx.data, (const T *)a->pre.data, (float *)scratch, M, N, rows};
+        if (a->act == LG_ACT_GELU_TANH)
+            partial_sums<T, LG_ACT_GELU_TANH>(stream, s);
+        else if (a->act == LG_ACT_SILU)
+            partial_sums<T, LG_ACT_SILU>(stream, s);
+        else
+            partial_sums<T, LG_ACT_RELU>(stream, s);
+    })
+    cuda_add_partial_sums(stream, (const float *)scratch, ceil_div(M, rows), a->dbias,
+                          a->accumulate_dbias);
+}
+size_t cuda_sum_rows_scratch(const struct lg_sum_rows_args *a)
+{
+    return cuda_column_sums_scratch(a->x.dim[0], a->x.dim[1]);
+}
+void cuda_sum_rows(lg_stream *s, const struct lg_sum_rows_args *a)
+{
+    cuda_column_sums(lg_cuda_stream_of(s), a->x, a->y, a->accumulate, s->scratch);
+}
