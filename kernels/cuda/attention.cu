@@ -15,6 +15,7 @@
  * Scratch: backward, (B, H, Tq) floats: rows' sums of dout o. */
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cudnn.h"
+#include "kernels/cuda/short_attention.h"
 #include "kernels/cuda/wide_attention.h"
 
 enum { THREADS = 256, TILE = 32, GROUP = THREADS / TILE, HEAD_MAX = 128, HEAD_MAX_BACKWARD = 256 };
@@ -433,12 +434,14 @@ template <typename T> static void backward(lg_stream *s, const struct lg_attenti
 size_t cuda_attention_backward_scratch(lg_cuda_device *d,
                                        const struct lg_attention_backward_args *a)
 {
+    if (cuda_short_attention_takes(a)) return 0;
     size_t cudnn = lg_cudnn_attention_backward_scratch(d, a);
     size_t delta = (size_t)(a->q.dim[0] * a->q.dim[1] * a->q.dim[2]) * sizeof(float);
     return cudnn ? cudnn : delta;
 }
 void cuda_attention_backward(lg_stream *s, const struct lg_attention_backward_args *a)
 {
+    if (cuda_short_attention_takes(a)) return cuda_short_attention_backward(s, a);
     if (lg_cudnn_attention_backward(s, a)) return;
     WITH_TYPE(a->q.dtype, T, backward<T>(s, a))
 }
