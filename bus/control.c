@@ -108,8 +108,26 @@ void lg_control_nudge(lg_control *c, lg_role role, int index, lg_incarnation inc
     send_to(c, id, (size_t)n, &m);
 }
 
-static int ask(void *context, const char *address, const struct lg_message *m, int timeout_ms,
-               struct lg_message *ret_answer)
+/* LG_ERR_TIMEOUT, without a trace: none came. LG_ERR_FAILED: the pidfd fired first. */
+static int wait_answer(void *dealer, int pidfd, int timeout_ms, struct lg_message *ret)
+{
+    unsigned char bytes[LG_MESSAGE_BYTES];
+    int64_t deadline_ns = lg_now_ns() + timeout_ms * LG_MS_NS;
+    while (lg_now_ns() < deadline_ns) {
+        zmq_pollitem_t item[] = {{.socket = dealer, .events = ZMQ_POLLIN},
+                                 {.fd = pidfd, .events = ZMQ_POLLIN}};
+        long left_ms = (long)((deadline_ns - lg_now_ns()) / LG_MS_NS) + 1;
+        if (zmq_poll(item, pidfd >= 0 ? 2 : 1, left_ms) <= 0) continue;
+        int n = zmq_recv(dealer, bytes, sizeof bytes, ZMQ_DONTWAIT);
+        if (n >= 0 && n <= (int)sizeof bytes && lg_message_unpack(bytes, (size_t)n, ret) == 0)
+            return 0;
+        if (pidfd >= 0 && item[1].revents) return LG_ERR_FAILED;
+    }
+    return LG_ERR_TIMEOUT;
+}
+
+static int ask(void *context, const char *address, const struct lg_message *m,
+               const struct lg_control_wait *w, struct lg_message *ret_answer)
 {
     unsigned char bytes[LG_MESSAGE_BYTES];
     void *dealer;
@@ -117,30 +135,33 @@ static int ask(void *context, const char *address, const struct lg_message *m, i
     int rc = lg_socket_connect(dealer, address);
     if (rc < 0) goto out;
     zmq_send(dealer, bytes, lg_message_pack(m, bytes), ZMQ_DONTWAIT);
-    int64_t deadline_ns = lg_now_ns() + timeout_ms * LG_MS_NS;
-    rc = LG_ERR_TIMEOUT;
-    while (rc == LG_ERR_TIMEOUT && lg_now_ns() < deadline_ns) {
-        zmq_pollitem_t item = {.socket = dealer, .events = ZMQ_POLLIN};
-        if (zmq_poll(&item, 1, (long)((deadline_ns - lg_now_ns()) / LG_MS_NS) + 1) <= 0) continue;
-        int n = zmq_recv(dealer, bytes, sizeof bytes, ZMQ_DONTWAIT);
-        if (n >= 0 && n <= (int)sizeof bytes &&
-            lg_message_unpack(bytes, (size_t)n, ret_answer) == 0)
-            rc = 0;
-    }
-    if (rc < 0) rc = LG_FAIL(rc, "lgsup does not answer at %s within %d ms", address, timeout_ms);
+    while ((rc = wait_answer(dealer, w->pidfd, w->say_ms, ret_answer)) == LG_ERR_TIMEOUT && w->say)
+        w->say();
+    if (rc == LG_ERR_TIMEOUT)
+        rc = LG_FAIL(rc, "lgsup does not answer at %s within %d ms", address, w->say_ms);
+    else if (rc < 0)
+        rc = LG_FAIL(rc, "lgsup ended before it had answered: see `lgsup status`");
 out:
     zmq_close(dealer);
+    return rc;
+}
+
+int lg_control_order(const char *runtime_dir, const struct lg_message *m,
+                     const struct lg_control_wait *w, struct lg_message *ret_answer)
+{
+    char address[LG_IPC_PATH_MAX + 8];
+    LG_TRY(lg_socket_address(runtime_dir, "lgsup", address));
+    void *context = zmq_ctx_new();
+    if (!context) return LG_FAIL(LG_ERR_IO, "no ZeroMQ context: %s", zmq_strerror(errno));
+    int rc = ask(context, address, m, w, ret_answer);
+    zmq_ctx_term(context);
     return rc;
 }
 
 int lg_control_ask(const char *runtime_dir, const struct lg_message *m, int timeout_ms,
                    struct lg_message *ret_answer)
 {
-    char address[LG_IPC_PATH_MAX + 8];
-    LG_TRY(lg_socket_address(runtime_dir, "lgsup", address));
-    void *context = zmq_ctx_new();
-    if (!context) return LG_FAIL(LG_ERR_IO, "no ZeroMQ context: %s", zmq_strerror(errno));
-    int rc = ask(context, address, m, timeout_ms, ret_answer);
-    zmq_ctx_term(context);
-    return rc;
+    LG_TRY(lg_control_order(
+        runtime_dir, m, &(struct lg_control_wait){.pidfd = -1, .say_ms = timeout_ms}, ret_answer));
+    return 0;
 }

@@ -23,6 +23,14 @@ void lg_control_answer(lg_control *c, const struct lg_peer *peer, const struct l
 /* Wakes a stage so that it looks at the board now. */
 void lg_control_nudge(lg_control *c, lg_role role, int index, lg_incarnation incarnation);
 
+/* Sends a command and waits for an answer that comes when it is carried out: as long as lgsup, of which
+ * pidfd tells, lives. say() is called every say_ms of it. LG_ERR_FAILED when lgsup ends before. */
+struct lg_control_wait {
+    int pidfd, say_ms;
+    void (*say)(void);
+};
+int lg_control_order(const char *runtime_dir, const struct lg_message *m,
+                     const struct lg_control_wait *w, struct lg_message *ret_answer);
 /* Sends a command and waits for the answer. LG_ERR_TIMEOUT when none comes within timeout_ms. */
 int lg_control_ask(const char *runtime_dir, const struct lg_message *m, int timeout_ms,
                    struct lg_message *ret_answer);

@@ -117,6 +117,7 @@ struct lg_board_shared {
     _Atomic(uint32_t) quit;         /* lgsup: 1 asks every stage to exit 0 now (the run is over) */
     _Atomic(uint32_t) keeper_epoch; /* lgsup: grows with each new keeper: stages deposit again */
     _Atomic(uint32_t) yield; /* lgsup: 1 asks for a YIELD verdict: ranks told to leave go there */
+    _Atomic(uint32_t) memory_kept;   /* lgsup: 1 with run_state parked: the keeper has stayed */
     _Atomic(uint32_t) members_epoch; /* lgsup: grows when rows are filled or vacated for good */
     /* lgsup: instances that shall run; from the plan, then by `lgsup scale`. A later lgsup makes it
      * so, wherever its predecessor has died. */

@@ -42,6 +42,7 @@ static const size_t board[] = {
     B(quit),
     B(keeper_epoch),
     B(yield),
+    B(memory_kept),
     B(members_epoch),
     B(wanted),
     B(cause),

@@ -5,9 +5,14 @@
  *                (lg_board_join fails). Lost the race: it is RUNNING, see next.
  *   RUNNING   -> its pidfd, by pid and start time: alive: ours to watch; else -> DEAD.
  *
+ * Who is a member of the run stands there too: every row that is not empty, but for those that stood by
+ * for a swap, which are ended. Of the loaders and encoders that were told to leave, as many as are
+ * more than wanted were leaving for good; the others make place for a successor.
+ *
  * We are not the parent of what we adopt: only the pidfd speaks of its end, and the exit code stays
  * unknown. */
 #include "base/clock.h"
+#include "supervisor/scale.h"
 #include "supervisor/status.h"
 #include "supervisor/supervise.h"
 #include <poll.h>
@@ -102,6 +107,57 @@ static void kill_row(const struct lg_board_row *row)
     lg_child_reap(&c);
 }
 
+/* One that stood by for a swap which nobody carries on. */
+static bool end_stander(lg_board *b, int role, int index)
+{
+    const struct lg_board_row *row = lg_board_row(b, (lg_role)role, index);
+    lg_incarnation who = lg_board_life(b, (lg_role)role, index, NULL);
+    if (atomic_load(&row->stands_by) != who) return false;
+    kill_row(row);
+    lg_board_vacate(b, who);
+    return true;
+}
+
+static int add_members(lg_supervisor *s, int role, int *ret_n)
+{
+    *ret_n = 0;
+    for (int k = 0; k < LG_INSTANCES_MAX; k++) {
+        lg_life life;
+        lg_board_life(s->board, (lg_role)role, k, &life);
+        if (life == LG_LIFE_NONE || end_stander(s->board, role, k)) continue;
+        LG_TRY(adopt_one(s, lg_instance_add(s, (lg_role)role, k)));
+        ++*ret_n;
+    }
+    return 0;
+}
+
+static bool told_to_leave(lg_supervisor *s, const struct lg_instance *i)
+{
+    return atomic_load(&lg_board_row(s->board, i->role, i->index)->leave) == i->incarnation;
+}
+
+static int adopt_role(lg_supervisor *s, int role)
+{
+    int wanted = (int)atomic_load(&s->board->s->wanted[role]), n_members;
+    LG_TRY(add_members(s, role, &n_members));
+    int surplus = n_members - wanted, missing = -surplus;
+    for (int n = s->n_instances - 1; n >= 0; n--) {
+        struct lg_instance *i = &s->instance[n];
+        if ((int)i->role != role || !told_to_leave(s, i)) continue;
+        if (surplus-- > 0)
+            lg_instance_raise(s, i, LG_INSTANCE_EVENT_drain);
+        else if (i->state != LG_INSTANCE_down)
+            lg_instance_raise(s, i, LG_INSTANCE_EVENT_yield);
+    }
+    lg_instances_sweep(s);
+    for (int k = 0; k < wanted && missing > 0; k++) /* rows that the former lgsup has not come to */
+        if (!lg_instance_find(s, (lg_role)role, k)) {
+            lg_instance_add(s, (lg_role)role, k);
+            missing--;
+        }
+    return 0;
+}
+
 /* First the board is closed to newcomers, then rows that wait for one; see supervisor/units_run.c. */
 static void close_board(lg_board *b)
 {
@@ -149,10 +205,8 @@ static int adopt_without_keeper(lg_supervisor *s)
 int lg_adopt_instances(lg_supervisor *s)
 {
     int alive = 0;
-    for (int i = 0; i < s->n_instances; i++) {
-        LG_TRY(adopt_one(s, &s->instance[i]));
-        alive += s->instance[i].child.pidfd >= 0;
-    }
+    for (int r = 0; r < LG_ROLE_keeper; r++) LG_TRY(adopt_role(s, r));
+    for (int i = 0; i < s->n_instances; i++) alive += s->instance[i].child.pidfd >= 0;
     int rc = lg_keep_adopt(&s->keep, s->board);
     if (rc == LG_ERR_NOTFOUND) {
         lg_err_clear();

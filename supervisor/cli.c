@@ -5,6 +5,7 @@
 #include "supervisor/child.h"
 #include "supervisor/doctor.h"
 #include "supervisor/logs.h"
+#include "supervisor/order.h"
 #include "supervisor/start.h"
 #include "supervisor/status.h"
 #include "supervisor/top.h"
@@ -26,7 +27,7 @@ struct words {
     int n_places;
     const char *set[SETS_MAX];
     int n_sets;
-    const char *units, *dir, *prefix;
+    const char *units, *dir, *prefix, *bin;
     bool detach, json, follow, once;
 };
 
@@ -89,6 +90,8 @@ static int parse(const char *name, const char *allowed, int argc, char **argv, s
             ret->place[ret->n_places++] = a;
         } else if (!strncmp(a, "--set", 5) && (!a[5] || a[5] == '=') && strstr(allowed, "--set")) {
             LG_TRY(take_set(name, argc, argv, &i, ret));
+        } else if (!strcmp(a, "--bin") && strstr(allowed, "--bin")) {
+            LG_TRY(take_value(a, argc, argv, &i, &ret->bin));
         } else if (!strcmp(a, "--detach") && strstr(allowed, "--detach")) {
             ret->detach = true;
         } else if (!strcmp(a, "--units") && strstr(allowed, "--units")) {
@@ -197,6 +200,26 @@ static int command_logs(int argc, char **argv, int *ret_exit)
     LG_TRY(parse("logs", "-f", argc, argv, &w));
     if (w.n_places < 1 || w.n_places > 2) return usage("logs");
     LG_TRY(lg_logs(w.place[w.n_places - 1], w.n_places == 2 ? w.place[0] : NULL, w.follow));
+    return 0;
+}
+
+static int command_scale(int argc, char **argv, int *ret_exit)
+{
+    struct words w;
+    *ret_exit = 0;
+    LG_TRY(parse("scale", "", argc, argv, &w));
+    if (w.n_places < 2) return usage("scale");
+    LG_TRY(lg_order_scale(w.n_places == 3 ? w.place[2] : ".", w.place[0], w.place[1]));
+    return 0;
+}
+
+static int command_swap(int argc, char **argv, int *ret_exit)
+{
+    struct words w;
+    *ret_exit = 0;
+    LG_TRY(parse("swap", "--bin", argc, argv, &w));
+    if (w.n_places < 1 || w.n_places > 2) return usage("swap");
+    LG_TRY(lg_order_swap(w.n_places == 2 ? w.place[1] : ".", w.place[0], w.bin));
     return 0;
 }
 

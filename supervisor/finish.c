@@ -4,6 +4,7 @@
 #include "config/manifest.h"
 #include "supervisor/notify.h"
 #include "supervisor/preview.h"
+#include "supervisor/park.h"
 #include "supervisor/tensorboard.h"
 #include <inttypes.h>
 #include <signal.h>
@@ -75,7 +76,7 @@ static void add_to_tensorboard(const lg_run *r, uint64_t step)
 void lg_finish(lg_run *r, lg_run_state outcome, bool quiet, int *exit_code)
 {
     char checkpoints[LG_PATH_BYTES], newest[LG_PATH_BYTES];
-    lg_run_runtime_remove(r);
+    if (outcome != LG_RUN_PARKED || !lg_park_is_kept(r->dir, NULL)) lg_run_runtime_remove(r);
     lg_manifest *m = calloc(1, sizeof *m);
     int rc = m ? lg_run_path(r, checkpoints, "checkpoints") : LG_ERR_NOSPACE;
     if (rc == 0) rc = lg_manifest_newest(checkpoints, r->config->job_name, newest, m);

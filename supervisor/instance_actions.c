@@ -5,6 +5,7 @@
  * each time, so that a passing trouble (a full disk) does not use up the restarts at once. */
 #include "base/clock.h"
 #include "supervisor/supervise.h"
+#include "supervisor/swap.h"
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -29,18 +30,29 @@ void lg_instance_nothing(lg_supervisor *s, struct lg_instance *i)
     (void)s, (void)i;
 }
 
-static int start_process(lg_supervisor *s, struct lg_instance *i)
+int lg_instance_exec(const lg_supervisor *s, const struct lg_exec *e, struct lg_child *ret)
 {
-    char program[LG_PATH_BYTES], log[LG_PATH_BYTES], index[16], incarnation[16];
-    LG_TRY(lg_program_path(lg_role_program(i->role), program));
-    LG_TRY(lg_instance_log(s, i, log));
-    snprintf(index, sizeof index, "%d", i->index);
-    snprintf(incarnation, sizeof incarnation, "%" PRIu32, i->incarnation);
+    char program[LG_PATH_BYTES], index[16], incarnation[16];
+    const char *chosen = e->program ? e->program : lg_programs_get(&s->programs, e->role, e->index);
+    if (chosen)
+        LG_TRY(lg_path(program, "%s", chosen));
+    else
+        LG_TRY(lg_program_path(lg_role_program(e->role), program));
+    snprintf(index, sizeof index, "%d", e->index);
+    snprintf(incarnation, sizeof incarnation, "%" PRIu32, e->incarnation);
     char *argv[] = {program, (char *)"--run",         s->run->dir, (char *)"--index",
                     index,   (char *)"--incarnation", incarnation, NULL};
     LG_TRY(lg_child_spawn(
-        &(struct lg_spawn){.program = program, .argv = argv, .log = log, .pass_fd = -1},
-        &i->child));
+        &(struct lg_spawn){.program = program, .argv = argv, .log = e->log, .pass_fd = -1}, ret));
+    return 0;
+}
+
+static int start_process(lg_supervisor *s, struct lg_instance *i)
+{
+    char log[LG_PATH_BYTES];
+    LG_TRY(lg_instance_log(s, i, log));
+    LG_TRY(lg_instance_exec(s, &(struct lg_exec){i->role, i->index, i->incarnation, NULL, log},
+                            &i->child));
     return 0;
 }
 
@@ -123,6 +135,24 @@ static void park_for(lg_supervisor *s, const struct lg_instance *i, bool asked)
     lg_run_raise(s, LG_RUN_EVENT_crash_loop);
 }
 
+/* A program that was swapped in and dies too often is taken out again before the run is parked. */
+static bool go_back(lg_supervisor *s, const struct lg_instance *i)
+{
+    const char *now = lg_programs_get(&s->programs, i->role, i->index);
+    char name[32], bad[512];
+    snprintf(bad, sizeof bad, "%s", now ? now : "");
+    if (!now || !lg_programs_revert(&s->programs, i->role, i->index)) return false;
+    if (lg_programs_save(&s->programs) < 0)
+        lg_err_clear(); /* then the next lgsup finds out again */
+    s->intensity[i->role].count = 0;
+    lg_instance_name(i, name);
+    lg_progress_say(&s->progress, LG_WARN,
+                    "%s died too often with the program %s that was swapped in: back to the former "
+                    "one",
+                    name, bad);
+    return true;
+}
+
 static int64_t retry_delay_ns(const struct lg_instance *i)
 {
     if (i->early_deaths < 2) return 0;
@@ -137,9 +167,10 @@ void lg_instance_restart(lg_supervisor *s, struct lg_instance *i)
     int exit_code = i->exit_code;
     char name[32], how[64], why[LG_CAUSE_BYTES];
     bool asked = wants_to_park(s, i);
-    bool too_often =
-        lg_intensity_exceeded(&s->intensity[i->role], died_ns, lg_board_global_commit(s->board));
-    if (asked || too_often) {
+    bool too_often = !i->excused && lg_intensity_exceeded(&s->intensity[i->role], died_ns,
+                                                          lg_board_global_commit(s->board));
+    i->excused = false;
+    if (asked || (too_often && !go_back(s, i))) {
         park_for(s, i, asked);
         return;
     }
@@ -152,6 +183,36 @@ void lg_instance_restart(lg_supervisor *s, struct lg_instance *i)
     lg_exit_text(exit_code, how, sizeof how);
     lg_progress_say(&s->progress, LG_WARN, "%s: %s%s%s; restarted", name, how, *why ? ": " : "",
                     why);
+}
+
+void lg_instance_ask(lg_supervisor *s, struct lg_instance *i)
+{
+    struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
+    atomic_store_explicit(&row->leave, i->incarnation, memory_order_release);
+    lg_control_nudge(s->control, i->role, i->index, i->incarnation);
+}
+
+void lg_instance_succeed(lg_supervisor *s, struct lg_instance *i)
+{
+    i->said[0] = 0;
+    i->late_looks = 0;
+    i->excused = false;
+    lg_board_row(s->board, i->role, i->index)->cause[0] = 0;
+    if (!lg_swap_succeed(s, i)) lg_instance_spawn(s, i);
+}
+
+void lg_instance_forget(lg_supervisor *s, struct lg_instance *i)
+{
+    char name[32], how[64];
+    lg_board_vacate(s->board, i->incarnation);
+    atomic_fetch_add(&s->board->s->members_epoch, 1);
+    lg_instance_name(i, name);
+    lg_exit_text(i->exit_code, how, sizeof how);
+    if (i->exit_code > 0)
+        lg_progress_say(&s->progress, LG_WARN, "%s: %s before it could leave; its work passes on",
+                        name, how);
+    else
+        lg_progress_say(&s->progress, LG_INFO, "%s has left", name);
 }
 
 void lg_instance_rest(lg_supervisor *s, struct lg_instance *i)

@@ -349,6 +349,14 @@ int lg_keep_adopt(lg_keep *k, lg_board *board)
     return 0;
 }
 
+void lg_keep_leave(lg_keep *k)
+{
+    if (k->child.pidfd >= 0) close(k->child.pidfd);
+    k->child = LG_CHILD_NONE;
+    for (int i = 0; i < k->n_copies; i++) close(k->copy[i].fd);
+    k->n_copies = 0;
+}
+
 void lg_keep_end(lg_keep *k)
 {
     if (k->service && k->child.pidfd >= 0) {
@@ -360,6 +368,5 @@ void lg_keep_end(lg_keep *k)
         if (lg_child_wait(&k->child, END_MS_MAX) == 0) lg_child_reap(&k->child);
         stop_process(k);
     }
-    for (int i = 0; i < k->n_copies; i++) close(k->copy[i].fd);
-    k->n_copies = 0;
+    lg_keep_leave(k);
 }

@@ -49,6 +49,8 @@ bool lg_keep_is_whole(const lg_keep *k, char ret_missing[LG_REGION_NAME_BYTES]);
 void lg_keep_end_strays(const char *runtime_dir);
 /* Makes the service's keeper of this runtime directory forget everything; no keeper: fine. */
 void lg_keep_forget(const char *runtime_dir);
+/* Closes the copies and lets the keeper live on alone with the memory. */
+void lg_keep_leave(lg_keep *k);
 /* Ends the keeper (a service only forgets), closes the copies: the memory is gone when the last stage
  * is. */
 void lg_keep_end(lg_keep *k);

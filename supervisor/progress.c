@@ -102,7 +102,8 @@ static void roles_text(struct lg_supervisor *s, char *ret, size_t bytes)
     for (int r = 0; r < LG_ROLE_keeper; r++) {
         int all = 0, well = 0;
         for (int i = 0; i < s->n_instances; i++) {
-            if ((int)s->instance[i].role != r) continue;
+            if ((int)s->instance[i].role != r || s->instance[i].state >= LG_INSTANCE_draining)
+                continue;
             all++;
             well += s->instance[i].state == LG_INSTANCE_ready ||
                     s->instance[i].state == LG_INSTANCE_resting;

@@ -131,9 +131,9 @@ int lg_run_load(lg_run *r)
     return 0;
 }
 
-int lg_run_save(const lg_run *r)
+int lg_run_save_config(const lg_run *r)
 {
-    char path[LG_PATH_BYTES], line[LG_PATH_BYTES + 1];
+    char path[LG_PATH_BYTES];
     char *toml = lg_config_to_toml(r->config);
     if (!toml) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the effective config");
     int rc = lg_run_path(r, path, "config.toml");
@@ -142,6 +142,13 @@ int lg_run_save(const lg_run *r)
     LG_TRY(rc);
     LG_TRY(lg_run_path(r, path, "plan.json"));
     LG_TRY(lg_plan_save(&r->plan, path));
+    return 0;
+}
+
+int lg_run_save(const lg_run *r)
+{
+    char path[LG_PATH_BYTES], line[LG_PATH_BYTES + 1];
+    LG_TRY(lg_run_save_config(r));
     LG_TRY(lg_run_path(r, path, "resume"));
     int n = snprintf(line, sizeof line, "%s\n", r->resume);
     LG_TRY(lg_publish_file(path, line, (size_t)n));

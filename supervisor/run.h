@@ -45,7 +45,9 @@ int lg_run_load(lg_run *r);
  * DIR (trainer.auto_resume), else trainer.resume_from, else nothing. Then makes the plan. Refuses
  * by name a key that would change the result of what is continued. */
 int lg_run_decide(lg_run *r, lg_config *config);
-/* Writes config.toml, plan.json and resume. */
+/* Writes config.toml and plan.json. */
+int lg_run_save_config(const lg_run *r);
+/* Writes these and resume. */
 int lg_run_save(const lg_run *r);
 
 /* Are its processes units of systemd's? Then systemd starts them; see units.h. */

@@ -1,8 +1,9 @@
 /* What is done when the run changes; see states.def. */
 #include "base/clock.h"
 #include "shm/commit.h"
+#include "supervisor/park.h"
 #include "supervisor/status.h"
-#include "supervisor/supervise.h"
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -91,10 +92,19 @@ void lg_run_kill(lg_supervisor *s)
 
 void lg_run_park(lg_supervisor *s)
 {
+    s->keeps_memory = lg_park_can_keep(s);
+    atomic_store(&s->board->s->memory_kept, s->keeps_memory);
     end_as(s, LG_RUN_PARKED, -LG_ERR_PARKED);
     lg_progress_say(&s->progress, LG_ERROR, "parked: %s", s->cause);
-    lg_progress_say(&s->progress, LG_ERROR,
-                    "remove the cause, then `lgsup start` goes on from the newest checkpoint");
+    if (s->keeps_memory)
+        lg_progress_say(&s->progress, LG_ERROR,
+                        "memory is kept: remove the cause, then `lgsup start` goes on from step "
+                        "%" PRIu64 "; `lgsup stop` lets the memory go, and a start then goes on "
+                        "from the newest checkpoint",
+                        lg_status_step(s->board));
+    else
+        lg_progress_say(&s->progress, LG_ERROR,
+                        "remove the cause, then `lgsup start` goes on from the newest checkpoint");
     kill_all(s);
 }
 

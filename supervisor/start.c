@@ -6,6 +6,7 @@
 #include "supervisor/check.h"
 #include "supervisor/detach.h"
 #include "supervisor/finish.h"
+#include "supervisor/park.h"
 #include "supervisor/status.h"
 #include "supervisor/supervise.h"
 #include <inttypes.h>
@@ -187,6 +188,8 @@ static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
 static int start_locked(lg_run *r, lg_config **config, bool quiet, int ready_fd, int *ret_exit)
 {
     bool adopted;
+    LG_TRY(lg_park_resume(&(struct lg_park_start){r, config, quiet, ready_fd}, &adopted, ret_exit));
+    if (adopted) return 0;
     LG_TRY(lg_start_adopt(r, false, quiet, ready_fd, &adopted, ret_exit));
     if (adopted) return 0;
     lg_config *c = *config;

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/fs.h"
 #include "config/manifest.h"
+#include "supervisor/programs.h"
 #include "supervisor/run.h"
 #include <inttypes.h>
 #include <poll.h>
@@ -41,7 +42,10 @@ static const char *instance_state(const struct lg_board_row *row, bool alive, bo
     static const char *const phases[] = {"setup", "waiting", "working", "done"};
     lg_life life = (lg_life)(atomic_load(&row->life) & 0xff);
     uint32_t phase = atomic_load(&row->phase);
+    lg_incarnation who = (lg_incarnation)(atomic_load(&row->life) >> 8);
     if (over && !alive) return "gone";
+    if (alive && atomic_load(&row->stands_by) == who) return "standby";
+    if (alive && atomic_load(&row->leave) == who) return "leaving";
     if (alive) return phase < LG_ARRAY_LEN(phases) ? phases[phase] : "?";
     return life == LG_LIFE_STARTING ? "starting" : "dead";
 }
@@ -80,11 +84,29 @@ static const char *run_state(lg_board *b, const struct lg_status *st)
     return lg_run_state_name(is_final(state) || alive ? (lg_run_state)state : LG_RUN_FAILED);
 }
 
-static void read_board(lg_board *b, struct lg_status *ret)
+/* Programs that `lgsup swap` has put in force. A damaged file is lgsup's to complain about. */
+static void read_programs(const char *dir, lg_board *b, struct lg_status *ret)
+{
+    lg_programs p;
+    if (lg_programs_load(&p, dir, b->s->run_id) < 0) lg_err_clear();
+    for (int i = 0; i < ret->n_instances; i++) {
+        const char *path = lg_programs_get(&p, ret->instance[i].role, ret->instance[i].index);
+        snprintf(ret->instance[i].program, sizeof ret->instance[i].program, "%s", path ? path : "");
+    }
+    lg_programs_free(&p);
+}
+
+static void read_board(const char *dir, lg_board *b, struct lg_status *ret)
 {
     bool over = is_final(atomic_load(&b->s->run_state));
-    for (int r = 0; r < LG_ROLE_COUNT; r++)
+    for (int r = 0; r < LG_ROLE_COUNT; r++) {
         for (int k = 0; k < LG_INSTANCES_MAX; k++) read_row(b, (lg_role)r, k, over, ret);
+        if (r < LG_ROLE_keeper) ret->wanted[r] = atomic_load(&b->s->wanted[r]);
+    }
+    read_programs(dir, b, ret);
+    ret->memory_kept = atomic_load(&b->s->run_state) == LG_RUN_PARKED &&
+                       atomic_load(&b->s->memory_kept) &&
+                       lg_status_row_alive(lg_board_row(b, LG_ROLE_keeper, 0));
     ret->state = run_state(b, ret);
     ret->step = lg_status_step(b);
     ret->max_steps = b->s->max_steps;
@@ -116,7 +138,11 @@ cJSON *lg_status_json(const struct lg_status *st)
     cJSON_AddNumberToObject(j, "voids", (double)st->voids);
     cJSON_AddNumberToObject(j, "skipped_steps", (double)st->skipped);
     cJSON_AddStringToObject(j, "cause", st->cause);
+    cJSON_AddBoolToObject(j, "memory_kept", st->memory_kept);
     cJSON_AddStringToObject(j, "checkpoint", st->checkpoint);
+    cJSON *wanted = cJSON_AddObjectToObject(j, "wanted");
+    for (int r = 0; r < LG_ROLE_COUNT; r++)
+        if (st->wanted[r]) cJSON_AddNumberToObject(wanted, lg_role_name((lg_role)r), st->wanted[r]);
     cJSON *instances = cJSON_AddArrayToObject(j, "instances");
     for (int i = 0; i < st->n_instances; i++) {
         const struct lg_status_instance *p = &st->instance[i];
@@ -131,6 +157,7 @@ cJSON *lg_status_json(const struct lg_status *st)
             cJSON_AddNumberToObject(o, "heartbeat_age_s", (double)p->beat_age_ns / LG_S_NS);
         else
             cJSON_AddNullToObject(o, "heartbeat_age_s");
+        cJSON_AddStringToObject(o, "program", p->program);
         cJSON_AddItemToArray(instances, o);
     }
     return j;
@@ -206,7 +233,7 @@ int lg_status_read(const char *dir, struct lg_status *ret)
     read_job(dir, ret);
     LG_TRY(lg_path(path, "%s/board", dir));
     if (lg_board_open(path, 0, &b) == 0) {
-        read_board(b, ret);
+        read_board(dir, b, ret);
         lg_board_close(&b);
         return 0;
     }
@@ -221,7 +248,7 @@ void lg_status_save(const char *dir, lg_board *b)
     struct lg_status *st = calloc(1, sizeof *st);
     if (!st) return;
     read_job(dir, st);
-    read_board(b, st);
+    read_board(dir, b, st);
     cJSON *j = lg_status_json(st);
     char *json = cJSON_Print(j);
     if (json && lg_path(path, "%s/status.json", dir) == 0)
@@ -241,6 +268,18 @@ void lg_status_print(const struct lg_status *st)
     if (st->voids) printf("void        %" PRIu64 " samples\n", st->voids);
     if (st->skipped) printf("skipped     %" PRIu64 " steps\n", st->skipped);
     if (st->cause[0]) printf("cause       %s\n", st->cause);
+    if (st->memory_kept)
+        printf("memory      kept: `lgsup start` goes on from step %" PRIu64
+               ", `lgsup stop` lets it "
+               "go\n",
+               st->step);
+    for (int r = 0; r < LG_ROLE_COUNT; r++) {
+        int there = 0;
+        for (int i = 0; i < st->n_instances; i++)
+            there += st->instance[i].role == (lg_role)r && st->instance[i].pid != 0;
+        if (there && st->wanted[r] && there != (int)st->wanted[r])
+            printf("wanted      %u %s, %d there\n", st->wanted[r], lg_role_name((lg_role)r), there);
+    }
     printf("checkpoint  %s\n", st->checkpoint[0] ? st->checkpoint : "none yet");
     if (st->n_instances) printf("\n%-12s %8s  %-9s %8s\n", "process", "pid", "state", "restarts");
     for (int i = 0; i < st->n_instances; i++) {
@@ -248,6 +287,7 @@ void lg_status_print(const struct lg_status *st)
         char name[32], pid[16] = "-";
         snprintf(name, sizeof name, "%s.%d", lg_role_name(p->role), p->index);
         if (p->pid) snprintf(pid, sizeof pid, "%d", p->pid);
-        printf("%-12s %8s  %-9s %8u\n", name, pid, p->state, p->restarts);
+        printf("%-12s %8s  %-9s %8u%s%s\n", name, pid, p->state, p->restarts,
+               *p->program ? "  " : "", p->program);
     }
 }

@@ -9,11 +9,14 @@ enum { LG_STATUS_FORMAT = 1, LG_STATUS_INSTANCES_MAX = LG_ROWS };
 struct lg_status_instance {
     lg_role role;
     int index;
-    int pid;           /* 0: none */
-    const char *state; /* "setup", "working", "waiting", "done", "starting", "dead", "gone" */
+    int pid; /* 0: none */
+    /* "setup", "working", "waiting", "done", "starting", "dead", "gone"; "leaving" when it was told
+     * to; "standby" while it waits to take over from another instance of the role */
+    const char *state;
     uint32_t restarts;
     uint64_t samples;    /* dealt with by this instance */
     int64_t beat_age_ns; /* since its heartbeat; -1: no process, or one without heartbeats */
+    char program[LG_CAUSE_BYTES]; /* that was swapped in; "": the one beside lgsup */
 };
 
 struct lg_status {
@@ -23,6 +26,8 @@ struct lg_status {
     double loss, grad_norm, lr, samples_per_s, data_wait_s; /* of the newest step */
     uint64_t voids, skipped;
     char cause[LG_CAUSE_BYTES];
+    bool memory_kept;               /* parked, and the next start goes on from `step` in memory */
+    uint32_t wanted[LG_ROLE_COUNT]; /* instances that shall run; 0: no such role, or no board */
     char checkpoint[LG_PATH_BYTES]; /* newest complete one, or "" */
     struct lg_status_instance instance[LG_STATUS_INSTANCES_MAX];
     int n_instances;

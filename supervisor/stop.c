@@ -1,8 +1,10 @@
 /* `lgsup stop`; see start.h. */
 #include "bus/control.h"
 #include "shm/board.h"
+#include "supervisor/park.h"
 #include "supervisor/start.h"
 #include "supervisor/status.h"
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -53,7 +55,16 @@ static int report(const char *dir, int *ret_exit)
 static int stop_orphan(lg_run *r, int *ret_exit)
 {
     bool adopted;
+    uint64_t step;
     LG_TRY(lg_run_lock(r));
+    if (lg_park_is_kept(r->dir, &step)) {
+        LG_TRY(lg_park_release(r));
+        printf("%s: it was parked at step %" PRIu64 "; its memory has been let go, a start goes on "
+               "from the newest checkpoint\n",
+               r->dir, step);
+        *ret_exit = 0;
+        return 0;
+    }
     LG_TRY(lg_start_adopt(r, true, false, -1, &adopted, ret_exit));
     if (!adopted) {
         printf("%s: nothing runs here\n", r->dir);

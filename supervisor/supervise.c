@@ -6,7 +6,9 @@
 #include "supervisor/supervise.h"
 #include "base/clock.h"
 #include "supervisor/notify.h"
+#include "supervisor/scale.h"
 #include "supervisor/status.h"
+#include "supervisor/swap.h"
 #include "supervisor/units.h"
 #include <poll.h>
 #include <signal.h>
@@ -18,7 +20,8 @@
 
 enum {
     LOOK_MS = 50,
-    POLL_MAX = LG_ROLES_MAX * LG_INSTANCES_MAX + 3 + LG_EXTRAS_FDS_MAX,
+    /* instances, those that stand by, three others */
+    POLL_MAX = LG_INSTANCE_TABLE + LG_INSTANCES_MAX + 3 + LG_EXTRAS_FDS_MAX,
     KEEPER_STARTS_MAX = 3
 };
 
@@ -87,6 +90,8 @@ static void on_death(lg_supervisor *s, struct lg_instance *i)
 {
     i->exit_code = lg_child_reap(&i->child);
     lg_board_bury(s->board, i->incarnation);
+    if (i->stood_by) lg_board_vacate(s->board, i->stood_by); /* it may have died before it did so */
+    i->stood_by = 0;
     lg_instance_raise(s, i, kind_of_end(s, i));
 }
 
@@ -145,8 +150,10 @@ static void iterate(lg_supervisor *s)
 {
     struct pollfd p[POLL_MAX];
     struct lg_instance *who[POLL_MAX];
+    lg_instances_sweep(s);
     int n = fill_poll(s, p, who);
-    int keeper = n, others = n + 1;
+    int standing = lg_swap_poll(s, p + n);
+    int keeper = n + standing, others = keeper + 1;
     p[keeper] = (struct pollfd){.fd = s->keep.child.pidfd, .events = POLLIN};
     p[others] = (struct pollfd){.fd = s->signal_fd, .events = POLLIN};
     p[others + 1] = (struct pollfd){.fd = lg_control_fd(s->control), .events = POLLIN};
@@ -154,6 +161,8 @@ static void iterate(lg_supervisor *s)
     if (poll(p, (nfds_t)all, LOOK_MS) > 0) {
         for (int i = 0; i < n; i++)
             if (p[i].revents) on_death(s, who[i]);
+        for (int i = 0; i < standing; i++)
+            if (p[n + i].revents) lg_swap_on_death(s, i);
         if (p[keeper].revents) on_keeper_death(s);
         if (p[others].revents) on_signal(s);
     }
@@ -166,25 +175,17 @@ static void iterate(lg_supervisor *s)
 
 /* ---- beginning and end ---- */
 
-static int count_instances(const lg_plan *plan)
-{
-    int n = 0;
-    for (int r = 0; r < LG_ROLE_keeper; r++) n += plan->instances[r];
-    return n;
-}
-
-static int make_instances(lg_supervisor *s)
+/* adopt: the board says who is there, lg_adopt_instances adds them. */
+static int make_instances(lg_supervisor *s, bool adopt)
 {
     const lg_plan *plan = &s->run->plan;
     const lg_config *c = s->run->config;
-    s->instance = calloc((size_t)count_instances(plan), sizeof *s->instance);
+    s->instance = calloc(LG_INSTANCE_TABLE, sizeof *s->instance);
     if (!s->instance) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the instances");
     for (int r = 0; r < LG_ROLE_keeper; r++) {
         LG_TRY(lg_intensity_init(&s->intensity[r], c->supervisor_restarts_max,
                                  c->supervisor_restart_window_s));
-        for (int k = 0; k < plan->instances[r]; k++)
-            s->instance[s->n_instances++] =
-                (struct lg_instance){.role = (lg_role)r, .index = k, .child = LG_CHILD_NONE};
+        for (int k = 0; k < plan->instances[r] && !adopt; k++) lg_instance_add(s, (lg_role)r, k);
     }
     return 0;
 }
@@ -221,8 +222,9 @@ static int open_supervisor(lg_supervisor *s, const struct lg_supervise_spec *spe
     lg_progress_open(&s->progress, s->run->dir, spec->quiet);
     s->progress.step = lg_status_step(s->board);
     LG_TRY(open_signals(s));
-    LG_TRY(make_instances(s));
+    LG_TRY(make_instances(s, spec->adopt));
     LG_TRY(enter_board(s));
+    LG_TRY(lg_programs_load(&s->programs, s->run->dir, s->board->s->run_id));
     LG_TRY(lg_keep_init(&s->keep, s->run->dir, s->run->runtime_dir, lg_run_in_units(s->run)));
     LG_TRY(lg_control_open(s->run->runtime_dir, &s->control));
     if (spec->adopt)
@@ -234,12 +236,17 @@ static int open_supervisor(lg_supervisor *s, const struct lg_supervise_spec *spe
 
 static void close_supervisor(lg_supervisor *s)
 {
-    lg_keep_end(&s->keep);
+    if (s->keeps_memory)
+        lg_keep_leave(&s->keep);
+    else
+        lg_keep_end(&s->keep);
     lg_control_close(&s->control);
     for (int r = 0; r < LG_ROLE_COUNT; r++) lg_intensity_free(&s->intensity[r]);
     for (int i = 0; i < s->n_instances; i++)
         if (s->instance[i].child.pidfd >= 0) close(s->instance[i].child.pidfd);
     free(s->instance);
+    lg_swap_free(s);
+    lg_programs_free(&s->programs);
     if (s->signal_fd >= 0) close(s->signal_fd);
     lg_progress_close(&s->progress);
 }

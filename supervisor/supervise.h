@@ -10,14 +10,16 @@
 #include "supervisor/extras.h"
 #include "supervisor/intensity.h"
 #include "supervisor/keep.h"
+#include "supervisor/programs.h"
 #include "supervisor/progress.h"
 #include "supervisor/run.h"
 
 #define LG_RUN_STATES(X) X(starting) X(running) X(draining) X(leaving) X(killing) X(over)
 #define LG_RUN_EVENTS(X)                                                                           \
     X(all_ready) X(complete) X(stop) X(interrupt) X(crash_loop) X(overdue) X(all_gone)
-#define LG_INSTANCE_STATES(X) X(down) X(starting) X(ready) X(doomed) X(resting) X(leaving)
-#define LG_INSTANCE_EVENTS(X) X(start) X(ready) X(died) X(left) X(late) X(leave)
+#define LG_INSTANCE_STATES(X)                                                                      \
+    X(down) X(starting) X(ready) X(doomed) X(resting) X(yielding) X(draining) X(leaving) X(absent)
+#define LG_INSTANCE_EVENTS(X) X(start) X(ready) X(died) X(left) X(late) X(yield) X(drain) X(leave)
 
 typedef enum lg_run_step {
 #define X(name) LG_RUN_STEP_##name,
@@ -59,8 +61,11 @@ struct lg_instance {
     int late_looks;            /* in a row */
     lg_incarnation unborn;     /* in units: was seen STARTING, not yet RUNNING */
     int exit_code;             /* of the last process, LG_EXIT_* */
+    lg_incarnation stood_by;   /* the spare row's in which its process once stood by; 0 */
+    bool excused;              /* its next death is lgsup's own doing */
     char said[LG_CAUSE_BYTES]; /* its last error event */
 };
+enum { LG_INSTANCE_TABLE = LG_ROLE_keeper * LG_INSTANCES_MAX };
 
 typedef struct lg_supervisor {
     lg_run *run;
@@ -74,12 +79,16 @@ typedef struct lg_supervisor {
     int exit_code;        /* of lgsup: an lg_err negated, or 130 */
     char cause[LG_CAUSE_BYTES];
     bool announced;
-    int ready_fd; /* gets one byte 0 when every role is ready; -1; the caller's */
+    bool keeps_memory; /* parked: the keeper stays */
+    int ready_fd;      /* gets one byte 0 when every role is ready; -1; the caller's */
     int signal_fd;
     int64_t leave_by_ns, last_hang_look_ns, last_status_ns;
     struct lg_intensity intensity[LG_ROLE_COUNT];
-    struct lg_instance *instance;
+    struct lg_instance *instance; /* (LG_INSTANCE_TABLE), in the order of role and index */
     int n_instances;
+    lg_programs programs;
+    struct lg_swap *swap;                     /* NULL: none under way */
+    struct lg_peer scale_peer[LG_ROLE_COUNT]; /* who waits for an answer; bytes 0: nobody */
 } lg_supervisor;
 
 struct lg_supervise_spec {
@@ -113,6 +122,14 @@ void lg_salvage_all(lg_supervisor *s);
 /* "vae.1" */
 void lg_instance_name(const struct lg_instance *i, char ret[32]);
 int lg_instance_log(const lg_supervisor *s, const struct lg_instance *i, char ret[LG_PATH_BYTES]);
+/* Starts a process of an instance; program: path, NULL: the one in force. */
+struct lg_exec {
+    lg_role role;
+    int index;
+    lg_incarnation incarnation;
+    const char *program, *log;
+};
+int lg_instance_exec(const lg_supervisor *s, const struct lg_exec *e, struct lg_child *ret);
 /* Every stage looks at the board now. */
 void lg_nudge_all(lg_supervisor *s);
 /* What stages and commands have sent. */

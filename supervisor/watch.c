@@ -8,8 +8,9 @@
  * heartbeat looks old. */
 #include "base/clock.h"
 #include "shm/commit.h"
+#include "supervisor/scale.h"
 #include "supervisor/status.h"
-#include "supervisor/supervise.h"
+#include "supervisor/swap.h"
 #include "supervisor/units.h"
 #include <stdio.h>
 #include <string.h>
@@ -38,6 +39,7 @@ static void look_at_setup(lg_supervisor *s, struct lg_instance *i, int64_t now_n
 static void look_for_hang(lg_supervisor *s, struct lg_instance *i, int64_t now_ns)
 {
     struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
+    if (atomic_load(&row->ready) != i->incarnation) return; /* told to leave before it was ready */
     int64_t beat_ns = atomic_load_explicit(&row->heartbeat_ns, memory_order_relaxed);
     bool late = now_ns - beat_ns > s->run->config->supervisor_hang_s * LG_S_NS;
     i->late_looks = late ? i->late_looks + 1 : 0;
@@ -52,7 +54,9 @@ static void look_for_hangs(lg_supervisor *s, int64_t now_ns)
     bool normal = gap_ns < HANG_LOOK_GAP_MS_MAX * LG_MS_NS;
     for (int i = 0; i < s->n_instances; i++) {
         if (!normal) s->instance[i].late_looks = 0;
-        if (normal && s->instance[i].state == LG_INSTANCE_ready)
+        lg_instance_state state = s->instance[i].state;
+        if (normal && (state == LG_INSTANCE_ready || state == LG_INSTANCE_yielding ||
+                       state == LG_INSTANCE_draining))
             look_for_hang(s, &s->instance[i], now_ns);
     }
 }
@@ -71,8 +75,7 @@ static void look_at_instances(lg_supervisor *s, int64_t now_ns)
 static bool all_settled(const lg_supervisor *s)
 {
     for (int i = 0; i < s->n_instances; i++)
-        if (s->instance[i].state != LG_INSTANCE_ready &&
-            s->instance[i].state != LG_INSTANCE_resting)
+        if (s->instance[i].state < LG_INSTANCE_ready || s->instance[i].state == LG_INSTANCE_doomed)
             return false;
     return true;
 }
@@ -81,13 +84,15 @@ static bool all_gone(const lg_supervisor *s)
 {
     for (int i = 0; i < s->n_instances; i++)
         if (s->instance[i].child.pidfd >= 0) return false;
-    return true;
+    return !s->swap;
 }
 
 void lg_watch_look(lg_supervisor *s)
 {
     int64_t now_ns = lg_now_ns();
     look_at_instances(s, now_ns);
+    lg_swap_look(s);
+    lg_scale_look(s);
     if (!s->announced && all_settled(s)) {
         s->announced = true;
         lg_run_raise(s, LG_RUN_EVENT_all_ready);
@@ -123,6 +128,7 @@ static struct lg_instance *find(lg_supervisor *s, const struct lg_message *m)
 static void on_event(lg_supervisor *s, const struct lg_message *m)
 {
     struct lg_instance *i = find(s, m);
+    lg_swap_on_event(s, m);
     if (i && m->level >= LG_ERROR) snprintf(i->said, sizeof i->said, "%.250s", m->text);
     /* An error is repeated with the death that follows it. */
     if (m->level < LG_ERROR)
@@ -140,6 +146,12 @@ static void on_message(lg_supervisor *s, const struct lg_peer *peer, const struc
     case LG_MESSAGE_stop:
         lg_run_raise(s, LG_RUN_EVENT_stop);
         break;
+    case LG_MESSAGE_scale: /* answered when it is carried out */
+        lg_scale_order(s, peer, m->role, m->level);
+        return;
+    case LG_MESSAGE_swap:
+        lg_swap_order(s, peer, m->role, m->level ? m->index : -1, m->text);
+        return;
     case LG_MESSAGE_ping:
         break;
     default:

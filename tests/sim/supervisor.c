@@ -5,6 +5,7 @@
  * longjmp out of such a call; what it had allocated is freed, its fds are nobody's. */
 #include "tests/sim/supervisor.h"
 #include "base/clock.h"
+#include "supervisor/park.h"
 #include "supervisor/supervise.h"
 #include "tests/unit/sim_world.h"
 #include <poll.h>
@@ -68,8 +69,9 @@ struct machine {
     void *allocation[ALLOCATIONS_MAX];
     uint64_t deaths_left, kills_left, kill_every, speed_every, hang_every, lgsup_every, drain_at;
     uint64_t fail_every; /* spawns */
-    int crash_role;      /* every process of it dies before it is ready; -1: none */
-    int signals;         /* pending: bit 0 SIGHUP, bit 1 SIGINT */
+    int crash_role;      /* from a step on every process of it dies before it is ready; -1: none */
+    uint64_t crash_from;
+    int signals; /* pending: bit 0 SIGHUP, bit 1 SIGINT */
     struct letter letter[MESSAGES_MAX];
     int n_letters;
     /* keeper */
@@ -195,7 +197,7 @@ static void step_born(struct proc *p, struct actor *a)
 static void step_setup(struct proc *p, struct actor *a)
 {
     lg_board_beat(actor_row(a), LG_PHASE_SETUP);
-    if (p->doomed || (int)p->role == g.crash_role) {
+    if (p->doomed || ((int)p->role == g.crash_role && g.w.result->steps >= g.crash_from)) {
         post(p, LG_MESSAGE_event);
         die(p, 1 + (int)sim_random(&g.w, 9));
         return;
@@ -262,6 +264,20 @@ static void trouble_the_keeper(void)
     kill_proc(k);
 }
 
+/* Among the instances that the machine has been drawn with. */
+static void scale_somebody(void)
+{
+    static const lg_role roles[] = {LG_ROLE_loader, LG_ROLE_text, LG_ROLE_vae};
+    lg_role role = roles[sim_random(&g.w, 3)];
+    if (!g.run.plan.instances[role] || g.n_letters == MESSAGES_MAX) return;
+    g.result->scales++;
+    g.letter[g.n_letters++] = (struct letter){
+        .due_ns = g.now_ns,
+        .m = {.kind = LG_MESSAGE_scale,
+              .role = role,
+              .level = 1 + (int)sim_random(&g.w, (uint64_t)g.run.plan.instances[role])}};
+}
+
 static void drawn_events(void)
 {
     struct world *w = &g.w;
@@ -282,6 +298,7 @@ static void drawn_events(void)
     }
     if (atomic_load(&w->board.s->drain) && atomic_load(&w->board.s->run_state) < LG_RUN_DRAINING)
         sim_fail(w, "a run that is draining says that it runs");
+    if (sim_random(w, 3000) == 0) scale_somebody();
     trouble_the_keeper();
 }
 
@@ -627,6 +644,8 @@ WRAP(void, lg_keep_end, lg_keep *k)
     if (p && p->state == ZOMBIE) p->state = GONE;
 }
 
+WRAP(void, lg_keep_leave, lg_keep *k) {}
+
 /* Messages. */
 
 WRAP(int, lg_control_open, const char *runtime_dir, lg_control **ret)
@@ -642,6 +661,7 @@ WRAP(int, lg_control_fd, lg_control *c)
 WRAP(int, lg_control_receive, lg_control *c, struct lg_peer *peer, struct lg_message *ret)
 {
     lgsup_calls();
+    *peer = (struct lg_peer){.bytes = 1};
     for (int i = 0; i < g.n_letters; i++) {
         if (g.letter[i].due_ns > g.now_ns) continue;
         *ret = g.letter[i].m;
@@ -706,6 +726,7 @@ static void draw_machine(void)
     g.drain_at = sim_random(w, 3) ? UINT64_MAX : sim_random(w, 6000);
     g.crash_role =
         sim_random(w, 40) ? -1 : (int)w->actor[sim_random(w, (uint64_t)w->n_actors)].role;
+    g.crash_from = sim_random(w, 2) ? 0 : sim_random(w, 4000);
     g.config.supervisor_hang_s = HANG_S;
     g.config.supervisor_ready_s = READY_S;
     g.config.supervisor_restarts_max = g.crash_role < 0 ? 100000 : 3;
@@ -755,6 +776,8 @@ static void check_nobody_is_left(void)
     for (int i = 0; i < PROCS_MAX; i++) {
         const struct proc *p = &g.proc[i];
         if (p->state == GONE || p->stranger) continue;
+        if (p->serial == g.keeper && atomic_load(&g.w.board.s->run_state) == LG_RUN_PARKED)
+            continue;
         if (p->state == BORN) continue; /* of a dead lgsup: it will find its row dead and exit */
         sim_fail(&g.w, "%s.%d (pid %d) is left", lg_role_name(p->role), p->index, p->pid);
     }
@@ -768,11 +791,22 @@ static lg_run_state end_leftovers(void)
     return (lg_run_state)atomic_load(&g.w.board.s->run_state);
 }
 
-static void supervise(void)
+/* As supervisor/park.c: the cause has been removed, the memory is there. */
+static bool goes_on_from_memory(void)
+{
+    if (!lives(by_serial(g.keeper))) return false;
+    g.result->memory_resumes++;
+    g.crash_role = -1;
+    g.config.supervisor_restarts_max = 100000;
+    lg_park_reopen(&g.w.board);
+    after_lgsup();
+    return true;
+}
+
+static void supervise(bool keeper_was_started)
 {
     int exit_code = 0, rc;
     lg_run_state outcome = LG_RUN_FAILED;
-    bool keeper_was_started = false;
     while ((rc = one_lgsup(keeper_was_started, &exit_code, &outcome)) == 1) {
         after_lgsup();
         keeper_was_started = g.keeper != 0;
@@ -793,6 +827,7 @@ static void supervise(void)
         if (exit_code != -LG_ERR_PARKED || !g.w.board.s->cause[0])
             sim_fail(&g.w, "parked without a cause");
         g.result->parks++;
+        if (goes_on_from_memory()) supervise(true);
         return;
     }
     if (outcome != LG_RUN_DONE && outcome != LG_RUN_STOPPED)
@@ -813,7 +848,7 @@ void sim_machine_run(const struct sim_machine_options *options, struct sim_machi
         g.in_lgsup = false;
         for (int i = 0; i < ALLOCATIONS_MAX; i++) __real_free(g.allocation[i]);
     } else {
-        supervise();
+        supervise(false);
     }
     lg_err_clear();
 }

@@ -31,7 +31,8 @@ struct sim_machine_options {
 
 struct sim_machine_result {
     struct sim_result run;
-    uint64_t starts, hangs, sleeps, lgsup_deaths, keeper_deaths, messages, parks, memory_losses;
+    uint64_t starts, hangs, sleeps, lgsup_deaths, keeper_deaths, messages, parks, memory_losses,
+        memory_resumes, scales;
 };
 
 void sim_machine_run(const struct sim_machine_options *options, struct sim_machine_result *ret);

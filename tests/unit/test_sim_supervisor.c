@@ -50,14 +50,16 @@ static void test_honest(void **state)
                 ((uint64_t *)&sum)[i] += ((uint64_t *)&r)[i];
     }
     double s = (double)(lg_cpu_ns() - start) / LG_S_NS;
-    print_message("%" PRIu64 " runs, %" PRIu64 " steps, %" PRIu64 " kills (%.0f/s of CPU), %" PRIu64
-                  " of lgsup, %" PRIu64 " of the keeper; %" PRIu64 " starts, %" PRIu64
-                  " hangs, %" PRIu64 " sleeps, %" PRIu64 " messages, %" PRIu64
-                  " takeovers, %" PRIu64 " commits, %" PRIu64 " parked, %" PRIu64
-                  " lost their memory\n",
-                  seed - 1, sum.run.steps, sum.run.kills, (double)sum.run.kills / s,
-                  sum.lgsup_deaths, sum.keeper_deaths, sum.starts, sum.hangs, sum.sleeps,
-                  sum.messages, sum.run.takeovers, sum.run.commits, sum.parks, sum.memory_losses);
+    print_message(
+        "%" PRIu64 " runs, %" PRIu64 " steps, %" PRIu64 " kills (%.0f/s of CPU), %" PRIu64
+        " of lgsup, %" PRIu64 " of the keeper; %" PRIu64 " starts, %" PRIu64 " hangs, %" PRIu64
+        " sleeps, %" PRIu64 " messages, %" PRIu64 " takeovers, %" PRIu64 " commits, %" PRIu64
+        " parked, %" PRIu64 " lost their memory; %" PRIu64
+        " went on from it after they were parked, %" PRIu64 " scale orders\n",
+        seed - 1, sum.run.steps, sum.run.kills, (double)sum.run.kills / s, sum.lgsup_deaths,
+        sum.keeper_deaths, sum.starts, sum.hangs, sum.sleeps, sum.messages, sum.run.takeovers,
+        sum.run.commits, sum.parks, sum.memory_losses, sum.memory_resumes, sum.scales);
+    assert_true((sum.memory_resumes > 0 || seed < 400) && sum.scales > seed / 2);
     assert_true(sum.run.kills > 10 * seed && sum.lgsup_deaths > seed && sum.hangs > seed / 10 &&
                 sum.keeper_deaths > seed / 10 && sum.parks > 0 && sum.sleeps > seed / 20);
     assert_true(sum.memory_losses < seed / 10);

@@ -1,0 +1,193 @@
+/* The memory of a parked run; see park.h.
+ *
+ * What says that it is kept: the board's run_state `parked` and memory_kept, and the keeper of the
+ * board's row alive.
+ * Going on is an adoption in which every stage is dead: the board's marks say where each was. The
+ * config of the start counts, so that its mistakes can be mended, as far as the memory that is there
+ * allows: the same plan (or the start is refused, as always), the same window, shards and places. */
+#include "supervisor/park.h"
+#include "supervisor/finish.h"
+#include "supervisor/status.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+bool lg_park_can_keep(lg_supervisor *s)
+{
+    char missing[LG_REGION_NAME_BYTES];
+    if (lg_status_step(s->board) <= s->board->s->start_step || s->keep.child.pidfd < 0 ||
+        lg_run_in_units(s->run))
+        return false;
+    lg_keep_refresh(&s->keep);
+    return lg_keep_is_whole(&s->keep, missing);
+}
+
+/* LG_ERR_NOTFOUND, without a trace: no board of this build and boot. */
+static int open_parked(const char *dir, lg_board **ret)
+{
+    char path[LG_PATH_BYTES];
+    int rc = lg_path(path, "%s/board", dir);
+    if (rc == 0) rc = lg_path_exists(path) ? lg_board_open(path, 0, ret) : LG_ERR_NOTFOUND;
+    if (rc == 0 && atomic_load(&(*ret)->s->run_state) != LG_RUN_PARKED) {
+        lg_board_close(ret);
+        rc = LG_ERR_NOTFOUND;
+    }
+    lg_err_clear();
+    return rc < 0 ? LG_ERR_NOTFOUND : 0;
+}
+
+bool lg_park_is_kept(const char *dir, uint64_t *ret_step)
+{
+    lg_board *b = NULL;
+    if (open_parked(dir, &b) < 0) return false;
+    bool kept =
+        atomic_load(&b->s->memory_kept) && lg_status_row_alive(lg_board_row(b, LG_ROLE_keeper, 0));
+    if (kept && ret_step) *ret_step = lg_status_step(b);
+    lg_board_close(&b);
+    return kept;
+}
+
+/* NULL: the memory fits; else what has changed. */
+static const char *changed(const lg_config *old_config, const lg_plan *old, const lg_config *now,
+                           const lg_plan *plan)
+{
+    if (plan->window_slots != old->window_slots) return "the window (window.batches)";
+    if (plan->instances[LG_ROLE_trainer] != old->instances[LG_ROLE_trainer]) return "trainer.ranks";
+    if (!plan->instances[LG_ROLE_ema] != !old->instances[LG_ROLE_ema]) return "[ema]";
+    if (strcmp(now->_device, old_config->_device) != 0) return "device";
+    for (int r = 0; r < LG_ROLE_keeper; r++)
+        for (int k = 0; k < LG_INSTANCES_MAX; k++)
+            if (lg_plan_gpu(old_config, (lg_role)r, k) != lg_plan_gpu(now, (lg_role)r, k))
+                return "the GPU of a role";
+    return NULL;
+}
+
+void lg_park_reopen(lg_board *b)
+{
+    struct lg_board_shared *s = b->s;
+    s->cause[0] = 0;
+    atomic_store(&s->memory_kept, 0);
+    atomic_store(&s->drain, 0);
+    atomic_store(&s->yield, 0);
+    atomic_store(&s->quit, 0);
+    atomic_store(&s->run_state, LG_RUN_STARTING); /* last */
+}
+
+/* What the new config may change in a run whose memory is there. */
+static void refresh_board(lg_board *b, const lg_plan *old, const lg_run *r)
+{
+    static const lg_role scalable[] = {LG_ROLE_loader, LG_ROLE_text, LG_ROLE_vae};
+    struct lg_board_shared *s = b->s;
+    for (size_t i = 0; i < LG_ARRAY_LEN(scalable); i++) {
+        lg_role role = scalable[i];
+        if (r->plan.instances[role] != old->instances[role]) /* else what `lgsup scale` has said */
+            atomic_store(&s->wanted[role], (uint32_t)r->plan.instances[role]);
+    }
+    s->max_steps = (uint64_t)r->config->trainer_max_steps;
+    s->checkpoint_every = r->config->checkpoint_every;
+    lg_park_reopen(b);
+}
+
+static int resume_here(const struct lg_park_start *p, lg_board *b, const lg_plan *old,
+                       int *ret_exit)
+{
+    lg_run *r = p->run;
+    lg_run_state outcome;
+    LG_TRY(lg_run_save_config(r));
+    LG_TRY(lg_run_runtime_load(r));
+    if (!p->quiet)
+        printf("going on with %s at step %" PRIu64 " from memory\n", r->config->job_name,
+               lg_status_step(b));
+    fflush(stdout);
+    refresh_board(b, old, r);
+    LG_TRY(lg_supervise(
+        &(struct lg_supervise_spec){
+            .run = r, .board = b, .adopt = true, .quiet = p->quiet, .ready_fd = p->ready_fd},
+        ret_exit, &outcome));
+    lg_finish(r, outcome, p->quiet, ret_exit);
+    return 0;
+}
+
+/* A start that lacks a program is refused before anything is touched, as every start is. */
+static int check_programs(const lg_plan *plan)
+{
+    char path[LG_PATH_BYTES];
+    for (int r = 0; r < LG_ROLE_keeper; r++)
+        if (plan->instances[r]) LG_TRY(lg_program_path(lg_role_program((lg_role)r), path));
+    return 0;
+}
+
+/* 0: *ret_why is "" and the run has ended, or it says why memory cannot be used. */
+static int resume(const struct lg_park_start *p, lg_board *b, int *ret_exit, char *ret_why,
+                  size_t bytes)
+{
+    lg_run *r = p->run;
+    *ret_why = 0;
+    LG_TRY(lg_run_load(r));
+    if (!lg_status_row_alive(lg_board_row(b, LG_ROLE_keeper, 0))) {
+        snprintf(ret_why, bytes, "its keeper has died");
+        return 0;
+    }
+    lg_config *old_config = r->config;
+    lg_plan old = r->plan, plan;
+    const char *what = NULL;
+    int rc = lg_config_compatible(old_config, *p->config);
+    if (rc == 0) rc = lg_plan_resume(*p->config, &old, &plan);
+    if (rc == 0) rc = check_programs(&plan);
+    if (rc == 0) what = changed(old_config, &old, *p->config, &plan);
+    if (what) snprintf(ret_why, bytes, "%s has changed", what);
+    if (rc < 0 || what) return rc;
+    r->config = *p->config;
+    r->plan = plan;
+    *p->config = old_config; /* the caller frees it */
+    rc = resume_here(p, b, &old, ret_exit);
+    if (rc == LG_ERR_NOTFOUND) { /* lg_adopt_instances: memory is missing */
+        snprintf(ret_why, bytes, "%s", lg_err_message());
+        lg_err_clear();
+        *p->config = r->config;
+        r->config = old_config;
+        rc = 0;
+    }
+    return rc;
+}
+
+int lg_park_resume(const struct lg_park_start *p, bool *ret_resumed, int *ret_exit)
+{
+    lg_board *b = NULL;
+    char why[512];
+    *ret_resumed = false;
+    if (open_parked(p->run->dir, &b) < 0) return 0;
+    if (!atomic_load(&b->s->memory_kept) || lg_run_in_units(p->run)) {
+        lg_board_close(&b);
+        return 0;
+    }
+    int rc = resume(p, b, ret_exit, why, sizeof why);
+    *ret_resumed = rc == 0 && !*why;
+    if (rc == 0 && *why) {
+        fprintf(stderr,
+                "warning: the parked run's memory cannot be used: %s; starting again from "
+                "the newest checkpoint\n",
+                why);
+        atomic_store(&b->s->memory_kept, 0);
+        atomic_store(&b->s->run_state, LG_RUN_PARKED);
+        lg_leftovers_kill(b);
+    }
+    lg_board_close(&b);
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return 0;
+}
+
+int lg_park_release(lg_run *r)
+{
+    lg_board *b = NULL;
+    LG_TRY(open_parked(r->dir, &b));
+    lg_leftovers_kill(b);
+    atomic_store(&b->s->memory_kept, 0);
+    atomic_store(&b->s->run_state, LG_RUN_STOPPED);
+    lg_status_save(r->dir, b);
+    lg_board_close(&b);
+    lg_run_runtime_remove(r);
+    return 0;
+}
