@@ -17,8 +17,7 @@ park() {
     rm "$T/bin/lg-vae"
     printf '#!/bin/sh\necho "this program is broken" >&2\nexit 1\n' >"$T/bin/lg-vae"
     chmod +x "$T/bin/lg-vae"
-    kill_role "$run" vae 0
-    kill_role "$run" vae 1
+    kill -9 $(pid_of "$run" vae 0) $(pid_of "$run" vae 1)
     wait $tiny_pid
     code=$?
     at=$(status_get "$run" .step)

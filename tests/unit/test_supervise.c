@@ -709,7 +709,7 @@ static void test_interrupt_twice(void **state)
     g_lgsup = LAUNCH("start", g_file);
     wait_for_step(20);
     kill(g_lgsup, SIGINT);
-    usleep(100000);
+    wait_for_output("stopping:"); /* two that are pending are one */
     kill(g_lgsup, SIGINT);
     assert_exit(exit_of(g_lgsup), 130);
     g_lgsup = 0;
