@@ -3,7 +3,7 @@
  *   DIR/lock         flock of the lgsup in charge; "PID START_TIME" of it
  *   DIR/runtime      path of the runtime directory (sockets), while the run lives
  *   DIR/config.toml  effective config       DIR/plan.json  the plan       DIR/board  the board
- *   DIR/units        prefix of the systemd units that the run belongs to; missing: to none
+ *   DIR/systemd      prefix of the systemd units that the run belongs to; missing: to none
  *   DIR/resume       path of the checkpoint that this start continues from, or empty
  *   DIR/status.json  last status, for after the end
  *   DIR/logs/ROLE.INDEX.log, DIR/logs/lgsup.log

@@ -37,14 +37,14 @@ static void read_units(const lg_run *r, char ret[LG_UNITS_BYTES])
 {
     char path[LG_PATH_BYTES];
     ret[0] = 0;
-    if (lg_run_path(r, path, "units") == 0) lg_read_line(path, ret, LG_UNITS_BYTES);
+    if (lg_run_path(r, path, "systemd") == 0) lg_read_line(path, ret, LG_UNITS_BYTES);
     lg_err_clear();
 }
 
 static int record_units(const lg_run *r)
 {
     char path[LG_PATH_BYTES], line[LG_UNITS_BYTES + 1];
-    LG_TRY(lg_run_path(r, path, "units"));
+    LG_TRY(lg_run_path(r, path, "systemd"));
     int n = snprintf(line, sizeof line, "%s\n", r->units);
     if (lg_run_in_units(r))
         LG_TRY(lg_publish_file(path, line, (size_t)n));

@@ -422,12 +422,14 @@ static void test_units_are_valid(void **state)
 static void test_whole_run(void **state)
 {
     (void)state;
+    assert_exit(RUN("units", g_file), 0); /* into the run directory: in nobody's way there */
+    assert_has(scratch_path("run/units/lgsup.service"), "Type=notify\n");
     start_units();
     assert_exit(RUN("start", g_file, "--units", "job"), 0);
     assert_state("done", 60);
     assert_int_equal(instance("vae", 1)->restarts, 0);
     assert_true(lg_path_exists(g_rt)); /* systemd's, not ours */
-    assert_has(scratch_path("run/units"), "job\n");
+    assert_has(scratch_path("run/systemd"), "job\n");
     assert_has(scratch_path("run/logs/vae.1.log"), "ready after");
     assert_exit(RUN("verify", g_run), 0);
     /* The same units go on when there is more to do. */
