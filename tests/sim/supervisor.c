@@ -282,8 +282,8 @@ static void drawn_events(void)
 {
     struct world *w = &g.w;
     if (sim_random(w, g.speed_every) == 0) sim_change_speeds(w);
-    if (sim_random(w, 20000) == 0) { /* the machine sleeps */
-        int64_t ns = (int64_t)(1 + sim_random(w, 20)) * LG_S_NS;
+    if (sim_random(w, 8000) == 0) {                              /* the machine sleeps */
+        int64_t ns = (int64_t)(4 + sim_random(w, 20)) * LG_S_NS; /* longer than a look is late */
         g.now_ns += ns;
         g.slept_ns += ns;
         g.result->sleeps++;
@@ -556,14 +556,14 @@ WRAP(int, lg_child_reap, struct lg_child *c)
     return code;
 }
 
-/* May lgsup kill it? For a hang only when it has not moved for a whole look (a second). */
+/* May lgsup kill it? For a hang only when it has not moved during two looks, a second apart. */
 static void judge(const struct proc *p)
 {
     int64_t still_ns = g.now_ns - g.slept_ns - p->moved_ns;
     const struct lg_board_row *row = lg_board_row(&g.w.board, p->role, p->index);
     if (p->stranger) sim_fail(&g.w, "a stranger is killed");
     if (atomic_load(&g.w.board.s->quit) || p->role == LG_ROLE_keeper) return;
-    if (p->state == UP_READY && still_ns < LG_S_NS / 2)
+    if (p->state == UP_READY && still_ns < 2 * LG_S_NS)
         sim_fail(&g.w, "%s.%d is killed, though it moved %lld ms ago", lg_role_name(p->role),
                  p->index, (long long)(still_ns / LG_MS_NS));
     if (p->state == UP_READY && g.now_ns - row->heartbeat_ns <= HANG_S * LG_S_NS)
