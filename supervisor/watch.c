@@ -12,6 +12,7 @@
 #include "supervisor/status.h"
 #include "supervisor/swap.h"
 #include "supervisor/units.h"
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -46,6 +47,21 @@ static void look_for_hang(lg_supervisor *s, struct lg_instance *i, int64_t now_n
     if (i->late_looks >= HANG_LOOKS) lg_instance_raise(s, i, LG_INSTANCE_EVENT_late);
 }
 
+/* The keeper has no heartbeat: it is asked for something. One that does not answer (5 s, in which
+ * lgsup waits, too) holds up everybody who starts, until the run is parked; a new one knows all that it
+ * knew. */
+static void look_at_keeper(lg_supervisor *s)
+{
+    char name[LG_REGION_NAME_BYTES];
+    uint64_t bytes;
+    if (s->keep.child.pidfd < 0 || s->step >= LG_RUN_STEP_leaving) return;
+    int rc = lg_keeper_list(s->keep.socket, LG_KEEPER_REGIONS_MAX, name, &bytes);
+    lg_err_clear(); /* NOTFOUND: it is well */
+    if (rc != LG_ERR_TIMEOUT) return;
+    lg_progress_say(&s->progress, LG_WARN, "keeper: killed: it does not answer");
+    lg_child_signal(&s->keep.child, SIGKILL);
+}
+
 static void look_for_hangs(lg_supervisor *s, int64_t now_ns)
 {
     int64_t gap_ns = now_ns - s->last_hang_look_ns;
@@ -59,6 +75,7 @@ static void look_for_hangs(lg_supervisor *s, int64_t now_ns)
                        state == LG_INSTANCE_draining))
             look_for_hang(s, &s->instance[i], now_ns);
     }
+    look_at_keeper(s);
 }
 
 static void look_at_instances(lg_supervisor *s, int64_t now_ns)

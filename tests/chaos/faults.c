@@ -107,14 +107,14 @@ static int instances(struct chaos_run *r, int role)
     return n;
 }
 
-/* Any stage that lives and may die once more; with `others` the keeper and lgsup, too. */
-static bool draw_victim(struct chaos_run *r, bool others, struct victim *ret)
+/* Any process that lives and may die once more, of the roles up to `last`. */
+static bool draw_victim(struct chaos_run *r, lg_role last, struct victim *ret)
 {
     struct {
         int role, index;
     } all[LG_ROWS];
-    int n = 0, last = others ? LG_ROLE_lgsup : LG_ROLE_ckpt;
-    for (int role = 0; role <= last; role++)
+    int n = 0;
+    for (int role = 0; role <= (int)last; role++)
         for (int k = 0; k < instances(r, role); k++) {
             all[n].role = role;
             all[n++].index = k;
@@ -186,9 +186,9 @@ static bool strike_roles(struct chaos_run *r, chaos_fault f, int first, int seco
 static bool strike_drawn(struct chaos_run *r, chaos_fault f, int n)
 {
     struct victim v[2];
-    if (!draw_victim(r, f == CHAOS_pair, &v[0])) return false;
-    if (n == 2 &&
-        (!draw_victim(r, true, &v[1]) || (v[0].role == v[1].role && v[0].index == v[1].index))) {
+    if (!draw_victim(r, f == CHAOS_pair ? LG_ROLE_lgsup : LG_ROLE_ckpt, &v[0])) return false;
+    if (n == 2 && (!draw_victim(r, LG_ROLE_lgsup, &v[1]) ||
+                   (v[0].role == v[1].role && v[0].index == v[1].index))) {
         close(v[0].pidfd);
         return false;
     }
@@ -200,7 +200,7 @@ static bool strike_lgsup_and_stage(struct chaos_run *r)
 {
     struct victim v[2];
     if (!find_victim(r, LG_ROLE_lgsup, 0, &v[0])) return false;
-    if (!draw_victim(r, false, &v[1])) {
+    if (!draw_victim(r, LG_ROLE_ckpt, &v[1])) {
         close(v[0].pidfd);
         return false;
     }
@@ -229,7 +229,7 @@ static bool strike_power(struct chaos_run *r, chaos_fault f)
 static bool strike_pause(struct chaos_run *r, int64_t now_ns)
 {
     struct victim v;
-    if (r->stopped_fd >= 0 || !draw_victim(r, true, &v)) return false;
+    if (r->stopped_fd >= 0 || !draw_victim(r, LG_ROLE_lgsup, &v)) return false;
     pidfd_send_signal(v.pidfd, SIGSTOP, NULL, 0);
     note(r, CHAOS_pause, v.role, v.index);
     r->stopped_fd = v.pidfd;
@@ -241,7 +241,7 @@ static bool strike_pause(struct chaos_run *r, int64_t now_ns)
 static bool strike_hang(struct chaos_run *r)
 {
     struct victim v;
-    if (!draw_victim(r, false, &v)) return false;
+    if (!draw_victim(r, LG_ROLE_keeper, &v)) return false;
     note(r, CHAOS_hang, v.role, v.index)->incarnation = v.incarnation;
     pidfd_send_signal(v.pidfd, SIGSTOP, NULL, 0);
     r->role_kills[v.role]++;

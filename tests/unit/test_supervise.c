@@ -754,6 +754,23 @@ static void test_hang_is_killed(void **state)
     assert_output("without a heartbeat");
 }
 
+/* A keeper that hangs would hold up whoever starts. */
+static void test_hung_keeper_is_killed(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("every role is ready");
+    wait_for_step(3);
+    assert_true(instance("keeper", 0)->pid > 0);
+    kill(instance("keeper", 0)->pid, SIGSTOP);
+    wait_for_output("keeper: killed: it does not answer");
+    wait_for_output("restarted with 11 regions");
+    kill_one("trainer", 1); /* its memory is still kept */
+    wait_for_step(g_status.step + 10);
+    end_by_stop();
+    assert_nobody_left();
+}
+
 static void test_unready_is_killed(void **state)
 {
     (void)state;
@@ -1187,6 +1204,7 @@ int main(int argc, char **argv)
         TEST(test_crash_loop_parks),
         TEST(test_a_stage_parks_the_run),
         TEST(test_hang_is_killed),
+        TEST(test_hung_keeper_is_killed),
         TEST(test_unready_is_killed),
         TEST(test_adopt_detached),
         TEST(test_adopt),
