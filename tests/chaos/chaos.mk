@@ -48,5 +48,5 @@ chaos: deps
 	$(Q)rc=0; $(CHAOS_DIR)/chaos --build $(BUILD) --pipeline $(PIPELINE) --home $(CHAOS_HOME) --kills $(KILLS) \
 	    --seed $(SEED) --jobs $(JOBS_AT_A_TIME) --steps $(STEPS) --commit $(CHAOS_COMMIT) \
 	    $(if $(CHAOS_TAR),--tar $(CHAOS_TAR)) $(CHAOS_ARGS) || rc=$$?; \
-	$(CHAOS_DIR)/chaos --report $(REPORT) $(wildcard $(BUILD)/chaos/*) $(CHAOS_HOME) && echo "report: $(REPORT)"; \
+	$(CHAOS_DIR)/chaos --report $(REPORT) $(sort $(wildcard $(BUILD)/chaos/*) $(CHAOS_HOME)) && echo "report: $(REPORT)"; \
 	exit $$rc
