@@ -24,6 +24,7 @@ struct totals {
     char pipeline[64], commits[512], seeds[256], failures[TEXT_BYTES];
     int64_t runs, shim_runs, kills, steps, starts, refused, messages, calls, calls_missed;
     int64_t diverged, ledger, stuck, other;
+    double jobs; /* runs at a time, at most */
     double wall_s, foreign_s;
     int64_t role_kills[LG_ROLE_COUNT], fault[CHAOS_FAULTS];
     struct series role[LG_ROLE_COUNT][KINDS]; /* one process killed, nothing else meanwhile */
@@ -137,6 +138,7 @@ static void add_record(struct totals *t, const cJSON *j)
     t->messages += (int64_t)number(j, "messages");
     t->calls += (int64_t)number(j, "sites_failed");
     t->calls_missed += (int64_t)number(j, "sites_missed");
+    t->jobs = LG_MAX(t->jobs, number(j, "jobs"));
     t->wall_s += number(j, "wall_s");
     t->foreign_s += number(j, "foreign_cores") * number(j, "wall_s");
     for (int f = 0; f < CHAOS_FAULTS; f++)
@@ -226,7 +228,7 @@ static void write_summary(FILE *f, const struct totals *t)
     fprintf(f,
             "| kills | **%" PRId64 "** |\n| runs | %" PRId64 " (%" PRId64
             " with failing calls and full "
-            "disks), %" PRId64 " steps, %.1f min |\n",
+            "disks), %" PRId64 " steps, %.1f min of runs |\n",
             t->kills, t->runs, t->shim_runs, t->steps, t->wall_s / 60);
     fprintf(f, "| runs with a divergent byte or a lost checkpoint | **%" PRId64 "** |\n",
             t->diverged);
@@ -242,6 +244,7 @@ static void write_summary(FILE *f, const struct totals *t)
     double foreign = t->foreign_s / LG_MAX(t->wall_s, 1e-9);
     fprintf(f, "| other load meanwhile | %.2f cores%s |\n", foreign,
             foreign > 0.2 ? " (the times below are those of a loaded machine)" : "");
+    if (t->jobs >= 1) fprintf(f, "| runs at a time | %.0f |\n", t->jobs);
     if (t->failures[0]) fprintf(f, "\nFailed runs:\n\n%s", t->failures);
 }
 

@@ -454,6 +454,7 @@ static cJSON *record(const struct chaos_run *r, double wall_s, struct cpu_times 
     cJSON_AddNumberToObject(j, "run", (double)r->number);
     cJSON_AddNumberToObject(j, "seed", (double)r->o->seed);
     cJSON_AddStringToObject(j, "commit", r->o->commit);
+    cJSON_AddNumberToObject(j, "jobs", (double)r->o->jobs);
     cJSON_AddStringToObject(j, "pipeline", r->o->name);
     cJSON_AddNumberToObject(j, "steps", (double)r->o->steps);
     cJSON_AddNumberToObject(j, "wall_s", wall_s);
