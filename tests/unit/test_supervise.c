@@ -1093,10 +1093,12 @@ static void test_swap_is_rolled_back(void **state)
     assert_int_equal(instance("vae", 0)->pid, vae);
     /* A rank opens its memory when it has taken over: both ranks go back. */
     scratch_write("run/fault", "trainer 1 unready");
-    assert_exit(RUN("swap", "trainer", g_run), 1);
+    assert_exit(RUN("swap", "trainer", "--bin", scratch_path("bin/lg-trainer"), g_run), 1);
     assert_output("trainer goes on with its former program");
     wait_for_step(g_status.step + 20);
     assert_int_equal(count_of("trainer"), 2);
+    assert_string_equal(instance("trainer", 0)->program, "");
+    assert_string_equal(instance("trainer", 1)->program, "");
     end_by_stop();
     assert_exit(RUN("verify", g_run), 0);
 }
