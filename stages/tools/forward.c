@@ -1,5 +1,6 @@
-/* lg-forward: one forward of a denoiser in diffusers' layout, safetensors in, safetensors out:
- * how a checkpoint is compared with other programs (tests/parity/check_diffusers.py). */
+/* lg-forward: one forward, and with dout one backward, of a denoiser in diffusers' layout, safetensors
+ * in, safetensors out: how a checkpoint and the nets are compared with other programs
+ * (tests/parity/check_diffusers.py, tests/gpu/parity_nets.py). */
 #include "base/fs.h"
 #include "stages/encode/port.h"
 #include "stages/io/safetensors.h"
@@ -13,7 +14,8 @@ static const char usage_text[] =
     "  MODEL_DIR   config.json and diffusion_pytorch_model.safetensors of a DiT or PixArt\n"
     "  IN          x (B,C,H,W), t (B) as the net sees it; DiT: label (B) int32;\n"
     "              PixArt: text (B,L,E), text_length (B) int32\n"
-    "  OUT         out (B,C,H,W) fp32\n"
+    "              dout (B,C,H,W), if there: the gradient of the output, asks for a backward\n"
+    "  OUT         out (B,C,H,W); after a backward grad.NAME of every parameter; all fp32\n"
     "  DEVICE      host (default), ref64, cuda:0; PRECISION on a GPU: fp32 (default), tf32, bf16, "
     "fp16";
 
@@ -23,6 +25,7 @@ struct job {
     lg_stream *stream;
     lg_st_file *in;
     struct lg_denoiser_config config;
+    lg_params params;
     lg_denoiser *net;
 };
 
@@ -34,6 +37,28 @@ static int find(const struct job *j, const char *name, int rank, const struct lg
                        rank);
     *ret = e;
     return 0;
+}
+
+/* Timesteps stay in fp32 where the compute type has 16 bits: bf16 knows 8 digits of 999. */
+static int upload_times(const struct job *j, lg_tensor *ret)
+{
+    const struct lg_st_entry *e;
+    LG_TRY(find(j, "t", 1, &e));
+    lg_tensor wide = lg_t1(NULL, LG_F32, e->dim[0]), own = wide;
+    own.dtype = lg_device_dtype(j->device) == LG_F64 ? LG_F64 : LG_F32;
+    float *v = malloc(lg_tensor_bytes(&wide));
+    if (!v) return LG_FAIL(LG_ERR_NOSPACE, "no memory for t");
+    int rc;
+    LG_TRY_GOTO(rc, lg_st_read_f32(e, v, 0, (size_t)e->dim[0]), out);
+    LG_TRY_GOTO(rc, lg_device_alloc(j->device, lg_tensor_bytes(&wide), &wide.data), out);
+    LG_TRY_GOTO(rc, lg_device_alloc(j->device, lg_tensor_bytes(&own), &own.data), out);
+    lg_stream_upload(j->stream, wide.data, v, lg_tensor_bytes(&wide));
+    lg_cast(j->stream, &(struct lg_cast_args){.x = wide, .y = own});
+    lg_stream_sync(j->stream);
+    *ret = own;
+out:
+    free(v);
+    return rc;
 }
 
 static int upload_entry(const struct job *j, const char *name, int rank, lg_tensor *ret)
@@ -86,7 +111,7 @@ static int read_input(struct job *j, struct lg_denoiser_input *ret)
         ret->x.dim[3] != c->width)
         return LG_FAIL(LG_ERR_USAGE, "%s: x is not (B, %d, %d, %d)", j->in_path, c->channels,
                        c->height, c->width);
-    LG_TRY(upload_entry(j, "t", 1, &ret->t));
+    LG_TRY(upload_times(j, &ret->t));
     if (ret->t.dim[0] != B) return LG_FAIL(LG_ERR_USAGE, "%s: t is not (B)", j->in_path);
     if (c->kind == LG_DIT) return upload_i32(j, "label", B, 0, c->num_classes, &ret->label);
     LG_TRY(upload_entry(j, "text", 3, &ret->text));
@@ -98,28 +123,64 @@ static int read_input(struct job *j, struct lg_denoiser_input *ret)
 
 static int load_weights(const struct job *j, void **ret)
 {
-    lg_params t;
-    LG_TRY(lg_denoiser_params(&j->config, &t));
-    float *w = malloc(t.count * sizeof *w);
+    float *w = malloc(j->params.count * sizeof *w);
     int rc = w ? lg_denoiser_load(&j->config, j->dir, w)
                : LG_FAIL(LG_ERR_NOSPACE, "no memory for the weights");
-    if (rc == 0) rc = lg_put_weights(j->device, j->stream, w, t.count, ret);
+    if (rc == 0) rc = lg_put_weights(j->device, j->stream, w, j->params.count, ret);
     free(w);
-    lg_params_free(&t);
     return rc;
 }
 
-static int write_output(const struct job *j, const struct lg_port *out)
+/* The gradients of all parameters as fp32 on the host, to be freed; NULL where no dout asks for them. */
+static int backward(const struct job *j, const void *weights, const struct lg_denoiser_input *in,
+                    float **ret)
+{
+    if (!lg_st_find(j->in, "dout")) return 0;
+    lg_tensor dout, own = lg_t1(NULL, lg_denoiser_grad_type(j->device), (int64_t)j->params.count);
+    LG_TRY(upload_entry(j, "dout", 4, &dout));
+    if (memcmp(dout.dim, in->x.dim, sizeof dout.dim))
+        return LG_FAIL(LG_ERR_USAGE, "%s: dout has not the shape of x", j->in_path);
+    LG_TRY(lg_device_alloc(j->device, lg_tensor_bytes(&own), &own.data));
+    lg_denoiser_backward(j->net, j->stream, weights, in, dout, own.data, false);
+    lg_tensor wide = own;
+    wide.dtype = LG_F32;
+    if (own.dtype != LG_F32) {
+        LG_TRY(lg_device_alloc(j->device, lg_tensor_bytes(&wide), &wide.data));
+        lg_cast(j->stream, &(struct lg_cast_args){.x = own, .y = wide});
+    }
+    *ret = malloc(lg_tensor_bytes(&wide));
+    if (!*ret) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the gradients");
+    lg_stream_download(j->stream, *ret, wide.data, lg_tensor_bytes(&wide));
+    lg_stream_sync(j->stream);
+    return 0;
+}
+
+static int write_tensors(const struct job *j, lg_st_writer *w, const struct lg_port *out,
+                         const float *grads)
+{
+    LG_TRY(lg_st_writer_declare(w, "out", LG_F32, 4, out->f32.dim));
+    for (int i = 0; grads && i < j->params.n; i++) {
+        const struct lg_param *p = &j->params.p[i];
+        char name[LG_PARAM_NAME_BYTES + 8];
+        snprintf(name, sizeof name, "grad.%s", p->name);
+        LG_TRY(lg_st_writer_declare(w, name, LG_F32, p->rank, p->dim));
+    }
+    LG_TRY(lg_st_writer_data(w, out->host, lg_tensor_bytes(&out->f32)));
+    for (int i = 0; grads && i < j->params.n; i++) {
+        const struct lg_param *p = &j->params.p[i];
+        LG_TRY(lg_st_writer_data(w, grads + p->offset, p->count * sizeof *grads));
+    }
+    return 0;
+}
+
+static int write_output(const struct job *j, const struct lg_port *out, const float *grads)
 {
     lg_st_writer *w = NULL;
-    int rc;
     lg_port_get(out, j->stream);
     lg_stream_sync(j->stream);
     LG_TRY(lg_st_writer_open(j->out_path, &w));
-    LG_TRY_GOTO(rc, lg_st_writer_declare(w, "out", LG_F32, 4, out->f32.dim), fail);
-    LG_TRY_GOTO(rc, lg_st_writer_data(w, out->host, lg_tensor_bytes(&out->f32)), fail);
-    return lg_st_writer_finish(&w, NULL);
-fail:
+    int rc = write_tensors(j, w, out, grads);
+    if (rc == 0) return lg_st_writer_finish(&w, NULL);
     lg_st_writer_abort(&w);
     return rc;
 }
@@ -130,17 +191,24 @@ static int run(struct job *j, const char *device, const char *precision)
     struct lg_denoiser_input in = {0};
     struct lg_port out = {0};
     void *weights = NULL;
+    float *grads = NULL;
+    int rc;
     LG_TRY(lg_path(path, "%s/config.json", j->dir));
     LG_TRY(lg_denoiser_config_load(path, &j->config));
     LG_TRY(lg_st_open(j->in_path, &j->in));
     LG_TRY(lg_device_open(device, &(struct lg_device_options){.precision = precision}, &j->device));
     LG_TRY(lg_stream_open(j->device, &j->stream));
     LG_TRY(read_input(j, &in));
+    LG_TRY(lg_denoiser_params(&j->config, &j->params));
     LG_TRY(load_weights(j, &weights));
-    LG_TRY(lg_denoiser_open(j->device, &j->config, (int)in.x.dim[0], false, &j->net));
+    LG_TRY(lg_denoiser_open(j->device, &j->config, (int)in.x.dim[0], lg_st_find(j->in, "dout"),
+                            &j->net));
     LG_TRY(lg_port_open(j->device, in.x, &out));
     lg_denoiser_forward(j->net, j->stream, weights, &in, out.device);
-    int rc = write_output(j, &out);
+    LG_TRY_GOTO(rc, backward(j, weights, &in, &grads), done);
+    LG_TRY_GOTO(rc, write_output(j, &out, grads), done);
+done:
+    free(grads);
     lg_port_close(j->device, &out);
     return rc;
 }
@@ -155,6 +223,7 @@ int main(int argc, char **argv)
     int rc = run(&j, argc > 4 ? argv[4] : "host", argc > 5 ? argv[5] : NULL);
     if (rc < 0) fprintf(stderr, "lg-forward: %s\n", lg_err_text());
     lg_denoiser_close(&j.net);
+    lg_params_free(&j.params);
     if (j.stream) lg_stream_close(&j.stream);
     lg_device_close(&j.device);
     if (j.in) lg_st_close(&j.in);

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Every test for machines with GPUs: the backend's operations and nets, training against PyTorch (where there
-# is one), the whole pipeline. Prints their lines and, last, "N passed, M failed" over all.
+# Every test for machines with GPUs: the backend's operations and nets, training and whole nets against PyTorch
+# (where there is one), the whole pipeline. Prints their lines and, last, "N passed, M failed" over all.
 #
 # usage: check.sh DATA [pipeline.sh's options]      lies in a bundle's gpu/; DATA: the emoji shards
 set -u
@@ -22,8 +22,9 @@ run() { # COMMAND...: adds its sums, or one for the whole when it prints none
 if compgen -G "$here/bin/test_*" >/dev/null; then run "$here/run.sh"; fi
 if python3 -c 'import torch' 2>/dev/null; then
     for objective in flow eps; do run python3 "$here/parity_train.py" "$here/.." --objective $objective; done
+    run python3 "$here/parity_nets.py" "$here/.."
 else
-    echo "skip parity_train.py: no PyTorch"
+    echo "skip parity_train.py, parity_nets.py: no PyTorch"
 fi
 run "$here/pipeline.sh" "$here/.." "$data" "$@"
 echo "$passed passed, $failed failed"
