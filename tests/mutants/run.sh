@@ -73,7 +73,7 @@ run_one_test() { # TREE TEST LOG: 0 passes
     esac
 }
 what_failed() { # LOG
-    grep -aE 'replay with|^ERROR: |assertion failed|^FAIL |cut at|MISSED|^\[  FAILED  \] [a-z]' "$1" | head -1 | tr '|\t' '  ' | cut -c1-110
+    grep -aE 'replay with|, fault [0-9]+: |^ERROR: |assertion failed|^FAIL |cut at|MISSED|^\[  FAILED  \] [a-z]' "$1" | head -1 | tr '|\t' '  ' | cut -c1-110
 }
 
 try() { # TREE NAME -> verdict on stdout
