@@ -149,3 +149,27 @@ check "verify accepts the run" inside timeout 60 /lg/build/bin/lgsup verify "$RU
 check "stop of the slice ends the keeper" inside timeout 60 systemctl stop lg.slice
 expect "keeper at the end" inactive "$(unit_value lg-keeper ActiveState)"
 [ $e2e_failed -eq 0 ] || diagnose
+
+# ---- another run beside it, of a user who is not root ----
+
+RUN=/lg/run/mine/tiny HERE=$T/run/mine/tiny
+chmod 711 "$T" "$T/run"
+inside useradd -m -u 4242 lgtest
+mkdir "$T/run/mine" # what it reads has been made for root alone
+cp -r "$EMOJI/data/emoji-00000.tar" "$EMOJI/text_encoder" "$EMOJI/vae" "$T/run/mine/"
+chown -R 4242:4242 "$T/run/mine"
+data="--set data.path=/lg/run/mine/emoji-00000.tar --set text.model=/lg/run/mine/text_encoder --set vae.model=/lg/run/mine/vae"
+check "units of a user" inside setpriv --reuid 4242 --regid 4242 --clear-groups env HOME=/home/lgtest \
+    /lg/build/bin/lgsup units /lg/src/tests/e2e/tiny.toml --prefix mine --set job.dir=$RUN --set trainer.max_steps="$N" $data
+inside sh -c "cp $RUN/units/* /etc/systemd/system/ && systemctl daemon-reload"
+check "it starts" inside timeout 120 systemctl start minesup
+expect "as that user" "4242 4242 4242" "$(for u in minesup mine-keeper mine-vae@1; do stat -c %u "/proc/$init/root/proc/$(main_pid $u)"; done | xargs)"
+stage_units=$(echo "$stage_units" | sed 's/lg-/mine-/g')
+before=$(stage_pids)
+check "systemctl restart" inside timeout 120 systemctl restart minesup
+expect "its stages have not noticed" "$before" "$(stage_pids)"
+for unit in minesup mine-keeper $stage_units; do kill_unit "$unit"; done
+goes_on "everything killed at once: its training goes on"
+check "its end" wait_until 120 active_is minesup inactive
+check "byte-identical as well" same_files "$reference" "$HERE" "$N"
+[ $e2e_failed -eq 0 ] || { diagnose; inside journalctl -q --no-pager -n 40 -u 'mine*' | cut -c1-300; }
