@@ -162,7 +162,7 @@ def judge(case, p, mine, theirs):
     worst = max(mine, key=mine.get)
     above = sum(e > p.bound for e in mine.values())
     bad = {k: f"error {e:.2e}" for k, e in mine.items() if not e <= p.bound} if p.hard else {}
-    line = f"{case.name:26} {p.name:5} {len(mine):4} tensors  "
+    line = f"{case.name:28} {p.name:5} {len(mine):4} tensors  "
     if len(mine) > 2:
         rms = math.sqrt(sum(e * e for e in mine.values()) / len(mine))
         line += f"out {mine['out']:.2e}  rms {rms:.2e}  "
