@@ -49,7 +49,7 @@ allowed() {
     kernels/*) echo base kernels ;;
     stages) echo base config shm bus kernels ;;
     supervisor) echo base config shm bus ;;
-    tests) echo base config shm bus kernels kernels/host kernels/ref64 stages supervisor ;;
+    tests) echo base config shm bus kernels kernels/host kernels/ref64 kernels/cuda stages supervisor ;;
     *) echo ;;
     esac
 }
