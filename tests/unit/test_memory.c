@@ -102,8 +102,8 @@ static void test_print(void **state)
         "\n  regions                     2.0 MiB\n",
         "\n  vae, private                  300 B\n",
         "\n  together                    2.0 MiB\n",
-        "\n  2 CUDA contexts             1.2 GiB\n",
-        "\n  with them                   1.2 GiB\n",
+        "\n  2 CUDA contexts             1.1 GiB\n",
+        "\n  with them                   1.1 GiB\n",
         "\n  free now                  140.0 GiB of 141.0 GiB\n",
         "\nhost\n  regions                         0 B\n  vae, private                    7 B\n"
         "  together                        7 B\n",
@@ -203,12 +203,12 @@ static void test_fits(void **state)
     room(m, "cuda:0", 2 * need, need - 1);
     assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
     assert_message(
-        "the run needs 604.0 MiB of cuda:0 (NVIDIA H200), where 604.0 MiB of 1.2 GiB are "
-        "free: others hold 604.0 MiB: see with nvidia-smi who, end them, or take another "
+        "the run needs 548.0 MiB of cuda:0 (NVIDIA H200), where 548.0 MiB of 1.1 GiB are "
+        "free: others hold 548.0 MiB: see with nvidia-smi who, end them, or take another "
         "GPU with trainer.gpus");
     room(m, "cuda:0", need - 1, need - 1);
     assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
-    assert_message("of cuda:0 (NVIDIA H200), which has 604.0 MiB: lower trainer.micro_batch_size");
+    assert_message("of cuda:0 (NVIDIA H200), which has 548.0 MiB: lower trainer.micro_batch_size");
     room(m, "cuda:0", 141 * GIB, 141 * GIB);
     room(m, "cuda:1", GIB / 2, GIB / 2);
     assert_int_equal(lg_memory_fits(m), LG_ERR_NOSPACE);
