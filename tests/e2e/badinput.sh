@@ -97,6 +97,8 @@ find "$T/pictures" -name '*.png' | sort | head -20 | xargs truncate -s 100
 says "half of the pictures cut: parked" 11 "$LGSUP" start "$TINY" --set job.dir="$T/voids" "${data[@]}" \
     --set trainer.max_steps=40 -- 'unreadable' 'data\.void_ratio_max'
 expect "half of the pictures cut: state" parked "$(status_get "$T/voids" .state)"
+check "half of the pictures cut: stop lets its memory go" "$LGSUP" stop "$T/voids"
+check "half of the pictures cut: nothing is left running" nothing_runs
 
 head -c 3000000 "$EMOJI/data/emoji-00000.tar" >"$T/half.tar"
 says "a tar cut in half" 11 "$LGSUP" start "$TINY" --set job.dir="$T/tar" --set data.path="$T/half.tar" "${short[@]}" -- "$T/half.tar" 'byte'
@@ -163,4 +165,5 @@ says "weights that are not finite: parked" 11 "$LGSUP" start "$TINY" --set job.d
 expect "not finite: state" parked "$(status_get "$T/nonfinite" .state)"
 check "not finite: the status has the cause" test -n "$(status_get "$T/nonfinite" 'select(.cause | test("not finite")) | .cause')"
 expect "not finite: skipped steps are counted" 3 "$(status_get "$T/nonfinite" .skipped_steps)"
+check "not finite: stop lets its memory go" "$LGSUP" stop "$T/nonfinite"
 check "not finite: nothing is left running" nothing_runs
