@@ -3,8 +3,8 @@
 #include "supervisor/finish.h"
 #include "config/manifest.h"
 #include "supervisor/notify.h"
-#include "supervisor/preview.h"
 #include "supervisor/park.h"
+#include "supervisor/preview.h"
 #include "supervisor/tensorboard.h"
 #include <inttypes.h>
 #include <signal.h>

@@ -110,8 +110,8 @@ void cuda_column_sums(cudaStream_t stream, lg_tensor x, lg_tensor y, bool accumu
 {
     int64_t M = x.dim[0], N = x.dim[1], rows = chunk_rows(M);
     WITH_TYPE(x.dtype, T,
-              (partial_sums<T, LG_ACT_NONE>(
-                  stream, {(T *)x.data, nullptr, (float *)scratch, M, N, rows})))
+              (partial_sums<T, LG_ACT_NONE>(stream,
+                                            {(T *)x.data, nullptr, (float *)scratch, M, N, rows})))
     cuda_add_partial_sums(stream, (const float *)scratch, ceil_div(M, rows), y, accumulate);
 }
 void cuda_act_backward_sums(cudaStream_t stream, const struct lg_linear_backward_data_args *a,
@@ -119,8 +119,7 @@ void cuda_act_backward_sums(cudaStream_t stream, const struct lg_linear_backward
 {
     int64_t M = a->dx.dim[0], N = a->dx.dim[1], rows = chunk_rows(M);
     WITH_TYPE(a->dx.dtype, T, {
-        sums_args<T> s = {
-            (T *)a->dx.data, (const T *)a->pre.data, (float *)scratch, M, N, rows};
+        sums_args<T> s = {(T *)a->dx.data, (const T *)a->pre.data, (float *)scratch, M, N, rows};
         if (a->act == LG_ACT_GELU_TANH)
             partial_sums<T, LG_ACT_GELU_TANH>(stream, s);
         else if (a->act == LG_ACT_SILU)

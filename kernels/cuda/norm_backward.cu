@@ -30,7 +30,8 @@ template <typename T> struct one_pass_args {
 
 /* Row t of the sample into a stage of the warp's ring; nothing behind the last row. */
 template <typename T>
-static __device__ __forceinline__ void fetch(const one_pass_args<T> &a, char *ring, int stage, int t)
+static __device__ __forceinline__ void fetch(const one_pass_args<T> &a, char *ring, int stage,
+                                             int t)
 {
     int lane = threadIdx.x % WARP;
     int64_t row = ((int64_t)blockIdx.x * a.tokens + t) * a.D;
@@ -77,8 +78,8 @@ static __global__ void __launch_bounds__(THREADS, 1) one_pass_kernel(const one_p
     for (int j = 0; j < PACKS; j++) {
         modulation[j] = {};
         if ((lane + WARP * j) * N < a.D)
-            modulation[j] = *(const pack<T, N> *)(a.scale + blockIdx.x * a.stride +
-                                                  (lane + WARP * j) * N);
+            modulation[j] =
+                *(const pack<T, N> *)(a.scale + blockIdx.x * a.stride + (lane + WARP * j) * N);
     }
     for (int s = 0; s < STAGES - 1; s++) fetch(a, ring, s, warp + s * WARPS);
     int stage = 0;

@@ -173,11 +173,10 @@ void LG_K(gate_residual_backward)(lg_stream *s, const struct lg_gate_residual_ba
             });
         }
     }
-    if (a->dbias.data)
-        LG_K(sum_rows)
-        (s, &(struct lg_sum_rows_args){.x = lg_t2(a->dy.data, LG_F32, B * T, a->dy.dim[2]),
-                                       .y = a->dbias,
-                                       .accumulate = a->accumulate_dbias});
+    if (a->dbias.data) LG_K(sum_rows)
+    (s, &(struct lg_sum_rows_args){.x = lg_t2(a->dy.data, LG_F32, B * T, a->dy.dim[2]),
+                                   .y = a->dbias,
+                                   .accumulate = a->accumulate_dbias});
 }
 
 void LG_K(rms_norm_forward)(lg_stream *s, const struct lg_rms_norm_forward_args *a)

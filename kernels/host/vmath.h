@@ -8,6 +8,15 @@
 #pragma once
 #include "kernels/host/isa.h"
 
+/* x, and nothing that the compiler may fuse into what follows. It fuses a product with a sum only
+ * where both stand in one basic block, which may hold for whole vectors and not for the rest of a row
+ * (bounds checks of a sanitizer, masks), and then a value's bits depend on its place. */
+LG_INLINE vf vf_rounded(vf x)
+{
+    __asm__("" : "+x"(x));
+    return x;
+}
+
 LG_INLINE vf vf_exp(vf x)
 {
     const vf magic = vf_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */

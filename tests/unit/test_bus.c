@@ -286,26 +286,34 @@ static void test_other_users_are_not_heard(void **state)
     (void)state;
     enum { NOBODY = 65534 };
     if (geteuid() != 0) skip();
-    char path[200];
-    int status;
+    char path[200], byte;
+    int status, go[2][2];
+    pid_t child[2];
     lg_control *c = NULL;
+    /* The same question by our own user is heard. Both are forked while this process has no threads. */
+    for (int other = 0; other < 2; other++) {
+        assert_int_equal(pipe(go[other]), 0);
+        child[other] = fork();
+        if (child[other]) continue;
+        struct lg_message stop = {.kind = LG_MESSAGE_stop, .role = LG_ROLE_lgsup}, a;
+        if (read(go[other][0], &byte, 1) != 1) _exit(3);
+        if (other && (setgid(NOBODY) < 0 || setuid(NOBODY) < 0)) _exit(2);
+        _exit(lg_control_ask(g_dir, &stop, 1500, &a) == 0);
+    }
     assert_int_equal(lg_control_open(g_dir, &c), 0);
     assert_int_equal(chmod(g_dir, 0777), 0);
     snprintf(path, sizeof path, "%s/lgsup", g_dir);
     assert_int_equal(chmod(path, 0777), 0);
-    for (int other = 0; other < 2; other++) { /* the same question by our own user is heard */
-        pid_t child = fork();
-        if (child == 0) {
-            struct lg_message stop = {.kind = LG_MESSAGE_stop, .role = LG_ROLE_lgsup}, a;
-            if (other && (setgid(NOBODY) < 0 || setuid(NOBODY) < 0)) _exit(2);
-            _exit(lg_control_ask(g_dir, &stop, 1500, &a) == 0);
-        }
+    for (int other = 0; other < 2; other++) {
         struct lg_peer peer;
         struct lg_message m;
+        assert_int_equal(write(go[other][1], "g", 1), 1);
         assert_int_equal(receive(c, &peer, &m), !other);
         if (!other) lg_control_answer(c, &peer, &(struct lg_message){.kind = LG_MESSAGE_ok});
-        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(waitpid(child[other], &status, 0), child[other]);
         assert_int_equal(WEXITSTATUS(status), !other);
+        close(go[other][0]);
+        close(go[other][1]);
     }
     assert_int_equal(chmod(g_dir, 0700), 0);
     lg_control_close(&c);

@@ -1,6 +1,6 @@
 /* The files of pinned algorithms: first come counts, the run's own file before the shared one. */
-#include "kernels/cuda/algos.c"
 #include "base/fs.h"
+#include "kernels/cuda/algos.c"
 #include <setjmp.h>
 #include <stdarg.h>
 
