@@ -37,10 +37,10 @@ field() {
 tests_of() {
     case $1 in
     shm/window.*) echo sim_protocol window sim_supervisor e2e:kills ;;
-    shm/board.*) echo sim_protocol board sim_supervisor window supervise e2e:lgsup_dies ;;
+    shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
     base/* | config/* | stages/*) echo sim_disk faults e2e:resume ;;
-    supervisor/*) echo sim_supervisor supervise keeper e2e:lgsup_dies ;;
+    supervisor/*) echo sim_supervisor supervise supervise_deaths supervise_adopt supervise_orders keeper e2e:lgsup_dies ;;
     esac
 }
 key() { # what a result depends on

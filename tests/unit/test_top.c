@@ -1,5 +1,5 @@
 /* What `lgsup top` shows, from readings made by hand; reading metrics.jsonl; the GPU library by name
- * (this program plays it). The command itself on living processes: test_supervise. */
+ * (this program plays it). The command itself on living processes: test_supervise_views. */
 #include "base/check.h"
 #include "base/clock.h"
 #include "supervisor/metrics.h"

@@ -1,0 +1,240 @@
+/* What a later lgsup finds: processes to adopt, memory of a parked run, or neither. */
+#include "base/clock.h"
+#include "base/fs.h"
+#include "shm/keeper.h"
+#include "supervisor/supervise.h"
+#include "tests/unit/scratch.h"
+#include "tests/unit/supervise_fixture.h"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+/* lgsup dies; training goes on; a stage and even the keeper die meanwhile; a new lgsup adopts. */
+static void adopt_after(const char *victim)
+{
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(3);
+    wait_for_output("every role is ready");
+    int ema = instance("ema", 0)->pid, trainer = instance("trainer", 0)->pid;
+    kill_lgsup();
+    wait_for_step(g_status.step + 10);
+    assert_string_equal(g_status.state, "running");
+    assert_string_equal(instance("lgsup", 0)->state, "dead");
+    if (victim) kill_one(victim, 0);
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("adopted");
+    wait_for_step(g_status.step + 5);
+    assert_int_equal(instance("ema", 0)->pid, ema);
+    if (!victim || strcmp(victim, "trainer") != 0)
+        assert_int_equal(instance("trainer", 0)->pid, trainer);
+    kill_one("trainer", 1); /* its memory is still kept */
+    wait_for_step(g_status.step + 10);
+    end_by_stop();
+    assert_nobody_left();
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+/* `start --detach` on an orphaned run returns when it is adopted and everybody is ready. */
+static void test_adopt_detached(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("every role is ready");
+    wait_for_step(3);
+    kill_lgsup();
+    assert_exit(RUN("start", g_file, "--detach"), 0);
+    assert_state("running", 0);
+    assert_int_equal(instance("lgsup", 0)->restarts, 1);
+    assert_exit(RUN("start", g_file, "--detach"), 7);
+    assert_exit(RUN("stop", g_run), 0);
+    assert_state("stopped", 0);
+    assert_nobody_left();
+}
+
+static void test_adopt(void **state)
+{
+    (void)state;
+    adopt_after(NULL);
+}
+
+static void test_adopt_with_a_dead_trainer(void **state)
+{
+    (void)state;
+    adopt_after("trainer");
+}
+
+static void test_adopt_with_a_dead_keeper(void **state)
+{
+    (void)state;
+    adopt_after("keeper");
+}
+
+/* An lgsup that dies between making a keeper visible and entering it on the board leaves one that
+ * nobody knows: the next lgsup takes over what it holds, and ends it. */
+static void test_adopt_ends_a_stray_keeper(void **state)
+{
+    (void)state;
+    char socket[LG_PATH_BYTES];
+    static lg_run run;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(3);
+    wait_for_output("every role is ready");
+    lg_run_init(&run, g_run);
+    assert_int_equal(lg_run_runtime_load(&run), 0);
+    snprintf(socket, sizeof socket, "%.4000s/keeper", run.runtime_dir);
+    kill_lgsup();
+    kill_one("keeper", 0);
+    pid_t stray = fork();
+    if (stray == 0) _exit(lg_keeper_serve(socket, -1) < 0);
+    char name[LG_REGION_NAME_BYTES];
+    uint64_t bytes;
+    for (int64_t end = lg_now_ns() + 5 * LG_S_NS; lg_now_ns() < end; usleep(1000))
+        if (lg_keeper_list(socket, 0, name, &bytes) == LG_ERR_NOTFOUND) break;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("adopted");
+    int status = 0, rc = 0;
+    for (int i = 0; i < 5000 && rc == 0; i++, usleep(1000)) rc = waitpid(stray, &status, WNOHANG);
+    if (rc == 0) kill(stray, SIGKILL);
+    assert_int_equal(rc, stray);
+    kill_one("trainer", 1); /* its memory is still kept */
+    wait_for_step(g_status.step + 10);
+    end_by_stop();
+    assert_nobody_left();
+}
+
+/* Memory that nobody holds any more: back to the checkpoint, not on with zeros. */
+static void test_lost_memory(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(45);
+    kill_lgsup();
+    kill_one("keeper", 0);
+    kill_one("trainer", 1);
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("resuming fake at step");
+    assert_output("starting again from the newest checkpoint");
+    wait_for_output("every role is ready");
+    end_by_stop();
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+static void test_stop_of_an_orphan(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(3);
+    kill_lgsup();
+    assert_exit(RUN("stop", g_run), 0);
+    assert_state("stopped", 0);
+    assert_nobody_left();
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+static void test_everything_dies(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_step(45);
+    kill_run();
+    g_lgsup = 0;
+    assert_state("failed", 0);
+    assert_exit(RUN("start", g_file, "--set", "trainer.max_steps=100000", "--detach"), 0);
+    wait_for_step(g_status.step + 1);
+    assert_state("running", 0);
+    assert_exit(RUN("stop", g_run), 0);
+    assert_state("stopped", 0);
+    assert_nobody_left();
+}
+
+/* A rank that cannot start any more, in a run that has come somewhere. */
+static void park(void)
+{
+    wait_for_step(30);
+    scratch_write("run/fault", "trainer 1 crash");
+    kill_one("trainer", 1);
+    assert_exit(exit_of(g_lgsup), 11);
+    g_lgsup = 0;
+    unlink(scratch_path("run/fault"));
+    assert_state("parked", 0);
+    assert_true(g_status.memory_kept);
+    assert_output("memory is kept");
+    unlink(g_out);
+}
+
+static void test_parked_memory(void **state)
+{
+    (void)state;
+    start_long();
+    park();
+    uint64_t at = g_status.step;
+    assert_int_not_equal(at % 20, 0); /* no checkpoint is there: it would be lost */
+    char says[64];
+    snprintf(says, sizeof says, "going on with fake at step %d from memory", (int)at);
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100001", "--set",
+                     "vae.instances=3", "--set", "supervisor.ready_s=1");
+    wait_for_output(says);
+    wait_for_output("every role is ready");
+    wait_for_step(at + 20); /* from the very numbers that were there, or it would park */
+    assert_int_equal(count_of("vae"), 3);
+    assert_int_equal(g_status.max_steps, 100001);
+    park();
+    assert_exit(RUN("start", g_file, "--set", "trainer.max_steps=100001", "--set", "job.seed=5"),
+                10);
+    assert_true(read_status() && g_status.memory_kept); /* a refused start touches nothing */
+    assert_exit(RUN("stop", g_run), 0);
+    assert_output("its memory has been let go");
+    assert_state("stopped", 0);
+    assert_nobody_left();
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100001");
+    wait_for_output("resuming fake at step");
+    wait_for_output("every role is ready");
+    end_by_stop();
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+static void test_parked_memory_is_gone(void **state)
+{
+    (void)state;
+    start_long();
+    park();
+    kill_one("keeper", 0);
+    for (int i = 0; i < 1000 && read_status() && g_status.memory_kept; i++) usleep(2000);
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("the parked run's memory cannot be used: its keeper has died");
+    wait_for_output("resuming fake at step");
+    wait_for_output("every role is ready");
+    park();
+    g_lgsup =
+        LAUNCH("start", g_file, "--set", "trainer.max_steps=100000", "--set", "window.batches=8");
+    wait_for_output("the window (window.batches) has changed");
+    wait_for_output("resuming fake at step");
+    wait_for_output("every role is ready");
+    end_by_stop();
+    assert_nobody_left();
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+int main(int argc, char **argv)
+{
+    lgsup_tests_begin(argc, argv);
+    const struct CMUnitTest tests[] = {
+        LGSUP_TEST(test_adopt_detached),
+        LGSUP_TEST(test_adopt),
+        LGSUP_TEST(test_adopt_with_a_dead_trainer),
+        LGSUP_TEST(test_adopt_with_a_dead_keeper),
+        LGSUP_TEST(test_adopt_ends_a_stray_keeper),
+        LGSUP_TEST(test_lost_memory),
+        LGSUP_TEST(test_stop_of_an_orphan),
+        LGSUP_TEST(test_everything_dies),
+        LGSUP_TEST(test_parked_memory),
+        LGSUP_TEST(test_parked_memory_is_gone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
