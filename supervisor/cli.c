@@ -52,6 +52,11 @@ static const struct command *find_command(const char *name)
     return NULL;
 }
 
+static int no_command(const char *name)
+{
+    return LG_FAIL(LG_ERR_USAGE, "there is no command %s; `lgsup help` lists them", name);
+}
+
 static int usage(const char *name)
 {
     const struct command *c = find_command(name);
@@ -60,13 +65,13 @@ static int usage(const char *name)
 
 /* ---- words ---- */
 
-static int take_set(const char *name, int argc, char **argv, int *i, struct words *w)
+static int take_set(int argc, char **argv, int *i, struct words *w)
 {
     const char *value = argv[*i][5] == '=' ? argv[*i] + 6 : *i + 1 < argc ? argv[++*i] : NULL;
     if (!value || !strchr(value, '=') || value[0] == '=')
         return LG_FAIL(LG_ERR_USAGE, "--set needs section.key=value; got %s",
                        value ? value : "nothing");
-    if (w->n_sets == SETS_MAX) return usage(name);
+    if (w->n_sets == SETS_MAX) return LG_FAIL(LG_ERR_USAGE, "more than %d --set", SETS_MAX);
     w->set[w->n_sets++] = value;
     return 0;
 }
@@ -89,7 +94,7 @@ static int parse(const char *name, const char *allowed, int argc, char **argv, s
             if (ret->n_places == PLACES_MAX) return usage(name);
             ret->place[ret->n_places++] = a;
         } else if (!strncmp(a, "--set", 5) && (!a[5] || a[5] == '=') && strstr(allowed, "--set")) {
-            LG_TRY(take_set(name, argc, argv, &i, ret));
+            LG_TRY(take_set(argc, argv, &i, ret));
         } else if (!strcmp(a, "--bin") && strstr(allowed, "--bin")) {
             LG_TRY(take_value(a, argc, argv, &i, &ret->bin));
         } else if (!strcmp(a, "--detach") && strstr(allowed, "--detach")) {
@@ -294,7 +299,8 @@ static int command_help(int argc, char **argv, int *ret_exit)
 {
     *ret_exit = 0;
     const struct command *one = argc == 1 ? find_command(argv[0]) : NULL;
-    if (argc > 1 || (argc == 1 && !one)) return usage("help");
+    if (argc > 1) return usage("help");
+    if (argc == 1 && !one) return no_command(argv[0]);
     if (one) {
         printf("lgsup %s %s\n    %s\n", one->name, one->arguments, one->summary);
         return 0;
@@ -318,7 +324,7 @@ int lg_cli_main(int argc, char **argv)
     if (c)
         rc = c->run(LG_MAX(argc - 2, 0), argv + LG_MIN(argc, 2), &exit_code);
     else
-        rc = LG_FAIL(LG_ERR_USAGE, "there is no command %s; `lgsup help` lists them", name);
+        rc = no_command(name);
     fflush(stdout);
     if (rc >= 0) return exit_code;
     fprintf(stderr, "lgsup: %s\n", getenv("LG_TRACE") ? lg_err_text() : lg_err_message());

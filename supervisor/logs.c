@@ -68,8 +68,8 @@ static int find_files(const char *dir, const char *role, struct file *f, int *n)
     return 0;
 }
 
-/* New whole lines of a file; the text stays owned by the caller's list. */
-static char *read_new(struct file *f, size_t *ret_bytes)
+/* What is new in a file, in whole lines when more may come; the text stays owned by the caller's list. */
+static char *read_new(struct file *f, bool follow, size_t *ret_bytes)
 {
     int fd = open(f->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return NULL;
@@ -82,7 +82,7 @@ static char *read_new(struct file *f, size_t *ret_bytes)
     char *text = bytes ? malloc(bytes) : NULL;
     ssize_t n = text ? pread(fd, text, bytes, (off_t)f->shown) : 0;
     close(fd);
-    while (n > 0 && text[n - 1] != '\n') n--;
+    while (follow && n > 0 && text[n - 1] != '\n') n--;
     if (n <= 0) {
         free(text);
         return NULL;
@@ -102,7 +102,7 @@ static void cut_lines(const char *text, size_t bytes, struct lines *l)
     const char *stamp = "";
     for (const char *at = text, *end = text + bytes; at < end;) {
         const char *stop = memchr(at, '\n', (size_t)(end - at));
-        size_t n = (size_t)(stop - at) + 1;
+        size_t n = stop ? (size_t)(stop - at) + 1 : (size_t)(end - at);
         if (has_stamp(at, n)) stamp = at;
         if (l->n == l->cap) {
             l->cap = l->cap ? 2 * l->cap : 1024;
@@ -122,18 +122,21 @@ static int by_time(const void *a, const void *b)
     return c ? c : (x->order > y->order) - (x->order < y->order);
 }
 
-static void show_new(struct file *f, int n)
+static void show_new(struct file *f, int n, bool follow)
 {
     char **text = calloc((size_t)n + 1, sizeof *text);
     struct lines l = {0};
     LG_ASSERT(text);
     for (int i = 0; i < n; i++) {
         size_t bytes = 0;
-        text[i] = read_new(&f[i], &bytes);
+        text[i] = read_new(&f[i], follow, &bytes);
         if (text[i]) cut_lines(text[i], bytes, &l);
     }
     if (l.n) qsort(l.v, l.n, sizeof *l.v, by_time);
-    for (size_t i = 0; i < l.n; i++) fwrite(l.v[i].text, 1, l.v[i].bytes, stdout);
+    for (size_t i = 0; i < l.n; i++) {
+        fwrite(l.v[i].text, 1, l.v[i].bytes, stdout);
+        if (l.v[i].text[l.v[i].bytes - 1] != '\n') putchar('\n'); /* a process's last words */
+    }
     fflush(stdout);
     for (int i = 0; i < n; i++) free(text[i]);
     free(text);
@@ -148,11 +151,11 @@ int lg_logs(const char *dir, const char *role, bool follow)
     int rc = find_files(dir, role, f, &n);
     if (rc == 0 && n == 0 && !follow)
         rc = LG_FAIL(LG_ERR_NOTFOUND, "no log of %s in %s/logs", role ? role : "any process", dir);
-    if (rc == 0) show_new(f, n);
+    if (rc == 0) show_new(f, n, follow);
     while (rc == 0 && follow && !ferror(stdout)) {
         poll(NULL, 0, FOLLOW_MS);
         rc = find_files(dir, role, f, &n);
-        if (rc == 0) show_new(f, n);
+        if (rc == 0) show_new(f, n, follow);
     }
     free(f);
     if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
