@@ -66,6 +66,28 @@ static void check_device(struct rules *r)
     check_gpus(r, "trainer.gpus", c->trainer_gpus);
 }
 
+/* ---- restarts ---- */
+
+static void check_restarts(struct rules *r)
+{
+    const lg_config *c = r->c;
+    const struct {
+        const char *key, *why;
+        int64_t value;
+        bool absent;
+    } of[] = {
+        {"text.restarts_max", "model.kind is \"dit\"", c->text_restarts_max, !has_text(c)},
+        {"text.restart_window_s", "model.kind is \"dit\"", c->text_restart_window_s, !has_text(c)},
+        {"vae.restarts_max", "vae.model is empty", c->vae_restarts_max, !c->vae_model[0]},
+        {"vae.restart_window_s", "vae.model is empty", c->vae_restart_window_s, !c->vae_model[0]},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(of); i++)
+        if (of[i].absent && of[i].value)
+            broken(r, of[i].key,
+                   "%s = %lld has no meaning: %s, so this run has no such role; remove it",
+                   of[i].key, (long long)of[i].value, of[i].why);
+}
+
 /* ---- batch and window ---- */
 
 static void check_batch(struct rules *r)
@@ -328,6 +350,7 @@ int lg_config_check(const lg_config *c)
 {
     struct rules r = {.c = c};
     check_device(&r);
+    check_restarts(&r);
     check_files(&r);
     check_model(&r);
     check_conditioning(&r);

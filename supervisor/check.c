@@ -2,6 +2,7 @@
 #include "supervisor/check.h"
 #include "supervisor/child.h"
 #include "supervisor/gpus.h"
+#include "supervisor/intensity.h"
 #include "supervisor/memory.h"
 #include <inttypes.h>
 #include <signal.h>
@@ -184,16 +185,27 @@ static void places_of(const struct check *k, lg_role r, char *ret, size_t bytes)
     ret[bytes - 1] = 0;
 }
 
+/* "5 in 60 s": more without a committed step park the run. */
+static void restarts_of(const lg_config *c, lg_role r, char *ret, size_t bytes)
+{
+    snprintf(ret, bytes, "-");
+    if (r >= LG_ROLE_keeper) return;
+    struct lg_restart_policy p = lg_restart_policy(c, r);
+    snprintf(ret, bytes, "%" PRId64 " in %" PRId64 " s", p.deaths_max, p.window_s);
+}
+
 static void print_processes(const struct check *k)
 {
-    char places[LG_RUN_GPUS_MAX * 3 + 8];
-    printf("%-8s %9s %7s  %-10s %s\n", "role", "processes", "threads", "device", "when one dies");
+    char places[LG_RUN_GPUS_MAX * 3 + 8], restarts[48];
+    printf("%-8s %9s %7s  %-10s %-12s %s\n", "role", "processes", "threads", "device", "restarts",
+           "when one dies");
     for (int r = 0; r < LG_ROLE_COUNT; r++) {
         int n = k->plan->instances[r];
         if (n == 0) continue;
         places_of(k, (lg_role)r, places, sizeof places);
-        printf("%-8s %9d %7d  %-10s %s\n", lg_role_name((lg_role)r), n, k->plan->threads[r], places,
-               blast_radius((lg_role)r));
+        restarts_of(k->config, (lg_role)r, restarts, sizeof restarts);
+        printf("%-8s %9d %7d  %-10s %-12s %s\n", lg_role_name((lg_role)r), n, k->plan->threads[r],
+               places, restarts, blast_radius((lg_role)r));
     }
 }
 

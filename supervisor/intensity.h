@@ -1,7 +1,14 @@
 /* Restart intensity: how often a role may die before the run is parked. Only deaths without a
  * committed step between them count, and only those within the window. */
 #pragma once
-#include "base/check.h"
+#include "config/plan.h"
+
+/* What the config says of a role: its section's restarts_max and restart_window_s, where they are 0
+ * the supervisor's. Of stages; keeper and lgsup have none. */
+struct lg_restart_policy {
+    int64_t deaths_max, window_s;
+};
+struct lg_restart_policy lg_restart_policy(const lg_config *c, lg_role role);
 
 struct lg_intensity {
     int deaths_max;

@@ -179,12 +179,11 @@ static void iterate(lg_supervisor *s)
 static int make_instances(lg_supervisor *s, bool adopt)
 {
     const lg_plan *plan = &s->run->plan;
-    const lg_config *c = s->run->config;
     s->instance = calloc(LG_INSTANCE_TABLE, sizeof *s->instance);
     if (!s->instance) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the instances");
     for (int r = 0; r < LG_ROLE_keeper; r++) {
-        LG_TRY(lg_intensity_init(&s->intensity[r], c->supervisor_restarts_max,
-                                 c->supervisor_restart_window_s));
+        struct lg_restart_policy policy = lg_restart_policy(s->run->config, (lg_role)r);
+        LG_TRY(lg_intensity_init(&s->intensity[r], policy.deaths_max, policy.window_s));
         for (int k = 0; k < plan->instances[r] && !adopt; k++) lg_instance_add(s, (lg_role)r, k);
     }
     return 0;

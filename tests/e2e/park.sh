@@ -51,9 +51,12 @@ check "ledger equals the undisturbed run's" cmp "$reference/ledger" "$run/ledger
 check "verify accepts the run" timeout 60 "$LGSUP" verify "$run"
 check "nothing is left running" nothing_runs
 
-# stop lets the memory go.
+# stop lets the memory go. This role may die once, whatever the others may.
 run=$T/stop
-park "$run" 24
+park "$run" 24 --set supervisor.restarts_max=100000 --set vae.restarts_max=1
+expect "a limit of its own: exit code" 11 $code
+check "the second death parks" test -n "$(status_get "$run" 'select(.cause | test("^vae.* died 2 times without a committed step")) | .cause')"
+check "and the cause is printed" grep -q 'vae.* died 2 times without a committed step; last: ' "$run.out"
 timeout 20 "$LGSUP" stop "$run" >"$T/out" 2>&1
 expect "stop of a parked run exits 0" 0 $?
 check "and says what it did" grep -q "parked at step $at; its memory has been let go" "$T/out"

@@ -419,6 +419,22 @@ static void test_rules_previews(void **state)
            "sample.captions=['a']", "vae.model=");
 }
 
+static void test_rules_restarts(void **state)
+{
+    (void)state;
+    write_models();
+    assert_int_equal(CHECK("vae.restarts_max=1", "text.restart_window_s=5"), 0);
+    BREAKS("--set: text.restarts_max = 2 has no meaning: model.kind is \"dit\", so this run has no "
+           "such role; remove it",
+           "text.restarts_max=2", "model.kind=dit", "text.model=");
+    BREAKS("vae.restart_window_s = 9 has no meaning: vae.model is empty", "vae.restart_window_s=9",
+           "vae.model=", "data.latent_size=16");
+    REFUSES(
+        "[ema]\nrestarts_max = -1\n[checkpoint]\nrestart_window_s = 86401\n",
+        "p.toml:2:1: ema.restarts_max is out of range: expected a whole number from 0 to 1000000",
+        "p.toml:4:1: checkpoint.restart_window_s is out of range");
+}
+
 static void test_rules_files(void **state)
 {
     (void)state;
@@ -547,14 +563,14 @@ static void test_examples(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_defaults),      TEST(test_values),           TEST(test_paths),
-        TEST(test_overrides),     TEST(test_round_trip),       TEST(test_syntax),
-        TEST(test_deep_nesting),  TEST(test_types_and_ranges), TEST(test_unknown_names),
-        TEST(test_bad_overrides), TEST(test_collects),         TEST(test_rules_hold),
-        TEST(test_rules_batch),   TEST(test_rules_model),      TEST(test_rules_training),
-        TEST(test_rules_device),  TEST(test_rules_files),      TEST(test_rules_previews),
-        TEST(test_rules_collect), TEST(test_compatible),       TEST(test_document),
-        TEST(test_exit_codes),    TEST(test_examples),
+        TEST(test_defaults),       TEST(test_values),           TEST(test_paths),
+        TEST(test_overrides),      TEST(test_round_trip),       TEST(test_syntax),
+        TEST(test_deep_nesting),   TEST(test_types_and_ranges), TEST(test_unknown_names),
+        TEST(test_bad_overrides),  TEST(test_collects),         TEST(test_rules_hold),
+        TEST(test_rules_batch),    TEST(test_rules_model),      TEST(test_rules_training),
+        TEST(test_rules_device),   TEST(test_rules_files),      TEST(test_rules_previews),
+        TEST(test_rules_restarts), TEST(test_rules_collect),    TEST(test_compatible),
+        TEST(test_document),       TEST(test_exit_codes),       TEST(test_examples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
