@@ -8,6 +8,7 @@
 #   --device D    cuda (default) or host: a tiny net, to try this script without a GPU
 #   --steps N     of each run (default 60)
 #   --seed S      of the data (default 0)
+#   --only LIST   of the words below: latents (always run), pictures, ranks, ema (default all)
 #   anything else goes to lgsup start: --set KEY=VALUE
 #
 # Prints one line per figure, from metrics.jsonl, steps of the warm-up (10) left out; a step's time is
@@ -15,6 +16,8 @@
 #   latents     the trainer's own speed: nothing is encoded
 #   pictures    loader and VAE encoder work beside it: on the trainer's GPU, and on a second one where
 #               there is one
+#   ranks       two ranks on two GPUs, half of the batch each: on latents, and on pictures with an encoder
+#               on each GPU
 #   data wait   share of the time in which rank 0 had no batch
 #   checkpoint  time that the three steps after a checkpoint take more than the median, in % of a step
 #   ema         median step against steps during which the keeper was stopped (it works a step later)
@@ -25,12 +28,13 @@ usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$2"
 bundle=$(cd "$1" && pwd) && data=$(cd "$2" && pwd) || usage
 shift 2
-device=cuda steps=60 seed=0 extra=()
+device=cuda steps=60 seed=0 only=pictures,ranks,ema extra=()
 while [ $# -gt 0 ]; do
     case $1 in
     --device) device=$2; shift ;;
     --steps) steps=$2; shift ;;
     --seed) seed=$2; shift ;;
+    --only) only=$2; shift ;;
     *) extra+=("$1") ;;
     esac
     shift
@@ -125,18 +129,29 @@ steps_of latents | awk -v ms="$ms" -v every=$every -v last="$steps" '
               "checkpoint", extra / n, n, 100 * extra / n / ms, wait / n }'
 rm -rf "$T/latents"
 
-start pictures "${from_pictures[@]}"
-finish $? pictures
-report "pictures, encoder on GPU 0" pictures
-awk -v a="$latents_ms" -v b="$ms" 'BEGIN { printf "%-28s %8.1f %% of the speed on latents\n", "", 100 * a / b }'
-rm -rf "$T/pictures"
-if [ "$gpus" -ge 2 ]; then
-    start apart "${from_pictures[@]}" --set vae.gpus=1
-    finish $? apart
-    report "pictures, encoder on GPU 1" apart
+# one RUN NAME OPTIONS...: a run, its line, and its speed beside that of one rank on latents.
+one() {
+    local run=$1 name=$2
+    shift 2
+    start "$run" "$@"
+    finish $? "$run"
+    report "$name" "$run"
     awk -v a="$latents_ms" -v b="$ms" 'BEGIN { printf "%-28s %8.1f %% of the speed on latents\n", "", 100 * a / b }'
-    rm -rf "$T/apart"
+    rm -rf "${T:?}/$run"
+}
+wanted() { case ",$only," in *",$1,"*) ;; *) return 1 ;; esac; }
+if wanted pictures; then
+    one pictures "pictures, encoder on GPU 0" "${from_pictures[@]}"
+    [ "$gpus" -lt 2 ] || one apart "pictures, encoder on GPU 1" "${from_pictures[@]}" --set vae.gpus=1
 fi
+if wanted ranks && { [ "$gpus" -ge 2 ] || [ "$device" = host ]; }; then
+    ranks=(--set trainer.ranks=2 --set trainer.micro_batch_size=$((batch / 2)))
+    [ "$gpus" -lt 2 ] || ranks+=(--set trainer.gpus=0,1)
+    one ranks "latents, two ranks" "${from_latents[@]}" "${ranks[@]}"
+    [ "$gpus" -lt 2 ] || ranks+=(--set vae.gpus=0,1)
+    one ranks_vae "pictures, two ranks" "${from_pictures[@]}" "${ranks[@]}" --set vae.instances=2
+fi
+wanted ema || exit 0
 
 # The keeper works on state k during step k + 1. Stopped in the middle of step k, it misses state k's
 # time: step k + 1 runs without it and needs nothing of it; then it catches up.

@@ -128,8 +128,17 @@ rate() { # RUN: samples/s, median of the second half
         awk '{ v[NR] = $1 } END { printf "%.0f samples/s", v[int((NR + 1) / 2)] }'
 }
 
+# The process of the last `start` in the background.
+lgsup_of() { # RUN
+    local p
+    for p in $(pids_of "$1"); do
+        case $(tr '\0' ' ' <"/proc/$p/cmdline" 2>/dev/null) in "$lgsup start "*) echo "$p" ;; esac
+    done | head -1
+}
+
 # kill_many NAME RUN STEPS KILLS ROLES... -- START_OPTIONS...: kills while it trains. The k-th kill comes
-# a random moment after a random step of 5k+1 .. 5k+5, so fast and slow machines kill alike.
+# a random moment after a random step of 5k+1 .. 5k+5, so fast and slow machines kill alike. A killed
+# lgsup is started again at once, as an operator would.
 kill_many() {
     local name=$1 run=$2 n=$3 count=$4 roles=() victims=() times=() i j swap pid t0 at ms
     shift 4
@@ -141,33 +150,46 @@ kill_many() {
     for ((i = count - 1; i > 0; i--)); do
         j=$((RANDOM % (i + 1))) swap=${victims[i]} victims[i]=${victims[j]} victims[j]=$swap
     done
-    start "$run" "$n" "$@" &
+    start "$run" "$n" "$@" 2>/dev/null &
     running=$!
-    local killed=0
+    local killed=0 supervisors=0 by_role=
     for ((i = 0; i < count; i++)); do
         at=$((1 + 5 * i + RANDOM % 5)) ms=$((RANDOM % 60))
         wait_step "$run" $at 60 || break
         sleep "0.$(printf %03d $ms)"
         pid=
         for _ in 1 2 3 4 5 6 7 8 9 10; do
-            pid=$(pid_of "$run" "${victims[i]%.*}" "${victims[i]#*.}")
+            if [ "${victims[i]}" = lgsup ]; then
+                pid=$(lgsup_of "$run")
+            else
+                pid=$(pid_of "$run" "${victims[i]%.*}" "${victims[i]#*.}")
+            fi
             [ "${pid:-0}" -gt 0 ] && kill -9 "$pid" 2>/dev/null && break
             pid=
             sleep 0.05
         done
         [ -n "$pid" ] || { echo "# no process ${victims[i]} to kill"; continue; }
         at=$(step_of "$run") t0=$(now_ms)
+        if [ "${victims[i]}" = lgsup ]; then
+            wait $running 2>/dev/null
+            start "$run" "$n" "$@" 2>/dev/null &
+            running=$! supervisors=$((supervisors + 1))
+        fi
         wait_step "$run" $((at + 1)) 60 || break
         times+=($(($(now_ms) - t0)))
+        by_role+="${victims[i]} ${times[-1]}"$'\n'
         killed=$((killed + 1))
         echo "# kill $killed ${victims[i]} at step $at: next commit after ${times[-1]} ms"
     done
     wait $running
     finished "$name: completes by itself" $? "$run"
-    if [ $killed = "$count" ]; then ok "$name: $count kills"; else fail "$name: $count kills" "only $killed"; fi
+    if [ $killed = "$count" ]; then ok "$name: $count kills, $supervisors of them of lgsup"; else fail "$name: $count kills" "only $killed"; fi
     printf '%s\n' ${times[@]+"${times[@]}"} | sort -n | awk -v what="$name" 'NF { v[++n] = $1 } END {
         if (n) printf "# %s: kill to next commit p50 %d ms, p99 %d ms, max %d ms of %d (seed '"$seed"')\n",
             what, v[int((n + 1) / 2)], v[int(n * 0.99 + 0.999)], v[n], n }'
+    printf %s "$by_role" | sort -k1,1 -k2,2n | awk -v what="$name" '
+        function told() { if (n) printf "# %s: %-9s %3d kills, median %d ms, longest %d ms\n", what, last, n, v[int((n + 1) / 2)], v[n] }
+        $1 != last { told(); n = 0; last = $1 } { v[++n] = $2 } END { told() }'
 }
 
 echo "# $device, $gpus GPUs, $steps steps, $kills kills, seed $seed"
@@ -206,7 +228,7 @@ case $only in *c*)
     n=$((5 * kills + 10)) every=20
     start "$T/c1" $n
     finished "c: an undisturbed run of $n steps" $? "$T/c1"
-    kill_many c "$T/c2" $n "$kills" loader.0 text.0 vae.0 trainer.0 ema.0 ckpt.0 keeper.0 --
+    kill_many c "$T/c2" $n "$kills" loader.0 text.0 vae.0 trainer.0 ema.0 ckpt.0 keeper.0 lgsup --
     check "c: byte-identical" same "$T/c1" "$T/c2" $n
     every=
     forget "$T/c1" "$T/c2" ;;
@@ -233,7 +255,8 @@ case $only in *e*)
         start "$T/e1" $n "${two[@]}"
         finished "e: two ranks, $n steps" $? "$T/e1"
         echo "# $(rate "$T/e1" $n)"
-        kill_many e "$T/e2" $n "$kills" trainer.0 trainer.1 vae.1 ema.0 loader.0 keeper.0 -- "${two[@]}"
+        kill_many e "$T/e2" $n "$kills" trainer.0 trainer.1 vae.0 vae.1 text.0 ema.0 ckpt.0 loader.0 keeper.0 \
+            lgsup -- "${two[@]}"
         check "e: byte-identical" same "$T/e1" "$T/e2" $n
     else
         echo "skip e: needs two GPUs"
