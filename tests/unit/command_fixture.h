@@ -3,6 +3,8 @@
  *
  * $LG_BIN_DIR is the folder's bin/, empty at first. */
 #pragma once
+#include "shm/board.h"
+#include "supervisor/run.h"
 
 int command_setup(void **state);
 int command_teardown(void **state);
@@ -32,3 +34,9 @@ void command_roles(void);
 /* The scratch folder's pipeline.toml, of a run in its run/; more: lines of TOML after it (its own
  * sections). Models are those of the emoji example. */
 const char *command_pipeline(const char *more);
+
+/* The run of `file` as a start leaves it before any process: directories, config, plan, and the board
+ * unless NULL. The caller closes both. */
+void command_run(const char *file, lg_run *ret, lg_board **ret_board);
+/* A complete checkpoint of `step` in it, of one file, and the ledger up to there. */
+void command_checkpoint(const lg_run *r, uint64_t step);
