@@ -2,9 +2,11 @@
 #include "tests/unit/scratch.h"
 #include "base/check.h"
 #include "base/fs.h"
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static char folder[64];
@@ -45,6 +47,26 @@ const char *scratch_write(const char *name, const char *text)
 }
 
 extern void __gcov_exit(void) __attribute__((weak));
+extern void __gcov_dump(void) __attribute__((weak));
+
+static void count_and_die(int sig)
+{
+    (void)sig;
+    alarm(2); /* should it have been interrupted in the allocator */
+    __gcov_dump();
+    kill(getpid(), SIGKILL);
+}
+
+void scratch_mortal(void)
+{
+    if (__gcov_dump) signal(SIGUSR2, count_and_die);
+}
+
+void scratch_kill(pid_t pid)
+{
+    kill(pid, __gcov_dump ? SIGUSR2 : SIGKILL);
+    waitpid(pid, NULL, 0);
+}
 
 void scratch_exit(int code)
 {

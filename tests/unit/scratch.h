@@ -1,6 +1,7 @@
 /* A temporary folder for a test, and small files in it. Failures end the test program. */
 #pragma once
 #include <stddef.h>
+#include <sys/types.h>
 
 /* A fresh folder; its path is valid until the next call. */
 const char *scratch_make(void);
@@ -11,3 +12,7 @@ const char *scratch_path(const char *name);
 const char *scratch_write(const char *name, const char *text);
 /* Ends a forked child as _exit() does, but leaves its share of a coverage count (tests/coverage.sh). */
 void scratch_exit(int code) __attribute__((noreturn));
+/* kill -9 of a child and its end. In a build for coverage a child that has called scratch_mortal first
+ * leaves its share of the count. */
+void scratch_mortal(void);
+void scratch_kill(pid_t pid);

@@ -69,8 +69,7 @@ void kill_run(void)
     lg_board *b = NULL;
     char path[LG_PATH_BYTES + 16];
     if (g_lgsup > 0) {
-        kill(g_lgsup, SIGKILL);
-        waitpid(g_lgsup, NULL, 0);
+        scratch_kill(g_lgsup);
     }
     snprintf(path, sizeof path, "%s/board", g_run);
     if (lg_board_open(path, 0, &b) == 0) lg_leftovers_kill(b);
@@ -138,6 +137,7 @@ pid_t launch(const char *const *words)
     int fd = open(g_out, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     dup2(fd, 1);
     dup2(fd, 2);
+    scratch_mortal();
     int code = lg_cli_main(argc, argv);
     fflush(NULL);
     scratch_exit(code);
@@ -243,8 +243,7 @@ void end_by_stop(void)
 
 void kill_lgsup(void)
 {
-    kill(g_lgsup, SIGKILL);
-    waitpid(g_lgsup, NULL, 0);
+    scratch_kill(g_lgsup);
     g_lgsup = 0;
     unlink(g_out); /* what comes now is the next one's */
 }

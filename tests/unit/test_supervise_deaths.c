@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 // clang-format off
 #include <cmocka.h>
@@ -211,14 +210,12 @@ static void test_reasons_in_the_log(void **state)
     kill_one("vae", 0);
     wait_for_output("vae.0: signal 9");
     wait_until_ready("vae", 0);
-    kill(g_lgsup, SIGKILL);
-    waitpid(g_lgsup, NULL, 0);
+    scratch_kill(g_lgsup);
     kill_one("text", 1);
     unlink(g_out);
     g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
     wait_for_output("every role is ready");
-    kill(g_lgsup, SIGKILL);
-    waitpid(g_lgsup, NULL, 0);
+    scratch_kill(g_lgsup);
     kill_one("keeper", 0);
     unlink(g_out);
     g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");

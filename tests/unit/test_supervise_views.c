@@ -60,8 +60,7 @@ static void test_top(void **state)
     assert_top_on_a_terminal();
     kill_one("vae", 1);
     wait_for_output("vae.1: signal 9");
-    kill(g_lgsup, SIGKILL);
-    waitpid(g_lgsup, NULL, 0);
+    scratch_kill(g_lgsup);
     g_lgsup = 0;
     unlink(g_out);
     assert_exit(RUN("top", "--once", g_run), 0); /* lgsup is dead */
@@ -135,8 +134,7 @@ static void test_status_follows_its_schema(void **state)
     cJSON *j = assert_status_follows_schema(); /* one is in its setup */
     assert_string_equal(cJSON_GetObjectItem(j, "state")->valuestring, "starting");
     cJSON_Delete(j);
-    kill(g_lgsup, SIGKILL);
-    waitpid(g_lgsup, NULL, 0);
+    scratch_kill(g_lgsup);
     g_lgsup = 0;
     kill_one("vae", 1);
     usleep(100000);
