@@ -56,7 +56,7 @@ endif
 # Counts branches where the promise is kept; see tests/coverage.sh.
 ifdef COVERAGE
 $(foreach d,shm bus supervisor stages_ckpt,$(eval CFLAGS_$(d) += -Og --coverage -fprofile-update=atomic))
-LDFLAGS  += --coverage
+LDFLAGS  += --coverage -Wl,-u,__gcov_dump # which tests/unit/scratch.c may call
 endif
 Q := $(if $(V),,@)
 

@@ -182,7 +182,9 @@ int lg_park_resume(const struct lg_park_start *p, bool *ret_resumed, int *ret_ex
 int lg_park_release(lg_run *r)
 {
     lg_board *b = NULL;
-    LG_TRY(open_parked(r->dir, &b));
+    if (open_parked(r->dir, &b) < 0)
+        return LG_FAIL(LG_ERR_NOTFOUND, "the board of the parked run in %s cannot be opened any more",
+                       r->dir);
     lg_leftovers_kill(b);
     atomic_store(&b->s->memory_kept, 0);
     atomic_store(&b->s->run_state, LG_RUN_STOPPED);

@@ -11,6 +11,7 @@ $(BUILD)/tests/test_sim_supervisor: $(BUILD)/obj/tests/sim/supervisor.c.o
 $(BUILD)/tests/test_sim_supervisor: LIBS := $(BUILD)/obj/tests/sim/supervisor.c.o $(LIB) $(LIBS)
 $(BUILD)/tests/test_sim_supervisor: LDFLAGS += $(call wrap_calls,tests/sim/supervisor.calls)
 
-$(BUILD)/tests/test_faults: $(BUILD)/obj/tests/sim/faults.c.o
-$(BUILD)/tests/test_faults: LIBS := $(BUILD)/obj/tests/sim/faults.c.o $(LIB) $(LIBS)
-$(BUILD)/tests/test_faults: LDFLAGS += $(call wrap_calls,tests/sim/faults.calls)
+FAULTS := $(addprefix $(BUILD)/tests/test_,faults faults_supervise)
+$(FAULTS): $(BUILD)/obj/tests/sim/faults.c.o
+$(FAULTS): LIBS := $(BUILD)/obj/tests/sim/faults.c.o $(LIB) $(LIBS)
+$(FAULTS): LDFLAGS += $(call wrap_calls,tests/sim/faults.calls)

@@ -1,5 +1,4 @@
 /* What a later lgsup finds: processes to adopt, memory of a parked run, or neither. */
-#include "base/clock.h"
 #include "base/fs.h"
 #include "shm/keeper.h"
 #include "supervisor/supervise.h"
@@ -94,12 +93,13 @@ static void test_adopt_ends_a_stray_keeper(void **state)
     if (stray == 0) _exit(lg_keeper_serve(socket, -1) < 0);
     char name[LG_REGION_NAME_BYTES];
     uint64_t bytes;
-    for (int64_t end = lg_now_ns() + 5 * LG_S_NS; lg_now_ns() < end; usleep(1000))
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
         if (lg_keeper_list(socket, 0, name, &bytes) == LG_ERR_NOTFOUND) break;
     g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
     wait_for_output("adopted");
     int status = 0, rc = 0;
-    for (int i = 0; i < 5000 && rc == 0; i++, usleep(1000)) rc = waitpid(stray, &status, WNOHANG);
+    for (int i = 0; i < LOOKS_MAX && rc == 0; i++, usleep(LOOK_US))
+        rc = waitpid(stray, &status, WNOHANG);
     if (rc == 0) kill(stray, SIGKILL);
     assert_int_equal(rc, stray);
     kill_one("trainer", 1); /* its memory is still kept */
@@ -177,8 +177,8 @@ static void test_parked_memory(void **state)
     assert_int_not_equal(at % 20, 0); /* no checkpoint is there: it would be lost */
     char says[64];
     snprintf(says, sizeof says, "going on with fake at step %d from memory", (int)at);
-    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100001", "--set",
-                     "vae.instances=3", "--set", "supervisor.ready_s=1");
+    g_lgsup =
+        LAUNCH("start", g_file, "--set", "trainer.max_steps=100001", "--set", "vae.instances=3");
     wait_for_output(says);
     wait_for_output("every role is ready");
     wait_for_step(at + 20); /* from the very numbers that were there, or it would park */

@@ -108,14 +108,17 @@ static void test_swap(void **state)
 static void test_swap_is_rolled_back(void **state)
 {
     (void)state;
-    start_long();
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000", "--set",
+                     "supervisor.ready_s=4");
+    wait_for_output("every role is ready");
+    wait_for_step(3);
     int ckpt = instance("ckpt", 0)->pid;
     scratch_write("run/fault", "ckpt 0 crash");
     assert_exit(RUN("swap", "ckpt", g_run), 5);
     assert_output("the weights are damaged");
     scratch_write("run/fault", "ckpt 0 unready");
     assert_exit(RUN("swap", "ckpt", g_run), 9);
-    assert_output("not ready after 1 s");
+    assert_output("not ready after 4 s");
     assert_true(read_status());
     assert_int_equal(instance("ckpt", 0)->pid, ckpt);
     /* One of the two sets up well: neither is put in place. */

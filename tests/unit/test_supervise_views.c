@@ -34,9 +34,9 @@ static void assert_top_on_a_terminal(void)
         scratch_exit(lg_cli_main(3, argv));
     }
     assert_true(pid > 0);
-    for (int64_t end = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < end;) {
+    for (int look = 0; look < LOOKS_MAX; look++) {
         struct pollfd p = {.fd = fd, .events = POLLIN};
-        ssize_t got = poll(&p, 1, 100) > 0 ? read(fd, text + n, sizeof text - 1 - n) : 0;
+        ssize_t got = poll(&p, 1, LOOK_US / 1000) > 0 ? read(fd, text + n, sizeof text - 1 - n) : 0;
         n += (size_t)LG_MAX(got, 0);
         text[n] = 0;
         if (!shown && strstr(text, "fake: running") && strstr(text, "last beat")) {
@@ -159,7 +159,7 @@ static bool has_preview(int step)
 
 static void wait_for_preview(int step)
 {
-    for (int64_t end = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < end; usleep(2000))
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
         if (has_preview(step)) return;
     show_output();
     fail_msg("no preview of step %d", step);
@@ -169,7 +169,7 @@ static void wait_for_preview(int step)
  * the one before it is still written, so which ones there are depends on the machine. */
 static int wait_for_a_preview(int from)
 {
-    for (int64_t end = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < end; usleep(2000))
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
         for (int s = from; s < from + 40 * 200; s += 40)
             if (has_preview(s)) return s;
     show_output();

@@ -1,0 +1,440 @@
+/* A run directory seen from lgsup: its lock and its runtime directory (supervisor/run.h), what a start
+ * continues from (resume.c), the programs that were swapped in (programs.h), and orders from the
+ * command line that are refused before anybody is asked (order.h). */
+#include "base/check.h"
+#include "shm/board.h"
+#include "supervisor/order.h"
+#include "supervisor/preview.h"
+#include "supervisor/programs.h"
+#include "supervisor/run.h"
+#include "supervisor/scale.h"
+#include "tests/unit/run_fixture.h"
+#include "tests/unit/scratch.h"
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+static lg_run r;
+
+static int setup(void **state)
+{
+    (void)state;
+    setenv("XDG_RUNTIME_DIR", "relative", 1); /* of no use */
+    unsetenv("RUNTIME_DIRECTORY");
+    run_fixture_make(&r, "[sample]\ncaptions = [\"a cat\"]\n");
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    run_fixture_close(&r);
+    return 0;
+}
+
+static void assert_says(int rc, int code, const char *part)
+{
+    if (rc != code) fail_msg("result %d, expected %d: %s", rc, code, lg_err_message());
+    if (!strstr(lg_err_message(), part)) fail_msg("\"%s\" lacks \"%s\"", lg_err_message(), part);
+    lg_err_clear();
+}
+
+/* ---- the lock ---- */
+
+static void write_holder(int pid, uint64_t start)
+{
+    char line[64];
+    snprintf(line, sizeof line, "%d %llu\n", pid, (unsigned long long)start);
+    scratch_write("run/lock", line);
+}
+
+/* Who is recorded counts only while the very process lives: pid and start time. */
+static void test_holder(void **state)
+{
+    (void)state;
+    int pid = 0, me = (int)getpid();
+    uint64_t start = lg_process_start_time(me);
+    assert_int_equal(lg_run_holder(r.dir, &pid), -1); /* no file */
+    scratch_write("run/lock", "nonsense\n");
+    assert_int_equal(lg_run_holder(r.dir, &pid), -1);
+    write_holder(-5, start);
+    assert_int_equal(lg_run_holder(r.dir, &pid), -1);
+    write_holder(me, start + 1); /* its pid belongs to another by now */
+    assert_int_equal(lg_run_holder(r.dir, &pid), -1);
+    assert_int_equal(pid, 0);
+    write_holder(me, start);
+    int fd = lg_run_holder(r.dir, &pid);
+    assert_true(fd >= 0 && pid == me);
+    close(fd);
+}
+
+/* The kernel lets go of a file lock before the process has ended: a start waits for the end itself. */
+static void test_former_holder_is_waited_for(void **state)
+{
+    (void)state;
+    int go[2];
+    char byte;
+    assert_int_equal(pipe(go), 0);
+    pid_t former = fork();
+    if (former == 0) {
+        close(go[1]);
+        if (read(go[0], &byte, 1) < 0) _exit(1);
+        usleep(200000);
+        _exit(0);
+    }
+    close(go[0]);
+    write_holder(former, lg_process_start_time(former));
+    close(go[1]);
+    assert_int_equal(lg_run_lock(&r), 0);
+    assert_int_equal(lg_process_start_time(former) && waitpid(former, NULL, WNOHANG) == 0, 0);
+    int pid = 0, fd = lg_run_holder(r.dir, &pid);
+    assert_int_equal(pid, getpid()); /* recorded */
+    close(fd);
+    lg_run_close(&r);
+    assert_int_equal(lg_run_lock(&r), 0); /* our own former record is no obstacle */
+}
+
+static void test_lock_is_taken(void **state)
+{
+    (void)state;
+    char want[64];
+    int fd = open(scratch_write("run/lock", ""), O_RDWR | O_CLOEXEC);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
+    assert_says(lg_run_lock(&r), LG_ERR_BUSY, "already supervised by lgsup (pid 0)");
+    write_holder((int)getpid(), lg_process_start_time((int)getpid()));
+    snprintf(want, sizeof want, "lgsup (pid %d)", (int)getpid());
+    assert_says(lg_run_lock(&r), LG_ERR_BUSY, want);
+    close(fd);
+    unlink(scratch_path("run/lock"));
+    mkdir(scratch_path("run/lock"), 0700);
+    assert_says(lg_run_lock(&r), LG_ERR_IO, "cannot open");
+}
+
+/* ---- the runtime directory ---- */
+
+static void test_runtime_dir_of_units(void **state)
+{
+    (void)state;
+    char long_path[200];
+    snprintf(r.units, sizeof r.units, "lg-fake-");
+    assert_says(lg_run_runtime_create(&r), LG_ERR_CONFIG, "RUNTIME_DIRECTORY is not set");
+    memset(long_path, 'a', sizeof long_path - 1);
+    long_path[0] = '/', long_path[sizeof long_path - 1] = 0;
+    const char *const bad[] = {"relative", "/a:/b", long_path};
+    for (size_t i = 0; i < LG_ARRAY_LEN(bad); i++) {
+        setenv("RUNTIME_DIRECTORY", bad[i], 1);
+        assert_says(lg_run_runtime_create(&r), LG_ERR_CONFIG, "not one short path");
+    }
+    setenv("RUNTIME_DIRECTORY", "/nowhere/at/all", 1);
+    assert_says(lg_run_runtime_create(&r), LG_ERR_NOTFOUND, "the directory of the sockets");
+    const char *dir = scratch_path("sockets");
+    mkdir(dir, 0700);
+    chmod(dir, 0750); /* somebody else could bind a socket in it */
+    setenv("RUNTIME_DIRECTORY", dir, 1);
+    assert_says(lg_run_runtime_create(&r), LG_ERR_IO, "mode 0700");
+    chmod(dir, 0700);
+    assert_int_equal(lg_run_runtime_create(&r), 0);
+    assert_string_equal(r.runtime_dir, dir);
+    lg_run_runtime_remove(&r);
+    assert_true(lg_path_exists(dir)); /* systemd's to remove */
+    assert_false(lg_path_exists(scratch_path("run/runtime")));
+}
+
+static void test_runtime_dir(void **state)
+{
+    (void)state;
+    struct stat st;
+    char dir[LG_PATH_BYTES], link[LG_PATH_BYTES];
+    setenv("XDG_RUNTIME_DIR", scratch_path("base"), 1);
+    mkdir(scratch_path("base"), 0700);
+    assert_int_equal(lg_run_runtime_create(&r), 0);
+    assert_memory_equal(r.runtime_dir, scratch_path("base"), strlen(scratch_path("base")));
+    snprintf(dir, sizeof dir, "%s", r.runtime_dir);
+    assert_true(stat(dir, &st) == 0 && (st.st_mode & 0777) == 0700);
+    assert_int_equal(lg_run_runtime_load(&r), 0);
+    chmod(dir, 0755);
+    assert_says(lg_run_runtime_load(&r), LG_ERR_IO, "must be a directory of user");
+    chmod(dir, 0700);
+    /* A record that names something else: nothing but the record is removed. */
+    scratch_write("keep/file", "");
+    chmod(scratch_path("keep"), 0700);
+    const char *const others[] = {scratch_path("keep"), scratch_path("keep/file"),
+                                  scratch_path("none"), "nonsense"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(others); i++) {
+        scratch_write("run/runtime", others[i]);
+        r.runtime_dir[0] = 0;
+        lg_run_runtime_remove(&r);
+        snprintf(r.runtime_dir, sizeof r.runtime_dir, "%s", others[i]);
+        lg_run_runtime_remove(&r);
+        assert_true(lg_path_exists(scratch_path("keep/file")));
+    }
+    snprintf(link, sizeof link, "%s/lg-%u-link", scratch_path("base"), (unsigned)getuid());
+    assert_int_equal(symlink(scratch_path("keep"), link), 0); /* named like ours, a link */
+    snprintf(r.runtime_dir, sizeof r.runtime_dir, "%s", link);
+    lg_run_runtime_remove(&r);
+    assert_true(lg_path_exists(scratch_path("keep/file")));
+    assert_true(lg_path_exists(dir));
+    snprintf(r.runtime_dir, sizeof r.runtime_dir, "%s", dir);
+    lg_run_runtime_remove(&r);
+    assert_false(lg_path_exists(dir));
+}
+
+/* ---- what a start continues from ---- */
+
+static int decide(const char *const *set)
+{
+    int rc = lg_run_decide(&r, run_fixture_config(set));
+    return rc;
+}
+#define DECIDE(...) decide((const char *const[]){__VA_ARGS__, NULL})
+
+static void test_newest_checkpoint(void **state)
+{
+    (void)state;
+    run_fixture_checkpoint(&r, r.dir, 20);
+    run_fixture_checkpoint(&r, r.dir, 40);
+    assert_int_equal(decide(NULL), 0);
+    assert_int_equal(r.start_step, 40);
+    assert_non_null(strstr(r.resume, "fake_step40"));
+    assert_int_equal(DECIDE("trainer.auto_resume=false"), 0); /* a new run */
+    assert_int_equal(r.start_step, 0);
+    assert_string_equal(r.resume, "");
+    scratch_write("run/checkpoints/fake_step40/state", "stale\n"); /* same size, other bytes */
+    assert_says(decide(NULL), LG_ERR_CORRUPT, "cannot go on from");
+}
+
+/* A checkpoint of another plan, or of a run whose plan.json is of another build, is refused by name. */
+static void test_checkpoint_of_another_plan(void **state)
+{
+    (void)state;
+    lg_run other = r;
+    other.plan.hash++;
+    run_fixture_checkpoint(&other, r.dir, 20);
+    assert_says(decide(NULL), LG_ERR_MISMATCH, "was made by another plan");
+    scratch_write("run/plan.json", "{\"format\": 1, \"torn");
+    assert_true(decide(NULL) < 0);
+    assert_non_null(strstr(lg_err_message(), "plan.json"));
+    unlink(scratch_path("run/plan.json")); /* nothing is known of its plan but the hash */
+    assert_says(decide(NULL), LG_ERR_MISMATCH, "was made by another plan");
+}
+
+static void test_resume_from(void **state)
+{
+    (void)state;
+    char set[LG_PATH_BYTES + 32];
+    snprintf(set, sizeof set, "trainer.resume_from=%s",
+             scratch_path("other/checkpoints/fake_step20"));
+    run_fixture_checkpoint(&r, scratch_path("other"), 20);
+    assert_int_equal(DECIDE(set), 0); /* its run is gone: the manifest alone tells */
+    assert_int_equal(r.start_step, 20);
+    char *toml = lg_config_to_toml(r.config);
+    scratch_write("other/config.toml", toml);
+    free(toml);
+    assert_int_equal(lg_plan_save(&r.plan, scratch_path("other/plan.json")), 0);
+    assert_int_equal(DECIDE(set), 0);
+    assert_int_equal(r.start_step, 20);
+    assert_says(DECIDE(set, "job.seed=9"), LG_ERR_MISMATCH, "job.seed");
+    scratch_write("other/config.toml", "[job\n");
+    assert_true(DECIDE(set) < 0);
+    unlink(scratch_path("other/config.toml"));
+    assert_int_equal(DECIDE(set), 0);
+    run_fixture_checkpoint(&r, r.dir, 40); /* auto_resume goes first */
+    assert_int_equal(DECIDE(set), 0);
+    assert_int_equal(r.start_step, 40);
+    scratch_write("other/checkpoints/fake_step20/manifest.json", "{");
+    assert_true(DECIDE(set, "trainer.auto_resume=false") < 0);
+}
+
+/* ---- DIR/programs ---- */
+
+static int load(const char *text)
+{
+    lg_programs p;
+    if (text) scratch_write("run/programs", text);
+    int rc = lg_programs_load(&p, r.dir, 0xab);
+    lg_programs_free(&p);
+    return rc;
+}
+
+static void test_programs(void **state)
+{
+    (void)state;
+    lg_programs p;
+    assert_int_equal(lg_programs_load(&p, r.dir, 0xab), 0);
+    assert_null(lg_programs_get(&p, LG_ROLE_vae, 0));
+    assert_false(lg_programs_revert(&p, LG_ROLE_vae, 0)); /* nothing to go back to */
+    assert_int_equal(lg_programs_set(&p, LG_ROLE_vae, 0, "/a"), 0);
+    assert_int_equal(lg_programs_set(&p, LG_ROLE_vae, 0, "/b"), 0);
+    assert_int_equal(lg_programs_set(&p, LG_ROLE_text, 3, "/c d"), 0);
+    assert_says(lg_programs_set(&p, LG_ROLE_text, 3, "/a\tb"), LG_ERR_USAGE, "a tab");
+    assert_says(lg_programs_set(&p, LG_ROLE_text, 3, "/a\n"), LG_ERR_USAGE, "line's end");
+    assert_int_equal(lg_programs_save(&p), 0);
+    lg_programs_free(&p);
+    assert_int_equal(lg_programs_load(&p, r.dir, 0xab), 0);
+    assert_string_equal(lg_programs_get(&p, LG_ROLE_vae, 0), "/b");
+    assert_string_equal(lg_programs_get(&p, LG_ROLE_text, 3), "/c d");
+    assert_null(lg_programs_get(&p, LG_ROLE_text, 0));
+    assert_true(lg_programs_revert(&p, LG_ROLE_vae, 0));
+    assert_string_equal(lg_programs_get(&p, LG_ROLE_vae, 0), "/a");
+    assert_false(lg_programs_revert(&p, LG_ROLE_vae, 0)); /* one step back, not two */
+    assert_true(lg_programs_revert(&p, LG_ROLE_text, 3));
+    assert_null(lg_programs_get(&p, LG_ROLE_text, 3)); /* the one beside lgsup */
+    assert_int_equal(lg_programs_save(&p), 0);
+    lg_programs_free(&p);
+    assert_int_equal(lg_programs_load(&p, r.dir, 0xab), 0);
+    assert_false(lg_programs_revert(&p, LG_ROLE_vae, 0));
+    lg_programs_free(&p);
+    assert_int_equal(lg_programs_load(&p, r.dir, 0xac), 0); /* of an earlier start: not ours */
+    assert_int_equal(p.n, 0);
+    lg_programs_free(&p);
+}
+
+/* A damaged file is not guessed at: other programs than the user's would run. */
+static void test_damaged_programs(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        "",
+        "programs of old\n",
+        "run ab\nvae.0\n",
+        "run ab\nvae.0\t/a\n",
+        "run ab\nvae\t/a\t-\n",
+        "run ab\nlvae.0\t/a\t-\n",
+        "run ab\nvae.0x\t/a\t-\n",
+        "run ab\nvae.-1\t/a\t-\n",
+        "run ab\nvae.64\t/a\t-\n",
+        "run ab\nvae.0\t/a\t-\nvae.0\t/b\t-\n",
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(bad); i++)
+        assert_says(load(bad[i]), LG_ERR_CORRUPT, "run/programs is damaged: remove it");
+    assert_int_equal(load("run ab\nvae.0\t/a\t-\n"), 0);
+    assert_int_equal(load("run ac\nnonsense\n"), 0);
+    unlink(scratch_path("run/programs"));
+    mkdir(scratch_path("run/programs"), 0700);
+    assert_true(load(NULL) < 0);
+    lg_err_clear();
+}
+
+/* ---- orders that nobody has to be asked about ---- */
+
+static void test_orders_refused(void **state)
+{
+    (void)state;
+    static const char *const no_number[] = {"", "x", "3x", "99999999999", "-99999999999"};
+    static const char *const no_instance[] = {"vae.", "vae.x", "vae.1x", "vae.-1", "vae.64"};
+    char deep[600], longest[700], here[LG_PATH_BYTES];
+    assert_non_null(getcwd(here, sizeof here));
+    for (size_t i = 0; i < LG_ARRAY_LEN(no_number); i++)
+        assert_says(lg_order_scale(r.dir, "vae", no_number[i]), LG_ERR_USAGE, "not a number");
+    for (size_t i = 0; i < LG_ARRAY_LEN(no_instance); i++)
+        assert_says(lg_order_swap(r.dir, no_instance[i], NULL), LG_ERR_USAGE, "is no instance");
+    assert_says(lg_order_swap(r.dir, "lvae.0", NULL), LG_ERR_USAGE, "no role \"lvae\"");
+    assert_says(lg_order_swap(r.dir, "vae", "no/such/program"), LG_ERR_NOTFOUND, "no program");
+    assert_says(lg_order_swap(r.dir, "vae", "/bin/true"), LG_ERR_NOTFOUND, "no lgsup is in charge");
+    assert_int_equal(chdir("/bin"), 0); /* a relative path is one from here */
+    assert_says(lg_order_swap(r.dir, "vae", "true"), LG_ERR_NOTFOUND, "no lgsup is in charge");
+    assert_int_equal(chdir(here), 0);
+    memset(deep, 'a', sizeof deep);
+    for (size_t i = 0; i < sizeof deep; i += 100) deep[i] = '/';
+    deep[sizeof deep - 1] = 0;
+    snprintf(longest, sizeof longest, "x%s", deep);
+    assert_int_equal(lg_mkdirs(scratch_path(longest)), 0);
+    assert_says(lg_order_swap(r.dir, "vae", scratch_path(longest)), LG_ERR_USAGE, "longer than");
+    assert_says(lg_order_scale(scratch_path("x"), "vae", "2"), LG_ERR_NOTFOUND,
+                "is not a run directory");
+    /* The moment in which lgsup has the lock and no sockets yet. */
+    write_holder((int)getpid(), lg_process_start_time((int)getpid()));
+    assert_says(lg_order_scale(r.dir, "vae", "2"), LG_ERR_BUSY, "only just starting, or ending");
+}
+
+/* ---- which checkpoints get a picture ---- */
+
+static uint64_t next_preview(uint64_t past)
+{
+    char checkpoint[LG_PATH_BYTES];
+    uint64_t step = 0;
+    return lg_preview_next(&r, past, &step, checkpoint) ? step : 0;
+}
+
+static void test_next_preview(void **state)
+{
+    (void)state;
+    static const char *const others[] = {"fake",         "fake_stepx", "fake_step", "fake_step10x",
+                                         "other_step10", "fake_step30" /* no manifest */};
+    assert_int_equal(next_preview(0), 0); /* not asked for */
+    assert_int_equal(DECIDE("sample.every=10", "checkpoint.every=10"), 0);
+    for (size_t i = 0; i < LG_ARRAY_LEN(others); i++) {
+        char name[64];
+        snprintf(name, sizeof name, "run/checkpoints/%s", others[i]);
+        lg_mkdirs(scratch_path(name));
+    }
+    assert_int_equal(next_preview(0), 0);
+    run_fixture_checkpoint(&r, r.dir, 40);
+    run_fixture_checkpoint(&r, r.dir, 20);
+    run_fixture_checkpoint(&r, r.dir, 15);
+    assert_int_equal(next_preview(0), 20);
+    assert_int_equal(next_preview(20), 40);
+    assert_int_equal(next_preview(40), 0);
+    scratch_write("run/samples/step20.png", "png");
+    assert_int_equal(next_preview(0), 40);
+    struct timespec old[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    assert_int_equal(utimensat(AT_FDCWD, scratch_path("run/samples/step20.png"), old, 0), 0);
+    assert_int_equal(next_preview(0), 20); /* a former life's picture */
+    struct stat st;                        /* in the same second, by a nanosecond */
+    assert_int_equal(stat(scratch_path("run/checkpoints/fake_step20/manifest.json"), &st), 0);
+    old[0] = old[1] = (struct timespec){.tv_sec = st.st_mtim.tv_sec, .tv_nsec = 0};
+    struct timespec newer[2] = {{.tv_sec = st.st_mtim.tv_sec, .tv_nsec = 1},
+                                {.tv_sec = st.st_mtim.tv_sec, .tv_nsec = 1}};
+    assert_int_equal(
+        utimensat(AT_FDCWD, scratch_path("run/checkpoints/fake_step20/manifest.json"), newer, 0),
+        0);
+    assert_int_equal(utimensat(AT_FDCWD, scratch_path("run/samples/step20.png"), old, 0), 0);
+    assert_int_equal(next_preview(0), 20);
+    assert_int_equal(utimensat(AT_FDCWD, scratch_path("run/samples/step20.png"), newer, 0), 0);
+    assert_int_equal(next_preview(0), 40);
+}
+
+static void test_preview_result(void **state)
+{
+    (void)state;
+    assert_int_equal(lg_preview_result(&r, 0), 0);
+    assert_says(lg_preview_result(&r, 137), LG_ERR_FAILED, "lg-sample: signal 9 (Killed) (all of");
+    assert_says(lg_preview_result(&r, 5), LG_ERR_FAILED, "exit 5 CORRUPT (all of it: ");
+    scratch_write("run/logs/sample.log",
+                  "2026-01-01T00:00:00.000Z error sample no ink\n    at x\n");
+    assert_says(lg_preview_result(&r, 5), LG_ERR_FAILED, "exit 5 CORRUPT: no ink (all");
+    scratch_write("run/logs/sample.log",
+                  "2026-01-01T00:00:00.000Z error sample no ink\nlibc: bad\n");
+    assert_says(lg_preview_result(&r, 5), LG_ERR_FAILED, "CORRUPT: libc: bad (all");
+}
+
+int main(void)
+{
+#define TEST(t) cmocka_unit_test_setup_teardown(t, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(test_holder),
+        TEST(test_former_holder_is_waited_for),
+        TEST(test_lock_is_taken),
+        TEST(test_runtime_dir_of_units),
+        TEST(test_runtime_dir),
+        TEST(test_newest_checkpoint),
+        TEST(test_checkpoint_of_another_plan),
+        TEST(test_resume_from),
+        TEST(test_programs),
+        TEST(test_damaged_programs),
+        TEST(test_orders_refused),
+        TEST(test_next_preview),
+        TEST(test_preview_result),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
