@@ -181,14 +181,15 @@ static int try_write(lg_stage *st, struct ckpt *c, uint64_t state)
     }
     c->retry_s = c->retry_s ? LG_MIN(2 * c->retry_s, RETRY_MAX_S) : RETRY_FIRST_S;
     c->retry_at_ns = lg_now_ns() + c->retry_s * LG_S_NS;
-    char text[400];
+    char text[200], event[700];
     snprintf(text, sizeof text,
              "checkpoint of step %" PRIu64
              " not written, next try in %d s (training goes on, older "
-             "checkpoints stay): %s",
-             state, c->retry_s, lg_err_message());
-    lg_bus_event(st->bus, LG_WARN, text);
-    lg_log_error(text);
+             "checkpoints stay)",
+             state, c->retry_s);
+    snprintf(event, sizeof event, "%s: %s", text, lg_err_message());
+    lg_bus_event(st->bus, LG_WARN, event);
+    lg_log_error(text); /* which adds the reason */
     return LG_STEP_IDLE;
 }
 

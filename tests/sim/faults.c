@@ -21,10 +21,10 @@
 #include <unistd.h>
 
 enum { FDS_MAX = 512, FAULTS_MAX = 4000, LIMIT_S = 20 };
-enum { FINE = 0, NO_MESSAGE = 81, FD_LEFT, NOTHING_FAILED, FAILED_BY_ITSELF };
+enum { FINE = 0, NO_MESSAGE = 81, FD_LEFT, NOTHING_FAILED, FAILED_BY_ITSELF, DIED };
 
-static bool g_on, g_memory; /* g_memory: what failed was an allocation */
-static bool g_said;         /* was there a message when the scenario ended? */
+static bool g_on, g_dies, g_memory; /* g_memory: what failed was an allocation */
+static bool g_said;                 /* was there a message when the scenario ended? */
 static long g_count, g_at;
 static pid_t g_process;
 static const char *g_call = "";
@@ -34,6 +34,10 @@ static bool fails(const char *call)
 {
     if (!g_on || getpid() != g_process || ++g_count != g_at) return false;
     g_call = call;
+    if (g_dies) {
+        g_on = false; /* of what a coverage count does while it is saved */
+        scratch_exit(DIED);
+    }
     return true;
 }
 
@@ -191,33 +195,45 @@ static void on_abort(int sig)
     fprintf(stderr, "  aborted when run %ld, %s failed\n", g_at, g_call);
 }
 
-int faults_each(const struct fault_scenario *s)
+/* Runs the scenario with fault g_at. How it ended, or -1, which was told. */
+static int run_one(const struct fault_scenario *s)
 {
     static const char *const what[] = {"an error without a message", "a file descriptor is left",
                                        "", "it fails although nothing was made to"};
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    LG_ASSERT(child >= 0);
+    if (child == 0) {
+        struct sigaction act = {.sa_handler = on_abort, .sa_flags = (int)SA_RESETHAND};
+        sigaction(SIGABRT, &act, NULL);
+        signal(SIGSEGV, SIG_DFL);
+        signal(SIGBUS, SIG_DFL);
+        g_dies = s->dies;
+        run_child(s);
+    }
+    LG_ASSERT(waitpid(child, &status, 0) == child);
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (code == FINE || code == NOTHING_FAILED || code == DIED) return code;
+    if (code >= NO_MESSAGE && code <= FAILED_BY_ITSELF)
+        printf("%s, fault %ld: %s\n", s->name, g_at, what[code - NO_MESSAGE]);
+    else
+        printf("%s, fault %ld: %s %d\n", s->name, g_at, WIFSIGNALED(status) ? "signal" : "exit",
+               WIFSIGNALED(status) ? WTERMSIG(status) : code);
+    return -1;
+}
+
+int faults_each(const struct fault_scenario *s)
+{
     int step = s->every ? s->every : 1, runs = 0;
     for (g_at = 1; g_at <= FAULTS_MAX; g_at += step, runs++) {
-        int status;
-        fflush(NULL);
-        pid_t child = fork();
-        LG_ASSERT(child >= 0);
-        if (child == 0) {
-            struct sigaction act = {.sa_handler = on_abort, .sa_flags = (int)SA_RESETHAND};
-            sigaction(SIGABRT, &act, NULL);
-            signal(SIGSEGV, SIG_DFL);
-            signal(SIGBUS, SIG_DFL);
-            run_child(s);
+        int code = run_one(s);
+        if (code < 0) return -1;
+        if (s->after && s->after() < 0) {
+            printf("%s, after fault %ld: %s\n", s->name, g_at, lg_err_text());
+            return -1;
         }
-        LG_ASSERT(waitpid(child, &status, 0) == child);
-        if (WIFEXITED(status) && WEXITSTATUS(status) == NOTHING_FAILED) return runs;
-        if (WIFEXITED(status) && WEXITSTATUS(status) == FINE) continue;
-        if (WIFEXITED(status) && WEXITSTATUS(status) >= NO_MESSAGE &&
-            WEXITSTATUS(status) <= FAILED_BY_ITSELF)
-            printf("%s, fault %ld: %s\n", s->name, g_at, what[WEXITSTATUS(status) - NO_MESSAGE]);
-        else
-            printf("%s, fault %ld: %s %d\n", s->name, g_at, WIFSIGNALED(status) ? "signal" : "exit",
-                   WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
-        return -1;
+        if (code == NOTHING_FAILED) return runs;
     }
     printf("%s: more than %d calls\n", s->name, FAULTS_MAX);
     return -1;

@@ -2,13 +2,19 @@
  * nth of the calls in faults.calls fails as the system may make it fail (or is interrupted, or does
  * only a part). Whatever fails, the code must come back with an error and a message, or do without;
  * it must not crash, hang, or leave a file descriptor open. An assertion is accepted for memory that
- * is not there, and for nothing else. */
+ * is not there, and for nothing else.
+ *
+ * Or the process dies there: nothing after that call happens, as with SIGKILL. Then only `after` can
+ * tell whether what was promised still holds. */
 #pragma once
+#include <stdbool.h>
 
 struct fault_scenario {
     const char *name;
-    int (*run)(void); /* 0 or an lg_err; everything that it opens it closes */
-    int every;        /* only each every-th call fails (scenarios that take long); 0: 1 */
+    int (*run)(void);   /* 0 or an lg_err; everything that it opens it closes */
+    int every;          /* only each every-th call fails (scenarios that take long); 0: 1 */
+    bool dies;          /* instead of failing */
+    int (*after)(void); /* in the test's own process, after each run; < 0: with a message */
 };
 
 /* From here on calls count (and fail): what comes before it in `run` is preparation. */

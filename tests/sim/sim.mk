@@ -11,7 +11,12 @@ $(BUILD)/tests/test_sim_supervisor: $(BUILD)/obj/tests/sim/supervisor.c.o
 $(BUILD)/tests/test_sim_supervisor: LIBS := $(BUILD)/obj/tests/sim/supervisor.c.o $(LIB) $(LIBS)
 $(BUILD)/tests/test_sim_supervisor: LDFLAGS += $(call wrap_calls,tests/sim/supervisor.calls)
 
-FAULTS := $(addprefix $(BUILD)/tests/test_,faults faults_supervise)
+# (private: not for what the programs need to be there.)
+FAULTS := $(addprefix $(BUILD)/tests/test_,faults faults_supervise ckpt)
 $(FAULTS): $(BUILD)/obj/tests/sim/faults.c.o
-$(FAULTS): LIBS := $(BUILD)/obj/tests/sim/faults.c.o $(LIB) $(LIBS)
-$(FAULTS): LDFLAGS += $(call wrap_calls,tests/sim/faults.calls)
+$(FAULTS): private LIBS := $(BUILD)/obj/tests/sim/faults.c.o $(LIB) $(LIBS)
+$(FAULTS): private LDFLAGS += $(call wrap_calls,tests/sim/faults.calls)
+
+# Its clock jumps; its GPU is a stand-in.
+$(BUILD)/tests/test_ckpt: | $(BUILD)/tests/stub/liblg-cuda.so
+$(BUILD)/tests/test_ckpt: private LDFLAGS += -Wl,--wrap=lg_now_ns

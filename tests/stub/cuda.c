@@ -3,7 +3,8 @@
  * sums and refusals. Computing goes as far as `--plan` needs.
  *
  * LG_STUB: two (H200s), none, old (driver), arch (the second is another kind), held (the second's memory
- * is taken), small (both too small for any run), apart (no peer access), bare (no cuDNN). */
+ * is taken), small (both too small for any run), apart (no peer access), bare (no cuDNN),
+ * unpinnable (with $LG_STUB_MEMORY). */
 #include "base/check.h"
 #include "kernels/backend.h"
 #include "kernels/info.h"
@@ -11,8 +12,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-enum { COUNT = 2 };
+enum { COUNT = 2, PINNED_MAX = 64 };
 #define GIB ((uint64_t)1 << 30)
 
 static bool is(const char *what)
@@ -47,6 +50,68 @@ int lg_backend_info(int index, int *ret_count, struct lg_device_info *ret)
     return 0;
 }
 
+/* ---- memory that is not the host's ---- */
+
+static struct {
+    char *at;
+    size_t bytes;
+} g_pinned[PINNED_MAX];
+static int g_n_pinned;
+static void (*g_host_download)(lg_stream *, void *, const void *, size_t);
+
+static int stub_share(lg_device *d, int gpu, size_t bytes, int *ret_fd)
+{
+    (void)d, (void)gpu;
+    int fd = memfd_create("stub", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0)
+        return LG_FAIL(LG_ERR_NOSPACE, "no memory (stub): %s", strerror(errno));
+    *ret_fd = fd;
+    return 0;
+}
+
+static int stub_map(lg_device *d, int fd, size_t bytes, void **ret)
+{
+    (void)d;
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) return LG_FAIL(LG_ERR_IO, "cannot map (stub): %s", strerror(errno));
+    *ret = at;
+    return 0;
+}
+
+static void stub_unmap(lg_device *d, void *at, size_t bytes)
+{
+    (void)d;
+    munmap(at, bytes);
+}
+
+static bool overlaps(int i, const char *at, size_t bytes)
+{
+    return at < g_pinned[i].at + g_pinned[i].bytes && g_pinned[i].at < at + bytes;
+}
+
+static int stub_pin(lg_device *d, void *host, size_t bytes)
+{
+    (void)d;
+    for (int i = 0; i < g_n_pinned; i++)
+        if (overlaps(i, host, bytes)) return LG_FAIL(LG_ERR_FAILED, "pinned already (stub)");
+    if (is("unpinnable")) return LG_FAIL(LG_ERR_NOSPACE, "no memory can be pinned (stub)");
+    LG_ASSERT(g_n_pinned < PINNED_MAX);
+    g_pinned[g_n_pinned].at = host;
+    g_pinned[g_n_pinned++].bytes = bytes;
+    return 0;
+}
+
+/* As CUDA wants it: a copy lies within one pinned piece or touches none. */
+static void stub_download(lg_stream *s, void *host, const void *from, size_t bytes)
+{
+    for (int i = 0; i < g_n_pinned; i++) {
+        const char *at = host, *piece = g_pinned[i].at;
+        LG_ASSERT(!overlaps(i, at, bytes) ||
+                  (at >= piece && at + bytes <= piece + g_pinned[i].bytes));
+    }
+    g_host_download(s, host, from, bytes);
+}
+
 int lg_backend_open(int index, const struct lg_device_options *options, lg_device **ret)
 {
     const char *path = getenv("LG_STUB_HOST");
@@ -55,5 +120,14 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
     if (host) *(void **)&open_fn = dlsym(host, LG_BACKEND_OPEN);
     if (!open_fn) return LG_FAIL(LG_ERR_NOTFOUND, "no host backend in $LG_STUB_HOST");
     LG_TRY(open_fn(0, options, ret));
+    if (!getenv("LG_STUB_MEMORY")) return 0;
+    lg_device *d = *ret;
+    g_host_download = d->download;
+    d->is_host = false;
+    d->share = stub_share;
+    d->map = stub_map;
+    d->unmap = stub_unmap;
+    d->pin = stub_pin;
+    d->download = stub_download;
     return 0;
 }

@@ -15,7 +15,20 @@ void shm_fixture_open(struct shm_fixture *f, int ranks);
 void shm_fixture_start_keeper(struct shm_fixture *f);
 /* SIGKILL, and waits for the death. */
 void shm_fixture_kill_keeper(struct shm_fixture *f);
+/* SIGTERM; it must end by itself, with 0. */
+void shm_fixture_end_keeper(struct shm_fixture *f);
+/* Waits for its end in any case; -1 when it has to be killed, else waitpid's status. */
+int shm_fixture_await_keeper(struct shm_fixture *f);
 void shm_fixture_close(struct shm_fixture *f);
+
+/* Memory with a text, as a region for the keeper; the caller closes it. */
+int shm_fixture_memory(const char *text);
+/* lg_keeper_put of such memory: its result. */
+int shm_fixture_put(const struct shm_fixture *f, const char *name, const char *text);
+/* Does the keeper give it back, close-on-exec and with these bytes? */
+bool shm_fixture_holds(const struct shm_fixture *f, const char *name, const char *text);
+/* Does it say that it has no such region? */
+bool shm_fixture_lacks(const struct shm_fixture *f, const char *name);
 
 /* enlist + join as this process. */
 lg_incarnation shm_fixture_join(lg_board *b, lg_role role, int index);

@@ -1,5 +1,6 @@
 /* The keeper: its four requests, its survival of rude clients. */
 #include "shm/keeper_wire.h"
+#include "tests/unit/scratch.h"
 #include "tests/unit/shm_fixture.h"
 #include <fcntl.h>
 #include <poll.h>
@@ -33,31 +34,14 @@ static int teardown(void **state)
     return 0;
 }
 
-static int memory(const char *text)
-{
-    int fd = memfd_create("test", MFD_CLOEXEC);
-    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
-    return fd;
-}
-
 static void assert_holds(const char *name, const char *text)
 {
-    int fd;
-    uint64_t bytes;
-    char got[64] = {0};
-    assert_int_equal(lg_keeper_get(f.keeper, name, &bytes, &fd), 0);
-    assert_int_equal(bytes, strlen(text));
-    assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
-    assert_int_equal(pread(fd, got, sizeof got - 1, 0), strlen(text));
-    assert_string_equal(got, text);
-    close(fd);
+    assert_true(shm_fixture_holds(&f, name, text));
 }
 
 static void put(const char *name, const char *text, int want)
 {
-    int fd = memory(text);
-    assert_int_equal(lg_keeper_put(f.keeper, name, strlen(text), fd), want);
-    close(fd);
+    assert_int_equal(shm_fixture_put(&f, name, text), want);
 }
 
 /* Whoever has ended a keeper may bind its path at once: the file is gone with the answer. */
@@ -82,7 +66,7 @@ static void test_ends_when_nobody_waits(void **state)
     assert_int_equal(pipe(ready), 0);
     close(ready[0]);
     pid_t pid = fork();
-    if (pid == 0) _exit(lg_keeper_serve(path, ready[1]) < 0);
+    if (pid == 0) scratch_exit(lg_keeper_serve(path, ready[1]) < 0);
     close(ready[1]);
     for (int i = 0; i < 5000 && rc == 0; i++) {
         rc = waitpid(pid, &status, WNOHANG);
@@ -120,10 +104,7 @@ static void test_drop_all_ends_it(void **state)
 {
     put("a", "alpha", 0);
     assert_int_equal(lg_keeper_drop(f.keeper, ""), 0);
-    int status;
-    assert_int_equal(waitpid(f.keeper_pid, &status, 0), f.keeper_pid);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    f.keeper_pid = 0;
+    assert_int_equal(shm_fixture_await_keeper(&f), 0);
     assert_int_equal(lg_keeper_drop(f.keeper, ""), LG_ERR_IO);
     assert_non_null(strstr(lg_err_message(), "no keeper listens"));
     assert_int_equal(access(f.keeper, F_OK), -1);
@@ -148,7 +129,7 @@ static void test_bad_requests(void **state)
 static void test_full_table(void **state)
 {
     char name[32];
-    int fd = memory("x");
+    int fd = shm_fixture_memory("x");
     for (int i = 0; i < LG_KEEPER_REGIONS_MAX; i++) {
         snprintf(name, sizeof name, "r/%d", i);
         assert_int_equal(lg_keeper_put(f.keeper, name, 1, fd), 0);

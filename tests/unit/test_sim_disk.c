@@ -167,18 +167,30 @@ static int publish(struct world *w, uint64_t step)
     return 0;
 }
 
+/* Checkpoints under real names, each of them whole. */
+static int count_whole(struct world *w, bool leftovers_allowed)
+{
+    static lg_manifest there;
+    char dir[LG_PATH_BYTES];
+    int n = 0;
+    DIR *d = opendir(RUN "/checkpoints");
+    if (!d) return 0;
+    for (struct dirent *e; (e = readdir(d));) {
+        if (e->d_name[0] == '.' && !leftovers_allowed) fail_run(w, "%s was left", e->d_name);
+        snprintf(dir, sizeof dir, RUN "/checkpoints/%s", e->d_name);
+        if (e->d_name[0] == '.' || !lg_manifest_exists(dir)) continue;
+        if (lg_manifest_load(dir, &there) < 0) fail_run(w, "%s is half a checkpoint", e->d_name);
+        n++;
+    }
+    closedir(d);
+    return n;
+}
+
 static void check_folder(struct world *w)
 {
     char dir[LG_PATH_BYTES];
-    int complete = 0;
-    DIR *d = opendir(RUN "/checkpoints");
-    if (!d) return;
-    for (struct dirent *e; (e = readdir(d));) {
-        if (e->d_name[0] == '.') fail_run(w, "%s was left", e->d_name);
-        snprintf(dir, sizeof dir, RUN "/checkpoints/%s", e->d_name);
-        complete += lg_manifest_exists(dir);
-    }
-    closedir(d);
+    int complete = count_whole(w, false);
+    if (!complete && !w->published) return;
     if (complete > w->keep) fail_run(w, "%d checkpoints are left of %d", complete, w->keep);
     if (lg_manifest_newest(RUN "/checkpoints", NAME, dir, &w->manifest) < 0 ||
         w->manifest.step != w->published)
@@ -286,6 +298,7 @@ static bool start(struct world *w, bool machine_lost_power)
     if (machine_lost_power) {
         uint64_t found = newest(w);
         tell(w, "continues from %" PRIu64 ", published %" PRIu64, found, w->published);
+        count_whole(w, true);
         if (found < w->published)
             fail_run(w, "continues from %" PRIu64 ", though %" PRIu64 " was published", found,
                      w->published);

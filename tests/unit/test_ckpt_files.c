@@ -1,0 +1,321 @@
+/* What lies in a checkpoint's folder: reading back what was written, the shape of what is damaged or
+ * somebody else's, and which checkpoints retention may remove. */
+#include "config/manifest.h"
+#include "stages/ckpt/publish.h"
+#include "stages/ckpt/retention.h"
+#include "stages/io/safetensors.h"
+#include "tests/unit/scratch.h"
+#include <fcntl.h>
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static const struct lg_denoiser_config net = {.kind = LG_DIT,
+                                              .channels = 1,
+                                              .height = 2,
+                                              .width = 2,
+                                              .patch = 1,
+                                              .hidden = 4,
+                                              .depth = 1,
+                                              .heads = 1,
+                                              .mlp_ratio = 4,
+                                              .num_classes = 1,
+                                              .norm_eps = 1e-6};
+static lg_params params;
+static float *values, *got; /* w, m, v, ema */
+static lg_manifest m;
+
+static int setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    LG_ASSERT(lg_denoiser_params(&net, &params) == 0);
+    values = calloc(4 * params.count, sizeof *values);
+    got = calloc(4 * params.count, sizeof *got);
+    LG_ASSERT(values && got);
+    for (size_t i = 0; i < 4 * params.count; i++) values[i] = (float)(i * 3 % 4093);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    free(values);
+    free(got);
+    lg_params_free(&params);
+    scratch_remove();
+    lg_err_clear();
+    return 0;
+}
+
+/* Are elements [first, first + count) of array k what was written, as far as they belong to parameters
+ * (between these the flat buffer has gaps)? */
+static bool are_read(const float *part, size_t k, size_t first, size_t count)
+{
+    for (int p = 0; p < params.n; p++) {
+        size_t from = LG_MAX(params.p[p].offset, first);
+        size_t to = LG_MIN(params.p[p].offset + params.p[p].count, first + count);
+        for (size_t i = from; i < to; i++)
+            if (!(part[i - first] == values[k * params.count + i])) return false;
+    }
+    return true;
+}
+
+static int publish(uint64_t step, char ret_dir[LG_PATH_BYTES])
+{
+    size_t n = params.count;
+    m = (lg_manifest){.name = "files", .step = step, .isa = "sse2", .ranks = 1, .threads = 1};
+    struct lg_publishing p = {
+        .run_dir = scratch_path("run"),
+        .net = &net,
+        .params = &params,
+        .state = {.w = values, .m = values + n, .v = values + 2 * n, .ema = values + 3 * n}};
+    return lg_checkpoint_publish(&p, &m, ret_dir);
+}
+
+static const char *place_of(uint64_t step)
+{
+    char name[64];
+    snprintf(name, sizeof name, "run/checkpoints/files_step%" PRIu64, step);
+    return scratch_path(name);
+}
+
+static void assert_says(int rc, int code, const char *words)
+{
+    assert_int_equal(rc, code);
+    if (!strstr(lg_err_message(), words)) fail_msg("no \"%s\" in: %s", words, lg_err_message());
+    lg_err_clear();
+}
+
+/* A rank reads its shard and nothing else, wherever the cut falls; what it does not want it may leave. */
+static void test_any_part_is_read(void **state)
+{
+    (void)state;
+    char dir[LG_PATH_BYTES];
+    size_t n = params.count;
+    assert_int_equal(publish(1, dir), 0);
+    for (size_t first = 0; first < n; first += 7)
+        for (size_t count = 1; first + count <= n; count += 61) {
+            for (size_t i = 0; i < 3 * n; i++) got[i] = -1;
+            assert_int_equal(
+                lg_checkpoint_read_optimizer(dir, &params, first, count, got, got + n, got + 2 * n),
+                0);
+            for (size_t k = 0; k < 3; k++) {
+                assert_true(are_read(got + k * n, k, first, count));
+                if (count < n) assert_true(got[k * n + count] == -1);
+            }
+        }
+    assert_int_equal(lg_checkpoint_read_optimizer(dir, &params, 0, n, NULL, got, NULL), 0);
+    assert_true(are_read(got, 1, 0, n));
+}
+
+/* An optimizer file of another net, of another program, or cut short: said, with the tensor's name. */
+static void write_tensor(const char *name, lg_dtype type, int64_t count)
+{
+    lg_st_writer *w;
+    const int64_t dim[] = {count};
+    assert_int_equal(lg_st_writer_open(scratch_path("optimizer.safetensors"), &w), 0);
+    assert_int_equal(lg_st_writer_declare(w, name, type, 1, dim), 0);
+    assert_int_equal(lg_st_writer_data(w, values, (size_t)count * lg_dtype_bytes(type)), 0);
+    assert_int_equal(lg_st_writer_finish(&w, NULL), 0);
+}
+
+static int read_all(const char *dir)
+{
+    return lg_checkpoint_read_optimizer(dir, &params, 0, params.count, got, NULL, NULL);
+}
+
+static void test_other_optimizers(void **state)
+{
+    (void)state;
+    char dir[LG_PATH_BYTES], name[LG_PARAM_NAME_BYTES + 16];
+    const char *folder = scratch_path("");
+    snprintf(name, sizeof name, "master.%s", params.p[0].name);
+    int64_t count = (int64_t)params.p[0].count;
+    write_tensor("master.something_else", LG_F32, count);
+    assert_says(read_all(folder), LG_ERR_MISMATCH, name);
+    write_tensor(name, LG_F32, count + 1);
+    assert_says(read_all(folder), LG_ERR_MISMATCH, "values, the net has");
+    write_tensor(name, LG_I32, count);
+    assert_says(read_all(folder), LG_ERR_CORRUPT, name);
+    assert_int_equal(unlink(scratch_path("optimizer.safetensors")), 0);
+    assert_says(read_all(folder), LG_ERR_NOTFOUND, "optimizer.safetensors");
+
+    assert_int_equal(publish(1, dir), 0);
+    struct stat st;
+    const char *file = scratch_path("run/checkpoints/files_step1/optimizer.safetensors");
+    assert_int_equal(stat(file, &st), 0);
+    for (off_t bytes = st.st_size - 1; bytes >= 0; bytes = bytes * 2 / 3 - 1) {
+        assert_int_equal(truncate(file, bytes), 0);
+        assert_says(read_all(dir), LG_ERR_CORRUPT, "optimizer.safetensors");
+    }
+}
+
+/* A folder of weights is a diffusers folder, a checkpoint, or refused by what was looked for. */
+static void test_weights_folders(void **state)
+{
+    (void)state;
+    char dir[LG_PATH_BYTES], found[LG_PATH_BYTES], want[LG_PATH_BYTES];
+    assert_int_equal(publish(1, dir), 0);
+    static const char *const which[] = {"model", "ema"};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(lg_checkpoint_weights_dir(dir, which[i], found), 0);
+        assert_int_equal(lg_path(want, "%s/%s", dir, which[i]), 0);
+        assert_string_equal(found, want);
+        assert_int_equal(lg_checkpoint_weights_dir(want, which[i], found), 0); /* itself */
+        assert_string_equal(found, want);
+    }
+    /* Without an EMA (a pipeline of diffusers) the model's own. */
+    scratch_write("pipeline/transformer/config.json", "{}");
+    assert_int_equal(lg_checkpoint_weights_dir(scratch_path("pipeline"), "ema", found), 0);
+    assert_string_equal(found, scratch_path("pipeline/transformer"));
+    assert_says(lg_checkpoint_weights_dir(scratch_path("run"), "ema", found), LG_ERR_NOTFOUND,
+                "ema/config.json");
+}
+
+/* What lies under the name already is kept only when it is the same to the byte. */
+static void damage(const char *file)
+{
+    int fd = open(file, O_WRONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, "!", 1, 9), 1);
+    close(fd);
+}
+
+static void assert_whole(const char *dir)
+{
+    static lg_manifest there;
+    assert_int_equal(lg_manifest_load(dir, &there), 0);
+    assert_int_equal(lg_manifest_verify(&there, dir), 0);
+    assert_int_equal(read_all(dir), 0);
+    assert_true(are_read(got, 0, 0, params.count));
+}
+
+static void test_published_again(void **state)
+{
+    (void)state;
+    char dir[LG_PATH_BYTES];
+    struct stat was, is;
+    assert_int_equal(publish(1, dir), 0);
+    assert_int_equal(stat(dir, &was), 0);
+    assert_int_equal(publish(1, dir), 0);
+    assert_int_equal(stat(dir, &is), 0);
+    assert_int_equal(is.st_ino, was.st_ino); /* a predecessor's: left as it is */
+    damage(scratch_path("run/checkpoints/files_step1/optimizer.safetensors"));
+    assert_int_equal(publish(1, dir), 0);
+    assert_whole(dir);
+    assert_int_equal(unlink(scratch_path("run/checkpoints/files_step1/manifest.json")), 0);
+    assert_int_equal(publish(1, dir), 0);
+    assert_whole(dir);
+    values[0] += 1; /* of another run with the same name */
+    assert_int_equal(publish(1, dir), 0);
+    assert_whole(dir);
+    /* A manifest of another step, or of fewer files, under this name. */
+    m.step = 2;
+    assert_int_equal(lg_manifest_save(&m, dir), 0);
+    assert_int_equal(publish(1, dir), 0);
+    assert_whole(dir);
+    m.n_files--;
+    assert_int_equal(lg_manifest_save(&m, dir), 0);
+    assert_int_equal(publish(1, dir), 0);
+    assert_whole(dir);
+    assert_int_equal(m.n_files, 5);
+}
+
+/* ---- retention ---- */
+
+static bool is_there(const char *name)
+{
+    char path[LG_PATH_BYTES];
+    assert_int_equal(lg_path(path, "%s/%s", scratch_path("run/checkpoints"), name), 0);
+    return lg_path_exists(path);
+}
+
+static int retain(int keep)
+{
+    return lg_retention_apply(scratch_path("run/checkpoints"), "files", keep);
+}
+
+static void test_retention_keeps(void **state)
+{
+    (void)state;
+    char dir[LG_PATH_BYTES];
+    for (uint64_t step = 8; step <= 12; step++) assert_int_equal(publish(step, dir), 0);
+    scratch_write("run/checkpoints/.tmp-files_step13/model/config.json", "{}");
+    scratch_write("run/checkpoints/.old-files_step1/model/config.json", "{}");
+    scratch_write("run/checkpoints/files_step7/model/config.json", "{}"); /* without a manifest */
+    scratch_write("run/checkpoints/files_step/manifest.json", "{}");
+    scratch_write("run/checkpoints/files_step4x/manifest.json", "{}");
+    scratch_write("run/checkpoints/files_step007/manifest.json", "{}");
+    scratch_write("run/checkpoints/others_step1/manifest.json", "{}");
+    scratch_write("run/checkpoints/notes.txt", "mine");
+    assert_int_equal(retain(3), 0);
+    static const char *const stay[] = {"files_step12",  "files_step11", "files_step10",
+                                       "files_step7",   "files_step",   "files_step4x",
+                                       "files_step007", "others_step1", "notes.txt"};
+    static const char *const go[] = {"files_step9", "files_step8", ".tmp-files_step13",
+                                     ".old-files_step1"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(stay); i++) assert_true(is_there(stay[i]));
+    for (size_t i = 0; i < LG_ARRAY_LEN(go); i++) assert_false(is_there(go[i]));
+    assert_int_equal(retain(0), 0); /* the newest never goes */
+    assert_true(is_there("files_step12"));
+    assert_false(is_there("files_step11"));
+    assert_says(lg_retention_apply(scratch_path("none"), "files", 3), LG_ERR_NOTFOUND, "none");
+}
+
+/* A damaged one is no checkpoint, however new: a start passes it over, so it must not count in the
+ * place of the one that the start goes on from. */
+static void test_retention_counts_what_a_start_takes(void **state)
+{
+    (void)state;
+    char dir[LG_PATH_BYTES];
+    static lg_manifest newest;
+    for (uint64_t step = 1; step <= 5; step++) assert_int_equal(publish(step, dir), 0);
+    assert_int_equal(truncate(scratch_path("run/checkpoints/files_step5/optimizer.safetensors"), 9),
+                     0);
+    assert_int_equal(unlink(scratch_path("run/checkpoints/files_step4/model/config.json")), 0);
+    assert_int_equal(retain(1), 0);
+    assert_int_equal(lg_manifest_newest(scratch_path("run/checkpoints"), "files", dir, &newest), 0);
+    assert_int_equal(newest.step, 3);
+    assert_false(is_there("files_step2"));
+    assert_true(is_there("files_step4")); /* for people to look at, */
+    assert_true(is_there("files_step5"));
+    for (uint64_t step = 6; step <= 7; step++) assert_int_equal(publish(step, dir), 0);
+    assert_int_equal(retain(2), 0);
+    assert_true(is_there("files_step6"));
+    assert_false(is_there("files_step5")); /* but not for ever */
+    assert_false(is_there("files_step4"));
+}
+
+/* Two names of one number must not stop it for ever. */
+static void test_retention_of_two_names(void **state)
+{
+    (void)state;
+    char dir[LG_PATH_BYTES];
+    for (uint64_t step = 1; step <= 3; step++) assert_int_equal(publish(step, dir), 0);
+    assert_int_equal(rename(place_of(2), scratch_path("run/checkpoints/files_step01")), 0);
+    for (int i = 0; i < 2; i++) assert_int_equal(retain(1), 0);
+    assert_true(is_there("files_step3"));
+    assert_true(is_there("files_step01"));
+    assert_false(is_there("files_step1"));
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        T(test_any_part_is_read),       T(test_other_optimizers),
+        T(test_weights_folders),        T(test_published_again),
+        T(test_retention_keeps),        T(test_retention_counts_what_a_start_takes),
+        T(test_retention_of_two_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
