@@ -223,22 +223,34 @@ static void check_conditioning(struct rules *r)
     }
 }
 
-/* Previews are drawn from checkpoints. */
+/* Previews and histograms are made of checkpoints. */
+static void check_multiple(struct rules *r, const char *key, int64_t every)
+{
+    int64_t checkpoint = r->c->checkpoint_every;
+    if (every && (checkpoint == 0 || every % checkpoint != 0))
+        broken(r, key,
+               "%s = %lld is not a multiple of checkpoint.every = %lld, and it needs a checkpoint "
+               "each time: set it to one%s",
+               key, (long long)every, (long long)checkpoint,
+               checkpoint ? "" : ", and checkpoint.every above 0");
+}
+
 static void check_previews(struct rules *r)
 {
     const lg_config *c = r->c;
-    int64_t every = c->sample_every, checkpoint = c->checkpoint_every;
+    int64_t every = c->sample_every;
+    check_multiple(r, "sample.every", every);
+    check_multiple(r, "tensorboard.histograms_every", c->tensorboard_histograms_every);
+    if (c->tensorboard_histograms_every && !c->tensorboard_enabled)
+        broken(r, "tensorboard.histograms_every",
+               "tensorboard.histograms_every = %lld without event files: set tensorboard.enabled "
+               "= true, or remove it",
+               (long long)c->tensorboard_histograms_every);
     if (!every) return;
     if (c->sample_captions.n == 0)
         broken(r, "sample.every",
                "sample.every = %lld, but there is nothing to draw: name some sample.captions",
                (long long)every);
-    if (checkpoint == 0 || every % checkpoint != 0)
-        broken(r, "sample.every",
-               "sample.every = %lld is not a multiple of checkpoint.every = %lld, and previews are "
-               "drawn from checkpoints: set it to one%s",
-               (long long)every, (long long)checkpoint,
-               checkpoint ? "" : ", and checkpoint.every above 0");
     if (!c->vae_model[0])
         broken(r, "sample.every",
                "sample.every = %lld needs vae.model, whose decoder draws the pictures: name it, or "

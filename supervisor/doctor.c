@@ -46,7 +46,7 @@ static void ask_kernel(void)
 
 static void ask_programs(void)
 {
-    static const char *const tools[] = {"lg-sample", "lg-encode", "lg-device"};
+    static const char *const tools[] = {"lg-sample", "lg-histogram", "lg-encode", "lg-device"};
     char path[LG_PATH_BYTES];
     for (int r = 0; r < LG_ROLE_lgsup; r++) {
         bool found = lg_program_path(lg_role_program((lg_role)r), path) == 0;

@@ -8,7 +8,8 @@ static void open_all(lg_supervisor *s)
     const lg_config *c = s->run->config;
     lg_extras *x = &s->extras;
     x->opened = true;
-    x->preview = LG_PREVIEW_NONE;
+    for (int k = 0; k < LG_PREVIEW_KINDS; k++)
+        x->preview[k] = (lg_preview){.kind = (lg_preview_kind)k, .child = LG_CHILD_NONE};
     if (c->tensorboard_enabled &&
         lg_tensorboard_open(s->run->dir, lg_status_step(s->board), &x->tensorboard) < 0)
         lg_progress_say(&s->progress, LG_WARN, "no event files for TensorBoard: %s",
@@ -32,7 +33,7 @@ void lg_extras_look(lg_supervisor *s)
         lg_progress_say(&s->progress, LG_WARN,
                         "%s cannot be written (disk full?); tried again every second",
                         x->tensorboard.path);
-    lg_preview_look(s);
+    for (int k = 0; k < LG_PREVIEW_KINDS; k++) lg_preview_look(s, &x->preview[k]);
     lg_prometheus_serve(&x->prometheus, s->run, s->board);
 }
 
@@ -40,7 +41,7 @@ void lg_extras_close(lg_supervisor *s)
 {
     lg_extras *x = &s->extras;
     if (!x->opened) return;
-    lg_preview_stop(&x->preview);
+    for (int k = 0; k < LG_PREVIEW_KINDS; k++) lg_preview_stop(&x->preview[k]);
     lg_tensorboard_flush(&x->tensorboard, lg_status_step(s->board));
     lg_tensorboard_close(&x->tensorboard);
     lg_prometheus_close(&x->prometheus);

@@ -9,9 +9,9 @@ struct lg_supervisor;
 
 typedef struct lg_extras {
     bool opened;
-    lg_preview preview;         /* [sample] every */
-    lg_tensorboard tensorboard; /* [tensorboard] enabled */
-    lg_prometheus prometheus;   /* [supervisor] prometheus_port */
+    lg_preview preview[LG_PREVIEW_KINDS]; /* [sample] every, [tensorboard] histograms_every */
+    lg_tensorboard tensorboard;           /* [tensorboard] enabled */
+    lg_prometheus prometheus;             /* [supervisor] prometheus_port */
 } lg_extras;
 
 /* What the loop waits for on our behalf; returns how many. */

@@ -26,45 +26,56 @@ static bool interrupted(void)
     return sigtimedwait(&set, NULL, &now) > 0;
 }
 
-static int draw_one(const lg_run *r, const char *checkpoint, uint64_t step, bool *ret_interrupted)
+static int make_one(const lg_run *r, const struct lg_preview_job *job, bool *ret_interrupted)
 {
     struct lg_child c;
-    LG_TRY(lg_preview_spawn(r, checkpoint, step, &c));
+    LG_TRY(lg_preview_spawn(r, job, &c));
     while (lg_child_wait(&c, LOOK_MS) == LG_ERR_TIMEOUT) {
         lg_notify_alive();
         if (!interrupted()) continue;
         lg_child_signal(&c, SIGKILL);
         *ret_interrupted = true;
     }
-    LG_TRY(lg_preview_result(r, lg_child_reap(&c)));
+    LG_TRY(lg_preview_result(r, job->kind, lg_child_reap(&c)));
     return 0;
+}
+
+/* Of the checkpoints that training has left behind. */
+static void count(const lg_run *r, uint64_t last)
+{
+    struct lg_preview_job job = {0};
+    bool stop = false;
+    while (!stop && lg_preview_next(r, LG_PREVIEW_HISTOGRAMS, job.step, &job) && job.step <= last)
+        if (make_one(r, &job, &stop) < 0)
+            fprintf(stderr, "warning: no histograms of step %" PRIu64 ": %s\n", job.step,
+                    lg_err_message());
+    lg_err_clear();
 }
 
 /* The final grid, after the previews that training has left behind. */
 static void draw(const lg_run *r, const char *newest, uint64_t last, bool quiet)
 {
-    char checkpoint[LG_PATH_BYTES];
-    uint64_t step = 0;
+    struct lg_preview_job job = {0};
     bool is_last = false, stop = false;
     if (r->config->sample_captions.n == 0) return;
     if (!quiet) printf("drawing %d pictures ...\n", r->config->sample_captions.n);
     fflush(stdout);
     while (!is_last && !stop) {
-        if (!lg_preview_next(r, step, &step, checkpoint) || step >= last) {
+        if (!lg_preview_next(r, LG_PREVIEW_PICTURES, job.step, &job) || job.step >= last) {
             is_last = true;
-            step = last;
-            snprintf(checkpoint, sizeof checkpoint, "%s", newest);
+            job = (struct lg_preview_job){.kind = LG_PREVIEW_PICTURES, .step = last};
+            snprintf(job.checkpoint, sizeof job.checkpoint, "%s", newest);
         }
-        if (draw_one(r, checkpoint, step, &stop) < 0)
-            fprintf(stderr, "warning: no pictures of step %" PRIu64 ": %s\n", step,
+        if (make_one(r, &job, &stop) < 0)
+            fprintf(stderr, "warning: no pictures of step %" PRIu64 ": %s\n", job.step,
                     lg_err_message());
         else if (!quiet)
-            printf("pictures    %s/samples/step%" PRIu64 ".png\n", r->dir, step);
+            printf("pictures    %s/samples/step%" PRIu64 ".png\n", r->dir, job.step);
         lg_err_clear();
     }
 }
 
-/* Pictures that came last. Best effort. */
+/* What came last. Best effort. */
 static void add_to_tensorboard(const lg_run *r, uint64_t step)
 {
     lg_tensorboard t;
@@ -81,6 +92,7 @@ void lg_finish(lg_run *r, lg_run_state outcome, bool quiet, int *exit_code)
     int rc = m ? lg_run_path(r, checkpoints, "checkpoints") : LG_ERR_NOSPACE;
     if (rc == 0) rc = lg_manifest_newest(checkpoints, r->config->job_name, newest, m);
     if (rc == 0 && outcome == LG_RUN_DONE) {
+        count(r, m->step);
         draw(r, newest, m->step, quiet);
         add_to_tensorboard(r, m->step);
     }

@@ -1,4 +1,4 @@
-/* Previews; see preview.h. */
+/* Pictures and histograms of checkpoints; see preview.h. */
 #include "supervisor/preview.h"
 #include "base/clock.h"
 #include "config/manifest.h"
@@ -23,6 +23,27 @@ enum {
     NICENESS = 10,
 };
 
+static const struct {
+    const char *program, *folder, *suffix, *log; /* RUN/folder/step<N>suffix, RUN/log */
+    const char *name, *done, *again;             /* for people */
+} made[LG_PREVIEW_KINDS] = {
+    [LG_PREVIEW_PICTURES] = {"lg-sample", "samples", ".png", "logs/sample.log", "preview", "drawn",
+                             "drawn again"},
+    [LG_PREVIEW_HISTOGRAMS] = {"lg-histogram", "histograms", ".json", "logs/histogram.log",
+                               "histograms", "counted", "counted again"},
+};
+
+static uint64_t every_of(const lg_run *r, lg_preview_kind kind)
+{
+    return (uint64_t)(kind == LG_PREVIEW_PICTURES ? r->config->sample_every
+                                                  : r->config->tensorboard_histograms_every);
+}
+
+static int out_path(const lg_run *r, lg_preview_kind kind, uint64_t step, char ret[LG_PATH_BYTES])
+{
+    return lg_run_path(r, ret, "%s/step%" PRIu64 "%s", made[kind].folder, step, made[kind].suffix);
+}
+
 /* Step of a checkpoint's folder name, 0: another file. */
 static uint64_t step_of(const lg_run *r, const char *name)
 {
@@ -34,55 +55,62 @@ static uint64_t step_of(const lg_run *r, const char *name)
     return *end ? 0 : step;
 }
 
-/* A picture that is older than the checkpoint is another life's. */
-static bool is_drawn(const lg_run *r, const char *checkpoint, uint64_t step)
+/* What is older than the checkpoint is another life's. */
+static bool is_made(const lg_run *r, const struct lg_preview_job *job)
 {
     char path[LG_PATH_BYTES];
-    struct stat picture, manifest;
-    if (lg_run_path(r, path, "samples/step%" PRIu64 ".png", step) < 0) return true;
-    if (stat(path, &picture) < 0) return false;
-    if (lg_path(path, "%s/manifest.json", checkpoint) < 0 || stat(path, &manifest) < 0) return true;
-    if (picture.st_mtim.tv_sec != manifest.st_mtim.tv_sec)
-        return picture.st_mtim.tv_sec > manifest.st_mtim.tv_sec;
-    return picture.st_mtim.tv_nsec >= manifest.st_mtim.tv_nsec;
+    struct stat out, manifest;
+    if (out_path(r, job->kind, job->step, path) < 0) return true;
+    if (stat(path, &out) < 0) return false;
+    if (lg_path(path, "%s/manifest.json", job->checkpoint) < 0 || stat(path, &manifest) < 0)
+        return true;
+    if (out.st_mtim.tv_sec != manifest.st_mtim.tv_sec)
+        return out.st_mtim.tv_sec > manifest.st_mtim.tv_sec;
+    return out.st_mtim.tv_nsec >= manifest.st_mtim.tv_nsec;
 }
 
-bool lg_preview_next(const lg_run *r, uint64_t past, uint64_t *ret_step,
-                     char ret_checkpoint[LG_PATH_BYTES])
+bool lg_preview_next(const lg_run *r, lg_preview_kind kind, uint64_t past,
+                     struct lg_preview_job *ret)
 {
-    char parent[LG_PATH_BYTES], path[LG_PATH_BYTES];
-    uint64_t least = 0, every = (uint64_t)r->config->sample_every;
+    char parent[LG_PATH_BYTES];
+    uint64_t least = 0, every = every_of(r, kind);
+    struct lg_preview_job job = {.kind = kind};
     DIR *d = every && lg_run_path(r, parent, "checkpoints") == 0 ? opendir(parent) : NULL;
     for (struct dirent *e; d && (e = readdir(d));) {
-        uint64_t step = step_of(r, e->d_name);
-        if (!step || step % every || step <= past || (least && step > least)) continue;
-        if (lg_path(path, "%s/%s", parent, e->d_name) < 0 || !lg_manifest_exists(path)) continue;
-        if (is_drawn(r, path, step)) continue;
-        least = *ret_step = step;
-        memcpy(ret_checkpoint, path, sizeof path);
+        job.step = step_of(r, e->d_name);
+        if (!job.step || job.step % every || job.step <= past || (least && job.step > least))
+            continue;
+        if (lg_path(job.checkpoint, "%s/%s", parent, e->d_name) < 0 ||
+            !lg_manifest_exists(job.checkpoint) || is_made(r, &job))
+            continue;
+        least = job.step;
+        *ret = job;
     }
     if (d) closedir(d);
     return least != 0;
 }
 
-int lg_preview_spawn(const lg_run *r, const char *checkpoint, uint64_t step, struct lg_child *ret)
+int lg_preview_spawn(const lg_run *r, const struct lg_preview_job *job, struct lg_child *ret)
 {
     char program[LG_PATH_BYTES], config[LG_PATH_BYTES], log[LG_PATH_BYTES], out[LG_PATH_BYTES];
-    char owner[16];
-    LG_TRY(lg_program_path("lg-sample", program));
+    char folder[LG_PATH_BYTES], owner[16];
+    LG_TRY(lg_program_path(made[job->kind].program, program));
     LG_TRY(lg_run_path(r, config, "config.toml"));
-    LG_TRY(lg_run_path(r, log, "logs/sample.log"));
-    LG_TRY(lg_run_path(r, out, "samples/step%" PRIu64 ".png", step));
+    LG_TRY(lg_run_path(r, log, "%s", made[job->kind].log));
+    LG_TRY(lg_run_path(r, folder, "%s", made[job->kind].folder));
+    LG_TRY(lg_mkdirs(folder));
+    LG_TRY(out_path(r, job->kind, job->step, out));
     snprintf(owner, sizeof owner, "%d", (int)getpid());
+    bool draws = job->kind == LG_PREVIEW_PICTURES; /* what is drawn stands in the config */
     char *argv[] = {program,
                     (char *)"--from",
-                    (char *)checkpoint,
-                    (char *)"--config",
-                    config,
+                    (char *)job->checkpoint,
                     (char *)"-o",
                     out,
                     (char *)"--owner",
                     owner,
+                    draws ? (char *)"--config" : NULL,
+                    config,
                     NULL};
     LG_TRY(lg_child_spawn(
         &(struct lg_spawn){.program = program, .argv = argv, .log = log, .pass_fd = -1}, ret));
@@ -90,56 +118,56 @@ int lg_preview_spawn(const lg_run *r, const char *checkpoint, uint64_t step, str
     return 0;
 }
 
-int lg_preview_result(const lg_run *r, int exit_code)
+int lg_preview_result(const lg_run *r, lg_preview_kind kind, int exit_code)
 {
     char log[LG_PATH_BYTES], how[64], last[256];
     if (exit_code == 0) return 0;
-    LG_TRY(lg_run_path(r, log, "logs/sample.log"));
+    LG_TRY(lg_run_path(r, log, "%s", made[kind].log));
     lg_exit_text(exit_code, how, sizeof how);
     last[0] = 0;
     if (exit_code < LG_EXIT_SIGNAL) lg_last_words(log, last, sizeof last);
-    return LG_FAIL(LG_ERR_FAILED, "lg-sample: %s%s%s (all of it: %s)", how, last[0] ? ": " : "",
-                   last, log);
+    return LG_FAIL(LG_ERR_FAILED, "%s: %s%s%s (all of it: %s)", made[kind].program, how,
+                   last[0] ? ": " : "", last, log);
 }
 
 /* ---- while training goes on ---- */
 
 static void start_next(lg_supervisor *s, lg_preview *p, int64_t now_ns)
 {
-    char checkpoint[LG_PATH_BYTES];
-    uint64_t step;
+    struct lg_preview_job job;
     p->next_ns = now_ns + LOOK_MS * LG_MS_NS;
-    if (!lg_preview_next(s->run, p->past, &step, checkpoint)) return;
-    if (step != p->step) p->attempts = 0;
-    p->step = step;
+    if (!lg_preview_next(s->run, p->kind, p->past, &job)) return;
+    if (job.step != p->step) p->attempts = 0;
+    p->step = job.step;
     p->deadline_ns = now_ns + DRAW_S_MAX * LG_S_NS;
-    if (lg_preview_spawn(s->run, checkpoint, step, &p->child) == 0) return;
-    lg_progress_say(&s->progress, LG_WARN, "no preview of step %" PRIu64 ": %s", step,
-                    lg_err_message());
+    if (lg_preview_spawn(s->run, &job, &p->child) == 0) return;
+    lg_progress_say(&s->progress, LG_WARN, "no %s of step %" PRIu64 ": %s", made[p->kind].name,
+                    job.step, lg_err_message());
     lg_err_clear();
-    p->past = step;
+    p->past = job.step;
 }
 
 static void on_end(lg_supervisor *s, lg_preview *p, int64_t now_ns)
 {
-    if (lg_preview_result(s->run, lg_child_reap(&p->child)) == 0) {
+    const char *name = made[p->kind].name;
+    if (lg_preview_result(s->run, p->kind, lg_child_reap(&p->child)) == 0) {
         p->past = p->step;
-        lg_progress_say(&s->progress, LG_INFO, "preview of step %" PRIu64 " drawn", p->step);
+        lg_progress_say(&s->progress, LG_INFO, "%s of step %" PRIu64 " %s", name, p->step,
+                        made[p->kind].done);
         return;
     }
     bool again = ++p->attempts < ATTEMPTS_MAX;
     if (!again) p->past = p->step;
     p->next_ns = now_ns + RETRY_MS * LG_MS_NS;
-    lg_progress_say(&s->progress, LG_WARN, "preview of step %" PRIu64 ": %s; %s", p->step,
-                    lg_err_message(), again ? "drawn again" : "given up");
+    lg_progress_say(&s->progress, LG_WARN, "%s of step %" PRIu64 ": %s; %s", name, p->step,
+                    lg_err_message(), again ? made[p->kind].again : "given up");
     lg_err_clear();
 }
 
-void lg_preview_look(lg_supervisor *s)
+void lg_preview_look(lg_supervisor *s, lg_preview *p)
 {
-    lg_preview *p = &s->extras.preview;
     int64_t now_ns = lg_now_ns();
-    if (!s->run->config->sample_every) return;
+    if (!every_of(s->run, p->kind)) return;
     if (s->step >= LG_RUN_STEP_draining) { /* the end is near: nothing but it matters */
         lg_preview_stop(p);
     } else if (p->child.pidfd >= 0) {

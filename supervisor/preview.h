@@ -1,35 +1,50 @@
-/* Pictures of [sample] captions, DIR/samples/step<N>.png, drawn by lg-sample from the EMA weights of a
- * published checkpoint: so sample.every is a multiple of checkpoint.every, and nobody who trains waits
- * for a reader.
+/* What is made of published checkpoints beside training: so sample.every and
+ * tensorboard.histograms_every are multiples of checkpoint.every, and nobody who trains waits for a
+ * reader.
  *
- * What is to be drawn follows from the files: complete checkpoints whose picture is missing or older.
- * So a preview that was cut off by a death is drawn at the next look or the next start, to the same
- * bytes; one that cannot be drawn is given up after a few attempts until the next start. A checkpoint
- * that checkpoint.keep has removed before its turn has no preview. */
+ *   pictures     DIR/samples/step<N>.png, [sample] captions drawn by lg-sample from the EMA weights
+ *   histograms   DIR/histograms/step<N>.json, counted by lg-histogram, for TensorBoard
+ *
+ * What is to be made follows from the files: complete checkpoints of which it is missing or older.
+ * So what was cut off by a death is made at the next look or the next start, to the same bytes; what
+ * cannot be made is given up after a few attempts until the next start. Of a checkpoint that
+ * checkpoint.keep has removed before its turn there is none. */
 #pragma once
 #include "supervisor/child.h"
 #include "supervisor/run.h"
 
 struct lg_supervisor;
 
+typedef enum lg_preview_kind {
+    LG_PREVIEW_PICTURES,
+    LG_PREVIEW_HISTOGRAMS,
+    LG_PREVIEW_KINDS
+} lg_preview_kind;
+
+struct lg_preview_job {
+    lg_preview_kind kind;
+    uint64_t step;
+    char checkpoint[LG_PATH_BYTES];
+};
+
 typedef struct lg_preview {
+    lg_preview_kind kind;
     struct lg_child child;
-    uint64_t step; /* that `child` draws */
-    uint64_t past; /* up to this step everything is drawn or given up */
+    uint64_t step; /* that `child` works at */
+    uint64_t past; /* up to this step everything is made or given up */
     int attempts;  /* at `step` that failed */
     int64_t next_ns, deadline_ns;
 } lg_preview;
-#define LG_PREVIEW_NONE ((lg_preview){.child = LG_CHILD_NONE})
 
-/* The least step > past that is to be drawn, with its checkpoint. False: none. */
-bool lg_preview_next(const lg_run *r, uint64_t past, uint64_t *ret_step,
-                     char ret_checkpoint[LG_PATH_BYTES]);
-/* Starts lg-sample, at a lower priority. It ends when this process dies. */
-int lg_preview_spawn(const lg_run *r, const char *checkpoint, uint64_t step, struct lg_child *ret);
+/* The job of this kind with the least step > past. False: none. */
+bool lg_preview_next(const lg_run *r, lg_preview_kind kind, uint64_t past,
+                     struct lg_preview_job *ret);
+/* Starts the job's program, at a lower priority. It ends when this process dies. */
+int lg_preview_spawn(const lg_run *r, const struct lg_preview_job *job, struct lg_child *ret);
 /* After its end: LG_ERR_FAILED with what it said last, unless exit_code is 0. */
-int lg_preview_result(const lg_run *r, int exit_code);
+int lg_preview_result(const lg_run *r, lg_preview_kind kind, int exit_code);
 
 /* Never waits: starts the next one, or looks whether the running one has ended. */
-void lg_preview_look(struct lg_supervisor *s);
-/* Ends the running one; it is drawn later. */
+void lg_preview_look(struct lg_supervisor *s, lg_preview *p);
+/* Ends the running one; it is made later. */
 void lg_preview_stop(lg_preview *p);

@@ -4,12 +4,12 @@
  * a new one is begun only where something has been cut off: it starts by declaring what follows void,
  * so that a TensorBoard that has already shown it forgets it, too.
  *
- * A look at a time: at most ROWS_MAX steps or one picture, in one write. When it fails the file is cut
- * back to whole records. Pictures come late (they are drawn while training goes on), each once, in
- * the order of their steps. */
+ * A look at a time: at most ROWS_MAX steps, one picture and the histograms of one step, a write each.
+ * When it fails the file is cut back to whole records. Pictures and histograms come late (they are made
+ * while training goes on), each once, in the order of their steps. */
 #include "supervisor/tensorboard.h"
 #include "base/clock.h"
-#include "supervisor/tfevents.h"
+#include "supervisor/histograms.h"
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -24,10 +24,10 @@
 
 enum {
     LOOK_MS = 1000,
-    PICTURE_MS = 5000,
+    FILES_MS = 5000,
     ROWS_MAX = 512,
     ROW_BYTES_MAX = 1024,
-    PICTURE_BYTES_MAX = 32 << 20, /* a larger PNG is passed over */
+    FILE_BYTES_MAX = 32 << 20, /* a larger PNG or JSON is passed over */
     FILES_MAX = 1000000,
 };
 
@@ -61,6 +61,7 @@ static uint64_t walk(lg_tensorboard *t, const uint8_t *data, size_t bytes, uint6
         if (r.kind != LG_TF_OTHER && r.step > committed) break;
         if (r.kind == LG_TF_SCALARS) t->last_step = LG_MAX(t->last_step, r.step);
         if (r.kind == LG_TF_PICTURE) t->last_picture = LG_MAX(t->last_picture, r.step);
+        if (r.kind == LG_TF_HISTOGRAMS) t->last_histogram = LG_MAX(t->last_histogram, r.step);
     }
     return at;
 }
@@ -204,23 +205,29 @@ static bool write_rows(lg_tensorboard *t, uint64_t committed, int *ret_rows)
     return true;
 }
 
-/* ---- pictures ---- */
+/* ---- what is made of checkpoints ---- */
 
-/* The least step in (last_picture, committed] that has a picture; 0: none. */
-static uint64_t next_picture(const lg_tensorboard *t, uint64_t committed)
+/* The least step in (past, committed] of which there is a file; 0: none. */
+struct lookup {
+    const char *folder, *suffix; /* "samples", ".png" */
+    uint64_t past, committed;
+};
+static uint64_t next_file(const lg_tensorboard *t, const struct lookup *l,
+                          char ret_path[LG_PATH_BYTES])
 {
-    char path[LG_PATH_BYTES];
     uint64_t least = 0;
-    if (lg_path(path, "%s/samples", t->run_dir) < 0) return 0;
-    DIR *d = opendir(path);
+    if (lg_path(ret_path, "%s/%s", t->run_dir, l->folder) < 0) return 0;
+    DIR *d = opendir(ret_path);
     for (struct dirent *e; d && (e = readdir(d));) {
         char *end;
         if (strncmp(e->d_name, "step", 4) || !isdigit((unsigned char)e->d_name[4])) continue;
         uint64_t step = strtoull(e->d_name + 4, &end, 10);
-        if (strcmp(end, ".png") || step <= t->last_picture || step > committed) continue;
+        if (strcmp(end, l->suffix) || step <= l->past || step > l->committed) continue;
         if (!least || step < least) least = step;
     }
     if (d) closedir(d);
+    if (lg_path(ret_path, "%s/%s/step%" PRIu64 "%s", t->run_dir, l->folder, least, l->suffix) < 0)
+        return 0;
     return least;
 }
 
@@ -248,44 +255,59 @@ static bool write_png(lg_tensorboard *t, uint64_t step, const char *png, size_t 
     return well;
 }
 
-/* *ret_step: whose picture was dealt with; 0: there is none. */
-static bool write_picture(lg_tensorboard *t, uint64_t committed, uint64_t *ret_step)
+/* What is no histogram is passed over. */
+static bool write_json(lg_tensorboard *t, uint64_t step, const char *text, size_t bytes)
 {
-    char path[LG_PATH_BYTES], *png = NULL;
+    struct lg_tf_buffer b;
+    (void)bytes;
+    if (lg_histograms_record(text, wall_s(), step, &b) < 0) return true;
+    LG_ASSERT(!b.full);
+    bool well = write_buffer(t, b.data, b.bytes);
+    free(b.data);
+    return well;
+}
+
+/* The next file of a kind, if there is one: *ret_more. */
+static bool write_file(lg_tensorboard *t, uint64_t committed, bool picture, bool *ret_more)
+{
+    char path[LG_PATH_BYTES], *data = NULL;
     size_t bytes;
-    uint64_t step = *ret_step = next_picture(t, committed);
-    if (!step || lg_path(path, "%s/samples/step%" PRIu64 ".png", t->run_dir, step) < 0) return true;
+    uint64_t *last = picture ? &t->last_picture : &t->last_histogram;
+    struct lookup l = {picture ? "samples" : "histograms", picture ? ".png" : ".json", *last,
+                       committed};
+    uint64_t step = next_file(t, &l, path);
+    if (!step) return true;
     bool well = true;
-    if (lg_read_file(path, PICTURE_BYTES_MAX, &png, &bytes) == 0)
-        well = write_png(t, step, png, bytes);
+    if (lg_read_file(path, FILE_BYTES_MAX, &data, &bytes) == 0)
+        well = (picture ? write_png : write_json)(t, step, data, bytes);
     lg_err_clear();
-    free(png);
-    if (well) t->last_picture = step;
+    free(data);
+    if (well) *last = step;
+    *ret_more = true;
     return well;
 }
 
 /* ---- looks ---- */
 
-static bool write_some(lg_tensorboard *t, uint64_t committed, bool pictures, bool *ret_more)
+static bool write_some(lg_tensorboard *t, uint64_t committed, bool files, bool *ret_more)
 {
     int rows = 0;
-    uint64_t step = 0;
     *ret_more = false;
     if (t->bytes == 0 && !begin_file(t, 0)) return false;
     if (!write_rows(t, committed, &rows)) return false;
-    if (pictures && !write_picture(t, committed, &step)) return false;
-    *ret_more = rows == ROWS_MAX || step;
-    return true;
+    *ret_more = rows == ROWS_MAX;
+    if (!files) return true;
+    return write_file(t, committed, true, ret_more) && write_file(t, committed, false, ret_more);
 }
 
 int lg_tensorboard_look(lg_tensorboard *t, uint64_t committed)
 {
     int64_t now_ns = lg_now_ns();
-    bool more, pictures = now_ns >= t->next_picture_ns, was_failed = t->failed;
+    bool more, files = now_ns >= t->next_file_ns, was_failed = t->failed;
     if (!t->buffer || now_ns < t->next_ns) return 0;
-    t->failed = !write_some(t, committed, pictures, &more);
+    t->failed = !write_some(t, committed, files, &more);
     if (t->failed || !more) t->next_ns = now_ns + LOOK_MS * LG_MS_NS;
-    if (pictures && !more) t->next_picture_ns = now_ns + PICTURE_MS * LG_MS_NS;
+    if (files && !more) t->next_file_ns = now_ns + FILES_MS * LG_MS_NS;
     lg_err_clear();
     return t->failed && !was_failed;
 }

@@ -1,4 +1,5 @@
-/* RUN/tensorboard: event files for TensorBoard, made from metrics.jsonl and samples/.
+/* RUN/tensorboard: event files for TensorBoard, made from metrics.jsonl, samples/ and
+ * histograms/.
  *
  * Written by lgsup beside its work, a bounded piece at a time. Every step stands in them exactly once
  * and whole, whatever has died: what is already there is read again at the start, a torn end and steps
@@ -12,10 +13,10 @@ typedef struct lg_tensorboard {
     char path[LG_PATH_BYTES]; /* of the file that grows */
     int fd;                   /* -1: not open */
     uint64_t bytes;           /* of it, whole records */
-    uint64_t last_step, last_picture;
+    uint64_t last_step, last_picture, last_histogram;
     lg_metrics metrics;
     uint8_t *buffer;
-    int64_t next_ns, next_picture_ns;
+    int64_t next_ns, next_file_ns;
     bool failed; /* the last attempt to write */
 } lg_tensorboard;
 

@@ -7,8 +7,10 @@
  *   Event      { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5;
  *                SessionLog session_log = 7 }
  *   Summary    { repeated Value value = 1 }
- *   Value      { string tag = 1; float simple_value = 2; Image image = 4 }
+ *   Value      { string tag = 1; float simple_value = 2; Image image = 4; HistogramProto histo = 5 }
  *   Image      { int32 height = 1, width = 2, colorspace = 3; bytes encoded_image_string = 4 }
+ *   HistogramProto { double min = 1, max = 2, num = 3, sum = 4, sum_squares = 5;
+ *                repeated double bucket_limit = 6, bucket = 7 } (both packed)
  *   SessionLog { SessionStatus status = 1 } (1: START)
  * The length of a nested message stands before it and is filled in at its end, as a varint of
  * fixed width, which protobuf allows. */
@@ -93,6 +95,20 @@ static void put_float(struct lg_tf_buffer *b, int field, double value)
     put_little(b, bits, 4);
 }
 
+static void put_double(struct lg_tf_buffer *b, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    put_little(b, bits, 8);
+}
+
+static void put_packed(struct lg_tf_buffer *b, int field, const double *v, int n)
+{
+    put_key(b, field, LENGTH);
+    put_varint(b, 8 * (uint64_t)n);
+    for (int i = 0; i < n; i++) put_double(b, v[i]);
+}
+
 /* Returns where the nested message begins; its length is filled in by close_nested. */
 static size_t open_nested(struct lg_tf_buffer *b, int field)
 {
@@ -114,13 +130,11 @@ static void close_nested(struct lg_tf_buffer *b, size_t begin)
 static size_t open_record(struct lg_tf_buffer *b, double wall_s, uint64_t step)
 {
     size_t begin = b->bytes;
-    uint64_t bits;
-    memcpy(&bits, &wall_s, sizeof bits);
     b->full = false;
     put_little(b, 0, 8);
     put_little(b, 0, 4);
     put_key(b, 1, FIXED64);
-    put_little(b, bits, 8);
+    put_double(b, wall_s);
     put_number(b, 2, step);
     return begin;
 }
@@ -185,6 +199,28 @@ void lg_tf_picture(struct lg_tf_buffer *b, double wall_s, uint64_t step,
     close_record(b, record);
 }
 
+void lg_tf_histograms(struct lg_tf_buffer *b, double wall_s, uint64_t step,
+                      const struct lg_tf_histogram *v, int n)
+{
+    size_t record = open_record(b, wall_s, step), summary = open_nested(b, 5);
+    for (int i = 0; i < n; i++) {
+        const double head[] = {v[i].min, v[i].max, v[i].count, v[i].sum, v[i].sum_squares};
+        size_t value = open_nested(b, 1);
+        put_bytes(b, 1, v[i].tag, strlen(v[i].tag));
+        size_t histogram = open_nested(b, 5);
+        for (int k = 0; k < (int)LG_ARRAY_LEN(head); k++) {
+            put_key(b, k + 1, FIXED64);
+            put_double(b, head[k]);
+        }
+        put_packed(b, 6, v[i].limits, v[i].n);
+        put_packed(b, 7, v[i].counts, v[i].n);
+        close_nested(b, histogram);
+        close_nested(b, value);
+    }
+    close_nested(b, summary);
+    close_record(b, record);
+}
+
 /* ---- reading ---- */
 
 struct span {
@@ -239,13 +275,15 @@ static bool take_field(struct span *s, struct field *ret)
     return true;
 }
 
-/* By the first value of a summary: has it an image? */
+/* By the first value of a summary: has it an image, or a histogram? */
 static lg_tf_kind kind_of(struct span summary)
 {
     struct field value, f;
     if (!take_field(&summary, &value) || value.number != 1) return LG_TF_SCALARS;
-    while (take_field(&value.nested, &f))
+    while (take_field(&value.nested, &f)) {
         if (f.number == 4) return LG_TF_PICTURE;
+        if (f.number == 5) return LG_TF_HISTOGRAMS;
+    }
     return LG_TF_SCALARS;
 }
 

@@ -38,7 +38,19 @@ void lg_tf_picture(struct lg_tf_buffer *b, double wall_s, uint64_t step,
 /* Bytes that a picture's record needs at most beside its PNG. */
 enum { LG_TF_PICTURE_EXTRA = 256 };
 
-typedef enum lg_tf_kind { LG_TF_OTHER, LG_TF_SCALARS, LG_TF_PICTURE } lg_tf_kind;
+/* limits: upper ones, rising; counts: of each bucket. */
+struct lg_tf_histogram {
+    const char *tag;
+    double min, max, count, sum, sum_squares;
+    const double *limits, *counts; /* (n) */
+    int n;
+};
+void lg_tf_histograms(struct lg_tf_buffer *b, double wall_s, uint64_t step,
+                      const struct lg_tf_histogram *v, int n);
+/* Bytes that a record needs at most, and each histogram in it beside its tag and 16 a bucket. */
+enum { LG_TF_HISTOGRAM_EXTRA = 128 };
+
+typedef enum lg_tf_kind { LG_TF_OTHER, LG_TF_SCALARS, LG_TF_PICTURE, LG_TF_HISTOGRAMS } lg_tf_kind;
 struct lg_tf_record {
     size_t bytes; /* of the whole record */
     lg_tf_kind kind;

@@ -6,14 +6,11 @@
 #include "config/plan.h"
 #include "stages/ckpt/checkpoint.h"
 #include "stages/sample/draw.h"
-#include <errno.h>
+#include "stages/tools/owner.h"
 #include <getopt.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <unistd.h>
 
 static const char usage_text[] =
     "usage: lg-sample [\"caption\" ...] --from DIR -o OUT.png [options]\n"
@@ -95,17 +92,6 @@ static int parse(int argc, char **argv, struct options *o)
     o->captions = (const char *const *)argv + optind;
     o->n_captions = argc - optind;
     if (!o->from || !o->out) return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
-    return 0;
-}
-
-/* Pictures that nobody waits for any more are not drawn to their end. */
-static int die_with(const char *owner)
-{
-    if (!owner) return 0;
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
-        return LG_FAIL(LG_ERR_IO, "prctl: %s", strerror(errno));
-    if (getppid() != (pid_t)strtol(owner, NULL, 10))
-        return LG_FAIL(LG_ERR_USAGE, "--owner %s is not our parent, or has died", owner);
     return 0;
 }
 
@@ -207,7 +193,7 @@ static int run(int argc, char **argv)
     char weights[LG_PATH_BYTES], config[LG_PATH_BYTES];
     lg_config *c;
     LG_TRY(parse(argc, argv, &o));
-    LG_TRY(die_with(o.owner));
+    LG_TRY(lg_end_with(o.owner));
     LG_TRY(resolve(&o, weights, config));
     LG_TRY(lg_config_load(config, NULL, 0, &c));
     int rc = draw(&o, c, weights);

@@ -1,4 +1,4 @@
-/* tf_steps scalars|pictures FILE...: the steps that stand in TensorBoard's event files, one a line, in
+/* tf_steps scalars|pictures|histograms FILE...: the steps that stand in TensorBoard's event files, one a line, in
  * the order of the files. Fails at bytes that are no whole record. */
 #include "base/fs.h"
 #include "supervisor/tfevents.h"
@@ -27,7 +27,10 @@ static int print_steps(const char *path, lg_tf_kind kind)
 int main(int argc, char **argv)
 {
     int bad = argc < 3;
-    lg_tf_kind kind = argc > 1 && !strcmp(argv[1], "pictures") ? LG_TF_PICTURE : LG_TF_SCALARS;
+    const char *what = argc > 1 ? argv[1] : "";
+    lg_tf_kind kind = !strcmp(what, "pictures")     ? LG_TF_PICTURE
+                      : !strcmp(what, "histograms") ? LG_TF_HISTOGRAMS
+                                                    : LG_TF_SCALARS;
     for (int i = 2; i < argc; i++) bad |= print_steps(argv[i], kind);
     return bad;
 }

@@ -1,10 +1,11 @@
 #!/bin/bash
-# For those who watch: event files for TensorBoard, figures for Prometheus and previews, on a run that is
+# For those who watch: event files for TensorBoard with histograms, figures for Prometheus and previews, on a run that is
 # left alone and on one in which lgsup, the drawing process and everything are killed.
 . "$(dirname "$0")/lib.sh"
 N=120
 port=$((20000 + $$ % 20000))
 options=(--set trainer.max_steps=$N --set checkpoint.every=30 --set checkpoint.keep=9 --set tensorboard.enabled=true
+    --set tensorboard.histograms_every=30
     --set sample.every=30 --set 'sample.captions=["red heart"]' --set sample.steps=60)
 tf_steps=$e2e_build/tests/e2e/tf_steps
 
@@ -19,6 +20,12 @@ events_are_whole() { # RUN LAST
 checkpoints_of() { ls "$1/checkpoints" | sed -n 's/^tiny_step//p' | sort -n | tr '\n' ' '; }
 previews_of() { ls "$1/samples" | sed -n 's/^step\([0-9]*\)\.png$/\1/p' | sort -n | tr '\n' ' '; }
 pictures_of() { "$tf_steps" pictures "$1"/tensorboard/events.out.tfevents.* | tr '\n' ' '; }
+# What was counted, and what stands in the event files of it.
+counted_of() { ls "$1/histograms" | sed -n 's/^step\([0-9]*\)\.json$/\1/p' | sort -n | tr '\n' ' '; }
+histograms_of() { "$tf_steps" histograms "$1"/tensorboard/events.out.tfevents.* | tr '\n' ' '; }
+same_histograms() { # the first and the last, that both have
+    cmp "$1/histograms/step30.json" "$2/histograms/step30.json" && cmp "$1/histograms/step$N.json" "$2/histograms/step$N.json"
+}
 same_previews() { # those that both have
     local s n=0
     for s in $(previews_of "$1"); do
@@ -38,6 +45,17 @@ check "the first and the last among them" test -s "$a/samples/step30.png" -a -s 
 check "previews differ" test "$(cmp -s "$a"/samples/step{30,120}.png; echo $?)" -eq 1
 check "event files: every step once" events_are_whole "$a" $N
 expect "event files: every preview once" "$(previews_of "$a")" "$(pictures_of "$a")"
+expect "histograms of every checkpoint" "$(checkpoints_of "$a")" "$(counted_of "$a")"
+expect "event files: every histogram once" "$(counted_of "$a")" "$(histograms_of "$a")"
+every_weight() { # all of them are counted, in as many groups as the model has
+    local bytes counted
+    bytes=$(($(stat -c %s "$a/checkpoints/tiny_step$N/ema/diffusion_pytorch_model.safetensors") / 4))
+    counted=$(jq '[.histograms[].counts | add] | add' "$a/histograms/step$N.json")
+    [ "$counted" -eq "$(jq '[.histograms[].count] | add' "$a/histograms/step$N.json")" ] &&
+        [ "$counted" -le "$bytes" ] && [ $((bytes - counted)) -lt 4096 ] # the file's header
+}
+check "every weight is in a bucket" every_weight
+expect "groups" 15 "$(jq '.histograms | length' "$a/histograms/step$N.json")"
 
 # ---- killed ----
 b=$T/b
@@ -84,6 +102,9 @@ expect "resumed after step $at: completes" 0 $?
 check "event files: every step once after all deaths" events_are_whole "$b" $N
 expect "a preview of every checkpoint after all deaths" "$(checkpoints_of "$b")" "$(previews_of "$b")"
 expect "event files: every preview once after all deaths" "$(previews_of "$b")" "$(pictures_of "$b")"
+expect "histograms of every checkpoint after all deaths" "$(checkpoints_of "$b")" "$(counted_of "$b")"
+expect "event files: every histogram once after all deaths" "$(counted_of "$b")" "$(histograms_of "$b")"
+check "the same histograms" same_histograms "$a" "$b"
 check "the same previews" same_previews "$a" "$b"
 check "byte-identical to the run left alone" same_files "$a" "$b" $N
 check "nothing is left running" nothing_runs

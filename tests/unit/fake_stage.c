@@ -220,12 +220,23 @@ static int fake_sample(int argc, char **argv)
     return crash ? 5 : lg_publish_file(out, "png", 3) < 0;
 }
 
+static int fake_histogram(int argc, char **argv)
+{
+    static const char text[] =
+        "{\"histograms\": [{\"group\": \"fake\", \"min\": 0, \"max\": 0, \"count\": 1, "
+        "\"sum\": 0, \"sum_squares\": 0, \"limits\": [1], \"counts\": [1]}]}";
+    for (int i = 1; i + 1 < argc; i++)
+        if (!strcmp(argv[i], "-o")) return lg_publish_file(argv[i + 1], text, sizeof text - 1) < 0;
+    return 2;
+}
+
 int fake_stage_main(int argc, char **argv)
 {
     const char *slash = strrchr(argv[0], '/'), *name = slash ? slash + 1 : argv[0];
     if (!strcmp(name, "lg-keeper") && argc == 3)
         return -lg_keeper_serve(argv[1], (int)strtol(argv[2], NULL, 10));
     if (!strcmp(name, "lg-sample")) return fake_sample(argc, argv);
+    if (!strcmp(name, "lg-histogram")) return fake_histogram(argc, argv);
     struct lg_stage_def def = {.bytes = fake_bytes, .open = fake_open, .step = fake_step};
     int role = lg_role_find(name + strlen("lg-"));
     if (role < 0) return 2;

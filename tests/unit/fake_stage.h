@@ -5,7 +5,7 @@
  * number is what the step before has left, so memory that gets lost is noticed (the run parks). */
 #pragma once
 
-/* argv[0] is "lg-<role>", "lg-keeper" or "lg-sample". Returns the exit code.
+/* argv[0] is "lg-<role>", "lg-keeper", "lg-sample" or "lg-histogram". Returns the exit code.
  *
  * A file RUN/fault "ROLE INDEX KIND" makes that instance misbehave while the file is there:
  *   crash   exits with 5 while it sets up

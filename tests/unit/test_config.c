@@ -419,6 +419,19 @@ static void test_rules_previews(void **state)
            "sample.captions=['a']", "vae.model=");
 }
 
+static void test_rules_histograms(void **state)
+{
+    (void)state;
+    write_models();
+    assert_int_equal(
+        CHECK("tensorboard.enabled=true", "checkpoint.every=20", "tensorboard.histograms_every=40"),
+        0);
+    BREAKS("--set: tensorboard.histograms_every = 30 is not a multiple of checkpoint.every = 20",
+           "tensorboard.histograms_every=30", "checkpoint.every=20", "tensorboard.enabled=true");
+    BREAKS("tensorboard.histograms_every = 20 without event files: set tensorboard.enabled = true",
+           "tensorboard.histograms_every=20", "checkpoint.every=20");
+}
+
 static void test_rules_restarts(void **state)
 {
     (void)state;
@@ -569,8 +582,9 @@ int main(void)
         TEST(test_bad_overrides),  TEST(test_collects),         TEST(test_rules_hold),
         TEST(test_rules_batch),    TEST(test_rules_model),      TEST(test_rules_training),
         TEST(test_rules_device),   TEST(test_rules_files),      TEST(test_rules_previews),
-        TEST(test_rules_restarts), TEST(test_rules_collect),    TEST(test_compatible),
-        TEST(test_document),       TEST(test_exit_codes),       TEST(test_examples),
+        TEST(test_rules_restarts), TEST(test_rules_histograms), TEST(test_rules_collect),
+        TEST(test_compatible),     TEST(test_document),         TEST(test_exit_codes),
+        TEST(test_examples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

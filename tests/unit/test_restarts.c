@@ -30,7 +30,8 @@ static lg_config *load(const char *text)
     return c;
 }
 
-static void assert_policy(const lg_config *c, const char *role, int64_t deaths_max, int64_t window_s)
+static void assert_policy(const lg_config *c, const char *role, int64_t deaths_max,
+                          int64_t window_s)
 {
     struct lg_restart_policy p = lg_restart_policy(c, (lg_role)lg_role_find(role));
     if (p.deaths_max != deaths_max || p.window_s != window_s)

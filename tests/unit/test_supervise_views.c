@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/fs.h"
 #include "supervisor/cli.h"
+#include "supervisor/tensorboard.h"
 #include "tests/unit/json_schema.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"
@@ -237,6 +238,28 @@ static void test_previews_that_fail(void **state)
     end_by_stop();
 }
 
+/* While training goes on, and at the end what it was too quick for; without captions, too. */
+static void test_histograms(void **state)
+{
+    (void)state;
+    char name[64];
+    static lg_tensorboard t;
+    assert_exit(RUN("start", g_file, "--set", "tensorboard.enabled=true", "--set",
+                    "tensorboard.histograms_every=20", "--set", "sample.captions=[]"),
+                0);
+    for (int step = 20; step <= 60; step += 20) {
+        snprintf(name, sizeof name, "run/checkpoints/fake_step%d/manifest.json", step);
+        bool is = lg_path_exists(scratch_path(name));
+        snprintf(name, sizeof name, "run/histograms/step%d.json", step);
+        assert_true(lg_path_exists(scratch_path(name)) == is);
+    }
+    assert_true(lg_path_exists(scratch_path("run/histograms/step60.json")));
+    assert_false(has_preview(60));
+    assert_int_equal(lg_tensorboard_open(g_run, 60, &t), 0);
+    assert_int_equal(t.last_histogram, 60);
+    lg_tensorboard_close(&t);
+}
+
 int main(int argc, char **argv)
 {
     lgsup_tests_begin(argc, argv);
@@ -246,6 +269,7 @@ int main(int argc, char **argv)
         LGSUP_TEST(test_previews),
         LGSUP_TEST(test_previews_at_the_end),
         LGSUP_TEST(test_previews_that_fail),
+        LGSUP_TEST(test_histograms),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,11 +64,25 @@ static uint64_t varint(const uint8_t **p)
     }
 }
 
-/* Which fields hold messages: Event.summary, Event.session_log, Summary.value, Value.image. */
+/* Which fields hold messages: Event.summary, Event.session_log, Summary.value, Value.image and
+ * Value.histo. */
 static bool is_message(const char *path)
 {
     return !strcmp(path, ".5") || !strcmp(path, ".7") || !strcmp(path, ".5.1") ||
-           !strcmp(path, ".5.1.4");
+           !strcmp(path, ".5.1.4") || !strcmp(path, ".5.1.5");
+}
+
+/* HistogramProto.bucket_limit and .bucket: packed doubles. */
+static void say_doubles(const char *path, const uint8_t *p, uint64_t n)
+{
+    assert_int_equal(n % 8, 0);
+    say("%s=", path);
+    for (uint64_t i = 0; i < n; i += 8) {
+        double d;
+        memcpy(&d, p + i, 8);
+        say("%s%g", i ? " " : "", d);
+    }
+    say("\n");
 }
 
 static void walk(const uint8_t *p, const uint8_t *end, const char *path)
@@ -97,6 +111,8 @@ static void walk(const uint8_t *p, const uint8_t *end, const char *path)
             assert_true(n <= (uint64_t)(end - p));
             if (is_message(here))
                 walk(p, p + n, here);
+            else if (!strcmp(here, ".5.1.5.6") || !strcmp(here, ".5.1.5.7"))
+                say_doubles(here, p, n);
             else if (n < 64)
                 say("%s=%.*s\n", here, (int)n, (const char *)p);
             else
@@ -107,7 +123,7 @@ static void walk(const uint8_t *p, const uint8_t *end, const char *path)
     assert_ptr_equal(p, end);
 }
 
-static int g_records;
+static int g_records, g_histograms[5000]; /* of each step */
 
 /* Steps of one file are added to steps[] ("s" or "p" counts); asserts that every byte is of a record. */
 static void read_events(const char *path, int *scalars, int *pictures)
@@ -126,6 +142,7 @@ static void read_events(const char *path, int *scalars, int *pictures)
         walk(p + at + 12, p + at + 12 + n, "");
         if (strstr(g_text + from, "\n.5.1.1=train/loss\n") && scalars) scalars[g_step]++;
         if (strstr(g_text + from, "\n.5.1.1=samples\n") && pictures) pictures[g_step]++;
+        if (strstr(g_text + from, "\n.5.1.1=ema/")) g_histograms[g_step]++;
         at += n + 16;
     }
     free(data);
@@ -193,6 +210,40 @@ static void test_bytes(void **state)
     b.cap = before + 40; /* a record that does not fit leaves nothing */
     lg_tf_scalars(&b, 3.5, 300, (struct lg_tf_scalar[]){{"a", 0.25}, {"b", 1}}, 2);
     assert_true(b.full && b.bytes == before);
+}
+
+static void test_histogram_bytes(void **state)
+{
+    (void)state;
+    uint8_t data[4096];
+    struct lg_tf_buffer b = {.data = data, .cap = sizeof data};
+    struct lg_tf_record r;
+    const double limits[] = {-0.5, 0.25, 1e308}, counts[] = {0, 7, 300};
+    const struct lg_tf_histogram h[] = {
+        {.tag = "ema/x",
+         .min = -1.5,
+         .max = 2.5,
+         .count = 307,
+         .sum = 12.25,
+         .sum_squares = 90.5,
+         .limits = limits,
+         .counts = counts,
+         .n = 3},
+        {.tag = "ema/y", .limits = limits, .counts = counts, .n = 1}};
+    lg_tf_histograms(&b, 3.5, 40, h, 2);
+    assert_false(b.full);
+    assert_true(b.bytes <= 3 * LG_TF_HISTOGRAM_EXTRA + 2 * 5 + 16 * 4);
+    assert_true(lg_tf_read(data, b.bytes, &r));
+    assert_true(r.kind == LG_TF_HISTOGRAMS && r.step == 40 && r.bytes == b.bytes);
+    FILE *f = fopen(scratch_write("e", ""), "w");
+    fwrite(data, 1, b.bytes, f);
+    fclose(f);
+    read_events(scratch_path("e"), NULL, NULL);
+    assert_string_equal(g_text, ".1=3.500\n.2=40\n.5.1.1=ema/x\n.5.1.5.1=-1.500\n.5.1.5.2=2.500\n"
+                                ".5.1.5.3=307.000\n.5.1.5.4=12.250\n.5.1.5.5=90.500\n"
+                                ".5.1.5.6=-0.5 0.25 1e+308\n.5.1.5.7=0 7 300\n"
+                                ".5.1.1=ema/y\n.5.1.5.1=0.000\n.5.1.5.2=0.000\n.5.1.5.3=0.000\n"
+                                ".5.1.5.4=0.000\n.5.1.5.5=0.000\n.5.1.5.6=-0.5\n.5.1.5.7=0\n");
 }
 
 static void test_reading_back(void **state)
@@ -274,6 +325,7 @@ static int assert_steps(int last)
     g_at = 0;
     memset(g_scalars, 0, sizeof g_scalars);
     memset(g_pictures, 0, sizeof g_pictures);
+    memset(g_histograms, 0, sizeof g_histograms);
     while (access(event_file(n + 1), F_OK) == 0)
         read_events(event_file(++n), g_scalars, g_pictures);
     for (int s = 0; s < STEPS_MAX; s++)
@@ -389,6 +441,58 @@ static void test_pictures(void **state)
     assert_text("\n.2=10\n.5.1.1=samples\n.5.1.4.1=7\n.5.1.4.2=258\n.5.1.4.3=3\n.5.1.4.4=");
 }
 
+static void write_histograms(int step, const char *name)
+{
+    char path[64], text[512];
+    snprintf(path, sizeof path, "run/histograms/step%d.json", step);
+    snprintf(text, sizeof text,
+             "{\"histograms\": [{\"group\": \"%s\", \"min\": -1, \"max\": 1.5, \"count\": 5, "
+             "\"nonfinite\": 0, \"sum\": 2, \"sum_squares\": 3, \"limits\": [0, 1.75], "
+             "\"counts\": [2, 3]},\n{\"group\": \"other\", \"min\": 0, \"max\": 0, \"count\": 0, "
+             "\"nonfinite\": 9, \"sum\": 0, \"sum_squares\": 0, \"limits\": [1.75], "
+             "\"counts\": [0]}]}\n",
+             name);
+    scratch_write(path, text);
+}
+
+static void assert_histograms(int a, int b)
+{
+    for (int s = 0; s < STEPS_MAX; s++)
+        if (g_histograms[s] != (s == a || s == b))
+            fail_msg("histograms of step %d stand there %d times", s, g_histograms[s]);
+}
+
+static void test_histograms(void **state)
+{
+    (void)state;
+    append_steps(1, 30);
+    scratch_write("run/histograms/step5.json", "{\"histograms\": [{\"group\": \"a\"}]}");
+    scratch_write("run/histograms/step6.json", "nothing");
+    scratch_write("run/histograms/step7.json", "");
+    scratch_write("run/histograms/step8.json", "{\"histograms\": []}");
+    write_histograms(10, "early");
+    write_sample(10);
+    export_up_to(0, 30);
+    export_up_to(30, 30);
+    write_histograms(20, "late");
+    write_histograms(31, "of a former life");
+    export_up_to(30, 30);
+    assert_int_equal(assert_steps(30), 1);
+    assert_histograms(10, 20);
+    assert_int_equal(g_pictures[10], 1);
+    assert_text("\n.2=20\n.5.1.1=ema/late\n.5.1.5.1=-1.000\n.5.1.5.2=1.500\n.5.1.5.3=5.000\n"
+                ".5.1.5.4=2.000\n.5.1.5.5=3.000\n.5.1.5.6=0 1.75\n.5.1.5.7=2 3\n"
+                ".5.1.1=ema/other\n");
+    cut_steps(15); /* the run went back: what stood there of step 20 is void, and comes again */
+    export_up_to(15, 15);
+    assert_steps(15);
+    assert_histograms(10, 10);
+    append_steps(16, 30);
+    export_up_to(15, 30);
+    assert_steps(30);
+    assert_histograms(10, 20);
+}
+
 static void test_looks(void **state)
 {
     (void)state;
@@ -421,15 +525,10 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crc),
-        TEST(test_bytes),
-        TEST(test_reading_back),
-        TEST(test_steps),
-        TEST(test_torn_at_every_byte),
-        TEST(test_back_to_a_checkpoint),
-        TEST(test_hole),
-        TEST(test_pictures),
-        TEST(test_looks),
+        cmocka_unit_test(test_crc),      TEST(test_bytes), TEST(test_histogram_bytes),
+        TEST(test_reading_back),         TEST(test_steps), TEST(test_torn_at_every_byte),
+        TEST(test_back_to_a_checkpoint), TEST(test_hole),  TEST(test_pictures),
+        TEST(test_histograms),           TEST(test_looks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
