@@ -18,6 +18,12 @@ typedef enum chaos_fault {
 extern const char *const chaos_fault_name[CHAOS_FAULTS];
 extern const char *const chaos_fault_doc[CHAOS_FAULTS];
 
+#ifdef __SANITIZE_ADDRESS__ /* a build with SAN=address: its programs are watched by ASan and UBSan */
+#define CHAOS_SANITIZED true
+#else
+#define CHAOS_SANITIZED false
+#endif
+
 enum { CHAOS_EVENTS_MAX = 4096, CHAOS_CHILD_MS_MAX = 60000 };
 
 /* What a campaign is told. Paths are absolute. */

@@ -30,6 +30,7 @@ struct totals {
     struct series role[LG_ROLE_COUNT][KINDS]; /* one process killed, nothing else meanwhile */
     struct series group[CHAOS_FAULTS];        /* to the next commit, by fault */
     int64_t sites[CHAOS_PROGRAMS], sites_failed[CHAOS_PROGRAMS];
+    bool sanitized;
 };
 
 static void add(struct series *s, double v)
@@ -131,6 +132,7 @@ static void add_record(struct totals *t, const cJSON *j)
     add_word(t->seeds, sizeof t->seeds, seed);
     t->runs++;
     t->shim_runs += is_true(j, "shim");
+    t->sanitized |= is_true(j, "sanitized");
     t->kills += (int64_t)number(j, "kills");
     t->steps += (int64_t)number(j, "steps");
     t->starts += (int64_t)number(j, "starts");
@@ -222,7 +224,8 @@ static const char head[] = "# Reliability\n\n"
 
 static void write_summary(FILE *f, const struct totals *t)
 {
-    fprintf(f, "\n## %s\n\n", t->pipeline);
+    fprintf(f, "\n## %s%s\n\n", t->pipeline,
+            t->sanitized ? ", ASan and UBSan in every process" : "");
     fprintf(f, "Commit %s; seed %s.\n\n", t->commits, t->seeds);
     fprintf(f, "| | |\n|---|---|\n");
     fprintf(f,
@@ -308,6 +311,14 @@ static void write_times(FILE *f, struct totals *t)
     }
 }
 
+static void forget(struct totals *t)
+{
+    for (int r = 0; r < LG_ROLE_COUNT; r++)
+        for (int k = 0; k < KINDS; k++) free(t->role[r][k].v);
+    for (int f = 0; f < CHAOS_FAULTS; f++) free(t->group[f].v);
+    free(t);
+}
+
 int chaos_report(const char *path, char *const *homes, int n_homes)
 {
     char *all = NULL;
@@ -326,7 +337,7 @@ int chaos_report(const char *path, char *const *homes, int n_homes)
             write_faults(f, t);
             write_times(f, t);
         }
-        free(t); /* the series go with the process */
+        forget(t);
     }
     fclose(f);
     if (rc == 0) rc = lg_publish_file(path, all, bytes);

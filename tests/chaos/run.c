@@ -8,6 +8,7 @@
 #include "tests/chaos/chaos.h"
 #include <dirent.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
@@ -48,7 +49,7 @@ static void exec_lgsup(const struct chaos_run *r, int out)
 {
     char program[LG_PATH_BYTES + 8], dir[LG_PATH_BYTES + 16], steps[64],
         keep[64] = "checkpoint.keep=3";
-    char shim[LG_PATH_BYTES + 32], control[LG_PATH_BYTES + 32];
+    char shim[LG_PATH_BYTES + 32], control[LG_PATH_BYTES + 64];
     snprintf(program, sizeof program, "%s/lgsup", r->o->bin);
     snprintf(dir, sizeof dir, "job.dir=%s", r->dir);
     snprintf(steps, sizeof steps, "trainer.max_steps=%" PRId64, r->o->steps);
@@ -72,6 +73,13 @@ static void exec_lgsup(const struct chaos_run *r, int out)
         snprintf(control, sizeof control, "%s/control.%d", r->o->home, r->slot);
         setenv("LG_CHAOS_CONTROL", control, 1);
         setenv("LD_PRELOAD", shim, 1);
+    }
+    if (CHAOS_SANITIZED) {
+        /* The shim stands before the runtime, and does it no harm. */
+        snprintf(control, sizeof control, "verify_asan_link_order=0:log_path=%s/sanitizer.%d",
+                 r->o->home, r->slot);
+        setenv("ASAN_OPTIONS", control, 1);
+        setenv("UBSAN_OPTIONS", strchr(control, ':') + 1, 1);
     }
     dup2(out, 1);
     dup2(out, 2);
@@ -460,6 +468,7 @@ static cJSON *record(const struct chaos_run *r, double wall_s, struct cpu_times 
     cJSON_AddNumberToObject(j, "wall_s", wall_s);
     cJSON_AddNumberToObject(j, "foreign_cores", LG_MAX(foreign_s / wall_s, 0.0));
     cJSON_AddBoolToObject(j, "shim", r->preload);
+    cJSON_AddBoolToObject(j, "sanitized", CHAOS_SANITIZED);
     cJSON_AddStringToObject(j, "why", r->why);
     cJSON_AddNumberToObject(j, "kills", (double)r->kills);
     cJSON_AddNumberToObject(j, "starts", r->starts);
@@ -487,6 +496,17 @@ static void keep(const struct chaos_run *r)
         printf("# run %" PRId64 " could not be kept: %s\n", r->number, strerror(errno));
 }
 
+/* A process that ASan or UBSan ended is restarted like any other that died; its report remains. */
+static void find_sanitizer_reports(struct chaos_run *r)
+{
+    char pattern[LG_PATH_BYTES + 32];
+    glob_t g;
+    snprintf(pattern, sizeof pattern, "%s/sanitizer.%d.*", r->o->home, r->slot);
+    if (glob(pattern, 0, NULL, &g) == 0)
+        chaos_fail(r, "a sanitizer has reported: %s", g.gl_pathv[0]);
+    globfree(&g);
+}
+
 cJSON *chaos_run(const struct chaos_options *o, int64_t n, int slot)
 {
     struct chaos_run *r = calloc(1, sizeof *r);
@@ -501,6 +521,7 @@ cJSON *chaos_run(const struct chaos_options *o, int64_t n, int slot)
     loop(r, false);
     double wall_s = (double)(lg_now_ns() - began) / LG_S_NS;
     close_run(r);
+    find_sanitizer_reports(r);
     cJSON *j = record(r, wall_s, before);
     snprintf(reference, sizeof reference, "%s/reference", o->home);
     if (!r->why[0] && chaos_compare(o, r->dir, reference, why, sizeof why) < 0) {
