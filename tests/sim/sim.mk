@@ -20,3 +20,6 @@ $(FAULTS): private LDFLAGS += $(call wrap_calls,tests/sim/faults.calls)
 # Its clock jumps; its GPU is a stand-in.
 $(BUILD)/tests/test_ckpt: | $(BUILD)/tests/stub/liblg-cuda.so
 $(BUILD)/tests/test_ckpt: private LDFLAGS += -Wl,--wrap=lg_now_ns
+
+# systemctl is a script of the test.
+$(BUILD)/tests/test_units: private LDFLAGS += -Wl,--wrap=lg_child_capture

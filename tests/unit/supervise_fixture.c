@@ -25,9 +25,9 @@ struct lg_status g_status;
 static void make_bin(void)
 {
     char self[LG_PATH_BYTES], dir[LG_PATH_BYTES];
-    static const char *const names[] = {"lg-keeper",  "lg-sample", "lg-histogram",
-                                        "lg-loader",  "lg-text",   "lg-vae",
-                                        "lg-trainer", "lg-ema",    "lg-ckpt"};
+    static const char *const names[] = {"lgsup",     "lg-keeper", "lg-sample", "lg-histogram",
+                                        "lg-loader", "lg-text",   "lg-vae",    "lg-trainer",
+                                        "lg-ema",    "lg-ckpt"};
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     assert_true(n > 0);
     self[n] = 0;

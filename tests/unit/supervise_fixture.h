@@ -1,5 +1,5 @@
 /* A run of the supervisor with real processes that do not compute (fake_stage.h): for the programs
- * test_supervise_*. The program itself plays every stage, in a scratch folder.
+ * test_supervise_* and test_units. The program itself plays every stage, in a scratch folder.
  *
  * Every wait is for a condition. It is bounded by a number of looks, not by the clock: on a machine with
  * far more to do than it can, a look comes as late as everything that it waits for, and a limit in

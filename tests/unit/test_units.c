@@ -3,12 +3,10 @@
 #include "base/clock.h"
 #include "base/fs.h"
 #include "shm/board.h"
-#include "supervisor/cli.h"
-#include "supervisor/status.h"
 #include "supervisor/supervise.h"
 #include "supervisor/units.h"
-#include "tests/unit/fake_stage.h"
 #include "tests/unit/scratch.h"
+#include "tests/unit/supervise_fixture.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -26,53 +24,39 @@
 #include <cmocka.h>
 // clang-format on
 
-enum { WAIT_MS_MAX = 20000, ARGS_MAX = 24, UNITS_MAX = 16 };
-
-static char g_file[LG_PATH_BYTES], g_run[LG_PATH_BYTES], g_out[LG_PATH_BYTES], g_rt[LG_PATH_BYTES];
-static pid_t g_lgsup, g_manager; /* 0: none */
-static struct lg_status g_status;
+static char g_rt[LG_PATH_BYTES];
+static pid_t g_manager; /* 0: none */
 
 /* ---- scaffolding ---- */
 
-static void make_bin(void)
+/* systemctl is a script of the test: how the real one answers on a machine without systemd, unless the
+ * test writes another. */
+int __real_lg_child_capture(const char *program, char *const *argv, size_t bytes_max,
+                            char **ret_text, int *ret_exit);
+int __wrap_lg_child_capture(const char *program, char *const *argv, size_t bytes_max,
+                            char **ret_text, int *ret_exit);
+int __wrap_lg_child_capture(const char *program, char *const *argv, size_t bytes_max,
+                            char **ret_text, int *ret_exit)
 {
-    char self[LG_PATH_BYTES];
-    static const char *const names[] = {"lgsup",  "lg-keeper",  "lg-sample", "lg-loader", "lg-text",
-                                        "lg-vae", "lg-trainer", "lg-ema",    "lg-ckpt"};
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    assert_true(n > 0);
-    self[n] = 0;
-    assert_int_equal(lg_mkdirs(scratch_path("bin")), 0);
-    for (size_t i = 0; i < LG_ARRAY_LEN(names); i++) {
-        char name[64];
-        snprintf(name, sizeof name, "bin/%s", names[i]);
-        assert_int_equal(symlink(self, scratch_path(name)), 0);
-    }
-    setenv("LG_BIN_DIR", scratch_path("bin"), 1);
+    if (!strcmp(program, "/usr/bin/systemctl")) program = scratch_path("bin/systemctl");
+    return __real_lg_child_capture(program, argv, bytes_max, ret_text, ret_exit);
+}
+
+static void write_systemctl(const char *script)
+{
+    char text[1024];
+    snprintf(text, sizeof text, "#!/bin/sh\n%s\n", script);
+    assert_int_equal(chmod(scratch_write("bin/systemctl", text), 0700), 0);
 }
 
 static int setup(void **state)
 {
-    (void)state;
-    scratch_make();
-    make_bin();
-    char cwd[1024], toml[8192];
-    if (!getcwd(cwd, sizeof cwd)) return -1;
-    scratch_write("data/a.txt", "a caption");
-    snprintf(toml, sizeof toml,
-             "[job]\nname = \"fake\"\ndir = \"run\"\n[data]\npath = \"data\"\n"
-             "[text]\nmodel = \"%s/examples/emoji/text_encoder\"\ninstances = 2\n"
-             "[vae]\nmodel = \"%s/examples/emoji/vae\"\ninstances = 2\n"
-             "[trainer]\nranks = 2\nmax_steps = 60\nglobal_batch_size = 16\n"
-             "[checkpoint]\nevery = 20\nkeep = 10\n[supervisor]\nrestarts_max = 3\n",
-             cwd, cwd);
-    snprintf(g_file, sizeof g_file, "%s", scratch_write("pipeline.toml", toml));
-    snprintf(g_run, sizeof g_run, "%s", scratch_path("run"));
-    snprintf(g_out, sizeof g_out, "%s", scratch_path("out"));
+    if (lgsup_setup(state) < 0) return -1;
     snprintf(g_rt, sizeof g_rt, "%s", scratch_path("rt"));
     assert_int_equal(mkdir(g_rt, 0700), 0);
     setenv("RUNTIME_DIRECTORY", g_rt, 1);
-    g_lgsup = g_manager = 0;
+    write_systemctl("echo System has not been booted with systemd; exit 1");
+    g_manager = 0;
     return 0;
 }
 
@@ -86,22 +70,8 @@ static void end(pid_t *pid, int sig)
 
 static int teardown(void **state)
 {
-    (void)state;
     end(&g_manager, SIGTERM); /* takes its units along */
-    end(&g_lgsup, SIGKILL);
-    scratch_remove();
-    lg_err_clear();
-    return 0;
-}
-
-static void show_output(void)
-{
-    char *text;
-    size_t bytes;
-    if (lg_read_file(g_out, 1 << 20, &text, &bytes) == 0) {
-        fprintf(stderr, "---- output:\n%s----\n", text);
-        free(text);
-    }
+    return lgsup_teardown(state);
 }
 
 static bool file_has(const char *path, const char *part)
@@ -128,44 +98,6 @@ static void wait_for_text(const char *path, const char *part)
     assert_has(path, part);
 }
 
-static pid_t launch(const char *const *words)
-{
-    char *argv[ARGS_MAX] = {(char *)"lgsup"};
-    int argc = 1;
-    for (; words[argc - 1] && argc < ARGS_MAX - 1; argc++) argv[argc] = (char *)words[argc - 1];
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid != 0) return pid;
-    int fd = open(g_out, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    dup2(fd, 1);
-    dup2(fd, 2);
-    int code = lg_cli_main(argc, argv);
-    fflush(NULL);
-    _exit(code);
-}
-#define LAUNCH(...) launch((const char *const[]){__VA_ARGS__, NULL})
-
-static int exit_of(pid_t pid)
-{
-    int status = 0;
-    for (int64_t by = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < by; usleep(2000))
-        if (waitpid(pid, &status, WNOHANG) == pid)
-            return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    show_output();
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, 0);
-    fail_msg("it is still there after %d ms", WAIT_MS_MAX);
-    return -1;
-}
-#define RUN(...) exit_of(LAUNCH(__VA_ARGS__))
-
-static void assert_exit(int got, int want)
-{
-    if (got == want) return;
-    show_output();
-    fail_msg("exit code %d, expected %d", got, want);
-}
-
 /* ---- whoever starts the units ---- */
 
 struct unit {
@@ -188,15 +120,15 @@ static pid_t start_unit(const struct unit *u)
     signal(SIGTERM, SIG_DFL);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     char program[LG_PATH_BYTES + 16], socket[LG_PATH_BYTES + 16];
-    if (u->role) _exit(-lg_units_role(u->role, u->index, g_run));
+    if (u->role) scratch_exit(-lg_units_role(u->role, u->index, g_run));
     snprintf(program, sizeof program, "%s/lg-keeper", getenv("LG_BIN_DIR"));
     snprintf(socket, sizeof socket, "%s/keeper.new", g_rt); /* without a store */
     execl(program, program, socket, "1", NULL);
     _exit(1);
 }
 
-/* Restart=on-failure, 11 excepted; the keeper always. */
-static void manage_units(void)
+/* All but the one that is named; Restart=on-failure, 11 excepted; the keeper always. */
+static void manage_units(const char *but)
 {
     struct unit u[] = {{.index = ""},       {"loader", "0", 0},  {"text", "0", 0},
                        {"text", "1", 0},    {"vae", "0", 0},     {"vae", "1", 0},
@@ -204,7 +136,11 @@ static void manage_units(void)
                        {"ckpt", "0", 0}};
     struct sigaction a = {.sa_handler = on_term}; /* without SA_RESTART */
     sigaction(SIGTERM, &a, NULL);
-    for (size_t i = 0; i < LG_ARRAY_LEN(u); i++) u[i].pid = start_unit(&u[i]);
+    for (size_t i = 0; i < LG_ARRAY_LEN(u); i++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s.%s", u[i].role ? u[i].role : "keeper", u[i].index);
+        if (!but || strcmp(name, but) != 0) u[i].pid = start_unit(&u[i]);
+    }
     while (!g_over) {
         int status;
         pid_t pid = waitpid(-1, &status, 0);
@@ -224,7 +160,15 @@ static void start_units(void)
 {
     fflush(NULL);
     g_manager = fork();
-    if (g_manager == 0) manage_units();
+    if (g_manager == 0) manage_units(NULL);
+}
+
+/* All but one: "vae.1". */
+static void start_units_but(const char *one)
+{
+    fflush(NULL);
+    g_manager = fork();
+    if (g_manager == 0) manage_units(one);
 }
 
 /* Those that ended well as well, as Wants= does. */
@@ -234,54 +178,12 @@ static void start_units_again(void)
     start_units();
 }
 
-static bool read_status(void)
-{
-    bool well = lg_status_read(g_run, &g_status) == 0;
-    lg_err_clear();
-    return well;
-}
-
-static void wait_for_step(uint64_t step)
-{
-    for (int64_t by = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < by; usleep(2000))
-        if (read_status() && g_status.step >= step) return;
-    show_output();
-    fail_msg("step %d is not reached", (int)step);
-}
-
-static const struct lg_status_instance *instance(const char *role, int index)
-{
-    for (int i = 0; i < g_status.n_instances; i++) {
-        const struct lg_status_instance *p = &g_status.instance[i];
-        if (!strcmp(lg_role_name(p->role), role) && p->index == index) return p;
-    }
-    return NULL;
-}
-
-static void kill_one(const char *role, int index)
-{
-    const struct lg_status_instance *p = NULL;
-    for (int i = 0; i < 1000 && !(p && p->pid); i++, usleep(2000)) {
-        read_status();
-        p = instance(role, index);
-    }
-    assert_true(p && p->pid);
-    kill(p->pid, SIGKILL);
-}
-
 /* The board may say so a moment after the process has come back. */
 static void wait_for_restart(const char *role, int index)
 {
     for (int64_t by = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < by; usleep(2000))
         if (read_status() && instance(role, index) && instance(role, index)->restarts >= 1) return;
     fail_msg("%s.%d was not restarted", role, index);
-}
-
-static void assert_state(const char *state, uint64_t step)
-{
-    assert_true(read_status());
-    assert_string_equal(g_status.state, state);
-    if (step) assert_int_equal(g_status.step, step);
 }
 
 static void wait_for_state(const char *state)
@@ -379,6 +281,30 @@ static void test_units_are_written(void **state)
     assert_has(scratch_path("units/job.slice"), "MemoryMax=");
     assert_exit(RUN("units", g_file, "--prefix", "a-b"), 2);
     assert_exit(RUN("units", g_file, "--set", "trainer.rankz=1"), 3);
+}
+
+/* What cannot stand in a unit file is refused by name, before a unit is written. */
+static void test_units_that_cannot_be(void **state)
+{
+    (void)state;
+    char cwd[LG_PATH_BYTES], quoted[LG_PATH_BYTES + 16];
+    const char *units = scratch_path("units");
+    assert_non_null(getcwd(cwd, sizeof cwd));
+    assert_exit(RUN("units", g_file, "--dir", units, "--set", "job.dir=two\nlines"), 3);
+    assert_output("has a control character: it cannot stand in a unit file");
+    snprintf(quoted, sizeof quoted, "%s", scratch_path("a \"folder\""));
+    assert_int_equal(mkdir(quoted, 0700), 0);
+    assert_int_equal(chdir(quoted), 0);
+    assert_exit(RUN("units", g_file, "--dir", units), 3);
+    assert_int_equal(chdir(cwd), 0);
+    assert_output("call it in another directory: ");
+    snprintf(quoted, sizeof quoted, "job.dir=%s", scratch_path("plain/run"));
+    scratch_write("plain", "no folder");
+    assert_exit(RUN("units", g_file, "--set", quoted), 4);
+    unlink(scratch_path("bin/lgsup"));
+    assert_exit(RUN("units", g_file, "--dir", units), 8);
+    assert_output("bin/lgsup is missing");
+    assert_false(lg_path_exists(units));
 }
 
 /* Every text is whole, and systemd, where it is, has nothing to say against it. */
@@ -531,6 +457,77 @@ static void test_a_stage_parks_the_run(void **state)
     assert_state("parked", 0);
 }
 
+/* ---- systemctl ---- */
+
+static void test_restart_or_stop(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *script;
+        bool restart;
+    } cases[] = {
+        {"echo 7 jobsup.service restart running", true},
+        {"echo 6 jobsup.service start waiting; echo 7 jobsup.service restart waiting", true},
+        {"echo 7 jobsup.service stop running", false},
+        {"echo 7 otherjobsup.service restart running", false},
+        {"echo No jobs running.", false},
+        {"echo restart", false},
+        {"exit 0", false},
+        {"exit 1", false},
+    };
+    static lg_run r = {.units = "job"}, by_hand;
+    for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
+        write_systemctl(cases[i].script);
+        if (lg_units_is_restart(&r) != cases[i].restart) fail_msg("wrong: %s", cases[i].script);
+    }
+    write_systemctl("[ \"$*\" = 'list-jobs --plain --no-legend --full jobsup.service' ] && "
+                    "echo 7 jobsup.service restart running");
+    assert_true(lg_units_is_restart(&r));
+    assert_false(lg_units_is_restart(&by_hand)); /* nobody is asked */
+    unlink(scratch_path("bin/systemctl"));
+    assert_false(lg_units_is_restart(&r));
+}
+
+/* `systemctl restart`: lgsup goes, training goes on, the next lgsup takes over. Then `systemctl stop`. */
+static void test_sigterm(void **state)
+{
+    (void)state;
+    start_units();
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
+    wait_for_step(3);
+    write_systemctl("echo 7 jobsup.service restart running");
+    kill(g_lgsup, SIGTERM);
+    assert_exit(exit_of(g_lgsup), 0);
+    assert_has(scratch_path("run/logs/lgsup.log"), "restarted by systemd");
+    wait_for_step(g_status.step + 5);
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
+    wait_for_text(scratch_path("run/logs/lgsup.log"), "adopted ");
+    write_systemctl("echo 7 jobsup.service stop running");
+    kill(g_lgsup, SIGTERM);
+    int code = exit_of(g_lgsup);
+    g_lgsup = 0;
+    assert_exit(code, 0);
+    assert_state("stopped", 0);
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+/* A unit that nobody starts is asked for; that it cannot be had is said, with systemd's words. */
+static void test_a_unit_that_nobody_starts(void **state)
+{
+    (void)state;
+    write_systemctl("echo \"$*\" >>\"${0%/*}/asked\"; echo Unit not found.; exit 5");
+    start_units_but("vae.1");
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
+    wait_for_text(scratch_path("run/logs/lgsup.log"),
+                  "job-vae@1.service is not running and cannot be started: Unit not found.");
+    assert_has(scratch_path("bin/asked"), "start --no-block job-vae@1.service\n");
+    assert_false(file_has(scratch_path("bin/asked"), "vae@0"));
+    wait_for_step(3); /* the others go on */
+    assert_exit(RUN("stop", g_run), 0);
+    assert_exit(exit_of(g_lgsup), 0);
+    g_lgsup = 0;
+}
+
 /* ---- sd_notify ---- */
 
 struct heard {
@@ -610,6 +607,11 @@ static void test_needs_its_units(void **state)
     assert_exit(RUN("role", "vae", "", g_run), 2);
     assert_exit(RUN("role", "keeper", "0", g_run), 2);
     assert_exit(RUN("role", "vae", "0"), 2);
+    assert_exit(RUN("role", "vae", "-1", g_run), 2);
+    assert_exit(RUN("role", "vae", "1x", g_run), 2);
+    assert_has(g_out, "an instance is a number from 0 to 63, not 1x");
+    assert_exit(RUN("role", "baker", "0", g_run), 2);
+    assert_has(g_out, "there is no role baker that stages have");
     assert_int_equal(chmod(g_rt, 0755), 0);
     assert_exit(RUN("start", g_file, "--units", "job"), 4);
     assert_has(g_out, "mode 0700");
@@ -620,15 +622,14 @@ static void test_needs_its_units(void **state)
 
 int main(int argc, char **argv)
 {
-    const char *slash = strrchr(argv[0], '/'), *name = slash ? slash + 1 : argv[0];
-    if (!strncmp(name, "lg-", 3)) return fake_stage_main(argc, argv);
-    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    lgsup_tests_begin(argc, argv);
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_quote),
         cmocka_unit_test(test_prefix),
         cmocka_unit_test(test_fill),
         TEST(test_units_are_written),
+        TEST(test_units_that_cannot_be),
         TEST(test_units_are_valid),
         TEST(test_whole_run),
         TEST(test_deaths),
@@ -636,6 +637,9 @@ int main(int argc, char **argv)
         TEST(test_lost_memory),
         TEST(test_crash_loop_parks),
         TEST(test_a_stage_parks_the_run),
+        TEST(test_restart_or_stop),
+        TEST(test_sigterm),
+        TEST(test_a_unit_that_nobody_starts),
         TEST(test_what_systemd_hears),
         TEST(test_two_owners),
         TEST(test_needs_its_units),
