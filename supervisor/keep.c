@@ -154,8 +154,12 @@ static int wait_until_it_listens(const lg_keep *k, int ready_fd)
 {
     char byte, last[160];
     struct pollfd p = {.fd = ready_fd, .events = POLLIN};
-    if (poll(&p, 1, READY_MS_MAX) == 1 && read(ready_fd, &byte, 1) == 1) return 0;
+    bool said = poll(&p, 1, READY_MS_MAX) == 1;
+    if (said && read(ready_fd, &byte, 1) == 1) return 0;
     lg_last_words(k->log, last, sizeof last);
+    if (said)
+        return LG_FAIL(LG_ERR_FAILED, "lg-keeper ended before it listened: %s",
+                       *last ? last : "it said nothing");
     return LG_FAIL(LG_ERR_TIMEOUT, "lg-keeper does not listen after %d ms: %s", READY_MS_MAX, last);
 }
 

@@ -153,7 +153,8 @@ static int make_runtime(const char *base, char ret[LG_PATH_BYTES])
 {
     for (int i = 0; i < RUNTIME_TRIES_MAX; i++) {
         uint32_t salt;
-        LG_ASSERT(getrandom(&salt, sizeof salt, 0) == sizeof salt);
+        if (getrandom(&salt, sizeof salt, 0) != (ssize_t)sizeof salt)
+            return LG_FAIL(LG_ERR_IO, "getrandom: %s", strerror(errno));
         LG_TRY(lg_path(ret, "%s/lg-%u-%08x", base, (unsigned)getuid(), salt));
         if (mkdir(ret, 0700) == 0) return 0;
         if (errno != EEXIST) break;
@@ -252,8 +253,8 @@ void lg_run_runtime_remove(lg_run *r)
         lg_err_clear();
         return;
     }
+    /* No error is cleared: the caller may have one on its way to the user. */
     if (!lg_run_in_units(r) && is_ours(r->runtime_dir)) lg_remove_tree(r->runtime_dir);
     if (lg_run_path(r, path, "runtime") == 0) unlink(path);
     r->runtime_dir[0] = 0;
-    lg_err_clear();
 }
