@@ -125,6 +125,8 @@ static void refuses(void **state, int code, const char *output, const char *mess
 #define REGION(text)  "{\"regions\": [" text "], \"private\": []}"
 #define PRIVATE(text) "{\"regions\": [], \"private\": [" text "]}"
 
+#define LONG "0123456789012345678901234567890123456789012345678901234567890123456789"
+
 static void test_refuses(void **state)
 {
     static const struct {
@@ -150,6 +152,10 @@ static void test_refuses(void **state)
         {PRIVATE("{\"device\": \"host\", \"bytes\": 1}"), "\"instances\""},
         {PRIVATE("{\"device\": \"host\", \"bytes\": 1, \"instances\": 65}"), "\"instances\""},
         {PRIVATE("3"), "\"device\" is missing"},
+        {PRIVATE("{\"device\": \"host\", \"bytes\": \"1\", \"instances\": 1}"), "\"bytes\""},
+        {PRIVATE("{\"device\": \"\", \"bytes\": 1, \"instances\": 1}"), "no device"},
+        {REGION("{\"name\": \"" LONG LONG "\", \"device\": \"host\", \"bytes\": 1}"),
+         "no region's name"},
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(wrong); i++)
         refuses(state, LG_ERR_CORRUPT, wrong[i].output, wrong[i].message);
@@ -157,6 +163,31 @@ static void test_refuses(void **state)
             REGION("{\"name\": \"a\", \"device\": \"host\", \"bytes\": 1},"
                    "{\"name\": \"a\", \"device\": \"host\", \"bytes\": 2}"),
             "region a has 2 bytes on host, but another role says 1 on host");
+    refuses(state, LG_ERR_MISMATCH,
+            REGION("{\"name\": \"a\", \"device\": \"host\", \"bytes\": 1},"
+                   "{\"name\": \"a\", \"device\": \"cuda:0\", \"bytes\": 1}"),
+            "region a has 2097152 bytes on cuda:0, but another role says 1 on host");
+}
+
+/* More regions than the list is made for at first; every size has its unit. */
+static void test_many_regions(void **state)
+{
+    struct lg_memory *m = *state;
+    enum { REGIONS = 200, ENTRY_BYTES = 80 };
+    char *text = malloc((REGIONS + 2) * ENTRY_BYTES), *at = text, size[32];
+    at += sprintf(at, "{\"regions\": [");
+    for (int i = 0; i < REGIONS; i++)
+        at += sprintf(at, "%s{\"name\": \"r%d\", \"device\": \"host\", \"bytes\": %d}",
+                      i ? "," : "", i, i);
+    sprintf(at, "], \"private\": []}");
+    add(m, LG_ROLE_loader, text);
+    free(text);
+    assert_int_equal(m->n_regions, REGIONS);
+    assert_int_equal(lg_memory_need(device(m, "host")), REGIONS * (REGIONS - 1) / 2);
+    static const char *const texts[] = {"1 B",     "1.0 KiB",    "1.0 MiB",      "1.0 GiB",
+                                        "1.0 TiB", "1024.0 TiB", "1048576.0 TiB"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(texts); i++)
+        assert_string_equal(lg_bytes_text(1ull << (10 * i), size), texts[i]);
 }
 
 /* The largest numbers that are taken, as many as are taken: the sum is still right. */
@@ -295,10 +326,57 @@ static void test_parse(void **state)
         GPUS("{\"device\": \"cuda:1\", \"code\": -1}"),
         GPUS(GOOD(0, "\"host\"")),
         GPUS(GOOD(0, "1")),
+        GPUS("{\"device\": \"host\", \"error\": \"\", \"code\": -1}"),
+        GPUS("{\"device\": \"cuda:-1\", \"error\": \"\", \"code\": -1}"),
+        GPUS("{\"device\": \"cuda:1\", \"error\": \"\", \"code\": \"no\"}"),
+        GPUS("{\"device\": \"cuda:1\", \"error\": \"\", \"code\": 1}"),
+        "[1]",
     };
+    /* Every field is needed, in its type and range. */
+    static const char *const fields[][2] = {
+        {"\"name\": \"NVIDIA H200\"", "\"name\": 3"},
+        {"\"name\": \"NVIDIA H200\"",
+         "\"name\": \"a name of more than 63 characters, which no GPU has, and none ever should, "
+         "really\""},
+        {"\"capability\": \"9.0\"", "\"capability\": 9"},
+        {"\"driver\": \"13.0\"", "\"driver\": null"},
+        {"\"runtime\": \"13.0\"", "\"runtime\": 13"},
+        {"\"cudnn\": \"9.14.0\"", "\"cudnn\": false"},
+        {"\"total_bytes\": 2000", "\"total_bytes\": -1"},
+        {"\"total_bytes\": 2000", "\"total_bytes\": 1e17"},
+        {"\"total_bytes\": 2000", "\"total_bytes\": 999"}, /* less than is free */
+        {"\"free_bytes\": 1000", "\"free_bytes\": \"much\""},
+        {"\"peers\": []", "\"peers\": {}"},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(fields); i++) {
+        char text[1024];
+        static const char good[] = GPUS(GOOD(0, ""));
+        const char *at = strstr(good, fields[i][0]);
+        assert_non_null(at);
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - good), good, fields[i][1],
+                 at + strlen(fields[i][0]));
+        if (lg_run_gpus_parse(text, &g) != LG_ERR_CORRUPT) fail_msg("taken: %s", text);
+    }
     for (size_t i = 0; i < LG_ARRAY_LEN(wrong); i++)
         if (lg_run_gpus_parse(wrong[i], &g) != LG_ERR_CORRUPT) fail_msg("taken: %s", wrong[i]);
     assert_int_equal(g.n, 2); /* untouched */
+}
+
+/* As many as a run may have, and one more. */
+static void test_parse_many(void **state)
+{
+    (void)state;
+    struct lg_run_gpus g;
+    static char text[16384];
+    char *at = text + sprintf(text, "{\"gpus\": [");
+    for (int i = 0; i < LG_RUN_GPUS_MAX; i++)
+        at += sprintf(at, "%s{\"device\": \"cuda:%d\", \"error\": \"old\", \"code\": -10}",
+                      i ? "," : "", i);
+    strcpy(at, "]}");
+    assert_int_equal(lg_run_gpus_parse(text, &g), 0);
+    assert_int_equal(g.n, LG_RUN_GPUS_MAX);
+    strcpy(at, ",{\"device\": \"cuda:64\", \"error\": \"old\", \"code\": -10}]}");
+    assert_int_equal(lg_run_gpus_parse(text, &g), LG_ERR_CORRUPT);
 }
 
 static void checks_out(const lg_config *c, const char *answer, int code, const char *message)
@@ -349,9 +427,9 @@ static void test_check(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_sums),    TEST(test_print),   TEST(test_refuses),
-        TEST(test_largest), TEST(test_devices), TEST(test_fits),
-        TEST(test_used),    TEST(test_parse),   TEST(test_check),
+        TEST(test_sums),         TEST(test_print),   TEST(test_refuses),    TEST(test_largest),
+        TEST(test_many_regions), TEST(test_devices), TEST(test_fits),       TEST(test_used),
+        TEST(test_parse),        TEST(test_check),   TEST(test_parse_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

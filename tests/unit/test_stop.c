@@ -166,7 +166,7 @@ static void test_nothing_to_do(void **state)
     command_never("lgsup:");
 }
 
-/* Refused before a process is started: by the parent of a start in the background, too. */
+/* Refused before a stage is started: by the parent of a start in the background, too. */
 static void test_refused_starts(void **state)
 {
     (void)state;
@@ -180,6 +180,11 @@ static void test_refused_starts(void **state)
         command_also("set job.dir (or --set job.dir=PATH) to a directory that you may write");
         command_program("lg-vae", "echo 'lg-vae: damaged'; exit 5");
         EXPECT(5, "lg-vae --plan: exit 5 CORRUPT: lg-vae: damaged", "start", g_file, last);
+        command_roles();
+        command_program("lg-keeper", "echo no memory left; exit 1");
+        EXPECT(1, "lgsup: lg-keeper ended before it listened: no memory left\n", "start", g_file,
+               last);
+        assert_false(lg_path_exists(scratch_path("run/runtime"))); /* nothing is left behind */
         command_roles();
     }
 }
