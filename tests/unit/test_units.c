@@ -1,6 +1,5 @@
 /* systemd units: the text that `lgsup units` writes, and the life of a run whose processes somebody
  * else starts. That somebody is a process of the test here (the real one: tests/systemd/run.sh). */
-#include "base/clock.h"
 #include "base/fs.h"
 #include "shm/board.h"
 #include "supervisor/supervise.h"
@@ -93,7 +92,7 @@ static void assert_has(const char *path, const char *part)
 
 static void wait_for_text(const char *path, const char *part)
 {
-    for (int64_t by = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < by; usleep(2000))
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
         if (file_has(path, part)) return;
     assert_has(path, part);
 }
@@ -181,14 +180,14 @@ static void start_units_again(void)
 /* The board may say so a moment after the process has come back. */
 static void wait_for_restart(const char *role, int index)
 {
-    for (int64_t by = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < by; usleep(2000))
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
         if (read_status() && instance(role, index) && instance(role, index)->restarts >= 1) return;
     fail_msg("%s.%d was not restarted", role, index);
 }
 
 static void wait_for_state(const char *state)
 {
-    for (int64_t by = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < by; usleep(2000))
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
         if (read_status() && !strcmp(g_status.state, state)) return;
     show_output();
     assert_state(state, 0);
@@ -382,7 +381,7 @@ static void test_deaths(void **state)
     for (size_t i = 0; i < LG_ARRAY_LEN(victims); i++)
         wait_for_restart(victims[i].role, victims[i].index);
     /* lgsup dies, and a rank that comes back without it; then the next lgsup. */
-    end(&g_lgsup, SIGKILL);
+    kill_lgsup();
     kill_one("trainer", 0);
     wait_for_step(g_status.step + 5);
     g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
@@ -402,7 +401,7 @@ static void test_salvage(void **state)
     start_units();
     g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
     wait_for_step(5);
-    end(&g_lgsup, SIGKILL);
+    kill_lgsup();
     kill_one("keeper", 0);
     g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
     wait_for_text(scratch_path("run/logs/lgsup.log"), "adopted 9 of 9 processes");
@@ -419,7 +418,7 @@ static void test_lost_memory(void **state)
     start_units();
     g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
     wait_for_step(25);
-    end(&g_lgsup, SIGKILL);
+    kill_lgsup();
     kill(g_manager, SIGSTOP); /* nobody comes back yet */
     kill_one("keeper", 0);
     kill_one("trainer", 0);
@@ -550,7 +549,7 @@ static void listen_to(int s, pid_t pid, struct heard *ret)
     struct timeval soon = {.tv_usec = 50000};
     setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof soon);
     *ret = (struct heard){0};
-    for (int64_t by = lg_now_ns() + WAIT_MS_MAX * LG_MS_NS; lg_now_ns() < by;) {
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US)) {
         char text[512];
         bool gone = waitpid(pid, NULL, WNOHANG) == pid;
         for (ssize_t n; (n = recv(s, text, sizeof text - 1, 0)) > 0;) {
@@ -560,7 +559,7 @@ static void listen_to(int s, pid_t pid, struct heard *ret)
         if (gone) return;
     }
     kill(pid, SIGKILL);
-    fail_msg("lgsup is still there after %d ms", WAIT_MS_MAX);
+    fail_msg("lgsup is still there after %d looks", LOOKS_MAX);
 }
 
 static void test_what_systemd_hears(void **state)
@@ -592,7 +591,7 @@ static void test_two_owners(void **state)
     start_units();
     g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
     wait_for_step(3);
-    end(&g_lgsup, SIGKILL);
+    kill_lgsup();
     assert_exit(RUN("start", g_file), 7);
     assert_has(g_out, "systemctl start jobsup");
     assert_exit(RUN("stop", g_run), 7);
