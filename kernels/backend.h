@@ -1,4 +1,4 @@
-/* What a backend must provide. Only ops.c, device.c and the backends include this. */
+/* What a backend must provide. Only ops.c (through ops_check.h), device.c and the backends include this. */
 #pragma once
 #include "kernels/device.h"
 #include "kernels/ops.h"
