@@ -138,6 +138,7 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_LIB_OBJ) $(LIB) $(LIBS) -lcmocka
+$(BUILD)/tests/test_rounding: | $(UNOPTIMIZED_SO)
 $(BUILD)/tests/stub/liblg-cuda.so: $(BUILD)/obj/tests/stub/cuda.c.o
 $(BUILD)/tests/stub/driver/libcuda.so.1: $(BUILD)/obj/tests/stub/driver.c.o
 $(STUB):

@@ -38,6 +38,15 @@ tally() { # BUILD NAME: adds what run_unit.sh left
     [ "$p" -gt 0 ] || broken "$2: nothing was run"
     echo "$p passed, $f failed"
 }
+# Two builds whose unit tests have run: did their host backends compute the same? (test_rounding)
+same_bits() { # BUILD BUILD
+    local a b
+    a=$(grep '^  bits ' "$1/tests/test_rounding.log" 2>/dev/null)
+    b=$(grep '^  bits ' "$2/tests/test_rounding.log" 2>/dev/null)
+    [ -n "$a" ] && [ -n "$b" ] || return 0 # the unit tests say so where one should be there
+    [ "$a" = "$b" ] || { broken "the host backends of $1 and $2 compute other bits"; return; }
+    passed=$((passed + 1))
+}
 # Counts the lines "ok ..." and "FAIL ..." of a script. NAME LIMIT_S COMMAND...
 script() {
     local name=$1 limit=$2 log=$build/tests/e2e/$1.log began=$SECONDS code p f
@@ -130,6 +139,7 @@ if wanted asan; then
         # The leak checker crashes over thread-local memory of backends that were closed again.
         ASAN_OPTIONS="abort_on_error=1 intercept_tls_get_addr=0" UBSAN_OPTIONS=print_stacktrace=1 UNIT_LIMIT_S=300 tests/run_unit.sh "$build-asan"
         tally "$build-asan" "unit tests under asan"
+        same_bits "$build" "$build-asan"
     fi
     end
 fi

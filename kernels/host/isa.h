@@ -2,8 +2,15 @@
  * sse2, avx2 or avx512; here that becomes a vector type `vf` of LG_VW floats, loads with a short
  * tail, and the name mangling that lets the three builds live in one library.
  *
- * A vector loop runs the same instructions for its tail (short load and store) as for its body, so
- * an element's bits do not depend on where it stands in the array.
+ * Rounding is a property of this source: an element's bits do not depend on where it stands in an
+ * array, on the compiler's options or on what it inlines.
+ * - A vector loop runs the same expressions for its tail (short load and store) as for its body.
+ * - The compiler fuses nothing (-ffp-contract=off): it would do so only where a product and a sum
+ *   meet in one basic block, which may hold for a body and not for its tail. A multiply-add is
+ *   written vf_fma, where it pays; + and * round each for itself.
+ * - Zeros have signs and sums their order (kernels.mk has no option that lets the compiler differ).
+ * tests/unit/test_rounding.c holds both: any place in a row, and this library against one that is
+ * compiled without optimization.
  */
 #pragma once
 #include "kernels/host/host.h"
@@ -23,20 +30,26 @@ size_t LG_K(attention_backward_scratch)(const struct lg_attention_backward_args 
 size_t LG_K(group_norm_scratch)(const struct lg_group_norm_forward_args *a, int threads);
 
 #if defined(__AVX512F__)
-#define LG_VW         16
-#define LG_VMAX(a, b) ((vf)_mm512_max_ps((__m512)(a), (__m512)(b)))
-#define LG_VMIN(a, b) ((vf)_mm512_min_ps((__m512)(a), (__m512)(b)))
-#define LG_VSQRT(a)   ((vf)_mm512_sqrt_ps((__m512)(a)))
+#define LG_VW            16
+#define LG_VSET(x)       ((vf)_mm512_set1_ps(x))
+#define LG_VMAX(a, b)    ((vf)_mm512_max_ps((__m512)(a), (__m512)(b)))
+#define LG_VMIN(a, b)    ((vf)_mm512_min_ps((__m512)(a), (__m512)(b)))
+#define LG_VSQRT(a)      ((vf)_mm512_sqrt_ps((__m512)(a)))
+#define LG_VFMA(a, b, c) ((vf)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #elif defined(__AVX2__)
-#define LG_VW         8
-#define LG_VMAX(a, b) ((vf)_mm256_max_ps((__m256)(a), (__m256)(b)))
-#define LG_VMIN(a, b) ((vf)_mm256_min_ps((__m256)(a), (__m256)(b)))
-#define LG_VSQRT(a)   ((vf)_mm256_sqrt_ps((__m256)(a)))
+#define LG_VW            8
+#define LG_VSET(x)       ((vf)_mm256_set1_ps(x))
+#define LG_VMAX(a, b)    ((vf)_mm256_max_ps((__m256)(a), (__m256)(b)))
+#define LG_VMIN(a, b)    ((vf)_mm256_min_ps((__m256)(a), (__m256)(b)))
+#define LG_VSQRT(a)      ((vf)_mm256_sqrt_ps((__m256)(a)))
+#define LG_VFMA(a, b, c) ((vf)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #else
-#define LG_VW         4
-#define LG_VMAX(a, b) ((vf)_mm_max_ps((__m128)(a), (__m128)(b)))
-#define LG_VMIN(a, b) ((vf)_mm_min_ps((__m128)(a), (__m128)(b)))
-#define LG_VSQRT(a)   ((vf)_mm_sqrt_ps((__m128)(a)))
+#define LG_VW            4
+#define LG_VSET(x)       ((vf)_mm_set1_ps(x))
+#define LG_VMAX(a, b)    ((vf)_mm_max_ps((__m128)(a), (__m128)(b)))
+#define LG_VMIN(a, b)    ((vf)_mm_min_ps((__m128)(a), (__m128)(b)))
+#define LG_VSQRT(a)      ((vf)_mm_sqrt_ps((__m128)(a)))
+#define LG_VFMA(a, b, c) ((a) * (b) + (c))
 #endif
 
 #define LG_INLINE static inline __attribute__((always_inline))
@@ -51,7 +64,13 @@ typedef double vd __attribute__((vector_size(LG_VW * 4)));
 
 LG_INLINE vf vf_set(float x)
 {
-    return x + (vf){0};
+    return LG_VSET(x);
+}
+/* a b + c: rounded once with AVX2 and AVX-512, twice with SSE2, which has no such instruction (and
+ * is another set of bits anyhow). */
+LG_INLINE vf vf_fma(vf a, vf b, vf c)
+{
+    return LG_VFMA(a, b, c);
 }
 LG_INLINE vf vf_load(const float *p)
 {
@@ -87,20 +106,15 @@ LG_INLINE float v4_max(__m128 v)
     v = _mm_max_ps(v, _mm_movehl_ps(v, v));
     return _mm_cvtss_f32(_mm_max_ss(v, _mm_shuffle_ps(v, v, 1)));
 }
-#if LG_VW >= 8
-LG_INLINE __m128 v8_fold(__m256 v, __m128 f(__m128, __m128))
-{
-    return f(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-}
-#endif
+#define LG_V8_FOLD(v, f) f(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1))
 LG_INLINE float vf_sum(vf v)
 {
 #if LG_VW == 16
     __m512 w = (__m512)v;
     __m256 half = _mm256_add_ps(_mm512_castps512_ps256(w), _mm512_extractf32x8_ps(w, 1));
-    return v4_sum(v8_fold(half, _mm_add_ps));
+    return v4_sum(LG_V8_FOLD(half, _mm_add_ps));
 #elif LG_VW == 8
-    return v4_sum(v8_fold((__m256)v, _mm_add_ps));
+    return v4_sum(LG_V8_FOLD((__m256)v, _mm_add_ps));
 #else
     return v4_sum((__m128)v);
 #endif
@@ -110,9 +124,9 @@ LG_INLINE float vf_max_lane(vf v)
 #if LG_VW == 16
     __m512 w = (__m512)v;
     __m256 half = _mm256_max_ps(_mm512_castps512_ps256(w), _mm512_extractf32x8_ps(w, 1));
-    return v4_max(v8_fold(half, _mm_max_ps));
+    return v4_max(LG_V8_FOLD(half, _mm_max_ps));
 #elif LG_VW == 8
-    return v4_max(v8_fold((__m256)v, _mm_max_ps));
+    return v4_max(LG_V8_FOLD((__m256)v, _mm_max_ps));
 #else
     return v4_max((__m128)v);
 #endif

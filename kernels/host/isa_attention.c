@@ -114,21 +114,25 @@ static vf padding_of(int64_t n)
     return vf_load(lane);
 }
 
-/* A row of w scores -> exp(scale score + bias - max), in place; the padding is -> 0. bias may be
- * NULL; then the scale, which is positive or not, is applied on the way. */
+/* scale score + bias of r keys; bias may be NULL. */
+LG_INLINE vf scaled(const float *score, const float *bias, vf scale, int r)
+{
+    if (!bias) return vf_load(score) * scale;
+    return vf_fma(vf_load(score), scale, vf_load_n(bias, r));
+}
+
+/* A row of w scores -> exp(scale score + bias - max), in place; the padding is -> 0. */
 static float softmax_row(float *row, const float *bias, float scale, int64_t n, vf padding,
                          float *ret_max)
 {
     const int64_t last = padded(n) - LG_VW;
     vf high = vf_set(2 * FAR_BELOW), sum = {0};
     for (int64_t i = 0; i < last; i += LG_VW) {
-        vf x = vf_load(row + i) * scale;
-        if (bias) x += vf_load(bias + i);
+        vf x = scaled(row + i, bias ? bias + i : NULL, vf_set(scale), LG_VW);
         vf_store(row + i, x);
         high = LG_VMAX(high, x);
     }
-    vf x = vf_load(row + last) * scale + padding;
-    if (bias) x += vf_load_n(bias + last, (int)(n - last));
+    vf x = scaled(row + last, bias ? bias + last : NULL, vf_set(scale), (int)(n - last)) + padding;
     vf_store(row + last, x);
     const float max = vf_max_lane(LG_VMAX(high, x));
     for (int64_t i = 0; i <= last; i += LG_VW) {
@@ -235,7 +239,8 @@ static void row_deltas(float *delta, const float *dout_rows, const float *o, int
     for (int64_t i = 0; i < rows; i++) {
         vf sum = {0};
         LG_VLOOP(c, r, d, {
-            sum += vf_load(dout_rows + i * padded(d) + c) * vf_load_n(o + i * o_stride + c, r);
+            sum = vf_fma(vf_load(dout_rows + i * padded(d) + c), vf_load_n(o + i * o_stride + c, r),
+                         sum);
         });
         delta[i] = vf_sum(sum);
     }
@@ -249,7 +254,7 @@ static void score_gradients(const struct backward_scratch *f, const float *lse, 
         float *p = f->probability + i * wn, *ds = f->dscore + i * wn;
         const float low = lse[i], delta = f->delta[i];
         for (int64_t j = 0; j < wn; j += LG_VW) {
-            vf x = vf_exp(vf_load(p + j) * scale - low);
+            vf x = vf_exp(vf_fma(vf_load(p + j), vf_set(scale), vf_set(-low)));
             vf_store(p + j, x);
             vf_store(ds + j, x * (vf_load(ds + j) - delta) * scale);
         }

@@ -61,7 +61,7 @@ void LG_K(act_backward)(lg_stream *s, const struct lg_act_backward_args *a)
         FOR_ACT(a->act, A, FLAT(threads, i, r, n, {
                     const int64_t k = at + i;
                     vf g = vf_act_slope(vf_load_n(x + k, r), (lg_act)A) * vf_load_n(dy + k, r);
-                    vf_store_n(dx + k, vf_load_n(dx + k, r) + vf_rounded(g), r);
+                    vf_store_n(dx + k, vf_load_n(dx + k, r) + g, r);
                 }));
     } else {
         FOR_ACT(a->act, A, FLAT(threads, i, r, n, {

@@ -23,13 +23,13 @@ static float row_spread(const float *x, float mean, int64_t n)
     int64_t i = 0;
     for (; i + LG_VW <= n; i += LG_VW) {
         vf c = vf_load(x + i) - mean;
-        sum += c * c;
+        sum = vf_fma(c, c, sum);
     }
     if (i < n) {
         float rest[LG_VW];
         for (int l = 0; l < LG_VW; l++) rest[l] = i + l < n ? x[i + l] : mean;
         vf c = vf_load(rest) - mean;
-        sum += c * c;
+        sum = vf_fma(c, c, sum);
     }
     return vf_sum(sum);
 }
@@ -57,8 +57,8 @@ void LG_K(norm_modulate_forward)(lg_stream *s, const struct lg_norm_modulate_for
             const float *shift = (const float *)a->shift.data + row / T * a->mod_stride;
             LG_VLOOP(i, r, D, {
                 vf h = (vf_load_n(x + i, r) - mean) * rstd;
-                vf_store_n(y + i, h * (1.0f + vf_load_n(scale + i, r)) + vf_load_n(shift + i, r),
-                           r);
+                vf factor = 1.0f + vf_load_n(scale + i, r);
+                vf_store_n(y + i, vf_fma(h, factor, vf_load_n(shift + i, r)), r);
             });
         } else {
             LG_VLOOP(i, r, D, { vf_store_n(y + i, (vf_load_n(x + i, r) - mean) * rstd, r); });
@@ -87,18 +87,18 @@ LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated)
         vf g = vf_load_n(dy + i, r);
         if (modulated) {
             vf_store_n(dshift + i, vf_load_n(dshift + i, r) + g, r);
-            vf_store_n(dscale + i, vf_load_n(dscale + i, r) + g * h, r);
+            vf_store_n(dscale + i, vf_fma(g, h, vf_load_n(dscale + i, r)), r);
             g *= 1.0f + vf_load_n(scale + i, r);
         }
         sum_g += g;
-        sum_gh += g * h;
+        sum_gh = vf_fma(g, h, sum_gh);
     });
     const float mg = vf_sum(sum_g) / (float)p->D, mgh = vf_sum(sum_gh) / (float)p->D;
     LG_VLOOP(i, r, p->D, {
         vf h = (vf_load_n(x + i, r) - mean) * rstd;
         vf g = vf_load_n(dy + i, r);
-        if (modulated) g *= 1.0f + vf_load_n(scale + i, r);
-        vf d = (g - mg - h * mgh) * rstd;
+        vf away = modulated ? vf_fma(g, 1.0f + vf_load_n(scale + i, r), vf_set(-mg)) : g - mg;
+        vf d = vf_fma(h, vf_set(-mgh), away) * rstd;
         if (p->accumulate) d += vf_load_n(dx + i, r);
         vf_store_n(dx + i, d, r);
     });
@@ -144,7 +144,7 @@ void LG_K(gate_residual_forward)(lg_stream *s, const struct lg_gate_residual_for
         if (gated) {
             const float *gate = (const float *)a->gate.data + row / T * a->mod_stride;
             LG_VLOOP(i, r, D, {
-                vf v = vf_load_n(x + i, r) + vf_load_n(gate + i, r) * vf_load_n(y + i, r);
+                vf v = vf_fma(vf_load_n(gate + i, r), vf_load_n(y + i, r), vf_load_n(x + i, r));
                 vf_store_n(out + i, v, r);
             });
         } else {
@@ -168,7 +168,7 @@ void LG_K(gate_residual_backward)(lg_stream *s, const struct lg_gate_residual_ba
             float *dy = (float *)a->dy.data + row * D;
             LG_VLOOP(i, r, D, {
                 vf g = vf_load_n(dout + i, r);
-                vf_store_n(dgate + i, vf_load_n(dgate + i, r) + g * vf_load_n(y + i, r), r);
+                vf_store_n(dgate + i, vf_fma(g, vf_load_n(y + i, r), vf_load_n(dgate + i, r)), r);
                 vf_store_n(dy + i, g * vf_load_n(gate + i, r), r);
             });
         }
@@ -216,7 +216,7 @@ static void channel_sums(const float *x, int64_t pixels, int64_t C, float *sum, 
             vf q = vf_load_n(square + i, r);
             for (int j = 0; j < 4; j++) d[j] = vf_load_n(x + (p + j) * C + i, r) - first;
             v += (d[0] + d[1]) + (d[2] + d[3]);
-            q += (d[0] * d[0] + d[1] * d[1]) + (d[2] * d[2] + d[3] * d[3]);
+            q += vf_fma(d[0], d[0], d[1] * d[1]) + vf_fma(d[2], d[2], d[3] * d[3]);
             vf_store_n(sum + i, v, r);
             vf_store_n(square + i, q, r);
         });
@@ -224,7 +224,7 @@ static void channel_sums(const float *x, int64_t pixels, int64_t C, float *sum, 
         LG_VLOOP(i, r, C, {
             vf d = vf_load_n(x + p * C + i, r) - vf_load_n(x + i, r);
             vf_store_n(sum + i, vf_load_n(sum + i, r) + d, r);
-            vf_store_n(square + i, vf_load_n(square + i, r) + d * d, r);
+            vf_store_n(square + i, vf_fma(d, d, vf_load_n(square + i, r)), r);
         });
 }
 
@@ -259,8 +259,8 @@ LG_INLINE void scale_pixels(const struct lg_group_norm_forward_args *a, int64_t 
     float *y = (float *)a->y.data + n * pixels * C;
     for (int64_t p = 0; p < pixels; p++)
         LG_VLOOP(i, r, C, {
-            vf v =
-                vf_load_n(x + p * C + i, r) * vf_load_n(factor + i, r) + vf_load_n(offset + i, r);
+            vf v = vf_fma(vf_load_n(x + p * C + i, r), vf_load_n(factor + i, r),
+                          vf_load_n(offset + i, r));
             vf_store_n(y + p * C + i, vf_act(v, act), r);
         });
 }

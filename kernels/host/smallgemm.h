@@ -47,7 +47,7 @@ LG_INLINE void small_gemm_tile(const struct small_gemm *g, int64_t i, int64_t j,
         for (int r = 0; r < rows; r++) {
             vf av = vf_set(a[r * a_row]);
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) acc[r][v] += av * bv[v];
+            for (int v = 0; v < vectors; v++) acc[r][v] = vf_fma(av, bv[v], acc[r][v]);
         }
     }
 #pragma GCC unroll 12

@@ -8,34 +8,32 @@
 #pragma once
 #include "kernels/host/isa.h"
 
-/* x, and nothing that the compiler may fuse into what follows. It fuses a product with a sum only
- * where both stand in one basic block, which may hold for whole vectors and not for the rest of a row
- * (bounds checks of a sanitizer, masks), and then a value's bits depend on its place. */
-LG_INLINE vf vf_rounded(vf x)
-{
-    __asm__("" : "+x"(x));
-    return x;
-}
-
-LG_INLINE vf vf_exp(vf x)
+/* exp(x) in two factors, a number near 1 and a power of two. */
+LG_INLINE vf vf_exp_factors(vf x, vf *ret_power)
 {
     const vf magic = vf_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     /* min and max return the second operand when one is NaN */
     x = LG_VMIN(vf_set(88.3f), LG_VMAX(vf_set(-87.3f), x));
-    vf t = x * 1.44269504f + magic;
+    vf t = vf_fma(x, vf_set(1.44269504f), magic);
     vf n = t - magic;
-    vf r = x - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
+    vf r = vf_fma(n, vf_set(-0.693359375f), x);
+    r = vf_fma(n, vf_set(2.12194440e-4f), r);
     vf p = vf_set(1.9841270e-4f); /* 1/7!, 1/6! ... */
-    p = p * r + 1.3888889e-3f;
-    p = p * r + 8.3333333e-3f;
-    p = p * r + 4.1666667e-2f;
-    p = p * r + 1.6666667e-1f;
-    p = p * r + 0.5f;
-    p = p * (r * r) + r;
+    p = vf_fma(p, r, vf_set(1.3888889e-3f));
+    p = vf_fma(p, r, vf_set(8.3333333e-3f));
+    p = vf_fma(p, r, vf_set(4.1666667e-2f));
+    p = vf_fma(p, r, vf_set(1.6666667e-1f));
+    p = vf_fma(p, r, vf_set(0.5f));
+    p = vf_fma(p, r * r, r);
     p = p + 1.0f;
-    vi e = ((vi)t - 0x4B400000 + 127) << 23;
-    return p * (vf)e;
+    *ret_power = (vf)(((vi)t - 0x4B400000 + 127) << 23);
+    return p;
+}
+
+LG_INLINE vf vf_exp(vf x)
+{
+    vf power, p = vf_exp_factors(x, &power);
+    return p * power;
 }
 
 /* log of positive normal numbers: x = m 2^e with m from 0.70 to 1.41, log m = 2 artanh(z), z = (m -
@@ -46,17 +44,18 @@ LG_INLINE vf vf_log(vf x)
     vf m = (vf)((vi)x - (e << 23));
     vf z = (m - 1.0f) / (m + 1.0f), q = z * z;
     vf p = vf_set(0.22222222f);
-    p = p * q + 0.28571429f;
-    p = p * q + 0.4f;
-    p = p * q + 0.66666667f;
-    p = p * q * z + 2.0f * z;
+    p = vf_fma(p, q, vf_set(0.28571429f));
+    p = vf_fma(p, q, vf_set(0.4f));
+    p = vf_fma(p, q, vf_set(0.66666667f));
+    p = vf_fma(p * q, z, 2.0f * z);
     vf n = __builtin_convertvector(e, vf);
-    return n * 0.693359375f + (n * -2.12194440e-4f + p);
+    return vf_fma(n, vf_set(0.693359375f), vf_fma(n, vf_set(-2.12194440e-4f), p));
 }
 
 LG_INLINE vf vf_sigmoid(vf x)
 {
-    return 1.0f / (1.0f + vf_exp(-x));
+    vf power, p = vf_exp_factors(-x, &power);
+    return 1.0f / vf_fma(p, power, vf_set(1.0f));
 }
 
 /* gelu_tanh(x) = x sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715 x^3): the same function, without the
@@ -64,13 +63,18 @@ LG_INLINE vf vf_sigmoid(vf x)
 #define LG_GELU_A 1.5957691216f /* 2 sqrt(2 / pi) */
 #define LG_GELU_B 0.044715f
 
+LG_INLINE vf vf_gelu_2u(vf x)
+{
+    return LG_GELU_A * vf_fma(vf_set(LG_GELU_B), x * x * x, x);
+}
+
 LG_INLINE vf vf_act(vf x, lg_act act)
 {
     switch (act) {
     case LG_ACT_SILU:
         return x * vf_sigmoid(x);
     case LG_ACT_GELU_TANH:
-        return x * vf_sigmoid(LG_GELU_A * (x + LG_GELU_B * (x * x * x)));
+        return x * vf_sigmoid(vf_gelu_2u(x));
     case LG_ACT_RELU:
         return LG_VMAX(vf_set(0), x);
     case LG_ACT_NONE:
@@ -85,12 +89,12 @@ LG_INLINE vf vf_act_slope(vf x, lg_act act)
     switch (act) {
     case LG_ACT_SILU: {
         vf g = vf_sigmoid(x);
-        return g * (1.0f + x * (1.0f - g));
+        return g * vf_fma(x, 1.0f - g, vf_set(1.0f));
     }
     case LG_ACT_GELU_TANH: {
-        vf g = vf_sigmoid(LG_GELU_A * (x + LG_GELU_B * (x * x * x)));
-        vf du = LG_GELU_A * (1.0f + 3.0f * LG_GELU_B * (x * x));
-        return g * (1.0f + x * (1.0f - g) * du);
+        vf g = vf_sigmoid(vf_gelu_2u(x));
+        vf du = LG_GELU_A * vf_fma(vf_set(3.0f * LG_GELU_B), x * x, vf_set(1.0f));
+        return g * vf_fma(x * (1.0f - g), du, vf_set(1.0f));
     }
     case LG_ACT_RELU:
         return (vf)((vi)vf_set(1.0f) & (vi)(x > 0.0f));

@@ -9,17 +9,15 @@
 #include "base/check.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "tests/unit/isas.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
-static const char *const ISAS[] = {"sse2", "avx2", "avx512"};
 enum { ROWS_MAX = 1030, WIDTH_MAX = 3072, ELEMENTS_MAX = 4 << 20, SCRATCH_BYTES = 64 << 20 };
 
 struct rig {
@@ -27,17 +25,6 @@ struct rig {
     lg_stream *stream;
     float *in, *weights, *bias, *out, *kept;
 };
-
-static bool machine_has(const char *isa)
-{
-    __builtin_cpu_init();
-    if (!strcmp(isa, "avx2"))
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (!strcmp(isa, "avx512"))
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
-    return true;
-}
 
 static float *take(lg_device *d, size_t bytes)
 {
@@ -236,7 +223,7 @@ static int masked_keys(struct rig *r, const char *isa)
     return !good;
 }
 
-static int in_child(const char *isa)
+static int check_promises(const char *isa)
 {
     int failures = 0;
     for (int threads = 1; threads <= 2; threads++) {
@@ -251,25 +238,7 @@ static int in_child(const char *isa)
 
 static void promises_hold_on_every_isa(void **state)
 {
-    int failures = 0;
-    for (size_t i = 0; i < LG_ARRAY_LEN(ISAS); i++) {
-        if (!machine_has(ISAS[i])) {
-            printf("  this machine has no %s\n", ISAS[i]);
-            continue;
-        }
-        fflush(stdout);
-        pid_t child = fork();
-        assert_true(child >= 0);
-        if (child == 0) {
-            int failed = in_child(ISAS[i]);
-            fflush(stdout);
-            _exit(failed != 0);
-        }
-        int status = 0;
-        assert_int_equal(waitpid(child, &status, 0), child);
-        failures += status != 0;
-    }
-    assert_int_equal(failures, 0);
+    for_each_isa(check_promises);
 }
 
 /* oneDNN cannot change its instruction set once it is used: the device must say so. */
@@ -277,7 +246,7 @@ static void second_isa_is_refused(void **state)
 {
     lg_device *first = NULL, *second = NULL;
     struct lg_device_options sse2 = {.isa = "sse2"}, avx2 = {.isa = "avx2"};
-    if (!machine_has("avx2")) skip();
+    if (!isa_is_here("avx2")) skip();
     assert_int_equal(lg_device_open("host", &sse2, &first), 0);
     assert_int_equal(lg_device_open("host", &avx2, &second), LG_ERR_CONFIG);
     assert_null(second);

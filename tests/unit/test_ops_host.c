@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "tests/unit/isas.h"
 #include "tests/unit/op_cases.h"
 #include <math.h>
 #include <setjmp.h>
@@ -14,25 +15,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #define TOLERANCE 1e-5
 enum { FAILURES_SHOWN_MAX = 20 };
-
-static const char *const ISAS[] = {"sse2", "avx2", "avx512"};
-
-static bool machine_has(const char *isa)
-{
-    if (!strcmp(isa, "avx512"))
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (!strcmp(isa, "avx2"))
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    return true;
-}
 
 static lg_device *open_device(const char *name, const char *isa, int threads)
 {
@@ -43,32 +31,6 @@ static lg_device *open_device(const char *name, const char *isa, int threads)
         _exit(2);
     }
     return d;
-}
-
-/* Runs check, which returns its number of failures, for every instruction set of this machine. A
- * process computes with one of them alone, so each gets a child. */
-static void for_each_isa(int (*check)(const char *isa))
-{
-    int failed = 0;
-    for (size_t k = 0; k < LG_ARRAY_LEN(ISAS); k++) {
-        if (!machine_has(ISAS[k])) {
-            printf("  this machine has no %s\n", ISAS[k]);
-            continue;
-        }
-        fflush(NULL);
-        pid_t child = fork();
-        assert_true(child >= 0);
-        if (child == 0) {
-            int failures = check(ISAS[k]);
-            fflush(NULL);
-            _exit(failures ? 1 : 0);
-        }
-        int status;
-        assert_int_equal(waitpid(child, &status, 0), child);
-        if (status != 0) printf("  %s: wait status 0x%x\n", ISAS[k], status);
-        failed += status != 0;
-    }
-    assert_int_equal(failed, 0);
 }
 
 static void every_operation_has_a_case(void **state)
