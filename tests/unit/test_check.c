@@ -154,6 +154,8 @@ static void test_gpus(void **state)
     free(asked);
     command_program("lg-device", BOTH(""));
     EXPECT(0, "note: without cuDNN attention and convolutions run on slower", "check", ON_GPUS);
+    EXPECT(0, "\nema              1       1  cuda:0,1 ", "check", ON_GPUS, "--set",
+           "trainer.gpus=0,1"); /* where the ranks are */
 }
 
 static void test_gpus_that_are_unfit(void **state)

@@ -77,7 +77,7 @@ static int read_gpus(const char *library, struct lg_gpu ret[LG_NVML_MAX])
     pid_t pid = fork();
     if (pid == 0) {
         lg_gpus_read(library, ret);
-        n = lg_gpus_read("another: only the first name counts", ret);
+        n = lg_gpus_read("libm.so.6", ret) /* only the first name counts */;
         LG_ASSERT(write(fds[1], &n, sizeof n) == sizeof n);
         LG_ASSERT(write(fds[1], ret, LG_NVML_MAX * sizeof *ret) > 0);
         scratch_exit(0);
