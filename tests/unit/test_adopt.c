@@ -1,0 +1,143 @@
+/* What a later lgsup makes of the rows that it finds on the board (supervisor/adopt.c): processes that
+ * live or not, that began or not, that were told to leave, that stood by for a swap. */
+#include "base/check.h"
+#include "supervisor/scale.h"
+#include "tests/unit/scratch.h"
+#include "tests/unit/supervisor_fixture.h"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+enum { SPARE = LG_INSTANCES_MAX - 1 };
+
+/* A process that has joined as this instance and waits to be killed. */
+static pid_t join(lg_role role, int index)
+{
+    lg_incarnation me = lg_board_enlist(g_super.board, role, index);
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (lg_board_join(g_super.board, me) < 0) _exit(1);
+        atomic_store(&lg_board_row(g_super.board, role, index)->ready, me);
+        for (;;) pause();
+    }
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
+        if (atomic_load(&lg_board_row(g_super.board, role, index)->ready) == me) break;
+    return pid;
+}
+
+static int end_of(pid_t pid)
+{
+    int status = 0;
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
+        if (waitpid(pid, &status, WNOHANG) == pid) return status;
+    fail_msg("%d does not end", (int)pid);
+    return 0;
+}
+
+static void only_vae(int wanted)
+{
+    for (int role = 0; role < LG_ROLE_keeper; role++)
+        atomic_store(&g_super.board->s->wanted[role], role == LG_ROLE_vae ? (uint32_t)wanted : 0);
+}
+
+static void tell_to_leave(int index)
+{
+    struct lg_board_row *row = lg_board_row(g_super.board, LG_ROLE_vae, index);
+    atomic_store(&row->leave, lg_board_life(g_super.board, LG_ROLE_vae, index, NULL));
+}
+
+/* Alive, dead, a pid that belongs to another by now, one that never began, one that stood by. */
+static void test_who_is_adopted(void **state)
+{
+    (void)state;
+    pid_t alive = join(LG_ROLE_vae, 0), dead = join(LG_ROLE_vae, 1), other = join(LG_ROLE_vae, 2);
+    pid_t stander = join(LG_ROLE_vae, SPARE);
+    lg_life life;
+    only_vae(4);
+    kill(dead, SIGKILL);
+    end_of(dead);
+    atomic_fetch_add(&lg_board_row(g_super.board, LG_ROLE_vae, 2)->start_time, 1);
+    lg_board_enlist(g_super.board, LG_ROLE_vae, 3);
+    struct lg_board_row *spare = lg_board_row(g_super.board, LG_ROLE_vae, SPARE);
+    atomic_store(&spare->stands_by, lg_board_life(g_super.board, LG_ROLE_vae, SPARE, NULL));
+    assert_true(lg_leftovers_live(g_super.board));
+    /* Nobody keeps memory: that is found last. */
+    assert_int_equal(lg_adopt_instances(&g_super), LG_ERR_NOTFOUND);
+    assert_non_null(strstr(lg_err_message(), "in nobody's hands"));
+    assert_int_equal(g_super.n_instances, 4);
+    assert_int_equal(vae(0)->child.pid, alive);
+    assert_int_equal(vae(0)->state, LG_INSTANCE_ready);
+    for (int k = 1; k < 4; k++) {
+        assert_int_equal(vae(k)->state, LG_INSTANCE_down);
+        lg_board_life(g_super.board, LG_ROLE_vae, k, &life);
+        assert_int_equal(life, LG_LIFE_DEAD);
+    }
+    assert_text("run/logs/lgsup.log", "vae.1: died while no lgsup was there; restarted");
+    assert_true(WIFSIGNALED(end_of(stander)));
+    lg_board_life(g_super.board, LG_ROLE_vae, SPARE, &life);
+    assert_int_equal(life, LG_LIFE_NONE);
+    assert_int_equal(waitpid(other, NULL, WNOHANG), 0); /* not ours: left alone */
+    lg_leftovers_kill(g_super.board);
+    assert_true(WIFSIGNALED(end_of(alive)));
+    assert_false(lg_leftovers_live(g_super.board));
+    assert_int_equal(atomic_load(&g_super.board->s->run_state), LG_RUN_FAILED);
+    assert_int_equal(waitpid(other, NULL, WNOHANG), 0);
+    kill(other, SIGKILL);
+    end_of(other);
+}
+
+/* Of those told to leave as many as are too many were leaving for good; the others make place for a
+ * successor. Rows that nobody has come to are filled. */
+static void test_adoption_of_leavers(void **state)
+{
+    (void)state;
+    pid_t pid[4];
+    for (int k = 0; k < 4; k++) pid[k] = join(LG_ROLE_vae, k);
+    only_vae(3);
+    for (int k = 1; k < 4; k++) tell_to_leave(k);
+    kill(pid[1], SIGKILL);
+    end_of(pid[1]);
+    lg_adopt_instances(&g_super);
+    assert_int_equal(vae(3)->state, LG_INSTANCE_draining);
+    assert_int_equal(vae(2)->state, LG_INSTANCE_yielding);
+    assert_int_equal(vae(1)->state, LG_INSTANCE_down); /* it has left already: started anew */
+    assert_int_equal(vae(0)->state, LG_INSTANCE_ready);
+    lg_leftovers_kill(g_super.board);
+    end_of(pid[0]), end_of(pid[2]), end_of(pid[3]);
+    lg_err_clear();
+}
+
+static void test_adoption_fills_rows(void **state)
+{
+    (void)state;
+    pid_t pid = join(LG_ROLE_vae, 1);
+    only_vae(3);
+    lg_adopt_instances(&g_super);
+    assert_int_equal(g_super.n_instances, 3);
+    for (int k = 0; k < 3; k++)
+        assert_int_equal(vae(k)->state, k == 1 ? LG_INSTANCE_ready : LG_INSTANCE_down);
+    lg_leftovers_kill(g_super.board);
+    end_of(pid);
+    lg_err_clear();
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+#define TEST(t) cmocka_unit_test_setup_teardown(t, supervisor_setup, supervisor_teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(test_who_is_adopted),
+        TEST(test_adoption_of_leavers),
+        TEST(test_adoption_fills_rows),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
