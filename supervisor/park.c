@@ -49,14 +49,12 @@ bool lg_park_is_kept(const char *dir, uint64_t *ret_step)
     return kept;
 }
 
-/* NULL: the memory fits; else what has changed. */
+/* NULL: the memory fits; else what has changed. Keys marked [bits] (device, trainer.ranks ...) have been
+ * found the same before. */
 static const char *changed(const lg_config *old_config, const lg_plan *old, const lg_config *now,
                            const lg_plan *plan)
 {
     if (plan->window_slots != old->window_slots) return "the window (window.batches)";
-    if (plan->instances[LG_ROLE_trainer] != old->instances[LG_ROLE_trainer]) return "trainer.ranks";
-    if (!plan->instances[LG_ROLE_ema] != !old->instances[LG_ROLE_ema]) return "[ema]";
-    if (strcmp(now->_device, old_config->_device) != 0) return "device";
     for (int r = 0; r < LG_ROLE_keeper; r++)
         for (int k = 0; k < LG_INSTANCES_MAX; k++)
             if (lg_plan_gpu(old_config, (lg_role)r, k) != lg_plan_gpu(now, (lg_role)r, k))
@@ -183,8 +181,8 @@ int lg_park_release(lg_run *r)
 {
     lg_board *b = NULL;
     if (open_parked(r->dir, &b) < 0)
-        return LG_FAIL(LG_ERR_NOTFOUND, "the board of the parked run in %s cannot be opened any more",
-                       r->dir);
+        return LG_FAIL(LG_ERR_NOTFOUND,
+                       "the board of the parked run in %s cannot be opened any more", r->dir);
     lg_leftovers_kill(b);
     atomic_store(&b->s->memory_kept, 0);
     atomic_store(&b->s->run_state, LG_RUN_STOPPED);

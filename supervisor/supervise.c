@@ -65,16 +65,6 @@ void lg_instance_raise(lg_supervisor *s, struct lg_instance *i, lg_instance_even
     instance_rule[from][e].action(s, i);
 }
 
-const char *lg_instance_state_text(lg_instance_state state)
-{
-    static const char *const names[] = {
-#define X(name) #name,
-        LG_INSTANCE_STATES(X)
-#undef X
-    };
-    return (size_t)state < LG_ARRAY_LEN(names) ? names[state] : "?";
-}
-
 /* ---- what happened ---- */
 
 /* Exit 0 with nothing left to do is no death. */

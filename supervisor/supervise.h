@@ -106,7 +106,6 @@ int lg_supervise(const struct lg_supervise_spec *spec, int *ret_exit, lg_run_sta
 /* ---- between the files of the supervisor ---- */
 void lg_run_raise(lg_supervisor *s, lg_run_event e);
 void lg_instance_raise(lg_supervisor *s, struct lg_instance *i, lg_instance_event e);
-const char *lg_instance_state_text(lg_instance_state s);
 
 /* watch.c: looks at the board and raises what follows from it. */
 void lg_watch_look(lg_supervisor *s);

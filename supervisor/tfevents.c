@@ -304,11 +304,11 @@ bool lg_tf_read(const uint8_t *data, size_t bytes, struct lg_tf_record *ret)
     if (little(message + n, 4) != masked_crc(message, (size_t)n)) return false;
     struct lg_tf_record r = {.bytes = (size_t)n + HEAD_BYTES + TAIL_BYTES};
     struct span s = {message, message + n};
-    while (take_field(&s, &f)) {
+    while (s.at < s.end) {
+        if (!take_field(&s, &f)) return false;
         if (f.number == 2) r.step = f.value;
         if (f.number == 5) r.kind = kind_of(f.nested);
     }
-    if (s.at != s.end) return false;
     *ret = r;
     return true;
 }

@@ -98,7 +98,7 @@ void show_output(void)
     }
 }
 
-static bool output_has(const char *part)
+bool output_has(const char *part)
 {
     char *text;
     size_t bytes;

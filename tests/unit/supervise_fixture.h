@@ -33,6 +33,7 @@ int exit_of(pid_t pid);
 #define RUN(...) exit_of(LAUNCH(__VA_ARGS__))
 void assert_exit(int got, int want);
 void show_output(void);
+bool output_has(const char *part);
 void assert_output(const char *part);
 void wait_for_output(const char *part);
 /* g_lgsup runs for very long: every role is ready, some steps are done. */

@@ -1,7 +1,10 @@
 /* What a later lgsup makes of the rows that it finds on the board (supervisor/adopt.c): processes that
- * live or not, that began or not, that were told to leave, that stood by for a swap. */
+ * live or not, that began or not, that were told to leave, that stood by for a swap; and when memory of a
+ * parked run is kept, used or let go (supervisor/park.c). */
 #include "base/check.h"
+#include "supervisor/park.h"
 #include "supervisor/scale.h"
+#include "tests/unit/run_fixture.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervisor_fixture.h"
 #include <setjmp.h>
@@ -130,6 +133,109 @@ static void test_adoption_fills_rows(void **state)
     lg_err_clear();
 }
 
+/* ---- memory of a parked run ---- */
+
+/* The run is parked; a child stands for its keeper. */
+static pid_t parked(void)
+{
+    struct lg_board_row *row = lg_board_row(g_super.board, LG_ROLE_keeper, 0);
+    pid_t pid = join(LG_ROLE_keeper, 0);
+    assert_int_equal(atomic_load(&row->pid), pid);
+    atomic_store(&g_super.board->s->run_state, LG_RUN_PARKED);
+    atomic_store(&g_super.board->s->memory_kept, 1);
+    return pid;
+}
+
+static int resume(const char *set, bool *ret_resumed)
+{
+    int code;
+    lg_config *c = run_fixture_config((const char *const[]){set, NULL});
+    int rc = lg_park_resume(
+        &(struct lg_park_start){.run = &g_super_run, .config = &c, .quiet = true, .ready_fd = -1},
+        ret_resumed, &code);
+    lg_config_free(&c);
+    return rc;
+}
+
+/* A start that is refused leaves the memory as it was: its mistake can be mended. */
+static void test_refused_starts_keep_parked_memory(void **state)
+{
+    (void)state;
+    bool resumed = true;
+    uint64_t step = 1;
+    pid_t keeper = parked();
+    assert_int_equal(resume("job.seed=7", &resumed), LG_ERR_MISMATCH);
+    assert_non_null(strstr(lg_err_message(), "job.seed"));
+    lg_err_clear();
+    assert_int_equal(resume("trainer.ranks=2", &resumed), LG_ERR_MISMATCH);
+    assert_non_null(strstr(lg_err_message(), "trainer.ranks"));
+    lg_err_clear();
+    assert_int_equal(resume(NULL, &resumed), LG_ERR_NOTFOUND); /* there is no bin/lg-loader */
+    assert_non_null(strstr(lg_err_message(), "bin/lg-loader is missing"));
+    lg_err_clear();
+    snprintf(g_super_run.units, sizeof g_super_run.units, "lg-fake-");
+    assert_int_equal(resume(NULL, &resumed), 0); /* in units the checkpoint counts */
+    g_super_run.units[0] = 0;
+    assert_false(resumed);
+    assert_true(lg_park_is_kept(g_super_run.dir, &step) && step == 0);
+    assert_int_equal(waitpid(keeper, NULL, WNOHANG), 0);
+    assert_int_equal(lg_park_release(&g_super_run), 0);
+    assert_true(WIFSIGNALED(end_of(keeper)));
+    assert_false(lg_park_is_kept(g_super_run.dir, &step));
+    assert_int_equal(lg_park_release(&g_super_run), LG_ERR_NOTFOUND);
+    assert_non_null(strstr(lg_err_message(), "cannot be opened any more"));
+}
+
+/* Memory that lies elsewhere than the new config wants it is let go, and the checkpoint counts. */
+static void test_parked_memory_on_another_gpu(void **state)
+{
+    (void)state;
+    bool resumed = true;
+    assert_int_equal(
+        lg_run_decide(&g_super_run, run_fixture_config((const char *const[]){"device=cuda", NULL})),
+        0);
+    assert_int_equal(lg_run_save(&g_super_run), 0);
+    for (int r = 0; r < LG_ROLE_keeper; r++) {
+        char name[64];
+        snprintf(name, sizeof name, "bin/%s", lg_role_program((lg_role)r));
+        script(name, "exec sleep 100");
+    }
+    pid_t keeper = parked();
+    lg_config *c =
+        run_fixture_config((const char *const[]){"device=cuda", "trainer.gpus=\"1\"", NULL});
+    int code, rc = lg_park_resume(
+                  &(struct lg_park_start){
+                      .run = &g_super_run, .config = &c, .quiet = true, .ready_fd = -1},
+                  &resumed, &code);
+    assert_int_equal(rc, 0);
+    assert_false(resumed);
+    assert_non_null(c); /* for the start from the checkpoint */
+    lg_config_free(&c);
+    assert_true(WIFSIGNALED(end_of(keeper)));
+    assert_int_equal(atomic_load(&g_super.board->s->memory_kept), 0);
+}
+
+/* Kept is only what no checkpoint or seed would give again, and only whole. */
+static void test_what_can_be_kept(void **state)
+{
+    (void)state;
+    pid_t keeper = join(LG_ROLE_keeper, 0);
+    scratch_write("run/regions", "a\n");
+    assert_false(lg_park_can_keep(&g_super)); /* no step yet */
+    atomic_store(&lg_board_row(g_super.board, LG_ROLE_trainer, 0)->commit, lg_mark_of(3));
+    assert_false(lg_park_can_keep(&g_super)); /* no keeper */
+    assert_int_equal(lg_keep_adopt(&g_super.keep, g_super.board), 0);
+    assert_false(lg_park_can_keep(&g_super)); /* it lacks "a" */
+    scratch_write("run/regions", "");
+    assert_true(lg_park_can_keep(&g_super));
+    snprintf(g_super_run.units, sizeof g_super_run.units, "lg-fake-");
+    assert_false(lg_park_can_keep(&g_super));
+    g_super_run.units[0] = 0;
+    kill(keeper, SIGKILL);
+    end_of(keeper);
+    lg_child_reap(&g_super.keep.child);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
@@ -138,6 +244,9 @@ int main(int argc, char **argv)
         TEST(test_who_is_adopted),
         TEST(test_adoption_of_leavers),
         TEST(test_adoption_fills_rows),
+        TEST(test_refused_starts_keep_parked_memory),
+        TEST(test_parked_memory_on_another_gpu),
+        TEST(test_what_can_be_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

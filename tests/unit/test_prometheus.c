@@ -7,6 +7,7 @@
 #include "tests/unit/shm_fixture.h"
 #include <arpa/inet.h>
 #include <ctype.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,6 +158,17 @@ static void test_text(void **state)
     atomic_store(&lg_board_row(f.board, LG_ROLE_ckpt, 0)->published, lg_mark_of(40));
     text = lg_prometheus_text(&g_run, f.board);
     check_grammar(text);
+    free(text);
+    atomic_store(&f.board->s->metrics.loss, (double)INFINITY);
+    atomic_store(&f.board->s->metrics.grad_norm, -(double)INFINITY);
+    text = lg_prometheus_text(&g_run, f.board);
+    check_grammar(text);
+    assert_has(text, "\nlg_loss +Inf\n");
+    assert_has(text, "\nlg_gradient_norm -Inf\n");
+    free(text);
+    atomic_store(&f.board->s->metrics.loss, 0.0 / 0.0);
+    atomic_store(&f.board->s->metrics.grad_norm, 0.1);
+    text = lg_prometheus_text(&g_run, f.board);
     assert_has(text, "\nlg_run_info{job=\"a \\\"b\\\\c\\nd\",dir=\"/tmp\"} 1\n");
     assert_has(text, "\nlg_run_state{state=\"draining\"} 1\n");
     assert_has(text, "\nlg_run_state{state=\"running\"} 0\n");
@@ -272,6 +284,16 @@ static void test_slow_and_rude_clients(void **state)
     turn();
     say(gone, "GET /met");
     close(gone);
+    turn();
+    turn();
+    int zero = dial(), reset = dial();
+    turn();
+    assert_int_equal(send(zero, "GET \0\n\n", 7, MSG_NOSIGNAL), 7); /* no text: hung up on */
+    assert_string_equal(hear(zero), "");
+    say(reset, "GET /met"); /* gone with a reset instead of an end */
+    setsockopt(reset, SOL_SOCKET, SO_LINGER, &(struct linger){.l_onoff = 1}, sizeof(struct linger));
+    turn();
+    close(reset);
     turn();
     turn();
     for (int i = 0; i < LG_PROMETHEUS_CLIENTS_MAX; i++) /* a deadline that has passed */

@@ -3,6 +3,8 @@
  * command line that are refused before anybody is asked (order.h). */
 #include "base/check.h"
 #include "shm/board.h"
+#include "supervisor/child.h"
+#include "supervisor/finish.h"
 #include "supervisor/order.h"
 #include "supervisor/preview.h"
 #include "supervisor/programs.h"
@@ -29,6 +31,7 @@ static lg_run r;
 static int setup(void **state)
 {
     (void)state;
+    unsetenv("LG_BIN_DIR");
     setenv("XDG_RUNTIME_DIR", "relative", 1); /* of no use */
     unsetenv("RUNTIME_DIRECTORY");
     run_fixture_make(&r, "[sample]\ncaptions = [\"a cat\"]\n");
@@ -418,6 +421,105 @@ static void test_preview_result(void **state)
     assert_says(lg_preview_result(&r, 5), LG_ERR_FAILED, "CORRUPT: libc: bad (all");
 }
 
+/* ---- the end ---- */
+
+static int finish(lg_run_state outcome, bool quiet, int code)
+{
+    lg_finish(&r, outcome, quiet, &code);
+    return code;
+}
+
+/* A run that is done must have a checkpoint; its pictures are an extra. */
+static void test_finish(void **state)
+{
+    (void)state;
+    lg_mkdirs(scratch_path("bin"));
+    setenv("LG_BIN_DIR", scratch_path("bin"), 1);
+    assert_int_equal(finish(LG_RUN_DONE, true, 0), -LG_ERR_CORRUPT);
+    assert_int_equal(finish(LG_RUN_DONE, true, 130), 130);
+    assert_int_equal(finish(LG_RUN_STOPPED, true, 0), 0);
+    run_fixture_checkpoint(&r, r.dir, 60);
+    assert_int_equal(finish(LG_RUN_DONE, true, 0), 0); /* no lg-sample: a warning */
+    assert_int_equal(symlink("/bin/true", scratch_path("bin/lg-sample")), 0);
+    assert_int_equal(finish(LG_RUN_DONE, true, 0), 0);
+    assert_int_equal(finish(LG_RUN_DONE, false, 0), 0);
+}
+
+/* ---- programs that are started ---- */
+
+static void test_program_path(void **state)
+{
+    (void)state;
+    char path[LG_PATH_BYTES];
+    unsetenv("LG_BIN_DIR");
+    assert_says(lg_program_path("lg-nothing", path), LG_ERR_NOTFOUND, "lg-nothing is missing");
+    assert_int_equal(lg_program_path("test_run", path), 0); /* beside the running one */
+    setenv("LG_BIN_DIR", "", 1);
+    assert_int_equal(lg_program_path("test_run", path), 0);
+    setenv("LG_BIN_DIR", "/bin", 1);
+    assert_says(lg_program_path("test_run", path), LG_ERR_NOTFOUND, "/bin/test_run is missing");
+    assert_int_equal(lg_program_path("true", path), 0);
+}
+
+static void test_capture(void **state)
+{
+    (void)state;
+    char *text = NULL, how[64];
+    int code = 0;
+    struct lg_capture c;
+    char *say[] = {(char *)"sh", (char *)"-c", (char *)"echo out; echo err >&2; exit 3", NULL};
+    char *flood[] = {(char *)"sh", (char *)"-c", (char *)"while :; do echo much; done", NULL};
+    char *hang[] = {(char *)"sleep", (char *)"1000", NULL};
+    assert_int_equal(lg_child_capture("/bin/sh", say, 8, &text, &code), 0); /* exactly 8 */
+    assert_string_equal(text, "out\nerr\n");
+    assert_int_equal(code, 3);
+    free(text);
+    assert_says(lg_child_capture("/bin/sh", say, 7, &text, &code), LG_ERR_CORRUPT,
+                "more than 7 bytes");
+    assert_says(lg_child_capture("/bin/sh", flood, 100000, &text, &code), LG_ERR_CORRUPT,
+                "more than 100000 bytes"); /* and it is ended */
+    assert_says(lg_child_capture("/no/such/program", say, 7, &text, &code), LG_ERR_NOTFOUND,
+                "cannot start /no/such/program");
+    assert_int_equal(lg_capture_begin("/bin/sleep", hang, &c), 0);
+    c.timeout_ms = 50;
+    assert_says(lg_capture_end(&c, 100, &text, &code), LG_ERR_TIMEOUT, "no end of its output");
+    assert_string_equal(lg_child_json("warning: {\n{\"a\": 1}\n"), "{\"a\": 1}\n");
+    assert_string_equal(lg_child_json("nothing"), "");
+    lg_exit_text(LG_EXIT_UNKNOWN, how, sizeof how);
+    assert_string_equal(how, "ended");
+    lg_exit_text(0, how, sizeof how);
+    assert_string_equal(how, "exit 0");
+}
+
+/* Whoever reads a log for a death's reason gets the message, not the trace, and a library's words when
+ * they came last. */
+static void test_last_words(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *log, *words;
+    } logs[] = {
+        {"", ""},
+        {"plain words\n", "plain words"},
+        {"2026-01-01T00:00:00.000Z info  vae.0 ready\n", "ready"},
+        {"2026-01-01T00:00:00.000Z info  vae.0 ready\n    at a (b.c:1)\n", "ready"},
+        {"2026-01-01T00:00:00.000Z info  vae.0 ready\nterminate called\n", "terminate called"},
+        {"2026-01-01X00:00:00.000Z is no time, is it\n",
+         "2026-01-01X00:00:00.000Z is no time, is it"},
+        {"2026-01-01T00:00:00.000X is no time, is it\n",
+         "2026-01-01T00:00:00.000X is no time, is it"},
+        {"2026.01-01T00:00:00.000Z is no time, is it\n",
+         "2026.01-01T00:00:00.000Z is no time, is it"},
+        {"    at somewhere\n", "    at somewhere"}};
+    char words[256];
+    for (size_t i = 0; i < LG_ARRAY_LEN(logs); i++) {
+        lg_last_words(scratch_write("log", logs[i].log), words, sizeof words);
+        assert_string_equal(words, logs[i].words);
+    }
+    lg_last_words(scratch_path("no-log"), words, sizeof words);
+    assert_string_equal(words, "");
+}
+
 int main(void)
 {
 #define TEST(t) cmocka_unit_test_setup_teardown(t, setup, teardown)
@@ -435,6 +537,10 @@ int main(void)
         TEST(test_orders_refused),
         TEST(test_next_preview),
         TEST(test_preview_result),
+        TEST(test_finish),
+        TEST(test_program_path),
+        TEST(test_capture),
+        TEST(test_last_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

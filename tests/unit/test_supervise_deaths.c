@@ -227,14 +227,35 @@ static void test_reasons_in_the_log(void **state)
     assert_true(log_has("warn", "keeper: died while no lgsup was there; restarted with 11 "));
 }
 
+/* No keeper, no memory for whoever starts next: the run is parked, with the reason. */
+static void test_keeper_cannot_be_restarted(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("every role is ready");
+    unlink(scratch_path("bin/lg-keeper"));
+    kill_one("keeper", 0);
+    assert_exit(exit_of(g_lgsup), 11);
+    g_lgsup = 0;
+    assert_output("parked: the keeper cannot be restarted: the program ");
+    assert_output("lg-keeper is missing or not executable");
+    assert_state("parked", 0);
+    assert_false(g_status.memory_kept);
+}
+
 int main(int argc, char **argv)
 {
     lgsup_tests_begin(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_intensity),       LGSUP_TEST(test_every_role_dies),
-        LGSUP_TEST(test_restart_is_quick),      LGSUP_TEST(test_new_keeper_is_full),
-        LGSUP_TEST(test_keeper_dies_early),     LGSUP_TEST(test_hang_is_killed),
-        LGSUP_TEST(test_hung_keeper_is_killed), LGSUP_TEST(test_unready_is_killed),
+        cmocka_unit_test(test_intensity),
+        LGSUP_TEST(test_every_role_dies),
+        LGSUP_TEST(test_restart_is_quick),
+        LGSUP_TEST(test_new_keeper_is_full),
+        LGSUP_TEST(test_keeper_dies_early),
+        LGSUP_TEST(test_hang_is_killed),
+        LGSUP_TEST(test_hung_keeper_is_killed),
+        LGSUP_TEST(test_unready_is_killed),
+        LGSUP_TEST(test_keeper_cannot_be_restarted),
         LGSUP_TEST(test_reasons_in_the_log),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,7 +3,9 @@
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"
 #include <setjmp.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 // clang-format off
 #include <cmocka.h>
@@ -140,6 +142,28 @@ static void test_swap_is_rolled_back(void **state)
     assert_exit(RUN("verify", g_run), 0);
 }
 
+/* A program that ran well when it was swapped in and dies again and again later is taken out again
+ * before the run is parked for it. */
+static void test_swapped_program_that_dies_later(void **state)
+{
+    (void)state;
+    char text[2 * LG_PATH_BYTES];
+    snprintf(text, sizeof text, "#!/bin/sh\n[ -e %s ] && exit 5\nexec %s \"$@\"\n",
+             scratch_path("crash"), scratch_path("bin/lg-trainer"));
+    chmod(scratch_write("new", text), 0700);
+    start_long();
+    assert_exit(RUN("swap", "trainer", "--bin", scratch_path("new"), g_run), 0);
+    scratch_write("crash", "");
+    kill_one("trainer", 1);
+    wait_for_output("trainer.1 died too often with the program");
+    assert_output("that was swapped in: back to the former one");
+    wait_for_step(g_status.step + 10);
+    read_status();
+    assert_string_equal(instance("trainer", 1)->program, "");
+    assert_string_equal(instance("trainer", 0)->program, scratch_path("new"));
+    end_by_stop();
+}
+
 int main(int argc, char **argv)
 {
     lgsup_tests_begin(argc, argv);
@@ -148,6 +172,7 @@ int main(int argc, char **argv)
         LGSUP_TEST(test_scale_survives_lgsup),
         LGSUP_TEST(test_swap),
         LGSUP_TEST(test_swap_is_rolled_back),
+        LGSUP_TEST(test_swapped_program_that_dies_later),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

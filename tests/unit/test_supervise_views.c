@@ -6,6 +6,8 @@
 #include "tests/unit/json_schema.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pty.h>
 #include <setjmp.h>
@@ -13,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -260,6 +263,54 @@ static void test_histograms(void **state)
     lg_tensorboard_close(&t);
 }
 
+/* A port of ours that nobody else can have. */
+static int take_port(int *ret_fd)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof at;
+    *ret_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(*ret_fd, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(listen(*ret_fd, 1), 0);
+    assert_int_equal(getsockname(*ret_fd, (struct sockaddr *)&at, &bytes), 0);
+    return ntohs(at.sin_port);
+}
+
+/* What watches a run never keeps it from training. */
+static void test_extras_that_fail(void **state)
+{
+    (void)state;
+    char set[64];
+    int fd;
+    snprintf(set, sizeof set, "supervisor.prometheus_port=%d", take_port(&fd));
+    scratch_write("run/tensorboard", "in the way");
+    assert_exit(RUN("start", g_file, "--set", set, "--set", "tensorboard.enabled=true"), 0);
+    assert_output("warning: no event files for TensorBoard: ");
+    assert_output("warning: no figures for Prometheus: cannot listen at 127.0.0.1:");
+    assert_state("done", 60);
+    close(fd);
+    unlink(scratch_path("run/tensorboard"));
+    unlink(g_out);
+    assert_exit(RUN("start", g_file, "--set", set, "--set", "tensorboard.enabled=true", "--set",
+                    "trainer.max_steps=80"),
+                0);
+    assert_false(output_has("no figures") || output_has("no event files"));
+    assert_true(lg_path_exists(scratch_path("run/tensorboard/events.out.tfevents.0000000001.lg")));
+}
+
+/* The run is done: pictures that do not come to an end are given up at an interrupt. */
+static void test_drawing_is_interrupted(void **state)
+{
+    (void)state;
+    scratch_write("run/sample_fault", "hang");
+    g_lgsup = LAUNCH("start", g_file);
+    wait_for_output("drawing 1 pictures");
+    kill(g_lgsup, SIGINT);
+    assert_exit(exit_of(g_lgsup), 0);
+    g_lgsup = 0;
+    assert_output("warning: no pictures of step 60: lg-sample: signal 9 (Killed)");
+    assert_state("done", 60);
+}
+
 int main(int argc, char **argv)
 {
     lgsup_tests_begin(argc, argv);
@@ -270,6 +321,8 @@ int main(int argc, char **argv)
         LGSUP_TEST(test_previews_at_the_end),
         LGSUP_TEST(test_previews_that_fail),
         LGSUP_TEST(test_histograms),
+        LGSUP_TEST(test_extras_that_fail),
+        LGSUP_TEST(test_drawing_is_interrupted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -267,6 +267,47 @@ static void test_reading_back(void **state)
     }
 }
 
+/* Is this message, in a record whose checksums are right, an event? */
+static bool reads(const void *message, size_t bytes, struct lg_tf_record *r)
+{
+    uint8_t data[256] = {(uint8_t)bytes};
+    uint32_t head = slow_masked(data, 8), tail = slow_masked(message, bytes);
+    memcpy(data + 8, &head, 4);
+    memcpy(data + 12, message, bytes);
+    memcpy(data + 12 + bytes, &tail, 4);
+    return lg_tf_read(data, bytes + 16, r);
+}
+#define READS(text) reads(text, sizeof text - 1, &r)
+
+/* Checksums that are right do not make an event: what another program has written is not walked over
+ * blindly, what TensorBoard may add is passed over. */
+static void test_records_of_others(void **state)
+{
+    (void)state;
+    struct lg_tf_record r;
+    assert_true(READS("\x10\x07"));
+    assert_true(r.step == 7 && r.kind == LG_TF_OTHER);
+    assert_true(READS("\x10\x07\x1a\x01x\x35"
+                      "abcd"
+                      "\x49"
+                      "abcdefgh"));
+    assert_true(r.step == 7);
+    assert_true(READS("\x10\x07\x2a\x00")); /* a summary of nothing */
+    assert_true(r.kind == LG_TF_SCALARS);
+    assert_true(READS("\x10\x07\x2a\x02\x10\x01")); /* of something else */
+    assert_true(r.kind == LG_TF_SCALARS);
+    assert_true(READS("\x10\x07\x2a\x04\x0a\x02\x22\x00")); /* an image */
+    assert_true(r.kind == LG_TF_PICTURE);
+    assert_false(READS("\x10"));                                             /* cut in a field */
+    assert_false(READS("\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")); /* no varint */
+    assert_false(READS("\x1a\x05x"));                                        /* longer than it is */
+    assert_false(READS("\x1a"));
+    assert_false(READS("\x13\x00"));     /* a kind of field that there is not */
+    assert_false(READS("\xd0\x7d\x01")); /* number 2010 */
+    assert_false(READS("\x49"
+                       "abc"));
+}
+
 /* ---- tests of a run ---- */
 
 enum { STEPS_MAX = 5000 };
@@ -525,10 +566,18 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crc),      TEST(test_bytes), TEST(test_histogram_bytes),
-        TEST(test_reading_back),         TEST(test_steps), TEST(test_torn_at_every_byte),
-        TEST(test_back_to_a_checkpoint), TEST(test_hole),  TEST(test_pictures),
-        TEST(test_histograms),           TEST(test_looks),
+        cmocka_unit_test(test_crc),
+        TEST(test_bytes),
+        TEST(test_histogram_bytes),
+        TEST(test_reading_back),
+        TEST(test_records_of_others),
+        TEST(test_steps),
+        TEST(test_torn_at_every_byte),
+        TEST(test_back_to_a_checkpoint),
+        TEST(test_hole),
+        TEST(test_pictures),
+        TEST(test_histograms),
+        TEST(test_looks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

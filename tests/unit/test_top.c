@@ -277,6 +277,79 @@ static void test_text_of_odd_readings(void **state)
     free(t);
 }
 
+static void assert_step_time(double samples_per_s, const char *says)
+{
+    struct lg_top *t = reading();
+    t->metric[0] = (struct lg_metric){.step = 40, .samples_per_s = samples_per_s, .loss = 1};
+    t->metric[1] =
+        (struct lg_metric){.step = 41, .samples_per_s = 1, .loss = 1}; /* not committed */
+    t->n_metrics = 2;
+    make_text(t, false);
+    assert_line(says);
+    free(t);
+}
+
+/* Figures of every size stay readable, and none is made up where one is missing. */
+static void test_text_of_extremes(void **state)
+{
+    (void)state;
+    assert_step_time(16.0 / 90, "step time   1m30s = ");
+    assert_step_time(16.0 / 7260, "step time   2h01m = ");
+    assert_step_time(16.0 / 1e9, "step time   - = ");
+    struct lg_top *t = reading();
+    struct lg_top_process *p = &t->process[t->row[0]];
+    t->status.state = "parked";
+    t->status.step = 120; /* further than asked for: no time is left */
+    snprintf(t->status.cause, sizeof t->status.cause, "a lens is missing");
+    for (int i = 0; i < t->n_metrics; i++) {
+        t->metric[i].data_wait_s = 7; /* longer than the step */
+        t->metric[i].loss = i % 2 ? (double)NAN : 1;
+    }
+    p->is.role = LG_ROLE_keeper;
+    p->is.beat_age_ns = -1;
+    p->private_bytes = UINT64_C(5000) << 40;
+    p->point[1].cpu_ns = 0;
+    p->point[0].cpu_ns = 1; /* counted backwards: not known */
+    t->n_gpus = 1;
+    t->gpu[0] = (struct lg_gpu){.name = "G", .busy_percent = -1};
+    make_text(t, false);
+    assert_line("cause       a lens is missing");
+    assert_line(
+        "100.0 ms = data wait 100.0 ms (100%) + compute 0.0 ms (0%) + checkpoint wait 0.0 ms");
+    assert_line("gpu 0       G  busy -  memory 0 B of 0 B");
+    assert_line("keeper.1        4711  setup           0          -      -      -   5000 TiB");
+    t->status.state = "running";
+    make_text(t, false);
+    for (int i = 0; i < g_lines; i++) assert_null(strstr(g_line[i], "ETA"));
+    p->point[1] = p->point[0]; /* two readings at once */
+    p->is.role = LG_ROLE_vae;
+    p->is.pid = 0;
+    make_text(t, false);
+    assert_line("vae.1              -  setup           0          -      -      -          -");
+    t->has_board = false; /* after a restart of the machine */
+    make_text(t, false);
+    for (int i = 0; i < g_lines; i++) assert_null(strstr(g_line[i], "vae.1"));
+    free(t);
+}
+
+/* A screen has an end, however many processes there are. */
+static void test_text_that_is_too_long(void **state)
+{
+    (void)state;
+    struct lg_top *t = reading();
+    t->n_gpus = LG_NVML_MAX;
+    for (int i = 0; i < LG_STATUS_INSTANCES_MAX; i++) {
+        t->status.instance[i] = t->status.instance[0];
+        t->row[i] = t->row[0];
+    }
+    t->status.n_instances = LG_STATUS_INSTANCES_MAX;
+    for (t->n_events = 0; t->n_events < LG_TOP_EVENTS; t->n_events++)
+        snprintf(t->event[t->n_events], sizeof t->event[0], "event %d", t->n_events);
+    make_text(t, false);
+    assert_true(g_lines <= LG_TOP_LINES_MAX);
+    free(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -286,6 +359,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_metrics_grow, setup, teardown),
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_text_of_odd_readings),
+        cmocka_unit_test(test_text_of_extremes),
+        cmocka_unit_test(test_text_that_is_too_long),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
