@@ -98,15 +98,15 @@ static int programs(void)
 
 static int preview(void)
 {
-    char checkpoint[LG_PATH_BYTES];
-    uint64_t step;
+    struct lg_preview_job job;
     struct lg_child c = LG_CHILD_NONE;
     int rc = 0;
     faults_begin();
-    if (lg_preview_next(&r, 0, &step, checkpoint)) rc = lg_preview_spawn(&r, checkpoint, step, &c);
+    if (lg_preview_next(&r, LG_PREVIEW_PICTURES, 0, &job)) rc = lg_preview_spawn(&r, &job, &c);
     if (c.pidfd >= 0) {
         while (lg_child_wait(&c, 1000) < 0) continue;
-        rc = lg_preview_result(&r, lg_child_reap(&c)); /* it has failed: with its last words */
+        rc = lg_preview_result(&r, LG_PREVIEW_PICTURES,
+                               lg_child_reap(&c)); /* it has failed: with its last words */
         LG_ASSERT(rc < 0);
         rc = 0;
     }

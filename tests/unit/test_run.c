@@ -364,9 +364,8 @@ static void test_orders_refused(void **state)
 
 static uint64_t next_preview(uint64_t past)
 {
-    char checkpoint[LG_PATH_BYTES];
-    uint64_t step = 0;
-    return lg_preview_next(&r, past, &step, checkpoint) ? step : 0;
+    struct lg_preview_job job;
+    return lg_preview_next(&r, LG_PREVIEW_PICTURES, past, &job) ? job.step : 0;
 }
 
 static void test_next_preview(void **state)
@@ -410,15 +409,19 @@ static void test_next_preview(void **state)
 static void test_preview_result(void **state)
 {
     (void)state;
-    assert_int_equal(lg_preview_result(&r, 0), 0);
-    assert_says(lg_preview_result(&r, 137), LG_ERR_FAILED, "lg-sample: signal 9 (Killed) (all of");
-    assert_says(lg_preview_result(&r, 5), LG_ERR_FAILED, "exit 5 CORRUPT (all of it: ");
+    assert_int_equal(lg_preview_result(&r, LG_PREVIEW_PICTURES, 0), 0);
+    assert_says(lg_preview_result(&r, LG_PREVIEW_PICTURES, 137), LG_ERR_FAILED,
+                "lg-sample: signal 9 (Killed) (all of");
+    assert_says(lg_preview_result(&r, LG_PREVIEW_PICTURES, 5), LG_ERR_FAILED,
+                "exit 5 CORRUPT (all of it: ");
     scratch_write("run/logs/sample.log",
                   "2026-01-01T00:00:00.000Z error sample no ink\n    at x\n");
-    assert_says(lg_preview_result(&r, 5), LG_ERR_FAILED, "exit 5 CORRUPT: no ink (all");
+    assert_says(lg_preview_result(&r, LG_PREVIEW_PICTURES, 5), LG_ERR_FAILED,
+                "exit 5 CORRUPT: no ink (all");
     scratch_write("run/logs/sample.log",
                   "2026-01-01T00:00:00.000Z error sample no ink\nlibc: bad\n");
-    assert_says(lg_preview_result(&r, 5), LG_ERR_FAILED, "CORRUPT: libc: bad (all");
+    assert_says(lg_preview_result(&r, LG_PREVIEW_PICTURES, 5), LG_ERR_FAILED,
+                "CORRUPT: libc: bad (all");
 }
 
 /* ---- the end ---- */
