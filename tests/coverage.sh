@@ -34,6 +34,7 @@ awk -v folders="$folders" -v missed="$out/missed" '
         skip = text ~ /LG_ASSERT|static_assert/
         next
     }
+    /^branch/ && file && skip && file ~ /\.c$/ { asserted++ }
     /^branch/ && file && !skip {
         n = split(folders, d, " "); mine = ""
         for (i = 1; i <= n; i++) if (index(file, d[i] "/") == 1) mine = d[i]
@@ -51,5 +52,6 @@ awk -v folders="$folders" -v missed="$out/missed" '
             printf "%6.1f %%  %5d of %5d  %s\n", 100 * sumhit[d[i]] / sum[d[i]], sumhit[d[i]], sum[d[i]], d[i]
             t += sum[d[i]]; h += sumhit[d[i]]
         }
-        printf "%6.1f %%  %5d of %5d  branches in all\n", 100 * h / t, h, t
+        printf "%6.1f %%  %5d of %5d  branches in all", 100 * h / t, h, t
+        printf "; %d of assertions are not counted\n", asserted
     }' "$out"/*.gcov | tee "$out/summary"

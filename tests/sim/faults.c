@@ -18,6 +18,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 enum { FDS_MAX = 512, FAULTS_MAX = 4000, LIMIT_S = 20 };
@@ -123,6 +124,21 @@ FAULT(void *, zmq_ctx_new, NULL, EMFILE, (void), ())
 FAULT(void *, zmq_socket, NULL, EMFILE, (void *c, int t), (c, t))
 FAULT(int, zmq_bind, -1, EADDRINUSE, (void *s, const char *a), (s, a))
 FAULT(int, zmq_connect, -1, EINVAL, (void *s, const char *a), (s, a))
+
+/* The service manager. These fail with -errno. */
+FAULT(int, sd_pid_notify_with_fds, -ECONNREFUSED, ECONNREFUSED,
+      (pid_t p, int u, const char *t, const int *f, unsigned n), (p, u, t, f, n))
+FAULT(int, sd_notify_barrier, (g_at % 2 ? -ETIMEDOUT : -EIO), EIO, (int u, uint64_t t), (u, t))
+WRAP(int, sd_notifyf, int u, const char *fmt, ...)
+{
+    char text[1024];
+    if (fails("sd_notifyf")) return g_at % 2 ? -ECONNREFUSED : 0; /* 0: no NOTIFY_SOCKET */
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    return sd_notify(u, text);
+}
 
 #define NO_MEMORY(name, parameters, arguments)                                                     \
     extern void *__real_##name parameters;                                                         \

@@ -25,6 +25,8 @@ void store_manager_add(struct store_manager *m, const char *name, int fd)
 {
     pthread_mutex_lock(&m->mutex);
     LG_ASSERT(m->n_stored < STORE_FDS_MAX);
+    for (int i = 0; i < m->n_stored; i++)
+        if (strcmp(m->stored[i].name, name) == 0) m->doubled = true;
     snprintf(m->stored[m->n_stored].name, STORE_NAME_BYTES, "%s", name);
     m->stored[m->n_stored++].fd = fd;
     pthread_mutex_unlock(&m->mutex);

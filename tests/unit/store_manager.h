@@ -19,6 +19,7 @@ struct store_manager {
     } stored[STORE_FDS_MAX];
     int n_stored;
     char last_store[512]; /* the text that came with the last fd */
+    bool doubled;         /* a name was stored while the store had it */
     _Atomic(bool) hold;   /* barriers stay closed */
     _Atomic(bool) over, ready;
     _Atomic(int) n_barriers;

@@ -66,6 +66,9 @@ static void test_refusals(void **state)
     s->layout_hash = lg_layout_hash() ^ UINT64_C(1) << 63;
     assert_refused(0, "lg_region_head");
     s->layout_hash = lg_layout_hash();
+    s->bytes++;
+    assert_refused(0, "lg_board_shared");
+    s->bytes--;
     s->boot_id[0] ^= 1;
     assert_refused(0, "last start");
     s->boot_id[0] ^= 1;
@@ -210,6 +213,22 @@ static void test_reused_pid(void **state)
     assert_int_equal(lg_process_start_time(child), 0);
 }
 
+/* A row between its process's join and the rest of it, or never filled: nobody to look for. */
+static void test_rows_without_a_process(void **state)
+{
+    (void)state;
+    lg_incarnation me = lg_board_enlist(f.board, LG_ROLE_ema, 0);
+    struct lg_board_row *row = lg_board_row(f.board, LG_ROLE_ema, 0);
+    assert_int_equal(lg_board_pidfd(f.board, LG_ROLE_ema, 0), -1); /* starting */
+    assert_int_equal(lg_board_pidfd(f.board, LG_ROLE_vae, 7), -1); /* none */
+    atomic_store(&row->life, (uint64_t)me << 8 | LG_LIFE_RUNNING);
+    assert_int_equal(lg_board_pidfd(f.board, LG_ROLE_ema, 0), -1);
+    assert_false(lg_board_is_dead(f.board, me)); /* judged by its state alone */
+    assert_true(lg_board_is_dead(f.board, me + LG_ROWS));
+    assert_string_equal(lg_run_state_name((lg_run_state)99), "unknown"); /* of another build */
+    assert_string_equal(lg_run_state_name((lg_run_state)-1), "unknown");
+}
+
 /* Without an fd to look with, nobody is dead, and no board is "not there". */
 static void test_blind(void **state)
 {
@@ -277,6 +296,7 @@ int main(void)
         T(test_create_and_open),
         T(test_refusals),
         T(test_create_replaces_whole),
+        T(test_rows_without_a_process),
         T(test_blind),
         T(test_boards_share_no_incarnation),
         T(test_incarnations),

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/fs.h"
 #include "bus/control.h"
+#include "bus/socket.h"
 #include "bus/wake.h"
 #include "tests/unit/scratch.h"
 #include <setjmp.h>
@@ -13,8 +14,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <zmq.h>
 
 #include <cmocka.h>
 
@@ -76,6 +79,36 @@ static void test_message_refuses_damage(void **state)
     }
     /* An array that announces four billion elements. */
     assert_int_equal(lg_message_unpack("\xdd\xff\xff\xff\xff", 5, &back), LG_ERR_CORRUPT);
+}
+
+/* A text that is too long ends before the character that does not fit; the reader takes nothing that is
+ * longer than a message, and shows neither control characters nor names it does not have. */
+static void test_message_limits(void **state)
+{
+    (void)state;
+    unsigned char bytes[LG_MESSAGE_BYTES + 1] = {0};
+    for (int before = LG_MESSAGE_TEXT_MAX - 3; before <= LG_MESSAGE_TEXT_MAX; before++) {
+        struct lg_message m = {.kind = LG_MESSAGE_event, .role = LG_ROLE_vae}, back;
+        char text[LG_MESSAGE_TEXT_MAX + 1];
+        memset(m.text, 'x', sizeof m.text);
+        memcpy(m.text + before, "\xe2\x82\xac", LG_MIN(3, (int)sizeof m.text - before));
+        /* (A caller's text that has no end in its field.) */
+        size_t n = lg_message_pack(&m, bytes);
+        assert_int_equal(lg_message_unpack(bytes, n, &back), 0);
+        memset(text, 'x', sizeof text);
+        memcpy(text, m.text, (size_t)before);
+        text[before] = 0;
+        if (before == LG_MESSAGE_TEXT_MAX - 3) /* it fits */
+            assert_memory_equal(back.text, m.text, LG_MESSAGE_TEXT_MAX);
+        else
+            assert_string_equal(back.text, text);
+    }
+    struct lg_message odd = {.text = "a\x1b[2Jb\x7f"}, back;
+    assert_int_equal(lg_message_unpack(bytes, lg_message_pack(&odd, bytes), &back), 0);
+    assert_string_equal(back.text, "a [2Jb ");
+    assert_int_equal(lg_message_unpack(bytes, LG_MESSAGE_BYTES + 1, &back), LG_ERR_CORRUPT);
+    assert_string_equal(lg_message_name(LG_MESSAGE_KINDS), "?");
+    assert_string_equal(lg_message_name((lg_message_kind)-1), "?");
 }
 
 static lg_bus *open_as(lg_role role, int index, lg_incarnation incarnation)
@@ -280,6 +313,90 @@ static void test_ask(void **state)
     lg_control_close(&c);
 }
 
+static int g_said;
+
+static void say(void)
+{
+    g_said++;
+}
+
+/* An order that takes its time: "still waiting" is said each time round; an lgsup that ends instead of
+ * answering is noticed by its pidfd, not waited for. */
+static void test_order(void **state)
+{
+    (void)state;
+    int status;
+    struct lg_message order = {.kind = LG_MESSAGE_stop, .role = LG_ROLE_lgsup}, answer;
+    struct lg_peer peer;
+    pid_t lgsup = fork();
+    if (lgsup == 0) {
+        lg_control *c = NULL;
+        struct lg_message m;
+        if (lg_control_open(g_dir, &c) < 0 || !receive(c, &peer, &m)) scratch_exit(1);
+        usleep(100000);
+        lg_control_answer(c, &peer, &(struct lg_message){.kind = LG_MESSAGE_ok});
+        if (!receive(c, &peer, &m)) scratch_exit(2);
+        scratch_exit(0); /* without an answer */
+    }
+    int pidfd = (int)syscall(SYS_pidfd_open, lgsup, 0);
+    assert_true(pidfd >= 0);
+    struct lg_control_wait w = {.pidfd = pidfd, .say_ms = 20, .say = say};
+    assert_int_equal(lg_control_order(g_dir, &order, &w, &answer), 0);
+    assert_int_equal(answer.kind, LG_MESSAGE_ok);
+    assert_true(g_said >= 1);
+    assert_int_equal(lg_control_order(g_dir, &order, &w, &answer), LG_ERR_FAILED);
+    assert_non_null(strstr(lg_err_message(), "ended before it had answered"));
+    lg_err_clear();
+    assert_int_equal(waitpid(lgsup, &status, 0), lgsup);
+    assert_int_equal(status, 0);
+    close(pidfd);
+}
+
+/* Who speaks another language to lgsup, in too many or too few parts, is passed over: the next one is
+ * heard at the same look. An answer that is none is not taken for one. */
+static void test_garbage_on_the_line(void **state)
+{
+    (void)state;
+    char address[LG_IPC_PATH_MAX + 8], long_id[200];
+    unsigned char bytes[LG_MESSAGE_BYTES];
+    struct lg_message m = sample_message(), heard;
+    struct lg_peer peer;
+    lg_control *c = NULL;
+    assert_int_equal(lg_control_open(g_dir, &c), 0);
+    assert_int_equal(lg_socket_address(g_dir, "lgsup", address), 0);
+    void *context = zmq_ctx_new(), *dealer, *verbose;
+    assert_int_equal(lg_socket_new(context, ZMQ_DEALER, &dealer), 0);
+    assert_int_equal(lg_socket_connect(dealer, address), 0);
+    assert_int_equal(lg_socket_new(context, ZMQ_DEALER, &verbose), 0);
+    memset(long_id, 'i', sizeof long_id);
+    assert_int_equal(zmq_setsockopt(verbose, ZMQ_ROUTING_ID, long_id, sizeof long_id), 0);
+    assert_int_equal(lg_socket_connect(verbose, address), 0);
+    size_t n = lg_message_pack(&m, bytes);
+    zmq_send(verbose, bytes, n, 0);
+    zmq_send(dealer, "?", 1, 0);
+    zmq_send(dealer, "", 0, 0);
+    zmq_send(dealer, bytes, n, ZMQ_SNDMORE);
+    zmq_send(dealer, bytes, n, 0);
+    zmq_send(dealer, bytes, n, ZMQ_SNDMORE);
+    zmq_send(dealer, bytes, n, ZMQ_SNDMORE);
+    zmq_send(dealer, "", 0, 0);
+    char large[900] = {0}; /* more than a message, less than the socket's limit */
+    zmq_send(dealer, large, sizeof large, 0);
+    zmq_send(dealer, bytes, n, 0);
+    assert_true(receive(c, &peer, &heard));
+    assert_string_equal(heard.text, m.text);
+    assert_false(lg_control_receive(c, &peer, &heard)); /* that was all */
+    zmq_close(dealer);
+    zmq_close(verbose);
+    zmq_ctx_term(context);
+    /* To nobody: no error, nothing kept. */
+    memset(peer.id, 'n', sizeof peer.id);
+    lg_control_answer(c, &peer, &m);
+    lg_control_nudge(c, LG_ROLE_vae, 63, 4000000000u);
+    lg_control_close(&c);
+    lg_control_close(&c);
+}
+
 /* The runtime directory is ours alone; were it not, its sockets still are. */
 static void test_other_users_are_not_heard(void **state)
 {
@@ -329,6 +446,20 @@ static void test_long_path_is_refused(void **state)
     lg_control *c = NULL;
     assert_int_equal(lg_control_open(dir, &c), LG_ERR_CONFIG);
     assert_null(c);
+    /* Whoever would open it: the stages with a path that just does not fit, and with a far longer one. */
+    for (size_t bytes = LG_IPC_PATH_MAX - 8; bytes < sizeof dir; bytes++) {
+        lg_bus *b = NULL;
+        struct lg_message m = {.kind = LG_MESSAGE_ping};
+        memset(dir, 'd', bytes);
+        dir[0] = '/';
+        dir[bytes] = 0;
+        struct lg_bus_spec spec = {
+            .runtime_dir = dir, .role = LG_ROLE_trainer, .incarnation = 3, .plan = &g_plan};
+        assert_int_equal(lg_bus_open(&spec, &b), LG_ERR_CONFIG);
+        assert_null(b);
+        if (bytes > LG_IPC_PATH_MAX)
+            assert_int_equal(lg_control_ask(dir, &m, 10, &m), LG_ERR_CONFIG);
+    }
     lg_err_clear();
 }
 
@@ -343,6 +474,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_message_round_trip),
         cmocka_unit_test(test_message_refuses_damage),
+        cmocka_unit_test(test_message_limits),
+        cmocka_unit_test(test_order),
         cmocka_unit_test(test_hand_off),
         cmocka_unit_test(test_replacement_is_heard),
         cmocka_unit_test(test_later_member),
@@ -350,6 +483,7 @@ int main(void)
         cmocka_unit_test(test_line_to_lgsup),
         cmocka_unit_test(test_ask),
         cmocka_unit_test(test_other_users_are_not_heard),
+        cmocka_unit_test(test_garbage_on_the_line),
         cmocka_unit_test(test_long_path_is_refused),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -26,12 +26,14 @@
 #include "tests/sim/faults.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/shm_fixture.h"
+#include "tests/unit/store_manager.h"
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -40,6 +42,7 @@
 // clang-format on
 
 static struct shm_fixture f;
+static struct store_manager g_manager; /* of keeper_stored */
 static char g_toml[LG_PATH_BYTES], g_run[LG_PATH_BYTES], g_resumed[LG_PATH_BYTES];
 static char g_started[LG_PATH_BYTES + 16];
 static struct lg_denoiser_config net = {.kind = LG_DIT,
@@ -103,6 +106,44 @@ static int region(void)
     return rc;
 }
 
+static int device_create(const struct lg_region_place *p, size_t bytes, int *ret_fd)
+{
+    (void)bytes;
+    *ret_fd = memfd_create(p->name, MFD_CLOEXEC);
+    return *ret_fd < 0 ? LG_FAIL(LG_ERR_NOSPACE, "no memory on %s", p->name) : 0;
+}
+
+static int device_map(const struct lg_region_place *p, int fd, size_t bytes, void **ret)
+{
+    void *at = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) return LG_FAIL(LG_ERR_IO, "cannot map on %s", p->name);
+    *ret = at;
+    return 0;
+}
+
+static void device_unmap(const struct lg_region_place *p, void *at, size_t bytes)
+{
+    (void)p;
+    munmap(at, bytes);
+}
+
+static int device_region(void)
+{
+    static const struct lg_region_place place = {
+        .name = "cuda:0", .create = device_create, .map = device_map, .unmap = device_unmap};
+    struct lg_region_spec spec = region_spec();
+    lg_region *r = NULL, *again = NULL;
+    spec.place = &place;
+    lg_keeper_drop(f.keeper, spec.name);
+    lg_keeper_drop(f.keeper, "faults/0/x@");
+    faults_begin();
+    int rc = lg_region_open(&spec, &r);
+    if (rc == 0) rc = lg_region_deposit(f.keeper, r);
+    if (rc == 0) rc = lg_region_open(&spec, &again);
+    TIDY(lg_region_close(&r), lg_region_close(&again));
+    return rc;
+}
+
 static int window(void)
 {
     struct lg_window_geometry g = {.slots = 8,
@@ -137,32 +178,39 @@ static int keeper_client(void)
 }
 
 /* The other end: a client insists until the keeper has ended. */
-static int keeper_server(void)
+static void insist(const char *socket)
 {
-    char socket[LG_PATH_BYTES];
-    int status;
-    snprintf(socket, sizeof socket, "%s/keeper2", f.dir);
-    unlink(socket);
-    int ready[2];
+    uint64_t bytes;
+    int fd = -1, mine = shm_fixture_memory("a");
+    for (int i = 0; i < 1000 && !lg_path_exists(socket); i++) usleep(1000);
+    for (int i = 0; i < 3; i++) {
+        lg_keeper_put(socket, "a", 1, mine);
+        if (lg_keeper_get(socket, "a", &bytes, &fd) == 0) close(fd);
+        lg_keeper_get(socket, "b", &bytes, &fd);
+        lg_keeper_drop(socket, "c");
+    }
+    for (int i = 0; i < 50 && lg_keeper_drop(socket, "") < 0 && lg_path_exists(socket); i++)
+        usleep(1000);
+}
+
+static int serve_to_one(const char *name, bool stored)
+{
+    char socket[LG_PATH_BYTES], waits[LG_PATH_BYTES + 8];
+    int status, ready[2];
+    snprintf(socket, sizeof socket, "%s/%s", f.dir, name);
+    snprintf(waits, sizeof waits, "%s%s", socket,
+             stored ? ".new" : ""); /* nothing is in the store */
+    unlink(waits);
     LG_ASSERT(pipe(ready) == 0);
     pid_t client = fork();
     if (client == 0) {
-        uint64_t bytes;
-        int fd = -1;
-        for (int i = 0; i < 1000 && !lg_path_exists(socket); i++) usleep(1000);
-        for (int i = 0; i < 3; i++) {
-            lg_keeper_put(socket, "a", 1, ready[0]);
-            if (lg_keeper_get(socket, "a", &bytes, &fd) == 0) close(fd);
-            lg_keeper_get(socket, "b", &bytes, &fd);
-        }
-        for (int i = 0; i < 50 && lg_keeper_drop(socket, "") < 0 && lg_path_exists(socket); i++)
-            usleep(1000);
+        insist(waits);
         _exit(0);
     }
     sigset_t old;
     sigprocmask(SIG_BLOCK, NULL, &old);
     faults_begin();
-    int rc = lg_keeper_serve(socket, ready[1]);
+    int rc = stored ? lg_keeper_serve_stored(socket) : lg_keeper_serve(socket, ready[1]);
     faults_end();
     close(ready[0]);
     close(ready[1]);
@@ -170,6 +218,23 @@ static int keeper_server(void)
     waitpid(client, &status, 0);
     sigprocmask(SIG_SETMASK, &old, NULL);
     return rc;
+}
+
+static int keeper_server(void)
+{
+    return serve_to_one("keeper2", false);
+}
+
+static int keeper_stored(void)
+{
+    return serve_to_one("keeper4", true);
+}
+
+/* Two fds of one name must never lie there: the next keeper would not know which is meant. */
+static int store_is_sane(void)
+{
+    store_manager_clear(&g_manager);
+    return g_manager.doubled ? LG_FAIL(LG_ERR_FAILED, "the store had two fds of one name") : 0;
 }
 
 static int control(void)
@@ -551,9 +616,20 @@ static int teardown(void **state)
     }
 SCENARIO(board, 1)
 SCENARIO(region, 1)
+SCENARIO(device_region, 1)
 SCENARIO(window, 1)
 SCENARIO(keeper_client, 1)
 SCENARIO(keeper_server, 1)
+static void test_keeper_stored(void **state)
+{
+    (void)state;
+    store_manager_start(&g_manager, f.dir);
+    int n = faults_each(&(struct fault_scenario){
+        .name = "keeper_stored", .run = keeper_stored, .after = store_is_sane});
+    store_manager_stop(&g_manager);
+    print_message("%d faults\n", n);
+    assert_true(n > 0);
+}
 SCENARIO(control, 1)
 SCENARIO(child, 1)
 SCENARIO(intensity, 1)
@@ -578,7 +654,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_intensity),     cmocka_unit_test(test_board),
         cmocka_unit_test(test_region),        cmocka_unit_test(test_window),
-        cmocka_unit_test(test_keeper_client), cmocka_unit_test(test_keeper_server),
+        cmocka_unit_test(test_device_region), cmocka_unit_test(test_keeper_client),
+        cmocka_unit_test(test_keeper_server), cmocka_unit_test(test_keeper_stored),
         cmocka_unit_test(test_control),       cmocka_unit_test(test_child),
         cmocka_unit_test(test_run_dir),       cmocka_unit_test(test_adopt_nothing),
         cmocka_unit_test(test_keep),          cmocka_unit_test(test_publish),

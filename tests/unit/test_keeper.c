@@ -232,6 +232,143 @@ static void test_who_listens(void **state)
     assert_int_equal(lg_keeper_pid(nobody, &pid), LG_ERR_IO);
 }
 
+/* ---- who listens is not a keeper, or one that goes wrong ---- */
+
+/* What a pretended keeper answers to one question; the caller's question is checked by the real one. */
+struct answer {
+    size_t bytes; /* of the message; 0: hangs up instead */
+    uint32_t magic;
+    int32_t code;
+    bool fd; /* one comes along */
+};
+
+static int listener_at(const char *path, int backlog)
+{
+    struct sockaddr_un address;
+    assert_int_equal(lg_keeper_address(path, &address), 0);
+    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(s, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(s, backlog), 0);
+    return s;
+}
+
+static void answer_one(int listener, const struct answer *a)
+{
+    struct lg_keeper_message m;
+    int got, s = accept(listener, NULL, NULL), fd = a->fd ? shm_fixture_memory("x") : -1;
+    if (s < 0 || lg_keeper_receive(s, &m, &got, 0) != (int)sizeof m) scratch_exit(1);
+    if (got >= 0) close(got);
+    m.magic = a->magic;
+    m.code = a->code;
+    memset(m.name, 'n', sizeof m.name); /* without an end */
+    if (a->bytes == sizeof m)
+        lg_keeper_send(s, &m, fd, 0);
+    else if (a->bytes)
+        send(s, &m, a->bytes, 0);
+    if (fd >= 0) close(fd);
+    close(s);
+}
+
+static int open_fds(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < 256; fd++) n += fcntl(fd, F_GETFD, 0) >= 0;
+    return n;
+}
+
+enum { ASK_PUT, ASK_GET, ASK_LIST, ASK_DROP, ASKS };
+
+static int ask(int what, const char *path)
+{
+    char name[LG_REGION_NAME_BYTES];
+    uint64_t bytes;
+    int fd, rc, mine = shm_fixture_memory("mine");
+    if (what == ASK_PUT) rc = lg_keeper_put(path, "a", 1, mine);
+    if (what == ASK_GET && (rc = lg_keeper_get(path, "a", &bytes, &fd)) == 0) close(fd);
+    if (what == ASK_LIST && (rc = lg_keeper_list(path, 0, name, &bytes)) == 0)
+        rc = strnlen(name, sizeof name) < sizeof name ? 0 : LG_ERR_FAILED; /* it has an end */
+    if (what == ASK_DROP) rc = lg_keeper_drop(path, "a");
+    close(mine);
+    return rc;
+}
+
+/* Whatever comes back, a client says what is wrong, believes nothing, and keeps no fd of it. */
+static void test_wrong_keepers(void **state)
+{
+    (void)state;
+    enum { WHOLE = sizeof(struct lg_keeper_message), M = LG_KEEPER_MAGIC };
+    static const struct answer answers[] = {
+        {0, 0, 0, false},     {5, M, 0, false},      {WHOLE, M + 1, 0, false}, {WHOLE, 1, 0, true},
+        {WHOLE, M, -6, true}, {WHOLE, M, -2, false}, {WHOLE, M, 0, false},     {WHOLE, M, 0, true},
+    };
+    static const struct {
+        int rc[ASKS]; /* of put, get, list, drop */
+        const char *says;
+    } want[] = {
+        {{LG_ERR_IO, LG_ERR_IO, LG_ERR_IO, LG_ERR_IO}, "connection closed"},
+        {{LG_ERR_MISMATCH, LG_ERR_MISMATCH, LG_ERR_MISMATCH, LG_ERR_MISMATCH}, "not a keeper"},
+        {{LG_ERR_MISMATCH, LG_ERR_MISMATCH, LG_ERR_MISMATCH, LG_ERR_MISMATCH}, "not a keeper"},
+        {{LG_ERR_MISMATCH, LG_ERR_MISMATCH, LG_ERR_MISMATCH, LG_ERR_MISMATCH}, "not a keeper"},
+        {{LG_ERR_NOSPACE, LG_ERR_NOSPACE, LG_ERR_NOSPACE, LG_ERR_NOSPACE}, "is full"},
+        {{LG_ERR_USAGE, LG_ERR_USAGE, LG_ERR_USAGE, LG_ERR_USAGE}, "refuses region"},
+        {{0, LG_ERR_IO, 0, 0}, "lost on its way"},
+        {{0, 0, 0, 0}, ""},
+    };
+    char path[sizeof f.keeper + 8];
+    int status;
+    snprintf(path, sizeof path, "%s.wrong", f.keeper);
+    int listener = listener_at(path, 8);
+    pid_t child = fork();
+    if (child == 0) {
+        for (size_t i = 0; i < LG_ARRAY_LEN(answers); i++)
+            for (int k = 0; k < ASKS; k++) answer_one(listener, &answers[i]);
+        scratch_exit(0);
+    }
+    int before = open_fds();
+    for (size_t i = 0; i < LG_ARRAY_LEN(answers); i++)
+        for (int k = 0; k < ASKS; k++) {
+            int rc = ask(k, path);
+            if (rc != want[i].rc[k]) fail_msg("answer %zu, request %d: %d", i, k, rc);
+            if (rc < 0 && !strstr(lg_err_message(), want[i].says))
+                fail_msg("answer %zu, request %d: %s", i, k, lg_err_message());
+            lg_err_clear();
+        }
+    assert_int_equal(open_fds(), before);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    close(listener);
+}
+
+/* A keeper that hangs costs five seconds, then its caller knows: whether it took the call or not. */
+static void test_silent_keepers(void **state)
+{
+    (void)state;
+    static const char *const says[] = {"does not answer within 5 s", "accepts nobody for 5 s"};
+    pid_t child[2];
+    int status;
+    for (int full = 0; full < 2; full++) {
+        char path[sizeof f.keeper + 8];
+        snprintf(path, sizeof path, "%s.%d", f.keeper, full);
+        int listener = listener_at(path, 0);
+        child[full] = fork();
+        if (child[full]) {
+            close(listener);
+            continue;
+        }
+        struct sockaddr_un address;
+        int first = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+        if (lg_keeper_address(path, &address) < 0) scratch_exit(1);
+        if (full && connect(first, (struct sockaddr *)&address, sizeof address) < 0)
+            scratch_exit(2); /* the queue has room for one */
+        if (lg_keeper_drop(path, "a") != LG_ERR_TIMEOUT) scratch_exit(3);
+        scratch_exit(strstr(lg_err_message(), says[full]) ? 0 : 4);
+    }
+    for (int full = 0; full < 2; full++) {
+        assert_int_equal(waitpid(child[full], &status, 0), child[full]);
+        assert_int_equal(status, 0);
+    }
+}
+
 /* Clients die at any moment of a put: the name is either there, whole, or not. */
 static void test_killed_clients(void **state)
 {
@@ -272,6 +409,8 @@ int main(void)
         T(test_killed_clients),
         T(test_other_users_are_refused),
         T(test_who_listens),
+        T(test_wrong_keepers),
+        T(test_silent_keepers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -157,10 +157,19 @@ static void test_what_cannot_be_stored_is_not_put(void **state)
     assert_lacks("a");
 }
 
-/* Somebody else's fd in the store, or a wrong name, is let go. */
+/* A manager that is gone cannot be told of a drop: the memory goes here, and the caller is not held up. */
+static void test_drop_without_a_manager(void **state)
+{
+    assert_int_equal(put("a", "alpha"), 0);
+    assert_int_equal(unlink(m.path), 0);
+    assert_int_equal(lg_keeper_drop(f.keeper, "a"), 0);
+    assert_lacks("a");
+}
+
+/* Somebody else's fd in the store, a wrong name, or a second one of a name, is let go. */
 static void test_strange_fds_in_the_store(void **state)
 {
-    static const char *const names[] = {"stored", "x=", "=5", "a=5x", "good=5"};
+    static const char *const names[] = {"stored", "x=", "=5", "a=5x", "good=5", "good=5"};
     shm_fixture_kill_keeper(&f);
     for (size_t i = 0; i < LG_ARRAY_LEN(names); i++)
         store_manager_add(&m, names[i], shm_fixture_memory("alpha"));
@@ -181,6 +190,7 @@ int main(void)
         T(test_empty_store),
         T(test_sigterm_keeps_the_store),
         T(test_what_cannot_be_stored_is_not_put),
+        T(test_drop_without_a_manager),
         T(test_strange_fds_in_the_store),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

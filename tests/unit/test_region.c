@@ -32,8 +32,11 @@ static int setup(void **state)
     return 0;
 }
 
+static const char *g_told; /* folder that stands for /proc and the control group's; NULL: these */
+
 static int teardown(void **state)
 {
+    g_told = NULL;
     shm_fixture_close(&f);
     lg_err_clear();
     return 0;
@@ -244,6 +247,182 @@ static void test_device_payload_is_never_made_twice(void **state)
     lg_region_close(&b);
 }
 
+/* ---- what a device and a keeper can do to an opening ---- */
+
+static int g_code;      /* of the next create or map of the failing device */
+static bool g_creating; /* which of them fails */
+
+static int failing_create(const struct lg_region_place *p, size_t bytes, int *ret_fd)
+{
+    if (g_creating) return LG_FAIL(g_code, "the device has no memory");
+    return fake_create(p, bytes, ret_fd);
+}
+
+static int failing_map(const struct lg_region_place *p, int fd, size_t bytes, void **ret)
+{
+    (void)p, (void)fd, (void)bytes, (void)ret;
+    return LG_FAIL(g_code, "the device maps nothing");
+}
+
+/* Nothing is left open or mapped, and the next process gets memory as if nobody had tried. */
+static void test_device_refuses(void **state)
+{
+    struct lg_region_place failing = fake;
+    lg_region *r;
+    made = mapped = 0;
+    failing.create = failing_create;
+    failing.map = failing_map;
+    spec.place = &failing;
+    g_code = LG_ERR_NOSPACE;
+    g_creating = true;
+    assert_refused(&spec, LG_ERR_NOSPACE, "has no memory");
+    g_creating = false;
+    assert_refused(&spec, LG_ERR_NOSPACE, "maps nothing");
+    assert_int_equal(made, 1);
+    spec.place = &fake;
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    assert_int_equal(made, 1); /* the one that could not be mapped there */
+    assert_int_equal(mapped, 1);
+    lg_region_close(&r);
+}
+
+static int quicker_create(const struct lg_region_place *p, size_t bytes, int *ret_fd)
+{
+    assert_int_equal(shm_fixture_put(&f, "trainer/0/master/0@", "the other's"), 0);
+    return fake_create(p, bytes, ret_fd);
+}
+
+static int gone_create(const struct lg_region_place *p, size_t bytes, int *ret_fd)
+{
+    shm_fixture_kill_keeper(&f);
+    return fake_create(p, bytes, ret_fd);
+}
+
+/* Two make the payload at once: both map that of the one who was quicker. A keeper that dies between is
+ * said. */
+static void test_device_payload_race(void **state)
+{
+    struct lg_region_place racing = fake;
+    lg_region *r;
+    char text[16] = {0};
+    made = mapped = 0;
+    racing.create = quicker_create;
+    spec.bytes = 11;
+    spec.place = &racing;
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    assert_int_equal(pread(r->payload_fd, text, 11, 0), 11);
+    assert_string_equal(text, "the other's");
+    lg_region_close(&r);
+    racing.create = gone_create;
+    spec.name = "trainer/0/master/1";
+    assert_refused(&spec, LG_ERR_IO, "no keeper");
+    assert_int_equal(mapped, 0);
+}
+
+/* The keeper's fd carries the right seals and size, but not what was asked for. */
+static void test_other_heads(void **state)
+{
+    lg_region *r;
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    struct lg_region_head *h = r->head, was = *r->head;
+    struct lg_region_spec other = spec;
+    h->magic ^= 1;
+    assert_refused(&spec, LG_ERR_MISMATCH, "not a region of layout");
+    h->magic ^= 1;
+    h->version++;
+    assert_refused(&spec, LG_ERR_MISMATCH, "not a region of layout");
+    h->version--;
+    h->name[0] ^= 1;
+    assert_refused(&spec, LG_ERR_MISMATCH, "the keeper's fd for trainer/0/master/0 is region");
+    h->name[0] ^= 1;
+    h->front_bytes = 1;
+    assert_refused(&spec, LG_ERR_MISMATCH, "on host with a front of 1 bytes");
+    h->front_bytes = 0;
+    strcpy(h->place, "cuda:1");
+    assert_refused(&spec, LG_ERR_MISMATCH, "lies on cuda:1");
+    memset(h->place, 0, sizeof h->place);
+    assert_memory_equal(h, &was, sizeof was);
+    lg_region_close(&r);
+    /* Sealed half-way only. */
+    int fd = memfd_create("half", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(ftruncate(fd, 16384), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    assert_int_equal(lg_keeper_put(f.keeper, "x/0/half", 10000, fd), 0);
+    close(fd);
+    other.name = "x/0/half";
+    assert_refused(&other, LG_ERR_MISMATCH, "sealed");
+    other.front_bytes = SIZE_MAX / 2;
+    other.name = "x/0/front";
+    assert_refused(&other, LG_ERR_NOSPACE, "more than there is");
+    char name[LG_REGION_NAME_BYTES];
+    memset(name, 'n', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    other.name = name;
+    assert_refused(&other, LG_ERR_CONFIG, "1 to 62 bytes");
+}
+
+/* ---- how much room there is: /proc and the control group, as this test tells them ---- */
+
+int __real_open(const char *path, int flags, mode_t mode);
+int __wrap_open(const char *path, int flags, mode_t mode);
+int __wrap_open(const char *path, int flags, mode_t mode)
+{
+    char told[200];
+    if (!g_told ||
+        (strcmp(path, "/proc/meminfo") != 0 && strncmp(path, "/sys/fs/cgroup/", 15) != 0))
+        return __real_open(path, flags, mode);
+    snprintf(told, sizeof told, "%s/%s", g_told, strrchr(path, '/') + 1);
+    return __real_open(told, flags, mode);
+}
+
+static void tell(const char *name, const char *text)
+{
+    char path[200];
+    snprintf(path, sizeof path, "%s/%s", f.dir, name);
+    FILE *file = fopen(path, "w");
+    assert_true(file && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+static void assert_room(const char *says)
+{
+    struct lg_region_spec huge = spec;
+    huge.bytes = SIZE_MAX / 2; /* refused before any of it is asked for, whatever room is told */
+    assert_refused(&huge, LG_ERR_NOSPACE, says);
+}
+
+/* The smaller of what the machine and the control group have; a cache that the kernel would give back is
+ * room; what is not told does not count. */
+static void test_room(void **state)
+{
+    lg_region *r;
+    g_told = f.dir;
+    assert_room("18446744073709551615 bytes are available");
+    tell("meminfo", "MemTotal: 4 kB\nMemAvailable:      1000 kB\n");
+    assert_room("; 1024000 bytes are available");
+    tell("memory.max", "max\n");
+    tell("memory.current", "400000\n");
+    assert_room("; 1024000 bytes");
+    tell("memory.max", "500000\n");
+    assert_room("; 100000 bytes");
+    tell("memory.stat", "anon 1\ninactive_file 50000\n");
+    assert_room("; 150000 bytes");
+    tell("memory.stat", "anon 1\ninactive_file 900000\n");
+    assert_room("; 500000 bytes");
+    tell("memory.stat", "anon 1\n");
+    tell("memory.current", "600000\n");
+    assert_room("; 0 bytes");
+    assert_refused(&spec, LG_ERR_NOSPACE, "Make the run smaller or the machine larger");
+    tell("memory.current", "");
+    assert_room("; 1024000 bytes");
+    tell("meminfo", "MemAvailable: few\n");
+    assert_room("18446744073709551615 bytes");
+    tell("meminfo", "MemAvailable: 14 kB\n"); /* one page short */
+    assert_refused(&spec, LG_ERR_NOSPACE, "10000 bytes of memory for region trainer/0/master/0");
+    tell("meminfo", "MemAvailable: 16 kB\n");
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    lg_region_close(&r);
+}
+
 static void test_fill_once(void **state)
 {
     lg_region *r;
@@ -284,10 +463,10 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_same_memory),    T(test_refusals),
-        T(test_put_if_absent),  T(test_new_keeper),
-        T(test_fill_once),      T(test_speed),
-        T(test_device_payload), T(test_device_payload_is_never_made_twice),
+        T(test_same_memory), T(test_refusals),       T(test_put_if_absent),
+        T(test_new_keeper),  T(test_device_refuses), T(test_device_payload_race),
+        T(test_other_heads), T(test_room),           T(test_fill_once),
+        T(test_speed),       T(test_device_payload), T(test_device_payload_is_never_made_twice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -198,6 +198,33 @@ static void test_geometry_messages(void **state)
     lg_err_clear();
 }
 
+/* What no window can be is refused by name, before anything is divided by it. */
+static void test_impossible_geometries(void **state)
+{
+    static const struct {
+        struct lg_window_geometry g;
+        const char *says;
+    } bad[] = {
+        {{.slots = 12, .batch = 0, .chunk = {4, 4, 4}}, "12 slots for a batch of 0"},
+        {{.slots = 0, .batch = 4, .chunk = {4, 4, 4}}, "0 slots for a batch of 4"},
+        {{.slots = UINT64_C(1) << 32, .batch = 4, .chunk = {4, 4, 4}}, "4294967296 slots"},
+        {{.slots = 12, .batch = 4, .ranks = -1, .chunk = {4, 4, 4}}, "among -1 ranks"},
+        {{.slots = 130, .batch = 65, .ranks = 65, .chunk = {1, 1, 1}}, "among 65 ranks"},
+        {{.slots = 12, .batch = 4, .ranks = 3, .chunk = {4, 4, 4}}, "among 3 ranks"},
+        {{.slots = 12, .batch = 4, .chunk = {4, -4, 4}}, "vae's chunk of -4"},
+        {{.slots = 12, .batch = 4, .chunk = {4, 4, 8}}, "text's chunk of 8"},
+    };
+    char memory[64];
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        lg_window *none = NULL;
+        assert_int_equal(lg_window_check(&bad[i].g), LG_ERR_CONFIG);
+        assert_int_equal(lg_window_over(memory, &bad[i].g, &none), LG_ERR_CONFIG);
+        assert_null(none);
+        if (!strstr(lg_err_message(), bad[i].says)) fail_msg("%zu: %s", i, lg_err_message());
+    }
+    lg_err_clear();
+}
+
 /* Everybody does all they can until nobody can do anything. True when the run gets to its end. */
 static bool run_dry(struct lg_window_geometry g, uint64_t start, uint64_t steps)
 {
@@ -337,6 +364,7 @@ int main(void)
         cmocka_unit_test(test_old_view),
         cmocka_unit_test(test_cut_chunk_waits_for_its_claim_word),
         cmocka_unit_test(test_geometry_messages),
+        cmocka_unit_test(test_impossible_geometries),
         cmocka_unit_test(test_no_standstill),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_speed),
