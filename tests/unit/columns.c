@@ -1,3 +1,5 @@
+/* The calls behind columns.def: each hands its columns to one operation, in the view its name or its
+ * comment tells. What is no column (a row's mean, a rank's weight) is the same in every call. */
 #include "tests/unit/columns.h"
 #include "base/check.h"
 #include "kernels/ops.h"

@@ -1,3 +1,4 @@
+/* A child per instruction set, since oneDNN fixes the set at its first use. */
 #include "tests/unit/isas.h"
 #include "base/check.h"
 #include <setjmp.h>
