@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "supervisor/supervise.h"
 #include "supervisor/swap.h"
+#include "supervisor/units.h"
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -188,6 +189,10 @@ void lg_instance_restart(lg_supervisor *s, struct lg_instance *i)
 void lg_instance_ask(lg_supervisor *s, struct lg_instance *i)
 {
     struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
+    if (i->child.pidfd < 0) { /* in units: nobody has come yet (lg_scale_adjust) */
+        lg_instance_raise(s, i, LG_INSTANCE_EVENT_left);
+        return;
+    }
     atomic_store_explicit(&row->leave, i->incarnation, memory_order_release);
     lg_control_nudge(s->control, i->role, i->index, i->incarnation);
 }
@@ -204,6 +209,7 @@ void lg_instance_succeed(lg_supervisor *s, struct lg_instance *i)
 void lg_instance_forget(lg_supervisor *s, struct lg_instance *i)
 {
     char name[32], how[64];
+    if (lg_run_in_units(s->run)) lg_units_forget(s, i);
     lg_board_vacate(s->board, i->incarnation);
     atomic_fetch_add(&s->board->s->members_epoch, 1);
     lg_instance_name(i, name);

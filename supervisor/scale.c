@@ -1,5 +1,6 @@
 /* `lgsup scale`; see scale.h. */
 #include "supervisor/scale.h"
+#include "supervisor/units.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -78,10 +79,13 @@ static int count(const lg_supervisor *s, lg_role role)
     return n;
 }
 
-/* -1: every row is taken, perhaps by one that is still leaving. */
+/* -1: every row is taken, perhaps by one that is still leaving. In units nobody joins beyond the wanted
+ * number: the units' names stay those of a run of this size. */
 static int free_index(lg_supervisor *s, lg_role role)
 {
-    for (int k = 0; k < LG_INSTANCES_MAX; k++) {
+    int rows =
+        lg_run_in_units(s->run) ? (int)atomic_load(&s->board->s->wanted[role]) : LG_INSTANCES_MAX;
+    for (int k = 0; k < rows; k++) {
         lg_life life;
         lg_board_life(s->board, role, k, &life);
         if (life == LG_LIFE_NONE && !lg_instance_find(s, role, k)) return k;
@@ -96,10 +100,35 @@ static struct lg_instance *highest(lg_supervisor *s, lg_role role)
     return NULL;
 }
 
+/* In units a process may be on the board that has not been looked at: it is told to leave when it has. */
+static bool can_leave(lg_supervisor *s, const struct lg_instance *i)
+{
+    lg_life life;
+    if (!lg_run_in_units(s->run) || i->child.pidfd >= 0) return true;
+    lg_board_life(s->board, i->role, i->index, &life);
+    return life != LG_LIFE_STARTING && life != LG_LIFE_RUNNING;
+}
+
+/* In units: who has joined just when it was not wanted any more becomes an instance, which then
+ * leaves. */
+static void find_strays(lg_supervisor *s, lg_role role)
+{
+    int wanted = (int)atomic_load(&s->board->s->wanted[role]);
+    for (int k = wanted; k < LG_INSTANCES_MAX; k++) {
+        lg_life life;
+        lg_board_life(s->board, role, k, &life);
+        if (life == LG_LIFE_NONE || lg_instance_find(s, role, k)) continue;
+        lg_instance_raise(s, lg_instance_add(s, role, k), LG_INSTANCE_EVENT_start);
+        atomic_fetch_add(&s->board->s->members_epoch, 1);
+    }
+}
+
 void lg_scale_adjust(lg_supervisor *s, lg_role role)
 {
     int wanted = (int)atomic_load(&s->board->s->wanted[role]), k;
-    while (count(s, role) > wanted) lg_instance_raise(s, highest(s, role), LG_INSTANCE_EVENT_drain);
+    if (lg_run_in_units(s->run)) find_strays(s, role);
+    while (count(s, role) > wanted && can_leave(s, highest(s, role)))
+        lg_instance_raise(s, highest(s, role), LG_INSTANCE_EVENT_drain);
     while (count(s, role) < wanted && (k = free_index(s, role)) >= 0) {
         lg_instance_raise(s, lg_instance_add(s, role, k), LG_INSTANCE_EVENT_start);
         atomic_fetch_add(&s->board->s->members_epoch, 1);
@@ -126,12 +155,20 @@ static int check_order(const lg_supervisor *s, lg_role role, int n)
     if (s->step != LG_RUN_STEP_running)
         return LG_FAIL(LG_ERR_BUSY, "the run is %s: scale it while it is running",
                        lg_run_state_name((lg_run_state)atomic_load(&s->board->s->run_state)));
-    if (lg_run_in_units(s->run))
-        return LG_FAIL(LG_ERR_USAGE,
-                       "the processes are units of systemd's: change %s.instances, write the units "
-                       "again (`lgsup units`) and restart them",
-                       lg_role_name(role));
     if (s->swap) return LG_FAIL(LG_ERR_BUSY, "a swap is under way: scale when it is over");
+    return 0;
+}
+
+/* Units of those that are to come: they wait until the board wants them. When one cannot be started
+ * nothing has happened. */
+static int start_units(const lg_supervisor *s, lg_role role, int n)
+{
+    int before = (int)atomic_load(&s->board->s->wanted[role]);
+    for (int k = before; k < n && lg_run_in_units(s->run); k++)
+        if (lg_units_start(s->run, role, k) < 0)
+            return LG_FAIL(LG_ERR_FAILED,
+                           "%.250s: as root run `systemctl start %s-%s@{%d..%d}`, and scale again",
+                           lg_err_message(), s->run->units, lg_role_name(role), before, n - 1);
     return 0;
 }
 
@@ -142,6 +179,7 @@ void lg_scale_order(lg_supervisor *s, const struct lg_peer *peer, lg_role role, 
         answer(s, role, LG_MESSAGE_error, LG_ERR_BUSY, "another scale of this role came after it");
     s->scale_peer[role] = *peer;
     int rc = check_order(s, role, n);
+    if (rc == 0) rc = start_units(s, role, n);
     if (rc < 0) {
         answer(s, role, LG_MESSAGE_error, rc, lg_err_message());
         lg_err_clear();

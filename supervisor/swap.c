@@ -331,8 +331,10 @@ static int check_order(lg_supervisor *s, lg_role role, int index)
                        lg_run_state_name((lg_run_state)atomic_load(&s->board->s->run_state)));
     if (lg_run_in_units(s->run))
         return LG_FAIL(LG_ERR_USAGE,
-                       "the processes are units of systemd's: install the program and "
-                       "`systemctl restart` the unit");
+                       "the processes are units of systemd's, where nobody can stand by: install "
+                       "the program beside lgsup and `systemctl restart '%s-%s@*'`; the same with "
+                       "the former one leads back",
+                       s->run->units, lg_role_name(role));
     if (s->swap)
         return LG_FAIL(LG_ERR_BUSY, "another swap is under way: try again when it is over");
     if (role >= LG_ROLE_keeper)

@@ -46,3 +46,9 @@ bool lg_units_is_restart(const lg_run *r);
 /* An instance without a process: is there one on the board now? Its death, and its being late for
  * long, are dealt with here as well. */
 void lg_units_look(struct lg_supervisor *s, struct lg_instance *i, int64_t now_ns);
+/* `lgsup scale` in units. Starts the unit of an instance that is to come; LG_ERR_FAILED with what
+ * systemctl says (who is not root needs a polkit rule). It waits until the board wants it. */
+int lg_units_start(const lg_run *r, lg_role role, int index);
+/* An instance that is to be forgotten: stops its unit, where systemd has started it again meanwhile,
+ * and takes over what is left of it in its row. */
+void lg_units_forget(struct lg_supervisor *s, struct lg_instance *i);

@@ -8,7 +8,8 @@
  *
  * Leaving an old board for a new one: lgsup stores a final run_state, then buries and kills whom the
  * rows name; `lgsup role` enlists, then looks at run_state. With a full fence on both sides at least
- * one of them sees the other, so nobody is left on a board that has been given up. */
+ * one of them sees the other, so nobody is left on a board that has been given up. The same with
+ * `wanted` when it is scaled down; who enlists just before is found as a stray (scale.c). */
 #include "base/clock.h"
 #include "base/log.h"
 #include "shm/board.h"
@@ -98,7 +99,8 @@ static lg_incarnation enlist(const struct seat *seat)
         lg_board_row(b, seat->role, seat->index)->cause[0] = 0;
         me = lg_board_enlist(b, seat->role, seat->index);
         atomic_thread_fence(memory_order_seq_cst);
-        if (atomic_load(&b->s->run_state) >= LG_RUN_DONE) {
+        if (atomic_load(&b->s->run_state) >= LG_RUN_DONE ||
+            (uint32_t)seat->index >= atomic_load(&b->s->wanted[seat->role])) {
             lg_board_bury(b, me);
             me = 0;
         }
@@ -194,19 +196,46 @@ static const char *first_line(char *text)
     return text;
 }
 
+static int systemctl(const lg_run *r, const char *verb, lg_role role, int index)
+{
+    char unit[LG_UNITS_BYTES + 48], *text = NULL;
+    int code = 0;
+    snprintf(unit, sizeof unit, "%s-%s@%d.service", r->units, lg_role_name(role), index);
+    char *argv[] = {(char *)"systemctl", (char *)verb, (char *)"--no-block", unit, NULL};
+    LG_TRY(lg_child_capture(SYSTEMCTL, argv, SYSTEMCTL_BYTES_MAX, &text, &code));
+    int rc =
+        code ? LG_FAIL(LG_ERR_FAILED, "systemctl %s %s: %.200s", verb, unit, first_line(text)) : 0;
+    free(text);
+    return rc;
+}
+
 /* For a unit that nobody starts: one that was not in the plan when the units were written, or that
  * ended well although the run goes on. */
 static void ask_systemd(lg_supervisor *s, const struct lg_instance *i)
 {
-    char unit[LG_UNITS_BYTES + 48], *text = NULL;
-    int code = 0;
-    snprintf(unit, sizeof unit, "%s-%s@%d.service", s->run->units, lg_role_name(i->role), i->index);
-    char *argv[] = {(char *)"systemctl", (char *)"start", (char *)"--no-block", unit, NULL};
-    if (lg_child_capture(SYSTEMCTL, argv, SYSTEMCTL_BYTES_MAX, &text, &code) < 0 || code != 0)
+    char name[32];
+    lg_instance_name(i, name);
+    if (systemctl(s->run, "start", i->role, i->index) < 0)
         lg_progress_say(&s->progress, LG_WARN, "%s is not running and cannot be started: %.300s",
-                        unit, text ? first_line(text) : lg_err_message());
-    free(text);
+                        name, lg_err_message());
     lg_err_clear();
+}
+
+int lg_units_start(const lg_run *r, lg_role role, int index)
+{
+    if (systemctl(r, "is-active", role, index) == 0) return 0; /* anybody may ask that */
+    lg_err_clear();
+    LG_TRY(systemctl(r, "start", role, index));
+    return 0;
+}
+
+void lg_units_forget(lg_supervisor *s, struct lg_instance *i)
+{
+    lg_life state;
+    lg_incarnation now = lg_board_life(s->board, i->role, i->index, &state);
+    if (state == LG_LIFE_DEAD) i->incarnation = now;
+    if (systemctl(s->run, "stop", i->role, i->index) < 0)
+        lg_err_clear(); /* then it waits in vain until the run is over */
 }
 
 /* It came and died between two looks. */

@@ -1,8 +1,8 @@
 /* lg-histogram: counts how the weights of a checkpoint are spread, for TensorBoard. On the CPU, from
  * the files alone: it needs no device and nobody who trains notices it. */
+#include "stages/ckpt/histogram.h"
 #include "base/log.h"
 #include "stages/ckpt/checkpoint.h"
-#include "stages/ckpt/histogram.h"
 #include "stages/tools/owner.h"
 #include <getopt.h>
 #include <stdio.h>

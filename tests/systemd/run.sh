@@ -1,6 +1,6 @@
 #!/bin/bash
 # A run as units of a real systemd: kills of roles, of the keeper, of lgsup, of everything at once;
-# restart and stop of lgsup; the result is byte-identical to an undisturbed run.
+# restart and stop of lgsup, scale; the result is byte-identical to an undisturbed run.
 #
 # usage: tests/systemd/run.sh [BUILD]
 #
@@ -9,7 +9,7 @@
 # one is missing it prints "skip" with the reason and ends with 77.
 . "$(dirname "$0")/../e2e/lib.sh"
 e2e_name=systemd
-N=${SYSTEMD_STEPS:-160}
+N=${SYSTEMD_STEPS:-260}
 BOOT_S_MAX=60
 
 leave_out() {
@@ -72,8 +72,12 @@ grows() { [ "$(step_of "$HERE")" -ge "$1" ]; }
 goes_on() { check "$1" wait_until 60 grows $(($(step_of "$HERE") + 3)); }
 # new_main UNIT PID: another process fills the unit, and it works
 new_main() { local p; p=$(main_pid "$1"); [ "${p:-0}" -gt 0 ] && [ "$p" -ne "$2" ] && active_is "$1" active; }
+# live_value LGSUP FILTER: of the status while it runs, seen from its own mounts (a container's boot id is
+# not the same everywhere)
+live_value() { inside nsenter -t "$(main_pid "$1")" -m /lg/build/bin/lgsup status --json "$RUN" 2>/dev/null | jq -r "$2"; }
+live_is() { [ "$(live_value "$1" "$2")" = "$3" ]; }
 # instance_ready ROLE INDEX
-instance_ready() { status_value "[.instances[] | select(.role == \"$1\" and .index == $2) | .state][0]" | grep -Eq 'working|waiting'; }
+instance_ready() { live_value lgsup "[.instances[] | select(.role == \"$1\" and .index == $2) | .state][0]" | grep -Eq 'working|waiting'; }
 board() { stat -c %i "$HERE/board"; }
 nobody_left() { ! nsenter -t "$init" -p -m pgrep -x 'lgsup|lg-(loader|text|vae|trainer|ema|ckpt)'; }
 diagnose() {
@@ -95,6 +99,37 @@ check "status text" grep -q "^running: step [0-9]* of $N" <(sleep 1.2; unit_valu
 expect "nothing was restarted" "0 0" "$(unit_value lg-trainer@0 NRestarts) $(unit_value lgsup NRestarts)"
 check "the store has the regions" test "$(unit_value lg-keeper NFileDescriptorStore)" -ge 10
 wait_step "$HERE" 4
+
+scale() { inside timeout 60 /lg/build/bin/lgsup scale "$@" "$RUN" >"$T/out" 2>&1; }
+has_ended() { active_is "$1" inactive; }
+check "scale vae 3" scale vae 3
+check "the third is a unit" active_is lg-vae@2 active
+check "that is ready" instance_ready vae 2
+before=$(main_pid lg-vae@2)
+kill_unit lg-vae@2
+check "killed, it comes back" wait_until 20 new_main lg-vae@2 "$before"
+check "scale vae 1" scale vae 1
+check "the third unit has ended" wait_until 20 has_ended lg-vae@2
+check "and the second" wait_until 20 has_ended lg-vae@1
+check "systemctl restart lgsup" inside timeout 120 systemctl restart lgsup
+expect "it knows the number" 1 "$(live_value lgsup .wanted.vae)"
+expect "and has no other instance" 1 "$(live_value lgsup '[.instances[] | select(.role == "vae")] | length')"
+check "scale vae 2" scale vae 2
+check "the second is back" instance_ready vae 1
+check "it has its unit" active_is lg-vae@1 active
+inside systemctl kill -s STOP --kill-who=main lg-vae@1.service
+scale vae 1 &
+scaling=$!
+check "the order stands" wait_until 20 live_is lgsup .wanted.vae 1
+kill_unit lg-vae@1
+wait "$scaling"
+expect "one that is killed while it should leave" 0 $?
+check "is not started again" wait_until 20 has_ended lg-vae@1
+check "scale vae 2 again" scale vae 2
+inside timeout 20 /lg/build/bin/lgsup swap vae "$RUN" >"$T/out" 2>&1
+expect "swap is refused" 2 $?
+check "with what to do instead" grep -qF "systemctl restart 'lg-vae@*'" "$T/out"
+goes_on "training goes on"
 
 for unit in vae@0 trainer@1 loader@0 text@1 ema@0 ckpt@0 trainer@0; do
     before=$(main_pid "lg-$unit")
@@ -164,6 +199,14 @@ check "units of a user" inside setpriv --reuid 4242 --regid 4242 --clear-groups 
 inside sh -c "cp $RUN/units/* /etc/systemd/system/ && systemctl daemon-reload"
 check "it starts" inside timeout 120 systemctl start minesup
 expect "as that user" "4242 4242 4242" "$(for u in minesup mine-keeper mine-vae@1; do stat -c %u "/proc/$init/root/proc/$(main_pid $u)"; done | xargs)"
+user_scale() { inside setpriv --reuid 4242 --regid 4242 --clear-groups timeout 60 /lg/build/bin/lgsup scale "$@" $RUN >"$T/out" 2>&1; }
+user_scale vae 3
+expect "systemd starts nothing for this user: scale is refused" 1 $?
+check "with what to do" grep -q 'systemctl start mine-vae@2.service: .*: as root run `systemctl start mine-vae@{2..2}`, and scale again' "$T/out"
+expect "nothing has happened" 2 "$(live_value minesup .wanted.vae)"
+inside systemctl start mine-vae@2
+check "after that it works" user_scale vae 3
+check "fewer as well" user_scale vae 2
 stage_units=$(echo "$stage_units" | sed 's/lg-/mine-/g')
 before=$(stage_pids)
 check "systemctl restart" inside timeout 120 systemctl restart minesup

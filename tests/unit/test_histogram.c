@@ -53,15 +53,15 @@ static void test_counting(void **state)
 {
     (void)state;
     static lg_histogram h;
-    const float v[] = {0,        -0.0f, 1e-13f, -1e-13f,  0.3f,     -0.3f,
+    const float v[] = {0,        -0.0f, 1e-13f, -1e-13f,  0.3f,      -0.3f,
                        -FLT_MAX, 0.3f,  NAN,    INFINITY, -INFINITY, FLT_MAX};
     lg_histogram_begin(&h, "g");
     lg_histogram_add(&h, v, 5);
     lg_histogram_add(&h, v + 5, LG_ARRAY_LEN(v) - 5);
     assert_true(h.count == 9 && h.nonfinite == 3);
     assert_true(h.min == -(double)FLT_MAX && h.max == (double)FLT_MAX);
-    assert_true(h.sum == 0); /* in their order: the second 0.3 vanishes in -FLT_MAX */
-    assert_counted_once(&h, 0, 3);      /* with -0 and 1e-13 */
+    assert_true(h.sum == 0);       /* in their order: the second 0.3 vanishes in -FLT_MAX */
+    assert_counted_once(&h, 0, 3); /* with -0 and 1e-13 */
     assert_counted_once(&h, -1e-13, 1);
     assert_counted_once(&h, (double)0.3f, 2);
     assert_counted_once(&h, -(double)0.3f, 1);
@@ -97,7 +97,8 @@ static void test_groups(void **state)
     (void)state;
     assert_group("transformer_blocks.3.attn1.to_q.weight", "transformer_blocks.3.attn1");
     assert_group("transformer_blocks.3.attn1.to_out.0.bias", "transformer_blocks.3.attn1");
-    assert_group("transformer_blocks.3.scale_shift_table", "transformer_blocks.3.scale_shift_table");
+    assert_group("transformer_blocks.3.scale_shift_table",
+                 "transformer_blocks.3.scale_shift_table");
     assert_group("pos_embed.proj.weight", "pos_embed.proj");
     assert_group("proj_out.bias", "proj_out");
     assert_group("scale_shift_table", "scale_shift_table");
@@ -110,8 +111,8 @@ static void write_weights(const char *third, const float *v)
 {
     lg_st_writer *w;
     scratch_write("w/x", "");
-    assert_int_equal(
-        lg_st_writer_open(scratch_path("w/diffusion_pytorch_model.safetensors"), &w), 0);
+    assert_int_equal(lg_st_writer_open(scratch_path("w/diffusion_pytorch_model.safetensors"), &w),
+                     0);
     lg_st_writer_declare(w, "a.weight", LG_F32, 2, (int64_t[]){2, 2});
     lg_st_writer_declare(w, "b.weight", LG_F32, 1, (int64_t[]){1});
     lg_st_writer_declare(w, third, LG_F32, 1, (int64_t[]){2});
@@ -143,7 +144,8 @@ static void test_file(void **state)
                 number(h, "sum_squares") == 5.5625);
     /* Empty ones, -1, empty ones, -0.25, empty ones, 0.5 twice, empty ones, 2, empty ones. */
     static const double in[] = {-1, -0.25, 0.5, 2}, n[] = {1, 1, 2, 1};
-    const cJSON *limits = cJSON_GetObjectItem(h, "limits"), *counts = cJSON_GetObjectItem(h, "counts");
+    const cJSON *limits = cJSON_GetObjectItem(h, "limits"),
+                *counts = cJSON_GetObjectItem(h, "counts");
     assert_int_equal(cJSON_GetArraySize(limits), 9);
     assert_int_equal(cJSON_GetArraySize(counts), 9);
     for (int i = 0; i < 9; i++)
@@ -158,7 +160,8 @@ static void test_file(void **state)
     assert_string_equal(cJSON_GetObjectItem(h->next, "group")->valuestring, "b");
     cJSON_Delete(root);
     write_weights("a\"b", v); /* it would not stand in JSON as it is */
-    assert_int_equal(lg_histograms_write(scratch_path("w"), scratch_path("o2.json")), LG_ERR_CORRUPT);
+    assert_int_equal(lg_histograms_write(scratch_path("w"), scratch_path("o2.json")),
+                     LG_ERR_CORRUPT);
     assert_false(lg_path_exists(scratch_path("o2.json")));
     assert_int_equal(lg_histograms_write(scratch_path("none"), scratch_path("o2.json")),
                      LG_ERR_NOTFOUND);
@@ -169,11 +172,8 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_limits),
-        TEST(test_counting),
-        TEST(test_at_a_limit),
-        TEST(test_groups),
-        TEST(test_file),
+        TEST(test_limits), TEST(test_counting), TEST(test_at_a_limit),
+        TEST(test_groups), TEST(test_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

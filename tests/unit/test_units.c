@@ -598,6 +598,24 @@ static void test_two_owners(void **state)
     wait_for_step(g_status.step + 3); /* no harm done */
 }
 
+/* Fewer: whose unit it is. More: only where systemd starts them, which it does not for these. */
+static void test_scale(void **state)
+{
+    (void)state;
+    start_units();
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
+    wait_for_step(3);
+    assert_exit(RUN("scale", "vae", "1", g_run), 0);
+    assert_has(g_out, "vae: 1 ready");
+    assert_exit(RUN("scale", "vae", "3", g_run), 1);
+    assert_has(g_out, "systemctl start job-vae@1.service: ");
+    assert_has(g_out, "as root run `systemctl start job-vae@{1..2}`, and scale again");
+    assert_exit(RUN("swap", "vae", g_run), 2);
+    assert_has(g_out, "systemctl restart 'job-vae@*'");
+    wait_for_step(g_status.step + 3); /* no harm done */
+    assert_int_equal(g_status.wanted[LG_ROLE_vae], 1);
+}
+
 static void test_needs_its_units(void **state)
 {
     (void)state;
@@ -641,6 +659,7 @@ int main(int argc, char **argv)
         TEST(test_a_unit_that_nobody_starts),
         TEST(test_what_systemd_hears),
         TEST(test_two_owners),
+        TEST(test_scale),
         TEST(test_needs_its_units),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
