@@ -30,7 +30,8 @@ enum {
     ORPHAN_S_MAX = 60,
     ASK_AFTER_MS = 1000,
     ASK_AGAIN_MS = 30000,
-    SYSTEMCTL_BYTES_MAX = 1 << 16
+    SYSTEMCTL_BYTES_MAX = 1 << 16,
+    UNIT_BYTES = LG_UNITS_BYTES + 48
 };
 #define SYSTEMCTL "/usr/bin/systemctl"
 
@@ -196,15 +197,19 @@ static const char *first_line(char *text)
     return text;
 }
 
-static int systemctl(const lg_run *r, const char *verb, lg_role role, int index)
+static void unit_name(const lg_run *r, lg_role role, int index, char ret[UNIT_BYTES])
 {
-    char unit[LG_UNITS_BYTES + 48], *text = NULL;
+    snprintf(ret, UNIT_BYTES, "%s-%s@%d.service", r->units, lg_role_name(role), index);
+}
+
+/* Fails with systemctl's first line. */
+static int systemctl(const char *verb, char *unit)
+{
+    char *text = NULL;
     int code = 0;
-    snprintf(unit, sizeof unit, "%s-%s@%d.service", r->units, lg_role_name(role), index);
     char *argv[] = {(char *)"systemctl", (char *)verb, (char *)"--no-block", unit, NULL};
     LG_TRY(lg_child_capture(SYSTEMCTL, argv, SYSTEMCTL_BYTES_MAX, &text, &code));
-    int rc =
-        code ? LG_FAIL(LG_ERR_FAILED, "systemctl %s %s: %.200s", verb, unit, first_line(text)) : 0;
+    int rc = code ? LG_FAIL(LG_ERR_FAILED, "%.200s", first_line(text)) : 0;
     free(text);
     return rc;
 }
@@ -213,28 +218,33 @@ static int systemctl(const lg_run *r, const char *verb, lg_role role, int index)
  * ended well although the run goes on. */
 static void ask_systemd(lg_supervisor *s, const struct lg_instance *i)
 {
-    char name[32];
-    lg_instance_name(i, name);
-    if (systemctl(s->run, "start", i->role, i->index) < 0)
+    char unit[UNIT_BYTES];
+    unit_name(s->run, i->role, i->index, unit);
+    if (systemctl("start", unit) < 0)
         lg_progress_say(&s->progress, LG_WARN, "%s is not running and cannot be started: %.300s",
-                        name, lg_err_message());
+                        unit, lg_err_message());
     lg_err_clear();
 }
 
 int lg_units_start(const lg_run *r, lg_role role, int index)
 {
-    if (systemctl(r, "is-active", role, index) == 0) return 0; /* anybody may ask that */
+    char unit[UNIT_BYTES];
+    unit_name(r, role, index, unit);
+    if (systemctl("is-active", unit) == 0) return 0; /* anybody may ask that */
     lg_err_clear();
-    LG_TRY(systemctl(r, "start", role, index));
+    if (systemctl("start", unit) < 0)
+        return LG_FAIL(LG_ERR_FAILED, "systemctl start %s: %.200s", unit, lg_err_message());
     return 0;
 }
 
 void lg_units_forget(lg_supervisor *s, struct lg_instance *i)
 {
+    char unit[UNIT_BYTES];
     lg_life state;
     lg_incarnation now = lg_board_life(s->board, i->role, i->index, &state);
     if (state == LG_LIFE_DEAD) i->incarnation = now;
-    if (systemctl(s->run, "stop", i->role, i->index) < 0)
+    unit_name(s->run, i->role, i->index, unit);
+    if (systemctl("stop", unit) < 0)
         lg_err_clear(); /* then it waits in vain until the run is over */
 }
 

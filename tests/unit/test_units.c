@@ -602,13 +602,16 @@ static void test_two_owners(void **state)
 static void test_scale(void **state)
 {
     (void)state;
+    write_systemctl("echo \"$*\" >>\"${0%/*}/asked\"; echo Access denied; exit 4");
     start_units();
     g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
     wait_for_step(3);
     assert_exit(RUN("scale", "vae", "1", g_run), 0);
     assert_has(g_out, "vae: 1 ready");
+    assert_has(scratch_path("bin/asked"), "stop --no-block job-vae@1.service\n");
+    assert_false(file_has(scratch_path("bin/asked"), "vae@0"));
     assert_exit(RUN("scale", "vae", "3", g_run), 1);
-    assert_has(g_out, "systemctl start job-vae@1.service: ");
+    assert_has(g_out, "systemctl start job-vae@1.service: Access denied");
     assert_has(g_out, "as root run `systemctl start job-vae@{1..2}`, and scale again");
     assert_exit(RUN("swap", "vae", g_run), 2);
     assert_has(g_out, "systemctl restart 'job-vae@*'");
