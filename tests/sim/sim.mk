@@ -22,7 +22,7 @@ $(BUILD)/tests/test_ckpt: | $(BUILD)/tests/stub/liblg-cuda.so
 $(BUILD)/tests/test_ckpt: private LDFLAGS += -Wl,--wrap=lg_now_ns
 
 # systemctl is a script of the test.
-$(BUILD)/tests/test_units: private LDFLAGS += -Wl,--wrap=lg_child_capture
+$(BUILD)/tests/test_units: private LDFLAGS += -Wl,--wrap=lg_child_capture,--wrap=execl
 
 # What it asks of /proc and of the control group, the test tells.
 $(BUILD)/tests/test_region: private LDFLAGS += -Wl,--wrap=open
