@@ -16,7 +16,7 @@ struct page {
 
 __attribute__((format(printf, 2, 3))) static void put(struct page *p, const char *fmt, ...)
 {
-    if (p->n == LG_TOP_LINES_MAX) return;
+    LG_ASSERT(p->n < LG_TOP_LINES_MAX);
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(p->line[p->n++], LG_TOP_LINE_BYTES, fmt, ap);

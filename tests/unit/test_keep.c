@@ -310,6 +310,7 @@ static void test_salvage(void **state)
     int fd[KINDS];
     for (int i = OURS; i < KINDS; i++) {
         struct lg_region_head head = good;
+        if (i != OURS) snprintf(head.name, sizeof head.name, "other %d", i);
         if (i == VERSION) head.version++;
         if (i == LAYOUT) head.layout_hash++;
         if (i == OTHER_RUN) head.run_id++;
