@@ -208,7 +208,7 @@ static struct lg_board_row *row_of(lg_board *b, lg_incarnation i)
     return &b->s->row[lg_incarnation_row(i)];
 }
 
-lg_incarnation lg_board_enlist(lg_board *b, lg_role role, int index)
+static lg_incarnation enlist(lg_board *b, lg_role role, int index, bool stands_by)
 {
     LG_ASSERT((int)role >= 0 && (int)role < LG_ROLES_MAX);
     LG_ASSERT(index >= 0 && index < LG_INSTANCES_MAX);
@@ -221,10 +221,22 @@ lg_incarnation lg_board_enlist(lg_board *b, lg_role role, int index)
     lg_incarnation i = counter * LG_ROWS + (uint32_t)lg_row((int)role, index);
     atomic_store_explicit(&row->pid, 0, memory_order_relaxed);
     atomic_store_explicit(&row->start_time, 0, memory_order_relaxed);
+    atomic_store_explicit(&row->stands_by, stands_by ? i : 0, memory_order_relaxed);
+    atomic_store_explicit(&row->takes, 0, memory_order_relaxed);
     lg_board_beat(row, LG_PHASE_SETUP);
-    /* Release: whoever sees the new incarnation sees the cleared start time. */
+    /* Release: whoever sees the new incarnation sees the cleared start time and what it is for. */
     atomic_store_explicit(&row->life, life_of(0, i, LG_LIFE_STARTING), memory_order_release);
     return i;
+}
+
+lg_incarnation lg_board_enlist(lg_board *b, lg_role role, int index)
+{
+    return enlist(b, role, index, false);
+}
+
+lg_incarnation lg_board_enlist_stander(lg_board *b, lg_role role, int index)
+{
+    return enlist(b, role, index, true);
 }
 
 int lg_board_join(lg_board *b, lg_incarnation me)

@@ -153,6 +153,8 @@ static inline struct lg_board_row *lg_board_row(lg_board *b, lg_role role, int i
 /* lgsup: gives the row a new incarnation and stores STARTING (rule 2). The row must be empty or
  * DEAD. */
 lg_incarnation lg_board_enlist(lg_board *b, lg_role role, int index);
+/* The same for one that stands by in this row (rule 8): no look at the board takes it for a member. */
+lg_incarnation lg_board_enlist_stander(lg_board *b, lg_role role, int index);
 /* The child: STARTING -> RUNNING with its pid. LG_ERR_MISMATCH when the row does not say that `me`
  * is STARTING: not wanted any more; nothing was written. */
 int lg_board_join(lg_board *b, lg_incarnation me);

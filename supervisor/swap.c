@@ -134,11 +134,9 @@ static int start_stander(lg_supervisor *s, struct lg_swap *w, int index)
     struct stander *t = &w->stander[w->n++];
     struct lg_board_row *row = lg_board_row(s->board, w->role, spare);
     row->cause[0] = 0;
-    atomic_store(&row->takes, 0);
     *t = (struct stander){.index = index,
                           .child = LG_CHILD_NONE,
-                          .incarnation = lg_board_enlist(s->board, w->role, spare)};
-    atomic_store(&row->stands_by, t->incarnation);
+                          .incarnation = lg_board_enlist_stander(s->board, w->role, spare)};
     int rc = lg_instance_exec(s, &(struct lg_exec){w->role, index, t->incarnation, w->program, log},
                               &t->child);
     if (rc < 0) {
@@ -370,6 +368,7 @@ static int choose_program(const lg_supervisor *s, struct lg_swap *w, int index, 
 
 static int begin(lg_supervisor *s, lg_role role, int index, const char *program)
 {
+    lg_instances_sweep(s); /* who has just left for good needs no successor */
     LG_TRY(check_order(s, role, index));
     struct lg_swap *w = s->swap = calloc(1, sizeof *w);
     if (!w) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a swap");

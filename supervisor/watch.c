@@ -40,9 +40,13 @@ static void look_at_setup(lg_supervisor *s, struct lg_instance *i, int64_t now_n
 static void look_for_hang(lg_supervisor *s, struct lg_instance *i, int64_t now_ns)
 {
     struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
-    if (atomic_load(&row->ready) != i->incarnation) return; /* told to leave before it was ready */
+    const lg_config *c = s->run->config;
+    /* One that was told to leave during its setup leaves after it: it has as long as any other. */
+    bool set_up = atomic_load(&row->ready) == i->incarnation;
     int64_t beat_ns = atomic_load_explicit(&row->heartbeat_ns, memory_order_relaxed);
-    bool late = now_ns - beat_ns > s->run->config->supervisor_hang_s * LG_S_NS;
+    int64_t since_ns = set_up ? beat_ns : i->spawned_ns;
+    bool late =
+        now_ns - since_ns > (set_up ? c->supervisor_hang_s : c->supervisor_ready_s) * LG_S_NS;
     i->late_looks = late ? i->late_looks + 1 : 0;
     if (i->late_looks >= HANG_LOOKS) lg_instance_raise(s, i, LG_INSTANCE_EVENT_late);
 }

@@ -1,21 +1,17 @@
-# Simulations whose real code runs over pretended calls: such a test program is linked with the file
-# that pretends, and with --wrap for each name in the file's list.
+# Simulations whose real code runs over pretended calls: such a test program is linked with the files
+# that pretend, and with --wrap for each name in the file's list.
 comma := ,
 wrap_calls = $(addprefix -Wl$(comma)--wrap=,$(shell cat $(1)))
 
-$(BUILD)/tests/test_sim_disk: $(BUILD)/obj/tests/sim/disk.c.o
-$(BUILD)/tests/test_sim_disk: LIBS := $(BUILD)/obj/tests/sim/disk.c.o $(LIB) $(LIBS)
-$(BUILD)/tests/test_sim_disk: LDFLAGS += $(call wrap_calls,tests/sim/disk.calls)
-
-$(BUILD)/tests/test_sim_supervisor: $(BUILD)/obj/tests/sim/supervisor.c.o
-$(BUILD)/tests/test_sim_supervisor: LIBS := $(BUILD)/obj/tests/sim/supervisor.c.o $(LIB) $(LIBS)
-$(BUILD)/tests/test_sim_supervisor: LDFLAGS += $(call wrap_calls,tests/sim/supervisor.calls)
-
-# (private: not for what the programs need to be there.)
-FAULTS := $(addprefix $(BUILD)/tests/test_,faults faults_supervise ckpt)
-$(FAULTS): $(BUILD)/obj/tests/sim/faults.c.o
-$(FAULTS): private LIBS := $(BUILD)/obj/tests/sim/faults.c.o $(LIB) $(LIBS)
-$(FAULTS): private LDFLAGS += $(call wrap_calls,tests/sim/faults.calls)
+# $(call simulation,PROGRAM,FILES,LIST)   (private: not for what the programs need to be there)
+define simulation
+$(BUILD)/tests/$(1): $(2:%=$(BUILD)/obj/tests/sim/%.c.o)
+$(BUILD)/tests/$(1): private LIBS := $(2:%=$(BUILD)/obj/tests/sim/%.c.o) $(LIB) $(LIBS)
+$(BUILD)/tests/$(1): private LDFLAGS += $(call wrap_calls,tests/sim/$(3).calls)
+endef
+$(eval $(call simulation,test_sim_disk,disk,disk))
+$(eval $(call simulation,test_sim_supervisor,supervisor machine_processes machine_swaps machine_calls machine_lgsup,supervisor))
+$(foreach t,faults faults_supervise ckpt,$(eval $(call simulation,test_$(t),faults,faults)))
 
 # Its clock jumps; its GPU is a stand-in.
 $(BUILD)/tests/test_ckpt: | $(BUILD)/tests/stub/liblg-cuda.so

@@ -6,22 +6,34 @@
  * Whatever may happen to a machine happens, drawn from the seed: processes die of signals, exit with
  * errors before and after they are ready, hang, cannot be started; pids are used again, also by
  * strangers; lgsup dies between any two of its calls and another adopts, stands still, or the whole
- * machine sleeps; the keeper dies; messages come late, twice, never.
+ * machine sleeps; the keeper dies; messages come late, twice, never. `lgsup swap` is ordered of any
+ * role at any moment, and more often while a checkpoint is written, with programs that are good, that
+ * crash or hang before or after they have taken over, that have another layout or are missing.
  *
  * What must hold: lgsup signals only processes that are its own, and kills for a hang only what has
- * not moved; a row never has two processes that work; the run ends, with the bytes of an undisturbed
- * run, and nobody is left. */
+ * not moved; a row never has two processes that work, and nobody works beside the rows; the run ends,
+ * with the bytes of an undisturbed run and every checkpoint written once, and nobody is left. Of a
+ * swap: nobody is told to leave before who follows is ready; it is answered once; then its instances
+ * run the new program or, if it says that it was rolled back, the former one, also after each further
+ * death of theirs and of lgsup. */
 #pragma once
+#include "config/plan.h"
 #include "tests/unit/sim.h"
 
-/* Machine troubles that the supervisor must not survive silently: each shall be noticed. */
+/* X(name, what): machine troubles that the supervisor must not survive silently: each shall be
+ * noticed. */
+#define SIM_MACHINE_TROUBLES(X)                                                                    \
+    X(DEAF_PIDFD, "one process's pidfd never fires: a standstill")                                 \
+    X(DOUBLE_JOIN, "a process joins although its row does not want it")                            \
+    X(EARLY_FIRE, "pidfds fire while the process still lives")                                     \
+    X(WRONG_START, "start times cannot be told apart: pids that are used again deceive")           \
+    X(LEAVE_BUSY, "a process that is told to leave leaves in the middle of its work")
 enum sim_trouble {
     SIM_NO_TROUBLE,
-    SIM_DEAF_PIDFD,  /* one process's pidfd never fires: a standstill */
-    SIM_DOUBLE_JOIN, /* a process joins although its row does not want it */
-    SIM_EARLY_FIRE,  /* pidfds fire while the process still lives */
-    SIM_WRONG_START, /* start times cannot be told apart: pids that are used again deceive */
-    SIM_TROUBLES
+#define X(name, what) SIM_##name,
+    SIM_MACHINE_TROUBLES(X)
+#undef X
+        SIM_TROUBLES
 };
 
 struct sim_machine_options {
@@ -33,6 +45,10 @@ struct sim_machine_result {
     struct sim_result run;
     uint64_t starts, hangs, sleeps, lgsup_deaths, keeper_deaths, messages, parks, memory_losses,
         memory_resumes, scales;
+    /* swaps: orders that lgsup has read; of these carried out (by role), or answered with an error;
+     * given while a checkpoint was written; under way when lgsup died; processes that took over */
+    uint64_t swap_orders, swaps[LG_ROLE_keeper], swap_errors, swaps_in_write, swap_deaths,
+        successions;
 };
 
 void sim_machine_run(const struct sim_machine_options *options, struct sim_machine_result *ret);

@@ -157,6 +157,18 @@ void sim_actor_begin(struct actor *a)
     a->life = UP;
 }
 
+void sim_actor_end(struct actor *a, bool in_order)
+{
+    struct world *w = a->w;
+    a->life = KILLED;
+    memset(&a->p, 0xdd, sizeof a->p);
+    if (a->role != LG_ROLE_ckpt || !w->writing) return;
+    if (in_order && !atomic_load(&w->board.s->quit))
+        sim_fail(w, "%s leaves in the middle of checkpoint %llu", sim_actor_name(a),
+                 (unsigned long long)w->writing);
+    w->writing = 0;
+}
+
 /* What lg_board_join() does, without a process: a life word without a pid counts by its state. */
 static void join(struct world *w, struct actor *a)
 {
@@ -167,13 +179,20 @@ static void join(struct world *w, struct actor *a)
     sim_actor_begin(a);
 }
 
+struct actor *sim_add_actor(struct world *w, lg_role role, int index)
+{
+    if (w->n_actors == ACTORS_MAX) return NULL;
+    struct actor *a = &w->actor[w->n_actors++];
+    *a = (struct actor){
+        .w = w, .role = role, .index = index, .speed = SPEED_MAX / 2, .life = BURIED};
+    return a;
+}
+
 static void add_actors(struct world *w, lg_role role, int count)
 {
     for (int i = 0; i < count; i++) {
-        LG_ASSERT(w->n_actors < ACTORS_MAX);
-        struct actor *a = &w->actor[w->n_actors++];
-        *a = (struct actor){
-            .w = w, .role = role, .index = i, .speed = SPEED_MAX / 2, .life = BURIED};
+        struct actor *a = sim_add_actor(w, role, i);
+        LG_ASSERT(a);
         if (w->supervised) continue;
         enlist(w, a);
         join(w, a);
@@ -274,8 +293,7 @@ void sim_change_speeds(struct world *w)
 
 static void kill_one(struct world *w, struct actor *a)
 {
-    a->life = KILLED;
-    memset(&a->p, 0xdd, sizeof a->p);
+    sim_actor_end(a, false);
     w->result->kills++;
     sim_trace(w, a, "is killed");
 }

@@ -483,6 +483,9 @@ static bool write_publish(struct actor *a)
     uint64_t s = a->p.act.step;
     struct checkpoint *c = &w->disk[s];
     BEGIN(a);
+    if (w->writing || atomic_load(&actor_row(a)->published) >= lg_mark_of(s))
+        sim_fail(w, "checkpoint %llu is written twice", (unsigned long long)s);
+    w->writing = s;
     if (planted(w, SIM_PUBLISHED_EARLY)) lg_ckpt_mark_published(&w->board, s);
     memset(c, 0xee, sizeof *c);
     c->words = 0;
@@ -499,6 +502,7 @@ static bool write_publish(struct actor *a)
         STEP(a);
     }
     if (!planted(w, SIM_PUBLISHED_EARLY)) lg_ckpt_mark_published(&w->board, s);
+    w->writing = 0;
     w->result->checkpoints++;
     mark(a, "published");
     END(a);

@@ -70,6 +70,7 @@ struct world {
     uint64_t weights[2][WORDS_MAX], grads[RANKS_MAX][WORDS_MAX], ema[2][WORDS_MAX];
     uint64_t staging_weights[WORDS_MAX], staging_ema[WORDS_MAX];
     struct checkpoint disk[STATES_MAX];
+    uint64_t writing; /* the state whose checkpoint a living writer is in the middle of; 0: none */
     struct record record[STATES_MAX];
     /* what an undisturbed run holds */
     struct {
@@ -110,6 +111,8 @@ const char *sim_actor_name(const struct actor *a);
 uint64_t sim_end(struct world *w); /* first sample that the run does not need */
 /* A world from the options' seed. */
 void sim_open(struct world *w, const struct sim_options *options, struct sim_result *ret);
+/* One more instance, which nobody fills yet. NULL: there is no room. */
+struct actor *sim_add_actor(struct world *w, lg_role role, int index);
 /* The next to step, by speed; NULL: everybody stands still. */
 struct actor *sim_pick(struct world *w);
 /* Somebody becomes faster, slower or stands still (but lives); everybody at once now and then. */
@@ -118,5 +121,8 @@ void sim_change_speeds(struct world *w);
 void sim_check_end(struct world *w);
 /* A new process: nothing in its private memory. */
 void sim_actor_begin(struct actor *a);
+/* Its process has ended: everything private is lost. in_order: it chose to, so it must not be in the
+ * middle of a checkpoint. */
+void sim_actor_end(struct actor *a, bool in_order);
 /* One step of a living actor. */
 void sim_actor_step(struct actor *a);
