@@ -136,6 +136,14 @@ static bool told_to_leave(lg_supervisor *s, const struct lg_instance *i)
     return atomic_load(&lg_board_row(s->board, i->role, i->index)->leave) == i->incarnation;
 }
 
+/* Ranks leave at a YIELD verdict alone (board.h, rule 7), for which the former lgsup may not have come
+ * to ask. */
+static void yield(lg_supervisor *s, struct lg_instance *i)
+{
+    lg_instance_raise(s, i, LG_INSTANCE_EVENT_yield);
+    if (i->role == LG_ROLE_trainer) atomic_store(&s->board->s->yield, 1);
+}
+
 static int adopt_role(lg_supervisor *s, int role)
 {
     int wanted = (int)atomic_load(&s->board->s->wanted[role]), n_members;
@@ -147,7 +155,7 @@ static int adopt_role(lg_supervisor *s, int role)
         if (surplus-- > 0)
             lg_instance_raise(s, i, LG_INSTANCE_EVENT_drain);
         else if (i->state != LG_INSTANCE_down)
-            lg_instance_raise(s, i, LG_INSTANCE_EVENT_yield);
+            yield(s, i);
     }
     lg_instances_sweep(s);
     for (int k = 0; k < wanted && missing > 0; k++) /* rows that the former lgsup has not come to */

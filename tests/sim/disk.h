@@ -17,13 +17,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What the disk breaks when told to: each must be noticed by the simulation. */
+/* X(name, what): what the disk breaks when told to; each must be noticed by the simulation. */
+#define DISK_LIES_LIST(X)                                                                          \
+    X(FILE_SYNC, "fsync of a file does nothing")                                                   \
+    X(DIR_SYNC, "fsync of a directory does nothing")                                               \
+    X(LEDGER_SYNC, "fsync of a file whose name starts with ledger does nothing")                   \
+    X(RENAME, "a rename is kept as a removal and a creation, of which one may be lost")
 enum disk_lie {
     DISK_HONEST,
-    DISK_FILE_SYNC,   /* fsync of a file does nothing */
-    DISK_DIR_SYNC,    /* fsync of a directory does nothing */
-    DISK_LEDGER_SYNC, /* fsync of a file whose name starts with "ledger" does nothing */
-    DISK_LIES
+#define X(name, what) DISK_##name,
+    DISK_LIES_LIST(X)
+#undef X
+        DISK_LIES
 };
 
 /* Empties the disk: only /sim is there. */
@@ -41,5 +46,12 @@ void disk_power_loss(int chance);
 void disk_revive(void);
 /* Called before every change, never from within itself: another process that goes on meanwhile. */
 void disk_meanwhile(void (*step)(void *), void *arg);
+/* What if it happened now? The disk loses power with this fate (or, DISK_DEATH: the processes die, no
+ * more), look() sees what is left and may change it; then everything is as it was, open files, what is
+ * not durable and all. Also from within a step of disk_meanwhile. */
+enum { DISK_DEATH = 17 };
+void disk_what_if(int chance, void (*look)(void *), void *arg);
+/* Of the names and contents that are seen at path; 0: nothing is there. */
+uint64_t disk_hash(const char *path);
 /* The tree with sizes, to stderr. */
 void disk_show(void);

@@ -29,8 +29,8 @@ enum {
 
 /* What a process may run; each has a file of that name. */
 #define PROGRAMS(X)                                                                                \
-    X(beside)       /* the one that lgsup finds beside itself */                                   \
-    X(new)          /* as good as the first */                                                     \
+    X(beside) /* the one that lgsup finds beside itself */                                         \
+    X(new)    /* as good as the first */                                                           \
     X(newer)                                                                                       \
     X(other_layout) /* compiled with another board: exits before it joins */                       \
     X(exits)        /* before it is ready */                                                       \
@@ -61,6 +61,8 @@ struct proc {
     bool stranger, hung, doomed; /* doomed: dies before it is ready */
     bool stood_by;               /* when it was born */
     int setup_left, exit_code;
+    unsigned told_by; /* generation of lgsup under which it was seen to be told to leave */
+    lg_mark told_at;  /* a rank: its commit then */
     unsigned parent;  /* generation of lgsup */
     int64_t moved_ns; /* machine time of its last step, sleeps not counted */
 };
@@ -79,7 +81,7 @@ struct order {
     bool concerns[LG_INSTANCES_MAX]; /* one, or those that there are */
     uint32_t programs; /* bits: the one that was named, or "the one in force", whichever that is */
     bool unsaved;      /* DIR/programs could not be written, and may say anything */
-    uint32_t before[LG_INSTANCES_MAX]; /* as machine.may_run, when it came */
+    uint32_t before[LG_INSTANCES_MAX];        /* as machine.may_run, when it came */
     lg_incarnation leaving[LG_INSTANCES_MAX]; /* told to leave before it came */
 };
 
@@ -107,8 +109,9 @@ struct machine {
     /* swaps */
     uint64_t last_order, swap_every;
     struct order order[2]; /* the one under way, and one that is refused meanwhile */
-    uint32_t may_run[LG_ROLE_keeper][LG_INSTANCES_MAX]; /* bits of enum program: of its next process */
-    char programs[PROGRAMS_BYTES_MAX];                  /* the file DIR/programs */
+    uint32_t may_run[LG_ROLE_keeper]
+                    [LG_INSTANCES_MAX]; /* bits of enum program: of its next process */
+    char programs[PROGRAMS_BYTES_MAX];  /* the file DIR/programs */
     size_t programs_bytes;
     /* keeper */
     uint32_t keeper; /* serial; 0: none */
@@ -148,6 +151,8 @@ const struct order *order_of(lg_role role);
 bool may_be_rolled_back(const struct proc *p);
 /* A process of an instance is started beside its row, or in it. */
 void check_program(const struct proc *p);
+/* A rank that is told to leave does so before the next step or the one after. */
+void check_rank_leaves(struct proc *p);
 /* An instance leaves because it was told to. */
 void check_successor(const struct proc *p);
 /* The end: lgsup has left in order. */

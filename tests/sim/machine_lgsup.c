@@ -77,7 +77,8 @@ WRAP(int, lg_child_reap, struct lg_child *c)
 {
     struct proc *p = by_serial((uint32_t)(c->pidfd - PIDFD_FIRST));
     int code = c->mine && p && p->state == ZOMBIE ? p->exit_code : LG_EXIT_UNKNOWN;
-    if (lives(p) && c->mine && g.trouble != SIM_EARLY_FIRE) sim_fail(&g.w, "a living process is reaped");
+    if (lives(p) && c->mine && g.trouble != SIM_EARLY_FIRE)
+        sim_fail(&g.w, "a living process is reaped");
     if (p && p->state == ZOMBIE) p->state = GONE;
     *c = LG_CHILD_NONE;
     lgsup_calls();
@@ -241,4 +242,3 @@ WRAP(void, lg_status_save, const char *dir, lg_board *b)
 {
     lgsup_calls();
 }
-

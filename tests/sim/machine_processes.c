@@ -211,6 +211,7 @@ static void step_ready(struct proc *p, struct actor *a)
         die(p, 0);
         return;
     }
+    check_rank_leaves(p);
     lg_board_beat(actor_row(a), LG_PHASE_WORKING);
     sim_actor_step(a);
 }
@@ -259,4 +260,3 @@ void step_proc(struct proc *p)
         kill_proc(p);
     }
 }
-

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { RANK_STEPS_MAX = 3 }; /* after it was told to leave; lgsup may stutter meanwhile */
+
 static const char *const g_path[] = {
 #define X(name) "/programs/" #name,
     PROGRAMS(X)
@@ -75,12 +77,17 @@ static bool fills_row(const struct proc *p)
     return is_member(p) && lg_board_life(&g.w.board, p->role, p->index, NULL) == p->me;
 }
 
-static void check_all_run(const struct order *o, const char *after)
+static void check_all_run(const struct order *o, bool swapped)
 {
+    const char *after = swapped ? "carried out" : "refused or rolled back";
     for (int i = 0; i < PROCS_MAX; i++) {
         const struct proc *p = &g.proc[i];
         if (!concerns(o, p) || !lives(p)) continue;
-        if (fills_row(p) && !(g.may_run[p->role][p->index] >> p->program & 1))
+        if (!fills_row(p)) continue;
+        if (swapped && p->stood_by && p->serial > o->serial && p->state != UP_READY)
+            sim_fail(&g.w, "%s.%d does not work yet after a swap that was %s",
+                     lg_role_name(p->role), p->index, after);
+        if (!(g.may_run[p->role][p->index] >> p->program & 1))
             sim_fail(&g.w, "%s.%d runs %s after a swap that was %s", lg_role_name(p->role),
                      p->index, g_path[p->program], after);
     }
@@ -96,7 +103,7 @@ void order_answered(uint64_t id, const struct lg_message *m)
         g.may_run[o->role][k] = swapped ? o->programs : o->before[k];
         if (o->unsaved) g.may_run[o->role][k] |= o->programs | o->before[k];
     }
-    check_all_run(o, swapped ? "carried out" : "refused or rolled back");
+    check_all_run(o, swapped);
     uint32_t never = 1u << PROGRAM_missing | 1u << PROGRAM_other_layout;
     if (swapped && (o->programs & never) == o->programs)
         sim_fail(&g.w, "a program that cannot run was swapped in");
@@ -145,6 +152,19 @@ void check_program(const struct proc *p)
     if (!p->stood_by && !(g.may_run[p->role][p->index] >> p->program & 1))
         sim_fail(&g.w, "%s.%d is started with %s, which is not in force", lg_role_name(p->role),
                  p->index, g_path[p->program]);
+}
+
+void check_rank_leaves(struct proc *p)
+{
+    const struct lg_board_row *row = lg_board_row(&g.w.board, p->role, p->index);
+    if (p->role != LG_ROLE_trainer || atomic_load(&row->leave) != p->me) return;
+    lg_mark commit = atomic_load(&row->commit);
+    unsigned now = g.generation + 1;
+    if (p->told_by != now) p->told_at = commit;
+    p->told_by = now;
+    if (commit > p->told_at + RANK_STEPS_MAX)
+        sim_fail(&g.w, "%s.%d goes on for %d steps after it was told to leave",
+                 lg_role_name(p->role), p->index, RANK_STEPS_MAX + 1);
 }
 
 void check_successor(const struct proc *p)

@@ -9,7 +9,7 @@ $(BUILD)/tests/$(1): $(2:%=$(BUILD)/obj/tests/sim/%.c.o)
 $(BUILD)/tests/$(1): private LIBS := $(2:%=$(BUILD)/obj/tests/sim/%.c.o) $(LIB) $(LIBS)
 $(BUILD)/tests/$(1): private LDFLAGS += $(call wrap_calls,tests/sim/$(3).calls)
 endef
-$(eval $(call simulation,test_sim_disk,disk,disk))
+$(eval $(call simulation,test_sim_disk,disk disk_nodes,disk))
 $(eval $(call simulation,test_sim_supervisor,supervisor machine_processes machine_swaps machine_calls machine_lgsup,supervisor))
 $(foreach t,faults faults_supervise ckpt,$(eval $(call simulation,test_$(t),faults,faults)))
 

@@ -3,14 +3,18 @@
  *
  * A run is lives in a row: each begins as `lgsup start` does, trains on (one record a step), publishes
  * every few steps while the trainer goes on, and ends at a drawn change of the disk by a power cut
- * or by the death of its processes. After every one:
+ * or by the death of its processes. Moreover the machine is cut, and its processes die, in a copy of
+ * the disk at every change of it, and a start is made of what is left. After every one:
  *   - a start finds a checkpoint at least as new as the newest whose publishing was reported;
  *   - what it finds is whole, and its bytes are those of its step;
  *   - the ledger is complete up to it, metrics.jsonl has a line for every step up to it and no other;
  *   - after retention `keep` checkpoints are left, the newest among them, and no leftovers.
+ * What was found well once is not looked at again: a start depends on the disk's contents alone, and
+ * its choice of a checkpoint on the folder of checkpoints alone.
  *
- *     test_sim_disk              everything
- *     test_sim_disk SEED [LIE]   one run, told on stderr (LIE: of enum disk_lie, by number)
+ *     test_sim_disk                  everything
+ *     test_sim_disk SEED [LIE]       one run, told on stderr
+ *     test_sim_disk FROM-TO [LIE]    many
  */
 #include "base/clock.h"
 #include "base/log.h"
@@ -20,6 +24,7 @@
 #include "stages/trainer/records.h"
 #include "supervisor/run.h"
 #include "tests/sim/disk.h"
+#include "tests/unit/seeds.h"
 #include <dirent.h>
 #include <inttypes.h>
 #include <setjmp.h>
@@ -27,7 +32,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 // clang-format off
 #include <cmocka.h>
@@ -40,24 +44,43 @@ enum {
     LIVES_MAX = 40,
     BATCH = 4,
     RANDOM_MS = 3000,
-    RANDOM_SEEDS_MIN = 100,
-    LIE_SEEDS_MAX = 400
+    RANDOM_SEEDS_MIN = 20,
+    LIE_SEEDS_MAX = 100,
+    KNOWN_MAX = 1 << 16
+};
+
+/* Contents that were found well, by their hash. */
+struct known {
+    uint64_t of, found;
+    uint32_t world; /* in which; others' do not count */
 };
 
 struct world {
     uint64_t seed, rng;
     bool trace, writing; /* writing: a checkpoint, while which the trainer goes on */
     int every, keep;
-    lg_run run;
-    lg_records *records;
     struct lg_denoiser_config net;
     lg_params params;
-    float *values;                         /* w, m, v, ema of one state */
-    uint64_t committed, staged, published; /* published: reported as such; 0: none */
+    float *values; /* w, m, v, ema of one state */
+    struct life {  /* what a start begins with */
+        lg_run run;
+        lg_records *records;
+        uint64_t committed, staged, published; /* published: reported as such; 0: none */
+        bool no_board; /* after a power cut, until the disk has been asked */
+    } now;
     uint64_t hash[STEPS_MAX + 1][LG_MANIFEST_FILES_MAX];
-    lg_manifest manifest;
-    uint64_t die_at; /* the change that ends this life */
-    uint64_t cuts, kills, publishes, resumes, refused;
+    lg_manifest manifest, found; /* to be published; of a start */
+    uint64_t die_at;             /* the change that ends this life */
+    uint64_t refused;
+    uint32_t world;
+    const int *fate; /* of the futures that are looked at */
+    int n_fates;
+    bool lost_power; /* in the future that is looked at */
+    struct counts {
+        uint64_t cuts, kills;                   /* that ended a life */
+        uint64_t futures, future_deaths, known; /* at a change; known: nothing new in them */
+        uint64_t choices_known, publishes, resumes;
+    } count;
     jmp_buf failed;
     char why[512];
 };
@@ -106,17 +129,16 @@ static void append(struct world *w, uint64_t step)
         .grad_norm = 1,
         .lr = 1e-3,
     };
-    lg_records_append(w->records, &r);
+    lg_records_append(w->now.records, &r);
 }
 
 /* The trainer goes on while a checkpoint is written. */
-static void train_meanwhile(void *arg)
+static void train_meanwhile(struct world *w)
 {
-    struct world *w = arg;
-    if (!w->writing || w->committed >= STEPS_MAX || draw(w, 40)) return;
+    if (!w->writing || w->now.committed >= STEPS_MAX || draw(w, 40)) return;
     disk_refuse(0);
-    append(w, w->committed);
-    if (!disk_is_dead()) w->committed++;
+    append(w, w->now.committed);
+    if (!disk_is_dead()) w->now.committed++;
     disk_refuse(w->refused);
 }
 
@@ -155,8 +177,8 @@ static int publish(struct world *w, uint64_t step)
     struct lg_publishing p = publishing(w);
     make_state(w, step);
     LG_TRY(lg_checkpoint_publish(&p, m, dir));
-    w->published = LG_MAX(w->published, step);
-    w->publishes++;
+    w->now.published = LG_MAX(w->now.published, step);
+    w->count.publishes++;
     tell(w, "published %" PRIu64, step);
     for (int i = 0; i < m->n_files; i++) {
         uint64_t *known = &w->hash[step][i];
@@ -190,11 +212,11 @@ static void check_folder(struct world *w)
 {
     char dir[LG_PATH_BYTES];
     int complete = count_whole(w, false);
-    if (!complete && !w->published) return;
+    if (!complete && !w->now.published) return;
     if (complete > w->keep) fail_run(w, "%d checkpoints are left of %d", complete, w->keep);
     if (lg_manifest_newest(RUN "/checkpoints", NAME, dir, &w->manifest) < 0 ||
-        w->manifest.step != w->published)
-        fail_run(w, "the newest after retention is not %" PRIu64, w->published);
+        w->manifest.step != w->now.published)
+        fail_run(w, "the newest after retention is not %" PRIu64, w->now.published);
 }
 
 /* Somebody's leftovers under the name that is to come. */
@@ -227,13 +249,13 @@ static void publish_other(struct world *w, uint64_t step)
 static void write_checkpoint(struct world *w)
 {
     w->refused = draw(w, 4) ? 0 : 20 + draw(w, 200);
-    if (w->staged > w->published && draw(w, 12) == 0) plant_junk(w, w->staged);
-    if (w->staged > w->published && w->die_at && !disk_is_dead() && draw(w, 12) == 0)
-        publish_other(w, w->staged);
-    for (int tries = 0; !disk_is_dead() && w->staged > w->published; tries++) {
+    if (w->now.staged > w->now.published && draw(w, 12) == 0) plant_junk(w, w->now.staged);
+    if (w->now.staged > w->now.published && w->die_at && !disk_is_dead() && draw(w, 12) == 0)
+        publish_other(w, w->now.staged);
+    for (int tries = 0; !disk_is_dead() && w->now.staged > w->now.published; tries++) {
         disk_refuse(tries < 20 ? w->refused : 0);
         w->writing = true;
-        int rc = publish(w, w->staged);
+        int rc = publish(w, w->now.staged);
         w->writing = false;
         if (rc < 0) tell(w, "not published: %s", lg_err_message());
         lg_err_clear();
@@ -249,42 +271,68 @@ static void write_checkpoint(struct world *w)
 static void live(struct world *w)
 {
     uint64_t every = (uint64_t)w->every;
-    while (!disk_is_dead() && w->published < STEPS_MAX) {
-        if (w->staged > w->published) write_checkpoint(w);
-        if (!disk_is_dead() && w->committed < STEPS_MAX) append(w, w->committed);
+    while (!disk_is_dead() && w->now.published < STEPS_MAX) {
+        if (w->now.staged > w->now.published) write_checkpoint(w);
+        if (!disk_is_dead() && w->now.committed < STEPS_MAX) append(w, w->now.committed);
         if (disk_is_dead()) return; /* the record may be there, the commit is not */
-        w->committed = LG_MIN(w->committed + 1, STEPS_MAX);
-        if (w->committed / every > w->staged / every || w->committed == STEPS_MAX)
-            w->staged = w->committed;
+        w->now.committed = LG_MIN(w->now.committed + 1, STEPS_MAX);
+        if (w->now.committed / every > w->now.staged / every || w->now.committed == STEPS_MAX)
+            w->now.staged = w->now.committed;
     }
 }
 
 /* ---- what a start finds ---- */
 
-static uint64_t newest(struct world *w)
+static struct known *known(uint64_t of)
+{
+    static struct known all[KNOWN_MAX];
+    return &all[of % KNOWN_MAX];
+}
+
+static bool is_known(const struct world *w, const struct known *k, uint64_t of)
+{
+    return k->of == of && k->world == w->world;
+}
+
+static uint64_t choose(struct world *w)
 {
     char dir[LG_PATH_BYTES];
-    lg_manifest *m = &w->manifest;
+    lg_manifest *m = &w->found;
+    count_whole(w, true);
     if (lg_manifest_newest(RUN "/checkpoints", NAME, dir, m) < 0) return 0;
     if (lg_manifest_verify(m, dir) < 0) fail_run(w, "torn: %s", lg_err_message());
-    if (m->step > w->committed) fail_run(w, "a checkpoint of the future, %" PRIu64, m->step);
     for (int i = 0; i < m->n_files; i++)
         if (w->hash[m->step][i] && w->hash[m->step][i] != m->file[i].hash)
             fail_run(w, "%s of step %" PRIu64 " differs", m->file[i].path, m->step);
     return m->step;
 }
 
+static uint64_t newest(struct world *w)
+{
+    uint64_t of = disk_hash(RUN "/checkpoints");
+    struct known *k = known(of);
+    if (is_known(w, k, of))
+        w->count.choices_known++;
+    else
+        *k = (struct known){.of = of, .world = w->world, .found = choose(w)};
+    if (k->found > w->now.committed) fail_run(w, "a checkpoint of the future, %" PRIu64, k->found);
+    return k->found;
+}
+
 static void check_metrics(struct world *w, uint64_t last)
 {
-    char *text, *rest = NULL;
+    char *text, want[32];
     size_t bytes;
-    uint64_t step = 0, got;
+    uint64_t step = 0;
     if (lg_read_file(RUN "/metrics.jsonl", 1 << 20, &text, &bytes) < 0)
         fail_run(w, "metrics.jsonl: %s", lg_err_message());
     if (bytes && text[bytes - 1] != '\n') fail_run(w, "metrics.jsonl ends within a line");
-    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
-        if (sscanf(line, "{\"step\": %" SCNu64 ",", &got) != 1 || got != ++step)
+    for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
+        int n = snprintf(want, sizeof want, "{\"step\": %" PRIu64 ",", ++step);
+        if (strncmp(line, want, (size_t)n))
             fail_run(w, "metrics.jsonl: line %" PRIu64 " is \"%.60s\"", step, line);
+        if (strlen(line) == strcspn(line, "\n")) fail_run(w, "metrics.jsonl has a hole");
+    }
     free(text);
     if (step != last) fail_run(w, "metrics.jsonl ends at %" PRIu64 ", not at %" PRIu64, step, last);
 }
@@ -292,38 +340,80 @@ static void check_metrics(struct world *w, uint64_t last)
 /* false: dead before it could begin. */
 static bool start(struct world *w, bool machine_lost_power)
 {
-    lg_run_init(&w->run, RUN);
-    if (lg_run_create(&w->run) < 0 || lg_publish_file(RUN "/config.toml", "# effective\n", 12) < 0)
+    w->now.no_board = machine_lost_power;
+    lg_run_init(&w->now.run, RUN);
+    if (lg_run_create(&w->now.run) < 0 ||
+        lg_publish_file(RUN "/config.toml", "# effective\n", 12) < 0)
         return false;
     if (machine_lost_power) {
         uint64_t found = newest(w);
-        tell(w, "continues from %" PRIu64 ", published %" PRIu64, found, w->published);
-        count_whole(w, true);
-        if (found < w->published)
+        tell(w, "continues from %" PRIu64 ", published %" PRIu64, found, w->now.published);
+        if (found < w->now.published)
             fail_run(w, "continues from %" PRIu64 ", though %" PRIu64 " was published", found,
-                     w->published);
-        w->committed = w->staged = w->published = found;
-        w->resumes++;
+                     w->now.published);
+        w->now.committed = w->now.staged = w->now.published = found;
+        w->now.no_board = false;
+        w->count.resumes++;
     }
     lg_err_clear();
-    if (lg_records_open(RUN, w->committed, &w->records) < 0) return false;
+    if (lg_records_open(RUN, w->now.committed, &w->now.records) < 0) return false;
     if (disk_is_dead()) return false;
-    if (w->published && lg_ledger_verify(RUN "/ledger", 0, w->published, BATCH) < 0)
+    if (w->now.published && lg_ledger_verify(RUN "/ledger", 0, w->now.published, BATCH) < 0)
         fail_run(w, "ledger: %s", lg_err_message());
-    check_metrics(w, w->committed);
+    check_metrics(w, w->now.committed);
     return true;
+}
+
+/* Another future: a start of what is left, whose success is forgotten again. */
+static void start_there(void *arg)
+{
+    struct world *w = arg;
+    struct life now = w->now;
+    uint64_t of = disk_hash("/sim") ^ now.published << 48 ^ now.committed << 40 ^
+                  (uint64_t)w->lost_power << 32;
+    struct known *k = known(of);
+    w->count.futures++;
+    w->count.future_deaths += !w->lost_power;
+    if (is_known(w, k, of)) {
+        w->count.known++;
+        return;
+    }
+    w->now.records = NULL;
+    if (!start(w, w->lost_power)) fail_run(w, "the start after it: %s", lg_err_message());
+    lg_records_close(&w->now.records);
+    w->now = now;
+    *k = (struct known){.of = of, .world = w->world};
+}
+
+static void look_at_futures(struct world *w)
+{
+    bool told = w->trace;
+    w->trace = false;
+    for (int i = 0; i < w->n_fates; i++) {
+        w->lost_power = w->fate[i] != DISK_DEATH || w->now.no_board;
+        disk_what_if(w->fate[i], start_there, w);
+    }
+    w->trace = told;
+}
+
+/* Before every change of the disk. */
+static void meanwhile(void *arg)
+{
+    struct world *w = arg;
+    look_at_futures(w);
+    train_meanwhile(w);
 }
 
 static void end_life(struct world *w, int chance)
 {
-    lg_records_close(&w->records);
+    lg_records_close(&w->now.records);
     lg_err_clear();
     if (chance >= -1) {
-        w->cuts++;
+        w->count.cuts++;
         tell(w, "POWER CUT");
         disk_power_loss(chance);
     } else {
-        w->kills++;
+        w->count.kills++;
         tell(w, "KILLED");
         disk_revive();
     }
@@ -336,11 +426,16 @@ static void open_world(struct world *w, uint64_t seed, enum disk_lie lie)
     w->seed = w->rng = seed;
     w->every = 1 + (int)draw(w, 4);
     w->keep = 1 + (int)draw(w, 3);
-    w->records = NULL;
-    w->committed = w->staged = w->published = w->refused = w->die_at = 0;
+    static const int fates[] = {0, 16, -1, -1, DISK_DEATH};
+    w->now = (struct life){0};
+    w->refused = w->die_at = 0;
+    w->writing = false;
+    w->world++;
+    w->fate = fates;
+    w->n_fates = LG_ARRAY_LEN(fates);
     memset(w->hash, 0, sizeof w->hash);
     disk_format(seed, lie);
-    disk_meanwhile(train_meanwhile, w);
+    disk_meanwhile(meanwhile, w);
 }
 
 static void make_net(struct world *w)
@@ -366,14 +461,13 @@ static void live_on(struct world *w)
 {
     bool lost = true;
     uint64_t reach = 20 + draw(w, 1200);
-    for (int life = 0; life < LIVES_MAX && w->published < STEPS_MAX; life++) {
+    for (int life = 0; life < LIVES_MAX && w->now.published < STEPS_MAX; life++) {
         w->die_at = disk_changes() + 1 + draw(w, reach);
         disk_die_at(w->die_at);
-        bool began = start(w, lost);
-        if (began) live(w);
-        if (!disk_is_dead() && w->published < STEPS_MAX) fail_run(w, "%s", lg_err_message());
+        if (start(w, lost)) live(w);
+        if (!disk_is_dead() && w->now.published < STEPS_MAX) fail_run(w, "%s", lg_err_message());
         bool cut = draw(w, 3) > 0;
-        lost = cut || (lost && !began); /* no board: the next start begins with the disk again */
+        lost = cut || w->now.no_board;
         end_life(w, cut ? -1 : -2);
     }
     w->die_at = 0;
@@ -382,34 +476,51 @@ static void live_on(struct world *w)
     live(w);
 }
 
-/* false: w->why. */
-static bool run_seed(struct world *w, uint64_t seed, enum disk_lie lie)
-{
-    open_world(w, seed, lie);
-    int failed = setjmp(w->failed);
-    if (!failed) live_on(w);
-    lg_records_close(&w->records);
-    return !failed;
-}
-
-/* One life, cut at change `at` (0: undisturbed), and the start after it. */
-static bool run_cut(struct world *w, uint64_t at, int chance)
-{
-    open_world(w, 11 + at % 2, DISK_HONEST);
-    w->every = 5;
-    w->keep = 1;
-    int failed = setjmp(w->failed);
-    if (!failed) {
-        disk_die_at(at);
-        if (start(w, true)) live(w);
-        if (at) end_life(w, chance);
-        if (at && !start(w, true)) fail_run(w, "the start after it: %s", lg_err_message());
-    }
-    lg_records_close(&w->records);
-    return !failed;
-}
-
 static struct world g;
+
+/* false: g.why. */
+static bool run_seed(uint64_t seed, enum disk_lie lie)
+{
+    open_world(&g, seed, lie);
+    int failed = setjmp(g.failed);
+    if (!failed) live_on(&g);
+    lg_records_close(&g.now.records);
+    return !failed;
+}
+
+static bool run(const struct seeds_run *r, char *ret_why, size_t bytes)
+{
+    g.trace = r->told;
+    bool passed = run_seed(r->seed, (enum disk_lie)r->bug);
+    snprintf(ret_why, bytes, "%s", g.why);
+    return passed;
+}
+
+static const char *lie_name(int l)
+{
+    static const char *const name[] = {"HONEST",
+#define X(name, what) #name,
+                                       DISK_LIES_LIST(X)
+#undef X
+    };
+    return name[l];
+}
+
+static const char *lie_what(int l)
+{
+    static const char *const what[] = {"nothing",
+#define X(name, what) what,
+                                       DISK_LIES_LIST(X)
+#undef X
+    };
+    return what[l];
+}
+
+static const struct seeds_spec g_spec = {.program = "test_sim_disk",
+                                         .bugs = DISK_LIES,
+                                         .bug_name = lie_name,
+                                         .bug_what = lie_what,
+                                         .run = run};
 
 static int make_world(void **state)
 {
@@ -428,62 +539,62 @@ static int end_world(void **state)
     return 0;
 }
 
-/* One undisturbed life, cut at each of its changes, with everything lost, kept, and in between. */
+/* One undisturbed life, and at each change of the disk what if the power fails: with everything lost,
+ * kept, and much in between. */
 static void test_every_change(void **state)
 {
-    static const int chance[] = {0, 16, 4, 8, 12, -1};
-    assert_true(run_cut(&g, 0, 0));
-    assert_int_equal(g.published, STEPS_MAX);
-    uint64_t end = disk_changes();
-    for (uint64_t at = 1; at <= end; at++)
-        for (size_t k = 0; k < LG_ARRAY_LEN(chance); k++)
-            if (!run_cut(&g, at, chance[k]))
-                fail_msg("cut at %" PRIu64 " of %" PRIu64 ", fate %d: %s", at, end, chance[k],
-                         g.why);
-    print_message("%" PRIu64 " changes, cut at each, %zu fates each\n", end, LG_ARRAY_LEN(chance));
-    assert_true(end > 200);
+    (void)state;
+    static const int fates[] = {0,  16, 1,  2,  4,  6,  8,  10, 12, 14, 15,
+                                -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, DISK_DEATH};
+    for (uint64_t seed = 11; seed <= 12; seed++) {
+        open_world(&g, seed, DISK_HONEST);
+        g.every = 5;
+        g.keep = 1;
+        g.fate = fates;
+        g.n_fates = LG_ARRAY_LEN(fates);
+        if (setjmp(g.failed)) fail_msg("change %" PRIu64 ": %s", disk_changes() + 1, g.why);
+        assert_true(start(&g, true));
+        live(&g);
+        look_at_futures(&g);
+        lg_records_close(&g.now.records);
+        assert_int_equal(g.now.published, STEPS_MAX);
+        print_message("%" PRIu64 " changes, %zu futures of each\n", disk_changes(),
+                      LG_ARRAY_LEN(fates));
+        assert_true(disk_changes() > 200);
+    }
 }
 
 static void test_random(void **state)
 {
-    int64_t began = lg_now_ns();
-    uint64_t seed = 1;
-    g.cuts = g.kills = g.publishes = g.resumes = 0;
-    for (; seed <= RANDOM_SEEDS_MIN || lg_now_ns() - began < RANDOM_MS * LG_MS_NS; seed++)
-        if (!run_seed(&g, seed, DISK_HONEST))
-            fail_msg("%s\nreplay with: test_sim_disk %" PRIu64, g.why, seed);
-    double s = (double)(lg_now_ns() - began) / LG_S_NS;
-    print_message("%" PRIu64 " runs, %" PRIu64 " power cuts and %" PRIu64
-                  " deaths (%.0f/s), %" PRIu64 " checkpoints\n",
-                  seed - 1, g.cuts, g.kills, (double)(g.cuts + g.kills) / s, g.publishes);
-    assert_true(g.cuts > seed && g.kills > seed && g.publishes > seed);
+    (void)state;
+    double cpu_s;
+    memset(&g.count, 0, sizeof g.count);
+    uint64_t runs = seeds_honest(&g_spec, RANDOM_SEEDS_MIN, RANDOM_MS, &cpu_s);
+    const struct counts *c = &g.count;
+    assert_true(runs > 0);
+    uint64_t all = c->cuts + c->kills + c->futures;
+    print_message("%" PRIu64 " runs, %" PRIu64 " checkpoints; %" PRIu64 " power cuts and %" PRIu64
+                  " deaths ended lives, %" PRIu64 " and %" PRIu64
+                  " were looked at (%.0f/s of CPU of all); of these %" PRIu64
+                  " left what another had left, %" PRIu64 " starts were made\n",
+                  runs, c->publishes, c->cuts, c->kills, c->futures - c->future_deaths,
+                  c->future_deaths, (double)all / cpu_s, c->known, c->futures - c->known);
+    assert_true(c->cuts > runs && c->kills > runs && c->publishes > runs);
+    assert_true(c->futures > 1000 * runs && c->futures - c->known > 100 * runs);
 }
 
 /* Each promise of the disk is needed: when it is broken, some run must notice. */
 static void test_lies(void **state)
 {
-    for (int lie = DISK_HONEST + 1; lie < DISK_LIES; lie++) {
-        uint64_t seed = 1;
-        while (seed <= LIE_SEEDS_MAX && run_seed(&g, seed, (enum disk_lie)lie)) seed++;
-        print_message("lie %d: %s (seed %" PRIu64 ")\n", lie,
-                      seed <= LIE_SEEDS_MAX ? g.why : "MISSED", seed);
-        assert_true(seed <= LIE_SEEDS_MAX);
-    }
-}
-
-static int replay(int argc, char **argv)
-{
-    make_world(NULL);
-    g.trace = true;
-    bool passed = run_seed(&g, strtoull(argv[1], NULL, 10),
-                           argc > 2 ? (enum disk_lie)atoi(argv[2]) : DISK_HONEST);
-    printf("seed %s: %s\n", argv[1], passed ? "passed" : g.why);
-    return !passed;
+    (void)state;
+    assert_int_equal(seeds_missed_bugs(&g_spec, LIE_SEEDS_MAX), 0);
 }
 
 int main(int argc, char **argv)
 {
-    if (argc > 1) return replay(argc, argv);
+    if (argc > 1) make_world(NULL);
+    int code = seeds_replay(argc, argv, &g_spec);
+    if (code >= 0) return code;
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_change),
                                        cmocka_unit_test(test_random), cmocka_unit_test(test_lies)};
     return cmocka_run_group_tests(tests, make_world, end_world);
