@@ -255,8 +255,8 @@ static ssize_t write_here(int fd, const void *from, size_t n, off_t at)
     if (f == REFUSED) return -1;
     struct node *d = node_of(fd);
     LG_ASSERT(d && d->dir < 0);
-    if (f == DONE && n > 1 && g_disk.refuse_every && disk_draw(g_disk.refuse_every) == 0)
-        n = 1 + disk_draw(n - 1);
+    bool short_one = g_disk.refuse_every && disk_draw(1 + g_disk.refuse_every / 8) == 0;
+    if (f == DONE && n > 1 && short_one) n = 1 + disk_draw(n - 1);
     memcpy(disk_own_bytes(d, LG_MAX(disk_size(d), (size_t)at + n))->data + at, from, n);
     return f == LAST ? end_change(f, -1) : (ssize_t)n;
 }

@@ -38,7 +38,8 @@ uint64_t disk_changes(void);
 /* From the change numbered `at` on (it may be half done) every call fails with EIO. 0: never. */
 void disk_die_at(uint64_t at);
 bool disk_is_dead(void);
-/* One change in `every` fails with ENOSPC or EIO and has no effect. 0: none. */
+/* One change in `every` fails with ENOSPC or EIO and has no effect, and more writes than that put a part
+ * only. 0: none. */
 void disk_refuse(uint64_t every);
 /* The fate of what is not durable: chance (0 to 16, of 16) that a change is kept; < 0: drawn. */
 void disk_power_loss(int chance);

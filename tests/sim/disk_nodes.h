@@ -54,7 +54,7 @@ struct disk_dir { /* an open directory */
 
 /* Everything that a look at another future must leave as it was. */
 struct disk {
-    int n_nodes, n_dirs; /* those beyond were never used */
+    int n_nodes, n_dirs;         /* those beyond were never used */
     struct node node[NODES_MAX]; /* 0: /sim */
     struct dir dir[DIRS_MAX];
     int fd_node[FDS_MAX]; /* node + 1; 0: free */

@@ -72,6 +72,7 @@ struct world {
     lg_manifest manifest, found; /* to be published; of a start */
     uint64_t die_at;             /* the change that ends this life */
     uint64_t refused;
+    bool foreign; /* another's checkpoint is there, or is being removed */
     uint32_t world;
     const int *fate; /* of the futures that are looked at */
     int n_fates;
@@ -201,7 +202,8 @@ static int count_whole(struct world *w, bool leftovers_allowed)
         if (e->d_name[0] == '.' && !leftovers_allowed) fail_run(w, "%s was left", e->d_name);
         snprintf(dir, sizeof dir, RUN "/checkpoints/%s", e->d_name);
         if (e->d_name[0] == '.' || !lg_manifest_exists(dir)) continue;
-        if (lg_manifest_load(dir, &there) < 0) fail_run(w, "%s is half a checkpoint", e->d_name);
+        if (lg_manifest_load(dir, &there) < 0)
+            fail_run(w, "%s is half a checkpoint: %s", e->d_name, lg_err_message());
         n++;
     }
     closedir(d);
@@ -236,6 +238,7 @@ static void publish_other(struct world *w, uint64_t step)
     char dir[LG_PATH_BYTES];
     static lg_manifest there;
     disk_die_at(0);
+    w->foreign = true;
     make_state(w, step + 1000);
     lg_manifest *m = manifest_of(w, step);
     struct lg_publishing p = publishing(w);
@@ -243,6 +246,7 @@ static void publish_other(struct world *w, uint64_t step)
     if (publish(w, step) < 0) fail_run(w, "%s", lg_err_message());
     if (lg_manifest_load(dir, &there) < 0 || there.file[1].hash != m->file[1].hash)
         fail_run(w, "another's checkpoint of step %" PRIu64 " counts as ours", step);
+    w->foreign = false;
     disk_die_at(LG_MAX(w->die_at, disk_changes() + 1));
 }
 
@@ -298,7 +302,7 @@ static uint64_t choose(struct world *w)
 {
     char dir[LG_PATH_BYTES];
     lg_manifest *m = &w->found;
-    count_whole(w, true);
+    if (!w->foreign) count_whole(w, true);
     if (lg_manifest_newest(RUN "/checkpoints", NAME, dir, m) < 0) return 0;
     if (lg_manifest_verify(m, dir) < 0) fail_run(w, "torn: %s", lg_err_message());
     for (int i = 0; i < m->n_files; i++)
@@ -429,7 +433,7 @@ static void open_world(struct world *w, uint64_t seed, enum disk_lie lie)
     static const int fates[] = {0, 16, -1, -1, DISK_DEATH};
     w->now = (struct life){0};
     w->refused = w->die_at = 0;
-    w->writing = false;
+    w->writing = w->foreign = false;
     w->world++;
     w->fate = fates;
     w->n_fates = LG_ARRAY_LEN(fates);
