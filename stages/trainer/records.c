@@ -48,7 +48,8 @@ static int whole_lines(int fd, uint64_t committed, off_t *ret)
     off_t end = 0;
     if (!f) return LG_FAIL(LG_ERR_IO, "cannot read metrics.jsonl: %s", strerror(errno));
     for (ssize_t n; (n = getline(&line, &cap, f)) > 0;) {
-        if (line[n - 1] != '\n') break;
+        /* NUL: a hole of a power cut, which the parser would take for white space. */
+        if (line[n - 1] != '\n' || memchr(line, 0, (size_t)n)) break;
         cJSON *j = cJSON_ParseWithLength(line, (size_t)n);
         const cJSON *step = cJSON_GetObjectItemCaseSensitive(j, "step");
         bool keep = cJSON_IsNumber(step) && step->valuedouble <= (double)committed;

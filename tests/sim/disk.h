@@ -21,8 +21,7 @@
 #define DISK_LIES_LIST(X)                                                                          \
     X(FILE_SYNC, "fsync of a file does nothing")                                                   \
     X(DIR_SYNC, "fsync of a directory does nothing")                                               \
-    X(LEDGER_SYNC, "fsync of a file whose name starts with ledger does nothing")                   \
-    X(RENAME, "a rename is kept as a removal and a creation, of which one may be lost")
+    X(LEDGER_SYNC, "fsync of a file whose name starts with ledger does nothing")
 enum disk_lie {
     DISK_HONEST,
 #define X(name, what) DISK_##name,

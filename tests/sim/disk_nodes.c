@@ -93,11 +93,6 @@ void disk_change_dir(struct node *d, const char *from, const char *to, int node)
 {
     struct change c = {.from = *from ? disk_text_of(from) : -1,
                        .to = {.text = *to ? disk_text_of(to) : -1, .node = node}};
-    struct change first = c;
-    if (g_disk.lie == DISK_RENAME && c.from >= 0 && c.to.text >= 0) {
-        first.to.text = c.from = -1;
-        add_change(disk_dir_of(d), &first);
-    }
     add_change(disk_dir_of(d), &c);
 }
 

@@ -43,8 +43,8 @@ enum {
     STEPS_MAX = 24,
     LIVES_MAX = 40,
     BATCH = 4,
-    RANDOM_MS = 3000,
-    RANDOM_SEEDS_MIN = 20,
+    RANDOM_MS = 4000,
+    RANDOM_SEEDS_MIN = 130,
     LIE_SEEDS_MAX = 100,
     KNOWN_MAX = 1 << 16
 };
@@ -436,7 +436,7 @@ static void open_world(struct world *w, uint64_t seed, enum disk_lie lie)
     w->writing = w->foreign = false;
     w->world++;
     w->fate = fates;
-    w->n_fates = LG_ARRAY_LEN(fates);
+    w->n_fates = seed % 4 == 1 ? LG_ARRAY_LEN(fates) : 0; /* lives without are many more */
     memset(w->hash, 0, sizeof w->hash);
     disk_format(seed, lie);
     disk_meanwhile(meanwhile, w);
@@ -584,7 +584,7 @@ static void test_random(void **state)
                   runs, c->publishes, c->cuts, c->kills, c->futures - c->future_deaths,
                   c->future_deaths, (double)all / cpu_s, c->known, c->futures - c->known);
     assert_true(c->cuts > runs && c->kills > runs && c->publishes > runs);
-    assert_true(c->futures > 1000 * runs && c->futures - c->known > 100 * runs);
+    assert_true(c->futures > 200 * runs && c->futures - c->known > 50 * runs);
 }
 
 /* Each promise of the disk is needed: when it is broken, some run must notice. */
