@@ -11,10 +11,7 @@
  *   - after retention `keep` checkpoints are left, the newest among them, and no leftovers.
  * What was found well once is not looked at again: a start depends on the disk's contents alone, and
  * its choice of a checkpoint on the folder of checkpoints alone.
- *
- *     test_sim_disk                  everything
- *     test_sim_disk SEED [LIE]       one run, told on stderr
- *     test_sim_disk FROM-TO [LIE]    many
+ * Arguments: tests/unit/seeds.h.
  */
 #include "base/clock.h"
 #include "base/log.h"
@@ -543,8 +540,7 @@ static int end_world(void **state)
     return 0;
 }
 
-/* One undisturbed life, and at each change of the disk what if the power fails: with everything lost,
- * kept, and much in between. */
+/* One undisturbed life, cut at each change with everything lost, kept, and much in between. */
 static void test_every_change(void **state)
 {
     (void)state;
