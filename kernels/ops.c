@@ -282,6 +282,8 @@ void lg_attention_backward(lg_stream *s, const struct lg_attention_backward_args
     APART(dq, q, k, v, o, dout, lse, len, dk, dv);
     APART(dk, q, k, v, o, dout, lse, len, dv);
     APART(dv, q, k, v, o, dout, lse, len);
+    WIDE_MAYBE(a->dbias, 3 * H * d);
+    APART(whole(a->dbias), q, k, v, o, dout, lse, len, dq, dk, dv);
     RUN(attention_backward);
 }
 

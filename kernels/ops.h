@@ -161,7 +161,10 @@ struct lg_attention_forward_args {
     lg_tensor lse;      // (B, H, Tq) or absent: log-sum-exp of the scaled scores, for the backward
     double scale;
 };
-/* dq, dk, dv are overwritten and have their own strides; rows of keys >= k_length get zeros. */
+/* dq, dk, dv are overwritten and have their own strides; rows of keys >= k_length get zeros. dbias (+)=
+ * sums over B and T of dq, dk, dv, one behind the other: the gradient of the bias of the layer that made
+ * q, k, v. That of k is 0 and nothing is summed for it: a bias of k adds the same to all scores of a
+ * query, and softmax does not see that. */
 struct lg_attention_backward_args {
     lg_tensor dout, o; // (B, Tq, H, d), contiguous
     lg_tensor q;       // (B, Tq, H, d), q_stride
@@ -172,6 +175,8 @@ struct lg_attention_backward_args {
     lg_tensor dq;       // (B, Tq, H, d), dq_stride
     lg_tensor dk, dv;   // (B, Tk, H, d), dkv_stride
     int64_t dq_stride, dkv_stride;
+    lg_tensor dbias; // (3 H d) or absent, or fp32
+    bool accumulate_dbias;
     double scale;
 };
 

@@ -431,17 +431,35 @@ template <typename T> static void backward(lg_stream *s, const struct lg_attenti
     if (b.z.d <= 128) return launch_backward<T, 128>(stream, b);
     launch_backward<T, HEAD_MAX_BACKWARD>(stream, b);
 }
+/* dbias (3 H d): column sums of dq, 0, column sums of dv, once these are there. */
+static void bias_gradient(lg_stream *s, const struct lg_attention_backward_args *a)
+{
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    int64_t B = a->q.dim[0], width = a->q.dim[2] * a->q.dim[3];
+    size_t bytes = (size_t)width * lg_dtype_bytes(a->dbias.dtype);
+    lg_tensor q = lg_t2(a->dq.data, a->dq.dtype, B * a->q.dim[1], width);
+    lg_tensor v = lg_t2(a->dv.data, a->dv.dtype, B * a->k.dim[1], width), third[3];
+    for (int i = 0; i < 3; i++)
+        third[i] = lg_t1((char *)a->dbias.data + i * bytes, a->dbias.dtype, width);
+    cuda_column_sums(stream, q, a->dq_stride, third[0], a->accumulate_dbias, s->scratch);
+    if (!a->accumulate_dbias) LG_CUDA(cudaMemsetAsync(third[1].data, 0, bytes, stream));
+    cuda_column_sums(stream, v, a->dkv_stride, third[2], a->accumulate_dbias, s->scratch);
+}
 size_t cuda_attention_backward_scratch(lg_cuda_device *d,
                                        const struct lg_attention_backward_args *a)
 {
-    if (cuda_short_attention_takes(a)) return 0;
+    if (cuda_short_attention_takes(a)) return cuda_short_attention_scratch(a);
+    int64_t B = a->q.dim[0], Tq = a->q.dim[1], H = a->q.dim[2], width = H * a->q.dim[3];
     size_t cudnn = lg_cudnn_attention_backward_scratch(d, a);
-    size_t delta = (size_t)(a->q.dim[0] * a->q.dim[1] * a->q.dim[2]) * sizeof(float);
-    return cudnn ? cudnn : delta;
+    size_t delta = (size_t)(B * Tq * H) * sizeof(float), sums = 0;
+    if (a->dbias.rank)
+        sums = LG_MAX(cuda_column_sums_scratch(B * Tq, width),
+                      cuda_column_sums_scratch(B * a->k.dim[1], width));
+    return LG_MAX(sums, cudnn ? cudnn : delta);
 }
 void cuda_attention_backward(lg_stream *s, const struct lg_attention_backward_args *a)
 {
     if (cuda_short_attention_takes(a)) return cuda_short_attention_backward(s, a);
-    if (lg_cudnn_attention_backward(s, a)) return;
-    WITH_TYPE(a->q.dtype, T, backward<T>(s, a))
+    if (!lg_cudnn_attention_backward(s, a)) WITH_TYPE(a->q.dtype, T, backward<T>(s, a))
+    if (a->dbias.data) bias_gradient(s, a);
 }

@@ -5,17 +5,20 @@
  * sums (chunks, N) in fp32 are then added by blocks of 32 columns: 8 warps take every eighth chunk, and
  * again in order. Chunks depend on M alone.
  *
+ * Rows of x may lie in a wider buffer; those on the way through an activation do not.
+ *
  * Bytes: M N of x; through an activation 3 M N (dx twice, pre). */
 #include "kernels/cuda/common.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS, AT_ONCE = 2 };
 
-/* x *= act'(pre), where there is pre; partial (chunks, N) = sums over `rows` rows of x. */
+/* x *= act'(pre), where there is pre; partial (chunks, N) = sums over `rows` rows of x, which lie
+ * `stride` elements apart, those of pre too. */
 template <typename T> struct sums_args {
     T *x;
     const T *pre;
     float *partial;
-    int64_t M, N, rows;
+    int64_t M, N, stride, rows;
 };
 template <typename T, int P, lg_act ACT>
 static __global__ void __launch_bounds__(THREADS, 4) partial_sums_kernel(const sums_args<T> a)
@@ -32,8 +35,8 @@ static __global__ void __launch_bounds__(THREADS, 4) partial_sums_kernel(const s
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             int64_t m = first + i * WARPS;
-            if (m < last) x[i] = *(const pack<T, P> *)(a.x + m * a.N + c);
-            if (CHANGES && m < last) pre[i] = *(const pack<T, P> *)(a.pre + m * a.N + c);
+            if (m < last) x[i] = *(const pack<T, P> *)(a.x + m * a.stride + c);
+            if (CHANGES && m < last) pre[i] = *(const pack<T, P> *)(a.pre + m * a.stride + c);
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
@@ -46,7 +49,7 @@ static __global__ void __launch_bounds__(THREADS, 4) partial_sums_kernel(const s
                 if (CHANGES) v[e] *= act_slope<T>(ACT, to_float(pre[i].v[e]));
                 sum[e] += v[e];
             }
-            if (CHANGES) store<T, P>(a.x + m * a.N + c, v);
+            if (CHANGES) store<T, P>(a.x + m * a.stride + c, v);
         }
     }
 #pragma unroll
@@ -99,19 +102,22 @@ size_t cuda_column_sums_scratch(int64_t M, int64_t N)
 template <typename T, lg_act ACT>
 static void partial_sums(cudaStream_t stream, const sums_args<T> &a)
 {
-    bool fits = a.N % PACK<T> == 0 && lg_cuda_aligned_16(a.x) && lg_cuda_aligned_16(a.pre);
+    bool fits = a.N % PACK<T> == 0 && a.stride % PACK<T> == 0 && lg_cuda_aligned_16(a.x) &&
+                lg_cuda_aligned_16(a.pre);
     WITH_PACK(fits, T, P, {
         dim3 grid((unsigned)ceil_div(a.N, WARP * P), (unsigned)ceil_div(a.M, a.rows));
         partial_sums_kernel<T, P, ACT><<<grid, THREADS, 0, stream>>>(a);
     })
     LG_CUDA_LAUNCHED();
 }
-void cuda_column_sums(cudaStream_t stream, lg_tensor x, lg_tensor y, bool accumulate, void *scratch)
+void cuda_column_sums(cudaStream_t stream, lg_tensor x, int64_t stride, lg_tensor y,
+                      bool accumulate, void *scratch)
 {
     int64_t M = x.dim[0], N = x.dim[1], rows = chunk_rows(M);
-    WITH_TYPE(x.dtype, T,
-              (partial_sums<T, LG_ACT_NONE>(stream,
-                                            {(T *)x.data, nullptr, (float *)scratch, M, N, rows})))
+    WITH_TYPE(x.dtype, T, {
+        sums_args<T> s = {(T *)x.data, nullptr, (float *)scratch, M, N, stride, rows};
+        partial_sums<T, LG_ACT_NONE>(stream, s);
+    })
     cuda_add_partial_sums(stream, (const float *)scratch, ceil_div(M, rows), y, accumulate);
 }
 void cuda_act_backward_sums(cudaStream_t stream, const struct lg_linear_backward_data_args *a,
@@ -119,7 +125,7 @@ void cuda_act_backward_sums(cudaStream_t stream, const struct lg_linear_backward
 {
     int64_t M = a->dx.dim[0], N = a->dx.dim[1], rows = chunk_rows(M);
     WITH_TYPE(a->dx.dtype, T, {
-        sums_args<T> s = {(T *)a->dx.data, (const T *)a->pre.data, (float *)scratch, M, N, rows};
+        sums_args<T> s = {(T *)a->dx.data, (const T *)a->pre.data, (float *)scratch, M, N, N, rows};
         if (a->act == LG_ACT_GELU_TANH)
             partial_sums<T, LG_ACT_GELU_TANH>(stream, s);
         else if (a->act == LG_ACT_SILU)
@@ -136,5 +142,5 @@ size_t cuda_sum_rows_scratch(const struct lg_sum_rows_args *a)
 }
 void cuda_sum_rows(lg_stream *s, const struct lg_sum_rows_args *a)
 {
-    cuda_column_sums(lg_cuda_stream_of(s), a->x, a->y, a->accumulate, s->scratch);
+    cuda_column_sums(lg_cuda_stream_of(s), a->x, a->x.dim[1], a->y, a->accumulate, s->scratch);
 }

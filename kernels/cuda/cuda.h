@@ -88,10 +88,11 @@ size_t cuda_attention_backward_scratch(lg_cuda_device *d,
 size_t cuda_conv2d_forward_scratch(lg_cuda_device *d, const struct lg_conv2d_forward_args *a);
 size_t cuda_reduce_ranks_scratch(const struct lg_reduce_ranks_args *a);
 
-/* y (N) (+)= column sums of x (M, N), rows in fixed chunks; scratch: cuda_column_sums_scratch bytes. */
+/* y (N) (+)= column sums of x (M, N), whose rows lie `stride` elements apart, in fixed chunks of rows;
+ * scratch: cuda_column_sums_scratch bytes. */
 size_t cuda_column_sums_scratch(int64_t M, int64_t N);
-void cuda_column_sums(cudaStream_t stream, lg_tensor x, lg_tensor y, bool accumulate,
-                      void *scratch);
+void cuda_column_sums(cudaStream_t stream, lg_tensor x, int64_t stride, lg_tensor y,
+                      bool accumulate, void *scratch);
 /* dx *= act'(pre), dbias (+)= column sums of dx; scratch as for cuda_column_sums. */
 void cuda_act_backward_sums(cudaStream_t stream, const struct lg_linear_backward_data_args *a,
                             void *scratch);

@@ -349,7 +349,7 @@ static void run_apart(struct lg_cuda_gemm *g, const struct problem *p, const str
         cuda_act_forward(&s.base,
                          &(struct lg_act_forward_args){.x = pre, .y = d, .act = LG_ACT_GELU_TANH});
     } else {
-        cuda_column_sums(stream, lg_t2((void *)x->a, (lg_dtype)p->in, p->k, p->m),
+        cuda_column_sums(stream, lg_t2((void *)x->a, (lg_dtype)p->in, p->k, p->m), p->m,
                          lg_t1(x->bias, (lg_dtype)p->side, p->m), false, x->workspace);
     }
 }

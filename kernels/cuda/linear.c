@@ -162,5 +162,6 @@ void cuda_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_w
     x = weight_product(a);
     if (!lg_cuda_gemm_run(s, &x)) cuda_any_gemm(lg_cuda_stream_of(s), &x.g);
     if (a->dbias.data)
-        cuda_column_sums(lg_cuda_stream_of(s), a->dy, a->dbias, a->accumulate, s->scratch);
+        cuda_column_sums(lg_cuda_stream_of(s), a->dy, a->dy.dim[1], a->dbias, a->accumulate,
+                         s->scratch);
 }

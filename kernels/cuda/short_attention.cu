@@ -19,7 +19,13 @@
  * transpose alike, without bank conflicts. The inner dimension of the first two products comes in
  * steps of 16: at d = 72 the last band's second half is zeros. dS^T lies in columns of 8 queries, 16
  * bytes a key, without swizzle. At d = 72: 4 x 40960 + 32768 (dS of one block of queries) + 2048 (lse, r)
- * = 198,656 bytes.
+ * + 27648 (below) = 226,304 bytes.
+ *
+ * dbias: sums over the rows of dQ and dV before they are rounded. A thread adds up the rows that it holds
+ * of a column, over all blocks of queries, in a slot of its own: (32, 72) floats for dQ, (64, 72) for dV.
+ * When the head is done, a thread a column adds the slots in order; the sums of the heads (B, 3, H, d) go
+ * to scratch memory and are added over the batch (column_sums.cu). Rows of 72 floats keep the slots of a
+ * warp in different banks at either d.
  *
  * At B = 256, 16 heads: 1.21 GB must move (0.29 ms at 4.2 TB/s), 194 GFLOP. */
 #include "kernels/cuda/common.cuh"
@@ -27,13 +33,15 @@
 
 enum { TOKENS = 256, THREADS = 256, KEYS = 64, QUERIES = 64, BAND = TOKENS * 32 };
 enum { DS_COLUMN = TOKENS * 16, DS_BYTES = QUERIES / 8 * DS_COLUMN };
+enum { SLOT_ROW = 72, DQ_SLOTS = 32, DV_SLOTS = 64 }; /* floats; rows */
 
 #define LOG2_E 1.44269504f
 
 template <int D> struct layout {
     static constexpr int COLUMNS = D / 8, BANDS = (D + 15) / 16, MATRIX = BANDS * BAND;
     static constexpr int DS = 4 * MATRIX, ROWS = DS + DS_BYTES;
-    static constexpr int BYTES = ROWS + 2 * TOKENS * (int)sizeof(float);
+    static constexpr int SLOTS = ROWS + 2 * TOKENS * (int)sizeof(float);
+    static constexpr int BYTES = SLOTS + (DQ_SLOTS + DV_SLOTS) * SLOT_ROW * (int)sizeof(float);
 };
 
 /* ---- wgmma ---- */
@@ -177,11 +185,27 @@ static __device__ __forceinline__ void store_result(T *to, int64_t stride, const
     }
 }
 
+/* The rows that a thread holds of the result of a product, added up in its slot: 2 N columns of `slots`
+ * from row `row`. */
+template <int N>
+static __device__ __forceinline__ void add_to_slot(float *slots, int row, const float (&x)[N],
+                                                   bool first)
+{
+    float2 *slot = (float2 *)(slots + row * SLOT_ROW + threadIdx.x % 4 * 2);
+#pragma unroll
+    for (int j = 0; j < N / 4; j++) {
+        float2 sum = {x[4 * j] + x[4 * j + 2], x[4 * j + 1] + x[4 * j + 3]};
+        if (!first) sum.x += slot[4 * j].x, sum.y += slot[4 * j].y;
+        slot[4 * j] = sum;
+    }
+}
+
 template <typename T> struct short_args {
     const T *q, *k, *v, *dout, *o;
     const float *lse;
     int64_t q_stride, kv_stride, dq_stride, dkv_stride;
     T *dq, *dk, *dv;
+    float *sums; // (B, 3, H, d), or NULL: column sums of dq, dk (0), dv
     float scale;
     int H, heads; /* of a sample, of all samples */
 };
@@ -205,10 +229,10 @@ static __device__ __forceinline__ void add_to_keys(float (&x)[D / 2], const uint
     for (int s = 0; s < QUERIES / 16; s++)
         tensor_core<T>::keys(x, p + 4 * s, operand(b + (rb + 16 * s) * 32, BAND, 256, 3));
 }
-/* Columns [first, first + 2 N) of dQ of one block of queries; first is a multiple of 16. */
+/* Columns [first, first + 2 N) of dQ of the block of queries from q0; first is a multiple of 16. */
 template <typename T, int D, int N>
 static __device__ __forceinline__ void query_gradients(const short_args<T> &a, T *dq, uint32_t ds,
-                                                       uint32_t k, int first)
+                                                       uint32_t k, int first, float *slots, int q0)
 {
     float x[N];
     products_begin();
@@ -219,7 +243,8 @@ static __device__ __forceinline__ void query_gradients(const short_args<T> &a, T
     products_end();
     products_wait<0>();
     settled(x);
-    store_result(dq + first, a.dq_stride, x, a.scale);
+    store_result(dq + q0 * a.dq_stride + first, a.dq_stride, x, a.scale);
+    if (a.sums) add_to_slot(slots + first, threadIdx.x % 128 / 4, x, q0 == 0);
 }
 
 /* Head `at` of all B x H: where its rows begin. */
@@ -235,6 +260,21 @@ template <typename T, int D> struct head {
         return p + row * stride + column;
     }
 };
+/* The slots of dQ and dV, all filled, to a.sums: a thread adds a column. */
+template <typename T, int D>
+static __device__ __forceinline__ void store_sums(const short_args<T> &a, const head<T, D> &h,
+                                                  const float *slots)
+{
+    if (threadIdx.x >= 2 * D) return;
+    bool of_v = threadIdx.x >= D;
+    int c = threadIdx.x % D;
+    const float *slot = slots + (of_v ? DQ_SLOTS * SLOT_ROW : 0) + c;
+    float *to = a.sums + h.row / TOKENS * 3 * h.H * D + h.column + c, sum = 0;
+#pragma unroll 8
+    for (int r = 0; r < (of_v ? DV_SLOTS : DQ_SLOTS); r++) sum += slot[r * SLOT_ROW];
+    to[of_v ? 2 * h.H * D : 0] = of_v ? sum : sum * a.scale;
+    if (!of_v) to[h.H * D] = 0;
+}
 template <typename T, int D>
 static __device__ __forceinline__ void copy_queries(const short_args<T> &a, char *shared,
                                                     const head<T, D> &h, int first, int count)
@@ -275,6 +315,7 @@ static __global__ void __launch_bounds__(THREADS, 1) short_backward_kernel(const
     using L = layout<D>;
     extern __shared__ __align__(1024) char shared[];
     float *lse = (float *)(shared + L::ROWS), *sums = lse + TOKENS;
+    float *slots = (float *)(shared + L::SLOTS);
     char *ds = shared + L::DS;
     int group = threadIdx.x / 128, lane = threadIdx.x % WARP, warp = threadIdx.x % 128 / WARP;
     uint32_t q = shared_address(shared), k = q + L::MATRIX, v = k + L::MATRIX, dout = v + L::MATRIX;
@@ -342,11 +383,11 @@ static __global__ void __launch_bounds__(THREADS, 1) short_backward_kernel(const
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
             if (more) copy_queries<T, D>(a, shared, next, q0, QUERIES);
-            T *to = h.in(a.dq, a.dq_stride) + q0 * a.dq_stride;
+            T *to = h.in(a.dq, a.dq_stride);
             if (group == 0)
-                query_gradients<T, D, 16>(a, to, shared_address(ds), k, 0);
+                query_gradients<T, D, 16>(a, to, shared_address(ds), k, 0, slots, q0);
             else
-                query_gradients<T, D, (D - 32) / 2>(a, to, shared_address(ds), k, 32);
+                query_gradients<T, D, (D - 32) / 2>(a, to, shared_address(ds), k, 32, slots, q0);
             __syncthreads();
         }
         if (more) {
@@ -361,27 +402,43 @@ static __global__ void __launch_bounds__(THREADS, 1) short_backward_kernel(const
             settled(dv[i]);
             store_result(h.in(a.dk, a.dkv_stride) + row, a.dkv_stride, dk[i], a.scale);
             store_result(h.in(a.dv, a.dkv_stride) + row, a.dkv_stride, dv[i], 1);
+            if (a.sums) add_to_slot(slots + DQ_SLOTS * SLOT_ROW, threadIdx.x / 4, dv[i], i == 0);
+        }
+        if (a.sums) {
+            __syncthreads();
+            store_sums<T, D>(a, h, slots);
         }
     }
 }
 
 template <typename T, int D>
-static void launch(cudaStream_t stream, int multiprocessors,
-                   const struct lg_attention_backward_args *a)
+static void launch(lg_stream *stream, const struct lg_attention_backward_args *a)
 {
-    short_args<T> s = {(const T *)a->q.data, (const T *)a->k.data,
-                       (const T *)a->v.data, (const T *)a->dout.data,
-                       (const T *)a->o.data, (const float *)a->lse.data,
-                       a->q_stride,          a->kv_stride,
-                       a->dq_stride,         a->dkv_stride,
-                       (T *)a->dq.data,      (T *)a->dk.data,
-                       (T *)a->dv.data,      (float)a->scale,
-                       (int)a->q.dim[2],     (int)(a->q.dim[0] * a->q.dim[2])};
+    cudaStream_t cuda = lg_cuda_stream_of(stream);
+    int multiprocessors = lg_cuda_device_of(stream)->multiprocessors;
+    short_args<T> s = {(const T *)a->q.data,
+                       (const T *)a->k.data,
+                       (const T *)a->v.data,
+                       (const T *)a->dout.data,
+                       (const T *)a->o.data,
+                       (const float *)a->lse.data,
+                       a->q_stride,
+                       a->kv_stride,
+                       a->dq_stride,
+                       a->dkv_stride,
+                       (T *)a->dq.data,
+                       (T *)a->dk.data,
+                       (T *)a->dv.data,
+                       a->dbias.data ? (float *)stream->scratch : nullptr,
+                       (float)a->scale,
+                       (int)a->q.dim[2],
+                       (int)(a->q.dim[0] * a->q.dim[2])};
     unsigned blocks = (unsigned)(s.heads < multiprocessors ? s.heads : multiprocessors);
     LG_CUDA(cudaFuncSetAttribute(short_backward_kernel<T, D>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, layout<D>::BYTES));
-    short_backward_kernel<T, D><<<blocks, THREADS, layout<D>::BYTES, stream>>>(s);
+    short_backward_kernel<T, D><<<blocks, THREADS, layout<D>::BYTES, cuda>>>(s);
     LG_CUDA_LAUNCHED();
+    if (s.sums) cuda_add_partial_sums(cuda, s.sums, a->q.dim[0], a->dbias, a->accumulate_dbias);
 }
 
 bool cuda_short_attention_takes(const struct lg_attention_backward_args *a)
@@ -397,13 +454,16 @@ bool cuda_short_attention_takes(const struct lg_attention_backward_args *a)
         if (strides[i] % 8) return false;
     return true;
 }
+size_t cuda_short_attention_scratch(const struct lg_attention_backward_args *a)
+{
+    int64_t width = a->q.dim[2] * a->q.dim[3];
+    return a->dbias.rank ? (size_t)(a->q.dim[0] * 3 * width) * sizeof(float) : 0;
+}
 void cuda_short_attention_backward(lg_stream *s, const struct lg_attention_backward_args *a)
 {
-    cudaStream_t stream = lg_cuda_stream_of(s);
-    int n = lg_cuda_device_of(s)->multiprocessors;
     bool wide = a->q.dim[3] == 72, half = a->q.dtype == LG_F16;
     if (half)
-        wide ? launch<fp16, 72>(stream, n, a) : launch<fp16, 64>(stream, n, a);
+        wide ? launch<fp16, 72>(s, a) : launch<fp16, 64>(s, a);
     else
-        wide ? launch<bf16, 72>(stream, n, a) : launch<bf16, 64>(stream, n, a);
+        wide ? launch<bf16, 72>(s, a) : launch<bf16, 64>(s, a);
 }

@@ -25,6 +25,12 @@
 #define LG_OP(name) void LG_K(name)(lg_stream * s, const struct lg_##name##_args *a);
 #include "kernels/ops.def"
 #undef LG_OP
+/* y (columns) (+)= column sums of x, in the order of its rows. */
+struct lg_host_rows {
+    const float *data;
+    int64_t rows, columns, stride;
+};
+void LG_K(column_sums)(lg_stream *s, const struct lg_host_rows *x, float *y, bool accumulate);
 size_t LG_K(attention_forward_scratch)(const struct lg_attention_forward_args *a, int threads);
 size_t LG_K(attention_backward_scratch)(const struct lg_attention_backward_args *a, int threads);
 size_t LG_K(group_norm_scratch)(const struct lg_group_norm_forward_args *a, int threads);

@@ -314,6 +314,18 @@ static void backward_head(const struct lg_attention_backward_args *a, int64_t b,
     }
 }
 
+/* dbias (+)= column sums of dq, 0, column sums of dv. */
+static void bias_gradient(lg_stream *s, const struct lg_attention_backward_args *a)
+{
+    const int64_t B = a->q.dim[0], width = a->q.dim[2] * a->q.dim[3];
+    struct lg_host_rows q = {a->dq.data, B * a->q.dim[1], width, a->dq_stride};
+    struct lg_host_rows v = {a->dv.data, B * a->k.dim[1], width, a->dkv_stride};
+    float *dbias = a->dbias.data;
+    LG_K(column_sums)(s, &q, dbias, a->accumulate_dbias);
+    if (!a->accumulate_dbias) memset(dbias + width, 0, (size_t)width * sizeof *dbias);
+    LG_K(column_sums)(s, &v, dbias + 2 * width, a->accumulate_dbias);
+}
+
 void LG_K(attention_backward)(lg_stream *s, const struct lg_attention_backward_args *a)
 {
     const int64_t H = a->q.dim[2], heads = a->q.dim[0] * H;
@@ -322,4 +334,5 @@ void LG_K(attention_backward)(lg_stream *s, const struct lg_attention_backward_a
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t i = 0; i < heads; i++)
         backward_head(a, i / H, i % H, (float *)s->scratch + omp_get_thread_num() * floats);
+    if (a->dbias.rank && a->dbias.data) bias_gradient(s, a);
 }

@@ -121,15 +121,20 @@ static void add_rows(float *y, const float *x, int64_t rows, int64_t N, int64_t 
                  { vf_store_n(y + i, vf_load_n(y + i, r) + vf_load_n(x + m * N + i, r), r); });
 }
 
+void LG_K(column_sums)(lg_stream *s, const struct lg_host_rows *x, float *y, bool accumulate)
+{
+    const int64_t N = x->columns, wide = 1024; /* columns of y that stay in the first cache */
+    if (!accumulate) memset(y, 0, (size_t)N * sizeof *y);
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t c = 0; c < N; c += wide)
+        add_rows(y + c, x->data + c, x->rows, x->stride, LG_MIN(wide, N - c));
+}
+
 void LG_K(sum_rows)(lg_stream *s, const struct lg_sum_rows_args *a)
 {
-    const float *x = a->x.data;
-    float *y = a->y.data;
-    const int64_t N = a->y.dim[0], rows = lg_host_numel(&a->x) / N;
-    const int64_t wide = 1024; /* columns of y that stay in the first cache */
-    if (!a->accumulate) memset(y, 0, (size_t)N * sizeof *y);
-    LG_PARALLEL(lg_host_threads(s))
-    for (int64_t c = 0; c < N; c += wide) add_rows(y + c, x + c, rows, N, LG_MIN(wide, N - c));
+    const int64_t N = a->y.dim[0];
+    struct lg_host_rows x = {a->x.data, lg_host_numel(&a->x) / N, N, N};
+    LG_K(column_sums)(s, &x, a->y.data, a->accumulate);
 }
 
 void LG_K(combine)(lg_stream *s, const struct lg_combine_args *a)

@@ -61,6 +61,21 @@ void ref64_attention_forward(lg_stream *s, const struct lg_attention_forward_arg
     }
 }
 
+/* dbias: sums over samples and tokens of dq, of dk (0: see ops.h), of dv. */
+static void bias_gradient(const struct lg_attention_backward_args *a)
+{
+    struct heads z = heads_of(&a->q, &a->k);
+    int64_t width = z.H * z.d;
+    for (int64_t i = 0; i < width; i++) {
+        double q = 0, v = 0;
+        for (int64_t bt = 0; bt < z.B * z.Tq; bt++) q += ref64_data(a->dq)[bt * a->dq_stride + i];
+        for (int64_t bt = 0; bt < z.B * z.Tk; bt++) v += ref64_data(a->dv)[bt * a->dkv_stride + i];
+        ref64_put(&ref64_data(a->dbias)[i], q, a->accumulate_dbias);
+        ref64_put(&ref64_data(a->dbias)[width + i], 0, a->accumulate_dbias);
+        ref64_put(&ref64_data(a->dbias)[2 * width + i], v, a->accumulate_dbias);
+    }
+}
+
 /* With p = exp(scale q k - lse): dv = p^T dout; ds = p (dout v^T - dout o); dq = scale ds k;
  * dk = scale ds^T q. */
 void ref64_attention_backward(lg_stream *s, const struct lg_attention_backward_args *a)
@@ -93,4 +108,5 @@ void ref64_attention_backward(lg_stream *s, const struct lg_attention_backward_a
             }
         }
     }
+    if (a->dbias.data) bias_gradient(a);
 }

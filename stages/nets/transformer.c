@@ -332,8 +332,11 @@ void lg_tf_attention_backward(const struct lg_tf_attention *h, const struct lg_t
                                                                .dv = head_view(dqkv, n, 2),
                                                                .dq_stride = 3 * n->D,
                                                                .dkv_stride = 3 * n->D,
+                                                               .dbias = bias_gradient(p, h->qkv),
+                                                               .accumulate_dbias = p->accumulate,
                                                                .scale = 1.0 / sqrt((double)n->d)});
-    lg_tf_linear_backward(p, h->qkv, h->y, dqkv, tmp->dy, false); /* dy: gradient of y */
+    weight_backward(p, h->qkv, h->y, dqkv, LG_NONE);
+    data_backward(p, h->qkv, dqkv, tmp->dy, false); /* dy: gradient of y */
     norm_backward(p, m, dm, &(struct norm_back){tmp->dy, x, h->mean, h->rstd, tmp->dx, true});
 }
 

@@ -227,26 +227,24 @@ static void take_scratch(size_t bytes)
     lg_stream_set_scratch(stream, alloc(bytes), bytes);
 }
 
-/* What the rest of a step's dx costs beside the product of the row before. */
-static void print_difference(const char *name, int times, double bytes,
-                             const struct lg_linear_backward_data_args *a)
-{
-    double product = last_ms;
-    lg_linear_backward_data(stream, a);
-    lg_stream_sync(stream);
-    double before = now_ms();
-    for (int c = 0; c < CALLS; c++) lg_linear_backward_data(stream, a);
-    lg_stream_sync(stream);
-    print_row(name, times, (now_ms() - before) / CALLS - product, 0, bytes);
-}
+/* The same for what `body` takes more than that of the row before. */
+#define ROW_MORE(name, times, bytes, body)                                                         \
+    do {                                                                                           \
+        double less_ = last_ms;                                                                    \
+        body;                                                                                      \
+        lg_stream_sync(stream);                                                                    \
+        double before_ = now_ms();                                                                 \
+        for (int c_ = 0; c_ < CALLS; c_++) body;                                                   \
+        lg_stream_sync(stream);                                                                    \
+        print_row(name, times, (now_ms() - before_) / CALLS - less_, 0, bytes);                    \
+    } while (0)
 
-/* below: the activation of the layer before, which dx goes through. dbias_too: where it is not made
- * elsewhere. */
+/* below: the activation of the layer before, which dx goes through. Gradients of biases are made on the
+ * way down: by what comes behind the layer. */
 struct layer {
     const char *name;
     int64_t N, K;
     lg_act act, below;
-    bool dbias_too;
 };
 static void bench_linear(int64_t M, const struct layer *l)
 {
@@ -257,8 +255,8 @@ static void bench_linear(int64_t M, const struct layer *l)
     double flops = 2.0 * (double)M * (double)N * (double)K;
     lg_tensor x = noise(M, K, 1), w = noise(N, K, 0.03), bias = noise(1, N, 0.1),
               y = noise(M, N, 1);
-    lg_tensor pre = act ? noise(M, N, 1) : LG_NONE, dw = noise(N, K, 1), dbias = noise(1, N, 1);
-    bias.rank = dbias.rank = 1, bias.dim[0] = dbias.dim[0] = N;
+    lg_tensor pre = act ? noise(M, N, 1) : LG_NONE, dw = noise(N, K, 1);
+    bias.rank = 1, bias.dim[0] = N;
     snprintf(row, sizeof row, "%s forward", name);
     ROW(row, 28, flops, 0,
         lg_linear_forward(stream,
@@ -272,17 +270,15 @@ static void bench_linear(int64_t M, const struct layer *l)
     if (l->below) {
         below = noise(M, K, 1), dbelow = noise(1, K, 1), dbelow.rank = 1, dbelow.dim[0] = K;
         snprintf(row, sizeof row, "  with GELU backward, dbias");
-        print_difference(
-            row, 28, 6 * (double)(M * K),
-            &(struct lg_linear_backward_data_args){
-                .dy = y, .w = w, .dx = x, .act = l->below, .pre = below, .dbias = dbelow});
+        struct lg_linear_backward_data_args through = {
+            .dy = y, .w = w, .dx = x, .act = l->below, .pre = below, .dbias = dbelow};
+        ROW_MORE(row, 28, 6 * (double)(M * K), lg_linear_backward_data(stream, &through));
     }
-    snprintf(row, sizeof row, "%s dw%s", name, l->dbias_too ? ", dbias" : "");
+    snprintf(row, sizeof row, "%s dw", name);
     ROW(row, 28, flops, 0,
         lg_linear_backward_weight(
-            stream, &(struct lg_linear_backward_weight_args){
-                        .dy = y, .x = x, .dw = dw, .dbias = l->dbias_too ? dbias : LG_NONE}));
-    lg_tensor *all[] = {&x, &w, &bias, &y, &pre, &dw, &dbias, &below, &dbelow};
+            stream, &(struct lg_linear_backward_weight_args){.dy = y, .x = x, .dw = dw}));
+    lg_tensor *all[] = {&x, &w, &bias, &y, &pre, &dw, &below, &dbelow};
     for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]->data);
 }
 
@@ -309,23 +305,25 @@ static void bench_attention(int64_t T, int64_t H, int64_t d)
                                                         .o = head_view(o, T, H, d, 0),
                                                         .lse = lse,
                                                         .scale = scale}));
-    ROW("attention backward", 28, 2.5 * flops, 0,
-        lg_attention_backward(
-            stream, &(struct lg_attention_backward_args){.dout = head_view(dout, T, H, d, 0),
-                                                         .o = head_view(o, T, H, d, 0),
-                                                         .q = head_view(qkv, T, H, d, 0),
-                                                         .k = head_view(qkv, T, H, d, D),
-                                                         .v = head_view(qkv, T, H, d, 2 * D),
-                                                         .q_stride = 3 * D,
-                                                         .kv_stride = 3 * D,
-                                                         .lse = lse,
-                                                         .dq = head_view(dqkv, T, H, d, 0),
-                                                         .dk = head_view(dqkv, T, H, d, D),
-                                                         .dv = head_view(dqkv, T, H, d, 2 * D),
-                                                         .dq_stride = 3 * D,
-                                                         .dkv_stride = 3 * D,
-                                                         .scale = scale}));
-    lg_tensor *all[] = {&qkv, &dqkv, &o, &dout, &lse};
+    struct lg_attention_backward_args back = {.dout = head_view(dout, T, H, d, 0),
+                                              .o = head_view(o, T, H, d, 0),
+                                              .q = head_view(qkv, T, H, d, 0),
+                                              .k = head_view(qkv, T, H, d, D),
+                                              .v = head_view(qkv, T, H, d, 2 * D),
+                                              .q_stride = 3 * D,
+                                              .kv_stride = 3 * D,
+                                              .lse = lse,
+                                              .dq = head_view(dqkv, T, H, d, 0),
+                                              .dk = head_view(dqkv, T, H, d, D),
+                                              .dv = head_view(dqkv, T, H, d, 2 * D),
+                                              .dq_stride = 3 * D,
+                                              .dkv_stride = 3 * D,
+                                              .scale = scale};
+    ROW("attention backward", 28, 2.5 * flops, 0, lg_attention_backward(stream, &back));
+    back.dbias = noise(1, 3 * D, 1), back.dbias.rank = 1, back.dbias.dim[0] = 3 * D;
+    ROW_MORE("  with dbias of q, k, v", 28, 2 * (double)(3 * rows * D),
+             lg_attention_backward(stream, &back));
+    lg_tensor *all[] = {&qkv, &dqkv, &o, &dout, &lse, &back.dbias};
     for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]->data);
 }
 
@@ -399,7 +397,7 @@ int main(int argc, char **argv)
     bench_step(steps);
     int64_t T = 256, D = 1152, M = batch * T;
     take_scratch((size_t)2 << 30);
-    bench_linear(M, &(struct layer){.name = "qkv", .N = 3 * D, .K = D, .dbias_too = true});
+    bench_linear(M, &(struct layer){.name = "qkv", .N = 3 * D, .K = D});
     bench_linear(M, &(struct layer){.name = "out", .N = D, .K = D});
     bench_linear(M, &(struct layer){.name = "up", .N = 4 * D, .K = D, .act = LG_ACT_GELU_TANH});
     bench_linear(M, &(struct layer){.name = "down", .N = D, .K = 4 * D, .below = LG_ACT_GELU_TANH});

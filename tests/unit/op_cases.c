@@ -302,6 +302,8 @@ BUILD(attention_backward)
     struct qkv g = make_qkv(r, z, OP_SAMPLE | OP_OUTPUT, NAMES);
     a.dq = g.q, a.dk = g.k, a.dv = g.v;
     a.dq_stride = g.q_stride, a.dkv_stride = g.kv_stride;
+    if (z->bias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(3 * H * d));
+    a.accumulate_dbias = z->dbias_filled;
     lg_attention_backward(r->stream, &a);
 }
 

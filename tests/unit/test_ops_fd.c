@@ -340,12 +340,24 @@ static void gate_residual(void **state)
     check("dgate and the unused slice", &l, m, B * STRIDE, dm, NULL);
 }
 
-/* Self-attention on one packed buffer. */
+/* Self-attention on one packed buffer, which a bias is added to. */
+struct biased_attention {
+    struct lg_add_forward_args bias;
+    struct lg_attention_forward_args attention;
+};
+static void run_biased_attention(const void *args)
+{
+    const struct biased_attention *a = args;
+    lg_add_forward(stream, &a->bias);
+    lg_attention_forward(stream, &a->attention);
+}
+
 static void attention_packed(void **state)
 {
     enum { B = 2, T = 4, H = 2, D = 3, W = H * D, n = B * T * 3 * W };
     double *qkv = normals(n), *dqkv = poison(n), *o = poison(B * T * W), *r = normals(B * T * W);
-    double *lse = poison(B * H * T);
+    double *lse = poison(B * H * T), *bias = zeros(3 * W), *db = normals(3 * W), *sum = zeros(n);
+    const double *db0 = copy_of(db, 3 * W);
     struct lg_attention_forward_args f = {.q = T4(qkv, B, T, H, D),
                                           .k = T4(qkv + W, B, T, H, D),
                                           .v = T4(qkv + 2 * W, B, T, H, D),
@@ -370,8 +382,17 @@ static void attention_packed(void **state)
                                                                .dv = T4(dqkv + 2 * W, B, T, H, D),
                                                                .dq_stride = 3 * W,
                                                                .dkv_stride = 3 * W,
+                                                               .dbias = T1(db, 3 * W),
+                                                               .accumulate_dbias = true,
                                                                .scale = f.scale});
     check("dqkv", &l, qkv, n, dqkv, NULL);
+    struct biased_attention biased = {
+        .bias = {.a = T2(qkv, B * T, 3 * W), .b = T1(bias, 3 * W), .y = T2(sum, B * T, 3 * W)},
+        .attention = f};
+    biased.attention.q.data = sum, biased.attention.k.data = sum + W;
+    biased.attention.v.data = sum + 2 * W;
+    check("dbias", &(struct loss){run_biased_attention, &biased, o, r, B * T * W}, bias, 3 * W, db,
+          db0);
 }
 
 /* Cross-attention with lengths; q and dq, kv and dkv have strides of their own. */
