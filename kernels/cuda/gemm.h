@@ -14,6 +14,7 @@ struct lg_cuda_product {
     lg_dtype bias_type; /* BIAS_GRADIENT */
     void *workspace;    /* NULL: at the start of the stream's scratch memory */
     bool parts;         /* k may be cut into parts that are added in order */
+    bool exact;         /* in fp32 where the precision is tf32 */
 };
 
 int lg_cuda_gemm_open(lg_cuda_device *d, struct lg_cuda_gemm **ret);
