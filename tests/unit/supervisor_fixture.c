@@ -81,6 +81,11 @@ struct lg_instance *add(lg_role role, int index)
     struct lg_instance *i = lg_instance_add(&g_super, role, index);
     i->incarnation = lg_board_enlist(g_super.board, role, index);
     atomic_store(&lg_board_row(g_super.board, role, index)->ready, i->incarnation);
+    char *argv[] = {(char *)"sleep", (char *)"100", NULL};
+    assert_int_equal(
+        lg_child_spawn(&(struct lg_spawn){.program = "/bin/sleep", .argv = argv, .pass_fd = -1},
+                       &i->child),
+        0);
     i->state = LG_INSTANCE_ready;
     atomic_fetch_add(&g_super.board->s->wanted[role], 1);
     return i;
@@ -113,4 +118,13 @@ void assert_text(const char *file, const char *part)
     assert_int_equal(lg_read_file(scratch_path(file), 1 << 16, &text, &bytes), 0);
     if (!strstr(text, part)) fail_msg("\"%s\" lacks \"%s\"", text, part);
     free(text);
+}
+
+void leaves(struct lg_instance *i)
+{
+    lg_child_signal(&i->child, SIGKILL);
+    lg_child_reap(&i->child);
+    i->exit_code = 0;
+    lg_board_bury(g_super.board, i->incarnation);
+    lg_instance_raise(&g_super, i, LG_INSTANCE_EVENT_left);
 }

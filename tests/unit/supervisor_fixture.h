@@ -13,9 +13,11 @@ int supervisor_setup(void **state);
 int supervisor_teardown(void **state);
 /* A shell script as a program in the scratch folder. */
 void script(const char *name, const char *text);
-/* An instance that is ready, without a process of its own; one more is wanted. */
+/* An instance that is ready; its process only sleeps. One more is wanted. */
 struct lg_instance *add(lg_role role, int index);
 struct lg_instance *vae(int index);
+/* Its process ends in order. */
+void leaves(struct lg_instance *i);
 /* What the loop does beside deaths of instances. */
 void turn(void);
 /* A file of the scratch folder has this in it. */

@@ -258,8 +258,7 @@ static void hand_over(void)
     for (int look = 0; look < LOOKS_MAX && vae(0)->state != LG_INSTANCE_yielding; look++) turn();
     assert_int_equal(vae(0)->state, LG_INSTANCE_yielding);
     assert_string_equal(in_force(0), g_program);
-    lg_board_bury(g_super.board, vae(0)->incarnation);
-    lg_instance_raise(&g_super, vae(0), LG_INSTANCE_EVENT_left);
+    leaves(vae(0));
     assert_int_equal(vae(0)->state, LG_INSTANCE_starting);
     assert_true(vae(0)->child.pidfd >= 0 && vae(0)->stood_by != 0);
     lg_swap_on_death(&g_super, 0); /* seen in the same turn: it is no stander any more */
@@ -343,8 +342,7 @@ static void test_swap_of_trainers(void **state)
         struct lg_instance *i = lg_instance_find(&g_super, LG_ROLE_trainer, k);
         turn();
         assert_int_equal(atomic_load(word), 1);
-        lg_board_bury(g_super.board, i->incarnation);
-        lg_instance_raise(&g_super, i, LG_INSTANCE_EVENT_left);
+        leaves(i);
     }
     turn();
     assert_int_equal(atomic_load(word), 0);
@@ -361,10 +359,6 @@ static void test_scale_refused(void **state)
     order(do_scale, "vae", "2");
     assert_answer(LG_ERR_BUSY, "the run is starting: scale it");
     g_super.step = LG_RUN_STEP_running;
-    snprintf(g_super_run.units, sizeof g_super_run.units, "lg-fake-");
-    order(do_scale, "vae", "2");
-    assert_answer(LG_ERR_USAGE, "units of systemd's");
-    g_super_run.units[0] = 0;
     g_super_run.plan.instances[LG_ROLE_vae] = 0;
     order(do_scale, "vae", "2");
     assert_answer(LG_ERR_USAGE, "this run has no vae");
