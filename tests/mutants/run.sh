@@ -39,7 +39,7 @@ tests_of() {
     shm/window.*) echo sim_protocol window sim_supervisor e2e:kills ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
-    base/* | config/* | stages/*) echo sim_disk faults e2e:resume ;;
+    base/* | config/* | stages/*) echo sim_disk ckpt_files faults verify ckpt e2e:resume ;;
     supervisor/*) echo sim_supervisor supervise supervise_deaths supervise_adopt supervise_orders keeper e2e:lgsup_dies ;;
     esac
 }
