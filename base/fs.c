@@ -138,6 +138,12 @@ out:
     return rc;
 }
 
+int lg_close_text(FILE *text)
+{
+    bool bad = ferror(text);
+    return fclose(text) == 0 && !bad ? 0 : -1;
+}
+
 int lg_write_all(int fd, const void *data, size_t bytes)
 {
     const char *p = data;

@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 enum { LG_PATH_BYTES = 4096 };
 
@@ -23,6 +24,8 @@ bool lg_path_exists(const char *path);
 int lg_read_file(const char *path, size_t bytes_max, char **ret_data, size_t *ret_bytes);
 /* Temporary beside path, write, fsync, rename, fsync of the directory. */
 int lg_publish_file(const char *path, const void *data, size_t bytes);
+/* Ends an open_memstream. -1: memory ran out on the way, and the text is not whole. */
+int lg_close_text(FILE *text);
 int lg_write_all(int fd, const void *data, size_t bytes);
 int lg_fsync_dir(const char *path);
 /* XXH3 64 of a whole file / of memory. */

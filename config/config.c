@@ -7,6 +7,7 @@
  * Paths are stored absolute, so that the saved effective config means the same from anywhere.
  * Memory: strings of a few bytes; running out of it here is treated as a bug. */
 #include "config/config.h"
+#include "base/fs.h"
 #include "config/problems.h"
 #include "config/schema.h"
 #include "config/toml.h"
@@ -79,7 +80,7 @@ static char *absolute(const char *dir, const char *path, bool list)
         fputc(',', out);
         part += len + 1;
     }
-    LG_ASSERT(fclose(out) == 0);
+    LG_ASSERT(lg_close_text(out) == 0);
     return text;
 }
 

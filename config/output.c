@@ -1,5 +1,6 @@
 /* What is written from a config: the effective config as TOML, the comparison at a resume, and the
  * reference page. All three walk over the schema's table in its order. */
+#include "base/fs.h"
 #include "config/config.h"
 #include "config/problems.h"
 #include "config/schema.h"
@@ -28,7 +29,7 @@ char *lg_config_to_toml(const lg_config *c)
         lg_key_print(out, c, k);
         fputc('\n', out);
     }
-    LG_ASSERT(fclose(out) == 0);
+    LG_ASSERT(lg_close_text(out) == 0);
     return text;
 }
 
@@ -38,7 +39,7 @@ static char *value_text(const lg_config *c, const lg_key *k)
     size_t bytes = 0;
     FILE *out = open_text(&text, &bytes);
     lg_key_print(out, c, k);
-    LG_ASSERT(fclose(out) == 0);
+    LG_ASSERT(lg_close_text(out) == 0);
     return text;
 }
 
@@ -186,6 +187,6 @@ char *lg_config_markdown(void)
         print_cell(out, litegen[i].note);
         fputs(" |\n", out);
     }
-    LG_ASSERT(fclose(out) == 0);
+    LG_ASSERT(lg_close_text(out) == 0);
     return text;
 }

@@ -6,6 +6,7 @@
  *
  * Hashes are taken over text ("name=value;"): independent of padding and byte order. */
 #include "config/plan.h"
+#include "base/fs.h"
 #include "config/models.h"
 #include "config/schema.h"
 #include <cjson/cJSON.h>
@@ -134,7 +135,7 @@ static uint64_t hash_fields(const lg_plan *p, bool bits_only)
     fprintf(out, "format=%d;", PLAN_FORMAT);
     for (size_t i = 0; i < LG_ARRAY_LEN(fields); i++)
         if (fields[i].bits || !bits_only) print_field(out, p, &fields[i]);
-    LG_ASSERT(fclose(out) == 0);
+    LG_ASSERT(lg_close_text(out) == 0);
     uint64_t hash = lg_hash(text, bytes);
     free(text);
     return hash;
@@ -235,7 +236,7 @@ static uint64_t hash_bits(const lg_config *c, uint64_t vae_identity, uint64_t te
         fputc(';', out);
     }
     fprintf(out, "vae=%016" PRIx64 ";text=%016" PRIx64 ";", vae_identity, text_identity);
-    LG_ASSERT(fclose(out) == 0);
+    LG_ASSERT(lg_close_text(out) == 0);
     uint64_t hash = lg_hash(text, bytes);
     free(text);
     return hash;

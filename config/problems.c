@@ -1,5 +1,6 @@
 /* A list of error lines in a memory stream, handed to LG_FAIL as one message at the end. */
 #include "config/problems.h"
+#include "base/fs.h"
 #include <stdlib.h>
 
 void lg_problem(struct lg_problems *p, const char *fmt, ...)
@@ -20,7 +21,7 @@ void lg_problem(struct lg_problems *p, const char *fmt, ...)
 int lg_problems_end(struct lg_problems *p, int code, const char *title)
 {
     if (p->n == 0) return 0;
-    LG_ASSERT(fclose(p->out) == 0);
+    LG_ASSERT(lg_close_text(p->out) == 0);
     int rc;
     if (p->n == 1)
         rc = LG_FAIL(code, "%s", p->text + 3);

@@ -56,8 +56,7 @@ static void record_names(const lg_keep *k)
     FILE *f = open_memstream(&text, &bytes);
     if (!f) return;
     for (int i = 0; i < k->n_copies; i++) fprintf(f, "%s\n", k->copy[i].name);
-    fclose(f);
-    if (lg_publish_file(k->regions, text, bytes) < 0)
+    if (lg_close_text(f) < 0 || lg_publish_file(k->regions, text, bytes) < 0)
         lg_log_error("cannot record the names of the regions");
     free(text);
 }

@@ -123,8 +123,8 @@ int lg_programs_save(const lg_programs *p)
     for (int i = 0; i < p->n; i++)
         fprintf(f, "%s.%d\t%s\t%s\n", lg_role_name(p->v[i].role), p->v[i].index, p->v[i].path,
                 p->v[i].former ? p->v[i].former : "-");
-    fclose(f);
-    int rc = lg_publish_file(p->file, text, bytes);
+    int rc = lg_close_text(f) == 0 ? lg_publish_file(p->file, text, bytes)
+                                   : LG_FAIL(LG_ERR_NOSPACE, "no memory to write %s", p->file);
     free(text);
     LG_TRY(rc);
     return 0;

@@ -3,6 +3,7 @@
  * Everything is read from the board. A counter may begin anew when the run is started again, which
  * Prometheus expects of counters. */
 #include "base/clock.h"
+#include "base/fs.h"
 #include "supervisor/prometheus.h"
 #include "supervisor/status.h"
 #include <inttypes.h>
@@ -161,7 +162,7 @@ char *lg_prometheus_text(const lg_run *run, lg_board *b)
     put_run(f, run, b);
     put_training(f, b);
     put_processes(f, b);
-    if (fclose(f) == 0) return text;
+    if (lg_close_text(f) == 0) return text;
     free(text);
     return NULL;
 }

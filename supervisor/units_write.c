@@ -2,6 +2,7 @@
  *
  * The texts are part of the program (.incbin), so that an lgsup that was copied somewhere can write
  * units of its own version. */
+#include "base/fs.h"
 #include "base/log.h"
 #include "shm/keeper.h"
 #include "supervisor/child.h"
@@ -91,7 +92,10 @@ int lg_units_fill(const char *text, const struct lg_units_value *values, int n, 
         fputs(value, f);
         text += key + 2;
     }
-    fclose(f);
+    if (lg_close_text(f) < 0) {
+        free(out);
+        return LG_FAIL(LG_ERR_NOSPACE, "no memory for a unit file");
+    }
     *ret_text = out;
     return 0;
 }
@@ -159,8 +163,9 @@ static char *role_units(const lg_plan *plan, const char *prefix)
     for (int r = 0, n = 0; r < LG_ROLE_keeper; r++)
         for (int k = 0; k < plan->instances[r]; k++)
             fprintf(f, "%s%s-%s@%d.service", n++ ? " " : "", prefix, lg_role_name((lg_role)r), k);
-    fclose(f);
-    return text;
+    if (lg_close_text(f) == 0) return text;
+    free(text);
+    return NULL;
 }
 
 static int quote_sets(const struct lg_units_args *args, char ret[SETS_BYTES])

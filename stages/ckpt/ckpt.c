@@ -17,6 +17,7 @@
 #include <string.h>
 
 enum { RETRY_FIRST_S = 1, RETRY_MAX_S = 30, PIECE_BYTES = 64 << 20 };
+enum { TIDY_RETRY_MS = 100, TIDY_LAST_MS = 2000 };
 
 /* First page of the staging region. */
 struct staged_head {
@@ -33,6 +34,8 @@ struct ckpt {
     size_t pinned;       /* bytes of the staging region that are pinned so far */
     int64_t retry_at_ns; /* 0: no failed attempt */
     int retry_s;
+    int64_t untidy_ns;  /* since when old checkpoints wait to be removed; 0: none do */
+    int64_t tidy_at_ns; /* next try */
     char fingerprint[512];
 };
 
@@ -146,24 +149,39 @@ static lg_manifest *manifest_of(const lg_stage *st, const struct ckpt *c)
     return m;
 }
 
+/* Removes old checkpoints where that is due. What fails is tried again, and at the end of the run for
+ * TIDY_LAST_MS: what is left then is removed behind the first checkpoint of the next run here. */
+static void tidy(lg_stage *st, struct ckpt *c)
+{
+    char parent[LG_PATH_BYTES];
+    int64_t now = lg_now_ns();
+    if (!c->untidy_ns || now < c->tidy_at_ns) return;
+    int rc = lg_path(parent, "%s/checkpoints", st->run_dir);
+    if (rc == 0)
+        rc = lg_retention_apply(parent, st->config->job_name, (int)st->config->checkpoint_keep);
+    if (rc < 0 && !c->tidy_at_ns) lg_log_error("old checkpoints could not be removed yet");
+    lg_err_clear();
+    c->tidy_at_ns = now + TIDY_RETRY_MS * LG_MS_NS;
+    if (rc == 0) c->untidy_ns = 0;
+}
+
 static int write_state(lg_stage *st, struct ckpt *c, uint64_t state)
 {
-    char dir[LG_PATH_BYTES], parent[LG_PATH_BYTES];
-    const char *name = st->config->job_name;
+    char dir[LG_PATH_BYTES];
     int64_t start = lg_now_ns();
     struct lg_publishing p = {.run_dir = st->run_dir,
                               .net = &c->trainer->net,
                               .params = &c->trainer->params,
                               .state = snapshot_of(c)};
-    LG_TRY(lg_path(parent, "%s/checkpoints", st->run_dir));
     lg_manifest *m = manifest_of(st, c);
     int rc = lg_checkpoint_publish(&p, m, dir);
     free(m);
     LG_TRY(rc);
     /* Before the mark: whoever dies in the middle of a removal has a successor that ends it, after
      * the run's last checkpoint, too. */
-    if (lg_retention_apply(parent, name, (int)st->config->checkpoint_keep) < 0)
-        lg_log_error("old checkpoints could not be removed");
+    c->untidy_ns = lg_now_ns();
+    c->tidy_at_ns = 0;
+    tidy(st, c);
     lg_ckpt_mark_published(st->board, state);
     lg_log(LG_INFO, "published %s in %.1f ms", dir, (double)(lg_now_ns() - start) / LG_MS_NS);
     return 0;
@@ -198,6 +216,7 @@ static int ckpt_step(lg_stage *st)
     struct ckpt *c = st->state;
     struct lg_action a = lg_ckpt_next(st->board);
     lg_log_set_step((int64_t)a.step);
+    tidy(st, c);
     switch (a.kind) {
     case LG_DO_STAGE:
         stage_state(st, c, a.step);
@@ -207,8 +226,10 @@ static int ckpt_step(lg_stage *st)
         if (rc != LG_STEP_WORKED) return rc;
         break;
     }
-    case LG_DO_DONE:
-        return LG_STEP_DONE;
+    case LG_DO_DONE: {
+        bool ends = !c->untidy_ns || lg_now_ns() - c->untidy_ns > TIDY_LAST_MS * LG_MS_NS;
+        return ends ? LG_STEP_DONE : LG_STEP_IDLE;
+    }
     default: {
         int pinned = pin_some(c);
         LG_TRY(pinned);

@@ -165,7 +165,7 @@ static int publish(const struct groups *g, const char *path)
         fputs(i + 1 < g->n ? ",\n" : "\n", out);
     }
     fputs("]}\n", out);
-    int rc = fclose(out) == 0 ? lg_publish_file(path, text, bytes)
+    int rc = lg_close_text(out) == 0 ? lg_publish_file(path, text, bytes)
                               : LG_FAIL(LG_ERR_NOSPACE, "no memory for histograms");
     free(text);
     LG_TRY(rc);

@@ -159,7 +159,11 @@ size_t fwrite(const void *p, size_t size, size_t n, FILE *f)
 {
     NEXT(fwrite);
     if (f == stdout || f == stderr) return next(p, size, n, f);
-    if (FAILS(fwrite)) return 0;
+    if (FAILS(fwrite)) {
+        f->_flags |=
+            0x20; /* glibc's _IO_ERR_SEEN, which a call that fails sets: what ferror tells */
+        return 0;
+    }
     if (!is_full(fileno(f))) return next(p, size, n, f);
     errno = ENOSPC;
     return 0;
