@@ -1,6 +1,5 @@
 /* `lgsup scale`; see scale.h. */
 #include "supervisor/scale.h"
-#include "supervisor/programs.h"
 #include "supervisor/units.h"
 #include <stdio.h>
 #include <string.h>
@@ -124,22 +123,6 @@ static void find_strays(lg_supervisor *s, lg_role role)
     }
 }
 
-/* Who comes runs what the first of its role runs, not what was swapped in and out at its index before. */
-static void inherit_program(lg_supervisor *s, lg_role role, int index)
-{
-    for (int i = 0; i < s->n_instances; i++) {
-        const struct lg_instance *first = &s->instance[i];
-        if (first->role != role || !stays(first)) continue;
-        const char *now = lg_programs_get(&s->programs, role, index);
-        const char *theirs = lg_programs_get(&s->programs, role, first->index);
-        if (!strcmp(now ? now : "", theirs ? theirs : "")) return;
-        if (lg_programs_set(&s->programs, role, index, theirs ? theirs : "") < 0 ||
-            lg_programs_save(&s->programs) < 0)
-            lg_err_clear(); /* it holds until lgsup dies */
-        return;
-    }
-}
-
 void lg_scale_adjust(lg_supervisor *s, lg_role role)
 {
     int wanted = (int)atomic_load(&s->board->s->wanted[role]), k;
@@ -147,7 +130,6 @@ void lg_scale_adjust(lg_supervisor *s, lg_role role)
     while (count(s, role) > wanted && can_leave(s, highest(s, role)))
         lg_instance_raise(s, highest(s, role), LG_INSTANCE_EVENT_drain);
     while (count(s, role) < wanted && (k = free_index(s, role)) >= 0) {
-        inherit_program(s, role, k);
         lg_instance_raise(s, lg_instance_add(s, role, k), LG_INSTANCE_EVENT_start);
         atomic_fetch_add(&s->board->s->members_epoch, 1);
     }

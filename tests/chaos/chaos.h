@@ -66,7 +66,7 @@ struct chaos_run {
     int pid, out_fd; /* pid 0: none now */
     bool killed_lgsup;
     int64_t started_ns, start_at_ns, spoke_ns;
-    int starts, refused;
+    int starts, refused, refused_in_row; /* in a row: no step was committed in between */
     bool done;
     /* the board */
     lg_board *board;

@@ -164,7 +164,8 @@ static void on_lgsup_end(struct chaos_run *r, int status)
     last_words(r, words, sizeof words);
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     r->refused++;
-    if (code == -LG_ERR_PARKED || !r->preload || r->refused > REFUSED_MAX)
+    r->refused_in_row++;
+    if (code == -LG_ERR_PARKED || !r->preload || r->refused_in_row > REFUSED_MAX)
         chaos_fail(r, "lgsup ended with %d: %s", code, words);
     r->start_at_ns = now + 50 * LG_MS_NS; /* a user would start it again */
 }
@@ -224,6 +225,7 @@ static void look_at_board(struct chaos_run *r, int64_t now)
         r->commit = commit;
         r->progress_ns = now;
         memset(r->role_kills, 0, sizeof r->role_kills);
+        r->refused_in_row = 0;
     }
     for (int i = 0; i < r->n_events; i++)
         if (r->event[i].waits) look_at_event(r, &r->event[i], now);

@@ -123,10 +123,6 @@ all_new() {
 check "all of them run the new programs" all_new "$run"
 check "text.0 does not" runs "$run" text 0 "$e2e_build/bin/lg-text"
 expect "status shows it" "$T/next/bin/lg-vae" "$(program_of "$run" vae 1)"
-for role in vae text; do timeout 60 "$LGSUP" scale $role 3 "$run" >"$T/out" 2>&1 || fail "scale $role 3" "$(tail -2 "$T/out")"; done
-check "who is added runs what the first of its role runs: vae.2 the new program" runs "$run" vae 2 "$T/next/bin/lg-vae"
-check "text.2 the one beside lgsup" runs "$run" text 2 "$e2e_build/bin/lg-text"
-for role in vae text; do timeout 60 "$LGSUP" scale $role 2 "$run" >"$T/out" 2>&1 || fail "scale $role 2" "$(tail -2 "$T/out")"; done
 
 # lgsup dies while somebody stands by; then an instance dies: the program in force stays.
 "$LGSUP" swap ema --bin "$T/hangs" "$run" >"$T/orphan" 2>&1 &
