@@ -5,7 +5,7 @@
 set -u
 build=${1:?usage: tests/run_unit.sh BUILD [NAME ...]}
 shift
-limit_s=${UNIT_LIMIT_S:-120}
+limit_s=${UNIT_LIMIT_S:-300}
 passed=0 failed=0
 if [ $# -gt 0 ]; then set -- $(printf "$build/tests/test_%s " "$@"); else set -- "$build"/tests/test_*; fi
 for program in "$@"; do
