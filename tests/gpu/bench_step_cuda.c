@@ -2,16 +2,19 @@
  * of it at its shape. The step: forward, loss, backward, gradients to fp32 with their norm, AdamW on fp32
  * state, weights back to bf16. EMA is another process's work and not in it. Inputs are random.
  *
- * usage: bench_step_cuda [BATCH [STEPS [PRECISION]]]      (256, 10, bf16)
+ * usage: bench_step_cuda [BATCH [STEPS [PRECISION [step]]]]      (256, 10, bf16)
  *
- * Prints ms a step (median), images a second, model TFLOP/s, bytes on the GPU; then a table: milliseconds
- * a call, calls a step, TFLOP/s or GB/s (bytes that must move, each once), share of the step. */
+ * Prints ms a step (median), images a second, model TFLOP/s, bytes on the GPU; then all operations of a
+ * step with their time within it (op_times.h); then, unless "step" is said, the large ones alone, in a
+ * loop: milliseconds a call, calls a step, TFLOP/s or GB/s (bytes that must move, each once), share of the
+ * step. */
 #include "base/clock.h"
 #include "stages/nets/denoiser.h"
 #include "tests/gpu/gpu_test.h"
+#include "tests/gpu/op_times.h"
 #include <string.h>
 
-enum { CALLS = 40, STEPS_MAX = 100, WARM_UP = 3 };
+enum { CALLS = 40, STEPS_MAX = 100, WARM_UP = 3, TIMED_STEPS = 5 };
 static lg_device *device;
 static lg_stream *stream;
 static lg_dtype type;
@@ -88,6 +91,16 @@ static void fill_fp32(lg_tensor t, float value)
     free(host);
 }
 
+static void fill_labels(lg_tensor t)
+{
+    int32_t *host = malloc(lg_tensor_bytes(&t));
+    LG_ASSERT(host);
+    for (int64_t i = 0; i < t.dim[0]; i++) host[i] = (int32_t)(i * 389 % 1000);
+    lg_stream_upload(stream, t.data, host, lg_tensor_bytes(&t));
+    lg_stream_sync(stream);
+    free(host);
+}
+
 static void optimize(struct step *s)
 {
     struct lg_reduce_ranks_args reduce = {.count = 1, .y = s->grads, .sum_squares = s->squares};
@@ -136,6 +149,7 @@ static void open_step(struct step *s)
     fill_fp32(s->in.t, 421);
     fill_fp32(s->weight, 1.0f / (float)batch);
     s->in.label = lg_t1(alloc((size_t)batch * 4), LG_I32, batch);
+    fill_labels(s->in.label);
     lg_stream *dry, *real = stream;
     gpu_need(lg_stream_open_dry(device, &dry));
     stream = dry;
@@ -184,6 +198,9 @@ static void bench_step(int steps)
     printf("step: %.1f ms (%.1f to %.1f), %.0f img/s, %.0f TFLOP/s, %.1f GiB\n", step_ms, ms[0],
            ms[steps - 1], (double)batch / step_ms * 1e3, flops / step_ms * 1e-9,
            (double)allocated * 0x1p-30);
+    op_times_start(device);
+    for (int i = 0; i < TIMED_STEPS; i++) run_step(&s);
+    op_times_print(stream, TIMED_STEPS);
     double before = now_ms();
     for (int i = 0; i < CALLS; i++) optimize(&s);
     lg_stream_sync(stream);
@@ -395,6 +412,7 @@ int main(int argc, char **argv)
     gpu_need(lg_stream_open(device, &stream));
     printf("%s, DiT-XL/2, batch %lld\n", lg_device_fingerprint(device), (long long)batch);
     bench_step(steps);
+    if (argc > 4 && !strcmp(argv[4], "step")) return 0;
     int64_t T = 256, D = 1152, M = batch * T;
     take_scratch((size_t)2 << 30);
     bench_linear(M, &(struct layer){.name = "qkv", .N = 3 * D, .K = D});

@@ -9,6 +9,7 @@
 GPU_SRC := $(wildcard tests/gpu/test_*.c) $(wildcard tests/gpu/bench_*.c)
 GPU     := $(GPU_SRC:tests/gpu/%.c=$(BUILD)/gpu/bin/%)
 GPU_LIB_OBJ := $(patsubst %,$(BUILD)/obj/tests/unit/%.c.o,op_args op_cases denoiser_fixture)
+GPU_OWN_OBJ := $(BUILD)/obj/tests/gpu/op_times.c.o
 # Small libraries that the GPU machine may lack.
 GPU_CARRIED := libxxhash.so.0 libcjson.so.1
 
@@ -30,6 +31,10 @@ whole-bundle: gpu-bundle
 
 # They find their libraries beside themselves, and in a bundle's gpu/bin those of the bundle.
 $(BUILD)/gpu/bin/%: LDFLAGS += -Wl,-rpath,'$$ORIGIN/../../lib'
+# The bench of the step records CUDA events of its own.
+$(GPU_OWN_OBJ): CPPFLAGS += -isystem $(CUDA_HOME)/include
+$(BUILD)/gpu/bin/bench_step_cuda: $(GPU_OWN_OBJ)
+$(BUILD)/gpu/bin/bench_step_cuda: LIBS += $(GPU_OWN_OBJ) -L$(CUDA_HOME)/lib64 -lcudart_static -lrt
 $(BUILD)/gpu/bin/%: $(BUILD)/obj/tests/gpu/%.c.o $(GPU_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
