@@ -185,21 +185,24 @@ template <> __device__ __forceinline__ fp16 narrow<fp16>(float x)
     return __float2half_rn(x);
 }
 
-/* Four elements a thread where both sides allow. */
+/* N elements a thread, 16 bytes or more of either side; the last thread may have fewer. */
 template <typename X, typename Y, int N>
-__global__ void cast_kernel(const X *x, Y *y, int64_t packs)
+__global__ void cast_kernel(const X *x, Y *y, int64_t count)
 {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= packs) return;
-    struct alignas(sizeof(X) * N) from {
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * N;
+    if (i + N > count) {
+        for (; i < count; i++) y[i] = narrow<Y>(widen(x[i]));
+        return;
+    }
+    struct alignas(N > 1 ? 16 : sizeof(X)) from {
         X v[N];
-    } in = *reinterpret_cast<const from *>(x + i * N);
-    struct alignas(sizeof(Y) * N) to {
+    } in = *reinterpret_cast<const from *>(x + i);
+    struct alignas(N > 1 ? 16 : sizeof(Y)) to {
         Y v[N];
     } out;
 #pragma unroll
     for (int e = 0; e < N; e++) out.v[e] = narrow<Y>(widen(in.v[e]));
-    *reinterpret_cast<to *>(y + i * N) = out;
+    *reinterpret_cast<to *>(y + i) = out;
 }
 template <typename X, typename Y> static void cast(lg_stream *s, const struct lg_cast_args *a)
 {
@@ -207,9 +210,9 @@ template <typename X, typename Y> static void cast(lg_stream *s, const struct lg
     cudaStream_t stream = lg_cuda_stream_of(s);
     const X *x = (const X *)a->x.data;
     Y *y = (Y *)a->y.data;
-    if (count % 2 == 0 && lg_cuda_aligned_16(x) && lg_cuda_aligned_16(y))
-        cast_kernel<X, Y, 2>
-            <<<(unsigned)ceil_div(count / 2, THREADS), THREADS, 0, stream>>>(x, y, count / 2);
+    if (lg_cuda_aligned_16(x) && lg_cuda_aligned_16(y))
+        cast_kernel<X, Y, 8>
+            <<<(unsigned)ceil_div(count, THREADS * 8), THREADS, 0, stream>>>(x, y, count);
     else
         cast_kernel<X, Y, 1>
             <<<(unsigned)ceil_div(count, THREADS), THREADS, 0, stream>>>(x, y, count);

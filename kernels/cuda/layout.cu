@@ -211,13 +211,14 @@ __global__ void lookup_back_kernel(const int32_t *ids, const T *dy, W *dtable, i
         int64_t i = first + threadIdx.x;
         float sum = accumulate && i < D ? to_float(dtable[v * D + i]) : 0;
         for (int64_t m0 = 0; m0 < M; m0 += IDS_AT_ONCE) {
-            int n = (int)(M - m0 < IDS_AT_ONCE ? M - m0 : IDS_AT_ONCE);
+            int n = (int)(M - m0 < IDS_AT_ONCE ? M - m0 : IDS_AT_ONCE), mine = 0;
             __syncthreads();
             for (int m = threadIdx.x; m < n; m += THREADS) {
                 id[m] = ids[m0 + m];
                 if (id[m] < 0 || id[m] >= V) __trap();
+                mine |= id[m] == v;
             }
-            __syncthreads();
+            if (!__syncthreads_or(mine)) continue;
             for (int m = 0; m < n; m++)
                 if (id[m] == v && i < D) sum += to_float(dy[(m0 + m) * D + i]);
         }

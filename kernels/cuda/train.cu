@@ -110,18 +110,26 @@ template <typename T> struct rank_inputs {
     const T *x[LG_RANKS_MAX];
     int count;
 };
+/* A thread's elements are all under way before the first is used. */
 template <typename T, typename W>
-__global__ void reduce_ranks_kernel(rank_inputs<T> in, W *y, double *squares, int64_t n)
+__global__ void reduce_ranks_kernel(rank_inputs<T> in, W *y, double *squares, int64_t n, bool write)
 {
-    int64_t first = (int64_t)blockIdx.x * SQUARES_BLOCK;
+    enum { EACH = SQUARES_BLOCK / THREADS };
+    int64_t first = (int64_t)blockIdx.x * SQUARES_BLOCK + threadIdx.x;
+    float v[EACH] = {};
     double sum = 0;
-    for (int k = 0; k < SQUARES_BLOCK; k += THREADS) {
-        int64_t i = first + k + threadIdx.x;
-        if (i >= n) break;
-        float v = to_float(in.x[0][i]);
-        for (int r = 1; r < in.count; r++) v += to_float(in.x[r][i]);
-        W out = from_float<W>(v);
-        y[i] = out;
+    for (int r = 0; r < in.count; r++) {
+        float x[EACH];
+#pragma unroll
+        for (int k = 0; k < EACH; k++)
+            x[k] = first + k * THREADS < n ? to_float(in.x[r][first + k * THREADS]) : 0;
+#pragma unroll
+        for (int k = 0; k < EACH; k++) v[k] = r ? v[k] + x[k] : x[k];
+    }
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        W out = from_float<W>(v[k]);
+        if (write && first + k * THREADS < n) y[first + k * THREADS] = out;
         sum += (double)to_float(out) * (double)to_float(out);
     }
     sum = block_sum<THREADS>(sum);
@@ -143,12 +151,13 @@ void cuda_reduce_ranks(lg_stream *s, const struct lg_reduce_ranks_args *a)
     int64_t n = a->y.dim[0], blocks = ceil_div(n, SQUARES_BLOCK);
     double *squares = (double *)s->scratch;
     cudaStream_t stream = lg_cuda_stream_of(s);
+    bool write = a->count > 1 || a->y.data != a->x[0].data; /* else the sum is there already */
 #define RANKS(T, W)                                                                                \
     do {                                                                                           \
         rank_inputs<T> in = {{}, a->count};                                                        \
         for (int r = 0; r < a->count; r++) in.x[r] = (const T *)a->x[r].data;                      \
         reduce_ranks_kernel<T, W>                                                                  \
-            <<<(unsigned)blocks, THREADS, 0, stream>>>(in, (W *)a->y.data, squares, n);            \
+            <<<(unsigned)blocks, THREADS, 0, stream>>>(in, (W *)a->y.data, squares, n, write);     \
     } while (0)
     if (a->x[0].dtype == LG_F32) {
         WITH_TYPE(a->y.dtype, W, RANKS(float, W))
