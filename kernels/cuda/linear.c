@@ -70,7 +70,9 @@ void cuda_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
     cuda_act_forward(s, &(struct lg_act_forward_args){.x = pre, .y = a->y, .act = a->act});
 }
 
-/* dx (M, K) = dy (M, N) w (N, K): the inner dimension is N. */
+/* dx (M, K) = dy (M, N) w (N, K): the inner dimension is N. Where the tiles are too few for the GPU the
+ * inner dimension may be split, for all rows alike. */
+enum { FEW_OUTPUTS = 1 << 20 };
 static struct lg_cuda_product data_product(const struct lg_linear_backward_data_args *a)
 {
     int64_t M = a->dy.dim[0], N = a->dy.dim[1], K = a->w.dim[1];
@@ -87,7 +89,8 @@ static struct lg_cuda_product data_product(const struct lg_linear_backward_data_
                                           .sb_n = 1,
                                           .sb_k = K,
                                           .ldd = K,
-                                          .accumulate = a->accumulate}};
+                                          .accumulate = a->accumulate},
+                                    .parts = M * K <= FEW_OUTPUTS && N > K};
 }
 size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
                                          const struct lg_linear_backward_data_args *a)

@@ -1,13 +1,21 @@
-/* Products long enough for every tile of cuBLASLt to be tried (see kernels/cuda/gemm.c), which ref64
- * would take hours for: results in tf32 and in 16 bits against those in fp32 from the same inputs, rows with
- * equal inputs in both halves of the batch have equal bits, and the same bits twice.
+/* Products long enough for every tile of cuBLASLt to be tried (see kernels/cuda/gemm.c), and one of few
+ * outputs whose inner dimension may be split, all of which ref64 would take hours for: results in tf32 and
+ * in 16 bits against those in fp32 from the same inputs, rows with equal inputs in both halves of the batch
+ * have equal bits, and the same bits twice.
  *
  * usage: test_long_products_cuda */
 #include "kernels/ops.h"
 #include "tests/gpu/gpu_test.h"
 
-enum { M = 4096, N = 2304, K = 1152, OPS = 4 };
-static const char *const NAMES[OPS] = {"forward", "forward, GELU", "backward to x", "weights"};
+enum { K = 1152, OPS = 5 };
+static const struct {
+    const char *name;
+    int64_t M, N;
+} PRODUCTS[OPS] = {{"forward", 4096, 2304},
+                   {"forward, GELU", 4096, 2304},
+                   {"backward to x", 4096, 2304},
+                   {"weights", 4096, 2304},
+                   {"backward to few x", 256, 6912}};
 
 static lg_device *device;
 static lg_stream *stream;
@@ -37,7 +45,7 @@ static void enqueue(int op, lg_stream *s, const lg_tensor t[3], lg_tensor bias, 
     struct lg_linear_forward_args f = {.x = t[0], .w = t[1], .bias = bias, .y = t[2]};
     if (op == 1) f.pre = pre, f.act = LG_ACT_GELU_TANH;
     if (op < 2) lg_linear_forward(s, &f);
-    if (op == 2)
+    if (op == 2 || op == 4)
         lg_linear_backward_data(
             s, &(struct lg_linear_backward_data_args){.dy = t[2], .w = t[1], .dx = t[0]});
     if (op == 3)
@@ -50,6 +58,7 @@ static int64_t results(int op, const char *precision, double *ret[2])
 {
     lg_stream *dry;
     void *scratch;
+    const int64_t M = PRODUCTS[op].M, N = PRODUCTS[op].N;
     device = gpu_open("cuda:0", precision);
     type = lg_device_dtype(device);
     gpu_need(lg_stream_open(device, &stream));
@@ -61,7 +70,7 @@ static int64_t results(int op, const char *precision, double *ret[2])
     size_t bytes = lg_stream_scratch_need(dry);
     gpu_need(lg_device_alloc(device, bytes, &scratch));
     lg_stream_set_scratch(stream, scratch, bytes);
-    const lg_tensor *out = op < 2 ? &t[2] : op == 2 ? &t[0] : &t[1];
+    const lg_tensor *out = op < 2 ? &t[2] : op == 3 ? &t[1] : &t[0];
     for (int i = 0; i < 2; i++) {
         enqueue(op, stream, t, bias, pre);
         ret[i] = gpu_get(stream, out->data, type, (size_t)lg_numel(out));
@@ -84,8 +93,8 @@ static void check(int op, const struct gpu_precision *p)
     bool near = error <= tolerance;
     bool again = memcmp(got[0], got[1], (size_t)n * sizeof(double)) == 0;
     bool halves = op == 3 || memcmp(got[0], got[0] + n / 2, (size_t)n / 2 * sizeof(double)) == 0;
-    printf("%s%s in %s: error %.2e%s%s\n", near && again && halves ? "" : "FAIL ", NAMES[op],
-           p->name, error, again ? "" : ", other bits the second time",
+    printf("%s%s in %s: error %.2e%s%s\n", near && again && halves ? "" : "FAIL ",
+           PRODUCTS[op].name, p->name, error, again ? "" : ", other bits the second time",
            halves ? "" : ", other bits in the second half");
     gpu_count(near);
     gpu_count(again);
