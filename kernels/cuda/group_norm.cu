@@ -1,43 +1,53 @@
 /* GroupNorm with affine and activation over (N, H, W, C), in three launches.
  *
- * 1. sums: a block takes PIXELS pixels of one sample with all their channels; a thread keeps one pack of
- *    channels and walks the pixels. It sums d = x - k and d^2 with k the group's first element: the
- *    variance does not suffer from a mean far from 0.
- * 2. statistics: one warp per (sample, group) adds the blocks' and channels' sums in double.
- * 3. result: one thread per pack.
+ * 1. sums: a block takes PIXELS pixels of one sample. A thread keeps one pack of channels and walks the
+ *    pixels; it sums d = x - k and d^2 with k the group's first element: the variance does not suffer
+ *    from a mean far from 0.
+ * 2. statistics: one block per (sample, group) adds the blocks' and channels' sums in double.
+ * 3. result: a thread keeps one pack of channels, whose factors and offsets it works out once, and walks
+ *    the pixels. Divisions by C or a group's width inside of that walk would cost more than the memory.
  *
  * Scratch: per sample, block and channel two floats; then mean and rstd per sample and group. The
  * blocks of a sample depend on H W alone, so its bits do not depend on the batch. */
 #include "kernels/cuda/common.cuh"
 
-enum { THREADS = 256, PIXELS = 256, WARPS = THREADS / WARP };
+enum { THREADS = 256, PIXELS = 256, STEPS = 4, ADDERS = 128 };
 
 struct dims {
-    int64_t N, HW, C, groups, blocks;
+    int64_t N, HW, C;
+    int groups, wide, blocks; /* wide: channels of a group; blocks: of a sample */
 };
 static dims dims_of(const struct lg_group_norm_forward_args *a)
 {
-    int64_t HW = a->x.dim[1] * a->x.dim[2];
-    return {a->x.dim[0], HW, a->x.dim[3], a->groups, ceil_div(HW, PIXELS)};
+    int64_t HW = a->x.dim[1] * a->x.dim[2], C = a->x.dim[3];
+    return {a->x.dim[0], HW, C, a->groups, (int)(C / a->groups), (int)ceil_div(HW, PIXELS)};
 }
 
-/* grid (blocks, N, ceil(C / (32 packs))), 8 warps take every eighth pixel. */
-template <typename T, int P> __global__ void sums_kernel(const T *x, float *sums, dims z)
+/* How a block lies on (pixels, packs of channels): `columns` packs wide, `rows` pixels high. */
+struct lay {
+    int columns, rows;
+};
+static lay lay_of(const dims &z, int pack)
 {
-    __shared__ float partial[WARPS][2][WARP * P];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    int64_t n = blockIdx.y, c = ((int64_t)blockIdx.z * WARP + lane) * P;
+    int64_t columns = z.C / pack < THREADS ? z.C / pack : THREADS;
+    return {(int)columns, THREADS / (int)columns};
+}
+
+/* grid (blocks, N, ceil(C / (columns packs))) */
+template <typename T, int P> __global__ void sums_kernel(const T *x, float *sums, dims z, lay l)
+{
+    __shared__ float partial[2 * P][THREADS + 1];
+    int row = threadIdx.x / l.columns, column = threadIdx.x % l.columns;
+    int64_t n = blockIdx.y, c = ((int64_t)blockIdx.z * l.columns + column) * P;
     const T *sample = x + n * z.HW * z.C;
     float k[P], v[P], sum[P] = {}, squares[P] = {};
     int64_t last = ((int64_t)blockIdx.x + 1) * PIXELS;
     if (last > z.HW) last = z.HW;
-    if (c < z.C) {
+    if (row < l.rows && c < z.C) {
 #pragma unroll
-        for (int e = 0; e < P; e++) {
-            int64_t wide = z.C / z.groups;
-            k[e] = to_float(sample[(c + e) / wide * wide]);
-        }
-        for (int64_t p = (int64_t)blockIdx.x * PIXELS + warp; p < last; p += WARPS) {
+        for (int e = 0; e < P; e++) k[e] = to_float(sample[((int)c + e) / z.wide * z.wide]);
+#pragma unroll 4
+        for (int64_t p = (int64_t)blockIdx.x * PIXELS + row; p < last; p += l.rows) {
             load<T, P>(sample + p * z.C + c, v);
 #pragma unroll
             for (int e = 0; e < P; e++) {
@@ -49,59 +59,81 @@ template <typename T, int P> __global__ void sums_kernel(const T *x, float *sums
     }
 #pragma unroll
     for (int e = 0; e < P; e++) {
-        partial[warp][0][lane * P + e] = sum[e];
-        partial[warp][1][lane * P + e] = squares[e];
+        partial[2 * e][threadIdx.x] = sum[e];
+        partial[2 * e + 1][threadIdx.x] = squares[e];
     }
     __syncthreads();
-    if (warp > 0 || c >= z.C) return;
-    float *out = sums + ((n * z.blocks + blockIdx.x) * z.C + c) * 2;
-#pragma unroll
-    for (int e = 0; e < P; e++) {
-        for (int w = 1; w < WARPS; w++) {
-            sum[e] += partial[w][0][lane * P + e];
-            squares[e] += partial[w][1][lane * P + e];
-        }
-        out[2 * e] = sum[e];
-        out[2 * e + 1] = squares[e];
+    float *out =
+        sums + ((n * z.blocks + blockIdx.x) * z.C + (int64_t)blockIdx.z * l.columns * P) * 2;
+    int64_t here =
+        (z.C - (int64_t)blockIdx.z * l.columns * P) * 2; /* that there are from `out` on */
+    for (int i = threadIdx.x; i < l.columns * 2 * P && i < here; i += THREADS) {
+        float total = 0;
+        for (int r = 0; r < l.rows; r++) total += partial[i % (2 * P)][r * l.columns + i / (2 * P)];
+        out[i] = total;
     }
 }
 
+/* grid (groups, N) */
 template <typename T>
 __global__ void statistics_kernel(const T *x, const float *sums, float *statistics, dims z,
                                   float eps)
 {
-    int64_t n = blockIdx.y, g = blockIdx.x, wide = z.C / z.groups, items = z.blocks * wide;
+    int64_t n = blockIdx.y, c = (int64_t)blockIdx.x * z.wide;
     double sum = 0, squares = 0;
-    for (int64_t i = threadIdx.x; i < items; i += WARP) {
-        const float *at = sums + ((n * z.blocks + i / wide) * z.C + g * wide + i % wide) * 2;
+    for (int i = threadIdx.x; i < z.blocks * z.wide; i += ADDERS) {
+        const float *at = sums + ((n * z.blocks + i / z.wide) * z.C + c + i % z.wide) * 2;
         sum += at[0];
         squares += at[1];
     }
-    double count = (double)(z.HW * wide);
-    double mean = warp_sum(sum) / count, variance = warp_sum(squares) / count - mean * mean;
+    double count = (double)(z.HW * z.wide);
+    double mean = block_sum<ADDERS>(sum) / count;
+    double variance = block_sum<ADDERS>(squares) / count - mean * mean;
     if (threadIdx.x > 0) return;
-    float *out = statistics + (n * z.groups + g) * 2;
-    out[0] = (float)(mean + (double)to_float(x[n * z.HW * z.C + g * wide]));
+    float *out = statistics + (n * z.groups + blockIdx.x) * 2;
+    out[0] = (float)(mean + (double)to_float(x[n * z.HW * z.C + c]));
     out[1] = (float)(1 / sqrt((variance > 0 ? variance : 0) + (double)eps));
 }
 
-template <typename T, int P>
-__global__ void result_kernel(const T *x, const T *w, const T *b, const float *statistics, T *y,
-                              dims z, lg_act act)
+/* For 16-bit types by the hardware's 2^x and 1/x, good to 2^-20. */
+template <typename T> static __device__ __forceinline__ float act_for(lg_act act, float x)
 {
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * P;
-    if (i >= z.N * z.HW * z.C) return;
-    int64_t c = i % z.C, n = i / (z.HW * z.C), wide = z.C / z.groups;
-    float v[P], scale[P], shift[P];
-    load<T, P>(x + i, v);
-    load<T, P>(w + c, scale);
-    load<T, P>(b + c, shift);
+    if (sizeof(T) == 2 && act == LG_ACT_SILU) return __fdividef(x, 1 + __expf(-x));
+    return act_of(act, x);
+}
+
+/* grid (pixels / (rows STEPS), N, ceil(C / (columns packs))) */
+template <typename T, int P, lg_act ACT>
+__global__ void result_kernel(const T *x, const T *w, const T *b, const float *statistics, T *y,
+                              dims z, lay l)
+{
+    int row = threadIdx.x / l.columns, column = threadIdx.x % l.columns;
+    int64_t n = blockIdx.y, c = ((int64_t)blockIdx.z * l.columns + column) * P;
+    if (row >= l.rows || c >= z.C) return;
+    float v[P], mean[P], factor[P], offset[P];
+    load<T, P>(w + c, factor);
+    load<T, P>(b + c, offset);
 #pragma unroll
     for (int e = 0; e < P; e++) {
-        const float *at = statistics + (n * z.groups + (c + e) / wide) * 2;
-        v[e] = act_of(act, (v[e] - at[0]) * at[1] * scale[e] + shift[e]);
+        const float *at = statistics + (n * z.groups + ((int)c + e) / z.wide) * 2;
+        mean[e] = at[0];
+        factor[e] *= at[1];
     }
-    store<T, P>(y + i, v);
+    int64_t first = (int64_t)blockIdx.x * l.rows * STEPS + row, at = (n * z.HW + first) * z.C + c;
+    int64_t stride = l.rows * z.C;
+    pack<T, P> raw[STEPS]; /* all before the first store: y may be x */
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+        if (first + i * l.rows < z.HW)
+            raw[i] = *reinterpret_cast<const pack<T, P> *>(x + at + i * stride);
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        if (first + i * l.rows >= z.HW) return;
+#pragma unroll
+        for (int e = 0; e < P; e++)
+            v[e] = act_for<T>(ACT, (to_float(raw[i].v[e]) - mean[e]) * factor[e] + offset[e]);
+        store<T, P>(y + at + i * stride, v);
+    }
 }
 
 size_t cuda_group_norm_scratch(const struct lg_group_norm_forward_args *a)
@@ -109,27 +141,41 @@ size_t cuda_group_norm_scratch(const struct lg_group_norm_forward_args *a)
     dims z = dims_of(a);
     return (size_t)(z.N * z.blocks * z.C + z.N * z.groups) * 2 * sizeof(float);
 }
-void cuda_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_args *a)
+
+template <typename T, int P>
+static void run(lg_stream *s, const struct lg_group_norm_forward_args *a)
 {
     dims z = dims_of(a);
+    lay l = lay_of(z, P);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    const T *x = (const T *)a->x.data, *w = (const T *)a->w.data, *b = (const T *)a->b.data;
+    T *y = (T *)a->y.data;
     float *sums = (float *)s->scratch, *statistics = sums + z.N * z.blocks * z.C * 2;
+    unsigned N = (unsigned)z.N, across = (unsigned)ceil_div(z.C, (int64_t)l.columns * P);
+    sums_kernel<T, P><<<dim3((unsigned)z.blocks, N, across), THREADS, 0, stream>>>(x, sums, z, l);
+    LG_CUDA_LAUNCHED();
+    statistics_kernel<<<dim3((unsigned)z.groups, N), ADDERS, 0, stream>>>(x, sums, statistics, z,
+                                                                          (float)a->eps);
+    LG_CUDA_LAUNCHED();
+    dim3 grid((unsigned)ceil_div(z.HW, (int64_t)l.rows * STEPS), N, across);
+#define RESULT(ACT)                                                                                \
+    case ACT:                                                                                      \
+        result_kernel<T, P, ACT><<<grid, THREADS, 0, stream>>>(x, w, b, statistics, y, z, l);      \
+        break;
+    switch (a->act) {
+        RESULT(LG_ACT_NONE)
+        RESULT(LG_ACT_SILU)
+        RESULT(LG_ACT_GELU_TANH)
+        RESULT(LG_ACT_RELU)
+    }
+#undef RESULT
+    LG_CUDA_LAUNCHED();
+}
+
+void cuda_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_args *a)
+{
     bool aligned = lg_cuda_aligned_16(a->x.data) && lg_cuda_aligned_16(a->y.data) &&
                    lg_cuda_aligned_16(a->w.data) && lg_cuda_aligned_16(a->b.data);
-    cudaStream_t stream = lg_cuda_stream_of(s);
-    WITH_TYPE(a->x.dtype, T, {
-        const T *x = (const T *)a->x.data;
-        WITH_PACK(aligned && z.C % PACK<T> == 0, T, P, {
-            dim3 grid((unsigned)z.blocks, (unsigned)z.N, (unsigned)ceil_div(z.C, WARP * P));
-            sums_kernel<T, P><<<grid, THREADS, 0, stream>>>(x, sums, z);
-            LG_CUDA_LAUNCHED();
-            statistics_kernel<<<dim3((unsigned)z.groups, (unsigned)z.N), WARP, 0, stream>>>(
-                x, sums, statistics, z, (float)a->eps);
-            LG_CUDA_LAUNCHED();
-            unsigned blocks = (unsigned)ceil_div(lg_numel(&a->x) / P, THREADS);
-            result_kernel<T, P><<<blocks, THREADS, 0, stream>>>(x, (const T *)a->w.data,
-                                                                (const T *)a->b.data, statistics,
-                                                                (T *)a->y.data, z, a->act);
-        })
-    })
-    LG_CUDA_LAUNCHED();
+    WITH_TYPE(a->x.dtype, T,
+              {WITH_PACK(aligned && a->x.dim[3] % PACK<T> == 0, T, P, (run<T, P>(s, a)))})
 }
