@@ -251,13 +251,17 @@ void cuda_attention_forward(lg_stream *s, const struct lg_attention_forward_args
     WITH_TYPE(a->q.dtype, T, forward<T>(s, a))
 }
 
-/* One block per row: maximum, sum, weights; keys beyond the length get 0. */
+/* One block per row, grid (Tq, samples): maximum, sum, weights; keys beyond the length get 0. lse has a
+ * sample's rows every lse_stride. */
 template <typename T>
 static __global__ void softmax_kernel(const float *scores, const T *bias, const int32_t *k_length,
-                                      T *weights, float *lse, int Tk, float scale)
+                                      T *weights, float *lse, int64_t lse_stride, int Tk,
+                                      float scale)
 {
-    int64_t row = blockIdx.x;
-    int keys = k_length ? *k_length : Tk;
+    int64_t first = (int64_t)blockIdx.y * gridDim.x * Tk, row = blockIdx.x;
+    int keys = k_length ? k_length[blockIdx.y] : Tk;
+    scores += first;
+    weights += first;
     if (keys < 1 || keys > Tk) __trap();
     __shared__ float partial[THREADS / WARP];
     float top = -INFINITY, sum = 0;
@@ -272,18 +276,18 @@ static __global__ void softmax_kernel(const float *scores, const T *bias, const 
     for (int j = threadIdx.x; j < Tk; j += THREADS)
         weights[row * Tk + j] = from_float<T>(j < keys ? expf(SCORE(j) - top) / sum : 0);
 #undef SCORE
-    if (lse && threadIdx.x == 0) lse[row] = top + logf(sum);
+    if (lse && threadIdx.x == 0) lse[blockIdx.y * lse_stride + row] = top + logf(sum);
 }
 void cuda_softmax_rows(cudaStream_t stream, const struct lg_attention_forward_args *a, int64_t b,
-                       int64_t h, const float *scores, void *weights)
+                       int64_t samples, int64_t h, const float *scores, void *weights)
 {
     int64_t Tq = a->q.dim[1], Tk = a->k.dim[1], H = a->q.dim[2];
     const int32_t *length = a->k_length.data ? (const int32_t *)a->k_length.data + b : nullptr;
     float *lse = a->lse.data ? (float *)a->lse.data + (b * H + h) * Tq : nullptr;
     WITH_TYPE(a->q.dtype, T, {
         const T *bias = a->bias.data ? (const T *)a->bias.data + h * Tq * Tk : nullptr;
-        softmax_kernel<T><<<(unsigned)Tq, THREADS, 0, stream>>>(scores, bias, length, (T *)weights,
-                                                                lse, (int)Tk, (float)a->scale);
+        softmax_kernel<T><<<dim3((unsigned)Tq, (unsigned)samples), THREADS, 0, stream>>>(
+            scores, bias, length, (T *)weights, lse, H * Tq, (int)Tk, (float)a->scale);
     })
     LG_CUDA_LAUNCHED();
 }

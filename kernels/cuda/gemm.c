@@ -34,7 +34,7 @@ enum { FINALISTS = 6, ROUNDS = 3, LONG_RUNS = 15 };
 
 /* What decides an algorithm. Compared as bytes: zero it first. */
 struct problem {
-    int64_t m, n, k, lda, ldb, ldd;
+    int64_t m, n, k, lda, ldb, ldd, batch, next_a, next_b, next_d; /* batch >= 1 */
     int32_t in, out, a_rows, b_rows, tf32, parts;
     int32_t epilogue;
     int32_t side; /* BIAS_GELU: keeps the sum before GELU. BIAS_GRADIENT: type of the gradient */
@@ -117,6 +117,11 @@ static struct problem problem_of(const lg_cuda_device *d, const struct lg_cuda_p
     p.lda = p.a_rows ? g->sa_m : g->sa_k;
     p.ldb = p.b_rows ? g->sb_n : g->sb_k;
     p.ldd = g->ldd;
+    p.batch = 1;
+    if (x->batch > 1) {
+        p.batch = x->batch;
+        p.next_a = x->next_a, p.next_b = x->next_b, p.next_d = x->next_d;
+    }
     p.in = (int32_t)g->in, p.out = (int32_t)g->out;
     p.parts = x->parts, p.tf32 = d->tf32 && !x->exact;
     p.epilogue = (int32_t)x->epilogue;
@@ -164,6 +169,16 @@ static void put_epilogue(const struct problem *p, const struct operands *x, stru
 #undef PUT
 }
 
+/* `batch` matrices, `next` elements apart. */
+static void repeat(cublasLtMatrixLayoutOpaque_t *layout, int64_t batch, int64_t next)
+{
+    int32_t count = (int32_t)batch;
+    LT(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                        sizeof count));
+    LT(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &next,
+                                        sizeof next));
+}
+
 static void put_into_words(const struct problem *p, const struct operands *x, struct words *w)
 {
     cublasComputeType_t compute = p->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
@@ -178,6 +193,10 @@ static void put_into_words(const struct problem *p, const struct operands *x, st
     LT(cublasLtMatrixLayoutInit(&w->b, data_type(p->in), (uint64_t)(p->a_rows ? p->k : p->m),
                                 (uint64_t)(p->a_rows ? p->m : p->k), p->lda));
     LT(cublasLtMatrixLayoutInit(&w->d, data_type(p->out), (uint64_t)p->n, (uint64_t)p->m, p->ldd));
+    if (p->batch == 1) return;
+    repeat(&w->a, p->batch, p->next_b);
+    repeat(&w->b, p->batch, p->next_a);
+    repeat(&w->d, p->batch, p->next_d);
 }
 
 static cublasStatus_t multiply(struct lg_cuda_gemm *g, const struct words *w,
@@ -316,7 +335,8 @@ static bool make_operands(const struct problem *p, cudaStream_t stream, void **r
 {
     size_t in = lg_dtype_bytes((lg_dtype)p->in), out = lg_dtype_bytes((lg_dtype)p->out);
     int64_t a = p->lda * (p->a_rows ? p->m : p->k), b = p->ldb * (p->b_rows ? p->n : p->k);
-    int64_t d = p->ldd * p->m, bias = LG_MAX(p->n, p->m);
+    int64_t d = p->ldd * p->m, bias = LG_MAX(p->n, p->m), more = p->batch - 1;
+    a += more * p->next_a, b += more * p->next_b, d += more * p->next_d;
     size_t at_b = lg_cuda_round_up((size_t)a * in);
     size_t at_bias = at_b + lg_cuda_round_up((size_t)b * in);
     size_t at_d = at_bias + lg_cuda_round_up((size_t)bias * sizeof(float));
@@ -438,7 +458,7 @@ static struct plan tune(struct lg_cuda_gemm *g, const struct problem *p)
     put_into_words(p, &nothing, &w);
     int n = proposed(g, p, &w, found);
     if (n == 0) return (struct plan){.of = *p, .none = true};
-    if (2.0 * (double)p->m * (double)p->n * (double)p->k >= LONG_FLOPS)
+    if (2.0 * (double)(p->batch * p->m) * (double)p->n * (double)p->k >= LONG_FLOPS)
         n = with_other_tiles(g, p, &w, found, n);
     return fastest(g, p, found, n);
 }
@@ -448,15 +468,19 @@ static const char *const EPILOGUE_NAMES[] = {
 
 static void write_key(const struct problem *p, char ret[LG_CUDA_KEY_BYTES])
 {
-    snprintf(ret, LG_CUDA_KEY_BYTES, "gemm m%lld n%lld k%lld a%c%lld b%c%lld d%lld %s-%s%s%s%s%s",
-             (long long)p->m, (long long)p->n, (long long)p->k, p->a_rows ? 'r' : 'c',
-             (long long)p->lda, p->b_rows ? 'r' : 'c', (long long)p->ldb, (long long)p->ldd,
-             lg_dtype_name((lg_dtype)p->in), lg_dtype_name((lg_dtype)p->out),
-             p->tf32 ? " tf32" : "", EPILOGUE_NAMES[p->epilogue],
-             p->epilogue == BIAS_GRADIENT           ? lg_dtype_name((lg_dtype)p->side)
-             : p->epilogue == BIAS_GELU && !p->side ? "-only"
-                                                    : "",
-             p->parts ? " parts" : "");
+    int at = snprintf(
+        ret, LG_CUDA_KEY_BYTES, "gemm m%lld n%lld k%lld a%c%lld b%c%lld d%lld %s-%s%s%s%s%s",
+        (long long)p->m, (long long)p->n, (long long)p->k, p->a_rows ? 'r' : 'c', (long long)p->lda,
+        p->b_rows ? 'r' : 'c', (long long)p->ldb, (long long)p->ldd, lg_dtype_name((lg_dtype)p->in),
+        lg_dtype_name((lg_dtype)p->out), p->tf32 ? " tf32" : "", EPILOGUE_NAMES[p->epilogue],
+        p->epilogue == BIAS_GRADIENT           ? lg_dtype_name((lg_dtype)p->side)
+        : p->epilogue == BIAS_GELU && !p->side ? "-only"
+                                               : "",
+        p->parts ? " parts" : "");
+    if (p->batch > 1)
+        snprintf(ret + at, LG_CUDA_KEY_BYTES - (size_t)at, " x%lld+%lld,%lld,%lld",
+                 (long long)p->batch, (long long)p->next_a, (long long)p->next_b,
+                 (long long)p->next_d);
 }
 
 /* "none", or the workspace's bytes and the algorithm's eight words. */

@@ -10,11 +10,13 @@ struct lg_cuda_product {
     enum lg_cuda_epilogue epilogue;
     void *bias; /* (n) of type g.in; BIAS_GRADIENT: written, (m) of bias_type: sums of a over k */
     void *pre;  /* BIAS_GELU with keep_pre: (m, n), the sum before GELU */
-    bool keep_pre;      /* counts, with pre NULL, when planning */
-    lg_dtype bias_type; /* BIAS_GRADIENT */
-    void *workspace;    /* NULL: at the start of the stream's scratch memory */
-    bool parts;         /* k may be cut into parts that are added in order */
-    bool exact;         /* in fp32 where the precision is tf32 */
+    bool keep_pre;                  /* counts, with pre NULL, when planning */
+    lg_dtype bias_type;             /* BIAS_GRADIENT */
+    void *workspace;                /* NULL: at the start of the stream's scratch memory */
+    bool parts;                     /* k may be cut into parts that are added in order */
+    int batch;                      /* as many equal products, 0: one; not with an epilogue */
+    int64_t next_a, next_b, next_d; /* elements from one product's operand to the next one's */
+    bool exact;                     /* in fp32 where the precision is tf32 */
 };
 
 int lg_cuda_gemm_open(lg_cuda_device *d, struct lg_cuda_gemm **ret);

@@ -1,18 +1,34 @@
-/* Attention with heads wider than the tiles of attention.cu (the autoencoder's single head of 512): for
- * each sample and head, scores = q k^T, softmax row by row, o = p v, as two products and a launch. In
- * fp32 also where the precision is tf32 (gemm.c says why): 2.1 GFLOP a picture of 256 x 256.
+/* Attention with heads wider than the tiles of attention.cu (the autoencoder's single head of 512):
+ * scores = q k^T, softmax row by row, o = p v, as two products and a launch, for as many samples at once
+ * as PASS_BYTES of scores hold. In fp32 also where the precision is tf32 (gemm.c says why): 2.1 GFLOP a
+ * picture of 256 x 256.
  *
- * Scratch: scores (Tq, Tk) in fp32, p (Tq, Tk) in the compute type, the products' workspace. */
+ * A pass has the same number of samples always, a divisor of the batch: a sample's bits depend on the
+ * algorithm, which is chosen for that number.
+ *
+ * Scratch: scores (samples, Tq, Tk) in fp32, p likewise in the compute type, the products' workspace. */
 #include "kernels/cuda/wide_attention.h"
 #include "kernels/cuda/gemm.h"
 
+#define PASS_BYTES ((int64_t)256 << 20)
+
+/* Samples of a pass. */
+static int64_t samples_of(const struct lg_attention_forward_args *a)
+{
+    int64_t each = a->q.dim[1] * a->k.dim[1] * (int64_t)sizeof(float), n = a->q.dim[0];
+    while (a->q.dim[0] % n || (n > 1 && n * each > PASS_BYTES)) n--;
+    return n;
+}
+
 static size_t scores_bytes(const struct lg_attention_forward_args *a)
 {
-    return lg_cuda_round_up((size_t)(a->q.dim[1] * a->k.dim[1]) * sizeof(float));
+    int64_t scores = samples_of(a) * a->q.dim[1] * a->k.dim[1];
+    return lg_cuda_round_up((size_t)scores * sizeof(float));
 }
 static size_t weights_bytes(const struct lg_attention_forward_args *a)
 {
-    return lg_cuda_round_up((size_t)(a->q.dim[1] * a->k.dim[1]) * lg_dtype_bytes(a->q.dtype));
+    int64_t scores = samples_of(a) * a->q.dim[1] * a->k.dim[1];
+    return lg_cuda_round_up((size_t)scores * lg_dtype_bytes(a->q.dtype));
 }
 
 /* Sample b, head h of a tensor with T tokens a sample; NULL stays. */
@@ -39,7 +55,11 @@ static struct lg_cuda_product scores_product(const struct lg_attention_forward_a
                                           .sb_n = a->kv_stride,
                                           .sb_k = 1,
                                           .ldd = Tk},
-                                    .exact = true};
+                                    .exact = true,
+                                    .batch = (int)samples_of(a),
+                                    .next_a = Tq * a->q_stride,
+                                    .next_b = Tk * a->kv_stride,
+                                    .next_d = Tq * Tk};
 }
 static struct lg_cuda_product output_product(const struct lg_attention_forward_args *a, int64_t b,
                                              int64_t h, const void *weights)
@@ -58,7 +78,11 @@ static struct lg_cuda_product output_product(const struct lg_attention_forward_a
                                           .sb_n = 1,
                                           .sb_k = a->kv_stride,
                                           .ldd = width},
-                                    .exact = true};
+                                    .exact = true,
+                                    .batch = (int)samples_of(a),
+                                    .next_a = Tq * Tk,
+                                    .next_b = Tk * a->kv_stride,
+                                    .next_d = Tq * width};
 }
 
 size_t cuda_wide_attention_scratch(lg_cuda_device *d, const struct lg_attention_forward_args *a)
@@ -71,20 +95,33 @@ size_t cuda_wide_attention_scratch(lg_cuda_device *d, const struct lg_attention_
     return scores_bytes(a) + weights_bytes(a) + LG_MAX(bytes[0], bytes[1]);
 }
 
+static void multiply(lg_stream *s, struct lg_cuda_product *x)
+{
+    if (lg_cuda_gemm_run(s, x)) return;
+    struct cuda_any_gemm g = x->g;
+    size_t in = lg_dtype_bytes(g.in), out = lg_dtype_bytes(g.out);
+    for (int i = 0; i < x->batch; i++) {
+        cuda_any_gemm(lg_cuda_stream_of(s), &g);
+        g.a = (const char *)g.a + (size_t)x->next_a * in;
+        g.b = (const char *)g.b + (size_t)x->next_b * in;
+        g.d = (char *)g.d + (size_t)x->next_d * out;
+    }
+}
+
 void cuda_wide_attention(lg_stream *s, const struct lg_attention_forward_args *a)
 {
-    cudaStream_t stream = lg_cuda_stream_of(s);
     char *scores = s->scratch, *weights = scores + scores_bytes(a);
     char *workspace = weights + weights_bytes(a);
-    int64_t B = a->q.dim[0], H = a->q.dim[2];
-    for (int64_t b = 0; b < B; b++) {
+    int64_t B = a->q.dim[0], H = a->q.dim[2], samples = samples_of(a);
+    for (int64_t b = 0; b < B; b += samples) {
         for (int64_t h = 0; h < H; h++) {
             struct lg_cuda_product qk = scores_product(a, b, h, scores);
             struct lg_cuda_product pv = output_product(a, b, h, weights);
             qk.workspace = pv.workspace = workspace;
-            if (!lg_cuda_gemm_run(s, &qk)) cuda_any_gemm(stream, &qk.g);
-            cuda_softmax_rows(stream, a, b, h, (const float *)scores, weights);
-            if (!lg_cuda_gemm_run(s, &pv)) cuda_any_gemm(stream, &pv.g);
+            multiply(s, &qk);
+            cuda_softmax_rows(lg_cuda_stream_of(s), a, b, samples, h, (const float *)scores,
+                              weights);
+            multiply(s, &pv);
         }
     }
 }
