@@ -11,7 +11,7 @@ jobs=${2:-$(nproc)}
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0 failures=()
 sections=" ${CHECK_ONLY:-unit layering e2e asan tsan fuzz} "
-e2e_limit_s=${E2E_LIMIT_S:-300}
+e2e_limit_s=${E2E_LIMIT_S:-1200}
 fuzz_s=2
 # Tests whose threads or processes share memory.
 tsan_names="board bus commit keeper region window window_threads sim_protocol"

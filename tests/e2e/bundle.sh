@@ -31,8 +31,8 @@ bare() { # COMMAND...: in the bare root
     unshare -m sh -c 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$0" "$@"' \
         "$root" "$@"
 }
-check "doctor" timeout 30 bash -c "$(declare -f bare); root=$root; bare $T/moved/here/lg/bin/lgsup doctor"
-timeout -k 5 120 bash -c "$(declare -f bare); root=$root
+check "doctor" timeout 120 bash -c "$(declare -f bare); root=$root; bare $T/moved/here/lg/bin/lgsup doctor"
+timeout -k 5 600 bash -c "$(declare -f bare); root=$root
     bare $T/moved/here/lg/bin/lgsup start $T/moved/here/tiny.toml --set job.dir=$T/run --set trainer.max_steps=$N" \
     >"$T/run.out" 2>&1 </dev/null
 expect "a run in it" 0 $?

@@ -6,7 +6,7 @@ reference 80
 run=$T/run
 cp -r "$reference" "$run"
 out=$T/out
-lgsup() { timeout 60 "$LGSUP" "$@" >"$out" 2>&1 </dev/null; }
+lgsup() { timeout 300 "$LGSUP" "$@" >"$out" 2>&1 </dev/null; }
 
 # ---- status ----
 status "$run" >"$T/status"

@@ -16,7 +16,7 @@ says() {
     shift 2
     while [ "$1" != -- ]; do cmd+=("$1"); shift; done
     shift
-    timeout --foreground -k 5 120 "${cmd[@]}" >"$out" 2>&1 </dev/null
+    timeout --foreground -k 5 600 "${cmd[@]}" >"$out" 2>&1 </dev/null
     code=$?
     for pattern; do grep -Eq -- "$pattern" "$out" || missing="$missing /$pattern/"; done
     if [ $code -ne "$want" ]; then

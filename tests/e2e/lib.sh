@@ -75,28 +75,33 @@ expect() { if [ "$2" = "$3" ]; then ok "$1"; else fail "$1" "expected '$2', got 
 tiny() {
     local run=$1
     shift
-    timeout --foreground -k 5 "${TINY_LIMIT_S:-180}" "$LGSUP" start "$TINY" --set "job.dir=$run" "$@" >>"$run.out" 2>&1 </dev/null
+    timeout --foreground -k 5 "${TINY_LIMIT_S:-900}" "$LGSUP" start "$TINY" --set "job.dir=$run" "$@" >>"$run.out" 2>&1 </dev/null
 }
 # tiny_in_background RUN [...]: the same, detached from this shell; its pid in $tiny_pid.
 tiny_in_background() {
     local run=$1
     shift
-    timeout --foreground -k 5 "${TINY_LIMIT_S:-180}" "$LGSUP" start "$TINY" --set "job.dir=$run" "$@" >>"$run.out" 2>&1 </dev/null &
+    timeout --foreground -k 5 "${TINY_LIMIT_S:-900}" "$LGSUP" start "$TINY" --set "job.dir=$run" "$@" >>"$run.out" 2>&1 </dev/null &
     tiny_pid=$!
 }
 
-status() { timeout 20 "$LGSUP" status --json "$1" 2>&1; }
+status() { timeout 120 "$LGSUP" status --json "$1" 2>&1; }
 # status_get RUN FILTER: a value of the status, by jq.
 status_get() { status "$1" | jq -r "$2" 2>/dev/null; }
 # pid_of RUN ROLE INDEX: 0 when there is none just now.
 pid_of() { status_get "$1" "[.instances[] | select(.role == \"$2\" and .index == $3) | .pid][0] // 0"; }
 # kill_role RUN ROLE INDEX [SIGNAL]: SIGKILL to a process of the run; waits for one that is just being
-# replaced. Its pid in $killed_pid.
+# replaced, so that one process does not die of two kills. Its pid in $killed_pid.
+declare -A killed_before
 kill_role() {
-    local end=$((SECONDS + 5))
+    local end=$((SECONDS + 120)) signal=${4:-KILL}
     while [ $SECONDS -lt $end ]; do
         killed_pid=$(pid_of "$1" "$2" "$3")
-        [ "${killed_pid:-0}" -gt 0 ] && kill "-${4:-KILL}" "$killed_pid" 2>/dev/null && return 0
+        [ "${killed_pid:-0}" -gt 0 ] && [ "$killed_pid" != "${killed_before[$1/$2.$3]:-}" ] &&
+            kill "-$signal" "$killed_pid" 2>/dev/null && {
+            [ "$signal" != KILL ] || killed_before[$1/$2.$3]=$killed_pid
+            return 0
+        }
         sleep 0.02
     done
     fail "a signal to $2.$3" "no such process at step $(step_of "$1")"
@@ -109,7 +114,8 @@ step_of() {
     s=$(tail -n 1 "$1/metrics.jsonl" 2>/dev/null | sed -n 's/^{"step": *\([0-9]*\),.*/\1/p')
     echo "${s:-0}"
 }
-# wait_until SECONDS COMMAND...: looks again and again.
+# wait_until SECONDS COMMAND...: looks again and again. The limit ends a script that would never end; it says
+# nothing of how fast something is, so it is generous.
 wait_until() {
     local end=$((SECONDS + $1))
     shift
@@ -120,7 +126,7 @@ wait_until() {
 }
 step_reached() { [ "$(step_of "$1")" -ge "$2" ]; }
 # wait_step RUN STEP [SECONDS]
-wait_step() { wait_until "${3:-90}" step_reached "$1" "$2"; }
+wait_step() { wait_until "${3:-600}" step_reached "$1" "$2"; }
 is_gone() { ! kill -0 "$1" 2>/dev/null; }
 state_is() { [ "$(status_get "$1" .state)" = "$2" ]; }
 
@@ -158,4 +164,56 @@ reference() {
         rm -rf "$reference"
         exit 1
     fi
+}
+
+# ---- disturbed runs ----
+# A run that is to be disturbed has no end of its own: however slow this shell is beside it, it still
+# trains when the next blow comes. `train` begins or continues one; `settle` lets it come to a checkpoint
+# made after the last blow, stops it and compares up to there with an undisturbed run.
+
+# train RUN [...]: in the background, its pid in $tiny_pid.
+train() { tiny_in_background "$1" --set trainer.max_steps=1000000 --set checkpoint.keep=1000000 "${@:2}"; }
+# Steps of the complete checkpoints that every run of train() makes, oldest first.
+complete_of() {
+    find "$1/checkpoints" -maxdepth 1 -name 'tiny_step*0' -printf '%f\n' 2>/dev/null | sed 's/^tiny_step//' |
+        sort -n | awk '$1 % 20 == 0'
+}
+newest_checkpoint_of() { complete_of "$1" | tail -1; }
+# The first of them after step $2; an undisturbed run is not worth its start for less than 40 steps.
+checkpoint_after() { complete_of "$1" | awk -v at="$2" '$1 > at && $1 >= 40 { print; exit }'; }
+has_checkpoint_after() { [ -n "$(checkpoint_after "$@")" ]; }
+# settle NAME RUN: $settled is the step of the checkpoint that was compared, $stopped_at the last one of the run.
+settle() {
+    local name=$1 run=$2 at code
+    at=$(step_of "$run")
+    check "$name: goes on by itself after step $at" wait_until 600 has_checkpoint_after "$run" "$at"
+    timeout 300 "$LGSUP" stop "$run" >"$T/stop.out" 2>&1
+    code=$?
+    wait "$tiny_pid"
+    expect "$name: stopped in order, exit codes of stop and start" "0 0" "$code $?"
+    [ $e2e_failed -eq 0 ] || tail -5 "$run.out" "$T/stop.out"
+    settled=$(checkpoint_after "$run" "$at") stopped_at=$(status_get "$run" .step)
+    expect "$name: state" stopped "$(status_get "$run" .state)"
+    check "$name: every step once in metrics.jsonl" metrics_are_whole "$run" "$stopped_at"
+    check "$name: verify" timeout 300 "$LGSUP" verify "$run"
+    check "$name: nothing is left running" nothing_runs
+}
+# undisturbed STEP: $reference is an undisturbed run with a checkpoint of this step.
+undisturbed() {
+    case $1 in 40 | 60 | 80) reference 80 ;; *) reference "$1" ;; esac
+    [ -d "$(checkpoint_of "$reference" "$1")" ] || reference "$1" # left out, since the one before was being written
+}
+# same_as NAME RUN REFERENCE STEP: up to STEP the same weights, losses, samples.
+same_as() {
+    check "$1: byte-identical to an undisturbed run at step ${4:-?}" same_files "$3" "$2" "${4:-?}"
+    check "$1: losses are the undisturbed run's" cmp <(losses_of "$3" "$4") <(losses_of "$2" "$4")
+    check "$1: the ledger is the undisturbed run's" cmp -n $((64 * ${4:-1})) "$3/ledger" "$2/ledger"
+}
+losses_of() { head -n "$2" "$1/metrics.jsonl" | jq -c '[.step, .loss, .grad_norm, .skipped, .voids]'; }
+# settle_same NAME RUN: both.
+settle_same() {
+    settle "$@"
+    [ -n "$settled" ] || return 0 # said already
+    undisturbed "$settled"
+    same_as "$1" "$2" "$reference" "$settled"
 }

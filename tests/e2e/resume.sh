@@ -10,7 +10,7 @@ tiny "$T/from" --set trainer.max_steps=$N --set trainer.resume_from="$(checkpoin
 expect "resume_from" 0 $?
 check "resume_from: byte-identical end" same_files "$reference" "$T/from" $N
 expect "resume_from: goes on at its step" 61 "$(head -1 "$T/from/metrics.jsonl" | jq .step)"
-check "resume_from: verify" timeout 30 "$LGSUP" verify "$T/from"
+check "resume_from: verify" timeout 120 "$LGSUP" verify "$T/from"
 
 # auto_resume goes first; without it, resume_from. An incomplete checkpoint is passed over.
 cp -r "$reference" "$T/auto"
@@ -21,7 +21,7 @@ expect "auto_resume" 0 $?
 check "auto_resume: on from step 40, the newest complete one" grep -Eq 'at step 40 from .*tiny_step40' "$T/auto.out"
 check "auto_resume: byte-identical end" same_files "$reference" "$T/auto" $N
 check "auto_resume: every step once" metrics_are_whole "$T/auto" $N
-check "auto_resume: verify" timeout 30 "$LGSUP" verify "$T/auto"
+check "auto_resume: verify" timeout 120 "$LGSUP" verify "$T/auto"
 
 # init_from: the weights alone, from step 0.
 tiny "$T/init" --set trainer.max_steps=5 --set trainer.init_from="$(checkpoint_of "$reference" 80)"

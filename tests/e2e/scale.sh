@@ -13,7 +13,7 @@ for key in ${SCALE_SET:-}; do set_keys+=(--set "$key"); done
 RANDOM=${SCALE_SEED:=$((SECONDS + $$ % 30000))}
 echo "# SCALE_SEED=$SCALE_SEED"
 
-order() { timeout 60 "$LGSUP" scale "$@" >"$T/out" 2>&1; }
+order() { timeout 300 "$LGSUP" scale "$@" >"$T/out" 2>&1; }
 # refuse NAME CODE WORDS... -- TEXT: the order is refused with this exit code, and says TEXT.
 refuse() {
     local name=$1 want=$2 text=${!#} got
@@ -69,12 +69,12 @@ kill_role "$run" vae 2 STOP
 "$LGSUP" scale vae 1 "$run" >"$T/down" 2>&1 &
 down=$!
 leaving() { [ "$(status_get "$1" '[.instances[] | select(.state == "leaving")] | length')" -gt 0 ]; }
-check "an instance is leaving" wait_until 10 leaving "$run"
+check "an instance is leaving" wait_until 120 leaving "$run"
 kill_role "$run" vae 2
 wait $down
 expect "killed while it leaves: the order is carried out" 0 $?
 check "killed while it leaves: forgotten" has "$run" vae 1
-check "and said so" wait_until 5 grep -q 'vae.2: .* before it could leave' "$run/logs/lgsup.log"
+check "and said so" wait_until 120 grep -q 'vae.2: .* before it could leave' "$run/logs/lgsup.log"
 
 # The keeper dies while instances start.
 "$LGSUP" scale text 4 "$run" >"$T/up" 2>&1 &
@@ -89,18 +89,18 @@ order vae 2 "$run" || fail "scale vae 2" "$(cat "$T/out")"
 kill_role "$run" vae 1 STOP # so that it cannot leave before lgsup is dead
 "$LGSUP" scale vae 1 "$run" >"$T/orphan" 2>&1 &
 orphan=$!
-check "it is told to leave" wait_until 10 leaving "$run"
-kill_role "$run" lgsup 0 && wait_until 5 is_gone "$killed_pid"
+check "it is told to leave" wait_until 120 leaving "$run"
+kill_role "$run" lgsup 0 && wait_until 120 is_gone "$killed_pid"
 wait $orphan
 expect "lgsup dies meanwhile: the order's end is not known" 1 $?
 check "and said so" grep -q 'lgsup ended before it had answered' "$T/orphan"
 kill_role "$run" vae 1 CONT
-wait_until 5 has "$run" vae 1
+wait_until 120 has "$run" vae 1
 tiny_in_background "$run" --set trainer.max_steps=1000000 ${set_keys[@]+"${set_keys[@]}"}
-check "the next lgsup keeps what was wanted" wait_until 20 has "$run" text 4
+check "the next lgsup keeps what was wanted" wait_until 120 has "$run" text 4
 check "and what had left is not started again" has "$run" vae 1
 expect "status shows it" "1 4 1" "$(status_get "$run" '"\(.wanted.loader) \(.wanted.text) \(.wanted.vae)"' | sed "s/^[0-9]*/1/")"
-timeout 60 "$LGSUP" stop "$run" >"$T/out" 2>&1
+timeout 300 "$LGSUP" stop "$run" >"$T/out" 2>&1
 wait $tiny_pid
 expect "it ends in order" 0 $?
 [ $e2e_failed -eq 0 ] || tail -20 "$run.out"
@@ -111,7 +111,7 @@ check "byte-identical to an undisturbed run of $at steps" same_files "$calm" "$r
 check "metrics.jsonl has every step once" metrics_are_whole "$run" "$at"
 check "losses equal the undisturbed run's" cmp <(jq -c '[.step, .loss, .grad_norm]' "$calm/metrics.jsonl") \
     <(jq -c '[.step, .loss, .grad_norm]' "$run/metrics.jsonl")
-check "verify accepts the run" timeout 60 "$LGSUP" verify "$run"
+check "verify accepts the run" timeout 300 "$LGSUP" verify "$run"
 read -r wait_ms wait_99_ms step_ms < <(waits "$run" "$ordered")
 read -r calm_ms calm_99_ms calm_step_ms < <(waits "$calm" "$ordered")
 echo "# $done orders in $ordered steps: rank 0 waited for data $wait_ms ms at most, $wait_99_ms ms in the 99th percentile" \

@@ -59,7 +59,7 @@ expect "groups" 15 "$(jq '.histograms | length' "$a/histograms/step$N.json")"
 
 # ---- killed ----
 b=$T/b
-tiny_in_background "$b" "${options[@]}" --set supervisor.prometheus_port=$port
+tiny_in_background "$b" "${options[@]}" --set supervisor.prometheus_port=$port --set supervisor.hang_s=86400
 sampler() { # its pid
     local p comm
     for p in $(e2e_pids "$b/"); do
@@ -71,31 +71,31 @@ nobody_draws() { ! is_drawing; }
 scrape() { # into $T/metrics
     exec 3<>"/dev/tcp/127.0.0.1/$port" || return 1
     printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3
-    timeout 10 cat <&3 >"$T/metrics"
+    timeout 60 cat <&3 >"$T/metrics"
     exec 3>&-
     grep -q '200 OK' "$T/metrics"
 }
-check "a preview is being drawn" wait_until 60 is_drawing
-check "Prometheus: an answer while training goes on" scrape
+check "a preview is being drawn" wait_until 600 is_drawing
+kill_role "$b" trainer 0 STOP # so that what follows takes place before the end
+check "Prometheus: an answer while it trains" wait_until 120 scrape
 check "Prometheus: every rank is up" sh -c "grep -c '^lg_process_up{role=\"trainer\",index=\"[01]\"} 1' '$T/metrics' | grep -qx 2"
 check "Prometheus: the state" grep -qx 'lg_run_state{state="running"} 1' "$T/metrics"
 p=$(sampler)
 [ -z "$p" ] || kill -9 "$p"
-check "a killed preview is told of" wait_until 20 grep -q 'preview of step 30: lg-sample: signal 9' "$b.out"
-check "and drawn again" wait_until 20 is_drawing
+check "a killed preview is told of" wait_until 120 grep -q 'preview of step 30: lg-sample: signal 9' "$b.out"
+check "and drawn again" wait_until 120 is_drawing
 p=$(sampler)
 [ -z "$p" ] || kill -STOP "$p" # it does not come to its end by itself
 kill_role "$b" lgsup 0
-check "the drawing process ends with lgsup" wait_until 10 nobody_draws
-tiny_in_background "$b" "${options[@]}" --set supervisor.prometheus_port=$port
-check "Prometheus: an answer of the next lgsup" wait_until 20 scrape
-wait_step "$b" 70 60
+check "the drawing process ends with lgsup" wait_until 120 nobody_draws
+tiny_in_background "$b" "${options[@]}" --set supervisor.prometheus_port=$port --set supervisor.hang_s=86400
+check "Prometheus: an answer of the next lgsup" wait_until 120 scrape
 kill_the_rest() { # lgsup may have started somebody meanwhile
     nothing_runs && return 0
     kill -9 $(e2e_pids "$T") 2>/dev/null
     return 1
 }
-check "everything is dead" wait_until 10 kill_the_rest
+check "everything is dead" wait_until 120 kill_the_rest
 at=$(wc -l <"$b/metrics.jsonl")
 tiny "$b" "${options[@]}"
 expect "resumed after step $at: completes" 0 $?
