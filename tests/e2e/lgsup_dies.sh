@@ -4,7 +4,10 @@
 
 stage_pids() { status_get "$1" '[.instances[] | select(.role != "lgsup") | "\(.role).\(.index)=\(.pid)"] | sort | join(" ")'; }
 kill_for_good() { kill_role "$@" && wait_until 60 is_gone "$killed_pid"; }
-only_keeper() { [ "$(e2e_pids "$T" | wc -l)" -eq 1 ]; }
+# A process that ends has no command line any more, but is not dead before the status says so.
+living() { status_get "$1" '[.instances[] | select(.pid > 0) | .role] | join(" ")'; }
+only_keeper() { [ "$(e2e_pids "$T" | wc -l)" -eq 1 ] && [ "$(living "$run")" = keeper ]; }
+nobody() { nothing_runs && [ -z "$(living "$run")" ]; }
 # kill_until COMMAND PIDS...: what the words PIDS find is killed until COMMAND; lgsup may have started somebody meanwhile.
 kill_until() {
     local end=$((SECONDS + 120)) done=$1 pids
@@ -19,6 +22,7 @@ kill_until() {
 run=$T/run
 train "$run"
 wait_step "$run" 10
+wait_until 600 state_is "$run" running # every role has been ready
 kill_for_good "$run" lgsup 0
 before=$(stage_pids "$run") at=$(step_of "$run")
 check "training goes on without lgsup" wait_step "$run" $((at + 8))
@@ -74,7 +78,7 @@ settle_same "only the keeper alive" "$run"
 run=$T/power
 train "$run"
 wait_step "$run" 45
-check "everything is dead" kill_until nothing_runs e2e_pids "$T"
+check "everything is dead" kill_until nobody e2e_pids "$T"
 at=$(step_of "$run")
 newest=$(newest_checkpoint_of "$run")
 expect "state after everything died" failed "$(status_get "$run" .state)"
