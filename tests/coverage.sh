@@ -16,7 +16,7 @@ rm -rf "$out" && mkdir -p "$out" || exit 1
 for f in $folders; do find "$build/obj/$f" -name '*.gcda' -delete; done
 # All but those that only compute.
 names=$(ls tests/unit/test_*.c | sed 's|.*/test_||; s|\.c$||' |
-    grep -vE '^(ops_|denoiser|t5|autoencoder|encode|host|sampler|objective|picture|emoji|permute|params|safetensors|source|tar$)')
+    grep -vE '^(ops_|denoiser|t5|autoencoder|encode|host|sampler|objective|picture|emoji|permute|params|safetensors|samples|source|tar$)')
 UNIT_LIMIT_S=400 tests/run_unit.sh "$build" $names | grep -v '^  ok' # a failed test is told, coverage is counted all the same
 for s in ${E2E:-}; do "tests/e2e/$s.sh" "$build" | grep '^FAIL'; done
 for f in $folders; do

@@ -23,3 +23,21 @@ void faults_begin(void);
 void faults_end(void);
 /* Runs the scenario with every fault. Returns how many there were, or < 0: what failed was printed. */
 int faults_each(const struct fault_scenario *s);
+
+/* The error stays for the caller to see, whatever tidying up says. */
+#define TIDY(...)                                                                                  \
+    do {                                                                                           \
+        faults_end();                                                                              \
+        __VA_ARGS__;                                                                               \
+    } while (0)
+
+/* A cmocka test test_FUNCTION of every step-th fault. */
+#define SCENARIO(function, step)                                                                   \
+    static void test_##function(void **state)                                                      \
+    {                                                                                              \
+        (void)state;                                                                               \
+        int n = faults_each(                                                                       \
+            &(struct fault_scenario){.name = #function, .run = function, .every = step});          \
+        print_message("%d faults\n", n);                                                           \
+        assert_true(n > 0);                                                                        \
+    }

@@ -9,16 +9,16 @@ $(BUILD)/tests/$(1): $(2:%=$(BUILD)/obj/tests/sim/%.c.o)
 $(BUILD)/tests/$(1): private LIBS := $(2:%=$(BUILD)/obj/tests/sim/%.c.o) $(LIB) $(LIBS)
 $(BUILD)/tests/$(1): private LDFLAGS += $(call wrap_calls,tests/sim/$(3).calls)
 endef
-$(eval $(call simulation,test_sim_disk,disk disk_nodes,disk))
+$(eval $(call simulation,test_sim_disk,disk disk_nodes disk_world,disk))
 $(eval $(call simulation,test_sim_supervisor,supervisor machine_processes machine_swaps machine_calls machine_lgsup,supervisor))
-$(foreach t,faults faults_supervise ckpt,$(eval $(call simulation,test_$(t),faults,faults)))
+$(foreach t,faults faults_shm faults_supervise ckpt,$(eval $(call simulation,test_$(t),faults,faults)))
 
 # Its clock jumps; its GPU is a stand-in.
 $(BUILD)/tests/test_ckpt: | $(BUILD)/tests/stub/liblg-cuda.so
 $(BUILD)/tests/test_ckpt: private LDFLAGS += -Wl,--wrap=lg_now_ns
 
 # systemctl is a script of the test.
-$(BUILD)/tests/test_units: private LDFLAGS += -Wl,--wrap=lg_child_capture,--wrap=execl
+$(BUILD)/tests/test_units_run: private LDFLAGS += -Wl,--wrap=lg_child_capture,--wrap=execl
 
 # What it asks of /proc and of the control group, the test tells.
 $(BUILD)/tests/test_region: private LDFLAGS += -Wl,--wrap=open

@@ -98,6 +98,23 @@ void show_output(void)
     }
 }
 
+bool file_has(const char *path, const char *part)
+{
+    char *text;
+    size_t bytes;
+    if (lg_read_file(path, 1 << 20, &text, &bytes) < 0) return false;
+    bool has = strstr(text, part) != NULL;
+    free(text);
+    return has;
+}
+
+void assert_has(const char *path, const char *part)
+{
+    if (file_has(path, part)) return;
+    show_output();
+    fail_msg("%s lacks \"%s\"", path, part);
+}
+
 bool output_has(const char *part)
 {
     char *text;

@@ -33,6 +33,9 @@ int exit_of(pid_t pid);
 #define RUN(...) exit_of(LAUNCH(__VA_ARGS__))
 void assert_exit(int got, int want);
 void show_output(void);
+/* Of any file. */
+bool file_has(const char *path, const char *part);
+void assert_has(const char *path, const char *part);
 bool output_has(const char *part);
 void assert_output(const char *part);
 void wait_for_output(const char *part);

@@ -34,13 +34,6 @@ static lg_run r;
 static struct shm_fixture f; /* a keeper */
 static lg_board *b;          /* DIR/board */
 
-/* The error stays for the caller to see, whatever tidying up says. */
-#define TIDY(...)                                                                                  \
-    do {                                                                                           \
-        faults_end();                                                                              \
-        __VA_ARGS__;                                                                               \
-    } while (0)
-
 static int tensorboard(void)
 {
     lg_tensorboard t = {.fd = -1};
@@ -287,15 +280,6 @@ static int teardown(void **state)
     return 0;
 }
 
-#define SCENARIO(function, step)                                                                   \
-    static void test_##function(void **state)                                                      \
-    {                                                                                              \
-        (void)state;                                                                               \
-        int n = faults_each(                                                                       \
-            &(struct fault_scenario){.name = #function, .run = function, .every = step});          \
-        print_message("%d faults\n", n);                                                           \
-        assert_true(n > 0);                                                                        \
-    }
 SCENARIO(tensorboard, 1)
 SCENARIO(prometheus, 1)
 SCENARIO(top, 1)
