@@ -205,6 +205,22 @@ int lg_plan_gpu(const lg_config *c, lg_role role, int index)
     }
 }
 
+int lg_plan_turn(const lg_config *c, const int instances[LG_ROLE_COUNT], lg_role role, int index)
+{
+    static const lg_role computes[] = {LG_ROLE_text, LG_ROLE_vae, LG_ROLE_trainer};
+    const int gpu = lg_plan_gpu(c, role, index);
+    const bool host = gpu < 0 && strcmp(c->_turns, "always") == 0;
+    bool takes = false;
+    int others = -1;
+    for (size_t k = 0; k < LG_ARRAY_LEN(computes); k++) {
+        takes = takes || computes[k] == role;
+        for (int i = 0; i < instances[computes[k]]; i++)
+            others += lg_plan_gpu(c, computes[k], i) == gpu;
+    }
+    if (!takes || others < 1 || strcmp(c->_turns, "never") == 0) return -1;
+    return host ? 0 : gpu;
+}
+
 /* ---- making ---- */
 
 static int set_isa(lg_plan *p, const char *isa)

@@ -61,6 +61,11 @@ int lg_plan_load(const char *path, lg_plan *ret);
  * with device = "host". EMA keeper r is with trainer rank r, the checkpoint writer with rank 0.
  * Does not decide bits: a resumed run may lie on other GPUs. c has passed lg_config_check. */
 int lg_plan_gpu(const lg_config *c, lg_role role, int index);
+/* Which of the board's turns (shm/turns.h) this instance takes when it computes, with so many instances
+ * of each role: its GPU's number, with turns = "always" on the host 0. -1 for none: it computes there
+ * alone, its role does not compute much (EMA keeper and checkpoint writer copy), or turns = "never".
+ * Below LG_GPUS_MAX. */
+int lg_plan_turn(const lg_config *c, const int instances[LG_ROLE_COUNT], lg_role role, int index);
 /* GPU numbers are below it, and so is the length of a list of them. */
 enum { LG_GPUS_MAX = 1024 };
 /* Entry (index mod count) of a list as in trainer.gpus, "0" or "0, 1"; LG_ERR_CONFIG, without an

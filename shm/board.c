@@ -98,6 +98,7 @@ static int describe(lg_board *b, const struct lg_board_spec *spec)
     s->has_ema = p->instances[LG_ROLE_ema] > 0;
     for (int r = 0; r < LG_ROLE_COUNT; r++)
         atomic_store_explicit(&s->wanted[r], (uint32_t)p->instances[r], memory_order_relaxed);
+    for (int i = 0; i < LG_TURNS_MAX; i++) LG_TRY(lg_turn_create(&s->turn[i]));
     /* A process that the lgsup of an earlier board started, and that comes only now, must not carry
      * an incarnation of this one: so boards begin their numbers at different places. */
     atomic_store(&s->next_counter, 1 + (uint32_t)(s->run_id % COUNTER_START_MAX));

@@ -32,6 +32,7 @@
 #pragma once
 #include "config/plan.h"
 #include "shm/layout.h"
+#include "shm/turns.h"
 
 typedef enum lg_life {
     LG_LIFE_NONE,
@@ -125,6 +126,7 @@ struct lg_board_shared {
     char cause[LG_CAUSE_BYTES];             /* lgsup: why it parked or failed */
     _Atomic(uint64_t) verdict[LG_VERDICTS]; /* step << LG_VERDICT_BITS | flags; 0: none */
     struct lg_board_metrics metrics;
+    struct lg_turn_shared turn[LG_TURNS_MAX]; /* by lg_plan_turn; shm/turns.h has their rules */
     _Alignas(128) struct lg_board_row row[LG_ROWS];
 };
 

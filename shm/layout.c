@@ -48,6 +48,7 @@ static const size_t board[] = {
     B(cause),
     B(verdict),
     B(metrics),
+    B(turn),
     B(row),
     sizeof(struct lg_board_metrics),
     M(step),
@@ -58,6 +59,8 @@ static const size_t board[] = {
     M(data_wait_s),
     M(voids),
     M(skipped),
+    AT(struct lg_turn_shared, mutex),
+    AT(struct lg_turn_shared, hold),
 };
 static const size_t row[] = {
     sizeof(struct lg_board_row),

@@ -108,12 +108,38 @@ static void add_time(_Atomic(uint64_t) *to, int64_t ns)
     atomic_fetch_add_explicit(to, (uint64_t)ns, memory_order_relaxed);
 }
 
+/* With whom it shares its GPU. */
+static void choose_turn(lg_stage *st)
+{
+    int instances[LG_ROLE_COUNT];
+    if (st->turn.error) return;
+    for (int r = 0; r < LG_ROLE_COUNT; r++)
+        instances[r] = (int)atomic_load_explicit(&st->board->s->wanted[r], memory_order_relaxed);
+    int k = lg_plan_turn(st->config, instances, st->role, st->index);
+    struct lg_turn_shared *s = k < 0 || k >= LG_TURNS_MAX ? NULL : &st->board->s->turn[k];
+    if (s == st->turn.shared) return;
+    lg_turn_use(&st->turn, s);
+    if (!strcmp(st->config->_turns, "always")) st->turn.worth_ns = 0;
+    lg_log(LG_INFO, s ? "takes turns with those on the same device" : "takes no turns any more");
+}
+
+static void log_turns(const lg_turn *t)
+{
+    if (t->had + t->went)
+        lg_log(LG_INFO,
+               "%" PRIu64 " turns, %.1f s of waiting for them; %" PRIu64
+               " times it went on without%s",
+               t->had, (double)t->waited_ns / LG_S_NS, t->went,
+               t->n_short < LG_TURN_SHORT_MAX ? "" : "; its work is too short for more");
+}
+
 /* Instances come and go by `lgsup scale`: listen to those that are there. */
 static void follow_members(lg_stage *st)
 {
     uint32_t epoch = atomic_load_explicit(&st->board->s->members_epoch, memory_order_acquire);
     if (epoch == st->members_epoch) return;
     st->members_epoch = epoch;
+    choose_turn(st);
     for (int r = 0; r < LG_ROLE_keeper; r++)
         for (int k = 0; k < LG_INSTANCES_MAX; k++) {
             lg_life life;
@@ -189,13 +215,16 @@ static int stand_by(lg_stage *st, bool *ret_go)
 static int loop(lg_stage *st, const struct lg_stage_def *def)
 {
     while (!lg_stage_should_quit(st) && !leaves_now(st)) {
-        int64_t start = lg_now_ns();
+        int64_t start = lg_now_ns(), waited = st->turn.waited_ns;
+        bool well = !st->turn.error;
         follow_members(st);
         lg_board_beat(st->row, LG_PHASE_WORKING);
         int rc = def->step(st);
         if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
         int64_t worked = lg_now_ns();
-        add_time(&st->row->busy_ns, worked - start);
+        add_time(&st->row->busy_ns, worked - start - (st->turn.waited_ns - waited));
+        if (well && st->turn.error)
+            lg_log(LG_WARN, "no turns on its device any more: %s", strerror(st->turn.error));
         refill_keeper(st);
         if (rc == LG_STEP_WORKED) continue;
         lg_board_beat(st->row, rc == LG_STEP_DONE ? LG_PHASE_DONE : LG_PHASE_WAITING);
@@ -218,7 +247,9 @@ static int work(lg_stage *st, const struct lg_stage_def *def)
     atomic_store_explicit(&st->row->ready, st->me, memory_order_release);
     lg_bus_ready(st->bus);
     lg_log(LG_INFO, "ready after %.1f ms", (double)(lg_now_ns() - start) / LG_MS_NS);
+    choose_turn(st);
     LG_TRY(loop(st, def));
+    log_turns(&st->turn);
     return 0;
 }
 

@@ -16,8 +16,8 @@
  * end the process: exit code = -code.
  *
  * Between two calls of step() a stage holds nothing that another would have to wait for: no claim, no
- * half-written file. There it leaves when lgsup asks this process to (shm/board.h, rule 7); a trainer
- * rank only between steps (lg_trainer_may_leave).
+ * turn, no half-written file. There it leaves when lgsup asks this process to (shm/board.h, rule 7); a
+ * trainer rank only between steps (lg_trainer_may_leave).
  *
  * A process whose incarnation lies in another row than (role, index) stands by (rule 8): it opens
  * everything, says that it is ready, and takes over when its predecessor has gone. A trainer rank
@@ -57,6 +57,7 @@ typedef struct lg_stage {
     int device_gpu[LG_STAGE_DEVICES_MAX];    /* their numbers; -1 for the host */
     int n_devices;
     uint32_t keeper_epoch, members_epoch;
+    lg_turn turn; /* of its GPU; around what a step launches there, until its stream is done */
 } lg_stage;
 
 /* What `lgsup check` adds up: a region, or "private" for memory that dies with its process. */

@@ -14,7 +14,7 @@ sections=" ${CHECK_ONLY:-unit layering e2e asan tsan fuzz} "
 e2e_limit_s=${E2E_LIMIT_S:-1200}
 fuzz_s=2
 # Tests whose threads or processes share memory.
-tsan_names="board bus commit keeper region window window_threads sim_protocol"
+tsan_names="board bus commit keeper region turns window window_threads sim_protocol"
 
 begin() { section=$1 began=$SECONDS; echo "== $section"; }
 end() { echo "== $section: $((SECONDS - began)) s"; }

@@ -175,8 +175,10 @@ static int text_step(lg_stage *st)
     struct lg_claim claim;
     bool wanted[4096];
     uint64_t end = lg_stage_end(st);
+    lg_turn_begin(&st->turn); /* before the claim: what waits for a turn is nobody's yet */
     int rc =
         lg_window_claim(w, st->board, st->me, LG_FIELD_TEXT, 1u << LG_FIELD_SOURCE, end, &claim);
+    if (rc < 0) lg_turn_drop(&st->turn);
     if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
     LG_TRY(rc);
     lg_log_set_step((int64_t)(claim.n / st->board->s->batch));
@@ -190,6 +192,7 @@ static int text_step(lg_stage *st)
             lg_stream_copy(x->stream, lg_window_text(w, claim.n + i),
                            (uint8_t *)x->out.data + i * w->g.text_bytes, w->g.text_bytes);
     lg_stream_sync(x->stream);
+    lg_turn_end(&st->turn);
     for (uint64_t i = 0; i < claim.count; i++)
         if (wanted[i]) lg_window_publish(w, LG_FIELD_TEXT, claim.n + i);
     atomic_fetch_add_explicit(&st->row->samples, (uint64_t)n, memory_order_relaxed);

@@ -258,9 +258,12 @@ static bool count_valid(lg_stage *st, struct trainer *t, uint64_t step)
     return true;
 }
 
-static void micro_step(lg_stage *st, struct trainer *t, uint64_t first)
+/* In a turn on the GPU. */
+static void micro_step(lg_stage *st, struct trainer *t, uint64_t step, uint64_t first)
 {
     const struct lg_batch_tensors *b = lg_batch_tensors(t->batch);
+    lg_turn_begin(&st->turn);
+    gather_weights(t, step);
     lg_batch_load(t->batch, t->stream, t->window,
                   &(struct lg_batch_spec){.first = first,
                                           .divisor = t->divisor,
@@ -278,6 +281,7 @@ static void micro_step(lg_stage *st, struct trainer *t, uint64_t first)
                          t->grad[st->index]->payload, t->micro_done > 0);
     lg_stream_download(t->stream, t->host_loss, t->loss.data, lg_tensor_bytes(&t->loss));
     lg_stream_sync(t->stream);
+    lg_turn_end(&st->turn);
     const float *weight = lg_batch_weights(t->batch);
     for (int64_t i = 0; i < st->plan.micro_batch; i++)
         t->loss_sum += (double)weight[i] * (double)t->host_loss[i];
@@ -300,8 +304,7 @@ static int forward(lg_stage *st, struct trainer *t, uint64_t step)
         t->wait_ns += lg_now_ns() - t->wait_start_ns;
         t->wait_start_ns = 0;
     }
-    gather_weights(t, step);
-    micro_step(st, t, first);
+    micro_step(st, t, step, first);
     atomic_fetch_add_explicit(&st->row->samples, (uint64_t)micro, memory_order_relaxed);
     if (++t->micro_done < share / micro) return LG_STEP_WORKED;
     lg_trainer_mark_grads(st->board, st->index, step, t->loss_sum);
@@ -328,10 +331,12 @@ static double reduce(lg_stage *st, struct trainer *t, uint64_t step)
         args.x[r].data = (float *)t->grad[r]->payload + t->shard.first;
     args.y.data = reduced(t);
     args.sum_squares.data = t->sum_squares;
+    lg_turn_begin(&st->turn);
     lg_stream_set_scratch(t->stream, t->scratch, t->scratch_bytes);
     lg_reduce_ranks(t->stream, &args);
     lg_stream_download(t->stream, &sum_squares, t->sum_squares, sizeof sum_squares);
     lg_stream_sync(t->stream);
+    lg_turn_end(&st->turn);
     return sum_squares;
 }
 
@@ -369,6 +374,7 @@ static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct s
     const int64_t n = (int64_t)t->shard.count;
     double scale =
         c->trainer_clip_norm > 0 ? LG_MIN(1.0, c->trainer_clip_norm / (sums->norm + 1e-6)) : 1.0;
+    lg_turn_begin(&st->turn);
     *to.scalars = *from.scalars;
     to.scalars->state = step + 1;
     if (!sums->finite) { /* skipped: the state is copied, the same on every rank */
@@ -395,6 +401,7 @@ static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct s
                                                         .t = (int64_t)to.scalars->optimizer_steps});
     }
     lg_stream_sync(t->stream);
+    lg_turn_end(&st->turn);
 }
 
 /* Voids and key hashes of the step's samples, from the window: the slots are still ours. */

@@ -168,7 +168,7 @@ static uint64_t wanted_run(lg_window *w, const struct lg_claim *claim, const boo
 
 /* Straight from the window to the device and back into the window, where the rank trains. Rows that
  * are not wanted hold what was there before: a row's bits depend on nothing but itself. */
-static int encode(struct vae *v, const struct lg_claim *claim)
+static int encode(lg_stage *st, struct vae *v, const struct lg_claim *claim)
 {
     lg_window *w = v->window;
     bool wanted[4096];
@@ -191,6 +191,7 @@ static int encode(struct vae *v, const struct lg_claim *claim)
         lg_stream_copy(v->stream, lg_window_logvar(w, n), (uint8_t *)v->logvar.data + at, bytes);
     }
     lg_stream_sync(v->stream);
+    lg_turn_end(&st->turn);
     for (uint64_t i = 0; i < claim->count; i++)
         if (wanted[i]) lg_window_publish(w, LG_FIELD_LATENT, claim->n + i);
     return n_wanted;
@@ -201,12 +202,14 @@ static int vae_step(lg_stage *st)
     struct vae *v = st->state;
     struct lg_claim claim;
     uint64_t end = lg_stage_end(st);
+    lg_turn_begin(&st->turn); /* before the claim: what waits for a turn is nobody's yet */
     int rc = lg_window_claim(v->window, st->board, st->me, LG_FIELD_LATENT, 1u << LG_FIELD_SOURCE,
                              end, &claim);
+    if (rc < 0) lg_turn_drop(&st->turn);
     if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
     LG_TRY(rc);
     lg_log_set_step((int64_t)(claim.n / st->board->s->batch));
-    int n = encode(v, &claim);
+    int n = encode(st, v, &claim);
     atomic_fetch_add_explicit(&st->row->samples, (uint64_t)n, memory_order_relaxed);
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;

@@ -167,6 +167,42 @@ static void test_placement(void **state)
     lg_config_free(&c);
 }
 
+static void test_turns(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"device=cuda", "trainer.gpus=0,1", "vae.gpus=1,2,2",
+                                       "text.gpus=3", "turns=auto"};
+    int n[LG_ROLE_COUNT] = {[LG_ROLE_loader] = 4,  [LG_ROLE_text] = 1, [LG_ROLE_vae] = 2,
+                            [LG_ROLE_trainer] = 2, [LG_ROLE_ema] = 2,  [LG_ROLE_ckpt] = 1};
+    lg_config *c = load(sets, 5);
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_trainer, 0), -1); /* alone */
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_trainer, 1), 1);
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_vae, 0), 1);
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_vae, 1), -1);
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_text, 0), -1);
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_ema, 1), -1); /* only copies */
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_loader, 0), -1);
+    n[LG_ROLE_vae] = 3; /* `lgsup scale` */
+    n[LG_ROLE_text] = 2;
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_vae, 1), 2);
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_vae, 2), 2);
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_text, 1), 3);
+    lg_config_free(&c);
+    static const char *const never[] = {"device=cuda", "turns=never"};
+    c = load(never, 2);
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_trainer, 0), -1);
+    lg_config_free(&c);
+    c = load(NULL, 0); /* the host */
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_trainer, 0), -1);
+    lg_config_free(&c);
+    static const char *const always[] = {"turns=always"};
+    c = load(always, 1);
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_trainer, 0), 0);
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_vae, 2), 0);
+    assert_int_equal(lg_plan_turn(c, n, LG_ROLE_ema, 0), -1);
+    lg_config_free(&c);
+}
+
 static void test_hash(void **state)
 {
     (void)state;
@@ -300,10 +336,9 @@ static void test_save_load(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_roles),        TEST(test_dimensions), TEST(test_vae_defaults),
-        TEST(test_absent_roles), TEST(test_isa),        TEST(test_hash),
-        TEST(test_precision),    TEST(test_placement),  TEST(test_hash_models),
-        TEST(test_resume),       TEST(test_save_load),
+        TEST(test_roles), TEST(test_dimensions),  TEST(test_vae_defaults), TEST(test_absent_roles),
+        TEST(test_isa),   TEST(test_hash),        TEST(test_precision),    TEST(test_placement),
+        TEST(test_turns), TEST(test_hash_models), TEST(test_resume),       TEST(test_save_load),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
