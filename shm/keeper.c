@@ -1,16 +1,15 @@
-/* The keeper's server: one poll loop over a table of fds and a few connections.
+/* The keeper's server: one poll loop over a table of fds (keeper_table.h) and a few connections.
  *
- * It must outlive everybody, so it does next to nothing: it never blocks on a client (non-blocking
- * sockets, an answer that does not go out at once closes the connection), drops who is silent for
- * IDLE_NS_MAX, ignores SIGPIPE, allocates nothing, and keeps all tables of fixed size. It waits only
- * for the service manager, when that keeps a second copy (keeper_store.h).
- *
- * Invariants: table[0 .. count) is dense, names are unique, each entry owns its fd.
+ * It must outlive everybody, so it does next to nothing: it never blocks, on a client (non-blocking
+ * sockets, an answer that does not go out at once closes the connection) or on the service manager (a
+ * question that needs the manager's word waits in its connection, and others are answered meanwhile),
+ * drops who is silent for IDLE_NS_MAX, ignores SIGPIPE, allocates nothing, and keeps all tables of fixed
+ * size.
  */
 #include "base/clock.h"
 #include "base/fs.h"
 #include "base/log.h"
-#include "shm/keeper_store.h"
+#include "shm/keeper_table.h"
 #include "shm/keeper_wire.h"
 #include <poll.h>
 #include <signal.h>
@@ -24,75 +23,25 @@
 #include <unistd.h>
 
 enum { CONNECTIONS_MAX = 64, BACKLOG = 128, TICK_MS = 250 };
-#define IDLE_NS_MAX (2 * LG_S_NS)
-
-struct entry {
-    char name[LG_REGION_NAME_BYTES];
-    uint64_t bytes;
-    int fd;
-};
+#define IDLE_NS_MAX   (2 * LG_S_NS)
+#define ANSWER_NS_MAX (3 * LG_S_NS) /* a client waits a little longer */
 
 struct connection {
-    int fd; /* -1: free */
-    int64_t since_ns;
+    int fd;           /* -1: free */
+    int64_t since_ns; /* of its last question or answer */
+    bool waits;       /* `question` has not been answered yet */
+    struct lg_keeper_message question;
+    int got; /* the fd that came with it; -1: none, or it has been taken */
 };
 
 struct keeper {
-    struct entry table[LG_KEEPER_REGIONS_MAX];
-    int count;
+    struct lg_keeper_table table;
     struct connection connection[CONNECTIONS_MAX];
     int listener, signals;
     const char *path; /* of the listener's file while it is ours to remove */
-    bool stored;      /* the service manager has what the table has */
     bool starved;     /* accept failed, most likely for want of fds: leave it alone for one tick */
     bool over;
 };
-
-static int find(const struct keeper *k, const char *name)
-{
-    for (int i = 0; i < k->count; i++)
-        if (strcmp(k->table[i].name, name) == 0) return i;
-    return -1;
-}
-
-/* When it cannot be told whether the store has it, it is taken out: a second fd of the same name must
- * never lie there. */
-static int store(const struct lg_keeper_message *q, int fd)
-{
-    int rc = lg_store_put(q->name, q->bytes, fd);
-    if (rc == 0) return 0;
-    lg_log_error("a region was not stored");
-    if (lg_store_drop(q->name, q->bytes) < 0) lg_log_error("and may lie in the store");
-    return rc;
-}
-
-/* Takes *fd (sets it to -1) when it stores it. */
-static int do_put(struct keeper *k, const struct lg_keeper_message *q, int *fd)
-{
-    if (!q->name[0] || *fd < 0) return LG_ERR_USAGE;
-    if (k->stored && !lg_store_fits(q->name)) return LG_ERR_USAGE;
-    if (find(k, q->name) >= 0) return LG_ERR_BUSY;
-    if (k->count == LG_KEEPER_REGIONS_MAX) return LG_ERR_NOSPACE;
-    /* First the store: dying in between leaves there what nobody was told of, and a later put of the
-     * same name finds it in the next keeper: BUSY. */
-    if (k->stored) LG_TRY(store(q, *fd));
-    struct entry *e = &k->table[k->count++];
-    memcpy(e->name, q->name, sizeof e->name);
-    e->bytes = q->bytes;
-    e->fd = *fd;
-    *fd = -1;
-    return 0;
-}
-
-/* A store that does not follow keeps the memory, not the truth: whoever makes a region of that name
- * again notices the other run's head. */
-static void forget(struct keeper *k, int i)
-{
-    if (k->stored && lg_store_drop(k->table[i].name, k->table[i].bytes) < 0)
-        lg_log_error("a dropped region stays in the store");
-    close(k->table[i].fd);
-    k->table[i] = k->table[--k->count];
-}
 
 /* Before the last answer, not after: whoever has asked us to end may bind the same path at once. */
 static void leave_path(struct keeper *k)
@@ -101,75 +50,92 @@ static void leave_path(struct keeper *k)
     k->path = NULL;
 }
 
-static int do_drop(struct keeper *k, const char *name)
+static int drop(struct keeper *k, const char *name, bool late)
 {
-    int i = find(k, name);
-    if (i >= 0) forget(k, i);
-    if (!name[0]) {
-        while (k->count) forget(k, k->count - 1);
+    int rc = lg_table_drop(&k->table, name, late);
+    if (!*name && rc != LG_TABLE_LATER) {
         leave_path(k);
         k->over = true;
     }
-    return 0;
+    return rc;
 }
 
-/* Fills the answer; *ret_fd: an fd of the table to send along, or -1. */
-static void answer(struct keeper *k, const struct lg_keeper_message *q, int *fd,
-                   struct lg_keeper_message *a, int *ret_fd)
+/* Fills the answer; *ret_fd: an fd of the table to send along, or -1. false: later. */
+static bool answer(struct keeper *k, struct connection *c, struct lg_keeper_message *a, int *ret_fd)
 {
+    const struct lg_keeper_message *q = &c->question;
+    const struct lg_keeper_entry *e = NULL;
+    bool late = lg_now_ns() - c->since_ns > ANSWER_NS_MAX;
     *a = (struct lg_keeper_message){.magic = LG_KEEPER_MAGIC, .op = q->op};
     *ret_fd = -1;
-    int i = -1;
     switch (q->op) {
     case LG_KEEPER_PUT:
-        a->code = do_put(k, q, fd);
-        lg_err_clear();
-        return;
+        a->code = lg_table_put(&k->table, c, q->name, q->bytes, &c->got, late);
+        return a->code != LG_TABLE_LATER;
     case LG_KEEPER_DROP:
-        a->code = do_drop(k, q->name);
-        return;
+        a->code = drop(k, q->name, late);
+        return a->code != LG_TABLE_LATER;
     case LG_KEEPER_GET:
-        i = find(k, q->name);
+        e = lg_table_get(&k->table, q->name);
         break;
     case LG_KEEPER_LIST:
-        i = q->k >= 0 && q->k < k->count ? q->k : -1;
+        e = lg_table_kth(&k->table, q->k);
         break;
     default:
         a->code = LG_ERR_USAGE;
-        return;
+        return true;
     }
-    if (i < 0) {
+    if (!e) {
         a->code = LG_ERR_NOTFOUND;
-        return;
+        return true;
     }
-    memcpy(a->name, k->table[i].name, sizeof a->name);
-    a->bytes = k->table[i].bytes;
-    if (q->op == LG_KEEPER_GET) *ret_fd = k->table[i].fd;
+    memcpy(a->name, e->name, sizeof a->name);
+    a->bytes = e->bytes;
+    if (q->op == LG_KEEPER_GET) *ret_fd = e->fd;
+    return true;
 }
 
-static void hang_up(struct connection *c)
+static void end_question(struct connection *c)
 {
+    if (c->got >= 0) close(c->got);
+    c->got = -1;
+    c->waits = false;
+}
+
+static void hang_up(struct keeper *k, struct connection *c)
+{
+    lg_table_leave(&k->table, c);
+    end_question(c);
     close(c->fd);
     c->fd = -1;
 }
 
-static void serve_one(struct keeper *k, struct connection *c)
+static void try_to_answer(struct keeper *k, struct connection *c)
 {
-    struct lg_keeper_message q, a;
-    int got, send_fd;
-    int n = lg_keeper_receive(c->fd, &q, &got, MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    bool good = n == (int)sizeof q && q.magic == LG_KEEPER_MAGIC &&
-                memchr(q.name, 0, sizeof q.name) != NULL;
-    if (good) {
-        answer(k, &q, &got, &a, &send_fd);
-        good = lg_keeper_send(c->fd, &a, send_fd, MSG_DONTWAIT) == 0;
+    struct lg_keeper_message a;
+    int send_fd;
+    if (!answer(k, c, &a, &send_fd)) return;
+    end_question(c);
+    c->since_ns = lg_now_ns();
+    if (lg_keeper_send(c->fd, &a, send_fd, MSG_DONTWAIT) < 0) hang_up(k, c);
+}
+
+/* A question, or the end; while one waits, the end. */
+static void hear(struct keeper *k, struct connection *c)
+{
+    if (c->waits) {
+        hang_up(k, c);
+        return;
     }
-    if (got >= 0) close(got);
-    if (!good)
-        hang_up(c);
+    int n = lg_keeper_receive(c->fd, &c->question, &c->got, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    c->waits = true;
+    c->since_ns = lg_now_ns();
+    if (n != (int)sizeof c->question || c->question.magic != LG_KEEPER_MAGIC ||
+        memchr(c->question.name, 0, sizeof c->question.name) == NULL)
+        hang_up(k, c);
     else
-        c->since_ns = lg_now_ns();
+        try_to_answer(k, c);
 }
 
 static bool is_owner(int fd)
@@ -191,7 +157,7 @@ static void accept_one(struct keeper *k, struct connection *slot)
         close(fd);
         return;
     }
-    *slot = (struct connection){.fd = fd, .since_ns = lg_now_ns()};
+    *slot = (struct connection){.fd = fd, .since_ns = lg_now_ns(), .got = -1};
 }
 
 static void on_signal(struct keeper *k)
@@ -202,32 +168,49 @@ static void on_signal(struct keeper *k)
     while (waitpid(-1, NULL, WNOHANG) > 0) continue;
 }
 
+enum { P_SIGNALS, P_LISTENER, P_BARRIER, P_FIRST };
+
+/* What to poll for, and how long. *ret_vacant: NULL when all connections are taken. */
+static int gather(struct keeper *k, struct pollfd *p, struct connection **of,
+                  struct connection **ret_vacant, int *ret_wait_ms)
+{
+    int n = P_FIRST;
+    *ret_vacant = NULL;
+    for (int i = 0; i < CONNECTIONS_MAX; i++) {
+        struct connection *c = &k->connection[i];
+        if (c->fd >= 0 && !c->waits && lg_now_ns() - c->since_ns > IDLE_NS_MAX) hang_up(k, c);
+        if (c->fd < 0) {
+            *ret_vacant = c;
+            continue;
+        }
+        of[n] = c;
+        p[n++] = (struct pollfd){.fd = c->fd, .events = c->waits ? 0 : POLLIN};
+    }
+    p[P_SIGNALS] = (struct pollfd){.fd = k->signals, .events = POLLIN};
+    p[P_LISTENER] =
+        (struct pollfd){.fd = *ret_vacant && !k->starved ? k->listener : -1, .events = POLLIN};
+    p[P_BARRIER] = (struct pollfd){.fd = k->table.barrier, .events = POLLIN};
+    int store_ms = lg_table_wait_ms(&k->table), wait_ms = n > P_FIRST || k->starved ? TICK_MS : -1;
+    *ret_wait_ms = store_ms >= 0 && (wait_ms < 0 || store_ms < wait_ms) ? store_ms : wait_ms;
+    k->starved = false;
+    return n;
+}
+
 static void loop(struct keeper *k)
 {
-    struct pollfd p[2 + CONNECTIONS_MAX];
-    struct connection *of[2 + CONNECTIONS_MAX];
+    struct pollfd p[P_FIRST + CONNECTIONS_MAX];
+    struct connection *of[P_FIRST + CONNECTIONS_MAX], *vacant;
+    int wait_ms;
     while (!k->over) {
-        struct connection *vacant = NULL;
-        int n = 2;
-        for (int i = 0; i < CONNECTIONS_MAX; i++) {
-            struct connection *c = &k->connection[i];
-            if (c->fd >= 0 && lg_now_ns() - c->since_ns > IDLE_NS_MAX) hang_up(c);
-            if (c->fd < 0) {
-                vacant = c;
-                continue;
-            }
-            of[n] = c;
-            p[n++] = (struct pollfd){.fd = c->fd, .events = POLLIN};
-        }
-        p[0] = (struct pollfd){.fd = k->signals, .events = POLLIN};
-        p[1] = (struct pollfd){.fd = vacant && !k->starved ? k->listener : -1, .events = POLLIN};
-        int wait_ms = n > 2 || k->starved ? TICK_MS : -1;
-        k->starved = false;
+        int n = gather(k, p, of, &vacant, &wait_ms);
         if (poll(p, (nfds_t)n, wait_ms) < 0) continue; /* EINTR */
-        if (p[0].revents) on_signal(k);
-        if (p[1].revents) accept_one(k, vacant);
-        for (int i = 2; i < n; i++)
-            if (p[i].revents) serve_one(k, of[i]);
+        if (p[P_SIGNALS].revents) on_signal(k);
+        if (p[P_LISTENER].revents) accept_one(k, vacant);
+        for (int i = P_FIRST; i < n; i++)
+            if (p[i].revents) hear(k, of[i]);
+        lg_table_turn(&k->table);
+        for (int i = P_FIRST; i < n; i++)
+            if (of[i]->fd >= 0 && of[i]->waits) try_to_answer(k, of[i]);
     }
 }
 
@@ -273,41 +256,30 @@ static void raise_fd_limit(void)
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-static void take(void *arg, const char *name, uint64_t bytes, int fd)
-{
-    struct keeper *k = arg;
-    if (k->count == LG_KEEPER_REGIONS_MAX || find(k, name) >= 0) {
-        close(fd);
-        return;
-    }
-    struct entry *e = &k->table[k->count++];
-    snprintf(e->name, sizeof e->name, "%s", name);
-    e->bytes = bytes;
-    e->fd = fd;
-}
-
 static int open_stored(struct keeper *k, const char *socket_path)
 {
-    char path[LG_PATH_BYTES], status[64];
-    int n = lg_store_reclaim(take, k);
+    char path[LG_PATH_BYTES];
+    int n = lg_table_reclaim(&k->table);
     LG_TRY(lg_path(path, "%s%s", socket_path, n ? "" : ".new"));
     LG_TRY(listen_at(path, &k->listener));
-    snprintf(status, sizeof status, "holds %d regions from the store", n);
-    lg_log(LG_INFO, "%s", status);
-    lg_store_ready(status);
+    snprintf(k->table.ready, sizeof k->table.ready, "holds %d regions from the store", n);
+    lg_log(LG_INFO, "%s", k->table.ready);
+    lg_table_turn(&k->table);
     return 0;
 }
 
 static int serve(struct keeper *k, const char *socket_path, int ready_fd)
 {
+    bool stored = k->table.stored;
     int rc;
-    for (int i = 0; i < CONNECTIONS_MAX; i++) k->connection[i].fd = -1;
+    for (int i = 0; i < CONNECTIONS_MAX; i++)
+        k->connection[i] = (struct connection){.fd = -1, .got = -1};
     raise_fd_limit();
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     LG_TRY_GOTO(rc, watch_signals(&k->signals), out);
-    LG_TRY_GOTO(rc, k->stored ? open_stored(k, socket_path) : listen_at(socket_path, &k->listener),
+    LG_TRY_GOTO(rc, stored ? open_stored(k, socket_path) : listen_at(socket_path, &k->listener),
                 out);
-    if (!k->stored) k->path = socket_path; /* a stored one comes back, perhaps under another name */
+    if (!stored) k->path = socket_path; /* a stored one comes back, perhaps under another name */
     /* Whoever started us is dead. Its successor may have looked for strays at this path before we
      * were there, so nobody would ever end us. (Had the byte been written before that death, the path
      * would have been there, too, for the successor to find.) */
@@ -316,28 +288,32 @@ static int serve(struct keeper *k, const char *socket_path, int ready_fd)
     else
         loop(k);
     leave_path(k);
-    k->stored = false; /* ending is not forgetting */
-    while (k->count) forget(k, k->count - 1);
 out:
     for (int i = 0; i < CONNECTIONS_MAX; i++)
-        if (k->connection[i].fd >= 0) hang_up(&k->connection[i]);
+        if (k->connection[i].fd >= 0) hang_up(k, &k->connection[i]);
     if (k->listener >= 0) close(k->listener);
     if (k->signals >= 0) close(k->signals);
     return rc;
 }
 
+static int open_and_serve(const char *socket_path, int ready_fd, bool stored)
+{
+    static struct keeper k; /* 130 KiB; one per process */
+    k = (struct keeper){.listener = -1, .signals = -1};
+    LG_TRY(lg_table_open(&k.table, stored));
+    int rc = serve(&k, socket_path, ready_fd);
+    lg_table_close(&k.table); /* ending is not forgetting: the store keeps what it has */
+    return rc;
+}
+
 int lg_keeper_serve(const char *socket_path, int ready_fd)
 {
-    static struct keeper k; /* 90 KiB; one per process */
-    k = (struct keeper){.listener = -1, .signals = -1};
-    LG_TRY(serve(&k, socket_path, ready_fd));
+    LG_TRY(open_and_serve(socket_path, ready_fd, false));
     return 0;
 }
 
 int lg_keeper_serve_stored(const char *socket_path)
 {
-    static struct keeper k;
-    k = (struct keeper){.listener = -1, .signals = -1, .stored = true};
-    LG_TRY(serve(&k, socket_path, -1));
+    LG_TRY(open_and_serve(socket_path, -1, true));
     return 0;
 }

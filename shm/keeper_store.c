@@ -1,4 +1,5 @@
-/* See keeper_store.h. Everything here is libsystemd's sd_notify(3) and sd_listen_fds(3).
+/* See keeper_store.h. The messages are those of sd_notify(3), whose own functions wait until the
+ * manager's queue has room.
  *
  * FDPOLL=0: a memfd or an exported GPU allocation has no end that could be polled for, and must not
  * be thrown out of the store by a guess. The barrier makes "stored" mean "survives me": the manager
@@ -6,14 +7,17 @@
 #include "shm/keeper_store.h"
 #include "base/check.h"
 #include "base/log.h"
+#include <fcntl.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
-enum { BARRIER_US_MAX = 3000000, STORED_NAME_BYTES = LG_REGION_NAME_BYTES + 24 };
+enum { STORED_NAME_BYTES = LG_REGION_NAME_BYTES + 24 };
 
 bool lg_store_fits(const char *name)
 {
@@ -23,36 +27,94 @@ bool lg_store_fits(const char *name)
     return true;
 }
 
-static int wait_until_read(const char *name)
+int lg_store_open(struct lg_store *ret)
 {
-    int rc = sd_notify_barrier(0, BARRIER_US_MAX);
-    if (rc > 0) return 0;
-    return LG_FAIL(rc == -ETIMEDOUT ? LG_ERR_TIMEOUT : LG_ERR_IO,
-                   "the service manager does not confirm region %s: %s", name,
-                   rc == 0 ? "NOTIFY_SOCKET is not set" : strerror(-rc));
+    const char *path = getenv("NOTIFY_SOCKET");
+    *ret = (struct lg_store){.socket = -1, .at = {.sun_family = AF_UNIX}};
+    if (!path || !*path) return 0;
+    size_t n = strlen(path);
+    if (n >= sizeof ret->at.sun_path || (*path != '/' && *path != '@'))
+        return LG_FAIL(LG_ERR_CONFIG, "NOTIFY_SOCKET=%s is no socket's path", path);
+    memcpy(ret->at.sun_path, path, n + 1);
+    /* A name in the abstract namespace begins with a zero and does not end with one. */
+    ret->at_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n + (*path == '/'));
+    if (*path == '@') ret->at.sun_path[0] = 0;
+    ret->socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (ret->socket < 0) return LG_FAIL(LG_ERR_IO, "cannot make a socket: %s", strerror(errno));
+    return 0;
 }
 
-int lg_store_put(const char *name, uint64_t bytes, int fd)
+void lg_store_close(struct lg_store *s)
+{
+    if (s->socket >= 0) close(s->socket);
+    s->socket = -1;
+}
+
+/* fd -1: none. */
+static int tell(const struct lg_store *s, const char *text, int fd)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof fd)];
+    } control = {0};
+    struct iovec io = {.iov_base = (char *)text, .iov_len = strlen(text)};
+    struct msghdr h = {
+        .msg_name = (void *)&s->at, .msg_namelen = s->at_bytes, .msg_iov = &io, .msg_iovlen = 1};
+    if (s->socket < 0) return LG_FAIL(LG_ERR_IO, "NOTIFY_SOCKET is not set");
+    if (fd >= 0) {
+        h.msg_control = control.bytes;
+        h.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&h);
+        *c = (struct cmsghdr){
+            .cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    }
+    if (sendmsg(s->socket, &h, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return 0;
+    switch (errno) {
+    case EAGAIN:
+    case EINTR:
+    case ENOBUFS:
+    case ENOMEM:
+    case ETOOMANYREFS: /* fds on their way */
+        return LG_ERR_BUSY;
+    default:
+        return LG_FAIL(LG_ERR_IO, "cannot speak to the service manager: %s", strerror(errno));
+    }
+}
+
+int lg_store_put(const struct lg_store *s, const char *name, uint64_t bytes, int fd)
 {
     char text[STORED_NAME_BYTES + 40];
-    LG_ASSERT(lg_store_fits(name));
+    LG_ASSERT(lg_store_fits(name) && fd >= 0);
     snprintf(text, sizeof text, "FDSTORE=1\nFDPOLL=0\nFDNAME=%s=%" PRIu64, name, bytes);
-    int rc = sd_pid_notify_with_fds(0, 0, text, &fd, 1);
-    if (rc <= 0)
-        return LG_FAIL(LG_ERR_IO, "cannot hand region %s to the service manager: %s", name,
-                       rc == 0 ? "NOTIFY_SOCKET is not set" : strerror(-rc));
-    LG_TRY(wait_until_read(name));
-    return 0;
+    return tell(s, text, fd);
 }
 
-int lg_store_drop(const char *name, uint64_t bytes)
+int lg_store_drop(const struct lg_store *s, const char *name, uint64_t bytes)
 {
-    int rc = sd_notifyf(0, "FDSTOREREMOVE=1\nFDNAME=%s=%" PRIu64, name, bytes);
-    if (rc <= 0)
-        return LG_FAIL(LG_ERR_IO, "cannot take region %s out of the service manager's store: %s",
-                       name, rc == 0 ? "NOTIFY_SOCKET is not set" : strerror(-rc));
-    LG_TRY(wait_until_read(name));
-    return 0;
+    char text[STORED_NAME_BYTES + 40];
+    snprintf(text, sizeof text, "FDSTOREREMOVE=1\nFDNAME=%s=%" PRIu64, name, bytes);
+    return tell(s, text, -1);
+}
+
+int lg_store_barrier(const struct lg_store *s, int *ret_fd)
+{
+    int fds[2];
+    if (pipe2(fds, O_CLOEXEC | O_NONBLOCK) < 0) return LG_ERR_BUSY; /* no fds now */
+    int rc = tell(s, "BARRIER=1", fds[1]);
+    close(fds[1]);
+    if (rc < 0)
+        close(fds[0]);
+    else
+        *ret_fd = fds[0];
+    return rc;
+}
+
+int lg_store_ready(const struct lg_store *s, const char *status)
+{
+    char text[160];
+    snprintf(text, sizeof text, "READY=1\nSTATUS=%s", status);
+    return tell(s, text, -1);
 }
 
 /* "NAME=BYTES"; anything else in the store is not ours. */
@@ -85,9 +147,4 @@ int lg_store_reclaim(void (*take)(void *arg, const char *name, uint64_t bytes, i
     }
     free(names);
     return taken;
-}
-
-void lg_store_ready(const char *status)
-{
-    sd_notifyf(0, "READY=1\nSTATUS=%s", status);
 }

@@ -125,10 +125,7 @@ FAULT(void *, zmq_socket, NULL, EMFILE, (void *c, int t), (c, t))
 FAULT(int, zmq_bind, -1, EADDRINUSE, (void *s, const char *a), (s, a))
 FAULT(int, zmq_connect, -1, EINVAL, (void *s, const char *a), (s, a))
 
-/* The service manager. These fail with -errno. */
-FAULT(int, sd_pid_notify_with_fds, -ECONNREFUSED, ECONNREFUSED,
-      (pid_t p, int u, const char *t, const int *f, unsigned n), (p, u, t, f, n))
-FAULT(int, sd_notify_barrier, (g_at % 2 ? -ETIMEDOUT : -EIO), EIO, (int u, uint64_t t), (u, t))
+/* The service manager. Fails with -errno. */
 WRAP(int, sd_notifyf, int u, const char *fmt, ...)
 {
     char text[1024];

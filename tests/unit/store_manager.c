@@ -49,6 +49,20 @@ void store_manager_clear(struct store_manager *m)
     drop(m, NULL);
 }
 
+void store_manager_deafen(struct store_manager *m)
+{
+    m->deaf = true;
+    while (!m->is_deaf) usleep(1000);
+}
+
+int store_manager_count(struct store_manager *m)
+{
+    pthread_mutex_lock(&m->mutex);
+    int n = m->n_stored;
+    pthread_mutex_unlock(&m->mutex);
+    return n;
+}
+
 static void obey(struct store_manager *m, const char *text, int fd)
 {
     char name[STORE_NAME_BYTES];
@@ -61,7 +75,8 @@ static void obey(struct store_manager *m, const char *text, int fd)
     if (strstr(text, "FDSTOREREMOVE=1") && field(text, "FDNAME=", name)) drop(m, name);
     if (strstr(text, "READY=1")) m->ready = true;
     if (strstr(text, "BARRIER=1")) {
-        while (m->hold && !m->over) usleep(1000);
+        while (m->hold && !m->over && !m->let) usleep(1000);
+        if (m->let) m->let--;
         m->n_barriers++;
     }
     if (fd >= 0) close(fd);
@@ -82,7 +97,9 @@ static void *manage(void *arg)
                            .msg_control = control.bytes,
                            .msg_controllen = sizeof control.bytes};
         struct pollfd p = {.fd = m->socket, .events = POLLIN};
-        if (poll(&p, 1, 20) <= 0) continue;
+        m->is_deaf = m->deaf;
+        if (m->is_deaf) usleep(1000);
+        if (m->is_deaf || poll(&p, 1, 20) <= 0) continue;
         ssize_t n = recvmsg(m->socket, &h, MSG_CMSG_CLOEXEC);
         if (n < 0) continue;
         text[n] = 0;

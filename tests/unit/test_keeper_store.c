@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,15 +24,20 @@ enum { WAIT_MS_MAX = 10000 };
 static struct shm_fixture f;
 static struct store_manager m;
 
-static void start_keeper(void)
+static void spawn_keeper(void)
 {
-    m.ready = false;
     f.keeper_pid = fork();
     if (f.keeper_pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (m.n_stored) store_manager_pass(&m);
         scratch_exit(lg_keeper_serve_stored(f.keeper) < 0);
     }
+}
+
+static void start_keeper(void)
+{
+    m.ready = false;
+    spawn_keeper();
     for (int i = 0; i < WAIT_MS_MAX && !m.ready; i++) usleep(1000);
     assert_true(m.ready);
 }
@@ -166,6 +172,123 @@ static void test_drop_without_a_manager(void **state)
     assert_lacks("a");
 }
 
+/* ---- a manager that is slow, or deaf ---- */
+
+static pid_t put_elsewhere(const char *name)
+{
+    pid_t child = fork();
+    if (child != 0) return child;
+    close_range(3, ~0U, 0); /* the manager's barriers */
+    _exit(-put(name, "alpha"));
+}
+
+static int code_of(pid_t child)
+{
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return -WEXITSTATUS(status);
+}
+
+static void wait_for_count(int n)
+{
+    for (int i = 0; i < WAIT_MS_MAX && store_manager_count(&m) != n; i++) usleep(1000);
+    assert_int_equal(store_manager_count(&m), n);
+}
+
+/* Who needs the manager's word waits for it, nobody else does; it is not waited for for ever. What came
+ * of a put that was given up is taken out before the name is stored again. */
+static void test_a_slow_manager_holds_nobody(void **state)
+{
+    assert_int_equal(put("a", "alpha"), 0);
+    m.hold = true;
+    pid_t child = put_elsewhere("b");
+    wait_for_count(2); /* it lies there, but nobody has said so */
+    assert_lacks("b"); /* answered while the put waits */
+    assert_holds("a", "alpha");
+    assert_int_equal(put("a", "beta"), LG_ERR_BUSY);
+    assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
+    assert_int_equal(code_of(child), LG_ERR_TIMEOUT);
+    child = put_elsewhere("b"); /* waits for the drop of the first */
+    assert_lacks("b");
+    m.hold = false;
+    assert_int_equal(code_of(child), 0);
+    assert_holds("b", "alpha");
+    wait_for_count(2);
+    assert_false(m.doubled);
+}
+
+/* A barrier speaks of what was handed over before it, not of what came later. */
+static void test_a_barrier_confirms_what_came_before(void **state)
+{
+    int behind = 0;
+    m.hold = true;
+    pid_t first = put_elsewhere("a");
+    wait_for_count(1);
+    assert_lacks("a"); /* its barrier has been sent */
+    pid_t second = put_elsewhere("b");
+    for (int i = 0; i < WAIT_MS_MAX && !behind; i++, usleep(1000))
+        assert_int_equal(ioctl(m.socket, FIONREAD, &behind), 0);
+    assert_true(behind > 0);
+    m.let = 1;
+    assert_int_equal(code_of(first), 0);
+    wait_for_count(2);
+    assert_lacks("b");
+    m.hold = false;
+    assert_int_equal(code_of(second), 0);
+    assert_holds("b", "alpha");
+}
+
+/* Even when its queue is full. Nothing that was dropped is forgotten. */
+static void test_a_deaf_manager_holds_nobody(void **state)
+{
+    static const char *const names[] = {"1", "2", "3", "4",  "5",  "6",
+                                        "7", "8", "9", "10", "11", "12"};
+    pid_t child[LG_ARRAY_LEN(names)];
+    assert_int_equal(put("a", "alpha"), 0);
+    assert_int_equal(put("b", "beta"), 0);
+    store_manager_deafen(&m);
+    for (size_t i = 0; i < LG_ARRAY_LEN(names); i++) child[i] = put_elsewhere(names[i]);
+    for (size_t i = 0; i < LG_ARRAY_LEN(names); i++)
+        assert_int_equal(code_of(child[i]), LG_ERR_TIMEOUT);
+    assert_holds("a", "alpha");
+    assert_int_equal(lg_keeper_drop(f.keeper, "b"), 0); /* the manager does not know yet */
+    assert_lacks("b");
+    assert_int_equal(store_manager_count(&m), 2);
+    pid_t again = put_elsewhere("b"); /* not before it does */
+    assert_lacks("b");
+    m.deaf = false;
+    assert_int_equal(code_of(again), 0);
+    assert_int_equal(put("1", "delta"), 0);
+    wait_for_count(3);
+    assert_false(m.doubled);
+    shm_fixture_kill_keeper(&f);
+    start_keeper();
+    assert_holds("b", "alpha");
+    assert_holds("1", "delta");
+    assert_holds("a", "alpha");
+}
+
+/* One that starts serves although it cannot say that it is ready, and says it when it can. */
+static void test_ready_is_said_later(void **state)
+{
+    assert_int_equal(put("a", "alpha"), 0);
+    shm_fixture_kill_keeper(&f);
+    store_manager_deafen(&m);
+    m.ready = false;
+    struct lg_store s;
+    assert_int_equal(lg_store_open(&s), 0);
+    int n = 0;
+    while (lg_store_drop(&s, "nothing", 0) == 0) assert_true(++n < 100000);
+    lg_store_close(&s);
+    spawn_keeper();
+    for (int i = 0; i < WAIT_MS_MAX && !shm_fixture_holds(&f, "a", "alpha"); i++) usleep(1000);
+    assert_holds("a", "alpha");
+    assert_false(m.ready);
+    m.deaf = false;
+    for (int i = 0; i < WAIT_MS_MAX && !m.ready; i++) usleep(1000);
+    assert_true(m.ready);
+}
+
 /* Somebody else's fd in the store, a wrong name, or a second one of a name, is let go. */
 static void test_strange_fds_in_the_store(void **state)
 {
@@ -191,6 +314,10 @@ int main(void)
         T(test_sigterm_keeps_the_store),
         T(test_what_cannot_be_stored_is_not_put),
         T(test_drop_without_a_manager),
+        T(test_a_slow_manager_holds_nobody),
+        T(test_a_barrier_confirms_what_came_before),
+        T(test_a_deaf_manager_holds_nobody),
+        T(test_ready_is_said_later),
         T(test_strange_fds_in_the_store),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
