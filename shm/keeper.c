@@ -1,10 +1,10 @@
 /* The keeper's server: one poll loop over a table of fds (keeper_table.h) and a few connections.
  *
  * It must outlive everybody, so it does next to nothing: it never blocks, on a client (non-blocking
- * sockets, an answer that does not go out at once closes the connection) or on the service manager (a
- * question that needs the manager's word waits in its connection, and others are answered meanwhile),
- * drops who is silent for IDLE_NS_MAX, ignores SIGPIPE, allocates nothing, and keeps all tables of fixed
- * size.
+ * sockets, an answer that does not go out at once closes the connection) or on the service manager
+ * (a question that needs the manager's word waits in its connection, and others are answered
+ * meanwhile), drops who is silent for IDLE_NS_MAX, ignores SIGPIPE, allocates nothing, and keeps
+ * all tables of fixed size.
  */
 #include "base/clock.h"
 #include "base/fs.h"

@@ -1,6 +1,7 @@
-/* The keeper's table: fds by name, and for a keeper that is a service what the manager's fd store has of
- * them. No call waits. What needs the store's word is LG_TABLE_LATER: the asker (any pointer that stands
- * for it) asks the same again after lg_table_turn, until there is an answer or it leaves.
+/* The keeper's table: fds by name, and for a keeper that is a service what the manager's fd store
+ * has of them. No call waits. What needs the store's word is LG_TABLE_LATER: the asker (any pointer
+ * that stands for it) asks the same again after lg_table_turn, until there is an answer or it
+ * leaves.
  *
  * The life of an entry beside a store; without one it goes from nothing to KEPT and back:
  *
@@ -13,11 +14,11 @@
  *         put is answered           handed over --> DROPPING --barrier--> gone    drop is answered
  *
  * The table is the queue of what the manager is still to be told, so the queue is as bounded as the
- * table, and nothing in it is forgotten while the keeper lives: a drop is tried again until it has been
- * taken. A name has one entry, so a second fd of a name is never handed over before the first is out:
- * a put waits for the drop of its name.
- * Dying in UNSENT loses what nobody was told of; in SENT, UNDROPPED and DROPPING the next keeper may find
- * the region in the store: a put of the name is told BUSY, and who gets it sees by its head whose it is. */
+ * table, and nothing in it is forgotten while the keeper lives: a drop is tried again until it has
+ * been taken. A name has one entry, so a second fd of a name is never handed over before the first
+ * is out: a put waits for the drop of its name. Dying in UNSENT loses what nobody was told of; in
+ * SENT, UNDROPPED and DROPPING the next keeper may find the region in the store: a put of the name
+ * is told BUSY, and who gets it sees by its head whose it is. */
 #pragma once
 #include "shm/keeper.h"
 #include "shm/keeper_store.h"

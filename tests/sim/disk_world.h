@@ -1,5 +1,6 @@
-/* The world of test_sim_disk: processes that train and publish on the disk of disk.h, and a start that
- * looks at what is left. A promise that is broken leaves by longjmp to `failed`, with `why`. */
+/* The world of test_sim_disk: processes that train and publish on the disk of disk.h, and a start
+ * that looks at what is left. A promise that is broken leaves by longjmp to `failed`, with `why`.
+ * */
 #pragma once
 #include "config/ledger.h"
 #include "config/manifest.h"

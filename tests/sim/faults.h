@@ -1,11 +1,11 @@
 /* Fail-nth: a piece of code is run again and again, each time in a process of its own; in run n the
  * nth of the calls in faults.calls fails as the system may make it fail (or is interrupted, or does
  * only a part). Whatever fails, the code must come back with an error and a message, or do without;
- * it must not crash, hang, or leave a file descriptor open. An assertion is accepted for memory that
- * is not there, and for nothing else.
+ * it must not crash, hang, or leave a file descriptor open. An assertion is accepted for memory
+ * that is not there, and for nothing else.
  *
- * Or the process dies there: nothing after that call happens, as with SIGKILL. Then only `after` can
- * tell whether what was promised still holds. */
+ * Or the process dies there: nothing after that call happens, as with SIGKILL. Then only `after`
+ * can tell whether what was promised still holds. */
 #pragma once
 #include <stdbool.h>
 
@@ -21,7 +21,8 @@ struct fault_scenario {
 void faults_begin(void);
 /* No call fails any more: for what a scenario tidies up. */
 void faults_end(void);
-/* Runs the scenario with every fault. Returns how many there were, or < 0: what failed was printed. */
+/* Runs the scenario with every fault. Returns how many there were, or < 0: what failed was printed.
+ * */
 int faults_each(const struct fault_scenario *s);
 
 /* The error stays for the caller to see, whatever tidying up says. */

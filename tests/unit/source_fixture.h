@@ -1,5 +1,5 @@
-/* Small data sets in the scratch folder, for the programs test_source and test_samples. What cannot be made
- * fails the test. */
+/* Small data sets in the scratch folder, for the programs test_source and test_samples. What cannot
+ * be made fails the test. */
 #pragma once
 #include "stages/io/source.h"
 #include "stages/io/tar.h"

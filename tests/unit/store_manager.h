@@ -1,6 +1,6 @@
-/* A service manager's fd store for tests: a thread that listens at NOTIFY_SOCKET and does what systemd
- * does: takes fds by name, drops them, closes barriers in order, and hands the next keeper all it has.
- * Failures of the set-up are assertions. */
+/* A service manager's fd store for tests: a thread that listens at NOTIFY_SOCKET and does what
+ * systemd does: takes fds by name, drops them, closes barriers in order, and hands the next keeper
+ * all it has. Failures of the set-up are assertions. */
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
@@ -37,5 +37,6 @@ void store_manager_clear(struct store_manager *m);
 /* From now on nothing is read, until `deaf` is false again. */
 void store_manager_deafen(struct store_manager *m);
 int store_manager_count(struct store_manager *m);
-/* In a child that is to be a keeper: fds from 3 on and the variables, as sd_listen_fds(3) wants them. */
+/* In a child that is to be a keeper: fds from 3 on and the variables, as sd_listen_fds(3) wants
+ * them. */
 void store_manager_pass(struct store_manager *m);

@@ -1,9 +1,10 @@
 /* A run of the supervisor with real processes that do not compute (fake_stage.h): for the programs
  * test_supervise_* and test_units. The program itself plays every stage, in a scratch folder.
  *
- * Every wait is for a condition. It is bounded by a number of looks, not by the clock: on a machine with
- * far more to do than it can, a look comes as late as everything that it waits for, and a limit in
- * seconds would fail the test for the load alone. What lgsup says is collected in g_out. */
+ * Every wait is for a condition. It is bounded by a number of looks, not by the clock: on a machine
+ * with far more to do than it can, a look comes as late as everything that it waits for, and a
+ * limit in seconds would fail the test for the load alone. What lgsup says is collected in g_out.
+ * */
 #pragma once
 #include "base/fs.h"
 #include "supervisor/status.h"

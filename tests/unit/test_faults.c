@@ -261,8 +261,8 @@ static int units(void)
     return rc;
 }
 
-/* Everything that a start does before its processes, and, as the keeper cannot run, what it does when
- * they do not start. The roles are scripts, quicker to ask. */
+/* Everything that a start does before its processes, and, as the keeper cannot run, what it does
+ * when they do not start. The roles are scripts, quicker to ask. */
 static int start(void)
 {
     int code;

@@ -1,5 +1,5 @@
-/* Every call of the supervisor's larger pieces that can fail fails once: what lgsup opens before its
- * loop, parked memory, what watches a run beside it, orders. See tests/sim/faults.h. */
+/* Every call of the supervisor's larger pieces that can fail fails once: what lgsup opens before
+ * its loop, parked memory, what watches a run beside it, orders. See tests/sim/faults.h. */
 #include "base/check.h"
 #include "shm/board.h"
 #include "shm/keeper.h"

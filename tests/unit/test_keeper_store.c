@@ -129,7 +129,8 @@ static void test_next_keeper_has_everything(void **state)
     assert_lacks("a");
 }
 
-/* Without anything from the store nobody knows whether nothing is missing: somebody has to say so. */
+/* Without anything from the store nobody knows whether nothing is missing: somebody has to say so.
+ * */
 static void test_empty_store(void **state)
 {
     int fd;
@@ -163,7 +164,8 @@ static void test_what_cannot_be_stored_is_not_put(void **state)
     assert_lacks("a");
 }
 
-/* A manager that is gone cannot be told of a drop: the memory goes here, and the caller is not held up. */
+/* A manager that is gone cannot be told of a drop: the memory goes here, and the caller is not held
+ * up. */
 static void test_drop_without_a_manager(void **state)
 {
     assert_int_equal(put("a", "alpha"), 0);
@@ -195,8 +197,8 @@ static void wait_for_count(int n)
     assert_int_equal(store_manager_count(&m), n);
 }
 
-/* Who needs the manager's word waits for it, nobody else does; it is not waited for for ever. What came
- * of a put that was given up is taken out before the name is stored again. */
+/* Who needs the manager's word waits for it, nobody else does; it is not waited for for ever. What
+ * came of a put that was given up is taken out before the name is stored again. */
 static void test_a_slow_manager_holds_nobody(void **state)
 {
     assert_int_equal(put("a", "alpha"), 0);

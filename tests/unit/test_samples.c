@@ -1,5 +1,5 @@
-/* What sample n is: a function of n alone, whatever was read before; half a picture or a latent of another
- * shape makes it void. How data sets are found and read: test_source. */
+/* What sample n is: a function of n alone, whatever was read before; half a picture or a latent of
+ * another shape makes it void. How data sets are found and read: test_source. */
 #include "base/fs.h"
 #include "stages/io/permute.h"
 #include "stages/io/picture.h"

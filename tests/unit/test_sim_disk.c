@@ -1,10 +1,11 @@
 /* Checkpoints, ledger and metrics on a disk that loses power (tests/sim/disk.h): the real
  * publishing, retention, records and choice of what to continue from.
  *
- * A run is lives in a row: each begins as `lgsup start` does, trains on (one record a step), publishes
- * every few steps while the trainer goes on, and ends at a drawn change of the disk by a power cut
- * or by the death of its processes. Moreover the machine is cut, and its processes die, in a copy of
- * the disk at every change of it, and a start is made of what is left. After every one:
+ * A run is lives in a row: each begins as `lgsup start` does, trains on (one record a step),
+ * publishes every few steps while the trainer goes on, and ends at a drawn change of the disk by a
+ * power cut or by the death of its processes. Moreover the machine is cut, and its processes die,
+ * in a copy of the disk at every change of it, and a start is made of what is left. After every
+ * one:
  *   - a start finds a checkpoint at least as new as the newest whose publishing was reported;
  *   - what it finds is whole, and its bytes are those of its step;
  *   - the ledger is complete up to it, metrics.jsonl has a line for every step up to it and no other;

@@ -1,6 +1,6 @@
-/* The source: shards, lists, patterns and folders are indexed in a stable order; captions and labels
- * are read from every form; unusable items are void and unreadable files are not. What becomes of an item:
- * test_samples. */
+/* The source: shards, lists, patterns and folders are indexed in a stable order; captions and
+ * labels are read from every form; unusable items are void and unreadable files are not. What
+ * becomes of an item: test_samples. */
 #include "base/fs.h"
 #include "stages/io/picture.h"
 #include "tests/unit/scratch.h"

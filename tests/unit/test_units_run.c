@@ -1,5 +1,5 @@
-/* The life of a run as systemd units, whose processes somebody else starts. That somebody is a process
- * of the test here (the real one: tests/systemd/run.sh). The units' text: test_units. */
+/* The life of a run as systemd units, whose processes somebody else starts. That somebody is a
+ * process of the test here (the real one: tests/systemd/run.sh). The units' text: test_units. */
 #include "supervisor/child.h"
 #include "supervisor/units.h"
 #include "tests/unit/scratch.h"
@@ -25,8 +25,8 @@ static pid_t g_manager; /* 0: none */
 
 /* ---- scaffolding ---- */
 
-/* systemctl is a script of the test: how the real one answers on a machine without systemd, unless the
- * test writes another. */
+/* systemctl is a script of the test: how the real one answers on a machine without systemd, unless
+ * the test writes another. */
 int __real_lg_child_capture(const char *program, char *const *argv, size_t bytes_max,
                             char **ret_text, int *ret_exit);
 int __wrap_lg_child_capture(const char *program, char *const *argv, size_t bytes_max,
@@ -335,7 +335,8 @@ static void test_restart_or_stop(void **state)
     assert_false(lg_units_is_restart(&r));
 }
 
-/* `systemctl restart`: lgsup goes, training goes on, the next lgsup takes over. Then `systemctl stop`. */
+/* `systemctl restart`: lgsup goes, training goes on, the next lgsup takes over. Then `systemctl
+ * stop`. */
 static void test_sigterm(void **state)
 {
     (void)state;
