@@ -137,7 +137,7 @@ void lg_cast(lg_stream *s, const struct lg_cast_args *a)
     RUN(cast);
 }
 
-void lg_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_forward_args *a)
+static void check_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_forward_args *a)
 {
     int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
     SHAPE(a->x, FLOAT(s), B, T, D);
@@ -153,10 +153,16 @@ void lg_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_forwar
     APART(whole(a->y), whole(a->x), shift, scale, whole(a->mean), whole(a->rstd));
     APART(whole(a->mean), whole(a->x), shift, scale, whole(a->rstd));
     APART(whole(a->rstd), whole(a->x), shift, scale);
+}
+
+void lg_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_forward_args *a)
+{
+    check_norm_modulate_forward(s, a);
     RUN(norm_modulate_forward);
 }
 
-void lg_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
+static void check_norm_modulate_backward(lg_stream *s,
+                                         const struct lg_norm_modulate_backward_args *a)
 {
     int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
     SHAPE(a->x, FLOAT(s), B, T, D);
@@ -177,10 +183,15 @@ void lg_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_backw
     APART(whole(a->dx), x, dy, mean, rstd, scale, dshift, dscale);
     APART(dshift, x, dy, mean, rstd, scale, dscale);
     APART(dscale, x, dy, mean, rstd, scale);
+}
+
+void lg_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
+{
+    check_norm_modulate_backward(s, a);
     RUN(norm_modulate_backward);
 }
 
-void lg_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_forward_args *a)
+static void check_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_forward_args *a)
 {
     int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
     SHAPE(a->x, FLOAT(s), B, T, D);
@@ -190,10 +201,16 @@ void lg_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_forwar
     LG_ASSERT(absent(s, &a->gate) || a->mod_stride >= D);
     SAME_OR_APART(a->out, a->x);
     APART(whole(a->out), whole(a->y), rows_of(a->gate, B, D, a->mod_stride));
+}
+
+void lg_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_forward_args *a)
+{
+    check_gate_residual_forward(s, a);
     RUN(gate_residual_forward);
 }
 
-void lg_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_backward_args *a)
+static void check_gate_residual_backward(lg_stream *s,
+                                         const struct lg_gate_residual_backward_args *a)
 {
     int64_t B = a->y.dim[0], T = a->y.dim[1], D = a->y.dim[2];
     SHAPE(a->y, FLOAT(s), B, T, D);
@@ -209,7 +226,51 @@ void lg_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_backw
     APART(dgate, whole(a->dout), whole(a->y), gate);
     WIDE_MAYBE(a->dbias, D);
     APART(whole(a->dbias), whole(a->dout), whole(a->y), whole(a->dy), gate, dgate);
+}
+
+void lg_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_backward_args *a)
+{
+    check_gate_residual_backward(s, a);
     RUN(gate_residual_backward);
+}
+
+void lg_residual_norm_forward(lg_stream *s, const struct lg_residual_norm_forward_args *a)
+{
+    const struct lg_gate_residual_forward_args *r = &a->residual;
+    const struct lg_norm_modulate_forward_args *n = &a->norm;
+    int64_t B = n->x.dim[0], D = n->x.dim[2];
+    check_gate_residual_forward(s, r);
+    check_norm_modulate_forward(s, n);
+    LG_ASSERT(n->x.data == r->out.data && lg_numel(&n->x) == lg_numel(&r->out));
+    struct span x = whole(r->x), y = whole(r->y), gate = rows_of(r->gate, B, D, r->mod_stride);
+    APART(whole(n->y), x, y, gate);
+    APART(whole(n->mean), x, y, gate);
+    APART(whole(n->rstd), x, y, gate);
+    APART(whole(r->out), rows_of(n->shift, B, D, n->mod_stride),
+          rows_of(n->scale, B, D, n->mod_stride));
+    RUN(residual_norm_forward);
+}
+
+void lg_norm_residual_backward(lg_stream *s, const struct lg_norm_residual_backward_args *a)
+{
+    const struct lg_norm_modulate_backward_args *n = &a->norm;
+    const struct lg_gate_residual_backward_args *r = &a->residual;
+    int64_t B = n->x.dim[0], D = n->x.dim[2];
+    check_norm_modulate_backward(s, n);
+    check_gate_residual_backward(s, r);
+    LG_ASSERT(n->dx.data == r->dout.data && lg_numel(&n->dx) == lg_numel(&r->dout));
+    struct span x = whole(n->x), dy = whole(n->dy), scale = rows_of(n->scale, B, D, n->mod_stride);
+    struct span mean = whole(n->mean), rstd = whole(n->rstd);
+    struct span dshift = rows_of(n->dshift, B, D, n->mod_stride);
+    struct span dscale = rows_of(n->dscale, B, D, n->mod_stride);
+    struct span y = whole(r->y), gate = rows_of(r->gate, B, D, r->mod_stride);
+    APART(whole(r->dy), whole(n->dx), x, dy, scale, mean, rstd, dshift, dscale);
+    APART(rows_of(r->dgate, B, D, r->mod_stride), x, dy, scale, mean, rstd, dshift, dscale);
+    APART(whole(r->dbias), x, dy, scale, mean, rstd, dshift, dscale);
+    APART(whole(n->dx), y, gate);
+    APART(dshift, y, gate);
+    APART(dscale, y, gate);
+    RUN(norm_residual_backward);
 }
 
 void lg_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)

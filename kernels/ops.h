@@ -131,6 +131,17 @@ struct lg_gate_residual_backward_args {
     lg_tensor dbias; // (D) or absent, or fp32
     bool accumulate_dbias;
 };
+/* gate_residual_forward, then norm_modulate_forward of its result: what stands between two layers of a net,
+ * at once, since a GPU takes as long to read a row as to compute with it. */
+struct lg_residual_norm_forward_args {
+    struct lg_gate_residual_forward_args residual;
+    struct lg_norm_modulate_forward_args norm; /* x: residual.out */
+};
+/* Backward of the same: norm_modulate_backward, then gate_residual_backward of its dx. */
+struct lg_norm_residual_backward_args {
+    struct lg_norm_modulate_backward_args norm;
+    struct lg_gate_residual_backward_args residual; /* dout: norm.dx, which dy is apart from */
+};
 /* y = x / sqrt(mean(x^2) + eps) w. T5's norm. */
 struct lg_rms_norm_forward_args {
     lg_tensor x; // (M, D)

@@ -58,6 +58,32 @@ template <typename T, int N> __device__ __forceinline__ void store(T *p, const f
     *reinterpret_cast<pack<T, N> *>(p) = y;
 }
 
+/* Two elements of 16 bits in a register: where the conversions count. */
+template <typename T> __device__ __forceinline__ float2 two(uint32_t x);
+template <> __device__ __forceinline__ float2 two<bf16>(uint32_t x)
+{
+    return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+}
+template <> __device__ __forceinline__ float2 two<fp16>(uint32_t x)
+{
+    return __half22float2(*reinterpret_cast<__half2 *>(&x));
+}
+template <typename T> __device__ __forceinline__ uint32_t from_two(float x, float y);
+template <> __device__ __forceinline__ uint32_t from_two<bf16>(float x, float y)
+{
+    __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+    return *reinterpret_cast<uint32_t *>(&v);
+}
+template <> __device__ __forceinline__ uint32_t from_two<fp16>(float x, float y)
+{
+    __half2 v = __floats2half2_rn(x, y);
+    return *reinterpret_cast<uint32_t *>(&v);
+}
+/* 16 bytes of them. */
+struct alignas(16) quad {
+    uint32_t v[4];
+};
+
 template <typename F> __device__ __forceinline__ F warp_sum(F x)
 {
 #pragma unroll

@@ -48,6 +48,9 @@ static size_t scratch_bytes(lg_device *base, lg_op_id op, const void *args)
         return cuda_group_norm_scratch(args);
     case LG_OP_gate_residual_backward:
         return cuda_gate_residual_backward_scratch(args);
+    case LG_OP_norm_residual_backward:
+        return cuda_gate_residual_backward_scratch(
+            &((const struct lg_norm_residual_backward_args *)args)->residual);
     case LG_OP_attention_forward:
         return cuda_attention_forward_scratch(d, args);
     case LG_OP_attention_backward:

@@ -2,10 +2,9 @@
  *
  * Rows (B T, D): one warp per row; each lane takes packs lane, lane + 32, ... The row is read three
  * times, from L1 after the first: mean, variance about it, result. Statistics are fp32.
- * The backward of 16-bit rows that norm_backward.cu takes is there, in one pass.
+ * 16-bit rows that norm_forward.cu and norm_backward.cu take are done there, read once.
  * Sums over T (dshift, dscale, dgate): a block takes 32 packs of columns of one sample; 8 warps take
  * every eighth row; the 8 partial sums are added in order. */
-#include "kernels/cuda/common.cuh"
 #include "kernels/cuda/norm.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS };
@@ -51,20 +50,13 @@ __global__ void norm_forward_kernel(const T *x, const T *shift, const T *scale, 
         rstd[row] = r;
     }
 }
-/* Packs may be used: rows and modulation rows start on 16 bytes. */
-static bool rows_fit(lg_dtype t, int64_t D, int64_t stride, const void *const *p, int count)
-{
-    int64_t e = (int64_t)lg_dtype_bytes(t);
-    bool fits = D * e % 16 == 0 && stride * e % 16 == 0;
-    for (int i = 0; i < count; i++) fits = fits && lg_cuda_aligned_16(p[i]);
-    return fits;
-}
 void cuda_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_forward_args *a)
 {
     int64_t tokens = a->x.dim[1], D = a->x.dim[2], rows = a->x.dim[0] * tokens;
     const void *p[] = {a->x.data, a->y.data, a->shift.data, a->scale.data};
     bool fits = rows_fit(a->x.dtype, D, a->scale.data ? a->mod_stride : 0, p, 4);
     cudaStream_t stream = lg_cuda_stream_of(s);
+    if (cuda_norm_forward_of_rows(stream, NULL, a)) return;
     WITH_TYPE(
         a->x.dtype, T,
         {WITH_PACK(
@@ -172,7 +164,7 @@ void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_bac
                        a->scale.data, a->dshift.data, a->dscale.data};
     bool fits = rows_fit(a->x.dtype, D, a->scale.data ? a->mod_stride : 0, p, 6);
     cudaStream_t stream = lg_cuda_stream_of(s);
-    if (fits && a->scale.data && cuda_norm_backward_in_one_pass(stream, a)) return;
+    if (cuda_norm_backward_of_rows(stream, a, NULL, NULL)) return;
     WITH_TYPE(a->x.dtype, T, {WITH_PACK(fits, T, N, {
                   norm_backward_kernel<T, N>
                       <<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
@@ -267,6 +259,27 @@ void cuda_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_bac
     LG_CUDA_LAUNCHED();
     if (a->dbias.data)
         cuda_add_partial_sums(stream, (const float *)s->scratch, B, a->dbias, a->accumulate_dbias);
+}
+
+/* ---- both ---- */
+
+void cuda_residual_norm_forward(lg_stream *s, const struct lg_residual_norm_forward_args *a)
+{
+    if (cuda_norm_forward_of_rows(lg_cuda_stream_of(s), &a->residual, &a->norm)) return;
+    cuda_gate_residual_forward(s, &a->residual);
+    cuda_norm_modulate_forward(s, &a->norm);
+}
+void cuda_norm_residual_backward(lg_stream *s, const struct lg_norm_residual_backward_args *a)
+{
+    const struct lg_gate_residual_backward_args *r = &a->residual;
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    float *sums = r->dbias.data ? (float *)s->scratch : NULL;
+    if (!cuda_norm_backward_of_rows(stream, &a->norm, r, sums)) {
+        cuda_norm_modulate_backward(s, &a->norm);
+        cuda_gate_residual_backward(s, r);
+    } else if (sums) {
+        cuda_add_partial_sums(stream, sums, r->y.dim[0], r->dbias, r->accumulate_dbias);
+    }
 }
 
 /* ---- RMSNorm ---- */

@@ -1,7 +1,56 @@
 /* What the files of the norms share. */
 #pragma once
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/common.cuh"
 
-/* norm_modulate_backward where everything is on 16 bytes and scale is there; false when not for it. */
-bool cuda_norm_backward_in_one_pass(cudaStream_t stream,
-                                    const struct lg_norm_modulate_backward_args *a);
+/* Rows of 16 bits that a warp holds in registers: lane l has packs l, l + 32 ... of 8 elements, of which
+ * the last may be missing in some lanes. */
+enum { ROW_PACK = 8, ROW_STEP = WARP * ROW_PACK, ROW_PACKS_MAX = 5 };
+enum { ROW_MAX = ROW_PACKS_MAX * ROW_STEP };
+
+/* Packs may be used: rows and modulation rows start on 16 bytes. */
+static inline bool rows_fit(lg_dtype t, int64_t D, int64_t stride, const void *const *p, int count)
+{
+    int64_t e = (int64_t)lg_dtype_bytes(t);
+    bool fits = D * e % 16 == 0 && stride * e % 16 == 0;
+    for (int i = 0; i < count; i++) fits = fits && lg_cuda_aligned_16(p[i]);
+    return fits;
+}
+static inline bool rows_in_registers(lg_dtype t, int64_t D)
+{
+    return t != LG_F32 && D <= ROW_MAX;
+}
+/* Runs the body with T the 16-bit type and P the packs a lane needs for D elements. */
+#define WITH_ROW(dtype, D, T, P, ...)                                                              \
+    do {                                                                                           \
+        if ((dtype) == LG_BF16) {                                                                  \
+            using T = bf16;                                                                        \
+            WITH_PACKS(D, P, __VA_ARGS__)                                                          \
+        } else {                                                                                   \
+            using T = fp16;                                                                        \
+            WITH_PACKS(D, P, __VA_ARGS__)                                                          \
+        }                                                                                          \
+    } while (0)
+#define WITH_PACKS(D, P, ...)                                                                      \
+    switch (ceil_div(D, ROW_STEP)) {                                                               \
+        PACKS_CASE(1, P, __VA_ARGS__)                                                              \
+        PACKS_CASE(2, P, __VA_ARGS__)                                                              \
+        PACKS_CASE(3, P, __VA_ARGS__)                                                              \
+        PACKS_CASE(4, P, __VA_ARGS__)                                                              \
+        PACKS_CASE(5, P, __VA_ARGS__)                                                              \
+    }
+#define PACKS_CASE(n, P, ...)                                                                      \
+    case n: {                                                                                      \
+        constexpr int P = n;                                                                       \
+        __VA_ARGS__;                                                                               \
+    } break;
+
+/* The norm, after the residual before it where there is one (else NULL), each row read once; false when
+ * not for it. */
+bool cuda_norm_forward_of_rows(cudaStream_t stream,
+                               const struct lg_gate_residual_forward_args *before,
+                               const struct lg_norm_modulate_forward_args *a);
+/* The norm's backward, and then that of the residual before it where there is one (else NULL), each row
+ * read once; false when not for it. bias_sums (B, D): where the residual has dbias, its sums over T. */
+bool cuda_norm_backward_of_rows(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
+                                const struct lg_gate_residual_backward_args *then,
+                                float *bias_sums);

@@ -1,177 +1,301 @@
-/* Backward of the modulated LayerNorm in one pass, for 16-bit types and rows of at most ROW_MAX elements
- * (norm.cu has the general one, which reads dy and x twice).
+/* Backward of the modulated LayerNorm for 16-bit rows of at most ROW_MAX elements, also with that of the
+ * gated residual before it; each row is read once (norm.cu has the general ones).
  *
- * Per row n = (x - mean) rstd, g = dy (1 + scale): dx (+)= rstd (g - avg(g) - n avg(g n)); and per sample
- * dshift = sum over T of dy, dscale = sum over T of dy n.
+ * Per row n = (x - mean) rstd, g = dy (1 + scale): dx (+)= rstd (g - avg(g) - n avg(g n)), and behind it
+ * below = gate dx. Per sample dshift = sum over T of dy, dscale of dy n, dgate of dx y, and dbias of below.
  *
- * A block owns a sample, its 8 warps every eighth row. A lane has packs (8 elements) lane, lane + 32, ...
- * of the row, at most PACKS, and keeps both sums of its columns in registers over all its rows; at the end
- * the warps' sums are added in order. Rows come through shared memory, STAGES - 1 ahead; a lane copies
- * just what it will read itself, so no warp waits for another.
+ * A block owns a sample, its 8 warps every eighth row. A lane keeps the sums of its columns in registers
+ * over all its rows; at the end the warps' sums are added in order. Rows come through shared memory, one
+ * ahead; a lane copies just what it will read itself, so no warp waits for another. What no lane copies
+ * stays 0: packs behind the row's end, and dx where nothing is added to it.
  *
- * Shared memory: 8 warps x 3 stages x (dy, x, dx) x 2560 bytes = 184,320 bytes; the sums, afterwards,
- * 2 x 8 x 5120 bytes. Bytes: 4 B T D elements when accumulating: 0.60 GB at B = 256, T = 256, D = 1152. */
-#include "kernels/cuda/common.cuh"
+ * Instructions are what this kernel is short of (8 warps a multiprocessor, since the sums take 160
+ * registers): elements are converted in pairs, and n is never formed in the second pass.
+ *
+ * Bytes when accumulating: 4 B T D elements, with the residual 6: 0.91 GB at B = 256, T = 256, D = 1152. */
 #include "kernels/cuda/norm.cuh"
 
-enum { WARPS = 8, THREADS = WARP * WARPS, N = 8, PACKS = 5, STAGES = 3 };
-enum { ROW_MAX = PACKS * WARP * N, TOKENS_MIN = 64, ROW_BYTES = ROW_MAX * 2 };
-enum { DY, X, DX, ROWS };
-enum { RING_BYTES = STAGES * ROWS * ROW_BYTES, SHARED_BYTES = WARPS * RING_BYTES };
+enum { WARPS = 8, THREADS = WARP * WARPS, STAGES = 2, TOKENS_MIN = 64 };
 
-template <typename T> struct one_pass_args {
-    const T *dy, *x, *scale;
+template <typename T> struct rows_args {
+    const T *dy, *x, *scale, *y, *gate;
     const float *mean, *rstd;
-    T *dx, *dshift, *dscale;
-    int64_t stride;
+    T *dx, *dshift, *dscale, *below, *dgate;
+    float *bias_sums; // (B, D), or NULL
+    int64_t mod_stride, gate_stride;
     int tokens, D;
+    float inverse_D;
     bool accumulate;
 };
 
-/* Row t of the sample into a stage of the warp's ring; nothing behind the last row. */
-template <typename T>
-static __device__ __forceinline__ void fetch(const one_pass_args<T> &a, char *ring, int stage,
-                                             int t)
-{
-    int lane = threadIdx.x % WARP;
-    int64_t row = ((int64_t)blockIdx.x * a.tokens + t) * a.D;
-    const T *from[ROWS] = {a.dy + row, a.x + row, a.dx + row};
-#pragma unroll
-    for (int w = 0; w < ROWS; w++) {
-        if (t >= a.tokens || (w == DX && !a.accumulate)) continue;
-#pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-            int i = lane + WARP * j;
-            if (i * N >= a.D) continue;
-            char *to = ring + (stage * ROWS + w) * ROW_BYTES + i * 16;
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                             (uint32_t)__cvta_generic_to_shared(to)),
-                         "l"(from[w] + i * N)
-                         : "memory");
-        }
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
+/* What lies in shared memory, in bytes: scale and gate (ROW each), then the warps' rings of STAGES
+ * times the rows DY, X, DX and Y. Afterwards the warps' sums, two kinds at a time. */
+enum { DY, X, DX, Y };
+template <int PACKS, bool RESIDUAL> struct layout {
+    static constexpr int KINDS = RESIDUAL ? 4 : 3, ROW = PACKS * WARP * 16, STAGE = KINDS * ROW;
+    static constexpr int RINGS = 2 * ROW, RING = STAGES * STAGE, BYTES = RINGS + WARPS * RING;
+    static constexpr int WIDE = PACKS * ROW_STEP, SUMS = WARPS * WIDE; /* floats */
+    static_assert(2 * SUMS * (int)sizeof(float) <= WARPS * RING, "the sums fit");
+};
 
-/* The warps' sums (WARPS, D) in order, D / N packs by the threads. */
-template <typename T>
-static __device__ __forceinline__ void add_warps(const float *sums, T *out, int D)
+/* Packs of row t to `to`, for this lane; `last`: it has one of the last. */
+template <int PACKS, bool RESIDUAL, typename T>
+static __device__ __forceinline__ void fetch(const T *const (&from)[4], int64_t at, uint32_t to,
+                                             bool accumulate, bool last)
 {
-    for (int i = threadIdx.x; i < D / N; i += THREADS) {
-        float sum[N] = {};
-        for (int w = 0; w < WARPS; w++)
+    typedef layout<PACKS, RESIDUAL> L;
 #pragma unroll
-            for (int e = 0; e < N; e++) sum[e] += sums[w * ROW_MAX + i * N + e];
-        store<T, N>(out + i * N, sum);
+    for (int w = 0; w < L::KINDS; w++) {
+        if (w == DX && !accumulate) continue;
+#pragma unroll
+        for (int j = 0; j < PACKS; j++)
+            if (j + 1 < PACKS || last)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + w * L::ROW +
+                                                                               j * WARP * 16),
+                             "l"(from[w] + at + j * ROW_STEP)
+                             : "memory");
     }
 }
-
-template <typename T>
-static __global__ void __launch_bounds__(THREADS, 1) one_pass_kernel(const one_pass_args<T> a)
+/* volatile: what was read for the first pass would fill the registers until the second. */
+static __device__ __forceinline__ quad get(uint32_t at)
 {
-    extern __shared__ __align__(128) char shared[];
+    quad q;
+    asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(q.v[0]), "=r"(q.v[1]), "=r"(q.v[2]), "=r"(q.v[3])
+                 : "r"(at));
+    return q;
+}
+
+/* This lane's sums of its columns. */
+template <int PACKS> struct column_sums {
+    float first[PACKS][ROW_PACK], second[PACKS][ROW_PACK];
+};
+/* All lanes' to shared memory: (WARPS, WIDE) of the first kind, then of the second. */
+template <int PACKS, int SUMS>
+static __device__ __forceinline__ void put_sums(float *sums, const column_sums<PACKS> &s)
+{
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    char *ring = shared + warp * RING_BYTES;
-    float shift[PACKS][N] = {}, scale[PACKS][N] = {}, mean = 0, rstd = 0;
-    pack<T, N> modulation[PACKS];
-#pragma unroll
-    for (int j = 0; j < PACKS; j++) {
-        modulation[j] = {};
-        if ((lane + WARP * j) * N < a.D)
-            modulation[j] =
-                *(const pack<T, N> *)(a.scale + blockIdx.x * a.stride + (lane + WARP * j) * N);
-    }
-    for (int s = 0; s < STAGES - 1; s++) fetch(a, ring, s, warp + s * WARPS);
-    int stage = 0;
-    for (int t = warp, k = 0; t < a.tokens; t += WARPS, k++) {
-        fetch(a, ring, (stage + STAGES - 1) % STAGES, t + (STAGES - 1) * WARPS);
-        if (k % WARP == 0 && t + lane * WARPS < a.tokens) { /* of this warp's next 32 rows */
-            mean = a.mean[(int64_t)blockIdx.x * a.tokens + t + lane * WARPS];
-            rstd = a.rstd[(int64_t)blockIdx.x * a.tokens + t + lane * WARPS];
-        }
-        float average = __shfl_sync(0xffffffff, mean, k % WARP);
-        float r = __shfl_sync(0xffffffff, rstd, k % WARP);
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
-        const char *row = ring + stage * ROWS * ROW_BYTES;
-        float sum_g = 0, sum_gn = 0, g[N], n[N], old[N];
-#pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-            int i = lane + WARP * j;
-            if (i * N >= a.D) continue;
-            load<T, N>((const T *)(row + DY * ROW_BYTES) + i * N, g);
-            load<T, N>((const T *)(row + X * ROW_BYTES) + i * N, n);
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                n[e] = (n[e] - average) * r;
-                shift[j][e] += g[e];
-                scale[j][e] += g[e] * n[e];
-                g[e] *= 1 + to_float(modulation[j].v[e]);
-                sum_g += g[e];
-                sum_gn += g[e] * n[e];
-            }
-        }
-        float avg_g = warp_sum(sum_g) / (float)a.D, avg_gn = warp_sum(sum_gn) / (float)a.D;
-        T *out = a.dx + ((int64_t)blockIdx.x * a.tokens + t) * a.D;
-#pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-            int i = lane + WARP * j;
-            if (i * N >= a.D) continue;
-            load<T, N>((const T *)(row + DY * ROW_BYTES) + i * N, g);
-            load<T, N>((const T *)(row + X * ROW_BYTES) + i * N, n);
-            if (a.accumulate) load<T, N>((const T *)(row + DX * ROW_BYTES) + i * N, old);
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                float v = g[e] * (1 + to_float(modulation[j].v[e])) - avg_g;
-                v = r * (v - (n[e] - average) * r * avg_gn);
-                g[e] = a.accumulate ? old[e] + v : v;
-            }
-            store<T, N>(out + i * N, g);
-        }
-        stage = (stage + 1) % STAGES;
-    }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();
-    float *sums = (float *)shared;
 #pragma unroll
     for (int j = 0; j < PACKS; j++)
 #pragma unroll
-        for (int e = 0; e < N; e++) {
-            int at = warp * ROW_MAX + (lane + WARP * j) * N + e;
-            sums[at] = shift[j][e];
-            sums[WARPS * ROW_MAX + at] = scale[j][e];
+        for (int e = 0; e < ROW_PACK; e += 4) {
+            const float *u = &s.first[j][e], *v = &s.second[j][e];
+            float *to = sums + warp * PACKS * ROW_STEP + (lane + WARP * j) * ROW_PACK + e;
+            *(float4 *)to = make_float4(u[0], u[1], u[2], u[3]);
+            *(float4 *)(to + SUMS) = make_float4(v[0], v[1], v[2], v[3]);
         }
-    __syncthreads();
-    add_warps<T>(sums, a.dshift + blockIdx.x * a.stride, a.D);
-    add_warps<T>(sums + WARPS * ROW_MAX, a.dscale + blockIdx.x * a.stride, a.D);
+}
+/* Four columns of all warps, in order. */
+template <int PACKS> static __device__ __forceinline__ float4 add_warps(const float *sums, int i)
+{
+    float4 sum = {};
+    for (int w = 0; w < WARPS; w++) {
+        float4 v = *(const float4 *)(sums + w * PACKS * ROW_STEP + i);
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+    return sum;
+}
+template <typename T> static __device__ __forceinline__ void store_four(T *to, float4 v)
+{
+    *(uint2 *)to = make_uint2(from_two<T>(v.x, v.y), from_two<T>(v.z, v.w));
 }
 
-template <typename T>
-static void launch(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a)
+/* A row in the ring, and the sample's scale and gate: addresses in shared memory of this lane's packs. */
+struct row_in_ring {
+    uint32_t row, scales, gates;
+};
+
+/* Sums of g and of g n over this lane's elements, with n = x r + c; to the columns' sums dy and dy n. */
+template <typename T, int PACKS, int ROW>
+static __device__ __forceinline__ float2 first_pass(const row_in_ring &in, float r, float c,
+                                                    column_sums<PACKS> &sums)
 {
-    one_pass_args<T> o = {(const T *)a->dy.data,
-                          (const T *)a->x.data,
-                          (const T *)a->scale.data,
-                          (const float *)a->mean.data,
-                          (const float *)a->rstd.data,
-                          (T *)a->dx.data,
-                          (T *)a->dshift.data,
-                          (T *)a->dscale.data,
-                          a->mod_stride,
-                          (int)a->x.dim[1],
-                          (int)a->x.dim[2],
-                          a->accumulate};
-    LG_CUDA(cudaFuncSetAttribute(one_pass_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 SHARED_BYTES));
-    one_pass_kernel<T><<<(unsigned)a->x.dim[0], THREADS, SHARED_BYTES, stream>>>(o);
+    float sum_g = 0, sum_gn = 0;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++) {
+        int at = j * WARP * 16;
+        quad dy = get(in.row + DY * ROW + at), x = get(in.row + X * ROW + at);
+        quad scale = get(in.scales + at);
+#pragma unroll
+        for (int e = 0; e < ROW_PACK; e += 2) {
+            float2 d = two<T>(dy.v[e / 2]), n = two<T>(x.v[e / 2]), s = two<T>(scale.v[e / 2]);
+            n.x = n.x * r + c, n.y = n.y * r + c;
+            sums.first[j][e] += d.x, sums.first[j][e + 1] += d.y;
+            sums.second[j][e] += d.x * n.x, sums.second[j][e + 1] += d.y * n.y;
+            d.x = d.x * s.x + d.x, d.y = d.y * s.y + d.y;
+            sum_g += d.x, sum_gn += d.x * n.x;
+            sum_g += d.y, sum_gn += d.y * n.y;
+        }
+    }
+    return make_float2(sum_g, sum_gn);
+}
+
+/* dx (+)= g r + x slope + offset, and the residual's part of it; `at`: the lane's place in the tensors. */
+struct line {
+    float r, slope, offset;
+};
+template <typename T, int PACKS, bool RESIDUAL>
+static __device__ __forceinline__ void second_pass(const rows_args<T> &a, const row_in_ring &in,
+                                                   const line &l, int64_t at, bool last,
+                                                   column_sums<PACKS> &sums)
+{
+    constexpr int ROW = layout<PACKS, RESIDUAL>::ROW;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++) {
+        int p = j * WARP * 16;
+        quad dy = get(in.row + DY * ROW + p), x = get(in.row + X * ROW + p);
+        quad scale = get(in.scales + p), old = get(in.row + DX * ROW + p), y = {}, gate = {};
+        if (RESIDUAL) y = get(in.row + Y * ROW + p), gate = get(in.gates + p);
+#pragma unroll
+        for (int e = 0; e < ROW_PACK; e += 2) {
+            float2 d = two<T>(dy.v[e / 2]), n = two<T>(x.v[e / 2]), s = two<T>(scale.v[e / 2]);
+            float2 o = two<T>(old.v[e / 2]);
+            d.x = d.x * s.x + d.x, d.y = d.y * s.y + d.y;
+            n.x = n.x * l.slope + l.offset, n.y = n.y * l.slope + l.offset;
+            dy.v[e / 2] = from_two<T>(d.x * l.r + n.x + o.x, d.y * l.r + n.y + o.y);
+            if (!RESIDUAL) continue;
+            float2 w = two<T>(y.v[e / 2]), g = two<T>(gate.v[e / 2]);
+            d = two<T>(dy.v[e / 2]);
+            sums.first[j][e] += d.x * w.x, sums.first[j][e + 1] += d.y * w.y;
+            sums.second[j][e] += d.x, sums.second[j][e + 1] += d.y;
+            y.v[e / 2] = from_two<T>(d.x * g.x, d.y * g.y);
+        }
+        if (j + 1 == PACKS && !last) break;
+        *(quad *)(a.dx + at + j * ROW_STEP) = dy;
+        if (RESIDUAL) *(quad *)(a.below + at + j * ROW_STEP) = y;
+    }
+}
+
+/* The warps' sums, added in order, to dshift and dscale; to dgate and, with the gate, to dbias' part. */
+template <typename T, int PACKS, bool RESIDUAL>
+static __device__ __forceinline__ void store_sums(const rows_args<T> &a, char *shared,
+                                                  const column_sums<PACKS> &norm,
+                                                  const column_sums<PACKS> &residual)
+{
+    typedef layout<PACKS, RESIDUAL> L;
+    int64_t b = blockIdx.x;
+    float *sums = (float *)(shared + L::RINGS);
+    __syncthreads();
+    put_sums<PACKS, L::SUMS>(sums, norm);
+    __syncthreads();
+    for (int i = threadIdx.x * 4; i < a.D; i += THREADS * 4) {
+        store_four<T>(a.dshift + b * a.mod_stride + i, add_warps<PACKS>(sums, i));
+        store_four<T>(a.dscale + b * a.mod_stride + i, add_warps<PACKS>(sums + L::SUMS, i));
+    }
+    if (!RESIDUAL) return;
+    __syncthreads();
+    put_sums<PACKS, L::SUMS>(sums, residual);
+    __syncthreads();
+    for (int i = threadIdx.x * 4; i < a.D; i += THREADS * 4) {
+        store_four<T>(a.dgate + b * a.gate_stride + i, add_warps<PACKS>(sums, i));
+        if (!a.bias_sums) continue;
+        float4 sum = add_warps<PACKS>(sums + L::SUMS, i);
+        uint2 gate = *(const uint2 *)((const T *)(shared + L::ROW) + i);
+        float2 low = two<T>(gate.x), high = two<T>(gate.y);
+        *(float4 *)(a.bias_sums + b * a.D + i) =
+            make_float4(sum.x * low.x, sum.y * low.y, sum.z * high.x, sum.w * high.y);
+    }
+}
+
+template <typename T, int PACKS, bool RESIDUAL>
+static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args<T> a)
+{
+    typedef layout<PACKS, RESIDUAL> L;
+    extern __shared__ __align__(128) char shared[];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int64_t b = blockIdx.x, base = b * a.tokens * a.D + lane * ROW_PACK;
+    const bool last = (lane + WARP * (PACKS - 1)) * ROW_PACK < a.D;
+    const T *const from[4] = {a.dy + base, a.x + base, a.dx + base, a.y + base};
+    for (int i = threadIdx.x; i < L::BYTES / 16; i += THREADS) ((quad *)shared)[i] = quad{};
+    __syncthreads();
+    uint32_t scales = (uint32_t)__cvta_generic_to_shared(shared) + lane * 16;
+    uint32_t ring = scales + L::RINGS + warp * L::RING;
+    if (warp < a.tokens)
+        fetch<PACKS, RESIDUAL>(from, (int64_t)warp * a.D, ring, a.accumulate, last);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    for (int i = threadIdx.x; i * ROW_PACK < a.D; i += THREADS) {
+        const T *scale = a.scale + b * a.mod_stride, *gate = a.gate + b * a.gate_stride;
+        ((quad *)shared)[i] = *(const quad *)(scale + i * ROW_PACK);
+        if (RESIDUAL) ((quad *)(shared + L::ROW))[i] = *(const quad *)(gate + i * ROW_PACK);
+    }
+    __syncthreads();
+    column_sums<PACKS> norm = {}, residual = {};
+    float mean = 0, rstd = 0;
+    for (int t = warp, k = 0; t < a.tokens; t += WARPS, k++) {
+        uint32_t row = ring + k % STAGES * L::STAGE, next = ring + (k + 1) % STAGES * L::STAGE;
+        if (t + WARPS < a.tokens)
+            fetch<PACKS, RESIDUAL>(from, (int64_t)(t + WARPS) * a.D, next, a.accumulate, last);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        if (k % WARP == 0 && t + lane * WARPS < a.tokens) { /* of this warp's next 32 rows */
+            mean = a.mean[b * a.tokens + t + lane * WARPS];
+            rstd = a.rstd[b * a.tokens + t + lane * WARPS];
+        }
+        float r = __shfl_sync(0xffffffff, rstd, k % WARP);
+        float c = -r * __shfl_sync(0xffffffff, mean, k % WARP);
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+        row_in_ring in = {row, scales, scales + L::ROW};
+        float2 sum = first_pass<T, PACKS, L::ROW>(in, r, c, norm);
+        float avg_g = warp_sum(sum.x) * a.inverse_D, avg_gn = warp_sum(sum.y) * a.inverse_D;
+        /* r (g - avg(g) - n avg(g n)) */
+        line l = {r, -r * r * avg_gn, -r * (avg_g + c * avg_gn)};
+        second_pass<T, PACKS, RESIDUAL>(a, in, l, base + (int64_t)t * a.D, last, residual);
+    }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    store_sums<T, PACKS, RESIDUAL>(a, shared, norm, residual);
+}
+
+template <typename T, int PACKS, bool RESIDUAL>
+static void launch(cudaStream_t stream, int64_t B, const rows_args<T> &r)
+{
+    typedef layout<PACKS, RESIDUAL> L;
+    LG_CUDA(cudaFuncSetAttribute(rows_kernel<T, PACKS, RESIDUAL>,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
+    rows_kernel<T, PACKS, RESIDUAL><<<(unsigned)B, THREADS, L::BYTES, stream>>>(r);
     LG_CUDA_LAUNCHED();
 }
-bool cuda_norm_backward_in_one_pass(cudaStream_t stream,
-                                    const struct lg_norm_modulate_backward_args *a)
+
+template <typename T, int PACKS>
+static void run(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
+                const struct lg_gate_residual_backward_args *then, float *bias_sums)
 {
-    if (a->x.dtype == LG_F32 || a->x.dim[2] > ROW_MAX || a->x.dim[1] < TOKENS_MIN) return false;
-    if (a->x.dtype == LG_BF16)
-        launch<bf16>(stream, a);
-    else
-        launch<fp16>(stream, a);
+    rows_args<T> r = {};
+    r.dy = (const T *)a->dy.data;
+    r.x = (const T *)a->x.data;
+    r.scale = (const T *)a->scale.data;
+    r.mean = (const float *)a->mean.data;
+    r.rstd = (const float *)a->rstd.data;
+    r.dx = (T *)a->dx.data;
+    r.dshift = (T *)a->dshift.data;
+    r.dscale = (T *)a->dscale.data;
+    r.mod_stride = a->mod_stride;
+    r.tokens = (int)a->x.dim[1];
+    r.D = (int)a->x.dim[2];
+    r.inverse_D = 1 / (float)r.D;
+    r.accumulate = a->accumulate;
+    if (!then) return launch<T, PACKS, false>(stream, a->x.dim[0], r);
+    r.y = (const T *)then->y.data;
+    r.gate = (const T *)then->gate.data;
+    r.below = (T *)then->dy.data;
+    r.dgate = (T *)then->dgate.data;
+    r.gate_stride = then->mod_stride;
+    r.bias_sums = bias_sums;
+    launch<T, PACKS, true>(stream, a->x.dim[0], r);
+}
+
+bool cuda_norm_backward_of_rows(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
+                                const struct lg_gate_residual_backward_args *then, float *bias_sums)
+{
+    lg_dtype t = a->x.dtype;
+    int64_t D = a->x.dim[2];
+    const void *p[] = {a->x.data,     a->dy.data,     a->dx.data,
+                       a->scale.data, a->dshift.data, a->dscale.data};
+    if (!rows_in_registers(t, D) || a->x.dim[1] < TOKENS_MIN || !a->scale.data ||
+        !rows_fit(t, D, a->mod_stride, p, 6))
+        return false;
+    if (then) {
+        const void *q[] = {then->y.data, then->dy.data, then->gate.data, then->dgate.data};
+        if (!rows_fit(t, D, then->mod_stride, q, 4)) return false;
+    }
+    WITH_ROW(t, D, T, PACKS, (run<T, PACKS>(stream, a, then, bias_sums)));
     return true;
 }

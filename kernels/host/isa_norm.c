@@ -179,6 +179,18 @@ void LG_K(gate_residual_backward)(lg_stream *s, const struct lg_gate_residual_ba
                                    .accumulate = a->accumulate_dbias});
 }
 
+void LG_K(residual_norm_forward)(lg_stream *s, const struct lg_residual_norm_forward_args *a)
+{
+    LG_K(gate_residual_forward)(s, &a->residual);
+    LG_K(norm_modulate_forward)(s, &a->norm);
+}
+
+void LG_K(norm_residual_backward)(lg_stream *s, const struct lg_norm_residual_backward_args *a)
+{
+    LG_K(norm_modulate_backward)(s, &a->norm);
+    LG_K(gate_residual_backward)(s, &a->residual);
+}
+
 void LG_K(rms_norm_forward)(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
     const int64_t D = a->w.dim[0], rows = lg_host_numel(&a->x) / D;

@@ -94,6 +94,18 @@ void ref64_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_ba
                                                      .accumulate = a->accumulate_dbias});
 }
 
+void ref64_residual_norm_forward(lg_stream *s, const struct lg_residual_norm_forward_args *a)
+{
+    ref64_gate_residual_forward(s, &a->residual);
+    ref64_norm_modulate_forward(s, &a->norm);
+}
+
+void ref64_norm_residual_backward(lg_stream *s, const struct lg_norm_residual_backward_args *a)
+{
+    ref64_norm_modulate_backward(s, &a->norm);
+    ref64_gate_residual_backward(s, &a->residual);
+}
+
 void ref64_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
     int64_t M = a->x.dim[0], D = a->x.dim[1];

@@ -45,7 +45,8 @@ struct lg_dit {
     lg_tensor mod_out;           // (B, 2 D)
     lg_tensor x_out;             // (B, T, D): output of the last block
     struct lg_tf_tmp tmp;        /* from here on: backward */
-    lg_tensor dmod, dmod_out;    // (B, 6 D), (B, 2 D)
+    lg_tensor dmod[2];           // (B, 6 D): of even and odd blocks
+    lg_tensor dmod_out;          // (B, 2 D)
     lg_tensor dsilu, dc_scratch; // (B, D)
 };
 
@@ -113,19 +114,18 @@ void lg_dit_params(const struct lg_denoiser_config *c, lg_params *t)
 
 static void block_layout(struct block *b, struct lg_tf_arena *a, const struct lg_tf_dims *n)
 {
-    b->mod = lg_tf_take2(a, n->B, 6 * n->D);
     b->x = lg_tf_take3(a, n->B, n->T, n->D);
     lg_tf_attention_layout(&b->attn, a, n);
     b->mid = a->train ? lg_tf_take3(a, n->B, n->T, n->D) : b->x;
     lg_tf_mlp_layout(&b->mlp, a, n);
 }
 
-/* In inference all blocks use the first one's memory (their parameters stay their own). */
+/* In inference all blocks use the first one's memory (their parameters and modulation stay their own). */
 static void share_block(struct block *b, const struct block *first)
 {
     struct block own = *b;
     *b = *first;
-    b->ada = own.ada;
+    b->ada = own.ada, b->mod = own.mod;
     b->attn.qkv = own.attn.qkv, b->attn.out = own.attn.out;
     b->mlp.up = own.mlp.up, b->mlp.down = own.mlp.down;
 }
@@ -140,6 +140,7 @@ void lg_dit_layout(struct lg_dit *net, struct lg_tf_arena *a)
     net->silu = lg_tf_take2(a, n->B, n->D);
     net->mod_out = lg_tf_take2(a, n->B, 2 * n->D);
     for (int i = 0; i < net->depth; i++) {
+        net->block[i].mod = lg_tf_take2(a, n->B, 6 * n->D);
         if (i == 0 || net->train)
             block_layout(&net->block[i], a, n);
         else
@@ -149,7 +150,7 @@ void lg_dit_layout(struct lg_dit *net, struct lg_tf_arena *a)
     lg_tf_final_layout(&net->final, a, n);
     if (!net->train) return;
     lg_tf_tmp_layout(&net->tmp, a, n);
-    net->dmod = lg_tf_take2(a, n->B, 6 * n->D);
+    for (int i = 0; i < 2; i++) net->dmod[i] = lg_tf_take2(a, n->B, 6 * n->D);
     net->dmod_out = lg_tf_take2(a, n->B, 2 * n->D);
     net->dsilu = lg_tf_take2(a, n->B, n->D);
     net->dc_scratch = lg_tf_take2(a, n->B, n->D);
@@ -176,6 +177,14 @@ static struct lg_tf_mod out_mod(lg_tensor buffer, int64_t D)
         .stride = 2 * D};
 }
 
+/* The norm that block i begins with; behind the last block the output layer's. */
+static struct lg_tf_norm head_norm(const struct lg_dit *net, int i)
+{
+    const struct block *b = &net->block[i];
+    if (i == net->depth) return lg_tf_final_norm(&net->final, out_mod(net->mod_out, net->n.D));
+    return lg_tf_attention_norm(&b->attn, lg_tf_mod_of(b->mod, net->n.D, 0));
+}
+
 void lg_dit_forward(struct lg_dit *net, const struct lg_tf_pass *p,
                     const struct lg_denoiser_input *in, lg_tensor out)
 {
@@ -188,15 +197,33 @@ void lg_dit_forward(struct lg_dit *net, const struct lg_tf_pass *p,
                    &(struct lg_add_forward_args){.a = net->time.out, .b = net->label, .y = net->c});
     lg_act_forward(p->s,
                    &(struct lg_act_forward_args){.x = net->c, .y = net->silu, .act = LG_ACT_SILU});
+    for (int i = 0; i < net->depth; i++)
+        lg_tf_linear_forward(p, net->block[i].ada, net->silu, net->block[i].mod, LG_NONE,
+                             LG_ACT_NONE);
+    lg_tf_linear_forward(p, net->ada_out, net->silu, net->mod_out, LG_NONE, LG_ACT_NONE);
     lg_tf_patches_forward(&net->patches, p, n, in->x, net->block[0].x);
+    struct lg_tf_norm norm = head_norm(net, 0);
+    lg_tf_norm_forward(p, &norm, net->block[0].x);
     for (int i = 0; i < net->depth; i++) {
         struct block *b = &net->block[i];
-        lg_tf_linear_forward(p, b->ada, net->silu, b->mod, LG_NONE, LG_ACT_NONE);
-        lg_tf_attention_forward(&b->attn, p, n, lg_tf_mod_of(b->mod, n->D, 0), b->x, b->mid);
-        lg_tf_mlp_forward(&b->mlp, p, lg_tf_mod_of(b->mod, n->D, 3), b->mid, block_out(net, i));
+        struct lg_tf_mod m[2] = {lg_tf_mod_of(b->mod, n->D, 0), lg_tf_mod_of(b->mod, n->D, 3)};
+        norm = lg_tf_mlp_norm(&b->mlp, m[1]);
+        lg_tf_attention_forward(&b->attn, p, n, m[0], &(struct lg_tf_path){b->x, b->mid, &norm});
+        norm = head_norm(net, i + 1);
+        lg_tf_mlp_forward(&b->mlp, p, m[1], &(struct lg_tf_path){b->mid, block_out(net, i), &norm});
     }
-    lg_tf_linear_forward(p, net->ada_out, net->silu, net->mod_out, LG_NONE, LG_ACT_NONE);
-    lg_tf_final_forward(&net->final, p, n, out_mod(net->mod_out, n->D), net->x_out, out);
+    lg_tf_final_forward(&net->final, p, n, out);
+}
+
+/* The residual that ends block i, if there is one. */
+static const struct lg_tf_residual *end_residual(const struct lg_dit *net, int i,
+                                                 struct lg_tf_residual *r)
+{
+    if (i < 0) return NULL;
+    const struct block *b = &net->block[i];
+    *r = lg_tf_mlp_residual(&b->mlp, lg_tf_mod_of(b->mod, net->n.D, 3),
+                            lg_tf_mod_of(net->dmod[i % 2], net->n.D, 3));
+    return r;
 }
 
 void lg_dit_backward(struct lg_dit *net, const struct lg_tf_pass *p,
@@ -204,16 +231,25 @@ void lg_dit_backward(struct lg_dit *net, const struct lg_tf_pass *p,
 {
     const struct lg_tf_dims *n = &net->n;
     LG_ASSERT(net->train);
-    lg_tf_final_backward(&net->final, p, n, out_mod(net->mod_out, n->D),
-                         out_mod(net->dmod_out, n->D), net->x_out, dout, &net->tmp);
+    struct lg_tf_residual before;
+    lg_tf_final_backward(&net->final, p, n,
+                         &(struct lg_tf_back){out_mod(net->mod_out, n->D),
+                                              out_mod(net->dmod_out, n->D), net->x_out,
+                                              end_residual(net, net->depth - 1, &before)},
+                         dout, &net->tmp);
     lg_tf_linear_backward(p, net->ada_out, net->silu, net->dmod_out, net->dsilu, false);
     for (int i = net->depth - 1; i >= 0; i--) {
         struct block *b = &net->block[i];
-        lg_tf_mlp_backward(&b->mlp, p, lg_tf_mod_of(b->mod, n->D, 3),
-                           lg_tf_mod_of(net->dmod, n->D, 3), b->mid, &net->tmp);
-        lg_tf_attention_backward(&b->attn, p, n, lg_tf_mod_of(b->mod, n->D, 0),
-                                 lg_tf_mod_of(net->dmod, n->D, 0), b->x, &net->tmp);
-        lg_tf_linear_backward(p, b->ada, net->silu, net->dmod, net->dsilu, true);
+        lg_tensor dmod = net->dmod[i % 2];
+        struct lg_tf_mod m[2] = {lg_tf_mod_of(b->mod, n->D, 0), lg_tf_mod_of(b->mod, n->D, 3)};
+        struct lg_tf_mod dm[2] = {lg_tf_mod_of(dmod, n->D, 0), lg_tf_mod_of(dmod, n->D, 3)};
+        before = lg_tf_attention_residual(&b->attn, m[0], dm[0]);
+        lg_tf_mlp_backward(&b->mlp, p, &(struct lg_tf_back){m[1], dm[1], b->mid, &before},
+                           &net->tmp);
+        lg_tf_attention_backward(
+            &b->attn, p, n,
+            &(struct lg_tf_back){m[0], dm[0], b->x, end_residual(net, i - 1, &before)}, &net->tmp);
+        lg_tf_linear_backward(p, b->ada, net->silu, dmod, net->dsilu, true);
     }
     lg_tf_patches_backward(&net->patches, p, net->tmp.dx);
     lg_tensor dc = net->dsilu;

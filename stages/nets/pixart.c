@@ -58,7 +58,7 @@ struct lg_pixart {
     lg_tensor mod_out;                  // (2, B, D): shift rows, then scale rows
     lg_tensor x_out;                    // (B, T, D)
     struct lg_tf_tmp tmp;               /* from here on: backward */
-    lg_tensor dmod, dt6;                // (B, 6 D)
+    lg_tensor dmod[2], dt6;             // (B, 6 D): of even and odd blocks; their sum
     lg_tensor dmod_out;                 // (2, B, D)
     lg_tensor de, dsilu;                // (B, D)
     lg_tensor dkv;                      // (B, L, 2 D)
@@ -137,7 +137,6 @@ void lg_pixart_params(const struct lg_denoiser_config *c, lg_params *t)
 
 static void block_layout(struct block *b, struct lg_tf_arena *a, const struct lg_tf_dims *n)
 {
-    b->mod = lg_tf_take2(a, n->B, 6 * n->D);
     b->x = lg_tf_take3(a, n->B, n->T, n->D);
     lg_tf_attention_layout(&b->attn, a, n);
     b->mid = a->train ? lg_tf_take3(a, n->B, n->T, n->D) : b->x;
@@ -154,12 +153,12 @@ static void block_layout(struct block *b, struct lg_tf_arena *a, const struct lg
     b->cross.proj = b->mlp.proj;
 }
 
-/* In inference all blocks use the first one's memory (their parameters stay their own). */
+/* In inference all blocks use the first one's memory (their parameters and modulation stay their own). */
 static void share_block(struct block *b, const struct block *first)
 {
     struct block own = *b;
     *b = *first;
-    b->table = own.table;
+    b->table = own.table, b->mod = own.mod;
     b->attn.qkv = own.attn.qkv, b->attn.out = own.attn.out;
     b->cross.q = own.cross.q, b->cross.kv = own.cross.kv, b->cross.out = own.cross.out;
     b->mlp.up = own.mlp.up, b->mlp.down = own.mlp.down;
@@ -177,6 +176,7 @@ void lg_pixart_layout(struct lg_pixart *net, struct lg_tf_arena *a)
     net->text = lg_tf_take3(a, n->B, n->L, n->D);
     net->mod_out = lg_tf_take3(a, 2, n->B, n->D);
     for (int i = 0; i < net->depth; i++) {
+        net->block[i].mod = lg_tf_take2(a, n->B, 6 * n->D);
         if (i == 0 || net->train)
             block_layout(&net->block[i], a, n);
         else
@@ -186,7 +186,7 @@ void lg_pixart_layout(struct lg_pixart *net, struct lg_tf_arena *a)
     lg_tf_final_layout(&net->final, a, n);
     if (!net->train) return;
     lg_tf_tmp_layout(&net->tmp, a, n);
-    net->dmod = lg_tf_take2(a, n->B, 6 * n->D);
+    for (int i = 0; i < 2; i++) net->dmod[i] = lg_tf_take2(a, n->B, 6 * n->D);
     net->dt6 = lg_tf_take2(a, n->B, 6 * n->D);
     net->dmod_out = lg_tf_take3(a, 2, n->B, n->D);
     net->de = lg_tf_take2(a, n->B, n->D);
@@ -230,10 +230,10 @@ static lg_tensor head_view(lg_tensor t, const struct lg_tf_dims *n, int64_t from
 }
 
 static void cross_forward(const struct cross *h, const struct lg_tf_pass *p,
-                          const struct lg_tf_dims *n, lg_tensor x, lg_tensor text,
-                          lg_tensor text_length, lg_tensor out)
+                          const struct lg_tf_dims *n, lg_tensor text, lg_tensor text_length,
+                          const struct lg_tf_path *path)
 {
-    lg_tf_linear_forward(p, h->q, x, h->q_act, LG_NONE, LG_ACT_NONE);
+    lg_tf_linear_forward(p, h->q, path->x, h->q_act, LG_NONE, LG_ACT_NONE);
     lg_tf_linear_forward(p, h->kv, text, h->kv_act, LG_NONE, LG_ACT_NONE);
     lg_attention_forward(p->s,
                          &(struct lg_attention_forward_args){.q = head_view(h->q_act, n, 0),
@@ -246,8 +246,7 @@ static void cross_forward(const struct cross *h, const struct lg_tf_pass *p,
                                                              .lse = h->lse,
                                                              .scale = 1.0 / sqrt((double)n->d)});
     lg_tf_linear_forward(p, h->out, h->o, h->proj, LG_NONE, LG_ACT_NONE);
-    lg_gate_residual_forward(
-        p->s, &(struct lg_gate_residual_forward_args){.x = x, .y = h->proj, .out = out});
+    lg_tf_residual_forward(p, path, (struct lg_tf_mod){0}, h->proj);
 }
 
 /* net->dtext (+)= the text's part, overwritten at the first (last block's) call. */
@@ -298,6 +297,14 @@ static void condition_forward(struct lg_pixart *net, const struct lg_tf_pass *p,
     }
 }
 
+/* The norm that block i begins with; behind the last block the output layer's. */
+static struct lg_tf_norm head_norm(const struct lg_pixart *net, int i)
+{
+    const struct block *b = &net->block[i];
+    if (i == net->depth) return lg_tf_final_norm(&net->final, out_mod(net->mod_out));
+    return lg_tf_attention_norm(&b->attn, lg_tf_mod_of(b->mod, net->n.D, 0));
+}
+
 void lg_pixart_forward(struct lg_pixart *net, const struct lg_tf_pass *p,
                        const struct lg_denoiser_input *in, lg_tensor out)
 {
@@ -308,11 +315,37 @@ void lg_pixart_forward(struct lg_pixart *net, const struct lg_tf_pass *p,
         struct block *b = &net->block[i];
         lg_tensor table = lg_tf_weight(p, b->table, 0, 6 * n->D);
         lg_add_forward(p->s, &(struct lg_add_forward_args){.a = net->t6, .b = table, .y = b->mod});
-        lg_tf_attention_forward(&b->attn, p, n, lg_tf_mod_of(b->mod, n->D, 0), b->x, b->mid);
-        cross_forward(&b->cross, p, n, b->mid, net->text, in->text_length, b->mix);
-        lg_tf_mlp_forward(&b->mlp, p, lg_tf_mod_of(b->mod, n->D, 3), b->mix, block_out(net, i));
     }
-    lg_tf_final_forward(&net->final, p, n, out_mod(net->mod_out), net->x_out, out);
+    struct lg_tf_norm norm = head_norm(net, 0);
+    lg_tf_norm_forward(p, &norm, net->block[0].x);
+    for (int i = 0; i < net->depth; i++) {
+        struct block *b = &net->block[i];
+        struct lg_tf_mod m[2] = {lg_tf_mod_of(b->mod, n->D, 0), lg_tf_mod_of(b->mod, n->D, 3)};
+        lg_tf_attention_forward(&b->attn, p, n, m[0], &(struct lg_tf_path){b->x, b->mid, NULL});
+        norm = lg_tf_mlp_norm(&b->mlp, m[1]);
+        cross_forward(&b->cross, p, n, net->text, in->text_length,
+                      &(struct lg_tf_path){b->mid, b->mix, &norm});
+        norm = head_norm(net, i + 1);
+        lg_tf_mlp_forward(&b->mlp, p, m[1], &(struct lg_tf_path){b->mix, block_out(net, i), &norm});
+    }
+    lg_tf_final_forward(&net->final, p, n, out);
+}
+
+/* Where the gradient of block i's modulation goes; the last block's starts the sum. */
+static lg_tensor dmod_of(const struct lg_pixart *net, int i)
+{
+    return i == net->depth - 1 ? net->dt6 : net->dmod[i % 2];
+}
+
+/* The residual that ends block i, if there is one. */
+static const struct lg_tf_residual *end_residual(const struct lg_pixart *net, int i,
+                                                 struct lg_tf_residual *r)
+{
+    if (i < 0) return NULL;
+    const struct block *b = &net->block[i];
+    *r = lg_tf_mlp_residual(&b->mlp, lg_tf_mod_of(b->mod, net->n.D, 3),
+                            lg_tf_mod_of(dmod_of(net, i), net->n.D, 3));
+    return r;
 }
 
 static void sum_rows(const struct lg_tf_pass *p, lg_tensor x, size_t grad_offset)
@@ -352,17 +385,25 @@ void lg_pixart_backward(struct lg_pixart *net, const struct lg_tf_pass *p,
 {
     const struct lg_tf_dims *n = &net->n;
     LG_ASSERT(net->train);
-    lg_tf_final_backward(&net->final, p, n, out_mod(net->mod_out), out_mod(net->dmod_out),
-                         net->x_out, dout, &net->tmp);
+    struct lg_tf_residual before;
+    lg_tf_final_backward(&net->final, p, n,
+                         &(struct lg_tf_back){out_mod(net->mod_out), out_mod(net->dmod_out),
+                                              net->x_out,
+                                              end_residual(net, net->depth - 1, &before)},
+                         dout, &net->tmp);
     for (int i = net->depth - 1; i >= 0; i--) {
         struct block *b = &net->block[i];
         bool first = i == net->depth - 1;
-        lg_tensor dmod = first ? net->dt6 : net->dmod; /* the first one starts the sum */
-        lg_tf_mlp_backward(&b->mlp, p, lg_tf_mod_of(b->mod, n->D, 3), lg_tf_mod_of(dmod, n->D, 3),
-                           b->mix, &net->tmp);
+        lg_tensor dmod = dmod_of(net, i);
+        struct lg_tf_mod m[2] = {lg_tf_mod_of(b->mod, n->D, 0), lg_tf_mod_of(b->mod, n->D, 3)};
+        struct lg_tf_mod dm[2] = {lg_tf_mod_of(dmod, n->D, 0), lg_tf_mod_of(dmod, n->D, 3)};
+        lg_tf_mlp_backward(&b->mlp, p, &(struct lg_tf_back){m[1], dm[1], b->mix, NULL}, &net->tmp);
         cross_backward(net, &b->cross, p, b->mid, in->text_length, !first);
-        lg_tf_attention_backward(&b->attn, p, n, lg_tf_mod_of(b->mod, n->D, 0),
-                                 lg_tf_mod_of(dmod, n->D, 0), b->x, &net->tmp);
+        before = lg_tf_attention_residual(&b->attn, m[0], dm[0]);
+        lg_tf_residual_backward(p, &before, &net->tmp);
+        lg_tf_attention_backward(
+            &b->attn, p, n,
+            &(struct lg_tf_back){m[0], dm[0], b->x, end_residual(net, i - 1, &before)}, &net->tmp);
         sum_rows(p, dmod, b->table);
         if (!first)
             lg_add_forward(p->s,

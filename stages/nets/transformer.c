@@ -202,62 +202,91 @@ void lg_tf_tmp_layout(struct lg_tf_tmp *t, struct lg_tf_arena *a, const struct l
     t->wide = lg_tf_take3(a, n->B, n->T, LG_MAX(n->F, 3 * n->D));
 }
 
-/* y = modulate(norm(x)), and back: dx (+)= from dy. */
-static void norm_forward(const struct lg_tf_pass *p, struct lg_tf_mod m, lg_tensor x, lg_tensor y,
-                         lg_tensor mean, lg_tensor rstd, double eps)
+/* ---- between the layers ---- */
+
+static struct lg_norm_modulate_forward_args norm_args(const struct lg_tf_norm *n, lg_tensor x)
 {
-    lg_norm_modulate_forward(p->s, &(struct lg_norm_modulate_forward_args){.x = x,
-                                                                           .shift = m.shift,
-                                                                           .scale = m.scale,
-                                                                           .mod_stride = m.stride,
-                                                                           .y = y,
-                                                                           .mean = mean,
-                                                                           .rstd = rstd,
-                                                                           .eps = eps});
+    return (struct lg_norm_modulate_forward_args){.x = x,
+                                                  .shift = n->m.shift,
+                                                  .scale = n->m.scale,
+                                                  .mod_stride = n->m.stride,
+                                                  .y = n->y,
+                                                  .mean = n->mean,
+                                                  .rstd = n->rstd,
+                                                  .eps = n->eps};
 }
 
+void lg_tf_norm_forward(const struct lg_tf_pass *p, const struct lg_tf_norm *n, lg_tensor x)
+{
+    struct lg_norm_modulate_forward_args a = norm_args(n, x);
+    lg_norm_modulate_forward(p->s, &a);
+}
+
+void lg_tf_residual_forward(const struct lg_tf_pass *p, const struct lg_tf_path *path,
+                            struct lg_tf_mod m, lg_tensor y)
+{
+    struct lg_residual_norm_forward_args a = {
+        .residual = {
+            .x = path->x, .y = y, .gate = m.gate, .mod_stride = m.stride, .out = path->out}};
+    if (!path->next) {
+        lg_gate_residual_forward(p->s, &a.residual);
+        return;
+    }
+    a.norm = norm_args(path->next, path->out);
+    lg_residual_norm_forward(p->s, &a);
+}
+
+static struct lg_gate_residual_backward_args residual_args(const struct lg_tf_pass *p,
+                                                           const struct lg_tf_residual *r,
+                                                           const struct lg_tf_tmp *tmp)
+{
+    return (struct lg_gate_residual_backward_args){.dout = tmp->dx,
+                                                   .y = r->y,
+                                                   .gate = r->m.gate,
+                                                   .dy = tmp->dn,
+                                                   .dgate = r->dm.gate,
+                                                   .mod_stride = r->m.stride,
+                                                   .dbias = bias_gradient(p, r->l),
+                                                   .accumulate_dbias = p->accumulate};
+}
+
+void lg_tf_residual_backward(const struct lg_tf_pass *p, const struct lg_tf_residual *r,
+                             const struct lg_tf_tmp *tmp)
+{
+    LG_ASSERT(r->m.stride == r->dm.stride);
+    struct lg_gate_residual_backward_args a = residual_args(p, r, tmp);
+    lg_gate_residual_backward(p->s, &a);
+}
+
+/* From tmp->dy, the gradient of n->y: tmp->dx (+)= that of x; then the residual before it, if any. */
 struct norm_back {
-    lg_tensor dy, x, mean, rstd, dx;
+    const struct lg_tf_norm *n;
+    struct lg_tf_mod dm;
+    lg_tensor x;
     bool accumulate;
+    const struct lg_tf_residual *before;
 };
-static void norm_backward(const struct lg_tf_pass *p, struct lg_tf_mod m, struct lg_tf_mod dm,
-                          const struct norm_back *b)
+static void norm_backward(const struct lg_tf_pass *p, const struct norm_back *b,
+                          const struct lg_tf_tmp *tmp)
 {
-    LG_ASSERT(m.stride == dm.stride);
-    lg_norm_modulate_backward(
-        p->s, &(struct lg_norm_modulate_backward_args){.dy = b->dy,
-                                                       .x = b->x,
-                                                       .mean = b->mean,
-                                                       .rstd = b->rstd,
-                                                       .scale = m.scale,
-                                                       .dx = b->dx,
-                                                       .dshift = dm.shift,
-                                                       .dscale = dm.scale,
-                                                       .mod_stride = m.stride,
-                                                       .accumulate = b->accumulate});
-}
-
-static void gate_forward(const struct lg_tf_pass *p, struct lg_tf_mod m, lg_tensor x, lg_tensor y,
-                         lg_tensor out)
-{
-    lg_gate_residual_forward(
-        p->s, &(struct lg_gate_residual_forward_args){
-                  .x = x, .y = y, .gate = m.gate, .mod_stride = m.stride, .out = out});
-}
-
-/* From dout, the gradient of x + gate y with y = l(in): that of y, and of the bias of l. */
-static void gate_backward(const struct lg_tf_pass *p, struct lg_tf_mod m, struct lg_tf_mod dm,
-                          struct lg_tf_linear l, lg_tensor dout, lg_tensor y, lg_tensor dy)
-{
-    lg_gate_residual_backward(
-        p->s, &(struct lg_gate_residual_backward_args){.dout = dout,
-                                                       .y = y,
-                                                       .gate = m.gate,
-                                                       .dy = dy,
-                                                       .dgate = dm.gate,
-                                                       .mod_stride = m.stride,
-                                                       .dbias = bias_gradient(p, l),
-                                                       .accumulate_dbias = p->accumulate});
+    LG_ASSERT(b->n->m.stride == b->dm.stride);
+    struct lg_norm_residual_backward_args a = {.norm = {.dy = tmp->dy,
+                                                        .x = b->x,
+                                                        .mean = b->n->mean,
+                                                        .rstd = b->n->rstd,
+                                                        .scale = b->n->m.scale,
+                                                        .dx = tmp->dx,
+                                                        .dshift = b->dm.shift,
+                                                        .dscale = b->dm.scale,
+                                                        .mod_stride = b->n->m.stride,
+                                                        .accumulate = b->accumulate}};
+    if (!b->before) {
+        lg_norm_modulate_backward(p->s, &a.norm);
+        return;
+    }
+    LG_ASSERT(b->before->m.stride == b->before->dm.stride);
+    a.residual = residual_args(p, b->before, tmp);
+    lg_norm_residual_backward(p->s, &a);
 }
 
 /* ---- self-attention half ---- */
@@ -291,11 +320,21 @@ static lg_tensor head_view(lg_tensor packed, const struct lg_tf_dims *n, int i)
     return lg_t4(data, packed.dtype, n->B, n->T, n->H, n->d);
 }
 
-void lg_tf_attention_forward(const struct lg_tf_attention *h, const struct lg_tf_pass *p,
-                             const struct lg_tf_dims *n, struct lg_tf_mod m, lg_tensor x,
-                             lg_tensor out)
+struct lg_tf_norm lg_tf_attention_norm(const struct lg_tf_attention *h, struct lg_tf_mod m)
 {
-    norm_forward(p, m, x, h->y, h->mean, h->rstd, h->eps);
+    return (struct lg_tf_norm){.m = m, .y = h->y, .mean = h->mean, .rstd = h->rstd, .eps = h->eps};
+}
+
+struct lg_tf_residual lg_tf_attention_residual(const struct lg_tf_attention *h, struct lg_tf_mod m,
+                                               struct lg_tf_mod dm)
+{
+    return (struct lg_tf_residual){.m = m, .dm = dm, .l = h->out, .y = h->proj};
+}
+
+void lg_tf_attention_forward(const struct lg_tf_attention *h, const struct lg_tf_pass *p,
+                             const struct lg_tf_dims *n, struct lg_tf_mod m,
+                             const struct lg_tf_path *path)
+{
     lg_tf_linear_forward(p, h->qkv, h->y, h->qkv_act, LG_NONE, LG_ACT_NONE);
     lg_attention_forward(p->s,
                          &(struct lg_attention_forward_args){.q = head_view(h->qkv_act, n, 0),
@@ -307,19 +346,19 @@ void lg_tf_attention_forward(const struct lg_tf_attention *h, const struct lg_tf
                                                              .lse = h->lse,
                                                              .scale = 1.0 / sqrt((double)n->d)});
     lg_tf_linear_forward(p, h->out, h->o, h->proj, LG_NONE, LG_ACT_NONE);
-    gate_forward(p, m, x, h->proj, out);
+    lg_tf_residual_forward(p, path, m, h->proj);
 }
 
 void lg_tf_attention_backward(const struct lg_tf_attention *h, const struct lg_tf_pass *p,
-                              const struct lg_tf_dims *n, struct lg_tf_mod m, struct lg_tf_mod dm,
-                              lg_tensor x, const struct lg_tf_tmp *tmp)
+                              const struct lg_tf_dims *n, const struct lg_tf_back *b,
+                              const struct lg_tf_tmp *tmp)
 {
     lg_tensor dqkv = lg_t3(tmp->wide.data, tmp->wide.dtype, n->B, n->T, 3 * n->D);
-    gate_backward(p, m, dm, h->out, tmp->dx, h->proj, tmp->dy);
-    weight_backward(p, h->out, h->o, tmp->dy, LG_NONE);
-    data_backward(p, h->out, tmp->dy, tmp->dn, false); /* dn: gradient of o */
+    struct lg_tf_norm norm = lg_tf_attention_norm(h, b->m);
+    weight_backward(p, h->out, h->o, tmp->dn, LG_NONE);
+    data_backward(p, h->out, tmp->dn, tmp->dy, false); /* dy: gradient of o */
     lg_attention_backward(p->s,
-                          &(struct lg_attention_backward_args){.dout = head_view(tmp->dn, n, 0),
+                          &(struct lg_attention_backward_args){.dout = head_view(tmp->dy, n, 0),
                                                                .o = head_view(h->o, n, 0),
                                                                .q = head_view(h->qkv_act, n, 0),
                                                                .k = head_view(h->qkv_act, n, 1),
@@ -337,7 +376,7 @@ void lg_tf_attention_backward(const struct lg_tf_attention *h, const struct lg_t
                                                                .scale = 1.0 / sqrt((double)n->d)});
     weight_backward(p, h->qkv, h->y, dqkv, LG_NONE);
     data_backward(p, h->qkv, dqkv, tmp->dy, false); /* dy: gradient of y */
-    norm_backward(p, m, dm, &(struct norm_back){tmp->dy, x, h->mean, h->rstd, tmp->dx, true});
+    norm_backward(p, &(struct norm_back){&norm, b->dm, b->x, true, b->before}, tmp);
 }
 
 /* ---- feed-forward half ---- */
@@ -358,13 +397,23 @@ void lg_tf_mlp_layout(struct lg_tf_mlp *h, struct lg_tf_arena *a, const struct l
     h->proj = lg_tf_take3(a, n->B, n->T, n->D);
 }
 
-void lg_tf_mlp_forward(const struct lg_tf_mlp *h, const struct lg_tf_pass *p, struct lg_tf_mod m,
-                       lg_tensor x, lg_tensor out)
+struct lg_tf_norm lg_tf_mlp_norm(const struct lg_tf_mlp *h, struct lg_tf_mod m)
 {
-    norm_forward(p, m, x, h->y, h->mean, h->rstd, h->eps);
+    return (struct lg_tf_norm){.m = m, .y = h->y, .mean = h->mean, .rstd = h->rstd, .eps = h->eps};
+}
+
+struct lg_tf_residual lg_tf_mlp_residual(const struct lg_tf_mlp *h, struct lg_tf_mod m,
+                                         struct lg_tf_mod dm)
+{
+    return (struct lg_tf_residual){.m = m, .dm = dm, .l = h->down, .y = h->proj};
+}
+
+void lg_tf_mlp_forward(const struct lg_tf_mlp *h, const struct lg_tf_pass *p, struct lg_tf_mod m,
+                       const struct lg_tf_path *path)
+{
     lg_tf_linear_forward(p, h->up, h->y, h->act, h->pre, LG_ACT_GELU_TANH);
     lg_tf_linear_forward(p, h->down, h->act, h->proj, LG_NONE, LG_ACT_NONE);
-    gate_forward(p, m, x, h->proj, out);
+    lg_tf_residual_forward(p, path, m, h->proj);
 }
 
 /* Through a layer and the activation below it: dpre = (dy w) act'(pre), and the gradient of the bias of
@@ -383,17 +432,17 @@ static void activation_backward(const struct lg_tf_pass *p, struct lg_tf_linear 
                                                      .accumulate_dbias = p->accumulate});
 }
 
-void lg_tf_mlp_backward(const struct lg_tf_mlp *h, const struct lg_tf_pass *p, struct lg_tf_mod m,
-                        struct lg_tf_mod dm, lg_tensor x, const struct lg_tf_tmp *tmp)
+void lg_tf_mlp_backward(const struct lg_tf_mlp *h, const struct lg_tf_pass *p,
+                        const struct lg_tf_back *b, const struct lg_tf_tmp *tmp)
 {
     lg_tensor dpre = h->pre; /* shape only */
     dpre.data = tmp->wide.data;
-    gate_backward(p, m, dm, h->down, tmp->dx, h->proj, tmp->dy);
-    weight_backward(p, h->down, h->act, tmp->dy, LG_NONE);
-    activation_backward(p, h->down, tmp->dy, h->up, h->pre, LG_ACT_GELU_TANH, dpre);
+    struct lg_tf_norm norm = lg_tf_mlp_norm(h, b->m);
+    weight_backward(p, h->down, h->act, tmp->dn, LG_NONE);
+    activation_backward(p, h->down, tmp->dn, h->up, h->pre, LG_ACT_GELU_TANH, dpre);
     weight_backward(p, h->up, h->y, dpre, LG_NONE);
     data_backward(p, h->up, dpre, tmp->dy, false); /* dy: gradient of y */
-    norm_backward(p, m, dm, &(struct norm_back){tmp->dy, x, h->mean, h->rstd, tmp->dx, true});
+    norm_backward(p, &(struct norm_back){&norm, b->dm, b->x, true, b->before}, tmp);
 }
 
 /* ---- patches in ---- */
@@ -518,21 +567,27 @@ void lg_tf_final_layout(struct lg_tf_final *h, struct lg_tf_arena *a, const stru
     h->tokens = lg_tf_take3(a, n->B, n->T, n->P);
 }
 
-void lg_tf_final_forward(const struct lg_tf_final *h, const struct lg_tf_pass *p,
-                         const struct lg_tf_dims *n, struct lg_tf_mod m, lg_tensor x, lg_tensor out)
+struct lg_tf_norm lg_tf_final_norm(const struct lg_tf_final *h, struct lg_tf_mod m)
 {
-    norm_forward(p, m, x, h->y, h->mean, h->rstd, LG_TF_FIXED_EPS);
+    return (struct lg_tf_norm){
+        .m = m, .y = h->y, .mean = h->mean, .rstd = h->rstd, .eps = LG_TF_FIXED_EPS};
+}
+
+void lg_tf_final_forward(const struct lg_tf_final *h, const struct lg_tf_pass *p,
+                         const struct lg_tf_dims *n, lg_tensor out)
+{
     lg_tf_linear_forward(p, h->proj, h->y, h->tokens, LG_NONE, LG_ACT_NONE);
     lg_unpatchify_forward(
         p->s, &(struct lg_unpatchify_forward_args){.x = h->tokens, .y = out, .patch = n->patch});
 }
 
 void lg_tf_final_backward(const struct lg_tf_final *h, const struct lg_tf_pass *p,
-                          const struct lg_tf_dims *n, struct lg_tf_mod m, struct lg_tf_mod dm,
-                          lg_tensor x, lg_tensor dout, const struct lg_tf_tmp *tmp)
+                          const struct lg_tf_dims *n, const struct lg_tf_back *b, lg_tensor dout,
+                          const struct lg_tf_tmp *tmp)
 {
+    struct lg_tf_norm norm = lg_tf_final_norm(h, b->m);
     lg_unpatchify_backward(p->s, &(struct lg_unpatchify_backward_args){
                                      .dy = dout, .dx = h->tokens, .patch = n->patch});
     lg_tf_linear_backward(p, h->proj, h->y, h->tokens, tmp->dy, false);
-    norm_backward(p, m, dm, &(struct norm_back){tmp->dy, x, h->mean, h->rstd, tmp->dx, false});
+    norm_backward(p, &(struct norm_back){&norm, b->dm, b->x, false, b->before}, tmp);
 }

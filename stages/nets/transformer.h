@@ -5,6 +5,10 @@
  *
  * Shapes: B samples, T tokens, D = H d features, F = 4 D, P = C p p values of a patch.
  *
+ * What stands between two layers, the residual that ends one part and the norm that begins the next, is
+ * one operation: a part's forward ends with the next part's norm and does not do its own, a part's backward
+ * ends with the residual of the part before it.
+ *
  * Gradients: a part's backward gets dx, the gradient of its output (B, T, D), and leaves the
  * gradient of its input there (the residual path is the identity, the rest is added). Gradients of
  * parameters are overwritten or added to as the pass says; every parameter is touched exactly once
@@ -92,10 +96,42 @@ struct lg_tf_mod lg_tf_mod_of(lg_tensor buffer, int64_t D, int first_chunk);
 struct lg_tf_tmp {
     lg_tensor dx;   // (B, T, D): gradient of the residual stream
     lg_tensor dy;   // (B, T, D)
-    lg_tensor dn;   // (B, T, D)
+    lg_tensor dn;   // (B, T, D): between the parts that of what the residual adds, without its gate
     lg_tensor wide; // (B, T, F): holds (B, T, 3 D) too
 };
 void lg_tf_tmp_layout(struct lg_tf_tmp *t, struct lg_tf_arena *a, const struct lg_tf_dims *n);
+
+/* The norm at the head of a part: y = modulate(norm(x)). */
+struct lg_tf_norm {
+    struct lg_tf_mod m;
+    lg_tensor y, mean, rstd;
+    double eps;
+};
+void lg_tf_norm_forward(const struct lg_tf_pass *p, const struct lg_tf_norm *n, lg_tensor x);
+/* The residual stream's way through a part: in, out, and the norm of out; NULL when there is none. */
+struct lg_tf_path {
+    lg_tensor x, out;
+    const struct lg_tf_norm *next;
+};
+/* out = x + gate y (m without a gate: x + y), and its norm. */
+void lg_tf_residual_forward(const struct lg_tf_pass *p, const struct lg_tf_path *path,
+                            struct lg_tf_mod m, lg_tensor y);
+/* The residual that ends a part, as its backward wants it: y = l(...). */
+struct lg_tf_residual {
+    struct lg_tf_mod m, dm;
+    struct lg_tf_linear l;
+    lg_tensor y;
+};
+/* From tmp->dx, the gradient of the residual's result: tmp->dn that of y, that of the gate and l's bias. */
+void lg_tf_residual_backward(const struct lg_tf_pass *p, const struct lg_tf_residual *r,
+                             const struct lg_tf_tmp *tmp);
+/* What a part's backward gets: its modulation and where its gradient goes, the stream at its input, and
+ * the residual before it, whose backward follows its norm's; NULL when there is none. */
+struct lg_tf_back {
+    struct lg_tf_mod m, dm;
+    lg_tensor x;
+    const struct lg_tf_residual *before;
+};
 
 /* out = x + gate attention(modulate(norm(x))). */
 struct lg_tf_attention {
@@ -112,12 +148,17 @@ struct lg_tf_attention {
 void lg_tf_attention_params(struct lg_tf_attention *h, lg_params *t, int64_t D, const char *prefix);
 void lg_tf_attention_layout(struct lg_tf_attention *h, struct lg_tf_arena *a,
                             const struct lg_tf_dims *n);
+struct lg_tf_norm lg_tf_attention_norm(const struct lg_tf_attention *h, struct lg_tf_mod m);
+struct lg_tf_residual lg_tf_attention_residual(const struct lg_tf_attention *h, struct lg_tf_mod m,
+                                               struct lg_tf_mod dm);
+/* h->y is there: its norm was done. */
 void lg_tf_attention_forward(const struct lg_tf_attention *h, const struct lg_tf_pass *p,
-                             const struct lg_tf_dims *n, struct lg_tf_mod m, lg_tensor x,
-                             lg_tensor out);
+                             const struct lg_tf_dims *n, struct lg_tf_mod m,
+                             const struct lg_tf_path *path);
+/* tmp->dn is there: its residual's backward was done. */
 void lg_tf_attention_backward(const struct lg_tf_attention *h, const struct lg_tf_pass *p,
-                              const struct lg_tf_dims *n, struct lg_tf_mod m, struct lg_tf_mod dm,
-                              lg_tensor x, const struct lg_tf_tmp *tmp);
+                              const struct lg_tf_dims *n, const struct lg_tf_back *b,
+                              const struct lg_tf_tmp *tmp);
 
 /* out = x + gate W2 gelu(W1 modulate(norm(x))). */
 struct lg_tf_mlp {
@@ -131,10 +172,14 @@ struct lg_tf_mlp {
 /* prefix: "transformer_blocks.0.ff". */
 void lg_tf_mlp_params(struct lg_tf_mlp *h, lg_params *t, int64_t D, int64_t F, const char *prefix);
 void lg_tf_mlp_layout(struct lg_tf_mlp *h, struct lg_tf_arena *a, const struct lg_tf_dims *n);
+struct lg_tf_norm lg_tf_mlp_norm(const struct lg_tf_mlp *h, struct lg_tf_mod m);
+struct lg_tf_residual lg_tf_mlp_residual(const struct lg_tf_mlp *h, struct lg_tf_mod m,
+                                         struct lg_tf_mod dm);
+/* As for the attention. */
 void lg_tf_mlp_forward(const struct lg_tf_mlp *h, const struct lg_tf_pass *p, struct lg_tf_mod m,
-                       lg_tensor x, lg_tensor out);
-void lg_tf_mlp_backward(const struct lg_tf_mlp *h, const struct lg_tf_pass *p, struct lg_tf_mod m,
-                        struct lg_tf_mod dm, lg_tensor x, const struct lg_tf_tmp *tmp);
+                       const struct lg_tf_path *path);
+void lg_tf_mlp_backward(const struct lg_tf_mlp *h, const struct lg_tf_pass *p,
+                        const struct lg_tf_back *b, const struct lg_tf_tmp *tmp);
 
 /* Patches in: x_t (B, C, H, W) -> tokens (B, T, D) with sinusoidal positions added. */
 struct lg_tf_patches {
@@ -187,10 +232,11 @@ struct lg_tf_final {
 void lg_tf_final_params(struct lg_tf_final *h, lg_params *t, const struct lg_denoiser_config *c,
                         const char *name);
 void lg_tf_final_layout(struct lg_tf_final *h, struct lg_tf_arena *a, const struct lg_tf_dims *n);
+struct lg_tf_norm lg_tf_final_norm(const struct lg_tf_final *h, struct lg_tf_mod m);
+/* h->y is there: its norm was done. */
 void lg_tf_final_forward(const struct lg_tf_final *h, const struct lg_tf_pass *p,
-                         const struct lg_tf_dims *n, struct lg_tf_mod m, lg_tensor x,
-                         lg_tensor out);
+                         const struct lg_tf_dims *n, lg_tensor out);
 /* Writes tmp->dx. */
 void lg_tf_final_backward(const struct lg_tf_final *h, const struct lg_tf_pass *p,
-                          const struct lg_tf_dims *n, struct lg_tf_mod m, struct lg_tf_mod dm,
-                          lg_tensor x, lg_tensor dout, const struct lg_tf_tmp *tmp);
+                          const struct lg_tf_dims *n, const struct lg_tf_back *b, lg_tensor dout,
+                          const struct lg_tf_tmp *tmp);

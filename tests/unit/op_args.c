@@ -2,6 +2,7 @@
  *
  * Invariant: an output's buffer is 0xFF wherever no value was put, with GUARD_BYTES of it at the end. */
 #include "tests/unit/op_args.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -287,4 +288,50 @@ void op_release(struct op_run *r)
         lg_device_free(r->device, &r->buffer[b].device);
     }
     r->n_buffers = r->n_outs = 0;
+}
+
+double *op_row_moments(const double *x, int64_t rows, int64_t D)
+{
+    double *mean = calloc(2 * (size_t)rows, sizeof *mean), *rstd = mean + rows;
+    LG_ASSERT(mean);
+    for (int64_t m = 0; m < rows; m++, x += D) {
+        double squares = 0;
+        for (int64_t i = 0; i < D; i++) mean[m] += x[i] / (double)D;
+        for (int64_t i = 0; i < D; i++) squares += pow(x[i] - mean[m], 2);
+        rstd[m] = 1 / sqrt(squares / (double)D + 1e-6);
+    }
+    return mean;
+}
+
+/* One query row's. */
+static void softmax_row(const struct op_run *r, const struct lg_attention_backward_args *a,
+                        int64_t b, int64_t h, int64_t t, double *ret_o, double *ret_lse)
+{
+    int64_t Tq = a->q.dim[1], d = a->q.dim[3], Tk = a->k.dim[1];
+    int64_t n = a->k_length.data ? (int64_t)op_values_of(r, a->k_length)[b] : Tk;
+    const double *q = op_values_of(r, a->q) + (b * Tq + t) * a->q_stride + h * d;
+    const double *k = op_values_of(r, a->k) + b * Tk * a->kv_stride + h * d;
+    const double *v = op_values_of(r, a->v) + b * Tk * a->kv_stride + h * d;
+    double sum = 0;
+    for (int64_t i = 0; i < d; i++) ret_o[i] = 0;
+    for (int64_t j = 0; j < n; j++) {
+        double score = 0;
+        for (int64_t i = 0; i < d; i++) score += q[i] * k[j * a->kv_stride + i];
+        double e = exp(a->scale * score);
+        sum += e;
+        for (int64_t i = 0; i < d; i++) ret_o[i] += e * v[j * a->kv_stride + i];
+    }
+    for (int64_t i = 0; i < d; i++) ret_o[i] /= sum;
+    *ret_lse = log(sum);
+}
+
+void op_softmax_rows(const struct op_run *r, const struct lg_attention_backward_args *a,
+                     double *ret_o, double *ret_lse)
+{
+    int64_t B = a->q.dim[0], T = a->q.dim[1], H = a->q.dim[2], d = a->q.dim[3];
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t h = 0; h < H; h++)
+            for (int64_t t = 0; t < T; t++)
+                softmax_row(r, a, b, h, t, ret_o + ((b * T + t) * H + h) * d,
+                            ret_lse + (b * H + h) * T + t);
 }

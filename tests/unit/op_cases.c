@@ -138,25 +138,17 @@ BUILD(norm_modulate_forward)
     lg_norm_modulate_forward(r->stream, &a);
 }
 
-BUILD(norm_modulate_backward)
+typedef struct lg_norm_modulate_backward_args norm_back;
+static norm_back make_norm_back(struct op_run *r, const struct shape *z)
 {
-    struct lg_norm_modulate_backward_args a = {.mod_stride = 6 * z->D, .accumulate = z->accumulate};
-    int64_t rows = z->B * z->T;
+    norm_back a = {.mod_stride = 6 * z->D, .accumulate = z->accumulate};
+    const int64_t rows = z->B * z->T;
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     a.dy = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
-    const double *x = op_values_of(r, a.x);
-    double *mean = calloc((size_t)rows, sizeof *mean), *rstd = calloc((size_t)rows, sizeof *rstd);
-    LG_ASSERT(mean && rstd);
-    for (int64_t m = 0; m < rows; m++) {
-        double squares = 0;
-        for (int64_t i = 0; i < z->D; i++) mean[m] += x[m * z->D + i] / (double)z->D;
-        for (int64_t i = 0; i < z->D; i++) squares += pow(x[m * z->D + i] - mean[m], 2);
-        rstd[m] = 1 / sqrt(squares / (double)z->D + 1e-6);
-    }
-    a.mean = op_in_values(r, r->stats, OP_STATS, mean, DIMS(z->B, z->T));
-    a.rstd = op_in_values(r, r->stats, OP_STATS, rstd, DIMS(z->B, z->T));
-    free(mean);
-    free(rstd);
+    double *moments = op_row_moments(op_values_of(r, a.x), rows, z->D);
+    a.mean = op_in_values(r, r->stats, OP_STATS, moments, DIMS(z->B, z->T));
+    a.rstd = op_in_values(r, r->stats, OP_STATS, moments + rows, DIMS(z->B, z->T));
+    free(moments);
     a.dx = op_out(r, "dx", OP_SAMPLE | (z->accumulate ? OP_FILLED : 0), DIMS(z->B, z->T, z->D));
     if (z->mod) {
         struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 6 * z->D);
@@ -165,6 +157,11 @@ BUILD(norm_modulate_backward)
         a.dshift = op_slice(r, dp, "dshift", 3 * z->D, z->D, DIMS(z->B, z->D));
         a.dscale = op_slice(r, dp, "dscale", 4 * z->D, z->D, DIMS(z->B, z->D));
     }
+    return a;
+}
+BUILD(norm_modulate_backward)
+{
+    norm_back a = make_norm_back(r, z);
     lg_norm_modulate_backward(r->stream, &a);
 }
 
@@ -191,6 +188,43 @@ BUILD(gate_residual_backward)
     if (z->bias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(z->D));
     a.accumulate_dbias = z->dbias_filled;
     lg_gate_residual_backward(r->stream, &a);
+}
+
+BUILD(residual_norm_forward)
+{
+    struct lg_residual_norm_forward_args a = {.residual = {.mod_stride = 6 * z->D},
+                                              .norm = {.eps = 1e-6, .mod_stride = 2 * z->D}};
+    lg_tensor *out = &a.residual.out;
+    op_in_out(r, z->alias, "out", OP_SAMPLE, &a.residual.x, out, DIMS(z->B, z->T, z->D));
+    a.residual.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
+    if (z->mod) {
+        struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 6 * z->D);
+        struct op_pack next = op_pack(r, OP_SAMPLE, z->B, 2 * z->D);
+        a.residual.gate = op_slice(r, p, NULL, 2 * z->D, z->D, DIMS(z->B, z->D));
+        a.norm.shift = op_slice(r, next, NULL, 0, z->D, DIMS(z->B, z->D));
+        a.norm.scale = op_slice(r, next, NULL, z->D, z->D, DIMS(z->B, z->D));
+    }
+    a.norm.x = *out;
+    a.norm.y = op_out(r, "y", OP_SAMPLE, DIMS(z->B, z->T, z->D));
+    a.norm.mean = op_out_typed(r, "mean", r->stats, OP_SAMPLE, DIMS(z->B, z->T));
+    a.norm.rstd = op_out_typed(r, "rstd", r->stats, OP_SAMPLE, DIMS(z->B, z->T));
+    lg_residual_norm_forward(r->stream, &a);
+}
+
+BUILD(norm_residual_backward)
+{
+    struct lg_norm_residual_backward_args a = {
+        .norm = make_norm_back(r, z),
+        .residual = {.mod_stride = 2 * z->D, .accumulate_dbias = z->dbias_filled}};
+    struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 2 * z->D);
+    struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 2 * z->D);
+    a.residual.dout = a.norm.dx;
+    a.residual.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
+    a.residual.gate = op_slice(r, p, NULL, z->D, z->D, DIMS(z->B, z->D));
+    a.residual.dy = op_out(r, "dy", OP_SAMPLE, DIMS(z->B, z->T, z->D));
+    a.residual.dgate = op_slice(r, dp, "dgate", z->D, z->D, DIMS(z->B, z->D));
+    if (z->bias) a.residual.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(z->D));
+    lg_norm_residual_backward(r->stream, &a);
 }
 
 BUILD(rms_norm_forward)
@@ -252,28 +286,6 @@ BUILD(attention_forward)
     lg_attention_forward(r->stream, &a);
 }
 
-/* o and lse of one query row, from the inputs' values. */
-static void softmax_row(const struct op_run *r, const struct lg_attention_backward_args *a,
-                        int64_t b, int64_t h, int64_t t, double *ret_o, double *ret_lse)
-{
-    int64_t Tq = a->q.dim[1], d = a->q.dim[3], Tk = a->k.dim[1];
-    int64_t n = a->k_length.data ? (int64_t)op_values_of(r, a->k_length)[b] : Tk;
-    const double *q = op_values_of(r, a->q) + (b * Tq + t) * a->q_stride + h * d;
-    const double *k = op_values_of(r, a->k) + b * Tk * a->kv_stride + h * d;
-    const double *v = op_values_of(r, a->v) + b * Tk * a->kv_stride + h * d;
-    double sum = 0;
-    for (int64_t i = 0; i < d; i++) ret_o[i] = 0;
-    for (int64_t j = 0; j < n; j++) {
-        double score = 0;
-        for (int64_t i = 0; i < d; i++) score += q[i] * k[j * a->kv_stride + i];
-        double e = exp(a->scale * score);
-        sum += e;
-        for (int64_t i = 0; i < d; i++) ret_o[i] += e * v[j * a->kv_stride + i];
-    }
-    for (int64_t i = 0; i < d; i++) ret_o[i] /= sum;
-    *ret_lse = log(sum);
-}
-
 BUILD(attention_backward)
 {
     static const char *const NO_NAMES[3] = {0}, *const NAMES[3] = {"dq", "dk", "dv"};
@@ -289,11 +301,7 @@ BUILD(attention_backward)
     double *o = calloc((size_t)(z->B * T * H * d), sizeof *o);
     double *lse = calloc((size_t)(z->B * H * T), sizeof *lse);
     LG_ASSERT(o && lse);
-    for (int64_t b = 0; b < z->B; b++)
-        for (int64_t h = 0; h < H; h++)
-            for (int64_t t = 0; t < T; t++)
-                softmax_row(r, &a, b, h, t, o + ((b * T + t) * H + h) * d,
-                            lse + (b * H + h) * T + t);
+    op_softmax_rows(r, &a, o, lse);
     a.o = op_in_values(r, r->F, 0, o, DIMS(z->B, T, H, d));
     a.lse = op_in_values(r, r->stats, OP_STATS, lse, DIMS(z->B, H, T));
     free(o);

@@ -61,6 +61,8 @@ WRAP(linear_forward)
 WRAP(act_forward)
 WRAP(attention_forward)
 WRAP(gate_residual_backward)
+WRAP(residual_norm_forward)
+WRAP(norm_residual_backward)
 WRAP(embedding_forward)
 WRAP(conv2d_forward)
 
@@ -134,6 +136,48 @@ static void interleaved_slices(void **state)
     REFUSED(gate_residual_backward, a);
     a.dgate = m2(400, B, D), a.mod_stride = D - 1;
     REFUSED(gate_residual_backward, a);
+}
+
+static lg_tensor m3(int at)
+{
+    return lg_t3(memory + at, LG_F64, 2, 3, 4);
+}
+
+/* The second of the two works on the first one's result, and leaves what the first has read. */
+static void two_at_once(void **state)
+{
+    const struct lg_residual_norm_forward_args forward = {
+        .residual = {.x = m3(0), .y = m3(24), .out = m3(48)},
+        .norm = {.x = m3(48), .y = m3(72), .mean = m2(96, 2, 3), .rstd = m2(102, 2, 3), .eps = 1}};
+    ALLOWED(residual_norm_forward, forward);
+    struct lg_residual_norm_forward_args f = forward;
+    f.norm.x = m3(0);
+    REFUSED(residual_norm_forward, f);
+    f = forward, f.norm.y = m3(24);
+    REFUSED(residual_norm_forward, f);
+    f = forward, f.norm.mean = m2(0, 2, 3);
+    REFUSED(residual_norm_forward, f);
+    const struct lg_norm_residual_backward_args backward = {.norm = {.dy = m3(0),
+                                                                     .x = m3(24),
+                                                                     .mean = m2(96, 2, 3),
+                                                                     .rstd = m2(102, 2, 3),
+                                                                     .dx = m3(48)},
+                                                            .residual = {.dout = m3(48),
+                                                                         .y = m3(120),
+                                                                         .gate = m2(144, 2, 4),
+                                                                         .dy = m3(72),
+                                                                         .dgate = m2(152, 2, 4),
+                                                                         .mod_stride = 4}};
+    ALLOWED(norm_residual_backward, backward);
+    struct lg_norm_residual_backward_args b = backward;
+    b.residual.dout = m3(0);
+    REFUSED(norm_residual_backward, b);
+    b = backward, b.residual.dy = m3(0);
+    REFUSED(norm_residual_backward, b);
+    b = backward, b.residual.y = m3(48);
+    REFUSED(norm_residual_backward, b);
+    b = backward, b.residual.dgate = m2(96, 2, 4);
+    REFUSED(norm_residual_backward, b);
 }
 
 static void conv_asks_for_16_bytes(void **state)
@@ -238,6 +282,7 @@ int main(void)
         cmocka_unit_test(wrong_shapes_and_types),
         cmocka_unit_test(overlaps),
         cmocka_unit_test(interleaved_slices),
+        cmocka_unit_test(two_at_once),
         cmocka_unit_test(conv_asks_for_16_bytes),
         cmocka_unit_test(contents),
         cmocka_unit_test(dry_streams),
