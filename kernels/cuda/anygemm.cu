@@ -5,6 +5,7 @@
  * at a time go through shared memory (8 KB). The sum over the inner dimension is in its order. */
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cudnn.h"
+#include "kernels/cuda/tile_conv.h"
 
 enum { THREADS = 256, TILE = 64, DEEP = 16, EACH = 4 };
 
@@ -120,9 +121,10 @@ void cuda_any_conv(cudaStream_t stream, const struct lg_conv2d_forward_args *a)
 
 size_t cuda_conv2d_forward_scratch(lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
 {
-    return lg_cudnn_conv2d_scratch(d, a);
+    return cuda_tile_conv_fits(a) ? 0 : lg_cudnn_conv2d_scratch(d, a);
 }
 void cuda_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
 {
+    if (cuda_tile_conv_fits(a)) return cuda_tile_conv(s, a, nullptr);
     if (!lg_cudnn_conv2d(s, a)) cuda_any_conv(lg_cuda_stream_of(s), a);
 }

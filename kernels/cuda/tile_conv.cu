@@ -1,0 +1,587 @@
+/* Convolutions of stride 1 on the tensor cores (wgmma), NHWC, bf16 or fp16:
+ *
+ *     y = x * w + bias (+ residual), and sums over y for the GroupNorm behind it
+ *
+ * A block computes tiles of 16 x 16 pixels x 128 channels. The inner dimension comes in steps of 64
+ * channels of one tap. For a step the left operand is the tile's patch of x, moved by the tap. A tap one
+ * row further down is the same patch one row later: so a patch of (16 + kh - 1) rows is loaded once for
+ * each column of taps and serves kh steps. TMA fills with zeros what lies outside of the picture, which
+ * is the padding.
+ *
+ * Warps: warp 0 loads patches, warp 1 weights, two warpgroups multiply, each 8 rows of the tile, and warps
+ * 2 and 3 store what these have finished. Patches
+ * and weights go through a ring each; a slot has a barrier for "full" and one for "empty". The two
+ * blocks of a cluster have neighbouring tiles and the same channels: each loads half of the weights for
+ * both. Blocks stay and take every n-th tile; while a tile is finished, the next one's operands come.
+ *
+ * A tile is finished in slots of the patches' ring, 64 channels at a time: the residual arrives there as
+ * a patch does, is added in place, and the result leaves from there by TMA.
+ *
+ * Shared memory: rows of 64 channels (128 bytes) whose pieces of 16 bytes are permuted by the row's
+ * number modulo 8 (the 128-byte swizzle of TMA and wgmma): every access below is free of conflicts.
+ *
+ * Sums: for each half tile (128 pixels) and pair of neighbouring channels the mean and the sum of squared
+ * distances from it, of y as rounded. Each warp sums differences from its first pixel, so that a mean far
+ * from 0 costs no digits; the rest is in double.
+ *
+ * The order of every sum is fixed and does not depend on the tile's place: the same bits for a sample
+ * whatever its slot. */
+#include "kernels/cuda/tile_conv.h"
+#include "kernels/cuda/wgmma.cuh"
+#include <cuda.h>
+
+enum { SIDE = 16, PIXELS = SIDE * SIDE, CHANNELS = 128, DEPTH = 64, ROW = DEPTH * 2 };
+enum {
+    TAPS = 3,
+    GROUPS = 2,
+    GROUP_THREADS = 128,
+    THREADS = GROUP_THREADS * (GROUPS + 1),
+    GROUP_WARPS = 4
+};
+enum { GROUP_PIXELS = PIXELS / GROUPS, GROUP_BYTES = GROUP_PIXELS * ROW };
+#ifndef PATCHES_N
+#define PATCHES_N 3
+#define WEIGHTS_N 6
+#endif
+enum {
+    CLUSTER = 2,
+    PATCHES = PATCHES_N,
+    WEIGHTS = WEIGHTS_N,
+    CHUNKS = CHANNELS / DEPTH,
+    PAIRS = CHANNELS / 2
+};
+enum { PATCH_SLOT = (SIDE + TAPS - 1) * SIDE * ROW, WEIGHT_SLOT = CHANNELS * ROW };
+
+struct pair_sum {
+    float first, sum, squares; /* sum, squares: of y - first */
+};
+struct shared {
+    alignas(1024) char patch[PATCHES][PATCH_SLOT];
+    alignas(1024) char weight[WEIGHTS][WEIGHT_SLOT];
+    pair_sum sums[GROUPS][GROUP_WARPS][PAIRS];
+    uint64_t patch_full[PATCHES], patch_empty[PATCHES], weight_full[WEIGHTS], weight_empty[WEIGHTS];
+};
+enum { SHARED_BYTES = sizeof(shared) };
+
+struct problem {
+    CUtensorMap x, w, residual, y;
+    const void *bias;
+    float2 *sums;          /* (N, half tiles, Co / 2), or NULL */
+    int pictures, in, out; /* channels */
+    int wide, high;        /* tiles of a picture */
+    int tiles;             /* of all pictures and channels, two tiles of pixels counted as one */
+    int top, left;
+};
+
+/* ---- barriers and copies ---- */
+
+static __device__ __forceinline__ void barrier_init(uint64_t *b, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals));
+}
+static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t phase)
+{
+    asm volatile("{\n.reg .pred p;\nwait:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra done;\nbra wait;\ndone:\n}\n" ::"r"(shared_address(b)),
+                 "r"(phase)
+                 : "memory");
+}
+static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+/* At the barrier of the same place in block `rank` of the cluster. */
+static __device__ __forceinline__ void barrier_arrive_at(uint64_t *b, uint32_t rank)
+{
+    asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [a];\n}\n" ::"r"(shared_address(b)),
+                 "r"(rank)
+                 : "memory");
+}
+static __device__ __forceinline__ void barrier_expect(uint64_t *b, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
+                 "r"(bytes)
+                 : "memory");
+}
+static __device__ __forceinline__ uint32_t cluster_rank()
+{
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+static __device__ __forceinline__ void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+static __device__ __forceinline__ void load_patch(void *to, const CUtensorMap *from, uint64_t *full,
+                                                  int c, int w, int h, int n)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
+                 "l"(from), "r"(shared_address(full)), "r"(c), "r"(w), "r"(h), "r"(n)
+                 : "memory");
+}
+/* To every block of the cluster, and so do the bytes that `full` counts. */
+static __device__ __forceinline__ void load_weights(void *to, const CUtensorMap *from,
+                                                    uint64_t *full, int k, int c)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(shared_address(full)), "r"(k), "r"(c),
+                 "h"((uint16_t)((1 << CLUSTER) - 1))
+                 : "memory");
+}
+static __device__ __forceinline__ void store_patch(const CUtensorMap *to, const void *from, int c,
+                                                   int w, int h, int n)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group "
+                 "[%0, {%2, %3, %4, %5}], [%1];\ncp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(c), "r"(w), "r"(h), "r"(n)
+                 : "memory");
+}
+/* Until no store reads shared memory. */
+static __device__ __forceinline__ void stores_wait()
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+/* A group's warps say that a chunk is finished, the warp that stores it waits for that. */
+enum { FINISHED_THREADS = GROUP_THREADS + WARP };
+static __device__ __forceinline__ void say_finished(int group, int chunk)
+{
+    asm volatile("fence.proxy.async.shared::cta;\nbar.arrive %0, %1;" ::"r"(group * 2 + chunk + 1),
+                 "n"((int)FINISHED_THREADS)
+                 : "memory");
+}
+static __device__ __forceinline__ void wait_finished(int group, int chunk)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(group * 2 + chunk + 1), "n"((int)FINISHED_THREADS)
+                 : "memory");
+}
+
+/* The next slot of a ring of N, and the phase of its barriers. */
+template <int N> struct ring {
+    int slot = 0;
+    uint32_t phase = 0;
+    __device__ __forceinline__ void next()
+    {
+        if (++slot < N) return;
+        slot = 0;
+        phase ^= 1;
+    }
+    __device__ __forceinline__ void skip(int n) { slot = (slot + n) % N; } /* phase is void then */
+};
+
+/* ---- wgmma ---- */
+
+/* An operand whose rows are swizzled by 128 bytes. */
+static __device__ __forceinline__ uint64_t rows_of(const void *p)
+{
+    return (uint64_t)((shared_address(p) & 0x3FFFF) >> 4) | (uint64_t)1 << 16 | (uint64_t)64 << 32 |
+           (uint64_t)1 << 62;
+}
+
+#define N64                                                                                        \
+    N36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "  \
+        "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PRODUCT(type)                                                                              \
+    PRODUCT_SHARED("128", type, N64, F16(d, 0) COMMA F16(d, 16) COMMA F16(d, 32) COMMA F16(d, 48), \
+                   "%64", "%65", "%66", "0")
+/* d (64 x 128) = or += a b. */
+template <typename T>
+static __device__ __forceinline__ void product(float (&d)[64], uint64_t a, uint64_t b, int add)
+{
+    if constexpr (sizeof(T) == sizeof(bf16) && __is_same(T, bf16))
+        PRODUCT("bf16");
+    else
+        PRODUCT("f16");
+}
+
+/* ---- who loads ---- */
+
+struct place {
+    int n, w, h, c; /* picture, first pixel, first channel */
+    int part;       /* number of the tile in its picture */
+};
+static __device__ __forceinline__ place place_of(const problem &z, int tile)
+{
+    int slices = z.out / CHANNELS, m = tile / slices * CLUSTER + (int)cluster_rank();
+    int part = m % (z.wide * z.high);
+    return {m / (z.wide * z.high), part % z.wide * SIDE, part / z.wide * SIDE,
+            tile % slices * CHANNELS, part};
+}
+#define FOR_EACH_TILE(z, tile)                                                                     \
+    for (int tile = blockIdx.x / CLUSTER; tile < (z).tiles; tile += gridDim.x / CLUSTER)
+
+template <bool ADD> static __device__ void load_patches(const problem &z, shared &s)
+{
+    ring<PATCHES> at;
+    FOR_EACH_TILE(z, tile)
+    {
+        place p = place_of(z, tile);
+        for (int c = 0; c < z.in; c += DEPTH)
+            for (int j = 0; j < TAPS; j++, at.next()) {
+                barrier_wait(&s.patch_empty[at.slot], at.phase ^ 1);
+                barrier_expect(&s.patch_full[at.slot], (SIDE + TAPS - 1) * SIDE * ROW);
+                load_patch(s.patch[at.slot], &z.x, &s.patch_full[at.slot], c, p.w + j - z.left,
+                           p.h - z.top, p.n);
+            }
+        for (int c = 0; c < CHANNELS; c += DEPTH, at.next()) {
+            uint64_t *full = &s.patch_full[at.slot];
+            barrier_wait(&s.patch_empty[at.slot], at.phase ^ 1);
+            if (!ADD) {
+                barrier_arrive(full);
+                continue;
+            }
+            barrier_expect(full, GROUPS * GROUP_BYTES);
+            for (int g = 0; g < GROUPS; g++)
+                load_patch(s.patch[at.slot] + g * GROUP_BYTES, &z.residual, full, p.c + c, p.w,
+                           p.h + g * SIDE / GROUPS, p.n);
+        }
+    }
+}
+
+static __device__ void load_all_weights(const problem &z, shared &s)
+{
+    enum { SHARE = CHANNELS / CLUSTER };
+    ring<WEIGHTS> at;
+    int rank = (int)cluster_rank();
+    FOR_EACH_TILE(z, tile)
+    {
+        int first = place_of(z, tile).c + rank * SHARE;
+        for (int c = 0; c < z.in; c += DEPTH)
+            for (int j = 0; j < TAPS; j++)
+                for (int i = 0; i < TAPS; i++, at.next()) {
+                    barrier_wait(&s.weight_empty[at.slot], at.phase ^ 1);
+                    barrier_expect(&s.weight_full[at.slot], WEIGHT_SLOT);
+                    load_weights(s.weight[at.slot] + rank * SHARE * ROW, &z.w,
+                                 &s.weight_full[at.slot], (i * TAPS + j) * z.in + c, first);
+                }
+    }
+}
+
+/* ---- who multiplies ---- */
+
+struct consumer {
+    int group, warp, lane;
+    ring<PATCHES> patch;
+    ring<WEIGHTS> weight;
+};
+
+static __device__ __forceinline__ void free_patch(shared &s, int slot)
+{
+    if (threadIdx.x % GROUP_THREADS == 0) barrier_arrive(&s.patch_empty[slot]);
+}
+static __device__ __forceinline__ void free_weight(shared &s, int slot)
+{
+    if (threadIdx.x % GROUP_THREADS < CLUSTER)
+        barrier_arrive_at(&s.weight_empty[slot], threadIdx.x % GROUP_THREADS);
+}
+
+template <typename T>
+static __device__ __forceinline__ void multiply(const problem &z, shared &s, consumer &me,
+                                                float (&d)[2][64])
+{
+    int add = 0, patch_before = 0, weight_before = 0;
+    for (int c = 0; c < z.in * TAPS; c += DEPTH) { /* columns of taps, of all channels */
+        barrier_wait(&s.patch_full[me.patch.slot], me.patch.phase);
+        uint64_t a = rows_of(s.patch[me.patch.slot] + me.group * GROUP_BYTES);
+#pragma unroll
+        for (int i = 0; i < TAPS; i++) {
+            barrier_wait(&s.weight_full[me.weight.slot], me.weight.phase);
+            uint64_t b = rows_of(s.weight[me.weight.slot]);
+            products_begin();
+#pragma unroll
+            for (int k = 0; k < DEPTH / 16; k++) {
+#pragma unroll
+                for (int m = 0; m < 2; m++)
+                    product<T>(d[m], a + (i * SIDE * ROW + m * 64 * ROW + k * 32) / 16,
+                               b + k * 32 / 16, add);
+                add = 1;
+            }
+            products_end();
+            products_wait<1>();
+            if (c > 0 || i > 0) { /* the step before this one is done */
+                free_weight(s, weight_before);
+                if (i == 0) free_patch(s, patch_before);
+            }
+            weight_before = me.weight.slot;
+            me.weight.next();
+        }
+        patch_before = me.patch.slot;
+        me.patch.next();
+    }
+    products_wait<0>();
+    settled(d[0]);
+    settled(d[1]);
+    free_weight(s, weight_before);
+    free_patch(s, patch_before);
+}
+
+static __device__ __forceinline__ float2 unpacked(uint32_t x, bf16)
+{
+    return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 *>(&x));
+}
+static __device__ __forceinline__ float2 unpacked(uint32_t x, fp16)
+{
+    return __half22float2(*reinterpret_cast<__half2 *>(&x));
+}
+/* Sums of v[j] over the 8 lanes that differ in lane / 4; the result is that of j = lane / 4. */
+static __device__ __forceinline__ float sum_of_eight(float (&v)[8], int lane)
+{
+#pragma unroll
+    for (int n = 4; n > 0; n /= 2) {
+        bool upper = lane & (n * 4);
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+            float send = upper ? v[i] : v[i + n], keep = upper ? v[i + n] : v[i];
+            v[i] = keep + __shfl_xor_sync(0xffffffff, send, n * 4);
+        }
+    }
+    return v[0];
+}
+
+/* Rounds 64 channels of the group's pixels to a slot; sums: the warp's, or NULL. Of a tile of 64 x 8
+ * numbers a thread holds two neighbours of row lane / 4 (+ 8), columns 2 (lane % 4) and on. */
+template <typename T, int CHUNK, bool ADD, bool SUMS>
+static __device__ __forceinline__ void finish(const float (&d)[2][64], char *slot,
+                                              const uint32_t (&bias)[16], pair_sum *sums,
+                                              const consumer &me)
+{
+    float sum[8], squares[8], first = 0;
+    char *line = slot + (me.warp * 16 + me.lane / 4) * ROW + me.lane % 4 * 4;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float2 b = unpacked(bias[CHUNK * 8 + j], T());
+        char *at = line + ((j ^ me.lane / 4) << 4);
+        uint32_t y[4], more[4];
+        if (ADD) {
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+                more[r] = *reinterpret_cast<uint32_t *>(at + (r / 2 * 64 + r % 2 * 8) * ROW);
+        }
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const float *v = &d[r / 2][(CHUNK * 8 + j) * 4 + r % 2 * 2];
+            float2 x = ADD ? unpacked(more[r], T()) : float2{0, 0};
+            y[r] = ADD ? packed(v[0] + b.x + x.x, v[1] + b.y + x.y, T())
+                       : packed(v[0] + b.x, v[1] + b.y, T());
+            *reinterpret_cast<uint32_t *>(at + (r / 2 * 64 + r % 2 * 8) * ROW) = y[r];
+        }
+        if (!SUMS) continue;
+        float k = __shfl_sync(0xffffffff, unpacked(y[0], T()).x, me.lane % 4);
+        if (j == me.lane / 4) first = k;
+        sum[j] = squares[j] = 0;
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            float2 u = unpacked(y[r], T());
+            u.x -= k, u.y -= k;
+            sum[j] += u.x + u.y;
+            squares[j] = fmaf(u.x, u.x, fmaf(u.y, u.y, squares[j]));
+        }
+    }
+    if (SUMS)
+        sums[CHUNK * DEPTH / 2 + me.lane] = {first, sum_of_eight(sum, me.lane),
+                                             sum_of_eight(squares, me.lane)};
+}
+
+template <typename T, bool ADD, bool SUMS>
+static __device__ __forceinline__ void multiply_all(const problem &z, shared &s)
+{
+    consumer me{(int)threadIdx.x / GROUP_THREADS - 1, (int)threadIdx.x % GROUP_THREADS / WARP,
+                (int)threadIdx.x % WARP};
+    float d[2][64];
+    uint32_t bias[16];
+    FOR_EACH_TILE(z, tile)
+    {
+        const uint32_t *from = (const uint32_t *)z.bias + place_of(z, tile).c / 2 + me.lane % 4;
+#pragma unroll
+        for (int j = 0; j < 16; j++) bias[j] = from[j * 4];
+        multiply<T>(z, s, me, d);
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++, me.patch.next()) {
+            char *to = s.patch[me.patch.slot] + me.group * GROUP_BYTES;
+            barrier_wait(&s.patch_full[me.patch.slot], me.patch.phase);
+            if (i == 0)
+                finish<T, 0, ADD, SUMS>(d, to, bias, s.sums[me.group][me.warp], me);
+            else
+                finish<T, 1, ADD, SUMS>(d, to, bias, s.sums[me.group][me.warp], me);
+            say_finished(me.group, i);
+        }
+    }
+}
+
+/* ---- who stores ---- */
+
+/* The sums of the group's warps to the half tile's; one lane a pair of channels. */
+static __device__ __forceinline__ float2 add_warps(const pair_sum (&of)[GROUP_WARPS][PAIRS], int p)
+{
+    const double each = GROUP_PIXELS / GROUP_WARPS * 2, count = GROUP_PIXELS * 2;
+    double base = of[0][p].first, sum = 0, squares = 0;
+    for (int w = 0; w < GROUP_WARPS; w++) {
+        double k = of[w][p].first - base, own = of[w][p].sum;
+        sum += own + each * k;
+        squares += of[w][p].squares + 2 * k * own + each * k * k;
+    }
+    return {(float)(base + sum / count), (float)(squares - sum * sum / count)};
+}
+
+/* One warp for each group. A slot is free when it and the sums of its channels have been read. */
+template <bool SUMS> static __device__ void store_all(const problem &z, shared &s, int group)
+{
+    ring<PATCHES> at;
+    int lane = threadIdx.x % WARP;
+    FOR_EACH_TILE(z, tile)
+    {
+        place p = place_of(z, tile);
+        int64_t part = ((int64_t)p.n * z.wide * z.high + p.part) * GROUPS + group;
+        at.skip(z.in / DEPTH * TAPS);
+        for (int i = 0; i < CHUNKS; i++, at.skip(1)) {
+            __syncwarp();
+            wait_finished(group, i);
+            if (lane == 0)
+                store_patch(&z.y, s.patch[at.slot] + group * GROUP_BYTES, p.c + i * DEPTH, p.w,
+                            p.h + group * SIDE / GROUPS, p.n);
+            int pair = i * DEPTH / 2 + lane;
+            if (SUMS && p.n < z.pictures)
+                z.sums[part * (z.out / 2) + p.c / 2 + pair] = add_warps(s.sums[group], pair);
+            __syncwarp();
+            if (lane > 0) continue;
+            stores_wait();
+            barrier_arrive(&s.patch_empty[at.slot]);
+        }
+    }
+    if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* grid: a multiple of CLUSTER. */
+template <typename T, bool ADD, bool SUMS>
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+    conv_kernel(const __grid_constant__ problem z)
+{
+    extern __shared__ __align__(1024) char memory[];
+    shared &s = *reinterpret_cast<shared *>(memory);
+    if (shared_address(memory) % 1024) __trap(); /* the swizzle counts from there */
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < PATCHES; i++) {
+            barrier_init(&s.patch_full[i], 1);
+            barrier_init(&s.patch_empty[i], GROUPS);
+        }
+        for (int i = 0; i < WEIGHTS; i++) {
+            barrier_init(&s.weight_full[i], 1);
+            barrier_init(&s.weight_empty[i], GROUPS * CLUSTER);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    cluster_sync();
+    if (threadIdx.x < GROUP_THREADS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0) load_patches<ADD>(z, s);
+        if (threadIdx.x == WARP) load_all_weights(z, s);
+        if (threadIdx.x >= 2 * WARP) store_all<SUMS>(z, s, (int)threadIdx.x / WARP - 2);
+        __syncwarp();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        multiply_all<T, ADD, SUMS>(z, s);
+    }
+    cluster_sync(); /* the other block may still write here */
+}
+
+/* ---- launching ---- */
+
+bool cuda_tile_conv_fits(const struct lg_conv2d_forward_args *a)
+{
+    int64_t H = a->y.dim[1], W = a->y.dim[2];
+    return (a->x.dtype == LG_BF16 || a->x.dtype == LG_F16) && a->w.dim[1] == TAPS &&
+           a->w.dim[2] == TAPS && a->stride == 1 && H == a->x.dim[1] && W == a->x.dim[2] &&
+           H % SIDE == 0 && W % SIDE == 0 && a->x.dim[3] % DEPTH == 0 &&
+           a->y.dim[3] % CHANNELS == 0 && lg_numel(&a->y) / CHANNELS < INT32_MAX;
+}
+int64_t cuda_tile_conv_parts(const struct lg_conv2d_forward_args *a)
+{
+    return a->y.dim[1] * a->y.dim[2] / GROUP_PIXELS;
+}
+
+static CUtensorMapDataType type_of(lg_dtype t)
+{
+    return t == LG_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+/* A matrix or map in boxes of `box`, fastest dimension first. */
+static CUtensorMap describe(const lg_tensor &t, int rank, const uint64_t *dim, const uint32_t *box)
+{
+    static decltype(&cuTensorMapEncodeTiled) encode = [] {
+        void *at = NULL;
+        cudaDriverEntryPointQueryResult found;
+        LG_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &at, 12000,
+                                                 cudaEnableDefault, &found));
+        LG_ASSERT(found == cudaDriverEntryPointSuccess);
+        return (decltype(&cuTensorMapEncodeTiled))at;
+    }();
+    CUtensorMap map;
+    uint64_t stride[4] = {dim[0] * lg_dtype_bytes(t.dtype)};
+    const uint32_t each[4] = {1, 1, 1, 1};
+    for (int i = 1; i < rank - 1; i++) stride[i] = stride[i - 1] * dim[i];
+    CUresult e = encode(&map, type_of(t.dtype), (uint32_t)rank, t.data, dim, stride, box, each,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (e) lg_cuda_fatal("cuTensorMapEncodeTiled", "it refuses a tensor", __FILE__, __LINE__);
+    return map;
+}
+static CUtensorMap describe_map(const lg_tensor &t, int64_t rows)
+{
+    const uint64_t dim[] = {(uint64_t)t.dim[3], (uint64_t)t.dim[2], (uint64_t)t.dim[1],
+                            (uint64_t)t.dim[0]};
+    const uint32_t box[] = {DEPTH, SIDE, (uint32_t)rows, 1};
+    return describe(t, 4, dim, box);
+}
+static CUtensorMap describe_weights(const lg_tensor &t)
+{
+    const uint64_t dim[] = {(uint64_t)(t.dim[1] * t.dim[2] * t.dim[3]), (uint64_t)t.dim[0]};
+    const uint32_t box[] = {DEPTH, CHANNELS / CLUSTER};
+    return describe(t, 2, dim, box);
+}
+
+template <typename T, bool ADD, bool SUMS> static void launch(lg_stream *s, const problem &z)
+{
+    static bool asked;
+    int blocks = lg_cuda_device_of(s)->multiprocessors / CLUSTER;
+    if (blocks > z.tiles) blocks = z.tiles;
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    if (!asked)
+        LG_CUDA(cudaFuncSetAttribute(conv_kernel<T, ADD, SUMS>,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    asked = true;
+    conv_kernel<T, ADD, SUMS><<<(unsigned)(blocks * CLUSTER), THREADS, SHARED_BYTES, stream>>>(z);
+    LG_CUDA_LAUNCHED();
+}
+template <typename T> static void launch_for(lg_stream *s, const problem &z, bool add)
+{
+    if (add)
+        z.sums ? launch<T, true, true>(s, z) : launch<T, true, false>(s, z);
+    else
+        z.sums ? launch<T, false, true>(s, z) : launch<T, false, false>(s, z);
+}
+
+void cuda_tile_conv(lg_stream *s, const struct lg_conv2d_forward_args *a, float *sums)
+{
+    int wide = (int)a->y.dim[2] / SIDE, high = (int)a->y.dim[1] / SIDE;
+    int64_t tiles = ceil_div(a->y.dim[0] * wide * high, CLUSTER) * (a->y.dim[3] / CHANNELS);
+    bool add = a->residual.data != NULL;
+    problem z = {.x = describe_map(a->x, SIDE + TAPS - 1),
+                 .w = describe_weights(a->w),
+                 .residual = describe_map(add ? a->residual : a->y, SIDE / GROUPS),
+                 .y = describe_map(a->y, SIDE / GROUPS),
+                 .bias = a->bias.data,
+                 .sums = (float2 *)sums,
+                 .pictures = (int)a->y.dim[0],
+                 .in = (int)a->x.dim[3],
+                 .out = (int)a->y.dim[3],
+                 .wide = wide,
+                 .high = high,
+                 .tiles = (int)tiles,
+                 .top = a->top,
+                 .left = a->left};
+    a->x.dtype == LG_BF16 ? launch_for<bf16>(s, z, add) : launch_for<fp16>(s, z, add);
+}
