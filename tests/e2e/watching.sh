@@ -67,6 +67,7 @@ sampler() { # its pid
     done
 }
 is_drawing() { [ -n "$(sampler)" ]; }
+catch() { p=$(sampler) && [ -n "$p" ] && kill -STOP "$p"; } # so that it does not come to its end meanwhile
 nobody_draws() { ! is_drawing; }
 scrape() { # into $T/metrics
     exec 3<>"/dev/tcp/127.0.0.1/$port" || return 1
@@ -75,17 +76,14 @@ scrape() { # into $T/metrics
     exec 3>&-
     grep -q '200 OK' "$T/metrics"
 }
-check "a preview is being drawn" wait_until 600 is_drawing
+check "a preview is being drawn" wait_until 600 catch
 kill_role "$b" trainer 0 STOP # so that what follows takes place before the end
 check "Prometheus: an answer while it trains" wait_until 120 scrape
 check "Prometheus: every rank is up" sh -c "grep -c '^lg_process_up{role=\"trainer\",index=\"[01]\"} 1' '$T/metrics' | grep -qx 2"
 check "Prometheus: the state" grep -qx 'lg_run_state{state="running"} 1' "$T/metrics"
-p=$(sampler)
-[ -z "$p" ] || kill -9 "$p"
-check "a killed preview is told of" wait_until 120 grep -q 'preview of step 30: lg-sample: signal 9' "$b.out"
-check "and drawn again" wait_until 120 is_drawing
-p=$(sampler)
-[ -z "$p" ] || kill -STOP "$p" # it does not come to its end by itself
+kill -9 "$(sampler)"
+check "a killed preview is told of" wait_until 120 grep -q 'preview of step [0-9]*: lg-sample: signal 9' "$b.out"
+check "and drawn again" wait_until 120 catch
 kill_role "$b" lgsup 0
 check "the drawing process ends with lgsup" wait_until 120 nobody_draws
 tiny_in_background "$b" "${options[@]}" --set supervisor.prometheus_port=$port --set supervisor.hang_s=86400
