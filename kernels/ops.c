@@ -291,8 +291,9 @@ void lg_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_args
     SHAPE(a->b, FLOAT(s), C);
     SHAPE(a->y, FLOAT(s), N, H, W, C);
     LG_ASSERT(a->groups >= 1 && C % a->groups == 0);
+    MAYBE(a->moments, LG_F64, N, a->groups, 2);
     SAME_OR_APART(a->y, a->x);
-    APART(whole(a->y), whole(a->w), whole(a->b));
+    APART(whole(a->y), whole(a->w), whole(a->b), whole(a->moments));
     RUN(group_norm_forward);
 }
 
@@ -362,13 +363,16 @@ void lg_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
     SHAPE(a->bias, FLOAT(s), Co);
     MAYBE(a->residual, FLOAT(s), N, Ho, Wo, Co);
     SHAPE(a->y, FLOAT(s), N, Ho, Wo, Co);
+    MAYBE(a->moments, LG_F64, N, a->moments.dim[1], 2);
+    LG_ASSERT(absent(s, &a->moments) || Co % a->moments.dim[1] == 0);
     ALIGNED_16(a->x);
     ALIGNED_16(a->w);
     ALIGNED_16(a->bias);
     ALIGNED_16(a->residual);
     ALIGNED_16(a->y);
     SAME_OR_APART(a->y, a->residual);
-    APART(whole(a->y), whole(a->x), whole(a->w), whole(a->bias));
+    APART(whole(a->y), whole(a->x), whole(a->w), whole(a->bias), whole(a->moments));
+    APART(whole(a->moments), whole(a->x), whole(a->w), whole(a->bias), whole(a->residual));
     RUN(conv2d_forward);
 }
 

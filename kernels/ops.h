@@ -151,9 +151,10 @@ struct lg_rms_norm_forward_args {
 };
 /* GroupNorm with affine over (H, W, C / groups), then act. */
 struct lg_group_norm_forward_args {
-    lg_tensor x;    // (N, H, W, C)
-    lg_tensor w, b; // (C)
-    lg_tensor y;    // (N, H, W, C); may alias x
+    lg_tensor x;       // (N, H, W, C)
+    lg_tensor moments; // (N, groups, 2) f64: x's, as conv2d_forward writes them; absent: worked out
+    lg_tensor w, b;    // (C)
+    lg_tensor y;       // (N, H, W, C); may alias x
     int groups;
     double eps;
     lg_act act;
@@ -199,6 +200,9 @@ struct lg_conv2d_forward_args {
     lg_tensor bias;     // (Co)
     lg_tensor residual; // (N, Ho, Wo, Co) or absent
     lg_tensor y;        // (N, Ho, Wo, Co); may alias residual
+    /* (N, groups, 2) f64 or absent: for each sample mean and variance of Co / groups channels of y,
+     * for the GroupNorm of y: to sum where y is made saves that from reading it once more. */
+    lg_tensor moments;
     int stride, top, left, bottom, right;
 };
 struct lg_upsample2x_forward_args { /* nearest */

@@ -1,15 +1,19 @@
-/* GroupNorm with affine and activation over (N, H, W, C), in three launches.
+/* GroupNorm with affine and activation over (N, H, W, C), in three launches, or two where a
+ * convolution has summed (tile_conv.cu) and the moments are given.
  *
- * 1. sums: a block takes PIXELS pixels of one sample. A thread keeps one pack of channels and walks the
- *    pixels; it sums d = x - k and d^2 with k the group's first element: the variance does not suffer
- *    from a mean far from 0.
- * 2. statistics: one block per (sample, group) adds the blocks' and channels' sums in double.
- * 3. result: a thread keeps one pack of channels, whose factors and offsets it works out once, and walks
- *    the pixels. Divisions by C or a group's width inside of that walk would cost more than the memory.
+ * 1. sums: a block takes PIXELS pixels of one sample. A thread keeps one pack of channels and
+ *    walks the pixels; it sums d = x - k and d^2 with k the group's first element: the variance
+ *    does not suffer from a mean far from 0.
+ * 2. statistics: one block per (sample, group) adds the blocks' and channels' sums in double. The
+ *    moments are mean and variance, the statistics mean and rstd.
+ * 3. result: a thread keeps one pack of channels, whose factors and offsets it works out once, and
+ *    walks the pixels. Divisions by C or a group's width inside of that walk would cost more than
+ *    the memory.
  *
  * Scratch: per sample, block and channel two floats; then mean and rstd per sample and group. The
  * blocks of a sample depend on H W alone, so its bits do not depend on the batch. */
 #include "kernels/cuda/common.cuh"
+#include "kernels/cuda/group_norm.h"
 
 enum { THREADS = 256, PIXELS = 256, STEPS = 4, ADDERS = 128 };
 
@@ -17,10 +21,10 @@ struct dims {
     int64_t N, HW, C;
     int groups, wide, blocks; /* wide: channels of a group; blocks: of a sample */
 };
-static dims dims_of(const struct lg_group_norm_forward_args *a)
+static dims dims_of(const lg_tensor &x, int64_t groups)
 {
-    int64_t HW = a->x.dim[1] * a->x.dim[2], C = a->x.dim[3];
-    return {a->x.dim[0], HW, C, a->groups, (int)(C / a->groups), (int)ceil_div(HW, PIXELS)};
+    int64_t HW = x.dim[1] * x.dim[2], C = x.dim[3];
+    return {x.dim[0], HW, C, (int)groups, (int)(C / groups), (int)ceil_div(HW, PIXELS)};
 }
 
 /* How a block lies on (pixels, packs of channels): `columns` packs wide, `rows` pixels high. */
@@ -74,10 +78,29 @@ template <typename T, int P> __global__ void sums_kernel(const T *x, float *sums
     }
 }
 
+/* Where the results go: either may be NULL. */
+struct results {
+    double *moments;
+    float *statistics;
+    float eps;
+};
+static __device__ __forceinline__ void put(const results &to, int64_t group, double mean,
+                                           double variance)
+{
+    if (!(variance > 0)) variance = 0;
+    if (to.moments) {
+        to.moments[group * 2] = mean;
+        to.moments[group * 2 + 1] = variance;
+    }
+    if (to.statistics) {
+        to.statistics[group * 2] = (float)mean;
+        to.statistics[group * 2 + 1] = (float)(1 / sqrt(variance + (double)to.eps));
+    }
+}
+
 /* grid (groups, N) */
 template <typename T>
-__global__ void statistics_kernel(const T *x, const float *sums, float *statistics, dims z,
-                                  float eps)
+__global__ void statistics_kernel(const T *x, const float *sums, results to, dims z)
 {
     int64_t n = blockIdx.y, c = (int64_t)blockIdx.x * z.wide;
     double sum = 0, squares = 0;
@@ -89,10 +112,36 @@ __global__ void statistics_kernel(const T *x, const float *sums, float *statisti
     double count = (double)(z.HW * z.wide);
     double mean = block_sum<ADDERS>(sum) / count;
     double variance = block_sum<ADDERS>(squares) / count - mean * mean;
-    if (threadIdx.x > 0) return;
-    float *out = statistics + (n * z.groups + blockIdx.x) * 2;
-    out[0] = (float)(mean + (double)to_float(x[n * z.HW * z.C + c]));
-    out[1] = (float)(1 / sqrt((variance > 0 ? variance : 0) + (double)eps));
+    if (threadIdx.x == 0)
+        put(to, n * z.groups + blockIdx.x, mean + (double)to_float(x[n * z.HW * z.C + c]),
+            variance);
+}
+
+/* From means and sums of squared distances over equal parts; grid (groups, N). */
+__global__ void parts_kernel(const float2 *sums, results to, dims z, int parts)
+{
+    int64_t n = blockIdx.y, pairs = z.C / 2;
+    int wide = z.wide / 2, items = parts * wide;
+    const float2 *first = sums + n * parts * pairs + (int64_t)blockIdx.x * wide;
+    double k = first->x, mean = 0, squares = 0, inside = 0;
+    for (int i = threadIdx.x; i < items; i += ADDERS) {
+        float2 at = first[i / wide * pairs + i % wide];
+        double d = at.x - k;
+        mean += d;
+        squares += d * d;
+        inside += at.y;
+    }
+    mean = block_sum<ADDERS>(mean) / items;
+    squares = block_sum<ADDERS>(squares) / items;
+    inside = block_sum<ADDERS>(inside) / (double)(z.HW * z.wide);
+    if (threadIdx.x == 0)
+        put(to, n * z.groups + blockIdx.x, k + mean, inside + squares - mean * mean);
+}
+
+__global__ void given_kernel(const double *moments, results to, int64_t count)
+{
+    int64_t i = (int64_t)blockIdx.x * ADDERS + threadIdx.x;
+    if (i < count) put(to, i, moments[i * 2], moments[i * 2 + 1]);
 }
 
 /* For 16-bit types by the hardware's 2^x and 1/x, good to 2^-20. */
@@ -136,27 +185,72 @@ __global__ void result_kernel(const T *x, const T *w, const T *b, const float *s
     }
 }
 
+static size_t sums_bytes(const dims &z)
+{
+    return (size_t)(z.N * z.blocks * z.C) * 2 * sizeof(float);
+}
+size_t cuda_moments_scratch(const lg_tensor *x)
+{
+    return sums_bytes(dims_of(*x, 1));
+}
 size_t cuda_group_norm_scratch(const struct lg_group_norm_forward_args *a)
 {
-    dims z = dims_of(a);
-    return (size_t)(z.N * z.blocks * z.C + z.N * z.groups) * 2 * sizeof(float);
+    dims z = dims_of(a->x, a->groups);
+    size_t statistics = (size_t)(z.N * z.groups) * 2 * sizeof(float);
+    return statistics + (a->moments.rank ? 0 : sums_bytes(z));
+}
+
+/* scratch: sums_bytes */
+template <typename T, int P>
+static void measure(cudaStream_t stream, const lg_tensor &t, const dims &z, float *sums, results to)
+{
+    lay l = lay_of(z, P);
+    const T *x = (const T *)t.data;
+    unsigned N = (unsigned)z.N, across = (unsigned)ceil_div(z.C, (int64_t)l.columns * P);
+    sums_kernel<T, P><<<dim3((unsigned)z.blocks, N, across), THREADS, 0, stream>>>(x, sums, z, l);
+    LG_CUDA_LAUNCHED();
+    statistics_kernel<<<dim3((unsigned)z.groups, N), ADDERS, 0, stream>>>(x, sums, to, z);
+    LG_CUDA_LAUNCHED();
+}
+
+void cuda_moments(lg_stream *s, lg_tensor x, lg_tensor moments)
+{
+    dims z = dims_of(x, moments.dim[1]);
+    results to{(double *)moments.data, NULL, 0};
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPE(x.dtype, T,
+              {WITH_PACK(lg_cuda_aligned_16(x.data) && x.dim[3] % PACK<T> == 0, T, P,
+                         (measure<T, P>(stream, x, z, (float *)s->scratch, to)))})
+}
+
+void cuda_moments_of_parts(lg_stream *s, const float *sums, int64_t parts, lg_tensor x,
+                           lg_tensor moments)
+{
+    dims z = dims_of(x, moments.dim[1]);
+    results to{(double *)moments.data, NULL, 0};
+    parts_kernel<<<dim3((unsigned)z.groups, (unsigned)z.N), ADDERS, 0, lg_cuda_stream_of(s)>>>(
+        (const float2 *)sums, to, z, (int)parts);
+    LG_CUDA_LAUNCHED();
 }
 
 template <typename T, int P>
 static void run(lg_stream *s, const struct lg_group_norm_forward_args *a)
 {
-    dims z = dims_of(a);
+    dims z = dims_of(a->x, a->groups);
     lay l = lay_of(z, P);
     cudaStream_t stream = lg_cuda_stream_of(s);
     const T *x = (const T *)a->x.data, *w = (const T *)a->w.data, *b = (const T *)a->b.data;
     T *y = (T *)a->y.data;
-    float *sums = (float *)s->scratch, *statistics = sums + z.N * z.blocks * z.C * 2;
+    float *statistics = (float *)s->scratch, *sums = statistics + z.N * z.groups * 2;
+    results to{NULL, statistics, (float)a->eps};
+    int64_t count = z.N * z.groups;
+    if (a->moments.data)
+        given_kernel<<<(unsigned)ceil_div(count, ADDERS), ADDERS, 0, stream>>>(
+            (const double *)a->moments.data, to, count);
+    else
+        measure<T, P>(stream, a->x, z, sums, to);
+    LG_CUDA_LAUNCHED();
     unsigned N = (unsigned)z.N, across = (unsigned)ceil_div(z.C, (int64_t)l.columns * P);
-    sums_kernel<T, P><<<dim3((unsigned)z.blocks, N, across), THREADS, 0, stream>>>(x, sums, z, l);
-    LG_CUDA_LAUNCHED();
-    statistics_kernel<<<dim3((unsigned)z.groups, N), ADDERS, 0, stream>>>(x, sums, statistics, z,
-                                                                          (float)a->eps);
-    LG_CUDA_LAUNCHED();
     dim3 grid((unsigned)ceil_div(z.HW, (int64_t)l.rows * STEPS), N, across);
 #define RESULT(ACT)                                                                                \
     case ACT:                                                                                      \

@@ -2,30 +2,31 @@
  *
  *     y = x * w + bias (+ residual), and sums over y for the GroupNorm behind it
  *
- * A block computes tiles of 16 x 16 pixels x 128 channels. The inner dimension comes in steps of 64
- * channels of one tap. For a step the left operand is the tile's patch of x, moved by the tap. A tap one
- * row further down is the same patch one row later: so a patch of (16 + kh - 1) rows is loaded once for
- * each column of taps and serves kh steps. TMA fills with zeros what lies outside of the picture, which
- * is the padding.
+ * A block computes tiles of 16 x 16 pixels x 128 channels. The inner dimension comes in steps of
+ * 64 channels of one tap. For a step the left operand is the tile's patch of x, moved by the tap.
+ * A tap one row further down is the same patch one row later: so a patch of 18 rows is loaded
+ * once for each column of taps and serves three steps. TMA fills with zeros what lies outside
+ * of the picture, which is the padding.
  *
- * Warps: warp 0 loads patches, warp 1 weights, two warpgroups multiply, each 8 rows of the tile, and warps
- * 2 and 3 store what these have finished. Patches
- * and weights go through a ring each; a slot has a barrier for "full" and one for "empty". The two
- * blocks of a cluster have neighbouring tiles and the same channels: each loads half of the weights for
- * both. Blocks stay and take every n-th tile; while a tile is finished, the next one's operands come.
+ * Warps: warp 0 loads patches, warp 1 weights, two warpgroups multiply, each 8 rows of the tile,
+ * and warps 2 and 3 store what these have finished. Patches and weights go through a ring each; a
+ * slot has a barrier for "full" and one for "empty". The two blocks of a cluster have neighbouring
+ * tiles and the same channels: each loads half of the weights for both. Blocks stay and take every
+ * n-th tile; while a tile is finished, the next one's operands come.
  *
- * A tile is finished in slots of the patches' ring, 64 channels at a time: the residual arrives there as
- * a patch does, is added in place, and the result leaves from there by TMA.
+ * A tile is finished in slots of the patches' ring, 64 channels at a time: the residual arrives
+ * there as a patch does, is added in place, and the result leaves from there by TMA.
  *
- * Shared memory: rows of 64 channels (128 bytes) whose pieces of 16 bytes are permuted by the row's
- * number modulo 8 (the 128-byte swizzle of TMA and wgmma): every access below is free of conflicts.
+ * Shared memory: rows of 64 channels (128 bytes) whose pieces of 16 bytes are permuted by the
+ * row's number modulo 8 (the 128-byte swizzle of TMA and wgmma): every access below is free of
+ * conflicts.
  *
- * Sums: for each half tile (128 pixels) and pair of neighbouring channels the mean and the sum of squared
- * distances from it, of y as rounded. Each warp sums differences from its first pixel, so that a mean far
- * from 0 costs no digits; the rest is in double.
+ * Sums: for each half tile (128 pixels) and pair of neighbouring channels the mean and the sum of
+ * squared distances from it, of y as rounded. Each warp sums differences from its first pixel, so
+ * that a mean far from 0 costs no digits; the rest is in double.
  *
- * The order of every sum is fixed and does not depend on the tile's place: the same bits for a sample
- * whatever its slot. */
+ * The order of every sum is fixed and does not depend on the tile's place: the same bits for a
+ * sample whatever its slot. */
 #include "kernels/cuda/tile_conv.h"
 #include "kernels/cuda/wgmma.cuh"
 #include <cuda.h>
@@ -343,8 +344,8 @@ static __device__ __forceinline__ float sum_of_eight(float (&v)[8], int lane)
     return v[0];
 }
 
-/* Rounds 64 channels of the group's pixels to a slot; sums: the warp's, or NULL. Of a tile of 64 x 8
- * numbers a thread holds two neighbours of row lane / 4 (+ 8), columns 2 (lane % 4) and on. */
+/* Rounds 64 channels of the group's pixels to a slot; sums: the warp's, or NULL. Of a tile of 64 x
+ * 8 numbers a thread holds two neighbours of row lane / 4 (+ 8), columns 2 (lane % 4) and on. */
 template <typename T, int CHUNK, bool ADD, bool SUMS>
 static __device__ __forceinline__ void finish(const float (&d)[2][64], char *slot,
                                               const uint32_t (&bias)[16], pair_sum *sums,

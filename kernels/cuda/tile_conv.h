@@ -5,13 +5,13 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* Does this kernel do it? 16-bit types, 1x1 or 3x3, maps of a multiple of 16 on both sides that keep
- * their size, channels in and out a multiple of 64 and 128. */
+/* Does this kernel do it? 16-bit types, 3x3, maps of a multiple of 16 on both sides that
+ * keep their size, channels in and out a multiple of 64 and 128. */
 bool cuda_tile_conv_fits(const struct lg_conv2d_forward_args *a);
 /* Pieces of a picture that have sums of their own: 128 pixels each. */
 int64_t cuda_tile_conv_parts(const struct lg_conv2d_forward_args *a);
-/* sums: (N, parts, Co / 2) pairs of floats, mean and sum of squared distances from it over a part's pixels
- * and two neighbouring channels of y; or NULL. */
+/* sums: (N, parts, Co / 2) pairs of floats, mean and sum of squared distances from it over a
+ * part's pixels and two neighbouring channels of y; or NULL. */
 void cuda_tile_conv(lg_stream *s, const struct lg_conv2d_forward_args *a, float *sums);
 #ifdef __cplusplus
 }

@@ -1,12 +1,13 @@
-/* Attention with heads wider than the tiles of attention.cu (the autoencoder's single head of 512):
- * scores = q k^T, softmax row by row, o = p v, as two products and a launch, for as many samples at once
- * as PASS_BYTES of scores hold. In fp32 also where the precision is tf32 (gemm.c says why): 2.1 GFLOP a
- * picture of 256 x 256.
+/* Attention with heads wider than the tiles of attention.cu (the autoencoder's single head of
+ * 512): scores = q k^T, softmax row by row, o = p v, as two products and a launch, for as many
+ * samples at once as PASS_BYTES of scores hold. In fp32 also where the precision is tf32 (gemm.c
+ * says why): 2.1 GFLOP a picture of 256 x 256.
  *
- * A pass has the same number of samples always, a divisor of the batch: a sample's bits depend on the
- * algorithm, which is chosen for that number.
+ * A pass has the same number of samples always, a divisor of the batch: a sample's bits depend on
+ * the algorithm, which is chosen for that number.
  *
- * Scratch: scores (samples, Tq, Tk) in fp32, p likewise in the compute type, the products' workspace. */
+ * Scratch: scores (samples, Tq, Tk) in fp32, p likewise in the compute type, the products'
+ * workspace. */
 #include "kernels/cuda/wide_attention.h"
 #include "kernels/cuda/gemm.h"
 

@@ -43,6 +43,12 @@ static int choose_set(const char *wanted, struct set *ret)
     return LG_FAIL(LG_ERR_CONFIG, "unknown isa \"%s\": sse2, avx2 or avx512", wanted);
 }
 
+static size_t group_norm_scratch(const lg_host_device *h,
+                                 const struct lg_group_norm_forward_args *a)
+{
+    return h->kernels->group_norm_scratch(a->x.dim[3], a->groups, h->base.threads);
+}
+
 static size_t host_scratch_bytes(lg_device *d, lg_op_id op, const void *args)
 {
     const lg_host_device *h = (const lg_host_device *)d;
@@ -50,14 +56,20 @@ static size_t host_scratch_bytes(lg_device *d, lg_op_id op, const void *args)
     case LG_OP_linear_forward:
     case LG_OP_linear_backward_data:
     case LG_OP_linear_backward_weight:
-    case LG_OP_conv2d_forward:
         return lg_onednn_scratch(h->onednn, op, args);
+    case LG_OP_conv2d_forward: {
+        const struct lg_conv2d_forward_args *a = args;
+        size_t bytes = lg_onednn_scratch(h->onednn, op, args);
+        if (!a->moments.rank) return bytes;
+        return LG_MAX(bytes,
+                      h->kernels->group_norm_scratch(a->y.dim[3], a->moments.dim[1], d->threads));
+    }
     case LG_OP_attention_forward:
         return h->kernels->attention_forward_scratch(args, d->threads);
     case LG_OP_attention_backward:
         return h->kernels->attention_backward_scratch(args, d->threads);
     case LG_OP_group_norm_forward:
-        return h->kernels->group_norm_scratch(args, d->threads);
+        return group_norm_scratch(h, args);
     default:
         return 0;
     }

@@ -9,7 +9,7 @@ struct lg_host_kernels {
     struct lg_ops ops;
     size_t (*attention_forward_scratch)(const struct lg_attention_forward_args *, int threads);
     size_t (*attention_backward_scratch)(const struct lg_attention_backward_args *, int threads);
-    size_t (*group_norm_scratch)(const struct lg_group_norm_forward_args *, int threads);
+    size_t (*group_norm_scratch)(int64_t C, int64_t groups, int threads);
 };
 extern const struct lg_host_kernels lg_host_kernels_sse2, lg_host_kernels_avx2,
     lg_host_kernels_avx512;

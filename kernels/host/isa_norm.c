@@ -205,15 +205,17 @@ void LG_K(rms_norm_forward)(lg_stream *s, const struct lg_rms_norm_forward_args 
     }
 }
 
-/* GroupNorm's scratch, per thread: sums, sums of squares, factors and offsets of the channels. */
-static int64_t group_norm_floats(int64_t C)
+/* GroupNorm's scratch, per thread: a sample's moments; sums, sums of squares, factors and offsets
+ * of the channels. */
+static size_t group_norm_bytes(int64_t C, int64_t groups)
 {
-    return (4 * C + 15) & ~(int64_t)15;
+    return (size_t)(2 * groups) * sizeof(double) +
+           (size_t)((4 * C + 15) & ~(int64_t)15) * sizeof(float);
 }
 
-size_t LG_K(group_norm_scratch)(const struct lg_group_norm_forward_args *a, int threads)
+size_t LG_K(group_norm_scratch)(int64_t C, int64_t groups, int threads)
 {
-    return (size_t)threads * (size_t)group_norm_floats(a->x.dim[3]) * sizeof(float);
+    return (size_t)threads * group_norm_bytes(C, groups);
 }
 
 /* sum[c], square[c]: of x[p][c] - x[0][c] over the pixels. */
@@ -240,13 +242,11 @@ static void channel_sums(const float *x, int64_t pixels, int64_t C, float *sum, 
         });
 }
 
-/* factor and offset of each channel, so that the normalised value is x factor + offset. */
-static void group_factors(const struct lg_group_norm_forward_args *a, const float *x,
-                          const float *sum, const float *square, float *factor, float *offset)
+/* moments[2 g], [2 g + 1]: mean and variance of group g of `size` channels. */
+static void group_moments(const float *x, int64_t pixels, int64_t C, int64_t size, const float *sum,
+                          const float *square, double *moments)
 {
-    const int64_t C = a->x.dim[3], pixels = a->x.dim[1] * a->x.dim[2], size = C / a->groups;
-    const float *w = a->w.data, *b = a->b.data;
-    for (int64_t first = 0; first < C; first += size) {
+    for (int64_t first = 0; first < C; first += size, moments += 2) {
         double mean = 0, spread = 0;
         for (int64_t c = first; c < first + size; c++)
             mean += (double)x[c] + (double)sum[c] / (double)pixels;
@@ -255,11 +255,21 @@ static void group_factors(const struct lg_group_norm_forward_args *a, const floa
             double own = (double)sum[c] / (double)pixels, away = (double)x[c] + own - mean;
             spread += (double)square[c] / (double)pixels - own * own + away * away;
         }
-        double rstd = 1.0 / sqrt(fmax(spread / (double)size, 0.0) + a->eps);
-        for (int64_t c = first; c < first + size; c++) {
-            factor[c] = (float)(rstd * (double)w[c]);
-            offset[c] = (float)((double)b[c] - mean * rstd * (double)w[c]);
-        }
+        moments[0] = mean;
+        moments[1] = fmax(spread / (double)size, 0.0);
+    }
+}
+
+/* factor and offset of each channel, so that the normalised value is x factor + offset. */
+static void group_factors(const struct lg_group_norm_forward_args *a, const double *moments,
+                          float *factor, float *offset)
+{
+    const int64_t C = a->x.dim[3], size = C / a->groups;
+    const float *w = a->w.data, *b = a->b.data;
+    for (int64_t c = 0; c < C; c++) {
+        double mean = moments[c / size * 2], rstd = 1.0 / sqrt(moments[c / size * 2 + 1] + a->eps);
+        factor[c] = (float)(rstd * (double)w[c]);
+        offset[c] = (float)((double)b[c] - mean * rstd * (double)w[c]);
     }
 }
 
@@ -277,16 +287,48 @@ LG_INLINE void scale_pixels(const struct lg_group_norm_forward_args *a, int64_t 
         });
 }
 
+/* The calling thread's scratch. */
+struct room {
+    double *moments;
+    float *sum, *square; /* and room for as many factors and offsets */
+};
+static struct room room_of(const lg_stream *s, int64_t C, int64_t groups)
+{
+    char *own = (char *)s->scratch + (size_t)omp_get_thread_num() * group_norm_bytes(C, groups);
+    float *floats = (float *)(void *)(own + (size_t)(2 * groups) * sizeof(double));
+    return (struct room){(double *)(void *)own, floats, floats + C};
+}
+
+static void sample_moments(lg_tensor t, int64_t n, int64_t groups, struct room r, double *ret)
+{
+    const int64_t C = t.dim[3], pixels = t.dim[1] * t.dim[2];
+    const float *x = (const float *)t.data + n * pixels * C;
+    channel_sums(x, pixels, C, r.sum, r.square);
+    group_moments(x, pixels, C, C / groups, r.sum, r.square, ret);
+}
+
+void LG_K(group_moments)(lg_stream *s, lg_tensor x, lg_tensor moments)
+{
+    const int64_t N = x.dim[0], C = x.dim[3], groups = moments.dim[1];
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t n = 0; n < N; n++)
+        sample_moments(x, n, groups, room_of(s, C, groups),
+                       (double *)moments.data + n * groups * 2);
+}
+
 void LG_K(group_norm_forward)(lg_stream *s, const struct lg_group_norm_forward_args *a)
 {
-    const int64_t N = a->x.dim[0], C = a->x.dim[3], pixels = a->x.dim[1] * a->x.dim[2];
+    const int64_t N = a->x.dim[0], C = a->x.dim[3];
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t n = 0; n < N; n++) {
-        float *sum = (float *)s->scratch + omp_get_thread_num() * group_norm_floats(C);
-        float *square = sum + C, *factor = square + C, *offset = factor + C;
-        const float *x = (const float *)a->x.data + n * pixels * C;
-        channel_sums(x, pixels, C, sum, square);
-        group_factors(a, x, sum, square, factor, offset);
+        struct room r = room_of(s, C, a->groups);
+        float *factor = r.square + C, *offset = factor + C;
+        const double *moments = r.moments;
+        if (a->moments.data)
+            moments = (const double *)a->moments.data + n * a->groups * 2;
+        else
+            sample_moments(a->x, n, a->groups, r, r.moments);
+        group_factors(a, moments, factor, offset);
         switch (a->act) {
         case LG_ACT_NONE:
             scale_pixels(a, n, factor, offset, LG_ACT_NONE);

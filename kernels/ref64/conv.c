@@ -22,6 +22,7 @@ void ref64_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
         }
         y[o] = residual ? sum + residual[o] : sum;
     }
+    if (a->moments.data) ref64_group_moments(a->y, a->moments.dim[1], ref64_data(a->moments));
 }
 
 void ref64_upsample2x_forward(lg_stream *s, const struct lg_upsample2x_forward_args *a)

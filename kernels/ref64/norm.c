@@ -1,6 +1,8 @@
 /* LayerNorm with modulation, gated residual, RMSNorm, GroupNorm. */
 #include "kernels/ref64/ref64.h"
+#include "base/check.h"
 #include <math.h>
+#include <stdlib.h>
 
 void ref64_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_forward_args *a)
 {
@@ -120,15 +122,13 @@ void ref64_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args 
     }
 }
 
-void ref64_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_args *a)
+void ref64_group_moments(lg_tensor t, int64_t groups, double *ret)
 {
-    int64_t N = a->x.dim[0], HW = a->x.dim[1] * a->x.dim[2], C = a->x.dim[3];
-    int64_t wide = C / a->groups; /* channels of a group */
-    const double *w = ref64_data(a->w), *bias = ref64_data(a->b);
-    for (int64_t ng = 0; ng < N * a->groups; ng++) {
-        int64_t n = ng / a->groups, c0 = ng % a->groups * wide;
-        const double *x = ref64_data(a->x) + n * HW * C;
-        double *y = ref64_data(a->y) + n * HW * C;
+    int64_t N = t.dim[0], HW = t.dim[1] * t.dim[2], C = t.dim[3];
+    int64_t wide = C / groups; /* channels of a group */
+    for (int64_t ng = 0; ng < N * groups; ng++) {
+        int64_t c0 = ng % groups * wide;
+        const double *x = ref64_data(t) + ng / groups * HW * C;
         double mean = 0, var = 0, count = (double)(HW * wide);
         for (int64_t p = 0; p < HW; p++)
             for (int64_t c = c0; c < c0 + wide; c++) mean += x[p * C + c];
@@ -136,9 +136,25 @@ void ref64_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_a
         for (int64_t p = 0; p < HW; p++)
             for (int64_t c = c0; c < c0 + wide; c++)
                 var += (x[p * C + c] - mean) * (x[p * C + c] - mean);
-        double rstd = 1 / sqrt(var / count + a->eps);
-        for (int64_t p = 0; p < HW; p++)
-            for (int64_t c = c0; c < c0 + wide; c++)
-                y[p * C + c] = ref64_act(a->act, (x[p * C + c] - mean) * rstd * w[c] + bias[c]);
+        ret[ng * 2] = mean;
+        ret[ng * 2 + 1] = var / count;
     }
+}
+
+void ref64_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_args *a)
+{
+    int64_t N = a->x.dim[0], HW = a->x.dim[1] * a->x.dim[2], C = a->x.dim[3];
+    int64_t wide = C / a->groups; /* channels of a group */
+    const double *w = ref64_data(a->w), *bias = ref64_data(a->b);
+    double *own = calloc((size_t)(N * a->groups * 2), sizeof *own);
+    LG_ASSERT(own);
+    if (!a->moments.data) ref64_group_moments(a->x, a->groups, own);
+    const double *moments = a->moments.data ? ref64_data(a->moments) : own;
+    for (int64_t i = 0; i < N * HW * C; i++) {
+        int64_t c = i % C, group = i / (HW * C) * a->groups + c / wide;
+        double mean = moments[group * 2], rstd = 1 / sqrt(moments[group * 2 + 1] + a->eps);
+        double x = ref64_data(a->x)[i];
+        ref64_data(a->y)[i] = ref64_act(a->act, (x - mean) * rstd * w[c] + bias[c]);
+    }
+    free(own);
 }

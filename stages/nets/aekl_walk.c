@@ -2,8 +2,9 @@
  *
  * Every layer function takes its parameters from the table's next rows, or adds these rows when it
  * declares; so the order of the table is the order of the walk. Three buffers are enough for any
- * net: a residual block reads its input (`at`), and works in the two others; which buffer holds the
- * map afterwards is a matter of book-keeping. Everything is NHWC.
+ * net: a residual block reads its input (`at`), and works in the two others; which buffer holds
+ * the map afterwards is a matter of book-keeping. Everything is NHWC. A convolution whose map is
+ * normalised next writes the map's moments, too, and the norm need not work them out.
  *
  * Invariants: a layer leaves the map in buffer `at` with its shape in n, h, w, channels; the two
  * other buffers hold nothing that is still needed. Padding, strides and the order of norm,
@@ -83,7 +84,13 @@ struct conv {
     int from, to, residual; /* buffers; residual -1: none; may be `to` */
     int64_t in, out;        /* channels */
     int kernel, stride;
+    bool then_norm;
 };
+
+static lg_tensor moments_of(const struct lg_aekl_walk *k)
+{
+    return lg_t3(k->moments, LG_F64, k->n, k->c->norm_groups, 2);
+}
 
 /* A 3x3 convolution keeps the size; with stride 2 it halves it, padding only right and below. Sets
  * h and w, not at and channels. */
@@ -105,27 +112,37 @@ static void conv(struct lg_aekl_walk *k, const struct conv *c)
                           .bias = bias,
                           .residual = c->residual < 0 ? LG_NONE : map_in(k, c->residual, c->out),
                           .y = map_in(k, c->to, c->out),
+                          .moments = c->then_norm ? moments_of(k) : LG_NONE,
                           .stride = c->stride,
                           .top = before,
                           .left = before,
                           .bottom = after,
                           .right = after});
+    k->measured = c->then_norm ? c->to : -1;
 }
 
+struct conv_map {
+    const char *name;
+    int64_t out;
+    int kernel, stride;
+    bool then_norm;
+};
+
 /* A convolution from the map to the map. */
-static void conv_map(struct lg_aekl_walk *k, const char *name, int64_t out, int kernel, int stride)
+static void conv_map(struct lg_aekl_walk *k, const struct conv_map *c)
 {
     int to = other(k->at, 1);
-    conv(k, &(struct conv){.name = name,
+    conv(k, &(struct conv){.name = c->name,
                            .from = k->at,
                            .to = to,
                            .residual = -1,
                            .in = k->channels,
-                           .out = out,
-                           .kernel = kernel,
-                           .stride = stride});
+                           .out = c->out,
+                           .kernel = c->kernel,
+                           .stride = c->stride,
+                           .then_norm = c->then_norm});
     k->at = to;
-    k->channels = out;
+    k->channels = c->out;
 }
 
 struct norm {
@@ -142,8 +159,11 @@ static void norm(struct lg_aekl_walk *k, const struct norm *a)
     lg_tensor w = vector(k, name, "weight", a->channels, false);
     lg_tensor b = vector(k, name, "bias", a->channels, false);
     if (!k->s) return;
+    lg_tensor moments = k->measured == a->from ? moments_of(k) : LG_NONE;
+    k->measured = -1;
     lg_group_norm_forward(k->s,
                           &(struct lg_group_norm_forward_args){.x = map_in(k, a->from, a->channels),
+                                                               .moments = moments,
                                                                .w = w,
                                                                .b = b,
                                                                .y = map_in(k, a->to, a->channels),
@@ -152,9 +172,9 @@ static void norm(struct lg_aekl_walk *k, const struct norm *a)
                                                                .act = a->act});
 }
 
-/* x + conv2(silu(norm2(conv1(silu(norm1(x)))))), x through a 1x1 convolution where widths differ.
- */
-static void resnet(struct lg_aekl_walk *k, const char *layer, int64_t out)
+/* x + conv2(silu(norm2(conv1(silu(norm1(x)))))), x through a 1x1 convolution where widths differ;
+ * then_norm: a norm comes next. */
+static void resnet(struct lg_aekl_walk *k, const char *layer, int64_t out, bool then_norm)
 {
     char conv1[LG_PARAM_NAME_BYTES], conv2[LG_PARAM_NAME_BYTES], shortcut[LG_PARAM_NAME_BYTES];
     snprintf(conv1, sizeof conv1, "%s.conv1", layer);
@@ -163,13 +183,13 @@ static void resnet(struct lg_aekl_walk *k, const char *layer, int64_t out)
     int64_t in = k->channels;
     int x = k->at, a = other(x, 1), b = other(x, 2);
     norm(k, &(struct norm){layer, "norm1", x, a, in, LG_ACT_SILU});
-    conv(k, &(struct conv){conv1, a, b, -1, in, out, 3, 1});
+    conv(k, &(struct conv){conv1, a, b, -1, in, out, 3, 1, true});
     norm(k, &(struct norm){layer, "norm2", b, b, out, LG_ACT_SILU});
     if (in != out) {
-        conv(k, &(struct conv){shortcut, x, a, -1, in, out, 1, 1});
+        conv(k, &(struct conv){shortcut, x, a, -1, in, out, 1, 1, false});
         x = a;
     }
-    conv(k, &(struct conv){conv2, b, x, x, out, out, 3, 1});
+    conv(k, &(struct conv){conv2, b, x, x, out, out, 3, 1, then_norm});
     k->at = x;
     k->channels = out;
 }
@@ -227,20 +247,20 @@ static void upsample(struct lg_aekl_walk *k, const char *name)
             k->s, &(struct lg_upsample2x_forward_args){.x = x, .y = map_in(k, to, k->channels)});
     }
     k->at = to;
-    conv_map(k, name, k->channels, 3, 1);
+    conv_map(k, &(struct conv_map){name, k->channels, 3, 1, true});
 }
 
 static void middle(struct lg_aekl_walk *k, const char *half)
 {
     char name[LG_PARAM_NAME_BYTES];
     snprintf(name, sizeof name, "%s.mid_block.resnets.0", half);
-    resnet(k, name, k->channels);
+    resnet(k, name, k->channels, true);
     if (k->c->mid_attention) {
         snprintf(name, sizeof name, "%s.mid_block.attentions.0", half);
         attention(k, name);
     }
     snprintf(name, sizeof name, "%s.mid_block.resnets.1", half);
-    resnet(k, name, k->channels);
+    resnet(k, name, k->channels, true);
 }
 
 /* ---- halves ---- */
@@ -254,20 +274,22 @@ lg_tensor lg_aekl_walk_encoder(struct lg_aekl_walk *k, lg_tensor pixels)
     if (k->s)
         lg_pixels_to_nhwc(k->s, &(struct lg_pixels_to_nhwc_args){
                                     .x = pixels, .y = map_in(k, k->at, k->channels)});
-    conv_map(k, "encoder.conv_in", c->block_out_channels[0], 3, 1);
+    conv_map(k, &(struct conv_map){"encoder.conv_in", c->block_out_channels[0], 3, 1, true});
     for (int i = 0; i < c->blocks; i++) {
         for (int j = 0; j < c->layers_per_block; j++) {
             snprintf(name, sizeof name, "encoder.down_blocks.%d.resnets.%d", i, j);
-            resnet(k, name, c->block_out_channels[i]);
+            bool halved_next = j == c->layers_per_block - 1 && i < c->blocks - 1;
+            resnet(k, name, c->block_out_channels[i], !halved_next);
         }
         if (i == c->blocks - 1) break;
         snprintf(name, sizeof name, "encoder.down_blocks.%d.downsamplers.0.conv", i);
-        conv_map(k, name, k->channels, 3, 2);
+        conv_map(k, &(struct conv_map){name, k->channels, 3, 2, true});
     }
     middle(k, "encoder");
     norm(k, &(struct norm){"encoder.conv_norm_out", NULL, k->at, k->at, k->channels, LG_ACT_SILU});
-    conv_map(k, "encoder.conv_out", 2 * c->latent_channels, 3, 1);
-    if (c->quant_conv) conv_map(k, "quant_conv", 2 * c->latent_channels, 1, 1);
+    int64_t out = 2 * c->latent_channels;
+    conv_map(k, &(struct conv_map){"encoder.conv_out", out, 3, 1, false});
+    if (c->quant_conv) conv_map(k, &(struct conv_map){"quant_conv", out, 1, 1, false});
     return map_in(k, k->at, k->channels);
 }
 
@@ -280,19 +302,22 @@ lg_tensor lg_aekl_walk_decoder(struct lg_aekl_walk *k, lg_tensor latent)
     if (k->s)
         lg_nchw_to_nhwc(
             k->s, &(struct lg_nchw_to_nhwc_args){.x = latent, .y = map_in(k, k->at, k->channels)});
-    if (c->post_quant_conv) conv_map(k, "post_quant_conv", c->latent_channels, 1, 1);
-    conv_map(k, "decoder.conv_in", c->block_out_channels[c->blocks - 1], 3, 1);
+    if (c->post_quant_conv)
+        conv_map(k, &(struct conv_map){"post_quant_conv", c->latent_channels, 1, 1, false});
+    int64_t widest = c->block_out_channels[c->blocks - 1];
+    conv_map(k, &(struct conv_map){"decoder.conv_in", widest, 3, 1, true});
     middle(k, "decoder");
     for (int i = 0; i < c->blocks; i++) {
         for (int j = 0; j <= c->layers_per_block; j++) { /* one more than the encoder */
             snprintf(name, sizeof name, "decoder.up_blocks.%d.resnets.%d", i, j);
-            resnet(k, name, c->block_out_channels[c->blocks - 1 - i]);
+            bool doubled_next = j == c->layers_per_block && i < c->blocks - 1;
+            resnet(k, name, c->block_out_channels[c->blocks - 1 - i], !doubled_next);
         }
         if (i == c->blocks - 1) break;
         snprintf(name, sizeof name, "decoder.up_blocks.%d.upsamplers.0.conv", i);
         upsample(k, name);
     }
     norm(k, &(struct norm){"decoder.conv_norm_out", NULL, k->at, k->at, k->channels, LG_ACT_SILU});
-    conv_map(k, "decoder.conv_out", c->out_channels, 3, 1);
+    conv_map(k, &(struct conv_map){"decoder.conv_out", c->out_channels, 3, 1, false});
     return map_in(k, k->at, k->channels);
 }

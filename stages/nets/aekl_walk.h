@@ -17,6 +17,8 @@ struct lg_aekl_walk {
     lg_dtype dtype;
     void *buffer[LG_AEKL_BUFFERS]; /* run */
     size_t need[LG_AEKL_BUFFERS];  /* plan: elements */
+    void *moments;                 /* run: (n, norm_groups, 2) f64 */
+    int measured;                  /* the buffer whose map they are of, -1: none */
     /* The feature map (n, h, w, channels) and the buffer that holds it. */
     int at;
     int64_t n, h, w, channels;

@@ -1,11 +1,11 @@
-/* AutoencoderKL; see autoencoder_kl.h. Here: configuration, loading, memory, slices. The layers are
- * in aekl_walk.c.
+/* AutoencoderKL; see autoencoder_kl.h. Here: configuration, loading, memory, slices. The layers
+ * are in aekl_walk.c.
  *
- * A net runs one slice of pictures at a time, always the same number: a last slice that is not full
- * is staged, so that the shapes, and with them the bits of a picture, never depend on how many
- * there are. Memory is three buffers, each as large as the largest map that the walk puts in it,
- * the staging of a slice where the batch needs one, and the backend's scratch. Encoder and decoder
- * share all of it.
+ * A net runs one slice of pictures at a time, always the same number: a last slice that is not
+ * full is staged, so that the shapes, and with them the bits of a picture, never depend on how
+ * many there are. Memory is three buffers, each as large as the largest map that the walk puts in
+ * it, a map's moments, the staging of a slice where the batch needs one, and the backend's
+ * scratch. Encoder and decoder share all of it.
  *
  * Invariant: need and scratch come from a dry walk with the very shapes that run later. */
 #include "stages/nets/autoencoder_kl.h"
@@ -173,6 +173,7 @@ struct lg_aekl {
     size_t need[LG_AEKL_BUFFERS];      /* elements */
     size_t buffer_at[LG_AEKL_BUFFERS]; /* bytes */
     struct stage_at stage;
+    size_t moments_at; /* bytes */
     char *arena, *scratch;
     size_t arena_bytes, scratch_bytes;
 };
@@ -192,6 +193,8 @@ static struct lg_aekl_walk walk(const lg_aekl *net, lg_stream *s, const void *we
                              .n = net->shape.slice};
     for (int i = 0; i < LG_AEKL_BUFFERS; i++)
         k.buffer[i] = net->arena ? net->arena + net->buffer_at[i] : NULL;
+    k.moments = net->arena ? net->arena + net->moments_at : NULL;
+    k.measured = -1;
     return k;
 }
 
@@ -329,6 +332,7 @@ static void cut_arena(lg_aekl *net)
     const struct lg_aekl_shape *b = &net->shape;
     for (int i = 0; i < LG_AEKL_BUFFERS; i++)
         net->buffer_at[i] = reserve(net, net->need[i], net->dtype);
+    net->moments_at = reserve(net, (size_t)(b->slice * net->c.norm_groups * 2), LG_F64);
     if (b->batch % b->slice == 0) return;
     size_t picture = (size_t)b->slice * (size_t)b->height * (size_t)b->width * 3;
     size_t latent = (size_t)(b->slice * latent_side(net, b->height) * latent_side(net, b->width)) *

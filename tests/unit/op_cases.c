@@ -12,7 +12,7 @@ struct shape {
     int64_t B, T, K, N, D, C, H, W, heads, d, Tk, V, groups, kernel, stride, Co, pad[4], count;
     lg_act act;
     lg_dtype from, to;
-    bool bias, dbias_filled, pre, mod, mask, lse, packed, residual, alias, accumulate, dpred;
+    bool bias, dbias_filled, pre, mod, mask, lse, packed, residual, alias, accumulate, dpred, given;
     double scale;
 };
 
@@ -243,6 +243,7 @@ BUILD(group_norm_forward)
     op_in_out(r, z->alias, "y", OP_SAMPLE, &a.x, &a.y, DIMS(z->B, z->H, z->W, z->C));
     a.w = op_in(r, 0, 1, DIMS(z->C));
     a.b = op_in(r, 0, 1, DIMS(z->C));
+    if (z->given) a.moments = op_in_integers(r, LG_F64, OP_SAMPLE, 1, 4, DIMS(z->B, z->groups, 2));
     lg_group_norm_forward(r->stream, &a);
 }
 
@@ -321,11 +322,8 @@ BUILD(conv2d_forward)
     const int64_t *p = z->pad; /* top, left, bottom, right */
     int64_t Ho = (z->H + p[0] + p[2] - z->kernel) / z->stride + 1;
     int64_t Wo = (z->W + p[1] + p[3] - z->kernel) / z->stride + 1;
-    struct lg_conv2d_forward_args a = {.stride = (int)z->stride,
-                                       .top = (int)p[0],
-                                       .left = (int)p[1],
-                                       .bottom = (int)p[2],
-                                       .right = (int)p[3]};
+    struct lg_conv2d_forward_args a = {.stride = (int)z->stride};
+    a.top = (int)p[0], a.left = (int)p[1], a.bottom = (int)p[2], a.right = (int)p[3];
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->H, z->W, z->C));
     a.w = op_in(r, 0, 1, DIMS(z->Co, z->kernel, z->kernel, z->C));
     a.bias = op_in(r, 0, 1, DIMS(z->Co));
@@ -334,6 +332,8 @@ BUILD(conv2d_forward)
     else
         a.y = op_out(r, "y", OP_SAMPLE, DIMS(z->B, Ho, Wo, z->Co));
     if (z->residual) a.residual = op_in(r, OP_SAMPLE, 1, DIMS(z->B, Ho, Wo, z->Co));
+    if (z->groups)
+        a.moments = op_out_typed(r, "moments", LG_F64, OP_SAMPLE, DIMS(z->B, z->groups, 2));
     lg_conv2d_forward(r->stream, &a);
 }
 

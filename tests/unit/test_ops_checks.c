@@ -197,6 +197,13 @@ static void conv_asks_for_16_bytes(void **state)
     REFUSED(conv2d_forward, a);
     a.y.data = y, a.bottom = 0; /* now y is too high */
     REFUSED(conv2d_forward, a);
+    static double moments[4];
+    a.bottom = 1, a.moments = lg_t3(moments, LG_F64, 1, 1, 2);
+    ALLOWED(conv2d_forward, a);
+    a.moments.dim[1] = 2; /* of one channel */
+    REFUSED(conv2d_forward, a);
+    a.moments = lg_t3(y + 4, LG_F64, 1, 1, 2);
+    REFUSED(conv2d_forward, a);
 }
 
 static void contents(void **state)
