@@ -56,6 +56,93 @@ template <int N> static __device__ __forceinline__ void settled(float (&x)[N])
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
 }
+/* A warp's four 8 x 8 matrices, as products hold them, to shared memory: matrix i's row r goes where lane
+ * 8 i + r says. */
+static __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t *x)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+/* Word i of lane l of four becomes word l of lane i. */
+static __device__ __forceinline__ void turn_words(uint32_t *w)
+{
+    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        uint32_t got = __shfl_xor_sync(0xffffffff, odd ? w[i] : w[i + 1], 1);
+        w[i] = odd ? got : w[i];
+        w[i + 1] = odd ? w[i + 1] : got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t got = __shfl_xor_sync(0xffffffff, high ? w[i] : w[i + 2], 2);
+        w[i] = high ? got : w[i];
+        w[i + 2] = high ? w[i + 2] : got;
+    }
+}
+/* 16 bytes to shared memory; not waited for. */
+static __device__ __forceinline__ void copy_16(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+static __device__ __forceinline__ void copies_end()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+/* Until at most N groups of the thread's copies are under way; products may read the others. */
+template <int N> static __device__ __forceinline__ void copies_wait()
+{
+    asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(N) : "memory");
+}
+
+/* ---- parts of a block that wait for one another ---- */
+
+/* A barrier in shared memory that counts arrivals; `use` counts, from 0, how often it was completed before
+ * (its lowest bit is enough). */
+static __device__ __forceinline__ void mbarrier_begin(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+static __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+static __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, int use)
+{
+    int done;
+    do
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+                     "selp.s32 %0, 1, 0, p;\n}\n"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(use & 1)
+                     : "memory");
+    while (!done);
+}
+/* One arrival for all 32 threads. */
+static __device__ __forceinline__ void warp_arrive(uint32_t barrier)
+{
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) mbarrier_arrive(barrier);
+}
+/* The hardware's barriers, 0 to 15; threads that arrive do not wait. */
+static __device__ __forceinline__ void barrier_sync(int barrier, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+static __device__ __forceinline__ void barrier_arrive(int barrier, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+/* Registers a thread from here on, for a whole warpgroup: fewer, or more when others have given theirs. */
+template <int N> static __device__ __forceinline__ void registers_give()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> static __device__ __forceinline__ void registers_take()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
 
 #define COMMA     ,
 #define F4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
