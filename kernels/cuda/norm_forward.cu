@@ -1,14 +1,15 @@
 /* Modulated LayerNorm of 16-bit rows of at most ROW_MAX elements, also with the gated residual before it
  * (norm.cu has the general ones).
  *
- * A warp has a row in registers: out = x + gate y, rounded as it is stored; mean; variance about it;
+ * A block has CHUNK_ROWS rows of a sample, and its scale, shift and gate in shared memory: read from global
+ * memory they would be waited for behind the rows of the other warps. A warp has a row in registers: out = x + gate y, rounded as it is stored; mean; variance about it;
  * (out - mean) rstd (1 + scale) + shift. The last rows come first: the layer before has just written them,
  * and they are still in the cache.
  *
  * Bytes: 2 B T D elements, with the residual 4: 0.60 GB at B = 256, T = 256, D = 1152. */
 #include "kernels/cuda/norm.cuh"
 
-enum { WARPS = 8, THREADS = WARP * WARPS, CHUNK_ROWS = 32 };
+enum { WARPS = 8, THREADS = WARP * WARPS, CHUNK_ROWS = 16 };
 
 template <typename T> struct rows_args {
     const T *x, *y, *gate, *shift, *scale;
@@ -27,7 +28,8 @@ static __device__ __forceinline__ quad pack_of(const void *row, int j, bool last
 }
 
 template <typename T, int PACKS, bool RESIDUAL>
-static __global__ void __launch_bounds__(THREADS, 4) rows_kernel(const rows_args<T> a)
+static __global__ void __launch_bounds__(THREADS, RESIDUAL ? 3 : 4)
+    rows_kernel(const rows_args<T> a)
 {
     __shared__ quad gates[PACKS * WARP], scales[PACKS * WARP], shifts[PACKS * WARP];
     int64_t chunk = gridDim.x - 1 - blockIdx.x, b = chunk / a.chunks;
