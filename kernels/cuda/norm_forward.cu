@@ -1,10 +1,11 @@
 /* Modulated LayerNorm of 16-bit rows of at most ROW_MAX elements, also with the gated residual before it
  * (norm.cu has the general ones).
  *
- * A block has CHUNK_ROWS rows of a sample, and its scale, shift and gate in shared memory: read from global
- * memory they would be waited for behind the rows of the other warps. A warp has a row in registers: out = x + gate y, rounded as it is stored; mean; variance about it;
- * (out - mean) rstd (1 + scale) + shift. The last rows come first: the layer before has just written them,
- * and they are still in the cache.
+ * A block has CHUNK_ROWS rows of a sample, and its scale, shift and gate in shared memory: read from
+ * global memory they would be waited for behind the rows of the other warps. A warp has a row in
+ * registers: out = x + gate y, rounded as it is stored; mean; variance about it; (out - mean) rstd
+ * (1 + scale) + shift. The last rows come first: the layer before has just written them, and they are
+ * still in the cache.
  *
  * Bytes: 2 B T D elements, with the residual 4: 0.60 GB at B = 256, T = 256, D = 1152. */
 #include "kernels/cuda/norm.cuh"
