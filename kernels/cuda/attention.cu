@@ -1,6 +1,6 @@
 /* Softmax attention without the tensor cores: heads up to HEAD_MAX, any lengths, key lengths, bias; fp32
- * arithmetic. For 16-bit types cudnn_attention.c takes what it can, wide_attention.c takes wider heads;
- * the rest, and fp32, comes here.
+ * arithmetic. For 16-bit types short_attention.cu and short_attention_forward.cu take 256 tokens,
+ * cudnn_attention.c what it can, wide_attention.c wider heads; the rest, and fp32, comes here.
  *
  * Forward (Dao, "FlashAttention-2", 2023, algorithm 1): a block of 256 threads owns 32 queries of one
  * head and walks the keys in tiles of 32: S = scale Q K^T (2x2 values a thread), running row maximum
@@ -241,11 +241,13 @@ template <typename T> static void forward(lg_stream *s, const struct lg_attentio
 }
 size_t cuda_attention_forward_scratch(lg_cuda_device *d, const struct lg_attention_forward_args *a)
 {
+    if (cuda_short_attention_forward_takes(a)) return 0;
     if (a->q.dim[3] > HEAD_MAX) return cuda_wide_attention_scratch(d, a);
     return lg_cudnn_attention_forward_scratch(d, a);
 }
 void cuda_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)
 {
+    if (cuda_short_attention_forward_takes(a)) return cuda_short_attention_forward(s, a);
     if (a->q.dim[3] > HEAD_MAX) return cuda_wide_attention(s, a);
     if (lg_cudnn_attention_forward(s, a)) return;
     WITH_TYPE(a->q.dtype, T, forward<T>(s, a))

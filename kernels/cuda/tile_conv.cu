@@ -184,9 +184,6 @@ static __device__ __forceinline__ uint64_t rows_of(const void *p)
            (uint64_t)1 << 62;
 }
 
-#define N64                                                                                        \
-    N36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "  \
-        "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define PRODUCT(type)                                                                              \
     PRODUCT_SHARED("128", type, N64, F16(d, 0) COMMA F16(d, 16) COMMA F16(d, 32) COMMA F16(d, 48), \
                    "%64", "%65", "%66", "0")

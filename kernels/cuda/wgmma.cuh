@@ -30,12 +30,21 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 /* A descriptor of an operand in shared memory: bytes from 8 rows or columns to the next 8 in the two
- * directions that PTX calls leading and stride; swizzle 3 is that of 32 bytes, 0 none. */
+ * directions that PTX calls leading and stride; swizzle 3 is that of 32 bytes, 1 of 128, 0 none. */
 static __device__ __forceinline__ uint64_t operand(uint32_t address, int leading, int stride,
                                                    int swizzle)
 {
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 |
            (uint64_t)(stride >> 4) << 32 | (uint64_t)swizzle << 62;
+}
+/* The same in two steps: what bytes / 16 may be added to, to move the address, and the whole. */
+static __device__ __forceinline__ uint32_t operand_start(uint32_t address, int leading)
+{
+    return (address & 0x3FFFF) >> 4 | (uint32_t)leading >> 4 << 16;
+}
+static __device__ __forceinline__ uint64_t operand_at(uint32_t start, int stride, int swizzle)
+{
+    return (uint64_t)((uint32_t)stride >> 4 | (uint32_t)swizzle << 30) << 32 | start;
 }
 static __device__ __forceinline__ void products_begin()
 {
@@ -147,10 +156,15 @@ template <int N> static __device__ __forceinline__ void registers_take()
 #define COMMA     ,
 #define F4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define F16(d, i) F4(d, i), F4(d, i + 4), F4(d, i + 8), F4(d, i + 12)
+#define F64(d, i) F16(d, i), F16(d, i + 16), F16(d, i + 32), F16(d, i + 48)
+#define N4        "%0, %1, %2, %3"
 #define N16       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define N20       N16 ", %16, %17, %18, %19"
 #define N32       N20 ", %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define N36       N32 ", %32, %33, %34, %35"
+#define N64                                                                                        \
+    N36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49,"                  \
+        " %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 /* d (64 x n) = or += a b, a and b in shared memory. turned: 1 where the summed dimension is not the
  * contiguous one, in both. */
 #define PRODUCT_SHARED(n, type, list, outputs, ia, ib, ic, turned)                                 \
@@ -165,3 +179,11 @@ template <int N> static __device__ __forceinline__ void registers_take()
                  "}, {" ia "}, " ib ", 1, 1, 1, 1;\n"                                              \
                  : outputs                                                                         \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+/* d = or += a b, a in registers, b in shared memory; turned: 1 where b's summed dimension is not the
+ * contiguous one. */
+#define PRODUCT_REGISTERS_OR_SET(n, type, list, outputs, ia, ib, ic, turned)                       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ic ", 0;\n"                                   \
+                 "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" list          \
+                 "}, {" ia "}, " ib ", p, 1, 1, " turned ";\n}\n"                                  \
+                 : outputs                                                                         \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))

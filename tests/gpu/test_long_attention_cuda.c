@@ -1,16 +1,16 @@
-/* Attention's backward over more heads than the GPU has multiprocessors, so that a block takes several
- * (short_attention.cu), which ref64 would take too long for: 16-bit results against those in fp32 from
- * the same inputs; samples with equal inputs in both halves of the batch have equal bits; the same bits
- * twice, and dbias, accumulated the second time, is twice what it was.
+/* Attention over more heads than the GPU has multiprocessors, so that a block takes several
+ * (short_attention.cu, short_attention_forward.cu), which ref64 would take too long for: 16-bit results
+ * against those in fp32 from the same inputs; samples with equal inputs in both halves of the batch have
+ * equal bits; the same bits twice, and dbias, accumulated the second time, is twice what it was.
  *
  * usage: test_long_attention_cuda */
 #include "kernels/ops.h"
 #include "tests/gpu/gpu_test.h"
 
-enum { B = 26, T = 256, H = 16, OUTPUTS = 6 }; /* 416 heads: three or four a block */
-enum { DQ, DK, DV, DBIAS };                    /* that of q, k, v */
-static const char *const NAMES[OUTPUTS] = {"dq",         "dk",         "dv",
-                                           "dbias of q", "dbias of k", "dbias of v"};
+enum { B = 26, T = 256, H = 16, OUTPUTS = 8 }; /* 416 heads: three or four a block */
+enum { DQ, DK, DV, O, LSE, DBIAS };            /* that of q, k, v */
+static const char *const NAMES[OUTPUTS] = {"dq",  "dk",         "dv",         "o",
+                                           "lse", "dbias of q", "dbias of k", "dbias of v"};
 
 static lg_device *device;
 static lg_stream *stream;
@@ -73,6 +73,8 @@ static void download(const struct lg_attention_backward_args *a, double *ret[OUT
             memcpy(ret[i] + r * D, packed + (3 * r + i) * D, (size_t)D * sizeof(double));
     }
     free(packed);
+    ret[O] = gpu_get(stream, a->o.data, type, (size_t)(rows * D));
+    ret[LSE] = gpu_get(stream, a->lse.data, LG_F32, (size_t)(rows * H));
 }
 
 /* Two runs; the second accumulates dbias. */
@@ -128,7 +130,7 @@ static void check(int64_t d, const struct gpu_precision *p)
     results(d, "fp32", want);
     results(d, p->name, got);
     for (int o = 0; o < OUTPUTS; o++) {
-        size_t n = (size_t)(o < DBIAS ? B * T * H * d : H * d);
+        size_t n = (size_t)(o < LSE ? B * T * H * d : o == LSE ? B * T * H : H * d);
         /* The bias of k: 0 against 0. */
         double error = gpu_error(got[0][o], want[0][o], n, 1e-30);
         bool again = true, halves = true;

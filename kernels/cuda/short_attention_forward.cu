@@ -1,0 +1,458 @@
+/* Forward of attention on the tensor cores (wgmma) for heads that fit into shared memory whole:
+ * TOKENS = 256 queries and keys, d = 64 or 72, bf16 or fp16, no key lengths, no bias.
+ *
+ *     S = Q K^T,  P = exp(scale (S - max)),  o = P V / sum of P,  lse = scale max + log(sum of P)
+ *
+ * A block goes through every gridDim-th head. A thread of its third warpgroup fetches heads by
+ * TMA into two stages of shared memory, one ahead of the two warpgroups that compute. Each of
+ * these takes two of the head's four tiles of 64 queries; scores, weights and sums stay in
+ * registers. Keys come in two halves of 128: a half's maximum is that of all keys so far, and the
+ * first half's sums are scaled down to the second's maximum. Weights are the left operand of P V
+ * as they lie; their products begin while the next weights are computed; the two warpgroups'
+ * scores come in turns. The maximum starts at -1e30: a half whose scores are all -inf counts as
+ * nothing, not as NaN.
+ *
+ * A stage: Q, K, V, each as columns [0, 64) in rows of 128 bytes with wgmma's 128-byte swizzle
+ * (16 bytes number c of row r lie at number c ^ r % 8), and at d = 72 the rest, 16 bytes a row,
+ * without swizzle. The inner dimension of Q K^T comes in steps of 16, so the last 8 columns are
+ * multiplied with 8 others: ZEROS from the side of Q, the same 8 again from that of K. The
+ * results leave by TMA, too, from where their queries were. Bytes at d = 72: 2 x 3 x 36864 + 1024
+ * (ZEROS) + 48 (barriers) = 222,256.
+ *
+ * Three barriers a stage: Q and K have come, V has come, the warps are done with all of it.
+ *
+ * A head's bits depend on nothing but its rows. At B = 256, 16 heads, d = 72 there are 604 MB to
+ * move (0.14 ms at 4.2 TB/s), 77 GFLOP, 82 with the zeros, and 268 million exponentials (0.07
+ * ms). */
+#include "kernels/cuda/short_attention.h"
+#include "kernels/cuda/wgmma.cuh"
+#include <cuda.h>
+
+enum { TOKENS = 256, QUERIES = 64, TILES = TOKENS / QUERIES, KEYS = 128, STAGES = 2 };
+enum { GROUPS = 2, GROUP = 128, THREADS = (GROUPS + 1) * GROUP };
+enum { MAIN = 64, MAIN_ROW = 128, REST_ROW = 16 }; /* columns; bytes */
+enum { CHUNK = 2 }; /* steps of 16 keys whose products begin together */
+enum { QK_CAME = 0, V_CAME = 8, DONE = 16, BARRIERS_BYTES = 24 }; /* of a stage */
+#define LEAST_SCORE (-1e30f)
+
+template <int D> struct forward_layout {
+    static constexpr bool REST = D > MAIN;
+    static constexpr int MATRIX = TOKENS * D * 2, STAGE = 3 * MATRIX;
+    static constexpr int K = TOKENS * MAIN_ROW, V = 2 * K; /* Q lies at 0 */
+    static constexpr int Q_REST = 3 * K, K_REST = Q_REST + TOKENS * REST_ROW;
+    static constexpr int V_REST = K_REST + TOKENS * REST_ROW;
+    static constexpr int ZEROS = STAGES * STAGE, BARRIERS = ZEROS + QUERIES * REST_ROW;
+    static constexpr int BYTES = BARRIERS + STAGES * BARRIERS_BYTES;
+};
+
+/* ---- products ---- */
+
+template <typename T> struct tensor_core;
+#define TENSOR_CORE(T, type)                                                                       \
+    template <> struct tensor_core<T> {                                                            \
+        static __device__ __forceinline__ void scores(float (&d)[64], uint64_t a, uint64_t b,      \
+                                                      int add)                                     \
+        {                                                                                          \
+            PRODUCT_SHARED("128", type, N64, F64(d, 0), "%64", "%65", "%66", "0");                 \
+        }                                                                                          \
+        static __device__ __forceinline__ void values(float *d, const uint32_t *a, uint64_t b,     \
+                                                      int add)                                     \
+        {                                                                                          \
+            PRODUCT_REGISTERS_OR_SET("64", type, N32, F16(d, 0) COMMA F16(d, 16),                  \
+                                     "%32, %33, %34, %35", "%36", "%37", "1");                     \
+        }                                                                                          \
+        static __device__ __forceinline__ void rest_of_values(float *d, const uint32_t *a,         \
+                                                              uint64_t b, int add)                 \
+        {                                                                                          \
+            PRODUCT_REGISTERS_OR_SET("8", type, N4, F4(d, 0), "%4, %5, %6, %7", "%8", "%9", "1");  \
+        }                                                                                          \
+    };
+TENSOR_CORE(bf16, "bf16")
+TENSOR_CORE(fp16, "f16")
+
+/* ---- barriers and copies ---- */
+
+static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/* Arrives; the round is complete only when that many bytes have come, too. */
+static __device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+/* Until the barrier's round of this parity (0, 1, 0 ...) is complete. */
+static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity)
+{
+    asm volatile("{\n.reg .pred p;\n"
+                 "again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
+                 "@p bra done;\nbra again;\ndone:\n}\n" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+/* The warpgroups begin scores in turns: one's products run while the other computes weights.
+ * Hardware barrier 0 is __syncthreads(), 1 + group a warpgroup's own, 3 + group its turn. */
+static __device__ __forceinline__ void take_turn(int group)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + GROUPS + group), "n"(GROUPS * GROUP) : "memory");
+}
+static __device__ __forceinline__ void give_turn(int group)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(1 + GROUPS + group), "n"(GROUPS * GROUP) : "memory");
+}
+/* The box of a tensor from (row, column) to shared memory; the barrier is told. */
+static __device__ __forceinline__ void fetch(uint32_t to, const CUtensorMap *from, int column,
+                                             int row, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(from), "r"(column), "r"(row), "r"(barrier)
+                 : "memory");
+}
+/* The other way round; the thread waits for it by its group. */
+static __device__ __forceinline__ void put(const CUtensorMap *to, int column, int row,
+                                           uint32_t from)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(to),
+        "r"(column), "r"(row), "r"(from)
+        : "memory");
+}
+
+static __device__ __forceinline__ void store_shared(uint32_t to, uint32_t x)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
+/* ---- a tile ---- */
+
+struct tensor_maps {
+    CUtensorMap main, rest; /* rest: at d = 72 */
+};
+struct forward_args {
+    tensor_maps q, k, v, o;
+    float *lse; // (B, H, T) or NULL
+    float scale;
+    int H, heads; /* of a sample, of all samples */
+};
+
+static __device__ __forceinline__ float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+static __device__ __forceinline__ float quad_sum(float x)
+{
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+/* x = q k^T of a tile of queries and a half of the keys, begun. */
+template <typename T, int D>
+static __device__ __forceinline__ void begin_scores(float (&x)[64], uint32_t shared, uint32_t stage,
+                                                    int tile, int half)
+{
+    using L = forward_layout<D>;
+    uint32_t q = operand_start(stage + tile * QUERIES * MAIN_ROW, 16);
+    uint32_t k = operand_start(stage, 16) + (L::K + half * KEYS * MAIN_ROW) / 16;
+    products_begin();
+#pragma unroll
+    for (int s = 0; s < MAIN / 16; s++)
+        tensor_core<T>::scores(x, operand_at(q + 2 * s, 1024, 1), operand_at(k + 2 * s, 1024, 1),
+                               s > 0);
+    if (L::REST) {
+        uint32_t q_rest = stage + L::Q_REST + tile * QUERIES * REST_ROW;
+        uint32_t k_rest = operand_start(stage, 0) + (L::K_REST + half * KEYS * REST_ROW) / 16;
+        tensor_core<T>::scores(x, operand(q_rest, shared + L::ZEROS - q_rest, 128, 0),
+                               operand_at(k_rest, 128, 0), 1);
+    }
+    products_end();
+}
+/* top: the largest score of each of the thread's two rows, and at least what it was. */
+static __device__ __forceinline__ void raise_to_maxima(float (&top)[2], const float (&x)[64])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float even = top[r], odd = x[2 * r + 1];
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j++) {
+            even = fmaxf(even, x[4 * j + 2 * r]);
+            if (j > 0) odd = fmaxf(odd, x[4 * j + 2 * r + 1]);
+        }
+        top[r] = quad_max(fmaxf(even, odd));
+    }
+}
+/* o (64 queries, D) = or += weights v, of a half of the keys, begun; sums += the thread's
+ * weights. */
+template <typename T, int D>
+static __device__ __forceinline__ void weigh(float (&o)[D / 2], float (&sums)[2],
+                                             const float (&x)[64], const float (&top)[2],
+                                             float factor, uint32_t stage, int half)
+{
+    using L = forward_layout<D>;
+    uint32_t v = operand_start(stage, 16) + (L::V + half * KEYS * MAIN_ROW) / 16;
+    uint32_t v_rest = operand_start(stage, 128) + (L::V_REST + half * KEYS * REST_ROW) / 16;
+    float minus[2] = {-top[0] * factor, -top[1] * factor};
+    uint32_t p[KEYS / 4];
+#pragma unroll
+    for (int s = 0; s < KEYS / 16; s++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float w0 = exp2_of(fmaf(x[8 * s + 2 * i], factor, minus[i % 2]));
+            float w1 = exp2_of(fmaf(x[8 * s + 2 * i + 1], factor, minus[i % 2]));
+            sums[i % 2] += w0;
+            sums[i % 2] += w1;
+            p[4 * s + i] = packed(w0, w1, T());
+        }
+        if (s % CHUNK != CHUNK - 1) continue;
+        products_begin();
+#pragma unroll
+        for (int c = s - CHUNK + 1; c <= s; c++) { /* 16 keys' bytes / 16 are a row's bytes */
+            int add = half + c > 0;
+            tensor_core<T>::values(o, p + 4 * c, operand_at(v + c * MAIN_ROW, 1024, 1), add);
+            if (L::REST)
+                tensor_core<T>::rest_of_values(o + MAIN / 2, p + 4 * c,
+                                               operand_at(v_rest + c * REST_ROW, 0, 0), add);
+        }
+        products_end();
+    }
+}
+template <int N>
+static __device__ __forceinline__ void scale_rows(float (&x)[N], const float (&factors)[2])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] *= factors[i / 2 % 2];
+}
+/* A tile's results. */
+template <typename T, int D>
+static __device__ __forceinline__ void attend(float (&o)[D / 2], float (&top)[2], float (&sums)[2],
+                                              float factor, uint32_t shared, uint32_t stage,
+                                              int tile, uint32_t v_came, int parity)
+{
+    top[0] = top[1] = LEAST_SCORE;
+    sums[0] = sums[1] = 0;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float x[64], fade[2] = {top[0], top[1]};
+        take_turn(tile % GROUPS);
+        begin_scores<T, D>(x, shared, stage, tile, half);
+        products_wait<0>();
+        settled(x);
+        give_turn(1 - tile % GROUPS);
+        raise_to_maxima(top, x);
+        if (half == 0) {
+            barrier_wait(v_came, parity);
+        } else {
+            settled(o);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                fade[r] = exp2_of((fade[r] - top[r]) * factor);
+                sums[r] *= fade[r];
+            }
+            scale_rows(o, fade);
+        }
+        weigh<T, D>(o, sums, x, top, factor, stage, half);
+    }
+    for (int r = 0; r < 2; r++) sums[r] = quad_sum(sums[r]);
+    products_wait<0>();
+    settled(o);
+    const float shares[2] = {__fdividef(1, sums[0]), __fdividef(1, sums[1])};
+    scale_rows(o, shares);
+}
+/* The warp's 16 rows to those from to_row, to_column, by way of shared memory where their queries
+ * were. */
+template <typename T, int D>
+static __device__ __forceinline__ void store_rows(const forward_args &a, const float (&o)[D / 2],
+                                                  uint32_t main, uint32_t rest, int to_row,
+                                                  int to_column)
+{
+    using L = forward_layout<D>;
+    int lane = threadIdx.x % WARP, row = lane / 4, pair = lane % 4 * 4;
+#pragma unroll
+    for (int j = 0; j < D / 8; j++) {
+        bool in_main = j < MAIN / 8;
+        uint32_t to = in_main ? main + row * MAIN_ROW + (row ^ j) * 16 : rest + row * REST_ROW;
+        store_shared(to + pair, packed(o[4 * j], o[4 * j + 1], T()));
+        store_shared(to + pair + 8 * (in_main ? MAIN_ROW : REST_ROW),
+                     packed(o[4 * j + 2], o[4 * j + 3], T()));
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    if (lane > 0) return;
+    put(&a.o.main, to_column, to_row, main);
+    if (L::REST) put(&a.o.rest, to_column + MAIN, to_row, rest);
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* ---- the block ---- */
+
+template <int D>
+static __device__ __forceinline__ void produce(const forward_args &a, uint32_t shared)
+{
+    using L = forward_layout<D>;
+    for (int at = blockIdx.x, n = 0; at < a.heads; at += gridDim.x, n++) {
+        uint32_t stage = shared + n % STAGES * L::STAGE;
+        uint32_t barriers = shared + L::BARRIERS + n % STAGES * BARRIERS_BYTES;
+        uint32_t qk_came = barriers + QK_CAME, v_came = barriers + V_CAME;
+        int row = at / a.H * TOKENS, column = at % a.H * D;
+        if (n >= STAGES) barrier_wait(barriers + DONE, n / STAGES % 2 ^ 1);
+        barrier_expect(qk_came, 2 * L::MATRIX);
+        fetch(stage, &a.q.main, column, row, qk_came);
+        fetch(stage + L::K, &a.k.main, column, row, qk_came);
+        if (L::REST) {
+            fetch(stage + L::Q_REST, &a.q.rest, column + MAIN, row, qk_came);
+            fetch(stage + L::K_REST, &a.k.rest, column + MAIN, row, qk_came);
+        }
+        barrier_expect(v_came, L::MATRIX);
+        fetch(stage + L::V, &a.v.main, column, row, v_came);
+        if (L::REST) fetch(stage + L::V_REST, &a.v.rest, column + MAIN, row, v_came);
+    }
+}
+template <typename T, int D>
+static __device__ __forceinline__ void consume(const forward_args &a, uint32_t shared)
+{
+    using L = forward_layout<D>;
+    int group = threadIdx.x / GROUP, warp = threadIdx.x % GROUP / WARP, lane = threadIdx.x % WARP;
+    float factor = a.scale * LOG2_E;
+    if (group == 1) give_turn(0);
+#pragma unroll 1
+    for (int at = blockIdx.x, n = 0; at < a.heads; at += gridDim.x, n++) {
+        uint32_t stage = shared + n % STAGES * L::STAGE;
+        uint32_t barriers = shared + L::BARRIERS + n % STAGES * BARRIERS_BYTES;
+        int parity = n / STAGES % 2, row = at / a.H * TOKENS, column = at % a.H * D;
+        barrier_wait(barriers + QK_CAME, parity);
+#pragma unroll 1
+        for (int tile = group; tile < TILES; tile += GROUPS) {
+            float o[D / 2], top[2], sums[2];
+            int r0 = tile * QUERIES + warp * 16;
+            attend<T, D>(o, top, sums, factor, shared, stage, tile, barriers + V_CAME, parity);
+            /* The group's products have read the queries. */
+            asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"((int)GROUP) : "memory");
+            store_rows<T, D>(a, o, stage + r0 * MAIN_ROW, stage + L::Q_REST + r0 * REST_ROW,
+                             row + r0, column);
+            if (a.lse && lane % 4 == 0) {
+                float *lse = a.lse + (int64_t)at * TOKENS + r0 + lane / 4;
+                lse[0] = top[0] * a.scale + logf(sums[0]);
+                lse[8] = top[1] * a.scale + logf(sums[1]);
+            }
+        }
+        if (lane == 0) {
+            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+            barrier_arrive(barriers + DONE);
+        }
+        __syncwarp();
+    }
+    if (group == 0) take_turn(0); /* what group 1 gave last */
+    if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+template <typename T, int D>
+static __global__ void __launch_bounds__(THREADS, 1)
+    short_forward_kernel(const __grid_constant__ forward_args a)
+{
+    using L = forward_layout<D>;
+    extern __shared__ __align__(1024) char memory[];
+    uint32_t shared = shared_address(memory);
+    if (threadIdx.x < QUERIES) *(float4 *)(memory + L::ZEROS + threadIdx.x * REST_ROW) = float4{};
+    if (threadIdx.x == 0)
+        for (int s = 0; s < STAGES; s++) {
+            uint32_t barriers = shared + L::BARRIERS + s * BARRIERS_BYTES;
+            barrier_init(barriers + QK_CAME, 1);
+            barrier_init(barriers + V_CAME, 1);
+            barrier_init(barriers + DONE, GROUPS * GROUP / WARP);
+        }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    if (threadIdx.x >= GROUPS * GROUP) { /* 168 registers a thread are to be had: 2 x 232 + 40 */
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == GROUPS * GROUP) produce<D>(a, shared);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        consume<T, D>(a, shared);
+    }
+}
+
+/* ---- on the host ---- */
+
+typedef CUresult encode_function(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                                 const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                                 const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+static encode_function *encoder(void)
+{
+    void *p = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    LG_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault,
+                                             &found));
+    LG_ASSERT(p);
+    return (encode_function *)p;
+}
+/* Boxes of `rows` tokens and `columns` elements of a tensor (B, T, H, d). */
+static CUtensorMap map_of(const lg_tensor *t, int64_t stride, int rows, int columns)
+{
+    static encode_function *encode = encoder();
+    cuuint64_t size[] = {(cuuint64_t)(t->dim[2] * t->dim[3]), (cuuint64_t)(t->dim[0] * t->dim[1])};
+    cuuint64_t pitch[] = {(cuuint64_t)stride * 2};
+    cuuint32_t box[] = {(cuuint32_t)columns, (cuuint32_t)rows}, steps[] = {1, 1};
+    CUtensorMap map;
+    CUresult rc = encode(&map,
+                         t->dtype == LG_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                            : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                         2, t->data, size, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                         columns == MAIN ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    LG_ASSERT(rc == CUDA_SUCCESS);
+    return map;
+}
+static tensor_maps maps_of(const lg_tensor *t, int64_t stride, int rows)
+{
+    tensor_maps m = {};
+    m.main = map_of(t, stride, rows, MAIN);
+    if (t->dim[3] > MAIN) m.rest = map_of(t, stride, rows, (int)t->dim[3] - MAIN);
+    return m;
+}
+
+template <typename T, int D>
+static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
+{
+    cudaStream_t cuda = lg_cuda_stream_of(stream);
+    int multiprocessors = lg_cuda_device_of(stream)->multiprocessors;
+    forward_args f = {maps_of(&a->q, a->q_stride, TOKENS),
+                      maps_of(&a->k, a->kv_stride, TOKENS),
+                      maps_of(&a->v, a->kv_stride, TOKENS),
+                      maps_of(&a->o, a->q.dim[2] * D, 16),
+                      (float *)a->lse.data,
+                      (float)a->scale,
+                      (int)a->q.dim[2],
+                      (int)(a->q.dim[0] * a->q.dim[2])};
+    unsigned blocks = (unsigned)(f.heads < multiprocessors ? f.heads : multiprocessors);
+    LG_CUDA(cudaFuncSetAttribute(short_forward_kernel<T, D>,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 forward_layout<D>::BYTES));
+    short_forward_kernel<T, D><<<blocks, THREADS, forward_layout<D>::BYTES, cuda>>>(f);
+    LG_CUDA_LAUNCHED();
+}
+
+bool cuda_short_attention_forward_takes(const struct lg_attention_forward_args *a)
+{
+    const void *p[] = {a->q.data, a->k.data, a->v.data, a->o.data};
+    int64_t d = a->q.dim[3];
+    if (a->q.dtype == LG_F32 || (d != 64 && d != 72)) return false;
+    if (a->q.dim[1] != TOKENS || a->k.dim[1] != TOKENS) return false;
+    if (a->k_length.rank || a->bias.rank || !(a->scale > 0)) return false;
+    for (size_t i = 0; i < sizeof p / sizeof *p; i++)
+        if (!lg_cuda_aligned_16(p[i])) return false;
+    return a->q_stride % 8 == 0 && a->kv_stride % 8 == 0;
+}
+void cuda_short_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)
+{
+    bool wide = a->q.dim[3] == 72, half = a->q.dtype == LG_F16;
+    if (half)
+        wide ? launch<fp16, 72>(s, a) : launch<fp16, 64>(s, a);
+    else
+        wide ? launch<bf16, 72>(s, a) : launch<bf16, 64>(s, a);
+}
