@@ -223,67 +223,51 @@ static __device__ __forceinline__ void load_heads(const short_args<T> &a, char *
 
 /* ---- the warpgroups that compute ---- */
 
-/* 64 rows of N / 2 columns from the result of a product: 16 bytes a thread, as far as they go by 32. */
+/* 64 rows of N / 2 columns from the result of a product. */
 template <typename T, int N>
 static __device__ __forceinline__ void store_result(T *to, int64_t stride, const float (&x)[N],
                                                     float factor)
 {
     int lane = threadIdx.x % WARP, row = threadIdx.x % GROUP / WARP * 16 + lane / 4;
-    T *p = to + row * stride;
 #pragma unroll
-    for (int half = 0; half < 2; half++, p += 8 * stride) {
-        uint32_t w[N / 4];
-#pragma unroll
-        for (int j = 0; j < N / 4; j++)
-            w[j] = packed(x[4 * j + 2 * half] * factor, x[4 * j + 2 * half + 1] * factor, T());
+    for (int half = 0; half < 2; half++) {
+        T *p = to + (row + 8 * half) * stride + lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < N / 4; j++) {
-            if (j / 4 * 4 + 4 > N / 4) {
-                *(uint32_t *)(p + 8 * j + lane % 4 * 2) = w[j];
-            } else if (j % 4 == 0) {
-                turn_words(w + j);
-                *(uint4 *)(p + 8 * (j + lane % 4)) = {w[j], w[j + 1], w[j + 2], w[j + 3]};
-            }
-        }
-    }
-}
-/* Adds up N values over the lanes that differ in BIT and lower bits down to 4. At every bit a lane keeps
- * half of the sums: `count`, from `first`. Sum 2 j + c goes to or onto column 8 j + c of slot. */
-template <int BIT, int N>
-static __device__ __forceinline__ void add_lanes(float *slot, const float (&x)[N], int first,
-                                                 int count, bool fresh)
-{
-    if constexpr (BIT >= 4) {
-        constexpr int HALF = (N + 1) / 2;
-        bool high = threadIdx.x & BIT;
-        float kept[HALF];
-#pragma unroll
-        for (int i = 0; i < HALF; i++) {
-            float a = x[i], b = i + HALF < N ? x[i + HALF] : 0;
-            kept[i] = (high ? b : a) + __shfl_xor_sync(0xffffffff, high ? a : b, BIT);
-        }
-        add_lanes<BIT / 2>(slot, kept, high ? first + HALF : first,
-                           high ? count - HALF : min(count, HALF), fresh);
-    } else {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            float *to = slot + (first + i) / 2 * 8 + (first + i) % 2;
-            if (i < count) *to = fresh ? x[i] : *to + x[i];
+            int e = 4 * j + 2 * half;
+            *(uint32_t *)(p + 8 * j) = packed(x[e] * factor, x[e + 1] * factor, T());
         }
     }
 }
 /* The columns' sums of the warp's 16 rows of the results of TILES products, to or onto slot. */
 template <int TILES, int N>
 static __device__ __forceinline__ void add_to_slot(float *slot, const float (&x)[TILES][N],
-                                                   bool fresh)
+                                                   bool first)
 {
-    float sum[N / 2] = {};
+    int lane = threadIdx.x % WARP;
+    float2 *to = (float2 *)slot + lane, sum[N / 4];
 #pragma unroll
-    for (int t = 0; t < TILES; t++)
+    for (int j = 0; j < N / 4; j++) {
+        sum[j] = {};
 #pragma unroll
-        for (int i = 0; i < N / 2; i++)
-            sum[i] += x[t][i / 2 * 4 + i % 2] + x[t][i / 2 * 4 + i % 2 + 2];
-    add_lanes<WARP / 2>(slot + threadIdx.x % 4 * 2, sum, 0, N / 2, fresh);
+        for (int t = 0; t < TILES; t++) {
+            sum[j].x += x[t][4 * j] + x[t][4 * j + 2];
+            sum[j].y += x[t][4 * j + 1] + x[t][4 * j + 3];
+        }
+    }
+#pragma unroll
+    for (int o = 4; o < WARP; o *= 2)
+#pragma unroll
+        for (int j = 0; j < N / 4; j++) {
+            sum[j].x += __shfl_xor_sync(0xffffffff, sum[j].x, o);
+            sum[j].y += __shfl_xor_sync(0xffffffff, sum[j].y, o);
+        }
+    if (lane >= 4) return;
+#pragma unroll
+    for (int j = 0; j < N / 4; j++) {
+        float2 old = first ? float2{} : to[4 * j];
+        to[4 * j] = {old.x + sum[j].x, old.y + sum[j].y};
+    }
 }
 /* The slots of dQ and dV, all filled, to a.sums: a thread adds a column. */
 template <typename T, int D>

@@ -73,23 +73,6 @@ static __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_
                  "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                  : "memory");
 }
-/* Word i of lane l of four becomes word l of lane i. */
-static __device__ __forceinline__ void turn_words(uint32_t *w)
-{
-    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        uint32_t got = __shfl_xor_sync(0xffffffff, odd ? w[i] : w[i + 1], 1);
-        w[i] = odd ? got : w[i];
-        w[i + 1] = odd ? w[i + 1] : got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t got = __shfl_xor_sync(0xffffffff, high ? w[i] : w[i + 2], 2);
-        w[i] = high ? got : w[i];
-        w[i + 2] = high ? w[i + 2] : got;
-    }
-}
 /* 16 bytes to shared memory; not waited for. */
 static __device__ __forceinline__ void copy_16(uint32_t to, const void *from)
 {
