@@ -208,6 +208,19 @@ bool lg_manifest_exists(const char *dir)
     return lg_path(path, "%s/manifest.json", dir) == 0 && lg_path_exists(path);
 }
 
+void lg_manifest_remove_leftovers(const char *checkpoints_dir)
+{
+    char path[LG_PATH_BYTES];
+    DIR *d = opendir(checkpoints_dir);
+    if (!d) return;
+    for (struct dirent *e; (e = readdir(d));) {
+        if (strncmp(e->d_name, ".tmp-", 5) && strncmp(e->d_name, ".old-", 5)) continue;
+        if (lg_path(path, "%s/%s", checkpoints_dir, e->d_name) < 0 || lg_remove_tree(path) < 0)
+            lg_err_clear();
+    }
+    closedir(d);
+}
+
 /* N of "<name>_step<N>", or -1. */
 static int64_t step_of(const char *entry, const char *name)
 {

@@ -45,3 +45,7 @@ int lg_manifest_newest(const char *checkpoints_dir, const char *name, char ret_d
                        lg_manifest *ret);
 /* Is path a checkpoint directory (holds a manifest.json)? */
 bool lg_manifest_exists(const char *dir);
+/* Removes what a writer that died has left among the checkpoints: one half written (".tmp-...") or half
+ * removed (".old-..."). Only while nobody else writes there. What cannot be removed stays for the next
+ * time; no directory, nothing to do. */
+void lg_manifest_remove_leftovers(const char *checkpoints_dir);

@@ -3,6 +3,7 @@
  * files, room on every device, runtime directory, board, supervise, end. */
 #include "supervisor/start.h"
 #include "base/log.h"
+#include "config/manifest.h"
 #include "supervisor/check.h"
 #include "supervisor/detach.h"
 #include "supervisor/finish.h"
@@ -184,6 +185,16 @@ static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
     return 0;
 }
 
+/* A writer may have died in the middle of a removal with nobody left to end it: no successor, no memory. */
+static void remove_leftovers(const lg_run *r)
+{
+    char checkpoints[LG_PATH_BYTES];
+    if (lg_run_path(r, checkpoints, "checkpoints") < 0)
+        lg_err_clear();
+    else
+        lg_manifest_remove_leftovers(checkpoints);
+}
+
 /* Takes *config over. */
 static int start_locked(lg_run *r, lg_config **config, bool quiet, int ready_fd, int *ret_exit)
 {
@@ -195,6 +206,7 @@ static int start_locked(lg_run *r, lg_config **config, bool quiet, int ready_fd,
     lg_config *c = *config;
     *config = NULL;
     LG_TRY(lg_run_decide(r, c));
+    remove_leftovers(r); /* nobody of an earlier run lives */
     if (r->start_step >= (uint64_t)c->trainer_max_steps) {
         if (!quiet)
             printf("nothing to do: %s is at step %" PRIu64 " of trainer.max_steps = %" PRId64

@@ -41,7 +41,7 @@ static bool is_complete(const char *path)
     return false;
 }
 
-/* Those with a manifest, newest first; leftovers of former attempts are removed. */
+/* Those with a manifest, newest first. */
 static int list(const char *dir, const char *name, struct found *found, int *ret_n)
 {
     char path[LG_PATH_BYTES];
@@ -50,10 +50,6 @@ static int list(const char *dir, const char *name, struct found *found, int *ret
     if (!d) return LG_FAIL(lg_err_from_errno(errno), "cannot read %s: %s", dir, strerror(errno));
     for (struct dirent *e; (e = readdir(d)) && n < CHECKPOINTS_MAX;) {
         if (lg_path(path, "%s/%s", dir, e->d_name) < 0) continue;
-        if (!strncmp(e->d_name, ".tmp-", 5) || !strncmp(e->d_name, ".old-", 5)) {
-            if (lg_remove_tree(path) < 0) lg_err_clear();
-            continue;
-        }
         if (!step_of(e->d_name, name, &found[n].step) || !lg_manifest_exists(path)) continue;
         found[n++].complete = is_complete(path);
     }
@@ -80,6 +76,7 @@ int lg_retention_apply(const char *dir, const char *name, int keep)
 {
     static struct found found[CHECKPOINTS_MAX];
     int n = 0, kept = 0;
+    lg_manifest_remove_leftovers(dir);
     LG_TRY(list(dir, name, found, &n));
     for (int i = 0; i < n; i++) {
         if (kept >= LG_MAX(keep, 1))

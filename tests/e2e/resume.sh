@@ -23,6 +23,16 @@ check "auto_resume: byte-identical end" same_files "$reference" "$T/auto" $N
 check "auto_resume: every step once" metrics_are_whole "$T/auto" $N
 check "auto_resume: verify" timeout 120 "$LGSUP" verify "$T/auto"
 
+# A writer that died in the middle of a removal after the last step, and everybody with it: nothing is left to
+# do but that.
+cp -r "$reference" "$T/over"
+mkdir -p "$T/over/checkpoints/.old-tiny_step20/ema" "$T/over/checkpoints/.tmp-tiny_step80"
+tiny "$T/over" --set trainer.max_steps=$N
+expect "a run that is over: nothing to do" 0 $?
+check "and says so" grep -q 'nothing to do' "$T/over.out"
+expect "what a dead writer has left is gone" "" "$(cd "$T/over/checkpoints" && ls -d .[a-z]* 2>/dev/null)"
+check "a run that is over: verify" timeout 120 "$LGSUP" verify "$T/over"
+
 # init_from: the weights alone, from step 0.
 tiny "$T/init" --set trainer.max_steps=5 --set trainer.init_from="$(checkpoint_of "$reference" 80)"
 expect "init_from a checkpoint" 0 $?
