@@ -139,12 +139,12 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 	@echo "  LD    $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_LIB_OBJ) $(LIB) $(LIBS) -lcmocka
 $(BUILD)/tests/test_rounding: | $(UNOPTIMIZED_SO)
-$(BUILD)/tests/stub/liblg-cuda.so: $(BUILD)/obj/tests/stub/cuda.c.o
+$(BUILD)/tests/stub/liblg-cuda.so: $(BUILD)/obj/tests/stub/cuda.c.o $(BUILD)/obj/kernels/interface.c.o
 $(BUILD)/tests/stub/driver/libcuda.so.1: $(BUILD)/obj/tests/stub/driver.c.o
 $(STUB):
 	@mkdir -p $(@D)
 	@echo "  SO    $@"
-	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,$(@F) -o $@ $<
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,$(@F) -o $@ $^
 $(BUILD)/tests/bench/%: $(BUILD)/obj/tests/bench/%.c.o $(LIB)
 	$(LINK)
 $(BUILD)/tests/e2e/%: $(BUILD)/obj/tests/e2e/%.c.o $(LIB)

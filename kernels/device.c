@@ -91,6 +91,13 @@ static void *load(const char *backend, const char *path)
     return dl;
 }
 
+/* False: of another build. */
+static bool is_of_this_build(void *dl)
+{
+    const char *interface = dlsym(dl, LG_BACKEND_INTERFACE);
+    return interface && !strcmp(interface, lg_backend_interface);
+}
+
 int lg_backend_load(const char *device_name, const char *symbol, struct lg_backend *ret)
 {
     const char *backend = NULL;
@@ -108,11 +115,11 @@ int lg_backend_load(const char *device_name, const char *symbol, struct lg_backe
                        "cannot load the backend %s: %s: a library that is missing may be installed "
                        "or put beside it",
                        path, dlerror());
-    void *found = dlsym(dl, symbol);
+    void *found = is_of_this_build(dl) ? dlsym(dl, symbol) : NULL;
     if (!found) {
         dlclose(dl);
-        return LG_FAIL(LG_ERR_MISMATCH, "%s exports no %s: not a backend of this build", path,
-                       symbol);
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "%s is not of the same build as this program: install both from one", path);
     }
     *ret = (struct lg_backend){.dl = dl, .symbol = found, .index = index};
     return 0;

@@ -19,7 +19,11 @@ REF64_C  := $(wildcard kernels/ref64/*.c)
 REF64_OBJ := $(REF64_C:%=$(BUILD)/obj/%.o)
 # A missing operation must fail here and not when a run starts (sanitizers resolve late).
 SO_LDFLAGS := $(if $(SAN),,-Wl,--no-undefined)
-SHARED_OBJ := $(BUILD)/obj/kernels/tensor.c.o $(BUILD)/obj/base/philox.c.o $(BUILD)/obj/base/err.c.o $(BUILD)/obj/base/log.c.o $(BUILD)/obj/base/clock.c.o
+SHARED_OBJ := $(BUILD)/obj/kernels/tensor.c.o $(BUILD)/obj/kernels/interface.c.o $(BUILD)/obj/base/philox.c.o $(BUILD)/obj/base/err.c.o $(BUILD)/obj/base/log.c.o $(BUILD)/obj/base/clock.c.o
+
+# The headers that programs and backends must agree on (interface.c, which includes them all).
+INTERFACE := $(addprefix kernels/,backend.h device.h info.h ops.h ops.def tensor.h)
+$(BUILD)/obj/kernels/interface.c.o: CPPFLAGS += -DLG_INTERFACE='"lg-interface-$(shell cat $(INTERFACE) | sha256sum | cut -c1-16)"'
 
 define isa_rule
 $(BUILD)/obj/%.$(1).o: %.c

@@ -74,6 +74,10 @@ mkdir "$T/broken"
 echo "no library" >"$T/broken/liblg-cuda.so"
 says "a backend that does not load" 1 env LG_BACKEND_DIR="$T/broken" "$LGSUP" check "$TINY" --set device=cuda -- \
     'cannot load the backend .*/liblg-cuda\.so: ' 'put beside it'
+mkdir "$T/foreign"
+sed 's/lg-interface-[0-9a-f]*/lg-interface-0123456789abcdef/' "$stub/liblg-cuda.so" >"$T/foreign/liblg-cuda.so"
+says "a backend of another build" 10 env LG_BACKEND_DIR="$T/foreign" LG_STUB=two "$LGSUP" check "$TINY" --set device=cuda -- \
+    '/liblg-cuda\.so is not of the same build as this program: install both from one'
 check "nothing is left running" nothing_runs
 check "no run was begun" test ! -e "$T/run/board"
 says "bf16 on the host" 3 "$LGSUP" check "$TINY" --set precision=bf16 -- 'precision = "bf16" needs device = "cuda"'
