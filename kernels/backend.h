@@ -57,7 +57,7 @@ struct lg_device {
 /* Of the headers that programs and backends share (interface.c); a backend whose text differs is another
  * build's and is not opened. */
 #define LG_BACKEND_INTERFACE "lg_backend_interface"
-extern const char lg_backend_interface[];
+const char *lg_backend_interface(void);
 /* The symbol a backend exports. index: the number behind the colon in "cuda:3", else 0. */
 #define LG_BACKEND_OPEN "lg_backend_open"
 typedef int lg_backend_open_fn(int index, const struct lg_device_options *options, lg_device **ret);

@@ -94,8 +94,9 @@ static void *load(const char *backend, const char *path)
 /* False: of another build. */
 static bool is_of_this_build(void *dl)
 {
-    const char *interface = dlsym(dl, LG_BACKEND_INTERFACE);
-    return interface && !strcmp(interface, lg_backend_interface);
+    const char *(*interface)(void);
+    *(void **)&interface = dlsym(dl, LG_BACKEND_INTERFACE);
+    return interface && !strcmp(interface(), lg_backend_interface());
 }
 
 int lg_backend_load(const char *device_name, const char *symbol, struct lg_backend *ret)

@@ -4,4 +4,7 @@
 #include "kernels/backend.h"
 #include "kernels/info.h"
 
-__attribute__((visibility("default"))) const char lg_backend_interface[] = LG_INTERFACE;
+__attribute__((visibility("default"))) const char *lg_backend_interface(void)
+{
+    return LG_INTERFACE;
+}
