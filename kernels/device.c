@@ -1,7 +1,7 @@
 /* Devices and streams: finding a backend's shared object, and the thin layer over its functions.
  *
- * Design: a backend exports one symbol (LG_BACKEND_OPEN); everything else goes through the function
- * pointers of struct lg_device. The object is never unloaded (RTLD_NODELETE): OpenMP and oneDNN
+ * Design: a backend exports what opens it and what it was built from (backend.h); everything else goes
+ * through the function pointers of struct lg_device. The object is never unloaded (RTLD_NODELETE): OpenMP and oneDNN
  * keep threads and caches that would outlive their code.
  *
  * Invariants: device->allocations holds exactly the blocks handed out by lg_device_alloc and not
@@ -116,11 +116,15 @@ int lg_backend_load(const char *device_name, const char *symbol, struct lg_backe
                        "cannot load the backend %s: %s: a library that is missing may be installed "
                        "or put beside it",
                        path, dlerror());
-    void *found = is_of_this_build(dl) ? dlsym(dl, symbol) : NULL;
-    if (!found) {
+    if (!is_of_this_build(dl)) {
         dlclose(dl);
         return LG_FAIL(LG_ERR_MISMATCH,
                        "%s is not of the same build as this program: install both from one", path);
+    }
+    void *found = dlsym(dl, symbol);
+    if (!found) {
+        dlclose(dl);
+        return LG_FAIL(LG_ERR_MISMATCH, "%s exports no %s", path, symbol);
     }
     *ret = (struct lg_backend){.dl = dl, .symbol = found, .index = index};
     return 0;

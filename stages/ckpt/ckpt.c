@@ -150,7 +150,7 @@ static lg_manifest *manifest_of(const lg_stage *st, const struct ckpt *c)
 }
 
 /* Removes old checkpoints where that is due. What fails is tried again, and at the end of the run for
- * TIDY_LAST_MS: what is left then is removed behind the first checkpoint of the next run here. */
+ * TIDY_LAST_MS: what is left then is removed by the next start or behind its first checkpoint. */
 static void tidy(lg_stage *st, struct ckpt *c)
 {
     char parent[LG_PATH_BYTES];
