@@ -16,8 +16,8 @@
 #   latents     the trainer's own speed: nothing is encoded
 #   pictures    loader and VAE encoder work beside it: on the trainer's GPU, and on a second one where
 #               there is one
-#   ranks       two ranks on two GPUs, half of the batch each: on latents, and on pictures with an encoder
-#               on each GPU
+#   ranks       a rank on each of two, four and eight GPUs, as many as there are, with its share of the
+#               batch: on latents, and on pictures with an encoder on each GPU
 #   data wait   share of the time in which rank 0 had no batch
 #   checkpoint  time that the three steps after a checkpoint take more than the median, in % of a step
 #   ema         median step against steps during which the keeper was stopped (it works a step later)
@@ -144,12 +144,21 @@ if wanted pictures; then
     one pictures "pictures, encoder on GPU 0" "${from_pictures[@]}"
     [ "$gpus" -lt 2 ] || one apart "pictures, encoder on GPU 1" "${from_pictures[@]}" --set vae.gpus=1
 fi
-if wanted ranks && { [ "$gpus" -ge 2 ] || [ "$device" = host ]; }; then
-    ranks=(--set trainer.ranks=2 --set trainer.micro_batch_size=$((batch / 2)))
-    [ "$gpus" -lt 2 ] || ranks+=(--set trainer.gpus=0,1)
-    one ranks "latents, two ranks" "${from_latents[@]}" "${ranks[@]}"
-    [ "$gpus" -lt 2 ] || ranks+=(--set vae.gpus=0,1)
-    one ranks_vae "pictures, two ranks" "${from_pictures[@]}" "${ranks[@]}" --set vae.instances=2
+# ranks N: a rank and an encoder on each of N GPUs
+ranks() {
+    local n=$1 each=(--set trainer.ranks="$1" --set trainer.micro_batch_size=$((batch / $1))) vae_gpus=()
+    if [ "$gpus" -gt 0 ]; then
+        each+=(--set trainer.gpus="$(seq -s, 0 $((n - 1)))")
+        vae_gpus=(--set vae.gpus="$(seq -s, 0 $((n - 1)))")
+    fi
+    one ranks "latents, $n ranks" "${from_latents[@]}" "${each[@]}"
+    one ranks_vae "pictures, $n ranks" "${from_pictures[@]}" "${each[@]}" ${vae_gpus[@]+"${vae_gpus[@]}"} \
+        --set vae.instances="$n"
+}
+if wanted ranks; then
+    for n in 2 4 8; do
+        if [ "$gpus" -ge "$n" ] || { [ "$device" = host ] && [ "$n" = 2 ]; }; then ranks $n; fi
+    done
 fi
 wanted ema || exit 0
 

@@ -2,7 +2,7 @@
 """The peer of the pipeline: DiT-XL/2 in PyTorch that encodes its pictures inline, as training scripts do,
 on one GPU and on all of them (DDP). bf16, torch.compile for net and encoder, fused AdamW, foreach EMA.
 
-Usage: peer_inline.py [BATCH] [--steps 20] [--gpus N] [--tiny]      BATCH: global, default 256
+Usage: peer_inline.py [BATCH] [--steps 20] [--gpus N ...] [--tiny]      BATCH: global, default 256
 
 The pictures are random bytes that lie in pinned memory already: reading and decoding cost nothing here,
 unlike in bench_pipeline.sh. The encoder has Stable Diffusion's size and random weights, 32 pictures at a
@@ -22,6 +22,7 @@ from torch import nn
 from peer_dit_xl2 import DiT
 
 SLICE, WARM_UP, SCALING = 32, 5, 0.18215
+BUCKET_MB = 400  # 2.7 GB of gradients in 7 buckets; with the default of 25 MB compilation takes minutes more
 
 
 class Res(nn.Module):
@@ -87,10 +88,13 @@ def run(rank, a, world):
     net, vae, side = build(a, device)
     ema = [p.detach().clone() for p in net.parameters()]
     opt = torch.optim.AdamW(net.parameters(), lr=1e-4, weight_decay=0, fused=not a.tiny)
-    step_net, encode = (net, vae) if a.tiny else (torch.compile(net), torch.compile(vae))
-    if world > 1:
+    step_net, encode = net, vae
+    if world > 1:  # inside of compile, which cuts the graph at the buckets: sums are made beside the backward pass
         step_net = nn.parallel.DistributedDataParallel(step_net, device_ids=None if a.tiny else [rank],
-                                                       gradient_as_bucket_view=True)
+                                                       gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
+    if a.compile:
+        step_net, encode = torch.compile(step_net), torch.compile(encode)
+    began_all = time.perf_counter()
     share = a.batch // world
     pixels = [torch.randint(0, 256, (share, 3, side, side), dtype=torch.uint8, pin_memory=not a.tiny) for _ in range(2)]
     size = side // 8
@@ -119,6 +123,8 @@ def run(rank, a, world):
 
     times = []
     for i in range(WARM_UP + a.steps):
+        if i == WARM_UP and rank == 0:
+            print(f"{world} GPUs: compiled and warm after {began - began_all:.0f} s", flush=True)
         began = time.perf_counter()
         step(i)
         if not a.tiny:
@@ -138,13 +144,15 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("batch", type=int, nargs="?", default=256)
     p.add_argument("--steps", type=int, default=20)
-    p.add_argument("--gpus", type=int, default=0, help="at most; default: all")
+    p.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8], help="as many of them as there are")
     p.add_argument("--tiny", action="store_true")
+    p.add_argument("--compile", action="store_true", help="with --tiny too")
     a = p.parse_args()
+    a.compile = a.compile or not a.tiny
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     there = 2 if a.tiny else torch.cuda.device_count()
-    for world in [1, 2, 4, 8]:
-        if world <= min(there, a.gpus or there) and a.batch % world == 0:
+    for world in a.gpus:
+        if world <= there and a.batch % world == 0:
             mp.spawn(run, args=(a, world), nprocs=world)
 
 
