@@ -1,6 +1,6 @@
 /* LayerNorm with modulation, gated residual, RMSNorm, GroupNorm. */
-#include "kernels/ref64/ref64.h"
 #include "base/check.h"
+#include "kernels/ref64/ref64.h"
 #include <math.h>
 #include <stdlib.h>
 

@@ -166,7 +166,7 @@ static int publish(const struct groups *g, const char *path)
     }
     fputs("]}\n", out);
     int rc = lg_close_text(out) == 0 ? lg_publish_file(path, text, bytes)
-                              : LG_FAIL(LG_ERR_NOSPACE, "no memory for histograms");
+                                     : LG_FAIL(LG_ERR_NOSPACE, "no memory for histograms");
     free(text);
     LG_TRY(rc);
     return 0;

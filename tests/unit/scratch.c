@@ -25,6 +25,20 @@ void scratch_remove(void)
     folder[0] = 0;
 }
 
+int scratch_setup(void **state)
+{
+    (void)state;
+    scratch_make();
+    return 0;
+}
+
+int scratch_teardown(void **state)
+{
+    (void)state;
+    scratch_remove();
+    return 0;
+}
+
 const char *scratch_path(const char *name)
 {
     static char paths[8][LG_PATH_BYTES];

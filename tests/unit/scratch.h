@@ -6,6 +6,9 @@
 /* A fresh folder; its path is valid until the next call. */
 const char *scratch_make(void);
 void scratch_remove(void);
+/* The same two as cmocka's setup and teardown. */
+int scratch_setup(void **state);
+int scratch_teardown(void **state);
 /* "FOLDER/name", in one of eight rotating buffers. */
 const char *scratch_path(const char *name);
 /* Creates or replaces FOLDER/name, parents included. */

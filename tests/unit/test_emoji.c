@@ -86,22 +86,8 @@ static void test_against_golden(void **state)
     lg_st_close(&golden);
 }
 
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_golden)};
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -13,20 +13,6 @@
 #include <cmocka.h>
 // clang-format on
 
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
 static void test_limits(void **state)
 {
     (void)state;
@@ -170,7 +156,7 @@ static void test_file(void **state)
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, scratch_setup, scratch_teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_limits), TEST(test_counting), TEST(test_at_a_limit),
         TEST(test_groups), TEST(test_file),

@@ -8,20 +8,6 @@
 #include <cmocka.h>
 // clang-format on
 
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
 static lg_config *load(const char *text)
 {
     lg_config *c = NULL;
@@ -81,7 +67,7 @@ static void test_counts(void **state)
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, scratch_setup, scratch_teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_the_supervisors),
         TEST(test_of_its_own),

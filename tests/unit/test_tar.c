@@ -46,20 +46,6 @@ static void shell(const char *command)
     if (system(command) != 0) fail_msg("failed: %s", command);
 }
 
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
 /* The content of member i, as text. */
 static const char *content(const char *path, const struct found *f, int i)
 {
@@ -304,5 +290,5 @@ int main(void)
         cmocka_unit_test(test_damaged),        cmocka_unit_test(test_hostile_headers),
         cmocka_unit_test(test_joined),         cmocka_unit_test(test_abort_leaves_nothing),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -57,20 +57,6 @@ int nvmlDeviceGetUtilizationRates(void *d, unsigned int ret[2])
 
 /* ---- tests ---- */
 
-static int setup(void **state)
-{
-    (void)state;
-    scratch_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    scratch_remove();
-    return 0;
-}
-
 static void test_gpus(void **state)
 {
     (void)state;
@@ -354,9 +340,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gpus),
-        cmocka_unit_test_setup_teardown(test_metrics_tail, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_metrics_from_a_step, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_metrics_grow, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_metrics_tail, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_metrics_from_a_step, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_metrics_grow, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_text_of_odd_readings),
         cmocka_unit_test(test_text_of_extremes),
