@@ -560,7 +560,10 @@ void lg_adamw(lg_stream *s, const struct lg_adamw_args *a)
                 APART(whole(*out[o]), whole(*in[i]));
         }
         for (size_t i = 0; i < o; i++) APART(whole(*out[o]), whole(*out[i]));
+        APART(whole(a->working), whole(*out[o]));
     }
+    MAYBE(a->working, FLOAT(s), n);
+    for (size_t i = 0; i < LG_ARRAY_LEN(in); i++) APART(whole(a->working), whole(*in[i]));
     LG_ASSERT(a->t >= 1);
     RUN(adamw);
 }

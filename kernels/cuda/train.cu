@@ -176,10 +176,10 @@ void cuda_reduce_ranks(lg_stream *s, const struct lg_reduce_ranks_args *a)
 struct adamw_constants {
     float keep, lr, beta1, rest1, beta2, rest2, eps, grad_scale, correct1, root2;
 };
-template <int N>
+template <typename T, int N>
 __global__ void adamw_kernel(const float *w, const float *m, const float *v, const float *grad,
-                             float *w_out, float *m_out, float *v_out, adamw_constants c,
-                             int64_t packs)
+                             float *w_out, float *m_out, float *v_out, T *working,
+                             adamw_constants c, int64_t packs)
 {
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x);
     if (i >= packs) return;
@@ -198,6 +198,7 @@ __global__ void adamw_kernel(const float *w, const float *m, const float *v, con
     store<float, N>(w_out + i * N, wi);
     store<float, N>(m_out + i * N, mi);
     store<float, N>(v_out + i * N, vi);
+    if (working) store<T, N>(working + i * N, wi);
 }
 static bool all_fit(int64_t n, const void *const *p, int count)
 {
@@ -218,14 +219,17 @@ void cuda_adamw(lg_stream *s, const struct lg_adamw_args *a)
                          (float)a->grad_scale,
                          (float)(1 - pow(a->beta1, (double)a->t)),
                          (float)sqrt(1 - pow(a->beta2, (double)a->t))};
-    const void *p[] = {a->w.data,     a->m.data,     a->v.data,    a->grad.data,
-                       a->w_out.data, a->m_out.data, a->v_out.data};
+    const void *p[] = {a->w.data,     a->m.data,     a->v.data,     a->grad.data,
+                       a->w_out.data, a->m_out.data, a->v_out.data, a->working.data};
     cudaStream_t stream = lg_cuda_stream_of(s);
-    WITH_PACK(all_fit(n, p, 7), float, N,
-              (adamw_kernel<N><<<(unsigned)ceil_div(n / N, THREADS), THREADS, 0, stream>>>(
-                  (const float *)a->w.data, (const float *)a->m.data, (const float *)a->v.data,
-                  (const float *)a->grad.data, (float *)a->w_out.data, (float *)a->m_out.data,
-                  (float *)a->v_out.data, c, n / N)))
+    lg_dtype type = a->working.data ? a->working.dtype : LG_F32;
+    WITH_TYPE(
+        type, T,
+        WITH_PACK(all_fit(n, p, 8), float, N,
+                  (adamw_kernel<T, N><<<(unsigned)ceil_div(n / N, THREADS), THREADS, 0, stream>>>(
+                      (const float *)a->w.data, (const float *)a->m.data, (const float *)a->v.data,
+                      (const float *)a->grad.data, (float *)a->w_out.data, (float *)a->m_out.data,
+                      (float *)a->v_out.data, (T *)a->working.data, c, n / N))))
     LG_CUDA_LAUNCHED();
 }
 

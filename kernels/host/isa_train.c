@@ -111,6 +111,7 @@ LG_INLINE void adamw_piece(const struct lg_adamw_args *a, const struct adamw c, 
     const float *v = (const float *)a->v.data + at, *grad = (const float *)a->grad.data + at;
     float *w_out = (float *)a->w_out.data + at, *m_out = (float *)a->m_out.data + at;
     float *v_out = (float *)a->v_out.data + at;
+    float *working = a->working.data ? (float *)a->working.data + at : NULL;
     LG_VLOOP(i, r, count, {
         vf g = vf_load_n(grad + i, r) * c.scale;
         vf m1 = vf_load_n(m + i, r) * c.decay_1 + g * c.take_1;
@@ -118,7 +119,9 @@ LG_INLINE void adamw_piece(const struct lg_adamw_args *a, const struct adamw c, 
         vf w1 = vf_load_n(w + i, r) * c.keep;
         vf_store_n(m_out + i, m1, r);
         vf_store_n(v_out + i, v1, r);
-        vf_store_n(w_out + i, w1 - c.step * m1 / (LG_VSQRT(v1) * c.root + c.eps), r);
+        w1 -= c.step * m1 / (LG_VSQRT(v1) * c.root + c.eps);
+        vf_store_n(w_out + i, w1, r);
+        if (working) vf_store_n(working + i, w1, r);
     });
 }
 

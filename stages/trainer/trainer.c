@@ -7,8 +7,8 @@
  * Order within a step, seen by one rank:
  *   FORWARD  gather weights of state s; per micro-batch forward, loss, backward into the grad
  * region REDUCE   own shard = sum of all ranks' gradients in rank order; sum of squares; loss
- *   UPDATE   total norm in rank order, clip, AdamW from side s & 1 into the other; rank 0 writes
- * the record; commit */
+ *   UPDATE   total norm in rank order, clip, AdamW from side s & 1 into the other and into the
+ * working weights; rank 0 writes the record; commit */
 #include "base/clock.h"
 #include "base/log.h"
 #include "kernels/ops.h"
@@ -43,16 +43,17 @@ struct trainer {
     unsigned needs;      /* window fields a micro-batch needs */
     lg_dtype type;       /* of the computation */
     void *own_weights;   // (params), of that type; NULL: the state itself serves
-    const void *weights; // (params): of state `weights_of`
+    const void *weights; // (params): what the net reads, these or the state
     float *reduced;      // (shard): sum of gradients of step `reduced_of`; NULL: the region itself
     double *sum_squares; // (1), device memory
     float *host_loss;    // (micro batch)
     void *scratch;       /* of the operations beside the net's */
     size_t scratch_bytes;
     lg_tensor pred, loss;
-    lg_mark weights_of, reduced_of, forward_of; /* what the private buffers hold */
-    int64_t micro_done;                         /* micro-batches of step forward_of that are done */
-    double loss_sum;                            /* of them */
+    lg_mark weights_of[LG_INSTANCES_MAX]; /* the state whose shard r lies in own_weights */
+    lg_mark reduced_of, forward_of;       /* the step that the other private buffers hold */
+    int64_t micro_done;                   /* micro-batches of step forward_of that are done */
+    double loss_sum;                      /* of them */
     double divisor;         /* non-void samples of the global batch of step forward_of */
     int64_t wait_start_ns;  /* 0: not waiting for data */
     int64_t wait_ns;        /* in the step so far */
@@ -222,21 +223,29 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
 
 /* ---- FORWARD ---- */
 
+/* Rank r's shard of own_weights; absent without them. */
+static lg_tensor working_shard(const struct trainer *t, int r)
+{
+    struct lg_shard s = lg_shard_of(t->state->params.count, r, t->state->ranks);
+    if (!t->own_weights) return LG_NONE;
+    return lg_t1((char *)t->own_weights + s.first * lg_dtype_bytes(t->type), t->type,
+                 (int64_t)s.count);
+}
+
+/* The own shard is mostly there already: UPDATE has written it (see adamw). */
 static void gather_weights(struct trainer *t, uint64_t state)
 {
-    if (t->weights_of == lg_mark_of(state)) return;
     t->weights = t->own_weights ? t->own_weights : lg_trainer_state_view(t->state, 0, state).w;
     for (int r = 0; r < t->state->ranks && t->own_weights; r++) {
-        struct lg_shard s = lg_shard_of(t->state->params.count, r, t->state->ranks);
-        const int64_t n = (int64_t)s.count;
-        char *to = (char *)t->own_weights + s.first * lg_dtype_bytes(t->type);
-        if (n)
+        lg_tensor to = working_shard(t, r);
+        if (t->weights_of[r] == lg_mark_of(state)) continue;
+        t->weights_of[r] = lg_mark_of(state);
+        if (to.dim[0])
             lg_cast(t->stream,
                     &(struct lg_cast_args){
-                        .x = lg_t1(lg_trainer_state_view(t->state, r, state).w, LG_F32, n),
-                        .y = lg_t1(to, t->type, n)});
+                        .x = lg_t1(lg_trainer_state_view(t->state, r, state).w, LG_F32, to.dim[0]),
+                        .y = to});
     }
-    t->weights_of = lg_mark_of(state);
 }
 
 static int no_data_yet(struct trainer *t)
@@ -365,6 +374,10 @@ static struct step_sums sum_ranks(lg_stage *st, struct trainer *t, uint64_t step
     return s;
 }
 
+/* With the new state AdamW writes the working weights of the own shard, before the commit. They are
+ * private and nobody reads those of `step` any more: this rank's gradients of it are published, and
+ * that is not done again. Should this process update again (it could not commit), it writes the same
+ * bits; should it die, its successor knows no working weights and makes them from the state. */
 static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct step_sums *sums,
                   double lr)
 {
@@ -384,6 +397,7 @@ static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct s
     } else {
         to.scalars->optimizer_steps++;
         to.scalars->skipped_in_row = 0;
+        t->weights_of[st->index] = lg_mark_of(step + 1);
         if (n)
             lg_adamw(t->stream, &(struct lg_adamw_args){.w = lg_t1(from.w, LG_F32, n),
                                                         .m = lg_t1(from.m, LG_F32, n),
@@ -392,6 +406,7 @@ static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct s
                                                         .w_out = lg_t1(to.w, LG_F32, n),
                                                         .m_out = lg_t1(to.m, LG_F32, n),
                                                         .v_out = lg_t1(to.v, LG_F32, n),
+                                                        .working = working_shard(t, st->index),
                                                         .lr = lr,
                                                         .beta1 = c->trainer_beta1,
                                                         .beta2 = c->trainer_beta2,

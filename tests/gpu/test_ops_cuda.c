@@ -48,6 +48,8 @@ static bool agrees(int i, const struct gpu_precision *p, const struct op_result 
         double error = relative_error(&got->out[o], &want->out[o], p);
         if (!(error <= (want->out[o].exact ? 0 : tolerance)))
             ok = complain(i, p, how, want->out[o].name, error);
+        if (got->out[o].twin && !same_bits(got->out[o].v, got->out[o - 1].v, got->out[o].count))
+            ok = complain(i, p, "has bits of its own", got->out[o].name, -1);
         if (error > *worst) *worst = error;
     }
     return ok;

@@ -317,6 +317,7 @@ static void run_adamw(struct column_call *c)
                                                 .w_out = FLAT_OUT(0),
                                                 .m_out = FLAT_OUT(1),
                                                 .v_out = FLAT_OUT(2),
+                                                .working = FLAT_OUT(3),
                                                 .lr = 3e-3,
                                                 .beta1 = 0.9,
                                                 .beta2 = 0.99,

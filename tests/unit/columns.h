@@ -13,7 +13,7 @@ enum {
     COLUMN_FLAT = 2 * 16384 + 5, /* three of the pieces that threads share, the last one short */
     COLUMN_WIDE = 1024 + COLUMN_VECTOR, /* two of sum_rows' strips */
     COLUMN_INS = 5,
-    COLUMN_OUTS = 3,
+    COLUMN_OUTS = 4,
 };
 
 /* One call: n columns. A tensor of several rows has row after row. Inputs may be changed. */

@@ -272,6 +272,7 @@ void op_collect(struct op_run *r, struct op_result *ret)
                 .count = from->rows * from->row,
                 .per_sample = from->flags & OP_SAMPLE,
                 .exact = from->flags & OP_EXACT,
+                .twin = from->flags & OP_TWIN,
                 .v = extract(from, r->buffer[b].dtype, bytes + r->buffer[b].lead),
             };
         }

@@ -13,6 +13,7 @@ enum op_flags {
     OP_EXACT = 4,  /* an output without rounding */
     OP_OUTPUT = 8, /* a pack whose slices are outputs */
     OP_STATS = 16, /* of the type of statistics and optimizer state: fp32 where F has 16 bits */
+    OP_TWIN = 32,  /* an output that has the bits of the one declared before it */
 };
 
 struct op_buffer {

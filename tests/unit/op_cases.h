@@ -18,6 +18,7 @@ struct op_output {
     int64_t count;    /* values in v */
     bool per_sample;  /* the first dimension is the batch: count / batch values a sample */
     bool exact;       /* no rounding is involved: equal on every backend */
+    bool twin;        /* it has the bits of the output before it */
     double *v;
 };
 

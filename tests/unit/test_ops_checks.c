@@ -65,6 +65,7 @@ WRAP(residual_norm_forward)
 WRAP(norm_residual_backward)
 WRAP(embedding_forward)
 WRAP(conv2d_forward)
+WRAP(adamw)
 
 #define REFUSED(op, args) assert_int_equal(signal_of(run_##op, &(args)), SIGABRT)
 #define ALLOWED(op, args) assert_int_equal(signal_of(run_##op, &(args)), 0)
@@ -105,6 +106,11 @@ static void wrong_shapes_and_types(void **state)
     ALLOWED(linear_forward, bad);
 }
 
+static lg_tensor m1(int at)
+{
+    return lg_t1(memory + at, LG_F64, 5);
+}
+
 static void overlaps(void **state)
 {
     struct lg_act_forward_args act = {.x = m2(0, 4, 8), .y = m2(0, 4, 8), .act = LG_ACT_SILU};
@@ -117,6 +123,21 @@ static void overlaps(void **state)
     ALLOWED(linear_forward, linear);
     linear.y = m2(31, 4, 8);
     REFUSED(linear_forward, linear);
+    const struct lg_adamw_args adamw = {.w = m1(0),
+                                        .m = m1(5),
+                                        .v = m1(10),
+                                        .grad = m1(15),
+                                        .w_out = m1(20),
+                                        .m_out = m1(25),
+                                        .v_out = m1(30),
+                                        .working = m1(35),
+                                        .t = 1};
+    ALLOWED(adamw, adamw);
+    for (int at = 0; at < 35; at += 5) {
+        struct lg_adamw_args a = adamw;
+        a.working = m1(at);
+        REFUSED(adamw, a);
+    }
 }
 
 /* Slices of one buffer lie among each other: allowed while no element is shared. */

@@ -70,6 +70,12 @@ static int complain(int i, const char *isa, const char *what, const char *output
     return 1;
 }
 
+/* Output o, if it is to be a twin. */
+static bool is_twin(const struct op_result *r, int o)
+{
+    return !r->out[o].twin || same_bits(r->out[o].v, r->out[o - 1].v, r->out[o].count);
+}
+
 static int compare(int i, const char *isa, const struct op_result *got,
                    const struct op_result *want)
 {
@@ -79,6 +85,10 @@ static int compare(int i, const char *isa, const struct op_result *got,
         double error = relative_error(&got->out[o], &want->out[o]);
         if (!(error <= (want->out[o].exact ? 0 : TOLERANCE)))
             failures += complain(i, isa, "differs from ref64", want->out[o].name, error);
+        if (!is_twin(got, o))
+            failures += complain(i, isa, "has bits of its own", got->out[o].name, -1);
+        if (!is_twin(want, o))
+            failures += complain(i, "ref64", "has bits of its own", got->out[o].name, -1);
     }
     return failures;
 }
