@@ -17,6 +17,10 @@
  * patches, normal with 0.02 for the label table and the timestep MLP, zero for all biases, for the
  * adaLN linears (each block starts as the identity) and for both output linears.
  *
+ * All blocks read the same c, so their adaLN linears are one product, made before the first block: their
+ * weights lie behind each other, mod (B, depth 6 D) is block i's from column i 6 D on. The backward
+ * collects dmod likewise and multiplies once, behind the last block.
+ *
  * Invariant: with train, block i's input is x[i] and stays untouched until the backward of block i.
  */
 #include "stages/nets/dit.h"
@@ -24,10 +28,8 @@
 #include <stdlib.h>
 
 struct block {
-    struct lg_tf_linear ada;
     struct lg_tf_attention attn;
     struct lg_tf_mlp mlp;
-    lg_tensor mod;    // (B, 6 D)
     lg_tensor x, mid; // (B, T, D): input; between the halves. In inference both are one tensor
 };
 
@@ -39,13 +41,14 @@ struct lg_dit {
     struct lg_tf_timestep time;
     size_t labels; // (num_classes + 1, D)
     struct block *block;
-    struct lg_tf_linear ada_out;
+    struct lg_tf_linear ada, ada_out; /* of all blocks; of the output layer */
     struct lg_tf_final final;
     lg_tensor label, c, silu;    // (B, D)
+    lg_tensor mod;               // (B, depth 6 D)
     lg_tensor mod_out;           // (B, 2 D)
     lg_tensor x_out;             // (B, T, D): output of the last block
     struct lg_tf_tmp tmp;        /* from here on: backward */
-    lg_tensor dmod[2];           // (B, 6 D): of even and odd blocks
+    lg_tensor dmod;              // (B, depth 6 D)
     lg_tensor dmod_out;          // (B, 2 D)
     lg_tensor dsilu, dc_scratch; // (B, D)
 };
@@ -54,13 +57,29 @@ static void add_block(struct block *b, lg_params *t, const struct lg_denoiser_co
 {
     char name[64];
     int64_t D = c->hidden;
-    b->ada = lg_tf_add_linear(t, LG_TF_ZERO, 6 * D, D, "transformer_blocks.%d.norm1.linear", i);
     snprintf(name, sizeof name, "transformer_blocks.%d.attn1", i);
     lg_tf_attention_params(&b->attn, t, D, name);
     snprintf(name, sizeof name, "transformer_blocks.%d.ff", i);
     lg_tf_mlp_params(&b->mlp, t, D, c->mlp_ratio * D, name);
     b->attn.eps = LG_TF_FIXED_EPS; /* AdaLayerNormZero ignores norm_eps */
     b->mlp.eps = c->norm_eps;
+}
+
+/* The adaLN linears of all blocks as one. */
+static struct lg_tf_linear add_ada(lg_params *t, const struct lg_denoiser_config *c)
+{
+    char(*name)[32] = calloc((size_t)c->depth, sizeof *name);
+    const char **names = calloc((size_t)c->depth, sizeof *names);
+    LG_ASSERT(name && names);
+    for (int i = 0; i < c->depth; i++) {
+        snprintf(name[i], sizeof *name, "%d.norm1.linear", i);
+        names[i] = name[i];
+    }
+    struct lg_tf_linear l = lg_tf_add_packed(t, LG_TF_ZERO, 6 * c->hidden, c->hidden,
+                                             "transformer_blocks.", names, c->depth);
+    free(names);
+    free(name);
+    return l;
 }
 
 static void add_params(struct lg_dit *net, const struct lg_denoiser_config *c, lg_params *t)
@@ -74,6 +93,7 @@ static void add_params(struct lg_dit *net, const struct lg_denoiser_config *c, l
     net->labels = lg_tf_add_array(t, LG_TF_NORMAL, c->num_classes + 1, D,
                                   "%s.class_embedder.embedding_table.weight", emb);
     for (int i = 0; i < c->depth; i++) add_block(&net->block[i], t, c, i);
+    net->ada = add_ada(t, c);
     net->ada_out = lg_tf_add_linear(t, LG_TF_ZERO, 2 * D, D, "proj_out_1");
     lg_tf_final_params(&net->final, t, c, "proj_out_2");
 }
@@ -120,12 +140,11 @@ static void block_layout(struct block *b, struct lg_tf_arena *a, const struct lg
     lg_tf_mlp_layout(&b->mlp, a, n);
 }
 
-/* In inference all blocks use the first one's memory (their parameters and modulation stay their own). */
+/* In inference all blocks use the first one's memory; their parameters stay their own. */
 static void share_block(struct block *b, const struct block *first)
 {
     struct block own = *b;
     *b = *first;
-    b->ada = own.ada, b->mod = own.mod;
     b->attn.qkv = own.attn.qkv, b->attn.out = own.attn.out;
     b->mlp.up = own.mlp.up, b->mlp.down = own.mlp.down;
 }
@@ -139,8 +158,8 @@ void lg_dit_layout(struct lg_dit *net, struct lg_tf_arena *a)
     net->c = lg_tf_take2(a, n->B, n->D);
     net->silu = lg_tf_take2(a, n->B, n->D);
     net->mod_out = lg_tf_take2(a, n->B, 2 * n->D);
+    net->mod = lg_tf_take2(a, n->B, net->depth * 6 * n->D);
     for (int i = 0; i < net->depth; i++) {
-        net->block[i].mod = lg_tf_take2(a, n->B, 6 * n->D);
         if (i == 0 || net->train)
             block_layout(&net->block[i], a, n);
         else
@@ -150,7 +169,7 @@ void lg_dit_layout(struct lg_dit *net, struct lg_tf_arena *a)
     lg_tf_final_layout(&net->final, a, n);
     if (!net->train) return;
     lg_tf_tmp_layout(&net->tmp, a, n);
-    for (int i = 0; i < 2; i++) net->dmod[i] = lg_tf_take2(a, n->B, 6 * n->D);
+    net->dmod = lg_tf_take2(a, n->B, net->depth * 6 * n->D);
     net->dmod_out = lg_tf_take2(a, n->B, 2 * n->D);
     net->dsilu = lg_tf_take2(a, n->B, n->D);
     net->dc_scratch = lg_tf_take2(a, n->B, n->D);
@@ -177,12 +196,18 @@ static struct lg_tf_mod out_mod(lg_tensor buffer, int64_t D)
         .stride = 2 * D};
 }
 
+/* The modulation of a half of block i, 0 or 1, in mod or dmod. */
+static struct lg_tf_mod half_mod(const struct lg_dit *net, lg_tensor buffer, int i, int half)
+{
+    return lg_tf_mod_of(buffer, net->n.D, 6 * i + 3 * half);
+}
+
 /* The norm that block i begins with; behind the last block the output layer's. */
 static struct lg_tf_norm head_norm(const struct lg_dit *net, int i)
 {
     const struct block *b = &net->block[i];
     if (i == net->depth) return lg_tf_final_norm(&net->final, out_mod(net->mod_out, net->n.D));
-    return lg_tf_attention_norm(&b->attn, lg_tf_mod_of(b->mod, net->n.D, 0));
+    return lg_tf_attention_norm(&b->attn, half_mod(net, net->mod, i, 0));
 }
 
 void lg_dit_forward(struct lg_dit *net, const struct lg_tf_pass *p,
@@ -197,16 +222,14 @@ void lg_dit_forward(struct lg_dit *net, const struct lg_tf_pass *p,
                    &(struct lg_add_forward_args){.a = net->time.out, .b = net->label, .y = net->c});
     lg_act_forward(p->s,
                    &(struct lg_act_forward_args){.x = net->c, .y = net->silu, .act = LG_ACT_SILU});
-    for (int i = 0; i < net->depth; i++)
-        lg_tf_linear_forward(p, net->block[i].ada, net->silu, net->block[i].mod, LG_NONE,
-                             LG_ACT_NONE);
+    lg_tf_linear_forward(p, net->ada, net->silu, net->mod, LG_NONE, LG_ACT_NONE);
     lg_tf_linear_forward(p, net->ada_out, net->silu, net->mod_out, LG_NONE, LG_ACT_NONE);
     lg_tf_patches_forward(&net->patches, p, n, in->x, net->block[0].x);
     struct lg_tf_norm norm = head_norm(net, 0);
     lg_tf_norm_forward(p, &norm, net->block[0].x);
     for (int i = 0; i < net->depth; i++) {
         struct block *b = &net->block[i];
-        struct lg_tf_mod m[2] = {lg_tf_mod_of(b->mod, n->D, 0), lg_tf_mod_of(b->mod, n->D, 3)};
+        struct lg_tf_mod m[2] = {half_mod(net, net->mod, i, 0), half_mod(net, net->mod, i, 1)};
         norm = lg_tf_mlp_norm(&b->mlp, m[1]);
         lg_tf_attention_forward(&b->attn, p, n, m[0], &(struct lg_tf_path){b->x, b->mid, &norm});
         norm = head_norm(net, i + 1);
@@ -221,8 +244,7 @@ static const struct lg_tf_residual *end_residual(const struct lg_dit *net, int i
 {
     if (i < 0) return NULL;
     const struct block *b = &net->block[i];
-    *r = lg_tf_mlp_residual(&b->mlp, lg_tf_mod_of(b->mod, net->n.D, 3),
-                            lg_tf_mod_of(net->dmod[i % 2], net->n.D, 3));
+    *r = lg_tf_mlp_residual(&b->mlp, half_mod(net, net->mod, i, 1), half_mod(net, net->dmod, i, 1));
     return r;
 }
 
@@ -240,17 +262,16 @@ void lg_dit_backward(struct lg_dit *net, const struct lg_tf_pass *p,
     lg_tf_linear_backward(p, net->ada_out, net->silu, net->dmod_out, net->dsilu, false);
     for (int i = net->depth - 1; i >= 0; i--) {
         struct block *b = &net->block[i];
-        lg_tensor dmod = net->dmod[i % 2];
-        struct lg_tf_mod m[2] = {lg_tf_mod_of(b->mod, n->D, 0), lg_tf_mod_of(b->mod, n->D, 3)};
-        struct lg_tf_mod dm[2] = {lg_tf_mod_of(dmod, n->D, 0), lg_tf_mod_of(dmod, n->D, 3)};
+        struct lg_tf_mod m[2] = {half_mod(net, net->mod, i, 0), half_mod(net, net->mod, i, 1)};
+        struct lg_tf_mod dm[2] = {half_mod(net, net->dmod, i, 0), half_mod(net, net->dmod, i, 1)};
         before = lg_tf_attention_residual(&b->attn, m[0], dm[0]);
         lg_tf_mlp_backward(&b->mlp, p, &(struct lg_tf_back){m[1], dm[1], b->mid, &before},
                            &net->tmp);
         lg_tf_attention_backward(
             &b->attn, p, n,
             &(struct lg_tf_back){m[0], dm[0], b->x, end_residual(net, i - 1, &before)}, &net->tmp);
-        lg_tf_linear_backward(p, b->ada, net->silu, dmod, net->dsilu, true);
     }
+    lg_tf_linear_backward(p, net->ada, net->silu, net->dmod, net->dsilu, true);
     lg_tf_patches_backward(&net->patches, p, net->tmp.dx);
     lg_tensor dc = net->dsilu;
     lg_act_backward(p->s, &(struct lg_act_backward_args){

@@ -85,7 +85,8 @@ void lg_tf_linear_forward(const struct lg_tf_pass *p, struct lg_tf_linear l, lg_
 void lg_tf_linear_backward(const struct lg_tf_pass *p, struct lg_tf_linear l, lg_tensor x,
                            lg_tensor dy, lg_tensor dx, bool accumulate_dx);
 
-/* shift, scale and gate of one half of a block: chunks 0..2 or 3..5 of a (B, 6 D) buffer. */
+/* shift, scale and gate of one half of a block: three chunks of a (B, chunks D) buffer, where a block has
+ * six and begins with those of its attention. */
 struct lg_tf_mod {
     lg_tensor shift, scale, gate; // (B, D), stride
     int64_t stride;
