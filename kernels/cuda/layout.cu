@@ -198,39 +198,35 @@ void cuda_embedding_forward(lg_stream *s, const struct lg_embedding_forward_args
     LG_CUDA_LAUNCHED();
 }
 
-/* One block per row of the table: it reads all ids, and adds the rows that are its own in their
- * order. A thread sums IDS_AT_ONCE ids' rows for its columns. */
-enum { IDS_AT_ONCE = 1024 };
+/* One block per row of the table and THREADS of its columns: it reads all ids, THREADS at a time, and adds
+ * the rows that are its own in their order. */
 template <typename T, typename W>
 __global__ void lookup_back_kernel(const int32_t *ids, const T *dy, W *dtable, int64_t M, int64_t V,
                                    int64_t D, bool accumulate)
 {
-    __shared__ int32_t id[IDS_AT_ONCE];
-    int64_t v = blockIdx.x;
-    for (int64_t first = 0; first < D; first += THREADS) { /* the same for the whole block */
-        int64_t i = first + threadIdx.x;
-        float sum = accumulate && i < D ? to_float(dtable[v * D + i]) : 0;
-        for (int64_t m0 = 0; m0 < M; m0 += IDS_AT_ONCE) {
-            int n = (int)(M - m0 < IDS_AT_ONCE ? M - m0 : IDS_AT_ONCE), mine = 0;
-            __syncthreads();
-            for (int m = threadIdx.x; m < n; m += THREADS) {
-                id[m] = ids[m0 + m];
-                if (id[m] < 0 || id[m] >= V) __trap();
-                mine |= id[m] == v;
-            }
-            if (!__syncthreads_or(mine)) continue;
-            for (int m = 0; m < n; m++)
-                if (id[m] == v && i < D) sum += to_float(dy[(m0 + m) * D + i]);
-        }
-        if (i < D) dtable[v * D + i] = from_float<W>(sum);
+    __shared__ uint32_t own[THREADS / WARP]; /* a bit for each id */
+    int64_t v = blockIdx.x, i = (int64_t)blockIdx.y * THREADS + threadIdx.x;
+    float sum = accumulate && i < D ? to_float(dtable[v * D + i]) : 0;
+    for (int64_t m0 = 0; m0 < M; m0 += THREADS) {
+        int64_t m = m0 + threadIdx.x, id = m < M ? ids[m] : 0;
+        if (id < 0 || id >= V) __trap();
+        uint32_t mine = __ballot_sync(0xffffffff, m < M && id == v);
+        __syncthreads(); /* those before have been read */
+        if (threadIdx.x % WARP == 0) own[threadIdx.x / WARP] = mine;
+        if (!__syncthreads_or(mine != 0) || i >= D) continue;
+        for (int w = 0; w < THREADS / WARP; w++)
+            for (uint32_t left = own[w]; left; left &= left - 1)
+                sum += to_float(dy[(m0 + w * WARP + __ffs((int)left) - 1) * D + i]);
     }
+    if (i < D) dtable[v * D + i] = from_float<W>(sum);
 }
 void cuda_embedding_backward(lg_stream *s, const struct lg_embedding_backward_args *a)
 {
     int64_t M = a->dy.dim[0], D = a->dy.dim[1], V = a->dtable.dim[0];
     cudaStream_t stream = lg_cuda_stream_of(s);
+    dim3 blocks((unsigned)V, (unsigned)ceil_div(D, THREADS));
     WITH_TYPES(a->dy.dtype, a->dtable.dtype, T, W,
-               (lookup_back_kernel<<<(unsigned)V, THREADS, 0, stream>>>(
+               (lookup_back_kernel<<<blocks, THREADS, 0, stream>>>(
                    (const int32_t *)a->ids.data, (const T *)a->dy.data, (W *)a->dtable.data, M, V,
                    D, a->accumulate)))
     LG_CUDA_LAUNCHED();
