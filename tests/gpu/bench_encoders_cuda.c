@@ -1,13 +1,16 @@
 /* Times the encoders in bf16 with random weights on one GPU: the SD autoencoder's encoder at 256 and 512
- * pixels, T5 v1.1 XXL's encoder with 120 tokens. Each: median of RUNS runs between syncs.
+ * pixels, T5 v1.1 XXL's encoder with 120 tokens. Each: median of RUNS runs between syncs, then its
+ * operations with their time within TIMED_RUNS more (op_times.h).
  *
- * usage: bench_encoders_cuda [PRECISION]      (bf16) */
+ * usage: bench_encoders_cuda [PRECISION [vae|t5]]      (bf16, both) */
 #include "base/clock.h"
 #include "stages/nets/autoencoder_kl.h"
 #include "stages/nets/t5.h"
 #include "tests/gpu/gpu_test.h"
+#include "tests/gpu/op_times.h"
+#include <string.h>
 
-enum { RUNS = 9 };
+enum { RUNS = 9, TIMED_RUNS = 5 };
 static lg_device *device;
 static lg_stream *stream;
 
@@ -63,6 +66,13 @@ static int ascending(const void *a, const void *b)
         qsort(ms_, RUNS, sizeof *ms_, ascending);                                                  \
         ret = ms_[RUNS / 2];                                                                       \
     } while (0)
+#define PRINT_OPERATIONS(body)                                                                     \
+    do {                                                                                           \
+        op_times_start(device);                                                                    \
+        for (int i_ = 0; i_ < TIMED_RUNS; i_++) body;                                              \
+        op_times_print(stream, TIMED_RUNS);                                                        \
+        fflush(stdout);                                                                            \
+    } while (0)
 
 static void bench_vae(int side, int batch)
 {
@@ -92,7 +102,7 @@ static void bench_vae(int side, int batch)
     MEDIAN_MS(ms, lg_aekl_encode(net, stream, weights, picture, mean, logvar));
     printf("SD VAE encoder, %d px, batch %d: %.1f ms, %.0f img/s, %.1f GiB\n", side, batch, ms,
            batch / ms * 1e3, (double)bytes * 0x1p-30);
-    fflush(stdout);
+    PRINT_OPERATIONS(lg_aekl_encode(net, stream, weights, picture, mean, logvar));
     free(host);
     lg_aekl_close(&net);
     lg_params_free(&params);
@@ -122,6 +132,7 @@ static void bench_t5(int batch, int length)
     MEDIAN_MS(ms, lg_t5_forward(net, stream, &weights, id, n, out));
     printf("T5 v1.1 XXL encoder, %d tokens, batch %d: %.1f ms, %.0f captions/s\n", length, batch,
            ms, batch / ms * 1e3);
+    PRINT_OPERATIONS(lg_t5_forward(net, stream, &weights, id, n, out));
     free(ids);
     free(lengths);
     lg_t5_close(&net);
@@ -130,12 +141,15 @@ static void bench_t5(int batch, int length)
 
 int main(int argc, char **argv)
 {
+    const char *only = argc > 2 ? argv[2] : NULL;
     device = gpu_open("cuda:0", argc > 1 ? argv[1] : "bf16");
     gpu_need(lg_stream_open(device, &stream));
     printf("%s\n", lg_device_fingerprint(device));
-    bench_vae(256, 32);
-    bench_vae(512, 16);
-    bench_t5(64, 120);
+    if (!only || !strcmp(only, "vae")) {
+        bench_vae(256, 32);
+        bench_vae(512, 16);
+    }
+    if (!only || !strcmp(only, "t5")) bench_t5(64, 120);
     lg_stream_close(&stream);
     lg_device_close(&device);
     return 0;

@@ -31,10 +31,10 @@ whole-bundle: gpu-bundle
 
 # They find their libraries beside themselves, and in a bundle's gpu/bin those of the bundle.
 $(BUILD)/gpu/bin/%: LDFLAGS += -Wl,-rpath,'$$ORIGIN/../../lib'
-# The bench of the step records CUDA events of its own.
+# The benches record CUDA events of their own.
 $(GPU_OWN_OBJ): CPPFLAGS += -isystem $(CUDA_HOME)/include
-$(BUILD)/gpu/bin/bench_step_cuda: $(GPU_OWN_OBJ)
-$(BUILD)/gpu/bin/bench_step_cuda: LIBS += $(GPU_OWN_OBJ) -L$(CUDA_HOME)/lib64 -lcudart_static -lrt
+$(filter %/bench_encoders_cuda %/bench_step_cuda,$(GPU)): $(GPU_OWN_OBJ)
+$(BUILD)/gpu/bin/bench_%: LIBS += $(GPU_OWN_OBJ) -L$(CUDA_HOME)/lib64 -lcudart_static -lrt
 $(BUILD)/gpu/bin/%: $(BUILD)/obj/tests/gpu/%.c.o $(GPU_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)
 	@echo "  LD    $@"

@@ -12,7 +12,7 @@ enum { CALLS_MAX = 1 << 14, ROWS_MAX = 256 };
 struct row {
     lg_op_id op;
     lg_tensor x, y; /* shapes */
-    bool act;
+    bool other;     /* with an activation, of stride 2 */
     int calls;
     double ms;
 };
@@ -37,14 +37,14 @@ static bool same_shape(const lg_tensor *a, const lg_tensor *b)
     return a->rank == b->rank && a->dtype == b->dtype && !memcmp(a->dim, b->dim, sizeof a->dim);
 }
 
-static int row_of(lg_op_id op, const lg_tensor *t, bool act)
+static int row_of(lg_op_id op, const lg_tensor *t, bool other)
 {
     for (int i = 0; i < n_rows; i++)
-        if (rows[i].op == op && rows[i].act == act && same_shape(&rows[i].x, &t[0]) &&
+        if (rows[i].op == op && rows[i].other == other && same_shape(&rows[i].x, &t[0]) &&
             same_shape(&rows[i].y, &t[1]))
             return i;
     LG_ASSERT(n_rows < ROWS_MAX);
-    rows[n_rows] = (struct row){.op = op, .x = t[0], .y = t[1], .act = act};
+    rows[n_rows] = (struct row){.op = op, .x = t[0], .y = t[1], .other = other};
     return n_rows++;
 }
 
@@ -58,9 +58,10 @@ static void mark(const lg_stream *s, int row)
     if (row >= 0) n_calls++;
 }
 
-static bool has_act(lg_op_id op, const void *a)
+static bool is_other(lg_op_id op, const void *a)
 {
-    return op == LG_OP_linear_forward ? ((const struct lg_linear_forward_args *)a)->act
+    return op == LG_OP_conv2d_forward   ? ((const struct lg_conv2d_forward_args *)a)->stride > 1
+           : op == LG_OP_linear_forward ? ((const struct lg_linear_forward_args *)a)->act
            : op == LG_OP_linear_backward_data
                ? ((const struct lg_linear_backward_data_args *)a)->act
                : false;
@@ -70,7 +71,7 @@ static bool has_act(lg_op_id op, const void *a)
     {                                                                                              \
         _Static_assert(sizeof *a >= 2 * sizeof(lg_tensor), "two tensors come first");              \
         mark(s,                                                                                    \
-             row_of(LG_OP_##name, (const lg_tensor *)(const void *)a, has_act(LG_OP_##name, a)));  \
+             row_of(LG_OP_##name, (const lg_tensor *)(const void *)a, is_other(LG_OP_##name, a))); \
         real->name(s, a);                                                                          \
     }
 #include "kernels/ops.def"
@@ -132,7 +133,7 @@ void op_times_print(lg_stream *stream, int turns)
                r->ms / r->calls, 100 * r->ms / sum, NAMES[r->op]);
         describe(&r->x);
         describe(&r->y);
-        printf("%s\n", r->act ? " act" : "");
+        printf("%s\n", !r->other ? "" : r->op == LG_OP_conv2d_forward ? " halved" : " act");
     }
     printf("  %7.3f ms: all %d operations of a turn\n", sum / turns, n_calls / turns);
 }
