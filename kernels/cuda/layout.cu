@@ -1,5 +1,6 @@
 /* Operations that move elements: patches, pictures, layouts, tables, positions, time. One thread writes
- * one element (upsampling: one pack); contiguous threads write contiguous memory. */
+ * one element (upsampling: one pack; pixels_to_nhwc: one pixel); contiguous threads write contiguous
+ * memory. */
 #include "kernels/cuda/common.cuh"
 #include <math.h>
 
@@ -77,11 +78,13 @@ __device__ __forceinline__ int64_t planar(int64_t e, int64_t C, int64_t HW)
     int64_t c = e % C, p = e / C % HW, n = e / (C * HW);
     return (n * C + c) * HW + p;
 }
-template <typename T>
-__global__ void pixels_kernel(const uint8_t *x, T *y, int64_t C, int64_t HW, int64_t count)
+/* A thread has a pixel; grid (pixels / THREADS, N). */
+template <typename T> __global__ void pixels_kernel(const uint8_t *x, T *y, int64_t C, int64_t HW)
 {
-    THIS_ELEMENT;
-    y[e] = from_float<T>((float)x[planar(e, C, HW)] / 127.5f - 1);
+    int64_t p = (int64_t)blockIdx.x * THREADS + threadIdx.x, n = blockIdx.y;
+    if (p >= HW) return;
+    for (int64_t c = 0; c < C; c++)
+        y[(n * HW + p) * C + c] = from_float<T>((float)x[(n * C + c) * HW + p] / 127.5f - 1);
 }
 template <typename T>
 __global__ void to_pixels_kernel(const T *x, uint8_t *y, int64_t C, int64_t HW, int64_t count)
@@ -106,10 +109,11 @@ __global__ void to_nchw_kernel(const T *x, T *y, int64_t C, int64_t HW, int64_t 
 #define PLANES(t) (t).dim[1], (t).dim[2] * (t).dim[3]
 void cuda_pixels_to_nhwc(lg_stream *s, const struct lg_pixels_to_nhwc_args *a)
 {
-    int64_t count = lg_numel(&a->x);
+    int64_t HW = a->x.dim[2] * a->x.dim[3];
+    dim3 grid((unsigned)ceil_div(HW, THREADS), (unsigned)a->x.dim[0]);
     WITH_TYPE(a->y.dtype, T,
-              (pixels_kernel<<<GRID(count)>>>((const uint8_t *)a->x.data, (T *)a->y.data,
-                                              PLANES(a->x), count)))
+              (pixels_kernel<<<grid, THREADS, 0, lg_cuda_stream_of(s)>>>(
+                  (const uint8_t *)a->x.data, (T *)a->y.data, a->x.dim[1], HW)))
     LG_CUDA_LAUNCHED();
 }
 void cuda_nhwc_to_pixels(lg_stream *s, const struct lg_nhwc_to_pixels_args *a)
