@@ -6,6 +6,7 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cudnn.h"
 #include "kernels/cuda/group_norm.h"
+#include "kernels/cuda/picture_conv.h"
 #include "kernels/cuda/tile_conv.h"
 
 enum { THREADS = 256, TILE = 64, DEEP = 16, EACH = 4 };
@@ -120,32 +121,43 @@ void cuda_any_conv(cudaStream_t stream, const struct lg_conv2d_forward_args *a)
     LG_CUDA_LAUNCHED();
 }
 
+/* Who does it. */
+enum conv_kind { TILES, PICTURES, LIBRARY };
+static conv_kind kind_of(const struct lg_conv2d_forward_args *a)
+{
+    return cuda_tile_conv_fits(a) ? TILES : cuda_picture_conv_fits(a) ? PICTURES : LIBRARY;
+}
 /* The moments need even groups of channels to come from the convolution's own sums. */
 static bool own_sums(const struct lg_conv2d_forward_args *a)
 {
-    return a->moments.rank && cuda_tile_conv_fits(a) && a->y.dim[3] / a->moments.dim[1] % 2 == 0;
+    conv_kind kind = kind_of(a);
+    return a->moments.rank && a->y.dim[3] / a->moments.dim[1] % 2 == 0 &&
+           (kind == TILES || (kind == PICTURES && cuda_picture_conv_sums(a)));
 }
 static size_t parts_bytes(const struct lg_conv2d_forward_args *a)
 {
-    return (size_t)(a->y.dim[0] * cuda_tile_conv_parts(a) * a->y.dim[3]) * sizeof(float);
+    return (size_t)(a->y.dim[0] * cuda_conv_parts(a) * a->y.dim[3]) * sizeof(float);
 }
 
 size_t cuda_conv2d_forward_scratch(lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
 {
-    size_t bytes = cuda_tile_conv_fits(a) ? 0 : lg_cudnn_conv2d_scratch(d, a);
+    size_t bytes = kind_of(a) == LIBRARY ? lg_cudnn_conv2d_scratch(d, a) : 0;
     if (!a->moments.rank) return bytes;
     return LG_MAX(bytes, own_sums(a) ? parts_bytes(a) : cuda_moments_scratch(&a->y));
 }
 void cuda_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
 {
     bool summed = a->moments.data && own_sums(a);
-    if (cuda_tile_conv_fits(a))
-        cuda_tile_conv(s, a, summed ? (float *)s->scratch : nullptr);
+    float *sums = summed ? (float *)s->scratch : nullptr;
+    conv_kind kind = kind_of(a);
+    if (kind == TILES)
+        cuda_tile_conv(s, a, sums);
+    else if (kind == PICTURES)
+        cuda_picture_conv(s, a, sums);
     else if (!lg_cudnn_conv2d(s, a))
         cuda_any_conv(lg_cuda_stream_of(s), a);
     if (summed)
-        cuda_moments_of_parts(s, (const float *)s->scratch, cuda_tile_conv_parts(a), a->y,
-                              a->moments);
+        cuda_moments_of_parts(s, sums, cuda_conv_parts(a), a->y, a->moments);
     else if (a->moments.data)
         cuda_moments(s, a->y, a->moments);
 }

@@ -1,5 +1,5 @@
 /* Convolutions through cuDNN, NHWC: x * w + bias in one plan, the residual by an elementwise addition.
- * (What tile_conv.cu takes does not come here.)
+ * (What tile_conv.cu and picture_conv.cu take does not come here.)
  *
  * The first time a shape is seen its engine configurations are timed on noise; one counts only if every
  * sample of a batch of equal samples gets the same bits, twice (cuDNN's notes on determinism are not

@@ -1,5 +1,5 @@
 /* GroupNorm with affine and activation over (N, H, W, C), in three launches, or two where a
- * convolution has summed (tile_conv.cu) and the moments are given.
+ * convolution has summed (tile_conv.cu, picture_conv.cu) and the moments are given.
  *
  * 1. sums: a block takes PIXELS pixels of one sample. A thread keeps one pack of channels and
  *    walks the pixels; it sums d = x - k and d^2 with k the group's first element: the variance

@@ -8,7 +8,7 @@ extern "C" {
 /* moments (N, groups, 2) f64 of x (N, H, W, C); scratch: cuda_moments_scratch bytes. */
 size_t cuda_moments_scratch(const lg_tensor *x);
 void cuda_moments(lg_stream *s, lg_tensor x, lg_tensor moments);
-/* The same from what cuda_tile_conv wrote about x: (N, parts, C / 2) pairs. */
+/* The same from what a convolution summed (tile_conv.h, picture_conv.h): (N, parts, C / 2) pairs. */
 void cuda_moments_of_parts(lg_stream *s, const float *sums, int64_t parts, lg_tensor x,
                            lg_tensor moments);
 #ifdef __cplusplus

@@ -1,15 +1,15 @@
-/* Convolutions of stride 1 on the tensor cores, see tile_conv.cu. */
+/* Convolutions of many channels on the tensor cores, see tile_conv.cu. */
 #pragma once
 #include "kernels/cuda/cuda.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-/* Does this kernel do it? 16-bit types, 3x3, maps of a multiple of 16 on both sides that
- * keep their size, channels in and out a multiple of 64 and 128. */
+/* Does this kernel do it? 16-bit types, 3x3, stride 1, or 2 without a residual, y of a multiple of
+ * 16 on both sides, channels in and out a multiple of 64 and 128. */
 bool cuda_tile_conv_fits(const struct lg_conv2d_forward_args *a);
-/* Pieces of a picture that have sums of their own: 128 pixels each. */
-int64_t cuda_tile_conv_parts(const struct lg_conv2d_forward_args *a);
+/* Pieces of a picture y that have sums of their own: 128 pixels each. */
+int64_t cuda_conv_parts(const struct lg_conv2d_forward_args *a);
 /* sums: (N, parts, Co / 2) pairs of floats, mean and sum of squared distances from it over a
  * part's pixels and two neighbouring channels of y; or NULL. */
 void cuda_tile_conv(lg_stream *s, const struct lg_conv2d_forward_args *a, float *sums);
