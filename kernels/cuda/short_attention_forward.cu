@@ -24,13 +24,12 @@
  * A head's bits depend on nothing but its rows. At B = 256, 16 heads, d = 72 there are 604 MB to
  * move (0.14 ms at 4.2 TB/s), 77 GFLOP, 82 with the zeros, and 268 million exponentials (0.07
  * ms). */
+#include "kernels/cuda/head_boxes.cuh"
 #include "kernels/cuda/short_attention.h"
-#include "kernels/cuda/wgmma.cuh"
-#include <cuda.h>
 
 enum { TOKENS = 256, QUERIES = 64, TILES = TOKENS / QUERIES, KEYS = 128, STAGES = 2 };
 enum { GROUPS = 2, GROUP = 128, THREADS = (GROUPS + 1) * GROUP };
-enum { MAIN = 64, MAIN_ROW = 128, REST_ROW = 16 }; /* columns; bytes */
+enum { MAIN = SWIZZLED_COLUMNS, MAIN_ROW = 128, REST_ROW = 16 }; /* columns; bytes */
 enum { CHUNK = 2 }; /* steps of 16 keys whose products begin together */
 enum { QK_CAME = 0, V_CAME = 8, DONE = 16, BARRIERS_BYTES = 24 }; /* of a stage */
 #define LEAST_SCORE (-1e30f)
@@ -105,25 +104,6 @@ static __device__ __forceinline__ void give_turn(int group)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(1 + GROUPS + group), "n"(GROUPS * GROUP) : "memory");
 }
-/* The box of a tensor from (row, column) to shared memory; the barrier is told. */
-static __device__ __forceinline__ void fetch(uint32_t to, const CUtensorMap *from, int column,
-                                             int row, uint32_t barrier)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-                 "l"(from), "r"(column), "r"(row), "r"(barrier)
-                 : "memory");
-}
-/* The other way round; the thread waits for it by its group. */
-static __device__ __forceinline__ void put(const CUtensorMap *to, int column, int row,
-                                           uint32_t from)
-{
-    asm volatile(
-        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(to),
-        "r"(column), "r"(row), "r"(from)
-        : "memory");
-}
-
 static __device__ __forceinline__ void store_shared(uint32_t to, uint32_t x)
 {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
@@ -285,7 +265,7 @@ static __device__ __forceinline__ void store_rows(const forward_args &a, const f
     if (lane > 0) return;
     put(&a.o.main, to_column, to_row, main);
     if (L::REST) put(&a.o.rest, to_column + MAIN, to_row, rest);
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    puts_end();
 }
 
 /* ---- the block ---- */
@@ -341,13 +321,13 @@ static __device__ __forceinline__ void consume(const forward_args &a, uint32_t s
             }
         }
         if (lane == 0) {
-            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+            puts_wait<0>();
             barrier_arrive(barriers + DONE);
         }
         __syncwarp();
     }
     if (group == 0) take_turn(0); /* what group 1 gave last */
-    if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    if (lane == 0) puts_done();
 }
 
 template <typename T, int D>
@@ -378,41 +358,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- on the host ---- */
 
-typedef CUresult encode_function(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                                 const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                 const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-static encode_function *encoder(void)
-{
-    void *p = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    LG_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &p, 12000, cudaEnableDefault,
-                                             &found));
-    LG_ASSERT(p);
-    return (encode_function *)p;
-}
-/* Boxes of `rows` tokens and `columns` elements of a tensor (B, T, H, d). */
-static CUtensorMap map_of(const lg_tensor *t, int64_t stride, int rows, int columns)
-{
-    static encode_function *encode = encoder();
-    cuuint64_t size[] = {(cuuint64_t)(t->dim[2] * t->dim[3]), (cuuint64_t)(t->dim[0] * t->dim[1])};
-    cuuint64_t pitch[] = {(cuuint64_t)stride * 2};
-    cuuint32_t box[] = {(cuuint32_t)columns, (cuuint32_t)rows}, steps[] = {1, 1};
-    CUtensorMap map;
-    CUresult rc = encode(&map,
-                         t->dtype == LG_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                            : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                         2, t->data, size, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                         columns == MAIN ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-                         CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    LG_ASSERT(rc == CUDA_SUCCESS);
-    return map;
-}
 static tensor_maps maps_of(const lg_tensor *t, int64_t stride, int rows)
 {
     tensor_maps m = {};
-    m.main = map_of(t, stride, rows, MAIN);
-    if (t->dim[3] > MAIN) m.rest = map_of(t, stride, rows, (int)t->dim[3] - MAIN);
+    m.main = boxes_of(t, stride, rows, MAIN);
+    if (t->dim[3] > MAIN) m.rest = boxes_of(t, stride, rows, (int)t->dim[3] - MAIN);
     return m;
 }
 

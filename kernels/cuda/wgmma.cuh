@@ -73,6 +73,13 @@ static __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_
                  "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                  : "memory");
 }
+/* Two of them, by lanes 0 to 15. */
+static __device__ __forceinline__ void store_two_matrices(uint32_t to, const uint32_t *x)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(x[0]),
+                 "r"(x[1])
+                 : "memory");
+}
 /* 16 bytes to shared memory; not waited for. */
 static __device__ __forceinline__ void copy_16(uint32_t to, const void *from)
 {
