@@ -1,5 +1,6 @@
 /* The linear operations: as products that cuBLASLt does (gemm.h), with what can ride on them where that
  * is faster; small and odd ones on own kernels. */
+#include "kernels/cuda/gelu_product.h"
 #include "kernels/cuda/gemm.h"
 
 /* Bytes of workspace; 0 as well when cuBLASLt does not do it. */
@@ -52,6 +53,7 @@ size_t cuda_linear_forward_scratch(lg_cuda_device *d, const struct lg_linear_for
 {
     struct lg_cuda_product x;
     bool does;
+    if (cuda_gelu_forward_fits(a)) return 0;
     if (gelu_product(a, &x)) {
         size_t bytes = workspace_of(d, &x, &does);
         if (does) return bytes;
@@ -62,6 +64,10 @@ size_t cuda_linear_forward_scratch(lg_cuda_device *d, const struct lg_linear_for
 void cuda_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
 {
     struct lg_cuda_product x;
+    if (cuda_gelu_forward_fits(a)) {
+        cuda_gelu_forward(s, a);
+        return;
+    }
     if (gelu_product(a, &x) && lg_cuda_gemm_run(s, &x)) return;
     x = forward_product(a);
     if (!lg_cuda_gemm_run(s, &x)) cuda_any_gemm(lg_cuda_stream_of(s), &x.g);
@@ -97,6 +103,7 @@ size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
 {
     struct lg_cuda_product x = data_product(a);
     bool does;
+    if (cuda_gelu_backward_fits(a)) return cuda_gelu_backward_scratch(a);
     size_t product = workspace_of(d, &x, &does);
     size_t sums = a->dbias.rank ? cuda_column_sums_scratch(a->dx.dim[0], a->dx.dim[1]) : 0;
     return LG_MAX(product, sums);
@@ -104,6 +111,10 @@ size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
 void cuda_linear_backward_data(lg_stream *s, const struct lg_linear_backward_data_args *a)
 {
     struct lg_cuda_product x = data_product(a);
+    if (cuda_gelu_backward_fits(a)) {
+        cuda_gelu_backward(s, a);
+        return;
+    }
     if (!lg_cuda_gemm_run(s, &x)) cuda_any_gemm(lg_cuda_stream_of(s), &x.g);
     if (a->act == LG_ACT_NONE) return;
     if (a->dbias.data)

@@ -36,22 +36,24 @@ template <typename T> struct tensor_core;
         static __device__ __forceinline__ void scores(float (&d)[16], uint64_t a, uint64_t b,      \
                                                       int add)                                     \
         {                                                                                          \
-            PRODUCT_SHARED("32", type, N16, F16(d, 0), "%16", "%17", "%18", "0");                  \
+            PRODUCT_SHARED("32", type, N16, F16(d, 0), "%16", "%17", "%18", "0, 0");               \
         }                                                                                          \
         static __device__ __forceinline__ void scores(float (&d)[32], uint64_t a, uint64_t b,      \
                                                       int add)                                     \
         {                                                                                          \
-            PRODUCT_SHARED("64", type, N32, F16(d, 0) COMMA F16(d, 16), "%32", "%33", "%34", "0"); \
+            PRODUCT_SHARED("64", type, N32, F16(d, 0) COMMA F16(d, 16), "%32", "%33", "%34",       \
+                           "0, 0");                                                                \
         }                                                                                          \
         static __device__ __forceinline__ void queries(float (&d)[20], uint64_t a, uint64_t b,     \
                                                        int add)                                    \
         {                                                                                          \
-            PRODUCT_SHARED("40", type, N20, F16(d, 0) COMMA F4(d, 16), "%20", "%21", "%22", "1");  \
+            PRODUCT_SHARED("40", type, N20, F16(d, 0) COMMA F4(d, 16), "%20", "%21", "%22",        \
+                           "1, 1");                                                                \
         }                                                                                          \
         static __device__ __forceinline__ void queries(float (&d)[16], uint64_t a, uint64_t b,     \
                                                        int add)                                    \
         {                                                                                          \
-            PRODUCT_SHARED("32", type, N16, F16(d, 0), "%16", "%17", "%18", "1");                  \
+            PRODUCT_SHARED("32", type, N16, F16(d, 0), "%16", "%17", "%18", "1, 1");               \
         }                                                                                          \
         static __device__ __forceinline__ void keys(float (&d)[36], const uint32_t *a, uint64_t b) \
         {                                                                                          \

@@ -52,7 +52,7 @@ template <typename T> struct tensor_core;
         static __device__ __forceinline__ void scores(float (&d)[64], uint64_t a, uint64_t b,      \
                                                       int add)                                     \
         {                                                                                          \
-            PRODUCT_SHARED("128", type, N64, F64(d, 0), "%64", "%65", "%66", "0");                 \
+            PRODUCT_SHARED("128", type, N64, F64(d, 0), "%64", "%65", "%66", "0, 0");              \
         }                                                                                          \
         static __device__ __forceinline__ void values(float *d, const uint32_t *a, uint64_t b,     \
                                                       int add)                                     \

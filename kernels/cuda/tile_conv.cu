@@ -29,8 +29,8 @@
  * The order of every sum is fixed and does not depend on the tile's place: the same bits for a
  * sample whatever its slot. */
 #include "kernels/cuda/tile_conv.h"
+#include "kernels/cuda/tma.cuh"
 #include "kernels/cuda/wgmma.cuh"
-#include <cuda.h>
 
 enum { SIDE = 16, PIXELS = SIDE * SIDE, CHANNELS = 128, DEPTH = 64, ROW = DEPTH * 2, TAPS = 3 };
 enum { GROUPS = 2, GROUP_THREADS = 128, GROUP_WARPS = 4, THREADS = GROUP_THREADS * (GROUPS + 1) };
@@ -64,65 +64,14 @@ struct problem {
     int top, left;
 };
 
-/* ---- barriers and copies ---- */
+/* ---- copies ---- */
 
-static __device__ __forceinline__ void barrier_init(uint64_t *b, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals));
-}
-static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t phase)
-{
-    asm volatile("{\n.reg .pred p;\nwait:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@p bra done;\nbra wait;\ndone:\n}\n" ::"r"(shared_address(b)),
-                 "r"(phase)
-                 : "memory");
-}
-static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
-}
-/* At the barrier of the same place in block `rank` of the cluster. */
-static __device__ __forceinline__ void barrier_arrive_at(uint64_t *b, uint32_t rank)
-{
-    asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
-                 "mbarrier.arrive.shared::cluster.b64 _, [a];\n}\n" ::"r"(shared_address(b)),
-                 "r"(rank)
-                 : "memory");
-}
-static __device__ __forceinline__ void barrier_expect(uint64_t *b, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
-                 "r"(bytes)
-                 : "memory");
-}
-static __device__ __forceinline__ uint32_t cluster_rank()
-{
-    uint32_t r;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return r;
-}
-static __device__ __forceinline__ void cluster_sync()
-{
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-}
 static __device__ __forceinline__ void load_patch(void *to, const CUtensorMap *from, uint64_t *full,
                                                   int c, int w, int h, int n)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
                  "l"(from), "r"(shared_address(full)), "r"(c), "r"(w), "r"(h), "r"(n)
-                 : "memory");
-}
-/* To every block of the cluster, and so do the bytes that `full` counts. */
-static __device__ __forceinline__ void load_weights(void *to, const CUtensorMap *from,
-                                                    uint64_t *full, int k, int c)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
-                 "l"(from), "r"(shared_address(full)), "r"(k), "r"(c),
-                 "h"((uint16_t)((1 << CLUSTER) - 1))
                  : "memory");
 }
 static __device__ __forceinline__ void store_patch(const CUtensorMap *to, const void *from, int c,
@@ -152,31 +101,11 @@ static __device__ __forceinline__ void wait_finished(int group, int chunk)
                  : "memory");
 }
 
-/* The next slot of a ring of N, and the phase of its barriers. */
-template <int N> struct ring {
-    int slot = 0;
-    uint32_t phase = 0;
-    __device__ __forceinline__ void next()
-    {
-        if (++slot < N) return;
-        slot = 0;
-        phase ^= 1;
-    }
-    __device__ __forceinline__ void skip(int n) { slot = (slot + n) % N; } /* phase is void then */
-};
-
 /* ---- wgmma ---- */
-
-/* An operand whose rows are swizzled by 128 bytes. */
-static __device__ __forceinline__ uint64_t rows_of(const void *p)
-{
-    return (uint64_t)((shared_address(p) & 0x3FFFF) >> 4) | (uint64_t)1 << 16 | (uint64_t)64 << 32 |
-           (uint64_t)1 << 62;
-}
 
 #define PRODUCT(type)                                                                              \
     PRODUCT_SHARED("128", type, N64, F16(d, 0) COMMA F16(d, 16) COMMA F16(d, 32) COMMA F16(d, 48), \
-                   "%64", "%65", "%66", "0")
+                   "%64", "%65", "%66", "0, 0")
 /* d (64 x 128) = or += a b. */
 template <typename T>
 static __device__ __forceinline__ void product(float (&d)[64], uint64_t a, uint64_t b, int add)
@@ -246,8 +175,9 @@ template <int STRIDE> static __device__ void load_all_weights(const problem &z, 
                     int i = STRIDE == 1 ? k : k * 2 % TAPS; /* patch by patch */
                     barrier_wait(&s.weight_empty[at.slot], at.phase ^ 1);
                     barrier_expect(&s.weight_full[at.slot], WEIGHT_SLOT);
-                    load_weights(s.weight[at.slot] + rank * SHARE * ROW, &z.w,
-                                 &s.weight_full[at.slot], (i * TAPS + j) * z.in + c, first);
+                    load_for_all(s.weight[at.slot] + rank * SHARE * ROW, &z.w,
+                                 &s.weight_full[at.slot], CLUSTER, (i * TAPS + j) * z.in + c,
+                                 first);
                 }
     }
 }
@@ -503,31 +433,6 @@ int64_t cuda_conv_parts(const struct lg_conv2d_forward_args *a)
     return a->y.dim[1] * a->y.dim[2] / GROUP_PIXELS;
 }
 
-static CUtensorMapDataType type_of(lg_dtype t)
-{
-    return t == LG_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-}
-/* A matrix or map in boxes of `box`, fastest dimension first. */
-static CUtensorMap describe(const lg_tensor &t, int rank, const uint64_t *dim, const uint32_t *box,
-                            const uint32_t *each)
-{
-    static decltype(&cuTensorMapEncodeTiled) encode = [] {
-        void *at = NULL;
-        cudaDriverEntryPointQueryResult found;
-        LG_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &at, 12000,
-                                                 cudaEnableDefault, &found));
-        LG_ASSERT(found == cudaDriverEntryPointSuccess);
-        return (decltype(&cuTensorMapEncodeTiled))at;
-    }();
-    CUtensorMap map;
-    uint64_t stride[4] = {dim[0] * lg_dtype_bytes(t.dtype)};
-    for (int i = 1; i < rank - 1; i++) stride[i] = stride[i - 1] * dim[i];
-    CUresult e = encode(&map, type_of(t.dtype), (uint32_t)rank, t.data, dim, stride, box, each,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (e) lg_cuda_fatal("cuTensorMapEncodeTiled", "it refuses a tensor", __FILE__, __LINE__);
-    return map;
-}
 /* Every n-th pixel of every n-th row. */
 static CUtensorMap describe_map(const lg_tensor &t, int rows, int n)
 {

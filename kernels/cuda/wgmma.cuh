@@ -155,12 +155,19 @@ template <int N> static __device__ __forceinline__ void registers_take()
 #define N64                                                                                        \
     N36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49,"                  \
         " %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-/* d (64 x n) = or += a b, a and b in shared memory. turned: 1 where the summed dimension is not the
- * contiguous one, in both. */
+#define N128                                                                                       \
+    N64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"         \
+        ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"         \
+        ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
+        "%111"                                                                                     \
+        ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "   \
+        "%126, %127"
+/* d (64 x n) = or += a b, a and b in shared memory. turned: for a and for b 1 where the summed dimension
+ * is not the contiguous one, "0, 1". */
 #define PRODUCT_SHARED(n, type, list, outputs, ia, ib, ic, turned)                                 \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ic ", 0;\n"                                   \
                  "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" list "}, " ia \
-                 ", " ib ", p, 1, 1, " turned ", " turned ";\n}\n"                                 \
+                 ", " ib ", p, 1, 1, " turned ";\n}\n"                                             \
                  : outputs                                                                         \
                  : "l"(a), "l"(b), "r"(add))
 /* d += a b, a in registers, b in shared memory, turned. */

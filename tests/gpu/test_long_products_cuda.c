@@ -1,21 +1,29 @@
-/* Products long enough for every tile of cuBLASLt to be tried (see kernels/cuda/gemm.c), and one of few
- * outputs whose inner dimension may be split, all of which ref64 would take hours for: results in tf32 and
- * in 16 bits against those in fp32 from the same inputs, rows with equal inputs in both halves of the batch
- * have equal bits, and the same bits twice.
+/* Products long enough for every tile of cuBLASLt to be tried (see kernels/cuda/gemm.c), those with
+ * GELU in a kernel of their own (gelu_product.cu), with rows that end within a tile, and one of few
+ * outputs whose inner dimension may be split, all of which ref64 would take hours for: results in
+ * tf32 and in 16 bits against those in fp32 from the same inputs, rows with equal inputs in both
+ * halves of the batch have equal bits, and the same bits twice.
  *
  * usage: test_long_products_cuda */
 #include "kernels/ops.h"
 #include "tests/gpu/gpu_test.h"
 
-enum { K = 1152, OPS = 5 };
-static const struct {
+enum { K = 1152, PRODUCTS_N = 8 };
+enum op { FORWARD, FORWARD_GELU, TO_X, TO_WEIGHTS, THROUGH_GELU };
+enum out { X, W, Y, PRE, BIAS, TENSORS }; /* (M, K), (N, K), (M, N), (M, N), (N) */
+static const struct product {
     const char *name;
+    enum op op;
+    enum out out;
     int64_t M, N;
-} PRODUCTS[OPS] = {{"forward", 4096, 2304},
-                   {"forward, GELU", 4096, 2304},
-                   {"backward to x", 4096, 2304},
-                   {"weights", 4096, 2304},
-                   {"backward to few x", 256, 6912}};
+} PRODUCTS[PRODUCTS_N] = {{"forward", FORWARD, Y, 4096, 2304},
+                          {"forward, GELU", FORWARD_GELU, Y, 32838, 512},
+                          {"forward, before GELU", FORWARD_GELU, PRE, 32838, 512},
+                          {"backward to x", TO_X, X, 4096, 2304},
+                          {"backward through GELU", THROUGH_GELU, Y, 4166, 2304},
+                          {"backward through GELU, bias", THROUGH_GELU, BIAS, 4166, 2304},
+                          {"weights", TO_WEIGHTS, W, 4096, 2304},
+                          {"backward to few x", TO_X, X, 256, 6912}};
 
 static lg_device *device;
 static lg_stream *stream;
@@ -40,39 +48,57 @@ static lg_tensor filled(int64_t rows, int64_t columns, uint32_t seed, double sca
     return lg_t2(p, type, rows, columns);
 }
 
-static void enqueue(int op, lg_stream *s, const lg_tensor t[3], lg_tensor bias, lg_tensor pre)
+static void enqueue(enum op op, lg_stream *s, const lg_tensor t[TENSORS])
 {
-    struct lg_linear_forward_args f = {.x = t[0], .w = t[1], .bias = bias, .y = t[2]};
-    if (op == 1) f.pre = pre, f.act = LG_ACT_GELU_TANH;
-    if (op < 2) lg_linear_forward(s, &f);
-    if (op == 2 || op == 4)
+    struct lg_linear_forward_args f = {.x = t[X], .w = t[W], .bias = t[BIAS], .y = t[Y]};
+    lg_tensor turned = lg_t2(t[W].data, t[W].dtype, t[W].dim[1], t[W].dim[0]);
+    switch (op) {
+    case FORWARD_GELU:
+        f.pre = t[PRE], f.act = LG_ACT_GELU_TANH;
+        lg_linear_forward(s, &f);
+        return;
+    case FORWARD:
+        lg_linear_forward(s, &f);
+        return;
+    case TO_X:
         lg_linear_backward_data(
-            s, &(struct lg_linear_backward_data_args){.dy = t[2], .w = t[1], .dx = t[0]});
-    if (op == 3)
+            s, &(struct lg_linear_backward_data_args){.dy = t[Y], .w = t[W], .dx = t[X]});
+        return;
+    case THROUGH_GELU:
+        lg_linear_backward_data(s, &(struct lg_linear_backward_data_args){.dy = t[X],
+                                                                          .w = turned,
+                                                                          .dx = t[Y],
+                                                                          .act = LG_ACT_GELU_TANH,
+                                                                          .pre = t[PRE],
+                                                                          .dbias = t[BIAS]});
+        return;
+    case TO_WEIGHTS:
         lg_linear_backward_weight(
-            s, &(struct lg_linear_backward_weight_args){.dy = t[2], .x = t[0], .dw = t[1]});
+            s, &(struct lg_linear_backward_weight_args){.dy = t[Y], .x = t[X], .dw = t[W]});
+        return;
+    }
 }
 
 /* Values of the operation's result, twice. */
-static int64_t results(int op, const char *precision, double *ret[2])
+static int64_t results(const struct product *p, const char *precision, double *ret[2])
 {
     lg_stream *dry;
     void *scratch;
-    const int64_t M = PRODUCTS[op].M, N = PRODUCTS[op].N;
     device = gpu_open("cuda:0", precision);
     type = lg_device_dtype(device);
     gpu_need(lg_stream_open(device, &stream));
     gpu_need(lg_stream_open_dry(device, &dry));
-    lg_tensor t[3] = {filled(M, K, 1, 1), filled(N, K, 2, 0.05), filled(M, N, 3, 1)};
-    lg_tensor pre = filled(M, N, 4, 1), bias = filled(2, N, 5, 1);
-    bias = lg_t1(bias.data, type, N);
-    enqueue(op, dry, t, bias, pre);
+    lg_tensor t[TENSORS] = {filled(p->M, K, 1, 1), filled(p->N, K, 2, 0.05),
+                            filled(p->M, p->N, 3, 1), filled(p->M, p->N, 4, 1),
+                            filled(2, p->N, 5, 1)};
+    t[BIAS] = lg_t1(t[BIAS].data, type, p->N);
+    enqueue(p->op, dry, t);
     size_t bytes = lg_stream_scratch_need(dry);
     gpu_need(lg_device_alloc(device, bytes, &scratch));
     lg_stream_set_scratch(stream, scratch, bytes);
-    const lg_tensor *out = op < 2 ? &t[2] : op == 3 ? &t[1] : &t[0];
+    const lg_tensor *out = &t[p->out];
     for (int i = 0; i < 2; i++) {
-        enqueue(op, stream, t, bias, pre);
+        enqueue(p->op, stream, t);
         ret[i] = gpu_get(stream, out->data, type, (size_t)lg_numel(out));
     }
     lg_stream_close(&dry);
@@ -81,20 +107,21 @@ static int64_t results(int op, const char *precision, double *ret[2])
     return lg_numel(out);
 }
 
-static void check(int op, const struct gpu_precision *p)
+static void check(const struct product *x, const struct gpu_precision *p)
 {
     double *want[2], *got[2];
     in_bf16 = p->round != LG_F32; /* tf32 would lose nothing of bf16 */
-    int64_t n = results(op, "fp32", want);
-    results(op, p->name, got);
+    int64_t n = results(x, "fp32", want);
+    results(x, p->name, got);
     double error = gpu_error(got[0], want[0], (size_t)n, 0);
     /* So many uniform values do not scatter about 2.6e-4. */
     double tolerance = strcmp(p->name, "tf32") ? p->tolerance : 3e-4;
     bool near = error <= tolerance;
     bool again = memcmp(got[0], got[1], (size_t)n * sizeof(double)) == 0;
-    bool halves = op == 3 || memcmp(got[0], got[0] + n / 2, (size_t)n / 2 * sizeof(double)) == 0;
-    printf("%s%s in %s: error %.2e%s%s\n", near && again && halves ? "" : "FAIL ",
-           PRODUCTS[op].name, p->name, error, again ? "" : ", other bits the second time",
+    bool halves = x->out == W || x->out == BIAS ||
+                  memcmp(got[0], got[0] + n / 2, (size_t)n / 2 * sizeof(double)) == 0;
+    printf("%s%s in %s: error %.2e%s%s\n", near && again && halves ? "" : "FAIL ", x->name, p->name,
+           error, again ? "" : ", other bits the second time",
            halves ? "" : ", other bits in the second half");
     gpu_count(near);
     gpu_count(again);
@@ -105,7 +132,7 @@ static void check(int op, const struct gpu_precision *p)
 int main(void)
 {
     for (int k = 0; k < GPU_PRECISION_COUNT; k++)
-        for (int op = 0; op < OPS && strcmp(GPU_PRECISIONS[k].name, "fp32"); op++)
-            check(op, &GPU_PRECISIONS[k]);
+        for (int i = 0; i < PRODUCTS_N && strcmp(GPU_PRECISIONS[k].name, "fp32"); i++)
+            check(&PRODUCTS[i], &GPU_PRECISIONS[k]);
     return gpu_summary();
 }
