@@ -56,20 +56,28 @@ static encode_function *encoder(void)
     LG_ASSERT(p);
     return (encode_function *)p;
 }
-/* Boxes of `rows` tokens and `columns` elements of a tensor (B, T, H, d) of 16 bits. */
-static CUtensorMap boxes_of(const lg_tensor *t, int64_t stride, int rows, int columns)
+static CUtensorMap described(const lg_tensor *t, int rank, const cuuint64_t *size,
+                             const cuuint64_t *pitch, const cuuint32_t *box,
+                             CUtensorMapSwizzle swizzle)
 {
     static encode_function *encode = encoder();
-    cuuint64_t size[] = {(cuuint64_t)(t->dim[2] * t->dim[3]), (cuuint64_t)(t->dim[0] * t->dim[1])};
-    cuuint64_t pitch[] = {(cuuint64_t)stride * 2};
-    cuuint32_t box[] = {(cuuint32_t)columns, (cuuint32_t)rows}, steps[] = {1, 1};
+    cuuint32_t steps[] = {1, 1, 1};
     CUtensorMap map;
     CUresult rc = encode(
         &map,
-        t->dtype == LG_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
-        t->data, size, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        columns == SWIZZLED_COLUMNS ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+        t->dtype == LG_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        (cuuint32_t)rank, t->data, size, pitch, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
         CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     LG_ASSERT(rc == CUDA_SUCCESS);
     return map;
+}
+/* Boxes of `rows` tokens and `columns` elements of a tensor (B, T, H, d) of 16 bits. */
+static CUtensorMap boxes_of(const lg_tensor *t, int64_t stride, int rows, int columns)
+{
+    cuuint64_t size[] = {(cuuint64_t)(t->dim[2] * t->dim[3]), (cuuint64_t)(t->dim[0] * t->dim[1])};
+    cuuint64_t pitch[] = {(cuuint64_t)stride * 2};
+    cuuint32_t box[] = {(cuuint32_t)columns, (cuuint32_t)rows};
+    return described(t, 2, size, pitch, box,
+                     columns == SWIZZLED_COLUMNS ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                 : CU_TENSOR_MAP_SWIZZLE_NONE);
 }

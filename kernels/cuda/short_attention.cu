@@ -6,23 +6,23 @@
  *
  * A block goes through every gridDim-th head with three warpgroups.
  *
- * The first one (short_attention_load.cuh) loads: K, V, and Q and dO in blocks of 64 queries; r it
- * computes, with o in Q's place. What the others are done with of a head, it fills with the next head's,
- * when dQ, which the others leave in dO's place, is out of it; K has two places.
+ * The first one (short_attention_load.cuh) brings K, V, and Q and dO in blocks of 64 queries, computes r,
+ * and takes the results away. What the others are done with of a head, it fills with the next head's; K
+ * has two places.
  *
  * The two others compute, each for 128 keys, as two tiles of 64, whose dK and dV stay in registers (144
  * floats a thread at d = 72). Per tile and block of queries: S^T (64 keys x 64 queries) and dO V^T
  * transposed (32 queries at a time: there are no registers for 64), P^T and dS^T rounded in registers,
  * where they are the left operands of dV and dK; dS^T also goes to shared memory, and when all keys are
- * there both warpgroups multiply it by K: dQ of the block, half of the columns each. At a head's end dK
- * and dV go to shared memory and leave by TMA, a warp its 16 rows of a tile. A product is waited for
+ * there both warpgroups multiply it by K: dQ of the block, half of the columns each, which they leave in
+ * dO's place. At a head's end they leave dK in K's place and dV in that of dS^T. A product is waited for
  * where its result is used, but none is under way around a loop: ptxas then serialises all of them
  * (C75xx). Nothing is added across blocks: no atomics, always the same bits.
  *
  * dbias: sums over the rows of dQ and dV before they are rounded. A warp adds up its 16 rows of a product
- * by shuffles, over all blocks of queries in a slot of its own; when the head is done, a thread a column
- * adds the warps' slots in order. The sums of the heads (B, 3, H, d) go to scratch memory and are added
- * over the batch (column_sums.cu).
+ * by shuffles that halve what a lane has left, over all blocks of queries in a slot of its own; when the
+ * head is done, a thread a column adds the warps' slots in order. The sums of the heads (B, 3, H, d) go to
+ * scratch memory and are added over the batch (column_sums.cu).
  *
  * At B = 256, 16 heads: 1.21 GB must move (0.29 ms at 4.2 TB/s), 194 GFLOP. */
 #include "kernels/cuda/short_attention.h"
@@ -91,34 +91,42 @@ static __device__ __forceinline__ void stage(uint32_t to, const float (&x)[N], f
             store_two_matrices(at, p);
     }
 }
+/* Half of the sums of two lanes each: the upper lane gets those from HALF on. */
+template <int N, int HALF>
+static __device__ __forceinline__ void exchanged(const float *x, float *half, bool upper, int lanes)
+{
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        float low = x[i], high = HALF + i < N ? x[HALF + i] : 0;
+        half[i] = (upper ? high : low) + __shfl_xor_sync(0xffffffff, upper ? low : high, lanes);
+    }
+}
 /* The columns' sums of the warp's 16 rows of the results of TILES products, to or onto slot. */
 template <int TILES, int N>
 static __device__ __forceinline__ void add_to_slot(float *slot, const float (&x)[TILES][N],
                                                    bool first)
 {
+    constexpr int ALL = N / 2, A = (ALL + 1) / 2, B = (A + 1) / 2, C = (B + 1) / 2;
     int lane = threadIdx.x % WARP;
-    float2 *to = (float2 *)slot + lane, sum[N / 4];
+    bool a = lane & 16, b = lane & 8, c = lane & 4;
+    float sum[ALL + 1], half[A + 1], quarter[B + 1], eighth[C];
+    sum[ALL] = 0;
 #pragma unroll
-    for (int j = 0; j < N / 4; j++) {
-        sum[j] = {};
+    for (int i = 0; i < ALL; i++) {
+        int e = i / 2 * 4 + i % 2;
+        sum[i] = 0;
 #pragma unroll
-        for (int t = 0; t < TILES; t++) {
-            sum[j].x += x[t][4 * j] + x[t][4 * j + 2];
-            sum[j].y += x[t][4 * j + 1] + x[t][4 * j + 3];
-        }
+        for (int t = 0; t < TILES; t++) sum[i] += x[t][e] + x[t][e + 2];
     }
+    exchanged<ALL, A>(sum, half, a, 16);
+    exchanged<A, B>(half, quarter, b, 8);
+    exchanged<B, C>(quarter, eighth, c, 4);
 #pragma unroll
-    for (int o = 4; o < WARP; o *= 2)
-#pragma unroll
-        for (int j = 0; j < N / 4; j++) {
-            sum[j].x += __shfl_xor_sync(0xffffffff, sum[j].x, o);
-            sum[j].y += __shfl_xor_sync(0xffffffff, sum[j].y, o);
-        }
-    if (lane >= 4) return;
-#pragma unroll
-    for (int j = 0; j < N / 4; j++) {
-        float2 old = first ? float2{} : to[4 * j];
-        to[4 * j] = {old.x + sum[j].x, old.y + sum[j].y};
+    for (int i = 0; i < C; i++) {
+        int in_b = i + c * C, in_a = in_b + b * B, at = in_a + a * A;
+        if (in_b >= B || in_a >= A || at >= ALL) continue;
+        float *to = slot + at / 2 * 8 + lane % 4 * 2 + at % 2;
+        *to = (first ? 0 : *to) + eighth[i];
     }
 }
 /* The slots of dQ and dV, all filled, to a.sums: a thread adds a column. */
@@ -254,12 +262,7 @@ template <typename T, int D, int SIDE> struct side {
     __device__ __forceinline__ void ds_free(int n, int i) const
     {
         if (i) return barrier_sync(DS_FREE + SIDE, 2 * GROUP);
-        if (threadIdx.x % WARP == 0) {
-            puts_wait<0>();
-            mbarrier_arrive(item(barriers, K_ITEM + (n + 1) % 2).free);
-        }
-        __syncwarp();
-        barrier_sync(DS_FULL, 2 * GROUP);
+        mbarrier_wait(item(barriers, RESULTS).free, n - 1);
     }
     /* Block i of the block's n-th head: dK, dV, and dS^T into shared memory. */
     __device__ __forceinline__ void tiles(float (&dk)[2][D / 2], float (&dv)[2][D / 2], int n,
@@ -333,14 +336,9 @@ template <typename T, int D, int SIDE> struct side {
             settled(dv[t]);
             stage<T, D>(k, dk[t], a.scale);
             stage<T, D>(v, dv[t], 1);
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            __syncwarp();
-            if (threadIdx.x % WARP == 0) {
-                put(&a.dk, h.column, h.row + row, k);
-                put(&a.dv, h.column, h.row + row, v);
-                puts_end();
-            }
         }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        warp_arrive(item(barriers, RESULTS).full);
         if (!a.sums) return;
         add_to_slot(slots + (DQ_SLOTS + SIDE * 4 + warp) * D, dv, true);
         barrier_sync(DS_FULL, 2 * GROUP);
@@ -360,7 +358,6 @@ template <typename T, int D, int SIDE> struct side {
             }
             store_dk_dv(dk, dv, again(at), n);
         }
-        if (threadIdx.x % WARP == 0) puts_wait<0>();
     }
     /* x, not known to be the same: what depends on it is computed where it is used. */
     static __device__ __forceinline__ int again(int x)
@@ -378,8 +375,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(128) char shared[];
     if (threadIdx.x < ITEMS) {
         item i(shared_address(shared + L::BARRIERS), threadIdx.x);
-        mbarrier_begin(i.full, GROUP);
-        mbarrier_begin(i.free, 2 * GROUP / WARP);
+        bool results = threadIdx.x == RESULTS;
+        mbarrier_begin(i.full, results ? 2 * GROUP / WARP : threadIdx.x < BLOCKS ? GROUP : 1);
+        mbarrier_begin(i.free, results ? 1 : 2 * GROUP / WARP);
     }
     if (threadIdx.x == 0) *(uint32_t *)(shared + L::ZERO) = 0;
     if (L::COLUMNS % 2 && threadIdx.x < QUERIES)
@@ -388,7 +386,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (threadIdx.x < GROUP) {
         registers_give<LOADER_REGISTERS>();
-        load_heads<T, D>(a, shared);
+        loading<T, D>(a, shared).heads();
     } else {
         registers_take<REGISTERS>();
         if (threadIdx.x < 2 * GROUP)
@@ -398,22 +396,31 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
+/* Boxes of `rows` tokens of a head, 8 columns after 8 columns: 16 bytes a row, row after row. */
+static CUtensorMap columns_of(const lg_tensor *t, int64_t stride, int rows)
+{
+    cuuint64_t size[] = {8, (cuuint64_t)(t->dim[0] * t->dim[1]),
+                         (cuuint64_t)(t->dim[2] * t->dim[3] / 8)};
+    cuuint64_t pitch[] = {(cuuint64_t)stride * 2, 16};
+    cuuint32_t box[] = {8, (cuuint32_t)rows, (cuuint32_t)t->dim[3] / 8};
+    return described(t, 3, size, pitch, box, CU_TENSOR_MAP_SWIZZLE_NONE);
+}
+
 template <typename T, int D>
 static void launch(lg_stream *stream, const struct lg_attention_backward_args *a)
 {
     cudaStream_t cuda = lg_cuda_stream_of(stream);
     int multiprocessors = lg_cuda_device_of(stream)->multiprocessors;
-    short_args<T> s = {(const T *)a->q.data,
-                       (const T *)a->k.data,
-                       (const T *)a->v.data,
-                       (const T *)a->dout.data,
-                       (const T *)a->o.data,
+    int64_t o_stride = a->q.dim[2] * D;
+    short_args<T> s = {columns_of(&a->q, a->q_stride, QUERIES),
+                       columns_of(&a->k, a->kv_stride, TOKENS),
+                       columns_of(&a->v, a->kv_stride, TOKENS),
+                       columns_of(&a->dout, o_stride, QUERIES),
+                       columns_of(&a->o, o_stride, QUERIES),
                        (const float *)a->lse.data,
-                       a->q_stride,
-                       a->kv_stride,
                        boxes_of(&a->dq, a->dq_stride, QUERIES, D),
-                       boxes_of(&a->dk, a->dkv_stride, WARP_ROWS, D),
-                       boxes_of(&a->dv, a->dkv_stride, WARP_ROWS, D),
+                       boxes_of(&a->dk, a->dkv_stride, TOKENS, D),
+                       boxes_of(&a->dv, a->dkv_stride, TOKENS, D),
                        a->dbias.data ? (float *)stream->scratch : nullptr,
                        (float)a->scale,
                        (int)a->q.dim[2],

@@ -1,58 +1,70 @@
 /* Attention's backward for 256 tokens (short_attention.cu): what lies where in shared memory, and the
- * warpgroup that loads.
+ * warpgroup that fills it with operands and empties it of results, both by TMA.
  *
  * All operands lie in columns of 8 elements, 16 bytes a row, which serve a matrix and its transpose
- * alike: K (two places) and V in COLUMNs of 256 rows, Q and dO block by block in QUERY_COLUMNs of 64; 16
- * bytes behind a column put a row's columns into different banks. The inner dimension of the products of
- * rows comes in steps of 16: at d = 72 the last step's second column is one of zeros for Q and dO, and
- * for K and V the last one again.
+ * alike: K (two places) and V in COLUMNs of 256 rows, Q and dO block by block in QUERY_COLUMNs of 64. The
+ * inner dimension of the products of rows comes in steps of 16: at d = 72 the last step's second column
+ * is one of zeros for Q and dO, and for K and V the last one again. Results lie in rows: dQ of a block
+ * where its dO was, dK where the head's K was, dV in dS^T's place, for which it is 4096 bytes longer.
  *
- * Results lie in rows, where their operands were: dQ of a block in dO's place, dK in K's, and dV in that
- * of dS^T, for which it is 4096 bytes longer. They leave by TMA, dQ from here: a thread's stores of 4 or
- * 16 bytes took a third of the kernel's time.
+ * Bytes at d = 72: 2 x 36,864 (Q, dO), 3 x 36,864 (V, K, K), 36,864 (dS^T of a block, dV), 1024 (zeros),
+ * 2048 (lse, r), 3456 (sums for dbias), 192 (barriers), 16: 227,920.
  *
- * Bytes at d = 72: 2 x 37,888 (Q, dO), 3 x 37,120 (V, K, K), 36,864 (dS^T of a block, dV), 1024 (zeros),
- * 2048 (lse, r), 3456 (sums for dbias), 128 (barriers): 230,656. */
+ * The warpgroup goes in steps of a block of queries. Step i of a head, whose places have held the head
+ * before:
+ *
+ *     V is asked for, when i = 3 and the head before is done with it
+ *     dQ i of the head before leaves; o i is asked for, to Q's place, dO i, and K when i = 1
+ *     r of block i - 1 = rows' sums of dO o, when these have come; then Q of block i - 1 is asked for
+ *     dV and dK of the head before leave, when i = 3
+ *
+ * A thread asks; all make r. */
 #pragma once
 #include "kernels/cuda/head_boxes.cuh"
 
 enum { TOKENS = 256, GROUP = 128, THREADS = 3 * GROUP, KEYS = 64, QUERIES = 64, PART = 32 };
-enum { BLOCKS = TOKENS / QUERIES, COLUMN = TOKENS * 16 + 16, DS_COLUMN = TOKENS * 16 };
-enum { QUERY_COLUMN = QUERIES * 16 + 16, ALIGN = 128, WARP_ROWS = 16 };
-enum { DQ_SLOTS = 4, DV_SLOTS = 8 };                  /* a warp each */
-enum { DS_FULL = 1, DS_FREE, LOADERS = DS_FREE + 2 }; /* barriers; 0 is __syncthreads() */
-/* What is loaded at once: Q, dO, lse and r of a block of queries (items 0 to 3), V, K in its two places. */
-enum { V_ITEM = BLOCKS, K_ITEM, ITEMS = K_ITEM + 2 };
+enum { BLOCKS = TOKENS / QUERIES, COLUMN = TOKENS * 16, DS_COLUMN = TOKENS * 16 };
+enum { QUERY_COLUMN = QUERIES * 16, BOX_ALIGNMENT = 128 };
+enum { DQ_SLOTS = 4, DV_SLOTS = 8 }; /* a warp each */
+/* The hardware's barriers; 0 is __syncthreads(). */
+enum { DS_FULL = 1, DS_FREE, LOADERS = DS_FREE + 2 };
+/* What comes at once, for those who compute: Q, dO, lse and r of a block of queries (items 0 to 3), V, K
+ * in its two places; what leaves at once: dK and dV; and SUMS + i, what r of block i is made of. */
+enum { V_ITEM = BLOCKS, K_ITEM, RESULTS = K_ITEM + 2, SUMS, ITEMS = SUMS + BLOCKS };
 
 template <int D> struct layout {
-    static constexpr int aligned(int bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
-    static constexpr int COLUMNS = D / 8, STEPS = (D + 15) / 16, MATRIX = aligned(COLUMNS * COLUMN);
-    static constexpr int BLOCK = aligned(COLUMNS * QUERY_COLUMN), ROW = D * 2;
+    static constexpr int aligned(int bytes)
+    {
+        return (bytes + BOX_ALIGNMENT - 1) / BOX_ALIGNMENT * BOX_ALIGNMENT;
+    }
+    static constexpr int COLUMNS = D / 8, STEPS = (D + 15) / 16, ROW = D * 2;
+    static constexpr int BLOCK = aligned(COLUMNS * QUERY_COLUMN);
+    static constexpr int MATRIX = aligned(COLUMNS * COLUMN);
+    static constexpr int DS_BYTES = QUERIES / 8 * DS_COLUMN, DV_BYTES = TOKENS * ROW;
     static constexpr int Q = 0, DOUT = BLOCKS * BLOCK, V = 2 * DOUT, K = V + MATRIX;
-    static constexpr int DS = K + 2 * MATRIX, DS_BYTES = QUERIES / 8 * DS_COLUMN;
-    static constexpr int ZEROS = DS + (DS_BYTES > TOKENS * ROW ? DS_BYTES : TOKENS * ROW);
+    static constexpr int DS = K + 2 * MATRIX;
+    static constexpr int ZEROS = DS + (DS_BYTES > DV_BYTES ? DS_BYTES : DV_BYTES);
     static constexpr int LSE = ZEROS + COLUMNS % 2 * QUERIES * 16;
     static constexpr int ROWS = LSE + TOKENS * (int)sizeof(float);
     static constexpr int SLOTS = ROWS + TOKENS * (int)sizeof(float);
     static constexpr int BARRIERS = SLOTS + (DQ_SLOTS + DV_SLOTS) * D * (int)sizeof(float);
     static constexpr int ZERO = BARRIERS + 2 * ITEMS * (int)sizeof(uint64_t), BYTES = ZERO + 16;
+    static_assert(BYTES <= 227 * 1024, "what a block may have");
 };
 
 template <typename T> struct short_args {
-    const T *q, *k, *v, *dout, *o;
+    CUtensorMap q, k, v, dout, o; /* boxes by 8 columns: QUERIES or TOKENS rows */
     const float *lse;
-    int64_t q_stride, kv_stride;
-    CUtensorMap dq, dk, dv; /* boxes of QUERIES, WARP_ROWS, WARP_ROWS rows */
+    CUtensorMap dq, dk, dv; /* boxes of QUERIES, TOKENS, TOKENS rows of a head */
     float *sums;            // (B, 3, H, d), or NULL: column sums of dq, dk (0), dv
     float scale;
     int H, heads; /* of a sample, of all samples */
 };
 /* Head `at` of all B x H: where its rows begin. */
 template <int D> struct head {
-    int64_t row, column, H;
+    int row, column, H;
     __device__ __forceinline__ head(int at, int heads_a_sample)
-        : row((int64_t)(at / heads_a_sample) * TOKENS), column(at % heads_a_sample * D),
-          H(heads_a_sample)
+        : row(at / heads_a_sample * TOKENS), column(at % heads_a_sample * D), H(heads_a_sample)
     {
     }
     template <typename P> __device__ __forceinline__ P *in(P *p, int64_t stride) const
@@ -60,8 +72,7 @@ template <int D> struct head {
         return p + row * stride + column;
     }
 };
-
-/* An item's two barriers: it is there; it is not needed any more. */
+/* An item's two barriers: it is there; it is not needed any more. Results: they are, they have left. */
 struct item {
     uint32_t full, free;
     __device__ __forceinline__ item(uint32_t barriers, int i)
@@ -70,33 +81,29 @@ struct item {
     }
 };
 
-/* A thread takes column threadIdx.x % COLUMNS of every PASS-th row. */
-template <int D> struct loader {
-    static constexpr int COLUMNS = D / 8, PASS = GROUP / COLUMNS;
-    int row = threadIdx.x / COLUMNS, column = threadIdx.x % COLUMNS;
-    /* COUNT rows, `stride` elements apart, into a matrix of shared memory; not waited for. */
-    template <int COUNT, int PITCH, typename T>
-    __device__ __forceinline__ void rows(uint32_t to, const T *from, int64_t stride) const
-    {
-        if (row >= PASS) return;
-        to += column * PITCH + row * 16;
-        const char *at = (const char *)(from + row * stride + column * 8);
-        uint32_t pass = (uint32_t)stride * PASS * (uint32_t)sizeof(T);
-#pragma unroll
-        for (int r = 0; r < COUNT; r += PASS, at += pass) {
-            asm volatile("" : "+l"(at)); /* one address, not one for every row */
-            if (r + PASS <= COUNT || row < COUNT - r) copy_16(to + r * 16, at);
-        }
-    }
-};
-/* lse, and the rows' sums of dout o of the QUERIES rows from q0, where dO has come, and o in Q's place. */
-template <typename T, int D> static __device__ __forceinline__ void row_sums(char *shared, int q0)
+/* A box of 8 columns after 8 columns to shared memory; the barrier is told. */
+static __device__ __forceinline__ void fetch_columns(uint32_t to, const CUtensorMap *from, int row,
+                                                     int column, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(from), "r"(0), "r"(row), "r"(column / 8), "r"(barrier)
+                 : "memory");
+}
+/* Arrives; the round is complete only when that many bytes have come, too. */
+static __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+/* lse, and the rows' sums of dout o of block i, where dO has come, and o in Q's place. */
+template <typename T, int D>
+static __device__ __forceinline__ void row_sums(char *shared, int i, float log_sum)
 {
     using L = layout<D>;
-    int q = q0 + threadIdx.x / 2;
+    int row = threadIdx.x / 2, q = i * QUERIES + row;
     float sum = 0, *lse = (float *)(shared + L::LSE);
-    const char *x =
-        shared + q0 / QUERIES * L::BLOCK + threadIdx.x % 2 * QUERY_COLUMN + threadIdx.x / 2 * 16;
+    const char *x = shared + i * L::BLOCK + threadIdx.x % 2 * QUERY_COLUMN + row * 16;
 #pragma unroll
     for (int c = 0; c < L::COLUMNS; c += 2, x += 2 * QUERY_COLUMN) {
         if (c + 1 == L::COLUMNS && threadIdx.x % 2) break;
@@ -107,85 +114,94 @@ template <typename T, int D> static __device__ __forceinline__ void row_sums(cha
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     if (threadIdx.x % 2) return;
     ((float *)(shared + L::ROWS))[q] = sum;
-    lse[q] *= LOG2_E;
+    lse[q] = log_sum * LOG2_E;
 }
-/* dQ of block i lies where its dO was, in rows: out with it. */
-template <typename T, int D>
-static __device__ __forceinline__ void retire(const short_args<T> &a, const head<D> &h,
-                                              uint32_t base, int i)
-{
+
+template <typename T, int D> struct loading {
     using L = layout<D>;
-    if (threadIdx.x == 0) {
-        put(&a.dq, h.column, h.row + i * QUERIES, base + L::DOUT + i * L::BLOCK);
-        puts_end();
-        puts_wait<0>();
+    static constexpr int BLOCK_BYTES = QUERIES * D * 2, MATRIX_BYTES = TOKENS * D * 2;
+    const short_args<T> &a;
+    char *shared;
+    uint32_t base, barriers;
+    __device__ __forceinline__ loading(const short_args<T> &args, char *memory)
+        : a(args), shared(memory), base(shared_address(memory)), barriers(base + L::BARRIERS)
+    {
     }
-    barrier_sync(LOADERS, GROUP);
-}
-/* Every item is waited for when the copies of the next one are under way. */
-template <typename T, int D>
-static __device__ __forceinline__ void load_heads(const short_args<T> &a, char *shared)
-{
-    using L = layout<D>;
-    uint32_t base = shared_address(shared), barriers = base + L::BARRIERS;
-    loader<D> l;
-    int64_t stride = (int64_t)a.H * D;
-    int at = blockIdx.x, n = 0;
-#pragma unroll 1
-    for (; at < a.heads; at += gridDim.x, n++) {
+    /* Step i of the block's n-th head, `at`; past the last head only its results are left. */
+    __device__ __forceinline__ void step(int at, int n, int i) const
+    {
+        const bool more = at<a.heads, some_before = n> 0;
+        const int before = at - gridDim.x, i_before = (i + BLOCKS - 1) % BLOCKS;
+        item queries(barriers, i), v(barriers, V_ITEM);
+        if (threadIdx.x == 0) {
+            head<D> h(at, a.H);
+            if (more && i == BLOCKS - 1) {
+                if (some_before) mbarrier_wait(v.free, n + 1);
+                mbarrier_expect(v.full, MATRIX_BYTES);
+                fetch_columns(base + L::V, &a.v, h.row, h.column, v.full);
+            }
+            if (some_before) {
+                mbarrier_wait(queries.free, n + 1);
+                head<D> b(before, a.H);
+                put(&a.dq, b.column, b.row + i * QUERIES, base + L::DOUT + i * L::BLOCK);
+                puts_end();
+            }
+            uint32_t came = item(barriers, SUMS + i).full;
+            if (more) {
+                mbarrier_expect(came, 2 * BLOCK_BYTES);
+                fetch_columns(base + L::Q + i * L::BLOCK, &a.o, h.row + i * QUERIES, h.column,
+                              came);
+            }
+            puts_wait<0>();
+            if (more) {
+                fetch_columns(base + L::DOUT + i * L::BLOCK, &a.dout, h.row + i * QUERIES, h.column,
+                              came);
+                if (i == 1) {
+                    item k(barriers, K_ITEM + n % 2);
+                    mbarrier_expect(k.full, MATRIX_BYTES);
+                    fetch_columns(base + L::K + n % 2 * L::MATRIX, &a.k, h.row, h.column, k.full);
+                }
+            }
+        }
+        __syncwarp();
+        if (i ? more : some_before) rest(i ? at : before, i ? n : n - 1, i_before);
+        if (some_before && i == BLOCKS - 1) put_keys(before, n - 1);
+    }
+    /* What o was needed for, and Q in its place. */
+    __device__ __forceinline__ void rest(int at, int n, int i) const
+    {
+        uint32_t full = item(barriers, i).full;
+        float log_sum =
+            threadIdx.x % 2 ? 0 : a.lse[(int64_t)at * TOKENS + i * QUERIES + threadIdx.x / 2];
+        mbarrier_wait(item(barriers, SUMS + i).full, n);
+        row_sums<T, D>(shared, i, log_sum);
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        barrier_sync(LOADERS, GROUP);
+        if (threadIdx.x) return mbarrier_arrive(full);
         head<D> h(at, a.H);
-        item k(barriers, K_ITEM + n % 2), v(barriers, V_ITEM);
-        uint32_t last = item(barriers, BLOCKS - 1).full;
-        if (n >= 2) mbarrier_wait(k.free, n / 2 + 1);
-        l.template rows<TOKENS, COLUMN>(base + L::K + n % 2 * L::MATRIX, h.in(a.k, a.kv_stride),
-                                        a.kv_stride);
-        copies_end();
-        if (n) {
-            copies_wait<1>();
-            mbarrier_arrive(last);
-        }
-        last = k.full;
-#pragma unroll 1
-        for (int i = 0; i < BLOCKS; i++) {
-            item q(barriers, i);
-            int q0 = i * QUERIES;
-            if (i == BLOCKS - 1) {
-                if (n) mbarrier_wait(v.free, n + 1);
-                l.template rows<TOKENS, COLUMN>(base + L::V, h.in(a.v, a.kv_stride), a.kv_stride);
-                copies_end();
-                copies_wait<0>();
-                mbarrier_arrive(last);
-                mbarrier_arrive(v.full);
-            }
-            if (n) mbarrier_wait(q.free, n + 1);
-            l.template rows<QUERIES, QUERY_COLUMN>(base + L::Q + i * L::BLOCK,
-                                                   h.in(a.o, stride) + q0 * stride, stride);
-            if (n) retire<T, D>(a, head<D>(at - gridDim.x, a.H), base, i);
-            l.template rows<QUERIES, QUERY_COLUMN>(base + L::DOUT + i * L::BLOCK,
-                                                   h.in(a.dout, stride) + q0 * stride, stride);
-            if (threadIdx.x < QUERIES / 4)
-                copy_16(base + L::LSE + (q0 + threadIdx.x * 4) * (int)sizeof(float),
-                        a.lse + (int64_t)at * TOKENS + q0 + threadIdx.x * 4);
-            copies_end();
-            if (i < BLOCKS - 1) {
-                copies_wait<1>();
-                mbarrier_arrive(last);
-            }
-            copies_wait<0>();
-            barrier_sync(LOADERS, GROUP);
-            row_sums<T, D>(shared, q0);
-            barrier_sync(LOADERS, GROUP);
-            l.template rows<QUERIES, QUERY_COLUMN>(
-                base + L::Q + i * L::BLOCK, h.in(a.q, a.q_stride) + q0 * a.q_stride, a.q_stride);
-            copies_end();
-            last = q.full;
-        }
+        mbarrier_expect(full, BLOCK_BYTES);
+        fetch_columns(base + L::Q + i * L::BLOCK, &a.q, h.row + i * QUERIES, h.column, full);
     }
-    copies_wait<0>();
-    mbarrier_arrive(item(barriers, BLOCKS - 1).full);
-#pragma unroll 1
-    for (int i = 0; i < BLOCKS; i++) {
-        mbarrier_wait(item(barriers, i).free, n + 1);
-        retire<T, D>(a, head<D>(at - gridDim.x, a.H), base, i);
+    /* dV and dK of the block's n-th head. */
+    __device__ __forceinline__ void put_keys(int at, int n) const
+    {
+        if (threadIdx.x) return;
+        item results(barriers, RESULTS);
+        mbarrier_wait(results.full, n);
+        head<D> h(at, a.H);
+        put(&a.dv, h.column, h.row, base + L::DS);
+        puts_end();
+        put(&a.dk, h.column, h.row, base + L::K + n % 2 * L::MATRIX);
+        puts_end();
+        puts_wait<1>(); /* dS^T's place is what the others wait for */
+        mbarrier_arrive(results.free);
     }
-}
+    __device__ __forceinline__ void heads() const
+    {
+#pragma unroll 1
+        for (int at = blockIdx.x, n = 0; at < a.heads + (int)gridDim.x; at += gridDim.x, n++)
+#pragma unroll 1
+            for (int i = 0; i < BLOCKS; i++) step(at, n, i);
+        if (threadIdx.x == 0) puts_done();
+    }
+};
