@@ -67,7 +67,9 @@ sampler() { # its pid
     done
 }
 is_drawing() { [ -n "$(sampler)" ]; }
-catch() { p=$(sampler) && [ -n "$p" ] && kill -STOP "$p"; } # so that it does not come to its end meanwhile
+# Stopped, so that it does not come to its end meanwhile; not before it has tied itself to lgsup, which it does
+# before it opens its device.
+catch() { p=$(sampler) && [ -n "$p" ] && grep -q liblg-host "/proc/$p/maps" 2>/dev/null && kill -STOP "$p"; }
 nobody_draws() { ! is_drawing; }
 scrape() { # into $T/metrics
     exec 3<>"/dev/tcp/127.0.0.1/$port" || return 1
