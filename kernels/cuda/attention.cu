@@ -1,6 +1,7 @@
 /* Softmax attention without the tensor cores: heads up to HEAD_MAX, any lengths, key lengths, bias; fp32
  * arithmetic. For 16-bit types short_attention.cu and short_attention_forward.cu take 256 tokens,
- * cudnn_attention.c what it can, wide_attention.c wider heads; the rest, and fp32, comes here.
+ * cudnn_attention.c what it can, tiled_attention.cu the rest of the forward on 16 bytes, wide_attention.c
+ * wider heads; what is left, and fp32, comes here.
  *
  * Forward (Dao, "FlashAttention-2", 2023, algorithm 1): a block of 256 threads owns 32 queries of one
  * head and walks the keys in tiles of 32: S = scale Q K^T (2x2 values a thread), running row maximum
@@ -16,6 +17,7 @@
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cudnn.h"
 #include "kernels/cuda/short_attention.h"
+#include "kernels/cuda/tiled_attention.h"
 #include "kernels/cuda/wide_attention.h"
 
 enum { THREADS = 256, TILE = 32, GROUP = THREADS / TILE, HEAD_MAX = 128, HEAD_MAX_BACKWARD = 256 };
@@ -250,6 +252,7 @@ void cuda_attention_forward(lg_stream *s, const struct lg_attention_forward_args
     if (cuda_short_attention_forward_takes(a)) return cuda_short_attention_forward(s, a);
     if (a->q.dim[3] > HEAD_MAX) return cuda_wide_attention(s, a);
     if (lg_cudnn_attention_forward(s, a)) return;
+    if (cuda_tiled_attention_takes(a)) return cuda_tiled_attention(s, a);
     WITH_TYPE(a->q.dtype, T, forward<T>(s, a))
 }
 

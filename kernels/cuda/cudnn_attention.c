@@ -1,6 +1,6 @@
 /* Attention through cuDNN, for bf16 and fp16: head sizes up to 128, key lengths, packed inputs.
  *
- * Forward: cuDNN's own operation; with a bias on the scores, which that does not take, composed.
+ * Forward: cuDNN's own operation, which takes no bias on the scores.
  * Backward: composed, as cuDNN 9.19 has none that builds:
  *
  *     r = rows' sums of dout o,  p = exp(scale q k^T - lse)              (B, H, Tq, Tk), virtual
@@ -15,28 +15,11 @@
 #include "kernels/cuda/cudnn_api.h"
 #include <string.h>
 
-enum uid {
-    Q = 1,
-    K,
-    V,
-    O,
-    DOUT,
-    LSE,
-    SCALE,
-    Q_LENGTH,
-    K_LENGTH,
-    DQ,
-    DK,
-    DV,
-    ONE,
-    ROW_SUMS,
-    MINUS,
-    BIAS
-};
+enum uid { Q = 1, K, V, O, DOUT, LSE, SCALE, Q_LENGTH, K_LENGTH, DQ, DK, DV, ONE, ROW_SUMS, MINUS };
 enum { HEAD_MAX = 128 };
 
 /* Places in the key. */
-enum { N_TYPE, N_B, N_H, N_TQ, N_TK, N_D, N_QS, N_KVS, N_DQS, N_DKVS, N_MASK, N_LSE, N_BIAS };
+enum { N_TYPE, N_B, N_H, N_TQ, N_TK, N_D, N_QS, N_KVS, N_DQS, N_DKVS, N_MASK, N_LSE };
 
 typedef cudnnBackendDescriptor_t desc;
 
@@ -179,51 +162,6 @@ static bool build_forward(struct lg_cudnn *c, const struct cudnn_key *k, struct 
     return ok;
 }
 
-/* softmax(scale q k^T + bias) v: e = exp(x - max), o = (e / sum e) v, lse = max + log(sum e). */
-static bool build_forward_with_bias(struct lg_cudnn *c, const struct cudnn_key *k,
-                                    struct cudnn_plan *ret)
-{
-    struct cudnn_graph graph = {.c = c}, *g = &graph;
-    const int64_t *n = k->n, tq = n[N_TQ], tk = n[N_TK];
-    cudnnDataType_t F = CUDNN_DATA_FLOAT, T = cudnn_type((lg_dtype)n[N_TYPE]);
-    desc ql = n[N_MASK] ? lengths(g, k, Q_LENGTH) : NULL;
-    desc kl = n[N_MASK] ? lengths(g, k, K_LENGTH) : NULL;
-    desc bias =
-        cudnn_tensor(g, &(struct cudnn_tensor_spec){.uid = BIAS,
-                                                    .type = T,
-                                                    .dim = {1, n[N_H], tq, tk},
-                                                    .stride = {n[N_H] * tq * tk, tq * tk, tk, 1}});
-    desc qk = scores(g, k, F), scaled = scores(g, k, F), x = scores(g, k, F);
-    cudnn_matmul(g, &(struct cudnn_matmul_spec){.a = heads(g, k, Q, tq, n[N_QS]),
-                                                .b = heads_swapped(g, k, K, tk, n[N_KVS]),
-                                                .c = qk,
-                                                .m = ql,
-                                                .n = kl});
-    pointwise(g, CUDNN_POINTWISE_MUL, qk, scalar(g, SCALE), scaled);
-    pointwise(g, CUDNN_POINTWISE_ADD, scaled, bias, x);
-    if (n[N_MASK]) x = masked(g, k, x, ql, kl);
-    desc top = rows(g, k, 0), below = scores(g, k, F), e = scores(g, k, F), sum = rows(g, k, 0);
-    desc p = scores(g, k, T);
-    cudnn_reduce(g, CUDNN_REDUCE_TENSOR_MAX, x, top);
-    pointwise(g, CUDNN_POINTWISE_SUB, x, top, below);
-    pointwise(g, CUDNN_POINTWISE_EXP, below, NULL, e);
-    cudnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, e, sum);
-    if (n[N_LSE]) {
-        desc log_sum = rows(g, k, 0);
-        pointwise(g, CUDNN_POINTWISE_LOG, sum, NULL, log_sum);
-        pointwise(g, CUDNN_POINTWISE_ADD, top, log_sum, rows(g, k, LSE));
-    }
-    pointwise(g, CUDNN_POINTWISE_DIV, e, sum, p);
-    cudnn_matmul(g, &(struct cudnn_matmul_spec){.a = p,
-                                                .b = heads(g, k, V, tk, n[N_KVS]),
-                                                .c = heads(g, k, O, tq, n[N_H] * n[N_D]),
-                                                .m = ql,
-                                                .k = kl});
-    bool ok = cudnn_first_plan(g, &ret->plan, &ret->workspace);
-    cudnn_graph_free(g);
-    return ok;
-}
-
 /* ---- backward ---- */
 
 static bool build_backward(struct lg_cudnn *c, const struct cudnn_key *k, struct cudnn_plan *ret)
@@ -291,8 +229,8 @@ static bool present(const lg_tensor *t, const lg_tensor *sure)
 
 static struct cudnn_plan *forward_plan(lg_cuda_device *d, const struct lg_attention_forward_args *a)
 {
-    const void *p[] = {a->q.data, a->k.data, a->v.data, a->o.data, a->lse.data, a->bias.data};
-    if (!takes(d, &a->q, a->q_stride, a->kv_stride)) return NULL;
+    const void *p[] = {a->q.data, a->k.data, a->v.data, a->o.data, a->lse.data};
+    if (!takes(d, &a->q, a->q_stride, a->kv_stride) || present(&a->bias, &a->q)) return NULL;
     for (size_t i = 0; i < LG_ARRAY_LEN(p); i++)
         if (!lg_cuda_aligned_16(p[i])) return NULL;
     struct cudnn_key key;
@@ -303,8 +241,7 @@ static struct cudnn_plan *forward_plan(lg_cuda_device *d, const struct lg_attent
     key.n[N_D] = a->q.dim[3], key.n[N_TK] = a->k.dim[1];
     key.n[N_QS] = a->q_stride, key.n[N_KVS] = a->kv_stride;
     key.n[N_MASK] = present(&a->k_length, &a->q), key.n[N_LSE] = present(&a->lse, &a->q);
-    key.n[N_BIAS] = present(&a->bias, &a->q);
-    return cudnn_plan_of(d->cudnn, &key, key.n[N_BIAS] ? build_forward_with_bias : build_forward);
+    return cudnn_plan_of(d->cudnn, &key, build_forward);
 }
 
 static struct cudnn_plan *backward_plan(lg_cuda_device *d,
@@ -352,7 +289,7 @@ bool lg_cudnn_attention_forward(lg_stream *s, const struct lg_attention_forward_
     const struct cudnn_plan *plan = forward_plan(d, a);
     if (!plan) return false;
     struct cudnn_binding b = {0};
-    float scale = (float)a->scale, minus = -1e30f;
+    float scale = (float)a->scale;
     char *scratch = s->scratch;
     cudnn_bind(&b, Q, a->q.data);
     cudnn_bind(&b, K, a->k.data);
@@ -360,12 +297,10 @@ bool lg_cudnn_attention_forward(lg_stream *s, const struct lg_attention_forward_
     cudnn_bind(&b, O, a->o.data);
     cudnn_bind(&b, SCALE, &scale);
     if (a->lse.data) cudnn_bind(&b, LSE, a->lse.data);
-    if (a->bias.data) cudnn_bind(&b, BIAS, a->bias.data);
     if (a->k_length.data) {
         cuda_fill_i32(stream, (int32_t *)scratch, a->q.dim[0], (int32_t)a->q.dim[1]);
         cudnn_bind(&b, Q_LENGTH, scratch);
         cudnn_bind(&b, K_LENGTH, a->k_length.data);
-        if (a->bias.data) cudnn_bind(&b, MINUS, &minus);
     }
     cudnn_run(d->cudnn, plan->plan, &b, scratch + lengths_bytes(&a->q), stream);
     return true;

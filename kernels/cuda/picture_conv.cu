@@ -17,7 +17,7 @@
  * so that a mean far from 0 costs no digits; in fp32, 32 terms a thread, then 8 threads by halves.
  *
  * A part's bits depend on its pixels alone. */
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/picture_conv.h"
 
 enum { THREADS = 256, WARPS = THREADS / WARP, BLOCKS = 2 }; /* BLOCKS: a multiprocessor */
@@ -34,21 +34,6 @@ struct problem {
     int H, W, high, wide, out, top, left;
 };
 
-/* d += a b, 16 x 8, over 16 k. */
-template <typename T>
-static __device__ __forceinline__ void product(float (&d)[4], const uint32_t *a, const uint32_t *b)
-{
-#define PRODUCT(type)                                                                              \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                            \
-                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"            \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                  \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
-    if constexpr (__is_same(T, bf16))
-        PRODUCT("bf16");
-    else
-        PRODUCT("f16");
-#undef PRODUCT
-}
 static __device__ __forceinline__ uint32_t pair_of(uint16_t first, uint16_t second)
 {
     return (uint32_t)second << 16 | first;
