@@ -10,6 +10,12 @@
 
 static int gpu_passed, gpu_failed;
 
+/* A program that a time limit ends has said what it found until then. */
+__attribute__((constructor)) static inline void gpu_print_lines(void)
+{
+    setvbuf(stdout, NULL, _IOLBF, 0);
+}
+
 /* One result. What failed is printed by whoever found it. */
 static inline void gpu_count(bool ok)
 {

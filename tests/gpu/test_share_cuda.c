@@ -200,6 +200,7 @@ int main(void)
             printf("FAIL kill %d: %s of cuda:%d went on after its pidfd, or memory was lost\n", i,
                    writer_name[what], gpu);
         gpu_count(ok);
+        if ((i + 1) % 50 == 0) printf("# %d of %d killed\n", i + 1, kills);
     }
     printf("%d writers killed on %d GPU%s\n", kills, gpus, gpus == 1 ? "" : "s");
     kill(looker, SIGKILL);
