@@ -137,7 +137,7 @@ if wanted asan; then
     mkdir -p "$build-asan"
     if make_in "$build-asan" SAN=address OPT=-O1 unit-programs all; then
         # The leak checker crashes over thread-local memory of backends that were closed again.
-        ASAN_OPTIONS="abort_on_error=1 intercept_tls_get_addr=0" UBSAN_OPTIONS=print_stacktrace=1 UNIT_LIMIT_S=1800 tests/run_unit.sh "$build-asan"
+        ASAN_OPTIONS="abort_on_error=1 intercept_tls_get_addr=0" UBSAN_OPTIONS=print_stacktrace=1 UNIT_LIMIT_S=900 tests/run_unit.sh "$build-asan"
         tally "$build-asan" "unit tests under asan"
         same_bits "$build" "$build-asan"
     fi

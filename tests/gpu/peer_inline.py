@@ -22,7 +22,7 @@ from torch import nn
 from peer_dit_xl2 import DiT
 
 SLICE, WARM_UP, SCALING = 32, 5, 0.18215
-BUCKET_MB = 400  # 2.7 GB of gradients in 7 buckets; with the default of 25 MB compilation takes minutes more
+BUCKET_MB = 400  # 2.7 GB of gradients in 7 buckets: each is a graph of its own to compile
 
 
 class Res(nn.Module):
