@@ -17,6 +17,7 @@
  * so that a mean far from 0 costs no digits; in fp32, 32 terms a thread, then 8 threads by halves.
  *
  * A part's bits depend on its pixels alone. */
+#include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/picture_conv.h"
 
@@ -195,20 +196,6 @@ static __device__ __forceinline__ void add(const quad (&y)[2], int half, bool be
     }
 }
 
-/* Sums of v[j] over the 8 lanes that differ in lane / 4; the result is that of j = lane / 4. */
-static __device__ __forceinline__ float sum_of_eight(float (&v)[8], int lane)
-{
-#pragma unroll
-    for (int n = 4; n > 0; n /= 2) {
-        bool upper = lane & (n * 4);
-#pragma unroll
-        for (int i = 0; i < n; i++) {
-            float send = upper ? v[i] : v[i + n], keep = upper ? v[i + n] : v[i];
-            v[i] = keep + __shfl_xor_sync(0xffffffff, send, n * 4);
-        }
-    }
-    return v[0];
-}
 /* to: the part's pairs of the slice; tile j's of lane q (of 4) is pair 16 (j / 4) + 4 q + j % 4. */
 static __device__ __forceinline__ void put_sums(part_sums &s, int lane, float2 *to)
 {

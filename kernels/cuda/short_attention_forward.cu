@@ -25,6 +25,7 @@
  * move (0.14 ms at 4.2 TB/s), 77 GFLOP, 82 with the zeros, and 268 million exponentials (0.07
  * ms). */
 #include "kernels/cuda/head_boxes.cuh"
+#include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/short_attention.h"
 
 enum { TOKENS = 256, QUERIES = 64, TILES = TOKENS / QUERIES, KEYS = 128, STAGES = 2 };
@@ -121,16 +122,6 @@ struct forward_args {
     int H, heads; /* of a sample, of all samples */
 };
 
-static __device__ __forceinline__ float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-static __device__ __forceinline__ float quad_sum(float x)
-{
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
-}
 /* x = q k^T of a tile of queries and a half of the keys, begun. */
 template <typename T, int D>
 static __device__ __forceinline__ void begin_scores(float (&x)[64], uint32_t shared, uint32_t stage,

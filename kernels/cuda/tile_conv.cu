@@ -28,6 +28,7 @@
  *
  * The order of every sum is fixed and does not depend on the tile's place: the same bits for a
  * sample whatever its slot. */
+#include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/tile_conv.h"
 #include "kernels/cuda/tma.cuh"
 #include "kernels/cuda/wgmma.cuh"
@@ -250,20 +251,6 @@ static __device__ __forceinline__ float2 unpacked(uint32_t x, bf16)
 static __device__ __forceinline__ float2 unpacked(uint32_t x, fp16)
 {
     return __half22float2(*reinterpret_cast<__half2 *>(&x));
-}
-/* Sums of v[j] over the 8 lanes that differ in lane / 4; the result is that of j = lane / 4. */
-static __device__ __forceinline__ float sum_of_eight(float (&v)[8], int lane)
-{
-#pragma unroll
-    for (int n = 4; n > 0; n /= 2) {
-        bool upper = lane & (n * 4);
-#pragma unroll
-        for (int i = 0; i < n; i++) {
-            float send = upper ? v[i] : v[i + n], keep = upper ? v[i + n] : v[i];
-            v[i] = keep + __shfl_xor_sync(0xffffffff, send, n * 4);
-        }
-    }
-    return v[0];
 }
 
 /* Rounds 64 channels of the group's pixels to a slot; sums: the warp's, or NULL. Of a tile of 64 x

@@ -22,6 +22,7 @@
  *
  * A head's bits depend on nothing but its rows, its keys and the bias. At B = 64, 120 tokens, 64 heads of
  * 64 there are 252 MB to move (0.06 ms at 4.2 TB/s) and 15 GFLOP. */
+#include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/tiled_attention.h"
 #include "kernels/cuda/wgmma.cuh"
@@ -160,16 +161,6 @@ static __device__ __forceinline__ void weigh(float (&o)[D / 8][4], const float (
             product<T>(o[c + 1], a, b + 2);
         }
     }
-}
-static __device__ __forceinline__ float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-static __device__ __forceinline__ float quad_sum(float x)
-{
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 /* Scores to weights of the new maximum, to which sums (the thread's share) and o come down, too. keys: how
  * many of those from the thread's first on count. */
