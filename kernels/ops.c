@@ -560,10 +560,15 @@ void lg_adamw(lg_stream *s, const struct lg_adamw_args *a)
                 APART(whole(*out[o]), whole(*in[i]));
         }
         for (size_t i = 0; i < o; i++) APART(whole(*out[o]), whole(*out[i]));
-        APART(whole(a->working), whole(*out[o]));
     }
-    MAYBE(a->working, FLOAT(s), n);
-    for (size_t i = 0; i < LG_ARRAY_LEN(in); i++) APART(whole(a->working), whole(*in[i]));
+    LG_ASSERT(a->copies >= 0 && a->copies <= LG_RANKS_MAX);
+    for (int c = 0; c < a->copies; c++) {
+        const struct span copy = whole(a->working[c]);
+        SHAPE(a->working[c], FLOAT(s), n);
+        for (size_t i = 0; i < LG_ARRAY_LEN(in); i++) APART(copy, whole(*in[i]));
+        for (size_t o = 0; o < LG_ARRAY_LEN(out); o++) APART(copy, whole(*out[o]));
+        for (int i = 0; i < c; i++) APART(copy, whole(a->working[i]));
+    }
     LG_ASSERT(a->t >= 1);
     RUN(adamw);
 }

@@ -305,11 +305,13 @@ struct lg_reduce_ranks_args {
 /* Loshchilov & Hutter, "Decoupled Weight Decay Regularization", as in torch.optim.AdamW:
  * g = grad_scale grad; w1 = w (1 - lr decay); m' = b1 m + (1 - b1) g; v' = b2 v + (1 - b2) g^2;
  * w' = w1 - lr (m' / (1 - b1^t)) / (sqrt(v' / (1 - b2^t)) + eps). All tensors (n), fp32 (f64 on
- * ref64) but for `working`; each output but that may alias its input. */
+ * ref64) but for `working`; each output but those may alias its input. */
 struct lg_adamw_args {
     lg_tensor w, m, v, grad;
     lg_tensor w_out, m_out, v_out;
-    lg_tensor working; /* w_out in the compute type, the same bits as lg_cast's; or absent */
+    lg_tensor
+        working[LG_RANKS_MAX]; /* each: w_out in the compute type, the same bits as lg_cast's */
+    int copies;                /* of them; may be 0 */
     double lr, beta1, beta2, eps, weight_decay, grad_scale;
     int64_t t; /* 1 at the first update */
 };

@@ -18,8 +18,10 @@
  *               finds partial set adds again for its UPDATE, without publishing.
  *   UPDATE(s)   needs every partial >= mark(s) and the floors: it overwrites state s - 1, so
  *               ema.commit >= mark(s - 1) and, if state s - 1 was to be checkpointed,
- *               ckpt.staged >= mark(s - 1). Writes side (s + 1) & 1 of shard r. Rank 0 writes the
- *               step's record (metrics, ledger) before. Then commit = mark(s + 1).
+ *               ckpt.staged >= mark(s - 1). Writes side (s + 1) & 1 of shard r, and shard r of every
+ *               rank's working weights, which nobody reads between the last FORWARD(s) and
+ *               FORWARD(s + 1). Rank 0 writes the step's record (metrics, ledger) before. Then
+ *               commit = mark(s + 1).
  *
  * A rank's grad region is overwritten in FORWARD(s + 1), after every rank has committed s + 1, that
  * is after every reader of step s is done. Likewise its sums on the board.

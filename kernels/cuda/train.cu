@@ -176,10 +176,16 @@ void cuda_reduce_ranks(lg_stream *s, const struct lg_reduce_ranks_args *a)
 struct adamw_constants {
     float keep, lr, beta1, rest1, beta2, rest2, eps, grad_scale, correct1, root2;
 };
+/* Where the working weights go: this GPU and, over NVLink, those of the other ranks. */
+template <typename T> struct adamw_copies {
+    T *to[LG_RANKS_MAX];
+    int count;
+};
 template <typename T, int N>
 __global__ void adamw_kernel(const float *w, const float *m, const float *v, const float *grad,
-                             float *w_out, float *m_out, float *v_out, T *working,
-                             adamw_constants c, int64_t packs)
+                             float *w_out, float *m_out, float *v_out,
+                             const __grid_constant__ adamw_copies<T> working, adamw_constants c,
+                             int64_t packs)
 {
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x);
     if (i >= packs) return;
@@ -198,7 +204,7 @@ __global__ void adamw_kernel(const float *w, const float *m, const float *v, con
     store<float, N>(w_out + i * N, wi);
     store<float, N>(m_out + i * N, mi);
     store<float, N>(v_out + i * N, vi);
-    if (working) store<T, N>(working + i * N, wi);
+    for (int k = 0; k < working.count; k++) store<T, N>(working.to[k] + i * N, wi);
 }
 static bool all_fit(int64_t n, const void *const *p, int count)
 {
@@ -206,9 +212,27 @@ static bool all_fit(int64_t n, const void *const *p, int count)
     for (int i = 0; i < count; i++) fits = fits && lg_cuda_aligned_16(p[i]);
     return fits;
 }
-void cuda_adamw(lg_stream *s, const struct lg_adamw_args *a)
+template <typename T>
+static void adamw(cudaStream_t stream, const struct lg_adamw_args *a, const adamw_constants &c)
 {
     int64_t n = a->w.dim[0];
+    const void *p[] = {a->w.data,     a->m.data,     a->v.data,    a->grad.data,
+                       a->w_out.data, a->m_out.data, a->v_out.data};
+    bool fits = all_fit(n, p, 7);
+    adamw_copies<T> working = {.count = a->copies};
+    for (int k = 0; k < a->copies; k++) {
+        working.to[k] = (T *)a->working[k].data;
+        fits = fits && lg_cuda_aligned_16(working.to[k]);
+    }
+    WITH_PACK(fits, float, N,
+              (adamw_kernel<T, N><<<(unsigned)ceil_div(n / N, THREADS), THREADS, 0, stream>>>(
+                  (const float *)a->w.data, (const float *)a->m.data, (const float *)a->v.data,
+                  (const float *)a->grad.data, (float *)a->w_out.data, (float *)a->m_out.data,
+                  (float *)a->v_out.data, working, c, n / N)))
+    LG_CUDA_LAUNCHED();
+}
+void cuda_adamw(lg_stream *s, const struct lg_adamw_args *a)
+{
     adamw_constants c = {(float)(1 - a->lr * a->weight_decay),
                          (float)a->lr,
                          (float)a->beta1,
@@ -219,18 +243,8 @@ void cuda_adamw(lg_stream *s, const struct lg_adamw_args *a)
                          (float)a->grad_scale,
                          (float)(1 - pow(a->beta1, (double)a->t)),
                          (float)sqrt(1 - pow(a->beta2, (double)a->t))};
-    const void *p[] = {a->w.data,     a->m.data,     a->v.data,     a->grad.data,
-                       a->w_out.data, a->m_out.data, a->v_out.data, a->working.data};
-    cudaStream_t stream = lg_cuda_stream_of(s);
-    lg_dtype type = a->working.data ? a->working.dtype : LG_F32;
-    WITH_TYPE(
-        type, T,
-        WITH_PACK(all_fit(n, p, 8), float, N,
-                  (adamw_kernel<T, N><<<(unsigned)ceil_div(n / N, THREADS), THREADS, 0, stream>>>(
-                      (const float *)a->w.data, (const float *)a->m.data, (const float *)a->v.data,
-                      (const float *)a->grad.data, (float *)a->w_out.data, (float *)a->m_out.data,
-                      (float *)a->v_out.data, (T *)a->working.data, c, n / N))))
-    LG_CUDA_LAUNCHED();
+    lg_dtype type = a->copies ? a->working[0].dtype : LG_F32;
+    WITH_TYPE(type, T, adamw<T>(lg_cuda_stream_of(s), a, c));
 }
 
 template <int N>

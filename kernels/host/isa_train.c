@@ -111,7 +111,6 @@ LG_INLINE void adamw_piece(const struct lg_adamw_args *a, const struct adamw c, 
     const float *v = (const float *)a->v.data + at, *grad = (const float *)a->grad.data + at;
     float *w_out = (float *)a->w_out.data + at, *m_out = (float *)a->m_out.data + at;
     float *v_out = (float *)a->v_out.data + at;
-    float *working = a->working.data ? (float *)a->working.data + at : NULL;
     LG_VLOOP(i, r, count, {
         vf g = vf_load_n(grad + i, r) * c.scale;
         vf m1 = vf_load_n(m + i, r) * c.decay_1 + g * c.take_1;
@@ -121,7 +120,7 @@ LG_INLINE void adamw_piece(const struct lg_adamw_args *a, const struct adamw c, 
         vf_store_n(v_out + i, v1, r);
         w1 -= c.step * m1 / (LG_VSQRT(v1) * c.root + c.eps);
         vf_store_n(w_out + i, w1, r);
-        if (working) vf_store_n(working + i, w1, r);
+        for (int k = 0; k < a->copies; k++) vf_store_n((float *)a->working[k].data + at + i, w1, r);
     });
 }
 

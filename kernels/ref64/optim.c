@@ -31,7 +31,7 @@ void ref64_adamw(lg_stream *s, const struct lg_adamw_args *a)
         double m = a->beta1 * ref64_data(a->m)[i] + (1 - a->beta1) * g;
         double v = a->beta2 * ref64_data(a->v)[i] + (1 - a->beta2) * g * g;
         ref64_data(a->w_out)[i] = w - a->lr * (m / correct1) / (sqrt(v / correct2) + a->eps);
-        if (a->working.data) ref64_data(a->working)[i] = ref64_data(a->w_out)[i];
+        for (int c = 0; c < a->copies; c++) ref64_data(a->working[c])[i] = ref64_data(a->w_out)[i];
         ref64_data(a->m_out)[i] = m;
         ref64_data(a->v_out)[i] = v;
     }

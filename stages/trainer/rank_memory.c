@@ -18,7 +18,7 @@ int lg_rank_bytes_of(lg_device *d, size_t params, size_t shard, int ranks,
     const size_t element = lg_dtype_bytes(lg_device_dtype(d));
     lg_stream *dry;
     *ret = (struct lg_rank_bytes){0};
-    if (ranks > 1 || element != sizeof(float)) ret->weights = params * element;
+    if (ranks > 1 || element != sizeof(float)) ret->working = params * element;
     if (ranks > 1) ret->reduced = shard * sizeof(float);
     if (!shard) return 0;
     LG_TRY(lg_stream_open_dry(d, &dry));
@@ -35,8 +35,8 @@ struct lg_batch_options lg_rank_batch(const lg_plan *p, const struct lg_denoiser
         .net = net, .size = p->micro_batch, .latents_on_host = lg_stage_latents_on_host(p)};
 }
 
-static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *net,
-                         size_t params, size_t *ret)
+static int rank_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *net,
+                      size_t params, size_t *ret_working, size_t *ret_private)
 {
     const int ranks = p->instances[LG_ROLE_trainer];
     struct lg_batch_options batch = lg_rank_batch(p, net);
@@ -48,8 +48,9 @@ static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_d
     if (rc == 0) rc = lg_rank_bytes_of(d, params, lg_shard_of(params, 0, ranks).count, ranks, &own);
     size_t pred = (size_t)(p->micro_batch * net->channels * net->height * net->width) *
                   lg_dtype_bytes(lg_device_dtype(d));
-    *ret = bytes.activations + bytes.scratch + own.weights + own.reduced + own.scratch + pred +
-           lg_batch_bytes(d, &batch);
+    *ret_working = own.working;
+    *ret_private = bytes.activations + bytes.scratch + own.reduced + own.scratch + pred +
+                   lg_batch_bytes(d, &batch);
     lg_device_close(&d);
     return rc;
 }
@@ -59,13 +60,14 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
 {
     struct lg_denoiser_config net;
     lg_params params;
-    size_t own;
+    size_t own, working;
     int n = 0, ranks = p->instances[LG_ROLE_trainer];
-    LG_ASSERT(cap > 4 * ranks);
+    LG_ASSERT(cap > 5 * ranks);
     LG_TRY(lg_net_config_of(c, p, &net));
     LG_TRY(lg_denoiser_params(&net, &params));
-    int rc = private_bytes(c, p, &net, params.count, &own);
+    int rc = rank_bytes(c, p, &net, params.count, &working, &own);
     for (int r = 0; r < ranks && rc == 0; r++) {
+        const int first = n;
         struct lg_shard shard = lg_shard_of(params.count, r, ranks);
         for (int side = 0; side < 2; side++) {
             snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/state/%c", r, "ab"[side]);
@@ -73,10 +75,12 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
         }
         snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/grad", r);
         rows[n++].bytes = params.count * sizeof(float);
+        if (working) snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/working", r);
+        if (working) rows[n++].bytes = working;
         snprintf(rows[n].name, sizeof rows[n].name, "private");
         rows[n].processes = 1;
         rows[n++].bytes = own;
-        for (int i = n - 4; i < n; i++) lg_stage_device_name(c, LG_ROLE_trainer, r, rows[i].device);
+        for (int i = first; i < n; i++) lg_stage_device_name(c, LG_ROLE_trainer, r, rows[i].device);
     }
     lg_params_free(&params);
     *ret_n = n;

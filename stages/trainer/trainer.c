@@ -1,14 +1,14 @@
 /* A trainer rank: one data-parallel share of the step.
  *
  * What to do next is asked of shm/commit.h at every turn; this file does the work and stores the
- * mark. Private memory (working weights, activations, the reduced shard) can be lost at any time:
- * it is rebuilt from regions. Persistent: state sides, gradients, marks on the board.
+ * mark. Private memory (activations, the reduced shard) can be lost at any time: it is rebuilt from
+ * regions. Persistent: state sides, gradients, working weights, marks on the board.
  *
  * Order within a step, seen by one rank:
- *   FORWARD  gather weights of state s; per micro-batch forward, loss, backward into the grad
- * region REDUCE   own shard = sum of all ranks' gradients in rank order; sum of squares; loss
- *   UPDATE   total norm in rank order, clip, AdamW from side s & 1 into the other and into the
- * working weights; rank 0 writes the record; commit */
+ *   FORWARD  per micro-batch forward, loss, backward into the grad region
+ *   REDUCE   own shard = sum of all ranks' gradients in rank order; sum of squares; loss
+ *   UPDATE   total norm in rank order, clip, AdamW from side s & 1 into the other and into every
+ *            rank's working weights; rank 0 writes the record; commit */
 #include "base/clock.h"
 #include "base/log.h"
 #include "kernels/ops.h"
@@ -37,28 +37,28 @@ struct trainer {
     lg_batch *batch;
     lg_records *records; /* rank 0 */
     lg_region *grad[LG_INSTANCES_MAX];
+    lg_region *working[LG_INSTANCES_MAX]; /* see state.h; none where the state itself serves */
     struct lg_objective objective;
     struct lg_schedule schedule;
     struct lg_shard shard;
     unsigned needs;      /* window fields a micro-batch needs */
     lg_dtype type;       /* of the computation */
-    void *own_weights;   // (params), of that type; NULL: the state itself serves
-    const void *weights; // (params): what the net reads, these or the state
+    const void *weights; // (params): what the net reads, the working weights or the state
     float *reduced;      // (shard): sum of gradients of step `reduced_of`; NULL: the region itself
     double *sum_squares; // (1), device memory
     float *host_loss;    // (micro batch)
     void *scratch;       /* of the operations beside the net's */
     size_t scratch_bytes;
     lg_tensor pred, loss;
-    lg_mark weights_of[LG_INSTANCES_MAX]; /* the state whose shard r lies in own_weights */
-    lg_mark reduced_of, forward_of;       /* the step that the other private buffers hold */
-    int64_t micro_done;                   /* micro-batches of step forward_of that are done */
-    double loss_sum;                      /* of them */
-    double divisor;         /* non-void samples of the global batch of step forward_of */
-    int64_t wait_start_ns;  /* 0: not waiting for data */
-    int64_t wait_ns;        /* in the step so far */
-    int64_t floor_start_ns; /* 0: not waiting for the checkpoint writer */
-    int64_t floor_ns;       /* in the step so far */
+    lg_mark made_of[LG_INSTANCES_MAX]; /* the state of which this process made shard r itself */
+    lg_mark reduced_of, forward_of;    /* the step that the other private buffers hold */
+    int64_t micro_done;                /* micro-batches of step forward_of that are done */
+    double loss_sum;                   /* of them */
+    double divisor;                    /* non-void samples of the global batch of step forward_of */
+    int64_t wait_start_ns;             /* 0: not waiting for data */
+    int64_t wait_ns;                   /* in the step so far */
+    int64_t floor_start_ns;            /* 0: not waiting for the checkpoint writer */
+    int64_t floor_ns;                  /* in the step so far */
     int64_t last_commit_ns;
     bool records_failed;
 };
@@ -95,6 +95,22 @@ static int open_rules(lg_stage *st, struct trainer *t)
     return 0;
 }
 
+/* Of every rank: this one reads their gradients and writes its shard of their working weights. */
+static int open_ranks(lg_stage *st, struct trainer *t, size_t params, size_t working)
+{
+    for (int r = 0; r < st->plan.instances[LG_ROLE_trainer]; r++) {
+        struct lg_stage_memory m = {.bytes = params * sizeof(float),
+                                    .device = t->device,
+                                    .role = LG_ROLE_trainer,
+                                    .index = r};
+        LG_TRY(lg_stage_region(st, &m, &t->grad[r], "trainer/%d/grad", r));
+        m.bytes = working;
+        m.front_bytes = sizeof(struct lg_working_front);
+        if (working) LG_TRY(lg_stage_region(st, &m, &t->working[r], "trainer/%d/working", r));
+    }
+    return 0;
+}
+
 static int open_memory(lg_stage *st, struct trainer *t)
 {
     const int64_t B = st->plan.micro_batch;
@@ -107,18 +123,11 @@ static int open_memory(lg_stage *st, struct trainer *t)
     const struct lg_denoiser_config *net = &t->state->net;
     const size_t params = t->state->params.count;
     t->shard = lg_shard_of(params, st->index, ranks);
-    for (int r = 0; r < ranks; r++)
-        LG_TRY(lg_stage_region(st,
-                               &(struct lg_stage_memory){.bytes = params * sizeof(float),
-                                                         .device = t->device,
-                                                         .role = LG_ROLE_trainer,
-                                                         .index = r},
-                               &t->grad[r], "trainer/%d/grad", r));
     struct lg_batch_options batch = lg_rank_batch(&st->plan, net);
     LG_TRY(lg_denoiser_open(t->device, net, (int)B, true, &t->net));
     LG_TRY(lg_batch_open(t->device, &batch, &t->batch));
     LG_TRY(lg_rank_bytes_of(t->device, params, t->shard.count, ranks, &own));
-    LG_TRY(alloc(t->device, own.weights, &t->own_weights));
+    LG_TRY(open_ranks(st, t, params, own.working));
     LG_TRY(alloc(t->device, own.reduced, &t->reduced));
     LG_TRY(alloc(t->device, own.scratch, &t->scratch));
     t->scratch_bytes = own.scratch;
@@ -223,23 +232,24 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
 
 /* ---- FORWARD ---- */
 
-/* Rank r's shard of own_weights; absent without them. */
-static lg_tensor working_shard(const struct trainer *t, int r)
+/* Shard `shard` of rank `rank`'s working weights. */
+static lg_tensor working_shard(const struct trainer *t, int rank, int shard)
 {
-    struct lg_shard s = lg_shard_of(t->state->params.count, r, t->state->ranks);
-    if (!t->own_weights) return LG_NONE;
-    return lg_t1((char *)t->own_weights + s.first * lg_dtype_bytes(t->type), t->type,
+    struct lg_shard s = lg_shard_of(t->state->params.count, shard, t->state->ranks);
+    return lg_t1((char *)t->working[rank]->payload + s.first * lg_dtype_bytes(t->type), t->type,
                  (int64_t)s.count);
 }
 
-/* The own shard is mostly there already: UPDATE has written it (see adamw). */
-static void gather_weights(struct trainer *t, uint64_t state)
+/* Whose shard its rank has not written for this state (state.h says when) is made here. */
+static void complete_weights(struct trainer *t, int me, uint64_t state)
 {
-    t->weights = t->own_weights ? t->own_weights : lg_trainer_state_view(t->state, 0, state).w;
-    for (int r = 0; r < t->state->ranks && t->own_weights; r++) {
-        lg_tensor to = working_shard(t, r);
-        if (t->weights_of[r] == lg_mark_of(state)) continue;
-        t->weights_of[r] = lg_mark_of(state);
+    const struct lg_working_front *front = t->working[me]->front;
+    t->weights = t->working[me]->payload;
+    for (int r = 0; r < t->state->ranks; r++) {
+        lg_tensor to = working_shard(t, me, r);
+        lg_mark of = atomic_load_explicit(&front->of[r], memory_order_acquire);
+        if (of == lg_mark_of(state) || t->made_of[r] == lg_mark_of(state)) continue;
+        t->made_of[r] = lg_mark_of(state);
         if (to.dim[0])
             lg_cast(t->stream,
                     &(struct lg_cast_args){
@@ -272,7 +282,10 @@ static void micro_step(lg_stage *st, struct trainer *t, uint64_t step, uint64_t 
 {
     const struct lg_batch_tensors *b = lg_batch_tensors(t->batch);
     lg_turn_begin(&st->turn);
-    gather_weights(t, step);
+    if (t->working[st->index])
+        complete_weights(t, st->index, step);
+    else
+        t->weights = lg_trainer_state_view(t->state, 0, step).w;
     lg_batch_load(t->batch, t->stream, t->window,
                   &(struct lg_batch_spec){.first = first,
                                           .divisor = t->divisor,
@@ -374,49 +387,66 @@ static struct step_sums sum_ranks(lg_stage *st, struct trainer *t, uint64_t step
     return s;
 }
 
-/* With the new state AdamW writes the working weights of the own shard, before the commit. They are
- * private and nobody reads those of `step` any more: this rank's gradients of it are published, and
- * that is not done again. Should this process update again (it could not commit), it writes the same
- * bits; should it die, its successor knows no working weights and makes them from the state. */
-static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct step_sums *sums,
-                  double lr)
+/* Skipped: the state is copied, the same on every rank. */
+static void keep_state(lg_stage *st, struct trainer *t, const struct lg_state_view *from,
+                       const struct lg_state_view *to)
 {
-    const lg_config *c = st->config;
-    struct lg_state_view from = lg_trainer_state_view(t->state, st->index, step);
-    struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);
-    const int64_t n = (int64_t)t->shard.count;
-    double scale =
-        c->trainer_clip_norm > 0 ? LG_MIN(1.0, c->trainer_clip_norm / (sums->norm + 1e-6)) : 1.0;
     lg_turn_begin(&st->turn);
-    *to.scalars = *from.scalars;
-    to.scalars->state = step + 1;
-    if (!sums->finite) { /* skipped: the state is copied, the same on every rank */
-        lg_stream_copy(t->stream, to.w, from.w, (size_t)n * 3 * sizeof(float));
-        to.scalars->skipped++;
-        to.scalars->skipped_in_row++;
-    } else {
-        to.scalars->optimizer_steps++;
-        to.scalars->skipped_in_row = 0;
-        t->weights_of[st->index] = lg_mark_of(step + 1);
-        if (n)
-            lg_adamw(t->stream, &(struct lg_adamw_args){.w = lg_t1(from.w, LG_F32, n),
-                                                        .m = lg_t1(from.m, LG_F32, n),
-                                                        .v = lg_t1(from.v, LG_F32, n),
-                                                        .grad = lg_t1(reduced(t), LG_F32, n),
-                                                        .w_out = lg_t1(to.w, LG_F32, n),
-                                                        .m_out = lg_t1(to.m, LG_F32, n),
-                                                        .v_out = lg_t1(to.v, LG_F32, n),
-                                                        .working = working_shard(t, st->index),
-                                                        .lr = lr,
-                                                        .beta1 = c->trainer_beta1,
-                                                        .beta2 = c->trainer_beta2,
-                                                        .eps = c->trainer_adam_eps,
-                                                        .weight_decay = c->trainer_weight_decay,
-                                                        .grad_scale = scale,
-                                                        .t = (int64_t)to.scalars->optimizer_steps});
-    }
+    lg_stream_copy(t->stream, to->w, from->w, t->shard.count * 3 * sizeof(float));
     lg_stream_sync(t->stream);
     lg_turn_end(&st->turn);
+    to->scalars->skipped++;
+    to->scalars->skipped_in_row++;
+}
+
+/* The new state, and with it this shard of every rank's working weights: across GPUs that hides
+ * behind the traffic of the state, where gathering them before the next step would not. */
+static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct lg_state_view *from,
+                  const struct lg_state_view *to, double norm, double lr)
+{
+    const lg_config *c = st->config;
+    const int64_t n = (int64_t)t->shard.count;
+    const int copies = t->working[st->index] ? t->state->ranks : 0;
+    struct lg_adamw_args a = {.w = lg_t1(from->w, LG_F32, n),
+                              .m = lg_t1(from->m, LG_F32, n),
+                              .v = lg_t1(from->v, LG_F32, n),
+                              .grad = lg_t1(reduced(t), LG_F32, n),
+                              .w_out = lg_t1(to->w, LG_F32, n),
+                              .m_out = lg_t1(to->m, LG_F32, n),
+                              .v_out = lg_t1(to->v, LG_F32, n),
+                              .copies = copies,
+                              .lr = lr,
+                              .beta1 = c->trainer_beta1,
+                              .beta2 = c->trainer_beta2,
+                              .eps = c->trainer_adam_eps,
+                              .weight_decay = c->trainer_weight_decay,
+                              .grad_scale = 1,
+                              .t = (int64_t)++to->scalars->optimizer_steps};
+    if (c->trainer_clip_norm > 0) a.grad_scale = LG_MIN(1.0, c->trainer_clip_norm / (norm + 1e-6));
+    for (int r = 0; r < copies; r++) a.working[r] = working_shard(t, r, st->index);
+    to->scalars->skipped_in_row = 0;
+    if (!n) return;
+    lg_turn_begin(&st->turn);
+    lg_adamw(t->stream, &a);
+    lg_stream_sync(t->stream);
+    lg_turn_end(&st->turn);
+    for (int r = 0; r < copies; r++) {
+        struct lg_working_front *front = t->working[r]->front;
+        atomic_store_explicit(&front->of[st->index], lg_mark_of(step + 1), memory_order_release);
+    }
+}
+
+static void make_state(lg_stage *st, struct trainer *t, uint64_t step, const struct step_sums *sums,
+                       double lr)
+{
+    struct lg_state_view from = lg_trainer_state_view(t->state, st->index, step);
+    struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);
+    *to.scalars = *from.scalars;
+    to.scalars->state = step + 1;
+    if (sums->finite)
+        adamw(st, t, step, &from, &to, sums->norm, lr);
+    else
+        keep_state(st, t, &from, &to);
 }
 
 /* Voids and key hashes of the step's samples, from the window: the slots are still ours. */
@@ -484,7 +514,7 @@ static int update(lg_stage *st, struct trainer *t, uint64_t step)
     double lr = lg_schedule_rate(&t->schedule, (int64_t)step);
     if (t->reduced_of != lg_mark_of(step))
         reduce(st, t, step); /* a former life published the sums */
-    adamw(st, t, step, &sums, lr);
+    make_state(st, t, step, &sums, lr);
     struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);
     struct lg_step_record record = {.ledger = ledger_record(st, t, step, &sums),
                                     .loss = sums.loss,

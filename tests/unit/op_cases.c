@@ -501,9 +501,11 @@ BUILD(adamw)
     a.v = op_in_values(r, r->stats, OP_STATS, squares, DIMS(z->D));
     free(squares);
     a.v_out = op_out(r, "v_out", OP_STATS, DIMS(z->D));
-    if (z->given) a.working = op_out(r, "working", 0, DIMS(z->D));
+    a.copies = (int)z->N;
+    for (int i = 0; i < a.copies; i++)
+        a.working[i] = op_out(r, "working", i ? OP_TWIN : 0, DIMS(z->D));
     lg_adamw(r->stream, &a);
-    if (!z->given) return;
+    if (!a.copies) return;
     struct lg_cast_args cast = {.x = a.w_out, .y = op_out(r, "cast w_out", OP_TWIN, DIMS(z->D))};
     lg_cast(r->stream, &cast);
 }

@@ -229,6 +229,21 @@ static uint64_t share(const struct world *w, const struct actor *a, uint64_t ste
     return step * w->g.batch + (uint64_t)a->index * (w->g.batch / (uint64_t)w->ranks) + i;
 }
 
+/* Words of shard q of rank r's working weights. */
+static uint64_t *working_of(struct world *w, int r, int q)
+{
+    return &w->working[r][q * SHARD_WORDS];
+}
+
+/* Nothing is to be made when rank q has written its shard of state s. */
+static bool begin_make(struct actor *a, int q, uint64_t s)
+{
+    struct world *w = a->w;
+    if (w->working_of[a->index][q] == lg_mark_of(s) || planted(w, SIM_WORKING_UNSEEN)) return false;
+    begin_write(a, working_of(w, a->index, q), weights_of(w, s, q), SHARD_WORDS);
+    return true;
+}
+
 static bool train_forward(struct actor *a)
 {
     struct world *w = a->w;
@@ -250,8 +265,12 @@ static bool train_forward(struct actor *a)
     a->p.loss = (double)(a->p.acc & 0xffff);
     a->p.sum[0] = a->p.acc;
     a->p.acc = 0;
+    for (a->p.q = 0; a->p.q < w->ranks; a->p.q++)
+        if (begin_make(a, a->p.q, s))
+            while (write_more(a)) STEP(a);
     for (a->p.q = 0; a->p.q < w->words; a->p.q++) {
-        read_word(a, "weights of state", s, w->weights[s & 1][a->p.q], w->want[s].weights[a->p.q]);
+        read_word(a, "working weights of state", s, w->working[a->index][a->p.q],
+                  w->want[s].weights[a->p.q]);
         STEP(a);
     }
     if (planted(w, SIM_GRADS_EARLY)) lg_trainer_mark_grads(&w->board, a->index, s, a->p.loss);
@@ -354,7 +373,18 @@ static bool train_update(struct actor *a)
     if (planted(w, SIM_IN_PLACE)) /* at the end both sides hold it */
         memcpy(weights_of(w, s + 1, a->index), weights_of(w, s, a->index),
                SHARD_WORDS * sizeof(uint64_t));
-    if (!planted(w, SIM_COMMIT_EARLY)) lg_trainer_mark_commit(&w->board, a->index, s);
+    if (planted(w, SIM_WORKING_LATE)) lg_trainer_mark_commit(&w->board, a->index, s);
+    for (a->p.q = 0; a->p.q < w->ranks; a->p.q++) {
+        if (planted(w, SIM_WORKING_EARLY)) w->working_of[a->p.q][a->index] = lg_mark_of(s + 1);
+        begin_write(a, working_of(w, a->p.q, a->index), weights_of(w, s + 1, a->index),
+                    SHARD_WORDS);
+        while (write_more(a)) STEP(a);
+        STEP(a);
+        w->working_of[a->p.q][a->index] = lg_mark_of(s + 1);
+        STEP(a);
+    }
+    if (!planted(w, SIM_COMMIT_EARLY) && !planted(w, SIM_WORKING_LATE))
+        lg_trainer_mark_commit(&w->board, a->index, s);
     w->result->commits++;
     mark(a, "committed step");
     END(a);

@@ -130,12 +130,13 @@ static void overlaps(void **state)
                                         .w_out = m1(20),
                                         .m_out = m1(25),
                                         .v_out = m1(30),
-                                        .working = m1(35),
+                                        .working = {m1(35), m1(40)},
+                                        .copies = 2,
                                         .t = 1};
     ALLOWED(adamw, adamw);
-    for (int at = 0; at < 35; at += 5) {
+    for (int at = 0; at < 40; at += 5) {
         struct lg_adamw_args a = adamw;
-        a.working = m1(at);
+        a.working[1] = m1(at);
         REFUSED(adamw, a);
     }
 }

@@ -109,7 +109,7 @@ static void philox_normals_by_index(void **state)
 static void adamw(void **state)
 {
     enum { N = 5 };
-    double w[N], m[N] = {0}, v[N] = {0}, working[N];
+    double w[N], m[N] = {0}, v[N] = {0}, working[2][N];
     memcpy(w, wave(1), sizeof w);
     for (int step = 0; step < 3; step++) {
         lg_adamw(stream, &(struct lg_adamw_args){.w = T1(w, N),
@@ -119,7 +119,8 @@ static void adamw(void **state)
                                                  .w_out = T1(w, N),
                                                  .m_out = T1(m, N),
                                                  .v_out = T1(v, N),
-                                                 .working = T1(working, N),
+                                                 .working = {T1(working[0], N), T1(working[1], N)},
+                                                 .copies = 2,
                                                  .lr = 0.1,
                                                  .beta1 = 0.9,
                                                  .beta2 = 0.99,
@@ -131,7 +132,7 @@ static void adamw(void **state)
     CLOSE(w, ADAMW_W);
     CLOSE(m, ADAMW_M);
     CLOSE(v, ADAMW_V);
-    assert_memory_equal(working, w, sizeof w);
+    for (int c = 0; c < 2; c++) assert_memory_equal(working[c], w, sizeof w);
 }
 
 static void attention(void **state)
