@@ -67,7 +67,8 @@ if [ "$device" = host ]; then
         --set loader.chunk=4 --set vae.chunk=4)
 else
     vae=sd side=256 pictures=4096 batch=256 small=()
-    gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+    visible=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null)}
+    gpus=$(tr ', ' '\n\n' <<<"$visible" | grep -c .)
 fi
 make_once() { # NAME ARGUMENTS...: appears whole or not at all
     local name=$1

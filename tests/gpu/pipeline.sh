@@ -82,7 +82,8 @@ if [ "$device" = host ]; then
 else
     # Half the batch fits two ranks too: the same micro-batch everywhere.
     small=(--set trainer.micro_batch_size=256)
-    gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+    visible=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null)}
+    gpus=$(tr ', ' '\n\n' <<<"$visible" | grep -c .)
 fi
 # start RUN STEPS [...]: to its end or until it is stopped; its exit status.
 start() {
