@@ -100,6 +100,13 @@ void cuda_act_backward_sums(cudaStream_t stream, const struct lg_linear_backward
 void cuda_add_partial_sums(cudaStream_t stream, const float *partial, int64_t chunks, lg_tensor y,
                            bool accumulate);
 
+/* Whether a product of matrices with so many values (both factors and the result, in any order) goes to
+ * tf32's tensor cores where that is the precision; gemm.c says why small ones do not. */
+static inline bool lg_cuda_enough_for_tf32(int64_t x, int64_t w, int64_t y)
+{
+    return LG_MIN(LG_MIN(x, w), y) >= 1 << 15;
+}
+
 /* The product of any shape and layout, without the tensor cores: what the libraries do not take.
  * d[m][n] (+)= sum over k of a[m sa_m + k sa_k] b[n sb_n + k sb_k] + bias[n]; a, b, bias of type
  * `in`, d (row length ldd) of type `out`: in or LG_F32. */

@@ -4,7 +4,9 @@
  * The first time a shape is seen its engine configurations are timed on noise; one counts only if every
  * sample of a batch of equal samples gets the same bits, twice (cuDNN's notes on determinism are not
  * reliable). The fastest is pinned by engine and knobs (algos.h). Engines that compile at run time are
- * left out. fp32 without tf32 stays with the own kernel: cuDNN's fast fp32 engines are tf32 in truth. */
+ * left out. fp32 without tf32 stays with the own kernel: cuDNN's fast fp32 engines are tf32 in truth. So
+ * does in tf32 what has few values (gemm.c says why), by those of one sample: its bits may not depend on
+ * the batch. */
 #include "kernels/cuda/algos.h"
 #include "kernels/cuda/cudnn.h"
 #include "kernels/cuda/cudnn_api.h"
@@ -316,9 +318,14 @@ static bool build(struct lg_cudnn *c, const struct cudnn_key *key, struct cudnn_
 
 /* ---- calls ---- */
 
+static bool in_fp32(const lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
+{
+    int64_t N = a->x.dim[0], x = lg_numel(&a->x) / N, y = lg_numel(&a->y) / N;
+    return a->x.dtype == LG_F32 && !(d->tf32 && lg_cuda_enough_for_tf32(x, lg_numel(&a->w), y));
+}
 static struct cudnn_plan *plan_of(lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
 {
-    if (!d->cudnn || (a->x.dtype == LG_F32 && !d->tf32)) return NULL;
+    if (!d->cudnn || in_fp32(d, a)) return NULL;
     struct cudnn_key key;
     memset(&key, 0, sizeof key);
     _Static_assert(N_COUNT <= sizeof key.n / sizeof key.n[0], "the key has room");

@@ -11,10 +11,13 @@
  * for dx of few elements, whose parts may meet in a workspace and are then added in order; none uses
  * atomics. All rows are split alike, so a row of y or dx does not depend on its place or its neighbours.
  *
- * tf32: cuBLASLt rounds both operands to nearest, to 11 bits (what tests measure fits nothing else). That
- * is an error of 2.94e-4 in the 2-norm for normal values, 2.61e-4 for uniform ones (a simulation with
- * numpy); short products scatter about it. Attention of wide heads would meet two such errors, 4.1e-4,
- * and asks for fp32.
+ * tf32: cuBLASLt rounds both operands to nearest, to 11 bits (what tests measure fits nothing else). In
+ * simulations that is an error of 2.94e-4 in the 2-norm for normal values, 2.61e-4 for uniform ones, and
+ * one product's scatters about it by a part of 0.7 sqrt(1/MN + 1/MK + 1/NK). Where one of the three
+ * matrices has few values (lg_cuda_enough_for_tf32) that leads beyond 3e-4; such a product waits for
+ * memory or is over at once, and is done in fp32. (GELU or SiLU behind a product makes of 2.94e-4 up to
+ * 3.05e-4, where values about 0.1 to 1 meet its bend.) Attention of wide heads would meet two such
+ * errors, 4.1e-4, and asks for fp32.
  *
  * cuBLASLt is column-major: D (m, n) of ours is its D^T (n, m) = op(B) op(A). */
 #include "kernels/cuda/gemm.h"
@@ -123,7 +126,8 @@ static struct problem problem_of(const lg_cuda_device *d, const struct lg_cuda_p
         p.next_a = x->next_a, p.next_b = x->next_b, p.next_d = x->next_d;
     }
     p.in = (int32_t)g->in, p.out = (int32_t)g->out;
-    p.parts = x->parts, p.tf32 = d->tf32 && !x->exact;
+    p.parts = x->parts;
+    p.tf32 = d->tf32 && !x->exact && lg_cuda_enough_for_tf32(g->m * g->n, g->m * g->k, g->n * g->k);
     p.epilogue = (int32_t)x->epilogue;
     if (p.epilogue == BIAS_GELU) p.side = x->keep_pre;
     if (p.epilogue == BIAS_GRADIENT) p.side = (int32_t)x->bias_type;

@@ -16,7 +16,7 @@ struct lg_cuda_product {
     bool parts;                     /* k may be cut into parts that are added in order */
     int batch;                      /* as many equal products, 0: one; not with an epilogue */
     int64_t next_a, next_b, next_d; /* elements from one product's operand to the next one's */
-    bool exact;                     /* in fp32 where the precision is tf32 */
+    bool exact; /* in fp32 where the precision is tf32, as small ones are anyway */
 };
 
 int lg_cuda_gemm_open(lg_cuda_device *d, struct lg_cuda_gemm **ret);

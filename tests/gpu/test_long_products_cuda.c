@@ -114,9 +114,7 @@ static void check(const struct product *x, const struct gpu_precision *p)
     int64_t n = results(x, "fp32", want);
     results(x, p->name, got);
     double error = gpu_error(got[0], want[0], (size_t)n, 0);
-    /* So many uniform values do not scatter about 2.6e-4. */
-    double tolerance = strcmp(p->name, "tf32") ? p->tolerance : 3e-4;
-    bool near = error <= tolerance;
+    bool near = error <= p->tolerance;
     bool again = memcmp(got[0], got[1], (size_t)n * sizeof(double)) == 0;
     bool halves = x->out == W || x->out == BIAS ||
                   memcmp(got[0], got[0] + n / 2, (size_t)n / 2 * sizeof(double)) == 0;
