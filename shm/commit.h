@@ -11,9 +11,10 @@
  * regions. Step s, rank r:
  *
  *   FORWARD(s)  needs every rank's commit >= s, and the rank's samples ready. Reads all shards' side
- *               s & 1. Writes r's grad region and its loss sum. Then grads = mark(s). If grads is
- *               already there the work is NOT repeated: others may be reading it.
- *   REDUCE(s)   needs every rank's grads >= mark(s). Adds shard r of all grad regions in rank order;
+ *               s & 1. Writes r's grad region, with the other ranks a copy of what each of them will
+ *               add, and its loss sum. Then grads = mark(s). If grads is already there the work is NOT
+ *               repeated: others may be reading it.
+ *   REDUCE(s)   needs every rank's grads >= mark(s). Adds shard r of all ranks' gradients in rank order;
  *               publishes the sum of squares. Then partial = mark(s). Reads only: a replacement that
  *               finds partial set adds again for its UPDATE, without publishing.
  *   UPDATE(s)   needs every partial >= mark(s) and the floors: it overwrites state s - 1, so
@@ -23,7 +24,7 @@
  *               FORWARD(s + 1). Rank 0 writes the step's record (metrics, ledger) before. Then
  *               commit = mark(s + 1).
  *
- * A rank's grad region is overwritten in FORWARD(s + 1), after every rank has committed s + 1, that
+ * A rank's gradients are overwritten in FORWARD(s + 1), after every rank has committed s + 1, that
  * is after every reader of step s is done. Likewise its sums on the board.
  *
  * EMA:  INIT makes EMA state start_step (after every rank's INIT, so that it may read theirs).

@@ -20,6 +20,7 @@ struct lg_denoiser {
     struct lg_pixart *pixart;
     void *activations, *scratch;
     struct lg_denoiser_bytes bytes;
+    struct lg_grads_watch watch;
 };
 
 enum { SIDE_MAX = 4096, HIDDEN_MAX = 1 << 16, DEPTH_MAX = 1024, TEXT_MAX = 1 << 16 };
@@ -288,6 +289,11 @@ lg_dtype lg_denoiser_grad_type(const lg_device *d)
     return lg_device_dtype(d) == LG_F64 ? LG_F64 : LG_F32;
 }
 
+void lg_denoiser_watch_grads(lg_denoiser *net, struct lg_grads_watch watch)
+{
+    net->watch = watch;
+}
+
 void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                           const struct lg_denoiser_input *in, lg_tensor dout, void *grads,
                           bool accumulate)
@@ -299,6 +305,7 @@ void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                            .type = lg_device_dtype(net->device),
                            .w = weights,
                            .g = grads,
-                           .accumulate = accumulate};
+                           .accumulate = accumulate,
+                           .watch = net->watch};
     net_backward(net, &p, in, dout);
 }

@@ -1,6 +1,6 @@
 /* What a rank allocates, in bytes; see rank_memory.h. */
 #include "stages/trainer/rank_memory.h"
-#include "stages/trainer/state.h"
+#include "stages/trainer/exchange.h"
 #include <stdio.h>
 
 struct lg_reduce_ranks_args lg_rank_reduce(int ranks, size_t count, lg_dtype sum)
@@ -15,10 +15,8 @@ struct lg_reduce_ranks_args lg_rank_reduce(int ranks, size_t count, lg_dtype sum
 int lg_rank_bytes_of(lg_device *d, size_t params, size_t shard, int ranks,
                      struct lg_rank_bytes *ret)
 {
-    const size_t element = lg_dtype_bytes(lg_device_dtype(d));
     lg_stream *dry;
     *ret = (struct lg_rank_bytes){0};
-    if (ranks > 1 || element != sizeof(float)) ret->working = params * element;
     if (ranks > 1) ret->reduced = shard * sizeof(float);
     if (!shard) return 0;
     LG_TRY(lg_stream_open_dry(d, &dry));
@@ -35,8 +33,8 @@ struct lg_batch_options lg_rank_batch(const lg_plan *p, const struct lg_denoiser
         .net = net, .size = p->micro_batch, .latents_on_host = lg_stage_latents_on_host(p)};
 }
 
-static int rank_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *net,
-                      size_t params, size_t *ret_working, size_t *ret_private)
+static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *net,
+                         size_t params, lg_dtype *ret_type, size_t *ret)
 {
     const int ranks = p->instances[LG_ROLE_trainer];
     struct lg_batch_options batch = lg_rank_batch(p, net);
@@ -48,11 +46,19 @@ static int rank_bytes(const lg_config *c, const lg_plan *p, const struct lg_deno
     if (rc == 0) rc = lg_rank_bytes_of(d, params, lg_shard_of(params, 0, ranks).count, ranks, &own);
     size_t pred = (size_t)(p->micro_batch * net->channels * net->height * net->width) *
                   lg_dtype_bytes(lg_device_dtype(d));
-    *ret_working = own.working;
-    *ret_private = bytes.activations + bytes.scratch + own.reduced + own.scratch + pred +
-                   lg_batch_bytes(d, &batch);
+    *ret_type = lg_device_dtype(d);
+    *ret = bytes.activations + bytes.scratch + own.reduced + own.scratch + pred +
+           lg_batch_bytes(d, &batch);
     lg_device_close(&d);
     return rc;
+}
+
+/* A row for what there is. */
+static void add_row(struct lg_stage_bytes *rows, int *n, size_t bytes, int rank, const char *what)
+{
+    if (!bytes) return;
+    snprintf(rows[*n].name, sizeof rows[*n].name, "trainer/%d/%s", rank, what);
+    rows[(*n)++].bytes = bytes;
 }
 
 int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
@@ -60,23 +66,22 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
 {
     struct lg_denoiser_config net;
     lg_params params;
-    size_t own, working;
+    lg_dtype type = LG_F32;
+    size_t own;
     int n = 0, ranks = p->instances[LG_ROLE_trainer];
-    LG_ASSERT(cap > 5 * ranks);
+    LG_ASSERT(cap > 6 * ranks);
     LG_TRY(lg_net_config_of(c, p, &net));
     LG_TRY(lg_denoiser_params(&net, &params));
-    int rc = rank_bytes(c, p, &net, params.count, &working, &own);
+    int rc = private_bytes(c, p, &net, params.count, &type, &own);
     for (int r = 0; r < ranks && rc == 0; r++) {
         const int first = n;
-        struct lg_shard shard = lg_shard_of(params.count, r, ranks);
-        for (int side = 0; side < 2; side++) {
-            snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/state/%c", r, "ab"[side]);
-            rows[n++].bytes = lg_trainer_state_bytes(shard);
-        }
-        snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/grad", r);
-        rows[n++].bytes = params.count * sizeof(float);
-        if (working) snprintf(rows[n].name, sizeof rows[n].name, "trainer/%d/working", r);
-        if (working) rows[n++].bytes = working;
+        const size_t state = lg_trainer_state_bytes(lg_shard_of(params.count, r, ranks));
+        struct lg_exchange_bytes b = lg_exchange_bytes_of(type, params.count, r, ranks);
+        add_row(rows, &n, state, r, "state/a");
+        add_row(rows, &n, state, r, "state/b");
+        add_row(rows, &n, b.grad, r, "grad");
+        add_row(rows, &n, b.received, r, "received");
+        add_row(rows, &n, b.working, r, "working");
         snprintf(rows[n].name, sizeof rows[n].name, "private");
         rows[n].processes = 1;
         rows[n++].bytes = own;

@@ -6,8 +6,6 @@
 
 struct lg_rank_bytes {
     size_t
-        working; /* a region, in the compute type; 0: one rank in fp32 computes with the state itself */
-    size_t
         reduced; /* sum of gradients of the own shard; 0: with one rank the gradient is the sum */
     size_t scratch; /* of the operations beside the net's */
 };

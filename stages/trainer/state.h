@@ -5,13 +5,9 @@
  * & 1. Every rank maps all shards (weights to read), the EMA keeper and the checkpoint writer too.
  *
  *   trainer/<r>/state/<a|b>   front: lg_state_scalars; w, m, v: fp32 (shard) each
- *   trainer/<r>/grad          fp32 (whole flat buffer): rank r's gradient of the step in flight
- *   trainer/<r>/working       front: lg_working_front; the whole flat buffer in the type of the
- *                             computation: what rank r computes with. UPDATE writes a rank's shard
- *                             into those of all ranks: nothing is gathered between two steps
  *   ema/<r>/state/<a|b>       fp32 (shard)
  *
- * All of rank r lies on rank r's GPU. */
+ * All of rank r lies on rank r's GPU. What ranks hand each other is in exchange.h. */
 #pragma once
 #include "stages/nets/denoiser.h"
 #include "stages/stage.h"
@@ -33,19 +29,6 @@ struct lg_state_scalars {
 struct lg_state_view {
     struct lg_state_scalars *scalars;
     float *w, *m, *v; // (shard), device memory
-};
-
-/* Of rank r's working weights. of[q] is the mark of the state whose shard q lies there.
- * Writer: rank q, release, when its UPDATE has written the shard and its stream is done, before the
- * commit. Reader: rank r, acquire, in FORWARD(s), which follows every commit of s: a shard of
- * another state (a run's first step, after a skipped update) it makes itself, from the state, and
- * knows by itself that it did.
- * Rank q writes shard q in UPDATE(s), after every partial of s, so after the last FORWARD(s); rank r
- * reads it, and may write it, in FORWARD alone. Dying in the middle of UPDATE leaves a torn shard
- * under an older mark, and a successor that updates again writes the same bytes; dying between mark
- * and commit, a shard that is done, which the successor writes once more. */
-struct lg_working_front {
-    _Atomic(uint64_t) of[LG_INSTANCES_MAX];
 };
 
 typedef struct lg_trainer_state {

@@ -16,6 +16,7 @@
 #include "stages/nets/schedule.h"
 #include "stages/roles.h"
 #include "stages/trainer/batch.h"
+#include "stages/trainer/exchange.h"
 #include "stages/trainer/rank_memory.h"
 #include "stages/trainer/records.h"
 #include "stages/trainer/state.h"
@@ -36,29 +37,26 @@ struct trainer {
     lg_window *window;
     lg_batch *batch;
     lg_records *records; /* rank 0 */
-    lg_region *grad[LG_INSTANCES_MAX];
-    lg_region *working[LG_INSTANCES_MAX]; /* see state.h; none where the state itself serves */
+    lg_exchange *exchange;
     struct lg_objective objective;
     struct lg_schedule schedule;
     struct lg_shard shard;
     unsigned needs;      /* window fields a micro-batch needs */
     lg_dtype type;       /* of the computation */
-    const void *weights; // (params): what the net reads, the working weights or the state
     float *reduced;      // (shard): sum of gradients of step `reduced_of`; NULL: the region itself
     double *sum_squares; // (1), device memory
     float *host_loss;    // (micro batch)
     void *scratch;       /* of the operations beside the net's */
     size_t scratch_bytes;
     lg_tensor pred, loss;
-    lg_mark made_of[LG_INSTANCES_MAX]; /* the state of which this process made shard r itself */
-    lg_mark reduced_of, forward_of;    /* the step that the other private buffers hold */
-    int64_t micro_done;                /* micro-batches of step forward_of that are done */
-    double loss_sum;                   /* of them */
-    double divisor;                    /* non-void samples of the global batch of step forward_of */
-    int64_t wait_start_ns;             /* 0: not waiting for data */
-    int64_t wait_ns;                   /* in the step so far */
-    int64_t floor_start_ns;            /* 0: not waiting for the checkpoint writer */
-    int64_t floor_ns;                  /* in the step so far */
+    lg_mark reduced_of, forward_of; /* the step that the other private buffers hold */
+    int64_t micro_done;             /* micro-batches of step forward_of that are done */
+    double loss_sum;                /* of them */
+    double divisor;                 /* non-void samples of the global batch of step forward_of */
+    int64_t wait_start_ns;          /* 0: not waiting for data */
+    int64_t wait_ns;                /* in the step so far */
+    int64_t floor_start_ns;         /* 0: not waiting for the checkpoint writer */
+    int64_t floor_ns;               /* in the step so far */
     int64_t last_commit_ns;
     bool records_failed;
 };
@@ -95,22 +93,6 @@ static int open_rules(lg_stage *st, struct trainer *t)
     return 0;
 }
 
-/* Of every rank: this one reads their gradients and writes its shard of their working weights. */
-static int open_ranks(lg_stage *st, struct trainer *t, size_t params, size_t working)
-{
-    for (int r = 0; r < st->plan.instances[LG_ROLE_trainer]; r++) {
-        struct lg_stage_memory m = {.bytes = params * sizeof(float),
-                                    .device = t->device,
-                                    .role = LG_ROLE_trainer,
-                                    .index = r};
-        LG_TRY(lg_stage_region(st, &m, &t->grad[r], "trainer/%d/grad", r));
-        m.bytes = working;
-        m.front_bytes = sizeof(struct lg_working_front);
-        if (working) LG_TRY(lg_stage_region(st, &m, &t->working[r], "trainer/%d/working", r));
-    }
-    return 0;
-}
-
 static int open_memory(lg_stage *st, struct trainer *t)
 {
     const int64_t B = st->plan.micro_batch;
@@ -127,7 +109,7 @@ static int open_memory(lg_stage *st, struct trainer *t)
     LG_TRY(lg_denoiser_open(t->device, net, (int)B, true, &t->net));
     LG_TRY(lg_batch_open(t->device, &batch, &t->batch));
     LG_TRY(lg_rank_bytes_of(t->device, params, t->shard.count, ranks, &own));
-    LG_TRY(open_ranks(st, t, params, own.working));
+    LG_TRY(lg_exchange_open(st, t->device, t->state, &t->exchange));
     LG_TRY(alloc(t->device, own.reduced, &t->reduced));
     LG_TRY(alloc(t->device, own.scratch, &t->scratch));
     t->scratch_bytes = own.scratch;
@@ -232,32 +214,6 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
 
 /* ---- FORWARD ---- */
 
-/* Shard `shard` of rank `rank`'s working weights. */
-static lg_tensor working_shard(const struct trainer *t, int rank, int shard)
-{
-    struct lg_shard s = lg_shard_of(t->state->params.count, shard, t->state->ranks);
-    return lg_t1((char *)t->working[rank]->payload + s.first * lg_dtype_bytes(t->type), t->type,
-                 (int64_t)s.count);
-}
-
-/* Whose shard its rank has not written for this state (state.h says when) is made here. */
-static void complete_weights(struct trainer *t, int me, uint64_t state)
-{
-    const struct lg_working_front *front = t->working[me]->front;
-    t->weights = t->working[me]->payload;
-    for (int r = 0; r < t->state->ranks; r++) {
-        lg_tensor to = working_shard(t, me, r);
-        lg_mark of = atomic_load_explicit(&front->of[r], memory_order_acquire);
-        if (of == lg_mark_of(state) || t->made_of[r] == lg_mark_of(state)) continue;
-        t->made_of[r] = lg_mark_of(state);
-        if (to.dim[0])
-            lg_cast(t->stream,
-                    &(struct lg_cast_args){
-                        .x = lg_t1(lg_trainer_state_view(t->state, r, state).w, LG_F32, to.dim[0]),
-                        .y = to});
-    }
-}
-
 static int no_data_yet(struct trainer *t)
 {
     if (!t->wait_start_ns) t->wait_start_ns = lg_now_ns();
@@ -277,15 +233,13 @@ static bool count_valid(lg_stage *st, struct trainer *t, uint64_t step)
     return true;
 }
 
-/* In a turn on the GPU. */
+/* In a turn on the GPU. The last of a step hands its gradients over. */
 static void micro_step(lg_stage *st, struct trainer *t, uint64_t step, uint64_t first)
 {
     const struct lg_batch_tensors *b = lg_batch_tensors(t->batch);
+    const bool last = t->micro_done + 1 == st->plan.rank_batch / st->plan.micro_batch;
     lg_turn_begin(&st->turn);
-    if (t->working[st->index])
-        complete_weights(t, st->index, step);
-    else
-        t->weights = lg_trainer_state_view(t->state, 0, step).w;
+    const void *weights = lg_exchange_weights(t->exchange, t->stream, step);
     lg_batch_load(t->batch, t->stream, t->window,
                   &(struct lg_batch_spec){.first = first,
                                           .divisor = t->divisor,
@@ -293,14 +247,19 @@ static void micro_step(lg_stage *st, struct trainer *t, uint64_t step, uint64_t 
                                           .scaling_factor = st->plan.scaling_factor,
                                           .shift_factor = st->plan.shift_factor,
                                           .objective = &t->objective});
-    lg_denoiser_forward(t->net, t->stream, t->weights, &b->in, t->pred);
+    lg_denoiser_forward(t->net, t->stream, weights, &b->in, t->pred);
     lg_mse_loss(t->stream, &(struct lg_mse_loss_args){.pred = t->pred,
                                                       .target = b->target,
                                                       .weight = b->weight,
                                                       .loss = t->loss,
                                                       .dpred = t->pred});
-    lg_denoiser_backward(t->net, t->stream, t->weights, &b->in, t->pred,
-                         t->grad[st->index]->payload, t->micro_done > 0);
+    if (last) lg_denoiser_watch_grads(t->net, lg_exchange_send_begin(t->exchange, t->stream));
+    lg_denoiser_backward(t->net, t->stream, weights, &b->in, t->pred, lg_exchange_grad(t->exchange),
+                         t->micro_done > 0);
+    if (last) {
+        lg_denoiser_watch_grads(t->net, (struct lg_grads_watch){NULL, NULL});
+        lg_exchange_send_end(t->exchange);
+    }
     lg_stream_download(t->stream, t->host_loss, t->loss.data, lg_tensor_bytes(&t->loss));
     lg_stream_sync(t->stream);
     lg_turn_end(&st->turn);
@@ -340,7 +299,7 @@ static int forward(lg_stage *st, struct trainer *t, uint64_t step)
  * addend changes nothing, so a rank that dies in the middle may do it again. */
 static float *reduced(struct trainer *t)
 {
-    return t->reduced ? t->reduced : (float *)t->grad[0]->payload + t->shard.first;
+    return t->reduced ? t->reduced : lg_exchange_grad(t->exchange) + t->shard.first;
 }
 
 static double reduce(lg_stage *st, struct trainer *t, uint64_t step)
@@ -350,7 +309,7 @@ static double reduce(lg_stage *st, struct trainer *t, uint64_t step)
     if (!t->shard.count) return 0;
     struct lg_reduce_ranks_args args = lg_rank_reduce(t->state->ranks, t->shard.count, LG_F32);
     for (int r = 0; r < t->state->ranks; r++)
-        args.x[r].data = (float *)t->grad[r]->payload + t->shard.first;
+        args.x[r].data = (void *)lg_exchange_received(t->exchange, r);
     args.y.data = reduced(t);
     args.sum_squares.data = t->sum_squares;
     lg_turn_begin(&st->turn);
@@ -399,14 +358,12 @@ static void keep_state(lg_stage *st, struct trainer *t, const struct lg_state_vi
     to->scalars->skipped_in_row++;
 }
 
-/* The new state, and with it this shard of every rank's working weights: across GPUs that hides
- * behind the traffic of the state, where gathering them before the next step would not. */
+/* The new state, and with it this shard of every rank's working weights. */
 static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct lg_state_view *from,
                   const struct lg_state_view *to, double norm, double lr)
 {
     const lg_config *c = st->config;
     const int64_t n = (int64_t)t->shard.count;
-    const int copies = t->working[st->index] ? t->state->ranks : 0;
     struct lg_adamw_args a = {.w = lg_t1(from->w, LG_F32, n),
                               .m = lg_t1(from->m, LG_F32, n),
                               .v = lg_t1(from->v, LG_F32, n),
@@ -414,7 +371,6 @@ static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct l
                               .w_out = lg_t1(to->w, LG_F32, n),
                               .m_out = lg_t1(to->m, LG_F32, n),
                               .v_out = lg_t1(to->v, LG_F32, n),
-                              .copies = copies,
                               .lr = lr,
                               .beta1 = c->trainer_beta1,
                               .beta2 = c->trainer_beta2,
@@ -423,17 +379,14 @@ static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct l
                               .grad_scale = 1,
                               .t = (int64_t)++to->scalars->optimizer_steps};
     if (c->trainer_clip_norm > 0) a.grad_scale = LG_MIN(1.0, c->trainer_clip_norm / (norm + 1e-6));
-    for (int r = 0; r < copies; r++) a.working[r] = working_shard(t, r, st->index);
+    a.copies = lg_exchange_copies(t->exchange, a.working);
     to->scalars->skipped_in_row = 0;
     if (!n) return;
     lg_turn_begin(&st->turn);
     lg_adamw(t->stream, &a);
     lg_stream_sync(t->stream);
     lg_turn_end(&st->turn);
-    for (int r = 0; r < copies; r++) {
-        struct lg_working_front *front = t->working[r]->front;
-        atomic_store_explicit(&front->of[st->index], lg_mark_of(step + 1), memory_order_release);
-    }
+    lg_exchange_mark_copies(t->exchange, step + 1);
 }
 
 static void make_state(lg_stage *st, struct trainer *t, uint64_t step, const struct step_sums *sums,
@@ -581,6 +534,7 @@ static void trainer_close(lg_stage *st)
     lg_records_close(&t->records);
     lg_denoiser_close(&t->net);
     lg_batch_close(&t->batch);
+    lg_exchange_close(&t->exchange);
     lg_stream_close(&t->stream);
     lg_trainer_state_close(&t->state);
     lg_window_close(&t->window);

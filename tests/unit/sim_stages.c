@@ -277,6 +277,13 @@ static bool train_forward(struct actor *a)
     for (int i = 0; i < w->words; i++) value[i] = sim_grad(a->p.sum[0], a->p.acc, i);
     begin_write(a, w->grads[a->index], value, w->words);
     while (write_more(a)) STEP(a);
+    if (planted(w, SIM_SEND_LATE)) lg_trainer_mark_grads(&w->board, a->index, s, a->p.loss);
+    for (a->p.q = 0; a->p.q < w->ranks; a->p.q++) {
+        if (a->p.q == a->index) continue;
+        begin_write(a, w->received[a->p.q][a->index], &w->grads[a->index][a->p.q * SHARD_WORDS],
+                    SHARD_WORDS);
+        while (write_more(a)) STEP(a);
+    }
     actor_row(a)->loss_sum[s & 1] = a->p.loss + 1; /* torn, until the mark */
     STEP(a);
     if (atomic_load(&actor_row(a)->grads) != lg_mark_of(s))
@@ -292,7 +299,8 @@ static bool add(struct actor *a)
 {
     struct world *w = a->w;
     uint64_t s = a->p.act.step;
-    const uint64_t *grads = &w->grads[a->p.q][a->index * SHARD_WORDS];
+    const uint64_t *grads = a->p.q == a->index ? &w->grads[a->p.q][a->index * SHARD_WORDS]
+                                               : w->received[a->index][a->p.q];
     for (int i = 0; i < SHARD_WORDS; i++) {
         read_word(a, "gradients of step", s, grads[i],
                   w->want[s].grads[a->p.q][a->index * SHARD_WORDS + i]);
@@ -343,6 +351,12 @@ static void write_record(struct actor *a)
     memcpy(&w->record[s].norm, &a->p.norm, sizeof a->p.norm);
 }
 
+static void commit(struct actor *a)
+{
+    lg_trainer_mark_commit(&a->w->board, a->index, a->p.act.step);
+    a->w->result->commits++;
+}
+
 static bool train_update(struct actor *a)
 {
     struct world *w = a->w;
@@ -363,7 +377,7 @@ static bool train_update(struct actor *a)
         write_record(a);
         STEP(a);
     }
-    if (planted(w, SIM_COMMIT_EARLY)) lg_trainer_mark_commit(&w->board, a->index, s);
+    if (planted(w, SIM_COMMIT_EARLY)) commit(a);
     for (int i = 0; i < SHARD_WORDS; i++)
         value[i] = sim_updated(weights_of(w, s, a->index)[i], a->p.sum[i], a->p.norm, s);
     begin_write(a, weights_of(w, planted(w, SIM_IN_PLACE) ? s : s + 1, a->index), value,
@@ -373,9 +387,8 @@ static bool train_update(struct actor *a)
     if (planted(w, SIM_IN_PLACE)) /* at the end both sides hold it */
         memcpy(weights_of(w, s + 1, a->index), weights_of(w, s, a->index),
                SHARD_WORDS * sizeof(uint64_t));
-    if (planted(w, SIM_WORKING_LATE)) lg_trainer_mark_commit(&w->board, a->index, s);
+    if (planted(w, SIM_WORKING_LATE)) commit(a);
     for (a->p.q = 0; a->p.q < w->ranks; a->p.q++) {
-        if (planted(w, SIM_WORKING_EARLY)) w->working_of[a->p.q][a->index] = lg_mark_of(s + 1);
         begin_write(a, working_of(w, a->p.q, a->index), weights_of(w, s + 1, a->index),
                     SHARD_WORDS);
         while (write_more(a)) STEP(a);
@@ -383,9 +396,7 @@ static bool train_update(struct actor *a)
         w->working_of[a->p.q][a->index] = lg_mark_of(s + 1);
         STEP(a);
     }
-    if (!planted(w, SIM_COMMIT_EARLY) && !planted(w, SIM_WORKING_LATE))
-        lg_trainer_mark_commit(&w->board, a->index, s);
-    w->result->commits++;
+    if (!planted(w, SIM_COMMIT_EARLY) && !planted(w, SIM_WORKING_LATE)) commit(a);
     mark(a, "committed step");
     END(a);
 }
