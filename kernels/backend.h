@@ -45,7 +45,6 @@ struct lg_device {
     void (*download)(lg_stream *, void *, const void *, size_t);
     void (*zero)(lg_stream *, void *, size_t);
     void (*copy)(lg_stream *, void *, const void *, size_t);
-    void (*follow)(lg_stream *, lg_stream *); /* NULL where a call returns when its work is done */
     /* NULL on backends whose memory is the host's. */
     int (*share)(lg_device *, int gpu, size_t, int *ret_fd);
     int (*map)(lg_device *, int fd, size_t, void **);

@@ -324,9 +324,3 @@ void lg_stream_copy(lg_stream *s, void *device_dst, const void *device_src, size
 {
     if (!s->dry && bytes) s->device->copy(s, device_dst, device_src, bytes);
 }
-
-void lg_stream_follow(lg_stream *s, lg_stream *other)
-{
-    LG_ASSERT(s->device == other->device);
-    if (!s->dry && !other->dry && s->device->follow) s->device->follow(s, other);
-}

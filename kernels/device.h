@@ -71,5 +71,3 @@ void lg_stream_upload(lg_stream *s, void *device_dst, const void *host_src, size
 void lg_stream_download(lg_stream *s, void *host_dst, const void *device_src, size_t bytes);
 void lg_stream_zero(lg_stream *s, void *device_dst, size_t bytes);
 void lg_stream_copy(lg_stream *s, void *device_dst, const void *device_src, size_t bytes);
-/* What s is given from now on begins after all that `other`, of the same device, was given so far. */
-void lg_stream_follow(lg_stream *s, lg_stream *other);

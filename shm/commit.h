@@ -11,9 +11,8 @@
  * regions. Step s, rank r:
  *
  *   FORWARD(s)  needs every rank's commit >= s, and the rank's samples ready. Reads all shards' side
- *               s & 1. Writes r's grad region, with the other ranks a copy of what each of them will
- *               add, and its loss sum. Then grads = mark(s). If grads is already there the work is NOT
- *               repeated: others may be reading it.
+ *               s & 1. Writes r's grad region and its loss sum. Then grads = mark(s). If grads is
+ *               already there the work is NOT repeated: others may be reading it.
  *   REDUCE(s)   needs every rank's grads >= mark(s). Adds shard r of all ranks' gradients in rank order;
  *               publishes the sum of squares. Then partial = mark(s). Reads only: a replacement that
  *               finds partial set adds again for its UPDATE, without publishing.

@@ -26,7 +26,6 @@ typedef struct lg_cuda_device {
 typedef struct lg_cuda_stream {
     lg_stream base;
     cudaStream_t cuda;
-    cudaEvent_t given; /* the end of what another stream waits for */
 } lg_cuda_stream;
 
 /* A fault of the device is sticky: says what and where, then aborts; the supervisor restarts. */

@@ -103,7 +103,6 @@ static int stream_open(lg_device *base, lg_stream **ret)
     if (!s) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a stream");
     LG_CUDA(cudaSetDevice(((lg_cuda_device *)base)->index));
     LG_CUDA(cudaStreamCreateWithFlags(&s->cuda, cudaStreamNonBlocking));
-    LG_CUDA(cudaEventCreateWithFlags(&s->given, cudaEventDisableTiming));
     *ret = &s->base;
     return 0;
 }
@@ -113,7 +112,6 @@ static void stream_close(lg_stream *s)
     cudaStream_t cuda = lg_cuda_stream_of(s);
     LG_CUDA(cudaStreamSynchronize(cuda));
     LG_CUDA(cudaStreamDestroy(cuda));
-    LG_CUDA(cudaEventDestroy(((lg_cuda_stream *)s)->given));
     free(s);
 }
 
@@ -141,13 +139,6 @@ static void copy(lg_stream *s, void *dst, const void *src, size_t bytes)
 {
     if (dst == src) return;
     LG_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, lg_cuda_stream_of(s)));
-}
-
-static void follow(lg_stream *s, lg_stream *other)
-{
-    cudaEvent_t given = ((lg_cuda_stream *)other)->given;
-    LG_CUDA(cudaEventRecord(given, lg_cuda_stream_of(other)));
-    LG_CUDA(cudaStreamWaitEvent(lg_cuda_stream_of(s), given, 0));
 }
 
 /* ---- opening ---- */
@@ -230,7 +221,6 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
                           .download = download,
                           .zero = zero,
                           .copy = copy,
-                          .follow = follow,
                           .share = lg_cuda_share,
                           .map = lg_cuda_map,
                           .unmap = lg_cuda_unmap,

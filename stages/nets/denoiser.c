@@ -20,7 +20,6 @@ struct lg_denoiser {
     struct lg_pixart *pixart;
     void *activations, *scratch;
     struct lg_denoiser_bytes bytes;
-    struct lg_grads_watch watch;
 };
 
 enum { SIDE_MAX = 4096, HIDDEN_MAX = 1 << 16, DEPTH_MAX = 1024, TEXT_MAX = 1 << 16 };
@@ -289,11 +288,6 @@ lg_dtype lg_denoiser_grad_type(const lg_device *d)
     return lg_device_dtype(d) == LG_F64 ? LG_F64 : LG_F32;
 }
 
-void lg_denoiser_watch_grads(lg_denoiser *net, struct lg_grads_watch watch)
-{
-    net->watch = watch;
-}
-
 void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                           const struct lg_denoiser_input *in, lg_tensor dout, void *grads,
                           bool accumulate)
@@ -305,7 +299,6 @@ void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                            .type = lg_device_dtype(net->device),
                            .w = weights,
                            .g = grads,
-                           .accumulate = accumulate,
-                           .watch = net->watch};
+                           .accumulate = accumulate};
     net_backward(net, &p, in, dout);
 }

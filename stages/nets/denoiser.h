@@ -74,14 +74,6 @@ void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
                          const struct lg_denoiser_input *in, lg_tensor out);
 /* Type of the flat gradients: the compute type, fp32 where that has 16 bits. */
 lg_dtype lg_denoiser_grad_type(const lg_device *d);
-/* Whom the backward tells, as it enqueues its work, that the gradients of elements [first, end) of the
- * flat buffer are final when what is on the stream by then is done. The pieces of one backward cover
- * the buffer once, the blocks' from the last to the first. */
-struct lg_grads_watch {
-    void (*piece)(void *arg, size_t first, size_t end); /* NULL: nobody is told */
-    void *arg;
-};
-void lg_denoiser_watch_grads(lg_denoiser *net, struct lg_grads_watch watch);
 /* Gradients of the last forward's parameters (flat buffer cut like the weights): overwritten, or
  * added to when accumulate. dout (B, C, H, W). The inputs of the forward must be unchanged. */
 void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,

@@ -30,7 +30,6 @@
 struct block {
     struct lg_tf_attention attn;
     struct lg_tf_mlp mlp;
-    size_t first;     /* of its parameters */
     lg_tensor x, mid; // (B, T, D): input; between the halves. In inference both are one tensor
 };
 
@@ -42,7 +41,6 @@ struct lg_dit {
     struct lg_tf_timestep time;
     size_t labels; // (num_classes + 1, D)
     struct block *block;
-    size_t behind, params;            /* first parameter behind the blocks', and behind all */
     struct lg_tf_linear ada, ada_out; /* of all blocks; of the output layer */
     struct lg_tf_final final;
     lg_tensor label, c, silu;    // (B, D)
@@ -59,7 +57,6 @@ static void add_block(struct block *b, lg_params *t, const struct lg_denoiser_co
 {
     char name[64];
     int64_t D = c->hidden;
-    b->first = t->count;
     snprintf(name, sizeof name, "transformer_blocks.%d.attn1", i);
     lg_tf_attention_params(&b->attn, t, D, name);
     snprintf(name, sizeof name, "transformer_blocks.%d.ff", i);
@@ -96,11 +93,9 @@ static void add_params(struct lg_dit *net, const struct lg_denoiser_config *c, l
     net->labels = lg_tf_add_array(t, LG_TF_NORMAL, c->num_classes + 1, D,
                                   "%s.class_embedder.embedding_table.weight", emb);
     for (int i = 0; i < c->depth; i++) add_block(&net->block[i], t, c, i);
-    net->behind = t->count;
     net->ada = add_ada(t, c);
     net->ada_out = lg_tf_add_linear(t, LG_TF_ZERO, 2 * D, D, "proj_out_1");
     lg_tf_final_params(&net->final, t, c, "proj_out_2");
-    net->params = t->count;
 }
 
 struct lg_dit *lg_dit_new(const struct lg_denoiser_config *c, int batch, bool train)
@@ -275,7 +270,6 @@ void lg_dit_backward(struct lg_dit *net, const struct lg_tf_pass *p,
         lg_tf_attention_backward(
             &b->attn, p, n,
             &(struct lg_tf_back){m[0], dm[0], b->x, end_residual(net, i - 1, &before)}, &net->tmp);
-        lg_tf_grads_final(p, b->first, i + 1 < net->depth ? b[1].first : net->behind);
     }
     lg_tf_linear_backward(p, net->ada, net->silu, net->dmod, net->dsilu, true);
     lg_tf_patches_backward(&net->patches, p, net->tmp.dx);
@@ -289,6 +283,4 @@ void lg_dit_backward(struct lg_dit *net, const struct lg_tf_pass *p,
                               .dtable = lg_tf_grad(p, net->labels, net->num_classes + 1, n->D),
                               .accumulate = p->accumulate});
     lg_tf_timestep_backward(&net->time, p, dc, net->dc_scratch);
-    lg_tf_grads_final(p, net->behind, net->params);
-    lg_tf_grads_final(p, 0, net->block[0].first);
 }

@@ -50,8 +50,7 @@ struct lg_pixart {
     struct lg_tf_linear ada; // (6 D, D)
     struct lg_tf_linear caption1, caption2;
     struct block *block;
-    size_t behind, params; /* first parameter behind the blocks', and behind all */
-    size_t table_out;      // (2, D)
+    size_t table_out; // (2, D)
     struct lg_tf_final final;
     lg_tensor silu, t6;                 // (B, D), (B, 6 D)
     lg_tensor caption_pre, caption_act; // (B, L, D)
@@ -96,11 +95,9 @@ static void add_params(struct lg_pixart *net, const struct lg_denoiser_config *c
         lg_tf_add_linear(t, LG_TF_NORMAL, D, c->text_dim, "caption_projection.linear_1");
     net->caption2 = lg_tf_add_linear(t, LG_TF_NORMAL, D, D, "caption_projection.linear_2");
     for (int i = 0; i < c->depth; i++) add_block(&net->block[i], t, c, i);
-    net->behind = t->count;
     struct lg_tf_init table = {LG_INIT_NORMAL, 1.0 / sqrt((double)D)};
     net->table_out = lg_tf_add_array(t, table, 2, D, "scale_shift_table");
     lg_tf_final_params(&net->final, t, c, "proj_out");
-    net->params = t->count;
 }
 
 struct lg_pixart *lg_pixart_new(const struct lg_denoiser_config *c, int batch, bool train)
@@ -411,10 +408,7 @@ void lg_pixart_backward(struct lg_pixart *net, const struct lg_tf_pass *p,
         if (!first)
             lg_add_forward(p->s,
                            &(struct lg_add_forward_args){.a = net->dt6, .b = dmod, .y = net->dt6});
-        lg_tf_grads_final(p, b->table, i + 1 < net->depth ? b[1].table : net->behind);
     }
     lg_tf_patches_backward(&net->patches, p, net->tmp.dx);
     condition_backward(net, p, in);
-    lg_tf_grads_final(p, net->behind, net->params);
-    lg_tf_grads_final(p, 0, net->block[0].table);
 }

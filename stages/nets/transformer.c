@@ -129,11 +129,6 @@ lg_tensor lg_tf_grad(const struct lg_tf_pass *p, size_t offset, int64_t rows, in
     return param_view(p->g, lg_denoiser_grad_type(lg_stream_device(p->s)), offset, rows, columns);
 }
 
-void lg_tf_grads_final(const struct lg_tf_pass *p, size_t first, size_t end)
-{
-    if (p->watch.piece && first < end) p->watch.piece(p->watch.arg, first, end);
-}
-
 lg_tensor lg_tf_rows(lg_tensor t)
 {
     int64_t n = t.dim[t.rank - 1];

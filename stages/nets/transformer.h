@@ -72,10 +72,7 @@ struct lg_tf_pass {
     const char *w;   /* flat weights */
     char *g;         /* flat gradients; NULL in a forward */
     bool accumulate; /* gradients are added to what is there */
-    struct lg_grads_watch watch;
 };
-/* The gradients of [first, end) are enqueued, the last of them. */
-void lg_tf_grads_final(const struct lg_tf_pass *p, size_t first, size_t end);
 /* A parameter as a (rows, columns) matrix; rows 0: as a vector. */
 lg_tensor lg_tf_weight(const struct lg_tf_pass *p, size_t offset, int64_t rows, int64_t columns);
 lg_tensor lg_tf_grad(const struct lg_tf_pass *p, size_t offset, int64_t rows, int64_t columns);

@@ -1,15 +1,13 @@
-/* What the ranks hand each other within a step, and the regions it lies in. The reader has it on its own
- * GPU; the writer brings it there beside other work, so that nothing is gathered between two phases.
+/* What the ranks hand each other within a step, and the regions it lies in.
  *
- *   trainer/<r>/grad       fp32 (whole flat buffer): rank r's gradient of the step in flight
- *   trainer/<q>/received   fp32 (ranks - 1, shard q): the other ranks' gradients of shard q, in their
- *                          order. Rank r copies its piece there in FORWARD, while the backward goes on
- *   trainer/<r>/working    front: lg_working_front; the whole flat buffer in the type of the computation:
- *                          what rank r computes with. UPDATE writes a rank's shard into those of all
+ *   trainer/<r>/grad      fp32 (whole flat buffer): rank r's gradient of the step in flight. Rank q reads
+ *                         its shard there in REDUCE
+ *   trainer/<r>/working   front: lg_working_front; the whole flat buffer in the type of the computation:
+ *                         what rank r computes with. UPDATE writes a rank's shard into those of all, so
+ *                         that nothing is gathered before the next FORWARD
  *
- * Gradients, own and received, have the rule of shm/commit.h: rank r writes them in FORWARD(s), before
- * its grads mark and after every commit of s; they are read between that mark and the reader's
- * commit of s + 1. A rank that dies before the mark does its FORWARD again, copies and all.
+ * Gradients: rank r writes in FORWARD(s), before its grads mark and after every commit of s; they are
+ * read between that mark and the reader's commit of s + 1 (shm/commit.h).
  *
  * Working weights: of[q] is the mark of the state whose shard q lies there. Writer: rank q, release,
  * when its UPDATE has written the shard and its stream is done, before the commit. Reader: rank r,
@@ -29,10 +27,10 @@ struct lg_working_front {
 
 /* Payloads of a rank's regions; 0: there is none. */
 struct lg_exchange_bytes {
-    size_t grad, received;
+    size_t grad;
     size_t working; /* 0: one rank in fp32 computes with the state itself */
 };
-struct lg_exchange_bytes lg_exchange_bytes_of(lg_dtype type, size_t params, int rank, int ranks);
+struct lg_exchange_bytes lg_exchange_bytes_of(lg_dtype type, size_t params, int ranks);
 
 typedef struct lg_exchange lg_exchange;
 /* For rank st->index on device d; maps the peers' regions too. s must outlive it. The stage closes the
@@ -43,15 +41,10 @@ void lg_exchange_close(lg_exchange **x);
 /* FORWARD: what the net reads for this state, (params) of the device's type; missing shards are made on
  * the stream. */
 const void *lg_exchange_weights(lg_exchange *x, lg_stream *s, uint64_t state);
-/* FORWARD: where the backward on stream s leaves its gradient, fp32 (params). */
+/* FORWARD: where the backward leaves its gradient, fp32 (params). */
 float *lg_exchange_grad(lg_exchange *x);
-/* FORWARD, for a step's last backward: hands over every piece as it gets ready. Then send_end, which makes
- * the stream wait for the copies; a sync of the stream is then one of them too. */
-struct lg_grads_watch lg_exchange_send_begin(lg_exchange *x, lg_stream *s);
-void lg_exchange_send_end(lg_exchange *x);
-
-/* REDUCE: rank r's gradient of the own shard, on this GPU. */
-const float *lg_exchange_received(const lg_exchange *x, int r);
+/* REDUCE: rank r's gradient of the own shard. */
+const float *lg_exchange_grad_of(const lg_exchange *x, int r);
 
 /* UPDATE: the own shard of every rank's working weights, to be written; returns how many (0: none). */
 int lg_exchange_copies(const lg_exchange *x, lg_tensor ret[LG_RANKS_MAX]);

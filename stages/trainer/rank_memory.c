@@ -69,18 +69,17 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
     lg_dtype type = LG_F32;
     size_t own;
     int n = 0, ranks = p->instances[LG_ROLE_trainer];
-    LG_ASSERT(cap > 6 * ranks);
+    LG_ASSERT(cap > 5 * ranks);
     LG_TRY(lg_net_config_of(c, p, &net));
     LG_TRY(lg_denoiser_params(&net, &params));
     int rc = private_bytes(c, p, &net, params.count, &type, &own);
     for (int r = 0; r < ranks && rc == 0; r++) {
         const int first = n;
         const size_t state = lg_trainer_state_bytes(lg_shard_of(params.count, r, ranks));
-        struct lg_exchange_bytes b = lg_exchange_bytes_of(type, params.count, r, ranks);
+        struct lg_exchange_bytes b = lg_exchange_bytes_of(type, params.count, ranks);
         add_row(rows, &n, state, r, "state/a");
         add_row(rows, &n, state, r, "state/b");
         add_row(rows, &n, b.grad, r, "grad");
-        add_row(rows, &n, b.received, r, "received");
         add_row(rows, &n, b.working, r, "working");
         snprintf(rows[n].name, sizeof rows[n].name, "private");
         rows[n].processes = 1;

@@ -233,11 +233,10 @@ static bool count_valid(lg_stage *st, struct trainer *t, uint64_t step)
     return true;
 }
 
-/* In a turn on the GPU. The last of a step hands its gradients over. */
+/* In a turn on the GPU. */
 static void micro_step(lg_stage *st, struct trainer *t, uint64_t step, uint64_t first)
 {
     const struct lg_batch_tensors *b = lg_batch_tensors(t->batch);
-    const bool last = t->micro_done + 1 == st->plan.rank_batch / st->plan.micro_batch;
     lg_turn_begin(&st->turn);
     const void *weights = lg_exchange_weights(t->exchange, t->stream, step);
     lg_batch_load(t->batch, t->stream, t->window,
@@ -253,13 +252,8 @@ static void micro_step(lg_stage *st, struct trainer *t, uint64_t step, uint64_t 
                                                       .weight = b->weight,
                                                       .loss = t->loss,
                                                       .dpred = t->pred});
-    if (last) lg_denoiser_watch_grads(t->net, lg_exchange_send_begin(t->exchange, t->stream));
     lg_denoiser_backward(t->net, t->stream, weights, &b->in, t->pred, lg_exchange_grad(t->exchange),
                          t->micro_done > 0);
-    if (last) {
-        lg_denoiser_watch_grads(t->net, (struct lg_grads_watch){NULL, NULL});
-        lg_exchange_send_end(t->exchange);
-    }
     lg_stream_download(t->stream, t->host_loss, t->loss.data, lg_tensor_bytes(&t->loss));
     lg_stream_sync(t->stream);
     lg_turn_end(&st->turn);
@@ -309,7 +303,7 @@ static double reduce(lg_stage *st, struct trainer *t, uint64_t step)
     if (!t->shard.count) return 0;
     struct lg_reduce_ranks_args args = lg_rank_reduce(t->state->ranks, t->shard.count, LG_F32);
     for (int r = 0; r < t->state->ranks; r++)
-        args.x[r].data = (void *)lg_exchange_received(t->exchange, r);
+        args.x[r].data = (void *)lg_exchange_grad_of(t->exchange, r);
     args.y.data = reduced(t);
     args.sum_squares.data = t->sum_squares;
     lg_turn_begin(&st->turn);

@@ -277,13 +277,6 @@ static bool train_forward(struct actor *a)
     for (int i = 0; i < w->words; i++) value[i] = sim_grad(a->p.sum[0], a->p.acc, i);
     begin_write(a, w->grads[a->index], value, w->words);
     while (write_more(a)) STEP(a);
-    if (planted(w, SIM_SEND_LATE)) lg_trainer_mark_grads(&w->board, a->index, s, a->p.loss);
-    for (a->p.q = 0; a->p.q < w->ranks; a->p.q++) {
-        if (a->p.q == a->index) continue;
-        begin_write(a, w->received[a->p.q][a->index], &w->grads[a->index][a->p.q * SHARD_WORDS],
-                    SHARD_WORDS);
-        while (write_more(a)) STEP(a);
-    }
     actor_row(a)->loss_sum[s & 1] = a->p.loss + 1; /* torn, until the mark */
     STEP(a);
     if (atomic_load(&actor_row(a)->grads) != lg_mark_of(s))
@@ -299,8 +292,7 @@ static bool add(struct actor *a)
 {
     struct world *w = a->w;
     uint64_t s = a->p.act.step;
-    const uint64_t *grads = a->p.q == a->index ? &w->grads[a->p.q][a->index * SHARD_WORDS]
-                                               : w->received[a->index][a->p.q];
+    const uint64_t *grads = &w->grads[a->p.q][a->index * SHARD_WORDS];
     for (int i = 0; i < SHARD_WORDS; i++) {
         read_word(a, "gradients of step", s, grads[i],
                   w->want[s].grads[a->p.q][a->index * SHARD_WORDS + i]);

@@ -68,7 +68,6 @@ struct world {
     unsigned fields;     /* mask of fields in use */
     /* regions */
     uint64_t weights[2][WORDS_MAX], grads[RANKS_MAX][WORDS_MAX], ema[2][WORDS_MAX];
-    uint64_t received[RANKS_MAX][RANKS_MAX][SHARD_WORDS]; /* with rank q from rank r */
     uint64_t working[RANKS_MAX][WORDS_MAX], working_of[RANKS_MAX][RANKS_MAX]; /* of[q]: mark */
     uint64_t staging_weights[WORDS_MAX], staging_ema[WORDS_MAX];
     struct checkpoint disk[STATES_MAX];

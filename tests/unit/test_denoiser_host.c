@@ -182,48 +182,6 @@ static void *zeros(lg_device *d, size_t bytes)
     return p;
 }
 
-/* What the watch is told of is final then, and every element is told of once. */
-struct watched {
-    struct denoiser_fixture *f;
-    float *seen;
-    int *times;
-};
-
-static void on_piece(void *arg, size_t first, size_t end)
-{
-    struct watched *w = arg;
-    assert_true(first < end && end <= w->f->params.count);
-    memcpy(w->seen + first, (const float *)w->f->grads + first, (end - first) * sizeof(float));
-    for (size_t i = first; i < end; i++) w->times[i]++;
-}
-
-static void expect_watched(const struct lg_denoiser_config *c)
-{
-    struct denoiser_fixture f;
-    denoiser_fixture_open(&f, "host", isa, c, true);
-    const size_t n = f.params.count;
-    struct watched w = {.f = &f, .seen = calloc(n, sizeof(float)), .times = calloc(n, sizeof(int))};
-    assert_true(w.seen && w.times);
-    denoiser_fixture_forward(&f);
-    denoiser_fixture_backward(&f, false);
-    for (size_t i = 0; i < n; i++) assert_int_equal(w.times[i], 0);
-    lg_denoiser_watch_grads(f.net, (struct lg_grads_watch){on_piece, &w});
-    denoiser_fixture_backward(&f, true); /* what is there already is not final */
-    assert_memory_equal(w.seen, f.grads, n * sizeof(float));
-    for (size_t i = 0; i < n; i++) assert_int_equal(w.times[i], 1);
-    free(w.seen);
-    free(w.times);
-    denoiser_fixture_close(&f);
-}
-
-static void test_watch(void **state)
-{
-    struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
-    (void)state;
-    expect_watched(&dit);
-    expect_watched(&pixart);
-}
-
 /* Adding gradients can want more scratch memory than writing them (oneDNN, 4096 rows of 64): the net
  * must have planned for it. Many samples, since with long ones the attention wants most. */
 static void test_accumulation_is_planned(void **state)
@@ -270,9 +228,11 @@ static int run_all(const char *set)
     }
     lg_device_close(&d);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dit),        cmocka_unit_test(test_pixart),
-        cmocka_unit_test(test_neighbours), cmocka_unit_test(test_mask),
-        cmocka_unit_test(test_watch),      cmocka_unit_test(test_accumulation_is_planned),
+        cmocka_unit_test(test_dit),
+        cmocka_unit_test(test_pixart),
+        cmocka_unit_test(test_neighbours),
+        cmocka_unit_test(test_mask),
+        cmocka_unit_test(test_accumulation_is_planned),
     };
     return cmocka_run_group_tests_name(isa, tests, NULL, NULL);
 }
