@@ -283,7 +283,7 @@ void lg_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
     RUN(rms_norm_forward);
 }
 
-void lg_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_args *a)
+static void check_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_args *a)
 {
     int64_t N = a->x.dim[0], H = a->x.dim[1], W = a->x.dim[2], C = a->x.dim[3];
     SHAPE(a->x, FLOAT(s), N, H, W, C);
@@ -294,6 +294,11 @@ void lg_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_args
     MAYBE(a->moments, LG_F64, N, a->groups, 2);
     SAME_OR_APART(a->y, a->x);
     APART(whole(a->y), whole(a->w), whole(a->b), whole(a->moments));
+}
+
+void lg_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_args *a)
+{
+    check_group_norm_forward(s, a);
     RUN(group_norm_forward);
 }
 
@@ -349,7 +354,7 @@ void lg_attention_backward(lg_stream *s, const struct lg_attention_backward_args
     RUN(attention_backward);
 }
 
-void lg_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
+static void check_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
 {
     int64_t N = a->x.dim[0], H = a->x.dim[1], W = a->x.dim[2], Ci = a->x.dim[3];
     int64_t Co = a->w.dim[0], kh = a->w.dim[1], kw = a->w.dim[2];
@@ -373,7 +378,27 @@ void lg_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
     SAME_OR_APART(a->y, a->residual);
     APART(whole(a->y), whole(a->x), whole(a->w), whole(a->bias), whole(a->moments));
     APART(whole(a->moments), whole(a->x), whole(a->w), whole(a->bias), whole(a->residual));
+}
+
+void lg_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
+{
+    check_conv2d_forward(s, a);
     RUN(conv2d_forward);
+}
+
+void lg_norm_conv2d_forward(lg_stream *s, const struct lg_norm_conv2d_forward_args *a)
+{
+    const struct lg_group_norm_forward_args *n = &a->norm;
+    const struct lg_conv2d_forward_args *c = &a->conv;
+    check_group_norm_forward(s, n);
+    check_conv2d_forward(s, c);
+    LG_ASSERT(c->x.data == n->y.data && lg_numel(&c->x) == lg_numel(&n->y));
+    ALIGNED_16(n->x);
+    APART(whole(c->y), whole(n->x), whole(n->w), whole(n->b), whole(n->moments));
+    APART(whole(n->y), whole(c->w), whole(c->bias), whole(c->residual));
+    APART(whole(c->moments), whole(n->x), whole(n->w), whole(n->b));
+    SAME_OR_APART(c->moments, n->moments);
+    RUN(norm_conv2d_forward);
 }
 
 void lg_upsample2x_forward(lg_stream *s, const struct lg_upsample2x_forward_args *a)

@@ -205,6 +205,12 @@ struct lg_conv2d_forward_args {
     lg_tensor moments;
     int stride, top, left, bottom, right;
 };
+/* group_norm_forward, then conv2d_forward of its result. A backend may normalise on the way: what norm.y
+ * holds afterwards is not defined. conv.moments may be norm.moments. */
+struct lg_norm_conv2d_forward_args {
+    struct lg_group_norm_forward_args norm; /* x begins on a multiple of 16 bytes */
+    struct lg_conv2d_forward_args conv;     /* x: norm.y */
+};
 struct lg_upsample2x_forward_args { /* nearest */
     lg_tensor x;                    // (N, H, W, C)
     lg_tensor y;                    // (N, 2H, 2W, C)

@@ -145,13 +145,14 @@ size_t cuda_conv2d_forward_scratch(lg_cuda_device *d, const struct lg_conv2d_for
     if (!a->moments.rank) return bytes;
     return LG_MAX(bytes, own_sums(a) ? parts_bytes(a) : cuda_moments_scratch(&a->y));
 }
-void cuda_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
+/* factors: as cuda_tile_conv's */
+static void convolve(lg_stream *s, const struct lg_conv2d_forward_args *a, const float *factors)
 {
     bool summed = a->moments.data && own_sums(a);
     float *sums = summed ? (float *)s->scratch : nullptr;
     conv_kind kind = kind_of(a);
     if (kind == TILES)
-        cuda_tile_conv(s, a, sums);
+        cuda_tile_conv(s, a, factors, sums);
     else if (kind == PICTURES)
         cuda_picture_conv(s, a, sums);
     else if (!lg_cudnn_conv2d(s, a))
@@ -160,4 +161,56 @@ void cuda_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
         cuda_moments_of_parts(s, sums, cuda_conv_parts(a), a->y, a->moments);
     else if (a->moments.data)
         cuda_moments(s, a->y, a->moments);
+}
+void cuda_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
+{
+    convolve(s, a, nullptr);
+}
+
+/* ---- a norm, then a convolution ---- */
+
+/* Scratch where the convolution normalises: the convolution's or cuda_moments', factors, moments. */
+struct norm_room {
+    size_t factors, moments, bytes; /* where they begin */
+};
+static norm_room room_of(lg_cuda_device *d, const struct lg_norm_conv2d_forward_args *a)
+{
+    const lg_tensor &x = a->norm.x;
+    size_t first = cuda_conv2d_forward_scratch(d, &a->conv);
+    if (!a->norm.moments.rank) first = LG_MAX(first, cuda_moments_scratch(&x));
+    norm_room r = {.factors = lg_cuda_round_up(first)};
+    r.moments = r.factors + lg_cuda_round_up((size_t)(x.dim[0] * 2 * x.dim[3]) * sizeof(float));
+    r.bytes = r.moments + (size_t)(x.dim[0] * a->norm.groups * 2) * sizeof(double);
+    return r;
+}
+static bool on_the_way(const struct lg_norm_conv2d_forward_args *a)
+{
+    return a->norm.act == LG_ACT_SILU && a->conv.stride == 1 && kind_of(&a->conv) == TILES;
+}
+
+size_t cuda_norm_conv2d_forward_scratch(lg_cuda_device *d,
+                                        const struct lg_norm_conv2d_forward_args *a)
+{
+    if (on_the_way(a)) return room_of(d, a).bytes;
+    return LG_MAX(cuda_group_norm_scratch(&a->norm), cuda_conv2d_forward_scratch(d, &a->conv));
+}
+void cuda_norm_conv2d_forward(lg_stream *s, const struct lg_norm_conv2d_forward_args *a)
+{
+    struct lg_conv2d_forward_args conv = a->conv;
+    if (!on_the_way(a)) {
+        cuda_group_norm_forward(s, &a->norm);
+        cuda_conv2d_forward(s, &conv);
+        return;
+    }
+    norm_room room = room_of(lg_cuda_device_of(s), a);
+    char *scratch = (char *)s->scratch;
+    lg_tensor moments = a->norm.moments;
+    if (!moments.data) {
+        moments = lg_t3(scratch + room.moments, LG_F64, a->norm.x.dim[0], a->norm.groups, 2);
+        cuda_moments(s, a->norm.x, moments);
+    }
+    float *factors = (float *)(scratch + room.factors);
+    cuda_norm_factors(s, &a->norm, moments, factors);
+    conv.x = a->norm.x;
+    convolve(s, &conv, factors);
 }

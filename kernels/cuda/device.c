@@ -57,6 +57,8 @@ static size_t scratch_bytes(lg_device *base, lg_op_id op, const void *args)
         return cuda_attention_backward_scratch(d, args);
     case LG_OP_conv2d_forward:
         return cuda_conv2d_forward_scratch(d, args);
+    case LG_OP_norm_conv2d_forward:
+        return cuda_norm_conv2d_forward_scratch(d, args);
     case LG_OP_reduce_ranks:
         return cuda_reduce_ranks_scratch(args);
     default:

@@ -273,3 +273,30 @@ void cuda_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_ar
     WITH_TYPE(a->x.dtype, T,
               {WITH_PACK(aligned && a->x.dim[3] % PACK<T> == 0, T, P, (run<T, P>(s, a)))})
 }
+
+/* count: N C */
+template <typename T>
+__global__ void factors_kernel(const double *moments, const T *w, const T *b, float *factors,
+                               dims z, double eps, int64_t count)
+{
+    int64_t i = (int64_t)blockIdx.x * ADDERS + threadIdx.x;
+    if (i >= count) return;
+    int64_t n = i / z.C, c = i % z.C;
+    const double *at = moments + (n * z.groups + c / z.wide) * 2;
+    double factor = (double)to_float(w[c]) / sqrt(at[1] + eps);
+    factors[n * 2 * z.C + c] = (float)factor;
+    factors[(n * 2 + 1) * z.C + c] = (float)((double)to_float(b[c]) - at[0] * factor);
+}
+
+void cuda_norm_factors(lg_stream *s, const struct lg_group_norm_forward_args *a, lg_tensor moments,
+                       float *factors)
+{
+    dims z = dims_of(a->x, a->groups);
+    int64_t count = z.N * z.C;
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPE(a->x.dtype, T,
+              (factors_kernel<T><<<(unsigned)ceil_div(count, ADDERS), ADDERS, 0, stream>>>(
+                  (const double *)moments.data, (const T *)a->w.data, (const T *)a->b.data, factors,
+                  z, a->eps, count)))
+    LG_CUDA_LAUNCHED();
+}

@@ -1,26 +1,30 @@
-/* Convolutions 3x3 of stride 1 or 2 on the tensor cores (wgmma), NHWC, bf16 or fp16:
+/* Convolutions 3x3 of stride 1 or 2 on the tensor cores (wgmma), NHWC, bf16 or fp16, and with stride 1
+ * the GroupNorm and SiLU before them:
  *
- *     y = x * w + bias (+ residual), and sums over y for the GroupNorm behind it
+ *     y = x * w + bias (+ residual), or silu(x factor + offset) * w + ..., with a factor and an offset
+ *     for each sample and channel of x; and sums over y for the GroupNorm behind it
  *
- * A block computes tiles of 16 x 16 pixels x 128 channels. The inner dimension comes in steps of
- * 64 channels of one tap. For a step the left operand is the tile's patch of x, moved by the tap.
- * A tap one row further down is the same patch one row later: so a patch of 18 rows is loaded
- * once for each column of taps and serves three steps. TMA fills with zeros what lies outside
- * of the picture, which is the padding. With stride 2 TMA takes every second pixel of every second
- * row, and a column of taps has two patches: one of 17 rows for the outer taps, one for the inner.
+ * A block computes tiles of 16 x 16 pixels x 128 channels. The inner dimension comes 32 channels at a
+ * time: a patch of 18 x 18 pixels serves all nine taps, since an operand of wgmma may begin at any of
+ * its pixels: 64 rows of a product are 8 x 8 pixels, and rows of pixels lie 18 apart. TMA fills with
+ * zeros what lies outside of the picture, which is the padding. With stride 2 the patches are four, of
+ * 17 x 17 pixels: TMA takes every second pixel of every second row, from the first or the second on.
  *
- * Warps: warp 0 loads patches, warp 1 weights, two warpgroups multiply, each 8 rows of the tile,
- * and warps 2 and 3 store what these have finished. Patches and weights go through a ring each; a
- * slot has a barrier for "full" and one for "empty". The two blocks of a cluster have neighbouring
- * tiles and the same channels: each loads half of the weights for both. Blocks stay and take every
- * n-th tile; while a tile is finished, the next one's operands come.
+ * Warps: warp 0 loads patches, warp 1 weights, two warpgroups multiply, each 8 rows of the tile, and
+ * warps 2 and 3 store what these have finished. Where x is normalised a fourth warpgroup does that in
+ * place as soon as a patch has arrived, rounds as a GroupNorm of its own would, and leaves the padding.
+ * Patches and weights (of one tap) go through a ring each; a slot has a barrier for "full" and one for
+ * "empty", a patch one for "normalised". The two blocks of a cluster have neighbouring tiles and the
+ * same channels: each loads half of the weights for both. Blocks stay and take every n-th tile; while
+ * a tile is finished, the next one's operands come.
  *
- * A tile is finished in slots of the patches' ring, 64 channels at a time: the residual arrives
- * there as a patch does, is added in place, and the result leaves from there by TMA.
+ * A tile is finished in slots of the patches' ring, 32 channels at a time: the residual arrives there
+ * as a patch does, is added in place, and the result leaves from there by TMA.
  *
- * Shared memory: rows of 64 channels (128 bytes) whose pieces of 16 bytes are permuted by the
- * row's number modulo 8 (the 128-byte swizzle of TMA and wgmma): every access below is free of
- * conflicts.
+ * Shared memory, of 227 KiB: 6 patches of 20.5 KiB, 12 weights of 8 KiB, 6 KiB of sums. Its rows are 32
+ * channels (64 bytes) whose pieces of 16 bytes are permuted by half the row's number modulo 4 (the
+ * 64-byte swizzle of TMA and wgmma): every access below is free of conflicts. What it moves, of 128
+ * bytes a cycle at the tensor cores' full speed: products 96, weights 16, patches 4.5, norm 9.
  *
  * Sums: for each half tile (128 pixels) and pair of neighbouring channels the mean and the sum of
  * squared distances from it, of y as rounded. Each warp sums differences from its first pixel, so
@@ -33,16 +37,18 @@
 #include "kernels/cuda/tma.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
-enum { SIDE = 16, PIXELS = SIDE * SIDE, CHANNELS = 128, DEPTH = 64, ROW = DEPTH * 2, TAPS = 3 };
-enum { GROUPS = 2, GROUP_THREADS = 128, GROUP_WARPS = 4, THREADS = GROUP_THREADS * (GROUPS + 1) };
+enum { SIDE = 16, PIXELS = SIDE * SIDE, CHANNELS = 128, DEPTH = 32, ROW = DEPTH * 2, TAPS = 3 };
+enum { GROUPS = 2, GROUP_THREADS = 128, GROUP_WARPS = GROUP_THREADS / WARP };
 enum { GROUP_PIXELS = PIXELS / GROUPS, GROUP_BYTES = GROUP_PIXELS * ROW };
-enum { CLUSTER = 2, PATCHES = 3, WEIGHTS = 6, CHUNKS = CHANNELS / DEPTH, PAIRS = CHANNELS / 2 };
-enum { PATCH_SLOT = (SIDE + TAPS - 1) * SIDE * ROW, WEIGHT_SLOT = CHANNELS * ROW };
-/* Rows of a patch; the tap in row i reads patch i % stride from its row i / stride on. */
-static constexpr __host__ __device__ int patch_rows(int stride)
+enum { CLUSTER = 2, PATCHES = 6, WEIGHTS = 12, CHUNKS = CHANNELS / DEPTH, PAIRS = CHANNELS / 2 };
+enum { PATCH_SLOT = 20992, WEIGHT_SLOT = CHANNELS * ROW };
+/* Pixels of a patch's side; the tap (i, j) reads patch (i % stride, j % stride) from its pixel
+ * (i / stride, j / stride) on. */
+static constexpr __host__ __device__ int patch_side(int stride)
 {
     return SIDE + (TAPS - 1) / stride;
 }
+static_assert(patch_side(1) * patch_side(1) * ROW <= PATCH_SLOT && PATCH_SLOT % 512 == 0, "");
 
 struct pair_sum {
     float first, sum, squares; /* sum, squares: of y - first */
@@ -51,15 +57,18 @@ struct shared {
     alignas(1024) char patch[PATCHES][PATCH_SLOT];
     alignas(1024) char weight[WEIGHTS][WEIGHT_SLOT];
     pair_sum sums[GROUPS][GROUP_WARPS][PAIRS];
-    uint64_t patch_full[PATCHES], patch_empty[PATCHES], weight_full[WEIGHTS], weight_empty[WEIGHTS];
+    uint64_t patch_full[PATCHES], patch_ready[PATCHES], patch_empty[PATCHES];
+    uint64_t weight_full[WEIGHTS], weight_empty[WEIGHTS];
 };
 enum { SHARED_BYTES = sizeof(shared) };
 
 struct problem {
     CUtensorMap x, w, residual, y;
     const void *bias;
+    const float *factors;  /* (N, 2, Ci): factors and offsets of x, or NULL */
     float2 *sums;          /* (N, half tiles, Co / 2), or NULL */
     int pictures, in, out; /* channels */
+    int H, W;              /* of x */
     int wide, high;        /* tiles of a picture */
     int tiles;             /* of all pictures and channels, two tiles of pixels counted as one */
     int top, left;
@@ -92,13 +101,14 @@ static __device__ __forceinline__ void stores_wait()
 enum { FINISHED_THREADS = GROUP_THREADS + WARP };
 static __device__ __forceinline__ void say_finished(int group, int chunk)
 {
-    asm volatile("fence.proxy.async.shared::cta;\nbar.arrive %0, %1;" ::"r"(group * 2 + chunk + 1),
-                 "n"((int)FINISHED_THREADS)
-                 : "memory");
+    asm volatile(
+        "fence.proxy.async.shared::cta;\nbar.arrive %0, %1;" ::"r"(group * CHUNKS + chunk + 1),
+        "n"((int)FINISHED_THREADS)
+        : "memory");
 }
 static __device__ __forceinline__ void wait_finished(int group, int chunk)
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(group * 2 + chunk + 1), "n"((int)FINISHED_THREADS)
+    asm volatile("bar.sync %0, %1;" ::"r"(group * CHUNKS + chunk + 1), "n"((int)FINISHED_THREADS)
                  : "memory");
 }
 
@@ -119,11 +129,11 @@ static __device__ __forceinline__ void product(float (&d)[64], uint64_t a, uint6
 
 /* ---- who loads ---- */
 
-struct place {
+struct spot {
     int n, w, h, c; /* picture, first pixel, first channel */
     int part;       /* number of the tile in its picture */
 };
-static __device__ __forceinline__ place place_of(const problem &z, int tile)
+static __device__ __forceinline__ spot spot_of(const problem &z, int tile)
 {
     int slices = z.out / CHANNELS, m = tile / slices * CLUSTER + (int)cluster_rank();
     int part = m % (z.wide * z.high);
@@ -135,15 +145,16 @@ static __device__ __forceinline__ place place_of(const problem &z, int tile)
 
 template <bool ADD, int STRIDE> static __device__ void load_patches(const problem &z, shared &s)
 {
+    enum { PATCH = patch_side(STRIDE) };
     ring<PATCHES> at;
     FOR_EACH_TILE(z, tile)
     {
-        place p = place_of(z, tile);
+        spot p = spot_of(z, tile);
         for (int c = 0; c < z.in; c += DEPTH)
-            for (int j = 0; j < TAPS; j++)
-                for (int i = 0; i < STRIDE; i++, at.next()) {
+            for (int i = 0; i < STRIDE; i++)
+                for (int j = 0; j < STRIDE; j++, at.next()) {
                     barrier_wait(&s.patch_empty[at.slot], at.phase ^ 1);
-                    barrier_expect(&s.patch_full[at.slot], patch_rows(STRIDE) * SIDE * ROW);
+                    barrier_expect(&s.patch_full[at.slot], PATCH * PATCH * ROW);
                     load_patch(s.patch[at.slot], &z.x, &s.patch_full[at.slot], c,
                                p.w * STRIDE + j - z.left, p.h * STRIDE + i - z.top, p.n);
                 }
@@ -169,17 +180,16 @@ template <int STRIDE> static __device__ void load_all_weights(const problem &z, 
     int rank = (int)cluster_rank();
     FOR_EACH_TILE(z, tile)
     {
-        int first = place_of(z, tile).c + rank * SHARE;
+        int first = spot_of(z, tile).c + rank * SHARE;
         for (int c = 0; c < z.in; c += DEPTH)
-            for (int j = 0; j < TAPS; j++)
-                for (int k = 0; k < TAPS; k++, at.next()) {
-                    int i = STRIDE == 1 ? k : k * 2 % TAPS; /* patch by patch */
-                    barrier_wait(&s.weight_empty[at.slot], at.phase ^ 1);
-                    barrier_expect(&s.weight_full[at.slot], WEIGHT_SLOT);
-                    load_for_all(s.weight[at.slot] + rank * SHARE * ROW, &z.w,
-                                 &s.weight_full[at.slot], CLUSTER, (i * TAPS + j) * z.in + c,
-                                 first);
-                }
+            for (int k = 0; k < TAPS * TAPS; k++, at.next()) {
+                /* Of stride 2 patch by patch: taps (0, 0) (0, 2) (2, 0) (2, 2), (0, 1) ... */
+                int tap = STRIDE == 1 ? k : (int)(0x453718620 >> 4 * k & 15);
+                barrier_wait(&s.weight_empty[at.slot], at.phase ^ 1);
+                barrier_expect(&s.weight_full[at.slot], WEIGHT_SLOT);
+                load_for_all(s.weight[at.slot] + rank * SHARE * ROW, &z.w, &s.weight_full[at.slot],
+                             CLUSTER, tap * z.in + c, first);
+            }
     }
 }
 
@@ -201,39 +211,57 @@ static __device__ __forceinline__ void free_weight(shared &s, int slot)
         barrier_arrive_at(&s.weight_empty[slot], threadIdx.x % GROUP_THREADS);
 }
 
-template <typename T, int STRIDE>
+/* 64 pixels of a patch, 8 x 8, from p on. */
+template <int STRIDE> static __device__ __forceinline__ uint64_t pixels_of(const void *p)
+{
+    return operand(shared_address(p), 0, patch_side(STRIDE) * ROW, 2);
+}
+/* Channels of a tap, from p on. */
+static __device__ __forceinline__ uint64_t weights_of(const void *p)
+{
+    return operand(shared_address(p), 0, 8 * ROW, 2);
+}
+
+template <typename T, bool NORM, int STRIDE>
 static __device__ __forceinline__ void multiply(const problem &z, shared &s, consumer &me,
                                                 float (&d)[2][64])
 {
+    enum { PATCH = patch_side(STRIDE), GROUP_ROWS = SIDE / GROUPS, PATCH_KINDS = STRIDE * STRIDE };
     int add = 0, patch_before = 0, weight_before = 0;
-    for (int c = 0; c < z.in * TAPS; c += DEPTH) { /* columns of taps, of all channels */
+    for (int c = 0; c < z.in; c += DEPTH) {
 #pragma unroll
-        for (int first = 0; first < STRIDE; first++) {
-            barrier_wait(&s.patch_full[me.patch.slot], me.patch.phase);
-            uint64_t a = rows_of(s.patch[me.patch.slot] + me.group * GROUP_BYTES);
+        for (int kind = 0; kind < PATCH_KINDS; kind++) {
+            int slot = me.patch.slot;
+            barrier_wait(NORM ? &s.patch_ready[slot] : &s.patch_full[slot], me.patch.phase);
+            uint64_t a = pixels_of<STRIDE>(s.patch[slot] + me.group * GROUP_ROWS * PATCH * ROW);
 #pragma unroll
-            for (int i = first; i < TAPS; i += STRIDE) {
+            for (int tap = 0; tap < TAPS * TAPS; tap++) {
+                const int i = tap / TAPS, j = tap % TAPS;
+                if (i % STRIDE != kind / STRIDE || j % STRIDE != kind % STRIDE) continue;
+                const bool first = i == kind / STRIDE && j == kind % STRIDE;
                 barrier_wait(&s.weight_full[me.weight.slot], me.weight.phase);
-                uint64_t b = rows_of(s.weight[me.weight.slot]);
+                uint64_t b = weights_of(s.weight[me.weight.slot]);
                 products_begin();
 #pragma unroll
                 for (int k = 0; k < DEPTH / 16; k++) {
 #pragma unroll
                     for (int m = 0; m < 2; m++)
-                        product<T>(d[m], a + (i / STRIDE * SIDE * ROW + m * 64 * ROW + k * 32) / 16,
+                        product<T>(d[m],
+                                   a + ((i / STRIDE * PATCH + j / STRIDE + m * 8) * ROW + k * 32) /
+                                           16,
                                    b + k * 32 / 16, add);
                     add = 1;
                 }
                 products_end();
                 products_wait<1>();
-                if (c > 0 || first > 0 || i > first) { /* the step before this one is done */
+                if (c > 0 || kind > 0 || !first) { /* the step before this one is done */
                     free_weight(s, weight_before);
-                    if (i == first) free_patch(s, patch_before);
+                    if (first) free_patch(s, patch_before);
                 }
                 weight_before = me.weight.slot;
                 me.weight.next();
             }
-            patch_before = me.patch.slot;
+            patch_before = slot;
             me.patch.next();
         }
     }
@@ -253,51 +281,69 @@ static __device__ __forceinline__ float2 unpacked(uint32_t x, fp16)
     return __half22float2(*reinterpret_cast<__half2 *>(&x));
 }
 
-/* Rounds 64 channels of the group's pixels to a slot; sums: the warp's, or NULL. Of a tile of 64 x
- * 8 numbers a thread holds two neighbours of row lane / 4 (+ 8), columns 2 (lane % 4) and on. */
+/* A warp's sums of 32 pairs of channels: of the pair of lane % 4 and product j in sum[j]. */
+struct warp_sums {
+    float first, sum[8], squares[8];
+};
+
+/* Rounds 32 channels of the group's pixels to a slot. Of a product's 8 x 8 pixels a thread holds
+ * pixel lane / 4 of rows 2 warp and 2 warp + 1, of each 8 channels the two neighbours from 2 (lane
+ * % 4) on; the second product is 8 pixels further. */
 template <typename T, int CHUNK, bool ADD, bool SUMS>
 static __device__ __forceinline__ void finish(const float (&d)[2][64], char *slot,
-                                              const uint32_t (&bias)[16], pair_sum *sums,
+                                              const uint32_t (&bias)[16], warp_sums &of,
                                               const consumer &me)
 {
-    float sum[8], squares[8], first = 0;
-    char *line = slot + (me.warp * 16 + me.lane / 4) * ROW + me.lane % 4 * 4;
+    char *line = slot + (me.warp * 2 * SIDE + me.lane / 4) * ROW + me.lane % 4 * 4;
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        float2 b = unpacked(bias[CHUNK * 8 + j], T());
-        char *at = line + ((j ^ me.lane / 4) << 4);
+    for (int j = 0; j < 4; j++) {
+        const int all = CHUNK * 4 + j, i = all % 8;
+        float2 b = unpacked(bias[all], T());
+        char *at = line + ((j ^ me.lane / 8) << 4);
         uint32_t y[4], more[4];
         if (ADD) {
 #pragma unroll
             for (int r = 0; r < 4; r++)
-                more[r] = *reinterpret_cast<uint32_t *>(at + (r / 2 * 64 + r % 2 * 8) * ROW);
+                more[r] = *reinterpret_cast<uint32_t *>(at + (r / 2 * 8 + r % 2 * SIDE) * ROW);
         }
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            const float *v = &d[r / 2][(CHUNK * 8 + j) * 4 + r % 2 * 2];
+            const float *v = &d[r / 2][all * 4 + r % 2 * 2];
             float2 x = ADD ? unpacked(more[r], T()) : float2{0, 0};
             y[r] = ADD ? packed(v[0] + b.x + x.x, v[1] + b.y + x.y, T())
                        : packed(v[0] + b.x, v[1] + b.y, T());
-            *reinterpret_cast<uint32_t *>(at + (r / 2 * 64 + r % 2 * 8) * ROW) = y[r];
+            *reinterpret_cast<uint32_t *>(at + (r / 2 * 8 + r % 2 * SIDE) * ROW) = y[r];
         }
         if (!SUMS) continue;
         float k = __shfl_sync(0xffffffff, unpacked(y[0], T()).x, me.lane % 4);
-        if (j == me.lane / 4) first = k;
-        sum[j] = squares[j] = 0;
+        if (i == me.lane / 4) of.first = k;
+        of.sum[i] = of.squares[i] = 0;
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             float2 u = unpacked(y[r], T());
             u.x -= k, u.y -= k;
-            sum[j] += u.x + u.y;
-            squares[j] = fmaf(u.x, u.x, fmaf(u.y, u.y, squares[j]));
+            of.sum[i] += u.x + u.y;
+            of.squares[i] = fmaf(u.x, u.x, fmaf(u.y, u.y, of.squares[i]));
         }
     }
-    if (SUMS)
-        sums[CHUNK * DEPTH / 2 + me.lane] = {first, sum_of_eight(sum, me.lane),
-                                             sum_of_eight(squares, me.lane)};
 }
 
-template <typename T, bool ADD, bool SUMS, int STRIDE>
+template <typename T, int CHUNK, bool ADD, bool SUMS>
+static __device__ __forceinline__ void finish_all(const float (&d)[2][64], shared &s,
+                                                  const uint32_t (&bias)[16], warp_sums &of,
+                                                  consumer &me)
+{
+    barrier_wait(&s.patch_full[me.patch.slot], me.patch.phase);
+    finish<T, CHUNK, ADD, SUMS>(d, s.patch[me.patch.slot] + me.group * GROUP_BYTES, bias, of, me);
+    if (SUMS && CHUNK % 2)
+        s.sums[me.group][me.warp][CHUNK / 2 * WARP + me.lane] = {
+            of.first, sum_of_eight(of.sum, me.lane), sum_of_eight(of.squares, me.lane)};
+    say_finished(me.group, CHUNK);
+    me.patch.next();
+    if constexpr (CHUNK + 1 < CHUNKS) finish_all<T, CHUNK + 1, ADD, SUMS>(d, s, bias, of, me);
+}
+
+template <typename T, bool NORM, bool ADD, bool SUMS, int STRIDE>
 static __device__ __forceinline__ void multiply_all(const problem &z, shared &s)
 {
     consumer me{(int)threadIdx.x / GROUP_THREADS - 1, (int)threadIdx.x % GROUP_THREADS / WARP,
@@ -306,19 +352,65 @@ static __device__ __forceinline__ void multiply_all(const problem &z, shared &s)
     uint32_t bias[16];
     FOR_EACH_TILE(z, tile)
     {
-        const uint32_t *from = (const uint32_t *)z.bias + place_of(z, tile).c / 2 + me.lane % 4;
+        const uint32_t *from = (const uint32_t *)z.bias + spot_of(z, tile).c / 2 + me.lane % 4;
 #pragma unroll
         for (int j = 0; j < 16; j++) bias[j] = from[j * 4];
-        multiply<T, STRIDE>(z, s, me, d);
+        multiply<T, NORM, STRIDE>(z, s, me, d);
+        warp_sums of;
+        finish_all<T, 0, ADD, SUMS>(d, s, bias, of, me);
+    }
+}
+
+/* ---- who normalises ---- */
+
+static __device__ __forceinline__ float silu(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1 + exp2_of(-LOG2_E * x)));
+    return x * y;
+}
+
+/* Four warps; a thread has 8 channels of every 32nd pixel. What lies outside of the picture stays
+ * zero. */
+template <typename T> static __device__ __forceinline__ void normalise(const problem &z, shared &s)
+{
+    enum { PATCH = patch_side(1), PIECES = ROW / 16, STEP = GROUP_THREADS / PIECES };
+    int piece = (int)threadIdx.x % PIECES, first = (int)threadIdx.x % GROUP_THREADS / PIECES;
+    int place = first * ROW + ((piece ^ (first / 2 % PIECES)) << 4);
+    ring<PATCHES> at;
+    FOR_EACH_TILE(z, tile)
+    {
+        spot p = spot_of(z, tile);
+        int h = p.h - z.top, w = p.w - z.left, n = p.n < z.pictures ? p.n : z.pictures - 1;
+        bool whole = h >= 0 && w >= 0 && h + PATCH <= z.H && w + PATCH <= z.W;
+        const float *factors = z.factors + (int64_t)n * 2 * z.in + piece * 8;
+        for (int c = 0; c < z.in; c += DEPTH, at.next()) {
+            float factor[8], offset[8];
 #pragma unroll
-        for (int i = 0; i < CHUNKS; i++, me.patch.next()) {
-            char *to = s.patch[me.patch.slot] + me.group * GROUP_BYTES;
-            barrier_wait(&s.patch_full[me.patch.slot], me.patch.phase);
-            if (i == 0)
-                finish<T, 0, ADD, SUMS>(d, to, bias, s.sums[me.group][me.warp], me);
-            else
-                finish<T, 1, ADD, SUMS>(d, to, bias, s.sums[me.group][me.warp], me);
-            say_finished(me.group, i);
+            for (int e = 0; e < 8; e++)
+                factor[e] = factors[c + e], offset[e] = factors[z.in + c + e];
+            barrier_wait(&s.patch_full[at.slot], at.phase);
+            char *data = s.patch[at.slot] + place;
+#pragma unroll 2
+            for (int i = first; i < PATCH * PATCH; i += STEP, data += STEP * ROW) {
+                if (!whole && ((unsigned)(h + i / PATCH) >= (unsigned)z.H ||
+                               (unsigned)(w + i % PATCH) >= (unsigned)z.W))
+                    continue;
+                quad v = *reinterpret_cast<quad *>(data);
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    float2 x = two<T>(v.v[e]);
+                    v.v[e] = packed(silu(fmaf(x.x, factor[e * 2], offset[e * 2])),
+                                    silu(fmaf(x.y, factor[e * 2 + 1], offset[e * 2 + 1])), T());
+                }
+                *reinterpret_cast<quad *>(data) = v;
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            warp_arrive(shared_address(&s.patch_ready[at.slot]));
+        }
+        for (int i = 0; i < CHUNKS; i++, at.next()) { /* nothing to do, but phases go on */
+            barrier_wait(&s.patch_full[at.slot], at.phase);
+            warp_arrive(shared_address(&s.patch_ready[at.slot]));
         }
     }
 }
@@ -346,17 +438,17 @@ static __device__ void store_all(const problem &z, shared &s, int group)
     int lane = threadIdx.x % WARP;
     FOR_EACH_TILE(z, tile)
     {
-        place p = place_of(z, tile);
+        spot p = spot_of(z, tile);
         int64_t part = ((int64_t)p.n * z.wide * z.high + p.part) * GROUPS + group;
-        at.skip(z.in / DEPTH * TAPS * STRIDE);
+        at.skip(z.in / DEPTH * STRIDE * STRIDE);
         for (int i = 0; i < CHUNKS; i++, at.skip(1)) {
             __syncwarp();
             wait_finished(group, i);
             if (lane == 0)
                 store_patch(&z.y, s.patch[at.slot] + group * GROUP_BYTES, p.c + i * DEPTH, p.w,
                             p.h + group * SIDE / GROUPS, p.n);
-            int pair = i * DEPTH / 2 + lane;
-            if (SUMS && p.n < z.pictures)
+            int pair = i / 2 * WARP + lane;
+            if (SUMS && i % 2 && p.n < z.pictures)
                 z.sums[part * (z.out / 2) + p.c / 2 + pair] = add_warps(s.sums[group], pair);
             __syncwarp();
             if (lane > 0) continue;
@@ -367,9 +459,13 @@ static __device__ void store_all(const problem &z, shared &s, int group)
     if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* grid: a multiple of CLUSTER. */
-template <typename T, bool ADD, bool SUMS, int STRIDE>
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+static constexpr int threads(bool norm)
+{
+    return GROUP_THREADS * (1 + GROUPS + norm);
+}
+/* grid: a multiple of CLUSTER. Registers: 40 + 2 x 232 or 40 + 2 x 208 + 56 of the warpgroups'. */
+template <typename T, bool NORM, bool ADD, bool SUMS, int STRIDE>
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(threads(NORM), 1)
     conv_kernel(const __grid_constant__ problem z)
 {
     extern __shared__ __align__(1024) char memory[];
@@ -378,6 +474,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < PATCHES; i++) {
             barrier_init(&s.patch_full[i], 1);
+            barrier_init(&s.patch_ready[i], GROUP_WARPS);
             barrier_init(&s.patch_empty[i], GROUPS);
         }
         for (int i = 0; i < WEIGHTS; i++) {
@@ -388,14 +485,17 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     }
     cluster_sync();
     if (threadIdx.x < GROUP_THREADS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        registers_give<40>();
         if (threadIdx.x == 0) load_patches<ADD, STRIDE>(z, s);
         if (threadIdx.x == WARP) load_all_weights<STRIDE>(z, s);
         if (threadIdx.x >= 2 * WARP) store_all<SUMS, STRIDE>(z, s, (int)threadIdx.x / WARP - 2);
         __syncwarp();
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        multiply_all<T, ADD, SUMS, STRIDE>(z, s);
+    } else if (!NORM || threadIdx.x < GROUP_THREADS * (1 + GROUPS)) {
+        registers_take<NORM ? 208 : 232>();
+        multiply_all<T, NORM, ADD, SUMS, STRIDE>(z, s);
+    } else if constexpr (NORM) {
+        registers_give<56>();
+        normalise<T>(z, s);
     }
     cluster_sync(); /* the other block may still write here */
 }
@@ -420,63 +520,73 @@ int64_t cuda_conv_parts(const struct lg_conv2d_forward_args *a)
     return a->y.dim[1] * a->y.dim[2] / GROUP_PIXELS;
 }
 
-/* Every n-th pixel of every n-th row. */
-static CUtensorMap describe_map(const lg_tensor &t, int rows, int n)
+/* Boxes of every n-th pixel of every n-th row. */
+static CUtensorMap describe_map(const lg_tensor &t, int wide, int high, int n)
 {
     const uint64_t dim[] = {(uint64_t)t.dim[3], (uint64_t)t.dim[2], (uint64_t)t.dim[1],
                             (uint64_t)t.dim[0]};
-    const uint32_t box[] = {DEPTH, (uint32_t)(SIDE * n), (uint32_t)(rows * n), 1};
+    const uint32_t box[] = {DEPTH, (uint32_t)(wide * n), (uint32_t)(high * n), 1};
     const uint32_t each[] = {1, (uint32_t)n, (uint32_t)n, 1};
-    return describe(t, 4, dim, box, each);
+    return describe(t, 4, dim, box, each, CU_TENSOR_MAP_SWIZZLE_64B);
 }
 static CUtensorMap describe_weights(const lg_tensor &t)
 {
     const uint64_t dim[] = {(uint64_t)(t.dim[1] * t.dim[2] * t.dim[3]), (uint64_t)t.dim[0]};
     const uint32_t box[] = {DEPTH, CHANNELS / CLUSTER}, each[] = {1, 1};
-    return describe(t, 2, dim, box, each);
+    return describe(t, 2, dim, box, each, CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
-template <typename T, bool ADD, bool SUMS, int STRIDE>
+template <typename T, bool NORM, bool ADD, bool SUMS, int STRIDE>
 static void launch(lg_stream *s, const problem &z)
 {
     static bool asked;
     int blocks = lg_cuda_device_of(s)->multiprocessors / CLUSTER;
     if (blocks > z.tiles) blocks = z.tiles;
     cudaStream_t stream = lg_cuda_stream_of(s);
+    auto *kernel = conv_kernel<T, NORM, ADD, SUMS, STRIDE>;
     if (!asked)
-        LG_CUDA(cudaFuncSetAttribute(conv_kernel<T, ADD, SUMS, STRIDE>,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+        LG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     SHARED_BYTES));
     asked = true;
-    conv_kernel<T, ADD, SUMS, STRIDE>
-        <<<(unsigned)(blocks * CLUSTER), THREADS, SHARED_BYTES, stream>>>(z);
+    kernel<<<(unsigned)(blocks * CLUSTER), threads(NORM), SHARED_BYTES, stream>>>(z);
     LG_CUDA_LAUNCHED();
 }
-template <typename T, bool ADD, int STRIDE> static void launch_for(lg_stream *s, const problem &z)
+template <typename T, bool NORM, bool ADD, int STRIDE>
+static void launch_for(lg_stream *s, const problem &z)
 {
-    z.sums ? launch<T, ADD, true, STRIDE>(s, z) : launch<T, ADD, false, STRIDE>(s, z);
+    z.sums ? launch<T, NORM, ADD, true, STRIDE>(s, z) : launch<T, NORM, ADD, false, STRIDE>(s, z);
+}
+template <typename T, bool NORM> static void launch_for(lg_stream *s, const problem &z, bool add)
+{
+    add ? launch_for<T, NORM, true, 1>(s, z) : launch_for<T, NORM, false, 1>(s, z);
 }
 template <typename T> static void launch_for(lg_stream *s, const problem &z, bool add, int stride)
 {
     if (stride == 2)
-        launch_for<T, false, 2>(s, z);
+        launch_for<T, false, false, 2>(s, z);
     else
-        add ? launch_for<T, true, 1>(s, z) : launch_for<T, false, 1>(s, z);
+        z.factors ? launch_for<T, true>(s, z, add) : launch_for<T, false>(s, z, add);
 }
 
-void cuda_tile_conv(lg_stream *s, const struct lg_conv2d_forward_args *a, float *sums)
+void cuda_tile_conv(lg_stream *s, const struct lg_conv2d_forward_args *a, const float *factors,
+                    float *sums)
 {
     int wide = (int)a->y.dim[2] / SIDE, high = (int)a->y.dim[1] / SIDE;
     int64_t tiles = ceil_div(a->y.dim[0] * wide * high, CLUSTER) * (a->y.dim[3] / CHANNELS);
     bool add = a->residual.data != NULL;
-    problem z = {.x = describe_map(a->x, patch_rows(a->stride), a->stride),
+    int patch = patch_side(a->stride);
+    problem z = {.x = describe_map(a->x, patch, patch, a->stride),
                  .w = describe_weights(a->w),
-                 .residual = describe_map(add ? a->residual : a->y, SIDE / GROUPS, 1),
-                 .y = describe_map(a->y, SIDE / GROUPS, 1),
+                 .residual = describe_map(add ? a->residual : a->y, SIDE, SIDE / GROUPS, 1),
+                 .y = describe_map(a->y, SIDE, SIDE / GROUPS, 1),
                  .bias = a->bias.data,
+                 .factors = factors,
                  .sums = (float2 *)sums,
                  .pictures = (int)a->y.dim[0],
                  .in = (int)a->x.dim[3],
                  .out = (int)a->y.dim[3],
+                 .H = (int)a->x.dim[1],
+                 .W = (int)a->x.dim[2],
                  .wide = wide,
                  .high = high,
                  .tiles = (int)tiles,

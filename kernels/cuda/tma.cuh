@@ -92,7 +92,8 @@ static CUtensorMapDataType type_of(lg_dtype t)
 }
 /* A matrix or map in boxes of `box`, of every `each`-th element, fastest dimension first. */
 static CUtensorMap describe(const lg_tensor &t, int rank, const uint64_t *dim, const uint32_t *box,
-                            const uint32_t *each)
+                            const uint32_t *each,
+                            CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B)
 {
     static decltype(&cuTensorMapEncodeTiled) encode = [] {
         void *at = NULL;
@@ -106,8 +107,8 @@ static CUtensorMap describe(const lg_tensor &t, int rank, const uint64_t *dim, c
     uint64_t stride[4] = {dim[0] * lg_dtype_bytes(t.dtype)};
     for (int i = 1; i < rank - 1; i++) stride[i] = stride[i - 1] * dim[i];
     CUresult e = encode(&map, type_of(t.dtype), (uint32_t)rank, t.data, dim, stride, box, each,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (e) lg_cuda_fatal("cuTensorMapEncodeTiled", "it refuses a tensor", __FILE__, __LINE__);
     return map;
 }

@@ -49,6 +49,14 @@ static size_t group_norm_scratch(const lg_host_device *h,
     return h->kernels->group_norm_scratch(a->x.dim[3], a->groups, h->base.threads);
 }
 
+static size_t conv2d_scratch(const lg_host_device *h, const struct lg_conv2d_forward_args *a)
+{
+    size_t bytes = lg_onednn_scratch(h->onednn, LG_OP_conv2d_forward, a);
+    if (!a->moments.rank) return bytes;
+    return LG_MAX(bytes,
+                  h->kernels->group_norm_scratch(a->y.dim[3], a->moments.dim[1], h->base.threads));
+}
+
 static size_t host_scratch_bytes(lg_device *d, lg_op_id op, const void *args)
 {
     const lg_host_device *h = (const lg_host_device *)d;
@@ -57,12 +65,11 @@ static size_t host_scratch_bytes(lg_device *d, lg_op_id op, const void *args)
     case LG_OP_linear_backward_data:
     case LG_OP_linear_backward_weight:
         return lg_onednn_scratch(h->onednn, op, args);
-    case LG_OP_conv2d_forward: {
-        const struct lg_conv2d_forward_args *a = args;
-        size_t bytes = lg_onednn_scratch(h->onednn, op, args);
-        if (!a->moments.rank) return bytes;
-        return LG_MAX(bytes,
-                      h->kernels->group_norm_scratch(a->y.dim[3], a->moments.dim[1], d->threads));
+    case LG_OP_conv2d_forward:
+        return conv2d_scratch(h, args);
+    case LG_OP_norm_conv2d_forward: {
+        const struct lg_norm_conv2d_forward_args *a = args;
+        return LG_MAX(group_norm_scratch(h, &a->norm), conv2d_scratch(h, &a->conv));
     }
     case LG_OP_attention_forward:
         return h->kernels->attention_forward_scratch(args, d->threads);

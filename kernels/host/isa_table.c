@@ -24,6 +24,12 @@ void LG_K(conv2d_forward)(lg_stream *s, const struct lg_conv2d_forward_args *a)
     if (a->moments.data) LG_K(group_moments)(s, a->y, a->moments);
 }
 
+void LG_K(norm_conv2d_forward)(lg_stream *s, const struct lg_norm_conv2d_forward_args *a)
+{
+    LG_K(group_norm_forward)(s, &a->norm);
+    LG_K(conv2d_forward)(s, &a->conv);
+}
+
 const struct lg_host_kernels LG_K(kernels) = {
     .ops =
         {

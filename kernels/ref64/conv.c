@@ -25,6 +25,12 @@ void ref64_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
     if (a->moments.data) ref64_group_moments(a->y, a->moments.dim[1], ref64_data(a->moments));
 }
 
+void ref64_norm_conv2d_forward(lg_stream *s, const struct lg_norm_conv2d_forward_args *a)
+{
+    ref64_group_norm_forward(s, &a->norm);
+    ref64_conv2d_forward(s, &a->conv);
+}
+
 void ref64_upsample2x_forward(lg_stream *s, const struct lg_upsample2x_forward_args *a)
 {
     int64_t H = a->x.dim[1], W = a->x.dim[2], C = a->x.dim[3];

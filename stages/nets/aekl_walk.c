@@ -4,7 +4,8 @@
  * declares; so the order of the table is the order of the walk. Three buffers are enough for any
  * net: a residual block reads its input (`at`), and works in the two others; which buffer holds
  * the map afterwards is a matter of book-keeping. Everything is NHWC. A convolution whose map is
- * normalised next writes the map's moments, too, and the norm need not work them out.
+ * normalised next writes the map's moments, too, and the norm need not work them out; a norm that a
+ * convolution reads is one operation with it.
  *
  * Invariants: a layer leaves the map in buffer `at` with its shape in n, h, w, channels; the two
  * other buffers hold nothing that is still needed. Padding, strides and the order of norm,
@@ -79,10 +80,17 @@ static lg_tensor map_in(struct lg_aekl_walk *k, int buffer, int64_t channels)
     return lg_t4(k->buffer[buffer], k->dtype, k->n, k->h, k->w, channels);
 }
 
+struct norm {
+    const char *layer, *leaf; /* "conv_norm_out", NULL for a layer that is a norm itself */
+    int from, to;
+    int64_t channels;
+    lg_act act;
+};
 struct conv {
     const char *name;
-    int from, to, residual; /* buffers; residual -1: none; may be `to` */
-    int64_t in, out;        /* channels */
+    const struct norm *norm; /* before it, into `from`; or NULL */
+    int from, to, residual;  /* buffers; residual -1: none; may be `to` */
+    int64_t in, out;         /* channels */
     int kernel, stride;
     bool then_norm;
 };
@@ -92,10 +100,48 @@ static lg_tensor moments_of(const struct lg_aekl_walk *k)
     return lg_t3(k->moments, LG_F64, k->n, k->c->norm_groups, 2);
 }
 
+/* Takes the norm's parameters; nothing where it only declares. */
+static struct lg_group_norm_forward_args norm_args(struct lg_aekl_walk *k, const struct norm *a)
+{
+    char name[LG_PARAM_NAME_BYTES];
+    snprintf(name, sizeof name, "%s%s%s", a->layer, a->leaf ? "." : "", a->leaf ? a->leaf : "");
+    lg_tensor w = vector(k, name, "weight", a->channels, false);
+    lg_tensor b = vector(k, name, "bias", a->channels, false);
+    if (!k->s) return (struct lg_group_norm_forward_args){0};
+    return (struct lg_group_norm_forward_args){.x = map_in(k, a->from, a->channels),
+                                               .moments =
+                                                   k->measured == a->from ? moments_of(k) : LG_NONE,
+                                               .w = w,
+                                               .b = b,
+                                               .y = map_in(k, a->to, a->channels),
+                                               .groups = k->c->norm_groups,
+                                               .eps = NORM_EPS,
+                                               .act = a->act};
+}
+
+/* A buffer gets another map, with moments or without. */
+static void note_moments(struct lg_aekl_walk *k, int buffer, bool measured)
+{
+    if (measured)
+        k->measured = buffer;
+    else if (k->measured == buffer)
+        k->measured = -1;
+}
+
+static void norm(struct lg_aekl_walk *k, const struct norm *a)
+{
+    struct lg_group_norm_forward_args args = norm_args(k, a);
+    if (!k->s) return;
+    lg_group_norm_forward(k->s, &args);
+    note_moments(k, a->to, false);
+}
+
 /* A 3x3 convolution keeps the size; with stride 2 it halves it, padding only right and below. Sets
  * h and w, not at and channels. */
 static void conv(struct lg_aekl_walk *k, const struct conv *c)
 {
+    struct lg_norm_conv2d_forward_args both = {0};
+    if (c->norm) both.norm = norm_args(k, c->norm);
     struct lg_param p = {
         .rank = 4, .dim = {c->out, c->in, c->kernel, c->kernel}, .layout = LG_LAYOUT_CONV_OHWI};
     set_name(&p, c->name, "weight");
@@ -105,20 +151,24 @@ static void conv(struct lg_aekl_walk *k, const struct conv *c)
     lg_tensor x = map_in(k, c->from, c->in);
     k->h /= c->stride;
     k->w /= c->stride;
-    lg_conv2d_forward(k->s,
-                      &(struct lg_conv2d_forward_args){
-                          .x = x,
-                          .w = w,
-                          .bias = bias,
-                          .residual = c->residual < 0 ? LG_NONE : map_in(k, c->residual, c->out),
-                          .y = map_in(k, c->to, c->out),
-                          .moments = c->then_norm ? moments_of(k) : LG_NONE,
-                          .stride = c->stride,
-                          .top = before,
-                          .left = before,
-                          .bottom = after,
-                          .right = after});
-    k->measured = c->then_norm ? c->to : -1;
+    both.conv = (struct lg_conv2d_forward_args){
+        .x = x,
+        .w = w,
+        .bias = bias,
+        .residual = c->residual < 0 ? LG_NONE : map_in(k, c->residual, c->out),
+        .y = map_in(k, c->to, c->out),
+        .moments = c->then_norm ? moments_of(k) : LG_NONE,
+        .stride = c->stride,
+        .top = before,
+        .left = before,
+        .bottom = after,
+        .right = after};
+    if (c->norm)
+        lg_norm_conv2d_forward(k->s, &both);
+    else
+        lg_conv2d_forward(k->s, &both.conv);
+    if (c->norm) note_moments(k, c->from, false);
+    note_moments(k, c->to, c->then_norm);
 }
 
 struct conv_map {
@@ -145,33 +195,6 @@ static void conv_map(struct lg_aekl_walk *k, const struct conv_map *c)
     k->channels = c->out;
 }
 
-struct norm {
-    const char *layer, *leaf; /* "conv_norm_out", NULL for a layer that is a norm itself */
-    int from, to;
-    int64_t channels;
-    lg_act act;
-};
-
-static void norm(struct lg_aekl_walk *k, const struct norm *a)
-{
-    char name[LG_PARAM_NAME_BYTES];
-    snprintf(name, sizeof name, "%s%s%s", a->layer, a->leaf ? "." : "", a->leaf ? a->leaf : "");
-    lg_tensor w = vector(k, name, "weight", a->channels, false);
-    lg_tensor b = vector(k, name, "bias", a->channels, false);
-    if (!k->s) return;
-    lg_tensor moments = k->measured == a->from ? moments_of(k) : LG_NONE;
-    k->measured = -1;
-    lg_group_norm_forward(k->s,
-                          &(struct lg_group_norm_forward_args){.x = map_in(k, a->from, a->channels),
-                                                               .moments = moments,
-                                                               .w = w,
-                                                               .b = b,
-                                                               .y = map_in(k, a->to, a->channels),
-                                                               .groups = k->c->norm_groups,
-                                                               .eps = NORM_EPS,
-                                                               .act = a->act});
-}
-
 /* x + conv2(silu(norm2(conv1(silu(norm1(x)))))), x through a 1x1 convolution where widths differ;
  * then_norm: a norm comes next. */
 static void resnet(struct lg_aekl_walk *k, const char *layer, int64_t out, bool then_norm)
@@ -182,14 +205,14 @@ static void resnet(struct lg_aekl_walk *k, const char *layer, int64_t out, bool 
     snprintf(shortcut, sizeof shortcut, "%s.conv_shortcut", layer);
     int64_t in = k->channels;
     int x = k->at, a = other(x, 1), b = other(x, 2);
-    norm(k, &(struct norm){layer, "norm1", x, a, in, LG_ACT_SILU});
-    conv(k, &(struct conv){conv1, a, b, -1, in, out, 3, 1, true});
-    norm(k, &(struct norm){layer, "norm2", b, b, out, LG_ACT_SILU});
+    struct norm norm1 = {layer, "norm1", x, a, in, LG_ACT_SILU};
+    struct norm norm2 = {layer, "norm2", b, b, out, LG_ACT_SILU};
+    conv(k, &(struct conv){conv1, &norm1, a, b, -1, in, out, 3, 1, true});
     if (in != out) {
-        conv(k, &(struct conv){shortcut, x, a, -1, in, out, 1, 1, false});
+        conv(k, &(struct conv){shortcut, NULL, x, a, -1, in, out, 1, 1, false});
         x = a;
     }
-    conv(k, &(struct conv){conv2, b, x, x, out, out, 3, 1, then_norm});
+    conv(k, &(struct conv){conv2, &norm2, b, x, x, out, out, 3, 1, then_norm});
     k->at = x;
     k->channels = out;
 }
@@ -234,6 +257,7 @@ static void attention(struct lg_aekl_walk *k, const char *layer)
                                                              .y = lg_t2(qkv, t, k->n * T, C)});
     lg_tensor map = map_in(k, x, C);
     lg_add_forward(k->s, &(struct lg_add_forward_args){.a = map, .b = map_in(k, b, C), .y = map});
+    k->measured = -1;
 }
 
 static void upsample(struct lg_aekl_walk *k, const char *name)
@@ -246,6 +270,7 @@ static void upsample(struct lg_aekl_walk *k, const char *name)
         lg_upsample2x_forward(
             k->s, &(struct lg_upsample2x_forward_args){.x = x, .y = map_in(k, to, k->channels)});
     }
+    note_moments(k, to, false);
     k->at = to;
     conv_map(k, &(struct conv_map){name, k->channels, 3, 1, true});
 }

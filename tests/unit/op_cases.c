@@ -337,6 +337,34 @@ BUILD(conv2d_forward)
     lg_conv2d_forward(r->stream, &a);
 }
 
+/* The norm's result lies in its input's place, or in memory that nobody looks at. */
+BUILD(norm_conv2d_forward)
+{
+    if (r->lead) r->lead = 16; /* the least it asks for */
+    struct lg_norm_conv2d_forward_args a = {
+        .norm = {.groups = (int)z->groups, .eps = 1e-6, .act = z->act},
+        .conv = {.stride = (int)z->stride}};
+    struct lg_group_norm_forward_args *n = &a.norm;
+    struct lg_conv2d_forward_args *c = &a.conv;
+    c->top = (int)z->pad[0], c->left = (int)z->pad[1];
+    c->bottom = (int)z->pad[2], c->right = (int)z->pad[3];
+    int64_t Ho = (z->H + c->top + c->bottom - z->kernel) / z->stride + 1;
+    int64_t Wo = (z->W + c->left + c->right - z->kernel) / z->stride + 1;
+    n->x = op_in(r, OP_SAMPLE, 2, DIMS(z->B, z->H, z->W, z->C));
+    n->w = op_in(r, 0, 1, DIMS(z->C));
+    n->b = op_in(r, 0, 1, DIMS(z->C));
+    n->y = z->alias ? n->x : op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->H, z->W, z->C));
+    c->x = n->y;
+    c->w = op_in(r, 0, 1, DIMS(z->Co, z->kernel, z->kernel, z->C));
+    c->bias = op_in(r, 0, 1, DIMS(z->Co));
+    if (z->residual) c->residual = op_in(r, OP_SAMPLE, 1, DIMS(z->B, Ho, Wo, z->Co));
+    c->y = op_out(r, "y", OP_SAMPLE, DIMS(z->B, Ho, Wo, z->Co));
+    if (z->given) n->moments = op_in_integers(r, LG_F64, OP_SAMPLE, 1, 4, DIMS(z->B, z->groups, 2));
+    if (z->mod)
+        c->moments = op_out_typed(r, "moments", LG_F64, OP_SAMPLE, DIMS(z->B, z->groups, 2));
+    lg_norm_conv2d_forward(r->stream, &a);
+}
+
 BUILD(upsample2x_forward)
 {
     struct lg_upsample2x_forward_args a = {

@@ -65,6 +65,7 @@ WRAP(residual_norm_forward)
 WRAP(norm_residual_backward)
 WRAP(embedding_forward)
 WRAP(conv2d_forward)
+WRAP(norm_conv2d_forward)
 WRAP(adamw)
 
 #define REFUSED(op, args) assert_int_equal(signal_of(run_##op, &(args)), SIGABRT)
@@ -228,6 +229,44 @@ static void conv_asks_for_16_bytes(void **state)
     REFUSED(conv2d_forward, a);
 }
 
+/* The norm's result may take its input's place, and the moments theirs. */
+static void a_norm_then_a_conv(void **state)
+{
+    static _Alignas(16) double x[8], norm[8], w[18], y[4], moments[4], v[8];
+    const struct lg_norm_conv2d_forward_args good = {
+        .norm = {.x = lg_t4(x, LG_F64, 1, 2, 2, 2),
+                 .moments = lg_t3(moments, LG_F64, 1, 1, 2),
+                 .w = lg_t1(v, LG_F64, 2),
+                 .b = lg_t1(v + 2, LG_F64, 2),
+                 .y = lg_t4(norm, LG_F64, 1, 2, 2, 2),
+                 .groups = 1,
+                 .eps = 1},
+        .conv = {.x = lg_t4(norm, LG_F64, 1, 2, 2, 2),
+                 .w = lg_t4(w, LG_F64, 1, 3, 3, 2),
+                 .bias = lg_t1(v + 4, LG_F64, 1),
+                 .y = lg_t4(y, LG_F64, 1, 2, 2, 1),
+                 .moments = lg_t3(moments, LG_F64, 1, 1, 2),
+                 .stride = 1,
+                 .top = 1,
+                 .left = 1,
+                 .bottom = 1,
+                 .right = 1}};
+    ALLOWED(norm_conv2d_forward, good);
+    struct lg_norm_conv2d_forward_args a = good;
+    a.norm.y.data = a.conv.x.data = x;
+    ALLOWED(norm_conv2d_forward, a);
+    a = good, a.conv.x.data = x; /* not what the norm wrote */
+    REFUSED(norm_conv2d_forward, a);
+    a = good, a.conv.y.data = x; /* a backend reads x while it writes y */
+    REFUSED(norm_conv2d_forward, a);
+    a = good, a.conv.moments.data = x;
+    REFUSED(norm_conv2d_forward, a);
+    a = good, a.conv.moments.data = moments + 1;
+    REFUSED(norm_conv2d_forward, a);
+    a = good, a.norm.y.data = a.conv.x.data = w;
+    REFUSED(norm_conv2d_forward, a);
+}
+
 static void contents(void **state)
 {
     int32_t ids[2] = {0, 5}, length[1] = {0};
@@ -313,6 +352,7 @@ int main(void)
         cmocka_unit_test(interleaved_slices),
         cmocka_unit_test(two_at_once),
         cmocka_unit_test(conv_asks_for_16_bytes),
+        cmocka_unit_test(a_norm_then_a_conv),
         cmocka_unit_test(contents),
         cmocka_unit_test(dry_streams),
         cmocka_unit_test(device_memory),
