@@ -183,9 +183,12 @@ static norm_room room_of(lg_cuda_device *d, const struct lg_norm_conv2d_forward_
     r.bytes = r.moments + (size_t)(x.dim[0] * a->norm.groups * 2) * sizeof(double);
     return r;
 }
+/* Every tile of channels normalises all of x again: with more of them it is better done before. */
+enum { NORMED_OUT_MAX = 256 };
 static bool on_the_way(const struct lg_norm_conv2d_forward_args *a)
 {
-    return a->norm.act == LG_ACT_SILU && a->conv.stride == 1 && kind_of(&a->conv) == TILES;
+    return a->norm.act == LG_ACT_SILU && a->conv.stride == 1 && kind_of(&a->conv) == TILES &&
+           a->conv.y.dim[3] <= NORMED_OUT_MAX;
 }
 
 size_t cuda_norm_conv2d_forward_scratch(lg_cuda_device *d,
