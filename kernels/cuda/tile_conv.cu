@@ -211,15 +211,11 @@ static __device__ __forceinline__ void free_weight(shared &s, int slot)
         barrier_arrive_at(&s.weight_empty[slot], threadIdx.x % GROUP_THREADS);
 }
 
-/* 64 pixels of a patch, 8 x 8, from p on. */
-template <int STRIDE> static __device__ __forceinline__ uint64_t pixels_of(const void *p)
+/* An operand from row p on, any row: pieces are permuted by bits of their own address. From 8 rows
+ * to the next 8 it is `step` rows. */
+static __device__ __forceinline__ uint64_t operand_of(const void *p, int step)
 {
-    return operand(shared_address(p), 0, patch_side(STRIDE) * ROW, 2);
-}
-/* Channels of a tap, from p on. */
-static __device__ __forceinline__ uint64_t weights_of(const void *p)
-{
-    return operand(shared_address(p), 0, 8 * ROW, 2);
+    return operand(shared_address(p), 0, step * ROW, 2);
 }
 
 template <typename T, bool NORM, int STRIDE>
@@ -233,23 +229,21 @@ static __device__ __forceinline__ void multiply(const problem &z, shared &s, con
         for (int kind = 0; kind < PATCH_KINDS; kind++) {
             int slot = me.patch.slot;
             barrier_wait(NORM ? &s.patch_ready[slot] : &s.patch_full[slot], me.patch.phase);
-            uint64_t a = pixels_of<STRIDE>(s.patch[slot] + me.group * GROUP_ROWS * PATCH * ROW);
+            uint64_t a = operand_of(s.patch[slot] + me.group * GROUP_ROWS * PATCH * ROW, PATCH);
 #pragma unroll
             for (int tap = 0; tap < TAPS * TAPS; tap++) {
                 const int i = tap / TAPS, j = tap % TAPS;
                 if (i % STRIDE != kind / STRIDE || j % STRIDE != kind % STRIDE) continue;
                 const bool first = i == kind / STRIDE && j == kind % STRIDE;
+                const int at = i / STRIDE * PATCH + j / STRIDE;
                 barrier_wait(&s.weight_full[me.weight.slot], me.weight.phase);
-                uint64_t b = weights_of(s.weight[me.weight.slot]);
+                uint64_t b = operand_of(s.weight[me.weight.slot], 8);
                 products_begin();
 #pragma unroll
                 for (int k = 0; k < DEPTH / 16; k++) {
 #pragma unroll
                     for (int m = 0; m < 2; m++)
-                        product<T>(d[m],
-                                   a + ((i / STRIDE * PATCH + j / STRIDE + m * 8) * ROW + k * 32) /
-                                           16,
-                                   b + k * 32 / 16, add);
+                        product<T>(d[m], a + (at + m * 8) * ROW / 16 + k * 2, b + k * 2, add);
                     add = 1;
                 }
                 products_end();
