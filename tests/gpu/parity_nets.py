@@ -8,14 +8,17 @@ with them get the same random weights and inputs, rounded to bf16 first.
   t5            the encoder of a T5 v1.1 of XXL's width, 4 layers (--t5-layers): 77 and 120 ids, padded
 
 Usage: parity_nets.py BUNDLE [--device cuda|host] [--only dit,pixart,vae,t5] [--tiny] [--t5-layers 4]
-                      [--jobs 4] [--work DIR]
+                      [--draws 4] [--jobs 4] [--work DIR]
 
 The error of a tensor is its distance to fp64 in the 2-norm, relative to fp64's norm. Beside it stands the
 error of PyTorch itself in that precision. Must hold, per tensor: fp32 at most 1e-5; bf16 at most 1.2 times
 PyTorch's bf16. Told, not failed: tensors above 3e-4 in tf32 and above 1e-2 in bf16. The biases of keys have
-no gradient but rounding: they count relative to the tensors' root mean square norm, and have no ratio. The
-biases of queries are sums over all tokens of what nearly cancels, so that a ratio of two draws of rounding
-scatters: 1.35 times.
+no gradient but rounding: they count relative to the tensors' root mean square norm, and have no ratio.
+
+The gradients of PixArt's biases of queries are sums over all tokens of what nearly cancels, so that a ratio of two
+draws of rounding scatters (one tensor in four draws, 77 text tokens: 0.93, 1.21, 1.27, 0.66 times PyTorch's). So
+PixArt gets --draws inputs in bf16, and an error is the root mean square over them, on both sides, before the ratio
+is taken. A draw in which PyTorch's gradient of a tensor is not finite does not count for that one; it is told.
 --t5-layers 24 wants --jobs 1: XXL in fp32 has 19 GB. --device host --tiny: small nets on the CPU, to try
 the script. Prints one line per net and precision, and
 "N passed, M failed"; exits 1 when one failed. Needs torch and numpy.
@@ -41,19 +44,18 @@ CUDA = [Precision("fp32", "cuda:0", torch.float32, 1e-5, True),
         Precision("tf32", "cuda:0", torch.float32, 3e-4, False),
         Precision("bf16", "cuda:0", torch.bfloat16, 1e-2, False)]
 HOST = [Precision("fp32", "host", torch.float32, 1e-5, True), Precision("ref64", "ref64", torch.float32, 1e-6, True)]
-RATIO, RATIO_QUERY_BIAS = 1.2, 1.35
+RATIO = 1.2
 
 
 # ---- cases ----
 
-# One net and one input: our program's command line, the PyTorch function, our runs by precision.
+# One net and its inputs, of which the first goes through every precision, the others through bf16: our program's
+# command line, the PyTorch function, our runs by (input, precision).
 Case = collections.namedtuple("Case", "name model inputs command theirs runs")
 
 
-def trunk_case(c, name, folder, w, batch, random):
-    inputs = trunk_inputs(c, batch, random)
-
-    def theirs(dtype, device):
+def trunk_case(c, name, folder, w, batch, random, draws=1):
+    def theirs(dtype, device, inputs):
         p = {k: v.to(dtype).requires_grad_() for k, v in w.items()}
         x = {k: v.to(device) for k, v in inputs.items()}
         x = {k: v.to(dtype) if k in ("x", "text", "dout") else v for k, v in x.items()}
@@ -62,7 +64,8 @@ def trunk_case(c, name, folder, w, batch, random):
         grads = torch.autograd.grad(out, list(p.values()), dout)
         return {"out": out.detach()} | {f"grad.{k}": g for k, g in zip(p, grads)}
 
-    return Case(name, folder, inputs, lambda model, i, o, p: ["lg-forward", model, i, o, p.device] +
+    return Case(name, folder, [trunk_inputs(c, batch, random) for _ in range(draws)],
+                lambda model, i, o, p: ["lg-forward", model, i, o, p.device] +
                 ([p.name] if p.device == "cuda:0" else []), theirs, {})
 
 
@@ -72,11 +75,11 @@ def encoder_case(name, folder, inputs, words, function):
         batch = str(next(iter(inputs.values())).shape[0])
         return ["lg-encode", *words, "--model", model, "--device", p.device, *precision, "--batch", batch, i, o]
 
-    def theirs(dtype, device):
+    def theirs(dtype, device, inputs):
         with torch.no_grad():
             return function(dtype, {k: v.to(device) for k, v in inputs.items()})
 
-    return Case(name, folder, inputs, command, theirs, {})
+    return Case(name, folder, [inputs], command, theirs, {})
 
 
 def trunk_cases(kind, a, work, random):
@@ -92,7 +95,8 @@ def trunk_cases(kind, a, work, random):
         if not w:
             w = trunk_weights(c, random)
             trunk_files(f"{work}/pixart", c, w)
-        out.append(trunk_case(c, f"PixArt {size[1]} x {size[0]}, {text} tokens", f"{work}/pixart", w, 2, random))
+        name = f"PixArt {size[1]} x {size[0]}, {text} tokens"
+        out.append(trunk_case(c, name, f"{work}/pixart", w, 2, random, a.draws))
     return out
 
 
@@ -159,23 +163,40 @@ def short(name):
     return name.removeprefix("grad.").replace("transformer_blocks.", "")
 
 
+def over_draws(errors, where=None):
+    """Root mean squares; where: draws that count for a tensor, by default all."""
+    out = {}
+    for k in errors[0]:
+        e = [x[k] for i, x in enumerate(errors) if not where or i in where[k]]
+        out[k] = math.sqrt(sum(x * x for x in e) / len(e)) if e else math.nan
+    return out
+
+
 def judge(case, p, mine, theirs):
-    """Prints the line; how many tensors passed and failed."""
+    """Prints the line; how many tensors passed and failed. mine, theirs: by draw."""
+    draws = len(mine)
+    finite = {k: [i for i in range(draws) if math.isfinite(theirs[i][k])] for k in mine[0]}
+    lost = sum(len(i) < draws for i in finite.values())  # PyTorch has no number there
+    beside, mine, theirs = over_draws(mine, finite), over_draws(mine), over_draws(theirs, finite)
     worst = max(mine, key=mine.get)
     above = sum(e > p.bound for e in mine.values())
     bad = {k: f"error {e:.2e}" for k, e in mine.items() if not e <= p.bound} if p.hard else {}
     line = f"{case.name:28} {p.name:5} {len(mine):4} tensors  "
+    if draws > 1:
+        line += f"{draws} draws  "
     if len(mine) > 2:
         rms = math.sqrt(sum(e * e for e in mine.values()) / len(mine))
         line += f"out {mine['out']:.2e}  rms {rms:.2e}  "
     line += f"largest {mine[worst]:.2e} {short(worst)} (PyTorch's {theirs[worst]:.2e}, " \
             f"largest {max(theirs.values()):.2e})"
+    if lost:
+        line += f"; in {lost} PyTorch's are not finite in every draw"
     if above:
         line += f"; {above} above {p.bound:g}"
     if p.name == "bf16":
-        ratio = {k: mine[k] / theirs[k] for k in mine if not k.endswith("to_k.bias")}
-        bad |= {k: f"{r:.2f} times PyTorch's bf16 error {theirs[k]:.2e}" for k, r in ratio.items()
-                if not r <= (RATIO_QUERY_BIAS if k.endswith("to_q.bias") else RATIO)}
+        ratio = {k: beside[k] / theirs[k] if theirs[k] and math.isfinite(mine[k]) else math.inf for k in mine
+                 if not k.endswith("to_k.bias")}
+        bad |= {k: f"{r:.2f} times PyTorch's bf16 error {theirs[k]:.2e}" for k, r in ratio.items() if not r <= RATIO}
         at, median = max(ratio, key=ratio.get), sorted(ratio.values())[len(ratio) // 2]
         line += f"; over PyTorch's: median {median:.2f}, largest {ratio[at]:.2f} {short(at)}"
     print(("FAIL " if bad else "ok   ") + line)
@@ -185,25 +206,29 @@ def judge(case, p, mine, theirs):
     return len(mine) - len(bad), len(bad)
 
 
-def check(a, case, precisions, device):
-    want = {k: v.double() for k, v in case.theirs(torch.float64, device).items()}
-    norms = {k: float(v.norm()) for k, v in want.items()}
-    grads = [v for k, v in norms.items() if k != "out"]
-    floor = math.sqrt(sum(v * v for v in grads) / max(len(grads), 1))
-    passed = failed = 0
-    for p in precisions:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = p.name == "tf32"
-        theirs = distances(case.theirs(p.dtype, device), want, norms, floor)
-        try:
-            path = case.runs[p.name].result()
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            print(f"FAIL {case.name} {p.name}: {error}")
-            failed += 1
+def check(case, device):
+    mine, theirs, failed = {}, {}, 0
+    for draw, inputs in enumerate(case.inputs):
+        precisions = [p for at, p in case.runs if at == draw]
+        if not precisions:
             continue
-        good, bad = judge(case, p, distances(read(path), want, norms, floor), theirs)
-        os.unlink(path)
-        passed, failed = passed + good, failed + bad
-    return passed, failed
+        want = {k: v.double() for k, v in case.theirs(torch.float64, device, inputs).items()}
+        norms = {k: float(v.norm()) for k, v in want.items()}
+        grads = [v for k, v in norms.items() if k != "out"]
+        floor = math.sqrt(sum(v * v for v in grads) / max(len(grads), 1))
+        for p in precisions:
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = p.name == "tf32"
+            try:
+                path = case.runs[draw, p].result()
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                print(f"FAIL {case.name} {p.name}: {error}")
+                failed += 1
+                continue
+            theirs.setdefault(p, []).append(distances(case.theirs(p.dtype, device, inputs), want, norms, floor))
+            mine.setdefault(p, []).append(distances(read(path), want, norms, floor))
+            os.unlink(path)
+    results = [judge(case, p, mine[p], theirs[p]) for p in mine]
+    return sum(good for good, _ in results), sum(bad for _, bad in results) + failed
 
 
 def run(a, work):
@@ -217,12 +242,14 @@ def run(a, work):
         for number, kind in enumerate(a.only):
             made = make[kind](Random(device, number))
             for case in made:
-                at = len(cases)
-                write(f"{work}/{at}.in.safetensors", case.inputs)
-                case.runs.update({p.name: pool.submit(ours, a, work, case, at, p) for p in precisions})
+                for draw, inputs in enumerate(case.inputs):
+                    at = f"{len(cases)}-{draw}"
+                    write(f"{work}/{at}.in.safetensors", inputs)
+                    case.runs.update({(draw, p): pool.submit(ours, a, work, case, at, p)
+                                      for p in precisions if draw == 0 or p.name == "bf16"})
                 cases.append(case)
         for i, case in enumerate(cases):
-            good, bad = check(a, case, precisions, device)
+            good, bad = check(case, device)
             passed, failed = passed + good, failed + bad
             cases[i] = case = None  # its weights may go
             if device.type == "cuda":
@@ -242,6 +269,7 @@ def main():
     p.add_argument("--only", default=",".join(kinds))
     p.add_argument("--tiny", action="store_true")
     p.add_argument("--t5-layers", type=int, default=4)
+    p.add_argument("--draws", type=int, default=4, help="inputs of PixArt in bf16")
     p.add_argument("--jobs", type=int, default=4, help="of our programs at once")
     p.add_argument("--work", help="keep the files there; default: a temporary folder, in memory if it fits")
     a = p.parse_args()
