@@ -4,6 +4,7 @@
 # Targets: cuda         the GPU backend, where nvcc is
 # Targets: gpu-bundle   its tests as a folder for a machine with a GPU
 # Targets: check-gpu    every test for GPUs, from the bundle (GPU_DATA: the emoji shards)
+# Targets: sanitize-gpu  the operations under memcheck, initcheck and racecheck, from the bundle
 # Targets: bench-gpu    every figure of docs/gpu-results.md, from the bundle
 
 GPU_SRC := $(wildcard tests/gpu/test_*.c) $(wildcard tests/gpu/bench_*.c)
@@ -13,19 +14,21 @@ GPU_OWN_OBJ := $(BUILD)/obj/tests/gpu/op_times.c.o
 # Small libraries that the GPU machine may lack.
 GPU_CARRIED := libxxhash.so.0 libcjson.so.1
 
-.PHONY: check-gpu gpu-bundle bench-gpu whole-bundle
+.PHONY: check-gpu gpu-bundle bench-gpu sanitize-gpu whole-bundle
 gpu-bundle: $(GPU) $(CUDA_SO) $(REF64_SO)
 	@mkdir -p $(BUILD)/gpu/lib
 	$(Q)cp -u $(CUDA_SO) $(REF64_SO) $(BUILD)/gpu/lib/
 	$(Q)for l in $(GPU_CARRIED); do cp -uL $$($(CC) -print-file-name=$$l) $(BUILD)/gpu/lib/; done
-	$(Q)cp -u tests/gpu/run.sh $(BUILD)/gpu/
+	$(Q)cp -u tests/gpu/run.sh tests/gpu/sanitize.sh $(BUILD)/gpu/
 # From the bundle; built first where there is none: a machine that was given build/bundle needs only make.
 GPU_DATA ?= examples/emoji/data
-check-gpu bench-gpu: | $(if $(wildcard $(BUILD)/bundle/gpu/check.sh),,whole-bundle)
+check-gpu bench-gpu sanitize-gpu: | $(if $(wildcard $(BUILD)/bundle/gpu/check.sh),,whole-bundle)
 check-gpu:
 	$(Q)$(BUILD)/bundle/gpu/check.sh $(GPU_DATA)
 bench-gpu:
 	$(Q)$(BUILD)/bundle/gpu/bench.sh $(BENCH_DATA)
+sanitize-gpu:
+	$(Q)$(BUILD)/bundle/gpu/sanitize.sh
 whole-bundle: gpu-bundle
 	$(Q)$(MAKE) -s bundle
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "base/check.h"
 #include "kernels/device.h"
+#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,16 @@ static inline void gpu_count(bool ok)
 {
     *(ok ? &gpu_passed : &gpu_failed) += 1;
 }
+/* For each of a program's checks, in order: whether this process does it. With PART=I/N in the environment
+ * it does every Nth, from the Ith (0 ...) on, and N processes share the work (sanitize.sh). */
+static inline bool gpu_my_turn(void)
+{
+    static int turn, part, parts;
+    const char *wanted = getenv("PART");
+    if (parts == 0 && (!wanted || sscanf(wanted, "%d/%d", &part, &parts) != 2 || parts < 1))
+        part = 0, parts = 1;
+    return turn++ % parts == part;
+}
 /* The last line of a program; its value is the exit status. */
 static inline int gpu_summary(void)
 {
@@ -38,6 +49,33 @@ static inline lg_device *gpu_open(const char *name, const char *precision)
     lg_device *d = NULL;
     gpu_need(lg_device_open(name, &(struct lg_device_options){.precision = precision}, &d));
     return d;
+}
+
+/* SANITIZE=1 in the environment: sanitize.sh looks at what kernels do to memory. Then nothing is compared
+ * with another precision or ref64, and scratch memory is what nobody has written. */
+static inline bool gpu_sanitized(void)
+{
+    return getenv("SANITIZE") != NULL;
+}
+/* Such memory: lg_device_alloc gives out zeros, the driver does not. It lives until the next call. */
+static inline int gpu_fresh(size_t bytes, void **ret)
+{
+    static uint64_t before;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    LG_ASSERT(driver);
+    int (*alloc)(uint64_t *, size_t), (*release)(uint64_t);
+    *(void **)&alloc = dlsym(driver, "cuMemAlloc_v2");
+    *(void **)&release = dlsym(driver, "cuMemFree_v2");
+    LG_ASSERT(alloc && release && (!before || release(before) == 0));
+    LG_ASSERT(alloc(&before, bytes ? bytes : 1) == 0);
+    *ret = (void *)(uintptr_t)before;
+    return 0;
+}
+static inline void *gpu_scratch(lg_device *d, size_t bytes)
+{
+    void *p = NULL;
+    gpu_need(gpu_sanitized() ? gpu_fresh(bytes, &p) : lg_device_alloc(d, bytes, &p));
+    return p;
 }
 
 /* Rounded to nearest even. */

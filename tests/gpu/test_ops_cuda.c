@@ -2,7 +2,10 @@
  * the same bits twice, on another device object too; a sample's bits whatever its neighbours and slot;
  * right results also where tensors lie on 8 bytes only.
  *
- * usage: test_ops_cuda [OPERATION]      those whose name contains it */
+ * usage: test_ops_cuda [OPERATIONS [PRECISION]]
+ *
+ * OPERATIONS: those whose name contains one of these words, separated by commas; with a "!" before them the
+ * others; "": all. */
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/op_cases.h"
 #include <string.h>
@@ -90,6 +93,20 @@ static bool alone(int i, const struct gpu_precision *p, lg_device *cuda, struct 
     return ok;
 }
 
+/* Only runs it. */
+static void sanitize_case(int i, const struct gpu_precision *p, lg_device *cuda)
+{
+    struct op_variant v = {.round = p->round, .fresh_scratch = gpu_fresh};
+    for (int off = 0; off < 2; off++) {
+        struct op_result got;
+        v.misaligned = off;
+        op_case_run(i, cuda, &v, &got);
+        gpu_count(!got.wrote_outside ||
+                  complain(i, p, "wrote outside its outputs", off ? "misaligned" : "aligned", -1));
+        op_result_free(&got);
+    }
+}
+
 static void check_case(int i, const struct gpu_precision *p, lg_device *ref, lg_device *cuda,
                        double *worst)
 {
@@ -107,20 +124,37 @@ static void check_case(int i, const struct gpu_precision *p, lg_device *ref, lg_
     op_result_free(&shifted);
 }
 
+/* Does the operation's name contain one of the words? */
+static bool named(const char *operation, const char *words)
+{
+    bool others = *words == '!';
+    char copy[256], *rest = NULL;
+    snprintf(copy, sizeof copy, "%s", words + others);
+    if (!*copy) return true;
+    for (char *word = strtok_r(copy, ",", &rest); word; word = strtok_r(NULL, ",", &rest))
+        if (strstr(operation, word)) return !others;
+    return others;
+}
+
 int main(int argc, char **argv)
 {
+    const char *operations = argc > 1 ? argv[1] : "", *precision = argc > 2 ? argv[2] : "";
     lg_device *ref = gpu_open("ref64", NULL);
     for (int k = 0; k < GPU_PRECISION_COUNT; k++) {
-        lg_device *cuda = gpu_open("cuda:0", GPU_PRECISIONS[k].name);
+        const struct gpu_precision *p = &GPU_PRECISIONS[k];
+        if (!strstr(p->name, precision)) continue;
+        lg_device *cuda = gpu_open("cuda:0", p->name);
         double worst = 0;
         if (k == 0) printf("%s\n", lg_device_fingerprint(cuda));
         for (int i = 0; i < op_case_count(); i++) {
-            if (argc > 1 && !strstr(op_case_op(i), argv[1])) continue;
-            check_case(i, &GPU_PRECISIONS[k], ref, cuda, &worst);
-            fflush(stdout);
+            if (!named(op_case_op(i), operations) || !gpu_my_turn()) continue;
+            if (gpu_sanitized())
+                sanitize_case(i, p, cuda);
+            else
+                check_case(i, p, ref, cuda, &worst);
         }
-        printf("%s: largest error %.2e, tolerance %.1e\n", GPU_PRECISIONS[k].name, worst,
-               GPU_PRECISIONS[k].tolerance);
+        if (!gpu_sanitized())
+            printf("%s: largest error %.2e, tolerance %.1e\n", p->name, worst, p->tolerance);
         lg_device_close(&cuda);
     }
     lg_device_close(&ref);

@@ -607,13 +607,15 @@ void op_case_run(int i, lg_device *d, const struct op_variant *variant, struct o
     op_release(&r);
 
     /* Scratch memory holds anything at the start, and ends where the backend said. */
-    char guard[GUARD_BYTES], *dirt = malloc(scratch_bytes + GUARD_BYTES);
+    bool fresh = variant && variant->fresh_scratch;
+    size_t clean = fresh ? scratch_bytes : 0, bytes = scratch_bytes + GUARD_BYTES;
+    char guard[GUARD_BYTES], *dirt = malloc(bytes);
     void *scratch;
     LG_ASSERT(dirt);
-    memset(dirt, 0xFF, scratch_bytes + GUARD_BYTES);
+    memset(dirt, 0xFF, bytes);
     op_must(lg_stream_open(d, &r.stream));
-    op_must(lg_device_alloc(d, scratch_bytes + GUARD_BYTES, &scratch));
-    lg_stream_upload(r.stream, scratch, dirt, scratch_bytes + GUARD_BYTES);
+    op_must(fresh ? variant->fresh_scratch(bytes, &scratch) : lg_device_alloc(d, bytes, &scratch));
+    lg_stream_upload(r.stream, (char *)scratch + clean, dirt, bytes - clean);
     lg_stream_set_scratch(r.stream, scratch, scratch_bytes);
     z->build(&r, &z->shape);
     lg_stream_download(r.stream, guard, (char *)scratch + scratch_bytes, GUARD_BYTES);
@@ -621,7 +623,7 @@ void op_case_run(int i, lg_device *d, const struct op_variant *variant, struct o
     op_collect(&r, ret);
     if (memcmp(guard, dirt, GUARD_BYTES)) ret->wrote_outside = true;
     lg_stream_close(&r.stream);
-    lg_device_free(d, &scratch);
+    if (!fresh) lg_device_free(d, &scratch);
     op_release(&r);
     free(dirt);
 }

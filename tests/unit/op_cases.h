@@ -39,7 +39,10 @@ struct op_variant {
     const uint64_t
         *ids; /* the sample in each slot: OP_BATCH_MAX numbers below 2^32; NULL: 0, 1, 2 ... */
     bool misaligned; /* tensors are aligned to 8 bytes only, to 16 where ops.h asks for it */
-    lg_dtype round;  /* inputs hold values of this type: LG_F32 (0), LG_F16 or LG_BF16 */
+    /* Gives scratch memory that nobody has written, and that the case does not free. NULL: the device's,
+     * with NaN in it. */
+    int (*fresh_scratch)(size_t bytes, void **ret);
+    lg_dtype round; /* inputs hold values of this type: LG_F32 (0), LG_F16 or LG_BF16 */
 };
 
 /* Runs case i on d; variant may be NULL. Aborts where the device fails: these are tests. Free the
