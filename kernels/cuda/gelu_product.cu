@@ -10,9 +10,10 @@
  * Warps: 0 loads (one thread, TMA), 1 to 3 do GELU, two warpgroups multiply, each 64 rows of the
  * tile. Who multiplies rounds a finished half tile to shared memory, some 3 % of the tile's time,
  * and goes on with the next; the others read it, a warp a row, 8 columns a lane, and write rows of
- * 512 bytes; pre comes from global memory four rows ahead. A row takes one of three warps some 130
- * instructions in the backward, and 43 rows must take no longer than the tile's 18432 cycles of
- * products: there is little to spare.
+ * 512 bytes. pre comes from global memory in turns of four rows, a turn ahead, without regard to halves
+ * and tiles: a load takes longer than two rows. A row takes one of three warps some 130 instructions in
+ * the backward, and 43 rows must take no longer than the tile's 18432 cycles of products. More warps
+ * there cannot be: a product of 64 x 256 wants a kernel of 154 registers a thread, 512 threads have 128.
  *
  * The two blocks of a cluster have neighbouring tiles of rows and the same columns: each loads half
  * of the weights for both. Blocks stay and take every n-th tile, columns fastest: what the blocks
@@ -42,7 +43,8 @@ enum {
 };
 enum { A_BYTES = ROWS * ROW, B_BYTES = COLUMNS * ROW, OUT_ROW = COLUMNS * 2 };
 enum { LAST_WARPS = GROUP_THREADS / WARP - 1, LAST_THREADS = LAST_WARPS * WARP };
-enum { EACH = COLUMNS / WARP, AT_ONCE = 4 }; /* columns of a lane, rows of a warp */
+/* Columns of a lane; rows of pre that a warp has under way, and turns of so many in a tile. */
+enum { EACH = COLUMNS / WARP, AHEAD = 4, TURNS = ROWS / LAST_WARPS / AHEAD + 1 };
 
 struct shared {
     alignas(1024) char a[STAGES][A_BYTES];
@@ -241,47 +243,34 @@ static __device__ __forceinline__ quad finish(quad x, quad pre, float (&sum)[EAC
     return y;
 }
 
-/* Where a lane's columns lie in global memory, and the rows of the tile that exist. */
+/* A warp's rows of a tile, every LAST_WARPS-th from its own. */
 struct band {
-    int64_t at; /* element of row 0 */
-    int rows;
+    int64_t at; /* a lane's first column in the first of them */
+    int rows;   /* that exist */
 };
-
-/* Every LAST_WARPS-th row of half a tile, AT_ONCE at a time; those of pre come one turn ahead. */
-template <typename T, bool FORWARD>
-static __device__ __forceinline__ void finish_half(const problem &z, const shared &s, int first,
-                                                   band b, float (&sum)[EACH])
+static __device__ __forceinline__ band band_of(const problem &z, int tile)
 {
-    enum { STRIDE = LAST_WARPS * AT_ONCE };
-    int lane = threadIdx.x % WARP, group = first / GROUP_ROWS;
-    int end = min((group + 1) * GROUP_ROWS, b.rows);
-    quad pre[AT_ONCE], next[AT_ONCE];
-    auto load_turn = [&](int turn) {
+    int warp = threadIdx.x / WARP - 1, lane = threadIdx.x % WARP;
+    place p = place_of(z, tile);
+    int rows = tile < z.tiles ? min(z.m - p.row, (int)ROWS) - warp : 0;
+    return {(int64_t)(p.row + warp) * z.n + p.column + lane * EACH,
+            (rows + LAST_WARPS - 1) / LAST_WARPS};
+}
+
+/* As one access: the compiler makes four of some. */
+static __device__ __forceinline__ void put(void *to, const quad &x)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.v[0]), "r"(x.v[1]),
+                 "r"(x.v[2]), "r"(x.v[3]));
+}
+/* A turn's rows of pre. All at once: loads that trickle in wait for one another. */
+template <typename T>
+static __device__ __forceinline__ void load_pre(const problem &z, band b, quad (&ret)[AHEAD])
+{
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            int row = turn + i * LAST_WARPS;
-            if (row < end) next[i] = *(const quad *)((const T *)z.pre + b.at + (int64_t)row * z.n);
-        }
-    };
-    if (!FORWARD) load_turn(first);
-    barrier_sync(FULL + group, BOTH);
-#pragma unroll 1
-    for (int turn = first; turn < end; turn += STRIDE) {
-        if (!FORWARD) {
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) pre[i] = next[i];
-            load_turn(turn + STRIDE);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            int row = turn + i * LAST_WARPS;
-            int64_t at = b.at + (int64_t)row * z.n;
-            if (row >= end) break;
-            quad x = *(const quad *)(s.out + row * OUT_ROW + ((lane ^ row % 8) << 4));
-            if (FORWARD && z.pre) *(quad *)((T *)z.pre + at) = x;
-            *(quad *)((T *)z.y + at) = finish<T, FORWARD>(x, pre[i], sum);
-        }
-    }
+    for (int i = 0; i < AHEAD; i++)
+        if (i < b.rows)
+            ret[i] = *(const quad *)((const T *)z.pre + b.at + (int64_t)i * LAST_WARPS * z.n);
 }
 
 /* The sums of the warps, in order, to their place. */
@@ -302,22 +291,55 @@ static __device__ __forceinline__ void add_warps(const problem &z, shared &s, pl
     barrier_sync(SUMS, LAST_THREADS);
 }
 
+/* Both halves of a tile. `next`: the first turn's rows of pre, at the end those of the next tile. */
+template <typename T, bool FORWARD>
+static __device__ __forceinline__ void finish_tile(const problem &z, const shared &s, band b,
+                                                   band after, bool more, quad (&next)[AHEAD],
+                                                   float (&sum)[EACH])
+{
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP - 1, half = 0;
+    int64_t stride = (int64_t)LAST_WARPS * z.n;
+    barrier_sync(FULL, BOTH);
+#pragma unroll 1
+    for (int turn = 1; turn <= TURNS; turn++, b.at += AHEAD * stride, b.rows -= AHEAD) {
+        band ahead = turn < TURNS ? band{b.at + AHEAD * stride, b.rows - AHEAD} : after;
+        quad pre[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) pre[i] = next[i];
+        if (!FORWARD) load_pre<T>(z, ahead, next);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            int row = ((turn - 1) * AHEAD + i) * LAST_WARPS + warp;
+            if (row >= GROUP_ROWS && half == 0) {
+                if (more) barrier_arrive(FREE, BOTH);
+                barrier_sync(FULL + 1, BOTH);
+                half = 1;
+            }
+            if (i < b.rows) {
+                int64_t at = b.at + i * stride;
+                quad x = *(const quad *)(s.out + row * OUT_ROW + ((lane ^ row % 8) << 4));
+                if (FORWARD && z.pre) put((T *)z.pre + at, x);
+                put((T *)z.y + at, finish<T, FORWARD>(x, pre[i], sum));
+            }
+        }
+    }
+    if (more) barrier_arrive(FREE + 1, BOTH);
+}
+
 template <typename T, bool FORWARD> static __device__ void finish_all(const problem &z, shared &s)
 {
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP - 1;
+    quad pre[AHEAD];
+    band b = band_of(z, blockIdx.x / CLUSTER);
+    if (!FORWARD) load_pre<T>(z, b, pre);
     for (int g = 0; g < GROUPS; g++) barrier_arrive(FREE + g, BOTH);
     FOR_EACH_TILE(z, tile)
     {
-        place p = place_of(z, tile);
-        band b = {(int64_t)p.row * z.n + p.column + lane * EACH, z.m - p.row};
-        bool more = tile + gridDim.x / CLUSTER < z.tiles;
+        int next = tile + gridDim.x / CLUSTER;
+        band after = band_of(z, next);
         float sum[EACH] = {};
-#pragma unroll 1
-        for (int g = 0; g < GROUPS; g++) {
-            finish_half<T, FORWARD>(z, s, g * GROUP_ROWS + warp, b, sum);
-            if (more) barrier_arrive(FREE + g, BOTH);
-        }
-        if (!FORWARD && z.sums) add_warps(z, s, p, sum);
+        finish_tile<T, FORWARD>(z, s, b, after, next < z.tiles, pre, sum);
+        if (!FORWARD && z.sums) add_warps(z, s, place_of(z, tile), sum);
+        b = after;
     }
 }
 
