@@ -5,7 +5,8 @@
  * harmless. So the ledger goes first: what fails after it is done again as a whole.
  *
  * What waits for room is lost when the process dies. For a line of figures that may be; for the
- * ledger, which proves what was trained, room is reserved for 16,384 steps ahead. */
+ * ledger, which proves what was trained, room is reserved for 16,384 steps ahead, and a write that
+ * fails is tried again at once, before the commit. */
 #include "stages/trainer/records.h"
 #include "base/log.h"
 #include <cjson/cJSON.h>
@@ -19,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PENDING_MAX = 4096, LINE_BYTES = 512, LEDGER_AHEAD_BYTES = 1 << 20 };
+enum { PENDING_MAX = 4096, LINE_BYTES = 512, LEDGER_AHEAD_BYTES = 1 << 20, LEDGER_TRIES = 3 };
 
 struct lg_records {
     int metrics, ledger; /* fds */
@@ -113,7 +114,10 @@ static bool write_ledger(lg_records *r, const struct lg_step_record *s)
 {
     off_t at = (off_t)((s->ledger.step - 1) * sizeof s->ledger);
     reserve_ledger(r, at);
-    return pwrite(r->ledger, &s->ledger, sizeof s->ledger, at) == (ssize_t)sizeof s->ledger;
+    for (int i = 0; i < LEDGER_TRIES; i++)
+        if (pwrite(r->ledger, &s->ledger, sizeof s->ledger, at) == (ssize_t)sizeof s->ledger)
+            return true;
+    return false;
 }
 
 static bool write_one(lg_records *r, const struct lg_step_record *s)

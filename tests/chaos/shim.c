@@ -135,6 +135,13 @@ static bool is_full(int fd)
            syscall(SYS_newfstatat, fd, "", &st, AT_EMPTY_PATH) == 0 && S_ISREG(st.st_mode);
 }
 
+/* Do the blocks that the file has reach so far, those reserved behind its end among them? */
+static bool has_room(int fd, off_t end)
+{
+    struct stat st;
+    return syscall(SYS_newfstatat, fd, "", &st, AT_EMPTY_PATH) == 0 && end <= st.st_blocks * 512;
+}
+
 ssize_t write(int fd, const void *p, size_t n)
 {
     NEXT(write);
@@ -149,7 +156,7 @@ ssize_t pwrite(int fd, const void *p, size_t n, off_t at)
 {
     NEXT(pwrite);
     if (FAILS(pwrite)) return -1;
-    if (!is_full(fd)) return next(fd, p, n, at);
+    if (!is_full(fd) || has_room(fd, at + (off_t)n)) return next(fd, p, n, at);
     if (n > 1 && (n & 8)) return next(fd, p, n / 2, at);
     errno = ENOSPC;
     return -1;
@@ -169,11 +176,20 @@ size_t fwrite(const void *p, size_t size, size_t n, FILE *f)
     return 0;
 }
 
+int fallocate(int fd, int mode, off_t at, off_t n)
+{
+    NEXT(fallocate);
+    if (FAILS(fallocate)) return -1;
+    if (!is_full(fd) || has_room(fd, at + n)) return next(fd, mode, at, n);
+    errno = ENOSPC;
+    return -1;
+}
+
 int posix_fallocate(int fd, off_t at, off_t n)
 {
     NEXT(posix_fallocate);
     if (FAILS(posix_fallocate)) return errno;
-    return is_full(fd) ? ENOSPC : next(fd, at, n);
+    return is_full(fd) && !has_room(fd, at + n) ? ENOSPC : next(fd, at, n);
 }
 
 /* ---- irregular ---- */

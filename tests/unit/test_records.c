@@ -10,11 +10,23 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 enum { FAR = 2000 }; /* a step whose record lies behind SMALL bytes, while few lines do not */
 enum { SMALL = 32 << 10 };
+
+/* In place of libc's: the next g_failing calls fail. */
+static int g_failing;
+ssize_t pwrite(int fd, const void *p, size_t n, off_t at)
+{
+    if (g_failing <= 0) return syscall(SYS_pwrite64, fd, p, n, at);
+    g_failing--;
+    errno = EIO;
+    return -1;
+}
 
 static int setup(void **state)
 {
@@ -88,11 +100,31 @@ static void test_written_at_the_end(void **state)
     assert_steps(1, 1);
 }
 
+/* The process dies right after: a record must not depend on another try later. */
+static void test_ledger_tries_at_once(void **state)
+{
+    (void)state;
+    lg_records *r = NULL;
+    assert_int_equal(lg_records_open(scratch_path(""), 0, &r), 0);
+    assert_int_equal(append(r, 1), 0);
+    g_failing = 1;
+    assert_int_equal(append(r, 2), 0);
+    assert_int_equal(g_failing, 0);
+    assert_steps(1, 2);
+    g_failing = 100; /* it gives up, and goes on */
+    assert_int_equal(append(r, 3), 1);
+    assert_true(g_failing > 90);
+    g_failing = 0;
+    lg_records_close(&r);
+    assert_steps(1, 3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_ledger_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_written_at_the_end, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_ledger_tries_at_once, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
