@@ -190,6 +190,14 @@ static void wait_for_state(const char *state)
     assert_state(state, 0);
 }
 
+/* With the units of all processes at work: what is given to one that is starting may come too early.
+ * On a run that an earlier lgsup has left, which says "running" by itself, wait for "adopted" too. */
+static void start_with_units(void)
+{
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
+    wait_for_state("running");
+}
+
 /* ---- lives ---- */
 
 static void test_whole_run(void **state)
@@ -220,7 +228,7 @@ static void test_deaths(void **state)
     } victims[] = {{"loader", 0}, {"text", 1}, {"vae", 0},    {"trainer", 1},
                    {"ema", 0},    {"ckpt", 0}, {"keeper", 0}, {"trainer", 0}};
     start_units();
-    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    start_with_units();
     for (size_t i = 0; i < LG_ARRAY_LEN(victims); i++) {
         wait_for_step(g_status.step + 3);
         kill_one(victims[i].role, victims[i].index);
@@ -232,7 +240,7 @@ static void test_deaths(void **state)
     kill_lgsup();
     kill_one("trainer", 0);
     wait_for_step(g_status.step + 5);
-    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    start_with_units();
     wait_for_text(scratch_path("run/logs/lgsup.log"), "adopted ");
     wait_for_step(g_status.step + 5);
     assert_exit(RUN("stop", g_run), 0);
@@ -247,11 +255,11 @@ static void test_salvage(void **state)
 {
     (void)state;
     start_units();
-    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    start_with_units();
     wait_for_step(5);
     kill_lgsup();
     kill_one("keeper", 0);
-    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    start_with_units();
     wait_for_text(scratch_path("run/logs/lgsup.log"), "adopted 9 of 9 processes");
     wait_for_step(g_status.step + 5);
     kill_one("trainer", 1); /* whose memory only the new keeper can give */
@@ -264,7 +272,7 @@ static void test_lost_memory(void **state)
 {
     (void)state;
     start_units();
-    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    start_with_units();
     wait_for_step(25);
     kill_lgsup();
     kill(g_manager, SIGSTOP); /* nobody comes back yet */
@@ -272,7 +280,7 @@ static void test_lost_memory(void **state)
     kill_one("trainer", 0);
     kill_one("trainer", 1);
     kill(g_manager, SIGCONT);
-    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
     wait_for_text(g_out, "starting again from the newest checkpoint");
     assert_has(g_out, "in nobody's hands");
     wait_for_state("running");
@@ -341,14 +349,14 @@ static void test_sigterm(void **state)
 {
     (void)state;
     start_units();
-    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
+    start_with_units();
     wait_for_step(3);
     write_systemctl("echo 7 jobsup.service restart running");
     kill(g_lgsup, SIGTERM);
     assert_exit(exit_of(g_lgsup), 0);
     assert_has(scratch_path("run/logs/lgsup.log"), "restarted by systemd");
     wait_for_step(g_status.step + 5);
-    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
+    start_with_units();
     wait_for_text(scratch_path("run/logs/lgsup.log"), "adopted ");
     write_systemctl("echo 7 jobsup.service stop running");
     kill(g_lgsup, SIGTERM);
@@ -438,7 +446,7 @@ static void test_two_owners(void **state)
 {
     (void)state;
     start_units();
-    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=2000");
+    start_with_units();
     wait_for_step(3);
     kill_lgsup();
     assert_exit(RUN("start", g_file), 7);
@@ -453,7 +461,7 @@ static void test_scale(void **state)
     (void)state;
     write_systemctl("echo \"$*\" >>\"${0%/*}/asked\"; echo Access denied; exit 4");
     start_units();
-    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
+    start_with_units();
     wait_for_step(3);
     assert_exit(RUN("scale", "vae", "1", g_run), 0);
     assert_has(g_out, "vae: 1 ready");
