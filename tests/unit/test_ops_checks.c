@@ -232,7 +232,7 @@ static void conv_asks_for_16_bytes(void **state)
 /* The norm's result may take its input's place, and the moments theirs. */
 static void a_norm_then_a_conv(void **state)
 {
-    static _Alignas(16) double x[8], norm[8], w[18], y[4], moments[4], v[8];
+    static _Alignas(16) double x[9], norm[8], w[18], y[4], moments[4], v[8];
     const struct lg_norm_conv2d_forward_args good = {
         .norm = {.x = lg_t4(x, LG_F64, 1, 2, 2, 2),
                  .moments = lg_t3(moments, LG_F64, 1, 1, 2),
@@ -255,6 +255,12 @@ static void a_norm_then_a_conv(void **state)
     struct lg_norm_conv2d_forward_args a = good;
     a.norm.y.data = a.conv.x.data = x;
     ALLOWED(norm_conv2d_forward, a);
+    a = good, a.norm.w.dim[0] = 1; /* what each of the two asks for by itself */
+    REFUSED(norm_conv2d_forward, a);
+    a = good, a.conv.y.dim[3] = 2;
+    REFUSED(norm_conv2d_forward, a);
+    a = good, a.norm.x.data = x + 1; /* of 16 bytes, which the norm alone does not ask for */
+    REFUSED(norm_conv2d_forward, a);
     a = good, a.conv.x.data = x; /* not what the norm wrote */
     REFUSED(norm_conv2d_forward, a);
     a = good, a.conv.y.data = x; /* a backend reads x while it writes y */
