@@ -160,8 +160,8 @@ deps:
 	    grep -q 'install ok installed' || echo $$p; done); \
 	if [ -n "$$missing" ]; then \
 	    echo "  APT   $$missing"; \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-	    apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
+	    apt-get update -qq -o Acquire::Retries=3 && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq -o Acquire::Retries=3 --no-install-recommends $$missing >/dev/null; fi
 
 # Everything below installs first, then builds in a make of its own with all cores.
 JOBS := $(shell nproc)

@@ -3,8 +3,9 @@
 #
 # Builds, then: unit tests, layering, end-to-end scripts, the unit tests under AddressSanitizer and
 # UBSan (BUILD-asan), those of shared memory and messages under ThreadSanitizer (BUILD-tsan), a short
-# fuzzing of every parser (BUILD-fuzz). Says how long each section took; the last line is "N passed, N
-# failed". CHECK_ONLY="unit layering e2e asan tsan fuzz" picks sections, E2E_ONLY="kills cli" end-to-end scripts.
+# fuzzing of every parser (BUILD-fuzz). Says how long each section took, at the end once more what has
+# failed; the last line is "N passed, N failed". CHECK_ONLY="unit layering e2e asan tsan fuzz" picks
+# sections, E2E_ONLY="kills cli" end-to-end scripts.
 set -u
 build=${1:?usage: tests/check.sh BUILD [JOBS]}
 jobs=${2:-$(nproc)}
@@ -34,7 +35,8 @@ tally() { # BUILD NAME: adds what run_unit.sh left
     local p f
     read -r p f <"$1/tests/tally" || { broken "$2: nothing was run"; return; }
     passed=$((passed + p)) failed=$((failed + f))
-    [ "$f" -eq 0 ] || failures+=("$2: $f unit tests")
+    [ "$f" -eq 0 ] || failures+=("$2: $f
+$(sed 's/^/    /' "$1/tests/failed")")
     [ "$p" -gt 0 ] || broken "$2: nothing was run"
     echo "$p passed, $f failed"
 }
@@ -59,7 +61,8 @@ script() {
     if [ $code -ne 0 ] && [ "$f" -eq 0 ]; then echo "FAIL $name: exit $code" >>"$log"; f=1; fi
     if [ "$p" -eq 0 ] && [ "$f" -eq 0 ]; then echo "FAIL $name: nothing was checked" >>"$log"; f=1; fi
     passed=$((passed + p)) failed=$((failed + f))
-    [ "$f" -eq 0 ] || failures+=("$name: $f of $((p + f)), log $log")
+    [ "$f" -eq 0 ] || failures+=("$name: $f of $((p + f)), log $log:
+$(grep -a '^FAIL ' "$log" | head -20 | sed 's/^/        /')")
     grep -E '^(FAIL|skip) ' "$log"
     [ "$f" -eq 0 ] || grep -E '^# KILLS_SEED' "$log"
     printf '  %-4s  %-16s %3d checks, %d s\n' "$([ "$f" -eq 0 ] && echo ok || echo FAIL)" "$name" $((p + f)) $((SECONDS - began))

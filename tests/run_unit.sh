@@ -1,12 +1,14 @@
 #!/bin/sh
 # Runs every unit test program of a build, each in its own process with a time limit, and prints one
-# line a program and the sum. Usage: tests/run_unit.sh BUILD [NAME ...]
-# The tally is left in BUILD/tests/tally as "PASSED FAILED" (of single tests, as cmocka counts them).
+# line a program and what a failed one said. Usage: tests/run_unit.sh BUILD [NAME ...]
+# The tally is left in BUILD/tests/tally as "PASSED FAILED" (of single tests, as cmocka counts them),
+# and what failed in BUILD/tests/failed, in words.
 set -u
 build=${1:?usage: tests/run_unit.sh BUILD [NAME ...]}
 shift
 limit_s=${UNIT_LIMIT_S:-300}
 passed=0 failed=0
+: >"$build/tests/failed"
 if [ $# -gt 0 ]; then set -- $(printf "$build/tests/test_%s " "$@"); else set -- "$build"/tests/test_*; fi
 for program in "$@"; do
     [ -x "$program" ] && [ ! -d "$program" ] || continue
@@ -24,7 +26,8 @@ for program in "$@"; do
         printf '  ok    %-28s %d\n' "$name" "$ok"
     else
         printf '  FAIL  %-28s exit %d, %d ok, log %s\n' "$name" "$rc" "$ok" "$log"
-        grep -av '^\[ *\(OK\|RUN\)' "$log" | tail -25 | sed 's/^/        /'
+        { printf '%s, exit %d, %d ok, log %s:\n' "$name" "$rc" "$ok" "$log"
+          grep -av '^\[ *\(OK\|RUN\)' "$log" | tail -25 | sed 's/^/        /'; } | tee -a "$build/tests/failed" | sed 1d
     fi
     passed=$((passed + ok)) failed=$((failed + bad))
 done
