@@ -176,14 +176,15 @@ static void close_board(lg_board *b)
             bury_unborn(b, &(struct lg_instance){.role = (lg_role)r, .index = k});
 }
 
-void lg_leftovers_kill(lg_board *b)
+void lg_leftovers_kill(lg_board *b, bool keeper)
 {
     close_board(b);
-    for (int r = 0; r < LG_ROLE_COUNT; r++)
+    for (int r = 0; r < LG_ROLE_COUNT; r++) {
+        if (!is_ours(r) || (r == LG_ROLE_keeper && !keeper)) continue;
         for (int k = 0; k < LG_INSTANCES_MAX; k++)
-            for (int n = 0;
-                 is_ours(r) && n < KILL_TRIES && may_live(lg_board_row(b, (lg_role)r, k)); n++)
+            for (int n = 0; n < KILL_TRIES && may_live(lg_board_row(b, (lg_role)r, k)); n++)
                 kill_row(lg_board_row(b, (lg_role)r, k));
+    }
 }
 
 void lg_salvage_all(lg_supervisor *s)

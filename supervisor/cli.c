@@ -163,8 +163,9 @@ static int command_role(int argc, char **argv, int *ret_exit)
 static int command_stop(int argc, char **argv, int *ret_exit)
 {
     struct words w;
-    LG_TRY(parse_one_place("stop", "", argc, argv, &w));
-    LG_TRY(lg_stop(w.place[0], ret_exit));
+    LG_TRY(parse_one_place("stop", "--units", argc, argv, &w));
+    if (w.units && !lg_units_is_prefix(w.units)) return usage("stop");
+    LG_TRY(lg_stop(w.place[0], w.units, ret_exit));
     return 0;
 }
 

@@ -170,7 +170,7 @@ int lg_park_resume(const struct lg_park_start *p, bool *ret_resumed, int *ret_ex
                 why);
         atomic_store(&b->s->memory_kept, 0);
         atomic_store(&b->s->run_state, LG_RUN_PARKED);
-        lg_leftovers_kill(b);
+        lg_leftovers_kill(b, true);
     }
     lg_board_close(&b);
     if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
@@ -183,7 +183,7 @@ int lg_park_release(lg_run *r)
     if (open_parked(r->dir, &b) < 0)
         return LG_FAIL(LG_ERR_NOTFOUND,
                        "the board of the parked run in %s cannot be opened any more", r->dir);
-    lg_leftovers_kill(b);
+    lg_leftovers_kill(b, true);
     atomic_store(&b->s->memory_kept, 0);
     atomic_store(&b->s->run_state, LG_RUN_STOPPED);
     lg_status_save(r->dir, b);

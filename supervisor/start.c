@@ -103,7 +103,7 @@ int lg_start_adopt(lg_run *r, bool drain, bool quiet, int ready_fd, bool *ret_ad
         rc = adopt_board(r, b, &spec, ret_exit);
         *ret_adopted = rc == 0;
     }
-    if (rc == LG_ERR_NOTFOUND || is_over(b)) lg_leftovers_kill(b);
+    if (rc == LG_ERR_NOTFOUND || is_over(b)) lg_leftovers_kill(b, !lg_run_in_units(r));
     lg_board_close(&b);
     if (rc == LG_ERR_NOTFOUND) { /* memory is lost: back to the checkpoint */
         fprintf(stderr, "warning: %s; starting again from the newest checkpoint\n",

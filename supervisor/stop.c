@@ -4,6 +4,7 @@
 #include "supervisor/park.h"
 #include "supervisor/start.h"
 #include "supervisor/status.h"
+#include "supervisor/units.h"
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
@@ -62,14 +63,29 @@ static int stop_orphan(lg_run *r, int *ret_exit)
         printf("%s: it was parked at step %" PRIu64 "; its memory has been let go, a start goes on "
                "from the newest checkpoint\n",
                r->dir, step);
-        *ret_exit = 0;
         return 0;
     }
     LG_TRY(lg_start_adopt(r, true, false, -1, &adopted, ret_exit));
-    if (!adopted) {
-        printf("%s: nothing runs here\n", r->dir);
-        *ret_exit = 0;
-    }
+    if (!adopted) printf("%s: nothing runs here\n", r->dir);
+    return 0;
+}
+
+/* lgsup's unit has been stopped. */
+static int stop_unit(lg_run *r, int *ret_exit)
+{
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_run_path(r, path, "config.toml"));
+    int pidfd = lg_run_holder(r->dir, NULL);
+    const char *why_not = !lg_path_exists(path)           ? "it has never begun"
+                          : pidfd >= 0                    ? "it is in the hands of lgsup"
+                          : lg_units_come_back(r)         ? "lgsup is about to be started"
+                          : lg_park_is_kept(r->dir, NULL) ? "parked by hand, it keeps its memory"
+                                                          : NULL;
+    if (pidfd >= 0) close(pidfd);
+    if (why_not)
+        printf("%s: %s\n", r->dir, why_not);
+    else
+        LG_TRY(stop_orphan(r, ret_exit));
     return 0;
 }
 
@@ -91,12 +107,14 @@ static int stop(lg_run *r, int *ret_exit)
     return 0;
 }
 
-int lg_stop(const char *dir, int *ret_exit)
+int lg_stop(const char *dir, const char *units, int *ret_exit)
 {
     lg_run *r = malloc(sizeof *r);
     if (!r) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the run");
     lg_run_init(r, dir);
-    int rc = stop(r, ret_exit);
+    if (units) snprintf(r->units, sizeof r->units, "%s", units);
+    *ret_exit = 0;
+    int rc = units ? stop_unit(r, ret_exit) : stop(r, ret_exit);
     lg_run_close(r);
     free(r);
     if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);

@@ -160,14 +160,15 @@ int lg_units_role(const char *role, const char *index, const char *dir)
 /* ---- lgsup ---- */
 
 /* LINE of `systemctl list-jobs`: "ID UNIT TYPE STATE". */
-static bool is_restart_of(const char *line, const char *unit)
+static bool is_job(const char *line, const char *unit, const char *type)
 {
-    char name[256], type[64];
-    return sscanf(line, "%*s %255s %63s", name, type) == 2 && !strcmp(name, unit) &&
-           !strcmp(type, "restart");
+    char name[256], its[64];
+    return sscanf(line, "%*s %255s %63s", name, its) == 2 && !strcmp(name, unit) &&
+           !strcmp(its, type);
 }
 
-bool lg_units_is_restart(const lg_run *r)
+/* Has systemd a job of this type, or of the other, for lgsup's unit? */
+static bool has_job(const lg_run *r, const char *type, const char *other)
 {
     char unit[LG_UNITS_BYTES + 16], *text = NULL, *rest = NULL;
     int code;
@@ -184,11 +185,22 @@ bool lg_units_is_restart(const lg_run *r)
         lg_log_error("cannot ask systemd why it ends lgsup: the run is stopped");
         return false;
     }
-    bool restart = false;
+    bool has = false;
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
-        restart |= is_restart_of(line, unit);
+        has |= is_job(line, unit, type) || is_job(line, unit, other);
     free(text);
-    return restart;
+    return has;
+}
+
+bool lg_units_is_restart(const lg_run *r)
+{
+    return has_job(r, "restart", "restart");
+}
+
+/* A restart is a start when its first half is done. */
+bool lg_units_come_back(const lg_run *r)
+{
+    return has_job(r, "restart", "start");
 }
 
 static const char *first_line(char *text)

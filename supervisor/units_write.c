@@ -20,6 +20,7 @@
     extern const char lg_template_##name[]
 
 TEMPLATE(supervisor, "systemd/lgsup.service.in");
+TEMPLATE(end, "systemd/lg-end.service.in");
 TEMPLATE(keeper, "systemd/lg-keeper.service.in");
 TEMPLATE(role, "systemd/lg-role@.service.in");
 TEMPLATE(slice, "systemd/lg.slice.in");
@@ -268,6 +269,7 @@ static int write_all(struct writer *w)
 {
     LG_TRY(lg_mkdirs(w->dir));
     LG_TRY(write_unit(w, lg_template_supervisor, "%ssup.service", w->prefix));
+    LG_TRY(write_unit(w, lg_template_end, "%s-end.service", w->prefix));
     LG_TRY(write_unit(w, lg_template_keeper, "%s-keeper.service", w->prefix));
     LG_TRY(write_unit(w, lg_template_slice, "%s.slice", w->prefix));
     LG_TRY(write_roles(w));

@@ -64,6 +64,7 @@ RUN=/lg/run/tiny HERE=$T/run/tiny
 unit_value() { inside systemctl show -p "$2" --value "$1"; }
 main_pid() { unit_value "$1" MainPID; }
 active_is() { [ "$(unit_value "$1" ActiveState)" = "$2" ]; }
+sub_is() { [ "$(unit_value "$1" SubState)" = "$2" ]; }
 status_value() { inside /lg/build/bin/lgsup status --json "$RUN" 2>/dev/null | jq -r "$1"; }
 stage_units="lg-loader@0 lg-text@0 lg-text@1 lg-vae@0 lg-vae@1 lg-trainer@0 lg-trainer@1 lg-ema@0 lg-ckpt@0"
 stage_pids() { for u in $stage_units; do echo "$u=$(main_pid "$u")"; done; }
@@ -166,12 +167,24 @@ for unit in lgsup lg-keeper $stage_units; do kill_unit $unit; done
 goes_on "everything killed at once: training goes on"
 expect "from memory, not from a checkpoint" "$first" "$(board)"
 
+# While lgsup comes back, lg-end sees to it, and `systemctl stop lgsup` has nothing to wait for.
+state_is() { [ "$(status_value .state)" = "$1" ]; }
+is_drained() {
+    check "$1: the run is stopped" wait_until 300 state_is stopped
+    check "$1: no stage is left" wait_until 120 nobody_left
+    at=$(step_of "$HERE")
+    check "$1: it has published its last step $at" test -s "$(checkpoint_of "$HERE" "$at")/manifest.json"
+    expect "$1: the store is empty" 0 "$(unit_value lg-keeper NFileDescriptorStore)"
+}
 check "systemctl stop lgsup" inside timeout 300 systemctl stop lgsup
-expect "state of the stopped run" stopped "$(status_value .state)"
-at=$(step_of "$HERE")
-check "it has published its last step $at" test -s "$(checkpoint_of "$HERE" "$at")/manifest.json"
-check "no stage is left" wait_until 120 nobody_left
-expect "the store is empty" 0 "$(unit_value lg-keeper NFileDescriptorStore)"
+is_drained "stop after that"
+
+check "start for a stop without lgsup" inside timeout 300 systemctl start lgsup
+goes_on "it goes on before that"
+kill_unit lgsup
+wait_until 5 sub_is lgsup auto-restart
+check "systemctl stop lgsup while it has no process" inside timeout 300 systemctl stop lgsup
+is_drained "stop without lgsup"
 
 check "start again" inside timeout 300 systemctl start lgsup
 goes_on "it goes on"

@@ -72,7 +72,7 @@ void kill_run(void)
         scratch_kill(g_lgsup);
     }
     snprintf(path, sizeof path, "%s/board", g_run);
-    if (lg_board_open(path, 0, &b) == 0) lg_leftovers_kill(b);
+    if (lg_board_open(path, 0, &b) == 0) lg_leftovers_kill(b, true);
     lg_board_close(&b);
     static lg_run run;
     lg_run_init(&run, g_run);

@@ -89,7 +89,7 @@ static void test_who_is_adopted(void **state)
     lg_board_life(g_super.board, LG_ROLE_vae, SPARE, &life);
     assert_int_equal(life, LG_LIFE_NONE);
     assert_int_equal(waitpid(other, NULL, WNOHANG), 0); /* not ours: left alone */
-    lg_leftovers_kill(g_super.board);
+    lg_leftovers_kill(g_super.board, true);
     assert_true(WIFSIGNALED(end_of(alive)));
     assert_false(lg_leftovers_live(g_super.board));
     assert_int_equal(atomic_load(&g_super.board->s->run_state), LG_RUN_FAILED);
@@ -114,7 +114,7 @@ static void test_adoption_of_leavers(void **state)
     assert_int_equal(vae(2)->state, LG_INSTANCE_yielding);
     assert_int_equal(vae(1)->state, LG_INSTANCE_down); /* it has left already: started anew */
     assert_int_equal(vae(0)->state, LG_INSTANCE_ready);
-    lg_leftovers_kill(g_super.board);
+    lg_leftovers_kill(g_super.board, true);
     end_of(pid[0]), end_of(pid[2]), end_of(pid[3]);
     lg_err_clear();
 }
@@ -128,7 +128,7 @@ static void test_adoption_fills_rows(void **state)
     assert_int_equal(g_super.n_instances, 3);
     for (int k = 0; k < 3; k++)
         assert_int_equal(vae(k)->state, k == 1 ? LG_INSTANCE_ready : LG_INSTANCE_down);
-    lg_leftovers_kill(g_super.board);
+    lg_leftovers_kill(g_super.board, true);
     end_of(pid);
     lg_err_clear();
 }

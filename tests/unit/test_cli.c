@@ -41,6 +41,7 @@ static void test_wrong_words(void **state)
     EXPECT(2, "usage: lgsup start FILE", "start", "a", "b");
     EXPECT(2, "does not know --detatch", "start", "a", "--detatch");
     EXPECT(2, "does not know --json", "stop", "--json", "x");
+    EXPECT(2, "usage: lgsup stop [--units PREFIX] DIR", "stop", "--units", "a-b", "x");
     EXPECT(2, "--set needs section.key=value", "start", "a", "--set");
     EXPECT(2, "--set needs section.key=value; got max_steps", "check", "a", "--set", "max_steps");
     EXPECT(2, "usage: lgsup logs", "logs", "-f");
@@ -63,8 +64,8 @@ static void test_flags(void **state)
     static const char *const flags[] = {"--set",    "--set=a.b=1", "--bin",  "--detach", "--units",
                                         "--dir",    "--prefix",    "--json", "--once",   "-f",
                                         "--follow", "--sets",      "-x"};
-    for (size_t i = 0; i < LG_ARRAY_LEN(flags); i++) /* stop knows none of them */
-        EXPECT(2, "lgsup stop does not know ", "stop", flags[i], "x");
+    for (size_t i = 0; i < LG_ARRAY_LEN(flags); i++) /* verify knows none of them */
+        EXPECT(2, "lgsup verify does not know ", "verify", flags[i], "x");
     for (size_t i = 0; i < LG_ARRAY_LEN(commands); i++) {
         char said[96];
         snprintf(said, sizeof said, "lgsup %s does not know --detatch; usage: lgsup %s ",

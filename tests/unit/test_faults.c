@@ -236,7 +236,7 @@ static int stop(void)
 {
     int code;
     faults_begin();
-    int rc = lg_stop(g_run, &code);
+    int rc = lg_stop(g_run, NULL, &code);
     faults_end();
     return rc;
 }

@@ -77,10 +77,11 @@ static void test_units_are_written(void **state)
     snprintf(unit, sizeof unit, "%s", scratch_path("units/jobsup.service"));
     assert_has(unit, "Type=notify\n");
     assert_has(unit, "WatchdogSec=");
-    assert_has(unit, "Wants=job-keeper.service job-loader@0.service job-text@0.service "
-                     "job-text@1.service job-vae@0.service job-vae@1.service "
-                     "job-trainer@0.service job-trainer@1.service job-ema@0.service "
-                     "job-ckpt@0.service\n");
+    assert_has(unit,
+               "Wants=job-keeper.service job-end.service job-loader@0.service job-text@0.service "
+               "job-text@1.service job-vae@0.service job-vae@1.service "
+               "job-trainer@0.service job-trainer@1.service job-ema@0.service "
+               "job-ckpt@0.service\n");
     snprintf(line, sizeof line,
              "ExecStart=\"%s\" start \"%s\" --units job --set \"job.dir=a run, 5%%%%\" --set "
              "\"checkpoint.every=7\"\n",
@@ -94,6 +95,8 @@ static void test_units_are_written(void **state)
     assert_has(unit, "DeviceAllow=char-nvidia* rw\n");
     assert_has(scratch_path("units/job-keeper.service"), "FileDescriptorStoreMax=1024\n");
     assert_has(scratch_path("units/job-keeper.service"), "--store /run/job/keeper\n");
+    assert_has(scratch_path("units/job-end.service"), "PartOf=jobsup.service\n");
+    assert_has(scratch_path("units/job-end.service"), "/bin/lgsup\" stop --units job \"");
     assert_has(scratch_path("units/job-vae@.service"), "/bin/lgsup\" role vae %i \"");
     assert_has(scratch_path("units/job-vae@.service"), "Slice=job.slice\n");
     assert_has(scratch_path("units/job.slice"), "MemoryMax=");
@@ -145,10 +148,11 @@ static void test_units_are_valid(void **state)
         free(text);
     }
     closedir(d);
-    assert_int_equal(n, 3 + 6);
+    assert_int_equal(n, 4 + 6);
     if (access("/usr/bin/systemd-analyze", X_OK) < 0) skip();
     snprintf(command, sizeof command,
-             "cd '%s' && for u in job.slice jobsup.service job-keeper.service job-*@.service; do "
+             "cd '%s' && for u in job.slice jobsup.service job-end.service job-keeper.service "
+             "job-*@.service; do "
              "systemd-analyze verify --man=no \"$PWD/${u/@/@1}\" 2>&1; done | grep -F \"$PWD\"",
              scratch_path("units"));
     char bash[4 * LG_PATH_BYTES];

@@ -367,6 +367,67 @@ static void test_sigterm(void **state)
     assert_exit(RUN("verify", g_run), 0);
 }
 
+static void assert_no_stage(void)
+{
+    lg_board *b = NULL;
+    assert_int_equal(lg_board_open(scratch_path("run/board"), 0, &b), 0);
+    for (int r = 0; r < LG_ROLE_keeper; r++)
+        for (int k = 0; k < LG_INSTANCES_MAX; k++)
+            assert_false(lg_status_row_alive(lg_board_row(b, (lg_role)r, k)));
+    lg_board_close(&b);
+}
+
+/* lgsup's unit is stopped while it has no process: what its neighbour does then. */
+static void test_the_end_without_lgsup(void **state)
+{
+    (void)state;
+    assert_exit(RUN("stop", g_run, "--units", "job"), 0);
+    assert_has(g_out, "it has never begun");
+    start_units();
+    start_with_units();
+    assert_exit(RUN("stop", g_run, "--units", "job"), 0);
+    assert_has(g_out, "it is in the hands of lgsup");
+    kill_lgsup();
+    for (int i = 0; i < 2; i++) {
+        write_systemctl(i ? "echo 7 jobsup.service start waiting"
+                          : "echo 7 jobsup.service restart running");
+        unlink(g_out);
+        assert_exit(RUN("stop", g_run, "--units", "job"), 0);
+        assert_has(g_out, "lgsup is about to be started");
+        wait_for_step(g_status.step + 5);
+    }
+    write_systemctl("echo 7 job-end.service stop running");
+    int keeper = instance("keeper", 0)->pid;
+    assert_exit(RUN("stop", g_run, "--units", "job"), 0);
+    assert_state("stopped", 0);
+    assert_no_stage();
+    assert_exit(RUN("verify", g_run), 0);
+    assert_exit(RUN("stop", g_run, "--units", "job"), 0);
+    assert_has(g_out, "nothing runs here");
+    assert_int_equal(kill(keeper, 0), 0); /* is systemd's */
+}
+
+/* One that was started by hand is none of its business. */
+static void test_the_end_of_others(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_state("running");
+    wait_for_step(5);
+    scratch_write("run/fault", "trainer 1 park");
+    assert_exit(exit_of(g_lgsup), 11);
+    assert_exit(RUN("stop", g_run, "--units", "job"), 0);
+    assert_has(g_out, "it keeps its memory");
+    assert_true(read_status() && g_status.memory_kept);
+    unlink(scratch_path("run/fault"));
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_state("running");
+    kill_lgsup();
+    assert_exit(RUN("stop", g_run, "--units", "job"), 7);
+    assert_has(g_out, "were not started by systemd");
+    wait_for_step(g_status.step + 3);
+}
+
 /* A unit that nobody starts is asked for; that it cannot be had is said, with systemd's words. */
 static void test_a_unit_that_nobody_starts(void **state)
 {
@@ -510,6 +571,8 @@ int main(int argc, char **argv)
         TEST(test_a_stage_parks_the_run),
         TEST(test_restart_or_stop),
         TEST(test_sigterm),
+        TEST(test_the_end_without_lgsup),
+        TEST(test_the_end_of_others),
         TEST(test_a_unit_that_nobody_starts),
         TEST(test_what_systemd_hears),
         TEST(test_two_owners),
