@@ -1,4 +1,5 @@
-/* What a backend must provide. Only ops.c (through ops_check.h), device.c and the backends include this. */
+/* What a backend must provide. Only ops.c (through ops_check.h), device.c, the backends and tests include
+ * this. */
 #pragma once
 #include "kernels/device.h"
 #include "kernels/ops.h"

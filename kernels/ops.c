@@ -241,7 +241,7 @@ void lg_residual_norm_forward(lg_stream *s, const struct lg_residual_norm_forwar
     int64_t B = n->x.dim[0], D = n->x.dim[2];
     check_gate_residual_forward(s, r);
     check_norm_modulate_forward(s, n);
-    LG_ASSERT(n->x.data == r->out.data && lg_numel(&n->x) == lg_numel(&r->out));
+    SAME(n->x, r->out);
     struct span x = whole(r->x), y = whole(r->y), gate = rows_of(r->gate, B, D, r->mod_stride);
     APART(whole(n->y), x, y, gate);
     APART(whole(n->mean), x, y, gate);
@@ -258,7 +258,7 @@ void lg_norm_residual_backward(lg_stream *s, const struct lg_norm_residual_backw
     int64_t B = n->x.dim[0], D = n->x.dim[2];
     check_norm_modulate_backward(s, n);
     check_gate_residual_backward(s, r);
-    LG_ASSERT(n->dx.data == r->dout.data && lg_numel(&n->dx) == lg_numel(&r->dout));
+    SAME(n->dx, r->dout);
     struct span x = whole(n->x), dy = whole(n->dy), scale = rows_of(n->scale, B, D, n->mod_stride);
     struct span mean = whole(n->mean), rstd = whole(n->rstd);
     struct span dshift = rows_of(n->dshift, B, D, n->mod_stride);
@@ -392,7 +392,7 @@ void lg_norm_conv2d_forward(lg_stream *s, const struct lg_norm_conv2d_forward_ar
     const struct lg_conv2d_forward_args *c = &a->conv;
     check_group_norm_forward(s, n);
     check_conv2d_forward(s, c);
-    LG_ASSERT(c->x.data == n->y.data && lg_numel(&c->x) == lg_numel(&n->y));
+    SAME(c->x, n->y);
     ALIGNED_16(n->x);
     APART(whole(c->y), whole(n->x), whole(n->w), whole(n->b), whole(n->moments));
     APART(whole(n->y), whole(c->w), whole(c->bias), whole(c->residual));

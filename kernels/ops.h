@@ -11,7 +11,7 @@
  * Gradients of parameters are added to what is there when .accumulate is set, else overwritten;
  * gradients of activations likewise. Outputs may not overlap inputs except where "may alias" is said.
  * Every operation gives the same bits for the same arguments, and a row (sample) of a batch the same
- * bits whatever the other rows hold.
+ * bits whatever the other rows hold. Every tensor begins on a multiple of its elements' bytes.
  */
 #pragma once
 #include "base/philox.h"
@@ -193,7 +193,7 @@ struct lg_attention_backward_args {
 };
 
 /* y = conv(x, w) + bias (+ residual), zero padding. Ho = (H + top + bottom - kh) / stride + 1. Every
- * tensor begins on a multiple of 16 bytes: the libraries' kernels load whole vectors. */
+ * tensor but moments begins on a multiple of 16 bytes: the libraries' kernels load whole vectors. */
 struct lg_conv2d_forward_args {
     lg_tensor x;        // (N, H, W, Ci)
     lg_tensor w;        // (Co, kh, kw, Ci)

@@ -29,7 +29,8 @@ static inline bool has_shape(const lg_stream *s, const lg_tensor *t, lg_dtype dt
 
 static inline bool has_count(const lg_stream *s, const lg_tensor *t, lg_dtype dtype, int64_t count)
 {
-    return !absent(s, t) && t->dtype == dtype && count > 0 && lg_numel(t) == count;
+    return !absent(s, t) && t->dtype == dtype && count > 0 && lg_numel(t) == count &&
+           (uintptr_t)t->data % lg_dtype_bytes(dtype) == 0;
 }
 
 #define DIMS(...)                                                                                  \
@@ -48,6 +49,10 @@ static inline bool has_count(const lg_stream *s, const lg_tensor *t, lg_dtype dt
 #define WIDE_SHAPE(t, ...)    SHAPE(t, EITHER(t), __VA_ARGS__)
 #define WIDE_MAYBE(t, ...)    MAYBE(t, EITHER(t), __VA_ARGS__)
 #define BOTH_OR_NEITHER(t, u) LG_ASSERT(absent(s, &(t)) == absent(s, &(u)))
+
+/* t and u are two names of one tensor. */
+#define SAME(t, u)                                                                                 \
+    LG_ASSERT((t).data == (u).data && has_shape(s, &(t), (u).dtype, (u).rank, (u).dim))
 
 #define ALIGNED_16(t) LG_ASSERT((uintptr_t)(t).data % 16 == 0)
 

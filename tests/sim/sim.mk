@@ -22,3 +22,6 @@ $(BUILD)/tests/test_units_run: private LDFLAGS += -Wl,--wrap=lg_child_capture,--
 
 # What it asks of /proc and of the control group, the test tells.
 $(BUILD)/tests/test_region: private LDFLAGS += -Wl,--wrap=open
+
+# What an operation refuses is a failed assertion, which it goes on from.
+$(BUILD)/tests/test_ops_checks: private LDFLAGS += -Wl,--wrap=lg_assert_failed

@@ -1,368 +1,521 @@
-/* What ops.c refuses and what it lets pass, dry streams, and opening devices. A refusal is an abort,
- * so each is looked for in a child of its own. */
+/* What ops.c refuses and what it lets pass.
+ *
+ * Design: op_tensors.def says what an operation takes. From that each check makes a call that is
+ * right, spoils one thing about one tensor, or nothing, and wants the call refused, or let through,
+ * as the words of the tensor say. Nothing runs: the device is one whose operations only say that
+ * they were reached, so tensors need no memory; each lies a MiB behind the one before. A refusal is
+ * a failed assertion, which --wrap (tests/sim/sim.mk) turns into a jump back.
+ *
+ * Invariant: every trial has one outcome that passes. */
 #include "base/check.h"
-#include "kernels/ops.h"
-#include <fcntl.h>
+#include "kernels/backend.h"
+#include <ctype.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
-static lg_device *device;
-static lg_stream *stream;
-static double memory[4096];
+/* ---- a device that computes nothing ---- */
 
-static int open_device(void **state)
-{
-    if (lg_device_open("ref64", NULL, &device) < 0 || lg_stream_open(device, &stream) < 0) {
-        printf("%s\n", lg_err_text());
-        return -1;
-    }
-    return 0;
-}
-
-static int close_device(void **state)
-{
-    lg_stream_close(&stream);
-    lg_device_close(&device);
-    return 0;
-}
-
-/* The signal that ends a child which runs the operation; 0: none. */
-static int signal_of(void (*operation)(lg_stream *, const void *), const void *args)
-{
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        signal(SIGABRT, SIG_DFL);
-        int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
-        if (null >= 0) dup2(null, STDERR_FILENO);
-        operation(stream, args);
-        _exit(0);
-    }
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-}
-
-#define WRAP(op)                                                                                   \
-    static void run_##op(lg_stream *s, const void *args)                                           \
+static bool reached; /* the operation was let through */
+#define LG_OP(name)                                                                                \
+    static void reach_##name(lg_stream *s, const struct lg_##name##_args *a)                       \
     {                                                                                              \
-        lg_##op(s, args);                                                                          \
+        reached = true;                                                                            \
     }
-WRAP(linear_forward)
-WRAP(act_forward)
-WRAP(attention_forward)
-WRAP(gate_residual_backward)
-WRAP(residual_norm_forward)
-WRAP(norm_residual_backward)
-WRAP(embedding_forward)
-WRAP(conv2d_forward)
-WRAP(norm_conv2d_forward)
-WRAP(adamw)
+#include "kernels/ops.def"
+#undef LG_OP
+static const struct lg_ops REACH = {
+#define LG_OP(name) .name = reach_##name,
+#include "kernels/ops.def"
+#undef LG_OP
+};
 
-#define REFUSED(op, args) assert_int_equal(signal_of(run_##op, &(args)), SIGABRT)
-#define ALLOWED(op, args) assert_int_equal(signal_of(run_##op, &(args)), 0)
-
-/* Element `at` of the test's memory as a tensor. */
-static lg_tensor m2(int at, int64_t a, int64_t b)
+static size_t scratch_wanted;
+static size_t scratch_bytes(lg_device *d, lg_op_id op, const void *args)
 {
-    return lg_t2(memory + at, LG_F64, a, b);
+    return scratch_wanted;
+}
+static lg_device nothing = {.ops = &REACH, .scratch_bytes = scratch_bytes};
+static lg_stream real = {.device = &nothing}, dry = {.device = &nothing, .dry = true};
+
+/* ---- the table ---- */
+
+enum types {
+    U8 = 1 << LG_U8,
+    I32 = 1 << LG_I32,
+    I64 = 1 << LG_I64,
+    F64 = 1 << LG_F64,
+    FLOATS = 1 << LG_F32 | 1 << LG_F64 | 1 << LG_F16 | 1 << LG_BF16,
+    F = 1 << 8, /* these two depend on the device */
+    S = 1 << 9,
+    W = F | S,
+};
+static const lg_dtype DTYPES[] = {LG_F32, LG_F64, LG_F16, LG_BF16, LG_I32, LG_U8, LG_I64};
+
+static const struct tensor {
+    lg_op_id op;
+    size_t at; /* in the operation's arguments */
+    const char *field;
+    unsigned types;
+    bool out, optional, any_shape, aligned;
+    const char *dims, *may_be, *is;
+} TENSORS[] = {
+#define TENSOR(name, member, t, o, d, ...)                                                         \
+    {.op = LG_OP_##name,                                                                           \
+     .at = offsetof(struct lg_##name##_args, member),                                              \
+     .field = #member,                                                                             \
+     .types = t,                                                                                   \
+     .out = o,                                                                                     \
+     .dims = d,                                                                                    \
+     __VA_ARGS__},
+#define IN(name, member, t, ...)  TENSOR(name, member, t, false, __VA_ARGS__)
+#define OUT(name, member, t, ...) TENSOR(name, member, t, true, __VA_ARGS__)
+#include "tests/unit/op_tensors.def"
+};
+
+/* The tensor of the operation behind t; NULL: the first one, and behind the last one. */
+static const struct tensor *next_of(lg_op_id op, const struct tensor *t)
+{
+    for (t = t ? t + 1 : TENSORS; t < TENSORS + LG_ARRAY_LEN(TENSORS); t++)
+        if (t->op == op) return t;
+    return NULL;
 }
 
-static void wrong_shapes_and_types(void **state)
+static int64_t size_of[128] = {
+    ['B'] = 2, ['C'] = 8,  ['D'] = 11, ['H'] = 5, ['I'] = 3, ['K'] = 10,
+    ['M'] = 6, ['N'] = 7,  ['O'] = 8,  ['Q'] = 3, ['T'] = 5, ['V'] = 9,
+    ['W'] = 9, ['d'] = 13, ['n'] = 33, ['p'] = 2, ['y'] = 3, ['z'] = 4,
+};
+
+/* Dimension i of "B 2C|yp", as text that a separator or the end follows. */
+static const char *word(const char *dims, int i)
 {
-    const struct lg_linear_forward_args good = {.x = m2(0, 4, 8),
-                                                .w = m2(100, 3, 8),
-                                                .bias = lg_t1(memory + 200, LG_F64, 3),
-                                                .y = m2(300, 4, 3)};
-    ALLOWED(linear_forward, good);
-    struct lg_linear_forward_args bad = good;
-    bad.w.dim[1] = 7;
-    REFUSED(linear_forward, bad);
-    bad = good, bad.y.dim[0] = 5;
-    REFUSED(linear_forward, bad);
-    bad = good, bad.x.dtype = LG_F32;
-    REFUSED(linear_forward, bad);
-    bad = good, bad.x = LG_NONE;
-    REFUSED(linear_forward, bad);
-    bad = good, bad.x.rank = 3;
-    REFUSED(linear_forward, bad);
-    bad = good, bad.bias.dim[0] = 4;
-    REFUSED(linear_forward, bad);
-    bad = good, bad.x.dim[0] = bad.y.dim[0] = 0;
-    REFUSED(linear_forward, bad);
-    bad = good, bad.pre = m2(400, 4, 3); /* without an activation it would be y */
-    REFUSED(linear_forward, bad);
-    bad.act = LG_ACT_SILU;
-    ALLOWED(linear_forward, bad);
-    bad = good, bad.bias = LG_NONE;
-    ALLOWED(linear_forward, bad);
+    while (i--) dims = strpbrk(dims, " |") + 1;
+    return dims;
 }
 
-static lg_tensor m1(int at)
+static int rank_of(const char *dims)
 {
-    return lg_t1(memory + at, LG_F64, 5);
+    int rank = 1;
+    while ((dims = strpbrk(dims, " |"))) dims++, rank++;
+    return rank;
 }
 
-static void overlaps(void **state)
+static int64_t dim_of(const char *dims, int i)
 {
-    struct lg_act_forward_args act = {.x = m2(0, 4, 8), .y = m2(0, 4, 8), .act = LG_ACT_SILU};
-    ALLOWED(act_forward, act);
-    act.y.data = memory + 8; /* partly */
-    REFUSED(act_forward, act);
-    struct lg_linear_forward_args linear = {.x = m2(0, 4, 8), .w = m2(100, 8, 8), .y = m2(0, 4, 8)};
-    REFUSED(linear_forward, linear);
-    linear.y = m2(32, 4, 8); /* right behind */
-    ALLOWED(linear_forward, linear);
-    linear.y = m2(31, 4, 8);
-    REFUSED(linear_forward, linear);
-    const struct lg_adamw_args adamw = {.w = m1(0),
-                                        .m = m1(5),
-                                        .v = m1(10),
-                                        .grad = m1(15),
-                                        .w_out = m1(20),
-                                        .m_out = m1(25),
-                                        .v_out = m1(30),
-                                        .working = {m1(35), m1(40)},
-                                        .copies = 2,
-                                        .t = 1};
-    ALLOWED(adamw, adamw);
-    for (int at = 0; at < 40; at += 5) {
-        struct lg_adamw_args a = adamw;
-        a.working[1] = m1(at);
-        REFUSED(adamw, a);
+    const char *w = word(dims, i);
+    char *end;
+    int64_t number = strtol(w, &end, 10), product = end > w ? number : 1;
+    for (; isalpha(*end); end++) product *= size_of[(int)*end];
+    return product;
+}
+
+/* Elements from the first to the last one, gaps between rows counted. */
+static int64_t extent(const struct tensor *t)
+{
+    const char *bar = strchr(t->dims, '|');
+    int64_t rows = 1, row = 1;
+    for (int i = 0; i < rank_of(t->dims); i++)
+        *(bar && word(t->dims, i) < bar ? &rows : &row) *= dim_of(t->dims, i);
+    return bar ? (rows - 1) * (row + 1) + row : row;
+}
+
+/* A letter alone, which no tensor of the call has but here. */
+static bool is_free(const struct tensor *t, int i)
+{
+    const char *w = word(t->dims, i);
+    int uses = 0;
+    if (!isalpha(*w) || strcspn(w, " |") != 1) return false;
+    for (const struct tensor *u = NULL; (u = next_of(t->op, u));)
+        for (const char *c = u->dims; *c; c++) uses += *c == *w;
+    return uses == 1;
+}
+
+static bool names(const char *list, const char *field)
+{
+    const char *at = list ? strstr(list, field) : NULL;
+    return at && (at == list || at[-1] == ' ') && strchr(" ", at[strlen(field)]);
+}
+
+/* The tensor whose memory this one has: itself but for .is. */
+static const struct tensor *root(const struct tensor *t)
+{
+    if (!t->is) return t;
+    for (const struct tensor *u = NULL; (u = next_of(t->op, u));)
+        if (!strcmp(u->field, t->is)) return u;
+    fail_msg("no tensor %s", t->is);
+    return NULL;
+}
+
+static lg_dtype stats(void)
+{
+    return nothing.dtype == LG_F64 ? LG_F64 : LG_F32;
+}
+
+static bool takes(unsigned types, lg_dtype d)
+{
+    return types & 1U << d || (types & F && d == nothing.dtype) || (types & S && d == stats());
+}
+
+static lg_dtype first_type(unsigned types)
+{
+    return types & F ? nothing.dtype : types & S ? stats() : (lg_dtype)__builtin_ctz(types);
+}
+
+/* ---- calls ---- */
+
+union call {
+#define LG_OP(name) struct lg_##name##_args name;
+#include "kernels/ops.def"
+#undef LG_OP
+};
+
+static const struct operation {
+    const char *name;
+    void (*run)(lg_stream *, const union call *);
+    void (*begin)(union call *);
+} OPERATIONS[LG_OP_COUNT];
+
+static lg_tensor *tensor_of(union call *c, const struct tensor *t)
+{
+    return (lg_tensor *)(void *)((char *)c + t->at);
+}
+
+static uintptr_t home(const struct tensor *t)
+{
+    return (uintptr_t)(root(t) - TENSORS + 1) << 20;
+}
+
+static size_t bytes_of(const struct tensor *t)
+{
+    return (size_t)extent(t) * lg_dtype_bytes(first_type(t->types));
+}
+
+/* Puts a tensor, by whatever name, to a place of memory. */
+static void put(union call *c, const struct tensor *t, uintptr_t at)
+{
+    for (const struct tensor *u = NULL; (u = next_of(t->op, u));)
+        if (root(u) == root(t)) tensor_of(c, u)->data = (void *)at;
+}
+
+static union call right_call(lg_op_id op)
+{
+    union call c = {0};
+    OPERATIONS[op].begin(&c);
+    for (const struct tensor *t = NULL; (t = next_of(op, t));) {
+        lg_tensor *x = tensor_of(&c, t);
+        *x = (lg_tensor){(void *)home(t), first_type(t->types), rank_of(t->dims), {1, 1, 1, 1}};
+        for (int i = 0; i < x->rank; i++) x->dim[i] = dim_of(t->dims, i);
+    }
+    return c;
+}
+
+static jmp_buf back;
+static bool armed;
+static int trials, wrong;
+
+void __real_lg_assert_failed(const char *, const char *, int, const char *)
+    __attribute__((noreturn));
+void __wrap_lg_assert_failed(const char *, const char *, int, const char *)
+    __attribute__((noreturn));
+void __wrap_lg_assert_failed(const char *expr, const char *file, int line, const char *func)
+{
+    if (!armed) __real_lg_assert_failed(expr, file, line, func);
+    armed = false;
+    longjmp(back, 1);
+}
+
+static bool is_refused(lg_stream *s, lg_op_id op, const union call *c)
+{
+    reached = false;
+    armed = true;
+    if (setjmp(back)) return true;
+    OPERATIONS[op].run(s, c);
+    armed = false;
+    assert_int_equal(reached, !s->dry);
+    return false;
+}
+
+static void expect(bool allowed, lg_op_id op, const union call *c, const char *what, ...)
+{
+    trials++;
+    if (is_refused(&real, op, c) == !allowed) return;
+    char text[256];
+    va_list args;
+    va_start(args, what);
+    vsnprintf(text, sizeof text, what, args);
+    va_end(args);
+    print_error("%s in %s: %s: %s\n", OPERATIONS[op].name, lg_dtype_name(nothing.dtype), text,
+                allowed ? "refused" : "let through");
+    wrong++;
+}
+
+/* check: of one operation; must not be for nothing. */
+static void for_all_operations(void (*check)(lg_op_id))
+{
+    static const lg_dtype COMPUTE[] = {LG_F64, LG_F32, LG_BF16};
+    trials = wrong = 0;
+    for (size_t i = 0; i < LG_ARRAY_LEN(COMPUTE); i++) {
+        nothing.dtype = COMPUTE[i];
+        for (int op = 0; op < LG_OP_COUNT; op++) check((lg_op_id)op);
+    }
+    assert_true(trials >= LG_OP_COUNT * (int)LG_ARRAY_LEN(COMPUTE));
+    assert_int_equal(wrong, 0);
+}
+
+#define LG_OP(name)                                                                                \
+    static void run_##name(lg_stream *s, const union call *c)                                      \
+    {                                                                                              \
+        lg_##name(s, &c->name);                                                                    \
+    }
+#include "kernels/ops.def"
+#undef LG_OP
+#define CALL(op, ...)                                                                              \
+    static void begin_##op(union call *c)                                                          \
+    {                                                                                              \
+        c->op = (struct lg_##op##_args){__VA_ARGS__};                                              \
+    }
+#include "tests/unit/op_tensors.def"
+static const struct operation OPERATIONS[LG_OP_COUNT] = {
+#define LG_OP(name) {#name, run_##name, begin_##name},
+#include "kernels/ops.def"
+#undef LG_OP
+};
+
+/* ---- each thing that is said of a tensor ---- */
+
+static void check_types(lg_op_id op)
+{
+    for (const struct tensor *t = NULL; (t = next_of(op, t));) {
+        for (size_t i = 0; i < LG_ARRAY_LEN(DTYPES); i++) {
+            union call c = right_call(op);
+            tensor_of(&c, t)->dtype = DTYPES[i];
+            expect(takes(t->types, DTYPES[i]), op, &c, "%s is %s", t->field,
+                   lg_dtype_name(DTYPES[i]));
+        }
     }
 }
 
-/* Slices of one buffer lie among each other: allowed while no element is shared. */
-static void interleaved_slices(void **state)
+static void types(void **state)
 {
-    enum { B = 2, T = 3, D = 4, STRIDE = 12 };
-    struct lg_gate_residual_backward_args a = {.dout = lg_t3(memory, LG_F64, B, T, D),
-                                               .y = lg_t3(memory + 100, LG_F64, B, T, D),
-                                               .gate = m2(200, B, D),
-                                               .dy = lg_t3(memory + 300, LG_F64, B, T, D),
-                                               .dgate = m2(200 + D, B, D),
-                                               .mod_stride = STRIDE};
-    ALLOWED(gate_residual_backward, a);
-    a.dgate = m2(200 + STRIDE - 1, B, D); /* its end meets the next row's gate */
-    REFUSED(gate_residual_backward, a);
-    a.dgate = m2(200 + D - 1, B, D);
-    REFUSED(gate_residual_backward, a);
-    a.dgate = m2(400, B, D), a.mod_stride = D - 1;
-    REFUSED(gate_residual_backward, a);
+    for_all_operations(check_types);
 }
 
-static lg_tensor m3(int at)
+static void check_dimensions(const struct tensor *t)
 {
-    return lg_t3(memory + at, LG_F64, 2, 3, 4);
-}
-
-/* The second of the two works on the first one's result, and leaves what the first has read. */
-static void two_at_once(void **state)
-{
-    const struct lg_residual_norm_forward_args forward = {
-        .residual = {.x = m3(0), .y = m3(24), .out = m3(48)},
-        .norm = {.x = m3(48), .y = m3(72), .mean = m2(96, 2, 3), .rstd = m2(102, 2, 3), .eps = 1}};
-    ALLOWED(residual_norm_forward, forward);
-    struct lg_residual_norm_forward_args f = forward;
-    f.norm.x = m3(0);
-    REFUSED(residual_norm_forward, f);
-    f = forward, f.norm.y = m3(24);
-    REFUSED(residual_norm_forward, f);
-    f = forward, f.norm.mean = m2(0, 2, 3);
-    REFUSED(residual_norm_forward, f);
-    const struct lg_norm_residual_backward_args backward = {.norm = {.dy = m3(0),
-                                                                     .x = m3(24),
-                                                                     .mean = m2(96, 2, 3),
-                                                                     .rstd = m2(102, 2, 3),
-                                                                     .dx = m3(48)},
-                                                            .residual = {.dout = m3(48),
-                                                                         .y = m3(120),
-                                                                         .gate = m2(144, 2, 4),
-                                                                         .dy = m3(72),
-                                                                         .dgate = m2(152, 2, 4),
-                                                                         .mod_stride = 4}};
-    ALLOWED(norm_residual_backward, backward);
-    struct lg_norm_residual_backward_args b = backward;
-    b.residual.dout = m3(0);
-    REFUSED(norm_residual_backward, b);
-    b = backward, b.residual.dy = m3(0);
-    REFUSED(norm_residual_backward, b);
-    b = backward, b.residual.y = m3(48);
-    REFUSED(norm_residual_backward, b);
-    b = backward, b.residual.dgate = m2(96, 2, 4);
-    REFUSED(norm_residual_backward, b);
-}
-
-static void conv_asks_for_16_bytes(void **state)
-{
-    static _Alignas(16) double x[9], w[9], y[10], bias[2];
-    struct lg_conv2d_forward_args a = {.x = lg_t4(x, LG_F64, 1, 3, 3, 1),
-                                       .w = lg_t4(w, LG_F64, 1, 3, 3, 1),
-                                       .bias = lg_t1(bias, LG_F64, 1),
-                                       .y = lg_t4(y, LG_F64, 1, 3, 3, 1),
-                                       .stride = 1,
-                                       .top = 1,
-                                       .left = 1,
-                                       .bottom = 1,
-                                       .right = 1};
-    ALLOWED(conv2d_forward, a);
-    a.y.data = y + 1;
-    REFUSED(conv2d_forward, a);
-    a.y.data = y, a.bottom = 0; /* now y is too high */
-    REFUSED(conv2d_forward, a);
-    static double moments[4];
-    a.bottom = 1, a.moments = lg_t3(moments, LG_F64, 1, 1, 2);
-    ALLOWED(conv2d_forward, a);
-    a.moments.dim[1] = 2; /* of one channel */
-    REFUSED(conv2d_forward, a);
-    a.moments = lg_t3(y + 4, LG_F64, 1, 1, 2);
-    REFUSED(conv2d_forward, a);
-}
-
-/* The norm's result may take its input's place, and the moments theirs. */
-static void a_norm_then_a_conv(void **state)
-{
-    static _Alignas(16) double x[9], norm[8], w[18], y[4], moments[4], v[8];
-    const struct lg_norm_conv2d_forward_args good = {
-        .norm = {.x = lg_t4(x, LG_F64, 1, 2, 2, 2),
-                 .moments = lg_t3(moments, LG_F64, 1, 1, 2),
-                 .w = lg_t1(v, LG_F64, 2),
-                 .b = lg_t1(v + 2, LG_F64, 2),
-                 .y = lg_t4(norm, LG_F64, 1, 2, 2, 2),
-                 .groups = 1,
-                 .eps = 1},
-        .conv = {.x = lg_t4(norm, LG_F64, 1, 2, 2, 2),
-                 .w = lg_t4(w, LG_F64, 1, 3, 3, 2),
-                 .bias = lg_t1(v + 4, LG_F64, 1),
-                 .y = lg_t4(y, LG_F64, 1, 2, 2, 1),
-                 .moments = lg_t3(moments, LG_F64, 1, 1, 2),
-                 .stride = 1,
-                 .top = 1,
-                 .left = 1,
-                 .bottom = 1,
-                 .right = 1}};
-    ALLOWED(norm_conv2d_forward, good);
-    struct lg_norm_conv2d_forward_args a = good;
-    a.norm.y.data = a.conv.x.data = x;
-    ALLOWED(norm_conv2d_forward, a);
-    a = good, a.norm.w.dim[0] = 1; /* what each of the two asks for by itself */
-    REFUSED(norm_conv2d_forward, a);
-    a = good, a.conv.y.dim[3] = 2;
-    REFUSED(norm_conv2d_forward, a);
-    a = good, a.norm.x.data = x + 1; /* of 16 bytes, which the norm alone does not ask for */
-    REFUSED(norm_conv2d_forward, a);
-    a = good, a.conv.x.data = x; /* not what the norm wrote */
-    REFUSED(norm_conv2d_forward, a);
-    a = good, a.conv.y.data = x; /* a backend reads x while it writes y */
-    REFUSED(norm_conv2d_forward, a);
-    a = good, a.conv.moments.data = x;
-    REFUSED(norm_conv2d_forward, a);
-    a = good, a.conv.moments.data = moments + 1;
-    REFUSED(norm_conv2d_forward, a);
-    a = good, a.norm.y.data = a.conv.x.data = w;
-    REFUSED(norm_conv2d_forward, a);
-}
-
-static void contents(void **state)
-{
-    int32_t ids[2] = {0, 5}, length[1] = {0};
-    struct lg_embedding_forward_args e = {
-        .ids = lg_t1(ids, LG_I32, 2), .table = m2(0, 6, 3), .y = m2(100, 2, 3)};
-    ALLOWED(embedding_forward, e);
-    ids[1] = 6;
-    REFUSED(embedding_forward, e);
-    ids[1] = -1;
-    REFUSED(embedding_forward, e);
-    struct lg_attention_forward_args a = {.q = lg_t4(memory, LG_F64, 1, 2, 1, 4),
-                                          .k = lg_t4(memory + 100, LG_F64, 1, 2, 1, 4),
-                                          .v = lg_t4(memory + 200, LG_F64, 1, 2, 1, 4),
-                                          .q_stride = 4,
-                                          .kv_stride = 4,
-                                          .k_length = lg_t1(length, LG_I32, 1),
-                                          .o = lg_t4(memory + 300, LG_F64, 1, 2, 1, 4),
-                                          .scale = 1};
-    REFUSED(attention_forward, a);
-    length[0] = 2;
-    ALLOWED(attention_forward, a);
-}
-
-/* Shapes are checked, pointers are not looked at, nothing runs. */
-static void dry_streams(void **state)
-{
-    lg_stream *dry;
-    assert_int_equal(lg_stream_open_dry(device, &dry), 0);
-    assert_true(lg_stream_is_dry(dry) && lg_stream_device(dry) == device);
-    lg_linear_forward(dry, &(struct lg_linear_forward_args){.x = lg_t2(NULL, LG_F64, 4, 8),
-                                                            .w = lg_t2(NULL, LG_F64, 3, 8),
-                                                            .y = lg_t2(NULL, LG_F64, 4, 3)});
-    lg_stream_zero(dry, NULL, 100);
-    lg_stream_sync(dry);
-    assert_int_equal(lg_stream_scratch_need(dry), 0); /* ref64 needs none */
-    lg_stream_close(&dry);
-    assert_null(dry);
-    lg_stream_close(&dry);
-}
-
-static void device_memory(void **state)
-{
-    lg_device *d;
-    void *a, *b;
-    assert_int_equal(lg_device_open("ref64", NULL, &d), 0);
-    assert_int_equal(lg_device_alloc(d, 1000, &a), 0);
-    assert_int_equal(lg_device_alloc(d, 0, &b), 0);
-    assert_true((uintptr_t)a % 64 == 0 && (uintptr_t)b % 64 == 0);
-    for (int i = 0; i < 1000; i++) assert_int_equal(((char *)a)[i], 0);
-    lg_device_free(d, &a);
-    assert_null(a);
-    lg_device_free(d, &a);
-    assert_int_equal(lg_device_alloc(d, (size_t)-1, &a), LG_ERR_NOSPACE);
-    lg_err_clear();
-    lg_device_close(&d); /* frees b; a sanitizer build would tell */
-    assert_null(d);
-}
-
-static void wrong_devices(void **state)
-{
-    static const char *const NAMES[] = {
-        "gpu", "", "hos", "cuda:", "cuda:x", "cuda:-1", "cuda:4096", "ref64:1"};
-    lg_device *d = NULL;
-    for (size_t i = 0; i < LG_ARRAY_LEN(NAMES); i++) {
-        if (lg_device_open(NAMES[i], NULL, &d) != LG_ERR_CONFIG)
-            fail_msg("\"%s\": %s", NAMES[i], lg_err_text());
-        assert_null(d);
+    for (int i = 0; i < rank_of(t->dims); i++) {
+        for (int by = -1; by <= 1; by += 2) {
+            union call c = right_call(t->op);
+            tensor_of(&c, t)->dim[i] += by;
+            expect(is_free(t, i), t->op, &c, "%s, dimension %d changed by %d", t->field, i, by);
+        }
     }
-    /* The message of the backend itself arrives. */
-    assert_non_null(strstr(lg_err_message(), "ref64:1"));
-    assert_int_equal(setenv("LG_BACKEND_DIR", "/nonexistent", 1), 0);
-    assert_int_equal(lg_device_open("ref64", NULL, &d), LG_ERR_NOTFOUND);
-    assert_non_null(strstr(lg_err_message(), "/nonexistent"));
-    assert_int_equal(unsetenv("LG_BACKEND_DIR"), 0);
-    lg_err_clear();
+}
+
+static void check_ranks(const struct tensor *t)
+{
+    union call c = right_call(t->op);
+    lg_tensor *x = tensor_of(&c, t);
+    if (x->rank < LG_RANK_MAX) {
+        x->rank++;
+        expect(t->any_shape, t->op, &c, "%s, one dimension more", t->field);
+        x->rank--;
+    }
+    if (x->rank > 1) {
+        x->rank--;
+        x->dim[x->rank - 1] *= x->dim[x->rank];
+        expect(t->any_shape, t->op, &c, "%s, two dimensions in one", t->field);
+    }
+}
+
+static void check_shapes(lg_op_id op)
+{
+    for (const struct tensor *t = NULL; (t = next_of(op, t));) {
+        check_dimensions(t);
+        check_ranks(t);
+        for (const char *s = t->dims; *s; s++) { /* all agree, on no element */
+            int64_t size = size_of[(int)*s];
+            if (!isalpha(*s)) continue;
+            size_of[(int)*s] = 0;
+            union call c = right_call(op);
+            expect(false, op, &c, "%c is 0", *s);
+            size_of[(int)*s] = size;
+        }
+    }
+}
+
+static void shapes(void **state)
+{
+    for_all_operations(check_shapes);
+}
+
+static void check_absence(lg_op_id op)
+{
+    for (const struct tensor *t = NULL; (t = next_of(op, t));) {
+        union call c = right_call(op);
+        tensor_of(&c, t)->data = NULL;
+        expect(t->optional, op, &c, "%s, no memory", t->field);
+        *tensor_of(&c, t) = LG_NONE;
+        expect(t->optional, op, &c, "%s absent", t->field);
+    }
+}
+
+static void absence(void **state)
+{
+    for_all_operations(check_absence);
+}
+
+static void check_alignment(lg_op_id op)
+{
+    for (const struct tensor *t = NULL; (t = next_of(op, t));) {
+        union call c = right_call(op);
+        put(&c, t, home(t) + 1);
+        expect(first_type(t->types) == LG_U8, op, &c, "%s begins on an odd byte", t->field);
+        put(&c, t, home(t) + 8);
+        expect(!t->aligned, op, &c, "%s begins on byte 8", t->field);
+    }
+}
+
+static void alignment(void **state)
+{
+    for_all_operations(check_alignment);
+}
+
+/* An output is moved over each other tensor, and so that it just does not touch it. */
+static void check_pair(const struct tensor *out, const struct tensor *other)
+{
+    const uintptr_t to = home(other), piece = 16; /* what every tensor may begin on */
+    const size_t size = bytes_of(out), other_size = bytes_of(other);
+    const bool same = names(out->may_be, other->field);
+    const struct {
+        const char *how;
+        uintptr_t at;
+        bool allowed;
+    } PLACES[] = {
+        {"exactly over", to, same},
+        {"over the end of", (to + other_size - 1) / piece * piece, false},
+        {"over the start of", (to - size + piece) / piece * piece, false},
+        {"right behind", (to + other_size + piece - 1) / piece * piece, true},
+        {"right before", (to - size) / piece * piece, true},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(PLACES); i++) {
+        assert_true(i == 0 || !same || PLACES[i].at != to);
+        union call c = right_call(out->op);
+        put(&c, out, PLACES[i].at);
+        expect(PLACES[i].allowed, out->op, &c, "%s %s %s", out->field, PLACES[i].how, other->field);
+    }
+}
+
+static void check_memory(lg_op_id op)
+{
+    union call right = right_call(op);
+    expect(true, op, &right, "nothing is wrong");
+    for (const struct tensor *t = NULL; (t = next_of(op, t));) {
+        if (t->is) { /* but lies elsewhere */
+            union call c = right;
+            tensor_of(&c, t)->data = (char *)tensor_of(&c, t)->data + (1 << 18);
+            expect(false, op, &c, "%s is not %s", t->field, t->is);
+        }
+        for (const struct tensor *other = NULL; (other = next_of(op, other));)
+            if (t->out && other != t && !other->is) check_pair(t, other);
+    }
+}
+
+static void memory(void **state)
+{
+    for_all_operations(check_memory);
+}
+
+/* ---- what is said of single operations ---- */
+
+static void *element(lg_tensor t, size_t i)
+{
+    return (char *)t.data + i * lg_dtype_bytes(t.dtype);
+}
+
+static void swap(int64_t *dim)
+{
+    int64_t first = dim[0];
+    dim[0] = dim[1], dim[1] = first;
+}
+
+#define AT_LINE_(name, line) name##line
+#define AT_LINE(name, line)  AT_LINE_(name, line)
+#define CHANGE(op, ...)                                                                            \
+    static void AT_LINE(change_, __LINE__)(union call * c)                                         \
+    {                                                                                              \
+        struct lg_##op##_args *a = &c->op;                                                         \
+        __VA_ARGS__;                                                                               \
+    }
+#define REFUSED(...) CHANGE(__VA_ARGS__)
+#define ALLOWED(...) CHANGE(__VA_ARGS__)
+#include "tests/unit/op_tensors.def"
+static const struct {
+    bool allowed;
+    lg_op_id op;
+    const char *text;
+    void (*change)(union call *);
+} CHANGES[] = {
+#define REFUSED(name, ...) {false, LG_OP_##name, #__VA_ARGS__, AT_LINE(change_, __LINE__)},
+#define ALLOWED(name, ...) {true, LG_OP_##name, #__VA_ARGS__, AT_LINE(change_, __LINE__)},
+#include "tests/unit/op_tensors.def"
+};
+
+static void check_changes(lg_op_id op)
+{
+    for (size_t i = 0; i < LG_ARRAY_LEN(CHANGES); i++) {
+        if (CHANGES[i].op != op) continue;
+        union call c = right_call(op);
+        CHANGES[i].change(&c);
+        expect(CHANGES[i].allowed, op, &c, "%s", CHANGES[i].text);
+    }
+}
+
+static void changes(void **state)
+{
+    for_all_operations(check_changes);
+}
+
+/* The scratch memory that it asks for must be there. On a dry stream shapes are checked, pointers are
+ * not looked at, and nothing runs. */
+static void check_scratch(lg_op_id op)
+{
+    union call c = right_call(op);
+    dry.scratch_need = 0;
+    for (scratch_wanted = 4; scratch_wanted > 0; scratch_wanted--) {
+        real.scratch_bytes = scratch_wanted - 1;
+        expect(false, op, &c, "too little scratch memory");
+        real.scratch_bytes = scratch_wanted;
+        expect(true, op, &c, "scratch memory");
+        for (const struct tensor *t = NULL; (t = next_of(op, t));) tensor_of(&c, t)->data = NULL;
+        assert_false(is_refused(&dry, op, &c));
+        assert_int_equal(dry.scratch_need, 4);
+        c = right_call(op);
+    }
+    for (const struct tensor *t = NULL; (t = next_of(op, t));) {
+        c = right_call(op);
+        tensor_of(&c, t)->dim[0]--;
+        assert_int_equal(is_refused(&dry, op, &c), !is_free(t, 0));
+        *tensor_of(&c, t) = LG_NONE;
+        assert_int_equal(is_refused(&dry, op, &c), !t->optional);
+    }
+}
+
+static void scratch(void **state)
+{
+    for_all_operations(check_scratch);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wrong_shapes_and_types),
-        cmocka_unit_test(overlaps),
-        cmocka_unit_test(interleaved_slices),
-        cmocka_unit_test(two_at_once),
-        cmocka_unit_test(conv_asks_for_16_bytes),
-        cmocka_unit_test(a_norm_then_a_conv),
-        cmocka_unit_test(contents),
-        cmocka_unit_test(dry_streams),
-        cmocka_unit_test(device_memory),
-        cmocka_unit_test(wrong_devices),
+        cmocka_unit_test(types),     cmocka_unit_test(shapes), cmocka_unit_test(absence),
+        cmocka_unit_test(alignment), cmocka_unit_test(memory), cmocka_unit_test(changes),
+        cmocka_unit_test(scratch),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }
