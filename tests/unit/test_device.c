@@ -2,6 +2,7 @@
  * refusal is an abort, so each is looked for in a child of its own. */
 #include "base/check.h"
 #include "kernels/ops.h"
+#include "tests/unit/ref64_fixture.h"
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -14,25 +15,7 @@
 
 #include <cmocka.h>
 
-static lg_device *device;
-static lg_stream *stream;
 static double memory[4096];
-
-static int open_device(void **state)
-{
-    if (lg_device_open("ref64", NULL, &device) < 0 || lg_stream_open(device, &stream) < 0) {
-        printf("%s\n", lg_err_text());
-        return -1;
-    }
-    return 0;
-}
-
-static int close_device(void **state)
-{
-    lg_stream_close(&stream);
-    lg_device_close(&device);
-    return 0;
-}
 
 /* The signal that ends a child which runs the operation; 0: none. */
 static int signal_of(void (*operation)(lg_stream *, const void *), const void *args)
@@ -44,7 +27,7 @@ static int signal_of(void (*operation)(lg_stream *, const void *), const void *a
         signal(SIGABRT, SIG_DFL);
         int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
         if (null >= 0) dup2(null, STDERR_FILENO);
-        operation(stream, args);
+        operation(g_stream, args);
         _exit(0);
     }
     int status;
@@ -96,8 +79,8 @@ static void contents(void **state)
 static void dry_streams(void **state)
 {
     lg_stream *dry;
-    assert_int_equal(lg_stream_open_dry(device, &dry), 0);
-    assert_true(lg_stream_is_dry(dry) && lg_stream_device(dry) == device);
+    assert_int_equal(lg_stream_open_dry(g_device, &dry), 0);
+    assert_true(lg_stream_is_dry(dry) && lg_stream_device(dry) == g_device);
     lg_linear_forward(dry, &(struct lg_linear_forward_args){.x = lg_t2(NULL, LG_F64, 4, 8),
                                                             .w = lg_t2(NULL, LG_F64, 3, 8),
                                                             .y = lg_t2(NULL, LG_F64, 4, 3)});
@@ -154,5 +137,5 @@ int main(void)
         cmocka_unit_test(device_memory),
         cmocka_unit_test(wrong_devices),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, ref64_open, ref64_close);
 }

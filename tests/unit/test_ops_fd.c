@@ -7,6 +7,7 @@
  * both lie near 1e-12, five digits below the tolerance. */
 #include "base/check.h"
 #include "kernels/ops.h"
+#include "tests/unit/ref64_fixture.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,26 +20,8 @@
 #define STEP      1e-3
 enum { ARRAYS_MAX = 64 };
 
-static lg_device *device;
-static lg_stream *stream;
 static double *arrays[ARRAYS_MAX]; /* of the running test */
 static int n_arrays;
-
-static int open_device(void **state)
-{
-    if (lg_device_open("ref64", NULL, &device) < 0 || lg_stream_open(device, &stream) < 0) {
-        printf("%s\n", lg_err_text());
-        return -1;
-    }
-    return 0;
-}
-
-static int close_device(void **state)
-{
-    lg_stream_close(&stream);
-    lg_device_close(&device);
-    return 0;
-}
 
 static int free_arrays(void **state)
 {
@@ -86,7 +69,7 @@ struct loss {
 #define FORWARD(op)                                                                                \
     static void run_##op(const void *args)                                                         \
     {                                                                                              \
-        lg_##op(stream, args);                                                                     \
+        lg_##op(g_stream, args);                                                                   \
     }
 FORWARD(linear_forward)
 FORWARD(act_forward)
@@ -146,11 +129,11 @@ static void linear_with(int64_t M, int64_t K, int64_t N, bool accumulate)
     const double *dx0 = accumulate ? copy_of(dx, M * K) : NULL;
     const double *dw0 = accumulate ? copy_of(dw, N * K) : NULL;
     const double *db0 = accumulate ? copy_of(db, N) : NULL;
-    lg_linear_backward_data(stream,
+    lg_linear_backward_data(g_stream,
                             &(struct lg_linear_backward_data_args){
                                 .dy = T2(r, M, N), .w = f.w, .dx = T2(dx, M, K), accumulate});
     lg_linear_backward_weight(
-        stream,
+        g_stream,
         &(struct lg_linear_backward_weight_args){
             .dy = T2(r, M, N), .x = f.x, .dw = T2(dw, N, K), .dbias = T1(db, N), accumulate});
     check("dx", &l, x, M * K, dx, dx0);
@@ -180,11 +163,11 @@ static void linear_with_activation(void **state)
                                            .act = ACTS[k]};
         struct loss l = {run_linear_forward, &f, y, r, M * N};
         run_linear_forward(&f);
-        lg_act_backward(stream,
+        lg_act_backward(g_stream,
                         &(struct lg_act_backward_args){
                             .x = f.pre, .dy = T2(r, M, N), .dx = T2(dpre, M, N), .act = ACTS[k]});
-        lg_linear_backward_data(stream, &(struct lg_linear_backward_data_args){
-                                            .dy = T2(dpre, M, N), .w = f.w, .dx = T2(dx, M, K)});
+        lg_linear_backward_data(g_stream, &(struct lg_linear_backward_data_args){
+                                              .dy = T2(dpre, M, N), .w = f.w, .dx = T2(dx, M, K)});
         check("dx", &l, x, M * K, dx, NULL);
     }
 }
@@ -197,8 +180,8 @@ struct two_layers {
 static void run_two_layers(const void *args)
 {
     const struct two_layers *a = args;
-    lg_linear_forward(stream, &a->first);
-    lg_linear_forward(stream, &a->second);
+    lg_linear_forward(g_stream, &a->first);
+    lg_linear_forward(g_stream, &a->second);
 }
 static void linear_through_activation(void **state)
 {
@@ -216,7 +199,7 @@ static void linear_through_activation(void **state)
                            .second = {.x = T2(h, M, N), .w = T2(w2, P, N), .y = T2(y, M, P)}};
     struct loss l = {run_two_layers, &f, y, r, M * P};
     run_two_layers(&f);
-    lg_linear_backward_data(stream,
+    lg_linear_backward_data(g_stream,
                             &(struct lg_linear_backward_data_args){.dy = T2(r, M, P),
                                                                    .w = f.second.w,
                                                                    .dx = T2(dpre, M, N),
@@ -226,9 +209,9 @@ static void linear_through_activation(void **state)
                                                                    .accumulate_dbias = true});
     check("bias of the layer below", &l, b1, N, db, db0);
     double *dw = poison(N * K);
-    lg_linear_backward_weight(stream, &(struct lg_linear_backward_weight_args){.dy = T2(dpre, M, N),
-                                                                               .x = f.first.x,
-                                                                               .dw = T2(dw, N, K)});
+    lg_linear_backward_weight(g_stream,
+                              &(struct lg_linear_backward_weight_args){
+                                  .dy = T2(dpre, M, N), .x = f.first.x, .dw = T2(dw, N, K)});
     check("dw of the layer below", &l, w1, N * K, dw, NULL);
 }
 
@@ -246,10 +229,10 @@ static void activations(void **state)
         struct loss l = {run_act_forward, &f, y, r, N};
         struct lg_act_backward_args b = {
             .x = f.x, .dy = T1(r, N), .dx = T1(dx, N), .act = ACTS[k], .accumulate = true};
-        lg_act_backward(stream, &b);
+        lg_act_backward(g_stream, &b);
         check("accumulated dx", &l, x, N, dx, dx0);
         b.accumulate = false;
-        lg_act_backward(stream, &b);
+        lg_act_backward(g_stream, &b);
         check("dx", &l, x, N, dx, NULL);
     }
 }
@@ -262,12 +245,12 @@ static void products_and_sums(void **state)
     double *da = poison(M * N), *row = normals(N), *drow = normals(N);
     const double *drow0 = copy_of(drow, N);
     struct lg_mul_forward_args mul = {.a = T2(a, M, N), .b = T2(b, M, N), .y = T2(y, M, N)};
-    lg_mul_forward(stream,
+    lg_mul_forward(g_stream,
                    &(struct lg_mul_forward_args){.a = T2(r, M, N), .b = mul.b, .y = T2(da, M, N)});
     check("da of a b", &(struct loss){run_mul_forward, &mul, y, r, M * N}, a, M * N, da, NULL);
 
     struct lg_add_forward_args add = {.a = T2(a, M, N), .b = T1(row, N), .y = T2(y, M, N)};
-    lg_sum_rows(stream,
+    lg_sum_rows(g_stream,
                 &(struct lg_sum_rows_args){.x = T2(r, M, N), .y = T1(drow, N), .accumulate = true});
     check("db of a + b", &(struct loss){run_add_forward, &add, y, r, M * N}, row, N, drow, drow0);
 }
@@ -298,7 +281,7 @@ static void norm_with(int64_t B, int64_t T, int64_t D, bool mod, bool accumulate
     }
     struct loss l = {run_norm_modulate_forward, &f, y, r, n};
     run_norm_modulate_forward(&f);
-    lg_norm_modulate_backward(stream, &b);
+    lg_norm_modulate_backward(g_stream, &b);
     /* The differences disturb mean and rstd, which the backward has read already. */
     check("dx", &l, x, n, dx, dx0);
     check("dshift, dscale and the unused slice", &l, m, B * stride, dm, NULL);
@@ -322,7 +305,7 @@ static void gate_residual(void **state)
                                               .mod_stride = STRIDE,
                                               .out = T3(out, B, T, D)};
     struct loss l = {run_gate_residual_forward, &f, out, r, n};
-    lg_gate_residual_backward(stream,
+    lg_gate_residual_backward(g_stream,
                               &(struct lg_gate_residual_backward_args){.dout = T3(r, B, T, D),
                                                                        .y = f.y,
                                                                        .gate = f.gate,
@@ -348,8 +331,8 @@ struct biased_attention {
 static void run_biased_attention(const void *args)
 {
     const struct biased_attention *a = args;
-    lg_add_forward(stream, &a->bias);
-    lg_attention_forward(stream, &a->attention);
+    lg_add_forward(g_stream, &a->bias);
+    lg_attention_forward(g_stream, &a->attention);
 }
 
 static void attention_packed(void **state)
@@ -368,7 +351,7 @@ static void attention_packed(void **state)
                                           .scale = 0.6};
     struct loss l = {run_attention_forward, &f, o, r, B * T * W};
     run_attention_forward(&f);
-    lg_attention_backward(stream,
+    lg_attention_backward(g_stream,
                           &(struct lg_attention_backward_args){.dout = T4(r, B, T, H, D),
                                                                .o = f.o,
                                                                .q = f.q,
@@ -414,21 +397,21 @@ static void attention_masked(void **state)
                                           .scale = 0.6};
     struct loss l = {run_attention_forward, &f, o, r, B * TQ * W};
     run_attention_forward(&f);
-    lg_attention_backward(stream, &(struct lg_attention_backward_args){.dout = T4(r, B, TQ, H, D),
-                                                                       .o = f.o,
-                                                                       .q = f.q,
-                                                                       .k = f.k,
-                                                                       .v = f.v,
-                                                                       .q_stride = W,
-                                                                       .kv_stride = 2 * W,
-                                                                       .k_length = f.k_length,
-                                                                       .lse = f.lse,
-                                                                       .dq = T4(dq, B, TQ, H, D),
-                                                                       .dk = T4(dk, B, TK, H, D),
-                                                                       .dv = T4(dv, B, TK, H, D),
-                                                                       .dq_stride = W + 1,
-                                                                       .dkv_stride = W,
-                                                                       .scale = f.scale});
+    lg_attention_backward(g_stream, &(struct lg_attention_backward_args){.dout = T4(r, B, TQ, H, D),
+                                                                         .o = f.o,
+                                                                         .q = f.q,
+                                                                         .k = f.k,
+                                                                         .v = f.v,
+                                                                         .q_stride = W,
+                                                                         .kv_stride = 2 * W,
+                                                                         .k_length = f.k_length,
+                                                                         .lse = f.lse,
+                                                                         .dq = T4(dq, B, TQ, H, D),
+                                                                         .dk = T4(dk, B, TK, H, D),
+                                                                         .dv = T4(dv, B, TK, H, D),
+                                                                         .dq_stride = W + 1,
+                                                                         .dkv_stride = W,
+                                                                         .scale = f.scale});
     double *dq_dense = zeros(B * TQ * W), *dkv = zeros(B * TK * 2 * W);
     for (int i = 0; i < B * TQ * W; i++) dq_dense[i] = dq[i / W * (W + 1) + i % W];
     for (int i = 0; i < B * TK * W; i++) {
@@ -450,10 +433,10 @@ static void embedding(void **state)
     struct lg_embedding_backward_args b = {
         .ids = f.ids, .dy = T2(r, M, D), .dtable = T2(dt, V, D), .accumulate = true};
     struct loss l = {run_embedding_forward, &f, y, r, M * D};
-    lg_embedding_backward(stream, &b);
+    lg_embedding_backward(g_stream, &b);
     check("accumulated dtable", &l, table, V * D, dt, dt0);
     b.accumulate = false;
-    lg_embedding_backward(stream, &b);
+    lg_embedding_backward(g_stream, &b);
     check("dtable", &l, table, V * D, dt, NULL);
 }
 
@@ -464,7 +447,7 @@ static void unpatchify(void **state)
     struct lg_unpatchify_forward_args f = {
         .x = T3(x, B, T, P * P * C), .y = T4(y, B, C, H, W), .patch = P};
     struct loss l = {run_unpatchify_forward, &f, y, r, n};
-    lg_unpatchify_backward(stream,
+    lg_unpatchify_backward(g_stream,
                            &(struct lg_unpatchify_backward_args){
                                .dy = T4(r, B, C, H, W), .dx = T3(dx, B, T, P * P * C), .patch = P});
     check("dx", &l, x, n, dx, NULL);
@@ -483,7 +466,7 @@ static void mse(void **state)
     struct lg_mse_loss_args b = f;
     b.dpred = T4(dpred, B, 2, 2, 3);
     for (int i = 0; i < EACH; i++) target[EACH + i] = NAN;
-    lg_mse_loss(stream, &b);
+    lg_mse_loss(g_stream, &b);
     assert_true(loss[1] == 0);
     check("dpred", &(struct loss){run_mse_loss, &f, loss, weight, B}, pred, n, dpred, NULL);
 }
@@ -505,5 +488,5 @@ int main(void)
         TEST(unpatchify),
         TEST(mse),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, ref64_open, ref64_close);
 }

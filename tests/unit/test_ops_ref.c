@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "kernels/ops.h"
 #include "tests/golden/ops_golden.h"
+#include "tests/unit/ref64_fixture.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,25 +19,6 @@
 
 #define TOLERANCE 1e-12
 enum { WAVE_MAX = 1024, WAVES_MAX = 8 };
-
-static lg_device *device;
-static lg_stream *stream;
-
-static int open_device(void **state)
-{
-    if (lg_device_open("ref64", NULL, &device) < 0 || lg_stream_open(device, &stream) < 0) {
-        printf("%s\n", lg_err_text());
-        return -1;
-    }
-    return 0;
-}
-
-static int close_device(void **state)
-{
-    lg_stream_close(&stream);
-    lg_device_close(&device);
-    return 0;
-}
 
 /* Input number k of make_ops.py; valid until it is asked for WAVES_MAX later ones. */
 static double *wave(double k)
@@ -112,22 +94,23 @@ static void adamw(void **state)
     double w[N], m[N] = {0}, v[N] = {0}, working[2][N];
     memcpy(w, wave(1), sizeof w);
     for (int step = 0; step < 3; step++) {
-        lg_adamw(stream, &(struct lg_adamw_args){.w = T1(w, N),
-                                                 .m = T1(m, N),
-                                                 .v = T1(v, N),
-                                                 .grad = T1(wave(10 + step), N),
-                                                 .w_out = T1(w, N),
-                                                 .m_out = T1(m, N),
-                                                 .v_out = T1(v, N),
-                                                 .working = {T1(working[0], N), T1(working[1], N)},
-                                                 .copies = 2,
-                                                 .lr = 0.1,
-                                                 .beta1 = 0.9,
-                                                 .beta2 = 0.99,
-                                                 .eps = 1e-8,
-                                                 .weight_decay = 0.1,
-                                                 .grad_scale = 1,
-                                                 .t = step + 1});
+        lg_adamw(g_stream,
+                 &(struct lg_adamw_args){.w = T1(w, N),
+                                         .m = T1(m, N),
+                                         .v = T1(v, N),
+                                         .grad = T1(wave(10 + step), N),
+                                         .w_out = T1(w, N),
+                                         .m_out = T1(m, N),
+                                         .v_out = T1(v, N),
+                                         .working = {T1(working[0], N), T1(working[1], N)},
+                                         .copies = 2,
+                                         .lr = 0.1,
+                                         .beta1 = 0.9,
+                                         .beta2 = 0.99,
+                                         .eps = 1e-8,
+                                         .weight_decay = 0.1,
+                                         .grad_scale = 1,
+                                         .t = step + 1});
     }
     CLOSE(w, ADAMW_W);
     CLOSE(m, ADAMW_M);
@@ -149,14 +132,14 @@ static void attention(void **state)
                                           .bias = T3(wave(4), H, TQ, TK),
                                           .o = T4(o, B, TQ, H, D),
                                           .scale = 0.8};
-    lg_attention_forward(stream, &f);
+    lg_attention_forward(g_stream, &f);
     CLOSE(o, ATTENTION_BIASED_O);
     f.bias = LG_NONE;
     f.lse = T3(lse, B, H, TQ);
-    lg_attention_forward(stream, &f);
+    lg_attention_forward(g_stream, &f);
     CLOSE(o, ATTENTION_O);
     CLOSE(lse, ATTENTION_LSE);
-    lg_attention_backward(stream,
+    lg_attention_backward(g_stream,
                           &(struct lg_attention_backward_args){.dout = T4(wave(5), B, TQ, H, D),
                                                                .o = f.o,
                                                                .q = f.q,
@@ -189,8 +172,8 @@ static void norm_modulate(void **state)
                                               .mean = T2(mean, B, T),
                                               .rstd = T2(rstd, B, T),
                                               .eps = 1e-6};
-    lg_norm_modulate_forward(stream, &f);
-    lg_norm_modulate_backward(stream,
+    lg_norm_modulate_forward(g_stream, &f);
+    lg_norm_modulate_backward(g_stream,
                               &(struct lg_norm_modulate_backward_args){.dy = T3(wave(3), B, T, D),
                                                                        .x = f.x,
                                                                        .mean = f.mean,
@@ -209,16 +192,17 @@ static void other_norms(void **state)
 {
     double y[LG_ARRAY_LEN(RMS_Y)], z[LG_ARRAY_LEN(GROUP_NORM_SILU_Y)];
     lg_rms_norm_forward(
-        stream, &(struct lg_rms_norm_forward_args){
-                    .x = T2(wave(1), 3, 4), .w = T1(wave(2), 4), .y = T2(y, 3, 4), .eps = 1e-6});
+        g_stream, &(struct lg_rms_norm_forward_args){
+                      .x = T2(wave(1), 3, 4), .w = T1(wave(2), 4), .y = T2(y, 3, 4), .eps = 1e-6});
     CLOSE(y, RMS_Y);
-    lg_group_norm_forward(stream, &(struct lg_group_norm_forward_args){.x = T4(wave(1), 2, 2, 3, 6),
-                                                                       .w = T1(wave(2), 6),
-                                                                       .b = T1(wave(3), 6),
-                                                                       .y = T4(z, 2, 2, 3, 6),
-                                                                       .groups = 3,
-                                                                       .eps = 1e-6,
-                                                                       .act = LG_ACT_SILU});
+    lg_group_norm_forward(g_stream,
+                          &(struct lg_group_norm_forward_args){.x = T4(wave(1), 2, 2, 3, 6),
+                                                               .w = T1(wave(2), 6),
+                                                               .b = T1(wave(3), 6),
+                                                               .y = T4(z, 2, 2, 3, 6),
+                                                               .groups = 3,
+                                                               .eps = 1e-6,
+                                                               .act = LG_ACT_SILU});
     CLOSE(z, GROUP_NORM_SILU_Y);
 }
 
@@ -235,11 +219,11 @@ static void conv_with_uneven_padding(void **state)
                                        .stride = 2,
                                        .bottom = 1,
                                        .right = 1};
-    lg_conv2d_forward(stream, &f);
+    lg_conv2d_forward(g_stream, &f);
     CLOSE(y, CONV_Y);
     for (size_t i = 0; i < LG_ARRAY_LEN(residual); i++) residual[i] = 1 - y[i];
     f.residual = T4(residual, 2, Ho, Wo, 2);
-    lg_conv2d_forward(stream, &f);
+    lg_conv2d_forward(g_stream, &f);
     for (size_t i = 0; i < LG_ARRAY_LEN(y); i++) assert_true(fabs(y[i] - 1) <= TOLERANCE);
 }
 
@@ -248,9 +232,9 @@ static void t5_buckets(void **state)
     enum { BUCKETS = 32, REACH = 140, T = REACH + 1 };
     static double table[BUCKETS], out[T * T];
     for (int i = 0; i < BUCKETS; i++) table[i] = i;
-    lg_t5_bias_forward(stream, &(struct lg_t5_bias_forward_args){.table = T2(table, BUCKETS, 1),
-                                                                 .out = T3(out, 1, T, T),
-                                                                 .max_distance = 128});
+    lg_t5_bias_forward(g_stream, &(struct lg_t5_bias_forward_args){.table = T2(table, BUCKETS, 1),
+                                                                   .out = T3(out, 1, T, T),
+                                                                   .max_distance = 128});
     assert_int_equal(LG_ARRAY_LEN(T5_BUCKETS), 2 * REACH + 1);
     for (int i = 0; i < T; i++)
         for (int j = 0; j < T; j++)
@@ -261,10 +245,10 @@ static void timestep_embedding(void **state)
 {
     double t[4] = {0, 1, 37.5, 999}, out[4 * 8];
     struct lg_timestep_embedding_forward_args f = {.t = T1(t, 4), .out = T2(out, 4, 8)};
-    lg_timestep_embedding_forward(stream, &f);
+    lg_timestep_embedding_forward(g_stream, &f);
     close_to("no shift", out, TIMESTEP_SHIFT_0, LG_ARRAY_LEN(TIMESTEP_SHIFT_0), 6e-5);
     f.freq_shift = 1;
-    lg_timestep_embedding_forward(stream, &f);
+    lg_timestep_embedding_forward(g_stream, &f);
     close_to("shift 1", out, TIMESTEP_SHIFT_1, LG_ARRAY_LEN(TIMESTEP_SHIFT_1), 6e-5);
 }
 
@@ -272,26 +256,27 @@ static void timestep_embedding(void **state)
 static void patches(void **state)
 {
     double p[2 * 6 * 12], y[2 * 6 * 5], x[2 * 3 * 4 * 6];
-    lg_patchify_forward(stream, &(struct lg_patchify_forward_args){.x = T4(wave(1), 2, 3, 4, 6),
-                                                                   .y = T3(p, 2, 6, 12),
-                                                                   .patch = 2});
-    lg_linear_forward(stream, &(struct lg_linear_forward_args){
-                                  .x = T2(p, 12, 12), .w = T2(wave(2), 5, 12), .y = T2(y, 12, 5)});
+    lg_patchify_forward(g_stream, &(struct lg_patchify_forward_args){.x = T4(wave(1), 2, 3, 4, 6),
+                                                                     .y = T3(p, 2, 6, 12),
+                                                                     .patch = 2});
+    lg_linear_forward(g_stream, &(struct lg_linear_forward_args){.x = T2(p, 12, 12),
+                                                                 .w = T2(wave(2), 5, 12),
+                                                                 .y = T2(y, 12, 5)});
     CLOSE(y, PATCH_EMBED_Y);
-    lg_unpatchify_forward(stream, &(struct lg_unpatchify_forward_args){.x = T3(wave(1), 2, 6, 12),
-                                                                       .y = T4(x, 2, 3, 4, 6),
-                                                                       .patch = 2});
+    lg_unpatchify_forward(g_stream, &(struct lg_unpatchify_forward_args){.x = T3(wave(1), 2, 6, 12),
+                                                                         .y = T4(x, 2, 3, 4, 6),
+                                                                         .patch = 2});
     CLOSE(x, UNPATCHIFY_Y);
 }
 
 static void linear_gelu(void **state)
 {
     double y[3 * 5];
-    lg_linear_forward(stream, &(struct lg_linear_forward_args){.x = T2(wave(1), 3, 4),
-                                                               .w = T2(wave(2), 5, 4),
-                                                               .bias = T1(wave(3), 5),
-                                                               .y = T2(y, 3, 5),
-                                                               .act = LG_ACT_GELU_TANH});
+    lg_linear_forward(g_stream, &(struct lg_linear_forward_args){.x = T2(wave(1), 3, 4),
+                                                                 .w = T2(wave(2), 5, 4),
+                                                                 .bias = T1(wave(3), 5),
+                                                                 .y = T2(y, 3, 5),
+                                                                 .act = LG_ACT_GELU_TANH});
     CLOSE(y, LINEAR_GELU_Y);
 }
 
@@ -309,10 +294,10 @@ static void casts(void **state)
     for (size_t k = 0; k < LG_ARRAY_LEN(TO); k++) {
         lg_tensor wide = lg_t1(x, LG_F32, N), narrow = lg_t1(half, TO[k].type, N);
         lg_tensor rewidened = lg_t1(back, LG_F32, N), renarrowed = lg_t1(again, TO[k].type, N);
-        lg_cast(stream, &(struct lg_cast_args){.x = wide, .y = narrow});
+        lg_cast(g_stream, &(struct lg_cast_args){.x = wide, .y = narrow});
         assert_memory_equal(half, TO[k].want, sizeof half);
-        lg_cast(stream, &(struct lg_cast_args){.x = narrow, .y = rewidened});
-        lg_cast(stream, &(struct lg_cast_args){.x = rewidened, .y = renarrowed});
+        lg_cast(g_stream, &(struct lg_cast_args){.x = narrow, .y = rewidened});
+        lg_cast(g_stream, &(struct lg_cast_args){.x = rewidened, .y = renarrowed});
         assert_memory_equal(again, TO[k].want, sizeof again);
     }
 }
@@ -321,13 +306,13 @@ static void pixels(void **state)
 {
     uint8_t x[6] = {0, 127, 128, 255, 1, 254}, back[6]; /* (1, 2, 1, 3) */
     double y[6], beyond[3] = {-7, 7, 0.999};
-    lg_pixels_to_nhwc(stream, &(struct lg_pixels_to_nhwc_args){.x = lg_t4(x, LG_U8, 1, 2, 1, 3),
-                                                               .y = T4(y, 1, 1, 3, 2)});
+    lg_pixels_to_nhwc(g_stream, &(struct lg_pixels_to_nhwc_args){.x = lg_t4(x, LG_U8, 1, 2, 1, 3),
+                                                                 .y = T4(y, 1, 1, 3, 2)});
     assert_true(y[0] == -1 && y[1] == 1 && y[2] == 127 / 127.5 - 1);
-    lg_nhwc_to_pixels(stream, &(struct lg_nhwc_to_pixels_args){
-                                  .x = T4(y, 1, 1, 3, 2), .y = lg_t4(back, LG_U8, 1, 2, 1, 3)});
+    lg_nhwc_to_pixels(g_stream, &(struct lg_nhwc_to_pixels_args){
+                                    .x = T4(y, 1, 1, 3, 2), .y = lg_t4(back, LG_U8, 1, 2, 1, 3)});
     assert_memory_equal(back, x, sizeof x);
-    lg_nhwc_to_pixels(stream,
+    lg_nhwc_to_pixels(g_stream,
                       &(struct lg_nhwc_to_pixels_args){.x = T4(beyond, 1, 1, 3, 1),
                                                        .y = lg_t4(back, LG_U8, 1, 1, 1, 3)});
     assert_true(back[0] == 0 && back[1] == 255 && back[2] == 255);
@@ -350,7 +335,7 @@ static void diffuse(void **state)
                                         .seed = SEED,
                                         .scaling_factor = 0.5,
                                         .shift_factor = 0.1};
-    lg_diffuse_forward(stream, &f);
+    lg_diffuse_forward(g_stream, &f);
     lg_philox_out a = lg_philox(SEED, LG_PURPOSE_LATENT, (uint64_t)n, AT / 4);
     lg_philox_out b = lg_philox(SEED, LG_PURPOSE_NOISE, (uint64_t)n, AT / 4);
     lg_normal_pair(a.v[0], a.v[1], z);
@@ -363,10 +348,10 @@ static void diffuse(void **state)
 static void reduce_ranks(void **state)
 {
     double a[3] = {1, 2, 3}, b[3] = {10, 20, 30}, squares;
-    lg_reduce_ranks(stream, &(struct lg_reduce_ranks_args){.x = {T1(a, 3), T1(b, 3)},
-                                                           .count = 2,
-                                                           .y = T1(a, 3),
-                                                           .sum_squares = T1(&squares, 1)});
+    lg_reduce_ranks(g_stream, &(struct lg_reduce_ranks_args){.x = {T1(a, 3), T1(b, 3)},
+                                                             .count = 2,
+                                                             .y = T1(a, 3),
+                                                             .sum_squares = T1(&squares, 1)});
     assert_true(a[0] == 11 && a[1] == 22 && a[2] == 33 && squares == 121 + 484 + 1089);
 }
 
@@ -389,5 +374,5 @@ int main(void)
         cmocka_unit_test(diffuse),
         cmocka_unit_test(reduce_ranks),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, ref64_open, ref64_close);
 }
