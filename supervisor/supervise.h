@@ -111,7 +111,7 @@ void lg_instance_raise(lg_supervisor *s, struct lg_instance *i, lg_instance_even
 void lg_watch_look(lg_supervisor *s);
 /* adopt.c. Does a process of this board live (lgsup aside)? */
 bool lg_leftovers_live(lg_board *b);
-/* Kills them all and waits for their end; the keeper only when asked to: in units it is not the run's. */
+/* Kills them all and waits for their end. keeper: it as well; in units it is systemd's. */
 void lg_leftovers_kill(lg_board *b, bool keeper);
 /* Turns the rows of an earlier lgsup into instances. LG_ERR_NOTFOUND when memory has been lost: the
  * processes that live cannot go on, and a new start is needed. */

@@ -26,8 +26,8 @@ for program in "$@"; do
         printf '  ok    %-28s %d\n' "$name" "$ok"
     else
         printf '  FAIL  %-28s exit %d, %d ok, log %s\n' "$name" "$rc" "$ok" "$log"
-        { printf '%s, exit %d, %d ok, log %s:\n' "$name" "$rc" "$ok" "$log"
-          grep -av '^\[ *\(OK\|RUN\)' "$log" | tail -25 | sed 's/^/        /'; } | tee -a "$build/tests/failed" | sed 1d
+        printf '%s, exit %d, %d ok, log %s:\n' "$name" "$rc" "$ok" "$log" >>"$build/tests/failed"
+        grep -av '^\[ *\(OK\|RUN\)' "$log" | tail -25 | tr -d '\000' | sed 's/^/        /' | tee -a "$build/tests/failed"
     fi
     passed=$((passed + ok)) failed=$((failed + bad))
 done

@@ -192,6 +192,7 @@ inside sh -c "rm $slow; systemctl daemon-reload"
 check "start again" inside timeout 300 systemctl start lgsup
 goes_on "it goes on"
 check "systemctl stop again" inside timeout 300 systemctl stop lgsup
+expect "it has waited for that" stopped "$(status_value .state)"
 check "no stage is left again" wait_until 120 nobody_left
 at=$(step_of "$HERE")
 # ends_like NAME STEP: $HERE, whose last step that is, is what an undisturbed run would be.
