@@ -175,11 +175,15 @@ is_drained() {
     at=$(step_of "$HERE")
     check "$1: it has published its last step $at" test -s "$(checkpoint_of "$HERE" "$at")/manifest.json"
     expect "$1: the store is empty" 0 "$(unit_value lg-keeper NFileDescriptorStore)"
+    [ $e2e_failed -eq 0 ] || inside journalctl -q --no-pager -n 40 -u lgsup -u lg-end | cut -c1-300
 }
 check "systemctl stop lgsup" inside timeout 300 systemctl stop lgsup
 is_drained "stop after that"
 
+# More often than systemd starts a unit by default, five times in ten seconds.
+for n in 1 2 3 4 5 6; do inside systemctl start lgsup && inside systemctl stop lgsup || fail "start and stop $n"; done
 check "start for a stop without lgsup" inside timeout 300 systemctl start lgsup
+expect "its end is watched all the same" active "$(unit_value lg-end ActiveState)"
 goes_on "it goes on before that"
 slow=/run/systemd/system/lgsup.service.d/slow.conf
 inside sh -c "mkdir -p ${slow%/*}; printf '[Service]\nRestartSec=1h\n' >$slow; systemctl daemon-reload"
