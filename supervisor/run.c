@@ -134,12 +134,16 @@ int lg_run_lock(lg_run *r)
                        "%s`, end it with `lgsup stop %s`",
                        r->dir, pid, r->dir, r->dir);
     }
-    r->lock_fd = fd;
-    LG_TRY(wait_for_former_holder(r));
     int n = snprintf(line, sizeof line, "%d %" PRIu64 "\n", (int)getpid(),
                      lg_process_start_time((int)getpid()));
-    if (ftruncate(fd, 0) < 0 || pwrite(fd, line, (size_t)n, 0) != n)
-        return LG_FAIL(lg_err_from_errno(errno), "cannot write %s: %s", path, strerror(errno));
+    int rc = wait_for_former_holder(r);
+    if (rc == 0 && (ftruncate(fd, 0) < 0 || pwrite(fd, line, (size_t)n, 0) != n))
+        rc = LG_FAIL(lg_err_from_errno(errno), "cannot write %s: %s", path, strerror(errno));
+    if (rc == 0)
+        r->lock_fd = fd;
+    else
+        close(fd);
+    LG_TRY(rc);
     return 0;
 }
 

@@ -2,6 +2,7 @@
  * directory: config, run directory, lock, leftovers of an earlier lgsup, what to continue from,
  * files, room on every device, runtime directory, board, supervise, end. */
 #include "supervisor/start.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "config/manifest.h"
 #include "supervisor/check.h"
@@ -11,10 +12,13 @@
 #include "supervisor/status.h"
 #include "supervisor/supervise.h"
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+enum { LOOK_MS = 50, HOLDER_S_MAX = 1800 /* lg-end.service's TimeoutStopSec= */ };
 
 /* LG_ERR_NOTFOUND: there is none, or one of another boot or build: nothing that lives. Any other
  * failure says nothing about that, so nothing may be started over it. */
@@ -226,6 +230,27 @@ struct place {
     int ready_fd;
 };
 
+/* Under systemd. Who holds a run of the same units is the unit's former process or ends the run in its
+ * place (stop.c): waited for. From the lock on a signal waits for the loop: a stop is then ours to
+ * obey, and `lgsup stop --units` relies on it. */
+static int lock_in_units(lg_run *r)
+{
+    char units[LG_UNITS_BYTES];
+    for (int64_t began_ns = lg_now_ns();;) {
+        read_units(r, units);
+        lg_supervise_hold_signals(true);
+        int rc = lg_run_lock(r);
+        if (rc != LG_ERR_BUSY || strcmp(units, r->units) ||
+            lg_now_ns() - began_ns > HOLDER_S_MAX * LG_S_NS)
+            return rc;
+        lg_err_clear();
+        lg_supervise_hold_signals(false);
+        struct pollfd holder = {.fd = lg_run_holder(r->dir, NULL), .events = POLLIN};
+        poll(&holder, 1, LOOK_MS);
+        if (holder.fd >= 0) close(holder.fd);
+    }
+}
+
 static int start_here(const struct place *p, lg_config **config, int *ret_exit)
 {
     lg_run *r = malloc(sizeof *r);
@@ -233,7 +258,7 @@ static int start_here(const struct place *p, lg_config **config, int *ret_exit)
     lg_run_init(r, p->dir);
     int rc = lg_run_create(r);
     if (p->units) snprintf(r->units, sizeof r->units, "%s", p->units);
-    if (rc == 0) rc = lg_run_lock(r);
+    if (rc == 0) rc = p->units ? lock_in_units(r) : lg_run_lock(r);
     if (rc == 0) rc = start_locked(r, config, p->quiet, p->ready_fd, ret_exit);
     lg_run_close(r);
     free(r);

@@ -13,8 +13,8 @@ struct lg_start_args {
  * With detach: returns when every role is ready. *ret_exit is the exit code when 0 is returned. */
 int lg_start(const struct lg_start_args *args, int *ret_exit);
 /* Drains the run and returns when every process is gone; a run whose lgsup has died is adopted for
- * that. Nothing runs: fine. units: as in lg_start_args; then only a run is ended that has no lgsup and
- * gets none, and what a parked one keeps stays. */
+ * that. Nothing runs: fine. units: as in lg_start_args; then waits until its unit is at rest, and only
+ * ends a run that has no lgsup then; what a parked one keeps stays. */
 int lg_stop(const char *dir, const char *units, int *ret_exit);
 /* Supervises what an earlier lgsup of this (locked, loaded) run has left, and ends it in order when
  * `drain`. *ret_adopted: false when there was nothing to take over. */

@@ -1,4 +1,5 @@
 /* `lgsup stop`; see start.h. */
+#include "base/clock.h"
 #include "bus/control.h"
 #include "shm/board.h"
 #include "supervisor/park.h"
@@ -14,7 +15,12 @@
 #include <sys/pidfd.h>
 #include <unistd.h>
 
-enum { ASK_MS = 3000, SAY_MS = 10000 };
+enum {
+    ASK_MS = 3000,
+    SAY_MS = 10000,
+    LOOK_MS = 50,
+    REST_S_MAX = 1000 /* > lgsup.service's TimeoutStopSec= */
+};
 
 /* By message, and by signal when nobody answers. Either asks for the same drain. */
 static void ask_to_stop(lg_run *r, int pidfd)
@@ -53,11 +59,11 @@ static int report(const char *dir, int *ret_exit)
     return rc;
 }
 
+/* Nobody has it in hand, and we have its lock. */
 static int stop_orphan(lg_run *r, int *ret_exit)
 {
     bool adopted;
     uint64_t step;
-    LG_TRY(lg_run_lock(r));
     if (lg_park_is_kept(r->dir, &step)) {
         LG_TRY(lg_park_release(r));
         printf("%s: it was parked at step %" PRIu64 "; its memory has been let go, a start goes on "
@@ -70,18 +76,49 @@ static int stop_orphan(lg_run *r, int *ret_exit)
     return 0;
 }
 
-/* lgsup's unit has been stopped. */
+/* systemd stops or restarts lgsup's unit, or starts it again after a death, and does not say which of
+ * these ends the run; nor is the first answer the last: a stop may come in the middle of a start. So
+ * this waits until the unit is at rest: up, with an lgsup that holds the run and from then on deals
+ * with a stop itself (lock_in_units in start.c), or down with the run in nobody's hands. *ret_lgsup:
+ * it is up. Otherwise we have the lock. */
+static int wait_for_rest(lg_run *r, bool *ret_lgsup)
+{
+    for (int64_t began_ns = lg_now_ns(); lg_now_ns() - began_ns < REST_S_MAX * LG_S_NS;) {
+        lg_units_intent intent =
+            lg_units_look_at_lgsup(r); /* first: a holder of later is another */
+        struct pollfd holder = {.fd = lg_run_holder(r->dir, NULL), .events = POLLIN};
+        if (intent != LG_UNITS_CHANGING && holder.fd >= 0) {
+            close(holder.fd);
+            *ret_lgsup = true;
+            return 0;
+        }
+        if (intent == LG_UNITS_DOWN) {
+            int rc = lg_run_lock(r);
+            *ret_lgsup = false;
+            if (rc != LG_ERR_BUSY) return rc;
+            lg_err_clear(); /* somebody was quicker: look again */
+        }
+        poll(&holder, 1, LOOK_MS); /* a negative fd is only waited with */
+        if (holder.fd >= 0) close(holder.fd);
+    }
+    return LG_FAIL(LG_ERR_TIMEOUT, "%ssup.service has not come to rest in %d s", r->units,
+                   (int)REST_S_MAX);
+}
+
+/* lgsup's unit is stopped or restarted. */
 static int stop_unit(lg_run *r, int *ret_exit)
 {
     char path[LG_PATH_BYTES];
+    bool lgsup = false;
     LG_TRY(lg_run_path(r, path, "config.toml"));
-    int pidfd = lg_run_holder(r->dir, NULL);
-    const char *why_not = !lg_path_exists(path)           ? "it has never begun"
-                          : pidfd >= 0                    ? "it is in the hands of lgsup"
-                          : lg_units_come_back(r)         ? "lgsup is about to be started"
+    bool begun = lg_path_exists(path);
+    if (begun) LG_TRY(wait_for_rest(r, &lgsup));
+    const char *why_not = !begun                          ? "it has never begun"
+                          : lgsup                         ? "it is in the hands of lgsup"
                           : lg_park_is_kept(r->dir, NULL) ? "parked by hand, it keeps its memory"
-                                                          : NULL;
-    if (pidfd >= 0) close(pidfd);
+                          : lg_units_end_comes_back(r)
+                              ? "started again, lgsup has ended: see its log"
+                              : NULL;
     if (why_not)
         printf("%s: %s\n", r->dir, why_not);
     else
@@ -97,6 +134,7 @@ static int stop(lg_run *r, int *ret_exit)
         return LG_FAIL(LG_ERR_NOTFOUND, "%s is not a run directory (no config.toml in it)", r->dir);
     int pidfd = lg_run_holder(r->dir, NULL);
     if (pidfd < 0) {
+        LG_TRY(lg_run_lock(r));
         LG_TRY(stop_orphan(r, ret_exit));
         return 0;
     }

@@ -179,14 +179,26 @@ static int make_instances(lg_supervisor *s, bool adopt)
     return 0;
 }
 
-static int open_signals(lg_supervisor *s)
+static sigset_t our_signals(void)
 {
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGHUP);
-    sigprocmask(SIG_BLOCK, &set, NULL);
+    return set;
+}
+
+void lg_supervise_hold_signals(bool hold)
+{
+    sigset_t set = our_signals();
+    sigprocmask(hold ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
+}
+
+static int open_signals(lg_supervisor *s)
+{
+    sigset_t set = our_signals();
+    lg_supervise_hold_signals(true);
     signal(SIGPIPE, SIG_IGN);
     s->signal_fd = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
     if (s->signal_fd < 0) return LG_FAIL(LG_ERR_IO, "signalfd: %s", strerror(errno));

@@ -102,6 +102,8 @@ struct lg_supervise_spec {
 /* Runs until the run is over. LG_ERR_NOTFOUND with adopt: see lg_adopt_instances. *ret_exit: 0, 11 (parked), 130 (interrupted twice) ...; *ret_outcome
  * what the status says from now on. SIGINT, SIGTERM and SIGHUP are blocked on return. */
 int lg_supervise(const struct lg_supervise_spec *spec, int *ret_exit, lg_run_state *ret_outcome);
+/* SIGINT, SIGTERM and SIGHUP wait for lg_supervise from now on, or no longer. */
+void lg_supervise_hold_signals(bool hold);
 
 /* ---- between the files of the supervisor ---- */
 void lg_run_raise(lg_supervisor *s, lg_run_event e);

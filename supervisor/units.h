@@ -2,7 +2,7 @@
  * keeps the plan, the membership, the policy and the figures.
  *
  *     PREFIXsup.service       `lgsup start FILE --units PREFIX`
- *     PREFIX-end.service      `lgsup stop --units PREFIX DIR`, when PREFIXsup was stopped
+ *     PREFIX-end.service      `lgsup stop --units PREFIX DIR`, when PREFIXsup is stopped
  *     PREFIX-keeper.service   `lg-keeper --store`: memory outlives even the keeper, in the fd store
  *     PREFIX-ROLE@K.service   `lgsup role ROLE K DIR`: takes an incarnation, becomes lg-ROLE
  *     PREFIX.slice            the limits of all of them together
@@ -44,8 +44,15 @@ int lg_units_role(const char *role, const char *index, const char *dir);
 
 /* Is SIGTERM half of a `systemctl restart` of our own unit? Else it asks for the end. */
 bool lg_units_is_restart(const lg_run *r);
-/* Is systemd about to start the unit PREFIXsup? */
-bool lg_units_come_back(const lg_run *r);
+/* What systemd has in mind for the unit PREFIXsup. */
+typedef enum {
+    LG_UNITS_DOWN,     /* nothing; also where systemd does not answer */
+    LG_UNITS_UP,       /* it is started, or will be */
+    LG_UNITS_CHANGING, /* it is being stopped, or a job for it waits: see again */
+} lg_units_intent;
+lg_units_intent lg_units_look_at_lgsup(const lg_run *r);
+/* Is the unit PREFIX-end restarted, not stopped? */
+bool lg_units_end_comes_back(const lg_run *r);
 /* An instance without a process: is there one on the board now? Its death, and its being late for
  * long, are dealt with here as well. */
 void lg_units_look(struct lg_supervisor *s, struct lg_instance *i, int64_t now_ns);

@@ -167,13 +167,11 @@ static bool is_job(const char *line, const char *unit, const char *type)
            !strcmp(its, type);
 }
 
-/* Has systemd a job of this type, or of the other, for lgsup's unit? */
-static bool has_job(const lg_run *r, const char *type, const char *other)
+/* Has systemd a job of this type, or of the other, for the unit? */
+static bool has_job(char *unit, const char *type, const char *other)
 {
-    char unit[LG_UNITS_BYTES + 16], *text = NULL, *rest = NULL;
+    char *text = NULL, *rest = NULL;
     int code;
-    if (!lg_run_in_units(r)) return false;
-    snprintf(unit, sizeof unit, "%ssup.service", r->units);
     char *argv[] = {(char *)"systemctl",
                     (char *)"list-jobs",
                     (char *)"--plain",
@@ -192,15 +190,55 @@ static bool has_job(const lg_run *r, const char *type, const char *other)
     return has;
 }
 
+static void lgsup_unit(const lg_run *r, char ret[UNIT_BYTES])
+{
+    snprintf(ret, UNIT_BYTES, "%ssup.service", r->units);
+}
+
 bool lg_units_is_restart(const lg_run *r)
 {
-    return has_job(r, "restart", "restart");
+    char unit[UNIT_BYTES];
+    if (!lg_run_in_units(r)) return false;
+    lgsup_unit(r, unit);
+    return has_job(unit, "restart", "restart");
 }
 
 /* A restart is a start when its first half is done. */
-bool lg_units_come_back(const lg_run *r)
+bool lg_units_end_comes_back(const lg_run *r)
 {
-    return has_job(r, "restart", "start");
+    char unit[UNIT_BYTES];
+    snprintf(unit, sizeof unit, "%s-end.service", r->units);
+    return has_job(unit, "restart", "start");
+}
+
+/* Both come from one look of systemd's. A unit without a job has no line for it. */
+static lg_units_intent intent_of(char *text)
+{
+    char *rest = NULL, state[32] = "";
+    unsigned job = 0;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        sscanf(line, "ActiveState=%31s", state);
+        sscanf(line, "Job=%u", &job);
+    }
+    if (!strcmp(state, "activating")) return LG_UNITS_UP; /* after a death as well, without a job */
+    if (!strcmp(state, "deactivating") || job) return LG_UNITS_CHANGING;
+    return !strcmp(state, "active") || !strcmp(state, "reloading") ? LG_UNITS_UP : LG_UNITS_DOWN;
+}
+
+lg_units_intent lg_units_look_at_lgsup(const lg_run *r)
+{
+    char unit[UNIT_BYTES], *text = NULL;
+    int code;
+    lgsup_unit(r, unit);
+    char *argv[] = {(char *)"systemctl",      (char *)"show", (char *)"--property=ActiveState",
+                    (char *)"--property=Job", unit,           NULL};
+    if (lg_child_capture(SYSTEMCTL, argv, SYSTEMCTL_BYTES_MAX, &text, &code) < 0) {
+        lg_log_error("cannot ask systemd what becomes of lgsup's unit");
+        return LG_UNITS_DOWN;
+    }
+    lg_units_intent intent = intent_of(text);
+    free(text);
+    return intent;
 }
 
 static const char *first_line(char *text)

@@ -169,6 +169,7 @@ expect "from memory, not from a checkpoint" "$first" "$(board)"
 
 # While lgsup comes back, lg-end sees to it, and `systemctl stop lgsup` has nothing to wait for.
 state_is() { [ "$(status_value .state)" = "$1" ]; }
+fails() { ! "$@"; }
 is_drained() {
     check "$1: the run is stopped" wait_until 300 state_is stopped
     check "$1: no stage is left" wait_until 120 nobody_left
@@ -191,6 +192,15 @@ kill_unit lgsup
 check "lgsup has no process" wait_until 60 sub_is lgsup auto-restart
 check "systemctl stop lgsup then" inside timeout 300 systemctl stop lgsup
 is_drained "stop without lgsup"
+inside sh -c "rm $slow; systemctl daemon-reload"
+
+check "start for a restart that fails" inside timeout 300 systemctl start lgsup
+inside sh -c "printf '[Service]\nExecStart=\nExecStart=/bin/false\n' >$slow; systemctl daemon-reload"
+check "systemctl restart lgsup fails" fails inside timeout 300 systemctl restart lgsup
+check "lg-end is back" wait_until 60 sub_is lg-end exited
+goes_on "training goes on without lgsup"
+check "systemctl stop of a failed lgsup" inside timeout 300 systemctl stop lgsup
+is_drained "stop of a failed lgsup"
 inside sh -c "rm $slow; systemctl daemon-reload"
 
 check "start again" inside timeout 300 systemctl start lgsup

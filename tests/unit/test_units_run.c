@@ -1,15 +1,21 @@
 /* The life of a run as systemd units, whose processes somebody else starts. That somebody is a
  * process of the test here (the real one: tests/systemd/run.sh). The units' text: test_units. */
+#include "base/clock.h"
+#include "base/fs.h"
 #include "supervisor/child.h"
 #include "supervisor/units.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"
+#include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -377,6 +383,118 @@ static void assert_no_stage(void)
     lg_board_close(&b);
 }
 
+/* What a systemctl of TELLS says from now on, all of it at once. */
+#define TELLS                                                                                      \
+    "[ \"$*\" = 'list-jobs --plain --no-legend --full job-end.service' ] && "                      \
+    "cat \"${0%/*}/jobs\" && exit; "                                                               \
+    "[ \"$*\" = 'show --property=ActiveState --property=Job jobsup.service' ] && "                 \
+    "cat \"${0%/*}/says\""
+static void says(const char *text)
+{
+    char path[LG_PATH_BYTES];
+    snprintf(path, sizeof path, "%s", scratch_path("bin/says"));
+    assert_int_equal(lg_publish_file(path, text, strlen(text)), 0);
+}
+
+static void wait_for_holder(void)
+{
+    int pidfd = -1;
+    for (int look = 0; look < LOOKS_MAX && pidfd < 0; look++, usleep(LOOK_US))
+        pidfd = lg_run_holder(g_run, NULL);
+    assert_true(pidfd >= 0);
+    close(pidfd);
+}
+
+static void assert_lives(pid_t pid)
+{
+    assert_int_equal(waitpid(pid, NULL, WNOHANG), 0);
+}
+
+/* It lives some looks longer, and training goes on. */
+static void assert_waits(pid_t pid)
+{
+    int64_t began_ns = lg_now_ns();
+    wait_for_step(g_status.step + 5);
+    while (lg_now_ns() - began_ns < 400 * LG_MS_NS) poll(NULL, 0, 20);
+    assert_lives(pid);
+}
+
+static void test_what_systemd_intends(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        lg_units_intent intent;
+    } cases[] = {
+        {"ActiveState=active\n", LG_UNITS_UP},
+        {"ActiveState=reloading\n", LG_UNITS_UP},
+        {"ActiveState=activating\n", LG_UNITS_UP},
+        {"Job=12\nActiveState=activating\n", LG_UNITS_UP},
+        {"ActiveState=active\nJob=12\n", LG_UNITS_CHANGING},
+        {"Job=12\nActiveState=inactive\n", LG_UNITS_CHANGING},
+        {"ActiveState=failed\nJob=12\n", LG_UNITS_CHANGING},
+        {"ActiveState=deactivating\n", LG_UNITS_CHANGING},
+        {"ActiveState=inactive\n", LG_UNITS_DOWN},
+        {"ActiveState=failed\nJob=\n", LG_UNITS_DOWN},
+        {"Job=0\nActiveState=failed\n", LG_UNITS_DOWN},
+        {"Failed to connect to bus\n", LG_UNITS_DOWN},
+        {"", LG_UNITS_DOWN},
+    };
+    static lg_run r = {.units = "job"};
+    write_systemctl(TELLS);
+    for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
+        says(cases[i].text);
+        if (lg_units_look_at_lgsup(&r) != cases[i].intent) fail_msg("wrong: %s", cases[i].text);
+    }
+    unlink(scratch_path("bin/systemctl"));
+    assert_int_equal(lg_units_look_at_lgsup(&r), LG_UNITS_DOWN);
+}
+
+/* A stop that comes when lgsup has the run but not its loop yet. */
+static void test_a_stop_at_once(void **state)
+{
+    (void)state;
+    start_units();
+    pid_t lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
+    int pidfd;
+    while ((pidfd = lg_run_holder(g_run, NULL)) < 0) assert_lives(lgsup);
+    assert_int_equal(pidfd_send_signal(pidfd, SIGTERM, NULL, 0), 0);
+    close(pidfd);
+    assert_exit(exit_of(lgsup), 0);
+    assert_state("stopped", 0);
+}
+
+/* A run that somebody ends in its place: lgsup waits, and can be told not to. */
+static void test_start_after_the_end(void **state)
+{
+    (void)state;
+    char line[64];
+    int n = snprintf(line, sizeof line, "%d %llu\n", (int)getpid(),
+                     (unsigned long long)lg_process_start_time((int)getpid()));
+    start_units();
+    start_with_units();
+    assert_exit(RUN("stop", g_run), 0);
+    assert_exit(exit_of(g_lgsup), 0);
+    int lock = open(scratch_path("run/lock"), O_RDWR | O_CLOEXEC);
+    assert_int_equal(flock(lock, LOCK_EX | LOCK_NB), 0);
+    assert_int_equal(ftruncate(lock, 0), 0);
+    assert_int_equal(pwrite(lock, line, (size_t)n, 0), n);
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
+    pid_t other = LAUNCH("start", g_file, "--units", "job");
+    pid_t alien = LAUNCH("start", g_file, "--units", "else");
+    assert_exit(exit_of(alien), 7); /* of other units: told so at once */
+    poll(NULL, 0, 500);
+    assert_lives(g_lgsup);
+    assert_lives(other);
+    kill(other, SIGTERM);
+    assert_exit(exit_of(other), 128 + SIGTERM);
+    assert_int_equal(ftruncate(lock, 0), 0);
+    assert_int_equal(flock(lock, LOCK_UN), 0); /* the children have it too */
+    close(lock);
+    start_units_again();
+    wait_for_state("running");
+}
+
 /* lgsup's unit is stopped while it has no process: what its neighbour does then. */
 static void test_the_end_without_lgsup(void **state)
 {
@@ -387,18 +505,45 @@ static void test_the_end_without_lgsup(void **state)
     start_with_units();
     assert_exit(RUN("stop", g_run, "--units", "job"), 0);
     assert_has(g_out, "it is in the hands of lgsup");
+    /* lgsup dies; systemd is going to start it again, does so, and it has the run. */
     kill_lgsup();
+    unlink(g_out);
+    says("ActiveState=activating");
+    write_systemctl(TELLS);
+    pid_t ender = LAUNCH("stop", g_run, "--units", "job");
+    assert_waits(ender);
+    says("ActiveState=inactive\nJob=7");
+    assert_waits(ender);
+    says("ActiveState=activating\nJob=7");
+    start_with_units();
+    assert_exit(exit_of(ender), 0);
+    assert_has(g_out, "it is in the hands of lgsup");
+    /* A restart; the next lgsup did not want to: that ends nothing. */
+    kill_lgsup();
+    says("ActiveState=failed");
     for (int i = 0; i < 2; i++) {
-        write_systemctl(i ? "echo 7 jobsup.service start waiting"
-                          : "echo 7 jobsup.service restart running");
+        scratch_write("bin/jobs", i ? "9 job-end.service start waiting\n"
+                                    : "9 job-end.service restart running\n");
         unlink(g_out);
         assert_exit(RUN("stop", g_run, "--units", "job"), 0);
-        assert_has(g_out, "lgsup is about to be started");
+        assert_has(g_out, "started again, lgsup has ended");
         wait_for_step(g_status.step + 5);
     }
-    write_systemctl("echo 7 job-end.service stop running");
+    /* A stop; lgsup dies before it has obeyed. */
+    says("ActiveState=activating");
+    start_with_units();
+    wait_for_holder();
+    says("ActiveState=active\nJob=8");
+    ender = LAUNCH("stop", g_run, "--units", "job");
+    assert_waits(ender);
+    says("ActiveState=deactivating\nJob=8");
+    assert_waits(ender);
     int keeper = instance("keeper", 0)->pid;
-    assert_exit(RUN("stop", g_run, "--units", "job"), 0);
+    kill_lgsup();
+    assert_waits(ender);
+    scratch_write("bin/jobs", "9 job-end.service stop running\n");
+    says("ActiveState=failed");
+    assert_exit(exit_of(ender), 0);
     assert_state("stopped", 0);
     assert_no_stage();
     assert_exit(RUN("verify", g_run), 0);
@@ -571,6 +716,9 @@ int main(int argc, char **argv)
         TEST(test_a_stage_parks_the_run),
         TEST(test_restart_or_stop),
         TEST(test_sigterm),
+        TEST(test_what_systemd_intends),
+        TEST(test_a_stop_at_once),
+        TEST(test_start_after_the_end),
         TEST(test_the_end_without_lgsup),
         TEST(test_the_end_of_others),
         TEST(test_a_unit_that_nobody_starts),
