@@ -111,6 +111,17 @@ static __device__ __forceinline__ void wait_finished(int group, int chunk)
     asm volatile("bar.sync %0, %1;" ::"r"(group * CHUNKS + chunk + 1), "n"((int)FINISHED_THREADS)
                  : "memory");
 }
+/* The other way, once a tile: the sums of the tile before have been read. */
+static __device__ __forceinline__ void say_read(int group)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(GROUPS * CHUNKS + group + 1), "n"((int)FINISHED_THREADS)
+                 : "memory");
+}
+static __device__ __forceinline__ void wait_read(int group)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(GROUPS * CHUNKS + group + 1), "n"((int)FINISHED_THREADS)
+                 : "memory");
+}
 
 /* ---- wgmma ---- */
 
@@ -329,6 +340,7 @@ static __device__ __forceinline__ void finish_all(const float (&d)[2][64], share
 {
     barrier_wait(&s.patch_full[me.patch.slot], me.patch.phase);
     finish<T, CHUNK, ADD, SUMS>(d, s.patch[me.patch.slot] + me.group * GROUP_BYTES, bias, of, me);
+    if (SUMS && CHUNK == 1) wait_read(me.group);
     if (SUMS && CHUNK % 2)
         s.sums[me.group][me.warp][CHUNK / 2 * WARP + me.lane] = {
             of.first, sum_of_eight(of.sum, me.lane), sum_of_eight(of.squares, me.lane)};
@@ -424,7 +436,7 @@ static __device__ __forceinline__ float2 add_warps(const pair_sum (&of)[GROUP_WA
     return {(float)(base + sum / count), (float)(squares - sum * sum / count)};
 }
 
-/* One warp for each group. A slot is free when it and the sums of its channels have been read. */
+/* One warp for each group. */
 template <bool SUMS, int STRIDE>
 static __device__ void store_all(const problem &z, shared &s, int group)
 {
@@ -435,6 +447,8 @@ static __device__ void store_all(const problem &z, shared &s, int group)
         spot p = spot_of(z, tile);
         int64_t part = ((int64_t)p.n * z.wide * z.high + p.part) * GROUPS + group;
         at.skip(z.in / DEPTH * STRIDE * STRIDE);
+        __syncwarp();
+        if (SUMS) say_read(group);
         for (int i = 0; i < CHUNKS; i++, at.skip(1)) {
             __syncwarp();
             wait_finished(group, i);
