@@ -14,9 +14,9 @@
  * warps 2 and 3 store what these have finished. Where x is normalised a fourth warpgroup does that in
  * place as soon as a patch has arrived, rounds as a GroupNorm of its own would, and leaves the padding.
  * Patches and weights (of one tap) go through a ring each; a slot has a barrier for "full" and one for
- * "empty", a patch one for "normalised". The two blocks of a cluster have neighbouring tiles and the
- * same channels: each loads half of the weights for both. Blocks stay and take every n-th tile; while
- * a tile is finished, the next one's operands come.
+ * "empty", a patch one for "normalised". Of a barrier every use is waited for. The two blocks of a
+ * cluster have neighbouring tiles and the same channels: each loads half of the weights for both.
+ * Blocks stay and take every n-th tile; while a tile is finished, the next one's operands come.
  *
  * A tile is finished in slots of the patches' ring, 32 channels at a time: the residual arrives there
  * as a patch does, is added in place, and the result leaves from there by TMA.
@@ -59,6 +59,7 @@ struct shared {
     pair_sum sums[GROUPS][GROUP_WARPS][PAIRS];
     uint64_t patch_full[PATCHES], patch_ready[PATCHES], patch_empty[PATCHES];
     uint64_t weight_full[WEIGHTS], weight_empty[WEIGHTS];
+    uint64_t finished[GROUPS][CHUNKS]; /* the tile's chunk lies in its slot */
 };
 enum { SHARED_BYTES = sizeof(shared) };
 
@@ -97,31 +98,8 @@ static __device__ __forceinline__ void stores_wait()
 {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-/* A group's warps say that a chunk is finished, the warp that stores it waits for that. */
-enum { FINISHED_THREADS = GROUP_THREADS + WARP };
-static __device__ __forceinline__ void say_finished(int group, int chunk)
-{
-    asm volatile(
-        "fence.proxy.async.shared::cta;\nbar.arrive %0, %1;" ::"r"(group * CHUNKS + chunk + 1),
-        "n"((int)FINISHED_THREADS)
-        : "memory");
-}
-static __device__ __forceinline__ void wait_finished(int group, int chunk)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(group * CHUNKS + chunk + 1), "n"((int)FINISHED_THREADS)
-                 : "memory");
-}
-/* The other way, once a tile: the sums of the tile before have been read. */
-static __device__ __forceinline__ void say_read(int group)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(GROUPS * CHUNKS + group + 1), "n"((int)FINISHED_THREADS)
-                 : "memory");
-}
-static __device__ __forceinline__ void wait_read(int group)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(GROUPS * CHUNKS + group + 1), "n"((int)FINISHED_THREADS)
-                 : "memory");
-}
+/* Hardware barriers: the sums of a group's tile before have been read. */
+enum { SUMS_READ = 1, SUMS_THREADS = GROUP_THREADS + WARP };
 
 /* ---- wgmma ---- */
 
@@ -210,6 +188,12 @@ struct consumer {
     int group, warp, lane;
     ring<PATCHES> patch;
     ring<WEIGHTS> weight;
+    /* What the slot is to hold is there, normalised if it is a patch. For a chunk, too, this waits
+     * for those who normalise: of two uses of a slot that they had missed they would see none. */
+    template <bool NORM> __device__ __forceinline__ uint64_t *arrived(shared &s) const
+    {
+        return NORM ? &s.patch_ready[patch.slot] : &s.patch_full[patch.slot];
+    }
 };
 
 static __device__ __forceinline__ void free_patch(shared &s, int slot)
@@ -239,7 +223,7 @@ static __device__ __forceinline__ void multiply(const problem &z, shared &s, con
 #pragma unroll
         for (int kind = 0; kind < PATCH_KINDS; kind++) {
             int slot = me.patch.slot;
-            barrier_wait(NORM ? &s.patch_ready[slot] : &s.patch_full[slot], me.patch.phase);
+            barrier_wait(me.arrived<NORM>(s), me.patch.phase);
             uint64_t a = operand_of(s.patch[slot] + me.group * GROUP_ROWS * PATCH * ROW, PATCH);
 #pragma unroll
             for (int tap = 0; tap < TAPS * TAPS; tap++) {
@@ -333,20 +317,21 @@ static __device__ __forceinline__ void finish(const float (&d)[2][64], char *slo
     }
 }
 
-template <typename T, int CHUNK, bool ADD, bool SUMS>
+template <typename T, int CHUNK, bool NORM, bool ADD, bool SUMS>
 static __device__ __forceinline__ void finish_all(const float (&d)[2][64], shared &s,
                                                   const uint32_t (&bias)[16], warp_sums &of,
                                                   consumer &me)
 {
-    barrier_wait(&s.patch_full[me.patch.slot], me.patch.phase);
+    barrier_wait(me.arrived<NORM>(s), me.patch.phase);
     finish<T, CHUNK, ADD, SUMS>(d, s.patch[me.patch.slot] + me.group * GROUP_BYTES, bias, of, me);
-    if (SUMS && CHUNK == 1) wait_read(me.group);
+    if (SUMS && CHUNK == 1) barrier_sync(SUMS_READ + me.group, SUMS_THREADS);
     if (SUMS && CHUNK % 2)
         s.sums[me.group][me.warp][CHUNK / 2 * WARP + me.lane] = {
             of.first, sum_of_eight(of.sum, me.lane), sum_of_eight(of.squares, me.lane)};
-    say_finished(me.group, CHUNK);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    barrier_arrive(&s.finished[me.group][CHUNK]);
     me.patch.next();
-    if constexpr (CHUNK + 1 < CHUNKS) finish_all<T, CHUNK + 1, ADD, SUMS>(d, s, bias, of, me);
+    if constexpr (CHUNK + 1 < CHUNKS) finish_all<T, CHUNK + 1, NORM, ADD, SUMS>(d, s, bias, of, me);
 }
 
 template <typename T, bool NORM, bool ADD, bool SUMS, int STRIDE>
@@ -363,7 +348,7 @@ static __device__ __forceinline__ void multiply_all(const problem &z, shared &s)
         for (int j = 0; j < 16; j++) bias[j] = from[j * 4];
         multiply<T, NORM, STRIDE>(z, s, me, d);
         warp_sums of;
-        finish_all<T, 0, ADD, SUMS>(d, s, bias, of, me);
+        finish_all<T, 0, NORM, ADD, SUMS>(d, s, bias, of, me);
     }
 }
 
@@ -412,11 +397,11 @@ template <typename T> static __device__ __forceinline__ void normalise(const pro
                 *reinterpret_cast<quad *>(data) = v;
             }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            warp_arrive(shared_address(&s.patch_ready[at.slot]));
+            barrier_arrive(&s.patch_ready[at.slot]);
         }
         for (int i = 0; i < CHUNKS; i++, at.next()) { /* nothing to do, but phases go on */
             barrier_wait(&s.patch_full[at.slot], at.phase);
-            warp_arrive(shared_address(&s.patch_ready[at.slot]));
+            barrier_arrive(&s.patch_ready[at.slot]);
         }
     }
 }
@@ -442,16 +427,17 @@ static __device__ void store_all(const problem &z, shared &s, int group)
 {
     ring<PATCHES> at;
     int lane = threadIdx.x % WARP;
+    uint32_t phase = 0; /* of the tile's barriers */
     FOR_EACH_TILE(z, tile)
     {
         spot p = spot_of(z, tile);
         int64_t part = ((int64_t)p.n * z.wide * z.high + p.part) * GROUPS + group;
         at.skip(z.in / DEPTH * STRIDE * STRIDE);
         __syncwarp();
-        if (SUMS) say_read(group);
+        if (SUMS) barrier_arrive(SUMS_READ + group, SUMS_THREADS);
         for (int i = 0; i < CHUNKS; i++, at.skip(1)) {
             __syncwarp();
-            wait_finished(group, i);
+            barrier_wait(&s.finished[group][i], phase);
             if (lane == 0)
                 store_patch(&z.y, s.patch[at.slot] + group * GROUP_BYTES, p.c + i * DEPTH, p.w,
                             p.h + group * SIDE / GROUPS, p.n);
@@ -463,6 +449,7 @@ static __device__ void store_all(const problem &z, shared &s, int group)
             stores_wait();
             barrier_arrive(&s.patch_empty[at.slot]);
         }
+        phase ^= 1;
     }
     if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
@@ -482,13 +469,15 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(threads(NORM),
     if (threadIdx.x == 0) {
         for (int i = 0; i < PATCHES; i++) {
             barrier_init(&s.patch_full[i], 1);
-            barrier_init(&s.patch_ready[i], GROUP_WARPS);
+            barrier_init(&s.patch_ready[i], GROUP_THREADS);
             barrier_init(&s.patch_empty[i], GROUPS);
         }
         for (int i = 0; i < WEIGHTS; i++) {
             barrier_init(&s.weight_full[i], 1);
             barrier_init(&s.weight_empty[i], GROUPS * CLUSTER);
         }
+        for (int i = 0; i < GROUPS * CHUNKS; i++)
+            barrier_init(&s.finished[0][0] + i, GROUP_THREADS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     cluster_sync();
@@ -515,8 +504,8 @@ static bool halves(const struct lg_conv2d_forward_args *a)
 {
     return a->stride == 2 && !a->residual.rank && a->x.dim[3] >= 256;
 }
-/* A tile goes at least once through the patches' ring: that its slots are free again says that the
- * last tile's sums have been read. */
+/* A tile goes at least once through the patches' ring: that its slots are free again says that who
+ * stores has been at the last tile's barriers. */
 enum { IN_MULTIPLE = (PATCHES - CHUNKS) * DEPTH };
 bool cuda_tile_conv_fits(const struct lg_conv2d_forward_args *a)
 {
