@@ -11,12 +11,15 @@
 # the tool. The programs run with SANITIZE=1 (tests/gpu/gpu_test.h): they compare nothing, and scratch memory is what
 # nobody has written. Own kernels do what cuDNN could (LG_CUDNN=none); those of cuBLASLt are looked at as well: to leave
 # them out makes racecheck fail itself ("failed to handle a hardware exception"). Algorithms are tuned before, without a
-# tool, and kept in $LG_CUDA_CACHE (default: a temporary file). compute-sanitizer is $COMPUTE_SANITIZER, or in PATH, or
-# in /usr/local/cuda/bin.
+# tool, and kept in $LG_CUDA_CACHE (default: a temporary file).
 #
-# racecheck names one pair in test_long_conv_cuda, where a block takes several tiles: a write of tile_conv.cu's sums and
-# a read of them (finish, add_warps). By reading they are ordered: the reader frees the slot, the warp that loads waits
-# for that, fills the slot, and the writer waits until it is full. The tool has not confirmed that: it counts as failed.
+# compute-sanitizer is $COMPUTE_SANITIZER, or in PATH, or in /usr/local/cuda/bin. It should be 2026.4 or later (PyPI has it
+# as nvidia-cuda-sanitizer-api): the one of CUDA 13.0 names hazards in kernels of cuBLASLt that its successors do not.
+#
+# Known to initcheck: reads of what a kernel of cuBLASLt has written by TMA through a tensor map, which the tool does not
+# see: by cuBLASLt's own splitKreduce_kernel, and by softmax_kernel, whose scores are such a product. A process with errors
+# runs again without these two, must be clean then, and is said to be so. (That the scores have been written shows
+# test_ops_cuda without a tool: its scratch memory is NaNs at the start.)
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 tools=memcheck,initcheck,racecheck jobs=12 filter=
@@ -35,16 +38,30 @@ tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 export here tmp sanitizer SANITIZE=1 LG_CUDNN=none LG_CUDA_CACHE=${LG_CUDA_CACHE:-$tmp/algorithms.txt}
 
-one() { # TOOL PROGRAM PART ARGUMENTS...: a line in the file of results; "-": no argument
-    local tool=$1 program=$2 part=$3 began=$SECONDS word=ok command=() log code
-    log=$(mktemp -p "$tmp" "$tool.XXXXXX")
-    [ "$tool" = none ] || command=("$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20)
-    shift 3
-    PART=$part timeout 300 "${command[@]}" "$here/bin/$program" "$@" >"$log" 2>&1
+run() { # COMMAND...: fills $log; is it clean?
+    PART=$part timeout 600 "$@" >"$log" 2>&1
     code=$?
-    [ $code = 0 ] && grep -Eq '^[1-9][0-9]* passed, 0 failed$' "$log" || word=FAIL
-    [ "$tool" = none ] || grep -Eq '^=+ (ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)' "$log" || word=FAIL
-    ! grep -Eqi 'internal|hardware exception|not supported' "$log" || word=FAIL
+    [ "$code" = 0 ] && passed && ! grep -Eqi 'internal|hardware exception|not supported' "$log" || return 1
+    [ "$tool" = none ] || grep -Eq '^=+ (ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)' "$log"
+}
+passed() { grep -Eq '^[1-9][0-9]* passed, 0 failed$' "$log"; }
+one() { # TOOL PROGRAM PART ARGUMENTS...: a line in the file of results
+    local tool=$1 program=$2 part=$3 began=$SECONDS word=ok check=() without=() log code
+    log=$(mktemp -p "$tmp" "$tool.XXXXXX")
+    [ "$tool" = none ] || check=("$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20 --show-backtrace no)
+    without=(--kernel-name-exclude kns=softmax_kernel --kernel-name-exclude kns=splitKreduce_kernel)
+    shift 3
+    if ! run "${check[@]}" "$here/bin/$program" "$@"; then
+        word=FAIL
+        if [ "$tool" = initcheck ] && [ "$code" = 9 ] && passed; then
+            cp "$log" "$log.all"
+            run "${check[@]}" "${without[@]}" "$here/bin/$program" "$@" && word=known
+            [ $word = known ] || cp "$log.all" "$log"
+        elif [ "$tool" != none ] && passed && grep -q "process didn't terminate successfully" "$log"; then
+            # With many processes at a time the tool may fail at the end of one that was clean.
+            run "${check[@]}" "$here/bin/$program" "$@" && word=ok
+        fi
+    fi
     echo "$word $tool $program $((SECONDS - began))" >>"$tmp/results"
     [ $word = FAIL ] || return 0
     echo "FAIL $tool: PART=$part $program $*: exit status $code"
@@ -52,22 +69,24 @@ one() { # TOOL PROGRAM PART ARGUMENTS...: a line in the file of results; "-": no
     echo ...
     grep -a '^=' "$log" | tail -8
 }
-export -f one
+export -f one run passed
 # Apart: the precisions, and what brings cuBLASLt with it, which the tools take long to load.
 tasks() { # TOOL: the longest first
     local p i
     for p in fp32 tf32 fp16 bf16; do
-        for i in linear conv2d attention '!linear,conv2d,attention'; do echo "$1 test_ops_cuda 0/1 $i $p"; done
+        for i in 0 1 2 3; do echo "$1 test_ops_cuda $i/4 conv2d $p"; done
+        for i in linear attention '!linear,conv2d,attention'; do echo "$1 test_ops_cuda 0/1 $i $p"; done
     done
     for i in {0..8}; do echo "$1 test_long_conv_cuda $i/9"; done
     for i in {0..11}; do echo "$1 test_long_products_cuda $i/12"; done
     for i in 0 1 2 3; do echo "$1 test_long_attention_cuda $i/4"; done
 }
 pool() { grep -E "^[a-z]+ [a-z_]*$filter" | xargs -P "$jobs" -L 1 bash -c 'one "$@"' _; }
+"$sanitizer" --version | grep Version
 tasks none | pool
 for tool in ${tools//,/ }; do tasks "$tool"; done | pool
-awk '{ k = $2 " " $3; n[k]++; bad[k] += $1 == "FAIL"; if ($4 > most[k] + 0) most[k] = $4 }
-     END { for (k in n) printf "%s %s: %d processes, %d not clean, longest %d s\n", bad[k] ? "FAIL" : "ok  ", k, n[k],
-                               bad[k], most[k] }' "$tmp/results" | sort -k2
-echo "$(grep -c '^ok' "$tmp/results") passed, $(grep -c '^FAIL' "$tmp/results") failed"
+awk '{ k = $2 " " $3; n[k]++; bad[k] += $1 == "FAIL"; known[k] += $1 == "known"; if ($4 > most[k] + 0) most[k] = $4 }
+     END { for (k in n) printf "%s %s: %d processes, %d not clean, %d with what is known, longest %d s\n",
+                               bad[k] ? "FAIL" : "ok  ", k, n[k], bad[k], known[k], most[k] }' "$tmp/results" | sort -k2
+echo "$(grep -Evc '^FAIL' "$tmp/results") passed, $(grep -c '^FAIL' "$tmp/results") failed"
 ! grep -q '^FAIL' "$tmp/results"
