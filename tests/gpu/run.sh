@@ -19,6 +19,10 @@ take() { # PROGRAM EXIT_STATUS: adds what its log says
         failed=$((failed + 1))
     else
         passed=$((passed + ${sums% *})) failed=$((failed + ${sums#* }))
+        if [ "$2" != 0 ] && [ "${sums#* }" = 0 ]; then
+            echo "FAIL $1: exit status $2 after its last line"
+            failed=$((failed + 1))
+        fi
     fi
 }
 # Together: most of their time is the reference's, on one core each.

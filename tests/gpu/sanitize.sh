@@ -1,6 +1,6 @@
 #!/bin/bash
 # The operations' tests under compute-sanitizer: memcheck, initcheck, racecheck, many processes at a time. Prints what
-# is not clean, a line for each tool and program, and "N passed, N failed" (processes); exits with 1 when one failed.
+# is not clean, a line for each tool and program, and "N passed, N known, N failed" (processes). Exit 1: one failed.
 #
 # usage: sanitize.sh [--tool TOOL[,TOOL]] [--jobs N] [FILTER]      lies beside bin/ (build/gpu, a bundle's gpu/)
 #
@@ -16,10 +16,10 @@
 # compute-sanitizer is $COMPUTE_SANITIZER, or in PATH, or in /usr/local/cuda/bin. It should be 2026.4 or later (PyPI has it
 # as nvidia-cuda-sanitizer-api): the one of CUDA 13.0 names hazards in kernels of cuBLASLt that its successors do not.
 #
-# Known to initcheck: reads of what a kernel of cuBLASLt has written by TMA through a tensor map, which the tool does not
-# see: by cuBLASLt's own splitKreduce_kernel, and by softmax_kernel, whose scores are such a product. A process with errors
-# runs again without these two, must be clean then, and is said to be so. (That the scores have been written shows
-# test_ops_cuda without a tool: its scratch memory is NaNs at the start.)
+# Known to initcheck: reads of what a kernel of cuBLASLt has written (by TMA through a tensor map, it seems: not all of
+# that is seen by the tool), by its splitKreduce_kernel, and by softmax_kernel, whose scores are such a product. A process
+# with errors runs again without these two, must be clean then, and counts as "known". (That the scores have been written
+# shows test_ops_cuda without a tool: its scratch memory is NaNs at the start.)
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 tools=memcheck,initcheck,racecheck jobs=12 filter=
@@ -46,10 +46,10 @@ run() { # COMMAND...: fills $log; is it clean?
 }
 passed() { grep -Eq '^[1-9][0-9]* passed, 0 failed$' "$log"; }
 one() { # TOOL PROGRAM PART ARGUMENTS...: a line in the file of results
-    local tool=$1 program=$2 part=$3 began=$SECONDS word=ok check=() without=() log code
+    local tool=$1 program=$2 part=$3 began=$SECONDS word=ok check=() log code
+    local without=(--kernel-name-exclude kns=softmax_kernel --kernel-name-exclude kns=splitKreduce_kernel)
     log=$(mktemp -p "$tmp" "$tool.XXXXXX")
     [ "$tool" = none ] || check=("$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20 --show-backtrace no)
-    without=(--kernel-name-exclude kns=softmax_kernel --kernel-name-exclude kns=splitKreduce_kernel)
     shift 3
     if ! run "${check[@]}" "$here/bin/$program" "$@"; then
         word=FAIL
@@ -57,9 +57,6 @@ one() { # TOOL PROGRAM PART ARGUMENTS...: a line in the file of results
             cp "$log" "$log.all"
             run "${check[@]}" "${without[@]}" "$here/bin/$program" "$@" && word=known
             [ $word = known ] || cp "$log.all" "$log"
-        elif [ "$tool" != none ] && passed && grep -q "process didn't terminate successfully" "$log"; then
-            # With many processes at a time the tool may fail at the end of one that was clean.
-            run "${check[@]}" "$here/bin/$program" "$@" && word=ok
         fi
     fi
     echo "$word $tool $program $((SECONDS - began))" >>"$tmp/results"
@@ -86,7 +83,8 @@ pool() { grep -E "^[a-z]+ [a-z_]*$filter" | xargs -P "$jobs" -L 1 bash -c 'one "
 tasks none | pool
 for tool in ${tools//,/ }; do tasks "$tool"; done | pool
 awk '{ k = $2 " " $3; n[k]++; bad[k] += $1 == "FAIL"; known[k] += $1 == "known"; if ($4 > most[k] + 0) most[k] = $4 }
-     END { for (k in n) printf "%s %s: %d processes, %d not clean, %d with what is known, longest %d s\n",
-                               bad[k] ? "FAIL" : "ok  ", k, n[k], bad[k], known[k], most[k] }' "$tmp/results" | sort -k2
-echo "$(grep -Evc '^FAIL' "$tmp/results") passed, $(grep -c '^FAIL' "$tmp/results") failed"
+     END { for (k in n) printf "%s %s: %d processes, %d not clean, %d known, longest %d s\n", bad[k] ? "FAIL" : "ok  ", k,
+                               n[k], bad[k], known[k], most[k] }' "$tmp/results" | sort -k2
+count() { grep -c "^$1" "$tmp/results"; }
+echo "$(count ok) passed, $(count known) known, $(count FAIL) failed"
 ! grep -q '^FAIL' "$tmp/results"
