@@ -27,9 +27,10 @@ if [ -d "$build/gpu/bin" ]; then # tests and benches of the GPU backend, where t
     mkdir "$new/gpu"
     cp -r "$build/gpu/bin" "$new/gpu/"
     cp "$build/lib/liblg-ref64.so" "$new/lib/"
+    [ ! -d "$build/gpu/late" ] || cp -r "$build/gpu/late" "$new/gpu/"
 fi
 programs=("$new"/bin/* $(find "$new" -path '*/gpu/bin/*'))
-backends=("$new"/lib/*.so)
+backends=("$new"/lib/*.so $(find "$new" -path '*/gpu/late/*'))
 [ -f "${backends[0]}" ] || { echo "bundle: no backend in $build/lib: make cuda first, where nvcc is" >&2; exit 1; }
 strip --strip-debug "${programs[@]}" "${backends[@]}"
 

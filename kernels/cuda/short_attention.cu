@@ -262,7 +262,7 @@ template <typename T, int D, int SIDE> struct side {
     __device__ __forceinline__ void ds_free(int n, int i) const
     {
         if (i) return barrier_sync(DS_FREE + SIDE, 2 * GROUP);
-        mbarrier_wait(item(barriers, RESULTS).free, n - 1);
+        wait_for(item(barriers, RESULTS).free, n - 1);
     }
     /* Block i of the block's n-th head: dK, dV, and dS^T into shared memory. */
     __device__ __forceinline__ void tiles(float (&dk)[2][D / 2], float (&dv)[2][D / 2], int n,
@@ -275,9 +275,9 @@ template <typename T, int D, int SIDE> struct side {
         uint32_t dout_zeros = q_zeros - L::DOUT / 16;
         uint32_t k = low(L::K + n % 2 * L::MATRIX) + KEY, p[PART / 4], h[PART / 4], g[PART / 4];
         float s[32], dp[16];
-        mbarrier_wait(item(barriers, i).full, n);
+        wait_for(item(barriers, i).full, n);
         row_products<T, D>(s, k, q, q_zeros);
-        if (i == 0) mbarrier_wait(item(barriers, V_ITEM).full, n);
+        if (i == 0) wait_for(item(barriers, V_ITEM).full, n);
         row_products<T, D>(dp, v, dout, dout_zeros);
 #pragma unroll
         for (int t = 0; t < 2; t++) {
@@ -350,7 +350,7 @@ template <typename T, int D, int SIDE> struct side {
         for (int at = blockIdx.x, n = 0; at < a.heads; at += gridDim.x, n++) {
             float dk[2][D / 2] = {}, dv[2][D / 2] = {};
             item k(barriers, K_ITEM + n % 2);
-            mbarrier_wait(k.full, n / 2);
+            wait_for(k.full, n / 2);
 #pragma unroll 1
             for (int i = 0; i < BLOCKS; i++) {
                 tiles(dk, dv, n, i);

@@ -72,38 +72,15 @@ TENSOR_CORE(fp16, "f16")
 
 /* ---- barriers and copies ---- */
 
-static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
-{
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-/* Arrives; the round is complete only when that many bytes have come, too. */
-static __device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
-/* Until the barrier's round of this parity (0, 1, 0 ...) is complete. */
-static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity)
-{
-    asm volatile("{\n.reg .pred p;\n"
-                 "again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
-                 "@p bra done;\nbra again;\ndone:\n}\n" ::"r"(barrier),
-                 "r"(parity)
-                 : "memory");
-}
 /* The warpgroups begin scores in turns: one's products run while the other computes weights.
  * Hardware barrier 0 is __syncthreads(), 1 + group a warpgroup's own, 3 + group its turn. */
 static __device__ __forceinline__ void take_turn(int group)
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + GROUPS + group), "n"(GROUPS * GROUP) : "memory");
+    barrier_sync(1 + GROUPS + group, GROUPS * GROUP);
 }
 static __device__ __forceinline__ void give_turn(int group)
 {
-    asm volatile("bar.arrive %0, %1;" ::"r"(1 + GROUPS + group), "n"(GROUPS * GROUP) : "memory");
+    barrier_arrive(1 + GROUPS + group, GROUPS * GROUP);
 }
 static __device__ __forceinline__ void store_shared(uint32_t to, uint32_t x)
 {
@@ -216,7 +193,7 @@ static __device__ __forceinline__ void attend(float (&o)[D / 2], float (&top)[2]
         give_turn(1 - tile % GROUPS);
         raise_to_maxima(top, x);
         if (half == 0) {
-            barrier_wait(v_came, parity);
+            mbarrier_wait(v_came, parity);
         } else {
             settled(o);
 #pragma unroll
@@ -270,15 +247,15 @@ static __device__ __forceinline__ void produce(const forward_args &a, uint32_t s
         uint32_t barriers = shared + L::BARRIERS + n % STAGES * BARRIERS_BYTES;
         uint32_t qk_came = barriers + QK_CAME, v_came = barriers + V_CAME;
         int row = at / a.H * TOKENS, column = at % a.H * D;
-        if (n >= STAGES) barrier_wait(barriers + DONE, n / STAGES % 2 ^ 1);
-        barrier_expect(qk_came, 2 * L::MATRIX);
+        if (n >= STAGES) mbarrier_wait(barriers + DONE, n / STAGES % 2 ^ 1);
+        mbarrier_expect(qk_came, 2 * L::MATRIX);
         fetch(stage, &a.q.main, column, row, qk_came);
         fetch(stage + L::K, &a.k.main, column, row, qk_came);
         if (L::REST) {
             fetch(stage + L::Q_REST, &a.q.rest, column + MAIN, row, qk_came);
             fetch(stage + L::K_REST, &a.k.rest, column + MAIN, row, qk_came);
         }
-        barrier_expect(v_came, L::MATRIX);
+        mbarrier_expect(v_came, L::MATRIX);
         fetch(stage + L::V, &a.v.main, column, row, v_came);
         if (L::REST) fetch(stage + L::V_REST, &a.v.rest, column + MAIN, row, v_came);
     }
@@ -295,14 +272,14 @@ static __device__ __forceinline__ void consume(const forward_args &a, uint32_t s
         uint32_t stage = shared + n % STAGES * L::STAGE;
         uint32_t barriers = shared + L::BARRIERS + n % STAGES * BARRIERS_BYTES;
         int parity = n / STAGES % 2, row = at / a.H * TOKENS, column = at % a.H * D;
-        barrier_wait(barriers + QK_CAME, parity);
+        mbarrier_wait(barriers + QK_CAME, parity);
 #pragma unroll 1
         for (int tile = group; tile < TILES; tile += GROUPS) {
             float o[D / 2], top[2], sums[2];
             int r0 = tile * QUERIES + warp * 16;
             attend<T, D>(o, top, sums, factor, shared, stage, tile, barriers + V_CAME, parity);
             /* The group's products have read the queries. */
-            asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"((int)GROUP) : "memory");
+            barrier_sync(1 + group, GROUP);
             store_rows<T, D>(a, o, stage + r0 * MAIN_ROW, stage + L::Q_REST + r0 * REST_ROW,
                              row + r0, column);
             if (a.lse && lane % 4 == 0) {
@@ -313,7 +290,7 @@ static __device__ __forceinline__ void consume(const forward_args &a, uint32_t s
         }
         if (lane == 0) {
             puts_wait<0>();
-            barrier_arrive(barriers + DONE);
+            mbarrier_arrive(barriers + DONE);
         }
         __syncwarp();
     }
@@ -332,9 +309,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0)
         for (int s = 0; s < STAGES; s++) {
             uint32_t barriers = shared + L::BARRIERS + s * BARRIERS_BYTES;
-            barrier_init(barriers + QK_CAME, 1);
-            barrier_init(barriers + V_CAME, 1);
-            barrier_init(barriers + DONE, GROUPS * GROUP / WARP);
+            mbarrier_begin(barriers + QK_CAME, 1);
+            mbarrier_begin(barriers + V_CAME, 1);
+            mbarrier_begin(barriers + DONE, GROUPS * GROUP / WARP);
         }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();

@@ -80,6 +80,11 @@ struct item {
     {
     }
 };
+/* Until the barrier was completed `use` + 1 times; only the last two times can be told apart. */
+static __device__ __forceinline__ void wait_for(uint32_t barrier, int use)
+{
+    mbarrier_wait(barrier, (uint32_t)use & 1);
+}
 
 /* A box of 8 columns after 8 columns to shared memory; the barrier is told. */
 static __device__ __forceinline__ void fetch_columns(uint32_t to, const CUtensorMap *from, int row,
@@ -88,12 +93,6 @@ static __device__ __forceinline__ void fetch_columns(uint32_t to, const CUtensor
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
                  "l"(from), "r"(0), "r"(row), "r"(column / 8), "r"(barrier)
-                 : "memory");
-}
-/* Arrives; the round is complete only when that many bytes have come, too. */
-static __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
 /* lse, and the rows' sums of dout o of block i, where dO has come, and o in Q's place. */
@@ -136,12 +135,12 @@ template <typename T, int D> struct loading {
         if (threadIdx.x == 0) {
             head<D> h(at, a.H);
             if (more && i == BLOCKS - 1) {
-                if (some_before) mbarrier_wait(v.free, n + 1);
+                if (some_before) wait_for(v.free, n + 1);
                 mbarrier_expect(v.full, MATRIX_BYTES);
                 fetch_columns(base + L::V, &a.v, h.row, h.column, v.full);
             }
             if (some_before) {
-                mbarrier_wait(queries.free, n + 1);
+                wait_for(queries.free, n + 1);
                 head<D> b(before, a.H);
                 put(&a.dq, b.column, b.row + i * QUERIES, base + L::DOUT + i * L::BLOCK);
                 puts_end();
@@ -173,7 +172,7 @@ template <typename T, int D> struct loading {
         uint32_t full = item(barriers, i).full;
         float log_sum =
             threadIdx.x % 2 ? 0 : a.lse[(int64_t)at * TOKENS + i * QUERIES + threadIdx.x / 2];
-        mbarrier_wait(item(barriers, SUMS + i).full, n);
+        wait_for(item(barriers, SUMS + i).full, n);
         row_sums<T, D>(shared, i, log_sum);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         barrier_sync(LOADERS, GROUP);
@@ -187,7 +186,7 @@ template <typename T, int D> struct loading {
     {
         if (threadIdx.x) return;
         item results(barriers, RESULTS);
-        mbarrier_wait(results.full, n);
+        wait_for(results.full, n);
         head<D> h(at, a.H);
         put(&a.dv, h.column, h.row, base + L::DS);
         puts_end();

@@ -7,32 +7,27 @@
 
 static __device__ __forceinline__ void barrier_init(uint64_t *b, int arrivals)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals));
+    mbarrier_begin(shared_address(b), arrivals);
 }
 static __device__ __forceinline__ void barrier_wait(uint64_t *b, uint32_t phase)
 {
-    asm volatile("{\n.reg .pred p;\nwait:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@p bra done;\nbra wait;\ndone:\n}\n" ::"r"(shared_address(b)),
-                 "r"(phase)
-                 : "memory");
+    mbarrier_wait(shared_address(b), phase);
 }
 static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
 {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+    mbarrier_arrive(shared_address(b));
+}
+static __device__ __forceinline__ void barrier_expect(uint64_t *b, int bytes)
+{
+    mbarrier_expect(shared_address(b), bytes);
 }
 /* At the barrier of the same place in block `rank` of the cluster. */
 static __device__ __forceinline__ void barrier_arrive_at(uint64_t *b, uint32_t rank)
 {
+    come_late();
     asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
                  "mbarrier.arrive.shared::cluster.b64 _, [a];\n}\n" ::"r"(shared_address(b)),
                  "r"(rank)
-                 : "memory");
-}
-static __device__ __forceinline__ void barrier_expect(uint64_t *b, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)),
-                 "r"(bytes)
                  : "memory");
 }
 static __device__ __forceinline__ uint32_t cluster_rank()
@@ -43,6 +38,7 @@ static __device__ __forceinline__ uint32_t cluster_rank()
 }
 static __device__ __forceinline__ void cluster_sync()
 {
+    come_late();
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }

@@ -97,26 +97,49 @@ template <int N> static __device__ __forceinline__ void copies_wait()
 
 /* ---- parts of a block that wait for one another ---- */
 
-/* A barrier in shared memory that counts arrivals; `use` counts, from 0, how often it was completed before
- * (its lowest bit is enough). */
+/* Nothing; in a backend made with -DLG_LATE (`make late-gpu`) a pause now and then, before whatever waits
+ * or arrives: 1 to 33 us one time in 16, half a millisecond one time in 512. Who is late in one of all
+ * possible ways must neither be lost nor change a bit. The same for all of a warp that come together. */
+static __device__ __forceinline__ void come_late()
+{
+#ifdef LG_LATE
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(x));
+    x = (x ^ blockIdx.x << 12 ^ threadIdx.x / WARP << 24) * 0x9E3779B1u;
+    x = (x ^ x >> 15) * 0x85EBCA77u;
+    x ^= x >> 13;
+    if (x % 512 == 0)
+        __nanosleep(500000);
+    else if (x % 16 == 0)
+        __nanosleep(1000 + (x >> 17));
+#endif
+}
+/* A barrier in shared memory that counts arrivals. Its phase, 0 at first, changes when they are complete. */
 static __device__ __forceinline__ void mbarrier_begin(uint32_t barrier, int arrivals)
 {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 static __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier)
 {
+    come_late();
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-static __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, int use)
+/* Arrives; the phase is complete only when that many bytes have come, too. */
+static __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, int bytes)
 {
-    int done;
-    do
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
-                     "selp.s32 %0, 1, 0, p;\n}\n"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(use & 1)
-                     : "memory");
-    while (!done);
+    come_late();
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+/* Until that phase, 0 or 1, is complete. */
+static __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t phase)
+{
+    come_late();
+    asm volatile("{\n.reg .pred p;\nwait:\n"
+                 "mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
+                 "@p bra done;\nbra wait;\ndone:\n}\n" ::"r"(barrier),
+                 "r"(phase)
+                 : "memory");
 }
 /* One arrival for all 32 threads. */
 static __device__ __forceinline__ void warp_arrive(uint32_t barrier)
@@ -127,10 +150,12 @@ static __device__ __forceinline__ void warp_arrive(uint32_t barrier)
 /* The hardware's barriers, 0 to 15; threads that arrive do not wait. */
 static __device__ __forceinline__ void barrier_sync(int barrier, int threads)
 {
+    come_late();
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 static __device__ __forceinline__ void barrier_arrive(int barrier, int threads)
 {
+    come_late();
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 /* Registers a thread from here on, for a whole warpgroup: fewer, or more when others have given theirs. */

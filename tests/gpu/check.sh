@@ -20,6 +20,7 @@ run() { # COMMAND...: adds its sums, or one for the whole when it prints none
     passed=$((passed + ${sums% *})) failed=$((failed + ${sums#* }))
 }
 if compgen -G "$here/bin/test_*" >/dev/null; then run "$here/run.sh"; fi
+if [ -d "$here/late" ]; then LG_BACKEND_DIR=$here/late run "$here/run.sh"; fi
 if python3 -c 'import torch' 2>/dev/null; then
     for objective in flow eps; do run python3 "$here/parity_train.py" "$here/.." --objective $objective; done
     run python3 "$here/parity_nets.py" "$here/.."

@@ -3,7 +3,9 @@
 #
 # Targets: cuda         the GPU backend, where nvcc is
 # Targets: gpu-bundle   its tests as a folder for a machine with a GPU
+# Targets: gpu-late     with them, a backend whose warps come late at random (come_late in wgmma.cuh)
 # Targets: check-gpu    every test for GPUs, from the bundle (GPU_DATA: the emoji shards)
+# Targets: late-gpu     its tests with that backend, from the bundle
 # Targets: sanitize-gpu  the operations under memcheck, initcheck and racecheck, from the bundle
 # Targets: bench-gpu    every figure of docs/gpu-results.md, from the bundle
 
@@ -14,22 +16,30 @@ GPU_OWN_OBJ := $(BUILD)/obj/tests/gpu/op_times.c.o
 # Small libraries that the GPU machine may lack.
 GPU_CARRIED := libxxhash.so.0 libcjson.so.1
 
-.PHONY: check-gpu gpu-bundle bench-gpu sanitize-gpu whole-bundle
+.PHONY: check-gpu gpu-bundle gpu-late late-gpu bench-gpu sanitize-gpu whole-bundle
 gpu-bundle: $(GPU) $(CUDA_SO) $(REF64_SO)
 	@mkdir -p $(BUILD)/gpu/lib
 	$(Q)cp -u $(CUDA_SO) $(REF64_SO) $(BUILD)/gpu/lib/
 	$(Q)for l in $(GPU_CARRIED); do cp -uL $$($(CC) -print-file-name=$$l) $(BUILD)/gpu/lib/; done
 	$(Q)cp -u tests/gpu/run.sh tests/gpu/sanitize.sh $(BUILD)/gpu/
+# A folder of backends for $LG_BACKEND_DIR.
+LATE_SO := $(BUILD)/late/lib/liblg-cuda.so
+gpu-late: gpu-bundle
+	$(Q)$(MAKE) -s BUILD=$(BUILD)/late CUDA_FLAGS='$(CUDA_FLAGS) -DLG_LATE' $(LATE_SO)
+	@mkdir -p $(BUILD)/gpu/late
+	$(Q)cp -u $(LATE_SO) $(REF64_SO) $(BUILD)/gpu/late/
 # From the bundle; built first where there is none: a machine that was given build/bundle needs only make.
 GPU_DATA ?= examples/emoji/data
-check-gpu bench-gpu sanitize-gpu: | $(if $(wildcard $(BUILD)/bundle/gpu/check.sh),,whole-bundle)
+check-gpu bench-gpu late-gpu sanitize-gpu: | $(if $(wildcard $(BUILD)/bundle/gpu/check.sh),,whole-bundle)
 check-gpu:
 	$(Q)$(BUILD)/bundle/gpu/check.sh $(GPU_DATA)
 bench-gpu:
 	$(Q)$(BUILD)/bundle/gpu/bench.sh $(BENCH_DATA)
+late-gpu:
+	$(Q)LG_BACKEND_DIR=$(BUILD)/bundle/gpu/late $(BUILD)/bundle/gpu/run.sh
 sanitize-gpu:
 	$(Q)$(BUILD)/bundle/gpu/sanitize.sh
-whole-bundle: gpu-bundle
+whole-bundle: gpu-late
 	$(Q)$(MAKE) -s bundle
 
 # They find their libraries beside themselves, and in a bundle's gpu/bin those of the bundle.
