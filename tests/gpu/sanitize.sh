@@ -21,7 +21,7 @@
 # with errors runs again without these two, must be clean then, and counts as "known". (That the scores have been written
 # shows test_ops_cuda without a tool: its scratch memory is NaNs at the start.)
 #
-# racecheck of 2026.4 can die (SIGSEGV in its own threads, in libsanitizer-collection.so, when a program exits: 2 of 752
+# racecheck of 2026.4 can die (SIGSEGV in its own threads, in libsanitizer-collection.so, when a program exits: 2 of 750
 # short ones). A process that ended so after its last line, with no hazard named, runs once more and must be clean.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
