@@ -70,7 +70,7 @@ template <typename T> struct tensor_core;
 TENSOR_CORE(bf16, "bf16")
 TENSOR_CORE(fp16, "f16")
 
-/* ---- barriers and copies ---- */
+/* ---- turns and stores ---- */
 
 /* The warpgroups begin scores in turns: one's products run while the other computes weights.
  * Hardware barrier 0 is __syncthreads(), 1 + group a warpgroup's own, 3 + group its turn. */

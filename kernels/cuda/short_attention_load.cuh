@@ -80,7 +80,7 @@ struct item {
     {
     }
 };
-/* Until the barrier was completed `use` + 1 times; only the last two times can be told apart. */
+/* Until the barrier was completed `use` + 1 times (-1: at once). Who waits is less than two uses behind. */
 static __device__ __forceinline__ void wait_for(uint32_t barrier, int use)
 {
     mbarrier_wait(barrier, (uint32_t)use & 1);

@@ -97,9 +97,9 @@ template <int N> static __device__ __forceinline__ void copies_wait()
 
 /* ---- parts of a block that wait for one another ---- */
 
-/* Nothing; in a backend made with -DLG_LATE (`make late-gpu`) a pause now and then, before whatever waits
- * or arrives: 1 to 33 us one time in 16, half a millisecond one time in 512. Who is late in one of all
- * possible ways must neither be lost nor change a bit. The same for all of a warp that come together. */
+/* Nothing; in a backend made with -DLG_LATE (`make gpu-late`) a pause now and then, before whatever waits
+ * or arrives: 1 to 33 us one time in 16, half a millisecond one time in 512. Whoever comes late must not be
+ * passed by, and no bit may change. Lanes of a warp that come together pause together. */
 static __device__ __forceinline__ void come_late()
 {
 #ifdef LG_LATE
