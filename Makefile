@@ -9,7 +9,8 @@
 # Targets: deps         install the Debian packages, nothing else
 # Targets: example-data make the emoji pictures
 # Targets: quickstart   train on them and draw
-# Targets: check        every test
+# Targets: check        the tests of every change: ten minutes on two cores
+# Targets: check-all    every test, with fresh seeds and inputs
 # Targets: unit         unit tests only
 # Targets: check-systemd a run as units of a real systemd, in a container (root)
 # Targets: mutants      plants bugs, which the tests must notice (docs/mutants.md)
@@ -53,15 +54,17 @@ CFLAGS   += $(SANFLAGS)
 CXXFLAGS += $(SANFLAGS)
 LDFLAGS  += $(SANFLAGS)
 endif
+SUPERVISOR_DIRS := $(addprefix supervisor/,run views core launch commands)
 # Counts branches where the promise is kept; see tests/coverage.sh.
 ifdef COVERAGE
-$(foreach d,shm bus supervisor stages_ckpt,$(eval CFLAGS_$(d) += -Og --coverage -fprofile-update=atomic))
+$(foreach d,shm bus $(subst /,_,$(SUPERVISOR_DIRS)) stages_ckpt,$(eval CFLAGS_$(d) += -Og --coverage -fprofile-update=atomic))
 LDFLAGS  += --coverage -Wl,-u,__gcov_dump # which tests/unit/scratch.c may call
 endif
 Q := $(if $(V),,@)
 
 LIB_DIRS := base config shm bus stages/nets stages/io stages stages/loader stages/text stages/vae \
-            stages/trainer stages/ema stages/ckpt stages/sample stages/encode supervisor
+            stages/trainer stages/ema stages/ckpt stages/sample stages/encode \
+            $(SUPERVISOR_DIRS)
 ifdef FUZZ_BUILD # what the targets call
 LIB_DIRS := base config shm bus stages/nets stages/io
 endif
@@ -89,11 +92,13 @@ E2E_SRC   := $(wildcard tests/e2e/*.c)
 E2E       := $(E2E_SRC:tests/e2e/%.c=$(BUILD)/tests/e2e/%)
 # Stand-ins for a GPU's backend and driver (tests/e2e/gpus.sh).
 STUB      := $(BUILD)/tests/stub/liblg-cuda.so $(BUILD)/tests/stub/driver/libcuda.so.1
+# A disk that stalls (tests/bench/bench_loop.c).
+STALL     := $(BUILD)/tests/stub/libstall.so
 BENCH_SRC := $(wildcard tests/bench/*.c)
 BENCH     := $(BENCH_SRC:tests/bench/%.c=$(BUILD)/tests/bench/%)
 
 .DEFAULT_GOAL := all
-.PHONY: all help deps example-data quickstart check check-systemd mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
+.PHONY: all help deps example-data quickstart check check-all check-systemd mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
 .SECONDARY:
 
 all: $(PROGS) $(BACKENDS)
@@ -113,7 +118,7 @@ $(LIB): $(LIB_OBJ)
 	$(Q)rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
 
 # The unit templates are part of the program.
-$(BUILD)/obj/supervisor/units_write.c.o: $(wildcard systemd/*.in)
+$(BUILD)/obj/supervisor/commands/units_write.c.o: $(wildcard systemd/*.in)
 
 LINK = @mkdir -p $(@D); echo "  LD    $@"; $(if $(V),set -x;,) $(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LIB) $(LIBS)
 
@@ -141,7 +146,8 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 $(BUILD)/tests/test_rounding: | $(UNOPTIMIZED_SO)
 $(BUILD)/tests/stub/liblg-cuda.so: $(BUILD)/obj/tests/stub/cuda.c.o $(BUILD)/obj/kernels/interface.c.o
 $(BUILD)/tests/stub/driver/libcuda.so.1: $(BUILD)/obj/tests/stub/driver.c.o
-$(STUB):
+$(STALL): $(BUILD)/obj/tests/stub/stall.c.o
+$(STUB) $(STALL):
 	@mkdir -p $(@D)
 	@echo "  SO    $@"
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-soname,$(@F) -o $@ $^
@@ -172,15 +178,18 @@ quickstart: deps
 unit-programs: $(UNIT)
 e2e-programs: $(E2E) $(STUB)
 unit: all $(UNIT)
-	$(Q)tests/run_unit.sh $(BUILD)
+	$(Q)UNIT_JOBS=$(JOBS) tests/run_unit.sh $(BUILD)
 
-check: DEPS += $(FUZZ_DEPS)
 check: deps
 	$(Q)tests/check.sh $(BUILD) $(JOBS)
 
+check-all: DEPS += $(FUZZ_DEPS) systemd-sysv systemd-container
+check-all: deps
+	$(Q)CHECK_ALL=1 tests/check.sh $(BUILD) $(JOBS)
+
 check-systemd: DEPS += systemd-sysv systemd-container
 check-systemd: deps
-	$(Q)$(MAKE) -s -j$(JOBS) all example-data
+	$(Q)$(MAKE) -s -j$(JOBS) all example-data micro-data
 	$(Q)tests/systemd/run.sh $(BUILD)
 
 mutants: deps
@@ -194,7 +203,7 @@ coverage: deps
 # Debian's PyTorch is the peer that the training step is raced against.
 bench: DEPS += python3-torch
 bench: deps
-	$(Q)$(MAKE) -s -j$(JOBS) all example-data $(BENCH)
+	$(Q)$(MAKE) -s -j$(JOBS) all example-data micro-data $(BENCH) $(STALL)
 	$(Q)tests/bench/run.sh $(BUILD)
 
 install: all

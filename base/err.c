@@ -1,8 +1,10 @@
 /* The thread-local error trace behind LG_FAIL and LG_TRY.
  *
  * A trace is one message and at most FRAMES_MAX frames; deeper frames are dropped, the innermost
- * stay, since they say what happened. LG_ERR_STOP carries no trace: it is not a failure. */
+ * stay, since they say what happened. Messages quote names and texts of others: they are made
+ * printable here, once, wherever they go from here. LG_ERR_STOP carries no trace: it is not a failure. */
 #include "base/check.h"
+#include "base/printable.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +29,7 @@ int lg_err_fail(int code, const char *file, int line, const char *func, const ch
     va_start(ap, fmt);
     vsnprintf(message, sizeof message, fmt, ap);
     va_end(ap);
-    memcpy(t_err.message, message, sizeof message);
+    lg_printable(t_err.message, sizeof t_err.message, message, strlen(message), LG_NEWLINES_KEPT);
     t_err.n_frames = 0;
     return lg_err_frame(code, file, line, func);
 }

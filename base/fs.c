@@ -2,15 +2,19 @@
  * fsync of the directory. */
 #include "base/fs.h"
 #include "base/check.h"
+#include "base/heartbeat.h"
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
+
+enum { SYNC_BYTES = 16 << 20 }; /* of data on its way to the disk between two heartbeats */
 
 int lg_path(char ret_path[LG_PATH_BYTES], const char *fmt, ...)
 {
@@ -79,7 +83,9 @@ int lg_mkdirs(const char *path)
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
     (void)st, (void)type, (void)ftw;
-    return remove(path) < 0 && errno != ENOENT ? -1 : 0;
+    if (remove(path) < 0 && errno != ENOENT) return -1;
+    lg_heartbeat();
+    return 0;
 }
 
 int lg_remove_tree(const char *path)
@@ -95,31 +101,54 @@ bool lg_path_exists(const char *path)
     return stat(path, &st) == 0;
 }
 
-int lg_read_file(const char *path, size_t bytes_max, char **ret_data, size_t *ret_bytes)
+int lg_check_private_dir(const char *path)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat st;
+    if (lstat(path, &st) < 0)
+        return LG_FAIL(lg_err_from_errno(errno), "the directory of the sockets, %s: %s", path,
+                       strerror(errno));
+    if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077))
+        return LG_FAIL(LG_ERR_IO,
+                       "the directory of the sockets, %s, must be a directory of user %u with mode "
+                       "0700; it belongs to user %u with mode %04o",
+                       path, (unsigned)geteuid(), (unsigned)st.st_uid, st.st_mode & 07777);
+    return 0;
+}
+
+int lg_open_file(const char *path, int *ret_fd, uint64_t *ret_bytes)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
         return LG_FAIL(lg_err_from_errno(errno), "cannot open %s: %s", path, strerror(errno));
-    int rc = 0;
-    char *data = NULL;
-    struct stat st;
     if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
-        rc = LG_FAIL(LG_ERR_IO, "%s is not a regular file", path);
+        close(fd);
+        return LG_FAIL(LG_ERR_IO, "%s is not a regular file", path);
+    }
+    *ret_fd = fd;
+    *ret_bytes = (uint64_t)st.st_size;
+    return 0;
+}
+
+int lg_read_file(const char *path, size_t bytes_max, char **ret_data, size_t *ret_bytes)
+{
+    int fd, rc = 0;
+    char *data = NULL;
+    uint64_t size;
+    LG_TRY(lg_open_file(path, &fd, &size));
+    size_t bytes = (size_t)size, at = 0;
+    if (size > bytes_max) {
+        rc = LG_FAIL(LG_ERR_CORRUPT, "%s has %zu bytes, more than the %zu expected", path, bytes,
+                     bytes_max);
         goto out;
     }
-    if ((uint64_t)st.st_size > bytes_max) {
-        rc = LG_FAIL(LG_ERR_CORRUPT, "%s has %lld bytes, more than the %zu expected", path,
-                     (long long)st.st_size, bytes_max);
-        goto out;
-    }
-    size_t bytes = (size_t)st.st_size, at = 0;
     data = malloc(bytes + 1);
     if (!data) {
         rc = LG_FAIL(LG_ERR_NOSPACE, "no memory for the %zu bytes of %s", bytes, path);
         goto out;
     }
     while (at < bytes) {
-        ssize_t n = read(fd, data + at, bytes - at);
+        ssize_t n = read(fd, data + at, LG_MIN(bytes - at, (size_t)LG_PIECE_BYTES));
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) {
             rc = LG_FAIL(LG_ERR_IO, "reading %s at byte %zu: %s", path, at,
@@ -127,6 +156,7 @@ int lg_read_file(const char *path, size_t bytes_max, char **ret_data, size_t *re
             goto out;
         }
         at += (size_t)n;
+        lg_heartbeat();
     }
     data[bytes] = 0;
     *ret_data = data;
@@ -136,6 +166,22 @@ out:
     free(data);
     close(fd);
     return rc;
+}
+
+int lg_raise_open_files(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return LG_FAIL(LG_ERR_IO, "cannot ask for the limit of open files: %s", strerror(errno));
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_max >= LG_OPEN_FILES_MIN) return 0;
+    return LG_FAIL(
+        LG_ERR_IO,
+        "only %llu files may be open (the hard limit, `ulimit -Hn`), and a run needs %d: "
+        "raise it in /etc/security/limits.conf, by LimitNOFILE= of the unit, or by "
+        "--ulimit nofile= of the container",
+        (unsigned long long)limit.rlim_max, LG_OPEN_FILES_MIN);
 }
 
 int lg_close_text(FILE *text)
@@ -148,12 +194,39 @@ int lg_write_all(int fd, const void *data, size_t bytes)
 {
     const char *p = data;
     while (bytes) {
-        ssize_t n = write(fd, p, bytes);
+        ssize_t n = write(fd, p, LG_MIN(bytes, (size_t)LG_PIECE_BYTES));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return LG_FAIL(lg_err_from_errno(errno), "write failed: %s", strerror(errno));
         p += n;
         bytes -= (size_t)n;
+        lg_heartbeat();
     }
+    return 0;
+}
+
+/* One piece is waited for while the next is already on its way. An error is told once, here or by fsync();
+ * a file system that does not know the call leaves everything to that. */
+static int sync_data(int fd, off_t end)
+{
+    const unsigned wait =
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    for (off_t at = 0; at < end; at += SYNC_BYTES) {
+        off_t next = at + SYNC_BYTES;
+        bool bad = next < end && sync_file_range(fd, next, SYNC_BYTES, SYNC_FILE_RANGE_WRITE) < 0;
+        if (bad || sync_file_range(fd, at, SYNC_BYTES, wait) < 0)
+            return errno == ENOSYS || errno == EINVAL || errno == EOPNOTSUPP ? 0 : -1;
+        lg_heartbeat();
+    }
+    return 0;
+}
+
+int lg_fsync(int fd)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0) return -1;
+    if (S_ISREG(st.st_mode) && st.st_size > SYNC_BYTES && sync_data(fd, st.st_size) < 0) return -1;
+    if (fsync(fd) < 0) return -1;
+    lg_heartbeat();
     return 0;
 }
 
@@ -162,7 +235,7 @@ int lg_fsync_dir(const char *path)
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return LG_FAIL(lg_err_from_errno(errno), "cannot open %s: %s", path, strerror(errno));
-    int bad = fsync(fd) < 0 ? errno : 0;
+    int bad = lg_fsync(fd) < 0 ? errno : 0;
     close(fd);
     if (bad) return LG_FAIL(lg_err_from_errno(bad), "fsync of %s: %s", path, strerror(bad));
     return 0;
@@ -177,7 +250,7 @@ int lg_publish_file(const char *path, const void *data, size_t bytes)
     if (fd < 0)
         return LG_FAIL(lg_err_from_errno(errno), "cannot create %s: %s", tmp, strerror(errno));
     int rc = lg_write_all(fd, data, bytes);
-    if (rc == 0 && fsync(fd) < 0)
+    if (rc == 0 && lg_fsync(fd) < 0)
         rc = LG_FAIL(lg_err_from_errno(errno), "fsync of %s: %s", tmp, strerror(errno));
     close(fd);
     if (rc == 0 && rename(tmp, path) < 0)
@@ -199,9 +272,9 @@ uint64_t lg_hash(const void *data, size_t bytes)
 int lg_hash_file(const char *path, uint64_t *ret_hash, uint64_t *ret_bytes)
 {
     enum { CHUNK = 1 << 20 };
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return LG_FAIL(lg_err_from_errno(errno), "cannot open %s: %s", path, strerror(errno));
+    int fd;
+    uint64_t size;
+    LG_TRY(lg_open_file(path, &fd, &size));
     XXH3_state_t *state = XXH3_createState();
     char *buf = malloc(CHUNK);
     int rc = 0;
@@ -221,6 +294,7 @@ int lg_hash_file(const char *path, uint64_t *ret_hash, uint64_t *ret_bytes)
         if (n == 0) break;
         XXH3_64bits_update(state, buf, (size_t)n);
         total += (uint64_t)n;
+        lg_heartbeat();
     }
     *ret_hash = XXH3_64bits_digest(state);
     if (ret_bytes) *ret_bytes = total;

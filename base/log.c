@@ -1,6 +1,7 @@
 /* Log lines; see log.h. */
 #include "base/log.h"
 #include "base/check.h"
+#include "base/printable.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -32,7 +33,7 @@ void lg_log(lg_log_level level, const char *fmt, ...)
 {
     static const char *const names[] = {"debug", "info", "warn", "error"};
     if (level < g_level) return;
-    char line[LINE_BYTES];
+    char text[LINE_BYTES], line[LINE_BYTES];
     struct timespec ts;
     struct tm tm;
     clock_gettime(CLOCK_REALTIME, &ts);
@@ -44,9 +45,9 @@ void lg_log(lg_log_level level, const char *fmt, ...)
         at += (size_t)snprintf(line + at, sizeof line - at, "step %lld ", (long long)g_step);
     va_list ap;
     va_start(ap, fmt);
-    int n = vsnprintf(line + at, sizeof line - at - 1, fmt, ap);
+    vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    if (n > 0) at += LG_MIN((size_t)n, sizeof line - at - 2);
+    at += lg_printable(line + at, sizeof line - at - 1, text, strlen(text), LG_NEWLINES_INDENTED);
     line[at++] = '\n';
     ssize_t ignored = write(STDERR_FILENO, line, at);
     (void)ignored;

@@ -1,6 +1,7 @@
 /* Log lines to stderr, which the supervisor points at the role's file in logs/.
  *
- * One line each: UTC time, level, role, step, text. One write(2) a line, so that lines of several
+ * One line each: UTC time, level, role, step, text, which is made printable (printable.h): a newline
+ * in it is followed by four spaces, so that no name or message can forge a line. One write(2) a line, so that lines of several
  * processes in one file do not mix. */
 #pragma once
 #include <stdint.h>

@@ -2,13 +2,14 @@
 # Makes a directory that runs wherever it is copied to: programs, backends, the small libraries they
 # need, examples. From outside come only what PROVIDED names: the C and C++ run time and CUDA.
 #
-# usage: bundle/bundle.sh BUILD DIR [host|no-host]
+# usage: bundle/bundle.sh BUILD DIR [host|no-host|chaos]
 #
-# no-host leaves the host backend and oneDNN out, for a machine that trains on GPUs alone. The
-# libraries are found by ldd, so all of them at any depth; the programs' DT_RPATH ($ORIGIN/../lib)
+# no-host leaves the host backend and oneDNN out, for a machine that trains on GPUs alone. chaos is a
+# bundle that carries the crash campaign (tests/chaos) and its example instead of the other examples and
+# whatever belongs to GPUs: DIR/chaos.sh runs it. The libraries are found by ldd, so all of them at any depth; the programs' DT_RPATH ($ORIGIN/../lib)
 # serves them too. DIR appears whole or not at all.
 set -eu
-build=$1 dir=$2 host=${3:-host}
+build=$1 dir=$2 kind=${3:-host}
 # glibc's parts; libstdc++ and libgcc are left to the machine, because one process cannot have two and
 # CUDA's libraries may want the newer one.
 PROVIDED='^(linux-vdso|ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util|stdc\+\+|gcc_s))\.so|^lib(cu|nv|nccl)'
@@ -21,15 +22,19 @@ for p in "$build"/bin/*; do
     cp "$p" "$new/bin/"
 done
 for l in host cuda; do
-    [ "$l-$host" != host-no-host ] && [ -f "$build/lib/liblg-$l.so" ] && cp "$build/lib/liblg-$l.so" "$new/lib/"
+    case $l-$kind in host-no-host | cuda-chaos) continue ;; esac
+    [ ! -f "$build/lib/liblg-$l.so" ] || cp "$build/lib/liblg-$l.so" "$new/lib/"
 done
-if [ -d "$build/gpu/bin" ]; then # tests and benches of the GPU backend, where they were built
+if [ "$kind" = chaos ]; then
+    mkdir -p "$new/tests/chaos"
+    cp "$build"/tests/chaos/* "$new/tests/chaos/"
+elif [ -d "$build/gpu/bin" ]; then # tests and benches of the GPU backend, where they were built
     mkdir "$new/gpu"
     cp -r "$build/gpu/bin" "$new/gpu/"
     cp "$build/lib/liblg-ref64.so" "$new/lib/"
     [ ! -d "$build/gpu/late" ] || cp -r "$build/gpu/late" "$new/gpu/"
 fi
-programs=("$new"/bin/* $(find "$new" -path '*/gpu/bin/*'))
+programs=("$new"/bin/* $(find "$new" -path '*/gpu/bin/*' -o -path '*/tests/chaos/*'))
 backends=("$new"/lib/*.so $(find "$new" -path '*/gpu/late/*'))
 [ -f "${backends[0]}" ] || { echo "bundle: no backend in $build/lib: make cuda first, where nvcc is" >&2; exit 1; }
 strip --strip-debug "${programs[@]}" "${backends[@]}"
@@ -70,15 +75,28 @@ if [ -n "$outside" ]; then
 fi
 cp LICENSE "$new/licences/lg"
 
-mkdir -p "$new/examples" "$new/docs" "$new/gpu"
+example() { # FILE_OR_FOLDER...
+    local f
+    for f in "$@"; do
+        mkdir -p "$new/${f%/*}"
+        cp -r "$f" "$new/$f"
+    done
+}
+mkdir -p "$new/docs"
 cp README.md "$new/"
 cp docs/*.md "$new/docs/"
-# Examples without what is made for them.
-for f in examples/*/*.toml examples/*/*.md examples/emoji/vae examples/emoji/text_encoder; do
-    mkdir -p "$new/${f%/*}"
-    cp -r "$f" "$new/$f"
-done
-cp tests/gpu/*.sh tests/gpu/*.py "$new/gpu/"
+if [ "$kind" = chaos ]; then
+    example examples/micro
+    cp tests/chaos/chaos.sh "$new/"
+    cp tests/chaos/notes.md "$new/tests/chaos/"
+    commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+    git diff --quiet HEAD 2>/dev/null || commit+=+
+    echo "$commit" >"$new/commit"
+else # examples without what is made for them
+    example examples/*/*.toml examples/*/*.md examples/emoji/vae examples/emoji/text_encoder
+    mkdir -p "$new/gpu"
+    cp tests/gpu/*.sh tests/gpu/*.py "$new/gpu/"
+fi
 rm -rf "$dir"
 mv "$new" "$dir"
 echo "$(du -sm "$dir" | cut -f1) MiB in $dir: $(ls "$dir/bin" | wc -l) programs, $(ls "$dir/lib" | wc -l) libraries"

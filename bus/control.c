@@ -25,6 +25,14 @@ static int open_control(lg_control *c, const char *runtime_dir)
     return 0;
 }
 
+int lg_control_listen_again(lg_control *c, const char *runtime_dir)
+{
+    char address[LG_IPC_PATH_MAX + 8];
+    LG_TRY(lg_socket_address(runtime_dir, "lgsup", address));
+    LG_TRY(lg_socket_bind(c->router, address));
+    return 0;
+}
+
 int lg_control_open(const char *runtime_dir, lg_control **ret)
 {
     lg_control *c = calloc(1, sizeof *c);

@@ -13,6 +13,8 @@ struct lg_peer {
 typedef struct lg_control lg_control;
 /* Binds RUNTIME/lgsup; an old socket file is replaced (the run's lock says who may). */
 int lg_control_open(const char *runtime_dir, lg_control **ret);
+/* Listens at RUNTIME/lgsup of this directory as well: its socket's file was removed. Connections stay. */
+int lg_control_listen_again(lg_control *c, const char *runtime_dir);
 void lg_control_close(lg_control **c);
 /* For poll(). Edge-triggered, as ZeroMQ's fds are: receive until 0 before every poll. */
 int lg_control_fd(lg_control *c);

@@ -40,6 +40,12 @@ static int wake_address(const char *runtime_dir, lg_role role, int index,
     return lg_socket_address(runtime_dir, name, ret);
 }
 
+int lg_bus_socket(const char *runtime_dir, lg_role role, int index, char ret[LG_PATH_BYTES])
+{
+    LG_TRY(lg_path(ret, "%s/wake.%s.%d", runtime_dir, lg_role_name(role), index));
+    return 0;
+}
+
 static bool has_edge(lg_role from, lg_role to)
 {
     for (size_t e = 0; e < LG_ARRAY_LEN(g_edges); e++)

@@ -9,6 +9,7 @@
  * a high-water mark and linger 0; reconnects are tried every 10 ms.
  */
 #pragma once
+#include "base/fs.h"
 #include "config/plan.h"
 #include "shm/layout.h"
 
@@ -23,6 +24,8 @@ struct lg_bus_spec {
 };
 int lg_bus_open(const struct lg_bus_spec *spec, lg_bus **ret);
 void lg_bus_close(lg_bus **b);
+/* Path of the socket that an instance binds. */
+int lg_bus_socket(const char *runtime_dir, lg_role role, int index, char ret[LG_PATH_BYTES]);
 /* Listens to one more instance, one that the plan did not count, or, with there = false, no longer to
  * one that has left. Without effect where no edge leads from that role to this one, or when it is so
  * already. */

@@ -8,6 +8,7 @@
  * Memory: strings of a few bytes; running out of it here is treated as a bug. */
 #include "config/config.h"
 #include "base/fs.h"
+#include "base/utf8.h"
 #include "config/problems.h"
 #include "config/schema.h"
 #include "config/toml.h"
@@ -84,25 +85,6 @@ static char *absolute(const char *dir, const char *path, bool list)
     return text;
 }
 
-/* What TOML accepts: no overlong forms, no surrogates, nothing above U+10FFFF. */
-static bool is_utf8(const char *text)
-{
-    static const uint32_t least[] = {0, 0x80, 0x800, 0x10000};
-    for (const unsigned char *s = (const unsigned char *)text; *s;) {
-        int more = *s < 0x80 ? 0 : (*s & 0xe0) == 0xc0 ? 1 : (*s & 0xf0) == 0xe0 ? 2 : 3;
-        if (more == 3 && (*s & 0xf8) != 0xf0) return false;
-        uint32_t code = more ? *s & (0x3fu >> more) : *s;
-        s++;
-        for (int i = 0; i < more; i++, s++) {
-            if ((*s & 0xc0) != 0x80) return false;
-            code = code << 6 | (*s & 0x3f);
-        }
-        if (code < least[more] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-            return false;
-    }
-    return true;
-}
-
 /* ---- values ---- */
 
 static void set_text(lg_config *c, const lg_key *k, const char *value, const struct origin *o,
@@ -118,7 +100,7 @@ static void set_text(lg_config *c, const lg_key *k, const char *value, const str
     } else {
         text = copy(value);
     }
-    if (!is_utf8(text)) {
+    if (!lg_utf8_valid(text, strlen(text))) {
         complain(p, o, "%s is not valid UTF-8", k->name);
         free(text);
         return;
@@ -151,7 +133,8 @@ static void set_list(lg_config *c, const lg_key *k, char *const *v, int n, const
     *list = (struct lg_strlist){.v = calloc((size_t)n + 1, sizeof *list->v)};
     LG_ASSERT(list->v);
     while (list->n < n) {
-        if (!is_utf8(v[list->n])) complain(p, o, "%s[%d] is not valid UTF-8", k->name, list->n);
+        if (!lg_utf8_valid(v[list->n], strlen(v[list->n])))
+            complain(p, o, "%s[%d] is not valid UTF-8", k->name, list->n);
         list->v[list->n] = copy(v[list->n]);
         list->n++;
     }

@@ -13,12 +13,19 @@ struct lg_ledger_record {
     uint32_t voids;     /* void samples among them */
     uint32_t skipped;   /* 1: the update was skipped (not finite) */
     double loss;
-    uint64_t reserved;
-    uint64_t check; /* XXH3-64 of the 56 bytes before */
+    uint64_t lineage; /* of the run (config/lineage.h); 0: of a build that did not know lineages */
+    uint64_t check;   /* XXH3-64 of the 56 bytes before */
 };
 static_assert(sizeof(struct lg_ledger_record) == 64, "one record is 64 bytes");
 
 void lg_ledger_seal(struct lg_ledger_record *r);
-/* Checks records of steps [first_step, last_step): present, sealed, samples in one unbroken line of
- * `batch` each. Steps before the run's start (resumed elsewhere) are not in the file. */
-int lg_ledger_verify(const char *path, uint64_t first_step, uint64_t last_step, uint64_t batch);
+/* Checks the records of steps [first_step, last_step) of a run: present, sealed, samples in one unbroken
+ * line of `batch` each, and all of one lineage, which is `lineage` unless that is 0. Records without one
+ * may come before, never behind. Steps before the run's start (resumed elsewhere) are not in the file. */
+struct lg_ledger_check {
+    uint64_t first_step, last_step, batch, lineage;
+};
+int lg_ledger_verify(const char *path, const struct lg_ledger_check *c);
+/* First step that has a record, for a run that began with another's checkpoint: before it there is a
+ * hole. Steps in the file when it has none. */
+int lg_ledger_first(const char *path, uint64_t *ret);

@@ -1,7 +1,7 @@
 /* manifest.json; see manifest.h. Paths in a manifest are data from disk: absolute ones and ".." are
  * refused before they are opened. */
 #include "config/manifest.h"
-#include <cjson/cJSON.h>
+#include "base/json_tree.h"
 #include <dirent.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { MANIFEST_BYTES_MAX = 1 << 20 };
+enum { MANIFEST_BYTES_MAX = 1 << 20, MANIFEST_TOKENS_MAX = 1 << 14 };
 
 static int path_is_safe(const char *p)
 {
@@ -44,12 +44,22 @@ int lg_manifest_save(const lg_manifest *m, const char *dir)
     cJSON_AddNumberToObject(j, "next_n", (double)m->next_n);
     cJSON_AddNumberToObject(j, "seed", (double)m->seed);
     add_hex(j, "plan_hash", m->plan_hash);
+    if (m->lineage) add_hex(j, "lineage", m->lineage);
     cJSON_AddStringToObject(j, "isa", m->isa);
     cJSON_AddNumberToObject(j, "ranks", m->ranks);
     cJSON_AddNumberToObject(j, "threads", m->threads);
     cJSON_AddStringToObject(j, "fingerprint", m->fingerprint);
     cJSON_AddNumberToObject(j, "optimizer_steps", (double)m->optimizer_steps);
     cJSON_AddNumberToObject(j, "skipped", (double)m->skipped);
+    cJSON *data = m->n_data ? cJSON_AddArrayToObject(j, "data") : NULL;
+    for (int i = 0; i < m->n_data; i++) {
+        cJSON *d = cJSON_CreateObject();
+        cJSON_AddNumberToObject(d, "first", (double)m->data[i].first);
+        cJSON_AddNumberToObject(d, "epoch", (double)m->data[i].epoch);
+        cJSON_AddNumberToObject(d, "items", (double)m->data[i].items);
+        add_hex(d, "hash", m->data[i].hash);
+        cJSON_AddItemToArray(data, d);
+    }
     cJSON *files = cJSON_AddArrayToObject(j, "files");
     for (int i = 0; i < m->n_files; i++) {
         cJSON *f = cJSON_CreateObject();
@@ -113,6 +123,8 @@ static int get_files(const cJSON *j, const char *path, lg_manifest *m)
     const cJSON *files = cJSON_GetObjectItemCaseSensitive(j, "files"), *f;
     if (!cJSON_IsArray(files) || cJSON_GetArraySize(files) > LG_MANIFEST_FILES_MAX)
         return LG_FAIL(LG_ERR_CORRUPT, "%s: \"files\" is missing or too long", path);
+    if (cJSON_GetArraySize(files) == 0)
+        return LG_FAIL(LG_ERR_CORRUPT, "%s lists no files: no checkpoint is empty", path);
     cJSON_ArrayForEach(f, files)
     {
         struct lg_manifest_file *row = &m->file[m->n_files];
@@ -123,6 +135,26 @@ static int get_files(const cJSON *j, const char *path, lg_manifest *m)
             return LG_FAIL(LG_ERR_CORRUPT, "%s: file name \"%s\" leaves the checkpoint", path,
                            row->path);
         m->n_files++;
+    }
+    return 0;
+}
+
+static int get_data(const cJSON *j, const char *path, lg_manifest *m)
+{
+    const cJSON *data = cJSON_GetObjectItemCaseSensitive(j, "data"), *d;
+    if (!data) return 0;
+    if (!cJSON_IsArray(data) || cJSON_GetArraySize(data) > LG_DATA_PARTS_MAX)
+        return LG_FAIL(LG_ERR_CORRUPT, "%s: \"data\" is no list, or too long", path);
+    cJSON_ArrayForEach(d, data)
+    {
+        struct lg_data_part *p = &m->data[m->n_data];
+        LG_TRY(get_number(d, path, "first", &p->first));
+        LG_TRY(get_number(d, path, "epoch", &p->epoch));
+        LG_TRY(get_number(d, path, "items", &p->items));
+        LG_TRY(get_hex(d, path, "hash", &p->hash));
+        if (!p->items || !p->hash || p->first > m->next_n || (m->n_data && p->first <= p[-1].first))
+            return LG_FAIL(LG_ERR_CORRUPT, "%s: \"data\" is no list of parts in order", path);
+        m->n_data++;
     }
     return 0;
 }
@@ -139,12 +171,14 @@ static int parse(const cJSON *j, const char *path, lg_manifest *m)
     LG_TRY(get_number(j, path, "next_n", &m->next_n));
     LG_TRY(get_number(j, path, "seed", &m->seed));
     LG_TRY(get_hex(j, path, "plan_hash", &m->plan_hash));
+    if (cJSON_HasObjectItem(j, "lineage")) LG_TRY(get_hex(j, path, "lineage", &m->lineage));
     LG_TRY(get_text(j, path, "isa", m->isa, sizeof m->isa));
     LG_TRY(get_small(j, path, "ranks", &m->ranks));
     LG_TRY(get_small(j, path, "threads", &m->threads));
     LG_TRY(get_text(j, path, "fingerprint", m->fingerprint, sizeof m->fingerprint));
     LG_TRY(get_number(j, path, "optimizer_steps", &m->optimizer_steps));
     LG_TRY(get_number(j, path, "skipped", &m->skipped));
+    LG_TRY(get_data(j, path, m));
     LG_TRY(get_files(j, path, m));
     return 0;
 }
@@ -167,22 +201,33 @@ static int check_sizes(const lg_manifest *m, const char *dir)
     return 0;
 }
 
-int lg_manifest_load(const char *dir, lg_manifest *ret)
+static int load(const char *dir, bool with_sizes, lg_manifest *ret)
 {
     char path[LG_PATH_BYTES], *text = NULL;
     size_t bytes;
     LG_TRY(lg_path(path, "%s/manifest.json", dir));
     LG_TRY(lg_read_file(path, MANIFEST_BYTES_MAX, &text, &bytes));
-    cJSON *j = cJSON_ParseWithLength(text, bytes);
+    cJSON *j = NULL;
+    int rc = lg_json_tree(path, text, bytes, MANIFEST_TOKENS_MAX, &j);
     free(text);
-    if (!j) return LG_FAIL(LG_ERR_CORRUPT, "%s is not JSON", path);
+    LG_TRY(rc);
     lg_manifest *m = calloc(1, sizeof *m);
-    int rc = m ? parse(j, path, m) : LG_FAIL(LG_ERR_NOSPACE, "no memory to read %s", path);
-    if (rc == 0) rc = check_sizes(m, dir);
+    rc = m ? parse(j, path, m) : LG_FAIL(LG_ERR_NOSPACE, "no memory to read %s", path);
+    if (rc == 0 && with_sizes) rc = check_sizes(m, dir);
     if (rc == 0) *ret = *m;
     cJSON_Delete(j);
     free(m);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+int lg_manifest_read(const char *dir, lg_manifest *ret)
+{
+    return load(dir, false, ret);
+}
+
+int lg_manifest_load(const char *dir, lg_manifest *ret)
+{
+    return load(dir, true, ret);
 }
 
 int lg_manifest_verify(const lg_manifest *m, const char *dir)
@@ -202,34 +247,51 @@ int lg_manifest_verify(const lg_manifest *m, const char *dir)
     return 0;
 }
 
+bool lg_manifest_same_run(const lg_manifest *a, const lg_manifest *b)
+{
+    if (a->lineage && b->lineage) return a->lineage == b->lineage;
+    return a->plan_hash == b->plan_hash && !strcmp(a->name, b->name);
+}
+
+bool lg_manifest_same_data(const lg_manifest *older, const lg_manifest *newer)
+{
+    if (!older->n_data || !newer->n_data) return true;
+    for (int i = 0; i < older->n_data; i++)
+        if (i >= newer->n_data || !lg_data_same(&older->data[i], &newer->data[i])) return false;
+    return older->n_data == newer->n_data || older->next_n <= newer->data[older->n_data].first;
+}
+
 bool lg_manifest_exists(const char *dir)
 {
     char path[LG_PATH_BYTES];
     return lg_path(path, "%s/manifest.json", dir) == 0 && lg_path_exists(path);
 }
 
-void lg_manifest_remove_leftovers(const char *checkpoints_dir)
+bool lg_checkpoint_step(const char *entry, const char *name, uint64_t *ret_step)
+{
+    enum { DIGITS_MAX = 15 };
+    size_t len = strlen(name);
+    if (strncmp(entry, name, len) || strncmp(entry + len, "_step", 5)) return false;
+    const char *digits = entry + len + 5;
+    size_t n = strspn(digits, "0123456789");
+    if (!n || digits[n] || n > DIGITS_MAX || (digits[0] == '0' && n > 1)) return false;
+    *ret_step = strtoull(digits, NULL, 10);
+    return true;
+}
+
+void lg_manifest_remove_leftovers(const char *checkpoints_dir, const char *name)
 {
     char path[LG_PATH_BYTES];
+    uint64_t step;
     DIR *d = opendir(checkpoints_dir);
     if (!d) return;
     for (struct dirent *e; (e = readdir(d));) {
         if (strncmp(e->d_name, ".tmp-", 5) && strncmp(e->d_name, ".old-", 5)) continue;
+        if (!lg_checkpoint_step(e->d_name + 5, name, &step)) continue;
         if (lg_path(path, "%s/%s", checkpoints_dir, e->d_name) < 0 || lg_remove_tree(path) < 0)
             lg_err_clear();
     }
     closedir(d);
-}
-
-/* N of "<name>_step<N>", or -1. */
-static int64_t step_of(const char *entry, const char *name)
-{
-    size_t len = strlen(name);
-    if (strncmp(entry, name, len) || strncmp(entry + len, "_step", 5)) return -1;
-    const char *digits = entry + len + 5;
-    if (!*digits || strspn(digits, "0123456789") != strlen(digits) || strlen(digits) > 15)
-        return -1;
-    return atoll(digits);
 }
 
 int lg_manifest_newest(const char *checkpoints_dir, const char *name, char ret_dir[LG_PATH_BYTES],
@@ -242,8 +304,10 @@ int lg_manifest_newest(const char *checkpoints_dir, const char *name, char ret_d
         int64_t best = -1;
         if (d) {
             for (struct dirent *e; (e = readdir(d));) {
-                int64_t n = step_of(e->d_name, name);
-                if (n > best && n < below) best = n;
+                uint64_t n;
+                if (lg_checkpoint_step(e->d_name, name, &n) && (int64_t)n > best &&
+                    (int64_t)n < below)
+                    best = (int64_t)n;
             }
             closedir(d);
         }
@@ -256,6 +320,11 @@ int lg_manifest_newest(const char *checkpoints_dir, const char *name, char ret_d
         char dir[LG_PATH_BYTES];
         LG_TRY(lg_path(dir, "%s/%s_step%lld", checkpoints_dir, name, (long long)best));
         int rc = lg_manifest_load(dir, ret);
+        if (rc == 0 && ret->step != (uint64_t)best)
+            return LG_FAIL(LG_ERR_MISMATCH,
+                           "%s is a checkpoint of step %" PRIu64
+                           ": give it back its name, or move it away",
+                           dir, ret->step);
         if (rc == 0) {
             memcpy(ret_dir, dir, LG_PATH_BYTES);
             return 0;
@@ -266,4 +335,20 @@ int lg_manifest_newest(const char *checkpoints_dir, const char *name, char ret_d
         lg_err_clear();
         below = best;
     }
+}
+
+int lg_checkpoint_weights_dir(const char *dir, const char *which, char ret[LG_PATH_BYTES])
+{
+    char path[LG_PATH_BYTES];
+    const char *const candidates[] = {which, "model", "transformer"};
+    LG_TRY(lg_path(path, "%s/config.json", dir));
+    if (lg_path_exists(path)) return lg_path(ret, "%s", dir);
+    for (size_t i = 0; i < LG_ARRAY_LEN(candidates); i++) {
+        LG_TRY(lg_path(path, "%s/%s/config.json", dir, candidates[i]));
+        if (lg_path_exists(path)) return lg_path(ret, "%s/%s", dir, candidates[i]);
+    }
+    return LG_FAIL(
+        LG_ERR_NOTFOUND,
+        "%s is neither a diffusers folder (config.json) nor a checkpoint (%s/config.json)", dir,
+        which);
 }

@@ -2,7 +2,7 @@
  * writes them (diffusers' AutoencoderKL); sizes are checked before they are used. */
 #include "config/models.h"
 #include "base/fs.h"
-#include <cjson/cJSON.h>
+#include "base/json_tree.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-enum { CONFIG_BYTES_MAX = 1 << 20, EDGE_BYTES = 64 << 10 };
+enum { CONFIG_BYTES_MAX = 1 << 20, CONFIG_TOKENS_MAX = 1 << 17, EDGE_BYTES = 64 << 10 };
 enum { BLOCKS_MAX = 8, DIM_MAX = 65536, LAYERS_MAX = 1024 };
 
 static int read_config(const char *dir, cJSON **ret, uint64_t *ret_hash)
@@ -24,9 +24,13 @@ static int read_config(const char *dir, cJSON **ret, uint64_t *ret_hash)
     if (!lg_path_exists(path))
         return LG_FAIL(LG_ERR_CONFIG, "%s does not exist: expected a model's folder", path);
     LG_TRY(lg_read_file(path, CONFIG_BYTES_MAX, &data, &bytes));
-    cJSON *json = cJSON_ParseWithLength(data, bytes);
+    cJSON *json = NULL;
+    int rc = lg_json_tree(path, data, bytes, CONFIG_TOKENS_MAX, &json);
     *ret_hash = lg_hash(data, bytes);
     free(data);
+    if (rc == LG_ERR_CORRUPT)
+        return LG_FAIL(LG_ERR_CONFIG, "%s is not a JSON object: %s", path, lg_err_message());
+    LG_TRY(rc);
     if (!cJSON_IsObject(json)) {
         cJSON_Delete(json);
         return LG_FAIL(LG_ERR_CONFIG, "%s is not a JSON object", path);
@@ -79,14 +83,10 @@ static int hash_weights_file(const char *dir, const char *name, XXH3_state_t *st
 {
     char path[LG_PATH_BYTES];
     LG_TRY(lg_path(path, "%s/%s", dir, name));
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    struct stat st;
-    if (fd < 0 || fstat(fd, &st) < 0) {
-        int e = errno;
-        if (fd >= 0) close(fd);
-        return LG_FAIL(lg_err_from_errno(e), "cannot open %s: %s", path, strerror(e));
-    }
-    int64_t size = st.st_size;
+    int fd;
+    uint64_t bytes;
+    LG_TRY(lg_open_file(path, &fd, &bytes));
+    int64_t size = (int64_t)bytes;
     size_t edge = (size_t)LG_MIN(size, EDGE_BYTES);
     char *buf = malloc(EDGE_BYTES);
     LG_ASSERT(buf);
@@ -218,5 +218,15 @@ int lg_text_info_load(const char *dir, struct lg_text_info *ret)
     LG_TRY(rc);
     LG_TRY(hash_model(dir, "model", "spiece.model", config_hash, &info.identity));
     *ret = info;
+    return 0;
+}
+
+int lg_denoiser_identity(const char *dir, uint64_t *ret)
+{
+    cJSON *json = NULL;
+    uint64_t config_hash = 0;
+    LG_TRY(read_config(dir, &json, &config_hash));
+    cJSON_Delete(json);
+    LG_TRY(hash_model(dir, "diffusion_pytorch_model", NULL, config_hash, ret));
     return 0;
 }

@@ -7,6 +7,7 @@
  * Hashes are taken over text ("name=value;"): independent of padding and byte order. */
 #include "config/plan.h"
 #include "base/fs.h"
+#include "base/json_tree.h"
 #include "config/models.h"
 #include "config/schema.h"
 #include <cjson/cJSON.h>
@@ -14,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PLAN_FORMAT = 2, PLAN_BYTES_MAX = 1 << 16 };
+enum { PLAN_FORMAT = 2, PLAN_BYTES_MAX = 1 << 16, PLAN_TOKENS_MAX = 1 << 12 };
 #define JSON_INT_MAX 9007199254740992.0 /* 2^53: JSON numbers are doubles */
 
 static const struct {
@@ -493,9 +494,12 @@ int lg_plan_load(const char *path, lg_plan *ret)
     size_t bytes = 0;
     lg_plan p = {0};
     LG_TRY(lg_read_file(path, PLAN_BYTES_MAX, &data, &bytes));
-    cJSON *json = cJSON_ParseWithLength(data, bytes);
+    cJSON *json = NULL;
+    int rc = lg_json_tree(path, data, bytes, PLAN_TOKENS_MAX, &json);
     free(data);
-    int rc = parse_plan(json, path, &p);
+    if (rc == LG_ERR_CORRUPT)
+        return LG_FAIL(LG_ERR_CORRUPT, "%s is not a plan: %s", path, lg_err_message());
+    if (rc == 0) rc = parse_plan(json, path, &p);
     cJSON_Delete(json);
     LG_TRY(rc);
     *ret = p;

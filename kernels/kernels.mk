@@ -19,7 +19,8 @@ REF64_C  := $(wildcard kernels/ref64/*.c)
 REF64_OBJ := $(REF64_C:%=$(BUILD)/obj/%.o)
 # A missing operation must fail here and not when a run starts (sanitizers resolve late).
 SO_LDFLAGS := $(if $(SAN),,-Wl,--no-undefined)
-SHARED_OBJ := $(BUILD)/obj/kernels/tensor.c.o $(BUILD)/obj/kernels/interface.c.o $(BUILD)/obj/base/philox.c.o $(BUILD)/obj/base/err.c.o $(BUILD)/obj/base/log.c.o $(BUILD)/obj/base/clock.c.o
+SHARED_OBJ := $(BUILD)/obj/kernels/tensor.c.o $(BUILD)/obj/kernels/interface.c.o \
+    $(patsubst %,$(BUILD)/obj/base/%.c.o,philox err heartbeat log printable utf8 clock)
 
 # The headers that programs and backends must agree on (interface.c, which includes them all).
 INTERFACE := $(addprefix kernels/,backend.h device.h info.h ops.h ops.def tensor.h)

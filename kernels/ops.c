@@ -5,7 +5,11 @@
  * raises the scratch need, else it asserts that the stream has enough scratch and calls the backend.
  * Kernels trust what is checked here. Contents (ids in range, lengths of at least 1) lie on the device
  * and are the kernel's to check. Elementwise operations take any shape: there only the numbers of
- * elements must agree. */
+ * elements must agree.
+ *
+ * An operation is a bounded piece of work: a heartbeat follows it (base/heartbeat.h), on a dry stream too,
+ * since a backend may choose its algorithm there. */
+#include "base/heartbeat.h"
 #include "kernels/ops_check.h"
 
 /* True when the operation is to run now. */
@@ -23,6 +27,7 @@ static bool scratch_ready(lg_stream *s, lg_op_id op, const void *args)
 #define RUN(name)                                                                                  \
     do {                                                                                           \
         if (scratch_ready(s, LG_OP_##name, a)) s->device->ops->name(s, a);                         \
+        lg_heartbeat();                                                                            \
     } while (0)
 
 void lg_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
@@ -291,9 +296,9 @@ static void check_group_norm_forward(lg_stream *s, const struct lg_group_norm_fo
     SHAPE(a->b, FLOAT(s), C);
     SHAPE(a->y, FLOAT(s), N, H, W, C);
     LG_ASSERT(a->groups >= 1 && C % a->groups == 0);
-    MAYBE(a->moments, LG_F64, N, a->groups, 2);
+    MAYBE(a->mean_var, LG_F64, N, a->groups, 2);
     SAME_OR_APART(a->y, a->x);
-    APART(whole(a->y), whole(a->w), whole(a->b), whole(a->moments));
+    APART(whole(a->y), whole(a->w), whole(a->b), whole(a->mean_var));
 }
 
 void lg_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_args *a)
@@ -368,16 +373,16 @@ static void check_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_ar
     SHAPE(a->bias, FLOAT(s), Co);
     MAYBE(a->residual, FLOAT(s), N, Ho, Wo, Co);
     SHAPE(a->y, FLOAT(s), N, Ho, Wo, Co);
-    MAYBE(a->moments, LG_F64, N, a->moments.dim[1], 2);
-    LG_ASSERT(absent(s, &a->moments) || Co % a->moments.dim[1] == 0);
+    MAYBE(a->mean_var, LG_F64, N, a->mean_var.dim[1], 2);
+    LG_ASSERT(absent(s, &a->mean_var) || Co % a->mean_var.dim[1] == 0);
     ALIGNED_16(a->x);
     ALIGNED_16(a->w);
     ALIGNED_16(a->bias);
     ALIGNED_16(a->residual);
     ALIGNED_16(a->y);
     SAME_OR_APART(a->y, a->residual);
-    APART(whole(a->y), whole(a->x), whole(a->w), whole(a->bias), whole(a->moments));
-    APART(whole(a->moments), whole(a->x), whole(a->w), whole(a->bias), whole(a->residual));
+    APART(whole(a->y), whole(a->x), whole(a->w), whole(a->bias), whole(a->mean_var));
+    APART(whole(a->mean_var), whole(a->x), whole(a->w), whole(a->bias), whole(a->residual));
 }
 
 void lg_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
@@ -394,10 +399,10 @@ void lg_norm_conv2d_forward(lg_stream *s, const struct lg_norm_conv2d_forward_ar
     check_conv2d_forward(s, c);
     SAME(c->x, n->y);
     ALIGNED_16(n->x);
-    APART(whole(c->y), whole(n->x), whole(n->w), whole(n->b), whole(n->moments));
+    APART(whole(c->y), whole(n->x), whole(n->w), whole(n->b), whole(n->mean_var));
     APART(whole(n->y), whole(c->w), whole(c->bias), whole(c->residual));
-    APART(whole(c->moments), whole(n->x), whole(n->w), whole(n->b));
-    SAME_OR_APART(c->moments, n->moments);
+    APART(whole(c->mean_var), whole(n->x), whole(n->w), whole(n->b));
+    SAME_OR_APART(c->mean_var, n->mean_var);
     RUN(norm_conv2d_forward);
 }
 
@@ -513,7 +518,7 @@ void lg_nhwc_to_nchw(lg_stream *s, const struct lg_nhwc_to_nchw_args *a)
     RUN(nhwc_to_nchw);
 }
 
-void lg_latent_moments(lg_stream *s, const struct lg_latent_moments_args *a)
+void lg_posterior_split(lg_stream *s, const struct lg_posterior_split_args *a)
 {
     int64_t N = a->mean.dim[0], C = a->mean.dim[1], H = a->mean.dim[2], W = a->mean.dim[3];
     SHAPE(a->x, FLOAT(s), N, H, W, 2 * C);
@@ -521,7 +526,7 @@ void lg_latent_moments(lg_stream *s, const struct lg_latent_moments_args *a)
     SHAPE(a->logvar, FLOAT(s), N, C, H, W);
     APART(whole(a->mean), whole(a->x), whole(a->logvar));
     APART(whole(a->logvar), whole(a->x));
-    RUN(latent_moments);
+    RUN(posterior_split);
 }
 
 void lg_diffuse_forward(lg_stream *s, const struct lg_diffuse_forward_args *a)

@@ -151,10 +151,11 @@ struct lg_rms_norm_forward_args {
 };
 /* GroupNorm with affine over (H, W, C / groups), then act. */
 struct lg_group_norm_forward_args {
-    lg_tensor x;       // (N, H, W, C)
-    lg_tensor moments; // (N, groups, 2) f64: x's, as conv2d_forward writes them; absent: worked out
-    lg_tensor w, b;    // (C)
-    lg_tensor y;       // (N, H, W, C); may alias x
+    lg_tensor x; // (N, H, W, C)
+    lg_tensor
+        mean_var;   // (N, groups, 2) f64: x's, as conv2d_forward writes them; absent: worked out
+    lg_tensor w, b; // (C)
+    lg_tensor y;    // (N, H, W, C); may alias x
     int groups;
     double eps;
     lg_act act;
@@ -193,7 +194,7 @@ struct lg_attention_backward_args {
 };
 
 /* y = conv(x, w) + bias (+ residual), zero padding. Ho = (H + top + bottom - kh) / stride + 1. Every
- * tensor but moments begins on a multiple of 16 bytes: the libraries' kernels load whole vectors. */
+ * tensor but mean_var begins on a multiple of 16 bytes: the libraries' kernels load whole vectors. */
 struct lg_conv2d_forward_args {
     lg_tensor x;        // (N, H, W, Ci)
     lg_tensor w;        // (Co, kh, kw, Ci)
@@ -202,11 +203,11 @@ struct lg_conv2d_forward_args {
     lg_tensor y;        // (N, Ho, Wo, Co); may alias residual
     /* (N, groups, 2) f64 or absent: for each sample mean and variance of Co / groups channels of y,
      * for the GroupNorm of y: to sum where y is made saves that from reading it once more. */
-    lg_tensor moments;
+    lg_tensor mean_var;
     int stride, top, left, bottom, right;
 };
 /* group_norm_forward, then conv2d_forward of its result. A backend may normalise on the way: what norm.y
- * holds afterwards is not defined. conv.moments may be norm.moments. */
+ * holds afterwards is not defined. conv.mean_var may be norm.mean_var. */
 struct lg_norm_conv2d_forward_args {
     struct lg_group_norm_forward_args norm; /* x begins on a multiple of 16 bytes */
     struct lg_conv2d_forward_args conv;     /* x: norm.y */
@@ -274,7 +275,7 @@ struct lg_nhwc_to_nchw_args {
 };
 
 /* mean = the first C channels of x, logvar = the others, clamped to [-30, 20]. */
-struct lg_latent_moments_args {
+struct lg_posterior_split_args {
     lg_tensor x;            // (N, H, W, 2C)
     lg_tensor mean, logvar; // (N, C, H, W)
 };

@@ -21,7 +21,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define BOARD_MAGIC UINT64_C(0x6472616f626c6c67) /* "gllboard" */
 enum { PID_SHIFT = 40, INCARNATION_SHIFT = 8, STATE_MASK = 0xff, STAT_BYTES = 1024 };
 enum { COUNTER_START_MAX = 1 << 22 }; /* half of what fits into an incarnation */
 
@@ -47,17 +46,6 @@ const char *lg_run_state_name(lg_run_state s)
     return (size_t)s < LG_ARRAY_LEN(name) ? name[s] : "unknown";
 }
 
-static int read_boot_id(char ret[40])
-{
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, ret, 36);
-    if (fd >= 0) close(fd);
-    if (n != 36)
-        return LG_FAIL(LG_ERR_IO, "cannot read /proc/sys/kernel/random/boot_id: is /proc mounted?");
-    ret[36] = 0;
-    return 0;
-}
-
 static int map_board(int fd, lg_board **ret)
 {
     lg_board *b = calloc(1, sizeof *b);
@@ -77,19 +65,33 @@ static int map_board(int fd, lg_board **ret)
     return 0;
 }
 
+static int describe_preamble(lg_board *b, uint64_t plan_hash)
+{
+    struct lg_board_preamble *p = &b->s->preamble;
+    struct stat st;
+    LG_TRY(lg_boot_id(p->boot_id));
+    if (fstat(b->fd, &st) < 0 || getrandom(&p->run_id, sizeof p->run_id, 0) < 0)
+        return LG_FAIL(LG_ERR_IO, "fstat or getrandom: %s", strerror(errno));
+    p->version = LG_LAYOUT_VERSION;
+    p->layout_hash = lg_layout_hash();
+    p->bytes = sizeof *b->s;
+    p->plan_hash = plan_hash;
+    p->inode = st.st_ino;
+    return 0;
+}
+
 static int describe(lg_board *b, const struct lg_board_spec *spec)
 {
     struct lg_board_shared *s = b->s;
     const lg_plan *p = spec->plan;
     LG_ASSERT(p->instances[LG_ROLE_trainer] >= 1);
     LG_ASSERT(p->instances[LG_ROLE_trainer] <= LG_INSTANCES_MAX && p->batch > 0);
-    LG_TRY(read_boot_id(s->boot_id));
-    if (getrandom(&s->run_id, sizeof s->run_id, 0) != (ssize_t)sizeof s->run_id)
-        return LG_FAIL(LG_ERR_IO, "getrandom: %s", strerror(errno));
-    s->version = LG_LAYOUT_VERSION;
-    s->layout_hash = lg_layout_hash();
-    s->bytes = sizeof *s;
-    s->plan_hash = p->hash;
+    LG_TRY(describe_preamble(b, p->hash));
+    s->lineage = spec->lineage;
+    LG_ASSERT(spec->n_data <= LG_DATA_PARTS_MAX);
+    if (spec->n_data) memcpy(s->data.known, spec->data, sizeof *spec->data * (size_t)spec->n_data);
+    s->data.n_known = (uint32_t)spec->n_data;
+    s->data.may_change = spec->data_may_change;
     s->start_step = spec->start_step;
     s->max_steps = spec->max_steps;
     s->batch = (uint64_t)p->batch;
@@ -101,8 +103,17 @@ static int describe(lg_board *b, const struct lg_board_spec *spec)
     for (int i = 0; i < LG_TURNS_MAX; i++) LG_TRY(lg_turn_create(&s->turn[i]));
     /* A process that the lgsup of an earlier board started, and that comes only now, must not carry
      * an incarnation of this one: so boards begin their numbers at different places. */
-    atomic_store(&s->next_counter, 1 + (uint32_t)(s->run_id % COUNTER_START_MAX));
-    s->magic = BOARD_MAGIC;
+    atomic_store(&s->next_counter, 1 + (uint32_t)(s->preamble.run_id % COUNTER_START_MAX));
+    s->preamble.magic = LG_BOARD_MAGIC;
+    return 0;
+}
+
+/* Durable before anybody starts: zeros after a loss of power would tell neither boot nor run. */
+static int make_durable(const lg_board *b, const char *path)
+{
+    if (fsync(b->fd) < 0)
+        return LG_FAIL(lg_err_from_errno(errno), "fsync of the board %s: %s", path,
+                       strerror(errno));
     return 0;
 }
 
@@ -125,6 +136,7 @@ int lg_board_create(const char *path, const struct lg_board_spec *spec, lg_board
     }
     LG_TRY_GOTO(rc, map_board(fd, &b), fail);
     LG_TRY_GOTO(rc, describe(b, spec), fail);
+    LG_TRY_GOTO(rc, make_durable(b, tmp), fail);
     if (rename(tmp, path) < 0) {
         rc = LG_FAIL(lg_err_from_errno(errno), "cannot rename %s to %s: %s", tmp, path,
                      strerror(errno));
@@ -138,55 +150,36 @@ fail:
     return rc;
 }
 
-static int compare(const char *path, const struct lg_board_shared *s, uint64_t plan_hash)
+/* Numbers that bound loops and divide: a damaged file must not lead astray. */
+static int check_content(const char *path, const struct lg_board_shared *s, uint64_t plan_hash)
 {
-    char boot_id[40];
-    LG_TRY(read_boot_id(boot_id));
-    if (s->magic != BOARD_MAGIC) return LG_FAIL(LG_ERR_MISMATCH, "%s is not a board", path);
-    if (s->version != LG_LAYOUT_VERSION)
-        return LG_FAIL(LG_ERR_MISMATCH,
-                       "%s has layout version %llu, this program %d: use the build that started "
-                       "the run",
-                       path, (unsigned long long)s->version, LG_LAYOUT_VERSION);
-    const char *differs = lg_layout_difference(s->layout_hash, lg_layout_hash());
-    if (differs || s->bytes != sizeof *s)
-        return LG_FAIL(LG_ERR_MISMATCH,
-                       "%s was made by another build: the layout of %s differs; use the build "
-                       "that started the run",
-                       path, differs ? differs : "lg_board_shared");
-    if (strncmp(s->boot_id, boot_id, sizeof boot_id) != 0)
-        return LG_FAIL(LG_ERR_MISMATCH,
-                       "%s is from before the machine's last start: the run must be started again",
-                       path);
-    if (plan_hash && s->plan_hash != plan_hash)
+    if (s->ranks < 1 || s->ranks > LG_INSTANCES_MAX || s->batch == 0)
+        return LG_FAIL(LG_ERR_CORRUPT, "%s is a damaged board: %d ranks, %llu samples a step", path,
+                       s->ranks, (unsigned long long)s->batch);
+    if (plan_hash && s->preamble.plan_hash != plan_hash)
         return LG_FAIL(LG_ERR_MISMATCH,
                        "%s belongs to plan %016llx, this process has plan %016llx: the "
                        "configuration was changed while the run lives",
-                       path, (unsigned long long)s->plan_hash, (unsigned long long)plan_hash);
+                       path, (unsigned long long)s->preamble.plan_hash,
+                       (unsigned long long)plan_hash);
     return 0;
 }
 
 int lg_board_open(const char *path, uint64_t plan_hash, lg_board **ret)
 {
-    int fd = open(path, O_RDWR | O_CLOEXEC);
+    struct lg_board_preamble preamble;
+    lg_board *b = NULL;
+    int rc;
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return LG_FAIL(lg_err_from_errno(errno), "cannot open the board %s: %s", path,
                        strerror(errno));
-    struct stat st;
-    if (fstat(fd, &st) < 0) {
-        int e = errno;
+    if (lg_board_look_fd(path, fd, &preamble, &rc) != LG_BOARD_FITS) {
         close(fd);
-        return LG_FAIL(lg_err_from_errno(e), "cannot look at the board %s: %s", path, strerror(e));
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     }
-    if (st.st_size != (off_t)sizeof(struct lg_board_shared)) {
-        close(fd);
-        return LG_FAIL(LG_ERR_MISMATCH,
-                       "%s does not have the %zu bytes of lg_board_shared: made by another build",
-                       path, sizeof(struct lg_board_shared));
-    }
-    lg_board *b = NULL;
     LG_TRY(map_board(fd, &b));
-    int rc = compare(path, b->s, plan_hash);
+    rc = check_content(path, b->s, plan_hash);
     if (rc < 0) {
         lg_board_close(&b);
         return lg_err_frame(rc, __FILE__, __LINE__, __func__);
@@ -209,7 +202,7 @@ static struct lg_board_row *row_of(lg_board *b, lg_incarnation i)
     return &b->s->row[lg_incarnation_row(i)];
 }
 
-static lg_incarnation enlist(lg_board *b, lg_role role, int index, bool stands_by)
+static lg_incarnation enlist(lg_board *b, lg_role role, int index, bool standby)
 {
     LG_ASSERT((int)role >= 0 && (int)role < LG_ROLES_MAX);
     LG_ASSERT(index >= 0 && index < LG_INSTANCES_MAX);
@@ -222,7 +215,7 @@ static lg_incarnation enlist(lg_board *b, lg_role role, int index, bool stands_b
     lg_incarnation i = counter * LG_ROWS + (uint32_t)lg_row((int)role, index);
     atomic_store_explicit(&row->pid, 0, memory_order_relaxed);
     atomic_store_explicit(&row->start_time, 0, memory_order_relaxed);
-    atomic_store_explicit(&row->stands_by, stands_by ? i : 0, memory_order_relaxed);
+    atomic_store_explicit(&row->standby, standby ? i : 0, memory_order_relaxed);
     atomic_store_explicit(&row->takes, 0, memory_order_relaxed);
     lg_board_beat(row, LG_PHASE_SETUP);
     /* Release: whoever sees the new incarnation sees the cleared start time and what it is for. */
@@ -235,7 +228,7 @@ lg_incarnation lg_board_enlist(lg_board *b, lg_role role, int index)
     return enlist(b, role, index, false);
 }
 
-lg_incarnation lg_board_enlist_stander(lg_board *b, lg_role role, int index)
+lg_incarnation lg_board_enlist_standby(lg_board *b, lg_role role, int index)
 {
     return enlist(b, role, index, true);
 }
@@ -245,6 +238,7 @@ int lg_board_join(lg_board *b, lg_incarnation me)
     struct lg_board_row *row = row_of(b, me);
     uint64_t pid = (uint64_t)getpid(), start = lg_process_start_time(getpid());
     uint64_t expected = life_of(0, me, LG_LIFE_STARTING);
+    lg_board_hold(b->fd); /* before the row says so; a process that is not wanted ends at once */
     if (!atomic_compare_exchange_strong_explicit(&row->life, &expected,
                                                  life_of(pid, me, LG_LIFE_RUNNING),
                                                  memory_order_acq_rel, memory_order_acquire))
@@ -360,5 +354,10 @@ lg_mark lg_board_global_commit(lg_board *b)
 void lg_board_beat(struct lg_board_row *row, lg_phase phase)
 {
     atomic_store_explicit(&row->phase, (uint32_t)phase, memory_order_relaxed);
+    atomic_store_explicit(&row->heartbeat_ns, lg_now_ns(), memory_order_relaxed);
+}
+
+void lg_board_beat_on(struct lg_board_row *row)
+{
     atomic_store_explicit(&row->heartbeat_ns, lg_now_ns(), memory_order_relaxed);
 }

@@ -2,12 +2,15 @@
  * process that fills a row now and the *progress* of the logical instance, which outlives it.
  *
  * Rules (who writes, who reads, what if the writer dies):
- *  1. header: written by lgsup before any process starts. `drain`, `run_state`: lgsup alone.
+ *  1. header: written by lgsup before any process starts. `drain`, `run_state`: lgsup alone. A
+ *     decision that must survive (drain, wanted, leave, quit, a final run_state) is stored here before
+ *     anything else says so: a file, a message, a line for people, or a word that only follows from it
+ *     (run_state draining from drain). lgsup dying after the store: the next one completes it.
  *  2. row.life = {pid, incarnation, state} in one word. lgsup stores {0, i, STARTING} before fork,
  *     after the pidfd of the row's former process has fired. (Under systemd `lgsup role` does, in the
- *     process that becomes the child; systemd runs one of a row at a time: supervisor/units_run.c.) The child turns it into
- *     {pid, i, RUNNING} by compare-and-swap, or exits: a child that comes too late writes nothing.
- *     start_time (0 until then) and pid follow, by the child. lgsup stores DEAD when the pidfd has
+ *     process that becomes the child; systemd runs one of a row at a time: supervisor/launch/role.c.)
+ *     The child turns it into {pid, i, RUNNING} by compare-and-swap, or exits: a child that comes too
+ *     late writes nothing. start_time (0 until then) and pid follow, by the child. lgsup stores DEAD when the pidfd has
  *     fired. A new lgsup turns leftovers {0, i, STARTING} into DEAD before it starts others.
  *  3. An incarnation is dead when its row carries another one, or DEAD, or when pidfd_open(pid)
  *     says ESRCH, the start time differs, or the pidfd is readable. Nothing else proves death. A
@@ -17,21 +20,31 @@
  *     the work is done again by the next incarnation, giving the same bytes.
  *  5. verdict[s % LG_VERDICTS]: any rank, once, by compare-and-swap from an older step's value.
  *  6. Figures for people (heartbeat, phase, progress, metrics) are relaxed; nothing is decided by
- * them except that lgsup kills what hangs.
+ *     them except that lgsup kills what hangs, and parks the run when an instance gets nothing done.
  *  7. How lgsup steers one process; each word names an incarnation, so that it never speaks to a
  *     later process of the row. row.leave: that incarnation exits 0 as soon as it has finished what
  *     it has begun (a claimed chunk, a checkpoint), with phase DONE. lgsup dying after the store: it
  *     leaves all the same, and the next lgsup decides by `wanted` whether another takes the place.
- *  8. A process that is to take over logical instance K of its role while another still is K stands
- *     by in a spare row J of the role: row J.stands_by names it. It is complete (J.ready) but works
- *     at nothing. When K's process is gone lgsup enlists a new incarnation k in row K and stores
- *     J.takes = k; the stander vacates row J, joins row K as k (rule 2: by compare-and-swap) and
- *     works. lgsup dying before the store: the next one ends the stander, K is started anew. After
- *     it: the stander has joined and is adopted as K, or finds k DEAD and exits.
+ *  8. A standby process is to take over logical instance K of its role, while another process still
+ *     is K. It waits in a spare row J of the role; J.standby names its incarnation. It is complete
+ *     (J.ready) but works at nothing. When K's process is gone lgsup enlists a new incarnation k in row K and stores
+ *     J.takes = k; the standby vacates row J, joins row K as k (rule 2: by compare-and-swap) and
+ *     works. lgsup dying before the store: the next one ends the standby, K is started anew. After
+ *     it: the standby has joined and is adopted as K, or finds k DEAD and exits.
+ *  9. Memory of which there is one copy is not used (region.h, `copied`). row.uncopied: that incarnation
+ *     has opened regions that lgsup has no copy of, and does no work before it has. Stored by the row's
+ *     process before `ready`; 0 when it goes on. lgsup copies as long as a row asks for it. Whoever dies,
+ *     the successor looks at the regions themselves: the word is a request, it proves nothing.
+ * 10. row.lost: that incarnation has found that memory is lost of which a mark says that it was made; it
+ *     exits with LG_ERR_PARKED. Stored by the row's process before it exits, never cleared: what is left
+ *     of the run's memory is worth nothing, and lgsup keeps none of it. Dying before the store: the
+ *     successor finds the same.
  */
 #pragma once
 #include "config/plan.h"
+#include "shm/data_set.h"
 #include "shm/layout.h"
+#include "shm/preamble.h"
 #include "shm/turns.h"
 
 typedef enum lg_life {
@@ -42,10 +55,10 @@ typedef enum lg_life {
 } lg_life;
 
 typedef enum lg_phase {
-    LG_PHASE_SETUP,   /* loading, mapping */
-    LG_PHASE_WAITING, /* for a peer or for data: alive however long */
-    LG_PHASE_WORKING, /* must beat */
-    LG_PHASE_DONE,    /* nothing left to do in this run; stays until told to exit */
+    LG_PHASE_SETUP,   /* loading, mapping: a heartbeat every ready_s at least, until it is ready */
+    LG_PHASE_WAITING, /* for a peer or for data, however long; its loop gives the heartbeats */
+    LG_PHASE_WORKING, /* a heartbeat after each bounded piece (base/heartbeat.h), every hang_s at least */
+    LG_PHASE_DONE, /* nothing left to do in this run; stays until told to exit */
 } lg_phase;
 
 typedef enum lg_run_state {
@@ -77,9 +90,13 @@ struct lg_board_row {
     _Atomic(uint32_t) phase; /* lg_phase */
     _Atomic(uint32_t) ready; /* incarnation that finished its setup */
     /* lgsup steers (rules 7 and 8) */
-    _Atomic(uint32_t) leave;     /* this incarnation shall leave */
-    _Atomic(uint32_t) stands_by; /* this incarnation waits to take another row of its role */
-    _Atomic(uint32_t) takes;     /* the incarnation that it becomes; 0: not yet */
+    _Atomic(uint32_t) leave; /* this incarnation shall leave */
+    _Atomic(uint32_t)
+        standby; /* this incarnation is a standby process, which waits to take another row */
+    _Atomic(uint32_t) takes; /* the incarnation that it becomes; 0: not yet */
+    /* its memory (rules 9 and 10) */
+    _Atomic(uint32_t) uncopied; /* this incarnation waits until lgsup has copies */
+    _Atomic(uint32_t) lost;     /* this incarnation has found that memory is lost */
     /* progress */
     _Atomic(lg_mark) commit;  /* trainer: state committed; ema: EMA state committed */
     _Atomic(lg_mark) grads;   /* trainer: gradients of step s lie in the grad region: mark_of(s) */
@@ -104,9 +121,8 @@ struct lg_board_metrics { /* rank 0, relaxed; bits of doubles */
 };
 
 struct lg_board_shared {
-    uint64_t magic, version, layout_hash, bytes;
-    uint64_t plan_hash, run_id; /* run_id: random, new at each start that is not an adoption */
-    char boot_id[40];
+    struct lg_board_preamble preamble; /* at the file's beginning, for ever */
+    uint64_t lineage; /* of the run (config/lineage.h), in everything that it writes */
     uint64_t start_step, max_steps; /* max_steps: lgsup, before start */
     uint64_t batch;                 /* samples per step */
     int64_t checkpoint_every;       /* 0: only the last step */
@@ -117,6 +133,10 @@ struct lg_board_shared {
     _Atomic(uint32_t) drain;        /* lgsup: 1 asks the ranks for a STOP verdict */
     _Atomic(uint32_t) quit;         /* lgsup: 1 asks every stage to exit 0 now (the run is over) */
     _Atomic(uint32_t) keeper_epoch; /* lgsup: grows with each new keeper: stages deposit again */
+    /* lgsup: grows when sockets have been removed, or their directory has another path (DIR/runtime):
+     * a stage whose own socket is not there binds it again. Dying after the store: nothing is missing
+     * that the next lgsup would not find missing as well. */
+    _Atomic(uint32_t) sockets_epoch;
     _Atomic(uint32_t) yield; /* lgsup: 1 asks for a YIELD verdict: ranks told to leave go there */
     _Atomic(uint32_t) memory_kept;   /* lgsup: 1 with run_state parked: the keeper has stayed */
     _Atomic(uint32_t) members_epoch; /* lgsup: grows when rows are filled or vacated for good */
@@ -126,6 +146,7 @@ struct lg_board_shared {
     char cause[LG_CAUSE_BYTES];             /* lgsup: why it parked or failed */
     _Atomic(uint64_t) verdict[LG_VERDICTS]; /* step << LG_VERDICT_BITS | flags; 0: none */
     struct lg_board_metrics metrics;
+    struct lg_board_data data;                /* shm/data_set.h has its rules */
     struct lg_turn_shared turn[LG_TURNS_MAX]; /* by lg_plan_turn; shm/turns.h has their rules */
     _Alignas(128) struct lg_board_row row[LG_ROWS];
 };
@@ -137,13 +158,16 @@ typedef struct lg_board {
 
 struct lg_board_spec {
     const lg_plan *plan;
-    uint64_t start_step, max_steps;
+    uint64_t lineage, start_step, max_steps;
     int64_t checkpoint_every;
+    const struct lg_data_part *data; /* n_data parts: what the run was trained on so far */
+    int n_data;
+    bool data_may_change;
 };
 /* Creates (replacing) the file, fully allocated. */
 int lg_board_create(const char *path, const struct lg_board_spec *spec, lg_board **ret);
-/* Maps an existing one; compares magic, version, layout and boot id (LG_ERR_MISMATCH), and the
- * plan's hash unless plan_hash is 0. LG_ERR_NOTFOUND: no such file. */
+/* Maps an existing one that fits (lg_board_look: LG_ERR_MISMATCH, LG_ERR_CORRUPT), with the plan's
+ * hash unless plan_hash is 0. LG_ERR_NOTFOUND: no such file. */
 int lg_board_open(const char *path, uint64_t plan_hash, lg_board **ret);
 void lg_board_close(lg_board **b);
 
@@ -155,14 +179,14 @@ static inline struct lg_board_row *lg_board_row(lg_board *b, lg_role role, int i
 /* lgsup: gives the row a new incarnation and stores STARTING (rule 2). The row must be empty or
  * DEAD. */
 lg_incarnation lg_board_enlist(lg_board *b, lg_role role, int index);
-/* The same for one that stands by in this row (rule 8): no look at the board takes it for a member. */
-lg_incarnation lg_board_enlist_stander(lg_board *b, lg_role role, int index);
+/* The same for a standby process (rule 8): no look at the board takes it for a member of the run. */
+lg_incarnation lg_board_enlist_standby(lg_board *b, lg_role role, int index);
 /* The child: STARTING -> RUNNING with its pid. LG_ERR_MISMATCH when the row does not say that `me`
  * is STARTING: not wanted any more; nothing was written. */
 int lg_board_join(lg_board *b, lg_incarnation me);
 /* lgsup, when the pidfd has fired. No effect when the row carries another incarnation. */
 void lg_board_bury(lg_board *b, lg_incarnation who);
-/* lgsup, when the pidfd has fired and nobody is to follow; or a stander for its own row (rule 8):
+/* lgsup, when the pidfd has fired and nobody is to follow; or a standby process for its own row (rule 8):
  * the row is empty again, its figures and marks stay. No effect when it carries another. */
 void lg_board_vacate(lg_board *b, lg_incarnation who);
 /* Rule 3. Costs system calls when the row still carries `who`; never blocks. */
@@ -180,3 +204,5 @@ uint64_t lg_process_start_time(int pid);
 lg_mark lg_board_global_commit(lg_board *b);
 
 void lg_board_beat(struct lg_board_row *row, lg_phase phase);
+/* The work of this phase goes on: the heartbeat alone. */
+void lg_board_beat_on(struct lg_board_row *row);

@@ -50,6 +50,13 @@ static struct lg_action wait_for(uint64_t step, const char *why)
     return (struct lg_action){.kind = LG_DO_WAIT, .step = step, .why = why};
 }
 
+bool lg_trainer_began(lg_board *b)
+{
+    for (int r = 0; r < b->s->ranks; r++)
+        if (look(&trainer(b, r)->commit) != LG_MARK_NONE) return true;
+    return false;
+}
+
 /* Verdicts. */
 
 unsigned lg_commit_verdict(lg_board *b, uint64_t step)

@@ -23,6 +23,9 @@
  *               FORWARD(s + 1). Rank 0 writes the step's record (metrics, ledger) before. Then
  *               commit = mark(s + 1).
  *
+ * Each of these memories carries a stamp of its own (stamp.h), set before the mark: states, gradients, EMA
+ * states, staging. Whoever is about to read one because of a mark compares them first.
+ *
  * A rank's gradients are overwritten in FORWARD(s + 1), after every rank has committed s + 1, that
  * is after every reader of step s is done. Likewise its sums on the board.
  *
@@ -68,6 +71,8 @@ struct lg_action lg_ckpt_next(lg_board *b);
  * (then only for the last step and a drain); STOP for the last step and a drain; YIELD when lgsup
  * asks for it. Call it when lg_trainer_next() says so. */
 unsigned lg_commit_decide(lg_board *b, uint64_t step);
+/* Has a rank made its first state? It had opened the window and every rank's memory before. */
+bool lg_trainer_began(lg_board *b);
 /* Flags of step s, 0 when none are set (or the ring has moved on). */
 unsigned lg_commit_verdict(lg_board *b, uint64_t step);
 /* May a rank that shall leave go now? Only between steps: before FORWARD of a step whose verdict says

@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -71,7 +70,9 @@ static bool answer(struct keeper *k, struct connection *c, struct lg_keeper_mess
     switch (q->op) {
     case LG_KEEPER_PUT:
         a->code = lg_table_put(&k->table, c, q->name, q->bytes, &c->got, late);
-        return a->code != LG_TABLE_LATER;
+        if (a->code == LG_TABLE_LATER) return false;
+        if (a->code == 0 && k->table.stored) a->code = LG_KEEPER_STORED;
+        return true;
     case LG_KEEPER_DROP:
         a->code = drop(k, q->name, late);
         return a->code != LG_TABLE_LATER;
@@ -92,6 +93,8 @@ static bool answer(struct keeper *k, struct connection *c, struct lg_keeper_mess
     memcpy(a->name, e->name, sizeof a->name);
     a->bytes = e->bytes;
     if (q->op == LG_KEEPER_GET) *ret_fd = e->fd;
+    if (q->op == LG_KEEPER_GET && k->table.stored)
+        a->code = LG_KEEPER_STORED; /* KEPT: there, too */
     return true;
 }
 
@@ -248,14 +251,6 @@ static int watch_signals(int *ret_fd)
     return 0;
 }
 
-static void raise_fd_limit(void)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0) return;
-    limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 static int open_stored(struct keeper *k, const char *socket_path)
 {
     char path[LG_PATH_BYTES];
@@ -274,7 +269,8 @@ static int serve(struct keeper *k, const char *socket_path, int ready_fd)
     int rc;
     for (int i = 0; i < CONNECTIONS_MAX; i++)
         k->connection[i] = (struct connection){.fd = -1, .got = -1};
-    raise_fd_limit();
+    if (lg_raise_open_files() < 0)
+        lg_log_error("goes on with few files"); /* lgsup has refused it */
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     LG_TRY_GOTO(rc, watch_signals(&k->signals), out);
     LG_TRY_GOTO(rc, stored ? open_stored(k, socket_path) : listen_at(socket_path, &k->listener),

@@ -133,7 +133,7 @@ int lg_keeper_put(const char *socket_path, const char *name, uint64_t bytes, int
     q.bytes = bytes;
     LG_TRY(ask(socket_path, &q, fd, &a, &got));
     if (got >= 0) close(got);
-    return a.code < 0 ? refused(&a, name) : 0;
+    return a.code < 0 ? refused(&a, name) : a.code;
 }
 
 int lg_keeper_get(const char *socket_path, const char *name, uint64_t *ret_bytes, int *ret_fd)
@@ -148,7 +148,7 @@ int lg_keeper_get(const char *socket_path, const char *name, uint64_t *ret_bytes
                        "the fd of region %s was lost on its way: too many open files here?", name);
     *ret_bytes = a.bytes;
     *ret_fd = got;
-    return 0;
+    return a.code;
 }
 
 int lg_keeper_list(const char *socket_path, int k, char ret_name[LG_REGION_NAME_BYTES],

@@ -9,7 +9,7 @@ enum { LG_KEEPER_PUT = 1, LG_KEEPER_GET, LG_KEEPER_LIST, LG_KEEPER_DROP };
 
 struct lg_keeper_message {
     uint32_t magic, op;
-    int32_t code, k; /* answer: 0 or lg_err; question LIST: which */
+    int32_t code, k; /* answer: 0, LG_KEEPER_STORED or lg_err; question LIST: which */
     uint64_t bytes;
     char name[LG_REGION_NAME_BYTES];
 };

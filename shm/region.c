@@ -5,10 +5,11 @@
  *
  * fallocate() takes real pages, so that no later store can fail (SIGBUS) or be killed for memory.
  * The kernel refuses only what is absurd and would rather start killing, so the room is looked up
- * before: what the machine and the control group have available.
+ * before: what the machine and the control groups have available.
  */
 #include "shm/region.h"
-#include "base/fs.h"
+#include "base/cgroup.h"
+#include "base/heartbeat.h"
 #include "shm/keeper.h"
 #include <fcntl.h>
 #include <stdio.h>
@@ -20,7 +21,7 @@
 #include <unistd.h>
 
 #define REGION_MAGIC UINT64_C(0x6e6f69676572676c) /* "lgregion" */
-enum { OPEN_TRIES_MAX = 8, LOST_WAIT_MS = 10, LOST_TRIES_MAX = 2000 };
+enum { TAKE_BYTES = 256 << 20, OPEN_TRIES_MAX = 8, LOST_WAIT_MS = 10, LOST_TRIES_MAX = 2000 };
 enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
 static_assert(sizeof(struct lg_region_head) <= LG_PAGE_BYTES, "the head fits its page");
 
@@ -40,35 +41,32 @@ static const char *place_of(const struct lg_region_spec *s)
     return s->place ? s->place->name : "";
 }
 
-/* A number behind `key` at the start of a line of a small file; UINT64_MAX when there is none. */
-static uint64_t number_in(const char *path, const char *key)
+/* What /proc/meminfo calls available; UINT64_MAX when it does not say. */
+static uint64_t available_bytes(void)
 {
-    char text[4096];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    static const char key[] = "MemAvailable:";
+    char text[4096], *end;
+    int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
     if (fd < 0) return UINT64_MAX;
     ssize_t n = read(fd, text, sizeof text - 1);
     close(fd);
     if (n <= 0) return UINT64_MAX;
     text[n] = 0;
-    const char *at = *key ? strstr(text, key) : text;
+    const char *at = strstr(text, key);
     if (!at) return UINT64_MAX;
-    char *end;
-    uint64_t value = strtoull(at + strlen(key), &end, 10);
-    return end == at + strlen(key) ? UINT64_MAX : value; /* "max" */
+    at += sizeof key - 1;
+    uint64_t kib = strtoull(at, &end, 10);
+    return end == at ? UINT64_MAX : kib * 1024;
 }
 
 static uint64_t room_bytes(void)
 {
-    uint64_t kib = number_in("/proc/meminfo", "MemAvailable:");
-    uint64_t room = kib == UINT64_MAX ? UINT64_MAX : kib * 1024;
-    uint64_t limit = number_in("/sys/fs/cgroup/memory.max", "");
-    uint64_t used = number_in("/sys/fs/cgroup/memory.current", "");
-    uint64_t cache = number_in("/sys/fs/cgroup/memory.stat", "inactive_file ");
-    if (limit != UINT64_MAX && used != UINT64_MAX) {
-        used -= cache == UINT64_MAX ? 0 : LG_MIN(cache, used);
-        room = LG_MIN(room, limit > used ? limit - used : 0);
-    }
-    return room;
+    uint64_t room = available_bytes();
+    char group[LG_PATH_BYTES];
+    struct lg_cgroup_limit limit;
+    lg_cgroup_self(group);
+    lg_cgroup_limit(group, &limit);
+    return LG_MIN(room, limit.free_bytes);
 }
 
 static int no_space(const struct lg_region_spec *spec, const char *why)
@@ -117,6 +115,21 @@ static int map_region(int fd, const struct lg_region_spec *spec, lg_region **ret
     return 0;
 }
 
+/* Piece by piece: the kernel clears each page. -1 with errno. */
+static int take_pages(int fd, off_t bytes)
+{
+    for (off_t at = 0; at < bytes;) {
+        off_t n = LG_MIN(bytes - at, (off_t)TAKE_BYTES);
+        if (fallocate(fd, 0, at, n) == 0) {
+            at += n;
+            lg_heartbeat();
+        } else if (errno != EINTR) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 static int allocate(const struct lg_region_spec *spec, int *ret_fd)
 {
     if (spec->bytes > SIZE_MAX / 4 || spec->front_bytes > SIZE_MAX / 4 ||
@@ -126,10 +139,7 @@ static int allocate(const struct lg_region_spec *spec, int *ret_fd)
     if (fd < 0)
         return LG_FAIL(lg_err_from_errno(errno), "memfd_create for region %s: %s", spec->name,
                        strerror(errno));
-    int rc;
-    do rc = fallocate(fd, 0, 0, (off_t)total_bytes(spec));
-    while (rc < 0 && errno == EINTR);
-    if (rc < 0) {
+    if (take_pages(fd, (off_t)total_bytes(spec)) < 0) {
         int e = errno;
         close(fd);
         if (lg_err_from_errno(e) == LG_ERR_NOSPACE) return no_space(spec, strerror(e));
@@ -236,21 +246,26 @@ fail:
 
 /* Get, else create and put; who loses the put gets the winner's. More rounds are needed only when
  * somebody drops the name in between. */
-static int open_host_part(const struct lg_region_spec *spec, lg_region **ret)
+static int open_host_part(const struct lg_region_spec *spec, lg_region **ret, bool *ret_stored)
 {
     for (int i = 0; i < OPEN_TRIES_MAX; i++) {
         int fd;
         uint64_t bytes;
         int rc = lg_keeper_get(spec->keeper, spec->name, &bytes, &fd);
-        if (rc == 0) {
+        *ret_stored = rc == LG_KEEPER_STORED;
+        if (rc >= 0) {
             LG_TRY(adopt(spec, fd, ret));
             return 0;
         }
         if (rc != LG_ERR_NOTFOUND) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+        if (spec->is_made)
+            return LG_FAIL(LG_ERR_NOTFOUND, "region %s is lost: the keeper does not have it",
+                           spec->name);
         lg_region *r;
         LG_TRY(create(spec, &r));
         rc = lg_keeper_put(spec->keeper, spec->name, spec->bytes, r->fd);
-        if (rc == 0) {
+        if (rc >= 0) {
+            *ret_stored = rc == LG_KEEPER_STORED;
             lg_err_clear();
             *ret = r;
             return 0;
@@ -261,6 +276,37 @@ static int open_host_part(const struct lg_region_spec *spec, lg_region **ret)
     return LG_FAIL(LG_ERR_BUSY, "region %s is created and dropped again and again", spec->name);
 }
 
+/* ---- copies ---- */
+
+static void note_copy(struct lg_region_head *h)
+{
+    atomic_store_explicit(&h->copied, 1, memory_order_release);
+}
+
+bool lg_region_is_copied(const lg_region *r)
+{
+    return atomic_load_explicit(&r->head->copied, memory_order_acquire) != 0;
+}
+
+int lg_region_note_copy(int fd, bool payload)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0 || st.st_size < LG_PAGE_BYTES) return 0;
+    struct lg_region_head *h = mmap(NULL, LG_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (h == MAP_FAILED)
+        return LG_FAIL(lg_err_from_errno(errno), "cannot map the head of a region: %s",
+                       strerror(errno));
+    int rc = 0;
+    if (h->magic == REGION_MAGIC && h->version == LG_LAYOUT_VERSION) {
+        if (h->place[0] && !payload)
+            rc = LG_ERR_BUSY;
+        else
+            note_copy(h);
+    }
+    munmap(h, LG_PAGE_BYTES);
+    return rc;
+}
+
 static void payload_name(const char *name, char ret[LG_REGION_NAME_BYTES])
 {
     snprintf(ret, LG_REGION_NAME_BYTES, "%.*s@", LG_REGION_NAME_BYTES - 2, name);
@@ -268,14 +314,15 @@ static void payload_name(const char *name, char ret[LG_REGION_NAME_BYTES])
 
 /* The fd of the payload on a GPU: from the keeper, else made and deposited. See `made` in region.h
  * for why it is made at most once in the life of a region. */
-static int payload_fd(const char *keeper, lg_region *r, int *ret_fd)
+static int payload_fd(const char *keeper, lg_region *r, int *ret_fd, bool *ret_stored)
 {
     char name[LG_REGION_NAME_BYTES];
     uint64_t bytes;
+    int rc = LG_ERR_NOTFOUND;
     payload_name(r->name, name);
     for (int i = 0; i < LOST_TRIES_MAX; i++) {
-        int rc = lg_keeper_get(keeper, name, &bytes, ret_fd);
-        if (rc == 0) break;
+        rc = lg_keeper_get(keeper, name, &bytes, ret_fd);
+        if (rc >= 0) break;
         if (rc != LG_ERR_NOTFOUND) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
         lg_err_clear();
         if (atomic_load_explicit(&r->head->made, memory_order_acquire)) {
@@ -284,17 +331,18 @@ static int payload_fd(const char *keeper, lg_region *r, int *ret_fd)
         }
         LG_TRY(r->place.create(&r->place, r->bytes, ret_fd));
         rc = lg_keeper_put(keeper, name, r->bytes, *ret_fd);
-        if (rc == 0) break;
+        if (rc >= 0) break;
         close(*ret_fd);
         *ret_fd = -1;
         if (rc != LG_ERR_BUSY) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
         lg_err_clear(); /* somebody else was quicker */
     }
     if (*ret_fd < 0)
-        return LG_FAIL(LG_ERR_TIMEOUT,
-                       "the keeper lost the memory of region %s on %s, and no process that maps it "
-                       "gave it back: start the run again, it goes on from its checkpoint",
+        return LG_FAIL(LG_ERR_NOTFOUND,
+                       "region %s is lost: the keeper does not have its memory on %s, and no "
+                       "process that maps it gave it back",
                        r->name, r->place.name);
+    *ret_stored = rc == LG_KEEPER_STORED;
     atomic_store_explicit(&r->head->made, 1, memory_order_release);
     return 0;
 }
@@ -302,13 +350,15 @@ static int payload_fd(const char *keeper, lg_region *r, int *ret_fd)
 int lg_region_open(const struct lg_region_spec *spec, lg_region **ret)
 {
     lg_region *r = NULL;
+    bool head_stored = false, payload_stored = true;
     int rc;
     LG_TRY(check_name(spec->name));
-    LG_TRY(open_host_part(spec, &r));
+    LG_TRY(open_host_part(spec, &r, &head_stored));
     if (spec->place) {
-        LG_TRY_GOTO(rc, payload_fd(spec->keeper, r, &r->payload_fd), fail);
+        LG_TRY_GOTO(rc, payload_fd(spec->keeper, r, &r->payload_fd, &payload_stored), fail);
         LG_TRY_GOTO(rc, r->place.map(&r->place, r->payload_fd, r->bytes, &r->payload), fail);
     }
+    if (head_stored && payload_stored) note_copy(r->head);
     *ret = r;
     return 0;
 fail:
@@ -331,18 +381,18 @@ void lg_region_close(lg_region **r)
     *r = NULL;
 }
 
-/* Puts fd under the name; what is there already must be the same memory. */
+/* Puts fd under the name; what is there already must be the same memory. LG_KEEPER_STORED or 0. */
 static int deposit(const char *keeper, const char *name, size_t size, int mine_fd)
 {
     int rc = lg_keeper_put(keeper, name, size, mine_fd);
     if (rc != LG_ERR_BUSY) {
         LG_TRY(rc);
-        return 0;
+        return rc;
     }
     lg_err_clear();
     int fd;
     uint64_t bytes;
-    LG_TRY(lg_keeper_get(keeper, name, &bytes, &fd));
+    LG_TRY(rc = lg_keeper_get(keeper, name, &bytes, &fd));
     struct stat mine, theirs;
     bool same = fstat(mine_fd, &mine) == 0 && fstat(fd, &theirs) == 0 &&
                 mine.st_dev == theirs.st_dev && mine.st_ino == theirs.st_ino;
@@ -352,7 +402,7 @@ static int deposit(const char *keeper, const char *name, size_t size, int mine_f
                        "the keeper holds other memory under the name %s: it was opened there "
                        "before this process could deposit it again",
                        name);
-    return 0;
+    return rc;
 }
 
 int lg_region_deposit(const char *keeper, const lg_region *r)
@@ -360,8 +410,10 @@ int lg_region_deposit(const char *keeper, const lg_region *r)
     char name[LG_REGION_NAME_BYTES];
     /* The payload first: whoever finds the head finds the rest. */
     payload_name(r->name, name);
-    if (r->payload_fd >= 0) LG_TRY(deposit(keeper, name, r->bytes, r->payload_fd));
-    LG_TRY(deposit(keeper, r->name, r->bytes, r->fd));
+    int payload = LG_KEEPER_STORED, head;
+    if (r->payload_fd >= 0) LG_TRY(payload = deposit(keeper, name, r->bytes, r->payload_fd));
+    LG_TRY(head = deposit(keeper, r->name, r->bytes, r->fd));
+    if (payload == LG_KEEPER_STORED && head == LG_KEEPER_STORED) note_copy(r->head);
     return 0;
 }
 

@@ -18,6 +18,20 @@
  *   filled: 1 when the payload is complete. Writer: the filler, release, after the last byte.
  *           Readers: acquire, before the first byte. Dying before it: filled again from the start.
  * Regions whose contents follow the commit words (state, grads, window, staging) do not use them.
+ *
+ * Memory of which there is one copy is not used: one death would take it away, and whoever opens the name
+ * next would get zeroed memory under marks that say what lies there. A second copy of the fd is lgsup's;
+ * or the service manager's store, where the keeper has one (keeper.h).
+ *   copied: 1 when that second copy is there, of the payload's fd too. Writers, release: lgsup, when it holds
+ *           both and has recorded the region's name in DIR/regions, by which a later lgsup sees what is
+ *           missing (supervisor/core/keep.h); or whoever was told by the keeper that its store has both.
+ *           All store 1; nobody takes it back. Readers: every process that has opened the region, acquire,
+ *           before it stores anything in it or relies on what stands there; but for what is filled once.
+ *           Dying before the store: the next one stores it. lgsup dying after it: its successor copies
+ *           from the keeper; should that be dead as well, it takes what living stages hold, and by the
+ *           record it knows whether that is all.
+ * What is filled once may be used, and filled, before: memory that is made anew says that it is not
+ * filled, and is filled with the same.
  */
 #pragma once
 #include "shm/board.h"
@@ -31,6 +45,7 @@ struct lg_region_head {
     uint64_t front_bytes;
     char place[16]; /* where the payload lies: "" (host) or "cuda:0" */
     _Atomic(uint32_t) made;
+    _Atomic(uint32_t) copied;
 };
 
 /* A device's own memory, made and mapped by who has the device. The functions return lg_err codes. */
@@ -63,14 +78,22 @@ struct lg_region_spec {
     uint64_t plan_hash;
     uint64_t run_id; /* of the board: an older run's region of the same name is refused */
     const struct lg_region_place *place; /* NULL: the host */
+    bool is_made; /* a mark says what lies there: never make new memory in its place */
 };
 /* Gets the region from the keeper, or creates and deposits it when it is not there (put-if-absent:
  * of two creators one wins, both get the same memory). New memory is zero. Size, plan hash and run
  * are compared. LG_ERR_NOSPACE when the machine cannot allocate it, LG_ERR_MISMATCH for another
- * plan. LG_ERR_TIMEOUT when the keeper lacks a GPU payload that was made and nobody deposits it. */
+ * plan. LG_ERR_NOTFOUND when it is lost: it should be there (is_made), or the keeper lacks a GPU payload
+ * that was made and for 20 s nobody deposits it. */
 int lg_region_open(const struct lg_region_spec *spec, lg_region **ret);
 /* Unmaps and closes; the keeper's copy stays. */
 void lg_region_close(lg_region **r);
+/* Is there a second copy? */
+bool lg_region_is_copied(const lg_region *r);
+/* lgsup: stores `copied` in the region behind fd, of which it holds a copy; payload: of the payload's as
+ * well. Nothing where no region of this build lies there. LG_ERR_BUSY, without a text: its payload lies on
+ * a GPU and payload is false. */
+int lg_region_note_copy(int fd, bool payload);
 /* Deposits again (a new keeper). Idempotent; LG_ERR_MISMATCH when the keeper already holds other
  * memory under this name (somebody opened the region before it was deposited again). */
 int lg_region_deposit(const char *keeper, const lg_region *r);

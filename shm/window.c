@@ -74,30 +74,30 @@ int lg_window_check(const struct lg_window_geometry *g)
     return 0;
 }
 
-static int parts(const struct lg_window_geometry *g)
+static int region_count(const struct lg_window_geometry *g)
 {
     return OF_ALL + OF_RANK * g->ranks;
 }
 
-static size_t part_bytes(const struct lg_window_geometry *g, int part)
+static size_t region_bytes(const struct lg_window_geometry *g, int which_region)
 {
-    if (part < OF_ALL)
+    if (which_region < OF_ALL)
         return g->slots *
-               (size_t[]){sizeof(struct lg_slot), g->pixels_bytes, g->tokens_bytes}[part];
-    bool latent = (part - OF_ALL) % OF_RANK == LATENT;
+               (size_t[]){sizeof(struct lg_slot), g->pixels_bytes, g->tokens_bytes}[which_region];
+    bool latent = (which_region - OF_ALL) % OF_RANK == LATENT;
     return g->slots / (uint64_t)g->ranks * (latent ? g->latent_bytes : g->text_bytes);
 }
 
-static void set_part(lg_window *w, int part, void *memory)
+static void set_region(lg_window *w, int which_region, void *memory)
 {
-    const int rank = (part - OF_ALL) / OF_RANK;
-    if (part == CONTROL)
+    const int rank = (which_region - OF_ALL) / OF_RANK;
+    if (which_region == CONTROL)
         w->slot = memory;
-    else if (part == PIXELS)
+    else if (which_region == PIXELS)
         w->pixels = memory;
-    else if (part == TOKENS)
+    else if (which_region == TOKENS)
         w->tokens = memory;
-    else if ((part - OF_ALL) % OF_RANK == LATENT)
+    else if ((which_region - OF_ALL) % OF_RANK == LATENT)
         w->latent[rank] = memory;
     else
         w->text[rank] = memory;
@@ -114,26 +114,43 @@ static int window_new(const struct lg_window_geometry *g, lg_window **ret)
     return 0;
 }
 
+static lg_field field_of(int which_region)
+{
+    if (which_region < OF_ALL) return LG_FIELD_SOURCE;
+    return (which_region - OF_ALL) % OF_RANK == LATENT ? LG_FIELD_LATENT : LG_FIELD_TEXT;
+}
+
+/* Rule 9: has anything of it been published? */
+static bool was_used(const lg_window *w, int which_region)
+{
+    lg_field f = field_of(which_region);
+    for (uint64_t i = 0; i < w->g.slots; i++)
+        if (atomic_load_explicit(&w->slot[i].ready[f], memory_order_acquire)) return true;
+    return false;
+}
+
 static int open_part(lg_window *w, const struct lg_region_spec *spec,
-                     const struct lg_window_places *places, int part)
+                     const struct lg_window_places *places, int which_region)
 {
     static const char *const of_all[] = {"control", "pixels", "tokens"};
-    const int rank = (part - OF_ALL) / OF_RANK, which = (part - OF_ALL) % OF_RANK;
-    if (part >= OF_ALL && (which == LATENT ? places->skip_latent : places->skip_text)) return 0;
+    const int rank = (which_region - OF_ALL) / OF_RANK, which = (which_region - OF_ALL) % OF_RANK;
+    if (which_region >= OF_ALL && (which == LATENT ? places->skip_latent : places->skip_text))
+        return 0;
     char name[LG_REGION_NAME_BYTES];
     struct lg_region_spec s = *spec;
-    s.bytes = part_bytes(&w->g, part);
+    s.bytes = region_bytes(&w->g, which_region);
     s.name = name;
     s.place = NULL;
-    if (part < OF_ALL) {
-        snprintf(name, sizeof name, "window/0/%s", of_all[part]);
+    s.is_made = spec->is_made || (which_region != CONTROL && was_used(w, which_region));
+    if (which_region < OF_ALL) {
+        snprintf(name, sizeof name, "window/0/%s", of_all[which_region]);
     } else {
         const struct lg_region_place *p = which == LATENT ? places->latent : places->text;
         snprintf(name, sizeof name, "window/%d/%s", rank, which == LATENT ? "latent" : "text");
         s.place = p ? &p[rank] : NULL;
     }
-    LG_TRY(lg_region_open(&s, &w->region[part]));
-    set_part(w, part, w->region[part]->payload);
+    LG_TRY(lg_region_open(&s, &w->region[which_region]));
+    set_region(w, which_region, w->region[which_region]->payload);
     return 0;
 }
 
@@ -143,8 +160,8 @@ int lg_window_open(const struct lg_region_spec *spec, const struct lg_window_geo
     lg_window *w;
     LG_TRY(window_new(g, &w));
     int rc = 0;
-    for (int i = 0; i < parts(&w->g); i++)
-        if (part_bytes(&w->g, i)) LG_TRY_GOTO(rc, open_part(w, spec, places, i), fail);
+    for (int i = 0; i < region_count(&w->g); i++)
+        if (region_bytes(&w->g, i)) LG_TRY_GOTO(rc, open_part(w, spec, places, i), fail);
     *ret = w;
     return 0;
 fail:
@@ -157,7 +174,8 @@ size_t lg_window_bytes(const struct lg_window_geometry *geometry)
     struct lg_window_geometry g = *geometry;
     size_t sum = 0;
     if (!g.ranks) g.ranks = 1;
-    for (int i = 0; i < parts(&g); i++) sum += up_to_multiple(part_bytes(&g, i), LG_PAGE_BYTES);
+    for (int i = 0; i < region_count(&g); i++)
+        sum += up_to_multiple(region_bytes(&g, i), LG_PAGE_BYTES);
     return sum;
 }
 
@@ -166,9 +184,9 @@ int lg_window_over(void *memory, const struct lg_window_geometry *g, lg_window *
     lg_window *w;
     LG_TRY(window_new(g, &w));
     uint8_t *at = memory;
-    for (int i = 0; i < parts(&w->g); i++) {
-        if (part_bytes(&w->g, i)) set_part(w, i, at);
-        at += up_to_multiple(part_bytes(&w->g, i), LG_PAGE_BYTES);
+    for (int i = 0; i < region_count(&w->g); i++) {
+        if (region_bytes(&w->g, i)) set_region(w, i, at);
+        at += up_to_multiple(region_bytes(&w->g, i), LG_PAGE_BYTES);
     }
     *ret = w;
     return 0;

@@ -34,6 +34,9 @@
  *     chunks under them. Let M be the least multiple of W that is >= F + batch: no such chunk
  *     crosses it, as W is a multiple of every chunk; and M <= F + W, as M - W < F + batch and both
  *     are multiples of the batch. So rule 3 lets all of them be claimed.
+ *  9. Payloads are never made anew under control words that speak of them: once a ready word of a field is
+ *     set, its regions must be there (LG_ERR_NOTFOUND); after a rank's first commit all of them must. New
+ *     control words alone would be harmless: nothing is ready, and samples from F on are made again.
  */
 #pragma once
 #include "shm/board.h"
@@ -88,7 +91,7 @@ typedef struct lg_window {
 } lg_window;
 
 /* Regions window/0/{control,pixels,tokens} and window/<rank>/{latent,text}; spec's name, bytes and
- * place are ignored. */
+ * place are ignored; is_made is for all of them. */
 struct lg_window_places {
     const struct lg_region_place *latent, *text; /* (ranks) each, or NULL: the host */
     bool skip_latent, skip_text;                 /* this process does not map them */

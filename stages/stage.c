@@ -5,6 +5,7 @@
  * more exits here), open the bus, let the role allocate, announce ready, loop. */
 #include "stages/stage.h"
 #include "base/clock.h"
+#include "base/heartbeat.h"
 #include "base/log.h"
 #include <cjson/cJSON.h>
 #include <fcntl.h>
@@ -38,7 +39,7 @@ static int read_line(char ret[LG_PATH_BYTES], const char *fmt, const char *dir)
     return 0;
 }
 
-/* The instance index of the row that this process fills now: another than its own while it stands by. */
+/* The instance index of the row that this process fills now: another than its own while it is a standby. */
 static int row_index(const lg_stage *st)
 {
     return lg_incarnation_row(st->me) % LG_INSTANCES_MAX;
@@ -55,6 +56,17 @@ static int open_bus(lg_stage *st)
     st->members_epoch = 0;
     lg_bus_hello(st->bus);
     return 0;
+}
+
+static void beat_on(void *arg)
+{
+    const lg_stage *st = arg;
+    lg_board_beat_on(st->row);
+}
+
+void lg_stage_beats(lg_stage *st)
+{
+    lg_heartbeat_set(beat_on, st);
 }
 
 static int attach(lg_stage *st)
@@ -78,24 +90,38 @@ static int attach(lg_stage *st)
     LG_TRY(lg_board_join(st->board, st->me));
     st->row = lg_board_row(st->board, st->role, row_index(st));
     st->keeper_epoch = atomic_load(&st->board->s->keeper_epoch);
+    st->sockets_epoch = atomic_load(&st->board->s->sockets_epoch);
     lg_board_beat(st->row, LG_PHASE_SETUP);
+    lg_stage_beats(st);
     LG_TRY(open_bus(st));
     return 0;
 }
 
-/* A new keeper knows nothing: every stage deposits what it maps. */
-static void refill_keeper(lg_stage *st)
+/* Is the socket that this process binds where DIR/runtime says, or can nothing be done about it yet? */
+static bool sockets_are_well(const lg_stage *st, char ret_dir[LG_PATH_BYTES])
 {
-    uint32_t epoch = atomic_load_explicit(&st->board->s->keeper_epoch, memory_order_acquire);
-    if (epoch == st->keeper_epoch) return;
-    for (int i = 0; i < st->n_regions; i++) {
-        if (lg_region_deposit(st->keeper, st->region[i]) < 0) {
-            lg_log_error("cannot deposit a region at the new keeper, will try again");
-            return;
-        }
-    }
-    st->keeper_epoch = epoch;
-    lg_log(LG_INFO, "deposited %d regions at the new keeper", st->n_regions);
+    char own[LG_PATH_BYTES];
+    bool can = read_line(ret_dir, "%s/runtime", st->run_dir) == 0 &&
+               lg_check_private_dir(ret_dir) == 0 &&
+               lg_bus_socket(ret_dir, st->role, row_index(st), own) == 0;
+    lg_err_clear();
+    return !can || (!strcmp(ret_dir, st->runtime_dir) && lg_path_exists(own));
+}
+
+/* Sockets were removed: bind the own one again. The old bus goes first, as its end removes the file. */
+static int follow_sockets(lg_stage *st)
+{
+    char dir[LG_PATH_BYTES];
+    uint32_t epoch = atomic_load_explicit(&st->board->s->sockets_epoch, memory_order_acquire);
+    if (epoch == st->sockets_epoch) return 0;
+    st->sockets_epoch = epoch; /* it grows again while a socket is missing */
+    if (sockets_are_well(st, dir)) return 0;
+    lg_bus_close(&st->bus);
+    LG_TRY(lg_path(st->runtime_dir, "%s", dir));
+    LG_TRY(lg_path(st->keeper, "%s/keeper", dir));
+    LG_TRY(open_bus(st));
+    lg_log(LG_INFO, "its socket was removed: bound again in %s", dir);
+    return 0;
 }
 
 bool lg_stage_should_quit(const lg_stage *st)
@@ -106,6 +132,58 @@ bool lg_stage_should_quit(const lg_stage *st)
 static void add_time(_Atomic(uint64_t) *to, int64_t ns)
 {
     atomic_fetch_add_explicit(to, (uint64_t)ns, memory_order_relaxed);
+}
+
+/* A new keeper knows nothing: every stage deposits what it maps. One that holds other memory under a name
+ * has been given that by a process which came first: what this one maps nobody else will ever see, so it
+ * ends, and its successor maps the keeper's. */
+static int refill_keeper(lg_stage *st)
+{
+    uint32_t epoch = atomic_load_explicit(&st->board->s->keeper_epoch, memory_order_acquire);
+    if (epoch == st->keeper_epoch) return 0;
+    for (int i = 0; i < st->n_regions; i++) {
+        int rc = lg_region_deposit(st->keeper, st->region[i]);
+        if (rc == LG_ERR_MISMATCH) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+        if (rc < 0) {
+            lg_log_error("cannot deposit a region at the new keeper, will try again");
+            return 0;
+        }
+    }
+    st->keeper_epoch = epoch;
+    lg_log(LG_INFO, "deposited %d regions at the new keeper", st->n_regions);
+    return 0;
+}
+
+/* Has every region a second copy? Seen once, it stays so. */
+static bool look_for_copies(lg_stage *st)
+{
+    for (int i = 0; i < st->n_regions && !st->copied; i++)
+        if (!lg_region_is_copied(st->region[i])) return false;
+    st->copied = true;
+    return true;
+}
+
+/* Announces that the setup is done, and asks for what is still missing (shm/board.h, rule 9). */
+static void announce(lg_stage *st)
+{
+    uint32_t asks = look_for_copies(st) ? 0 : st->me;
+    atomic_store_explicit(&st->row->uncopied, asks, memory_order_release);
+    atomic_store_explicit(&st->row->ready, st->me, memory_order_release);
+    lg_bus_ready(st->bus);
+}
+
+/* One look, then a moment of waiting; lgsup wakes us. Without an lgsup it takes until the next one comes. */
+static void wait_for_copies(lg_stage *st)
+{
+    if (look_for_copies(st)) {
+        atomic_store_explicit(&st->row->uncopied, 0, memory_order_release);
+        return;
+    }
+    int64_t start = lg_now_ns();
+    st->waiting_for = "copies of its memory";
+    lg_board_beat(st->row, LG_PHASE_WAITING);
+    lg_bus_wait(st->bus, IDLE_MS);
+    add_time(&st->row->wait_ns, lg_now_ns() - start);
 }
 
 /* With whom it shares its GPU. */
@@ -163,7 +241,7 @@ static bool leaves_now(lg_stage *st)
     return true;
 }
 
-/* While it stood by, its words went to a file of their own. */
+/* While it was a standby, its words went to a file of their own. */
 static void join_log(const lg_stage *st)
 {
     char path[LG_PATH_BYTES];
@@ -196,7 +274,7 @@ static int stand_by(lg_stage *st, bool *ret_go)
 {
     atomic_store_explicit(&st->row->ready, st->me, memory_order_release);
     lg_bus_ready(st->bus);
-    lg_log(LG_INFO, "stands by for %s.%d", lg_role_name(st->role), st->index);
+    lg_log(LG_INFO, "standby for %s.%d", lg_role_name(st->role), st->index);
     *ret_go = false;
     while (!lg_stage_should_quit(st) && !told_to_leave(st)) {
         lg_incarnation as = atomic_load_explicit(&st->row->takes, memory_order_acquire);
@@ -206,7 +284,8 @@ static int stand_by(lg_stage *st, bool *ret_go)
             return 0;
         }
         lg_board_beat(st->row, LG_PHASE_WAITING);
-        refill_keeper(st);
+        LG_TRY(follow_sockets(st));
+        LG_TRY(refill_keeper(st));
         lg_bus_wait(st->bus, IDLE_MS);
     }
     return 0;
@@ -217,7 +296,13 @@ static int loop(lg_stage *st, const struct lg_stage_def *def)
     while (!lg_stage_should_quit(st) && !leaves_now(st)) {
         int64_t start = lg_now_ns(), waited = st->turn.waited_ns;
         bool well = !st->turn.error;
+        LG_TRY(follow_sockets(st));
         follow_members(st);
+        if (!st->copied) {
+            wait_for_copies(st);
+            LG_TRY(refill_keeper(st));
+            continue;
+        }
         lg_board_beat(st->row, LG_PHASE_WORKING);
         int rc = def->step(st);
         if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
@@ -225,7 +310,7 @@ static int loop(lg_stage *st, const struct lg_stage_def *def)
         add_time(&st->row->busy_ns, worked - start - (st->turn.waited_ns - waited));
         if (well && st->turn.error)
             lg_log(LG_WARN, "no turns on its device any more: %s", strerror(st->turn.error));
-        refill_keeper(st);
+        LG_TRY(refill_keeper(st));
         if (rc == LG_STEP_WORKED) continue;
         lg_board_beat(st->row, rc == LG_STEP_DONE ? LG_PHASE_DONE : LG_PHASE_WAITING);
         lg_bus_wait(st->bus, IDLE_MS);
@@ -238,14 +323,13 @@ static int work(lg_stage *st, const struct lg_stage_def *def)
 {
     int64_t start = lg_now_ns();
     LG_TRY(attach(st));
-    bool stands_by = row_index(st) != st->index, cold = st->role == LG_ROLE_trainer, go = true;
-    if (stands_by && cold) LG_TRY(stand_by(st, &go));
+    bool standby = row_index(st) != st->index, cold = st->role == LG_ROLE_trainer, go = true;
+    if (standby && cold) LG_TRY(stand_by(st, &go));
     if (!go) return 0;
     LG_TRY(def->open(st));
-    if (stands_by && !cold) LG_TRY(stand_by(st, &go));
+    if (standby && !cold) LG_TRY(stand_by(st, &go));
     if (!go) return 0;
-    atomic_store_explicit(&st->row->ready, st->me, memory_order_release);
-    lg_bus_ready(st->bus);
+    announce(st);
     lg_log(LG_INFO, "ready after %.1f ms", (double)(lg_now_ns() - start) / LG_MS_NS);
     choose_turn(st);
     LG_TRY(loop(st, def));
@@ -335,6 +419,8 @@ int lg_stage_main(int argc, char **argv, const struct lg_stage_def *def)
     struct sigaction terminate = {.sa_handler = on_terminate};
     sigaction(SIGTERM, &terminate, NULL);
     signal(SIGPIPE, SIG_IGN);
+    if (lg_raise_open_files() < 0)
+        lg_log_error("goes on with few files"); /* lgsup has refused it */
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
     st.role = def->role;
     int rc = dispatch(argc, argv, def, &st);
@@ -347,6 +433,7 @@ int lg_stage_main(int argc, char **argv, const struct lg_stage_def *def)
         }
     }
     if (st.state && def->close) def->close(&st);
+    lg_heartbeat_set(NULL, NULL); /* the board is unmapped below */
     for (int i = 0; i < st.n_regions; i++) lg_region_close(&st.region[i]);
     for (int i = 0; i < st.n_devices; i++) lg_device_close(&st.device[i]);
     lg_bus_close(&st.bus);
@@ -362,6 +449,28 @@ int lg_stage_park(lg_stage *st, const char *fmt, ...)
     vsnprintf(st->row->cause, sizeof st->row->cause, fmt, ap);
     va_end(ap);
     return LG_FAIL(LG_ERR_PARKED, "%s", st->row->cause);
+}
+
+int lg_stage_lost(lg_stage *st, const char *fmt, ...)
+{
+    char what[160];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    atomic_store_explicit(&st->row->lost, st->me, memory_order_release);
+    return lg_stage_park(st, "memory of this run is lost: %s", what);
+}
+
+int lg_stage_expect(lg_stage *st, const lg_region *r, uint64_t state)
+{
+    if (lg_stamp_is(r->front, state)) return 0;
+    lg_mark of =
+        atomic_load_explicit(&((const struct lg_stamp *)r->front)->of, memory_order_relaxed);
+    if (of == LG_MARK_NONE)
+        return lg_stage_lost(st, "%s does not hold state %" PRIu64 ", but nothing", r->name, state);
+    return lg_stage_lost(st, "%s does not hold state %" PRIu64 ", but %" PRIu64, r->name, state,
+                         lg_mark_state(of));
 }
 
 int lg_stage_park_if_lasting(lg_stage *st, int rc, const char *what)

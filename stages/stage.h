@@ -15,11 +15,18 @@
  * nothing will ever be left to do; the stage then waits for lgsup's word to exit. Negative codes
  * end the process: exit code = -code.
  *
+ * What takes long inside open() or step() gives a heartbeat after each piece (base/heartbeat.h), or it is
+ * killed for a hang; the functions of base, io, nets and kernels do so.
+ *
  * Between two calls of step() a stage holds nothing that another would have to wait for: no claim, no
  * turn, no half-written file. There it leaves when lgsup asks this process to (shm/board.h, rule 7); a
  * trainer rank only between steps (lg_trainer_may_leave).
  *
- * A process whose incarnation lies in another row than (role, index) stands by (rule 8): it opens
+ * Regions are opened in open() alone. The first step() comes when each of them has a second copy
+ * (shm/region.h): a replacement finds that so, at a run's start all wait for lgsup. In open() a stage may use
+ * only what is filled once.
+ *
+ * A process whose incarnation lies in another row than (role, index) is a standby (rule 8): it opens
  * everything, says that it is ready, and takes over when its predecessor has gone. A trainer rank
  * only attaches and opens after it has taken over: its private memory would not fit twice beside the
  * other's, and metrics.jsonl has one writer.
@@ -32,6 +39,7 @@
 #include "shm/board.h"
 #include "shm/commit.h"
 #include "shm/region.h"
+#include "shm/stamp.h"
 #include "shm/window.h"
 
 enum { LG_STEP_WORKED = 0, LG_STEP_IDLE = 1, LG_STEP_DONE = 2 };
@@ -53,10 +61,11 @@ typedef struct lg_stage {
     void *state;                /* the role's own */
     lg_region *region[512];     /* all regions opened, to deposit again */
     int n_regions;
+    bool copied;                             /* each of them has a second copy */
     lg_device *device[LG_STAGE_DEVICES_MAX]; /* opened so far, closed after the regions */
     int device_gpu[LG_STAGE_DEVICES_MAX];    /* their numbers; -1 for the host */
     int n_devices;
-    uint32_t keeper_epoch, members_epoch;
+    uint32_t keeper_epoch, members_epoch, sockets_epoch;
     lg_turn turn; /* of its GPU; around what a step launches there, until its stream is done */
 } lg_stage;
 
@@ -96,6 +105,7 @@ struct lg_stage_memory {
     lg_device *device;  /* that maps the payload; NULL or a host device: it is host memory */
     lg_role role;       /* of the instance whose GPU it is made on, */
     int index;          /* which need not be this device */
+    bool is_made;       /* a mark says that its contents were made: not to be there is to be lost */
 };
 int lg_stage_region(lg_stage *st, const struct lg_stage_memory *m, lg_region **ret, const char *fmt,
                     ...) __attribute__((format(printf, 4, 5)));
@@ -117,10 +127,17 @@ int lg_stage_window(lg_stage *st, lg_device *device, lg_window **ret);
 bool lg_stage_latents_on_host(const lg_plan *p);
 /* Records why the run cannot go on, for people, and returns LG_ERR_PARKED. */
 int lg_stage_park(lg_stage *st, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Memory of which a mark says that it was made is not there: parks, and lgsup keeps nothing of the run's
+ * memory (shm/board.h, rule 10), so that the next start goes on from the newest checkpoint. */
+int lg_stage_lost(lg_stage *st, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Does what a mark says lie in the region whose front begins with this stamp? 0, or as lg_stage_lost. */
+int lg_stage_expect(lg_stage *st, const lg_region *r, uint64_t state);
 /* rc < 0 came from reading what the run needs (`what`): parks when it will be the same next time;
  * else (the system refused a file or memory, which may pass) returns it, and the process is started
  * again, supervisor.restarts_max bounding how often. rc >= 0 is returned as it is. */
 int lg_stage_park_if_lasting(lg_stage *st, int rc, const char *what);
+/* From now on this thread's long work beats in st's row, wherever that is (base/heartbeat.h). */
+void lg_stage_beats(lg_stage *st);
 /* Has the process or the run been told to end? */
 bool lg_stage_should_quit(const lg_stage *st);
 /* Last sample number + 1 of the run (max_steps * batch, or the final state's when stopping). */

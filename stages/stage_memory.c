@@ -2,6 +2,7 @@
  *
  * A device is opened once a process and closed after the regions it maps. Regions of a GPU are made and
  * mapped through the device: shm/region.h gets its functions as a place. */
+#include "base/heartbeat.h"
 #include "base/log.h"
 #include "kernels/ops.h"
 #include "stages/stage.h"
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FILL_WAIT_MS = 2, FILL_WAIT_MAX_MS = 600000, UPLOAD_COUNT = 1 << 24 };
+enum { FILL_WAIT_MS = 2, UPLOAD_COUNT = 1 << 24 };
 
 /* ---- devices ---- */
 
@@ -87,7 +88,7 @@ static struct lg_region_place place_of(const lg_stage *st, lg_device *d, lg_role
 
 static void remember(lg_stage *st, lg_region *r)
 {
-    LG_ASSERT(st->n_regions < (int)LG_ARRAY_LEN(st->region));
+    LG_ASSERT(!st->copied && st->n_regions < (int)LG_ARRAY_LEN(st->region));
     st->region[st->n_regions++] = r;
 }
 
@@ -101,14 +102,17 @@ int lg_stage_region(lg_stage *st, const struct lg_stage_memory *m, lg_region **r
     vsnprintf(name, sizeof name, fmt, ap);
     va_end(ap);
     if (!on_host(m->device)) place = place_of(st, m->device, m->role, m->index);
-    LG_TRY(lg_region_open(&(struct lg_region_spec){.keeper = st->keeper,
-                                                   .name = name,
-                                                   .bytes = m->bytes,
-                                                   .front_bytes = m->front_bytes,
-                                                   .plan_hash = st->plan.hash,
-                                                   .run_id = st->board->s->run_id,
-                                                   .place = on_host(m->device) ? NULL : &place},
-                          ret));
+    int rc = lg_region_open(&(struct lg_region_spec){.keeper = st->keeper,
+                                                     .name = name,
+                                                     .bytes = m->bytes,
+                                                     .front_bytes = m->front_bytes,
+                                                     .plan_hash = st->plan.hash,
+                                                     .run_id = st->board->s->preamble.run_id,
+                                                     .place = on_host(m->device) ? NULL : &place,
+                                                     .is_made = m->is_made},
+                            ret);
+    if (rc == LG_ERR_NOTFOUND) return lg_stage_lost(st, "%s", lg_err_message());
+    LG_TRY(rc);
     remember(st, *ret);
     return 0;
 }
@@ -133,10 +137,13 @@ int lg_stage_window(lg_stage *st, lg_device *device, lg_window **ret)
         places.skip_text = !device;
         places.skip_latent = !device && !host_latents;
     }
-    LG_TRY(lg_window_open(&(struct lg_region_spec){.keeper = st->keeper,
-                                                   .plan_hash = st->plan.hash,
-                                                   .run_id = st->board->s->run_id},
-                          &g, &places, ret));
+    int rc = lg_window_open(&(struct lg_region_spec){.keeper = st->keeper,
+                                                     .plan_hash = st->plan.hash,
+                                                     .run_id = st->board->s->preamble.run_id,
+                                                     .is_made = lg_trainer_began(st->board)},
+                            &g, &places, ret);
+    if (rc == LG_ERR_NOTFOUND) return lg_stage_lost(st, "%s", lg_err_message());
+    LG_TRY(rc);
     for (size_t i = 0; i < LG_ARRAY_LEN((*ret)->region); i++) {
         if (!(*ret)->region[i]) continue;
         remember(st, (*ret)->region[i]);
@@ -155,17 +162,16 @@ int lg_stage_upload(lg_device *d, void *dst, const float *host, size_t count)
     lg_stream *s = NULL;
     int rc;
     LG_TRY_GOTO(rc, lg_stream_open(d, &s), out);
-    if (type == LG_F32) {
-        lg_stream_upload(s, dst, host, count * sizeof *host);
-    } else {
+    if (type != LG_F32)
         LG_TRY_GOTO(rc, lg_device_alloc(d, UPLOAD_COUNT * sizeof *host, &staged), out);
-        for (size_t at = 0; at < count; at += UPLOAD_COUNT) {
-            int64_t n = (int64_t)LG_MIN(count - at, (size_t)UPLOAD_COUNT);
-            lg_stream_upload(s, staged, host + at, (size_t)n * sizeof *host);
-            lg_cast(s, &(struct lg_cast_args){
-                           .x = lg_t1(staged, LG_F32, n),
-                           .y = lg_t1((char *)dst + at * lg_dtype_bytes(type), type, n)});
-        }
+    for (size_t at = 0; at < count; at += UPLOAD_COUNT) {
+        int64_t n = (int64_t)LG_MIN(count - at, (size_t)UPLOAD_COUNT);
+        void *to = (char *)dst + at * lg_dtype_bytes(type);
+        lg_stream_upload(s, staged ? staged : to, host + at, (size_t)n * sizeof *host);
+        if (staged)
+            lg_cast(s,
+                    &(struct lg_cast_args){.x = lg_t1(staged, LG_F32, n), .y = lg_t1(to, type, n)});
+        lg_heartbeat();
     }
     lg_stream_sync(s);
 out:
@@ -190,21 +196,21 @@ static int fill(lg_stage *st, lg_region *r, const struct lg_stage_weights *w)
     return rc;
 }
 
+/* Who waits beats: for as long as the other lives, which is watched itself. One that hangs is killed, and
+ * the next look finds it dead and fills. So the wait needs no limit of its own: reading tens of GB from a
+ * slow disk takes as long as it takes. */
 int lg_stage_fill(lg_stage *st, lg_region *r, const struct lg_stage_weights *w)
 {
-    for (int waited_ms = 0; waited_ms < FILL_WAIT_MAX_MS; waited_ms += FILL_WAIT_MS) {
-        int rc = lg_region_fill_begin(r, st->board, st->me);
-        if (rc == 0) return 0;
-        if (rc == 1) {
-            LG_TRY(fill(st, r, w));
-            lg_region_fill_end(r);
-            return 0;
-        }
-        if (rc != LG_ERR_BUSY) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    int rc;
+    while ((rc = lg_region_fill_begin(r, st->board, st->me)) == LG_ERR_BUSY) {
         if (lg_stage_should_quit(st)) return LG_ERR_STOP;
         lg_board_beat(st->row, LG_PHASE_WAITING);
         lg_bus_wait(st->bus, FILL_WAIT_MS);
     }
-    return LG_FAIL(LG_ERR_TIMEOUT, "another process has been filling %s for %d s", r->name,
-                   FILL_WAIT_MAX_MS / 1000);
+    LG_TRY(rc);
+    lg_board_beat(st->row, LG_PHASE_SETUP);
+    if (rc == 0) return 0;
+    LG_TRY(fill(st, r, w));
+    lg_region_fill_end(r);
+    return 0;
 }

@@ -1,5 +1,5 @@
 /* lgsup: the one program that a user calls. */
-#include "supervisor/cli.h"
+#include "supervisor/commands/cli.h"
 
 int main(int argc, char **argv)
 {

@@ -1,21 +1,28 @@
 #!/bin/bash
-# Every test. Called by `make check`, after `make deps`, as: tests/check.sh BUILD [JOBS]
+# Every test. Called by `make check` and `make check-all`, after `make deps`, as:
+#     tests/check.sh BUILD [JOBS]
 #
-# Builds, then: unit tests, layering, end-to-end scripts, the unit tests under AddressSanitizer and
-# UBSan (BUILD-asan), those of shared memory and messages under ThreadSanitizer (BUILD-tsan), a short
-# fuzzing of every parser (BUILD-fuzz). Says how long each section took, at the end once more what has
-# failed; the last line is "N passed, N failed". CHECK_ONLY="unit layering e2e asan tsan fuzz" picks
-# sections, E2E_ONLY="kills cli" end-to-end scripts.
+# Builds, then runs on JOBS slots, the longest first (tests/runner.sh): the unit tests, the layering, the
+# end-to-end scripts, under AddressSanitizer and UBSan (BUILD-asan) the unit tests that handle pointers and
+# bytes from outside, under ThreadSanitizer (BUILD-tsan) those of shared memory and messages. Simulations run a
+# fixed number of seeds, the fuzz targets replay their corpora. The last line is "N passed, N failed".
+#
+# CHECK_ALL=1 (`make check-all`) runs more: every unit test under the first two sanitizers, whose host backend
+# must compute the same bits; simulations from a fresh seed for a time; new inputs for every parser of
+# untrusted bytes (BUILD-fuzz, clang, FUZZ_S seconds each, 2); a run under a real systemd where this machine can.
+#
+# CHECK_ONLY="unit layering e2e asan tsan fuzz systemd" picks sections, E2E_ONLY="kills cli" end-to-end scripts.
 set -u
 build=${1:?usage: tests/check.sh BUILD [JOBS]}
 jobs=${2:-$(nproc)}
 cd "$(dirname "$0")/.." || exit 1
+everything=${CHECK_ALL:-}
+sections=" ${CHECK_ONLY:-unit layering e2e asan tsan${everything:+ fuzz systemd}} "
 passed=0 failed=0 failures=()
-sections=" ${CHECK_ONLY:-unit layering e2e asan tsan fuzz} "
-e2e_limit_s=${E2E_LIMIT_S:-1200}
-fuzz_s=2
 # Tests whose threads or processes share memory.
 tsan_names="board bus commit keeper region turns window window_threads sim_protocol"
+# Tests that compute: finite differences, golden values, numbers against bounds.
+computing="autoencoder denoiser_fd denoiser_golden denoiser_host host objective ops_fd ops_host ops_ref rounding sampler"
 
 begin() { section=$1 began=$SECONDS; echo "== $section"; }
 end() { echo "== $section: $((SECONDS - began)) s"; }
@@ -25,20 +32,34 @@ broken() { failed=$((failed + 1)); failures+=("$1"); echo "FAIL $1"; }
 make_in() { # BUILD TARGET... [VARIABLE=...]
     local dir=$1
     shift
+    mkdir -p "$dir"
     env -u MAKEFLAGS -u MAKELEVEL make -s -j"$jobs" BUILD="$dir" "$@" >"$dir/build.log" 2>&1 || {
         grep -E 'error|Error|undefined|\*\*\*' "$dir/build.log" | head -20
         broken "build of $dir (all of it: $dir/build.log)"
         return 1
     }
 }
-tally() { # BUILD NAME: adds what run_unit.sh left
-    local p f
-    read -r p f <"$1/tests/tally" || { broken "$2: nothing was run"; return; }
-    passed=$((passed + p)) failed=$((failed + f))
-    [ "$f" -eq 0 ] || failures+=("$2: $f
-$(sed 's/^/    /' "$1/tests/failed")")
-    [ "$p" -gt 0 ] || broken "$2: nothing was run"
-    echo "$p passed, $f failed"
+# Names of the unit tests, but for those in the list $1.
+unit_names() {
+    local f n
+    for f in tests/unit/test_*.c; do
+        n=${f##*/test_} n=${n%.c}
+        case " $1 " in *" $n "*) ;; *) echo "$n" ;; esac
+    done
+}
+# list KIND BUILD NAME...: lines of a list for tests/runner.sh
+list() {
+    local kind=$1 in=$2 name
+    shift 2
+    for name; do echo "$kind $in $name"; done
+}
+e2e_names() {
+    local s name
+    for s in tests/e2e/*.sh; do
+        name=$(basename "$s" .sh)
+        [ "$name" != lib ] || continue
+        case " ${E2E_ONLY:-$name} " in *" $name "*) echo "$name" ;; esac
+    done
 }
 # Two builds whose unit tests have run: did their host backends compute the same? (test_rounding)
 same_bits() { # BUILD BUILD
@@ -49,119 +70,71 @@ same_bits() { # BUILD BUILD
     [ "$a" = "$b" ] || { broken "the host backends of $1 and $2 compute other bits"; return; }
     passed=$((passed + 1))
 }
-# Counts the lines "ok ..." and "FAIL ..." of a script. NAME LIMIT_S COMMAND...
-script() {
-    local name=$1 limit=$2 log=$build/tests/e2e/$1.log began=$SECONDS code p f
-    shift 2
-    timeout -k 30 "$limit" "$@" >"$log" 2>&1 </dev/null
-    code=$?
-    if [ $code -eq 77 ]; then grep '^skip ' "$log"; return; fi
-    p=$(grep -c '^ok ' "$log") f=$(grep -c '^FAIL ' "$log")
-    if [ $code -eq 124 ] || [ $code -eq 137 ]; then echo "FAIL $name: not done after $limit s" >>"$log"; f=$((f + 1)); fi
-    if [ $code -ne 0 ] && [ "$f" -eq 0 ]; then echo "FAIL $name: exit $code" >>"$log"; f=1; fi
-    if [ "$p" -eq 0 ] && [ "$f" -eq 0 ]; then echo "FAIL $name: nothing was checked" >>"$log"; f=1; fi
-    passed=$((passed + p)) failed=$((failed + f))
-    [ "$f" -eq 0 ] || failures+=("$name: $f of $((p + f)), log $log:
-$(grep -a '^FAIL ' "$log" | head -20 | sed 's/^/        /')")
-    grep -E '^(FAIL|skip) ' "$log"
-    [ "$f" -eq 0 ] || grep -E '^# KILLS_SEED' "$log"
-    printf '  %-4s  %-16s %3d checks, %d s\n' "$([ "$f" -eq 0 ] && echo ok || echo FAIL)" "$name" $((p + f)) $((SECONDS - began))
-}
-# What a script that was itself killed has left: processes named by its directory.
-end_leftovers() {
-    local p comm words
-    for p in /proc/[0-9]*; do
-        { read -r comm <"$p/comm" && mapfile -d '' -t words <"$p/cmdline"; } 2>/dev/null || continue
-        case "$comm ${words[*]}" in lg*"$E2E_TMP"*) kill -9 "${p#/proc/}" 2>/dev/null ;; esac
-    done
-}
-run_e2e() {
-    local s name
-    export E2E_TMP E2E_REFERENCE
-    E2E_TMP=$(mktemp -d /tmp/lgc.XXXXXX)
-    E2E_REFERENCE=$E2E_TMP/ref
-    mkdir -p "$E2E_REFERENCE" "$build/tests/e2e"
-    trap 'end_leftovers; rm -rf "$E2E_TMP"' EXIT
+
+# ---- builds ----
+began_all=$SECONDS
+tests=() # lines for tests/runner.sh
+begin "builds"
+case "$sections" in *" unit "* | *" layering "* | *" e2e "* | *" systemd "*)
+    if make_in "$build" all example-data unit-programs e2e-programs chaos-programs micro-data; then
+        wanted unit && tests+=("$(list unit "$build" $(unit_names ""))")
+        wanted layering && tests+=("$(list script "$build" layering)")
+        wanted e2e && tests+=("$(list script "$build" $(e2e_names))")
+    fi
+    ;;
+esac
+if wanted asan; then
+    names=$(unit_names "$([ -n "$everything" ] || echo "$computing")")
+    if make_in "$build-asan" SAN=address OPT=-O1 all $(printf "$build-asan/tests/test_%s " $names); then
+        tests+=("$(list unit "$build-asan" $names)")
+    fi
+fi
+if wanted tsan; then
+    # libzmq is not instrumented: what it does between its own threads looks like a race.
+    if make_in "$build-tsan" SAN=thread OPT=-O1 $(printf "$build-tsan/tests/test_%s " $tsan_names); then
+        tests+=("$(list unit "$build-tsan" $tsan_names)")
+    fi
+fi
+end
+
+# ---- tests ----
+results=$build/results
+rm -rf "$results"
+if [ ${#tests[@]} -gt 0 ]; then
+    begin "tests, $jobs at a time"
+    E2E_REFERENCE=$(mktemp -d /tmp/lgr.XXXXXX) || exit 1
+    export E2E_REFERENCE
+    trap 'rm -rf "$E2E_REFERENCE"' EXIT
     trap 'exit 1' INT TERM HUP
-    for s in tests/e2e/*.sh; do
-        name=$(basename "$s" .sh)
-        [ "$name" != lib ] || continue
-        case " ${E2E_ONLY:-$name} " in *" $name "*) ;; *) continue ;; esac
-        script "$name" "$e2e_limit_s" "$s" "$build"
-        end_leftovers
-    done
-    run_systemd
-}
-# Needs more of a machine than the other tests: skipped in one line where that is missing.
-run_systemd() {
-    case " ${E2E_ONLY:-systemd} " in *" systemd "*) ;; *) return ;; esac
+    [ -z "$everything" ] || export LG_SEEDS=${LG_SEEDS:-$((SECONDS + $$ + RANDOM * 32768))}
+    [ -z "$everything" ] || echo "# LG_SEEDS=$LG_SEEDS"
+    # The leak checker crashes over thread-local memory of backends that were closed again.
+    export ASAN_OPTIONS="abort_on_error=1 intercept_tls_get_addr=0" UBSAN_OPTIONS=print_stacktrace=1
+    export TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1"
+    printf '%s\n' "${tests[@]}" | UNIT_LIMIT_S=900 tests/runner.sh "$jobs" "$results"
+    while read -r p f _; do passed=$((passed + p)) failed=$((failed + f)); done < <(cat "$results"/*.*.*)
+    [ ! -s "$results/failed" ] || failures+=("$(cat "$results/failed")")
+    got=$(ls "$results"/*.*.* 2>/dev/null | wc -l) asked=$(printf '%s\n' "${tests[@]}" | wc -l)
+    [ "$got" -eq "$asked" ] || broken "$asked tests were to run, $got did"
+    [ -z "$everything" ] || same_bits "$build" "$build-asan"
+    end
+fi
+if wanted systemd; then
+    begin "a run under systemd"
     if [ "$(id -u)" -ne 0 ] || ! command -v systemd-nspawn >/dev/null; then
         echo "skip systemd -- needs root and systemd-nspawn (make check-systemd)"
     else
-        script systemd "$e2e_limit_s" tests/systemd/run.sh "$build"
-    fi
-}
-tsan_programs() {
-    local n
-    for n in $tsan_names; do [ -f "tests/unit/test_$n.c" ] && echo "$n"; done
-}
-
-began_all=$SECONDS
-mkdir -p "$build"
-built=0
-case "$sections" in *" unit "* | *" layering "* | *" e2e "*)
-    begin build
-    make_in "$build" all example-data unit-programs e2e-programs chaos-programs micro-data
-    built=$?
-    end
-    ;;
-esac
-if [ $built -eq 0 ]; then
-    if wanted unit; then
-        begin "unit tests"
-        tests/run_unit.sh "$build"
-        tally "$build" "unit tests"
-        end
-    fi
-    if wanted layering; then
-        begin layering
-        mkdir -p "$build/tests/e2e"
-        script layering 60 tests/layering.sh "$build"
-        end
-    fi
-    if wanted e2e; then
-        begin "end to end"
-        run_e2e
-        end
-    fi
-fi
-if wanted asan; then
-    begin "unit tests, address and undefined behaviour sanitizers"
-    mkdir -p "$build-asan"
-    if make_in "$build-asan" SAN=address OPT=-O1 unit-programs all; then
-        # The leak checker crashes over thread-local memory of backends that were closed again.
-        ASAN_OPTIONS="abort_on_error=1 intercept_tls_get_addr=0" UBSAN_OPTIONS=print_stacktrace=1 UNIT_LIMIT_S=900 tests/run_unit.sh "$build-asan"
-        tally "$build-asan" "unit tests under asan"
-        same_bits "$build" "$build-asan"
-    fi
-    end
-fi
-if wanted tsan; then
-    begin "shared memory and messages, thread sanitizer"
-    mkdir -p "$build-tsan"
-    names=$(tsan_programs)
-    # libzmq is not instrumented: what it does between its own threads looks like a race.
-    if make_in "$build-tsan" SAN=thread OPT=-O1 $(printf "$build-tsan/tests/test_%s " $names); then
-        TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1" UNIT_LIMIT_S=300 tests/run_unit.sh "$build-tsan" $names
-        tally "$build-tsan" "unit tests under tsan"
+        tests/runner.sh 1 "$results/systemd" <<<"script $build systemd/run"
+        read -r p f _ < <(cat "$results"/systemd/script.*)
+        passed=$((passed + p)) failed=$((failed + f))
+        [ "$f" -eq 0 ] || failures+=("$(cat "$results/systemd/failed")")
     fi
     end
 fi
 if wanted fuzz; then
-    begin "fuzzing, $fuzz_s s a parser"
-    mkdir -p "$build-fuzz"
+    begin "fuzzing, ${FUZZ_S:-2} s a parser"
     if make_in "$build-fuzz" FUZZ_BUILD=1 CC=clang CXX=clang++ SAN=address OPT=-O1 WARN=-w CWARN=-w fuzz-programs; then
-        FUZZ_SEED=1 tests/fuzz/run.sh "$build-fuzz" $fuzz_s "$jobs" >"$build-fuzz/check.log" 2>&1
+        FUZZ_SEED=${FUZZ_SEED:-0} tests/fuzz/run.sh "$build-fuzz" "${FUZZ_S:-2}" "$jobs" >"$build-fuzz/check.log" 2>&1
         grep -vE '^  ok ' "$build-fuzz/check.log"
         p=$(grep -cE '^  ok ' "$build-fuzz/check.log") f=$(grep -cE '^  FAIL ' "$build-fuzz/check.log")
         passed=$((passed + p)) failed=$((failed + f))

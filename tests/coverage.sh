@@ -11,7 +11,7 @@ set -u
 build=${1:?usage: tests/coverage.sh BUILD}
 cd "$(dirname "$0")/.." || exit 1
 out=$PWD/$build/coverage
-folders="shm bus supervisor stages/ckpt"
+folders="shm bus supervisor/run supervisor/views supervisor/core supervisor/launch supervisor/commands stages/ckpt"
 rm -rf "$out" && mkdir -p "$out" || exit 1
 for f in $folders; do find "$build/obj/$f" -name '*.gcda' -delete; done
 # All but those that only compute.

@@ -28,15 +28,16 @@ search() { # PATTERN SUFFIX...
     sources "$@" | xargs grep -nE -- "$pattern"
 }
 
-# "FILE INCLUDED" of every include by path. kernels/<backend>/ counts as a folder of its own.
+# "FILE INCLUDED" of every include by path. kernels/<backend>/ and the rooms supervisor/<room>/ count
+# as folders of their own.
 includes() {
     sources c h cpp cu cuh def | while read -r f; do
         [ -f "$f" ] && sed -n "s|^ *# *include *\"\([^\"]*\)\".*|$f \1|p" "$f"
     done
 }
-folder_of() { # of a path: base, config, shm, bus, kernels, kernels/host, stages, supervisor, tests
+folder_of() { # of a path: base, config, shm, bus, kernels, kernels/host, stages, supervisor/core, tests
     awk '{ for (i = 1; i <= 2; i++) { n = split($i, p, "/"); d = p[1]
-             if (d == "kernels" && n > 2) d = d "/" p[2]
+             if ((d == "kernels" || d == "supervisor") && n > 2) d = d "/" p[2]
              printf "%s ", (n > 1 ? d : ".") } print $1, $2 }'
 }
 # What each folder may include, besides itself.
@@ -48,8 +49,13 @@ allowed() {
     kernels) echo base ;;
     kernels/*) echo base kernels ;;
     stages) echo base config shm bus kernels ;;
-    supervisor) echo base config shm bus ;;
-    tests) echo base config shm bus kernels kernels/host kernels/ref64 kernels/cuda stages supervisor ;;
+    supervisor/run) echo base config shm bus ;;
+    supervisor/views | supervisor/launch) echo base config shm bus supervisor/run ;;
+    supervisor/core) echo base config shm bus supervisor/run supervisor/views supervisor/launch ;;
+    supervisor/commands) echo base config shm bus supervisor/run supervisor/views supervisor/launch supervisor/core ;;
+    supervisor) echo base shm supervisor/commands ;; # the programs' main files
+    tests) echo base config shm bus kernels kernels/host kernels/ref64 kernels/cuda stages \
+        supervisor/run supervisor/views supervisor/launch supervisor/core supervisor/commands ;;
     *) echo ;;
     esac
 }
@@ -61,7 +67,7 @@ bad=$(printf '%s\n' "$pairs" | while read -r from to file included; do
     case " $(allowed "$from") " in *" $to "*) ;; *) echo "$file includes $included" ;; esac
 done)
 verdict "a folder includes only what lies below it" "$bad"
-verdict "supervisor never includes kernels or stages" "$(printf '%s\n' "$pairs" | awk '$1 == "supervisor" && ($2 ~ /^kernels/ || $2 == "stages")')"
+verdict "supervisor never includes kernels or stages" "$(printf '%s\n' "$pairs" | awk '$1 ~ /^supervisor/ && ($2 ~ /^kernels/ || $2 == "stages")')"
 bad=$(printf '%s\n' "$all" | while read -r file included; do
     [ -e "$included" ] || [ -e "$build/gen/$included" ] || echo "$file includes $included"
 done)

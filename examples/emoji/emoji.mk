@@ -1,21 +1,25 @@
-# The example's data set: colour emoji of the distribution's font, as WebDataset shards.
+# The example's data sets: colour emoji of the distribution's font, as WebDataset shards. DIR/data has all
+# of them, DIR/data-quick those of quickstart.txt.
 # FreeType and HarfBuzz are linked by this one program alone.
 
 EMOJI_DATA  := examples/emoji/data
-EMOJI_STAMP := $(EMOJI_DATA)/.made
+EMOJI_QUICK := examples/emoji/data-quick
+EMOJI_LIST  := examples/emoji/quickstart.txt
+EMOJI_SETS  := $(EMOJI_DATA)/.made $(EMOJI_QUICK)/.made
 EMOJI_FONT  := /usr/share/fonts/truetype/noto/NotoColorEmoji.ttf
 EMOJI_NAMES := /usr/share/unicode/emoji/emoji-test.txt
 
 $(BUILD)/obj/stages/tools/emoji.c.o: CPPFLAGS += $(shell pkg-config --cflags freetype2 harfbuzz 2>/dev/null)
 $(BUILD)/bin/lg-emoji: LIBS += -lfreetype -lharfbuzz
 
-example-data: $(EMOJI_STAMP)
+example-data: $(EMOJI_SETS)
 
 # Made again when what decides the bytes is newer; the program itself is an order-only prerequisite,
 # since linking it anew does not change them.
-$(EMOJI_STAMP): $(addprefix stages/,tools/emoji.c io/resize.c io/picture_png.c io/tar_write.c) \
-                $(wildcard $(EMOJI_FONT) $(EMOJI_NAMES)) | $(BUILD)/bin/lg-emoji
-	@echo "  DATA  $(EMOJI_DATA)"
-	$(Q)rm -rf $(EMOJI_DATA) && $(BUILD)/bin/lg-emoji --font $(EMOJI_FONT) --names $(EMOJI_NAMES) \
-	    $(EMOJI_DATA)/.new
-	$(Q)mv $(EMOJI_DATA)/.new/*.tar $(EMOJI_DATA)/ && rmdir $(EMOJI_DATA)/.new && touch $@
+$(EMOJI_QUICK)/.made: EMOJI_ARGS := --list $(EMOJI_LIST)
+$(EMOJI_QUICK)/.made: $(EMOJI_LIST)
+$(EMOJI_SETS): $(addprefix stages/,tools/emoji.c io/resize.c io/picture_png.c io/tar_write.c) \
+               $(wildcard $(EMOJI_FONT) $(EMOJI_NAMES)) | $(BUILD)/bin/lg-emoji
+	@echo "  DATA  $(@D)"
+	$(Q)rm -rf $(@D) && $(BUILD)/bin/lg-emoji --font $(EMOJI_FONT) --names $(EMOJI_NAMES) $(EMOJI_ARGS) $(@D)/.new
+	$(Q)mv $(@D)/.new/*.tar $(@D)/ && rmdir $(@D)/.new && touch $@

@@ -127,28 +127,28 @@ static conv_kind kind_of(const struct lg_conv2d_forward_args *a)
 {
     return cuda_tile_conv_fits(a) ? TILES : cuda_picture_conv_fits(a) ? PICTURES : LIBRARY;
 }
-/* The moments need even groups of channels to come from the convolution's own sums. */
+/* Mean and variance need even groups of channels to come from the convolution's own sums. */
 static bool own_sums(const struct lg_conv2d_forward_args *a)
 {
     conv_kind kind = kind_of(a);
-    return a->moments.rank && a->y.dim[3] / a->moments.dim[1] % 2 == 0 &&
+    return a->mean_var.rank && a->y.dim[3] / a->mean_var.dim[1] % 2 == 0 &&
            (kind == TILES || (kind == PICTURES && cuda_picture_conv_sums(a)));
 }
-static size_t parts_bytes(const struct lg_conv2d_forward_args *a)
+static size_t tile_sums_bytes(const struct lg_conv2d_forward_args *a)
 {
-    return (size_t)(a->y.dim[0] * cuda_conv_parts(a) * a->y.dim[3]) * sizeof(float);
+    return (size_t)(a->y.dim[0] * cuda_conv_tiles(a) * a->y.dim[3]) * sizeof(float);
 }
 
 size_t cuda_conv2d_forward_scratch(lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
 {
     size_t bytes = kind_of(a) == LIBRARY ? lg_cudnn_conv2d_scratch(d, a) : 0;
-    if (!a->moments.rank) return bytes;
-    return LG_MAX(bytes, own_sums(a) ? parts_bytes(a) : cuda_moments_scratch(&a->y));
+    if (!a->mean_var.rank) return bytes;
+    return LG_MAX(bytes, own_sums(a) ? tile_sums_bytes(a) : cuda_group_mean_var_scratch(&a->y));
 }
 /* factors: as cuda_tile_conv's */
 static void convolve(lg_stream *s, const struct lg_conv2d_forward_args *a, const float *factors)
 {
-    bool summed = a->moments.data && own_sums(a);
+    bool summed = a->mean_var.data && own_sums(a);
     float *sums = summed ? (float *)s->scratch : nullptr;
     conv_kind kind = kind_of(a);
     if (kind == TILES)
@@ -158,9 +158,9 @@ static void convolve(lg_stream *s, const struct lg_conv2d_forward_args *a, const
     else if (!lg_cudnn_conv2d(s, a))
         cuda_any_conv(lg_cuda_stream_of(s), a);
     if (summed)
-        cuda_moments_of_parts(s, sums, cuda_conv_parts(a), a->y, a->moments);
-    else if (a->moments.data)
-        cuda_moments(s, a->y, a->moments);
+        cuda_group_mean_var_of_sums(s, sums, cuda_conv_tiles(a), a->y, a->mean_var);
+    else if (a->mean_var.data)
+        cuda_group_mean_var(s, a->y, a->mean_var);
 }
 void cuda_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
 {
@@ -169,18 +169,19 @@ void cuda_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
 
 /* ---- a norm, then a convolution ---- */
 
-/* Scratch where the convolution normalises: the convolution's or cuda_moments', factors, moments. */
+/* Scratch where the convolution normalises: the convolution's or cuda_group_mean_var's, factors, means and
+ * variances. */
 struct norm_room {
-    size_t factors, moments, bytes; /* where they begin */
+    size_t factors, mean_var, bytes; /* where they begin */
 };
 static norm_room room_of(lg_cuda_device *d, const struct lg_norm_conv2d_forward_args *a)
 {
     const lg_tensor &x = a->norm.x;
     size_t first = cuda_conv2d_forward_scratch(d, &a->conv);
-    if (!a->norm.moments.rank) first = LG_MAX(first, cuda_moments_scratch(&x));
+    if (!a->norm.mean_var.rank) first = LG_MAX(first, cuda_group_mean_var_scratch(&x));
     norm_room r = {.factors = lg_cuda_round_up(first)};
-    r.moments = r.factors + lg_cuda_round_up((size_t)(x.dim[0] * 2 * x.dim[3]) * sizeof(float));
-    r.bytes = r.moments + (size_t)(x.dim[0] * a->norm.groups * 2) * sizeof(double);
+    r.mean_var = r.factors + lg_cuda_round_up((size_t)(x.dim[0] * 2 * x.dim[3]) * sizeof(float));
+    r.bytes = r.mean_var + (size_t)(x.dim[0] * a->norm.groups * 2) * sizeof(double);
     return r;
 }
 /* Every tile of channels normalises all of x again: with more of them it is better done before. */
@@ -207,13 +208,13 @@ void cuda_norm_conv2d_forward(lg_stream *s, const struct lg_norm_conv2d_forward_
     }
     norm_room room = room_of(lg_cuda_device_of(s), a);
     char *scratch = (char *)s->scratch;
-    lg_tensor moments = a->norm.moments;
-    if (!moments.data) {
-        moments = lg_t3(scratch + room.moments, LG_F64, a->norm.x.dim[0], a->norm.groups, 2);
-        cuda_moments(s, a->norm.x, moments);
+    lg_tensor mean_var = a->norm.mean_var;
+    if (!mean_var.data) {
+        mean_var = lg_t3(scratch + room.mean_var, LG_F64, a->norm.x.dim[0], a->norm.groups, 2);
+        cuda_group_mean_var(s, a->norm.x, mean_var);
     }
     float *factors = (float *)(scratch + room.factors);
-    cuda_norm_factors(s, &a->norm, moments, factors);
+    cuda_norm_factors(s, &a->norm, mean_var, factors);
     conv.x = a->norm.x;
     convolve(s, &conv, factors);
 }

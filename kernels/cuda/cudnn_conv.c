@@ -7,6 +7,7 @@
  * left out. fp32 without tf32 stays with the own kernel: cuDNN's fast fp32 engines are tf32 in truth. So
  * does in tf32 what has few values (gemm.c says why), by those of one sample: its bits may not depend on
  * the batch. */
+#include "base/heartbeat.h"
 #include "kernels/cuda/algos.h"
 #include "kernels/cuda/cudnn.h"
 #include "kernels/cuda/cudnn_api.h"
@@ -277,6 +278,7 @@ static void tune(struct lg_cudnn *c, struct cudnn_graph *g, desc graph, const in
         for (int i = 0; i < count; i++) {
             char text[LG_CUDA_VALUE_BYTES];
             struct cudnn_plan p = {0};
+            lg_heartbeat(); /* the one before has been compiled and timed */
             if (!to_text(c, found[i], text)) continue;
             if (!cudnn_compile(c, found[i], &p.plan, &p.workspace)) continue;
             float ms = try_plan(c, &p, &t, best);

@@ -84,8 +84,8 @@ static __device__ __forceinline__ place place_of(const problem &z, int tile)
 
 /* ---- who loads ---- */
 
-/* TURNED: w is (K, N): boxes of 64 columns x 64 of K, else of 64 of K x 128 columns. */
-template <bool TURNED> static __device__ void load_all(const problem &z, shared &s)
+/* TRANSPOSED: w is (K, N): boxes of 64 columns x 64 of K, else of 64 of K x 128 columns. */
+template <bool TRANSPOSED> static __device__ void load_all(const problem &z, shared &s)
 {
     enum { SHARE = COLUMNS / CLUSTER };
     ring<STAGES> at;
@@ -99,8 +99,8 @@ template <bool TURNED> static __device__ void load_all(const problem &z, shared 
             barrier_wait(&s.empty[at.slot], at.phase ^ 1);
             barrier_expect(full, A_BYTES + B_BYTES);
             load_matrix(s.a[at.slot], &z.a, full, k, p.row);
-            if (!TURNED) load_for_all(b, &z.b, full, CLUSTER, k, p.column + first);
-            for (int c = 0; TURNED && c < SHARE; c += DEPTH)
+            if (!TRANSPOSED) load_for_all(b, &z.b, full, CLUSTER, k, p.column + first);
+            for (int c = 0; TRANSPOSED && c < SHARE; c += DEPTH)
                 load_for_all(b + c * ROW, &z.b, full, CLUSTER, p.column + first + c, k);
         }
     }
@@ -108,27 +108,28 @@ template <bool TURNED> static __device__ void load_all(const problem &z, shared 
 
 /* ---- who multiplies ---- */
 
-#define PRODUCT(type, turned)                                                                      \
-    PRODUCT_SHARED("256", type, N128, F64(d, 0) COMMA F64(d, 64), "%128", "%129", "%130", turned)
+#define PRODUCT(type, transposed)                                                                  \
+    PRODUCT_SHARED("256", type, N128, F64(d, 0) COMMA F64(d, 64), "%128", "%129", "%130",          \
+                   transposed)
 /* d (64 x 256) = or += a b. */
-template <typename T, bool TURNED>
+template <typename T, bool TRANSPOSED>
 static __device__ __forceinline__ void product(float (&d)[128], uint64_t a, uint64_t b, int add)
 {
-    if constexpr (__is_same(T, bf16) && TURNED)
+    if constexpr (__is_same(T, bf16) && TRANSPOSED)
         PRODUCT("bf16", "0, 1");
     else if constexpr (__is_same(T, bf16))
         PRODUCT("bf16", "0, 0");
-    else if constexpr (TURNED)
+    else if constexpr (TRANSPOSED)
         PRODUCT("f16", "0, 1");
     else
         PRODUCT("f16", "0, 0");
 }
 
 /* 16 columns of K further, in a descriptor. */
-template <bool TURNED> constexpr int B_STEP = (TURNED ? STEP * ROW : STEP * 2) / 16;
-template <bool TURNED> static __device__ __forceinline__ uint64_t b_operand(const char *b)
+template <bool TRANSPOSED> constexpr int B_STEP = (TRANSPOSED ? STEP * ROW : STEP * 2) / 16;
+template <bool TRANSPOSED> static __device__ __forceinline__ uint64_t b_operand(const char *b)
 {
-    return TURNED ? operand(shared_address(b), DEPTH * ROW, 8 * ROW, 1) : rows_of(b);
+    return TRANSPOSED ? operand(shared_address(b), DEPTH * ROW, 8 * ROW, 1) : rows_of(b);
 }
 
 /* Both blocks load into a stage of both. */
@@ -138,7 +139,7 @@ static __device__ __forceinline__ void free_stage(shared &s, int slot)
         barrier_arrive_at(&s.empty[slot], threadIdx.x % GROUP_THREADS);
 }
 
-template <typename T, bool TURNED>
+template <typename T, bool TRANSPOSED>
 static __device__ __forceinline__ void multiply(const problem &z, shared &s, int group,
                                                 ring<STAGES> &at, float (&d)[128])
 {
@@ -146,11 +147,11 @@ static __device__ __forceinline__ void multiply(const problem &z, shared &s, int
     for (int i = 0; i < z.steps; i++) {
         barrier_wait(&s.full[at.slot], at.phase);
         uint64_t a = rows_of(s.a[at.slot] + group * GROUP_ROWS * ROW);
-        uint64_t b = b_operand<TURNED>(s.b[at.slot]);
+        uint64_t b = b_operand<TRANSPOSED>(s.b[at.slot]);
         products_begin();
 #pragma unroll
         for (int k = 0; k < DEPTH / STEP; k++)
-            product<T, TURNED>(d, a + k * STEP * 2 / 16, b + k * B_STEP<TURNED>, i + k > 0);
+            product<T, TRANSPOSED>(d, a + k * STEP * 2 / 16, b + k * B_STEP<TRANSPOSED>, i + k > 0);
         products_end();
         products_wait<1>();
         if (i > 0) free_stage(s, before); /* the step before this one is done */

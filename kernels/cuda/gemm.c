@@ -8,12 +8,12 @@
  * launch of its own is timed against that, and pinned as "none" where it loses.
  *
  * Determinism: candidates that split the inner dimension are left out, except for weight gradients and
- * for dx of few elements, whose parts may meet in a workspace and are then added in order; none uses
+ * for dx of few elements, which may be cut along k (split-K): the partial sums meet in a workspace and are then added in order; none uses
  * atomics. All rows are split alike, so a row of y or dx does not depend on its place or its neighbours.
  *
  * tf32: cuBLASLt rounds both operands to nearest, to 11 bits (what tests measure fits nothing else). In
  * simulations that is an error of 2.94e-4 in the 2-norm for normal values, 2.61e-4 for uniform ones, and
- * one product's scatters about it by a part of 0.7 sqrt(1/MN + 1/MK + 1/NK). Where one of the three
+ * one product's scatters about it by a relative 0.7 sqrt(1/MN + 1/MK + 1/NK). Where one of the three
  * matrices has few values (lg_cuda_enough_for_tf32) that leads beyond 3e-4; such a product waits for
  * memory or is over at once, and is done in fp32. (GELU or SiLU behind a product makes of 2.94e-4 up to
  * 3.05e-4, where values about 0.1 to 1 meet its bend.) Attention of wide heads would meet two such
@@ -21,6 +21,7 @@
  *
  * cuBLASLt is column-major: D (m, n) of ours is its D^T (n, m) = op(B) op(A). */
 #include "kernels/cuda/gemm.h"
+#include "base/heartbeat.h"
 #include "base/log.h"
 #include "kernels/cuda/algos.h"
 #include <cublasLt.h>
@@ -38,7 +39,7 @@ enum { FINALISTS = 6, ROUNDS = 3, LONG_RUNS = 15 };
 /* What decides an algorithm. Compared as bytes: zero it first. */
 struct problem {
     int64_t m, n, k, lda, ldb, ldd, batch, next_a, next_b, next_d; /* batch >= 1 */
-    int32_t in, out, a_rows, b_rows, tf32, parts;
+    int32_t in, out, a_rows, b_rows, tf32, split_k;
     int32_t epilogue;
     int32_t side; /* BIAS_GELU: keeps the sum before GELU. BIAS_GRADIENT: type of the gradient */
 };
@@ -126,7 +127,7 @@ static struct problem problem_of(const lg_cuda_device *d, const struct lg_cuda_p
         p.next_a = x->next_a, p.next_b = x->next_b, p.next_d = x->next_d;
     }
     p.in = (int32_t)g->in, p.out = (int32_t)g->out;
-    p.parts = x->parts;
+    p.split_k = x->split_k;
     p.tf32 = d->tf32 && !x->exact && lg_cuda_enough_for_tf32(g->m * g->n, g->m * g->k, g->n * g->k);
     p.epilogue = (int32_t)x->epilogue;
     if (p.epilogue == BIAS_GELU) p.side = x->keep_pre;
@@ -216,7 +217,7 @@ static cublasStatus_t multiply(struct lg_cuda_gemm *g, const struct words *w,
 
 /* ---- the choice ---- */
 
-/* One part, or parts that meet in the workspace when the problem allows them. */
+/* No split-K, or partial sums that meet in the workspace when the problem allows them. */
 static bool deterministic(const cublasLtMatmulAlgo_t *algo, const struct problem *p)
 {
     uint32_t scheme = 0;
@@ -227,7 +228,7 @@ static bool deterministic(const cublasLtMatmulAlgo_t *algo, const struct problem
     cublasLtMatmulAlgoConfigGetAttribute(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits,
                                          sizeof splits, &got);
     if (splits <= 1 && scheme == CUBLASLT_REDUCTION_SCHEME_NONE) return true;
-    return p->parts && scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    return p->split_k && scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
 
 /* What cuBLASLt proposes. */
@@ -237,7 +238,7 @@ static int proposed(struct lg_cuda_gemm *g, const struct problem *p, const struc
     cublasLtMatmulHeuristicResult_t found[PROPOSED_MAX];
     cublasLtMatmulPreferenceOpaque_t want;
     size_t workspace = WORKSPACE_MAX;
-    uint32_t alignment = 16, schemes = p->parts ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : 0;
+    uint32_t alignment = 16, schemes = p->split_k ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : 0;
     int n = 0, count = 0;
     LT(cublasLtMatmulPreferenceInit(&want));
 #define PREFER(what, value)                                                                        \
@@ -266,7 +267,7 @@ static int proposed(struct lg_cuda_gemm *g, const struct problem *p, const struc
     return n;
 }
 
-/* Adds the other tiles, cluster shapes and variants of the first proposal's kernel, in one part. */
+/* Adds the other tiles, cluster shapes and variants of the first proposal's kernel, without split-K. */
 static int with_other_tiles(struct lg_cuda_gemm *g, const struct problem *p, const struct words *w,
                             struct plan found[CANDIDATES_MAX], int n)
 {
@@ -280,7 +281,7 @@ static int with_other_tiles(struct lg_cuda_gemm *g, const struct problem *p, con
         CUBLASLT_MATMUL_TILE_144x128, CUBLASLT_MATMUL_TILE_168x128, CUBLASLT_MATMUL_TILE_192x192,
         CUBLASLT_MATMUL_TILE_256x96};
     enum { VARIANTS = 8, COMBINATIONS = 3 * VARIANTS * (int)LG_ARRAY_LEN(TILES) };
-    int32_t one_part = 1;
+    int32_t no_split = 1;
     uint32_t no_scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
     for (int i = 0; i < COMBINATIONS && n < CANDIDATES_MAX; i++) {
         cublasLtMatmulHeuristicResult_t checked;
@@ -293,7 +294,7 @@ static int with_other_tiles(struct lg_cuda_gemm *g, const struct problem *p, con
         SET(TILE_ID, TILES[i / 3 / VARIANTS]);
         SET(CLUSTER_SHAPE_ID, CLUSTERS[i % 3]);
         SET(CUSTOM_OPTION, variant);
-        SET(SPLITK_NUM, one_part);
+        SET(SPLITK_NUM, no_split);
         SET(REDUCTION_SCHEME, no_scheme);
 #undef SET
         if (cublasLtMatmulAlgoCheck(g->lt, (cublasLtMatmulDesc_t)&w->desc,
@@ -330,6 +331,7 @@ static float time_one(struct lg_cuda_gemm *g, const struct trial *t, const struc
     LG_CUDA(cudaEventRecord(t->event[1], t->stream));
     LG_CUDA(cudaEventSynchronize(t->event[1]));
     LG_CUDA(cudaEventElapsedTime(&ms, t->event[0], t->event[1]));
+    lg_heartbeat();
     return ms / (float)runs;
 }
 
@@ -480,7 +482,7 @@ static void write_key(const struct problem *p, char ret[LG_CUDA_KEY_BYTES])
         p->epilogue == BIAS_GRADIENT           ? lg_dtype_name((lg_dtype)p->side)
         : p->epilogue == BIAS_GELU && !p->side ? "-only"
                                                : "",
-        p->parts ? " parts" : "");
+        p->split_k ? " parts" : "") /* the name it has in existing files */;
     if (p->batch > 1)
         snprintf(ret + at, LG_CUDA_KEY_BYTES - (size_t)at, " x%lld+%lld,%lld,%lld",
                  (long long)p->batch, (long long)p->next_a, (long long)p->next_b,

@@ -13,7 +13,7 @@ struct lg_cuda_product {
     bool keep_pre;                  /* counts, with pre NULL, when planning */
     lg_dtype bias_type;             /* BIAS_GRADIENT */
     void *workspace;                /* NULL: at the start of the stream's scratch memory */
-    bool parts;                     /* k may be cut into parts that are added in order */
+    bool split_k;                   /* k may be split; the partial sums are added in order */
     int batch;                      /* as many equal products, 0: one; not with an epilogue */
     int64_t next_a, next_b, next_d; /* elements from one product's operand to the next one's */
     bool exact; /* in fp32 where the precision is tf32, as small ones are anyway */

@@ -1,11 +1,11 @@
 /* GroupNorm with affine and activation over (N, H, W, C), in three launches, or two where a
- * convolution has summed (tile_conv.cu, picture_conv.cu) and the moments are given.
+ * convolution has summed (tile_conv.cu, picture_conv.cu) and mean and variance are given.
  *
  * 1. sums: a block takes PIXELS pixels of one sample. A thread keeps one pack of channels and
  *    walks the pixels; it sums d = x - k and d^2 with k the group's first element: the variance
  *    does not suffer from a mean far from 0.
  * 2. statistics: one block per (sample, group) adds the blocks' and channels' sums in double. The
- *    moments are mean and variance, the statistics mean and rstd.
+ *    mean_var is mean and variance, the statistics mean and rstd.
  * 3. result: a thread keeps one pack of channels, whose factors and offsets it works out once, and
  *    walks the pixels. Divisions by C or a group's width inside of that walk would cost more than
  *    the memory.
@@ -80,7 +80,7 @@ template <typename T, int P> __global__ void sums_kernel(const T *x, float *sums
 
 /* Where the results go: either may be NULL. */
 struct results {
-    double *moments;
+    double *mean_var;
     float *statistics;
     float eps;
 };
@@ -88,9 +88,9 @@ static __device__ __forceinline__ void put(const results &to, int64_t group, dou
                                            double variance)
 {
     if (!(variance > 0)) variance = 0;
-    if (to.moments) {
-        to.moments[group * 2] = mean;
-        to.moments[group * 2 + 1] = variance;
+    if (to.mean_var) {
+        to.mean_var[group * 2] = mean;
+        to.mean_var[group * 2 + 1] = variance;
     }
     if (to.statistics) {
         to.statistics[group * 2] = (float)mean;
@@ -117,12 +117,12 @@ __global__ void statistics_kernel(const T *x, const float *sums, results to, dim
             variance);
 }
 
-/* From means and sums of squared distances over equal parts; grid (groups, N). */
-__global__ void parts_kernel(const float2 *sums, results to, dims z, int parts)
+/* From means and sums of squared distances over equal tiles; grid (groups, N). */
+__global__ void tiles_kernel(const float2 *sums, results to, dims z, int tiles)
 {
     int64_t n = blockIdx.y, pairs = z.C / 2;
-    int wide = z.wide / 2, items = parts * wide;
-    const float2 *first = sums + n * parts * pairs + (int64_t)blockIdx.x * wide;
+    int wide = z.wide / 2, items = tiles * wide;
+    const float2 *first = sums + n * tiles * pairs + (int64_t)blockIdx.x * wide;
     double k = first->x, mean = 0, squares = 0, inside = 0;
     for (int i = threadIdx.x; i < items; i += ADDERS) {
         float2 at = first[i / wide * pairs + i % wide];
@@ -138,10 +138,10 @@ __global__ void parts_kernel(const float2 *sums, results to, dims z, int parts)
         put(to, n * z.groups + blockIdx.x, k + mean, inside + squares - mean * mean);
 }
 
-__global__ void given_kernel(const double *moments, results to, int64_t count)
+__global__ void given_kernel(const double *mean_var, results to, int64_t count)
 {
     int64_t i = (int64_t)blockIdx.x * ADDERS + threadIdx.x;
-    if (i < count) put(to, i, moments[i * 2], moments[i * 2 + 1]);
+    if (i < count) put(to, i, mean_var[i * 2], mean_var[i * 2 + 1]);
 }
 
 /* For 16-bit types by the hardware's 2^x and 1/x, good to 2^-20. */
@@ -189,7 +189,7 @@ static size_t sums_bytes(const dims &z)
 {
     return (size_t)(z.N * z.blocks * z.C) * 2 * sizeof(float);
 }
-size_t cuda_moments_scratch(const lg_tensor *x)
+size_t cuda_group_mean_var_scratch(const lg_tensor *x)
 {
     return sums_bytes(dims_of(*x, 1));
 }
@@ -197,7 +197,7 @@ size_t cuda_group_norm_scratch(const struct lg_group_norm_forward_args *a)
 {
     dims z = dims_of(a->x, a->groups);
     size_t statistics = (size_t)(z.N * z.groups) * 2 * sizeof(float);
-    return statistics + (a->moments.rank ? 0 : sums_bytes(z));
+    return statistics + (a->mean_var.rank ? 0 : sums_bytes(z));
 }
 
 /* scratch: sums_bytes */
@@ -213,23 +213,23 @@ static void measure(cudaStream_t stream, const lg_tensor &t, const dims &z, floa
     LG_CUDA_LAUNCHED();
 }
 
-void cuda_moments(lg_stream *s, lg_tensor x, lg_tensor moments)
+void cuda_group_mean_var(lg_stream *s, lg_tensor x, lg_tensor mean_var)
 {
-    dims z = dims_of(x, moments.dim[1]);
-    results to{(double *)moments.data, NULL, 0};
+    dims z = dims_of(x, mean_var.dim[1]);
+    results to{(double *)mean_var.data, NULL, 0};
     cudaStream_t stream = lg_cuda_stream_of(s);
     WITH_TYPE(x.dtype, T,
               {WITH_PACK(lg_cuda_aligned_16(x.data) && x.dim[3] % PACK<T> == 0, T, P,
                          (measure<T, P>(stream, x, z, (float *)s->scratch, to)))})
 }
 
-void cuda_moments_of_parts(lg_stream *s, const float *sums, int64_t parts, lg_tensor x,
-                           lg_tensor moments)
+void cuda_group_mean_var_of_sums(lg_stream *s, const float *sums, int64_t tiles, lg_tensor x,
+                                 lg_tensor mean_var)
 {
-    dims z = dims_of(x, moments.dim[1]);
-    results to{(double *)moments.data, NULL, 0};
-    parts_kernel<<<dim3((unsigned)z.groups, (unsigned)z.N), ADDERS, 0, lg_cuda_stream_of(s)>>>(
-        (const float2 *)sums, to, z, (int)parts);
+    dims z = dims_of(x, mean_var.dim[1]);
+    results to{(double *)mean_var.data, NULL, 0};
+    tiles_kernel<<<dim3((unsigned)z.groups, (unsigned)z.N), ADDERS, 0, lg_cuda_stream_of(s)>>>(
+        (const float2 *)sums, to, z, (int)tiles);
     LG_CUDA_LAUNCHED();
 }
 
@@ -244,9 +244,9 @@ static void run(lg_stream *s, const struct lg_group_norm_forward_args *a)
     float *statistics = (float *)s->scratch, *sums = statistics + z.N * z.groups * 2;
     results to{NULL, statistics, (float)a->eps};
     int64_t count = z.N * z.groups;
-    if (a->moments.data)
+    if (a->mean_var.data)
         given_kernel<<<(unsigned)ceil_div(count, ADDERS), ADDERS, 0, stream>>>(
-            (const double *)a->moments.data, to, count);
+            (const double *)a->mean_var.data, to, count);
     else
         measure<T, P>(stream, a->x, z, sums, to);
     LG_CUDA_LAUNCHED();
@@ -276,19 +276,19 @@ void cuda_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_ar
 
 /* count: N C */
 template <typename T>
-__global__ void factors_kernel(const double *moments, const T *w, const T *b, float *factors,
+__global__ void factors_kernel(const double *mean_var, const T *w, const T *b, float *factors,
                                dims z, double eps, int64_t count)
 {
     int64_t i = (int64_t)blockIdx.x * ADDERS + threadIdx.x;
     if (i >= count) return;
     int64_t n = i / z.C, c = i % z.C;
-    const double *at = moments + (n * z.groups + c / z.wide) * 2;
+    const double *at = mean_var + (n * z.groups + c / z.wide) * 2;
     double factor = (double)to_float(w[c]) / sqrt(at[1] + eps);
     factors[n * 2 * z.C + c] = (float)factor;
     factors[(n * 2 + 1) * z.C + c] = (float)((double)to_float(b[c]) - at[0] * factor);
 }
 
-void cuda_norm_factors(lg_stream *s, const struct lg_group_norm_forward_args *a, lg_tensor moments,
+void cuda_norm_factors(lg_stream *s, const struct lg_group_norm_forward_args *a, lg_tensor mean_var,
                        float *factors)
 {
     dims z = dims_of(a->x, a->groups);
@@ -296,7 +296,7 @@ void cuda_norm_factors(lg_stream *s, const struct lg_group_norm_forward_args *a,
     cudaStream_t stream = lg_cuda_stream_of(s);
     WITH_TYPE(a->x.dtype, T,
               (factors_kernel<T><<<(unsigned)ceil_div(count, ADDERS), ADDERS, 0, stream>>>(
-                  (const double *)moments.data, (const T *)a->w.data, (const T *)a->b.data, factors,
-                  z, a->eps, count)))
+                  (const double *)mean_var.data, (const T *)a->w.data, (const T *)a->b.data,
+                  factors, z, a->eps, count)))
     LG_CUDA_LAUNCHED();
 }

@@ -142,7 +142,8 @@ void cuda_nhwc_to_nchw(lg_stream *s, const struct lg_nhwc_to_nchw_args *a)
 }
 
 template <typename T>
-__global__ void moments_kernel(const T *x, T *mean, T *logvar, int64_t C, int64_t HW, int64_t count)
+__global__ void posterior_split_kernel(const T *x, T *mean, T *logvar, int64_t C, int64_t HW,
+                                       int64_t count)
 {
     THIS_ELEMENT;
     int64_t p = e % HW, c = e / HW % C, n = e / (HW * C);
@@ -151,12 +152,13 @@ __global__ void moments_kernel(const T *x, T *mean, T *logvar, int64_t C, int64_
     mean[e] = cell[c];
     logvar[e] = from_float<T>(v < -30 ? -30 : v > 20 ? 20 : v); /* NaN stays */
 }
-void cuda_latent_moments(lg_stream *s, const struct lg_latent_moments_args *a)
+void cuda_posterior_split(lg_stream *s, const struct lg_posterior_split_args *a)
 {
     int64_t count = lg_numel(&a->mean);
-    WITH_TYPE(a->x.dtype, T,
-              (moments_kernel<<<GRID(count)>>>((const T *)a->x.data, (T *)a->mean.data,
-                                               (T *)a->logvar.data, PLANES(a->mean), count)))
+    WITH_TYPE(
+        a->x.dtype, T,
+        (posterior_split_kernel<<<GRID(count)>>>((const T *)a->x.data, (T *)a->mean.data,
+                                                 (T *)a->logvar.data, PLANES(a->mean), count)))
     LG_CUDA_LAUNCHED();
 }
 

@@ -96,7 +96,7 @@ static struct lg_cuda_product data_product(const struct lg_linear_backward_data_
                                           .sb_k = K,
                                           .ldd = K,
                                           .accumulate = a->accumulate},
-                                    .parts = M * K <= FEW_OUTPUTS && N > K};
+                                    .split_k = M * K <= FEW_OUTPUTS && N > K};
 }
 size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
                                          const struct lg_linear_backward_data_args *a)
@@ -142,7 +142,7 @@ static struct lg_cuda_product weight_product(const struct lg_linear_backward_wei
                                           .sb_k = K,
                                           .ldd = K,
                                           .accumulate = a->accumulate},
-                                    .parts = true};
+                                    .split_k = true};
 }
 /* The same with dbias (N), which is overwritten: not when accumulating. */
 static bool bias_gradient_product(const struct lg_linear_backward_weight_args *a,

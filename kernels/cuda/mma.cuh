@@ -26,8 +26,8 @@ static __device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t 
                  : "r"(from)
                  : "memory");
 }
-/* The same, each turned. */
-static __device__ __forceinline__ void load_turned_matrices(uint32_t (&x)[4], uint32_t from)
+/* The same, each transposed. */
+static __device__ __forceinline__ void load_transposed_matrices(uint32_t (&x)[4], uint32_t from)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])

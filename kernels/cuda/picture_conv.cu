@@ -7,31 +7,31 @@
  * in a and the bias in w. So the tensor cores do all of it, and the time is that of writing y: at
  * 256 pixels and 128 channels 16 MiB a picture; its own 384 KiB come from the caches.
  *
- * A warp computes parts of 128 pixels x 64 channels, in strips of 16 pixels. It keeps the weights
+ * A warp computes tiles of 128 pixels x 64 channels, in strips of 16 pixels. It keeps the weights
  * and the sums in registers, takes x from global memory (a strip ahead) and needs no other warp. Of
  * a product a thread gets two neighbouring columns of two pixels; which channel a column is was
  * chosen such that four products give it 8 channels in a row: 16 bytes, and 4 threads fill two
  * sectors.
  *
- * Sums: as tile_conv.cu's, of 128 pixels and 2 channels. Differences from the part's first pixel,
+ * Sums: as tile_conv.cu's, of 128 pixels and 2 channels. Differences from the tile's first pixel,
  * so that a mean far from 0 costs no digits; in fp32, 32 terms a thread, then 8 threads by halves.
  *
- * A part's bits depend on its pixels alone. */
+ * A tile's bits depend on its pixels alone. */
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/picture_conv.h"
 
 enum { THREADS = 256, WARPS = THREADS / WARP, BLOCKS = 2 }; /* BLOCKS: a multiprocessor */
 enum { IN = 3, TAPS = 3, RUN = TAPS * IN, DEPTH = 32, RUN_PAIRS = (RUN + 1) / 2 };
-enum { SLICE = 64, TILES = SLICE / 8, STRIP = 16, STRIPS = 8, PART = STRIP * STRIPS };
+enum { SLICE = 64, TILES = SLICE / 8, STRIP = 16, STRIPS = 8, PIXELS = STRIP * STRIPS };
 enum { PAIRS = DEPTH / 8 }; /* pairs of k that a thread has of a pixel: lane % 4 + 4 i */
 
 struct problem {
     const void *x, *w, *bias;
     void *y;
-    float2 *sums; /* (N, parts, out / 2), or NULL */
-    int64_t parts_all;
-    int parts, slices; /* of a picture; of the channels */
+    float2 *sums; /* (N, tiles, out / 2), or NULL */
+    int64_t tiles_all;
+    int tiles, slices; /* of a picture; of the channels */
     int H, W, high, wide, out, top, left;
 };
 
@@ -157,7 +157,7 @@ static __device__ __forceinline__ void merge(const raw &from, const pairs &my,
 /* ---- what comes out ---- */
 
 /* Of the thread's pixels, each pair of channels. */
-struct part_sums {
+struct tile_sums {
     float first[TILES], sum[TILES], squares[TILES]; /* sum, squares: of y - first */
 };
 
@@ -174,10 +174,10 @@ static __device__ __forceinline__ void put(const float (&d)[4][4], T *const (&y)
     for (int r = 0; r < 2; r++)
         if (there[r]) *reinterpret_cast<quad *>(y[r]) = ret[r];
 }
-/* begin: these are the part's first pixels. */
+/* begin: these are the tile's first pixels. */
 template <typename T>
 static __device__ __forceinline__ void add(const quad (&y)[2], int half, bool begin, int lane,
-                                           part_sums &s)
+                                           tile_sums &s)
 {
     if (begin)
 #pragma unroll
@@ -196,10 +196,10 @@ static __device__ __forceinline__ void add(const quad (&y)[2], int half, bool be
     }
 }
 
-/* to: the part's pairs of the slice; tile j's of lane q (of 4) is pair 16 (j / 4) + 4 q + j % 4. */
-static __device__ __forceinline__ void put_sums(part_sums &s, int lane, float2 *to)
+/* to: the tile's pairs of the slice; tile j's of lane q (of 4) is pair 16 (j / 4) + 4 q + j % 4. */
+static __device__ __forceinline__ void put_sums(tile_sums &s, int lane, float2 *to)
 {
-    const double count = PART * 2;
+    const double count = PIXELS * 2;
     float first = 0;
     int j = lane / 4;
 #pragma unroll
@@ -212,7 +212,7 @@ static __device__ __forceinline__ void put_sums(part_sums &s, int lane, float2 *
 
 /* ---- the kernel ---- */
 
-/* Block b does slice b % slices of the channels, each of its warps every n-th part. Grid: a multiple
+/* Block b does slice b % slices of the channels, each of its warps every n-th tile. Grid: a multiple
  * of slices. */
 template <typename T, bool SUMS>
 __global__ void __launch_bounds__(THREADS, BLOCKS) picture_conv_kernel(const problem z)
@@ -224,13 +224,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) picture_conv_kernel(const pro
     const pairs my = pairs_of<T>(z, lane);
     uint32_t b[TILES][PAIRS];
     load_weights(z, slice, lane, my, b);
-    for (; at < z.parts_all; at += walkers) {
-        int64_t n = at / z.parts;
-        int first = (int)(at % z.parts) * PART;
+    for (; at < z.tiles_all; at += walkers) {
+        int64_t n = at / z.tiles;
+        int first = (int)(at % z.tiles) * PIXELS;
         const uint16_t *x = (const uint16_t *)z.x + n * z.H * z.W * IN;
         T *y = (T *)z.y + (n * area + first + lane / 4) * z.out + slice * SLICE + lane % 4 * 8;
         pixel p = {first / z.wide, first % z.wide};
-        part_sums sums;
+        tile_sums sums;
 #pragma unroll
         for (int j = 0; j < TILES; j++) sums.sum[j] = sums.squares[j] = 0;
         raw from;
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) picture_conv_kernel(const pro
                 p.on(STRIP, z.wide);
                 fetch(z, x, p, lane, my, from);
             }
-            int here = first + s * STRIP + lane / 4; /* parts with sums are whole */
+            int here = first + s * STRIP + lane / 4; /* tiles with sums are whole */
             bool there[2] = {SUMS || here < area, SUMS || here + STRIP / 2 < area};
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -273,13 +273,13 @@ bool cuda_picture_conv_fits(const struct lg_conv2d_forward_args *a)
 }
 bool cuda_picture_conv_sums(const struct lg_conv2d_forward_args *a)
 {
-    return a->y.dim[1] * a->y.dim[2] % PART == 0;
+    return a->y.dim[1] * a->y.dim[2] % PIXELS == 0;
 }
 
 template <typename T> static void launch(lg_stream *s, const problem &z)
 {
     int64_t most = (int64_t)lg_cuda_device_of(s)->multiprocessors * BLOCKS / z.slices;
-    int64_t walks = ceil_div(z.parts_all, WARPS); /* of blocks, each with one slice */
+    int64_t walks = ceil_div(z.tiles_all, WARPS); /* of blocks, each with one slice */
     if (most > 0 && walks > most) walks = most;
     unsigned grid = (unsigned)(walks * z.slices);
     cudaStream_t stream = lg_cuda_stream_of(s);
@@ -292,14 +292,14 @@ template <typename T> static void launch(lg_stream *s, const problem &z)
 
 void cuda_picture_conv(lg_stream *s, const struct lg_conv2d_forward_args *a, float *sums)
 {
-    int64_t parts = ceil_div(a->y.dim[1] * a->y.dim[2], PART);
+    int64_t tiles = ceil_div(a->y.dim[1] * a->y.dim[2], PIXELS);
     problem z = {.x = a->x.data,
                  .w = a->w.data,
                  .bias = a->bias.data,
                  .y = a->y.data,
                  .sums = (float2 *)sums,
-                 .parts_all = a->y.dim[0] * parts,
-                 .parts = (int)parts,
+                 .tiles_all = a->y.dim[0] * tiles,
+                 .tiles = (int)tiles,
                  .slices = (int)(a->y.dim[3] / SLICE),
                  .H = (int)a->x.dim[1],
                  .W = (int)a->x.dim[2],

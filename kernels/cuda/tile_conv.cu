@@ -120,14 +120,14 @@ static __device__ __forceinline__ void product(float (&d)[64], uint64_t a, uint6
 
 struct spot {
     int n, w, h, c; /* picture, first pixel, first channel */
-    int part;       /* number of the tile in its picture */
+    int number;     /* of the tile in its picture */
 };
 static __device__ __forceinline__ spot spot_of(const problem &z, int tile)
 {
     int slices = z.out / CHANNELS, m = tile / slices * CLUSTER + (int)cluster_rank();
-    int part = m % (z.wide * z.high);
-    return {m / (z.wide * z.high), part % z.wide * SIDE, part / z.wide * SIDE,
-            tile % slices * CHANNELS, part};
+    int number = m % (z.wide * z.high);
+    return {m / (z.wide * z.high), number % z.wide * SIDE, number / z.wide * SIDE,
+            tile % slices * CHANNELS, number};
 }
 #define FOR_EACH_TILE(z, tile)                                                                     \
     for (int tile = blockIdx.x / CLUSTER; tile < (z).tiles; tile += gridDim.x / CLUSTER)
@@ -431,7 +431,7 @@ static __device__ void store_all(const problem &z, shared &s, int group)
     FOR_EACH_TILE(z, tile)
     {
         spot p = spot_of(z, tile);
-        int64_t part = ((int64_t)p.n * z.wide * z.high + p.part) * GROUPS + group;
+        int64_t sums = ((int64_t)p.n * z.wide * z.high + p.number) * GROUPS + group;
         at.skip(z.in / DEPTH * STRIDE * STRIDE);
         __syncwarp();
         if (SUMS) barrier_arrive(SUMS_READ + group, SUMS_THREADS);
@@ -443,7 +443,7 @@ static __device__ void store_all(const problem &z, shared &s, int group)
                             p.h + group * SIDE / GROUPS, p.n);
             int pair = i / 2 * WARP + lane;
             if (SUMS && i % 2 && p.n < z.pictures)
-                z.sums[part * (z.out / 2) + p.c / 2 + pair] = add_warps(s.sums[group], pair);
+                z.sums[sums * (z.out / 2) + p.c / 2 + pair] = add_warps(s.sums[group], pair);
             __syncwarp();
             if (lane > 0) continue;
             stores_wait();
@@ -515,7 +515,7 @@ bool cuda_tile_conv_fits(const struct lg_conv2d_forward_args *a)
            a->x.dim[3] % IN_MULTIPLE == 0 && a->y.dim[3] % CHANNELS == 0 &&
            lg_numel(&a->y) / CHANNELS < INT32_MAX;
 }
-int64_t cuda_conv_parts(const struct lg_conv2d_forward_args *a)
+int64_t cuda_conv_tiles(const struct lg_conv2d_forward_args *a)
 {
     return a->y.dim[1] * a->y.dim[2] / GROUP_PIXELS;
 }

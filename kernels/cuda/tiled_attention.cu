@@ -156,7 +156,7 @@ static __device__ __forceinline__ void weigh(float (&o)[D / 8][4], const float (
                                packed(p[j + 1][2], p[j + 1][3], T())};
 #pragma unroll
         for (int c = 0; c < D / 8; c += 2) {
-            load_turned_matrices(b, v + place<D>(key_of(n, j + half), c + lane / 16, n));
+            load_transposed_matrices(b, v + place<D>(key_of(n, j + half), c + lane / 16, n));
             product<T>(o[c], a, b);
             product<T>(o[c + 1], a, b + 2);
         }

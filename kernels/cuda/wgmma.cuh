@@ -187,25 +187,25 @@ template <int N> static __device__ __forceinline__ void registers_take()
         "%111"                                                                                     \
         ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "   \
         "%126, %127"
-/* d (64 x n) = or += a b, a and b in shared memory. turned: for a and for b 1 where the summed dimension
+/* d (64 x n) = or += a b, a and b in shared memory. transposed: for a and for b 1 where the summed dimension
  * is not the contiguous one, "0, 1". */
-#define PRODUCT_SHARED(n, type, list, outputs, ia, ib, ic, turned)                                 \
+#define PRODUCT_SHARED(n, type, list, outputs, ia, ib, ic, transposed)                             \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ic ", 0;\n"                                   \
                  "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" list "}, " ia \
-                 ", " ib ", p, 1, 1, " turned ";\n}\n"                                             \
+                 ", " ib ", p, 1, 1, " transposed ";\n}\n"                                         \
                  : outputs                                                                         \
                  : "l"(a), "l"(b), "r"(add))
-/* d += a b, a in registers, b in shared memory, turned. */
+/* d += a b, a in registers, b in shared memory, transposed. */
 #define PRODUCT_REGISTERS(n, type, list, outputs, ia, ib)                                          \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" list          \
                  "}, {" ia "}, " ib ", 1, 1, 1, 1;\n"                                              \
                  : outputs                                                                         \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-/* d = or += a b, a in registers, b in shared memory; turned: 1 where b's summed dimension is not the
+/* d = or += a b, a in registers, b in shared memory; transposed: 1 where b's summed dimension is not the
  * contiguous one. */
-#define PRODUCT_REGISTERS_OR_SET(n, type, list, outputs, ia, ib, ic, turned)                       \
+#define PRODUCT_REGISTERS_OR_SET(n, type, list, outputs, ia, ib, ic, transposed)                   \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ic ", 0;\n"                                   \
                  "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" list          \
-                 "}, {" ia "}, " ib ", p, 1, 1, " turned ";\n}\n"                                  \
+                 "}, {" ia "}, " ib ", p, 1, 1, " transposed ";\n}\n"                              \
                  : outputs                                                                         \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))

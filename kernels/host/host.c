@@ -52,9 +52,9 @@ static size_t group_norm_scratch(const lg_host_device *h,
 static size_t conv2d_scratch(const lg_host_device *h, const struct lg_conv2d_forward_args *a)
 {
     size_t bytes = lg_onednn_scratch(h->onednn, LG_OP_conv2d_forward, a);
-    if (!a->moments.rank) return bytes;
+    if (!a->mean_var.rank) return bytes;
     return LG_MAX(bytes,
-                  h->kernels->group_norm_scratch(a->y.dim[3], a->moments.dim[1], h->base.threads));
+                  h->kernels->group_norm_scratch(a->y.dim[3], a->mean_var.dim[1], h->base.threads));
 }
 
 static size_t host_scratch_bytes(lg_device *d, lg_op_id op, const void *args)

@@ -205,7 +205,7 @@ void LG_K(rms_norm_forward)(lg_stream *s, const struct lg_rms_norm_forward_args 
     }
 }
 
-/* GroupNorm's scratch, per thread: a sample's moments; sums, sums of squares, factors and offsets
+/* GroupNorm's scratch, per thread: means and variances of a sample; sums, sums of squares, factors and offsets
  * of the channels. */
 static size_t group_norm_bytes(int64_t C, int64_t groups)
 {
@@ -242,11 +242,11 @@ static void channel_sums(const float *x, int64_t pixels, int64_t C, float *sum, 
         });
 }
 
-/* moments[2 g], [2 g + 1]: mean and variance of group g of `size` channels. */
-static void group_moments(const float *x, int64_t pixels, int64_t C, int64_t size, const float *sum,
-                          const float *square, double *moments)
+/* mean_var[2 g], [2 g + 1]: mean and variance of group g of `size` channels. */
+static void group_mean_var(const float *x, int64_t pixels, int64_t C, int64_t size,
+                           const float *sum, const float *square, double *mean_var)
 {
-    for (int64_t first = 0; first < C; first += size, moments += 2) {
+    for (int64_t first = 0; first < C; first += size, mean_var += 2) {
         double mean = 0, spread = 0;
         for (int64_t c = first; c < first + size; c++)
             mean += (double)x[c] + (double)sum[c] / (double)pixels;
@@ -255,19 +255,20 @@ static void group_moments(const float *x, int64_t pixels, int64_t C, int64_t siz
             double own = (double)sum[c] / (double)pixels, away = (double)x[c] + own - mean;
             spread += (double)square[c] / (double)pixels - own * own + away * away;
         }
-        moments[0] = mean;
-        moments[1] = fmax(spread / (double)size, 0.0);
+        mean_var[0] = mean;
+        mean_var[1] = fmax(spread / (double)size, 0.0);
     }
 }
 
 /* factor and offset of each channel, so that the normalised value is x factor + offset. */
-static void group_factors(const struct lg_group_norm_forward_args *a, const double *moments,
+static void group_factors(const struct lg_group_norm_forward_args *a, const double *mean_var,
                           float *factor, float *offset)
 {
     const int64_t C = a->x.dim[3], size = C / a->groups;
     const float *w = a->w.data, *b = a->b.data;
     for (int64_t c = 0; c < C; c++) {
-        double mean = moments[c / size * 2], rstd = 1.0 / sqrt(moments[c / size * 2 + 1] + a->eps);
+        double mean = mean_var[c / size * 2],
+               rstd = 1.0 / sqrt(mean_var[c / size * 2 + 1] + a->eps);
         factor[c] = (float)(rstd * (double)w[c]);
         offset[c] = (float)((double)b[c] - mean * rstd * (double)w[c]);
     }
@@ -289,7 +290,7 @@ LG_INLINE void scale_pixels(const struct lg_group_norm_forward_args *a, int64_t 
 
 /* The calling thread's scratch. */
 struct room {
-    double *moments;
+    double *mean_var;
     float *sum, *square; /* and room for as many factors and offsets */
 };
 static struct room room_of(const lg_stream *s, int64_t C, int64_t groups)
@@ -299,21 +300,21 @@ static struct room room_of(const lg_stream *s, int64_t C, int64_t groups)
     return (struct room){(double *)(void *)own, floats, floats + C};
 }
 
-static void sample_moments(lg_tensor t, int64_t n, int64_t groups, struct room r, double *ret)
+static void sample_mean_var(lg_tensor t, int64_t n, int64_t groups, struct room r, double *ret)
 {
     const int64_t C = t.dim[3], pixels = t.dim[1] * t.dim[2];
     const float *x = (const float *)t.data + n * pixels * C;
     channel_sums(x, pixels, C, r.sum, r.square);
-    group_moments(x, pixels, C, C / groups, r.sum, r.square, ret);
+    group_mean_var(x, pixels, C, C / groups, r.sum, r.square, ret);
 }
 
-void LG_K(group_moments)(lg_stream *s, lg_tensor x, lg_tensor moments)
+void LG_K(group_mean_var)(lg_stream *s, lg_tensor x, lg_tensor mean_var)
 {
-    const int64_t N = x.dim[0], C = x.dim[3], groups = moments.dim[1];
+    const int64_t N = x.dim[0], C = x.dim[3], groups = mean_var.dim[1];
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t n = 0; n < N; n++)
-        sample_moments(x, n, groups, room_of(s, C, groups),
-                       (double *)moments.data + n * groups * 2);
+        sample_mean_var(x, n, groups, room_of(s, C, groups),
+                        (double *)mean_var.data + n * groups * 2);
 }
 
 void LG_K(group_norm_forward)(lg_stream *s, const struct lg_group_norm_forward_args *a)
@@ -323,12 +324,12 @@ void LG_K(group_norm_forward)(lg_stream *s, const struct lg_group_norm_forward_a
     for (int64_t n = 0; n < N; n++) {
         struct room r = room_of(s, C, a->groups);
         float *factor = r.square + C, *offset = factor + C;
-        const double *moments = r.moments;
-        if (a->moments.data)
-            moments = (const double *)a->moments.data + n * a->groups * 2;
+        const double *mean_var = r.mean_var;
+        if (a->mean_var.data)
+            mean_var = (const double *)a->mean_var.data + n * a->groups * 2;
         else
-            sample_moments(a->x, n, a->groups, r, r.moments);
-        group_factors(a, moments, factor, offset);
+            sample_mean_var(a->x, n, a->groups, r, r.mean_var);
+        group_factors(a, mean_var, factor, offset);
         switch (a->act) {
         case LG_ACT_NONE:
             scale_pixels(a, n, factor, offset, LG_ACT_NONE);

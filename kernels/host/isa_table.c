@@ -21,7 +21,7 @@ void LG_K(linear_backward_weight)(lg_stream *s, const struct lg_linear_backward_
 void LG_K(conv2d_forward)(lg_stream *s, const struct lg_conv2d_forward_args *a)
 {
     lg_onednn_conv2d_forward(s, a);
-    if (a->moments.data) LG_K(group_moments)(s, a->y, a->moments);
+    if (a->mean_var.data) LG_K(group_mean_var)(s, a->y, a->mean_var);
 }
 
 void LG_K(norm_conv2d_forward)(lg_stream *s, const struct lg_norm_conv2d_forward_args *a)

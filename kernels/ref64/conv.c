@@ -22,7 +22,7 @@ void ref64_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
         }
         y[o] = residual ? sum + residual[o] : sum;
     }
-    if (a->moments.data) ref64_group_moments(a->y, a->moments.dim[1], ref64_data(a->moments));
+    if (a->mean_var.data) ref64_group_mean_var(a->y, a->mean_var.dim[1], ref64_data(a->mean_var));
 }
 
 void ref64_norm_conv2d_forward(lg_stream *s, const struct lg_norm_conv2d_forward_args *a)

@@ -122,7 +122,7 @@ void ref64_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args 
     }
 }
 
-void ref64_group_moments(lg_tensor t, int64_t groups, double *ret)
+void ref64_group_mean_var(lg_tensor t, int64_t groups, double *ret)
 {
     int64_t N = t.dim[0], HW = t.dim[1] * t.dim[2], C = t.dim[3];
     int64_t wide = C / groups; /* channels of a group */
@@ -148,11 +148,11 @@ void ref64_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_a
     const double *w = ref64_data(a->w), *bias = ref64_data(a->b);
     double *own = calloc((size_t)(N * a->groups * 2), sizeof *own);
     LG_ASSERT(own);
-    if (!a->moments.data) ref64_group_moments(a->x, a->groups, own);
-    const double *moments = a->moments.data ? ref64_data(a->moments) : own;
+    if (!a->mean_var.data) ref64_group_mean_var(a->x, a->groups, own);
+    const double *mean_var = a->mean_var.data ? ref64_data(a->mean_var) : own;
     for (int64_t i = 0; i < N * HW * C; i++) {
         int64_t c = i % C, group = i / (HW * C) * a->groups + c / wide;
-        double mean = moments[group * 2], rstd = 1 / sqrt(moments[group * 2 + 1] + a->eps);
+        double mean = mean_var[group * 2], rstd = 1 / sqrt(mean_var[group * 2 + 1] + a->eps);
         double x = ref64_data(a->x)[i];
         ref64_data(a->y)[i] = ref64_act(a->act, (x - mean) * rstd * w[c] + bias[c]);
     }

@@ -18,7 +18,7 @@ double ref64_act(lg_act act, double x);
 double ref64_act_slope(lg_act act, double x);
 
 /* mean and variance (N, groups, 2) of x (N, H, W, C) over (H, W, C / groups). */
-void ref64_group_moments(lg_tensor x, int64_t groups, double *ret);
+void ref64_group_mean_var(lg_tensor x, int64_t groups, double *ret);
 
 /* *out = value, or += when accumulating. */
 static inline void ref64_put(double *out, double value, bool accumulate)

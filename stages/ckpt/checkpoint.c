@@ -102,19 +102,3 @@ int lg_checkpoint_read_optimizer(const char *dir, const lg_params *params, size_
     lg_st_close(&f);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }
-
-int lg_checkpoint_weights_dir(const char *dir, const char *which, char ret[LG_PATH_BYTES])
-{
-    char path[LG_PATH_BYTES];
-    const char *const candidates[] = {which, "model", "transformer"};
-    LG_TRY(lg_path(path, "%s/config.json", dir));
-    if (lg_path_exists(path)) return lg_path(ret, "%s", dir);
-    for (size_t i = 0; i < LG_ARRAY_LEN(candidates); i++) {
-        LG_TRY(lg_path(path, "%s/%s/config.json", dir, candidates[i]));
-        if (lg_path_exists(path)) return lg_path(ret, "%s/%s", dir, candidates[i]);
-    }
-    return LG_FAIL(
-        LG_ERR_NOTFOUND,
-        "%s is neither a diffusers folder (config.json) nor a checkpoint (%s/config.json)", dir,
-        which);
-}

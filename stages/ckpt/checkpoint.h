@@ -21,7 +21,3 @@ int lg_checkpoint_write(const char *dir, const struct lg_denoiser_config *net,
  * destination may be NULL. */
 int lg_checkpoint_read_optimizer(const char *dir, const lg_params *params, size_t first,
                                  size_t count, float *w, float *m, float *v);
-/* Folder of the weights inside `dir`: dir itself when it is a diffusers folder, dir/ema or
- * dir/model when it is a checkpoint (which: "model" or "ema"). LG_ERR_NOTFOUND says what was looked
- * for. */
-int lg_checkpoint_weights_dir(const char *dir, const char *which, char ret[LG_PATH_BYTES]);

@@ -6,6 +6,7 @@
  * A full disk loses nothing: the snapshot stays in memory, the old checkpoints stay, the write is
  * tried again. */
 #include "base/clock.h"
+#include "base/heartbeat.h"
 #include "base/log.h"
 #include "stages/ckpt/publish.h"
 #include "stages/ckpt/retention.h"
@@ -17,10 +18,11 @@
 #include <string.h>
 
 enum { RETRY_FIRST_S = 1, RETRY_MAX_S = 30, PIECE_BYTES = 64 << 20 };
-enum { TIDY_RETRY_MS = 100, TIDY_LAST_MS = 2000 };
+enum { TIDY_RETRY_MS = 100 };
 
 /* First page of the staging region. */
 struct staged_head {
+    struct lg_stamp stamp; /* set after all else, before the mark */
     struct lg_state_scalars scalars;
     char fingerprint[512];
 };
@@ -34,9 +36,10 @@ struct ckpt {
     size_t pinned;       /* bytes of the staging region that are pinned so far */
     int64_t retry_at_ns; /* 0: no failed attempt */
     int retry_s;
-    int64_t untidy_ns;  /* since when old checkpoints wait to be removed; 0: none do */
+    bool untidy;        /* old checkpoints wait to be removed */
     int64_t tidy_at_ns; /* next try */
     char fingerprint[512];
+    lg_manifest newest; /* that this process has published */
 };
 
 static size_t staging_bytes(size_t params)
@@ -81,7 +84,12 @@ static int ckpt_open(lg_stage *st)
     }
     const size_t bytes = staging_bytes(c->trainer->params.count);
     LG_TRY(lg_stage_region(
-        st, &(struct lg_stage_memory){.bytes = bytes, .front_bytes = sizeof(struct staged_head)},
+        st,
+        &(struct lg_stage_memory){
+            .bytes = bytes,
+            .front_bytes = sizeof(struct staged_head),
+            .is_made =
+                atomic_load(&lg_board_row(st->board, LG_ROLE_ckpt, 0)->staged) != LG_MARK_NONE},
         &c->staging, "ckpt/0/staging"));
     /* The fingerprint that decides bits is the trainer's. */
     snprintf(c->fingerprint, sizeof c->fingerprint, "%s", lg_device_fingerprint(c->device[0]));
@@ -105,14 +113,25 @@ static void download(struct ckpt *c, int rank, size_t at, const void *from, size
         n = LG_MIN(bytes - done, PIECE_BYTES - (at + done) % PIECE_BYTES);
         lg_stream_download(c->stream[rank], (char *)c->staging->payload + at + done,
                            (const char *)from + done, n);
+        lg_heartbeat();
     }
 }
 
-static void stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
+static int expect_state(lg_stage *st, const struct ckpt *c, uint64_t state)
+{
+    LG_TRY(lg_trainer_state_expect(st, c->trainer, state));
+    for (int r = 0; r < c->trainer->ranks && st->board->s->has_ema; r++)
+        LG_TRY(lg_stage_expect(st, c->ema[r][state & 1], state));
+    return 0;
+}
+
+static int stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
 {
     int64_t start = lg_now_ns();
     struct staged_head *head = c->staging->front;
     size_t n = c->trainer->params.count;
+    LG_TRY(expect_state(st, c, state));
+    lg_stamp_clear(&head->stamp);
     for (int r = 0; r < c->trainer->ranks; r++) {
         struct lg_shard s = lg_shard_of(n, r, c->trainer->ranks);
         struct lg_state_view view = lg_trainer_state_view(c->trainer, r, state);
@@ -125,9 +144,11 @@ static void stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
     head->scalars = *lg_trainer_state_view(c->trainer, 0, state).scalars;
     LG_ASSERT(head->scalars.state == state);
     snprintf(head->fingerprint, sizeof head->fingerprint, "%s", c->fingerprint);
+    lg_stamp_set(&head->stamp, state);
     lg_ckpt_mark_staged(st->board, state);
     lg_log(LG_INFO, "staged state %" PRIu64 " in %.2f ms", state,
            (double)(lg_now_ns() - start) / LG_MS_NS);
+    return 0;
 }
 
 static lg_manifest *manifest_of(const lg_stage *st, const struct ckpt *c)
@@ -140,29 +161,32 @@ static lg_manifest *manifest_of(const lg_stage *st, const struct ckpt *c)
     m->next_n = head->scalars.state * st->board->s->batch;
     m->seed = (uint64_t)st->config->job_seed;
     m->plan_hash = st->plan.hash;
+    m->lineage = st->board->s->lineage;
     snprintf(m->isa, sizeof m->isa, "%s", st->plan.isa);
     m->ranks = c->trainer->ranks;
     m->threads = st->plan.threads[LG_ROLE_trainer];
     snprintf(m->fingerprint, sizeof m->fingerprint, "%s", head->fingerprint);
     m->optimizer_steps = head->scalars.optimizer_steps;
     m->skipped = head->scalars.skipped;
+    m->n_data = lg_data_parts(st->board, m->data);
     return m;
 }
 
-/* Removes old checkpoints where that is due. What fails is tried again, and at the end of the run for
- * TIDY_LAST_MS: what is left then is removed by the next start or behind its first checkpoint. */
+/* Removes old checkpoints where that is due. What fails is tried again; what is left half-removed when
+ * the run ends is removed by lgsup (supervisor/core/finish.c). */
 static void tidy(lg_stage *st, struct ckpt *c)
 {
     char parent[LG_PATH_BYTES];
     int64_t now = lg_now_ns();
-    if (!c->untidy_ns || now < c->tidy_at_ns) return;
+    if (!c->untidy || now < c->tidy_at_ns) return;
     int rc = lg_path(parent, "%s/checkpoints", st->run_dir);
     if (rc == 0)
-        rc = lg_retention_apply(parent, st->config->job_name, (int)st->config->checkpoint_keep);
+        rc = lg_retention_apply(&(struct lg_retention){
+            .dir = parent, .newest = &c->newest, .keep = (int)st->config->checkpoint_keep});
     if (rc < 0 && !c->tidy_at_ns) lg_log_error("old checkpoints could not be removed yet");
     lg_err_clear();
     c->tidy_at_ns = now + TIDY_RETRY_MS * LG_MS_NS;
-    if (rc == 0) c->untidy_ns = 0;
+    if (rc == 0) c->untidy = false;
 }
 
 static int write_state(lg_stage *st, struct ckpt *c, uint64_t state)
@@ -175,11 +199,12 @@ static int write_state(lg_stage *st, struct ckpt *c, uint64_t state)
                               .state = snapshot_of(c)};
     lg_manifest *m = manifest_of(st, c);
     int rc = lg_checkpoint_publish(&p, m, dir);
+    if (rc == 0) c->newest = *m;
     free(m);
     LG_TRY(rc);
     /* Before the mark: whoever dies in the middle of a removal has a successor that ends it, after
      * the run's last checkpoint, too. */
-    c->untidy_ns = lg_now_ns();
+    c->untidy = true;
     c->tidy_at_ns = 0;
     tidy(st, c);
     lg_ckpt_mark_published(st->board, state);
@@ -219,17 +244,16 @@ static int ckpt_step(lg_stage *st)
     tidy(st, c);
     switch (a.kind) {
     case LG_DO_STAGE:
-        stage_state(st, c, a.step);
+        LG_TRY(stage_state(st, c, a.step));
         break;
     case LG_DO_WRITE: {
+        LG_TRY(lg_stage_expect(st, c->staging, a.step));
         int rc = try_write(st, c, a.step);
         if (rc != LG_STEP_WORKED) return rc;
         break;
     }
-    case LG_DO_DONE: {
-        bool ends = !c->untidy_ns || lg_now_ns() - c->untidy_ns > TIDY_LAST_MS * LG_MS_NS;
-        return ends ? LG_STEP_DONE : LG_STEP_IDLE;
-    }
+    case LG_DO_DONE:
+        return LG_STEP_DONE;
     default: {
         int pinned = pin_some(c);
         LG_TRY(pinned);

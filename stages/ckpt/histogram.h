@@ -1,5 +1,5 @@
 /* How the weights of a checkpoint are spread: one histogram per group of parameters, written as JSON
- * for lgsup, which puts them into TensorBoard's event files (supervisor/histograms.h).
+ * for lgsup, which puts them into TensorBoard's event files (supervisor/views/histograms.h).
  *
  * Buckets are those of TensorBoard's own writer: limits 0 and +-1e-12 * 1.1^k below 1e20, closed by
  * +-DBL_MAX; bucket i counts limit[i - 1] <= x < limit[i]. */

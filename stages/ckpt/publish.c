@@ -18,7 +18,7 @@ static int sync_file(const char *run_dir, const char *name)
         return errno == ENOENT
                    ? 0
                    : LG_FAIL(lg_err_from_errno(errno), "cannot open %s: %s", path, strerror(errno));
-    int bad = fsync(fd) < 0 ? errno : 0;
+    int bad = lg_fsync(fd) < 0 ? errno : 0;
     close(fd);
     if (bad) return LG_FAIL(lg_err_from_errno(bad), "fsync of %s: %s", path, strerror(bad));
     return 0;
@@ -35,7 +35,7 @@ static int sync_records(const char *run_dir)
 
 static bool same_files(const lg_manifest *a, const lg_manifest *b)
 {
-    if (a->n_files != b->n_files || a->step != b->step) return false;
+    if (a->n_files != b->n_files || a->step != b->step || !lg_manifest_same_run(a, b)) return false;
     for (int i = 0; i < a->n_files; i++)
         if (strcmp(a->file[i].path, b->file[i].path) || a->file[i].hash != b->file[i].hash)
             return false;
@@ -52,6 +52,31 @@ static bool is_there(const char *dir, const lg_manifest *m)
     free(there);
     lg_err_clear();
     return done;
+}
+
+enum { ASIDE_TRIES_MAX = 100 };
+
+/* What stands under the name and is not this checkpoint: one of this run that is damaged goes; one of another
+ * lineage, which somebody has put there, is not ours to remove and gets another name. */
+static int make_way(const char *final, const lg_manifest *m)
+{
+    lg_manifest *there = calloc(1, sizeof *there);
+    if (!there) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a manifest");
+    bool foreign = lg_manifest_read(final, there) == 0 && !lg_manifest_same_run(there, m);
+    uint64_t lineage = there->lineage;
+    free(there);
+    lg_err_clear();
+    if (!foreign) return lg_remove_tree(final);
+    for (int i = 0; i < ASIDE_TRIES_MAX; i++) {
+        char to[LG_PATH_BYTES];
+        LG_TRY(lg_path(to, "%s.of-%016" PRIx64 ".%d", final, lineage, i));
+        if (lg_path_exists(to)) continue;
+        if (rename(final, to) == 0) return 0;
+        return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s to %s: %s", final, to,
+                       strerror(errno));
+    }
+    return LG_FAIL(LG_ERR_BUSY, "too many checkpoints of other runs beside %s: move them away",
+                   final);
 }
 
 struct names {
@@ -71,7 +96,7 @@ static int publish(const struct lg_publishing *p, const struct names *n, lg_mani
     } else {
         LG_TRY(lg_manifest_save(m, n->tmp));
         LG_TRY(lg_fsync_dir(n->tmp));
-        LG_TRY(lg_remove_tree(n->final)); /* an incomplete or foreign one of the same name */
+        LG_TRY(make_way(n->final, m));
         if (rename(n->tmp, n->final) < 0)
             return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s to %s: %s", n->tmp, n->final,
                            strerror(errno));

@@ -7,7 +7,8 @@
  * After return 0 the checkpoint survives a power cut, and only then may an older one go
  * (retention.h). After a failure, a kill or a power cut at any point the older ones are untouched
  * and another call for the same state does it again; a complete directory with the same files
- * counts as done. tests/unit/test_sim_disk.c cuts the power at every write, rename and fsync. */
+ * counts as done. A complete one of another lineage under this name, which somebody has put there, is
+ * renamed to NAME_stepN.of-LINEAGE.K, never removed. tests/unit/test_sim_disk.c cuts the power at every write, rename and fsync. */
 #pragma once
 #include "stages/ckpt/checkpoint.h"
 

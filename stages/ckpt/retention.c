@@ -1,7 +1,7 @@
 /* Which checkpoints stay; see retention.h. */
 #include "stages/ckpt/retention.h"
-#include "config/manifest.h"
 #include <dirent.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,49 +9,40 @@
 enum { CHECKPOINTS_MAX = 4096 };
 
 struct found {
-    long long step;
+    uint64_t step;
     bool complete;
 };
 
 static int by_step_down(const void *a, const void *b)
 {
-    long long x = ((const struct found *)a)->step, y = ((const struct found *)b)->step;
+    uint64_t x = ((const struct found *)a)->step, y = ((const struct found *)b)->step;
     return (x < y) - (x > y);
 }
 
-/* N of "<name>_step<N>" as publish.c writes it: "_step01" is somebody else's. */
-static bool step_of(const char *entry, const char *name, long long *ret_step)
-{
-    char again[300];
-    size_t at = strlen(name) + strlen("_step");
-    long long step = strlen(entry) > at ? strtoll(entry + at, NULL, 10) : -1;
-    snprintf(again, sizeof again, "%s_step%lld", name, step);
-    if (step < 0 || strcmp(again, entry) != 0) return false;
-    *ret_step = step;
-    return true;
-}
-
-/* As a start looks for what to continue from: what that passes over must not count here, or a damaged
- * one of a higher step would push out the one that the run goes on from. */
-static bool is_complete(const char *path)
+/* Is it this run's? complete: only what a start would go on from. What that passes over must not count, or a
+ * damaged one of a higher step would push out the one that the run goes on from. */
+static bool is_ours(const struct lg_retention *r, const char *path, struct found *f)
 {
     static lg_manifest m;
-    if (lg_manifest_load(path, &m) == 0) return true;
+    int rc = lg_manifest_load(path, &m);
+    f->complete = rc == 0;
+    if (rc < 0) rc = lg_manifest_read(path, &m);
     lg_err_clear();
-    return false;
+    return rc == 0 && m.step == f->step && lg_manifest_same_run(&m, r->newest);
 }
 
-/* Those with a manifest, newest first. */
-static int list(const char *dir, const char *name, struct found *found, int *ret_n)
+/* This run's, newest first. */
+static int list(const struct lg_retention *r, struct found *found, int *ret_n)
 {
     char path[LG_PATH_BYTES];
     int n = 0;
-    DIR *d = opendir(dir);
-    if (!d) return LG_FAIL(lg_err_from_errno(errno), "cannot read %s: %s", dir, strerror(errno));
+    DIR *d = opendir(r->dir);
+    if (!d) return LG_FAIL(lg_err_from_errno(errno), "cannot read %s: %s", r->dir, strerror(errno));
     for (struct dirent *e; (e = readdir(d)) && n < CHECKPOINTS_MAX;) {
-        if (lg_path(path, "%s/%s", dir, e->d_name) < 0) continue;
-        if (!step_of(e->d_name, name, &found[n].step) || !lg_manifest_exists(path)) continue;
-        found[n++].complete = is_complete(path);
+        struct found *f = &found[n];
+        if (!lg_checkpoint_step(e->d_name, r->newest->name, &f->step)) continue;
+        if (f->step > r->newest->step || lg_path(path, "%s/%s", r->dir, e->d_name) < 0) continue;
+        n += is_ours(r, path, f);
     }
     closedir(d);
     qsort(found, (size_t)n, sizeof *found, by_step_down);
@@ -59,11 +50,11 @@ static int list(const char *dir, const char *name, struct found *found, int *ret
     return 0;
 }
 
-static int remove_one(const char *dir, const char *name, long long step)
+static int remove_one(const char *dir, const char *name, uint64_t step)
 {
     char from[LG_PATH_BYTES], to[LG_PATH_BYTES];
-    LG_TRY(lg_path(from, "%s/%s_step%lld", dir, name, step));
-    LG_TRY(lg_path(to, "%s/.old-%s_step%lld", dir, name, step));
+    LG_TRY(lg_path(from, "%s/%s_step%" PRIu64, dir, name, step));
+    LG_TRY(lg_path(to, "%s/.old-%s_step%" PRIu64, dir, name, step));
     if (rename(from, to) < 0)
         return LG_FAIL(LG_ERR_IO, "cannot rename %s: %s", from, strerror(errno));
     /* Else a power cut may undo the rename and keep the removals. */
@@ -72,15 +63,16 @@ static int remove_one(const char *dir, const char *name, long long step)
     return 0;
 }
 
-int lg_retention_apply(const char *dir, const char *name, int keep)
+int lg_retention_apply(const struct lg_retention *r)
 {
     static struct found found[CHECKPOINTS_MAX];
+    const char *name = r->newest->name;
     int n = 0, kept = 0;
-    lg_manifest_remove_leftovers(dir);
-    LG_TRY(list(dir, name, found, &n));
+    lg_manifest_remove_leftovers(r->dir, name);
+    LG_TRY(list(r, found, &n));
     for (int i = 0; i < n; i++) {
-        if (kept >= LG_MAX(keep, 1))
-            LG_TRY(remove_one(dir, name, found[i].step));
+        if (kept >= LG_MAX(r->keep, 1))
+            LG_TRY(remove_one(r->dir, name, found[i].step));
         else
             kept += found[i].complete;
     }

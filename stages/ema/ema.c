@@ -57,9 +57,18 @@ static int ema_open(lg_stage *st)
     return 0;
 }
 
-static void sync_all(struct ema *e)
+static void begin_state(struct ema *e, uint64_t state)
 {
-    for (int r = 0; r < e->trainer->ranks; r++) lg_stream_sync(e->stream[r]);
+    for (int r = 0; r < e->trainer->ranks; r++) lg_stamp_clear(e->side[r][state & 1]->front);
+}
+
+static void end_state(lg_stage *st, struct ema *e, uint64_t state)
+{
+    for (int r = 0; r < e->trainer->ranks; r++) {
+        lg_stream_sync(e->stream[r]);
+        lg_stamp_set(e->side[r][state & 1]->front, state);
+    }
+    lg_ema_mark(st->board, state);
 }
 
 /* State start_step: of the checkpoint that the run goes on from, else a copy of the weights. */
@@ -68,6 +77,7 @@ static int init(lg_stage *st, struct ema *e, uint64_t state)
     lg_origin origin;
     char dir[LG_PATH_BYTES], ema_dir[LG_PATH_BYTES];
     float *all = NULL;
+    LG_TRY(lg_trainer_state_expect(st, e->trainer, state));
     LG_TRY(lg_run_origin(st, &origin, dir));
     if (origin == LG_ORIGIN_RESUME) {
         LG_TRY(lg_path(ema_dir, "%s/ema", dir));
@@ -79,6 +89,7 @@ static int init(lg_stage *st, struct ema *e, uint64_t state)
             return rc;
         }
     }
+    begin_state(e, state);
     for (int r = 0; r < e->trainer->ranks; r++) {
         struct lg_shard shard = lg_shard_of(e->trainer->params.count, r, e->trainer->ranks);
         void *to = e->side[r][state & 1]->payload;
@@ -88,16 +99,19 @@ static int init(lg_stage *st, struct ema *e, uint64_t state)
             lg_stream_copy(e->stream[r], to, lg_trainer_state_view(e->trainer, r, state).w,
                            shard.count * sizeof *all);
     }
-    sync_all(e);
+    end_state(st, e, state);
     free(all);
-    lg_ema_mark(st->board, state);
     lg_log(LG_INFO, "starts at state %" PRIu64 " from %s", state,
            origin == LG_ORIGIN_RESUME ? dir : "the weights");
     return 0;
 }
 
-static void advance(lg_stage *st, struct ema *e, uint64_t state)
+static int advance(lg_stage *st, struct ema *e, uint64_t state)
 {
+    LG_TRY(lg_trainer_state_expect(st, e->trainer, state));
+    for (int r = 0; r < e->trainer->ranks; r++)
+        LG_TRY(lg_stage_expect(st, e->side[r][(state - 1) & 1], state - 1));
+    begin_state(e, state);
     double s = (double)(state - 1), decay = LG_MIN(st->config->ema_decay, (1 + s) / (10 + s));
     for (int r = 0; r < e->trainer->ranks; r++) {
         struct lg_shard shard = lg_shard_of(e->trainer->params.count, r, e->trainer->ranks);
@@ -110,8 +124,8 @@ static void advance(lg_stage *st, struct ema *e, uint64_t state)
                    .out = lg_t1(e->side[r][state & 1]->payload, LG_F32, n),
                    .decay = decay});
     }
-    sync_all(e);
-    lg_ema_mark(st->board, state);
+    end_state(st, e, state);
+    return 0;
 }
 
 static int ema_step(lg_stage *st)
@@ -123,7 +137,7 @@ static int ema_step(lg_stage *st)
         LG_TRY(init(st, e, a.step));
         break;
     case LG_DO_ADVANCE:
-        advance(st, e, a.step);
+        LG_TRY(advance(st, e, a.step));
         break;
     case LG_DO_DONE:
         return LG_STEP_DONE;

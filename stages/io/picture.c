@@ -2,7 +2,8 @@
  *
  * The format is told by the first bytes, never by the name. Each decoder first reads the size,
  * which is checked against the bounds before memory is taken. libjpeg reports damage as warnings
- * and fills up with grey: here the first warning ends the decode. */
+ * and fills up with grey: here the first warning ends the decode. Its scans are counted as they
+ * begin. */
 #include "stages/io/picture.h"
 #include "stages/io/picture_png.h"
 #include <setjmp.h>
@@ -49,23 +50,43 @@ void lg_picture_free(lg_picture *pic)
 
 /* ---- JPEG ---- */
 
-struct jpeg_errors {
-    struct jpeg_error_mgr base;
+struct jpeg_work {
+    struct jpeg_decompress_struct d; /* its client_data points to this struct */
+    struct jpeg_error_mgr errors;
+    struct jpeg_progress_mgr progress;
     jmp_buf jump;
     char text[JMSG_LENGTH_MAX];
+    JSAMPLE *row;
+    int scan; /* the last one that was counted */
+    uint64_t blocks;
 };
+
+/* What setjmp returns. */
+enum { JPEG_DAMAGED = 1, JPEG_TOO_MUCH_WORK };
 
 static void jpeg_fail(j_common_ptr info)
 {
-    struct jpeg_errors *e = (struct jpeg_errors *)info->err;
-    e->base.format_message(info, e->text);
-    longjmp(e->jump, 1);
+    struct jpeg_work *w = info->client_data;
+    w->errors.format_message(info, w->text);
+    longjmp(w->jump, JPEG_DAMAGED);
 }
 
 /* Level -1 is a warning: damaged data that libjpeg would paint over. Others are traces. */
 static void jpeg_message(j_common_ptr info, int level)
 {
     if (level < 0) jpeg_fail(info);
+}
+
+/* Called before each piece of input is decoded: counts a scan when it begins. */
+static void jpeg_count_work(j_common_ptr info)
+{
+    struct jpeg_work *w = info->client_data;
+    const struct jpeg_decompress_struct *d = &w->d;
+    if (d->input_scan_number == w->scan) return;
+    w->scan = d->input_scan_number;
+    w->blocks += (uint64_t)d->MCUs_per_row * d->MCU_rows_in_scan * (unsigned)d->blocks_in_MCU;
+    if (w->scan <= LG_JPEG_SCANS_MAX && w->blocks <= LG_JPEG_BLOCKS_MAX) return;
+    longjmp(w->jump, JPEG_TOO_MUCH_WORK);
 }
 
 /* The largest reduction by a power of two that keeps the shorter side at side_min or more. */
@@ -89,12 +110,15 @@ static void cmyk_to_rgb(const uint8_t *cmyk, uint8_t *rgb, int width, bool inver
 }
 
 /* The part that libjpeg may leave by longjmp. Its locals are not used after the jump. */
-static int jpeg_rows(struct jpeg_decompress_struct *d, const void *data, size_t bytes, int side_min,
-                     lg_picture *pic, JSAMPLE **ret_row)
+static int jpeg_rows(struct jpeg_work *w, const void *data, size_t bytes, int side_min,
+                     lg_picture *pic)
 {
+    struct jpeg_decompress_struct *d = &w->d;
     jpeg_create_decompress(d);
+    d->progress = &w->progress;
     jpeg_mem_src(d, data, (unsigned long)bytes);
     jpeg_read_header(d, TRUE);
+    if (d->arith_code) return LG_FAIL(LG_ERR_VOID, "JPEG with arithmetic coding");
     bool cmyk = d->jpeg_color_space == JCS_CMYK || d->jpeg_color_space == JCS_YCCK;
     d->out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
     d->dct_method = JDCT_ISLOW;
@@ -105,12 +129,12 @@ static int jpeg_rows(struct jpeg_decompress_struct *d, const void *data, size_t 
     jpeg_start_decompress(d);
     LG_TRY(lg_picture_reserve(pic, d->output_width, d->output_height));
     if (cmyk) {
-        *ret_row = malloc((size_t)d->output_width * 4);
-        if (!*ret_row) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a row of a picture");
+        w->row = malloc((size_t)d->output_width * 4);
+        if (!w->row) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a row of a picture");
     }
     while (d->output_scanline < d->output_height) {
         uint8_t *rgb = pic->rgb + (size_t)d->output_scanline * d->output_width * 3;
-        JSAMPROW row = cmyk ? *ret_row : rgb;
+        JSAMPROW row = cmyk ? w->row : rgb;
         jpeg_read_scanlines(d, &row, 1);
         if (cmyk) cmyk_to_rgb(row, rgb, pic->width, d->saw_Adobe_marker);
     }
@@ -118,25 +142,34 @@ static int jpeg_rows(struct jpeg_decompress_struct *d, const void *data, size_t 
     return 0;
 }
 
-struct jpeg_work {
-    struct jpeg_decompress_struct d;
-    struct jpeg_errors errors;
-    JSAMPLE *row;
-};
-
 static int decode_jpeg(const void *data, size_t bytes, int side_min, lg_picture *pic)
 {
+    if (bytes > LG_JPEG_BYTES_MAX)
+        return LG_FAIL(LG_ERR_VOID, "JPEG of %zu bytes; the bound is %d MiB", bytes,
+                       LG_JPEG_BYTES_MAX >> 20);
     /* In memory of its own, so that no local variable is changed between setjmp and longjmp. */
     struct jpeg_work *w = calloc(1, sizeof *w);
     if (!w) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a JPEG decoder");
-    w->d.err = jpeg_std_error(&w->errors.base);
-    w->errors.base.error_exit = jpeg_fail;
-    w->errors.base.emit_message = jpeg_message;
+    w->d.err = jpeg_std_error(&w->errors);
+    w->d.client_data = w;
+    w->errors.error_exit = jpeg_fail;
+    w->errors.emit_message = jpeg_message;
+    w->progress.progress_monitor = jpeg_count_work;
     int rc;
-    if (setjmp(w->errors.jump))
-        rc = LG_FAIL(LG_ERR_VOID, "JPEG is cut off or damaged: %s", w->errors.text);
-    else
-        rc = jpeg_rows(&w->d, data, bytes, side_min, pic, &w->row);
+    switch (setjmp(w->jump)) {
+    case 0:
+        rc = jpeg_rows(w, data, bytes, side_min, pic);
+        break;
+    case JPEG_TOO_MUCH_WORK:
+        rc = LG_FAIL(LG_ERR_VOID,
+                     "JPEG asks for too much work: scan %d passes over block %llu; the bounds are "
+                     "%d scans and %d Mi blocks",
+                     w->scan, (unsigned long long)w->blocks, LG_JPEG_SCANS_MAX,
+                     LG_JPEG_BLOCKS_MAX >> 20);
+        break;
+    default:
+        rc = LG_FAIL(LG_ERR_VOID, "JPEG is cut off or damaged: %s", w->text);
+    }
     jpeg_destroy_decompress(&w->d);
     free(w->row);
     free(w);
@@ -165,6 +198,9 @@ static const char *webp_reason(VP8StatusCode code)
 
 static int decode_webp(const void *data, size_t bytes, lg_picture *pic)
 {
+    if (bytes > LG_WEBP_BYTES_MAX)
+        return LG_FAIL(LG_ERR_VOID, "WebP of %zu bytes; the bound is %d MiB", bytes,
+                       LG_WEBP_BYTES_MAX >> 20);
     WebPDecoderConfig config;
     if (!WebPInitDecoderConfig(&config)) return LG_FAIL(LG_ERR_FAILED, "libwebp: other version");
     VP8StatusCode code = WebPGetFeatures(data, bytes, &config.input);
@@ -199,6 +235,9 @@ static int decode_webp(const void *data, size_t bytes, lg_picture *pic)
 int lg_picture_decode(const void *data, size_t bytes, int side_min, lg_picture *pic)
 {
     const uint8_t *p = data;
+    if (bytes > LG_PICTURE_BYTES_MAX)
+        return LG_FAIL(LG_ERR_VOID, "picture of %zu bytes; the bound is %d MiB", bytes,
+                       LG_PICTURE_BYTES_MAX >> 20);
     if (bytes >= 8 && memcmp(p, "\x89PNG\r\n\x1a\n", 8) == 0) {
         LG_TRY(lg_png_decode(data, bytes, pic));
     } else if (bytes >= 3 && memcmp(p, "\xff\xd8\xff", 3) == 0) {

@@ -25,9 +25,8 @@ struct png_work {
     png_structp png;
     png_infop info;
     const uint8_t *data;
-    size_t bytes, at;
+    size_t bytes, at, end; /* no byte from `end` on is read */
     uint8_t *rgba;
-    png_bytep *rows;
     jmp_buf jump;
     char text[128];
 };
@@ -48,22 +47,39 @@ static void png_ignore(png_structp png, const char *text)
 static void png_take(png_structp png, png_bytep dst, size_t bytes)
 {
     struct png_work *w = png_get_io_ptr(png);
-    if (bytes > w->bytes - w->at) png_error(png, "the data ends too early");
+    if (bytes > w->end - w->at)
+        png_error(png, w->end < w->bytes ? "data after the last pixel" : "the data ends too early");
     memcpy(dst, w->data + w->at, bytes);
     w->at += bytes;
 }
 
 /* To 8-bit RGB, or RGBA when the file has any transparency. */
-static bool png_transform(struct png_work *w)
+static bool png_transform(struct png_work *w, int *ret_passes)
 {
     int color = png_get_color_type(w->png, w->info);
     bool alpha = (color & PNG_COLOR_MASK_ALPHA) || png_get_valid(w->png, w->info, PNG_INFO_tRNS);
     png_set_expand(w->png); /* palette, 1 to 4 bits, tRNS */
     png_set_scale_16(w->png);
     if (!(color & PNG_COLOR_MASK_COLOR)) png_set_gray_to_rgb(w->png);
-    png_set_interlace_handling(w->png);
+    *ret_passes = png_set_interlace_handling(w->png);
     png_read_update_info(w->png, w->info);
     return alpha;
+}
+
+/* Rows in all passes. With the last one libpng also unpacks all that follows in the stream, a
+ * thousand times its size or more: it gets no more bytes than a row may take (RGBA of 16 bits that
+ * does not compress, and as much again), and what libpng reads at a time. */
+static void png_rows(struct png_work *w, int passes, uint8_t *first, size_t height, size_t stride)
+{
+    enum { READ_AHEAD = 16384, PIXEL_BYTES = 8 };
+    size_t row_max = 2 * PIXEL_BYTES * png_get_image_width(w->png, w->info) + READ_AHEAD;
+    for (int pass = 1; pass <= passes; pass++)
+        for (size_t y = 0; y < height; y++) {
+            if (pass == passes && y == height - 1)
+                w->end = w->at + LG_MIN(row_max, w->bytes - w->at);
+            png_read_row(w->png, first + y * stride, NULL);
+        }
+    w->end = w->bytes;
 }
 
 /* The part that libpng may leave by longjmp. */
@@ -78,18 +94,16 @@ static int png_pixels(struct png_work *w, lg_picture *pic)
     png_read_info(w->png, w->info);
     LG_TRY(lg_picture_reserve(pic, png_get_image_width(w->png, w->info),
                               png_get_image_height(w->png, w->info)));
-    bool alpha = png_transform(w);
+    int passes;
+    bool alpha = png_transform(w, &passes);
     size_t channels = alpha ? 4 : 3, width = (size_t)pic->width, height = (size_t)pic->height;
     if (png_get_rowbytes(w->png, w->info) != width * channels)
         return LG_FAIL(LG_ERR_VOID, "PNG of an unsupported kind");
     if (alpha) w->rgba = malloc(width * height * 4);
-    w->rows = malloc(height * sizeof *w->rows);
-    if (!w->rows || (alpha && !w->rgba))
+    if (alpha && !w->rgba)
         return LG_FAIL(LG_ERR_NOSPACE, "no memory for a picture of %zu x %zu pixels", width,
                        height);
-    uint8_t *first = alpha ? w->rgba : pic->rgb;
-    for (size_t y = 0; y < height; y++) w->rows[y] = first + y * width * channels;
-    png_read_image(w->png, w->rows);
+    png_rows(w, passes, alpha ? w->rgba : pic->rgb, height, width * channels);
     png_read_end(w->png, NULL);
     if (alpha) lg_picture_over_white(w->rgba, pic->rgb, width * height);
     return 0;
@@ -100,7 +114,7 @@ int lg_png_decode(const void *data, size_t bytes, lg_picture *pic)
     struct png_work *w = calloc(1, sizeof *w);
     if (!w) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a PNG decoder");
     w->data = data;
-    w->bytes = bytes;
+    w->bytes = w->end = bytes;
     int rc;
     if (setjmp(w->jump))
         rc = LG_FAIL(LG_ERR_VOID, "PNG is cut off or damaged: %s", w->text);
@@ -108,7 +122,6 @@ int lg_png_decode(const void *data, size_t bytes, lg_picture *pic)
         rc = png_pixels(w, pic);
     png_destroy_read_struct(&w->png, &w->info, NULL);
     free(w->rgba);
-    free(w->rows);
     free(w);
     return rc;
 }

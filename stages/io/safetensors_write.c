@@ -187,7 +187,7 @@ static int publish(lg_st_writer *w)
         slash[slash == dir] = 0;
     else
         strcpy(dir, ".");
-    if (fsync(w->fd) < 0 || rename(w->tmp, w->path) < 0)
+    if (lg_fsync(w->fd) < 0 || rename(w->tmp, w->path) < 0)
         return LG_FAIL(lg_err_from_errno(errno), "cannot publish %s: %s", w->path, strerror(errno));
     free(w->tmp);
     w->tmp = NULL;

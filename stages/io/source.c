@@ -6,9 +6,12 @@
  * or is gone: the data set was whole when it was indexed, so this is a matter of the machine, not
  * of the sample. Only content that can never be used makes a sample void. */
 #include "stages/io/source.h"
+#include "base/beneath.h"
 #include "base/fs.h"
+#include "base/heartbeat.h"
+#include "base/json.h"
 #include "stages/io/source_index.h"
-#include <cjson/cJSON.h>
+#include "stages/io/source_parts.h"
 #include <ctype.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -70,6 +73,32 @@ bool lg_source_has_latents(const lg_source *s)
     return s->index.n_of_kind[LG_MEMBER_LATENT] > 0;
 }
 
+int lg_source_parts_save(const lg_source *s, const char *path)
+{
+    struct lg_parts there = {0}, p;
+    int rc = lg_parts_load(path, s->index.hash, &there);
+    lg_parts_free(&there);
+    lg_err_clear();
+    if (rc == 0) return 0;
+    LG_TRY(lg_parts_of(&s->index, &p));
+    rc = lg_parts_save(&p, s->index.hash, path);
+    lg_parts_free(&p);
+    LG_TRY(rc);
+    return 0;
+}
+
+void lg_source_parts_compare(const lg_source *s, const char *path, uint64_t hash, char *ret,
+                             size_t bytes)
+{
+    struct lg_parts was = {0}, is = {0};
+    *ret = 0;
+    if (lg_parts_load(path, hash, &was) == 0 && lg_parts_of(&s->index, &is) == 0)
+        lg_parts_compare(&was, &is, ret, bytes);
+    lg_parts_free(&was);
+    lg_parts_free(&is);
+    lg_err_clear();
+}
+
 /* ---- bytes ---- */
 
 static int shard_fd(lg_source *s, size_t shard, int *ret_fd)
@@ -86,10 +115,10 @@ static int shard_fd(lg_source *s, size_t shard, int *ret_fd)
         if (o->fd < 0 || (oldest->fd >= 0 && o->used < oldest->used)) oldest = o;
     }
     const char *path = s->index.shard[shard].path;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return LG_FAIL(LG_ERR_IO, "cannot open %s: %s", path, strerror(errno));
-    struct stat st;
-    if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != s->index.shard_bytes[shard]) {
+    int fd;
+    uint64_t bytes;
+    if (lg_open_file(path, &fd, &bytes) < 0) return LG_ERR_IO;
+    if (bytes != s->index.shard_bytes[shard]) {
         close(fd);
         return LG_FAIL(LG_ERR_IO, "%s has changed since the run began; put the old file back",
                        path);
@@ -112,13 +141,15 @@ static void forget_fd(lg_source *s, int fd)
 static int read_exactly(int fd, const char *path, uint64_t at, char *dst, size_t bytes)
 {
     for (size_t got = 0; got < bytes;) {
-        ssize_t n = pread(fd, dst + got, bytes - got, (off_t)(at + got));
+        size_t want = LG_MIN(bytes - got, (size_t)LG_PIECE_BYTES);
+        ssize_t n = pread(fd, dst + got, want, (off_t)(at + got));
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
             return LG_FAIL(LG_ERR_IO, "reading %s at byte %llu: %s", path,
                            (unsigned long long)(at + got),
                            n ? strerror(errno) : "the file became shorter");
         got += (size_t)n;
+        lg_heartbeat();
     }
     return 0;
 }
@@ -138,8 +169,10 @@ static int read_member(lg_source *s, size_t shard, const struct lg_index_member 
     }
     char path[LG_PATH_BYTES];
     LG_TRY(lg_path(path, "%s/%s", place->path, s->index.names + m->at));
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return LG_FAIL(LG_ERR_IO, "cannot open %s: %s", path, strerror(errno));
+    fd = lg_open_beneath(place->path, s->index.names + m->at);
+    if (fd < 0)
+        return LG_FAIL(LG_ERR_IO, "cannot open %s: %s", path,
+                       errno == EXDEV ? "it leads out of the folder now" : strerror(errno));
     struct stat st;
     int rc = 0;
     if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != m->bytes)
@@ -166,42 +199,66 @@ static const char *trimmed(char *text, size_t bytes)
 
 /* Copies a caption to *at, behind the ones before. A JSON string is never shorter in its source, so
  * the room of the source's size + 1 always suffices. */
-static void take_caption(lg_item *item, char **at, const char *text)
+static void take_caption(lg_item *item, char **at, const lg_json *j)
 {
     if (item->n_captions == LG_SOURCE_CAPTIONS_MAX) return;
-    size_t len = strlen(text);
-    memcpy(*at, text, len + 1);
+    size_t len = lg_json_text(j, *at);
     item->caption[item->n_captions++] = trimmed(*at, len);
     *at += len + 1;
+}
+
+static int with_json_error(const lg_item *item, int rc)
+{
+    if (rc == LG_ERR_VOID)
+        return LG_FAIL(LG_ERR_VOID, "%s: its .json is malformed: %s", item->key, lg_err_message());
+    return rc;
+}
+
+/* Reads the whole document; *ret stands before the value that holds the captions, or at the end. */
+static int find_captions(lg_json *j, lg_json *ret)
+{
+    bool caption = false, captions = false;
+    lg_json start = *j;
+    LG_TRY(lg_json_next(j));
+    bool object = j->kind == LG_JSON_OBJECT;
+    while (j->kind != LG_JSON_END) {
+        bool own = object && j->kind == LG_JSON_KEY && j->depth == 1;
+        bool one = own && lg_json_is(j, "caption"), many = own && lg_json_is(j, "captions");
+        if ((one && caption) || (many && captions))
+            return lg_json_fail(j, "its captions stand there twice");
+        caption |= one;
+        captions |= many;
+        if (many || (one && !captions)) start = *j;
+        LG_TRY(lg_json_next(j));
+    }
+    *ret = object && !caption && !captions ? *j : start;
+    return 0;
 }
 
 /* Captions of a .json: see source.h. `room` holds at least `bytes` + 1. */
 static int parse_json(lg_item *item, const char *json, size_t bytes, char *room)
 {
-    cJSON *root = cJSON_ParseWithLength(json, bytes);
-    if (!root) return LG_FAIL(LG_ERR_VOID, "%s: its .json is malformed", item->key);
-    const cJSON *c = root;
-    if (cJSON_IsObject(root)) {
-        c = cJSON_GetObjectItemCaseSensitive(root, "captions");
-        if (!c) c = cJSON_GetObjectItemCaseSensitive(root, "caption");
-    }
-    int rc = 0;
-    if (cJSON_IsString(c)) {
-        take_caption(item, &room, c->valuestring);
-    } else if (cJSON_IsArray(c)) {
-        const cJSON *e;
-        cJSON_ArrayForEach(e, c)
-        {
-            if (cJSON_IsString(e))
-                take_caption(item, &room, e->valuestring);
-            else
-                rc = LG_FAIL(LG_ERR_VOID, "%s: a caption in its .json is no string", item->key);
+    lg_json j, value;
+    lg_json_open(
+        &j,
+        &(struct lg_json_source){
+            .label = "it", .data = json, .bytes = bytes, .code = LG_ERR_VOID, .loose_text = true});
+    LG_TRY(with_json_error(item, find_captions(&j, &value)));
+    LG_TRY(lg_json_next(&value));
+    if (value.kind == LG_JSON_STRING) {
+        take_caption(item, &room, &value);
+    } else if (value.kind == LG_JSON_ARRAY) {
+        for (;;) {
+            LG_TRY(lg_json_next(&value));
+            if (value.kind == LG_JSON_ARRAY_END) break;
+            if (value.kind != LG_JSON_STRING)
+                return LG_FAIL(LG_ERR_VOID, "%s: a caption in its .json is no string", item->key);
+            take_caption(item, &room, &value);
         }
-    } else if (c && !cJSON_IsNull(c)) {
-        rc = LG_FAIL(LG_ERR_VOID, "%s: the caption in its .json is no string", item->key);
+    } else if (value.kind != LG_JSON_NULL && value.kind != LG_JSON_END) {
+        return LG_FAIL(LG_ERR_VOID, "%s: the caption in its .json is no string", item->key);
     }
-    cJSON_Delete(root);
-    return rc;
+    return 0;
 }
 
 static int parse_label(lg_item *item, char *text, size_t bytes)

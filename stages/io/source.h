@@ -5,6 +5,9 @@
  *   `{000..127}`) or a comma-separated list of these. Members of a sample stand next to each other
  *   and share the name up to the first dot of the file name, the key.
  * - A plain folder of pictures, with subfolders: the key is the path without its last extension.
+ * Symbolic links in a folder, of pictures or of shards, count as long as they lead to places inside
+ * it. Those that lead out of it are left out, and said in the log; a name that data.path itself gives
+ * or that a pattern finds may lead anywhere.
  * Members: .png .jpg .jpeg .webp (the picture), .latent.safetensors (an encoded picture: tensors
  * latent_mean and latent_logvar, (C, h, w)), .txt (one caption), .json ({"caption": "..."},
  * {"captions": [...]}, a list of strings or one string; it wins over .txt), .cls (class number in
@@ -39,8 +42,15 @@ struct lg_source_options {
 int lg_source_open(const char *path, const struct lg_source_options *options, lg_source **ret);
 void lg_source_close(lg_source **s);
 uint64_t lg_source_count(const lg_source *s); /* items, >= 1 */
-/* Fingerprint of shard names, keys, member kinds and sizes; not of the folder they lie in. */
+/* Fingerprint of shard names, keys, member kinds and sizes; not of the folder they lie in. Never 0. */
 uint64_t lg_source_hash(const lg_source *s);
+/* For people, when a data set has changed: which shard, or which stretch of a folder, has which part in the
+ * fingerprint. Publishes that at path, unless a list of this data set is there already. */
+int lg_source_parts_save(const lg_source *s, const char *path);
+/* Says where this data set differs from the one with fingerprint `hash` whose list is at path: "shard
+ * x-003.tar is gone"; "" when that is not known. */
+void lg_source_parts_compare(const lg_source *s, const char *path, uint64_t hash, char *ret,
+                             size_t bytes);
 /* Some item carries a latent: then samples are latents, and items without one are void. */
 bool lg_source_has_latents(const lg_source *s);
 
@@ -63,16 +73,18 @@ typedef struct lg_item {
 int lg_source_read(lg_source *s, uint64_t item, lg_item *ret);
 void lg_item_free(lg_item *item);
 
-/* How a run makes samples of items. Sample n is item permutation(seed, n / count)[n % count]; every
- * choice is a function of (seed, purpose, n). */
+/* How a run makes samples of items. Sample n is the item at place (n - first) % count of epoch
+ * e = epoch + (n - first) / count, which is permutation(seed, e)[place]; every other choice is a function of
+ * (seed, purpose, n). */
 struct lg_sample_rule {
     uint64_t seed;
-    int size;         /* S: side of the square, pixels */
-    bool random_crop; /* else the centre; only along the longer side */
-    bool random_flip; /* mirrored in half of the samples */
-    double dropout;   /* probability that the caption becomes "" and the label num_classes */
-    int num_classes;  /* labels must be below; 0: labels are not looked at */
-    bool no_shuffle;  /* item n % count */
+    uint64_t first, epoch; /* of the part of the run (config/data_set.h): 0 and 0 in its first */
+    int size;              /* S: side of the square, pixels */
+    bool random_crop;      /* else the centre; only along the longer side */
+    bool random_flip;      /* mirrored in half of the samples */
+    double dropout;        /* probability that the caption becomes "" and the label num_classes */
+    int num_classes;       /* labels must be below; 0: labels are not looked at */
+    bool no_shuffle;       /* the item at that place, in every epoch */
 };
 
 /* Zero it before the first use. */

@@ -5,6 +5,9 @@
  * item; there a caption without a picture (a README.txt) is no item, while in a shard it is one, a
  * void one, since shards are made by programs and a missing picture is a fault to be seen. */
 #include "stages/io/source_index.h"
+#include "base/beneath.h"
+#include "base/fs.h"
+#include "base/heartbeat.h"
 #include "base/log.h"
 #include "stages/io/tar.h"
 #include <fcntl.h>
@@ -133,19 +136,19 @@ static void keep_complete(struct shard_scan *s, const struct lg_tar_cut *cut)
 static int index_tar(struct lg_index *x, size_t shard, bool allow_truncated)
 {
     const char *path = x->shard[shard].path;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return LG_FAIL(LG_ERR_IO, "cannot open the shard %s: %s", path, strerror(errno));
+    int fd;
+    uint64_t bytes;
+    int rc = lg_open_file(path, &fd, &bytes);
+    if (rc < 0) return LG_FAIL(LG_ERR_IO, "cannot use the shard: %s", lg_err_message());
     struct lg_tar_cut *cut = calloc(1, sizeof *cut);
     struct shard_scan *s = calloc(1, sizeof *s);
-    struct stat st;
-    int rc = 0;
-    if (!cut || !s || fstat(fd, &st) < 0) {
+    if (!cut || !s) {
         rc = LG_FAIL(LG_ERR_NOSPACE, "no memory to index %s", path);
         goto out;
     }
     *s = (struct shard_scan){.x = x, .shard = shard, .first_entry = x->count};
     cut->offset = UINT64_MAX;
-    x->shard_bytes[shard] = (uint64_t)st.st_size;
+    x->shard_bytes[shard] = bytes;
     rc = lg_tar_scan(fd, path, on_tar_member, s, cut);
     if (rc == LG_ERR_CORRUPT && cut->offset != UINT64_MAX && allow_truncated) {
         keep_complete(s, cut);
@@ -205,18 +208,34 @@ static int add_file(struct files *f, const char *path, uint64_t bytes)
     return 0;
 }
 
-static int walk(const char *root, struct files *f)
+/* A link: followed next, or left out because it leads nowhere or out of the folder. */
+static int on_link(FTS *fts, FTSENT *e, const char *root, struct lg_links_out *out)
+{
+    int why;
+    if (lg_is_beneath(root, e->fts_path, &why)) {
+        fts_set(fts, e, FTS_FOLLOW);
+        return 0;
+    }
+    if (why) return LG_FAIL(LG_ERR_IO, "cannot follow %s: %s", e->fts_path, strerror(why));
+    lg_links_out_add(out, e->fts_path);
+    return 0;
+}
+
+static int walk(const char *root, struct files *f, struct lg_links_out *out)
 {
     char *roots[] = {(char *)root, NULL};
-    FTS *fts = fts_open(roots, FTS_LOGICAL | FTS_NOCHDIR, NULL);
+    FTS *fts = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, NULL);
     if (!fts) return LG_FAIL(LG_ERR_IO, "cannot walk the folder %s: %s", root, strerror(errno));
     int rc = 0;
     size_t skip = strlen(root);
     for (FTSENT *e; rc == 0 && (e = fts_read(fts));) {
+        lg_heartbeat();
         if (e->fts_level > 0 && e->fts_name[0] == '.') {
             fts_set(fts, e, FTS_SKIP);
         } else if (e->fts_info == FTS_DNR || e->fts_info == FTS_ERR || e->fts_info == FTS_NS) {
             rc = LG_FAIL(LG_ERR_IO, "cannot read %s: %s", e->fts_path, strerror(e->fts_errno));
+        } else if (e->fts_info == FTS_SL) {
+            rc = on_link(fts, e, root, out);
         } else if (e->fts_info == FTS_F && strncmp(e->fts_name, "__", 2) != 0) {
             const char *relative = e->fts_path + skip;
             while (*relative == '/') relative++;
@@ -231,7 +250,10 @@ static int index_folder(struct lg_index *x, size_t shard)
 {
     struct files f = {0};
     int rc;
-    LG_TRY_GOTO(rc, walk(x->shard[shard].path, &f), out);
+    struct lg_links_out links = {0};
+    LG_TRY_GOTO(rc, walk(x->shard[shard].path, &f, &links), out);
+    lg_links_out_log(&links, x->shard[shard].path);
+    x->links_out += links.count;
     if (f.count) qsort(f.at, f.count, sizeof *f.at, by_key);
     for (size_t i = 0, end; i < f.count; i = end) {
         bool usable = false;
@@ -282,6 +304,7 @@ static int hash_and_count(struct lg_index *x)
         }
     }
     x->hash = XXH3_64bits_digest(h);
+    if (!x->hash) x->hash = 1;
     XXH3_freeState(h);
     return 0;
 }
@@ -293,8 +316,9 @@ static int check(const struct lg_index *x, const char *path, const struct lg_sou
     if (n[LG_MEMBER_PICTURE] + n[LG_MEMBER_LATENT] == 0)
         return LG_FAIL(LG_ERR_CONFIG,
                        "data.path: no picture in %s (%zu shards or folders, %zu samples without a "
-                       "picture); looked for .png, .jpg, .jpeg, .webp and .latent.safetensors",
-                       path, x->n_shards, x->count);
+                       "picture, %zu links out of the folder, which are not followed); looked for "
+                       ".png, .jpg, .jpeg, .webp and .latent.safetensors",
+                       path, x->n_shards, x->count, x->links_out);
     if (o->need_caption && n[LG_MEMBER_TXT] + n[LG_MEMBER_JSON] == 0)
         return LG_FAIL(LG_ERR_CONFIG,
                        "data.path: no caption in %s; the model is conditioned on text: looked for "

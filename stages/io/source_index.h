@@ -37,6 +37,7 @@ struct lg_index {
     size_t n_members, member_capacity;
     char *names; /* NUL-terminated strings */
     size_t names_bytes, names_capacity;
+    size_t links_out; /* of folders, left out */
     uint64_t hash;
     uint64_t n_of_kind[LG_MEMBER_KINDS];
 };

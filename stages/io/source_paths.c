@@ -4,7 +4,10 @@
  * {000..127} that shard lists are usually written with), the rest by glob(3). A name that exists is
  * always taken literally, whatever characters it has. */
 #include "stages/io/source_paths.h"
+#include "base/beneath.h"
 #include "base/fs.h"
+#include "base/heartbeat.h"
+#include "base/log.h"
 #include <ctype.h>
 #include <dirent.h>
 #include <glob.h>
@@ -31,6 +34,7 @@ static int add(struct list *l, const char *path, bool is_folder)
         l->at = p;
         l->capacity = capacity;
     }
+    lg_heartbeat();
     char *copy = strdup(path);
     if (!copy) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the list of shards");
     l->at[l->count++] = (struct lg_place){copy, is_folder};
@@ -43,6 +47,35 @@ static bool has_suffix(const char *s, const char *suffix)
     return n > m && strcmp(s + n - m, suffix) == 0;
 }
 
+void lg_links_out_add(struct lg_links_out *links, const char *path)
+{
+    /* The least of the names, whatever order the folder has. */
+    if (links->count++ == 0 || strncmp(path, links->first, sizeof links->first - 1) < 0)
+        snprintf(links->first, sizeof links->first, "%s", path);
+}
+
+void lg_links_out_log(const struct lg_links_out *links, const char *folder)
+{
+    if (links->count)
+        lg_log(LG_WARN,
+               "%s: %zu links that lead out of the folder are left out, the first is %s; move what "
+               "they name into the folder, or name it in data.path",
+               folder, links->count, links->first);
+}
+
+/* A link out of the folder is none of its files; one that leads nowhere is, and fails to open. */
+static int add_tar(struct list *l, const char *folder, const char *file, struct lg_links_out *out)
+{
+    int why;
+    if (lg_is_beneath(folder, file, &why) || (!why && !lg_path_exists(file))) {
+        LG_TRY(add(l, file, false));
+        return 0;
+    }
+    if (why) return LG_FAIL(LG_ERR_IO, "cannot follow %s: %s", file, strerror(why));
+    lg_links_out_add(out, file);
+    return 0;
+}
+
 /* The .tar files of a folder; one without any is a plain folder. */
 static int add_folder(struct list *l, const char *path)
 {
@@ -52,14 +85,16 @@ static int add_folder(struct list *l, const char *path)
                        strerror(errno));
     int rc = 0;
     size_t before = l->count, len = strlen(path);
+    struct lg_links_out out = {0};
     while (len > 1 && path[len - 1] == '/') len--;
     for (struct dirent *e; rc == 0 && (e = readdir(dir));) {
         char file[LG_PATH_BYTES];
         if (e->d_name[0] == '.' || !has_suffix(e->d_name, ".tar")) continue;
         rc = lg_path(file, "%.*s/%s", (int)len, path, e->d_name);
-        if (rc == 0) rc = add(l, file, false);
+        if (rc == 0) rc = add_tar(l, path, file, &out);
     }
     closedir(dir);
+    if (rc == 0) lg_links_out_log(&out, path);
     if (rc == 0 && l->count == before) rc = add(l, path, true);
     if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     return 0;

@@ -128,11 +128,14 @@ static int make_latents(lg_sample *s)
 int lg_source_sample(lg_source *s, const struct lg_sample_rule *rule, uint64_t n, uint8_t *pixels,
                      lg_sample *ret)
 {
-    uint64_t count = lg_source_count(s), position = n % count;
+    LG_ASSERT(n >= rule->first);
+    uint64_t count = lg_source_count(s), in_part = n - rule->first, position = in_part % count;
     if (!ret->work) ret->work = calloc(1, sizeof *ret->work);
     if (!ret->work) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a sample");
     ret->n = n;
-    ret->item = rule->no_shuffle ? position : lg_permute(rule->seed, n / count, position, count);
+    ret->item = rule->no_shuffle
+                    ? position
+                    : lg_permute(rule->seed, rule->epoch + in_part / count, position, count);
     ret->is_latent = lg_source_has_latents(s);
     ret->caption = "";
     int rc = lg_source_read(s, ret->item, &ret->stored);

@@ -10,6 +10,7 @@
  * used to allocate or to move before it was compared with its bound and with the end of the file.
  */
 #include "stages/io/tar.h"
+#include "base/heartbeat.h"
 #include "base/log.h"
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +60,7 @@ static int read_at(const struct scan *s, void *dst, size_t bytes, uint64_t at, s
         if (n == 0) break;
         got += (size_t)n;
     }
+    lg_heartbeat();
     *ret_got = got;
     return 0;
 }

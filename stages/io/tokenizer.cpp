@@ -1,9 +1,11 @@
 /* The only file that knows sentencepiece; see tokenizer.h.
  *
- * Every entry point catches everything: C callers cannot unwind. The model is read by ourselves and
- * handed over as bytes, so that a missing file and a damaged one get different messages. */
+ * Every entry point catches everything: C callers cannot unwind. The model is read by ourselves,
+ * looked through (tokenizer_check.h) and handed over as bytes, so that a missing file and a damaged
+ * one get different messages and none ends the process. */
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <sentencepiece_processor.h>
 #include <string>
@@ -12,6 +14,7 @@
 extern "C" {
 #include "base/fs.h"
 #include "stages/io/tokenizer.h"
+#include "stages/io/tokenizer_check.h"
 }
 
 struct lg_tokenizer {
@@ -36,9 +39,10 @@ int load(lg_tokenizer *t, const char *path)
     char *data = nullptr;
     size_t bytes = 0;
     LG_TRY(lg_read_file(path, model_bytes_max, &data, &bytes));
+    std::unique_ptr<char, decltype(&std::free)> owner(data, std::free); /* the library may throw */
     t->path = path;
+    LG_TRY(lg_tokenizer_check(path, data, bytes));
     auto status = t->processor.LoadFromSerializedProto(absl::string_view(data, bytes));
-    std::free(data);
     if (!status.ok())
         return LG_FAIL(LG_ERR_CORRUPT, "%s is not a complete sentencepiece model (%s)", path,
                        status.ToString().c_str());

@@ -71,6 +71,56 @@ static int check_source(lg_stage *st, struct loader *l)
     return 0;
 }
 
+static int refuse_data(lg_stage *st, struct loader *l, const struct lg_data_part *was)
+{
+    char path[LG_PATH_BYTES], where[128], count[32] = "?";
+    LG_TRY(lg_path(path, "%s/data.json", st->run_dir));
+    lg_source_parts_compare(l->source, path, was->hash, where, sizeof where);
+    if (was->items) snprintf(count, sizeof count, "%" PRIu64, was->items);
+    atomic_store_explicit(&st->board->s->data.changed, 1, memory_order_release);
+    return lg_stage_park(st,
+                         "the data set has changed: %s items, now %" PRIu64
+                         "%s%s. Restore it, or go "
+                         "on with it from the newest checkpoint: --set data.allow_changed=true",
+                         count, lg_source_count(l->source), *where ? "; " : "", where);
+}
+
+/* The same as everybody else's in this run; what that means for the order of samples. */
+static int agree_on_data(lg_stage *st, struct loader *l)
+{
+    struct lg_data_part part[LG_DATA_PARTS_MAX];
+    char path[LG_PATH_BYTES];
+    if (lg_data_agree(st->board, lg_source_count(l->source), lg_source_hash(l->source), part) < 0)
+        return refuse_data(st, l, part);
+    int n = lg_data_parts(st->board, part);
+    l->rule.first = part[n - 1].first;
+    l->rule.epoch = part[n - 1].epoch;
+    if (l->rule.first)
+        lg_log(LG_INFO, "this data set from sample %" PRIu64 " on, where epoch %" PRIu64 " begins",
+               l->rule.first, l->rule.epoch);
+    LG_TRY(lg_path(path, "%s/data.json", st->run_dir));
+    if (lg_source_parts_save(l->source, path) < 0) /* it serves a message alone */
+        lg_log_error("the list of the data set's parts could not be written");
+    lg_err_clear();
+    return 0;
+}
+
+static int open_tokenizer(lg_stage *st, struct loader *l)
+{
+    char path[LG_PATH_BYTES];
+    uint64_t hash = 0;
+    LG_TRY(lg_path(path, "%s/spiece.model", st->config->text_model));
+    if (lg_hash_file(path, &hash, NULL) == 0 && !lg_data_same_tokenizer(st->board, hash ? hash : 1))
+        return lg_stage_park(st, "%.160s has changed since the run began: put the old file back",
+                             path);
+    lg_err_clear(); /* a file that cannot be read is told below */
+    int rc = lg_tokenizer_open(st->config->text_model, &l->tokenizer);
+    if (rc == LG_ERR_CORRUPT || rc == LG_ERR_MISMATCH || rc == LG_ERR_NOTFOUND)
+        return lg_stage_park(st, "%s", lg_err_message()); /* no restart would mend the file */
+    LG_TRY(rc);
+    return 0;
+}
+
 static int loader_open(lg_stage *st)
 {
     struct loader *l = calloc(1, sizeof *l);
@@ -86,7 +136,7 @@ static int loader_open(lg_stage *st)
         return lg_stage_park(st, "%s", lg_err_message());
     LG_TRY(rc);
     LG_TRY(check_source(st, l));
-    if (st->plan.text_length) LG_TRY(lg_tokenizer_open(c->text_model, &l->tokenizer));
+    if (st->plan.text_length) LG_TRY(open_tokenizer(st, l));
     l->rule = (struct lg_sample_rule){.seed = (uint64_t)c->job_seed,
                                       .size = (int)c->data_size,
                                       .random_crop = !strcmp(c->data_crop, "random"),
@@ -94,6 +144,7 @@ static int loader_open(lg_stage *st)
                                       .dropout = c->trainer_cond_dropout,
                                       .num_classes = st->plan.num_classes,
                                       .no_shuffle = !c->data_shuffle};
+    LG_TRY(agree_on_data(st, l));
     l->pixels = malloc((size_t)3 * l->rule.size * l->rule.size);
     LG_ASSERT(l->pixels);
     return 0;

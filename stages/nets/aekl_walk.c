@@ -4,7 +4,7 @@
  * declares; so the order of the table is the order of the walk. Three buffers are enough for any
  * net: a residual block reads its input (`at`), and works in the two others; which buffer holds
  * the map afterwards is a matter of book-keeping. Everything is NHWC. A convolution whose map is
- * normalised next writes the map's moments, too, and the norm need not work them out; a norm that a
+ * normalised next writes means and variances of the map, too, and the norm need not work them out; a norm that a
  * convolution reads is one operation with it.
  *
  * Invariants: a layer leaves the map in buffer `at` with its shape in n, h, w, channels; the two
@@ -95,9 +95,9 @@ struct conv {
     bool then_norm;
 };
 
-static lg_tensor moments_of(const struct lg_aekl_walk *k)
+static lg_tensor mean_var_of(const struct lg_aekl_walk *k)
 {
-    return lg_t3(k->moments, LG_F64, k->n, k->c->norm_groups, 2);
+    return lg_t3(k->mean_var, LG_F64, k->n, k->c->norm_groups, 2);
 }
 
 /* Takes the norm's parameters; nothing where it only declares. */
@@ -109,8 +109,8 @@ static struct lg_group_norm_forward_args norm_args(struct lg_aekl_walk *k, const
     lg_tensor b = vector(k, name, "bias", a->channels, false);
     if (!k->s) return (struct lg_group_norm_forward_args){0};
     return (struct lg_group_norm_forward_args){.x = map_in(k, a->from, a->channels),
-                                               .moments =
-                                                   k->measured == a->from ? moments_of(k) : LG_NONE,
+                                               .mean_var = k->measured == a->from ? mean_var_of(k)
+                                                                                  : LG_NONE,
                                                .w = w,
                                                .b = b,
                                                .y = map_in(k, a->to, a->channels),
@@ -119,8 +119,8 @@ static struct lg_group_norm_forward_args norm_args(struct lg_aekl_walk *k, const
                                                .act = a->act};
 }
 
-/* A buffer gets another map, with moments or without. */
-static void note_moments(struct lg_aekl_walk *k, int buffer, bool measured)
+/* A buffer gets another map, whose means and variances are known or not. */
+static void note_mean_var(struct lg_aekl_walk *k, int buffer, bool measured)
 {
     if (measured)
         k->measured = buffer;
@@ -133,7 +133,7 @@ static void norm(struct lg_aekl_walk *k, const struct norm *a)
     struct lg_group_norm_forward_args args = norm_args(k, a);
     if (!k->s) return;
     lg_group_norm_forward(k->s, &args);
-    note_moments(k, a->to, false);
+    note_mean_var(k, a->to, false);
 }
 
 /* A 3x3 convolution keeps the size; with stride 2 it halves it, padding only right and below. Sets
@@ -157,7 +157,7 @@ static void conv(struct lg_aekl_walk *k, const struct conv *c)
         .bias = bias,
         .residual = c->residual < 0 ? LG_NONE : map_in(k, c->residual, c->out),
         .y = map_in(k, c->to, c->out),
-        .moments = c->then_norm ? moments_of(k) : LG_NONE,
+        .mean_var = c->then_norm ? mean_var_of(k) : LG_NONE,
         .stride = c->stride,
         .top = before,
         .left = before,
@@ -167,8 +167,8 @@ static void conv(struct lg_aekl_walk *k, const struct conv *c)
         lg_norm_conv2d_forward(k->s, &both);
     else
         lg_conv2d_forward(k->s, &both.conv);
-    if (c->norm) note_moments(k, c->from, false);
-    note_moments(k, c->to, c->then_norm);
+    if (c->norm) note_mean_var(k, c->from, false);
+    note_mean_var(k, c->to, c->then_norm);
 }
 
 struct conv_map {
@@ -237,7 +237,7 @@ static void attention(struct lg_aekl_walk *k, const char *layer)
     lg_dtype t = k->dtype;
     char *qkv = map_in(k, b, 3 * C).data;
     void *o = map_in(k, a, C).data;
-    size_t part = (size_t)C * lg_dtype_bytes(t);
+    size_t offset = (size_t)C * lg_dtype_bytes(t);
     w.dim[0] = bias.dim[0] = 3 * C; /* q, k and v are packed: one product */
     lg_linear_forward(k->s, &(struct lg_linear_forward_args){.x = lg_t2(o, t, k->n * T, C),
                                                              .w = w,
@@ -245,8 +245,8 @@ static void attention(struct lg_aekl_walk *k, const char *layer)
                                                              .y = lg_t2(qkv, t, k->n * T, 3 * C)});
     lg_attention_forward(k->s, &(struct lg_attention_forward_args){
                                    .q = lg_t4(qkv, t, k->n, T, 1, C),
-                                   .k = lg_t4(qkv ? qkv + part : NULL, t, k->n, T, 1, C),
-                                   .v = lg_t4(qkv ? qkv + 2 * part : NULL, t, k->n, T, 1, C),
+                                   .k = lg_t4(qkv ? qkv + offset : NULL, t, k->n, T, 1, C),
+                                   .v = lg_t4(qkv ? qkv + 2 * offset : NULL, t, k->n, T, 1, C),
                                    .q_stride = 3 * C,
                                    .kv_stride = 3 * C,
                                    .o = lg_t4(o, t, k->n, T, 1, C),
@@ -270,7 +270,7 @@ static void upsample(struct lg_aekl_walk *k, const char *name)
         lg_upsample2x_forward(
             k->s, &(struct lg_upsample2x_forward_args){.x = x, .y = map_in(k, to, k->channels)});
     }
-    note_moments(k, to, false);
+    note_mean_var(k, to, false);
     k->at = to;
     conv_map(k, &(struct conv_map){name, k->channels, 3, 1, true});
 }

@@ -17,15 +17,15 @@ struct lg_aekl_walk {
     lg_dtype dtype;
     void *buffer[LG_AEKL_BUFFERS]; /* run */
     size_t need[LG_AEKL_BUFFERS];  /* plan: elements */
-    void *moments;                 /* run: (n, norm_groups, 2) f64 */
+    void *mean_var;                /* run: (n, norm_groups, 2) f64 */
     int measured;                  /* the buffer whose map they are of, -1: none */
     /* The feature map (n, h, w, channels) and the buffer that holds it. */
     int at;
     int64_t n, h, w, channels;
 };
 
-/* pixels (n, in_channels, h, w) u8 to moments (n, h', w', 2 latent_channels). In: n, h, w. Returns
- * the moments, which lie in a buffer. */
+/* pixels (n, in_channels, h, w) u8 to the posterior's parameters (n, h', w', 2 latent_channels). In: n, h, w. Returns
+ * these, which lie in a buffer. */
 lg_tensor lg_aekl_walk_encoder(struct lg_aekl_walk *k, lg_tensor pixels);
 /* latent (n, latent_channels, h, w) to a picture (n, h', w', out_channels), in a buffer. */
 lg_tensor lg_aekl_walk_decoder(struct lg_aekl_walk *k, lg_tensor latent);

@@ -4,7 +4,7 @@
  * A net runs one slice of pictures at a time, always the same number: a last slice that is not
  * full is staged, so that the shapes, and with them the bits of a picture, never depend on how
  * many there are. Memory is three buffers, each as large as the largest map that the walk puts in
- * it, a map's moments, the staging of a slice where the batch needs one, and the backend's
+ * it, means and variances of a map, the staging of a slice where the batch needs one, and the backend's
  * scratch. Encoder and decoder share all of it.
  *
  * Invariant: need and scratch come from a dry walk with the very shapes that run later. */
@@ -173,7 +173,7 @@ struct lg_aekl {
     size_t need[LG_AEKL_BUFFERS];      /* elements */
     size_t buffer_at[LG_AEKL_BUFFERS]; /* bytes */
     struct stage_at stage;
-    size_t moments_at; /* bytes */
+    size_t mean_var_at; /* bytes */
     char *arena, *scratch;
     size_t arena_bytes, scratch_bytes;
 };
@@ -193,7 +193,7 @@ static struct lg_aekl_walk walk(const lg_aekl *net, lg_stream *s, const void *we
                              .n = net->shape.slice};
     for (int i = 0; i < LG_AEKL_BUFFERS; i++)
         k.buffer[i] = net->arena ? net->arena + net->buffer_at[i] : NULL;
-    k.moments = net->arena ? net->arena + net->moments_at : NULL;
+    k.mean_var = net->arena ? net->arena + net->mean_var_at : NULL;
     k.measured = -1;
     return k;
 }
@@ -203,12 +203,12 @@ static void keep_need(lg_aekl *net, const struct lg_aekl_walk *k)
     for (int i = 0; i < LG_AEKL_BUFFERS; i++) net->need[i] = LG_MAX(net->need[i], k->need[i]);
 }
 
-/* The moments (n, h, w, 2C) to mean and logvar (n, C, h, w). */
-static void split_moments(struct lg_aekl_walk *k, lg_tensor moments, lg_tensor mean,
-                          lg_tensor logvar)
+/* The posterior's parameters (n, h, w, 2C) to mean and logvar (n, C, h, w). */
+static void split_posterior(struct lg_aekl_walk *k, lg_tensor parameters, lg_tensor mean,
+                            lg_tensor logvar)
 {
-    lg_latent_moments(
-        k->s, &(struct lg_latent_moments_args){.x = moments, .mean = mean, .logvar = logvar});
+    lg_posterior_split(
+        k->s, &(struct lg_posterior_split_args){.x = parameters, .mean = mean, .logvar = logvar});
 }
 
 /* One slice. Tensors have `slice` pictures. Returns what the buffers needed. */
@@ -218,7 +218,7 @@ static struct lg_aekl_walk encode_slice(const lg_aekl *net, lg_stream *s, const 
     struct lg_aekl_walk k = walk(net, s, weights);
     k.h = net->shape.height;
     k.w = net->shape.width;
-    split_moments(&k, lg_aekl_walk_encoder(&k, pixels), mean, logvar);
+    split_posterior(&k, lg_aekl_walk_encoder(&k, pixels), mean, logvar);
     return k;
 }
 
@@ -238,7 +238,7 @@ static struct lg_aekl_walk decode_slice(const lg_aekl *net, lg_stream *s, const 
 /* ---- slices ---- */
 
 /* Pictures [first, first + n) of a batch; absent stays absent. */
-static lg_tensor part(lg_tensor t, int64_t first, int64_t n)
+static lg_tensor samples_of(lg_tensor t, int64_t first, int64_t n)
 {
     if (!t.rank || !t.data) return LG_NONE;
     t.data = (char *)t.data + (size_t)first * (lg_tensor_bytes(&t) / (size_t)t.dim[0]);
@@ -280,17 +280,17 @@ void lg_aekl_encode(lg_aekl *net, lg_stream *s, const void *weights, lg_tensor p
     lg_stream_set_scratch(s, net->scratch, net->scratch_bytes);
     int first = 0, n = b->slice;
     for (; first + n <= b->batch; first += n)
-        encode_slice(net, s, weights, part(pixels, first, n), part(mean, first, n),
-                     part(logvar, first, n));
+        encode_slice(net, s, weights, samples_of(pixels, first, n), samples_of(mean, first, n),
+                     samples_of(logvar, first, n));
     if (first == b->batch) return;
     n = b->batch - first;
     lg_tensor stage_pixels = staged(net, pixels, net->stage.pixels);
     lg_tensor stage_mean = staged(net, mean, net->stage.mean);
     lg_tensor stage_logvar = staged(net, logvar, net->stage.logvar);
-    copy(s, stage_pixels, part(pixels, first, n));
+    copy(s, stage_pixels, samples_of(pixels, first, n));
     encode_slice(net, s, weights, stage_pixels, stage_mean, stage_logvar);
-    copy(s, part(mean, first, n), stage_mean);
-    copy(s, part(logvar, first, n), stage_logvar);
+    copy(s, samples_of(mean, first, n), stage_mean);
+    copy(s, samples_of(logvar, first, n), stage_logvar);
 }
 
 void lg_aekl_decode(lg_aekl *net, lg_stream *s, const void *weights, lg_tensor latent,
@@ -305,17 +305,17 @@ void lg_aekl_decode(lg_aekl *net, lg_stream *s, const void *weights, lg_tensor l
     lg_stream_set_scratch(s, net->scratch, net->scratch_bytes);
     int first = 0, n = b->slice;
     for (; first + n <= b->batch; first += n)
-        decode_slice(net, s, weights, part(latent, first, n), part(image, first, n),
-                     part(pixels, first, n));
+        decode_slice(net, s, weights, samples_of(latent, first, n), samples_of(image, first, n),
+                     samples_of(pixels, first, n));
     if (first == b->batch) return;
     n = b->batch - first;
     lg_tensor stage_latent = staged(net, latent, net->stage.mean);
     lg_tensor stage_image = staged(net, image, net->stage.image);
     lg_tensor stage_pixels = staged(net, pixels, net->stage.pixels);
-    copy(s, stage_latent, part(latent, first, n));
+    copy(s, stage_latent, samples_of(latent, first, n));
     decode_slice(net, s, weights, stage_latent, stage_image, stage_pixels);
-    copy(s, part(image, first, n), stage_image);
-    copy(s, part(pixels, first, n), stage_pixels);
+    copy(s, samples_of(image, first, n), stage_image);
+    copy(s, samples_of(pixels, first, n), stage_pixels);
 }
 
 /* ---- memory ---- */
@@ -332,7 +332,7 @@ static void cut_arena(lg_aekl *net)
     const struct lg_aekl_shape *b = &net->shape;
     for (int i = 0; i < LG_AEKL_BUFFERS; i++)
         net->buffer_at[i] = reserve(net, net->need[i], net->dtype);
-    net->moments_at = reserve(net, (size_t)(b->slice * net->c.norm_groups * 2), LG_F64);
+    net->mean_var_at = reserve(net, (size_t)(b->slice * net->c.norm_groups * 2), LG_F64);
     if (b->batch % b->slice == 0) return;
     size_t picture = (size_t)b->slice * (size_t)b->height * (size_t)b->width * 3;
     size_t latent = (size_t)(b->slice * latent_side(net, b->height) * latent_side(net, b->width)) *

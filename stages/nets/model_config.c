@@ -5,11 +5,12 @@
  * refused by the caller with lg_model_config_expect. */
 #include "stages/nets/model_config.h"
 #include "base/fs.h"
+#include "base/json_tree.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONFIG_BYTES_MAX = 1 << 20 };
+enum { CONFIG_BYTES_MAX = 1 << 20, CONFIG_TOKENS_MAX = 1 << 17 };
 
 int lg_model_config_open(const char *path, lg_model_config *ret)
 {
@@ -17,8 +18,11 @@ int lg_model_config_open(const char *path, lg_model_config *ret)
     size_t bytes;
     LG_TRY(lg_read_file(path, CONFIG_BYTES_MAX, &text, &bytes));
     ret->path = strdup(path);
-    ret->root = cJSON_ParseWithLength(text, bytes + 1);
+    int rc = lg_json_tree(path, text, bytes, CONFIG_TOKENS_MAX, &ret->root);
     free(text);
+    if (rc == LG_ERR_CORRUPT)
+        return LG_FAIL(LG_ERR_CONFIG, "%s is not a JSON object: %s", path, lg_err_message());
+    LG_TRY(rc);
     if (!ret->path) return LG_FAIL(LG_ERR_NOSPACE, "no memory for %s", path);
     if (!cJSON_IsObject(ret->root)) return LG_FAIL(LG_ERR_CONFIG, "%s is not a JSON object", path);
     return 0;

@@ -7,11 +7,14 @@
  * Invariants: offsets grow with the index; count is a multiple of LG_PARAM_ALIGN and at least the
  * end of the last parameter. */
 #include "stages/nets/params.h"
+#include "base/heartbeat.h"
 #include "base/philox.h"
 #include "stages/nets/weights.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { DRAW_COUNT = 1 << 22 }; /* values between two heartbeats */
 
 static size_t round_up(size_t n)
 {
@@ -91,6 +94,20 @@ static void fill_normal(float *dst, size_t n, uint64_t seed, uint64_t index, uin
     for (size_t i = 0; i < n; i++) dst[i] = (float)(scale * dst[i]);
 }
 
+/* Elements [from, from + n) of parameter `index`, in pieces; what an element is follows from its place. */
+static void draw(const struct lg_param *p, uint64_t seed, uint64_t index, float *dst, size_t from,
+                 size_t n)
+{
+    for (size_t at = 0; at < n; at += DRAW_COUNT) {
+        size_t piece = LG_MIN(n - at, (size_t)DRAW_COUNT);
+        if (p->init == LG_INIT_NORMAL)
+            fill_normal(dst + at, piece, seed, index, from + at, p->init_scale);
+        else
+            fill_uniform(dst + at, piece, seed, index, from + at, p->init_scale);
+        lg_heartbeat();
+    }
+}
+
 void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count)
 {
     LG_ASSERT(first <= t->count && count <= t->count - first);
@@ -107,10 +124,8 @@ void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first,
             for (size_t e = 0; e < n; e++) d[e] = 1.0f;
             break;
         case LG_INIT_NORMAL:
-            fill_normal(d, n, seed, (uint64_t)i, from, p->init_scale);
-            break;
         case LG_INIT_UNIFORM:
-            fill_uniform(d, n, seed, (uint64_t)i, from, p->init_scale);
+            draw(p, seed, (uint64_t)i, d, from, n);
             break;
         }
     }

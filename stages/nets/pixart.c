@@ -16,7 +16,7 @@
  * linear and the caption projection, normal / sqrt(D) for the tables, zero for all biases, for the
  * cross-attention's output linear and for the last projection.
  *
- * Invariant: with train, the inputs of every part stay untouched until its backward. */
+ * Invariant: with train, the inputs of every sublayer stay untouched until its backward. */
 #include "stages/nets/pixart.h"
 #include <math.h>
 #include <stdio.h>

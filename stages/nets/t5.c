@@ -252,7 +252,7 @@ static void cut_arena(struct lg_t5 *net)
     net->x = reserve(net, M * c->d_model);
     net->n = reserve(net, M * c->d_model);
     net->bias = reserve(net, c->heads * net->length * net->length);
-    /* Attention and feed-forward take turns in the wide part, each with a first and a second piece.
+    /* Attention and feed-forward take turns in the wide buffer, each with a first and a second piece.
      */
     net->wide = reserve(net, M * LG_MAX(3 * I, (int64_t)c->d_ff));
     net->wide2 = reserve(net, M * LG_MAX(I, c->gated ? (int64_t)c->d_ff : 0));
@@ -295,14 +295,14 @@ static void attend(const struct run *r, const struct layer_offset *l)
     int64_t B = net->batch, L = net->length, H = net->c.heads, d = net->c.d_kv, I = H * d;
     lg_dtype t = net->dtype;
     char *qkv = activation(net, net->wide);
-    size_t part = (size_t)I * lg_dtype_bytes(t);
+    size_t offset = (size_t)I * lg_dtype_bytes(t);
     void *o = activation(net, net->wide2);
     norm(r, l->norm1, r->n);
     linear(r, r->n, l->q, LG_ACT_NONE, lg_t2(qkv, t, B * L, 3 * I));
     lg_attention_forward(r->s, &(struct lg_attention_forward_args){
                                    .q = lg_t4(qkv, t, B, L, H, d),
-                                   .k = lg_t4(qkv ? qkv + part : NULL, t, B, L, H, d),
-                                   .v = lg_t4(qkv ? qkv + 2 * part : NULL, t, B, L, H, d),
+                                   .k = lg_t4(qkv ? qkv + offset : NULL, t, B, L, H, d),
+                                   .v = lg_t4(qkv ? qkv + 2 * offset : NULL, t, B, L, H, d),
                                    .q_stride = 3 * I,
                                    .kv_stride = 3 * I,
                                    .k_length = r->k_length,

@@ -1,8 +1,8 @@
-/* Shared parts of the diffusion transformers.
+/* What is shared by the diffusion transformers.
  *
- * Design: a part is a struct of where its parameters lie and where its activations lie, both filled
+ * Design: a sublayer is a struct of where its parameters lie and where its activations lie, both filled
  * once; forward and backward stand next to each other and mirror each other line by line. Residual
- * streams: in training every part has an input and an output tensor of its own, since the backward
+ * streams: in training every sublayer has an input and an output tensor of its own, since the backward
  * reads the inputs; in inference they may be one tensor.
  *
  * Biases of all linears start at zero. Weights start as in the papers' code: Xavier uniform, with

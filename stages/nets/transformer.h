@@ -1,15 +1,15 @@
-/* The parts that the diffusion transformers share: patches in and out, the timestep embedder, the
+/* What the diffusion transformers share: patches in and out, the timestep embedder, the
  * two halves of a block that adaLN modulates (self-attention and feed-forward), each forward and
  * backward; and the little machinery they stand on (parameter rows, activation arena, pass).
  * Internal to stages/nets: dit.c and pixart.c are made of these, denoiser.c drives them.
  *
  * Shapes: B samples, T tokens, D = H d features, F = 4 D, P = C p p values of a patch.
  *
- * What stands between two layers, the residual that ends one part and the norm that begins the next, is
- * one operation: a part's forward ends with the next part's norm and does not do its own, a part's backward
- * ends with the residual of the part before it.
+ * What stands between two layers, the residual that ends one sublayer and the norm that begins the next, is
+ * one operation: a sublayer's forward ends with the next sublayer's norm and does not do its own, a sublayer's backward
+ * ends with the residual of the sublayer before it.
  *
- * Gradients: a part's backward gets dx, the gradient of its output (B, T, D), and leaves the
+ * Gradients: a sublayer's backward gets dx, the gradient of its output (B, T, D), and leaves the
  * gradient of its input there (the residual path is the identity, the rest is added). Gradients of
  * parameters are overwritten or added to as the pass says; every parameter is touched exactly once
  * per pass.
@@ -95,21 +95,22 @@ struct lg_tf_mod lg_tf_mod_of(lg_tensor buffer, int64_t D, int first_chunk);
 
 /* Memory of the backward, shared by all blocks. */
 struct lg_tf_tmp {
-    lg_tensor dx;   // (B, T, D): gradient of the residual stream
-    lg_tensor dy;   // (B, T, D)
-    lg_tensor dn;   // (B, T, D): between the parts that of what the residual adds, without its gate
+    lg_tensor dx; // (B, T, D): gradient of the residual stream
+    lg_tensor dy; // (B, T, D)
+    lg_tensor
+        dn; // (B, T, D): between the sublayers that of what the residual adds, without its gate
     lg_tensor wide; // (B, T, F): holds (B, T, 3 D) too
 };
 void lg_tf_tmp_layout(struct lg_tf_tmp *t, struct lg_tf_arena *a, const struct lg_tf_dims *n);
 
-/* The norm at the head of a part: y = modulate(norm(x)). */
+/* The norm at the head of a sublayer: y = modulate(norm(x)). */
 struct lg_tf_norm {
     struct lg_tf_mod m;
     lg_tensor y, mean, rstd;
     double eps;
 };
 void lg_tf_norm_forward(const struct lg_tf_pass *p, const struct lg_tf_norm *n, lg_tensor x);
-/* The residual stream's way through a part: in, out, and the norm of out; NULL when there is none. */
+/* The residual stream's way through a sublayer: in, out, and the norm of out; NULL when there is none. */
 struct lg_tf_path {
     lg_tensor x, out;
     const struct lg_tf_norm *next;
@@ -117,7 +118,7 @@ struct lg_tf_path {
 /* out = x + gate y (m without a gate: x + y), and its norm. */
 void lg_tf_residual_forward(const struct lg_tf_pass *p, const struct lg_tf_path *path,
                             struct lg_tf_mod m, lg_tensor y);
-/* The residual that ends a part, as its backward wants it: y = l(...). */
+/* The residual that ends a sublayer, as its backward wants it: y = l(...). */
 struct lg_tf_residual {
     struct lg_tf_mod m, dm;
     struct lg_tf_linear l;
@@ -126,7 +127,7 @@ struct lg_tf_residual {
 /* From tmp->dx, the gradient of the residual's result: tmp->dn that of y, that of the gate and l's bias. */
 void lg_tf_residual_backward(const struct lg_tf_pass *p, const struct lg_tf_residual *r,
                              const struct lg_tf_tmp *tmp);
-/* What a part's backward gets: its modulation and where its gradient goes, the stream at its input, and
+/* What a sublayer's backward gets: its modulation and where its gradient goes, the stream at its input, and
  * the residual before it, whose backward follows its norm's; NULL when there is none. */
 struct lg_tf_back {
     struct lg_tf_mod m, dm;

@@ -7,11 +7,11 @@
  * Invariant: files[0 .. n) are open as long as the set is. */
 #include "stages/nets/weights.h"
 #include "base/fs.h"
-#include <cjson/cJSON.h>
+#include "base/json.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHARDS_MAX = 512, INDEX_BYTES_MAX = 64 << 20 };
+enum { SHARDS_MAX = 512, INDEX_BYTES_MAX = 64 << 20, INDEX_TOKENS_MAX = 4 << 20 };
 
 struct lg_weights {
     char path[LG_PATH_BYTES];
@@ -38,23 +38,55 @@ static int shard_of(lg_weights *w, const char *dir, const char *name)
     return w->n++;
 }
 
-static int read_map(lg_weights *w, const cJSON *root)
+/* The text of a key or string, which has to be shorter than a path. */
+static int take_text(const lg_weights *w, const lg_json *j, char ret[LG_PATH_BYTES])
 {
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
-    if (!cJSON_IsObject(map) || !map->child)
-        return LG_FAIL(LG_ERR_CORRUPT, "%s: no \"weight_map\"", w->path);
-    char dir[LG_PATH_BYTES];
+    if (j->bytes >= LG_PATH_BYTES)
+        return LG_FAIL(LG_ERR_CORRUPT, "%s: a name of %zu bytes", w->path, j->bytes);
+    lg_json_text(j, ret);
+    return 0;
+}
+
+/* "tensor": "shard", ...; the reader is behind the opening brace. */
+static int read_map(lg_weights *w, lg_json *j)
+{
+    char dir[LG_PATH_BYTES], tensor[LG_PATH_BYTES], shard[LG_PATH_BYTES];
     const char *slash = strrchr(w->path, '/');
     LG_TRY(lg_path(dir, "%.*s", slash ? (int)(slash - w->path + 1) : 0, w->path));
-    for (const cJSON *e = map->child; e; e = e->next) {
-        if (!cJSON_IsString(e))
-            return LG_FAIL(LG_ERR_CORRUPT, "%s: \"%s\" does not name a file", w->path, e->string);
-        int i = shard_of(w, dir, e->valuestring);
+    for (;;) {
+        LG_TRY(lg_json_next(j));
+        if (j->kind == LG_JSON_OBJECT_END) return 0;
+        LG_TRY(take_text(w, j, tensor));
+        LG_TRY(lg_json_next(j));
+        if (j->kind != LG_JSON_STRING)
+            return LG_FAIL(LG_ERR_CORRUPT, "%s: \"%s\" does not name a file", w->path, tensor);
+        LG_TRY(take_text(w, j, shard));
+        int i = shard_of(w, dir, shard);
         LG_TRY(i);
-        if (!lg_st_find(w->files[i], e->string))
-            return LG_FAIL(LG_ERR_CORRUPT, "%s: tensor %s is not in %s", w->path, e->string,
-                           e->valuestring);
+        if (!lg_st_find(w->files[i], tensor))
+            return LG_FAIL(LG_ERR_CORRUPT, "%s: tensor %s is not in %s", w->path, tensor, shard);
     }
+}
+
+/* Opens shards on the way, so it needs no list of tensors. */
+static int read_index(lg_weights *w, lg_json *j)
+{
+    bool map = false;
+    LG_TRY(lg_json_expect(j, LG_JSON_OBJECT, "this is not JSON of an index"));
+    for (;;) {
+        LG_TRY(lg_json_next(j));
+        if (j->kind == LG_JSON_OBJECT_END) break;
+        if (!lg_json_is(j, "weight_map")) {
+            LG_TRY(lg_json_skip(j));
+            continue;
+        }
+        if (map) return lg_json_fail(j, "\"weight_map\" appears twice");
+        map = true;
+        LG_TRY(lg_json_expect(j, LG_JSON_OBJECT, "\"weight_map\" is no object"));
+        LG_TRY(read_map(w, j));
+    }
+    LG_TRY(lg_json_next(j)); /* the end */
+    if (w->n == 0) return LG_FAIL(LG_ERR_CORRUPT, "%s: no \"weight_map\"", w->path);
     return 0;
 }
 
@@ -63,11 +95,14 @@ static int open_index(lg_weights *w)
     char *text;
     size_t bytes;
     LG_TRY(lg_read_file(w->path, INDEX_BYTES_MAX, &text, &bytes));
-    cJSON *root = cJSON_ParseWithLength(text, bytes);
+    lg_json j;
+    lg_json_open(
+        &j, &(struct lg_json_source){
+                .label = w->path, .data = text, .bytes = bytes, .tokens_max = INDEX_TOKENS_MAX});
+    int rc = read_index(w, &j);
     free(text);
-    int rc = root ? read_map(w, root) : LG_FAIL(LG_ERR_CORRUPT, "%s: this is not JSON", w->path);
-    cJSON_Delete(root);
-    return rc;
+    LG_TRY(rc);
+    return 0;
 }
 
 static bool is_index(const char *path)

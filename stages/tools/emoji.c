@@ -1,6 +1,7 @@
 /* lg-emoji: makes the example's data set from packages of the distribution.
  *
- * usage: lg-emoji [--font FILE] [--names FILE] [--size 64] [--per-shard 1000] [--only NAME]... DIR
+ * usage: lg-emoji [--font FILE] [--names FILE] [--size 64] [--per-shard 1000] [--only NAME]...
+ *                 [--list FILE] DIR
  *
  * Reads the fully-qualified emoji of emoji-test.txt (package unicode-data), shapes each with
  * HarfBuzz into one glyph of NotoColorEmoji.ttf (fonts-noto-color-emoji; those it has no glyph for
@@ -13,7 +14,8 @@
  * alpha): the example's autoencoder was trained on pictures with edges of this kind. The same
  * packages give the same bytes. A shard appears under its name only when complete.
  *
- * --only (repeatable) keeps the emoji of exactly these names.
+ * --only (repeatable) keeps the emoji of exactly these names, --list those of a text file: one name a
+ * line, lines that are empty or begin with # are skipped. A name that no emoji has is an error.
  * Exit codes: those of every program here (base/check.h, negated). */
 #include "base/check.h"
 #include "base/fs.h"
@@ -31,16 +33,17 @@
 
 enum {
     POINTS_MAX = 16, /* code points of one emoji; the longest today has 10 */
-    ONLY_MAX = 64,
+    ONLY_MAX = 1024,
     SIZE_MAX_PIXELS = 1024,
     MARGIN = 2, /* pixels of white around the bitmap */
     NAMES_BYTES_MAX = 16 << 20
 };
 
 struct options {
-    const char *font, *names, *dir;
+    const char *font, *names, *list, *dir;
     int size, per_shard;
-    const char *only[ONLY_MAX];
+    const char *only[ONLY_MAX]; /* names to keep; none: all of them */
+    bool made[ONLY_MAX];        /* whether that name's picture has been made */
     int n_only;
 };
 
@@ -58,7 +61,8 @@ struct maker {
     hb_buffer_t *run;
     lg_picture square; /* the glyph on white */
     lg_resize_scratch scratch;
-    uint8_t *out; /* (size, size, 3) */
+    uint8_t *out;    /* (size, size, 3) */
+    char *list_text; /* of options.list */
     lg_tar_writer *shard;
     int n_made, n_without_glyph;
 };
@@ -95,11 +99,34 @@ static bool parse_line(char *line, struct emoji *e)
     return true;
 }
 
-static bool is_wanted(const struct options *o, const char *name)
+/* Index of a name in o->only; -1 when it is not there. */
+static int find_name(const struct options *o, const char *name)
 {
     for (int i = 0; i < o->n_only; i++)
-        if (strcmp(o->only[i], name) == 0) return true;
-    return o->n_only == 0;
+        if (strcmp(o->only[i], name) == 0) return i;
+    return -1;
+}
+
+/* Adds the names of a list file to o->only; they point into `text`. */
+static int add_listed(struct options *o, char *text)
+{
+    char *save = NULL;
+    for (char *line = strtok_r(text, "\r\n", &save); line; line = strtok_r(NULL, "\r\n", &save)) {
+        if (line[0] == '#' || find_name(o, line) >= 0) continue;
+        if (o->n_only == ONLY_MAX)
+            return LG_FAIL(LG_ERR_CONFIG, "%s names more than %d emoji", o->list, (int)ONLY_MAX);
+        o->only[o->n_only++] = line;
+    }
+    return 0;
+}
+
+static int check_all_made(const struct options *o)
+{
+    for (int i = 0; i < o->n_only; i++)
+        if (!o->made[i])
+            return LG_FAIL(LG_ERR_CONFIG, "no emoji of %s that %s can draw is called \"%s\"",
+                           o->names, o->font, o->only[i]);
+    return 0;
 }
 
 /* ---- the glyph ---- */
@@ -205,7 +232,9 @@ static int make_all(struct maker *m, char *names)
     struct emoji e;
     char *save = NULL;
     for (char *line = strtok_r(names, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        if (!parse_line(line, &e) || !is_wanted(&m->options, e.name)) continue;
+        if (!parse_line(line, &e)) continue;
+        int wanted = find_name(&m->options, e.name);
+        if (m->options.n_only > 0 && wanted < 0) continue;
         hb_codepoint_t glyph = shape(m, &e);
         if (!glyph) {
             m->n_without_glyph++;
@@ -213,7 +242,9 @@ static int make_all(struct maker *m, char *names)
         }
         LG_TRY(draw(m, glyph, e.name));
         LG_TRY(add(m, e.name));
+        if (wanted >= 0) m->options.made[wanted] = true;
     }
+    LG_TRY(check_all_made(&m->options));
     if (m->n_made == 0)
         return LG_FAIL(LG_ERR_CONFIG, "no emoji of %s is in %s", m->options.names, m->options.font);
     LG_TRY(lg_tar_writer_finish(&m->shard));
@@ -248,6 +279,12 @@ static int open_font(struct maker *m)
 static int run(struct maker *m)
 {
     const struct options *o = &m->options;
+    if (o->list) {
+        size_t list_bytes;
+        LG_TRY(lg_read_file(o->list, NAMES_BYTES_MAX, &m->list_text, &list_bytes));
+        LG_TRY(add_listed(&m->options, m->list_text));
+        if (o->n_only == 0) return LG_FAIL(LG_ERR_CONFIG, "%s names no emoji", o->list);
+    }
     LG_TRY(open_font(m));
     m->out = malloc((size_t)o->size * (size_t)o->size * 3);
     if (!m->out) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a picture");
@@ -269,6 +306,7 @@ static void destroy(struct maker *m)
     lg_picture_free(&m->square);
     lg_resize_free(&m->scratch);
     free(m->out);
+    free(m->list_text);
     if (m->run) hb_buffer_destroy(m->run);
     if (m->shaper) hb_font_destroy(m->shaper);
     if (m->face) FT_Done_Face(m->face);
@@ -278,9 +316,13 @@ static void destroy(struct maker *m)
 static int parse_options(int argc, char **argv, struct options *o)
 {
     static const struct option known[] = {
-        {"font", required_argument, NULL, 'f'}, {"names", required_argument, NULL, 'n'},
-        {"size", required_argument, NULL, 's'}, {"per-shard", required_argument, NULL, 'p'},
-        {"only", required_argument, NULL, 'o'}, {0},
+        {"font", required_argument, NULL, 'f'},
+        {"names", required_argument, NULL, 'n'},
+        {"size", required_argument, NULL, 's'},
+        {"per-shard", required_argument, NULL, 'p'},
+        {"only", required_argument, NULL, 'o'},
+        {"list", required_argument, NULL, 'l'},
+        {0},
     };
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         switch (c) {
@@ -299,6 +341,9 @@ static int parse_options(int argc, char **argv, struct options *o)
         case 'o':
             if (o->n_only == ONLY_MAX) return -1;
             o->only[o->n_only++] = optarg;
+            break;
+        case 'l':
+            o->list = optarg;
             break;
         default:
             return -1;
@@ -319,7 +364,7 @@ int main(int argc, char **argv)
     if (parse_options(argc, argv, &m.options) < 0) {
         fprintf(stderr,
                 "usage: lg-emoji [--font FILE] [--names FILE] [--size 8..%d]\n"
-                "                [--per-shard N] [--only NAME]... DIR\n",
+                "                [--per-shard N] [--only NAME]... [--list FILE] DIR\n",
                 SIZE_MAX_PIXELS);
         return -LG_ERR_USAGE;
     }

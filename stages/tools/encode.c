@@ -3,6 +3,7 @@
 #include "stages/encode/encode.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,8 +113,8 @@ static int on_dataset(const struct options *o, const struct lg_encode_options *e
         .o = *e, .data = o->data, .out = o->out, .shard_size = o->shard_size, .size = o->size};
     struct lg_encode_dataset_result r;
     LG_TRY(lg_encode_dataset(&spec, &r));
-    printf("%s: %llu latents in %d shards, %llu pictures left out\n", o->out,
-           (unsigned long long)r.encoded, r.shards, (unsigned long long)r.left_out);
+    lg_print(stdout, "%s: %llu latents in %d shards, %llu pictures left out\n", o->out,
+             (unsigned long long)r.encoded, r.shards, (unsigned long long)r.left_out);
     return 0;
 }
 

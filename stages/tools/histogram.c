@@ -2,6 +2,7 @@
  * the files alone: it needs no device and nobody who trains notices it. */
 #include "stages/ckpt/histogram.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include "stages/ckpt/checkpoint.h"
 #include "stages/tools/owner.h"
 #include <getopt.h>
@@ -30,7 +31,7 @@ static int run(int argc, char **argv)
     LG_TRY(lg_end_with(owner));
     LG_TRY(lg_checkpoint_weights_dir(from, which, weights));
     LG_TRY(lg_histograms_write(weights, out));
-    printf("%s: histograms of %s\n", out, weights);
+    lg_print(stdout, "%s: histograms of %s\n", out, weights);
     return 0;
 }
 

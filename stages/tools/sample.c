@@ -1,6 +1,7 @@
 /* lg-sample: draws pictures from a checkpoint (its EMA weights), a run's newest one, or a diffusers
  * folder. What is not said on the command line comes from the run's config.toml. */
 #include "base/log.h"
+#include "base/printable.h"
 #include "config/config.h"
 #include "config/manifest.h"
 #include "config/plan.h"
@@ -182,8 +183,8 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
     rc = lg_pictures_save_grid(&pictures, (int)columns, o->out);
     lg_pictures_free(&pictures);
     LG_TRY(rc);
-    printf("%s: %d pictures from %s, seed %.0f, %d steps, guidance %g\n", o->out, s.n, weights,
-           seed, s.steps, s.guidance);
+    lg_print(stdout, "%s: %d pictures from %s, seed %.0f, %d steps, guidance %g\n", o->out, s.n,
+             weights, seed, s.steps, s.guidance);
     return 0;
 }
 

@@ -33,8 +33,12 @@ static int open_regions(lg_stage *st, lg_exchange *x)
     const struct lg_exchange_bytes b =
         lg_exchange_bytes_of(lg_device_dtype(x->device), x->state->params.count, x->ranks);
     for (int r = 0; r < x->ranks; r++) {
-        struct lg_stage_memory m = {
-            .bytes = b.grad, .device = x->device, .role = LG_ROLE_trainer, .index = r};
+        struct lg_stage_memory m = {.bytes = b.grad,
+                                    .front_bytes = sizeof(struct lg_stamp),
+                                    .device = x->device,
+                                    .role = LG_ROLE_trainer,
+                                    .index = r,
+                                    .is_made = lg_trainer_began(st->board)};
         LG_TRY(lg_stage_region(st, &m, &x->grad[r], "trainer/%d/grad", r));
         m.bytes = b.working;
         m.front_bytes = sizeof(struct lg_working_front);
@@ -66,6 +70,22 @@ void lg_exchange_close(lg_exchange **x)
 float *lg_exchange_grad(lg_exchange *x)
 {
     return x->grad[x->me]->payload;
+}
+
+void lg_exchange_begin_grad(lg_exchange *x)
+{
+    lg_stamp_clear(x->grad[x->me]->front);
+}
+
+void lg_exchange_end_grad(lg_exchange *x, uint64_t step)
+{
+    lg_stamp_set(x->grad[x->me]->front, step);
+}
+
+int lg_exchange_expect_grads(lg_stage *st, const lg_exchange *x, uint64_t step)
+{
+    for (int r = 0; r < x->ranks; r++) LG_TRY(lg_stage_expect(st, x->grad[r], step));
+    return 0;
 }
 
 const float *lg_exchange_grad_of(const lg_exchange *x, int r)

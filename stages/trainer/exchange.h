@@ -1,13 +1,14 @@
 /* What the ranks hand each other within a step, and the regions it lies in.
  *
- *   trainer/<r>/grad      fp32 (whole flat buffer): rank r's gradient of the step in flight. Rank q reads
- *                         its shard there in REDUCE
+ *   trainer/<r>/grad      front: lg_stamp; fp32 (whole flat buffer): rank r's gradient of the step in
+ *                         flight. Rank q reads its shard there in REDUCE
  *   trainer/<r>/working   front: lg_working_front; the whole flat buffer in the type of the computation:
  *                         what rank r computes with. UPDATE writes a rank's shard into those of all, so
  *                         that nothing is gathered before the next FORWARD
  *
  * Gradients: rank r writes in FORWARD(s), before its grads mark and after every commit of s; they are
- * read between that mark and the reader's commit of s + 1 (shm/commit.h).
+ * read between that mark and the reader's commit of s + 1 (shm/commit.h). The stamp says of which step
+ * they are (shm/stamp.h).
  *
  * Working weights: of[q] is the mark of the state whose shard q lies there. Writer: rank q, release,
  * when its UPDATE has written the shard and its stream is done, before the commit. Reader: rank r,
@@ -16,7 +17,8 @@
  * Rank q writes shard q in UPDATE(s), after every partial of s, so after the last FORWARD(s); rank r
  * reads it, and may write it, in FORWARD alone. Dying in the middle of UPDATE leaves a torn shard
  * under an older mark, and a successor that updates again writes the same bytes; dying between mark
- * and commit, a shard that is done, which the successor writes once more. */
+ * and commit, a shard that is done, which the successor writes once more. Memory that had to be made anew
+ * says that no shard lies there, and is made from the state again. */
 #pragma once
 #include "stages/nets/denoiser.h"
 #include "stages/trainer/state.h"
@@ -43,6 +45,11 @@ void lg_exchange_close(lg_exchange **x);
 const void *lg_exchange_weights(lg_exchange *x, lg_stream *s, uint64_t state);
 /* FORWARD: where the backward leaves its gradient, fp32 (params). */
 float *lg_exchange_grad(lg_exchange *x);
+/* FORWARD: before the first byte of it, and when it is whole, with its step. */
+void lg_exchange_begin_grad(lg_exchange *x);
+void lg_exchange_end_grad(lg_exchange *x, uint64_t step);
+/* REDUCE: do the gradients of all ranks that the marks speak of lie there? 0, or as lg_stage_lost. */
+int lg_exchange_expect_grads(lg_stage *st, const lg_exchange *x, uint64_t step);
 /* REDUCE: rank r's gradient of the own shard. */
 const float *lg_exchange_grad_of(const lg_exchange *x, int r);
 

@@ -25,6 +25,8 @@ enum { PENDING_MAX = 4096, LINE_BYTES = 512, LEDGER_AHEAD_BYTES = 1 << 20, LEDGE
 struct lg_records {
     int metrics, ledger; /* fds */
     off_t end;           /* of metrics.jsonl: after the last whole line */
+    off_t ledger_end;    /* of what is committed */
+    bool is_cut;         /* behind these two there is nothing of a former life any more */
     off_t reserved;      /* the ledger has room on the disk up to here, or a try has failed */
     struct lg_step_record *pending;
     int n_pending;
@@ -40,27 +42,71 @@ static int open_file(const char *dir, const char *name, int *ret)
     return 0;
 }
 
-/* Bytes of the leading whole lines whose "step" is at most `committed`. */
-static int whole_lines(int fd, uint64_t committed, off_t *ret)
+/* ---- where a start goes on ---- */
+
+struct line {
+    off_t begin;
+    uint64_t step; /* NO_STEP: not one whole line of ours */
+};
+#define NO_STEP UINT64_MAX
+
+/* NUL: a hole of a power cut, which the parser would take for white space. */
+static uint64_t step_of(const char *line, size_t bytes)
 {
-    FILE *f = fdopen(dup(fd), "r");
-    char *line = NULL;
-    size_t cap = 0;
-    off_t end = 0;
-    if (!f) return LG_FAIL(LG_ERR_IO, "cannot read metrics.jsonl: %s", strerror(errno));
-    for (ssize_t n; (n = getline(&line, &cap, f)) > 0;) {
-        /* NUL: a hole of a power cut, which the parser would take for white space. */
-        if (line[n - 1] != '\n' || memchr(line, 0, (size_t)n)) break;
-        cJSON *j = cJSON_ParseWithLength(line, (size_t)n);
-        const cJSON *step = cJSON_GetObjectItemCaseSensitive(j, "step");
-        bool keep = cJSON_IsNumber(step) && step->valuedouble <= (double)committed;
-        cJSON_Delete(j);
-        if (!keep) break;
-        end += n;
+    if (!bytes || line[bytes - 1] != '\n' || memchr(line, 0, bytes)) return NO_STEP;
+    cJSON *j = cJSON_ParseWithLength(line, bytes);
+    const cJSON *step = cJSON_GetObjectItemCaseSensitive(j, "step");
+    bool is_count = cJSON_IsNumber(step) && step->valuedouble >= 0 && step->valuedouble < 9e15;
+    uint64_t n = is_count ? (uint64_t)step->valuedouble : NO_STEP;
+    cJSON_Delete(j);
+    return n;
+}
+
+/* The line that ends at `end` > 0. What is longer than a line of ours is passed in pieces. */
+static int line_before(int fd, off_t end, struct line *ret)
+{
+    char text[LINE_BYTES];
+    size_t n = (size_t)LG_MIN(end, (off_t)sizeof text);
+    ssize_t got = pread(fd, text, n, end - (off_t)n);
+    if (got != (ssize_t)n)
+        return LG_FAIL(LG_ERR_IO, "reading metrics.jsonl: %s",
+                       got < 0 ? strerror(errno) : "the file became shorter");
+    const char *newline = memrchr(text, '\n', n - 1);
+    size_t at = newline ? (size_t)(newline + 1 - text) : 0;
+    bool is_whole = newline || end == (off_t)n;
+    ret->begin = end - (off_t)(n - at);
+    ret->step = is_whole ? step_of(text + at, n - at) : NO_STEP;
+    return 0;
+}
+
+/* Where the last line ends whose step is at most `committed`. Read backwards, since a run of a million
+ * steps has 200 MB of lines and mostly none to cut. A power cut may leave, behind the lines that were
+ * made durable, a mixture of two lives whose seam reads as a smaller step: so steps must have grown up
+ * to the line. */
+static int find_end(int fd, uint64_t committed, off_t *ret)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return LG_FAIL(LG_ERR_IO, "cannot look at metrics.jsonl: %s", strerror(errno));
+    off_t end = st.st_size;
+    while (end > 0) {
+        struct line at, before = {0};
+        LG_TRY(line_before(fd, end, &at));
+        bool keep = at.step <= committed && at.step != NO_STEP;
+        if (keep && at.begin) LG_TRY(line_before(fd, at.begin, &before));
+        if (keep && (at.begin == 0 || before.step < at.step)) break;
+        end = at.begin;
     }
-    free(line);
-    fclose(f);
     *ret = end;
+    return 0;
+}
+
+static int cut(int fd, const char *name, off_t end)
+{
+    struct stat st;
+    if (fstat(fd, &st) == 0 && st.st_size <= end) return 0;
+    if (ftruncate(fd, end) < 0)
+        return LG_FAIL(LG_ERR_IO, "cannot cut %s: %s", name, strerror(errno));
     return 0;
 }
 
@@ -74,11 +120,8 @@ int lg_records_open(const char *run_dir, uint64_t committed, lg_records **ret)
     LG_ASSERT(r->pending);
     LG_TRY_GOTO(rc, open_file(run_dir, "metrics.jsonl", &r->metrics), fail);
     LG_TRY_GOTO(rc, open_file(run_dir, "ledger", &r->ledger), fail);
-    LG_TRY_GOTO(rc, whole_lines(r->metrics, committed, &r->end), fail);
-    if (ftruncate(r->metrics, r->end) < 0) {
-        rc = LG_FAIL(LG_ERR_IO, "cannot cut metrics.jsonl: %s", strerror(errno));
-        goto fail;
-    }
+    LG_TRY_GOTO(rc, find_end(r->metrics, committed, &r->end), fail);
+    r->ledger_end = (off_t)(committed * sizeof(struct lg_ledger_record));
     *ret = r;
     return 0;
 fail:
@@ -142,9 +185,25 @@ static bool write_one(lg_records *r, const struct lg_step_record *s)
     return true;
 }
 
+int lg_records_cut(lg_records *r)
+{
+    if (r->is_cut) return 0;
+    LG_TRY(cut(r->metrics, "metrics.jsonl", r->end));
+    LG_TRY(cut(r->ledger, "the ledger", r->ledger_end));
+    r->is_cut = true;
+    return 0;
+}
+
+static bool may_write(lg_records *r)
+{
+    if (lg_records_cut(r) < 0) lg_err_clear();
+    return r->is_cut;
+}
+
 int lg_records_retry(lg_records *r)
 {
     int done = 0;
+    if (!may_write(r)) return r->n_pending ? 1 : 0;
     while (done < r->n_pending && write_one(r, &r->pending[done])) done++;
     r->n_pending -= done;
     memmove(r->pending, r->pending + done, (size_t)r->n_pending * sizeof *r->pending);
@@ -158,7 +217,8 @@ int lg_records_append(lg_records *r, const struct lg_step_record *record)
         memmove(r->pending, r->pending + 1, (size_t)--r->n_pending * sizeof *r->pending);
     r->pending[r->n_pending] = *record;
     lg_ledger_seal(&r->pending[r->n_pending].ledger);
-    if (r->n_pending) write_ledger(r, &r->pending[r->n_pending]); /* need not wait for the lines */
+    if (may_write(r) && r->n_pending)
+        write_ledger(r, &r->pending[r->n_pending]); /* need not wait for the lines */
     r->n_pending++;
     return lg_records_retry(r);
 }

@@ -11,9 +11,14 @@ struct lg_step_record {
     struct lg_ledger_record ledger; /* sealed by the writer */
     double loss, grad_norm, lr, samples_per_s, data_wait_s, ckpt_wait_s;
 };
-/* Opens both files and cuts metrics.jsonl to whole lines of steps <= committed (a former life may
- * have written the line of a step that was never committed). */
+/* Opens both files and finds what stands in them behind the steps <= committed: a former life may have
+ * written a step that was never committed, or a later one than the checkpoint that this one goes on from.
+ * Takes as long as there are lines to cut, however many there are. */
 int lg_records_open(const char *run_dir, uint64_t committed, lg_records **ret);
+/* Cuts that; metrics.jsonl ends with a whole line then. The first record does it by itself, and not the
+ * opening: a start that a loader refuses, because the data set or the checkpoints are not what they were,
+ * shall leave everything as it was. */
+int lg_records_cut(lg_records *r);
 /* Tries once more to write what waits. */
 void lg_records_close(lg_records **r);
 /* Never fails: 0, or 1 when the disk refuses (the record is kept; the caller tells the user once).

@@ -54,10 +54,11 @@ int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_st
             LG_TRY(lg_stage_region(
                 st,
                 &(struct lg_stage_memory){.bytes = lg_trainer_state_bytes(shard),
-                                          .front_bytes = sizeof(struct lg_state_scalars),
+                                          .front_bytes = sizeof(struct lg_state_front),
                                           .device = device[r],
                                           .role = LG_ROLE_trainer,
-                                          .index = r},
+                                          .index = r,
+                                          .is_made = lg_trainer_began(st->board)},
                 &s->side[r][side], "trainer/%d/state/%c", r, "ab"[side]));
     }
     return 0;
@@ -75,8 +76,15 @@ struct lg_state_view lg_trainer_state_view(const lg_trainer_state *s, int rank, 
 {
     size_t count = lg_shard_of(s->params.count, rank, s->ranks).count;
     const lg_region *r = s->side[rank][state & 1];
+    struct lg_state_front *front = r->front;
     float *w = r->payload;
-    return (struct lg_state_view){r->front, w, w + count, w + 2 * count};
+    return (struct lg_state_view){&front->stamp, &front->scalars, w, w + count, w + 2 * count};
+}
+
+int lg_trainer_state_expect(lg_stage *st, const lg_trainer_state *s, uint64_t state)
+{
+    for (int r = 0; r < s->ranks; r++) LG_TRY(lg_stage_expect(st, s->side[r][state & 1], state));
+    return 0;
 }
 
 int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int rank, int side,
@@ -85,10 +93,14 @@ int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int ran
     size_t count = lg_shard_of(s->params.count, rank, s->ranks).count;
     return lg_stage_region(
         st,
-        &(struct lg_stage_memory){.bytes = LG_MAX(count, (size_t)1) * sizeof(float),
-                                  .device = d,
-                                  .role = LG_ROLE_trainer,
-                                  .index = rank},
+        &(struct lg_stage_memory){
+            .bytes = LG_MAX(count, (size_t)1) * sizeof(float),
+            .front_bytes = sizeof(struct lg_stamp),
+            .device = d,
+            .role = LG_ROLE_trainer,
+            .index = rank,
+            .is_made = atomic_load_explicit(&lg_board_row(st->board, LG_ROLE_ema, 0)->commit,
+                                            memory_order_acquire) != LG_MARK_NONE},
         ret, "ema/%d/state/%c", rank, "ab"[side]);
 }
 

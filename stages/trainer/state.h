@@ -4,8 +4,11 @@
  * the master weights and of both Adam moments, twice: side a and side b; state s lies in side s
  * & 1. Every rank maps all shards (weights to read), the EMA keeper and the checkpoint writer too.
  *
- *   trainer/<r>/state/<a|b>   front: lg_state_scalars; w, m, v: fp32 (shard) each
- *   ema/<r>/state/<a|b>       fp32 (shard)
+ *   trainer/<r>/state/<a|b>   front: lg_state_front; w, m, v: fp32 (shard) each
+ *   ema/<r>/state/<a|b>       front: lg_stamp; fp32 (shard)
+ *
+ * The stamps (shm/stamp.h) say which state lies in a side. Whoever is about to read one looks first
+ * (lg_trainer_state_expect, lg_stage_expect), before each step that reads it.
  *
  * All of rank r lies on rank r's GPU. What ranks hand each other is in exchange.h. */
 #pragma once
@@ -26,7 +29,13 @@ struct lg_state_scalars {
     uint64_t voids; /* void samples trained over so far */
 };
 
+struct lg_state_front {
+    struct lg_stamp stamp;
+    struct lg_state_scalars scalars;
+};
+
 struct lg_state_view {
+    struct lg_stamp *stamp;
     struct lg_state_scalars *scalars;
     float *w, *m, *v; // (shard), device memory
 };
@@ -45,6 +54,8 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
 int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_state **ret);
 void lg_trainer_state_close(lg_trainer_state **s); /* the stage closes the regions */
 struct lg_state_view lg_trainer_state_view(const lg_trainer_state *s, int rank, uint64_t state);
+/* Does every rank's shard of this state lie where its mark says? 0, or as lg_stage_lost. */
+int lg_trainer_state_expect(lg_stage *st, const lg_trainer_state *s, uint64_t state);
 size_t lg_trainer_state_bytes(struct lg_shard shard);
 int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int rank, int side,
                   lg_region **ret);

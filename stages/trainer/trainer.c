@@ -194,6 +194,7 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
     char dir[LG_PATH_BYTES];
     struct lg_state_view v = lg_trainer_state_view(t->state, st->index, state);
     LG_TRY(lg_run_origin(st, &origin, dir));
+    lg_stamp_clear(v.stamp);
     memset(v.scalars, 0, sizeof *v.scalars);
     LG_TRY(init_side(st, t, origin, dir, &v));
     v.scalars->state = state;
@@ -207,6 +208,7 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
         free(m);
         LG_TRY(rc);
     }
+    lg_stamp_set(v.stamp, state);
     lg_trainer_mark_init(st->board, st->index);
     lg_log(LG_INFO, "state %" PRIu64 " from %s", state, dir[0] ? dir : "the seed");
     return 0;
@@ -268,6 +270,8 @@ static int forward(lg_stage *st, struct trainer *t, uint64_t step)
     const int64_t share = st->plan.rank_batch, micro = st->plan.micro_batch;
     if (t->forward_of != lg_mark_of(step)) {
         if (!count_valid(st, t, step)) return no_data_yet(t);
+        LG_TRY(lg_trainer_state_expect(st, t->state, step));
+        lg_exchange_begin_grad(t->exchange);
         t->forward_of = lg_mark_of(step);
         t->micro_done = 0;
         t->loss_sum = 0;
@@ -282,6 +286,7 @@ static int forward(lg_stage *st, struct trainer *t, uint64_t step)
     micro_step(st, t, step, first);
     atomic_fetch_add_explicit(&st->row->samples, (uint64_t)micro, memory_order_relaxed);
     if (++t->micro_done < share / micro) return LG_STEP_WORKED;
+    lg_exchange_end_grad(t->exchange, step);
     lg_trainer_mark_grads(st->board, st->index, step, t->loss_sum);
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;
@@ -296,9 +301,10 @@ static float *reduced(struct trainer *t)
     return t->reduced ? t->reduced : lg_exchange_grad(t->exchange) + t->shard.first;
 }
 
-static double reduce(lg_stage *st, struct trainer *t, uint64_t step)
+static int reduce(lg_stage *st, struct trainer *t, uint64_t step, double *ret_sum_squares)
 {
-    double sum_squares = 0;
+    *ret_sum_squares = 0;
+    LG_TRY(lg_exchange_expect_grads(st, t->exchange, step));
     t->reduced_of = lg_mark_of(step);
     if (!t->shard.count) return 0;
     struct lg_reduce_ranks_args args = lg_rank_reduce(t->state->ranks, t->shard.count, LG_F32);
@@ -309,17 +315,19 @@ static double reduce(lg_stage *st, struct trainer *t, uint64_t step)
     lg_turn_begin(&st->turn);
     lg_stream_set_scratch(t->stream, t->scratch, t->scratch_bytes);
     lg_reduce_ranks(t->stream, &args);
-    lg_stream_download(t->stream, &sum_squares, t->sum_squares, sizeof sum_squares);
+    lg_stream_download(t->stream, ret_sum_squares, t->sum_squares, sizeof *ret_sum_squares);
     lg_stream_sync(t->stream);
     lg_turn_end(&st->turn);
-    return sum_squares;
+    return 0;
 }
 
-static void publish_partial(lg_stage *st, struct trainer *t, uint64_t step)
+static int publish_partial(lg_stage *st, struct trainer *t, uint64_t step)
 {
-    double sum_squares = reduce(st, t, step);
+    double sum_squares;
+    LG_TRY(reduce(st, t, step, &sum_squares));
     lg_trainer_mark_partial(st->board, st->index, step, sum_squares);
     lg_bus_notify(st->bus);
+    return 0;
 }
 
 struct step_sums {
@@ -383,17 +391,20 @@ static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct l
     lg_exchange_mark_copies(t->exchange, step + 1);
 }
 
-static void make_state(lg_stage *st, struct trainer *t, uint64_t step, const struct step_sums *sums,
-                       double lr)
+static int make_state(lg_stage *st, struct trainer *t, uint64_t step, const struct step_sums *sums,
+                      double lr)
 {
     struct lg_state_view from = lg_trainer_state_view(t->state, st->index, step);
     struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);
+    LG_TRY(lg_stage_expect(st, t->state->side[st->index][step & 1], step));
+    lg_stamp_clear(to.stamp);
     *to.scalars = *from.scalars;
     to.scalars->state = step + 1;
     if (sums->finite)
         adamw(st, t, step, &from, &to, sums->norm, lr);
     else
         keep_state(st, t, &from, &to);
+    return 0;
 }
 
 /* Voids and key hashes of the step's samples, from the window: the slots are still ours. */
@@ -408,7 +419,8 @@ static struct lg_ledger_record ledger_record(lg_stage *st, struct trainer *t, ui
                                  .first = first,
                                  .last = first + batch - 1,
                                  .skipped = !sums->finite,
-                                 .loss = sums->loss};
+                                 .loss = sums->loss,
+                                 .lineage = st->board->s->lineage};
     for (uint64_t n = first; n < first + batch; n++) {
         const struct lg_slot *slot = lg_window_slot(t->window, n);
         XXH3_64bits_update(hash, &slot->key_hash, sizeof slot->key_hash);
@@ -459,9 +471,11 @@ static int update(lg_stage *st, struct trainer *t, uint64_t step)
     if (t->floor_start_ns) t->floor_ns += lg_now_ns() - t->floor_start_ns;
     t->floor_start_ns = 0;
     double lr = lg_schedule_rate(&t->schedule, (int64_t)step);
-    if (t->reduced_of != lg_mark_of(step))
-        reduce(st, t, step); /* a former life published the sums */
-    make_state(st, t, step, &sums, lr);
+    if (t->reduced_of != lg_mark_of(step)) { /* a former life published the sums */
+        double published;
+        LG_TRY(reduce(st, t, step, &published));
+    }
+    LG_TRY(make_state(st, t, step, &sums, lr));
     struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);
     struct lg_step_record record = {.ledger = ledger_record(st, t, step, &sums),
                                     .loss = sums.loss,
@@ -486,6 +500,7 @@ static int update(lg_stage *st, struct trainer *t, uint64_t step)
     if (!sums.finite)
         lg_log(LG_WARN, "step skipped: loss %g, gradient norm %g", sums.loss, sums.norm);
     LG_TRY(check_health(st, to.scalars));
+    lg_stamp_set(to.stamp, step + 1);
     lg_trainer_mark_commit(st->board, st->index, step);
     lg_bus_notify(st->bus);
     return 0;
@@ -508,7 +523,7 @@ static int trainer_step(lg_stage *st)
     case LG_DO_FORWARD:
         return forward(st, t, a.step);
     case LG_DO_REDUCE:
-        publish_partial(st, t, a.step);
+        LG_TRY(publish_partial(st, t, a.step));
         return LG_STEP_WORKED;
     case LG_DO_UPDATE:
         LG_TRY(update(st, t, a.step));

@@ -93,7 +93,7 @@ static int start(struct run *r, const char *config)
     LG_TRY(rc);
     return lg_window_open(&(struct lg_region_spec){.keeper = keeper,
                                                    .plan_hash = r->plan.hash,
-                                                   .run_id = r->board->s->run_id},
+                                                   .run_id = r->board->s->preamble.run_id},
                           &g, &(struct lg_window_places){0}, &r->window);
 }
 

@@ -14,6 +14,8 @@ echo "{\"bench\": \"machine\", \"cores\": $cores, \"cpu\": \"$(sed -n 's/^model 
 "$build/tests/bench/bench_handoff" 500 "$cores"
 "$build/tests/bench/bench_run" "$build/bin" $config "$dir/run" 9
 
+"$build/tests/bench/bench_loop" "$build" examples/micro/pipeline.toml "$dir/loop" 100
+
 # Checkpoints: the trainer's own account of its waits for the writer, and the steps around one.
 for every in 0 20; do
     "$build/bin/lgsup" start $config --set job.dir="$dir/ckpt$every" --set trainer.max_steps=200 \

@@ -2,7 +2,7 @@
  *
  *     chaos --build DIR --pipeline FILE --home DIR [--kills N] [--seed S] [--jobs J] [--steps N]
  *           [--gap MS] [--seconds S] [--commit TEXT] [--tar SHARD] [--only FAULT]
- *     chaos --report OUT HOME...
+ *     chaos --report OUT [--notes FILE] HOME...
  *
  * HOME keeps records.jsonl, one line a run. A campaign that is interrupted goes on with the next run;
  * it is done when its records count N kills. Runs that failed are kept as HOME/failed.<run>. Exit
@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "config/config.h"
 #include <fcntl.h>
+#include <ftw.h>
 #include <glob.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -19,10 +20,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { JOBS_MAX = 64, FAILED_MAX = 10, RECORDS_BYTES_MAX = 1 << 30 };
+enum {
+    JOBS_MAX = 64,
+    FAILED_MAX = 10,
+    RECORDS_BYTES_MAX = 1 << 30,
+    DATA_BYTES_MAX = 64 << 20,
+    OTHERS_KEPT = 2
+};
 
 struct campaign {
     struct chaos_options o;
@@ -48,7 +56,7 @@ static int usage(void)
         "usage: chaos --build DIR --pipeline FILE --home DIR [--kills N] [--seed S] [--jobs J]\n"
         "             [--steps N] [--gap MS] [--seconds S] [--commit TEXT] [--tar SHARD]\n"
         "             [--only FAULT]\n"
-        "       chaos --report OUT HOME...\n");
+        "       chaos --report OUT [--notes FILE] HOME...\n");
     return 2;
 }
 
@@ -91,6 +99,23 @@ static bool take(struct chaos_options *o, const char *key, const char *value)
     return true;
 }
 
+static int64_t tree_bytes;
+static int add_bytes(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)path, (void)type, (void)ftw;
+    tree_bytes += st->st_size;
+    return 0;
+}
+
+/* Each run gets a copy of its own. */
+static bool is_small_folder(const char *path)
+{
+    struct stat st;
+    tree_bytes = 0;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode) &&
+           nftw(path, add_bytes, 16, FTW_PHYS) == 0 && tree_bytes <= DATA_BYTES_MAX;
+}
+
 static int read_pipeline(struct chaos_options *o)
 {
     lg_config *c = NULL;
@@ -98,7 +123,9 @@ static int read_pipeline(struct chaos_options *o)
     if (o->steps == 0) o->steps = c->trainer_max_steps;
     o->batch = c->trainer_global_batch_size;
     o->data_seed = c->job_seed;
+    o->every = c->checkpoint_every;
     snprintf(o->name, sizeof o->name, "%s", c->job_name);
+    if (is_small_folder(c->data_path)) snprintf(o->data, sizeof o->data, "%s", c->data_path);
     lg_config_free(&c);
     return 0;
 }
@@ -146,8 +173,10 @@ static int build_hash(const struct chaos_options *o, uint64_t *ret)
     glob_t g = {0};
     LG_TRY(lg_hash_file(o->pipeline, &one, &bytes));
     all[1] = one;
-    for (int k = 0; k < 2; k++) {
-        LG_TRY(lg_path(pattern, k ? "%s/../lib/liblg-host.so" : "%s/lg*", o->bin));
+    const char *const patterns[] = {"%s/lg*", "%s/../lib/liblg-host.so",
+                                    "%s/../tests/chaos/libchaos.so"};
+    for (size_t k = 0; k < LG_ARRAY_LEN(patterns); k++) {
+        LG_TRY(lg_path(pattern, patterns[k], o->bin));
         if (glob(pattern, k ? GLOB_APPEND : 0, NULL, &g) != 0)
             return LG_FAIL(LG_ERR_NOTFOUND, "no programs in %s: make all first", o->bin);
     }
@@ -178,6 +207,36 @@ static void forget_other_sites(const struct chaos_options *o, uint64_t build)
     }
 }
 
+static int run_undisturbed(const struct chaos_options *o, const char *dir, const char *data)
+{
+    fflush(stdout);
+    pid_t pid = fork(); /* a process of its own: it becomes a subreaper */
+    if (pid == 0) _exit(chaos_undisturbed(o, dir, data) < 0 ? 1 : 0);
+    int status = 1;
+    waitpid(pid, &status, 0);
+    if (status != 0) return LG_FAIL(LG_ERR_FAILED, "no undisturbed run to compare with");
+    return 0;
+}
+
+/* HOME/other: a run of the same plan on another data set, of which only the first checkpoints are there.
+ * Whoever takes them for the run's own trains on from them to other bytes. */
+static int make_other(const struct chaos_options *o)
+{
+    char dir[LG_PATH_BYTES], data[LG_PATH_BYTES], one[LG_PATH_BYTES];
+    LG_TRY(lg_path(dir, "%s/other", o->home));
+    LG_TRY(lg_path(data, "%s/other.data", o->home));
+    lg_remove_tree(data);
+    if (chaos_copy(o->data, data) < 0 || chaos_change_data(data, true) < 0)
+        return LG_FAIL(LG_ERR_FAILED, "cannot make another data set in %s", data);
+    LG_TRY(run_undisturbed(o, dir, data));
+    for (int64_t k = OTHERS_KEPT + 1; o->every && (k - 1) * o->every < o->steps; k++) {
+        int64_t step = LG_MIN(k * o->every, o->steps);
+        LG_TRY(lg_path(one, "%s/checkpoints/%s_step%" PRId64, dir, o->name, step));
+        LG_TRY(lg_remove_tree(one));
+    }
+    return 0;
+}
+
 static int prepare(struct campaign *c)
 {
     char dir[LG_PATH_BYTES], mark[LG_PATH_BYTES], line[32], *text = NULL;
@@ -193,12 +252,8 @@ static int prepare(struct campaign *c)
     free(text);
     lg_err_clear();
     if (same) return 0;
-    fflush(stdout);
-    pid_t pid = fork(); /* a process of its own: it becomes a subreaper */
-    if (pid == 0) _exit(chaos_reference(&c->o, dir) < 0 ? 1 : 0);
-    int status = 1;
-    waitpid(pid, &status, 0);
-    if (status != 0) return LG_FAIL(LG_ERR_FAILED, "no undisturbed run to compare with");
+    LG_TRY(run_undisturbed(&c->o, dir, NULL));
+    if (c->o.data[0]) LG_TRY(make_other(&c->o));
     LG_TRY(lg_publish_file(mark, line, strlen(line)));
     return 0;
 }
@@ -312,7 +367,8 @@ int main(int argc, char **argv)
         .o = {.kills = 200, .seed = 1, .jobs = 1, .gap_ms = 60, .commit = "unknown"}};
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (argc >= 4 && !strcmp(argv[1], "--report")) {
-        int rc = chaos_report(argv[2], argv + 3, argc - 3);
+        int first = argc >= 6 && !strcmp(argv[3], "--notes") ? 5 : 3;
+        int rc = chaos_report(argv[2], first == 5 ? argv[4] : NULL, argv + first, argc - first);
         if (rc < 0) fprintf(stderr, "chaos: %s\n", lg_err_message());
         return rc < 0 ? 1 : 0;
     }

@@ -2,6 +2,7 @@
 #
 # Targets: micro-data   models and pictures of examples/micro
 # Targets: chaos        the crash campaign: KILLS=20000 SEED=1 JOBS=1; writes docs/reliability.md
+# Targets: chaos-bundle the campaign for another machine: relocatable directory build/chaos-bundle
 
 CHAOS_DIR   := $(BUILD)/tests/chaos
 CHAOS_OBJ   := $(patsubst %,$(BUILD)/obj/%.o,$(filter-out tests/chaos/make_micro.c tests/chaos/ledger_check.c \
@@ -10,6 +11,9 @@ CHAOS_PROGS := $(CHAOS_DIR)/chaos $(CHAOS_DIR)/make_micro $(CHAOS_DIR)/ledger_ch
 MICRO       := examples/micro/made
 SPIECE      := examples/emoji/text_encoder/spiece.model
 
+# Where the bundle keeps its libraries.
+CHAOS_RPATH := -Wl,-rpath,'$$ORIGIN/../../lib'
+$(CHAOS_DIR)/make_micro $(CHAOS_DIR)/chaos: LDFLAGS += $(CHAOS_RPATH)
 $(CHAOS_DIR)/make_micro: $(BUILD)/obj/tests/chaos/make_micro.c.o $(LIB)
 	$(LINK)
 $(CHAOS_DIR)/chaos: $(CHAOS_OBJ) $(LIB)
@@ -18,14 +22,14 @@ $(CHAOS_DIR)/chaos: $(CHAOS_OBJ) $(LIB)
 $(CHAOS_DIR)/ledger_check: tests/chaos/ledger_check.c
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
-	$(Q)$(CC) -std=c17 -g -O2 -D_GNU_SOURCE $(CWARN) $(SANFLAGS) -o $@ $< -lxxhash
+	$(Q)$(CC) -std=c17 -g -O2 -D_GNU_SOURCE $(CWARN) $(SANFLAGS) -Wl,--disable-new-dtags $(CHAOS_RPATH) -o $@ $< -lxxhash
 # Loaded into every process of a run, so without sanitizers.
 $(CHAOS_DIR)/libchaos.so: tests/chaos/shim.c tests/chaos/shim.h tests/chaos/calls.def
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
 	$(Q)$(CC) -std=c17 -g -O2 -D_GNU_SOURCE -I. -fPIC -shared $(CWARN) -o $@ $< -ldl
 
-.PHONY: micro-data chaos chaos-programs
+.PHONY: micro-data chaos chaos-programs chaos-bundle
 $(MICRO)/.made: tests/chaos/make_micro.c $(SPIECE) | $(CHAOS_DIR)/make_micro
 	@echo "  DATA  $(MICRO)"
 	$(Q)rm -rf $(MICRO) && $(CHAOS_DIR)/make_micro $(SPIECE) $(MICRO) && touch $@
@@ -48,5 +52,8 @@ chaos: deps
 	$(Q)rc=0; $(CHAOS_DIR)/chaos --build $(BUILD) --pipeline $(PIPELINE) --home $(CHAOS_HOME) --kills $(KILLS) \
 	    --seed $(SEED) --jobs $(JOBS_AT_A_TIME) --steps $(STEPS) --commit $(CHAOS_COMMIT) \
 	    $(if $(CHAOS_TAR),--tar $(CHAOS_TAR)) $(CHAOS_ARGS) || rc=$$?; \
-	$(CHAOS_DIR)/chaos --report $(REPORT) $(sort $(wildcard $(BUILD)/chaos/*) $(CHAOS_HOME)) && echo "report: $(REPORT)"; \
+	$(CHAOS_DIR)/chaos --report $(REPORT) --notes tests/chaos/notes.md $(sort $(wildcard $(BUILD)/chaos/*) $(CHAOS_HOME)) && echo "report: $(REPORT)"; \
 	exit $$rc
+
+chaos-bundle: $(filter-out %/lg-emoji,$(PROGS)) $(HOST_SO) chaos-programs micro-data
+	$(Q)bundle/bundle.sh $(BUILD) $(BUILD)/chaos-bundle chaos

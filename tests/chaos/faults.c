@@ -1,8 +1,5 @@
-/* What falls on a run; the list is faults.def.
- *
- * Signals go by pidfd, after the start time was compared, so they reach the process that the board
- * names or nobody. Of one role at most DEATHS_MAX processes are killed between two commits: more
- * would, rightly, park the run (supervisor.restarts_max). */
+/* What falls on a run: the deck of cards, and the faults that are done at once or last for a moment; the
+ * list is faults.def. */
 #include "base/clock.h"
 #include "base/philox.h"
 #include "tests/chaos/chaos.h"
@@ -14,7 +11,6 @@
 #include <unistd.h>
 
 enum {
-    DEATHS_MAX = 4,
     PAUSE_MS_MIN = 20,
     PAUSE_MS_MAX = 400,
     DISK_MS_MIN = 100,
@@ -23,16 +19,15 @@ enum {
     ARMED_MS_BEFORE_POWER = 700, /* nor by that: everything is */
     ARMED_MS_MAX = 2500,
     PASS_MAX = 40, /* calls of an armed site that go well before the one that fails */
-    TRIES_MAX = 32
 };
 
 const char *const chaos_fault_name[CHAOS_FAULTS] = {
-#define FAULT(name, cards, doc) #name,
+#define FAULT(name, kind, needs, cards, doc) #name,
 #include "tests/chaos/faults.def"
 #undef FAULT
 };
 const char *const chaos_fault_doc[CHAOS_FAULTS] = {
-#define FAULT(name, cards, doc) doc,
+#define FAULT(name, kind, needs, cards, doc) doc,
 #include "tests/chaos/faults.def"
 #undef FAULT
 };
@@ -43,21 +38,38 @@ uint32_t chaos_draw(struct chaos_run *r, uint32_t below)
     return (uint32_t)((uint64_t)word * below >> 32);
 }
 
-void chaos_shuffle(struct chaos_run *r)
-{
-    static const int cards[CHAOS_FAULTS] = {
-#define FAULT(name, n, doc) n,
+enum needs { NOTHING, SHIM, DATA, CGROUP };
+static const struct {
+    int cards;
+    enum needs needs;
+} row[CHAOS_FAULTS] = {
+#define FAULT(name, kind, needs, cards, doc) {cards, needs},
 #include "tests/chaos/faults.def"
 #undef FAULT
-    };
+};
+
+bool chaos_needs_shim(chaos_fault f)
+{
+    return row[f].needs == SHIM;
+}
+
+bool chaos_is_possible(const struct chaos_run *r, chaos_fault f)
+{
+    return row[f].needs != DATA && row[f].needs != CGROUP ? true
+           : row[f].needs == DATA                         ? r->data[0] != 0
+                                                          : r->cgroup[0] != 0;
+}
+
+void chaos_shuffle(struct chaos_run *r)
+{
     r->cards = r->card = 0;
     for (int f = 0; f < CHAOS_FAULTS; f++) {
-        bool needs_shim = f == CHAOS_disk || f == CHAOS_syscall;
-        if (r->o->only ? strcmp(r->o->only, chaos_fault_name[f]) != 0 : needs_shim && !r->preload)
-            continue;
-        for (int k = 0; k < cards[f]; k++) r->deck[r->cards++] = (uint8_t)f;
+        bool wanted = r->o->only ? !strcmp(r->o->only, chaos_fault_name[f])
+                                 : r->preload || !chaos_needs_shim((chaos_fault)f);
+        if (!wanted || !chaos_is_possible(r, (chaos_fault)f)) continue;
+        for (int k = 0; k < row[f].cards; k++) r->deck[r->cards++] = (uint8_t)f;
     }
-    LG_ASSERT(r->cards > 0 && r->cards <= (int)sizeof r->deck);
+    LG_ASSERT(r->cards <= (int)sizeof r->deck);
     for (int i = r->cards - 1; i > 0; i--) { /* Fisher-Yates */
         uint32_t j = chaos_draw(r, (uint32_t)i + 1);
         uint8_t swap = r->deck[i];
@@ -66,159 +78,56 @@ void chaos_shuffle(struct chaos_run *r)
     }
 }
 
-/* ---- processes ---- */
-
-struct victim {
-    int role, index, pidfd;
-    lg_incarnation incarnation;
-};
-
-static int keeper_pidfd(lg_board *b)
-{
-    struct lg_board_row *row = lg_board_row(b, LG_ROLE_keeper, 0);
-    int pid = (int)atomic_load(&row->pid);
-    int fd = pid > 0 ? pidfd_open(pid, 0) : -1;
-    struct pollfd p = {.fd = fd, .events = POLLIN};
-    if (fd < 0 ||
-        (lg_process_start_time(pid) == atomic_load(&row->start_time) && poll(&p, 1, 0) == 0))
-        return fd;
-    close(fd);
-    return -1;
-}
-
-/* False: no such process just now. */
-static bool find_victim(struct chaos_run *r, int role, int index, struct victim *ret)
-{
-    *ret = (struct victim){.role = role, .index = index, .pidfd = -1};
-    ret->incarnation = lg_board_life(r->board, (lg_role)role, index, NULL);
-    if (role == LG_ROLE_lgsup)
-        ret->pidfd = r->pid ? pidfd_open(r->pid, 0) : -1;
-    else if (role == LG_ROLE_keeper)
-        ret->pidfd = keeper_pidfd(r->board);
-    else
-        ret->pidfd = lg_board_pidfd(r->board, (lg_role)role, index);
-    return ret->pidfd >= 0;
-}
-
-static int instances(struct chaos_run *r, int role)
-{
-    int n = 0;
-    while (n < LG_INSTANCES_MAX && lg_board_life(r->board, (lg_role)role, n, NULL) != 0) n++;
-    return n;
-}
-
-/* Any process that lives and may die once more, of the roles up to `last`. */
-static bool draw_victim(struct chaos_run *r, lg_role last, struct victim *ret)
-{
-    struct {
-        int role, index;
-    } all[LG_ROWS];
-    int n = 0;
-    for (int role = 0; role <= (int)last; role++)
-        for (int k = 0; k < instances(r, role); k++) {
-            all[n].role = role;
-            all[n++].index = k;
-        }
-    for (int t = 0; n && t < TRIES_MAX; t++) {
-        uint32_t i = chaos_draw(r, (uint32_t)n);
-        if (r->role_kills[all[i].role] < DEATHS_MAX &&
-            find_victim(r, all[i].role, all[i].index, ret))
-            return true;
-    }
-    return false;
-}
-
-/* Nothing that waits still is alone any more, and what comes now is not either. */
-static struct chaos_event *note(struct chaos_run *r, chaos_fault f, int role, int index)
-{
-    bool alone = true;
-    for (int i = 0; i < r->n_events; i++) {
-        if (!r->event[i].waits) continue;
-        alone = r->event[i].alone = false;
-    }
-    if (r->n_events == CHAOS_EVENTS_MAX) r->n_events--;
-    struct chaos_event *e = &r->event[r->n_events++];
-    *e = (struct chaos_event){.fault = f,
-                              .role = role,
-                              .index = index,
-                              .at_ns = lg_now_ns(),
-                              .commit = r->commit,
-                              .run_id = r->board ? r->board->s->run_id : 0,
-                              .commit_ms = -1,
-                              .ready_ms = -1,
-                              .adopt_ms = -1,
-                              .alone = alone,
-                              .waits = true};
-    return e;
-}
-
-/* All at one moment: the signals follow each other without anything in between. */
-static void kill_all(struct chaos_run *r, chaos_fault f, struct victim *v, int n)
-{
-    r->commit = lg_board_global_commit(r->board);
-    for (int i = 0; i < n; i++) {
-        struct chaos_event *e = note(r, f, v[i].role, v[i].index);
-        e->incarnation = v[i].incarnation;
-        e->killed = true;
-        e->alone = e->alone || (i > 0 && r->event[r->n_events - 2].fault == f);
-        if (v[i].role == LG_ROLE_lgsup) r->killed_lgsup = true;
-    }
-    for (int i = 0; i < n; i++)
-        if (pidfd_send_signal(v[i].pidfd, SIGKILL, NULL, 0) == 0) r->kills++;
-    for (int i = 0; i < n; i++) {
-        r->role_kills[v[i].role]++;
-        close(v[i].pidfd);
-    }
-}
+/* ---- deaths ---- */
 
 static bool strike_roles(struct chaos_run *r, chaos_fault f, int first, int second)
 {
-    struct victim v[2];
-    if (!find_victim(r, first, 0, &v[0])) return false;
-    if (second >= 0 && !find_victim(r, second, 0, &v[1])) {
+    struct chaos_victim v[2];
+    if (!chaos_find_victim(r, first, 0, &v[0])) return false;
+    if (second >= 0 && !chaos_find_victim(r, second, 0, &v[1])) {
         close(v[0].pidfd);
         return false;
     }
-    kill_all(r, f, v, second >= 0 ? 2 : 1);
+    chaos_kill_all(r, f, v, second >= 0 ? 2 : 1);
     return true;
 }
 
 static bool strike_drawn(struct chaos_run *r, chaos_fault f, int n)
 {
-    struct victim v[2];
-    if (!draw_victim(r, f == CHAOS_pair ? LG_ROLE_lgsup : LG_ROLE_ckpt, &v[0])) return false;
-    if (n == 2 && (!draw_victim(r, LG_ROLE_lgsup, &v[1]) ||
+    struct chaos_victim v[2];
+    if (!chaos_draw_victim(r, f == CHAOS_pair ? LG_ROLE_lgsup : LG_ROLE_ckpt, &v[0])) return false;
+    if (n == 2 && (!chaos_draw_victim(r, LG_ROLE_lgsup, &v[1]) ||
                    (v[0].role == v[1].role && v[0].index == v[1].index))) {
         close(v[0].pidfd);
         return false;
     }
-    kill_all(r, f, v, n);
+    chaos_kill_all(r, f, v, n);
     return true;
 }
 
 static bool strike_lgsup_and_stage(struct chaos_run *r)
 {
-    struct victim v[2];
-    if (!find_victim(r, LG_ROLE_lgsup, 0, &v[0])) return false;
-    if (!draw_victim(r, LG_ROLE_ckpt, &v[1])) {
+    struct chaos_victim v[2];
+    if (!chaos_find_victim(r, LG_ROLE_lgsup, 0, &v[0])) return false;
+    if (!chaos_draw_victim(r, LG_ROLE_ckpt, &v[1])) {
         close(v[0].pidfd);
         return false;
     }
-    kill_all(r, CHAOS_lgsup_and_stage, v, 2);
+    chaos_kill_all(r, CHAOS_lgsup_and_stage, v, 2);
     return true;
 }
 
 /* lgsup first, else it would start others; then all that the board names, then orphans that were too
  * new to stand there. */
-static bool strike_power(struct chaos_run *r, chaos_fault f)
+bool chaos_strike_power(struct chaos_run *r, chaos_fault f)
 {
-    struct victim v[LG_ROWS];
+    struct chaos_victim v[LG_ROWS];
     int n = 0;
-    if (!find_victim(r, LG_ROLE_lgsup, 0, &v[n++])) return false;
+    if (!chaos_find_victim(r, LG_ROLE_lgsup, 0, &v[n++])) return false;
     for (int role = 0; role < LG_ROLE_lgsup; role++)
-        for (int k = 0; k < instances(r, role); k++)
-            if (find_victim(r, role, k, &v[n])) n++;
-    kill_all(r, f, v, n);
+        for (int k = 0; k < chaos_instances(r, role); k++)
+            if (chaos_find_victim(r, role, k, &v[n])) n++;
+    chaos_kill_all(r, f, v, n);
     for (int i = 1; i < n; i++)
         r->event[r->n_events - i].incarnation = 0; /* back at a checkpoint */
     return true;
@@ -228,10 +137,10 @@ static bool strike_power(struct chaos_run *r, chaos_fault f)
 
 static bool strike_pause(struct chaos_run *r, int64_t now_ns)
 {
-    struct victim v;
-    if (r->stopped_fd >= 0 || !draw_victim(r, LG_ROLE_lgsup, &v)) return false;
+    struct chaos_victim v;
+    if (r->stopped_fd >= 0 || !chaos_draw_victim(r, LG_ROLE_lgsup, &v)) return false;
     pidfd_send_signal(v.pidfd, SIGSTOP, NULL, 0);
-    note(r, CHAOS_pause, v.role, v.index);
+    chaos_note(r, CHAOS_pause, v.role, v.index);
     r->stopped_fd = v.pidfd;
     r->continue_ns =
         now_ns + (PAUSE_MS_MIN + (int64_t)chaos_draw(r, PAUSE_MS_MAX - PAUSE_MS_MIN)) * LG_MS_NS;
@@ -240,9 +149,9 @@ static bool strike_pause(struct chaos_run *r, int64_t now_ns)
 
 static bool strike_hang(struct chaos_run *r)
 {
-    struct victim v;
-    if (!draw_victim(r, LG_ROLE_keeper, &v)) return false;
-    note(r, CHAOS_hang, v.role, v.index)->incarnation = v.incarnation;
+    struct chaos_victim v;
+    if (!chaos_draw_victim(r, LG_ROLE_keeper, &v)) return false;
+    chaos_note(r, CHAOS_hang, v.role, v.index)->incarnation = v.incarnation;
     pidfd_send_signal(v.pidfd, SIGSTOP, NULL, 0);
     r->role_kills[v.role]++;
     close(v.pidfd);
@@ -295,11 +204,11 @@ static int role_of_site(const struct chaos_run *r)
 /* Only a start reaches many sites: so somebody has to start. */
 static void kill_for_site(struct chaos_run *r)
 {
-    struct victim v;
-    int role = role_of_site(r), n = r->board ? instances(r, role) : 0;
-    if (!n || r->role_kills[role] >= DEATHS_MAX) return;
-    if (!find_victim(r, role, (int)chaos_draw(r, (uint32_t)n), &v)) return;
-    kill_all(r, CHAOS_syscall, &v, 1);
+    struct chaos_victim v;
+    int role = role_of_site(r), n = r->board ? chaos_instances(r, role) : 0;
+    if (!n || !chaos_may_die(r, role)) return;
+    if (!chaos_find_victim(r, role, (int)chaos_draw(r, (uint32_t)n), &v)) return;
+    chaos_kill_all(r, CHAOS_syscall, &v, 1);
     r->armed_kills++;
 }
 
@@ -308,7 +217,7 @@ static void follow_site(struct chaos_run *r, int64_t now_ns)
     struct chaos_control *c = r->control;
     if (atomic_load(&c->armed) == 0) {
         r->sites_failed++;
-        note(r, CHAOS_syscall, role_of_site(r), 0);
+        chaos_note(r, CHAOS_syscall, role_of_site(r), 0);
         r->armed = 0;
         return;
     }
@@ -319,7 +228,7 @@ static void follow_site(struct chaos_run *r, int64_t now_ns)
         r->sites_missed++;
         r->armed = 0;
     } else if (r->armed_kills == 1 && now_ns - r->armed_ns > ARMED_MS_BEFORE_POWER * LG_MS_NS) {
-        r->armed_kills += r->board && strike_power(r, CHAOS_syscall);
+        r->armed_kills += r->board && chaos_strike_power(r, CHAOS_syscall);
     } else if (r->armed_kills == 0 && now_ns - r->armed_ns > ARMED_MS_BEFORE_KILL * LG_MS_NS) {
         kill_for_site(r);
     }
@@ -335,20 +244,22 @@ void chaos_follow(struct chaos_run *r, int64_t now_ns)
     if (r->disk_ns && now_ns >= r->disk_ns) {
         atomic_store(&r->control->disk_full, 0);
         r->disk_ns = 0;
-        note(r, CHAOS_disk, -1, 0);
+        chaos_note(r, CHAOS_disk, -1, 0);
     }
     if (r->armed) follow_site(r, now_ns);
+    chaos_episode_follow(r, now_ns);
 }
 
 bool chaos_lasts(const struct chaos_run *r)
 {
-    return r->stopped_fd >= 0 || r->disk_ns || r->armed;
+    return r->stopped_fd >= 0 || r->disk_ns || r->armed || r->episode.on;
 }
 
 /* ---- one card ---- */
 
 static bool strike(struct chaos_run *r, chaos_fault f, int64_t now_ns)
 {
+    if (chaos_is_episode(f)) return chaos_episode_begin(r, f, now_ns);
     switch (f) {
     case CHAOS_kill:
         return strike_drawn(r, f, 1);
@@ -359,23 +270,26 @@ static bool strike(struct chaos_run *r, chaos_fault f, int64_t now_ns)
     case CHAOS_lgsup_and_stage:
         return strike_lgsup_and_stage(r);
     case CHAOS_keeper:
-        return r->role_kills[LG_ROLE_keeper] < DEATHS_MAX && strike_roles(r, f, LG_ROLE_keeper, -1);
+        return chaos_may_die(r, LG_ROLE_keeper) && strike_roles(r, f, LG_ROLE_keeper, -1);
     case CHAOS_lgsup_and_keeper:
         return strike_roles(r, f, LG_ROLE_lgsup, LG_ROLE_keeper);
     case CHAOS_power:
-        return strike_power(r, f);
+        return chaos_strike_power(r, f);
     case CHAOS_pause:
         return strike_pause(r, now_ns);
     case CHAOS_hang:
         return strike_hang(r);
     case CHAOS_garbage:
         chaos_garbage(r);
-        note(r, f, -1, 0);
+        chaos_note(r, f, -1, 0);
         return true;
     case CHAOS_disk:
         return strike_disk(r, now_ns);
     case CHAOS_syscall:
         return chaos_arm(r, now_ns);
+    case CHAOS_clock:
+        chaos_set_clock(r);
+        return true;
     default:
         return false;
     }
@@ -383,7 +297,9 @@ static bool strike(struct chaos_run *r, chaos_fault f, int64_t now_ns)
 
 bool chaos_strike(struct chaos_run *r, int64_t now_ns)
 {
+    if (r->episode.on) return false;
     if (r->card == r->cards) chaos_shuffle(r);
+    if (!r->cards) return false;
     chaos_fault f = (chaos_fault)r->deck[r->card];
     if (!strike(r, f, now_ns)) {
         /* not possible now: another card, this one later */

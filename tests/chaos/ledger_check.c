@@ -143,7 +143,9 @@ static uint64_t expected_keys(const struct options *o, const uint64_t *key, uint
 
 /* ---- the checks ---- */
 
-static double check_record(const struct options *o, const unsigned char *r, uint64_t k)
+/* lineage: of the first record, which every one has to carry. */
+static double check_record(const struct options *o, const unsigned char *r, uint64_t k,
+                           uint64_t lineage)
 {
     double loss;
     uint64_t bits = u64(r + 40);
@@ -154,7 +156,9 @@ static double check_record(const struct options *o, const unsigned char *r, uint
     if (u64(r + 8) != (k - 1) * o->batch || u64(r + 16) != k * o->batch - 1)
         bad("step %" PRIu64 " says samples %" PRIu64 " to %" PRIu64, k, u64(r + 8), u64(r + 16));
     if (u32(r + 32) || u32(r + 36)) bad("step %" PRIu64 " has voids or was skipped", k);
-    if (u64(r + 48)) bad("step %" PRIu64 ": the reserved word is not 0", k);
+    if (!lineage || u64(r + 48) != lineage)
+        bad("step %" PRIu64 " is of lineage %016" PRIx64 ", the first of %016" PRIx64, k,
+            u64(r + 48), lineage);
     return loss;
 }
 
@@ -196,7 +200,7 @@ static void check(const struct options *o)
     }
     for (uint64_t k = 1; k <= o->steps; k++) {
         const unsigned char *r = ledger + (k - 1) * RECORD;
-        loss[k - 1] = check_record(o, r, k);
+        loss[k - 1] = check_record(o, r, k, u64(ledger + 48));
         if (key && u64(r + 24) != expected_keys(o, key, count, (k - 1) * o->batch, trained))
             bad("step %" PRIu64 " was trained on other samples than the order says", k);
     }

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RECORDS_BYTES_MAX = 1 << 30, TEXT_BYTES = 4096, LISTED_MAX = 40 };
+enum { RECORDS_BYTES_MAX = 1 << 30, TEXT_BYTES = 4096, LISTED_MAX = 40, NOTES_BYTES_MAX = 1 << 20 };
 
 struct series {
     double *v;
@@ -22,11 +22,13 @@ enum { COMMIT, READY, ADOPT, KINDS };
 
 struct totals {
     char pipeline[64], commits[512], seeds[256], failures[TEXT_BYTES];
-    int64_t runs, shim_runs, kills, steps, starts, refused, messages, calls, calls_missed;
+    int64_t runs, shim_runs, kills, oom_kills, steps, starts, refused, messages, calls,
+        calls_missed;
     int64_t diverged, ledger, stuck, other;
     double jobs; /* runs at a time, at most */
     double wall_s, foreign_s;
     int64_t role_kills[LG_ROLE_COUNT], fault[CHAOS_FAULTS];
+    int64_t impossible[CHAOS_FAULTS];         /* runs in which it could not be done */
     struct series role[LG_ROLE_COUNT][KINDS]; /* one process killed, nothing else meanwhile */
     struct series group[CHAOS_FAULTS];        /* to the next commit, by fault */
     int64_t sites[CHAOS_PROGRAMS], sites_failed[CHAOS_PROGRAMS];
@@ -134,6 +136,7 @@ static void add_record(struct totals *t, const cJSON *j)
     t->shim_runs += is_true(j, "shim");
     t->sanitized |= is_true(j, "sanitized");
     t->kills += (int64_t)number(j, "kills");
+    t->oom_kills += LG_MAX((int64_t)number(j, "oom_kills"), 0);
     t->steps += (int64_t)number(j, "steps");
     t->starts += (int64_t)number(j, "starts");
     t->refused += (int64_t)number(j, "refused");
@@ -144,7 +147,13 @@ static void add_record(struct totals *t, const cJSON *j)
     t->wall_s += number(j, "wall_s");
     t->foreign_s += number(j, "foreign_cores") * number(j, "wall_s");
     for (int f = 0; f < CHAOS_FAULTS; f++)
-        t->fault[f] += (int64_t)number(cJSON_GetObjectItem(j, "faults"), chaos_fault_name[f]);
+        t->fault[f] +=
+            LG_MAX((int64_t)number(cJSON_GetObjectItem(j, "faults"), chaos_fault_name[f]), 0);
+    cJSON_ArrayForEach(e, cJSON_GetObjectItem(j, "impossible"))
+    {
+        int f = find_fault(cJSON_GetStringValue(e));
+        if (f >= 0) t->impossible[f]++;
+    }
     cJSON_ArrayForEach(e, cJSON_GetObjectItem(j, "events")) add_event(t, e);
     add_failure(t, j);
 }
@@ -230,8 +239,8 @@ static void write_summary(FILE *f, const struct totals *t)
     fprintf(f, "| | |\n|---|---|\n");
     fprintf(f,
             "| kills | **%" PRId64 "** |\n| runs | %" PRId64 " (%" PRId64
-            " with failing calls and full "
-            "disks), %" PRId64 " steps, %.1f min of runs |\n",
+            " with failing calls, full and "
+            "slow disks, set clocks), %" PRId64 " steps, %.1f min of runs |\n",
             t->kills, t->runs, t->shim_runs, t->steps, t->wall_s / 60);
     fprintf(f, "| runs with a divergent byte or a lost checkpoint | **%" PRId64 "** |\n",
             t->diverged);
@@ -256,10 +265,11 @@ static void write_faults(FILE *f, const struct totals *t)
     fprintf(f, "\nKills by role:");
     for (int r = 0; r < LG_ROLE_COUNT; r++)
         fprintf(f, "%s %s %" PRId64, r ? "," : "", lg_role_name((lg_role)r), t->role_kills[r]);
-    fprintf(f, ".\n\n| fault | times | |\n|---|---|---|\n");
+    fprintf(f, "; by the kernel, for want of memory, %" PRId64 ".\n", t->oom_kills);
+    fprintf(f, "\n| fault | times | |\n|---|---|---|\n");
     for (int k = 0; k < CHAOS_FAULTS; k++)
-        fprintf(f, "| %s | %" PRId64 " | %s |\n", chaos_fault_name[k], t->fault[k],
-                chaos_fault_doc[k]);
+        fprintf(f, "| %s | %" PRId64 "%s | %s |\n", chaos_fault_name[k], t->fault[k],
+                t->impossible[k] ? " (not possible where it ran)" : "", chaos_fault_doc[k]);
     fprintf(f, "\n%" PRId64 " spoiled messages were sent. ", t->messages);
     int64_t sites = 0, failed = 0;
     for (int p = 0; p < CHAOS_PROGRAMS; p++) sites += t->sites[p], failed += t->sites_failed[p];
@@ -319,7 +329,17 @@ static void forget(struct totals *t)
     free(t);
 }
 
-int chaos_report(const char *path, char *const *homes, int n_homes)
+static int write_notes(FILE *f, const char *path)
+{
+    char *notes;
+    size_t bytes;
+    LG_TRY(lg_read_file(path, NOTES_BYTES_MAX, &notes, &bytes));
+    fprintf(f, "\n%s", notes);
+    free(notes);
+    return 0;
+}
+
+int chaos_report(const char *path, const char *notes, char *const *homes, int n_homes)
 {
     char *all = NULL;
     size_t bytes = 0;
@@ -339,6 +359,7 @@ int chaos_report(const char *path, char *const *homes, int n_homes)
         }
         forget(t);
     }
+    if (rc == 0 && notes) rc = write_notes(f, notes);
     fclose(f);
     if (rc == 0) rc = lg_publish_file(path, all, bytes);
     free(all);

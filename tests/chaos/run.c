@@ -6,7 +6,6 @@
  * commit, the replacement ready), a random moment later; one in eight falls on top of the last. */
 #include "base/clock.h"
 #include "tests/chaos/chaos.h"
-#include <dirent.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <inttypes.h>
@@ -23,15 +22,16 @@
 #include <unistd.h>
 
 enum {
-    STUCK_S = 60,         /* without a committed step */
-    RUN_S_MAX = 900,      /* a run as a whole */
-    REFUSED_MAX = 20,     /* starts of lgsup that a failing call has ended, in a row */
-    RESTART_MS_MAX = 200, /* a killed lgsup stays away for so long at most */
+    STUCK_S = 60,     /* without a committed step */
+    RUN_S_MAX = 1800, /* a run as a whole */
     OVERLAP_MS_MAX = 30,
     OVERLAP_MAX = 3,
+    FINAL_STRIKES_MAX = 8,
     EARLY_MS_MAX = 100, /* the first fault comes so long after the start at most */
     BOARD_LOOK_MS = 20,
-    LEAVE_MS_MAX = 15000
+    LEAVE_MS_MAX = 15000,
+    HANG_S = 2, /* supervisor.hang_s; in one run of three: */
+    HANG_S_LONG = 5
 };
 
 void chaos_fail(struct chaos_run *r, const char *fmt, ...)
@@ -43,143 +43,18 @@ void chaos_fail(struct chaos_run *r, const char *fmt, ...)
     va_end(ap);
 }
 
-/* ---- lgsup ---- */
-
-static void exec_lgsup(const struct chaos_run *r, int out)
-{
-    char program[LG_PATH_BYTES + 8], dir[LG_PATH_BYTES + 16], steps[64],
-        keep[64] = "checkpoint.keep=3";
-    char shim[LG_PATH_BYTES + 32], control[LG_PATH_BYTES + 64];
-    snprintf(program, sizeof program, "%s/lgsup", r->o->bin);
-    snprintf(dir, sizeof dir, "job.dir=%s", r->dir);
-    snprintf(steps, sizeof steps, "trainer.max_steps=%" PRId64, r->o->steps);
-    if (r->number < 0) snprintf(keep, sizeof keep, "checkpoint.keep=1000000");
-    char *argv[] = {program,
-                    (char *)"start",
-                    (char *)r->o->pipeline,
-                    (char *)"--set",
-                    dir,
-                    (char *)"--set",
-                    steps,
-                    (char *)"--set",
-                    keep,
-                    (char *)"--set",
-                    (char *)"supervisor.hang_s=2",
-                    NULL};
-    setenv("XDG_RUNTIME_DIR", r->runtime, 1);
-    unsetenv("LG_BIN_DIR");
-    if (r->preload) {
-        snprintf(shim, sizeof shim, "%s/libchaos.so", r->o->tools);
-        snprintf(control, sizeof control, "%s/control.%d", r->o->home, r->slot);
-        setenv("LG_CHAOS_CONTROL", control, 1);
-        setenv("LD_PRELOAD", shim, 1);
-    }
-    if (CHAOS_SANITIZED) {
-        /* The shim stands before the runtime, and does it no harm. */
-        snprintf(control, sizeof control, "verify_asan_link_order=0:log_path=%s/sanitizer.%d",
-                 r->o->home, r->slot);
-        setenv("ASAN_OPTIONS", control, 1);
-        setenv("UBSAN_OPTIONS", strchr(control, ':') + 1, 1);
-    }
-    dup2(out, 1);
-    dup2(out, 2);
-    execv(program, argv);
-    _exit(127);
-}
-
-void chaos_start_lgsup(struct chaos_run *r)
-{
-    int fds[2];
-    LG_ASSERT(pipe2(fds, O_CLOEXEC) == 0);
-    r->started_ns = lg_now_ns();
-    r->spoke_ns = 0;
-    r->killed_lgsup = false;
-    r->pid = fork();
-    LG_ASSERT(r->pid >= 0);
-    if (r->pid == 0) exec_lgsup(r, fds[1]);
-    close(fds[1]);
-    if (r->out_fd >= 0) close(r->out_fd);
-    r->out_fd = fds[0];
-    fcntl(r->out_fd, F_SETFL, O_NONBLOCK);
-    r->start_at_ns = 0;
-    r->starts++;
-}
-
-static void spoke(struct chaos_run *r, bool adopted)
-{
-    if (r->spoke_ns) return;
-    r->spoke_ns = lg_now_ns();
-    for (int i = 0; i < r->n_events; i++) {
-        struct chaos_event *e = &r->event[i];
-        if (e->waits && e->role == LG_ROLE_lgsup && e->adopt_ms < 0 && adopted)
-            e->adopt_ms = (double)(r->spoke_ns - r->started_ns) / LG_MS_NS;
-    }
-}
-
-/* What lgsup prints goes to DIR.out; "adopted" tells that it has taken the run over. */
-static void listen_to_lgsup(struct chaos_run *r)
-{
-    char text[4096], path[LG_PATH_BYTES + 8];
-    ssize_t n;
-    while (r->out_fd >= 0 && (n = read(r->out_fd, text, sizeof text - 1)) > 0) {
-        text[n] = 0;
-        if (strstr(text, "adopted ")) spoke(r, true);
-        if (strstr(text, "starting ") || strstr(text, "resuming ")) spoke(r, false);
-        snprintf(path, sizeof path, "%s.out", r->dir);
-        int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-        if (fd >= 0) lg_write_all(fd, text, (size_t)n), close(fd);
-    }
-}
-
-static void last_words(const struct chaos_run *r, char *ret, size_t bytes)
-{
-    char path[LG_PATH_BYTES + 8], *text, *line = NULL, *rest = NULL;
-    size_t n;
-    ret[0] = 0;
-    snprintf(path, sizeof path, "%s.out", r->dir);
-    if (lg_read_file(path, 64 << 20, &text, &n) < 0) {
-        lg_err_clear();
-        return;
-    }
-    for (char *t = strtok_r(text, "\n", &rest); t; t = strtok_r(NULL, "\n", &rest))
-        if (t[0] != ' ' && !strncmp(t, "error", 5)) line = t;
-    if (line) snprintf(ret, bytes, "%.300s", line);
-    free(text);
-}
-
-static void on_lgsup_end(struct chaos_run *r, int status)
-{
-    char words[320];
-    r->pid = 0;
-    listen_to_lgsup(r);
-    int64_t now = lg_now_ns();
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
-        r->done = true;
-        return;
-    }
-    if (WIFSIGNALED(status) && r->killed_lgsup) {
-        r->start_at_ns = now + (int64_t)chaos_draw(r, RESTART_MS_MAX) * LG_MS_NS;
-        return;
-    }
-    last_words(r, words, sizeof words);
-    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    r->refused++;
-    r->refused_in_row++;
-    if (code == -LG_ERR_PARKED || !r->preload || r->refused_in_row > REFUSED_MAX)
-        chaos_fail(r, "lgsup ended with %d: %s", code, words);
-    r->start_at_ns = now + 50 * LG_MS_NS; /* a user would start it again */
-}
-
 static void reap(struct chaos_run *r)
 {
     int status;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
-        if (pid == r->pid) on_lgsup_end(r, status);
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+        if (pid == r->pid) chaos_lgsup_ended(r, status);
+        if (pid == r->episode.child) chaos_child_ended(r, status);
+    }
 }
 
 /* ---- the board ---- */
 
-static void look_for_board(struct chaos_run *r)
+void chaos_look_for_board(struct chaos_run *r)
 {
     char path[LG_PATH_BYTES + 8];
     struct stat st;
@@ -196,15 +71,26 @@ static void look_for_board(struct chaos_run *r)
     r->progress_ns = lg_now_ns();
 }
 
-static bool is_final(const struct chaos_run *r)
+bool chaos_is_final(const struct chaos_run *r)
 {
     return r->commit != LG_MARK_NONE && (int64_t)lg_mark_state(r->commit) >= r->o->steps;
+}
+
+int64_t chaos_steps_left(const struct chaos_run *r)
+{
+    return r->o->steps - (r->commit == LG_MARK_NONE ? 0 : (int64_t)lg_mark_state(r->commit));
+}
+
+bool chaos_has_published(const struct chaos_run *r)
+{
+    lg_mark published = atomic_load(&lg_board_row(r->board, LG_ROLE_ckpt, 0)->published);
+    return published > lg_mark_of(r->board->s->start_step);
 }
 
 static void look_at_event(struct chaos_run *r, struct chaos_event *e, int64_t now)
 {
     struct lg_board_shared *b = r->board->s;
-    bool same = b->run_id == e->run_id;
+    bool same = chaos_run_id(r->board) == e->run_id;
     double ms = (double)(now - e->at_ns) / LG_MS_NS;
     lg_mark from = same ? e->commit : lg_mark_of(b->start_step);
     if (e->commit_ms < 0 && r->commit > from) e->commit_ms = ms;
@@ -214,7 +100,7 @@ static void look_at_event(struct chaos_run *r, struct chaos_event *e, int64_t no
     }
     bool replaced =
         !e->incarnation || (e->role == LG_ROLE_lgsup ? r->spoke_ns > e->at_ns : e->ready_ms >= 0);
-    e->waits = !(e->commit_ms >= 0 && replaced) && !is_final(r);
+    e->waits = !(e->commit_ms >= 0 && replaced) && !chaos_is_final(r);
 }
 
 static void look_at_board(struct chaos_run *r, int64_t now)
@@ -231,7 +117,7 @@ static void look_at_board(struct chaos_run *r, int64_t now)
         if (r->event[i].waits) look_at_event(r, &r->event[i], now);
 }
 
-static bool is_calm(const struct chaos_run *r)
+bool chaos_is_calm(const struct chaos_run *r)
 {
     if (!r->pid || chaos_lasts(r)) return false;
     for (int i = LG_MAX(0, r->n_events - 64); i < r->n_events; i++)
@@ -241,33 +127,22 @@ static bool is_calm(const struct chaos_run *r)
 
 /* ---- the end ---- */
 
-/* Processes whose parent we are, orphans of the run included: we are their subreaper. `who` (may be
- * NULL) gets their names. */
+/* Our children, orphans of the run included: we are their subreaper. `who` (may be NULL) gets their
+ * names. */
 static int children(int signal, char *who, size_t bytes)
 {
-    int n = 0, self = getpid();
-    DIR *dir = opendir("/proc");
-    struct dirent *e;
-    while (dir && (e = readdir(dir))) {
-        char path[300], text[512];
-        int pid = atoi(e->d_name), parent = 0;
-        if (pid <= 0) continue;
-        snprintf(path, sizeof path, "/proc/%d/stat", pid);
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-        ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-        if (fd >= 0) close(fd);
-        if (got <= 0) continue;
-        text[got] = 0;
-        const char *at = strrchr(text, ')');
-        if (!at || sscanf(at + 1, " %*c %d", &parent) != 1 || parent != self) continue;
-        if (who) {
-            size_t used = strlen(who);
-            snprintf(who + used, bytes - used, " %.60s", text);
-        }
-        if (signal) kill(pid, signal);
-        n++;
+    int pid[CHAOS_STOPPED_MAX], n = chaos_children(getpid(), pid, CHAOS_STOPPED_MAX);
+    for (int i = 0; i < n; i++) {
+        char path[64], name[32] = "";
+        snprintf(path, sizeof path, "/proc/%d/comm", pid[i]);
+        FILE *f = who ? fopen(path, "re") : NULL;
+        if (f && !fgets(name, sizeof name, f)) name[0] = 0;
+        if (f) fclose(f);
+        name[strcspn(name, "\n")] = 0;
+        size_t used = who ? strlen(who) : 0;
+        if (who) snprintf(who + used, bytes - used, " %s (%d)", name, pid[i]);
+        if (signal) kill(pid[i], signal);
     }
-    if (dir) closedir(dir);
     while (waitpid(-1, NULL, WNOHANG) > 0) continue;
     return n;
 }
@@ -315,7 +190,7 @@ static void tell_stuck(struct chaos_run *r)
 static void act(struct chaos_run *r, int64_t now)
 {
     chaos_follow(r, now);
-    bool calm = is_calm(r);
+    bool calm = chaos_is_calm(r);
     if (!calm) r->calm_ns = 0;
     if (calm && !r->calm_ns) {
         r->calm_ns = now;
@@ -324,6 +199,8 @@ static void act(struct chaos_run *r, int64_t now)
     }
     bool on_top = r->overlap > 0 && r->overlap <= OVERLAP_MAX;
     if (!r->board || now < r->next_ns || (!calm && !on_top)) return;
+    /* The run's end is struck, too, but has to come. */
+    if (chaos_is_final(r) && r->final_strikes++ >= FINAL_STRIKES_MAX) return;
     if (!chaos_strike(r, now)) return;
     r->calm_ns = 0;
     if (chaos_draw(r, 8) == 0 && r->overlap < OVERLAP_MAX) {
@@ -345,10 +222,10 @@ static void loop(struct chaos_run *r, bool quiet)
     while (!r->done && !r->why[0]) {
         poll(NULL, 0, 1);
         int64_t now = lg_now_ns();
-        listen_to_lgsup(r);
+        chaos_listen(r);
         reap(r);
         if (now >= board_look) {
-            look_for_board(r);
+            chaos_look_for_board(r);
             board_look = now + BOARD_LOOK_MS * LG_MS_NS;
         }
         look_at_board(r, now);
@@ -378,6 +255,8 @@ static void map_control(struct chaos_run *r)
     close(fd);
     atomic_store(&r->control->armed, 0);
     atomic_store(&r->control->disk_full, 0);
+    atomic_store(&r->control->slow_ms, 0);
+    atomic_store(&r->control->clock_s, 0);
     atomic_store(&r->control->fired, 0);
 }
 
@@ -389,9 +268,9 @@ static void open_run(struct chaos_run *r, const struct chaos_options *o, int64_t
     r->seed = o->seed * 1000003 + (uint64_t)n;
     r->out_fd = r->stopped_fd = -1;
     r->preload = n >= 0 && n % 2 == 0; /* every other: the shim costs a little */
-    if (o->only)
-        r->preload = !strcmp(o->only, chaos_fault_name[CHAOS_syscall]) ||
-                     !strcmp(o->only, chaos_fault_name[CHAOS_disk]);
+    for (int f = 0; o->only && f < CHAOS_FAULTS; f++)
+        if (!strcmp(o->only, chaos_fault_name[f])) r->preload = chaos_needs_shim((chaos_fault)f);
+    r->hang_s = n >= 0 && n % 3 == 2 ? HANG_S_LONG : HANG_S;
     snprintf(r->runtime, sizeof r->runtime, "/tmp/lgx.XXXXXX"); /* short: socket paths end at 107 */
     LG_ASSERT(mkdtemp(r->runtime));
     prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -403,6 +282,7 @@ static void close_run(struct chaos_run *r)
 {
     end_processes(r);
     if (r->out_fd >= 0) close(r->out_fd);
+    chaos_cgroup_close(r);
     lg_board_close(&r->board);
     munmap(r->control, sizeof *r->control);
     lg_remove_tree(r->runtime);
@@ -461,6 +341,7 @@ static cJSON *record(const struct chaos_run *r, double wall_s, struct cpu_times 
     struct cpu_times after = cpu_now();
     double foreign_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s);
     cJSON *j = cJSON_CreateObject(), *faults = cJSON_CreateObject(), *events = cJSON_CreateArray();
+    cJSON *impossible = cJSON_CreateArray();
     cJSON_AddNumberToObject(j, "run", (double)r->number);
     cJSON_AddNumberToObject(j, "seed", (double)r->o->seed);
     cJSON_AddStringToObject(j, "commit", r->o->commit);
@@ -473,14 +354,20 @@ static cJSON *record(const struct chaos_run *r, double wall_s, struct cpu_times 
     cJSON_AddBoolToObject(j, "sanitized", CHAOS_SANITIZED);
     cJSON_AddStringToObject(j, "why", r->why);
     cJSON_AddNumberToObject(j, "kills", (double)r->kills);
+    cJSON_AddNumberToObject(j, "oom_kills", (double)r->oom_kills);
     cJSON_AddNumberToObject(j, "starts", r->starts);
     cJSON_AddNumberToObject(j, "refused", r->refused);
+    cJSON_AddNumberToObject(j, "stops", r->stops);
     cJSON_AddNumberToObject(j, "sites_failed", (double)r->sites_failed);
     cJSON_AddNumberToObject(j, "sites_missed", (double)r->sites_missed);
     cJSON_AddNumberToObject(j, "messages", (double)r->garbage);
     for (int f = 0; f < CHAOS_FAULTS; f++)
         cJSON_AddNumberToObject(faults, chaos_fault_name[f], (double)r->count[f]);
     cJSON_AddItemToObject(j, "faults", faults);
+    for (int f = 0; f < CHAOS_FAULTS; f++)
+        if (r->impossible[f])
+            cJSON_AddItemToArray(impossible, cJSON_CreateString(chaos_fault_name[f]));
+    cJSON_AddItemToObject(j, "impossible", impossible);
     for (int i = 0; i < r->n_events; i++) cJSON_AddItemToArray(events, event_json(&r->event[i]));
     cJSON_AddItemToObject(j, "events", events);
     return j;
@@ -509,6 +396,23 @@ static void find_sanitizer_reports(struct chaos_run *r)
     globfree(&g);
 }
 
+/* A data set and a control group of its own. */
+static void make_surroundings(struct chaos_run *r)
+{
+    if (r->o->data[0]) {
+        LG_ASSERT(lg_path(r->data, "%s/data.%d", r->o->home, r->slot) == 0);
+        if (chaos_restore_data(r) < 0) chaos_fail(r, "the driver could not copy the data set");
+    }
+    chaos_cgroup_open(r);
+    for (int f = 0; f < CHAOS_FAULTS; f++) {
+        r->impossible[f] = !chaos_is_possible(r, (chaos_fault)f);
+        if (r->impossible[f] && r->number == 0)
+            printf("# skip %s: needs %s\n", chaos_fault_name[f],
+                   f == CHAOS_memory ? "root, and a control group with a memory limit"
+                                     : "a data set that is a small folder");
+    }
+}
+
 cJSON *chaos_run(const struct chaos_options *o, int64_t n, int slot)
 {
     struct chaos_run *r = calloc(1, sizeof *r);
@@ -517,6 +421,7 @@ cJSON *chaos_run(const struct chaos_options *o, int64_t n, int slot)
     open_run(r, o, n, slot);
     LG_ASSERT(lg_path(r->dir, "%s/run.%d", o->home, slot) == 0);
     clean(r->dir);
+    make_surroundings(r);
     chaos_shuffle(r);
     struct cpu_times before = cpu_now();
     int64_t began = lg_now_ns();
@@ -526,7 +431,7 @@ cJSON *chaos_run(const struct chaos_options *o, int64_t n, int slot)
     find_sanitizer_reports(r);
     cJSON *j = record(r, wall_s, before);
     snprintf(reference, sizeof reference, "%s/reference", o->home);
-    if (!r->why[0] && chaos_compare(o, r->dir, reference, why, sizeof why) < 0) {
+    if (!r->why[0] && chaos_compare(r, reference, why, sizeof why) < 0) {
         cJSON_ReplaceItemInObject(j, "why", cJSON_CreateString(why));
         chaos_fail(r, "%s", why);
     }
@@ -535,12 +440,13 @@ cJSON *chaos_run(const struct chaos_options *o, int64_t n, int slot)
     return j;
 }
 
-int chaos_reference(const struct chaos_options *o, const char *dir)
+int chaos_undisturbed(const struct chaos_options *o, const char *dir, const char *data)
 {
     struct chaos_run *r = calloc(1, sizeof *r);
     LG_ASSERT(r);
     open_run(r, o, -1, 0);
     LG_ASSERT(lg_path(r->dir, "%s", dir) == 0);
+    snprintf(r->data, sizeof r->data, "%s", data ? data : "");
     clean(dir);
     loop(r, true);
     close_run(r);

@@ -1,4 +1,5 @@
-/* libchaos.so: preloaded into the processes of a run; makes one chosen call fail, or all writes.
+/* libchaos.so: preloaded into the processes of a run; makes one chosen call fail, or all writes;
+ * makes fsync slow, and sets the clock.
  *
  * Only calls that come from the program's own code count (all of it is linked into the program), not
  * those of libzmq or libc: the return address tells. The shim does nothing in other programs. */
@@ -23,7 +24,9 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 /* Not zmq.h: the shim must not need it. */
 typedef struct zmq_pollitem_t zmq_pollitem_t;
@@ -190,6 +193,76 @@ int posix_fallocate(int fd, off_t at, off_t n)
     NEXT(posix_fallocate);
     if (FAILS(posix_fallocate)) return errno;
     return is_full(fd) && !has_room(fd, at + n) ? ENOSPC : next(fd, at, n);
+}
+
+/* ---- a slow disk ---- */
+
+static void be_slow(void)
+{
+    uint32_t ms = control ? atomic_load_explicit(&control->slow_ms, memory_order_relaxed) : 0;
+    struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+    while (ms && syscall(SYS_nanosleep, &left, &left) < 0 && errno == EINTR) continue;
+}
+
+int fsync(int fd)
+{
+    NEXT(fsync);
+    if (FAILS(fsync)) return -1;
+    be_slow();
+    return next(fd);
+}
+
+int fdatasync(int fd)
+{
+    NEXT(fdatasync);
+    be_slow();
+    return next(fd);
+}
+
+int msync(void *at, size_t n, int flags)
+{
+    NEXT(msync);
+    be_slow();
+    return next(at, n, flags);
+}
+
+int sync_file_range(int fd, off_t at, off_t n, unsigned flags)
+{
+    NEXT(sync_file_range);
+    be_slow();
+    return next(fd, at, n, flags);
+}
+
+/* ---- the clock of the day ---- */
+
+static time_t off(void)
+{
+    return control ? (time_t)atomic_load_explicit(&control->clock_s, memory_order_relaxed) : 0;
+}
+
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    NEXT(clock_gettime);
+    int rc = next(id, t);
+    if (rc == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE || id == CLOCK_TAI))
+        t->tv_sec += off();
+    return rc;
+}
+
+int gettimeofday(struct timeval *t, void *zone)
+{
+    NEXT(gettimeofday);
+    int rc = next(t, zone);
+    if (rc == 0 && t) t->tv_sec += off();
+    return rc;
+}
+
+time_t time(time_t *ret)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    if (ret) *ret = t.tv_sec;
+    return t.tv_sec;
 }
 
 /* ---- irregular ---- */

@@ -11,7 +11,9 @@
  *   armed         driver stores index + 1; whoever fails the call stores 0 by compare-and-swap
  *   pass          driver, before armed: so many calls are let through first; shim counts down
  *   fired         shim: index + 1 of the last call that failed
- *   disk_full     driver: 1: writes to regular files fail */
+ *   disk_full     driver: 1: writes to regular files fail
+ *   slow_ms       driver: so long takes every fsync
+ *   clock_s       driver: so far off is the clock of the day */
 #pragma once
 #include <stdatomic.h>
 #include <stdint.h>
@@ -33,7 +35,8 @@ struct chaos_site {
     _Atomic(uint32_t) hits, fails, missed;
 };
 struct chaos_control {
-    _Atomic(uint32_t) armed, pass, fired, fired_pid, disk_full, other_errno;
+    _Atomic(uint32_t) armed, pass, fired, fired_pid, disk_full, other_errno, slow_ms;
+    _Atomic(int64_t) clock_s;
     uint64_t build; /* driver: hash of the programs that the sites belong to */
     struct chaos_site site[CHAOS_SITES_MAX];
 };

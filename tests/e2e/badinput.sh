@@ -14,9 +14,9 @@ says() {
     code=$?
     for pattern; do grep -Eqi -- "$pattern" "$T/said" || missing="$missing /$pattern/"; done
     if [ $code -ne "$want" ]; then
-        fail "$name" "exit $code, expected $want: $(tail -4 "$T/said" | tr '\n' ' ')"
+        fail "$name" "exit $code, expected $want: $(tail -n 4 "$T/said" | tr '\n' ' ')"
     elif [ -n "$missing" ]; then
-        fail "$name" "nothing about$missing in: $(tail -6 "$T/said" | tr '\n' ' ')"
+        fail "$name" "nothing about$missing in: $(tail -n 6 "$T/said" | tr '\n' ' ')"
     else
         ok "$name"
     fi
@@ -24,7 +24,7 @@ says() {
 # config NAME SED...: a copy of tiny.toml with absolute paths and an edit; its path in $config.
 config() {
     config=$T/$1.toml
-    sed -e "s#\.\./\.\./examples/emoji#$EMOJI#" -e "s#run-not-set#$T/run-$1#" "$TINY" >"$config"
+    sed -e "s#\.\./\.\./examples/#$e2e_root/examples/#" -e "s#run-not-set#$T/run-$1#" "$TINY" >"$config"
     shift
     sed -i "$@" "$config"
 }
@@ -66,7 +66,7 @@ says "status of no run" 8 "$LGSUP" status "$T/nowhere" -- "$T/nowhere" 'not a ru
 says "stop of no run" 8 "$LGSUP" stop "$T/nowhere" -- "$T/nowhere" 'not a run directory'
 
 # ---- models ----
-cp -r "$EMOJI/vae" "$T/vae"
+cp -r "$MICRO/vae" "$T/vae"
 truncate -s -1000 "$T/vae/diffusion_pytorch_model.safetensors"
 says "truncated VAE, encode" 5 "$LGSUP" encode vae --model "$T/vae" "$e2e_root/tests/golden/emoji.safetensors" "$T/out.safetensors" -- \
     "$T/vae/diffusion_pytorch_model.safetensors" 'truncated|missing|bytes'
@@ -78,12 +78,18 @@ says "truncated VAE, start" 11 "$LGSUP" start "$TINY" --set job.dir="$T/trunc" -
     "diffusion_pytorch_model.safetensors" 'truncated|missing|bytes'
 expect "truncated VAE: state" parked "$(status_get "$T/trunc" .state)"
 check "truncated VAE: nothing is left running" nothing_runs
-cp "$EMOJI/vae/diffusion_pytorch_model.safetensors" "$T/vae/"
+cp "$MICRO/vae/diffusion_pytorch_model.safetensors" "$T/vae/"
 says "the file restored, it goes on" 0 "$LGSUP" start "$TINY" --set job.dir="$T/trunc" --set vae.model="$T/vae" "${short[@]}" -- 'checkpoint'
+cp -r "$MICRO/text_encoder" "$T/text_encoder"
+spiece=$T/text_encoder/spiece.model # most of it is the character table, whose first part is a trie
+head -c 1000 /dev/zero | tr '\0' '\377' | dd of="$spiece" bs=1 seek=$(($(stat -c %s "$spiece") - 230000)) conv=notrunc status=none
+says "a damaged tokenizer" 11 "$LGSUP" start "$TINY" --set job.dir="$T/spiece" --set text.model="$T/text_encoder" "${short[@]}" -- \
+    'spiece\.model' 'character table'
+check "a damaged tokenizer: no restarts" test "$(grep -c 'character table' "$T/spiece/logs/loader.0.log")" -le 1
 
 # ---- data ----
 mkdir "$T/pictures"
-tar -xf "$EMOJI/data/emoji-00000.tar" -C "$T/pictures"
+tar -xf "$MICRO/data/micro-00000.tar" -C "$T/pictures"
 find "$T/pictures" -type f | sort | tail -n +81 | xargs rm # 40 pictures, 40 captions
 victim=$(find "$T/pictures" -name '*.png' | sort | head -1)
 truncate -s $(($(stat -c %s "$victim") / 2)) "$victim"
@@ -100,7 +106,7 @@ expect "half of the pictures cut: state" parked "$(status_get "$T/voids" .state)
 check "half of the pictures cut: stop lets its memory go" "$LGSUP" stop "$T/voids"
 check "half of the pictures cut: nothing is left running" nothing_runs
 
-head -c 3000000 "$EMOJI/data/emoji-00000.tar" >"$T/half.tar"
+head -c $(($(stat -c %s "$MICRO/data/micro-00000.tar") / 2)) "$MICRO/data/micro-00000.tar" >"$T/half.tar"
 says "a tar cut in half" 11 "$LGSUP" start "$TINY" --set job.dir="$T/tar" --set data.path="$T/half.tar" "${short[@]}" -- "$T/half.tar" 'byte'
 mkdir "$T/empty"
 says "an empty data set" 11 "$LGSUP" start "$TINY" --set job.dir="$T/none" --set data.path="$T/empty" "${short[@]}" -- "$T/empty" 'no picture|empty|no sample|nothing'
@@ -134,7 +140,7 @@ check "the first: every step once" metrics_are_whole "$run" "$(status_get "$run"
 # ---- no room at a checkpoint ----
 run=$T/full
 mkdir -p "$run/checkpoints"
-if mount -t tmpfs -o size=64m tmpfs "$run/checkpoints" 2>/dev/null; then
+if mount -t tmpfs -o size=64m,mode=700 tmpfs "$run/checkpoints" 2>/dev/null; then
     e2e_mounts+=("$run/checkpoints")
     train "$run" --set checkpoint.keep=3
     wait_until 600 has_checkpoint_after "$run" 0 || fail "first checkpoint"
@@ -170,7 +176,7 @@ weights=$T/nan/diffusion_pytorch_model.safetensors
 header=$(od -An -tu8 -N8 "$weights" | tr -d ' ')
 printf '\x00\x00\xc0\x7f' | dd of="$weights" bs=1 seek=$((8 + header + 400)) conv=notrunc 2>/dev/null
 says "weights that are not finite: parked" 11 "$LGSUP" start "$TINY" --set job.dir="$T/nonfinite" --set trainer.init_from="$T/nan" \
-    --set trainer.nonfinite_max=3 --set checkpoint.every=0 -- 'not finite' 'trainer\.lr'
+    --set trainer.ranks=1 --set trainer.nonfinite_max=3 --set checkpoint.every=0 -- 'not finite' 'trainer\.lr'
 expect "not finite: state" parked "$(status_get "$T/nonfinite" .state)"
 check "not finite: the status has the cause" test -n "$(status_get "$T/nonfinite" 'select(.cause | test("not finite")) | .cause')"
 expect "not finite: skipped steps are counted" 3 "$(status_get "$T/nonfinite" .skipped_steps)"

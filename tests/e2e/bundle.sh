@@ -23,9 +23,8 @@ done
 (cd "$root" && find . -name '*.so*' -not -path ".$T/*" -printf '%f\n' | sort) >"$T/outside"
 check "from outside: the C and C++ run time" sh -c \
     "! grep -vE '^(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|stdc\+\+|gcc_s))\.so' '$T/outside'"
-mkdir -p "$inside/data"
-cp "$EMOJI/data/emoji-00000.tar" "$inside/data/"
-sed "s|^path = .*|path = \"data\"|; s|\.\./\.\./examples|lg/examples|" "$TINY" >"$inside/tiny.toml"
+cp -r "$MICRO" "$inside/made"
+sed "s|\.\./\.\./examples/micro/||" "$TINY" >"$inside/tiny.toml"
 
 bare() { # COMMAND...: in the bare root
     unshare -m sh -c 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$0" "$@"' \
@@ -36,6 +35,6 @@ timeout -k 5 600 bash -c "$(declare -f bare); root=$root
     bare $T/moved/here/lg/bin/lgsup start $T/moved/here/tiny.toml --set job.dir=$T/run --set trainer.max_steps=$N" \
     >"$T/run.out" 2>&1 </dev/null
 expect "a run in it" 0 $?
-[ $e2e_failed -eq 0 ] || tail -5 "$T/run.out"
+[ $e2e_failed -eq 0 ] || tail -n 5 "$T/run.out"
 reference $N
 check "byte-identical to a run from the build folder" same_files "$reference" "$root$T/run" $N

@@ -30,7 +30,7 @@ sed -n '/^| role/,/^$/p' "$T/report.md" | sed 's/^/# /'
 # has every step, and the run goes on.
 run=$T/full TINY=$micro/pipeline.toml
 mkdir "$run"
-if mount -t tmpfs -o size=64m tmpfs "$run" 2>/dev/null; then
+if mount -t tmpfs -o size=64m,mode=700 tmpfs "$run" 2>/dev/null; then
     e2e_mounts+=("$run")
     tiny_in_background "$run" --set trainer.max_steps=1000000 --set checkpoint.every=0
     wait_step "$run" 50

@@ -26,7 +26,7 @@ for change in model.hidden=64 job.seed=8 trainer.lr=2e-3 vae.chunk=8 trainer.ran
     timeout 120 "${start[@]}" --set trainer.max_steps=$end --set $change >"$T/out" 2>&1
     code=$?
     if [ $code -eq 10 ] && grep -q "${change%=*}" "$T/out"; then ok "changed ${change%=*} is refused by name"; else
-        fail "changed ${change%=*} is refused by name" "exit $code: $(tail -3 "$T/out" | tr '\n' ' ')"
+        fail "changed ${change%=*} is refused by name" "exit $code: $(tail -n 3 "$T/out" | tr '\n' ' ')"
     fi
 done
 timeout 120 "${start[@]}" --set trainer.max_steps=$((end - 1)) >"$T/out" 2>&1
@@ -62,6 +62,7 @@ wait_step "$run" $(($(step_of "$run") + 5))
 kill_role "$run" trainer 0 STOP # so that draining takes until the second one
 kill_role "$run" lgsup 0 INT
 check "Ctrl-C: draining" wait_until 60 state_is "$run" draining
+sleep 1.1 # interrupts within one second are one
 kill_role "$run" lgsup 0 INT
 wait $tiny_pid
 expect "Ctrl-C twice exits 130" 130 $?

@@ -3,7 +3,7 @@
 # folder of pictures with .cls files; killed, stopped and resumed like the other one.
 . "$(dirname "$0")/lib.sh"
 mkdir "$T/pictures"
-tar -xf "$EMOJI/data/emoji-00000.tar" -C "$T/pictures"
+tar -xf "$MICRO/data/micro-00000.tar" -C "$T/pictures"
 n=0
 find "$T/pictures" -name '*.txt' | sort | while read -r caption; do
     n=$((n + 1))
@@ -30,7 +30,7 @@ check "and from that checkpoint" grep -q "resuming tiny at step $at from" "$b.ou
 N=${settled:-40}
 tiny "$T/a" "${dit[@]}" --set trainer.max_steps=$N --set sample.captions='["0", "6"]' --set sample.steps=4
 expect "a DiT trains" 0 $?
-[ $e2e_failed -eq 0 ] || tail -5 "$T/a.out"
+[ $e2e_failed -eq 0 ] || tail -n 5 "$T/a.out"
 expect "no text encoder is started" 0 "$(status_get "$T/a" '[.instances[] | select(.role == "text")] | length')"
 expect "diffusers' class name" DiTTransformer2DModel "$(jq -r ._class_name "$(checkpoint_of "$T/a" $N)/model/config.json")"
 check "pictures are drawn at the end" test -s "$T/a/samples/step$N.png"

@@ -20,9 +20,9 @@ says() {
     code=$?
     for pattern; do grep -Eq -- "$pattern" "$out" || missing="$missing /$pattern/"; done
     if [ $code -ne "$want" ]; then
-        fail "$name" "exit $code, expected $want: $(tail -4 "$out" | tr '\n' ' ')"
+        fail "$name" "exit $code, expected $want: $(tail -n 4 "$out" | tr '\n' ' ')"
     elif [ -n "$missing" ]; then
-        fail "$name" "nothing about$missing in: $(tail -8 "$out" | tr '\n' ' ')"
+        fail "$name" "nothing about$missing in: $(tail -n 8 "$out" | tr '\n' ' ')"
     else
         ok "$name"
     fi

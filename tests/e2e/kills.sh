@@ -21,7 +21,7 @@ done
 
 run=$T/run
 train "$run"
-wait_step "$run" 1 || fail "the run starts" "$(tail -3 "$run.out" | tr '\n' ' ')"
+wait_step "$run" 1 || fail "the run starts" "$(tail -n 3 "$run.out" | tr '\n' ' ')"
 killed=0
 for ((i = 0; i < ${#victims[@]}; i++)); do
     role=${victims[i]%.*} index=${victims[i]#*.}
@@ -35,7 +35,7 @@ expect "kills while it trained" ${#victims[@]} $killed
 restarted() { [ "$(restarts_of "$run" "$1")" -ge "$(printf '%s\n' "${victims[@]}" | grep -c "^$1\.")" ]; }
 for role in loader text vae trainer ema ckpt keeper; do wait_until 120 restarted $role; done
 settle_same "killed" "$run"
-[ $e2e_failed -eq 0 ] || tail -20 "$run.out"
+[ $e2e_failed -eq 0 ] || tail -n 20 "$run.out"
 for role in loader text vae trainer ema ckpt keeper; do
     want=$(printf '%s\n' "${victims[@]}" | grep -c "^$role\.")
     expect "restarts of $role in the status" "$want" "$(restarts_of "$run" $role)"

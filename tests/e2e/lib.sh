@@ -6,8 +6,8 @@
 # when one failed. Each script has a directory of its own under /tmp, and ends every process that was
 # started with a path in it. With E2E_KEEP=1 the directory stays.
 #
-# E2E_REFERENCE=DIR lets scripts of one `make check` share undisturbed runs: the first one that needs
-# a reference makes it there.
+# E2E_REFERENCE=DIR lets scripts of one `make check`, also at the same time, share undisturbed runs: the first one
+# that needs a reference makes it there.
 set -u
 
 e2e_build=$(cd "${1:-build}" 2>/dev/null && pwd) || { echo "FAIL setup no build directory ${1:-build}"; exit 1; }
@@ -17,6 +17,7 @@ LGSUP=$e2e_build/bin/lgsup
 ST_COMPARE=$e2e_build/tests/e2e/st_compare
 TINY=$e2e_root/tests/e2e/tiny.toml
 EMOJI=$e2e_root/examples/emoji
+MICRO=$e2e_root/examples/micro/made
 T=$(mktemp -d "${E2E_TMP:-/tmp}/lge.XXXXXX") # short: socket paths end at 107 bytes
 e2e_failed=0
 # Sockets under our own directory, so that even the keeper's command line names it.
@@ -26,7 +27,11 @@ export XDG_RUNTIME_DIR=$T/r
 export LC_ALL=C
 unset OMP_NUM_THREADS LG_BIN_DIR
 [ -x "$LGSUP" ] || { echo "FAIL $e2e_name no $LGSUP: make all first"; rm -rf "$T"; exit 1; }
-[ -f "$EMOJI/data/.made" ] || { echo "FAIL $e2e_name no pictures: make example-data first"; rm -rf "$T"; exit 1; }
+[ -f "$EMOJI/data/.made" ] && [ -f "$MICRO/.made" ] || {
+    echo "FAIL $e2e_name no pictures: make example-data micro-data first"
+    rm -rf "$T"
+    exit 1
+}
 
 # Pids of our programs whose command line holds directory $1. Without a fork: a run goes on meanwhile.
 e2e_pids() {
@@ -66,7 +71,7 @@ skip() { echo "skip $e2e_name: $1 -- $2"; }
 check() {
     local name=$1 out
     shift
-    if out=$("$@" 2>&1); then ok "$name"; else fail "$name" "$(printf %s "${out:-$* failed}" | tail -4 | tr '\n' ' ')"; fi
+    if out=$("$@" 2>&1); then ok "$name"; else fail "$name" "$(printf %s "${out:-$* failed}" | tail -n 4 | tr '\n' ' ')"; fi
 }
 # expect NAME WANTED GOT
 expect() { if [ "$2" = "$3" ]; then ok "$1"; else fail "$1" "expected '$2', got '$3'"; fi; }
@@ -152,18 +157,23 @@ metrics_are_whole() {
 # No process of any run of this script; the keeper is known by its socket alone.
 nothing_runs() { [ -z "$(e2e_pids "$T")" ]; }
 
-# reference STEPS: an undisturbed run, in $reference; made once per E2E_REFERENCE.
+# reference STEPS [...]: an undisturbed run, in $reference; made once per E2E_REFERENCE. Others that want it
+# meanwhile wait for it.
 reference() {
-    local home=${E2E_REFERENCE:-$T}
+    local home=${E2E_REFERENCE:-$T} lock
     reference=$home/reference$1
-    [ -f "$reference.done" ] && return 0
-    if tiny "$reference" --set trainer.max_steps="$1"; then
-        touch "$reference.done"
-    else
-        fail "reference run of $1 steps" "exit $?: $(tail -3 "$reference.out" | tr '\n' ' ')"
-        rm -rf "$reference"
-        exit 1
+    exec {lock}>"$reference.lock"
+    flock "$lock"
+    if [ ! -f "$reference.done" ]; then
+        if tiny "$reference" --set trainer.max_steps="$1" "${@:2}" {lock}>&-; then
+            touch "$reference.done"
+        else
+            fail "reference run of $1 steps" "exit $?: $(tail -n 3 "$reference.out" | tr '\n' ' ')"
+            rm -rf "$reference"
+            exit 1
+        fi
     fi
+    exec {lock}>&-
 }
 
 # ---- disturbed runs ----
@@ -178,7 +188,7 @@ complete_of() {
     find "$1/checkpoints" -maxdepth 1 -name 'tiny_step*0' -printf '%f\n' 2>/dev/null | sed 's/^tiny_step//' |
         sort -n | awk '$1 % 20 == 0'
 }
-newest_checkpoint_of() { complete_of "$1" | tail -1; }
+newest_checkpoint_of() { complete_of "$1" | tail -n 1; }
 # The first of them after step $2; an undisturbed run is not worth its start for less than 40 steps.
 checkpoint_after() { complete_of "$1" | awk -v at="$2" '$1 > at && $1 >= 40 { print; exit }'; }
 has_checkpoint_after() { [ -n "$(checkpoint_after "$@")" ]; }
@@ -191,17 +201,22 @@ settle() {
     code=$?
     wait "$tiny_pid"
     expect "$name: stopped in order, exit codes of stop and start" "0 0" "$code $?"
-    [ $e2e_failed -eq 0 ] || tail -5 "$run.out" "$T/stop.out"
+    [ $e2e_failed -eq 0 ] || tail -n 5 "$run.out" "$T/stop.out"
     settled=$(checkpoint_after "$run" "$at") stopped_at=$(status_get "$run" .step)
     expect "$name: state" stopped "$(status_get "$run" .state)"
     check "$name: every step once in metrics.jsonl" metrics_are_whole "$run" "$stopped_at"
     check "$name: verify" timeout 300 "$LGSUP" verify "$run"
     check "$name: nothing is left running" nothing_runs
 }
-# undisturbed STEP: $reference is an undisturbed run with a checkpoint of this step.
+# undisturbed STEP: $reference is an undisturbed run with a checkpoint of this step: one long run for nearly all,
+# else one that ends there (it goes further, or left that checkpoint out since the one before was being written).
+LONG_RUN_STEPS=1200
 undisturbed() {
-    case $1 in 40 | 60 | 80) reference 80 ;; *) reference "$1" ;; esac
-    [ -d "$(checkpoint_of "$reference" "$1")" ] || reference "$1" # left out, since the one before was being written
+    if [ "$1" -le $LONG_RUN_STEPS ]; then
+        reference $LONG_RUN_STEPS --set checkpoint.keep=1000000
+        [ ! -d "$(checkpoint_of "$reference" "$1")" ] || return 0
+    fi
+    reference "$1"
 }
 # same_as NAME RUN REFERENCE STEP: up to STEP the same weights, losses, samples.
 same_as() {

@@ -4,15 +4,15 @@
 . "$(dirname "$0")/lib.sh"
 N=20
 mkdir "$T/pictures"
-tar -xf "$EMOJI/data/emoji-00000.tar" -C "$T/pictures"
+tar -xf "$MICRO/data/micro-00000.tar" -C "$T/pictures"
 find "$T/pictures" -type f | sort | tail -n +81 | xargs rm # 40 pictures: an epoch is 5 steps
 same=(--set trainer.max_steps=$N --set data.flip=false)
-latents=(--set vae.model= --set data.latent_size=16
-    --set data.latent_scaling="$(jq .scaling_factor "$EMOJI/vae/config.json")")
+latents=(--set vae.model= --set data.latent_size=4
+    --set data.latent_scaling="$(jq .scaling_factor "$MICRO/vae/config.json")")
 
 tiny "$T/online" "${same[@]}" --set data.path="$T/pictures"
 expect "encoded on the way" 0 $?
-timeout 300 "$LGSUP" encode dataset --vae "$EMOJI/vae" --data "$T/pictures" --out "$T/latents" --threads 1 --batch 4 >"$T/out" 2>&1
+timeout 300 "$LGSUP" encode dataset --vae "$MICRO/vae" --data "$T/pictures" --out "$T/latents" --size 16 --threads 1 --batch 4 >"$T/out" 2>&1
 expect "encode dataset exits 0" 0 $?
 tiny "$T/offline" "${same[@]}" "${latents[@]}" --set data.path="$T/latents"
 expect "trained from latents" 0 $?

@@ -9,11 +9,12 @@ mend() { for p in "$e2e_build"/bin/lg-*; do ln -sfn "$p" "$T/bin/"; done; }
 # park RUN STEP [...]: a run whose VAE cannot be started any more from STEP on; its step in $at. However slowly
 # they die, it is too often.
 park() {
-    local run=$1 step=$2
+    local run=$1 step=$2 from
+    from=$(step_of "$run") # nothing is kept of a run that has not committed a step since its start
     shift 2
     mend
     LG_BIN_DIR=$T/bin train "$run" --set supervisor.restart_window_s=86400 "$@"
-    wait_step "$run" "$step"
+    wait_step "$run" $((step > from ? step : from + 1))
     rm "$T/bin/lg-vae"
     printf '#!/bin/sh\necho "this program is broken" >&2\nexit 1\n' >"$T/bin/lg-vae"
     chmod +x "$T/bin/lg-vae"

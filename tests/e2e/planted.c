@@ -1,7 +1,7 @@
 /* Bad programs for swap.sh: a checkpoint writer that fails in the way of its own name.
  *
  *   other-layout   was built with another layout of the shared structures
- *   dies-at-work   sets up well and stands by, and fails at the first thing it has to do */
+ *   dies-at-work   sets up well as a standby, and fails at the first thing it has to do */
 #define lg_layout_hash lg_real_layout_hash
 #include "shm/layout.c"
 #undef lg_layout_hash

@@ -21,7 +21,7 @@ refuse() {
     order "${@:1:$#-1}"
     got=$?
     if [ $got -eq "$want" ] && grep -q -- "$text" "$T/out"; then ok "$name"; else
-        fail "$name" "exit $got: $(tail -2 "$T/out" | tr '\n' ' ')"
+        fail "$name" "exit $got: $(tail -n 2 "$T/out" | tr '\n' ' ')"
     fi
 }
 # Living processes of a role that are not on their way out.
@@ -53,7 +53,7 @@ for ((i = 0; i < ops; i++)); do
     roles=(vae text vae text loader)
     role=${roles[RANDOM % 5]} n=$((1 + RANDOM % 4))
     began=$(date +%s%N)
-    order $role $n "$run" || { fail "scale $role $n" "$(tail -2 "$T/out" | tr '\n' ' ')"; break; }
+    order $role $n "$run" || { fail "scale $role $n" "$(tail -n 2 "$T/out" | tr '\n' ' ')"; break; }
     ms=$((($(date +%s%N) - began) / 1000000))
     [ $ms -le $worst_ms ] || worst_ms=$ms
     has "$run" $role $n || fail "$role has $n" "$(there "$run" $role) are there"
@@ -103,7 +103,7 @@ expect "status shows it" "1 4 1" "$(status_get "$run" '"\(.wanted.loader) \(.wan
 timeout 300 "$LGSUP" stop "$run" >"$T/out" 2>&1
 wait $tiny_pid
 expect "it ends in order" 0 $?
-[ $e2e_failed -eq 0 ] || tail -20 "$run.out"
+[ $e2e_failed -eq 0 ] || tail -n 20 "$run.out"
 at=$(status_get "$run" .step)
 calm=$T/undisturbed
 tiny "$calm" --set trainer.max_steps="$at" ${set_keys[@]+"${set_keys[@]}"}

@@ -45,7 +45,7 @@ wait_step "$run" 2
 done=0 worst_ms=0
 for ((i = 0; i < swaps; i++)); do
     began=$(now_ms)
-    swap ckpt --bin "$T/next/bin/lg-ckpt" "$run" || { fail "swap $i" "$(tail -2 "$T/out" | tr '\n' ' ')"; break; }
+    swap ckpt --bin "$T/next/bin/lg-ckpt" "$run" || { fail "swap $i" "$(tail -n 2 "$T/out" | tr '\n' ' ')"; break; }
     ms=$(($(now_ms) - began))
     [ $ms -le $worst_ms ] || worst_ms=$ms
     done=$((done + 1))
@@ -82,7 +82,7 @@ refuse() {
     swap "$@" "$run"
     got=$?
     if [ $got -eq "$want" ] && grep -q -- "$text" "$T/out"; then ok "$name"; else
-        fail "$name" "exit $got: $(tail -2 "$T/out" | tr '\n' ' ')"
+        fail "$name" "exit $got: $(tail -n 2 "$T/out" | tr '\n' ' ')"
     fi
 }
 refuse "one that exits: rolled back" 1 'former program.*exit 1.*planted: no' ckpt --bin "$T/exits"
@@ -94,12 +94,12 @@ refuse "no such instance" 8 'there is no vae.9' vae.9
 refuse "the keeper" 2 'cannot be swapped' keeper
 "$LGSUP" swap ckpt --bin "$T/hangs" "$run" >"$T/hanging" 2>&1 &
 hanging=$!
-standing() { grep -q 'swap: ckpt is to run.*hangs' "$1/logs/lgsup.log"; }
-wait_until 120 standing "$run"
+preparing() { grep -q 'swap: ckpt is to run.*hangs' "$1/logs/lgsup.log"; }
+wait_until 120 preparing "$run"
 refuse "a second swap has to wait" 7 'another swap is under way' vae
 wait $hanging
 expect "one that hangs: rolled back after supervisor.ready_s" 9 $?
-check "and said so" grep -q 'was not ready after 8 s' "$T/hanging"
+check "and said so" grep -q 'without a heartbeat for 8 s (supervisor.ready_s)' "$T/hanging"
 expect "the old one has gone on all the while" "$before" "$(pid_of "$run" ckpt 0)"
 swap ckpt --bin "$T/next/bin/dies-at-work" "$run"
 echo "# dies-at-work: exit $?"
@@ -132,7 +132,7 @@ check "all of them run the new programs" all_new "$run"
 check "text.0 does not" runs "$run" text 0 "$e2e_build/bin/lg-text"
 expect "status shows it" "$T/next/bin/lg-vae" "$(program_of "$run" vae 1)"
 
-# lgsup dies while somebody stands by; then an instance dies: the program in force stays.
+# lgsup dies while there is a standby; then an instance dies: the program in force stays.
 "$LGSUP" swap ema --bin "$T/hangs" "$run" >"$T/orphan" 2>&1 &
 orphan=$!
 wait_until 120 grep -q 'swap: ema is to run' "$run/logs/lgsup.log"
@@ -142,7 +142,7 @@ expect "lgsup dies meanwhile: the order's end is not known" 1 $?
 tiny_in_background "$run" "${start[@]}"
 lgsup_lives() { [ "$(pid_of "$1" lgsup 0)" -gt 0 ]; }
 wait_until 120 lgsup_lives "$run"
-check "the next lgsup: nobody stands by" wait_until 120 test -z "$(status_get "$run" '.instances[] | select(.state == "standby") | .index')"
+check "the next lgsup: no standby" wait_until 120 test -z "$(status_get "$run" '.instances[] | select(.state == "standby") | .index')"
 kill_role "$run" vae 0 && wait_until 120 is_gone "$killed_pid"
 vae_again() { [ "$(pid_of "$1" vae 0)" -gt 0 ] && runs "$1" vae 0 "$T/next/bin/lg-vae"; }
 check "the next lgsup: the one that hung is ended" wait_until 120 test -z "$(e2e_pids "$T/lg-sleep")"
@@ -151,7 +151,7 @@ expect "status shows it still" "$T/next/bin/lg-trainer" "$(program_of "$run" tra
 timeout 300 "$LGSUP" stop "$run" >"$T/out" 2>&1
 wait $tiny_pid
 expect "it ends in order" 0 $?
-[ $e2e_failed -eq 0 ] || tail -20 "$run.out"
+[ $e2e_failed -eq 0 ] || tail -n 20 "$run.out"
 at=$(status_get "$run" .step)
 tiny "$T/calm" --set trainer.max_steps="$at"
 check "byte-identical to an undisturbed run of $at steps" same_files "$T/calm" "$run" "$at"

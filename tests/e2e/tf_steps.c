@@ -1,7 +1,7 @@
 /* tf_steps scalars|pictures|histograms FILE...: the steps that stand in TensorBoard's event files, one a line, in
  * the order of the files. Fails at bytes that are no whole record. */
 #include "base/fs.h"
-#include "supervisor/tfevents.h"
+#include "supervisor/views/tfevents.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -132,6 +132,13 @@ put("plan", "broken-seal", json.dumps(PLAN))
 put("plan", "long-isa", json.dumps({**PLAN, "isa": "a" * 3000}))
 put("plan", "roles-no-table", json.dumps({**PLAN, "instances": [1, 2]}))
 
+put("json", "all", '{"a": [1, -2.5e-3, true, false, null, "x\\n\\u00e9\\ud83d\\ude00"], "": {"b": {}, "c": []}}')
+put("json", "text", '"caf\u00e9 \\"quoted\\" \\\\ \\/"')
+put("json", "deep", "[" * 64 + "]" * 64)
+put("json", "twice", '{"a": 1, "\\u0061": 2}')
+put("json", "bom", b"\xef\xbb\xbf[0]\r\n")
+put("json", "long-number", "[" + "1" * 100 + "]")
+
 # ---- safetensors ----
 
 
@@ -274,3 +281,41 @@ put("keeper", "raw", request(PUT, b"z" * 100, 8, size=10) + request(PUT, b"z" * 
 for name, text in (("words", b"\x18grinning face"), ("utf8", "\x10caf\u00e9 \u732b \U0001f600 \u200b".encode()), ("invalid", b"\x08\xff\xfe\xc3("),
                    ("one", b"\x00much too long for one token"), ("spaces", b"\x20 \t\n  \xe3\x80\x80 "), ("pieces", b"\x20<pad></s><unk>\xe2\x96\x81")):
     put("tokenizer", name, text)
+
+# ---- tokenizer models, and their character tables ----
+
+
+def varint(v):
+    return bytes([v]) if v < 128 else bytes([v & 127 | 128]) + varint(v >> 7)
+
+
+def field(number, v):
+    if isinstance(v, int):
+        return varint(number << 3) + varint(v % (1 << 64))
+    return varint(number << 3 | 2) + varint(len(v)) + v
+
+
+def piece(text, kind, score=-1.0):
+    return field(1, field(1, text) + varint(2 << 3 | 5) + struct.pack("<f", score) + field(3, kind))
+
+
+def charsmap(texts=b"\0a\0xy\0"):
+    """Keys "A" (at 1: "a") and "AB" (at 3: "xy"); states 1, 4 and 8."""
+    units = [0] * 256
+    units[0] = 1 << 10
+    units[1 ^ 65] = (1 ^ 65 ^ 4) << 10 | 1 << 8 | 65
+    units[4] = 1 << 31 | 1
+    units[4 ^ 66] = (4 ^ 66 ^ 8) << 10 | 1 << 8 | 66
+    units[8] = 1 << 31 | 3
+    return struct.pack("<257I", 1024, *units) + texts
+
+
+PIECES = piece(b"<pad>", 3) + piece(b"</s>", 3) + piece(b"<unk>", 2) + piece(b"a", 1) + piece("\u2581red".encode(), 1) + piece(b"x", 4)
+TRAINER = field(3, 1) + field(40, 2) + field(41, -1) + field(42, 1) + field(43, 0)
+put("spiece", "table", charsmap())
+put("spiece", "table-no-end", charsmap(b"\0a\0xy"))
+put("spiece", "model", PIECES + field(2, TRAINER) + field(3, field(1, b"nmt_nfkc") + field(3, 1)))
+put("spiece", "model-with-table", PIECES + field(2, TRAINER) + field(3, field(2, charsmap()) + field(5, 0)) + field(5, field(2, charsmap())))
+put("spiece", "model-self-test", PIECES + field(2, TRAINER) + field(4, field(1, field(1, b"a x") + field(2, b"a x"))))
+put("spiece", "model-bytes", PIECES + b"".join(piece(b"<0x%02X>" % i, 6) for i in range(256)) + field(2, TRAINER + field(35, 1)))
+put("spiece", "model-bpe", PIECES + field(2, TRAINER + field(3, 2)))

@@ -1,6 +1,6 @@
 /* Convolutions with more tiles than the GPU has room for at once (see kernels/cuda/tile_conv.cu and
  * picture_conv.cu), where a block goes from tile to tile: every sample of the batch has the bits that
- * it has alone, its moments are those of y, and y is right at some places of each sample: its
+ * it has alone, its mean_var are those of y, and y is right at some places of each sample: its
  * corners, edges and others. (test_ops_cuda compares all of y with ref64, in small batches.)
  *
  * usage: test_long_conv_cuda */
@@ -43,7 +43,7 @@ static lg_tensor part(void *data, int64_t first, int64_t n, int64_t side, int64_
 
 struct data {
     void *x, *w, *bias, *residual, *y, *gain, *normed;
-    double *moments;
+    double *mean_var;
     int in, stride;
     bool norm, add;
 };
@@ -73,7 +73,7 @@ static void convolve(const struct data *d, int64_t first, int64_t n)
         .bias = lg_t1(d->bias, type, OUT),
         .residual = d->add ? part(d->residual, first, n, SIDE, OUT) : LG_NONE,
         .y = part(d->y, first, n, SIDE, OUT),
-        .moments = lg_t3(d->moments + first * GROUPS * 2, LG_F64, n, GROUPS, 2),
+        .mean_var = lg_t3(d->mean_var + first * GROUPS * 2, LG_F64, n, GROUPS, 2),
         .stride = d->stride,
         .top = d->stride == 1,
         .left = d->stride == 1,
@@ -92,7 +92,7 @@ static void convolve(const struct data *d, int64_t first, int64_t n)
 }
 
 /* The largest error of a mean, and of a variance relative to it. */
-static double moments_error(const double *y, const double *moments)
+static double moments_error(const double *y, const double *mean_var)
 {
     double worst = 0;
     for (int g = 0; g < GROUPS; g++) {
@@ -103,8 +103,8 @@ static double moments_error(const double *y, const double *moments)
             double d = y[i / WIDE * OUT + g * WIDE + i % WIDE] - mean;
             variance += d * d / count;
         }
-        worst = fmax(worst, fabs(moments[g * 2] - mean) / sqrt(variance));
-        worst = fmax(worst, fabs(moments[g * 2 + 1] - variance) / variance);
+        worst = fmax(worst, fabs(mean_var[g * 2] - mean) / sqrt(variance));
+        worst = fmax(worst, fabs(mean_var[g * 2 + 1] - variance) / variance);
     }
     return worst;
 }
@@ -196,28 +196,28 @@ static void check(const char *precision, int in, int stride, int how)
                      how & ADD};
     convolve(&d, 0, N);
     double *y = gpu_get(stream, d.y, type, (size_t)N * Y_EACH), *alone;
-    double *moments = gpu_get(stream, d.moments, LG_F64, N * GROUPS * 2);
+    double *mean_var = gpu_get(stream, d.mean_var, LG_F64, N * GROUPS * 2);
     for (int n = 0; n < (gpu_sanitized() ? 1 : N); n++) convolve(&d, n, 1);
     alone = gpu_get(stream, d.y, type, (size_t)N * Y_EACH);
-    double *again = gpu_get(stream, d.moments, LG_F64, N * GROUPS * 2), worst = 0;
+    double *again = gpu_get(stream, d.mean_var, LG_F64, N * GROUPS * 2), worst = 0;
     bool same = !memcmp(y, alone, (size_t)N * Y_EACH * sizeof *y) &&
-                !memcmp(moments, again, N * GROUPS * 2 * sizeof *again);
+                !memcmp(mean_var, again, N * GROUPS * 2 * sizeof *again);
     for (int n = 0; n < N; n++)
-        worst = fmax(worst, moments_error(y + (size_t)n * Y_EACH, moments + n * GROUPS * 2));
+        worst = fmax(worst, moments_error(y + (size_t)n * Y_EACH, mean_var + n * GROUPS * 2));
     bool near =
         worst < 1e-5; /* sums of 256 differences in fp32, their squares: 256 2^-24 at most */
     double error = points_error(&d, y);
     bool right = error < 3e-2; /* bf16 has a bias of 8 to within 0.016 */
     printf(
-        "%s%sconvolution of %d channels in %s, stride %d%s: %s; error %.1e, of the moments %.1e\n",
+        "%s%sconvolution of %d channels in %s, stride %d%s: %s; error %.1e, of the mean_var %.1e\n",
         same && near && right ? "" : "FAIL ", d.norm ? "norm and " : "", in, precision, stride,
         d.add ? " with residual" : "",
         same ? "a sample alone has the same bits" : "a sample alone has other bits", error, worst);
     gpu_count(same);
     gpu_count(near);
     gpu_count(right);
-    free(y), free(alone), free(moments), free(again);
-    void *all[] = {d.x, d.w, d.bias, d.residual, d.y, d.gain, d.normed, d.moments};
+    free(y), free(alone), free(mean_var), free(again);
+    void *all[] = {d.x, d.w, d.bias, d.residual, d.y, d.gain, d.normed, d.mean_var};
     for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]);
     lg_stream_close(&stream);
     lg_device_close(&device);

@@ -68,7 +68,7 @@ static bool whole(const lg_tensor *t, int64_t elements)
 static void enqueue(enum op op, lg_stream *s, const lg_tensor t[TENSORS])
 {
     struct lg_linear_forward_args f = {.x = t[X], .w = t[W], .bias = t[BIAS], .y = t[Y]};
-    lg_tensor turned = lg_t2(t[W].data, t[W].dtype, t[W].dim[1], t[W].dim[0]);
+    lg_tensor transposed = lg_t2(t[W].data, t[W].dtype, t[W].dim[1], t[W].dim[0]);
     switch (op) {
     case FORWARD_GELU:
         f.pre = t[PRE], f.act = LG_ACT_GELU_TANH;
@@ -83,7 +83,7 @@ static void enqueue(enum op op, lg_stream *s, const lg_tensor t[TENSORS])
         return;
     case THROUGH_GELU:
         lg_linear_backward_data(s, &(struct lg_linear_backward_data_args){.dy = t[X],
-                                                                          .w = turned,
+                                                                          .w = transposed,
                                                                           .dx = t[Y],
                                                                           .act = LG_ACT_GELU_TANH,
                                                                           .pre = t[PRE],

@@ -36,11 +36,27 @@ field() {
 # The programs that have to notice, quickest first; then the end-to-end scripts.
 tests_of() {
     case $1 in
-    shm/window.*) echo sim_protocol window sim_supervisor e2e:kills ;;
+    shm/data_set.* | config/data_set.*) echo data_set e2e:data ;;
+    shm/window.*) echo sim_protocol window region sim_supervisor e2e:kills ;;
+    shm/region.* | shm/keeper.*) echo region keeper_store keep e2e:copies ;;
+    shm/stamp.*) echo sim_protocol ckpt e2e:copies ;;
+    stages/stage.*) echo ckpt e2e:copies ;;
+    supervisor/core/keep.*) echo keep sim_supervisor supervise_adopt e2e:copies ;;
+    supervisor/core/park.*) echo supervise_adopt e2e:copies ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
-    base/* | config/* | stages/*) echo sim_disk ckpt_files faults verify ckpt e2e:resume ;;
-    supervisor/*) echo sim_supervisor supervise supervise_deaths supervise_adopt supervise_orders keeper e2e:lgsup_dies ;;
+    kernels/*) echo heartbeat ;;
+    stages/stage_memory.*) echo heartbeat ;;
+    stages/io/picture*) echo picture_work picture ;;
+    stages/io/charsmap.* | stages/io/tokenizer*) echo tokenizer ;;
+    base/json* | stages/io/safetensors_header.*) echo json safetensors ;;
+    base/beneath.* | stages/io/source*) echo source ;;
+    base/printable.* | base/log.*) echo printable ;;
+    base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
+    supervisor/run/folder.*) echo folder e2e:folder ;;
+    supervisor/core/former.*) echo former ;;
+    supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former ;;
+    supervisor/*) echo sim_supervisor restarts supervise supervise_deaths supervise_adopt supervise_orders keeper e2e:lgsup_dies ;;
     esac
 }
 key() { # what a result depends on

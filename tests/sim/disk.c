@@ -136,6 +136,7 @@ REAL(ssize_t, write, int, const void *, size_t);
 REAL(ssize_t, pwrite, int, const void *, size_t, off_t);
 REAL(int, ftruncate, int, off_t);
 REAL(int, fsync, int);
+REAL(int, sync_file_range, int, off_t, off_t, unsigned);
 REAL(int, rename, const char *, const char *);
 REAL(int, unlink, const char *);
 REAL(int, remove, const char *);
@@ -294,6 +295,14 @@ static bool is_ledger(const struct node *d)
     return false;
 }
 
+/* Promises nothing: the data may be there after a power cut, as it may without. */
+WRAP(int, sync_file_range, int fd, off_t from, off_t bytes, unsigned flags)
+{
+    if (!is_fd(fd)) return __real_sync_file_range(fd, from, bytes, flags);
+    if (!disk_is_dead()) return 0;
+    errno = EIO;
+    return -1;
+}
 WRAP(int, fsync, int fd)
 {
     if (!is_fd(fd)) return __real_fsync(fd);

@@ -14,7 +14,7 @@
 
 #define RUN  "/sim/job/run"
 #define NAME "sim"
-enum { LIVES_MAX = 40, BATCH = 4, KNOWN_MAX = 1 << 16 };
+enum { LIVES_MAX = 40, BATCH = 4, KNOWN_MAX = 1 << 16, OURS = 0x0a, OTHERS = 0x0b };
 
 /* Contents that were found well, by their hash. */
 struct known {
@@ -61,7 +61,8 @@ static void append(struct world *w, uint64_t step)
                    .first = step * BATCH,
                    .last = (step + 1) * BATCH - 1,
                    .keys_hash = lg_hash(&step, sizeof step),
-                   .loss = 1.0 / (double)(step + 1)},
+                   .loss = 1.0 / (double)(step + 1),
+                   .lineage = OURS},
         .loss = 1.0 / (double)(step + 1),
         .grad_norm = 1,
         .lr = 1e-3,
@@ -91,6 +92,7 @@ static lg_manifest *manifest_of(struct world *w, uint64_t step)
     *m = (lg_manifest){.name = NAME,
                        .step = step,
                        .next_n = step * BATCH,
+                       .lineage = OURS,
                        .isa = "sse2",
                        .ranks = 1,
                        .threads = 1};
@@ -131,7 +133,7 @@ static int count_whole(struct world *w, bool leftovers_allowed)
 {
     static lg_manifest there;
     char dir[LG_PATH_BYTES];
-    int n = 0;
+    int n = 0, others = 0;
     DIR *d = opendir(RUN "/checkpoints");
     if (!d) return 0;
     for (struct dirent *e; (e = readdir(d));) {
@@ -140,9 +142,15 @@ static int count_whole(struct world *w, bool leftovers_allowed)
         if (e->d_name[0] == '.' || !lg_manifest_exists(dir)) continue;
         if (lg_manifest_load(dir, &there) < 0)
             fail_run(w, "%s is half a checkpoint: %s", e->d_name, lg_err_message());
-        n++;
+        if (there.lineage == OURS)
+            n++;
+        else
+            others++;
     }
     closedir(d);
+    if (others < w->now.others)
+        fail_run(w, "%d of %d checkpoints of another run are gone", w->now.others - others,
+                 w->now.others);
     return n;
 }
 
@@ -167,8 +175,8 @@ static void plant_junk(struct world *w, uint64_t step)
     lg_publish_file(dir, "{}", 2);
 }
 
-/* A whole checkpoint of the same step, of another history. Nobody dies between this and the next
- * attempt: a start could not tell that it is not its own. */
+/* A whole checkpoint of the same step, of another run, which has to stay. Nobody dies between this and the
+ * next attempt: a start would refuse the folder (supervisor/run/folder.h). */
 static void publish_other(struct world *w, uint64_t step)
 {
     char dir[LG_PATH_BYTES];
@@ -178,10 +186,12 @@ static void publish_other(struct world *w, uint64_t step)
     make_state(w, step + 1000);
     lg_manifest *m = manifest_of(w, step);
     struct lg_publishing p = publishing(w);
+    m->lineage = OTHERS;
     if (lg_checkpoint_publish(&p, m, dir) < 0) fail_run(w, "%s", lg_err_message());
     if (publish(w, step) < 0) fail_run(w, "%s", lg_err_message());
     if (lg_manifest_load(dir, &there) < 0 || there.file[1].hash != m->file[1].hash)
         fail_run(w, "another's checkpoint of step %" PRIu64 " counts as ours", step);
+    w->now.others++;
     w->foreign = false;
     disk_die_at(LG_MAX(w->die_at, disk_changes() + 1));
 }
@@ -203,8 +213,8 @@ static void write_checkpoint(struct world *w)
     disk_refuse(0);
     w->refused = 0;
     if (disk_is_dead()) return;
-    if (lg_retention_apply(RUN "/checkpoints", NAME, w->keep) == 0 && !disk_is_dead())
-        check_folder(w);
+    const struct lg_retention r = {RUN "/checkpoints", manifest_of(w, w->now.published), w->keep};
+    if (lg_retention_apply(&r) == 0 && !disk_is_dead()) check_folder(w);
     lg_err_clear();
 }
 
@@ -297,8 +307,11 @@ bool start(struct world *w, bool machine_lost_power)
     }
     lg_err_clear();
     if (lg_records_open(RUN, w->now.committed, &w->now.records) < 0) return false;
+    if (lg_records_cut(w->now.records) < 0) return false; /* as the first record does */
     if (disk_is_dead()) return false;
-    if (w->now.published && lg_ledger_verify(RUN "/ledger", 0, w->now.published, BATCH) < 0)
+    if (w->now.published &&
+        lg_ledger_verify(RUN "/ledger",
+                         &(struct lg_ledger_check){0, w->now.published, BATCH, OURS}) < 0)
         fail_run(w, "ledger: %s", lg_err_message());
     check_metrics(w, w->now.committed);
     return true;

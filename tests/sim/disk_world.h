@@ -6,7 +6,7 @@
 #include "config/manifest.h"
 #include "stages/ckpt/publish.h"
 #include "stages/trainer/records.h"
-#include "supervisor/run.h"
+#include "supervisor/run/run.h"
 #include "tests/sim/disk.h"
 #include <setjmp.h>
 
@@ -23,6 +23,7 @@ struct world {
         lg_run run;
         lg_records *records;
         uint64_t committed, staged, published; /* published: reported as such; 0: none */
+        int others; /* checkpoints of another run that stood in the way of ours and have to stay */
         bool no_board; /* after a power cut, until the disk has been asked */
     } now;
     uint64_t hash[DISK_STEPS_MAX + 1][LG_MANIFEST_FILES_MAX];

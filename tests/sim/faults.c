@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -124,6 +125,14 @@ FAULT(void *, zmq_ctx_new, NULL, EMFILE, (void), ())
 FAULT(void *, zmq_socket, NULL, EMFILE, (void *c, int t), (c, t))
 FAULT(int, zmq_bind, -1, EADDRINUSE, (void *s, const char *a), (s, a))
 FAULT(int, zmq_connect, -1, EINVAL, (void *s, const char *a), (s, a))
+
+/* No threads: what workers do is then done by whoever gave it to them (supervisor/run/worker.h), and its
+ * calls count like all others. */
+WRAP(int, pthread_create, pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *),
+     void *arg)
+{
+    return EAGAIN;
+}
 
 /* The service manager. Fails with -errno. */
 WRAP(int, sd_notifyf, int u, const char *fmt, ...)

@@ -1,12 +1,13 @@
 /* The inside of the pretended machine (supervisor.h), shared by its files:
  *   machine_processes.c  the table of processes and what a stage does in its life
  *   machine_swaps.c      orders of `lgsup swap`, and what must hold before they are answered
+ *   machine_memory.c     regions, who holds them, the keeper
  *   machine_calls.c      the system's calls
- *   machine_lgsup.c      lgsup's calls of its own modules: children, keeper, messages
+ *   machine_lgsup.c      lgsup's calls of its own modules: children, messages
  *   supervisor.c         what happens to the machine, and one run */
 #pragma once
 #include "base/clock.h"
-#include "supervisor/supervise.h"
+#include "supervisor/core/supervise.h"
 #include "tests/sim/supervisor.h"
 #include "tests/sim/wrap.h"
 #include "tests/unit/sim_world.h"
@@ -18,14 +19,19 @@ enum {
     PIDFD_FIRST = 1 << 24,
     SIGNAL_FD = 1 << 22,
     CONTROL_FD,
+    WAKE_FD, /* of lgsup's workers */
     STAT_FD, /* of the process g.stat_pid */
     MESSAGES_MAX = 64,
     ALLOCATIONS_MAX = 256,
     HANG_S = 3,
     READY_S = 4,
     LGSUP_DEATHS_MAX = 60,
-    PROGRAMS_BYTES_MAX = 4096
+    PROGRAMS_BYTES_MAX = 4096,
+    REGION_VERSIONS_MAX = 1024
 };
+
+/* Memory: the window, the ranks' states and gradients, the EMA's, the staging region. */
+enum { REGION_WINDOW, REGION_TRAINER, REGION_EMA, REGION_STAGING, REGIONS };
 
 /* What a process may run; each has a file of that name. */
 #define PROGRAMS(X)                                                                                \
@@ -45,9 +51,9 @@ enum program {
         PROGRAM_COUNT
 };
 
-/* STANDING: ready beside the process whose row it is to take. TAKING: has been told so, and has left
- * the row where it stood by. */
-enum state { GONE, BORN, UP_SETUP, STANDING, TAKING, UP_READY, ZOMBIE };
+/* STANDBY: ready beside the process whose row it is to take. TAKING: has been told so, and has left
+ * the row where it was a standby. */
+enum state { GONE, BORN, UP_SETUP, STANDBY, TAKING, UP_READY, ZOMBIE };
 
 struct proc {
     uint32_t serial; /* its pidfd is PIDFD_FIRST + serial */
@@ -55,16 +61,19 @@ struct proc {
     int pid;
     uint64_t start;
     lg_role role;
-    int index; /* the instance that it is or stands by for */
+    int index; /* the instance that it is, or is a standby for */
     lg_incarnation me;
     enum program program;
     bool stranger, hung, doomed; /* doomed: dies before it is ready */
-    bool stood_by;               /* when it was born */
+    bool as_standby;             /* when it was born */
     int setup_left, exit_code;
-    unsigned told_by; /* generation of lgsup under which it was seen to be told to leave */
-    lg_mark told_at;  /* a rank: its commit then */
-    unsigned parent;  /* generation of lgsup */
-    int64_t moved_ns; /* machine time of its last step, sleeps not counted */
+    unsigned told_by;       /* generation of lgsup under which it was seen to be told to leave */
+    lg_mark told_at;        /* a rank: its commit then */
+    unsigned parent;        /* generation of lgsup */
+    unsigned maps[REGIONS]; /* versions; 0: not mapped */
+    uint32_t deposited_at;  /* the keeper that has been given them */
+    int64_t moved_ns;       /* machine time of its last step, sleeps not counted */
+    int64_t born_ns;
 };
 
 struct letter {
@@ -103,7 +112,12 @@ struct machine {
     uint64_t fail_every; /* spawns, and writes of DIR/programs */
     int crash_role;      /* from a step on every process of it dies before it is ready; -1: none */
     uint64_t crash_from;
-    int signals; /* pending: bit 0 SIGHUP, bit 1 SIGINT */
+    int stuck_role; /* from a step on every process of it hangs in its first piece of work; -1: none */
+    uint64_t stuck_from;
+    bool gentle; /* nobody fails, and kills fall on those that do not matter; see may_fall() */
+    uint64_t got_to[LG_ROLE_keeper]
+                   [LG_INSTANCES_MAX]; /* gentle: how far it was at its last death */
+    int signals;                       /* pending: bit 0 SIGHUP, bit 1 SIGINT */
     struct letter letter[MESSAGES_MAX];
     int n_letters;
     /* swaps */
@@ -114,8 +128,14 @@ struct machine {
     char programs[PROGRAMS_BYTES_MAX];  /* the file DIR/programs */
     size_t programs_bytes;
     /* keeper */
-    uint32_t keeper; /* serial; 0: none */
-    bool memory_lost;
+    uint32_t keeper;  /* serial; 0: none */
+    bool unreachable; /* its socket was removed */
+    bool memory_lost, launch_failed;
+    unsigned versions[REGIONS], keeper_has[REGIONS], lgsup_has[REGIONS]; /* 0: not at all */
+    unsigned used[REGIONS];                                              /* 0: by nobody yet */
+    bool recorded[REGIONS], copied[REGIONS][REGION_VERSIONS_MAX];
+    uint64_t disasters_left;
+    bool without_lgsup;
     int getpid, stat_pid;
     lg_run run;
     lg_config config;
@@ -126,13 +146,22 @@ extern struct machine g;
 struct proc *by_serial(uint32_t serial);
 struct proc *by_pid(int pid);
 bool lives(const struct proc *p);
-/* Does it fill its instance's row, or will it? A process that stands by does not. */
+/* Does it fill its instance's row, or will it? A standby does not. */
 bool is_member(const struct proc *p);
 struct proc *new_proc(lg_role role, int index, lg_incarnation me);
 struct actor *actor_of(const struct proc *p); /* NULL: this run has no such instance */
 void die(struct proc *p, int exit_code);
 void kill_proc(struct proc *p);
 void step_proc(struct proc *p);
+
+/* Memory. open: false when there is no keeper now. deposit: false when it holds another version. */
+bool open_memory(struct proc *p);
+bool memory_is_copied(const struct proc *p);
+bool deposit_memory(struct proc *p);
+void use_memory(const struct proc *p); /* who works, before each step */
+void memory_of_lgsup_ends(void);
+extern lg_incarnation __wrap_lg_board_enlist(lg_board *b, lg_role role, int index);
+extern void __wrap_lg_board_bury(lg_board *b, lg_incarnation who);
 
 /* Letters to lgsup. false: there is no room. */
 bool send_letter(const struct letter *l);
@@ -147,7 +176,7 @@ void order_answered(uint64_t id, const struct lg_message *m);
 void orders_forgotten(void); /* lgsup is dead */
 void orders_unsaved(void);   /* DIR/programs could not be written */
 const struct order *order_of(lg_role role);
-/* lgsup may kill it although it works: it stands by, or has come with the swap under way. */
+/* lgsup may kill it although it works: it is a standby, or has come with the swap under way. */
 bool may_be_rolled_back(const struct proc *p);
 /* A process of an instance is started beside its row, or in it. */
 void check_program(const struct proc *p);

@@ -1,12 +1,14 @@
 /* The system's calls as the machine answers them: poll, pids, signals, /proc, lgsup's memory and the
  * one file of its that matters here, DIR/programs. */
-#include "supervisor/programs.h"
+#include "supervisor/run/programs.h"
 #include "tests/sim/machine.h"
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -57,12 +59,24 @@ static int look(struct pollfd *p, nfds_t n)
     return ready;
 }
 
+/* lgsup sleeps in its loop: what was begun before, by it or by one that has died, is complete. */
+static void check_decisions(const struct pollfd *p, nfds_t n)
+{
+    bool in_loop = false;
+    for (nfds_t i = 0; i < n; i++) in_loop |= p[i].fd == SIGNAL_FD;
+    if (in_loop && atomic_load(&g.w.board.s->drain) &&
+        atomic_load(&g.w.board.s->run_state) < LG_RUN_DRAINING)
+        sim_fail(&g.w, "a run that is draining says that it runs");
+}
+
 WRAP(int, poll, struct pollfd *p, nfds_t n, int timeout_ms)
 {
     int ready = look(p, n);
     if (!g.in_lgsup || timeout_ms == 0) return ready;
+    check_decisions(p, n);
     int64_t until = g.now_ns + timeout_ms * LG_MS_NS;
-    if (sim_random(&g.w, 3000) == 0) until += (int64_t)sim_random(&g.w, 6) * LG_S_NS; /* SIGSTOP */
+    uint64_t every = g.w.result->steps < 200 ? 30 : 3000;
+    if (sim_random(&g.w, every) == 0) until += (int64_t)sim_random(&g.w, 6) * LG_S_NS; /* SIGSTOP */
     while ((ready == 0 || until > g.now_ns + timeout_ms * LG_MS_NS) && g.now_ns < until) {
         g.in_lgsup = false;
         machine_step();
@@ -143,6 +157,26 @@ WRAP(ssize_t, __read_chk, int fd, void *to, size_t bytes, size_t room)
 WRAP(int, close, int fd)
 {
     return fd >= SIGNAL_FD ? 0 : __real_close(fd);
+}
+/* lgsup's workers have no threads: their jobs are done when it collects (supervisor/run/worker.h), which
+ * it comes to now and then. */
+WRAP(int, pthread_create, pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *),
+     void *arg)
+{
+    return EAGAIN;
+}
+WRAP(int, eventfd, unsigned n, int flags)
+{
+    return WAKE_FD;
+}
+WRAP(int, eventfd_read, int fd, eventfd_t *ret)
+{
+    *ret = 0;
+    return 0;
+}
+WRAP(int, eventfd_write, int fd, eventfd_t n)
+{
+    return 0;
 }
 WRAP(uint64_t, lg_process_start_time, int pid)
 {

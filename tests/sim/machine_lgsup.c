@@ -1,4 +1,4 @@
-/* lgsup's calls of its own modules, as the machine answers them: board, children, the keeper, messages,
+/* lgsup's calls of its own modules, as the machine answers them: board, children, messages,
  * and what people see. lgsup may die at each, before and after. */
 #include "tests/sim/machine.h"
 #include <poll.h>
@@ -9,9 +9,10 @@
 #include <string.h>
 
 REAL(lg_incarnation, lg_board_enlist, lg_board *, lg_role, int);
-REAL(lg_incarnation, lg_board_enlist_stander, lg_board *, lg_role, int);
+REAL(lg_incarnation, lg_board_enlist_standby, lg_board *, lg_role, int);
 REAL(void, lg_board_bury, lg_board *, lg_incarnation);
 REAL(void, lg_board_vacate, lg_board *, lg_incarnation);
+REAL(void, lg_background_collect, lg_supervisor *);
 extern int __wrap_poll(struct pollfd *p, nfds_t n, int timeout_ms);
 
 WRAP(lg_incarnation, lg_board_enlist, lg_board *b, lg_role role, int index)
@@ -21,10 +22,10 @@ WRAP(lg_incarnation, lg_board_enlist, lg_board *b, lg_role role, int index)
     lgsup_calls();
     return i;
 }
-WRAP(lg_incarnation, lg_board_enlist_stander, lg_board *b, lg_role role, int index)
+WRAP(lg_incarnation, lg_board_enlist_standby, lg_board *b, lg_role role, int index)
 {
     lgsup_calls();
-    lg_incarnation i = __real_lg_board_enlist_stander(b, role, index);
+    lg_incarnation i = __real_lg_board_enlist_standby(b, role, index);
     lgsup_calls();
     return i;
 }
@@ -63,9 +64,9 @@ WRAP(int, lg_child_spawn, const struct lg_spawn *s, struct lg_child *ret)
     struct proc *p =
         new_proc((lg_role)(row / LG_INSTANCES_MAX), number_after(s->argv, "--index"), me);
     p->program = program_of_path(s->program);
-    p->stood_by = row % LG_INSTANCES_MAX != p->index;
+    p->as_standby = row % LG_INSTANCES_MAX != p->index;
     check_program(p);
-    p->doomed = sim_random(&g.w, 30) == 0;
+    p->doomed = sim_random(&g.w, 30) == 0 && !g.gentle;
     g.result->starts++;
     if (g.trouble == SIM_DEAF_PIDFD && sim_random(&g.w, 20) == 0) g.deaf = p->serial;
     struct lg_child child = {.pid = p->pid, .pidfd = PIDFD_FIRST + (int)p->serial, .mine = true};
@@ -98,6 +99,10 @@ static void judge(const struct proc *p)
                  p->index, (long long)(still_ns / LG_MS_NS));
     if (p->state == UP_READY && g.now_ns - row->heartbeat_ns <= HANG_S * LG_S_NS)
         sim_fail(&g.w, "%s.%d is killed, though it beats", lg_role_name(p->role), p->index);
+    int64_t beat_ns = p->state == UP_SETUP ? row->heartbeat_ns : p->born_ns;
+    if ((p->state == BORN || p->state == UP_SETUP) && g.now_ns - beat_ns <= READY_S * LG_S_NS)
+        sim_fail(&g.w, "%s.%d is killed, though its setup goes on", lg_role_name(p->role),
+                 p->index);
 }
 
 WRAP(void, lg_child_signal, const struct lg_child *c, int sig)
@@ -118,63 +123,17 @@ WRAP(void, lg_last_words, const char *path, char *ret, size_t bytes)
     ret[0] = 0;
 }
 
-/* The keeper. Memory lives while it does, or lgsup with its copies, or any stage that maps it. */
-
-WRAP(int, lg_keep_init, lg_keep *k, const char *run_dir, const char *runtime_dir, bool service)
-{
-    k->child = LG_CHILD_NONE;
-    return 0;
-}
-WRAP(int, lg_keep_start, lg_keep *k, lg_board *b)
+/* What the workers have done, or not yet. */
+WRAP(void, lg_background_collect, lg_supervisor *s)
 {
     lgsup_calls();
-    struct proc *old = by_serial(g.keeper);
-    if (lives(old)) sim_fail(&g.w, "two keepers");
-    struct lg_board_row *row = lg_board_row(b, LG_ROLE_keeper, 0);
-    lg_life state;
-    lg_incarnation former = lg_board_life(b, LG_ROLE_keeper, 0, &state);
-    if (state != LG_LIFE_NONE) __wrap_lg_board_bury(b, former);
-    struct proc *p = new_proc(LG_ROLE_keeper, 0, __wrap_lg_board_enlist(b, LG_ROLE_keeper, 0));
-    p->state = UP_READY;
-    g.keeper = p->serial;
-    k->child =
-        (struct lg_child){.pid = p->pid, .pidfd = PIDFD_FIRST + (int)p->serial, .mine = true};
-    k->n_copies = 1;
-    atomic_store(&row->pid, (uint32_t)p->pid);
-    atomic_store(&row->start_time, p->start);
-    return 0;
-}
-WRAP(int, lg_keep_adopt, lg_keep *k, lg_board *b)
-{
-    const struct proc *p = by_serial(g.keeper);
-    if (!lives(p)) return LG_FAIL(LG_ERR_NOTFOUND, "the keeper is dead");
-    k->child = (struct lg_child){.pid = p->pid, .pidfd = PIDFD_FIRST + (int)p->serial};
+    if (sim_random(&g.w, 3)) __real_lg_background_collect(s);
     lgsup_calls();
-    return 0;
 }
-WRAP(void, lg_keep_refresh, lg_keep *k)
+WRAP(void, lg_process_place, int pid, char *ret, size_t bytes)
 {
-    lgsup_calls();
-    if (lives(by_serial(g.keeper))) k->n_copies = 1;
+    ret[0] = 0;
 }
-WRAP(void, lg_keep_salvage, lg_keep *k, int pid, uint64_t run_id)
-{
-    const struct proc *p = by_pid(pid);
-    if (p && (p->state == UP_READY || p->state == UP_SETUP)) k->n_copies = 1;
-}
-WRAP(bool, lg_keep_is_whole, const lg_keep *k, char ret_missing[LG_REGION_NAME_BYTES])
-{
-    g.memory_lost = k->n_copies == 0;
-    return !g.memory_lost;
-}
-WRAP(void, lg_keep_end, lg_keep *k)
-{
-    struct proc *p = by_serial(g.keeper);
-    if (lives(p)) die(p, 0);
-    if (p && p->state == ZOMBIE) p->state = GONE;
-}
-
-WRAP(void, lg_keep_leave, lg_keep *k) {}
 
 /* Messages. */
 
@@ -222,7 +181,7 @@ WRAP(void, lg_control_nudge, lg_control *c, lg_role role, int index, lg_incarnat
 
 /* What people see. */
 
-WRAP(void, lg_progress_open, lg_progress *p, const char *run_dir, bool quiet) {}
+WRAP(void, lg_progress_open, lg_progress *p, const struct lg_progress_spec *spec) {}
 WRAP(void, lg_progress_close, lg_progress *p) {}
 WRAP(void, lg_progress_say, lg_progress *p, lg_log_level level, const char *fmt, ...)
 {
@@ -236,8 +195,8 @@ WRAP(void, lg_progress_say, lg_progress *p, lg_log_level level, const char *fmt,
     fputc('\n', stderr);
     va_end(ap);
 }
-WRAP(void, lg_progress_show, lg_progress *p, struct lg_supervisor *s) {}
-WRAP(void, lg_progress_last, lg_progress *p, struct lg_supervisor *s) {}
+WRAP(void, lg_progress_show, lg_progress *p, const struct lg_view *v) {}
+WRAP(void, lg_progress_last, lg_progress *p, const struct lg_view *v) {}
 WRAP(void, lg_status_save, const char *dir, lg_board *b)
 {
     lgsup_calls();

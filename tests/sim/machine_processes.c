@@ -1,5 +1,5 @@
 /* The machine's processes; see machine.h. A stage's life is stages/stage.c's: join the board or leave,
- * set up, say ready, work; beside another's row: stand by, be told whom to become, leave the spare row,
+ * set up, say ready, work; as a standby: wait, be told whom to become, leave the spare row,
  * join the other. One step of the simulation is one of these, so a death may come between any two. */
 #include "tests/sim/machine.h"
 #include <signal.h>
@@ -33,6 +33,12 @@ static int free_pid(void)
     return pid;
 }
 
+/* Steps; now and then far longer than READY_S. */
+static int draw_setup(void)
+{
+    return sim_random(&g.w, 300) ? 1 + (int)sim_random(&g.w, 6) : 1000;
+}
+
 struct proc *new_proc(lg_role role, int index, lg_incarnation me)
 {
     do g.serial++;
@@ -46,7 +52,8 @@ struct proc *new_proc(lg_role role, int index, lg_incarnation me)
                        .index = index,
                        .me = me,
                        .parent = g.generation,
-                       .setup_left = 1 + (int)sim_random(&g.w, 6),
+                       .setup_left = draw_setup(),
+                       .born_ns = g.now_ns,
                        .moved_ns = g.now_ns - g.slept_ns};
     return p;
 }
@@ -130,10 +137,10 @@ static void step_born(struct proc *p, struct actor *a)
         die(p, -LG_ERR_MISMATCH);
         return;
     }
-    p->state = p->stood_by && p->role == LG_ROLE_trainer ? STANDING : UP_SETUP;
+    p->state = p->as_standby && p->role == LG_ROLE_trainer ? STANDBY : UP_SETUP;
     post(p, LG_MESSAGE_hello);
-    if (p->stood_by) {
-        if (p->state == STANDING) atomic_store(&row_of(p)->ready, p->me);
+    if (p->as_standby) {
+        if (p->state == STANDBY) atomic_store(&row_of(p)->ready, p->me);
         return;
     }
     if (a->life == UP) sim_fail(&g.w, "two processes work as %s", sim_actor_name(a));
@@ -143,6 +150,10 @@ static void step_born(struct proc *p, struct actor *a)
 
 static void say_ready(struct proc *p, enum state next)
 {
+    if (!open_memory(p)) return;
+    bool asks = !memory_is_copied(p);
+    atomic_store(&row_of(p)->uncopied, asks ? p->me : 0);
+    g.result->waits += asks;
     p->state = next;
     atomic_store(&row_of(p)->ready, p->me);
     post(p, LG_MESSAGE_ready);
@@ -156,12 +167,14 @@ static void step_setup(struct proc *p)
     if (crashes(p)) {
         post(p, LG_MESSAGE_event);
         die(p, 1 + (int)sim_random(&g.w, 9));
-    } else if ((p->program != PROGRAM_hangs || !p->stood_by) && p->setup_left-- <= 0) {
-        say_ready(p, stands ? STANDING : UP_READY);
+    } else if (p->program == PROGRAM_hangs && p->as_standby) {
+        p->hung = true;
+    } else if (p->setup_left-- <= 0) {
+        say_ready(p, stands ? STANDBY : UP_READY);
     }
 }
 
-static void step_standing(struct proc *p)
+static void step_standby(struct proc *p)
 {
     const struct lg_board_row *row = row_of(p);
     lg_incarnation as = atomic_load(&row->takes);
@@ -170,8 +183,8 @@ static void step_standing(struct proc *p)
         return;
     }
     if (lg_incarnation_row(as) != lg_row((int)p->role, p->index))
-        sim_fail(&g.w, "%s.%d stood by and is told to take row %d", lg_role_name(p->role), p->index,
-                 lg_incarnation_row(as) % LG_INSTANCES_MAX);
+        sim_fail(&g.w, "%s.%d is a standby and is told to take row %d", lg_role_name(p->role),
+                 p->index, lg_incarnation_row(as) % LG_INSTANCES_MAX);
     lg_board_vacate(&g.w.board, p->me);
     p->me = as;
     p->state = TAKING;
@@ -212,8 +225,20 @@ static void step_ready(struct proc *p, struct actor *a)
         return;
     }
     check_rank_leaves(p);
+    if (!deposit_memory(p)) {
+        die(p, -LG_ERR_MISMATCH);
+        return;
+    }
+    if (!memory_is_copied(p)) {
+        lg_board_beat(actor_row(a), LG_PHASE_WAITING);
+        return;
+    }
+    atomic_store(&actor_row(a)->uncopied, 0);
     lg_board_beat(actor_row(a), LG_PHASE_WORKING);
+    use_memory(p);
     sim_actor_step(a);
+    if (!a->p.task) lg_board_beat(actor_row(a), LG_PHASE_WAITING);
+    if ((int)p->role == g.stuck_role && g.w.result->steps >= g.stuck_from) p->hung = a->p.task;
 }
 
 static void live_on(struct proc *p, struct actor *a)
@@ -224,13 +249,13 @@ static void live_on(struct proc *p, struct actor *a)
         step_born(p, a);
         return;
     case UP_SETUP:
-    case STANDING:
+    case STANDBY:
         if (quit)
             die(p, 0);
         else if (p->state == UP_SETUP)
             step_setup(p);
         else
-            step_standing(p);
+            step_standby(p);
         return;
     case TAKING:
         step_taking(p, a);
@@ -241,6 +266,27 @@ static void live_on(struct proc *p, struct actor *a)
     default:
         return;
     }
+}
+
+/* What an instance has brought about. */
+static uint64_t brought_about(struct actor *a)
+{
+    const struct lg_board_row *r = actor_row(a);
+    if (a->role < LG_ROLE_trainer) return atomic_load(&r->samples);
+    if (a->role == LG_ROLE_ckpt) return atomic_load(&r->staged) + atomic_load(&r->published);
+    return atomic_load(&r->grads) + atomic_load(&r->partial) + atomic_load(&r->commit);
+}
+
+/* In a gentle machine: one that is idle, or has brought something about since its instance's last death. */
+static bool may_fall(const struct proc *p, struct actor *a)
+{
+    bool idle = p->state == UP_READY && atomic_load(&actor_row(a)->phase) == LG_PHASE_WAITING;
+    uint64_t *got_to = &g.got_to[p->role][p->index], now = brought_about(a);
+    if (!g.gentle) return true;
+    if (!is_member(p) || (!idle && now == *got_to)) return false;
+    *got_to = now;
+    g.result->gentle_kills++;
+    return true;
 }
 
 void step_proc(struct proc *p)
@@ -255,7 +301,7 @@ void step_proc(struct proc *p)
         p->hung = true;
         g.result->hangs++;
         sim_trace(&g.w, a, "%u hangs", p->me);
-    } else if (g.kills_left && sim_random(&g.w, g.kill_every) == 0) {
+    } else if (g.kills_left && sim_random(&g.w, g.kill_every) == 0 && may_fall(p, a)) {
         g.kills_left--;
         kill_proc(p);
     }

@@ -84,7 +84,7 @@ static void check_all_run(const struct order *o, bool swapped)
         const struct proc *p = &g.proc[i];
         if (!concerns(o, p) || !lives(p)) continue;
         if (!fills_row(p)) continue;
-        if (swapped && p->stood_by && p->serial > o->serial && p->state != UP_READY)
+        if (swapped && p->as_standby && p->serial > o->serial && p->state != UP_READY)
             sim_fail(&g.w, "%s.%d does not work yet after a swap that was %s",
                      lg_role_name(p->role), p->index, after);
         if (!(g.may_run[p->role][p->index] >> p->program & 1))
@@ -135,7 +135,7 @@ const struct order *order_of(lg_role role)
 bool may_be_rolled_back(const struct proc *p)
 {
     const struct order *o = order_of(p->role);
-    if (p->stood_by && !is_member(p)) return true;
+    if (p->as_standby && !is_member(p)) return true;
     return o && concerns(o, p) && p->serial > o->serial;
 }
 
@@ -146,10 +146,10 @@ void check_program(const struct proc *p)
     if (!actor_of(p) && (p->role > LG_ROLE_vae || !sim_add_actor(&g.w, p->role, p->index)))
         sim_fail(&g.w, "%s.%d is started, which the run does not have", lg_role_name(p->role),
                  p->index);
-    if (p->stood_by && !(o && concerns(o, p) && o->programs >> p->program & 1))
+    if (p->as_standby && !(o && concerns(o, p) && o->programs >> p->program & 1))
         sim_fail(&g.w, "%s.%d gets a successor, %s, that nobody has ordered", lg_role_name(p->role),
                  p->index, g_path[p->program]);
-    if (!p->stood_by && !(g.may_run[p->role][p->index] >> p->program & 1))
+    if (!p->as_standby && !(g.may_run[p->role][p->index] >> p->program & 1))
         sim_fail(&g.w, "%s.%d is started with %s, which is not in force", lg_role_name(p->role),
                  p->index, g_path[p->program]);
 }
@@ -160,7 +160,8 @@ void check_rank_leaves(struct proc *p)
     if (p->role != LG_ROLE_trainer || atomic_load(&row->leave) != p->me) return;
     lg_mark commit = atomic_load(&row->commit);
     unsigned now = g.generation + 1;
-    if (p->told_by != now) p->told_at = commit;
+    if (p->told_by != now || p->told_at == LG_MARK_NONE)
+        p->told_at = commit; /* none: no step yet */
     p->told_by = now;
     if (commit > p->told_at + RANK_STEPS_MAX)
         sim_fail(&g.w, "%s.%d goes on for %d steps after it was told to leave",
@@ -173,8 +174,8 @@ void check_successor(const struct proc *p)
     if (!o || !concerns(o, p) || o->leaving[p->index] == p->me) return;
     for (int i = 0; i < PROCS_MAX; i++) {
         const struct proc *q = &g.proc[i];
-        bool beside = lives(q) && q->stood_by && !is_member(q) && q->role == p->role;
-        if (beside && q->index == p->index && q->parent == g.generation && q->state != STANDING)
+        bool beside = lives(q) && q->as_standby && !is_member(q) && q->role == p->role;
+        if (beside && q->index == p->index && q->parent == g.generation && q->state != STANDBY)
             sim_fail(&g.w, "%s.%d is told to leave before its successor is ready",
                      lg_role_name(p->role), p->index);
     }
@@ -188,7 +189,7 @@ void check_orders(void)
             lg_life life;
             lg_board_life(&g.w.board, (lg_role)r, k, &life);
             if (life != LG_LIFE_NONE && !actor_of(&(struct proc){.role = (lg_role)r, .index = k}))
-                sim_fail(&g.w, "row %s.%d, where a process stood by, is left as it was",
+                sim_fail(&g.w, "row %s.%d, where a standby was, is left as it was",
                          lg_role_name((lg_role)r), k);
         }
 }

@@ -3,7 +3,7 @@
  * lgsup runs on this thread's stack. Whenever it sleeps in poll(), and now and then when it calls
  * anything else, the machine steps: one process does one step, the clock moves. lgsup's death is a
  * longjmp out of such a call; what it had allocated is freed, its fds are nobody's. */
-#include "supervisor/park.h"
+#include "supervisor/core/park.h"
 #include "tests/sim/machine.h"
 #include <signal.h>
 #include <stdio.h>
@@ -18,10 +18,34 @@ struct machine g;
 static void trouble_the_keeper(void)
 {
     struct proc *k = by_serial(g.keeper);
-    if (!k || !lives(k) || !g.kills_left || sim_random(&g.w, g.kill_every * 40)) return;
+    if (k && lives(k) && !g.unreachable && sim_random(&g.w, 6000) == 0) {
+        g.unreachable = true;
+        g.result->unreachables++;
+    }
+    /* With an lgsup that dies as well it is often the end of the run: what one process maps is lost with it. */
+    uint64_t every = g.kill_every * (g.deaths_left ? 160 : 40);
+    if (!k || !lives(k) || !g.kills_left || sim_random(&g.w, every)) return;
     g.kills_left--;
     g.result->keeper_deaths++;
     kill_proc(k);
+}
+
+/* The keeper and all who hold the training state, at once; most often when the run is young. */
+static void strike(void)
+{
+    uint64_t every = g.w.result->steps < 600 ? 150 : 5000;
+    bool is_end = g.without_lgsup || g.deaths_left;
+    if (!g.disasters_left || sim_random(&g.w, is_end ? 30 * every : every)) return;
+    g.disasters_left--;
+    g.result->disasters++;
+    if (lives(by_serial(g.keeper))) kill_proc(by_serial(g.keeper));
+    bool all = sim_random(&g.w, 4) == 0;
+    for (int i = 0; i < PROCS_MAX; i++) {
+        struct proc *p = &g.proc[i];
+        bool holds =
+            p->role == LG_ROLE_trainer || p->role == LG_ROLE_ema || p->role == LG_ROLE_ckpt;
+        if (lives(p) && !p->stranger && (all || holds)) kill_proc(p);
+    }
 }
 
 /* Among the instances that the machine has been drawn with. */
@@ -55,11 +79,12 @@ static void drawn_events(void)
         else
             post(&(struct proc){.role = LG_ROLE_lgsup}, LG_MESSAGE_stop);
     }
-    if (atomic_load(&w->board.s->drain) && atomic_load(&w->board.s->run_state) < LG_RUN_DRAINING)
-        sim_fail(w, "a run that is draining says that it runs");
+    if (!atomic_load(&w->board.s->drain) && atomic_load(&w->board.s->run_state) == LG_RUN_DRAINING)
+        sim_fail(w, "a run says that it is draining, and nobody was asked to");
     if (sim_random(w, 3000) == 0) scale_somebody();
     if (sim_random(w, w->writing ? g.swap_every / 4 : g.swap_every) == 0) draw_swap();
     trouble_the_keeper();
+    strike();
 }
 
 void machine_step(void)
@@ -100,6 +125,26 @@ void lgsup_calls(void)
 
 /* ---- runs ---- */
 
+/* Now and then a role hangs in each of its tries, slower than any window, while all others go on: that
+ * has to park. Or nobody fails, and whoever is killed was idle or had got something done: that must not. */
+static void draw_failures(void)
+{
+    uint64_t kind = sim_random(&g.w, 40);
+    if (kind > 3) return;
+    g.gentle = kind > 0;
+    if (!g.gentle) {
+        g.stuck_role = (int)g.w.actor[sim_random(&g.w, (uint64_t)g.w.n_actors)].role;
+        g.stuck_from = sim_random(&g.w, 4000);
+        g.kills_left = 0;
+        g.deaths_left = LG_MIN(g.deaths_left, UINT64_C(2)); /* a new lgsup counts anew */
+    }
+    g.hang_every = g.fail_every = 0;
+    g.swap_every = UINT64_MAX;
+    if (g.gentle) g.speed_every = UINT64_MAX; /* who stands still for long hangs */
+    g.config.supervisor_restarts_max = 3;
+    g.config.supervisor_restart_window_s = 0; /* a crash loop is another matter */
+}
+
 static void draw_machine(void)
 {
     static const uint64_t kill_every[] = {30, 60, 120, 400};
@@ -108,6 +153,7 @@ static void draw_machine(void)
     g.next_pid = PID_FIRST;
     g.getpid = PID_FIRST - 1;
     g.kills_left = sim_random(w, 400);
+    g.disasters_left = sim_random(w, 4);
     g.kill_every = kill_every[sim_random(w, 4)];
     g.speed_every = 200 + sim_random(w, 1000);
     g.hang_every = sim_random(w, 6) ? 0 : 3000;
@@ -125,6 +171,8 @@ static void draw_machine(void)
     g.config.supervisor_ready_s = READY_S;
     g.config.supervisor_restarts_max = g.crash_role < 0 ? RESTARTS_MAX : 3;
     g.config.supervisor_restart_window_s = 100 * RESTARTS_MAX;
+    g.stuck_role = -1;
+    if (g.crash_role < 0) draw_failures();
     g.run.config = &g.config;
     snprintf(g.run.dir, sizeof g.run.dir, "/nowhere");
     for (int i = 0; i < w->n_actors; i++) g.run.plan.instances[w->actor[i].role]++;
@@ -137,11 +185,14 @@ static void after_lgsup(void)
 {
     g.in_lgsup = false;
     free_all();
+    memory_of_lgsup_ends();
     orders_forgotten();
     g.generation++;
     for (int i = 0; i < PROCS_MAX; i++)
         if (g.proc[i].state == ZOMBIE) g.proc[i].state = GONE;
+    g.without_lgsup = true;
     for (uint64_t n = sim_random(&g.w, 400); n; n--) machine_step();
+    g.without_lgsup = false;
     if (sim_random(&g.w, 2)) {
         struct proc *p = new_proc(LG_ROLE_lgsup, 0, 0);
         p->stranger = true;
@@ -176,7 +227,7 @@ static void check_nobody_is_left(void)
     }
 }
 
-/* As supervisor/start.c, when the board says that the run is over: nothing to adopt. */
+/* As supervisor/commands/start.c, when the board says that the run is over: nothing to adopt. */
 static lg_run_state end_leftovers(void)
 {
     for (int i = 0; i < PROCS_MAX; i++)
@@ -184,12 +235,12 @@ static lg_run_state end_leftovers(void)
     return (lg_run_state)atomic_load(&g.w.board.s->run_state);
 }
 
-/* As supervisor/park.c: the cause has been removed, the memory is there. */
+/* As supervisor/commands/park_resume.c: the cause has been removed, the memory is there. */
 static bool goes_on_from_memory(void)
 {
     if (!lives(by_serial(g.keeper))) return false;
     g.result->memory_resumes++;
-    g.crash_role = -1;
+    g.crash_role = g.stuck_role = -1;
     g.config.supervisor_restarts_max = RESTARTS_MAX;
     lg_park_reopen(&g.w.board);
     after_lgsup();
@@ -216,8 +267,15 @@ static void supervise(bool keeper_was_started)
     if (rc < 0) sim_fail(&g.w, "lgsup failed: %s", lg_err_text());
     check_nobody_is_left();
     check_orders();
+    if (outcome == LG_RUN_PARKED && g.memory_lost) {
+        if (atomic_load(&g.w.board.s->memory_kept))
+            sim_fail(&g.w, "what is left of lost memory is kept");
+        g.result->memory_losses++;
+        return;
+    }
     if (outcome == LG_RUN_PARKED) {
-        if (g.crash_role < 0) sim_fail(&g.w, "parked: %s", g.w.board.s->cause);
+        if (g.crash_role < 0 && g.stuck_role < 0) sim_fail(&g.w, "parked: %s", g.w.board.s->cause);
+        if (g.stuck_role >= 0) g.result->stuck_parks++;
         if (exit_code != -LG_ERR_PARKED || !g.w.board.s->cause[0])
             sim_fail(&g.w, "parked without a cause");
         g.result->parks++;

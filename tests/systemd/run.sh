@@ -98,6 +98,18 @@ inside systemctl daemon-reload
 check "systemctl start lgsup returns when every role is ready" inside timeout 300 systemctl start lgsup
 check "status text" grep -q "^running: step [0-9]* of 1000000" <(sleep 1.2; unit_value lgsup StatusText)
 expect "nothing was restarted" "0 0" "$(unit_value lg-trainer@0 NRestarts) $(unit_value lgsup NRestarts)"
+# What the kernel says of a process, beside what systemd says of its unit.
+kernel_says() { inside sed -n "s/^$2:[[:space:]]*//p" "/proc/$(main_pid "$1")/status"; }
+for unit in lgsup lg-keeper lg-loader@0 lg-trainer@0 lg-ckpt@0; do
+    calls=" $(unit_value $unit SystemCallFilter) "
+    expect "$unit: calls are filtered" "memfd_create mmap -" "$(for c in memfd_create mmap mount init_module ptrace keyctl setuid; do
+        case $calls in *" $c "*) printf '%s ' $c ;; esac
+    done)-"
+    check "$unit: what is not allowed fails" grep -qxE '1|EPERM' <(unit_value $unit SystemCallErrorNumber)
+    expect "$unit: capabilities" cap_dac_override "$(unit_value $unit CapabilityBoundingSet)"
+    expect "$unit: as the kernel has it" "2 1 0000000000000002" \
+        "$(kernel_says $unit Seccomp) $(kernel_says $unit NoNewPrivs) $(kernel_says $unit CapBnd)"
+done
 check "the store has the regions" test "$(unit_value lg-keeper NFileDescriptorStore)" -ge 10
 wait_step "$HERE" 4
 
@@ -238,9 +250,9 @@ RUN=/lg/run/mine/tiny HERE=$T/run/mine/tiny
 chmod 711 "$T" "$T/run"
 inside useradd -m -u 4242 lgtest
 mkdir "$T/run/mine" # what it reads has been made for root alone
-cp -r "$EMOJI/data/emoji-00000.tar" "$EMOJI/text_encoder" "$EMOJI/vae" "$T/run/mine/"
+cp -r "$MICRO/data/micro-00000.tar" "$MICRO/text_encoder" "$MICRO/vae" "$T/run/mine/"
 chown -R 4242:4242 "$T/run/mine"
-data="--set data.path=/lg/run/mine/emoji-00000.tar --set text.model=/lg/run/mine/text_encoder --set vae.model=/lg/run/mine/vae"
+data="--set data.path=/lg/run/mine/micro-00000.tar --set text.model=/lg/run/mine/text_encoder --set vae.model=/lg/run/mine/vae"
 check "units of a user" inside setpriv --reuid 4242 --regid 4242 --clear-groups env HOME=/home/lgtest \
     /lg/build/bin/lgsup units /lg/src/tests/e2e/tiny.toml --prefix mine --set job.dir=$RUN $endless $data
 inside sh -c "cp $RUN/units/* /etc/systemd/system/ && systemctl daemon-reload"

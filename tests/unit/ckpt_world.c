@@ -3,6 +3,7 @@
 #include "config/manifest.h"
 #include "stages/ckpt/checkpoint.h"
 #include "stages/roles.h"
+#include "supervisor/core/keep.h"
 #include "tests/unit/scratch.h"
 #include <inttypes.h>
 #include <signal.h>
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 enum { W, M, V, EMA };
+enum { READY_MS_MAX = 60000 };
 
 /* Element i of a state's array `kind`; small whole numbers, so every fp32 is exact. */
 static float value(int kind, uint64_t state, size_t i)
@@ -100,6 +102,7 @@ static void make_state(struct ckpt_world *w, int rank, uint64_t state)
 {
     struct lg_shard s = lg_shard_of(w->trainer->params.count, rank, w->trainer->ranks);
     struct lg_state_view view = lg_trainer_state_view(w->trainer, rank, state);
+    lg_stamp_clear(view.stamp);
     *view.scalars =
         (struct lg_state_scalars){.state = state, .optimizer_steps = state + 3, .skipped = 2};
     for (size_t i = 0; i < s.count; i++) {
@@ -107,6 +110,7 @@ static void make_state(struct ckpt_world *w, int rank, uint64_t state)
         view.m[i] = value(M, state, s.first + i);
         view.v[i] = value(V, state, s.first + i);
     }
+    lg_stamp_set(view.stamp, state);
 }
 
 static bool play_rank(struct ckpt_world *w, int rank, uint64_t until)
@@ -143,7 +147,9 @@ static bool play_ema(struct ckpt_world *w)
     for (int r = 0; r < w->trainer->ranks; r++) {
         struct lg_shard s = lg_shard_of(w->trainer->params.count, r, w->trainer->ranks);
         float *to = w->ema[r][a.step & 1]->payload;
+        lg_stamp_clear(w->ema[r][a.step & 1]->front);
         for (size_t i = 0; i < s.count; i++) to[i] = value(EMA, a.step, s.first + i);
+        lg_stamp_set(w->ema[r][a.step & 1]->front, a.step);
     }
     lg_ema_mark(w->board, a.step);
     return true;
@@ -247,6 +253,18 @@ void ckpt_writer_close(lg_stage *st)
     lg_bus_close(&st->bus);
 }
 
+/* As lgsup does, without which the writer would wait. */
+static void give_copies(struct ckpt_world *w)
+{
+    static lg_keep k;
+    const struct lg_board_row *row = lg_board_row(w->board, LG_ROLE_ckpt, 0);
+    k = (lg_keep){0};
+    LG_ASSERT(lg_keep_init(&k, w->run.dir, w->f.dir, false) == 0);
+    for (int i = 0; i < READY_MS_MAX && !atomic_load(&row->ready); i++) usleep(1000);
+    LG_ASSERT(atomic_load(&row->uncopied) && lg_keep_refresh(&k) == 0);
+    lg_keep_leave(&k);
+}
+
 pid_t ckpt_writer_start(struct ckpt_world *w)
 {
     char number[16], program[] = "lg-ckpt", run[] = "--run", index[] = "--index", zero[] = "0",
@@ -255,7 +273,10 @@ pid_t ckpt_writer_start(struct ckpt_world *w)
     char *argv[] = {program, run, w->run.dir, index, zero, incarnation, number, NULL};
     pid_t child = fork();
     LG_ASSERT(child >= 0);
-    if (child) return child;
+    if (child) {
+        give_copies(w);
+        return child;
+    }
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test leaves nothing behind */
     scratch_exit(lg_stage_main(LG_ARRAY_LEN(argv) - 1, argv, &lg_ckpt_def));
 }

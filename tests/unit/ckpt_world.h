@@ -4,7 +4,7 @@
 #pragma once
 #include "stages/stage.h"
 #include "stages/trainer/state.h"
-#include "supervisor/run.h"
+#include "supervisor/run/run.h"
 #include "tests/unit/shm_fixture.h"
 
 enum { CKPT_EVERY = 3, CKPT_KEEP = 2, CKPT_STEPS = 100000 };

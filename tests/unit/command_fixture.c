@@ -4,7 +4,7 @@
 #include "base/fs.h"
 #include "config/ledger.h"
 #include "config/manifest.h"
-#include "supervisor/cli.h"
+#include "supervisor/commands/cli.h"
 #include "tests/unit/scratch.h"
 #include <fcntl.h>
 #include <inttypes.h>
@@ -159,6 +159,7 @@ void command_run(const char *file, lg_run *ret, lg_board **ret_board)
     if (!ret_board) return;
     LG_ASSERT(lg_run_path(ret, path, "board") == 0);
     struct lg_board_spec spec = {.plan = &ret->plan,
+                                 .lineage = ret->lineage,
                                  .start_step = ret->start_step,
                                  .max_steps = (uint64_t)ret->config->trainer_max_steps};
     LG_ASSERT(lg_board_create(path, &spec, ret_board) == 0);
@@ -172,6 +173,7 @@ void command_checkpoint(const lg_run *r, uint64_t step)
     m = (lg_manifest){.step = step,
                       .next_n = step * batch,
                       .plan_hash = r->plan.hash,
+                      .lineage = r->lineage,
                       .ranks = r->plan.instances[LG_ROLE_trainer],
                       .threads = 1};
     snprintf(m.name, sizeof m.name, "%s", r->config->job_name);
@@ -184,7 +186,7 @@ void command_checkpoint(const lg_run *r, uint64_t step)
     FILE *f = fopen(file, "w");
     for (uint64_t s = 0; s < step; s++) {
         struct lg_ledger_record record = {
-            .step = s + 1, .first = s * batch, .last = (s + 1) * batch - 1};
+            .step = s + 1, .first = s * batch, .last = (s + 1) * batch - 1, .lineage = r->lineage};
         lg_ledger_seal(&record);
         LG_ASSERT(f && fwrite(&record, sizeof record, 1, f) == 1);
     }

@@ -4,7 +4,7 @@
  * $LG_BIN_DIR is the folder's bin/, empty at first. */
 #pragma once
 #include "shm/board.h"
-#include "supervisor/run.h"
+#include "supervisor/run/run.h"
 
 int command_setup(void **state);
 int command_teardown(void **state);

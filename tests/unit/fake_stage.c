@@ -1,5 +1,6 @@
 /* Stages without computing; see fake_stage.h. */
 #include "tests/unit/fake_stage.h"
+#include "base/heartbeat.h"
 #include "config/ledger.h"
 #include "config/manifest.h"
 #include "shm/keeper.h"
@@ -12,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { FORWARD_US = 1500 };
+enum { FORWARD_US = 1500, LONG_US = 5000000, PIECE_US = 10000 };
 
 /* What a side must hold in state s. */
 static uint64_t expected(uint64_t s)
@@ -38,6 +39,15 @@ static bool has_fault(lg_stage *st, const char *kind, bool once)
     return mine;
 }
 
+/* Work that takes long, in pieces. */
+static void work_long(void)
+{
+    for (int us = 0; us < LONG_US; us += PIECE_US) {
+        usleep(PIECE_US);
+        lg_heartbeat();
+    }
+}
+
 static int fake_open(lg_stage *st)
 {
     struct fake *f = calloc(1, sizeof *f);
@@ -45,6 +55,7 @@ static int fake_open(lg_stage *st)
     st->state = f;
     if (has_fault(st, "crash", false)) return LG_FAIL(LG_ERR_CORRUPT, "the weights are damaged");
     if (has_fault(st, "unready", true)) pause();
+    if (has_fault(st, "long_setup", true)) work_long();
     if (st->role == LG_ROLE_trainer)
         for (int side = 0; side < 2; side++)
             LG_TRY(lg_stage_region(st, &(struct lg_stage_memory){.bytes = sizeof(uint64_t)},
@@ -158,6 +169,8 @@ static int ckpt_step(lg_stage *st)
         lg_ckpt_mark_staged(st->board, a.step);
         break;
     case LG_DO_WRITE:
+        if (has_fault(st, "long_write", true)) work_long();
+        if (has_fault(st, "stuck_write", false)) pause();
         LG_TRY(publish(st, a.step));
         lg_ckpt_mark_published(st->board, a.step);
         break;

@@ -291,7 +291,7 @@ void op_release(struct op_run *r)
     r->n_buffers = r->n_outs = 0;
 }
 
-double *op_row_moments(const double *x, int64_t rows, int64_t D)
+double *op_row_stats(const double *x, int64_t rows, int64_t D)
 {
     double *mean = calloc(2 * (size_t)rows, sizeof *mean), *rstd = mean + rows;
     LG_ASSERT(mean);

@@ -88,7 +88,7 @@ void op_collect(struct op_run *r, struct op_result *ret);
 void op_release(struct op_run *r);
 
 /* The means of all rows of x (rows, D), then all 1 / sqrt(variance + 1e-6); the caller frees. */
-double *op_row_moments(const double *x, int64_t rows, int64_t D);
+double *op_row_stats(const double *x, int64_t rows, int64_t D);
 /* o (B, T, H, d) and lse (B, H, T) of attention, from the inputs' values. */
 void op_softmax_rows(const struct op_run *r, const struct lg_attention_backward_args *a,
                      double *ret_o, double *ret_lse);

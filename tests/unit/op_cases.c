@@ -145,10 +145,10 @@ static norm_back make_norm_back(struct op_run *r, const struct shape *z)
     const int64_t rows = z->B * z->T;
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     a.dy = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
-    double *moments = op_row_moments(op_values_of(r, a.x), rows, z->D);
-    a.mean = op_in_values(r, r->stats, OP_STATS, moments, DIMS(z->B, z->T));
-    a.rstd = op_in_values(r, r->stats, OP_STATS, moments + rows, DIMS(z->B, z->T));
-    free(moments);
+    double *stats = op_row_stats(op_values_of(r, a.x), rows, z->D);
+    a.mean = op_in_values(r, r->stats, OP_STATS, stats, DIMS(z->B, z->T));
+    a.rstd = op_in_values(r, r->stats, OP_STATS, stats + rows, DIMS(z->B, z->T));
+    free(stats);
     a.dx = op_out(r, "dx", OP_SAMPLE | (z->accumulate ? OP_FILLED : 0), DIMS(z->B, z->T, z->D));
     if (z->mod) {
         struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 6 * z->D);
@@ -243,7 +243,7 @@ BUILD(group_norm_forward)
     op_in_out(r, z->alias, "y", OP_SAMPLE, &a.x, &a.y, DIMS(z->B, z->H, z->W, z->C));
     a.w = op_in(r, 0, 1, DIMS(z->C));
     a.b = op_in(r, 0, 1, DIMS(z->C));
-    if (z->given) a.moments = op_in_integers(r, LG_F64, OP_SAMPLE, 1, 4, DIMS(z->B, z->groups, 2));
+    if (z->given) a.mean_var = op_in_integers(r, LG_F64, OP_SAMPLE, 1, 4, DIMS(z->B, z->groups, 2));
     lg_group_norm_forward(r->stream, &a);
 }
 
@@ -333,7 +333,7 @@ BUILD(conv2d_forward)
         a.y = op_out(r, "y", OP_SAMPLE, DIMS(z->B, Ho, Wo, z->Co));
     if (z->residual) a.residual = op_in(r, OP_SAMPLE, 1, DIMS(z->B, Ho, Wo, z->Co));
     if (z->groups)
-        a.moments = op_out_typed(r, "moments", LG_F64, OP_SAMPLE, DIMS(z->B, z->groups, 2));
+        a.mean_var = op_out_typed(r, "mean_var", LG_F64, OP_SAMPLE, DIMS(z->B, z->groups, 2));
     lg_conv2d_forward(r->stream, &a);
 }
 
@@ -359,9 +359,10 @@ BUILD(norm_conv2d_forward)
     c->bias = op_in(r, 0, 1, DIMS(z->Co));
     if (z->residual) c->residual = op_in(r, OP_SAMPLE, 1, DIMS(z->B, Ho, Wo, z->Co));
     c->y = op_out(r, "y", OP_SAMPLE, DIMS(z->B, Ho, Wo, z->Co));
-    if (z->given) n->moments = op_in_integers(r, LG_F64, OP_SAMPLE, 1, 4, DIMS(z->B, z->groups, 2));
+    if (z->given)
+        n->mean_var = op_in_integers(r, LG_F64, OP_SAMPLE, 1, 4, DIMS(z->B, z->groups, 2));
     if (z->mod)
-        c->moments = op_out_typed(r, "moments", LG_F64, OP_SAMPLE, DIMS(z->B, z->groups, 2));
+        c->mean_var = op_out_typed(r, "mean_var", LG_F64, OP_SAMPLE, DIMS(z->B, z->groups, 2));
     lg_norm_conv2d_forward(r->stream, &a);
 }
 
@@ -465,13 +466,13 @@ BUILD(nhwc_to_nchw)
     lg_nhwc_to_nchw(r->stream, &a);
 }
 
-BUILD(latent_moments)
+BUILD(posterior_split)
 {
-    struct lg_latent_moments_args a = {0};
+    struct lg_posterior_split_args a = {0};
     a.x = op_in(r, OP_SAMPLE, 20, DIMS(z->B, z->H, z->W, 2 * z->C)); /* also beyond the clamp */
     a.mean = op_out(r, "mean", OP_SAMPLE | OP_EXACT, DIMS(z->B, z->C, z->H, z->W));
     a.logvar = op_out(r, "logvar", OP_SAMPLE | OP_EXACT, DIMS(z->B, z->C, z->H, z->W));
-    lg_latent_moments(r->stream, &a);
+    lg_posterior_split(r->stream, &a);
 }
 
 BUILD(diffuse_forward)

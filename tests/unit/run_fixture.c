@@ -58,6 +58,7 @@ void run_fixture_checkpoint(const lg_run *r, const char *dir, uint64_t step)
     LG_ASSERT(m);
     m->step = step;
     m->plan_hash = r->plan.hash;
+    m->lineage = r->lineage;
     m->ranks = m->threads = 1;
     snprintf(m->name, sizeof m->name, "%s", r->config->job_name);
     snprintf(m->isa, sizeof m->isa, "%s", r->plan.isa);

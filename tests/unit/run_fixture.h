@@ -1,7 +1,7 @@
 /* A run directory "run" in a scratch folder as `lgsup start` makes it: config, plan, folders. No
  * process. Failures are assertions. */
 #pragma once
-#include "supervisor/run.h"
+#include "supervisor/run/run.h"
 
 /* Makes the scratch folder, pipeline.toml (`more` is added to it) and an empty lg_run for "run". */
 void run_fixture_open(lg_run *r, const char *more);

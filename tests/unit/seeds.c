@@ -63,19 +63,21 @@ int seeds_replay(int argc, char **argv, const struct seeds_spec *spec)
     return failures > 0;
 }
 
-uint64_t seeds_honest(const struct seeds_spec *spec, uint64_t seeds_min, int cpu_ms,
-                      double *ret_cpu_s)
+uint64_t seeds_honest(const struct seeds_spec *spec, uint64_t seeds, int cpu_ms, double *ret_cpu_s)
 {
     char why[WHY_BYTES];
-    int64_t start_ns = lg_cpu_ns();
-    struct seeds_run r = {.seed = 1};
-    for (; r.seed <= seeds_min || lg_cpu_ns() - start_ns < cpu_ms * LG_MS_NS; r.seed++) {
+    const char *fresh = getenv("LG_SEEDS");
+    int64_t start_ns = lg_cpu_ns(), cpu_ns = fresh ? cpu_ms * LG_MS_NS : 0;
+    uint64_t first = fresh ? strtoull(fresh, NULL, 10) : 1, n = 0;
+    LG_ASSERT(first > 0);
+    for (; n < seeds || lg_cpu_ns() - start_ns < cpu_ns; n++) {
+        struct seeds_run r = {.seed = first + n};
         if (run(spec, &r, why)) continue;
         fprintf(stderr, "%s\nreplay with: %s %" PRIu64 "\n", why, spec->program, r.seed);
         return 0;
     }
     *ret_cpu_s = (double)(lg_cpu_ns() - start_ns) / LG_S_NS;
-    return r.seed - 1;
+    return n;
 }
 
 static bool is_noticed(const struct seeds_spec *spec, int bug, uint64_t seeds_max, char *ret_why)

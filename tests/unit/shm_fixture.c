@@ -85,7 +85,7 @@ int shm_fixture_put(const struct shm_fixture *f, const char *name, const char *t
 {
     int fd = shm_fixture_memory(text), rc = lg_keeper_put(f->keeper, name, strlen(text), fd);
     close(fd);
-    return rc;
+    return rc > 0 ? 0 : rc;
 }
 
 bool shm_fixture_holds(const struct shm_fixture *f, const char *name, const char *text)

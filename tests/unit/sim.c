@@ -267,7 +267,7 @@ void sim_open(struct world *w, const struct sim_options *options, struct sim_res
 /* The scheduler. */
 
 struct chances {
-    uint64_t kill_every, kills_left, speed_every, drain_at;
+    uint64_t kill_every, kills_left, speed_every, drain_at, lose_at;
 };
 
 struct actor *sim_pick(struct world *w)
@@ -296,6 +296,45 @@ static void kill_one(struct world *w, struct actor *a)
     sim_actor_end(a, false);
     w->result->kills++;
     sim_trace(w, a, "is killed");
+}
+
+static void kill_role(struct world *w, lg_role role)
+{
+    for (int i = 0; i < w->n_actors; i++)
+        if (w->actor[i].role == role && w->actor[i].life == UP) kill_one(w, &w->actor[i]);
+}
+
+/* New memory is zero, and so is its stamp. */
+static void forget(uint64_t *words, int count, struct lg_stamp *stamp)
+{
+    memset(words, 0, (size_t)count * sizeof *words);
+    atomic_store(&stamp->of, LG_MARK_NONE);
+}
+
+void sim_lose(struct world *w)
+{
+    uint64_t what = sim_random(w, 4), side = sim_random(w, 2);
+    int r = (int)sim_random(w, (uint64_t)w->ranks);
+    w->has_lost = true;
+    w->result->losses++;
+    if (what < 2) kill_role(w, LG_ROLE_trainer);
+    if (what != 1) kill_role(w, LG_ROLE_ckpt);
+    if (what == 0 || what == 2) kill_role(w, LG_ROLE_ema);
+    switch (what) {
+    case 0:
+        forget(&w->weights[side][r * SHARD_WORDS], SHARD_WORDS, &w->weights_stamp[side][r]);
+        break;
+    case 1:
+        forget(w->grads[r], w->words, &w->grads_stamp[r]);
+        break;
+    case 2:
+        forget(w->ema[side], w->words, &w->ema_stamp[side]);
+        break;
+    default:
+        forget(w->staging_weights, w->words, &w->staging_stamp);
+        forget(w->staging_ema, w->words, &w->staging_stamp);
+        break;
+    }
 }
 
 static void step(struct world *w, struct actor *a)
@@ -366,6 +405,7 @@ static void schedule(struct world *w, struct chances *c)
             atomic_store(&w->board.s->drain, 1);
             w->result->drains++;
         }
+        if (*now == c->lose_at) sim_lose(w);
         struct actor *a = sim_pick(w);
         if (!a) continue;
         step(w, a);
@@ -396,8 +436,10 @@ void sim_check_end(struct world *w)
     uint64_t final = 0;
     if (!lg_commit_final(&w->board, &final)) sim_fail(w, "no final state");
     if (!w->result->drains && final != s->max_steps) sim_fail(w, "the run ended early");
-    compare(w, "weights", final, w->weights[final & 1], w->want[final].weights);
-    if (s->has_ema) compare(w, "EMA", final, w->ema[final & 1], w->want[final].ema);
+    if (!w->has_lost) { /* else it may be what nobody needs any more; the disk has it */
+        compare(w, "weights", final, w->weights[final & 1], w->want[final].weights);
+        if (s->has_ema) compare(w, "EMA", final, w->ema[final & 1], w->want[final].ema);
+    }
     if (w->result->commits != (final - s->start_step) * (uint64_t)w->ranks)
         sim_fail(w, "a rank committed a step twice or never");
     for (uint64_t k = s->start_step; k < final; k++) {
@@ -437,6 +479,7 @@ void sim_run(const struct sim_options *options, struct sim_result *ret)
         .kills_left = sim_random(w, 80),
         .speed_every = 50 + sim_random(w, 500),
         .drain_at = sim_random(w, 3) ? UINT64_MAX : sim_random(w, 4000),
+        .lose_at = sim_random(w, 4) ? UINT64_MAX : sim_random(w, 4000),
     };
     if (setjmp(w->failed)) return;
     schedule(w, &c);

@@ -9,6 +9,10 @@
  * checked by everybody who reads it. At the end, weights, EMA and checkpoints must be those of an
  * undisturbed run.
  *
+ * Now and then memory is lost, though by shm/region.h it cannot be: one state, gradient, average or the
+ * staging region is new, and so are the processes that had it mapped. Then the run must end in order, with
+ * somebody who says so, or with the right bytes if what was lost was not needed any more.
+ *
  * `plant` makes the pretended stages break one rule of the protocol: the simulation must notice.
  */
 #pragma once
@@ -33,7 +37,7 @@ struct sim_options {
 struct sim_result {
     bool failed;
     char why[512];
-    uint64_t steps, kills, takeovers, commits, checkpoints, drains;
+    uint64_t steps, kills, takeovers, commits, checkpoints, drains, losses, losses_seen;
 };
 
 void sim_run(const struct sim_options *options, struct sim_result *ret);

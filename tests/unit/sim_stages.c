@@ -57,6 +57,31 @@ static uint64_t *payload(struct actor *a, lg_field f, uint64_t n)
                                                : lg_window_text(w, n));
 }
 
+/* Is that not what lies there of which the mark speaks? Then the run is over for all. */
+static void expect(struct actor *a, const struct lg_stamp *s, uint64_t state, enum sim_plant unseen)
+{
+    struct world *w = a->w;
+    if (planted(w, unseen) || lg_stamp_is(s, state)) return;
+    if (!w->has_lost)
+        sim_fail(w, "%s takes state %llu for lost, and it is not", sim_actor_name(a),
+                 (unsigned long long)state);
+    w->result->losses_seen++;
+    sim_trace(w, a, "finds that state %llu is lost", (unsigned long long)state);
+    longjmp(w->failed, 1);
+}
+
+static void stamp(struct actor *a, struct lg_stamp *s, uint64_t state)
+{
+    a->w->stores++;
+    lg_stamp_set(s, state);
+}
+
+static void expect_states(struct actor *a, uint64_t state, enum sim_plant unseen)
+{
+    for (int r = 0; r < a->w->ranks; r++)
+        expect(a, &a->w->weights_stamp[state & 1][r], state, unseen);
+}
+
 static void read_sample(struct actor *a, lg_field f, uint64_t n, int i)
 {
     static const char *const what[] = {"the picture of sample", "latent", "text"};
@@ -75,6 +100,7 @@ static void begin_fill(struct actor *a, lg_field f)
 static void publish(struct actor *a, lg_field f)
 {
     lg_window_publish(&a->p.window, f, a->p.n);
+    atomic_fetch_add_explicit(&actor_row(a)->samples, 1, memory_order_relaxed);
     a->w->stores++;
     sim_trace(a->w, a, "field %d of %llu is ready", (int)f, (unsigned long long)a->p.n);
 }
@@ -208,9 +234,12 @@ static bool train_init(struct actor *a)
     uint64_t s = a->p.act.step;
     BEGIN(a);
     if (planted(w, SIM_INIT_EARLY)) lg_trainer_mark_init(&w->board, a->index);
+    lg_stamp_clear(&w->weights_stamp[s & 1][a->index]);
     begin_write(a, weights_of(w, s, a->index), &w->want[s].weights[a->index * SHARD_WORDS],
                 SHARD_WORDS);
     while (write_more(a)) STEP(a);
+    STEP(a);
+    stamp(a, &w->weights_stamp[s & 1][a->index], s);
     STEP(a);
     if (!planted(w, SIM_INIT_EARLY)) lg_trainer_mark_init(&w->board, a->index);
     mark(a, "made state");
@@ -251,6 +280,8 @@ static bool train_forward(struct actor *a)
     uint64_t value[WORDS_MAX];
     BEGIN(a);
     a->p.acc = 0;
+    expect_states(a, s, SIM_STATE_UNSEEN);
+    lg_stamp_clear(&w->grads_stamp[a->index]);
     for (a->p.n = 0; a->p.n < count; a->p.n++) {
         for (a->p.q = 0; a->p.q < FIELD_WORDS; a->p.q++) {
             read_sample(a, LG_FIELD_LATENT, share(w, a, s, a->p.n), a->p.q);
@@ -279,6 +310,8 @@ static bool train_forward(struct actor *a)
     while (write_more(a)) STEP(a);
     actor_row(a)->loss_sum[s & 1] = a->p.loss + 1; /* torn, until the mark */
     STEP(a);
+    stamp(a, &w->grads_stamp[a->index], s);
+    STEP(a);
     if (atomic_load(&actor_row(a)->grads) != lg_mark_of(s))
         lg_trainer_mark_grads(&w->board, a->index, s, a->p.loss);
     else /* planted: the mark is there already */
@@ -293,6 +326,7 @@ static bool add(struct actor *a)
     struct world *w = a->w;
     uint64_t s = a->p.act.step;
     const uint64_t *grads = &w->grads[a->p.q][a->index * SHARD_WORDS];
+    if (!planted(w, SIM_REDUCE_EARLY)) expect(a, &w->grads_stamp[a->p.q], s, SIM_GRADS_UNSEEN);
     for (int i = 0; i < SHARD_WORDS; i++) {
         read_word(a, "gradients of step", s, grads[i],
                   w->want[s].grads[a->p.q][a->index * SHARD_WORDS + i]);
@@ -370,6 +404,8 @@ static bool train_update(struct actor *a)
         STEP(a);
     }
     if (planted(w, SIM_COMMIT_EARLY)) commit(a);
+    expect(a, &w->weights_stamp[s & 1][a->index], s, SIM_OWN_UNSEEN);
+    lg_stamp_clear(&w->weights_stamp[(s + 1) & 1][a->index]);
     for (int i = 0; i < SHARD_WORDS; i++)
         value[i] = sim_updated(weights_of(w, s, a->index)[i], a->p.sum[i], a->p.norm, s);
     begin_write(a, weights_of(w, planted(w, SIM_IN_PLACE) ? s : s + 1, a->index), value,
@@ -379,6 +415,8 @@ static bool train_update(struct actor *a)
     if (planted(w, SIM_IN_PLACE)) /* at the end both sides hold it */
         memcpy(weights_of(w, s + 1, a->index), weights_of(w, s, a->index),
                SHARD_WORDS * sizeof(uint64_t));
+    if (!planted(w, SIM_STAMP_LATE)) stamp(a, &w->weights_stamp[(s + 1) & 1][a->index], s + 1);
+    STEP(a);
     if (planted(w, SIM_WORKING_LATE)) commit(a);
     for (a->p.q = 0; a->p.q < w->ranks; a->p.q++) {
         begin_write(a, working_of(w, a->p.q, a->index), weights_of(w, s + 1, a->index),
@@ -389,6 +427,8 @@ static bool train_update(struct actor *a)
         STEP(a);
     }
     if (!planted(w, SIM_COMMIT_EARLY) && !planted(w, SIM_WORKING_LATE)) commit(a);
+    STEP(a);
+    if (planted(w, SIM_STAMP_LATE)) stamp(a, &w->weights_stamp[(s + 1) & 1][a->index], s + 1);
     mark(a, "committed step");
     END(a);
 }
@@ -460,6 +500,9 @@ static bool ema_make(struct actor *a)
     uint64_t e = a->p.act.step, value[WORDS_MAX];
     BEGIN(a);
     if (planted(w, SIM_EMA_EARLY)) lg_ema_mark(&w->board, e);
+    expect_states(a, e, SIM_EMA_UNSEEN);
+    if (e > w->board.s->start_step) expect(a, &w->ema_stamp[(e - 1) & 1], e - 1, SIM_EMA_UNSEEN);
+    lg_stamp_clear(&w->ema_stamp[e & 1]);
     for (a->p.q = 0; a->p.q < w->words; a->p.q++) {
         read_word(a, "weights of state", e, w->weights[e & 1][a->p.q], w->want[e].weights[a->p.q]);
         STEP(a);
@@ -470,6 +513,8 @@ static bool ema_make(struct actor *a)
                        : sim_mix(w->ema[(e - 1) & 1][i], w->weights[e & 1][i]);
     begin_write(a, w->ema[e & 1], value, w->words);
     while (write_more(a)) STEP(a);
+    STEP(a);
+    stamp(a, &w->ema_stamp[e & 1], e);
     STEP(a);
     if (!planted(w, SIM_EMA_EARLY)) lg_ema_mark(&w->board, e);
     mark(a, "made EMA state");
@@ -495,6 +540,10 @@ static bool write_stage(struct actor *a)
     struct world *w = a->w;
     uint64_t s = a->p.act.step;
     BEGIN(a);
+    expect_states(a, s, SIM_STAGE_UNSEEN);
+    if (w->board.s->has_ema && !planted(w, SIM_STAGE_EARLY))
+        expect(a, &w->ema_stamp[s & 1], s, SIM_STAGE_UNSEEN);
+    lg_stamp_clear(&w->staging_stamp);
     memset(w->staging_weights, 0xee, sizeof w->staging_weights);
     memset(w->staging_ema, 0xee, sizeof w->staging_ema);
     if (planted(w, SIM_STAGED_EARLY)) lg_ckpt_mark_staged(&w->board, s);
@@ -505,6 +554,8 @@ static bool write_stage(struct actor *a)
         w->staging_ema[a->p.q] = w->ema[s & 1][a->p.q];
         STEP(a);
     }
+    stamp(a, &w->staging_stamp, s);
+    STEP(a);
     if (!planted(w, SIM_STAGED_EARLY)) lg_ckpt_mark_staged(&w->board, s);
     mark(a, "staged");
     END(a);
@@ -518,6 +569,7 @@ static bool write_publish(struct actor *a)
     BEGIN(a);
     if (w->writing || atomic_load(&actor_row(a)->published) >= lg_mark_of(s))
         sim_fail(w, "checkpoint %llu is written twice", (unsigned long long)s);
+    if (!planted(w, SIM_STAGED_EARLY)) expect(a, &w->staging_stamp, s, SIM_STAGED_UNSEEN);
     w->writing = s;
     if (planted(w, SIM_PUBLISHED_EARLY)) lg_ckpt_mark_published(&w->board, s);
     memset(c, 0xee, sizeof *c);

@@ -1,6 +1,7 @@
 /* The inside of the simulation, shared by its scheduler (sim.c) and its stages (sim_stages.c). */
 #pragma once
 #include "shm/commit.h"
+#include "shm/stamp.h"
 #include "shm/window.h"
 #include "tests/unit/sim.h"
 #include <setjmp.h>
@@ -70,6 +71,9 @@ struct world {
     uint64_t weights[2][WORDS_MAX], grads[RANKS_MAX][WORDS_MAX], ema[2][WORDS_MAX];
     uint64_t working[RANKS_MAX][WORDS_MAX], working_of[RANKS_MAX][RANKS_MAX]; /* of[q]: mark */
     uint64_t staging_weights[WORDS_MAX], staging_ema[WORDS_MAX];
+    struct lg_stamp weights_stamp[2][RANKS_MAX], grads_stamp[RANKS_MAX], ema_stamp[2],
+        staging_stamp;
+    bool has_lost; /* memory has been lost; see sim_lose */
     struct checkpoint disk[STATES_MAX];
     uint64_t writing; /* the state whose checkpoint a living writer is in the middle of; 0: none */
     struct record record[STATES_MAX];
@@ -118,6 +122,8 @@ struct actor *sim_add_actor(struct world *w, lg_role role, int index);
 struct actor *sim_pick(struct world *w);
 /* Somebody becomes faster, slower or stands still (but lives); everybody at once now and then. */
 void sim_change_speeds(struct world *w);
+/* One piece of memory is lost with all who map it, and there is new memory in its place. */
+void sim_lose(struct world *w);
 /* Compares with the undisturbed run. */
 void sim_check_end(struct world *w);
 /* A new process: nothing in its private memory. */

@@ -111,6 +111,11 @@ static void *manage(void *arg)
     return arg;
 }
 
+/* Where a test lets pthread_create fail (tests/sim/faults.c), that is for the code that it tests. */
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *),
+                          void *arg) __attribute__((weak));
+#define create_thread (__real_pthread_create ? __real_pthread_create : pthread_create)
+
 void store_manager_start(struct store_manager *m, const char *dir)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -119,7 +124,7 @@ void store_manager_start(struct store_manager *m, const char *dir)
     snprintf(at.sun_path, sizeof at.sun_path, "%s", m->path);
     m->socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     LG_ASSERT(bind(m->socket, (struct sockaddr *)&at, sizeof at) == 0);
-    LG_ASSERT(pthread_create(&m->thread, NULL, manage, m) == 0);
+    LG_ASSERT(create_thread(&m->thread, NULL, manage, m) == 0);
     setenv("NOTIFY_SOCKET", m->path, 1);
 }
 

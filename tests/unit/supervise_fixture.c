@@ -1,7 +1,7 @@
 /* See supervise_fixture.h. */
 #include "tests/unit/supervise_fixture.h"
-#include "supervisor/cli.h"
-#include "supervisor/supervise.h"
+#include "supervisor/commands/cli.h"
+#include "supervisor/core/supervise.h"
 #include "tests/unit/fake_stage.h"
 #include "tests/unit/scratch.h"
 #include <fcntl.h>

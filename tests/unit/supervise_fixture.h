@@ -7,7 +7,7 @@
  * */
 #pragma once
 #include "base/fs.h"
-#include "supervisor/status.h"
+#include "supervisor/views/status.h"
 #include <stdbool.h>
 #include <sys/types.h>
 

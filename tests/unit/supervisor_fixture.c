@@ -1,8 +1,8 @@
 /* See supervisor_fixture.h. */
 #include "tests/unit/supervisor_fixture.h"
 #include "base/check.h"
-#include "supervisor/scale.h"
-#include "supervisor/swap.h"
+#include "supervisor/core/scale.h"
+#include "supervisor/core/swap.h"
 #include "tests/unit/run_fixture.h"
 #include "tests/unit/scratch.h"
 #include <poll.h>
@@ -38,6 +38,7 @@ int supervisor_setup(void **state)
     setenv("LG_BIN_DIR", scratch_path("bin"), 1);
     memset(&g_super, 0, sizeof g_super);
     g_super.run = &g_super_run;
+    g_super.launcher = &lg_launcher_fork;
     g_super.signal_fd = g_super.ready_fd = -1;
     g_super.step = LG_RUN_STEP_running;
     g_super.instance = calloc(LG_INSTANCE_TABLE, sizeof *g_super.instance);
@@ -45,13 +46,17 @@ int supervisor_setup(void **state)
     assert_int_equal(lg_board_create(scratch_path("run/board"), &spec, &g_super.board), 0);
     atomic_store(&g_super.board->s->run_state, LG_RUN_RUNNING);
     assert_int_equal(lg_control_open(g_super_run.runtime_dir, &g_super.control), 0);
-    assert_int_equal(lg_programs_load(&g_super.programs, g_super_run.dir, g_super.board->s->run_id),
+    assert_int_equal(lg_programs_load(&g_super.programs, g_super_run.dir, g_super.board->s->preamble.run_id),
                      0);
     assert_int_equal(lg_keep_init(&g_super.keep, g_super_run.dir, g_super_run.runtime_dir, false),
                      0);
     for (int i = 0; i < LG_ROLE_keeper; i++) atomic_store(&g_super.board->s->wanted[i], 0);
     for (int i = 0; i < LG_ROLE_keeper; i++) lg_intensity_init(&g_super.intensity[i], 3, 60);
-    lg_progress_open(&g_super.progress, g_super_run.dir, true);
+    assert_int_equal(lg_background_open(&g_super.background), 0);
+    lg_progress_open(&g_super.progress,
+                     &(struct lg_progress_spec){.run_dir = g_super_run.dir,
+                                                .quiet = true,
+                                                .disk = g_super.background.worker[LG_WORKER_disk]});
     return 0;
 }
 
@@ -67,7 +72,9 @@ int supervisor_teardown(void **state)
     for (int i = 0; i < LG_ROLE_keeper; i++) lg_intensity_free(&g_super.intensity[i]);
     free(g_super.instance);
     lg_programs_free(&g_super.programs);
+    workers_are_done();
     lg_progress_close(&g_super.progress);
+    assert_true(lg_background_close(&g_super.background));
     lg_keep_leave(&g_super.keep);
     lg_control_close(&g_super.control);
     lg_board_close(&g_super.board);
@@ -96,6 +103,12 @@ struct lg_instance *vae(int index)
     return lg_instance_find(&g_super, LG_ROLE_vae, index);
 }
 
+void workers_are_done(void)
+{
+    for (int k = 0; k < LG_WORKER_COUNT; k++)
+        assert_true(lg_background_finish(&g_super, (lg_worker_kind)k));
+}
+
 /* What the loop does beside deaths of instances. */
 void turn(void)
 {
@@ -105,8 +118,10 @@ void turn(void)
     if (n > 0 && poll(p, (nfds_t)n, 0) > 0)
         for (int i = 0; i < n; i++)
             if (p[i].revents) lg_swap_on_death(&g_super, i);
+    workers_are_done();
     lg_swap_look(&g_super);
     lg_scale_look(&g_super);
+    workers_are_done();
     lg_instances_sweep(&g_super);
     usleep(LOOK_US);
 }
@@ -115,6 +130,7 @@ void assert_text(const char *file, const char *part)
 {
     char *text;
     size_t bytes;
+    workers_are_done(); /* it may be the log */
     assert_int_equal(lg_read_file(scratch_path(file), 1 << 16, &text, &bytes), 0);
     if (!strstr(text, part)) fail_msg("\"%s\" lacks \"%s\"", text, part);
     free(text);

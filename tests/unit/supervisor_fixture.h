@@ -2,7 +2,7 @@
  * Programs of stages are shell scripts that do nothing; what a stage would write on the board the test
  * writes. */
 #pragma once
-#include "supervisor/supervise.h"
+#include "supervisor/core/supervise.h"
 
 enum { LOOK_US = 1000, LOOKS_MAX = 20000 }; /* waits are bounded by looks, not by the clock */
 
@@ -18,6 +18,8 @@ struct lg_instance *add(lg_role role, int index);
 struct lg_instance *vae(int index);
 /* Its process ends in order. */
 void leaves(struct lg_instance *i);
+/* What the loop has given to workers is done, and so is what follows from it. */
+void workers_are_done(void);
 /* What the loop does beside deaths of instances. */
 void turn(void);
 /* A file of the scratch folder has this in it. */

@@ -1,9 +1,11 @@
-/* What a later lgsup makes of the rows that it finds on the board (supervisor/adopt.c): processes that
- * live or not, that began or not, that were told to leave, that stood by for a swap; and when memory of a
- * parked run is kept, used or let go (supervisor/park.c). */
+/* What a later lgsup makes of the rows that it finds on the board (supervisor/core/adopt.c): processes that
+ * live or not, that began or not, that were told to leave, that were standbys of a swap; and when memory of a
+ * parked run is kept, used or let go (supervisor/core/park.h). */
 #include "base/check.h"
-#include "supervisor/park.h"
-#include "supervisor/scale.h"
+#include "supervisor/commands/park_resume.h"
+#include "supervisor/core/keep_jobs.h"
+#include "supervisor/core/park.h"
+#include "supervisor/core/scale.h"
 #include "tests/unit/run_fixture.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervisor_fixture.h"
@@ -58,12 +60,12 @@ static void tell_to_leave(int index)
     atomic_store(&row->leave, lg_board_life(g_super.board, LG_ROLE_vae, index, NULL));
 }
 
-/* Alive, dead, a pid that belongs to another by now, one that never began, one that stood by. */
+/* Alive, dead, a pid that belongs to another by now, one that never began, a standby. */
 static void test_who_is_adopted(void **state)
 {
     (void)state;
     pid_t alive = join(LG_ROLE_vae, 0), dead = join(LG_ROLE_vae, 1), other = join(LG_ROLE_vae, 2);
-    pid_t stander = join(LG_ROLE_vae, SPARE);
+    pid_t standby = join(LG_ROLE_vae, SPARE);
     lg_life life;
     only_vae(4);
     kill(dead, SIGKILL);
@@ -71,7 +73,7 @@ static void test_who_is_adopted(void **state)
     atomic_fetch_add(&lg_board_row(g_super.board, LG_ROLE_vae, 2)->start_time, 1);
     lg_board_enlist(g_super.board, LG_ROLE_vae, 3);
     struct lg_board_row *spare = lg_board_row(g_super.board, LG_ROLE_vae, SPARE);
-    atomic_store(&spare->stands_by, lg_board_life(g_super.board, LG_ROLE_vae, SPARE, NULL));
+    atomic_store(&spare->standby, lg_board_life(g_super.board, LG_ROLE_vae, SPARE, NULL));
     assert_true(lg_leftovers_live(g_super.board));
     /* Nobody keeps memory: that is found last. */
     assert_int_equal(lg_adopt_instances(&g_super), LG_ERR_NOTFOUND);
@@ -85,7 +87,7 @@ static void test_who_is_adopted(void **state)
         assert_int_equal(life, LG_LIFE_DEAD);
     }
     assert_text("run/logs/lgsup.log", "vae.1: died while no lgsup was there; restarted");
-    assert_true(WIFSIGNALED(end_of(stander)));
+    assert_true(WIFSIGNALED(end_of(standby)));
     lg_board_life(g_super.board, LG_ROLE_vae, SPARE, &life);
     assert_int_equal(life, LG_LIFE_NONE);
     assert_int_equal(waitpid(other, NULL, WNOHANG), 0); /* not ours: left alone */
@@ -174,8 +176,10 @@ static void test_refused_starts_keep_parked_memory(void **state)
     assert_non_null(strstr(lg_err_message(), "bin/lg-loader is missing"));
     lg_err_clear();
     snprintf(g_super_run.units, sizeof g_super_run.units, "lg-fake-");
+    g_super.launcher = lg_launcher_of(&g_super_run);
     assert_int_equal(resume(NULL, &resumed), 0); /* in units the checkpoint counts */
     g_super_run.units[0] = 0;
+    g_super.launcher = lg_launcher_of(&g_super_run);
     assert_false(resumed);
     assert_true(lg_park_is_kept(g_super_run.dir, &step) && step == 0);
     assert_int_equal(waitpid(keeper, NULL, WNOHANG), 0);
@@ -215,22 +219,36 @@ static void test_parked_memory_on_another_gpu(void **state)
     assert_int_equal(atomic_load(&g_super.board->s->memory_kept), 0);
 }
 
+static bool g_whole;
+static void on_answer(lg_supervisor *s, bool whole)
+{
+    (void)s;
+    g_whole = whole;
+}
+static bool keeper_is_whole(void)
+{
+    g_whole = false;
+    lg_keep_ask_whole(&g_super, on_answer);
+    workers_are_done();
+    return g_whole;
+}
+
 /* Kept is only what no checkpoint or seed would give again, and only whole. */
 static void test_what_can_be_kept(void **state)
 {
     (void)state;
     pid_t keeper = join(LG_ROLE_keeper, 0);
     scratch_write("run/regions", "a\n");
-    assert_false(lg_park_can_keep(&g_super)); /* no step yet */
+    assert_false(lg_park_may_keep(&g_super.keep, g_super.board)); /* no step yet */
     atomic_store(&lg_board_row(g_super.board, LG_ROLE_trainer, 0)->commit, lg_mark_of(3));
-    assert_false(lg_park_can_keep(&g_super)); /* no keeper */
+    assert_true(lg_park_may_keep(&g_super.keep, g_super.board));
     assert_int_equal(lg_keep_adopt(&g_super.keep, g_super.board), 0);
-    assert_false(lg_park_can_keep(&g_super)); /* it lacks "a" */
+    assert_false(keeper_is_whole()); /* it lacks "a" */
     scratch_write("run/regions", "");
-    assert_true(lg_park_can_keep(&g_super));
-    snprintf(g_super_run.units, sizeof g_super_run.units, "lg-fake-");
-    assert_false(lg_park_can_keep(&g_super));
-    g_super_run.units[0] = 0;
+    assert_true(keeper_is_whole());
+    g_super.keep.service = true;
+    assert_false(lg_park_may_keep(&g_super.keep, g_super.board));
+    g_super.keep.service = false;
     kill(keeper, SIGKILL);
     end_of(keeper);
     lg_child_reap(&g_super.keep.child);

@@ -32,20 +32,25 @@ static int teardown(void **state)
     return 0;
 }
 
-static void assert_refused(uint64_t plan_hash, const char *says)
+static void assert_refused_as(int code, uint64_t plan_hash, const char *says)
 {
     lg_board *b = NULL;
-    assert_int_equal(lg_board_open(f.board_path, plan_hash, &b), LG_ERR_MISMATCH);
+    assert_int_equal(lg_board_open(f.board_path, plan_hash, &b), code);
     assert_null(b);
     if (!strstr(lg_err_message(), says)) fail_msg("no \"%s\" in: %s", says, lg_err_message());
+}
+
+static void assert_refused(uint64_t plan_hash, const char *says)
+{
+    assert_refused_as(LG_ERR_MISMATCH, plan_hash, says);
 }
 
 static void test_create_and_open(void **state)
 {
     lg_board *b;
     assert_int_equal(lg_board_open(f.board_path, 0x1234, &b), 0);
-    assert_int_equal(b->s->run_id, f.board->s->run_id);
-    assert_int_not_equal(b->s->run_id, 0);
+    assert_int_equal(b->s->preamble.run_id, f.board->s->preamble.run_id);
+    assert_int_not_equal(b->s->preamble.run_id, 0);
     assert_int_equal(b->s->ranks, 2);
     assert_int_equal(b->s->max_steps, 10);
     assert_true(b->s->has_ema);
@@ -59,37 +64,91 @@ static void test_refusals(void **state)
 {
     assert_refused(0x1235, "plan 0000000000001234");
     struct lg_board_shared *s = f.board->s;
-    s->layout_hash ^= 1; /* its lowest 16 bits are lg_board_shared's */
+    s->preamble.layout_hash ^= 1; /* its lowest 16 bits are lg_board_shared's */
     assert_refused(0, "lg_board_shared");
-    s->layout_hash ^= 1 ^ UINT64_C(1) << 20;
+    s->preamble.layout_hash ^= 1 ^ UINT64_C(1) << 20;
     assert_refused(0, "lg_board_row");
-    s->layout_hash = lg_layout_hash() ^ UINT64_C(1) << 63;
+    s->preamble.layout_hash = lg_layout_hash() ^ UINT64_C(1) << 63;
     assert_refused(0, "lg_region_head");
-    s->layout_hash = lg_layout_hash();
-    s->bytes++;
+    s->preamble.layout_hash = lg_layout_hash();
+    s->preamble.bytes++;
     assert_refused(0, "lg_board_shared");
-    s->bytes--;
-    s->boot_id[0] ^= 1;
+    s->preamble.bytes--;
+    s->preamble.boot_id[0] ^= 1;
     assert_refused(0, "last start");
-    s->boot_id[0] ^= 1;
-    s->version++;
+    s->preamble.boot_id[0] ^= 1;
+    s->preamble.version++;
     assert_refused(0, "version");
-    s->version--;
-    s->magic ^= 1;
-    assert_refused(0, "not a board");
-    s->magic ^= 1;
+    s->preamble.version--;
+    s->preamble.magic ^= 1;
+    assert_refused_as(LG_ERR_CORRUPT, 0, "not a board");
+    s->preamble.magic ^= 1;
+    s->preamble.inode++;
+    assert_refused(0, "is a copy");
+    s->preamble.inode--;
+    s->ranks = 0;
+    assert_refused_as(LG_ERR_CORRUPT, 0, "damaged board");
     assert_int_equal(truncate(f.board_path, 4096), 0);
-    assert_refused(0, "another build");
+    assert_refused_as(LG_ERR_CORRUPT, 0, "has 4096 bytes");
+    assert_int_equal(truncate(f.board_path, 103), 0);
+    assert_refused_as(LG_ERR_CORRUPT, 0, "not a board");
+}
+
+/* What may live: only another boot, an end or no file say that nothing does. */
+static void test_standing(void **state)
+{
+    struct lg_board_preamble *p = &f.board->s->preamble, seen;
+    int code;
+    assert_int_equal(lg_board_look(f.board_path, &seen, &code), LG_BOARD_FITS);
+    assert_int_equal(seen.run_id, p->run_id);
+    assert_int_equal(lg_board_look("/tmp/lg-no-such-board", &seen, &code), LG_BOARD_MISSING);
+    assert_int_equal(code, LG_ERR_NOTFOUND);
+    p->layout_hash ^= 1;
+    assert_int_equal(lg_board_look(f.board_path, &seen, &code), LG_BOARD_OTHER_BUILD);
+    p->layout_hash ^= 1;
+    p->version = 2; /* which had the number of a step where `ended` is now */
+    atomic_store(&p->ended, UINT64_C(1) << 40);
+    assert_int_equal(lg_board_look(f.board_path, &seen, &code), LG_BOARD_OTHER_BUILD);
+    atomic_store(&p->ended, LG_BOARD_ENDED);
+    assert_int_equal(lg_board_look(f.board_path, &seen, &code), LG_BOARD_OVER);
+    p->boot_id[0] ^= 1;
+    assert_int_equal(lg_board_look(f.board_path, &seen, &code), LG_BOARD_OTHER_BOOT);
+    assert_int_equal(lg_board_look("/", &seen, &code), LG_BOARD_UNREADABLE);
+}
+
+/* Whoever has joined holds the file until the end of its process. */
+static void test_held(void **state)
+{
+    assert_false(lg_board_is_held(f.board_path));
+    fflush(NULL);
+    int fds[2];
+    char byte;
+    assert_int_equal(pipe(fds), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        lg_board *b;
+        LG_ASSERT(lg_board_open(f.board_path, 0, &b) == 0);
+        shm_fixture_join(b, LG_ROLE_vae, 0);
+        LG_ASSERT(write(fds[1], "", 1) == 1);
+        for (;;) pause();
+    }
+    assert_int_equal(read(fds[0], &byte, 1), 1);
+    assert_true(lg_board_is_held(f.board_path));
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    assert_false(lg_board_is_held(f.board_path));
+    close(fds[0]);
+    close(fds[1]);
 }
 
 static void test_create_replaces_whole(void **state)
 {
-    uint64_t old_run = f.board->s->run_id;
+    uint64_t old_run = f.board->s->preamble.run_id;
     lg_board *b;
     struct lg_board_spec spec = {.plan = &f.plan, .start_step = 5, .max_steps = 20};
     assert_int_equal(lg_board_create(f.board_path, &spec, &b), 0);
-    assert_int_not_equal(b->s->run_id, old_run);
-    assert_int_equal(f.board->s->run_id, old_run); /* who mapped the former one keeps it */
+    assert_int_not_equal(b->s->preamble.run_id, old_run);
+    assert_int_equal(f.board->s->preamble.run_id, old_run); /* who mapped the former one keeps it */
     lg_board_close(&b);
     assert_int_equal(
         lg_board_create("/proc/no/board", &(struct lg_board_spec){.plan = &f.plan}, &b),
@@ -295,6 +354,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(test_create_and_open),
         T(test_refusals),
+        T(test_standing),
+        T(test_held),
         T(test_create_replaces_whole),
         T(test_rows_without_a_process),
         T(test_blind),

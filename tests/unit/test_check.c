@@ -2,6 +2,7 @@
  * GPUs or the memory are not as the run needs them. Roles and lg-device are scripts here. */
 #include "base/check.h"
 #include "base/fs.h"
+#include "tests/sim/control_groups.h"
 #include "tests/unit/command_fixture.h"
 #include "tests/unit/scratch.h"
 #include <setjmp.h>
@@ -20,8 +21,15 @@ static int setup(void **state)
 {
     command_setup(state);
     command_roles();
+    control_groups_begin(); /* without limits */
     snprintf(g_file, sizeof g_file, "%s", command_pipeline(""));
     return 0;
+}
+
+static int teardown(void **state)
+{
+    control_groups_end();
+    return command_teardown(state);
 }
 
 #define PRIVATE(device, bytes, instances)                                                          \
@@ -117,6 +125,57 @@ static void test_room_on_the_host(void **state)
     assert_false(lg_path_exists(scratch_path("run/board")));
 }
 
+/* A limit of a control group is all there is, for the run and for what is free now; it is named. */
+static void test_limit_of_the_group(void **state)
+{
+    (void)state;
+    command_program("lg-loader", PLAN("", PRIVATE("host", "10485760", "1")));
+    control_group_is("0::/user.slice/shell.scope\n");
+    control_group("/user.slice", "memory.max", "10485760\n");
+    control_group("/user.slice", "memory.current", "1048576\n");
+    EXPECT(0, "warning: the host has less than that free now", "check", g_file);
+    command_also("9.0 MiB of 10.0 MiB, the limit of the control group /user.slice\n");
+    control_group("/user.slice", "memory.current", "0\n");
+    EXPECT(0, "10.0 MiB of 10.0 MiB", "check", g_file);
+    command_never("warning");
+    control_group("/user.slice/shell.scope", "memory.max", "10485759\n");
+    static const char *const how[] = {"check", "start"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(how); i++) {
+        EXPECT(6, "its control group /user.slice/shell.scope may have 10.0 MiB", how[i], g_file);
+        command_also("MemoryMax=");
+        assert_false(lg_path_exists(scratch_path("run/board")));
+    }
+    control_group("/user.slice/shell.scope", "memory.max", "9223372036854771712\n");
+    control_group("/user.slice", "memory.max", "max\n");
+    EXPECT(0, "made: pixart", "check", g_file);
+    command_never("control group"); /* more than the machine has */
+}
+
+/* In units the slice bounds the run, and a role's own unit each of its processes; not lgsup's unit. */
+static void test_limit_of_a_unit(void **state)
+{
+    (void)state;
+    command_program("lg-vae", PLAN("", PRIVATE("host", "2097152", "2")));
+    control_group_is("0::/job.slice/jobsup.service\n");
+    control_group("/job.slice/jobsup.service", "memory.max", "4096\n");
+    control_group("/job.slice/job-vae@0.service", "memory.max", "1048576\n");
+    control_group("/job.slice/job-vae@1.service", "memory.max", "1048575\n");
+    EXPECT(6,
+           "a process of vae needs 1.0 MiB of memory for itself, and its control group "
+           "/job.slice/job-vae@1.service may have 1024.0 KiB: raise that limit (MemoryMax=)",
+           "start", g_file, "--units", "job");
+    control_group("/job.slice", "memory.max", "2097151\n");
+    EXPECT(6,
+           "the run needs 2.0 MiB of the host's memory, and its control group /job.slice may "
+           "have 2.0 MiB",
+           "start", g_file, "--units", "job");
+    assert_false(lg_path_exists(scratch_path("run/board")));
+    /* With room the start goes on, to what is not there in this test. */
+    control_group("/job.slice", "memory.max", "2097152\n");
+    control_group("/job.slice/job-vae@1.service", "memory.max", "1048576\n");
+    EXPECT(3, "RUNTIME_DIRECTORY is not set", "start", g_file, "--units", "job");
+}
+
 /* ---- GPUs ---- */
 
 #define GPU(number, cudnn, peers)                                                                  \
@@ -187,13 +246,15 @@ static void test_too_many_gpus(void **state)
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, command_teardown)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_host),
         TEST(test_roles_are_asked_for_the_same_run),
         TEST(test_classes),
         TEST(test_roles_that_fail),
         TEST(test_room_on_the_host),
+        TEST(test_limit_of_the_group),
+        TEST(test_limit_of_a_unit),
         TEST(test_gpus),
         TEST(test_gpus_that_are_unfit),
         TEST(test_too_many_gpus),

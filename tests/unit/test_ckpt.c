@@ -4,6 +4,7 @@
  * though the trainer goes on; an older one stays until then. */
 #include "base/clock.h"
 #include "bus/control.h"
+#include "shm/keeper.h"
 #include "stages/roles.h"
 #include "tests/sim/faults.h"
 #include "tests/unit/ckpt_world.h"
@@ -190,6 +191,79 @@ static void forget_stub(void)
     unsetenv("LG_STUB_MEMORY");
 }
 
+/* What a mark speaks of is not what lies there: the writer parks the run and says that memory is lost, and
+ * no file is written. */
+static void assert_lost(lg_stage *st, const char *says)
+{
+    st->me = 7;
+    assert_int_equal(lg_ckpt_def.step(st), LG_ERR_PARKED);
+    assert_int_equal(atomic_exchange(&st->row->lost, 0), 7);
+    if (!strstr(st->row->cause, says)) fail_msg("no \"%s\" in: %s", says, st->row->cause);
+    lg_err_clear();
+}
+
+static void test_memory_of_another_state(void **state)
+{
+    (void)state;
+    lg_stage st;
+    ckpt_world_open(&w, &(struct ckpt_world_spec){.device = "host", .ranks = 2});
+    assert_int_equal(ckpt_writer_open(&w, &st), 0);
+    ckpt_world_play(&w, 3);
+    struct lg_stamp *rank = lg_trainer_state_view(w.trainer, 1, 3).stamp, *ema = w.ema[0][1]->front;
+    lg_stamp_clear(rank);
+    assert_lost(&st, "trainer/1/state/b does not hold state 3, but nothing");
+    lg_stamp_set(rank, 1);
+    assert_lost(&st, "trainer/1/state/b does not hold state 3, but 1");
+    lg_stamp_set(rank, 3);
+    lg_stamp_clear(ema);
+    assert_lost(&st, "ema/0/state/b does not hold state 3, but nothing");
+    lg_stamp_set(ema, 3);
+    assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
+    assert_int_equal(ckpt_world_staged(&w), 3);
+    struct lg_stamp *staged = NULL;
+    for (int i = 0; i < st.n_regions; i++)
+        if (!strcmp(st.region[i]->name, "ckpt/0/staging")) staged = st.region[i]->front;
+    assert_true(staged && lg_stamp_is(staged, 3));
+    lg_stamp_clear(staged);
+    assert_lost(&st, "ckpt/0/staging does not hold state 3, but nothing");
+    assert_false(ckpt_world_has(&w, 3));
+    lg_stamp_set(staged, 3);
+    assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
+    assert_null(ckpt_world_wrong(&w, 3));
+    ckpt_writer_close(&st);
+    ckpt_world_close(&w);
+}
+
+/* Regions of which marks speak are not made anew. */
+static void test_memory_that_is_gone(void **state)
+{
+    (void)state;
+    static const char *const gone[] = {"trainer/0/state/a", "ema/0/state/b", "ckpt/0/staging"};
+    lg_stage st;
+    ckpt_world_open(&w, &(struct ckpt_world_spec){.device = "host", .ranks = 1});
+    assert_int_equal(ckpt_writer_open(&w, &st), 0); /* nothing is made yet: it makes the regions */
+    ckpt_world_play(&w, 3);
+    assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
+    ckpt_writer_close(&st);
+    for (size_t i = 0; i < LG_ARRAY_LEN(gone); i++) {
+        uint64_t bytes;
+        int fd;
+        assert_int_equal(lg_keeper_get(w.f.keeper, gone[i], &bytes, &fd), 0);
+        assert_int_equal(lg_keeper_drop(w.f.keeper, gone[i]), 0);
+        assert_int_equal(ckpt_writer_open(&w, &st), LG_ERR_PARKED);
+        if (!strstr(st.row->cause, gone[i])) fail_msg("%s: %s", gone[i], st.row->cause);
+        ckpt_writer_close(&st);
+        lg_err_clear();
+        assert_int_equal(lg_keeper_put(w.f.keeper, gone[i], bytes, fd), 0);
+        close(fd);
+    }
+    assert_int_equal(ckpt_writer_open(&w, &st), 0);
+    assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
+    assert_null(ckpt_world_wrong(&w, 3));
+    ckpt_writer_close(&st);
+    ckpt_world_close(&w);
+}
+
 /* The staging region is pinned a piece at a step, only while there is nothing else to do; a state that
  * comes when some of it is pinned is copied so that no copy leaves its piece (the stand-in asserts it). */
 static void test_on_gpus(void **state)
@@ -339,10 +413,16 @@ static void test_dies_at_each_call(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole_run),       cmocka_unit_test(test_no_room),
-        cmocka_unit_test(test_back_off),        cmocka_unit_test(test_on_gpus),
-        cmocka_unit_test(test_unpinnable),      cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_each_call_fails), cmocka_unit_test(test_dies_at_each_call),
+        cmocka_unit_test(test_whole_run),
+        cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_back_off),
+        cmocka_unit_test(test_memory_of_another_state),
+        cmocka_unit_test(test_memory_that_is_gone),
+        cmocka_unit_test(test_on_gpus),
+        cmocka_unit_test(test_unpinnable),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_each_call_fails),
+        cmocka_unit_test(test_dies_at_each_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,11 +32,13 @@ static const struct lg_denoiser_config net = {.kind = LG_DIT,
 static lg_params params;
 static float *values, *got; /* w, m, v, ema */
 static lg_manifest m;
+static uint64_t g_lineage;
 
 static int setup(void **state)
 {
     (void)state;
     scratch_make();
+    g_lineage = 0x0a;
     LG_ASSERT(lg_denoiser_params(&net, &params) == 0);
     values = calloc(4 * params.count, sizeof *values);
     got = calloc(4 * params.count, sizeof *got);
@@ -72,7 +74,12 @@ static bool are_read(const float *part, size_t k, size_t first, size_t count)
 static int publish(uint64_t step, char ret_dir[LG_PATH_BYTES])
 {
     size_t n = params.count;
-    m = (lg_manifest){.name = "files", .step = step, .isa = "sse2", .ranks = 1, .threads = 1};
+    m = (lg_manifest){.name = "files",
+                      .step = step,
+                      .lineage = g_lineage,
+                      .isa = "sse2",
+                      .ranks = 1,
+                      .threads = 1};
     struct lg_publishing p = {
         .run_dir = scratch_path("run"),
         .net = &net,
@@ -241,7 +248,8 @@ static bool is_there(const char *name)
 
 static int retain(int keep)
 {
-    return lg_retention_apply(scratch_path("run/checkpoints"), "files", keep);
+    return lg_retention_apply(
+        &(struct lg_retention){.dir = scratch_path("run/checkpoints"), .newest = &m, .keep = keep});
 }
 
 static void test_retention_keeps(void **state)
@@ -251,16 +259,19 @@ static void test_retention_keeps(void **state)
     for (uint64_t step = 8; step <= 12; step++) assert_int_equal(publish(step, dir), 0);
     scratch_write("run/checkpoints/.tmp-files_step13/model/config.json", "{}");
     scratch_write("run/checkpoints/.old-files_step1/model/config.json", "{}");
-    scratch_write("run/checkpoints/files_step7/model/config.json", "{}"); /* without a manifest */
+    scratch_write("run/checkpoints/files_step7/model/config.json", "{}");   /* without a manifest */
+    scratch_write("run/checkpoints/files_step6/manifest.json", "{}");       /* whose? */
+    scratch_write("run/checkpoints/.tmp-others_step1/manifest.json", "{}"); /* is being written */
     scratch_write("run/checkpoints/files_step/manifest.json", "{}");
     scratch_write("run/checkpoints/files_step4x/manifest.json", "{}");
     scratch_write("run/checkpoints/files_step007/manifest.json", "{}");
     scratch_write("run/checkpoints/others_step1/manifest.json", "{}");
     scratch_write("run/checkpoints/notes.txt", "mine");
     assert_int_equal(retain(3), 0);
-    static const char *const stay[] = {"files_step12",  "files_step11", "files_step10",
-                                       "files_step7",   "files_step",   "files_step4x",
-                                       "files_step007", "others_step1", "notes.txt"};
+    static const char *const stay[] = {"files_step12",  "files_step11",     "files_step10",
+                                       "files_step7",   "files_step",       "files_step4x",
+                                       "files_step007", "others_step1",     "notes.txt",
+                                       "files_step6",   ".tmp-others_step1"};
     static const char *const go[] = {"files_step9", "files_step8", ".tmp-files_step13",
                                      ".old-files_step1"};
     for (size_t i = 0; i < LG_ARRAY_LEN(stay); i++) assert_true(is_there(stay[i]));
@@ -268,7 +279,9 @@ static void test_retention_keeps(void **state)
     assert_int_equal(retain(0), 0); /* the newest never goes */
     assert_true(is_there("files_step12"));
     assert_false(is_there("files_step11"));
-    assert_says(lg_retention_apply(scratch_path("none"), "files", 3), LG_ERR_NOTFOUND, "none");
+    assert_says(
+        lg_retention_apply(&(struct lg_retention){scratch_path("none"), .newest = &m, .keep = 3}),
+        LG_ERR_NOTFOUND, "none");
 }
 
 /* A damaged one is no checkpoint, however new: a start passes it over, so it must not count in the
@@ -308,14 +321,126 @@ static void test_retention_of_two_names(void **state)
     assert_false(is_there("files_step1"));
 }
 
+static void publish_all(uint64_t lineage, uint64_t first, uint64_t last)
+{
+    char dir[LG_PATH_BYTES];
+    g_lineage = lineage;
+    for (uint64_t step = first; step <= last; step++) assert_int_equal(publish(step, dir), 0);
+}
+
+/* A new run's first checkpoints beside an old run's later and earlier ones: the old ones neither push them
+ * out nor are removed. */
+static void test_retention_of_two_runs(void **state)
+{
+    (void)state;
+    publish_all(0x0b, 1, 2);
+    publish_all(0x0b, 8, 9);
+    publish_all(0x0a, 4, 6);
+    assert_int_equal(retain(1), 0);
+    static const char *const stay[] = {"files_step9", "files_step8", "files_step6", "files_step2",
+                                       "files_step1"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(stay); i++) assert_true(is_there(stay[i]));
+    assert_false(is_there("files_step5"));
+    assert_false(is_there("files_step4"));
+    /* Of a build that knew no lineages: ours when it is of our plan. */
+    publish_all(0, 3, 3);
+    m.plan_hash = 7;
+    assert_int_equal(lg_manifest_save(&m, place_of(3)), 0);
+    publish_all(0x0a, 6, 6);
+    assert_int_equal(retain(1), 0);
+    assert_true(is_there("files_step3"));
+    m.plan_hash = 7;
+    assert_int_equal(retain(1), 0);
+    assert_false(is_there("files_step3"));
+}
+
+/* A run that went back: what it has left of later steps does not count as newer than what it makes. */
+static void test_retention_of_later_steps(void **state)
+{
+    (void)state;
+    publish_all(0x0a, 7, 8);
+    publish_all(0x0a, 1, 3);
+    assert_int_equal(retain(1), 0);
+    static const char *const stay[] = {"files_step8", "files_step7", "files_step3"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(stay); i++) assert_true(is_there(stay[i]));
+    assert_false(is_there("files_step2"));
+    publish_all(0x0a, 4, 8);
+    assert_int_equal(retain(1), 0);
+    assert_false(is_there("files_step7"));
+}
+
+/* A checkpoint that was moved to another disk and linked to: the link goes, its target stays. */
+static void test_links_are_not_followed(void **state)
+{
+    (void)state;
+    char target[LG_PATH_BYTES];
+    publish_all(0x0a, 1, 3);
+    snprintf(target, sizeof target, "%s", scratch_path("elsewhere"));
+    assert_int_equal(rename(place_of(1), target), 0);
+    assert_int_equal(symlink(target, place_of(1)), 0);
+    assert_int_equal(symlink(target, scratch_path("run/checkpoints/.old-files_step9")), 0);
+    assert_int_equal(retain(2), 0);
+    struct stat st;
+    assert_int_equal(lstat(place_of(1), &st), -1);
+    assert_int_equal(lstat(scratch_path("run/checkpoints/.old-files_step9"), &st), -1);
+    assert_whole(target);
+    assert_int_equal(symlink(target, place_of(4)), 0); /* in the way of the next */
+    publish_all(0x0a, 4, 4);
+    assert_int_equal(lstat(place_of(4), &st), 0);
+    assert_true(S_ISDIR(st.st_mode));
+    assert_whole(target);
+}
+
+/* Somebody has put another run's checkpoint under the name that is to come. */
+static void test_anothers_in_the_way(void **state)
+{
+    (void)state;
+    char dir[LG_PATH_BYTES];
+    publish_all(0x0b, 4, 4);
+    publish_all(0x0a, 4, 4);
+    static lg_manifest there;
+    assert_int_equal(lg_manifest_load(place_of(4), &there), 0);
+    assert_int_equal(there.lineage, 0x0a);
+    const char *aside = "run/checkpoints/files_step4.of-000000000000000b.0";
+    assert_whole(scratch_path(aside));
+    assert_int_equal(rename(place_of(4), scratch_path("ours")), 0);
+    publish_all(0x0b, 4, 4);
+    publish_all(0x0a, 4, 4);
+    assert_whole(scratch_path("run/checkpoints/files_step4.of-000000000000000b.1"));
+    assert_int_equal(retain(1), 0);
+    assert_whole(scratch_path(aside));
+    assert_int_equal(lg_manifest_newest(scratch_path("run/checkpoints"), "files", dir, &there), 0);
+    assert_int_equal(there.lineage, 0x0a);
+}
+
+/* What a start would go on from: not from nothing, nor from what was given another number. */
+static void test_no_checkpoints(void **state)
+{
+    (void)state;
+    char dir[LG_PATH_BYTES];
+    static lg_manifest there;
+    publish_all(0x0a, 1, 2);
+    m.n_files = 0;
+    assert_int_equal(lg_manifest_save(&m, place_of(2)), 0);
+    assert_says(lg_manifest_load(place_of(2), &there), LG_ERR_CORRUPT, "lists no files");
+    assert_int_equal(lg_manifest_newest(scratch_path("run/checkpoints"), "files", dir, &there), 0);
+    assert_int_equal(there.step, 1);
+    assert_int_equal(lg_remove_tree(place_of(2)), 0);
+    assert_int_equal(rename(place_of(1), place_of(5)), 0);
+    assert_says(lg_manifest_newest(scratch_path("run/checkpoints"), "files", dir, &there),
+                LG_ERR_MISMATCH, "is a checkpoint of step 1");
+}
+
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_any_part_is_read),       T(test_other_optimizers),
-        T(test_weights_folders),        T(test_published_again),
-        T(test_retention_keeps),        T(test_retention_counts_what_a_start_takes),
-        T(test_retention_of_two_names),
+        T(test_any_part_is_read),         T(test_other_optimizers),
+        T(test_weights_folders),          T(test_published_again),
+        T(test_retention_keeps),          T(test_retention_counts_what_a_start_takes),
+        T(test_retention_of_two_names),   T(test_retention_of_two_runs),
+        T(test_retention_of_later_steps), T(test_links_are_not_followed),
+        T(test_anothers_in_the_way),      T(test_no_checkpoints),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* lgsup's command line: texts and exit codes of what goes wrong before anything runs. */
 #include "base/fs.h"
-#include "supervisor/child.h"
-#include "supervisor/cli.h"
+#include "supervisor/commands/cli.h"
+#include "supervisor/run/child.h"
 #include "tests/unit/command_fixture.h"
 #include "tests/unit/scratch.h"
 #include <fcntl.h>
@@ -41,7 +41,7 @@ static void test_wrong_words(void **state)
     EXPECT(2, "usage: lgsup start FILE", "start", "a", "b");
     EXPECT(2, "does not know --detatch", "start", "a", "--detatch");
     EXPECT(2, "does not know --json", "stop", "--json", "x");
-    EXPECT(2, "usage: lgsup stop [--units PREFIX] DIR", "stop", "--units", "a-b", "x");
+    EXPECT(2, "usage: lgsup stop [--kill | --units PREFIX] DIR", "stop", "--units", "a-b", "x");
     EXPECT(2, "--set needs section.key=value", "start", "a", "--set");
     EXPECT(2, "--set needs section.key=value; got max_steps", "check", "a", "--set", "max_steps");
     EXPECT(2, "usage: lgsup logs", "logs", "-f");
@@ -110,7 +110,7 @@ static void test_trace(void **state)
     setenv("LG_TRACE", "1", 1);
     EXPECT(8, "is not a run directory", "status", scratch_path("nowhere"));
     unsetenv("LG_TRACE");
-    command_also("supervisor/status.c:");
+    command_also("supervisor/views/status.c:");
 }
 
 static void test_places_that_do_not_exist(void **state)
@@ -172,6 +172,9 @@ static void test_logs_are_merged_by_time(void **state)
     EXPECT(0, "vae.0 three", "logs", "vae", scratch_path("run"));
     command_never("ema");
     EXPECT(8, "no log of text", "logs", "text", scratch_path("run"));
+    scratch_write("run/logs/vae.1.log", "a library's \x1b[2J\xc2\x9b line \xe6\x97\xa5\xff\r\n");
+    EXPECT(0, "a library's \\x1b[2J\\u{9b} line \xe6\x97\xa5\\xff\\x0d\n", "logs", "vae.1",
+           scratch_path("run"));
 }
 
 /* What is no log of the run, or none of the role that was asked for, is left out. */

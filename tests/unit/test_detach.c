@@ -1,6 +1,6 @@
 /* Going into the background: what the parent hears of a child that gets ready, fails, or ends without a
  * word. The parent of each pair runs in a process of its own, and its child, too. */
-#include "supervisor/detach.h"
+#include "supervisor/commands/detach.h"
 #include "tests/unit/command_fixture.h"
 #include "tests/unit/scratch.h"
 #include <errno.h>

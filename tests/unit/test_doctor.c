@@ -120,8 +120,8 @@ static void test_limits(void **state)
     (void)state;
     char deep[LG_PATH_BYTES];
     g_command_before = few_files;
-    EXPECT(8, "MISSING  open files (ulimit -n)       512\n", "doctor");
-    command_also("ulimit -n 4096");
+    EXPECT(8, "MISSING  open files (ulimit -Hn)      512\n", "doctor");
+    command_also("raise the hard limit to 4096");
     g_command_before = NULL;
     assert_int_equal(lg_mkdirs(scratch_path("sockets")), 0);
     setenv("XDG_RUNTIME_DIR", scratch_path("sockets"), 1);

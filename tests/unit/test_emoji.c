@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 // clang-format off
 #include <setjmp.h>
@@ -17,22 +18,42 @@
 
 enum { SIZE = 64, PIXELS = 3 * SIZE * SIZE };
 
-/* Runs lg-emoji for the captions of the golden file. */
-static void make(const char *dir, const cJSON *captions)
+/* Path of lg-emoji; skips the test where it or its inputs are missing. */
+static const char *program(void)
 {
-    char command[LG_PATH_BYTES], bin[LG_PATH_BYTES];
+    static char bin[LG_PATH_BYTES];
     assert_int_equal(lg_program_dir(bin), 0);
     strcat(bin, "/../bin/lg-emoji");
     if (access(bin, X_OK) < 0 ||
         access("/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf", R_OK) < 0 ||
         access("/usr/share/unicode/emoji/emoji-test.txt", R_OK) < 0)
         skip();
-    int at = snprintf(command, sizeof command, "'%s' --per-shard 3", bin);
+    return bin;
+}
+
+/* Runs lg-emoji for the captions of the golden file. */
+static void make(const char *dir, const cJSON *captions)
+{
+    char command[LG_PATH_BYTES];
+    int at = snprintf(command, sizeof command, "'%s' --per-shard 3", program());
     const cJSON *c;
     cJSON_ArrayForEach(c, captions) at +=
         snprintf(command + at, sizeof command - (size_t)at, " --only '%s'", c->valuestring);
     snprintf(command + at, sizeof command - (size_t)at, " '%s' > /dev/null", dir);
     assert_int_equal(system(command), 0);
+}
+
+/* Runs lg-emoji for a list file; returns its exit code. */
+static int make_listed(const char *dir, const char *list)
+{
+    char command[3 * LG_PATH_BYTES], path[LG_PATH_BYTES];
+    snprintf(path, sizeof path, "%s", scratch_path("list.txt"));
+    assert_int_equal(lg_publish_file(path, list, strlen(list)), 0);
+    snprintf(command, sizeof command, "'%s' --list '%s' '%s' > /dev/null 2> '%s'", program(), path,
+             dir, scratch_path("said"));
+    int status = system(command);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
 }
 
 /* Which of the golden captions this is. */
@@ -86,8 +107,30 @@ static void test_against_golden(void **state)
     lg_st_close(&golden);
 }
 
+static void test_list(void **state)
+{
+    (void)state;
+    static const char list[] = "# a comment\n\nghost\nred heart\nghost\n";
+    assert_int_equal(make_listed(scratch_path("listed"), list), 0);
+    lg_source *s;
+    assert_int_equal(lg_source_open(scratch_path("listed"), NULL, &s), 0);
+    assert_int_equal(lg_source_count(s), 2);
+    lg_source_close(&s);
+    /* A name that no emoji has is told, and nothing stands under a shard's name. */
+    char *said;
+    size_t bytes;
+    assert_int_equal(make_listed(scratch_path("wrong"), "ghost\npurple dinosaur\n"),
+                     -LG_ERR_CONFIG);
+    assert_int_equal(lg_read_file(scratch_path("said"), 4096, &said, &bytes), 0);
+    assert_non_null(strstr(said, "purple dinosaur"));
+    free(said);
+    assert_int_not_equal(access(scratch_path("wrong/emoji-00000.tar"), F_OK), 0);
+    assert_int_equal(make_listed(scratch_path("none"), "# nothing\n"), -LG_ERR_CONFIG);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_golden)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_golden),
+                                       cmocka_unit_test(test_list)};
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

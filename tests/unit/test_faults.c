@@ -5,19 +5,19 @@
 #include "shm/keeper.h"
 #include "stages/ckpt/publish.h"
 #include "stages/ckpt/retention.h"
-#include "supervisor/check.h"
-#include "supervisor/child.h"
-#include "supervisor/detach.h"
-#include "supervisor/doctor.h"
-#include "supervisor/finish.h"
-#include "supervisor/intensity.h"
-#include "supervisor/keep.h"
-#include "supervisor/logs.h"
-#include "supervisor/run.h"
-#include "supervisor/start.h"
-#include "supervisor/status.h"
-#include "supervisor/units.h"
-#include "supervisor/verify.h"
+#include "supervisor/commands/check.h"
+#include "supervisor/commands/detach.h"
+#include "supervisor/commands/doctor.h"
+#include "supervisor/commands/finish.h"
+#include "supervisor/commands/logs.h"
+#include "supervisor/commands/start.h"
+#include "supervisor/commands/units_write.h"
+#include "supervisor/commands/verify.h"
+#include "supervisor/core/intensity.h"
+#include "supervisor/core/keep.h"
+#include "supervisor/run/child.h"
+#include "supervisor/run/run.h"
+#include "supervisor/views/status.h"
 #include "tests/sim/faults.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/shm_fixture.h"
@@ -119,7 +119,7 @@ static int keep(void)
         if (lg_keeper_put(k.socket, "kept", 1, null) < 0) lg_err_clear();
         lg_keep_refresh(&k);
         (void)lg_keep_is_whole(&k, missing);
-        lg_keep_salvage(&k, getpid(), f.board->s->run_id);
+        lg_keep_salvage(&k, getpid(), f.board->s->preamble.run_id);
     }
     lg_keep_end(&k);
     faults_end();
@@ -153,7 +153,8 @@ static int publish(void)
         m.n_files = 0;
         rc = lg_checkpoint_publish(&p, &m, dir); /* it is there */
     }
-    if (rc == 0) rc = lg_retention_apply(parent, "faults", 1);
+    if (rc == 0)
+        rc = lg_retention_apply(&(struct lg_retention){.dir = parent, .newest = &m, .keep = 1});
     if (rc == 0)
         rc = lg_checkpoint_read_optimizer(dir, &params, 0, params.count, read_back, NULL, NULL);
     if (rc == 0) rc = lg_checkpoint_weights_dir(dir, "ema", weights);

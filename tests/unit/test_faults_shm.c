@@ -48,7 +48,7 @@ static struct lg_region_spec region_spec(void)
                                    .name = "faults/0/x",
                                    .bytes = 5000,
                                    .plan_hash = f.plan.hash,
-                                   .run_id = f.board->s->run_id};
+                                   .run_id = f.board->s->preamble.run_id};
 }
 
 static int region(void)

@@ -1,8 +1,8 @@
-/* lgsup's side of the keeper (supervisor/keep.h), where the keeper is a service that outlives runs, and
+/* lgsup's side of the keeper (supervisor/core/keep.h), where the keeper is a service that outlives runs, and
  * what it takes for memory of this run. Keepers are children of the test. */
 #include "base/clock.h"
 #include "shm/region.h"
-#include "supervisor/keep.h"
+#include "supervisor/core/keep.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/shm_fixture.h"
 #include <fcntl.h>
@@ -350,6 +350,100 @@ static void test_whole(void **state)
     assert_string_equal(missing, "c");
 }
 
+/* ---- second copies ---- */
+
+static lg_region *open_region(const char *name)
+{
+    lg_region *r;
+    struct lg_region_spec spec = {
+        .keeper = k.socket, .name = name, .bytes = 100, .run_id = f.board->s->preamble.run_id};
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    return r;
+}
+
+static bool is_recorded(const char *name)
+{
+    char *text, line[80];
+    size_t bytes;
+    assert_int_equal(lg_read_file(k.regions, 10000, &text, &bytes), 0);
+    snprintf(line, sizeof line, "%s\n", name);
+    bool is = strstr(text, line) != NULL;
+    free(text);
+    return is;
+}
+
+/* The run begins with an empty record, whoever used the folder before. A region says that it is copied when
+ * its name is on record, not before. */
+static void test_copies(void **state)
+{
+    (void)state;
+    char missing[LG_REGION_NAME_BYTES];
+    scratch_write("regions", "of/another/run\n");
+    serve(".new");
+    assert_int_equal(lg_keep_start(&k, f.board), 0);
+    assert_true(k.complete && lg_keep_is_whole(&k, missing));
+    lg_region *a = open_region("x/0/a"), *b;
+    assert_false(lg_region_is_copied(a));
+    assert_int_equal(unlink(k.regions), 0);
+    assert_int_equal(lg_mkdirs(k.regions), 0); /* nothing can be recorded */
+    assert_true(lg_keep_refresh(&k) < 0);
+    assert_int_equal(k.n_copies, 1);
+    assert_false(lg_region_is_copied(a));
+    assert_true(lg_keep_refresh(&k) < 0);
+    assert_int_equal(rmdir(k.regions), 0);
+    lg_err_clear();
+    assert_int_equal(lg_keep_refresh(&k), 0);
+    assert_true(lg_region_is_copied(a) && is_recorded("x/0/a"));
+    b = open_region("x/0/b");
+    assert_false(lg_region_is_copied(b));
+    assert_int_equal(lg_keep_refresh(&k), 0);
+    assert_true(lg_region_is_copied(b) && is_recorded("x/0/b") && is_recorded("x/0/a"));
+    lg_region_close(&a);
+    lg_region_close(&b);
+}
+
+/* A keeper that dies in the middle of being copied: what could not be copied stays on record, so that it is
+ * missed. */
+static void test_copies_cut_short(void **state)
+{
+    (void)state;
+    char missing[LG_REGION_NAME_BYTES];
+    lg_keep next;
+    serve("");
+    assert_int_equal(lg_keep_start(&k, f.board), 0);
+    hold("a");
+    hold("b");
+    assert_int_equal(lg_keep_refresh(&k), 0);
+    memset(&next, 0, sizeof next); /* the next lgsup */
+    assert_int_equal(lg_keep_init(&next, scratch_path("."), f.dir, false), 0);
+    next.copy[next.n_copies++] = (struct lg_keep_copy){.name = "a", .fd = dup(g_null)};
+    end_keepers();
+    assert_true(lg_keep_refresh(&next) < 0);
+    lg_err_clear();
+    assert_false(next.complete);
+    assert_true(is_recorded("b"));
+    assert_false(lg_keep_is_whole(&next, missing));
+    assert_string_equal(missing, "b");
+    lg_keep_leave(&next);
+}
+
+/* A payload on a GPU is the second fd of its region. */
+static void test_copies_of_payloads(void **state)
+{
+    (void)state;
+    serve("");
+    assert_int_equal(lg_keep_start(&k, f.board), 0);
+    lg_region *a = open_region("x/0/a");
+    snprintf(a->head->place, sizeof a->head->place, "cuda:0");
+    assert_int_equal(lg_keep_refresh(&k), LG_ERR_BUSY);
+    assert_string_equal(lg_err_message(), "");
+    assert_false(lg_region_is_copied(a));
+    hold("x/0/a@");
+    assert_int_equal(lg_keep_refresh(&k), 0);
+    assert_true(lg_region_is_copied(a));
+    lg_region_close(&a);
+}
+
 int main(void)
 {
 #define TEST(t) cmocka_unit_test_setup_teardown(t, setup, teardown)
@@ -366,6 +460,9 @@ int main(void)
         TEST(test_end_of_a_hung_keeper),
         TEST(test_salvage),
         TEST(test_whole),
+        TEST(test_copies),
+        TEST(test_copies_cut_short),
+        TEST(test_copies_of_payloads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

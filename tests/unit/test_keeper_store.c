@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "shm/keeper.h"
 #include "shm/keeper_store.h"
+#include "shm/region.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/shm_fixture.h"
 #include "tests/unit/store_manager.h"
@@ -86,6 +87,29 @@ static void test_what_is_stored(void **state)
     assert_int_equal(m.n_barriers, 1);
     assert_int_equal(put("vae/0/weights", "beta"), LG_ERR_BUSY);
     assert_int_equal(m.n_stored, 1); /* not a second one of the name */
+}
+
+/* Who puts or gets is told that the store has it: a second copy, which needs no lgsup. */
+static void test_a_second_copy(void **state)
+{
+    uint64_t bytes;
+    int fd = shm_fixture_memory("alpha"), got;
+    assert_int_equal(lg_keeper_put(f.keeper, "a", 5, fd), LG_KEEPER_STORED);
+    assert_int_equal(lg_keeper_get(f.keeper, "a", &bytes, &got), LG_KEEPER_STORED);
+    close(got);
+    close(fd);
+    struct lg_region_spec spec = {.keeper = f.keeper, .name = "x/0/a", .bytes = 100};
+    lg_region *r;
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    assert_true(lg_region_is_copied(r));
+    atomic_store(&r->head->copied, 0); /* its creator died before it said so: who finds it does */
+    lg_region_close(&r);
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    assert_true(lg_region_is_copied(r));
+    atomic_store(&r->head->copied, 0);
+    assert_int_equal(lg_region_deposit(f.keeper, r), 0);
+    assert_true(lg_region_is_copied(r));
+    lg_region_close(&r);
 }
 
 /* The answer waits for the barrier: a name that somebody was told of survives. */
@@ -310,6 +334,7 @@ int main(void)
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         T(test_what_is_stored),
+        T(test_a_second_copy),
         T(test_put_waits_for_the_store),
         T(test_next_keeper_has_everything),
         T(test_empty_store),

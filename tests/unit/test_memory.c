@@ -1,7 +1,7 @@
 /* What a run needs on each device: adding up what roles print, refusing what is no such thing, and the
  * sentences when it does not fit; what lg-device tells of GPUs. */
-#include "supervisor/gpus.h"
-#include "supervisor/memory.h"
+#include "supervisor/commands/gpus.h"
+#include "supervisor/commands/memory.h"
 #include "tests/unit/scratch.h"
 #include <setjmp.h>
 #include <stdio.h>

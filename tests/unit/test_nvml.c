@@ -2,7 +2,7 @@
  * that are lost or keep something to themselves, a library that fails or is another one. The library is
  * opened once, so each case is a process of its own. */
 #include "base/check.h"
-#include "supervisor/nvml.h"
+#include "supervisor/views/nvml.h"
 #include "tests/unit/scratch.h"
 #include <setjmp.h>
 #include <stdio.h>

@@ -1,9 +1,9 @@
 /* Orders from the command line and their refusal, and every way in which a swap ends, at moments that a
  * whole run hardly shows. */
 #include "base/check.h"
-#include "supervisor/order.h"
-#include "supervisor/scale.h"
-#include "supervisor/swap.h"
+#include "supervisor/commands/order.h"
+#include "supervisor/core/scale.h"
+#include "supervisor/core/swap.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervisor_fixture.h"
 #include <setjmp.h>
@@ -93,7 +93,7 @@ static const char *in_force(int index)
     return lg_programs_get(&g_super.programs, LG_ROLE_vae, index);
 }
 
-/* One that stands by says that it is ready. */
+/* A standby says that it is ready. */
 static void ready(lg_role role, int spare)
 {
     lg_incarnation who = lg_board_life(g_super.board, role, spare, NULL);
@@ -111,8 +111,10 @@ static void test_swap_refused(void **state)
     refused("vae", NULL, LG_ERR_BUSY, "the run is starting: swap while it is running");
     g_super.step = LG_RUN_STEP_running;
     snprintf(g_super_run.units, sizeof g_super_run.units, "lg-fake-");
+    g_super.launcher = lg_launcher_of(&g_super_run);
     refused("vae", NULL, LG_ERR_USAGE, "units of systemd's");
     g_super_run.units[0] = 0;
+    g_super.launcher = lg_launcher_of(&g_super_run);
     refused("vae.1", NULL, LG_ERR_NOTFOUND, "there is no vae.1");
     refused("text", g_program, LG_ERR_NOTFOUND, "this run has no text");
     refused("trainer.0", NULL, LG_ERR_USAGE, "all ranks run one program");
@@ -134,7 +136,7 @@ static void test_swap_refused(void **state)
     assert_int_equal(vae(0)->state, LG_INSTANCE_ready);
 }
 
-/* Standing by needs a row: with all but one taken the first is started, and ended again. */
+/* A standby needs a row: with all but one taken the first is started, and ended again. */
 static void test_swap_without_rows(void **state)
 {
     (void)state;
@@ -182,7 +184,7 @@ static void test_the_run_ends_meanwhile(void **state)
 }
 
 /* The new program dies before it is ready: the best reason that is known is told. */
-static void test_death_while_it_stands_by(void **state)
+static void test_death_of_a_standby(void **state)
 {
     (void)state;
     static const struct {
@@ -229,7 +231,7 @@ static void test_not_ready_in_time(void **state)
     (void)state;
     add(LG_ROLE_vae, 0);
     g_super_run.config->supervisor_ready_s = 0;
-    refused("vae", g_program, LG_ERR_TIMEOUT, "was not ready after 0 s");
+    refused("vae", g_program, LG_ERR_TIMEOUT, "was not ready, and without a heartbeat for 0 s");
     assert_int_equal(vae(0)->state, LG_INSTANCE_ready);
 }
 
@@ -247,7 +249,7 @@ static void test_swap_that_cannot_be_recorded(void **state)
     assert_int_equal(vae(0)->state, LG_INSTANCE_ready);
 }
 
-/* Up to the hand-over; the one that stands by for vae.0 has its row. */
+/* Up to the hand-over; the standby of vae.0 has its row. */
 static void hand_over(void)
 {
     add(LG_ROLE_vae, 0);
@@ -260,8 +262,8 @@ static void hand_over(void)
     assert_string_equal(in_force(0), g_program);
     leaves(vae(0));
     assert_int_equal(vae(0)->state, LG_INSTANCE_starting);
-    assert_true(vae(0)->child.pidfd >= 0 && vae(0)->stood_by != 0);
-    lg_swap_on_death(&g_super, 0); /* seen in the same turn: it is no stander any more */
+    assert_true(vae(0)->child.pidfd >= 0 && vae(0)->was_standby != 0);
+    lg_swap_on_death(&g_super, 0); /* seen in the same turn: it is no standby any more */
     assert_false(lg_swap_succeed(&g_super, vae(0)));
 }
 
@@ -283,7 +285,7 @@ static void test_death_after_the_hand_over(void **state)
     lg_child_signal(&vae(0)->child, SIGKILL);
     vae(0)->exit_code = lg_child_reap(&vae(0)->child);
     lg_board_bury(g_super.board, former);
-    lg_board_vacate(g_super.board, vae(0)->stood_by);
+    lg_board_vacate(g_super.board, vae(0)->was_standby);
     lg_instance_raise(&g_super, vae(0), LG_INSTANCE_EVENT_died); /* restarted at once */
     assert_int_not_equal(vae(0)->incarnation, former);
     assert_answer(LG_ERR_FAILED, "ended as soon as it had taken over");
@@ -299,7 +301,7 @@ static void test_hang_after_the_hand_over(void **state)
     mkdir(scratch_path("block"), 0700);
     unlink(scratch_path("run/programs")); /* nor can going back be recorded: it is done */
     mkdir(scratch_path("run/programs"), 0700);
-    assert_answer(LG_ERR_FAILED, "it was not ready after");
+    assert_answer(LG_ERR_FAILED, "it was not ready, and without a heartbeat for ");
     assert_null(in_force(0));
     assert_text("run/logs/lgsup.log", "swap rolled back: vae goes on");
 }
@@ -411,7 +413,7 @@ int main(int argc, char **argv)
         TEST(test_swap_without_rows),
         TEST(test_one_swap_at_a_time),
         TEST(test_the_run_ends_meanwhile),
-        TEST(test_death_while_it_stands_by),
+        TEST(test_death_of_a_standby),
         TEST(test_not_ready_in_time),
         TEST(test_swap_that_cannot_be_recorded),
         TEST(test_swap_is_carried_out),

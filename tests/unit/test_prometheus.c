@@ -2,7 +2,7 @@
  * slow, rude or many. */
 #include "base/check.h"
 #include "base/clock.h"
-#include "supervisor/prometheus.h"
+#include "supervisor/views/prometheus.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/shm_fixture.h"
 #include <arpa/inet.h>

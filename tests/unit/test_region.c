@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "shm/keeper.h"
 #include "shm/region.h"
+#include "shm/window.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/shm_fixture.h"
 #include <fcntl.h>
@@ -28,7 +29,7 @@ static int setup(void **state)
                                    .name = "trainer/0/master/0",
                                    .bytes = 10000,
                                    .plan_hash = 7,
-                                   .run_id = f.board->s->run_id};
+                                   .run_id = f.board->s->preamble.run_id};
     return 0;
 }
 
@@ -247,6 +248,86 @@ static void test_device_payload_is_never_made_twice(void **state)
     lg_region_close(&b);
 }
 
+/* Nobody has a second copy before lgsup says so, which takes both fds of a payload on a GPU. */
+static void test_copies(void **state)
+{
+    lg_region *a, *b;
+    assert_int_equal(lg_region_open(&spec, &a), 0);
+    assert_false(lg_region_is_copied(a));
+    assert_int_equal(lg_region_deposit(f.keeper, a), 0); /* a keeper without a store is one copy */
+    assert_false(lg_region_is_copied(a));
+    assert_int_equal(lg_region_note_copy(a->fd, false), 0);
+    assert_true(lg_region_is_copied(a));
+    lg_region_close(&a);
+    assert_int_equal(lg_region_open(&spec, &a), 0); /* it is the memory's own word */
+    assert_true(lg_region_is_copied(a));
+    lg_region_close(&a);
+    spec.name = "trainer/0/master/1";
+    spec.place = &fake;
+    assert_int_equal(lg_region_open(&spec, &b), 0);
+    assert_int_equal(lg_region_note_copy(b->fd, false), LG_ERR_BUSY);
+    assert_string_equal(lg_err_message(), "");
+    assert_false(lg_region_is_copied(b));
+    assert_int_equal(lg_region_note_copy(b->fd, true), 0);
+    assert_true(lg_region_is_copied(b));
+    lg_region_close(&b);
+    int plain = memfd_create("plain", MFD_CLOEXEC);
+    assert_int_equal(lg_region_note_copy(plain, false), 0); /* nothing to say it in */
+    assert_int_equal(ftruncate(plain, 8192), 0);
+    assert_int_equal(lg_region_note_copy(plain, false), 0);
+    char bytes[8192], zero[8192] = {0};
+    assert_int_equal(pread(plain, bytes, sizeof bytes, 0), sizeof bytes);
+    assert_memory_equal(bytes, zero, sizeof zero);
+    close(plain);
+}
+
+/* What a mark speaks of is found or lost, and never made anew. */
+static void test_lost(void **state)
+{
+    lg_region *r;
+    char name[LG_REGION_NAME_BYTES];
+    uint64_t bytes;
+    spec.is_made = true;
+    assert_refused(&spec, LG_ERR_NOTFOUND, "is lost");
+    assert_int_equal(lg_keeper_list(f.keeper, 0, name, &bytes), LG_ERR_NOTFOUND);
+    spec.is_made = false;
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    lg_region_close(&r);
+    spec.is_made = true;
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    lg_region_close(&r);
+}
+
+/* Payloads under control words that speak of them, whatever the board says. */
+static void test_lost_window(void **state)
+{
+    struct lg_window_geometry g = {.slots = 8,
+                                   .batch = 4,
+                                   .ranks = 1,
+                                   .chunk = {4, 4, 4},
+                                   .pixels_bytes = 64,
+                                   .latent_bytes = 64,
+                                   .text_bytes = 64};
+    struct lg_window_places places = {0};
+    lg_window *w;
+    assert_int_equal(lg_window_open(&spec, &g, &places, &w), 0);
+    lg_window_publish(w, LG_FIELD_LATENT, 5);
+    lg_window_close(&w);
+    assert_int_equal(lg_keeper_drop(f.keeper, "window/0/text"), 0); /* not published: made anew */
+    assert_int_equal(lg_window_open(&spec, &g, &places, &w), 0);
+    lg_window_close(&w);
+    assert_int_equal(lg_keeper_drop(f.keeper, "window/0/latent"), 0);
+    assert_int_equal(lg_window_open(&spec, &g, &places, &w), LG_ERR_NOTFOUND);
+    assert_non_null(strstr(lg_err_message(), "window/0/latent"));
+    assert_int_equal(lg_keeper_drop(f.keeper, "window/0/control"),
+                     0); /* nothing is ready: harmless */
+    assert_int_equal(lg_window_open(&spec, &g, &places, &w), 0);
+    lg_window_close(&w);
+    spec.is_made = true; /* but not after a rank's first commit */
+    assert_int_equal(lg_keeper_drop(f.keeper, "window/0/control"), 0);
+    assert_int_equal(lg_window_open(&spec, &g, &places, &w), LG_ERR_NOTFOUND);
+}
+
 /* ---- what a device and a keeper can do to an opening ---- */
 
 static int g_code;      /* of the next create or map of the failing device */
@@ -367,11 +448,16 @@ int __real_open(const char *path, int flags, mode_t mode);
 int __wrap_open(const char *path, int flags, mode_t mode);
 int __wrap_open(const char *path, int flags, mode_t mode)
 {
-    char told[200];
-    if (!g_told ||
-        (strcmp(path, "/proc/meminfo") != 0 && strncmp(path, "/sys/fs/cgroup/", 15) != 0))
-        return __real_open(path, flags, mode);
-    snprintf(told, sizeof told, "%s/%s", g_told, strrchr(path, '/') + 1);
+    static const char groups[] = "/sys/fs/cgroup/";
+    const char *name = !strncmp(path, groups, sizeof groups - 1) ? path + sizeof groups - 1
+                       : !strcmp(path, "/proc/meminfo")          ? "meminfo"
+                       : !strcmp(path, "/proc/self/cgroup")      ? "cgroup"
+                                                                 : NULL;
+    char told[512], *at = told;
+    if (!g_told || !name) return __real_open(path, flags, mode);
+    at += snprintf(told, sizeof told, "%s/", g_told);
+    snprintf(at, sizeof told - (size_t)(at - told), "%s", name);
+    while ((at = strchr(at, '/'))) *at = '-'; /* "lg.slice-memory.max" */
     return __real_open(told, flags, mode);
 }
 
@@ -408,6 +494,11 @@ static void test_room(void **state)
     assert_room("; 150000 bytes");
     tell("memory.stat", "anon 1\ninactive_file 900000\n");
     assert_room("; 500000 bytes");
+    tell("cgroup", "0::/lg.slice/lg-vae@0.service\n");
+    tell("lg.slice-memory.max", "30000\n"); /* one below counts as well */
+    tell("lg.slice-memory.current", "10000\n");
+    assert_room("; 20000 bytes");
+    tell("lg.slice-memory.max", "max\n");
     tell("memory.stat", "anon 1\n");
     tell("memory.current", "600000\n");
     assert_room("; 0 bytes");
@@ -466,7 +557,8 @@ int main(void)
         T(test_same_memory), T(test_refusals),       T(test_put_if_absent),
         T(test_new_keeper),  T(test_device_refuses), T(test_device_payload_race),
         T(test_other_heads), T(test_room),           T(test_fill_once),
-        T(test_speed),       T(test_device_payload), T(test_device_payload_is_never_made_twice),
+        T(test_speed),       T(test_device_payload), T(test_copies),
+        T(test_lost),        T(test_lost_window),    T(test_device_payload_is_never_made_twice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

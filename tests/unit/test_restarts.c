@@ -1,8 +1,11 @@
-/* How often each role may die: its own section's word, else the supervisor's; counted by it. */
+/* How often each role may die: its own section's word, else the supervisor's; counted by it. And which
+ * deaths are failures, and when there are too many of these in a row. */
 #include "base/clock.h"
-#include "supervisor/intensity.h"
+#include "supervisor/core/intensity.h"
+#include "supervisor/run/child.h"
 #include "tests/unit/scratch.h"
 #include <setjmp.h>
+#include <signal.h>
 #include <string.h>
 // clang-format off
 #include <cmocka.h>
@@ -65,13 +68,88 @@ static void test_counts(void **state)
     lg_config_free(&c);
 }
 
+enum { KILLED = LG_EXIT_SIGNAL + SIGKILL, CRASHED = LG_EXIT_SIGNAL + SIGSEGV };
+
+static void test_what_is_a_failure(void **state)
+{
+    (void)state;
+    static const struct {
+        struct lg_death death;
+        bool failure;
+    } all[] = {
+        /* Idle, ended from outside: an operator, a campaign. */
+        {{.exit_code = KILLED, .ready = true, .phase = LG_PHASE_WAITING}, false},
+        {{.exit_code = KILLED, .ready = true, .phase = LG_PHASE_DONE}, false},
+        {{.exit_code = LG_EXIT_UNKNOWN, .ready = true, .phase = LG_PHASE_WAITING}, false},
+        /* SIGTERM: it goes between two pieces of work. */
+        {{.exit_code = 0, .ready = true, .phase = LG_PHASE_WAITING}, false},
+        {{.exit_code = 0, .ready = true, .phase = LG_PHASE_WORKING}, false},
+        /* At work: it may have been the kernel, for memory. */
+        {{.exit_code = KILLED, .ready = true, .phase = LG_PHASE_WORKING}, true},
+        {{.exit_code = LG_EXIT_UNKNOWN, .ready = true, .phase = LG_PHASE_WORKING}, true},
+        /* Before it was ready; it may wait for another that fills a region. */
+        {{.exit_code = KILLED, .phase = LG_PHASE_SETUP}, true},
+        {{.exit_code = KILLED, .phase = LG_PHASE_WAITING}, true},
+        {{.exit_code = 0, .phase = LG_PHASE_WAITING}, true},
+        /* By itself. */
+        {{.exit_code = 4, .ready = true, .phase = LG_PHASE_WORKING}, true},
+        {{.exit_code = 4, .ready = true, .phase = LG_PHASE_WAITING}, true},
+        {{.exit_code = CRASHED, .ready = true, .phase = LG_PHASE_WAITING}, true},
+        /* It hung. */
+        {{.exit_code = KILLED, .late = true, .ready = true, .phase = LG_PHASE_WAITING}, true},
+        {{.exit_code = KILLED, .late = true, .ready = true, .phase = LG_PHASE_WORKING}, true},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(all); i++)
+        if (lg_death_is_failure(&all[i].death) != all[i].failure) fail_msg("line %zu", i);
+}
+
+static void test_failures_in_a_row(void **state)
+{
+    (void)state;
+    struct lg_failures t = {0};
+    struct lg_death idle = {.exit_code = KILLED, .ready = true, .phase = LG_PHASE_WAITING};
+    struct lg_death d = {.exit_code = KILLED, .late = true, .ready = true, .lived_ns = 500};
+    assert_false(lg_failures_exceeded(&t, 2, &d));
+    d.lived_ns = 120 * LG_S_NS; /* hours may lie between them: only the number counts */
+    assert_false(lg_failures_exceeded(&t, 2, &d));
+    for (int i = 0; i < 10; i++) assert_false(lg_failures_exceeded(&t, 2, &idle));
+    d.lived_ns = 125 * LG_S_NS;
+    assert_true(lg_failures_exceeded(&t, 2, &d)); /* the idle deaths changed nothing */
+    assert_int_equal(t.count, 3);
+    assert_true(t.shortest_ns == 120 * LG_S_NS && t.longest_ns == 125 * LG_S_NS);
+    /* It got something done, then dies idle: the row is over all the same. */
+    idle.progress = d.progress = 1;
+    assert_false(lg_failures_exceeded(&t, 2, &idle));
+    assert_int_equal(t.count, 0);
+    for (d.progress = 2; d.progress < 100; d.progress++)
+        assert_false(lg_failures_exceeded(&t, 1, &d)); /* between any two it gets something done */
+    d.progress--;
+    assert_true(lg_failures_exceeded(&t, 1, &d));
+}
+
+static void test_own_progress(void **state)
+{
+    (void)state;
+    struct lg_board_row row = {0};
+    _Atomic(lg_mark) *const mark[] = {&row.grads, &row.partial, &row.commit, &row.staged,
+                                      &row.published};
+    for (size_t i = 0; i < LG_ARRAY_LEN(mark); i++)
+        for (int r = 0; r < LG_ROLE_keeper; r++) {
+            uint64_t before = lg_own_progress(&row, (lg_role)r);
+            bool by_samples = r == LG_ROLE_loader || r == LG_ROLE_text || r == LG_ROLE_vae;
+            atomic_fetch_add(mark[i], 1);
+            assert_int_equal(lg_own_progress(&row, (lg_role)r), before + !by_samples);
+            atomic_fetch_add(&row.samples, 7);
+            assert_int_equal(lg_own_progress(&row, (lg_role)r), before + (by_samples ? 7 : 1));
+        }
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, scratch_setup, scratch_teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_the_supervisors),
-        TEST(test_of_its_own),
-        TEST(test_counts),
+        TEST(test_the_supervisors),   TEST(test_of_its_own),        TEST(test_counts),
+        TEST(test_what_is_a_failure), TEST(test_failures_in_a_row), TEST(test_own_progress),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -47,7 +47,7 @@ static const char *const ELSEWHERE[] = {
     "conv2d_forward",      "upsample2x_forward",    "embedding_forward",
     "t5_bias_forward",     "patchify_forward",      "unpatchify_forward",
     "unpatchify_backward", "nchw_to_nhwc",          "nhwc_to_nchw",
-    "latent_moments",      "residual_norm_forward", "norm_residual_backward",
+    "posterior_split",     "residual_norm_forward", "norm_residual_backward",
     "norm_conv2d_forward" /* two of those here */};
 
 static void every_operation_has_its_place(void **state)

@@ -1,15 +1,16 @@
-/* A run directory seen from lgsup: its lock and its runtime directory (supervisor/run.h), what a start
+/* A run directory seen from lgsup: its lock and its runtime directory (supervisor/run/run.h), what a start
  * continues from (resume.c), the programs that were swapped in (programs.h), and orders from the
  * command line that are refused before anybody is asked (order.h). */
 #include "base/check.h"
 #include "shm/board.h"
-#include "supervisor/child.h"
-#include "supervisor/finish.h"
-#include "supervisor/order.h"
-#include "supervisor/preview.h"
-#include "supervisor/programs.h"
-#include "supervisor/run.h"
-#include "supervisor/scale.h"
+#include "supervisor/commands/finish.h"
+#include "supervisor/commands/order.h"
+#include "supervisor/core/scale.h"
+#include "supervisor/launch/launcher.h"
+#include "supervisor/run/child.h"
+#include "supervisor/run/programs.h"
+#include "supervisor/run/run.h"
+#include "supervisor/views/preview.h"
 #include "tests/unit/run_fixture.h"
 #include "tests/unit/scratch.h"
 #include <fcntl.h>
@@ -110,14 +111,23 @@ static void test_former_holder_is_waited_for(void **state)
 static void test_lock_is_taken(void **state)
 {
     (void)state;
-    char want[64];
+    char want[64], line[128];
     int fd = open(scratch_write("run/lock", ""), O_RDWR | O_CLOEXEC);
     assert_int_equal(flock(fd, LOCK_EX), 0);
     assert_says(lg_run_lock(&r), LG_ERR_BUSY, "already supervised by lgsup (pid 0)");
     write_holder((int)getpid(), lg_process_start_time((int)getpid()));
     snprintf(want, sizeof want, "lgsup (pid %d)", (int)getpid());
     assert_says(lg_run_lock(&r), LG_ERR_BUSY, want);
+    /* Pids and start times of another boot are a stranger's; who it is stands there. */
+    snprintf(line, sizeof line, "%d %llu 00000000-0000-0000-0000-000000000000 far\n", (int)getpid(),
+             (unsigned long long)lg_process_start_time((int)getpid()));
+    assert_int_equal(pwrite(fd, line, strlen(line), 0), (int)strlen(line));
+    assert_int_equal(lg_run_holder(r.dir, NULL), -1);
+    assert_says(lg_run_lock(&r), LG_ERR_BUSY, "on far, which cannot be seen from here");
     close(fd);
+    unlink(scratch_path("run/lock"));
+    assert_int_equal(symlink(scratch_write("elsewhere", ""), scratch_path("run/lock")), 0);
+    assert_says(lg_run_lock(&r), LG_ERR_IO, "cannot open");
     unlink(scratch_path("run/lock"));
     mkdir(scratch_path("run/lock"), 0700);
     assert_says(lg_run_lock(&r), LG_ERR_IO, "cannot open");
@@ -128,27 +138,29 @@ static void test_lock_is_taken(void **state)
 static void test_runtime_dir_of_units(void **state)
 {
     (void)state;
-    char long_path[200];
+    char long_path[200], name[32];
     snprintf(r.units, sizeof r.units, "lg-fake-");
-    assert_says(lg_run_runtime_create(&r), LG_ERR_CONFIG, "RUNTIME_DIRECTORY is not set");
+    const struct lg_launcher *launcher = lg_launcher_of(&r);
+    assert_says(launcher->runtime_create(&r), LG_ERR_CONFIG, "RUNTIME_DIRECTORY is not set");
     memset(long_path, 'a', sizeof long_path - 1);
     long_path[0] = '/', long_path[sizeof long_path - 1] = 0;
     const char *const bad[] = {"relative", "/a:/b", long_path};
     for (size_t i = 0; i < LG_ARRAY_LEN(bad); i++) {
         setenv("RUNTIME_DIRECTORY", bad[i], 1);
-        assert_says(lg_run_runtime_create(&r), LG_ERR_CONFIG, "not one short path");
+        assert_says(launcher->runtime_create(&r), LG_ERR_CONFIG, "not one short path");
     }
     setenv("RUNTIME_DIRECTORY", "/nowhere/at/all", 1);
-    assert_says(lg_run_runtime_create(&r), LG_ERR_NOTFOUND, "the directory of the sockets");
-    const char *dir = scratch_path("sockets");
+    assert_says(launcher->runtime_create(&r), LG_ERR_NOTFOUND, "the directory of the sockets");
+    snprintf(name, sizeof name, "lg-%u-sockets", (unsigned)getuid()); /* as if it were lgsup's */
+    const char *dir = scratch_path(name);
     mkdir(dir, 0700);
     chmod(dir, 0750); /* somebody else could bind a socket in it */
     setenv("RUNTIME_DIRECTORY", dir, 1);
-    assert_says(lg_run_runtime_create(&r), LG_ERR_IO, "mode 0700");
+    assert_says(launcher->runtime_create(&r), LG_ERR_IO, "mode 0700");
     chmod(dir, 0700);
-    assert_int_equal(lg_run_runtime_create(&r), 0);
+    assert_int_equal(launcher->runtime_create(&r), 0);
     assert_string_equal(r.runtime_dir, dir);
-    lg_run_runtime_remove(&r);
+    launcher->runtime_remove(&r);
     assert_true(lg_path_exists(dir)); /* systemd's to remove */
     assert_false(lg_path_exists(scratch_path("run/runtime")));
 }
@@ -523,6 +535,20 @@ static void test_last_words(void **state)
     assert_string_equal(words, "");
 }
 
+/* The writer's last removals may have failed, or it died in one: nothing half-removed is left, however
+ * the run ended. */
+static void test_finish_removes_leftovers(void **state)
+{
+    (void)state;
+    scratch_write("run/checkpoints/.old-fake_step20/model/half.safetensors", "half");
+    scratch_write("run/checkpoints/.tmp-fake_step40/manifest.json", "{");
+    scratch_write("run/checkpoints/notes/of a user", "stays");
+    finish(LG_RUN_STOPPED, true, 0);
+    assert_false(lg_path_exists(scratch_path("run/checkpoints/.old-fake_step20")));
+    assert_false(lg_path_exists(scratch_path("run/checkpoints/.tmp-fake_step40")));
+    assert_true(lg_path_exists(scratch_path("run/checkpoints/notes/of a user")));
+}
+
 int main(void)
 {
 #define TEST(t) cmocka_unit_test_setup_teardown(t, setup, teardown)
@@ -541,6 +567,7 @@ int main(void)
         TEST(test_next_preview),
         TEST(test_preview_result),
         TEST(test_finish),
+        TEST(test_finish_removes_leftovers),
         TEST(test_program_path),
         TEST(test_capture),
         TEST(test_last_words),

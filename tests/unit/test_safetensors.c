@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 // clang-format off
 #include <setjmp.h>
@@ -294,6 +296,48 @@ static void test_bad_headers(void **state)
     memset(deep, '[', sizeof deep - 1);
     deep[sizeof deep - 1] = 0;
     refused_header(deep, 0, "no JSON object");
+    refused_header("{" T("a", "F32", "[1]", "[0,4],\"shape\":[1]") "}", 4, "says something twice");
+    refused_header("{" T("a\\u0000b", "F32", "[1]", "[0,4]") "}", 4, "a NUL");
+    refused_header("{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "a appears twice");
+}
+
+/* Headers of 16 MB that go on and on: refused at once, without memory for what they say. (As trees of
+ * cJSON the first three took 500 MB and more.) */
+static void test_endless_headers(void **state)
+{
+    (void)state;
+    enum { HEADER = 16 << 20 };
+    static const struct {
+        const char *begin, *more, *why;
+    } cases[] = {
+        {"{\"a\":[", "0,", "not an object"},
+        {"{\"a\":{\"x\":[", "0,", "more values"},
+        {"{\"__metadata__\":{\"a\":[", "0,", "not a string"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[", "1,", "more than 8 dimensions"},
+        {"{\"a\":{\"data_offsets\":[", "1,", "data_offsets"},
+        {"{\"a\":", "{\"a\":", "more than 64 deep"},
+        {"{\"a\":{", "\"a\":{},", "more values"},
+        {"{\"__metadata__\":{\"a\":\"a\"", ",\"a\":\"a\"", "more values"},
+    };
+    char *file = malloc(8 + HEADER);
+    struct rusage before, after;
+    for (int i = 0; i < 8; i++) file[i] = (char)((size_t)HEADER >> (8 * i));
+    for (size_t k = 0; k < LG_ARRAY_LEN(cases); k++) {
+        size_t at = strlen(cases[k].begin), n = strlen(cases[k].more);
+        memset(file + 8, ' ', HEADER);
+        memcpy(file + 8, cases[k].begin, at);
+        for (; at + n <= HEADER; at += n) memcpy(file + 8 + at, cases[k].more, n);
+        lg_st_file *f = NULL;
+        getrusage(RUSAGE_SELF, &before);
+        assert_int_equal(lg_st_open_memory("long", file, 8 + HEADER, &f), LG_ERR_CORRUPT);
+        getrusage(RUSAGE_SELF, &after);
+        if (!strstr(lg_err_message(), cases[k].why))
+            fail_msg("%s, not %s", lg_err_message(), cases[k].why);
+        if (after.ru_maxrss - before.ru_maxrss > 8 << 10)
+            fail_msg("%s: took %ld kB", cases[k].begin, after.ru_maxrss - before.ru_maxrss);
+        lg_err_clear();
+    }
+    free(file);
 }
 
 static void test_missing_file(void **state)
@@ -302,6 +346,17 @@ static void test_missing_file(void **state)
     lg_st_file *f = NULL;
     assert_int_equal(lg_st_open("/nonexistent/x.safetensors", &f), LG_ERR_NOTFOUND);
     assert_int_equal(lg_st_open("/tmp", &f), LG_ERR_IO);
+    char path[LG_PATH_BYTES], *data = NULL;
+    uint64_t hash, size;
+    size_t bytes;
+    assert_int_equal(lg_path(path, "%s/fifo", dir), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(10); /* nobody ever writes into it */
+    assert_int_equal(lg_st_open(path, &f), LG_ERR_IO);
+    assert_int_equal(lg_read_file(path, 100, &data, &bytes), LG_ERR_IO);
+    assert_int_equal(lg_hash_file(path, &hash, &size), LG_ERR_IO);
+    assert_int_equal(lg_hash_file("/dev/zero", &hash, &size), LG_ERR_IO);
+    alarm(0);
     lg_err_clear();
 }
 
@@ -312,6 +367,7 @@ int main(void)
         cmocka_unit_test(test_abort_leaves_nothing), cmocka_unit_test(test_conversions),
         cmocka_unit_test(test_truncations),          cmocka_unit_test(test_flipped_bytes),
         cmocka_unit_test(test_bad_headers),          cmocka_unit_test(test_missing_file),
+        cmocka_unit_test(test_endless_headers),
     };
     return cmocka_run_group_tests(tests, make_dir, drop_dir);
 }

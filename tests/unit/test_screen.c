@@ -4,8 +4,10 @@
 #include "base/clock.h"
 #include "shm/keeper.h"
 #include "shm/region.h"
-#include "supervisor/supervise.h"
-#include "supervisor/top.h"
+#include "supervisor/run/terminal.h"
+#include "supervisor/views/progress.h"
+#include "supervisor/views/top.h"
+#include "supervisor/views/view.h"
 #include "tests/unit/run_fixture.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/shm_fixture.h"
@@ -289,14 +291,14 @@ static void make_region(const char *name, size_t bytes, uint64_t run_id)
 static void test_window(void **state)
 {
     (void)state;
-    struct lg_region_spec spec = region_spec("", 0, b->s->run_id);
+    struct lg_region_spec spec = region_spec("", 0, b->s->preamble.run_id);
     struct lg_window_geometry g;
     struct lg_window_places nowhere = {0};
     lg_window *w = NULL;
     struct lg_top *t = read_top(NULL);
     assert_null(t->slot); /* no keeper */
     start_keeper();
-    make_region("other", 100, b->s->run_id);
+    make_region("other", 100, b->s->preamble.run_id);
     read_top(t);
     assert_null(t->slot); /* no window yet: looked for again at the next reading */
     assert_int_equal(t->n_regions, 1);
@@ -329,11 +331,11 @@ static void test_window_of_others(void **state)
     struct lg_window_geometry g;
     lg_window_geometry_of(&r.plan, &g);
     start_keeper();
-    make_region("window/0/control", g.slots * sizeof(struct lg_slot), b->s->run_id + 1);
+    make_region("window/0/control", g.slots * sizeof(struct lg_slot), b->s->preamble.run_id + 1);
     struct lg_top *t = read_top(NULL);
     assert_null(t->slot); /* another run's */
     lg_keeper_drop(g_socket, "window/0/control");
-    make_region("window/0/control", 8, b->s->run_id);
+    make_region("window/0/control", 8, b->s->preamble.run_id);
     read_top(t);
     assert_null(t->slot); /* too small */
     lg_keeper_drop(g_socket, "window/0/control");
@@ -373,7 +375,9 @@ static void test_events(void **state)
 
 /* ---- the line of progress ---- */
 
-static lg_supervisor s;
+static struct lg_view view;
+static lg_progress p;
+static lg_worker *disk;
 
 static void commit(uint64_t step)
 {
@@ -382,28 +386,27 @@ static void commit(uint64_t step)
 
 static void begin_progress(void)
 {
-    static struct lg_instance instance[3];
-    memset(&s, 0, sizeof s);
-    instance[0] = (struct lg_instance){.role = LG_ROLE_vae, .state = LG_INSTANCE_ready};
-    instance[1] = (struct lg_instance){.role = LG_ROLE_vae, .index = 1};
-    instance[2] = (struct lg_instance){.role = LG_ROLE_ema, .state = LG_INSTANCE_resting};
-    s.run = &r;
-    s.board = b;
-    s.instance = instance;
-    s.n_instances = 3;
-    lg_progress_open(&s.progress, r.dir, false);
+    struct lg_worker_spec spec = {.name = "disk", .jobs_max = 16, .wake_fd = -1};
+    view = (struct lg_view){.run = &r, .board = b};
+    view.role[LG_ROLE_vae].all = 2;
+    view.role[LG_ROLE_vae].well = 1;
+    view.role[LG_ROLE_ema].all = view.role[LG_ROLE_ema].well = 1;
+    assert_int_equal(lg_worker_open(&spec, &disk), 0);
+    lg_progress_open(&p, &(struct lg_progress_spec){.run_dir = r.dir, .disk = disk});
 }
 
 static int progress(void)
 {
     begin_progress();
-    lg_progress_show(&s.progress, &s);
-    lg_progress_say(&s.progress, LG_WARN, "something");
-    s.progress.next_ns = 0;
-    lg_progress_show(&s.progress, &s);
-    lg_progress_last(&s.progress, &s);
-    lg_progress_close(&s.progress);
-    return 0;
+    lg_progress_show(&p, &view);
+    lg_progress_say(&p, LG_WARN, "something");
+    while (!lg_terminal_is_idle()) usleep(100);
+    p.next_ns = 0;
+    lg_progress_show(&p, &view);
+    lg_progress_last(&p, &view);
+    lg_progress_close(&p);
+    bool all = lg_worker_close(&disk, 10000);
+    return lg_terminal_finish() && all ? 0 : 1;
 }
 
 /* The line is cut to the terminal and goes before an event is written. */
@@ -427,16 +430,18 @@ static const char *last_logged(void)
     size_t bytes;
     free(text);
     assert_int_equal(lg_read_file(scratch_path("run/logs/lgsup.log"), 1 << 20, &text, &bytes), 0);
-    text[bytes - 1] = 0;
+    if (bytes > 0) text[bytes - 1] = 0; /* the end of its last line */
     const char *last = strrchr(text, '\n');
     return last ? last + 1 : text;
 }
 
 static void assert_logged(const char *part)
 {
-    s.progress.quiet = true;
-    s.progress.next_log_ns = 0;
-    lg_progress_show(&s.progress, &s);
+    p.quiet = true;
+    p.next_log_ns = 0;
+    lg_progress_show(&p, &view);
+    /* The disk's worker writes it. */
+    for (int i = 0; i < 1000 && !strstr(last_logged(), part); i++) poll(NULL, 0, 5);
     if (!strstr(last_logged(), part)) fail_msg("\"%s\" lacks \"%s\"", last_logged(), part);
 }
 
@@ -456,9 +461,9 @@ static void test_figures(void **state)
     assert_logged("step 0/60 |"); /* no speed is known */
     commit(20);
     for (size_t i = 0; i < LG_ARRAY_LEN(left); i++) {
-        s.progress.n_points = 1;
-        s.progress.point[0].ns = lg_now_ns() - 20 * LG_S_NS; /* a step a second */
-        s.progress.point[0].step = 0;
+        p.n_points = 1;
+        p.point[0].ns = lg_now_ns() - 20 * LG_S_NS; /* a step a second */
+        p.point[0].step = 0;
         b->s->max_steps = left[i].max;
         assert_logged(left[i].eta);
     }
@@ -473,13 +478,13 @@ static void test_figures(void **state)
     atomic_store(&b->s->metrics.data_wait_s, 7.0); /* longer than the step: all of it */
     assert_logged("data wait 55%");
     for (int i = 0; i < 2 * LG_RATE_POINTS; i++) { /* a bounded memory of the past */
-        s.progress.point[s.progress.n_points - 1].ns -= 2 * LG_S_NS;
+        p.point[p.n_points - 1].ns -= 2 * LG_S_NS;
         assert_logged("step 20/");
     }
-    assert_int_equal(s.progress.n_points, LG_RATE_POINTS);
-    lg_progress_close(&s.progress);
-    lg_progress_say(&s.progress, LG_INFO, "nobody hears this"); /* no log: no harm */
-    lg_progress_close(&s.progress);
+    assert_int_equal(p.n_points, LG_RATE_POINTS);
+    lg_progress_close(&p);
+    lg_progress_say(&p, LG_INFO, "nobody hears this"); /* no log: no harm */
+    lg_progress_close(&p);
 }
 
 int main(int argc, char **argv)

@@ -108,7 +108,7 @@ static void start(struct process *p)
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test leaves nothing behind */
     lg_window *w;
     struct lg_region_spec spec = {
-        .keeper = f.keeper, .plan_hash = f.plan.hash, .run_id = f.board->s->run_id};
+        .keeper = f.keeper, .plan_hash = f.plan.hash, .run_id = f.board->s->preamble.run_id};
     if (lg_board_join(f.board, p->me) < 0 ||
         lg_window_open(&spec, &geometry, &(struct lg_window_places){0}, &w) < 0) {
         fprintf(stderr, "%s\n", lg_err_text());

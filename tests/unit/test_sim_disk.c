@@ -25,7 +25,7 @@
 #include <cmocka.h>
 // clang-format on
 
-enum { RANDOM_MS = 4000, RANDOM_SEEDS_MIN = 130, LIE_SEEDS_MAX = 100 };
+enum { RANDOM_MS = 4000, RANDOM_SEEDS = 130, LIE_SEEDS_MAX = 100 };
 
 static struct world g;
 
@@ -119,7 +119,7 @@ static void test_random(void **state)
     (void)state;
     double cpu_s;
     memset(&g.count, 0, sizeof g.count);
-    uint64_t runs = seeds_honest(&g_spec, RANDOM_SEEDS_MIN, RANDOM_MS, &cpu_s);
+    uint64_t runs = seeds_honest(&g_spec, RANDOM_SEEDS, RANDOM_MS, &cpu_s);
     const struct counts *c = &g.count;
     assert_true(runs > 0);
     uint64_t all = c->cuts + c->kills + c->futures;

@@ -17,7 +17,7 @@
 #include <cmocka.h>
 // clang-format on
 
-enum { HONEST_MS = 3000, HONEST_SEEDS_MIN = 150, TROUBLE_SEEDS_MAX = 1500 };
+enum { HONEST_MS = 3000, HONEST_SEEDS = 600, TROUBLE_SEEDS_MAX = 1500 };
 
 static struct sim_machine_result g_sum;
 
@@ -54,6 +54,14 @@ static const char *trouble_what(int t)
     return what[t];
 }
 
+/* Memory of an lgsup that is killed is given back by the machine (tests/sim/machine_calls.c), but for the text
+ * of a file that was about to be published: open_memstream allocates it inside libc. */
+const char *__lsan_default_suppressions(void);
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void)
+{
+    return "leak:_IO_mem_finish\n";
+}
+
 static const struct seeds_spec g_spec = {.program = "test_sim_supervisor",
                                          .bugs = SIM_TROUBLES,
                                          .bug_name = trouble_name,
@@ -65,7 +73,7 @@ static void check_swaps(uint64_t runs)
     uint64_t done = 0;
     const struct sim_machine_result *s = &g_sum;
     for (int r = 0; r < LG_ROLE_keeper; r++) {
-        if (runs > HONEST_SEEDS_MIN) assert_true(s->swaps[r] > 0);
+        if (runs > HONEST_SEEDS) assert_true(s->swaps[r] > 0);
         done += s->swaps[r];
     }
     print_message("%" PRIu64 " swap orders, %" PRIu64 " while a checkpoint was written: %" PRIu64
@@ -83,7 +91,7 @@ static void test_honest(void **state)
     (void)state;
     double cpu_s;
     memset(&g_sum, 0, sizeof g_sum);
-    uint64_t runs = seeds_honest(&g_spec, HONEST_SEEDS_MIN, HONEST_MS, &cpu_s);
+    uint64_t runs = seeds_honest(&g_spec, HONEST_SEEDS, HONEST_MS, &cpu_s);
     assert_true(runs > 0);
     const struct sim_machine_result *s = &g_sum;
     print_message("%" PRIu64 " runs, %" PRIu64 " steps, %" PRIu64 " kills (%.0f/s of CPU), %" PRIu64
@@ -91,14 +99,25 @@ static void test_honest(void **state)
                   " hangs, %" PRIu64 " sleeps, %" PRIu64 " messages, %" PRIu64
                   " takeovers, %" PRIu64 " commits, %" PRIu64 " parked, %" PRIu64
                   " lost their memory; %" PRIu64 " went on from it after they were parked, %" PRIu64
-                  " scale orders\n",
+                  " scale orders; %" PRIu64 " times the keeper's socket was removed\n",
                   runs, s->run.steps, s->run.kills, (double)s->run.kills / cpu_s, s->lgsup_deaths,
                   s->keeper_deaths, s->starts, s->hangs, s->sleeps, s->messages, s->run.takeovers,
-                  s->run.commits, s->parks, s->memory_losses, s->memory_resumes, s->scales);
-    assert_true((s->memory_resumes > 0 || runs < 400) && s->scales > runs / 2);
+                  s->run.commits, s->parks, s->memory_losses, s->memory_resumes, s->scales,
+                  s->unreachables);
+    print_message("%" PRIu64
+                  " times the keeper and all who hold the training state died at once; %" PRIu64
+                  " processes waited for copies\n",
+                  s->disasters, s->waits);
+    assert_true(s->disasters > runs / 4 && s->waits > runs);
+    print_message("%" PRIu64 " parked by a role that hung in each try, %" PRIu64
+                  " kills of those that were idle or had got something done\n",
+                  s->stuck_parks, s->gentle_kills);
+    assert_true((s->stuck_parks > 0 || runs < 400) && s->gentle_kills > runs / 10);
+    assert_true((s->memory_resumes > 0 || runs < 400) && s->scales > runs / 2 &&
+                s->unreachables > runs / 10);
     assert_true(s->run.kills > 10 * runs && s->lgsup_deaths > runs && s->hangs > runs / 10 &&
                 s->keeper_deaths > runs / 10 && s->parks > 0 && s->sleeps > runs / 20);
-    assert_true(s->memory_losses < runs / 10);
+    assert_true(s->memory_losses < runs / 6);
     check_swaps(runs);
 }
 

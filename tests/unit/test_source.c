@@ -127,6 +127,85 @@ static void test_folder(void **state)
     lg_source_close(&s);
 }
 
+/* What lies in a folder may be a link, as long as it stays in there. */
+static void test_links(void **state)
+{
+    (void)state;
+    char inside[LG_PATH_BYTES], outside[LG_PATH_BYTES];
+    write_png("out/secret.png", 9);
+    scratch_write("out/secret.txt", "secret");
+    write_png("f/b.png", 1);
+    scratch_write("f/b.txt", "bee");
+    write_png("f/sub/c.png", 2);
+    scratch_write("f/sub/c.txt", "sea");
+    assert_int_equal(lg_path(inside, "%s", scratch_path("f/b.png")), 0);
+    assert_int_equal(lg_path(outside, "%s", scratch_path("out/secret.png")), 0);
+    assert_int_equal(symlink("b.png", scratch_path("f/relative.png")), 0);
+    assert_int_equal(symlink(inside, scratch_path("f/absolute.png")), 0);
+    assert_int_equal(symlink("sub", scratch_path("f/twice")), 0);
+    assert_int_equal(symlink("../f/sub/c.png", scratch_path("f/by-its-name.png")), 0);
+    lg_source *s = open_source(scratch_path("f"));
+    uint64_t count = lg_source_count(s), hash = lg_source_hash(s);
+    assert_int_equal(count, 6);
+    assert_string_equal(captions_of(s), "bee|sea|sea|");
+    lg_source_close(&s);
+    assert_int_equal(symlink(outside, scratch_path("f/out.png")), 0);
+    assert_int_equal(symlink("../out/secret.txt", scratch_path("f/out.txt")), 0);
+    assert_int_equal(symlink("../out", scratch_path("f/outer")), 0);
+    write_png("f-not/secret.png", 8); /* a name that begins like the folder's */
+    assert_int_equal(symlink("../f-not/secret.png", scratch_path("f/not.png")), 0);
+    assert_int_equal(symlink("..", scratch_path("f/sub/up")), 0); /* a circle, inside */
+    assert_int_equal(symlink("nowhere", scratch_path("f/gone.png")), 0);
+    assert_int_equal(symlink("f", scratch_path("linked")), 0); /* the folder itself may be one */
+    s = open_source(scratch_path("linked"));
+    assert_int_equal(lg_source_count(s), count);
+    assert_true(lg_source_hash(s) == hash);
+    /* A link that changes later is not followed out either. */
+    lg_item item = {0};
+    assert_int_equal(unlink(scratch_path("f/relative.png")), 0);
+    assert_int_equal(symlink(outside, scratch_path("f/relative.png")), 0);
+    int refused = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        int rc = lg_source_read(s, i, &item);
+        if (rc == 0) continue;
+        assert_int_equal(rc, LG_ERR_IO);
+        assert_non_null(strstr(lg_err_message(), "relative.png: it leads out of the folder"));
+        refused++;
+    }
+    assert_int_equal(refused, 1);
+    lg_item_free(&item);
+    lg_source_close(&s);
+    lg_err_clear();
+    assert_int_equal(lg_remove_tree(scratch_path("f")), 0);
+    assert_int_equal(lg_mkdirs(scratch_path("f")), 0);
+    assert_int_equal(symlink(outside, scratch_path("f/out.png")), 0);
+    expect_no_open(scratch_path("f"), NULL, LG_ERR_CONFIG, "1 links out of the folder");
+}
+
+static void test_links_of_shards(void **state)
+{
+    (void)state;
+    assert_int_equal(lg_mkdirs(scratch_path("out")), 0);
+    assert_int_equal(lg_mkdirs(scratch_path("shards")), 0);
+    make_shard("out/0.tar", 0, 2);
+    make_shard("shards/1.tar", 2, 2);
+    assert_int_equal(symlink("../out/0.tar", scratch_path("shards/0.tar")), 0);
+    assert_int_equal(symlink("1.tar", scratch_path("shards/2.tar")), 0);
+    lg_source *s = open_source(scratch_path("shards"));
+    assert_int_equal(lg_source_count(s), 4);
+    lg_source_close(&s);
+    s = open_source(scratch_path("shards/*.tar")); /* asked for by name */
+    assert_int_equal(lg_source_count(s), 6);
+    lg_source_close(&s);
+    assert_int_equal(symlink("nowhere", scratch_path("shards/3.tar")), 0);
+    expect_no_open(scratch_path("shards"), NULL, LG_ERR_IO, "3.tar");
+    assert_int_equal(unlink(scratch_path("shards/3.tar")), 0);
+    assert_int_equal(mkfifo(scratch_path("shards/3.tar"), 0600), 0);
+    alarm(10); /* nobody ever writes into it */
+    expect_no_open(scratch_path("shards"), NULL, LG_ERR_IO, "not a regular file");
+    alarm(0);
+}
+
 /* ---- items ---- */
 
 static void test_caption_forms(void **state)
@@ -150,6 +229,12 @@ static void test_caption_forms(void **state)
         {"json", "{\"caption\": 3}", LG_ERR_VOID, "no string"},
         {"json", "{\"caption\": \"cut", LG_ERR_VOID, "malformed"},
         {"json", "", LG_ERR_VOID, "malformed"},
+        {"json", "{\"caption\": \"a\"} x", LG_ERR_VOID, "malformed"},
+        {"json", "{\"caption\": \"a\", \"n\": 01}", LG_ERR_VOID, "malformed"},
+        {"json", "{\"caption\": \"a\", \"caption\": \"b\"}", LG_ERR_VOID, "twice"},
+        {"json", "{\"x\": {\"caption\": \"a\"}, \"captions\": [\"b\"], \"caption\": \"c\"}", 0,
+         "b|"},
+        {"json", "{\"x\": [\"caption\", {}], \"caption\": \"a\\tb\xff\"}", 0, "a\tb\xff|"},
         {"cls", " 12 ", 0, ""},
         {"cls", "cat", LG_ERR_VOID, "no class number"},
         {"cls", "-1", LG_ERR_VOID, "no class number"},
@@ -335,6 +420,8 @@ int main(void)
         SOURCE_TEST(test_places),
         SOURCE_TEST(test_missing_and_empty),
         SOURCE_TEST(test_folder),
+        SOURCE_TEST(test_links),
+        SOURCE_TEST(test_links_of_shards),
         SOURCE_TEST(test_caption_forms),
         SOURCE_TEST(test_grouping),
         SOURCE_TEST(test_cut_shard),

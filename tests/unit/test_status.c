@@ -1,6 +1,6 @@
 /* `lgsup status` of boards made by hand: what it says of each process and of the run, alive, ended,
  * crashed, parked; and of a run whose board is gone (status.json). */
-#include "supervisor/status.h"
+#include "supervisor/views/status.h"
 #include "tests/unit/command_fixture.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/shm_fixture.h"
@@ -59,8 +59,8 @@ static void test_processes(void **state)
     (void)state;
     lg_board_beat(join(LG_ROLE_vae, 0), LG_PHASE_WORKING);
     lg_board_beat(join(LG_ROLE_vae, 1), LG_PHASE_WAITING);
-    struct lg_board_row *stands_by = join(LG_ROLE_vae, 2), *leaves = join(LG_ROLE_text, 1);
-    atomic_store(&stands_by->stands_by, (uint32_t)(atomic_load(&stands_by->life) >> 8));
+    struct lg_board_row *standby = join(LG_ROLE_vae, 2), *leaves = join(LG_ROLE_text, 1);
+    atomic_store(&standby->standby, (uint32_t)(atomic_load(&standby->life) >> 8));
     atomic_store(&leaves->leave, (uint32_t)(atomic_load(&leaves->life) >> 8));
     lg_board_beat(join(LG_ROLE_ckpt, 0), (lg_phase)9); /* of a later build */
     atomic_store(&join(LG_ROLE_loader, 0)->restarts, 3);
@@ -105,6 +105,9 @@ static void test_figures(void **state)
     command_also("\nloss        0.5000\nsamples/s   12.2\nvoid        3 samples\n"
                  "skipped     2 steps\ncause       vae.0 died 4 times\n");
     command_also("checkpoints/made_step20\n");
+    snprintf(g_board->s->cause, sizeof g_board->s->cause, "void: \x1b[31m\nstate       done");
+    EXPECT(0, "cause       void: \\x1b[31m\n    state       done\n", "status", g_dir);
+    snprintf(g_board->s->cause, sizeof g_board->s->cause, "vae.0 died 4 times");
     atomic_store(&m->loss, (double)NAN);
     EXPECT(0, "\"loss\":\tnull", "status", "--json", g_dir);
 }

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 // clang-format off
@@ -99,7 +101,8 @@ static void test_stop_of_nothing(void **state)
     unlink(scratch_path("run/board"));
     EXPECT(0, "nothing runs here\n", "stop", g_dir);
     scratch_write("run/board", "too short");
-    EXPECT(0, "nothing runs here\n", "stop", g_dir); /* of another build */
+    EXPECT(5, "run/board is not a board, or a damaged one; its processes may live", "stop", g_dir);
+    command_also("`lgsup stop --kill ");
 }
 
 /* Memory that was kept for a start is let go, and the run is stopped then. */
@@ -128,7 +131,7 @@ static void test_another_plan(void **state)
 {
     (void)state;
     shm_fixture_join(g_board, LG_ROLE_vae, 0);
-    g_board->s->plan_hash ^= 1;
+    g_board->s->preamble.plan_hash ^= 1;
     EXPECT(10, "run/plan.json is not the plan of the processes that live", "stop", g_dir);
     EXPECT(10, "run/plan.json is not the plan of the processes that live", "start", g_file);
 }
@@ -189,6 +192,52 @@ static void test_refused_starts(void **state)
     }
 }
 
+/* What others could plant there would be believed, and executed. */
+static void test_directory_of_others(void **state)
+{
+    (void)state;
+    char dir[LG_PATH_BYTES + 16], path[LG_PATH_BYTES];
+    snprintf(path, sizeof path, "%s", scratch_path("open"));
+    snprintf(dir, sizeof dir, "job.dir=%s", path);
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(chmod(path, 01777), 0);
+    EXPECT(4, "may be written by everybody (mode 1777)", "start", g_file, "--set", dir);
+    command_also("chmod o-w ");
+    assert_int_equal(chmod(path, 0700), 0);
+    assert_int_equal(chmod(scratch_path("open/checkpoints"), 0777), 0);
+    EXPECT(4, "open/checkpoints may be written by everybody", "start", g_file, "--set", dir);
+    assert_int_equal(chmod(scratch_path("open/checkpoints"), 0700), 0);
+    if (geteuid() == 0) { /* only root can give it away */
+        assert_int_equal(chown(path, 12345, (gid_t)-1), 0);
+        EXPECT(4, "belongs to user 12345, not to 0", "start", g_file, "--set", dir);
+        assert_int_equal(chown(path, 0, (gid_t)-1), 0);
+    }
+    assert_int_equal(chmod(path, 02775), 0); /* a group's, on purpose */
+    command_program("lg-keeper", "echo no memory left; exit 1");
+    EXPECT(1, "lg-keeper ended before it listened", "start", g_file, "--set", dir);
+    command_roles();
+}
+
+static struct rlimit g_files;
+static void limit_files(void)
+{
+    LG_ASSERT(setrlimit(RLIMIT_NOFILE, &g_files) == 0);
+}
+
+/* The soft limit is raised; a hard one that is too low is said before anything starts. */
+static void test_few_open_files(void **state)
+{
+    (void)state;
+    g_files = (struct rlimit){.rlim_cur = 40, .rlim_max = 200};
+    g_command_before = limit_files;
+    EXPECT(4, "only 200 files may be open (the hard limit, `ulimit -Hn`), and a run needs 1024",
+           "start", g_file);
+    g_files = (struct rlimit){.rlim_cur = 40, .rlim_max = 2000};
+    command_program("lg-keeper", "echo limit $(ulimit -Sn); exit 1");
+    EXPECT(1, "lg-keeper ended before it listened: limit 2000", "start", g_file);
+    command_roles();
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
@@ -196,6 +245,7 @@ int main(void)
         TEST(test_stop_tells_how_it_ended), TEST(test_stop_of_nothing),
         TEST(test_stop_of_a_parked_run),    TEST(test_another_plan),
         TEST(test_another_owner),           TEST(test_start_while_another_runs),
+        TEST(test_directory_of_others),     TEST(test_few_open_files),
         TEST(test_nothing_to_do),           TEST(test_refused_starts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,7 +69,10 @@ static void test_interrupt_twice(void **state)
     g_lgsup = LAUNCH("start", g_file);
     wait_for_step(20);
     kill(g_lgsup, SIGINT);
-    wait_for_output("stopping:"); /* two that are pending are one */
+    wait_for_output("stopping:");
+    kill(g_lgsup, SIGINT); /* within a second: the same interrupt */
+    usleep(1100000);
+    assert_false(output_has("fake: failed"));
     kill(g_lgsup, SIGINT);
     assert_exit(exit_of(g_lgsup), 130);
     g_lgsup = 0;

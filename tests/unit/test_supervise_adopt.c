@@ -1,7 +1,7 @@
 /* What a later lgsup finds: processes to adopt, memory of a parked run, or neither. */
 #include "base/fs.h"
 #include "shm/keeper.h"
-#include "supervisor/supervise.h"
+#include "supervisor/core/supervise.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"
 #include <setjmp.h>

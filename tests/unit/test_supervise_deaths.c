@@ -2,8 +2,8 @@
 #include "base/clock.h"
 #include "base/fs.h"
 #include "shm/keeper.h"
-#include "supervisor/intensity.h"
-#include "supervisor/supervise.h"
+#include "supervisor/core/intensity.h"
+#include "supervisor/core/supervise.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"
 #include <setjmp.h>
@@ -179,10 +179,69 @@ static void test_unready_is_killed(void **state)
     scratch_write("run/fault", "text 1 unready");
     g_lgsup = LAUNCH("start", g_file, "--set", "supervisor.ready_s=1", "--set",
                      "trainer.max_steps=100000");
-    wait_for_output("not ready after 1 s");
+    wait_for_output("without a heartbeat for 1 s (supervisor.ready_s)");
     wait_for_output("every role is ready");
     end_by_stop();
     assert_int_equal(instance("text", 1)->restarts, 1);
+}
+
+/* Longer than every limit, but it beats meanwhile. */
+static void assert_left_alone(const char *fault, const char *role, int index)
+{
+    int64_t began_ns = lg_now_ns();
+    scratch_write("run/fault", fault);
+    assert_exit(
+        RUN("start", g_file, "--set", "supervisor.ready_s=1", "--set", "supervisor.hang_s=1"), 0);
+    assert_true(lg_now_ns() - began_ns > 5 * LG_S_NS);       /* a hang is believed after 3 to 4 s */
+    assert_false(lg_path_exists(scratch_path("run/fault"))); /* it was long */
+    assert_state("done", 60);
+    assert_int_equal(instance(role, index)->restarts, 0);
+    assert_exit(RUN("verify", g_run), 0);
+}
+
+static void test_long_setup_is_left_alone(void **state)
+{
+    (void)state;
+    assert_left_alone("trainer 1 long_setup", "trainer", 1);
+}
+
+static void test_long_write_is_left_alone(void **state)
+{
+    (void)state;
+    assert_left_alone("ckpt 0 long_write", "ckpt", 0);
+}
+
+/* It cannot start any more, and nobody else minds: the other one encodes, the ranks commit. */
+static void test_one_of_two_never_starts(void **state)
+{
+    (void)state;
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=1000000");
+    wait_for_output("every role is ready");
+    wait_for_step(5);
+    scratch_write("run/fault", "text 1 crash");
+    kill_one("text", 1);
+    assert_exit(exit_of(g_lgsup), 11);
+    g_lgsup = 0;
+    assert_output("parked: text.1 failed 4 times in a row setting up");
+    assert_output("last: exit 5 CORRUPT; ended: the weights are damaged");
+}
+
+/* Never within one second, and the ranks commit on: but nothing is ever published. */
+static void test_write_that_hangs_parks(void **state)
+{
+    (void)state;
+    scratch_write("run/fault", "ckpt 0 stuck_write");
+    assert_exit(RUN("start", g_file, "--set", "trainer.max_steps=1000000", "--set",
+                    "supervisor.hang_s=1", "--set", "supervisor.restart_window_s=1", "--set",
+                    "checkpoint.restarts_max=1"),
+                11);
+    assert_output("parked: ckpt.0 failed 2 times in a row writing the checkpoint of step 20, each "
+                  "after ");
+    assert_output("last: it was without a heartbeat for 1 s (supervisor.hang_s); look at its disk");
+    read_status();
+    assert_string_equal(g_status.state, "parked");
+    assert_int_equal(instance("ckpt", 0)->restarts, 1);
+    assert_true(g_status.step > 100);
 }
 
 static bool log_has(const char *level, const char *text)
@@ -255,6 +314,10 @@ int main(int argc, char **argv)
         LGSUP_TEST(test_hang_is_killed),
         LGSUP_TEST(test_hung_keeper_is_killed),
         LGSUP_TEST(test_unready_is_killed),
+        LGSUP_TEST(test_long_setup_is_left_alone),
+        LGSUP_TEST(test_long_write_is_left_alone),
+        LGSUP_TEST(test_write_that_hangs_parks),
+        LGSUP_TEST(test_one_of_two_never_starts),
         LGSUP_TEST(test_keeper_cannot_be_restarted),
         LGSUP_TEST(test_reasons_in_the_log),
     };

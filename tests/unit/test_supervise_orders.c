@@ -1,5 +1,5 @@
 /* `lgsup scale` and `lgsup swap` of a run that lives. */
-#include "supervisor/supervise.h"
+#include "supervisor/core/supervise.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"
 #include <setjmp.h>
@@ -96,7 +96,7 @@ static void test_swap(void **state)
     assert_exit(RUN("swap", "nobody", g_run), 2);
     assert_exit(RUN("swap", "vae.x", g_run), 2);
     assert_exit(RUN("swap", "vae", "--bin", scratch_path("none"), g_run), 8);
-    assert_int_equal(count_of("vae"), 2); /* nobody stands by any more */
+    assert_int_equal(count_of("vae"), 2); /* no standby any more */
     int vae = instance("vae", 1)->pid;
     kill_lgsup();
     start_long();
@@ -120,7 +120,7 @@ static void test_swap_is_rolled_back(void **state)
     assert_output("the weights are damaged");
     scratch_write("run/fault", "ckpt 0 unready");
     assert_exit(RUN("swap", "ckpt", g_run), 9);
-    assert_output("not ready after 4 s");
+    assert_output("without a heartbeat for 4 s (supervisor.ready_s)");
     assert_true(read_status());
     assert_int_equal(instance("ckpt", 0)->pid, ckpt);
     /* One of the two sets up well: neither is put in place. */

@@ -1,8 +1,8 @@
 /* What is shown of a run: `lgsup top`, `lgsup status --json` and its schema, previews. */
 #include "base/clock.h"
 #include "base/fs.h"
-#include "supervisor/cli.h"
-#include "supervisor/tensorboard.h"
+#include "supervisor/commands/cli.h"
+#include "supervisor/views/tensorboard.h"
 #include "tests/unit/json_schema.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"

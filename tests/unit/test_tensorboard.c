@@ -2,8 +2,8 @@
  * bit, protobuf by its own walk); every step exactly once whatever was cut, torn or killed. */
 #include "base/check.h"
 #include "base/clock.h"
-#include "supervisor/tensorboard.h"
-#include "supervisor/tfevents.h"
+#include "supervisor/views/tensorboard.h"
+#include "supervisor/views/tfevents.h"
 #include "tests/unit/scratch.h"
 #include <dirent.h>
 #include <math.h>

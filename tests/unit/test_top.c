@@ -2,8 +2,8 @@
  * (this program plays it). The command itself on living processes: test_supervise_views. */
 #include "base/check.h"
 #include "base/clock.h"
-#include "supervisor/metrics.h"
-#include "supervisor/top.h"
+#include "supervisor/views/metrics.h"
+#include "supervisor/views/top.h"
 #include "tests/unit/scratch.h"
 #include <math.h>
 #include <setjmp.h>
@@ -304,6 +304,9 @@ static void test_text_of_extremes(void **state)
         "100.0 ms = data wait 100.0 ms (100%) + compute 0.0 ms (0%) + checkpoint wait 0.0 ms");
     assert_line("gpu 0       G  busy -  memory 0 B of 0 B");
     assert_line("keeper.1        4711  setup           0          -      -      -   5000 TiB");
+    snprintf(t->status.cause, sizeof t->status.cause, "void: \x1b[31m\nstate done.png \xc3\xa9");
+    make_text(t, false);
+    assert_line("cause       void: \\x1b[31m\\x0astate done.png \xc3\xa9");
     t->status.state = "running";
     make_text(t, false);
     for (int i = 0; i < g_lines; i++) assert_null(strstr(g_line[i], "ETA"));

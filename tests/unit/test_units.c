@@ -1,6 +1,6 @@
 /* systemd units: the text that `lgsup units` writes. What a run does as units: test_units_run. */
-#include "supervisor/child.h"
-#include "supervisor/units.h"
+#include "supervisor/commands/units_write.h"
+#include "supervisor/run/child.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"
 #include <dirent.h>

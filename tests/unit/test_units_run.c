@@ -1,9 +1,12 @@
 /* The life of a run as systemd units, whose processes somebody else starts. That somebody is a
  * process of the test here (the real one: tests/systemd/run.sh). The units' text: test_units. */
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/fs.h"
-#include "supervisor/child.h"
-#include "supervisor/units.h"
+#include "supervisor/launch/launcher.h"
+#include "supervisor/launch/role.h"
+#include "supervisor/launch/systemd.h"
+#include "supervisor/run/child.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"
 #include <fcntl.h>
@@ -33,15 +36,24 @@ static pid_t g_manager; /* 0: none */
 
 /* systemctl is a script of the test: how the real one answers on a machine without systemd, unless
  * the test writes another. */
-int __real_lg_child_capture(const char *program, char *const *argv, size_t bytes_max,
-                            char **ret_text, int *ret_exit);
-int __wrap_lg_child_capture(const char *program, char *const *argv, size_t bytes_max,
-                            char **ret_text, int *ret_exit);
-int __wrap_lg_child_capture(const char *program, char *const *argv, size_t bytes_max,
-                            char **ret_text, int *ret_exit)
+static int g_patience_ms; /* for it; 0: as long as lgsup has */
+static const char *g_asked;
+int __real_lg_capture_begin(const char *program, char *const *argv, struct lg_capture *ret);
+int __wrap_lg_capture_begin(const char *program, char *const *argv, struct lg_capture *ret);
+int __wrap_lg_capture_begin(const char *program, char *const *argv, struct lg_capture *ret)
 {
+    g_asked = program;
     if (!strcmp(program, "/usr/bin/systemctl")) program = scratch_path("bin/systemctl");
-    return __real_lg_child_capture(program, argv, bytes_max, ret_text, ret_exit);
+    return __real_lg_capture_begin(program, argv, ret);
+}
+int __real_lg_capture_end(struct lg_capture *c, size_t bytes_max, char **ret_text, int *ret_exit);
+int __wrap_lg_capture_end(struct lg_capture *c, size_t bytes_max, char **ret_text, int *ret_exit);
+int __wrap_lg_capture_end(struct lg_capture *c, size_t bytes_max, char **ret_text, int *ret_exit)
+{
+    bool systemctl = !strcmp(g_asked, "/usr/bin/systemctl");
+    LG_ASSERT(!systemctl || c->timeout_ms <= 10000); /* a third of lgsup's watchdog */
+    if (systemctl && g_patience_ms) c->timeout_ms = g_patience_ms;
+    return __real_lg_capture_end(c, bytes_max, ret_text, ret_exit);
 }
 
 /* A role becomes its program: in a build for coverage it leaves its share of the count first. */
@@ -121,11 +133,12 @@ static pid_t start_unit(const struct unit *u)
     if (pid != 0) return pid;
     signal(SIGTERM, SIG_DFL);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    char program[LG_PATH_BYTES + 16], socket[LG_PATH_BYTES + 16];
+    char program[LG_PATH_BYTES + 16], socket[LG_PATH_BYTES + 16], nobody[16];
     if (u->role) scratch_exit(-lg_units_role(u->role, u->index, g_run));
     snprintf(program, sizeof program, "%s/lg-keeper", getenv("LG_BIN_DIR"));
-    snprintf(socket, sizeof socket, "%s/keeper.new", g_rt); /* without a store */
-    execl(program, program, socket, "1", NULL);
+    snprintf(socket, sizeof socket, "%s/keeper.new", g_rt);             /* without a store */
+    snprintf(nobody, sizeof nobody, "%d", open("/dev/null", O_WRONLY)); /* asks when it is ready */
+    execl(program, program, socket, nobody, NULL);
     _exit(1);
 }
 
@@ -320,6 +333,11 @@ static void test_a_stage_parks_the_run(void **state)
 
 /* ---- systemctl ---- */
 
+static bool is_restart(const lg_run *r)
+{
+    return lg_launcher_of(r)->is_restart(r);
+}
+
 static void test_restart_or_stop(void **state)
 {
     (void)state;
@@ -339,14 +357,18 @@ static void test_restart_or_stop(void **state)
     static lg_run r = {.units = "job"}, by_hand;
     for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
         write_systemctl(cases[i].script);
-        if (lg_units_is_restart(&r) != cases[i].restart) fail_msg("wrong: %s", cases[i].script);
+        if (is_restart(&r) != cases[i].restart) fail_msg("wrong: %s", cases[i].script);
     }
     write_systemctl("[ \"$*\" = 'list-jobs --plain --no-legend --full jobsup.service' ] && "
                     "echo 7 jobsup.service restart running");
-    assert_true(lg_units_is_restart(&r));
-    assert_false(lg_units_is_restart(&by_hand)); /* nobody is asked */
+    assert_true(is_restart(&r));
+    assert_false(is_restart(&by_hand));                                       /* nobody is asked */
+    write_systemctl("echo 7 jobsup.service restart running; exec sleep 100"); /* does not answer */
+    g_patience_ms = 100;
+    assert_false(is_restart(&r));
+    g_patience_ms = 0;
     unlink(scratch_path("bin/systemctl"));
-    assert_false(lg_units_is_restart(&r));
+    assert_false(is_restart(&r));
 }
 
 /* `systemctl restart`: lgsup goes, training goes on, the next lgsup takes over. Then `systemctl
@@ -503,6 +525,8 @@ static void test_the_end_without_lgsup(void **state)
     assert_has(g_out, "it has never begun");
     start_units();
     start_with_units();
+    wait_for_step(
+        1); /* from here on everybody's memory has its second copy, and nobody needs lgsup */
     assert_exit(RUN("stop", g_run, "--units", "job"), 0);
     assert_has(g_out, "it is in the hands of lgsup");
     /* lgsup dies; systemd is going to start it again, does so, and it has the run. */

@@ -14,12 +14,16 @@
 
 static lg_run g_run;
 static char g_dir[LG_PATH_BYTES];
+static uint64_t g_lineage[2]; /* of the records up to g_seam, and after it; by default the run's */
+static uint64_t g_seam;
 
 static int setup(void **state)
 {
     command_setup(state);
     command_run(command_pipeline(""), &g_run, NULL);
     snprintf(g_dir, sizeof g_dir, "%s", g_run.dir);
+    g_lineage[0] = g_lineage[1] = g_run.lineage;
+    g_seam = 0;
     return 0;
 }
 
@@ -69,7 +73,8 @@ static void write_records(uint64_t first, uint64_t n)
 {
     FILE *f = fopen(scratch_path("run/ledger"), "w");
     for (uint64_t s = 0; s < n; s++) {
-        struct lg_ledger_record r = {.step = s + 1, .first = s * 16, .last = s * 16 + 15};
+        struct lg_ledger_record r = {
+            .step = s + 1, .first = s * 16, .last = s * 16 + 15, .lineage = g_lineage[s >= g_seam]};
         if (s < first) r = (struct lg_ledger_record){0};
         if (s >= first) lg_ledger_seal(&r);
         assert_int_equal(fwrite(&r, sizeof r, 1, f), 1);
@@ -112,6 +117,52 @@ static void test_resumed_from_another_run(void **state)
     command_also("run/ledger: No such file");
 }
 
+/* One history: a ledger of two runs has each step once, and proves nothing. */
+static void test_ledger_of_two_runs(void **state)
+{
+    (void)state;
+    command_checkpoint(&g_run, 20);
+    g_seam = 12;
+    g_lineage[1]++;
+    write_records(0, 20);
+    EXPECT(5, "ledger is of two runs: the record of step 13", "verify", g_dir);
+    g_lineage[0]++; /* wholly another's */
+    write_records(0, 20);
+    EXPECT(5, "ledger is of two runs: the record of step 1 ", "verify", g_dir);
+    g_lineage[0] = 0; /* begun by a build that knew no lineages */
+    g_lineage[1] = g_run.lineage;
+    write_records(0, 20);
+    EXPECT(0, "steps 0 to 20, each sample once", "verify", g_dir);
+    g_lineage[0] = g_run.lineage; /* which no later record is of */
+    g_lineage[1] = 0;
+    write_records(0, 20);
+    EXPECT(5, "ledger is of two runs: the record of step 13", "verify", g_dir);
+    g_lineage[0] = 0;
+    write_records(0, 20);
+    EXPECT(5, "ledger is of another run", "verify", g_dir);
+}
+
+static void test_checkpoints_of_two_runs(void **state)
+{
+    (void)state;
+    lg_run other = g_run;
+    other.lineage++;
+    command_checkpoint(&other, 10);
+    command_checkpoint(&g_run, 20);
+    EXPECT(5, "made_step10 is of another run: of lineage", "verify", g_dir);
+    other.lineage = 0; /* of a build that knew no lineages */
+    command_checkpoint(&other, 10);
+    command_checkpoint(&g_run, 20);
+    EXPECT(0, "steps 0 to 20, each sample once", "verify", g_dir);
+    /* Under another name it is somebody's own business, but whole it has to be. */
+    assert_int_equal(rename(scratch_path("run/checkpoints/made_step10"),
+                            scratch_path("run/checkpoints/base_step10")),
+                     0);
+    EXPECT(0, "steps 0 to 20, each sample once", "verify", g_dir);
+    scratch_write("run/checkpoints/base_step10/state", "b state\n");
+    EXPECT(5, "base_step10/state", "verify", g_dir);
+}
+
 static void test_damaged_run(void **state)
 {
     (void)state;
@@ -129,6 +180,8 @@ int main(void)
         TEST(test_damaged_checkpoints),
         TEST(test_damaged_ledger),
         TEST(test_resumed_from_another_run),
+        TEST(test_ledger_of_two_runs),
+        TEST(test_checkpoints_of_two_runs),
         TEST(test_damaged_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

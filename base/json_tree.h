@@ -1,0 +1,10 @@
+/* Small JSON documents as a tree of cJSON, after base/json.h has seen that they are strict JSON, no
+ * deeper and no larger than allowed. The one place that calls cJSON's parser on what is not ours. */
+#pragma once
+#include "base/check.h"
+#include <cjson/cJSON.h>
+
+/* tokens_max bounds names, values and brackets together; a value costs 64 bytes and its text. A name
+ * that appears twice in one object is refused. Failures: LG_ERR_CORRUPT "label: ... (at byte N)",
+ * LG_ERR_NOSPACE. The caller frees *ret with cJSON_Delete. */
+int lg_json_tree(const char *label, const char *data, size_t bytes, size_t tokens_max, cJSON **ret);

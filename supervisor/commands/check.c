@@ -1,0 +1,327 @@
+/* `lgsup check`; see check.h. */
+#include "supervisor/commands/check.h"
+#include "base/cgroup.h"
+#include "base/printable.h"
+#include "supervisor/commands/gpus.h"
+#include "supervisor/commands/memory.h"
+#include "supervisor/core/intensity.h"
+#include "supervisor/launch/launcher.h"
+#include "supervisor/run/child.h"
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysinfo.h>
+
+enum { OUTPUT_BYTES_MAX = 1 << 20, ARGS_MAX = 2 * 256 + 4 };
+enum { GPU_ROLE_MS = 900000 }; /* choosing the algorithms of a large net, once per machine */
+
+struct check {
+    const char *file;
+    const char *const *set;
+    int n_set;
+    const lg_config *config;
+    const lg_plan *plan;
+    const struct lg_launcher *launcher; /* of `run`, or of one that lgsup would start by itself */
+    const lg_run *run;                  /* NULL: none yet */
+    struct lg_run_gpus gpus;
+    struct lg_memory memory;
+};
+
+static const char *blast_radius(lg_role r)
+{
+    switch (r) {
+    case LG_ROLE_loader:
+    case LG_ROLE_text:
+    case LG_ROLE_vae:
+        return "its claimed chunks pass to the siblings or its replacement";
+    case LG_ROLE_trainer:
+        return "its part of the step in flight is computed again; the others wait";
+    case LG_ROLE_ema:
+        return "nothing; catches up from the committed weights";
+    case LG_ROLE_ckpt:
+        return "nothing; its replacement writes what is staged";
+    case LG_ROLE_keeper:
+        return "nothing; refilled from lgsup's copies";
+    case LG_ROLE_lgsup:
+        return "nothing; training goes on, `lgsup start` adopts it";
+    case LG_ROLE_COUNT:
+        break;
+    }
+    return "";
+}
+
+/* ---- asking ---- */
+
+/* First, while no role has a context on them: what is free counts. */
+static int ask_gpus(struct check *k)
+{
+    int number[LG_RUN_GPUS_MAX], n = lg_run_gpus_used(k->config, k->plan, number);
+    char name[LG_DEVICE_TEXT_BYTES];
+    LG_TRY(n);
+    if (n == 0) return 0;
+    LG_TRY(lg_run_gpus_ask(number, n, &k->gpus));
+    LG_TRY(lg_run_gpus_check(k->config, k->plan, &k->gpus));
+    for (int i = 0; i < k->gpus.n; i++) {
+        const struct lg_run_gpu *g = &k->gpus.gpu[i];
+        snprintf(name, sizeof name, "cuda:%d", g->number);
+        LG_TRY(lg_memory_room(&k->memory, &(struct lg_memory_room){.device = name,
+                                                                   .product = g->name,
+                                                                   .total_bytes = g->total_bytes,
+                                                                   .free_bytes = g->free_bytes}));
+    }
+    return 0;
+}
+
+/* What could be had without swapping; /proc/meminfo, in KiB. */
+static uint64_t host_available(void)
+{
+    unsigned long long kib = 0;
+    char line[128];
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu", &kib) == 1) break;
+    if (f) fclose(f);
+    return kib << 10;
+}
+
+/* The machine's memory, or what the control groups leave of it. */
+static int ask_host(struct check *k, const char *own_group)
+{
+    struct sysinfo info;
+    struct lg_cgroup_limit limit;
+    char group[LG_PATH_BYTES];
+    if (sysinfo(&info) != 0) return 0;
+    uint64_t total = (uint64_t)info.totalram * info.mem_unit;
+    k->launcher->run_group(k->run, own_group, group);
+    lg_cgroup_limit(group, &limit);
+    struct lg_memory_room room = {.device = "host",
+                                  .product = "",
+                                  .group = limit.bytes < total ? limit.group : NULL,
+                                  .total_bytes = LG_MIN(total, limit.bytes),
+                                  .free_bytes = LG_MIN(host_available(), limit.free_bytes)};
+    LG_TRY(lg_memory_room(&k->memory, &room));
+    return 0;
+}
+
+/* Where each process has a control group of its own, that has a limit of its own. */
+static void ask_limits(struct check *k, const char *own_group)
+{
+    char group[LG_PATH_BYTES];
+    struct lg_cgroup_limit limit;
+    for (int r = 0; r < LG_ROLE_keeper; r++)
+        for (int i = 0; i < k->plan->instances[r]; i++) {
+            k->launcher->process_group(k->run, own_group, (lg_role)r, i, group);
+            lg_cgroup_limit(group, &limit);
+            if (limit.bytes != LG_CGROUP_NONE)
+                lg_memory_limit(&k->memory, (lg_role)r, limit.group, limit.bytes);
+        }
+}
+
+static int begin_role(const struct check *k, lg_role r, struct lg_capture *ret)
+{
+    char program[LG_PATH_BYTES];
+    char *argv[ARGS_MAX] = {program, (char *)"--plan", (char *)k->file};
+    int n = 3;
+    LG_TRY(lg_program_path(lg_role_program(r), program));
+    for (int i = 0; i < k->n_set; i++) {
+        argv[n++] = (char *)"--set";
+        argv[n++] = (char *)k->set[i];
+    }
+    LG_TRY(lg_capture_begin(program, argv, ret));
+    return 0;
+}
+
+static int end_role(struct check *k, lg_role r, struct lg_capture *c)
+{
+    char how[64], *text = NULL;
+    int code = 0;
+    LG_TRY(lg_capture_end(c, OUTPUT_BYTES_MAX, &text, &code));
+    int rc;
+    if (code == 0) {
+        rc = lg_memory_add(&k->memory, r, text);
+    } else {
+        lg_exit_text(code, how, sizeof how);
+        rc = LG_FAIL(code > 0 && code < LG_EXIT_SIGNAL ? -code : LG_ERR_FAILED,
+                     "%s --plan: %s: %.800s", lg_role_program(r), how, text);
+    }
+    free(text);
+    LG_TRY(rc);
+    return 0;
+}
+
+/* On the host all at once. On GPUs one by one: a role times algorithms there when it meets a shape for
+ * the first time, and must be alone to choose well. The first error counts. */
+static int ask_roles(struct check *k)
+{
+    struct lg_capture capture[LG_ROLE_COUNT];
+    bool begun[LG_ROLE_COUNT] = {false};
+    int rc = 0;
+    for (int r = 0; r < LG_ROLE_keeper && rc == 0; r++) {
+        if (!k->plan->instances[r]) continue;
+        rc = begin_role(k, (lg_role)r, &capture[r]);
+        begun[r] = rc == 0;
+        if (!begun[r] || k->gpus.n == 0) continue;
+        capture[r].timeout_ms = GPU_ROLE_MS;
+        rc = end_role(k, (lg_role)r, &capture[r]);
+        begun[r] = false;
+    }
+    for (int r = 0; r < LG_ROLE_keeper; r++) {
+        if (!begun[r]) continue;
+        if (rc < 0) lg_child_signal(&capture[r].child, SIGKILL);
+        if (rc == 0) {
+            rc = end_role(k, (lg_role)r, &capture[r]);
+        } else {
+            char *text = NULL;
+            int ignored;
+            lg_capture_end(&capture[r], OUTPUT_BYTES_MAX, &text, &ignored);
+            free(text);
+        }
+    }
+    return rc;
+}
+
+static int ask(struct check *k)
+{
+    char own_group[LG_PATH_BYTES];
+    lg_cgroup_self(own_group);
+    LG_TRY(ask_host(k, own_group));
+    ask_limits(k, own_group);
+    LG_TRY(ask_gpus(k));
+    LG_TRY(ask_roles(k));
+    return 0;
+}
+
+/* ---- printing ---- */
+
+/* "host", "cuda:0,1". EMA keeper and checkpoint writer work where the ranks are. */
+static void places_of(const struct check *k, lg_role r, char *ret, size_t bytes)
+{
+    if (r == LG_ROLE_ema || r == LG_ROLE_ckpt) r = LG_ROLE_trainer;
+    FILE *out = fmemopen(ret, bytes, "w");
+    LG_ASSERT(out);
+    const char *before = "cuda:";
+    for (int g = 0; g < k->gpus.n; g++)
+        for (int i = 0; i < k->plan->instances[r]; i++) {
+            if (lg_plan_gpu(k->config, r, i) != k->gpus.gpu[g].number) continue;
+            fprintf(out, "%s%d", before, k->gpus.gpu[g].number);
+            before = ",";
+            break;
+        }
+    if (*before == 'c') fputs("host", out);
+    fclose(out);
+    ret[bytes - 1] = 0;
+}
+
+/* "5 in 60 s": more without a committed step park the run. */
+static void restarts_of(const lg_config *c, lg_role r, char *ret, size_t bytes)
+{
+    snprintf(ret, bytes, "-");
+    if (r >= LG_ROLE_keeper) return;
+    struct lg_restart_policy p = lg_restart_policy(c, r);
+    snprintf(ret, bytes, "%" PRId64 " in %" PRId64 " s", p.deaths_max, p.window_s);
+}
+
+static void print_processes(const struct check *k)
+{
+    char places[LG_RUN_GPUS_MAX * 3 + 8], restarts[48];
+    printf("%-8s %9s %7s  %-10s %-12s %s\n", "role", "processes", "threads", "device", "restarts",
+           "when one dies");
+    for (int r = 0; r < LG_ROLE_COUNT; r++) {
+        int n = k->plan->instances[r];
+        if (n == 0) continue;
+        places_of(k, (lg_role)r, places, sizeof places);
+        restarts_of(k->config, (lg_role)r, restarts, sizeof restarts);
+        printf("%-8s %9d %7d  %-10s %-12s %s\n", lg_role_name((lg_role)r), n, k->plan->threads[r],
+               places, restarts, blast_radius((lg_role)r));
+    }
+}
+
+static void print_gpus(const struct check *k)
+{
+    for (int i = 0; i < k->gpus.n; i++) {
+        const struct lg_run_gpu *g = &k->gpus.gpu[i];
+        lg_print(stdout, "%scuda:%d %s, CUDA %s of the driver, %s of this build, cuDNN %s\n",
+                 i ? "" : "\n", g->number, g->name, g->driver, g->runtime,
+                 g->cudnn[0] ? g->cudnn : "is missing");
+        if (!g->cudnn[0])
+            printf("note: without cuDNN attention and convolutions run on slower kernels: install "
+                   "it, or name libcudnn.so.9 in $LG_CUDNN\n");
+    }
+}
+
+static void print_warnings(const struct check *k)
+{
+    const struct lg_memory_device *host = &k->memory.device[0]; /* of ask_host */
+    if (host->total_bytes && lg_memory_need(host) > host->free_bytes)
+        printf("warning: the host has less than that free now: it will swap, or end processes\n");
+}
+
+static void print_plan(const lg_config *c, const lg_plan *p)
+{
+    lg_print(stdout,
+             "%s: %s, %" PRId64 " steps of %" PRId64 " samples (%d ranks, micro-batch %" PRId64
+             "), %s, %s\n",
+             c->job_name, c->model_kind, c->trainer_max_steps, p->batch,
+             p->instances[LG_ROLE_trainer], p->micro_batch, p->isa, p->precision);
+    lg_print(stdout, "run directory %s\n", c->job_dir);
+    printf("window of %" PRId64 " samples; latents (%d, %d, %d)", p->window_slots,
+           p->latent_channels, p->latent_size, p->latent_size);
+    if (p->text_dim) printf("; text (%d, %d)", p->text_length, p->text_dim);
+    if (p->num_classes) printf("; %d classes", p->num_classes);
+    printf("\nplan %016" PRIx64 "\n\n", p->hash);
+}
+
+static int check_plan(struct check *k)
+{
+    lg_plan plan;
+    LG_TRY(lg_config_check(k->config));
+    LG_TRY(lg_plan_make(k->config, NULL, &plan));
+    k->plan = &plan;
+    LG_TRY(ask(k));
+    print_plan(k->config, &plan);
+    print_processes(k);
+    print_gpus(k);
+    printf("\n");
+    lg_memory_print(&k->memory, stdout);
+    print_warnings(k);
+    fflush(stdout);
+    LG_TRY(lg_memory_fits(&k->memory));
+    return 0;
+}
+
+int lg_check(const char *file, const char *const *set, int n_set)
+{
+    struct check *k = calloc(1, sizeof *k);
+    lg_config *c;
+    if (!k) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the check");
+    *k = (struct check){.file = file, .set = set, .n_set = n_set, .launcher = &lg_launcher_fork};
+    int rc = lg_config_load(file, set, n_set, &c);
+    if (rc == 0) {
+        k->config = c;
+        rc = check_plan(k);
+        lg_config_free(&c);
+    }
+    lg_memory_free(&k->memory);
+    free(k);
+    LG_TRY(rc);
+    return 0;
+}
+
+int lg_check_room(const char *file, const lg_run *r)
+{
+    struct check *k = calloc(1, sizeof *k);
+    if (!k) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the check");
+    *k = (struct check){.file = file,
+                        .config = r->config,
+                        .plan = &r->plan,
+                        .launcher = lg_launcher_of(r),
+                        .run = r};
+    int rc = ask(k);
+    if (rc == 0) rc = lg_memory_fits(&k->memory);
+    lg_memory_free(&k->memory);
+    free(k);
+    LG_TRY(rc);
+    return 0;
+}

@@ -1,0 +1,115 @@
+/* `lgsup stop --kill`; see start.h. Needs nothing of the build that started the run: its processes are
+ * found by what does not change (supervisor/run/processes.h). lgsup goes first, so that nothing is
+ * started again; then stages and keeper, until a look finds nobody. The memory is gone with them, and
+ * the board is removed: it would speak of the dead. */
+#include "supervisor/commands/start.h"
+#include "supervisor/launch/launcher.h"
+#include "supervisor/run/processes.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LOOKS_MAX = 20 };
+
+/* Ends all of this kind, or of every kind (-1). *ret_n: how many. */
+static int end_all(const lg_run *r, struct lg_process *found, int kind, int *ret_n)
+{
+    int n, rc = 0;
+    *ret_n = 0;
+    LG_TRY(lg_processes_find(r, found, &n));
+    for (int i = 0; i < n && rc == 0; i++) {
+        if (kind >= 0 && (int)found[i].kind != kind) continue;
+        rc = lg_process_kill(&found[i]);
+        if (rc < 0) break;
+        printf("killed      %s (pid %d)\n", found[i].name, found[i].pid);
+        ++*ret_n;
+    }
+    lg_processes_close(found, n);
+    return rc;
+}
+
+/* systemd would start them again. */
+static int check_units(const lg_run *r, struct lg_process *found)
+{
+    char units[LG_UNITS_BYTES];
+    int n;
+    LG_TRY(lg_launcher_recorded_units(r, units));
+    if (!units[0]) return 0;
+    LG_TRY(lg_processes_find(r, found, &n));
+    int stages = 0;
+    for (int i = 0; i < n; i++) stages += found[i].kind != LG_PROCESS_keeper;
+    lg_processes_close(found, n);
+    if (!stages) return 0;
+    return LG_FAIL(LG_ERR_BUSY,
+                   "the processes of %s are units of systemd's, which starts them again: end them "
+                   "by `systemctl stop %s.slice`",
+                   r->dir, units);
+}
+
+static int kill_all(lg_run *r, struct lg_process *found, int *ret_n)
+{
+    int n;
+    *ret_n = 0;
+    LG_TRY(check_units(r, found));
+    LG_TRY(end_all(r, found, LG_PROCESS_lgsup, &n));
+    *ret_n += n;
+    LG_TRY(lg_run_lock(r)); /* nobody starts anything from here on */
+    for (int look = 0; look < LOOKS_MAX; look++) {
+        LG_TRY(end_all(r, found, -1, &n));
+        *ret_n += n;
+        if (n == 0) return 0;
+    }
+    return LG_FAIL(LG_ERR_BUSY,
+                   "processes of %s come back as fast as they are killed: who starts "
+                   "them?",
+                   r->dir);
+}
+
+static int remove_traces(lg_run *r)
+{
+    static const char *const names[] = {"board", "regions"};
+    char path[LG_PATH_BYTES];
+    for (size_t i = 0; i < LG_ARRAY_LEN(names); i++) {
+        LG_TRY(lg_run_path(r, path, "%s", names[i]));
+        if (unlink(path) < 0 && errno != ENOENT)
+            return LG_FAIL(lg_err_from_errno(errno), "cannot remove %s: %s", path, strerror(errno));
+    }
+    LG_TRY(lg_fsync_dir(r->dir));
+    lg_run_runtime_remove(r);
+    return 0;
+}
+
+static int stop_kill(lg_run *r, struct lg_process *found)
+{
+    char path[LG_PATH_BYTES];
+    int n;
+    LG_TRY(lg_run_path(r, path, "config.toml"));
+    if (!lg_path_exists(path))
+        return LG_FAIL(LG_ERR_NOTFOUND, "%s is not a run directory (no config.toml in it)", r->dir);
+    LG_TRY(kill_all(r, found, &n));
+    LG_TRY(remove_traces(r));
+    if (n)
+        printf("%s: killed without a checkpoint; a start goes on from the newest one\n", r->dir);
+    else
+        printf("%s: nothing runs here\n", r->dir);
+    return 0;
+}
+
+int lg_stop_kill(const char *dir)
+{
+    lg_run *r = malloc(sizeof *r);
+    struct lg_process *found = calloc(LG_PROCESSES_MAX, sizeof *found);
+    int rc = LG_ERR_NOSPACE;
+    if (r && found) {
+        lg_run_init(r, dir);
+        rc = stop_kill(r, found);
+        lg_run_close(r);
+    } else {
+        LG_FAIL(rc, "no memory for the run");
+    }
+    free(found);
+    free(r);
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return 0;
+}
