@@ -37,20 +37,21 @@ static pid_t g_manager; /* 0: none */
 /* systemctl is a script of the test: how the real one answers on a machine without systemd, unless
  * the test writes another. */
 static int g_patience_ms; /* for it; 0: as long as lgsup has */
-static const char *g_asked;
+static int g_systemctl_pid; /* of the last one that was begun */
 int __real_lg_capture_begin(const char *program, char *const *argv, struct lg_capture *ret);
 int __wrap_lg_capture_begin(const char *program, char *const *argv, struct lg_capture *ret);
 int __wrap_lg_capture_begin(const char *program, char *const *argv, struct lg_capture *ret)
 {
-    g_asked = program;
-    if (!strcmp(program, "/usr/bin/systemctl")) program = scratch_path("bin/systemctl");
-    return __real_lg_capture_begin(program, argv, ret);
+    if (strcmp(program, "/usr/bin/systemctl")) return __real_lg_capture_begin(program, argv, ret);
+    LG_TRY(__real_lg_capture_begin(scratch_path("bin/systemctl"), argv, ret));
+    g_systemctl_pid = ret->child.pid;
+    return 0;
 }
 int __real_lg_capture_end(struct lg_capture *c, size_t bytes_max, char **ret_text, int *ret_exit);
 int __wrap_lg_capture_end(struct lg_capture *c, size_t bytes_max, char **ret_text, int *ret_exit);
 int __wrap_lg_capture_end(struct lg_capture *c, size_t bytes_max, char **ret_text, int *ret_exit)
 {
-    bool systemctl = !strcmp(g_asked, "/usr/bin/systemctl");
+    bool systemctl = c->child.pid == g_systemctl_pid;
     LG_ASSERT(!systemctl || c->timeout_ms <= 10000); /* a third of lgsup's watchdog */
     if (systemctl && g_patience_ms) c->timeout_ms = g_patience_ms;
     return __real_lg_capture_end(c, bytes_max, ret_text, ret_exit);
