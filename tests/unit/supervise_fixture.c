@@ -1,5 +1,6 @@
 /* See supervise_fixture.h. */
 #include "tests/unit/supervise_fixture.h"
+#include "shm/board.h"
 #include "supervisor/commands/cli.h"
 #include "supervisor/core/supervise.h"
 #include "tests/unit/fake_stage.h"
@@ -274,11 +275,26 @@ int count_of(const char *role)
     return n;
 }
 
+/* Every process has its memory twice: from here on nobody needs lgsup. */
+static void wait_for_copies(void)
+{
+    lg_board *b = NULL;
+    assert_int_equal(lg_board_open(scratch_path("run/board"), 0, &b), 0);
+    for (int r = 0; r < LG_ROLE_keeper; r++)
+        for (int i = 0; i < (int)atomic_load(&b->s->wanted[r]); i++) {
+            struct lg_board_row *row = lg_board_row(b, (lg_role)r, i);
+            for (int look = 0; atomic_load(&row->uncopied); look++, usleep(LOOK_US))
+                assert_true(look < LOOKS_MAX);
+        }
+    lg_board_close(&b);
+}
+
 void start_long(void)
 {
     g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
     wait_for_output("every role is ready");
     wait_for_step(3);
+    wait_for_copies();
 }
 
 void lgsup_tests_begin(int argc, char **argv)

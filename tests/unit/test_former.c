@@ -34,7 +34,6 @@ static const char *board_path(void)
 static void orphan(void)
 {
     start_long();
-    wait_for_step(1); /* from here on everybody's memory has its second copy, and nobody needs lgsup */
     kill_lgsup();
     assert_int_equal(lg_board_open(board_path(), 0, &g_board), 0);
 }
@@ -272,8 +271,10 @@ static void test_copied_directory(void **state)
     (void)state;
     char command[3 * LG_PATH_BYTES], there[LG_PATH_BYTES + 16];
     orphan();
-    snprintf(command, sizeof command, "cp -a %s %s", g_run, scratch_path("copy"));
-    shell(command);
+    /* Of a run that writes checkpoints on: what comes and goes meanwhile may be missing. */
+    snprintf(command, sizeof command, "cp -a %s %s 2>%s", g_run, scratch_path("copy"),
+             scratch_path("cp.log"));
+    if (system(command) != 0) assert_true(lg_path_exists(scratch_path("copy/board")));
     snprintf(there, sizeof there, "job.dir=%s", scratch_path("copy"));
     assert_exit(RUN("start", g_file, LONG, "--set", there), 10);
     assert_output("is a copy: ");
