@@ -33,9 +33,10 @@ AR      ?= ar
 WARN     := -Wall -Wextra -Werror -Wshadow -Wpointer-arith -Wwrite-strings -Wvla -Wno-unused-parameter
 CWARN    := $(WARN) -Wstrict-prototypes -Wmissing-prototypes -Wold-style-definition
 OPT      ?= -O2
+DEBUG    ?= $(if $(SAN),-g1,-g)
 CPPFLAGS += -I. -I$(BUILD)/gen -D_GNU_SOURCE -D_FORTIFY_SOURCE=2
-CFLAGS   += -std=c17 -g $(OPT) -fPIC -fno-math-errno -ffp-contract=off -fvisibility=hidden
-CXXFLAGS += -std=c++17 -g $(OPT) -fPIC -fvisibility=hidden
+CFLAGS   += -std=c17 $(DEBUG) $(OPT) -fPIC -fno-math-errno -ffp-contract=off -fvisibility=hidden
+CXXFLAGS += -std=c++17 $(DEBUG) $(OPT) -fPIC -fvisibility=hidden
 # DT_RPATH, not DT_RUNPATH: it also serves the libraries' own needs when they are brought along (bundle/).
 LDFLAGS  += -Wl,--as-needed -rdynamic -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib'
 LIBS     := -lzmq -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lsentencepiece \

@@ -2,7 +2,8 @@
 # Every test. Called by `make check` and `make check-all`, after `make deps`, as:
 #     tests/check.sh BUILD [JOBS]
 #
-# Builds, then runs on JOBS slots, the longest first (tests/runner.sh): the unit tests, the layering, the
+# Builds, then runs on JOBS + 1 slots (some tests wait more than they work), the longest first
+# (tests/runner.sh): the unit tests, the layering, the
 # end-to-end scripts, under AddressSanitizer and UBSan (BUILD-asan) the unit tests that handle pointers and
 # bytes from outside, under ThreadSanitizer (BUILD-tsan) those of shared memory and messages. Simulations run a
 # fixed number of seeds, the fuzz targets replay their corpora. The last line is "N passed, N failed".
@@ -23,6 +24,8 @@ passed=0 failed=0 failures=()
 tsan_names="board bus commit keeper region turns window window_threads sim_protocol"
 # Tests that compute: finite differences, golden values, numbers against bounds.
 computing="autoencoder denoiser_fd denoiser_golden denoiser_host host objective ops_fd ops_host ops_ref rounding sampler"
+# Of these ThreadSanitizer watches every access, AddressSanitizer only in check-all.
+atomics="turns"
 
 begin() { section=$1 began=$SECONDS; echo "== $section"; }
 end() { echo "== $section: $((SECONDS - began)) s"; }
@@ -84,7 +87,7 @@ case "$sections" in *" unit "* | *" layering "* | *" e2e "* | *" systemd "*)
     ;;
 esac
 if wanted asan; then
-    names=$(unit_names "$([ -n "$everything" ] || echo "$computing")")
+    names=$(unit_names "$([ -n "$everything" ] || echo "$computing $atomics")")
     if make_in "$build-asan" SAN=address OPT=-O1 all $(printf "$build-asan/tests/test_%s " $names); then
         tests+=("$(list unit "$build-asan" $names)")
     fi
@@ -101,7 +104,8 @@ end
 results=$build/results
 rm -rf "$results"
 if [ ${#tests[@]} -gt 0 ]; then
-    begin "tests, $jobs at a time"
+    slots=$((jobs + 1))
+    begin "tests, $slots at a time"
     E2E_REFERENCE=$(mktemp -d /tmp/lgr.XXXXXX) || exit 1
     export E2E_REFERENCE
     trap 'rm -rf "$E2E_REFERENCE"' EXIT
@@ -111,7 +115,7 @@ if [ ${#tests[@]} -gt 0 ]; then
     # The leak checker crashes over thread-local memory of backends that were closed again.
     export ASAN_OPTIONS="abort_on_error=1 intercept_tls_get_addr=0" UBSAN_OPTIONS=print_stacktrace=1
     export TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1"
-    printf '%s\n' "${tests[@]}" | UNIT_LIMIT_S=900 tests/runner.sh "$jobs" "$results"
+    printf '%s\n' "${tests[@]}" | UNIT_LIMIT_S=900 tests/runner.sh "$slots" "$results"
     while read -r p f _; do passed=$((passed + p)) failed=$((failed + f)); done < <(cat "$results"/*.*.*)
     [ ! -s "$results/failed" ] || failures+=("$(cat "$results/failed")")
     got=$(ls "$results"/*.*.* 2>/dev/null | wc -l) asked=$(printf '%s\n' "${tests[@]}" | wc -l)

@@ -98,7 +98,8 @@ static int resume(const struct lg_park_start *p, lg_board *b, int *ret_exit, cha
     r->plan = plan;
     *p->config = old_config; /* the caller frees it */
     rc = resume_here(p, b, &old, ret_exit);
-    if (rc == LG_ERR_NOTFOUND) { /* lg_adopt_instances: memory is missing */
+    if (r->memory_lost) {
+        r->memory_lost = false;
         snprintf(ret_why, bytes, "%s", lg_err_message());
         lg_err_clear();
         *p->config = r->config;

@@ -60,12 +60,13 @@ int lg_start_adopt(lg_run *r, bool drain, bool quiet, int ready_fd, bool *ret_ad
         rc = adopt_board(r, b, &spec, ret_exit);
         *ret_adopted = rc == 0;
     }
-    if (rc == LG_ERR_NOTFOUND || is_over(b)) lg_leftovers_kill(b, !service);
+    if (r->memory_lost || is_over(b)) lg_leftovers_kill(b, !service);
     lg_board_close(&b);
-    if (rc == LG_ERR_NOTFOUND) { /* memory is lost: back to the checkpoint */
+    if (r->memory_lost) { /* back to the checkpoint */
         lg_terminal_say(STDERR_FILENO, "warning: %s; starting again from the newest checkpoint\n",
                         lg_err_message());
         lg_err_clear();
+        r->memory_lost = false;
         rc = 0;
     }
     if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);

@@ -33,7 +33,7 @@ static void bury_unborn(lg_board *b, struct lg_instance *i)
     atomic_compare_exchange_strong(&row->life, &life, dead);
 }
 
-enum { KILL_MS_MAX = 10000, KILL_TRIES = 5 };
+enum { KILL_MS_MAX = 10000, KILL_TRIES = 5, REFRESH_TRIES = 5, REFRESH_RETRY_MS = 100 };
 
 /* Nobody has seen how it ended; what it wrote may tell. */
 static void say_dead(lg_supervisor *s, const struct lg_instance *i)
@@ -198,9 +198,11 @@ static int adopt_without_keeper(lg_supervisor *s)
     for (int i = 0; i < s->n_instances; i++)
         if (s->instance[i].child.pidfd >= 0)
             lg_keep_salvage(&s->keep, s->instance[i].child.pid, s->board->s->preamble.run_id);
-    if (!lg_keep_is_whole(&s->keep, missing))
+    if (!lg_keep_is_whole(&s->keep, missing)) {
+        s->run->memory_lost = true;
         return LG_FAIL(LG_ERR_NOTFOUND, "the keeper is dead and region %s is in nobody's hands",
                        missing);
+    }
     s->keep.complete = true;
     LG_TRY(lg_keep_start(&s->keep, s->board));
     lg_progress_say(&s->progress, LG_WARN,
@@ -236,6 +238,26 @@ static void end_unreachable_keeper(lg_supervisor *s)
     kill_row(row);
 }
 
+/* Copies of all that a living keeper holds. One that cannot be asked may be dying with everybody else, and
+ * then nothing would be found later: so its end is waited for, or its fds are read instead. */
+static int copy_from_keeper(lg_supervisor *s)
+{
+    char missing[LG_REGION_NAME_BYTES];
+    int rc = lg_keep_refresh(&s->keep);
+    for (int i = 0; rc < 0 && rc != LG_ERR_TIMEOUT && !s->keep.complete && i < REFRESH_TRIES; i++) {
+        if (lg_child_wait(&s->keep.child, REFRESH_RETRY_MS) == 0) {
+            lg_child_reap(&s->keep.child);
+            return LG_ERR_NOTFOUND;
+        }
+        rc = lg_keep_refresh(&s->keep);
+    }
+    lg_err_clear();
+    if (s->keep.complete) return 0;
+    lg_keep_salvage(&s->keep, s->keep.child.pid, s->board->s->preamble.run_id);
+    s->keep.complete = lg_keep_is_whole(&s->keep, missing); /* else again at the first look */
+    return 0;
+}
+
 int lg_adopt_instances(lg_supervisor *s)
 {
     int alive = 0;
@@ -243,11 +265,10 @@ int lg_adopt_instances(lg_supervisor *s)
     for (int i = 0; i < s->n_instances; i++) alive += s->instance[i].child.pidfd >= 0;
     end_unreachable_keeper(s);
     int rc = lg_keep_adopt(&s->keep, s->board);
+    if (rc == 0) rc = copy_from_keeper(s);
     if (rc == LG_ERR_NOTFOUND) {
         lg_err_clear();
         rc = adopt_without_keeper(s);
-    } else if (rc == 0) {
-        if (lg_keep_refresh(&s->keep) < 0) lg_err_clear(); /* then again at the first look */
     }
     LG_TRY(rc);
     s->copies_due = true;

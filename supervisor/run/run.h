@@ -29,6 +29,7 @@ typedef struct lg_run {
     uint64_t lineage;                            /* of the run that goes on, or of the new one */
     struct lg_data_part data[LG_DATA_PARTS_MAX]; /* what it was trained on */
     int n_data;
+    bool memory_lost; /* lg_supervise has failed for it: only a checkpoint can be gone on from */
 } lg_run;
 
 /* An lg_run without anything in it; close it with lg_run_close. */

@@ -362,6 +362,11 @@ static void check_living(struct chaos_run *r)
                        lg_role_name((lg_role)(i / LG_INSTANCES_MAX)), i % LG_INSTANCES_MAX);
 }
 
+static bool has_ended(const struct chaos_run *r)
+{
+    return r->code == 0 || atomic_load(&r->board->s->run_state) >= LG_RUN_DONE;
+}
+
 void chaos_follow_other_build(struct chaos_run *r, int64_t now)
 {
     struct chaos_episode *e = &r->episode;
@@ -370,6 +375,9 @@ void chaos_follow_other_build(struct chaos_run *r, int64_t now)
         chaos_episode_late(r, now,
                            e->phase == 1 ? "a killed lgsup did not end"
                                          : "another build's board was not refused");
+    } else if (e->phase == 1 && has_ended(r)) { /* the board of such a run keeps nobody out */
+        r->done = r->code == 0;
+        chaos_episode_over(r);
     } else if (e->phase == 1) {
         remember_living(r);
         if (make_other_board(r) < 0) chaos_fail(r, "other_build: the driver could not make it");

@@ -231,7 +231,8 @@ void chaos_follow_suspend(struct chaos_run *r, int64_t now)
         bool moved = r->commit > e->commit + 1 || chaos_is_final(r) || !r->pid;
         if (!moved && now < e->until_ns) return; /* it is stuck's matter */
         if (now < e->began_ns + AWAKE_MS_MIN * LG_MS_NS && r->pid) return;
-        uint32_t n = restarts(r) - e->restarts;
+        /* Of another run: lgsup was about to go back to a checkpoint. */
+        uint32_t n = chaos_run_id(r->board) == e->run_id ? restarts(r) - e->restarts : 0;
         if (n && r->pid)
             chaos_fail(r, "suspend: %u processes that only stood still were replaced", n);
         chaos_episode_over(r);

@@ -51,8 +51,8 @@ settle_same "the cause removed" "$run"
 run=$T/stop
 park "$run" 24 --set supervisor.restarts_max=100000 --set vae.restarts_max=1
 expect "a limit of its own: exit code" 11 $code
-check "the second death parks" test -n "$(status_get "$run" 'select(.cause | test("^vae.* died 2 times without a committed step")) | .cause')"
-check "and the cause is printed" grep -q 'vae.* died 2 times without a committed step; last: ' "$run.out"
+check "the second death parks" test -n "$(status_get "$run" 'select(.cause | test("^vae.* (died 2 times without a committed step|failed 2 times in a row setting up); last: ")) | .cause')"
+check "and the cause is printed" grep -Eq 'parked: vae.* (died|failed) 2 times .*; last: ' "$run.out"
 timeout 120 "$LGSUP" stop "$run" >"$T/out" 2>&1
 expect "stop of a parked run exits 0" 0 $?
 check "and says what it did" grep -q "parked at step $at; its memory has been let go" "$T/out"

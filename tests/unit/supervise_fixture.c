@@ -6,11 +6,13 @@
 #include "tests/unit/fake_stage.h"
 #include "tests/unit/scratch.h"
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 // clang-format off
@@ -206,7 +208,7 @@ void wait_for_step(uint64_t step)
     fail_msg("step %d is not reached", (int)step);
 }
 
-/* Kills one process and returns its pid. */
+/* Kills one process, waits for its end and returns its pid. */
 int kill_one(const char *role, int index)
 {
     const struct lg_status_instance *p = NULL;
@@ -215,8 +217,13 @@ int kill_one(const char *role, int index)
         p = instance(role, index);
     }
     assert_true(p && p->pid);
-    int pid = p->pid;
+    int pid = p->pid, pidfd = pidfd_open(pid, 0);
     kill(pid, SIGKILL);
+    struct pollfd end = {.fd = pidfd, .events = POLLIN};
+    if (pidfd >= 0) {
+        assert_int_equal(poll(&end, 1, LOOKS_MAX), 1);
+        close(pidfd);
+    }
     return pid;
 }
 

@@ -125,6 +125,29 @@ static void test_lost_memory(void **state)
     assert_exit(RUN("verify", g_run), 0);
 }
 
+/* A keeper that cannot be asked holds what nobody else does: it is read from its fds at once, because it
+ * may be dead at the next look. */
+static void test_adopt_with_a_frozen_keeper(void **state)
+{
+    (void)state;
+    start_long();
+    kill_lgsup();
+    const struct lg_status_instance *keeper = read_status() ? instance("keeper", 0) : NULL;
+    assert_true(keeper && keeper->pid);
+    int pid = keeper->pid;
+    kill(pid, SIGSTOP);
+    kill_one("trainer", 1);
+    unlink(g_out);
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("adopted 8 of 9 processes and 11 regions");
+    kill(pid, SIGKILL);
+    wait_for_step(g_status.step + 10);
+    assert_false(output_has("starting again"));
+    end_by_stop();
+    assert_nobody_left();
+    assert_exit(RUN("verify", g_run), 0);
+}
+
 static void test_stop_of_an_orphan(void **state)
 {
     (void)state;
@@ -231,6 +254,7 @@ int main(int argc, char **argv)
         LGSUP_TEST(test_adopt_with_a_dead_keeper),
         LGSUP_TEST(test_adopt_ends_a_stray_keeper),
         LGSUP_TEST(test_lost_memory),
+        LGSUP_TEST(test_adopt_with_a_frozen_keeper),
         LGSUP_TEST(test_stop_of_an_orphan),
         LGSUP_TEST(test_everything_dies),
         LGSUP_TEST(test_parked_memory),
