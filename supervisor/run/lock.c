@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "shm/board.h"
 #include "supervisor/run/run.h"
+#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -48,10 +49,28 @@ static bool is_of_this_boot(const struct holder *h)
     return true;
 }
 
+/* A container may show one boot id here and another one there, so that alone proves nothing: who has the
+ * file open is no stranger. */
+static bool has_open(int pid, const char *dir)
+{
+    char path[LG_PATH_BYTES], fds_path[64];
+    struct stat lock, st;
+    bool yes = false;
+    snprintf(fds_path, sizeof fds_path, "/proc/%d/fd", pid);
+    if (lg_path(path, "%s/lock", dir) < 0 || stat(path, &lock) < 0) return false;
+    DIR *fds = opendir(fds_path);
+    if (!fds) return false;
+    for (struct dirent *e; !yes && (e = readdir(fds));)
+        yes = e->d_name[0] != '.' && fstatat(dirfd(fds), e->d_name, &st, 0) == 0 &&
+              st.st_dev == lock.st_dev && st.st_ino == lock.st_ino;
+    closedir(fds);
+    return yes;
+}
+
 int lg_run_holder(const char *dir, int *ret_pid)
 {
     struct holder h;
-    if (parse_holder(dir, &h) < 0 || !is_of_this_boot(&h)) return -1;
+    if (parse_holder(dir, &h) < 0 || (!is_of_this_boot(&h) && !has_open(h.pid, dir))) return -1;
     int pidfd = pidfd_open(h.pid, 0);
     struct pollfd p = {.fd = pidfd, .events = POLLIN};
     if (pidfd >= 0 && (lg_process_start_time(h.pid) != h.start || poll(&p, 1, 0) != 0)) {

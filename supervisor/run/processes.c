@@ -251,3 +251,15 @@ int lg_process_kill(const struct lg_process *p)
                    "%c (D: it waits for a device or a disk, and ends when that answers)",
                    p->name, p->pid, KILL_MS_MAX / 1000, state && state[1] ? state[2] : '?');
 }
+
+void lg_processes_end_keepers(const lg_run *r)
+{
+    struct lg_process *found = calloc(LG_PROCESSES_MAX, sizeof *found);
+    int n = 0;
+    if (found && lg_processes_find(r, found, &n) == 0)
+        for (int i = 0; i < n; i++)
+            if (found[i].kind == LG_PROCESS_keeper) lg_process_kill(&found[i]);
+    lg_processes_close(found, n);
+    free(found);
+    lg_err_clear();
+}

@@ -28,6 +28,9 @@ struct lg_process {
 /* Finds them; *ret_n of at most LG_PROCESSES_MAX. LG_ERR_IO when /proc cannot be read. */
 int lg_processes_find(const lg_run *r, struct lg_process ret[LG_PROCESSES_MAX], int *ret_n);
 void lg_processes_close(struct lg_process *p, int n);
+/* Kills all keepers of this run, when no stage is left: an lgsup that died while it started one may have left
+ * it, and with its socket removed nobody can reach it. Best effort. */
+void lg_processes_end_keepers(const lg_run *r);
 /* Kills it and waits for its end. LG_ERR_TIMEOUT, with the state that the kernel shows, when it does
  * not come. */
 int lg_process_kill(const struct lg_process *p);

@@ -2,11 +2,11 @@
 # For those who watch: event files for TensorBoard with histograms, figures for Prometheus and previews, on a run that is
 # left alone and on one in which lgsup, the drawing process and everything are killed.
 . "$(dirname "$0")/lib.sh"
-N=120
+N=400 first=100
 port=$((20000 + $$ % 20000))
-options=(--set trainer.max_steps=$N --set checkpoint.every=30 --set checkpoint.keep=9 --set tensorboard.enabled=true
-    --set tensorboard.histograms_every=30
-    --set sample.every=30 --set 'sample.captions=["red heart"]' --set sample.steps=60)
+options=(--set trainer.max_steps=$N --set checkpoint.every=$first --set checkpoint.keep=9 --set tensorboard.enabled=true
+    --set tensorboard.histograms_every=$first
+    --set sample.every=$first --set 'sample.captions=["red heart"]' --set sample.steps=60)
 tf_steps=$e2e_build/tests/e2e/tf_steps
 
 # Every step once in the event files, whole.
@@ -24,7 +24,7 @@ pictures_of() { "$tf_steps" pictures "$1"/tensorboard/events.out.tfevents.* | tr
 counted_of() { ls "$1/histograms" | sed -n 's/^step\([0-9]*\)\.json$/\1/p' | sort -n | tr '\n' ' '; }
 histograms_of() { "$tf_steps" histograms "$1"/tensorboard/events.out.tfevents.* | tr '\n' ' '; }
 same_histograms() { # the first and the last, that both have
-    cmp "$1/histograms/step30.json" "$2/histograms/step30.json" && cmp "$1/histograms/step$N.json" "$2/histograms/step$N.json"
+    cmp "$1/histograms/step$first.json" "$2/histograms/step$first.json" && cmp "$1/histograms/step$N.json" "$2/histograms/step$N.json"
 }
 same_previews() { # those that both have
     local s n=0
@@ -41,8 +41,8 @@ a=$T/a
 tiny "$a" "${options[@]}"
 expect "a run with previews and event files" 0 $?
 expect "a preview of every checkpoint" "$(checkpoints_of "$a")" "$(previews_of "$a")"
-check "the first and the last among them" test -s "$a/samples/step30.png" -a -s "$a/samples/step120.png"
-check "previews differ" test "$(cmp -s "$a"/samples/step{30,120}.png; echo $?)" -eq 1
+check "the first and the last among them" test -s "$a/samples/step$first.png" -a -s "$a/samples/step$N.png"
+check "previews differ" test "$(cmp -s "$a/samples/step$first.png" "$a/samples/step$N.png"; echo $?)" -eq 1
 check "event files: every step once" events_are_whole "$a" $N
 expect "event files: every preview once" "$(previews_of "$a")" "$(pictures_of "$a")"
 expect "histograms of every checkpoint" "$(checkpoints_of "$a")" "$(counted_of "$a")"
@@ -78,8 +78,9 @@ scrape() { # into $T/metrics
     exec 3>&-
     grep -q '200 OK' "$T/metrics"
 }
-check "a preview is being drawn" wait_until 600 catch
+check "a first checkpoint" wait_until 600 test -e "$b/checkpoints/tiny_step$first"
 kill_role "$b" trainer 0 STOP # so that what follows takes place before the end
+check "a preview is being drawn" wait_until 600 catch
 check "Prometheus: an answer while it trains" wait_until 120 scrape
 check "Prometheus: every rank is up" sh -c "grep -c '^lg_process_up{role=\"trainer\",index=\"[01]\"} 1' '$T/metrics' | grep -qx 2"
 check "Prometheus: the state" grep -qx 'lg_run_state{state="running"} 1' "$T/metrics"

@@ -6,6 +6,7 @@
 #include "supervisor/core/swap.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervisor_fixture.h"
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -31,33 +32,48 @@ static int setup(void **state)
     return 0;
 }
 
-/* ---- the command, in a process of its own ---- */
+/* ---- the command, in a program of its own: this one has threads, so a fork of it may not allocate ---- */
 
 static pid_t g_command;
 
-static void order(int (*run)(const char *a, const char *b), const char *a, const char *b)
+/* This program as `test_orders order DIR VERB WHAT TO`; to "-": NULL. Its text goes to standard error. */
+static int be_the_command(char **word)
 {
+    const char *to = strcmp(word[3], "-") ? word[3] : NULL;
+    int rc = !strcmp(word[1], "swap") ? lg_order_swap(word[0], word[2], to)
+                                      : lg_order_scale(word[0], word[2], to);
+    if (rc < 0) fprintf(stderr, "%s", lg_err_message());
     fflush(NULL);
-    unlink(scratch_path("said"));
+    return -rc;
+}
+
+static void order(const char *verb, const char *what, const char *to)
+{
+    char out[LG_PATH_BYTES + 16], said[LG_PATH_BYTES + 16];
+    char *argv[] = {(char *)"test_orders",
+                    (char *)"order",
+                    g_super_run.dir,
+                    (char *)verb,
+                    (char *)what,
+                    (char *)(to ? to : "-"),
+                    NULL};
+    fflush(NULL);
     g_command = fork();
-    if (g_command == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        LG_ASSERT(freopen(scratch_path("out"), "w", stdout));
-        int rc = run(a, b);
-        fflush(NULL);
-        scratch_write("said", rc < 0 ? lg_err_message() : "");
-        scratch_exit(-rc);
-    }
+    if (g_command) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    snprintf(out, sizeof out, "%s.%d", scratch_path("out"), getpid());
+    snprintf(said, sizeof said, "%s.%d", scratch_path("said"), getpid());
+    dup2(open(out, O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
+    dup2(open(said, O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
+    execv("/proc/self/exe", argv);
+    _exit(127);
 }
 
-static int do_swap(const char *what, const char *program)
+static void assert_said(const char *where, const char *part)
 {
-    return lg_order_swap(g_super_run.dir, what, program);
-}
-
-static int do_scale(const char *role, const char *n)
-{
-    return lg_order_scale(g_super_run.dir, role, n);
+    char file[32];
+    snprintf(file, sizeof file, "%s.%d", where, g_command);
+    assert_text(file, part);
 }
 
 /* Turns until the command has its answer. */
@@ -70,8 +86,8 @@ static void assert_answer(int code, const char *part)
         got = waitpid(g_command, &status, WNOHANG);
     }
     if (got != g_command) fail_msg("no answer: %s", part);
-    if (WEXITSTATUS(status) != -code) assert_text("said", "another code");
-    assert_text(code < 0 ? "said" : "out", part);
+    if (WEXITSTATUS(status) != -code) assert_said("said", "another code");
+    assert_said(code < 0 ? "said" : "out", part);
 }
 
 static void wait_for_swap(void)
@@ -82,7 +98,7 @@ static void wait_for_swap(void)
 
 static void refused(const char *what, const char *program, int code, const char *part)
 {
-    order(do_swap, what, program);
+    order("swap", what, program);
     assert_answer(code, part);
     for (int look = 0; look < LOOKS_MAX && g_super.swap; look++) turn();
     assert_null(g_super.swap);
@@ -160,9 +176,9 @@ static void test_one_swap_at_a_time(void **state)
     add(LG_ROLE_vae, 0);
     lg_swap_order(&g_super, &nobody, LG_ROLE_vae, -1, g_program);
     assert_non_null(g_super.swap);
-    order(do_swap, "vae", g_program);
+    order("swap", "vae", g_program);
     assert_answer(LG_ERR_BUSY, "another swap is under way");
-    order(do_scale, "vae", "2");
+    order("scale", "vae", "2");
     assert_answer(LG_ERR_BUSY, "a swap is under way");
     assert_non_null(g_super.swap);
     g_super.step = LG_RUN_STEP_draining; /* the end of the run is the end of the swap */
@@ -176,11 +192,11 @@ static void test_the_run_ends_meanwhile(void **state)
 {
     (void)state;
     add(LG_ROLE_vae, 0);
-    order(do_swap, "vae.0", g_program);
+    order("swap", "vae.0", g_program);
     wait_for_swap();
     g_super.step = LG_RUN_STEP_leaving;
     assert_answer(LG_ERR_BUSY, "vae.0 goes on with its former program");
-    assert_text("said", "because the run ends");
+    assert_said("said", "because the run ends");
 }
 
 /* The new program dies before it is ready: the best reason that is known is told. */
@@ -204,7 +220,7 @@ static void test_death_of_a_standby(void **state)
         refused("vae.1", scratch_path("dies"), ends[i].code, ends[i].says);
     }
     for (int which = 0; which < 2; which++) { /* its own words go before its log's */
-        order(do_swap, "vae.0", g_program);
+        order("swap", "vae.0", g_program);
         wait_for_swap();
         struct lg_board_row *row = lg_board_row(g_super.board, LG_ROLE_vae, SPARE);
         struct lg_message m = {.level = LG_ERROR,
@@ -241,7 +257,7 @@ static void test_swap_that_cannot_be_recorded(void **state)
     (void)state;
     add(LG_ROLE_vae, 0);
     mkdir(scratch_path("run/programs"), 0700);
-    order(do_swap, "vae", g_program);
+    order("swap", "vae", g_program);
     wait_for_swap();
     ready(LG_ROLE_vae, SPARE);
     assert_answer(LG_ERR_IO, "vae goes on with its former program");
@@ -253,7 +269,7 @@ static void test_swap_that_cannot_be_recorded(void **state)
 static void hand_over(void)
 {
     add(LG_ROLE_vae, 0);
-    order(do_swap, "vae", g_program);
+    order("swap", "vae", g_program);
     wait_for_swap();
     assert_false(lg_swap_succeed(&g_super, vae(0))); /* not yet */
     ready(LG_ROLE_vae, SPARE);
@@ -358,11 +374,11 @@ static void test_scale_refused(void **state)
     struct lg_peer nobody = {0};
     g_super.step = LG_RUN_STEP_starting;
     atomic_store(&g_super.board->s->run_state, LG_RUN_STARTING);
-    order(do_scale, "vae", "2");
+    order("scale", "vae", "2");
     assert_answer(LG_ERR_BUSY, "the run is starting: scale it");
     g_super.step = LG_RUN_STEP_running;
     g_super_run.plan.instances[LG_ROLE_vae] = 0;
-    order(do_scale, "vae", "2");
+    order("scale", "vae", "2");
     assert_answer(LG_ERR_USAGE, "this run has no vae");
     lg_scale_order(&g_super, &nobody, LG_ROLE_COUNT, 2); /* not from our command */
     lg_scale_order(&g_super, &nobody, (lg_role)-1, 2);
@@ -375,11 +391,11 @@ static void test_scale_overtaken(void **state)
 {
     (void)state;
     add(LG_ROLE_vae, 0);
-    order(do_scale, "vae", "3");
+    order("scale", "vae", "3");
     for (int look = 0; look < LOOKS_MAX && g_super.n_instances != 3; look++) turn();
     assert_int_equal(g_super.n_instances, 3);
     pid_t first = g_command;
-    order(do_scale, "vae", "2");
+    order("scale", "vae", "2");
     pid_t second = g_command;
     g_command = first;
     assert_answer(LG_ERR_BUSY, "another scale of this role came after it");
@@ -406,6 +422,7 @@ static void test_scale_waits_for_a_row(void **state)
 
 int main(int argc, char **argv)
 {
+    if (argc == 6 && !strcmp(argv[1], "order")) return be_the_command(argv + 2);
     if (argc > 1) cmocka_set_test_filter(argv[1]);
 #define TEST(t) cmocka_unit_test_setup_teardown(t, setup, supervisor_teardown)
     const struct CMUnitTest tests[] = {

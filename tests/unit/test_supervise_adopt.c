@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 // clang-format off
@@ -106,6 +107,31 @@ static void test_adopt_ends_a_stray_keeper(void **state)
     wait_for_step(g_status.step + 10);
     end_by_stop();
     assert_nobody_left();
+}
+
+/* One that nobody can reach, as its socket was removed: it goes with the run. */
+static void test_a_lost_keeper_ends_with_the_run(void **state)
+{
+    (void)state;
+    static lg_run run;
+    char socket[LG_PATH_BYTES + 16], name[LG_REGION_NAME_BYTES];
+    uint64_t bytes;
+    int fd, status = 0;
+    start_long();
+    lg_run_init(&run, g_run);
+    assert_int_equal(lg_run_runtime_load(&run), 0);
+    snprintf(socket, sizeof socket, "%s/keeper", run.runtime_dir);
+    assert_int_equal(lg_keeper_list(socket, 0, name, &bytes), 0);
+    assert_int_equal(lg_keeper_get(socket, name, &bytes, &fd), 0);
+    pid_t lost = fork();
+    if (lost == 0) {
+        prctl(PR_SET_NAME, "lg-keeper");
+        for (;;) pause();
+    }
+    close(fd);
+    end_by_stop();
+    assert_int_equal(waitpid(lost, &status, WNOHANG), lost);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
 /* Memory that nobody holds any more: back to the checkpoint, not on with zeros. */
@@ -253,6 +279,7 @@ int main(int argc, char **argv)
         LGSUP_TEST(test_adopt_with_a_dead_trainer),
         LGSUP_TEST(test_adopt_with_a_dead_keeper),
         LGSUP_TEST(test_adopt_ends_a_stray_keeper),
+        LGSUP_TEST(test_a_lost_keeper_ends_with_the_run),
         LGSUP_TEST(test_lost_memory),
         LGSUP_TEST(test_adopt_with_a_frozen_keeper),
         LGSUP_TEST(test_stop_of_an_orphan),

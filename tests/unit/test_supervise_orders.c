@@ -55,6 +55,29 @@ static void test_scale(void **state)
     assert_exit(RUN("verify", g_run), 0);
 }
 
+/* In a container systemd's units may be shown another boot id than a shell is. */
+static void test_scale_from_where_the_boot_id_is_another(void **state)
+{
+    (void)state;
+    char line[256], *boot;
+    int n;
+    start_long();
+    FILE *lock = fopen(scratch_path("run/lock"), "r+");
+    assert_true(lock && fgets(line, sizeof line, lock));
+    assert_int_equal(sscanf(line, "%*d %*d %n", &n), 0);
+    boot = line + n;
+    *boot = *boot == 'f' ? 'e' : 'f';
+    rewind(lock);
+    assert_true(fputs(line, lock) > 0 && fclose(lock) == 0);
+    assert_exit(RUN("scale", "vae", "3", g_run), 0);
+    assert_output("vae: 3 ready");
+    scratch_kill(g_lgsup);
+    assert_exit(RUN("scale", "vae", "2", g_run), 8);
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("adopted");
+    end_by_stop();
+}
+
 /* lgsup dies when the order is on the board, but nothing has been done for it. */
 static void test_scale_survives_lgsup(void **state)
 {
@@ -169,6 +192,7 @@ int main(int argc, char **argv)
     lgsup_tests_begin(argc, argv);
     const struct CMUnitTest tests[] = {
         LGSUP_TEST(test_scale),
+        LGSUP_TEST(test_scale_from_where_the_boot_id_is_another),
         LGSUP_TEST(test_scale_survives_lgsup),
         LGSUP_TEST(test_swap),
         LGSUP_TEST(test_swap_is_rolled_back),
