@@ -125,6 +125,7 @@ static void test_a_lost_keeper_ends_with_the_run(void **state)
     assert_int_equal(lg_keeper_get(socket, name, &bytes, &fd), 0);
     pid_t lost = fork();
     if (lost == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         prctl(PR_SET_NAME, "lg-keeper");
         for (;;) pause();
     }
