@@ -5,6 +5,7 @@
 #include "config/manifest.h"
 #include "supervisor/core/park.h"
 #include "supervisor/launch/launcher.h"
+#include "supervisor/run/processes.h"
 #include "supervisor/run/terminal.h"
 #include "supervisor/views/notify.h"
 #include "supervisor/views/preview.h"
@@ -92,8 +93,10 @@ static void add_to_tensorboard(const lg_run *r, uint64_t step)
 void lg_finish(lg_run *r, lg_run_state outcome, bool quiet, int *exit_code)
 {
     char checkpoints[LG_PATH_BYTES], newest[LG_PATH_BYTES];
-    if (outcome != LG_RUN_PARKED || !lg_park_is_kept(r->dir, NULL))
+    if (outcome != LG_RUN_PARKED || !lg_park_is_kept(r->dir, NULL)) {
+        if (!lg_launcher_of(r)->keeper_is_service) lg_processes_end_keepers(r);
         lg_launcher_of(r)->runtime_remove(r);
+    }
     lg_manifest *m = calloc(1, sizeof *m);
     int rc = m ? lg_run_path(r, checkpoints, "checkpoints") : LG_ERR_NOSPACE;
     /* Nobody writes any more: what a writer that died, or whose removals failed, has left half-removed

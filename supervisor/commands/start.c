@@ -14,6 +14,7 @@
 #include "supervisor/core/supervise.h"
 #include "supervisor/launch/launcher.h"
 #include "supervisor/run/folder.h"
+#include "supervisor/run/processes.h"
 #include "supervisor/run/terminal.h"
 #include "supervisor/views/status.h"
 #include <inttypes.h>
@@ -108,7 +109,10 @@ static void leave_earlier_runtime(lg_run *r)
     char units[LG_UNITS_BYTES];
     if (lg_launcher_recorded_units(r, units) == 0 && lg_run_runtime_load(r) == 0) {
         if (!units[0]) lg_keep_end_strays(r->runtime_dir);
-        if (lg_launcher_of(r)->keeper_is_service) lg_keep_forget(r->runtime_dir);
+        if (lg_launcher_of(r)->keeper_is_service)
+            lg_keep_forget(r->runtime_dir);
+        else
+            lg_processes_end_keepers(r);
     }
     lg_err_clear();
     lg_launcher_of(r)->runtime_remove(r);

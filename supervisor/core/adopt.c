@@ -33,7 +33,7 @@ static void bury_unborn(lg_board *b, struct lg_instance *i)
     atomic_compare_exchange_strong(&row->life, &life, dead);
 }
 
-enum { KILL_MS_MAX = 10000, KILL_TRIES = 5, REFRESH_TRIES = 5, REFRESH_RETRY_MS = 100 };
+enum { KILL_MS_MAX = 10000, KILL_TRIES = 5, REFRESH_TRIES = 6 };
 
 /* Nobody has seen how it ended; what it wrote may tell. */
 static void say_dead(lg_supervisor *s, const struct lg_instance *i)
@@ -245,7 +245,7 @@ static int copy_from_keeper(lg_supervisor *s)
     char missing[LG_REGION_NAME_BYTES];
     int rc = lg_keep_refresh(&s->keep);
     for (int i = 0; rc < 0 && rc != LG_ERR_TIMEOUT && !s->keep.complete && i < REFRESH_TRIES; i++) {
-        if (lg_child_wait(&s->keep.child, REFRESH_RETRY_MS) == 0) {
+        if (lg_child_wait(&s->keep.child, 10 * i * i) == 0) {
             lg_child_reap(&s->keep.child);
             return LG_ERR_NOTFOUND;
         }

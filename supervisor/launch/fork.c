@@ -1,6 +1,5 @@
 /* Processes that lgsup starts as its own children: the launcher's first row; see launcher.h. */
 #include "supervisor/launch/launcher.h"
-#include "supervisor/run/processes.h"
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -112,7 +111,6 @@ static int fork_runtime_create(lg_run *r)
 
 static void fork_runtime_remove(lg_run *r)
 {
-    lg_processes_end_keepers(r);
     lg_run_runtime_remove(r);
 }
 

@@ -200,6 +200,13 @@ const struct lg_status_instance *instance(const char *role, int index)
     return NULL;
 }
 
+void wait_for_log(const char *part)
+{
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
+        if (file_has(scratch_path("run/logs/lgsup.log"), part)) return;
+    fail_msg("the log lacks \"%s\"", part);
+}
+
 void wait_for_step(uint64_t step)
 {
     for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))

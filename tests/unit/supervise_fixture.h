@@ -35,6 +35,8 @@ int exit_of(pid_t pid);
 void assert_exit(int got, int want);
 void show_output(void);
 /* Of any file. */
+/* The log has its own writer: what the terminal shows need not be in it yet. */
+void wait_for_log(const char *part);
 bool file_has(const char *path, const char *part);
 void assert_has(const char *path, const char *part);
 bool output_has(const char *part);

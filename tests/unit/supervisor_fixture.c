@@ -46,8 +46,8 @@ int supervisor_setup(void **state)
     assert_int_equal(lg_board_create(scratch_path("run/board"), &spec, &g_super.board), 0);
     atomic_store(&g_super.board->s->run_state, LG_RUN_RUNNING);
     assert_int_equal(lg_control_open(g_super_run.runtime_dir, &g_super.control), 0);
-    assert_int_equal(lg_programs_load(&g_super.programs, g_super_run.dir, g_super.board->s->preamble.run_id),
-                     0);
+    assert_int_equal(
+        lg_programs_load(&g_super.programs, g_super_run.dir, g_super.board->s->preamble.run_id), 0);
     assert_int_equal(lg_keep_init(&g_super.keep, g_super_run.dir, g_super_run.runtime_dir, false),
                      0);
     for (int i = 0; i < LG_ROLE_keeper; i++) atomic_store(&g_super.board->s->wanted[i], 0);

@@ -119,8 +119,8 @@ static void test_lock_is_taken(void **state)
     snprintf(want, sizeof want, "lgsup (pid %d)", (int)getpid());
     assert_says(lg_run_lock(&r), LG_ERR_BUSY, want);
     /* Pids and start times of another boot are a stranger's; who it is stands there. */
-    snprintf(line, sizeof line, "%d %llu 00000000-0000-0000-0000-000000000000 far\n", (int)getpid(),
-             (unsigned long long)lg_process_start_time((int)getpid()));
+    snprintf(line, sizeof line, "%d %llu 00000000-0000-0000-0000-000000000000 far\n",
+             (int)getppid(), (unsigned long long)lg_process_start_time((int)getppid()));
     assert_int_equal(pwrite(fd, line, strlen(line), 0), (int)strlen(line));
     assert_int_equal(lg_run_holder(r.dir, NULL), -1);
     assert_says(lg_run_lock(&r), LG_ERR_BUSY, "on far, which cannot be seen from here");

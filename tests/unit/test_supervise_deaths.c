@@ -270,11 +270,13 @@ static void test_reasons_in_the_log(void **state)
     kill_one("vae", 0);
     wait_for_output("vae.0: signal 9");
     wait_until_ready("vae", 0);
+    wait_for_log("vae.0: signal 9");
     scratch_kill(g_lgsup);
     kill_one("text", 1);
     unlink(g_out);
     g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
     wait_for_output("every role is ready");
+    wait_for_log("adopted 8 of 9 processes");
     scratch_kill(g_lgsup);
     kill_one("keeper", 0);
     unlink(g_out);

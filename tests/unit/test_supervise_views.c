@@ -64,6 +64,7 @@ static void test_top(void **state)
     assert_top_on_a_terminal();
     kill_one("vae", 1);
     wait_for_output("vae.1: signal 9");
+    wait_for_log("vae.1: signal 9");
     scratch_kill(g_lgsup);
     g_lgsup = 0;
     unlink(g_out);

@@ -36,7 +36,7 @@ static pid_t g_manager; /* 0: none */
 
 /* systemctl is a script of the test: how the real one answers on a machine without systemd, unless
  * the test writes another. */
-static int g_patience_ms; /* for it; 0: as long as lgsup has */
+static int g_patience_ms;   /* for it; 0: as long as lgsup has */
 static int g_systemctl_pid; /* of the last one that was begun */
 int __real_lg_capture_begin(const char *program, char *const *argv, struct lg_capture *ret);
 int __wrap_lg_capture_begin(const char *program, char *const *argv, struct lg_capture *ret);
