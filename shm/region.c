@@ -291,7 +291,9 @@ bool lg_region_is_copied(const lg_region *r)
 int lg_region_note_copy(int fd, bool payload)
 {
     struct stat st;
-    if (fstat(fd, &st) < 0 || st.st_size < LG_PAGE_BYTES) return 0;
+    if (fstat(fd, &st) < 0)
+        return LG_FAIL(LG_ERR_IO, "cannot look at a region: %s", strerror(errno));
+    if (st.st_size < LG_PAGE_BYTES) return 0; /* a payload */
     struct lg_region_head *h = mmap(NULL, LG_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (h == MAP_FAILED)
         return LG_FAIL(lg_err_from_errno(errno), "cannot map the head of a region: %s",

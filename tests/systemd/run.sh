@@ -273,5 +273,6 @@ expect "its stages have not noticed" "$before" "$(stage_pids)"
 for unit in minesup mine-keeper $stage_units; do kill_unit "$unit"; done
 goes_on "everything killed at once: its training goes on"
 check "systemctl stop of it" inside timeout 300 systemctl stop minesup
+check "it is stopped" wait_until 300 state_is stopped # mine-end sees to it where lgsup was only coming back
 ends_like "a user's run" "$(step_of "$HERE")"
 [ $e2e_failed -eq 0 ] || { diagnose; inside journalctl -q --no-pager -n 40 -u 'mine*' | cut -c1-300; }

@@ -256,6 +256,8 @@ static void test_copies(void **state)
     assert_false(lg_region_is_copied(a));
     assert_int_equal(lg_region_deposit(f.keeper, a), 0); /* a keeper without a store is one copy */
     assert_false(lg_region_is_copied(a));
+    assert_int_equal(lg_region_note_copy(-1, false), LG_ERR_IO); /* not said, so asked again */
+    lg_err_clear();
     assert_int_equal(lg_region_note_copy(a->fd, false), 0);
     assert_true(lg_region_is_copied(a));
     lg_region_close(&a);
