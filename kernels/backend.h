@@ -1,18 +1,18 @@
-/* What a backend must provide. Only ops.c (through ops_check.h), device.c, the backends and tests include
+/* What a backend must provide. Only ops.c and op_*.c, device.c, the backends and tests include
  * this. */
 #pragma once
 #include "kernels/device.h"
 #include "kernels/ops.h"
 
 typedef enum lg_op_id {
-#define LG_OP(name) LG_OP_##name,
+#define LG_OP(name, ...) LG_OP_##name,
 #include "kernels/ops.def"
 #undef LG_OP
     LG_OP_COUNT
 } lg_op_id;
 
 struct lg_ops {
-#define LG_OP(name) void (*name)(lg_stream *, const struct lg_##name##_args *);
+#define LG_OP(name, ...) void (*name)(lg_stream *, const struct lg_##name##_args *);
 #include "kernels/ops.def"
 #undef LG_OP
 };

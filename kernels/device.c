@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/fs.h"
 #include "kernels/backend.h"
+#include "kernels/op_trace.h"
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -158,7 +159,10 @@ int lg_device_open(const char *name, const struct lg_device_options *options, lg
 void lg_device_close(lg_device **d)
 {
     if (!d || !*d) return;
-    for (size_t i = 0; i < (*d)->n_allocations; i++) (*d)->free(*d, (*d)->allocations[i]);
+    for (size_t i = 0; i < (*d)->n_allocations; i++) {
+        lg_trace_forget((*d)->allocations[i]);
+        (*d)->free(*d, (*d)->allocations[i]);
+    }
     free((*d)->allocations);
     void *dl = (*d)->dl;
     (*d)->close(*d);
@@ -195,6 +199,7 @@ int lg_device_alloc(lg_device *d, size_t bytes, void **ret)
     LG_TRY(d->alloc(d, bytes, &p));
     LG_ASSERT(p && (uintptr_t)p % 64 == 0);
     d->allocations[d->n_allocations++] = p;
+    lg_trace_memory(p, bytes);
     *ret = p;
     return 0;
 }
@@ -205,6 +210,7 @@ void lg_device_free(lg_device *d, void **p)
     for (size_t i = 0; i < d->n_allocations; i++) {
         if (d->allocations[i] != *p) continue;
         d->allocations[i] = d->allocations[--d->n_allocations];
+        lg_trace_forget(*p);
         d->free(d, *p);
         *p = NULL;
         return;
@@ -224,12 +230,14 @@ int lg_device_map(lg_device *d, int fd, size_t bytes, void **ret)
     LG_ASSERT(d->map && bytes);
     LG_TRY(d->map(d, fd, bytes, ret));
     LG_ASSERT((uintptr_t)*ret % 64 == 0);
+    lg_trace_memory(*ret, bytes);
     return 0;
 }
 
 void lg_device_unmap(lg_device *d, void *at, size_t bytes)
 {
     LG_ASSERT(d->unmap);
+    lg_trace_forget(at);
     d->unmap(d, at, bytes);
 }
 

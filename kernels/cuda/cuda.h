@@ -69,7 +69,7 @@ static inline size_t lg_cuda_round_up(size_t bytes)
     return (bytes + 255) & ~(size_t)255;
 }
 
-#define LG_OP(name) void cuda_##name(lg_stream *s, const struct lg_##name##_args *a);
+#define LG_OP(name, ...) void cuda_##name(lg_stream *s, const struct lg_##name##_args *a);
 #include "kernels/ops.def"
 #undef LG_OP
 

@@ -15,7 +15,7 @@
 #include <string.h>
 
 static const struct lg_ops OPS = {
-#define LG_OP(name) .name = cuda_##name,
+#define LG_OP(name, ...) .name = cuda_##name,
 #include "kernels/ops.def"
 #undef LG_OP
 };

@@ -22,7 +22,7 @@
 /* lg_host_<name>_<isa> */
 #define LG_K(name) LG_CAT3(lg_host_, name, LG_ISA)
 
-#define LG_OP(name) void LG_K(name)(lg_stream * s, const struct lg_##name##_args *a);
+#define LG_OP(name, ...) void LG_K(name)(lg_stream * s, const struct lg_##name##_args *a);
 #include "kernels/ops.def"
 #undef LG_OP
 /* y (columns) (+)= column sums of x, in the order of its rows. */

@@ -33,7 +33,7 @@ void LG_K(norm_conv2d_forward)(lg_stream *s, const struct lg_norm_conv2d_forward
 const struct lg_host_kernels LG_K(kernels) = {
     .ops =
         {
-#define LG_OP(name) .name = LG_K(name),
+#define LG_OP(name, ...) .name = LG_K(name),
 #include "kernels/ops.def"
 #undef LG_OP
         },

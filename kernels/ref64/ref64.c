@@ -7,7 +7,7 @@
 enum { ALIGNMENT = 64 };
 
 static const struct lg_ops OPS = {
-#define LG_OP(name) .name = ref64_##name,
+#define LG_OP(name, ...) .name = ref64_##name,
 #include "kernels/ops.def"
 #undef LG_OP
 };

@@ -3,7 +3,7 @@
 #pragma once
 #include "kernels/backend.h"
 
-#define LG_OP(name) void ref64_##name(lg_stream *s, const struct lg_##name##_args *a);
+#define LG_OP(name, ...) void ref64_##name(lg_stream *s, const struct lg_##name##_args *a);
 #include "kernels/ops.def"
 #undef LG_OP
 

@@ -29,7 +29,7 @@ struct bench {
 };
 
 typedef void run_fn(lg_stream *, const void *);
-#define LG_OP(name)                                                                                \
+#define LG_OP(name, ...)                                                                                \
     __attribute__((unused)) static void run_##name(lg_stream *s, const void *args)                 \
     {                                                                                              \
         lg_##name(s, args);                                                                        \

@@ -27,7 +27,7 @@ static lg_device *timed;
 static const struct lg_ops *real;
 
 static const char *const NAMES[] = {
-#define LG_OP(name) #name,
+#define LG_OP(name, ...) #name,
 #include "kernels/ops.def"
 #undef LG_OP
 };
@@ -78,7 +78,7 @@ static struct two_tensors tensors_of(lg_op_id op, const void *a)
         r.t[1] = ((const struct lg_norm_conv2d_forward_args *)a)->conv.y;
     return r;
 }
-#define LG_OP(name)                                                                                \
+#define LG_OP(name, ...)                                                                                \
     static void timed_##name(lg_stream *s, const struct lg_##name##_args *a)                       \
     {                                                                                              \
         _Static_assert(sizeof *a >= 2 * sizeof(lg_tensor), "two tensors come first");              \
@@ -88,7 +88,7 @@ static struct two_tensors tensors_of(lg_op_id op, const void *a)
 #include "kernels/ops.def"
 #undef LG_OP
 static const struct lg_ops TIMED = {
-#define LG_OP(name) .name = timed_##name,
+#define LG_OP(name, ...) .name = timed_##name,
 #include "kernels/ops.def"
 #undef LG_OP
 };

@@ -1,4 +1,4 @@
-/* What ops.c refuses and what it lets pass.
+/* What op_check.c refuses and what it lets pass.
  *
  * Design: op_tensors.def says what an operation takes. From that each check makes a call that is
  * right, spoils one thing about one tensor, or nothing, and wants the call refused, or let through,
@@ -21,7 +21,7 @@
 /* ---- a device that computes nothing ---- */
 
 static bool reached; /* the operation was let through */
-#define LG_OP(name)                                                                                \
+#define LG_OP(name, ...)                                                                                \
     static void reach_##name(lg_stream *s, const struct lg_##name##_args *a)                       \
     {                                                                                              \
         reached = true;                                                                            \
@@ -29,7 +29,7 @@ static bool reached; /* the operation was let through */
 #include "kernels/ops.def"
 #undef LG_OP
 static const struct lg_ops REACH = {
-#define LG_OP(name) .name = reach_##name,
+#define LG_OP(name, ...) .name = reach_##name,
 #include "kernels/ops.def"
 #undef LG_OP
 };
@@ -169,7 +169,7 @@ static lg_dtype first_type(unsigned types)
 /* ---- calls ---- */
 
 union call {
-#define LG_OP(name) struct lg_##name##_args name;
+#define LG_OP(name, ...) struct lg_##name##_args name;
 #include "kernels/ops.def"
 #undef LG_OP
 };
@@ -267,7 +267,7 @@ static void for_all_operations(void (*check)(lg_op_id))
     assert_int_equal(wrong, 0);
 }
 
-#define LG_OP(name)                                                                                \
+#define LG_OP(name, ...)                                                                                \
     static void run_##name(lg_stream *s, const union call *c)                                      \
     {                                                                                              \
         lg_##name(s, &c->name);                                                                    \
@@ -281,7 +281,7 @@ static void for_all_operations(void (*check)(lg_op_id))
     }
 #include "tests/unit/op_tensors.def"
 static const struct operation OPERATIONS[LG_OP_COUNT] = {
-#define LG_OP(name) {#name, run_##name, begin_##name},
+#define LG_OP(name, ...) {#name, run_##name, begin_##name},
 #include "kernels/ops.def"
 #undef LG_OP
 };

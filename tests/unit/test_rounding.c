@@ -52,7 +52,7 @@ static const char *const ELSEWHERE[] = {
 
 static void every_operation_has_its_place(void **state)
 {
-#define LG_OP(name)                                                                                \
+#define LG_OP(name, ...)                                                                                \
     {                                                                                              \
         int here = 0, elsewhere = 0;                                                               \
         for (const struct column_work *w = COLUMN_WORK; w->op; w++) here += !strcmp(w->op, #name); \

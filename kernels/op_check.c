@@ -1,0 +1,351 @@
+/* Checks calls against ops.def.
+ *
+ * Design: one walk over the operands of a call finds those that are there, with type, place and dimensions.
+ * Letters get their values from sizes first, then from the first dimension that leaves only one letter open,
+ * until no dimension teaches anything new; every later one must agree. Then the memory: an output shares no
+ * byte with any other operand but where the table says so. Rules that concern one operation alone stand below
+ * the walk, in `rule`.
+ *
+ * A tensor is absent when its rank is 0 (LG_NONE) or, on a stream that is not dry, its pointer NULL; on a dry
+ * stream every pointer may be NULL. Contents (ids in range, lengths of at least 1) lie on the device and are the
+ * kernel's to check. */
+#include "kernels/op_check.h"
+#include "base/check.h"
+#include "kernels/op_table.h"
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+/* An operand of this call, of an array each element. */
+struct part {
+    const struct lg_operand *o;
+    const lg_tensor *t;
+    int operand, element;
+};
+enum { PARTS_MAX = LG_OPERANDS_MAX + LG_RANKS_MAX, LETTERS = 128 };
+
+struct call {
+    const lg_stream *s;
+    const struct lg_op_info *op;
+    const char *args;
+    int64_t letter[LETTERS]; /* 0: not known yet */
+    struct part part[PARTS_MAX];
+    int n;
+};
+
+static _Noreturn void refuse(const struct call *c, const struct lg_operand *o, const char *why)
+{
+    char text[160];
+    snprintf(text, sizeof text, "%s.%s %s", c->op->name, o ? o->name : "", why);
+    lg_assert_failed(text, __FILE__, __LINE__, __func__);
+}
+
+static bool is_absent(const struct call *c, const lg_tensor *t)
+{
+    return t->rank == 0 || (!t->data && !c->s->dry);
+}
+
+/* ---- types and places ---- */
+
+static bool is_type(const struct call *c, lg_operand_types types, lg_dtype t)
+{
+    lg_dtype compute = c->s->device->dtype, stats = compute == LG_F64 ? LG_F64 : LG_F32;
+    return (types & 1 << t) || ((types & LG_TYPES_F) && t == compute) ||
+           ((types & LG_TYPES_S) && t == stats);
+}
+
+static void check_tensor(const struct call *c, const struct lg_operand *o, const lg_tensor *t)
+{
+    if (!is_type(c, o->types, t->dtype)) refuse(c, o, "has a type that it may not have");
+    if (!o->any_shape && t->rank != o->rank) refuse(c, o, "has another rank");
+    for (int i = 0; i < t->rank; i++)
+        if (t->dim[i] <= 0) refuse(c, o, "has a dimension of 0 or less");
+    if ((uintptr_t)t->data % (o->aligned ? 16 : lg_dtype_bytes(t->dtype)) != 0)
+        refuse(c, o, "begins on an address that is not aligned");
+}
+
+static void collect(struct call *c, int operand)
+{
+    const struct lg_operand *o = &c->op->operand[operand];
+    int count = lg_operand_count(o, c->args);
+    if (o->max && (count < (o->optional ? 0 : 1) || count > o->max))
+        refuse(c, o, "has more or fewer tensors than it may have");
+    for (int e = 0; e < count; e++) {
+        const lg_tensor *t = lg_operand_at(o, c->args, e);
+        if (is_absent(c, t)) {
+            if (!o->optional || o->max) refuse(c, o, "is absent");
+            continue;
+        }
+        check_tensor(c, o, t);
+        if (e > 0 && t->dtype != lg_operand_at(o, c->args, 0)->dtype)
+            refuse(c, o, "has several types");
+        LG_ASSERT(c->n < PARTS_MAX);
+        c->part[c->n++] = (struct part){.o = o, .t = t, .operand = operand, .element = e};
+    }
+    if (o->with >= 0 && is_absent(c, lg_operand_at(o, c->args, 0)) !=
+                            is_absent(c, lg_operand_at(&c->op->operand[o->with], c->args, 0)))
+        refuse(c, o, "is there without the one that it belongs to, or the other way round");
+}
+
+/* ---- dimensions ---- */
+
+static void take_sizes(struct call *c)
+{
+    for (int i = 0; i < c->op->n_scalars; i++) {
+        const struct lg_scalar *x = &c->op->scalar[i];
+        if (!x->letter) continue;
+        int value = *(const int *)(c->args + x->at);
+        if (value < 1) refuse(c, NULL, x->name);
+        c->letter[(int)x->letter] = value;
+    }
+}
+
+/* True when it has been looked at for the last time; *ret_learned: a letter has got its value. */
+static bool fit(struct call *c, const struct lg_operand *o, const struct lg_dim *d, int64_t is,
+                bool *ret_learned)
+{
+    int64_t known = d->number;
+    char open = 0;
+    for (int i = 0; i < d->n; i++) {
+        int64_t value = c->letter[(int)d->letter[i]];
+        if (!value && open) return false;
+        if (value)
+            known *= value;
+        else
+            open = d->letter[i];
+    }
+    if (open ? is % known != 0 : is != known) refuse(c, o, "has dimensions that do not fit");
+    if (!open) return true;
+    c->letter[(int)open] = is / known;
+    return *ret_learned = true;
+}
+
+static bool fit_all(struct call *c, bool *ret_learned)
+{
+    bool all = true;
+    for (const struct part *p = c->part; p < c->part + c->n; p++) {
+        if (p->o->any_shape)
+            all &= fit(c, p->o, &p->o->dim[0], lg_numel(p->t), ret_learned);
+        else
+            for (int i = 0; i < p->o->rank; i++)
+                all &= fit(c, p->o, &p->o->dim[i], p->t->dim[i], ret_learned);
+    }
+    return all;
+}
+
+static void check_dims(struct call *c)
+{
+    bool learned = true, all = false;
+    take_sizes(c);
+    while (learned && !all) {
+        learned = false;
+        all = fit_all(c, &learned);
+    }
+    if (!all) refuse(c, NULL, "leaves dimensions open");
+}
+
+/* ---- memory ---- */
+
+/* `rows` pieces of `row` bytes, `stride` bytes apart. Slices of one packed buffer interleave without sharing a
+ * byte. */
+struct span {
+    uintptr_t at;
+    size_t row, stride;
+    int64_t rows; /* 0: none */
+};
+
+static struct span span_of(const struct call *c, const struct part *p)
+{
+    const lg_tensor *t = p->t;
+    size_t bytes = lg_tensor_bytes(t);
+    struct span s = {
+        .at = (uintptr_t)t->data, .row = bytes, .stride = bytes, .rows = t->data != NULL};
+    if (!p->o->stride_at) return s;
+    int64_t rows = 1, stride = *(const int64_t *)(c->args + p->o->stride_at);
+    for (int i = 0; i < p->o->row; i++) rows *= t->dim[i];
+    s.row = bytes / (size_t)rows;
+    s.stride = (size_t)stride * lg_dtype_bytes(t->dtype);
+    if (stride < (int64_t)(s.row / lg_dtype_bytes(t->dtype)))
+        refuse(c, p->o, "has rows that lie on each other");
+    s.rows = t->data ? rows : 0;
+    return s;
+}
+
+static uintptr_t span_end(const struct span *a)
+{
+    return a->at + (size_t)(a->rows - 1) * a->stride + a->row;
+}
+
+static bool are_apart(const struct span *a, const struct span *b)
+{
+    if (a->rows == 0 || b->rows == 0 || span_end(a) <= b->at || span_end(b) <= a->at) return true;
+    if (a->stride != b->stride) return false;
+    size_t ahead = b->at >= a->at ? (b->at - a->at) % a->stride
+                                  : (a->stride - (a->at - b->at) % a->stride) % a->stride;
+    return ahead >= a->row && ahead + b->row <= a->stride;
+}
+
+static bool may_lie_on(const struct part *out, const struct part *other)
+{
+    const uint32_t bit = (uint32_t)1 << other->operand;
+    return (out->o->may_be & bit) || ((out->o->may_be_first & bit) && other->element == 0);
+}
+
+static bool have_one_shape(const lg_tensor *a, const lg_tensor *b)
+{
+    return a->dtype == b->dtype && a->rank == b->rank &&
+           !memcmp(a->dim, b->dim, (size_t)a->rank * sizeof a->dim[0]);
+}
+
+static bool are_one(const lg_tensor *a, const lg_tensor *b)
+{
+    return a->data == b->data && a->dtype == b->dtype && lg_numel(a) == lg_numel(b);
+}
+
+static void check_pair(const struct call *c, const struct part *a, const struct span *sa,
+                       const struct part *b, const struct span *sb)
+{
+    bool named_twice = a->o->same == b->operand || b->o->same == a->operand;
+    if (named_twice) {
+        if (a->t->data != b->t->data || !have_one_shape(a->t, b->t))
+            refuse(c, a->o, "is not the tensor that it must be");
+        return;
+    }
+    if (!a->o->out && !b->o->out) return;
+    if (((a->o->out && may_lie_on(a, b)) || (b->o->out && may_lie_on(b, a))) && are_one(a->t, b->t))
+        return;
+    if (!are_apart(sa, sb)) refuse(c, a->o->out ? a->o : b->o, "lies on another tensor");
+}
+
+static void check_memory(const struct call *c)
+{
+    struct span span[PARTS_MAX];
+    for (int i = 0; i < c->n; i++) {
+        span[i] = span_of(c, &c->part[i]);
+        for (int k = 0; k < i; k++) check_pair(c, &c->part[i], &span[i], &c->part[k], &span[k]);
+    }
+}
+
+/* ---- what a table cannot say ---- */
+
+#define ARGS(name) const struct lg_##name##_args *a = (const void *)c->args
+#define REQUIRE(condition)                                                                         \
+    do {                                                                                           \
+        if (!(condition)) refuse(c, NULL, #condition);                                             \
+    } while (0)
+
+static bool is_there(const struct call *c, const lg_tensor *t)
+{
+    return !is_absent(c, t);
+}
+
+static void rule_linear_forward(const struct call *c)
+{
+    ARGS(linear_forward);
+    REQUIRE(!is_there(c, &a->pre) || a->act != LG_ACT_NONE);
+}
+
+static void rule_linear_backward_data(const struct call *c)
+{
+    ARGS(linear_backward_data);
+    REQUIRE(is_there(c, &a->pre) == (a->act != LG_ACT_NONE));
+    REQUIRE(a->act != LG_ACT_NONE ? !a->accumulate : !is_there(c, &a->dbias));
+}
+
+static void rule_act_backward(const struct call *c)
+{
+    ARGS(act_backward);
+    REQUIRE(!a->accumulate || a->dx.data != a->dy.data || !a->dx.data);
+}
+
+static void rule_add_forward(const struct call *c)
+{
+    ARGS(add_forward);
+    REQUIRE(lg_numel(&a->a) % lg_numel(&a->b) == 0);
+}
+
+static void require_groups(const struct call *c, int groups, int64_t channels)
+{
+    REQUIRE(channels % groups == 0);
+}
+
+static void rule_group_norm_forward(const struct call *c)
+{
+    ARGS(group_norm_forward);
+    require_groups(c, a->groups, a->x.dim[3]);
+}
+
+static void require_conv(const struct call *c, const struct lg_conv2d_forward_args *a)
+{
+    int64_t h = a->x.dim[1], w = a->x.dim[2], kh = a->w.dim[1], kw = a->w.dim[2];
+    REQUIRE(a->stride >= 1);
+    REQUIRE(a->top >= 0 && a->left >= 0 && a->bottom >= 0 && a->right >= 0);
+    REQUIRE(h + a->top + a->bottom >= kh && w + a->left + a->right >= kw);
+    REQUIRE(a->y.dim[1] == (h + a->top + a->bottom - kh) / a->stride + 1);
+    REQUIRE(a->y.dim[2] == (w + a->left + a->right - kw) / a->stride + 1);
+    if (is_there(c, &a->mean_var)) require_groups(c, (int)a->mean_var.dim[1], a->w.dim[0]);
+}
+
+static void rule_conv2d_forward(const struct call *c)
+{
+    ARGS(conv2d_forward);
+    require_conv(c, a);
+}
+
+static void rule_norm_conv2d_forward(const struct call *c)
+{
+    ARGS(norm_conv2d_forward);
+    require_groups(c, a->norm.groups, a->norm.x.dim[3]);
+    require_conv(c, &a->conv);
+    REQUIRE((uintptr_t)a->norm.x.data % 16 ==
+            0); /* the convolution's, where the norm rides on it */
+}
+
+static void rule_t5_bias_forward(const struct call *c)
+{
+    ARGS(t5_bias_forward);
+    int64_t buckets = a->table.dim[0];
+    REQUIRE(buckets >= 4 && buckets % 2 == 0);
+    REQUIRE(a->max_distance > buckets / 4);
+}
+
+static void rule_timestep_embedding_forward(const struct call *c)
+{
+    ARGS(timestep_embedding_forward);
+    int64_t D = a->out.dim[1];
+    REQUIRE(D % 2 == 0 && (double)D / 2 > a->freq_shift);
+}
+
+static void rule_adamw(const struct call *c)
+{
+    ARGS(adamw);
+    REQUIRE(a->t >= 1);
+}
+
+#define RULE(name) [LG_OP_##name] = rule_##name
+static void (*const rule[LG_OP_COUNT])(const struct call *) = {
+    RULE(linear_forward),
+    RULE(linear_backward_data),
+    RULE(act_backward),
+    RULE(add_forward),
+    RULE(group_norm_forward),
+    RULE(conv2d_forward),
+    RULE(norm_conv2d_forward),
+    RULE(t5_bias_forward),
+    RULE(timestep_embedding_forward),
+    RULE(adamw),
+};
+
+void lg_op_check(const lg_stream *s, lg_op_id op, const void *args)
+{
+    struct call c;
+    c.s = s;
+    c.op = lg_op_info(op);
+    c.args = args;
+    c.n = 0;
+    memset(c.letter, 0, sizeof c.letter);
+    for (int i = 0; i < c.op->n_operands; i++) collect(&c, i);
+    check_dims(&c);
+    if (rule[op]) rule[op](&c);
+    check_memory(&c);
+}

@@ -1,0 +1,79 @@
+/* kernels/ops.def as data: what each operation takes, for whoever looks at calls without knowing them (the
+ * checks, the trace). Made once per process, at the first question; it lives for ever. */
+#pragma once
+#include "kernels/backend.h"
+
+typedef enum lg_operand_types { /* what a tensor may be; see ops.def */
+#define LG_TYPES_OF(t) 1 << t
+                                LG_TYPES_F = 1 << 16, /* these two depend on the device */
+                                LG_TYPES_S = 1 << 17,
+                                LG_TYPES_W = LG_TYPES_F | LG_TYPES_S,
+                                LG_TYPES_FLOATS = LG_TYPES_OF(LG_F32) | LG_TYPES_OF(LG_F64) |
+                                                  LG_TYPES_OF(LG_F16) | LG_TYPES_OF(LG_BF16),
+                                LG_TYPES_F64 = LG_TYPES_OF(LG_F64),
+                                LG_TYPES_I32 = LG_TYPES_OF(LG_I32),
+                                LG_TYPES_I64 = LG_TYPES_OF(LG_I64),
+                                LG_TYPES_U8 = LG_TYPES_OF(LG_U8)
+#undef LG_TYPES_OF
+} lg_operand_types;
+
+enum { LG_FACTORS_MAX = 3, LG_OPERANDS_MAX = 16, LG_SCALARS_MAX = 16, LG_OPERAND_NAME_BYTES = 32 };
+
+/* One dimension: number times the letters. */
+struct lg_dim {
+    int64_t number;
+    int n;
+    char letter[LG_FACTORS_MAX];
+};
+
+struct lg_operand {
+    char name[LG_OPERAND_NAME_BYTES]; /* "x", "norm.x" */
+    size_t at;                        /* of the (first) tensor in the arguments */
+    lg_operand_types types;
+    bool out, optional, any_shape, aligned;
+    size_t stride_at; /* of the rows' stride, an int64_t; 0: contiguous */
+    int max;          /* > 0: an array of so many tensors */
+    size_t count_at;  /* of the int that says how many of them are used */
+    int rank, row;    /* row: the dimension with which a row begins; rank without a stride */
+    struct lg_dim dim[LG_RANK_MAX];
+    int with; /* it is absent with this operand; -1: with none */
+    int same; /* it names the same tensor as this operand; -1: none */
+    uint32_t may_be,
+        may_be_first; /* bits of operands on which it may lie exactly; of arrays: of whose first */
+};
+
+typedef enum lg_scalar_kind {
+    LG_SCALAR_bool,
+    LG_SCALAR_int,
+    LG_SCALAR_int64_t,
+    LG_SCALAR_uint64_t,
+    LG_SCALAR_double,
+    LG_SCALAR_lg_act
+} lg_scalar_kind;
+
+struct lg_scalar {
+    char name[LG_OPERAND_NAME_BYTES];
+    size_t at;
+    lg_scalar_kind kind;
+    int max;     /* > 0: an array */
+    char letter; /* a size that dims call so, else 0 */
+};
+
+struct lg_op_info {
+    const char *name;
+    int n_operands, n_scalars;
+    struct lg_operand operand[LG_OPERANDS_MAX];
+    struct lg_scalar scalar[LG_SCALARS_MAX];
+};
+
+const struct lg_op_info *lg_op_info(lg_op_id op);
+
+/* How many tensors of an operand a call uses, and these. */
+static inline int lg_operand_count(const struct lg_operand *o, const void *args)
+{
+    return o->max ? *(const int *)((const char *)args + o->count_at) : 1;
+}
+static inline const lg_tensor *lg_operand_at(const struct lg_operand *o, const void *args, int i)
+{
+    return (const lg_tensor *)((const char *)args + o->at) + i;
+}
