@@ -63,11 +63,11 @@ LDFLAGS  += --coverage -Wl,-u,__gcov_dump # which tests/unit/scratch.c may call
 endif
 Q := $(if $(V),,@)
 
-LIB_DIRS := base config shm bus stages/nets stages/io stages stages/loader stages/text stages/vae \
+LIB_DIRS := base config shm bus kernels/graph stages/nets stages/io stages stages/loader stages/text stages/vae \
             stages/trainer stages/ema stages/ckpt stages/sample stages/encode \
             $(SUPERVISOR_DIRS)
 ifdef FUZZ_BUILD # what the targets call
-LIB_DIRS := base config shm bus stages/nets stages/io
+LIB_DIRS := base config shm bus kernels/graph stages/nets stages/io
 endif
 LIB_SRC  := $(filter-out %/main.c supervisor/%_main.c,$(foreach d,$(LIB_DIRS),$(wildcard $(d)/*.c $(d)/*.cpp))) \
             $(wildcard kernels/*.c)

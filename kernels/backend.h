@@ -23,6 +23,8 @@ struct lg_stream {
     bool dry;
     void *scratch;
     size_t scratch_bytes, scratch_need;
+    /* Not NULL: operations are checked and handed to this instead of run (kernels/graph). */
+    void (*record)(lg_stream *, lg_op_id op, const void *args);
 };
 
 struct lg_device {

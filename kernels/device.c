@@ -308,27 +308,34 @@ lg_device *lg_stream_device(const lg_stream *s)
     return s->device;
 }
 
+/* A graph's stream takes operations alone. */
+static bool runs(const lg_stream *s)
+{
+    LG_ASSERT(!s->record);
+    return !s->dry;
+}
+
 void lg_stream_sync(lg_stream *s)
 {
-    if (!s->dry) s->device->sync(s);
+    if (runs(s)) s->device->sync(s);
 }
 
 void lg_stream_upload(lg_stream *s, void *device_dst, const void *host_src, size_t bytes)
 {
-    if (!s->dry && bytes) s->device->upload(s, device_dst, host_src, bytes);
+    if (runs(s) && bytes) s->device->upload(s, device_dst, host_src, bytes);
 }
 
 void lg_stream_download(lg_stream *s, void *host_dst, const void *device_src, size_t bytes)
 {
-    if (!s->dry && bytes) s->device->download(s, host_dst, device_src, bytes);
+    if (runs(s) && bytes) s->device->download(s, host_dst, device_src, bytes);
 }
 
 void lg_stream_zero(lg_stream *s, void *device_dst, size_t bytes)
 {
-    if (!s->dry && bytes) s->device->zero(s, device_dst, bytes);
+    if (runs(s) && bytes) s->device->zero(s, device_dst, bytes);
 }
 
 void lg_stream_copy(lg_stream *s, void *device_dst, const void *device_src, size_t bytes)
 {
-    if (!s->dry && bytes) s->device->copy(s, device_dst, device_src, bytes);
+    if (runs(s) && bytes) s->device->copy(s, device_dst, device_src, bytes);
 }

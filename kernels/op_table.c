@@ -54,9 +54,10 @@ struct row {
 
 static const struct {
     const char *name;
+    size_t args_bytes;
     const struct row *(*rows)(int *ret_n);
 } source[LG_OP_COUNT] = {
-#define LG_OP(name, ...) {#name, rows_of_##name},
+#define LG_OP(name, ...) {#name, sizeof(struct lg_##name##_args), rows_of_##name},
 #include "kernels/ops.def"
 #undef LG_OP
 };
@@ -183,6 +184,7 @@ static void make(void)
 {
     for (int i = 0; i < LG_OP_COUNT; i++) {
         table[i].name = source[i].name;
+        table[i].args_bytes = source[i].args_bytes;
         add(&table[i], (lg_op_id)i, "", 0);
     }
 }

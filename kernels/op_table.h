@@ -61,12 +61,15 @@ struct lg_scalar {
 
 struct lg_op_info {
     const char *name;
+    size_t args_bytes; /* of its argument struct */
     int n_operands, n_scalars;
     struct lg_operand operand[LG_OPERANDS_MAX];
     struct lg_scalar scalar[LG_SCALARS_MAX];
 };
 
 const struct lg_op_info *lg_op_info(lg_op_id op);
+/* ops.c: calls the operation of this name. */
+void lg_op_call(lg_stream *s, lg_op_id op, const void *args);
 
 /* How many tensors of an operand a call uses, and these. */
 static inline int lg_operand_count(const struct lg_operand *o, const void *args)

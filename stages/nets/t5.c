@@ -5,26 +5,23 @@
  * layers add to their scores. Formulas: Raffel et al. 2020, section 2.1; v1.1 (Shazeer 2020, "GLU
  * Variants") replaces relu(x wi) by gelu(x wi_0) * (x wi_1).
  *
- * Activations lie in one arena that open() cuts once:
- *   x       the residual stream                                   (M, D), M = batch * length
- *   n       a norm's output, later a branch's output              (M, D)
- *   wide    q|k|v and the attention's output, or both halves of the feed-forward
- *   bias    the relative position bias                            (H, L, L)
- * The bias is computed in each forward: it is cheap (H L^2 against M D^2 per layer), and the
- * weights belong to the call, not to the net.
+ * The net is a graph (kernels/graph): what follows describes the forward once, and the compiler finds where its
+ * values lie. The bias is computed in each forward: it is cheap (H L^2 against M D^2 per layer), and
+ * the weights belong to the call, not to the net.
  *
  * Invariants: the table of a shard depends on (config, shard, shards) alone, and a layer's
  * arithmetic on its own weights alone, so the number of shards cannot change a bit. The net runs
  * the same shapes every time; rows of padding are computed like others. */
 #include "stages/nets/t5.h"
 #include "base/fs.h"
+#include "kernels/graph/program.h"
 #include "stages/nets/model_config.h"
 #include "stages/nets/weights.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { DIM_MAX = 1 << 17, LAYERS_MAX = 256, VOCAB_MAX = 1 << 24, ARENA_ALIGN = 64 };
+enum { DIM_MAX = 1 << 17, LAYERS_MAX = 256, VOCAB_MAX = 1 << 24 };
 static const char embedding_name[] = "shared.weight";
 static const char embedding_alias[] = "encoder.embed_tokens.weight";
 
@@ -216,162 +213,175 @@ out:
     return rc;
 }
 
+/* ---- the forward ---- */
+
+/* While it is described. Rows are tokens: M = batch * length. */
+struct build {
+    const struct lg_t5_config *c;
+    lg_graph *g;
+    lg_stream *s;
+    lg_dtype t;
+    int64_t B, L, M, D, H, d; // d: of a head
+    lg_tensor length;         // (B) i32
+    lg_tensor weights;        // the flat buffer of the layer's shard
+    lg_tensor bias;           // (H, L, L)
+};
+
+static lg_tensor norm_into(const struct build *b, lg_tensor x, size_t w, lg_tensor y)
+{
+    lg_rms_norm_forward(b->s, &(struct lg_rms_norm_forward_args){
+                                  .x = x,
+                                  .w = lg_at(b->weights, (int64_t)w, lg_t1(NULL, b->t, b->D)),
+                                  .y = y,
+                                  .eps = b->c->eps});
+    return y;
+}
+
+static lg_tensor norm(const struct build *b, lg_tensor x, size_t w)
+{
+    return norm_into(b, x, w, lg_graph_value(b->g, "norm", x));
+}
+
+static lg_tensor linear(const struct build *b, const char *name, lg_tensor x, size_t w,
+                        int64_t columns, lg_act act)
+{
+    lg_tensor y = lg_graph_value(b->g, name, lg_t2(NULL, b->t, b->M, columns));
+    lg_linear_forward(b->s,
+                      &(struct lg_linear_forward_args){
+                          .x = x,
+                          .w = lg_at(b->weights, (int64_t)w, lg_t2(NULL, b->t, columns, x.dim[1])),
+                          .y = y,
+                          .act = act});
+    return y;
+}
+
+static lg_tensor add_to(const struct build *b, lg_tensor x, lg_tensor branch)
+{
+    lg_tensor y = lg_graph_value(b->g, "x", x);
+    lg_add_forward(b->s, &(struct lg_add_forward_args){.a = x, .b = branch, .y = y});
+    return y;
+}
+
+static lg_tensor multiply(const struct build *b, lg_tensor x, lg_tensor gate)
+{
+    lg_tensor y = lg_graph_value(b->g, "gated", x);
+    lg_mul_forward(b->s, &(struct lg_mul_forward_args){.a = x, .b = gate, .y = y});
+    return y;
+}
+
+/* x + attention(norm(x)) */
+static lg_tensor attend(const struct build *b, const struct layer_offset *l, lg_tensor x)
+{
+    const int64_t I = b->H * b->d;
+    const lg_tensor heads = lg_t4(NULL, b->t, b->B, b->L, b->H, b->d);
+    lg_tensor qkv = linear(b, "qkv", norm(b, x, l->norm1), l->q, 3 * I, LG_ACT_NONE);
+    lg_tensor o = lg_graph_value(b->g, "attention", heads);
+    lg_attention_forward(b->s, &(struct lg_attention_forward_args){.q = lg_at(qkv, 0, heads),
+                                                                   .k = lg_at(qkv, I, heads),
+                                                                   .v = lg_at(qkv, 2 * I, heads),
+                                                                   .q_stride = 3 * I,
+                                                                   .kv_stride = 3 * I,
+                                                                   .k_length = b->length,
+                                                                   .bias = b->bias,
+                                                                   .o = o,
+                                                                   .scale = 1.0});
+    o = lg_at(o, 0, lg_t2(NULL, b->t, b->M, I));
+    return add_to(b, x, linear(b, "branch", o, l->o, b->D, LG_ACT_NONE));
+}
+
+/* x + feed_forward(norm(x)) */
+static lg_tensor feed_forward(const struct build *b, const struct layer_offset *l, lg_tensor x)
+{
+    const int64_t F = b->c->d_ff;
+    lg_tensor n = norm(b, x, l->norm2);
+    lg_tensor h = linear(b, "up", n, l->wi0, F, b->c->gated ? LG_ACT_GELU_TANH : LG_ACT_RELU);
+    if (b->c->gated) h = multiply(b, h, linear(b, "gate", n, l->wi1, F, LG_ACT_NONE));
+    return add_to(b, x, linear(b, "branch", h, l->wo, b->D, LG_ACT_NONE));
+}
+
+static lg_tensor embed(struct build *b, const struct shard_offset *at, lg_tensor ids)
+{
+    const struct lg_t5_config *c = b->c;
+    lg_tensor x = lg_graph_value(b->g, "x", lg_t2(NULL, b->t, b->M, b->D));
+    lg_embedding_forward(
+        b->s, &(struct lg_embedding_forward_args){.ids = ids,
+                                                  .table = lg_at(b->weights, (int64_t)at->embedding,
+                                                                 lg_t2(NULL, b->t, c->vocab, b->D)),
+                                                  .y = x});
+    b->bias = lg_graph_value(b->g, "bias", lg_t3(NULL, b->t, b->H, b->L, b->L));
+    lg_t5_bias_forward(
+        b->s, &(struct lg_t5_bias_forward_args){.table = lg_at(b->weights, (int64_t)at->bias,
+                                                               lg_t2(NULL, b->t, c->buckets, b->H)),
+                                                .out = b->bias,
+                                                .max_distance = c->max_distance});
+    return x;
+}
+
 /* ---- the net ---- */
+
+enum { BOUND_IDS, BOUND_LENGTH, BOUND_OUT, BOUND_WEIGHTS }; /* from here on one a shard */
 
 struct lg_t5 {
     lg_device *device;
-    struct lg_t5_config c;
+    lg_program *program;
     lg_dtype dtype;
-    int64_t batch, length;
+    int64_t batch, length, width;
     int shards;
-    struct shard_offset at; /* each offset counts from the start of the shard that holds it */
-    char *arena, *scratch;  /* NULL while planning */
-    size_t x, n, wide, wide2, bias; /* bytes from the arena's start */
-    size_t arena_bytes, scratch_bytes;
+    void *arena, *scratch;
 };
 
-/* What one layer's forward works with. */
-struct run {
-    const struct lg_t5 *net;
-    lg_stream *s;
-    const void *weights; /* of the layer's shard; NULL on a dry stream */
-    lg_tensor x, n, bias, k_length;
-};
-
-static size_t reserve(struct lg_t5 *net, int64_t elements)
+/* Shard by shard: the weights of one at a time. */
+static void describe(struct build *b, const struct lg_t5_config *c, int shards)
 {
-    size_t at = net->arena_bytes, bytes = (size_t)elements * lg_dtype_bytes(net->dtype);
-    net->arena_bytes += (bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
-    return at;
-}
-
-static void cut_arena(struct lg_t5 *net)
-{
-    const struct lg_t5_config *c = &net->c;
-    int64_t M = net->batch * net->length, I = (int64_t)c->heads * c->d_kv;
-    net->x = reserve(net, M * c->d_model);
-    net->n = reserve(net, M * c->d_model);
-    net->bias = reserve(net, c->heads * net->length * net->length);
-    /* Attention and feed-forward take turns in the wide buffer, each with a first and a second piece.
-     */
-    net->wide = reserve(net, M * LG_MAX(3 * I, (int64_t)c->d_ff));
-    net->wide2 = reserve(net, M * LG_MAX(I, c->gated ? (int64_t)c->d_ff : 0));
-}
-
-static void *activation(const struct lg_t5 *net, size_t at)
-{
-    return net->arena ? net->arena + at : NULL;
-}
-
-static void *weight(const struct run *r, size_t offset)
-{
-    size_t bytes = offset * lg_dtype_bytes(r->net->dtype);
-    return r->weights ? (char *)(uintptr_t)r->weights + bytes : NULL;
-}
-
-static void norm(const struct run *r, size_t w, lg_tensor y)
-{
-    const struct lg_t5 *net = r->net;
-    lg_rms_norm_forward(r->s, &(struct lg_rms_norm_forward_args){
-                                  .x = r->x,
-                                  .w = lg_t1(weight(r, w), net->dtype, net->c.d_model),
-                                  .y = y,
-                                  .eps = net->c.eps});
-}
-
-static void linear(const struct run *r, lg_tensor x, size_t w, lg_act act, lg_tensor y)
-{
-    lg_linear_forward(r->s, &(struct lg_linear_forward_args){
-                                .x = x,
-                                .w = lg_t2(weight(r, w), r->net->dtype, y.dim[1], x.dim[1]),
-                                .y = y,
-                                .act = act});
-}
-
-/* x += attention(norm(x)). */
-static void attend(const struct run *r, const struct layer_offset *l)
-{
-    const struct lg_t5 *net = r->net;
-    int64_t B = net->batch, L = net->length, H = net->c.heads, d = net->c.d_kv, I = H * d;
-    lg_dtype t = net->dtype;
-    char *qkv = activation(net, net->wide);
-    size_t offset = (size_t)I * lg_dtype_bytes(t);
-    void *o = activation(net, net->wide2);
-    norm(r, l->norm1, r->n);
-    linear(r, r->n, l->q, LG_ACT_NONE, lg_t2(qkv, t, B * L, 3 * I));
-    lg_attention_forward(r->s, &(struct lg_attention_forward_args){
-                                   .q = lg_t4(qkv, t, B, L, H, d),
-                                   .k = lg_t4(qkv ? qkv + offset : NULL, t, B, L, H, d),
-                                   .v = lg_t4(qkv ? qkv + 2 * offset : NULL, t, B, L, H, d),
-                                   .q_stride = 3 * I,
-                                   .kv_stride = 3 * I,
-                                   .k_length = r->k_length,
-                                   .bias = r->bias,
-                                   .o = lg_t4(o, t, B, L, H, d),
-                                   .scale = 1.0});
-    linear(r, lg_t2(o, t, B * L, I), l->o, LG_ACT_NONE, r->n);
-    lg_add_forward(r->s, &(struct lg_add_forward_args){.a = r->x, .b = r->n, .y = r->x});
-}
-
-/* x += feed_forward(norm(x)). */
-static void feed_forward(const struct run *r, const struct layer_offset *l)
-{
-    const struct lg_t5 *net = r->net;
-    int64_t M = net->batch * net->length, F = net->c.d_ff;
-    lg_tensor h = lg_t2(activation(net, net->wide), net->dtype, M, F);
-    norm(r, l->norm2, r->n);
-    linear(r, r->n, l->wi0, net->c.gated ? LG_ACT_GELU_TANH : LG_ACT_RELU, h);
-    if (net->c.gated) {
-        lg_tensor g = lg_t2(activation(net, net->wide2), net->dtype, M, F);
-        linear(r, r->n, l->wi1, LG_ACT_NONE, g);
-        lg_mul_forward(r->s, &(struct lg_mul_forward_args){.a = h, .b = g, .y = h});
+    struct shard_offset at; /* each counts from the start of its shard */
+    lg_tensor x = LG_NONE, ids = lg_graph_bind(b->g, "ids", lg_t1(NULL, LG_I32, b->M));
+    b->length = lg_graph_bind(b->g, "length", lg_t1(NULL, LG_I32, b->B));
+    lg_tensor out = lg_graph_bind(b->g, "out", lg_t2(NULL, b->t, b->M, b->D));
+    for (int shard = 0; shard < shards; shard++) {
+        lg_params t = {0};
+        lay_out(c, shard, shards, &t, &at);
+        b->weights = lg_graph_bind(b->g, "weights", lg_t1(NULL, b->t, (int64_t)t.count));
+        lg_params_free(&t);
+        if (shard == 0) x = embed(b, &at, ids);
+        int end = first_layer(c, shard + 1, shards);
+        for (int i = first_layer(c, shard, shards); i < end; i++)
+            x = feed_forward(b, &at.layer[i], attend(b, &at.layer[i], x));
     }
-    linear(r, h, l->wo, LG_ACT_NONE, r->n);
-    lg_add_forward(r->s, &(struct lg_add_forward_args){.a = r->x, .b = r->n, .y = r->x});
+    norm_into(b, x, at.final_norm, out);
 }
 
-static void embed(const struct run *r, lg_tensor ids)
+static int make_program(lg_device *d, const struct lg_t5_config *c, const struct lg_t5 *net,
+                        lg_program **ret)
 {
-    const struct lg_t5 *net = r->net;
-    const struct lg_t5_config *c = &net->c;
-    lg_embedding_forward(
-        r->s, &(struct lg_embedding_forward_args){
-                  .ids = lg_t1(ids.data, LG_I32, net->batch * net->length),
-                  .table = lg_t2(weight(r, net->at.embedding), net->dtype, c->vocab, c->d_model),
-                  .y = r->x});
-    lg_t5_bias_forward(
-        r->s, &(struct lg_t5_bias_forward_args){
-                  .table = lg_t2(weight(r, net->at.bias), net->dtype, c->buckets, c->heads),
-                  .out = r->bias,
-                  .max_distance = c->max_distance});
+    lg_graph *g = lg_graph_new(d);
+    struct build b = {.c = c,
+                      .g = g,
+                      .s = lg_graph_stream(g),
+                      .t = net->dtype,
+                      .B = net->batch,
+                      .L = net->length,
+                      .M = net->batch * net->length,
+                      .D = c->d_model,
+                      .H = c->heads,
+                      .d = c->d_kv};
+    describe(&b, c, net->shards);
+    int rc = lg_graph_compile(g, ret);
+    lg_graph_free(&g);
+    return rc;
 }
 
 void lg_t5_forward(lg_t5 *net, lg_stream *s, const void *const *weights, lg_tensor ids,
                    lg_tensor length, lg_tensor out)
 {
-    const struct lg_t5_config *c = &net->c;
-    int64_t B = net->batch, L = net->length, D = c->d_model;
-    LG_ASSERT(ids.rank == 2 && ids.dim[0] == B && ids.dim[1] == L && ids.dtype == LG_I32);
-    LG_ASSERT(out.rank == 3 && out.dim[0] == B && out.dim[1] == L && out.dim[2] == D);
-    if (!lg_stream_is_dry(s)) lg_stream_set_scratch(s, net->scratch, net->scratch_bytes);
-    struct run r = {
-        .net = net,
-        .s = s,
-        .x = lg_t2(activation(net, net->x), net->dtype, B * L, D),
-        .n = lg_t2(activation(net, net->n), net->dtype, B * L, D),
-        .bias = lg_t3(activation(net, net->bias), net->dtype, c->heads, L, L),
-        .k_length = length,
-    };
-    for (int shard = 0; shard < net->shards; shard++) {
-        r.weights = weights ? weights[shard] : NULL;
-        if (shard == 0) embed(&r, ids);
-        int end = first_layer(c, shard + 1, net->shards);
-        for (int i = first_layer(c, shard, net->shards); i < end; i++) {
-            attend(&r, &net->at.layer[i]);
-            feed_forward(&r, &net->at.layer[i]);
-        }
-    }
-    norm(&r, net->at.final_norm, lg_t2(out.data, out.dtype, B * L, D));
+    void *bound[BOUND_WEIGHTS + LG_T5_SHARDS_MAX] = {ids.data, length.data, out.data};
+    LG_ASSERT(ids.rank == 2 && ids.dim[0] == net->batch && ids.dim[1] == net->length);
+    LG_ASSERT(ids.dtype == LG_I32 && length.dtype == LG_I32 && out.dtype == net->dtype);
+    LG_ASSERT(length.rank == 1 && length.dim[0] == net->batch && out.rank == 3);
+    LG_ASSERT(out.dim[0] == net->batch && out.dim[1] == net->length && out.dim[2] == net->width);
+    for (int i = 0; i < net->shards; i++) bound[BOUND_WEIGHTS + i] = (void *)(uintptr_t)weights[i];
+    lg_program_run(
+        net->program, s,
+        &(struct lg_program_memory){.arena = net->arena, .scratch = net->scratch, .bound = bound});
 }
 
 /* A net without memory, its sizes known. */
@@ -382,28 +392,17 @@ static int plan(lg_device *d, const struct lg_t5_config *c, int batch, int lengt
     LG_TRY(check_shards(c, shards));
     lg_t5 *net = calloc(1, sizeof *net);
     if (!net) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a text encoder");
-    net->device = d;
-    net->c = *c;
-    net->dtype = lg_device_dtype(d);
-    net->batch = batch;
-    net->length = length;
-    net->shards = shards;
-    for (int shard = 0; shard < shards; shard++) {
-        lg_params t = {0};
-        lay_out(c, shard, shards, &t, &net->at);
-        lg_params_free(&t);
-    }
-    cut_arena(net);
-    lg_stream *dry = NULL;
-    int rc = lg_stream_open_dry(d, &dry);
+    *net = (lg_t5){.device = d,
+                   .dtype = lg_device_dtype(d),
+                   .batch = batch,
+                   .length = length,
+                   .width = c->d_model,
+                   .shards = shards};
+    int rc = make_program(d, c, net, &net->program);
     if (rc < 0) {
-        free(net);
+        lg_t5_close(&net);
         return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     }
-    lg_t5_forward(net, dry, NULL, lg_t2(NULL, LG_I32, batch, length), lg_t1(NULL, LG_I32, batch),
-                  lg_t3(NULL, net->dtype, batch, length, c->d_model));
-    net->scratch_bytes = lg_stream_scratch_need(dry);
-    lg_stream_close(&dry);
     *ret = net;
     return 0;
 }
@@ -412,7 +411,7 @@ int lg_t5_plan(lg_device *d, const struct lg_t5_config *c, int batch, int length
 {
     lg_t5 *net = NULL;
     LG_TRY(plan(d, c, batch, length, 1, &net));
-    *ret_bytes = net->arena_bytes + net->scratch_bytes;
+    *ret_bytes = lg_program_arena_bytes(net->program) + lg_program_scratch_bytes(net->program);
     lg_t5_close(&net);
     return 0;
 }
@@ -423,9 +422,10 @@ int lg_t5_open(lg_device *d, const struct lg_t5_config *c, int batch, int length
     lg_t5 *net = NULL;
     int rc;
     LG_TRY(plan(d, c, batch, length, shards, &net));
-    LG_TRY_GOTO(rc, lg_device_alloc(d, net->arena_bytes, (void **)&net->arena), fail);
-    if (net->scratch_bytes)
-        LG_TRY_GOTO(rc, lg_device_alloc(d, net->scratch_bytes, (void **)&net->scratch), fail);
+    size_t arena = lg_program_arena_bytes(net->program);
+    size_t scratch = lg_program_scratch_bytes(net->program);
+    LG_TRY_GOTO(rc, lg_device_alloc(d, arena, &net->arena), fail);
+    if (scratch) LG_TRY_GOTO(rc, lg_device_alloc(d, scratch, &net->scratch), fail);
     *ret = net;
     return 0;
 fail:
@@ -436,8 +436,9 @@ fail:
 void lg_t5_close(lg_t5 **net)
 {
     if (!*net) return;
-    lg_device_free((*net)->device, (void **)&(*net)->arena);
-    lg_device_free((*net)->device, (void **)&(*net)->scratch);
+    lg_device_free((*net)->device, &(*net)->arena);
+    lg_device_free((*net)->device, &(*net)->scratch);
+    lg_program_free(&(*net)->program);
     free(*net);
     *net = NULL;
 }

@@ -1,0 +1,216 @@
+/* From a graph to a program: which values share memory, and where each lies.
+ *
+ * 1. An output takes over the storage of an input where ops.def lets it lie there, both are whole values of one
+ *    type and size, and no other node needs the input later: in place.
+ * 2. Storages are placed largest first, each at the lowest offset where it meets none that is in use at the same
+ *    time. Greedy, and the same for the same graph.
+ */
+#include "base/check.h"
+#include "kernels/graph/program_private.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 64 };
+
+/* ---- what shares memory ---- */
+
+static bool is_whole(const lg_graph *g, const struct lg_use *u)
+{
+    const struct lg_value *v = &g->value[u->value];
+    return v->bound < 0 && u->offset == 0 && !u->operand->stride_at &&
+           lg_tensor_bytes(u->t) == v->bytes;
+}
+
+/* What a row of ops.def cannot say (op_check.c). */
+static bool may_be_in_place(lg_op_id op, const char *args)
+{
+    return op != LG_OP_act_backward ||
+           !((const struct lg_act_backward_args *)(const void *)args)->accumulate;
+}
+
+/* The input that this output may replace; NULL: none. */
+static const struct lg_use *find_replaced(const lg_graph *g, int node, const struct lg_use *use,
+                                          int n, const struct lg_use *out)
+{
+    for (const struct lg_use *in = use; in < use + n; in++) {
+        bool may = (out->operand->may_be & (uint32_t)1 << in->number) ||
+                   ((out->operand->may_be_first & (uint32_t)1 << in->number) && in->element == 0);
+        if (!may || in->operand->out || !is_whole(g, in) || in->t->dtype != out->t->dtype ||
+            lg_tensor_bytes(in->t) != lg_tensor_bytes(out->t) || g->value[in->value].last != node)
+            continue;
+        int readers = 0;
+        for (const struct lg_use *u = use; u < use + n; u++) readers += u->value == in->value;
+        if (readers == 1) return in;
+    }
+    return NULL;
+}
+
+static void share_in_place(const lg_graph *g, lg_program *p)
+{
+    for (int n = 0; n < g->n_nodes; n++) {
+        struct lg_use use[LG_USES_MAX];
+        int count = lg_graph_uses(g, n, use);
+        bool taken[LG_USES_MAX] = {false};
+        if (!may_be_in_place(g->node[n].op, g->args + g->node[n].args)) continue;
+        for (int i = 0; i < count; i++) {
+            if (!use[i].operand->out || !is_whole(g, &use[i]) || g->value[use[i].value].first != n)
+                continue;
+            const struct lg_use *in = find_replaced(g, n, use, count, &use[i]);
+            if (!in || taken[in - use]) continue;
+            taken[in - use] = true;
+            p->value[use[i].value].storage = p->value[in->value].storage;
+        }
+    }
+}
+
+/* ---- where it lies ---- */
+
+struct storage {
+    int id, first, last; /* id: its number, that of the value it began with */
+    size_t bytes, at;
+};
+
+static int by_size(const void *a, const void *b)
+{
+    const struct storage *x = a, *y = b;
+    if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct storage *x = *(struct storage *const *)a, *y = *(struct storage *const *)b;
+    return (x->at > y->at) - (x->at < y->at);
+}
+
+static int find_storages(const lg_graph *g, const lg_program *p, struct storage *ret)
+{
+    int n = 0, *number = malloc(sizeof *number * (size_t)LG_MAX(g->n_values, 1));
+    LG_ASSERT(number);
+    for (int i = 0; i < g->n_values; i++) {
+        const struct lg_value *v = &g->value[i];
+        if (v->bound >= 0 || v->first < 0) continue;
+        int id = p->value[i].storage;
+        if (id == i) {
+            number[i] = n;
+            ret[n++] = (struct storage){
+                .id = i, .first = v->first, .bytes = (v->bytes + ALIGN - 1) / ALIGN * ALIGN};
+        }
+        ret[number[id]].last =
+            LG_MAX(ret[number[id]].last, v->last); /* a later value: a later number */
+    }
+    free(number);
+    return n;
+}
+
+/* The lowest offset at which it meets none of the placed ones that live when it does. */
+static size_t find_place(const struct storage *s, struct storage *placed, int n,
+                         struct storage **met)
+{
+    int n_met = 0;
+    for (struct storage *o = placed; o < placed + n; o++)
+        if (o->first <= s->last && s->first <= o->last) met[n_met++] = o;
+    qsort(met, (size_t)n_met, sizeof *met, by_place);
+    size_t at = 0;
+    for (int i = 0; i < n_met; i++) {
+        if (met[i]->at >= at + s->bytes) break;
+        at = LG_MAX(at, met[i]->at + met[i]->bytes);
+    }
+    return at;
+}
+
+static void place(const lg_graph *g, lg_program *p)
+{
+    size_t room = (size_t)LG_MAX(g->n_values, 1);
+    struct storage *s = calloc(room, sizeof *s), **met = calloc(room, sizeof *met);
+    size_t *at = calloc(room, sizeof *at);
+    LG_ASSERT(s && met && at);
+    int n = find_storages(g, p, s);
+    qsort(s, (size_t)n, sizeof *s, by_size);
+    for (int i = 0; i < n; i++) {
+        s[i].at = at[s[i].id] = find_place(&s[i], s, i, met);
+        p->arena_bytes = LG_MAX(p->arena_bytes, s[i].at + s[i].bytes);
+    }
+    for (int i = 0; i < g->n_values; i++) p->value[i].at = at[p->value[i].storage];
+    free(s);
+    free(met);
+    free(at);
+}
+
+/* ---- the program ---- */
+
+/* Every tensor of the calls is a place in the arena or in what is bound. */
+static void make_places(const lg_graph *g, lg_program *p)
+{
+    int room = 0;
+    for (int n = 0; n < g->n_nodes; n++) {
+        struct lg_use use[LG_USES_MAX];
+        room += lg_graph_uses(g, n, use);
+    }
+    p->place = calloc((size_t)LG_MAX(room, 1), sizeof *p->place);
+    LG_ASSERT(p->place);
+    for (int n = 0; n < g->n_nodes; n++) {
+        struct lg_use use[LG_USES_MAX];
+        int count = lg_graph_uses(g, n, use);
+        for (int i = 0; i < count; i++) {
+            const struct lg_value *v = &g->value[use[i].value];
+            size_t at = v->bound < 0 ? p->value[use[i].value].at : 0;
+            p->place[p->n_places++] =
+                (struct lg_place){.tensor = (size_t)((const char *)use[i].t - g->args),
+                                  .bound = v->bound,
+                                  .offset = at + use[i].offset,
+                                  .node = n,
+                                  .value = use[i].value,
+                                  .element = use[i].element,
+                                  .operand = use[i].operand,
+                                  .in_value = use[i].offset};
+        }
+    }
+}
+
+/* With no addresses at all, as on every dry stream. */
+static int size_scratch(lg_program *p, lg_device *d)
+{
+    lg_stream *dry = NULL;
+    LG_TRY(lg_stream_open_dry(d, &dry));
+    for (int i = 0; i < p->n_places; i++) lg_place_pointer(p, i, NULL);
+    for (int n = 0; n < p->n_nodes; n++) lg_op_call(dry, p->node[n].op, p->args + p->node[n].args);
+    p->scratch_bytes = lg_stream_scratch_need(dry);
+    lg_stream_close(&dry);
+    return 0;
+}
+
+static void *copied(const void *from, size_t n, size_t each)
+{
+    void *to = malloc(LG_MAX(n, (size_t)1) * each);
+    LG_ASSERT(to);
+    if (n) memcpy(to, from, n * each);
+    return to;
+}
+
+int lg_graph_compile(const lg_graph *g, lg_program **ret)
+{
+    lg_program *p = calloc(1, sizeof *p);
+    LG_ASSERT(p);
+    p->n_values = g->n_values;
+    p->value = calloc((size_t)LG_MAX(g->n_values, 1), sizeof *p->value);
+    LG_ASSERT(p->value);
+    for (int i = 0; i < g->n_values; i++) {
+        p->value[i].of = g->value[i];
+        p->value[i].storage = i;
+    }
+    p->n_nodes = g->n_nodes;
+    p->n_bound = g->n_bound;
+    p->node = copied(g->node, (size_t)g->n_nodes, sizeof *g->node);
+    p->args = copied(g->args, g->args_bytes, 1);
+    share_in_place(g, p);
+    place(g, p);
+    make_places(g, p);
+    int rc = size_scratch(p, g->stream.device);
+    if (rc < 0) {
+        lg_program_free(&p);
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    *ret = p;
+    return 0;
+}

@@ -1,0 +1,118 @@
+/* A program as text; see program.h. */
+#include "base/check.h"
+#include "kernels/graph/program_private.h"
+#include <inttypes.h>
+#include <stdlib.h>
+
+static void print_dims(int rank, const int64_t *dim, FILE *to)
+{
+    for (int i = 0; i < rank; i++) fprintf(to, "%s%" PRId64, i ? "," : "", dim[i]);
+}
+
+static void print_value(const lg_program *p, int i, FILE *to)
+{
+    const struct lg_placed *v = &p->value[i];
+    fprintf(to, "v%d %s %s ", i, v->of.name, lg_dtype_name(v->of.dtype));
+    print_dims(v->of.rank, v->of.dim, to);
+    fprintf(to, ": %zu bytes", v->of.bytes);
+    if (v->of.bound >= 0)
+        fprintf(to, ", bound %d", v->of.bound);
+    else if (v->of.first >= 0)
+        fprintf(to, " at %zu", v->at);
+    if (v->of.bound < 0 && v->storage != i) fprintf(to, " in place of v%d", v->storage);
+    if (v->of.first >= 0) fprintf(to, ", made by n%d", v->of.first);
+    if (v->of.last >= 0) fprintf(to, ", used up to n%d", v->of.last);
+    fprintf(to, "\n");
+}
+
+static void print_scalar(const struct lg_scalar *x, const char *at, FILE *to)
+{
+    switch (x->kind) {
+    case LG_SCALAR_bool:
+        fprintf(to, "%d", *(const bool *)at);
+        break;
+    case LG_SCALAR_int:
+    case LG_SCALAR_lg_act:
+        fprintf(to, "%d", *(const int *)(const void *)at);
+        break;
+    case LG_SCALAR_int64_t:
+        fprintf(to, "%" PRId64, *(const int64_t *)(const void *)at);
+        break;
+    case LG_SCALAR_uint64_t:
+        fprintf(to, "%" PRIu64, *(const uint64_t *)(const void *)at);
+        break;
+    case LG_SCALAR_double:
+        fprintf(to, "%.9g", *(const double *)(const void *)at);
+        break;
+    }
+}
+
+static void print_scalars(const struct lg_op_info *op, const char *args, FILE *to)
+{
+    static const size_t bytes[] = {
+        [LG_SCALAR_bool] = sizeof(bool),       [LG_SCALAR_int] = sizeof(int),
+        [LG_SCALAR_int64_t] = sizeof(int64_t), [LG_SCALAR_uint64_t] = sizeof(uint64_t),
+        [LG_SCALAR_double] = sizeof(double),   [LG_SCALAR_lg_act] = sizeof(lg_act)};
+    for (const struct lg_scalar *x = op->scalar; x < op->scalar + op->n_scalars; x++) {
+        fprintf(to, " %s=", x->name);
+        for (int i = 0; i < LG_MAX(x->max, 1); i++) {
+            if (i) fputc(',', to);
+            print_scalar(x, args + x->at + (size_t)i * bytes[x->kind], to);
+        }
+    }
+}
+
+/* name=v3+64(8,48), behind > what is written. */
+static void print_place(const lg_program *p, const struct lg_place *l, FILE *to)
+{
+    const lg_tensor *t = (const lg_tensor *)(const void *)(p->args + l->tensor);
+    fprintf(to, " %s%s", l->operand->out ? ">" : "", l->operand->name);
+    if (l->operand->max) fprintf(to, "[%d]", l->element);
+    fprintf(to, "=v%d", l->value);
+    if (l->in_value) fprintf(to, "+%zu", l->in_value);
+    fputc('(', to);
+    print_dims(t->rank, t->dim, to);
+    fputc(')', to);
+}
+
+/* Bytes of the storages that are in use while each node runs; the node with most. */
+static int find_peak(const lg_program *p, size_t *ret_bytes)
+{
+    int most = -1;
+    int *last = malloc(sizeof *last * (size_t)LG_MAX(p->n_values, 1));
+    LG_ASSERT(last);
+    for (int i = 0; i < p->n_values; i++) last[i] = -1;
+    for (int i = 0; i < p->n_values; i++)
+        last[p->value[i].storage] = LG_MAX(last[p->value[i].storage], p->value[i].of.last);
+    *ret_bytes = 0;
+    for (int n = 0; n < p->n_nodes; n++) {
+        size_t bytes = 0;
+        for (int i = 0; i < p->n_values; i++) {
+            const struct lg_value *v = &p->value[i].of;
+            if (v->bound < 0 && p->value[i].storage == i && v->first >= 0 && v->first <= n &&
+                n <= last[i])
+                bytes += v->bytes;
+        }
+        if (bytes > *ret_bytes) most = n, *ret_bytes = bytes;
+    }
+    free(last);
+    return most;
+}
+
+void lg_program_print(const lg_program *p, FILE *to)
+{
+    size_t most;
+    int at = 0, peak = find_peak(p, &most);
+    for (int i = 0; i < p->n_values; i++) print_value(p, i, to);
+    for (int n = 0; n < p->n_nodes; n++) {
+        const struct lg_op_info *op = lg_op_info(p->node[n].op);
+        fprintf(to, "n%d %s", n, op->name);
+        print_scalars(op, p->args + p->node[n].args, to);
+        fprintf(to, " |");
+        for (; at < p->n_places && p->place[at].node == n; at++) print_place(p, &p->place[at], to);
+        fprintf(to, "\n");
+    }
+    fprintf(to, "%d nodes, %d values, arena %zu bytes", p->n_nodes, p->n_values, p->arena_bytes);
+    if (peak >= 0) fprintf(to, ", of which n%d uses %zu", peak, most);
+    fprintf(to, "; scratch %zu bytes\n", p->scratch_bytes);
+}

@@ -1,0 +1,28 @@
+/* A graph made ready to run: a flat array of calls, every tensor at its place in one arena or in what is bound.
+ * Running one allocates nothing and decides nothing. */
+#pragma once
+#include "kernels/graph/graph.h"
+#include <stdio.h>
+
+typedef struct lg_program lg_program;
+
+/* Places the graph's values and sizes its scratch memory, by a dry stream of the graph's device (on which a
+ * backend may choose its algorithms now). The graph may be freed afterwards. */
+int lg_graph_compile(const lg_graph *g, lg_program **ret);
+void lg_program_free(lg_program **p);
+/* What a run needs beside what is bound, in device memory that the caller keeps. */
+size_t lg_program_arena_bytes(const lg_program *p);
+size_t lg_program_scratch_bytes(const lg_program *p);
+
+struct lg_program_memory {
+    void *arena; /* 64-byte aligned, of lg_program_arena_bytes */
+    void *scratch;
+    void *const *bound; /* by the numbers of lg_graph_bind */
+};
+/* Enqueues every call on s, whose scratch memory this sets. Not for two threads at once: the calls are kept
+ * in the program and pointed at the memory of this run. */
+void lg_program_run(lg_program *p, lg_stream *s, const struct lg_program_memory *m);
+
+/* As text, for people and golden tests: values with type, shape, bytes, place, first and last use; nodes in
+ * order; the arena and which node needs most of it. */
+void lg_program_print(const lg_program *p, FILE *to);

@@ -1,0 +1,36 @@
+/* A program's parts. Only kernels/graph includes this. */
+#pragma once
+#include "kernels/graph/graph_private.h"
+#include "kernels/graph/program.h"
+
+/* A tensor of a call: `offset` bytes behind the arena's start, or that of what is bound. */
+struct lg_place {
+    size_t tensor; /* the lg_tensor, in bytes from the start of args */
+    int bound;     /* -1: the arena */
+    size_t offset;
+    int node, value, element;
+    const struct lg_operand *operand;
+    size_t in_value; /* offset in it */
+};
+
+struct lg_placed {
+    struct lg_value of;
+    int storage; /* the value whose memory it has; its own number: its own */
+    size_t at;   /* in the arena */
+};
+
+struct lg_program {
+    struct lg_placed *value;
+    int n_values, n_bound;
+    struct lg_node *node;
+    int n_nodes;
+    char *args;
+    struct lg_place *place;
+    int n_places;
+    size_t arena_bytes, scratch_bytes;
+};
+
+static inline void lg_place_pointer(lg_program *p, int i, void *at)
+{
+    ((lg_tensor *)(void *)(p->args + p->place[i].tensor))->data = at;
+}

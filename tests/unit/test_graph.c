@@ -1,0 +1,367 @@
+/* Graphs and programs: what is recorded, what is refused, where values come to lie, and that a program computes
+ * what the calls themselves compute, bit for bit. */
+#include "base/check.h"
+#include "base/philox.h"
+#include "kernels/graph/program.h"
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static lg_device *device;
+static lg_graph *graph;
+static lg_stream *record;
+
+static int setup(void **state)
+{
+    (void)state;
+    assert_int_equal(lg_device_open("host", NULL, &device), 0);
+    graph = lg_graph_new(device);
+    record = lg_graph_stream(graph);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    lg_graph_free(&graph);
+    lg_device_close(&device);
+    return 0;
+}
+
+/* ---- nodes of these tests ---- */
+
+static lg_tensor f2(int64_t a, int64_t b)
+{
+    return lg_t2(NULL, LG_F32, a, b);
+}
+
+static void linear(lg_tensor x, lg_tensor w, lg_tensor y)
+{
+    lg_linear_forward(record, &(struct lg_linear_forward_args){.x = x, .w = w, .y = y});
+}
+
+static void act(lg_tensor x, lg_tensor y)
+{
+    lg_act_forward(record, &(struct lg_act_forward_args){.x = x, .y = y, .act = LG_ACT_SILU});
+}
+
+static void mul(lg_tensor a, lg_tensor b, lg_tensor y)
+{
+    lg_mul_forward(record, &(struct lg_mul_forward_args){.a = a, .b = b, .y = y});
+}
+
+static void add(lg_tensor a, lg_tensor b, lg_tensor y)
+{
+    lg_add_forward(record, &(struct lg_add_forward_args){.a = a, .b = b, .y = y});
+}
+
+/* ---- the print ---- */
+
+static void assert_print(const char *expected)
+{
+    lg_program *p;
+    char *text = NULL;
+    size_t bytes = 0;
+    assert_int_equal(lg_graph_compile(graph, &p), 0);
+    FILE *f = open_memstream(&text, &bytes);
+    lg_program_print(p, f);
+    fclose(f);
+    char *scratch = strstr(text, "; scratch ");
+    assert_non_null(scratch);
+    strcpy(scratch, "\n"); /* the backend's matter */
+    assert_string_equal(text, expected);
+    free(text);
+    lg_program_free(&p);
+}
+
+/* A gated unit: views of one product, a value that two nodes read, two in-place outputs, one that is not. */
+static void test_print(void **state)
+{
+    (void)state;
+    lg_tensor x = lg_graph_bind(graph, "x", f2(8, 16)), w = lg_graph_bind(graph, "w", f2(16, 16));
+    lg_tensor out = lg_graph_bind(graph, "out", f2(8, 16));
+    lg_tensor h = lg_graph_value(graph, "h", f2(8, 16)), half = f2(4, 16);
+    lg_tensor a = lg_graph_value(graph, "a", half), g = lg_graph_value(graph, "g", half);
+    lg_tensor y = lg_graph_value(graph, "y", f2(8, 16));
+    linear(x, w, h);
+    act(lg_at(h, 0, half), a);     /* a view: not in place */
+    mul(a, lg_at(h, 64, half), g); /* in place of a */
+    act(h, y);                     /* in place of h */
+    add(y, g, out);
+    assert_print("v0 x f32 8,16: 512 bytes, bound 0, used up to n0\n"
+                 "v1 w f32 16,16: 1024 bytes, bound 1, used up to n0\n"
+                 "v2 out f32 8,16: 512 bytes, bound 2, made by n4, used up to n4\n"
+                 "v3 h f32 8,16: 512 bytes at 0, made by n0, used up to n3\n"
+                 "v4 a f32 4,16: 256 bytes at 512, made by n1, used up to n2\n"
+                 "v5 g f32 4,16: 256 bytes at 512 in place of v4, made by n2, used up to n4\n"
+                 "v6 y f32 8,16: 512 bytes at 0 in place of v3, made by n3, used up to n4\n"
+                 "n0 linear_forward act=0 | x=v0(8,16) w=v1(16,16) >y=v3(8,16)\n"
+                 "n1 act_forward act=1 | x=v3(4,16) >y=v4(4,16)\n"
+                 "n2 mul_forward | a=v4(4,16) b=v3+256(4,16) >y=v5(4,16)\n"
+                 "n3 act_forward act=1 | x=v3(8,16) >y=v6(8,16)\n"
+                 "n4 add_forward | a=v6(8,16) b=v5(4,16) >y=v2(8,16)\n"
+                 "5 nodes, 7 values, arena 768 bytes, of which n1 uses 768\n");
+}
+
+/* One whose value is read again later may not be replaced, nor may one that is read twice by the node. */
+static void test_not_in_place(void **state)
+{
+    (void)state;
+    lg_tensor x = lg_graph_bind(graph, "x", f2(4, 4)), out = lg_graph_bind(graph, "out", f2(4, 4));
+    lg_tensor a = lg_graph_value(graph, "a", f2(4, 4)), b = lg_graph_value(graph, "b", f2(4, 4));
+    lg_tensor c = lg_graph_value(graph, "c", f2(4, 4));
+    act(x, a);
+    act(a, b);    /* a is read again */
+    mul(a, b, c); /* in place of a: it comes first */
+    mul(c, c, out);
+    assert_print("v0 x f32 4,4: 64 bytes, bound 0, used up to n0\n"
+                 "v1 out f32 4,4: 64 bytes, bound 1, made by n3, used up to n3\n"
+                 "v2 a f32 4,4: 64 bytes at 0, made by n0, used up to n2\n"
+                 "v3 b f32 4,4: 64 bytes at 64, made by n1, used up to n2\n"
+                 "v4 c f32 4,4: 64 bytes at 0 in place of v2, made by n2, used up to n3\n"
+                 "n0 act_forward act=1 | x=v0(4,4) >y=v2(4,4)\n"
+                 "n1 act_forward act=1 | x=v2(4,4) >y=v3(4,4)\n"
+                 "n2 mul_forward | a=v2(4,4) b=v3(4,4) >y=v4(4,4)\n"
+                 "n3 mul_forward | a=v4(4,4) b=v4(4,4) >y=v1(4,4)\n"
+                 "4 nodes, 5 values, arena 128 bytes, of which n1 uses 128\n");
+}
+
+/* ---- what is refused ---- */
+
+static bool aborts(void (*what)(void))
+{
+    int status;
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        signal(SIGABRT, SIG_DFL);
+        int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+        if (null >= 0) dup2(null, STDERR_FILENO);
+        what();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+}
+
+static lg_tensor bound, value, other; /* (4, 4) */
+
+static void write_value(void)
+{
+    act(bound, value);
+}
+static void write_twice(void)
+{
+    act(bound, value);
+    act(bound, value);
+}
+static void write_over_a_part(void)
+{
+    act(bound, value);
+    act(lg_at(bound, 0, f2(1, 4)), lg_at(value, 12, f2(1, 4)));
+}
+static void write_two_parts(void)
+{
+    act(lg_at(bound, 0, f2(2, 4)), lg_at(value, 0, f2(2, 4)));
+    act(lg_at(bound, 0, f2(2, 4)), lg_at(value, 8, f2(2, 4)));
+}
+static void read_what_nobody_wrote(void)
+{
+    act(other, value);
+}
+static void write_where_it_reads(void)
+{
+    act(bound, value);
+    act(value, value);
+}
+static void reach_behind_a_value(void)
+{
+    act(bound, lg_at(value, 1, f2(4, 4)));
+}
+static void be_no_value(void)
+{
+    static float memory[16];
+    act(bound, lg_t2(memory, LG_F32, 4, 4));
+}
+static void copy(void)
+{
+    lg_stream_zero(record, value.data, 16);
+}
+/* Slices of one buffer, as a backward writes its modulation. */
+static void write_slices(int64_t second)
+{
+    lg_tensor x = lg_graph_bind(graph, "x", lg_t3(NULL, LG_F32, 2, 3, 4));
+    lg_tensor mod = lg_graph_value(graph, "dmod", f2(2, 12)), row = f2(2, 4);
+    lg_tensor gate = lg_graph_bind(graph, "gate", f2(2, 12));
+    for (int i = 0; i < 2; i++)
+        lg_gate_residual_backward(
+            record, &(struct lg_gate_residual_backward_args){.dout = x,
+                                                             .y = x,
+                                                             .gate = lg_at(gate, 0, row),
+                                                             .dy = lg_graph_value(graph, "dy", x),
+                                                             .dgate = lg_at(mod, i * second, row),
+                                                             .mod_stride = 12});
+}
+static void write_slices_apart(void)
+{
+    write_slices(8);
+}
+static void write_slices_that_meet(void)
+{
+    write_slices(3);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    bound = lg_graph_bind(graph, "bound", f2(4, 4));
+    value = lg_graph_value(graph, "value", f2(4, 4));
+    other = lg_graph_value(graph, "other", f2(4, 4));
+    assert_false(aborts(write_value));
+    assert_false(aborts(write_two_parts));
+    assert_false(aborts(write_slices_apart));
+    assert_true(aborts(write_twice));
+    assert_true(aborts(write_over_a_part));
+    assert_true(aborts(write_slices_that_meet));
+    assert_true(aborts(read_what_nobody_wrote));
+    assert_true(aborts(write_where_it_reads));
+    assert_true(aborts(reach_behind_a_value));
+    assert_true(aborts(be_no_value));
+    assert_true(aborts(copy));
+}
+
+/* ---- random graphs ---- */
+
+enum { VALUES = 24, ROWS = 6, COLUMNS = 16, ELEMENTS = ROWS * COLUMNS, BOUND = 4 };
+
+/* The same calls twice: recorded, and run at once with every value in memory of its own. */
+struct twice {
+    lg_stream *live;
+    float *memory;          /* of every value, ELEMENTS each */
+    lg_tensor on[VALUES];   /* in the graph */
+    lg_tensor real[VALUES]; /* at once */
+    uint64_t seed, drawn;
+};
+
+static uint32_t draw(struct twice *t, uint32_t below)
+{
+    return lg_philox(t->seed, LG_PURPOSE_INIT, 7, t->drawn++).v[0] % below;
+}
+
+static lg_tensor piece(lg_tensor t, int64_t from, int64_t rows)
+{
+    return lg_at(t, from * COLUMNS, f2(rows, COLUMNS));
+}
+
+static void call(struct twice *t, int op, const int *in, int out, int64_t from, int64_t rows)
+{
+    for (int live = 0; live < 2; live++) {
+        lg_stream *s = live ? t->live : record;
+        const lg_tensor *v = live ? t->real : t->on;
+        lg_tensor a = piece(v[in[0]], op == 3 ? 0 : from, rows), y = piece(v[out], from, rows);
+        if (op == 0)
+            lg_act_forward(s, &(struct lg_act_forward_args){.x = a, .y = y, .act = LG_ACT_SILU});
+        else if (op == 1)
+            lg_mul_forward(
+                s, &(struct lg_mul_forward_args){.a = a, .b = piece(v[in[1]], from, rows), .y = y});
+        else if (op == 2)
+            lg_add_forward(
+                s, &(struct lg_add_forward_args){.a = a, .b = piece(v[in[1]], from, 1), .y = y});
+        else
+            lg_combine(s, &(struct lg_combine_args){.x = {a, piece(v[in[1]], from, rows)},
+                                                    .c = {0.5, -0.25},
+                                                    .count = 2,
+                                                    .y = y});
+    }
+}
+
+/* Each value is made of earlier ones, as a whole or in two pieces. */
+static void make_random(struct twice *t)
+{
+    for (int v = BOUND; v < VALUES; v++) {
+        const int in[2] = {(int)draw(t, (uint32_t)v - 1) + 1, (int)draw(t, (uint32_t)v - 1) + 1};
+        int64_t cut = draw(t, 3) ? ROWS : 1 + draw(t, ROWS - 1);
+        int op = (int)draw(t, 4);
+        t->on[v] = v + 1 < VALUES ? lg_graph_value(graph, "v", f2(ROWS, COLUMNS)) : t->on[0];
+        t->real[v] = lg_t2(t->memory + v * ELEMENTS, LG_F32, ROWS, COLUMNS);
+        if (op == 2 && in[0] == in[1]) op = 0;
+        call(t, op, in, v, 0, cut);
+        if (cut < ROWS) call(t, op, in, v, cut, ROWS - cut);
+    }
+}
+
+static void random_graph(uint64_t seed)
+{
+    struct twice t = {.seed = seed};
+    void *arena = NULL, *where[BOUND];
+    float *memory;
+    size_t bytes = (size_t)VALUES * ELEMENTS * sizeof(float);
+    lg_program *p;
+    graph = lg_graph_new(device);
+    record = lg_graph_stream(graph);
+    assert_int_equal(lg_stream_open(device, &t.live), 0);
+    assert_int_equal(lg_device_alloc(device, bytes, (void **)&t.memory), 0);
+    assert_int_equal(lg_device_alloc(device, bytes, (void **)&memory), 0);
+    for (int i = 0; i < BOUND; i++) { /* 0: the result */
+        t.on[i] = lg_graph_bind(graph, "bound", f2(ROWS, COLUMNS));
+        t.real[i] = lg_t2(t.memory + i * ELEMENTS, LG_F32, ROWS, COLUMNS);
+        lg_philox_normal_f32(t.memory + i * ELEMENTS, ELEMENTS, seed, LG_PURPOSE_INIT, (uint64_t)i,
+                             0);
+        where[i] = memory + i * ELEMENTS;
+    }
+    memcpy(memory, t.memory, BOUND * ELEMENTS * sizeof(float));
+    make_random(&t);
+    assert_int_equal(lg_graph_compile(graph, &p), 0);
+    lg_graph_free(&graph);
+    assert_true(lg_program_arena_bytes(p) <= bytes);
+    if (lg_program_arena_bytes(p)) {
+        assert_int_equal(lg_device_alloc(device, lg_program_arena_bytes(p), &arena), 0);
+        memset(arena, 0xff,
+               lg_program_arena_bytes(p)); /* NaN: what a value's place held is never read */
+    }
+    for (int again = 0; again < 2; again++) {
+        memset(memory, 0xff, ELEMENTS * sizeof(float));
+        lg_program_run(p, t.live, &(struct lg_program_memory){.arena = arena, .bound = where});
+        if (memcmp(memory, t.memory + (VALUES - 1) * ELEMENTS, ELEMENTS * sizeof(float)) != 0)
+            fail_msg("graph of seed %llu differs", (unsigned long long)seed);
+        assert_memory_equal(memory + ELEMENTS, t.memory + ELEMENTS,
+                            (BOUND - 1) * ELEMENTS * sizeof(float));
+    }
+    lg_program_free(&p);
+    lg_stream_close(&t.live);
+    lg_device_free(device, &arena);
+    lg_device_free(device, (void **)&t.memory);
+    lg_device_free(device, (void **)&memory);
+}
+
+static void test_random_graphs(void **state)
+{
+    (void)state;
+    const char *seeds = getenv("LG_SEEDS");
+    uint64_t first = seeds ? strtoull(seeds, NULL, 10) : 1;
+    lg_graph_free(&graph);
+    for (uint64_t i = 0; i < 300; i++) random_graph(first + i);
+    graph = lg_graph_new(device);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+#define TEST(t) cmocka_unit_test_setup_teardown(t, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(test_print),
+        TEST(test_not_in_place),
+        TEST(test_refused),
+        TEST(test_random_graphs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
