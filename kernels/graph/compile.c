@@ -21,13 +21,6 @@ static bool is_whole(const lg_graph *g, const struct lg_use *u)
            lg_tensor_bytes(u->t) == v->bytes;
 }
 
-/* What a row of ops.def cannot say (op_check.c). */
-static bool may_be_in_place(lg_op_id op, const char *args)
-{
-    return op != LG_OP_act_backward ||
-           !((const struct lg_act_backward_args *)(const void *)args)->accumulate;
-}
-
 /* The input that this output may replace; NULL: none. */
 static const struct lg_use *find_replaced(const lg_graph *g, int node, const struct lg_use *use,
                                           int n, const struct lg_use *out)
@@ -51,7 +44,6 @@ static void share_in_place(const lg_graph *g, lg_program *p)
         struct lg_use use[LG_USES_MAX];
         int count = lg_graph_uses(g, n, use);
         bool taken[LG_USES_MAX] = {false};
-        if (!may_be_in_place(g->node[n].op, g->args + g->node[n].args)) continue;
         for (int i = 0; i < count; i++) {
             if (!use[i].operand->out || !is_whole(g, &use[i]) || g->value[use[i].value].first != n)
                 continue;

@@ -129,9 +129,21 @@ static void note(lg_graph *g, int node, const struct lg_use *u)
     if (v->first < 0) v->first = node;
 }
 
+/* What is added to is read and written by one node, which single assignment does not have (yet: a gradient's
+ * sum over micro-batches will ask for it). */
+static bool accumulates(const struct lg_op_info *op, const char *args)
+{
+    for (const struct lg_scalar *x = op->scalar; x < op->scalar + op->n_scalars; x++)
+        if (x->kind == LG_SCALAR_bool && strstr(x->name, "accumulate") &&
+            *(const bool *)(args + x->at))
+            return true;
+    return false;
+}
+
 static void record(lg_stream *s, lg_op_id op, const void *args)
 {
     lg_graph *g = (lg_graph *)s;
+    LG_ASSERT(!accumulates(lg_op_info(op), args));
     struct lg_use use[LG_USES_MAX];
     size_t bytes = lg_op_info(op)->args_bytes, room = (bytes + 15) / 16 * 16;
     g->node = grown(g->node, g->n_nodes, sizeof *g->node);

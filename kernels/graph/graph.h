@@ -15,8 +15,9 @@
  *           and an output lies on an input where ops.def allows it and nobody needs that input any more
  *
  * Single assignment: every byte of a value is written by one node, and read by later ones only. Of a bound value
- * what nobody writes is an input. A node may not write where it reads: whether that is done in place is the
- * compiler's matter. Shapes are fixed; there is no control flow. A net that keeps to less is a bug: LG_ASSERT.
+ * what nobody writes is an input. A node may not write where it reads (whether that is done in place is the
+ * compiler's matter), nor add to what is there (.accumulate). Shapes are fixed; there is no control flow. A net
+ * that keeps to less is a bug: LG_ASSERT.
  *
  * A graph knows operations, no backend's insides, and no role. */
 #pragma once

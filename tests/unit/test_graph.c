@@ -117,21 +117,24 @@ static void test_not_in_place(void **state)
     (void)state;
     lg_tensor x = lg_graph_bind(graph, "x", f2(4, 4)), out = lg_graph_bind(graph, "out", f2(4, 4));
     lg_tensor a = lg_graph_value(graph, "a", f2(4, 4)), b = lg_graph_value(graph, "b", f2(4, 4));
-    lg_tensor c = lg_graph_value(graph, "c", f2(4, 4));
+    lg_tensor c = lg_graph_value(graph, "c", f2(4, 4)), d = lg_graph_value(graph, "d", f2(4, 4));
     act(x, a);
     act(a, b);    /* a is read again */
     mul(a, b, c); /* in place of a: it comes first */
-    mul(c, c, out);
+    add(c, c, d); /* may be one of them, but not the other */
+    act(d, out);
     assert_print("v0 x f32 4,4: 64 bytes, bound 0, used up to n0\n"
-                 "v1 out f32 4,4: 64 bytes, bound 1, made by n3, used up to n3\n"
+                 "v1 out f32 4,4: 64 bytes, bound 1, made by n4, used up to n4\n"
                  "v2 a f32 4,4: 64 bytes at 0, made by n0, used up to n2\n"
                  "v3 b f32 4,4: 64 bytes at 64, made by n1, used up to n2\n"
                  "v4 c f32 4,4: 64 bytes at 0 in place of v2, made by n2, used up to n3\n"
+                 "v5 d f32 4,4: 64 bytes at 64, made by n3, used up to n4\n"
                  "n0 act_forward act=1 | x=v0(4,4) >y=v2(4,4)\n"
                  "n1 act_forward act=1 | x=v2(4,4) >y=v3(4,4)\n"
                  "n2 mul_forward | a=v2(4,4) b=v3(4,4) >y=v4(4,4)\n"
-                 "n3 mul_forward | a=v4(4,4) b=v4(4,4) >y=v1(4,4)\n"
-                 "4 nodes, 5 values, arena 128 bytes, of which n1 uses 128\n");
+                 "n3 add_forward | a=v4(4,4) b=v4(4,4) >y=v5(4,4)\n"
+                 "n4 act_forward act=1 | x=v5(4,4) >y=v1(4,4)\n"
+                 "5 nodes, 6 values, arena 128 bytes, of which n1 uses 128\n");
 }
 
 /* ---- what is refused ---- */
@@ -192,32 +195,42 @@ static void be_no_value(void)
     static float memory[16];
     act(bound, lg_t2(memory, LG_F32, 4, 4));
 }
+static void accumulate(void)
+{
+    lg_sum_rows(record, &(struct lg_sum_rows_args){.x = bound,
+                                                   .y = lg_at(value, 0, lg_t1(NULL, LG_F32, 4)),
+                                                   .accumulate = true});
+}
 static void copy(void)
 {
     lg_stream_zero(record, value.data, 16);
 }
 /* Slices of one buffer, as a backward writes its modulation. */
-static void write_slices(int64_t second)
+static void write_slices(int64_t first, int64_t second)
 {
     lg_tensor x = lg_graph_bind(graph, "x", lg_t3(NULL, LG_F32, 2, 3, 4));
     lg_tensor mod = lg_graph_value(graph, "dmod", f2(2, 12)), row = f2(2, 4);
     lg_tensor gate = lg_graph_bind(graph, "gate", f2(2, 12));
     for (int i = 0; i < 2; i++)
-        lg_gate_residual_backward(
-            record, &(struct lg_gate_residual_backward_args){.dout = x,
-                                                             .y = x,
-                                                             .gate = lg_at(gate, 0, row),
-                                                             .dy = lg_graph_value(graph, "dy", x),
-                                                             .dgate = lg_at(mod, i * second, row),
-                                                             .mod_stride = 12});
+        lg_gate_residual_backward(record, &(struct lg_gate_residual_backward_args){
+                                              .dout = x,
+                                              .y = x,
+                                              .gate = lg_at(gate, 0, row),
+                                              .dy = lg_graph_value(graph, "dy", x),
+                                              .dgate = lg_at(mod, i ? second : first, row),
+                                              .mod_stride = 12});
 }
 static void write_slices_apart(void)
 {
-    write_slices(8);
+    write_slices(0, 8);
 }
 static void write_slices_that_meet(void)
 {
-    write_slices(3);
+    write_slices(0, 3);
+}
+static void write_slices_that_meet_from_behind(void)
+{
+    write_slices(3, 0);
 }
 
 static void test_refused(void **state)
@@ -232,10 +245,12 @@ static void test_refused(void **state)
     assert_true(aborts(write_twice));
     assert_true(aborts(write_over_a_part));
     assert_true(aborts(write_slices_that_meet));
+    assert_true(aborts(write_slices_that_meet_from_behind));
     assert_true(aborts(read_what_nobody_wrote));
     assert_true(aborts(write_where_it_reads));
     assert_true(aborts(reach_behind_a_value));
     assert_true(aborts(be_no_value));
+    assert_true(aborts(accumulate));
     assert_true(aborts(copy));
 }
 
