@@ -45,6 +45,8 @@ tests_of() {
     supervisor/core/park.*) echo supervise_adopt e2e:copies ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
+    kernels/graph/*) echo graph t5 ;;
+    kernels/op_check.*) echo ops_checks ;;
     kernels/*) echo heartbeat ;;
     stages/stage_memory.*) echo heartbeat ;;
     stages/io/picture*) echo picture_work picture ;;

@@ -115,7 +115,7 @@ static void test_new_keeper_is_full(void **state)
         const _Atomic(uint32_t) *pid = &lg_board_row(b, LG_ROLE_keeper, 0)->pid;
         uint32_t old = atomic_load(pid);
         kill((int)old, SIGKILL);
-        for (int look = 0; look < LOOKS_MAX; look++) {
+        for (int look = 0; look < 20 * LOOKS_MAX; look++, usleep(LOOK_US / 20)) {
             int rc = lg_keeper_list(socket, last, name, &bytes);
             assert_int_not_equal(rc, LG_ERR_NOTFOUND);
             uint32_t now = atomic_load(pid);
