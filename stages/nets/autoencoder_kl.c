@@ -1,16 +1,15 @@
 /* AutoencoderKL; see autoencoder_kl.h. Here: configuration, loading, memory, slices. The layers
- * are in aekl_walk.c.
+ * are in aekl_layers.c.
  *
  * A net runs one slice of pictures at a time, always the same number: a last slice that is not
  * full is staged, so that the shapes, and with them the bits of a picture, never depend on how
- * many there are. Memory is three buffers, each as large as the largest map that the walk puts in
- * it, means and variances of a map, the staging of a slice where the batch needs one, and the backend's
- * scratch. Encoder and decoder share all of it.
- *
- * Invariant: need and scratch come from a dry walk with the very shapes that run later. */
+ * many there are. Each half is a program (kernels/graph) for one slice. Their arenas, the picture of
+ * a slice, the staging of one where the batch needs it, and the backend's scratch are the net's memory;
+ * encoder and decoder share all of it. */
 #include "stages/nets/autoencoder_kl.h"
 #include "base/fs.h"
-#include "stages/nets/aekl_walk.h"
+#include "kernels/graph/program.h"
+#include "stages/nets/aekl_layers.h"
 #include "stages/nets/model_config.h"
 #include "stages/nets/weights.h"
 #include <stdio.h>
@@ -107,9 +106,9 @@ int lg_aekl_factor(const struct lg_aekl_config *c)
 int lg_aekl_params(const struct lg_aekl_config *c, lg_aekl_half half, lg_params *ret)
 {
     lg_params t = {0};
-    struct lg_aekl_walk k = {.c = c, .table = &t};
-    if (half & LG_AEKL_ENCODER) lg_aekl_walk_encoder(&k, LG_NONE);
-    if (half & LG_AEKL_DECODER) lg_aekl_walk_decoder(&k, LG_NONE);
+    struct lg_aekl_build b = {.c = c, .table = &t};
+    if (half & LG_AEKL_ENCODER) lg_aekl_encoder(&b, LG_NONE);
+    if (half & LG_AEKL_DECODER) lg_aekl_decoder(&b, LG_NONE, LG_NONE);
     *ret = t;
     return 0;
 }
@@ -163,17 +162,20 @@ struct stage_at {
     size_t pixels, mean, logvar, image; /* bytes from the arena's start */
 };
 
+/* What the programs bind, in this order. */
+enum { ENCODE_PIXELS, ENCODE_WEIGHTS, ENCODE_MEAN, ENCODE_LOGVAR, ENCODE_BOUND };
+enum { DECODE_LATENT, DECODE_WEIGHTS, DECODE_PICTURE, DECODE_BOUND };
+
 struct lg_aekl {
     lg_device *device;
     struct lg_aekl_config c;
     struct lg_aekl_shape shape; /* slice >= 1 */
     lg_dtype dtype;
     lg_params table;
-    int decoder_row;                   /* first row of the decoder */
-    size_t need[LG_AEKL_BUFFERS];      /* elements */
-    size_t buffer_at[LG_AEKL_BUFFERS]; /* bytes */
+    int decoder_row;             /* first row of the decoder */
+    lg_program *encode, *decode; /* of one slice; NULL: not this half */
+    size_t picture_at; /* of the decoder: (slice, H, W, 3), bytes from the arena's start */
     struct stage_at stage;
-    size_t mean_var_at; /* bytes */
     char *arena, *scratch;
     size_t arena_bytes, scratch_bytes;
 };
@@ -183,56 +185,32 @@ static int64_t latent_side(const lg_aekl *net, int pixels)
     return pixels / lg_aekl_factor(&net->c);
 }
 
-static struct lg_aekl_walk walk(const lg_aekl *net, lg_stream *s, const void *weights)
+/* One slice. Tensors have `slice` pictures. */
+static void encode_slice(const lg_aekl *net, lg_stream *s, const void *weights, lg_tensor pixels,
+                         lg_tensor mean, lg_tensor logvar)
 {
-    struct lg_aekl_walk k = {.c = &net->c,
-                             .table = (lg_params *)(uintptr_t)&net->table,
-                             .weights = weights,
-                             .s = s,
-                             .dtype = net->dtype,
-                             .n = net->shape.slice};
-    for (int i = 0; i < LG_AEKL_BUFFERS; i++)
-        k.buffer[i] = net->arena ? net->arena + net->buffer_at[i] : NULL;
-    k.mean_var = net->arena ? net->arena + net->mean_var_at : NULL;
-    k.measured = -1;
-    return k;
+    void *const bound[ENCODE_BOUND] = {[ENCODE_PIXELS] = pixels.data,
+                                       [ENCODE_WEIGHTS] = (void *)(uintptr_t)weights,
+                                       [ENCODE_MEAN] = mean.data,
+                                       [ENCODE_LOGVAR] = logvar.data};
+    lg_program_run(
+        net->encode, s,
+        &(struct lg_program_memory){.arena = net->arena, .scratch = net->scratch, .bound = bound});
 }
 
-static void keep_need(lg_aekl *net, const struct lg_aekl_walk *k)
+static void decode_slice(const lg_aekl *net, lg_stream *s, const void *weights, lg_tensor latent,
+                         lg_tensor image, lg_tensor pixels)
 {
-    for (int i = 0; i < LG_AEKL_BUFFERS; i++) net->need[i] = LG_MAX(net->need[i], k->need[i]);
-}
-
-/* The posterior's parameters (n, h, w, 2C) to mean and logvar (n, C, h, w). */
-static void split_posterior(struct lg_aekl_walk *k, lg_tensor parameters, lg_tensor mean,
-                            lg_tensor logvar)
-{
-    lg_posterior_split(
-        k->s, &(struct lg_posterior_split_args){.x = parameters, .mean = mean, .logvar = logvar});
-}
-
-/* One slice. Tensors have `slice` pictures. Returns what the buffers needed. */
-static struct lg_aekl_walk encode_slice(const lg_aekl *net, lg_stream *s, const void *weights,
-                                        lg_tensor pixels, lg_tensor mean, lg_tensor logvar)
-{
-    struct lg_aekl_walk k = walk(net, s, weights);
-    k.h = net->shape.height;
-    k.w = net->shape.width;
-    split_posterior(&k, lg_aekl_walk_encoder(&k, pixels), mean, logvar);
-    return k;
-}
-
-static struct lg_aekl_walk decode_slice(const lg_aekl *net, lg_stream *s, const void *weights,
-                                        lg_tensor latent, lg_tensor image, lg_tensor pixels)
-{
-    struct lg_aekl_walk k = walk(net, s, weights);
-    k.next = net->decoder_row;
-    k.h = latent_side(net, net->shape.height);
-    k.w = latent_side(net, net->shape.width);
-    lg_tensor x = lg_aekl_walk_decoder(&k, latent);
+    lg_tensor x = lg_t4(net->arena + net->picture_at, net->dtype, net->shape.slice,
+                        net->shape.height, net->shape.width, net->c.out_channels);
+    void *const bound[DECODE_BOUND] = {[DECODE_LATENT] = latent.data,
+                                       [DECODE_WEIGHTS] = (void *)(uintptr_t)weights,
+                                       [DECODE_PICTURE] = x.data};
+    lg_program_run(
+        net->decode, s,
+        &(struct lg_program_memory){.arena = net->arena, .scratch = net->scratch, .bound = bound});
     if (image.rank) lg_nhwc_to_nchw(s, &(struct lg_nhwc_to_nchw_args){.x = x, .y = image});
     if (pixels.rank) lg_nhwc_to_pixels(s, &(struct lg_nhwc_to_pixels_args){.x = x, .y = pixels});
-    return k;
 }
 
 /* ---- slices ---- */
@@ -277,7 +255,6 @@ void lg_aekl_encode(lg_aekl *net, lg_stream *s, const void *weights, lg_tensor p
     check_batch(net, pixels, net->c.in_channels, b->height, b->width);
     check_batch(net, mean, net->c.latent_channels, h, w);
     check_batch(net, logvar, net->c.latent_channels, h, w);
-    lg_stream_set_scratch(s, net->scratch, net->scratch_bytes);
     int first = 0, n = b->slice;
     for (; first + n <= b->batch; first += n)
         encode_slice(net, s, weights, samples_of(pixels, first, n), samples_of(mean, first, n),
@@ -302,7 +279,6 @@ void lg_aekl_decode(lg_aekl *net, lg_stream *s, const void *weights, lg_tensor l
                 latent_side(net, b->width));
     if (image.data) check_batch(net, image, net->c.out_channels, b->height, b->width);
     if (pixels.data) check_batch(net, pixels, net->c.out_channels, b->height, b->width);
-    lg_stream_set_scratch(s, net->scratch, net->scratch_bytes);
     int first = 0, n = b->slice;
     for (; first + n <= b->batch; first += n)
         decode_slice(net, s, weights, samples_of(latent, first, n), samples_of(image, first, n),
@@ -330,11 +306,13 @@ static size_t reserve(lg_aekl *net, size_t elements, lg_dtype dtype)
 static void cut_arena(lg_aekl *net)
 {
     const struct lg_aekl_shape *b = &net->shape;
-    for (int i = 0; i < LG_AEKL_BUFFERS; i++)
-        net->buffer_at[i] = reserve(net, net->need[i], net->dtype);
-    net->mean_var_at = reserve(net, (size_t)(b->slice * net->c.norm_groups * 2), LG_F64);
-    if (b->batch % b->slice == 0) return;
     size_t picture = (size_t)b->slice * (size_t)b->height * (size_t)b->width * 3;
+    reserve(net,
+            LG_MAX(net->encode ? lg_program_arena_bytes(net->encode) : 0,
+                   net->decode ? lg_program_arena_bytes(net->decode) : 0),
+            LG_U8); /* the programs', at the arena's start */
+    if (net->decode) net->picture_at = reserve(net, picture, net->dtype);
+    if (b->batch % b->slice == 0) return;
     size_t latent = (size_t)(b->slice * latent_side(net, b->height) * latent_side(net, b->width)) *
                     (size_t)net->c.latent_channels;
     net->stage.pixels = reserve(net, picture, LG_U8);
@@ -343,24 +321,59 @@ static void cut_arena(lg_aekl *net)
     if (b->half & LG_AEKL_DECODER) net->stage.image = reserve(net, picture, net->dtype);
 }
 
-static void dry_run(lg_aekl *net, lg_stream *dry)
+static struct lg_aekl_build build(const lg_aekl *net, lg_graph *g)
 {
-    const struct lg_aekl_shape *b = &net->shape;
-    int64_t n = b->slice, C = net->c.latent_channels;
-    int64_t h = latent_side(net, b->height), w = latent_side(net, b->width);
-    lg_tensor latent = lg_t4(NULL, net->dtype, n, C, h, w);
-    lg_tensor pixels = lg_t4(NULL, LG_U8, n, 3, b->height, b->width);
-    lg_tensor image = lg_t4(NULL, net->dtype, n, 3, b->height, b->width);
-    struct lg_aekl_walk k;
-    if (b->half & LG_AEKL_ENCODER) {
-        k = encode_slice(net, dry, NULL, pixels, latent, latent);
-        keep_need(net, &k);
-    }
-    if (b->half & LG_AEKL_DECODER) {
-        k = decode_slice(net, dry, NULL, latent, image, pixels);
-        keep_need(net, &k);
-    }
-    net->scratch_bytes = lg_stream_scratch_need(dry);
+    return (struct lg_aekl_build){
+        .c = &net->c, .table = (lg_params *)(uintptr_t)&net->table, .g = g, .t = net->dtype};
+}
+
+static lg_tensor bind_weights(const lg_aekl *net, lg_graph *g)
+{
+    return lg_graph_bind(g, "weights", lg_t1(NULL, net->dtype, (int64_t)net->table.count));
+}
+
+static lg_tensor latent_shape(const lg_aekl *net)
+{
+    return lg_t4(NULL, net->dtype, net->shape.slice, net->c.latent_channels,
+                 latent_side(net, net->shape.height), latent_side(net, net->shape.width));
+}
+
+static void describe_encoder(const lg_aekl *net, lg_graph *g)
+{
+    const struct lg_aekl_shape *p = &net->shape;
+    struct lg_aekl_build b = build(net, g);
+    lg_tensor pixels = lg_graph_bind(
+        g, "pixels", lg_t4(NULL, LG_U8, p->slice, net->c.in_channels, p->height, p->width));
+    b.weights = bind_weights(net, g);
+    lg_tensor mean = lg_graph_bind(g, "mean", latent_shape(net));
+    lg_tensor logvar = lg_graph_bind(g, "logvar", latent_shape(net));
+    lg_posterior_split(lg_graph_stream(g),
+                       &(struct lg_posterior_split_args){
+                           .x = lg_aekl_encoder(&b, pixels), .mean = mean, .logvar = logvar});
+}
+
+static void describe_decoder(const lg_aekl *net, lg_graph *g)
+{
+    const struct lg_aekl_shape *p = &net->shape;
+    struct lg_aekl_build b = build(net, g);
+    b.next = net->decoder_row;
+    lg_tensor latent = lg_graph_bind(g, "latent", latent_shape(net));
+    b.weights = bind_weights(net, g);
+    lg_tensor picture = lg_graph_bind(
+        g, "picture", lg_t4(NULL, net->dtype, p->slice, p->height, p->width, net->c.out_channels));
+    lg_aekl_decoder(&b, latent, picture);
+}
+
+static int make_program(lg_aekl *net, void (*describe)(const lg_aekl *, lg_graph *),
+                        lg_program **ret)
+{
+    lg_graph *g = lg_graph_new(net->device);
+    describe(net, g);
+    int rc = lg_graph_compile(g, ret);
+    lg_graph_free(&g);
+    LG_TRY(rc);
+    net->scratch_bytes = LG_MAX(net->scratch_bytes, lg_program_scratch_bytes(*ret));
+    return 0;
 }
 
 static int check_shape(const struct lg_aekl_config *c, const struct lg_aekl_shape *b)
@@ -388,16 +401,16 @@ static int plan(lg_device *d, const struct lg_aekl_config *c, const struct lg_ae
     net->shape = *shape;
     net->shape.slice = shape->slice ? LG_MIN(shape->slice, shape->batch) : shape->batch;
     net->dtype = lg_device_dtype(d);
-    lg_stream *dry = NULL;
     lg_params encoder = {0};
     int rc;
     LG_TRY_GOTO(rc, lg_aekl_params(c, shape->half & LG_AEKL_ENCODER, &encoder), fail);
     LG_TRY_GOTO(rc, lg_aekl_params(c, shape->half, &net->table), fail);
     net->decoder_row = encoder.n;
     lg_params_free(&encoder);
-    LG_TRY_GOTO(rc, lg_stream_open_dry(d, &dry), fail);
-    dry_run(net, dry);
-    lg_stream_close(&dry);
+    if (shape->half & LG_AEKL_ENCODER)
+        LG_TRY_GOTO(rc, make_program(net, describe_encoder, &net->encode), fail);
+    if (shape->half & LG_AEKL_DECODER)
+        LG_TRY_GOTO(rc, make_program(net, describe_decoder, &net->decode), fail);
     cut_arena(net);
     *ret = net;
     return 0;
@@ -439,6 +452,8 @@ void lg_aekl_close(lg_aekl **net)
     lg_device_free((*net)->device, (void **)&(*net)->arena);
     lg_device_free((*net)->device, (void **)&(*net)->scratch);
     lg_params_free(&(*net)->table);
+    lg_program_free(&(*net)->encode);
+    lg_program_free(&(*net)->decode);
     free(*net);
     *net = NULL;
 }
