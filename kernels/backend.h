@@ -1,5 +1,5 @@
-/* What a backend must provide. Only ops.c and op_*.c, device.c, the backends and tests include
- * this. */
+/* What a backend must provide. Only the sources of kernels/ and kernels/graph, the backends and tests
+ * include this. */
 #pragma once
 #include "kernels/device.h"
 #include "kernels/ops.h"
