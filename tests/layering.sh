@@ -48,13 +48,13 @@ allowed() {
     bus) echo base config shm ;;
     kernels) echo base ;;
     kernels/*) echo base kernels ;;
-    stages) echo base config shm bus kernels ;;
+    stages) echo base config shm bus kernels kernels/graph ;;
     supervisor/run) echo base config shm bus ;;
     supervisor/views | supervisor/launch) echo base config shm bus supervisor/run ;;
     supervisor/core) echo base config shm bus supervisor/run supervisor/views supervisor/launch ;;
     supervisor/commands) echo base config shm bus supervisor/run supervisor/views supervisor/launch supervisor/core ;;
     supervisor) echo base shm supervisor/commands ;; # the programs' main files
-    tests) echo base config shm bus kernels kernels/host kernels/ref64 kernels/cuda stages \
+    tests) echo base config shm bus kernels kernels/graph kernels/host kernels/ref64 kernels/cuda stages \
         supervisor/run supervisor/views supervisor/launch supervisor/core supervisor/commands ;;
     *) echo ;;
     esac
