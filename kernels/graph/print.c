@@ -99,6 +99,57 @@ static int find_peak(const lg_program *p, size_t *ret_bytes)
     return most;
 }
 
+static double elements(const lg_tensor *t)
+{
+    return (double)lg_numel(t);
+}
+
+/* Of every row of x (M, K) with every row of a weight (N, K), or the like. */
+static double conv_flops(const struct lg_conv2d_forward_args *a)
+{
+    return 2 * elements(&a->y) * elements(&a->w) / (double)a->w.dim[0];
+}
+
+static double node_flops(lg_op_id op, const void *args)
+{
+    switch (op) {
+    case LG_OP_linear_forward: {
+        const struct lg_linear_forward_args *a = args;
+        return 2 * elements(&a->y) * (double)a->x.dim[1];
+    }
+    case LG_OP_linear_backward_data: {
+        const struct lg_linear_backward_data_args *a = args;
+        return 2 * elements(&a->dx) * (double)a->dy.dim[1];
+    }
+    case LG_OP_linear_backward_weight: {
+        const struct lg_linear_backward_weight_args *a = args;
+        return 2 * elements(&a->dw) * (double)a->x.dim[0];
+    }
+    case LG_OP_attention_forward: { /* q k^T and p v */
+        const struct lg_attention_forward_args *a = args;
+        return 4 * elements(&a->q) * (double)a->k.dim[1];
+    }
+    case LG_OP_attention_backward: { /* q k^T again, dp, dq, dk, dv */
+        const struct lg_attention_backward_args *a = args;
+        return 10 * elements(&a->q) * (double)a->k.dim[1];
+    }
+    case LG_OP_conv2d_forward:
+        return conv_flops(args);
+    case LG_OP_norm_conv2d_forward:
+        return conv_flops(&((const struct lg_norm_conv2d_forward_args *)args)->conv);
+    default:
+        return 0;
+    }
+}
+
+double lg_program_flops(const lg_program *p)
+{
+    double sum = 0;
+    for (int n = 0; n < p->n_nodes; n++)
+        sum += node_flops(p->node[n].op, p->args + p->node[n].args);
+    return sum;
+}
+
 void lg_program_print(const lg_program *p, FILE *to)
 {
     size_t most;
@@ -114,5 +165,5 @@ void lg_program_print(const lg_program *p, FILE *to)
     }
     fprintf(to, "%d nodes, %d values, arena %zu bytes", p->n_nodes, p->n_values, p->arena_bytes);
     if (peak >= 0) fprintf(to, ", of which n%d uses %zu", peak, most);
-    fprintf(to, "; scratch %zu bytes\n", p->scratch_bytes);
+    fprintf(to, "; scratch %zu bytes; %.4g GFLOP\n", p->scratch_bytes, 1e-9 * lg_program_flops(p));
 }

@@ -23,6 +23,9 @@ struct lg_program_memory {
  * in the program and pointed at the memory of this run. */
 void lg_program_run(lg_program *p, lg_stream *s, const struct lg_program_memory *m);
 
+/* Floating-point operations of the products in one run: linears, attention, convolutions; a multiply-add
+ * counts two. */
+double lg_program_flops(const lg_program *p);
 /* As text, for people and golden tests: values with type, shape, bytes, place, first and last use; nodes in
  * order; the arena and which node needs most of it. */
 void lg_program_print(const lg_program *p, FILE *to);

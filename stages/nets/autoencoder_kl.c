@@ -430,6 +430,23 @@ int lg_aekl_plan(lg_device *d, const struct lg_aekl_config *c, const struct lg_a
     return 0;
 }
 
+int lg_aekl_print(lg_device *d, const struct lg_aekl_config *c, const struct lg_aekl_shape *shape,
+                  FILE *to)
+{
+    lg_aekl *net = NULL;
+    LG_TRY(plan(d, c, shape, &net));
+    if (net->encode) {
+        fprintf(to, "encoder\n");
+        lg_program_print(net->encode, to);
+    }
+    if (net->decode) {
+        fprintf(to, "%sdecoder\n", net->encode ? "\n" : "");
+        lg_program_print(net->decode, to);
+    }
+    lg_aekl_close(&net);
+    return 0;
+}
+
 int lg_aekl_open(lg_device *d, const struct lg_aekl_config *c, const struct lg_aekl_shape *shape,
                  lg_aekl **ret)
 {

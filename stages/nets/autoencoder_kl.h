@@ -6,6 +6,7 @@
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "stages/nets/params.h"
+#include <stdio.h>
 
 enum { LG_AEKL_BLOCKS_MAX = 8 };
 struct lg_aekl_config {
@@ -42,6 +43,9 @@ int lg_aekl_plan(lg_device *d, const struct lg_aekl_config *c, const struct lg_a
 int lg_aekl_open(lg_device *d, const struct lg_aekl_config *c, const struct lg_aekl_shape *shape,
                  lg_aekl **ret);
 void lg_aekl_close(lg_aekl **net);
+/* The programs of a slice as text (kernels/graph/program.h), for people. */
+int lg_aekl_print(lg_device *d, const struct lg_aekl_config *c, const struct lg_aekl_shape *shape,
+                  FILE *to);
 /* pixels (B, 3, H, W) u8; mean, logvar (B, C, h, w): logvar is clamped to [-30, 20]. */
 void lg_aekl_encode(lg_aekl *net, lg_stream *s, const void *weights, lg_tensor pixels,
                     lg_tensor mean, lg_tensor logvar);

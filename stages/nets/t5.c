@@ -416,6 +416,15 @@ int lg_t5_plan(lg_device *d, const struct lg_t5_config *c, int batch, int length
     return 0;
 }
 
+int lg_t5_print(lg_device *d, const struct lg_t5_config *c, int batch, int length, FILE *to)
+{
+    lg_t5 *net = NULL;
+    LG_TRY(plan(d, c, batch, length, 1, &net));
+    lg_program_print(net->program, to);
+    lg_t5_close(&net);
+    return 0;
+}
+
 int lg_t5_open(lg_device *d, const struct lg_t5_config *c, int batch, int length, int shards,
                lg_t5 **ret)
 {

@@ -9,6 +9,7 @@
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "stages/nets/params.h"
+#include <stdio.h>
 
 struct lg_t5_config {
     int vocab, d_model, d_kv, d_ff, heads, layers;
@@ -31,6 +32,8 @@ int lg_t5_plan(lg_device *d, const struct lg_t5_config *c, int batch, int length
 int lg_t5_open(lg_device *d, const struct lg_t5_config *c, int batch, int length, int shards,
                lg_t5 **ret);
 void lg_t5_close(lg_t5 **net);
+/* Its program as text (kernels/graph/program.h), for people. */
+int lg_t5_print(lg_device *d, const struct lg_t5_config *c, int batch, int length, FILE *to);
 /* ids (B, L) i32 on the device; mask is ids != 0; length (B) i32 on the device, the number of ids
  * before the padding; out (B, L, d_model). Rows of padding are computed too. weights: one flat
  * buffer per shard. */

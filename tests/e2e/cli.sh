@@ -123,3 +123,11 @@ check "sample on another device" is_png "$T/e.png"
 lgsup sample "red heart" --device cuda:1024 --from "$run" -o "$T/f.png"
 expect "sample on a device that is none" 3 $?
 check "compare can fail" sh -c "! '$ST_COMPARE' '$golden' '$golden' 1e-4 latent_mean=latent_logvar"
+graph() { "$e2e_build/bin/lg-graph" "$@" >"$T/graph" 2>&1; }
+graph "$e2e_root/examples/micro/made/text_encoder" --batch 2 --length 8
+expect "lg-graph: a text encoder" 0 $?
+check "lg-graph: its last line" grep -Eq '^[0-9]+ nodes, [0-9]+ values, arena [0-9]+ bytes, of which n[0-9]+ uses [0-9]+; scratch [0-9]+ bytes; [0-9.e-]+ GFLOP$' "$T/graph"
+graph "$e2e_root/examples/micro/made/vae" --size 16
+expect "lg-graph: both halves of an autoencoder" "encoder decoder 2" "$(grep -E '^(encoder|decoder)$' "$T/graph" | xargs) $(grep -c GFLOP "$T/graph")"
+graph "$T"
+expect "lg-graph: a folder that is no model" 8 $?

@@ -137,6 +137,38 @@ static void test_not_in_place(void **state)
                  "5 nodes, 6 values, arena 128 bytes, of which n1 uses 128\n");
 }
 
+/* Worked out by hand. */
+static void test_flops(void **state)
+{
+    (void)state;
+    lg_program *p;
+    lg_tensor x = lg_graph_bind(graph, "x", f2(8, 16)), w = lg_graph_bind(graph, "w", f2(24, 16));
+    lg_tensor y = lg_graph_value(graph, "y", f2(8, 24));
+    const lg_tensor head = lg_t4(NULL, LG_F32, 2, 4, 2, 4); /* 2 samples, 4 tokens, 2 heads of 4 */
+    linear(x, w, y);                                        /* 2 * 8 * 24 * 16 */
+    lg_attention_forward(record, &(struct lg_attention_forward_args){
+                                     .q = lg_at(y, 0, head),
+                                     .k = lg_at(y, 8, head),
+                                     .v = lg_at(y, 16, head),
+                                     .q_stride = 24,
+                                     .kv_stride = 24,
+                                     .o = lg_graph_value(graph, "o", head),
+                                     .scale = 1}); /* 2 * 2 heads * 2 products * 2 * 4 * 4 * 4 */
+    lg_tensor map = lg_graph_bind(graph, "map", lg_t4(NULL, LG_F32, 1, 4, 4, 16));
+    lg_tensor kernel = lg_graph_bind(graph, "kernel", lg_t4(NULL, LG_F32, 32, 3, 3, 16));
+    lg_tensor bias = lg_graph_bind(graph, "bias", lg_t1(NULL, LG_F32, 32));
+    lg_tensor made = lg_graph_bind(graph, "made", lg_t4(NULL, LG_F32, 1, 2, 2, 32));
+    lg_conv2d_forward(record,
+                      &(struct lg_conv2d_forward_args){.x = map,
+                                                       .w = kernel,
+                                                       .bias = bias,
+                                                       .y = made,
+                                                       .stride = 1}); /* 2 * 2 * 2 * 32 * 9 * 16 */
+    assert_int_equal(lg_graph_compile(graph, &p), 0);
+    assert_true(lg_program_flops(p) == 6144 + 1024 + 36864);
+    lg_program_free(&p);
+}
+
 /* ---- what is refused ---- */
 
 static bool aborts(void (*what)(void))
@@ -373,10 +405,8 @@ int main(int argc, char **argv)
     if (argc > 1) cmocka_set_test_filter(argv[1]);
 #define TEST(t) cmocka_unit_test_setup_teardown(t, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_print),
-        TEST(test_not_in_place),
-        TEST(test_refused),
-        TEST(test_random_graphs),
+        TEST(test_print),   TEST(test_not_in_place),  TEST(test_flops),
+        TEST(test_refused), TEST(test_random_graphs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
