@@ -107,7 +107,7 @@ struct chaos_run {
     /* the board */
     lg_board *board;
     uint64_t board_inode;
-    lg_mark commit;
+    lg_mark commit, published;
     int64_t progress_ns;
     int role_kills[LG_ROLE_COUNT]; /* since the last commit */
     /* faults */

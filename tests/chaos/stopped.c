@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 enum {
-    FROZEN_MS_MAX = 10000, /* until a stage that was killed is back */
-    STOP_MS_MAX = 60000,   /* `lgsup stop`: a step and a checkpoint */
+    FROZEN_MS_MAX =
+        15000, /* until a stage that was killed is back, or the run has ended: lgsup gives those who
+                            * leave 10 s */
+    STOP_MS_MAX = 60000, /* `lgsup stop`: a step and a checkpoint */
     STEPS_LEFT_MIN = 60,
     STOPPED_MS_MIN = 1000,
     STOPPED_MS_MAX = 3000,
