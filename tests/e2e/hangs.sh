@@ -37,7 +37,7 @@ for victim in ckpt.0 ema.0 ckpt.0 trainer.0 ckpt.0; do
     kill_role "$run" "${victim%.*}" "${victim#*.}"
 done
 writer_lives() { [ "$(pid_of "$run" ckpt 0)" != "$killed_pid" ] && kill_role "$run" ckpt 0 STOP; }
-check "the writer is there again" writer_lives
+check "the writer is there again" wait_until 120 writer_lives
 timeout 300 "$LGSUP" stop "$run" >"$T/out" 2>&1 & # which cannot end without the writer
 stop=$!
 check "killed in the drain" wait_until 60 state_is "$run" draining
