@@ -29,7 +29,7 @@ run=$T/run
 park "$run" 24
 expect "crash loop: exit code" 11 $code
 expect "crash loop: state" parked "$(status_get "$run" .state)"
-check "the cause is in the status" test -n "$(status_get "$run" 'select(.cause | test("vae.* died .* times")) | .cause')"
+check "the cause is in the status" test -n "$(status_get "$run" 'select(.cause | test("vae.* (died|failed) .* times")) | .cause')"
 expect "its memory is kept" true "$(status_get "$run" .memory_kept)"
 check "by the keeper alone" keeper_alone
 check "and lgsup says so" grep -q "memory is kept: remove the cause, then .lgsup start. goes on from step $at" "$run.out"
