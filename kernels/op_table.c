@@ -4,6 +4,7 @@
 #include "kernels/op_table.h"
 #include "base/check.h"
 #include <ctype.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -195,4 +196,43 @@ const struct lg_op_info *lg_op_info(lg_op_id op)
     pthread_once(&once, make);
     LG_ASSERT((int)op >= 0 && op < LG_OP_COUNT);
     return &table[op];
+}
+
+/* Returns the bytes that it takes in an array. */
+static size_t print_scalar(lg_scalar_kind kind, const void *at, int digits, FILE *to)
+{
+    switch (kind) {
+    case LG_SCALAR_bool:
+        fprintf(to, "%d", *(const bool *)at);
+        return sizeof(bool);
+    case LG_SCALAR_int:
+        fprintf(to, "%d", *(const int *)at);
+        return sizeof(int);
+    case LG_SCALAR_lg_act:
+        fprintf(to, "%d", (int)*(const lg_act *)at);
+        return sizeof(lg_act);
+    case LG_SCALAR_int64_t:
+        fprintf(to, "%" PRId64, *(const int64_t *)at);
+        return sizeof(int64_t);
+    case LG_SCALAR_uint64_t:
+        fprintf(to, "%" PRIu64, *(const uint64_t *)at);
+        return sizeof(uint64_t);
+    case LG_SCALAR_double:
+        fprintf(to, "%.*g", digits, *(const double *)at);
+        return sizeof(double);
+    }
+    LG_ASSERT(!"a kind of scalar");
+    return 0;
+}
+
+void lg_scalars_print(const struct lg_op_info *op, const void *args, int digits, FILE *to)
+{
+    for (const struct lg_scalar *x = op->scalar; x < op->scalar + op->n_scalars; x++) {
+        const char *at = (const char *)args + x->at;
+        fprintf(to, " %s=", x->name);
+        for (int i = 0; i < LG_MAX(x->max, 1); i++) {
+            if (i) fputc(',', to);
+            at += print_scalar(x->kind, at, digits, to);
+        }
+    }
 }

@@ -2,6 +2,7 @@
  * checks, the trace). Made once per process, at the first question; it lives for ever. */
 #pragma once
 #include "kernels/backend.h"
+#include <stdio.h>
 
 typedef enum lg_operand_types { /* what a tensor may be; see ops.def */
 #define LG_TYPES_OF(t) 1 << t
@@ -68,6 +69,8 @@ struct lg_op_info {
 };
 
 const struct lg_op_info *lg_op_info(lg_op_id op);
+/* The scalars of a call as " name=value ...", doubles with so many digits (17: all of them). */
+void lg_scalars_print(const struct lg_op_info *op, const void *args, int digits, FILE *to);
 /* ops.c: calls the operation of this name. */
 void lg_op_call(lg_stream *s, lg_op_id op, const void *args);
 

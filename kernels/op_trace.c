@@ -105,41 +105,6 @@ static void print_place(const void *data)
 
 /* ---- a line ---- */
 
-static void print_scalar(const struct lg_scalar *x, const char *at)
-{
-    switch (x->kind) {
-    case LG_SCALAR_bool:
-        fprintf(file, "%d", *(const bool *)at);
-        break;
-    case LG_SCALAR_int:
-        fprintf(file, "%d", *(const int *)at);
-        break;
-    case LG_SCALAR_lg_act:
-        fprintf(file, "%d", (int)*(const lg_act *)at);
-        break;
-    case LG_SCALAR_int64_t:
-        fprintf(file, "%" PRId64, *(const int64_t *)at);
-        break;
-    case LG_SCALAR_uint64_t:
-        fprintf(file, "%" PRIu64, *(const uint64_t *)at);
-        break;
-    case LG_SCALAR_double:
-        fprintf(file, "%.17g", *(const double *)at);
-        break;
-    }
-}
-
-static void print_scalars(const struct lg_scalar *x, const char *args)
-{
-    fprintf(file, " %s=", x->name);
-    print_scalar(x, args + x->at);
-    for (int i = 1; i < x->max; i++) { /* doubles: the one kind that there are arrays of */
-        LG_ASSERT(x->kind == LG_SCALAR_double);
-        fputc(',', file);
-        print_scalar(x, args + x->at + (size_t)i * sizeof(double));
-    }
-}
-
 static void print_tensor(const struct lg_operand *o, const lg_tensor *t, const char *args, int i)
 {
     fprintf(file, " | %s", o->name);
@@ -160,7 +125,7 @@ void lg_trace_op(lg_op_id id, const void *args)
     const struct lg_op_info *op = lg_op_info(id);
     pthread_mutex_lock(&mutex);
     fputs(op->name, file);
-    for (int i = 0; i < op->n_scalars; i++) print_scalars(&op->scalar[i], args);
+    lg_scalars_print(op, args, 17, file);
     for (int i = 0; i < op->n_operands; i++)
         for (int k = 0; k < lg_operand_count(&op->operand[i], args); k++)
             print_tensor(&op->operand[i], lg_operand_at(&op->operand[i], args, k), args, k);

@@ -3,9 +3,8 @@
 #     tests/check.sh BUILD [JOBS]
 #
 # Builds, then runs on JOBS + 1 slots (some tests wait more than they work), the longest first
-# (tests/runner.sh): the unit tests, the layering, the
-# end-to-end scripts, under AddressSanitizer and UBSan (BUILD-asan) the unit tests that handle pointers and
-# bytes from outside, under ThreadSanitizer (BUILD-tsan) those of shared memory and messages. Simulations run a
+# (tests/runner.sh): the unit tests, the layering, the end-to-end scripts, under AddressSanitizer and UBSan
+# (BUILD-asan) the unit tests that handle pointers and bytes from outside, under ThreadSanitizer (BUILD-tsan) those of shared memory and messages. Simulations run a
 # fixed number of seeds, the fuzz targets replay their corpora. The last line is "N passed, N failed".
 #
 # CHECK_ALL=1 (`make check-all`) runs more: every unit test under the first two sanitizers, whose host backend

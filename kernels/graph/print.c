@@ -25,43 +25,6 @@ static void print_value(const lg_program *p, int i, FILE *to)
     fprintf(to, "\n");
 }
 
-static void print_scalar(const struct lg_scalar *x, const char *at, FILE *to)
-{
-    switch (x->kind) {
-    case LG_SCALAR_bool:
-        fprintf(to, "%d", *(const bool *)at);
-        break;
-    case LG_SCALAR_int:
-    case LG_SCALAR_lg_act:
-        fprintf(to, "%d", *(const int *)(const void *)at);
-        break;
-    case LG_SCALAR_int64_t:
-        fprintf(to, "%" PRId64, *(const int64_t *)(const void *)at);
-        break;
-    case LG_SCALAR_uint64_t:
-        fprintf(to, "%" PRIu64, *(const uint64_t *)(const void *)at);
-        break;
-    case LG_SCALAR_double:
-        fprintf(to, "%.9g", *(const double *)(const void *)at);
-        break;
-    }
-}
-
-static void print_scalars(const struct lg_op_info *op, const char *args, FILE *to)
-{
-    static const size_t bytes[] = {
-        [LG_SCALAR_bool] = sizeof(bool),       [LG_SCALAR_int] = sizeof(int),
-        [LG_SCALAR_int64_t] = sizeof(int64_t), [LG_SCALAR_uint64_t] = sizeof(uint64_t),
-        [LG_SCALAR_double] = sizeof(double),   [LG_SCALAR_lg_act] = sizeof(lg_act)};
-    for (const struct lg_scalar *x = op->scalar; x < op->scalar + op->n_scalars; x++) {
-        fprintf(to, " %s=", x->name);
-        for (int i = 0; i < LG_MAX(x->max, 1); i++) {
-            if (i) fputc(',', to);
-            print_scalar(x, args + x->at + (size_t)i * bytes[x->kind], to);
-        }
-    }
-}
-
 /* name=v3+64(8,48), behind > what is written. */
 static void print_place(const lg_program *p, const struct lg_place *l, FILE *to)
 {
@@ -104,7 +67,6 @@ static double elements(const lg_tensor *t)
     return (double)lg_numel(t);
 }
 
-/* Of every row of x (M, K) with every row of a weight (N, K), or the like. */
 static double conv_flops(const struct lg_conv2d_forward_args *a)
 {
     return 2 * elements(&a->y) * elements(&a->w) / (double)a->w.dim[0];
@@ -158,7 +120,7 @@ void lg_program_print(const lg_program *p, FILE *to)
     for (int n = 0; n < p->n_nodes; n++) {
         const struct lg_op_info *op = lg_op_info(p->node[n].op);
         fprintf(to, "n%d %s", n, op->name);
-        print_scalars(op, p->args + p->node[n].args, to);
+        lg_scalars_print(op, p->args + p->node[n].args, 9, to);
         fprintf(to, " |");
         for (; at < p->n_places && p->place[at].node == n; at++) print_place(p, &p->place[at], to);
         fprintf(to, "\n");
