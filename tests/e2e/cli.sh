@@ -55,6 +55,17 @@ for r in loader text vae trainer ema ckpt; do check "check names $r" grep -q "$r
 check "check names the instruction set" grep -Eq 'avx512|avx2|sse2' "$out"
 check "check shows bytes" grep -Eq '[0-9.]+ *(B|KiB|MiB|GiB|bytes)' "$out"
 check "check creates nothing" test ! -e "$T/unused"
+# own_of [--set ...]: private bytes of a trainer rank.
+own_of() { "$e2e_build/bin/lg-trainer" --plan "$TINY" "$@" | jq '[.private[].bytes] | max'; }
+check "check counts what is recomputed" test "$(own_of --set memory.recompute=block)" -lt "$(own_of --set memory.recompute=norms)"
+check "recomputing norms takes less than keeping them" test "$(own_of --set memory.recompute=norms)" -lt "$(own_of)"
+lgsup check "$TINY" --set job.dir="$T/unused" --set memory.recompute=budget:560KiB
+check "check says what a budget recomputes" grep -Eq '^  trainer, private .*recomputed: norms in 2 of 2 blocks, mlp in [12] of 2 blocks$' "$out"
+lgsup check "$TINY" --set job.dir="$T/unused" --set memory.recompute=budget:1KiB
+expect "check of a budget that is too small" 3 $?
+check "and says what is needed" grep -Eq 'a budget of 0.00 MiB; .*still take 0\.[0-9]*[1-9][0-9]* MiB: give more, or lower trainer.micro_batch_size' "$out"
+lgsup check "$TINY" --set job.dir="$T/unused" --set 'memory.recompute=[0, 2]'
+expect "check of blocks that are not there" 3 $?
 lgsup check "$EMOJI/pipeline.toml"
 expect "check of the example" 0 $?
 lgsup doctor
@@ -129,5 +140,28 @@ expect "lg-graph: a text encoder" 0 $?
 check "lg-graph: its last line" grep -Eq '^[0-9]+ nodes, [0-9]+ values, arena [0-9]+ bytes, of which n[0-9]+ uses [0-9]+; scratch [0-9]+ bytes; [0-9.e-]+ GFLOP$' "$T/graph"
 graph "$e2e_root/examples/micro/made/vae" --size 16
 expect "lg-graph: both halves of an autoencoder" "encoder decoder 2" "$(grep -E '^(encoder|decoder)$' "$T/graph" | xargs) $(grep -c GFLOP "$T/graph")"
+recomputes() { grep -Ec '^n[0-9]+ b[0-9]+ backward (linear|attention)_forward ' "$T/graph"; }
+graph "$newest/model"
+expect "lg-graph: a denoiser" "0 0 1" "$? $(grep -c backward "$T/graph") $(grep -c GFLOP "$T/graph")"
+graph "$newest/model" --train --batch 4
+check "lg-graph: its backward, by blocks" grep -q '^n[0-9]* b1 backward linear_backward_weight ' "$T/graph"
+cp "$T/graph" "$T/trained"
+graph "$TINY" --train
+check "lg-graph: a pipeline's denoiser is that of its checkpoints" cmp "$T/graph" "$T/trained"
+expect "lg-graph: nothing is recomputed" 0 "$(recomputes)"
+graph "$TINY" --train --recompute 0 --recompute 1
+expect "lg-graph: --recompute" "recomputed: everything in 2 of 2 blocks" "$(head -n 1 "$T/graph")"
+check "and there it is" test "$(recomputes)" -gt 10
+cp "$T/graph" "$T/recomputed"
+graph "$TINY" --train --set memory.recompute=block
+check "lg-graph: what a pipeline recomputes" cmp "$T/graph" "$T/recomputed"
+graph "$newest/model" --train --batch 4 --recompute 0,1
+check "lg-graph: words with commas" cmp "$T/graph" "$T/recomputed"
+graph "$newest/model" --train --recompute half
+expect "lg-graph: a word that is none" 3 $?
+graph "$newest/model" --recompute block
+expect "lg-graph: --recompute without --train" 2 $?
+graph "$MICRO/vae" --train
+expect "lg-graph: --train of an encoder" 2 $?
 graph "$T"
 expect "lg-graph: a folder that is no model" 8 $?

@@ -78,6 +78,7 @@ settle_same "only the keeper alive" "$run"
 run=$T/power
 train "$run"
 wait_step "$run" 45
+check "there is a checkpoint" wait_until 600 has_checkpoint "$run"
 check "everything is dead" kill_until nobody e2e_pids "$T"
 at=$(step_of "$run")
 newest=$(newest_checkpoint_of "$run")

@@ -198,6 +198,8 @@ complete_of() {
         sort -n | awk '$1 % 20 == 0'
 }
 newest_checkpoint_of() { complete_of "$1" | tail -n 1; }
+# A writer that is slower than the training may still be at its first one when the step after it has long passed.
+has_checkpoint() { [ -n "$(newest_checkpoint_of "$1")" ]; }
 # The first of them after step $2; an undisturbed run is not worth its start for less than 40 steps.
 checkpoint_after() { complete_of "$1" | awk -v at="$2" '$1 > at && $1 >= 40 { print; exit }'; }
 has_checkpoint_after() { [ -n "$(checkpoint_after "$@")" ]; }

@@ -15,6 +15,7 @@ park() {
     mend
     LG_BIN_DIR=$T/bin train "$run" --set supervisor.restart_window_s=86400 "$@"
     wait_step "$run" $((step > from ? step : from + 1))
+    wait_until 600 has_checkpoint "$run"
     rm "$T/bin/lg-vae"
     printf '#!/bin/sh\necho "this program is broken" >&2\nexit 1\n' >"$T/bin/lg-vae"
     chmod +x "$T/bin/lg-vae"
@@ -61,6 +62,7 @@ expect "state" stopped "$(status_get "$run" .state)"
 
 # The keeper dies while the run is parked: back to the checkpoint, and said so.
 park "$run" 44
+check "the keeper dies: there is a checkpoint" has_checkpoint "$run"
 newest=$(newest_checkpoint_of "$run")
 kill_role "$run" keeper 0 && wait_until 60 is_gone "$killed_pid"
 expect "the keeper dies: the status knows" false "$(status_get "$run" .memory_kept)"
