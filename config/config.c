@@ -140,6 +140,21 @@ static void set_list(lg_config *c, const lg_key *k, char *const *v, int n, const
     }
 }
 
+/* A text or a whole number alone is a list of one. False: the item is something else. */
+static bool set_list_from(lg_config *c, const lg_key *k, const struct lg_toml_item *item,
+                          const struct origin *o, struct lg_problems *p)
+{
+    char digits[24], *one = item->type == LG_TOML_INT ? digits : item->text;
+    snprintf(digits, sizeof digits, "%lld", (long long)item->i);
+    if (item->type == LG_TOML_LIST)
+        set_list(c, k, item->list, item->n_list, o, p);
+    else if (item->type == LG_TOML_TEXT || item->type == LG_TOML_INT)
+        set_list(c, k, &one, 1, o, p);
+    else
+        return false;
+    return true;
+}
+
 /* The value as the user wrote it, shortened, for messages. */
 static void describe(const struct lg_toml_item *item, char *ret, size_t bytes)
 {
@@ -194,8 +209,7 @@ static void set_value(lg_config *c, const lg_key *k, const struct lg_toml_item *
         set_text(c, k, item->text, o, p);
         return;
     case LG_KEY_LIST:
-        if (item->type != LG_TOML_LIST) break;
-        set_list(c, k, item->list, item->n_list, o, p);
+        if (!set_list_from(c, k, item, o, p)) break;
         return;
     }
     lg_key_expected(k, expected, sizeof expected);
@@ -258,11 +272,11 @@ static void override_value(lg_config *c, const lg_key *k, const char *text, cons
     bool quoted = text[0] == '"' || text[0] == '\'';
     lg_toml *t = NULL;
     bool parsed = (quoted || !textual) && lg_toml_parse_value(text, &t) == 0;
-    struct lg_toml_item word = {.type = LG_TOML_TEXT, .text = (char *)text};
+    bool bad_list = k->type == LG_KEY_LIST && text[0] == '['; /* unless it is parsed */
+    struct lg_toml_item word = {.type = bad_list ? LG_TOML_OTHER : LG_TOML_TEXT,
+                                .text = (char *)text};
     const struct lg_toml_item *item = parsed ? &t->items[0] : &word;
-    struct lg_toml_item one = {.type = LG_TOML_LIST, .list = (char **)&item->text, .n_list = 1};
     if (!parsed) lg_err_clear();
-    if (k->type == LG_KEY_LIST && item->type == LG_TOML_TEXT && text[0] != '[') item = &one;
     set_value(c, k, item, o, p);
     lg_toml_free(&t);
 }

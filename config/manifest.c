@@ -51,6 +51,8 @@ int lg_manifest_save(const lg_manifest *m, const char *dir)
     cJSON_AddStringToObject(j, "fingerprint", m->fingerprint);
     cJSON_AddNumberToObject(j, "optimizer_steps", (double)m->optimizer_steps);
     cJSON_AddNumberToObject(j, "skipped", (double)m->skipped);
+    cJSON_AddNumberToObject(j, "loss_scale", (double)m->loss_scale);
+    cJSON_AddNumberToObject(j, "loss_scale_steps", (double)m->loss_scale_steps);
     cJSON *data = m->n_data ? cJSON_AddArrayToObject(j, "data") : NULL;
     for (int i = 0; i < m->n_data; i++) {
         cJSON *d = cJSON_CreateObject();
@@ -178,6 +180,10 @@ static int parse(const cJSON *j, const char *path, lg_manifest *m)
     LG_TRY(get_text(j, path, "fingerprint", m->fingerprint, sizeof m->fingerprint));
     LG_TRY(get_number(j, path, "optimizer_steps", &m->optimizer_steps));
     LG_TRY(get_number(j, path, "skipped", &m->skipped));
+    if (cJSON_GetObjectItemCaseSensitive(j, "loss_scale")) {
+        LG_TRY(get_number(j, path, "loss_scale", &m->loss_scale));
+        LG_TRY(get_number(j, path, "loss_scale_steps", &m->loss_scale_steps));
+    }
     LG_TRY(get_data(j, path, m));
     LG_TRY(get_files(j, path, m));
     return 0;

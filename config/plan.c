@@ -8,6 +8,7 @@
 #include "config/plan.h"
 #include "base/fs.h"
 #include "base/json_tree.h"
+#include "config/denoisers.h"
 #include "config/models.h"
 #include "config/schema.h"
 #include <cjson/cJSON.h>
@@ -284,10 +285,9 @@ static int plan_latents(lg_plan *p, const lg_config *c, uint64_t *ret_identity)
 static int plan_conditioning(lg_plan *p, const lg_config *c, uint64_t *ret_identity)
 {
     *ret_identity = 0;
-    if (strcmp(c->model_kind, "dit") == 0) {
-        p->num_classes = (int)c->model_num_classes;
-        return 0;
-    }
+    const struct lg_denoiser_info *denoiser = lg_denoiser_info(lg_denoiser_kind_of(c->model_kind));
+    if (denoiser->labels) p->num_classes = (int)c->model_num_classes;
+    if (!denoiser->text) return 0;
     struct lg_text_info text;
     LG_TRY(lg_text_info_load(c->text_model, &text));
     int64_t shards = c->text_shards ? c->text_shards : c->text_instances;
@@ -321,7 +321,8 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.threads[LG_ROLE_trainer] = (int)c->trainer_threads;
     LG_ASSERT(strlen(c->_precision) < sizeof p.precision);
     strcpy(p.precision, c->_precision);
-    p.element_bytes = strcmp(p.precision, "bf16") == 0 ? 2 : 4;
+    bool half = !strcmp(p.precision, "bf16") || !strcmp(p.precision, "fp16");
+    p.element_bytes = half ? 2 : 4;
     p.lr_steps = c->trainer_lr_steps ? c->trainer_lr_steps : c->trainer_max_steps;
     p.bits_hash = hash_bits(c, vae_identity, text_identity);
     p.hash = hash_fields(&p, true);

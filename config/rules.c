@@ -3,9 +3,12 @@
  *
  * The schema has already made every single value sane, so products here do not overflow. */
 #include "config/config.h"
+#include "config/denoisers.h"
 #include "config/models.h"
+#include "config/param_groups.h"
 #include "config/plan.h"
 #include "config/problems.h"
+#include "config/recompute.h"
 #include "config/schema.h"
 #include <glob.h>
 #include <stdlib.h>
@@ -33,7 +36,7 @@ static void broken(struct rules *r, const char *key, const char *fmt, ...)
 
 static bool has_text(const lg_config *c)
 {
-    return strcmp(c->model_kind, "pixart") == 0;
+    return lg_denoiser_info(lg_denoiser_kind_of(c->model_kind))->text;
 }
 
 /* ---- device ---- */
@@ -268,6 +271,16 @@ static void check_training(struct rules *r)
             "trainer.min_snr_gamma = %g has no meaning with trainer.objective = \"flow\": set it "
             "to 0, or the objective to \"eps\" or \"v\"",
             c->trainer_min_snr_gamma);
+    for (int i = 0; i < c->trainer_groups.n; i++) {
+        struct lg_param_group g;
+        if (lg_param_group_parse(c->trainer_groups.v[i], &g) < 0)
+            broken(r, "trainer.groups", "%s", lg_err_message());
+    }
+    if (c->trainer_loss_scale & (c->trainer_loss_scale - 1))
+        broken(r, "trainer.loss_scale",
+               "trainer.loss_scale = %lld: expected a power of two, as 65536; another factor "
+               "would round every gradient",
+               (long long)c->trainer_loss_scale);
     if (c->trainer_beta1 >= 1)
         broken(r, "trainer.beta1", "trainer.beta1 = %g: expected less than 1, usually 0.9",
                c->trainer_beta1);
@@ -281,6 +294,19 @@ static void check_training(struct rules *r)
                (long long)c->trainer_warmup_steps, (long long)steps,
                c->trainer_lr_steps ? "trainer.lr_steps" : "trainer.max_steps",
                c->trainer_lr_schedule);
+}
+
+static void check_memory(struct rules *r)
+{
+    const lg_config *c = r->c;
+    struct lg_recompute recompute;
+    if (lg_recompute_parse((const char *const *)c->memory_recompute.v, (int)c->model_depth,
+                           &recompute) < 0) {
+        broken(r, "memory.recompute", "%s", lg_err_message());
+        lg_err_clear();
+        return;
+    }
+    lg_recompute_free(&recompute);
 }
 
 /* ---- files ---- */
@@ -369,6 +395,7 @@ int lg_config_check(const lg_config *c)
     check_batch(&r);
     check_window(&r);
     check_training(&r);
+    check_memory(&r);
     check_previews(&r);
     return lg_problems_end(&r.problems, LG_ERR_CONFIG, c->file);
 }

@@ -178,7 +178,7 @@ void lg_key_expected(const lg_key *k, char *ret, size_t bytes)
         snprintf(ret, bytes, "a path in quotes");
         return;
     case LG_KEY_LIST:
-        snprintf(ret, bytes, "a list of texts like [\"a\", \"b\"]");
+        snprintf(ret, bytes, "a text, a whole number, or a list of them like [\"a\", 2]");
         return;
     case LG_KEY_ENUM:
         break;

@@ -77,12 +77,14 @@ void set_list(lg_toml_item &item, const toml::array &array)
 {
     item.type = LG_TOML_OTHER;
     for (auto &element : array)
-        if (!element.is_string() || has_nul(**element.as_string())) return;
+        if (!element.is_integer() && (!element.is_string() || has_nul(**element.as_string())))
+            return;
     item.type = LG_TOML_LIST;
     item.list = static_cast<char **>(std::calloc(array.size() + 1, sizeof *item.list));
     if (!item.list) throw std::bad_alloc();
     for (auto &element : array) {
-        item.list[item.n_list] = copy(**element.as_string());
+        item.list[item.n_list] = element.is_string() ? copy(**element.as_string())
+                                                     : copy(std::to_string(**element.as_integer()));
         item.n_list++;
     }
 }
@@ -220,8 +222,9 @@ extern "C" const char *lg_toml_type_name(lg_toml_type type)
                                         "a whole number",
                                         "a number with a fraction",
                                         "true/false",
-                                        "a list of texts",
+                                        "a list",
                                         "a table",
-                                        "a date, or a list of something else than texts"};
+                                        "a date, or a list of something else than texts and "
+                                        "whole numbers"};
     return names[type];
 }

@@ -8,7 +8,7 @@ typedef enum lg_toml_type {
     LG_TOML_INT,
     LG_TOML_NUM,
     LG_TOML_BOOL,
-    LG_TOML_LIST,  /* of texts; an empty array too */
+    LG_TOML_LIST,  /* of texts and whole numbers, as texts; an empty array too */
     LG_TOML_TABLE, /* an entry of its own, before those of its keys */
     LG_TOML_OTHER, /* dates, other arrays: nothing that a pipeline.toml uses */
 } lg_toml_type;

@@ -27,6 +27,11 @@ struct lg_stream {
     void (*record)(lg_stream *, lg_op_id op, const void *args);
 };
 
+/* Likewise of its events. */
+struct lg_event {
+    lg_device *device;
+};
+
 struct lg_device {
     const struct lg_ops *ops;
     lg_dtype dtype;
@@ -44,6 +49,11 @@ struct lg_device {
     int (*stream_open)(lg_device *, lg_stream **); /* fills only what it embeds beyond the base */
     void (*stream_close)(lg_stream *);
     void (*sync)(lg_stream *);
+    /* All NULL where a stream's work is done when its call returns. */
+    int (*event_open)(lg_device *, lg_event **);
+    void (*event_close)(lg_event *);
+    void (*record)(lg_stream *, lg_event *);
+    void (*wait)(lg_stream *, lg_event *);
     void (*upload)(lg_stream *, void *, const void *, size_t);
     void (*download)(lg_stream *, void *, const void *, size_t);
     void (*zero)(lg_stream *, void *, size_t);

@@ -320,6 +320,41 @@ void lg_stream_sync(lg_stream *s)
     if (runs(s)) s->device->sync(s);
 }
 
+int lg_event_open(lg_device *d, lg_event **ret)
+{
+    lg_event *e = NULL;
+    if (d->event_open)
+        LG_TRY(d->event_open(d, &e));
+    else
+        e = calloc(1, sizeof *e);
+    if (!e) return LG_FAIL(LG_ERR_NOSPACE, "no memory for an event");
+    e->device = d;
+    *ret = e;
+    return 0;
+}
+
+void lg_event_close(lg_event **e)
+{
+    if (!e || !*e) return;
+    if ((*e)->device->event_close)
+        (*e)->device->event_close(*e);
+    else
+        free(*e);
+    *e = NULL;
+}
+
+void lg_stream_record(lg_stream *s, lg_event *e)
+{
+    LG_ASSERT(s->device == e->device);
+    if (runs(s) && s->device->record) s->device->record(s, e);
+}
+
+void lg_stream_wait(lg_stream *s, lg_event *e)
+{
+    LG_ASSERT(s->device == e->device);
+    if (runs(s) && s->device->wait) s->device->wait(s, e);
+}
+
 void lg_stream_upload(lg_stream *s, void *device_dst, const void *host_src, size_t bytes)
 {
     if (runs(s) && bytes) s->device->upload(s, device_dst, host_src, bytes);

@@ -55,6 +55,11 @@ void lg_device_unmap(lg_device *d, void *at, size_t bytes);
 int lg_device_pin(lg_device *d, void *host, size_t bytes);
 void lg_device_unpin(lg_device *d, void *host);
 
+/* A point in the work of one stream for which another of the same device waits. */
+typedef struct lg_event lg_event;
+int lg_event_open(lg_device *d, lg_event **ret);
+void lg_event_close(lg_event **e);
+
 int lg_stream_open(lg_device *d, lg_stream **ret);
 int lg_stream_open_dry(lg_device *d, lg_stream **ret);
 void lg_stream_close(lg_stream **s);
@@ -67,6 +72,10 @@ lg_device *lg_stream_device(const lg_stream *s);
 /* Waits until everything enqueued is done. A device fault aborts the process. */
 void lg_stream_sync(lg_stream *s);
 /* In stream order. The host side must stay untouched until a sync. No-ops on a dry stream. */
+/* The event is behind what was enqueued so far; recording again moves it. */
+void lg_stream_record(lg_stream *s, lg_event *e);
+/* What is enqueued from now on starts after the event's last recording. The host does not wait. */
+void lg_stream_wait(lg_stream *s, lg_event *e);
 void lg_stream_upload(lg_stream *s, void *device_dst, const void *host_src, size_t bytes);
 void lg_stream_download(lg_stream *s, void *host_dst, const void *device_src, size_t bytes);
 void lg_stream_zero(lg_stream *s, void *device_dst, size_t bytes);

@@ -2,9 +2,9 @@
  *
  * Design: one walk over the operands of a call finds those that are there, with type, place and dimensions.
  * Letters get their values from sizes first, then from the first dimension that leaves only one letter open,
- * until no dimension teaches anything new; every later one must agree. Then the memory: an output shares no
- * byte with any other operand but where the table says so. Rules that concern one operation alone stand below
- * the walk, in `rule`.
+ * until no dimension teaches anything new; every later one must agree. Then the memory: rows that belong together
+ * lie equally far apart, and an output shares no byte with any other operand but where the table says so. Rules that
+ * concern one operation alone stand below the walk, in `rule`.
  *
  * A tensor is absent when its rank is 0 (LG_NONE) or, on a stream that is not dry, its pointer NULL; on a dry
  * stream every pointer may be NULL. Contents (ids in range, lengths of at least 1) lie on the device and are the
@@ -54,12 +54,31 @@ static bool is_type(const struct call *c, lg_operand_types types, lg_dtype t)
            ((types & LG_TYPES_S) && t == stats);
 }
 
+static int64_t rows_of(const struct lg_operand *o, const lg_tensor *t)
+{
+    int64_t rows = 1;
+    for (int i = 0; lg_operand_has_rows(o) && i < o->row; i++) rows *= t->dim[i];
+    return rows;
+}
+
+static void check_strides(const struct call *c, const struct lg_operand *o, const lg_tensor *t)
+{
+    const int row = lg_operand_has_rows(o) ? o->row : 0;
+    if (!lg_dims_merge(t, row, t->rank, 1)) refuse(c, o, "is not contiguous");
+    if (row == 0) return;
+    const int64_t stride = lg_row_stride(t, row);
+    if (!lg_dims_merge(t, 0, row, stride)) refuse(c, o, "has rows that lie at several distances");
+    if (stride < lg_numel(t) / rows_of(o, t)) refuse(c, o, "has rows that lie on each other");
+}
+
 static void check_tensor(const struct call *c, const struct lg_operand *o, const lg_tensor *t)
 {
     if (!is_type(c, o->types, t->dtype)) refuse(c, o, "has a type that it may not have");
     if (!o->any_shape && t->rank != o->rank) refuse(c, o, "has another rank");
+    if (t->rank < 0 || t->rank > LG_RANK_MAX) refuse(c, o, "has too many dimensions");
     for (int i = 0; i < t->rank; i++)
         if (t->dim[i] <= 0) refuse(c, o, "has a dimension of 0 or less");
+    check_strides(c, o, t);
     if ((uintptr_t)t->data % (o->aligned ? 16 : lg_dtype_bytes(t->dtype)) != 0)
         refuse(c, o, "begins on an address that is not aligned");
 }
@@ -146,6 +165,17 @@ static void check_dims(struct call *c)
 
 /* ---- memory ---- */
 
+/* A kernel takes one row stride for both. With a single row there is nothing to agree on. */
+static void check_rows(const struct call *c, const struct part *p)
+{
+    if (p->o->rows_as < 0) return;
+    const struct lg_operand *as = &c->op->operand[p->o->rows_as];
+    const lg_tensor *t = lg_operand_at(as, c->args, 0);
+    if (is_absent(c, t) || rows_of(p->o, p->t) == 1) return;
+    if (lg_row_stride(p->t, p->o->row) != lg_row_stride(t, as->row))
+        refuse(c, p->o, "has rows at another distance than those that it goes with");
+}
+
 /* `rows` pieces of `row` bytes, `stride` bytes apart. Slices of one packed buffer interleave without sharing a
  * byte. */
 struct span {
@@ -154,20 +184,17 @@ struct span {
     int64_t rows; /* 0: none */
 };
 
-static struct span span_of(const struct call *c, const struct part *p)
+static struct span span_of(const struct part *p)
 {
     const lg_tensor *t = p->t;
     size_t bytes = lg_tensor_bytes(t);
-    struct span s = {
-        .at = (uintptr_t)t->data, .row = bytes, .stride = bytes, .rows = t->data != NULL};
-    if (!p->o->stride_at) return s;
-    int64_t rows = 1, stride = *(const int64_t *)(c->args + p->o->stride_at);
-    for (int i = 0; i < p->o->row; i++) rows *= t->dim[i];
-    s.row = bytes / (size_t)rows;
-    s.stride = (size_t)stride * lg_dtype_bytes(t->dtype);
-    if (stride < (int64_t)(s.row / lg_dtype_bytes(t->dtype)))
-        refuse(c, p->o, "has rows that lie on each other");
-    s.rows = t->data ? rows : 0;
+    int64_t rows = rows_of(p->o, t);
+    struct span s = {.at = (uintptr_t)t->data,
+                     .row = bytes / (size_t)rows,
+                     .stride = bytes,
+                     .rows = t->data ? rows : 0};
+    if (lg_operand_has_rows(p->o))
+        s.stride = (size_t)lg_row_stride(t, p->o->row) * lg_dtype_bytes(t->dtype);
     return s;
 }
 
@@ -221,7 +248,8 @@ static void check_memory(const struct call *c)
 {
     struct span span[PARTS_MAX];
     for (int i = 0; i < c->n; i++) {
-        span[i] = span_of(c, &c->part[i]);
+        span[i] = span_of(&c->part[i]);
+        check_rows(c, &c->part[i]);
         for (int k = 0; k < i; k++) check_pair(c, &c->part[i], &span[i], &c->part[k], &span[k]);
     }
 }
@@ -316,6 +344,12 @@ static void rule_timestep_embedding_forward(const struct call *c)
     REQUIRE(D % 2 == 0 && (double)D / 2 > a->freq_shift);
 }
 
+static void rule_reduce_ranks(const struct call *c)
+{
+    ARGS(reduce_ranks);
+    REQUIRE(a->squares.dim[0] == (a->y.dim[0] + LG_SQUARES_PIECE - 1) / LG_SQUARES_PIECE);
+}
+
 static void rule_adamw(const struct call *c)
 {
     ARGS(adamw);
@@ -333,6 +367,7 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(norm_conv2d_forward),
     RULE(t5_bias_forward),
     RULE(timestep_embedding_forward),
+    RULE(reduce_ranks),
     RULE(adamw),
 };
 

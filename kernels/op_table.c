@@ -16,16 +16,17 @@ struct row {
     size_t at;
     lg_operand_types types;
     bool out, optional, any_shape, aligned;
-    const char *dims, *with, *may_be, *other;
-    size_t stride, count; /* offsets; stride 0: none */
+    const char *dims, *with, *rows_as, *may_be, *other;
+    size_t count; /* an offset */
     int max;
+    size_t adds; /* offset; 0: it never does */
     lg_scalar_kind scalar;
     char letter;
     lg_op_id part;
 };
 
 #define ROW(field_, ...) {.field = #field_, .at = offsetof(args, field_), __VA_ARGS__},
-#define STRIDE(field_)   .stride = offsetof(args, field_)
+#define ADDS(field_)     .adds = offsetof(args, field_)
 #define OPERAND(field_, o, t, d, ...)                                                              \
     ROW(field_, .kind = TENSOR, .out = o, .types = LG_TYPES_##t, .dims = d, ##__VA_ARGS__)
 #define IN(field_, t, ...)  OPERAND(field_, false, t, __VA_ARGS__)
@@ -91,7 +92,6 @@ static void parse_dims(const char *text, struct lg_operand *ret)
         text += *text != 0;
     }
     if (ret->row < 0) ret->row = ret->rank;
-    LG_ASSERT((ret->row < ret->rank) == (ret->stride_at != 0));
 }
 
 /* ---- names ---- */
@@ -137,10 +137,11 @@ static void add_operand(struct lg_op_info *op, const struct row *r, const char *
                              .optional = r->optional,
                              .any_shape = r->any_shape,
                              .aligned = r->aligned,
-                             .stride_at = r->stride ? at + r->stride : 0,
                              .max = r->max,
                              .count_at = at + r->count,
+                             .adds_at = r->adds ? at + r->adds : 0,
                              .with = -1,
+                             .rows_as = -1,
                              .same = -1};
     join(o->name, prefix, r->field);
     parse_dims(r->dims, o);
@@ -154,6 +155,13 @@ static void add_scalar(struct lg_op_info *op, const struct row *r, const char *p
     *x =
         (struct lg_scalar){.at = at + r->at, .kind = r->scalar, .max = r->max, .letter = r->letter};
     join(x->name, prefix, r->field);
+}
+
+static void tie(struct lg_op_info *op, const char *prefix, const struct row *r)
+{
+    struct lg_operand *o = &op->operand[find(op, prefix, r->field)];
+    o->rows_as = find(op, prefix, r->rows_as);
+    LG_ASSERT(lg_operand_has_rows(o) && lg_operand_has_rows(&op->operand[o->rows_as]));
 }
 
 /* The operands first, since the other words speak of them. */
@@ -173,6 +181,7 @@ static void add(struct lg_op_info *op, lg_op_id id, const char *prefix, size_t a
     for (const struct row *r = row; r < row + n; r++) {
         if (r->kind == TENSOR && r->with)
             op->operand[find(op, prefix, r->field)].with = find(op, prefix, r->with);
+        if (r->kind == TENSOR && r->rows_as) tie(op, prefix, r);
         if (r->kind == TENSOR && r->may_be)
             allow(op, find(op, prefix, r->field), prefix, r->may_be);
         if (r->kind == MAY_LIE) allow(op, find(op, prefix, r->field), prefix, r->other);

@@ -32,10 +32,11 @@ struct lg_operand {
     size_t at;                        /* of the (first) tensor in the arguments */
     lg_operand_types types;
     bool out, optional, any_shape, aligned;
-    size_t stride_at; /* of the rows' stride, an int64_t; 0: contiguous */
-    int max;          /* > 0: an array of so many tensors */
-    size_t count_at;  /* of the int that says how many of them are used */
-    int rank, row;    /* row: the dimension with which a row begins; rank without a stride */
+    int max;         /* > 0: an array of so many tensors */
+    size_t count_at; /* of the int that says how many of them are used */
+    size_t adds_at;  /* of an output: of the bool that says that it is added to; 0: it never is */
+    int rank, row;   /* row: the dimension with which a row begins; rank: it is contiguous */
+    int rows_as;     /* its rows lie as far apart as this operand's; -1: as they like */
     struct lg_dim dim[LG_RANK_MAX];
     int with; /* it is absent with this operand; -1: with none */
     int same; /* it names the same tensor as this operand; -1: none */
@@ -74,6 +75,11 @@ void lg_scalars_print(const struct lg_op_info *op, const void *args, int digits,
 /* ops.c: calls the operation of this name. */
 void lg_op_call(lg_stream *s, lg_op_id op, const void *args);
 
+/* Does this call add to what lies in this output? */
+static inline bool lg_operand_adds(const struct lg_operand *o, const void *args)
+{
+    return o->adds_at && *(const bool *)((const char *)args + o->adds_at);
+}
 /* How many tensors of an operand a call uses, and these. */
 static inline int lg_operand_count(const struct lg_operand *o, const void *args)
 {
@@ -82,4 +88,9 @@ static inline int lg_operand_count(const struct lg_operand *o, const void *args)
 static inline const lg_tensor *lg_operand_at(const struct lg_operand *o, const void *args, int i)
 {
     return (const lg_tensor *)((const char *)args + o->at) + i;
+}
+/* Whether its rows may lie apart: it has a | in ops.def. */
+static inline bool lg_operand_has_rows(const struct lg_operand *o)
+{
+    return o->row < o->rank;
 }

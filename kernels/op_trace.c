@@ -105,7 +105,7 @@ static void print_place(const void *data)
 
 /* ---- a line ---- */
 
-static void print_tensor(const struct lg_operand *o, const lg_tensor *t, const char *args, int i)
+static void print_tensor(const struct lg_operand *o, const lg_tensor *t, int i)
 {
     fprintf(file, " | %s", o->name);
     if (o->max) fprintf(file, "[%d]", i);
@@ -115,7 +115,7 @@ static void print_tensor(const struct lg_operand *o, const lg_tensor *t, const c
     }
     fprintf(file, " %s ", lg_dtype_name(t->dtype));
     for (int d = 0; d < t->rank; d++) fprintf(file, "%s%" PRId64, d ? "," : "", t->dim[d]);
-    if (o->stride_at) fprintf(file, "/%" PRId64, *(const int64_t *)(args + o->stride_at));
+    if (lg_operand_has_rows(o)) fprintf(file, "/%" PRId64, lg_row_stride(t, o->row));
     print_place(t->data);
 }
 
@@ -128,7 +128,7 @@ void lg_trace_op(lg_op_id id, const void *args)
     lg_scalars_print(op, args, 17, file);
     for (int i = 0; i < op->n_operands; i++)
         for (int k = 0; k < lg_operand_count(&op->operand[i], args); k++)
-            print_tensor(&op->operand[i], lg_operand_at(&op->operand[i], args, k), args, k);
+            print_tensor(&op->operand[i], lg_operand_at(&op->operand[i], args, k), k);
     if (fputc('\n', file) == EOF || fflush(file) != 0) abort();
     pthread_mutex_unlock(&mutex);
 }

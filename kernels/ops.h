@@ -23,7 +23,7 @@ typedef enum lg_act {
     LG_ACT_RELU,
 } lg_act;
 
-enum { LG_COMBINE_MAX = 4, LG_RANKS_MAX = 64 };
+enum { LG_COMBINE_MAX = 4, LG_RANKS_MAX = 64, LG_SQUARES_PIECE = 4096 };
 
 #define LG_OP(name, ...)                                                                           \
     struct lg_##name##_args {                                                                      \

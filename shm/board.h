@@ -41,6 +41,7 @@
  *     successor finds the same.
  */
 #pragma once
+#include "base/exact_sum.h"
 #include "config/plan.h"
 #include "shm/data_set.h"
 #include "shm/layout.h"
@@ -103,7 +104,8 @@ struct lg_board_row {
     _Atomic(lg_mark) partial; /* trainer: sums of step s below are valid */
     _Atomic(lg_mark) staged;  /* ckpt: snapshot of state s lies in the staging region */
     _Atomic(lg_mark) published; /* ckpt: checkpoint of state s is complete on disk */
-    double sum_squares[2];      /* trainer, [s & 1]: of this rank's shard of the summed gradient */
+    struct lg_exact_sum
+        sum_squares[2]; /* trainer, [s & 1]: of this rank's shard of the summed gradient */
     double loss_sum[2]; /* trainer, [s & 1]: weighted loss sum of this rank's samples; valid with
                            grads */
     /* figures */

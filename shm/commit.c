@@ -252,11 +252,12 @@ void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step, double loss_sum
     store(&row->grads, lg_mark_of(step));
 }
 
-void lg_trainer_mark_partial(lg_board *b, int rank, uint64_t step, double sum_squares)
+void lg_trainer_mark_partial(lg_board *b, int rank, uint64_t step,
+                             const struct lg_exact_sum *sum_squares)
 {
     struct lg_board_row *row = trainer(b, rank);
     LG_ASSERT(own(&row->grads) == lg_mark_of(step) && own(&row->partial) == before(b, step));
-    row->sum_squares[step & 1] = sum_squares;
+    row->sum_squares[step & 1] = *sum_squares;
     store(&row->partial, lg_mark_of(step));
 }
 

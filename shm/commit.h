@@ -89,7 +89,9 @@ void lg_trainer_mark_init(lg_board *b, int rank);
 /* loss_sum: of this rank's samples; stored before the mark, since the process may die right after.
  */
 void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step, double loss_sum);
-void lg_trainer_mark_partial(lg_board *b, int rank, uint64_t step, double sum_squares);
+/* sum_squares: of this rank's shard; stored before the mark likewise. */
+void lg_trainer_mark_partial(lg_board *b, int rank, uint64_t step,
+                             const struct lg_exact_sum *sum_squares);
 void lg_trainer_mark_commit(lg_board *b, int rank, uint64_t step);
 void lg_ema_mark(lg_board *b, uint64_t state);
 void lg_ckpt_mark_staged(lg_board *b, uint64_t state);

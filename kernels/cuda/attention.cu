@@ -230,8 +230,8 @@ template <typename T> static void forward(lg_stream *s, const struct lg_attentio
                          (const T *)a->v.data,
                          (const T *)a->bias.data,
                          (const int32_t *)a->k_length.data,
-                         a->q_stride,
-                         a->kv_stride,
+                         lg_row_stride(&a->q, 2),
+                         lg_row_stride(&a->k, 2),
                          (T *)a->o.data,
                          (float *)a->lse.data,
                          shape_of(&a->q, &a->k, a->scale)};
@@ -421,10 +421,10 @@ template <typename T> static void backward(lg_stream *s, const struct lg_attenti
                           (const int32_t *)a->k_length.data,
                           (const float *)a->lse.data,
                           delta,
-                          a->q_stride,
-                          a->kv_stride,
-                          a->dq_stride,
-                          a->dkv_stride,
+                          lg_row_stride(&a->q, 2),
+                          lg_row_stride(&a->k, 2),
+                          lg_row_stride(&a->dq, 2),
+                          lg_row_stride(&a->dk, 2),
                           (T *)a->dq.data,
                           (T *)a->dk.data,
                           (T *)a->dv.data,
@@ -450,9 +450,11 @@ static void bias_gradient(lg_stream *s, const struct lg_attention_backward_args 
     lg_tensor v = lg_t2(a->dv.data, a->dv.dtype, B * a->k.dim[1], width), third[3];
     for (int i = 0; i < 3; i++)
         third[i] = lg_t1((char *)a->dbias.data + i * bytes, a->dbias.dtype, width);
-    cuda_column_sums(stream, q, a->dq_stride, third[0], a->accumulate_dbias, s->scratch);
+    cuda_column_sums(stream, q, lg_row_stride(&a->dq, 2), third[0], a->accumulate_dbias,
+                     s->scratch);
     if (!a->accumulate_dbias) LG_CUDA(cudaMemsetAsync(third[1].data, 0, bytes, stream));
-    cuda_column_sums(stream, v, a->dkv_stride, third[2], a->accumulate_dbias, s->scratch);
+    cuda_column_sums(stream, v, lg_row_stride(&a->dk, 2), third[2], a->accumulate_dbias,
+                     s->scratch);
 }
 size_t cuda_attention_backward_scratch(lg_cuda_device *d,
                                        const struct lg_attention_backward_args *a)

@@ -88,7 +88,6 @@ size_t cuda_attention_backward_scratch(lg_cuda_device *d,
 size_t cuda_conv2d_forward_scratch(lg_cuda_device *d, const struct lg_conv2d_forward_args *a);
 size_t cuda_norm_conv2d_forward_scratch(lg_cuda_device *d,
                                         const struct lg_norm_conv2d_forward_args *a);
-size_t cuda_reduce_ranks_scratch(const struct lg_reduce_ranks_args *a);
 
 /* y (N) (+)= column sums of x (M, N), whose rows lie `stride` elements apart, in fixed chunks of rows;
  * scratch: cuda_column_sums_scratch bytes. */

@@ -216,11 +216,11 @@ static bool build_backward(struct lg_cudnn *c, const struct cudnn_key *k, struct
 /* ---- which calls ---- */
 
 /* A 16-bit type, heads of whole 16 bytes, tensors on 16 bytes. */
-static bool takes(const lg_cuda_device *d, const lg_tensor *q, int64_t q_stride, int64_t kv_stride)
+static bool takes(const lg_cuda_device *d, const lg_tensor *q, const lg_tensor *k)
 {
     int64_t head = q->dim[3];
     return d->cudnn && q->dtype != LG_F32 && head % 8 == 0 && head <= HEAD_MAX &&
-           q_stride % 8 == 0 && kv_stride % 8 == 0;
+           lg_row_stride(q, 2) % 8 == 0 && lg_row_stride(k, 2) % 8 == 0;
 }
 static bool present(const lg_tensor *t, const lg_tensor *sure)
 {
@@ -230,7 +230,7 @@ static bool present(const lg_tensor *t, const lg_tensor *sure)
 static struct cudnn_plan *forward_plan(lg_cuda_device *d, const struct lg_attention_forward_args *a)
 {
     const void *p[] = {a->q.data, a->k.data, a->v.data, a->o.data, a->lse.data};
-    if (!takes(d, &a->q, a->q_stride, a->kv_stride) || present(&a->bias, &a->q)) return NULL;
+    if (!takes(d, &a->q, &a->k) || present(&a->bias, &a->q)) return NULL;
     for (size_t i = 0; i < LG_ARRAY_LEN(p); i++)
         if (!lg_cuda_aligned_16(p[i])) return NULL;
     struct cudnn_key key;
@@ -239,7 +239,7 @@ static struct cudnn_plan *forward_plan(lg_cuda_device *d, const struct lg_attent
     key.n[N_TYPE] = a->q.dtype;
     key.n[N_B] = a->q.dim[0], key.n[N_TQ] = a->q.dim[1], key.n[N_H] = a->q.dim[2];
     key.n[N_D] = a->q.dim[3], key.n[N_TK] = a->k.dim[1];
-    key.n[N_QS] = a->q_stride, key.n[N_KVS] = a->kv_stride;
+    key.n[N_QS] = lg_row_stride(&a->q, 2), key.n[N_KVS] = lg_row_stride(&a->k, 2);
     key.n[N_MASK] = present(&a->k_length, &a->q), key.n[N_LSE] = present(&a->lse, &a->q);
     return cudnn_plan_of(d->cudnn, &key, build_forward);
 }
@@ -249,8 +249,8 @@ static struct cudnn_plan *backward_plan(lg_cuda_device *d,
 {
     const void *p[] = {a->q.data,    a->k.data,  a->v.data,  a->o.data, a->lse.data,
                        a->dout.data, a->dq.data, a->dk.data, a->dv.data};
-    if (!takes(d, &a->q, a->q_stride, a->kv_stride)) return NULL;
-    if (a->dq_stride % 8 || a->dkv_stride % 8) return NULL;
+    if (!takes(d, &a->q, &a->k)) return NULL;
+    if (!takes(d, &a->dq, &a->dk)) return NULL;
     for (size_t i = 0; i < LG_ARRAY_LEN(p); i++)
         if (!lg_cuda_aligned_16(p[i])) return NULL;
     struct cudnn_key key;
@@ -259,8 +259,8 @@ static struct cudnn_plan *backward_plan(lg_cuda_device *d,
     key.n[N_TYPE] = a->q.dtype;
     key.n[N_B] = a->q.dim[0], key.n[N_TQ] = a->q.dim[1], key.n[N_H] = a->q.dim[2];
     key.n[N_D] = a->q.dim[3], key.n[N_TK] = a->k.dim[1];
-    key.n[N_QS] = a->q_stride, key.n[N_KVS] = a->kv_stride;
-    key.n[N_DQS] = a->dq_stride, key.n[N_DKVS] = a->dkv_stride;
+    key.n[N_QS] = lg_row_stride(&a->q, 2), key.n[N_KVS] = lg_row_stride(&a->k, 2);
+    key.n[N_DQS] = lg_row_stride(&a->dq, 2), key.n[N_DKVS] = lg_row_stride(&a->dk, 2);
     key.n[N_MASK] = present(&a->k_length, &a->q);
     return cudnn_plan_of(d->cudnn, &key, build_backward);
 }
@@ -314,11 +314,12 @@ size_t lg_cudnn_attention_backward_scratch(lg_cuda_device *d,
 }
 
 /* dk or dv := 0, only the heads' part of each row. */
-static void clear_rows(const lg_tensor *t, int64_t stride, cudaStream_t stream)
+static void clear_rows(const lg_tensor *t, cudaStream_t stream)
 {
     size_t e = lg_dtype_bytes(t->dtype);
-    LG_CUDA(cudaMemset2DAsync(t->data, (size_t)stride * e, 0, (size_t)(t->dim[2] * t->dim[3]) * e,
-                              (size_t)(t->dim[0] * t->dim[1]), stream));
+    LG_CUDA(cudaMemset2DAsync(t->data, (size_t)lg_row_stride(t, 2) * e, 0,
+                              (size_t)(t->dim[2] * t->dim[3]) * e, (size_t)(t->dim[0] * t->dim[1]),
+                              stream));
 }
 
 bool lg_cudnn_attention_backward(lg_stream *s, const struct lg_attention_backward_args *a)
@@ -347,8 +348,8 @@ bool lg_cudnn_attention_backward(lg_stream *s, const struct lg_attention_backwar
         cudnn_bind(&b, Q_LENGTH, s->scratch);
         cudnn_bind(&b, K_LENGTH, a->k_length.data);
         cudnn_bind(&b, MINUS, &minus);
-        clear_rows(&a->dk, a->dkv_stride, stream);
-        clear_rows(&a->dv, a->dkv_stride, stream);
+        clear_rows(&a->dk, stream);
+        clear_rows(&a->dv, stream);
     }
     cudnn_run(d->cudnn, plan->plan, &b, sums + sums_bytes(&a->q), stream);
     return true;

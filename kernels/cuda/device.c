@@ -59,8 +59,6 @@ static size_t scratch_bytes(lg_device *base, lg_op_id op, const void *args)
         return cuda_conv2d_forward_scratch(d, args);
     case LG_OP_norm_conv2d_forward:
         return cuda_norm_conv2d_forward_scratch(d, args);
-    case LG_OP_reduce_ranks:
-        return cuda_reduce_ranks_scratch(args);
     default:
         return 0;
     }
@@ -120,6 +118,37 @@ static void stream_close(lg_stream *s)
 static void stream_sync(lg_stream *s)
 {
     LG_CUDA(cudaStreamSynchronize(lg_cuda_stream_of(s)));
+}
+
+typedef struct lg_cuda_event {
+    lg_event base;
+    cudaEvent_t cuda;
+} lg_cuda_event;
+
+static int event_open(lg_device *base, lg_event **ret)
+{
+    lg_cuda_event *e = calloc(1, sizeof *e);
+    if (!e) return LG_FAIL(LG_ERR_NOSPACE, "no memory for an event");
+    LG_CUDA(cudaSetDevice(((lg_cuda_device *)base)->index));
+    LG_CUDA(cudaEventCreateWithFlags(&e->cuda, cudaEventDisableTiming));
+    *ret = &e->base;
+    return 0;
+}
+
+static void event_close(lg_event *e)
+{
+    LG_CUDA(cudaEventDestroy(((lg_cuda_event *)e)->cuda));
+    free(e);
+}
+
+static void record(lg_stream *s, lg_event *e)
+{
+    LG_CUDA(cudaEventRecord(((lg_cuda_event *)e)->cuda, lg_cuda_stream_of(s)));
+}
+
+static void wait(lg_stream *s, lg_event *e)
+{
+    LG_CUDA(cudaStreamWaitEvent(lg_cuda_stream_of(s), ((lg_cuda_event *)e)->cuda, 0));
 }
 
 static void upload(lg_stream *s, void *dst, const void *src, size_t bytes)
@@ -219,6 +248,10 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
                           .stream_open = stream_open,
                           .stream_close = stream_close,
                           .sync = stream_sync,
+                          .event_open = event_open,
+                          .event_close = event_close,
+                          .record = record,
+                          .wait = wait,
                           .upload = upload,
                           .download = download,
                           .zero = zero,

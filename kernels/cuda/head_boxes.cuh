@@ -72,10 +72,10 @@ static CUtensorMap described(const lg_tensor *t, int rank, const cuuint64_t *siz
     return map;
 }
 /* Boxes of `rows` tokens and `columns` elements of a tensor (B, T, H, d) of 16 bits. */
-static CUtensorMap boxes_of(const lg_tensor *t, int64_t stride, int rows, int columns)
+static CUtensorMap boxes_of(const lg_tensor *t, int rows, int columns)
 {
     cuuint64_t size[] = {(cuuint64_t)(t->dim[2] * t->dim[3]), (cuuint64_t)(t->dim[0] * t->dim[1])};
-    cuuint64_t pitch[] = {(cuuint64_t)stride * 2};
+    cuuint64_t pitch[] = {(cuuint64_t)lg_row_stride(t, 2) * 2};
     cuuint32_t box[] = {(cuuint32_t)columns, (cuuint32_t)rows};
     return described(t, 2, size, pitch, box,
                      columns == SWIZZLED_COLUMNS ? CU_TENSOR_MAP_SWIZZLE_128B

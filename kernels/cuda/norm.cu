@@ -54,7 +54,8 @@ void cuda_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_forw
 {
     int64_t tokens = a->x.dim[1], D = a->x.dim[2], rows = a->x.dim[0] * tokens;
     const void *p[] = {a->x.data, a->y.data, a->shift.data, a->scale.data};
-    bool fits = rows_fit(a->x.dtype, D, a->scale.data ? a->mod_stride : 0, p, 4);
+    int64_t stride = a->scale.data ? lg_row_stride(&a->scale, 1) : 0;
+    bool fits = rows_fit(a->x.dtype, D, stride, p, 4);
     cudaStream_t stream = lg_cuda_stream_of(s);
     if (cuda_norm_forward_of_rows(stream, NULL, a)) return;
     WITH_TYPE(
@@ -62,9 +63,9 @@ void cuda_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_forw
         {WITH_PACK(
             fits, T, N,
             (norm_forward_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
-                (const T *)a->x.data, (const T *)a->shift.data, (const T *)a->scale.data,
-                a->mod_stride, (T *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data,
-                (float)a->eps, rows, tokens, D)))})
+                (const T *)a->x.data, (const T *)a->shift.data, (const T *)a->scale.data, stride,
+                (T *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data, (float)a->eps, rows,
+                tokens, D)))})
     LG_CUDA_LAUNCHED();
 }
 
@@ -162,21 +163,22 @@ void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_bac
     int64_t B = a->x.dim[0], tokens = a->x.dim[1], D = a->x.dim[2], rows = B * tokens;
     const void *p[] = {a->x.data,     a->dy.data,     a->dx.data,
                        a->scale.data, a->dshift.data, a->dscale.data};
-    bool fits = rows_fit(a->x.dtype, D, a->scale.data ? a->mod_stride : 0, p, 6);
+    int64_t stride = a->scale.data ? lg_row_stride(&a->scale, 1) : 0;
+    bool fits = rows_fit(a->x.dtype, D, stride, p, 6);
     cudaStream_t stream = lg_cuda_stream_of(s);
     if (cuda_norm_backward_of_rows(stream, a, NULL, NULL)) return;
     WITH_TYPE(a->x.dtype, T, {WITH_PACK(fits, T, N, {
                   norm_backward_kernel<T, N>
                       <<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
                           (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
-                          (const float *)a->rstd.data, (const T *)a->scale.data, a->mod_stride,
+                          (const float *)a->rstd.data, (const T *)a->scale.data, stride,
                           (T *)a->dx.data, a->accumulate, rows, tokens, D);
                   dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B);
                   if (a->scale.data)
                       modulation_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(
                           (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
                           (const float *)a->rstd.data, (T *)a->dshift.data, (T *)a->dscale.data,
-                          a->mod_stride, tokens, D);
+                          stride, tokens, D);
               })})
     LG_CUDA_LAUNCHED();
 }
@@ -201,14 +203,15 @@ void cuda_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_forw
 {
     int64_t tokens = a->x.dim[1], D = a->x.dim[2], count = lg_numel(&a->x);
     const void *p[] = {a->x.data, a->y.data, a->out.data, a->gate.data};
-    bool fits = rows_fit(a->x.dtype, D, a->gate.data ? a->mod_stride : 0, p, 4);
+    int64_t stride = a->gate.data ? lg_row_stride(&a->gate, 1) : 0;
+    bool fits = rows_fit(a->x.dtype, D, stride, p, 4);
     cudaStream_t stream = lg_cuda_stream_of(s);
     WITH_TYPE(a->x.dtype, T,
               {WITH_PACK(fits, T, N,
                          (gate_forward_kernel<T, N>
                           <<<(unsigned)ceil_div(count / N, THREADS), THREADS, 0, stream>>>(
                               (const T *)a->x.data, (const T *)a->y.data, (const T *)a->gate.data,
-                              a->mod_stride, (T *)a->out.data, count / N, tokens, D)))})
+                              stride, (T *)a->out.data, count / N, tokens, D)))})
     LG_CUDA_LAUNCHED();
 }
 
@@ -247,13 +250,14 @@ void cuda_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_bac
 {
     int64_t B = a->y.dim[0], tokens = a->y.dim[1], D = a->y.dim[2];
     const void *p[] = {a->dout.data, a->y.data, a->dy.data, a->gate.data, a->dgate.data};
-    bool fits = rows_fit(a->y.dtype, D, a->mod_stride, p, 5);
+    int64_t stride = lg_row_stride(&a->gate, 1);
+    bool fits = rows_fit(a->y.dtype, D, stride, p, 5);
     cudaStream_t stream = lg_cuda_stream_of(s);
     WITH_TYPE(a->y.dtype, T, {WITH_PACK(fits, T, N, {
                   dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B);
                   gate_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(
                       (const T *)a->dout.data, (const T *)a->y.data, (const T *)a->gate.data,
-                      (T *)a->dy.data, (T *)a->dgate.data, a->mod_stride, tokens, D,
+                      (T *)a->dy.data, (T *)a->dgate.data, stride, tokens, D,
                       a->dbias.data ? (float *)s->scratch : nullptr);
               })})
     LG_CUDA_LAUNCHED();

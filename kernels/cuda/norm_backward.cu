@@ -267,7 +267,7 @@ static void run(cudaStream_t stream, const struct lg_norm_modulate_backward_args
     r.dx = (T *)a->dx.data;
     r.dshift = (T *)a->dshift.data;
     r.dscale = (T *)a->dscale.data;
-    r.mod_stride = a->mod_stride;
+    r.mod_stride = lg_row_stride(&a->scale, 1);
     r.tokens = (int)a->x.dim[1];
     r.D = (int)a->x.dim[2];
     r.inverse_D = 1 / (float)r.D;
@@ -277,7 +277,7 @@ static void run(cudaStream_t stream, const struct lg_norm_modulate_backward_args
     r.gate = (const T *)then->gate.data;
     r.below = (T *)then->dy.data;
     r.dgate = (T *)then->dgate.data;
-    r.gate_stride = then->mod_stride;
+    r.gate_stride = lg_row_stride(&then->gate, 1);
     r.bias_sums = bias_sums;
     launch<T, PACKS, true>(stream, a->x.dim[0], r);
 }
@@ -290,11 +290,11 @@ bool cuda_norm_backward_of_rows(cudaStream_t stream, const struct lg_norm_modula
     const void *p[] = {a->x.data,     a->dy.data,     a->dx.data,
                        a->scale.data, a->dshift.data, a->dscale.data};
     if (!rows_in_registers(t, D) || a->x.dim[1] < TOKENS_MIN || !a->scale.data ||
-        !rows_fit(t, D, a->mod_stride, p, 6))
+        !rows_fit(t, D, lg_row_stride(&a->scale, 1), p, 6))
         return false;
     if (then) {
         const void *q[] = {then->y.data, then->dy.data, then->gate.data, then->dgate.data};
-        if (!rows_fit(t, D, then->mod_stride, q, 4)) return false;
+        if (!rows_fit(t, D, lg_row_stride(&then->gate, 1), q, 4)) return false;
     }
     WITH_ROW(t, D, T, PACKS, (run<T, PACKS>(stream, a, then, bias_sums)));
     return true;

@@ -107,7 +107,7 @@ static void launch(cudaStream_t stream, const struct lg_gate_residual_forward_ar
     r.x = (const T *)a->x.data;
     r.shift = (const T *)a->shift.data;
     r.scale = (const T *)a->scale.data;
-    r.mod_stride = a->mod_stride;
+    r.mod_stride = lg_row_stride(&a->scale, 1);
     r.n = (T *)a->y.data;
     r.mean = (float *)a->mean.data;
     r.rstd = (float *)a->rstd.data;
@@ -120,7 +120,7 @@ static void launch(cudaStream_t stream, const struct lg_gate_residual_forward_ar
         r.x = (const T *)before->x.data;
         r.y = (const T *)before->y.data;
         r.gate = (const T *)before->gate.data;
-        r.gate_stride = before->mod_stride;
+        r.gate_stride = lg_row_stride(&before->gate, 1);
         r.out = (T *)before->out.data;
         rows_kernel<T, PACKS, true><<<blocks, THREADS, 0, stream>>>(r);
     } else {
@@ -136,11 +136,13 @@ bool cuda_norm_forward_of_rows(cudaStream_t stream,
     lg_dtype t = a->x.dtype;
     int64_t D = a->x.dim[2];
     const void *p[] = {a->x.data, a->y.data, a->shift.data, a->scale.data};
-    if (!rows_in_registers(t, D) || !a->scale.data || !rows_fit(t, D, a->mod_stride, p, 4))
+    if (!rows_in_registers(t, D) || !a->scale.data ||
+        !rows_fit(t, D, lg_row_stride(&a->scale, 1), p, 4))
         return false;
     if (before) {
         const void *q[] = {before->x.data, before->y.data, before->out.data, before->gate.data};
-        if (!rows_fit(t, D, before->gate.data ? before->mod_stride : 0, q, 4)) return false;
+        if (!rows_fit(t, D, before->gate.data ? lg_row_stride(&before->gate, 1) : 0, q, 4))
+            return false;
     }
     WITH_ROW(t, D, T, PACKS, (launch<T, PACKS>(stream, before, a)));
     return true;

@@ -397,11 +397,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
 }
 
 /* Boxes of `rows` tokens of a head, 8 columns after 8 columns: 16 bytes a row, row after row. */
-static CUtensorMap columns_of(const lg_tensor *t, int64_t stride, int rows)
+static CUtensorMap columns_of(const lg_tensor *t, int rows)
 {
     cuuint64_t size[] = {8, (cuuint64_t)(t->dim[0] * t->dim[1]),
                          (cuuint64_t)(t->dim[2] * t->dim[3] / 8)};
-    cuuint64_t pitch[] = {(cuuint64_t)stride * 2, 16};
+    cuuint64_t pitch[] = {(cuuint64_t)lg_row_stride(t, 2) * 2, 16};
     cuuint32_t box[] = {8, (cuuint32_t)rows, (cuuint32_t)t->dim[3] / 8};
     return described(t, 3, size, pitch, box, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
@@ -411,16 +411,15 @@ static void launch(lg_stream *stream, const struct lg_attention_backward_args *a
 {
     cudaStream_t cuda = lg_cuda_stream_of(stream);
     int multiprocessors = lg_cuda_device_of(stream)->multiprocessors;
-    int64_t o_stride = a->q.dim[2] * D;
-    short_args<T> s = {columns_of(&a->q, a->q_stride, QUERIES),
-                       columns_of(&a->k, a->kv_stride, TOKENS),
-                       columns_of(&a->v, a->kv_stride, TOKENS),
-                       columns_of(&a->dout, o_stride, QUERIES),
-                       columns_of(&a->o, o_stride, QUERIES),
+    short_args<T> s = {columns_of(&a->q, QUERIES),
+                       columns_of(&a->k, TOKENS),
+                       columns_of(&a->v, TOKENS),
+                       columns_of(&a->dout, QUERIES),
+                       columns_of(&a->o, QUERIES),
                        (const float *)a->lse.data,
-                       boxes_of(&a->dq, a->dq_stride, QUERIES, D),
-                       boxes_of(&a->dk, a->dkv_stride, TOKENS, D),
-                       boxes_of(&a->dv, a->dkv_stride, TOKENS, D),
+                       boxes_of(&a->dq, QUERIES, D),
+                       boxes_of(&a->dk, TOKENS, D),
+                       boxes_of(&a->dv, TOKENS, D),
                        a->dbias.data ? (float *)stream->scratch : nullptr,
                        (float)a->scale,
                        (int)a->q.dim[2],
@@ -437,13 +436,14 @@ bool cuda_short_attention_takes(const struct lg_attention_backward_args *a)
 {
     const void *p[] = {a->q.data,  a->k.data,  a->v.data,  a->o.data,  a->dout.data,
                        a->dq.data, a->dk.data, a->dv.data, a->lse.data};
-    int64_t d = a->q.dim[3], strides[] = {a->q_stride, a->kv_stride, a->dq_stride, a->dkv_stride};
+    const lg_tensor *rows[] = {&a->q, &a->k, &a->dq, &a->dk};
+    int64_t d = a->q.dim[3];
     if (a->q.dtype == LG_F32 || (d != 64 && d != 72)) return false;
     if (a->q.dim[1] != TOKENS || a->k.dim[1] != TOKENS || a->k_length.rank) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
-    for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
-        if (strides[i] % 8) return false;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (lg_row_stride(rows[i], 2) % 8) return false;
     return true;
 }
 size_t cuda_short_attention_scratch(const struct lg_attention_backward_args *a)

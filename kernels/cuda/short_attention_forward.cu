@@ -326,11 +326,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- on the host ---- */
 
-static tensor_maps maps_of(const lg_tensor *t, int64_t stride, int rows)
+static tensor_maps maps_of(const lg_tensor *t, int rows)
 {
     tensor_maps m = {};
-    m.main = boxes_of(t, stride, rows, MAIN);
-    if (t->dim[3] > MAIN) m.rest = boxes_of(t, stride, rows, (int)t->dim[3] - MAIN);
+    m.main = boxes_of(t, rows, MAIN);
+    if (t->dim[3] > MAIN) m.rest = boxes_of(t, rows, (int)t->dim[3] - MAIN);
     return m;
 }
 
@@ -339,14 +339,10 @@ static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
 {
     cudaStream_t cuda = lg_cuda_stream_of(stream);
     int multiprocessors = lg_cuda_device_of(stream)->multiprocessors;
-    forward_args f = {maps_of(&a->q, a->q_stride, TOKENS),
-                      maps_of(&a->k, a->kv_stride, TOKENS),
-                      maps_of(&a->v, a->kv_stride, TOKENS),
-                      maps_of(&a->o, a->q.dim[2] * D, 16),
-                      (float *)a->lse.data,
-                      (float)a->scale,
-                      (int)a->q.dim[2],
-                      (int)(a->q.dim[0] * a->q.dim[2])};
+    forward_args f = {maps_of(&a->q, TOKENS), maps_of(&a->k, TOKENS),
+                      maps_of(&a->v, TOKENS), maps_of(&a->o, 16),
+                      (float *)a->lse.data,   (float)a->scale,
+                      (int)a->q.dim[2],       (int)(a->q.dim[0] * a->q.dim[2])};
     unsigned blocks = (unsigned)(f.heads < multiprocessors ? f.heads : multiprocessors);
     LG_CUDA(cudaFuncSetAttribute(short_forward_kernel<T, D>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -364,7 +360,7 @@ bool cuda_short_attention_forward_takes(const struct lg_attention_forward_args *
     if (a->k_length.rank || a->bias.rank || !(a->scale > 0)) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
-    return a->q_stride % 8 == 0 && a->kv_stride % 8 == 0;
+    return lg_row_stride(&a->q, 2) % 8 == 0 && lg_row_stride(&a->k, 2) % 8 == 0;
 }
 void cuda_short_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)
 {

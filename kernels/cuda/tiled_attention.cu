@@ -290,8 +290,8 @@ static void launch(lg_stream *s, const struct lg_attention_forward_args *a)
                        (const T *)a->v.data,
                        (const T *)a->bias.data,
                        (const int32_t *)a->k_length.data,
-                       a->q_stride,
-                       a->kv_stride,
+                       lg_row_stride(&a->q, 2),
+                       lg_row_stride(&a->k, 2),
                        (T *)a->o.data,
                        (float *)a->lse.data,
                        (float)(a->scale * LOG2_E),
@@ -320,7 +320,7 @@ bool cuda_tiled_attention_takes(const struct lg_attention_forward_args *a)
     if (a->q.dtype == LG_F32 || a->q.dim[3] % 8 || a->q.dim[3] > HEAD_MAX) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
-    return a->q_stride % 8 == 0 && a->kv_stride % 8 == 0;
+    return lg_row_stride(&a->q, 2) % 8 == 0 && lg_row_stride(&a->k, 2) % 8 == 0;
 }
 void cuda_tiled_attention(lg_stream *s, const struct lg_attention_forward_args *a)
 {

@@ -2,8 +2,7 @@
  *
  * diffuse: one thread per element, normals in double as on the other backends (the libraries' log, sin
  * and cos may differ in the last bit of a double, seldom one of an fp32).
- * mse_loss: one block per sample. reduce_ranks: one block per 4096 elements, then one block that adds
- * the blocks' sums in a fixed tree. adamw, ema: one thread per four elements. */
+ * mse_loss: one block per sample. reduce_ranks: one block per piece. adamw, ema: one thread per four elements. */
 #include "base/philox.h"
 #include "kernels/cuda/common.cuh"
 #include <math.h>
@@ -105,7 +104,6 @@ void cuda_mse_loss(lg_stream *s, const struct lg_mse_loss_args *a)
 
 /* ---- reduction over ranks ---- */
 
-enum { SQUARES_BLOCK = 4096, TREE_THREADS = 1024 };
 template <typename T> struct rank_inputs {
     const T *x[LG_RANKS_MAX];
     int count;
@@ -114,8 +112,8 @@ template <typename T> struct rank_inputs {
 template <typename T, typename W>
 __global__ void reduce_ranks_kernel(rank_inputs<T> in, W *y, double *squares, int64_t n, bool write)
 {
-    enum { EACH = SQUARES_BLOCK / THREADS };
-    int64_t first = (int64_t)blockIdx.x * SQUARES_BLOCK + threadIdx.x;
+    enum { EACH = LG_SQUARES_PIECE / THREADS };
+    int64_t first = (int64_t)blockIdx.x * LG_SQUARES_PIECE + threadIdx.x;
     float v[EACH] = {};
     double sum = 0;
     for (int r = 0; r < in.count; r++) {
@@ -135,21 +133,10 @@ __global__ void reduce_ranks_kernel(rank_inputs<T> in, W *y, double *squares, in
     sum = block_sum<THREADS>(sum);
     if (threadIdx.x == 0) squares[blockIdx.x] = sum;
 }
-__global__ void add_squares_kernel(const double *squares, int64_t n, double *total)
-{
-    double sum = 0;
-    for (int64_t i = threadIdx.x; i < n; i += TREE_THREADS) sum += squares[i];
-    sum = block_sum<TREE_THREADS>(sum);
-    if (threadIdx.x == 0) *total = sum;
-}
-size_t cuda_reduce_ranks_scratch(const struct lg_reduce_ranks_args *a)
-{
-    return (size_t)ceil_div(a->y.dim[0], SQUARES_BLOCK) * sizeof(double);
-}
 void cuda_reduce_ranks(lg_stream *s, const struct lg_reduce_ranks_args *a)
 {
-    int64_t n = a->y.dim[0], blocks = ceil_div(n, SQUARES_BLOCK);
-    double *squares = (double *)s->scratch;
+    int64_t n = a->y.dim[0], blocks = ceil_div(n, LG_SQUARES_PIECE);
+    double *squares = (double *)a->squares.data;
     cudaStream_t stream = lg_cuda_stream_of(s);
     bool write = a->count > 1 || a->y.data != a->x[0].data; /* else the sum is there already */
 #define RANKS(T, W)                                                                                \
@@ -165,9 +152,6 @@ void cuda_reduce_ranks(lg_stream *s, const struct lg_reduce_ranks_args *a)
         WITH_TYPES(a->x[0].dtype, a->y.dtype, T, W, RANKS(T, W))
     }
 #undef RANKS
-    LG_CUDA_LAUNCHED();
-    add_squares_kernel<<<1, TREE_THREADS, 0, stream>>>(squares, blocks,
-                                                       (double *)a->sum_squares.data);
     LG_CUDA_LAUNCHED();
 }
 

@@ -32,57 +32,60 @@ static size_t weights_bytes(const struct lg_attention_forward_args *a)
     return lg_cuda_round_up((size_t)scores * lg_dtype_bytes(a->q.dtype));
 }
 
-/* Sample b, head h of a tensor with T tokens a sample; NULL stays. */
-static void *head_of(const lg_tensor *t, int64_t T, int64_t stride, int64_t b, int64_t h)
+/* Sample b, head h; NULL stays. */
+static void *head_of(const lg_tensor *t, int64_t b, int64_t h)
 {
     if (!t->data) return NULL;
-    return (char *)t->data + (size_t)(b * T * stride + h * t->dim[3]) * lg_dtype_bytes(t->dtype);
+    return (char *)t->data +
+           (size_t)(b * t->stride[0] + h * t->stride[2]) * lg_dtype_bytes(t->dtype);
 }
 
 static struct lg_cuda_product scores_product(const struct lg_attention_forward_args *a, int64_t b,
                                              int64_t h, void *scores)
 {
     int64_t Tq = a->q.dim[1], Tk = a->k.dim[1];
+    int64_t q_stride = lg_row_stride(&a->q, 2), k_stride = lg_row_stride(&a->k, 2);
     return (struct lg_cuda_product){.g = {.in = a->q.dtype,
                                           .out = LG_F32,
-                                          .a = head_of(&a->q, Tq, a->q_stride, b, h),
-                                          .b = head_of(&a->k, Tk, a->kv_stride, b, h),
+                                          .a = head_of(&a->q, b, h),
+                                          .b = head_of(&a->k, b, h),
                                           .d = scores,
                                           .m = Tq,
                                           .n = Tk,
                                           .k = a->q.dim[3],
-                                          .sa_m = a->q_stride,
+                                          .sa_m = q_stride,
                                           .sa_k = 1,
-                                          .sb_n = a->kv_stride,
+                                          .sb_n = k_stride,
                                           .sb_k = 1,
                                           .ldd = Tk},
                                     .exact = true,
                                     .batch = (int)samples_of(a),
-                                    .next_a = Tq * a->q_stride,
-                                    .next_b = Tk * a->kv_stride,
+                                    .next_a = Tq * q_stride,
+                                    .next_b = Tk * k_stride,
                                     .next_d = Tq * Tk};
 }
 static struct lg_cuda_product output_product(const struct lg_attention_forward_args *a, int64_t b,
                                              int64_t h, const void *weights)
 {
     int64_t Tq = a->q.dim[1], Tk = a->k.dim[1], width = a->q.dim[2] * a->q.dim[3];
+    int64_t v_stride = lg_row_stride(&a->v, 2);
     return (struct lg_cuda_product){.g = {.in = a->q.dtype,
                                           .out = a->q.dtype,
                                           .a = weights,
-                                          .b = head_of(&a->v, Tk, a->kv_stride, b, h),
-                                          .d = head_of(&a->o, Tq, width, b, h),
+                                          .b = head_of(&a->v, b, h),
+                                          .d = head_of(&a->o, b, h),
                                           .m = Tq,
                                           .n = a->q.dim[3],
                                           .k = Tk,
                                           .sa_m = Tk,
                                           .sa_k = 1,
                                           .sb_n = 1,
-                                          .sb_k = a->kv_stride,
+                                          .sb_k = v_stride,
                                           .ldd = width},
                                     .exact = true,
                                     .batch = (int)samples_of(a),
                                     .next_a = Tq * Tk,
-                                    .next_b = Tk * a->kv_stride,
+                                    .next_b = Tk * v_stride,
                                     .next_d = Tq * width};
 }
 

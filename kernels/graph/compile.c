@@ -1,8 +1,9 @@
 /* From a graph to a program: which values share memory, and where each lies.
  *
- * 1. An output takes over the storage of an input where ops.def lets it lie there, both are whole values of one
+ * 1. What adds to a value lies where that value does.
+ * 2. An output takes over the storage of an input where ops.def lets it lie there, both are whole values of one
  *    type and size, and no other node needs the input later: in place.
- * 2. Storages are placed largest first, each at the lowest offset where it meets none that is in use at the same
+ * 3. Storages are placed largest first, each at the lowest offset where it meets none that is in use at the same
  *    time. Greedy, and the same for the same graph.
  */
 #include "base/check.h"
@@ -17,7 +18,7 @@ enum { ALIGN = 64 };
 static bool is_whole(const lg_graph *g, const struct lg_use *u)
 {
     const struct lg_value *v = &g->value[u->value];
-    return v->bound < 0 && u->offset == 0 && !u->operand->stride_at &&
+    return v->bound < 0 && u->offset == 0 && lg_is_contiguous(u->t) &&
            lg_tensor_bytes(u->t) == v->bytes;
 }
 
@@ -45,8 +46,10 @@ static void share_in_place(const lg_graph *g, lg_program *p)
         int count = lg_graph_uses(g, n, use);
         bool taken[LG_USES_MAX] = {false};
         for (int i = 0; i < count; i++) {
-            if (!use[i].operand->out || !is_whole(g, &use[i]) || g->value[use[i].value].first != n)
-                continue;
+            if (!use[i].operand->out || g->value[use[i].value].first != n) continue;
+            int again = g->value[use[i].value].again;
+            if (again >= 0) p->value[use[i].value].storage = p->value[again].storage;
+            if (again >= 0 || !is_whole(g, &use[i])) continue;
             const struct lg_use *in = find_replaced(g, n, use, count, &use[i]);
             if (!in || taken[in - use]) continue;
             taken[in - use] = true;
@@ -82,14 +85,16 @@ static int find_storages(const lg_graph *g, const lg_program *p, struct storage 
     for (int i = 0; i < g->n_values; i++) {
         const struct lg_value *v = &g->value[i];
         if (v->bound >= 0 || v->first < 0) continue;
-        int id = p->value[i].storage;
-        if (id == i) {
-            number[i] = n;
-            ret[n++] = (struct storage){
-                .id = i, .first = v->first, .bytes = (v->bytes + ALIGN - 1) / ALIGN * ALIGN};
-        }
-        ret[number[id]].last =
-            LG_MAX(ret[number[id]].last, v->last); /* a later value: a later number */
+        if (p->value[i].storage != i) continue;
+        number[i] = n;
+        ret[n++] = (struct storage){
+            .id = i, .first = v->first, .bytes = (v->bytes + ALIGN - 1) / ALIGN * ALIGN};
+    }
+    for (int i = 0; i < g->n_values; i++) {
+        const struct lg_value *v = &g->value[i];
+        if (v->bound >= 0 || v->first < 0) continue;
+        struct storage *s = &ret[number[p->value[i].storage]];
+        s->last = LG_MAX(s->last, v->last);
     }
     free(number);
     return n;
@@ -131,6 +136,16 @@ static void place(const lg_graph *g, lg_program *p)
 
 /* ---- the program ---- */
 
+/* Where a run says whether results are added: what first writes a bound sum. */
+static void find_toggle(lg_program *p, const struct lg_value *v, const struct lg_use *u,
+                        const char *args)
+{
+    size_t at = (size_t)(args - p->args) + u->operand->adds_at;
+    if (!v->sum || !u->operand->out) return;
+    LG_ASSERT(u->operand->adds_at);
+    if (!lg_operand_adds(u->operand, args)) p->toggle[p->n_toggles++] = at;
+}
+
 /* Every tensor of the calls is a place in the arena or in what is bound. */
 static void make_places(const lg_graph *g, lg_program *p)
 {
@@ -140,13 +155,16 @@ static void make_places(const lg_graph *g, lg_program *p)
         room += lg_graph_uses(g, n, use);
     }
     p->place = calloc((size_t)LG_MAX(room, 1), sizeof *p->place);
-    LG_ASSERT(p->place);
+    p->toggle = calloc((size_t)LG_MAX(room, 1), sizeof *p->toggle);
+    p->first_place = calloc((size_t)g->n_nodes + 1, sizeof *p->first_place);
+    LG_ASSERT(p->place && p->toggle && p->first_place);
     for (int n = 0; n < g->n_nodes; n++) {
         struct lg_use use[LG_USES_MAX];
         int count = lg_graph_uses(g, n, use);
         for (int i = 0; i < count; i++) {
             const struct lg_value *v = &g->value[use[i].value];
             size_t at = v->bound < 0 ? p->value[use[i].value].at : 0;
+            find_toggle(p, v, &use[i], p->args + g->node[n].args);
             p->place[p->n_places++] =
                 (struct lg_place){.tensor = (size_t)((const char *)use[i].t - g->args),
                                   .bound = v->bound,
@@ -157,6 +175,7 @@ static void make_places(const lg_graph *g, lg_program *p)
                                   .operand = use[i].operand,
                                   .in_value = use[i].offset};
         }
+        p->first_place[n + 1] = p->n_places;
     }
 }
 
@@ -166,7 +185,13 @@ static int size_scratch(lg_program *p, lg_device *d)
     lg_stream *dry = NULL;
     LG_TRY(lg_stream_open_dry(d, &dry));
     for (int i = 0; i < p->n_places; i++) lg_place_pointer(p, i, NULL);
-    for (int n = 0; n < p->n_nodes; n++) lg_op_call(dry, p->node[n].op, p->args + p->node[n].args);
+    for (int add = 1; add >= 0;
+         add--) { /* adding may want more; it stays off, as the graph has it */
+        lg_program_toggle(p, add);
+        for (int n = 0; n < p->n_nodes && (!add || p->n_toggles); n++)
+            if (p->node[n].kind == LG_NODE_CALL)
+                lg_op_call(dry, p->node[n].op, p->args + p->node[n].args);
+    }
     p->scratch_bytes = lg_stream_scratch_need(dry);
     lg_stream_close(&dry);
     return 0;
@@ -193,6 +218,8 @@ int lg_graph_compile(const lg_graph *g, lg_program **ret)
     }
     p->n_nodes = g->n_nodes;
     p->n_bound = g->n_bound;
+    p->n_copies = g->n_copies;
+    p->host_bytes = g->host_bytes;
     p->node = copied(g->node, (size_t)g->n_nodes, sizeof *g->node);
     p->args = copied(g->args, g->args_bytes, 1);
     share_in_place(g, p);

@@ -8,7 +8,8 @@
  *
  * On the graph's stream an operation does not run: it is checked as always and becomes a node. A tensor there
  * points into a *value*: memory that does not exist yet and is as large as its tensor. A pointer into the middle
- * of one, or other dimensions, are views, made by the same arithmetic as on real memory (lg_at). Values are of two kinds:
+ * of one, or other dimensions or strides, are views, made by the same arithmetic as on real memory (lg_at,
+ * lg_slice, lg_split). Values are of two kinds:
  *
  *   bound   lies where the caller says at each run: weights, inputs, results
  *   others  lie where lg_graph_compile (program.h) puts them; what is dead gives its place to what comes later,
@@ -16,8 +17,8 @@
  *
  * Single assignment: every byte of a value is written by one node, and read by later ones only. Of a bound value
  * what nobody writes is an input. A node may not write where it reads (whether that is done in place is the
- * compiler's matter), nor add to what is there (.accumulate). Shapes are fixed; there is no control flow. A net
- * that keeps to less is a bug: LG_ASSERT.
+ * compiler's matter), nor, but in what differentiation adds (grad.h), add to what is there. Shapes are fixed; there is
+ * no control flow. A net that keeps to less is a bug: LG_ASSERT.
  *
  * A graph knows operations, no backend's insides, and no role. */
 #pragma once
@@ -36,9 +37,18 @@ lg_tensor lg_graph_value(lg_graph *g, const char *name, lg_tensor shape);
 /* A bound one. Their numbers, from 0 in the order of these calls, are what lg_program_run asks for. */
 lg_tensor lg_graph_bind(lg_graph *g, const char *name, lg_tensor shape);
 
-/* The tensor of this shape `elements` of its type behind the start of t: a view of the same value. */
+/* A bound one into which every run writes a result, or to which it adds it: program.h, `add`. */
+lg_tensor lg_graph_bind_sum(lg_graph *g, const char *name, lg_tensor shape);
+
+/* What is recorded until the end belongs to one block of the net, the unit of recomputation. Blocks are
+ * numbered from 0; what is recorded outside belongs to none. */
+void lg_graph_begin_block(lg_graph *g);
+void lg_graph_end_block(lg_graph *g);
+
+/* The tensor of this shape and these strides `elements` of its type behind the start of t: a view of the same
+ * value. */
 static inline lg_tensor lg_at(lg_tensor t, int64_t elements, lg_tensor shape)
 {
-    shape.data = (char *)t.data + elements * (int64_t)lg_dtype_bytes(shape.dtype);
+    shape.data = t.data ? (char *)t.data + elements * (int64_t)lg_dtype_bytes(shape.dtype) : NULL;
     return shape;
 }

@@ -1,4 +1,4 @@
-/* What the passes over a graph see of it. Only kernels/graph includes this. */
+/* What the passes over a graph see of it. Only kernels/graph and its own test include this. */
 #pragma once
 #include "kernels/graph/graph.h"
 #include "kernels/op_table.h"
@@ -13,12 +13,34 @@ struct lg_value {
     int64_t dim[LG_RANK_MAX];
     size_t bytes;
     int bound;       /* its number, -1: none */
+    bool sum;        /* bound: what is written there is added, when the run says so */
+    int again;       /* the value in whose memory it lies and to which its writer adds; -1: none */
+    int next;        /* the value that is so made of this one; -1: none */
     int first, last; /* nodes: the first that writes, the last that uses; -1: none does */
 };
 
+enum lg_node_kind {
+    LG_NODE_CALL,
+    LG_NODE_REMOVED,
+    /* of a value that waits in host memory for its backward (offload.h); args: struct lg_copy_args */
+    LG_NODE_OUT,      /* begins to copy it there */
+    LG_NODE_OUT_DONE, /* from here on its memory may be another's */
+    LG_NODE_IN,       /* begins to copy it into a new value */
+    LG_NODE_IN_DONE,  /* from here on that may be read */
+};
+
+struct lg_copy_args {
+    lg_tensor t;    /* the value, or the new one */
+    int copy;       /* its number */
+    size_t host_at; /* bytes from the start of the host memory */
+};
+
 struct lg_node {
-    lg_op_id op;
+    enum lg_node_kind kind;
+    lg_op_id op; /* of a call, else LG_OP_COUNT */
     size_t args; /* bytes from the start of graph.args */
+    int block;   /* -1: in none */
+    bool backward;
 };
 
 struct lg_graph {
@@ -29,6 +51,11 @@ struct lg_graph {
     int n_nodes;
     char *args;
     size_t args_bytes;
+    int n_copies;
+    size_t host_bytes;   /* where these wait */
+    int block, n_blocks; /* of the nodes to come; -1: none */
+    bool backward;       /* the nodes to come belong to it */
+    bool repeated;       /* recomputation has been decided: it is too late to fuse */
 };
 
 /* A tensor of a node, with what its operation says of it. */
@@ -42,3 +69,40 @@ struct lg_use {
 enum { LG_USES_MAX = LG_OPERANDS_MAX + LG_RANKS_MAX };
 /* Those of node n that are there; returns how many. */
 int lg_graph_uses(const lg_graph *g, int n, struct lg_use ret[LG_USES_MAX]);
+
+/* The value in which a tensor of the graph lies, and how many bytes behind its start. */
+static inline int lg_graph_value_of(const lg_tensor *t)
+{
+    return (int)((uintptr_t)t->data >> LG_VALUE_SHIFT) - 1;
+}
+static inline size_t lg_graph_offset_of(const lg_tensor *t)
+{
+    return (uintptr_t)t->data & (((uintptr_t)1 << LG_VALUE_SHIFT) - 1);
+}
+/* Valid until a node is added. */
+static inline void *lg_graph_args(const lg_graph *g, int node)
+{
+    return g->args + g->node[node].args;
+}
+
+/* A value that continues t's: it lies there and holds what was there, to which the one node that writes it adds.
+ * Nobody may use the old one from then on. Returns t in it. */
+lg_tensor lg_graph_again(lg_graph *g, lg_tensor t);
+
+/* For passes that change nodes; call lg_graph_index before `first` and `last` are looked at again. */
+void lg_graph_replace(lg_graph *g, int node, lg_op_id op, const void *args);
+void lg_graph_remove(lg_graph *g, int node);
+/* Appends a copy of a node; returns its number. */
+int lg_graph_copy(lg_graph *g, int node);
+/* Moves the nodes from `from` to the end before node `to`. */
+void lg_graph_move(lg_graph *g, int from, int to);
+/* Nodes to be inserted before node `before`, in the order of the array; sorted by that. */
+struct lg_insertion {
+    int before;
+    struct lg_node node;
+};
+void lg_graph_insert(lg_graph *g, const struct lg_insertion *in, int n);
+/* Arguments of a copy, for its nodes. */
+size_t lg_graph_add_copy(lg_graph *g, const struct lg_copy_args *args);
+/* Takes removed nodes out, finds out anew who writes and uses the values, and checks single assignment. */
+void lg_graph_index(lg_graph *g);

@@ -25,7 +25,7 @@ static void print_value(const lg_program *p, int i, FILE *to)
     fprintf(to, "\n");
 }
 
-/* name=v3+64(8,48), behind > what is written. */
+/* name=v3+64(8,48), of a view with gaps name=v3+64(8,16/48), its row stride; behind > what is written. */
 static void print_place(const lg_program *p, const struct lg_place *l, FILE *to)
 {
     const lg_tensor *t = (const lg_tensor *)(const void *)(p->args + l->tensor);
@@ -35,7 +35,16 @@ static void print_place(const lg_program *p, const struct lg_place *l, FILE *to)
     if (l->in_value) fprintf(to, "+%zu", l->in_value);
     fputc('(', to);
     print_dims(t->rank, t->dim, to);
+    if (!lg_is_contiguous(t)) fprintf(to, "/%" PRId64, lg_row_stride(t, l->operand->row));
     fputc(')', to);
+}
+
+/* "n12", "n12 b3" in block 3, "n40 b3 backward": what is made again there has the name of a forward's operation. */
+static void print_part(const struct lg_node *node, int n, FILE *to)
+{
+    fprintf(to, "n%d", n);
+    if (node->block >= 0) fprintf(to, " b%d", node->block);
+    if (node->backward) fprintf(to, " backward");
 }
 
 /* Bytes of the storages that are in use while each node runs; the node with most. */
@@ -108,8 +117,26 @@ double lg_program_flops(const lg_program *p)
 {
     double sum = 0;
     for (int n = 0; n < p->n_nodes; n++)
-        sum += node_flops(p->node[n].op, p->args + p->node[n].args);
+        if (p->node[n].kind == LG_NODE_CALL)
+            sum += node_flops(p->node[n].op, p->args + p->node[n].args);
     return sum;
+}
+
+static void print_what(const lg_program *p, int n, FILE *to)
+{
+    static const char *const copies[] = {[LG_NODE_OUT] = "begin to copy to the host",
+                                         [LG_NODE_OUT_DONE] = "that copy is done",
+                                         [LG_NODE_IN] = "begin to copy from the host",
+                                         [LG_NODE_IN_DONE] = "that copy is done"};
+    const void *args = p->args + p->node[n].args;
+    if (p->node[n].kind == LG_NODE_CALL) {
+        const struct lg_op_info *op = lg_op_info(p->node[n].op);
+        fprintf(to, " %s", op->name);
+        lg_scalars_print(op, args, 9, to);
+    } else {
+        const struct lg_copy_args *a = args;
+        fprintf(to, " %s: %d, at %zu", copies[p->node[n].kind], a->copy, a->host_at);
+    }
 }
 
 void lg_program_print(const lg_program *p, FILE *to)
@@ -118,14 +145,14 @@ void lg_program_print(const lg_program *p, FILE *to)
     int at = 0, peak = find_peak(p, &most);
     for (int i = 0; i < p->n_values; i++) print_value(p, i, to);
     for (int n = 0; n < p->n_nodes; n++) {
-        const struct lg_op_info *op = lg_op_info(p->node[n].op);
-        fprintf(to, "n%d %s", n, op->name);
-        lg_scalars_print(op, p->args + p->node[n].args, 9, to);
+        print_part(&p->node[n], n, to);
+        print_what(p, n, to);
         fprintf(to, " |");
         for (; at < p->n_places && p->place[at].node == n; at++) print_place(p, &p->place[at], to);
         fprintf(to, "\n");
     }
     fprintf(to, "%d nodes, %d values, arena %zu bytes", p->n_nodes, p->n_values, p->arena_bytes);
     if (peak >= 0) fprintf(to, ", of which n%d uses %zu", peak, most);
+    if (p->host_bytes) fprintf(to, ", %zu bytes in host memory", p->host_bytes);
     fprintf(to, "; scratch %zu bytes; %.4g GFLOP\n", p->scratch_bytes, 1e-9 * lg_program_flops(p));
 }

@@ -7,10 +7,18 @@ void lg_program_free(lg_program **program)
 {
     lg_program *p = *program;
     if (!p) return;
+    lg_stream_close(&p->out);
+    lg_stream_close(&p->in);
+    for (int i = 0; i < p->n_copies && p->begun; i++) lg_event_close(&p->begun[i]);
+    for (int i = 0; i < p->n_copies && p->done; i++) lg_event_close(&p->done[i]);
+    free(p->begun);
+    free(p->done);
     free(p->value);
     free(p->node);
     free(p->args);
     free(p->place);
+    free(p->first_place);
+    free(p->toggle);
     free(p);
     *program = NULL;
 }
@@ -25,15 +33,70 @@ size_t lg_program_scratch_bytes(const lg_program *p)
     return p->scratch_bytes;
 }
 
-void lg_program_run(lg_program *p, lg_stream *s, const struct lg_program_memory *m)
+size_t lg_program_host_bytes(const lg_program *p)
 {
-    LG_ASSERT(!lg_stream_is_dry(s) && (m->arena || !p->arena_bytes));
-    lg_stream_set_scratch(s, m->scratch, p->scratch_bytes);
-    for (int i = 0; i < p->n_places; i++) {
+    return p->host_bytes;
+}
+
+int lg_program_open_lanes(lg_program *p, lg_device *d)
+{
+    if (!p->n_copies) return 0;
+    LG_ASSERT(!p->out);
+    p->begun = calloc((size_t)p->n_copies, sizeof(lg_event *));
+    p->done = calloc((size_t)p->n_copies, sizeof(lg_event *));
+    LG_ASSERT(p->begun && p->done);
+    LG_TRY(lg_stream_open(d, &p->out));
+    LG_TRY(lg_stream_open(d, &p->in));
+    for (int i = 0; i < p->n_copies; i++) {
+        LG_TRY(lg_event_open(d, &p->begun[i]));
+        LG_TRY(lg_event_open(d, &p->done[i]));
+    }
+    return 0;
+}
+
+/* A lane starts a copy when the computation has come to this node, and runs on beside it. */
+static void copy(lg_program *p, lg_stream *s, const struct lg_program_memory *m, int node)
+{
+    const struct lg_copy_args *a = (const void *)(p->args + p->node[node].args);
+    const enum lg_node_kind kind = p->node[node].kind;
+    const bool out = kind == LG_NODE_OUT;
+    void *host = (char *)m->host + a->host_at;
+    LG_ASSERT(p->out && m->host);
+    if (kind == LG_NODE_OUT_DONE || kind == LG_NODE_IN_DONE) {
+        lg_stream_wait(s, p->done[a->copy]);
+        return;
+    }
+    lg_stream *lane = out ? p->out : p->in;
+    lg_stream_record(s, p->begun[a->copy]);
+    lg_stream_wait(lane, p->begun[a->copy]);
+    if (out)
+        lg_stream_download(lane, host, a->t.data, lg_tensor_bytes(&a->t));
+    else
+        lg_stream_upload(lane, a->t.data, host, lg_tensor_bytes(&a->t));
+    lg_stream_record(lane, p->done[a->copy]);
+}
+
+static void run_node(lg_program *p, lg_stream *s, const struct lg_program_memory *m, int node)
+{
+    for (int i = p->first_place[node]; i < p->first_place[node + 1]; i++) {
         const struct lg_place *l = &p->place[i];
         void *base = l->bound < 0 ? m->arena : m->bound[l->bound];
         LG_ASSERT(base);
         lg_place_pointer(p, i, (char *)base + l->offset);
     }
-    for (int n = 0; n < p->n_nodes; n++) lg_op_call(s, p->node[n].op, p->args + p->node[n].args);
+    if (p->node[node].kind == LG_NODE_CALL)
+        lg_op_call(s, p->node[node].op, p->args + p->node[node].args);
+    else
+        copy(p, s, m, node);
+}
+
+void lg_program_run(lg_program *p, lg_stream *s, const struct lg_program_memory *m,
+                    enum lg_program_part part)
+{
+    LG_ASSERT(!lg_stream_is_dry(s) && (m->arena || !p->arena_bytes));
+    lg_stream_set_scratch(s, m->scratch, p->scratch_bytes);
+    lg_program_toggle(p, m->add);
+    for (int n = 0; n < p->n_nodes; n++)
+        if (part & (p->node[n].backward ? LG_PROGRAM_BACKWARD : LG_PROGRAM_FORWARD))
+            run_node(p, s, m, n);
 }

@@ -13,19 +13,30 @@ void lg_program_free(lg_program **p);
 /* What a run needs beside what is bound, in device memory that the caller keeps. */
 size_t lg_program_arena_bytes(const lg_program *p);
 size_t lg_program_scratch_bytes(const lg_program *p);
+/* And in host memory, best pinned, for what is offloaded (offload.h); 0: nothing is. */
+size_t lg_program_host_bytes(const lg_program *p);
+/* Streams and events for the copies, before the first run; the program's. */
+int lg_program_open_lanes(lg_program *p, lg_device *d);
 
 struct lg_program_memory {
     void *arena; /* 64-byte aligned, of lg_program_arena_bytes */
     void *scratch;
-    void *const *bound; /* by the numbers of lg_graph_bind */
+    void *host; /* of lg_program_host_bytes */
+    void *const
+        *bound; /* by the numbers of lg_graph_bind; those that the part does not use may be NULL */
+    bool add;   /* results are added to what lies in the bound sums, else overwrite it */
 };
-/* Enqueues every call on s, whose scratch memory this sets. Not for two threads at once: the calls are kept
+/* The backward of a graph is what was recorded from lg_graph_grad on; it may run once its forward has, with the same
+ * arena, which nobody may have touched in between. */
+enum lg_program_part { LG_PROGRAM_FORWARD = 1, LG_PROGRAM_BACKWARD = 2, LG_PROGRAM_ALL = 3 };
+/* Enqueues the part's calls on s, whose scratch memory this sets. Not for two threads at once: the calls are kept
  * in the program and pointed at the memory of this run. */
-void lg_program_run(lg_program *p, lg_stream *s, const struct lg_program_memory *m);
+void lg_program_run(lg_program *p, lg_stream *s, const struct lg_program_memory *m,
+                    enum lg_program_part part);
 
 /* Floating-point operations of the products in one run: linears, attention, convolutions; a multiply-add
  * counts two. */
 double lg_program_flops(const lg_program *p);
 /* As text, for people and golden tests: values with type, shape, bytes, place, first and last use; nodes in
- * order; the arena and which node needs most of it. */
+ * order with their block and whether they belong to the backward; the arena and which node needs most of it. */
 void lg_program_print(const lg_program *p, FILE *to);

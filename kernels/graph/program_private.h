@@ -27,8 +27,20 @@ struct lg_program {
     char *args;
     struct lg_place *place;
     int n_places;
+    int *first_place; /* [n_nodes + 1]: of each node */
+    size_t *toggle;   /* bools in args that a run sets: add, or overwrite */
+    int n_toggles;
     size_t arena_bytes, scratch_bytes;
+    int n_copies;
+    size_t host_bytes;
+    lg_stream *out, *in;      /* the lanes of copies; NULL until they are opened */
+    lg_event **begun, **done; /* [n_copies]: of the computation, of the lane */
 };
+
+static inline void lg_program_toggle(lg_program *p, bool add)
+{
+    for (int i = 0; i < p->n_toggles; i++) *(bool *)(p->args + p->toggle[i]) = add;
+}
 
 static inline void lg_place_pointer(lg_program *p, int i, void *at)
 {

@@ -165,19 +165,20 @@ static void forward_head(const struct lg_attention_forward_args *a, int64_t b, i
     const int64_t n = keys_of(&a->k_length, b, Tk), wn = padded(n), wd = padded(d);
     struct forward_scratch f;
     cut_forward(&f, scratch, Tk, d);
-    const float *q = (const float *)a->q.data + b * Tq * a->q_stride + h * d;
-    const float *k = (const float *)a->k.data + b * Tk * a->kv_stride + h * d;
-    const float *v = (const float *)a->v.data + b * Tk * a->kv_stride + h * d;
+    const int64_t q_stride = lg_row_stride(&a->q, 2), kv_stride = lg_row_stride(&a->k, 2);
+    const float *q = (const float *)a->q.data + b * Tq * q_stride + h * d;
+    const float *k = (const float *)a->k.data + b * Tk * kv_stride + h * d;
+    const float *v = (const float *)a->v.data + b * Tk * kv_stride + h * d;
     float *o = (float *)a->o.data + (b * Tq * H + h) * d;
     float *lse = a->lse.rank && a->lse.data ? (float *)a->lse.data + (b * H + h) * Tq : NULL;
     const float *bias =
         a->bias.rank && a->bias.data ? (const float *)a->bias.data + h * Tq * Tk : NULL;
-    pack_columns(f.k, k, a->kv_stride, n, d);
-    pack_rows(f.v, v, a->kv_stride, n, d);
+    pack_columns(f.k, k, kv_stride, n, d);
+    pack_rows(f.v, v, kv_stride, n, d);
     for (int64_t t = 0; t < Tq; t += ROWS) {
         const int64_t rows = LG_MIN((int64_t)ROWS, Tq - t);
         float sum[ROWS];
-        small_gemm(&(struct small_gemm){rows, wn, d, q + t * a->q_stride, a->q_stride, 1, f.k, wn,
+        small_gemm(&(struct small_gemm){rows, wn, d, q + t * q_stride, q_stride, 1, f.k, wn,
                                         f.scores, wn, false});
         softmax(f.scores, bias ? bias + t * Tk : NULL, Tk, (float)a->scale, n, rows, sum,
                 lse ? lse + t : NULL);
@@ -285,32 +286,34 @@ static void backward_head(const struct lg_attention_backward_args *a, int64_t b,
     const int64_t n = keys_of(&a->k_length, b, Tk), wd = padded(d);
     struct backward_scratch f;
     cut_backward(&f, scratch, Tk, d);
-    const int64_t q_at = b * Tq * a->q_stride + h * d, kv_at = b * Tk * a->kv_stride + h * d;
-    const int64_t o_at = (b * Tq * H + h) * d, dkv_at = b * Tk * a->dkv_stride + h * d;
+    const int64_t q_stride = lg_row_stride(&a->q, 2), kv_stride = lg_row_stride(&a->k, 2);
+    const int64_t dq_stride = lg_row_stride(&a->dq, 2), dkv_stride = lg_row_stride(&a->dk, 2);
+    const int64_t q_at = b * Tq * q_stride + h * d, kv_at = b * Tk * kv_stride + h * d;
+    const int64_t o_at = (b * Tq * H + h) * d, dkv_at = b * Tk * dkv_stride + h * d;
     const float *q = (const float *)a->q.data + q_at, *k = (const float *)a->k.data + kv_at;
     const float *v = (const float *)a->v.data + kv_at, *o = (const float *)a->o.data + o_at;
     const float *dout = (const float *)a->dout.data + o_at;
     const float *lse = (const float *)a->lse.data + (b * H + h) * Tq;
-    float *dq = (float *)a->dq.data + b * Tq * a->dq_stride + h * d;
+    float *dq = (float *)a->dq.data + b * Tq * dq_stride + h * d;
     float *dk = (float *)a->dk.data + dkv_at, *dv = (float *)a->dv.data + dkv_at;
-    pack_columns(f.k_columns, k, a->kv_stride, n, d);
-    pack_columns(f.v_columns, v, a->kv_stride, n, d);
-    pack_rows(f.k_rows, k, a->kv_stride, n, d);
+    pack_columns(f.k_columns, k, kv_stride, n, d);
+    pack_columns(f.v_columns, v, kv_stride, n, d);
+    pack_rows(f.k_rows, k, kv_stride, n, d);
     memset(f.dk, 0, (size_t)(n * wd) * sizeof(float));
     memset(f.dv, 0, (size_t)(n * wd) * sizeof(float));
     for (int64_t t = 0; t < Tq; t += ROWS) {
         const int64_t rows = LG_MIN((int64_t)ROWS, Tq - t);
-        pack_rows(f.q_rows, q + t * a->q_stride, a->q_stride, rows, d);
+        pack_rows(f.q_rows, q + t * q_stride, q_stride, rows, d);
         pack_rows(f.dout_rows, dout + t * H * d, H * d, rows, d);
         row_deltas(f.delta, f.dout_rows, o + t * H * d, H * d, rows, d);
         backward_rows(&f, lse + t, (float)a->scale, rows, n, d);
-        unpack_rows(dq + t * a->dq_stride, a->dq_stride, f.dq, rows, d);
+        unpack_rows(dq + t * dq_stride, dq_stride, f.dq, rows, d);
     }
-    unpack_rows(dk, a->dkv_stride, f.dk, n, d);
-    unpack_rows(dv, a->dkv_stride, f.dv, n, d);
+    unpack_rows(dk, dkv_stride, f.dk, n, d);
+    unpack_rows(dv, dkv_stride, f.dv, n, d);
     for (int64_t t = n; t < Tk; t++) {
-        memset(dk + t * a->dkv_stride, 0, (size_t)d * sizeof(float));
-        memset(dv + t * a->dkv_stride, 0, (size_t)d * sizeof(float));
+        memset(dk + t * dkv_stride, 0, (size_t)d * sizeof(float));
+        memset(dv + t * dkv_stride, 0, (size_t)d * sizeof(float));
     }
 }
 
@@ -318,8 +321,8 @@ static void backward_head(const struct lg_attention_backward_args *a, int64_t b,
 static void bias_gradient(lg_stream *s, const struct lg_attention_backward_args *a)
 {
     const int64_t B = a->q.dim[0], width = a->q.dim[2] * a->q.dim[3];
-    struct lg_host_rows q = {a->dq.data, B * a->q.dim[1], width, a->dq_stride};
-    struct lg_host_rows v = {a->dv.data, B * a->k.dim[1], width, a->dkv_stride};
+    struct lg_host_rows q = {a->dq.data, B * a->q.dim[1], width, lg_row_stride(&a->dq, 2)};
+    struct lg_host_rows v = {a->dv.data, B * a->k.dim[1], width, lg_row_stride(&a->dv, 2)};
     float *dbias = a->dbias.data;
     LG_K(column_sums)(s, &q, dbias, a->accumulate_dbias);
     if (!a->accumulate_dbias) memset(dbias + width, 0, (size_t)width * sizeof *dbias);

@@ -43,6 +43,7 @@ void LG_K(norm_modulate_forward)(lg_stream *s, const struct lg_norm_modulate_for
 {
     const int64_t T = a->x.dim[1], D = a->x.dim[2], rows = a->x.dim[0] * T;
     const bool modulated = present(&a->scale);
+    const int64_t stride = lg_row_stride(&a->scale, 1);
     float *mean_out = a->mean.data, *rstd_out = a->rstd.data;
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t row = 0; row < rows; row++) {
@@ -53,8 +54,8 @@ void LG_K(norm_modulate_forward)(lg_stream *s, const struct lg_norm_modulate_for
         if (mean_out) mean_out[row] = mean;
         if (rstd_out) rstd_out[row] = rstd;
         if (modulated) {
-            const float *scale = (const float *)a->scale.data + row / T * a->mod_stride;
-            const float *shift = (const float *)a->shift.data + row / T * a->mod_stride;
+            const float *scale = (const float *)a->scale.data + row / T * stride;
+            const float *shift = (const float *)a->shift.data + row / T * stride;
             LG_VLOOP(i, r, D, {
                 vf h = (vf_load_n(x + i, r) - mean) * rstd;
                 vf factor = 1.0f + vf_load_n(scale + i, r);
@@ -108,14 +109,15 @@ void LG_K(norm_modulate_backward)(lg_stream *s, const struct lg_norm_modulate_ba
 {
     const int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
     const bool modulated = present(&a->scale);
+    const int64_t stride = lg_row_stride(&a->scale, 1);
     const float *mean = a->mean.data, *rstd = a->rstd.data;
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t b = 0; b < B; b++) {
         struct norm_row p = {.D = D, .accumulate = a->accumulate};
         if (modulated) {
-            p.scale = (const float *)a->scale.data + b * a->mod_stride;
-            p.dshift = (float *)a->dshift.data + b * a->mod_stride;
-            p.dscale = (float *)a->dscale.data + b * a->mod_stride;
+            p.scale = (const float *)a->scale.data + b * stride;
+            p.dshift = (float *)a->dshift.data + b * stride;
+            p.dscale = (float *)a->dscale.data + b * stride;
             memset(p.dshift, 0, (size_t)D * sizeof(float));
             memset(p.dscale, 0, (size_t)D * sizeof(float));
         }
@@ -136,13 +138,14 @@ void LG_K(gate_residual_forward)(lg_stream *s, const struct lg_gate_residual_for
 {
     const int64_t T = a->x.dim[1], D = a->x.dim[2], rows = a->x.dim[0] * T;
     const bool gated = present(&a->gate);
+    const int64_t stride = lg_row_stride(&a->gate, 1);
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t row = 0; row < rows; row++) {
         const float *x = (const float *)a->x.data + row * D,
                     *y = (const float *)a->y.data + row * D;
         float *out = (float *)a->out.data + row * D;
         if (gated) {
-            const float *gate = (const float *)a->gate.data + row / T * a->mod_stride;
+            const float *gate = (const float *)a->gate.data + row / T * stride;
             LG_VLOOP(i, r, D, {
                 vf v = vf_fma(vf_load_n(gate + i, r), vf_load_n(y + i, r), vf_load_n(x + i, r));
                 vf_store_n(out + i, v, r);
@@ -157,10 +160,11 @@ void LG_K(gate_residual_forward)(lg_stream *s, const struct lg_gate_residual_for
 void LG_K(gate_residual_backward)(lg_stream *s, const struct lg_gate_residual_backward_args *a)
 {
     const int64_t B = a->y.dim[0], T = a->y.dim[1], D = a->y.dim[2];
+    const int64_t stride = lg_row_stride(&a->gate, 1);
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t b = 0; b < B; b++) {
-        const float *gate = (const float *)a->gate.data + b * a->mod_stride;
-        float *dgate = (float *)a->dgate.data + b * a->mod_stride;
+        const float *gate = (const float *)a->gate.data + b * stride;
+        float *dgate = (float *)a->dgate.data + b * stride;
         memset(dgate, 0, (size_t)D * sizeof(float));
         for (int64_t row = b * T; row < (b + 1) * T; row++) {
             const float *dout = (const float *)a->dout.data + row * D;

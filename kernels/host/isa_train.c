@@ -5,7 +5,7 @@
 #include "kernels/host/isa.h"
 #include <math.h>
 
-enum { SUM_BLOCK = 4096, NORMALS = 256 };
+enum { NORMALS = 256 };
 
 /* One stretch of a sample: elements first .. first + count, count <= NORMALS. */
 static void diffuse(const struct lg_diffuse_forward_args *a, int64_t b, int64_t first,
@@ -69,8 +69,8 @@ void LG_K(mse_loss)(lg_stream *s, const struct lg_mse_loss_args *a)
     }
 }
 
-/* Adds the ranks' gradients of one block; returns its sum of squares. */
-static double reduce_block(const struct lg_reduce_ranks_args *a, int64_t first, int64_t count)
+/* Adds the ranks' gradients of one piece; returns its sum of squares. */
+static double reduce_piece(const struct lg_reduce_ranks_args *a, int64_t first, int64_t count)
 {
     enum { HALF = LG_VW / 2 };
     float *y = (float *)a->y.data + first;
@@ -93,11 +93,10 @@ static double reduce_block(const struct lg_reduce_ranks_args *a, int64_t first, 
 void LG_K(reduce_ranks)(lg_stream *s, const struct lg_reduce_ranks_args *a)
 {
     const int64_t n = lg_host_numel(&a->y);
-    double sum = 0;
-    /* One thread: the sums of the blocks are added in order, and memory is the limit anyhow. */
-    for (int64_t first = 0; first < n; first += SUM_BLOCK)
-        sum += reduce_block(a, first, LG_MIN((int64_t)SUM_BLOCK, n - first));
-    *(double *)a->sum_squares.data = sum;
+    /* One thread: memory is the limit. */
+    for (int64_t first = 0; first < n; first += LG_SQUARES_PIECE)
+        ((double *)a->squares.data)[first / LG_SQUARES_PIECE] =
+            reduce_piece(a, first, LG_MIN((int64_t)LG_SQUARES_PIECE, n - first));
 }
 
 struct adamw {

@@ -12,10 +12,16 @@ static struct heads heads_of(const lg_tensor *q, const lg_tensor *k)
     return (struct heads){q->dim[0], q->dim[1], k->dim[1], q->dim[2], q->dim[3]};
 }
 
-/* Token t of sample b, head h, of a tensor with T tokens a sample. */
-static double *at(const lg_tensor *x, int64_t T, int64_t stride, int64_t b, int64_t t, int64_t h)
+/* Token t of sample b, head h. */
+static double *at(const lg_tensor *x, int64_t b, int64_t t, int64_t h)
 {
-    return ref64_data(*x) + (b * T + t) * stride + h * x->dim[3];
+    return ref64_data(*x) + b * x->stride[0] + t * x->stride[1] + h * x->stride[2];
+}
+
+/* The heads of token bt, counted through the batch. */
+static double *row(const lg_tensor *x, int64_t bt)
+{
+    return ref64_data(*x) + bt * lg_row_stride(x, 2);
 }
 
 static double dot(const double *a, const double *b, int64_t n)
@@ -41,11 +47,10 @@ void ref64_attention_forward(lg_stream *s, const struct lg_attention_forward_arg
     for (int64_t bht = 0; bht < z.B * z.H * z.Tq; bht++) {
         int64_t b = bht / (z.H * z.Tq), h = bht / z.Tq % z.H, t = bht % z.Tq;
         int64_t n = keys(&a->k_length, b, z.Tk);
-        const double *q = at(&a->q, z.Tq, a->q_stride, b, t, h);
-        double *o = at(&a->o, z.Tq, z.H * z.d, b, t, h);
+        const double *q = at(&a->q, b, t, h);
+        double *o = at(&a->o, b, t, h);
 #define SCORE(j)                                                                                   \
-    (a->scale * dot(q, at(&a->k, z.Tk, a->kv_stride, b, (j), h), z.d) +                            \
-     (bias ? bias[(h * z.Tq + t) * z.Tk + (j)] : 0))
+    (a->scale * dot(q, at(&a->k, b, (j), h), z.d) + (bias ? bias[(h * z.Tq + t) * z.Tk + (j)] : 0))
         double max = -INFINITY, sum = 0;
         for (int64_t j = 0; j < n; j++) max = fmax(max, SCORE(j));
         for (int64_t j = 0; j < n; j++) sum += exp(SCORE(j) - max);
@@ -53,7 +58,7 @@ void ref64_attention_forward(lg_stream *s, const struct lg_attention_forward_arg
         for (int64_t i = 0; i < z.d; i++) o[i] = 0;
         for (int64_t j = 0; j < n; j++) {
             double p = exp(SCORE(j) - lse);
-            const double *v = at(&a->v, z.Tk, a->kv_stride, b, j, h);
+            const double *v = at(&a->v, b, j, h);
             for (int64_t i = 0; i < z.d; i++) o[i] += p * v[i];
         }
 #undef SCORE
@@ -68,8 +73,8 @@ static void bias_gradient(const struct lg_attention_backward_args *a)
     int64_t width = z.H * z.d;
     for (int64_t i = 0; i < width; i++) {
         double q = 0, v = 0;
-        for (int64_t bt = 0; bt < z.B * z.Tq; bt++) q += ref64_data(a->dq)[bt * a->dq_stride + i];
-        for (int64_t bt = 0; bt < z.B * z.Tk; bt++) v += ref64_data(a->dv)[bt * a->dkv_stride + i];
+        for (int64_t bt = 0; bt < z.B * z.Tq; bt++) q += row(&a->dq, bt)[i];
+        for (int64_t bt = 0; bt < z.B * z.Tk; bt++) v += row(&a->dv, bt)[i];
         ref64_put(&ref64_data(a->dbias)[i], q, a->accumulate_dbias);
         ref64_put(&ref64_data(a->dbias)[width + i], 0, a->accumulate_dbias);
         ref64_put(&ref64_data(a->dbias)[2 * width + i], v, a->accumulate_dbias);
@@ -82,23 +87,21 @@ void ref64_attention_backward(lg_stream *s, const struct lg_attention_backward_a
 {
     struct heads z = heads_of(&a->q, &a->k);
     for (int64_t bt = 0; bt < z.B * z.Tq; bt++)
-        for (int64_t i = 0; i < z.H * z.d; i++) ref64_data(a->dq)[bt * a->dq_stride + i] = 0;
+        for (int64_t i = 0; i < z.H * z.d; i++) row(&a->dq, bt)[i] = 0;
     for (int64_t bt = 0; bt < z.B * z.Tk; bt++)
-        for (int64_t i = 0; i < z.H * z.d; i++)
-            ref64_data(a->dk)[bt * a->dkv_stride + i] = ref64_data(a->dv)[bt * a->dkv_stride + i] =
-                0;
+        for (int64_t i = 0; i < z.H * z.d; i++) row(&a->dk, bt)[i] = row(&a->dv, bt)[i] = 0;
     for (int64_t bht = 0; bht < z.B * z.H * z.Tq; bht++) {
         int64_t b = bht / (z.H * z.Tq), h = bht / z.Tq % z.H, t = bht % z.Tq;
-        const double *q = at(&a->q, z.Tq, a->q_stride, b, t, h);
-        const double *dout = at(&a->dout, z.Tq, z.H * z.d, b, t, h);
-        const double *o = at(&a->o, z.Tq, z.H * z.d, b, t, h);
-        double *dq = at(&a->dq, z.Tq, a->dq_stride, b, t, h);
+        const double *q = at(&a->q, b, t, h);
+        const double *dout = at(&a->dout, b, t, h);
+        const double *o = at(&a->o, b, t, h);
+        double *dq = at(&a->dq, b, t, h);
         double lse = ref64_data(a->lse)[bht], dout_o = dot(dout, o, z.d);
         for (int64_t j = 0; j < keys(&a->k_length, b, z.Tk); j++) {
-            const double *k = at(&a->k, z.Tk, a->kv_stride, b, j, h);
-            const double *v = at(&a->v, z.Tk, a->kv_stride, b, j, h);
-            double *dk = at(&a->dk, z.Tk, a->dkv_stride, b, j, h);
-            double *dv = at(&a->dv, z.Tk, a->dkv_stride, b, j, h);
+            const double *k = at(&a->k, b, j, h);
+            const double *v = at(&a->v, b, j, h);
+            double *dk = at(&a->dk, b, j, h);
+            double *dv = at(&a->dv, b, j, h);
             double p = exp(a->scale * dot(q, k, z.d) - lse);
             double ds = p * (dot(dout, v, z.d) - dout_o);
             for (int64_t i = 0; i < z.d; i++) {

@@ -8,10 +8,11 @@ void ref64_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_for
 {
     int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
     const double *shift = ref64_data(a->shift), *scale = ref64_data(a->scale);
+    const int64_t stride = lg_row_stride(&a->scale, 1);
     for (int64_t row = 0; row < B * T; row++) {
         const double *x = ref64_data(a->x) + row * D;
         double *y = ref64_data(a->y) + row * D;
-        int64_t mod = row / T * a->mod_stride;
+        int64_t mod = row / T * stride;
         double mean = 0, var = 0;
         for (int64_t i = 0; i < D; i++) mean += x[i];
         mean /= (double)D;
@@ -32,15 +33,15 @@ void ref64_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_ba
 {
     int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
     const double *scale = ref64_data(a->scale);
+    const int64_t stride = lg_row_stride(&a->scale, 1);
     double *dshift = ref64_data(a->dshift), *dscale = ref64_data(a->dscale);
     for (int64_t b = 0; scale && b < B; b++)
-        for (int64_t i = 0; i < D; i++)
-            dshift[b * a->mod_stride + i] = dscale[b * a->mod_stride + i] = 0;
+        for (int64_t i = 0; i < D; i++) dshift[b * stride + i] = dscale[b * stride + i] = 0;
     for (int64_t row = 0; row < B * T; row++) {
         const double *x = ref64_data(a->x) + row * D, *dy = ref64_data(a->dy) + row * D;
         double *dx = ref64_data(a->dx) + row * D;
         double mean = ref64_data(a->mean)[row], rstd = ref64_data(a->rstd)[row];
-        int64_t mod = row / T * a->mod_stride;
+        int64_t mod = row / T * stride;
         double avg_g = 0, avg_gn = 0;
         for (int64_t i = 0; i < D; i++) {
             double normed = (x[i] - mean) * rstd;
@@ -65,9 +66,10 @@ void ref64_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_for
     int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
     const double *x = ref64_data(a->x), *y = ref64_data(a->y), *gate = ref64_data(a->gate);
     double *out = ref64_data(a->out);
+    const int64_t stride = lg_row_stride(&a->gate, 1);
     for (int64_t row = 0; row < B * T; row++)
         for (int64_t i = 0; i < D; i++) {
-            double g = gate ? gate[row / T * a->mod_stride + i] : 1;
+            double g = gate ? gate[row / T * stride + i] : 1;
             out[row * D + i] = x[row * D + i] + g * y[row * D + i];
         }
 }
@@ -78,8 +80,8 @@ void ref64_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_ba
     const double *dout = ref64_data(a->dout), *y = ref64_data(a->y);
     double *dy = ref64_data(a->dy);
     for (int64_t b = 0; b < B; b++) {
-        const double *gate = ref64_data(a->gate) + b * a->mod_stride;
-        double *dgate = ref64_data(a->dgate) + b * a->mod_stride;
+        const double *gate = ref64_data(a->gate) + b * lg_row_stride(&a->gate, 1);
+        double *dgate = ref64_data(a->dgate) + b * lg_row_stride(&a->dgate, 1);
         for (int64_t i = 0; i < D; i++) {
             double sum = 0;
             for (int64_t t = 0; t < T; t++) {

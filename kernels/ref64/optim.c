@@ -3,23 +3,20 @@
 #include "kernels/ref64/ref64.h"
 #include <math.h>
 
-enum { SQUARES_BLOCK = 4096 };
-
 void ref64_reduce_ranks(lg_stream *s, const struct lg_reduce_ranks_args *a)
 {
     int64_t n = a->y.dim[0];
-    double *y = ref64_data(a->y), total = 0;
-    for (int64_t first = 0; first < n; first += SQUARES_BLOCK) {
-        double block = 0;
-        for (int64_t i = first; i < LG_MIN(n, first + SQUARES_BLOCK); i++) {
+    double *y = ref64_data(a->y);
+    for (int64_t first = 0; first < n; first += LG_SQUARES_PIECE) {
+        double squares = 0;
+        for (int64_t i = first; i < LG_MIN(n, first + LG_SQUARES_PIECE); i++) {
             double sum = ref64_data(a->x[0])[i];
             for (int r = 1; r < a->count; r++) sum += ref64_data(a->x[r])[i];
             y[i] = sum;
-            block += sum * sum;
+            squares += sum * sum;
         }
-        total += block;
+        ref64_data(a->squares)[first / LG_SQUARES_PIECE] = squares;
     }
-    ref64_data(a->sum_squares)[0] = total;
 }
 
 void ref64_adamw(lg_stream *s, const struct lg_adamw_args *a)

@@ -168,6 +168,8 @@ static lg_manifest *manifest_of(const lg_stage *st, const struct ckpt *c)
     snprintf(m->fingerprint, sizeof m->fingerprint, "%s", head->fingerprint);
     m->optimizer_steps = head->scalars.optimizer_steps;
     m->skipped = head->scalars.skipped;
+    m->loss_scale = head->scalars.loss_scale.scale;
+    m->loss_scale_steps = head->scalars.loss_scale.steps;
     m->n_data = lg_data_parts(st->board, m->data);
     return m;
 }

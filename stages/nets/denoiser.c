@@ -1,193 +1,326 @@
-/* The diffusion transformers as one type: checks, planning, opening, dispatch by kind.
+/* The denoisers as one type: checks, planning, opening, running.
  *
- * Design: a net is its config, one block of device memory for activations and one for the scratch
- * of its operations. Both sizes come from running the net itself on a dry stream, its activations
- * laid out at an address that is never read; so the plan cannot drift from what forward and
- * backward do.
+ * Design: a net is its model's description (models.h), recorded as a graph; its backward is derived. What the
+ * program needs of memory is the plan, so the plan cannot drift from what forward and backward do. Each unit of the
+ * parameters is bound by itself, and so is its gradient.
  *
  * Invariant: nothing is allocated after lg_denoiser_open. */
 #include "stages/nets/denoiser.h"
-#include "stages/nets/dit.h"
-#include "stages/nets/pixart.h"
+#include "config/recompute.h"
+#include "kernels/graph/fuse.h"
+#include "kernels/graph/grad.h"
+#include "kernels/graph/offload.h"
+#include "kernels/graph/program.h"
+#include "kernels/graph/recompute.h"
+#include "stages/nets/models.h"
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* The order in which values are bound; behind them the units' weights, then their gradients. */
+enum {
+    BOUND_X,
+    BOUND_T,
+    BOUND_LABEL,
+    BOUND_TEXT,
+    BOUND_TEXT_LENGTH,
+    BOUND_POSITIONS,
+    BOUND_OUT,
+    BOUND_DOUT,
+    BOUND_WEIGHTS
+};
 
 struct lg_denoiser {
     struct lg_denoiser_config config;
+    const struct lg_model *model;
     lg_device *device;
-    int batch;
-    bool train;
-    struct lg_dit *dit; /* exactly one of the two */
-    struct lg_pixart *pixart;
-    void *activations, *scratch;
+    struct lg_denoiser_mode mode;
+    lg_params params;
+    lg_program *program;
+    void **bound; /* of a run: by the numbers above */
+    void *arena, *scratch, *positions;
+    void *host; /* pinned, where offloaded values wait; NULL: none are */
     struct lg_denoiser_bytes bytes;
+    bool is_pinned;
+    bool kept; /* the arena holds what a backward needs */
 };
 
-enum { SIDE_MAX = 4096, HIDDEN_MAX = 1 << 16, DEPTH_MAX = 1024, TEXT_MAX = 1 << 16 };
+enum { DEPTH_MAX = 1024, OFFLOAD_MIN = 32 << 10 /* bytes of a value that are worth a copy */ };
 
 int lg_denoiser_config_check(const struct lg_denoiser_config *c)
 {
 #define WANT(cond, ...)                                                                            \
     if (!(cond)) return LG_FAIL(LG_ERR_CONFIG, "model: " __VA_ARGS__)
-    WANT(c->kind == LG_DIT || c->kind == LG_PIXART, "unknown kind %d", (int)c->kind);
-    WANT(c->channels >= 1 && c->channels <= SIDE_MAX, "%d latent channels", c->channels);
-    WANT(c->height >= 1 && c->height <= SIDE_MAX && c->width >= 1 && c->width <= SIDE_MAX,
-         "a latent of %d x %d; 1 to %d are possible", c->height, c->width, SIDE_MAX);
+    WANT(c->kind < LG_DENOISER_KINDS, "unknown kind %d", (int)c->kind);
+    WANT(c->channels >= 1 && c->channels <= LG_MODEL_SIDE_MAX, "%d latent channels", c->channels);
+    WANT(c->height >= 1 && c->height <= LG_MODEL_SIDE_MAX && c->width >= 1 &&
+             c->width <= LG_MODEL_SIDE_MAX,
+         "a latent of %d x %d; 1 to %d are possible", c->height, c->width, LG_MODEL_SIDE_MAX);
     WANT(c->patch >= 1 && c->height % c->patch == 0 && c->width % c->patch == 0,
          "a latent of %d x %d cannot be cut into patches of %d; change patch or data.size",
          c->height, c->width, c->patch);
-    WANT(c->kind == LG_PIXART || c->height == c->width,
-         "a latent of %d x %d, but DiT is defined for squares only; use pixart", c->height,
-         c->width);
-    WANT(c->hidden >= 4 && c->hidden <= HIDDEN_MAX && c->hidden % 4 == 0,
+    WANT(c->hidden >= 4 && c->hidden <= LG_MODEL_WIDTH_MAX && c->hidden % 4 == 0,
          "hidden = %d; the sinusoidal positions want a multiple of 4, at most %d", c->hidden,
-         HIDDEN_MAX);
+         LG_MODEL_WIDTH_MAX);
     WANT(c->heads >= 1 && c->hidden % c->heads == 0,
          "hidden = %d does not divide into %d heads; change hidden or heads", c->hidden, c->heads);
     WANT(c->depth >= 1 && c->depth <= DEPTH_MAX, "depth = %d; 1 to %d are possible", c->depth,
          DEPTH_MAX);
     WANT(c->mlp_ratio == 4, "mlp_ratio = %d; diffusers' models have 4 built in, set it to 4",
          c->mlp_ratio);
-    WANT(c->kind != LG_DIT || c->num_classes >= 1, "num_classes = %d; DiT wants at least one",
-         c->num_classes);
-    WANT(c->kind != LG_PIXART || (c->text_length >= 1 && c->text_length <= TEXT_MAX),
-         "text_length = %d; 1 to %d are possible", c->text_length, TEXT_MAX);
-    WANT(c->kind != LG_PIXART || (c->text_dim >= 1 && c->text_dim <= HIDDEN_MAX),
-         "text_dim = %d; 1 to %d are possible", c->text_dim, HIDDEN_MAX);
     WANT(c->norm_eps > 0 && c->norm_eps < 1, "norm_eps = %g; it lies between 0 and 1", c->norm_eps);
 #undef WANT
-    return 0;
+    return lg_model_of(c->kind)->check(c);
+}
+
+/* ---- the description ---- */
+
+static int64_t tokens(const struct lg_denoiser_config *c)
+{
+    return (int64_t)(c->height / c->patch) * (c->width / c->patch);
+}
+
+/* Shapes alone. */
+static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, const lg_net *n)
+{
+    const int64_t B = n->batch;
+    struct lg_model_input in = {.x = lg_t4(NULL, n->type, B, c->channels, c->height, c->width),
+                                .t = lg_t1(NULL, n->stats, B),
+                                .positions = lg_t2(NULL, n->type, tokens(c), c->hidden)};
+    if (lg_denoiser_info(c->kind)->labels) in.label = lg_t1(NULL, LG_I32, B);
+    if (lg_denoiser_info(c->kind)->text) {
+        in.text = lg_t3(NULL, n->type, B, c->text_length, c->text_dim);
+        in.text_length = lg_t1(NULL, LG_I32, B);
+    }
+    return in;
+}
+
+/* One run of the description for its parameters and products. */
+static lg_net declared(const struct lg_denoiser_config *c)
+{
+    lg_net n = lg_net_declare(1);
+    struct lg_model_input in = input_shapes(c, &n);
+    lg_model_of(c->kind)->describe(&n, c, &in, in.x);
+    return n;
 }
 
 int lg_denoiser_params(const struct lg_denoiser_config *c, lg_params *ret)
 {
     LG_TRY(lg_denoiser_config_check(c));
-    lg_params t = {0};
-    if (c->kind == LG_DIT)
-        lg_dit_params(c, &t);
-    else
-        lg_pixart_params(c, &t);
-    *ret = t;
+    lg_net n = declared(c);
+    *ret = lg_net_finish(&n);
     return 0;
 }
 
 double lg_denoiser_flops(const struct lg_denoiser_config *c)
 {
-    struct lg_tf_dims n = lg_tf_dims_of(c, 1);
-    double T = (double)n.T, D = (double)n.D, F = (double)n.F, P = (double)n.P;
-    double L = (double)n.L, E = (double)n.E;
-    double block = 2 * T * D * (4 * D + 2 * F) + 4 * T * T * D; /* qkv, out, mlp; q k^T and p v */
-    double rest = 4 * T * D * P + 2 * D * (LG_TF_FREQUENCIES + D);
-    if (c->kind == LG_DIT) {
-        block += 2 * D * 6 * D;
-        rest += 2 * D * 2 * D;
-    } else {
-        block += 2 * D * (2 * T * D + 2 * L * D) + 4 * T * L * D;
-        rest += 2 * D * 6 * D + 2 * L * D * (E + D);
+    lg_net n = declared(c);
+    double flops = n.flops;
+    lg_params t = lg_net_finish(&n);
+    lg_params_free(&t);
+    return flops;
+}
+
+/* ---- the graph ---- */
+
+static void bind_inputs(lg_graph *g, struct lg_model_input *in)
+{
+    static const lg_tensor none = {
+        .dtype = LG_I32, .rank = 1, .dim = {1}}; /* the model has no such input */
+    struct {
+        const char *name;
+        lg_tensor *t;
+    } bound[] = {
+        [BOUND_X] = {"x", &in->x},
+        [BOUND_T] = {"t", &in->t},
+        [BOUND_LABEL] = {"label", &in->label},
+        [BOUND_TEXT] = {"text", &in->text},
+        [BOUND_TEXT_LENGTH] = {"text length", &in->text_length},
+        [BOUND_POSITIONS] = {"positions", &in->positions},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(bound); i++) {
+        lg_tensor t = lg_graph_bind(g, bound[i].name, bound[i].t->rank ? *bound[i].t : none);
+        if (bound[i].t->rank) *bound[i].t = t;
     }
-    return c->depth * block + rest;
 }
 
-/* ---- dispatch ---- */
-
-static void net_new(lg_denoiser *net)
+static lg_tensor bind_gradient(lg_graph *g, const struct lg_param_unit *unit, lg_dtype type)
 {
-    if (net->config.kind == LG_DIT)
-        net->dit = lg_dit_new(&net->config, net->batch, net->train);
-    else
-        net->pixart = lg_pixart_new(&net->config, net->batch, net->train);
+    char name[48];
+    snprintf(name, sizeof name, "d %s", unit->name);
+    return lg_graph_bind_sum(g, name, lg_t1(NULL, type, (int64_t)unit->count));
 }
 
-static void net_free(lg_denoiser *net)
+/* The parameters that are not trained, in their units' weights. */
+static lg_tensor *find_frozen(const lg_params *t, const lg_net *n, int *ret_n)
 {
-    lg_dit_free(&net->dit);
-    lg_pixart_free(&net->pixart);
+    lg_tensor *frozen = calloc((size_t)LG_MAX(t->n, 1), sizeof *frozen);
+    LG_ASSERT(frozen);
+    for (int u = 0; u < t->n_units; u++) {
+        const struct lg_param_unit *unit = &t->unit[u];
+        for (const struct lg_param *p = t->p; p < t->p + t->n; p++)
+            if (t->group[p->group].is_frozen && p->offset - unit->first < unit->count)
+                frozen[(*ret_n)++] = lg_at(n->weights[u], (int64_t)(p->offset - unit->first),
+                                           lg_t1(NULL, n->type, (int64_t)p->count));
+    }
+    return frozen;
 }
 
-/* Lays the activations out from base on; returns their bytes. */
-static size_t net_layout(lg_denoiser *net, void *base)
+static void add_backward(lg_denoiser *net, const lg_net *n, lg_tensor out, lg_tensor dout)
 {
-    lg_dtype type = lg_device_dtype(net->device);
-    bool half = type == LG_F16 || type == LG_BF16;
-    struct lg_tf_arena a = {
-        .base = base, .type = type, .stat_type = half ? LG_F32 : type, .train = net->train};
-    if (net->dit)
-        lg_dit_layout(net->dit, &a);
-    else
-        lg_pixart_layout(net->pixart, &a);
-    return a.used;
+    const int units = net->params.n_units;
+    const lg_dtype type = lg_denoiser_grad_type(net->device);
+    struct lg_gradient given = {out, dout}, *wanted = calloc((size_t)units, sizeof *wanted);
+    LG_ASSERT(wanted);
+    for (int u = 0; u < units; u++)
+        wanted[u] =
+            (struct lg_gradient){n->weights[u], bind_gradient(n->g, &net->params.unit[u], type)};
+    int n_frozen = 0;
+    lg_tensor *frozen = find_frozen(&net->params, n, &n_frozen);
+    lg_graph_grad(n->g, &(struct lg_gradients){.given = &given,
+                                               .n_given = 1,
+                                               .wanted = wanted,
+                                               .n_wanted = units,
+                                               .frozen = frozen,
+                                               .n_frozen = n_frozen});
+    free(frozen);
+    free(wanted);
 }
 
-static void net_forward(lg_denoiser *net, const struct lg_tf_pass *p,
-                        const struct lg_denoiser_input *in, lg_tensor out)
+/* Forward and, with train, backward; nothing is repeated yet. */
+static lg_net record(lg_denoiser *net)
 {
-    if (net->dit)
-        lg_dit_forward(net->dit, p, in, out);
-    else
-        lg_pixart_forward(net->pixart, p, in, out);
+    lg_net n = lg_net_record(net->device, &net->params, net->mode.batch);
+    struct lg_model_input in = input_shapes(&net->config, &n);
+    bind_inputs(n.g, &in);
+    lg_tensor out = lg_graph_bind(n.g, "out", in.x), dout = lg_graph_bind(n.g, "d out", in.x);
+    lg_net_bind(&n);
+    net->model->describe(&n, &net->config, &in, out);
+    if (net->mode.train) add_backward(net, &n, out, dout);
+    lg_graph_fuse(n.g);
+    return n;
 }
 
-static void net_backward(lg_denoiser *net, const struct lg_tf_pass *p,
-                         const struct lg_denoiser_input *in, lg_tensor dout)
+static int compile(lg_denoiser *net, const unsigned *drop)
 {
-    if (net->dit)
-        lg_dit_backward(net->dit, p, in, dout);
-    else
-        lg_pixart_backward(net->pixart, p, in, dout);
+    lg_net n = record(net);
+    lg_program_free(&net->program);
+    if (net->mode.train) lg_graph_recompute(n.g, drop);
+    if (net->mode.train && net->mode.offload) lg_graph_offload(n.g, OFFLOAD_MIN);
+    return lg_net_compile(&n, &net->program);
+}
+
+/* Steps of dropping more, those first that free the most bytes per operation that is made again: norms cost next to
+ * nothing, a feed-forward's hidden layer one product of the forward. Step k of class c: the first k blocks drop c, and all
+ * blocks what comes before it. */
+static void drop_for_step(int step, int blocks, unsigned *ret)
+{
+    static const unsigned classes[] = {LG_DROP_NORMS, LG_DROP_MLP, LG_DROP_ALL};
+    for (int b = 0; b < blocks; b++) {
+        ret[b] = 0;
+        for (int c = 0; c < (int)LG_ARRAY_LEN(classes); c++)
+            if (step > c * blocks + b) ret[b] |= classes[c];
+    }
+}
+
+/* The first step that keeps within the budget; more steps never take more memory. */
+static int fit(lg_denoiser *net, size_t budget, unsigned *drop)
+{
+    const int blocks = net->config.depth;
+    int low = 0, high = 3 * blocks;
+    while (low < high) {
+        int step = low + (high - low) / 2;
+        drop_for_step(step, blocks, drop);
+        LG_TRY(compile(net, drop));
+        if (lg_program_arena_bytes(net->program) <= budget)
+            high = step;
+        else
+            low = step + 1;
+    }
+    drop_for_step(low, blocks, drop);
+    LG_TRY(compile(net, drop));
+    if (lg_program_arena_bytes(net->program) > budget)
+        return LG_FAIL(
+            LG_ERR_CONFIG,
+            "memory.recompute: a budget of %.2f MiB; with everything recomputed the activations of "
+            "a micro-batch of %d still take %.2f MiB: give more, or lower "
+            "trainer.micro_batch_size",
+            (double)budget * 0x1p-20, net->mode.batch,
+            (double)lg_program_arena_bytes(net->program) * 0x1p-20);
+    return 0;
+}
+
+static int count_dropped(const unsigned *drop, int blocks, unsigned mask, unsigned of)
+{
+    int n = 0;
+    for (int b = 0; b < blocks; b++) n += (drop[b] & mask) == of;
+    return n;
+}
+
+static void say_recomputed(const unsigned *drop, int blocks, char ret[LG_RECOMPUTED_BYTES])
+{
+    const struct {
+        const char *what;
+        unsigned mask, of; /* those of the mask that are dropped */
+    } said[] = {
+        {"everything", LG_DROP_ALL, LG_DROP_ALL},
+        {"norms", LG_DROP_ALL | LG_DROP_NORMS, LG_DROP_NORMS},
+        {"mlp", LG_DROP_ALL | LG_DROP_MLP, LG_DROP_MLP},
+    };
+    int at = 0;
+    for (size_t i = 0; i < LG_ARRAY_LEN(said); i++) {
+        int n = count_dropped(drop, blocks, said[i].mask, said[i].of);
+        if (n)
+            at += snprintf(ret + at, LG_RECOMPUTED_BYTES - (size_t)at, "%s%s in %d of %d blocks",
+                           at ? ", " : "", said[i].what, n, blocks);
+    }
+}
+
+static int compile_mode(lg_denoiser *net)
+{
+    const int blocks = net->config.depth;
+    struct lg_recompute r;
+    LG_TRY(lg_recompute_parse(net->mode.recompute, blocks, &r));
+    unsigned *drop = calloc((size_t)blocks, sizeof *drop);
+    LG_ASSERT(drop);
+    for (int b = 0; b < blocks; b++)
+        drop[b] = r.kind == LG_RECOMPUTE_NORMS ? LG_DROP_NORMS
+                  : r.kind == LG_RECOMPUTE_MLP ? LG_DROP_MLP
+                  : r.block[b]                 ? LG_DROP_ALL
+                                               : 0;
+    int rc = r.kind == LG_RECOMPUTE_BUDGET && net->mode.train ? fit(net, r.budget, drop)
+                                                              : compile(net, drop);
+    if (net->mode.train) say_recomputed(drop, blocks, net->bytes.recomputed);
+    free(drop);
+    lg_recompute_free(&r);
+    return rc;
 }
 
 /* ---- planning ---- */
 
-/* Addresses for the dry run: far apart, never read. */
-#define DRY_ADDRESS(i) ((void *)((uintptr_t)(i) << 44))
-
-static void dry_run(lg_denoiser *net, lg_stream *s)
+static size_t positions_bytes(const lg_denoiser *net)
 {
-    const struct lg_denoiser_config *c = &net->config;
-    lg_dtype type = lg_device_dtype(net->device);
-    int64_t B = net->batch;
-    struct lg_denoiser_input in = {
-        .x = lg_t4(DRY_ADDRESS(2), type, B, c->channels, c->height, c->width),
-        .t = lg_t1(DRY_ADDRESS(3), type, B)};
-    if (net->dit) {
-        in.label = lg_t1(DRY_ADDRESS(4), LG_I32, B);
-    } else {
-        in.text = lg_t3(DRY_ADDRESS(5), type, B, c->text_length, c->text_dim);
-        in.text_length = lg_t1(DRY_ADDRESS(6), LG_I32, B);
-    }
-    lg_tensor out = in.x;
-    out.data = DRY_ADDRESS(7);
-    struct lg_tf_pass p = {.s = s, .type = type, .w = DRY_ADDRESS(8)};
-    net_forward(net, &p, &in, out);
-    p.g = DRY_ADDRESS(9);
-    if (!net->train) return;
-    net_backward(net, &p, &in, out);
-    p.accumulate = true; /* adding may want more scratch than writing */
-    net_backward(net, &p, &in, out);
+    size_t count = (size_t)(tokens(&net->config) * net->config.hidden);
+    return count * lg_dtype_bytes(lg_device_dtype(net->device));
 }
 
-/* net has config, device, batch and train; fills bytes. Leaves the layout at a dry address. */
-static int measure(lg_denoiser *net)
-{
-    lg_stream *s;
-    net->bytes.activations = net_layout(net, DRY_ADDRESS(1));
-    LG_TRY(lg_stream_open_dry(net->device, &s));
-    dry_run(net, s);
-    net->bytes.scratch = lg_stream_scratch_need(s);
-    lg_stream_close(&s);
-    return 0;
-}
-
-static int new_measured(lg_device *d, const struct lg_denoiser_config *c, int batch, bool train,
-                        lg_denoiser **ret)
+static int new_compiled(lg_device *d, const struct lg_denoiser_config *c,
+                        const struct lg_denoiser_mode *mode, lg_denoiser **ret)
 {
     LG_TRY(lg_denoiser_config_check(c));
-    LG_ASSERT(batch >= 1);
+    LG_ASSERT(mode->batch >= 1);
     lg_denoiser *net = calloc(1, sizeof *net);
     LG_ASSERT(net);
-    *net = (lg_denoiser){.config = *c, .device = d, .batch = batch, .train = train};
-    net_new(net);
+    *net = (lg_denoiser){.config = *c, .model = lg_model_of(c->kind), .device = d, .mode = *mode};
     int rc;
-    LG_TRY_GOTO(rc, measure(net), fail);
+    LG_TRY_GOTO(rc, lg_denoiser_params(c, &net->params), fail);
+    LG_TRY_GOTO(rc, lg_params_group(&net->params, mode->groups), fail);
+    net->bound = calloc((size_t)(BOUND_WEIGHTS + 2 * net->params.n_units), sizeof *net->bound);
+    LG_ASSERT(net->bound);
+    LG_TRY_GOTO(rc, compile_mode(net), fail);
+    net->bytes.activations = lg_program_arena_bytes(net->program) + positions_bytes(net);
+    net->bytes.scratch = lg_program_scratch_bytes(net->program);
+    net->bytes.host = lg_program_host_bytes(net->program);
     *ret = net;
     return 0;
 fail:
@@ -195,12 +328,23 @@ fail:
     return rc;
 }
 
-int lg_denoiser_plan(lg_device *d, const struct lg_denoiser_config *c, int batch, bool train,
-                     struct lg_denoiser_bytes *ret)
+int lg_denoiser_plan(lg_device *d, const struct lg_denoiser_config *c,
+                     const struct lg_denoiser_mode *mode, struct lg_denoiser_bytes *ret)
 {
     lg_denoiser *net;
-    LG_TRY(new_measured(d, c, batch, train, &net));
+    LG_TRY(new_compiled(d, c, mode, &net));
     *ret = net->bytes;
+    lg_denoiser_close(&net);
+    return 0;
+}
+
+int lg_denoiser_print(lg_device *d, const struct lg_denoiser_config *c,
+                      const struct lg_denoiser_mode *mode, FILE *to)
+{
+    lg_denoiser *net;
+    LG_TRY(new_compiled(d, c, mode, &net));
+    if (net->bytes.recomputed[0]) fprintf(to, "recomputed: %s\n", net->bytes.recomputed);
+    lg_program_print(net->program, to);
     lg_denoiser_close(&net);
     return 0;
 }
@@ -210,13 +354,15 @@ int lg_denoiser_plan(lg_device *d, const struct lg_denoiser_config *c, int batch
 /* Computes the sinusoidal positions and brings them to the device in its compute type. */
 static int upload_positions(lg_denoiser *net)
 {
-    lg_tensor pos = net->dit ? lg_dit_positions(net->dit) : lg_pixart_positions(net->pixart);
+    const struct lg_denoiser_config *c = &net->config;
+    lg_tensor pos = lg_t2(net->positions, lg_device_dtype(net->device), tokens(c), c->hidden);
     size_t bytes = (size_t)lg_numel(&pos) * sizeof(float);
     void *staged = NULL;
     lg_stream *s = NULL;
     float *host = malloc(bytes);
     LG_ASSERT(host);
-    lg_tf_positions(&net->config, host);
+    lg_net_positions(c->height / c->patch, c->width / c->patch, c->hidden, net->model->scale(c),
+                     host);
     int rc;
     LG_TRY_GOTO(rc, lg_device_alloc(net->device, bytes, &staged), out);
     LG_TRY_GOTO(rc, lg_stream_open(net->device, &s), out);
@@ -231,17 +377,39 @@ out:
     return rc;
 }
 
-int lg_denoiser_open(lg_device *d, const struct lg_denoiser_config *c, int batch, bool train,
-                     lg_denoiser **ret)
+static int open_offload(lg_denoiser *net)
+{
+    const size_t bytes = net->bytes.host;
+    if (!bytes) return 0;
+    void *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (host == MAP_FAILED)
+        return LG_FAIL(LG_ERR_NOSPACE, "no %zu bytes of host memory for offloaded activations",
+                       bytes);
+    net->host = host;
+    LG_TRY(lg_device_pin(net->device, host, bytes));
+    net->is_pinned = true;
+    return lg_program_open_lanes(net->program, net->device);
+}
+
+static void close_offload(lg_denoiser *net)
+{
+    if (!net->host) return;
+    if (net->is_pinned) lg_device_unpin(net->device, net->host);
+    munmap(net->host, net->bytes.host);
+}
+
+int lg_denoiser_open(lg_device *d, const struct lg_denoiser_config *c,
+                     const struct lg_denoiser_mode *mode, lg_denoiser **ret)
 {
     lg_denoiser *net;
-    LG_TRY(new_measured(d, c, batch, train, &net));
+    LG_TRY(new_compiled(d, c, mode, &net));
     int rc;
-    LG_TRY_GOTO(rc, lg_device_alloc(d, net->bytes.activations, &net->activations), fail);
+    LG_TRY_GOTO(rc, lg_device_alloc(d, lg_program_arena_bytes(net->program), &net->arena), fail);
     if (net->bytes.scratch)
         LG_TRY_GOTO(rc, lg_device_alloc(d, net->bytes.scratch, &net->scratch), fail);
-    net_layout(net, net->activations);
+    LG_TRY_GOTO(rc, lg_device_alloc(d, positions_bytes(net), &net->positions), fail);
     LG_TRY_GOTO(rc, upload_positions(net), fail);
+    LG_TRY_GOTO(rc, open_offload(net), fail);
     *ret = net;
     return 0;
 fail:
@@ -252,35 +420,63 @@ fail:
 void lg_denoiser_close(lg_denoiser **net)
 {
     if (!*net) return;
-    lg_device_free((*net)->device, &(*net)->activations);
+    lg_device_free((*net)->device, &(*net)->arena);
     lg_device_free((*net)->device, &(*net)->scratch);
-    net_free(*net);
+    lg_device_free((*net)->device, &(*net)->positions);
+    lg_program_free(&(*net)->program); /* its lanes are done before their memory goes */
+    close_offload(*net);
+    lg_params_free(&(*net)->params);
+    free((*net)->bound);
     free(*net);
     *net = NULL;
 }
 
+/* ---- running ---- */
+
 static void check_input(const lg_denoiser *net, const struct lg_denoiser_input *in, lg_tensor out)
 {
     const struct lg_denoiser_config *c = &net->config;
-    const int64_t want[4] = {net->batch, c->channels, c->height, c->width};
+    const int64_t B = net->mode.batch, want[4] = {B, c->channels, c->height, c->width};
+    const lg_dtype type = lg_device_dtype(net->device);
     for (int i = 0; i < 4; i++) LG_ASSERT(in->x.dim[i] == want[i] && out.dim[i] == want[i]);
-    LG_ASSERT(in->t.dim[0] == net->batch);
-    if (net->dit) {
-        LG_ASSERT(in->label.rank == 1 && in->label.dim[0] == net->batch);
-    } else {
-        LG_ASSERT(in->text.rank == 3 && in->text.dim[0] == net->batch);
-        LG_ASSERT(in->text.dim[1] == c->text_length && in->text.dim[2] == c->text_dim);
-        LG_ASSERT(in->text_length.rank == 1 && in->text_length.dim[0] == net->batch);
-    }
+    LG_ASSERT(in->x.dtype == type && out.dtype == type);
+    LG_ASSERT(in->t.dim[0] == B && in->t.dtype == lg_denoiser_grad_type(net->device));
+    if (lg_denoiser_info(c->kind)->labels) LG_ASSERT(in->label.rank == 1 && in->label.dim[0] == B);
+    if (!lg_denoiser_info(c->kind)->text) return;
+    LG_ASSERT(in->text.rank == 3 && in->text.dim[0] == B && in->text.dtype == type);
+    LG_ASSERT(in->text.dim[1] == c->text_length && in->text.dim[2] == c->text_dim);
+    LG_ASSERT(in->text_length.rank == 1 && in->text_length.dim[0] == B);
+}
+
+static void bind_flat(lg_denoiser *net, int first, const void *flat, lg_dtype type)
+{
+    for (int u = 0; u < net->params.n_units; u++)
+        net->bound[first + u] =
+            flat ? (char *)flat + net->params.unit[u].first * lg_dtype_bytes(type) : NULL;
+}
+
+static struct lg_program_memory bind_run(lg_denoiser *net, const void *weights,
+                                         const struct lg_denoiser_input *in)
+{
+    net->bound[BOUND_X] = in->x.data;
+    net->bound[BOUND_T] = in->t.data;
+    net->bound[BOUND_LABEL] = in->label.data;
+    net->bound[BOUND_TEXT] = in->text.data;
+    net->bound[BOUND_TEXT_LENGTH] = in->text_length.data;
+    net->bound[BOUND_POSITIONS] = net->positions;
+    bind_flat(net, BOUND_WEIGHTS, weights, lg_device_dtype(net->device));
+    return (struct lg_program_memory){
+        .arena = net->arena, .scratch = net->scratch, .host = net->host, .bound = net->bound};
 }
 
 void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
                          const struct lg_denoiser_input *in, lg_tensor out)
 {
     check_input(net, in, out);
-    lg_stream_set_scratch(s, net->scratch, net->bytes.scratch);
-    struct lg_tf_pass p = {.s = s, .type = lg_device_dtype(net->device), .w = weights};
-    net_forward(net, &p, in, out);
+    struct lg_program_memory m = bind_run(net, weights, in);
+    net->bound[BOUND_OUT] = out.data;
+    lg_program_run(net->program, s, &m, LG_PROGRAM_FORWARD);
+    net->kept = net->mode.train;
 }
 
 lg_dtype lg_denoiser_grad_type(const lg_device *d)
@@ -293,12 +489,11 @@ void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                           bool accumulate)
 {
     check_input(net, in, dout);
-    LG_ASSERT(net->train);
-    lg_stream_set_scratch(s, net->scratch, net->bytes.scratch);
-    struct lg_tf_pass p = {.s = s,
-                           .type = lg_device_dtype(net->device),
-                           .w = weights,
-                           .g = grads,
-                           .accumulate = accumulate};
-    net_backward(net, &p, in, dout);
+    LG_ASSERT(net->kept);
+    net->kept = false;
+    struct lg_program_memory m = bind_run(net, weights, in);
+    m.add = accumulate;
+    net->bound[BOUND_DOUT] = dout.data;
+    bind_flat(net, BOUND_WEIGHTS + net->params.n_units, grads, lg_denoiser_grad_type(net->device));
+    lg_program_run(net->program, s, &m, LG_PROGRAM_BACKWARD);
 }

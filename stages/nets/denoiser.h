@@ -1,18 +1,17 @@
 /* The diffusion transformers that the trainer trains and the sampler runs: DiT (class conditioning,
  * adaLN-Zero; Peebles & Xie 2023) and PixArt (text by cross-attention, adaLN-single; Chen et al.
  * 2023). Parameters are named and shaped as diffusers' DiTTransformer2DModel and
- * PixArtTransformer2DModel. dit.c and pixart.c hold one net each, forward and backward side by
- * side; denoiser.c dispatches.
+ * PixArtTransformer2DModel. dit.c and pixart.c describe one net each; denoiser.c runs them.
  *
  * A net owns no weights: forward and backward get a flat buffer cut by lg_denoiser_params(). It
  * owns its activations, planned once for a fixed batch; a smaller batch is padded by the caller.
  */
 #pragma once
+#include "config/denoisers.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "stages/nets/params.h"
-
-typedef enum lg_denoiser_kind { LG_DIT, LG_PIXART } lg_denoiser_kind;
+#include <stdio.h>
 
 struct lg_denoiser_config {
     lg_denoiser_kind kind;
@@ -50,22 +49,37 @@ int lg_denoiser_save(const struct lg_denoiser_config *c, const char *dir, const 
 
 typedef struct lg_denoiser lg_denoiser;
 
+struct lg_denoiser_mode {
+    int batch;
+    bool train;                   /* with a backward */
+    const char *const *recompute; /* config/recompute.h; NULL: nothing is */
+    bool offload;                 /* kernels/graph/offload.h */
+    const char *const *groups;    /* lg_params_group; NULL: everything is trained alike */
+};
+
+enum { LG_RECOMPUTED_BYTES = 96 };
 struct lg_denoiser_bytes {
     size_t activations, scratch;
+    size_t host; /* in host memory: what is offloaded */
+    /* "norms in 28 of 28 blocks, mlp in 3 of 28 blocks"; "": nothing is */
+    char recomputed[LG_RECOMPUTED_BYTES];
 };
 /* What lg_denoiser_open will allocate on the device. */
-int lg_denoiser_plan(lg_device *d, const struct lg_denoiser_config *c, int batch, bool train,
-                     struct lg_denoiser_bytes *ret);
-int lg_denoiser_open(lg_device *d, const struct lg_denoiser_config *c, int batch, bool train,
-                     lg_denoiser **ret);
+int lg_denoiser_plan(lg_device *d, const struct lg_denoiser_config *c,
+                     const struct lg_denoiser_mode *mode, struct lg_denoiser_bytes *ret);
+int lg_denoiser_open(lg_device *d, const struct lg_denoiser_config *c,
+                     const struct lg_denoiser_mode *mode, lg_denoiser **ret);
+/* What is recomputed, and its program (kernels/graph/program.h), as text. */
+int lg_denoiser_print(lg_device *d, const struct lg_denoiser_config *c,
+                      const struct lg_denoiser_mode *mode, FILE *to);
 void lg_denoiser_close(lg_denoiser **net);
 
 /* One batch of inputs, on the device, in its compute type. */
 struct lg_denoiser_input {
-    lg_tensor x;           // (B, C, H, W): x_t
-    lg_tensor t;           // (B): timestep as the net sees it (flow: 1000 t)
-    lg_tensor label;       // (B) i32: DiT
-    lg_tensor text;        // (B, L, E): PixArt
+    lg_tensor x;     // (B, C, H, W): x_t
+    lg_tensor t;     // (B): timestep as the net sees it (flow: 1000 t), of the gradients' type
+    lg_tensor label; // (B) i32: DiT
+    lg_tensor text;  // (B, L, E): PixArt
     lg_tensor text_length; // (B) i32, >= 1: PixArt; keys beyond it are masked
 };
 /* out (B, C, H, W). With train, keeps what the backward needs. Forward and backward give the stream
@@ -75,7 +89,8 @@ void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
 /* Type of the flat gradients: the compute type, fp32 where that has 16 bits. */
 lg_dtype lg_denoiser_grad_type(const lg_device *d);
 /* Gradients of the last forward's parameters (flat buffer cut like the weights): overwritten, or
- * added to when accumulate. dout (B, C, H, W). The inputs of the forward must be unchanged. */
+ * added to when accumulate; those of frozen ones (mode.groups) are not touched. Once after each forward: it uses up
+ * what that kept. dout (B, C, H, W). The inputs of the forward must be unchanged. */
 void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                           const struct lg_denoiser_input *in, lg_tensor dout, void *grads,
                           bool accumulate);

@@ -35,6 +35,17 @@ void lg_model_config_close(lg_model_config *c)
     *c = (lg_model_config){0};
 }
 
+int lg_model_config_read(const char *path, int (*parse)(const lg_model_config *c, void *ret),
+                         void *ret)
+{
+    lg_model_config c = {0};
+    int rc = lg_model_config_open(path, &c);
+    if (rc == 0) rc = parse(&c, ret);
+    lg_model_config_close(&c);
+    LG_TRY(rc);
+    return 0;
+}
+
 /* NULL when absent or null. */
 static const cJSON *find(const lg_model_config *c, const char *key)
 {
@@ -125,4 +136,9 @@ int lg_model_config_ints(const lg_model_config *c, const char *key, int min, int
         LG_TRY(check_int(c, key, cJSON_GetArrayItem(j, i), min, max, &ret[i]));
     *ret_count = n;
     return 0;
+}
+
+int lg_model_config_refuse(const lg_model_config *c, const char *key, const char *why)
+{
+    return LG_FAIL(LG_ERR_CONFIG, "%s: \"%s\": %s", c->path, key, why);
 }

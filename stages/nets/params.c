@@ -10,25 +10,56 @@
 #include "base/heartbeat.h"
 #include "base/philox.h"
 #include "stages/nets/weights.h"
+#include <fnmatch.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 enum { DRAW_COUNT = 1 << 22 }; /* values between two heartbeats */
 
-static size_t round_up(size_t n)
+static size_t round_up(size_t n, size_t to)
 {
-    return (n + LG_PARAM_ALIGN - 1) / LG_PARAM_ALIGN * LG_PARAM_ALIGN;
+    return (n + to - 1) / to * to;
+}
+
+/* Room for one more in an array that doubles: its capacity are the powers of two. */
+static void *grown(void *array, int n, size_t each)
+{
+    if (n & (n - 1)) return array;
+    array = realloc(array, (size_t)(n ? 2 * n : 1) * each);
+    LG_ASSERT(array);
+    return array;
+}
+
+static void set_count(lg_params *t, size_t count)
+{
+    t->count = count;
+    if (!t->n_units) return;
+    struct lg_param_unit *last = &t->unit[t->n_units - 1];
+    last->count = count - last->first;
+}
+
+void lg_params_begin_unit(lg_params *t, const char *name_fmt, ...)
+{
+    LG_ASSERT(t->n_units || !t->n);
+    set_count(t, round_up(t->count, LG_UNIT_ALIGN));
+    t->unit = grown(t->unit, t->n_units, sizeof *t->unit);
+    struct lg_param_unit *u = &t->unit[t->n_units++];
+    *u = (struct lg_param_unit){.first = t->count};
+    va_list ap;
+    va_start(ap, name_fmt);
+    int n = vsnprintf(u->name, sizeof u->name, name_fmt, ap);
+    va_end(ap);
+    LG_ASSERT(n > 0 && (size_t)n < sizeof u->name);
 }
 
 static int add_at(lg_params *t, const struct lg_param *spec, size_t offset)
 {
     LG_ASSERT(spec->rank >= 1 && spec->rank <= 4 && lg_params_find(t, spec->name) < 0);
     LG_ASSERT(spec->layout == LG_LAYOUT_FILE || spec->rank == 4);
-    if ((t->n & (t->n - 1)) == 0) { /* capacity: the powers of two */
-        t->p = realloc(t->p, (size_t)(t->n ? 2 * t->n : 1) * sizeof *t->p);
-        LG_ASSERT(t->p);
-    }
+    t->p = grown(t->p, t->n, sizeof *t->p);
     struct lg_param *p = &t->p[t->n];
     *p = *spec;
     p->offset = offset;
@@ -37,7 +68,7 @@ static int add_at(lg_params *t, const struct lg_param *spec, size_t offset)
         LG_ASSERT(p->dim[i] > 0);
         p->count *= (size_t)p->dim[i];
     }
-    t->count = round_up(offset + p->count);
+    set_count(t, round_up(offset + p->count, LG_PARAM_ALIGN));
     return t->n++;
 }
 
@@ -50,12 +81,77 @@ int lg_params_add_packed(lg_params *t, const struct lg_param *spec)
 {
     LG_ASSERT(t->n > 0);
     const struct lg_param *last = &t->p[t->n - 1];
-    return add_at(t, spec, last->offset + last->count);
+    int i = add_at(t, spec, last->offset + last->count);
+    t->p[i].packed = true;
+    return i;
+}
+
+lg_params lg_params_of_unit(const lg_params *t, int unit)
+{
+    const struct lg_param_unit *u = &t->unit[unit];
+    lg_params ret = {0};
+    for (const struct lg_param *p = t->p; p < t->p + t->n; p++)
+        if (p->offset >= u->first && p->offset - u->first < u->count)
+            add_at(&ret, p, p->offset - u->first);
+    return ret;
+}
+
+/* ---- groups ---- */
+
+static int check_packed(const lg_params *t)
+{
+    for (int i = 1; i < t->n; i++) {
+        const struct lg_param *p = &t->p[i], *before = p - 1;
+        if (p->packed && t->group[p->group].is_frozen != t->group[before->group].is_frozen)
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "trainer.groups: %s and %s are one product; freeze both or neither",
+                           before->name, p->name);
+    }
+    return 0;
+}
+
+int lg_params_group(lg_params *t, const char *const *texts)
+{
+    int n = 0;
+    while (texts && texts[n]) n++;
+    free(t->group);
+    t->group = calloc((size_t)n + 1, sizeof *t->group);
+    LG_ASSERT(t->group);
+    t->n_groups = n + 1;
+    t->group[0] = (struct lg_param_group){.pattern = "*", .lr = 1, .decay = 1};
+    for (int i = 0; i < t->n; i++) t->p[i].group = 0;
+    for (int g = 1; g <= n; g++) {
+        int fits = 0;
+        LG_TRY(lg_param_group_parse(texts[g - 1], &t->group[g]));
+        for (struct lg_param *p = t->p; p < t->p + t->n; p++) {
+            if (fnmatch(t->group[g].pattern, p->name, 0)) continue;
+            fits++;
+            if (!p->group) p->group = g;
+        }
+        if (!fits)
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "trainer.groups: \"%s\" fits none of the %d parameters; their names are "
+                           "those of the checkpoint's model, as %s",
+                           t->group[g].pattern, t->n, t->p[0].name);
+    }
+    return check_packed(t);
+}
+
+size_t lg_params_group_end(const lg_params *t, size_t first, size_t end, int *ret_group)
+{
+    int i = 0;
+    while (i + 1 < t->n && t->p[i + 1].offset <= first) i++;
+    *ret_group = t->p[i].group;
+    for (i++; i < t->n && t->p[i].offset < end; i++)
+        if (t->p[i].group != *ret_group) return t->p[i].offset;
+    return end;
 }
 
 void lg_params_free(lg_params *t)
 {
+    free(t->group);
     free(t->p);
+    free(t->unit);
     *t = (lg_params){0};
 }
 
@@ -76,34 +172,34 @@ static size_t overlap(const struct lg_param *p, size_t first, size_t count, size
     return hi - lo;
 }
 
-static void fill_uniform(float *dst, size_t n, uint64_t seed, uint64_t index, uint64_t from,
+static void fill_uniform(float *dst, size_t n, uint64_t seed, uint64_t name, uint64_t from,
                          double scale)
 {
     lg_philox_out block = {{0}};
     for (size_t i = 0; i < n; i++) {
         uint64_t e = from + i;
-        if (i == 0 || e % 4 == 0) block = lg_philox(seed, LG_PURPOSE_INIT, index, e / 4);
+        if (i == 0 || e % 4 == 0) block = lg_philox(seed, LG_PURPOSE_INIT, name, e / 4);
         dst[i] = (float)(scale * (2.0 * lg_uniform_f64(block.v[e % 4]) - 1.0));
     }
 }
 
-static void fill_normal(float *dst, size_t n, uint64_t seed, uint64_t index, uint64_t from,
+static void fill_normal(float *dst, size_t n, uint64_t seed, uint64_t name, uint64_t from,
                         double scale)
 {
-    lg_philox_normal_f32(dst, n, seed, LG_PURPOSE_INIT, index, from);
+    lg_philox_normal_f32(dst, n, seed, LG_PURPOSE_INIT, name, from);
     for (size_t i = 0; i < n; i++) dst[i] = (float)(scale * dst[i]);
 }
 
-/* Elements [from, from + n) of parameter `index`, in pieces; what an element is follows from its place. */
-static void draw(const struct lg_param *p, uint64_t seed, uint64_t index, float *dst, size_t from,
-                 size_t n)
+/* Elements [from, from + n) of p, in pieces; what an element is follows from its place. */
+static void draw(const struct lg_param *p, uint64_t seed, float *dst, size_t from, size_t n)
 {
+    const uint64_t name = XXH3_64bits(p->name, strlen(p->name));
     for (size_t at = 0; at < n; at += DRAW_COUNT) {
         size_t piece = LG_MIN(n - at, (size_t)DRAW_COUNT);
         if (p->init == LG_INIT_NORMAL)
-            fill_normal(dst + at, piece, seed, index, from + at, p->init_scale);
+            fill_normal(dst + at, piece, seed, name, from + at, p->init_scale);
         else
-            fill_uniform(dst + at, piece, seed, index, from + at, p->init_scale);
+            fill_uniform(dst + at, piece, seed, name, from + at, p->init_scale);
         lg_heartbeat();
     }
 }
@@ -125,7 +221,7 @@ void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first,
             break;
         case LG_INIT_NORMAL:
         case LG_INIT_UNIFORM:
-            draw(p, seed, (uint64_t)i, d, from, n);
+            draw(p, seed, d, from, n);
             break;
         }
     }

@@ -4,6 +4,7 @@
  * buffer holds a permuted tensor. */
 #pragma once
 #include "base/check.h"
+#include "config/param_groups.h"
 #include "kernels/tensor.h"
 
 enum { LG_PARAM_NAME_BYTES = 112 };
@@ -29,27 +30,55 @@ struct lg_param {
     double init_scale;
     size_t offset; /* elements from the start of the flat buffer */
     size_t count;  /* elements */
+    bool packed;   /* one product with the one before */
+    int group;     /* of the table's */
+};
+
+/* A stretch of the buffer that is gathered, exchanged and recomputed together: a block, or what stands before or
+ * behind the blocks. */
+struct lg_param_unit {
+    char name[32];
+    size_t first, count; /* elements; count up to the next unit's first */
 };
 
 typedef struct lg_params {
     struct lg_param *p;
     int n;
+    struct lg_param_unit *unit; /* of a net that is trained, every parameter lies in one */
+    int n_units;
+    struct lg_param_group *group; /* 0: as the config says of all */
+    int n_groups;
     size_t count; /* elements of the whole buffer, a multiple of LG_PARAM_ALIGN */
 } lg_params;
 
 /* Every parameter starts at a multiple of this many elements (gaps are zero and stay zero), except
  * that neighbours added with lg_params_add_packed follow without a gap (q, k, v: one GEMM). */
 enum { LG_PARAM_ALIGN = 16 };
+/* Units begin at multiples of this many: the pieces of which the gradient's squares are summed
+ * (lg_reduce_ranks), so that no piece lies in two. */
+enum { LG_UNIT_ALIGN = 4096 };
 
+/* What is added from now on belongs to a new unit of this name. */
+void lg_params_begin_unit(lg_params *t, const char *name_fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 /* Adds a row; spec carries name, rank, dim, layout, init. Returns its index. */
 int lg_params_add(lg_params *t, const struct lg_param *spec);
 int lg_params_add_packed(lg_params *t, const struct lg_param *spec);
 void lg_params_free(lg_params *t);
+/* The table of one unit alone, a buffer of its own. */
+lg_params lg_params_of_unit(const lg_params *t, int unit);
+/* Sorts the parameters into groups, of which the texts (config/param_groups.h) are numbers 1 and on; up to NULL, which
+ * may be NULL. LG_ERR_CONFIG: one that fits no name, or that freezes a part of one product. */
+int lg_params_group(lg_params *t, const char *const *texts);
+/* The group of element `first`, a gap's being that of the parameter before it; returns where another's begins, at most
+ * `end`. */
+size_t lg_params_group_end(const lg_params *t, size_t first, size_t end, int *ret_group);
 /* Index of a name or -1. */
 int lg_params_find(const lg_params *t, const char *name);
 
 /* Fills dst (host fp32, elements [first, first + count) of the flat buffer) with initial values
- * from Philox INIT: element e of parameter i depends on (seed, i, e) alone, so shards agree. Gaps
+ * from Philox INIT: element e of a parameter depends on (seed, its name, e) alone, so shards agree
+ * and a parameter keeps its values in whatever table it stands. Gaps
  * and tables become zero. */
 void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count);
 

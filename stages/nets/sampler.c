@@ -16,12 +16,12 @@ struct lg_sampler {
     lg_denoiser *net;
     int pictures, batch;
     bool guided;
-    lg_dtype type;
+    lg_dtype type, time_type;
     int64_t shape[4]; // (B, C, H, W)
     lg_tensor x;      // (B, C, H, W)
     lg_tensor pred;   // (B, C, H, W)
     lg_tensor noise;  // (pictures, C, H, W) fp32, for the upload
-    lg_tensor t32, t; // (LG_SAMPLER_STEPS_MAX, B) fp32 and compute type
+    lg_tensor t32, t; // (LG_SAMPLER_STEPS_MAX, B) fp32 and as the net takes them
     void *memory;
 };
 
@@ -76,7 +76,7 @@ static size_t layout(lg_sampler *s, void *base)
     s->pred = place(base, &used, lg_t4(NULL, s->type, d[0], d[1], d[2], d[3]));
     s->noise = place(base, &used, lg_t4(NULL, LG_F32, s->pictures, d[1], d[2], d[3]));
     s->t32 = place(base, &used, lg_t2(NULL, LG_F32, LG_SAMPLER_STEPS_MAX, d[0]));
-    s->t = place(base, &used, lg_t2(NULL, s->type, LG_SAMPLER_STEPS_MAX, d[0]));
+    s->t = place(base, &used, lg_t2(NULL, s->time_type, LG_SAMPLER_STEPS_MAX, d[0]));
     return used;
 }
 
@@ -90,6 +90,7 @@ static lg_sampler describe(lg_device *d, const struct lg_denoiser_config *c, int
                         .batch = batch,
                         .guided = guided,
                         .type = lg_device_dtype(d),
+                        .time_type = lg_denoiser_grad_type(d),
                         .shape = {batch, c->channels, c->height, c->width}};
 }
 
@@ -98,7 +99,7 @@ int lg_sampler_plan(lg_device *d, const struct lg_denoiser_config *c, int pictur
 {
     lg_sampler s = describe(d, c, pictures, guided);
     struct lg_denoiser_bytes net;
-    LG_TRY(lg_denoiser_plan(d, c, s.batch, false, &net));
+    LG_TRY(lg_denoiser_plan(d, c, &(struct lg_denoiser_mode){.batch = s.batch}, &net));
     *ret_bytes = net.activations + net.scratch + layout(&s, NULL);
     return 0;
 }
@@ -110,7 +111,8 @@ int lg_sampler_open(lg_device *d, const struct lg_denoiser_config *c, int pictur
     LG_ASSERT(s);
     *s = describe(d, c, pictures, guided);
     int rc;
-    LG_TRY_GOTO(rc, lg_denoiser_open(d, c, s->batch, false, &s->net), fail);
+    LG_TRY_GOTO(rc, lg_denoiser_open(d, c, &(struct lg_denoiser_mode){.batch = s->batch}, &s->net),
+                fail);
     LG_TRY_GOTO(rc, lg_device_alloc(d, layout(s, NULL), &s->memory), fail);
     layout(s, s->memory);
     *ret = s;
@@ -139,10 +141,7 @@ int lg_sampler_batch(const lg_sampler *s)
 /* Rows [from, from + pictures) of a (B, C, H, W) tensor. */
 static lg_tensor half_of(const lg_sampler *s, lg_tensor t, int from)
 {
-    size_t row = (size_t)(t.dim[1] * t.dim[2] * t.dim[3]) * lg_dtype_bytes(t.dtype);
-    t.data = (char *)t.data + (size_t)from * row;
-    t.dim[0] = s->pictures;
-    return t;
+    return lg_slice(t, 0, from, s->pictures);
 }
 
 /* Noise and timesteps go up in fp32 and are cast on the device. *ret_staged holds them until the
@@ -163,8 +162,8 @@ static void upload(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run
     lg_cast(stream, &(struct lg_cast_args){.x = s->noise, .y = half_of(s, s->x, 0)});
     lg_tensor t32 = lg_t2(s->t32.data, LG_F32, run->steps, s->batch);
     lg_stream_upload(stream, t32.data, t, times * sizeof *staged);
-    lg_cast(stream,
-            &(struct lg_cast_args){.x = t32, .y = lg_t2(s->t.data, s->type, run->steps, s->batch)});
+    lg_cast(stream, &(struct lg_cast_args){
+                        .x = t32, .y = lg_t2(s->t.data, s->time_type, run->steps, s->batch)});
     *ret_staged = staged;
 }
 
@@ -176,8 +175,8 @@ static void step(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *
         lg_stream_copy(stream, half_of(s, s->x, s->pictures).data, x.data, lg_tensor_bytes(&x));
     struct lg_denoiser_input in = {
         .x = s->x,
-        .t = lg_t1((char *)s->t.data + (size_t)i * (size_t)s->batch * lg_dtype_bytes(s->type),
-                   s->type, s->batch),
+        .t = lg_t1((char *)s->t.data + (size_t)i * (size_t)s->batch * lg_dtype_bytes(s->time_type),
+                   s->time_type, s->batch),
         .label = run->label,
         .text = run->text,
         .text_length = run->text_length};

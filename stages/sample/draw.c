@@ -146,7 +146,7 @@ static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_c
     lg_tensor out = lg_t4(NULL, LG_F32, PICTURES_MAX, net->channels, net->height, net->width);
     LG_TRY(lg_port_open(s->device, out, &d->out));
     LG_TRY(alloc((size_t)B, sizeof *d->staging, &d->staging));
-    if (net->kind == LG_DIT) {
+    if (lg_denoiser_info(net->kind)->labels) {
         d->label = lg_t1(NULL, LG_I32, B);
         return device_alloc(s->device, &d->label);
     }
@@ -251,8 +251,12 @@ int lg_draw(const struct lg_draw_spec *s, lg_pictures *ret)
     *ret = (lg_pictures){0};
     LG_TRY(lg_path(path, "%s/config.json", s->weights_dir));
     LG_TRY(lg_denoiser_config_load(path, &net));
-    if (net.kind == LG_PIXART) net.text_length = s->text_length; /* not in diffusers' config */
-    LG_TRY_GOTO(rc, net.kind == LG_DIT ? parse_labels(s, &net, &c) : encode_text(s, &net, &c), out);
+    if (lg_denoiser_info(net.kind)->text)
+        net.text_length = s->text_length; /* not in diffusers' config */
+    LG_TRY_GOTO(rc,
+                lg_denoiser_info(net.kind)->labels ? parse_labels(s, &net, &c)
+                                                   : encode_text(s, &net, &c),
+                out);
     LG_TRY_GOTO(rc,
                 alloc((size_t)s->n * (size_t)(net.channels * net.height * net.width),
                       sizeof *latents, &latents),

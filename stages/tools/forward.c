@@ -65,13 +65,11 @@ static int upload_entry(const struct job *j, const char *name, int rank, lg_tens
 {
     const struct lg_st_entry *e;
     LG_TRY(find(j, name, rank, &e));
-    lg_tensor t = {.rank = rank};
-    memcpy(t.dim, e->dim, (size_t)rank * sizeof *e->dim);
+    lg_tensor t = lg_tensor_of(NULL, lg_device_dtype(j->device), rank, e->dim);
     size_t n = (size_t)lg_numel(&t);
     float *v = malloc(n * sizeof *v);
     if (!v) return LG_FAIL(LG_ERR_NOSPACE, "no memory for %s", name);
     int rc = lg_st_read_f32(e, v, 0, n);
-    t.dtype = lg_device_dtype(j->device);
     if (rc == 0) rc = lg_put_weights(j->device, j->stream, v, n, &t.data);
     free(v);
     LG_TRY(rc);
@@ -113,7 +111,8 @@ static int read_input(struct job *j, struct lg_denoiser_input *ret)
                        c->height, c->width);
     LG_TRY(upload_times(j, &ret->t));
     if (ret->t.dim[0] != B) return LG_FAIL(LG_ERR_USAGE, "%s: t is not (B)", j->in_path);
-    if (c->kind == LG_DIT) return upload_i32(j, "label", B, 0, c->num_classes, &ret->label);
+    if (lg_denoiser_info(c->kind)->labels)
+        return upload_i32(j, "label", B, 0, c->num_classes, &ret->label);
     LG_TRY(upload_entry(j, "text", 3, &ret->text));
     if (ret->text.dim[0] != B || ret->text.dim[2] != c->text_dim || ret->text.dim[1] > 65536)
         return LG_FAIL(LG_ERR_USAGE, "%s: text is not (B, L, %d)", j->in_path, c->text_dim);
@@ -201,8 +200,9 @@ static int run(struct job *j, const char *device, const char *precision)
     LG_TRY(read_input(j, &in));
     LG_TRY(lg_denoiser_params(&j->config, &j->params));
     LG_TRY(load_weights(j, &weights));
-    LG_TRY(lg_denoiser_open(j->device, &j->config, (int)in.x.dim[0], lg_st_find(j->in, "dout"),
-                            &j->net));
+    const struct lg_denoiser_mode mode = {.batch = (int)in.x.dim[0],
+                                          .train = lg_st_find(j->in, "dout")};
+    LG_TRY(lg_denoiser_open(j->device, &j->config, &mode, &j->net));
     LG_TRY(lg_port_open(j->device, in.x, &out));
     lg_denoiser_forward(j->net, j->stream, weights, &in, out.device);
     LG_TRY_GOTO(rc, backward(j, weights, &in, &grads), done);

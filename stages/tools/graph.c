@@ -1,31 +1,49 @@
 /* lg-graph: the program of a net as text: values with shape, bytes, place, first and last use; nodes in order;
  * the arena, scratch memory and floating-point operations.
  *
- * usage: lg-graph DIR [--batch 1] [--length 120] [--size 256] [--device host]
+ * usage: lg-graph DIR|FILE.toml [--batch 1] [--length 120] [--size 256] [--device host] [--train]
+ *                 [--recompute WORDS ...] [--set KEY=VALUE ...]
  *
  * DIR: a T5 encoder (--length tokens) or an AutoencoderKL (--size pixels a side; encoder, then decoder) as
- * transformers and diffusers write them; its config.json is enough. A device that times algorithms when it meets a
- * shape for the first time does so here. Exit codes: those of every program here (base/check.h, negated). */
+ * transformers and diffusers write them, or a DiT or PixArt denoiser as diffusers writes it; its config.json is
+ * enough. FILE.toml: the denoiser of a pipeline, with its micro-batch and on its device where the options do not say
+ * otherwise.
+ *
+ * --train: a denoiser's forward and backward. --recompute: as memory.recompute (docs/config.md), words with commas
+ * between them; in place of what the pipeline says.
+ *
+ * A device that times algorithms when it meets a shape for the first time does so here. Exit codes: those of every
+ * program here (base/check.h, negated). */
 #include "base/check.h"
 #include "base/fs.h"
 #include "stages/nets/autoencoder_kl.h"
 #include "stages/nets/model_config.h"
 #include "stages/nets/t5.h"
+#include "stages/stage.h"
+#include "stages/trainer/rank_memory.h"
+#include "stages/trainer/state.h"
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { BATCH_MAX = 1 << 16, LENGTH_MAX = 1 << 16, SIDE_MAX = 1 << 14 };
+enum { BATCH_MAX = 1 << 16, LENGTH_MAX = 1 << 16, SIDE_MAX = 1 << 14, SETS_MAX = 64 };
 
 struct options {
-    const char *dir, *device;
-    long batch, length, size;
+    const char *of, *device;  /* device NULL: not said */
+    long batch, length, size; /* batch 0: not said */
+    bool train;
+    char *word[LG_LIST_MAX + 1]; /* of --recompute; they point into argv */
+    int n_words;
+    const char *set[SETS_MAX];
+    int n_sets;
 };
 
 static int usage(void)
 {
     return LG_FAIL(LG_ERR_USAGE,
-                   "usage: lg-graph DIR [--batch 1] [--length 120] [--size 256] [--device host]");
+                   "usage: lg-graph DIR|FILE.toml [--batch 1] [--length 120] [--size 256] "
+                   "[--device host] [--train] [--recompute WORDS ...] [--set KEY=VALUE ...]");
 }
 
 static int number(const char *name, const char *text, long max, long *ret)
@@ -38,69 +56,184 @@ static int number(const char *name, const char *text, long max, long *ret)
     return 0;
 }
 
-static int parse(int argc, char **argv, struct options *o)
+/* Cuts text at its commas. */
+static int add_words(struct options *o, char *text)
 {
-    static const struct option known[] = {{"batch", required_argument, NULL, 'b'},
-                                          {"length", required_argument, NULL, 'l'},
-                                          {"size", required_argument, NULL, 's'},
-                                          {"device", required_argument, NULL, 'd'},
-                                          {0}};
-    *o = (struct options){.device = "host", .batch = 1, .length = 120, .size = 256};
-    for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) switch (c) {
-        case 'b':
-            LG_TRY(number("batch", optarg, BATCH_MAX, &o->batch));
-            break;
-        case 'l':
-            LG_TRY(number("length", optarg, LENGTH_MAX, &o->length));
-            break;
-        case 's':
-            LG_TRY(number("size", optarg, SIDE_MAX, &o->size));
-            break;
-        case 'd':
-            o->device = optarg;
-            break;
-        default:
-            return usage();
-        }
-    if (optind + 1 != argc) return usage();
-    o->dir = argv[optind];
+    for (char *word; (word = strsep(&text, ","));) {
+        if (o->n_words == LG_LIST_MAX)
+            return LG_FAIL(LG_ERR_USAGE, "--recompute: more than %d words", LG_LIST_MAX);
+        o->word[o->n_words++] = word;
+    }
     return 0;
 }
 
-static int print(const struct options *o, lg_device *d)
+static int add_set(struct options *o, const char *text)
 {
-    char path[LG_PATH_BYTES];
-    struct lg_t5_config t5;
-    struct lg_aekl_config vae;
-    LG_TRY(lg_path(path, "%s/config.json", o->dir));
+    if (o->n_sets == SETS_MAX) return LG_FAIL(LG_ERR_USAGE, "more than %d --set", SETS_MAX);
+    o->set[o->n_sets++] = text;
+    return 0;
+}
+
+static int parse_option(struct options *o, int c)
+{
+    switch (c) {
+    case 'b':
+        return number("batch", optarg, BATCH_MAX, &o->batch);
+    case 'l':
+        return number("length", optarg, LENGTH_MAX, &o->length);
+    case 's':
+        return number("size", optarg, SIDE_MAX, &o->size);
+    case 'd':
+        o->device = optarg;
+        return 0;
+    case 't':
+        o->train = true;
+        return 0;
+    case 'r':
+        return add_words(o, optarg);
+    case 'S':
+        return add_set(o, optarg);
+    default:
+        return usage();
+    }
+}
+
+static bool is_pipeline(const char *of)
+{
+    size_t n = strlen(of);
+    return n > 5 && !strcmp(of + n - 5, ".toml");
+}
+
+static int parse(int argc, char **argv, struct options *o)
+{
+    static const struct option known[] = {
+        {"batch", required_argument, NULL, 'b'},     {"length", required_argument, NULL, 'l'},
+        {"size", required_argument, NULL, 's'},      {"device", required_argument, NULL, 'd'},
+        {"train", no_argument, NULL, 't'},           {"set", required_argument, NULL, 'S'},
+        {"recompute", required_argument, NULL, 'r'}, {0}};
+    *o = (struct options){.length = 120, .size = 256};
+    for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) LG_TRY(parse_option(o, c));
+    if (optind + 1 != argc) return usage();
+    o->of = argv[optind];
+    if (o->n_words && !o->train)
+        return LG_FAIL(LG_ERR_USAGE, "--recompute needs --train: a forward alone keeps nothing");
+    if (o->n_sets && !is_pipeline(o->of))
+        return LG_FAIL(LG_ERR_USAGE, "--set is for a FILE.toml, which %s is not", o->of);
+    return 0;
+}
+
+static int print_denoiser(const struct options *o, lg_device *d,
+                          const struct lg_denoiser_config *net, struct lg_denoiser_mode mode)
+{
+    mode.train = o->train;
+    if (o->batch) mode.batch = (int)o->batch;
+    if (o->n_words) mode.recompute = (const char *const *)o->word;
+    LG_TRY(lg_denoiser_print(d, net, &mode, stdout));
+    return 0;
+}
+
+/* ---- a folder ---- */
+
+enum kind { TEXT_ENCODER, AUTOENCODER, DENOISER };
+
+static int find_kind(const char *path, enum kind *ret)
+{
+    static const char end[] = "Transformer2DModel";
     lg_model_config m = {0};
     LG_TRY(lg_model_config_open(path, &m));
-    bool is_vae = cJSON_GetObjectItemCaseSensitive(m.root, "_class_name") != NULL;
+    const cJSON *class = cJSON_GetObjectItemCaseSensitive(m.root, "_class_name");
+    const char *name = cJSON_IsString(class) ? class->valuestring : "";
+    size_t n = strlen(name);
+    *ret = !class ? TEXT_ENCODER : AUTOENCODER;
+    if (n >= sizeof end - 1 && !strcmp(name + n - (sizeof end - 1), end)) *ret = DENOISER;
     lg_model_config_close(&m);
-    if (!is_vae) {
-        LG_TRY(lg_t5_config_load(o->dir, &t5));
-        LG_TRY(lg_t5_print(d, &t5, (int)o->batch, (int)o->length, stdout));
-        return 0;
-    }
-    LG_TRY(lg_aekl_config_load(o->dir, &vae));
+    return 0;
+}
+
+static int print_text_encoder(const struct options *o, lg_device *d)
+{
+    struct lg_t5_config c;
+    LG_TRY(lg_t5_config_load(o->of, &c));
+    LG_TRY(lg_t5_print(d, &c, (int)LG_MAX(o->batch, 1), (int)o->length, stdout));
+    return 0;
+}
+
+static int print_autoencoder(const struct options *o, lg_device *d)
+{
+    struct lg_aekl_config c;
+    LG_TRY(lg_aekl_config_load(o->of, &c));
     const struct lg_aekl_shape shape = {.half = LG_AEKL_BOTH,
-                                        .batch = (int)o->batch,
+                                        .batch = (int)LG_MAX(o->batch, 1),
                                         .height = (int)o->size,
                                         .width = (int)o->size};
-    LG_TRY(lg_aekl_print(d, &vae, &shape, stdout));
+    LG_TRY(lg_aekl_print(d, &c, &shape, stdout));
+    return 0;
+}
+
+static int print_folder(const struct options *o, lg_device *d)
+{
+    char path[LG_PATH_BYTES];
+    struct lg_denoiser_config net;
+    enum kind kind;
+    LG_TRY(lg_path(path, "%s/config.json", o->of));
+    LG_TRY(find_kind(path, &kind));
+    if (kind == DENOISER) {
+        LG_TRY(lg_denoiser_config_load(path, &net));
+        LG_TRY(print_denoiser(o, d, &net, (struct lg_denoiser_mode){.batch = 1}));
+        return 0;
+    }
+    if (o->train)
+        return LG_FAIL(LG_ERR_USAGE, "--train: %s is no denoiser, and nothing else is trained",
+                       o->of);
+    LG_TRY(kind == TEXT_ENCODER ? print_text_encoder(o, d) : print_autoencoder(o, d));
+    return 0;
+}
+
+static int open_and_print_folder(const struct options *o)
+{
+    lg_device *d;
+    LG_TRY(lg_device_open(o->device ? o->device : "host", NULL, &d));
+    int rc = print_folder(o, d);
+    lg_device_close(&d);
+    LG_TRY(rc);
+    return 0;
+}
+
+/* ---- a pipeline ---- */
+
+static int print_trained(const struct options *o, const lg_config *c)
+{
+    lg_plan plan;
+    struct lg_denoiser_config net;
+    lg_device *d;
+    LG_TRY(lg_config_check(c));
+    LG_TRY(lg_plan_make(c, NULL, &plan));
+    LG_TRY(lg_net_config_of(c, &plan, &net));
+    LG_TRY(o->device ? lg_device_open(o->device, NULL, &d)
+                     : lg_stage_plan_device(c, &plan, LG_ROLE_trainer, 0, &d));
+    int rc = print_denoiser(o, d, &net, lg_rank_mode(c, &plan));
+    lg_device_close(&d);
+    LG_TRY(rc);
+    return 0;
+}
+
+static int print_pipeline(const struct options *o)
+{
+    lg_config *c;
+    LG_TRY(lg_config_load(o->of, o->set, o->n_sets, &c));
+    int rc = print_trained(o, c);
+    lg_config_free(&c);
+    LG_TRY(rc);
     return 0;
 }
 
 int main(int argc, char **argv)
 {
     struct options o;
-    lg_device *d = NULL;
     int rc = parse(argc, argv, &o);
-    if (rc == 0) rc = lg_device_open(o.device, NULL, &d);
-    if (rc == 0) rc = print(&o, d);
+    if (rc == 0) rc = is_pipeline(o.of) ? print_pipeline(&o) : open_and_print_folder(&o);
     if (rc == 0 && (fflush(stdout) != 0 || ferror(stdout)))
         rc = LG_FAIL(LG_ERR_IO, "cannot write the program");
     if (rc < 0) fprintf(stderr, "lg-graph: %s\n", lg_err_message());
-    lg_device_close(&d);
     return -rc;
 }

@@ -93,10 +93,9 @@ int lg_batch_open(lg_device *d, const struct lg_batch_options *o, lg_batch **ret
     t->target = latent_tensor(b, b->device + b->at.target);
     t->in.t = lg_t1(b->device + b->at.t, LG_F32, o->size);
     t->weight = lg_t1(b->device + b->at.weight, LG_F32, o->size);
-    if (b->net.kind == LG_DIT)
-        t->in.label = lg_t1(b->device + b->at.label, LG_I32, o->size);
-    else
-        t->in.text_length = lg_t1(b->device + b->at.text_length, LG_I32, o->size);
+    const struct lg_denoiser_info *has = lg_denoiser_info(b->net.kind);
+    if (has->labels) t->in.label = lg_t1(b->device + b->at.label, LG_I32, o->size);
+    if (has->text) t->in.text_length = lg_t1(b->device + b->at.text_length, LG_I32, o->size);
     return 0;
 }
 
@@ -158,7 +157,7 @@ void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batc
         mean = bring(b, s, mean.data, b->at.mean);
         logvar = bring(b, s, logvar.data, b->at.logvar);
     }
-    if (b->net.kind == LG_PIXART)
+    if (lg_denoiser_info(b->net.kind)->text)
         b->tensors.in.text =
             lg_t3(lg_window_text(w, n), b->type, B, b->net.text_length, b->net.text_dim);
     lg_diffuse_forward(

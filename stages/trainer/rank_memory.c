@@ -5,26 +5,18 @@
 
 struct lg_reduce_ranks_args lg_rank_reduce(int ranks, size_t count, lg_dtype sum)
 {
-    struct lg_reduce_ranks_args a = {.count = ranks,
-                                     .y = lg_t1(NULL, sum, (int64_t)count),
-                                     .sum_squares = lg_t1(NULL, LG_F64, 1)};
+    int64_t n = (int64_t)count, pieces = (n + LG_SQUARES_PIECE - 1) / LG_SQUARES_PIECE;
+    struct lg_reduce_ranks_args a = {
+        .count = ranks, .y = lg_t1(NULL, sum, n), .squares = lg_t1(NULL, LG_F64, pieces)};
     for (int r = 0; r < ranks; r++) a.x[r] = a.y;
     return a;
 }
 
-int lg_rank_bytes_of(lg_device *d, size_t params, size_t shard, int ranks,
-                     struct lg_rank_bytes *ret)
+struct lg_rank_bytes lg_rank_bytes_of(size_t shard, int ranks)
 {
-    lg_stream *dry;
-    *ret = (struct lg_rank_bytes){0};
-    if (ranks > 1) ret->reduced = shard * sizeof(float);
-    if (!shard) return 0;
-    LG_TRY(lg_stream_open_dry(d, &dry));
     struct lg_reduce_ranks_args a = lg_rank_reduce(ranks, shard, LG_F32);
-    lg_reduce_ranks(dry, &a);
-    ret->scratch = lg_stream_scratch_need(dry);
-    lg_stream_close(&dry);
-    return 0;
+    return (struct lg_rank_bytes){.reduced = ranks > 1 ? lg_tensor_bytes(&a.y) : 0,
+                                  .squares = lg_tensor_bytes(&a.squares)};
 }
 
 struct lg_batch_options lg_rank_batch(const lg_plan *p, const struct lg_denoiser_config *net)
@@ -33,25 +25,40 @@ struct lg_batch_options lg_rank_batch(const lg_plan *p, const struct lg_denoiser
         .net = net, .size = p->micro_batch, .latents_on_host = lg_stage_latents_on_host(p)};
 }
 
+struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p)
+{
+    return (struct lg_denoiser_mode){.batch = (int)p->micro_batch,
+                                     .train = true,
+                                     .recompute = (const char *const *)c->memory_recompute.v,
+                                     .offload = c->memory_offload_activations,
+                                     .groups = (const char *const *)c->trainer_groups.v};
+}
+
 static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *net,
-                         size_t params, lg_dtype *ret_type, size_t *ret)
+                         size_t params, lg_dtype *ret_type, struct lg_stage_bytes *ret,
+                         size_t *ret_host)
 {
     const int ranks = p->instances[LG_ROLE_trainer];
     struct lg_batch_options batch = lg_rank_batch(p, net);
     struct lg_denoiser_bytes bytes = {0};
-    struct lg_rank_bytes own = {0};
+    struct lg_rank_bytes own = lg_rank_bytes_of(lg_shard_of(params, 0, ranks).count, ranks);
+    struct lg_denoiser_mode mode = lg_rank_mode(c, p);
     lg_device *d;
     LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_trainer, 0, &d));
-    int rc = lg_denoiser_plan(d, net, (int)p->micro_batch, true, &bytes);
-    if (rc == 0) rc = lg_rank_bytes_of(d, params, lg_shard_of(params, 0, ranks).count, ranks, &own);
+    int rc = lg_denoiser_plan(d, net, &mode, &bytes);
     size_t pred = (size_t)(p->micro_batch * net->channels * net->height * net->width) *
                   lg_dtype_bytes(lg_device_dtype(d));
     *ret_type = lg_device_dtype(d);
-    *ret = bytes.activations + bytes.scratch + own.reduced + own.scratch + pred +
-           lg_batch_bytes(d, &batch);
+    ret->bytes = bytes.activations + bytes.scratch + own.reduced + own.squares + pred +
+                 lg_batch_bytes(d, &batch);
+    if (bytes.recomputed[0])
+        snprintf(ret->note, sizeof ret->note, "recomputed: %s", bytes.recomputed);
+    *ret_host = bytes.host;
     lg_device_close(&d);
     return rc;
 }
+
+enum { ROWS = 6 }; /* of a rank */
 
 /* A row for what there is. */
 static void add_row(struct lg_stage_bytes *rows, int *n, size_t bytes, int rank, const char *what)
@@ -67,12 +74,13 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
     struct lg_denoiser_config net;
     lg_params params;
     lg_dtype type = LG_F32;
-    size_t own;
+    struct lg_stage_bytes own = {.name = "private", .processes = 1};
     int n = 0, ranks = p->instances[LG_ROLE_trainer];
-    LG_ASSERT(cap > 5 * ranks);
+    LG_ASSERT(cap >= ROWS * ranks);
     LG_TRY(lg_net_config_of(c, p, &net));
     LG_TRY(lg_denoiser_params(&net, &params));
-    int rc = private_bytes(c, p, &net, params.count, &type, &own);
+    size_t host = 0;
+    int rc = private_bytes(c, p, &net, params.count, &type, &own, &host);
     for (int r = 0; r < ranks && rc == 0; r++) {
         const int first = n;
         const size_t state = lg_trainer_state_bytes(lg_shard_of(params.count, r, ranks));
@@ -81,10 +89,11 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
         add_row(rows, &n, state, r, "state/b");
         add_row(rows, &n, b.grad, r, "grad");
         add_row(rows, &n, b.working, r, "working");
-        snprintf(rows[n].name, sizeof rows[n].name, "private");
-        rows[n].processes = 1;
-        rows[n++].bytes = own;
+        rows[n++] = own;
         for (int i = first; i < n; i++) lg_stage_device_name(c, LG_ROLE_trainer, r, rows[i].device);
+        const int pool = n;
+        add_row(rows, &n, host, r, "offloaded");
+        if (n > pool) snprintf(rows[pool].device, sizeof rows[pool].device, "host");
     }
     lg_params_free(&params);
     *ret_n = n;

@@ -7,12 +7,13 @@
 struct lg_rank_bytes {
     size_t
         reduced; /* sum of gradients of the own shard; 0: with one rank the gradient is the sum */
-    size_t scratch; /* of the operations beside the net's */
+    size_t squares; /* of the own shard's pieces (lg_reduce_ranks) */
 };
-int lg_rank_bytes_of(lg_device *d, size_t params, size_t shard, int ranks,
-                     struct lg_rank_bytes *ret);
+struct lg_rank_bytes lg_rank_bytes_of(size_t shard, int ranks);
 /* The reduction of a shard of `count` elements over all ranks, data pointers still NULL. */
 struct lg_reduce_ranks_args lg_rank_reduce(int ranks, size_t count, lg_dtype sum);
+/* How its net is opened; points into c. */
+struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p);
 struct lg_batch_options lg_rank_batch(const lg_plan *p, const struct lg_denoiser_config *net);
 /* The role's rows for `lgsup check`; see lg_stage_def. */
 int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,

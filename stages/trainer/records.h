@@ -10,6 +10,7 @@ typedef struct lg_records lg_records;
 struct lg_step_record {
     struct lg_ledger_record ledger; /* sealed by the writer */
     double loss, grad_norm, lr, samples_per_s, data_wait_s, ckpt_wait_s;
+    double loss_scale; /* 1: none, and no word of it */
 };
 /* Opens both files and finds what stands in them behind the steps <= committed: a former life may have
  * written a step that was never committed, or a later one than the checkpoint that this one goes on from.

@@ -18,7 +18,7 @@ struct lg_shard lg_shard_of(size_t params, int rank, int ranks)
 int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret)
 {
     *ret = (struct lg_denoiser_config){
-        .kind = strcmp(c->model_kind, "dit") ? LG_PIXART : LG_DIT,
+        .kind = lg_denoiser_kind_of(c->model_kind),
         .channels = p->latent_channels,
         .height = p->latent_size,
         .width = p->latent_size,
@@ -48,6 +48,7 @@ int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_st
     s->ranks = st->plan.instances[LG_ROLE_trainer];
     LG_TRY(lg_net_config_of(st->config, &st->plan, &s->net));
     LG_TRY(lg_denoiser_params(&s->net, &s->params));
+    LG_TRY(lg_params_group(&s->params, (const char *const *)st->config->trainer_groups.v));
     for (int r = 0; r < s->ranks; r++) {
         struct lg_shard shard = lg_shard_of(s->params.count, r, s->ranks);
         for (int side = 0; side < 2; side++)

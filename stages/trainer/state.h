@@ -14,6 +14,7 @@
 #pragma once
 #include "stages/nets/denoiser.h"
 #include "stages/stage.h"
+#include "stages/trainer/loss_scale.h"
 
 struct lg_shard {
     size_t first, count; /* elements; count may be 0 for the last ranks of a tiny net */
@@ -26,7 +27,8 @@ struct lg_state_scalars {
     uint64_t state;           /* s */
     uint64_t optimizer_steps; /* Adam's t: updates that were not skipped */
     uint64_t skipped, skipped_in_row;
-    uint64_t voids; /* void samples trained over so far */
+    uint64_t voids;                  /* void samples trained over so far */
+    struct lg_loss_scale loss_scale; /* of the step that begins with this state */
 };
 
 struct lg_state_front {

@@ -41,13 +41,12 @@ struct trainer {
     struct lg_objective objective;
     struct lg_schedule schedule;
     struct lg_shard shard;
-    unsigned needs;      /* window fields a micro-batch needs */
-    lg_dtype type;       /* of the computation */
-    float *reduced;      // (shard): sum of gradients of step `reduced_of`; NULL: the region itself
-    double *sum_squares; // (1), device memory
-    float *host_loss;    // (micro batch)
-    void *scratch;       /* of the operations beside the net's */
-    size_t scratch_bytes;
+    unsigned needs; /* window fields a micro-batch needs */
+    lg_dtype type;  /* of the computation */
+    float *reduced; // (shard): sum of gradients of step `reduced_of`; NULL: the region itself
+    void *squares;  // (pieces of the shard) f64, device memory
+    double *host_squares;
+    float *host_loss; // (micro batch)
     lg_tensor pred, loss;
     lg_mark reduced_of, forward_of; /* the step that the other private buffers hold */
     int64_t micro_done;             /* micro-batches of step forward_of that are done */
@@ -98,7 +97,6 @@ static int open_memory(lg_stage *st, struct trainer *t)
     const int64_t B = st->plan.micro_batch;
     const int ranks = st->plan.instances[LG_ROLE_trainer];
     lg_device *maps[LG_INSTANCES_MAX];
-    struct lg_rank_bytes own;
     for (int r = 0; r < ranks; r++) maps[r] = t->device; /* peers' regions too */
     LG_TRY(lg_stage_window(st, t->device, &t->window));
     LG_TRY(lg_trainer_state_open(st, maps, &t->state));
@@ -106,14 +104,15 @@ static int open_memory(lg_stage *st, struct trainer *t)
     const size_t params = t->state->params.count;
     t->shard = lg_shard_of(params, st->index, ranks);
     struct lg_batch_options batch = lg_rank_batch(&st->plan, net);
-    LG_TRY(lg_denoiser_open(t->device, net, (int)B, true, &t->net));
+    struct lg_denoiser_mode mode = lg_rank_mode(st->config, &st->plan);
+    LG_TRY(lg_denoiser_open(t->device, net, &mode, &t->net));
     LG_TRY(lg_batch_open(t->device, &batch, &t->batch));
-    LG_TRY(lg_rank_bytes_of(t->device, params, t->shard.count, ranks, &own));
+    struct lg_rank_bytes own = lg_rank_bytes_of(t->shard.count, ranks);
     LG_TRY(lg_exchange_open(st, t->device, t->state, &t->exchange));
     LG_TRY(alloc(t->device, own.reduced, &t->reduced));
-    LG_TRY(alloc(t->device, own.scratch, &t->scratch));
-    t->scratch_bytes = own.scratch;
-    LG_TRY(alloc(t->device, sizeof(double), &t->sum_squares));
+    LG_TRY(alloc(t->device, own.squares, &t->squares));
+    t->host_squares = malloc(LG_MAX(own.squares, (size_t)1));
+    LG_ASSERT(t->host_squares);
     t->pred = lg_t4(NULL, t->type, B, net->channels, net->height, net->width);
     t->loss = lg_t1(NULL, LG_F32, B);
     LG_TRY(alloc(t->device, lg_tensor_bytes(&t->pred), &t->pred.data));
@@ -199,12 +198,15 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
     LG_TRY(init_side(st, t, origin, dir, &v));
     v.scalars->state = state;
     v.scalars->optimizer_steps = 0;
+    v.scalars->loss_scale = lg_loss_scale_first(st->config);
     if (origin == LG_ORIGIN_RESUME) {
         lg_manifest *m = calloc(1, sizeof *m);
         LG_ASSERT(m);
         int rc = lg_manifest_load(dir, m);
         v.scalars->optimizer_steps = m->optimizer_steps;
         v.scalars->skipped = m->skipped;
+        if (m->loss_scale)
+            v.scalars->loss_scale = (struct lg_loss_scale){m->loss_scale, m->loss_scale_steps};
         free(m);
         LG_TRY(rc);
     }
@@ -235,15 +237,22 @@ static bool count_valid(lg_stage *st, struct trainer *t, uint64_t step)
     return true;
 }
 
+/* The factor on this step's loss, the same on every rank. */
+static double scale_of(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    return (double)lg_trainer_state_view(t->state, st->index, step).scalars->loss_scale.scale;
+}
+
 /* In a turn on the GPU. */
 static void micro_step(lg_stage *st, struct trainer *t, uint64_t step, uint64_t first)
 {
+    const double scale = scale_of(st, t, step);
     const struct lg_batch_tensors *b = lg_batch_tensors(t->batch);
     lg_turn_begin(&st->turn);
     const void *weights = lg_exchange_weights(t->exchange, t->stream, step);
     lg_batch_load(t->batch, t->stream, t->window,
                   &(struct lg_batch_spec){.first = first,
-                                          .divisor = t->divisor,
+                                          .divisor = t->divisor / scale,
                                           .seed = (uint64_t)st->config->job_seed,
                                           .scaling_factor = st->plan.scaling_factor,
                                           .shift_factor = st->plan.shift_factor,
@@ -261,7 +270,7 @@ static void micro_step(lg_stage *st, struct trainer *t, uint64_t step, uint64_t 
     lg_turn_end(&st->turn);
     const float *weight = lg_batch_weights(t->batch);
     for (int64_t i = 0; i < st->plan.micro_batch; i++)
-        t->loss_sum += (double)weight[i] * (double)t->host_loss[i];
+        t->loss_sum += (double)weight[i] * (double)t->host_loss[i] / scale;
 }
 
 /* One micro-batch of step's forward and backward. */
@@ -301,9 +310,9 @@ static float *reduced(struct trainer *t)
     return t->reduced ? t->reduced : lg_exchange_grad(t->exchange) + t->shard.first;
 }
 
-static int reduce(lg_stage *st, struct trainer *t, uint64_t step, double *ret_sum_squares)
+static int reduce(lg_stage *st, struct trainer *t, uint64_t step, struct lg_exact_sum *ret_squares)
 {
-    *ret_sum_squares = 0;
+    *ret_squares = (struct lg_exact_sum){0};
     LG_TRY(lg_exchange_expect_grads(st, t->exchange, step));
     t->reduced_of = lg_mark_of(step);
     if (!t->shard.count) return 0;
@@ -311,21 +320,22 @@ static int reduce(lg_stage *st, struct trainer *t, uint64_t step, double *ret_su
     for (int r = 0; r < t->state->ranks; r++)
         args.x[r].data = (void *)lg_exchange_grad_of(t->exchange, r);
     args.y.data = reduced(t);
-    args.sum_squares.data = t->sum_squares;
+    args.squares.data = t->squares;
     lg_turn_begin(&st->turn);
-    lg_stream_set_scratch(t->stream, t->scratch, t->scratch_bytes);
     lg_reduce_ranks(t->stream, &args);
-    lg_stream_download(t->stream, ret_sum_squares, t->sum_squares, sizeof *ret_sum_squares);
+    lg_stream_download(t->stream, t->host_squares, t->squares, lg_tensor_bytes(&args.squares));
     lg_stream_sync(t->stream);
     lg_turn_end(&st->turn);
+    for (int64_t i = 0; i < args.squares.dim[0]; i++)
+        lg_exact_sum_add(ret_squares, t->host_squares[i]);
     return 0;
 }
 
 static int publish_partial(lg_stage *st, struct trainer *t, uint64_t step)
 {
-    double sum_squares;
-    LG_TRY(reduce(st, t, step, &sum_squares));
-    lg_trainer_mark_partial(st->board, st->index, step, sum_squares);
+    struct lg_exact_sum squares;
+    LG_TRY(reduce(st, t, step, &squares));
+    lg_trainer_mark_partial(st->board, st->index, step, &squares);
     lg_bus_notify(st->bus);
     return 0;
 }
@@ -338,12 +348,13 @@ struct step_sums {
 static struct step_sums sum_ranks(lg_stage *st, struct trainer *t, uint64_t step)
 {
     struct step_sums s = {0};
+    struct lg_exact_sum squares = {0};
     for (int r = 0; r < t->state->ranks; r++) {
         const struct lg_board_row *row = lg_board_row(st->board, LG_ROLE_trainer, r);
         s.loss += row->loss_sum[step & 1];
-        s.norm += row->sum_squares[step & 1];
+        lg_exact_sum_merge(&squares, &row->sum_squares[step & 1]);
     }
-    s.norm = sqrt(s.norm);
+    s.norm = sqrt(lg_exact_sum_total(&squares)) / scale_of(st, t, step);
     s.finite = isfinite(s.loss) && isfinite(s.norm);
     return s;
 }
@@ -357,7 +368,34 @@ static void keep_state(lg_stage *st, struct trainer *t, const struct lg_state_vi
     lg_stream_sync(t->stream);
     lg_turn_end(&st->turn);
     to->scalars->skipped++;
-    to->scalars->skipped_in_row++;
+}
+
+static lg_tensor part_of(lg_tensor t, size_t first, size_t count)
+{
+    return lg_slice(t, 0, (int64_t)first, (int64_t)count);
+}
+
+/* a: of the whole shard and of what is trained as the config says of all. What is frozen has no gradient and no
+ * moments, and a rate of 0 leaves it as it is. */
+static void update_groups(struct trainer *t, const struct lg_adamw_args *a)
+{
+    const lg_params *params = &t->state->params;
+    const size_t begin = t->shard.first, end = begin + t->shard.count;
+    for (size_t at = begin, next; at < end; at = next) {
+        int group;
+        next = lg_params_group_end(params, at, end, &group);
+        const struct lg_param_group *g = &params->group[group];
+        const size_t first = at - begin, count = next - at;
+        struct lg_adamw_args p = *a;
+        lg_tensor *parts[] = {&p.w, &p.m, &p.v, &p.grad, &p.w_out, &p.m_out, &p.v_out};
+        for (size_t i = 0; i < LG_ARRAY_LEN(parts); i++)
+            *parts[i] = part_of(*parts[i], first, count);
+        for (int i = 0; i < p.copies; i++) p.working[i] = part_of(p.working[i], first, count);
+        p.lr *= g->is_frozen ? 0 : g->lr;
+        p.weight_decay *= g->decay;
+        if (g->is_frozen) p.eps = 1; /* 0 / 0 is no rate of anything */
+        lg_adamw(t->stream, &p);
+    }
 }
 
 /* The new state, and with it this shard of every rank's working weights. */
@@ -381,11 +419,11 @@ static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct l
                               .grad_scale = 1,
                               .t = (int64_t)++to->scalars->optimizer_steps};
     if (c->trainer_clip_norm > 0) a.grad_scale = LG_MIN(1.0, c->trainer_clip_norm / (norm + 1e-6));
+    a.grad_scale /= scale_of(st, t, step);
     a.copies = lg_exchange_copies(t->exchange, a.working);
-    to->scalars->skipped_in_row = 0;
     if (!n) return;
     lg_turn_begin(&st->turn);
-    lg_adamw(t->stream, &a);
+    update_groups(t, &a);
     lg_stream_sync(t->stream);
     lg_turn_end(&st->turn);
     lg_exchange_mark_copies(t->exchange, step + 1);
@@ -400,6 +438,13 @@ static int make_state(lg_stage *st, struct trainer *t, uint64_t step, const stru
     lg_stamp_clear(to.stamp);
     *to.scalars = *from.scalars;
     to.scalars->state = step + 1;
+    to.scalars->loss_scale = lg_loss_scale_next(st->config, from.scalars->loss_scale, sums->finite);
+    /* A factor that can be halved explains a gradient that is not finite, a loss nothing does. */
+    bool is_explained = isfinite(sums->loss) && from.scalars->loss_scale.scale > 1;
+    if (sums->finite)
+        to.scalars->skipped_in_row = 0;
+    else
+        to.scalars->skipped_in_row += !is_explained;
     if (sums->finite)
         adamw(st, t, step, &from, &to, sums->norm, lr);
     else
@@ -472,7 +517,7 @@ static int update(lg_stage *st, struct trainer *t, uint64_t step)
     t->floor_start_ns = 0;
     double lr = lg_schedule_rate(&t->schedule, (int64_t)step);
     if (t->reduced_of != lg_mark_of(step)) { /* a former life published the sums */
-        double published;
+        struct lg_exact_sum published;
         LG_TRY(reduce(st, t, step, &published));
     }
     LG_TRY(make_state(st, t, step, &sums, lr));
@@ -481,6 +526,7 @@ static int update(lg_stage *st, struct trainer *t, uint64_t step)
                                     .loss = sums.loss,
                                     .grad_norm = sums.norm,
                                     .lr = lr,
+                                    .loss_scale = scale_of(st, t, step),
                                     .data_wait_s = (double)t->wait_ns / LG_S_NS,
                                     .ckpt_wait_s = (double)t->floor_ns / LG_S_NS};
     to.scalars->voids += record.ledger.voids;
@@ -498,7 +544,8 @@ static int update(lg_stage *st, struct trainer *t, uint64_t step)
         write_record(st, t, &record);
     }
     if (!sums.finite)
-        lg_log(LG_WARN, "step skipped: loss %g, gradient norm %g", sums.loss, sums.norm);
+        lg_log(LG_WARN, "step skipped: loss %g, gradient norm %g, factor on the loss %g", sums.loss,
+               sums.norm, record.loss_scale);
     LG_TRY(check_health(st, to.scalars));
     lg_stamp_set(to.stamp, step + 1);
     lg_trainer_mark_commit(st->board, st->index, step);
@@ -548,6 +595,7 @@ static void trainer_close(lg_stage *st)
     lg_trainer_state_close(&t->state);
     lg_window_close(&t->window);
     free(t->host_loss);
+    free(t->host_squares);
     free(t);
     st->state = NULL;
 }

@@ -113,6 +113,7 @@ static int add_region(struct lg_memory *m, const cJSON *entry)
 
 static int add_private(struct lg_memory *m, lg_role role, const cJSON *entry)
 {
+    const cJSON *note = cJSON_GetObjectItemCaseSensitive(entry, "note");
     const char *device;
     uint64_t bytes, instances;
     int d;
@@ -120,6 +121,8 @@ static int add_private(struct lg_memory *m, lg_role role, const cJSON *entry)
     LG_TRY(get_whole(entry, "bytes", BYTES_MAX, &bytes));
     LG_TRY(get_whole(entry, "instances", LG_INSTANCES_MAX, &instances));
     LG_TRY(find_device(m, device, &d));
+    if (cJSON_IsString(note))
+        snprintf(m->note[role], sizeof m->note[role], "%s", note->valuestring);
     m->device[d].private_bytes[role] += bytes;
     if (is_gpu(&m->device[d]))
         m->device[d].contexts += instances;
@@ -261,13 +264,18 @@ int lg_memory_fits(const struct lg_memory *m)
 
 /* ---- printing ---- */
 
-static void print_line(FILE *out, const char *what, uint64_t bytes)
+static void print_noted(FILE *out, const char *what, uint64_t bytes, const char *note)
 {
     char size[32];
-    fprintf(out, "  %-22s %12s\n", what, lg_bytes_text(bytes, size));
+    fprintf(out, "  %-22s %12s%s%s\n", what, lg_bytes_text(bytes, size), note[0] ? "  " : "", note);
 }
 
-static void print_device(const struct lg_memory_device *d, FILE *out)
+static void print_line(FILE *out, const char *what, uint64_t bytes)
+{
+    print_noted(out, what, bytes, "");
+}
+
+static void print_device(const struct lg_memory *m, const struct lg_memory_device *d, FILE *out)
 {
     char what[64], size[32], available[32];
     fprintf(out, "\n%s%s%s\n", d->name, d->product[0] ? "  " : "", d->product);
@@ -275,7 +283,7 @@ static void print_device(const struct lg_memory_device *d, FILE *out)
     for (int r = 0; r < LG_ROLE_COUNT; r++) {
         if (!d->private_bytes[r]) continue;
         snprintf(what, sizeof what, "%s, private", lg_role_name((lg_role)r));
-        print_line(out, what, d->private_bytes[r]);
+        print_noted(out, what, d->private_bytes[r], m->note[r]);
     }
     print_line(out, "together", d->region_bytes + lg_memory_private(d));
     if (is_gpu(d)) {
@@ -296,5 +304,5 @@ void lg_memory_print(const struct lg_memory *m, FILE *out)
     for (int i = 0; i < m->n_regions; i++)
         fprintf(out, "%-40s %-8s %12s\n", m->region[i].name, m->device[m->region[i].device].name,
                 lg_bytes_text(m->region[i].bytes, size));
-    for (int i = 0; i < m->n_devices; i++) print_device(&m->device[i], out);
+    for (int i = 0; i < m->n_devices; i++) print_device(m, &m->device[i], out);
 }

@@ -3,7 +3,7 @@
  *
  * A role prints
  *     {"regions": [{"name": "vae/0/weights", "device": "cuda:0", "bytes": 1}, ...],
- *      "private": [{"device": "cuda:0", "bytes": 2, "instances": 3}, ...]}
+ *      "private": [{"device": "cuda:0", "bytes": 2, "instances": 3, "note": "for people"}, ...]}
  * A region that several roles name counts once. Private memory is that of these instances together; on
  * a GPU each of them has a CUDA context too, which is counted apart. */
 #pragma once
@@ -11,7 +11,12 @@
 #include "shm/layout.h"
 #include <stdio.h>
 
-enum { LG_MEMORY_DEVICES_MAX = 66, LG_DEVICE_TEXT_BYTES = 16, LG_GROUP_TEXT_BYTES = 256 };
+enum {
+    LG_MEMORY_DEVICES_MAX = 66,
+    LG_DEVICE_TEXT_BYTES = 16,
+    LG_GROUP_TEXT_BYTES = 256,
+    LG_NOTE_BYTES = 128
+};
 /* A context with the libraries' handles, as nvidia-smi shows it for a process that has allocated
  * nothing: 530 MiB on an H200 with CUDA 13.0 and its driver, rounded up. */
 #define LG_CUDA_CONTEXT_BYTES (544ull << 20)
@@ -45,8 +50,9 @@ struct lg_memory {
     int n_devices;
     struct lg_memory_region *region;
     int n_regions, regions_cap;
-    bool asked[LG_ROLE_COUNT];             /* whose answers are in it */
-    uint64_t process_bytes[LG_ROLE_COUNT]; /* private memory of one process on the host */
+    bool asked[LG_ROLE_COUNT];               /* whose answers are in it */
+    char note[LG_ROLE_COUNT][LG_NOTE_BYTES]; /* on its private memory, for people; "": none */
+    uint64_t process_bytes[LG_ROLE_COUNT];   /* private memory of one process on the host */
     struct lg_memory_limit process_limit[LG_ROLE_COUNT];
 };
 

@@ -29,7 +29,7 @@ struct bench {
 };
 
 typedef void run_fn(lg_stream *, const void *);
-#define LG_OP(name, ...)                                                                                \
+#define LG_OP(name, ...)                                                                           \
     __attribute__((unused)) static void run_##name(lg_stream *s, const void *args)                 \
     {                                                                                              \
         lg_##name(s, args);                                                                        \
@@ -206,13 +206,11 @@ static void bench_attention(struct bench *b)
         snprintf(shape, sizeof shape, "B=%d Tq=%d Tk=%d H=%d d=%d", B, Tq, Tk, H, d);
         double flops = 4.0 * B * Tq * Tk * D;
         MEASURE(attention_forward, shape, flops, 0, .q = T4(B, Tq, H, d), .k = T4(B, Tk, H, d),
-                .v = T4(B, Tk, H, d), .q_stride = D, .kv_stride = D, .o = T4(B, Tq, H, d),
-                .lse = T3(B, H, Tq), .scale = 0.2);
+                .v = T4(B, Tk, H, d), .o = T4(B, Tq, H, d), .lse = T3(B, H, Tq), .scale = 0.2);
         MEASURE(attention_backward, shape, 2.5 * flops, 0, .dout = T4(B, Tq, H, d),
                 .o = T4(B, Tq, H, d), .q = T4(B, Tq, H, d), .k = T4(B, Tk, H, d),
-                .v = T4(B, Tk, H, d), .q_stride = D, .kv_stride = D, .lse = T3(B, H, Tq),
-                .dq = T4(B, Tq, H, d), .dk = T4(B, Tk, H, d), .dv = T4(B, Tk, H, d), .dq_stride = D,
-                .dkv_stride = D, .scale = 0.2);
+                .v = T4(B, Tk, H, d), .lse = T3(B, H, Tq), .dq = T4(B, Tq, H, d),
+                .dk = T4(B, Tk, H, d), .dv = T4(B, Tk, H, d), .scale = 0.2);
     }
 }
 
@@ -251,16 +249,14 @@ static void bench_rows(struct bench *b)
     enum { B = 8, T = 64, D = 192, M = B * T };
     const double e = 4.0 * M * D;
     MEASURE(norm_modulate_forward, "B=8 T=64 D=192", 0, 2 * e, .x = T3(B, T, D), .shift = T2(B, D),
-            .scale = T2(B, D), .mod_stride = D, .y = T3(B, T, D), .mean = T2(B, T),
-            .rstd = T2(B, T), .eps = 1e-6);
+            .scale = T2(B, D), .y = T3(B, T, D), .mean = T2(B, T), .rstd = T2(B, T), .eps = 1e-6);
     MEASURE(norm_modulate_backward, "B=8 T=64 D=192", 0, 3 * e, .dy = T3(B, T, D), .x = T3(B, T, D),
             .mean = T2(B, T), .rstd = T2(B, T), .scale = T2(B, D), .dx = T3(B, T, D),
-            .dshift = T2(B, D), .dscale = T2(B, D), .mod_stride = D);
+            .dshift = T2(B, D), .dscale = T2(B, D));
     MEASURE(gate_residual_forward, "B=8 T=64 D=192", 0, 3 * e, .x = T3(B, T, D), .y = T3(B, T, D),
-            .gate = T2(B, D), .mod_stride = D, .out = T3(B, T, D));
+            .gate = T2(B, D), .out = T3(B, T, D));
     MEASURE(gate_residual_backward, "B=8 T=64 D=192", 0, 3 * e, .dout = T3(B, T, D),
-            .y = T3(B, T, D), .gate = T2(B, D), .dy = T3(B, T, D), .dgate = T2(B, D),
-            .mod_stride = D);
+            .y = T3(B, T, D), .gate = T2(B, D), .dy = T3(B, T, D), .dgate = T2(B, D));
     MEASURE(rms_norm_forward, "M=192 D=192", 0, 8.0 * 192 * D, .x = T2(192, D), .w = T1(D),
             .y = T2(192, D), .eps = 1e-6);
     MEASURE(act_forward, "M=512 N=768 gelu_tanh", 0, 8 * e, .x = T2(M, 4 * D), .y = T2(M, 4 * D),
@@ -284,9 +280,10 @@ static void bench_training(struct bench *b)
             .x_t = T4(B, 4, 16, 16), .target = T4(B, 4, 16, 16), .seed = 1, .scaling_factor = 0.75);
     MEASURE(mse_loss, "B=8 C=4 H=W=16", 0, 12.0 * B * 1024, .pred = T4(B, 4, 16, 16),
             .target = T4(B, 4, 16, 16), .weight = T1(B), .loss = T1(B), .dpred = T4(B, 4, 16, 16));
-    lg_tensor sum = lg_t1(take(b, sizeof(double)), LG_F64, 1);
+    lg_tensor sum =
+        lg_t1(take(b, sizeof(double[N / LG_SQUARES_PIECE])), LG_F64, N / LG_SQUARES_PIECE);
     MEASURE(reduce_ranks, "n=4M, 2 ranks", 0, 12.0 * N, .x = {T1(N), T1(N)}, .count = 2, .y = T1(N),
-            .sum_squares = sum);
+            .squares = sum);
     lg_tensor v = T1(N);
     for (int64_t i = 0; i < N; i++) ((float *)v.data)[i] *= ((float *)v.data)[i];
     MEASURE(adamw, "n=4M", 0, 28.0 * N, .w = T1(N), .m = T1(N), .v = v, .grad = T1(N),

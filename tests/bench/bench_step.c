@@ -20,7 +20,7 @@ enum { RANKS_MAX = 16, WARMUP = 5 };
 
 struct shared {
     _Atomic(int) arrived[8];
-    double sum_squares[RANKS_MAX];
+    struct lg_exact_sum squares[RANKS_MAX];
 };
 
 struct arg {
@@ -60,11 +60,14 @@ static int run_rank(const struct arg *a, int rank)
     const int64_t B = a->batch / a->ranks;
     LG_TRY(lg_device_open("host", NULL, &d));
     LG_TRY(lg_stream_open(d, &s));
-    LG_TRY(lg_denoiser_open(d, c, (int)B, true, &net));
+    const struct lg_denoiser_mode mode = {.batch = (int)B, .train = true};
+    LG_TRY(lg_denoiser_open(d, c, &mode, &net));
     LG_TRY(lg_denoiser_params(c, &params));
     const size_t n = params.count, latent = (size_t)(B * c->channels * c->height * c->width);
     struct lg_shard shard = lg_shard_of(n, rank, a->ranks);
     float *weights = take(d, n * 4), *reduced = take(d, shard.count * 4);
+    const size_t pieces = (shard.count + LG_SQUARES_PIECE - 1) / LG_SQUARES_PIECE;
+    double *squares = take(d, pieces * sizeof *squares);
     float *text = take(d, (size_t)(B * c->text_length * c->text_dim) * 4),
           *mean = take(d, latent * 4);
     int32_t *length = take(d, (size_t)B * 4);
@@ -111,15 +114,17 @@ static int run_rank(const struct arg *a, int rank)
         barrier(a, 0, round);
         struct lg_reduce_ranks_args r = {.count = a->ranks,
                                          .y = lg_t1(reduced, LG_F32, (int64_t)shard.count),
-                                         .sum_squares =
-                                             lg_t1(&a->sync->sum_squares[rank], LG_F64, 1)};
+                                         .squares = lg_t1(squares, LG_F64, (int64_t)pieces)};
         for (int k = 0; k < a->ranks; k++)
             r.x[k] = lg_t1(a->grad[k] + shard.first, LG_F32, (int64_t)shard.count);
         lg_reduce_ranks(s, &r);
         lg_stream_sync(s);
+        a->sync->squares[rank] = (struct lg_exact_sum){0};
+        for (size_t i = 0; i < pieces; i++) lg_exact_sum_add(&a->sync->squares[rank], squares[i]);
         barrier(a, 1, round);
-        double norm = 0;
-        for (int k = 0; k < a->ranks; k++) norm += a->sync->sum_squares[k];
+        struct lg_exact_sum all = {0};
+        for (int k = 0; k < a->ranks; k++) lg_exact_sum_merge(&all, &a->sync->squares[k]);
+        double norm = lg_exact_sum_total(&all);
         lg_tensor w = lg_t1(a->w + shard.first, LG_F32, (int64_t)shard.count), m = w, v = w;
         m.data = a->m + shard.first, v.data = a->v + shard.first;
         lg_adamw(s, &(struct lg_adamw_args){.w = w,

@@ -343,14 +343,17 @@ bool chaos_begin_other_build(struct chaos_run *r, int64_t now)
     return true;
 }
 
+/* Behind the last step a process has nothing left to do, and lgsup may have told it to go before it was killed. */
 static void remember_living(struct chaos_run *r)
 {
     for (int i = 0; i < LG_ROLE_lgsup * LG_INSTANCES_MAX; i++) {
+        const lg_role role = (lg_role)(i / LG_INSTANCES_MAX);
         lg_life life;
-        lg_incarnation one =
-            lg_board_life(r->board, (lg_role)(i / LG_INSTANCES_MAX), i % LG_INSTANCES_MAX, &life);
+        lg_incarnation one = lg_board_life(r->board, role, i % LG_INSTANCES_MAX, &life);
+        bool goes = atomic_load(&lg_board_row(r->board, role, i % LG_INSTANCES_MAX)->phase) ==
+                    LG_PHASE_DONE;
         r->episode.living[i] =
-            life == LG_LIFE_RUNNING && !lg_board_is_dead(r->board, one) ? one : 0;
+            life == LG_LIFE_RUNNING && !goes && !lg_board_is_dead(r->board, one) ? one : 0;
     }
 }
 

@@ -75,6 +75,9 @@ void chaos_freeze_terminal(struct chaos_run *r, bool frozen)
 
 /* ---- the start ---- */
 
+/* A process that is stopped while it sets itself up is found before the run counts as stuck (run.c). */
+enum { READY_S = 20 };
+
 /* The command line's settings; ended by NULL. */
 static void settings(const struct chaos_run *r, char text[][LG_PATH_BYTES + 16], int *ret_n)
 {
@@ -84,6 +87,7 @@ static void settings(const struct chaos_run *r, char text[][LG_PATH_BYTES + 16],
     snprintf(text[n++], bytes, "trainer.max_steps=%" PRId64, r->o->steps);
     snprintf(text[n++], bytes, "checkpoint.keep=%d", r->number < 0 ? 1000000 : 3);
     snprintf(text[n++], bytes, "supervisor.hang_s=%d", r->hang_s);
+    snprintf(text[n++], bytes, "supervisor.ready_s=%d", READY_S);
     if (r->data[0]) snprintf(text[n++], bytes, "data.path=%s", r->data);
     *ret_n = n;
 }

@@ -55,6 +55,11 @@ static lg_tensor noise(int64_t a, int64_t b, double scale)
     return t;
 }
 
+static lg_tensor vector(int64_t n, double scale)
+{
+    return lg_t1(noise(1, n, scale).data, type, n);
+}
+
 static double now_ms(void)
 {
     return (double)lg_now_ns() * 1e-6;
@@ -71,7 +76,7 @@ struct step {
     lg_tensor w;            // (n), compute type
     lg_tensor grads;        // (n), fp32
     lg_tensor master, m, v; // (n), fp32
-    lg_tensor squares;      // (1), f64
+    lg_tensor squares;      // (pieces), f64
     void *scratch;
     size_t scratch_bytes;
 };
@@ -103,7 +108,7 @@ static void fill_labels(lg_tensor t)
 
 static void optimize(struct step *s)
 {
-    struct lg_reduce_ranks_args reduce = {.count = 1, .y = s->grads, .sum_squares = s->squares};
+    struct lg_reduce_ranks_args reduce = {.count = 1, .y = s->grads, .squares = s->squares};
     reduce.x[0] = s->grads;
     lg_reduce_ranks(stream, &reduce);
     lg_adamw(stream, &(struct lg_adamw_args){.w = s->master,
@@ -128,9 +133,12 @@ static void open_step(struct step *s)
     s->c = (struct lg_denoiser_config){LG_DIT, 4, 32, 32, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6};
     gpu_need(lg_denoiser_params(&s->c, &s->params));
     double before = now_ms();
-    gpu_need(lg_denoiser_open(device, &s->c, (int)batch, true, &s->net));
+    const char *const recompute[] = {getenv("LG_BENCH_RECOMPUTE"), NULL};
+    const struct lg_denoiser_mode mode = {
+        .batch = (int)batch, .train = true, .recompute = recompute};
+    gpu_need(lg_denoiser_open(device, &s->c, &mode, &s->net));
     struct lg_denoiser_bytes bytes;
-    gpu_need(lg_denoiser_plan(device, &s->c, (int)batch, true, &bytes));
+    gpu_need(lg_denoiser_plan(device, &s->c, &mode, &bytes));
     allocated += bytes.activations + bytes.scratch;
     printf("opened in %.1f s; activations %.1f GiB, scratch %.2f GiB\n", (now_ms() - before) * 1e-3,
            (double)bytes.activations * 0x1p-30, (double)bytes.scratch * 0x1p-30);
@@ -140,7 +148,8 @@ static void open_step(struct step *s)
     for (size_t i = 0; i < LG_ARRAY_LEN(fp32); i++)
         *fp32[i] = lg_t1(alloc((size_t)n * 4), LG_F32, n);
     lg_cast(stream, &(struct lg_cast_args){.x = s->w, .y = s->master});
-    s->squares = lg_t1(alloc(8), LG_F64, 1);
+    int64_t pieces = (n + LG_SQUARES_PIECE - 1) / LG_SQUARES_PIECE;
+    s->squares = lg_t1(alloc((size_t)pieces * sizeof(double)), LG_F64, pieces);
     s->in.x = like4(noise(1, values, 1.5), &s->c);
     s->target = like4(noise(1, values, 1), &s->c);
     s->out = like4(noise(1, values, 1), &s->c);
@@ -271,10 +280,8 @@ static void bench_linear(int64_t M, const struct layer *l)
     lg_act act = l->act;
     char row[64];
     double flops = 2.0 * (double)M * (double)N * (double)K;
-    lg_tensor x = noise(M, K, 1), w = noise(N, K, 0.03), bias = noise(1, N, 0.1),
-              y = noise(M, N, 1);
+    lg_tensor x = noise(M, K, 1), w = noise(N, K, 0.03), bias = vector(N, 0.1), y = noise(M, N, 1);
     lg_tensor pre = act ? noise(M, N, 1) : LG_NONE, dw = noise(N, K, 1);
-    bias.rank = 1, bias.dim[0] = N;
     snprintf(row, sizeof row, "%s forward", name);
     ROW(row, 28, flops, 0,
         lg_linear_forward(stream,
@@ -286,7 +293,7 @@ static void bench_linear(int64_t M, const struct layer *l)
                                 &(struct lg_linear_backward_data_args){.dy = y, .w = w, .dx = x}));
     lg_tensor below = LG_NONE, dbelow = LG_NONE;
     if (l->below) {
-        below = noise(M, K, 1), dbelow = noise(1, K, 1), dbelow.rank = 1, dbelow.dim[0] = K;
+        below = noise(M, K, 1), dbelow = vector(K, 1);
         snprintf(row, sizeof row, "  with GELU backward, dbias");
         struct lg_linear_backward_data_args through = {
             .dy = y, .w = w, .dx = x, .act = l->below, .pre = below, .dbias = dbelow};
@@ -302,8 +309,7 @@ static void bench_linear(int64_t M, const struct layer *l)
 
 static lg_tensor head_view(lg_tensor t, int64_t T, int64_t H, int64_t d, int64_t from)
 {
-    char *data = (char *)t.data + (size_t)from * lg_dtype_bytes(type);
-    return lg_t4(data, type, batch, T, H, d);
+    return lg_split(lg_split(lg_slice(t, 1, from, H * d), 1, d), 0, T);
 }
 
 static void bench_attention(int64_t T, int64_t H, int64_t d)
@@ -318,8 +324,6 @@ static void bench_attention(int64_t T, int64_t H, int64_t d)
             stream, &(struct lg_attention_forward_args){.q = head_view(qkv, T, H, d, 0),
                                                         .k = head_view(qkv, T, H, d, D),
                                                         .v = head_view(qkv, T, H, d, 2 * D),
-                                                        .q_stride = 3 * D,
-                                                        .kv_stride = 3 * D,
                                                         .o = head_view(o, T, H, d, 0),
                                                         .lse = lse,
                                                         .scale = scale}));
@@ -328,17 +332,13 @@ static void bench_attention(int64_t T, int64_t H, int64_t d)
                                               .q = head_view(qkv, T, H, d, 0),
                                               .k = head_view(qkv, T, H, d, D),
                                               .v = head_view(qkv, T, H, d, 2 * D),
-                                              .q_stride = 3 * D,
-                                              .kv_stride = 3 * D,
                                               .lse = lse,
                                               .dq = head_view(dqkv, T, H, d, 0),
                                               .dk = head_view(dqkv, T, H, d, D),
                                               .dv = head_view(dqkv, T, H, d, 2 * D),
-                                              .dq_stride = 3 * D,
-                                              .dkv_stride = 3 * D,
                                               .scale = scale};
     ROW("attention backward", 28, 2.5 * flops, 0, lg_attention_backward(stream, &back));
-    back.dbias = noise(1, 3 * D, 1), back.dbias.rank = 1, back.dbias.dim[0] = 3 * D;
+    back.dbias = vector(3 * D, 1);
     ROW_MORE("  with dbias of q, k, v", 28, 2 * (double)(3 * rows * D),
              lg_attention_backward(stream, &back));
     lg_tensor *all[] = {&qkv, &dqkv, &o, &dout, &lse, &back.dbias};
@@ -351,7 +351,7 @@ static lg_tensor tokens(lg_tensor t, int64_t T)
 }
 static lg_tensor chunk(lg_tensor mod, int64_t D, int i)
 {
-    return lg_t2((char *)mod.data + (size_t)(i * D) * lg_dtype_bytes(type), type, batch, D);
+    return lg_slice(mod, 1, i * D, D);
 }
 
 static void bench_rows(int64_t T, int64_t D)
@@ -360,8 +360,7 @@ static void bench_rows(int64_t T, int64_t D)
     double unit = (double)(rows * D) * (double)lg_dtype_bytes(type);
     lg_tensor x = tokens(noise(rows, D, 1), T), y = tokens(noise(rows, D, 1), T);
     lg_tensor z = tokens(noise(rows, D, 1), T), mod = noise(batch, 6 * D, 1);
-    lg_tensor dmod = noise(batch, 6 * D, 1), dbias = noise(1, D, 1);
-    dbias.rank = 1, dbias.dim[0] = D;
+    lg_tensor dmod = noise(batch, 6 * D, 1), dbias = vector(D, 1);
     lg_tensor mean = lg_t2(alloc((size_t)rows * 4), LG_F32, batch, T), rstd = mean;
     rstd.data = alloc((size_t)rows * 4);
     ROW("norm, modulate", 57, 0, 2 * unit,
@@ -369,7 +368,6 @@ static void bench_rows(int64_t T, int64_t D)
                                  &(struct lg_norm_modulate_forward_args){.x = x,
                                                                          .shift = chunk(mod, D, 0),
                                                                          .scale = chunk(mod, D, 1),
-                                                                         .mod_stride = 6 * D,
                                                                          .y = y,
                                                                          .mean = mean,
                                                                          .rstd = rstd,
@@ -384,12 +382,10 @@ static void bench_rows(int64_t T, int64_t D)
                                                              .dx = z,
                                                              .dshift = chunk(dmod, D, 0),
                                                              .dscale = chunk(dmod, D, 1),
-                                                             .mod_stride = 6 * D,
                                                              .accumulate = true}));
     ROW("gated residual", 56, 0, 3 * unit,
-        lg_gate_residual_forward(
-            stream, &(struct lg_gate_residual_forward_args){
-                        .x = x, .y = y, .gate = chunk(mod, D, 2), .mod_stride = 6 * D, .out = z}));
+        lg_gate_residual_forward(stream, &(struct lg_gate_residual_forward_args){
+                                             .x = x, .y = y, .gate = chunk(mod, D, 2), .out = z}));
     ROW("gated residual backward", 56, 0, 3 * unit,
         lg_gate_residual_backward(
             stream, &(struct lg_gate_residual_backward_args){.dout = x,
@@ -397,7 +393,6 @@ static void bench_rows(int64_t T, int64_t D)
                                                              .gate = chunk(mod, D, 2),
                                                              .dy = z,
                                                              .dgate = chunk(dmod, D, 2),
-                                                             .mod_stride = 6 * D,
                                                              .dbias = dbias}));
     lg_tensor *all[] = {&x, &y, &z, &mod, &dmod, &dbias, &mean, &rstd};
     for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]->data);

@@ -42,21 +42,16 @@ static void *filled(int64_t count, uint32_t seed, double scale)
 /* Slice i of rows of 3 D elements. */
 static lg_tensor slice(void *packed, int64_t d, int i)
 {
-    char *data = (char *)packed + (size_t)(i * H * d) * lg_dtype_bytes(type);
-    return lg_t4(data, type, B, T, H, d);
+    lg_tensor t = lg_slice(lg_t3(packed, type, B, T, 3 * H * d), 2, i * H * d, H * d);
+    return lg_split(t, 2, d);
 }
 
 /* Forward, for o and lse, and backward. */
 static void enqueue(lg_stream *s, const struct lg_attention_backward_args *a)
 {
-    lg_attention_forward(s, &(struct lg_attention_forward_args){.q = a->q,
-                                                                .k = a->k,
-                                                                .v = a->v,
-                                                                .q_stride = a->q_stride,
-                                                                .kv_stride = a->kv_stride,
-                                                                .o = a->o,
-                                                                .lse = a->lse,
-                                                                .scale = a->scale});
+    lg_attention_forward(
+        s, &(struct lg_attention_forward_args){
+               .q = a->q, .k = a->k, .v = a->v, .o = a->o, .lse = a->lse, .scale = a->scale});
     lg_attention_backward(s, a);
 }
 
@@ -87,19 +82,15 @@ static void results(int64_t d, const char *precision, double *ret[2][OUTPUTS])
     gpu_need(lg_stream_open(device, &stream));
     gpu_need(lg_stream_open_dry(device, &dry));
     void *qkv = filled(3 * values, 1, 2), *dqkv = filled(3 * values, 2, 1);
-    struct lg_attention_backward_args a = {.dout = slice(filled(values, 3, 1), d, 0),
-                                           .o = slice(filled(values, 4, 1), d, 0),
+    struct lg_attention_backward_args a = {.dout = lg_t4(filled(values, 3, 1), type, B, T, H, d),
+                                           .o = lg_t4(filled(values, 4, 1), type, B, T, H, d),
                                            .q = slice(qkv, d, 0),
                                            .k = slice(qkv, d, 1),
                                            .v = slice(qkv, d, 2),
-                                           .q_stride = 3 * D,
-                                           .kv_stride = 3 * D,
                                            .lse = lg_t3(alloc(B * H * T, LG_F32), LG_F32, B, H, T),
                                            .dq = slice(dqkv, d, 0),
                                            .dk = slice(dqkv, d, 1),
                                            .dv = slice(dqkv, d, 2),
-                                           .dq_stride = 3 * D,
-                                           .dkv_stride = 3 * D,
                                            .dbias = lg_t1(alloc(3 * D, LG_F32), LG_F32, 3 * D),
                                            .scale = 1 / sqrt((double)d)};
     enqueue(dry, &a);

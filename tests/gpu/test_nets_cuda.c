@@ -5,7 +5,7 @@
  * A gradient counts relative to its own norm, but at least to 10 % of the gradients' root mean square
  * over tensors: the bias of the keys has none but rounding.
  *
- * usage: test_nets_cuda [NET]      NET: tiny_dit, tiny_pixart, dit_xl, pixart_xl */
+ * usage: test_nets_cuda [NET]      NET: tiny_dit, tiny_pixart, dit_xl, pixart_xl, deep_pixart */
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/denoiser_fixture.h"
 #include <string.h>
@@ -22,6 +22,9 @@ static const struct net NETS[] = {
     {"tiny_pixart", 3, {LG_PIXART, 4, 8, 12, 2, 96, 2, 3, 4, 0, 6, 40, 1e-6}},
     {"dit_xl", 1, {LG_DIT, 4, 32, 32, 2, 1152, 1, 16, 4, 1000, 0, 0, 1e-6}},
     {"pixart_xl", 1, {LG_PIXART, 4, 32, 32, 2, 1152, 1, 16, 4, 0, 77, 512, 1e-6}},
+    {"deep_pixart",
+     2,
+     {LG_PIXART, 4, 16, 16, 2, 128, 8, 2, 4, 0, 20, 64, 1e-6}}, /* enough to offload */
 };
 
 /* A net on a device with its inputs and outputs. */
@@ -104,7 +107,8 @@ static void bench_open(struct bench *b, const struct net *net, const char *devic
     b->wide = b->type == LG_F64 ? LG_F64 : LG_F32;
     gpu_need(lg_stream_open(b->device, &b->stream));
     gpu_need(lg_denoiser_params(&net->c, &b->params));
-    gpu_need(lg_denoiser_open(b->device, &net->c, net->batch, true, &b->denoiser));
+    const struct lg_denoiser_mode mode = {.batch = net->batch, .train = true};
+    gpu_need(lg_denoiser_open(b->device, &net->c, &mode, &b->denoiser));
     fill_weights(b);
     fill_inputs(b);
 }
@@ -157,6 +161,30 @@ static void compare(const struct bench *b, const struct gpu_precision *p,
     fflush(stdout);
 }
 
+/* The same bits whatever is recomputed or offloaded. */
+static void check_recomputed(struct bench *b, const struct gpu_precision *p,
+                             const double *const got[2])
+{
+    static const char *const words[] = {"norms", "mlp", "block", "none", "block"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(words); i++) {
+        const bool offload = i >= 3;
+        double *again[2];
+        const char *const recompute[] = {words[i], NULL};
+        const struct lg_denoiser_mode mode = {
+            .batch = b->net->batch, .train = true, .recompute = recompute, .offload = offload};
+        lg_denoiser_close(&b->denoiser);
+        gpu_need(lg_denoiser_open(b->device, &b->net->c, &mode, &b->denoiser));
+        bench_run(b, &again[0], &again[1]);
+        bool same = !memcmp(got[0], again[0], (size_t)lg_numel(&b->out) * sizeof(double)) &&
+                    !memcmp(got[1], again[1], b->params.count * sizeof(double));
+        if (!same)
+            printf("FAIL %s in %s: other bits with %s recomputed%s\n", b->net->name, p->name,
+                   words[i], offload ? ", the rest offloaded" : "");
+        gpu_count(same);
+        for (int k = 0; k < 2; k++) free(again[k]);
+    }
+}
+
 static void check_net(const struct net *net)
 {
     struct bench ref;
@@ -178,6 +206,7 @@ static void check_net(const struct net *net)
             printf("FAIL %s in %s: other bits the second time\n", net->name,
                    GPU_PRECISIONS[k].name);
         gpu_count(same);
+        check_recomputed(&b, &GPU_PRECISIONS[k], (const double *[]){got[0], got[1]});
         for (int i = 0; i < 2; i++) free(got[i]), free(again[i]);
         bench_close(&b);
     }

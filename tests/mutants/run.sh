@@ -45,8 +45,12 @@ tests_of() {
     supervisor/core/park.*) echo supervise_adopt e2e:copies ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
-    kernels/graph/*) echo graph t5 ;;
+    kernels/graph/grad.*) echo graph_grad ;;
+    kernels/graph/fuse.*) echo graph_fuse ;;
+    kernels/graph/recompute.*) echo graph_recompute ;;
+    kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
+    stages/nets/denoiser.*) echo denoiser_recompute ;;
     kernels/*) echo heartbeat ;;
     stages/stage_memory.*) echo heartbeat ;;
     stages/io/picture*) echo picture_work picture ;;

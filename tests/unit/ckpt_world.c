@@ -129,7 +129,7 @@ static bool play_rank(struct ckpt_world *w, int rank, uint64_t until)
         lg_trainer_mark_grads(w->board, rank, a.step, 1);
         return true;
     case LG_DO_REDUCE:
-        lg_trainer_mark_partial(w->board, rank, a.step, 1);
+        lg_trainer_mark_partial(w->board, rank, a.step, &(struct lg_exact_sum){0});
         return true;
     case LG_DO_UPDATE:
         make_state(w, rank, a.step + 1);
@@ -190,10 +190,12 @@ bool ckpt_world_has(const struct ckpt_world *w, uint64_t state)
     return lg_manifest_exists(dir);
 }
 
-static bool are(const float *got, size_t n, int kind, uint64_t state)
+/* What lies between the parameters is in no file. */
+static bool are(const float *got, const lg_params *t, int kind, uint64_t state)
 {
-    for (size_t i = 0; i < n; i++)
-        if (!(got[i] == value(kind, state, i))) return false;
+    for (const struct lg_param *p = t->p; p < t->p + t->n; p++)
+        for (size_t i = p->offset; i < p->offset + p->count; i++)
+            if (!(got[i] == value(kind, state, i))) return false;
     return true;
 }
 
@@ -209,11 +211,11 @@ static const char *wrong_numbers(const struct ckpt_world *w, const char *dir, ui
         lg_denoiser_load(&w->trainer->net, model, v + 3 * n) < 0 ||
         lg_denoiser_load(&w->trainer->net, ema, v + 4 * n) < 0)
         wrong = lg_err_message();
-    else if (!are(v, n, W, state) || !are(v + 3 * n, n, W, state))
+    else if (!are(v, p, W, state) || !are(v + 3 * n, p, W, state))
         wrong = "other weights";
-    else if (!are(v + n, n, M, state) || !are(v + 2 * n, n, V, state))
+    else if (!are(v + n, p, M, state) || !are(v + 2 * n, p, V, state))
         wrong = "other moments";
-    else if (!are(v + 4 * n, n, EMA, state))
+    else if (!are(v + 4 * n, p, EMA, state))
         wrong = "another EMA";
     free(v);
     return wrong;

@@ -22,7 +22,7 @@ enum { ROWS = COLUMN_ROWS, SHORT = COLUMN_SHORT, FLAT = COLUMN_FLAT, WIDE = COLU
 static float g_mean[ROWS] = {0.01f, -0.2f, 0.07f, 0.3f, -0.13f, 0.0f};
 static float g_rstd[ROWS] = {1.1f, 0.9f, 1.7f, 1.3f, 0.77f, 2.1f};
 static float g_left[3][ROWS];
-static double g_sum;
+static double g_squares[COLUMN_FLAT / LG_SQUARES_PIECE + 1];
 
 static void copy_in(struct column_call *c, int out, int in, int rows)
 {
@@ -90,7 +90,6 @@ static void run_norm_modulate_forward(struct column_call *c)
                                             .x = TOKENS_IN(0),
                                             .shift = c->variant ? MOD_IN(1) : LG_NONE,
                                             .scale = c->variant ? MOD_IN(2) : LG_NONE,
-                                            .mod_stride = c->n,
                                             .y = TOKENS_OUT(0),
                                             .mean = lg_t2(g_left[0], LG_F32, 2, ROWS / 2),
                                             .rstd = lg_t2(g_left[1], LG_F32, 2, ROWS / 2),
@@ -110,7 +109,6 @@ static void run_norm_modulate_backward(struct column_call *c)
                                              .dx = TOKENS_OUT(0),
                                              .dshift = mod ? MOD_OUT(1) : LG_NONE,
                                              .dscale = mod ? MOD_OUT(2) : LG_NONE,
-                                             .mod_stride = c->n,
                                              .accumulate = c->variant / 2});
 }
 
@@ -120,7 +118,6 @@ static void run_gate_residual_forward(struct column_call *c)
         c->stream, &(struct lg_gate_residual_forward_args){.x = TOKENS_IN(0),
                                                            .y = TOKENS_IN(1),
                                                            .gate = c->variant ? MOD_IN(2) : LG_NONE,
-                                                           .mod_stride = c->n,
                                                            .out = TOKENS_OUT(0)});
 }
 
@@ -132,7 +129,6 @@ static void run_gate_residual_backward(struct column_call *c)
                                                                        .gate = MOD_IN(2),
                                                                        .dy = TOKENS_OUT(0),
                                                                        .dgate = MOD_OUT(1),
-                                                                       .mod_stride = c->n,
                                                                        .dbias = FLAT_OUT(2)});
 }
 
@@ -166,8 +162,6 @@ static void run_attention_forward(struct column_call *c)
                                         .q = lg_t4(c->in[0], LG_F32, 1, Tq, 1, d),
                                         .k = lg_t4(k, LG_F32, 1, ROWS, 1, d),
                                         .v = lg_t4(v, LG_F32, 1, ROWS, 1, d),
-                                        .q_stride = d,
-                                        .kv_stride = d,
                                         .o = lg_t4(c->out[0], LG_F32, 1, Tq, 1, d),
                                         .lse = c->variant ? lg_t3(c->out[1], LG_F32, 1, 1, Tq)
                                                           : lg_t3(g_left[0], LG_F32, 1, 1, Tq),
@@ -191,8 +185,6 @@ static void run_softmax(struct column_call *c)
                              .q = lg_t4(queries, LG_F32, 1, ROWS, 1, c->n),
                              .k = lg_t4(keys, LG_F32, 1, c->n, 1, c->n),
                              .v = lg_t4(one_hot, LG_F32, 1, c->n, 1, c->n),
-                             .q_stride = c->n,
-                             .kv_stride = c->n,
                              .bias = c->variant ? lg_t3(c->in[0], LG_F32, 1, ROWS, c->n) : LG_NONE,
                              .o = lg_t4(c->out[0], LG_F32, 1, ROWS, 1, c->n),
                              .scale = 0.7});
@@ -207,14 +199,10 @@ static void run_attention_backward(struct column_call *c)
                                          .q = lg_t4(c->in[2], LG_F32, 1, ROWS, 1, n),
                                          .k = lg_t4(c->in[3], LG_F32, 1, ROWS, 1, n),
                                          .v = lg_t4(c->in[4], LG_F32, 1, ROWS, 1, n),
-                                         .q_stride = n,
-                                         .kv_stride = n,
                                          .lse = lg_t3(g_rstd, LG_F32, 1, 1, ROWS),
                                          .dq = lg_t4(c->out[0], LG_F32, 1, ROWS, 1, n),
                                          .dk = lg_t4(c->out[1], LG_F32, 1, ROWS, 1, n),
                                          .dv = lg_t4(c->out[2], LG_F32, 1, ROWS, 1, n),
-                                         .dq_stride = n,
-                                         .dkv_stride = n,
                                          .scale = 0.3});
 }
 
@@ -228,14 +216,10 @@ static void run_attention_backward_keys(struct column_call *c)
                                          .q = lg_t4(g_mean, LG_F32, 1, ROWS, 1, 1),
                                          .k = lg_t4(c->in[0], LG_F32, 1, c->n, 1, 1),
                                          .v = lg_t4(c->in[1], LG_F32, 1, c->n, 1, 1),
-                                         .q_stride = 1,
-                                         .kv_stride = 1,
                                          .lse = lg_t3(g_rstd, LG_F32, 1, 1, ROWS),
                                          .dq = lg_t4(g_left[0], LG_F32, 1, ROWS, 1, 1),
                                          .dk = lg_t4(c->out[0], LG_F32, 1, c->n, 1, 1),
                                          .dv = lg_t4(c->out[1], LG_F32, 1, c->n, 1, 1),
-                                         .dq_stride = 1,
-                                         .dkv_stride = 1,
                                          .scale = 0.3});
 }
 
@@ -299,11 +283,12 @@ static void run_mse_loss(struct column_call *c)
 
 static void run_reduce_ranks(struct column_call *c)
 {
+    const int64_t pieces = (c->n + LG_SQUARES_PIECE - 1) / LG_SQUARES_PIECE;
     lg_reduce_ranks(c->stream,
                     &(struct lg_reduce_ranks_args){.x = {FLAT_IN(0), FLAT_IN(1), FLAT_IN(2)},
                                                    .count = 3,
                                                    .y = FLAT_OUT(0),
-                                                   .sum_squares = lg_t1(&g_sum, LG_F64, 1)});
+                                                   .squares = lg_t1(g_squares, LG_F64, pieces)});
 }
 
 static void run_adamw(struct column_call *c)

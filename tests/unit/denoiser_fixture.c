@@ -164,11 +164,20 @@ void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const
     f->type = lg_device_dtype(f->device);
     need(lg_stream_open(f->device, &f->stream));
     need(lg_denoiser_params(c, &f->params));
-    need(lg_denoiser_open(f->device, c, DENOISER_FIXTURE_BATCH, train, &f->net));
+    const struct lg_denoiser_mode mode = {.batch = DENOISER_FIXTURE_BATCH, .train = train};
+    need(lg_denoiser_open(f->device, c, &mode, &f->net));
     f->weights = alloc(f, f->params.count * lg_dtype_bytes(f->type));
     f->grads = alloc(f, f->params.count * lg_dtype_bytes(f->type));
     fill_weights(f);
     fill_inputs(f);
+}
+
+int denoiser_fixture_recompute(struct denoiser_fixture *f, const char *const *words)
+{
+    const struct lg_denoiser_mode mode = {
+        .batch = DENOISER_FIXTURE_BATCH, .train = true, .recompute = words};
+    lg_denoiser_close(&f->net);
+    return lg_denoiser_open(f->device, &f->config, &mode, &f->net);
 }
 
 void denoiser_fixture_close(struct denoiser_fixture *f)

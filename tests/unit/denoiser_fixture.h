@@ -31,6 +31,9 @@ struct denoiser_fixture {
 /* device: "host", "ref64"; isa may be NULL. Batch DENOISER_FIXTURE_BATCH. */
 void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const char *isa,
                            const struct lg_denoiser_config *c, bool train);
+/* The net anew, with these words of memory.recompute; weights and inputs stay. Its error, if any: then the net is
+ * gone. */
+int denoiser_fixture_recompute(struct denoiser_fixture *f, const char *const *words);
 void denoiser_fixture_close(struct denoiser_fixture *f);
 void denoiser_fixture_forward(struct denoiser_fixture *f);
 /* From f->dout into f->grads. */

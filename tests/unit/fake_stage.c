@@ -111,7 +111,7 @@ static int trainer_step(lg_stage *st)
         lg_trainer_mark_grads(st->board, st->index, a.step, 1);
         break;
     case LG_DO_REDUCE:
-        lg_trainer_mark_partial(st->board, st->index, a.step, 1);
+        lg_trainer_mark_partial(st->board, st->index, a.step, &(struct lg_exact_sum){0});
         break;
     case LG_DO_UPDATE:
         LG_TRY(update(st, a.step));

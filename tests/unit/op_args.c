@@ -138,17 +138,10 @@ static void *upload(struct op_run *r, int b, int64_t count)
     return (char *)u->device + u->lead;
 }
 
-static lg_tensor shaped(void *data, lg_dtype dtype, int rank, const int64_t *dim)
-{
-    lg_tensor t = {data, dtype, rank, {1, 1, 1, 1}};
-    for (int i = 0; i < rank; i++) t.dim[i] = dim[i];
-    return t;
-}
-
 /* A random input. */
 lg_tensor op_in(struct op_run *r, int flags, double scale, int rank, const int64_t *dim)
 {
-    lg_tensor t = shaped(NULL, flags & OP_STATS ? r->stats : r->F, rank, dim);
+    lg_tensor t = lg_tensor_of(NULL, flags & OP_STATS ? r->stats : r->F, rank, dim);
     int b = new_buffer(r, t.dtype, lg_numel(&t), false);
     fill_normals(r, b, lg_numel(&t), flags, scale);
     t.data = upload(r, b, lg_numel(&t));
@@ -158,7 +151,7 @@ lg_tensor op_in(struct op_run *r, int flags, double scale, int rank, const int64
 lg_tensor op_in_integers(struct op_run *r, lg_dtype dtype, int flags, int64_t low, int64_t high,
                          int rank, const int64_t *dim)
 {
-    lg_tensor t = shaped(NULL, dtype, rank, dim);
+    lg_tensor t = lg_tensor_of(NULL, dtype, rank, dim);
     int b = new_buffer(r, dtype, lg_numel(&t), false);
     fill_integers(r, b, lg_numel(&t), flags, low, high);
     t.data = upload(r, b, lg_numel(&t));
@@ -169,7 +162,7 @@ lg_tensor op_in_integers(struct op_run *r, lg_dtype dtype, int flags, int64_t lo
 lg_tensor op_in_values(struct op_run *r, lg_dtype dtype, int flags, const double *v, int rank,
                        const int64_t *dim)
 {
-    lg_tensor t = shaped(NULL, dtype, rank, dim);
+    lg_tensor t = lg_tensor_of(NULL, dtype, rank, dim);
     int b = new_buffer(r, dtype, lg_numel(&t), false);
     for (int64_t i = 0; i < lg_numel(&t); i++) r->buffer[b].values[i] = rounded(r, flags, v[i]);
     t.data = upload(r, b, lg_numel(&t));
@@ -199,7 +192,7 @@ static void declare_out(struct op_run *r, struct op_declared o)
 lg_tensor op_out_typed(struct op_run *r, const char *name, lg_dtype dtype, int flags, int rank,
                        const int64_t *dim)
 {
-    lg_tensor t = shaped(NULL, dtype, rank, dim);
+    lg_tensor t = lg_tensor_of(NULL, dtype, rank, dim);
     int64_t n = lg_numel(&t);
     int b = new_buffer(r, dtype, n, true);
     if (flags & OP_FILLED) fill_normals(r, b, n, flags, 1);
@@ -237,7 +230,13 @@ lg_tensor op_slice(struct op_run *r, struct op_pack p, const char *name, int64_t
     if (p.flags & OP_OUTPUT)
         declare_out(r,
                     (struct op_declared){name, p.buffer, p.flags, offset, p.rows, width, p.stride});
-    return shaped(base + (size_t)offset * lg_dtype_bytes(r->F), r->F, rank, dim);
+    lg_tensor t = lg_tensor_of(base + (size_t)offset * lg_dtype_bytes(r->F), r->F, rank, dim);
+    int64_t row = 1, stride = p.stride;
+    int i = rank;
+    while (row < width) row *= dim[--i];
+    for (; i > 0; stride *= dim[i]) t.stride[--i] = stride;
+    LG_ASSERT(row == width && stride == p.rows * p.stride);
+    return t;
 }
 
 /* Takes an output's values out of its downloaded buffer and leaves 0xFF there. */
@@ -308,19 +307,20 @@ double *op_row_stats(const double *x, int64_t rows, int64_t D)
 static void softmax_row(const struct op_run *r, const struct lg_attention_backward_args *a,
                         int64_t b, int64_t h, int64_t t, double *ret_o, double *ret_lse)
 {
-    int64_t Tq = a->q.dim[1], d = a->q.dim[3], Tk = a->k.dim[1];
+    int64_t d = a->q.dim[3], Tk = a->k.dim[1];
     int64_t n = a->k_length.data ? (int64_t)op_values_of(r, a->k_length)[b] : Tk;
-    const double *q = op_values_of(r, a->q) + (b * Tq + t) * a->q_stride + h * d;
-    const double *k = op_values_of(r, a->k) + b * Tk * a->kv_stride + h * d;
-    const double *v = op_values_of(r, a->v) + b * Tk * a->kv_stride + h * d;
+    const int64_t step = a->k.stride[1]; /* of v, too */
+    const double *q = op_values_of(r, a->q) + b * a->q.stride[0] + t * a->q.stride[1] + h * d;
+    const double *k = op_values_of(r, a->k) + b * a->k.stride[0] + h * d;
+    const double *v = op_values_of(r, a->v) + b * a->v.stride[0] + h * d;
     double sum = 0;
     for (int64_t i = 0; i < d; i++) ret_o[i] = 0;
     for (int64_t j = 0; j < n; j++) {
         double score = 0;
-        for (int64_t i = 0; i < d; i++) score += q[i] * k[j * a->kv_stride + i];
+        for (int64_t i = 0; i < d; i++) score += q[i] * k[j * step + i];
         double e = exp(a->scale * score);
         sum += e;
-        for (int64_t i = 0; i < d; i++) ret_o[i] += e * v[j * a->kv_stride + i];
+        for (int64_t i = 0; i < d; i++) ret_o[i] += e * v[j * step + i];
     }
     for (int64_t i = 0; i < d; i++) ret_o[i] /= sum;
     *ret_lse = log(sum);

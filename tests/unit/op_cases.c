@@ -125,7 +125,7 @@ BUILD(cast)
 
 BUILD(norm_modulate_forward)
 {
-    struct lg_norm_modulate_forward_args a = {.eps = 1e-6, .mod_stride = 6 * z->D};
+    struct lg_norm_modulate_forward_args a = {.eps = 1e-6};
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     if (z->mod) {
         struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 6 * z->D);
@@ -141,7 +141,7 @@ BUILD(norm_modulate_forward)
 typedef struct lg_norm_modulate_backward_args norm_back;
 static norm_back make_norm_back(struct op_run *r, const struct shape *z)
 {
-    norm_back a = {.mod_stride = 6 * z->D, .accumulate = z->accumulate};
+    norm_back a = {.accumulate = z->accumulate};
     const int64_t rows = z->B * z->T;
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     a.dy = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
@@ -167,7 +167,7 @@ BUILD(norm_modulate_backward)
 
 BUILD(gate_residual_forward)
 {
-    struct lg_gate_residual_forward_args a = {.mod_stride = 6 * z->D};
+    struct lg_gate_residual_forward_args a = {0};
     op_in_out(r, z->alias, "out", OP_SAMPLE, &a.x, &a.out, DIMS(z->B, z->T, z->D));
     a.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     if (z->mod)
@@ -178,7 +178,7 @@ BUILD(gate_residual_forward)
 
 BUILD(gate_residual_backward)
 {
-    struct lg_gate_residual_backward_args a = {.mod_stride = 6 * z->D};
+    struct lg_gate_residual_backward_args a = {0};
     op_in_out(r, z->alias, "dy", OP_SAMPLE, &a.dout, &a.dy, DIMS(z->B, z->T, z->D));
     a.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 6 * z->D);
@@ -192,8 +192,7 @@ BUILD(gate_residual_backward)
 
 BUILD(residual_norm_forward)
 {
-    struct lg_residual_norm_forward_args a = {.residual = {.mod_stride = 6 * z->D},
-                                              .norm = {.eps = 1e-6, .mod_stride = 2 * z->D}};
+    struct lg_residual_norm_forward_args a = {.norm = {.eps = 1e-6}};
     lg_tensor *out = &a.residual.out;
     op_in_out(r, z->alias, "out", OP_SAMPLE, &a.residual.x, out, DIMS(z->B, z->T, z->D));
     a.residual.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
@@ -213,9 +212,8 @@ BUILD(residual_norm_forward)
 
 BUILD(norm_residual_backward)
 {
-    struct lg_norm_residual_backward_args a = {
-        .norm = make_norm_back(r, z),
-        .residual = {.mod_stride = 2 * z->D, .accumulate_dbias = z->dbias_filled}};
+    struct lg_norm_residual_backward_args a = {.norm = make_norm_back(r, z),
+                                               .residual = {.accumulate_dbias = z->dbias_filled}};
     struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 2 * z->D);
     struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 2 * z->D);
     a.residual.dout = a.norm.dx;
@@ -250,7 +248,6 @@ BUILD(group_norm_forward)
 /* q, k, v as slices: of one buffer (packed, Tq = Tk), or q alone and k, v of another one. */
 struct qkv {
     lg_tensor q, k, v;
-    int64_t q_stride, kv_stride;
 };
 
 static struct qkv make_qkv(struct op_run *r, const struct shape *z, int flags,
@@ -259,10 +256,8 @@ static struct qkv make_qkv(struct op_run *r, const struct shape *z, int flags,
     int64_t w = z->heads * z->d, Tk = z->Tk ? z->Tk : z->T;
     struct qkv x;
     int64_t q_dim[] = {z->B, z->T, z->heads, z->d}, k_dim[] = {z->B, Tk, z->heads, z->d};
-    x.q_stride = z->packed ? 3 * w : w;
-    x.kv_stride = z->packed ? 3 * w : 2 * w;
-    struct op_pack q = op_pack(r, flags, z->B * z->T, x.q_stride);
-    struct op_pack kv = z->packed ? q : op_pack(r, flags, z->B * Tk, x.kv_stride);
+    struct op_pack q = op_pack(r, flags, z->B * z->T, z->packed ? 3 * w : w);
+    struct op_pack kv = z->packed ? q : op_pack(r, flags, z->B * Tk, 2 * w);
     x.q = op_slice(r, q, name[0], 0, w, 4, q_dim);
     x.k = op_slice(r, kv, name[1], z->packed ? w : 0, w, 4, k_dim);
     x.v = op_slice(r, kv, name[2], z->packed ? 2 * w : w, w, 4, k_dim);
@@ -274,12 +269,8 @@ BUILD(attention_forward)
     static const char *const NO_NAMES[3] = {0};
     int64_t Tk = z->Tk ? z->Tk : z->T;
     struct qkv x = make_qkv(r, z, OP_SAMPLE, NO_NAMES);
-    struct lg_attention_forward_args a = {.q = x.q,
-                                          .k = x.k,
-                                          .v = x.v,
-                                          .q_stride = x.q_stride,
-                                          .kv_stride = x.kv_stride,
-                                          .scale = 1 / sqrt((double)z->d)};
+    struct lg_attention_forward_args a = {
+        .q = x.q, .k = x.k, .v = x.v, .scale = 1 / sqrt((double)z->d)};
     if (z->mask) a.k_length = op_in_integers(r, LG_I32, OP_SAMPLE, 1, Tk, DIMS(z->B));
     if (z->bias) a.bias = op_in(r, 0, 1, DIMS(z->heads, z->T, Tk));
     a.o = op_out(r, "o", OP_SAMPLE, DIMS(z->B, z->T, z->heads, z->d));
@@ -292,12 +283,8 @@ BUILD(attention_backward)
     static const char *const NO_NAMES[3] = {0}, *const NAMES[3] = {"dq", "dk", "dv"};
     int64_t H = z->heads, d = z->d, T = z->T, Tk = z->Tk ? z->Tk : T;
     struct qkv x = make_qkv(r, z, OP_SAMPLE, NO_NAMES);
-    struct lg_attention_backward_args a = {.q = x.q,
-                                           .k = x.k,
-                                           .v = x.v,
-                                           .q_stride = x.q_stride,
-                                           .kv_stride = x.kv_stride,
-                                           .scale = 1 / sqrt((double)d)};
+    struct lg_attention_backward_args a = {
+        .q = x.q, .k = x.k, .v = x.v, .scale = 1 / sqrt((double)d)};
     if (z->mask) a.k_length = op_in_integers(r, LG_I32, OP_SAMPLE, 1, Tk, DIMS(z->B));
     double *o = calloc((size_t)(z->B * T * H * d), sizeof *o);
     double *lse = calloc((size_t)(z->B * H * T), sizeof *lse);
@@ -310,7 +297,6 @@ BUILD(attention_backward)
     a.dout = op_in(r, OP_SAMPLE, 1, DIMS(z->B, T, H, d));
     struct qkv g = make_qkv(r, z, OP_SAMPLE | OP_OUTPUT, NAMES);
     a.dq = g.q, a.dk = g.k, a.dv = g.v;
-    a.dq_stride = g.q_stride, a.dkv_stride = g.kv_stride;
     if (z->bias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(3 * H * d));
     a.accumulate_dbias = z->dbias_filled;
     lg_attention_backward(r->stream, &a);
@@ -508,7 +494,8 @@ BUILD(reduce_ranks)
     struct lg_reduce_ranks_args a = {.count = (int)z->count};
     op_in_out(r, z->alias, "y", 0, &a.x[0], &a.y, DIMS(z->D));
     for (int i = 1; i < a.count; i++) a.x[i] = op_in(r, 0, 1, DIMS(z->D));
-    a.sum_squares = op_out_typed(r, "sum_squares", LG_F64, 0, DIMS(1));
+    a.squares = op_out_typed(r, "squares", LG_F64, 0,
+                             DIMS((z->D + LG_SQUARES_PIECE - 1) / LG_SQUARES_PIECE));
     lg_reduce_ranks(r->stream, &a);
 }
 

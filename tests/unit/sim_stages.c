@@ -342,22 +342,30 @@ static void begin_add(struct actor *a)
     memset(a->p.sum, 0, sizeof a->p.sum);
 }
 
+static struct lg_exact_sum exact(double x)
+{
+    struct lg_exact_sum s = {0};
+    lg_exact_sum_add(&s, x);
+    return s;
+}
+
 static bool train_reduce(struct actor *a)
 {
     struct world *w = a->w;
+    struct lg_exact_sum sums, torn = {.nonfinite = 1};
     uint64_t s = a->p.act.step;
     BEGIN(a);
     begin_add(a);
     while (add(a)) STEP(a);
     a->p.norm = 0;
     for (int i = 0; i < SHARD_WORDS; i++) a->p.norm += (double)(a->p.sum[i] & 0xffff);
-    if (planted(w, SIM_PARTIAL_EARLY)) lg_trainer_mark_partial(&w->board, a->index, s, -1);
-    actor_row(a)->sum_squares[s & 1] = -1; /* torn, until the mark */
+    if (planted(w, SIM_PARTIAL_EARLY)) lg_trainer_mark_partial(&w->board, a->index, s, &torn);
+    actor_row(a)->sum_squares[s & 1] = torn; /* until the mark */
     STEP(a);
     if (planted(w, SIM_PARTIAL_EARLY))
-        actor_row(a)->sum_squares[s & 1] = a->p.norm;
+        actor_row(a)->sum_squares[s & 1] = exact(a->p.norm);
     else
-        lg_trainer_mark_partial(&w->board, a->index, s, a->p.norm);
+        sums = exact(a->p.norm), lg_trainer_mark_partial(&w->board, a->index, s, &sums);
     mark(a, "sums of step");
     END(a);
 }
@@ -394,7 +402,8 @@ static bool train_update(struct actor *a)
     }
     a->p.norm = 0;
     for (a->p.q = 0; a->p.q < w->ranks; a->p.q++) {
-        a->p.norm += lg_board_row(&w->board, LG_ROLE_trainer, a->p.q)->sum_squares[s & 1];
+        a->p.norm += lg_exact_sum_total(
+            &lg_board_row(&w->board, LG_ROLE_trainer, a->p.q)->sum_squares[s & 1]);
         STEP(a);
     }
     if (a->p.norm != w->want[s].norm)

@@ -53,11 +53,14 @@ static void test_one_step(void **state)
     assert_waits(lg_trainer_next(b, 0), "gradients");
     lg_trainer_mark_grads(b, 1, 5, 1.5);
     assert_action(lg_trainer_next(b, 0), LG_DO_REDUCE, 5);
-    lg_trainer_mark_partial(b, 0, 5, 9.0);
+    struct lg_exact_sum squares[2];
+    memset(squares, 0, sizeof squares);
+    lg_exact_sum_add(&squares[0], 9.0);
+    lg_trainer_mark_partial(b, 0, 5, &squares[0]);
     assert_waits(lg_trainer_next(b, 0), "sums");
-    assert_true(lg_board_row(b, LG_ROLE_trainer, 0)->sum_squares[1] == 9.0);
+    assert_true(lg_exact_sum_total(&lg_board_row(b, LG_ROLE_trainer, 0)->sum_squares[1]) == 9.0);
     assert_true(lg_board_row(b, LG_ROLE_trainer, 1)->loss_sum[1] == 1.5);
-    lg_trainer_mark_partial(b, 1, 5, 1.0);
+    lg_trainer_mark_partial(b, 1, 5, &squares[1]);
     assert_action(lg_trainer_next(b, 0), LG_DO_UPDATE, 5); /* the other side is empty: no floor */
     lg_trainer_mark_commit(b, 0, 5);
     assert_waits(lg_trainer_next(b, 0), "commits");
@@ -75,7 +78,8 @@ static void go(uint64_t s)
         assert_action(lg_trainer_next(b, r), LG_DO_FORWARD, s);
         lg_trainer_mark_grads(b, r, s, 0);
     }
-    for (int r = 0; r < shared.ranks; r++) lg_trainer_mark_partial(b, r, s, 0);
+    for (int r = 0; r < shared.ranks; r++)
+        lg_trainer_mark_partial(b, r, s, &(struct lg_exact_sum){0});
     for (int r = 0; r < shared.ranks; r++) {
         assert_action(lg_trainer_next(b, r), LG_DO_UPDATE, s);
         lg_trainer_mark_commit(b, r, s);
@@ -107,7 +111,7 @@ static void go_to_update(uint64_t s)
 {
     lg_commit_decide(b, s);
     lg_trainer_mark_grads(b, 0, s, 0);
-    lg_trainer_mark_partial(b, 0, s, 0);
+    lg_trainer_mark_partial(b, 0, s, &(struct lg_exact_sum){0});
 }
 
 static void test_floors(void **state)
@@ -226,7 +230,7 @@ static void test_yield(void **state)
     atomic_store(&shared.yield, 1);
     for (int r = 0; r < 2; r++) assert_false(lg_trainer_may_leave(b, r)); /* step 0 is under way */
     lg_trainer_mark_grads(b, 1, 0, 0);
-    for (int r = 0; r < 2; r++) lg_trainer_mark_partial(b, r, 0, 0);
+    for (int r = 0; r < 2; r++) lg_trainer_mark_partial(b, r, 0, &(struct lg_exact_sum){0});
     assert_false(lg_trainer_may_leave(b, 0));
     lg_trainer_mark_commit(b, 0, 0);
     assert_false(lg_trainer_may_leave(b, 0)); /* the other one may need it to live: not yet */

@@ -1,5 +1,7 @@
 /* Reading a pipeline.toml: what is accepted, and the text of every kind of refusal. */
 #include "config/config.h"
+#include "config/denoisers.h"
+#include "config/schema.h"
 #include "config/toml.h"
 #include "tests/unit/scratch.h"
 #include <limits.h>
@@ -143,12 +145,57 @@ static void test_overrides(void **state)
     lg_config_free(&c);
 }
 
+/* A list as one text: "a|b". */
+static void assert_list(const struct lg_strlist *list, const char *expected)
+{
+    char text[200] = "";
+    for (int i = 0; i < list->n; i++) {
+        size_t at = strlen(text);
+        snprintf(text + at, sizeof text - at, "%s%s", i ? "|" : "", list->v[i]);
+    }
+    assert_string_equal(text, expected);
+}
+
+/* A number in a list is its text; a text or a number alone is a list of one. */
+static void test_lists(void **state)
+{
+    (void)state;
+    const struct {
+        const char *value, *list;
+        int n;
+    } accepted[] = {{"[]", "", 0},
+                    {"['a', 'b, c']", "a|b, c", 2},
+                    {"[207, -3, 0x10]", "207|-3|16", 3},
+                    {"['x', 9223372036854775807]", "x|9223372036854775807", 2},
+                    {"'a cat'", "a cat", 1},
+                    {"'[a]'", "[a]", 1},
+                    {"''", "", 1},
+                    {"207", "207", 1},
+                    {"-9223372036854775808", "-9223372036854775808", 1}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(accepted); i++) {
+        char text[100], set[100];
+        snprintf(text, sizeof text, "[sample]\ncaptions = %s\n", accepted[i].value);
+        snprintf(set, sizeof set, "sample.captions=%s", accepted[i].value);
+        lg_config *c[] = {load(text, NULL), load("", set)};
+        for (size_t j = 0; j < LG_ARRAY_LEN(c); j++) {
+            assert_list(&c[j]->sample_captions, accepted[i].list);
+            assert_int_equal(c[j]->sample_captions.n, accepted[i].n);
+            lg_config_free(&c[j]);
+        }
+    }
+    lg_config *c = load("", "sample.captions=a, b");
+    assert_int_equal(c->sample_captions.n, 1);
+    assert_list(&c->sample_captions, "a, b");
+    lg_config_free(&c);
+}
+
 static void test_round_trip(void **state)
 {
     (void)state;
     lg_config *a = load("[job]\nname = \"q\\\"\\\\\\t\\u0001\\u00e9\"\n[trainer]\nlr = 0.1\n"
                         "adam_eps = 1.2345678901234567e-9\nclip_norm = 3\n"
-                        "[data]\npath = 'a,b'\n[sample]\ncaptions = ['x', \"y\\n\"]\n",
+                        "[data]\npath = 'a,b'\n[sample]\ncaptions = ['x', \"y\\n\"]\n"
+                        "[memory]\nrecompute = [0, 3]\n",
                         NULL);
     char *first = lg_config_to_toml(a), *second;
     lg_config *b = load(first, NULL);
@@ -158,6 +205,7 @@ static void test_round_trip(void **state)
     assert_string_equal(a->job_name, b->job_name);
     assert_string_equal(a->data_path, b->data_path);
     assert_string_equal(b->sample_captions.v[1], "y\n");
+    assert_list(&b->memory_recompute, "0|3");
     assert_int_equal(lg_config_compatible(a, b), 0);
     free(first);
     free(second);
@@ -213,9 +261,20 @@ static void test_types_and_ranges(void **state)
         "[trainer]\nobjective = 'x'\n",
         "p.toml:2:1: trainer.objective is out of range: expected one of \"eps\", \"v\", \"flow\", "
         "got the text \"x\"");
-    REFUSES("[sample]\ncaptions = 'x'\n", "sample.captions: expected a list of texts",
-            "p.toml:2:1");
-    REFUSES("[sample]\ncaptions = ['x', 1]\n", "sample.captions: expected a list of texts");
+    REFUSES("[sample]\ncaptions = 1.5\n",
+            "p.toml:2:1: sample.captions: expected a text, a whole number, or a list of them like "
+            "[\"a\", 2], got 1.5");
+    REFUSES("[sample]\ncaptions = true\n", "sample.captions: expected a text, ", "got true");
+    REFUSES("[sample.captions]\na = 'x'\n", "sample.captions: expected a text, ", "got a table");
+    static const char *const lists[] = {"['x', 1.5]", "['x', ['y']]", "[true]", "[{a = 1}]",
+                                        "[\"a\\u0000b\"]"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(lists); i++) {
+        char text[80];
+        snprintf(text, sizeof text, "[sample]\ncaptions = %s\n", lists[i]);
+        REFUSES(text, "p.toml:2:1: sample.captions: expected a text, ",
+                "got a date, or a list of something else than texts and whole numbers");
+    }
+    REFUSES("[trainer]\nlr = [1]\n", "trainer.lr: expected a number from 0 to 10, got a list");
     REFUSES("[trainer.lr]\nx = 1\n", "p.toml:1:", "trainer.lr: expected a number", "got a table");
     REFUSES("trainer = 5\n", "p.toml:1:1: trainer is a section: write [trainer] once");
     REFUSES("[[vae]]\ninstances = 1\n", "vae is a section: write [vae] once");
@@ -239,6 +298,7 @@ static void test_unknown_names(void **state)
     REFUSES("exp_name = 'x'\n", "LiteGen's exp_name is called job.name here");
     REFUSES("zero_degree = 3\n", "LiteGen's zero_degree is not in this version");
     REFUSES("max_steps = 5\n", "LiteGen's max_steps is called trainer.max_steps here");
+    REFUSES("selective_ratio = 0.2\n", "LiteGen's selective_ratio is called memory.recompute here");
 }
 
 static void test_bad_overrides(void **state)
@@ -263,7 +323,8 @@ static void test_bad_overrides(void **state)
     }
     lg_config *c = load("", "job.name=\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
     lg_config_free(&c);
-    REFUSES_SET("sample.captions=[1]", "--set: sample.captions: expected a list of texts");
+    REFUSES_SET("sample.captions=[1.5]", "--set: sample.captions: expected a text, a whole number");
+    REFUSES_SET("sample.captions=[a, b]", "got a date, or a list of something else than texts");
 }
 
 static void test_collects(void **state)
@@ -318,6 +379,8 @@ static void test_rules_hold(void **state)
     if (check_with(NULL, 0) < 0) fail_msg("%s", lg_err_text());
     assert_int_equal(CHECK("trainer.ranks=2", "trainer.micro_batch_size=4"), 0);
     assert_int_equal(CHECK("model.kind=dit", "text.model=", "sample.captions=[\"0\", \"999\"]"), 0);
+    assert_int_equal(CHECK("model.kind=dit", "text.model=", "sample.captions=[0, 999]"), 0);
+    assert_int_equal(CHECK("model.kind=dit", "text.model=", "sample.captions=207"), 0);
     assert_int_equal(CHECK("trainer.min_snr_gamma=5", "trainer.objective=v"), 0);
     assert_int_equal(CHECK("vae.model=", "data.latent_size=16"), 0);
     scratch_write("ck/manifest.json", "{}");
@@ -399,9 +462,30 @@ static void test_rules_training(void **state)
     BREAKS("trainer.min_snr_gamma = 5 has no meaning with trainer.objective = \"flow\"",
            "trainer.min_snr_gamma=5");
     BREAKS("trainer.beta1 = 1: expected less than 1", "trainer.beta1=1");
+    BREAKS("trainer.loss_scale = 1000: expected a power of two", "trainer.loss_scale=1000");
     BREAKS("trainer.beta2 = 1: expected less than 1", "trainer.beta2=1");
     BREAKS("trainer.warmup_steps = 50 leaves nothing of the 50 steps (trainer.lr_steps)",
            "trainer.warmup_steps=50", "trainer.lr_steps=50", "trainer.lr_schedule=cosine");
+}
+
+/* What is wrong in every way: test_recompute.c. */
+static void test_rules_memory(void **state)
+{
+    (void)state;
+    write_models();
+    assert_int_equal(CHECK("memory.recompute=[0, 3]"), 0);
+    assert_int_equal(CHECK("memory.recompute=every:2"), 0);
+    BREAKS("--set: memory.recompute: there is no block 4: the net has 4, from 0 on",
+           "memory.recompute=[0, 4]");
+    assert_int_equal(CHECK("memory.recompute=[0, 4]", "model.depth=5"), 0);
+    BREAKS("--set: memory.recompute: \"ratio:2\" has no number from 0 to 1",
+           "memory.recompute=ratio:2");
+    lg_config *c = load("[memory]\n\nrecompute = 'blocks'\n[data]\npath = '/'\n"
+                        "[model]\nkind = 'dit'\n",
+                        NULL);
+    assert_int_equal(lg_config_check(c), LG_ERR_CONFIG);
+    assert_message("p.toml:3: memory.recompute: \"blocks\" is unknown; expected \"none\"");
+    lg_config_free(&c);
 }
 
 static void test_rules_previews(void **state)
@@ -503,12 +587,29 @@ static void test_compatible(void **state)
     assert_int_equal(lg_config_compatible(b, a), LG_ERR_MISMATCH);
     assert_message("p.toml:2: trainer.max_steps was 80 when the run began and is 60 now");
     lg_config_free(&b);
+    b = load("[trainer]\nmax_steps = 60\n[memory]\nrecompute = 'block'\n", NULL);
+    assert_int_equal(lg_config_compatible(a, b), 0);
+    lg_config_free(&b);
     b = load("[text]\nlength = 32\n[trainer]\nmax_steps = 60\nlr=1e-3\n", NULL);
     assert_int_equal(lg_config_compatible(a, b), LG_ERR_MISMATCH);
     assert_message("p.toml:2: text.length was 24 when the run began and is 32 now");
     assert_message("p.toml:5: trainer.lr was 0.0001 when the run began and is 0.001 now");
     lg_config_free(&a);
     lg_config_free(&b);
+}
+
+/* Each choice of model.kind has a row in denoisers.def, in that order. */
+static void test_denoisers(void **state)
+{
+    (void)state;
+    char choices[256] = "";
+    for (int i = 0; i < LG_DENOISER_KINDS; i++) {
+        const char *name = lg_denoiser_info((lg_denoiser_kind)i)->name;
+        assert_int_equal(lg_denoiser_kind_of(name), i);
+        snprintf(choices + strlen(choices), sizeof choices - strlen(choices), "%s%s", i ? "|" : "",
+                 name);
+    }
+    assert_string_equal(choices, lg_key_at(lg_key_find("model.kind"))->choices);
 }
 
 static void test_document(void **state)
@@ -576,14 +677,15 @@ static void test_examples(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_defaults),       TEST(test_values),           TEST(test_paths),
-        TEST(test_overrides),      TEST(test_round_trip),       TEST(test_syntax),
-        TEST(test_deep_nesting),   TEST(test_types_and_ranges), TEST(test_unknown_names),
-        TEST(test_bad_overrides),  TEST(test_collects),         TEST(test_rules_hold),
-        TEST(test_rules_batch),    TEST(test_rules_model),      TEST(test_rules_training),
-        TEST(test_rules_device),   TEST(test_rules_files),      TEST(test_rules_previews),
-        TEST(test_rules_restarts), TEST(test_rules_histograms), TEST(test_rules_collect),
-        TEST(test_compatible),     TEST(test_document),         TEST(test_exit_codes),
+        TEST(test_defaults),         TEST(test_values),        TEST(test_paths),
+        TEST(test_overrides),        TEST(test_lists),         TEST(test_round_trip),
+        TEST(test_syntax),           TEST(test_deep_nesting),  TEST(test_types_and_ranges),
+        TEST(test_unknown_names),    TEST(test_bad_overrides), TEST(test_collects),
+        TEST(test_rules_hold),       TEST(test_rules_batch),   TEST(test_rules_model),
+        TEST(test_rules_training),   TEST(test_rules_device),  TEST(test_rules_files),
+        TEST(test_rules_previews),   TEST(test_rules_memory),  TEST(test_rules_restarts),
+        TEST(test_rules_histograms), TEST(test_rules_collect), TEST(test_compatible),
+        TEST(test_denoisers),        TEST(test_document),      TEST(test_exit_codes),
         TEST(test_examples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -85,6 +85,7 @@ static void against_ref64(const struct lg_denoiser_config *c, const char *set)
             denoiser_fixture_set(&f, f.grads, f.params.p[i].offset + e, NAN);
     denoiser_fixture_backward(&f, false);
     wrong += compare_grads(&f, grads, 1.0);
+    denoiser_fixture_forward(&f);
     denoiser_fixture_backward(&f, true);
     wrong += compare_grads(&f, grads, 2.0);
     denoiser_fixture_forward(&f);
@@ -197,7 +198,8 @@ static void test_accumulation_is_planned(void **state)
     lg_denoiser *net;
     lg_params params;
     if (lg_device_open("host", &(struct lg_device_options){.isa = isa}, &d) < 0 ||
-        lg_stream_open(d, &s) < 0 || lg_denoiser_open(d, &c, B, true, &net) < 0 ||
+        lg_stream_open(d, &s) < 0 ||
+        lg_denoiser_open(d, &c, &(struct lg_denoiser_mode){.batch = B, .train = true}, &net) < 0 ||
         lg_denoiser_params(&c, &params) < 0)
         fail_msg("%s", lg_err_text());
     lg_tensor out = lg_t4(NULL, LG_F32, B, c.channels, SIDE, SIDE);
@@ -210,6 +212,7 @@ static void test_accumulation_is_planned(void **state)
     void *grads = zeros(d, params.count * sizeof(float));
     lg_denoiser_forward(net, s, weights, &in, out);
     lg_denoiser_backward(net, s, weights, &in, out, grads, false);
+    lg_denoiser_forward(net, s, weights, &in, out);
     lg_denoiser_backward(net, s, weights, &in, out, grads, true); /* aborts without the plan */
     lg_stream_sync(s);
     lg_params_free(&params);

@@ -65,8 +65,6 @@ static void contents(void **state)
     struct lg_attention_forward_args a = {.q = lg_t4(memory, LG_F64, 1, 2, 1, 4),
                                           .k = lg_t4(memory + 100, LG_F64, 1, 2, 1, 4),
                                           .v = lg_t4(memory + 200, LG_F64, 1, 2, 1, 4),
-                                          .q_stride = 4,
-                                          .kv_stride = 4,
                                           .k_length = lg_t1(length, LG_I32, 1),
                                           .o = lg_t4(memory + 300, LG_F64, 1, 2, 1, 4),
                                           .scale = 1};

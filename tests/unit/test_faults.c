@@ -131,7 +131,7 @@ static int keep(void)
 static int publish(void)
 {
     static lg_manifest m;
-    static float read_back[4000];
+    static float read_back[4 * LG_UNIT_ALIGN];
     char dir[LG_PATH_BYTES], parent[LG_PATH_BYTES + 16], weights[LG_PATH_BYTES];
     lg_params params;
     LG_ASSERT(lg_denoiser_params(&net, &params) == 0);

@@ -106,7 +106,7 @@ static void test_another_layout_version(void **state)
     (void)state;
     orphan();
     g_board->s->preamble.version++;
-    refused(10, "has layout version 4, this program 3");
+    refused(10, "has layout version 5, this program 4");
     assert_exit(RUN("status", g_run), 0);
     assert_output("processes may live");
     ends_without_its_build();

@@ -211,8 +211,6 @@ static int masked_keys(struct rig *r, const char *isa)
                          &(struct lg_attention_forward_args){.q = lg_t4(q, LG_F32, 1, T, H, D),
                                                              .k = lg_t4(k, LG_F32, 1, T, H, D),
                                                              .v = lg_t4(v, LG_F32, 1, T, H, D),
-                                                             .q_stride = ROW,
-                                                             .kv_stride = ROW,
                                                              .k_length = lg_t1(&keys, LG_I32, 1),
                                                              .o = lg_t4(r->out, LG_F32, 1, T, H, D),
                                                              .scale = 0.3});

@@ -117,19 +117,19 @@ static void test_words(void **state)
     assert_non_null(
         strstr(last_line(), "combine c=0.10000000000000001,-2,0,0 count=2 | x[0] f32 3 "));
     assert_non_null(strstr(text, " | x[1] f32 3 "));
-    lg_residual_norm_forward(stream, &(struct lg_residual_norm_forward_args){
-                                         .residual = {.x = lg_t3(m, LG_F32, 2, 2, 4),
-                                                      .y = lg_t3(m + 64, LG_F32, 2, 2, 4),
-                                                      .gate = lg_t2(m + 128, LG_F32, 2, 4),
-                                                      .mod_stride = 12,
-                                                      .out = lg_t3(m, LG_F32, 2, 2, 4)},
-                                         .norm = {.x = lg_t3(m, LG_F32, 2, 2, 4),
-                                                  .y = lg_t3(m + 256, LG_F32, 2, 2, 4),
-                                                  .mean = lg_t2(m + 320, LG_F32, 2, 2),
-                                                  .rstd = lg_t2(m + 384, LG_F32, 2, 2),
-                                                  .eps = 1e-6}});
-    assert_non_null(strstr(last_line(), "residual_norm_forward residual.mod_stride=12 "
-                                        "norm.mod_stride=0 norm.eps=9.9999999999999995e-07 | "));
+    lg_residual_norm_forward(
+        stream, &(struct lg_residual_norm_forward_args){
+                    .residual = {.x = lg_t3(m, LG_F32, 2, 2, 4),
+                                 .y = lg_t3(m + 64, LG_F32, 2, 2, 4),
+                                 .gate = lg_slice(lg_t2(m + 128, LG_F32, 2, 12), 1, 0, 4),
+                                 .out = lg_t3(m, LG_F32, 2, 2, 4)},
+                    .norm = {.x = lg_t3(m, LG_F32, 2, 2, 4),
+                             .y = lg_t3(m + 256, LG_F32, 2, 2, 4),
+                             .mean = lg_t2(m + 320, LG_F32, 2, 2),
+                             .rstd = lg_t2(m + 384, LG_F32, 2, 2),
+                             .eps = 1e-6}});
+    assert_non_null(
+        strstr(last_line(), "residual_norm_forward norm.eps=9.9999999999999995e-07 | "));
     assert_non_null(strstr(text, " | residual.gate f32 2,4/12 "));
     assert_non_null(strstr(text, " | norm.shift - | "));
     lg_device_free(device, (void **)&m);

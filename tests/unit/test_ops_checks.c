@@ -21,7 +21,7 @@
 /* ---- a device that computes nothing ---- */
 
 static bool reached; /* the operation was let through */
-#define LG_OP(name, ...)                                                                                \
+#define LG_OP(name, ...)                                                                           \
     static void reach_##name(lg_stream *s, const struct lg_##name##_args *a)                       \
     {                                                                                              \
         reached = true;                                                                            \
@@ -62,7 +62,7 @@ static const struct tensor {
     const char *field;
     unsigned types;
     bool out, optional, any_shape, aligned;
-    const char *dims, *may_be, *is;
+    const char *dims, *rows_as, *may_be, *is;
 } TENSORS[] = {
 #define TENSOR(name, member, t, o, d, ...)                                                         \
     {.op = LG_OP_##name,                                                                           \
@@ -114,14 +114,22 @@ static int64_t dim_of(const char *dims, int i)
     return product;
 }
 
+/* The dimensions before the |, 0: none. */
+static int rows_of(const char *dims)
+{
+    const char *bar = strchr(dims, '|');
+    int rows = 0;
+    while (bar && word(dims, rows) < bar) rows++;
+    return rows;
+}
+
 /* Elements from the first to the last one, gaps between rows counted. */
 static int64_t extent(const struct tensor *t)
 {
-    const char *bar = strchr(t->dims, '|');
     int64_t rows = 1, row = 1;
     for (int i = 0; i < rank_of(t->dims); i++)
-        *(bar && word(t->dims, i) < bar ? &rows : &row) *= dim_of(t->dims, i);
-    return bar ? (rows - 1) * (row + 1) + row : row;
+        *(i < rows_of(t->dims) ? &rows : &row) *= dim_of(t->dims, i);
+    return (rows - 1) * (row + 1) + row;
 }
 
 /* A letter alone, which no tensor of the call has but here. */
@@ -202,14 +210,26 @@ static void put(union call *c, const struct tensor *t, uintptr_t at)
         if (root(u) == root(t)) tensor_of(c, u)->data = (void *)at;
 }
 
+/* Its strides, from its dimensions; those of rows are `gap` more than a row's length. */
+static void lay(lg_tensor *x, int rows, int64_t gap)
+{
+    int64_t stride = 1;
+    for (int i = x->rank - 1; i >= 0; i--) {
+        if (i == rows - 1) stride += gap;
+        x->stride[i] = stride;
+        stride *= x->dim[i];
+    }
+}
+
 static union call right_call(lg_op_id op)
 {
     union call c = {0};
     OPERATIONS[op].begin(&c);
     for (const struct tensor *t = NULL; (t = next_of(op, t));) {
         lg_tensor *x = tensor_of(&c, t);
-        *x = (lg_tensor){(void *)home(t), first_type(t->types), rank_of(t->dims), {1, 1, 1, 1}};
-        for (int i = 0; i < x->rank; i++) x->dim[i] = dim_of(t->dims, i);
+        *x = (lg_tensor){(void *)home(t), first_type(t->types), rank_of(t->dims), {0}, {0}};
+        for (int i = 0; i < LG_RANK_MAX; i++) x->dim[i] = i < x->rank ? dim_of(t->dims, i) : 1;
+        lay(x, rows_of(t->dims), 1);
     }
     return c;
 }
@@ -267,7 +287,7 @@ static void for_all_operations(void (*check)(lg_op_id))
     assert_int_equal(wrong, 0);
 }
 
-#define LG_OP(name, ...)                                                                                \
+#define LG_OP(name, ...)                                                                           \
     static void run_##name(lg_stream *s, const union call *c)                                      \
     {                                                                                              \
         lg_##name(s, &c->name);                                                                    \
@@ -311,6 +331,7 @@ static void check_dimensions(const struct tensor *t)
         for (int by = -1; by <= 1; by += 2) {
             union call c = right_call(t->op);
             tensor_of(&c, t)->dim[i] += by;
+            lay(tensor_of(&c, t), rows_of(t->dims), 1);
             expect(is_free(t, i), t->op, &c, "%s, dimension %d changed by %d", t->field, i, by);
         }
     }
@@ -320,14 +341,16 @@ static void check_ranks(const struct tensor *t)
 {
     union call c = right_call(t->op);
     lg_tensor *x = tensor_of(&c, t);
-    if (x->rank < LG_RANK_MAX) {
+    for (int rank = x->rank; x->rank <= LG_RANK_MAX;) {
         x->rank++;
-        expect(t->any_shape, t->op, &c, "%s, one dimension more", t->field);
-        x->rank--;
+        expect(t->any_shape && x->rank <= LG_RANK_MAX, t->op, &c, "%s, rank %d for %d", t->field,
+               x->rank, rank);
     }
+    c = right_call(t->op);
     if (x->rank > 1) {
         x->rank--;
         x->dim[x->rank - 1] *= x->dim[x->rank];
+        lay(x, 0, 0);
         expect(t->any_shape, t->op, &c, "%s, two dimensions in one", t->field);
     }
 }
@@ -351,6 +374,67 @@ static void check_shapes(lg_op_id op)
 static void shapes(void **state)
 {
     for_all_operations(check_shapes);
+}
+
+static bool is_tied(const struct tensor *t)
+{
+    bool tied = t->rows_as != NULL;
+    for (const struct tensor *u = NULL; (u = next_of(t->op, u));)
+        tied |= u->rows_as && !strcmp(u->rows_as, t->field);
+    return tied;
+}
+
+/* The tensor itself, and those that must have its row stride. */
+static bool goes_with(const struct tensor *t, const struct tensor *u)
+{
+    const char *name = t->rows_as ? t->rows_as : t->field;
+    return !strcmp(u->rows_as ? u->rows_as : u->field, name);
+}
+
+static void check_strides(lg_op_id op)
+{
+    for (const struct tensor *t = NULL; (t = next_of(op, t));) {
+        const int rows = rows_of(t->dims);
+        for (int i = 0; i < rank_of(t->dims); i++) {
+            union call c = right_call(op);
+            if (dim_of(t->dims, i) == 1) continue;
+            tensor_of(&c, t)->stride[i] += 2;
+            expect(rows == 1 && i == 0 && !is_tied(t), op, &c, "%s, stride %d", t->field, i);
+        }
+        if (rows == 0) continue;
+        union call alone = right_call(op), all = alone;
+        lay(tensor_of(&alone, t), rows, 3);
+        expect(!is_tied(t), op, &alone, "%s, rows farther apart", t->field);
+        for (const struct tensor *u = NULL; (u = next_of(op, u));)
+            if (goes_with(t, u)) lay(tensor_of(&all, u), rows, 3);
+        expect(true, op, &all, "%s and those with it, rows farther apart", t->field);
+    }
+}
+
+/* Of a dimension of 1, where the operation takes one, and of a single row. */
+static void check_free_strides(lg_op_id op)
+{
+    for (const struct tensor *t = NULL; (t = next_of(op, t));) {
+        for (int i = 0; i < rank_of(t->dims); i++) {
+            const int letter = *word(t->dims, i);
+            int64_t size = size_of[letter];
+            size_of[letter] = 1;
+            union call c = right_call(op);
+            if (isalpha(letter) && dim_of(t->dims, i) == 1 && !is_refused(&real, op, &c)) {
+                tensor_of(&c, t)->stride[i] = 1000;
+                expect(true, op, &c, "%s, stride %d of %c = 1", t->field, i, letter);
+                tensor_of(&c, t)->stride[i] = -1;
+                expect(true, op, &c, "%s, stride %d of %c = 1", t->field, i, letter);
+            }
+            size_of[letter] = size;
+        }
+    }
+}
+
+static void strides(void **state)
+{
+    for_all_operations(check_strides);
+    for_all_operations(check_free_strides);
 }
 
 static void check_absence(lg_op_id op)
@@ -443,6 +527,14 @@ static void swap(int64_t *dim)
     dim[0] = dim[1], dim[1] = first;
 }
 
+/* Rows of (rows, D) or (samples, rows, heads, d). */
+static void apart(lg_tensor *t, int64_t stride)
+{
+    int64_t row = 1;
+    for (int i = t->rank / 2; i < t->rank; i++) row *= t->dim[i];
+    lay(t, t->rank / 2, stride - row);
+}
+
 #define AT_LINE_(name, line) name##line
 #define AT_LINE(name, line)  AT_LINE_(name, line)
 #define CHANGE(op, ...)                                                                            \
@@ -465,12 +557,24 @@ static const struct {
 #include "tests/unit/op_tensors.def"
 };
 
+/* A change of dimensions is to be let through or refused for them, not for strides that are not theirs. */
+static void lay_changed(union call *c, lg_op_id op)
+{
+    union call right = right_call(op);
+    for (const struct tensor *t = NULL; (t = next_of(op, t));) {
+        lg_tensor *x = tensor_of(c, t);
+        if (memcmp(x->dim, tensor_of(&right, t)->dim, sizeof x->dim) != 0)
+            lay(x, rows_of(t->dims), 1);
+    }
+}
+
 static void check_changes(lg_op_id op)
 {
     for (size_t i = 0; i < LG_ARRAY_LEN(CHANGES); i++) {
         if (CHANGES[i].op != op) continue;
         union call c = right_call(op);
         CHANGES[i].change(&c);
+        lay_changed(&c, op);
         expect(CHANGES[i].allowed, op, &c, "%s", CHANGES[i].text);
     }
 }
@@ -513,9 +617,9 @@ static void scratch(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(types),     cmocka_unit_test(shapes), cmocka_unit_test(absence),
-        cmocka_unit_test(alignment), cmocka_unit_test(memory), cmocka_unit_test(changes),
-        cmocka_unit_test(scratch),
+        cmocka_unit_test(types),   cmocka_unit_test(shapes),    cmocka_unit_test(strides),
+        cmocka_unit_test(absence), cmocka_unit_test(alignment), cmocka_unit_test(memory),
+        cmocka_unit_test(changes), cmocka_unit_test(scratch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

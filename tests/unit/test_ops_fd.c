@@ -255,6 +255,19 @@ static void products_and_sums(void **state)
     check("db of a + b", &(struct loss){run_add_forward, &add, y, r, M * N}, row, N, drow, drow0);
 }
 
+/* Columns [from, from + n) of rows of `stride` elements. */
+static lg_tensor slice(double *rows, int64_t count, int64_t stride, int64_t from, int64_t n)
+{
+    return lg_slice(T2(rows, count, stride), 1, from, n);
+}
+
+/* The same of (B, T) rows, as heads (B, T, H, D). */
+static lg_tensor heads(double *rows, const int64_t dim[4], int64_t stride, int64_t from)
+{
+    lg_tensor t = slice(rows, dim[0] * dim[1], stride, from, dim[2] * dim[3]);
+    return lg_split(lg_split(t, 1, dim[3]), 0, dim[1]);
+}
+
 static void norm_with(int64_t B, int64_t T, int64_t D, bool mod, bool accumulate)
 {
     int64_t n = B * T * D, stride = 3 * D;
@@ -266,18 +279,17 @@ static void norm_with(int64_t B, int64_t T, int64_t D, bool mod, bool accumulate
                                               .y = T3(y, B, T, D),
                                               .mean = T2(mean, B, T),
                                               .rstd = T2(rstd, B, T),
-                                              .mod_stride = stride,
                                               .eps = 1e-6};
     struct lg_norm_modulate_backward_args b = {.dy = T3(r, B, T, D),
                                                .x = f.x,
                                                .mean = f.mean,
                                                .rstd = f.rstd,
                                                .dx = T3(dx, B, T, D),
-                                               .mod_stride = stride,
                                                .accumulate = accumulate};
     if (mod) {
-        f.shift = T2(m, B, D), f.scale = T2(m + 2 * D, B, D), b.scale = f.scale;
-        b.dshift = T2(dm, B, D), b.dscale = T2(dm + 2 * D, B, D);
+        f.shift = slice(m, B, stride, 0, D), f.scale = slice(m, B, stride, 2 * D, D);
+        b.dshift = slice(dm, B, stride, 0, D), b.dscale = slice(dm, B, stride, 2 * D, D);
+        b.scale = f.scale;
     }
     struct loss l = {run_norm_modulate_forward, &f, y, r, n};
     run_norm_modulate_forward(&f);
@@ -301,18 +313,16 @@ static void gate_residual(void **state)
     double *m = normals(B * STRIDE), *dm = zeros(B * STRIDE), *db = poison(D);
     struct lg_gate_residual_forward_args f = {.x = T3(x, B, T, D),
                                               .y = T3(y, B, T, D),
-                                              .gate = T2(m + D, B, D),
-                                              .mod_stride = STRIDE,
+                                              .gate = slice(m, B, STRIDE, D, D),
                                               .out = T3(out, B, T, D)};
     struct loss l = {run_gate_residual_forward, &f, out, r, n};
-    lg_gate_residual_backward(g_stream,
-                              &(struct lg_gate_residual_backward_args){.dout = T3(r, B, T, D),
-                                                                       .y = f.y,
-                                                                       .gate = f.gate,
-                                                                       .dy = T3(dy, B, T, D),
-                                                                       .dgate = T2(dm + D, B, D),
-                                                                       .mod_stride = STRIDE,
-                                                                       .dbias = T1(db, D)});
+    lg_gate_residual_backward(
+        g_stream, &(struct lg_gate_residual_backward_args){.dout = T3(r, B, T, D),
+                                                           .y = f.y,
+                                                           .gate = f.gate,
+                                                           .dy = T3(dy, B, T, D),
+                                                           .dgate = slice(dm, B, STRIDE, D, D),
+                                                           .dbias = T1(db, D)});
     for (int i = 0; i < D; i++) {
         double sum = 0;
         for (int row = 0; row < B * T; row++) sum += dy[row * D + i];
@@ -341,11 +351,10 @@ static void attention_packed(void **state)
     double *qkv = normals(n), *dqkv = poison(n), *o = poison(B * T * W), *r = normals(B * T * W);
     double *lse = poison(B * H * T), *bias = zeros(3 * W), *db = normals(3 * W), *sum = zeros(n);
     const double *db0 = copy_of(db, 3 * W);
-    struct lg_attention_forward_args f = {.q = T4(qkv, B, T, H, D),
-                                          .k = T4(qkv + W, B, T, H, D),
-                                          .v = T4(qkv + 2 * W, B, T, H, D),
-                                          .q_stride = 3 * W,
-                                          .kv_stride = 3 * W,
+    const int64_t dim[] = {B, T, H, D};
+    struct lg_attention_forward_args f = {.q = heads(qkv, dim, 3 * W, 0),
+                                          .k = heads(qkv, dim, 3 * W, W),
+                                          .v = heads(qkv, dim, 3 * W, 2 * W),
                                           .o = T4(o, B, T, H, D),
                                           .lse = T3(lse, B, H, T),
                                           .scale = 0.6};
@@ -357,14 +366,10 @@ static void attention_packed(void **state)
                                                                .q = f.q,
                                                                .k = f.k,
                                                                .v = f.v,
-                                                               .q_stride = 3 * W,
-                                                               .kv_stride = 3 * W,
                                                                .lse = f.lse,
-                                                               .dq = T4(dqkv, B, T, H, D),
-                                                               .dk = T4(dqkv + W, B, T, H, D),
-                                                               .dv = T4(dqkv + 2 * W, B, T, H, D),
-                                                               .dq_stride = 3 * W,
-                                                               .dkv_stride = 3 * W,
+                                                               .dq = heads(dqkv, dim, 3 * W, 0),
+                                                               .dk = heads(dqkv, dim, 3 * W, W),
+                                                               .dv = heads(dqkv, dim, 3 * W, 2 * W),
                                                                .dbias = T1(db, 3 * W),
                                                                .accumulate_dbias = true,
                                                                .scale = f.scale});
@@ -386,32 +391,28 @@ static void attention_masked(void **state)
     double *q = normals(B * TQ * W), *kv = normals(B * TK * 2 * W), *o = poison(B * TQ * W);
     double *r = normals(B * TQ * W), *lse = poison(B * H * TQ);
     double *dq = zeros(B * TQ * (W + 1)), *dk = poison(B * TK * W), *dv = poison(B * TK * W);
+    const int64_t q_dim[] = {B, TQ, H, D}, k_dim[] = {B, TK, H, D};
     struct lg_attention_forward_args f = {.q = T4(q, B, TQ, H, D),
-                                          .k = T4(kv, B, TK, H, D),
-                                          .v = T4(kv + W, B, TK, H, D),
-                                          .q_stride = W,
-                                          .kv_stride = 2 * W,
+                                          .k = heads(kv, k_dim, 2 * W, 0),
+                                          .v = heads(kv, k_dim, 2 * W, W),
                                           .k_length = lg_t1(length, LG_I32, B),
                                           .o = T4(o, B, TQ, H, D),
                                           .lse = T3(lse, B, H, TQ),
                                           .scale = 0.6};
     struct loss l = {run_attention_forward, &f, o, r, B * TQ * W};
     run_attention_forward(&f);
-    lg_attention_backward(g_stream, &(struct lg_attention_backward_args){.dout = T4(r, B, TQ, H, D),
-                                                                         .o = f.o,
-                                                                         .q = f.q,
-                                                                         .k = f.k,
-                                                                         .v = f.v,
-                                                                         .q_stride = W,
-                                                                         .kv_stride = 2 * W,
-                                                                         .k_length = f.k_length,
-                                                                         .lse = f.lse,
-                                                                         .dq = T4(dq, B, TQ, H, D),
-                                                                         .dk = T4(dk, B, TK, H, D),
-                                                                         .dv = T4(dv, B, TK, H, D),
-                                                                         .dq_stride = W + 1,
-                                                                         .dkv_stride = W,
-                                                                         .scale = f.scale});
+    lg_attention_backward(g_stream,
+                          &(struct lg_attention_backward_args){.dout = T4(r, B, TQ, H, D),
+                                                               .o = f.o,
+                                                               .q = f.q,
+                                                               .k = f.k,
+                                                               .v = f.v,
+                                                               .k_length = f.k_length,
+                                                               .lse = f.lse,
+                                                               .dq = heads(dq, q_dim, W + 1, 0),
+                                                               .dk = T4(dk, B, TK, H, D),
+                                                               .dv = T4(dv, B, TK, H, D),
+                                                               .scale = f.scale});
     double *dq_dense = zeros(B * TQ * W), *dkv = zeros(B * TK * 2 * W);
     for (int i = 0; i < B * TQ * W; i++) dq_dense[i] = dq[i / W * (W + 1) + i % W];
     for (int i = 0; i < B * TK * W; i++) {

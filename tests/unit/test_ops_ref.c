@@ -126,8 +126,6 @@ static void attention(void **state)
     struct lg_attention_forward_args f = {.q = T4(wave(1), B, TQ, H, D),
                                           .k = T4(wave(2), B, TK, H, D),
                                           .v = T4(wave(3), B, TK, H, D),
-                                          .q_stride = W,
-                                          .kv_stride = W,
                                           .k_length = lg_t1(length, LG_I32, B),
                                           .bias = T3(wave(4), H, TQ, TK),
                                           .o = T4(o, B, TQ, H, D),
@@ -145,15 +143,11 @@ static void attention(void **state)
                                                                .q = f.q,
                                                                .k = f.k,
                                                                .v = f.v,
-                                                               .q_stride = W,
-                                                               .kv_stride = W,
                                                                .k_length = f.k_length,
                                                                .lse = f.lse,
                                                                .dq = T4(dq, B, TQ, H, D),
                                                                .dk = T4(dk, B, TK, H, D),
                                                                .dv = T4(dv, B, TK, H, D),
-                                                               .dq_stride = W,
-                                                               .dkv_stride = W,
                                                                .scale = f.scale});
     CLOSE(dq, ATTENTION_DQ);
     CLOSE(dk, ATTENTION_DK);
@@ -165,24 +159,22 @@ static void norm_modulate(void **state)
     enum { B = 2, T = 3, D = 4 };
     double y[B * T * D], mean[B * T], rstd[B * T], dx[B * T * D], dmod[B * 2 * D], *mod = wave(2);
     struct lg_norm_modulate_forward_args f = {.x = T3(wave(1), B, T, D),
-                                              .shift = T2(mod, B, D),
-                                              .scale = T2(mod + D, B, D),
-                                              .mod_stride = 2 * D,
+                                              .shift = lg_slice(T2(mod, B, 2 * D), 1, 0, D),
+                                              .scale = lg_slice(T2(mod, B, 2 * D), 1, D, D),
                                               .y = T3(y, B, T, D),
                                               .mean = T2(mean, B, T),
                                               .rstd = T2(rstd, B, T),
                                               .eps = 1e-6};
     lg_norm_modulate_forward(g_stream, &f);
-    lg_norm_modulate_backward(g_stream,
-                              &(struct lg_norm_modulate_backward_args){.dy = T3(wave(3), B, T, D),
-                                                                       .x = f.x,
-                                                                       .mean = f.mean,
-                                                                       .rstd = f.rstd,
-                                                                       .scale = f.scale,
-                                                                       .dx = T3(dx, B, T, D),
-                                                                       .dshift = T2(dmod, B, D),
-                                                                       .dscale = T2(dmod + D, B, D),
-                                                                       .mod_stride = 2 * D});
+    lg_norm_modulate_backward(g_stream, &(struct lg_norm_modulate_backward_args){
+                                            .dy = T3(wave(3), B, T, D),
+                                            .x = f.x,
+                                            .mean = f.mean,
+                                            .rstd = f.rstd,
+                                            .scale = f.scale,
+                                            .dx = T3(dx, B, T, D),
+                                            .dshift = lg_slice(T2(dmod, B, 2 * D), 1, 0, D),
+                                            .dscale = lg_slice(T2(dmod, B, 2 * D), 1, D, D)});
     CLOSE(y, NORM_Y);
     CLOSE(dx, NORM_DX);
     CLOSE(dmod, NORM_DMOD);
@@ -351,7 +343,7 @@ static void reduce_ranks(void **state)
     lg_reduce_ranks(g_stream, &(struct lg_reduce_ranks_args){.x = {T1(a, 3), T1(b, 3)},
                                                              .count = 2,
                                                              .y = T1(a, 3),
-                                                             .sum_squares = T1(&squares, 1)});
+                                                             .squares = T1(&squares, 1)});
     assert_true(a[0] == 11 && a[1] == 22 && a[2] == 33 && squares == 121 + 484 + 1089);
 }
 

@@ -53,6 +53,99 @@ static void test_places(void **state)
     assert_int_equal(t.n, 0);
 }
 
+/* Units begin on whole pieces of the gradient's squares and hold everything between them. */
+static void test_units(void **state)
+{
+    lg_params t = {0};
+    const struct lg_param rows[] = {spec("a", 1, 5000, 0, LG_INIT_NORMAL, 1),
+                                    spec("b", 1, 3, 0, LG_INIT_NORMAL, 1),
+                                    spec("c", 1, 20, 0, LG_INIT_NORMAL, 1)};
+    lg_params_begin_unit(&t, "embed");
+    lg_params_add(&t, &rows[0]);
+    lg_params_begin_unit(&t, "block.%d", 0);
+    lg_params_add(&t, &rows[1]);
+    lg_params_add(&t, &rows[2]);
+    assert_int_equal(t.n_units, 2);
+    assert_string_equal(t.unit[1].name, "block.0");
+    assert_true(t.unit[0].first == 0 && t.unit[0].count == 8192);
+    assert_true(t.unit[1].first == 8192 && t.p[1].offset == 8192 && t.unit[1].count == 48);
+    assert_int_equal(t.count, 8240);
+    float *w = malloc(t.count * sizeof *w);
+    lg_params_init(&t, 1, w, 0, t.count);
+    for (size_t e = 5000; e < 8192; e++) assert_true(w[e] == 0.0f);
+    free(w);
+    lg_params_free(&t);
+}
+
+/* A parameter's values are its own, whatever stands before it. */
+static void test_init_by_name(void **state)
+{
+    lg_params t = small_table(), alone = {0};
+    struct lg_param u = spec("u", 2, 97, 103, LG_INIT_UNIFORM, 0.5);
+    float *w = malloc(t.count * sizeof *w), *own = malloc(t.count * sizeof *own);
+    lg_params_add(&alone, &u);
+    lg_params_init(&t, 9, w, 0, t.count);
+    lg_params_init(&alone, 9, own, 0, alone.count);
+    assert_memory_equal(w + t.p[1].offset, own, u.dim[0] * u.dim[1] * sizeof *w);
+    free(w);
+    free(own);
+    lg_params_free(&t);
+    lg_params_free(&alone);
+}
+
+/* The first group that fits counts; stretches of one group end where another's begins, gaps go with what is before them. */
+static void test_groups(void **state)
+{
+    lg_params t = small_table(); /* n, u, u2 (packed), one, zero */
+    static const char *const texts[] = {"u? decay=0", "u* lr=0.5", "[no]* lr=2 decay=0.25", NULL};
+    assert_int_equal(lg_params_group(&t, texts), 0);
+    static const int want[] = {3, 2, 1, 3, 0};
+    for (int i = 0; i < t.n; i++) assert_int_equal(t.p[i].group, want[i]);
+    assert_true(t.group[1].decay == 0 && t.group[1].lr == 1 && t.group[2].lr == 0.5);
+    int group;
+    assert_int_equal(lg_params_group_end(&t, 0, t.count, &group), t.p[1].offset);
+    assert_int_equal(group, 3);
+    assert_int_equal(lg_params_group_end(&t, t.p[1].offset - 1, t.count, &group), t.p[1].offset);
+    assert_int_equal(group, 3);
+    assert_int_equal(lg_params_group_end(&t, t.p[2].offset + 5, t.count, &group), t.p[3].offset);
+    assert_int_equal(group, 1);
+    assert_int_equal(lg_params_group_end(&t, t.p[1].offset, t.p[1].offset + 7, &group),
+                     t.p[1].offset + 7);
+    assert_int_equal(lg_params_group_end(&t, t.p[4].offset, t.count, &group), t.count);
+    assert_int_equal(group, 0);
+    assert_int_equal(lg_params_group(&t, NULL), 0); /* and out of them again */
+    assert_int_equal(lg_params_group_end(&t, 0, t.count, &group), t.count);
+    assert_int_equal(group, 0);
+    lg_params_free(&t);
+}
+
+static void test_groups_refused(void **state)
+{
+    lg_params t = small_table();
+    static const struct {
+        const char *text, *why;
+    } bad[] = {{"v* frozen", "fits none of the 5 parameters"},
+               {"u frozen", "are one product"},
+               {"u2 frozen", "are one product"},
+               {"n", "does not say what becomes of them"},
+               {"", "it is empty"},
+               {"n frozen lr=2", "has no factors"},
+               {"n lr=-1", "a factor that is no number"},
+               {"n lr=0x1", "a factor that is no number"},
+               {"n lr=2e6", "a factor that is no number"},
+               {"n warm", "none of these"}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(bad); i++) {
+        const char *const texts[] = {bad[i].text, NULL};
+        assert_int_equal(lg_params_group(&t, texts), LG_ERR_CONFIG);
+        if (!strstr(lg_err_message(), bad[i].why))
+            fail_msg("\"%s\": %s", bad[i].text, lg_err_message());
+        lg_err_clear();
+    }
+    static const char *const both[] = {"u* frozen", NULL};
+    assert_int_equal(lg_params_group(&t, both), 0);
+    lg_params_free(&t);
+}
+
 /* q, k and v, weights and biases, lie behind each other in the nets' tables. */
 static void test_packing(void **state)
 {
@@ -101,7 +194,7 @@ static void test_init(void **state)
     struct moments u = moments_of(w + t.p[1].offset, t.p[1].count);
     assert_true(fabs(u.mean) <= 0.015 && fabs(u.variance * 12 - 1) <= 0.07);
     assert_true(u.low >= -0.5 && u.high <= 0.5 && u.low < -0.499 && u.high > 0.499);
-    size_t same = 0; /* two parameters alike in all but their index have other values */
+    size_t same = 0; /* two parameters alike in all but their name have other values */
     for (size_t e = 0; e < t.p[1].count; e++) same += w[t.p[1].offset + e] == w[t.p[2].offset + e];
     assert_true(same < 10);
     for (size_t e = 0; e < 7; e++) assert_true(w[t.p[3].offset + e] == 1.0f);
@@ -312,7 +405,9 @@ static void test_index_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_places),         cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_places),         cmocka_unit_test(test_units),
+        cmocka_unit_test(test_groups),         cmocka_unit_test(test_groups_refused),
+        cmocka_unit_test(test_init_by_name),   cmocka_unit_test(test_packing),
         cmocka_unit_test(test_init),           cmocka_unit_test(test_init_shards),
         cmocka_unit_test(test_init_nets),      cmocka_unit_test(test_load),
         cmocka_unit_test(test_load_sharded),   cmocka_unit_test(test_load_refusals),

@@ -424,25 +424,33 @@ static void test_progress_on_a_terminal(void **state)
     assert_non_null(strstr(g_terminal.text, "\rstep 0/60 | vae 1/2 ema ok\033[K"));
 }
 
-static const char *last_logged(void)
+/* The whole lines of lgsup's log; *ret_last: the last of them. */
+static int count_logged(const char **ret_last)
 {
     static char *text;
     size_t bytes;
+    int n = 0;
     free(text);
     assert_int_equal(lg_read_file(scratch_path("run/logs/lgsup.log"), 1 << 20, &text, &bytes), 0);
-    if (bytes > 0) text[bytes - 1] = 0; /* the end of its last line */
-    const char *last = strrchr(text, '\n');
-    return last ? last + 1 : text;
+    *ret_last = "";
+    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
+        *end = 0;
+        *ret_last = line;
+        n++;
+    }
+    return n;
 }
 
 static void assert_logged(const char *part)
 {
+    const char *last;
+    int before = count_logged(&last);
     p.quiet = true;
     p.next_log_ns = 0;
     lg_progress_show(&p, &view);
     /* The disk's worker writes it. */
-    for (int i = 0; i < 1000 && !strstr(last_logged(), part); i++) poll(NULL, 0, 5);
-    if (!strstr(last_logged(), part)) fail_msg("\"%s\" lacks \"%s\"", last_logged(), part);
+    for (int i = 0; i < 1000 && count_logged(&last) == before; i++) poll(NULL, 0, 5);
+    if (!strstr(last, part)) fail_msg("\"%s\" lacks \"%s\"", last, part);
 }
 
 /* Speed over the last while, the time that is left, the share of waiting: told from the board. */

@@ -1,0 +1,161 @@
+/* See recompute.h.
+ *
+ * Per block, the last one first: the values that are dropped are those of its forward nodes that the classes name
+ * and no other block reads. From those that the backward reads the walk goes back through the block's nodes to
+ * what is kept; these nodes are repeated, in their order, before the first reader, with new values for all their
+ * results, and the readers get these. */
+#include "kernels/graph/recompute.h"
+#include "base/check.h"
+#include "kernels/graph/graph_private.h"
+#include <stdlib.h>
+#include <string.h>
+
+struct repeat {
+    lg_graph *g;
+    int block, n_values; /* before anything was repeated */
+    bool *dropped, *needed;
+    lg_tensor *again; /* by value: its second making; rank 0: none */
+};
+
+static unsigned class_of(const lg_graph *g, int node, const struct lg_use *out)
+{
+    const char *name = out->operand->name;
+    switch (g->node[node].op) {
+    case LG_OP_norm_modulate_forward:
+    case LG_OP_residual_norm_forward:
+        return strstr(name, "out") ? 0 : LG_DROP_NORMS;
+    case LG_OP_linear_forward: {
+        const struct lg_linear_forward_args *a = lg_graph_args(g, node);
+        return a->act != LG_ACT_NONE ? LG_DROP_MLP : 0;
+    }
+    default:
+        return 0;
+    }
+}
+
+static bool is_forward_of(const lg_graph *g, int node, int block)
+{
+    return !g->node[node].backward && g->node[node].block == block;
+}
+
+/* What another block's node uses is kept: it reads that, or has made a part of it. */
+static void find_dropped(struct repeat *r, unsigned classes)
+{
+    struct lg_use use[LG_USES_MAX];
+    for (int own = 1; own >= 0; own--)
+        for (int n = 0; n < r->g->n_nodes && !r->g->node[n].backward; n++) {
+            if (is_forward_of(r->g, n, r->block) != own) continue;
+            int count = lg_graph_uses(r->g, n, use);
+            for (int i = 0; i < count; i++)
+                if (!own)
+                    r->dropped[use[i].value] = false;
+                else if (use[i].operand->out && r->g->value[use[i].value].bound < 0 &&
+                         (classes & (LG_DROP_ALL | class_of(r->g, n, &use[i]))))
+                    r->dropped[use[i].value] = true;
+        }
+}
+
+/* The first node of the backward that reads something dropped; marks all that is read there. -1: none. */
+static int find_readers(struct repeat *r)
+{
+    struct lg_use use[LG_USES_MAX];
+    int first = -1;
+    for (int n = 0; n < r->g->n_nodes; n++) {
+        int count = r->g->node[n].backward ? lg_graph_uses(r->g, n, use) : 0;
+        for (int i = 0; i < count; i++) {
+            if (use[i].value >= r->n_values || !r->dropped[use[i].value]) continue;
+            r->needed[use[i].value] = true;
+            if (first < 0) first = n;
+        }
+    }
+    return first;
+}
+
+/* Marks what has to be made for what is needed; returns which nodes are to be repeated. */
+static bool *find_repeated(struct repeat *r)
+{
+    struct lg_use use[LG_USES_MAX];
+    bool *repeated = calloc((size_t)LG_MAX(r->g->n_nodes, 1), sizeof *repeated);
+    LG_ASSERT(repeated);
+    for (int n = r->g->n_nodes - 1; n >= 0; n--) {
+        if (!is_forward_of(r->g, n, r->block)) continue;
+        int count = lg_graph_uses(r->g, n, use);
+        for (int i = 0; i < count; i++)
+            repeated[n] |= use[i].operand->out && r->needed[use[i].value];
+        for (int i = 0; repeated[n] && i < count; i++)
+            if (!use[i].operand->out && r->dropped[use[i].value]) r->needed[use[i].value] = true;
+    }
+    return repeated;
+}
+
+/* The tensor's view of the value that was made again. */
+static lg_tensor moved(const struct repeat *r, const struct lg_use *u)
+{
+    lg_tensor t = *u->t;
+    t.data = (char *)r->again[u->value].data + u->offset;
+    return t;
+}
+
+static lg_tensor value_again(lg_graph *g, int value)
+{
+    struct lg_value v = g->value[value];
+    return lg_graph_value(g, v.name, lg_tensor_of(NULL, v.dtype, v.rank, v.dim));
+}
+
+/* Records node n once more, its results in new values, its operands in those where there are some. */
+static void repeat_node(struct repeat *r, int n)
+{
+    struct lg_use use[LG_USES_MAX];
+    int copy = lg_graph_copy(r->g, n), count = lg_graph_uses(r->g, copy, use);
+    for (int i = 0; i < count; i++) { /* these calls move the values, not the arguments */
+        if (use[i].operand->out && !r->again[use[i].value].rank)
+            r->again[use[i].value] = value_again(r->g, use[i].value);
+    }
+    for (int i = 0; i < count; i++)
+        if (r->again[use[i].value].rank) *(lg_tensor *)use[i].t = moved(r, &use[i]);
+    r->g->node[copy].backward = true;
+}
+
+static void read_again(struct repeat *r, int from, int to)
+{
+    struct lg_use use[LG_USES_MAX];
+    for (int n = from; n < to; n++) {
+        int count = r->g->node[n].backward ? lg_graph_uses(r->g, n, use) : 0;
+        for (int i = 0; i < count; i++)
+            if (use[i].value < r->n_values && r->again[use[i].value].rank &&
+                r->dropped[use[i].value])
+                *(lg_tensor *)use[i].t = moved(r, &use[i]);
+    }
+}
+
+static void recompute_block(lg_graph *g, int block, unsigned classes)
+{
+    size_t n_values = (size_t)LG_MAX(g->n_values, 1);
+    struct repeat r = {.g = g, .block = block, .n_values = g->n_values};
+    r.dropped = calloc(n_values, sizeof *r.dropped);
+    r.needed = calloc(n_values, sizeof *r.needed);
+    r.again = calloc(n_values, sizeof *r.again);
+    LG_ASSERT(r.dropped && r.needed && r.again);
+    find_dropped(&r, classes);
+    int first = find_readers(&r);
+    if (first >= 0) {
+        bool *repeated = find_repeated(&r);
+        int nodes = g->n_nodes;
+        for (int n = 0; n < nodes && !g->node[n].backward; n++)
+            if (repeated[n]) repeat_node(&r, n);
+        read_again(&r, first, nodes);
+        lg_graph_move(g, nodes, first);
+        free(repeated);
+    }
+    free(r.dropped);
+    free(r.needed);
+    free(r.again);
+    lg_graph_index(g);
+}
+
+void lg_graph_recompute(lg_graph *g, const unsigned *drop)
+{
+    g->repeated = true;
+    for (int b = g->n_blocks - 1; b >= 0; b--)
+        if (drop[b]) recompute_block(g, b, drop[b]);
+}

@@ -1,0 +1,356 @@
+/* See layers.h. */
+#include "stages/nets/layers.h"
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FREQUENCIES = 256 };
+
+#define FORMAT(text, fmt)                                                                          \
+    do {                                                                                           \
+        va_list ap;                                                                                \
+        va_start(ap, fmt);                                                                         \
+        int length = vsnprintf(text, sizeof(text), fmt, ap);                                       \
+        va_end(ap);                                                                                \
+        LG_ASSERT(length > 0 && (size_t)length < sizeof(text));                                    \
+    } while (0)
+
+/* ---- the two runs ---- */
+
+struct lg_net_row {
+    struct lg_param spec;
+    int unit;
+    bool packed; /* without a gap behind the one before */
+};
+
+lg_net lg_net_declare(int64_t batch)
+{
+    return (lg_net){.batch = batch, .type = LG_F32, .stats = LG_F32, .unit = -1};
+}
+
+lg_params lg_net_finish(lg_net *n)
+{
+    lg_params t = {0};
+    for (int u = 0; u < n->n_units; u++) {
+        lg_params_begin_unit(&t, "%s", n->unit_name[u]);
+        for (const struct lg_net_row *r = n->row; r < n->row + n->n_rows; r++) {
+            if (r->unit != u) continue;
+            if (r->packed)
+                lg_params_add_packed(&t, &r->spec);
+            else
+                lg_params_add(&t, &r->spec);
+        }
+    }
+    free(n->row);
+    free(n->unit_name);
+    *n = (lg_net){0};
+    return t;
+}
+
+lg_net lg_net_record(lg_device *d, const lg_params *p, int64_t batch)
+{
+    lg_graph *g = lg_graph_new(d);
+    const lg_dtype type = lg_device_dtype(d);
+    return (lg_net){.params = p,
+                    .g = g,
+                    .s = lg_graph_stream(g),
+                    .type = type,
+                    .stats = type == LG_F64 ? LG_F64 : LG_F32,
+                    .batch = batch,
+                    .unit = -1};
+}
+
+void lg_net_bind(lg_net *n)
+{
+    n->weights = calloc((size_t)n->params->n_units, sizeof *n->weights);
+    LG_ASSERT(n->weights);
+    for (int u = 0; u < n->params->n_units; u++) {
+        const struct lg_param_unit *unit = &n->params->unit[u];
+        n->weights[u] = lg_graph_bind(n->g, unit->name, lg_t1(NULL, n->type, (int64_t)unit->count));
+    }
+}
+
+int lg_net_compile(lg_net *n, lg_program **ret)
+{
+    int rc = lg_graph_compile(n->g, ret);
+    lg_graph_free(&n->g);
+    free(n->weights);
+    *n = (lg_net){0};
+    return rc;
+}
+
+/* ---- parameters ---- */
+
+static void enter_unit(lg_net *n, const char *name)
+{
+    if (n->g) {
+        for (n->unit = 0; strcmp(n->params->unit[n->unit].name, name);)
+            LG_ASSERT(++n->unit < n->params->n_units);
+        return;
+    }
+    for (n->unit = 0; n->unit < n->n_units && strcmp(n->unit_name[n->unit], name);) n->unit++;
+    if (n->unit < n->n_units) return;
+    n->unit_name = realloc(n->unit_name, (size_t)(n->n_units + 1) * sizeof *n->unit_name);
+    LG_ASSERT(n->unit_name);
+    strcpy(n->unit_name[n->n_units++], name);
+}
+
+void lg_net_unit(lg_net *n, const char *name_fmt, ...)
+{
+    char name[32];
+    FORMAT(name, name_fmt);
+    enter_unit(n, name);
+    if (n->g) lg_graph_end_block(n->g);
+}
+
+void lg_net_block(lg_net *n, int i)
+{
+    lg_net_unit(n, "block.%d", i);
+    if (n->g) lg_graph_begin_block(n->g);
+}
+
+void lg_net_scope(lg_net *n, const char *prefix_fmt, ...)
+{
+    *n->scope = 0;
+    if (prefix_fmt) FORMAT(n->scope, prefix_fmt);
+}
+
+/* Declares a row, or finds its place: a tensor of the unit's weights with this shape. */
+static lg_tensor param(lg_net *n, const struct lg_param *spec, bool packed, lg_tensor shape)
+{
+    LG_ASSERT(n->unit >= 0);
+    if (!n->g) {
+        n->row = realloc(n->row, (size_t)(n->n_rows + 1) * sizeof *n->row);
+        LG_ASSERT(n->row);
+        n->row[n->n_rows++] = (struct lg_net_row){*spec, n->unit, packed};
+        return shape;
+    }
+    int i = lg_params_find(n->params, spec->name);
+    LG_ASSERT(i >= 0);
+    size_t at = n->params->p[i].offset - n->params->unit[n->unit].first;
+    return lg_at(n->weights[n->unit], (int64_t)at, shape);
+}
+
+static struct lg_param spec_of(const lg_net *n, struct lg_init init, lg_tensor shape,
+                               const char *name, const char *part, const char *leaf)
+{
+    struct lg_param p = {.rank = shape.rank, .init = init.kind, .init_scale = init.scale};
+    LG_ASSERT(shape.rank <= (int)LG_ARRAY_LEN(p.dim));
+    for (int i = 0; i < shape.rank; i++) p.dim[i] = shape.dim[i];
+    int length = snprintf(p.name, sizeof p.name, "%s%s%s%s", n->scope, name, part, leaf);
+    LG_ASSERT(length > 0 && (size_t)length < sizeof p.name);
+    return p;
+}
+
+lg_tensor lg_net_param(lg_net *n, struct lg_init init, lg_tensor shape, const char *name_fmt, ...)
+{
+    char name[LG_PARAM_NAME_BYTES];
+    FORMAT(name, name_fmt);
+    shape = lg_tensor_of(NULL, n->type, shape.rank, shape.dim);
+    struct lg_param p = spec_of(n, init, shape, name, "", "");
+    return param(n, &p, false, shape);
+}
+
+lg_tensor lg_net_filter(lg_net *n, int64_t out, int64_t in, int k, const char *name)
+{
+    struct lg_param p =
+        spec_of(n, LG_NET_ZERO, lg_t4(NULL, n->type, out, in, k, k), name, "", ".weight");
+    p.layout = LG_LAYOUT_CONV_OHWI;
+    return param(n, &p, false, lg_t4(NULL, n->type, out, k, k, in));
+}
+
+/* The weights of all parts as one tensor of shape `all`, whose first dimension the parts share; or their biases. */
+static lg_tensor parts_of(lg_net *n, const struct lg_layer *l, lg_tensor all, const char *name,
+                          bool bias)
+{
+    static const char *const whole[] = {""};
+    const char *const *parts = l->parts ? l->parts : whole;
+    const int count = l->parts ? l->n_parts : 1;
+    lg_tensor first = {0}, one = lg_slice(all, 0, 0, all.dim[0] / count);
+    struct lg_init init = bias ? LG_NET_ZERO : l->init;
+    for (int i = 0; i < count; i++) {
+        struct lg_param p = spec_of(n, init, one, name, parts[i], bias ? ".bias" : ".weight");
+        lg_tensor t = param(n, &p, i > 0, all);
+        if (i == 0) first = t;
+    }
+    return first;
+}
+
+/* ---- values ---- */
+
+lg_tensor lg_net_value(lg_net *n, const char *name, lg_tensor shape)
+{
+    if (n->g) return lg_graph_value(n->g, name, shape);
+    return lg_tensor_of(NULL, shape.dtype, shape.rank, shape.dim);
+}
+
+lg_tensor lg_net_rows(lg_tensor t)
+{
+    int64_t k = t.dim[t.rank - 1];
+    return lg_t2(t.data, t.dtype, lg_numel(&t) / k, k);
+}
+
+static lg_tensor with_last(lg_tensor t, int64_t last)
+{
+    t.data = NULL;
+    t.dim[t.rank - 1] = last;
+    return t;
+}
+
+/* ---- layers ---- */
+
+lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *name_fmt, ...)
+{
+    char name[LG_PARAM_NAME_BYTES];
+    FORMAT(name, name_fmt);
+    const int64_t k = x.dim[x.rank - 1];
+    if (l.init.kind == LG_INIT_UNIFORM && l.init.scale == 0)
+        l.init.scale = sqrt(6.0 / (double)(l.out + k));
+    lg_tensor w = parts_of(n, &l, lg_t2(NULL, n->type, l.out, k), name, false);
+    lg_tensor bias = LG_NONE;
+    if (!l.no_bias) bias = parts_of(n, &l, lg_t1(NULL, n->type, l.out), name, true);
+    lg_tensor y = lg_net_value(n, name, with_last(x, l.out));
+    LG_NET_RECORD(n, linear_forward, .x = lg_net_rows(x), .w = w, .bias = bias, .y = lg_net_rows(y),
+                  .act = l.act);
+    n->flops += 2.0 * (double)lg_numel(&y) * (double)k;
+    return y;
+}
+
+lg_tensor lg_net_act(lg_net *n, lg_tensor x, lg_act act)
+{
+    lg_tensor y = lg_net_value(n, "activation", x);
+    LG_NET_RECORD(n, act_forward, .x = x, .y = y, .act = act);
+    return y;
+}
+
+lg_tensor lg_net_add(lg_net *n, lg_tensor a, lg_tensor b)
+{
+    lg_tensor y = lg_net_value(n, "sum", a);
+    lg_net_add_into(n, a, b, y);
+    return y;
+}
+
+void lg_net_add_into(lg_net *n, lg_tensor a, lg_tensor b, lg_tensor y)
+{
+    LG_NET_RECORD(n, add_forward, .a = a, .b = b, .y = y);
+}
+
+lg_tensor lg_net_multiply(lg_net *n, lg_tensor a, lg_tensor b)
+{
+    lg_tensor y = lg_net_value(n, "product", a);
+    LG_NET_RECORD(n, mul_forward, .a = a, .b = b, .y = y);
+    return y;
+}
+
+struct lg_modulation lg_net_chunks(lg_tensor buffer, int64_t D, int first)
+{
+    return (struct lg_modulation){.shift = lg_slice(buffer, 1, first * D, D),
+                                  .scale = lg_slice(buffer, 1, (first + 1) * D, D),
+                                  .gate = lg_slice(buffer, 1, (first + 2) * D, D)};
+}
+
+lg_tensor lg_net_norm(lg_net *n, lg_tensor x, struct lg_modulation m, double eps)
+{
+    const lg_tensor stat = lg_t2(NULL, n->stats, x.dim[0], x.dim[1]);
+    lg_tensor y = lg_net_value(n, "norm", x);
+    LG_NET_RECORD(n, norm_modulate_forward, .x = x, .shift = m.shift, .scale = m.scale, .y = y,
+                  .mean = lg_net_value(n, "mean", stat), .rstd = lg_net_value(n, "rstd", stat),
+                  .eps = eps);
+    return y;
+}
+
+lg_tensor lg_net_residual(lg_net *n, lg_tensor x, lg_tensor y, lg_tensor gate)
+{
+    lg_tensor out = lg_net_value(n, "x", x);
+    LG_NET_RECORD(n, gate_residual_forward, .x = x, .y = y, .gate = gate, .out = out);
+    return out;
+}
+
+lg_tensor lg_net_rms_norm(lg_net *n, lg_tensor x, lg_tensor w, double eps, lg_tensor y)
+{
+    if (!y.rank) y = lg_net_value(n, "norm", x);
+    LG_NET_RECORD(n, rms_norm_forward, .x = x, .w = w, .y = y, .eps = eps);
+    return y;
+}
+
+lg_tensor lg_net_heads(lg_tensor packed, int64_t heads, int64_t d, int i)
+{
+    return lg_split(lg_slice(packed, 2, i * heads * d, heads * d), 2, d);
+}
+
+lg_tensor lg_net_attention(lg_net *n, struct lg_attention a)
+{
+    const int64_t B = a.q.dim[0], T = a.q.dim[1], H = a.q.dim[2], d = a.q.dim[3];
+    lg_tensor o = lg_net_value(n, "attention", lg_t3(NULL, n->type, B, T, H * d));
+    LG_NET_RECORD(n, attention_forward, .q = a.q, .k = a.k, .v = a.v, .k_length = a.keys,
+                  .bias = a.bias, .o = lg_at(o, 0, lg_t4(NULL, n->type, B, T, H, d)),
+                  .scale = a.scale == 0 ? 1.0 / sqrt((double)d) : a.scale);
+    n->flops += 4.0 * (double)lg_numel(&a.q) * (double)a.k.dim[1];
+    return o;
+}
+
+lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name)
+{
+    lg_tensor waves = lg_net_value(n, "waves", lg_t2(NULL, n->type, n->batch, FREQUENCIES));
+    LG_NET_RECORD(n, timestep_embedding_forward, .t = t, .out = waves, .freq_shift = freq_shift);
+    struct lg_layer up = {.out = D, .init = LG_NET_NORMAL, .act = LG_ACT_SILU};
+    lg_tensor h = lg_net_linear(n, waves, up, "%s.linear_1", name);
+    return lg_net_linear(n, h, (struct lg_layer){.out = D, .init = LG_NET_NORMAL}, "%s.linear_2",
+                         name);
+}
+
+lg_tensor lg_net_embedding(lg_net *n, lg_tensor ids, int64_t rows, int64_t D, const char *name)
+{
+    lg_tensor table = lg_net_param(n, LG_NET_NORMAL, lg_t2(NULL, n->type, rows, D), "%s", name);
+    lg_tensor y = lg_net_value(n, "embedding", lg_t2(NULL, n->type, ids.dim[0], D));
+    LG_NET_RECORD(n, embedding_forward, .ids = ids, .table = table, .y = y);
+    return y;
+}
+
+/* The convolution's weight (D, C, p, p) is the matrix of the product as it lies. */
+lg_tensor lg_net_patches(lg_net *n, lg_tensor x, int patch, lg_tensor positions, const char *name)
+{
+    const int64_t C = x.dim[1], P = C * patch * patch, D = positions.dim[1], T = positions.dim[0];
+    struct lg_init init = {LG_INIT_UNIFORM, sqrt(6.0 / (double)(D + P))};
+    lg_tensor w =
+        lg_net_param(n, init, lg_t4(NULL, n->type, D, C, patch, patch), "%s.weight", name);
+    lg_tensor bias = lg_net_param(n, LG_NET_ZERO, lg_t1(NULL, n->type, D), "%s.bias", name);
+    lg_tensor flat = lg_net_value(n, "patches", lg_t3(NULL, n->type, n->batch, T, P));
+    lg_tensor y = lg_net_value(n, name, lg_t3(NULL, n->type, n->batch, T, D));
+    LG_NET_RECORD(n, patchify_forward, .x = x, .y = flat, .patch = patch);
+    LG_NET_RECORD(n, linear_forward, .x = lg_net_rows(flat),
+                  .w = lg_at(w, 0, lg_t2(NULL, n->type, D, P)), .bias = bias, .y = lg_net_rows(y));
+    n->flops += 2.0 * (double)lg_numel(&y) * (double)P;
+    return lg_net_add(n, y, positions);
+}
+
+void lg_net_unpatchify(lg_net *n, lg_tensor x, int patch, lg_tensor out)
+{
+    LG_NET_RECORD(n, unpatchify_forward, .x = x, .y = out, .patch = patch);
+}
+
+/* Token (i, j) gets D/2 features of its column j (yes, the column first, as diffusers' comment
+ * "here w goes first" says), then D/2 of its row i: each D/4 sines, then D/4 cosines. diffusers: coordinate /
+ * (grid / base_size) / interpolation_scale, base_size of the height; coordinates are fp32 there, products and
+ * sines fp64. */
+void lg_net_positions(int rows, int columns, int D, int scale, float *ret)
+{
+    const int quarter = D / 4;
+    const float base = (float)rows, inter = (float)scale;
+    for (int i = 0; i < rows; i++) {
+        for (int j = 0; j < columns; j++) {
+            float at[2] = {(float)j / ((float)columns / base) / inter, (float)i / inter};
+            for (int axis = 0; axis < 2; axis++) {
+                float *out = ret + ((size_t)i * (size_t)columns + (size_t)j) * (size_t)D +
+                             (size_t)(axis * 2 * quarter);
+                for (int k = 0; k < quarter; k++) {
+                    double a = (double)at[axis] / pow(10000.0, (double)k / quarter);
+                    out[k] = (float)sin(a);
+                    out[quarter + k] = (float)cos(a);
+                }
+            }
+        }
+    }
+}

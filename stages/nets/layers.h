@@ -1,0 +1,132 @@
+/* Layers of which nets are described, and the description itself: a function that calls them in the order of the
+ * forward. It runs twice: once to declare the parameters, without a graph, and once to record the operations.
+ * Parameters are named where they are used; which come behind each other in the flat buffer follows from the units
+ * and, within one, from the order of the calls.
+ *
+ * Shapes: B samples, T tokens, D = H d features. A tensor of the description is a view of a value of the graph
+ * (kernels/graph/graph.h); while parameters are declared it has a shape and no data.
+ *
+ * Biases of all linears start at zero. */
+#pragma once
+#include "kernels/graph/program.h"
+#include "stages/nets/params.h"
+
+struct lg_net_row; /* a parameter that was declared */
+
+typedef struct lg_net {
+    const lg_params *params; /* while recording */
+    lg_graph *g;             /* while recording, else NULL */
+    lg_stream *s;            /* g's */
+    lg_dtype type;           /* of activations and weights */
+    lg_dtype stats;          /* of means and log-sum-exps: at least fp32 */
+    int64_t batch;
+    lg_tensor *weights;     /* while recording: each unit's, bound */
+    int unit;               /* of the parameters to come; -1: none yet */
+    char scope[64];         /* in front of their names */
+    double flops;           /* of the products so far; a multiply-add counts two */
+    struct lg_net_row *row; /* while declaring */
+    int n_rows;
+    char (*unit_name)[32];
+    int n_units;
+} lg_net;
+
+/* For declaring `batch` samples. lg_net_finish makes the table and frees what was collected. */
+lg_net lg_net_declare(int64_t batch);
+lg_params lg_net_finish(lg_net *n);
+
+/* For recording `batch` samples on a new graph of this device; p stays the caller's. lg_net_bind binds the weights of
+ * each unit, in their order, before the description runs; lg_net_compile ends the recording. */
+lg_net lg_net_record(lg_device *d, const lg_params *p, int64_t batch);
+void lg_net_bind(lg_net *n);
+int lg_net_compile(lg_net *n, lg_program **ret);
+/* Enqueues an operation that is no layer's; nothing while parameters are declared. */
+#define LG_NET_RECORD(n, op, ...)                                                                  \
+    do {                                                                                           \
+        if ((n)->s) lg_##op((n)->s, &(struct lg_##op##_args){__VA_ARGS__});                        \
+    } while (0)
+
+/* The parameters that follow belong to this unit. Units lie in the order in which they are first named. */
+void lg_net_unit(lg_net *n, const char *name_fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Unit "block.I", and what is recorded until the next unit is block I: what is recomputed, or gathered, together. */
+void lg_net_block(lg_net *n, int i);
+/* In front of the names of the parameters that follow, "encoder.block.0."; NULL: nothing. */
+void lg_net_scope(lg_net *n, const char *prefix_fmt, ...) __attribute__((format(printf, 2, 3)));
+/* A value, of which the shape counts. */
+lg_tensor lg_net_value(lg_net *n, const char *name, lg_tensor shape);
+
+struct lg_init {
+    lg_param_init kind;
+    double
+        scale; /* 0 of a uniform one: Xavier's bound, sqrt(6 / (rows + columns)) of the whole matrix */
+};
+#define LG_NET_XAVIER ((struct lg_init){LG_INIT_UNIFORM, 0})
+#define LG_NET_NORMAL ((struct lg_init){LG_INIT_NORMAL, 0.02})
+#define LG_NET_ZERO   ((struct lg_init){LG_INIT_ZERO, 0})
+#define LG_NET_ONE    ((struct lg_init){LG_INIT_ONE, 0})
+
+/* An array of parameters; shape: its dimensions. */
+lg_tensor lg_net_param(lg_net *n, struct lg_init init, lg_tensor shape, const char *name_fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* NAME.weight of a convolution: (out, k, k, in), in the file (out, in, k, k). */
+lg_tensor lg_net_filter(lg_net *n, int64_t out, int64_t in, int k, const char *name);
+
+struct lg_layer {
+    int64_t out; /* features of all parts together */
+    struct lg_init init;
+    lg_act act; /* of the result */
+    const char *const
+        *parts; /* NAME<part>: several linears of the file as one product; NULL: one */
+    int n_parts;
+    bool no_bias;
+};
+/* act(x w^T + b) over the last dimension of x; NAME.weight and NAME.bias. */
+lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *name_fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* All dimensions but the last as one. */
+lg_tensor lg_net_rows(lg_tensor t);
+lg_tensor lg_net_act(lg_net *n, lg_tensor x, lg_act act);
+/* a + b, b repeated along the slow dimensions. */
+lg_tensor lg_net_add(lg_net *n, lg_tensor a, lg_tensor b);
+/* The same, into a part y of a value. */
+void lg_net_add_into(lg_net *n, lg_tensor a, lg_tensor b, lg_tensor y);
+lg_tensor lg_net_multiply(lg_net *n, lg_tensor a, lg_tensor b);
+
+/* What adaLN makes of the condition for half a block; each (B, D), a slice. */
+struct lg_modulation {
+    lg_tensor shift, scale, gate;
+};
+/* Three chunks of D from chunk `first` on of buffer (B, chunks D). */
+struct lg_modulation lg_net_chunks(lg_tensor buffer, int64_t D, int first);
+/* LayerNorm without affine, then x (1 + scale) + shift. */
+lg_tensor lg_net_norm(lg_net *n, lg_tensor x, struct lg_modulation m, double eps);
+/* x + gate y; LG_NONE: x + y. */
+lg_tensor lg_net_residual(lg_net *n, lg_tensor x, lg_tensor y, lg_tensor gate);
+
+/* x / sqrt(mean of x^2 + eps) w over rows x (M, D); y: where it is written, or LG_NONE: a new value. */
+lg_tensor lg_net_rms_norm(lg_net *n, lg_tensor x, lg_tensor w, double eps, lg_tensor y);
+
+/* Part i of a packed (B, T, parts H d) as heads (B, T, H, d). */
+lg_tensor lg_net_heads(lg_tensor packed, int64_t heads, int64_t d, int i);
+struct lg_attention {
+    lg_tensor q, k, v; // (B, T, H, d)
+    lg_tensor keys;    // (B) i32: how many each sample has; LG_NONE: all
+    lg_tensor bias;    // (H, T, T), or LG_NONE
+    double scale;      /* 0: 1 / sqrt(d) */
+};
+/* softmax(scale q k^T + bias) v as (B, T, H d). */
+lg_tensor lg_net_attention(lg_net *n, struct lg_attention a);
+
+/* linear_2(silu(linear_1(sinusoids of t))): (B, D). freq_shift: diffusers' downscale_freq_shift. */
+lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name);
+/* Row ids[m] of a table (rows, D): (M, D). */
+lg_tensor lg_net_embedding(lg_net *n, lg_tensor ids, int64_t rows, int64_t D, const char *name);
+
+/* Patches in: x (B, C, H, W) -> (B, T, D), a convolution of stride p as one product, plus fixed positions (T, D). */
+lg_tensor lg_net_patches(lg_net *n, lg_tensor x, int patch, lg_tensor positions, const char *name);
+/* Patches out: x (B, T, p p C) -> out (B, C, H, W). */
+void lg_net_unpatchify(lg_net *n, lg_tensor x, int patch, lg_tensor out);
+
+/* diffusers' get_2d_sincos_pos_embed: (rows columns, D) into ret. scale: interpolation_scale. */
+void lg_net_positions(int rows, int columns, int D, int scale, float *ret);

@@ -1,0 +1,45 @@
+/* See models.h. */
+#include "stages/nets/models.h"
+#include <string.h>
+
+static const struct lg_model *const MODELS[LG_DENOISER_KINDS] = {
+    [LG_DIT] = &lg_dit,
+    [LG_PIXART] = &lg_pixart,
+};
+
+const struct lg_model *lg_model_of(lg_denoiser_kind kind)
+{
+    LG_ASSERT((size_t)kind < LG_ARRAY_LEN(MODELS));
+    return MODELS[kind];
+}
+
+lg_denoiser_kind lg_model_find(const char *class)
+{
+    int kind = 0;
+    while (kind < LG_DENOISER_KINDS && strcmp(MODELS[kind]->class, class)) kind++;
+    return (lg_denoiser_kind)kind;
+}
+
+/* ---- the halves of a block ---- */
+
+lg_tensor lg_model_self_attention(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x, int i)
+{
+    static const char *const names[] = {".to_q", ".to_k", ".to_v"};
+    const struct lg_layer packed = {
+        .out = 3 * c->hidden, .init = LG_NET_XAVIER, .parts = names, .n_parts = 3};
+    const struct lg_layer out = {.out = c->hidden, .init = LG_NET_XAVIER};
+    lg_tensor qkv = lg_net_linear(n, x, packed, "transformer_blocks.%d.attn1", i), part[3];
+    for (int k = 0; k < 3; k++) part[k] = lg_net_heads(qkv, c->heads, c->hidden / c->heads, k);
+    lg_tensor o =
+        lg_net_attention(n, (struct lg_attention){.q = part[0], .k = part[1], .v = part[2]});
+    return lg_net_linear(n, o, out, "transformer_blocks.%d.attn1.to_out.0", i);
+}
+
+lg_tensor lg_model_feed_forward(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x, int i)
+{
+    const struct lg_layer up = {
+        .out = c->mlp_ratio * c->hidden, .init = LG_NET_XAVIER, .act = LG_ACT_GELU_TANH};
+    const struct lg_layer down = {.out = c->hidden, .init = LG_NET_XAVIER};
+    lg_tensor h = lg_net_linear(n, x, up, "transformer_blocks.%d.ff.net.0.proj", i);
+    return lg_net_linear(n, h, down, "transformer_blocks.%d.ff.net.2", i);
+}

@@ -1,0 +1,52 @@
+/* The denoisers' models: a new one is a file with its description, a row in config/denoisers.def and one in models.c.
+ * Internal to stages/nets; use denoiser.h. */
+#pragma once
+#include "stages/nets/denoiser.h"
+#include "stages/nets/layers.h"
+#include "stages/nets/model_config.h"
+
+/* What a description gets; B the batch, (H, W) the latent's sides, T = (H / p) (W / p). */
+struct lg_model_input {
+    lg_tensor x;           // (B, C, H, W)
+    lg_tensor t;           // (B), of statistics' type
+    lg_tensor label;       // (B) i32, where the model has labels
+    lg_tensor text;        // (B, L, E), where it has text
+    lg_tensor text_length; // (B) i32
+    lg_tensor positions;   // (T, D): sinusoidal, fixed
+};
+
+struct lg_model {
+    /* diffusers' config.json: _class_name, norm_type, and the defaults of absent keys */
+    const char *class, *norm_type;
+    int sample_size;
+    double norm_eps;
+    int out_channels; /* 0: as many as in_channels */
+    /* Describes the forward: out (B, C, H, W). */
+    void (*describe)(lg_net *n, const struct lg_denoiser_config *c, const struct lg_model_input *in,
+                     lg_tensor out);
+    /* The sinusoidal positions' interpolation_scale. */
+    int (*scale)(const struct lg_denoiser_config *c);
+    /* What is impossible beyond what is for all; c's other fields are possible. */
+    int (*check)(const struct lg_denoiser_config *c);
+    /* The keys of config.json that are the model's own. */
+    int (*load)(const lg_model_config *f, struct lg_denoiser_config *c);
+    void (*save)(const struct lg_denoiser_config *c, cJSON *o);
+    /* The name that a parameter has in the file for block i > 0 as well, which holds the same values; false: it has none.
+     * NULL: no parameter has. */
+    bool (*other_name)(const char *name, int i, char ret[LG_PARAM_NAME_BYTES]);
+};
+const struct lg_model *lg_model_of(lg_denoiser_kind kind);
+/* The kind of this class; LG_DENOISER_KINDS: none. */
+lg_denoiser_kind lg_model_find(const char *class);
+
+enum { LG_MODEL_KEY_MAX = 1 << 24, LG_MODEL_SIDE_MAX = 4096, LG_MODEL_WIDTH_MAX = 1 << 16 };
+
+#define LG_DENOISERS_READ "DiT and PixArt transformers as diffusers has them"
+
+/* What diffusers' transformers have alike in block i, under its names: x (B, T, D) through attn1 (q, k, v as one product), or
+ * through ff (GELU between two linears). */
+lg_tensor lg_model_self_attention(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
+                                  int i);
+lg_tensor lg_model_feed_forward(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x, int i);
+
+extern const struct lg_model lg_dit, lg_pixart;
