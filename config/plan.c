@@ -69,6 +69,7 @@ typedef enum field_type {
     X(batch, FIELD_I64, true)                                                                      \
     X(rank_batch, FIELD_I64, true)                                                                 \
     X(micro_batch, FIELD_I64, true)                                                                \
+    X(shards, FIELD_I32, false)                                                                    \
     X(window_slots, FIELD_I64, false)                                                              \
     X(loader_chunk, FIELD_I32, true)                                                               \
     X(text_chunk, FIELD_I32, true)                                                                 \
@@ -312,6 +313,9 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.batch = c->trainer_global_batch_size;
     p.rank_batch = p.batch / c->trainer_ranks;
     p.micro_batch = c->trainer_micro_batch_size;
+    p.shards = !c->parallel_zero   ? 1
+               : c->parallel_group ? (int)c->parallel_group
+                                   : (int)c->trainer_ranks;
     p.window_slots = c->window_batches * p.batch;
     p.loader_chunk = (int)c->loader_chunk;
     p.instances[LG_ROLE_loader] = (int)c->loader_instances;

@@ -29,6 +29,8 @@ typedef struct lg_plan {
     int num_classes;           /* 0 without labels */
     /* batch: step s trains n in [s B, (s + 1) B); rank r's share is the r-th of R equal parts */
     int64_t batch, rank_batch, micro_batch;
+    /* ranks that hold one copy of the state together; the others hold the same (stages/trainer/shards.h) */
+    int shards;
     /* window */
     int64_t window_slots;
     int loader_chunk, text_chunk, vae_chunk;
@@ -43,7 +45,7 @@ typedef struct lg_plan {
     int64_t lr_steps;
     uint64_t bits_hash; /* of the [bits] keys and of the models' identity (config/models.h) */
     /* Of bits_hash and all of the above that decides bits: dimensions, batch, chunks, isa, threads.
-     * Not of window_slots, text_shards, lr_steps and instances, which may change at a resume. */
+     * Not of window_slots, shards, text_shards, lr_steps and instances, which may change at a resume. */
     uint64_t hash;
 } lg_plan;
 

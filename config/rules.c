@@ -116,6 +116,22 @@ static void check_batch(struct rules *r)
             (long long)(batch / ranks));
 }
 
+static void check_parallel(struct rules *r)
+{
+    const lg_config *c = r->c;
+    if (c->parallel_group && c->trainer_ranks % c->parallel_group)
+        broken(
+            r, "parallel.group",
+            "parallel.group = %lld does not divide trainer.ranks = %lld: set it to a divisor, or "
+            "to 0 for all ranks",
+            (long long)c->parallel_group, (long long)c->trainer_ranks);
+    else if (c->parallel_group > 1 && !c->parallel_zero)
+        broken(r, "parallel.group",
+               "parallel.group = %lld with parallel.zero = 0, where every rank holds the whole "
+               "state: remove one of them",
+               (long long)c->parallel_group);
+}
+
 static void check_window_role(struct rules *r, const char *role, int64_t instances, int64_t chunk)
 {
     char key[32];
@@ -393,6 +409,7 @@ int lg_config_check(const lg_config *c)
     check_model(&r);
     check_conditioning(&r);
     check_batch(&r);
+    check_parallel(&r);
     check_window(&r);
     check_training(&r);
     check_memory(&r);

@@ -66,7 +66,7 @@ static int ckpt_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_byte
     rows[0].bytes = staging_bytes(params.count);
     lg_params_free(&params);
     *ret_n = 1;
-    LG_TRY(lg_rank_processes(c, p->instances[LG_ROLE_trainer], rows, cap, ret_n));
+    LG_TRY(lg_rank_processes(c, p->shards, rows, cap, ret_n));
     return 0;
 }
 
@@ -77,7 +77,7 @@ static int ckpt_open(lg_stage *st)
     st->state = c;
     LG_TRY(lg_rank_devices(st, c->device));
     LG_TRY(lg_trainer_state_open(st, c->device, &c->trainer));
-    for (int r = 0; r < c->trainer->ranks; r++) {
+    for (int r = 0; r < c->trainer->shards; r++) {
         LG_TRY(lg_stream_open(c->device[r], &c->stream[r]));
         for (int side = 0; side < 2; side++)
             LG_TRY(lg_ema_region(st, c->trainer, c->device[r], r, side, &c->ema[r][side]));
@@ -120,7 +120,7 @@ static void download(struct ckpt *c, int rank, size_t at, const void *from, size
 static int expect_state(lg_stage *st, const struct ckpt *c, uint64_t state)
 {
     LG_TRY(lg_trainer_state_expect(st, c->trainer, state));
-    for (int r = 0; r < c->trainer->ranks && st->board->s->has_ema; r++)
+    for (int r = 0; r < c->trainer->shards && st->board->s->has_ema; r++)
         LG_TRY(lg_stage_expect(st, c->ema[r][state & 1], state));
     return 0;
 }
@@ -132,15 +132,17 @@ static int stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
     size_t n = c->trainer->params.count;
     LG_TRY(expect_state(st, c, state));
     lg_stamp_clear(&head->stamp);
-    for (int r = 0; r < c->trainer->ranks; r++) {
-        struct lg_shard s = lg_shard_of(n, r, c->trainer->ranks);
+    for (int r = 0; r < c->trainer->shards; r++) {
         struct lg_state_view view = lg_trainer_state_view(c->trainer, r, state);
-        size_t bytes = s.count * sizeof(float);
-        const void *part[] = {view.w, view.m, view.v, c->ema[r][state & 1]->payload};
+        const float *part[] = {view.w, view.m, view.v, c->ema[r][state & 1]->payload};
         for (size_t i = 0; i < LG_ARRAY_LEN(part); i++)
-            download(c, r, (i * n + s.first) * sizeof(float), part[i], bytes);
+            for (int u = 0; u < c->trainer->params.n_units; u++) {
+                struct lg_piece p = lg_trainer_piece(c->trainer, r, u);
+                download(c, r, (i * n + p.first) * sizeof(float), part[i] + p.at,
+                         p.count * sizeof(float));
+            }
     }
-    for (int r = 0; r < c->trainer->ranks; r++) lg_stream_sync(c->stream[r]);
+    for (int r = 0; r < c->trainer->shards; r++) lg_stream_sync(c->stream[r]);
     head->scalars = *lg_trainer_state_view(c->trainer, 0, state).scalars;
     LG_ASSERT(head->scalars.state == state);
     snprintf(head->fingerprint, sizeof head->fingerprint, "%s", c->fingerprint);

@@ -1,5 +1,5 @@
 /* The EMA keeper: follows the trainer's committed weights, one state behind at most, off the
- * critical path. It maps the trainer's sides read-only in effect and owns ema/<r>/state/<a|b>.
+ * critical path. It maps the trainer's sides read-only in effect and owns ema/<r>/state/<a|b>, one for each shard.
  *
  * EMA state e lies in side e & 1 and is made from EMA state e - 1 and the weights of state e:
  *     ema <- d ema + (1 - d) w,  d = min(decay, (1 + s) / (10 + s)), s = e - 1 the step that made
@@ -26,18 +26,18 @@ static int ema_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
 {
     struct lg_denoiser_config net;
     lg_params params;
-    int n = 0, ranks = p->instances[LG_ROLE_trainer];
+    int n = 0;
     LG_TRY(lg_net_config_of(c, p, &net));
     LG_TRY(lg_denoiser_params(&net, &params));
-    for (int r = 0; r < ranks; r++)
+    for (int r = 0; r < p->shards; r++)
         for (int side = 0; side < 2 && n < cap; side++) {
-            size_t count = lg_shard_of(params.count, r, ranks).count;
+            size_t count = lg_shard_count(&params, r, p->shards);
             snprintf(rows[n].name, sizeof rows[n].name, "ema/%d/state/%c", r, "ab"[side]);
             lg_stage_device_name(c, LG_ROLE_trainer, r, rows[n].device);
             rows[n++].bytes = LG_MAX(count, (size_t)1) * sizeof(float);
         }
     lg_params_free(&params);
-    LG_TRY(lg_rank_processes(c, ranks, rows, cap, &n));
+    LG_TRY(lg_rank_processes(c, p->shards, rows, cap, &n));
     *ret_n = n;
     return 0;
 }
@@ -49,7 +49,7 @@ static int ema_open(lg_stage *st)
     st->state = e;
     LG_TRY(lg_rank_devices(st, e->device));
     LG_TRY(lg_trainer_state_open(st, e->device, &e->trainer));
-    for (int r = 0; r < e->trainer->ranks; r++) {
+    for (int r = 0; r < e->trainer->shards; r++) {
         LG_TRY(lg_stream_open(e->device[r], &e->stream[r]));
         for (int side = 0; side < 2; side++)
             LG_TRY(lg_ema_region(st, e->trainer, e->device[r], r, side, &e->side[r][side]));
@@ -59,12 +59,12 @@ static int ema_open(lg_stage *st)
 
 static void begin_state(struct ema *e, uint64_t state)
 {
-    for (int r = 0; r < e->trainer->ranks; r++) lg_stamp_clear(e->side[r][state & 1]->front);
+    for (int r = 0; r < e->trainer->shards; r++) lg_stamp_clear(e->side[r][state & 1]->front);
 }
 
 static void end_state(lg_stage *st, struct ema *e, uint64_t state)
 {
-    for (int r = 0; r < e->trainer->ranks; r++) {
+    for (int r = 0; r < e->trainer->shards; r++) {
         lg_stream_sync(e->stream[r]);
         lg_stamp_set(e->side[r][state & 1]->front, state);
     }
@@ -90,14 +90,15 @@ static int init(lg_stage *st, struct ema *e, uint64_t state)
         }
     }
     begin_state(e, state);
-    for (int r = 0; r < e->trainer->ranks; r++) {
-        struct lg_shard shard = lg_shard_of(e->trainer->params.count, r, e->trainer->ranks);
-        void *to = e->side[r][state & 1]->payload;
-        if (all)
-            lg_stream_upload(e->stream[r], to, all + shard.first, shard.count * sizeof *all);
-        else
+    for (int r = 0; r < e->trainer->shards; r++) {
+        float *to = e->side[r][state & 1]->payload;
+        for (int u = 0; all && u < e->trainer->params.n_units; u++) {
+            struct lg_piece p = lg_trainer_piece(e->trainer, r, u);
+            lg_stream_upload(e->stream[r], to + p.at, all + p.first, p.count * sizeof *all);
+        }
+        if (!all)
             lg_stream_copy(e->stream[r], to, lg_trainer_state_view(e->trainer, r, state).w,
-                           shard.count * sizeof *all);
+                           lg_trainer_shard(e->trainer, r) * sizeof *to);
     }
     end_state(st, e, state);
     free(all);
@@ -109,14 +110,13 @@ static int init(lg_stage *st, struct ema *e, uint64_t state)
 static int advance(lg_stage *st, struct ema *e, uint64_t state)
 {
     LG_TRY(lg_trainer_state_expect(st, e->trainer, state));
-    for (int r = 0; r < e->trainer->ranks; r++)
+    for (int r = 0; r < e->trainer->shards; r++)
         LG_TRY(lg_stage_expect(st, e->side[r][(state - 1) & 1], state - 1));
     begin_state(e, state);
     double s = (double)(state - 1), decay = LG_MIN(st->config->ema_decay, (1 + s) / (10 + s));
-    for (int r = 0; r < e->trainer->ranks; r++) {
-        struct lg_shard shard = lg_shard_of(e->trainer->params.count, r, e->trainer->ranks);
-        if (!shard.count) continue;
-        int64_t n = (int64_t)shard.count;
+    for (int r = 0; r < e->trainer->shards; r++) {
+        const int64_t n = (int64_t)lg_trainer_shard(e->trainer, r);
+        if (!n) continue;
         lg_ema(e->stream[r],
                &(struct lg_ema_args){
                    .ema = lg_t1(e->side[r][(state - 1) & 1]->payload, LG_F32, n),

@@ -8,21 +8,17 @@
 struct lg_exchange {
     lg_device *device;
     const lg_trainer_state *state;
-    int me, ranks;
+    int me, ranks, shards;
+    int group; /* its first rank */
     lg_region *grad[LG_INSTANCES_MAX], *working[LG_INSTANCES_MAX];
-    lg_mark made_of[LG_INSTANCES_MAX]; /* the state of which this process made shard r itself */
+    lg_mark made_of[LG_INSTANCES_MAX]; /* the state of which this process made shard k itself */
 };
 
-static struct lg_shard shard_of(const lg_exchange *x, int r)
-{
-    return lg_shard_of(x->state->params.count, r, x->ranks);
-}
-
-struct lg_exchange_bytes lg_exchange_bytes_of(lg_dtype type, size_t params, int ranks)
+struct lg_exchange_bytes lg_exchange_bytes_of(lg_dtype type, size_t params, int shards)
 {
     const size_t element = lg_dtype_bytes(type);
     struct lg_exchange_bytes b = {.grad = params * sizeof(float)};
-    if (ranks > 1 || element != sizeof(float)) b.working = params * element;
+    if (shards > 1 || element != sizeof(float)) b.working = params * element;
     return b;
 }
 
@@ -31,7 +27,7 @@ struct lg_exchange_bytes lg_exchange_bytes_of(lg_dtype type, size_t params, int 
 static int open_regions(lg_stage *st, lg_exchange *x)
 {
     const struct lg_exchange_bytes b =
-        lg_exchange_bytes_of(lg_device_dtype(x->device), x->state->params.count, x->ranks);
+        lg_exchange_bytes_of(lg_device_dtype(x->device), x->state->params.count, x->shards);
     for (int r = 0; r < x->ranks; r++) {
         struct lg_stage_memory m = {.bytes = b.grad,
                                     .front_bytes = sizeof(struct lg_stamp),
@@ -56,6 +52,8 @@ int lg_exchange_open(lg_stage *st, lg_device *d, const lg_trainer_state *s, lg_e
     x->state = s;
     x->me = st->index;
     x->ranks = s->ranks;
+    x->shards = s->shards;
+    x->group = x->me / x->shards * x->shards;
     return open_regions(st, x);
 }
 
@@ -90,49 +88,58 @@ int lg_exchange_expect_grads(lg_stage *st, const lg_exchange *x, uint64_t step)
 
 const float *lg_exchange_grad_of(const lg_exchange *x, int r)
 {
-    return (const float *)x->grad[r]->payload + shard_of(x, x->me).first;
+    return x->grad[r]->payload;
 }
 
 /* ---- working weights ---- */
 
-/* Shard `shard` of rank `rank`'s. */
-static lg_tensor working_shard(const lg_exchange *x, int rank, int shard)
+/* The piece of shard k of a unit, in rank r's. */
+static lg_tensor working_piece(const lg_exchange *x, int r, int unit, int k)
 {
     const lg_dtype type = lg_device_dtype(x->device);
-    struct lg_shard s = shard_of(x, shard);
-    return lg_t1((char *)x->working[rank]->payload + s.first * lg_dtype_bytes(type), type,
-                 (int64_t)s.count);
+    struct lg_piece p = lg_shard_piece(&x->state->params, unit, k, x->shards);
+    return lg_t1((char *)x->working[r]->payload + p.first * lg_dtype_bytes(type), type,
+                 (int64_t)p.count);
+}
+
+/* From the state, what nobody has written here. */
+static void make_shard(lg_exchange *x, lg_stream *s, int k, uint64_t state)
+{
+    const float *w = lg_trainer_state_view(x->state, x->group + k, state).w;
+    for (int u = 0; u < x->state->params.n_units; u++) {
+        struct lg_piece p = lg_shard_piece(&x->state->params, u, k, x->shards);
+        lg_tensor to = working_piece(x, x->me, u, k);
+        lg_tensor from = lg_t1((void *)(w + p.at), LG_F32, to.dim[0]);
+        if (p.count) lg_cast(s, &(struct lg_cast_args){.x = from, .y = to});
+    }
 }
 
 const void *lg_exchange_weights(lg_exchange *x, lg_stream *s, uint64_t state)
 {
-    if (!x->working[x->me]) return lg_trainer_state_view(x->state, 0, state).w;
+    if (!x->working[x->me]) return lg_trainer_state_view(x->state, x->me, state).w;
     const struct lg_working_front *front = x->working[x->me]->front;
-    for (int r = 0; r < x->ranks; r++) {
-        lg_tensor to = working_shard(x, x->me, r);
-        lg_mark of = atomic_load_explicit(&front->of[r], memory_order_acquire);
-        if (of == lg_mark_of(state) || x->made_of[r] == lg_mark_of(state)) continue;
-        x->made_of[r] = lg_mark_of(state);
-        if (to.dim[0])
-            lg_cast(s,
-                    &(struct lg_cast_args){
-                        .x = lg_t1(lg_trainer_state_view(x->state, r, state).w, LG_F32, to.dim[0]),
-                        .y = to});
+    for (int k = 0; k < x->shards; k++) {
+        lg_mark of = atomic_load_explicit(&front->of[k], memory_order_acquire);
+        if (of == lg_mark_of(state) || x->made_of[k] == lg_mark_of(state)) continue;
+        x->made_of[k] = lg_mark_of(state);
+        make_shard(x, s, k, state);
     }
     return x->working[x->me]->payload;
 }
 
-int lg_exchange_copies(const lg_exchange *x, lg_tensor ret[LG_RANKS_MAX])
+int lg_exchange_copies(const lg_exchange *x, int unit, lg_tensor ret[LG_RANKS_MAX])
 {
     if (!x->working[x->me]) return 0;
-    for (int r = 0; r < x->ranks; r++) ret[r] = working_shard(x, r, x->me);
-    return x->ranks;
+    for (int k = 0; k < x->shards; k++)
+        ret[k] = working_piece(x, x->group + k, unit, x->me - x->group);
+    return x->shards;
 }
 
 void lg_exchange_mark_copies(lg_exchange *x, uint64_t state)
 {
-    for (int r = 0; r < x->ranks && x->working[r]; r++) {
-        struct lg_working_front *front = x->working[r]->front;
-        atomic_store_explicit(&front->of[x->me], lg_mark_of(state), memory_order_release);
+    for (int k = 0; k < x->shards && x->working[x->me]; k++) {
+        struct lg_working_front *front = x->working[x->group + k]->front;
+        atomic_store_explicit(&front->of[x->me - x->group], lg_mark_of(state),
+                              memory_order_release);
     }
 }

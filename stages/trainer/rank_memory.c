@@ -3,20 +3,15 @@
 #include "stages/trainer/exchange.h"
 #include <stdio.h>
 
-struct lg_reduce_ranks_args lg_rank_reduce(int ranks, size_t count, lg_dtype sum)
+size_t lg_squares_count(size_t count)
 {
-    int64_t n = (int64_t)count, pieces = (n + LG_SQUARES_PIECE - 1) / LG_SQUARES_PIECE;
-    struct lg_reduce_ranks_args a = {
-        .count = ranks, .y = lg_t1(NULL, sum, n), .squares = lg_t1(NULL, LG_F64, pieces)};
-    for (int r = 0; r < ranks; r++) a.x[r] = a.y;
-    return a;
+    return (count + LG_SQUARES_PIECE - 1) / LG_SQUARES_PIECE;
 }
 
 struct lg_rank_bytes lg_rank_bytes_of(size_t shard, int ranks)
 {
-    struct lg_reduce_ranks_args a = lg_rank_reduce(ranks, shard, LG_F32);
-    return (struct lg_rank_bytes){.reduced = ranks > 1 ? lg_tensor_bytes(&a.y) : 0,
-                                  .squares = lg_tensor_bytes(&a.squares)};
+    return (struct lg_rank_bytes){.reduced = ranks > 1 ? shard * sizeof(float) : 0,
+                                  .squares = lg_squares_count(shard) * sizeof(double)};
 }
 
 struct lg_batch_options lg_rank_batch(const lg_plan *p, const struct lg_denoiser_config *net)
@@ -35,13 +30,13 @@ struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p)
 }
 
 static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *net,
-                         size_t params, lg_dtype *ret_type, struct lg_stage_bytes *ret,
+                         size_t shard, lg_dtype *ret_type, struct lg_stage_bytes *ret,
                          size_t *ret_host)
 {
     const int ranks = p->instances[LG_ROLE_trainer];
     struct lg_batch_options batch = lg_rank_batch(p, net);
     struct lg_denoiser_bytes bytes = {0};
-    struct lg_rank_bytes own = lg_rank_bytes_of(lg_shard_of(params, 0, ranks).count, ranks);
+    struct lg_rank_bytes own = lg_rank_bytes_of(shard, ranks);
     struct lg_denoiser_mode mode = lg_rank_mode(c, p);
     lg_device *d;
     LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_trainer, 0, &d));
@@ -80,11 +75,12 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
     LG_TRY(lg_net_config_of(c, p, &net));
     LG_TRY(lg_denoiser_params(&net, &params));
     size_t host = 0;
-    int rc = private_bytes(c, p, &net, params.count, &type, &own, &host);
+    int rc = private_bytes(c, p, &net, lg_shard_count(&params, 0, p->shards), &type, &own, &host);
     for (int r = 0; r < ranks && rc == 0; r++) {
         const int first = n;
-        const size_t state = lg_trainer_state_bytes(lg_shard_of(params.count, r, ranks));
-        struct lg_exchange_bytes b = lg_exchange_bytes_of(type, params.count, ranks);
+        const size_t state =
+            lg_trainer_state_bytes(lg_shard_count(&params, r % p->shards, p->shards));
+        struct lg_exchange_bytes b = lg_exchange_bytes_of(type, params.count, p->shards);
         add_row(rows, &n, state, r, "state/a");
         add_row(rows, &n, state, r, "state/b");
         add_row(rows, &n, b.grad, r, "grad");

@@ -1,6 +1,5 @@
 /* What a trainer rank allocates beside its net, said once for the plan and for the rank. */
 #pragma once
-#include "kernels/ops.h"
 #include "stages/stage.h"
 #include "stages/trainer/batch.h"
 
@@ -10,8 +9,8 @@ struct lg_rank_bytes {
     size_t squares; /* of the own shard's pieces (lg_reduce_ranks) */
 };
 struct lg_rank_bytes lg_rank_bytes_of(size_t shard, int ranks);
-/* The reduction of a shard of `count` elements over all ranks, data pointers still NULL. */
-struct lg_reduce_ranks_args lg_rank_reduce(int ranks, size_t count, lg_dtype sum);
+/* Pieces of the gradient's squares (lg_reduce_ranks) in so many elements. */
+size_t lg_squares_count(size_t count);
 /* How its net is opened; points into c. */
 struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p);
 struct lg_batch_options lg_rank_batch(const lg_plan *p, const struct lg_denoiser_config *net);

@@ -5,16 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHARD_ALIGN = 4096 };
-
-struct lg_shard lg_shard_of(size_t params, int rank, int ranks)
-{
-    size_t per = (params + (size_t)ranks - 1) / (size_t)ranks;
-    per = (per + SHARD_ALIGN - 1) / SHARD_ALIGN * SHARD_ALIGN;
-    size_t first = LG_MIN(per * (size_t)rank, params);
-    return (struct lg_shard){first, LG_MIN(per, params - first)};
-}
-
 int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret)
 {
     *ret = (struct lg_denoiser_config){
@@ -35,9 +25,19 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
     return lg_denoiser_config_check(ret);
 }
 
-size_t lg_trainer_state_bytes(struct lg_shard shard)
+size_t lg_trainer_state_bytes(size_t shard)
 {
-    return 3 * LG_MAX(shard.count, (size_t)1) * sizeof(float);
+    return 3 * LG_MAX(shard, (size_t)1) * sizeof(float);
+}
+
+struct lg_piece lg_trainer_piece(const lg_trainer_state *s, int rank, int unit)
+{
+    return lg_shard_piece(&s->params, unit, rank % s->shards, s->shards);
+}
+
+size_t lg_trainer_shard(const lg_trainer_state *s, int rank)
+{
+    return lg_shard_count(&s->params, rank % s->shards, s->shards);
 }
 
 int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_state **ret)
@@ -46,15 +46,16 @@ int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_st
     LG_ASSERT(s);
     *ret = s; /* half-built objects may be closed */
     s->ranks = st->plan.instances[LG_ROLE_trainer];
+    s->shards = st->plan.shards;
     LG_TRY(lg_net_config_of(st->config, &st->plan, &s->net));
     LG_TRY(lg_denoiser_params(&s->net, &s->params));
     LG_TRY(lg_params_group(&s->params, (const char *const *)st->config->trainer_groups.v));
     for (int r = 0; r < s->ranks; r++) {
-        struct lg_shard shard = lg_shard_of(s->params.count, r, s->ranks);
+        const size_t bytes = lg_trainer_state_bytes(lg_trainer_shard(s, r));
         for (int side = 0; side < 2; side++)
             LG_TRY(lg_stage_region(
                 st,
-                &(struct lg_stage_memory){.bytes = lg_trainer_state_bytes(shard),
+                &(struct lg_stage_memory){.bytes = bytes,
                                           .front_bytes = sizeof(struct lg_state_front),
                                           .device = device[r],
                                           .role = LG_ROLE_trainer,
@@ -75,7 +76,7 @@ void lg_trainer_state_close(lg_trainer_state **s)
 
 struct lg_state_view lg_trainer_state_view(const lg_trainer_state *s, int rank, uint64_t state)
 {
-    size_t count = lg_shard_of(s->params.count, rank, s->ranks).count;
+    const size_t count = lg_trainer_shard(s, rank);
     const lg_region *r = s->side[rank][state & 1];
     struct lg_state_front *front = r->front;
     float *w = r->payload;
@@ -91,7 +92,7 @@ int lg_trainer_state_expect(lg_stage *st, const lg_trainer_state *s, uint64_t st
 int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int rank, int side,
                   lg_region **ret)
 {
-    size_t count = lg_shard_of(s->params.count, rank, s->ranks).count;
+    const size_t count = lg_trainer_shard(s, rank);
     return lg_stage_region(
         st,
         &(struct lg_stage_memory){

@@ -1,8 +1,8 @@
 /* The persistent state of the trainer ranks, and who maps which part of it.
  *
- * The flat parameter buffer (nets/params.h) is cut into one shard per rank. Rank r owns shard r of
- * the master weights and of both Adam moments, twice: side a and side b; state s lies in side s
- * & 1. Every rank maps all shards (weights to read), the EMA keeper and the checkpoint writer too.
+ * The parameters are cut as shards.h says. A rank owns a shard of the master weights and of both Adam
+ * moments, twice: side a and side b; state s lies in side s & 1. Every rank maps all of them (weights to
+ * read), the EMA keeper and the checkpoint writer too; these two read the first group's copy alone.
  *
  *   trainer/<r>/state/<a|b>   front: lg_state_front; w, m, v: fp32 (shard) each
  *   ema/<r>/state/<a|b>       front: lg_stamp; fp32 (shard)
@@ -15,12 +15,7 @@
 #include "stages/nets/denoiser.h"
 #include "stages/stage.h"
 #include "stages/trainer/loss_scale.h"
-
-struct lg_shard {
-    size_t first, count; /* elements; count may be 0 for the last ranks of a tiny net */
-};
-/* Shards are multiples of 4096 elements (the block of reduce_ranks' sums), the last one shorter. */
-struct lg_shard lg_shard_of(size_t params, int rank, int ranks);
+#include "stages/trainer/shards.h"
 
 /* The scalars of a state, the same on every rank. */
 struct lg_state_scalars {
@@ -45,7 +40,7 @@ struct lg_state_view {
 typedef struct lg_trainer_state {
     struct lg_denoiser_config net;
     lg_params params;
-    int ranks;
+    int ranks, shards;
     lg_region *side[LG_INSTANCES_MAX][2];
 } lg_trainer_state;
 
@@ -58,7 +53,12 @@ void lg_trainer_state_close(lg_trainer_state **s); /* the stage closes the regio
 struct lg_state_view lg_trainer_state_view(const lg_trainer_state *s, int rank, uint64_t state);
 /* Does every rank's shard of this state lie where its mark says? 0, or as lg_stage_lost. */
 int lg_trainer_state_expect(lg_stage *st, const lg_trainer_state *s, uint64_t state);
-size_t lg_trainer_state_bytes(struct lg_shard shard);
+/* Of a side whose shard has so many elements. */
+size_t lg_trainer_state_bytes(size_t shard);
+/* What rank r owns of a unit, and of all. */
+struct lg_piece lg_trainer_piece(const lg_trainer_state *s, int rank, int unit);
+size_t lg_trainer_shard(const lg_trainer_state *s, int rank);
+/* Of shard `rank`. */
 int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int rank, int side,
                   lg_region **ret);
 /* device[r]: rank r's own, for stages that serve all ranks. */

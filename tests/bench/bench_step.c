@@ -64,7 +64,7 @@ static int run_rank(const struct arg *a, int rank)
     LG_TRY(lg_denoiser_open(d, c, &mode, &net));
     LG_TRY(lg_denoiser_params(c, &params));
     const size_t n = params.count, latent = (size_t)(B * c->channels * c->height * c->width);
-    struct lg_shard shard = lg_shard_of(n, rank, a->ranks);
+    struct lg_piece shard = lg_piece_of(n, rank, a->ranks);
     float *weights = take(d, n * 4), *reduced = take(d, shard.count * 4);
     const size_t pieces = (shard.count + LG_SQUARES_PIECE - 1) / LG_SQUARES_PIECE;
     double *squares = take(d, pieces * sizeof *squares);

@@ -81,7 +81,7 @@ void ckpt_world_open(struct ckpt_world *w, const struct ckpt_world_spec *spec)
     attach(w, &w->player, LG_ROLE_trainer);
     LG_ASSERT(lg_rank_devices(&w->player, device) == 0);
     LG_ASSERT(lg_trainer_state_open(&w->player, device, &w->trainer) == 0);
-    for (int r = 0; r < spec->ranks; r++)
+    for (int r = 0; r < w->trainer->shards; r++)
         for (int side = 0; side < 2; side++)
             LG_ASSERT(lg_ema_region(&w->player, w->trainer, device[r], r, side, &w->ema[r][side]) ==
                       0);
@@ -100,15 +100,17 @@ void ckpt_world_close(struct ckpt_world *w)
 
 static void make_state(struct ckpt_world *w, int rank, uint64_t state)
 {
-    struct lg_shard s = lg_shard_of(w->trainer->params.count, rank, w->trainer->ranks);
     struct lg_state_view view = lg_trainer_state_view(w->trainer, rank, state);
     lg_stamp_clear(view.stamp);
     *view.scalars =
         (struct lg_state_scalars){.state = state, .optimizer_steps = state + 3, .skipped = 2};
-    for (size_t i = 0; i < s.count; i++) {
-        view.w[i] = value(W, state, s.first + i);
-        view.m[i] = value(M, state, s.first + i);
-        view.v[i] = value(V, state, s.first + i);
+    for (int u = 0; u < w->trainer->params.n_units; u++) {
+        struct lg_piece p = lg_trainer_piece(w->trainer, rank, u);
+        for (size_t i = 0; i < p.count; i++) {
+            view.w[p.at + i] = value(W, state, p.first + i);
+            view.m[p.at + i] = value(M, state, p.first + i);
+            view.v[p.at + i] = value(V, state, p.first + i);
+        }
     }
     lg_stamp_set(view.stamp, state);
 }
@@ -144,11 +146,13 @@ static bool play_ema(struct ckpt_world *w)
 {
     struct lg_action a = lg_ema_next(w->board);
     if (a.kind != LG_DO_INIT && a.kind != LG_DO_ADVANCE) return false;
-    for (int r = 0; r < w->trainer->ranks; r++) {
-        struct lg_shard s = lg_shard_of(w->trainer->params.count, r, w->trainer->ranks);
+    for (int r = 0; r < w->trainer->shards; r++) {
         float *to = w->ema[r][a.step & 1]->payload;
         lg_stamp_clear(w->ema[r][a.step & 1]->front);
-        for (size_t i = 0; i < s.count; i++) to[i] = value(EMA, a.step, s.first + i);
+        for (int u = 0; u < w->trainer->params.n_units; u++) {
+            struct lg_piece p = lg_trainer_piece(w->trainer, r, u);
+            for (size_t i = 0; i < p.count; i++) to[p.at + i] = value(EMA, a.step, p.first + i);
+        }
         lg_stamp_set(w->ema[r][a.step & 1]->front, a.step);
     }
     lg_ema_mark(w->board, a.step);

@@ -1,0 +1,274 @@
+/* The end of a step, seen by one rank (shards.h says what it owns):
+ *   REDUCE   own shard = sum of all ranks' gradients in rank order; sum of squares
+ *   UPDATE   total norm, clip, AdamW from side s & 1 into the other and into the working weights of every
+ *            rank of the group; rank 0 writes the record; commit */
+#include "base/clock.h"
+#include "base/log.h"
+#include "kernels/ops.h"
+#include "stages/trainer/rank.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <xxhash.h>
+
+enum { VOID_CHECK_SAMPLES = 100 }; /* the share of voids is judged from this many samples on */
+
+/* The gradient of the own shard, summed. With one rank it lies in its region: a sum in place of one
+ * addend changes nothing, so a rank that dies in the middle may do it again. */
+static float *reduced(struct trainer *t)
+{
+    return t->reduced ? t->reduced : lg_exchange_grad(t->exchange);
+}
+
+/* The own piece of a unit, and its squares. */
+static void reduce_piece(struct trainer *t, struct lg_piece p)
+{
+    const int64_t n = (int64_t)p.count;
+    struct lg_reduce_ranks_args a = {.count = t->state->ranks,
+                                     .y = lg_t1(reduced(t) + p.at, LG_F32, n),
+                                     .squares = lg_t1((double *)t->squares + lg_squares_count(p.at),
+                                                      LG_F64, (int64_t)lg_squares_count(p.count))};
+    for (int r = 0; r < a.count; r++)
+        a.x[r] = lg_t1((void *)(lg_exchange_grad_of(t->exchange, r) + p.first), LG_F32, n);
+    if (n) lg_reduce_ranks(t->stream, &a);
+}
+
+static int reduce(lg_stage *st, struct trainer *t, uint64_t step, struct lg_exact_sum *ret_squares)
+{
+    *ret_squares = (struct lg_exact_sum){0};
+    LG_TRY(lg_exchange_expect_grads(st, t->exchange, step));
+    t->reduced_of = lg_mark_of(step);
+    if (!t->shard) return 0;
+    const size_t squares = lg_squares_count(t->shard);
+    lg_turn_begin(&st->turn);
+    for (int u = 0; u < t->state->params.n_units; u++)
+        reduce_piece(t, lg_trainer_piece(t->state, st->index, u));
+    lg_stream_download(t->stream, t->host_squares, t->squares, squares * sizeof(double));
+    lg_stream_sync(t->stream);
+    lg_turn_end(&st->turn);
+    for (size_t i = 0; i < squares; i++) lg_exact_sum_add(ret_squares, t->host_squares[i]);
+    return 0;
+}
+
+int lg_rank_reduce(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    struct lg_exact_sum squares;
+    LG_TRY(reduce(st, t, step, &squares));
+    lg_trainer_mark_partial(st->board, st->index, step, &squares);
+    lg_bus_notify(st->bus);
+    return LG_STEP_WORKED;
+}
+
+struct step_sums {
+    double loss, norm;
+    bool finite;
+};
+
+static struct step_sums sum_ranks(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    struct step_sums s = {0};
+    struct lg_exact_sum squares = {0};
+    for (int r = 0; r < t->state->ranks; r++) {
+        const struct lg_board_row *row = lg_board_row(st->board, LG_ROLE_trainer, r);
+        s.loss += row->loss_sum[step & 1];
+        if (r < t->state->shards) lg_exact_sum_merge(&squares, &row->sum_squares[step & 1]);
+    }
+    s.norm = sqrt(lg_exact_sum_total(&squares)) / lg_rank_loss_scale(st, t, step);
+    s.finite = isfinite(s.loss) && isfinite(s.norm);
+    return s;
+}
+
+/* Skipped: the state is copied, the same on every rank. */
+static void keep_state(lg_stage *st, struct trainer *t, const struct lg_state_view *from,
+                       const struct lg_state_view *to)
+{
+    lg_turn_begin(&st->turn);
+    lg_stream_copy(t->stream, to->w, from->w, t->shard * 3 * sizeof(float));
+    lg_stream_sync(t->stream);
+    lg_turn_end(&st->turn);
+    to->scalars->skipped++;
+}
+
+static lg_tensor part_of(lg_tensor t, size_t first, size_t count)
+{
+    return lg_slice(t, 0, (int64_t)first, (int64_t)count);
+}
+
+/* a: of the whole shard and of what is trained as the config says of all. What is frozen has no gradient and no
+ * moments, and a rate of 0 leaves it as it is. */
+static void update_piece(struct trainer *t, struct lg_adamw_args *a, int unit, struct lg_piece own)
+{
+    const lg_params *params = &t->state->params;
+    const size_t end = own.first + own.count;
+    a->copies = lg_exchange_copies(t->exchange, unit, a->working);
+    for (size_t at = own.first, next; at < end; at = next) {
+        int group;
+        next = lg_params_group_end(params, at, end, &group);
+        const struct lg_param_group *g = &params->group[group];
+        const size_t first = at - own.first, count = next - at;
+        struct lg_adamw_args p = *a;
+        lg_tensor *parts[] = {&p.w, &p.m, &p.v, &p.grad, &p.w_out, &p.m_out, &p.v_out};
+        for (size_t i = 0; i < LG_ARRAY_LEN(parts); i++)
+            *parts[i] = part_of(*parts[i], own.at + first, count);
+        for (int i = 0; i < p.copies; i++) p.working[i] = part_of(p.working[i], first, count);
+        p.lr *= g->is_frozen ? 0 : g->lr;
+        p.weight_decay *= g->decay;
+        if (g->is_frozen) p.eps = 1; /* 0 / 0 is no rate of anything */
+        lg_adamw(t->stream, &p);
+    }
+}
+
+/* The new state, and with it this shard of the working weights of every rank of the group. */
+static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct lg_state_view *from,
+                  const struct lg_state_view *to, double norm, double lr)
+{
+    const lg_config *c = st->config;
+    const int64_t n = (int64_t)t->shard;
+    struct lg_adamw_args a = {.w = lg_t1(from->w, LG_F32, n),
+                              .m = lg_t1(from->m, LG_F32, n),
+                              .v = lg_t1(from->v, LG_F32, n),
+                              .grad = lg_t1(reduced(t), LG_F32, n),
+                              .w_out = lg_t1(to->w, LG_F32, n),
+                              .m_out = lg_t1(to->m, LG_F32, n),
+                              .v_out = lg_t1(to->v, LG_F32, n),
+                              .lr = lr,
+                              .beta1 = c->trainer_beta1,
+                              .beta2 = c->trainer_beta2,
+                              .eps = c->trainer_adam_eps,
+                              .weight_decay = c->trainer_weight_decay,
+                              .grad_scale = 1,
+                              .t = (int64_t)++to->scalars->optimizer_steps};
+    if (c->trainer_clip_norm > 0) a.grad_scale = LG_MIN(1.0, c->trainer_clip_norm / (norm + 1e-6));
+    a.grad_scale /= lg_rank_loss_scale(st, t, step);
+    if (!n) return;
+    lg_turn_begin(&st->turn);
+    for (int u = 0; u < t->state->params.n_units; u++)
+        update_piece(t, &a, u, lg_trainer_piece(t->state, st->index, u));
+    lg_stream_sync(t->stream);
+    lg_turn_end(&st->turn);
+    lg_exchange_mark_copies(t->exchange, step + 1);
+}
+
+static int make_state(lg_stage *st, struct trainer *t, uint64_t step, const struct step_sums *sums,
+                      double lr)
+{
+    struct lg_state_view from = lg_trainer_state_view(t->state, st->index, step);
+    struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);
+    LG_TRY(lg_stage_expect(st, t->state->side[st->index][step & 1], step));
+    lg_stamp_clear(to.stamp);
+    *to.scalars = *from.scalars;
+    to.scalars->state = step + 1;
+    to.scalars->loss_scale = lg_loss_scale_next(st->config, from.scalars->loss_scale, sums->finite);
+    /* A factor that can be halved explains a gradient that is not finite, a loss nothing does. */
+    bool is_explained = isfinite(sums->loss) && from.scalars->loss_scale.scale > 1;
+    if (sums->finite)
+        to.scalars->skipped_in_row = 0;
+    else
+        to.scalars->skipped_in_row += !is_explained;
+    if (sums->finite)
+        adamw(st, t, step, &from, &to, sums->norm, lr);
+    else
+        keep_state(st, t, &from, &to);
+    return 0;
+}
+
+/* Voids and key hashes of the step's samples, from the window: the slots are still ours. */
+static struct lg_ledger_record ledger_record(lg_stage *st, struct trainer *t, uint64_t step,
+                                             const struct step_sums *sums)
+{
+    const uint64_t batch = st->board->s->batch, first = step * batch;
+    XXH3_state_t *hash = XXH3_createState();
+    LG_ASSERT(hash);
+    XXH3_64bits_reset(hash);
+    struct lg_ledger_record r = {.step = step + 1,
+                                 .first = first,
+                                 .last = first + batch - 1,
+                                 .skipped = !sums->finite,
+                                 .loss = sums->loss,
+                                 .lineage = st->board->s->lineage};
+    for (uint64_t n = first; n < first + batch; n++) {
+        const struct lg_slot *slot = lg_window_slot(t->window, n);
+        XXH3_64bits_update(hash, &slot->key_hash, sizeof slot->key_hash);
+        r.voids += slot->is_void;
+    }
+    r.keys_hash = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return r;
+}
+
+static void write_record(lg_stage *st, struct trainer *t, const struct lg_step_record *r)
+{
+    struct lg_board_metrics *m = &st->board->s->metrics;
+    atomic_store_explicit(&m->step, r->ledger.step, memory_order_relaxed);
+    atomic_store_explicit(&m->loss, r->loss, memory_order_relaxed);
+    atomic_store_explicit(&m->grad_norm, r->grad_norm, memory_order_relaxed);
+    atomic_store_explicit(&m->lr, r->lr, memory_order_relaxed);
+    atomic_store_explicit(&m->samples_per_s, r->samples_per_s, memory_order_relaxed);
+    atomic_store_explicit(&m->data_wait_s, r->data_wait_s, memory_order_relaxed);
+    bool failed = lg_records_append(t->records, r) != 0;
+    if (failed && !t->records_failed)
+        lg_bus_event(st->bus, LG_WARN,
+                     "metrics.jsonl and ledger cannot be written (disk full?); kept in memory");
+    t->records_failed = failed;
+}
+
+/* Rule: every rank knows the share of voids from the same numbers and parks at the same step. */
+static int check_health(lg_stage *st, const struct lg_state_scalars *s)
+{
+    const lg_config *c = st->config;
+    double samples = (double)((s->state - st->board->s->start_step) * st->board->s->batch);
+    if ((int64_t)s->skipped_in_row >= c->trainer_nonfinite_max)
+        return lg_stage_park(st,
+                             "%" PRIu64 " steps in a row had a loss or gradient that is not finite "
+                             "(up to step %" PRIu64 "): lower trainer.lr, or look at the data",
+                             s->skipped_in_row, s->state);
+    if (samples >= VOID_CHECK_SAMPLES && (double)s->voids > c->data_void_ratio_max * samples)
+        return lg_stage_park(st,
+                             "%" PRIu64 " of %.0f samples are unreadable, more than "
+                             "data.void_ratio_max = %g: see logs/loader.0.log",
+                             s->voids, samples, c->data_void_ratio_max);
+    return 0;
+}
+
+int lg_rank_update(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    struct step_sums sums = sum_ranks(st, t, step);
+    if (t->floor_start_ns) t->floor_ns += lg_now_ns() - t->floor_start_ns;
+    t->floor_start_ns = 0;
+    double lr = lg_schedule_rate(&t->schedule, (int64_t)step);
+    if (t->reduced_of != lg_mark_of(step)) { /* a former life published the sums */
+        struct lg_exact_sum published;
+        LG_TRY(reduce(st, t, step, &published));
+    }
+    LG_TRY(make_state(st, t, step, &sums, lr));
+    struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);
+    struct lg_step_record record = {.ledger = ledger_record(st, t, step, &sums),
+                                    .loss = sums.loss,
+                                    .grad_norm = sums.norm,
+                                    .lr = lr,
+                                    .loss_scale = lg_rank_loss_scale(st, t, step),
+                                    .data_wait_s = (double)t->wait_ns / LG_S_NS,
+                                    .ckpt_wait_s = (double)t->floor_ns / LG_S_NS};
+    to.scalars->voids += record.ledger.voids;
+    int64_t now = lg_now_ns();
+    if (t->last_commit_ns)
+        record.samples_per_s =
+            (double)st->board->s->batch * LG_S_NS / (double)(now - t->last_commit_ns);
+    t->last_commit_ns = now;
+    t->wait_ns = t->floor_ns = 0;
+    if (st->index == 0) {
+        atomic_store_explicit(&st->board->s->metrics.voids, to.scalars->voids,
+                              memory_order_relaxed);
+        atomic_store_explicit(&st->board->s->metrics.skipped, to.scalars->skipped,
+                              memory_order_relaxed);
+        write_record(st, t, &record);
+    }
+    if (!sums.finite)
+        lg_log(LG_WARN, "step skipped: loss %g, gradient norm %g, factor on the loss %g", sums.loss,
+               sums.norm, record.loss_scale);
+    LG_TRY(check_health(st, to.scalars));
+    lg_stamp_set(to.stamp, step + 1);
+    lg_trainer_mark_commit(st->board, st->index, step);
+    lg_bus_notify(st->bus);
+    return LG_STEP_WORKED;
+}
