@@ -7,11 +7,10 @@
  *    time. Greedy, and the same for the same graph.
  */
 #include "base/check.h"
+#include "base/lifetimes.h"
 #include "kernels/graph/program_private.h"
 #include <stdlib.h>
 #include <string.h>
-
-enum { ALIGN = 64 };
 
 /* ---- what shares memory ---- */
 
@@ -60,78 +59,37 @@ static void share_in_place(const lg_graph *g, lg_program *p)
 
 /* ---- where it lies ---- */
 
-struct storage {
-    int id, first, last; /* id: its number, that of the value it began with */
-    size_t bytes, at;
-};
-
-static int by_size(const void *a, const void *b)
+/* The storages' lifetimes, in the order of the values that they began with; number[value]: its storage's. */
+static int find_storages(const lg_graph *g, const lg_program *p, struct lg_lifetime *ret,
+                         int *ret_number)
 {
-    const struct storage *x = a, *y = b;
-    if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
-    return (x->id > y->id) - (x->id < y->id);
-}
-
-static int by_place(const void *a, const void *b)
-{
-    const struct storage *x = *(struct storage *const *)a, *y = *(struct storage *const *)b;
-    return (x->at > y->at) - (x->at < y->at);
-}
-
-static int find_storages(const lg_graph *g, const lg_program *p, struct storage *ret)
-{
-    int n = 0, *number = malloc(sizeof *number * (size_t)LG_MAX(g->n_values, 1));
-    LG_ASSERT(number);
+    int n = 0;
     for (int i = 0; i < g->n_values; i++) {
         const struct lg_value *v = &g->value[i];
-        if (v->bound >= 0 || v->first < 0) continue;
-        if (p->value[i].storage != i) continue;
-        number[i] = n;
-        ret[n++] = (struct storage){
-            .id = i, .first = v->first, .bytes = (v->bytes + ALIGN - 1) / ALIGN * ALIGN};
+        if (v->bound >= 0 || v->first < 0 || p->value[i].storage != i) continue;
+        ret_number[i] = n;
+        ret[n++] = (struct lg_lifetime){.first = v->first, .bytes = v->bytes};
     }
     for (int i = 0; i < g->n_values; i++) {
         const struct lg_value *v = &g->value[i];
         if (v->bound >= 0 || v->first < 0) continue;
-        struct storage *s = &ret[number[p->value[i].storage]];
-        s->last = LG_MAX(s->last, v->last);
+        ret_number[i] = ret_number[p->value[i].storage];
+        ret[ret_number[i]].last = LG_MAX(ret[ret_number[i]].last, v->last);
     }
-    free(number);
     return n;
-}
-
-/* The lowest offset at which it meets none of the placed ones that live when it does. */
-static size_t find_place(const struct storage *s, struct storage *placed, int n,
-                         struct storage **met)
-{
-    int n_met = 0;
-    for (struct storage *o = placed; o < placed + n; o++)
-        if (o->first <= s->last && s->first <= o->last) met[n_met++] = o;
-    qsort(met, (size_t)n_met, sizeof *met, by_place);
-    size_t at = 0;
-    for (int i = 0; i < n_met; i++) {
-        if (met[i]->at >= at + s->bytes) break;
-        at = LG_MAX(at, met[i]->at + met[i]->bytes);
-    }
-    return at;
 }
 
 static void place(const lg_graph *g, lg_program *p)
 {
-    size_t room = (size_t)LG_MAX(g->n_values, 1);
-    struct storage *s = calloc(room, sizeof *s), **met = calloc(room, sizeof *met);
-    size_t *at = calloc(room, sizeof *at);
-    LG_ASSERT(s && met && at);
-    int n = find_storages(g, p, s);
-    qsort(s, (size_t)n, sizeof *s, by_size);
-    for (int i = 0; i < n; i++) {
-        s[i].at = at[s[i].id] = find_place(&s[i], s, i, met);
-        p->arena_bytes = LG_MAX(p->arena_bytes, s[i].at + s[i].bytes);
-    }
-    for (int i = 0; i < g->n_values; i++) p->value[i].at = at[p->value[i].storage];
-    free(s);
-    free(met);
-    free(at);
+    const size_t room = (size_t)LG_MAX(g->n_values, 1);
+    struct lg_lifetime *l = calloc(room, sizeof *l);
+    int *number = calloc(room, sizeof *number);
+    LG_ASSERT(l && number);
+    p->arena_bytes = lg_lifetimes_place(l, find_storages(g, p, l, number));
+    for (int i = 0; i < g->n_values; i++)
+        if (g->value[i].bound < 0 && g->value[i].first >= 0) p->value[i].at = l[number[i]].at;
+    free(l);
+    free(number);
 }
 
 /* ---- the program ---- */
@@ -217,6 +175,7 @@ int lg_graph_compile(const lg_graph *g, lg_program **ret)
         p->value[i].storage = i;
     }
     p->n_nodes = g->n_nodes;
+    for (int n = 1; n < g->n_nodes; n++) LG_ASSERT(g->node[n].backward >= g->node[n - 1].backward);
     p->n_bound = g->n_bound;
     p->n_copies = g->n_copies;
     p->host_bytes = g->host_bytes;

@@ -90,13 +90,42 @@ static void run_node(lg_program *p, lg_stream *s, const struct lg_program_memory
         copy(p, s, m, node);
 }
 
+int lg_program_nodes(const lg_program *p, enum lg_program_part part)
+{
+    int n = 0;
+    for (int i = 0; i < p->n_nodes; i++)
+        n += (part & (p->node[i].backward ? LG_PROGRAM_BACKWARD : LG_PROGRAM_FORWARD)) != 0;
+    return n;
+}
+
+struct lg_node_range lg_program_uses(const lg_program *p, int bound, enum lg_program_part part)
+{
+    struct lg_node_range r = {0, 0};
+    for (int n = 0; n < p->n_nodes; n++) {
+        if (!(part & (p->node[n].backward ? LG_PROGRAM_BACKWARD : LG_PROGRAM_FORWARD))) continue;
+        for (int i = p->first_place[n]; i < p->first_place[n + 1]; i++) {
+            if (p->place[i].bound != bound) continue;
+            if (!r.end) r.first = n;
+            r.end = n + 1;
+        }
+    }
+    return r;
+}
+
+void lg_program_run_nodes(lg_program *p, lg_stream *s, const struct lg_program_memory *m, int from,
+                          int to)
+{
+    LG_ASSERT(!lg_stream_is_dry(s) && (m->arena || !p->arena_bytes));
+    LG_ASSERT(from >= 0 && to <= p->n_nodes);
+    lg_stream_set_scratch(s, m->scratch, p->scratch_bytes);
+    lg_program_toggle(p, m->add);
+    for (int n = from; n < to; n++) run_node(p, s, m, n);
+}
+
 void lg_program_run(lg_program *p, lg_stream *s, const struct lg_program_memory *m,
                     enum lg_program_part part)
 {
-    LG_ASSERT(!lg_stream_is_dry(s) && (m->arena || !p->arena_bytes));
-    lg_stream_set_scratch(s, m->scratch, p->scratch_bytes);
-    lg_program_toggle(p, m->add);
-    for (int n = 0; n < p->n_nodes; n++)
-        if (part & (p->node[n].backward ? LG_PROGRAM_BACKWARD : LG_PROGRAM_FORWARD))
-            run_node(p, s, m, n);
+    const int forward = lg_program_nodes(p, LG_PROGRAM_FORWARD);
+    lg_program_run_nodes(p, s, m, part & LG_PROGRAM_FORWARD ? 0 : forward,
+                         part & LG_PROGRAM_BACKWARD ? p->n_nodes : forward);
 }

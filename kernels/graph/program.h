@@ -33,6 +33,17 @@ enum lg_program_part { LG_PROGRAM_FORWARD = 1, LG_PROGRAM_BACKWARD = 2, LG_PROGR
  * in the program and pointed at the memory of this run. */
 void lg_program_run(lg_program *p, lg_stream *s, const struct lg_program_memory *m,
                     enum lg_program_part part);
+/* The same in stretches, between which bound memory may come and go; what is bound need only be there while a node
+ * uses it. Nodes are numbered from 0, the forward's before the backward's. */
+int lg_program_nodes(const lg_program *p, enum lg_program_part part);
+void lg_program_run_nodes(lg_program *p, lg_stream *s, const struct lg_program_memory *m, int from,
+                          int to);
+/* Nodes [first, end). */
+struct lg_node_range {
+    int first, end;
+};
+/* Those of a part from the first to the last that uses a bound value; empty when none does. */
+struct lg_node_range lg_program_uses(const lg_program *p, int bound, enum lg_program_part part);
 
 /* Floating-point operations of the products in one run: linears, attention, convolutions; a multiply-add
  * counts two. */

@@ -1,49 +1,19 @@
-/* The denoisers as one type: checks, planning, opening, running.
+/* The denoisers as one type: checks, planning, opening; denoiser_run.c runs them.
  *
  * Design: a net is its model's description (models.h), recorded as a graph; its backward is derived. What the
  * program needs of memory is the plan, so the plan cannot drift from what forward and backward do. Each unit of the
  * parameters is bound by itself, and so is its gradient.
  *
  * Invariant: nothing is allocated after lg_denoiser_open. */
-#include "stages/nets/denoiser.h"
 #include "config/recompute.h"
 #include "kernels/graph/fuse.h"
 #include "kernels/graph/grad.h"
 #include "kernels/graph/offload.h"
-#include "kernels/graph/program.h"
 #include "kernels/graph/recompute.h"
-#include "stages/nets/models.h"
+#include "stages/nets/denoiser_private.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-/* The order in which values are bound; behind them the units' weights, then their gradients. */
-enum {
-    BOUND_X,
-    BOUND_T,
-    BOUND_LABEL,
-    BOUND_TEXT,
-    BOUND_TEXT_LENGTH,
-    BOUND_POSITIONS,
-    BOUND_OUT,
-    BOUND_DOUT,
-    BOUND_WEIGHTS
-};
-
-struct lg_denoiser {
-    struct lg_denoiser_config config;
-    const struct lg_model *model;
-    lg_device *device;
-    struct lg_denoiser_mode mode;
-    lg_params params;
-    lg_program *program;
-    void **bound; /* of a run: by the numbers above */
-    void *arena, *scratch, *positions;
-    void *host; /* pinned, where offloaded values wait; NULL: none are */
-    struct lg_denoiser_bytes bytes;
-    bool is_pinned;
-    bool kept; /* the arena holds what a backward needs */
-};
 
 enum { DEPTH_MAX = 1024, OFFLOAD_MIN = 32 << 10 /* bytes of a value that are worth a copy */ };
 
@@ -304,7 +274,7 @@ static size_t positions_bytes(const lg_denoiser *net)
     return count * lg_dtype_bytes(lg_device_dtype(net->device));
 }
 
-static int new_compiled(lg_device *d, const struct lg_denoiser_config *c,
+int lg_denoiser_compile(lg_device *d, const struct lg_denoiser_config *c,
                         const struct lg_denoiser_mode *mode, lg_denoiser **ret)
 {
     LG_TRY(lg_denoiser_config_check(c));
@@ -321,6 +291,7 @@ static int new_compiled(lg_device *d, const struct lg_denoiser_config *c,
     net->bytes.activations = lg_program_arena_bytes(net->program) + positions_bytes(net);
     net->bytes.scratch = lg_program_scratch_bytes(net->program);
     net->bytes.host = lg_program_host_bytes(net->program);
+    lg_denoiser_find_events(net);
     *ret = net;
     return 0;
 fail:
@@ -332,17 +303,22 @@ int lg_denoiser_plan(lg_device *d, const struct lg_denoiser_config *c,
                      const struct lg_denoiser_mode *mode, struct lg_denoiser_bytes *ret)
 {
     lg_denoiser *net;
-    LG_TRY(new_compiled(d, c, mode, &net));
+    LG_TRY(lg_denoiser_compile(d, c, mode, &net));
     *ret = net->bytes;
     lg_denoiser_close(&net);
     return 0;
+}
+
+const struct lg_denoiser_bytes *lg_denoiser_bytes_of(const lg_denoiser *net)
+{
+    return &net->bytes;
 }
 
 int lg_denoiser_print(lg_device *d, const struct lg_denoiser_config *c,
                       const struct lg_denoiser_mode *mode, FILE *to)
 {
     lg_denoiser *net;
-    LG_TRY(new_compiled(d, c, mode, &net));
+    LG_TRY(lg_denoiser_compile(d, c, mode, &net));
     if (net->bytes.recomputed[0]) fprintf(to, "recomputed: %s\n", net->bytes.recomputed);
     lg_program_print(net->program, to);
     lg_denoiser_close(&net);
@@ -402,7 +378,7 @@ int lg_denoiser_open(lg_device *d, const struct lg_denoiser_config *c,
                      const struct lg_denoiser_mode *mode, lg_denoiser **ret)
 {
     lg_denoiser *net;
-    LG_TRY(new_compiled(d, c, mode, &net));
+    LG_TRY(lg_denoiser_compile(d, c, mode, &net));
     int rc;
     LG_TRY_GOTO(rc, lg_device_alloc(d, lg_program_arena_bytes(net->program), &net->arena), fail);
     if (net->bytes.scratch)
@@ -426,74 +402,8 @@ void lg_denoiser_close(lg_denoiser **net)
     lg_program_free(&(*net)->program); /* its lanes are done before their memory goes */
     close_offload(*net);
     lg_params_free(&(*net)->params);
+    free((*net)->event);
     free((*net)->bound);
     free(*net);
     *net = NULL;
-}
-
-/* ---- running ---- */
-
-static void check_input(const lg_denoiser *net, const struct lg_denoiser_input *in, lg_tensor out)
-{
-    const struct lg_denoiser_config *c = &net->config;
-    const int64_t B = net->mode.batch, want[4] = {B, c->channels, c->height, c->width};
-    const lg_dtype type = lg_device_dtype(net->device);
-    for (int i = 0; i < 4; i++) LG_ASSERT(in->x.dim[i] == want[i] && out.dim[i] == want[i]);
-    LG_ASSERT(in->x.dtype == type && out.dtype == type);
-    LG_ASSERT(in->t.dim[0] == B && in->t.dtype == lg_denoiser_grad_type(net->device));
-    if (lg_denoiser_info(c->kind)->labels) LG_ASSERT(in->label.rank == 1 && in->label.dim[0] == B);
-    if (!lg_denoiser_info(c->kind)->text) return;
-    LG_ASSERT(in->text.rank == 3 && in->text.dim[0] == B && in->text.dtype == type);
-    LG_ASSERT(in->text.dim[1] == c->text_length && in->text.dim[2] == c->text_dim);
-    LG_ASSERT(in->text_length.rank == 1 && in->text_length.dim[0] == B);
-}
-
-static void bind_flat(lg_denoiser *net, int first, const void *flat, lg_dtype type)
-{
-    for (int u = 0; u < net->params.n_units; u++)
-        net->bound[first + u] =
-            flat ? (char *)flat + net->params.unit[u].first * lg_dtype_bytes(type) : NULL;
-}
-
-static struct lg_program_memory bind_run(lg_denoiser *net, const void *weights,
-                                         const struct lg_denoiser_input *in)
-{
-    net->bound[BOUND_X] = in->x.data;
-    net->bound[BOUND_T] = in->t.data;
-    net->bound[BOUND_LABEL] = in->label.data;
-    net->bound[BOUND_TEXT] = in->text.data;
-    net->bound[BOUND_TEXT_LENGTH] = in->text_length.data;
-    net->bound[BOUND_POSITIONS] = net->positions;
-    bind_flat(net, BOUND_WEIGHTS, weights, lg_device_dtype(net->device));
-    return (struct lg_program_memory){
-        .arena = net->arena, .scratch = net->scratch, .host = net->host, .bound = net->bound};
-}
-
-void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
-                         const struct lg_denoiser_input *in, lg_tensor out)
-{
-    check_input(net, in, out);
-    struct lg_program_memory m = bind_run(net, weights, in);
-    net->bound[BOUND_OUT] = out.data;
-    lg_program_run(net->program, s, &m, LG_PROGRAM_FORWARD);
-    net->kept = net->mode.train;
-}
-
-lg_dtype lg_denoiser_grad_type(const lg_device *d)
-{
-    return lg_device_dtype(d) == LG_F64 ? LG_F64 : LG_F32;
-}
-
-void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
-                          const struct lg_denoiser_input *in, lg_tensor dout, void *grads,
-                          bool accumulate)
-{
-    check_input(net, in, dout);
-    LG_ASSERT(net->kept);
-    net->kept = false;
-    struct lg_program_memory m = bind_run(net, weights, in);
-    m.add = accumulate;
-    net->bound[BOUND_DOUT] = dout.data;
-    bind_flat(net, BOUND_WEIGHTS + net->params.n_units, grads, lg_denoiser_grad_type(net->device));
-    lg_program_run(net->program, s, &m, LG_PROGRAM_BACKWARD);
 }

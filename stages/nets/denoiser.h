@@ -64,9 +64,13 @@ struct lg_denoiser_bytes {
     /* "norms in 28 of 28 blocks, mlp in 3 of 28 blocks"; "": nothing is */
     char recomputed[LG_RECOMPUTED_BYTES];
 };
-/* What lg_denoiser_open will allocate on the device. */
+/* A net without memory, for what can be known before: its bytes and its events. */
+int lg_denoiser_compile(lg_device *d, const struct lg_denoiser_config *c,
+                        const struct lg_denoiser_mode *mode, lg_denoiser **ret);
+/* What lg_denoiser_open allocates. */
 int lg_denoiser_plan(lg_device *d, const struct lg_denoiser_config *c,
                      const struct lg_denoiser_mode *mode, struct lg_denoiser_bytes *ret);
+const struct lg_denoiser_bytes *lg_denoiser_bytes_of(const lg_denoiser *net);
 int lg_denoiser_open(lg_device *d, const struct lg_denoiser_config *c,
                      const struct lg_denoiser_mode *mode, lg_denoiser **ret);
 /* What is recomputed, and its program (kernels/graph/program.h), as text. */
@@ -94,3 +98,30 @@ lg_dtype lg_denoiser_grad_type(const lg_device *d);
 void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                           const struct lg_denoiser_input *in, lg_tensor dout, void *grads,
                           bool accumulate);
+
+/* The same in stretches, for weights and gradients whose units come and go (ZeRO): the events of a forward, then those of
+ * its backward, in the order in which they must be gone through. A unit's weights and gradient need a place, set below,
+ * between its two events only, in forward and backward apart; with the second its gradient is whole. Gaps between
+ * parameters, and what is frozen, are written by nobody. */
+enum lg_denoiser_event_kind {
+    LG_EVENT_RUN, /* lg_denoiser_run */
+    LG_EVENT_WEIGHTS,
+    LG_EVENT_WEIGHTS_DONE,
+    LG_EVENT_GRADIENT, /* each unit has one, and one that is done, in the backward */
+    LG_EVENT_GRADIENT_DONE
+};
+struct lg_denoiser_event {
+    enum lg_denoiser_event_kind kind;
+    int unit;     /* of all but RUN */
+    int from, to; /* of RUN */
+};
+/* The net's; *ret_forward: how many of them are the forward's. */
+const struct lg_denoiser_event *lg_denoiser_events(const lg_denoiser *net, int *ret_n,
+                                                   int *ret_forward);
+/* Before the first event of a part; arguments as above. */
+void lg_denoiser_begin_forward(lg_denoiser *net, const struct lg_denoiser_input *in, lg_tensor out);
+void lg_denoiser_begin_backward(lg_denoiser *net, const struct lg_denoiser_input *in,
+                                lg_tensor dout, bool accumulate);
+void lg_denoiser_set_weights(lg_denoiser *net, int unit, const void *weights);
+void lg_denoiser_set_gradient(lg_denoiser *net, int unit, void *gradient);
+void lg_denoiser_run(lg_denoiser *net, lg_stream *s, const struct lg_denoiser_event *e);

@@ -1,0 +1,39 @@
+/* A denoiser from inside: denoiser.c makes it, denoiser_run.c runs it. */
+#pragma once
+#include "kernels/graph/program.h"
+#include "stages/nets/denoiser.h"
+#include "stages/nets/models.h"
+
+/* The order in which values are bound; behind them the units' weights, then their gradients. */
+enum {
+    BOUND_X,
+    BOUND_T,
+    BOUND_LABEL,
+    BOUND_TEXT,
+    BOUND_TEXT_LENGTH,
+    BOUND_POSITIONS,
+    BOUND_OUT,
+    BOUND_DOUT,
+    BOUND_WEIGHTS
+};
+
+struct lg_denoiser {
+    struct lg_denoiser_config config;
+    const struct lg_model *model;
+    lg_device *device;
+    struct lg_denoiser_mode mode;
+    lg_params params;
+    lg_program *program;
+    void **bound; /* of a run: by the numbers above */
+    void *arena, *scratch, *positions;
+    void *host; /* pinned, where offloaded values wait; NULL: none are */
+    struct lg_denoiser_bytes bytes;
+    bool is_pinned;
+    struct lg_denoiser_event *event; /* the forward's, then the backward's */
+    int n_events, n_forward;
+    bool kept; /* the arena holds what a backward needs */
+    bool adds; /* the backward that runs */
+};
+
+/* Once it is compiled. */
+void lg_denoiser_find_events(lg_denoiser *net);

@@ -1,0 +1,195 @@
+/* Running a denoiser: at once, or in stretches; see denoiser.h. */
+#include "stages/nets/denoiser_private.h"
+#include <stdlib.h>
+
+/* ---- events ---- */
+
+static void add_event(lg_denoiser *net, struct lg_denoiser_event e)
+{
+    net->event[net->n_events++] = e;
+}
+
+/* Who is done before node n, then who is needed from it on. range: of the units' weights, then of their gradients. */
+static void add_uses(lg_denoiser *net, const struct lg_node_range *range, int n)
+{
+    static const enum lg_denoiser_event_kind kind[2][2] = {
+        {LG_EVENT_WEIGHTS, LG_EVENT_WEIGHTS_DONE}, {LG_EVENT_GRADIENT, LG_EVENT_GRADIENT_DONE}};
+    const int units = net->params.n_units;
+    for (int done = 1; done >= 0; done--)
+        for (int i = 0; i < 2 * units; i++)
+            if (range[i].end && (done ? range[i].end : range[i].first) == n)
+                add_event(net, (struct lg_denoiser_event){.kind = kind[i / units][done],
+                                                          .unit = i % units});
+}
+
+/* Of units that are not trained at all: nothing writes them. */
+static void add_unused_gradients(lg_denoiser *net, const struct lg_node_range *range)
+{
+    const int units = net->params.n_units;
+    for (int u = 0; u < units; u++) {
+        if (range[units + u].end) continue;
+        add_event(net, (struct lg_denoiser_event){.kind = LG_EVENT_GRADIENT, .unit = u});
+        add_event(net, (struct lg_denoiser_event){.kind = LG_EVENT_GRADIENT_DONE, .unit = u});
+    }
+}
+
+static void add_run(lg_denoiser *net, int from, int to)
+{
+    if (from < to)
+        add_event(net, (struct lg_denoiser_event){.kind = LG_EVENT_RUN, .from = from, .to = to});
+}
+
+static bool is_boundary(const lg_denoiser *net, const struct lg_node_range *range, int n)
+{
+    for (int i = 0; i < 2 * net->params.n_units; i++)
+        if (range[i].end && (range[i].first == n || range[i].end == n)) return true;
+    return false;
+}
+
+static void find_events_of(lg_denoiser *net, enum lg_program_part part, int from, int to)
+{
+    const int bound = 2 * net->params.n_units;
+    struct lg_node_range *range = calloc((size_t)bound, sizeof *range);
+    LG_ASSERT(range);
+    for (int i = 0; i < bound; i++)
+        range[i] = lg_program_uses(net->program, BOUND_WEIGHTS + i, part);
+    int begun = from;
+    for (int n = from; n <= to; n++) {
+        if (!is_boundary(net, range, n)) continue;
+        add_run(net, begun, n);
+        add_uses(net, range, n);
+        begun = n;
+    }
+    add_run(net, begun, to);
+    if (part == LG_PROGRAM_BACKWARD) add_unused_gradients(net, range);
+    free(range);
+}
+
+void lg_denoiser_find_events(lg_denoiser *net)
+{
+    const int forward = lg_program_nodes(net->program, LG_PROGRAM_FORWARD);
+    /* Six of a unit, and what is run before each. */
+    net->event = calloc((size_t)(12 * net->params.n_units + 4), sizeof *net->event);
+    LG_ASSERT(net->event);
+    find_events_of(net, LG_PROGRAM_FORWARD, 0, forward);
+    net->n_forward = net->n_events;
+    if (net->mode.train)
+        find_events_of(net, LG_PROGRAM_BACKWARD, forward,
+                       lg_program_nodes(net->program, LG_PROGRAM_ALL));
+}
+
+const struct lg_denoiser_event *lg_denoiser_events(const lg_denoiser *net, int *ret_n,
+                                                   int *ret_forward)
+{
+    *ret_n = net->n_events;
+    *ret_forward = net->n_forward;
+    return net->event;
+}
+
+/* ---- running ---- */
+
+static void check_input(const lg_denoiser *net, const struct lg_denoiser_input *in, lg_tensor out)
+{
+    const struct lg_denoiser_config *c = &net->config;
+    const int64_t B = net->mode.batch, want[4] = {B, c->channels, c->height, c->width};
+    const lg_dtype type = lg_device_dtype(net->device);
+    for (int i = 0; i < 4; i++) LG_ASSERT(in->x.dim[i] == want[i] && out.dim[i] == want[i]);
+    LG_ASSERT(in->x.dtype == type && out.dtype == type);
+    LG_ASSERT(in->t.dim[0] == B && in->t.dtype == lg_denoiser_grad_type(net->device));
+    if (lg_denoiser_info(c->kind)->labels) LG_ASSERT(in->label.rank == 1 && in->label.dim[0] == B);
+    if (!lg_denoiser_info(c->kind)->text) return;
+    LG_ASSERT(in->text.rank == 3 && in->text.dim[0] == B && in->text.dtype == type);
+    LG_ASSERT(in->text.dim[1] == c->text_length && in->text.dim[2] == c->text_dim);
+    LG_ASSERT(in->text_length.rank == 1 && in->text_length.dim[0] == B);
+}
+
+static void begin(lg_denoiser *net, const struct lg_denoiser_input *in, lg_tensor out)
+{
+    check_input(net, in, out);
+    net->bound[BOUND_X] = in->x.data;
+    net->bound[BOUND_T] = in->t.data;
+    net->bound[BOUND_LABEL] = in->label.data;
+    net->bound[BOUND_TEXT] = in->text.data;
+    net->bound[BOUND_TEXT_LENGTH] = in->text_length.data;
+    net->bound[BOUND_POSITIONS] = net->positions;
+}
+
+void lg_denoiser_begin_forward(lg_denoiser *net, const struct lg_denoiser_input *in, lg_tensor out)
+{
+    begin(net, in, out);
+    net->bound[BOUND_OUT] = out.data;
+    net->adds = false;
+    net->kept = false;
+}
+
+void lg_denoiser_begin_backward(lg_denoiser *net, const struct lg_denoiser_input *in,
+                                lg_tensor dout, bool accumulate)
+{
+    LG_ASSERT(net->kept);
+    begin(net, in, dout);
+    net->bound[BOUND_DOUT] = dout.data;
+    net->adds = accumulate;
+    net->kept = false;
+}
+
+void lg_denoiser_set_weights(lg_denoiser *net, int unit, const void *weights)
+{
+    LG_ASSERT(unit >= 0 && unit < net->params.n_units);
+    net->bound[BOUND_WEIGHTS + unit] = (void *)weights;
+}
+
+void lg_denoiser_set_gradient(lg_denoiser *net, int unit, void *gradient)
+{
+    LG_ASSERT(unit >= 0 && unit < net->params.n_units);
+    net->bound[BOUND_WEIGHTS + net->params.n_units + unit] = gradient;
+}
+
+static void run_nodes(lg_denoiser *net, lg_stream *s, int from, int to)
+{
+    const struct lg_program_memory m = {.arena = net->arena,
+                                        .scratch = net->scratch,
+                                        .host = net->host,
+                                        .bound = net->bound,
+                                        .add = net->adds};
+    lg_program_run_nodes(net->program, s, &m, from, to);
+    if (to == lg_program_nodes(net->program, LG_PROGRAM_FORWARD)) net->kept = net->mode.train;
+}
+
+void lg_denoiser_run(lg_denoiser *net, lg_stream *s, const struct lg_denoiser_event *e)
+{
+    LG_ASSERT(e->kind == LG_EVENT_RUN);
+    run_nodes(net, s, e->from, e->to);
+}
+
+lg_dtype lg_denoiser_grad_type(const lg_device *d)
+{
+    return lg_device_dtype(d) == LG_F64 ? LG_F64 : LG_F32;
+}
+
+static void *of_unit(const lg_denoiser *net, const void *flat, int unit, lg_dtype type)
+{
+    return (char *)flat + net->params.unit[unit].first * lg_dtype_bytes(type);
+}
+
+void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
+                         const struct lg_denoiser_input *in, lg_tensor out)
+{
+    lg_denoiser_begin_forward(net, in, out);
+    for (int u = 0; u < net->params.n_units; u++)
+        lg_denoiser_set_weights(net, u, of_unit(net, weights, u, lg_device_dtype(net->device)));
+    run_nodes(net, s, 0, lg_program_nodes(net->program, LG_PROGRAM_FORWARD));
+}
+
+void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
+                          const struct lg_denoiser_input *in, lg_tensor dout, void *grads,
+                          bool accumulate)
+{
+    const lg_dtype type = lg_denoiser_grad_type(net->device);
+    lg_denoiser_begin_backward(net, in, dout, accumulate);
+    for (int u = 0; u < net->params.n_units; u++) {
+        lg_denoiser_set_weights(net, u, of_unit(net, weights, u, lg_device_dtype(net->device)));
+        lg_denoiser_set_gradient(net, u, of_unit(net, grads, u, type));
+    }
+    run_nodes(net, s, lg_program_nodes(net->program, LG_PROGRAM_FORWARD),
+              lg_program_nodes(net->program, LG_PROGRAM_ALL));
+}
