@@ -70,6 +70,9 @@ typedef enum field_type {
     X(rank_batch, FIELD_I64, true)                                                                 \
     X(micro_batch, FIELD_I64, true)                                                                \
     X(shards, FIELD_I32, false)                                                                    \
+    X(scatters, FIELD_I32, false)                                                                  \
+    X(gathers, FIELD_I32, false)                                                                   \
+    X(sums_micro_batches, FIELD_I32, true)                                                         \
     X(window_slots, FIELD_I64, false)                                                              \
     X(loader_chunk, FIELD_I32, true)                                                               \
     X(text_chunk, FIELD_I32, true)                                                                 \
@@ -316,6 +319,9 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.shards = !c->parallel_zero   ? 1
                : c->parallel_group ? (int)c->parallel_group
                                    : (int)c->trainer_ranks;
+    p.scatters = c->parallel_zero >= 2;
+    p.gathers = c->parallel_zero == 3;
+    p.sums_micro_batches = p.scatters && p.rank_batch > p.micro_batch;
     p.window_slots = c->window_batches * p.batch;
     p.loader_chunk = (int)c->loader_chunk;
     p.instances[LG_ROLE_loader] = (int)c->loader_instances;

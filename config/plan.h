@@ -31,6 +31,9 @@ typedef struct lg_plan {
     int64_t batch, rank_batch, micro_batch;
     /* ranks that hold one copy of the state together; the others hold the same (stages/trainer/shards.h) */
     int shards;
+    int scatters;           /* 1: gradients leave unit by unit (ZeRO-2, 3) */
+    int gathers;            /* 1: and weights come so (ZeRO-3) */
+    int sums_micro_batches; /* 1: each is added up over the ranks, else each rank adds up its own first */
     /* window */
     int64_t window_slots;
     int loader_chunk, text_chunk, vae_chunk;
@@ -45,7 +48,7 @@ typedef struct lg_plan {
     int64_t lr_steps;
     uint64_t bits_hash; /* of the [bits] keys and of the models' identity (config/models.h) */
     /* Of bits_hash and all of the above that decides bits: dimensions, batch, chunks, isa, threads.
-     * Not of window_slots, shards, text_shards, lr_steps and instances, which may change at a resume. */
+     * Not of window_slots, shards, scatters, gathers, text_shards, lr_steps and instances, which may change at a resume. */
     uint64_t hash;
 } lg_plan;
 

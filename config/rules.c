@@ -116,9 +116,21 @@ static void check_batch(struct rules *r)
             (long long)(batch / ranks));
 }
 
+enum {
+    LG_TRAINER_RANKS_SCATTER_MAX = 64 /* a sum has 64 parts at most, one of them the sum so far */
+};
+
 static void check_parallel(struct rules *r)
 {
     const lg_config *c = r->c;
+    if (!c->parallel_reshard && c->parallel_zero < 3)
+        broken(r, "parallel.reshard",
+               "parallel.reshard = false with parallel.zero = %lld, where no weights are gathered: "
+               "remove it, or set parallel.zero = 3",
+               (long long)c->parallel_zero);
+    if (c->parallel_zero >= 2 && c->trainer_ranks >= LG_TRAINER_RANKS_SCATTER_MAX)
+        broken(r, "parallel.zero", "parallel.zero = %lld is made for fewer than %d ranks",
+               (long long)c->parallel_zero, LG_TRAINER_RANKS_SCATTER_MAX);
     if (c->parallel_group && c->trainer_ranks % c->parallel_group)
         broken(
             r, "parallel.group",

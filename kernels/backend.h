@@ -54,6 +54,7 @@ struct lg_device {
     void (*event_close)(lg_event *);
     void (*record)(lg_stream *, lg_event *);
     void (*wait)(lg_stream *, lg_event *);
+    void (*event_sync)(lg_event *);
     void (*upload)(lg_stream *, void *, const void *, size_t);
     void (*download)(lg_stream *, void *, const void *, size_t);
     void (*zero)(lg_stream *, void *, size_t);

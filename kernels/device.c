@@ -355,6 +355,11 @@ void lg_stream_wait(lg_stream *s, lg_event *e)
     if (runs(s) && s->device->wait) s->device->wait(s, e);
 }
 
+void lg_event_sync(lg_event *e)
+{
+    if (e->device->event_sync) e->device->event_sync(e);
+}
+
 void lg_stream_upload(lg_stream *s, void *device_dst, const void *host_src, size_t bytes)
 {
     if (runs(s) && bytes) s->device->upload(s, device_dst, host_src, bytes);

@@ -76,6 +76,8 @@ void lg_stream_sync(lg_stream *s);
 void lg_stream_record(lg_stream *s, lg_event *e);
 /* What is enqueued from now on starts after the event's last recording. The host does not wait. */
 void lg_stream_wait(lg_stream *s, lg_event *e);
+/* The host waits for its last recording. */
+void lg_event_sync(lg_event *e);
 void lg_stream_upload(lg_stream *s, void *device_dst, const void *host_src, size_t bytes);
 void lg_stream_download(lg_stream *s, void *host_dst, const void *device_src, size_t bytes);
 void lg_stream_zero(lg_stream *s, void *device_dst, size_t bytes);

@@ -102,11 +102,13 @@ struct lg_board_row {
     _Atomic(lg_mark) commit;  /* trainer: state committed; ema: EMA state committed */
     _Atomic(lg_mark) grads;   /* trainer: gradients of step s lie in the grad region: mark_of(s) */
     _Atomic(lg_mark) partial; /* trainer: sums of step s below are valid */
-    _Atomic(lg_mark) staged;  /* ckpt: snapshot of state s lies in the staging region */
-    _Atomic(lg_mark) published; /* ckpt: checkpoint of state s is complete on disk */
+    _Atomic(uint64_t) given, added; /* trainer: numbers of scattered gradients (shm/scatter.h) */
+    _Atomic(lg_mark) staged;        /* ckpt: snapshot of state s lies in the staging region */
+    _Atomic(lg_mark) published;     /* ckpt: checkpoint of state s is complete on disk */
     struct lg_exact_sum
-        sum_squares[2]; /* trainer, [s & 1]: of this rank's shard of the summed gradient */
-    double loss_sum[2]; /* trainer, [s & 1]: weighted loss sum of this rank's samples; valid with
+        sum_squares[2];    /* trainer, [s & 1]: of this rank's shard of the summed gradient */
+    double loss_so_far[2]; /* trainer: see shm/scatter.h */
+    double loss_sum[2];    /* trainer, [s & 1]: weighted loss sum of this rank's samples; valid with
                            grads */
     /* figures */
     _Atomic(uint64_t) samples; /* encoded, loaded or trained by this logical instance */
@@ -129,6 +131,7 @@ struct lg_board_shared {
     uint64_t batch;                 /* samples per step */
     int64_t checkpoint_every;       /* 0: only the last step */
     int ranks;
+    bool scatters; /* gradients leave unit by unit (shm/scatter.h) */
     bool has_ema;
     _Atomic(uint32_t) next_counter; /* lgsup: of incarnations; begins elsewhere on every board */
     _Atomic(uint32_t) run_state;    /* lg_run_state */

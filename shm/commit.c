@@ -13,6 +13,7 @@
  *    UPDATE(s) needs state s - 1 staged.
  */
 #include "shm/commit.h"
+#include "shm/scatter.h"
 
 static struct lg_board_row *trainer(lg_board *b, int rank)
 {
@@ -166,7 +167,12 @@ struct lg_action lg_trainer_next(lg_board *b, int rank)
     if (!lg_commit_verdict(b, s)) return act(LG_DO_DECIDE, s);
     if (own(&row->grads) < lg_mark_of(s)) return act(LG_DO_FORWARD, s);
     if (own(&row->partial) < lg_mark_of(s)) {
-        if (!all_at_least(b, offsetof(struct lg_board_row, grads), lg_mark_of(s)))
+        if (b->s->scatters && lg_scatter_added(b, rank) < lg_scatter_begin(s + 1))
+            return lg_scatter_added(b, rank) < lg_scatter_given_by_all(b)
+                       ? act(LG_DO_ADD, s)
+                       : wait_for(s, "gradients of the other ranks");
+        if (!b->s->scatters &&
+            !all_at_least(b, offsetof(struct lg_board_row, grads), lg_mark_of(s)))
             return wait_for(s, "gradients of the other ranks");
         return act(LG_DO_REDUCE, s);
     }
@@ -240,8 +246,11 @@ static lg_mark before(lg_board *b, uint64_t step)
 
 void lg_trainer_mark_init(lg_board *b, int rank)
 {
-    LG_ASSERT(own(&trainer(b, rank)->commit) == LG_MARK_NONE);
-    store(&trainer(b, rank)->commit, lg_mark_of(b->s->start_step));
+    struct lg_board_row *row = trainer(b, rank);
+    LG_ASSERT(own(&row->commit) == LG_MARK_NONE);
+    atomic_store_explicit(&row->given, lg_scatter_begin(b->s->start_step), memory_order_relaxed);
+    atomic_store_explicit(&row->added, lg_scatter_begin(b->s->start_step), memory_order_relaxed);
+    store(&row->commit, lg_mark_of(b->s->start_step));
 }
 
 void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step, double loss_sum)

@@ -13,7 +13,10 @@
  *   FORWARD(s)  needs every rank's commit >= s, and the rank's samples ready. Reads all shards' side
  *               s & 1. Writes r's grad region and its loss sum. Then grads = mark(s). If grads is
  *               already there the work is NOT repeated: others may be reading it.
- *   REDUCE(s)   needs every rank's grads >= mark(s). Adds shard r of all ranks' gradients in rank order;
+ *   ADD(s)      where gradients are scattered (shm/scatter.h): as far as all ranks have given. In FORWARD
+ *               a rank does it by the way; this is what is left of it.
+ *   REDUCE(s)   needs every rank's grads >= mark(s), or where gradients are scattered that its own sum is
+ *               whole. Adds shard r of all ranks' gradients in rank order, or finds it added;
  *               publishes the sum of squares. Then partial = mark(s). Reads only: a replacement that
  *               finds partial set adds again for its UPDATE, without publishing.
  *   UPDATE(s)   needs every partial >= mark(s) and the floors: it overwrites state s - 1, so
@@ -43,6 +46,7 @@ typedef enum lg_action_kind {
     LG_DO_INIT,    /* trainer, ema: make state start_step, then commit = mark(start_step) */
     LG_DO_DECIDE,  /* trainer: call lg_commit_decide(b, step) and ask again */
     LG_DO_FORWARD, /* trainer */
+    LG_DO_ADD,     /* trainer */
     LG_DO_REDUCE,  /* trainer */
     LG_DO_UPDATE,  /* trainer */
     LG_DO_ADVANCE, /* ema: make EMA state `step` */

@@ -151,6 +151,11 @@ static void wait(lg_stream *s, lg_event *e)
     LG_CUDA(cudaStreamWaitEvent(lg_cuda_stream_of(s), ((lg_cuda_event *)e)->cuda, 0));
 }
 
+static void event_sync(lg_event *e)
+{
+    LG_CUDA(cudaEventSynchronize(((lg_cuda_event *)e)->cuda));
+}
+
 static void upload(lg_stream *s, void *dst, const void *src, size_t bytes)
 {
     LG_CUDA(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, lg_cuda_stream_of(s)));
@@ -252,6 +257,7 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
                           .event_close = event_close,
                           .record = record,
                           .wait = wait,
+                          .event_sync = event_sync,
                           .upload = upload,
                           .download = download,
                           .zero = zero,

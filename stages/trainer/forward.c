@@ -1,4 +1,4 @@
-/* FORWARD: micro-batches, each with forward, loss and backward into the grad region. */
+/* FORWARD: micro-batches, each with forward, loss and backward, event by event of the net (nets/denoiser.h). */
 #include "base/clock.h"
 #include "kernels/ops.h"
 #include "stages/trainer/rank.h"
@@ -22,59 +22,135 @@ static bool count_valid(lg_stage *st, struct trainer *t, uint64_t step)
     return true;
 }
 
-/* In a turn on the GPU. */
-static void micro_step(lg_stage *st, struct trainer *t, uint64_t step, uint64_t first)
+/* The inputs of a micro-batch, whose first sample is n. */
+static int begin_micro(lg_stage *st, struct trainer *t, uint64_t step, uint64_t n)
 {
-    const double scale = lg_rank_loss_scale(st, t, step);
-    const struct lg_batch_tensors *b = lg_batch_tensors(t->batch);
-    lg_turn_begin(&st->turn);
-    const void *weights = lg_exchange_weights(t->exchange, t->stream, step);
+    LG_TRY(lg_working_begin(t->working, step));
+    lg_gradients_begin_micro(t->gradients, t->micro_done);
     lg_batch_load(t->batch, t->stream, t->window,
-                  &(struct lg_batch_spec){.first = first,
-                                          .divisor = t->divisor / scale,
+                  &(struct lg_batch_spec){.first = n,
+                                          .divisor = t->divisor / lg_rank_loss_scale(st, t, step),
                                           .seed = (uint64_t)st->config->job_seed,
                                           .scaling_factor = st->plan.scaling_factor,
                                           .shift_factor = st->plan.shift_factor,
                                           .objective = &t->objective});
-    lg_denoiser_forward(t->net, t->stream, weights, &b->in, t->pred);
+    lg_denoiser_begin_forward(t->net, &lg_batch_tensors(t->batch)->in, t->pred);
+    t->event = 0;
+    t->is_backward = false;
+    return 0;
+}
+
+static void begin_backward(struct trainer *t)
+{
+    const struct lg_batch_tensors *b = lg_batch_tensors(t->batch);
     lg_mse_loss(t->stream, &(struct lg_mse_loss_args){.pred = t->pred,
                                                       .target = b->target,
                                                       .weight = b->weight,
                                                       .loss = t->loss,
                                                       .dpred = t->pred});
-    lg_denoiser_backward(t->net, t->stream, weights, &b->in, t->pred, lg_exchange_grad(t->exchange),
-                         t->micro_done > 0);
     lg_stream_download(t->stream, t->host_loss, t->loss.data, lg_tensor_bytes(&t->loss));
-    lg_stream_sync(t->stream);
-    lg_turn_end(&st->turn);
+    lg_denoiser_begin_backward(t->net, &b->in, t->pred, lg_gradients_accumulate(t->gradients));
+}
+
+/* False: there is no room for its gradient. */
+static bool go_on(struct trainer *t, const struct lg_denoiser_event *e)
+{
+    float *gradient;
+    switch (e->kind) {
+    case LG_EVENT_RUN:
+        lg_denoiser_run(t->net, t->stream, e);
+        return true;
+    case LG_EVENT_WEIGHTS:
+        lg_denoiser_set_weights(t->net, e->unit, lg_working_unit(t->working, e->unit));
+        return true;
+    case LG_EVENT_GRADIENT:
+        if (!lg_gradients_place(t->gradients, e->unit, &gradient)) return false;
+        lg_denoiser_set_gradient(t->net, e->unit, gradient);
+        return true;
+    case LG_EVENT_GRADIENT_DONE:
+        lg_gradients_done(t->gradients, e->unit);
+        return true;
+    case LG_EVENT_WEIGHTS_DONE:
+        return true;
+    }
+    return true;
+}
+
+static void end_micro(lg_stage *st, struct trainer *t, uint64_t step)
+{
     const float *weight = lg_batch_weights(t->batch);
+    const double scale = lg_rank_loss_scale(st, t, step);
+    lg_stream_sync(t->stream);
     for (int64_t i = 0; i < st->plan.micro_batch; i++)
         t->loss_sum += (double)weight[i] * (double)t->host_loss[i] / scale;
+    lg_gradients_end_micro(t->gradients, t->loss_sum);
+    t->event = LG_NO_EVENT;
+    t->micro_done++;
+    atomic_fetch_add_explicit(&st->row->samples, (uint64_t)st->plan.micro_batch,
+                              memory_order_relaxed);
+}
+
+/* In a turn on the GPU. What others have given is added by the way: they may be waiting for it. Whoever must wait
+ * himself gives up the turn, and begins again at the same event. */
+static int run_micro(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    int n, n_forward;
+    const struct lg_denoiser_event *e = lg_denoiser_events(t->net, &n, &n_forward);
+    while (t->event < n) {
+        if (t->event == n_forward && !t->is_backward) begin_backward(t);
+        t->is_backward = t->event >= n_forward;
+        bool went = go_on(t, &e[t->event]);
+        t->event += went;
+        if (!went) lg_gradients_flush(t->gradients);
+        int added = lg_gradients_add(t->gradients);
+        LG_TRY(added);
+        if (went || added) continue;
+        st->waiting_for = "room for gradients";
+        return LG_STEP_IDLE;
+    }
+    end_micro(st, t, step);
+    return LG_STEP_WORKED;
+}
+
+static int begin_step(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    LG_TRY(lg_trainer_state_expect(st, t->state, step));
+    LG_TRY(lg_gradients_begin(t->gradients, step, &t->micro_done, &t->loss_sum));
+    t->forward_of = lg_mark_of(step);
+    return 0;
+}
+
+static int end_step(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    lg_gradients_end(t->gradients);
+    lg_trainer_mark_grads(st->board, st->index, step, t->loss_sum);
+    lg_bus_notify(st->bus);
+    return LG_STEP_WORKED;
 }
 
 int lg_rank_forward(lg_stage *st, struct trainer *t, uint64_t step)
 {
-    const int64_t share = st->plan.rank_batch, micro = st->plan.micro_batch;
+    const uint64_t share = (uint64_t)st->plan.rank_batch, micro = (uint64_t)st->plan.micro_batch;
+    int added = lg_gradients_add(t->gradients);
+    LG_TRY(added);
     if (t->forward_of != lg_mark_of(step)) {
         if (!count_valid(st, t, step)) return no_data_yet(t);
-        LG_TRY(lg_trainer_state_expect(st, t->state, step));
-        lg_exchange_begin_grad(t->exchange);
-        t->forward_of = lg_mark_of(step);
-        t->micro_done = 0;
-        t->loss_sum = 0;
+        LG_TRY(begin_step(st, t, step));
     }
-    uint64_t first = step * st->board->s->batch + (uint64_t)(st->index * share) +
-                     (uint64_t)(t->micro_done * micro);
-    if (!lg_window_range_ready(t->window, t->needs, first, (uint64_t)micro)) return no_data_yet(t);
+    if (t->micro_done == share / micro) return end_step(st, t, step);
+    const uint64_t n =
+        step * st->board->s->batch + (uint64_t)st->index * share + t->micro_done * micro;
+    if (t->event == LG_NO_EVENT && !lg_window_range_ready(t->window, t->needs, n, micro))
+        return added ? LG_STEP_WORKED : no_data_yet(t);
     if (t->wait_start_ns) {
         t->wait_ns += lg_now_ns() - t->wait_start_ns;
         t->wait_start_ns = 0;
     }
-    micro_step(st, t, step, first);
-    atomic_fetch_add_explicit(&st->row->samples, (uint64_t)micro, memory_order_relaxed);
-    if (++t->micro_done < share / micro) return LG_STEP_WORKED;
-    lg_exchange_end_grad(t->exchange, step);
-    lg_trainer_mark_grads(st->board, st->index, step, t->loss_sum);
-    lg_bus_notify(st->bus);
-    return LG_STEP_WORKED;
+    lg_turn_begin(&st->turn);
+    int rc = t->event == LG_NO_EVENT ? begin_micro(st, t, step, n) : 0;
+    if (rc == 0) rc = run_micro(st, t, step);
+    if (rc == LG_STEP_IDLE) lg_stream_sync(t->stream);
+    lg_turn_end(&st->turn);
+    LG_TRY(rc);
+    return rc == LG_STEP_WORKED && t->micro_done == share / micro ? end_step(st, t, step) : rc;
 }

@@ -3,10 +3,13 @@
 #pragma once
 #include "stages/nets/schedule.h"
 #include "stages/trainer/batch.h"
-#include "stages/trainer/exchange.h"
+#include "stages/trainer/gradients.h"
 #include "stages/trainer/rank_memory.h"
 #include "stages/trainer/records.h"
 #include "stages/trainer/state.h"
+#include "stages/trainer/working.h"
+
+enum { LG_NO_EVENT = -1 }; /* no micro-batch is under way */
 
 struct trainer {
     lg_device *device;
@@ -16,25 +19,25 @@ struct trainer {
     lg_window *window;
     lg_batch *batch;
     lg_records *records; /* rank 0 */
-    lg_exchange *exchange;
+    lg_working *working;
+    lg_gradients *gradients;
     struct lg_objective objective;
     struct lg_schedule schedule;
-    size_t shard;   /* elements that this rank owns */
-    unsigned needs; /* window fields a micro-batch needs */
-    lg_dtype type;  /* of the computation */
-    float *reduced; // (shard): sum of gradients of step `reduced_of`; NULL: the region itself
-    void *squares;  // (pieces of the shard) f64, device memory
-    double *host_squares;
+    size_t shard;     /* elements that this rank owns */
+    unsigned needs;   /* window fields a micro-batch needs */
+    lg_dtype type;    /* of the computation */
     float *host_loss; // (micro batch)
     lg_tensor pred, loss;
-    lg_mark reduced_of, forward_of; /* the step that the other private buffers hold */
-    int64_t micro_done;             /* micro-batches of step forward_of that are done */
-    double loss_sum;                /* of them */
-    double divisor;                 /* non-void samples of the global batch of step forward_of */
-    int64_t wait_start_ns;          /* 0: not waiting for data */
-    int64_t wait_ns;                /* in the step so far */
-    int64_t floor_start_ns;         /* 0: not waiting for the checkpoint writer */
-    int64_t floor_ns;               /* in the step so far */
+    lg_mark reduced_of, forward_of; /* the step that the private buffers hold */
+    uint64_t micro_done;            /* micro-batches of step forward_of that are done */
+    int event;              /* of the net's: the next one of a micro-batch that is under way */
+    bool is_backward;       /* it has begun */
+    double loss_sum;        /* of them */
+    double divisor;         /* non-void samples of the global batch of step forward_of */
+    int64_t wait_start_ns;  /* 0: not waiting for data */
+    int64_t wait_ns;        /* in the step so far */
+    int64_t floor_start_ns; /* 0: not waiting for the checkpoint writer */
+    int64_t floor_ns;       /* in the step so far */
     int64_t last_commit_ns;
     bool records_failed;
 };

@@ -1,18 +1,8 @@
 /* What a rank allocates, in bytes; see rank_memory.h. */
 #include "stages/trainer/rank_memory.h"
-#include "stages/trainer/exchange.h"
+#include "stages/trainer/gradients.h"
+#include "stages/trainer/working.h"
 #include <stdio.h>
-
-size_t lg_squares_count(size_t count)
-{
-    return (count + LG_SQUARES_PIECE - 1) / LG_SQUARES_PIECE;
-}
-
-struct lg_rank_bytes lg_rank_bytes_of(size_t shard, int ranks)
-{
-    return (struct lg_rank_bytes){.reduced = ranks > 1 ? shard * sizeof(float) : 0,
-                                  .squares = lg_squares_count(shard) * sizeof(double)};
-}
 
 struct lg_batch_options lg_rank_batch(const lg_plan *p, const struct lg_denoiser_config *net)
 {
@@ -29,31 +19,48 @@ struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p)
                                      .groups = (const char *const *)c->trainer_groups.v};
 }
 
-static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *net,
-                         size_t shard, lg_dtype *ret_type, struct lg_stage_bytes *ret,
-                         size_t *ret_host)
+/* What one rank has, by shard where that differs. */
+struct rank_bytes {
+    struct lg_gradients_bytes gradients;
+    struct lg_working_bytes working;
+    size_t own, host;
+    char note[sizeof((struct lg_stage_bytes *)NULL)->note];
+};
+
+static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_device *d,
+                                  const lg_denoiser *net, const lg_params *t, int shard)
 {
-    const int ranks = p->instances[LG_ROLE_trainer];
-    struct lg_batch_options batch = lg_rank_batch(p, net);
-    struct lg_denoiser_bytes bytes = {0};
-    struct lg_rank_bytes own = lg_rank_bytes_of(shard, ranks);
-    struct lg_denoiser_mode mode = lg_rank_mode(c, p);
+    const struct lg_denoiser_bytes *b = lg_denoiser_bytes_of(net);
+    struct rank_bytes r = {.host = b->host};
+    const lg_dtype type = lg_device_dtype(d);
+    r.gradients = lg_gradients_bytes_of(p, t, net, lg_shard_count(t, shard, p->shards));
+    r.working = lg_working_bytes_of(p, type, t, net, c->parallel_reshard, shard);
+    r.own = b->activations + b->scratch + r.gradients.own + r.working.gathered;
+    if (b->recomputed[0]) snprintf(r.note, sizeof r.note, "recomputed: %s", b->recomputed);
+    return r;
+}
+
+/* Of each shard's owner. */
+static int find_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *config,
+                      const lg_params *t, struct rank_bytes *ret)
+{
+    const struct lg_batch_options batch = lg_rank_batch(p, config);
+    const struct lg_denoiser_mode mode = lg_rank_mode(c, p);
+    const int64_t pred = p->micro_batch * config->channels * config->height * config->width;
+    lg_denoiser *net = NULL;
     lg_device *d;
     LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_trainer, 0, &d));
-    int rc = lg_denoiser_plan(d, net, &mode, &bytes);
-    size_t pred = (size_t)(p->micro_batch * net->channels * net->height * net->width) *
-                  lg_dtype_bytes(lg_device_dtype(d));
-    *ret_type = lg_device_dtype(d);
-    ret->bytes = bytes.activations + bytes.scratch + own.reduced + own.squares + pred +
-                 lg_batch_bytes(d, &batch);
-    if (bytes.recomputed[0])
-        snprintf(ret->note, sizeof ret->note, "recomputed: %s", bytes.recomputed);
-    *ret_host = bytes.host;
+    int rc = lg_denoiser_compile(d, config, &mode, &net);
+    for (int k = 0; k < p->shards && rc == 0; k++) {
+        ret[k] = bytes_of(c, p, d, net, t, k);
+        ret[k].own += (size_t)pred * lg_dtype_bytes(lg_device_dtype(d)) + lg_batch_bytes(d, &batch);
+    }
+    if (net) lg_denoiser_close(&net);
     lg_device_close(&d);
     return rc;
 }
 
-enum { ROWS = 6 }; /* of a rank */
+enum { ROWS = 7 }; /* of a rank */
 
 /* A row for what there is. */
 static void add_row(struct lg_stage_bytes *rows, int *n, size_t bytes, int rank, const char *what)
@@ -63,33 +70,39 @@ static void add_row(struct lg_stage_bytes *rows, int *n, size_t bytes, int rank,
     rows[(*n)++].bytes = bytes;
 }
 
+static void add_rank(const lg_config *c, const struct rank_bytes *b, size_t state, int rank,
+                     struct lg_stage_bytes *rows, int *n)
+{
+    const int first = *n;
+    add_row(rows, n, state, rank, "state/a");
+    add_row(rows, n, state, rank, "state/b");
+    add_row(rows, n, b->gradients.grad, rank, "grad");
+    add_row(rows, n, b->gradients.sum, rank, "sum");
+    add_row(rows, n, b->working.region, rank, "working");
+    rows[*n] = (struct lg_stage_bytes){.name = "private", .processes = 1, .bytes = b->own};
+    snprintf(rows[*n].note, sizeof rows[*n].note, "%s", b->note);
+    (*n)++;
+    for (int i = first; i < *n; i++) lg_stage_device_name(c, LG_ROLE_trainer, rank, rows[i].device);
+    const int pool = *n;
+    add_row(rows, n, b->host, rank, "offloaded");
+    if (*n > pool) snprintf(rows[pool].device, sizeof rows[pool].device, "host");
+}
+
 int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
                      int *ret_n)
 {
     struct lg_denoiser_config net;
     lg_params params;
-    lg_dtype type = LG_F32;
-    struct lg_stage_bytes own = {.name = "private", .processes = 1};
     int n = 0, ranks = p->instances[LG_ROLE_trainer];
+    struct rank_bytes of[LG_INSTANCES_MAX]; /* by shard */
     LG_ASSERT(cap >= ROWS * ranks);
     LG_TRY(lg_net_config_of(c, p, &net));
     LG_TRY(lg_denoiser_params(&net, &params));
-    size_t host = 0;
-    int rc = private_bytes(c, p, &net, lg_shard_count(&params, 0, p->shards), &type, &own, &host);
+    int rc = find_bytes(c, p, &net, &params, of);
     for (int r = 0; r < ranks && rc == 0; r++) {
-        const int first = n;
-        const size_t state =
-            lg_trainer_state_bytes(lg_shard_count(&params, r % p->shards, p->shards));
-        struct lg_exchange_bytes b = lg_exchange_bytes_of(type, params.count, p->shards);
-        add_row(rows, &n, state, r, "state/a");
-        add_row(rows, &n, state, r, "state/b");
-        add_row(rows, &n, b.grad, r, "grad");
-        add_row(rows, &n, b.working, r, "working");
-        rows[n++] = own;
-        for (int i = first; i < n; i++) lg_stage_device_name(c, LG_ROLE_trainer, r, rows[i].device);
-        const int pool = n;
-        add_row(rows, &n, host, r, "offloaded");
-        if (n > pool) snprintf(rows[pool].device, sizeof rows[pool].device, "host");
+        const int k = r % p->shards;
+        add_rank(c, &of[k], lg_trainer_state_bytes(lg_shard_count(&params, k, p->shards)), r, rows,
+                 &n);
     }
     lg_params_free(&params);
     *ret_n = n;

@@ -58,12 +58,8 @@ static int open_memory(lg_stage *st, struct trainer *t)
     struct lg_denoiser_mode mode = lg_rank_mode(st->config, &st->plan);
     LG_TRY(lg_denoiser_open(t->device, net, &mode, &t->net));
     LG_TRY(lg_batch_open(t->device, &batch, &t->batch));
-    struct lg_rank_bytes own = lg_rank_bytes_of(t->shard, ranks);
-    LG_TRY(lg_exchange_open(st, t->device, t->state, &t->exchange));
-    LG_TRY(alloc(t->device, own.reduced, &t->reduced));
-    LG_TRY(alloc(t->device, own.squares, &t->squares));
-    t->host_squares = malloc(LG_MAX(own.squares, (size_t)1));
-    LG_ASSERT(t->host_squares);
+    LG_TRY(lg_working_open(st, t->device, t->stream, t->state, t->net, &t->working));
+    LG_TRY(lg_gradients_open(st, t->device, t->stream, t->state, t->net, &t->gradients));
     t->pred = lg_t4(NULL, t->type, B, net->channels, net->height, net->width);
     t->loss = lg_t1(NULL, LG_F32, B);
     LG_TRY(alloc(t->device, lg_tensor_bytes(&t->pred), &t->pred.data));
@@ -77,6 +73,7 @@ static int trainer_open(lg_stage *st)
 {
     struct trainer *t = calloc(1, sizeof *t);
     LG_ASSERT(t);
+    t->event = LG_NO_EVENT;
     st->state = t;
     LG_TRY(open_rules(st, t));
     LG_TRY(lg_stage_device(st, LG_ROLE_trainer, st->index, &t->device));
@@ -174,6 +171,7 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
         free(m);
         LG_TRY(rc);
     }
+    lg_working_make(t->working, state);
     lg_stamp_set(v.stamp, state);
     lg_trainer_mark_init(st->board, st->index);
     lg_log(LG_INFO, "state %" PRIu64 " from %s", state, dir[0] ? dir : "the seed");
@@ -196,6 +194,9 @@ static int trainer_step(lg_stage *st)
         return LG_STEP_WORKED;
     case LG_DO_FORWARD:
         return lg_rank_forward(st, t, a.step);
+    case LG_DO_ADD:
+        LG_TRY(lg_gradients_add(t->gradients));
+        return LG_STEP_WORKED;
     case LG_DO_REDUCE:
         return lg_rank_reduce(st, t, a.step);
     case LG_DO_UPDATE:
@@ -215,12 +216,12 @@ static void trainer_close(lg_stage *st)
     lg_records_close(&t->records);
     lg_denoiser_close(&t->net);
     lg_batch_close(&t->batch);
-    lg_exchange_close(&t->exchange);
+    lg_gradients_close(&t->gradients);
+    lg_working_close(&t->working);
     lg_stream_close(&t->stream);
     lg_trainer_state_close(&t->state);
     lg_window_close(&t->window);
     free(t->host_loss);
-    free(t->host_squares);
     free(t);
     st->state = NULL;
 }

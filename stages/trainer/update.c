@@ -13,47 +13,17 @@
 
 enum { VOID_CHECK_SAMPLES = 100 }; /* the share of voids is judged from this many samples on */
 
-/* The gradient of the own shard, summed. With one rank it lies in its region: a sum in place of one
- * addend changes nothing, so a rank that dies in the middle may do it again. */
-static float *reduced(struct trainer *t)
+static int reduce(struct trainer *t, uint64_t step, struct lg_exact_sum *ret_squares)
 {
-    return t->reduced ? t->reduced : lg_exchange_grad(t->exchange);
-}
-
-/* The own piece of a unit, and its squares. */
-static void reduce_piece(struct trainer *t, struct lg_piece p)
-{
-    const int64_t n = (int64_t)p.count;
-    struct lg_reduce_ranks_args a = {.count = t->state->ranks,
-                                     .y = lg_t1(reduced(t) + p.at, LG_F32, n),
-                                     .squares = lg_t1((double *)t->squares + lg_squares_count(p.at),
-                                                      LG_F64, (int64_t)lg_squares_count(p.count))};
-    for (int r = 0; r < a.count; r++)
-        a.x[r] = lg_t1((void *)(lg_exchange_grad_of(t->exchange, r) + p.first), LG_F32, n);
-    if (n) lg_reduce_ranks(t->stream, &a);
-}
-
-static int reduce(lg_stage *st, struct trainer *t, uint64_t step, struct lg_exact_sum *ret_squares)
-{
-    *ret_squares = (struct lg_exact_sum){0};
-    LG_TRY(lg_exchange_expect_grads(st, t->exchange, step));
+    LG_TRY(lg_gradients_reduce(t->gradients, step, ret_squares));
     t->reduced_of = lg_mark_of(step);
-    if (!t->shard) return 0;
-    const size_t squares = lg_squares_count(t->shard);
-    lg_turn_begin(&st->turn);
-    for (int u = 0; u < t->state->params.n_units; u++)
-        reduce_piece(t, lg_trainer_piece(t->state, st->index, u));
-    lg_stream_download(t->stream, t->host_squares, t->squares, squares * sizeof(double));
-    lg_stream_sync(t->stream);
-    lg_turn_end(&st->turn);
-    for (size_t i = 0; i < squares; i++) lg_exact_sum_add(ret_squares, t->host_squares[i]);
     return 0;
 }
 
 int lg_rank_reduce(lg_stage *st, struct trainer *t, uint64_t step)
 {
     struct lg_exact_sum squares;
-    LG_TRY(reduce(st, t, step, &squares));
+    LG_TRY(reduce(t, step, &squares));
     lg_trainer_mark_partial(st->board, st->index, step, &squares);
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;
@@ -86,6 +56,7 @@ static void keep_state(lg_stage *st, struct trainer *t, const struct lg_state_vi
     lg_stream_copy(t->stream, to->w, from->w, t->shard * 3 * sizeof(float));
     lg_stream_sync(t->stream);
     lg_turn_end(&st->turn);
+    lg_working_make(t->working, to->scalars->state);
     to->scalars->skipped++;
 }
 
@@ -100,7 +71,7 @@ static void update_piece(struct trainer *t, struct lg_adamw_args *a, int unit, s
 {
     const lg_params *params = &t->state->params;
     const size_t end = own.first + own.count;
-    a->copies = lg_exchange_copies(t->exchange, unit, a->working);
+    a->copies = lg_working_copies(t->working, unit, a->working);
     for (size_t at = own.first, next; at < end; at = next) {
         int group;
         next = lg_params_group_end(params, at, end, &group);
@@ -127,7 +98,7 @@ static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct l
     struct lg_adamw_args a = {.w = lg_t1(from->w, LG_F32, n),
                               .m = lg_t1(from->m, LG_F32, n),
                               .v = lg_t1(from->v, LG_F32, n),
-                              .grad = lg_t1(reduced(t), LG_F32, n),
+                              .grad = lg_t1(lg_gradients_sum(t->gradients), LG_F32, n),
                               .w_out = lg_t1(to->w, LG_F32, n),
                               .m_out = lg_t1(to->m, LG_F32, n),
                               .v_out = lg_t1(to->v, LG_F32, n),
@@ -146,7 +117,7 @@ static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct l
         update_piece(t, &a, u, lg_trainer_piece(t->state, st->index, u));
     lg_stream_sync(t->stream);
     lg_turn_end(&st->turn);
-    lg_exchange_mark_copies(t->exchange, step + 1);
+    lg_working_mark_copies(t->working, step + 1);
 }
 
 static int make_state(lg_stage *st, struct trainer *t, uint64_t step, const struct step_sums *sums,
@@ -238,7 +209,7 @@ int lg_rank_update(lg_stage *st, struct trainer *t, uint64_t step)
     double lr = lg_schedule_rate(&t->schedule, (int64_t)step);
     if (t->reduced_of != lg_mark_of(step)) { /* a former life published the sums */
         struct lg_exact_sum published;
-        LG_TRY(reduce(st, t, step, &published));
+        LG_TRY(reduce(t, step, &published));
     }
     LG_TRY(make_state(st, t, step, &sums, lr));
     struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);

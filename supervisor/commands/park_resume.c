@@ -16,12 +16,25 @@
 #include <string.h>
 #include <unistd.h>
 
+static bool same_words(struct lg_strlist a, struct lg_strlist b)
+{
+    if (a.n != b.n) return false;
+    for (int i = 0; i < a.n; i++)
+        if (strcmp(a.v[i], b.v[i]) != 0) return false;
+    return true;
+}
+
 /* NULL: the memory fits; else what has changed. Keys marked [bits] (device, trainer.ranks ...) have been
  * found the same before. */
 static const char *changed(const lg_config *old_config, const lg_plan *old, const lg_config *now,
                            const lg_plan *plan)
 {
     if (plan->window_slots != old->window_slots) return "the window (window.batches)";
+    if (plan->shards != old->shards || plan->scatters != old->scatters ||
+        plan->gathers != old->gathers)
+        return "how state, gradients and weights are cut (parallel)";
+    if (plan->scatters && !same_words(old_config->memory_recompute, now->memory_recompute))
+        return "memory.recompute, and with it the order in which gradients leave,";
     for (int r = 0; r < LG_ROLE_keeper; r++)
         for (int k = 0; k < LG_INSTANCES_MAX; k++)
             if (lg_plan_gpu(old_config, (lg_role)r, k) != lg_plan_gpu(now, (lg_role)r, k))

@@ -1,0 +1,286 @@
+/* Weights of the computation; working.h has the rules. AdamW's kernel writes them, behind the traffic of the state. */
+#include "stages/trainer/working.h"
+#include "base/lifetimes.h"
+#include "kernels/ops.h"
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* ---- where gathered units lie ---- */
+
+/* A unit, from when it is gathered until it is done with. */
+struct stay {
+    int unit;
+    size_t at; /* bytes */
+};
+struct places {
+    struct stay *stay; /* in the order of the net's events */
+    int n;
+    size_t bytes;
+};
+
+/* A unit is gathered when the one before it begins to be used. */
+static void plan_places(const lg_params *t, const lg_denoiser *net, bool reshard, size_t element,
+                        struct places *ret)
+{
+    int n, n_forward;
+    const struct lg_denoiser_event *e = lg_denoiser_events(net, &n, &n_forward);
+    struct lg_lifetime *l = calloc((size_t)n, sizeof *l);
+    int *now = calloc((size_t)t->n_units, sizeof *now), before = 0;
+    *ret = (struct places){.stay = calloc((size_t)n, sizeof *ret->stay)};
+    LG_ASSERT(l && now && ret->stay);
+    for (int i = 0; i < n; i++) {
+        const int u = e[i].unit;
+        if (e[i].kind == LG_EVENT_WEIGHTS) {
+            now[u] = ret->n;
+            ret->stay[ret->n].unit = u;
+            l[ret->n++] = (struct lg_lifetime){
+                .bytes = t->unit[u].count * element, .first = before, .last = n};
+            before = i;
+        } else if (e[i].kind == LG_EVENT_WEIGHTS_DONE && reshard) {
+            l[now[u]].last = i;
+        }
+    }
+    if (reshard) ret->bytes = lg_lifetimes_place(l, ret->n);
+    for (int i = 0; i < ret->n; i++)
+        ret->stay[i].at = reshard ? l[i].at : t->unit[ret->stay[i].unit].first * element;
+    if (!reshard) ret->bytes = t->count * element;
+    free(now);
+    free(l);
+}
+
+/* ---- memory ---- */
+
+struct lg_working {
+    lg_stage *st;
+    lg_device *device;
+    lg_stream *compute, *lane;
+    const lg_trainer_state *state;
+    int me, group, shards; /* group: its first rank */
+    bool gathers, reshards;
+    lg_region *region[LG_INSTANCES_MAX]; /* of the ranks of the group, by rank */
+    lg_mark
+        made_of[LG_INSTANCES_MAX]; /* whole: the state of which this process made shard k itself */
+    uint64_t of;                   /* the state of this micro-batch */
+    /* gathered */
+    struct places places;
+    char *memory;
+    int next, gathered;     /* of `places`: the next to be used, to be gathered */
+    lg_mark *gathered_of;   /* [units]: without reshard, the state that lies there */
+    lg_event *free, **done; /* done: [places.n] */
+};
+
+static bool has_region(const lg_plan *p, lg_dtype type)
+{
+    return type != LG_F32 || (p->shards > 1 && !p->gathers);
+}
+
+struct lg_working_bytes lg_working_bytes_of(const lg_plan *p, lg_dtype type, const lg_params *t,
+                                            const lg_denoiser *net, bool reshard, int shard)
+{
+    const size_t element = lg_dtype_bytes(type);
+    struct lg_working_bytes b = {0};
+    if (has_region(p, type))
+        b.region =
+            (p->gathers ? LG_MAX(lg_shard_count(t, shard, p->shards), (size_t)1) : t->count) *
+            element;
+    if (p->gathers) {
+        struct places places;
+        plan_places(t, net, reshard, element, &places);
+        b.gathered = places.bytes;
+        free(places.stay);
+    }
+    return b;
+}
+
+static int open_regions(lg_working *w, const lg_denoiser *net)
+{
+    for (int k = 0; k < w->shards; k++) {
+        const int r = w->group + k;
+        const struct lg_working_bytes b = lg_working_bytes_of(
+            &w->st->plan, lg_device_dtype(w->device), &w->state->params, net, w->reshards, k);
+        struct lg_stage_memory m = {.bytes = b.region,
+                                    .front_bytes = sizeof(struct lg_working_front),
+                                    .device = w->device,
+                                    .role = LG_ROLE_trainer,
+                                    .index = r,
+                                    .is_made = lg_trainer_began(w->st->board)};
+        if (m.bytes) LG_TRY(lg_stage_region(w->st, &m, &w->region[r], "trainer/%d/working", r));
+    }
+    return 0;
+}
+
+static int open_gathering(lg_working *w, const lg_denoiser *net)
+{
+    const lg_params *t = &w->state->params;
+    void *memory;
+    plan_places(t, net, w->reshards, lg_dtype_bytes(lg_device_dtype(w->device)), &w->places);
+    LG_TRY(lg_device_alloc(w->device, w->places.bytes, &memory));
+    w->memory = memory;
+    w->done = calloc((size_t)w->places.n, sizeof(lg_event *));
+    w->gathered_of = calloc((size_t)t->n_units, sizeof *w->gathered_of);
+    LG_ASSERT(w->done && w->gathered_of);
+    LG_TRY(lg_stream_open(w->device, &w->lane));
+    LG_TRY(lg_event_open(w->device, &w->free));
+    for (int i = 0; i < w->places.n; i++) LG_TRY(lg_event_open(w->device, &w->done[i]));
+    return 0;
+}
+
+int lg_working_open(lg_stage *st, lg_device *d, lg_stream *compute, const lg_trainer_state *s,
+                    const lg_denoiser *net, lg_working **ret)
+{
+    lg_working *w = calloc(1, sizeof *w);
+    LG_ASSERT(w);
+    *ret = w; /* half-built objects may be closed */
+    *w = (lg_working){.st = st,
+                      .device = d,
+                      .compute = compute,
+                      .state = s,
+                      .me = st->index,
+                      .group = st->index / s->shards * s->shards,
+                      .shards = s->shards,
+                      .gathers = st->plan.gathers,
+                      .reshards = st->config->parallel_reshard};
+    LG_TRY(open_regions(w, net));
+    return w->gathers ? open_gathering(w, net) : 0;
+}
+
+void lg_working_close(lg_working **ret)
+{
+    lg_working *w = *ret;
+    if (!w) return;
+    for (int i = 0; i < w->places.n && w->done; i++) lg_event_close(&w->done[i]);
+    lg_event_close(&w->free);
+    lg_stream_close(&w->lane);
+    free(w->done);
+    free(w->gathered_of);
+    free(w->places.stay);
+    free(w);
+    *ret = NULL;
+}
+
+/* ---- pieces ---- */
+
+static struct lg_working_front *front_of(const lg_working *w, int rank)
+{
+    return w->region[rank]->front;
+}
+
+static struct lg_piece piece_of(const lg_working *w, int unit, int k)
+{
+    return lg_shard_piece(&w->state->params, unit, k, w->shards);
+}
+
+/* `count` elements from element `at` of rank r's region. */
+static lg_tensor part_of(const lg_working *w, int r, size_t at, size_t count)
+{
+    const lg_dtype type = lg_device_dtype(w->device);
+    return lg_t1((char *)w->region[r]->payload + at * lg_dtype_bytes(type), type, (int64_t)count);
+}
+
+/* Shard k of the state, cast to where its pieces lie in rank r's region. */
+static void make_shard(lg_working *w, int r, int k, uint64_t state)
+{
+    const float *from = lg_trainer_state_view(w->state, w->group + k, state).w;
+    for (int u = 0; u < w->state->params.n_units; u++) {
+        struct lg_piece p = piece_of(w, u, k);
+        lg_tensor x = lg_t1((void *)(from + p.at), LG_F32, (int64_t)p.count);
+        lg_tensor y = part_of(w, r, w->gathers ? p.at : p.first, p.count);
+        if (p.count) lg_cast(w->compute, &(struct lg_cast_args){.x = x, .y = y});
+    }
+}
+
+/* ---- FORWARD ---- */
+
+static int expect_shards(lg_working *w, uint64_t state)
+{
+    for (int r = w->group; r < w->group + w->shards && w->region[r]; r++)
+        if (atomic_load_explicit(&front_of(w, r)->of[0], memory_order_acquire) != lg_mark_of(state))
+            return lg_stage_lost(w->st, "%s does not hold state %" PRIu64, w->region[r]->name,
+                                 state);
+    return 0;
+}
+
+int lg_working_begin(lg_working *w, uint64_t state)
+{
+    w->of = state;
+    w->next = w->gathered = 0;
+    if (w->gathers) return expect_shards(w, state);
+    if (!w->region[w->me]) return 0;
+    for (int k = 0; k < w->shards; k++) {
+        lg_mark of = atomic_load_explicit(&front_of(w, w->me)->of[k], memory_order_acquire);
+        if (of == lg_mark_of(state) || w->made_of[k] == lg_mark_of(state)) continue;
+        w->made_of[k] = lg_mark_of(state);
+        make_shard(w, w->me, k, state);
+    }
+    return 0;
+}
+
+/* Copies stay number i from its owners, behind all that has been enqueued for the computation so far: what lay in
+ * its place is done with. */
+static void gather(lg_working *w, int i)
+{
+    const struct stay *s = &w->places.stay[i];
+    const size_t element = lg_dtype_bytes(lg_device_dtype(w->device));
+    if (!w->reshards && w->gathered_of[s->unit] == lg_mark_of(w->of)) return;
+    w->gathered_of[s->unit] = lg_mark_of(w->of);
+    lg_stream_record(w->compute, w->free);
+    lg_stream_wait(w->lane, w->free);
+    for (int k = 0; k < w->shards; k++) {
+        const int r = w->group + k;
+        const struct lg_piece p = piece_of(w, s->unit, k);
+        const char *from = w->region[r] ? w->region[r]->payload
+                                        : (const void *)lg_trainer_state_view(w->state, r, w->of).w;
+        const size_t in_unit = p.first - w->state->params.unit[s->unit].first;
+        lg_stream_copy(w->lane, w->memory + s->at + in_unit * element, from + p.at * element,
+                       p.count * element);
+    }
+    lg_stream_record(w->lane, w->done[i]);
+}
+
+const void *lg_working_unit(lg_working *w, int unit)
+{
+    const size_t first = w->state->params.unit[unit].first;
+    if (!w->gathers && !w->region[w->me])
+        return lg_trainer_state_view(w->state, w->me, w->of).w + first;
+    if (!w->gathers) return part_of(w, w->me, first, 0).data;
+    const int i = w->next++;
+    LG_ASSERT(i < w->places.n && w->places.stay[i].unit == unit);
+    for (; w->gathered <= i + 1 && w->gathered < w->places.n; w->gathered++) gather(w, w->gathered);
+    lg_stream_wait(w->compute, w->done[i]);
+    return w->memory + w->places.stay[i].at;
+}
+
+/* ---- UPDATE ---- */
+
+void lg_working_make(lg_working *w, uint64_t state)
+{
+    if (!w->gathers || !w->region[w->me]) return;
+    make_shard(w, w->me, w->me - w->group, state);
+    lg_stream_sync(w->compute);
+    lg_working_mark_copies(w, state);
+}
+
+int lg_working_copies(const lg_working *w, int unit, lg_tensor ret[LG_RANKS_MAX])
+{
+    const struct lg_piece p = piece_of(w, unit, w->me - w->group);
+    if (!w->region[w->me]) return 0;
+    if (w->gathers) {
+        ret[0] = part_of(w, w->me, p.at, p.count);
+        return 1;
+    }
+    for (int k = 0; k < w->shards; k++) ret[k] = part_of(w, w->group + k, p.first, p.count);
+    return w->shards;
+}
+
+void lg_working_mark_copies(lg_working *w, uint64_t state)
+{
+    if (!w->region[w->me]) return;
+    __sync_synchronize(); /* drains non-temporal stores, too */
+    if (w->gathers) {
+        atomic_store_explicit(&front_of(w, w->me)->of[0], lg_mark_of(state), memory_order_release);
+        return;
+    }
+    for (int k = 0; k < w->shards; k++)
+        atomic_store_explicit(&front_of(w, w->group + k)->of[w->me - w->group], lg_mark_of(state),
+                              memory_order_release);
+}

@@ -1,0 +1,58 @@
+/* What a rank computes with: weights in the type of the computation.
+ *
+ * Whole (zero = 0, 1, 2): all of them, always there.
+ *
+ *   trainer/<r>/working   front: lg_working_front; the flat buffer. UPDATE writes a rank's shard into those of all of
+ *                         its group, so that nothing is gathered before the next FORWARD. None where a rank that owns
+ *                         the whole state computes in the state's own type
+ *
+ * of[k] is the mark of the state whose shard k lies there. Writer: its rank q of the group, release, when its UPDATE has
+ * written the shard and its stream is done, before the commit. Reader: rank r, acquire, in FORWARD(s), which follows
+ * every commit of s: a shard of another state (a run's first step, after a skipped update) it makes itself, from the
+ * state, and knows by itself that it did. Rank q writes its shard in UPDATE(s), after every partial of s, so after the
+ * last FORWARD(s); rank r reads it, and may write it, in FORWARD alone. Dying in the middle of UPDATE leaves a torn
+ * shard under an older mark, and a successor that updates again writes the same bytes; dying between mark and commit, a
+ * shard that is done, which the successor writes once more. Memory that had to be made anew says that no shard lies
+ * there, and is made from the state again.
+ *
+ * Gathered (zero = 3): unit by unit, from their owners, into private memory, by copies on a lane beside the
+ * computation, a unit ahead; each has a place there from its gathering until forward or backward are done with it.
+ *
+ *   trainer/<r>/working   front: lg_working_front, of which of[0] counts; rank r's shard (shards.h), which its peers read
+ *                         in FORWARD(s). Written in INIT and UPDATE, before the commit: who sees every commit of s finds
+ *                         state s there, or it is lost. None in fp32: the state itself is read. */
+#pragma once
+#include "stages/nets/denoiser.h"
+#include "stages/stage.h"
+#include "stages/trainer/state.h"
+
+struct lg_working_front {
+    _Atomic(lg_mark) of[LG_INSTANCES_MAX];
+};
+
+struct lg_working_bytes {
+    size_t region;   /* of a rank; 0: it has none */
+    size_t gathered; /* private */
+};
+/* net: compiled. reshard: weights go between forward and backward. */
+struct lg_working_bytes lg_working_bytes_of(const lg_plan *p, lg_dtype type, const lg_params *t,
+                                            const lg_denoiser *net, bool reshard, int shard);
+
+typedef struct lg_working lg_working;
+/* For rank st->index on device d, which computes on `compute`; maps the peers' regions. All must outlive it. The stage
+ * closes the regions. */
+int lg_working_open(lg_stage *st, lg_device *d, lg_stream *compute, const lg_trainer_state *s,
+                    const lg_denoiser *net, lg_working **ret);
+void lg_working_close(lg_working **w);
+
+/* FORWARD: a micro-batch of this step begins. 0, or as lg_stage_lost. */
+int lg_working_begin(lg_working *w, uint64_t state);
+/* A unit's weights, in the order of the net's events; what is enqueued from now on finds them there. */
+const void *lg_working_unit(lg_working *w, int unit);
+
+/* INIT, or an update that was skipped: the own shard of a state that is there, where others expect it. */
+void lg_working_make(lg_working *w, uint64_t state);
+/* UPDATE: where the own piece of a unit is to be written as well; returns how many (0: none). */
+int lg_working_copies(const lg_working *w, int unit, lg_tensor ret[LG_RANKS_MAX]);
+/* They are written, with `state`, and the stream is done. */
+void lg_working_mark_copies(lg_working *w, uint64_t state);
