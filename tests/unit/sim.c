@@ -103,24 +103,35 @@ uint64_t sim_end(struct world *w)
 
 /* The undisturbed run: the same arithmetic, one after the other. */
 
+/* What the samples [from, to) of a rank's share come to. */
+static uint64_t want_samples(struct world *w, uint64_t s, int r, uint64_t from, uint64_t to)
+{
+    uint64_t acc = 0, count = w->g.batch / (uint64_t)w->ranks;
+    for (uint64_t k = from; k < to; k++) {
+        uint64_t n = s * w->g.batch + (uint64_t)r * count + k;
+        for (int i = 0; i < FIELD_WORDS; i++) {
+            acc = sim_mix(acc, sim_sample_word(LG_FIELD_LATENT, n, i));
+            if (w->fields >> LG_FIELD_TEXT & 1)
+                acc = sim_mix(acc, sim_sample_word(LG_FIELD_TEXT, n, i));
+        }
+        acc = sim_mix(acc, sim_mix(n, 99));
+    }
+    return acc;
+}
+
 static void want_step(struct world *w, uint64_t s)
 {
-    uint64_t weights = 0, count = w->g.batch / (uint64_t)w->ranks;
+    uint64_t weights = 0, micro = w->g.batch / (uint64_t)(w->ranks * w->micros);
     for (int i = 0; i < w->words; i++) weights = sim_mix(weights, w->want[s].weights[i]);
-    for (int r = 0; r < w->ranks; r++) {
-        uint64_t acc = 0;
-        for (uint64_t k = 0; k < count; k++) {
-            uint64_t n = s * w->g.batch + (uint64_t)r * count + k;
-            for (int i = 0; i < FIELD_WORDS; i++) {
-                acc = sim_mix(acc, sim_sample_word(LG_FIELD_LATENT, n, i));
-                if (w->fields >> LG_FIELD_TEXT & 1)
-                    acc = sim_mix(acc, sim_sample_word(LG_FIELD_TEXT, n, i));
+    for (int r = 0; r < w->ranks; r++)
+        for (int m = 0; m < w->micros; m++) {
+            uint64_t acc = want_samples(w, s, r, (uint64_t)m * micro, (uint64_t)(m + 1) * micro);
+            w->want[s].loss[r] += (double)(acc & 0xffff);
+            for (int i = 0; i < w->words; i++) {
+                w->want[s].micro[m][r][i] = sim_grad(acc, weights, i);
+                w->want[s].grads[r][i] += w->want[s].micro[m][r][i];
             }
-            acc = sim_mix(acc, sim_mix(n, 99));
         }
-        w->want[s].loss[r] = (double)(acc & 0xffff);
-        for (int i = 0; i < w->words; i++) w->want[s].grads[r][i] = sim_grad(acc, weights, i);
-    }
     uint64_t sum[WORDS_MAX] = {0};
     w->want[s].norm = 0;
     for (int i = 0; i < w->words; i++) {
@@ -210,6 +221,9 @@ static void draw_geometry(struct world *w)
                                          .ranks = w->ranks};
         for (int f = 0; f < LG_FIELD_COUNT; f++)
             g->chunk[f] = chunk[sim_random(w, LG_ARRAY_LEN(chunk))];
+        w->scatters = sim_random(w, 3) == 0;
+        w->gathers = w->scatters && sim_random(w, 2);
+        w->micros = w->scatters && g->batch / (uint64_t)w->ranks % MICROS_MAX == 0 ? MICROS_MAX : 1;
         w->loader_latents = sim_random(w, 5) == 0;
         w->fields = 7;
         if (w->loader_latents) g->chunk[LG_FIELD_LATENT] = g->chunk[LG_FIELD_SOURCE];
@@ -248,6 +262,7 @@ void sim_open(struct world *w, const struct sim_options *options, struct sim_res
     w->words = w->ranks * SHARD_WORDS;
     s->batch = w->g.batch;
     s->ranks = w->ranks;
+    s->scatters = w->scatters;
     s->has_ema = sim_random(w, 6) > 0;
     s->start_step = sim_random(w, 6);
     s->max_steps = s->start_step + 1 + sim_random(w, STEPS_MAX);
@@ -313,12 +328,12 @@ static void forget(uint64_t *words, int count, struct lg_stamp *stamp)
 
 void sim_lose(struct world *w)
 {
-    uint64_t what = sim_random(w, 4), side = sim_random(w, 2);
+    uint64_t what = sim_random(w, w->scatters ? 6 : 4), side = sim_random(w, 2);
     int r = (int)sim_random(w, (uint64_t)w->ranks);
     w->has_lost = true;
     w->result->losses++;
-    if (what < 2) kill_role(w, LG_ROLE_trainer);
-    if (what != 1) kill_role(w, LG_ROLE_ckpt);
+    if (what < 2 || what > 3) kill_role(w, LG_ROLE_trainer);
+    if (what == 0 || what == 2 || what == 3) kill_role(w, LG_ROLE_ckpt);
     if (what == 0 || what == 2) kill_role(w, LG_ROLE_ema);
     switch (what) {
     case 0:
@@ -326,9 +341,18 @@ void sim_lose(struct world *w)
         break;
     case 1:
         forget(w->grads[r], w->words, &w->grads_stamp[r]);
+        memset(w->ring[r], 0, sizeof w->ring[r]);
         break;
     case 2:
         forget(w->ema[side], w->words, &w->ema_stamp[side]);
+        break;
+    case 4:
+        forget(w->sum[r][0], 2 * SHARD_WORDS, &w->sum_stamp[r]);
+        break;
+    case 5:
+        if (!w->gathers) break;
+        memset(w->working[r], 0, sizeof w->working[r]);
+        w->working_of[r][r] = LG_MARK_NONE;
         break;
     default:
         forget(w->staging_weights, w->words, &w->staging_stamp);

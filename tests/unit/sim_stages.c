@@ -5,24 +5,8 @@
 #include "tests/unit/sim_world.h"
 #include <string.h>
 
-#define BEGIN(a)                                                                                   \
-    switch ((a)->p.pc) {                                                                           \
-    case 0:
-#define STEP(a)                                                                                    \
-    do {                                                                                           \
-        (a)->p.pc = __LINE__;                                                                      \
-        return false;                                                                              \
-    case __LINE__:;                                                                                \
-    } while (0)
-#define END(a)                                                                                     \
-    }                                                                                              \
-    (a)->p.pc = 0;                                                                                 \
-    return true
-
-#define GARBAGE UINT64_C(0xdeadbeefdeadbeef)
-
 /* Writing: garbage over everything first, as a kernel that accumulates would, then word by word. */
-static void begin_write(struct actor *a, uint64_t *to, const uint64_t *value, int count)
+void begin_write(struct actor *a, uint64_t *to, const uint64_t *value, int count)
 {
     a->p.io.to = to;
     a->p.io.count = count;
@@ -30,7 +14,7 @@ static void begin_write(struct actor *a, uint64_t *to, const uint64_t *value, in
     memcpy(a->p.io.value, value, (size_t)count * sizeof *value);
 }
 
-static bool write_more(struct actor *a)
+bool write_more(struct actor *a)
 {
     a->w->stores++;
     if (a->p.io.i < 0)
@@ -41,7 +25,7 @@ static bool write_more(struct actor *a)
 }
 
 /* Checks one word that was read, and folds it into the reader's accumulator. */
-static void read_word(struct actor *a, const char *what, uint64_t of, uint64_t got, uint64_t want)
+void read_word(struct actor *a, const char *what, uint64_t of, uint64_t got, uint64_t want)
 {
     if (got != want)
         sim_fail(a->w, "%s read a wrong word of %s %llu: %016llx, not %016llx", sim_actor_name(a),
@@ -58,7 +42,7 @@ static uint64_t *payload(struct actor *a, lg_field f, uint64_t n)
 }
 
 /* Is that not what lies there of which the mark speaks? Then the run is over for all. */
-static void expect(struct actor *a, const struct lg_stamp *s, uint64_t state, enum sim_plant unseen)
+void expect(struct actor *a, const struct lg_stamp *s, uint64_t state, enum sim_plant unseen)
 {
     struct world *w = a->w;
     if (planted(w, unseen) || lg_stamp_is(s, state)) return;
@@ -70,13 +54,13 @@ static void expect(struct actor *a, const struct lg_stamp *s, uint64_t state, en
     longjmp(w->failed, 1);
 }
 
-static void stamp(struct actor *a, struct lg_stamp *s, uint64_t state)
+void stamp(struct actor *a, struct lg_stamp *s, uint64_t state)
 {
     a->w->stores++;
     lg_stamp_set(s, state);
 }
 
-static void expect_states(struct actor *a, uint64_t state, enum sim_plant unseen)
+void expect_states(struct actor *a, uint64_t state, enum sim_plant unseen)
 {
     for (int r = 0; r < a->w->ranks; r++)
         expect(a, &a->w->weights_stamp[state & 1][r], state, unseen);
@@ -222,7 +206,13 @@ static uint64_t *weights_of(struct world *w, uint64_t state, int rank)
     return &w->weights[state & 1][rank * SHARD_WORDS];
 }
 
-static void mark(struct actor *a, const char *what)
+/* Words of shard q of rank r's working weights. */
+static uint64_t *working_of(struct world *w, int r, int q)
+{
+    return &w->working[r][q * SHARD_WORDS];
+}
+
+void mark(struct actor *a, const char *what)
 {
     a->w->stores++;
     sim_trace(a->w, a, "%s %llu", what, (unsigned long long)a->p.act.step);
@@ -239,6 +229,12 @@ static bool train_init(struct actor *a)
                 SHARD_WORDS);
     while (write_more(a)) STEP(a);
     STEP(a);
+    if (w->gathers) {
+        begin_write(a, working_of(w, a->index, a->index), weights_of(w, s, a->index), SHARD_WORDS);
+        while (write_more(a)) STEP(a);
+        w->working_of[a->index][a->index] = lg_mark_of(s);
+        STEP(a);
+    }
     stamp(a, &w->weights_stamp[s & 1][a->index], s);
     STEP(a);
     if (!planted(w, SIM_INIT_EARLY)) lg_trainer_mark_init(&w->board, a->index);
@@ -253,15 +249,22 @@ static bool train_decide(struct actor *a)
     return true;
 }
 
-static uint64_t share(const struct world *w, const struct actor *a, uint64_t step, uint64_t i)
+uint64_t share(const struct world *w, const struct actor *a, uint64_t step, uint64_t i)
 {
     return step * w->g.batch + (uint64_t)a->index * (w->g.batch / (uint64_t)w->ranks) + i;
 }
 
-/* Words of shard q of rank r's working weights. */
-static uint64_t *working_of(struct world *w, int r, int q)
+/* Word i of a sample of the rank's share; behind the words its key. */
+void read_share(struct actor *a, uint64_t step, uint64_t i, int word)
 {
-    return &w->working[r][q * SHARD_WORDS];
+    const uint64_t n = share(a->w, a, step, i);
+    if (word == FIELD_WORDS) {
+        read_word(a, "the key of sample", n, lg_window_slot(&a->p.window, n)->key_hash,
+                  sim_mix(n, 99));
+        return;
+    }
+    read_sample(a, LG_FIELD_LATENT, n, word);
+    if (a->w->fields >> LG_FIELD_TEXT & 1) read_sample(a, LG_FIELD_TEXT, n, word);
 }
 
 /* Nothing is to be made when rank q has written its shard of state s. */
@@ -284,14 +287,10 @@ static bool train_forward(struct actor *a)
     lg_stamp_clear(&w->grads_stamp[a->index]);
     for (a->p.n = 0; a->p.n < count; a->p.n++) {
         for (a->p.q = 0; a->p.q < FIELD_WORDS; a->p.q++) {
-            read_sample(a, LG_FIELD_LATENT, share(w, a, s, a->p.n), a->p.q);
-            if (w->fields >> LG_FIELD_TEXT & 1)
-                read_sample(a, LG_FIELD_TEXT, share(w, a, s, a->p.n), a->p.q);
+            read_share(a, s, a->p.n, a->p.q);
             STEP(a);
         }
-        read_word(a, "the key of sample", share(w, a, s, a->p.n),
-                  lg_window_slot(&a->p.window, share(w, a, s, a->p.n))->key_hash,
-                  sim_mix(share(w, a, s, a->p.n), 99));
+        read_share(a, s, a->p.n, FIELD_WORDS);
     }
     a->p.loss = (double)(a->p.acc & 0xffff);
     a->p.sum[0] = a->p.acc;
@@ -356,7 +355,8 @@ static bool train_reduce(struct actor *a)
     uint64_t s = a->p.act.step;
     BEGIN(a);
     begin_add(a);
-    while (add(a)) STEP(a);
+    if (w->scatters) sim_scatter_sum(a, s);
+    while (!w->scatters && add(a)) STEP(a);
     a->p.norm = 0;
     for (int i = 0; i < SHARD_WORDS; i++) a->p.norm += (double)(a->p.sum[i] & 0xffff);
     if (planted(w, SIM_PARTIAL_EARLY)) lg_trainer_mark_partial(&w->board, a->index, s, &torn);
@@ -398,7 +398,8 @@ static bool train_update(struct actor *a)
     BEGIN(a);
     if (a->p.sum_step != s + 1 && !planted(w, SIM_SUM_LOST)) {
         begin_add(a);
-        while (add(a)) STEP(a);
+        if (w->scatters) sim_scatter_sum(a, s);
+        while (!w->scatters && add(a)) STEP(a);
     }
     a->p.norm = 0;
     for (a->p.q = 0; a->p.q < w->ranks; a->p.q++) {
@@ -428,6 +429,7 @@ static bool train_update(struct actor *a)
     STEP(a);
     if (planted(w, SIM_WORKING_LATE)) commit(a);
     for (a->p.q = 0; a->p.q < w->ranks; a->p.q++) {
+        if (w->gathers && a->p.q != a->index) continue; /* others come for it */
         begin_write(a, working_of(w, a->p.q, a->index), weights_of(w, s + 1, a->index),
                     SHARD_WORDS);
         while (write_more(a)) STEP(a);
@@ -485,7 +487,10 @@ static void train(struct actor *a)
     case LG_DO_FORWARD:
         if (lg_window_range_ready(&a->p.window, w->fields, share(w, a, a->p.act.step, 0), count) ||
             planted(w, SIM_READ_UNREADY))
-            a->p.task = train_forward;
+            a->p.task = w->scatters ? sim_scatter_forward : train_forward;
+        return;
+    case LG_DO_ADD:
+        a->p.task = sim_scatter_add;
         return;
     case LG_DO_REDUCE:
         a->p.task = train_reduce;

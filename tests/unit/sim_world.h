@@ -14,6 +14,9 @@ enum {
     STEPS_MAX = 12,
     STATES_MAX = STEPS_MAX + 8, /* including the first state's number */
     SLOTS_MAX = 128,
+    UNITS = SHARD_WORDS, /* of scattered gradients: each has one word of every shard */
+    PLACES = 2,          /* of a ring; unit u lies at u % PLACES */
+    MICROS_MAX = 2,
     ACTORS_MAX = 16,
     FIELD_WORDS = 2, /* payload words of a slot and field */
 };
@@ -39,6 +42,12 @@ struct actor {
         uint64_t n, acc, sum[SHARD_WORDS], sum_step; /* sum_step: step + 1 of the sums */
         double norm, loss;
         int q;
+        uint64_t micro, unit, given_before; /* scattered gradients */
+        struct {                            /* an addition under way */
+            bool active;
+            uint64_t n, sum, *to;
+            int r;
+        } adding;
         struct { /* a piecewise write or read */
             uint64_t *to, value[WORDS_MAX];
             int count, i;
@@ -65,11 +74,16 @@ struct world {
     lg_window window; /* the handle that incarnations start from */
     struct lg_window_geometry g;
     int ranks, words;
+    bool scatters, gathers; /* gathers: each rank has the working weights of its own shard alone */
+    int micros;
     bool loader_latents; /* no VAE: loaders provide LATENT */
     unsigned fields;     /* mask of fields in use */
     /* regions */
     uint64_t weights[2][WORDS_MAX], grads[RANKS_MAX][WORDS_MAX], ema[2][WORDS_MAX];
     uint64_t working[RANKS_MAX][WORDS_MAX], working_of[RANKS_MAX][RANKS_MAX]; /* of[q]: mark */
+    /* scattered gradients: of unit u, word [q] is shard q's */
+    uint64_t ring[RANKS_MAX][PLACES][RANKS_MAX], sum[RANKS_MAX][2][SHARD_WORDS];
+    struct lg_stamp sum_stamp[RANKS_MAX];
     uint64_t staging_weights[WORDS_MAX], staging_ema[WORDS_MAX];
     struct lg_stamp weights_stamp[2][RANKS_MAX], grads_stamp[RANKS_MAX], ema_stamp[2],
         staging_stamp;
@@ -81,6 +95,7 @@ struct world {
     struct {
         uint64_t weights[WORDS_MAX], ema[WORDS_MAX];          /* of state s */
         uint64_t grads[RANKS_MAX][WORDS_MAX];                 /* of step s */
+        uint64_t micro[MICROS_MAX][RANKS_MAX][WORDS_MAX];     /* and of its micro-batches */
         double loss[RANKS_MAX], sum_squares[RANKS_MAX], norm; /* of step s */
     } want[STATES_MAX];
     struct actor actor[ACTORS_MAX];
@@ -133,3 +148,40 @@ void sim_actor_begin(struct actor *a);
 void sim_actor_end(struct actor *a, bool in_order);
 /* One step of a living actor. */
 void sim_actor_step(struct actor *a);
+
+/* For those who write tasks. A task is a function that continues where it left off: STEP() ends one step of the
+ * simulation, and a kill may come there. No local variable lives across a STEP(). */
+#define BEGIN(a)                                                                                   \
+    switch ((a)->p.pc) {                                                                           \
+    case 0:
+#define STEP(a)                                                                                    \
+    do {                                                                                           \
+        (a)->p.pc = __LINE__;                                                                      \
+        return false;                                                                              \
+    case __LINE__:;                                                                                \
+    } while (0)
+#define END(a)                                                                                     \
+    }                                                                                              \
+    (a)->p.pc = 0;                                                                                 \
+    return true
+
+#define GARBAGE UINT64_C(0xdeadbeefdeadbeef)
+
+/* Writing: garbage over everything first, as a kernel that accumulates would, then word by word. */
+void begin_write(struct actor *a, uint64_t *to, const uint64_t *value, int count);
+bool write_more(struct actor *a);
+/* Checks one word that was read, and folds it into the reader's accumulator. */
+void read_word(struct actor *a, const char *what, uint64_t of, uint64_t got, uint64_t want);
+/* Is that not what lies there of which the mark speaks? Then the run is over for all. */
+void expect(struct actor *a, const struct lg_stamp *s, uint64_t state, enum sim_plant unseen);
+void expect_states(struct actor *a, uint64_t state, enum sim_plant unseen);
+void stamp(struct actor *a, struct lg_stamp *s, uint64_t state);
+void mark(struct actor *a, const char *what);
+/* Sample i of a rank's share of a step. */
+uint64_t share(const struct world *w, const struct actor *a, uint64_t step, uint64_t i);
+void read_share(struct actor *a, uint64_t step, uint64_t i, int word);
+
+/* Scattered gradients (sim_scatter.c): tasks, and the sum of a step into a->p.sum. */
+bool sim_scatter_forward(struct actor *a);
+bool sim_scatter_add(struct actor *a);
+void sim_scatter_sum(struct actor *a, uint64_t step);
