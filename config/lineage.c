@@ -18,3 +18,14 @@ uint64_t lg_lineage_new(const lg_config *c, const lg_plan *p, uint64_t weights)
     uint64_t id = lg_hash(text, (size_t)n);
     return id ? id : 1;
 }
+
+uint64_t lg_lineage_changed(uint64_t lineage, const lg_plan *p, uint64_t step)
+{
+    char text[128];
+    int n =
+        snprintf(text, sizeof text, "lineage=%016" PRIx64 ";plan=%016" PRIx64 ";step=%" PRIu64 ";",
+                 lineage, p->hash, step);
+    LG_ASSERT(n > 0 && n < (int)sizeof text);
+    uint64_t id = lg_hash(text, (size_t)n);
+    return id ? id : 1;
+}

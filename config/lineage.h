@@ -19,3 +19,5 @@
 /* Of a new run by this config and its plan. weights: hash of those it begins with, 0 when they come from the seed. Never 0, which
  * stands for "not known" (files of builds that did not know lineages). */
 uint64_t lg_lineage_new(const lg_config *c, const lg_plan *p, uint64_t weights);
+/* Of a run that goes on from this step of another lineage with another plan (trainer.resume_changes). Never 0. */
+uint64_t lg_lineage_changed(uint64_t lineage, const lg_plan *p, uint64_t step);

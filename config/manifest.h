@@ -27,8 +27,8 @@ typedef struct lg_manifest {
     char isa[16];
     int ranks, threads;
     char fingerprint[512];
-    uint64_t optimizer_steps; /* Adam's t */
-    uint64_t skipped;         /* steps skipped as not finite */
+    uint64_t optimizer_steps;              /* Adam's t */
+    uint64_t skipped;                      /* steps skipped as not finite */
     uint64_t loss_scale, loss_scale_steps; /* 0: of a build that did not know */
     struct lg_data_part data[LG_DATA_PARTS_MAX];
     int n_data; /* 0: of a build that did not know */

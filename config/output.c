@@ -43,20 +43,42 @@ static char *value_text(const lg_config *c, const lg_key *k)
     return text;
 }
 
-int lg_config_compatible(const lg_config *old_config, const lg_config *new_config)
+bool lg_config_may_change(const char *key)
+{
+    static const char *const may[] = {"trainer.ranks", "trainer.threads",
+                                      "trainer.micro_batch_size", "parallel.zero"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(may); i++)
+        if (!strcmp(may[i], key)) return true;
+    return false;
+}
+
+static bool contains(const struct lg_strlist *l, const char *word)
+{
+    for (int i = 0; l && i < l->n; i++)
+        if (!strcmp(l->v[i], word)) return true;
+    return false;
+}
+
+int lg_config_compatible(const lg_config *old_config, const lg_config *new_config,
+                         const struct lg_strlist *except, bool *ret_changed)
 {
     struct lg_problems p = {0};
+    if (ret_changed) *ret_changed = false;
     char where[LG_PROBLEM_BYTES / 2];
     for (int i = 0; i < lg_key_count(); i++) {
         const lg_key *k = lg_key_at(i);
-        if (!lg_key_bits(k)) continue;
+        const bool may = contains(except, k->name);
+        if (!lg_key_bits(k) && !may) continue;
         char *before = value_text(old_config, k), *now = value_text(new_config, k);
+        const bool differs = strcmp(before, now) != 0;
         lg_key_where(new_config, k->name, where, sizeof where);
-        if (strcmp(before, now) != 0)
+        if (differs && may && ret_changed) *ret_changed = true;
+        if (differs && !may)
             lg_problem(&p,
                        "%s%s was %.80s when the run began and is %.80s now; it decides the result "
-                       "and cannot change at a resume: set it back, or choose another job.dir",
-                       where, k->name, before, now);
+                       "and cannot change at a resume: set it back, %sor choose another job.dir",
+                       where, k->name, before, now,
+                       lg_config_may_change(k->name) ? "name it in trainer.resume_changes, " : "");
         free(before);
         free(now);
     }

@@ -365,6 +365,12 @@ int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret)
                 LG_ERR_MISMATCH,
                 "a [bits] key or a file of vae.model or text.model is not what it was when "
                 "the run began: restore it, or choose another job.dir");
+        if (fields[i].offset == offsetof(lg_plan, sums_micro_batches))
+            return LG_FAIL(
+                LG_ERR_MISMATCH,
+                "a rank has several micro-batches, which parallel.zero = 0 and 1 add up in another "
+                "order than 2 and 3, and the run began with the others: set it back, or name it in "
+                "trainer.resume_changes and choose another job.dir");
         return LG_FAIL(LG_ERR_MISMATCH,
                        "the plan differs from the run's: %s before, %s now: restore the models and "
                        "keys, or choose another job.dir",

@@ -144,6 +144,19 @@ static void check_parallel(struct rules *r)
                (long long)c->parallel_group);
 }
 
+/* What changes the order of sums, and no state. */
+static void check_resume_changes(struct rules *r)
+{
+    const struct lg_strlist *l = &r->c->trainer_resume_changes;
+    for (int i = 0; i < l->n; i++) {
+        if (!lg_config_may_change(l->v[i]))
+            broken(r, "trainer.resume_changes",
+                   "trainer.resume_changes: %.80s is not one of trainer.ranks, trainer.threads, "
+                   "trainer.micro_batch_size, parallel.zero: other keys cannot change at a resume",
+                   l->v[i]);
+    }
+}
+
 static void check_window_role(struct rules *r, const char *role, int64_t instances, int64_t chunk)
 {
     char key[32];
@@ -422,6 +435,7 @@ int lg_config_check(const lg_config *c)
     check_conditioning(&r);
     check_batch(&r);
     check_parallel(&r);
+    check_resume_changes(&r);
     check_window(&r);
     check_training(&r);
     check_memory(&r);

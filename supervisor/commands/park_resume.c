@@ -99,7 +99,7 @@ static int resume(const struct lg_park_start *p, lg_board *b, int *ret_exit, cha
     lg_config *old_config = r->config;
     lg_plan old = r->plan, plan;
     const char *what = NULL;
-    int rc = lg_config_compatible(old_config, *p->config);
+    int rc = lg_config_compatible(old_config, *p->config, NULL, NULL);
     if (rc == 0) rc = lg_plan_resume(*p->config, &old, &plan);
     if (rc == 0) rc = check_programs(&plan);
     if (rc == 0) what = changed(old_config, &old, *p->config, &plan);

@@ -4,7 +4,8 @@
  * trainer.resume_from, then a new run (from trainer.init_from's weights or from nothing; that is
  * the trainer's matter). What decides bits is taken over from what is continued: the instruction
  * set, the length of the learning rate's schedule and the lineage; every other such key must be the
- * same. */
+ * same. Where trainer.resume_changes lets one differ, another lineage begins, which follows from the old one
+ * and the step. */
 #include "base/check.h"
 #include "config/lineage.h"
 #include "config/manifest.h"
@@ -35,9 +36,32 @@ static int load_origin(const char *run_dir, struct origin *ret)
     return 0;
 }
 
-static int plan_like(lg_run *r, const struct origin *o, const lg_manifest *m)
+/* A plan that differs in what trainer.resume_changes names, and in nothing else: what was before still makes the old
+ * one, with the models' files as they are now. */
+static int plan_changed(lg_run *r, const struct origin *o, const lg_manifest *m)
 {
-    if (o->config) LG_TRY(lg_config_compatible(o->config, r->config));
+    lg_plan before;
+    if (!o->has_plan)
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "trainer.resume_changes: the plan of the run that made %s is not there any "
+                       "more (plan.json, config.toml): without them nothing can be compared",
+                       r->resume);
+    LG_TRY(lg_plan_resume(o->config, &o->plan, &before));
+    if (before.hash != m->plan_hash)
+        return LG_FAIL(LG_ERR_MISMATCH, "the checkpoint %s was made by another plan than its run's",
+                       r->resume);
+    LG_TRY(lg_plan_make(r->config, o->plan.isa, &r->plan));
+    r->plan.lr_steps = o->plan.lr_steps;
+    return 0;
+}
+
+static int plan_like(lg_run *r, const struct origin *o, const lg_manifest *m, bool *ret_changed)
+{
+    *ret_changed = false;
+    if (o->config)
+        LG_TRY(lg_config_compatible(o->config, r->config, &r->config->trainer_resume_changes,
+                                    ret_changed));
+    if (*ret_changed) return plan_changed(r, o, m);
     if (o->has_plan)
         LG_TRY(lg_plan_resume(r->config, &o->plan, &r->plan));
     else
@@ -88,8 +112,9 @@ static int take_data(lg_run *r, const lg_manifest *m)
 static int continue_from(lg_run *r, const char *origin_dir, const lg_manifest *m)
 {
     struct origin o;
+    bool changed;
     int rc = load_origin(origin_dir, &o);
-    if (rc == 0) rc = plan_like(r, &o, m);
+    if (rc == 0) rc = plan_like(r, &o, m, &changed);
     if (rc == 0) rc = take_data(r, m);
     if (rc == 0) rc = check_bytes(r, m);
     lg_config_free(&o.config);
@@ -97,6 +122,7 @@ static int continue_from(lg_run *r, const char *origin_dir, const lg_manifest *m
     r->start_step = m->step;
     /* A build that knew no lineages: as if the run had begun with this one. */
     r->lineage = m->lineage ? m->lineage : lg_lineage_new(r->config, &r->plan, 0);
+    if (changed) r->lineage = lg_lineage_changed(r->lineage, &r->plan, m->step);
     return 0;
 }
 

@@ -206,7 +206,7 @@ static void test_round_trip(void **state)
     assert_string_equal(a->data_path, b->data_path);
     assert_string_equal(b->sample_captions.v[1], "y\n");
     assert_list(&b->memory_recompute, "0|3");
-    assert_int_equal(lg_config_compatible(a, b), 0);
+    assert_int_equal(lg_config_compatible(a, b, NULL, NULL), 0);
     free(first);
     free(second);
     lg_config_free(&a);
@@ -583,17 +583,33 @@ static void test_compatible(void **state)
     lg_config *a = load("[trainer]\nmax_steps = 60\n[vae]\ninstances = 1\n", NULL);
     lg_config *b =
         load("[trainer]\nmax_steps = 80\n[vae]\ninstances = 3\n[job]\nname = 'n'\n", NULL);
-    assert_int_equal(lg_config_compatible(a, b), 0);
-    assert_int_equal(lg_config_compatible(b, a), LG_ERR_MISMATCH);
+    assert_int_equal(lg_config_compatible(a, b, NULL, NULL), 0);
+    assert_int_equal(lg_config_compatible(b, a, NULL, NULL), LG_ERR_MISMATCH);
     assert_message("p.toml:2: trainer.max_steps was 80 when the run began and is 60 now");
     lg_config_free(&b);
     b = load("[trainer]\nmax_steps = 60\n[memory]\nrecompute = 'block'\n", NULL);
-    assert_int_equal(lg_config_compatible(a, b), 0);
+    assert_int_equal(lg_config_compatible(a, b, NULL, NULL), 0);
     lg_config_free(&b);
     b = load("[text]\nlength = 32\n[trainer]\nmax_steps = 60\nlr=1e-3\n", NULL);
-    assert_int_equal(lg_config_compatible(a, b), LG_ERR_MISMATCH);
+    assert_int_equal(lg_config_compatible(a, b, NULL, NULL), LG_ERR_MISMATCH);
     assert_message("p.toml:2: text.length was 24 when the run began and is 32 now");
     assert_message("p.toml:5: trainer.lr was 0.0001 when the run began and is 0.001 now");
+    /* Some may, when they are named. */
+    char *named[] = {(char *)"trainer.ranks", NULL};
+    const struct lg_strlist except = {.v = named, .n = 1};
+    bool changed = true;
+    lg_config_free(&b);
+    b = load("[trainer]\nmax_steps = 60\n", NULL);
+    assert_int_equal(lg_config_compatible(a, b, &except, &changed), 0);
+    assert_false(changed);
+    lg_config_free(&b);
+    b = load("[trainer]\nmax_steps = 60\nranks = 2\n", NULL);
+    assert_int_equal(lg_config_compatible(a, b, &except, &changed), 0);
+    assert_true(changed);
+    lg_config_free(&b);
+    b = load("[trainer]\nmax_steps = 60\nranks = 2\nthreads = 2\n", NULL);
+    assert_int_equal(lg_config_compatible(a, b, &except, &changed), LG_ERR_MISMATCH);
+    assert_message("trainer.threads was 1 when the run began and is 2 now");
     lg_config_free(&a);
     lg_config_free(&b);
 }
