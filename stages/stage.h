@@ -75,7 +75,7 @@ struct lg_stage_bytes {
     char device[LG_DEVICE_NAME_BYTES]; /* "host", "cuda:0" */
     size_t bytes;
     int processes;  /* of private memory on a GPU: that many have a context there */
-    char note[112]; /* of private memory: what is to be known of it; "": nothing */
+    char note[512]; /* of private memory: what is to be known of it, in lines; "": nothing */
 };
 struct lg_stage_def {
     lg_role role;

@@ -1,8 +1,11 @@
 /* What a rank allocates, in bytes; see rank_memory.h. */
 #include "stages/trainer/rank_memory.h"
+#include "base/bytes.h"
 #include "stages/trainer/gradients.h"
 #include "stages/trainer/working.h"
+#include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 struct lg_batch_options lg_rank_batch(const lg_plan *p, const struct lg_denoiser_config *net)
 {
@@ -27,16 +30,49 @@ struct rank_bytes {
     char note[sizeof((struct lg_stage_bytes *)NULL)->note];
 };
 
+static void add_text(char *to, size_t room, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void add_text(char *to, size_t room, const char *fmt, ...)
+{
+    const size_t n = strlen(to);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(to + n, room - n, fmt, ap);
+    va_end(ap);
+}
+
+/* What a rank reads from others and writes to them in a step. */
+static void say_traffic(const lg_plan *p, const struct lg_working_bytes *w, size_t shard, char *to,
+                        size_t room)
+{
+    const size_t ranks = (size_t)p->instances[LG_ROLE_trainer], others = ranks - 1;
+    const size_t micros = (size_t)(p->rank_batch / p->micro_batch);
+    const size_t gradients = others * shard * sizeof(float) * (p->scatters ? micros : 1);
+    char a[32], b[32];
+    if (!others) return;
+    add_text(to, room, "\nbetween ranks, of each in a step: %s of gradients, %s of weights",
+             lg_bytes_text(gradients, a), lg_bytes_text(w->traffic, b));
+}
+
 static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_device *d,
-                                  const lg_denoiser *net, const lg_params *t, int shard)
+                                  const lg_denoiser *net, const lg_params *t, size_t batch,
+                                  int shard)
 {
     const struct lg_denoiser_bytes *b = lg_denoiser_bytes_of(net);
     struct rank_bytes r = {.host = b->host};
-    const lg_dtype type = lg_device_dtype(d);
-    r.gradients = lg_gradients_bytes_of(p, t, net, lg_shard_count(t, shard, p->shards));
-    r.working = lg_working_bytes_of(p, type, t, net, c->parallel_reshard, shard);
-    r.own = b->activations + b->scratch + r.gradients.own + r.working.gathered;
-    if (b->recomputed[0]) snprintf(r.note, sizeof r.note, "recomputed: %s", b->recomputed);
+    const size_t count = lg_shard_count(t, shard, p->shards), room = sizeof r.note;
+    char text[5][32];
+    r.gradients = lg_gradients_bytes_of(p, t, net, count);
+    r.working = lg_working_bytes_of(p, lg_device_dtype(d), t, net, c->parallel_reshard, shard);
+    r.own = b->activations + b->scratch + r.gradients.own + r.working.gathered + batch;
+    add_text(r.note, room,
+             "of a rank: activations %s, workspace %s, gradients' sums %s, "
+             "gathered weights %s, inputs %s",
+             lg_bytes_text(b->activations, text[0]), lg_bytes_text(b->scratch, text[1]),
+             lg_bytes_text(r.gradients.own, text[2]), lg_bytes_text(r.working.gathered, text[3]),
+             lg_bytes_text(batch, text[4]));
+    if (b->recomputed[0]) add_text(r.note, room, "\nrecomputed: %s", b->recomputed);
+    say_traffic(p, &r.working, count, r.note, room);
     return r;
 }
 
@@ -44,17 +80,16 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
 static int find_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *config,
                       const lg_params *t, struct rank_bytes *ret)
 {
-    const struct lg_batch_options batch = lg_rank_batch(p, config);
+    const struct lg_batch_options options = lg_rank_batch(p, config);
     const struct lg_denoiser_mode mode = lg_rank_mode(c, p);
     const int64_t pred = p->micro_batch * config->channels * config->height * config->width;
     lg_denoiser *net = NULL;
     lg_device *d;
     LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_trainer, 0, &d));
+    const size_t batch =
+        (size_t)pred * lg_dtype_bytes(lg_device_dtype(d)) + lg_batch_bytes(d, &options);
     int rc = lg_denoiser_compile(d, config, &mode, &net);
-    for (int k = 0; k < p->shards && rc == 0; k++) {
-        ret[k] = bytes_of(c, p, d, net, t, k);
-        ret[k].own += (size_t)pred * lg_dtype_bytes(lg_device_dtype(d)) + lg_batch_bytes(d, &batch);
-    }
+    for (int k = 0; k < p->shards && rc == 0; k++) ret[k] = bytes_of(c, p, d, net, t, batch, k);
     if (net) lg_denoiser_close(&net);
     lg_device_close(&d);
     return rc;

@@ -83,12 +83,23 @@ struct lg_working_bytes lg_working_bytes_of(const lg_plan *p, lg_dtype type, con
         b.region =
             (p->gathers ? LG_MAX(lg_shard_count(t, shard, p->shards), (size_t)1) : t->count) *
             element;
-    if (p->gathers) {
-        struct places places;
-        plan_places(t, net, reshard, element, &places);
-        b.gathered = places.bytes;
-        free(places.stay);
+    if (!p->gathers) {
+        b.traffic = (size_t)(p->shards - 1) * lg_shard_count(t, shard, p->shards) * element;
+        return b;
     }
+    struct places places;
+    plan_places(t, net, reshard, element, &places);
+    b.gathered = places.bytes;
+    const size_t micros = reshard ? (size_t)(p->rank_batch / p->micro_batch) : 1;
+    for (int i = 0; i < places.n; i++) {
+        const int u = places.stay[i].unit;
+        bool again = false; /* it stays */
+        for (int j = 0; j < i && !reshard; j++) again = again || places.stay[j].unit == u;
+        if (!again)
+            b.traffic += (t->unit[u].count - lg_shard_piece(t, u, shard, p->shards).count) *
+                         element * micros;
+    }
+    free(places.stay);
     return b;
 }
 

@@ -33,6 +33,7 @@ struct lg_working_front {
 struct lg_working_bytes {
     size_t region;   /* of a rank; 0: it has none */
     size_t gathered; /* private */
+    size_t traffic;  /* read from others, or written to them, in a step */
 };
 /* net: compiled. reshard: weights go between forward and backward. */
 struct lg_working_bytes lg_working_bytes_of(const lg_plan *p, lg_dtype type, const lg_params *t,

@@ -19,16 +19,6 @@ void lg_memory_free(struct lg_memory *m)
     *m = (struct lg_memory){0};
 }
 
-const char *lg_bytes_text(uint64_t bytes, char ret[32])
-{
-    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    double v = (double)bytes;
-    size_t u = 0;
-    while (v >= 1024 && u + 1 < LG_ARRAY_LEN(unit)) v /= 1024, u++;
-    snprintf(ret, 32, u ? "%.1f %s" : "%.0f %s", v, unit[u]);
-    return ret;
-}
-
 /* ---- reading ---- */
 
 static int find_device(struct lg_memory *m, const char *name, int *ret)
@@ -264,15 +254,19 @@ int lg_memory_fits(const struct lg_memory *m)
 
 /* ---- printing ---- */
 
-static void print_noted(FILE *out, const char *what, uint64_t bytes, const char *note)
-{
-    char size[32];
-    fprintf(out, "  %-22s %12s%s%s\n", what, lg_bytes_text(bytes, size), note[0] ? "  " : "", note);
-}
-
 static void print_line(FILE *out, const char *what, uint64_t bytes)
 {
-    print_noted(out, what, bytes, "");
+    char size[32];
+    fprintf(out, "  %-22s %12s\n", what, lg_bytes_text(bytes, size));
+}
+
+/* Line by line. */
+static void print_note(FILE *out, const char *note)
+{
+    for (size_t n; *note; note += n + (note[n] == '\n')) {
+        n = strcspn(note, "\n");
+        fprintf(out, "    %.*s\n", (int)n, note);
+    }
 }
 
 static void print_device(const struct lg_memory *m, const struct lg_memory_device *d, FILE *out)
@@ -283,7 +277,8 @@ static void print_device(const struct lg_memory *m, const struct lg_memory_devic
     for (int r = 0; r < LG_ROLE_COUNT; r++) {
         if (!d->private_bytes[r]) continue;
         snprintf(what, sizeof what, "%s, private", lg_role_name((lg_role)r));
-        print_noted(out, what, d->private_bytes[r], m->note[r]);
+        print_line(out, what, d->private_bytes[r]);
+        print_note(out, m->note[r]);
     }
     print_line(out, "together", d->region_bytes + lg_memory_private(d));
     if (is_gpu(d)) {

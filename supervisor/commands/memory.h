@@ -7,6 +7,7 @@
  * A region that several roles name counts once. Private memory is that of these instances together; on
  * a GPU each of them has a CUDA context too, which is counted apart. */
 #pragma once
+#include "base/bytes.h"
 #include "config/plan.h"
 #include "shm/layout.h"
 #include <stdio.h>
@@ -15,7 +16,7 @@ enum {
     LG_MEMORY_DEVICES_MAX = 66,
     LG_DEVICE_TEXT_BYTES = 16,
     LG_GROUP_TEXT_BYTES = 256,
-    LG_NOTE_BYTES = 128
+    LG_NOTE_BYTES = 512
 };
 /* A context with the libraries' handles, as nvidia-smi shows it for a process that has allocated
  * nothing: 530 MiB on an H200 with CUDA 13.0 and its driver, rounded up. */
@@ -79,5 +80,3 @@ uint64_t lg_memory_need(const struct lg_memory_device *d); /* all of it */
 int lg_memory_fits(const struct lg_memory *m);
 /* Regions, then a block for each device. */
 void lg_memory_print(const struct lg_memory *m, FILE *out);
-/* "1.5 GiB" */
-const char *lg_bytes_text(uint64_t bytes, char ret[32]);

@@ -36,6 +36,7 @@ struct chaos_options {
     uint64_t seed;
     int64_t kills, steps, jobs, gap_ms, seconds_max;
     int64_t batch, data_seed, every; /* of the pipeline */
+    bool has_modes;                  /* the settings of modes.def leave every bit as it is */
     char name[64];                   /* job.name */
     char data[LG_PATH_BYTES];        /* data.path, where that is a small folder; else "" */
 };
@@ -131,6 +132,8 @@ struct chaos_run {
     int stops;     /* by `lgsup stop`: checkpoints of other steps than the reference's */
     char why[512]; /* "": all is well */
 };
+/* The run's settings of modes.def, in words. */
+const char *chaos_mode(const struct chaos_run *r);
 /* Runs number `n` to its end and returns its record. Never fails: what goes wrong stands in it. */
 cJSON *chaos_run(const struct chaos_options *o, int64_t n, int slot);
 /* An undisturbed run in `dir`, keeping every checkpoint; on `data` unless that is NULL. */

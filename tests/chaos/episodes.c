@@ -27,7 +27,8 @@ bool chaos_episode_begin(struct chaos_run *r, chaos_fault f, int64_t now_ns)
 {
     LG_ASSERT(chaos_is_episode(f) && !r->episode.on);
     if (!r->pid || !r->spoke_ns || r->commit == LG_MARK_NONE || !chaos_is_calm(r)) return false;
-    chaos_look_for_board(r); /* of this lgsup, and with memory that is in use: a start is no run yet */
+    chaos_look_for_board(
+        r); /* of this lgsup, and with memory that is in use: a start is no run yet */
     if ((int)atomic_load(&lg_board_row(r->board, LG_ROLE_lgsup, 0)->pid) != r->pid ||
         lg_board_global_commit(r->board) == LG_MARK_NONE)
         return false;

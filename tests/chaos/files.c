@@ -350,8 +350,9 @@ static void remember_living(struct chaos_run *r)
         const lg_role role = (lg_role)(i / LG_INSTANCES_MAX);
         lg_life life;
         lg_incarnation one = lg_board_life(r->board, role, i % LG_INSTANCES_MAX, &life);
-        bool goes = atomic_load(&lg_board_row(r->board, role, i % LG_INSTANCES_MAX)->phase) ==
-                    LG_PHASE_DONE;
+        bool goes = atomic_load(&r->board->s->quit) ||
+                    atomic_load(&lg_board_row(r->board, role, i % LG_INSTANCES_MAX)->phase) ==
+                        LG_PHASE_DONE;
         r->episode.living[i] =
             life == LG_LIFE_RUNNING && !goes && !lg_board_is_dead(r->board, one) ? one : 0;
     }

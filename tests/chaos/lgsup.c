@@ -78,7 +78,24 @@ void chaos_freeze_terminal(struct chaos_run *r, bool frozen)
 /* A process that is stopped while it sets itself up is found before the run counts as stuck (run.c). */
 enum { READY_S = 20 };
 
-/* The command line's settings; ended by NULL. */
+static const struct {
+    int runs;
+    const char *settings;
+} mode[] = {
+#define MODE(runs, settings) {runs, settings},
+#include "tests/chaos/modes.def"
+#undef MODE
+};
+
+const char *chaos_mode(const struct chaos_run *r)
+{
+    int64_t of_ten = r->number / 2 % 10; /* with and without the shim */
+    for (size_t i = 0; i < LG_ARRAY_LEN(mode) && r->number >= 0 && r->o->has_modes; i++)
+        if ((of_ten -= mode[i].runs) < 0) return mode[i].settings;
+    return mode[0].settings;
+}
+
+/* The command line's settings. */
 static void settings(const struct chaos_run *r, char text[][LG_PATH_BYTES + 16], int *ret_n)
 {
     size_t bytes = LG_PATH_BYTES + 16;
@@ -89,6 +106,8 @@ static void settings(const struct chaos_run *r, char text[][LG_PATH_BYTES + 16],
     snprintf(text[n++], bytes, "supervisor.hang_s=%d", r->hang_s);
     snprintf(text[n++], bytes, "supervisor.ready_s=%d", READY_S);
     if (r->data[0]) snprintf(text[n++], bytes, "data.path=%s", r->data);
+    for (const char *m = chaos_mode(r); *m; m += strcspn(m, " "), m += *m == ' ')
+        snprintf(text[n++], bytes, "%.*s", (int)strcspn(m, " "), m);
     *ret_n = n;
 }
 
@@ -114,7 +133,7 @@ static void set_environment(const struct chaos_run *r)
 
 static void exec_start(const struct chaos_run *r, int out)
 {
-    enum { SETTINGS_MAX = 8 };
+    enum { SETTINGS_MAX = 12 };
     static char program[LG_PATH_BYTES + 8], text[SETTINGS_MAX][LG_PATH_BYTES + 16];
     char *argv[4 + 2 * SETTINGS_MAX] = {program, (char *)"start", (char *)r->o->pipeline};
     int n, at = 3;

@@ -20,6 +20,13 @@ struct series {
 
 enum { COMMIT, READY, ADOPT, KINDS };
 
+enum { MODES_MAX = 32 };
+
+struct mode {
+    char settings[96];
+    int64_t runs, kills;
+};
+
 struct totals {
     char pipeline[64], commits[512], seeds[256], failures[TEXT_BYTES];
     int64_t runs, shim_runs, kills, oom_kills, steps, starts, refused, messages, calls,
@@ -33,6 +40,8 @@ struct totals {
     struct series group[CHAOS_FAULTS];        /* to the next commit, by fault */
     int64_t sites[CHAOS_PROGRAMS], sites_failed[CHAOS_PROGRAMS];
     bool sanitized;
+    struct mode mode[MODES_MAX];
+    int modes;
 };
 
 static void add(struct series *s, double v)
@@ -124,6 +133,18 @@ static void add_failure(struct totals *t, const cJSON *j)
              number(j, "run"), number(j, "seed"), text(j, "commit"), why);
 }
 
+static void add_mode(struct totals *t, const cJSON *j)
+{
+    const char *settings = text(j, "mode");
+    int i = 0;
+    while (i < t->modes && strcmp(t->mode[i].settings, settings)) i++;
+    if (i == MODES_MAX) return;
+    if (i == t->modes)
+        snprintf(t->mode[t->modes++].settings, sizeof t->mode[i].settings, "%s", settings);
+    t->mode[i].runs++;
+    t->mode[i].kills += (int64_t)number(j, "kills");
+}
+
 static void add_record(struct totals *t, const cJSON *j)
 {
     char seed[32];
@@ -156,6 +177,7 @@ static void add_record(struct totals *t, const cJSON *j)
     }
     cJSON_ArrayForEach(e, cJSON_GetObjectItem(j, "events")) add_event(t, e);
     add_failure(t, j);
+    add_mode(t, j);
 }
 
 /* The tables of the jobs of a campaign, put together: a place is one place in all of them. */
@@ -260,6 +282,18 @@ static void write_summary(FILE *f, const struct totals *t)
     if (t->failures[0]) fprintf(f, "\nFailed runs:\n\n%s", t->failures);
 }
 
+static void write_modes(FILE *f, const struct totals *t)
+{
+    fprintf(
+        f,
+        "\nEvery run is compared with the same undisturbed one, which is as the first row says:\n\n"
+        "| settings | runs | kills |\n|---|---|---|\n");
+    for (int i = 0; i < t->modes; i++)
+        fprintf(f, "| %s | %" PRId64 " | %" PRId64 " |\n",
+                t->mode[i].settings[0] ? t->mode[i].settings : "none", t->mode[i].runs,
+                t->mode[i].kills);
+}
+
 static void write_faults(FILE *f, const struct totals *t)
 {
     fprintf(f, "\nKills by role:");
@@ -354,6 +388,7 @@ int chaos_report(const char *path, const char *notes, char *const *homes, int n_
         rc = read_home(t, homes[i]);
         if (rc == 0) {
             write_summary(f, t);
+            write_modes(f, t);
             write_faults(f, t);
             write_times(f, t);
         }

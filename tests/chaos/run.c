@@ -357,6 +357,7 @@ static cJSON *record(const struct chaos_run *r, double wall_s, struct cpu_times 
     cJSON_AddNumberToObject(j, "foreign_cores", LG_MAX(foreign_s / wall_s, 0.0));
     cJSON_AddBoolToObject(j, "shim", r->preload);
     cJSON_AddBoolToObject(j, "sanitized", CHAOS_SANITIZED);
+    cJSON_AddStringToObject(j, "mode", chaos_mode(r));
     cJSON_AddStringToObject(j, "why", r->why);
     cJSON_AddNumberToObject(j, "kills", (double)r->kills);
     cJSON_AddNumberToObject(j, "oom_kills", (double)r->oom_kills);

@@ -1,0 +1,357 @@
+/* Scattered gradients (stages/trainer/gradients.h) of two ranks in one process, driven by hand: who is ahead waits where
+ * others have yet to add; whoever dies, wherever, the sums are the same; memory that was lost is noticed. */
+#include "stages/trainer/gradients.h"
+#include "supervisor/run/run.h"
+#include "tests/unit/run_fixture.h"
+#include "tests/unit/shm_fixture.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 2, MICROS = 2, STEP = 3 };
+
+/* What dies with a process. */
+struct rank {
+    lg_stage st;
+    lg_device *device;
+    lg_stream *compute;
+    lg_denoiser *net;
+    lg_trainer_state *state;
+    lg_gradients *gradients;
+    const struct lg_denoiser_event *event;
+    int n, n_forward, at; /* at: of the backward's events */
+    uint64_t micro;
+    double loss;
+    float **place; /* of each unit, between its events */
+};
+
+struct world {
+    struct shm_fixture f;
+    lg_run run;
+    lg_board *board;
+    struct rank rank[RANKS];
+};
+
+static void need(int rc)
+{
+    if (rc < 0) fail_msg("%s", lg_err_text());
+}
+
+static void open_rank(struct world *w, int r)
+{
+    struct rank *k = &w->rank[r];
+    *k = (struct rank){0};
+    k->st = (lg_stage){.role = LG_ROLE_trainer,
+                       .index = r,
+                       .config = w->run.config,
+                       .plan = w->run.plan,
+                       .board = w->board,
+                       .row = lg_board_row(w->board, LG_ROLE_trainer, r)};
+    need(lg_path(k->st.run_dir, "%s", w->run.dir));
+    need(lg_path(k->st.runtime_dir, "%s", w->f.dir));
+    need(lg_path(k->st.keeper, "%s", w->f.keeper));
+    need(lg_bus_open(&(struct lg_bus_spec){.runtime_dir = w->f.dir,
+                                           .role = LG_ROLE_trainer,
+                                           .index = r,
+                                           .incarnation = 1,
+                                           .plan = &k->st.plan},
+                     &k->st.bus));
+    need(lg_stage_device(&k->st, LG_ROLE_trainer, r, &k->device));
+    need(lg_stream_open(k->device, &k->compute));
+    lg_device *maps[LG_INSTANCES_MAX];
+    for (int q = 0; q < RANKS; q++) maps[q] = k->device;
+    need(lg_trainer_state_open(&k->st, maps, &k->state));
+    const struct lg_denoiser_mode mode = {.batch = 1, .train = true};
+    need(lg_denoiser_compile(k->device, &k->state->net, &mode, &k->net));
+    k->event = lg_denoiser_events(k->net, &k->n, &k->n_forward);
+    k->at = k->n_forward;
+    k->place = calloc((size_t)k->state->params.n_units, sizeof *k->place);
+    need(lg_gradients_open(&k->st, k->device, k->compute, k->state, k->net, &k->gradients));
+}
+
+static void close_rank(struct rank *k)
+{
+    lg_gradients_close(&k->gradients);
+    lg_denoiser_close(&k->net);
+    lg_stream_close(&k->compute);
+    lg_trainer_state_close(&k->state);
+    lg_bus_close(&k->st.bus);
+    for (int i = 0; i < k->st.n_regions; i++) lg_region_close(&k->st.region[i]);
+    for (int i = 0; i < k->st.n_devices; i++) lg_device_close(&k->st.device[i]);
+    free(k->place);
+}
+
+static void open_world(struct world *w, const char *groups)
+{
+    char more[512], path[LG_PATH_BYTES];
+    memset(w, 0, sizeof *w);
+    snprintf(more, sizeof more,
+             "ranks = %d\nmicro_batch_size = 4\n%s[parallel]\nzero = 2\n"
+             "[model]\nkind = \"pixart\"\nhidden = 48\ndepth = 4\nheads = 2\npatch = 4\n",
+             RANKS, groups);
+    shm_fixture_open(&w->f, RANKS);
+    shm_fixture_start_keeper(&w->f);
+    run_fixture_make(&w->run, more);
+    struct lg_board_spec spec = {
+        .plan = &w->run.plan, .start_step = STEP, .max_steps = 100, .checkpoint_every = 0};
+    need(lg_path(path, "%s/board", w->run.dir));
+    need(lg_board_create(path, &spec, &w->board));
+    for (int r = 0; r < RANKS; r++) open_rank(w, r);
+    for (int r = 0; r < RANKS; r++) lg_trainer_mark_init(w->board, r);
+}
+
+static void close_world(struct world *w)
+{
+    for (int r = 0; r < RANKS; r++) close_rank(&w->rank[r]);
+    lg_board_close(&w->board);
+    run_fixture_close(&w->run);
+    shm_fixture_close(&w->f);
+}
+
+/* Element i of the flat gradient; every sum of a few is exact. */
+static float value(int r, uint64_t micro, size_t i)
+{
+    return (float)((i * 31 + (size_t)r * 1009 + (size_t)micro * 7919) % 4093) - 2000;
+}
+
+static double loss_of(int r, uint64_t micro)
+{
+    return 1 + r + 0.125 * (double)micro;
+}
+
+static void begin(struct rank *k)
+{
+    need(lg_gradients_begin(k->gradients, STEP, &k->micro, &k->loss));
+    k->at = k->n_forward;
+    if (k->micro < MICROS) lg_gradients_begin_micro(k->gradients, k->micro);
+}
+
+static bool is_frozen(const lg_params *t, size_t i)
+{
+    for (int p = 0; p < t->n; p++)
+        if (i >= t->p[p].offset && i - t->p[p].offset < t->p[p].count)
+            return t->group[t->p[p].group].is_frozen;
+    return true; /* a gap */
+}
+
+/* What a backward writes. */
+static void write_unit(struct rank *k, int unit)
+{
+    const struct lg_param_unit *u = &k->state->params.unit[unit];
+    for (size_t i = 0; i < u->count; i++)
+        if (!is_frozen(&k->state->params, u->first + i))
+            k->place[unit][i] = value(k->st.index, k->micro, u->first + i);
+}
+
+/* One event of its backward; false: it waits, or its step is done. */
+static bool go(struct rank *k)
+{
+    if (k->micro == MICROS) return false;
+    if (k->at == k->n) {
+        k->loss += loss_of(k->st.index, k->micro);
+        lg_gradients_end_micro(k->gradients, k->loss);
+        k->at = k->n_forward;
+        if (++k->micro < MICROS) lg_gradients_begin_micro(k->gradients, k->micro);
+        return true;
+    }
+    const struct lg_denoiser_event *e = &k->event[k->at];
+    if (e->kind == LG_EVENT_GRADIENT) {
+        if (!lg_gradients_place(k->gradients, e->unit, &k->place[e->unit])) return false;
+    } else if (e->kind == LG_EVENT_GRADIENT_DONE) {
+        write_unit(k, e->unit);
+        lg_gradients_done(k->gradients, e->unit);
+    }
+    k->at++;
+    return true;
+}
+
+static bool add(struct rank *k)
+{
+    int added = lg_gradients_add(k->gradients);
+    need(added);
+    return added;
+}
+
+static void check_sums(struct world *w)
+{
+    struct lg_exact_sum all = {0};
+    double squares = 0;
+    for (int r = 0; r < RANKS; r++) {
+        struct rank *k = &w->rank[r];
+        struct lg_exact_sum own;
+        assert_true(k->loss == loss_of(r, 0) + loss_of(r, 1));
+        assert_true(lg_scatter_added(w->board, r) == lg_scatter_begin(STEP + 1));
+        need(lg_gradients_reduce(k->gradients, STEP, &own));
+        lg_exact_sum_merge(&all, &own);
+        const float *sum = lg_gradients_sum(k->gradients);
+        for (int u = 0; u < k->state->params.n_units; u++) {
+            struct lg_piece p = lg_trainer_piece(k->state, r, u);
+            for (size_t i = 0; i < p.count; i++) {
+                float want = 0;
+                for (uint64_t m = 0; m < MICROS; m++)
+                    for (int q = 0; q < RANKS; q++) want += value(q, m, p.first + i);
+                if (is_frozen(&k->state->params, p.first + i)) want = 0;
+                squares += (double)want * want;
+                if (sum[p.at + i] != want)
+                    fail_msg("unit %d, element %zu: %g, not %g", u, p.first + i,
+                             (double)sum[p.at + i], (double)want);
+            }
+        }
+    }
+    assert_true(fabs(lg_exact_sum_total(&all) - squares) <= 1e-6 * squares);
+}
+
+static void run_to_end(struct world *w)
+{
+    for (bool more = true; more;) {
+        more = false;
+        for (int r = 0; r < RANKS; r++) {
+            struct rank *k = &w->rank[r];
+            bool went = go(k);
+            if (!went) lg_gradients_flush(k->gradients);
+            more |= went;
+            more |= add(k);
+        }
+    }
+    for (int r = 0; r < RANKS; r++) assert_int_equal(w->rank[r].micro, MICROS);
+}
+
+static void test_together(void **state)
+{
+    (void)state;
+    static struct world w;
+    open_world(&w, "groups = [\"*attn2* frozen\"]\n");
+    for (int r = 0; r < RANKS; r++) begin(&w.rank[r]);
+    run_to_end(&w);
+    check_sums(&w);
+    close_world(&w);
+}
+
+/* A rank alone comes as far as its ring has room, and leaves what nobody has added as it is. */
+static void test_ahead(void **state)
+{
+    (void)state;
+    static struct world w;
+    open_world(&w, "");
+    struct rank *k = &w.rank[0];
+    for (int r = 0; r < RANKS; r++) begin(&w.rank[r]);
+    while (go(k)) assert_false(add(k)); /* the other has given nothing */
+    lg_gradients_flush(k->gradients);
+    assert_true(k->micro == 0 && k->at < k->n);
+    assert_int_equal(k->event[k->at].kind, LG_EVENT_GRADIENT);
+    const uint64_t given = lg_scatter_given(w.board, 0) - lg_scatter_begin(STEP);
+    assert_true(given >= 3 && given < (uint64_t)k->state->params.n_units);
+    assert_false(go(k));
+    /* The other gives unit after unit, and adds; that is not enough before this one has added, too. */
+    for (uint64_t n = 1;; n++) {
+        while (lg_scatter_given(w.board, 1) < lg_scatter_begin(STEP) + n)
+            assert_true(go(&w.rank[1]));
+        assert_true(add(&w.rank[1]));
+        assert_false(go(k));
+        assert_true(add(k));
+        if (go(k)) break;
+        assert_true(n < given);
+    }
+    run_to_end(&w);
+    check_sums(&w);
+    close_world(&w);
+}
+
+static void replace(struct world *w, int r)
+{
+    close_rank(&w->rank[r]);
+    open_rank(w, r);
+    begin(&w->rank[r]);
+}
+
+/* Rank 0 dies after so many moves of both; then rank 1, a few later. False: the step was over before. */
+static bool dies_after(int moves)
+{
+    static struct world w;
+    bool died = false;
+    open_world(&w, "");
+    for (int r = 0; r < RANKS; r++) begin(&w.rank[r]);
+    for (int i = 0; i < moves + 7; i++) {
+        struct rank *k = &w.rank[i % 3 == 0]; /* rank 0 moves more often */
+        bool went = go(k);
+        if (!went) lg_gradients_flush(k->gradients);
+        if (i % 2) add(k);
+        if (i == moves) replace(&w, 0), died = w.rank[0].micro < MICROS;
+        if (i == moves + 6) replace(&w, 1);
+    }
+    run_to_end(&w);
+    check_sums(&w);
+    close_world(&w);
+    return died;
+}
+
+static void test_deaths(void **state)
+{
+    (void)state;
+    int moves = 0;
+    while (dies_after(moves)) moves += 3;
+    assert_true(moves > 30); /* it died in the middle often enough */
+}
+
+static void test_lost(void **state)
+{
+    (void)state;
+    static struct world w;
+    open_world(&w, "");
+    for (int r = 0; r < RANKS; r++) begin(&w.rank[r]);
+    for (int r = 0; r < RANKS; r++)
+        while (lg_scatter_given(w.board, r) == lg_scatter_begin(STEP)) assert_true(go(&w.rank[r]));
+    lg_region *ring = NULL, *sum = NULL;
+    for (int i = 0; i < w.rank[0].st.n_regions; i++) {
+        if (!strcmp(w.rank[0].st.region[i]->name, "trainer/1/grad")) ring = w.rank[0].st.region[i];
+        if (!strcmp(w.rank[0].st.region[i]->name, "trainer/0/sum")) sum = w.rank[0].st.region[i];
+    }
+    assert_true(ring && sum);
+    lg_stamp_clear(ring->front);
+    assert_int_equal(lg_gradients_add(w.rank[0].gradients), LG_ERR_PARKED);
+    assert_non_null(strstr(lg_err_message(), "trainer/1/grad"));
+    lg_err_clear();
+    lg_stamp_set(ring->front, STEP);
+    assert_true(add(&w.rank[0]));
+    assert_true(add(&w.rank[1]));
+    lg_stamp_clear(sum->front);
+    while (!lg_scatter_given_by_all(w.board) ||
+           lg_scatter_given_by_all(w.board) == lg_scatter_added(w.board, 0))
+        for (int r = 0; r < RANKS; r++) assert_true(go(&w.rank[r]));
+    assert_int_equal(lg_gradients_add(w.rank[0].gradients), LG_ERR_PARKED);
+    assert_non_null(strstr(lg_err_message(), "trainer/0/sum"));
+    lg_err_clear();
+    close_world(&w);
+}
+
+/* A program that was built otherwise lays the ring out otherwise. */
+static void test_other_build(void **state)
+{
+    (void)state;
+    static struct world w;
+    open_world(&w, "");
+    for (int i = 0; i < w.rank[0].st.n_regions; i++)
+        if (!strcmp(w.rank[0].st.region[i]->name, "trainer/1/grad"))
+            atomic_store(&((struct lg_gradients_front *)w.rank[0].st.region[i]->front)->ring, 77);
+    struct rank *k = &w.rank[0];
+    lg_gradients_close(&k->gradients);
+    assert_int_equal(
+        lg_gradients_open(&k->st, k->device, k->compute, k->state, k->net, &k->gradients),
+        LG_ERR_MISMATCH);
+    lg_err_clear();
+    close_world(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_together),
+                                       cmocka_unit_test(test_ahead), cmocka_unit_test(test_deaths),
+                                       cmocka_unit_test(test_lost),
+                                       cmocka_unit_test(test_other_build)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
