@@ -43,6 +43,10 @@ tests_of() {
     stages/stage.*) echo ckpt e2e:copies ;;
     supervisor/core/keep.*) echo keep sim_supervisor supervise_adopt e2e:copies ;;
     supervisor/core/park.*) echo supervise_adopt e2e:copies ;;
+    shm/scatter.*) echo sim_protocol gradients ;;
+    stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero ;;
+    stages/trainer/shards.*) echo shards e2e:zero ;;
+    stages/trainer/working.*) echo e2e:zero ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
     kernels/graph/grad.*) echo graph_grad ;;
