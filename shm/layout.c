@@ -87,6 +87,7 @@ static const size_t row[] = {
     R(grads),
     R(partial),
     R(staged),
+    R(staged_moments),
     R(published),
     R(sum_squares),
     R(loss_sum),

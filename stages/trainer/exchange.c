@@ -119,8 +119,7 @@ const void *lg_exchange_weights(lg_exchange *x, lg_stream *s, uint64_t state)
     if (!x->working[x->me]) return lg_trainer_state_view(x->state, x->me, state).w;
     const struct lg_working_front *front = x->working[x->me]->front;
     for (int k = 0; k < x->shards; k++) {
-        lg_mark of = atomic_load_explicit(&front->of[k], memory_order_acquire);
-        if (of == lg_mark_of(state) || x->made_of[k] == lg_mark_of(state)) continue;
+        if (lg_stamp_is(&front->of[k], state) || x->made_of[k] == lg_mark_of(state)) continue;
         x->made_of[k] = lg_mark_of(state);
         make_shard(x, s, k, state);
     }
@@ -135,11 +134,21 @@ int lg_exchange_copies(const lg_exchange *x, int unit, lg_tensor ret[LG_RANKS_MA
     return x->shards;
 }
 
+/* The stamp of the own shard in the working weights of the group's rank k. */
+static struct lg_stamp *copy_stamp(const lg_exchange *x, int k)
+{
+    struct lg_working_front *front = x->working[x->group + k]->front;
+    return &front->of[x->me - x->group];
+}
+
+void lg_exchange_begin_copies(lg_exchange *x, uint64_t state)
+{
+    for (int k = 0; k < x->shards && x->working[x->me]; k++)
+        lg_stamp_begin(copy_stamp(x, k), state);
+}
+
 void lg_exchange_mark_copies(lg_exchange *x, uint64_t state)
 {
-    for (int k = 0; k < x->shards && x->working[x->me]; k++) {
-        struct lg_working_front *front = x->working[x->group + k]->front;
-        atomic_store_explicit(&front->of[x->me - x->group], lg_mark_of(state),
-                              memory_order_release);
-    }
+    for (int k = 0; k < x->shards && x->working[x->me]; k++)
+        if (lg_stamp_is_begun(copy_stamp(x, k), state)) lg_stamp_set(copy_stamp(x, k), state);
 }

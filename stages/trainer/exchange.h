@@ -15,16 +15,16 @@
  * acquire, in FORWARD(s), which follows every commit of s: a shard of another state (a run's first
  * step, after a skipped update) it makes itself, from the state, and knows by itself that it did.
  * Rank q writes its shard in UPDATE(s), after every partial of s, so after the last FORWARD(s); rank r
- * reads it, and may write it, in FORWARD alone. Dying in the middle of UPDATE leaves a torn shard
- * under an older mark, and a successor that updates again writes the same bytes; dying between mark
- * and commit, a shard that is done, which the successor writes once more. Memory that had to be made anew
- * says that no shard lies there, and is made from the state again. */
+ * reads it, and may write it, in FORWARD alone. UPDATE begins its shard in each by "being made"
+ * (lg_stamp_begin), because a successor that goes on in the middle writes the later chunks only
+ * (moments.h): the shard is of the new state where that still stands. Memory that had to be made anew, in
+ * the middle or not, says something else, and the shard is made there from the state again. */
 #pragma once
 #include "stages/nets/denoiser.h"
 #include "stages/trainer/state.h"
 
 struct lg_working_front {
-    _Atomic(uint64_t) of[LG_INSTANCES_MAX];
+    struct lg_stamp of[LG_INSTANCES_MAX];
 };
 
 /* Payloads of a rank's regions; 0: there is none. */
@@ -56,5 +56,7 @@ const float *lg_exchange_grad_of(const lg_exchange *x, int r);
 /* UPDATE: the own piece of a unit in the working weights of every rank of the group, to be written; returns how many
  * (0: none). */
 int lg_exchange_copies(const lg_exchange *x, int unit, lg_tensor ret[LG_RANKS_MAX]);
+/* Before the first byte of the first chunk that is written there. */
+void lg_exchange_begin_copies(lg_exchange *x, uint64_t state);
 /* They are written, with `state`, and the stream is done. */
 void lg_exchange_mark_copies(lg_exchange *x, uint64_t state);

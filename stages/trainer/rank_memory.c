@@ -53,7 +53,7 @@ static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_d
     return rc;
 }
 
-enum { ROWS = 6 }; /* of a rank */
+enum { ROWS = 7 }; /* of a rank */
 
 /* A row for what there is. */
 static void add_row(struct lg_stage_bytes *rows, int *n, size_t bytes, int rank, const char *what)
@@ -78,11 +78,12 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
     int rc = private_bytes(c, p, &net, lg_shard_count(&params, 0, p->shards), &type, &own, &host);
     for (int r = 0; r < ranks && rc == 0; r++) {
         const int first = n;
-        const size_t state =
-            lg_trainer_state_bytes(lg_shard_count(&params, r % p->shards, p->shards));
+        const size_t shard = lg_shard_count(&params, r % p->shards, p->shards);
+        const size_t state = lg_trainer_state_bytes(shard);
         struct lg_exchange_bytes b = lg_exchange_bytes_of(type, params.count, p->shards);
         add_row(rows, &n, state, r, "state/a");
         add_row(rows, &n, state, r, "state/b");
+        add_row(rows, &n, lg_moments_bytes(shard), r, "moments");
         add_row(rows, &n, b.grad, r, "grad");
         add_row(rows, &n, b.working, r, "working");
         rows[n++] = own;
