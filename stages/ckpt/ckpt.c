@@ -120,12 +120,6 @@ static void download(struct ckpt *c, int rank, size_t at, const void *from, size
     }
 }
 
-static int expect_staged_moments(lg_stage *st, const struct ckpt *c, uint64_t state)
-{
-    const struct staged_head *head = c->staging->front;
-    return lg_stage_expect_stamp(st, &head->moments, "ckpt/0/staging (moments)", state);
-}
-
 static void sync_all(struct ckpt *c)
 {
     for (int r = 0; r < c->trainer->shards; r++) lg_stream_sync(c->stream[r]);
@@ -175,7 +169,6 @@ static int stage_moments(lg_stage *st, struct ckpt *c, uint64_t state)
 
 static int expect_state(lg_stage *st, const struct ckpt *c, uint64_t state)
 {
-    LG_TRY(expect_staged_moments(st, c, state));
     LG_TRY(lg_trainer_state_expect(st, c->trainer, state));
     for (int r = 0; r < c->trainer->shards && st->board->s->has_ema; r++)
         LG_TRY(lg_stage_expect(st, c->ema[r][state & 1], state));
@@ -203,6 +196,15 @@ static int stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
     lg_ckpt_mark_staged(st->board, state);
     lg_log(LG_INFO, "staged state %" PRIu64 " in %.2f ms", state,
            (double)(lg_now_ns() - start) / LG_MS_NS);
+    return 0;
+}
+
+/* Both halves: memory may have been lost between them. */
+static int expect_staged(lg_stage *st, const struct ckpt *c, uint64_t state)
+{
+    const struct staged_head *head = c->staging->front;
+    LG_TRY(lg_stage_expect_stamp(st, &head->moments, "ckpt/0/staging (moments)", state));
+    LG_TRY(lg_stage_expect(st, c->staging, state));
     return 0;
 }
 
@@ -307,8 +309,7 @@ static int ckpt_step(lg_stage *st)
         LG_TRY(stage_state(st, c, a.step));
         break;
     case LG_DO_WRITE: {
-        LG_TRY(expect_staged_moments(st, c, a.step));
-        LG_TRY(lg_stage_expect(st, c->staging, a.step));
+        LG_TRY(expect_staged(st, c, a.step));
         int rc = try_write(st, c, a.step);
         if (rc != LG_STEP_WORKED) return rc;
         break;
