@@ -105,6 +105,8 @@ static int begin_update(lg_stage *st, struct trainer *t, uint64_t step, struct u
     if (u.done > 0 && !lg_stamp_is_begun(u.to.stamp, step + 1))
         return lg_stage_lost_stamp(st, u.to.stamp, t->state->side[me][(step + 1) & 1]->name,
                                    step + 1);
+    if (u.done > 0)
+        lg_log(LG_INFO, "goes on with the update at chunk %d of %d", u.done, u.chunks);
     lg_stamp_begin(u.to.stamp, step + 1);
     *ret = u;
     return 0;

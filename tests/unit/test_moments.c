@@ -99,6 +99,7 @@ static struct ckpt_world w;
 static lg_stage rank[RANKS];
 static jmp_buf death;
 static int calls, dies_at; /* calls of the update so far; at which it dies, 0: never */
+static bool loses_copies;  /* the next that dies */
 
 static void one_call(void)
 {
@@ -154,6 +155,18 @@ static void close_rank(int r)
     lg_bus_close(&st->bus);
 }
 
+/* The working weights of rank 1 are new. */
+static void lose_copies(void)
+{
+    for (int i = 0; i < rank[1].n_regions; i++) {
+        lg_region *r = rank[1].region[i];
+        if (strcmp(r->name, "trainer/1/working") != 0) continue;
+        memset(r->front, 0, sizeof(struct lg_working_front));
+        memset(r->payload, 0, r->bytes);
+        loses_copies = false;
+    }
+}
+
 static void fill_floats(void *to, size_t bytes, uint64_t n)
 {
     float *f = to;
@@ -193,6 +206,7 @@ static bool dies(int r, int at)
     const bool updates = lg_trainer_next(w.board, r).kind == LG_DO_UPDATE;
     if (setjmp(death)) {
         dies_at = 0;
+        if (loses_copies) lose_copies();
         close_rank(r);
         open_rank(r);
         return true;
@@ -299,6 +313,29 @@ static void test_dies_at_each_chunk(void **state)
     close_run();
 }
 
+/* Working weights of which a part was lost while a rank was dead in the middle of its update: they are made from the
+ * state again. */
+static void test_lost_copies(void **state)
+{
+    (void)state;
+    size_t count = 0;
+    open_run();
+    go_on(1, 0);
+    go_on(2, 0);
+    float *want = copy_state(2, &count);
+    close_run();
+    open_run();
+    go_on(1, 0);
+    loses_copies = true;
+    assert_true(go_on(2, RANKS * 20)); /* the middle */
+    assert_false(loses_copies);
+    float *got = copy_state(2, &count);
+    assert_memory_equal(got, want, count * sizeof *got);
+    free(got);
+    free(want);
+    close_run();
+}
+
 /* Memory that was lost is noticed before anything is computed with it. */
 static void assert_parks(int r, const char *says)
 {
@@ -343,7 +380,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_places),       cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_piece_within), cmocka_unit_test(test_dies_at_each_chunk),
-        cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_lost_copies),  cmocka_unit_test(test_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
