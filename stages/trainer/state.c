@@ -66,16 +66,19 @@ int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_st
     return 0;
 }
 
+/* Not lg_trainer_began: the other ranks do not open it. */
 int lg_trainer_moments_open(lg_stage *st, lg_device *d, lg_trainer_state *s, int rank)
 {
+    const struct lg_board_row *row = lg_board_row(st->board, LG_ROLE_trainer, rank);
     return lg_stage_region(
         st,
-        &(struct lg_stage_memory){.bytes = lg_moments_bytes(lg_trainer_shard(s, rank)),
-                                  .front_bytes = sizeof(struct lg_stamp),
-                                  .device = d,
-                                  .role = LG_ROLE_trainer,
-                                  .index = rank,
-                                  .is_made = lg_trainer_began(st->board)},
+        &(struct lg_stage_memory){
+            .bytes = lg_moments_bytes(lg_trainer_shard(s, rank)),
+            .front_bytes = sizeof(struct lg_stamp),
+            .device = d,
+            .role = LG_ROLE_trainer,
+            .index = rank,
+            .is_made = atomic_load_explicit(&row->commit, memory_order_acquire) != LG_MARK_NONE},
         &s->moments[rank], "trainer/%d/moments", rank);
 }
 

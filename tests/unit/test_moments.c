@@ -3,6 +3,7 @@
  *
  * The test plays loader, encoders, EMA keeper and checkpoint writer; one step in SKIPPED has a latent that is no
  * number, and is skipped. */
+#include "shm/keeper.h"
 #include "stages/roles.h"
 #include "stages/trainer/rank.h"
 #include "tests/unit/ckpt_world.h"
@@ -124,7 +125,7 @@ void __wrap_lg_stream_sync(lg_stream *s)
     one_call();
 }
 
-static void open_rank(int r)
+static int try_open_rank(int r)
 {
     lg_stage *st = &rank[r];
     *st = (lg_stage){.role = LG_ROLE_trainer,
@@ -143,7 +144,12 @@ static void open_rank(int r)
                                                        .plan = &st->plan},
                                  &st->bus),
                      0);
-    assert_int_equal(lg_trainer_def.open(st), 0);
+    return lg_trainer_def.open(st);
+}
+
+static void open_rank(int r)
+{
+    assert_int_equal(try_open_rank(r), 0);
 }
 
 static void close_rank(int r)
@@ -375,12 +381,33 @@ static void test_lost(void **state)
     close_run();
 }
 
+/* A rank's moments are nobody else's: that another rank has begun does not say that they were made, that it has begun
+ * itself does. */
+static void test_gone(void **state)
+{
+    (void)state;
+    ckpt_world_open(&w, &(struct ckpt_world_spec){.device = "host", .ranks = RANKS});
+    open_rank(0);
+    assert_int_equal(lg_trainer_def.step(&rank[0]), LG_STEP_WORKED);
+    assert_true(lg_trainer_began(w.board));
+    assert_int_equal(lg_keeper_drop(w.f.keeper, "trainer/1/moments"), 0);
+    open_rank(1);
+    assert_int_equal(lg_trainer_def.step(&rank[1]), LG_STEP_WORKED);
+    close_rank(1);
+    assert_int_equal(lg_keeper_drop(w.f.keeper, "trainer/1/moments"), 0);
+    assert_int_equal(try_open_rank(1), LG_ERR_PARKED);
+    assert_non_null(strstr(rank[1].row->cause, "trainer/1/moments is lost"));
+    lg_err_clear();
+    close_run();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_places),       cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_piece_within), cmocka_unit_test(test_dies_at_each_chunk),
         cmocka_unit_test(test_lost_copies),  cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_gone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
