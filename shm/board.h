@@ -103,8 +103,10 @@ struct lg_board_row {
     _Atomic(lg_mark) grads;   /* trainer: gradients of step s lie in the grad region: mark_of(s) */
     _Atomic(lg_mark) partial; /* trainer: sums of step s below are valid */
     _Atomic(uint64_t) given, added; /* trainer: numbers of scattered gradients (shm/scatter.h) */
-    _Atomic(lg_mark) staged;        /* ckpt: snapshot of state s lies in the staging region */
-    _Atomic(lg_mark) published;     /* ckpt: checkpoint of state s is complete on disk */
+    _Atomic(lg_mark) staged;  /* ckpt: snapshot of state s lies in the staging region */
+    /* ckpt: of that snapshot the moments, which come first: as staged, or one checkpoint ahead */
+    _Atomic(lg_mark) staged_moments;
+    _Atomic(lg_mark) published; /* ckpt: checkpoint of state s is complete on disk */
     struct lg_exact_sum
         sum_squares[2];    /* trainer, [s & 1]: of this rank's shard of the summed gradient */
     double loss_so_far[2]; /* trainer: see shm/scatter.h */

@@ -10,7 +10,13 @@
  *  - EMA's state is G - 2 .. G: UPDATE(s) needs ema >= s - 1 and makes s + 1;
  *  - verdicts are set for steps <= G only, as DECIDE(s) comes after every commit >= mark(s);
  *  - a checkpointed state that is not staged is G - 1 or G or, not yet made by all ranks, G + 1:
- *    UPDATE(s) needs state s - 1 staged.
+ *    UPDATE(s) needs state s - 1 staged; one whose moments are not staged is G or G + 1: UPDATE(s) needs
+ *    those of state s.
+ *
+ * Nobody waits in a circle: the moments of a checkpointed state wait for its commits and for staging to be free,
+ * which it is, but for the last state, because no state is to be checkpointed before the one before it is
+ * published (lg_commit_decide); the rest of it waits for EMA, EMA for commits alone, and no update overwrites the
+ * last state.
  */
 #include "shm/commit.h"
 #include "shm/scatter.h"
@@ -76,6 +82,12 @@ static bool is_checkpoint(lg_board *b, uint64_t state)
 static bool is_staged_if_wanted(lg_board *b, uint64_t state)
 {
     return !is_checkpoint(b, state) || look(&ckpt(b)->staged) >= lg_mark_of(state);
+}
+
+/* The same for moments that are to be moved on. */
+static bool has_staged_moments_if_wanted(lg_board *b, uint64_t state)
+{
+    return !is_checkpoint(b, state) || look(&ckpt(b)->staged_moments) >= lg_mark_of(state);
 }
 
 /* Asked at DECIDE(s), when states s and s - 1 are there and everything older is staged. */
@@ -146,10 +158,11 @@ static bool all_at_least(lg_board *b, size_t offset, lg_mark m)
     return true;
 }
 
-/* What UPDATE(s) waits for; NULL when it may go on. It overwrites state s - 1. */
+/* What UPDATE(s) waits for; NULL when it may go on. It overwrites state s - 1, and the moments of s. */
 static const char *update_floor(lg_board *b, uint64_t s)
 {
     if (s == b->s->start_step) return NULL; /* the other side is empty */
+    if (!has_staged_moments_if_wanted(b, s)) return LG_WHY_STAGING;
     if (b->s->has_ema && look(&ema(b)->commit) < lg_mark_of(s - 1)) return "ema";
     if (!is_staged_if_wanted(b, s - 1)) return LG_WHY_STAGING;
     return NULL;
@@ -215,18 +228,20 @@ struct lg_action lg_ckpt_next(lg_board *b)
 {
     struct lg_board_row *row = ckpt(b);
     lg_mark staged = own(&row->staged), published = own(&row->published);
+    lg_mark moments = own(&row->staged_moments);
     uint64_t start = b->s->start_step, final;
     if (staged != published) return act(LG_DO_WRITE, lg_mark_state(staged));
+    if (moments != staged) { /* the first half of a snapshot is there */
+        uint64_t s = lg_mark_state(moments);
+        if (b->s->has_ema && look(&ema(b)->commit) < lg_mark_of(s)) return wait_for(s, "ema");
+        return act(LG_DO_STAGE, s);
+    }
     if (lg_commit_final(b, &final) && (final == start || published >= lg_mark_of(final)))
         return act(LG_DO_DONE, final);
     lg_mark global = lg_board_global_commit(b);
     if (global == LG_MARK_NONE) return wait_for(start, "first state of the trainer");
     uint64_t g = lg_mark_state(global);
-    for (uint64_t s = g > start ? g - 1 : g; s <= g; s++) {
-        if (!is_checkpoint(b, s) || staged >= lg_mark_of(s)) continue;
-        if (b->s->has_ema && look(&ema(b)->commit) < lg_mark_of(s)) return wait_for(s, "ema");
-        return act(LG_DO_STAGE, s);
-    }
+    if (is_checkpoint(b, g) && staged < lg_mark_of(g)) return act(LG_DO_STAGE_MOMENTS, g);
     return wait_for(g, "a checkpoint to come");
 }
 
@@ -284,11 +299,21 @@ void lg_ema_mark(lg_board *b, uint64_t state)
     store(&ema(b)->commit, lg_mark_of(state));
 }
 
+void lg_ckpt_mark_staged_moments(lg_board *b, uint64_t state)
+{
+    struct lg_board_row *row = ckpt(b);
+    LG_ASSERT(own(&row->staged) == own(&row->published));
+    LG_ASSERT(own(&row->staged_moments) == own(&row->staged));
+    LG_ASSERT(own(&row->staged) < lg_mark_of(state) && is_checkpoint(b, state));
+    store(&row->staged_moments, lg_mark_of(state));
+}
+
 void lg_ckpt_mark_staged(lg_board *b, uint64_t state)
 {
     struct lg_board_row *row = ckpt(b);
     LG_ASSERT(own(&row->staged) == own(&row->published));
-    LG_ASSERT(own(&row->staged) < lg_mark_of(state) && is_checkpoint(b, state));
+    LG_ASSERT(own(&row->staged) < lg_mark_of(state));
+    LG_ASSERT(own(&row->staged_moments) == lg_mark_of(state));
     store(&row->staged, lg_mark_of(state));
 }
 

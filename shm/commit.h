@@ -7,8 +7,8 @@
  * published is still there, and what it had not is computed again by its replacement from the same
  * samples. Survivors just wait for the mark. (NCCL will need epochs; the order of marks stays.)
  *
- * State s of a rank's shard (master weights, moments, scalars) lies in side s & 1 of its state
- * regions. Step s, rank r:
+ * State s of a rank's shard (master weights, scalars) lies in side s & 1 of its state regions. Its moments
+ * lie once, in a region of their own, and rotate with each update (stages/trainer/moments.h). Step s, rank r:
  *
  *   FORWARD(s)  needs every rank's commit >= s, and the rank's samples ready. Reads all shards' side
  *               s & 1. Writes r's grad region and its loss sum. Then grads = mark(s). If grads is
@@ -19,15 +19,21 @@
  *               whole. Adds shard r of all ranks' gradients in rank order, or finds it added;
  *               publishes the sum of squares. Then partial = mark(s). Reads only: a replacement that
  *               finds partial set adds again for its UPDATE, without publishing.
- *   UPDATE(s)   needs every partial >= mark(s) and the floors: it overwrites state s - 1, so
- *               ema.commit >= mark(s - 1) and, if state s - 1 was to be checkpointed,
- *               ckpt.staged >= mark(s - 1). Writes side (s + 1) & 1 of shard r, and shard r of every
- *               rank's working weights, which nobody reads between the last FORWARD(s) and
- *               FORWARD(s + 1). Rank 0 writes the step's record (metrics, ledger) before. Then
- *               commit = mark(s + 1).
+ *   UPDATE(s)   needs every partial >= mark(s) and the floors: it overwrites weights and scalars of state
+ *               s - 1, so ema.commit >= mark(s - 1) and, if state s - 1 was to be checkpointed,
+ *               ckpt.staged >= mark(s - 1); and it destroys the moments of state s, so that if state s
+ *               itself is to be checkpointed ckpt.staged_moments >= mark(s). Writes side (s + 1) & 1 of
+ *               shard r, and shard r of every rank's working weights, which nobody reads between the
+ *               last FORWARD(s) and FORWARD(s + 1). Rank 0 writes the step's record (metrics, ledger)
+ *               before. Then commit = mark(s + 1).
+ *               The shard is updated chunk by chunk. A chunk's moments go where those of the chunk before
+ *               have been read, so a chunk is begun after the one before it counts: after the moments'
+ *               stamp says so, which it does when its weights, moments and working weights are there. A
+ *               chunk that counts is never updated again; a replacement goes on with the next one.
  *
  * Each of these memories carries a stamp of its own (stamp.h), set before the mark: states, gradients, EMA
- * states, staging. Whoever is about to read one because of a mark compares them first.
+ * states, moments, staging (one for its moments, one for the rest). Whoever is about to read one because of a
+ * mark compares them first.
  *
  * A rank's gradients are overwritten in FORWARD(s + 1), after every rank has committed s + 1, that
  * is after every reader of step s is done. Likewise its sums on the board.
@@ -36,8 +42,11 @@
  *       ADVANCE(e) makes EMA state e from EMA state e - 1 and the weights of state e (needs global
  *       commit >= mark(e)); it overwrites EMA state e - 2, which is staged if it had to be:
  *       UPDATE(e - 1) has waited for that.
- * ckpt: STAGE(S) copies state S and EMA state S (needs both marks, and staging free: published ==
- *       staged); WRITE(S) publishes what is staged.
+ * ckpt: STAGE_MOMENTS(S) copies the moments of state S (needs its global commit, and staging free:
+ *       published == staged), then staged_moments = mark(S). STAGE(S) copies the rest of it and EMA state S
+ *       (needs EMA's mark), then staged = mark(S). WRITE(S) publishes what is staged. So the moments, which
+ *       the ranks wait for first, wait for nobody; a successor that finds them marked leaves them alone, for
+ *       UPDATE(S) may be under way.
  */
 #pragma once
 #include "shm/board.h"
@@ -50,10 +59,12 @@ typedef enum lg_action_kind {
     LG_DO_REDUCE,  /* trainer */
     LG_DO_UPDATE,  /* trainer */
     LG_DO_ADVANCE, /* ema: make EMA state `step` */
-    LG_DO_STAGE,   /* ckpt */
-    LG_DO_WRITE,   /* ckpt */
-    LG_DO_WAIT,    /* for what `why` says */
-    LG_DO_DONE,    /* nothing will ever be left to do in this run */
+    /* ckpt: the first half of a snapshot */
+    LG_DO_STAGE_MOMENTS,
+    LG_DO_STAGE, /* ckpt */
+    LG_DO_WRITE, /* ckpt */
+    LG_DO_WAIT,  /* for what `why` says */
+    LG_DO_DONE,  /* nothing will ever be left to do in this run */
 } lg_action_kind;
 
 /* The one reason that others compare with. */
@@ -98,5 +109,6 @@ void lg_trainer_mark_partial(lg_board *b, int rank, uint64_t step,
                              const struct lg_exact_sum *sum_squares);
 void lg_trainer_mark_commit(lg_board *b, int rank, uint64_t step);
 void lg_ema_mark(lg_board *b, uint64_t state);
+void lg_ckpt_mark_staged_moments(lg_board *b, uint64_t state);
 void lg_ckpt_mark_staged(lg_board *b, uint64_t state);
 void lg_ckpt_mark_published(lg_board *b, uint64_t state);

@@ -90,6 +90,7 @@ static const size_t row[] = {
     R(given),
     R(added),
     R(staged),
+    R(staged_moments),
     R(published),
     R(sum_squares),
     R(loss_so_far),

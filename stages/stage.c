@@ -465,13 +465,23 @@ int lg_stage_lost(lg_stage *st, const char *fmt, ...)
 
 int lg_stage_expect(lg_stage *st, const lg_region *r, uint64_t state)
 {
-    if (lg_stamp_is(r->front, state)) return 0;
-    lg_mark of =
-        atomic_load_explicit(&((const struct lg_stamp *)r->front)->of, memory_order_relaxed);
-    if (of == LG_MARK_NONE)
-        return lg_stage_lost(st, "%s does not hold state %" PRIu64 ", but nothing", r->name, state);
-    return lg_stage_lost(st, "%s does not hold state %" PRIu64 ", but %" PRIu64, r->name, state,
-                         lg_mark_state(of));
+    return lg_stage_expect_stamp(st, r->front, r->name, state);
+}
+
+int lg_stage_expect_stamp(lg_stage *st, const struct lg_stamp *s, const char *name, uint64_t state)
+{
+    if (lg_stamp_is(s, state)) return 0;
+    return lg_stage_lost_stamp(st, s, name, state);
+}
+
+int lg_stage_lost_stamp(lg_stage *st, const struct lg_stamp *s, const char *name, uint64_t state)
+{
+    const lg_mark of = atomic_load_explicit(&s->of, memory_order_relaxed);
+    const lg_mark mark = of & LG_STAMP_MARK;
+    if (mark == LG_MARK_NONE)
+        return lg_stage_lost(st, "%s does not hold state %" PRIu64 ", but nothing", name, state);
+    return lg_stage_lost(st, "%s does not hold state %" PRIu64 ", but %s%" PRIu64, name, state,
+                         of == mark ? "" : "a part of ", lg_mark_state(mark));
 }
 
 int lg_stage_park_if_lasting(lg_stage *st, int rc, const char *what)

@@ -133,6 +133,10 @@ int lg_stage_park(lg_stage *st, const char *fmt, ...) __attribute__((format(prin
 int lg_stage_lost(lg_stage *st, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Does what a mark says lie in the region whose front begins with this stamp? 0, or as lg_stage_lost. */
 int lg_stage_expect(lg_stage *st, const lg_region *r, uint64_t state);
+/* The same for a stamp that stands elsewhere; `name` is for people. */
+int lg_stage_expect_stamp(lg_stage *st, const struct lg_stamp *s, const char *name, uint64_t state);
+/* It does not. */
+int lg_stage_lost_stamp(lg_stage *st, const struct lg_stamp *s, const char *name, uint64_t state);
 /* rc < 0 came from reading what the run needs (`what`): parks when it will be the same next time;
  * else (the system refused a file or memory, which may pass) returns it, and the process is started
  * again, supervisor.restarts_max bounding how often. rc >= 0 is returned as it is. */

@@ -1,6 +1,7 @@
-/* The checkpoint writer. STAGE copies a committed state (weights, moments, EMA of the same state)
- * into the region ckpt/0/staging, which lets trainer and EMA go on; WRITE turns the staging region
- * into files. A successor, of this build or a newer one, that finds a staged snapshot writes it.
+/* The checkpoint writer. STAGE_MOMENTS and STAGE copy a committed state (its moments, for which the ranks
+ * wait first; then weights and EMA of the same state) into the region ckpt/0/staging, which lets trainer
+ * and EMA go on; WRITE turns the staging region into files. A successor, of this build or a newer one, that
+ * finds a staged snapshot writes it, and one that finds half of it stages the other half.
  *
  * publish.c makes it visible, retention.c removes old ones.
  * A full disk loses nothing: the snapshot stays in memory, the old checkpoints stay, the write is
@@ -22,7 +23,8 @@ enum { TIDY_RETRY_MS = 100 };
 
 /* First page of the staging region. */
 struct staged_head {
-    struct lg_stamp stamp; /* set after all else, before the mark */
+    struct lg_stamp stamp;   /* of all but the moments, scalars included; set before the mark */
+    struct lg_stamp moments; /* the same of these, which are staged and marked before */
     struct lg_state_scalars scalars;
     char fingerprint[512];
 };
@@ -78,6 +80,7 @@ static int ckpt_open(lg_stage *st)
     LG_TRY(lg_rank_devices(st, c->device));
     LG_TRY(lg_trainer_state_open(st, c->device, &c->trainer));
     for (int r = 0; r < c->trainer->shards; r++) {
+        LG_TRY(lg_trainer_moments_open(st, c->device[r], c->trainer, r));
         LG_TRY(lg_stream_open(c->device[r], &c->stream[r]));
         for (int side = 0; side < 2; side++)
             LG_TRY(lg_ema_region(st, c->trainer, c->device[r], r, side, &c->ema[r][side]));
@@ -88,8 +91,8 @@ static int ckpt_open(lg_stage *st)
         &(struct lg_stage_memory){
             .bytes = bytes,
             .front_bytes = sizeof(struct staged_head),
-            .is_made =
-                atomic_load(&lg_board_row(st->board, LG_ROLE_ckpt, 0)->staged) != LG_MARK_NONE},
+            .is_made = atomic_load(&lg_board_row(st->board, LG_ROLE_ckpt, 0)->staged_moments) !=
+                       LG_MARK_NONE},
         &c->staging, "ckpt/0/staging"));
     /* The fingerprint that decides bits is the trainer's. */
     snprintf(c->fingerprint, sizeof c->fingerprint, "%s", lg_device_fingerprint(c->device[0]));
@@ -117,6 +120,53 @@ static void download(struct ckpt *c, int rank, size_t at, const void *from, size
     }
 }
 
+static void sync_all(struct ckpt *c)
+{
+    for (int r = 0; r < c->trainer->shards; r++) lg_stream_sync(c->stream[r]);
+}
+
+/* Elements [first, first + count) of rank r's shard, which lie at `from`, into an array of the snapshot. */
+struct shard_part {
+    const float *array, *from;
+    size_t first, count;
+};
+static void stage_part(struct ckpt *c, int r, const struct shard_part *part)
+{
+    const size_t base = (size_t)(part->array - (const float *)c->staging->payload);
+    for (int u = 0; u < c->trainer->params.n_units; u++) {
+        struct lg_piece p =
+            lg_piece_within(lg_trainer_piece(c->trainer, r, u), part->first, part->count);
+        download(c, r, (base + p.first) * sizeof(float), part->from + (p.at - part->first),
+                 p.count * sizeof(float));
+    }
+}
+
+static int stage_moments(lg_stage *st, struct ckpt *c, uint64_t state)
+{
+    int64_t start = lg_now_ns();
+    struct staged_head *head = c->staging->front;
+    const struct lg_snapshot to = snapshot_of(c);
+    LG_TRY(
+        lg_trainer_state_expect(st, c->trainer, state)); /* its scalars say where the chunks lie */
+    for (int r = 0; r < c->trainer->shards; r++)
+        LG_TRY(lg_stage_expect(st, c->trainer->moments[r], state));
+    lg_stamp_clear(&head->moments);
+    for (int r = 0; r < c->trainer->shards; r++) {
+        const uint64_t t = lg_trainer_state_view(c->trainer, r, state).scalars->optimizer_steps;
+        for (int k = 0; k < lg_moments_chunks(lg_trainer_shard(c->trainer, r)); k++) {
+            struct lg_chunk chunk = lg_trainer_chunk(c->trainer, r, k, t);
+            stage_part(c, r, &(struct shard_part){to.m, chunk.m, chunk.first, chunk.count});
+            stage_part(c, r, &(struct shard_part){to.v, chunk.v, chunk.first, chunk.count});
+        }
+    }
+    sync_all(c);
+    lg_stamp_set(&head->moments, state);
+    lg_ckpt_mark_staged_moments(st->board, state);
+    lg_log(LG_INFO, "staged moments of state %" PRIu64 " in %.2f ms", state,
+           (double)(lg_now_ns() - start) / LG_MS_NS);
+    return 0;
+}
+
 static int expect_state(lg_stage *st, const struct ckpt *c, uint64_t state)
 {
     LG_TRY(lg_trainer_state_expect(st, c->trainer, state));
@@ -129,20 +179,16 @@ static int stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
 {
     int64_t start = lg_now_ns();
     struct staged_head *head = c->staging->front;
-    size_t n = c->trainer->params.count;
+    const struct lg_snapshot to = snapshot_of(c);
     LG_TRY(expect_state(st, c, state));
     lg_stamp_clear(&head->stamp);
     for (int r = 0; r < c->trainer->shards; r++) {
-        struct lg_state_view view = lg_trainer_state_view(c->trainer, r, state);
-        const float *part[] = {view.w, view.m, view.v, c->ema[r][state & 1]->payload};
-        for (size_t i = 0; i < LG_ARRAY_LEN(part); i++)
-            for (int u = 0; u < c->trainer->params.n_units; u++) {
-                struct lg_piece p = lg_trainer_piece(c->trainer, r, u);
-                download(c, r, (i * n + p.first) * sizeof(float), part[i] + p.at,
-                         p.count * sizeof(float));
-            }
+        const size_t n = lg_trainer_shard(c->trainer, r);
+        const float *w = lg_trainer_state_view(c->trainer, r, state).w;
+        stage_part(c, r, &(struct shard_part){to.w, w, 0, n});
+        stage_part(c, r, &(struct shard_part){to.ema, c->ema[r][state & 1]->payload, 0, n});
     }
-    for (int r = 0; r < c->trainer->shards; r++) lg_stream_sync(c->stream[r]);
+    sync_all(c);
     head->scalars = *lg_trainer_state_view(c->trainer, 0, state).scalars;
     LG_ASSERT(head->scalars.state == state);
     snprintf(head->fingerprint, sizeof head->fingerprint, "%s", c->fingerprint);
@@ -150,6 +196,15 @@ static int stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
     lg_ckpt_mark_staged(st->board, state);
     lg_log(LG_INFO, "staged state %" PRIu64 " in %.2f ms", state,
            (double)(lg_now_ns() - start) / LG_MS_NS);
+    return 0;
+}
+
+/* Both halves: memory may have been lost between them. */
+static int expect_staged(lg_stage *st, const struct ckpt *c, uint64_t state)
+{
+    const struct staged_head *head = c->staging->front;
+    LG_TRY(lg_stage_expect_stamp(st, &head->moments, "ckpt/0/staging (moments)", state));
+    LG_TRY(lg_stage_expect(st, c->staging, state));
     return 0;
 }
 
@@ -247,11 +302,14 @@ static int ckpt_step(lg_stage *st)
     lg_log_set_step((int64_t)a.step);
     tidy(st, c);
     switch (a.kind) {
+    case LG_DO_STAGE_MOMENTS:
+        LG_TRY(stage_moments(st, c, a.step));
+        break;
     case LG_DO_STAGE:
         LG_TRY(stage_state(st, c, a.step));
         break;
     case LG_DO_WRITE: {
-        LG_TRY(lg_stage_expect(st, c->staging, a.step));
+        LG_TRY(expect_staged(st, c, a.step));
         int rc = try_write(st, c, a.step);
         if (rc != LG_STEP_WORKED) return rc;
         break;

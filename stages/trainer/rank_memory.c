@@ -95,7 +95,7 @@ static int find_bytes(const lg_config *c, const lg_plan *p, const struct lg_deno
     return rc;
 }
 
-enum { ROWS = 7 }; /* of a rank */
+enum { ROWS = 8 }; /* of a rank */
 
 /* A row for what there is. */
 static void add_row(struct lg_stage_bytes *rows, int *n, size_t bytes, int rank, const char *what)
@@ -105,12 +105,14 @@ static void add_row(struct lg_stage_bytes *rows, int *n, size_t bytes, int rank,
     rows[(*n)++].bytes = bytes;
 }
 
-static void add_rank(const lg_config *c, const struct rank_bytes *b, size_t state, int rank,
+static void add_rank(const lg_config *c, const struct rank_bytes *b, size_t shard, int rank,
                      struct lg_stage_bytes *rows, int *n)
 {
     const int first = *n;
+    const size_t state = lg_trainer_state_bytes(shard);
     add_row(rows, n, state, rank, "state/a");
     add_row(rows, n, state, rank, "state/b");
+    add_row(rows, n, lg_moments_bytes(shard), rank, "moments");
     add_row(rows, n, b->gradients.grad, rank, "grad");
     add_row(rows, n, b->gradients.sum, rank, "sum");
     add_row(rows, n, b->working.region, rank, "working");
@@ -136,8 +138,7 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
     int rc = find_bytes(c, p, &net, &params, of);
     for (int r = 0; r < ranks && rc == 0; r++) {
         const int k = r % p->shards;
-        add_rank(c, &of[k], lg_trainer_state_bytes(lg_shard_count(&params, k, p->shards)), r, rows,
-                 &n);
+        add_rank(c, &of[k], lg_shard_count(&params, k, p->shards), r, rows, &n);
     }
     lg_params_free(&params);
     *ret_n = n;

@@ -9,6 +9,13 @@ struct lg_piece lg_piece_of(size_t count, int shard, int shards)
     return (struct lg_piece){.first = first, .count = LG_MIN(per, count - first)};
 }
 
+struct lg_piece lg_piece_within(struct lg_piece p, size_t first, size_t count)
+{
+    const size_t from = LG_MAX(p.at, first), to = LG_MIN(p.at + p.count, first + count);
+    if (from >= to) return (struct lg_piece){.first = p.first, .at = p.at};
+    return (struct lg_piece){.first = p.first + (from - p.at), .count = to - from, .at = from};
+}
+
 static struct lg_piece piece_of_unit(const lg_params *t, int unit, int shard, int shards)
 {
     struct lg_piece p = lg_piece_of(t->unit[unit].count, shard, shards);

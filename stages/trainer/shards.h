@@ -22,5 +22,7 @@ struct lg_piece {
 struct lg_piece lg_piece_of(size_t count, int shard, int shards);
 /* The piece of a unit of the table, in the flat buffer and in the shard. */
 struct lg_piece lg_shard_piece(const lg_params *t, int unit, int shard, int shards);
+/* What of a piece lies in elements [first, first + count) of the shard. */
+struct lg_piece lg_piece_within(struct lg_piece p, size_t first, size_t count);
 /* Elements of a whole shard. */
 size_t lg_shard_count(const lg_params *t, int shard, int shards);

@@ -27,7 +27,7 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
 
 size_t lg_trainer_state_bytes(size_t shard)
 {
-    return 3 * LG_MAX(shard, (size_t)1) * sizeof(float);
+    return LG_MAX(shard, (size_t)1) * sizeof(float);
 }
 
 struct lg_piece lg_trainer_piece(const lg_trainer_state *s, int rank, int unit)
@@ -66,6 +66,22 @@ int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_st
     return 0;
 }
 
+/* Not lg_trainer_began: the other ranks do not open it. */
+int lg_trainer_moments_open(lg_stage *st, lg_device *d, lg_trainer_state *s, int rank)
+{
+    const struct lg_board_row *row = lg_board_row(st->board, LG_ROLE_trainer, rank);
+    return lg_stage_region(
+        st,
+        &(struct lg_stage_memory){
+            .bytes = lg_moments_bytes(lg_trainer_shard(s, rank)),
+            .front_bytes = sizeof(struct lg_stamp),
+            .device = d,
+            .role = LG_ROLE_trainer,
+            .index = rank,
+            .is_made = atomic_load_explicit(&row->commit, memory_order_acquire) != LG_MARK_NONE},
+        &s->moments[rank], "trainer/%d/moments", rank);
+}
+
 void lg_trainer_state_close(lg_trainer_state **s)
 {
     if (!*s) return;
@@ -76,11 +92,14 @@ void lg_trainer_state_close(lg_trainer_state **s)
 
 struct lg_state_view lg_trainer_state_view(const lg_trainer_state *s, int rank, uint64_t state)
 {
-    const size_t count = lg_trainer_shard(s, rank);
     const lg_region *r = s->side[rank][state & 1];
     struct lg_state_front *front = r->front;
-    float *w = r->payload;
-    return (struct lg_state_view){&front->stamp, &front->scalars, w, w + count, w + 2 * count};
+    return (struct lg_state_view){&front->stamp, &front->scalars, r->payload};
+}
+
+struct lg_chunk lg_trainer_chunk(const lg_trainer_state *s, int rank, int k, uint64_t t)
+{
+    return lg_moments_chunk(s->moments[rank]->payload, lg_trainer_shard(s, rank), k, t);
 }
 
 int lg_trainer_state_expect(lg_stage *st, const lg_trainer_state *s, uint64_t state)

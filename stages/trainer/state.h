@@ -1,20 +1,25 @@
 /* The persistent state of the trainer ranks, and who maps which part of it.
  *
- * The parameters are cut as shards.h says. A rank owns a shard of the master weights and of both Adam
- * moments, twice: side a and side b; state s lies in side s & 1. Every rank maps all of them (weights to
- * read), the EMA keeper and the checkpoint writer too; these two read the first group's copy alone.
+ * The parameters are cut as shards.h says. A rank owns a shard of the master weights, twice: side a and
+ * side b; state s lies in side s & 1. Every rank maps all of them, the EMA keeper and the checkpoint
+ * writer too; these two read the first group's copy alone. And it owns the shard's Adam moments, once
+ * (moments.h), which only the checkpoint writer maps beside it. So state is 8 + 8 (n + 1) / n bytes a
+ * parameter, 16.5 with n = 16 chunks.
  *
- *   trainer/<r>/state/<a|b>   front: lg_state_front; w, m, v: fp32 (shard) each
+ *   trainer/<r>/state/<a|b>   front: lg_state_front; w: fp32 (shard)
+ *   trainer/<r>/moments       front: lg_stamp with parts; fp32: n + 1 places of m, v (chunk) each
  *   ema/<r>/state/<a|b>       front: lg_stamp; fp32 (shard)
  *
  * The stamps (shm/stamp.h) say which state lies in a side. Whoever is about to read one looks first
- * (lg_trainer_state_expect, lg_stage_expect), before each step that reads it.
+ * (lg_trainer_state_expect, lg_stage_expect), before each step that reads it. UPDATE(s) begins side
+ * (s + 1) & 1 by lg_stamp_begin; a successor that goes on in the middle finds that there.
  *
  * All of rank r lies on rank r's GPU. What ranks hand each other is in exchange.h. */
 #pragma once
 #include "stages/nets/denoiser.h"
 #include "stages/stage.h"
 #include "stages/trainer/loss_scale.h"
+#include "stages/trainer/moments.h"
 #include "stages/trainer/shards.h"
 
 /* The scalars of a state, the same on every rank. */
@@ -34,7 +39,7 @@ struct lg_state_front {
 struct lg_state_view {
     struct lg_stamp *stamp;
     struct lg_state_scalars *scalars;
-    float *w, *m, *v; // (shard), device memory
+    float *w; // (shard), device memory
 };
 
 typedef struct lg_trainer_state {
@@ -42,6 +47,7 @@ typedef struct lg_trainer_state {
     lg_params params;
     int ranks, shards;
     lg_region *side[LG_INSTANCES_MAX][2];
+    lg_region *moments[LG_INSTANCES_MAX]; /* NULL: not opened */
 } lg_trainer_state;
 
 /* The net that a config and a plan describe. */
@@ -49,10 +55,14 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
 /* Parameter table and regions of all ranks. device[r] maps those of rank r: the same one for all (a
  * rank reads its peers'), or each rank's own. */
 int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_state **ret);
+/* The moments of a rank, for itself and for the checkpoint writer. */
+int lg_trainer_moments_open(lg_stage *st, lg_device *d, lg_trainer_state *s, int rank);
 void lg_trainer_state_close(lg_trainer_state **s); /* the stage closes the regions */
 struct lg_state_view lg_trainer_state_view(const lg_trainer_state *s, int rank, uint64_t state);
 /* Does every rank's shard of this state lie where its mark says? 0, or as lg_stage_lost. */
 int lg_trainer_state_expect(lg_stage *st, const lg_trainer_state *s, uint64_t state);
+/* Chunk k of a rank's moments, where it lies after t optimizer steps. */
+struct lg_chunk lg_trainer_chunk(const lg_trainer_state *s, int rank, int k, uint64_t t);
 /* Of a side whose shard has so many elements. */
 size_t lg_trainer_state_bytes(size_t shard);
 /* What rank r owns of a unit, and of all. */

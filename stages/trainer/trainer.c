@@ -52,6 +52,7 @@ static int open_memory(lg_stage *st, struct trainer *t)
     for (int r = 0; r < ranks; r++) maps[r] = t->device; /* peers' regions too */
     LG_TRY(lg_stage_window(st, t->device, &t->window));
     LG_TRY(lg_trainer_state_open(st, maps, &t->state));
+    LG_TRY(lg_trainer_moments_open(st, t->device, t->state, st->index));
     const struct lg_denoiser_config *net = &t->state->net;
     t->shard = lg_trainer_shard(t->state, st->index);
     struct lg_batch_options batch = lg_rank_batch(&st->plan, net);
@@ -90,20 +91,32 @@ static int trainer_open(lg_stage *st)
 
 /* ---- INIT ---- */
 
-static int read_checkpoint(lg_stage *st, struct trainer *t, const char *dir, float *side)
+/* A first state on the host: the shard's arrays, (shard) each. */
+struct first_state {
+    float *w, *m, *v;
+    struct lg_state_scalars scalars;
+};
+
+static int read_checkpoint(lg_stage *st, struct trainer *t, const char *dir, struct first_state *s)
 {
-    float *w = side, *m = w + t->shard, *v = m + t->shard;
     for (int u = 0; u < t->state->params.n_units; u++) {
         struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
-        LG_TRY(lg_checkpoint_read_optimizer(dir, &t->state->params, p.first, p.count, w + p.at,
-                                            m + p.at, v + p.at));
+        LG_TRY(lg_checkpoint_read_optimizer(dir, &t->state->params, p.first, p.count, s->w + p.at,
+                                            s->m + p.at, s->v + p.at));
     }
-    return 0;
+    lg_manifest *m = calloc(1, sizeof *m);
+    LG_ASSERT(m);
+    int rc = lg_manifest_load(dir, m);
+    s->scalars.optimizer_steps = m->optimizer_steps;
+    s->scalars.skipped = m->skipped;
+    if (m->loss_scale)
+        s->scalars.loss_scale = (struct lg_loss_scale){m->loss_scale, m->loss_scale_steps};
+    free(m);
+    return rc;
 }
 
-/* Fills the shard's weights and moments, host memory laid out like a side. */
 static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const char *dir,
-                       float *side)
+                       struct first_state *s)
 {
     const lg_params *params = &t->state->params;
     char weights_dir[LG_PATH_BYTES];
@@ -111,7 +124,7 @@ static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const 
     case LG_ORIGIN_SEED:
         for (int u = 0; u < params->n_units; u++) {
             struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
-            lg_params_init(params, (uint64_t)st->config->job_seed, side + p.at, p.first, p.count);
+            lg_params_init(params, (uint64_t)st->config->job_seed, s->w + p.at, p.first, p.count);
         }
         return 0;
     case LG_ORIGIN_INIT: {
@@ -121,30 +134,29 @@ static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const 
         int rc = lg_denoiser_load(&t->state->net, weights_dir, all);
         for (int u = 0; rc == 0 && u < params->n_units; u++) {
             struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
-            memcpy(side + p.at, all + p.first, p.count * sizeof *all);
+            memcpy(s->w + p.at, all + p.first, p.count * sizeof *all);
         }
         free(all);
         return lg_stage_park_if_lasting(st, rc, "trainer.init_from");
     }
     case LG_ORIGIN_RESUME:
-        return lg_stage_park_if_lasting(st, read_checkpoint(st, t, dir, side),
+        return lg_stage_park_if_lasting(st, read_checkpoint(st, t, dir, s),
                                         "the checkpoint cannot be read");
     }
     return LG_FAIL(LG_ERR_FAILED, "unknown origin");
 }
 
-static int init_side(lg_stage *st, struct trainer *t, lg_origin origin, const char *dir,
-                     const struct lg_state_view *v)
+static void upload_state(lg_stage *st, struct trainer *t, const struct first_state *s,
+                         const struct lg_state_view *to)
 {
-    float *side = calloc(LG_MAX(3 * t->shard, (size_t)1), sizeof *side);
-    LG_ASSERT(side);
-    int rc = read_origin(st, t, origin, dir, side);
-    if (rc == 0) {
-        lg_stream_upload(t->stream, v->w, side, 3 * t->shard * sizeof *side);
-        lg_stream_sync(t->stream);
+    lg_stream_upload(t->stream, to->w, s->w, t->shard * sizeof(float));
+    for (int k = 0; k < lg_moments_chunks(t->shard); k++) {
+        struct lg_chunk c = lg_trainer_chunk(t->state, st->index, k, s->scalars.optimizer_steps);
+        lg_stream_upload(t->stream, c.m, s->m + c.first, c.count * sizeof(float));
+        lg_stream_upload(t->stream, c.v, s->v + c.first, c.count * sizeof(float));
     }
-    free(side);
-    return rc;
+    lg_stream_sync(t->stream);
+    *to->scalars = s->scalars;
 }
 
 /* Makes state start_step of this rank's shard. Cut off halfway it is simply made again. */
@@ -153,25 +165,23 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
     lg_origin origin;
     char dir[LG_PATH_BYTES];
     struct lg_state_view v = lg_trainer_state_view(t->state, st->index, state);
+    struct lg_stamp *moments = t->state->moments[st->index]->front;
     LG_TRY(lg_run_origin(st, &origin, dir));
     lg_stamp_clear(v.stamp);
-    memset(v.scalars, 0, sizeof *v.scalars);
-    LG_TRY(init_side(st, t, origin, dir, &v));
-    v.scalars->state = state;
-    v.scalars->optimizer_steps = 0;
-    v.scalars->loss_scale = lg_loss_scale_first(st->config);
-    if (origin == LG_ORIGIN_RESUME) {
-        lg_manifest *m = calloc(1, sizeof *m);
-        LG_ASSERT(m);
-        int rc = lg_manifest_load(dir, m);
-        v.scalars->optimizer_steps = m->optimizer_steps;
-        v.scalars->skipped = m->skipped;
-        if (m->loss_scale)
-            v.scalars->loss_scale = (struct lg_loss_scale){m->loss_scale, m->loss_scale_steps};
-        free(m);
-        LG_TRY(rc);
-    }
+    lg_stamp_clear(moments);
+    float *side = calloc(LG_MAX(3 * t->shard, (size_t)1), sizeof *side);
+    LG_ASSERT(side);
+    struct first_state first = {
+        .w = side,
+        .m = side + t->shard,
+        .v = side + 2 * t->shard,
+        .scalars = {.state = state, .loss_scale = lg_loss_scale_first(st->config)}};
+    int rc = read_origin(st, t, origin, dir, &first);
+    if (rc == 0) upload_state(st, t, &first, &v);
+    free(side);
+    LG_TRY(rc);
     lg_working_make(t->working, state);
+    lg_stamp_set(moments, state);
     lg_stamp_set(v.stamp, state);
     lg_trainer_mark_init(st->board, st->index);
     lg_log(LG_INFO, "state %" PRIu64 " from %s", state, dir[0] ? dir : "the seed");

@@ -1,7 +1,8 @@
 /* The end of a step, seen by one rank (shards.h says what it owns):
  *   REDUCE   own shard = sum of all ranks' gradients in rank order; sum of squares
- *   UPDATE   total norm, clip, AdamW from side s & 1 into the other and into the working weights of every
- *            rank of the group; rank 0 writes the record; commit */
+ *   UPDATE   total norm, clip, AdamW chunk by chunk from side s & 1 into the other, from the moments' places
+ *            into their next ones, and into the working weights of every rank of the group; rank 0 writes
+ *            the record; commit */
 #include "base/clock.h"
 #include "base/log.h"
 #include "kernels/ops.h"
@@ -48,16 +49,57 @@ static struct step_sums sum_ranks(lg_stage *st, struct trainer *t, uint64_t step
     return s;
 }
 
-/* Skipped: the state is copied, the same on every rank. */
-static void keep_state(lg_stage *st, struct trainer *t, const struct lg_state_view *from,
-                       const struct lg_state_view *to)
+/* An update that is under way. */
+struct update {
+    uint64_t step;
+    struct lg_state_view from, to;
+    struct lg_stamp *moments;
+    int chunks, done; /* of the shard; of these count already */
+};
+
+/* Finds out what a former life has done of it. Nothing is computed with memory that was lost meanwhile: neither the
+ * state, nor the moments, nor, where chunks count, the side that they lie in. */
+static int begin_update(lg_stage *st, struct trainer *t, uint64_t step, struct update *ret)
+{
+    const int me = st->index;
+    const lg_region *moments = t->state->moments[me];
+    struct update u = {.step = step,
+                       .from = lg_trainer_state_view(t->state, me, step),
+                       .to = lg_trainer_state_view(t->state, me, step + 1),
+                       .moments = moments->front,
+                       .chunks = lg_moments_chunks(t->shard)};
+    LG_TRY(lg_stage_expect(st, t->state->side[me][step & 1], step));
+    u.done = lg_stamp_is(u.moments, step + 1) ? u.chunks : lg_stamp_parts(u.moments, step);
+    if (u.done < 0) return lg_stage_lost_stamp(st, u.moments, moments->name, step);
+    LG_ASSERT(u.done <= u.chunks);
+    if (u.done > 0 && !lg_stamp_is_begun(u.to.stamp, step + 1))
+        return lg_stage_lost_stamp(st, u.to.stamp, t->state->side[me][(step + 1) & 1]->name,
+                                   step + 1);
+    if (u.done > 0) lg_log(LG_INFO, "goes on with the update at chunk %d of %d", u.done, u.chunks);
+    lg_stamp_begin(u.to.stamp, step + 1);
+    *ret = u;
+    return 0;
+}
+
+/* Chunks [0, done) count from here on: what they wrote is there. */
+static void count_chunks(const struct update *u, int done)
+{
+    if (done < u->chunks)
+        lg_stamp_set_parts(u->moments, u->step, done);
+    else
+        lg_stamp_set(u->moments, u->step + 1);
+}
+
+/* Skipped: the weights are copied, the same on every rank, and the moments are the next state's as they are. */
+static void keep_state(lg_stage *st, struct trainer *t, const struct update *u)
 {
     lg_turn_begin(&st->turn);
-    lg_stream_copy(t->stream, to->w, from->w, t->shard * 3 * sizeof(float));
+    lg_stream_copy(t->stream, u->to.w, u->from.w, t->shard * sizeof(float));
     lg_stream_sync(t->stream);
     lg_turn_end(&st->turn);
-    lg_working_make(t->working, to->scalars->state);
-    to->scalars->skipped++;
+    lg_working_make(t->working, u->step + 1);
+    count_chunks(u, u->chunks);
+    u->to.scalars->skipped++;
 }
 
 static lg_tensor part_of(lg_tensor t, size_t first, size_t count)
@@ -65,23 +107,29 @@ static lg_tensor part_of(lg_tensor t, size_t first, size_t count)
     return lg_slice(t, 0, (int64_t)first, (int64_t)count);
 }
 
-/* a: of the whole shard and of what is trained as the config says of all. What is frozen has no gradient and no
- * moments, and a rate of 0 leaves it as it is. */
-static void update_piece(struct trainer *t, struct lg_adamw_args *a, int unit, struct lg_piece own)
+/* What of a unit lies in the chunk. a: of the whole shard (the moments: of the chunk) and of what is trained as the
+ * config says of all. What is frozen has no gradient and no moments, and a rate of 0 leaves it as it is. */
+static void update_piece(lg_stage *st, struct trainer *t, const struct lg_adamw_args *a, int unit,
+                         const struct lg_chunk *chunk)
 {
     const lg_params *params = &t->state->params;
-    const size_t end = own.first + own.count;
-    a->copies = lg_working_copies(t->working, unit, a->working);
-    for (size_t at = own.first, next; at < end; at = next) {
+    const struct lg_piece own = lg_trainer_piece(t->state, st->index, unit);
+    const struct lg_piece here = lg_piece_within(own, chunk->first, chunk->count);
+    const size_t end = here.first + here.count;
+    for (size_t at = here.first, next; at < end; at = next) {
         int group;
         next = lg_params_group_end(params, at, end, &group);
         const struct lg_param_group *g = &params->group[group];
-        const size_t first = at - own.first, count = next - at;
+        const size_t in_piece = at - own.first, in_shard = own.at + in_piece, count = next - at;
         struct lg_adamw_args p = *a;
-        lg_tensor *parts[] = {&p.w, &p.m, &p.v, &p.grad, &p.w_out, &p.m_out, &p.v_out};
-        for (size_t i = 0; i < LG_ARRAY_LEN(parts); i++)
-            *parts[i] = part_of(*parts[i], own.at + first, count);
-        for (int i = 0; i < p.copies; i++) p.working[i] = part_of(p.working[i], first, count);
+        lg_tensor *shards[] = {&p.w, &p.grad, &p.w_out};
+        lg_tensor *chunks[] = {&p.m, &p.v, &p.m_out, &p.v_out};
+        for (size_t i = 0; i < LG_ARRAY_LEN(shards); i++)
+            *shards[i] = part_of(*shards[i], in_shard, count);
+        for (size_t i = 0; i < LG_ARRAY_LEN(chunks); i++)
+            *chunks[i] = part_of(*chunks[i], in_shard - chunk->first, count);
+        p.copies = lg_working_copies(t->working, unit, p.working);
+        for (int i = 0; i < p.copies; i++) p.working[i] = part_of(p.working[i], in_piece, count);
         p.lr *= g->is_frozen ? 0 : g->lr;
         p.weight_decay *= g->decay;
         if (g->is_frozen) p.eps = 1; /* 0 / 0 is no rate of anything */
@@ -89,57 +137,70 @@ static void update_piece(struct trainer *t, struct lg_adamw_args *a, int unit, s
     }
 }
 
+/* From its place into the one that the chunk before has left. */
+static void update_chunk(lg_stage *st, struct trainer *t, struct lg_adamw_args a, int k)
+{
+    const uint64_t steps = (uint64_t)a.t;
+    const struct lg_chunk from = lg_trainer_chunk(t->state, st->index, k, steps - 1);
+    const struct lg_chunk to = lg_trainer_chunk(t->state, st->index, k, steps);
+    const int64_t n = (int64_t)from.count;
+    a.m = lg_t1(from.m, LG_F32, n);
+    a.v = lg_t1(from.v, LG_F32, n);
+    a.m_out = lg_t1(to.m, LG_F32, n);
+    a.v_out = lg_t1(to.v, LG_F32, n);
+    for (int unit = 0; unit < t->state->params.n_units; unit++)
+        update_piece(st, t, &a, unit, &from);
+    lg_stream_sync(t->stream);
+}
+
 /* The new state, and with it this shard of the working weights of every rank of the group. */
-static void adamw(lg_stage *st, struct trainer *t, uint64_t step, const struct lg_state_view *from,
-                  const struct lg_state_view *to, double norm, double lr)
+static void adamw(lg_stage *st, struct trainer *t, const struct update *u, double norm, double lr)
 {
     const lg_config *c = st->config;
     const int64_t n = (int64_t)t->shard;
-    struct lg_adamw_args a = {.w = lg_t1(from->w, LG_F32, n),
-                              .m = lg_t1(from->m, LG_F32, n),
-                              .v = lg_t1(from->v, LG_F32, n),
+    struct lg_adamw_args a = {.w = lg_t1(u->from.w, LG_F32, n),
                               .grad = lg_t1(lg_gradients_sum(t->gradients), LG_F32, n),
-                              .w_out = lg_t1(to->w, LG_F32, n),
-                              .m_out = lg_t1(to->m, LG_F32, n),
-                              .v_out = lg_t1(to->v, LG_F32, n),
+                              .w_out = lg_t1(u->to.w, LG_F32, n),
                               .lr = lr,
                               .beta1 = c->trainer_beta1,
                               .beta2 = c->trainer_beta2,
                               .eps = c->trainer_adam_eps,
                               .weight_decay = c->trainer_weight_decay,
                               .grad_scale = 1,
-                              .t = (int64_t)++to->scalars->optimizer_steps};
+                              .t = (int64_t)++u->to.scalars->optimizer_steps};
     if (c->trainer_clip_norm > 0) a.grad_scale = LG_MIN(1.0, c->trainer_clip_norm / (norm + 1e-6));
-    a.grad_scale /= lg_rank_loss_scale(st, t, step);
-    if (!n) return;
+    a.grad_scale /= lg_rank_loss_scale(st, t, u->step);
+    if (!u->done) lg_working_begin_copies(t->working, u->step + 1);
     lg_turn_begin(&st->turn);
-    for (int u = 0; u < t->state->params.n_units; u++)
-        update_piece(t, &a, u, lg_trainer_piece(t->state, st->index, u));
-    lg_stream_sync(t->stream);
+    for (int k = u->done; k < u->chunks; k++) {
+        update_chunk(st, t, a, k);
+        count_chunks(u, k + 1);
+    }
     lg_turn_end(&st->turn);
-    lg_working_mark_copies(t->working, step + 1);
+    if (!u->chunks) count_chunks(u, 0);
+    lg_working_mark_copies(t->working, u->step + 1);
 }
 
 static int make_state(lg_stage *st, struct trainer *t, uint64_t step, const struct step_sums *sums,
                       double lr)
 {
-    struct lg_state_view from = lg_trainer_state_view(t->state, st->index, step);
-    struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);
-    LG_TRY(lg_stage_expect(st, t->state->side[st->index][step & 1], step));
-    lg_stamp_clear(to.stamp);
-    *to.scalars = *from.scalars;
-    to.scalars->state = step + 1;
-    to.scalars->loss_scale = lg_loss_scale_next(st->config, from.scalars->loss_scale, sums->finite);
+    struct update u;
+    LG_TRY(begin_update(st, t, step, &u));
+    const struct lg_state_scalars *from = u.from.scalars;
+    struct lg_state_scalars *to = u.to.scalars;
+    *to = *from;
+    to->state = step + 1;
+    to->loss_scale = lg_loss_scale_next(st->config, from->loss_scale, sums->finite);
     /* A factor that can be halved explains a gradient that is not finite, a loss nothing does. */
-    bool is_explained = isfinite(sums->loss) && from.scalars->loss_scale.scale > 1;
+    bool is_explained = isfinite(sums->loss) && from->loss_scale.scale > 1;
     if (sums->finite)
-        to.scalars->skipped_in_row = 0;
+        to->skipped_in_row = 0;
     else
-        to.scalars->skipped_in_row += !is_explained;
+        to->skipped_in_row += !is_explained;
     if (sums->finite)
-        adamw(st, t, step, &from, &to, sums->norm, lr);
+        adamw(st, t, &u, sums->norm, lr);
     else
-        keep_state(st, t, &from, &to);
+        keep_state(st, t, &u);
     return 0;
 }
 

@@ -2,7 +2,6 @@
 #include "stages/trainer/working.h"
 #include "base/lifetimes.h"
 #include "kernels/ops.h"
-#include <inttypes.h>
 #include <stdlib.h>
 
 /* ---- where gathered units lie ---- */
@@ -205,9 +204,7 @@ static void make_shard(lg_working *w, int r, int k, uint64_t state)
 static int expect_shards(lg_working *w, uint64_t state)
 {
     for (int r = w->group; r < w->group + w->shards && w->region[r]; r++)
-        if (atomic_load_explicit(&front_of(w, r)->of[0], memory_order_acquire) != lg_mark_of(state))
-            return lg_stage_lost(w->st, "%s does not hold state %" PRIu64, w->region[r]->name,
-                                 state);
+        LG_TRY(lg_stage_expect(w->st, w->region[r], state));
     return 0;
 }
 
@@ -218,8 +215,8 @@ int lg_working_begin(lg_working *w, uint64_t state)
     if (w->gathers) return expect_shards(w, state);
     if (!w->region[w->me]) return 0;
     for (int k = 0; k < w->shards; k++) {
-        lg_mark of = atomic_load_explicit(&front_of(w, w->me)->of[k], memory_order_acquire);
-        if (of == lg_mark_of(state) || w->made_of[k] == lg_mark_of(state)) continue;
+        if (lg_stamp_is(&front_of(w, w->me)->of[k], state) || w->made_of[k] == lg_mark_of(state))
+            continue;
         w->made_of[k] = lg_mark_of(state);
         make_shard(w, w->me, k, state);
     }
@@ -263,35 +260,45 @@ const void *lg_working_unit(lg_working *w, int unit)
 
 /* ---- UPDATE ---- */
 
+/* Of the own shard, in the region of the k-th of those that have it. */
+static struct lg_stamp *stamp_of_copy(const lg_working *w, int k)
+{
+    if (w->gathers) return &front_of(w, w->me)->of[0];
+    return &front_of(w, w->group + k)->of[w->me - w->group];
+}
+
+static int copies(const lg_working *w)
+{
+    if (!w->region[w->me]) return 0;
+    return w->gathers ? 1 : w->shards;
+}
+
 void lg_working_make(lg_working *w, uint64_t state)
 {
     if (!w->gathers || !w->region[w->me]) return;
+    lg_stamp_clear(stamp_of_copy(w, 0));
     make_shard(w, w->me, w->me - w->group, state);
     lg_stream_sync(w->compute);
-    lg_working_mark_copies(w, state);
+    lg_stamp_set(stamp_of_copy(w, 0), state);
 }
 
 int lg_working_copies(const lg_working *w, int unit, lg_tensor ret[LG_RANKS_MAX])
 {
     const struct lg_piece p = piece_of(w, unit, w->me - w->group);
-    if (!w->region[w->me]) return 0;
-    if (w->gathers) {
-        ret[0] = part_of(w, w->me, p.at, p.count);
-        return 1;
-    }
-    for (int k = 0; k < w->shards; k++) ret[k] = part_of(w, w->group + k, p.first, p.count);
-    return w->shards;
+    const int n = copies(w);
+    for (int k = 0; k < n; k++)
+        ret[k] = w->gathers ? part_of(w, w->me, p.at, p.count)
+                            : part_of(w, w->group + k, p.first, p.count);
+    return n;
+}
+
+void lg_working_begin_copies(lg_working *w, uint64_t state)
+{
+    for (int k = 0; k < copies(w); k++) lg_stamp_begin(stamp_of_copy(w, k), state);
 }
 
 void lg_working_mark_copies(lg_working *w, uint64_t state)
 {
-    if (!w->region[w->me]) return;
-    __sync_synchronize(); /* drains non-temporal stores, too */
-    if (w->gathers) {
-        atomic_store_explicit(&front_of(w, w->me)->of[0], lg_mark_of(state), memory_order_release);
-        return;
-    }
-    for (int k = 0; k < w->shards; k++)
-        atomic_store_explicit(&front_of(w, w->group + k)->of[w->me - w->group], lg_mark_of(state),
-                              memory_order_release);
+    for (int k = 0; k < copies(w); k++)
+        if (lg_stamp_is_begun(stamp_of_copy(w, k), state)) lg_stamp_set(stamp_of_copy(w, k), state);
 }

@@ -6,28 +6,28 @@
  *                         its group, so that nothing is gathered before the next FORWARD. None where a rank that owns
  *                         the whole state computes in the state's own type
  *
- * of[k] is the mark of the state whose shard k lies there. Writer: its rank q of the group, release, when its UPDATE has
+ * of[k] is the stamp of the state whose shard k lies there. Writer: its rank q of the group, release, when its UPDATE has
  * written the shard and its stream is done, before the commit. Reader: rank r, acquire, in FORWARD(s), which follows
  * every commit of s: a shard of another state (a run's first step, after a skipped update) it makes itself, from the
  * state, and knows by itself that it did. Rank q writes its shard in UPDATE(s), after every partial of s, so after the
- * last FORWARD(s); rank r reads it, and may write it, in FORWARD alone. Dying in the middle of UPDATE leaves a torn
- * shard under an older mark, and a successor that updates again writes the same bytes; dying between mark and commit, a
- * shard that is done, which the successor writes once more. Memory that had to be made anew says that no shard lies
- * there, and is made from the state again.
+ * last FORWARD(s); rank r reads it, and may write it, in FORWARD alone. UPDATE begins its shard in each by "being made"
+ * (lg_stamp_begin), because a successor that goes on in the middle writes the later chunks only (moments.h): the shard is
+ * of the new state where that still stands. Memory that had to be made anew, in the middle or not, says something else,
+ * and the shard is made there from the state again.
  *
  * Gathered (zero = 3): unit by unit, from their owners, into private memory, by copies on a lane beside the
  * computation, a unit ahead; each has a place there from its gathering until forward or backward are done with it.
  *
  *   trainer/<r>/working   front: lg_working_front, of which of[0] counts; rank r's shard (shards.h), which its peers read
- *                         in FORWARD(s). Written in INIT and UPDATE, before the commit: who sees every commit of s finds
- *                         state s there, or it is lost. None in fp32: the state itself is read. */
+ *                         in FORWARD(s). Written in INIT and UPDATE as above, before the commit: who sees every commit
+ *                         of s finds state s there, or it is lost. None in fp32: the state itself is read. */
 #pragma once
 #include "stages/nets/denoiser.h"
 #include "stages/stage.h"
 #include "stages/trainer/state.h"
 
 struct lg_working_front {
-    _Atomic(lg_mark) of[LG_INSTANCES_MAX];
+    struct lg_stamp of[LG_INSTANCES_MAX];
 };
 
 struct lg_working_bytes {
@@ -55,5 +55,7 @@ const void *lg_working_unit(lg_working *w, int unit);
 void lg_working_make(lg_working *w, uint64_t state);
 /* UPDATE: where the own piece of a unit is to be written as well; returns how many (0: none). */
 int lg_working_copies(const lg_working *w, int unit, lg_tensor ret[LG_RANKS_MAX]);
+/* Before the first byte of the first chunk that is written there. */
+void lg_working_begin_copies(lg_working *w, uint64_t state);
 /* They are written, with `state`, and the stream is done. */
 void lg_working_mark_copies(lg_working *w, uint64_t state);

@@ -66,8 +66,8 @@ uint64_t lg_own_progress(const struct lg_board_row *row, lg_role role)
 {
     if (role == LG_ROLE_loader || role == LG_ROLE_text || role == LG_ROLE_vae)
         return atomic_load_explicit(&row->samples, memory_order_relaxed);
-    return mark(&row->grads) + mark(&row->partial) + mark(&row->commit) + mark(&row->staged) +
-           mark(&row->published);
+    return mark(&row->grads) + mark(&row->partial) + mark(&row->commit) +
+           mark(&row->staged_moments) + mark(&row->staged) + mark(&row->published);
 }
 
 bool lg_failures_exceeded(struct lg_failures *t, int max, const struct lg_death *d)

@@ -180,12 +180,12 @@ static void tell_stuck(struct chaos_run *r)
             lg_incarnation i = lg_board_life(r->board, (lg_role)role, k, &life);
             if (life == LG_LIFE_NONE) continue;
             printf("# %s.%d pid %u incarnation %u life %d phase %u ready %u commit %" PRIu64
-                   " grads %" PRIu64 " partial %" PRIu64 " staged %" PRIu64 " published %" PRIu64
-                   "\n",
+                   " grads %" PRIu64 " partial %" PRIu64 " staged %" PRIu64 " (moments %" PRIu64
+                   ") published %" PRIu64 "\n",
                    lg_role_name((lg_role)role), k, atomic_load(&row->pid), i, (int)life,
                    atomic_load(&row->phase), atomic_load(&row->ready), atomic_load(&row->commit),
                    atomic_load(&row->grads), atomic_load(&row->partial), atomic_load(&row->staged),
-                   atomic_load(&row->published));
+                   atomic_load(&row->staged_moments), atomic_load(&row->published));
         }
     fflush(stdout);
 }

@@ -78,11 +78,11 @@ parked_then_same() {
     settle_same "$1, and a start" "$run"
     check "$1: from a checkpoint" grep -q "resuming tiny at step [0-9]*0 " "$run.out"
 }
-for lost in "trainer/1/state/a trainer/1/state/b" "ema/0/state/a ema/0/state/b"; do
-    run=$T/${lost%%/*}
+for lost in "trainer/1/state/a trainer/1/state/b" trainer/1/moments "ema/0/state/a ema/0/state/b"; do
+    run=$T/$(tr '/ ' '--' <<<"$lost")
     train "$run"
     wait_step "$run" 25
     lose $lost
-    parked_then_same "lost memory of ${lost%%/*}" "${lost%% *}\|${lost##* } does not hold state [0-9]*, but nothing"
+    parked_then_same "lost memory of ${lost%% *}" "${lost%% *}\|${lost##* } does not hold state [0-9]*, but nothing"
 done
 check "nothing is left running" nothing_runs

@@ -39,7 +39,9 @@ tests_of() {
     shm/data_set.* | config/data_set.*) echo data_set e2e:data ;;
     shm/window.*) echo sim_protocol window region sim_supervisor e2e:kills ;;
     shm/region.* | shm/keeper.*) echo region keeper_store keep e2e:copies ;;
-    shm/stamp.*) echo sim_protocol ckpt e2e:copies ;;
+    shm/stamp.*) echo sim_protocol moments ckpt e2e:copies ;;
+    stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills ;;
+    stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
     supervisor/core/keep.*) echo keep sim_supervisor supervise_adopt e2e:copies ;;
     supervisor/core/park.*) echo supervise_adopt e2e:copies ;;

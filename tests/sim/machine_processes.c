@@ -273,7 +273,9 @@ static uint64_t brought_about(struct actor *a)
 {
     const struct lg_board_row *r = actor_row(a);
     if (a->role < LG_ROLE_trainer) return atomic_load(&r->samples);
-    if (a->role == LG_ROLE_ckpt) return atomic_load(&r->staged) + atomic_load(&r->published);
+    if (a->role == LG_ROLE_ckpt)
+        return atomic_load(&r->staged_moments) + atomic_load(&r->staged) +
+               atomic_load(&r->published);
     return atomic_load(&r->grads) + atomic_load(&r->partial) + atomic_load(&r->commit);
 }
 

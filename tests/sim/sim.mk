@@ -19,6 +19,9 @@ $(foreach t,cgroup check,$(eval $(call simulation,test_$(t),control_groups,contr
 $(BUILD)/tests/test_ckpt: | $(BUILD)/tests/stub/liblg-cuda.so
 $(BUILD)/tests/test_ckpt: private LDFLAGS += -Wl,--wrap=lg_now_ns
 
+# A rank dies in the middle of an update.
+$(BUILD)/tests/test_moments: private LDFLAGS += -Wl,--wrap=lg_adamw,--wrap=lg_stream_sync
+
 # systemctl is a script of the test.
 $(BUILD)/tests/test_units_run: private LDFLAGS += -Wl,--wrap=lg_capture_begin,--wrap=lg_capture_end,--wrap=execl
 

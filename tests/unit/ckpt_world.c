@@ -81,6 +81,8 @@ void ckpt_world_open(struct ckpt_world *w, const struct ckpt_world_spec *spec)
     attach(w, &w->player, LG_ROLE_trainer);
     LG_ASSERT(lg_rank_devices(&w->player, device) == 0);
     LG_ASSERT(lg_trainer_state_open(&w->player, device, &w->trainer) == 0);
+    for (int r = 0; r < w->trainer->ranks; r++)
+        LG_ASSERT(lg_trainer_moments_open(&w->player, device[r], w->trainer, r) == 0);
     for (int r = 0; r < w->trainer->shards; r++)
         for (int side = 0; side < 2; side++)
             LG_ASSERT(lg_ema_region(&w->player, w->trainer, device[r], r, side, &w->ema[r][side]) ==
@@ -98,20 +100,37 @@ void ckpt_world_close(struct ckpt_world *w)
     lg_err_clear();
 }
 
+/* What of the unit lies in the chunk. */
+static void make_moments(struct ckpt_world *w, struct lg_piece p, uint64_t state,
+                         const struct lg_chunk *c)
+{
+    p = lg_piece_within(p, c->first, c->count);
+    for (size_t i = 0; i < p.count; i++) {
+        c->m[p.at - c->first + i] = value(M, state, p.first + i);
+        c->v[p.at - c->first + i] = value(V, state, p.first + i);
+    }
+}
+
 static void make_state(struct ckpt_world *w, int rank, uint64_t state)
 {
+    const int chunks = lg_moments_chunks(lg_trainer_shard(w->trainer, rank));
     struct lg_state_view view = lg_trainer_state_view(w->trainer, rank, state);
+    struct lg_stamp *moments = w->trainer->moments[rank]->front;
     lg_stamp_clear(view.stamp);
     *view.scalars =
         (struct lg_state_scalars){.state = state, .optimizer_steps = state + 3, .skipped = 2};
     for (int u = 0; u < w->trainer->params.n_units; u++) {
         struct lg_piece p = lg_trainer_piece(w->trainer, rank, u);
-        for (size_t i = 0; i < p.count; i++) {
-            view.w[p.at + i] = value(W, state, p.first + i);
-            view.m[p.at + i] = value(M, state, p.first + i);
-            view.v[p.at + i] = value(V, state, p.first + i);
-        }
+        for (size_t i = 0; i < p.count; i++) view.w[p.at + i] = value(W, state, p.first + i);
     }
+    for (int k = 0; k < chunks; k++) {
+        struct lg_chunk c = lg_trainer_chunk(w->trainer, rank, k, state + 3);
+        for (int u = 0; u < w->trainer->params.n_units; u++)
+            make_moments(w, lg_trainer_piece(w->trainer, rank, u), state, &c);
+        if (k < chunks - 1 && lg_stamp_parts(moments, state - 1) == k)
+            lg_stamp_set_parts(moments, state - 1, k + 1);
+    }
+    lg_stamp_set(moments, state);
     lg_stamp_set(view.stamp, state);
 }
 

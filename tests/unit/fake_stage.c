@@ -165,6 +165,9 @@ static int ckpt_step(lg_stage *st)
 {
     struct lg_action a = lg_ckpt_next(st->board);
     switch (a.kind) {
+    case LG_DO_STAGE_MOMENTS:
+        lg_ckpt_mark_staged_moments(st->board, a.step);
+        break;
     case LG_DO_STAGE:
         lg_ckpt_mark_staged(st->board, a.step);
         break;

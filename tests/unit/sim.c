@@ -89,9 +89,14 @@ uint64_t sim_grad(uint64_t samples, uint64_t weights, int i)
     return sim_mix(sim_mix(samples, weights), (uint64_t)i);
 }
 
-uint64_t sim_updated(uint64_t old, uint64_t sum, double norm, uint64_t step)
+uint64_t sim_moment(uint64_t old, uint64_t sum, double norm, uint64_t step)
 {
     return sim_mix(sim_mix(old, sum), (uint64_t)norm + step);
+}
+
+uint64_t sim_weight(uint64_t old, uint64_t moment)
+{
+    return sim_mix(old, moment);
 }
 
 uint64_t sim_end(struct world *w)
@@ -138,18 +143,28 @@ static void want_step(struct world *w, uint64_t s)
         for (int r = 0; r < w->ranks; r++) sum[i] += w->want[s].grads[r][i];
         w->want[s].norm += (double)(sum[i] & 0xffff);
     }
+    w->want[s].skipped = sim_mix(w->options->seed, s + 1000) % 4 == 0;
+    w->want[s + 1].optimizer_steps = w->want[s].optimizer_steps + !w->want[s].skipped;
     for (int i = 0; i < w->words; i++) {
-        uint64_t next = sim_updated(w->want[s].weights[i], sum[i], w->want[s].norm, s);
-        w->want[s + 1].weights[i] = next;
-        w->want[s + 1].ema[i] = sim_mix(w->want[s].ema[i], next);
+        uint64_t moment = w->want[s].moments[i], weight = w->want[s].weights[i];
+        if (!w->want[s].skipped) {
+            moment = sim_moment(moment, sum[i], w->want[s].norm, s);
+            weight = sim_weight(weight, moment);
+        }
+        w->want[s + 1].moments[i] = moment;
+        w->want[s + 1].weights[i] = weight;
+        w->want[s + 1].ema[i] = sim_mix(w->want[s].ema[i], weight);
     }
 }
 
 static void want_all(struct world *w)
 {
     uint64_t s = w->board.s->start_step;
-    for (int i = 0; i < w->words; i++)
+    w->want[s].optimizer_steps = sim_mix(w->options->seed, 3) % (2 * CHUNKS);
+    for (int i = 0; i < w->words; i++) {
         w->want[s].weights[i] = w->want[s].ema[i] = sim_mix(w->options->seed, (uint64_t)i + 7);
+        w->want[s].moments[i] = sim_mix(w->options->seed, (uint64_t)i + 77);
+    }
     for (; s < w->board.s->max_steps; s++) want_step(w, s);
 }
 
@@ -270,6 +285,7 @@ void sim_open(struct world *w, const struct sim_options *options, struct sim_res
     atomic_store(&s->next_counter, 1);
     want_all(w);
     memset(w->weights, 0xee, sizeof w->weights);
+    memset(w->moments, 0xee, sizeof w->moments);
     memset(w->ema, 0xee, sizeof w->ema);
     add_actors(w, LG_ROLE_loader, 1 + (int)sim_random(w, 2));
     if (!w->loader_latents) add_actors(w, LG_ROLE_vae, 1 + (int)sim_random(w, 2));
@@ -283,7 +299,22 @@ void sim_open(struct world *w, const struct sim_options *options, struct sim_res
 
 struct chances {
     uint64_t kill_every, kills_left, speed_every, drain_at, lose_at;
+    enum { LOSE_AT_ONCE, LOSE_IN_UPDATE, LOSE_BETWEEN_HALVES, LOSE_WHENS } lose_when;
 };
+
+/* Memory is lost from lose_at on when some chunks of a rank's update count, or when half a snapshot is staged: moments
+ * that a draw alone would seldom hit. */
+static bool is_time_to_lose(struct world *w, const struct chances *c)
+{
+    const struct lg_board_row *row = lg_board_row(&w->board, LG_ROLE_ckpt, 0);
+    if (w->result->steps < c->lose_at || w->has_lost) return false;
+    if (c->lose_when == LOSE_AT_ONCE) return true;
+    if (c->lose_when == LOSE_BETWEEN_HALVES)
+        return atomic_load(&row->staged_moments) > atomic_load(&row->staged);
+    for (int r = 0; r < w->ranks; r++)
+        if (atomic_load(&w->moments_stamp[r].of) >> LG_STAMP_PARTS_SHIFT) return true;
+    return false;
+}
 
 struct actor *sim_pick(struct world *w)
 {
@@ -313,10 +344,13 @@ static void kill_one(struct world *w, struct actor *a)
     sim_trace(w, a, "is killed");
 }
 
-static void kill_role(struct world *w, lg_role role)
+/* index -1: all of the role. */
+static void kill_role(struct world *w, lg_role role, int index)
 {
-    for (int i = 0; i < w->n_actors; i++)
-        if (w->actor[i].role == role && w->actor[i].life == UP) kill_one(w, &w->actor[i]);
+    for (int i = 0; i < w->n_actors; i++) {
+        struct actor *a = &w->actor[i];
+        if (a->role == role && (index < 0 || a->index == index) && a->life == UP) kill_one(w, a);
+    }
 }
 
 /* New memory is zero, and so is its stamp. */
@@ -328,34 +362,41 @@ static void forget(uint64_t *words, int count, struct lg_stamp *stamp)
 
 void sim_lose(struct world *w)
 {
-    uint64_t what = sim_random(w, w->scatters ? 6 : 4), side = sim_random(w, 2);
+    enum { WEIGHTS, MOMENTS, GRADS, WORKING, AVERAGE, STAGING, SUM, KINDS };
+    uint64_t what = sim_random(w, w->scatters ? KINDS : SUM), side = sim_random(w, 2);
     int r = (int)sim_random(w, (uint64_t)w->ranks);
     w->has_lost = true;
     w->result->losses++;
-    if (what < 2 || what > 3) kill_role(w, LG_ROLE_trainer);
-    if (what == 0 || what == 2 || what == 3) kill_role(w, LG_ROLE_ckpt);
-    if (what == 0 || what == 2) kill_role(w, LG_ROLE_ema);
+    if (what == WEIGHTS || what == GRADS || what == WORKING || what == SUM)
+        kill_role(w, LG_ROLE_trainer, -1);
+    if (what == MOMENTS) kill_role(w, LG_ROLE_trainer, r); /* the others go on */
+    if (what != GRADS && what != WORKING && what != SUM) kill_role(w, LG_ROLE_ckpt, -1);
+    if (what == WEIGHTS || what == AVERAGE) kill_role(w, LG_ROLE_ema, -1);
     switch (what) {
-    case 0:
+    case WEIGHTS:
         forget(&w->weights[side][r * SHARD_WORDS], SHARD_WORDS, &w->weights_stamp[side][r]);
+        w->optimizer_steps[side][r] = 0;
         break;
-    case 1:
+    case MOMENTS:
+        forget(w->moments[r], CHUNKS + 1, &w->moments_stamp[r]);
+        break;
+    case GRADS:
         forget(w->grads[r], w->words, &w->grads_stamp[r]);
         memset(w->ring[r], 0, sizeof w->ring[r]);
         break;
-    case 2:
+    case WORKING: /* is made from the state again, unless it is gathered: the run goes on */
+        for (int q = 0; q < w->ranks; q++)
+            forget(&w->working[r][q * SHARD_WORDS], SHARD_WORDS, &w->working_stamp[r][q]);
+        break;
+    case AVERAGE:
         forget(w->ema[side], w->words, &w->ema_stamp[side]);
         break;
-    case 4:
+    case SUM:
         forget(w->sum[r][0], 2 * SHARD_WORDS, &w->sum_stamp[r]);
-        break;
-    case 5:
-        if (!w->gathers) break;
-        memset(w->working[r], 0, sizeof w->working[r]);
-        w->working_of[r][r] = LG_MARK_NONE;
         break;
     default:
         forget(w->staging_weights, w->words, &w->staging_stamp);
+        forget(w->staging_moments, w->words, &w->staged_moments_stamp);
         forget(w->staging_ema, w->words, &w->staging_stamp);
         break;
     }
@@ -429,7 +470,7 @@ static void schedule(struct world *w, struct chances *c)
             atomic_store(&w->board.s->drain, 1);
             w->result->drains++;
         }
-        if (*now == c->lose_at) sim_lose(w);
+        if (is_time_to_lose(w, c)) sim_lose(w);
         struct actor *a = sim_pick(w);
         if (!a) continue;
         step(w, a);
@@ -463,6 +504,11 @@ void sim_check_end(struct world *w)
     if (!w->has_lost) { /* else it may be what nobody needs any more; the disk has it */
         compare(w, "weights", final, w->weights[final & 1], w->want[final].weights);
         if (s->has_ema) compare(w, "EMA", final, w->ema[final & 1], w->want[final].ema);
+        uint64_t moments[WORDS_MAX];
+        for (int i = 0; i < w->words; i++)
+            moments[i] =
+                *sim_chunk(w, i / SHARD_WORDS, i % SHARD_WORDS, w->want[final].optimizer_steps);
+        compare(w, "moments", final, moments, w->want[final].moments);
     }
     if (w->result->commits != (final - s->start_step) * (uint64_t)w->ranks)
         sim_fail(w, "a rank committed a step twice or never");
@@ -475,6 +521,7 @@ void sim_check_end(struct world *w)
         if (w->disk[k + 1].words != w->words)
             sim_fail(w, "checkpoint %llu is not complete", (unsigned long long)k + 1);
         compare(w, "a checkpoint's weights", k + 1, w->disk[k + 1].weights, w->want[k + 1].weights);
+        compare(w, "a checkpoint's moments", k + 1, w->disk[k + 1].moments, w->want[k + 1].moments);
         if (!s->has_ema) continue;
         compare(w, "a checkpoint's EMA", k + 1, w->disk[k + 1].ema, w->want[k + 1].ema);
     }
@@ -503,7 +550,8 @@ void sim_run(const struct sim_options *options, struct sim_result *ret)
         .kills_left = sim_random(w, 80),
         .speed_every = 50 + sim_random(w, 500),
         .drain_at = sim_random(w, 3) ? UINT64_MAX : sim_random(w, 4000),
-        .lose_at = sim_random(w, 4) ? UINT64_MAX : sim_random(w, 4000),
+        .lose_at = sim_random(w, 3) ? UINT64_MAX : sim_random(w, 4000),
+        .lose_when = sim_random(w, 2) ? LOSE_AT_ONCE : (int)sim_random(w, LOSE_WHENS),
     };
     if (setjmp(w->failed)) return;
     schedule(w, &c);

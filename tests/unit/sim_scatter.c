@@ -167,11 +167,10 @@ static bool make_working(struct actor *a, uint64_t step)
     struct world *w = a->w;
     const int q = a->p.q;
     if (w->gathers) {
-        const struct lg_stamp none = {0};
-        if (w->working_of[q][q] != lg_mark_of(step)) expect(a, &none, step, SIM_GATHER_UNSEEN);
+        expect(a, &w->working_stamp[q][q], step, SIM_GATHER_UNSEEN);
         return false;
     }
-    if (w->working_of[a->index][q] == lg_mark_of(step)) return false;
+    if (lg_stamp_is(&w->working_stamp[a->index][q], step)) return false;
     begin_write(a, &w->working[a->index][q * SHARD_WORDS], &w->weights[step & 1][q * SHARD_WORDS],
                 SHARD_WORDS);
     return true;

@@ -41,17 +41,22 @@ static uint64_t *payload(struct actor *a, lg_field f, uint64_t n)
                                                : lg_window_text(w, n));
 }
 
-/* Is that not what lies there of which the mark speaks? Then the run is over for all. */
-void expect(struct actor *a, const struct lg_stamp *s, uint64_t state, enum sim_plant unseen)
+/* What a mark speaks of does not lie there. Then the run is over for all. */
+static void lost(struct actor *a, uint64_t state)
 {
     struct world *w = a->w;
-    if (planted(w, unseen) || lg_stamp_is(s, state)) return;
     if (!w->has_lost)
         sim_fail(w, "%s takes state %llu for lost, and it is not", sim_actor_name(a),
                  (unsigned long long)state);
     w->result->losses_seen++;
     sim_trace(w, a, "finds that state %llu is lost", (unsigned long long)state);
     longjmp(w->failed, 1);
+}
+
+/* Is that not what lies there of which the mark speaks? */
+void expect(struct actor *a, const struct lg_stamp *s, uint64_t state, enum sim_plant unseen)
+{
+    if (!planted(a->w, unseen) && !lg_stamp_is(s, state)) lost(a, state);
 }
 
 void stamp(struct actor *a, struct lg_stamp *s, uint64_t state)
@@ -225,16 +230,27 @@ static bool train_init(struct actor *a)
     BEGIN(a);
     if (planted(w, SIM_INIT_EARLY)) lg_trainer_mark_init(&w->board, a->index);
     lg_stamp_clear(&w->weights_stamp[s & 1][a->index]);
+    lg_stamp_clear(&w->moments_stamp[a->index]);
     begin_write(a, weights_of(w, s, a->index), &w->want[s].weights[a->index * SHARD_WORDS],
                 SHARD_WORDS);
     while (write_more(a)) STEP(a);
     STEP(a);
     if (w->gathers) {
+        lg_stamp_clear(&w->working_stamp[a->index][a->index]);
         begin_write(a, working_of(w, a->index, a->index), weights_of(w, s, a->index), SHARD_WORDS);
         while (write_more(a)) STEP(a);
-        w->working_of[a->index][a->index] = lg_mark_of(s);
+        stamp(a, &w->working_stamp[a->index][a->index], s);
         STEP(a);
     }
+    w->optimizer_steps[s & 1][a->index] = w->want[s].optimizer_steps;
+    for (a->p.q = 0; a->p.q < CHUNKS; a->p.q++) {
+        begin_write(a, sim_chunk(w, a->index, a->p.q, w->want[s].optimizer_steps),
+                    &w->want[s].moments[a->index * SHARD_WORDS + a->p.q], 1);
+        while (write_more(a)) STEP(a);
+        STEP(a);
+    }
+    stamp(a, &w->moments_stamp[a->index], s);
+    STEP(a);
     stamp(a, &w->weights_stamp[s & 1][a->index], s);
     STEP(a);
     if (!planted(w, SIM_INIT_EARLY)) lg_trainer_mark_init(&w->board, a->index);
@@ -271,7 +287,8 @@ void read_share(struct actor *a, uint64_t step, uint64_t i, int word)
 static bool begin_make(struct actor *a, int q, uint64_t s)
 {
     struct world *w = a->w;
-    if (w->working_of[a->index][q] == lg_mark_of(s) || planted(w, SIM_WORKING_UNSEEN)) return false;
+    if (lg_stamp_is(&w->working_stamp[a->index][q], s) || planted(w, SIM_WORKING_UNSEEN))
+        return false;
     begin_write(a, working_of(w, a->index, q), weights_of(w, s, q), SHARD_WORDS);
     return true;
 }
@@ -391,10 +408,58 @@ static void commit(struct actor *a)
     a->w->result->commits++;
 }
 
+/* Of the update of step s, how many chunks a former life has made. */
+static int chunks_done(struct actor *a, uint64_t s)
+{
+    struct world *w = a->w;
+    const struct lg_stamp *moments = &w->moments_stamp[a->index];
+    int done = lg_stamp_is(moments, s + 1) ? CHUNKS : lg_stamp_parts(moments, s);
+    if (planted(w, SIM_CHUNK_AGAIN)) return 0;
+    if (done < 0 && planted(w, SIM_MOMENTS_UNSEEN)) return 0;
+    if (done < 0) lost(a, s);
+    if (done > 0 && !planted(w, SIM_SIDE_UNSEEN) &&
+        !lg_stamp_is_begun(&w->weights_stamp[(s + 1) & 1][a->index], s + 1))
+        lost(a, s + 1);
+    return done;
+}
+
+/* From here on so many chunks of the update of step s count. */
+static void count_chunks(struct actor *a, uint64_t s, int done)
+{
+    a->w->stores++;
+    if (done < CHUNKS)
+        lg_stamp_set_parts(&a->w->moments_stamp[a->index], s, done);
+    else
+        lg_stamp_set(&a->w->moments_stamp[a->index], s + 1);
+}
+
+/* What chunk a->p.chunk is to hold, from the place where its moments lie. */
+static void compute_chunk(struct actor *a, uint64_t s)
+{
+    struct world *w = a->w;
+    int k = a->p.chunk, i = a->index * SHARD_WORDS + k;
+    uint64_t moment = *sim_chunk(w, a->index, k, w->optimizer_steps[s & 1][a->index]);
+    read_word(a, "moments of state", s, moment, w->want[s].moments[i]);
+    a->p.moment = sim_moment(moment, a->p.sum[k], a->p.norm, s);
+    a->p.weight = sim_weight(weights_of(w, s, a->index)[k], a->p.moment);
+}
+
+/* Where the weights of state s + 1 are written. */
+static uint64_t *to_weights(struct actor *a, uint64_t s)
+{
+    return weights_of(a->w, planted_in(a, SIM_IN_PLACE) ? s : s + 1, a->index);
+}
+
+/* Does rank a->p.q hold this rank's working weights? Where they are gathered others come for them. */
+static bool has_copy(const struct actor *a)
+{
+    return !a->w->gathers || a->p.q == a->index;
+}
+
 static bool train_update(struct actor *a)
 {
     struct world *w = a->w;
-    uint64_t s = a->p.act.step, value[SHARD_WORDS];
+    uint64_t s = a->p.act.step, steps = w->optimizer_steps[s & 1][a->index];
     BEGIN(a);
     if (a->p.sum_step != s + 1 && !planted(w, SIM_SUM_LOST)) {
         begin_add(a);
@@ -415,33 +480,86 @@ static bool train_update(struct actor *a)
     }
     if (planted(w, SIM_COMMIT_EARLY)) commit(a);
     expect(a, &w->weights_stamp[s & 1][a->index], s, SIM_OWN_UNSEEN);
-    lg_stamp_clear(&w->weights_stamp[(s + 1) & 1][a->index]);
-    for (int i = 0; i < SHARD_WORDS; i++)
-        value[i] = sim_updated(weights_of(w, s, a->index)[i], a->p.sum[i], a->p.norm, s);
-    begin_write(a, weights_of(w, planted(w, SIM_IN_PLACE) ? s : s + 1, a->index), value,
-                SHARD_WORDS);
-    while (write_more(a)) STEP(a);
+    a->p.chunk = chunks_done(a, s);
+    lg_stamp_begin(&w->weights_stamp[(s + 1) & 1][a->index], s + 1);
     STEP(a);
+    w->optimizer_steps[(s + 1) & 1][a->index] = steps + !w->want[s].skipped;
+    STEP(a);
+    if (w->want[s].skipped) {
+        begin_write(a, to_weights(a, s), weights_of(w, s, a->index), SHARD_WORDS);
+        while (write_more(a)) STEP(a);
+        STEP(a);
+        if (w->gathers) {
+            lg_stamp_clear(&w->working_stamp[a->index][a->index]);
+            begin_write(a, working_of(w, a->index, a->index), to_weights(a, s), SHARD_WORDS);
+            while (write_more(a)) STEP(a);
+            stamp(a, &w->working_stamp[a->index][a->index], s + 1);
+            STEP(a);
+        }
+        if (!planted(w, SIM_SKIP_UNSAID)) count_chunks(a, s, CHUNKS);
+        STEP(a);
+    } else {
+        for (a->p.q = 0; a->p.q < w->ranks && !a->p.chunk; a->p.q++) {
+            if (!has_copy(a)) continue;
+            lg_stamp_begin(&w->working_stamp[a->p.q][a->index], s + 1);
+            STEP(a);
+        }
+        for (; a->p.chunk < CHUNKS; a->p.chunk++) {
+            if (planted(w, SIM_CHUNK_COUNTED_EARLY)) count_chunks(a, s, a->p.chunk + 1);
+            compute_chunk(a, s);
+            STEP(a);
+            begin_write(a, &to_weights(a, s)[a->p.chunk], &a->p.weight, 1);
+            while (write_more(a)) STEP(a);
+            STEP(a);
+            begin_write(a, sim_chunk(w, a->index, a->p.chunk, steps + !planted(w, SIM_ROTATE_NOT)),
+                        &a->p.moment, 1);
+            while (write_more(a)) STEP(a);
+            STEP(a);
+            for (a->p.q = 0; a->p.q < w->ranks && !planted(w, SIM_WORKING_LATE); a->p.q++) {
+                if (!has_copy(a)) continue;
+                begin_write(a, &working_of(w, a->p.q, a->index)[a->p.chunk], &a->p.weight, 1);
+                while (write_more(a)) STEP(a);
+                STEP(a);
+            }
+            if (planted(w, SIM_CHUNK_EARLY) && a->p.chunk < CHUNKS - 1)
+                count_chunks(a, s, a->p.chunk);
+            else
+                count_chunks(a, s, a->p.chunk + 1);
+            STEP(a);
+        }
+    }
+    if (planted(w, SIM_WORKING_LATE)) commit(a);
+    for (a->p.q = 0; a->p.q < w->ranks && !w->want[s].skipped; a->p.q++) {
+        if (!has_copy(a)) continue;
+        if (planted(w, SIM_WORKING_LATE)) {
+            begin_write(a, working_of(w, a->p.q, a->index), to_weights(a, s), SHARD_WORDS);
+            while (write_more(a)) STEP(a);
+        }
+        if (planted(w, SIM_WORKING_MARKED) ||
+            lg_stamp_is_begun(&w->working_stamp[a->p.q][a->index], s + 1))
+            stamp(a, &w->working_stamp[a->p.q][a->index], s + 1);
+        STEP(a);
+    }
     if (planted(w, SIM_IN_PLACE)) /* at the end both sides hold it */
         memcpy(weights_of(w, s + 1, a->index), weights_of(w, s, a->index),
                SHARD_WORDS * sizeof(uint64_t));
     if (!planted(w, SIM_STAMP_LATE)) stamp(a, &w->weights_stamp[(s + 1) & 1][a->index], s + 1);
     STEP(a);
-    if (planted(w, SIM_WORKING_LATE)) commit(a);
-    for (a->p.q = 0; a->p.q < w->ranks; a->p.q++) {
-        if (w->gathers && a->p.q != a->index) continue; /* others come for it */
-        begin_write(a, working_of(w, a->p.q, a->index), weights_of(w, s + 1, a->index),
-                    SHARD_WORDS);
-        while (write_more(a)) STEP(a);
-        STEP(a);
-        w->working_of[a->p.q][a->index] = lg_mark_of(s + 1);
-        STEP(a);
-    }
     if (!planted(w, SIM_COMMIT_EARLY) && !planted(w, SIM_WORKING_LATE)) commit(a);
     STEP(a);
     if (planted(w, SIM_STAMP_LATE)) stamp(a, &w->weights_stamp[(s + 1) & 1][a->index], s + 1);
     mark(a, "committed step");
     END(a);
+}
+
+/* Is the state whose moments it would move on yet to be staged, the moments of it? */
+static bool waits_for_moments(struct actor *a)
+{
+    struct world *w = a->w;
+    uint64_t s = a->p.act.step;
+    return s > w->board.s->start_step &&
+           (lg_commit_verdict(&w->board, s - 1) & LG_VERDICT_CHECKPOINT) &&
+           atomic_load(&lg_board_row(&w->board, LG_ROLE_ckpt, 0)->staged_moments) < lg_mark_of(s);
 }
 
 static void break_trainer_rule(struct actor *a)
@@ -468,7 +586,9 @@ static void break_trainer_rule(struct actor *a)
     if (planted(w, SIM_REDUCE_EARLY) && strstr(act->why, "gradients")) act->kind = LG_DO_REDUCE;
     if (planted(w, SIM_UPDATE_EARLY) && strstr(act->why, "sums")) act->kind = LG_DO_UPDATE;
     if (planted(w, SIM_IGNORE_EMA) && strstr(act->why, "ema")) act->kind = LG_DO_UPDATE;
-    if (planted(w, SIM_IGNORE_STAGING) && strstr(act->why, "staging")) act->kind = LG_DO_UPDATE;
+    if (strstr(act->why, "staging") &&
+        planted(w, waits_for_moments(a) ? SIM_IGNORE_MOMENTS : SIM_IGNORE_STAGING))
+        act->kind = LG_DO_UPDATE;
 }
 
 static void train(struct actor *a)
@@ -549,6 +669,34 @@ static void average(struct actor *a)
 
 /* Checkpoint writer. */
 
+static bool write_stage_moments(struct actor *a)
+{
+    struct world *w = a->w;
+    uint64_t s = a->p.act.step, word;
+    struct lg_board_row *row = actor_row(a);
+    BEGIN(a);
+    expect_states(a, s, SIM_STAGE_UNSEEN);
+    for (int r = 0; r < w->ranks; r++) expect(a, &w->moments_stamp[r], s, SIM_STAGE_UNSEEN);
+    lg_stamp_clear(&w->staged_moments_stamp);
+    memset(w->staging_moments, 0xee, sizeof w->staging_moments);
+    if (planted(w, SIM_STAGED_MOMENTS_EARLY)) lg_ckpt_mark_staged_moments(&w->board, s);
+    for (a->p.q = 0; a->p.q < w->words; a->p.q++) {
+        w->stores++;
+        word = *sim_chunk(w, a->p.q / SHARD_WORDS, a->p.q % SHARD_WORDS,
+                          w->optimizer_steps[s & 1][a->p.q / SHARD_WORDS]);
+        if (!planted(w, SIM_STAGE_UNSEEN)) /* which shows when it is written */
+            read_word(a, "moments of state", s, word, w->want[s].moments[a->p.q]);
+        w->staging_moments[a->p.q] = word;
+        STEP(a);
+    }
+    stamp(a, &w->staged_moments_stamp, s);
+    STEP(a);
+    if (atomic_load(&row->staged_moments) != lg_mark_of(s))
+        lg_ckpt_mark_staged_moments(&w->board, s);
+    mark(a, "staged the moments of");
+    END(a);
+}
+
 static bool write_stage(struct actor *a)
 {
     struct world *w = a->w;
@@ -583,6 +731,8 @@ static bool write_publish(struct actor *a)
     BEGIN(a);
     if (w->writing || atomic_load(&actor_row(a)->published) >= lg_mark_of(s))
         sim_fail(w, "checkpoint %llu is written twice", (unsigned long long)s);
+    if (!planted(w, SIM_STAGED_UNSEEN))
+        expect(a, &w->staged_moments_stamp, s, SIM_STAGED_MOMENTS_UNSEEN);
     if (!planted(w, SIM_STAGED_EARLY)) expect(a, &w->staging_stamp, s, SIM_STAGED_UNSEEN);
     w->writing = s;
     if (planted(w, SIM_PUBLISHED_EARLY)) lg_ckpt_mark_published(&w->board, s);
@@ -593,6 +743,10 @@ static bool write_publish(struct actor *a)
         read_word(a, "staged weights of state", s, w->staging_weights[a->p.q],
                   w->want[s].weights[a->p.q]);
         c->weights[a->p.q] = w->staging_weights[a->p.q];
+        STEP(a);
+        read_word(a, "staged moments of state", s, w->staging_moments[a->p.q],
+                  w->want[s].moments[a->p.q]);
+        c->moments[a->p.q] = w->staging_moments[a->p.q];
         STEP(a);
         if (w->board.s->has_ema)
             read_word(a, "staged EMA of state", s, w->staging_ema[a->p.q], w->want[s].ema[a->p.q]);
@@ -607,13 +761,29 @@ static bool write_publish(struct actor *a)
     END(a);
 }
 
-static void keep(struct actor *a)
+static void break_writer_rule(struct actor *a)
 {
     struct world *w = a->w;
     struct lg_action *act = &a->p.act;
-    *act = lg_ckpt_next(&w->board);
-    if (act->kind == LG_DO_WAIT && planted(w, SIM_STAGE_EARLY) && strcmp(act->why, "ema") == 0)
-        act->kind = LG_DO_STAGE;
+    uint64_t next = act->step + 1;
+    bool is_new = !a->p.claim.count; /* first action of this incarnation */
+    a->p.claim.count = 1;
+    if (is_new && planted(w, SIM_MOMENTS_AGAIN) && act->kind == LG_DO_STAGE)
+        act->kind = LG_DO_STAGE_MOMENTS;
+    if (act->kind != LG_DO_WAIT) return;
+    if (planted(w, SIM_STAGE_EARLY) && strcmp(act->why, "ema") == 0) act->kind = LG_DO_STAGE;
+    if (planted(w, SIM_STAGE_AHEAD) && strstr(act->why, "to come") &&
+        (lg_commit_verdict(&w->board, act->step) & LG_VERDICT_CHECKPOINT) &&
+        atomic_load(&lg_board_row(&w->board, LG_ROLE_trainer, 0)->commit) >= lg_mark_of(next))
+        *act = (struct lg_action){.kind = LG_DO_STAGE_MOMENTS, .step = next};
+}
+
+static void keep(struct actor *a)
+{
+    struct lg_action *act = &a->p.act;
+    *act = lg_ckpt_next(&a->w->board);
+    break_writer_rule(a);
+    if (act->kind == LG_DO_STAGE_MOMENTS) a->p.task = write_stage_moments;
     if (act->kind == LG_DO_STAGE) a->p.task = write_stage;
     if (act->kind == LG_DO_WRITE) a->p.task = write_publish;
 }

@@ -3,12 +3,14 @@
 #include "shm/commit.h"
 #include "shm/stamp.h"
 #include "shm/window.h"
+#include "stages/trainer/moments.h"
 #include "tests/unit/sim.h"
 #include <setjmp.h>
 #include <stdio.h>
 
 enum {
     SHARD_WORDS = 3,
+    CHUNKS = SHARD_WORDS, /* of a shard's moments: a word each */
     RANKS_MAX = 3,
     WORDS_MAX = SHARD_WORDS * RANKS_MAX,
     STEPS_MAX = 12,
@@ -41,7 +43,8 @@ struct actor {
         struct lg_action act;
         uint64_t n, acc, sum[SHARD_WORDS], sum_step; /* sum_step: step + 1 of the sums */
         double norm, loss;
-        int q;
+        int q, chunk;
+        uint64_t weight, moment;            /* that the chunk is to hold */
         uint64_t micro, unit, given_before; /* scattered gradients */
         struct {                            /* an addition under way */
             bool active;
@@ -56,7 +59,7 @@ struct actor {
 };
 
 struct checkpoint {
-    uint64_t weights[WORDS_MAX], ema[WORDS_MAX];
+    uint64_t weights[WORDS_MAX], moments[WORDS_MAX], ema[WORDS_MAX];
     int words; /* written so far, of both together */
 };
 
@@ -80,21 +83,26 @@ struct world {
     unsigned fields;     /* mask of fields in use */
     /* regions */
     uint64_t weights[2][WORDS_MAX], grads[RANKS_MAX][WORDS_MAX], ema[2][WORDS_MAX];
-    uint64_t working[RANKS_MAX][WORDS_MAX], working_of[RANKS_MAX][RANKS_MAX]; /* of[q]: mark */
+    uint64_t optimizer_steps[2][RANKS_MAX];  /* beside the weights */
+    uint64_t moments[RANKS_MAX][CHUNKS + 1]; /* [place] */
+    uint64_t working[RANKS_MAX][WORDS_MAX];
     /* scattered gradients: of unit u, word [q] is shard q's */
     uint64_t ring[RANKS_MAX][PLACES][RANKS_MAX], sum[RANKS_MAX][2][SHARD_WORDS];
     struct lg_stamp sum_stamp[RANKS_MAX];
-    uint64_t staging_weights[WORDS_MAX], staging_ema[WORDS_MAX];
-    struct lg_stamp weights_stamp[2][RANKS_MAX], grads_stamp[RANKS_MAX], ema_stamp[2],
-        staging_stamp;
+    uint64_t staging_weights[WORDS_MAX], staging_moments[WORDS_MAX], staging_ema[WORDS_MAX];
+    struct lg_stamp weights_stamp[2][RANKS_MAX], moments_stamp[RANKS_MAX], grads_stamp[RANKS_MAX],
+        working_stamp[RANKS_MAX][RANKS_MAX], /* [r][q]: of shard q in the memory of rank r */
+        ema_stamp[2], staging_stamp, staged_moments_stamp;
     bool has_lost; /* memory has been lost; see sim_lose */
     struct checkpoint disk[STATES_MAX];
     uint64_t writing; /* the state whose checkpoint a living writer is in the middle of; 0: none */
     struct record record[STATES_MAX];
     /* what an undisturbed run holds */
     struct {
-        uint64_t weights[WORDS_MAX], ema[WORDS_MAX];          /* of state s */
-        uint64_t grads[RANKS_MAX][WORDS_MAX];                 /* of step s */
+        uint64_t weights[WORDS_MAX], moments[WORDS_MAX], ema[WORDS_MAX]; /* of state s */
+        uint64_t optimizer_steps;                                        /* of state s */
+        bool skipped;                                                    /* step s */
+        uint64_t grads[RANKS_MAX][WORDS_MAX];                            /* of step s */
         uint64_t micro[MICROS_MAX][RANKS_MAX][WORDS_MAX];     /* and of its micro-batches */
         double loss[RANKS_MAX], sum_squares[RANKS_MAX], norm; /* of step s */
     } want[STATES_MAX];
@@ -115,8 +123,14 @@ static inline bool planted(const struct world *w, enum sim_plant p)
 
 uint64_t sim_mix(uint64_t a, uint64_t b);
 uint64_t sim_sample_word(lg_field f, uint64_t n, int i);
-/* Sum of a rank's shard word of all gradients, and what an update makes of it. */
-uint64_t sim_updated(uint64_t old, uint64_t sum, double norm, uint64_t step);
+/* What an update makes of a word of the moments, given that of the summed gradient, and then of the weight. */
+uint64_t sim_moment(uint64_t old, uint64_t sum, double norm, uint64_t step);
+uint64_t sim_weight(uint64_t old, uint64_t moment);
+/* Chunk k of a rank's moments after t optimizer steps. */
+static inline uint64_t *sim_chunk(struct world *w, int rank, int k, uint64_t t)
+{
+    return &w->moments[rank][lg_moments_place(CHUNKS, k, t)];
+}
 uint64_t sim_grad(uint64_t samples, uint64_t weights, int i);
 
 static inline struct lg_board_row *actor_row(struct actor *a)

@@ -139,6 +139,15 @@ static int step(lg_stage *st)
     return rc;
 }
 
+/* Both halves. */
+static void stage(lg_stage *st, uint64_t state)
+{
+    assert_int_equal(step(st), LG_STEP_WORKED);
+    assert_true(ckpt_world_staged(&w) < state);
+    assert_int_equal(step(st), LG_STEP_WORKED);
+    assert_int_equal(ckpt_world_staged(&w), state);
+}
+
 /* Twice as late each time, 30 s at most; not before its time, however often the loop comes by. */
 static void test_back_off(void **state)
 {
@@ -153,8 +162,7 @@ static void test_back_off(void **state)
     assert_int_equal(step(&st), LG_STEP_IDLE);
     assert_non_null(st.waiting_for);
     ckpt_world_play(&w, 3);
-    assert_int_equal(step(&st), LG_STEP_WORKED);
-    assert_int_equal(ckpt_world_staged(&w), 3);
+    stage(&st, 3);
     for (size_t i = 0; i < LG_ARRAY_LEN(after_s); i++) {
         scratch_write("run/checkpoints", ""); /* in the way */
         assert_int_equal(step(&st), LG_STEP_IDLE);
@@ -210,6 +218,22 @@ static void test_memory_of_another_state(void **state)
     assert_int_equal(ckpt_writer_open(&w, &st), 0);
     ckpt_world_play(&w, 3);
     struct lg_stamp *rank = lg_trainer_state_view(w.trainer, 1, 3).stamp, *ema = w.ema[0][1]->front;
+    struct lg_stamp *moments = w.trainer->moments[1]->front, *staged = NULL, *staged_moments;
+    for (int i = 0; i < st.n_regions; i++)
+        if (!strcmp(st.region[i]->name, "ckpt/0/staging")) staged = st.region[i]->front;
+    assert_non_null(staged);
+    staged_moments = staged + 1;
+    lg_stamp_set_parts(moments, 3, 1);
+    assert_lost(&st, "trainer/1/moments does not hold state 3, but a part of 3");
+    lg_stamp_clear(moments);
+    assert_lost(&st, "trainer/1/moments does not hold state 3, but nothing");
+    lg_stamp_set(moments, 3);
+    lg_stamp_clear(rank); /* whose scalars say where the moments lie */
+    assert_lost(&st, "trainer/1/state/b does not hold state 3, but nothing");
+    lg_stamp_set(rank, 3);
+    assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
+    assert_true(lg_stamp_is(staged_moments, 3) && !lg_stamp_is(staged, 3));
+    lg_stamp_clear(moments); /* nobody needs them any more */
     lg_stamp_clear(rank);
     assert_lost(&st, "trainer/1/state/b does not hold state 3, but nothing");
     lg_stamp_set(rank, 1);
@@ -220,10 +244,10 @@ static void test_memory_of_another_state(void **state)
     lg_stamp_set(ema, 3);
     assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
     assert_int_equal(ckpt_world_staged(&w), 3);
-    struct lg_stamp *staged = NULL;
-    for (int i = 0; i < st.n_regions; i++)
-        if (!strcmp(st.region[i]->name, "ckpt/0/staging")) staged = st.region[i]->front;
-    assert_true(staged && lg_stamp_is(staged, 3));
+    assert_true(lg_stamp_is(staged, 3));
+    lg_stamp_clear(staged_moments);
+    assert_lost(&st, "ckpt/0/staging (moments) does not hold state 3, but nothing");
+    lg_stamp_set(staged_moments, 3);
     lg_stamp_clear(staged);
     assert_lost(&st, "ckpt/0/staging does not hold state 3, but nothing");
     assert_false(ckpt_world_has(&w, 3));
@@ -238,12 +262,13 @@ static void test_memory_of_another_state(void **state)
 static void test_memory_that_is_gone(void **state)
 {
     (void)state;
-    static const char *const gone[] = {"trainer/0/state/a", "ema/0/state/b", "ckpt/0/staging"};
+    static const char *const gone[] = {"trainer/0/state/a", "trainer/0/moments", "ema/0/state/b",
+                                       "ckpt/0/staging"};
     lg_stage st;
     ckpt_world_open(&w, &(struct ckpt_world_spec){.device = "host", .ranks = 1});
     assert_int_equal(ckpt_writer_open(&w, &st), 0); /* nothing is made yet: it makes the regions */
     ckpt_world_play(&w, 3);
-    assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
+    assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED); /* half of it is enough */
     ckpt_writer_close(&st);
     for (size_t i = 0; i < LG_ARRAY_LEN(gone); i++) {
         uint64_t bytes;
@@ -259,7 +284,33 @@ static void test_memory_that_is_gone(void **state)
     }
     assert_int_equal(ckpt_writer_open(&w, &st), 0);
     assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
+    assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
     assert_null(ckpt_world_wrong(&w, 3));
+    ckpt_writer_close(&st);
+    ckpt_world_close(&w);
+}
+
+/* Between its two halves of staging the writer dies, and the ranks update the state whose moments are staged: the
+ * successor has to leave those alone. Nor do the ranks go on before, or over the other half. */
+static void test_dies_between_the_halves(void **state)
+{
+    (void)state;
+    lg_stage st;
+    ckpt_world_open(&w, &(struct ckpt_world_spec){.device = "host", .ranks = 2, .depth = 2});
+    assert_int_equal(ckpt_writer_open(&w, &st), 0);
+    ckpt_world_play(&w, 5);
+    assert_int_equal(lg_mark_state(lg_board_global_commit(w.board)), 3);
+    assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
+    ckpt_writer_close(&st);
+    ckpt_world_play(&w, 5);
+    assert_int_equal(lg_mark_state(lg_board_global_commit(w.board)), 4);
+    assert_int_equal(ckpt_writer_open(&w, &st), 0);
+    assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
+    assert_int_equal(ckpt_world_staged(&w), 3);
+    ckpt_world_play(&w, 5);
+    assert_int_equal(lg_mark_state(lg_board_global_commit(w.board)), 5);
+    assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
+    assert_checkpoint(3);
     ckpt_writer_close(&st);
     ckpt_world_close(&w);
 }
@@ -277,8 +328,7 @@ static void test_on_gpus(void **state)
     assert_int_equal(ckpt_writer_open(&w, &st), 0);
     assert_int_equal(step(&st), LG_STEP_WORKED); /* one piece */
     ckpt_world_play(&w, 3);
-    assert_int_equal(step(&st), LG_STEP_WORKED);
-    assert_int_equal(ckpt_world_staged(&w), 3); /* at once, not after the rest */
+    stage(&st, 3); /* at once, not after the rest */
     assert_int_equal(step(&st), LG_STEP_WORKED);
     assert_int_equal(ckpt_world_published(&w), 3);
     assert_checkpoint(3);
@@ -418,6 +468,7 @@ int main(void)
         cmocka_unit_test(test_back_off),
         cmocka_unit_test(test_memory_of_another_state),
         cmocka_unit_test(test_memory_that_is_gone),
+        cmocka_unit_test(test_dies_between_the_halves),
         cmocka_unit_test(test_on_gpus),
         cmocka_unit_test(test_unpinnable),
         cmocka_unit_test(test_bytes),

@@ -98,12 +98,24 @@ static void ema(uint64_t e)
     lg_ema_mark(b, e);
 }
 
-static void write_all(uint64_t s)
+static void stage_moments(uint64_t s)
+{
+    assert_action(lg_ckpt_next(b), LG_DO_STAGE_MOMENTS, s);
+    lg_ckpt_mark_staged_moments(b, s);
+}
+
+static void write_rest(uint64_t s)
 {
     assert_action(lg_ckpt_next(b), LG_DO_STAGE, s);
     lg_ckpt_mark_staged(b, s);
     assert_action(lg_ckpt_next(b), LG_DO_WRITE, s);
     lg_ckpt_mark_published(b, s);
+}
+
+static void write_all(uint64_t s)
+{
+    stage_moments(s);
+    write_rest(s);
 }
 
 /* Up to the point where the update of step s waits. */
@@ -120,7 +132,11 @@ static void test_floors(void **state)
     init();
     go(0); /* makes state 1, to be checkpointed */
     go_to_update(1);
-    assert_action(lg_trainer_next(b, 0), LG_DO_UPDATE, 1); /* overwrites state 0 */
+    assert_waits(lg_trainer_next(b, 0),
+                 "checkpoint staging");                    /* would move the moments of state 1 */
+    stage_moments(1);                                      /* which wait for nobody */
+    assert_action(lg_trainer_next(b, 0), LG_DO_UPDATE, 1); /* overwrites weights of state 0 */
+    assert_waits(lg_ckpt_next(b), "ema");
     lg_trainer_mark_commit(b, 0, 1);
     go_to_update(2);
     assert_waits(lg_trainer_next(b, 0), "ema"); /* would overwrite state 1 */
@@ -142,6 +158,7 @@ static void test_checkpoints_do_not_queue(void **state)
     go(1); /* state 2 is due */
     ema(1);
     ema(2);
+    stage_moments(2);
     assert_action(lg_ckpt_next(b), LG_DO_STAGE, 2);
     lg_ckpt_mark_staged(b, 2);
     go(2);
@@ -164,11 +181,12 @@ static void test_slow_writer(void **state)
     init();
     go(0);
     assert_int_equal(lg_commit_decide(b, 1), LG_VERDICT_GO); /* state 1 is waiting */
+    stage_moments(1);
     go(1);
     ema(1);
     ema(2);
-    assert_int_equal(lg_commit_decide(b, 2), LG_VERDICT_GO); /* still */
-    write_all(1);
+    assert_int_equal(lg_commit_decide(b, 2), LG_VERDICT_GO); /* still, for the other half */
+    write_rest(1);
     go(2);
     assert_int_equal(lg_commit_decide(b, 3), LG_VERDICT_GO | LG_VERDICT_CHECKPOINT);
 }
@@ -182,6 +200,7 @@ static void test_last_checkpoint(void **state)
     assert_false(lg_commit_final(b, &final));
     go(7);
     ema(8);
+    stage_moments(8);
     go(8);
     assert_true(lg_commit_final(b, &final));
     assert_int_equal(final, 9);
@@ -191,7 +210,7 @@ static void test_last_checkpoint(void **state)
     assert_false(lg_commit_complete(b));
     ema(9);
     assert_action(lg_ema_next(b), LG_DO_DONE, 9);
-    write_all(8);
+    write_rest(8);
     assert_false(lg_commit_complete(b));
     write_all(9);
     assert_action(lg_ckpt_next(b), LG_DO_DONE, 9);
@@ -291,9 +310,7 @@ static void test_checkpoint_every_step(void **state)
     for (uint64_t s = 0; s < 5; s++) {
         go(s);
         assert_true(lg_commit_verdict(b, s) & LG_VERDICT_CHECKPOINT);
-        assert_action(lg_ckpt_next(b), LG_DO_STAGE, s + 1);
-        lg_ckpt_mark_staged(b, s + 1);
-        lg_ckpt_mark_published(b, s + 1);
+        write_all(s + 1);
     }
 }
 

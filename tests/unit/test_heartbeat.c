@@ -50,6 +50,7 @@ static void open_writer(void)
 
 static void stage_state(void)
 {
+    assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED); /* the moments */
     assert_int_equal(lg_ckpt_def.step(&st), LG_STEP_WORKED);
     assert_int_equal(ckpt_world_staged(&w), 3);
     lg_board_beat(st.row, LG_PHASE_WORKING);

@@ -131,8 +131,8 @@ static void test_own_progress(void **state)
 {
     (void)state;
     struct lg_board_row row = {0};
-    _Atomic(lg_mark) *const mark[] = {&row.grads, &row.partial, &row.commit, &row.staged,
-                                      &row.published};
+    _Atomic(lg_mark) *const mark[] = {&row.grads,          &row.partial, &row.commit,
+                                      &row.staged_moments, &row.staged,  &row.published};
     for (size_t i = 0; i < LG_ARRAY_LEN(mark); i++)
         for (int r = 0; r < LG_ROLE_keeper; r++) {
             uint64_t before = lg_own_progress(&row, (lg_role)r);

@@ -1,0 +1,413 @@
+/* Rotating moments: where the chunks lie (stages/trainer/moments.h), and real trainer ranks whose updates are cut off at
+ * every call that computes: a successor goes on, and every byte of the state is that of an undisturbed run.
+ *
+ * The test plays loader, encoders, EMA keeper and checkpoint writer; one step in SKIPPED has a latent that is no
+ * number, and is skipped. */
+#include "shm/keeper.h"
+#include "stages/roles.h"
+#include "stages/trainer/rank.h"
+#include "tests/unit/ckpt_world.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+/* ---- places ---- */
+
+/* Chunk k of the update from t to t + 1 is written where, at that moment, nothing lies that is still to be read; and
+ * whoever asks afterwards finds every chunk where it has been written. */
+static void test_places(void **state)
+{
+    (void)state;
+    for (int n = 0; n <= LG_MOMENTS_CHUNKS; n++) {
+        int at[LG_MOMENTS_CHUNKS + 1]; /* the chunk that lies at a place; -1: free */
+        for (uint64_t t = 0; t < 100; t++) {
+            memset(at, 0xff, sizeof at);
+            for (int k = 0; k < n; k++) {
+                int place = lg_moments_place(n, k, t);
+                assert_true(place >= 0 && place <= n && at[place] == -1);
+                at[place] = k;
+            }
+            for (int k = 0; k < n; k++) {
+                int from = lg_moments_place(n, k, t), to = lg_moments_place(n, k, t + 1);
+                assert_int_equal(at[from], k);
+                assert_int_equal(at[to], -1);
+                at[to] = k;
+                at[from] = -1;
+            }
+        }
+        assert_int_equal(lg_moments_place(n, 0, 0), 0);
+    }
+    assert_int_equal(lg_moments_place(16, 0, 1), 16);
+    assert_int_equal(lg_moments_place(16, 5, UINT64_MAX), (5 + 17 - UINT64_MAX % 17) % 17);
+}
+
+/* Chunks follow each other, the last one is shorter, none is empty; no two places overlap. */
+static void test_chunks(void **state)
+{
+    (void)state;
+    static const size_t shard[] = {0,     1,     4095,  4096,   4097,    65535,
+                                   65536, 65537, 69632, 131071, 1048576, 10000019};
+    for (size_t i = 0; i < LG_ARRAY_LEN(shard); i++) {
+        const int n = lg_moments_chunks(shard[i]);
+        const size_t bytes = lg_moments_bytes(shard[i]);
+        size_t end = 0;
+        float *payload = (float *)(uintptr_t)4096;
+        assert_true(n <= LG_MOMENTS_CHUNKS);
+        for (int k = 0; k < n; k++) {
+            struct lg_chunk c = lg_moments_chunk(payload, shard[i], k, 7);
+            assert_int_equal(c.first, end);
+            assert_true(c.count > 0 && c.first % LG_UNIT_ALIGN == 0);
+            assert_true(c.v >= c.m + c.count);
+            assert_true((char *)(c.v + c.count) <= (char *)payload + bytes);
+            for (int q = 0; q < k; q++) {
+                struct lg_chunk o = lg_moments_chunk(payload, shard[i], q, 7);
+                assert_true(o.v + o.count <= c.m || c.v + c.count <= o.m);
+            }
+            end += c.count;
+        }
+        assert_int_equal(end, shard[i]);
+    }
+    /* 16.5 bytes of state a parameter: 8 of weights, 8.5 of moments. */
+    assert_int_equal(lg_moments_chunks(1 << 20), 16);
+    assert_int_equal(lg_moments_bytes(1 << 20), (size_t)(1 << 20) / 2 * 17);
+}
+
+static void test_piece_within(void **state)
+{
+    (void)state;
+    const struct lg_piece p = {.first = 1000, .count = 50, .at = 300};
+    struct lg_piece q = lg_piece_within(p, 310, 20);
+    assert_true(q.first == 1010 && q.at == 310 && q.count == 20);
+    q = lg_piece_within(p, 0, 1000);
+    assert_true(q.first == 1000 && q.at == 300 && q.count == 50);
+    q = lg_piece_within(p, 290, 20);
+    assert_true(q.first == 1000 && q.at == 300 && q.count == 10);
+    assert_int_equal(lg_piece_within(p, 0, 300).count, 0);
+    assert_int_equal(lg_piece_within(p, 350, 10).count, 0);
+}
+
+/* ---- deaths ---- */
+
+enum { RANKS = 2, STEPS = 100, SKIPPED = 7, TRIES_MAX = 1000 };
+
+static struct ckpt_world w;
+static lg_stage rank[RANKS];
+static jmp_buf death;
+static int calls, dies_at; /* calls of the update so far; at which it dies, 0: never */
+static bool loses_copies;  /* the next that dies */
+
+static void one_call(void)
+{
+    if (dies_at && ++calls == dies_at) longjmp(death, 1);
+}
+
+void __real_lg_adamw(lg_stream *s, const struct lg_adamw_args *a);
+void __wrap_lg_adamw(lg_stream *s, const struct lg_adamw_args *a);
+void __wrap_lg_adamw(lg_stream *s, const struct lg_adamw_args *a)
+{
+    one_call();
+    __real_lg_adamw(s, a);
+}
+
+/* Dies before, when a part of what the chunk writes is there, and after, when it does not count yet. */
+void __real_lg_stream_sync(lg_stream *s);
+void __wrap_lg_stream_sync(lg_stream *s);
+void __wrap_lg_stream_sync(lg_stream *s)
+{
+    one_call();
+    __real_lg_stream_sync(s);
+    one_call();
+}
+
+static int try_open_rank(int r)
+{
+    lg_stage *st = &rank[r];
+    *st = (lg_stage){.role = LG_ROLE_trainer,
+                     .index = r,
+                     .config = w.run.config,
+                     .plan = w.run.plan,
+                     .board = w.board,
+                     .row = lg_board_row(w.board, LG_ROLE_trainer, r)};
+    snprintf(st->run_dir, sizeof st->run_dir, "%s", w.run.dir);
+    snprintf(st->runtime_dir, sizeof st->runtime_dir, "%s", w.f.dir);
+    snprintf(st->keeper, sizeof st->keeper, "%s", w.f.keeper);
+    assert_int_equal(lg_bus_open(&(struct lg_bus_spec){.runtime_dir = st->runtime_dir,
+                                                       .role = LG_ROLE_trainer,
+                                                       .index = r,
+                                                       .incarnation = (lg_incarnation)(1 + r),
+                                                       .plan = &st->plan},
+                                 &st->bus),
+                     0);
+    return lg_trainer_def.open(st);
+}
+
+static void open_rank(int r)
+{
+    assert_int_equal(try_open_rank(r), 0);
+}
+
+static void close_rank(int r)
+{
+    lg_stage *st = &rank[r];
+    lg_trainer_def.close(st);
+    for (int i = 0; i < st->n_regions; i++) lg_region_close(&st->region[i]);
+    for (int i = 0; i < st->n_devices; i++) lg_device_close(&st->device[i]);
+    lg_bus_close(&st->bus);
+}
+
+/* The working weights of rank 1 are new. */
+static void lose_copies(void)
+{
+    for (int i = 0; i < rank[1].n_regions; i++) {
+        lg_region *r = rank[1].region[i];
+        if (strcmp(r->name, "trainer/1/working") != 0) continue;
+        memset(r->front, 0, sizeof(struct lg_working_front));
+        memset(r->payload, 0, r->bytes);
+        loses_copies = false;
+    }
+}
+
+static void fill_floats(void *to, size_t bytes, uint64_t n)
+{
+    float *f = to;
+    for (size_t i = 0; i < bytes / sizeof *f; i++)
+        f[i] = (float)((n * 131 + i * 31) % 257) / 128 - 1;
+}
+
+/* The samples of a step. */
+static void make_samples(uint64_t step)
+{
+    lg_window *window = ((struct trainer *)rank[0].state)->window;
+    for (uint64_t n = step * w.board->s->batch; n < (step + 1) * w.board->s->batch; n++) {
+        struct lg_slot *slot = lg_window_slot(window, n);
+        fill_floats(lg_window_mean(window, n), window->g.latent_bytes / 2, n);
+        fill_floats(lg_window_logvar(window, n), window->g.latent_bytes / 2, n + 1);
+        fill_floats(lg_window_text(window, n), window->g.text_bytes, n + 2);
+        if (step % SKIPPED == 3) *(float *)lg_window_mean(window, n) = NAN;
+        slot->key_hash = n;
+        slot->text_length = 1 + (int32_t)(n % 3);
+        for (int f = 0; f < LG_FIELD_COUNT; f++) lg_window_publish(window, (lg_field)f, n);
+    }
+}
+
+static void play_others(void)
+{
+    struct lg_action a = lg_ema_next(w.board);
+    if (a.kind == LG_DO_INIT || a.kind == LG_DO_ADVANCE) lg_ema_mark(w.board, a.step);
+    a = lg_ckpt_next(w.board);
+    if (a.kind == LG_DO_STAGE_MOMENTS) lg_ckpt_mark_staged_moments(w.board, a.step);
+    if (a.kind == LG_DO_STAGE) lg_ckpt_mark_staged(w.board, a.step);
+    if (a.kind == LG_DO_WRITE) lg_ckpt_mark_published(w.board, a.step);
+}
+
+/* One step of a rank; it may die in an update. true: it did, and lives again. */
+static bool dies(int r, int at)
+{
+    const bool updates = lg_trainer_next(w.board, r).kind == LG_DO_UPDATE;
+    if (setjmp(death)) {
+        dies_at = 0;
+        if (loses_copies) lose_copies();
+        close_rank(r);
+        open_rank(r);
+        return true;
+    }
+    calls = 0;
+    dies_at = updates ? at : 0;
+    int rc = lg_trainer_def.step(&rank[r]);
+    dies_at = 0;
+    if (rc < 0) fail_msg("%s", lg_err_message());
+    return false;
+}
+
+static bool is_at(uint64_t state)
+{
+    lg_mark all = lg_board_global_commit(w.board);
+    return all != LG_MARK_NONE && lg_mark_state(all) >= state;
+}
+
+/* Ranks go on until state `state`; rank 0 or 1 dies once, at call `at` of its update. Did it? */
+static bool go_on(uint64_t state, int at)
+{
+    bool died = false;
+    if (state) make_samples(state - 1);
+    for (int i = 0; i < TRIES_MAX && !is_at(state); i++) {
+        play_others();
+        for (int r = 0; r < RANKS; r++) {
+            struct lg_action a = lg_trainer_next(w.board, r);
+            if (a.kind == LG_DO_DECIDE && a.step >= state) continue;
+            died |= dies(r, !died && r == at % RANKS ? at / RANKS : 0);
+        }
+    }
+    assert_true(is_at(state));
+    return died;
+}
+
+/* Weights, moments in their order, then what every rank computes with; of all ranks. */
+static float *copy_state(uint64_t state, size_t *ret_count)
+{
+    const lg_trainer_state *s = w.trainer;
+    size_t count = 0, n = 0;
+    for (int r = 0; r < RANKS; r++) count += 3 * lg_trainer_shard(s, r) + s->params.count;
+    float *all = calloc(count, sizeof *all);
+    for (int r = 0; r < RANKS; r++) {
+        const size_t shard = lg_trainer_shard(s, r);
+        struct lg_state_view v = lg_trainer_state_view(s, r, state);
+        assert_true(lg_stamp_is(v.stamp, state) && lg_stamp_is(s->moments[r]->front, state));
+        memcpy(all + n, v.w, shard * sizeof *all);
+        for (int k = 0; k < lg_moments_chunks(shard); k++) {
+            struct lg_chunk c = lg_trainer_chunk(s, r, k, v.scalars->optimizer_steps);
+            memcpy(all + n + shard + c.first, c.m, c.count * sizeof *all);
+            memcpy(all + n + 2 * shard + c.first, c.v, c.count * sizeof *all);
+        }
+        n += 3 * shard;
+        struct trainer *t = rank[r].state;
+        memcpy(all + n, lg_exchange_weights(t->exchange, t->stream, state),
+               s->params.count * sizeof *all);
+        n += s->params.count;
+    }
+    *ret_count = count;
+    return all;
+}
+
+static void open_run(void)
+{
+    ckpt_world_open(
+        &w, &(struct ckpt_world_spec){.device = "host", .ranks = RANKS, .hidden = 48, .depth = 3});
+    for (int r = 0; r < RANKS; r++) open_rank(r);
+    go_on(0, 0);
+}
+
+static void close_run(void)
+{
+    for (int r = 0; r < RANKS; r++) close_rank(r);
+    ckpt_world_close(&w);
+}
+
+/* In step s of the second run a rank dies at call s of its update. */
+static void test_dies_at_each_chunk(void **state)
+{
+    (void)state;
+    static float *want[STEPS + 1];
+    size_t count = 0;
+    int deaths = 0;
+    open_run();
+    const int chunks = lg_moments_chunks(lg_trainer_shard(w.trainer, 0));
+    for (uint64_t s = 1; s <= STEPS; s++) {
+        go_on(s, 0);
+        want[s] = copy_state(s, &count);
+        /* Else the comparison would show nothing. */
+        assert_true(s == 1 || (memcmp(want[s], want[s - 1], count * sizeof **want) == 0) ==
+                                  ((s - 1) % SKIPPED == 3));
+    }
+    close_run();
+    open_run();
+    for (uint64_t s = 1; s <= STEPS; s++) {
+        deaths += go_on(s, RANKS + (int)s);
+        float *got = copy_state(s, &count);
+        assert_memory_equal(got, want[s], count * sizeof *got);
+        free(got);
+        free(want[s]);
+    }
+    print_message("%d chunks, %d deaths\n", chunks, deaths);
+    assert_true(chunks > 3 && deaths > 2 * RANKS * chunks);
+    close_run();
+}
+
+/* Working weights of which a part was lost while a rank was dead in the middle of its update: they are made from the
+ * state again. */
+static void test_lost_copies(void **state)
+{
+    (void)state;
+    size_t count = 0;
+    open_run();
+    go_on(1, 0);
+    go_on(2, 0);
+    float *want = copy_state(2, &count);
+    close_run();
+    open_run();
+    go_on(1, 0);
+    loses_copies = true;
+    assert_true(go_on(2, RANKS * 20)); /* the middle */
+    assert_false(loses_copies);
+    float *got = copy_state(2, &count);
+    assert_memory_equal(got, want, count * sizeof *got);
+    free(got);
+    free(want);
+    close_run();
+}
+
+/* Memory that was lost is noticed before anything is computed with it. */
+static void assert_parks(int r, const char *says)
+{
+    rank[r].me = 7;
+    assert_int_equal(lg_trainer_def.step(&rank[r]), LG_ERR_PARKED);
+    assert_int_equal(atomic_exchange(&rank[r].row->lost, 0), 7);
+    if (!strstr(rank[r].row->cause, says)) fail_msg("no \"%s\" in: %s", says, rank[r].row->cause);
+    lg_err_clear();
+}
+
+static void test_lost(void **state)
+{
+    (void)state;
+    open_run();
+    go_on(1, 0);
+    make_samples(1);
+    while (lg_trainer_next(w.board, 1).kind != LG_DO_UPDATE) {
+        play_others();
+        for (int r = 0; r < RANKS; r++)
+            if (lg_trainer_next(w.board, r).kind != LG_DO_UPDATE)
+                assert_true(lg_trainer_def.step(&rank[r]) >= 0);
+    }
+    struct lg_stamp *moments = w.trainer->moments[1]->front;
+    struct lg_stamp *to = lg_trainer_state_view(w.trainer, 1, 2).stamp;
+    lg_stamp_clear(moments);
+    assert_parks(1, "trainer/1/moments does not hold state 1, but nothing");
+    lg_stamp_set(moments, 0);
+    assert_parks(1, "trainer/1/moments does not hold state 1, but 0");
+    lg_stamp_set_parts(moments, 1, 2); /* of which the chunks have to lie in the other side */
+    lg_stamp_clear(to);
+    assert_parks(1, "trainer/1/state/a does not hold state 2, but nothing");
+    lg_stamp_set(moments, 2);
+    assert_parks(1, "trainer/1/state/a does not hold state 2, but nothing");
+    lg_stamp_set(moments, 1);
+    assert_true(lg_trainer_def.step(&rank[1]) >= 0);
+    assert_true(lg_stamp_is(moments, 2) && lg_stamp_is(to, 2));
+    close_run();
+}
+
+/* A rank's moments are nobody else's: that another rank has begun does not say that they were made, that it has begun
+ * itself does. */
+static void test_gone(void **state)
+{
+    (void)state;
+    ckpt_world_open(&w, &(struct ckpt_world_spec){.device = "host", .ranks = RANKS});
+    open_rank(0);
+    assert_int_equal(lg_trainer_def.step(&rank[0]), LG_STEP_WORKED);
+    assert_true(lg_trainer_began(w.board));
+    assert_int_equal(lg_keeper_drop(w.f.keeper, "trainer/1/moments"), 0);
+    open_rank(1);
+    assert_int_equal(lg_trainer_def.step(&rank[1]), LG_STEP_WORKED);
+    close_rank(1);
+    assert_int_equal(lg_keeper_drop(w.f.keeper, "trainer/1/moments"), 0);
+    assert_int_equal(try_open_rank(1), LG_ERR_PARKED);
+    assert_non_null(strstr(rank[1].row->cause, "trainer/1/moments is lost"));
+    lg_err_clear();
+    close_run();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_places),       cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_piece_within), cmocka_unit_test(test_dies_at_each_chunk),
+        cmocka_unit_test(test_lost_copies),  cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_gone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
