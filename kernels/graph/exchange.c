@@ -117,3 +117,52 @@ struct lg_sent lg_program_sends(const lg_program *p, const struct lg_program_mem
                         lg_tensor_of(NULL, sent.from.dtype, sent.from.rank, sent.from.dim));
     return sent;
 }
+
+/* ---- copying ---- */
+
+/* The dimensions of both tensors, as few as they can be. */
+struct walk {
+    int n;
+    int64_t dim[LG_RANK_MAX], from[LG_RANK_MAX], to[LG_RANK_MAX]; /* and the strides */
+};
+
+static struct walk walk_of(const struct lg_sent *x)
+{
+    struct walk w = {0};
+    for (int i = 0; i < x->from.rank; i++) {
+        const int64_t dim = x->from.dim[i], from = x->from.stride[i], to = x->to.stride[i];
+        LG_ASSERT(dim == x->to.dim[i]);
+        if (dim == 1) continue;
+        const int before = w.n - 1;
+        if (w.n && w.from[before] == dim * from && w.to[before] == dim * to)
+            w.dim[before] *= dim;
+        else
+            w.dim[w.n++] = dim;
+        w.from[w.n - 1] = from;
+        w.to[w.n - 1] = to;
+    }
+    return w;
+}
+
+void lg_send(lg_stream *s, struct lg_sent x)
+{
+    LG_ASSERT(x.from.rank == x.to.rank && x.from.dtype == x.to.dtype);
+    const struct walk w = walk_of(&x);
+    int outer = w.n; /* dimensions of which each step is a copy of its own */
+    int64_t M = 1, N = 1, from = 0, to = 0, copies = 1;
+    if (outer && w.from[outer - 1] == 1 && w.to[outer - 1] == 1) N = w.dim[--outer];
+    if (outer) outer--, M = w.dim[outer], from = w.from[outer], to = w.to[outer];
+    for (int i = 0; i < outer; i++) copies *= w.dim[i];
+    for (int64_t n = 0; n < copies; n++) {
+        int64_t rest = n, at[2] = {0, 0};
+        for (int i = outer - 1; i >= 0; i--) {
+            at[0] += rest % w.dim[i] * w.from[i];
+            at[1] += rest % w.dim[i] * w.to[i];
+            rest /= w.dim[i];
+        }
+        struct lg_copy_rows_args a = {.x = lg_at(x.from, at[0], lg_t2(NULL, x.from.dtype, M, N)),
+                                      .y = lg_at(x.to, at[1], lg_t2(NULL, x.to.dtype, M, N))};
+        if (M > 1) a.x.stride[0] = from, a.y.stride[0] = to;
+        lg_copy_rows(s, &a);
+    }
+}

@@ -113,16 +113,7 @@ static void bring(struct part *r, int exchange)
         for (int to = 0; to < P; to++) {
             const struct lg_program_memory m = memory_of(&r[from]);
             struct lg_sent x = lg_program_sends(r[from].p, &m, exchange, to, r[to].exchanged);
-            assert_memory_equal(x.from.dim, x.to.dim, sizeof x.to.dim);
-            for (int64_t n = 0; n < lg_numel(&x.to); n++) {
-                int64_t rest = n, at[2] = {0, 0};
-                for (int i = x.to.rank - 1; i >= 0; i--) {
-                    at[0] += rest % x.to.dim[i] * x.from.stride[i];
-                    at[1] += rest % x.to.dim[i] * x.to.stride[i];
-                    rest /= x.to.dim[i];
-                }
-                ((double *)x.to.data)[at[1]] = ((double *)x.from.data)[at[0]];
-            }
+            lg_send(r[from].f.stream, x);
         }
 }
 
@@ -191,6 +182,61 @@ static void test_gather(void **state)
 {
     (void)state;
     check(tokens(), all());
+}
+
+/* Any part of any tensor: against the definition, and nothing around it is touched. */
+static void send_part(struct small_graph *f, const int64_t *dim, int cut[2], const int64_t *part)
+{
+    lg_tensor x[2];
+    struct lg_sent sent;
+    for (int i = 0; i < 2;
+         i++) { /* each a part of a whole of its own, cut along another dimension */
+        int64_t whole[4];
+        memcpy(whole, part, sizeof whole);
+        whole[cut[i]] = dim[cut[i]];
+        x[i] = lg_tensor_of(NULL, LG_F64, 4, whole);
+        x[i].data = filled(lg_tensor_bytes(&x[i]));
+        lg_tensor t = lg_slice(x[i], cut[i], 1, part[cut[i]]);
+        if (i == 0)
+            sent.from = t;
+        else
+            sent.to = t;
+    }
+    for (int64_t n = 0; n < lg_numel(&x[0]); n++) ((double *)x[0].data)[n] = (double)n;
+    lg_send(f->stream, sent);
+    lg_stream_sync(f->stream);
+    int64_t found = 0, numbers = 0;
+    for (int64_t n = 0; n < lg_numel(&sent.to); n++) {
+        int64_t rest = n, at[2] = {0, 0};
+        for (int i = 3; i >= 0; i--) {
+            at[0] += rest % part[i] * sent.from.stride[i];
+            at[1] += rest % part[i] * sent.to.stride[i];
+            rest /= part[i];
+        }
+        found += ((double *)sent.to.data)[at[1]] == ((double *)sent.from.data)[at[0]];
+    }
+    for (int64_t n = 0; n < lg_numel(&x[1]); n++) {
+        double v = ((double *)x[1].data)[n];
+        numbers += v == v;
+    }
+    assert_int_equal(found, lg_numel(&sent.to));
+    assert_int_equal(numbers, lg_numel(&sent.to));
+    free(x[0].data);
+    free(x[1].data);
+}
+
+static void test_send(void **state)
+{
+    (void)state;
+    static const int64_t parts[][4] = {{2, 3, 4, 5}, {1, 3, 4, 5}, {2, 1, 4, 5}, {2, 3, 1, 5},
+                                       {2, 3, 4, 1}, {1, 1, 4, 1}, {1, 1, 1, 5}, {1, 1, 1, 1}};
+    struct small_graph f;
+    const int64_t dim[] = {4, 5, 6, 7};
+    small_open(&f, "ref64", NULL);
+    for (size_t p = 0; p < LG_ARRAY_LEN(parts); p++)
+        for (int i = 0; i < 4; i++)
+            for (int k = 0; k < 4; k++) send_part(&f, dim, (int[]){i, k}, parts[p]);
+    small_close(&f);
 }
 
 static void test_print(void **state)
@@ -295,9 +341,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_to_all),
-        cmocka_unit_test(test_gather),
-        cmocka_unit_test(test_print),
+        cmocka_unit_test(test_all_to_all), cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_send),       cmocka_unit_test(test_print),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

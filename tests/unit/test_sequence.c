@@ -125,7 +125,7 @@ static void exchange(struct world *w, int number, bool poisons)
             if (poisons)
                 poison(&x.to);
             else
-                copy(&x.from, &x.to);
+                lg_send(w->f.stream, x);
         }
 }
 
@@ -145,6 +145,7 @@ static void go(struct world *w, int i)
     if (first->kind != LG_EVENT_EXCHANGE) return;
     assert_int_equal(first->exchange, w->exchanges++);
     exchange(w, first->exchange, false);
+    lg_stream_sync(w->f.stream);
 }
 
 /* Before the events after exchange i, the place of exchange i + 1 is anybody's. */
