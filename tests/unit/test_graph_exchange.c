@@ -29,8 +29,8 @@ static struct lg_cut all(void)
 struct part {
     struct small_graph f;
     lg_program *p;
-    lg_tensor x, out, dout, dx; /* with memory */
-    double *memory[4];
+    lg_tensor x;
+    double *memory[4]; /* of x, out, dout, dx */
     void *arena, *exchanged;
 };
 
@@ -72,16 +72,20 @@ static void *filled(size_t bytes)
     return p;
 }
 
-static void open_part(struct part *r, const struct lg_cuts *c)
+/* twice: what is given is given to two exchanges, whose results are added. */
+static void open_part(struct part *r, const struct lg_cuts *c, bool twice)
 {
     small_open(&r->f, "ref64", NULL);
     small_begin(&r->f, 1);
     lg_graph *g = r->f.g;
     lg_tensor before = part_of(&c->before, c->rank), after = part_of(&c->after, c->rank);
-    lg_tensor x = lg_graph_bind(g, "x", before), out = lg_graph_bind(g, "out", after);
+    lg_tensor x = r->x = lg_graph_bind(g, "x", before), out = lg_graph_bind(g, "out", after);
     lg_tensor dout = lg_graph_bind(g, "dout", after), dx = lg_graph_bind_sum(g, "dx", before);
-    lg_tensor y = lg_graph_exchange(g, "y", c, copied(&r->f, x));
+    x = copied(&r->f, x);
+    lg_tensor y = lg_graph_exchange(g, "y", c, x);
+    if (twice) y = small_add(&r->f, y, lg_graph_exchange(g, "y again", c, x));
     lg_act_forward(r->f.s, &(struct lg_act_forward_args){.x = y, .y = out});
+    x = r->x;
     const struct lg_gradient given = {out, dout}, wanted = {x, dx};
     lg_graph_grad(
         g, &(struct lg_gradients){.given = &given, .n_given = 1, .wanted = &wanted, .n_wanted = 1});
@@ -117,7 +121,7 @@ static void bring(struct part *r, int exchange)
         }
 }
 
-static void run(struct part *r)
+static void run(struct part *r, int times)
 {
     const int nodes = lg_program_nodes(r->p, LG_PROGRAM_ALL);
     int number = 0;
@@ -131,8 +135,8 @@ static void run(struct part *r)
             lg_program_run_nodes(r[i].p, r[i].f.stream, &m, n, n + 1);
         }
     }
-    assert_int_equal(number, 2);
-    assert_int_equal(lg_program_exchanges(r->p), 2);
+    assert_int_equal(number, 2 * times);
+    assert_int_equal(lg_program_exchanges(r->p), 2 * times);
 }
 
 /* In rank order 1 is lost, in any other it is not: the first element of rank 0's dx. */
@@ -142,34 +146,40 @@ static void check_order(const struct part *r)
     r[0].memory[3][0] = 0;
 }
 
-static void check(struct lg_cut before, struct lg_cut after)
+static void check_times(struct lg_cut before, struct lg_cut after, int times)
 {
     static const double terms[P] = {1, 1e16, -1e16};
     struct part r[P];
     for (int i = 0; i < P; i++) {
         const struct lg_cuts c = {.rank = i, .degree = P, .before = before, .after = after};
-        open_part(&r[i], &c);
+        open_part(&r[i], &c, times == 2);
         lg_tensor x = part_of(&before, i), out = part_of(&after, i);
         for (int64_t n = 0; n < lg_numel(&x); n++) r[i].memory[0][n] = number_of(&before, i, n);
         for (int64_t n = 0; n < lg_numel(&out); n++)
             r[i].memory[2][n] = (i + 1) * number_of(&after, i, n);
-        if (after.dim < 0) r[i].memory[2][0] = terms[i];
+        if (after.dim < 0 && times == 1) r[i].memory[2][0] = terms[i];
         assert_int_equal(lg_program_exchanged_bytes(r[i].p), lg_program_exchanged_bytes(r[0].p));
     }
-    run(r);
-    if (after.dim < 0) check_order(r);
+    run(r, times);
+    if (after.dim < 0 && times == 1) check_order(r);
     for (int i = 0; i < P; i++) {
         lg_tensor x = part_of(&before, i), out = part_of(&after, i);
         for (int64_t n = 0; n < lg_numel(&out); n++)
-            assert_true(r[i].memory[1][n] == number_of(&after, i, n));
+            assert_true(r[i].memory[1][n] == times * number_of(&after, i, n));
         for (int64_t n = 0; n < lg_numel(&x); n++) {
             int64_t h = n / 3 % H;
             int factor = after.dim < 0 ? 1 + 2 + 3 : 1; /* of all ranks, or of the one with h */
             while (after.dim >= 0 && h >= after.at[factor]) factor++;
-            assert_true(r[i].memory[3][n] == factor * number_of(&before, i, n));
+            assert_true(r[i].memory[3][n] == times * factor * number_of(&before, i, n));
         }
     }
     for (int i = 0; i < P; i++) close_part(&r[i]);
+}
+
+static void check(struct lg_cut before, struct lg_cut after)
+{
+    check_times(before, after, 1);
+    check_times(before, after, 2);
 }
 
 static void test_all_to_all(void **state)
@@ -246,7 +256,7 @@ static void test_print(void **state)
     char *text = NULL;
     size_t bytes = 0;
     const struct lg_cuts c = {.rank = 1, .degree = P, .before = tokens(), .after = all()};
-    open_part(&r, &c);
+    open_part(&r, &c, false);
     FILE *to = open_memstream(&text, &bytes);
     lg_program_print(r.p, to);
     fclose(to);
@@ -312,7 +322,7 @@ static void run_through(bool through)
 {
     struct part r;
     const struct lg_cuts c = {.rank = 1, .degree = P, .before = tokens(), .after = heads()};
-    open_part(&r, &c);
+    open_part(&r, &c, false);
     const struct lg_program_memory m = memory_of(&r);
     lg_program_run_nodes(r.p, r.f.stream, &m, 0, through ? 2 : 1);
 }

@@ -1,9 +1,6 @@
-/* Sequence parallelism of denoisers: P ranks as P nets of one process, run in lockstep from exchange to exchange, are
- * together the unsplit net. Outputs in a row, and gradients added up, agree with its own to rounding: 1e-5 of a
- * tensor's norm on the host (as test_denoiser_host.c), 1e-12 in double. The bytes of an exchange are brought as early as
- * exchange.h allows: what is there before is NaN from the exchange before on. */
-#include "kernels/graph/exchange.h"
-#include "tests/unit/denoiser_fixture.h"
+/* Sequence parallelism of denoisers: the ranks are together the unsplit net. Outputs in a row, and gradients added up,
+ * agree with its own to rounding: 1e-5 of a tensor's norm on the host (as test_denoiser_host.c), 1e-12 in double. */
+#include "tests/unit/sequence_world.h"
 #include "tests/unit/small_graph.h"
 #include <math.h>
 #include <setjmp.h>
@@ -14,174 +11,10 @@
 
 #include <cmocka.h>
 
-enum { RANKS_MAX = 4, B = DENOISER_FIXTURE_BATCH };
+enum { B = DENOISER_FIXTURE_BATCH };
 
 static const char *const none[] = {NULL}, *const norms[] = {"norms", NULL},
                          *const block[] = {"block", NULL};
-
-/* ---- strided tensors ---- */
-
-static void *element(const lg_tensor *t, int64_t n)
-{
-    int64_t at = 0;
-    for (int i = t->rank - 1; i >= 0; i--) at += n % t->dim[i] * t->stride[i], n /= t->dim[i];
-    return (char *)t->data + at * (int64_t)lg_dtype_bytes(t->dtype);
-}
-
-static void copy(const lg_tensor *from, const lg_tensor *to)
-{
-    assert_int_equal(from->rank, to->rank);
-    assert_memory_equal(from->dim, to->dim, sizeof from->dim);
-    for (int64_t i = 0; i < lg_numel(from); i++)
-        memcpy(element(to, i), element(from, i), lg_dtype_bytes(to->dtype));
-}
-
-static void poison(const lg_tensor *t)
-{
-    for (int64_t i = 0; i < lg_numel(t); i++)
-        memset(element(t, i), 0xff, lg_dtype_bytes(t->dtype)); /* NaN */
-}
-
-/* ---- ranks ---- */
-
-struct rank {
-    lg_denoiser *net;
-    struct lg_band band;
-    struct lg_denoiser_input in;
-    lg_tensor out, dout;
-    void *grads, *exchanged;
-};
-
-struct world {
-    struct denoiser_fixture f; /* the unsplit net, and the device */
-    struct rank rank[RANKS_MAX];
-    int n, exchanges; /* ranks; of a forward and its backward */
-    size_t offloaded;
-    char *arena; /* of what was copied */
-};
-
-static void *alloc(struct world *w, size_t bytes)
-{
-    void *p;
-    if (lg_device_alloc(w->f.device, bytes, &p) < 0) fail_msg("%s", lg_err_text());
-    return p;
-}
-
-static lg_tensor band_of(const struct rank *r, lg_tensor whole)
-{
-    return lg_slice(whole, 2, r->band.first, r->band.height);
-}
-
-static lg_tensor own(struct world *w, const struct rank *r, lg_tensor whole)
-{
-    lg_tensor from = band_of(r, whole), to = lg_tensor_of(NULL, from.dtype, 4, from.dim);
-    to.data = alloc(w, lg_tensor_bytes(&to));
-    copy(&from, &to);
-    return to;
-}
-
-static void open_rank(struct world *w, int i, struct lg_denoiser_mode mode)
-{
-    struct rank *r = &w->rank[i];
-    mode.sequence.rank = i;
-    if (lg_denoiser_open(w->f.device, &w->f.config, &mode, &r->net) < 0 ||
-        lg_denoiser_band(&w->f.config, &mode.sequence, &r->band) < 0)
-        fail_msg("%s", lg_err_text());
-    const size_t bytes = lg_denoiser_bytes_of(r->net)->exchanged;
-    r->exchanged = alloc(w, bytes);
-    memset(r->exchanged, 0xff, bytes);
-    lg_denoiser_set_exchanged(r->net, r->exchanged);
-    r->grads = alloc(w, w->f.params.count * lg_dtype_bytes(w->f.type));
-    r->in = w->f.in;
-    r->in.x = own(w, r, w->f.in.x);
-    r->out = own(w, r, w->f.out);
-    r->dout = own(w, r, w->f.dout);
-}
-
-static void open_world(struct world *w, const char *device, const struct lg_denoiser_config *c,
-                       const struct lg_denoiser_mode *mode)
-{
-    *w = (struct world){.n = mode->sequence.degree};
-    denoiser_fixture_open(&w->f, device, NULL, c, true);
-    for (int i = 0; i < w->n; i++) open_rank(w, i, *mode);
-    for (int i = 0; i < w->n; i++) /* who writes into it need not ask */
-        assert_int_equal(lg_denoiser_bytes_of(w->rank[i].net)->exchanged,
-                         lg_denoiser_bytes_of(w->rank[0].net)->exchanged);
-    w->offloaded = lg_denoiser_bytes_of(w->rank[0].net)->host;
-}
-
-static void close_world(struct world *w)
-{
-    for (int i = 0; i < w->n; i++) lg_denoiser_close(&w->rank[i].net);
-    denoiser_fixture_close(&w->f);
-}
-
-static void exchange(struct world *w, int number, bool poisons)
-{
-    for (int from = 0; from < w->n; from++)
-        for (int to = 0; to < w->n; to++) {
-            struct lg_sent x =
-                lg_denoiser_sends(w->rank[from].net, number, to, w->rank[to].exchanged);
-            if (poisons)
-                poison(&x.to);
-            else
-                lg_send(w->f.stream, x);
-        }
-}
-
-/* Event i of all ranks, which must be the same. */
-static void go(struct world *w, int i)
-{
-    const struct lg_denoiser_event *first = NULL;
-    for (int r = 0; r < w->n; r++) {
-        int n, forward;
-        const struct lg_denoiser_event *e = &lg_denoiser_events(w->rank[r].net, &n, &forward)[i];
-        if (!first) first = e;
-        assert_true(e->kind == first->kind && e->unit == first->unit);
-        assert_int_equal(e->exchange, first->exchange);
-        if (e->kind == LG_EVENT_RUN) lg_denoiser_run(w->rank[r].net, w->f.stream, e);
-    }
-    lg_stream_sync(w->f.stream);
-    if (first->kind != LG_EVENT_EXCHANGE) return;
-    assert_int_equal(first->exchange, w->exchanges++);
-    exchange(w, first->exchange, false);
-    lg_stream_sync(w->f.stream);
-}
-
-/* Before the events after exchange i, the place of exchange i + 1 is anybody's. */
-static void go_all(struct world *w, int from, int to, int exchanges)
-{
-    for (int i = from; i < to; i++) {
-        const int before = w->exchanges;
-        go(w, i);
-        if (w->exchanges > before && w->exchanges < exchanges) exchange(w, w->exchanges, true);
-    }
-}
-
-static void run(struct world *w, bool accumulate)
-{
-    int n, forward, exchanges = 0;
-    const struct lg_denoiser_event *e = lg_denoiser_events(w->rank[0].net, &n, &forward);
-    for (int i = 0; i < n; i++) exchanges += e[i].kind == LG_EVENT_EXCHANGE;
-    const lg_params *p = &w->f.params;
-    const size_t each = lg_dtype_bytes(w->f.type);
-    for (int i = 0; i < w->n; i++) {
-        struct rank *r = &w->rank[i];
-        for (int u = 0; u < p->n_units; u++) {
-            const size_t at = p->unit[u].first * each;
-            lg_denoiser_set_weights(r->net, u, (char *)w->f.weights + at);
-            lg_denoiser_set_gradient(r->net, u, (char *)r->grads + at);
-        }
-        lg_denoiser_begin_forward(r->net, &r->in, r->out);
-    }
-    w->exchanges = 0;
-    exchange(w, 0, true);
-    go_all(w, 0, forward, exchanges);
-    for (int i = 0; i < w->n; i++)
-        lg_denoiser_begin_backward(w->rank[i].net, &w->rank[i].in, w->rank[i].dout, accumulate);
-    go_all(w, forward, n, exchanges);
-    assert_int_equal(w->exchanges, exchanges);
-}
 
 /* ---- against the unsplit net ---- */
 
@@ -213,8 +46,8 @@ static int compare_out(struct world *w)
     double *want = doubles(w, w->f.out.data, n);
     memset(w->f.out.data, 0xff, lg_tensor_bytes(&w->f.out));
     for (int i = 0; i < w->n; i++) {
-        lg_tensor to = band_of(&w->rank[i], w->f.out);
-        copy(&w->rank[i].out, &to);
+        lg_tensor to = world_band(&w->rank[i], w->f.out);
+        world_copy(&w->rank[i].out, &to);
     }
     int wrong = near(w, "out", w->f.out.data, want, n, 0);
     free(want);
@@ -260,8 +93,8 @@ static void next_input(struct world *w)
         denoiser_fixture_set(&w->f, w->f.in.x.data, (size_t)i, 1.0 - 0.5 * v);
     }
     for (int i = 0; i < w->n; i++) {
-        lg_tensor from = band_of(&w->rank[i], w->f.in.x);
-        copy(&from, &w->rank[i].in.x);
+        lg_tensor from = world_band(&w->rank[i], w->f.in.x);
+        world_copy(&from, &w->rank[i].in.x);
     }
 }
 
@@ -289,7 +122,7 @@ static void check_world(struct world *w)
         if (micro == 2) add_ones(w);
         denoiser_fixture_forward(&w->f);
         denoiser_fixture_backward(&w->f, micro > 0);
-        run(w, micro > 0);
+        world_run(w, micro > 0);
         wrong += compare_out(w);
         next_input(w);
     }
@@ -301,9 +134,9 @@ static void check(const char *device, const struct lg_denoiser_config *c,
                   const struct lg_denoiser_mode *mode)
 {
     struct world w;
-    open_world(&w, device, c, mode);
+    world_open(&w, device, c, mode);
     check_world(&w);
-    close_world(&w);
+    world_close(&w);
 }
 
 static struct lg_denoiser_mode split(int degree, enum lg_sequence_kind kind)
@@ -368,15 +201,15 @@ static void test_offload(void **state)
         for (int k = 0; k < 2; k++) {
             struct lg_denoiser_mode mode = split(degree, (enum lg_sequence_kind)k);
             struct world w, kept;
-            open_world(&kept, "host", &c, &mode);
+            world_open(&kept, "host", &c, &mode);
             mode.offload = true;
-            open_world(&w, "host", &c, &mode);
+            world_open(&w, "host", &c, &mode);
             assert_true(w.offloaded > 0);
             assert_true(lg_denoiser_bytes_of(w.rank[0].net)->exchanged <
                         lg_denoiser_bytes_of(kept.rank[0].net)->exchanged);
             check_world(&w);
-            close_world(&w);
-            close_world(&kept);
+            world_close(&w);
+            world_close(&kept);
         }
 }
 
@@ -391,10 +224,10 @@ static void test_budget(void **state)
         for (int i = 0; i < 2; i++) {
             struct world w;
             mode.recompute = i ? block : none;
-            open_world(&w, "host", &c, &mode);
+            world_open(&w, "host", &c, &mode);
             bytes[i] = lg_denoiser_bytes_of(w.rank[2].net)->activations +
                        lg_denoiser_bytes_of(w.rank[2].net)->exchanged;
-            close_world(&w);
+            world_close(&w);
         }
         assert_true(bytes[1] < bytes[0]);
         for (int i = 1; i < 8; i++) {
@@ -404,6 +237,58 @@ static void test_budget(void **state)
             mode.recompute = (const char *const[]){word, NULL};
             check("host", &c, &mode);
         }
+    }
+}
+
+/* What is frozen is not touched, not even by the zeros of other ranks' parts. */
+static void test_frozen(void **state)
+{
+    (void)state;
+    static const char *const groups[] = {"*.attn1.to_[qkv].weight frozen", NULL};
+    const struct lg_denoiser_config c = dit();
+    for (int k = 0; k < 2; k++) {
+        struct lg_denoiser_mode mode = split(2, (enum lg_sequence_kind)k);
+        struct world w;
+        int seen = 0;
+        mode.groups = groups;
+        world_open(&w, "host", &c, &mode);
+        fill_gradients(&w);
+        denoiser_fixture_forward(&w.f);
+        denoiser_fixture_backward(&w.f, false);
+        world_run(&w, false);
+        for (const struct lg_param *q = w.f.params.p; q < w.f.params.p + w.f.params.n; q++) {
+            const bool is_frozen = strstr(q->name, "attn1.to_") && !strstr(q->name, "to_out") &&
+                                   strstr(q->name, ".weight");
+            seen += is_frozen;
+            for (size_t i = q->offset; i < q->offset + q->count; i++)
+                for (int r = 0; r < w.n; r++)
+                    assert_int_equal(isnan(denoiser_fixture_get(&w.f, w.rank[r].grads, i)) != 0,
+                                     is_frozen);
+        }
+        assert_int_equal(seen, 3 * c.depth);
+        world_close(&w);
+    }
+}
+
+/* Without a backward: the forward alone. */
+static void test_inference(void **state)
+{
+    (void)state;
+    const struct lg_denoiser_config c = denoiser_fixture_pixart();
+    for (int k = 0; k < 2; k++) {
+        struct lg_denoiser_mode mode = split(3, (enum lg_sequence_kind)k);
+        struct world w;
+        int n, forward;
+        mode.train = false;
+        world_open(&w, "host", &c, &mode);
+        denoiser_fixture_forward(&w.f);
+        (void)lg_denoiser_events(w.rank[0].net, &n, &forward);
+        assert_int_equal(n, forward);
+        world_begin_forward(&w);
+        world_go(&w, 0, n, 2 * c.depth);
+        assert_int_equal(w.exchanges, 2 * c.depth);
+        assert_int_equal(compare_out(&w), 0);
+        world_close(&w);
     }
 }
 
@@ -426,7 +311,7 @@ static void at_once(int degree)
     const struct lg_denoiser_mode mode = split(degree, LG_SEQUENCE_FASTSEQ);
     struct lg_denoiser_config c = dit();
     struct world w;
-    open_world(&w, "host", &c, &mode);
+    world_open(&w, "host", &c, &mode);
     lg_denoiser_forward(w.rank[0].net, w.f.stream, w.f.weights, &w.rank[0].in, w.rank[0].out);
 }
 
@@ -486,6 +371,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dit),     cmocka_unit_test(test_pixart),
         cmocka_unit_test(test_offload), cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_frozen),  cmocka_unit_test(test_inference),
         cmocka_unit_test(test_refused), cmocka_unit_test(test_one_rank_is_the_net),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
