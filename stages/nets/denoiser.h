@@ -61,8 +61,9 @@ struct lg_denoiser_mode {
 };
 
 /* A rank's band of the latent, when the sequence is split: x, out and d out are (B, C, height, W) of rows
- * [first, first + height), by lg_send from a whole one (noise is drawn by the element's number in that); all other inputs are those of the whole net, and so are weights. Means over the band times
- * `share` are its terms of means over the latent: of the loss, and of the weight by which its gradient is made. */
+ * [first, first + height), by lg_send from a whole one (noise is drawn by the element's number in that). All other
+ * inputs are those of the whole net, and so are weights. Means over the band times `share` are its terms of means over the
+ * latent: that of the loss, and lg_mse_loss gets a sample's weight times `share`. */
 struct lg_band {
     int first, height;
     double share;

@@ -271,6 +271,16 @@ static void test_print(void **state)
     assert_non_null(strstr(text, " bytes of what arrives; scratch"));
     free(text);
     close_part(&r);
+    open_part(&r, &c, true); /* the sum of two might lie on one of them, were it not what arrived */
+    to = open_memstream(&text, &bytes);
+    lg_program_print(r.p, to);
+    fclose(to);
+    assert_non_null(strstr(text, "v5 y f64"));
+    assert_non_null(strstr(text, "v6 y again f64"));
+    assert_null(strstr(text, "in place of v5"));
+    assert_null(strstr(text, "in place of v6"));
+    free(text);
+    close_part(&r);
 }
 
 /* ---- what is refused ---- */

@@ -270,6 +270,52 @@ static void test_frozen(void **state)
     }
 }
 
+static lg_tensor loss_of(const struct world *w, lg_tensor pred, lg_tensor target, double share,
+                         double *ret_loss)
+{
+    double weight[B];
+    lg_tensor dpred = lg_tensor_of(malloc(lg_tensor_bytes(&pred)), LG_F64, 4, pred.dim);
+    for (int b = 0; b < B; b++) weight[b] = 0.25 * (b + 1) * share;
+    lg_mse_loss(w->f.stream, &(struct lg_mse_loss_args){.pred = pred,
+                                                        .target = target,
+                                                        .weight = lg_t1(weight, LG_F64, B),
+                                                        .loss = lg_t1(ret_loss, LG_F64, B),
+                                                        .dpred = dpred});
+    lg_stream_sync(w->f.stream);
+    return dpred;
+}
+
+/* The bands' losses, and their gradients, by their shares. */
+static void test_loss(void **state)
+{
+    (void)state;
+    const struct lg_denoiser_config c = dit();
+    const struct lg_denoiser_mode mode = split(3, LG_SEQUENCE_ULYSSES);
+    struct world w;
+    double loss[B], sum[B] = {0}, part[B];
+    int row = 0;
+    world_open(&w, "ref64", &c, &mode);
+    lg_tensor dpred = loss_of(&w, w.f.in.x, w.f.dout, 1, loss);
+    for (int i = 0; i < w.n; i++) {
+        const struct rank *r = &w.rank[i];
+        lg_tensor got = loss_of(&w, r->in.x, r->dout, r->band.share, part), want = got;
+        assert_int_equal(r->band.first, row);
+        row += r->band.height;
+        want.data = malloc(lg_tensor_bytes(&got));
+        lg_tensor band = world_band(r, dpred);
+        world_copy(&band, &want);
+        for (int64_t n = 0; n < lg_numel(&got); n++)
+            assert_true(fabs(((double *)got.data)[n] - ((double *)want.data)[n]) <= 1e-15);
+        for (int b = 0; b < B; b++) sum[b] += r->band.share * part[b];
+        free(got.data);
+        free(want.data);
+    }
+    assert_int_equal(row, c.height);
+    for (int b = 0; b < B; b++) assert_true(fabs(sum[b] - loss[b]) <= 1e-14 * loss[b]);
+    free(dpred.data);
+    world_close(&w);
+}
+
 /* Without a backward: the forward alone. */
 static void test_inference(void **state)
 {
@@ -369,10 +415,15 @@ int main(int argc, char **argv)
 {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dit),     cmocka_unit_test(test_pixart),
-        cmocka_unit_test(test_offload), cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_frozen),  cmocka_unit_test(test_inference),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_one_rank_is_the_net),
+        cmocka_unit_test(test_dit),
+        cmocka_unit_test(test_pixart),
+        cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_inference),
+        cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_one_rank_is_the_net),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
