@@ -162,6 +162,31 @@ void cuda_posterior_split(lg_stream *s, const struct lg_posterior_split_args *a)
     LG_CUDA_LAUNCHED();
 }
 
+/* All counted in packs: rows of N, so far apart. */
+template <typename P>
+__global__ void copy_rows_kernel(const P *x, P *y, int64_t N, int64_t from, int64_t to,
+                                 int64_t count)
+{
+    THIS_ELEMENT;
+    y[e / N * to + e % N] = x[e / N * from + e % N];
+}
+void cuda_copy_rows(lg_stream *s, const struct lg_copy_rows_args *a)
+{
+    int64_t all = lg_numel(&a->x), row = a->x.dim[1], from = lg_row_stride(&a->x, 1),
+            to = lg_row_stride(&a->y, 1);
+    bool aligned = lg_cuda_aligned_16(a->x.data) && lg_cuda_aligned_16(a->y.data);
+    WITH_TYPE(a->x.dtype, T, {
+        bool fits = row % PACK<T> == 0 && from % PACK<T> == 0 && to % PACK<T> == 0;
+        WITH_PACK(aligned && fits, T, N, {
+            typedef pack<T, N> P;
+            int64_t count = all / N;
+            copy_rows_kernel<<<GRID(count)>>>((const P *)a->x.data, (P *)a->y.data, row / N,
+                                              from / N, to / N, count);
+        })
+    })
+    LG_CUDA_LAUNCHED();
+}
+
 /* C, counted in packs, of an (N, H, W, C) picture. */
 template <typename P>
 __global__ void upsample_kernel(const P *x, P *y, int64_t H, int64_t W, int64_t C, int64_t count)

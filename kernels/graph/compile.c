@@ -4,7 +4,8 @@
  * 2. An output takes over the storage of an input where ops.def lets it lie there, both are whole values of one
  *    type and size, and no other node needs the input later: in place.
  * 3. Storages are placed largest first, each at the lowest offset where it meets none that is in use at the same
- *    time. Greedy, and the same for the same graph.
+ *    time. Greedy, and the same for the same graph. What arrives in exchanges has memory apart, in which all
+ *    ranks place alike: nothing else takes it over, and nothing of it depends on one rank's part.
  */
 #include "base/check.h"
 #include "base/lifetimes.h"
@@ -17,7 +18,7 @@
 static bool is_whole(const lg_graph *g, const struct lg_use *u)
 {
     const struct lg_value *v = &g->value[u->value];
-    return v->bound < 0 && u->offset == 0 && lg_is_contiguous(u->t) &&
+    return v->bound < 0 && !v->room && u->offset == 0 && lg_is_contiguous(u->t) &&
            lg_tensor_bytes(u->t) == v->bytes;
 }
 
@@ -59,47 +60,65 @@ static void share_in_place(const lg_graph *g, lg_program *p)
 
 /* ---- where it lies ---- */
 
+/* Whether value i lies in the arena, or in the memory for what arrives. */
+static bool lies_in(const lg_graph *g, const lg_program *p, int i, int place)
+{
+    const struct lg_value *v = &g->value[i];
+    return v->bound < 0 && v->first >= 0 &&
+           (g->value[p->value[i].storage].room > 0) == (place == LG_PLACE_EXCHANGED);
+}
+
+/* What arrives may do so as soon as the exchange before is over: exchange.h. */
+static int exchange_before(const lg_graph *g, int node)
+{
+    do node--;
+    while (node > 0 && g->node[node].kind != LG_NODE_EXCHANGE);
+    return LG_MAX(node, 0);
+}
+
 /* The storages' lifetimes, in the order of the values that they began with; number[value]: its storage's. */
-static int find_storages(const lg_graph *g, const lg_program *p, struct lg_lifetime *ret,
+static int find_storages(const lg_graph *g, const lg_program *p, int where, struct lg_lifetime *ret,
                          int *ret_number)
 {
     int n = 0;
     for (int i = 0; i < g->n_values; i++) {
         const struct lg_value *v = &g->value[i];
-        if (v->bound >= 0 || v->first < 0 || p->value[i].storage != i) continue;
+        if (!lies_in(g, p, i, where) || p->value[i].storage != i) continue;
         ret_number[i] = n;
-        ret[n++] = (struct lg_lifetime){.first = v->first, .bytes = v->bytes};
+        ret[n++] = (struct lg_lifetime){.first = v->room ? exchange_before(g, v->first) : v->first,
+                                        .bytes = LG_MAX(v->bytes, v->room)};
     }
     for (int i = 0; i < g->n_values; i++) {
         const struct lg_value *v = &g->value[i];
-        if (v->bound >= 0 || v->first < 0) continue;
+        if (!lies_in(g, p, i, where)) continue;
         ret_number[i] = ret_number[p->value[i].storage];
         ret[ret_number[i]].last = LG_MAX(ret[ret_number[i]].last, v->last);
     }
     return n;
 }
 
-static void place(const lg_graph *g, lg_program *p)
+static size_t place(const lg_graph *g, lg_program *p, int where)
 {
     const size_t room = (size_t)LG_MAX(g->n_values, 1);
     struct lg_lifetime *l = calloc(room, sizeof *l);
     int *number = calloc(room, sizeof *number);
     LG_ASSERT(l && number);
-    p->arena_bytes = lg_lifetimes_place(l, find_storages(g, p, l, number));
+    size_t bytes = lg_lifetimes_place(l, find_storages(g, p, where, l, number));
     for (int i = 0; i < g->n_values; i++)
-        if (g->value[i].bound < 0 && g->value[i].first >= 0) p->value[i].at = l[number[i]].at;
+        if (lies_in(g, p, i, where)) p->value[i].at = l[number[i]].at;
     free(l);
     free(number);
+    return bytes;
 }
 
 /* ---- the program ---- */
 
 /* Where a run says whether results are added: what first writes a bound sum. */
-static void find_toggle(lg_program *p, const struct lg_value *v, const struct lg_use *u,
-                        const char *args)
+static void find_toggle(lg_program *p, int node, const struct lg_value *v, const struct lg_use *u)
 {
-    size_t at = (size_t)(args - p->args) + u->operand->adds_at;
-    if (!v->sum || !u->operand->out) return;
+    const char *args = p->args + p->node[node].args;
+    size_t at = p->node[node].args + u->operand->adds_at;
+    if (!v->sum || !u->operand->out || p->node[node].kind == LG_NODE_ZERO) return;
     LG_ASSERT(u->operand->adds_at);
     if (!lg_operand_adds(u->operand, args)) p->toggle[p->n_toggles++] = at;
 }
@@ -122,10 +141,12 @@ static void make_places(const lg_graph *g, lg_program *p)
         for (int i = 0; i < count; i++) {
             const struct lg_value *v = &g->value[use[i].value];
             size_t at = v->bound < 0 ? p->value[use[i].value].at : 0;
-            find_toggle(p, v, &use[i], p->args + g->node[n].args);
+            int where = lies_in(g, p, use[i].value, LG_PLACE_EXCHANGED) ? LG_PLACE_EXCHANGED
+                                                                        : LG_PLACE_ARENA;
+            find_toggle(p, n, v, &use[i]);
             p->place[p->n_places++] =
                 (struct lg_place){.tensor = (size_t)((const char *)use[i].t - g->args),
-                                  .bound = v->bound,
+                                  .bound = v->bound < 0 ? where : v->bound,
                                   .offset = at + use[i].offset,
                                   .node = n,
                                   .value = use[i].value,
@@ -182,7 +203,8 @@ int lg_graph_compile(const lg_graph *g, lg_program **ret)
     p->node = copied(g->node, (size_t)g->n_nodes, sizeof *g->node);
     p->args = copied(g->args, g->args_bytes, 1);
     share_in_place(g, p);
-    place(g, p);
+    p->arena_bytes = place(g, p, LG_PLACE_ARENA);
+    p->exchanged_bytes = place(g, p, LG_PLACE_EXCHANGED);
     make_places(g, p);
     int rc = size_scratch(p, g->stream.device);
     if (rc < 0) {

@@ -165,6 +165,17 @@ static lg_tensor gradient(const struct grad *c, const lg_tensor *t)
     return part(r, t);
 }
 
+/* With the first contribution to a value that is wanted. */
+static void zero_unread(struct grad *c, const struct record *r)
+{
+    for (int i = 0; i < c->x->n_unread; i++) {
+        const lg_tensor *t = &c->x->unread[i];
+        if (record_of(c, t) != r || is_frozen(c, t)) continue;
+        struct lg_copy_args zero = {.t = part(r, t)};
+        lg_graph_record(c->g, LG_NODE_ZERO, &zero, sizeof zero);
+    }
+}
+
 /* Where an operation that can add puts its contribution to t. */
 static lg_tensor into(struct grad *c, const lg_tensor *t, bool *ret_add)
 {
@@ -172,6 +183,7 @@ static lg_tensor into(struct grad *c, const lg_tensor *t, bool *ret_add)
     LG_ASSERT(r->wanted);
     *ret_add = is_written(r, t);
     if (!*ret_add) {
+        if (r->bound && !r->n_pieces) zero_unread(c, r);
         if (!r->is.rank) set(c, r, new_value(c, r));
         note_written(c, r, t);
     } else if (!r->bound) {
@@ -368,6 +380,29 @@ RULE(unpatchify_forward)
     settle(c, &a->x, dx);
 }
 
+/* Not an operation's: the exchange the other way round. What was gathered is a sum of what all ranks made of it. */
+static void grad_exchange(struct grad *c, struct lg_exchange_args *a)
+{
+    const bool gathered = a->cuts.after.dim < 0;
+    const struct lg_cuts back = {.rank = a->cuts.rank,
+                                 .degree = a->cuts.degree,
+                                 .before = a->cuts.after,
+                                 .after = a->cuts.before};
+    LG_ASSERT(a->cuts.before.dim >= 0); /* a scatter has no gradient */
+    lg_tensor d =
+        lg_graph_exchange(c->g, gathered ? "d parts" : "d exchange", &back, gradient(c, &a->to));
+    if (!gathered) {
+        give(c, &a->from, d);
+        return;
+    }
+    const int64_t n = lg_numel(&a->from);
+    bool add;
+    lg_tensor to = into(c, &a->from, &add);
+    lg_sum_rows(c->s, &(struct lg_sum_rows_args){.x = lg_t2(d.data, d.dtype, back.degree, n),
+                                                 .y = lg_t1(to.data, to.dtype, n),
+                                                 .accumulate = add});
+}
+
 #define GRAD(name) [LG_OP_##name] = grad_##name,
 static void (*const rule[LG_OP_COUNT])(struct grad *, void *args) = {
 #include "kernels/graph/grad.def"
@@ -441,15 +476,21 @@ static void finish(struct grad *c, int node)
 static void visit(struct grad *c, int node)
 {
     union {
+        struct lg_exchange_args exchange;
 #define LG_OP(name, ...) struct lg_##name##_args name;
 #include "kernels/ops.def"
 #undef LG_OP
     } args; /* a copy: recording moves the nodes' arguments */
     const lg_op_id op = c->g->node[node].op;
-    memcpy(&args, lg_graph_args(c->g, node), lg_op_info(op)->args_bytes);
-    LG_ASSERT(rule[op]); /* has no gradient: grad.def */
+    const bool exchange = c->g->node[node].kind == LG_NODE_EXCHANGE;
+    memcpy(&args, lg_graph_args(c->g, node),
+           exchange ? sizeof args.exchange : lg_op_info(op)->args_bytes);
+    LG_ASSERT(exchange || rule[op]); /* has no gradient: grad.def */
     c->g->block = c->g->node[node].block;
-    rule[op](c, &args);
+    if (exchange)
+        grad_exchange(c, &args.exchange);
+    else
+        rule[op](c, &args);
     finish(c, node);
 }
 

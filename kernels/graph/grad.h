@@ -27,5 +27,9 @@ struct lg_gradients {
     const lg_tensor
         *frozen; /* parts of wanted values that get none after all, each whole as nodes read it */
     int n_frozen;
+    /* Parts of wanted values that no node reads, though nodes read others of the value (a rank's part of a weight):
+     * their gradients are zeros, with the first that is written there. */
+    const lg_tensor *unread;
+    int n_unread;
 };
 void lg_graph_grad(lg_graph *g, const struct lg_gradients *x);

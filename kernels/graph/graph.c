@@ -48,6 +48,14 @@ lg_tensor lg_graph_bind_sum(lg_graph *g, const char *name, lg_tensor shape)
     return t;
 }
 
+lg_tensor lg_graph_twin(lg_graph *g, int value)
+{
+    const struct lg_value v = g->value[value];
+    lg_tensor t = lg_graph_value(g, v.name, lg_tensor_of(NULL, v.dtype, v.rank, v.dim));
+    g->value[g->n_values - 1].room = v.room;
+    return t;
+}
+
 lg_tensor lg_graph_again(lg_graph *g, lg_tensor t)
 {
     int old = lg_graph_value_of(&t);
@@ -70,16 +78,28 @@ static size_t extent(const lg_tensor *t, int first)
     return (size_t)(last + 1) * lg_dtype_bytes(t->dtype);
 }
 
-/* A copy is a node that reads its value, or makes the new one. */
-static int copy_uses(const lg_graph *g, const struct lg_node *node, struct lg_use ret[LG_USES_MAX])
+static struct lg_use plain_use(const lg_tensor *t, bool out)
 {
     static const struct lg_operand from = {.name = "from", .same = -1};
     static const struct lg_operand to = {.name = "to", .same = -1, .out = true};
-    const lg_tensor *t = &((const struct lg_copy_args *)(const void *)(g->args + node->args))->t;
-    ret[0] = (struct lg_use){.operand = node->kind == LG_NODE_IN ? &to : &from,
-                             .t = t,
-                             .value = lg_graph_value_of(t),
-                             .offset = lg_graph_offset_of(t)};
+    return (struct lg_use){.operand = out ? &to : &from,
+                           .t = t,
+                           .value = lg_graph_value_of(t),
+                           .offset = lg_graph_offset_of(t)};
+}
+
+/* Of a node that is no call: a copy reads its value, or makes the new one. */
+static int plain_uses(const lg_graph *g, const struct lg_node *node, struct lg_use ret[LG_USES_MAX])
+{
+    const void *args = g->args + node->args;
+    if (node->kind == LG_NODE_EXCHANGE) {
+        const struct lg_exchange_args *x = args;
+        ret[0] = plain_use(&x->from, false);
+        ret[1] = plain_use(&x->to, true);
+        return 2;
+    }
+    bool out = node->kind == LG_NODE_IN || node->kind == LG_NODE_ZERO;
+    ret[0] = plain_use(&((const struct lg_copy_args *)args)->t, out);
     return 1;
 }
 
@@ -87,7 +107,7 @@ int lg_graph_uses(const lg_graph *g, int n, struct lg_use ret[LG_USES_MAX])
 {
     const struct lg_node *node = &g->node[n];
     if (node->kind == LG_NODE_REMOVED) return 0;
-    if (node->kind != LG_NODE_CALL) return copy_uses(g, node, ret);
+    if (node->kind != LG_NODE_CALL) return plain_uses(g, node, ret);
     const struct lg_op_info *op = lg_op_info(g->node[n].op);
     const char *args = g->args + g->node[n].args;
     int count = 0;
@@ -205,6 +225,12 @@ static void record(lg_stream *s, lg_op_id op, const void *args)
     note(g, add_node(g, (struct lg_node){LG_NODE_CALL, op, at, g->block, g->backward}));
 }
 
+void lg_graph_record(lg_graph *g, enum lg_node_kind kind, const void *args, size_t bytes)
+{
+    size_t at = add_bytes(g, args, bytes);
+    note(g, add_node(g, (struct lg_node){kind, LG_OP_COUNT, at, g->block, g->backward}));
+}
+
 /* ---- for passes ---- */
 
 void lg_graph_replace(lg_graph *g, int node, lg_op_id op, const void *args)
@@ -222,10 +248,13 @@ void lg_graph_remove(lg_graph *g, int node)
 int lg_graph_copy(lg_graph *g, int node)
 {
     struct lg_node copy = g->node[node];
-    char *args = malloc(lg_op_info(copy.op)->args_bytes);
+    const bool exchange = copy.kind == LG_NODE_EXCHANGE;
+    const size_t bytes =
+        exchange ? sizeof(struct lg_exchange_args) : lg_op_info(copy.op)->args_bytes;
+    char *args = malloc(bytes);
     LG_ASSERT(args);
-    memcpy(args, lg_graph_args(g, node), lg_op_info(copy.op)->args_bytes);
-    copy.args = add_args(g, copy.op, args);
+    memcpy(args, lg_graph_args(g, node), bytes);
+    copy.args = add_bytes(g, args, bytes);
     free(args);
     return add_node(g, copy);
 }

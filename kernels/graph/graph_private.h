@@ -1,6 +1,6 @@
 /* What the passes over a graph see of it. Only kernels/graph and its own test include this. */
 #pragma once
-#include "kernels/graph/graph.h"
+#include "kernels/graph/exchange.h"
 #include "kernels/op_table.h"
 
 enum { LG_VALUE_SHIFT = 40, LG_VALUE_NAME_BYTES = 48 };
@@ -16,6 +16,7 @@ struct lg_value {
     bool sum;        /* bound: what is written there is added, when the run says so */
     int again;       /* the value in whose memory it lies and to which its writer adds; -1: none */
     int next;        /* the value that is so made of this one; -1: none */
+    size_t room;     /* of what arrives in an exchange: bytes of the rank with most; 0: of others */
     int first, last; /* nodes: the first that writes, the last that uses; -1: none does */
 };
 
@@ -27,12 +28,20 @@ enum lg_node_kind {
     LG_NODE_OUT_DONE, /* from here on its memory may be another's */
     LG_NODE_IN,       /* begins to copy it into a new value */
     LG_NODE_IN_DONE,  /* from here on that may be read */
+    /* a part of a bound sum to which nothing comes (grad.h): zeros, unless the run adds; args: lg_copy_args.t */
+    LG_NODE_ZERO,
+    LG_NODE_EXCHANGE, /* the caller's (exchange.h); args: struct lg_exchange_args */
 };
 
 struct lg_copy_args {
     lg_tensor t;    /* the value, or the new one */
     int copy;       /* its number */
     size_t host_at; /* bytes from the start of the host memory */
+};
+
+struct lg_exchange_args {
+    lg_tensor from, to;
+    struct lg_cuts cuts;
 };
 
 struct lg_node {
@@ -84,6 +93,11 @@ static inline void *lg_graph_args(const lg_graph *g, int node)
 {
     return g->args + g->node[node].args;
 }
+
+/* Records a node that is no call. */
+void lg_graph_record(lg_graph *g, enum lg_node_kind kind, const void *args, size_t bytes);
+/* A new value like this one. */
+lg_tensor lg_graph_twin(lg_graph *g, int value);
 
 /* A value that continues t's: it lies there and holds what was there, to which the one node that writes it adds.
  * Nobody may use the old one from then on. Returns t in it. */

@@ -126,7 +126,7 @@ size_t lg_graph_offload(lg_graph *g, size_t bytes_min)
     find_readers(&o);
     for (int i = 0; i < values; i++) {
         const struct lg_value *v = &g->value[i];
-        if (v->bound < 0 && v->again < 0 && v->next < 0 && v->bytes >= bytes_min &&
+        if (v->bound < 0 && v->again < 0 && v->next < 0 && LG_MAX(v->bytes, v->room) >= bytes_min &&
             o.last_forward[i] >= 0 && o.first_backward[i] >= 0)
             offload(&o, i);
     }

@@ -18,7 +18,7 @@ static void print_value(const lg_program *p, int i, FILE *to)
     if (v->of.bound >= 0)
         fprintf(to, ", bound %d", v->of.bound);
     else if (v->of.first >= 0)
-        fprintf(to, " at %zu", v->at);
+        fprintf(to, " at %zu%s", v->at, p->value[v->storage].of.room ? " of what arrives" : "");
     if (v->of.bound < 0 && v->storage != i) fprintf(to, " in place of v%d", v->storage);
     if (v->of.first >= 0) fprintf(to, ", made by n%d", v->of.first);
     if (v->of.last >= 0) fprintf(to, ", used up to n%d", v->of.last);
@@ -61,8 +61,8 @@ static int find_peak(const lg_program *p, size_t *ret_bytes)
         size_t bytes = 0;
         for (int i = 0; i < p->n_values; i++) {
             const struct lg_value *v = &p->value[i].of;
-            if (v->bound < 0 && p->value[i].storage == i && v->first >= 0 && v->first <= n &&
-                n <= last[i])
+            if (v->bound < 0 && !v->room && p->value[i].storage == i && v->first >= 0 &&
+                v->first <= n && n <= last[i])
                 bytes += v->bytes;
         }
         if (bytes > *ret_bytes) most = n, *ret_bytes = bytes;
@@ -122,6 +122,25 @@ double lg_program_flops(const lg_program *p)
     return sum;
 }
 
+static void print_cut(const struct lg_cut *c, int degree, FILE *to)
+{
+    if (c->dim < 0) {
+        fprintf(to, "whole");
+        return;
+    }
+    fprintf(to, "dimension %d at", c->dim);
+    for (int i = 0; i <= degree; i++) fprintf(to, " %" PRId64, c->at[i]);
+}
+
+/* "exchange: rank 0 of 2, dimension 1 at 0 8 16 to dimension 3 at 0 1 2" */
+static void print_exchange(const struct lg_cuts *c, FILE *to)
+{
+    fprintf(to, " exchange: rank %d of %d, ", c->rank, c->degree);
+    print_cut(&c->before, c->degree, to);
+    fprintf(to, " to ");
+    print_cut(&c->after, c->degree, to);
+}
+
 static void print_what(const lg_program *p, int n, FILE *to)
 {
     static const char *const copies[] = {[LG_NODE_OUT] = "begin to copy to the host",
@@ -133,6 +152,10 @@ static void print_what(const lg_program *p, int n, FILE *to)
         const struct lg_op_info *op = lg_op_info(p->node[n].op);
         fprintf(to, " %s", op->name);
         lg_scalars_print(op, args, 9, to);
+    } else if (p->node[n].kind == LG_NODE_EXCHANGE) {
+        print_exchange(&((const struct lg_exchange_args *)args)->cuts, to);
+    } else if (p->node[n].kind == LG_NODE_ZERO) {
+        fprintf(to, " zero");
     } else {
         const struct lg_copy_args *a = args;
         fprintf(to, " %s: %d, at %zu", copies[p->node[n].kind], a->copy, a->host_at);
@@ -153,6 +176,7 @@ void lg_program_print(const lg_program *p, FILE *to)
     }
     fprintf(to, "%d nodes, %d values, arena %zu bytes", p->n_nodes, p->n_values, p->arena_bytes);
     if (peak >= 0) fprintf(to, ", of which n%d uses %zu", peak, most);
+    if (p->exchanged_bytes) fprintf(to, ", %zu bytes of what arrives", p->exchanged_bytes);
     if (p->host_bytes) fprintf(to, ", %zu bytes in host memory", p->host_bytes);
     fprintf(to, "; scratch %zu bytes; %.4g GFLOP\n", p->scratch_bytes, 1e-9 * lg_program_flops(p));
 }

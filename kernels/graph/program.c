@@ -76,18 +76,27 @@ static void copy(lg_program *p, lg_stream *s, const struct lg_program_memory *m,
     lg_stream_record(lane, p->done[a->copy]);
 }
 
+static void zero(lg_stream *s, const struct lg_program_memory *m, const struct lg_copy_args *a)
+{
+    if (!m->add) lg_stream_zero(s, a->t.data, lg_tensor_bytes(&a->t));
+}
+
 static void run_node(lg_program *p, lg_stream *s, const struct lg_program_memory *m, int node)
 {
-    for (int i = p->first_place[node]; i < p->first_place[node + 1]; i++) {
-        const struct lg_place *l = &p->place[i];
-        void *base = l->bound < 0 ? m->arena : m->bound[l->bound];
-        LG_ASSERT(base);
-        lg_place_pointer(p, i, (char *)base + l->offset);
-    }
-    if (p->node[node].kind == LG_NODE_CALL)
-        lg_op_call(s, p->node[node].op, p->args + p->node[node].args);
-    else
+    const struct lg_node *n = &p->node[node];
+    for (int i = p->first_place[node]; i < p->first_place[node + 1]; i++)
+        lg_place_pointer(p, i, (char *)lg_program_base(m, p->place[i].bound) + p->place[i].offset);
+    switch (n->kind) {
+    case LG_NODE_CALL:
+        lg_op_call(s, n->op, p->args + n->args);
+        break;
+    case LG_NODE_ZERO:
+        zero(s, m, (const void *)(p->args + n->args));
+        break;
+    default:
+        LG_ASSERT(n->kind != LG_NODE_EXCHANGE); /* the caller's */
         copy(p, s, m, node);
+    }
 }
 
 int lg_program_nodes(const lg_program *p, enum lg_program_part part)

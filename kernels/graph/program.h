@@ -21,7 +21,8 @@ int lg_program_open_lanes(lg_program *p, lg_device *d);
 struct lg_program_memory {
     void *arena; /* 64-byte aligned, of lg_program_arena_bytes */
     void *scratch;
-    void *host; /* of lg_program_host_bytes */
+    void *host;      /* of lg_program_host_bytes */
+    void *exchanged; /* of lg_program_exchanged_bytes (exchange.h) */
     void *const
         *bound; /* by the numbers of lg_graph_bind; those that the part does not use may be NULL */
     bool add;   /* results are added to what lies in the bound sums, else overwrite it */

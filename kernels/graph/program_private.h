@@ -1,12 +1,14 @@
 /* A program's parts. Only kernels/graph includes this. */
 #pragma once
+#include "base/check.h"
 #include "kernels/graph/graph_private.h"
 #include "kernels/graph/program.h"
 
+enum { LG_PLACE_ARENA = -1, LG_PLACE_EXCHANGED = -2 };
 /* A tensor of a call: `offset` bytes behind the arena's start, or that of what is bound. */
 struct lg_place {
     size_t tensor; /* the lg_tensor, in bytes from the start of args */
-    int bound;     /* -1: the arena */
+    int bound;     /* or one of these: */
     size_t offset;
     int node, value, element;
     const struct lg_operand *operand;
@@ -16,7 +18,7 @@ struct lg_place {
 struct lg_placed {
     struct lg_value of;
     int storage; /* the value whose memory it has; its own number: its own */
-    size_t at;   /* in the arena */
+    size_t at;   /* in the arena, or in the memory for what arrives */
 };
 
 struct lg_program {
@@ -30,7 +32,7 @@ struct lg_program {
     int *first_place; /* [n_nodes + 1]: of each node */
     size_t *toggle;   /* bools in args that a run sets: add, or overwrite */
     int n_toggles;
-    size_t arena_bytes, scratch_bytes;
+    size_t arena_bytes, scratch_bytes, exchanged_bytes;
     int n_copies;
     size_t host_bytes;
     lg_stream *out, *in;      /* the lanes of copies; NULL until they are opened */
@@ -45,4 +47,14 @@ static inline void lg_program_toggle(lg_program *p, bool add)
 static inline void lg_place_pointer(lg_program *p, int i, void *at)
 {
     ((lg_tensor *)(void *)(p->args + p->place[i].tensor))->data = at;
+}
+
+/* From where the offset of a place counts in a run. */
+static inline void *lg_program_base(const struct lg_program_memory *m, int bound)
+{
+    void *base = bound == LG_PLACE_ARENA       ? m->arena
+                 : bound == LG_PLACE_EXCHANGED ? m->exchanged
+                                               : m->bound[bound];
+    LG_ASSERT(base);
+    return base;
 }

@@ -96,12 +96,6 @@ static lg_tensor moved(const struct repeat *r, const struct lg_use *u)
     return t;
 }
 
-static lg_tensor value_again(lg_graph *g, int value)
-{
-    struct lg_value v = g->value[value];
-    return lg_graph_value(g, v.name, lg_tensor_of(NULL, v.dtype, v.rank, v.dim));
-}
-
 /* Records node n once more, its results in new values, its operands in those where there are some. */
 static void repeat_node(struct repeat *r, int n)
 {
@@ -109,7 +103,7 @@ static void repeat_node(struct repeat *r, int n)
     int copy = lg_graph_copy(r->g, n), count = lg_graph_uses(r->g, copy, use);
     for (int i = 0; i < count; i++) { /* these calls move the values, not the arguments */
         if (use[i].operand->out && !r->again[use[i].value].rank)
-            r->again[use[i].value] = value_again(r->g, use[i].value);
+            r->again[use[i].value] = lg_graph_twin(r->g, use[i].value);
     }
     for (int i = 0; i < count; i++)
         if (r->again[use[i].value].rank) *(lg_tensor *)use[i].t = moved(r, &use[i]);

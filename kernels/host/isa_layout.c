@@ -19,6 +19,16 @@ void LG_K(upsample2x_forward)(lg_stream *s, const struct lg_upsample2x_forward_a
     }
 }
 
+void LG_K(copy_rows)(lg_stream *s, const struct lg_copy_rows_args *a)
+{
+    const int64_t M = a->x.dim[0], N = a->x.dim[1];
+    const int64_t from = lg_row_stride(&a->x, 1), to = lg_row_stride(&a->y, 1);
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t m = 0; m < M; m++)
+        memcpy((float *)a->y.data + m * to, (const float *)a->x.data + m * from,
+               (size_t)N * sizeof(float));
+}
+
 void LG_K(embedding_forward)(lg_stream *s, const struct lg_embedding_forward_args *a)
 {
     const int64_t M = lg_host_numel(&a->ids), V = a->table.dim[0], D = a->table.dim[1];

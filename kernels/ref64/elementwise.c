@@ -183,6 +183,16 @@ void ref64_nhwc_to_pixels(lg_stream *s, const struct lg_nhwc_to_pixels_args *a)
             }
 }
 
+void ref64_copy_rows(lg_stream *s, const struct lg_copy_rows_args *a)
+{
+    const int64_t M = a->x.dim[0], N = a->x.dim[1];
+    const int64_t from = lg_row_stride(&a->x, 1), to = lg_row_stride(&a->y, 1);
+    const double *x = ref64_data(a->x);
+    double *y = ref64_data(a->y);
+    for (int64_t m = 0; m < M; m++)
+        for (int64_t n = 0; n < N; n++) y[m * to + n] = x[m * from + n];
+}
+
 void ref64_nchw_to_nhwc(lg_stream *s, const struct lg_nchw_to_nhwc_args *a)
 {
     int64_t N = a->x.dim[0], C = a->x.dim[1], HW = a->x.dim[2] * a->x.dim[3];

@@ -43,20 +43,46 @@ int lg_denoiser_config_check(const struct lg_denoiser_config *c)
     return lg_model_of(c->kind)->check(c);
 }
 
-/* ---- the description ---- */
-
-static int64_t tokens(const struct lg_denoiser_config *c)
+int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequence *s,
+                     struct lg_band *ret)
 {
-    return (int64_t)(c->height / c->patch) * (c->width / c->patch);
+    const int rows = c->height / c->patch;
+    *ret = (struct lg_band){.height = c->height, .share = 1};
+    if (!lg_sequence_is_split(s)) return 0;
+    LG_ASSERT(s->rank >= 0 && s->rank < s->degree);
+    if (s->degree > rows || s->degree > LG_RANKS_MAX)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "a sequence of %d rows of patches (a latent of height %d, patches of %d) "
+                       "cannot be split among %d ranks; use at most %d",
+                       rows, c->height, c->patch, s->degree, LG_MIN(rows, LG_RANKS_MAX));
+    if (s->degree > c->heads)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%d heads of attention cannot be split among %d ranks of a sequence; use at "
+                       "most %d",
+                       c->heads, s->degree, c->heads);
+    const struct lg_cut cut = lg_cut_evenly(0, rows, c->patch, s->degree);
+    ret->first = (int)cut.at[s->rank];
+    ret->height = (int)cut.at[s->rank + 1] - ret->first;
+    ret->share = (double)ret->height / c->height;
+    return 0;
 }
 
-/* Shapes alone. */
-static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, const lg_net *n)
+/* ---- the description ---- */
+
+/* Of so many rows of the latent. */
+static int64_t tokens(const struct lg_denoiser_config *c, int height)
+{
+    return (int64_t)(height / c->patch) * (c->width / c->patch);
+}
+
+/* Shapes alone, of so many rows. */
+static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, int height,
+                                          const lg_net *n)
 {
     const int64_t B = n->batch;
-    struct lg_model_input in = {.x = lg_t4(NULL, n->type, B, c->channels, c->height, c->width),
+    struct lg_model_input in = {.x = lg_t4(NULL, n->type, B, c->channels, height, c->width),
                                 .t = lg_t1(NULL, n->stats, B),
-                                .positions = lg_t2(NULL, n->type, tokens(c), c->hidden)};
+                                .positions = lg_t2(NULL, n->type, tokens(c, height), c->hidden)};
     if (lg_denoiser_info(c->kind)->labels) in.label = lg_t1(NULL, LG_I32, B);
     if (lg_denoiser_info(c->kind)->text) {
         in.text = lg_t3(NULL, n->type, B, c->text_length, c->text_dim);
@@ -69,7 +95,7 @@ static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, co
 static lg_net declared(const struct lg_denoiser_config *c)
 {
     lg_net n = lg_net_declare(1);
-    struct lg_model_input in = input_shapes(c, &n);
+    struct lg_model_input in = input_shapes(c, c->height, &n);
     lg_model_of(c->kind)->describe(&n, c, &in, in.x);
     return n;
 }
@@ -152,7 +178,9 @@ static void add_backward(lg_denoiser *net, const lg_net *n, lg_tensor out, lg_te
                                                .wanted = wanted,
                                                .n_wanted = units,
                                                .frozen = frozen,
-                                               .n_frozen = n_frozen});
+                                               .n_frozen = n_frozen,
+                                               .unread = n->unread,
+                                               .n_unread = n->n_unread});
     free(frozen);
     free(wanted);
 }
@@ -161,11 +189,15 @@ static void add_backward(lg_denoiser *net, const lg_net *n, lg_tensor out, lg_te
 static lg_net record(lg_denoiser *net)
 {
     lg_net n = lg_net_record(net->device, &net->params, net->mode.batch);
-    struct lg_model_input in = input_shapes(&net->config, &n);
+    const struct lg_denoiser_config *c = &net->config;
+    struct lg_model_input in = input_shapes(c, net->band.height, &n);
+    n.sequence = net->mode.sequence;
+    if (lg_sequence_is_split(&n.sequence))
+        n.tokens = lg_cut_evenly(1, c->height / c->patch, c->width / c->patch, n.sequence.degree);
     bind_inputs(n.g, &in);
     lg_tensor out = lg_graph_bind(n.g, "out", in.x), dout = lg_graph_bind(n.g, "d out", in.x);
     lg_net_bind(&n);
-    net->model->describe(&n, &net->config, &in, out);
+    net->model->describe(&n, c, &in, out);
     if (net->mode.train) add_backward(net, &n, out, dout);
     lg_graph_fuse(n.g);
     return n;
@@ -193,30 +225,50 @@ static void drop_for_step(int step, int blocks, unsigned *ret)
     }
 }
 
-/* The first step that keeps within the budget; more steps never take more memory. */
-static int fit(lg_denoiser *net, size_t budget, unsigned *drop)
+static size_t activations(const lg_denoiser *net)
 {
-    const int blocks = net->config.depth;
-    int low = 0, high = 3 * blocks;
+    return lg_program_arena_bytes(net->program) + lg_program_exchanged_bytes(net->program);
+}
+
+/* The first step from `low` on that keeps within the budget; more steps never take more memory. */
+static int find_step(lg_denoiser *net, size_t budget, unsigned *drop, int low, int *ret)
+{
+    int high = 3 * net->config.depth;
     while (low < high) {
         int step = low + (high - low) / 2;
-        drop_for_step(step, blocks, drop);
+        drop_for_step(step, net->config.depth, drop);
         LG_TRY(compile(net, drop));
-        if (lg_program_arena_bytes(net->program) <= budget)
+        if (activations(net) <= budget)
             high = step;
         else
             low = step + 1;
     }
-    drop_for_step(low, blocks, drop);
+    *ret = low;
+    return 0;
+}
+
+/* The ranks of a sequence take the same step, that all of them need: their exchanges must be the same. */
+static int fit(lg_denoiser *net, size_t budget, unsigned *drop)
+{
+    const struct lg_denoiser_mode mode = net->mode;
+    const struct lg_band band = net->band;
+    int step = 0;
+    for (int r = 0; r < LG_MAX(mode.sequence.degree, 1); r++) {
+        if (lg_sequence_is_split(&mode.sequence)) net->mode.sequence.rank = r;
+        LG_TRY(lg_denoiser_band(&net->config, &net->mode.sequence, &net->band));
+        LG_TRY(find_step(net, budget, drop, step, &step));
+    }
+    net->mode = mode;
+    net->band = band;
+    drop_for_step(step, net->config.depth, drop);
     LG_TRY(compile(net, drop));
-    if (lg_program_arena_bytes(net->program) > budget)
+    if (activations(net) > budget)
         return LG_FAIL(
             LG_ERR_CONFIG,
             "memory.recompute: a budget of %.2f MiB; with everything recomputed the activations of "
             "a micro-batch of %d still take %.2f MiB: give more, or lower "
             "trainer.micro_batch_size",
-            (double)budget * 0x1p-20, net->mode.batch,
-            (double)lg_program_arena_bytes(net->program) * 0x1p-20);
+            (double)budget * 0x1p-20, net->mode.batch, (double)activations(net) * 0x1p-20);
     return 0;
 }
 
@@ -270,18 +322,21 @@ static int compile_mode(lg_denoiser *net)
 
 static size_t positions_bytes(const lg_denoiser *net)
 {
-    size_t count = (size_t)(tokens(&net->config) * net->config.hidden);
+    size_t count = (size_t)(tokens(&net->config, net->band.height) * net->config.hidden);
     return count * lg_dtype_bytes(lg_device_dtype(net->device));
 }
 
 int lg_denoiser_compile(lg_device *d, const struct lg_denoiser_config *c,
                         const struct lg_denoiser_mode *mode, lg_denoiser **ret)
 {
+    struct lg_band band;
     LG_TRY(lg_denoiser_config_check(c));
+    LG_TRY(lg_denoiser_band(c, &mode->sequence, &band));
     LG_ASSERT(mode->batch >= 1);
     lg_denoiser *net = calloc(1, sizeof *net);
     LG_ASSERT(net);
-    *net = (lg_denoiser){.config = *c, .model = lg_model_of(c->kind), .device = d, .mode = *mode};
+    *net = (lg_denoiser){
+        .config = *c, .model = lg_model_of(c->kind), .device = d, .mode = *mode, .band = band};
     int rc;
     LG_TRY_GOTO(rc, lg_denoiser_params(c, &net->params), fail);
     LG_TRY_GOTO(rc, lg_params_group(&net->params, mode->groups), fail);
@@ -291,6 +346,7 @@ int lg_denoiser_compile(lg_device *d, const struct lg_denoiser_config *c,
     net->bytes.activations = lg_program_arena_bytes(net->program) + positions_bytes(net);
     net->bytes.scratch = lg_program_scratch_bytes(net->program);
     net->bytes.host = lg_program_host_bytes(net->program);
+    net->bytes.exchanged = lg_program_exchanged_bytes(net->program);
     lg_denoiser_find_events(net);
     *ret = net;
     return 0;
@@ -327,22 +383,24 @@ int lg_denoiser_print(lg_device *d, const struct lg_denoiser_config *c,
 
 /* ---- life ---- */
 
-/* Computes the sinusoidal positions and brings them to the device in its compute type. */
+/* Computes the sinusoidal positions and brings the band's to the device in its compute type. */
 static int upload_positions(lg_denoiser *net)
 {
     const struct lg_denoiser_config *c = &net->config;
-    lg_tensor pos = lg_t2(net->positions, lg_device_dtype(net->device), tokens(c), c->hidden);
+    lg_tensor pos =
+        lg_t2(net->positions, lg_device_dtype(net->device), tokens(c, net->band.height), c->hidden);
     size_t bytes = (size_t)lg_numel(&pos) * sizeof(float);
+    size_t before = (size_t)(tokens(c, net->band.first) * c->hidden);
     void *staged = NULL;
     lg_stream *s = NULL;
-    float *host = malloc(bytes);
+    float *host = malloc((size_t)(tokens(c, c->height) * c->hidden) * sizeof *host);
     LG_ASSERT(host);
     lg_net_positions(c->height / c->patch, c->width / c->patch, c->hidden, net->model->scale(c),
                      host);
     int rc;
     LG_TRY_GOTO(rc, lg_device_alloc(net->device, bytes, &staged), out);
     LG_TRY_GOTO(rc, lg_stream_open(net->device, &s), out);
-    lg_stream_upload(s, staged, host, bytes);
+    lg_stream_upload(s, staged, host + before, bytes);
     lg_cast(s,
             &(struct lg_cast_args){.x = lg_t2(staged, LG_F32, pos.dim[0], pos.dim[1]), .y = pos});
     lg_stream_sync(s);

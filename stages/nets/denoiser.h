@@ -9,8 +9,10 @@
 #pragma once
 #include "config/denoisers.h"
 #include "kernels/device.h"
+#include "kernels/graph/exchange.h"
 #include "kernels/ops.h"
 #include "stages/nets/params.h"
+#include "stages/nets/sequence.h"
 #include <stdio.h>
 
 struct lg_denoiser_config {
@@ -55,12 +57,26 @@ struct lg_denoiser_mode {
     const char *const *recompute; /* config/recompute.h; NULL: nothing is */
     bool offload;                 /* kernels/graph/offload.h */
     const char *const *groups;    /* lg_params_group; NULL: everything is trained alike */
+    struct lg_sequence sequence;  /* a rank of several: see lg_band */
 };
+
+/* A rank's band of the latent, when the sequence is split: x, out and d out are (B, C, height, W) of rows
+ * [first, first + height), by lg_send from a whole one (noise is drawn by the element's number in that). All other
+ * inputs are those of the whole net, and so are weights. Means over the band times `share` are its terms of means over the
+ * latent: that of the loss, and lg_mse_loss gets a sample's weight times `share`. */
+struct lg_band {
+    int first, height;
+    double share;
+};
+/* LG_ERR_CONFIG where there are fewer rows of patches, or heads, than ranks. */
+int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequence *s,
+                     struct lg_band *ret);
 
 enum { LG_RECOMPUTED_BYTES = 96 };
 struct lg_denoiser_bytes {
     size_t activations, scratch;
-    size_t host; /* in host memory: what is offloaded */
+    size_t host;      /* in host memory: what is offloaded */
+    size_t exchanged; /* in memory of the caller: what comes from the other ranks of a sequence */
     /* "norms in 28 of 28 blocks, mlp in 3 of 28 blocks"; "": nothing is */
     char recomputed[LG_RECOMPUTED_BYTES];
 };
@@ -108,12 +124,14 @@ enum lg_denoiser_event_kind {
     LG_EVENT_WEIGHTS,
     LG_EVENT_WEIGHTS_DONE,
     LG_EVENT_GRADIENT, /* each unit has one, and one that is done, in the backward */
-    LG_EVENT_GRADIENT_DONE
+    LG_EVENT_GRADIENT_DONE,
+    LG_EVENT_EXCHANGE /* the caller's: below */
 };
 struct lg_denoiser_event {
     enum lg_denoiser_event_kind kind;
-    int unit;     /* of all but RUN */
+    int unit;     /* of weights and gradients */
     int from, to; /* of RUN */
+    int exchange; /* its number, from 0 in this order */
 };
 /* The net's; *ret_forward: how many of them are the forward's. */
 const struct lg_denoiser_event *lg_denoiser_events(const lg_denoiser *net, int *ret_n,
@@ -125,3 +143,11 @@ void lg_denoiser_begin_backward(lg_denoiser *net, const struct lg_denoiser_input
 void lg_denoiser_set_weights(lg_denoiser *net, int unit, const void *weights);
 void lg_denoiser_set_gradient(lg_denoiser *net, int unit, void *gradient);
 void lg_denoiser_run(lg_denoiser *net, lg_stream *s, const struct lg_denoiser_event *e);
+
+/* A rank of a split sequence runs in stretches only. At EXCHANGE it gives each rank, itself too, its part, and goes on
+ * when all ranks' parts have come to it. What must have happened before the memory of another may be written
+ * stands in kernels/graph/exchange.h; the memory keeps what the backward needs, and lies at the same places on all ranks. */
+/* 64-byte aligned, bytes_of()->exchanged; the caller's. Before the first event of a forward. */
+void lg_denoiser_set_exchanged(lg_denoiser *net, void *memory);
+/* theirs: rank `to`'s, as it is mapped here. */
+struct lg_sent lg_denoiser_sends(const lg_denoiser *net, int exchange, int to, void *theirs);

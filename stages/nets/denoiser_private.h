@@ -26,6 +26,8 @@ struct lg_denoiser {
     lg_program *program;
     void **bound; /* of a run: by the numbers above */
     void *arena, *scratch, *positions;
+    void *exchanged; /* the caller's */
+    struct lg_band band;
     void *host; /* pinned, where offloaded values wait; NULL: none are */
     struct lg_denoiser_bytes bytes;
     bool is_pinned;

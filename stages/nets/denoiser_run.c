@@ -39,6 +39,13 @@ static void add_run(lg_denoiser *net, int from, int to)
         add_event(net, (struct lg_denoiser_event){.kind = LG_EVENT_RUN, .from = from, .to = to});
 }
 
+static void add_exchange(lg_denoiser *net)
+{
+    int number = 0;
+    for (int i = 0; i < net->n_events; i++) number += net->event[i].kind == LG_EVENT_EXCHANGE;
+    add_event(net, (struct lg_denoiser_event){.kind = LG_EVENT_EXCHANGE, .exchange = number});
+}
+
 static bool is_boundary(const lg_denoiser *net, const struct lg_node_range *range, int n)
 {
     for (int i = 0; i < 2 * net->params.n_units; i++)
@@ -55,10 +62,12 @@ static void find_events_of(lg_denoiser *net, enum lg_program_part part, int from
         range[i] = lg_program_uses(net->program, BOUND_WEIGHTS + i, part);
     int begun = from;
     for (int n = from; n <= to; n++) {
-        if (!is_boundary(net, range, n)) continue;
+        const bool exchange = n < to && lg_program_is_exchange(net->program, n);
+        if (!exchange && !is_boundary(net, range, n)) continue;
         add_run(net, begun, n);
         add_uses(net, range, n);
-        begun = n;
+        if (exchange) add_exchange(net);
+        begun = n + exchange;
     }
     add_run(net, begun, to);
     if (part == LG_PROGRAM_BACKWARD) add_unused_gradients(net, range);
@@ -68,8 +77,9 @@ static void find_events_of(lg_denoiser *net, enum lg_program_part part, int from
 void lg_denoiser_find_events(lg_denoiser *net)
 {
     const int forward = lg_program_nodes(net->program, LG_PROGRAM_FORWARD);
-    /* Six of a unit, and what is run before each. */
-    net->event = calloc((size_t)(12 * net->params.n_units + 4), sizeof *net->event);
+    /* Six of a unit, and the exchanges, and what is run before each. */
+    const int exchanges = lg_program_exchanges(net->program);
+    net->event = calloc((size_t)(12 * net->params.n_units + 2 * exchanges + 4), sizeof *net->event);
     LG_ASSERT(net->event);
     find_events_of(net, LG_PROGRAM_FORWARD, 0, forward);
     net->n_forward = net->n_events;
@@ -91,7 +101,7 @@ const struct lg_denoiser_event *lg_denoiser_events(const lg_denoiser *net, int *
 static void check_input(const lg_denoiser *net, const struct lg_denoiser_input *in, lg_tensor out)
 {
     const struct lg_denoiser_config *c = &net->config;
-    const int64_t B = net->mode.batch, want[4] = {B, c->channels, c->height, c->width};
+    const int64_t B = net->mode.batch, want[4] = {B, c->channels, net->band.height, c->width};
     const lg_dtype type = lg_device_dtype(net->device);
     for (int i = 0; i < 4; i++) LG_ASSERT(in->x.dim[i] == want[i] && out.dim[i] == want[i]);
     LG_ASSERT(in->x.dtype == type && out.dtype == type);
@@ -144,13 +154,30 @@ void lg_denoiser_set_gradient(lg_denoiser *net, int unit, void *gradient)
     net->bound[BOUND_WEIGHTS + net->params.n_units + unit] = gradient;
 }
 
+void lg_denoiser_set_exchanged(lg_denoiser *net, void *memory)
+{
+    net->exchanged = memory;
+}
+
+static struct lg_program_memory memory_of(const lg_denoiser *net)
+{
+    return (struct lg_program_memory){.arena = net->arena,
+                                      .scratch = net->scratch,
+                                      .host = net->host,
+                                      .exchanged = net->exchanged,
+                                      .bound = net->bound,
+                                      .add = net->adds};
+}
+
+struct lg_sent lg_denoiser_sends(const lg_denoiser *net, int exchange, int to, void *theirs)
+{
+    const struct lg_program_memory m = memory_of(net);
+    return lg_program_sends(net->program, &m, exchange, to, theirs);
+}
+
 static void run_nodes(lg_denoiser *net, lg_stream *s, int from, int to)
 {
-    const struct lg_program_memory m = {.arena = net->arena,
-                                        .scratch = net->scratch,
-                                        .host = net->host,
-                                        .bound = net->bound,
-                                        .add = net->adds};
+    const struct lg_program_memory m = memory_of(net);
     lg_program_run_nodes(net->program, s, &m, from, to);
     if (to == lg_program_nodes(net->program, LG_PROGRAM_FORWARD)) net->kept = net->mode.train;
 }
@@ -174,6 +201,7 @@ static void *of_unit(const lg_denoiser *net, const void *flat, int unit, lg_dtyp
 void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
                          const struct lg_denoiser_input *in, lg_tensor out)
 {
+    LG_ASSERT(!lg_sequence_is_split(&net->mode.sequence)); /* it runs in stretches */
     lg_denoiser_begin_forward(net, in, out);
     for (int u = 0; u < net->params.n_units; u++)
         lg_denoiser_set_weights(net, u, of_unit(net, weights, u, lg_device_dtype(net->device)));
@@ -185,6 +213,7 @@ void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                           bool accumulate)
 {
     const lg_dtype type = lg_denoiser_grad_type(net->device);
+    LG_ASSERT(!lg_sequence_is_split(&net->mode.sequence));
     lg_denoiser_begin_backward(net, in, dout, accumulate);
     for (int u = 0; u < net->params.n_units; u++) {
         lg_denoiser_set_weights(net, u, of_unit(net, weights, u, lg_device_dtype(net->device)));

@@ -77,6 +77,7 @@ int lg_net_compile(lg_net *n, lg_program **ret)
     int rc = lg_graph_compile(n->g, ret);
     lg_graph_free(&n->g);
     free(n->weights);
+    free(n->unread);
     *n = (lg_net){0};
     return rc;
 }
@@ -178,6 +179,16 @@ static lg_tensor parts_of(lg_net *n, const struct lg_layer *l, lg_tensor all, co
     return first;
 }
 
+/* Nobody reads rows [from, to) of w, nor of its bias, if there is one. */
+static void note_unread(lg_net *n, lg_tensor w, lg_tensor bias, int64_t from, int64_t to)
+{
+    if (from == to) return;
+    n->unread = realloc(n->unread, (size_t)(n->n_unread + 2) * sizeof *n->unread);
+    LG_ASSERT(n->unread);
+    n->unread[n->n_unread++] = lg_slice(w, 0, from, to - from);
+    if (bias.rank) n->unread[n->n_unread++] = lg_slice(bias, 0, from, to - from);
+}
+
 /* ---- values ---- */
 
 lg_tensor lg_net_value(lg_net *n, const char *name, lg_tensor shape)
@@ -201,21 +212,51 @@ static lg_tensor with_last(lg_tensor t, int64_t last)
 
 /* ---- layers ---- */
 
+static void weights_of(lg_net *n, struct lg_layer *l, int64_t k, const char *name, lg_tensor *ret_w,
+                       lg_tensor *ret_bias)
+{
+    if (l->init.kind == LG_INIT_UNIFORM && l->init.scale == 0)
+        l->init.scale = sqrt(6.0 / (double)(l->out + k));
+    *ret_w = parts_of(n, l, lg_t2(NULL, n->type, l->out, k), name, false);
+    *ret_bias = LG_NONE;
+    if (!l->no_bias) *ret_bias = parts_of(n, l, lg_t1(NULL, n->type, l->out), name, true);
+}
+
+static lg_tensor product(lg_net *n, lg_tensor x, lg_tensor w, lg_tensor bias, lg_act act,
+                         const char *name)
+{
+    lg_tensor y = lg_net_value(n, name, with_last(x, w.dim[0]));
+    LG_NET_RECORD(n, linear_forward, .x = lg_net_rows(x), .w = w, .bias = bias, .y = lg_net_rows(y),
+                  .act = act);
+    n->flops += 2.0 * (double)lg_numel(&y) * (double)w.dim[1];
+    return y;
+}
+
 lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *name_fmt, ...)
 {
     char name[LG_PARAM_NAME_BYTES];
+    lg_tensor w, bias;
     FORMAT(name, name_fmt);
-    const int64_t k = x.dim[x.rank - 1];
-    if (l.init.kind == LG_INIT_UNIFORM && l.init.scale == 0)
-        l.init.scale = sqrt(6.0 / (double)(l.out + k));
-    lg_tensor w = parts_of(n, &l, lg_t2(NULL, n->type, l.out, k), name, false);
-    lg_tensor bias = LG_NONE;
-    if (!l.no_bias) bias = parts_of(n, &l, lg_t1(NULL, n->type, l.out), name, true);
-    lg_tensor y = lg_net_value(n, name, with_last(x, l.out));
-    LG_NET_RECORD(n, linear_forward, .x = lg_net_rows(x), .w = w, .bias = bias, .y = lg_net_rows(y),
-                  .act = l.act);
-    n->flops += 2.0 * (double)lg_numel(&y) * (double)k;
-    return y;
+    weights_of(n, &l, x.dim[x.rank - 1], name, &w, &bias);
+    return product(n, x, w, bias, l.act, name);
+}
+
+void lg_net_linear_parts(lg_net *n, lg_tensor x, struct lg_layer l, int64_t first, int64_t count,
+                         lg_tensor *ret, const char *name)
+{
+    const int64_t each = l.out / l.n_parts;
+    int64_t read = 0; /* up to here, or known to be unread */
+    lg_tensor w, bias;
+    LG_ASSERT(n->g && first >= 0 && first + count <= each);
+    weights_of(n, &l, x.dim[x.rank - 1], name, &w, &bias);
+    for (int i = 0; i < l.n_parts; i++) {
+        const int64_t from = i * each + first;
+        note_unread(n, w, bias, read, from);
+        read = from + count;
+        ret[i] = product(n, x, lg_slice(w, 0, from, count),
+                         bias.rank ? lg_slice(bias, 0, from, count) : LG_NONE, l.act, name);
+    }
+    note_unread(n, w, bias, read, l.out);
 }
 
 lg_tensor lg_net_act(lg_net *n, lg_tensor x, lg_act act)

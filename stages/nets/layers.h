@@ -8,8 +8,10 @@
  *
  * Biases of all linears start at zero. */
 #pragma once
+#include "kernels/graph/exchange.h"
 #include "kernels/graph/program.h"
 #include "stages/nets/params.h"
+#include "stages/nets/sequence.h"
 
 struct lg_net_row; /* a parameter that was declared */
 
@@ -20,9 +22,13 @@ typedef struct lg_net {
     lg_dtype type;           /* of activations and weights */
     lg_dtype stats;          /* of means and log-sum-exps: at least fp32 */
     int64_t batch;
-    lg_tensor *weights;     /* while recording: each unit's, bound */
-    int unit;               /* of the parameters to come; -1: none yet */
-    char scope[64];         /* in front of their names */
+    lg_tensor *weights;          /* while recording: each unit's, bound */
+    int unit;                    /* of the parameters to come; -1: none yet */
+    char scope[64];              /* in front of their names */
+    struct lg_sequence sequence; /* while recording; and, where it is split: */
+    struct lg_cut tokens;        /* along dimension 1 */
+    lg_tensor *unread;           /* parts of weights that are other ranks' (grad.h) */
+    int n_unread;
     double flops;           /* of the products so far; a multiply-add counts two */
     struct lg_net_row *row; /* while declaring */
     int n_rows;
@@ -84,6 +90,11 @@ struct lg_layer {
 lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *name_fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* While recording, of each part of such a layer the features [first, first + count) alone, by a product of its own:
+ * ret[i] (.., count). The others' weights are read by nobody. */
+void lg_net_linear_parts(lg_net *n, lg_tensor x, struct lg_layer l, int64_t first, int64_t count,
+                         lg_tensor *ret, const char *name);
+
 /* All dimensions but the last as one. */
 lg_tensor lg_net_rows(lg_tensor t);
 lg_tensor lg_net_act(lg_net *n, lg_tensor x, lg_act act);
@@ -117,6 +128,11 @@ struct lg_attention {
 };
 /* softmax(scale q k^T + bias) v as (B, T, H d). */
 lg_tensor lg_net_attention(lg_net *n, struct lg_attention a);
+
+/* All tokens of x (B, T, D) among each other: q, k, v are the parts of one linear, NAME<part>; (B, T, H d). The tokens
+ * may be a rank's part (sequence.h). */
+lg_tensor lg_net_self_attention(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,
+                                const char *name);
 
 /* linear_2(silu(linear_1(sinusoids of t))): (B, D). freq_shift: diffusers' downscale_freq_shift. */
 lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name);

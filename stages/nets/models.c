@@ -1,5 +1,6 @@
 /* See models.h. */
 #include "stages/nets/models.h"
+#include <stdio.h>
 #include <string.h>
 
 static const struct lg_model *const MODELS[LG_DENOISER_KINDS] = {
@@ -28,10 +29,9 @@ lg_tensor lg_model_self_attention(lg_net *n, const struct lg_denoiser_config *c,
     const struct lg_layer packed = {
         .out = 3 * c->hidden, .init = LG_NET_XAVIER, .parts = names, .n_parts = 3};
     const struct lg_layer out = {.out = c->hidden, .init = LG_NET_XAVIER};
-    lg_tensor qkv = lg_net_linear(n, x, packed, "transformer_blocks.%d.attn1", i), part[3];
-    for (int k = 0; k < 3; k++) part[k] = lg_net_heads(qkv, c->heads, c->hidden / c->heads, k);
-    lg_tensor o =
-        lg_net_attention(n, (struct lg_attention){.q = part[0], .k = part[1], .v = part[2]});
+    char name[LG_PARAM_NAME_BYTES];
+    snprintf(name, sizeof name, "transformer_blocks.%d.attn1", i);
+    lg_tensor o = lg_net_self_attention(n, x, packed, c->heads, name);
     return lg_net_linear(n, o, out, "transformer_blocks.%d.attn1.to_out.0", i);
 }
 

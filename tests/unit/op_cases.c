@@ -123,6 +123,16 @@ BUILD(cast)
     free(v);
 }
 
+BUILD(copy_rows)
+{
+    const int64_t wide = z->N + 8; /* that the widest pack divides, where it divides a row */
+    struct op_pack from = op_pack(r, OP_SAMPLE, z->B, 2 * wide);
+    struct op_pack to = op_pack(r, OP_SAMPLE | OP_OUTPUT | OP_EXACT, z->B, wide);
+    struct lg_copy_rows_args a = {.x = op_slice(r, from, NULL, wide, z->N, DIMS(z->B, z->N)),
+                                  .y = op_slice(r, to, "y", 8, z->N, DIMS(z->B, z->N))};
+    lg_copy_rows(r->stream, &a);
+}
+
 BUILD(norm_modulate_forward)
 {
     struct lg_norm_modulate_forward_args a = {.eps = 1e-6};

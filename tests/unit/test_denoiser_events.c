@@ -73,6 +73,8 @@ static void go(struct denoiser_fixture *f, struct places *p, const struct lg_den
         drop(f, &p->gradient[u], u);
         p->gradients++;
         break;
+    case LG_EVENT_EXCHANGE:
+        fail();
     }
     int now = 0;
     for (int i = 0; i < f->params.n_units; i++) now += p->weights[i] != NULL;

@@ -1,0 +1,429 @@
+/* Sequence parallelism of denoisers: the ranks are together the unsplit net. Outputs in a row, and gradients added up,
+ * agree with its own to rounding: 1e-5 of a tensor's norm on the host (as test_denoiser_host.c), 1e-12 in double. */
+#include "tests/unit/sequence_world.h"
+#include "tests/unit/small_graph.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { B = DENOISER_FIXTURE_BATCH };
+
+static const char *const none[] = {NULL}, *const norms[] = {"norms", NULL},
+                         *const block[] = {"block", NULL};
+
+/* ---- against the unsplit net ---- */
+
+static double tolerance(const struct world *w)
+{
+    return w->f.type == LG_F64 ? 1e-12 : 1e-5;
+}
+
+static int near(const struct world *w, const char *name, const void *data, const double *want,
+                size_t n, double floor)
+{
+    struct distance d = denoiser_fixture_distance(&w->f, data, want, n);
+    if (d.diff <= tolerance(w) * fmax(d.norm, floor)) return 0;
+    printf("  %d ranks, %s: distance %.3e, norm %.3e\n", w->n, name, d.diff, d.norm);
+    return 1;
+}
+
+static double *doubles(const struct world *w, const void *data, size_t n)
+{
+    double *v = malloc(n * sizeof *v);
+    LG_ASSERT(v);
+    for (size_t i = 0; i < n; i++) v[i] = denoiser_fixture_get(&w->f, data, i);
+    return v;
+}
+
+static int compare_out(struct world *w)
+{
+    const size_t n = (size_t)lg_numel(&w->f.out);
+    double *want = doubles(w, w->f.out.data, n);
+    memset(w->f.out.data, 0xff, lg_tensor_bytes(&w->f.out));
+    for (int i = 0; i < w->n; i++) {
+        lg_tensor to = world_band(&w->rank[i], w->f.out);
+        world_copy(&w->rank[i].out, &to);
+    }
+    int wrong = near(w, "out", w->f.out.data, want, n, 0);
+    free(want);
+    return wrong;
+}
+
+/* floor: norm below which a tensor counts as zero (to_k.bias has no gradient but rounding). */
+static int compare_grads(struct world *w, bool last)
+{
+    const lg_params *p = &w->f.params;
+    const size_t each = lg_dtype_bytes(w->f.type);
+    int wrong = 0;
+    double total = 0, *want = doubles(w, w->f.grads, p->count);
+    for (size_t i = 0; i < p->count; i++) total += want[i] * want[i];
+    for (size_t i = 0; i < p->count; i++) {
+        double sum = 0;
+        for (int r = 0; r < w->n; r++) sum += denoiser_fixture_get(&w->f, w->rank[r].grads, i);
+        denoiser_fixture_set(&w->f, w->f.grads, i, sum);
+    }
+    const double floor = 0.01 * sqrt(total / p->n);
+    for (const struct lg_param *q = p->p; q < p->p + p->n; q++)
+        wrong += near(w, q->name, (char *)w->f.grads + q->offset * each, want + q->offset, q->count,
+                      floor);
+    for (size_t i = 0; i < p->count && !last; i++)
+        denoiser_fixture_set(&w->f, w->f.grads, i, want[i]);
+    free(want);
+    return wrong;
+}
+
+/* What the first micro-batch leaves of what was there would be seen. */
+static void fill_gradients(struct world *w)
+{
+    for (const struct lg_param *q = w->f.params.p; q < w->f.params.p + w->f.params.n; q++)
+        for (int r = 0; r < w->n; r++)
+            memset((char *)w->rank[r].grads + q->offset * lg_dtype_bytes(w->f.type), 0xff,
+                   q->count * lg_dtype_bytes(w->f.type));
+}
+
+static void next_input(struct world *w)
+{
+    for (int64_t i = 0; i < lg_numel(&w->f.in.x); i++) {
+        double v = denoiser_fixture_get(&w->f, w->f.in.x.data, (size_t)i);
+        denoiser_fixture_set(&w->f, w->f.in.x.data, (size_t)i, 1.0 - 0.5 * v);
+    }
+    for (int i = 0; i < w->n; i++) {
+        lg_tensor from = world_band(&w->rank[i], w->f.in.x);
+        world_copy(&from, &w->rank[i].in.x);
+    }
+}
+
+/* To what is there anyhow. */
+static void add_ones(struct world *w)
+{
+    for (const struct lg_param *q = w->f.params.p; q < w->f.params.p + w->f.params.n; q++)
+        for (size_t i = q->offset; i < q->offset + q->count; i++) {
+            double was = denoiser_fixture_get(&w->f, w->f.grads, i);
+            denoiser_fixture_set(&w->f, w->f.grads, i, was + w->n);
+            for (int r = 0; r < w->n; r++) {
+                was = denoiser_fixture_get(&w->f, w->rank[r].grads, i);
+                denoiser_fixture_set(&w->f, w->rank[r].grads, i, was + 1);
+            }
+        }
+}
+
+/* Three micro-batches. */
+static void check_world(struct world *w)
+{
+    int wrong = 0;
+    fill_gradients(w);
+    for (int micro = 0; micro < 3; micro++) {
+        if (micro == 2) wrong += compare_grads(w, false);
+        if (micro == 2) add_ones(w);
+        denoiser_fixture_forward(&w->f);
+        denoiser_fixture_backward(&w->f, micro > 0);
+        world_run(w, micro > 0);
+        wrong += compare_out(w);
+        next_input(w);
+    }
+    wrong += compare_grads(w, true);
+    assert_int_equal(wrong, 0);
+}
+
+static void check(const char *device, const struct lg_denoiser_config *c,
+                  const struct lg_denoiser_mode *mode)
+{
+    struct world w;
+    world_open(&w, device, c, mode);
+    check_world(&w);
+    world_close(&w);
+}
+
+static struct lg_denoiser_mode split(int degree, enum lg_sequence_kind kind)
+{
+    return (struct lg_denoiser_mode){
+        .batch = B, .train = true, .sequence = {.degree = degree, .kind = kind}};
+}
+
+/* Five rows and five heads over two, three and four ranks. */
+static struct lg_denoiser_config dit(void)
+{
+    struct lg_denoiser_config c = denoiser_fixture_dit();
+    c.height = c.width = 10;
+    c.heads = 5;
+    c.hidden = 40;
+    return c;
+}
+
+static void check_kinds(const struct lg_denoiser_config *c, int degree_max)
+{
+    const char *const *const recompute[] = {none, norms, block};
+    for (int degree = 2; degree <= degree_max; degree++)
+        for (int k = 0; k < 2; k++)
+            for (size_t i = 0; i < LG_ARRAY_LEN(recompute); i++) {
+                struct lg_denoiser_mode mode = split(degree, (enum lg_sequence_kind)k);
+                mode.recompute = recompute[i];
+                check("host", c, &mode);
+                if (i != 1) check("ref64", c, &mode);
+            }
+}
+
+static void test_dit(void **state)
+{
+    (void)state;
+    const struct lg_denoiser_config c = dit();
+    check_kinds(&c, 4);
+}
+
+/* Four rows of six, and three heads; then four heads. */
+static void test_pixart(void **state)
+{
+    (void)state;
+    struct lg_denoiser_config c = denoiser_fixture_pixart();
+    check_kinds(&c, 3);
+    c.heads = 4;
+    const struct lg_denoiser_mode ulysses = split(4, LG_SEQUENCE_ULYSSES),
+                                  fastseq = split(4, LG_SEQUENCE_FASTSEQ);
+    check("host", &c, &ulysses);
+    check("host", &c, &fastseq);
+}
+
+/* Eight rows and four heads over three ranks: what has enough bytes on one of them alone waits on all. */
+static void test_offload(void **state)
+{
+    (void)state;
+    struct lg_denoiser_config c = denoiser_fixture_dit();
+    c.height = c.width = 16;
+    c.depth = 5;
+    c.heads = 4;
+    c.hidden = 48;
+    for (int degree = 2; degree <= 3; degree++)
+        for (int k = 0; k < 2; k++) {
+            struct lg_denoiser_mode mode = split(degree, (enum lg_sequence_kind)k);
+            struct world w, kept;
+            world_open(&kept, "host", &c, &mode);
+            mode.offload = true;
+            world_open(&w, "host", &c, &mode);
+            assert_true(w.offloaded > 0);
+            assert_true(lg_denoiser_bytes_of(w.rank[0].net)->exchanged <
+                        lg_denoiser_bytes_of(kept.rank[0].net)->exchanged);
+            check_world(&w);
+            world_close(&w);
+            world_close(&kept);
+        }
+}
+
+/* A budget that one rank alone would have kept with less recomputation. */
+static void test_budget(void **state)
+{
+    (void)state;
+    const struct lg_denoiser_config c = dit();
+    for (int k = 0; k < 2; k++) {
+        struct lg_denoiser_mode mode = split(3, (enum lg_sequence_kind)k);
+        size_t bytes[2];
+        for (int i = 0; i < 2; i++) {
+            struct world w;
+            mode.recompute = i ? block : none;
+            world_open(&w, "host", &c, &mode);
+            bytes[i] = lg_denoiser_bytes_of(w.rank[2].net)->activations +
+                       lg_denoiser_bytes_of(w.rank[2].net)->exchanged;
+            world_close(&w);
+        }
+        assert_true(bytes[1] < bytes[0]);
+        for (int i = 1; i < 8; i++) {
+            char word[48];
+            snprintf(word, sizeof word, "budget:%zu",
+                     bytes[1] + (bytes[0] - bytes[1]) * (size_t)i / 8);
+            mode.recompute = (const char *const[]){word, NULL};
+            check("host", &c, &mode);
+        }
+    }
+}
+
+/* What is frozen is not touched, not even by the zeros of other ranks' parts. */
+static void test_frozen(void **state)
+{
+    (void)state;
+    static const char *const groups[] = {"*.attn1.to_[qkv].weight frozen", NULL};
+    const struct lg_denoiser_config c = dit();
+    for (int k = 0; k < 2; k++) {
+        struct lg_denoiser_mode mode = split(2, (enum lg_sequence_kind)k);
+        struct world w;
+        int seen = 0;
+        mode.groups = groups;
+        world_open(&w, "host", &c, &mode);
+        fill_gradients(&w);
+        denoiser_fixture_forward(&w.f);
+        denoiser_fixture_backward(&w.f, false);
+        world_run(&w, false);
+        for (const struct lg_param *q = w.f.params.p; q < w.f.params.p + w.f.params.n; q++) {
+            const bool is_frozen = strstr(q->name, "attn1.to_") && !strstr(q->name, "to_out") &&
+                                   strstr(q->name, ".weight");
+            seen += is_frozen;
+            for (size_t i = q->offset; i < q->offset + q->count; i++)
+                for (int r = 0; r < w.n; r++)
+                    assert_int_equal(isnan(denoiser_fixture_get(&w.f, w.rank[r].grads, i)) != 0,
+                                     is_frozen);
+        }
+        assert_int_equal(seen, 3 * c.depth);
+        world_close(&w);
+    }
+}
+
+static lg_tensor loss_of(const struct world *w, lg_tensor pred, lg_tensor target, double share,
+                         double *ret_loss)
+{
+    double weight[B];
+    lg_tensor dpred = lg_tensor_of(malloc(lg_tensor_bytes(&pred)), LG_F64, 4, pred.dim);
+    for (int b = 0; b < B; b++) weight[b] = 0.25 * (b + 1) * share;
+    lg_mse_loss(w->f.stream, &(struct lg_mse_loss_args){.pred = pred,
+                                                        .target = target,
+                                                        .weight = lg_t1(weight, LG_F64, B),
+                                                        .loss = lg_t1(ret_loss, LG_F64, B),
+                                                        .dpred = dpred});
+    lg_stream_sync(w->f.stream);
+    return dpred;
+}
+
+/* The bands' losses, and their gradients, by their shares. */
+static void test_loss(void **state)
+{
+    (void)state;
+    const struct lg_denoiser_config c = dit();
+    const struct lg_denoiser_mode mode = split(3, LG_SEQUENCE_ULYSSES);
+    struct world w;
+    double loss[B], sum[B] = {0}, part[B];
+    int row = 0;
+    world_open(&w, "ref64", &c, &mode);
+    lg_tensor dpred = loss_of(&w, w.f.in.x, w.f.dout, 1, loss);
+    for (int i = 0; i < w.n; i++) {
+        const struct rank *r = &w.rank[i];
+        lg_tensor got = loss_of(&w, r->in.x, r->dout, r->band.share, part), want = got;
+        assert_int_equal(r->band.first, row);
+        row += r->band.height;
+        want.data = malloc(lg_tensor_bytes(&got));
+        lg_tensor band = world_band(r, dpred);
+        world_copy(&band, &want);
+        for (int64_t n = 0; n < lg_numel(&got); n++)
+            assert_true(fabs(((double *)got.data)[n] - ((double *)want.data)[n]) <= 1e-15);
+        for (int b = 0; b < B; b++) sum[b] += r->band.share * part[b];
+        free(got.data);
+        free(want.data);
+    }
+    assert_int_equal(row, c.height);
+    for (int b = 0; b < B; b++) assert_true(fabs(sum[b] - loss[b]) <= 1e-14 * loss[b]);
+    free(dpred.data);
+    world_close(&w);
+}
+
+/* Without a backward: the forward alone. */
+static void test_inference(void **state)
+{
+    (void)state;
+    const struct lg_denoiser_config c = denoiser_fixture_pixart();
+    for (int k = 0; k < 2; k++) {
+        struct lg_denoiser_mode mode = split(3, (enum lg_sequence_kind)k);
+        struct world w;
+        int n, forward;
+        mode.train = false;
+        world_open(&w, "host", &c, &mode);
+        denoiser_fixture_forward(&w.f);
+        (void)lg_denoiser_events(w.rank[0].net, &n, &forward);
+        assert_int_equal(n, forward);
+        world_begin_forward(&w);
+        world_go(&w, 0, n, 2 * c.depth);
+        assert_int_equal(w.exchanges, 2 * c.depth);
+        assert_int_equal(compare_out(&w), 0);
+        world_close(&w);
+    }
+}
+
+/* ---- what is refused ---- */
+
+static void refuse(const struct lg_denoiser_config *c, int degree, const char *expected)
+{
+    const struct lg_denoiser_mode mode = split(degree, LG_SEQUENCE_ULYSSES);
+    lg_device *d;
+    lg_denoiser *net;
+    assert_int_equal(lg_device_open("host", NULL, &d), 0);
+    assert_int_equal(lg_denoiser_compile(d, c, &mode, &net), LG_ERR_CONFIG);
+    assert_non_null(strstr(lg_err_message(), expected));
+    lg_err_clear();
+    lg_device_close(&d);
+}
+
+static void at_once(int degree)
+{
+    const struct lg_denoiser_mode mode = split(degree, LG_SEQUENCE_FASTSEQ);
+    struct lg_denoiser_config c = dit();
+    struct world w;
+    world_open(&w, "host", &c, &mode);
+    lg_denoiser_forward(w.rank[0].net, w.f.stream, w.f.weights, &w.rank[0].in, w.rank[0].out);
+}
+
+static void whole_at_once(void)
+{
+    at_once(1);
+}
+static void split_at_once(void)
+{
+    at_once(2);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    struct lg_denoiser_config c = denoiser_fixture_pixart();
+    refuse(&c, 4, "3 heads of attention cannot be split among 4 ranks");
+    refuse(&c, 5, "4 rows of patches (a latent of height 8, patches of 2) cannot be split");
+    assert_false(small_aborts(whole_at_once));
+    assert_true(small_aborts(split_at_once));
+}
+
+/* ---- one rank ---- */
+
+static char *print_of(const struct lg_denoiser_config *c, struct lg_sequence s)
+{
+    const struct lg_denoiser_mode mode = {.batch = B, .train = true, .sequence = s};
+    char *text = NULL;
+    size_t bytes = 0;
+    lg_device *d;
+    FILE *to = open_memstream(&text, &bytes);
+    assert_int_equal(lg_device_open("host", NULL, &d), 0);
+    assert_int_equal(lg_denoiser_print(d, c, &mode, to), 0);
+    fclose(to);
+    lg_device_close(&d);
+    return text;
+}
+
+static void test_one_rank_is_the_net(void **state)
+{
+    (void)state;
+    const struct lg_denoiser_config c[] = {dit(), denoiser_fixture_pixart()};
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < 2; k++) {
+            const struct lg_sequence one = {.degree = 1, .kind = (enum lg_sequence_kind)k};
+            char *want = print_of(&c[i], (struct lg_sequence){0}), *got = print_of(&c[i], one);
+            assert_string_equal(got, want);
+            assert_null(strstr(want, "exchange"));
+            free(want);
+            free(got);
+        }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dit),
+        cmocka_unit_test(test_pixart),
+        cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_inference),
+        cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_one_rank_is_the_net),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
