@@ -267,8 +267,10 @@ static float *copy_state(uint64_t state, size_t *ret_count)
         }
         n += 3 * shard;
         struct trainer *t = rank[r].state;
-        memcpy(all + n, lg_exchange_weights(t->exchange, t->stream, state),
-               s->params.count * sizeof *all);
+        assert_int_equal(lg_working_begin(t->working, state), 0);
+        for (int u = 0; u < s->params.n_units; u++)
+            memcpy(all + n + s->params.unit[u].first, lg_working_unit(t->working, u),
+                   s->params.unit[u].count * sizeof *all);
         n += s->params.count;
     }
     *ret_count = count;
