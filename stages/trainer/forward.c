@@ -72,6 +72,8 @@ static bool go_on(struct trainer *t, const struct lg_denoiser_event *e)
         return true;
     case LG_EVENT_WEIGHTS_DONE:
         return true;
+    case LG_EVENT_EXCHANGE: /* of a sequence that is split, which no config asks for */
+        LG_ASSERT(e->kind != LG_EVENT_EXCHANGE);
     }
     return true;
 }
