@@ -47,9 +47,11 @@ int lg_config_check(const lg_config *c);
 /* The effective config as TOML, every key, absolute paths: loading it again gives the same config.
  * Caller frees. */
 char *lg_config_to_toml(const lg_config *c);
+/* Does memory.offload_optimizer decide bits? It does where it moves work from a GPU to the host. */
+bool lg_config_updates_for_gpu(const lg_config *c);
 /* May a checkpoint be gone on from with another value, when trainer.resume_changes names the key? */
 bool lg_config_may_change(const char *key);
-/* Compares the keys marked [bits]; when one differs: LG_ERR_MISMATCH naming key, old and new value.
+/* Compares the keys that decide bits; when one differs: LG_ERR_MISMATCH naming key, old and new value.
  * Counts (instances) and max_steps may differ, max_steps only grow below lg_config max. except: keys that may
  * differ as well, or NULL; *ret_changed, unless NULL: one of them does. */
 int lg_config_compatible(const lg_config *old_config, const lg_config *new_config,

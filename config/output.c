@@ -46,7 +46,8 @@ static char *value_text(const lg_config *c, const lg_key *k)
 bool lg_config_may_change(const char *key)
 {
     static const char *const may[] = {"trainer.ranks", "trainer.threads",
-                                      "trainer.micro_batch_size", "parallel.zero"};
+                                      "trainer.micro_batch_size", "parallel.zero",
+                                      "memory.offload_optimizer"};
     for (size_t i = 0; i < LG_ARRAY_LEN(may); i++)
         if (!strcmp(may[i], key)) return true;
     return false;
@@ -59,6 +60,18 @@ static bool contains(const struct lg_strlist *l, const char *word)
     return false;
 }
 
+bool lg_config_updates_for_gpu(const lg_config *c)
+{
+    return c->memory_offload_optimizer && !strcmp(c->_device, "cuda");
+}
+
+/* The marked ones, and the one that does on GPUs. */
+static bool decides(const lg_key *k, const lg_config *before, const lg_config *now)
+{
+    if (strcmp(k->name, "memory.offload_optimizer") != 0) return lg_key_bits(k);
+    return lg_config_updates_for_gpu(before) || lg_config_updates_for_gpu(now);
+}
+
 int lg_config_compatible(const lg_config *old_config, const lg_config *new_config,
                          const struct lg_strlist *except, bool *ret_changed)
 {
@@ -68,7 +81,7 @@ int lg_config_compatible(const lg_config *old_config, const lg_config *new_confi
     for (int i = 0; i < lg_key_count(); i++) {
         const lg_key *k = lg_key_at(i);
         const bool may = contains(except, k->name);
-        if (!lg_key_bits(k) && !may) continue;
+        if (!decides(k, old_config, new_config) && !may) continue;
         char *before = value_text(old_config, k), *now = value_text(new_config, k);
         const bool differs = strcmp(before, now) != 0;
         lg_key_where(new_config, k->name, where, sizeof where);

@@ -196,16 +196,18 @@ int lg_gpus_at(const char *list, int index)
 int lg_plan_gpu(const lg_config *c, lg_role role, int index)
 {
     if (strcmp(c->_device, "cuda") != 0) return -1;
+    const bool state_on_host = c->memory_offload_optimizer;
     switch (role) {
     case LG_ROLE_text:
         return lg_gpus_at(c->text_gpus, index);
     case LG_ROLE_vae:
         return lg_gpus_at(c->vae_gpus, index);
     case LG_ROLE_trainer:
-    case LG_ROLE_ema:
         return lg_gpus_at(c->trainer_gpus, index);
+    case LG_ROLE_ema:
+        return state_on_host ? -1 : lg_gpus_at(c->trainer_gpus, index);
     case LG_ROLE_ckpt:
-        return lg_gpus_at(c->trainer_gpus, 0);
+        return state_on_host ? -1 : lg_gpus_at(c->trainer_gpus, 0);
     default:
         return -1;
     }
@@ -257,6 +259,7 @@ static uint64_t hash_bits(const lg_config *c, uint64_t vae_identity, uint64_t te
         lg_key_print(out, c, k);
         fputc(';', out);
     }
+    if (lg_config_updates_for_gpu(c)) fputs("updates=host;", out);
     fprintf(out, "vae=%016" PRIx64 ";text=%016" PRIx64 ";", vae_identity, text_identity);
     LG_ASSERT(lg_close_text(out) == 0);
     uint64_t hash = lg_hash(text, bytes);

@@ -63,7 +63,8 @@ int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret);
 int lg_plan_save(const lg_plan *p, const char *path);
 int lg_plan_load(const char *path, lg_plan *ret);
 /* GPU number that instance `index` of a role computes on; -1 for roles without a device and for all
- * with device = "host". EMA keeper r is with trainer rank r, the checkpoint writer with rank 0.
+ * with device = "host". EMA keeper r is with trainer rank r, the checkpoint writer with rank 0; with
+ * memory.offload_optimizer they have no device.
  * Does not decide bits: a resumed run may lie on other GPUs. c has passed lg_config_check. */
 int lg_plan_gpu(const lg_config *c, lg_role role, int index);
 /* Which of the board's turns (shm/turns.h) this instance takes when it computes, with so many instances

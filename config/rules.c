@@ -152,7 +152,8 @@ static void check_resume_changes(struct rules *r)
         if (!lg_config_may_change(l->v[i]))
             broken(r, "trainer.resume_changes",
                    "trainer.resume_changes: %.80s is not one of trainer.ranks, trainer.threads, "
-                   "trainer.micro_batch_size, parallel.zero: other keys cannot change at a resume",
+                   "trainer.micro_batch_size, parallel.zero, memory.offload_optimizer: other keys "
+                   "cannot change at a resume",
                    l->v[i]);
     }
 }

@@ -63,7 +63,8 @@ typedef struct lg_stage {
     int n_regions;
     bool copied;                             /* each of them has a second copy */
     lg_device *device[LG_STAGE_DEVICES_MAX]; /* opened so far, closed after the regions */
-    int device_gpu[LG_STAGE_DEVICES_MAX];    /* their numbers; -1 for the host */
+    int device_gpu
+        [LG_STAGE_DEVICES_MAX]; /* their numbers; -1 for the host, -2 for the one beside */
     int n_devices;
     uint32_t keeper_epoch, members_epoch, sockets_epoch;
     lg_turn turn; /* of its GPU; around what a step launches there, until its stream is done */
@@ -98,6 +99,9 @@ int lg_stage_plan_device(const lg_config *c, const lg_plan *p, lg_role role, int
 /* The same for a stage at work: opened once, closed by the stage after its regions. A stage may open
  * the devices of other instances too (the EMA keeper, the writer: the ranks'). */
 int lg_stage_device(lg_stage *st, lg_role role, int index, lg_device **ret);
+/* A host device with the role's threads, for what lies with the host whatever the config's device is: an object of its
+ * own, beside that of lg_stage_device. */
+int lg_stage_host_device(lg_stage *st, lg_role role, lg_device **ret);
 
 /* Opens a region of this run and remembers it. Name as in printf. */
 struct lg_stage_memory {

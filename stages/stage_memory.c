@@ -11,6 +11,7 @@
 #include <string.h>
 
 enum { FILL_WAIT_MS = 2, UPLOAD_COUNT = 1 << 24 };
+enum { BESIDE = -2 }; /* in place of a GPU's number */
 
 /* ---- devices ---- */
 
@@ -24,11 +25,8 @@ void lg_stage_device_name(const lg_config *c, lg_role role, int index,
         snprintf(ret, LG_DEVICE_NAME_BYTES, "cuda:%d", gpu);
 }
 
-int lg_stage_plan_device(const lg_config *c, const lg_plan *p, lg_role role, int index,
-                         lg_device **ret)
+static int open_device(const char *name, const lg_plan *p, lg_role role, lg_device **ret)
 {
-    char name[LG_DEVICE_NAME_BYTES];
-    lg_stage_device_name(c, role, index, name);
     LG_TRY(lg_device_open(name,
                           &(struct lg_device_options){.threads = p->threads[role],
                                                       .isa = p->isa,
@@ -37,19 +35,47 @@ int lg_stage_plan_device(const lg_config *c, const lg_plan *p, lg_role role, int
     return 0;
 }
 
-int lg_stage_device(lg_stage *st, lg_role role, int index, lg_device **ret)
+int lg_stage_plan_device(const lg_config *c, const lg_plan *p, lg_role role, int index,
+                         lg_device **ret)
 {
-    int gpu = lg_plan_gpu(st->config, role, index);
+    char name[LG_DEVICE_NAME_BYTES];
+    lg_stage_device_name(c, role, index, name);
+    return open_device(name, p, role, ret);
+}
+
+/* Opened before? */
+static bool find_device(const lg_stage *st, int gpu, lg_device **ret)
+{
     for (int i = 0; i < st->n_devices; i++) {
         if (st->device_gpu[i] != gpu) continue;
         *ret = st->device[i];
-        return 0;
+        return true;
     }
     LG_ASSERT(st->n_devices < LG_STAGE_DEVICES_MAX);
-    LG_TRY(lg_stage_plan_device(st->config, &st->plan, role, index, ret));
-    lg_log(LG_INFO, "device %s", lg_device_fingerprint(*ret));
+    return false;
+}
+
+static void keep_device(lg_stage *st, int gpu, lg_device *d)
+{
+    lg_log(LG_INFO, "device %s", lg_device_fingerprint(d));
     st->device_gpu[st->n_devices] = gpu;
-    st->device[st->n_devices++] = *ret;
+    st->device[st->n_devices++] = d;
+}
+
+int lg_stage_device(lg_stage *st, lg_role role, int index, lg_device **ret)
+{
+    const int gpu = lg_plan_gpu(st->config, role, index);
+    if (find_device(st, gpu, ret)) return 0;
+    LG_TRY(lg_stage_plan_device(st->config, &st->plan, role, index, ret));
+    keep_device(st, gpu, *ret);
+    return 0;
+}
+
+int lg_stage_host_device(lg_stage *st, lg_role role, lg_device **ret)
+{
+    if (find_device(st, BESIDE, ret)) return 0;
+    LG_TRY(open_device("host", &st->plan, role, ret));
+    keep_device(st, BESIDE, *ret);
     return 0;
 }
 

@@ -26,11 +26,11 @@ struct staged_head {
     struct lg_stamp stamp;   /* of all but the moments, scalars included; set before the mark */
     struct lg_stamp moments; /* the same of these, which are staged and marked before */
     struct lg_state_scalars scalars;
-    char fingerprint[512];
+    char fingerprint[LG_STATE_DEVICE_BYTES];
 };
 
 struct ckpt {
-    lg_device *device[LG_INSTANCES_MAX]; /* of rank r */
+    lg_device *device[LG_INSTANCES_MAX]; /* of rank r's state */
     lg_stream *stream[LG_INSTANCES_MAX];
     lg_trainer_state *trainer;
     lg_region *ema[LG_INSTANCES_MAX][2];
@@ -40,7 +40,6 @@ struct ckpt {
     int retry_s;
     bool untidy;        /* old checkpoints wait to be removed */
     int64_t tidy_at_ns; /* next try */
-    char fingerprint[512];
     lg_manifest newest; /* that this process has published */
 };
 
@@ -68,7 +67,7 @@ static int ckpt_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_byte
     rows[0].bytes = staging_bytes(params.count);
     lg_params_free(&params);
     *ret_n = 1;
-    LG_TRY(lg_rank_processes(c, p->shards, rows, cap, ret_n));
+    LG_TRY(lg_state_processes(c, p->shards, rows, cap, ret_n));
     return 0;
 }
 
@@ -77,7 +76,7 @@ static int ckpt_open(lg_stage *st)
     struct ckpt *c = calloc(1, sizeof *c);
     LG_ASSERT(c);
     st->state = c;
-    LG_TRY(lg_rank_devices(st, c->device));
+    LG_TRY(lg_state_devices(st, c->device));
     LG_TRY(lg_trainer_state_open(st, c->device, &c->trainer));
     for (int r = 0; r < c->trainer->shards; r++) {
         LG_TRY(lg_trainer_moments_open(st, c->device[r], c->trainer, r));
@@ -94,8 +93,6 @@ static int ckpt_open(lg_stage *st)
             .is_made = atomic_load(&lg_board_row(st->board, LG_ROLE_ckpt, 0)->staged_moments) !=
                        LG_MARK_NONE},
         &c->staging, "ckpt/0/staging"));
-    /* The fingerprint that decides bits is the trainer's. */
-    snprintf(c->fingerprint, sizeof c->fingerprint, "%s", lg_device_fingerprint(c->device[0]));
     return 0;
 }
 
@@ -189,9 +186,10 @@ static int stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
         stage_part(c, r, &(struct shard_part){to.ema, c->ema[r][state & 1]->payload, 0, n});
     }
     sync_all(c);
-    head->scalars = *lg_trainer_state_view(c->trainer, 0, state).scalars;
+    const struct lg_state_view view = lg_trainer_state_view(c->trainer, 0, state);
+    head->scalars = *view.scalars;
     LG_ASSERT(head->scalars.state == state);
-    snprintf(head->fingerprint, sizeof head->fingerprint, "%s", c->fingerprint);
+    snprintf(head->fingerprint, sizeof head->fingerprint, "%s", view.device);
     lg_stamp_set(&head->stamp, state);
     lg_ckpt_mark_staged(st->board, state);
     lg_log(LG_INFO, "staged state %" PRIu64 " in %.2f ms", state,

@@ -15,7 +15,7 @@
 #include <string.h>
 
 struct ema {
-    lg_device *device[LG_INSTANCES_MAX]; /* of rank r; equal ones where ranks share a GPU */
+    lg_device *device[LG_INSTANCES_MAX]; /* of rank r's state; equal ones where ranks share it */
     lg_stream *stream[LG_INSTANCES_MAX];
     lg_trainer_state *trainer;
     lg_region *side[LG_INSTANCES_MAX][2];
@@ -33,11 +33,11 @@ static int ema_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
         for (int side = 0; side < 2 && n < cap; side++) {
             size_t count = lg_shard_count(&params, r, p->shards);
             snprintf(rows[n].name, sizeof rows[n].name, "ema/%d/state/%c", r, "ab"[side]);
-            lg_stage_device_name(c, LG_ROLE_trainer, r, rows[n].device);
+            lg_state_device_name(c, r, rows[n].device);
             rows[n++].bytes = LG_MAX(count, (size_t)1) * sizeof(float);
         }
     lg_params_free(&params);
-    LG_TRY(lg_rank_processes(c, p->shards, rows, cap, &n));
+    LG_TRY(lg_state_processes(c, p->shards, rows, cap, &n));
     *ret_n = n;
     return 0;
 }
@@ -47,7 +47,7 @@ static int ema_open(lg_stage *st)
     struct ema *e = calloc(1, sizeof *e);
     LG_ASSERT(e);
     st->state = e;
-    LG_TRY(lg_rank_devices(st, e->device));
+    LG_TRY(lg_state_devices(st, e->device));
     LG_TRY(lg_trainer_state_open(st, e->device, &e->trainer));
     for (int r = 0; r < e->trainer->shards; r++) {
         LG_TRY(lg_stream_open(e->device[r], &e->stream[r]));

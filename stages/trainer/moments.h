@@ -18,7 +18,7 @@
  * before k are those of state s + 1 already; s's optimizer steps say where each lies. Not {s, n} but {s + 1, 0}
  * says that the update is done, or skipped: then nothing has moved.
  *   Writer: the rank alone. Chunk k counts, {s, k + 1}, when its moments, its weights in the other side and in
- *     every working copy are written and the stream is done; only then chunk k + 1 is begun, which writes over
+ *     every working copy are written and all streams are done; only then chunk k + 1 is begun, which writes over
  *     what chunk k has been read from. So a chunk that counts is never updated again.
  *   Readers: the rank and its successors, before UPDATE(s): {s, any} or {s + 1, 0}, else memory is lost. The
  *     checkpoint writer, before STAGE_MOMENTS(s): {s, 0}, which stands until the moments are staged
@@ -33,12 +33,14 @@ enum { LG_MOMENTS_CHUNKS = 16 };
 
 struct lg_chunk {
     size_t first, count; /* elements of the shard; count > 0 */
-    float *m, *v;        // (count), device memory
+    float *m, *v;        // (count), where the state lies (state.h)
 };
 
 /* Of the region's payload, for a shard of so many elements. */
 size_t lg_moments_bytes(size_t shard);
 int lg_moments_chunks(size_t shard);
+/* Elements of a chunk but the last. */
+size_t lg_moments_chunk_count(size_t shard);
 /* The place of chunk k of n after t optimizer steps, in [0, n]. */
 static inline int lg_moments_place(int n, int k, uint64_t t)
 {

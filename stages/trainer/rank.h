@@ -14,6 +14,8 @@ enum { LG_NO_EVENT = -1 }; /* no micro-batch is under way */
 struct trainer {
     lg_device *device;
     lg_stream *stream;
+    lg_device *state_device; /* that has and updates the state (lg_state_device) */
+    lg_stream *state_stream; /* of it; `stream` where it is `device` */
     lg_denoiser *net;
     lg_trainer_state *state;
     lg_window *window;
@@ -47,6 +49,9 @@ static inline double lg_rank_loss_scale(const lg_stage *st, const struct trainer
 {
     return (double)lg_trainer_state_view(t->state, st->index, step).scalars->loss_scale.scale;
 }
+
+/* Says in a state that is being made which devices have made it. */
+void lg_rank_sign(const struct trainer *t, const struct lg_state_view *to);
 
 /* Each does one piece of its phase and stores the mark with the last: LG_STEP_WORKED, LG_STEP_IDLE when there is no data
  * yet, or an error. */

@@ -26,6 +26,7 @@ struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p)
 struct rank_bytes {
     struct lg_gradients_bytes gradients;
     struct lg_working_bytes working;
+    struct lg_ferry_bytes ferry;
     size_t own, host;
     char note[sizeof((struct lg_stage_bytes *)NULL)->note];
 };
@@ -61,16 +62,22 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
     const struct lg_denoiser_bytes *b = lg_denoiser_bytes_of(net);
     struct rank_bytes r = {.host = b->host};
     const size_t count = lg_shard_count(t, shard, p->shards), room = sizeof r.note;
-    char text[5][32];
+    char text[6][32];
     r.gradients = lg_gradients_bytes_of(p, t, net, count);
-    r.working = lg_working_bytes_of(p, lg_device_dtype(d), t, net, c->parallel_reshard, shard);
-    r.own = b->activations + b->scratch + r.gradients.own + r.working.gathered + batch;
+    r.working = lg_working_bytes_of(c, p, lg_device_dtype(d), t, net, shard);
+    if (c->memory_offload_optimizer) r.ferry = lg_ferry_bytes_of(count);
+    r.own =
+        b->activations + b->scratch + r.gradients.own + r.working.gathered + batch + r.ferry.device;
     add_text(r.note, room,
              "of a rank: activations %s, workspace %s, gradients' sums %s, "
              "gathered weights %s, inputs %s",
              lg_bytes_text(b->activations, text[0]), lg_bytes_text(b->scratch, text[1]),
              lg_bytes_text(r.gradients.own, text[2]), lg_bytes_text(r.working.gathered, text[3]),
              lg_bytes_text(batch, text[4]));
+    if (c->memory_offload_optimizer)
+        add_text(r.note, room, ", weights on their way %s; over the bus in a step: %s each way",
+                 lg_bytes_text(r.ferry.device, text[0]),
+                 lg_bytes_text(count * sizeof(float), text[5]));
     if (b->recomputed[0]) add_text(r.note, room, "\nrecomputed: %s", b->recomputed);
     say_traffic(p, &r.working, count, r.note, room);
     return r;
@@ -95,34 +102,42 @@ static int find_bytes(const lg_config *c, const lg_plan *p, const struct lg_deno
     return rc;
 }
 
-enum { ROWS = 8 }; /* of a rank */
+enum { ROWS = 9 }; /* of a rank */
+
+struct place {
+    int rank;
+    char device[LG_DEVICE_NAME_BYTES];
+};
 
 /* A row for what there is. */
-static void add_row(struct lg_stage_bytes *rows, int *n, size_t bytes, int rank, const char *what)
+static void add_row(struct lg_stage_bytes *rows, int *n, size_t bytes, const struct place *p,
+                    const char *what)
 {
     if (!bytes) return;
-    snprintf(rows[*n].name, sizeof rows[*n].name, "trainer/%d/%s", rank, what);
+    snprintf(rows[*n].name, sizeof rows[*n].name, "trainer/%d/%s", p->rank, what);
+    memcpy(rows[*n].device, p->device, sizeof p->device);
     rows[(*n)++].bytes = bytes;
 }
 
 static void add_rank(const lg_config *c, const struct rank_bytes *b, size_t shard, int rank,
                      struct lg_stage_bytes *rows, int *n)
 {
-    const int first = *n;
-    const size_t state = lg_trainer_state_bytes(shard);
-    add_row(rows, n, state, rank, "state/a");
-    add_row(rows, n, state, rank, "state/b");
-    add_row(rows, n, lg_moments_bytes(shard), rank, "moments");
-    add_row(rows, n, b->gradients.grad, rank, "grad");
-    add_row(rows, n, b->gradients.sum, rank, "sum");
-    add_row(rows, n, b->working.region, rank, "working");
+    const size_t side = lg_trainer_state_bytes(shard);
+    struct place state = {.rank = rank}, own = state, host = {rank, "host"};
+    lg_state_device_name(c, rank, state.device);
+    lg_stage_device_name(c, LG_ROLE_trainer, rank, own.device);
+    add_row(rows, n, side, &state, "state/a");
+    add_row(rows, n, side, &state, "state/b");
+    add_row(rows, n, lg_moments_bytes(shard), &state, "moments");
+    add_row(rows, n, b->gradients.grad, &own, "grad");
+    add_row(rows, n, b->gradients.sum, &own, "sum");
+    add_row(rows, n, b->working.region, &own, "working");
     rows[*n] = (struct lg_stage_bytes){.name = "private", .processes = 1, .bytes = b->own};
+    memcpy(rows[*n].device, own.device, sizeof own.device);
     snprintf(rows[*n].note, sizeof rows[*n].note, "%s", b->note);
     (*n)++;
-    for (int i = first; i < *n; i++) lg_stage_device_name(c, LG_ROLE_trainer, rank, rows[i].device);
-    const int pool = *n;
-    add_row(rows, n, b->host, rank, "offloaded");
-    if (*n > pool) snprintf(rows[pool].device, sizeof rows[pool].device, "host");
+    add_row(rows, n, b->host, &host, "offloaded");
+    add_row(rows, n, b->ferry.host, &host, "ferry");
 }
 
 int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,

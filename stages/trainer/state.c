@@ -94,7 +94,7 @@ struct lg_state_view lg_trainer_state_view(const lg_trainer_state *s, int rank, 
 {
     const lg_region *r = s->side[rank][state & 1];
     struct lg_state_front *front = r->front;
-    return (struct lg_state_view){&front->stamp, &front->scalars, r->payload};
+    return (struct lg_state_view){&front->stamp, &front->scalars, r->payload, front->device};
 }
 
 struct lg_chunk lg_trainer_chunk(const lg_trainer_state *s, int rank, int k, uint64_t t)
@@ -125,15 +125,30 @@ int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int ran
         ret, "ema/%d/state/%c", rank, "ab"[side]);
 }
 
-int lg_rank_devices(lg_stage *st, lg_device *ret[LG_INSTANCES_MAX])
+int lg_state_device(lg_stage *st, int rank, lg_device **ret)
+{
+    if (st->config->memory_offload_optimizer) return lg_stage_host_device(st, LG_ROLE_trainer, ret);
+    return lg_stage_device(st, LG_ROLE_trainer, rank, ret);
+}
+
+int lg_state_devices(lg_stage *st, lg_device *ret[LG_INSTANCES_MAX])
 {
     for (int r = 0; r < st->plan.instances[LG_ROLE_trainer]; r++)
-        LG_TRY(lg_stage_device(st, LG_ROLE_trainer, r, &ret[r]));
+        LG_TRY(lg_state_device(st, r, &ret[r]));
     return 0;
 }
 
-int lg_rank_processes(const lg_config *c, int ranks, struct lg_stage_bytes *rows, int cap, int *n)
+void lg_state_device_name(const lg_config *c, int rank, char ret[LG_DEVICE_NAME_BYTES])
 {
+    if (c->memory_offload_optimizer)
+        snprintf(ret, LG_DEVICE_NAME_BYTES, "host");
+    else
+        lg_stage_device_name(c, LG_ROLE_trainer, rank, ret);
+}
+
+int lg_state_processes(const lg_config *c, int ranks, struct lg_stage_bytes *rows, int cap, int *n)
+{
+    if (c->memory_offload_optimizer) return 0;
     for (int r = 0; r < ranks; r++) {
         int gpu = lg_plan_gpu(c, LG_ROLE_trainer, r);
         bool first = gpu >= 0;

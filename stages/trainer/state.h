@@ -14,7 +14,9 @@
  * (lg_trainer_state_expect, lg_stage_expect), before each step that reads it. UPDATE(s) begins side
  * (s + 1) & 1 by lg_stamp_begin; a successor that goes on in the middle finds that there.
  *
- * All of rank r lies on rank r's GPU. What ranks hand each other is in exchange.h. */
+ * All of rank r lies on rank r's GPU; or, with memory.offload_optimizer, in host memory, where the host's backend makes
+ * the update and the average. lg_state_device is the one place that decides: whoever maps, names or computes with a
+ * state asks it. What then goes up and comes down is in ferry.h, what ranks compute with in working.h. */
 #pragma once
 #include "stages/nets/denoiser.h"
 #include "stages/stage.h"
@@ -31,15 +33,19 @@ struct lg_state_scalars {
     struct lg_loss_scale loss_scale; /* of the step that begins with this state */
 };
 
+enum { LG_STATE_DEVICE_BYTES = 512 };
+
 struct lg_state_front {
     struct lg_stamp stamp;
     struct lg_state_scalars scalars;
+    char device[LG_STATE_DEVICE_BYTES]; /* fingerprints of what has made it, for manifests */
 };
 
 struct lg_state_view {
     struct lg_stamp *stamp;
     struct lg_state_scalars *scalars;
-    float *w; // (shard), device memory
+    float *w;     // (shard), memory of lg_state_device
+    char *device; // (LG_STATE_DEVICE_BYTES)
 };
 
 typedef struct lg_trainer_state {
@@ -52,8 +58,14 @@ typedef struct lg_trainer_state {
 
 /* The net that a config and a plan describe. */
 int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret);
+/* The device that maps and updates a rank's state: the rank's, or a host device beside it. */
+int lg_state_device(lg_stage *st, int rank, lg_device **ret);
+/* Of every rank's own, for stages that serve all ranks. */
+int lg_state_devices(lg_stage *st, lg_device *ret[LG_INSTANCES_MAX]);
+/* The same for the plan: "host", "cuda:0". */
+void lg_state_device_name(const lg_config *c, int rank, char ret[LG_DEVICE_NAME_BYTES]);
 /* Parameter table and regions of all ranks. device[r] maps those of rank r: the same one for all (a
- * rank reads its peers'), or each rank's own. */
+ * rank reads its peers'), or each rank's own (lg_state_devices). */
 int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_state **ret);
 /* The moments of a rank, for itself and for the checkpoint writer. */
 int lg_trainer_moments_open(lg_stage *st, lg_device *d, lg_trainer_state *s, int rank);
@@ -71,11 +83,9 @@ size_t lg_trainer_shard(const lg_trainer_state *s, int rank);
 /* Of shard `rank`. */
 int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int rank, int side,
                   lg_region **ret);
-/* device[r]: rank r's own, for stages that serve all ranks. */
-int lg_rank_devices(lg_stage *st, lg_device *ret[LG_INSTANCES_MAX]);
 
-/* `bytes` rows of one process that has a context on every rank's GPU. */
-int lg_rank_processes(const lg_config *c, int ranks, struct lg_stage_bytes *rows, int cap, int *n);
+/* `bytes` rows of one process that has a context on every GPU with a state. */
+int lg_state_processes(const lg_config *c, int ranks, struct lg_stage_bytes *rows, int cap, int *n);
 
 /* Where a run's first state comes from: RUN/resume names a checkpoint, else trainer.init_from a
  * folder of weights, else the seed. */

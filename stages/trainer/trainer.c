@@ -49,10 +49,10 @@ static int open_memory(lg_stage *st, struct trainer *t)
     const int64_t B = st->plan.micro_batch;
     const int ranks = st->plan.instances[LG_ROLE_trainer];
     lg_device *maps[LG_INSTANCES_MAX];
-    for (int r = 0; r < ranks; r++) maps[r] = t->device; /* peers' regions too */
+    for (int r = 0; r < ranks; r++) maps[r] = t->state_device; /* peers' regions too */
     LG_TRY(lg_stage_window(st, t->device, &t->window));
     LG_TRY(lg_trainer_state_open(st, maps, &t->state));
-    LG_TRY(lg_trainer_moments_open(st, t->device, t->state, st->index));
+    LG_TRY(lg_trainer_moments_open(st, t->state_device, t->state, st->index));
     const struct lg_denoiser_config *net = &t->state->net;
     t->shard = lg_trainer_shard(t->state, st->index);
     struct lg_batch_options batch = lg_rank_batch(&st->plan, net);
@@ -80,6 +80,11 @@ static int trainer_open(lg_stage *st)
     LG_TRY(lg_stage_device(st, LG_ROLE_trainer, st->index, &t->device));
     t->type = lg_device_dtype(t->device);
     LG_TRY(lg_stream_open(t->device, &t->stream));
+    LG_TRY(lg_state_device(st, st->index, &t->state_device));
+    if (t->state_device == t->device)
+        t->state_stream = t->stream;
+    else
+        LG_TRY(lg_stream_open(t->state_device, &t->state_stream));
     LG_TRY(open_memory(st, t));
     if (st->index == 0) {
         lg_mark commit = atomic_load_explicit(&st->row->commit, memory_order_acquire);
@@ -149,14 +154,15 @@ static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const 
 static void upload_state(lg_stage *st, struct trainer *t, const struct first_state *s,
                          const struct lg_state_view *to)
 {
-    lg_stream_upload(t->stream, to->w, s->w, t->shard * sizeof(float));
+    lg_stream_upload(t->state_stream, to->w, s->w, t->shard * sizeof(float));
     for (int k = 0; k < lg_moments_chunks(t->shard); k++) {
         struct lg_chunk c = lg_trainer_chunk(t->state, st->index, k, s->scalars.optimizer_steps);
-        lg_stream_upload(t->stream, c.m, s->m + c.first, c.count * sizeof(float));
-        lg_stream_upload(t->stream, c.v, s->v + c.first, c.count * sizeof(float));
+        lg_stream_upload(t->state_stream, c.m, s->m + c.first, c.count * sizeof(float));
+        lg_stream_upload(t->state_stream, c.v, s->v + c.first, c.count * sizeof(float));
     }
-    lg_stream_sync(t->stream);
+    lg_stream_sync(t->state_stream);
     *to->scalars = s->scalars;
+    lg_rank_sign(t, to);
 }
 
 /* Makes state start_step of this rank's shard. Cut off halfway it is simply made again. */
@@ -228,6 +234,7 @@ static void trainer_close(lg_stage *st)
     lg_batch_close(&t->batch);
     lg_gradients_close(&t->gradients);
     lg_working_close(&t->working);
+    if (t->state_stream != t->stream) lg_stream_close(&t->state_stream);
     lg_stream_close(&t->stream);
     lg_trainer_state_close(&t->state);
     lg_window_close(&t->window);

@@ -2,13 +2,18 @@
  *   REDUCE   own shard = sum of all ranks' gradients in rank order; sum of squares
  *   UPDATE   total norm, clip, AdamW chunk by chunk from side s & 1 into the other, from the moments' places
  *            into their next ones, and into the working weights of every rank of the group; rank 0 writes
- *            the record; commit */
+ *            the record; commit
+ *
+ * A state in host memory (lg_state_device) is updated there: a chunk's gradient comes down and its weights go up piece
+ * by piece (ferry.h). */
 #include "base/clock.h"
+#include "base/heartbeat.h"
 #include "base/log.h"
 #include "kernels/ops.h"
 #include "stages/trainer/rank.h"
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <xxhash.h>
 
@@ -90,12 +95,18 @@ static void count_chunks(const struct update *u, int done)
         lg_stamp_set(u->moments, u->step + 1);
 }
 
+/* Not where the host computes for a GPU. */
+static void begin_turn(lg_stage *st, const struct trainer *t)
+{
+    if (t->state_device == t->device || lg_device_is_host(t->device)) lg_turn_begin(&st->turn);
+}
+
 /* Skipped: the weights are copied, the same on every rank, and the moments are the next state's as they are. */
 static void keep_state(lg_stage *st, struct trainer *t, const struct update *u)
 {
-    lg_turn_begin(&st->turn);
-    lg_stream_copy(t->stream, u->to.w, u->from.w, t->shard * sizeof(float));
-    lg_stream_sync(t->stream);
+    begin_turn(st, t);
+    lg_stream_copy(t->state_stream, u->to.w, u->from.w, t->shard * sizeof(float));
+    lg_stream_sync(t->state_stream);
     lg_turn_end(&st->turn);
     lg_working_make(t->working, u->step + 1);
     count_chunks(u, u->chunks);
@@ -107,33 +118,77 @@ static lg_tensor part_of(lg_tensor t, size_t first, size_t count)
     return lg_slice(t, 0, (int64_t)first, (int64_t)count);
 }
 
-/* What of a unit lies in the chunk. a: of the whole shard (the moments: of the chunk) and of what is trained as the
- * config says of all. What is frozen has no gradient and no moments, and a rate of 0 leaves it as it is. */
-static void update_piece(lg_stage *st, struct trainer *t, const struct lg_adamw_args *a, int unit,
-                         const struct lg_chunk *chunk)
+/* What is updated together: elements [first, first + count) of the shard. */
+struct stretch {
+    size_t first, count, chunk; /* chunk: where its chunk begins */
+    struct lg_adamw_args
+        a; /* w, w_out: of the shard; m, v: of the chunk; grad, working: of the stretch; else of what
+                                   is trained as the config says of all */
+    bool
+        is_sent; /* working: one, which goes up from there; else they are where lg_working_copies says */
+};
+
+/* What of a unit lies in the stretch. What is frozen has no gradient and no moments, and a rate of 0 leaves it as it
+ * is. */
+static void update_piece(lg_stage *st, struct trainer *t, const struct stretch *s, int unit)
 {
     const lg_params *params = &t->state->params;
     const struct lg_piece own = lg_trainer_piece(t->state, st->index, unit);
-    const struct lg_piece here = lg_piece_within(own, chunk->first, chunk->count);
+    const struct lg_piece here = lg_piece_within(own, s->first, s->count);
     const size_t end = here.first + here.count;
     for (size_t at = here.first, next; at < end; at = next) {
         int group;
         next = lg_params_group_end(params, at, end, &group);
         const struct lg_param_group *g = &params->group[group];
         const size_t in_piece = at - own.first, in_shard = own.at + in_piece, count = next - at;
-        struct lg_adamw_args p = *a;
-        lg_tensor *shards[] = {&p.w, &p.grad, &p.w_out};
+        struct lg_adamw_args p = s->a;
+        lg_tensor *shards[] = {&p.w, &p.w_out};
         lg_tensor *chunks[] = {&p.m, &p.v, &p.m_out, &p.v_out};
         for (size_t i = 0; i < LG_ARRAY_LEN(shards); i++)
             *shards[i] = part_of(*shards[i], in_shard, count);
         for (size_t i = 0; i < LG_ARRAY_LEN(chunks); i++)
-            *chunks[i] = part_of(*chunks[i], in_shard - chunk->first, count);
-        p.copies = lg_working_copies(t->working, unit, p.working);
-        for (int i = 0; i < p.copies; i++) p.working[i] = part_of(p.working[i], in_piece, count);
+            *chunks[i] = part_of(*chunks[i], in_shard - s->chunk, count);
+        p.grad = part_of(p.grad, in_shard - s->first, count);
+        if (!s->is_sent) p.copies = lg_working_copies(t->working, unit, p.working);
+        for (int i = 0; i < p.copies; i++)
+            p.working[i] =
+                part_of(p.working[i], s->is_sent ? in_shard - s->first : in_piece, count);
         p.lr *= g->is_frozen ? 0 : g->lr;
         p.weight_decay *= g->decay;
         if (g->is_frozen) p.eps = 1; /* 0 / 0 is no rate of anything */
-        lg_adamw(t->stream, &p);
+        lg_adamw(t->state_stream, &p);
+    }
+}
+
+static void update_stretch(lg_stage *st, struct trainer *t, const struct stretch *s)
+{
+    for (int unit = 0; unit < t->state->params.n_units; unit++) update_piece(st, t, s, unit);
+}
+
+/* The next piece comes down while this one is updated, the one before goes up. a.grad: of the chunk. */
+static void update_from_host(lg_stage *st, struct trainer *t, const struct lg_adamw_args *a,
+                             const struct lg_chunk *chunk)
+{
+    lg_ferry *ferry = lg_working_ferry(t->working);
+    const float *gradient = a->grad.data;
+    const size_t end = chunk->count, most = lg_ferry_piece(ferry);
+    lg_ferry_call(ferry, gradient, LG_MIN(most, end));
+    for (size_t at = 0, n, next; at < end; at = next) {
+        n = LG_MIN(most, end - at);
+        next = at + n;
+        struct stretch s = {.first = chunk->first + at,
+                            .count = n,
+                            .chunk = chunk->first,
+                            .a = *a,
+                            .is_sent = true};
+        s.a.grad = lg_t1((void *)lg_ferry_take(ferry), LG_F32, (int64_t)n);
+        if (next < end) lg_ferry_call(ferry, gradient + next, LG_MIN(most, end - next));
+        s.a.working[0] = lg_t1(lg_ferry_load(ferry), LG_F32, (int64_t)n);
+        s.a.copies = 1;
+        update_stretch(st, t, &s);
+        lg_stream_sync(t->state_stream);
+        lg_working_send(t->working, s.first, n);
+        lg_heartbeat();
     }
 }
 
@@ -148,8 +203,13 @@ static void update_chunk(lg_stage *st, struct trainer *t, struct lg_adamw_args a
     a.v = lg_t1(from.v, LG_F32, n);
     a.m_out = lg_t1(to.m, LG_F32, n);
     a.v_out = lg_t1(to.v, LG_F32, n);
-    for (int unit = 0; unit < t->state->params.n_units; unit++)
-        update_piece(st, t, &a, unit, &from);
+    a.grad = part_of(a.grad, from.first, from.count);
+    if (lg_working_ferry(t->working))
+        update_from_host(st, t, &a, &from);
+    else
+        update_stretch(st, t,
+                       &(struct stretch){
+                           .first = from.first, .count = from.count, .chunk = from.first, .a = a});
     lg_stream_sync(t->stream);
 }
 
@@ -171,7 +231,7 @@ static void adamw(lg_stage *st, struct trainer *t, const struct update *u, doubl
     if (c->trainer_clip_norm > 0) a.grad_scale = LG_MIN(1.0, c->trainer_clip_norm / (norm + 1e-6));
     a.grad_scale /= lg_rank_loss_scale(st, t, u->step);
     if (!u->done) lg_working_begin_copies(t->working, u->step + 1);
-    lg_turn_begin(&st->turn);
+    begin_turn(st, t);
     for (int k = u->done; k < u->chunks; k++) {
         update_chunk(st, t, a, k);
         count_chunks(u, k + 1);
@@ -179,6 +239,16 @@ static void adamw(lg_stage *st, struct trainer *t, const struct update *u, doubl
     lg_turn_end(&st->turn);
     if (!u->chunks) count_chunks(u, 0);
     lg_working_mark_copies(t->working, u->step + 1);
+}
+
+void lg_rank_sign(const struct trainer *t, const struct lg_state_view *to)
+{
+    const char *of = lg_device_fingerprint(t->device);
+    if (t->state_device == t->device || lg_device_is_host(t->device)) /* the same twice */
+        snprintf(to->device, LG_STATE_DEVICE_BYTES, "%s", of);
+    else
+        snprintf(to->device, LG_STATE_DEVICE_BYTES, "%s; updates: %s", of,
+                 lg_device_fingerprint(t->state_device));
 }
 
 static int make_state(lg_stage *st, struct trainer *t, uint64_t step, const struct step_sums *sums,
@@ -190,6 +260,7 @@ static int make_state(lg_stage *st, struct trainer *t, uint64_t step, const stru
     struct lg_state_scalars *to = u.to.scalars;
     *to = *from;
     to->state = step + 1;
+    lg_rank_sign(t, &u.to);
     to->loss_scale = lg_loss_scale_next(st->config, from->loss_scale, sums->finite);
     /* A factor that can be halved explains a gradient that is not finite, a loss nothing does. */
     bool is_explained = isfinite(sums->loss) && from->loss_scale.scale > 1;

@@ -1,8 +1,11 @@
-/* Weights of the computation; working.h has the rules. AdamW's kernel writes them, behind the traffic of the state. */
+/* Weights of the computation; working.h has the rules. AdamW's kernel writes them, behind the traffic of the state, or
+ * they are cast from what comes up of it. */
 #include "stages/trainer/working.h"
+#include "base/heartbeat.h"
 #include "base/lifetimes.h"
 #include "kernels/ops.h"
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- where gathered units lie ---- */
 
@@ -56,6 +59,7 @@ struct lg_working {
     const lg_trainer_state *state;
     int me, group, shards; /* group: its first rank */
     bool gathers, reshards;
+    lg_ferry *ferry;                     /* the state lies in host memory; else NULL */
     lg_region *region[LG_INSTANCES_MAX]; /* of the ranks of the group, by rank */
     lg_mark
         made_of[LG_INSTANCES_MAX]; /* whole: the state of which this process made shard k itself */
@@ -68,17 +72,18 @@ struct lg_working {
     lg_event *free, **done; /* done: [places.n] */
 };
 
-static bool has_region(const lg_plan *p, lg_dtype type)
+static bool has_region(const lg_config *c, const lg_plan *p, lg_dtype type)
 {
-    return type != LG_F32 || (p->shards > 1 && !p->gathers);
+    return type != LG_F32 || c->memory_offload_optimizer || (p->shards > 1 && !p->gathers);
 }
 
-struct lg_working_bytes lg_working_bytes_of(const lg_plan *p, lg_dtype type, const lg_params *t,
-                                            const lg_denoiser *net, bool reshard, int shard)
+struct lg_working_bytes lg_working_bytes_of(const lg_config *c, const lg_plan *p, lg_dtype type,
+                                            const lg_params *t, const lg_denoiser *net, int shard)
 {
     const size_t element = lg_dtype_bytes(type);
+    const bool reshard = c->parallel_reshard;
     struct lg_working_bytes b = {0};
-    if (has_region(p, type))
+    if (has_region(c, p, type))
         b.region =
             (p->gathers ? LG_MAX(lg_shard_count(t, shard, p->shards), (size_t)1) : t->count) *
             element;
@@ -107,7 +112,7 @@ static int open_regions(lg_working *w, const lg_denoiser *net)
     for (int k = 0; k < w->shards; k++) {
         const int r = w->group + k;
         const struct lg_working_bytes b = lg_working_bytes_of(
-            &w->st->plan, lg_device_dtype(w->device), &w->state->params, net, w->reshards, k);
+            w->st->config, &w->st->plan, lg_device_dtype(w->device), &w->state->params, net, k);
         struct lg_stage_memory m = {.bytes = b.region,
                                     .front_bytes = sizeof(struct lg_working_front),
                                     .device = w->device,
@@ -151,6 +156,8 @@ int lg_working_open(lg_stage *st, lg_device *d, lg_stream *compute, const lg_tra
                       .gathers = st->plan.gathers,
                       .reshards = st->config->parallel_reshard};
     LG_TRY(open_regions(w, net));
+    if (st->config->memory_offload_optimizer)
+        LG_TRY(lg_ferry_open(d, compute, lg_trainer_shard(s, w->me), &w->ferry));
     return w->gathers ? open_gathering(w, net) : 0;
 }
 
@@ -161,6 +168,7 @@ void lg_working_close(lg_working **ret)
     for (int i = 0; i < w->places.n && w->done; i++) lg_event_close(&w->done[i]);
     lg_event_close(&w->free);
     lg_stream_close(&w->lane);
+    lg_ferry_close(&w->ferry);
     free(w->done);
     free(w->gathered_of);
     free(w->places.stay);
@@ -187,15 +195,38 @@ static lg_tensor part_of(const lg_working *w, int r, size_t at, size_t count)
     return lg_t1((char *)w->region[r]->payload + at * lg_dtype_bytes(type), type, (int64_t)count);
 }
 
+/* Elements of a shard, on the device. */
+struct stretch {
+    const float *at;
+    size_t first, count; /* of the shard */
+};
+
+/* A stretch of shard k, cast to where it lies in rank r's region. */
+static void cast_stretch(lg_working *w, int r, int k, const struct stretch *s)
+{
+    for (int u = 0; u < w->state->params.n_units; u++) {
+        struct lg_piece p = lg_piece_within(piece_of(w, u, k), s->first, s->count);
+        lg_tensor x = lg_t1((void *)(s->at + (p.at - s->first)), LG_F32, (int64_t)p.count);
+        lg_tensor y = part_of(w, r, w->gathers ? p.at : p.first, p.count);
+        if (p.count) lg_cast(w->compute, &(struct lg_cast_args){.x = x, .y = y});
+    }
+}
+
 /* Shard k of the state, cast to where its pieces lie in rank r's region. */
 static void make_shard(lg_working *w, int r, int k, uint64_t state)
 {
     const float *from = lg_trainer_state_view(w->state, w->group + k, state).w;
-    for (int u = 0; u < w->state->params.n_units; u++) {
-        struct lg_piece p = piece_of(w, u, k);
-        lg_tensor x = lg_t1((void *)(from + p.at), LG_F32, (int64_t)p.count);
-        lg_tensor y = part_of(w, r, w->gathers ? p.at : p.first, p.count);
-        if (p.count) lg_cast(w->compute, &(struct lg_cast_args){.x = x, .y = y});
+    const size_t all = lg_trainer_shard(w->state, w->group + k);
+    const size_t most = w->ferry ? lg_ferry_piece(w->ferry) : LG_MAX(all, (size_t)1);
+    for (size_t at = 0, n; at < all; at += n) {
+        n = LG_MIN(most, all - at);
+        struct stretch s = {.at = from, .first = at, .count = n};
+        if (w->ferry) {
+            memcpy(lg_ferry_load(w->ferry), from + at, n * sizeof *from);
+            s.at = lg_ferry_send(w->ferry, n);
+        }
+        cast_stretch(w, r, k, &s);
+        lg_heartbeat();
     }
 }
 
@@ -290,6 +321,18 @@ int lg_working_copies(const lg_working *w, int unit, lg_tensor ret[LG_RANKS_MAX]
         ret[k] = w->gathers ? part_of(w, w->me, p.at, p.count)
                             : part_of(w, w->group + k, p.first, p.count);
     return n;
+}
+
+lg_ferry *lg_working_ferry(const lg_working *w)
+{
+    return w->ferry;
+}
+
+void lg_working_send(lg_working *w, size_t first, size_t count)
+{
+    const struct stretch s = {.at = lg_ferry_send(w->ferry, count), .first = first, .count = count};
+    for (int k = 0; k < copies(w); k++)
+        cast_stretch(w, w->gathers ? w->me : w->group + k, w->me - w->group, &s);
 }
 
 void lg_working_begin_copies(lg_working *w, uint64_t state)

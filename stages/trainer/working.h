@@ -4,7 +4,7 @@
  *
  *   trainer/<r>/working   front: lg_working_front; the flat buffer. UPDATE writes a rank's shard into those of all of
  *                         its group, so that nothing is gathered before the next FORWARD. None where a rank that owns
- *                         the whole state computes in the state's own type
+ *                         the whole state computes in the state's own type, where it lies
  *
  * of[k] is the stamp of the state whose shard k lies there. Writer: its rank q of the group, release, when its UPDATE has
  * written the shard and its stream is done, before the commit. Reader: rank r, acquire, in FORWARD(s), which follows
@@ -20,10 +20,16 @@
  *
  *   trainer/<r>/working   front: lg_working_front, of which of[0] counts; rank r's shard (shards.h), which its peers read
  *                         in FORWARD(s). Written in INIT and UPDATE as above, before the commit: who sees every commit
- *                         of s finds state s there, or it is lost. None in fp32: the state itself is read. */
+ *                         of s finds state s there, or it is lost. None in fp32: the state itself is read, where it
+ *                         lies on the devices.
+ *
+ * With a state in host memory (lg_state_device) working weights are the only ones on the device, so there are always
+ * some, and whatever is cast from the state goes up for it, piece by piece (ferry.h). What has gone up is written by
+ * this device's `compute`: a shard counts when that is done, too. */
 #pragma once
 #include "stages/nets/denoiser.h"
 #include "stages/stage.h"
+#include "stages/trainer/ferry.h"
 #include "stages/trainer/state.h"
 
 struct lg_working_front {
@@ -35,9 +41,9 @@ struct lg_working_bytes {
     size_t gathered; /* private */
     size_t traffic;  /* read from others, or written to them, in a step */
 };
-/* net: compiled. reshard: weights go between forward and backward. */
-struct lg_working_bytes lg_working_bytes_of(const lg_plan *p, lg_dtype type, const lg_params *t,
-                                            const lg_denoiser *net, bool reshard, int shard);
+/* net: compiled, on a device of this type. Without the ferry. */
+struct lg_working_bytes lg_working_bytes_of(const lg_config *c, const lg_plan *p, lg_dtype type,
+                                            const lg_params *t, const lg_denoiser *net, int shard);
 
 typedef struct lg_working lg_working;
 /* For rank st->index on device d, which computes on `compute`; maps the peers' regions. All must outlive it. The stage
@@ -55,6 +61,11 @@ const void *lg_working_unit(lg_working *w, int unit);
 void lg_working_make(lg_working *w, uint64_t state);
 /* UPDATE: where the own piece of a unit is to be written as well; returns how many (0: none). */
 int lg_working_copies(const lg_working *w, int unit, lg_tensor ret[LG_RANKS_MAX]);
+/* With a state in host memory, else NULL: the way up and down, which the update uses too. */
+lg_ferry *lg_working_ferry(const lg_working *w);
+/* UPDATE with it: elements [first, first + count) of the own shard, with which lg_ferry_load's memory has been filled,
+ * go up and to where lg_working_copies says, in the order of `compute`. */
+void lg_working_send(lg_working *w, size_t first, size_t count);
 /* Before the first byte of the first chunk that is written there. */
 void lg_working_begin_copies(lg_working *w, uint64_t state);
 /* They are written, with `state`, and the stream is done. */

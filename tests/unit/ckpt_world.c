@@ -79,7 +79,7 @@ void ckpt_world_open(struct ckpt_world *w, const struct ckpt_world_spec *spec)
     LG_ASSERT(lg_path(path, "%s/board", w->run.dir) == 0);
     LG_ASSERT(lg_board_create(path, &board, &w->board) == 0);
     attach(w, &w->player, LG_ROLE_trainer);
-    LG_ASSERT(lg_rank_devices(&w->player, device) == 0);
+    LG_ASSERT(lg_state_devices(&w->player, device) == 0);
     LG_ASSERT(lg_trainer_state_open(&w->player, device, &w->trainer) == 0);
     for (int r = 0; r < w->trainer->ranks; r++)
         LG_ASSERT(lg_trainer_moments_open(&w->player, device[r], w->trainer, r) == 0);
@@ -119,6 +119,7 @@ static void make_state(struct ckpt_world *w, int rank, uint64_t state)
     lg_stamp_clear(view.stamp);
     *view.scalars =
         (struct lg_state_scalars){.state = state, .optimizer_steps = state + 3, .skipped = 2};
+    snprintf(view.device, LG_STATE_DEVICE_BYTES, "of state %" PRIu64, state);
     for (int u = 0; u < w->trainer->params.n_units; u++) {
         struct lg_piece p = lg_trainer_piece(w->trainer, rank, u);
         for (size_t i = 0; i < p.count; i++) view.w[p.at + i] = value(W, state, p.first + i);
@@ -247,14 +248,15 @@ static const char *wrong_numbers(const struct ckpt_world *w, const char *dir, ui
 const char *ckpt_world_wrong(const struct ckpt_world *w, uint64_t state)
 {
     static lg_manifest m;
-    char dir[LG_PATH_BYTES];
+    char dir[LG_PATH_BYTES], made_by[LG_STATE_DEVICE_BYTES];
+    snprintf(made_by, sizeof made_by, "of state %" PRIu64, state);
     path_of(w, state, dir);
     if (lg_manifest_load(dir, &m) < 0 || lg_manifest_verify(&m, dir) < 0) return lg_err_message();
     if (m.step != state || m.next_n != state * w->board->s->batch || m.seed != 5)
         return "other numbers in the manifest";
     if (m.optimizer_steps != state + 3 || m.skipped != 2) return "scalars of another state";
     if (m.plan_hash != w->run.plan.hash || m.ranks != w->trainer->ranks ||
-        strcmp(m.isa, w->run.plan.isa) != 0 || !m.fingerprint[0])
+        strcmp(m.isa, w->run.plan.isa) != 0 || strcmp(m.fingerprint, made_by))
         return "another plan in the manifest";
     return wrong_numbers(w, dir, state);
 }
