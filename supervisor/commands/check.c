@@ -195,10 +195,11 @@ static int ask(struct check *k)
 
 /* ---- printing ---- */
 
-/* "host", "cuda:0,1". EMA keeper and checkpoint writer work where the ranks are. */
+/* "host", "cuda:0,1". EMA keeper and checkpoint writer work where the ranks' state is. */
 static void places_of(const struct check *k, lg_role r, char *ret, size_t bytes)
 {
-    if (r == LG_ROLE_ema || r == LG_ROLE_ckpt) r = LG_ROLE_trainer;
+    const bool on_gpus = !k->config->memory_offload_optimizer;
+    if ((r == LG_ROLE_ema || r == LG_ROLE_ckpt) && on_gpus) r = LG_ROLE_trainer;
     FILE *out = fmemopen(ret, bytes, "w");
     LG_ASSERT(out);
     const char *before = "cuda:";

@@ -23,6 +23,7 @@ struct ckpt_world_spec {
     int ranks;
     uint64_t steps;    /* 0: CKPT_STEPS */
     int hidden, depth; /* of the net; 0: a small one */
+    const char *more;  /* sections of the config besides, or NULL */
 };
 /* Starts from the repository's root; makes the scratch folder. */
 void ckpt_world_open(struct ckpt_world *w, const struct ckpt_world_spec *spec);

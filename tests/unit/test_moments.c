@@ -277,12 +277,18 @@ static float *copy_state(uint64_t state, size_t *ret_count)
     return all;
 }
 
-static void open_run(void)
+static void open_run_with(const char *more)
 {
-    ckpt_world_open(
-        &w, &(struct ckpt_world_spec){.device = "host", .ranks = RANKS, .hidden = 48, .depth = 3});
+    ckpt_world_open(&w,
+                    &(struct ckpt_world_spec){
+                        .device = "host", .ranks = RANKS, .hidden = 48, .depth = 3, .more = more});
     for (int r = 0; r < RANKS; r++) open_rank(r);
     go_on(0, 0);
+}
+
+static void open_run(void)
+{
+    open_run_with(NULL);
 }
 
 static void close_run(void)
@@ -291,13 +297,22 @@ static void close_run(void)
     ckpt_world_close(&w);
 }
 
-/* In step s of the second run a rank dies at call s of its update. */
+/* In step s of the others a rank dies at call s of its update, or, where an update has so many more, at each `stride`th:
+ * a state in host memory, from which weights go up, has the same bytes. */
+static const struct {
+    const char *more;
+    int stride;
+} disturbed[] = {
+    {NULL, 1},
+    {"[memory]\noffload_optimizer = true\n", 3},
+    {"[memory]\noffload_optimizer = true\n[parallel]\nzero = 3\n", 5},
+};
+
 static void test_dies_at_each_chunk(void **state)
 {
     (void)state;
     static float *want[STEPS + 1];
     size_t count = 0;
-    int deaths = 0;
     open_run();
     const int chunks = lg_moments_chunks(lg_trainer_shard(w.trainer, 0));
     for (uint64_t s = 1; s <= STEPS; s++) {
@@ -308,17 +323,20 @@ static void test_dies_at_each_chunk(void **state)
                                   ((s - 1) % SKIPPED == 3));
     }
     close_run();
-    open_run();
-    for (uint64_t s = 1; s <= STEPS; s++) {
-        deaths += go_on(s, RANKS + (int)s);
-        float *got = copy_state(s, &count);
-        assert_memory_equal(got, want[s], count * sizeof *got);
-        free(got);
-        free(want[s]);
+    for (size_t i = 0; i < LG_ARRAY_LEN(disturbed); i++) {
+        int deaths = 0;
+        open_run_with(disturbed[i].more);
+        for (uint64_t s = 1; s <= STEPS; s++) {
+            deaths += go_on(s, RANKS + (int)s * disturbed[i].stride);
+            float *got = copy_state(s, &count);
+            assert_memory_equal(got, want[s], count * sizeof *got);
+            free(got);
+        }
+        print_message("%d chunks, %d deaths\n", chunks, deaths);
+        assert_true(chunks > 3 && deaths > 2 * RANKS * chunks);
+        close_run();
     }
-    print_message("%d chunks, %d deaths\n", chunks, deaths);
-    assert_true(chunks > 3 && deaths > 2 * RANKS * chunks);
-    close_run();
+    for (uint64_t s = 1; s <= STEPS; s++) free(want[s]);
 }
 
 /* Working weights of which a part was lost while a rank was dead in the middle of its update: they are made from the
