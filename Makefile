@@ -145,7 +145,7 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
 	@echo "  LD    $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_LIB_OBJ) $(LIB) $(LIBS) -lcmocka
 $(BUILD)/tests/test_rounding: | $(UNOPTIMIZED_SO)
-$(BUILD)/tests/stub/liblg-cuda.so: $(BUILD)/obj/tests/stub/cuda.c.o $(BUILD)/obj/kernels/interface.c.o
+$(BUILD)/tests/stub/liblg-cuda.so: $(BUILD)/obj/tests/stub/cuda.c.o $(BUILD)/obj/tests/stub/late.c.o $(BUILD)/obj/kernels/interface.c.o
 $(BUILD)/tests/stub/driver/libcuda.so.1: $(BUILD)/obj/tests/stub/driver.c.o
 $(STALL): $(BUILD)/obj/tests/stub/stall.c.o
 $(STUB) $(STALL):

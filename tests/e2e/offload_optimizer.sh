@@ -75,6 +75,11 @@ expect "contexts" 6 "$(awk '/CUDA contexts/ {print $1}' "$out")"
 timeout 60 "$LGSUP" check "$TINY" "${gpu[@]}" --set job.dir="$T/none" >"$out" 2>&1
 expect "without it the state lies on the GPU" cuda:0 "$(awk '$1 == "trainer/0/state/b" {print $2; exit}' "$out")"
 
+# One that does everything as late as it may (tests/stub/late.h): nothing is read, counted or given away too early.
+export LG_STUB_LATE=1
+tiny "$T/late" --set trainer.max_steps=40 "${gpu[@]}"
+undisturbed 40
+check "a GPU that is late: byte-identical" same_files "$reference" "$T/late" 40
 for zero in 1 3; do
     run=$T/gpu$zero
     train "$run" "${gpu[@]}" "${key[@]}" --set parallel.zero=$zero

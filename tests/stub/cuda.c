@@ -4,10 +4,14 @@
  *
  * LG_STUB: two (H200s), none, old (driver), arch (the second is another kind), held (the second's memory
  * is taken), small (both too small for any run), apart (no peer access), bare (no cuDNN),
- * unpinnable (with $LG_STUB_MEMORY). */
+ * unpinnable (with $LG_STUB_MEMORY).
+ * LG_STUB_MEMORY: it computes, in memory of which nobody knows that it is the host's; copies go from one kind to the
+ * other, and what casts and updates weights takes none of the host's.
+ * LG_STUB_LATE: with it, and as late as it may (late.h). */
 #include "base/check.h"
 #include "kernels/backend.h"
 #include "kernels/info.h"
+#include "tests/stub/late.h"
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +19,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { COUNT = 2, PINNED_MAX = 64 };
+enum { COUNT = 2, PINNED_MAX = 64, OWN_MAX = 4096 };
 #define GIB ((uint64_t)1 << 30)
 
 static bool is(const char *what)
@@ -57,7 +61,79 @@ static struct {
     size_t bytes;
 } g_pinned[PINNED_MAX];
 static int g_n_pinned;
-static void (*g_host_download)(lg_stream *, void *, const void *, size_t);
+static lg_device g_host; /* its functions, before */
+static struct lg_ops g_ops;
+
+/* What has been given out and mapped. */
+static struct {
+    const char *at;
+    size_t bytes;
+} g_own[OWN_MAX];
+static int g_n_own;
+
+static void add_own(const void *at, size_t bytes)
+{
+    LG_ASSERT(g_n_own < OWN_MAX);
+    g_own[g_n_own].at = at;
+    g_own[g_n_own++].bytes = bytes;
+}
+
+static void remove_own(const void *at)
+{
+    for (int i = 0; i < g_n_own; i++) {
+        if (g_own[i].at != at) continue;
+        g_own[i] = g_own[--g_n_own];
+        return;
+    }
+    LG_ASSERT(!"memory of this device");
+}
+
+static bool is_own(const void *at)
+{
+    for (int i = 0; i < g_n_own; i++)
+        if ((const char *)at >= g_own[i].at && (const char *)at < g_own[i].at + g_own[i].bytes)
+            return true;
+    return false;
+}
+
+static int stub_alloc(lg_device *d, size_t bytes, void **ret)
+{
+    LG_TRY(g_host.alloc(d, bytes, ret));
+    add_own(*ret, bytes);
+    return 0;
+}
+
+static void stub_free(lg_device *d, void *p)
+{
+    remove_own(p);
+    g_host.free(d, p);
+}
+
+static void stub_cast(lg_stream *s, const struct lg_cast_args *a)
+{
+    LG_ASSERT(is_own(a->x.data) && is_own(a->y.data));
+    g_host.ops->cast(s, a);
+}
+
+static void stub_adamw(lg_stream *s, const struct lg_adamw_args *a)
+{
+    const lg_tensor *of[] = {&a->w, &a->m, &a->v, &a->grad, &a->w_out, &a->m_out, &a->v_out};
+    for (size_t i = 0; i < LG_ARRAY_LEN(of); i++) LG_ASSERT(is_own(of[i]->data));
+    for (int i = 0; i < a->copies; i++) LG_ASSERT(is_own(a->working[i].data));
+    g_host.ops->adamw(s, a);
+}
+
+static void stub_ema(lg_stream *s, const struct lg_ema_args *a)
+{
+    LG_ASSERT(is_own(a->ema.data) && is_own(a->w.data) && is_own(a->out.data));
+    g_host.ops->ema(s, a);
+}
+
+static void stub_upload(lg_stream *s, void *to, const void *from, size_t bytes)
+{
+    LG_ASSERT(is_own(to) && !is_own(from));
+    g_host.upload(s, to, from, bytes);
+}
 
 static int stub_share(lg_device *d, int gpu, size_t bytes, int *ret_fd)
 {
@@ -74,6 +150,7 @@ static int stub_map(lg_device *d, int fd, size_t bytes, void **ret)
     (void)d;
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED) return LG_FAIL(LG_ERR_IO, "cannot map (stub): %s", strerror(errno));
+    add_own(at, bytes);
     *ret = at;
     return 0;
 }
@@ -81,6 +158,7 @@ static int stub_map(lg_device *d, int fd, size_t bytes, void **ret)
 static void stub_unmap(lg_device *d, void *at, size_t bytes)
 {
     (void)d;
+    remove_own(at);
     munmap(at, bytes);
 }
 
@@ -104,12 +182,13 @@ static int stub_pin(lg_device *d, void *host, size_t bytes)
 /* As CUDA wants it: a copy lies within one pinned piece or touches none. */
 static void stub_download(lg_stream *s, void *host, const void *from, size_t bytes)
 {
+    LG_ASSERT(is_own(from) && !is_own(host));
     for (int i = 0; i < g_n_pinned; i++) {
         const char *at = host, *piece = g_pinned[i].at;
         LG_ASSERT(!overlaps(i, at, bytes) ||
                   (at >= piece && at + bytes <= piece + g_pinned[i].bytes));
     }
-    g_host_download(s, host, from, bytes);
+    g_host.download(s, host, from, bytes);
 }
 
 int lg_backend_open(int index, const struct lg_device_options *options, lg_device **ret)
@@ -122,12 +201,21 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
     LG_TRY(open_fn(0, options, ret));
     if (!getenv("LG_STUB_MEMORY")) return 0;
     lg_device *d = *ret;
-    g_host_download = d->download;
+    g_host = *d;
+    g_ops = *d->ops;
+    g_ops.cast = stub_cast;
+    g_ops.adamw = stub_adamw;
+    g_ops.ema = stub_ema;
+    d->ops = &g_ops;
     d->is_host = false;
+    d->alloc = stub_alloc;
+    d->free = stub_free;
     d->share = stub_share;
     d->map = stub_map;
     d->unmap = stub_unmap;
     d->pin = stub_pin;
+    d->upload = stub_upload;
     d->download = stub_download;
+    if (getenv("LG_STUB_LATE")) late_device(d);
     return 0;
 }

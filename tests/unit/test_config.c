@@ -594,6 +594,22 @@ static void test_compatible(void **state)
     assert_int_equal(lg_config_compatible(a, b, NULL, NULL), LG_ERR_MISMATCH);
     assert_message("p.toml:2: text.length was 24 when the run began and is 32 now");
     assert_message("p.toml:5: trainer.lr was 0.0001 when the run began and is 0.001 now");
+    /* One decides on GPUs alone. */
+    static const struct {
+        const char *before, *now;
+        int rc;
+    } offload[] = {
+        {"device = 'host'", "device = 'host'\n[memory]\noffload_optimizer = true", 0},
+        {"device = 'cuda'", "device = 'cuda'\n[memory]\noffload_optimizer = true", LG_ERR_MISMATCH},
+        {"device = 'cuda'\n[memory]\noffload_optimizer = true", "device = 'cuda'", LG_ERR_MISMATCH},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(offload); i++) {
+        lg_config *before = load(offload[i].before, NULL), *now = load(offload[i].now, NULL);
+        assert_int_equal(lg_config_compatible(before, now, NULL, NULL), offload[i].rc);
+        if (offload[i].rc) assert_message("memory.offload_optimizer was ");
+        lg_config_free(&before);
+        lg_config_free(&now);
+    }
     /* Some may, when they are named. */
     char *named[] = {(char *)"trainer.ranks", NULL};
     const struct lg_strlist except = {.v = named, .n = 1};

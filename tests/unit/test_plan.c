@@ -162,6 +162,12 @@ static void test_placement(void **state)
     assert_int_equal(lg_plan_gpu(c, LG_ROLE_loader, 0), -1);
     assert_int_equal(lg_plan_gpu(c, LG_ROLE_keeper, 0), -1);
     lg_config_free(&c);
+    static const char *const on_host[] = {"device=cuda", "memory.offload_optimizer=true"};
+    c = load(on_host, 2);
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_trainer, 1), 0);
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_ema, 1), -1);
+    assert_int_equal(lg_plan_gpu(c, LG_ROLE_ckpt, 0), -1);
+    lg_config_free(&c);
     c = load(NULL, 0);
     for (int r = 0; r < LG_ROLE_COUNT; r++) assert_int_equal(lg_plan_gpu(c, (lg_role)r, 0), -1);
     lg_config_free(&c);
@@ -216,6 +222,10 @@ static void test_hash(void **state)
     assert_true(base == MAKE("window.batches=8").hash);
     assert_true(base == MAKE("job.dir=/elsewhere").hash);
     assert_true(MAKE("device=cuda").hash == MAKE("device=cuda", "trainer.gpus=1").hash);
+    /* Who updates, the host or a GPU, decides bits. */
+    assert_true(base == MAKE("memory.offload_optimizer=true").hash);
+    assert_true(MAKE("device=cuda").hash !=
+                MAKE("device=cuda", "memory.offload_optimizer=true").hash);
     /* What decides bits. */
     static const char *const sets[] = {
         "trainer.lr=1e-3",     "trainer.ranks=2", "job.seed=1",     "text.length=25",
