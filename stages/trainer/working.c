@@ -107,8 +107,21 @@ struct lg_working_bytes lg_working_bytes_of(const lg_config *c, const lg_plan *p
     return b;
 }
 
+/* Has a rank of the group begun? Then all of the group's regions have been there; of other groups' ranks (lg_trainer_began)
+ * nothing follows, since they do not open them. */
+static bool group_began(const lg_working *w)
+{
+    bool began = false;
+    for (int r = w->group; r < w->group + w->shards; r++) {
+        const struct lg_board_row *row = lg_board_row(w->st->board, LG_ROLE_trainer, r);
+        began |= atomic_load_explicit(&row->commit, memory_order_acquire) != LG_MARK_NONE;
+    }
+    return began;
+}
+
 static int open_regions(lg_working *w, const lg_denoiser *net)
 {
+    const bool is_made = group_began(w);
     for (int k = 0; k < w->shards; k++) {
         const int r = w->group + k;
         const struct lg_working_bytes b = lg_working_bytes_of(
@@ -118,7 +131,7 @@ static int open_regions(lg_working *w, const lg_denoiser *net)
                                     .device = w->device,
                                     .role = LG_ROLE_trainer,
                                     .index = r,
-                                    .is_made = lg_trainer_began(w->st->board)};
+                                    .is_made = is_made};
         if (m.bytes) LG_TRY(lg_stage_region(w->st, &m, &w->region[r], "trainer/%d/working", r));
     }
     return 0;

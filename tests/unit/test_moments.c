@@ -421,13 +421,34 @@ static void test_gone(void **state)
     close_run();
 }
 
+/* Working weights are their group's alone, here each rank's own: the same. */
+static void test_working_gone(void **state)
+{
+    (void)state;
+    ckpt_world_open(&w, &(struct ckpt_world_spec){
+                            .device = "host",
+                            .ranks = RANKS,
+                            .more = "[parallel]\nzero = 0\n[memory]\noffload_optimizer = true\n"});
+    open_rank(0);
+    assert_int_equal(lg_trainer_def.step(&rank[0]), LG_STEP_WORKED);
+    assert_true(lg_trainer_began(w.board));
+    open_rank(1);
+    assert_int_equal(lg_trainer_def.step(&rank[1]), LG_STEP_WORKED);
+    close_rank(1);
+    assert_int_equal(lg_keeper_drop(w.f.keeper, "trainer/1/working"), 0);
+    assert_int_equal(try_open_rank(1), LG_ERR_PARKED);
+    assert_non_null(strstr(rank[1].row->cause, "trainer/1/working is lost"));
+    lg_err_clear();
+    close_run();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_places),       cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_piece_within), cmocka_unit_test(test_dies_at_each_chunk),
         cmocka_unit_test(test_lost_copies),  cmocka_unit_test(test_lost),
-        cmocka_unit_test(test_gone),
+        cmocka_unit_test(test_gone),         cmocka_unit_test(test_working_gone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
