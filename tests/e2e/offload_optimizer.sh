@@ -67,6 +67,8 @@ done
 for region in trainer/0/grad trainer/0/working; do
     expect "$region lies on the GPU" cuda:0 "$(awk -v r=$region '$1 == r {print $2; exit}' "$out")"
 done
+timeout 60 "$LGSUP" check "$TINY" "${gpu[@]}" "${key[@]}" --set parallel.zero=3 --set job.dir="$T/none" >"$out.3" 2>&1
+expect "with gathered weights there are some on the GPU" cuda:0 "$(awk '$1 == "trainer/0/working" {print $2; exit}' "$out.3")"
 for role in ema ckpt; do
     expect "$role has no GPU" host "$(awk -v r=$role '$1 == r {print $4; exit}' "$out")"
 done

@@ -72,3 +72,11 @@ check "the keeper dies: it goes on" wait_step "$run" $((at + 1))
 check "the keeper dies: said so" grep -q "memory cannot be used: its keeper has died; starting again from the newest checkpoint" "$run.out"
 check "the keeper dies: from the checkpoint of step $newest" grep -q "resuming tiny at step $newest from" "$run.out"
 settle_same "the keeper dies" "$run"
+
+# Where its state lies has changed: its memory is of no use, and said so.
+park "$run" 84
+mend
+train "$run" --set memory.offload_optimizer=true
+check "the state lies elsewhere: it goes on" wait_step "$run" $((at + 1))
+check "the state lies elsewhere: said so" grep -q "memory cannot be used: where the state lies (memory.offload_optimizer) has changed; starting again from" "$run.out"
+settle_same "the state lies elsewhere" "$run"

@@ -44,11 +44,14 @@ tests_of() {
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
     supervisor/core/keep.*) echo keep sim_supervisor supervise_adopt e2e:copies ;;
+    supervisor/commands/park_resume.*) echo e2e:park ;;
     supervisor/core/park.*) echo supervise_adopt e2e:copies ;;
     shm/scatter.*) echo sim_protocol gradients ;;
     stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero ;;
     stages/trainer/shards.*) echo shards e2e:zero ;;
-    stages/trainer/working.*) echo e2e:zero ;;
+    stages/trainer/working.*) echo moments e2e:zero e2e:offload_optimizer ;;
+    stages/trainer/ferry.*) echo ferry moments e2e:offload_optimizer ;;
+    config/output.* | config/plan.*) echo config plan e2e:resume ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
     kernels/graph/grad.*) echo graph_grad ;;
