@@ -121,11 +121,10 @@ static lg_tensor part_of(lg_tensor t, size_t first, size_t count)
 /* What is updated together: elements [first, first + count) of the shard. */
 struct stretch {
     size_t first, count, chunk; /* chunk: where its chunk begins */
-    struct lg_adamw_args
-        a; /* w, w_out: of the shard; m, v: of the chunk; grad, working: of the stretch; else of what
-                                   is trained as the config says of all */
-    bool
-        is_sent; /* working: one, which goes up from there; else they are where lg_working_copies says */
+    /* w, w_out: of the shard; m, v: of the chunk; grad, working: of the stretch; else of what is trained as the config
+     * says of all. */
+    struct lg_adamw_args a;
+    bool is_sent; /* working is one, which goes up from there; else: where lg_working_copies says */
 };
 
 /* What of a unit lies in the stretch. What is frozen has no gradient and no moments, and a rate of 0 leaves it as it
