@@ -97,6 +97,7 @@ static int describe(lg_board *b, const struct lg_board_spec *spec)
     s->batch = (uint64_t)p->batch;
     s->checkpoint_every = spec->checkpoint_every;
     s->ranks = p->instances[LG_ROLE_trainer];
+    s->sequence = p->sequence;
     s->scatters = p->scatters;
     s->has_ema = p->instances[LG_ROLE_ema] > 0;
     for (int r = 0; r < LG_ROLE_COUNT; r++)
