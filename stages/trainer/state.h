@@ -14,7 +14,7 @@
  * (lg_trainer_state_expect, lg_stage_expect), before each step that reads it. UPDATE(s) begins side
  * (s + 1) & 1 by lg_stamp_begin; a successor that goes on in the middle finds that there.
  *
- * All of rank r lies on rank r's GPU. What ranks hand each other is in exchange.h. */
+ * All of rank r lies on rank r's GPU. What ranks hand each other is in gradients.h, working.h, exchanges.h. */
 #pragma once
 #include "stages/nets/denoiser.h"
 #include "stages/stage.h"
