@@ -56,8 +56,8 @@ static void add_text(char *to, size_t room, const char *fmt, ...)
 }
 
 /* What a rank reads from others and writes to them in a step. */
-static void say_traffic(const lg_plan *p, const struct lg_working_bytes *w, size_t shard, char *to,
-                        size_t room)
+static void say_traffic(const lg_plan *p, const struct lg_working_bytes *w, size_t exchanged,
+                        size_t shard, char *to, size_t room)
 {
     const size_t ranks = (size_t)p->instances[LG_ROLE_trainer], others = ranks - 1;
     const size_t micros = (size_t)(p->rank_batch / p->micro_batch);
@@ -66,6 +66,8 @@ static void say_traffic(const lg_plan *p, const struct lg_working_bytes *w, size
     if (!others) return;
     add_text(to, room, "\nbetween ranks, of each in a step: %s of gradients, %s of weights",
              lg_bytes_text(gradients, a), lg_bytes_text(w->traffic, b));
+    if (exchanged)
+        add_text(to, room, ", %s within sequence groups", lg_bytes_text(exchanged * micros, a));
 }
 
 static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_device *d,
@@ -86,7 +88,7 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
              lg_bytes_text(r.gradients.own, text[2]), lg_bytes_text(r.working.gathered, text[3]),
              lg_bytes_text(batch, text[4]));
     if (b->recomputed[0]) add_text(r.note, room, "\nrecomputed: %s", b->recomputed);
-    say_traffic(p, &r.working, count, r.note, room);
+    say_traffic(p, &r.working, b->traffic, count, r.note, room);
     return r;
 }
 
