@@ -69,6 +69,7 @@ typedef enum field_type {
     X(batch, FIELD_I64, true)                                                                      \
     X(rank_batch, FIELD_I64, true)                                                                 \
     X(micro_batch, FIELD_I64, true)                                                                \
+    X(sequence, FIELD_I32, true)                                                                   \
     X(shards, FIELD_I32, false)                                                                    \
     X(scatters, FIELD_I32, false)                                                                  \
     X(gathers, FIELD_I32, false)                                                                   \
@@ -317,7 +318,8 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     LG_TRY(plan_latents(&p, c, &vae_identity));
     LG_TRY(plan_conditioning(&p, c, &text_identity));
     p.batch = c->trainer_global_batch_size;
-    p.rank_batch = p.batch / c->trainer_ranks;
+    p.sequence = (int)c->parallel_sp;
+    p.rank_batch = p.batch * p.sequence / c->trainer_ranks;
     p.micro_batch = c->trainer_micro_batch_size;
     p.shards = !c->parallel_zero   ? 1
                : c->parallel_group ? (int)c->parallel_group

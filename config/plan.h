@@ -31,8 +31,9 @@ typedef struct lg_plan {
     int64_t batch, rank_batch, micro_batch;
     /* ranks that hold one copy of the state together; the others hold the same (stages/trainer/shards.h) */
     int shards;
-    int scatters;           /* 1: gradients leave unit by unit (ZeRO-2, 3) */
-    int gathers;            /* 1: and weights come so (ZeRO-3) */
+    int sequence; /* ranks that compute a micro-batch together, each on its part of the tokens */
+    int scatters; /* 1: gradients leave unit by unit (ZeRO-2, 3) */
+    int gathers;  /* 1: and weights come so (ZeRO-3) */
     int sums_micro_batches; /* 1: each is added up over the ranks, else each rank adds up its own first */
     /* window */
     int64_t window_slots;

@@ -98,6 +98,13 @@ static void check_batch(struct rules *r)
     const lg_config *c = r->c;
     int64_t batch = c->trainer_global_batch_size, ranks = c->trainer_ranks;
     int64_t micro = c->trainer_micro_batch_size;
+    if (c->trainer_ranks % c->parallel_sp) {
+        broken(r, "parallel.sp",
+               "parallel.sp = %lld does not divide trainer.ranks = %lld: set it to a divisor",
+               (long long)c->parallel_sp, (long long)ranks);
+        return;
+    }
+    ranks /= c->parallel_sp; /* those of a sequence group have one share */
     if (batch % ranks != 0) {
         broken(
             r, "trainer.global_batch_size",
@@ -114,6 +121,19 @@ static void check_batch(struct rules *r)
             "%lld",
             (long long)(batch / ranks), (long long)batch, (long long)ranks, (long long)micro,
             (long long)(batch / ranks));
+}
+
+/* Every rank of a sequence group has something of it. */
+static void check_sequence(struct rules *r, int64_t rows)
+{
+    const lg_config *c = r->c;
+    if (c->parallel_sp > c->model_heads)
+        broken(r, "parallel.sp", "parallel.sp = %lld is more than model.heads = %lld",
+               (long long)c->parallel_sp, (long long)c->model_heads);
+    if (c->parallel_sp > rows)
+        broken(r, "parallel.sp",
+               "parallel.sp = %lld is more than the %lld rows of patches of a latent",
+               (long long)c->parallel_sp, (long long)rows);
 }
 
 enum {
@@ -152,8 +172,8 @@ static void check_resume_changes(struct rules *r)
         if (!lg_config_may_change(l->v[i]))
             broken(r, "trainer.resume_changes",
                    "trainer.resume_changes: %.80s is not one of trainer.ranks, trainer.threads, "
-                   "trainer.micro_batch_size, parallel.zero, memory.offload_optimizer: other keys "
-                   "cannot change at a resume",
+                   "trainer.micro_batch_size, parallel.zero, parallel.sp, parallel.sp_kind, "
+                   "memory.offload_optimizer: other keys cannot change at a resume",
                    l->v[i]);
     }
 }
@@ -203,6 +223,8 @@ static void check_geometry(struct rules *r, int64_t size, int64_t factor)
                "%lld): set it to a multiple of %lld",
                (long long)size, (long long)unit, (long long)factor, (long long)c->model_patch,
                (long long)unit);
+    else
+        check_sequence(r, size / unit);
 }
 
 static void check_model(struct rules *r)
@@ -236,6 +258,8 @@ static void check_model(struct rules *r)
                (long long)latent, (long long)latent,
                c->data_latent_size ? "data.latent_size" : "data.size / 8, since vae.model is empty",
                (long long)c->model_patch);
+    else
+        check_sequence(r, latent / c->model_patch);
 }
 
 static void check_conditioning(struct rules *r)

@@ -84,7 +84,7 @@ static int describe(lg_board *b, const struct lg_board_spec *spec)
 {
     struct lg_board_shared *s = b->s;
     const lg_plan *p = spec->plan;
-    LG_ASSERT(p->instances[LG_ROLE_trainer] >= 1);
+    LG_ASSERT(p->instances[LG_ROLE_trainer] >= 1 && p->sequence >= 1);
     LG_ASSERT(p->instances[LG_ROLE_trainer] <= LG_INSTANCES_MAX && p->batch > 0);
     LG_TRY(describe_preamble(b, p->hash));
     s->lineage = spec->lineage;
@@ -97,6 +97,7 @@ static int describe(lg_board *b, const struct lg_board_spec *spec)
     s->batch = (uint64_t)p->batch;
     s->checkpoint_every = spec->checkpoint_every;
     s->ranks = p->instances[LG_ROLE_trainer];
+    s->sequence = p->sequence;
     s->scatters = p->scatters;
     s->has_ema = p->instances[LG_ROLE_ema] > 0;
     for (int r = 0; r < LG_ROLE_COUNT; r++)

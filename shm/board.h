@@ -103,7 +103,9 @@ struct lg_board_row {
     _Atomic(lg_mark) grads;   /* trainer: gradients of step s lie in the grad region: mark_of(s) */
     _Atomic(lg_mark) partial; /* trainer: sums of step s below are valid */
     _Atomic(uint64_t) given, added; /* trainer: numbers of scattered gradients (shm/scatter.h) */
-    _Atomic(lg_mark) staged;  /* ckpt: snapshot of state s lies in the staging region */
+    _Atomic(uint64_t) lives, joined, sent,
+        made;                /* trainer: of its sequence group (shm/sequence.h) */
+    _Atomic(lg_mark) staged; /* ckpt: snapshot of state s lies in the staging region */
     /* ckpt: of that snapshot the moments, which come first: as staged, or one checkpoint ahead */
     _Atomic(lg_mark) staged_moments;
     _Atomic(lg_mark) published; /* ckpt: checkpoint of state s is complete on disk */
@@ -133,6 +135,7 @@ struct lg_board_shared {
     uint64_t batch;                 /* samples per step */
     int64_t checkpoint_every;       /* 0: only the last step */
     int ranks;
+    int sequence; /* ranks that compute a micro-batch together (shm/sequence.h); 1: each by itself */
     bool scatters; /* gradients leave unit by unit (shm/scatter.h) */
     bool has_ema;
     _Atomic(uint32_t) next_counter; /* lgsup: of incarnations; begins elsewhere on every board */

@@ -21,8 +21,8 @@
  * added, so the rank that is least far can always go on.
  *
  * Dying before a store: the successor writes the same bytes again. After it: it goes on behind. The loss of the
- * micro-batches that are wholly given stands in row.loss_so_far[m & 1], m their number in the step: stored before the
- * last given of a micro-batch, read by a successor alone. */
+ * micro-batches that are done stands in row.loss_so_far[m & 1], m their number in the step: stored before the last given
+ * of a micro-batch, read by a successor, and by who begins a micro-batch again with others (shm/sequence.h). */
 #pragma once
 #include "shm/board.h"
 

@@ -30,7 +30,7 @@ void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret)
     *ret = (struct lg_window_geometry){
         .slots = (uint64_t)p->window_slots,
         .batch = (uint64_t)p->batch,
-        .ranks = p->instances[LG_ROLE_trainer],
+        .ranks = p->instances[LG_ROLE_trainer] / p->sequence,
         .pixels_bytes = 3 * s * s,
         .tokens_bytes = (size_t)p->text_length * sizeof(int32_t),
         .latent_bytes = 2 * (size_t)p->latent_channels * h * h * latent_element,

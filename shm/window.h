@@ -66,7 +66,7 @@ struct lg_window_geometry {
     size_t latent_bytes; /* per slot: (2, C, h, h) of the plan's elements: mean and logvar; fp32
                           * where a loader provides them */
     size_t text_bytes;   /* per slot: (L, E) of the plan's elements */
-    int ranks;           /* trainer ranks; 0: 1. It divides batch */
+    int ranks; /* trainer ranks, those of a sequence group as one; 0: 1. It divides batch */
 };
 /* From the plan: which fields exist and how large they are. */
 void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret);

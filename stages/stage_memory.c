@@ -156,8 +156,8 @@ int lg_stage_window(lg_stage *st, lg_device *device, lg_window **ret)
     lg_window_geometry_of(&st->plan, &g);
     if (lg_plan_gpu(st->config, LG_ROLE_trainer, 0) >= 0) {
         bool host_latents = lg_stage_latents_on_host(&st->plan);
-        for (int r = 0; device && r < st->plan.instances[LG_ROLE_trainer]; r++)
-            place[r] = place_of(st, device, LG_ROLE_trainer, r);
+        for (int i = 0; device && i < g.ranks; i++)
+            place[i] = place_of(st, device, LG_ROLE_trainer, i * st->plan.sequence);
         places.text = place;
         places.latent = host_latents ? NULL : place;
         places.skip_text = !device;

@@ -118,6 +118,22 @@ struct lg_sent lg_program_sends(const lg_program *p, const struct lg_program_mem
     return sent;
 }
 
+size_t lg_program_traffic(const lg_program *p)
+{
+    static char nowhere[64]; /* only addresses are made of it */
+    const struct lg_program_memory m = {.arena = nowhere, .exchanged = nowhere};
+    size_t bytes = 0;
+    for (int i = 0; i < lg_program_exchanges(p); i++) {
+        const struct lg_exchange_args *x = (const void *)(p->args + p->node[node_of(p, i)].args);
+        for (int to = 0; to < x->cuts.degree; to++) {
+            if (to == x->cuts.rank) continue;
+            const struct lg_sent sent = lg_program_sends(p, &m, i, to, nowhere);
+            bytes += (size_t)lg_numel(&sent.from) * lg_dtype_bytes(sent.from.dtype);
+        }
+    }
+    return bytes;
+}
+
 /* ---- copying ---- */
 
 /* The dimensions of both tensors, as few as they can be. */

@@ -33,7 +33,6 @@ static int loader_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_by
 {
     struct lg_window_geometry g;
     lg_window_geometry_of(p, &g);
-    const int ranks = p->instances[LG_ROLE_trainer];
     const struct {
         const char *name;
         size_t per_slot;
@@ -46,10 +45,11 @@ static int loader_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_by
     int n = 0;
     for (size_t i = 0; i < LG_ARRAY_LEN(field); i++) {
         if (!field[i].per_slot) continue;
-        int parts = field[i].of_rank ? ranks : 1;
+        int parts = field[i].of_rank ? g.ranks : 1;
         for (int r = 0; r < parts && n < cap; r++) {
             snprintf(rows[n].name, sizeof rows[n].name, "window/%d/%s", r, field[i].name);
-            if (!field[i].host) lg_stage_device_name(c, LG_ROLE_trainer, r, rows[n].device);
+            if (!field[i].host)
+                lg_stage_device_name(c, LG_ROLE_trainer, r * p->sequence, rows[n].device);
             rows[n++].bytes = g.slots / (uint64_t)parts * field[i].per_slot;
         }
     }

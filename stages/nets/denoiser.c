@@ -347,6 +347,7 @@ int lg_denoiser_compile(lg_device *d, const struct lg_denoiser_config *c,
     net->bytes.scratch = lg_program_scratch_bytes(net->program);
     net->bytes.host = lg_program_host_bytes(net->program);
     net->bytes.exchanged = lg_program_exchanged_bytes(net->program);
+    net->bytes.traffic = lg_program_traffic(net->program);
     lg_denoiser_find_events(net);
     *ret = net;
     return 0;

@@ -77,6 +77,7 @@ struct lg_denoiser_bytes {
     size_t activations, scratch;
     size_t host;      /* in host memory: what is offloaded */
     size_t exchanged; /* in memory of the caller: what comes from the other ranks of a sequence */
+    size_t traffic;   /* what goes to them in a forward and its backward */
     /* "norms in 28 of 28 blocks, mlp in 3 of 28 blocks"; "": nothing is */
     char recomputed[LG_RECOMPUTED_BYTES];
 };

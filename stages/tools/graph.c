@@ -211,7 +211,7 @@ static int print_trained(const struct options *o, const lg_config *c)
     LG_TRY(lg_net_config_of(c, &plan, &net));
     LG_TRY(o->device ? lg_device_open(o->device, NULL, &d)
                      : lg_stage_plan_device(c, &plan, LG_ROLE_trainer, 0, &d));
-    int rc = print_denoiser(o, d, &net, lg_rank_mode(c, &plan));
+    int rc = print_denoiser(o, d, &net, lg_rank_mode(c, &plan, 0));
     lg_device_close(&d);
     LG_TRY(rc);
     return 0;

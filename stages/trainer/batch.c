@@ -12,8 +12,9 @@
 /* Offsets in the device block, in bytes, each a multiple of 64. */
 struct layout {
     size_t n, coef, t, weight, label, text_length, uploaded; /* host and device */
-    size_t mean, logvar, staged; /* device, latents from the host only */
-    size_t x_t, target, total;   /* device only */
+    size_t mean, logvar, staged;         /* device, latents from the host only */
+    size_t x_t, target;                  /* device only */
+    size_t band_x_t, band_target, total; /* likewise; of a band, where there is one */
 };
 
 struct lg_batch {
@@ -24,6 +25,7 @@ struct lg_batch {
     struct layout at;
     char *host, *device;
     struct lg_batch_tensors tensors;
+    lg_tensor x_t, target; /* of whole latents */
 };
 
 static size_t take(size_t *used, size_t bytes)
@@ -58,6 +60,11 @@ static struct layout layout_of(const lg_device *d, const struct lg_batch_options
     }
     l.x_t = take(&used, latent);
     l.target = take(&used, latent);
+    if (o->band.height) {
+        const size_t band = latent / (size_t)o->net->height * (size_t)o->band.height;
+        l.band_x_t = take(&used, band);
+        l.band_target = take(&used, band);
+    }
     l.total = used;
     return l;
 }
@@ -70,6 +77,12 @@ size_t lg_batch_bytes(const lg_device *d, const struct lg_batch_options *o)
 static lg_tensor latent_tensor(const lg_batch *b, void *data)
 {
     return lg_t4(data, b->type, b->o.size, b->net.channels, b->net.height, b->net.width);
+}
+
+static lg_tensor band_tensor(const lg_batch *b, void *data)
+{
+    lg_tensor whole = latent_tensor(b, data);
+    return lg_t4(data, whole.dtype, whole.dim[0], whole.dim[1], b->o.band.height, whole.dim[3]);
 }
 
 int lg_batch_open(lg_device *d, const struct lg_batch_options *o, lg_batch **ret)
@@ -89,8 +102,12 @@ int lg_batch_open(lg_device *d, const struct lg_batch_options *o, lg_batch **ret
     LG_TRY(lg_device_alloc(d, b->at.total, &device));
     b->device = device;
     struct lg_batch_tensors *t = &b->tensors;
-    t->in.x = latent_tensor(b, b->device + b->at.x_t);
-    t->target = latent_tensor(b, b->device + b->at.target);
+    t->in.x = b->x_t = latent_tensor(b, b->device + b->at.x_t);
+    t->target = b->target = latent_tensor(b, b->device + b->at.target);
+    if (o->band.height) {
+        t->in.x = band_tensor(b, b->device + b->at.band_x_t);
+        t->target = band_tensor(b, b->device + b->at.band_target);
+    }
     t->in.t = lg_t1(b->device + b->at.t, LG_F32, o->size);
     t->weight = lg_t1(b->device + b->at.weight, LG_F32, o->size);
     const struct lg_denoiser_info *has = lg_denoiser_info(b->net.kind);
@@ -127,10 +144,17 @@ static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *sp
     for (int i = 0; i < 4; i++)
         ((float *)(b->host + b->at.coef))[4 * row + (size_t)i] = (float)draw.coef[i];
     ((float *)(b->host + b->at.t))[row] = (float)draw.t;
+    const double share = b->o.band.height ? b->o.band.share : 1;
     ((float *)(b->host + b->at.weight))[row] =
-        slot->is_void ? 0 : (float)(draw.weight / spec->divisor);
+        slot->is_void ? 0 : (float)(draw.weight / spec->divisor * share);
     ((int32_t *)(b->host + b->at.label))[row] = slot->label;
     ((int32_t *)(b->host + b->at.text_length))[row] = slot->text_length;
+}
+
+static void take_band(lg_batch *b, lg_stream *s, lg_tensor whole, lg_tensor to)
+{
+    lg_tensor rows = lg_slice(whole, 2, b->o.band.first, b->o.band.height);
+    lg_send(s, (struct lg_sent){.from = rows, .to = to});
 }
 
 /* The host's fp32 values as a tensor of the device. */
@@ -165,9 +189,12 @@ void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batc
                                              .logvar = logvar,
                                              .n = lg_t1(b->device + b->at.n, LG_I64, B),
                                              .coef = lg_t2(b->device + b->at.coef, LG_F32, B, 4),
-                                             .x_t = b->tensors.in.x,
-                                             .target = b->tensors.target,
+                                             .x_t = b->x_t,
+                                             .target = b->target,
                                              .seed = spec->seed,
                                              .scaling_factor = spec->scaling_factor,
                                              .shift_factor = spec->shift_factor});
+    if (!b->o.band.height) return;
+    take_band(b, s, b->x_t, b->tensors.in.x);
+    take_band(b, s, b->target, b->tensors.target);
 }

@@ -9,14 +9,16 @@ typedef struct lg_batch lg_batch;
 /* The tensors of a loaded batch, on the device. Text states are used where they lie in the window,
  * which is why a batch's samples must not be committed before its backward is done. */
 struct lg_batch_tensors {
-    struct lg_denoiser_input in; // in.x is x_t
-    lg_tensor target;            // (B, C, H, W)
-    lg_tensor weight;            // (B), fp32: loss weight of each sample
+    struct lg_denoiser_input in; // in.x is x_t, or its band
+    lg_tensor target;            // (B, C, H, W), or its band
+    lg_tensor weight;            // (B), fp32: loss weight of each sample, times the band's share
 };
 struct lg_batch_options {
     const struct lg_denoiser_config *net;
     int64_t size;         /* B */
     bool latents_on_host; /* as fp32, while the device computes elsewhere or otherwise */
+    struct lg_band
+        band; /* of the latents, where others of a sequence group have the rest; height 0: all */
 };
 int lg_batch_open(lg_device *d, const struct lg_batch_options *o, lg_batch **ret);
 /* The device memory goes with the device. */

@@ -27,6 +27,7 @@ static int begin_micro(lg_stage *st, struct trainer *t, uint64_t step, uint64_t 
 {
     LG_TRY(lg_working_begin(t->working, step));
     lg_gradients_begin_micro(t->gradients, t->micro_done);
+    t->micro = step * (uint64_t)(st->plan.rank_batch / st->plan.micro_batch) + t->micro_done;
     lg_batch_load(t->batch, t->stream, t->window,
                   &(struct lg_batch_spec){.first = n,
                                           .divisor = t->divisor / lg_rank_loss_scale(st, t, step),
@@ -52,7 +53,7 @@ static void begin_backward(struct trainer *t)
     lg_denoiser_begin_backward(t->net, &b->in, t->pred, lg_gradients_accumulate(t->gradients));
 }
 
-/* False: there is no room for its gradient. */
+/* False: there is no room for its gradient, or others have not sent their part. */
 static bool go_on(struct trainer *t, const struct lg_denoiser_event *e)
 {
     float *gradient;
@@ -70,10 +71,10 @@ static bool go_on(struct trainer *t, const struct lg_denoiser_event *e)
     case LG_EVENT_GRADIENT_DONE:
         lg_gradients_done(t->gradients, e->unit);
         return true;
+    case LG_EVENT_EXCHANGE:
+        return lg_exchanges_go(t->exchanges, t->micro, e->exchange);
     case LG_EVENT_WEIGHTS_DONE:
         return true;
-    case LG_EVENT_EXCHANGE: /* of a sequence that is split, which no config asks for */
-        LG_ASSERT(e->kind != LG_EVENT_EXCHANGE);
     }
     return true;
 }
@@ -86,6 +87,7 @@ static void end_micro(lg_stage *st, struct trainer *t, uint64_t step)
     for (int64_t i = 0; i < st->plan.micro_batch; i++)
         t->loss_sum += (double)weight[i] * (double)t->host_loss[i] / scale;
     lg_gradients_end_micro(t->gradients, t->loss_sum);
+    lg_exchanges_end_micro(t->exchanges, t->micro);
     t->event = LG_NO_EVENT;
     t->micro_done++;
     atomic_fetch_add_explicit(&st->row->samples, (uint64_t)st->plan.micro_batch,
@@ -107,7 +109,8 @@ static int run_micro(lg_stage *st, struct trainer *t, uint64_t step)
         int added = lg_gradients_add(t->gradients);
         LG_TRY(added);
         if (went || added) continue;
-        st->waiting_for = "room for gradients";
+        st->waiting_for = e[t->event].kind == LG_EVENT_EXCHANGE ? "ranks of its sequence group"
+                                                                : "room for gradients";
         return LG_STEP_IDLE;
     }
     end_micro(st, t, step);
@@ -117,31 +120,69 @@ static int run_micro(lg_stage *st, struct trainer *t, uint64_t step)
 static int begin_step(lg_stage *st, struct trainer *t, uint64_t step)
 {
     LG_TRY(lg_trainer_state_expect(st, t->state, step));
-    LG_TRY(lg_gradients_begin(t->gradients, step, &t->micro_done, &t->loss_sum));
+    LG_TRY(lg_gradients_begin(t->gradients, step, t->begin_with, &t->micro_done, &t->loss_sum));
+    t->begin_with = UINT64_MAX;
     t->forward_of = lg_mark_of(step);
     return 0;
 }
 
 static int end_step(lg_stage *st, struct trainer *t, uint64_t step)
 {
-    lg_gradients_end(t->gradients);
     lg_trainer_mark_grads(st->board, st->index, step, t->loss_sum);
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;
 }
 
-int lg_rank_forward(lg_stage *st, struct trainer *t, uint64_t step)
+static int wait_for(lg_stage *st, const char *why)
+{
+    st->waiting_for = why;
+    return LG_STEP_IDLE;
+}
+
+static uint64_t micros_of(const lg_stage *st)
+{
+    return (uint64_t)(st->plan.rank_batch / st->plan.micro_batch);
+}
+
+/* A process has come to the sequence group: what is under way is given up, since nobody will answer. */
+static void join_again(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    lg_stream_sync(t->stream);
+    lg_gradients_flush(t->gradients);
+    t->event = LG_NO_EVENT;
+    t->forward_of = LG_MARK_NONE;
+    lg_exchanges_join(t->exchanges,
+                      step * micros_of(st) + lg_gradients_next_micro(t->gradients, step));
+}
+
+/* Where its sequence group stands: LG_STEP_WORKED when this rank can go on with the step. */
+static int agree(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    uint64_t micro;
+    if (lg_exchanges_is_late(t->exchanges)) join_again(st, t, step);
+    if (lg_exchanges_begin(t->exchanges, &micro)) {
+        LG_ASSERT(micro >= step * micros_of(st));
+        t->begin_with = micro - step * micros_of(st);
+        t->forward_of = LG_MARK_NONE;
+    }
+    return lg_exchanges_has_begun(t->exchanges) ? LG_STEP_WORKED
+                                                : wait_for(st, "ranks of its sequence group");
+}
+
+/* The own gradient is whole. */
+static int made(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    lg_gradients_end(t->gradients);
+    lg_exchanges_mark_made(t->exchanges, step);
+    if (lg_exchanges_is_made(t->exchanges, step)) return end_step(st, t, step);
+    return wait_for(st, "ranks of its sequence group");
+}
+
+static int run_or_wait(lg_stage *st, struct trainer *t, uint64_t step, bool added)
 {
     const uint64_t share = (uint64_t)st->plan.rank_batch, micro = (uint64_t)st->plan.micro_batch;
-    int added = lg_gradients_add(t->gradients);
-    LG_TRY(added);
-    if (t->forward_of != lg_mark_of(step)) {
-        if (!count_valid(st, t, step)) return no_data_yet(t);
-        LG_TRY(begin_step(st, t, step));
-    }
-    if (t->micro_done == share / micro) return end_step(st, t, step);
-    const uint64_t n =
-        step * st->board->s->batch + (uint64_t)st->index * share + t->micro_done * micro;
+    const uint64_t n = step * st->board->s->batch +
+                       (uint64_t)(st->index / st->plan.sequence) * share + t->micro_done * micro;
     if (t->event == LG_NO_EVENT && !lg_window_range_ready(t->window, t->needs, n, micro))
         return added ? LG_STEP_WORKED : no_data_yet(t);
     if (t->wait_start_ns) {
@@ -153,6 +194,27 @@ int lg_rank_forward(lg_stage *st, struct trainer *t, uint64_t step)
     if (rc == 0) rc = run_micro(st, t, step);
     if (rc == LG_STEP_IDLE) lg_stream_sync(t->stream);
     lg_turn_end(&st->turn);
-    LG_TRY(rc);
-    return rc == LG_STEP_WORKED && t->micro_done == share / micro ? end_step(st, t, step) : rc;
+    return rc;
+}
+
+int lg_rank_forward(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    int added = lg_gradients_add(t->gradients);
+    LG_TRY(added);
+    if (st->plan.sequence > 1 && lg_exchanges_is_made(t->exchanges, step)) {
+        LG_TRY(lg_gradients_expect(t->gradients, step, &t->loss_sum));
+        return end_step(st, t, step);
+    }
+    int rc = agree(st, t, step);
+    if (rc != LG_STEP_WORKED) return added ? LG_STEP_WORKED : rc;
+    if (t->forward_of != lg_mark_of(step)) {
+        if (!count_valid(st, t, step)) return no_data_yet(t);
+        LG_TRY(begin_step(st, t, step));
+    }
+    if (t->micro_done < micros_of(st)) {
+        rc = run_or_wait(st, t, step, added);
+        LG_TRY(rc);
+        if (rc != LG_STEP_WORKED || t->micro_done < micros_of(st)) return rc;
+    }
+    return made(st, t, step);
 }

@@ -204,21 +204,28 @@ static uint64_t units_of_step(const lg_gradients *g)
     return (uint64_t)g->ring.units * g->micros;
 }
 
-int lg_gradients_begin(lg_gradients *g, uint64_t step, uint64_t *ret_micro, double *ret_loss)
+static uint64_t given_of_step(const lg_gradients *g, uint64_t step)
+{
+    return lg_scatter_count(lg_scatter_given(g->st->board, g->me), step, units_of_step(g));
+}
+
+uint64_t lg_gradients_next_micro(const lg_gradients *g, uint64_t step)
+{
+    return g->scatters ? given_of_step(g, step) / (uint64_t)g->ring.units : 0;
+}
+
+int lg_gradients_begin(lg_gradients *g, uint64_t step, uint64_t from, uint64_t *ret_micro,
+                       double *ret_loss)
 {
     g->step = step;
     g->pending = NOTHING;
-    *ret_micro = 0;
-    *ret_loss = 0;
+    *ret_micro = LG_MIN(from, lg_gradients_next_micro(g, step));
+    *ret_loss = lg_scatter_loss(g->st->board, g->me, *ret_micro);
     if (!g->scatters) {
         lg_stamp_clear(stamp_of(g->grad[g->me]));
         return 0;
     }
-    const uint64_t given =
-        lg_scatter_count(lg_scatter_given(g->st->board, g->me), step, units_of_step(g));
-    *ret_micro = given / (uint64_t)g->ring.units;
-    *ret_loss = lg_scatter_loss(g->st->board, g->me, *ret_micro);
-    if (given) return lg_stage_expect(g->st, g->grad[g->me], step);
+    if (given_of_step(g, step)) return lg_stage_expect(g->st, g->grad[g->me], step);
     lg_stamp_set(stamp_of(g->grad[g->me]), step);
     return 0;
 }
@@ -228,10 +235,9 @@ void lg_gradients_begin_micro(lg_gradients *g, uint64_t micro)
     g->micro = micro;
     if (!g->scatters) return;
     const uint64_t first = micro * (uint64_t)g->ring.units;
-    const uint64_t given =
-        lg_scatter_count(lg_scatter_given(g->st->board, g->me), g->step, units_of_step(g));
-    LG_ASSERT(given >= first && given < first + (uint64_t)g->ring.units);
-    g->given_before = given - first;
+    const uint64_t given = given_of_step(g, g->step);
+    LG_ASSERT(given >= first);
+    g->given_before = LG_MIN(given - first, (uint64_t)g->ring.units);
 }
 
 bool lg_gradients_accumulate(const lg_gradients *g)
@@ -303,7 +309,6 @@ void lg_gradients_flush(lg_gradients *g)
 
 void lg_gradients_end_micro(lg_gradients *g, double loss_sum)
 {
-    if (!g->scatters) return;
     lg_scatter_keep_loss(g->st->board, g->me, g->micro + 1, loss_sum);
     give(g);
 }
@@ -311,6 +316,12 @@ void lg_gradients_end_micro(lg_gradients *g, double loss_sum)
 void lg_gradients_end(lg_gradients *g)
 {
     if (!g->scatters) lg_stamp_set(stamp_of(g->grad[g->me]), g->step);
+}
+
+int lg_gradients_expect(lg_gradients *g, uint64_t step, double *ret_loss)
+{
+    *ret_loss = lg_scatter_loss(g->st->board, g->me, g->micros);
+    return lg_stage_expect(g->st, g->grad[g->me], step);
 }
 
 /* ---- sums ---- */

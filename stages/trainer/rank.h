@@ -3,6 +3,7 @@
 #pragma once
 #include "stages/nets/schedule.h"
 #include "stages/trainer/batch.h"
+#include "stages/trainer/exchanges.h"
 #include "stages/trainer/gradients.h"
 #include "stages/trainer/rank_memory.h"
 #include "stages/trainer/records.h"
@@ -23,6 +24,7 @@ struct trainer {
     lg_records *records; /* rank 0 */
     lg_working *working;
     lg_gradients *gradients;
+    lg_exchanges *exchanges;
     struct lg_objective objective;
     struct lg_schedule schedule;
     size_t shard;     /* elements that this rank owns */
@@ -32,12 +34,14 @@ struct trainer {
     lg_tensor pred, loss;
     lg_mark reduced_of, forward_of; /* the step that the private buffers hold */
     uint64_t micro_done;            /* micro-batches of step forward_of that are done */
-    int event;              /* of the net's: the next one of a micro-batch that is under way */
-    bool is_backward;       /* it has begun */
-    double loss_sum;        /* of them */
-    double divisor;         /* non-void samples of the global batch of step forward_of */
-    int64_t wait_start_ns;  /* 0: not waiting for data */
-    int64_t wait_ns;        /* in the step so far */
+    int event;             /* of the net's: the next one of a micro-batch that is under way */
+    uint64_t micro;        /* that one, counted over the run */
+    uint64_t begin_with;   /* micro-batch of the step, where others lack one; UINT64_MAX: none do */
+    bool is_backward;      /* it has begun */
+    double loss_sum;       /* of them */
+    double divisor;        /* non-void samples of the global batch of step forward_of */
+    int64_t wait_start_ns; /* 0: not waiting for data */
+    int64_t wait_ns;       /* in the step so far */
     int64_t floor_start_ns; /* 0: not waiting for the checkpoint writer */
     int64_t floor_ns;       /* in the step so far */
     int64_t last_commit_ns;

@@ -7,27 +7,41 @@
 #include <stdio.h>
 #include <string.h>
 
-struct lg_batch_options lg_rank_batch(const lg_plan *p, const struct lg_denoiser_config *net)
+int lg_rank_batch(const lg_plan *p, const struct lg_denoiser_config *net,
+                  const struct lg_denoiser_mode *mode, struct lg_batch_options *ret)
 {
-    return (struct lg_batch_options){
+    *ret = (struct lg_batch_options){
         .net = net, .size = p->micro_batch, .latents_on_host = lg_stage_latents_on_host(p)};
+    if (lg_sequence_is_split(&mode->sequence))
+        LG_TRY(lg_denoiser_band(net, &mode->sequence, &ret->band));
+    return 0;
 }
 
-struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p)
+int64_t lg_rank_height(const struct lg_batch_options *batch)
 {
-    return (struct lg_denoiser_mode){.batch = (int)p->micro_batch,
-                                     .train = true,
-                                     .recompute = (const char *const *)c->memory_recompute.v,
-                                     .offload = c->memory_offload_activations,
-                                     .groups = (const char *const *)c->trainer_groups.v};
+    return batch->band.height ? batch->band.height : batch->net->height;
 }
 
-/* What one rank has, by shard where that differs. */
+struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p, int rank)
+{
+    const bool gathers = !strcmp(c->parallel_sp_kind, "fastseq");
+    return (struct lg_denoiser_mode){
+        .batch = (int)p->micro_batch,
+        .train = true,
+        .recompute = (const char *const *)c->memory_recompute.v,
+        .offload = c->memory_offload_activations,
+        .groups = (const char *const *)c->trainer_groups.v,
+        .sequence = {.rank = rank % p->sequence,
+                     .degree = p->sequence,
+                     .kind = gathers ? LG_SEQUENCE_FASTSEQ : LG_SEQUENCE_ULYSSES}};
+}
+
+/* What one rank has. */
 struct rank_bytes {
     struct lg_gradients_bytes gradients;
     struct lg_working_bytes working;
     struct lg_ferry_bytes ferry;
-    size_t own, host;
+    size_t own, host, exchanged;
     char note[sizeof((struct lg_stage_bytes *)NULL)->note];
 };
 
@@ -43,8 +57,8 @@ static void add_text(char *to, size_t room, const char *fmt, ...)
 }
 
 /* What a rank reads from others and writes to them in a step. */
-static void say_traffic(const lg_plan *p, const struct lg_working_bytes *w, size_t shard, char *to,
-                        size_t room)
+static void say_traffic(const lg_plan *p, const struct lg_working_bytes *w, size_t exchanged,
+                        size_t shard, char *to, size_t room)
 {
     const size_t ranks = (size_t)p->instances[LG_ROLE_trainer], others = ranks - 1;
     const size_t micros = (size_t)(p->rank_batch / p->micro_batch);
@@ -53,6 +67,8 @@ static void say_traffic(const lg_plan *p, const struct lg_working_bytes *w, size
     if (!others) return;
     add_text(to, room, "\nbetween ranks, of each in a step: %s of gradients, %s of weights",
              lg_bytes_text(gradients, a), lg_bytes_text(w->traffic, b));
+    if (exchanged)
+        add_text(to, room, ", %s within sequence groups", lg_bytes_text(exchanged * micros, a));
 }
 
 static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_device *d,
@@ -60,7 +76,7 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
                                   int shard)
 {
     const struct lg_denoiser_bytes *b = lg_denoiser_bytes_of(net);
-    struct rank_bytes r = {.host = b->host};
+    struct rank_bytes r = {.host = b->host, .exchanged = b->exchanged};
     const size_t count = lg_shard_count(t, shard, p->shards), room = sizeof r.note;
     char text[6][32];
     r.gradients = lg_gradients_bytes_of(p, t, net, count);
@@ -79,30 +95,43 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
                  lg_bytes_text(r.ferry.device, text[0]),
                  lg_bytes_text(count * sizeof(float), text[5]));
     if (b->recomputed[0]) add_text(r.note, room, "\nrecomputed: %s", b->recomputed);
-    say_traffic(p, &r.working, count, r.note, room);
+    say_traffic(p, &r.working, b->traffic, count, r.note, room);
     return r;
 }
 
-/* Of each shard's owner. */
+/* Of the ranks that have the same part of the sequence; these have nets of one kind. */
+static int find_bytes_of_part(const lg_config *c, const lg_plan *p, lg_device *d,
+                              const struct lg_denoiser_config *config, const lg_params *t, int part,
+                              struct rank_bytes *ret)
+{
+    const struct lg_denoiser_mode mode = lg_rank_mode(c, p, part);
+    struct lg_batch_options options;
+    lg_denoiser *net = NULL;
+    LG_TRY(lg_rank_batch(p, config, &mode, &options));
+    const int64_t pred =
+        p->micro_batch * config->channels * lg_rank_height(&options) * config->width;
+    const size_t batch =
+        (size_t)pred * lg_dtype_bytes(lg_device_dtype(d)) + lg_batch_bytes(d, &options);
+    LG_TRY(lg_denoiser_compile(d, config, &mode, &net));
+    for (int r = part; r < p->instances[LG_ROLE_trainer]; r += p->sequence)
+        ret[r] = bytes_of(c, p, d, net, t, batch, r % p->shards);
+    lg_denoiser_close(&net);
+    return 0;
+}
+
 static int find_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *config,
                       const lg_params *t, struct rank_bytes *ret)
 {
-    const struct lg_batch_options options = lg_rank_batch(p, config);
-    const struct lg_denoiser_mode mode = lg_rank_mode(c, p);
-    const int64_t pred = p->micro_batch * config->channels * config->height * config->width;
-    lg_denoiser *net = NULL;
     lg_device *d;
+    int rc = 0;
     LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_trainer, 0, &d));
-    const size_t batch =
-        (size_t)pred * lg_dtype_bytes(lg_device_dtype(d)) + lg_batch_bytes(d, &options);
-    int rc = lg_denoiser_compile(d, config, &mode, &net);
-    for (int k = 0; k < p->shards && rc == 0; k++) ret[k] = bytes_of(c, p, d, net, t, batch, k);
-    if (net) lg_denoiser_close(&net);
+    for (int part = 0; part < p->sequence && rc == 0; part++)
+        rc = find_bytes_of_part(c, p, d, config, t, part, ret);
     lg_device_close(&d);
     return rc;
 }
 
-enum { ROWS = 9 }; /* of a rank */
+enum { ROWS = 10 }; /* of a rank */
 
 struct place {
     int rank;
@@ -132,6 +161,7 @@ static void add_rank(const lg_config *c, const struct rank_bytes *b, size_t shar
     add_row(rows, n, b->gradients.grad, &own, "grad");
     add_row(rows, n, b->gradients.sum, &own, "sum");
     add_row(rows, n, b->working.region, &own, "working");
+    add_row(rows, n, b->exchanged, &own, "exchanged");
     rows[*n] = (struct lg_stage_bytes){.name = "private", .processes = 1, .bytes = b->own};
     memcpy(rows[*n].device, own.device, sizeof own.device);
     snprintf(rows[*n].note, sizeof rows[*n].note, "%s", b->note);
@@ -146,14 +176,13 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
     struct lg_denoiser_config net;
     lg_params params;
     int n = 0, ranks = p->instances[LG_ROLE_trainer];
-    struct rank_bytes of[LG_INSTANCES_MAX]; /* by shard */
+    struct rank_bytes of[LG_INSTANCES_MAX];
     LG_ASSERT(cap >= ROWS * ranks);
     LG_TRY(lg_net_config_of(c, p, &net));
     LG_TRY(lg_denoiser_params(&net, &params));
     int rc = find_bytes(c, p, &net, &params, of);
     for (int r = 0; r < ranks && rc == 0; r++) {
-        const int k = r % p->shards;
-        add_rank(c, &of[k], lg_shard_count(&params, k, p->shards), r, rows, &n);
+        add_rank(c, &of[r], lg_shard_count(&params, r % p->shards, p->shards), r, rows, &n);
     }
     lg_params_free(&params);
     *ret_n = n;

@@ -57,9 +57,7 @@ void lg_ring_plan(const lg_params *t, const lg_denoiser *net, struct lg_ring *re
     ret->bytes = lg_lifetimes_place(l, ret->units);
     for (int u = 0; u < ret->units; u++) ret->unit[u].at = l[u].at;
     for (int u = 0; u < ret->units; u++) ret->unit[u].back = find_back(ret, u);
-    for (int u = 0; u < ret->units; u++)
-        if (ret->unit[u].order < ret->units - 1)
-            ret->largest = LG_MAX(ret->largest, ret->unit[u].bytes);
+    for (int u = 0; u < ret->units; u++) ret->largest = LG_MAX(ret->largest, ret->unit[u].bytes);
     ret->hash = lg_hash(ret->unit, n * sizeof *ret->unit);
     free(l);
 }

@@ -17,8 +17,7 @@ struct lg_ring {
     int *by_order;             /* the unit of a place in the order */
     size_t bytes;              /* of the ring */
     size_t
-        largest; /* unit but the last one of the order, bytes: what a rank that repeats a micro-batch
-                                  writes to no purpose lies in so much */
+        largest; /* unit, bytes: room for what a rank writes to no purpose when it repeats a micro-batch */
     uint64_t hash; /* of all this: ranks compare it */
 };
 /* net: compiled, to be trained. */

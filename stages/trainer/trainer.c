@@ -55,13 +55,15 @@ static int open_memory(lg_stage *st, struct trainer *t)
     LG_TRY(lg_trainer_moments_open(st, t->state_device, t->state, st->index));
     const struct lg_denoiser_config *net = &t->state->net;
     t->shard = lg_trainer_shard(t->state, st->index);
-    struct lg_batch_options batch = lg_rank_batch(&st->plan, net);
-    struct lg_denoiser_mode mode = lg_rank_mode(st->config, &st->plan);
+    struct lg_batch_options batch;
+    struct lg_denoiser_mode mode = lg_rank_mode(st->config, &st->plan, st->index);
+    LG_TRY(lg_rank_batch(&st->plan, net, &mode, &batch));
     LG_TRY(lg_denoiser_open(t->device, net, &mode, &t->net));
     LG_TRY(lg_batch_open(t->device, &batch, &t->batch));
     LG_TRY(lg_working_open(st, t->device, t->stream, t->state, t->net, &t->working));
     LG_TRY(lg_gradients_open(st, t->device, t->stream, t->state, t->net, &t->gradients));
-    t->pred = lg_t4(NULL, t->type, B, net->channels, net->height, net->width);
+    LG_TRY(lg_exchanges_open(st, t->device, t->stream, t->net, &t->exchanges));
+    t->pred = lg_t4(NULL, t->type, B, net->channels, lg_rank_height(&batch), net->width);
     t->loss = lg_t1(NULL, LG_F32, B);
     LG_TRY(alloc(t->device, lg_tensor_bytes(&t->pred), &t->pred.data));
     LG_TRY(alloc(t->device, lg_tensor_bytes(&t->loss), &t->loss.data));
@@ -75,6 +77,7 @@ static int trainer_open(lg_stage *st)
     struct trainer *t = calloc(1, sizeof *t);
     LG_ASSERT(t);
     t->event = LG_NO_EVENT;
+    t->begin_with = UINT64_MAX;
     st->state = t;
     LG_TRY(open_rules(st, t));
     LG_TRY(lg_stage_device(st, LG_ROLE_trainer, st->index, &t->device));
@@ -232,6 +235,7 @@ static void trainer_close(lg_stage *st)
     lg_records_close(&t->records);
     lg_denoiser_close(&t->net);
     lg_batch_close(&t->batch);
+    lg_exchanges_close(&t->exchanges);
     lg_gradients_close(&t->gradients);
     lg_working_close(&t->working);
     if (t->state_stream != t->stream) lg_stream_close(&t->state_stream);

@@ -122,7 +122,7 @@ static int read_pipeline(struct chaos_options *o)
     LG_TRY(lg_config_load(o->pipeline, NULL, 0, &c));
     if (o->steps == 0) o->steps = c->trainer_max_steps;
     o->batch = c->trainer_global_batch_size;
-    o->has_modes = o->batch / c->trainer_ranks == c->trainer_micro_batch_size;
+    o->has_modes = o->batch * c->parallel_sp / c->trainer_ranks == c->trainer_micro_batch_size;
     o->data_seed = c->job_seed;
     o->every = c->checkpoint_every;
     snprintf(o->name, sizeof o->name, "%s", c->job_name);

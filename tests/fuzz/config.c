@@ -22,7 +22,7 @@ static void check_round_trip(const lg_config *c)
     }
     char *text_again = lg_config_to_toml(again);
     LG_ASSERT(text_again && strcmp(text, text_again) == 0);
-    LG_ASSERT(lg_config_compatible(c, again) == 0);
+    LG_ASSERT(lg_config_compatible(c, again, NULL, NULL) == 0);
     lg_config_free(&again);
     free(text);
     free(text_again);

@@ -22,7 +22,7 @@ void shm_fixture_open(struct shm_fixture *f, int ranks)
     LG_ASSERT(mkdtemp(f->dir) != NULL);
     snprintf(f->board_path, sizeof f->board_path, "%s/board", f->dir);
     snprintf(f->keeper, sizeof f->keeper, "%s/keeper", f->dir);
-    f->plan = (lg_plan){.batch = 4, .window_slots = 16, .hash = 0x1234};
+    f->plan = (lg_plan){.batch = 4, .sequence = 1, .window_slots = 16, .hash = 0x1234};
     f->plan.instances[LG_ROLE_trainer] = ranks;
     f->plan.instances[LG_ROLE_ema] = 1;
     f->plan.instances[LG_ROLE_ckpt] = 1;

@@ -126,7 +126,7 @@ static double loss_of(int r, uint64_t micro)
 
 static void begin(struct rank *k)
 {
-    need(lg_gradients_begin(k->gradients, STEP, &k->micro, &k->loss));
+    need(lg_gradients_begin(k->gradients, STEP, UINT64_MAX, &k->micro, &k->loss));
     k->at = k->n_forward;
     if (k->micro < MICROS) lg_gradients_begin_micro(k->gradients, k->micro);
 }

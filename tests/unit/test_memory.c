@@ -101,13 +101,13 @@ static void test_print(void **state)
         "vae/0/weights                            cuda:1        2.0 MiB\n",
         "\ncuda:1  NVIDIA H200\n",
         "\n  regions                     2.0 MiB\n",
-        "\n  vae, private                  300 B  half of it\n",
+        "\n  vae, private                  300 B\n    half of it\n",
         "\n  together                    2.0 MiB\n",
         "\n  2 CUDA contexts             1.1 GiB\n",
         "\n  with them                   1.1 GiB\n",
         "\n  free now                  140.0 GiB of 141.0 GiB\n",
-        "\nhost\n  regions                         0 B\n  vae, private                    7 B  "
-        "half of it\n"
+        "\nhost\n  regions                         0 B\n  vae, private                    7 B\n"
+        "    half of it\n"
         "  together                        7 B\n",
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(lines); i++)

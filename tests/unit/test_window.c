@@ -286,7 +286,8 @@ static void test_no_standstill(void **state)
 
 static void test_memory(void **state)
 {
-    lg_plan plan = {.image_size = 8,
+    lg_plan plan = {.sequence = 1,
+                    .image_size = 8,
                     .latent_channels = 4,
                     .latent_size = 2,
                     .text_length = 6,
