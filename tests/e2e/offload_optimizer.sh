@@ -37,6 +37,7 @@ same "whole states" 20 --set parallel.zero=0
 same "scattered gradients" 20 --set parallel.zero=2 --set trainer.micro_batch_size=2
 same "several micro-batches" 20 --set trainer.micro_batch_size=2
 same "two groups of two" 20 --set trainer.ranks=4 --set trainer.micro_batch_size=2 --set parallel.zero=3 --set parallel.group=2
+same "a split sequence" 20 --set trainer.ranks=4 --set parallel.sp=2 --set parallel.zero=3 --set parallel.group=2
 same "two threads and groups of parameters" 20 --set trainer.threads=2 \
     --set 'trainer.groups=["transformer_blocks.0.* frozen", "*.bias decay=0"]'
 
