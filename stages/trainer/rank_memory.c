@@ -40,7 +40,7 @@ struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p, int r
 struct rank_bytes {
     struct lg_gradients_bytes gradients;
     struct lg_working_bytes working;
-    struct lg_ferry_bytes ferry;
+    struct lg_transfer_bytes transfer;
     size_t own, host, exchanged;
     char note[sizeof((struct lg_stage_bytes *)NULL)->note];
 };
@@ -81,9 +81,9 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
     char text[6][32];
     r.gradients = lg_gradients_bytes_of(p, t, net, count);
     r.working = lg_working_bytes_of(c, p, lg_device_dtype(d), t, net, shard);
-    if (c->memory_offload_optimizer) r.ferry = lg_ferry_bytes_of(count);
-    r.own =
-        b->activations + b->scratch + r.gradients.own + r.working.gathered + batch + r.ferry.device;
+    if (c->memory_offload_optimizer) r.transfer = lg_transfer_bytes_of(count);
+    r.own = b->activations + b->scratch + r.gradients.own + r.working.gathered + batch +
+            r.transfer.device;
     add_text(r.note, room,
              "of a rank: activations %s, workspace %s, gradients' sums %s, "
              "gathered weights %s, inputs %s",
@@ -92,7 +92,7 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
              lg_bytes_text(batch, text[4]));
     if (c->memory_offload_optimizer)
         add_text(r.note, room, ", weights on their way %s; over the bus in a step: %s each way",
-                 lg_bytes_text(r.ferry.device, text[0]),
+                 lg_bytes_text(r.transfer.device, text[0]),
                  lg_bytes_text(count * sizeof(float), text[5]));
     if (b->recomputed[0]) add_text(r.note, room, "\nrecomputed: %s", b->recomputed);
     say_traffic(p, &r.working, b->traffic, count, r.note, room);
@@ -167,7 +167,7 @@ static void add_rank(const lg_config *c, const struct rank_bytes *b, size_t shar
     snprintf(rows[*n].note, sizeof rows[*n].note, "%s", b->note);
     (*n)++;
     add_row(rows, n, b->host, &host, "offloaded");
-    add_row(rows, n, b->ferry.host, &host, "ferry");
+    add_row(rows, n, b->transfer.host, &host, "transfer");
 }
 
 int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,

@@ -16,7 +16,7 @@
  *
  * All of rank r lies on rank r's GPU; or, with memory.offload_optimizer, in host memory, where the host's backend makes
  * the update and the average. lg_state_device is the one place that decides: whoever maps, names or computes with a
- * state asks it. What then goes up and comes down is in ferry.h; what ranks hand each other in
+ * state asks it. What then goes up and comes down is in transfer.h; what ranks hand each other in
  * gradients.h, working.h, exchanges.h. */
 #pragma once
 #include "stages/nets/denoiser.h"

@@ -5,7 +5,7 @@
  *            the record; commit
  *
  * A state in host memory (lg_state_device) is updated there: a chunk's gradient comes down and its weights go up piece
- * by piece (ferry.h). */
+ * by piece (transfer.h). */
 #include "base/clock.h"
 #include "base/heartbeat.h"
 #include "base/log.h"
@@ -168,10 +168,10 @@ static void update_stretch(lg_stage *st, struct trainer *t, const struct stretch
 static void update_from_host(lg_stage *st, struct trainer *t, const struct lg_adamw_args *a,
                              const struct lg_chunk *chunk)
 {
-    lg_ferry *ferry = lg_working_ferry(t->working);
+    lg_transfer *transfer = lg_working_transfer(t->working);
     const float *gradient = a->grad.data;
-    const size_t end = chunk->count, most = lg_ferry_piece(ferry);
-    lg_ferry_call(ferry, gradient, LG_MIN(most, end));
+    const size_t end = chunk->count, most = lg_transfer_piece(transfer);
+    lg_transfer_call(transfer, gradient, LG_MIN(most, end));
     for (size_t at = 0, n, next; at < end; at = next) {
         n = LG_MIN(most, end - at);
         next = at + n;
@@ -180,9 +180,9 @@ static void update_from_host(lg_stage *st, struct trainer *t, const struct lg_ad
                             .chunk = chunk->first,
                             .a = *a,
                             .is_sent = true};
-        s.a.grad = lg_t1((void *)lg_ferry_take(ferry), LG_F32, (int64_t)n);
-        if (next < end) lg_ferry_call(ferry, gradient + next, LG_MIN(most, end - next));
-        s.a.working[0] = lg_t1(lg_ferry_load(ferry), LG_F32, (int64_t)n);
+        s.a.grad = lg_t1((void *)lg_transfer_take(transfer), LG_F32, (int64_t)n);
+        if (next < end) lg_transfer_call(transfer, gradient + next, LG_MIN(most, end - next));
+        s.a.working[0] = lg_t1(lg_transfer_load(transfer), LG_F32, (int64_t)n);
         s.a.copies = 1;
         update_stretch(st, t, &s);
         lg_stream_sync(t->state_stream);
@@ -203,7 +203,7 @@ static void update_chunk(lg_stage *st, struct trainer *t, struct lg_adamw_args a
     a.m_out = lg_t1(to.m, LG_F32, n);
     a.v_out = lg_t1(to.v, LG_F32, n);
     a.grad = part_of(a.grad, from.first, from.count);
-    if (lg_working_ferry(t->working))
+    if (lg_working_transfer(t->working))
         update_from_host(st, t, &a, &from);
     else
         update_stretch(st, t,

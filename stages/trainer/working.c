@@ -59,7 +59,7 @@ struct lg_working {
     const lg_trainer_state *state;
     int me, group, shards; /* group: its first rank */
     bool gathers, reshards;
-    lg_ferry *ferry;                     /* the state lies in host memory; else NULL */
+    lg_transfer *transfer;               /* the state lies in host memory; else NULL */
     lg_region *region[LG_INSTANCES_MAX]; /* of the ranks of the group, by rank */
     lg_mark
         made_of[LG_INSTANCES_MAX]; /* whole: the state of which this process made shard k itself */
@@ -170,7 +170,7 @@ int lg_working_open(lg_stage *st, lg_device *d, lg_stream *compute, const lg_tra
                       .reshards = st->config->parallel_reshard};
     LG_TRY(open_regions(w, net));
     if (st->config->memory_offload_optimizer)
-        LG_TRY(lg_ferry_open(d, compute, lg_trainer_shard(s, w->me), &w->ferry));
+        LG_TRY(lg_transfer_open(d, compute, lg_trainer_shard(s, w->me), &w->transfer));
     return w->gathers ? open_gathering(w, net) : 0;
 }
 
@@ -181,7 +181,7 @@ void lg_working_close(lg_working **ret)
     for (int i = 0; i < w->places.n && w->done; i++) lg_event_close(&w->done[i]);
     lg_event_close(&w->free);
     lg_stream_close(&w->lane);
-    lg_ferry_close(&w->ferry);
+    lg_transfer_close(&w->transfer);
     free(w->done);
     free(w->gathered_of);
     free(w->places.stay);
@@ -230,13 +230,13 @@ static void make_shard(lg_working *w, int r, int k, uint64_t state)
 {
     const float *from = lg_trainer_state_view(w->state, w->group + k, state).w;
     const size_t all = lg_trainer_shard(w->state, w->group + k);
-    const size_t most = w->ferry ? lg_ferry_piece(w->ferry) : LG_MAX(all, (size_t)1);
+    const size_t most = w->transfer ? lg_transfer_piece(w->transfer) : LG_MAX(all, (size_t)1);
     for (size_t at = 0, n; at < all; at += n) {
         n = LG_MIN(most, all - at);
         struct stretch s = {.at = from, .first = at, .count = n};
-        if (w->ferry) {
-            memcpy(lg_ferry_load(w->ferry), from + at, n * sizeof *from);
-            s.at = lg_ferry_send(w->ferry, n);
+        if (w->transfer) {
+            memcpy(lg_transfer_load(w->transfer), from + at, n * sizeof *from);
+            s.at = lg_transfer_send(w->transfer, n);
         }
         cast_stretch(w, r, k, &s);
         lg_heartbeat();
@@ -336,14 +336,15 @@ int lg_working_copies(const lg_working *w, int unit, lg_tensor ret[LG_RANKS_MAX]
     return n;
 }
 
-lg_ferry *lg_working_ferry(const lg_working *w)
+lg_transfer *lg_working_transfer(const lg_working *w)
 {
-    return w->ferry;
+    return w->transfer;
 }
 
 void lg_working_send(lg_working *w, size_t first, size_t count)
 {
-    const struct stretch s = {.at = lg_ferry_send(w->ferry, count), .first = first, .count = count};
+    const struct stretch s = {
+        .at = lg_transfer_send(w->transfer, count), .first = first, .count = count};
     for (int k = 0; k < copies(w); k++)
         cast_stretch(w, w->gathers ? w->me : w->group + k, w->me - w->group, &s);
 }

@@ -24,13 +24,13 @@
  *                         lies on the devices.
  *
  * With a state in host memory (lg_state_device) working weights are the only ones on the device, so there are always
- * some, and whatever is cast from the state goes up for it, piece by piece (ferry.h). What has gone up is written by
+ * some, and whatever is cast from the state goes up for it, piece by piece (transfer.h). What has gone up is written by
  * this device's `compute`: a shard counts when that is done, too. */
 #pragma once
 #include "stages/nets/denoiser.h"
 #include "stages/stage.h"
-#include "stages/trainer/ferry.h"
 #include "stages/trainer/state.h"
+#include "stages/trainer/transfer.h"
 
 struct lg_working_front {
     struct lg_stamp of[LG_INSTANCES_MAX];
@@ -41,7 +41,7 @@ struct lg_working_bytes {
     size_t gathered; /* private */
     size_t traffic;  /* read from others, or written to them, in a step */
 };
-/* net: compiled, on a device of this type. Without the ferry. */
+/* net: compiled, on a device of this type. Without the transfer. */
 struct lg_working_bytes lg_working_bytes_of(const lg_config *c, const lg_plan *p, lg_dtype type,
                                             const lg_params *t, const lg_denoiser *net, int shard);
 
@@ -62,8 +62,8 @@ void lg_working_make(lg_working *w, uint64_t state);
 /* UPDATE: where the own piece of a unit is to be written as well; returns how many (0: none). */
 int lg_working_copies(const lg_working *w, int unit, lg_tensor ret[LG_RANKS_MAX]);
 /* With a state in host memory, else NULL: the way up and down, which the update uses too. */
-lg_ferry *lg_working_ferry(const lg_working *w);
-/* UPDATE with it: elements [first, first + count) of the own shard, with which lg_ferry_load's memory has been filled,
+lg_transfer *lg_working_transfer(const lg_working *w);
+/* UPDATE with it: elements [first, first + count) of the own shard, with which lg_transfer_load's memory has been filled,
  * go up and to where lg_working_copies says, in the order of `compute`. */
 void lg_working_send(lg_working *w, size_t first, size_t count);
 /* Before the first byte of the first chunk that is written there. */

@@ -62,7 +62,7 @@ gpu=(--set device=cuda)
 
 out=$T/check.out
 timeout 60 "$LGSUP" check "$TINY" "${gpu[@]}" "${key[@]}" --set job.dir="$T/none" >"$out" 2>&1
-for region in trainer/0/state/b trainer/1/moments trainer/0/ferry ema/0/state/a; do
+for region in trainer/0/state/b trainer/1/moments trainer/0/transfer ema/0/state/a; do
     expect "$region lies with the host" host "$(awk -v r=$region '$1 == r {print $2; exit}' "$out")"
 done
 for region in trainer/0/grad trainer/0/working; do

@@ -6,7 +6,7 @@ N=400 first=100
 port=$((20000 + $$ % 20000))
 options=(--set trainer.max_steps=$N --set checkpoint.every=$first --set checkpoint.keep=9 --set tensorboard.enabled=true
     --set tensorboard.histograms_every=$first
-    --set sample.every=$first --set 'sample.captions=["red heart"]' --set sample.steps=60)
+    --set sample.every=$first --set 'sample.captions=["red heart"]' --set sample.steps=1000) # long enough to be caught in the middle
 tf_steps=$e2e_build/tests/e2e/tf_steps
 
 # Every step once in the event files, whole.

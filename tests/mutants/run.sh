@@ -50,7 +50,7 @@ tests_of() {
     stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero ;;
     stages/trainer/shards.*) echo shards e2e:zero ;;
     stages/trainer/working.*) echo moments e2e:zero e2e:offload_optimizer ;;
-    stages/trainer/ferry.*) echo ferry moments e2e:offload_optimizer ;;
+    stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
     config/output.* | config/plan.*) echo config plan e2e:resume ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;

@@ -16,7 +16,7 @@ $(foreach t,faults faults_shm faults_supervise ckpt,$(eval $(call simulation,tes
 $(foreach t,cgroup check,$(eval $(call simulation,test_$(t),control_groups,control_groups)))
 
 # Its clock jumps; its GPU is a stand-in.
-$(BUILD)/tests/test_ckpt $(BUILD)/tests/test_ferry: | $(BUILD)/tests/stub/liblg-cuda.so
+$(BUILD)/tests/test_ckpt $(BUILD)/tests/test_transfer: | $(BUILD)/tests/stub/liblg-cuda.so
 $(BUILD)/tests/test_ckpt: private LDFLAGS += -Wl,--wrap=lg_now_ns
 
 # A rank dies in the middle of an update.

@@ -24,21 +24,26 @@ static void poison(void *at, size_t bytes)
     memset(at, 0xff, bytes); /* NaN as float and as double */
 }
 
+enum { PLACES_MAX = 4096 };
+
 struct places {
+    void *all[PLACES_MAX]; /* that were made */
+    int n;
     void **weights, **gradient; /* of each unit; NULL: none now */
     int gradients;              /* that were done */
     int most;                   /* units of weights with a place at once */
 };
 
-static void make(const struct denoiser_fixture *f, void **at, int unit)
+static void make(const struct denoiser_fixture *f, struct places *p, void **at, int unit)
 {
     assert_null(*at);
-    *at = malloc(bytes_of(f, unit));
+    assert_true(p->n < PLACES_MAX);
+    *at = p->all[p->n++] = malloc(bytes_of(f, unit));
     assert_non_null(*at);
     poison(*at, bytes_of(f, unit));
 }
 
-/* Its memory stays, so that who still reads it finds no numbers there, and no other unit's. */
+/* Its memory stays until the end, so that who still reads it finds no numbers there, and no other unit's. */
 static void drop(const struct denoiser_fixture *f, void **at, int unit)
 {
     assert_non_null(*at);
@@ -56,7 +61,7 @@ static void go(struct denoiser_fixture *f, struct places *p, const struct lg_den
         lg_denoiser_run(f->net, f->stream, e);
         return;
     case LG_EVENT_WEIGHTS:
-        make(f, &p->weights[u], u);
+        make(f, p, &p->weights[u], u);
         memcpy(p->weights[u], flat_of(f, f->weights, u), bytes_of(f, u));
         lg_denoiser_set_weights(f->net, u, p->weights[u]);
         break;
@@ -64,7 +69,7 @@ static void go(struct denoiser_fixture *f, struct places *p, const struct lg_den
         drop(f, &p->weights[u], u);
         break;
     case LG_EVENT_GRADIENT:
-        make(f, &p->gradient[u], u);
+        make(f, p, &p->gradient[u], u);
         memset(p->gradient[u], 0, bytes_of(f, u)); /* the gaps */
         lg_denoiser_set_gradient(f->net, u, p->gradient[u]);
         break;
@@ -108,6 +113,7 @@ static void check(const struct lg_denoiser_config *c, const char *const *recompu
     assert_int_equal(p.gradients, f.params.n_units);
     assert_true(p.most < f.params.n_units); /* else nothing would be won */
     assert_memory_equal(grads, f.grads, all);
+    for (int i = 0; i < p.n; i++) free(p.all[i]);
     free(p.weights);
     free(p.gradient);
     free(want);

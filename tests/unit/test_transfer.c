@@ -1,11 +1,11 @@
-/* Pieces between host and device (stages/trainer/ferry.h): on the host, where a copy is done at once, and on a stand-in
+/* Pieces between host and device (stages/trainer/transfer.h): on the host, where a copy is done at once, and on a stand-in
  * for a GPU that does everything as late as it may (tests/stub/late.h). Between the two no place can be used too early
  * or given away too soon without being seen. */
 #include "base/check.h"
 #include "base/fs.h"
 #include "kernels/ops.h"
-#include "stages/trainer/ferry.h"
 #include "stages/trainer/moments.h"
+#include "stages/trainer/transfer.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -33,11 +33,11 @@ static void test_pieces(void **state)
     (void)state;
     static const size_t shards[] = {0, 1, 4096, 70000, SHARD, 10000019, (size_t)3 << 30};
     for (size_t i = 0; i < LG_ARRAY_LEN(shards); i++) {
-        const struct lg_ferry_bytes b = lg_ferry_bytes_of(shards[i]);
+        const struct lg_transfer_bytes b = lg_transfer_bytes_of(shards[i]);
         const size_t chunk = lg_moments_chunk_count(shards[i]), piece = b.device / sizeof(float);
-        assert_true(piece % LG_FERRY_ALIGN == 0 && piece <= LG_FERRY_PIECE_MAX);
-        assert_true(piece == LG_FERRY_PIECE_MAX || piece * LG_FERRY_PIECES >= chunk);
-        assert_true(piece * LG_FERRY_PIECES <= chunk); /* several, even of the smallest chunk */
+        assert_true(piece % LG_TRANSFER_ALIGN == 0 && piece <= LG_TRANSFER_PIECE_MAX);
+        assert_true(piece == LG_TRANSFER_PIECE_MAX || piece * LG_TRANSFER_PIECES >= chunk);
+        assert_true(piece * LG_TRANSFER_PIECES <= chunk); /* several, even of the smallest chunk */
         assert_int_equal(b.host, 4 * b.device);
     }
 }
@@ -46,7 +46,7 @@ static void test_pieces(void **state)
 static void round_trip(lg_device *d)
 {
     lg_stream *compute;
-    lg_ferry *f;
+    lg_transfer *f;
     float *from, *to;
     float *values = calloc(SHARD, sizeof *values), *got = calloc(SHARD, sizeof *got);
     assert_true(values && got);
@@ -54,18 +54,18 @@ static void round_trip(lg_device *d)
     assert_int_equal(lg_device_alloc(d, SHARD * sizeof *from, (void **)&from), 0);
     assert_int_equal(lg_device_alloc(d, SHARD * sizeof *to, (void **)&to), 0);
     assert_int_equal(lg_stream_open(d, &compute), 0);
-    assert_int_equal(lg_ferry_open(d, compute, SHARD, &f), 0);
+    assert_int_equal(lg_transfer_open(d, compute, SHARD, &f), 0);
     lg_stream_upload(compute, from, values, SHARD * sizeof *from);
     lg_stream_sync(compute);
-    const size_t piece = lg_ferry_piece(f);
-    lg_ferry_call(f, from, piece);
+    const size_t piece = lg_transfer_piece(f);
+    lg_transfer_call(f, from, piece);
     for (size_t at = 0, n; at < SHARD; at += n) {
         n = LG_MIN(piece, SHARD - at);
-        const float *down = lg_ferry_take(f);
-        if (at + n < SHARD) lg_ferry_call(f, from + at + n, LG_MIN(piece, SHARD - at - n));
-        float *up = lg_ferry_load(f);
+        const float *down = lg_transfer_take(f);
+        if (at + n < SHARD) lg_transfer_call(f, from + at + n, LG_MIN(piece, SHARD - at - n));
+        float *up = lg_transfer_load(f);
         for (size_t i = 0; i < n; i++) up[i] = 2 * down[i];
-        const float *staged = lg_ferry_send(f, n);
+        const float *staged = lg_transfer_send(f, n);
         lg_cast(compute, &(struct lg_cast_args){.x = lg_t1((void *)staged, LG_F32, (int64_t)n),
                                                 .y = lg_t1(to + at, LG_F32, (int64_t)n)});
     }
@@ -73,7 +73,7 @@ static void round_trip(lg_device *d)
     lg_stream_sync(compute);
     for (size_t i = 0; i < SHARD; i++)
         if (got[i] != 2 * values[i]) fail_msg("element %zu is %g", i, (double)got[i]);
-    lg_ferry_close(&f);
+    lg_transfer_close(&f);
     assert_null(f);
     lg_stream_close(&compute);
     lg_device_close(&d);

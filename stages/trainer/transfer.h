@@ -17,27 +17,27 @@
 #include "kernels/device.h"
 
 /* Whole rows of what computes; a chunk of a large shard has several pieces, so that the ways overlap in it. */
-enum { LG_FERRY_ALIGN = 1024, LG_FERRY_PIECES = 4, LG_FERRY_PIECE_MAX = 1 << 20 };
+enum { LG_TRANSFER_ALIGN = 1024, LG_TRANSFER_PIECES = 4, LG_TRANSFER_PIECE_MAX = 1 << 20 };
 
-struct lg_ferry_bytes {
+struct lg_transfer_bytes {
     size_t host, device; /* private; host: pinned */
 };
-struct lg_ferry_bytes lg_ferry_bytes_of(size_t shard);
+struct lg_transfer_bytes lg_transfer_bytes_of(size_t shard);
 
-typedef struct lg_ferry lg_ferry;
+typedef struct lg_transfer lg_transfer;
 /* For a rank with a shard of so many elements. What is staged is so in the order of `compute`, which must outlive it. */
-int lg_ferry_open(lg_device *d, lg_stream *compute, size_t shard, lg_ferry **ret);
-void lg_ferry_close(lg_ferry **f);
+int lg_transfer_open(lg_device *d, lg_stream *compute, size_t shard, lg_transfer **ret);
+void lg_transfer_close(lg_transfer **f);
 /* The most elements of a piece. */
-size_t lg_ferry_piece(const lg_ferry *f);
+size_t lg_transfer_piece(const lg_transfer *f);
 
 /* Down: calls for (count) elements that are there, the device done with them, and stay as they are. One piece may be on
  * its way; its place is that of the piece before the last taken, with which the caller is done. */
-void lg_ferry_call(lg_ferry *f, const float *from, size_t count);
+void lg_transfer_call(lg_transfer *f, const float *from, size_t count);
 /* Waits for it. */
-const float *lg_ferry_take(lg_ferry *f);
+const float *lg_transfer_take(lg_transfer *f);
 
 /* Up: where the caller writes the next piece. Waits until what went up from there has left. */
-float *lg_ferry_load(lg_ferry *f);
+float *lg_transfer_load(lg_transfer *f);
 /* Its first `count` elements go up; where they lie for what is enqueued on `compute` from now on, until the next. */
-const float *lg_ferry_send(lg_ferry *f, size_t count);
+const float *lg_transfer_send(lg_transfer *f, size_t count);
