@@ -46,6 +46,7 @@ tests_of() {
     supervisor/core/keep.*) echo keep sim_supervisor supervise_adopt e2e:copies ;;
     supervisor/core/park.*) echo supervise_adopt e2e:copies ;;
     shm/scatter.*) echo sim_protocol gradients ;;
+    shm/sequence.*) echo sim_protocol e2e:sequence ;;
     stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero ;;
     stages/trainer/shards.*) echo shards e2e:zero ;;
     stages/trainer/working.*) echo e2e:zero ;;
