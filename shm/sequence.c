@@ -14,7 +14,8 @@ static int first_of(const lg_board *b, int rank)
 
 static uint64_t word(uint64_t epoch, uint64_t number)
 {
-    LG_ASSERT(number >> LG_SEQUENCE_EPOCH_SHIFT == 0);
+    LG_ASSERT(number >> LG_SEQUENCE_EPOCH_SHIFT == 0 &&
+              epoch >> (64 - LG_SEQUENCE_EPOCH_SHIFT) == 0);
     return epoch << LG_SEQUENCE_EPOCH_SHIFT | number;
 }
 
@@ -59,7 +60,7 @@ void lg_sequence_join(lg_board *b, int rank, uint64_t epoch, uint64_t micro)
     store(&row_of(b, rank)->joined, word(epoch, micro));
 }
 
-bool lg_sequence_begins(lg_board *b, int rank, uint64_t epoch, uint64_t *ret_micro)
+bool lg_sequence_begins(lg_board *b, int rank, uint64_t epoch, uint64_t first, uint64_t *ret_micro)
 {
     uint64_t least = UINT64_MAX;
     for (int r = first_of(b, rank), i = 0; i < b->s->sequence; i++) {
@@ -67,7 +68,7 @@ bool lg_sequence_begins(lg_board *b, int rank, uint64_t epoch, uint64_t *ret_mic
         if (epoch_of(w) != epoch) return false;
         least = LG_MIN(least, number_of(w));
     }
-    *ret_micro = least;
+    *ret_micro = LG_MAX(least, first);
     return true;
 }
 
@@ -88,6 +89,7 @@ bool lg_sequence_sent(lg_board *b, int rank, uint64_t epoch, uint64_t number)
 void lg_sequence_mark_made(lg_board *b, int rank, uint64_t epoch, uint64_t step)
 {
     store(&row_of(b, rank)->made, word(epoch, step + 1));
+    __sync_synchronize(); /* of two who store it and then look at the other's, one sees both */
 }
 
 bool lg_sequence_is_made(lg_board *b, int rank, uint64_t step)

@@ -14,8 +14,10 @@
  *   row.made     {epoch, step}: its gradient of the step is whole, made in that epoch. Release.
  *
  * Micro-batches are numbered over the run: step M + m. An epoch e begins for a member when it sees {e, .} in every member's
- * `joined`: with the least of the micro-batches there, which stands, since nobody joins an epoch twice. It stores sent =
- * {e, number of that micro-batch's begin}. A micro-batch with X exchanges has the numbers g (X + 1) + i:
+ * `joined`: with the least of the micro-batches there, which stands, since nobody joins an epoch twice; or with the first of
+ * its step, when that is later: who has joined in the step before, and then found that all is made there, has said a
+ * micro-batch of that one. It stores sent = {e, number of that micro-batch's begin}. A micro-batch with X exchanges has the
+ * numbers g (X + 1) + i:
  *
  *   SEND(g, i)   writes its part of exchange i into every member's memory; needs every member's sent >= {e, g (X + 1) + i}:
  *                for i = 0, that all have done with the micro-batch before; else, that they have sent exchange i - 1,
@@ -29,7 +31,7 @@
  * The end of FORWARD(s): when the words `made` of all members are equal and of step s, all have made their gradients in one
  * epoch, and each may mark them (grads). Whoever looks asks this first, before the epoch: then nobody begins again what
  * another takes for done. For an epoch only begins when all have joined it, and who has joined it stores no `made` of an
- * earlier one any more.
+ * earlier one any more, and who has stored the last `made` asks before it joins.
  *
  * Dying before a store: the successor is of a new epoch, in which all begin again. After `made`: the successor finds the
  * words equal, or all begin again. Words are written by the row's process alone and never decrease. */
@@ -42,8 +44,8 @@ enum { LG_SEQUENCE_EPOCH_SHIFT = 40 };
 void lg_sequence_enter(lg_board *b, int rank);
 uint64_t lg_sequence_epoch(lg_board *b, int rank);
 void lg_sequence_join(lg_board *b, int rank, uint64_t epoch, uint64_t micro);
-/* Have all joined it? Then *ret_micro is the one to begin with. */
-bool lg_sequence_begins(lg_board *b, int rank, uint64_t epoch, uint64_t *ret_micro);
+/* Have all joined it? Then *ret_micro is the one to begin with. first: of the step. */
+bool lg_sequence_begins(lg_board *b, int rank, uint64_t epoch, uint64_t first, uint64_t *ret_micro);
 void lg_sequence_send(lg_board *b, int rank, uint64_t epoch, uint64_t number);
 /* Have all come so far? */
 bool lg_sequence_sent(lg_board *b, int rank, uint64_t epoch, uint64_t number);

@@ -12,9 +12,10 @@ struct lg_exchanges {
     uint64_t numbers; /* of a micro-batch: one for each exchange, and one for its end */
     lg_region *region[LG_INSTANCES_MAX]; /* by rank */
     uint64_t epoch;                      /* 0: none yet */
-    bool joined, begun;
-    int looks; /* at what others have done, before it waits for them */
-    int sent;  /* the exchange that has been sent, and that is waited for */
+    bool begun;
+    int looks;     /* at what others have done, before it waits for them */
+    int sent;      /* the exchange that has been sent, and that is waited for */
+    uint64_t made; /* step + 1 whose gradient is made in this epoch */
 };
 
 static bool has_members(const lg_exchanges *x)
@@ -95,14 +96,15 @@ void lg_exchanges_join(lg_exchanges *x, uint64_t micro)
     x->epoch = lg_sequence_epoch(x->st->board, x->me);
     x->begun = false;
     x->sent = NO_EXCHANGE;
+    x->made = 0;
     lg_sequence_join(x->st->board, x->me, x->epoch, micro);
     lg_bus_notify(x->st->bus);
 }
 
-bool lg_exchanges_begin(lg_exchanges *x, uint64_t *ret_micro)
+bool lg_exchanges_begin(lg_exchanges *x, uint64_t first, uint64_t *ret_micro)
 {
     if (!has_members(x) || x->begun) return false;
-    if (!lg_sequence_begins(x->st->board, x->me, x->epoch, ret_micro)) return false;
+    if (!lg_sequence_begins(x->st->board, x->me, x->epoch, first, ret_micro)) return false;
     x->begun = true;
     lg_sequence_send(x->st->board, x->me, x->epoch, *ret_micro * x->numbers);
     lg_bus_notify(x->st->bus);
@@ -158,7 +160,9 @@ void lg_exchanges_end_micro(lg_exchanges *x, uint64_t micro)
 
 void lg_exchanges_mark_made(lg_exchanges *x, uint64_t step)
 {
-    if (!has_members(x)) return;
+    if (!has_members(x) || x->made == step + 1)
+        return; /* who waits would wake those who wait, for ever */
+    x->made = step + 1;
     lg_sequence_mark_made(x->st->board, x->me, x->epoch, step);
     lg_bus_notify(x->st->bus);
 }

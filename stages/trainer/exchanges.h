@@ -22,8 +22,8 @@ void lg_exchanges_close(lg_exchanges **x);
 bool lg_exchanges_is_late(const lg_exchanges *x);
 /* micro: over the run, the first that is not wholly given away. */
 void lg_exchanges_join(lg_exchanges *x, uint64_t micro);
-/* Has the epoch begun? True once for each: *ret_micro is the micro-batch to begin with. */
-bool lg_exchanges_begin(lg_exchanges *x, uint64_t *ret_micro);
+/* Has the epoch begun? True once for each: *ret_micro is the micro-batch to begin with. first: of the step. */
+bool lg_exchanges_begin(lg_exchanges *x, uint64_t first, uint64_t *ret_micro);
 /* Has it, then or earlier? */
 bool lg_exchanges_has_begun(const lg_exchanges *x);
 

@@ -158,11 +158,11 @@ static void join_again(lg_stage *st, struct trainer *t, uint64_t step)
 /* Where its sequence group stands: LG_STEP_WORKED when this rank can go on with the step. */
 static int agree(lg_stage *st, struct trainer *t, uint64_t step)
 {
+    const uint64_t first = step * micros_of(st);
     uint64_t micro;
     if (lg_exchanges_is_late(t->exchanges)) join_again(st, t, step);
-    if (lg_exchanges_begin(t->exchanges, &micro)) {
-        LG_ASSERT(micro >= step * micros_of(st));
-        t->begin_with = micro - step * micros_of(st);
+    if (lg_exchanges_begin(t->exchanges, first, &micro)) {
+        t->begin_with = micro - first;
         t->forward_of = LG_MARK_NONE;
     }
     return lg_exchanges_has_begun(t->exchanges) ? LG_STEP_WORKED

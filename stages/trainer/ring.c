@@ -14,6 +14,8 @@ static void find_lifetimes(const lg_params *t, const lg_denoiser *net, struct lg
     const struct lg_denoiser_event *e = lg_denoiser_events(net, &n, &n_forward);
     for (int i = n_forward; i < n; i++) {
         const int u = e[i].unit;
+        /* Who waits gives what is done, and the last is not given before the loss is kept (shm/scatter.h). */
+        if (e[i].kind == LG_EVENT_EXCHANGE) LG_ASSERT(done < r->units);
         if (e[i].kind == LG_EVENT_GRADIENT) {
             l[u].first = i;
             l[u].bytes = r->unit[u].bytes = t->unit[u].count * sizeof(float);

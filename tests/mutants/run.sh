@@ -47,6 +47,7 @@ tests_of() {
     supervisor/commands/park_resume.*) echo e2e:park ;;
     supervisor/core/park.*) echo supervise_adopt e2e:copies ;;
     shm/scatter.*) echo sim_protocol gradients ;;
+    shm/sequence.*) echo sim_protocol e2e:sequence ;;
     stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero ;;
     stages/trainer/shards.*) echo shards e2e:zero ;;
     stages/trainer/working.*) echo moments e2e:zero e2e:offload_optimizer ;;

@@ -111,9 +111,9 @@ uint64_t sim_end(struct world *w)
 /* What the samples [from, to) of a rank's share come to. */
 static uint64_t want_samples(struct world *w, uint64_t s, int r, uint64_t from, uint64_t to)
 {
-    uint64_t acc = 0, count = w->g.batch / (uint64_t)w->ranks;
+    uint64_t acc = 0, count = share_count(w);
     for (uint64_t k = from; k < to; k++) {
-        uint64_t n = s * w->g.batch + (uint64_t)r * count + k;
+        uint64_t n = s * w->g.batch + (uint64_t)(r / w->sequence) * count + k;
         for (int i = 0; i < FIELD_WORDS; i++) {
             acc = sim_mix(acc, sim_sample_word(LG_FIELD_LATENT, n, i));
             if (w->fields >> LG_FIELD_TEXT & 1)
@@ -126,14 +126,16 @@ static uint64_t want_samples(struct world *w, uint64_t s, int r, uint64_t from, 
 
 static void want_step(struct world *w, uint64_t s)
 {
-    uint64_t weights = 0, micro = w->g.batch / (uint64_t)(w->ranks * w->micros);
+    uint64_t weights = 0, micro = share_count(w) / (uint64_t)w->micros;
     for (int i = 0; i < w->words; i++) weights = sim_mix(weights, w->want[s].weights[i]);
     for (int r = 0; r < w->ranks; r++)
         for (int m = 0; m < w->micros; m++) {
             uint64_t acc = want_samples(w, s, r, (uint64_t)m * micro, (uint64_t)(m + 1) * micro);
-            w->want[s].loss[r] += (double)(acc & 0xffff);
+            uint64_t of[UNITS]; /* what the gradients of a unit are made of */
+            for (int u = 0; u < UNITS; u++) of[u] = sim_sequence_want(w, s, (uint64_t)m, r, u, acc);
+            w->want[s].loss[r] += (double)(of[UNITS - 1] & 0xffff);
             for (int i = 0; i < w->words; i++) {
-                w->want[s].micro[m][r][i] = sim_grad(acc, weights, i);
+                w->want[s].micro[m][r][i] = sim_grad(of[i % UNITS], weights, i);
                 w->want[s].grads[r][i] += w->want[s].micro[m][r][i];
             }
         }
@@ -225,20 +227,31 @@ static void add_actors(struct world *w, lg_role role, int count)
     }
 }
 
+/* Half of those that can be are sequence groups, of two or three ranks; two of them are two groups at times. */
+static void draw_ranks(struct world *w)
+{
+    w->ranks = 1 + (int)sim_random(w, RANKS_MAX - 1);
+    w->sequence = w->ranks > 1 && sim_random(w, 2) ? w->ranks : 1;
+    if (w->sequence == 2 && sim_random(w, 2)) w->ranks = 2 * w->sequence;
+    w->exchanges = 2 + (int)sim_random(w, EXCHANGES_MAX - 1);
+}
+
 static void draw_geometry(struct world *w)
 {
     static const int chunk[] = {1, 2, 3, 4, 6, 8, 5};
     static uint64_t memory[SLOTS_MAX * 64];
     for (;;) {
         struct lg_window_geometry *g = &w->g;
-        w->ranks = 1 + (int)sim_random(w, RANKS_MAX);
-        *g = (struct lg_window_geometry){.batch = (uint64_t)w->ranks * (1 + sim_random(w, 4)),
-                                         .ranks = w->ranks};
+        draw_ranks(w);
+        const int groups = w->ranks / w->sequence;
+        *g = (struct lg_window_geometry){.batch = (uint64_t)groups * (1 + sim_random(w, 4)),
+                                         .ranks = groups};
         for (int f = 0; f < LG_FIELD_COUNT; f++)
             g->chunk[f] = chunk[sim_random(w, LG_ARRAY_LEN(chunk))];
         w->scatters = sim_random(w, 3) == 0;
         w->gathers = w->scatters && sim_random(w, 2);
-        w->micros = w->scatters && g->batch / (uint64_t)w->ranks % MICROS_MAX == 0 ? MICROS_MAX : 1;
+        w->micros =
+            (w->scatters || w->sequence > 1) && share_count(w) % MICROS_MAX == 0 ? MICROS_MAX : 1;
         w->loader_latents = sim_random(w, 5) == 0;
         w->fields = 7;
         if (w->loader_latents) g->chunk[LG_FIELD_LATENT] = g->chunk[LG_FIELD_SOURCE];
@@ -248,7 +261,6 @@ static void draw_geometry(struct world *w)
         }
         g->pixels_bytes = g->text_bytes = FIELD_WORDS * sizeof(uint64_t);
         g->latent_bytes = 2 * g->pixels_bytes;
-        g->ranks = w->ranks;
         g->slots = g->batch * (1 + sim_random(w, 8));
         lg_window *window;
         if (g->slots > SLOTS_MAX || lg_window_bytes(g) > sizeof memory) continue;
@@ -277,6 +289,7 @@ void sim_open(struct world *w, const struct sim_options *options, struct sim_res
     w->words = w->ranks * SHARD_WORDS;
     s->batch = w->g.batch;
     s->ranks = w->ranks;
+    s->sequence = w->sequence;
     s->scatters = w->scatters;
     s->has_ema = sim_random(w, 6) > 0;
     s->start_step = sim_random(w, 6);
@@ -299,11 +312,17 @@ void sim_open(struct world *w, const struct sim_options *options, struct sim_res
 
 struct chances {
     uint64_t kill_every, kills_left, speed_every, drain_at, lose_at;
-    enum { LOSE_AT_ONCE, LOSE_IN_UPDATE, LOSE_BETWEEN_HALVES, LOSE_WHENS } lose_when;
+    enum {
+        LOSE_AT_ONCE,
+        LOSE_IN_UPDATE,
+        LOSE_BETWEEN_HALVES,
+        LOSE_WHEN_MADE,
+        LOSE_WHENS
+    } lose_when;
 };
 
-/* Memory is lost from lose_at on when some chunks of a rank's update count, or when half a snapshot is staged: moments
- * that a draw alone would seldom hit. */
+/* Memory is lost from lose_at on when some chunks of a rank's update count, when half a snapshot is staged, or when a
+ * sequence group has made gradients that are not marked: moments that a draw alone would seldom hit. */
 static bool is_time_to_lose(struct world *w, const struct chances *c)
 {
     const struct lg_board_row *row = lg_board_row(&w->board, LG_ROLE_ckpt, 0);
@@ -311,6 +330,7 @@ static bool is_time_to_lose(struct world *w, const struct chances *c)
     if (c->lose_when == LOSE_AT_ONCE) return true;
     if (c->lose_when == LOSE_BETWEEN_HALVES)
         return atomic_load(&row->staged_moments) > atomic_load(&row->staged);
+    if (c->lose_when == LOSE_WHEN_MADE && w->sequence > 1) return sim_sequence_made(w) >= 0;
     for (int r = 0; r < w->ranks; r++)
         if (atomic_load(&w->moments_stamp[r].of) >> LG_STAMP_PARTS_SHIFT) return true;
     return false;
@@ -365,6 +385,7 @@ void sim_lose(struct world *w)
     enum { WEIGHTS, MOMENTS, GRADS, WORKING, AVERAGE, STAGING, SUM, KINDS };
     uint64_t what = sim_random(w, w->scatters ? KINDS : SUM), side = sim_random(w, 2);
     int r = (int)sim_random(w, (uint64_t)w->ranks);
+    if (sim_sequence_made(w) >= 0) what = GRADS, r = sim_sequence_made(w);
     w->has_lost = true;
     w->result->losses++;
     if (what == WEIGHTS || what == GRADS || what == WORKING || what == SUM)

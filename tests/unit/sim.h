@@ -38,6 +38,7 @@ struct sim_result {
     bool failed;
     char why[512];
     uint64_t steps, kills, takeovers, commits, checkpoints, drains, losses, losses_seen;
+    uint64_t repeats; /* times that a rank has begun again with its sequence group */
 };
 
 void sim_run(const struct sim_options *options, struct sim_result *ret);

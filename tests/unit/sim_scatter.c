@@ -5,7 +5,7 @@
 #include "tests/unit/sim_world.h"
 #include <string.h>
 
-static uint64_t all_units(const struct world *w)
+uint64_t sim_scatter_units(const struct world *w)
 {
     return (uint64_t)(UNITS * w->micros);
 }
@@ -20,7 +20,8 @@ static int side_after(const struct world *w, uint64_t micros)
 static void begin_addition(struct actor *a, uint64_t step)
 {
     struct world *w = a->w;
-    const uint64_t n = lg_scatter_count(lg_scatter_added(&w->board, a->index), step, all_units(w));
+    const uint64_t n =
+        lg_scatter_count(lg_scatter_added(&w->board, a->index), step, sim_scatter_units(w));
     const uint64_t micro = n / UNITS, unit = n % UNITS;
     const int in = side_after(w, micro), out = side_after(w, micro + 1);
     if (n) expect(a, &w->sum_stamp[a->index], step, SIM_SUM_UNSEEN);
@@ -38,7 +39,7 @@ static void mark_added(struct actor *a, uint64_t step)
 {
     struct world *w = a->w;
     lg_scatter_mark_added(&w->board, a->index,
-                          lg_scatter_number(step, a->p.adding.n + 1, all_units(w)));
+                          lg_scatter_number(step, a->p.adding.n + 1, sim_scatter_units(w)));
     w->stores++;
 }
 
@@ -68,7 +69,7 @@ static bool may_add(struct actor *a, uint64_t step)
 }
 
 /* One store of what is to be added; false: there is nothing. */
-static bool add_some(struct actor *a, uint64_t step)
+bool sim_scatter_add_some(struct actor *a, uint64_t step)
 {
     struct world *w = a->w;
     if (!a->p.adding.active) {
@@ -99,7 +100,7 @@ bool sim_scatter_add(struct actor *a)
 {
     uint64_t s = a->p.act.step;
     BEGIN(a);
-    while (add_some(a, s)) STEP(a);
+    while (sim_scatter_add_some(a, s)) STEP(a);
     mark(a, "added of step");
     END(a);
 }
@@ -123,14 +124,14 @@ void sim_scatter_sum(struct actor *a, uint64_t step)
 /* ---- FORWARD ---- */
 
 /* Is everybody done with what lies where the unit goes? */
-static bool is_free(struct actor *a, uint64_t step)
+bool sim_scatter_is_free(struct actor *a, uint64_t step)
 {
     static const uint64_t back[UNITS] = {1, 3, 2};
     struct world *w = a->w;
     const uint64_t n = a->p.micro * UNITS + a->p.unit;
     if (n < back[a->p.unit] || planted(w, SIM_RING_EARLY)) return true;
     return lg_scatter_added_by_all(&w->board) >=
-           lg_scatter_number(step, n - back[a->p.unit] + 1, all_units(w));
+           lg_scatter_number(step, n - back[a->p.unit] + 1, sim_scatter_units(w));
 }
 
 static bool is_given(const struct actor *a)
@@ -151,7 +152,8 @@ static void mark_given(struct actor *a, uint64_t step)
 {
     struct world *w = a->w;
     const uint64_t n = a->p.micro * UNITS + a->p.unit;
-    lg_scatter_mark_given(&w->board, a->index, lg_scatter_number(step, n + 1, all_units(w)));
+    lg_scatter_mark_given(&w->board, a->index,
+                          lg_scatter_number(step, n + 1, sim_scatter_units(w)));
     w->stores++;
 }
 
@@ -162,7 +164,7 @@ static void keep_loss(struct actor *a)
     a->w->stores++;
 }
 
-static bool make_working(struct actor *a, uint64_t step)
+bool sim_scatter_make_working(struct actor *a, uint64_t step)
 {
     struct world *w = a->w;
     const int q = a->p.q;
@@ -176,7 +178,7 @@ static bool make_working(struct actor *a, uint64_t step)
     return true;
 }
 
-static uint64_t working_word(const struct actor *a, int i)
+uint64_t sim_scatter_working(const struct actor *a, int i)
 {
     return a->w->working[a->w->gathers ? i / SHARD_WORDS : a->index][i];
 }
@@ -184,11 +186,11 @@ static uint64_t working_word(const struct actor *a, int i)
 bool sim_scatter_forward(struct actor *a)
 {
     struct world *w = a->w;
-    const uint64_t s = a->p.act.step, micro = w->g.batch / (uint64_t)(w->ranks * w->micros);
+    const uint64_t s = a->p.act.step, micro = share_count(w) / (uint64_t)w->micros;
     uint64_t given;
     BEGIN(a);
     expect_states(a, s, SIM_STATE_UNSEEN);
-    given = lg_scatter_count(lg_scatter_given(&w->board, a->index), s, all_units(w));
+    given = lg_scatter_count(lg_scatter_given(&w->board, a->index), s, sim_scatter_units(w));
     a->p.micro = given / UNITS;
     a->p.given_before = given % UNITS;
     a->p.loss = lg_scatter_loss(&w->board, a->index, a->p.micro);
@@ -206,18 +208,18 @@ bool sim_scatter_forward(struct actor *a)
         a->p.sum[0] = a->p.acc;
         a->p.acc = 0;
         for (a->p.q = 0; a->p.q < w->ranks; a->p.q++)
-            if (make_working(a, s))
+            if (sim_scatter_make_working(a, s))
                 while (write_more(a)) STEP(a);
         for (a->p.q = 0; a->p.q < w->words; a->p.q++) {
-            read_word(a, "working weights of state", s, working_word(a, a->p.q),
+            read_word(a, "working weights of state", s, sim_scatter_working(a, a->p.q),
                       w->want[s].weights[a->p.q]);
-            add_some(a, s);
+            sim_scatter_add_some(a, s);
             STEP(a);
         }
         for (a->p.unit = 0; a->p.unit < UNITS; a->p.unit++) {
             if (is_given(a)) continue;
-            while (!is_free(a, s)) {
-                add_some(a, s);
+            while (!sim_scatter_is_free(a, s)) {
+                sim_scatter_add_some(a, s);
                 STEP(a);
             }
             begin_unit(a);

@@ -267,7 +267,7 @@ static bool train_decide(struct actor *a)
 
 uint64_t share(const struct world *w, const struct actor *a, uint64_t step, uint64_t i)
 {
-    return step * w->g.batch + (uint64_t)a->index * (w->g.batch / (uint64_t)w->ranks) + i;
+    return step * w->g.batch + (uint64_t)(a->index / w->sequence) * share_count(w) + i;
 }
 
 /* Word i of a sample of the rank's share; behind the words its key. */
@@ -284,7 +284,7 @@ void read_share(struct actor *a, uint64_t step, uint64_t i, int word)
 }
 
 /* Nothing is to be made when rank q has written its shard of state s. */
-static bool begin_make(struct actor *a, int q, uint64_t s)
+bool begin_make(struct actor *a, int q, uint64_t s)
 {
     struct world *w = a->w;
     if (lg_stamp_is(&w->working_stamp[a->index][q], s) || planted(w, SIM_WORKING_UNSEEN))
@@ -296,7 +296,7 @@ static bool begin_make(struct actor *a, int q, uint64_t s)
 static bool train_forward(struct actor *a)
 {
     struct world *w = a->w;
-    uint64_t s = a->p.act.step, count = w->g.batch / (uint64_t)w->ranks;
+    uint64_t s = a->p.act.step, count = share_count(w);
     uint64_t value[WORDS_MAX];
     BEGIN(a);
     a->p.acc = 0;
@@ -570,7 +570,7 @@ static void break_trainer_rule(struct actor *a)
     bool waits = act->kind == LG_DO_WAIT;
     bool is_new = !a->p.claim.count; /* first action of this incarnation */
     a->p.claim.count = 1;
-    if (is_new && planted(w, SIM_REPEAT_GRADS) && act->kind != LG_DO_INIT &&
+    if (is_new && planted(w, SIM_REPEAT_GRADS) && w->sequence == 1 && act->kind != LG_DO_INIT &&
         atomic_load(&row->grads) == atomic_load(&row->commit))
         act->kind = LG_DO_FORWARD;
     if (is_new && planted(w, SIM_DECIDE_AGAIN) && lg_commit_verdict(&w->board, act->step)) {
@@ -594,9 +594,9 @@ static void break_trainer_rule(struct actor *a)
 static void train(struct actor *a)
 {
     struct world *w = a->w;
+    if (sim_sequence_enter(a)) return;
     a->p.act = lg_trainer_next(&w->board, a->index);
     break_trainer_rule(a);
-    uint64_t count = w->g.batch / (uint64_t)w->ranks;
     switch (a->p.act.kind) {
     case LG_DO_INIT:
         a->p.task = train_init;
@@ -605,8 +605,11 @@ static void train(struct actor *a)
         a->p.task = train_decide;
         return;
     case LG_DO_FORWARD:
-        if (lg_window_range_ready(&a->p.window, w->fields, share(w, a, a->p.act.step, 0), count) ||
-            planted(w, SIM_READ_UNREADY))
+        if (w->sequence > 1)
+            a->p.task = sim_sequence_forward;
+        else if (lg_window_range_ready(&a->p.window, w->fields, share(w, a, a->p.act.step, 0),
+                                       share_count(w)) ||
+                 planted(w, SIM_READ_UNREADY))
             a->p.task = w->scatters ? sim_scatter_forward : train_forward;
         return;
     case LG_DO_ADD:

@@ -1,6 +1,7 @@
 /* The inside of the simulation, shared by its scheduler (sim.c) and its stages (sim_stages.c). */
 #pragma once
 #include "shm/commit.h"
+#include "shm/sequence.h"
 #include "shm/stamp.h"
 #include "shm/window.h"
 #include "stages/trainer/moments.h"
@@ -11,7 +12,7 @@
 enum {
     SHARD_WORDS = 3,
     CHUNKS = SHARD_WORDS, /* of a shard's moments: a word each */
-    RANKS_MAX = 3,
+    RANKS_MAX = 4,
     WORDS_MAX = SHARD_WORDS * RANKS_MAX,
     STEPS_MAX = 12,
     STATES_MAX = STEPS_MAX + 8, /* including the first state's number */
@@ -19,6 +20,8 @@ enum {
     UNITS = SHARD_WORDS, /* of scattered gradients: each has one word of every shard */
     PLACES = 2,          /* of a ring; unit u lies at u % PLACES */
     MICROS_MAX = 2,
+    EXCHANGES_MAX = 3, /* of a micro-batch; they use PLACES places in turn */
+    SENT_WORDS = 2,    /* from one member to another */
     ACTORS_MAX = 16,
     FIELD_WORDS = 2, /* payload words of a slot and field */
 };
@@ -51,6 +54,17 @@ struct actor {
             uint64_t n, sum, *to;
             int r;
         } adding;
+        struct { /* of a sequence group (sim_sequence.c) */
+            int pc;
+            bool entered, begun;
+            uint64_t epoch, begin_with, forward_of, micro_done; /* forward_of: step + 1; 0: none */
+            uint64_t weights;                                   /* what they come to */
+            int x, to, from;
+            int pending; /* a unit + 1 that is written, but not given */
+            /* planted: words from late[later] on are yet to arrive; NULL: none are */
+            uint64_t *later_to, late[SENT_WORDS];
+            int later;
+        } seq;
         struct { /* a piecewise write or read */
             uint64_t *to, value[WORDS_MAX];
             int count, i;
@@ -79,13 +93,15 @@ struct world {
     int ranks, words;
     bool scatters, gathers; /* gathers: each rank has the working weights of its own shard alone */
     int micros;
-    bool loader_latents; /* no VAE: loaders provide LATENT */
-    unsigned fields;     /* mask of fields in use */
+    int sequence, exchanges; /* ranks of a sequence group; of each of its micro-batches */
+    bool loader_latents;     /* no VAE: loaders provide LATENT */
+    unsigned fields;         /* mask of fields in use */
     /* regions */
     uint64_t weights[2][WORDS_MAX], grads[RANKS_MAX][WORDS_MAX], ema[2][WORDS_MAX];
     uint64_t optimizer_steps[2][RANKS_MAX];  /* beside the weights */
     uint64_t moments[RANKS_MAX][CHUNKS + 1]; /* [place] */
     uint64_t working[RANKS_MAX][WORDS_MAX];
+    uint64_t exchanged[RANKS_MAX][PLACES][RANKS_MAX][SENT_WORDS]; /* [receiver][place][sender] */
     /* scattered gradients: of unit u, word [q] is shard q's */
     uint64_t ring[RANKS_MAX][PLACES][RANKS_MAX], sum[RANKS_MAX][2][SHARD_WORDS];
     struct lg_stamp sum_stamp[RANKS_MAX];
@@ -194,8 +210,30 @@ void mark(struct actor *a, const char *what);
 /* Sample i of a rank's share of a step. */
 uint64_t share(const struct world *w, const struct actor *a, uint64_t step, uint64_t i);
 void read_share(struct actor *a, uint64_t step, uint64_t i, int word);
+/* How many it has, and those of its group with it. */
+static inline uint64_t share_count(const struct world *w)
+{
+    return w->g.batch / (uint64_t)(w->ranks / w->sequence);
+}
+/* False: rank q has written its shard of state s of the working weights; else the write begins. */
+bool begin_make(struct actor *a, int q, uint64_t s);
 
 /* Scattered gradients (sim_scatter.c): tasks, and the sum of a step into a->p.sum. */
 bool sim_scatter_forward(struct actor *a);
 bool sim_scatter_add(struct actor *a);
 void sim_scatter_sum(struct actor *a, uint64_t step);
+/* And their parts, for FORWARD of a sequence group. */
+uint64_t sim_scatter_units(const struct world *w); /* of a step */
+bool sim_scatter_add_some(struct actor *a, uint64_t step);
+bool sim_scatter_is_free(struct actor *a, uint64_t step);
+bool sim_scatter_make_working(struct actor *a, uint64_t step);
+uint64_t sim_scatter_working(const struct actor *a, int i);
+
+/* Sequence groups (sim_sequence.c). */
+bool sim_sequence_enter(struct actor *a); /* false: that was done before */
+bool sim_sequence_forward(struct actor *a);
+/* A rank whose group has made its gradients, but which has not marked its own; -1: none. */
+int sim_sequence_made(struct world *w);
+/* Of what a rank's gradient of unit u is made, when its samples and weights come to `samples`. */
+uint64_t sim_sequence_want(const struct world *w, uint64_t step, uint64_t micro, int rank, int unit,
+                           uint64_t samples);
