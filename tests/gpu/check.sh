@@ -1,6 +1,6 @@
 #!/bin/bash
 # Every test for machines with GPUs: the backend's operations and nets, training and whole nets against PyTorch
-# (where there is one), the whole pipeline. Prints their lines and, last, "N passed, M failed" over all.
+# (where there is one), the whole pipeline, and every way to cut it over ranks. Prints their lines and, last, "N passed, M failed" over all.
 #
 # usage: check.sh DATA [pipeline.sh's options]      lies in a bundle's gpu/; DATA: the emoji shards
 set -u
@@ -28,5 +28,6 @@ else
     echo "skip parity_train.py, parity_nets.py: no PyTorch"
 fi
 run "$here/pipeline.sh" "$here/.." "$data" "$@"
+run "$here/modes.sh" "$here/.." "$data"
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]
