@@ -34,7 +34,7 @@ check() { # WHAT COMMAND...
     local what=$1
     shift
     if "$@" >"$T/said" 2>&1; then
-        echo "ok   $what"
+        echo "ok   $what$(sed -n 's/^\([0-9]* kills\)$/: \1/p' "$T/said")"
         passed=$((passed + 1))
     else
         echo "FAIL $what: $(tail -n 1 "$T/said")"
