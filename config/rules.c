@@ -327,6 +327,23 @@ static void check_previews(struct rules *r)
                (long long)every);
 }
 
+static void check_adapter(struct rules *r)
+{
+    const lg_config *c = r->c;
+    if (strcmp(c->adapter_kind, "none")) {
+        if (!c->trainer_init_from[0])
+            broken(r, "adapter.kind",
+                   "adapter.kind = \"%s\" adapts a model that is there: name its folder, or a "
+                   "checkpoint, as trainer.init_from",
+                   c->adapter_kind);
+        return;
+    }
+    if (c->adapter_targets.n)
+        broken(r, "adapter.targets",
+               "adapter.targets has no meaning without an adapter: set adapter.kind = \"lora\", or "
+               "remove it");
+}
+
 static void check_training(struct rules *r)
 {
     const lg_config *c = r->c;
@@ -463,6 +480,7 @@ int lg_config_check(const lg_config *c)
     check_resume_changes(&r);
     check_window(&r);
     check_training(&r);
+    check_adapter(&r);
     check_memory(&r);
     check_previews(&r);
     return lg_problems_end(&r.problems, LG_ERR_CONFIG, c->file);

@@ -11,6 +11,7 @@
 #include "kernels/device.h"
 #include "kernels/graph/exchange.h"
 #include "kernels/ops.h"
+#include "stages/nets/adapter.h"
 #include "stages/nets/params.h"
 #include "stages/nets/sequence.h"
 #include <stdio.h>
@@ -36,8 +37,18 @@ int lg_denoiser_config_check(const struct lg_denoiser_config *c);
 /* Reads/writes diffusers' config.json. */
 int lg_denoiser_config_load(const char *path, struct lg_denoiser_config *ret);
 int lg_denoiser_config_save(const struct lg_denoiser_config *c, const char *path);
-/* The parameter table, in a fixed order. Free with lg_params_free. */
+/* The parameter table, in a fixed order, everything trained. Free with lg_params_free. */
 int lg_denoiser_params(const struct lg_denoiser_config *c, lg_params *ret);
+
+/* What of a net is trained, and how; points into what the caller keeps. */
+struct lg_training {
+    const char *const *groups; /* lg_params_group; NULL: all alike */
+    struct lg_adapter adapter; /* with one nothing else is trained */
+};
+/* The table of a net that is trained so: what is trained, then what is frozen (lg_params_split). LG_ERR_CONFIG: what groups
+ * or adapter name is not there. */
+int lg_denoiser_table(const struct lg_denoiser_config *c, const struct lg_training *t,
+                      lg_params *ret);
 /* Floating-point operations of one forward per sample (multiply-adds count two). */
 double lg_denoiser_flops(const struct lg_denoiser_config *c);
 
@@ -47,7 +58,16 @@ double lg_denoiser_flops(const struct lg_denoiser_config *c);
  * buffer. Save writes into an existing directory, with fsync of each file; it is the caller who
  * publishes the directory. */
 int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights);
-int lg_denoiser_save(const struct lg_denoiser_config *c, const char *dir, const float *weights);
+/* Elements [first, first + count) of another of its tables, or of a part of one. */
+int lg_denoiser_load_range(const struct lg_denoiser_config *c, const lg_params *t, const char *dir,
+                           float *ret, size_t first, size_t count);
+/* trained, frozen: the two parts of table t; frozen may be NULL where there is none. */
+struct lg_denoiser_weights {
+    const lg_params *t;
+    const float *trained, *frozen;
+};
+int lg_denoiser_save(const struct lg_denoiser_config *c, const char *dir,
+                     const struct lg_denoiser_weights *w);
 
 typedef struct lg_denoiser lg_denoiser;
 
@@ -56,8 +76,8 @@ struct lg_denoiser_mode {
     bool train;                   /* with a backward */
     const char *const *recompute; /* config/recompute.h; NULL: nothing is */
     bool offload;                 /* kernels/graph/offload.h */
-    const char *const *groups;    /* lg_params_group; NULL: everything is trained alike */
-    struct lg_sequence sequence;  /* a rank of several: see lg_band */
+    struct lg_training training;
+    struct lg_sequence sequence; /* a rank of several: see lg_band */
 };
 
 /* A rank's band of the latent, when the sequence is split: x, out and d out are (B, C, height, W) of rows
@@ -110,8 +130,8 @@ void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
 /* Type of the flat gradients: the compute type, fp32 where that has 16 bits. */
 lg_dtype lg_denoiser_grad_type(const lg_device *d);
 /* Gradients of the last forward's parameters (flat buffer cut like the weights): overwritten, or
- * added to when accumulate; those of frozen ones (mode.groups) are not touched. Once after each forward: it uses up
- * what that kept. dout (B, C, H, W). The inputs of the forward must be unchanged. */
+ * added to when accumulate; cut like the part of the table that is trained. Once after each forward: it uses up what that
+ * kept. dout (B, C, H, W). The inputs of the forward must be unchanged. */
 void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                           const struct lg_denoiser_input *in, lg_tensor dout, void *grads,
                           bool accumulate);
@@ -119,12 +139,12 @@ void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
 /* The same in stretches, for weights and gradients whose units come and go (ZeRO): the events of a forward, then those of
  * its backward, in the order in which they must be gone through. A unit's weights and gradient need a place, set below,
  * between its two events only, in forward and backward apart; with the second its gradient is whole. Gaps between
- * parameters, and what is frozen, are written by nobody. */
+ * parameters are written by nobody. Units are those of the table of the net's training. */
 enum lg_denoiser_event_kind {
     LG_EVENT_RUN, /* lg_denoiser_run */
     LG_EVENT_WEIGHTS,
     LG_EVENT_WEIGHTS_DONE,
-    LG_EVENT_GRADIENT, /* each unit has one, and one that is done, in the backward */
+    LG_EVENT_GRADIENT, /* each trained unit has one, and one that is done, in the backward */
     LG_EVENT_GRADIENT_DONE,
     LG_EVENT_EXCHANGE /* the caller's: below */
 };

@@ -160,13 +160,15 @@ static const char **other_names(const struct lg_denoiser_config *c, const lg_par
     return list;
 }
 
-static int load_weights(const struct lg_denoiser_config *c, const lg_params *t, const char *path,
-                        float *ret)
+int lg_denoiser_load_range(const struct lg_denoiser_config *c, const lg_params *t, const char *dir,
+                           float *ret, size_t first, size_t count)
 {
-    if (!lg_model_of(c->kind)->other_name) return lg_params_load(t, path, NULL, ret, 0, t->count);
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_path(path, "%s/%s", dir, WEIGHTS));
+    if (!lg_model_of(c->kind)->other_name) return lg_params_load(t, path, NULL, ret, first, count);
     char(*text)[LG_PARAM_NAME_BYTES];
     const char **list = other_names(c, t, &text);
-    int rc = lg_params_load(t, path, list, ret, 0, t->count);
+    int rc = lg_params_load(t, path, list, ret, first, count);
     free(text);
     free(list);
     LG_TRY(rc);
@@ -175,22 +177,23 @@ static int load_weights(const struct lg_denoiser_config *c, const lg_params *t, 
 
 int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights)
 {
-    char path[LG_PATH_BYTES];
     lg_params t;
-    LG_TRY(lg_path(path, "%s/%s", dir, WEIGHTS));
     LG_TRY(lg_denoiser_params(c, &t));
-    int rc = load_weights(c, &t, path, ret_weights);
+    int rc = lg_denoiser_load_range(c, &t, dir, ret_weights, 0, t.count);
     lg_params_free(&t);
     return rc;
 }
 
 /* Calls declare or data for every tensor of the file: the table's, each under all of its names. */
-static int write_pass(lg_st_writer *w, const lg_params *t, const struct lg_denoiser_config *c,
-                      const float *weights, bool declare)
+static int write_pass(lg_st_writer *w, const struct lg_denoiser_config *c,
+                      const struct lg_denoiser_weights *weights, bool declare)
 {
     const struct lg_model *m = lg_model_of(c->kind);
+    const lg_params *t = weights->t;
     for (int i = 0; i < t->n; i++) {
         const struct lg_param *p = &t->p[i];
+        const float *values = i < t->trained ? weights->trained + p->offset
+                                             : weights->frozen + (p->offset - t->trained_count);
         LG_ASSERT(p->layout == LG_LAYOUT_FILE);
         for (int b = 0; b < c->depth; b++) {
             char other[LG_PARAM_NAME_BYTES];
@@ -199,36 +202,33 @@ static int write_pass(lg_st_writer *w, const lg_params *t, const struct lg_denoi
             if (declare)
                 LG_TRY(lg_st_writer_declare(w, as, LG_F32, p->rank, p->dim));
             else
-                LG_TRY(lg_st_writer_data(w, weights + p->offset, p->count * sizeof *weights));
+                LG_TRY(lg_st_writer_data(w, values, p->count * sizeof *values));
         }
     }
     return 0;
 }
 
-static int save_weights(const lg_params *t, const struct lg_denoiser_config *c, const char *path,
-                        const float *weights)
+static int save_weights(const struct lg_denoiser_config *c, const char *path,
+                        const struct lg_denoiser_weights *weights)
 {
     lg_st_writer *w;
     LG_TRY(lg_st_writer_open(path, &w));
     int rc;
     LG_TRY_GOTO(rc, lg_st_writer_metadata(w, "format", "pt"), fail);
-    LG_TRY_GOTO(rc, write_pass(w, t, c, weights, true), fail);
-    LG_TRY_GOTO(rc, write_pass(w, t, c, weights, false), fail);
+    LG_TRY_GOTO(rc, write_pass(w, c, weights, true), fail);
+    LG_TRY_GOTO(rc, write_pass(w, c, weights, false), fail);
     return lg_st_writer_finish(&w, NULL);
 fail:
     lg_st_writer_abort(&w);
     return rc;
 }
 
-int lg_denoiser_save(const struct lg_denoiser_config *c, const char *dir, const float *weights)
+int lg_denoiser_save(const struct lg_denoiser_config *c, const char *dir,
+                     const struct lg_denoiser_weights *w)
 {
     char config[LG_PATH_BYTES], path[LG_PATH_BYTES];
-    lg_params t;
     LG_TRY(lg_path(config, "%s/config.json", dir));
     LG_TRY(lg_path(path, "%s/%s", dir, WEIGHTS));
-    LG_TRY(lg_denoiser_params(c, &t));
-    int rc = save_weights(&t, c, path, weights);
-    lg_params_free(&t);
-    LG_TRY(rc);
+    LG_TRY(save_weights(c, path, w));
     return lg_denoiser_config_save(c, config);
 }

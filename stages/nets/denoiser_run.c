@@ -16,17 +16,17 @@ static void add_uses(lg_denoiser *net, const struct lg_node_range *range, int n)
         {LG_EVENT_WEIGHTS, LG_EVENT_WEIGHTS_DONE}, {LG_EVENT_GRADIENT, LG_EVENT_GRADIENT_DONE}};
     const int units = net->params.n_units;
     for (int done = 1; done >= 0; done--)
-        for (int i = 0; i < 2 * units; i++)
+        for (int i = 0; i < units + net->params.trained_units; i++)
             if (range[i].end && (done ? range[i].end : range[i].first) == n)
                 add_event(net, (struct lg_denoiser_event){.kind = kind[i / units][done],
                                                           .unit = i % units});
 }
 
-/* Of units that are not trained at all: nothing writes them. */
+/* Of units that the loss does not depend on: nothing writes them. */
 static void add_unused_gradients(lg_denoiser *net, const struct lg_node_range *range)
 {
     const int units = net->params.n_units;
-    for (int u = 0; u < units; u++) {
+    for (int u = 0; u < net->params.trained_units; u++) {
         if (range[units + u].end) continue;
         add_event(net, (struct lg_denoiser_event){.kind = LG_EVENT_GRADIENT, .unit = u});
         add_event(net, (struct lg_denoiser_event){.kind = LG_EVENT_GRADIENT_DONE, .unit = u});
@@ -48,14 +48,14 @@ static void add_exchange(lg_denoiser *net)
 
 static bool is_boundary(const lg_denoiser *net, const struct lg_node_range *range, int n)
 {
-    for (int i = 0; i < 2 * net->params.n_units; i++)
+    for (int i = 0; i < net->params.n_units + net->params.trained_units; i++)
         if (range[i].end && (range[i].first == n || range[i].end == n)) return true;
     return false;
 }
 
 static void find_events_of(lg_denoiser *net, enum lg_program_part part, int from, int to)
 {
-    const int bound = 2 * net->params.n_units;
+    const int bound = net->params.n_units + net->params.trained_units;
     struct lg_node_range *range = calloc((size_t)bound, sizeof *range);
     LG_ASSERT(range);
     for (int i = 0; i < bound; i++)
@@ -150,7 +150,7 @@ void lg_denoiser_set_weights(lg_denoiser *net, int unit, const void *weights)
 
 void lg_denoiser_set_gradient(lg_denoiser *net, int unit, void *gradient)
 {
-    LG_ASSERT(unit >= 0 && unit < net->params.n_units);
+    LG_ASSERT(unit >= 0 && unit < net->params.trained_units);
     net->bound[BOUND_WEIGHTS + net->params.n_units + unit] = gradient;
 }
 
@@ -217,7 +217,8 @@ void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
     lg_denoiser_begin_backward(net, in, dout, accumulate);
     for (int u = 0; u < net->params.n_units; u++) {
         lg_denoiser_set_weights(net, u, of_unit(net, weights, u, lg_device_dtype(net->device)));
-        lg_denoiser_set_gradient(net, u, of_unit(net, grads, u, type));
+        if (u < net->params.trained_units)
+            lg_denoiser_set_gradient(net, u, of_unit(net, grads, u, type));
     }
     run_nodes(net, s, lg_program_nodes(net->program, LG_PROGRAM_FORWARD),
               lg_program_nodes(net->program, LG_PROGRAM_ALL));

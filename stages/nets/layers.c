@@ -86,11 +86,6 @@ int lg_net_compile(lg_net *n, lg_program **ret)
 
 static void enter_unit(lg_net *n, const char *name)
 {
-    if (n->g) {
-        for (n->unit = 0; strcmp(n->params->unit[n->unit].name, name);)
-            LG_ASSERT(++n->unit < n->params->n_units);
-        return;
-    }
     for (n->unit = 0; n->unit < n->n_units && strcmp(n->unit_name[n->unit], name);) n->unit++;
     if (n->unit < n->n_units) return;
     n->unit_name = realloc(n->unit_name, (size_t)(n->n_units + 1) * sizeof *n->unit_name);
@@ -102,8 +97,10 @@ void lg_net_unit(lg_net *n, const char *name_fmt, ...)
 {
     char name[32];
     FORMAT(name, name_fmt);
-    enter_unit(n, name);
-    if (n->g) lg_graph_end_block(n->g);
+    if (n->g)
+        lg_graph_end_block(n->g);
+    else
+        enter_unit(n, name);
 }
 
 void lg_net_block(lg_net *n, int i)
@@ -118,11 +115,11 @@ void lg_net_scope(lg_net *n, const char *prefix_fmt, ...)
     if (prefix_fmt) FORMAT(n->scope, prefix_fmt);
 }
 
-/* Declares a row, or finds its place: a tensor of the unit's weights with this shape. */
+/* Declares a row, or finds its place: a tensor of its unit's weights with this shape. */
 static lg_tensor param(lg_net *n, const struct lg_param *spec, bool packed, lg_tensor shape)
 {
-    LG_ASSERT(n->unit >= 0);
     if (!n->g) {
+        LG_ASSERT(n->unit >= 0);
         n->row = realloc(n->row, (size_t)(n->n_rows + 1) * sizeof *n->row);
         LG_ASSERT(n->row);
         n->row[n->n_rows++] = (struct lg_net_row){*spec, n->unit, packed};
@@ -130,8 +127,9 @@ static lg_tensor param(lg_net *n, const struct lg_param *spec, bool packed, lg_t
     }
     int i = lg_params_find(n->params, spec->name);
     LG_ASSERT(i >= 0);
-    size_t at = n->params->p[i].offset - n->params->unit[n->unit].first;
-    return lg_at(n->weights[n->unit], (int64_t)at, shape);
+    const struct lg_param *p = &n->params->p[i];
+    size_t at = p->offset - n->params->unit[p->unit].first;
+    return lg_at(n->weights[p->unit], (int64_t)at, shape);
 }
 
 static struct lg_param spec_of(const lg_net *n, struct lg_init init, lg_tensor shape,
@@ -232,13 +230,83 @@ static lg_tensor product(lg_net *n, lg_tensor x, lg_tensor w, lg_tensor bias, lg
     return y;
 }
 
+static bool takes(const lg_net *n, const char *name, const char *part)
+{
+    char module[2 * LG_PARAM_NAME_BYTES];
+    snprintf(module, sizeof module, "%s%s%s", n->scope, name, part);
+    return lg_adapter_takes(&n->adapter, module);
+}
+
+bool lg_net_is_adapted(const lg_net *n, const struct lg_layer *l, const char *name)
+{
+    if (!l->parts) return takes(n, name, "");
+    for (int i = 0; i < l->n_parts; i++)
+        if (takes(n, name, l->parts[i])) return true;
+    return false;
+}
+
+/* What an adapter makes of features [first, first + count) of `out` of one linear, y = x w^T + b so far. */
+struct adapted {
+    const char *name, *part;
+    int64_t out, first, count;
+};
+static lg_tensor adapt(lg_net *n, lg_tensor x, lg_tensor y, struct adapted l)
+{
+    if (!takes(n, l.name, l.part)) return y;
+    const int64_t K = x.dim[x.rank - 1], rank = n->adapter.rank;
+    const struct lg_init uniform = {LG_INIT_UNIFORM, 1.0 / sqrt((double)K)};
+    lg_tensor down = lg_t2(NULL, n->type, rank, K), up = lg_t2(NULL, n->type, l.out, rank);
+    struct lg_param p = spec_of(n, uniform, down, l.name, l.part, LG_ADAPTER_DOWN);
+    down = param(n, &p, false, down);
+    p = spec_of(n, LG_NET_ZERO, up, l.name, l.part, LG_ADAPTER_UP);
+    up = param(n, &p, false, up);
+    note_unread(n, up, LG_NONE, 0, l.first);
+    note_unread(n, up, LG_NONE, l.first + l.count, l.out);
+    lg_tensor h = product(n, x, down, LG_NONE, LG_ACT_NONE, "down"), sum = lg_net_value(n, "up", y);
+    const double scale = lg_adapter_scale(&n->adapter);
+    if (scale != 1) {
+        lg_tensor scaled = lg_net_value(n, "scaled", h);
+        LG_NET_RECORD(n, combine, .x = {h}, .c = {scale}, .count = 1, .y = scaled);
+        h = scaled;
+    }
+    LG_NET_RECORD(n, linear_forward, .x = lg_net_rows(h), .w = lg_slice(up, 0, l.first, l.count),
+                  .residual = lg_net_rows(y), .y = lg_net_rows(sum));
+    n->flops += 2.0 * (double)lg_numel(&sum) * (double)rank;
+    return sum;
+}
+
+/* Each part by a product of its own, then side by side. */
+static lg_tensor adapted_parts(lg_net *n, lg_tensor x, const struct lg_layer *l, lg_tensor w,
+                               lg_tensor bias, const char *name)
+{
+    const int64_t each = l->out / l->n_parts;
+    lg_tensor y = lg_net_value(n, name, with_last(x, l->out));
+    for (int i = 0; i < l->n_parts; i++) {
+        const int64_t from = i * each;
+        const struct adapted a = {name, l->parts[i], each, 0, each};
+        lg_tensor part =
+            product(n, x, lg_slice(w, 0, from, each),
+                    bias.rank ? lg_slice(bias, 0, from, each) : LG_NONE, LG_ACT_NONE, name);
+        part = adapt(n, x, part, a);
+        LG_NET_RECORD(n, copy_rows, .x = lg_net_rows(part),
+                      .y = lg_slice(lg_net_rows(y), 1, from, each));
+    }
+    return y;
+}
+
 lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *name_fmt, ...)
 {
     char name[LG_PARAM_NAME_BYTES];
-    lg_tensor w, bias;
+    lg_tensor w, bias, y;
     FORMAT(name, name_fmt);
     weights_of(n, &l, x.dim[x.rank - 1], name, &w, &bias);
-    return product(n, x, w, bias, l.act, name);
+    if (!lg_net_is_adapted(n, &l, name)) return product(n, x, w, bias, l.act, name);
+    if (l.parts)
+        y = adapted_parts(n, x, &l, w, bias, name);
+    else
+        y = adapt(n, x, product(n, x, w, bias, LG_ACT_NONE, name),
+                  (struct adapted){name, "", l.out, 0, l.out});
+    return l.act == LG_ACT_NONE ? y : lg_net_act(n, y, l.act);
 }
 
 void lg_net_linear_parts(lg_net *n, lg_tensor x, struct lg_layer l, int64_t first, int64_t count,
@@ -247,14 +315,15 @@ void lg_net_linear_parts(lg_net *n, lg_tensor x, struct lg_layer l, int64_t firs
     const int64_t each = l.out / l.n_parts;
     int64_t read = 0; /* up to here, or known to be unread */
     lg_tensor w, bias;
-    LG_ASSERT(n->g && first >= 0 && first + count <= each);
+    LG_ASSERT(n->g && first >= 0 && first + count <= each && l.act == LG_ACT_NONE);
     weights_of(n, &l, x.dim[x.rank - 1], name, &w, &bias);
     for (int i = 0; i < l.n_parts; i++) {
         const int64_t from = i * each + first;
         note_unread(n, w, bias, read, from);
         read = from + count;
         ret[i] = product(n, x, lg_slice(w, 0, from, count),
-                         bias.rank ? lg_slice(bias, 0, from, count) : LG_NONE, l.act, name);
+                         bias.rank ? lg_slice(bias, 0, from, count) : LG_NONE, LG_ACT_NONE, name);
+        ret[i] = adapt(n, x, ret[i], (struct adapted){name, l.parts[i], each, first, count});
     }
     note_unread(n, w, bias, read, l.out);
 }

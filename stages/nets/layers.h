@@ -10,6 +10,7 @@
 #pragma once
 #include "kernels/graph/exchange.h"
 #include "kernels/graph/program.h"
+#include "stages/nets/adapter.h"
 #include "stages/nets/params.h"
 #include "stages/nets/sequence.h"
 
@@ -23,7 +24,8 @@ typedef struct lg_net {
     lg_dtype stats;          /* of means and log-sum-exps: at least fp32 */
     int64_t batch;
     lg_tensor *weights;          /* while recording: each unit's, bound */
-    int unit;                    /* of the parameters to come; -1: none yet */
+    int unit;                    /* while declaring: of the parameters to come; -1: none yet */
+    struct lg_adapter adapter;   /* rank 0: none */
     char scope[64];              /* in front of their names */
     struct lg_sequence sequence; /* while recording; and, where it is split: */
     struct lg_cut tokens;        /* along dimension 1 */
@@ -86,11 +88,14 @@ struct lg_layer {
     int n_parts;
     bool no_bias;
 };
-/* act(x w^T + b) over the last dimension of x; NAME.weight and NAME.bias. */
+/* act(x w^T + b) over the last dimension of x; NAME.weight and NAME.bias. Linears that the net's adapter takes have its two
+ * narrow ones beside them (adapter.h), here and below: no description knows of it. */
 lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *name_fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* While recording, of each part of such a layer the features [first, first + count) alone, by a product of its own:
+bool lg_net_is_adapted(const lg_net *n, const struct lg_layer *l, const char *name);
+
+/* While recording, of each part of such a layer without activation the features [first, first + count) alone, by a product of its own:
  * ret[i] (.., count). The others' weights are read by nobody. */
 void lg_net_linear_parts(lg_net *n, lg_tensor x, struct lg_layer l, int64_t first, int64_t count,
                          lg_tensor *ret, const char *name);

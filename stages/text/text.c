@@ -82,9 +82,10 @@ static int text_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_byte
     return 0;
 }
 
-static int load_shard(lg_stage *st, float *ret, void *arg)
+static int load_shard(lg_stage *st, size_t first, size_t count, float *ret, void *arg)
 {
     const struct text *x = st->state;
+    (void)first, (void)count; /* all at once */
     int shard = *(int *)arg;
     lg_log(LG_INFO, "reading shard %d of %d from %s", shard, st->plan.text_shards,
            st->config->text_model);

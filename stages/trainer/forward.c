@@ -62,7 +62,10 @@ static bool go_on(struct trainer *t, const struct lg_denoiser_event *e)
         lg_denoiser_run(t->net, t->stream, e);
         return true;
     case LG_EVENT_WEIGHTS:
-        lg_denoiser_set_weights(t->net, e->unit, lg_working_unit(t->working, e->unit));
+        lg_denoiser_set_weights(t->net, e->unit,
+                                e->unit < t->state->all.trained_units
+                                    ? lg_working_unit(t->working, e->unit)
+                                    : lg_frozen_unit(t->state, t->device, t->frozen, e->unit));
         return true;
     case LG_EVENT_GRADIENT:
         if (!lg_gradients_place(t->gradients, e->unit, &gradient)) return false;

@@ -4,6 +4,7 @@
 #include "stages/nets/schedule.h"
 #include "stages/trainer/batch.h"
 #include "stages/trainer/exchanges.h"
+#include "stages/trainer/frozen.h"
 #include "stages/trainer/gradients.h"
 #include "stages/trainer/rank_memory.h"
 #include "stages/trainer/records.h"
@@ -23,6 +24,7 @@ struct trainer {
     lg_batch *batch;
     lg_records *records; /* rank 0 */
     lg_working *working;
+    const void *frozen; /* lg_frozen_open */
     lg_gradients *gradients;
     lg_exchanges *exchanges;
     struct lg_objective objective;

@@ -1,6 +1,7 @@
 /* What a rank allocates, in bytes; see rank_memory.h. */
 #include "stages/trainer/rank_memory.h"
 #include "base/bytes.h"
+#include "stages/trainer/frozen.h"
 #include "stages/trainer/gradients.h"
 #include "stages/trainer/working.h"
 #include <stdarg.h>
@@ -30,7 +31,7 @@ struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p, int r
         .train = true,
         .recompute = (const char *const *)c->memory_recompute.v,
         .offload = c->memory_offload_activations,
-        .groups = (const char *const *)c->trainer_groups.v,
+        .training = lg_training_of(c),
         .sequence = {.rank = rank % p->sequence,
                      .degree = p->sequence,
                      .kind = gathers ? LG_SEQUENCE_FASTSEQ : LG_SEQUENCE_ULYSSES}};
@@ -131,7 +132,7 @@ static int find_bytes(const lg_config *c, const lg_plan *p, const struct lg_deno
     return rc;
 }
 
-enum { ROWS = 10 }; /* of a rank */
+enum { ROWS = 11 }; /* of a rank */
 
 struct place {
     int rank;
@@ -170,21 +171,34 @@ static void add_rank(const lg_config *c, const struct rank_bytes *b, size_t shar
     add_row(rows, n, b->transfer.host, &host, "transfer");
 }
 
+/* Once on each GPU. */
+static void add_frozen(const lg_config *c, size_t bytes, int rank, struct lg_stage_bytes *rows,
+                       int *n)
+{
+    for (int r = 0; r < rank; r++)
+        if (lg_frozen_place(c, r) == lg_frozen_place(c, rank)) return;
+    if (!bytes) return;
+    snprintf(rows[*n].name, sizeof rows[*n].name, "frozen/%d/weights", lg_frozen_place(c, rank));
+    lg_stage_device_name(c, LG_ROLE_trainer, rank, rows[*n].device);
+    rows[(*n)++].bytes = bytes;
+}
+
 int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
                      int *ret_n)
 {
     struct lg_denoiser_config net;
-    lg_params params;
+    lg_params all, params;
     int n = 0, ranks = p->instances[LG_ROLE_trainer];
     struct rank_bytes of[LG_INSTANCES_MAX];
     LG_ASSERT(cap >= ROWS * ranks);
-    LG_TRY(lg_net_config_of(c, p, &net));
-    LG_TRY(lg_denoiser_params(&net, &params));
+    LG_TRY(lg_net_table_of(c, p, &net, &all));
+    params = lg_params_trained(&all);
     int rc = find_bytes(c, p, &net, &params, of);
     for (int r = 0; r < ranks && rc == 0; r++) {
         add_rank(c, &of[r], lg_shard_count(&params, r % p->shards, p->shards), r, rows, &n);
+        add_frozen(c, lg_frozen_bytes(&all, p->element_bytes == 4 ? LG_F32 : LG_BF16), r, rows, &n);
     }
-    lg_params_free(&params);
+    lg_params_free(&all);
     *ret_n = n;
     return rc;
 }

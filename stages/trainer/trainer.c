@@ -61,6 +61,7 @@ static int open_memory(lg_stage *st, struct trainer *t)
     LG_TRY(lg_denoiser_open(t->device, net, &mode, &t->net));
     LG_TRY(lg_batch_open(t->device, &batch, &t->batch));
     LG_TRY(lg_working_open(st, t->device, t->stream, t->state, t->net, &t->working));
+    LG_TRY(lg_frozen_open(st, t->device, t->state, &t->frozen));
     LG_TRY(lg_gradients_open(st, t->device, t->stream, t->state, t->net, &t->gradients));
     LG_TRY(lg_exchanges_open(st, t->device, t->stream, t->net, &t->exchanges));
     t->pred = lg_t4(NULL, t->type, B, net->channels, lg_rank_height(&batch), net->width);
@@ -123,35 +124,37 @@ static int read_checkpoint(lg_stage *st, struct trainer *t, const char *dir, str
     return rc;
 }
 
+static void draw_first(lg_stage *st, struct trainer *t, struct first_state *s)
+{
+    for (int u = 0; u < t->state->params.n_units; u++) {
+        struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
+        lg_params_init(&t->state->params, (uint64_t)st->config->job_seed, s->w + p.at, p.first,
+                       p.count);
+    }
+}
+
+static int read_weights(lg_stage *st, struct trainer *t, const char *dir, struct first_state *s)
+{
+    char weights_dir[LG_PATH_BYTES];
+    LG_TRY(lg_checkpoint_weights_dir(dir, "ema", weights_dir));
+    for (int u = 0; u < t->state->params.n_units; u++) {
+        struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
+        LG_TRY(lg_denoiser_load_range(&t->state->net, &t->state->all, weights_dir, s->w + p.at,
+                                      p.first, p.count));
+    }
+    return 0;
+}
+
 static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const char *dir,
                        struct first_state *s)
 {
-    const lg_params *params = &t->state->params;
-    char weights_dir[LG_PATH_BYTES];
-    switch (origin) {
-    case LG_ORIGIN_SEED:
-        for (int u = 0; u < params->n_units; u++) {
-            struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
-            lg_params_init(params, (uint64_t)st->config->job_seed, s->w + p.at, p.first, p.count);
-        }
-        return 0;
-    case LG_ORIGIN_INIT: {
-        LG_TRY(lg_checkpoint_weights_dir(dir, "ema", weights_dir));
-        float *all = malloc(params->count * sizeof *all);
-        LG_ASSERT(all);
-        int rc = lg_denoiser_load(&t->state->net, weights_dir, all);
-        for (int u = 0; rc == 0 && u < params->n_units; u++) {
-            struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
-            memcpy(s->w + p.at, all + p.first, p.count * sizeof *all);
-        }
-        free(all);
-        return lg_stage_park_if_lasting(st, rc, "trainer.init_from");
-    }
-    case LG_ORIGIN_RESUME:
+    if (origin == LG_ORIGIN_RESUME)
         return lg_stage_park_if_lasting(st, read_checkpoint(st, t, dir, s),
                                         "the checkpoint cannot be read");
-    }
-    return LG_FAIL(LG_ERR_FAILED, "unknown origin");
+    if (origin == LG_ORIGIN_INIT && !t->state->training.adapter.rank)
+        return lg_stage_park_if_lasting(st, read_weights(st, t, dir, s), "trainer.init_from");
+    draw_first(st, t, s);
+    return 0;
 }
 
 static void upload_state(lg_stage *st, struct trainer *t, const struct first_state *s,

@@ -97,10 +97,10 @@ static int vae_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
     return 0;
 }
 
-static int load_weights(lg_stage *st, float *ret, void *arg)
+static int load_weights(lg_stage *st, size_t first, size_t count, float *ret, void *arg)
 {
     const struct vae *v = st->state;
-    (void)arg;
+    (void)first, (void)count, (void)arg; /* all at once */
     lg_log(LG_INFO, "reading the encoder from %s", st->config->vae_model);
     return lg_aekl_load(&v->net_config, st->config->vae_model, LG_AEKL_ENCODER, ret);
 }

@@ -155,21 +155,39 @@ static void fill_inputs(struct denoiser_fixture *f)
     set_i32(f->in.text_length, lengths);
 }
 
-void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const char *isa,
-                           const struct lg_denoiser_config *c, bool train)
+static void open_mode(struct denoiser_fixture *f, const char *device, const char *isa,
+                      const struct lg_denoiser_config *c, const struct lg_denoiser_mode *mode)
 {
     *f = (struct denoiser_fixture){.config = *c};
     need(lg_device_open(device, &(struct lg_device_options){.threads = 1, .isa = isa}, &f->device));
     LG_ASSERT(lg_device_is_host(f->device));
     f->type = lg_device_dtype(f->device);
     need(lg_stream_open(f->device, &f->stream));
-    need(lg_denoiser_params(c, &f->params));
-    const struct lg_denoiser_mode mode = {.batch = DENOISER_FIXTURE_BATCH, .train = train};
-    need(lg_denoiser_open(f->device, c, &mode, &f->net));
+    need(lg_denoiser_table(c, &mode->training, &f->params));
+    need(lg_denoiser_open(f->device, c, mode, &f->net));
     f->weights = alloc(f, f->params.count * lg_dtype_bytes(f->type));
     f->grads = alloc(f, f->params.count * lg_dtype_bytes(f->type));
     fill_weights(f);
     fill_inputs(f);
+}
+
+void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const char *isa,
+                           const struct lg_denoiser_config *c, bool train)
+{
+    const struct lg_denoiser_mode mode = {.batch = DENOISER_FIXTURE_BATCH, .train = train};
+    open_mode(f, device, isa, c, &mode);
+}
+
+void denoiser_fixture_open_trained(struct denoiser_fixture *f, const char *device,
+                                   const struct lg_denoiser_config *c,
+                                   const struct lg_training *training,
+                                   const char *const *recompute)
+{
+    const struct lg_denoiser_mode mode = {.batch = DENOISER_FIXTURE_BATCH,
+                                          .train = true,
+                                          .training = *training,
+                                          .recompute = recompute};
+    open_mode(f, device, NULL, c, &mode);
 }
 
 int denoiser_fixture_recompute(struct denoiser_fixture *f, const char *const *words)

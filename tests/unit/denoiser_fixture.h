@@ -31,6 +31,11 @@ struct denoiser_fixture {
 /* device: "host", "ref64"; isa may be NULL. Batch DENOISER_FIXTURE_BATCH. */
 void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const char *isa,
                            const struct lg_denoiser_config *c, bool train);
+/* The same, trained as this says: `params` is that table, weights are those of their names all the same. */
+void denoiser_fixture_open_trained(struct denoiser_fixture *f, const char *device,
+                                   const struct lg_denoiser_config *c,
+                                   const struct lg_training *training,
+                                   const char *const *recompute);
 /* The net anew, with these words of memory.recompute; weights and inputs stay. Its error, if any: then the net is
  * gone. */
 int denoiser_fixture_recompute(struct denoiser_fixture *f, const char *const *words);

@@ -27,7 +27,9 @@ BUILD(linear_forward)
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, z->K));
     a.w = op_in(r, 0, 1, DIMS(z->N, z->K));
     if (z->bias) a.bias = op_in(r, 0, 1, DIMS(z->N));
-    a.y = op_out(r, "y", OP_SAMPLE, DIMS(M, z->N));
+    if (z->residual && !z->alias) a.residual = op_in(r, OP_SAMPLE, 1, DIMS(M, z->N));
+    a.y = op_out(r, "y", OP_SAMPLE | (z->alias ? OP_FILLED : 0), DIMS(M, z->N));
+    if (z->alias) a.residual = a.y;
     if (z->pre) a.pre = op_out(r, "pre", OP_SAMPLE, DIMS(M, z->N));
     lg_linear_forward(r->stream, &a);
 }

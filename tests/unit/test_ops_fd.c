@@ -116,12 +116,15 @@ static double *copy_of(const double *v, int64_t n)
     return c;
 }
 
+/* The gradient of the residual is that of the result. */
 static void linear_with(int64_t M, int64_t K, int64_t N, bool accumulate)
 {
     double *x = normals(M * K), *w = normals(N * K), *bias = normals(N), *y = poison(M * N);
     double *r = normals(M * N);
     struct lg_linear_forward_args f = {
         .x = T2(x, M, K), .w = T2(w, N, K), .bias = T1(bias, N), .y = T2(y, M, N)};
+    double *residual = normals(M * N);
+    f.residual = T2(residual, M, N);
     struct loss l = {run_linear_forward, &f, y, r, M * N};
     double *dx = accumulate ? normals(M * K) : poison(M * K);
     double *dw = accumulate ? normals(N * K) : poison(N * K);
@@ -139,6 +142,7 @@ static void linear_with(int64_t M, int64_t K, int64_t N, bool accumulate)
     check("dx", &l, x, M * K, dx, dx0);
     check("dw", &l, w, N * K, dw, dw0);
     check("dbias", &l, bias, N, db, db0);
+    check("dresidual", &l, residual, M * N, r, NULL);
 }
 
 static void linear(void **state)
