@@ -36,6 +36,6 @@ bool lg_adapter_takes(const struct lg_adapter *a, const char *module)
 bool lg_adapter_owns(const char *param)
 {
     const size_t n = strlen(param), tail = sizeof LG_ADAPTER_UP - 1;
-    return n > tail && (!strcmp(param + n - tail, LG_ADAPTER_UP) ||
-                        !strcmp(param + n - tail, LG_ADAPTER_DOWN));
+    return n > tail &&
+           (!strcmp(param + n - tail, LG_ADAPTER_UP) || !strcmp(param + n - tail, LG_ADAPTER_DOWN));
 }

@@ -30,8 +30,7 @@ static cJSON *modules(const lg_params *t)
     char module[LG_PARAM_NAME_BYTES];
     LG_ASSERT(list);
     for (int i = 0; i < t->n; i++)
-        if (module_of(t->p[i].name, module))
-            cJSON_AddItemToArray(list, cJSON_CreateString(module));
+        if (module_of(t->p[i].name, module)) cJSON_AddItemToArray(list, cJSON_CreateString(module));
     return list;
 }
 
@@ -112,10 +111,11 @@ static int read_one(const lg_st_file *f, const char *path, const struct lg_param
     const struct lg_st_entry *e = lg_st_find(f, name);
     if (!e) return LG_FAIL(LG_ERR_MISMATCH, "%s: tensor %s is missing", path, name);
     if (e->rank != 2 || e->dim[0] != p->dim[0] || e->dim[1] != p->dim[1])
-        return LG_FAIL(LG_ERR_MISMATCH,
-                       "%s: tensor %s is not (%lld, %lld), as the adapter's rank and the model want "
-                       "it",
-                       path, name, (long long)p->dim[0], (long long)p->dim[1]);
+        return LG_FAIL(
+            LG_ERR_MISMATCH,
+            "%s: tensor %s is not (%lld, %lld), as the adapter's rank and the model want "
+            "it",
+            path, name, (long long)p->dim[0], (long long)p->dim[1]);
     return lg_st_read_f32(e, to, 0, p->count);
 }
 
@@ -255,9 +255,21 @@ static int load_merged(const struct lg_denoiser_config *c, const char *dir, cons
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }
 
-int lg_adapter_load_merged(const struct lg_denoiser_config *c, const char *dir, float *ret_weights)
+int lg_whole_config_load(const char *dir, struct lg_denoiser_config *ret)
+{
+    char path[LG_PATH_BYTES], base[LG_PATH_BYTES];
+    if (lg_adapter_is(dir))
+        LG_TRY(lg_adapter_base(dir, base));
+    else
+        LG_TRY(lg_path(base, "%s", dir));
+    LG_TRY(lg_path(path, "%s/config.json", base));
+    return lg_denoiser_config_load(path, ret);
+}
+
+int lg_whole_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights)
 {
     struct read r = {0};
+    if (!lg_adapter_is(dir)) return lg_denoiser_load(c, dir, ret_weights);
     int rc = read_config(dir, &r);
     if (rc == 0) rc = load_merged(c, dir, &r, ret_weights);
     read_free(&r);

@@ -22,8 +22,10 @@ int lg_adapter_load(const lg_params *t, const char *dir, float *ret);
 
 /* Is there an adapter in this folder? */
 bool lg_adapter_is(const char *dir);
-/* The net that the adapter in this folder adapts, as its adapter_config.json names it: its config, and, with the adapter
- * added to the weights, W + (alpha / rank) B A, all that lg_denoiser_load would read (as many floats as
- * lg_denoiser_params says). */
+/* The folder of the net that the adapter in this folder adapts, as its adapter_config.json names it. */
 int lg_adapter_base(const char *dir, char ret_base[LG_PATH_BYTES]);
-int lg_adapter_load_merged(const struct lg_denoiser_config *c, const char *dir, float *ret_weights);
+
+/* A folder with a net or with an adapter of one: the net's config, and its weights, to which the adapter is added,
+ * W + (alpha / rank) B A (as many floats as lg_denoiser_params says). */
+int lg_whole_config_load(const char *dir, struct lg_denoiser_config *ret);
+int lg_whole_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights);

@@ -9,7 +9,6 @@
 #include "stages/nets/adapter_file.h"
 #include "stages/nets/denoiser.h"
 #include "stages/nets/sampler.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -132,8 +131,7 @@ static int load_weights(const struct lg_draw_spec *s, const struct lg_denoiser_c
     size_t count = params.count;
     lg_params_free(&params);
     LG_TRY(alloc(count, sizeof *weights, &weights));
-    int rc = lg_adapter_is(s->weights_dir) ? lg_adapter_load_merged(net, s->weights_dir, weights)
-                                           : lg_denoiser_load(net, s->weights_dir, weights);
+    int rc = lg_whole_load(net, s->weights_dir, weights);
     if (rc == 0) rc = lg_put_weights(s->device, d->stream, weights, count, &d->weights);
     free(weights);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
@@ -248,14 +246,10 @@ int lg_draw(const struct lg_draw_spec *s, lg_pictures *ret)
 {
     struct lg_denoiser_config net;
     struct conditions c = {0};
-    char path[LG_PATH_BYTES], base[LG_PATH_BYTES];
     float *latents = NULL;
     int rc;
     *ret = (lg_pictures){0};
-    snprintf(base, sizeof base, "%s", s->weights_dir);
-    if (lg_adapter_is(s->weights_dir)) LG_TRY(lg_adapter_base(s->weights_dir, base));
-    LG_TRY(lg_path(path, "%s/config.json", base));
-    LG_TRY(lg_denoiser_config_load(path, &net));
+    LG_TRY(lg_whole_config_load(s->weights_dir, &net));
     if (lg_denoiser_info(net.kind)->text)
         net.text_length = s->text_length; /* not in diffusers' config */
     LG_TRY_GOTO(rc,

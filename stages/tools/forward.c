@@ -4,6 +4,7 @@
 #include "base/fs.h"
 #include "stages/encode/port.h"
 #include "stages/io/safetensors.h"
+#include "stages/nets/adapter_file.h"
 #include "stages/nets/denoiser.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,8 @@
 
 static const char usage_text[] =
     "usage: lg-forward MODEL_DIR IN.safetensors OUT.safetensors [DEVICE [PRECISION]]\n"
-    "  MODEL_DIR   config.json and diffusion_pytorch_model.safetensors of a DiT or PixArt\n"
+    "  MODEL_DIR   config.json and diffusion_pytorch_model.safetensors of a DiT or PixArt,\n"
+    "              or an adapter of one (adapter_config.json), which is added to its weights\n"
     "  IN          x (B,C,H,W), t (B) as the net sees it; DiT: label (B) int32;\n"
     "              PixArt: text (B,L,E), text_length (B) int32\n"
     "              dout (B,C,H,W), if there: the gradient of the output, asks for a backward\n"
@@ -123,7 +125,7 @@ static int read_input(struct job *j, struct lg_denoiser_input *ret)
 static int load_weights(const struct job *j, void **ret)
 {
     float *w = malloc(j->params.count * sizeof *w);
-    int rc = w ? lg_denoiser_load(&j->config, j->dir, w)
+    int rc = w ? lg_whole_load(&j->config, j->dir, w)
                : LG_FAIL(LG_ERR_NOSPACE, "no memory for the weights");
     if (rc == 0) rc = lg_put_weights(j->device, j->stream, w, j->params.count, ret);
     free(w);
@@ -186,14 +188,12 @@ static int write_output(const struct job *j, const struct lg_port *out, const fl
 
 static int run(struct job *j, const char *device, const char *precision)
 {
-    char path[LG_PATH_BYTES];
     struct lg_denoiser_input in = {0};
     struct lg_port out = {0};
     void *weights = NULL;
     float *grads = NULL;
     int rc;
-    LG_TRY(lg_path(path, "%s/config.json", j->dir));
-    LG_TRY(lg_denoiser_config_load(path, &j->config));
+    LG_TRY(lg_whole_config_load(j->dir, &j->config));
     LG_TRY(lg_st_open(j->in_path, &j->in));
     LG_TRY(lg_device_open(device, &(struct lg_device_options){.precision = precision}, &j->device));
     LG_TRY(lg_stream_open(j->device, &j->stream));

@@ -26,12 +26,11 @@ int lg_frozen_open(lg_stage *st, lg_device *d, const lg_trainer_state *s, const 
     lg_region *r;
     *ret = NULL;
     if (!bytes) return 0;
-    LG_TRY(lg_stage_region(st,
-                           &(struct lg_stage_memory){.bytes = bytes,
-                                                     .device = d,
-                                                     .role = LG_ROLE_trainer,
-                                                     .index = st->index},
-                           &r, "frozen/%d/weights", lg_frozen_place(st->config, st->index)));
+    LG_TRY(lg_stage_region(
+        st,
+        &(struct lg_stage_memory){
+            .bytes = bytes, .device = d, .role = LG_ROLE_trainer, .index = st->index},
+        &r, "frozen/%d/weights", lg_frozen_place(st->config, st->index)));
     LG_TRY(lg_stage_fill(st, r,
                          &(struct lg_stage_weights){.device = d,
                                                     .count = s->all.count - s->all.trained_count,

@@ -180,8 +180,7 @@ void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const
 
 void denoiser_fixture_open_trained(struct denoiser_fixture *f, const char *device,
                                    const struct lg_denoiser_config *c,
-                                   const struct lg_training *training,
-                                   const char *const *recompute)
+                                   const struct lg_training *training, const char *const *recompute)
 {
     const struct lg_denoiser_mode mode = {.batch = DENOISER_FIXTURE_BATCH,
                                           .train = true,

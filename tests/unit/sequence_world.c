@@ -143,8 +143,7 @@ void world_begin_forward(struct world *w)
         for (int u = 0; u < p->n_units; u++) {
             const size_t at = p->unit[u].first * each;
             lg_denoiser_set_weights(r->net, u, (char *)w->f.weights + at);
-            if (u < p->trained_units)
-                lg_denoiser_set_gradient(r->net, u, (char *)r->grads + at);
+            if (u < p->trained_units) lg_denoiser_set_gradient(r->net, u, (char *)r->grads + at);
         }
         lg_denoiser_begin_forward(r->net, &r->in, r->out);
     }

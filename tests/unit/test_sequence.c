@@ -251,8 +251,7 @@ static void test_trained_in_part(void **state)
         struct lg_denoiser_mode mode = split(2, (enum lg_sequence_kind)k);
         mode.training.groups = groups;
         check("ref64", &c, &mode);
-        mode.training =
-            (struct lg_training){.adapter = {.rank = 2, .alpha = 3, .targets = linear}};
+        mode.training = (struct lg_training){.adapter = {.rank = 2, .alpha = 3, .targets = linear}};
         check("ref64", &c, &mode);
     }
 }
