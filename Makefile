@@ -9,6 +9,7 @@
 # Targets: deps         install the Debian packages, nothing else
 # Targets: example-data make the emoji pictures
 # Targets: quickstart   train on them and draw
+# Targets: finetune     after it: an adapter that learns a new word
 # Targets: check        the tests of every change: ten minutes on two cores
 # Targets: check-all    every test, with fresh seeds and inputs
 # Targets: unit         unit tests only
@@ -99,7 +100,7 @@ BENCH_SRC := $(wildcard tests/bench/*.c)
 BENCH     := $(BENCH_SRC:tests/bench/%.c=$(BUILD)/tests/bench/%)
 
 .DEFAULT_GOAL := all
-.PHONY: all help deps example-data quickstart check check-all check-systemd mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
+.PHONY: all help deps example-data quickstart finetune check check-all check-systemd mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
 .SECONDARY:
 
 all: $(PROGS) $(BACKENDS)
@@ -175,6 +176,10 @@ JOBS := $(shell nproc)
 quickstart: deps
 	$(Q)$(MAKE) -s -j$(JOBS) all example-data
 	$(Q)$(BUILD)/bin/lgsup start examples/emoji/pipeline.toml
+
+finetune: deps
+	$(Q)$(MAKE) -s -j$(JOBS) all example-data
+	$(Q)$(BUILD)/bin/lgsup start examples/finetune/pipeline.toml
 
 unit-programs: $(UNIT)
 e2e-programs: $(E2E) $(STUB)

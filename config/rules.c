@@ -2,6 +2,7 @@
  * their values and the way out; all are looked at, so that one `lgsup check` shows everything.
  *
  * The schema has already made every single value sane, so products here do not overflow. */
+#include "base/bytes.h"
 #include "config/config.h"
 #include "config/denoisers.h"
 #include "config/models.h"
@@ -89,6 +90,16 @@ static void check_restarts(struct rules *r)
             broken(r, of[i].key,
                    "%s = %lld has no meaning: %s, so this run has no such role; remove it",
                    of[i].key, (long long)of[i].value, of[i].why);
+}
+
+/* ---- memos ---- */
+
+static void check_memo(struct rules *r, const char *key, const char *text)
+{
+    size_t bytes;
+    if (strcmp(text, "auto") && strcmp(text, "0") && !lg_bytes_parse(text, &bytes))
+        broken(r, key, "%s = \"%.60s\": expected \"auto\", \"0\" or a size, as \"512MiB\"", key,
+               text);
 }
 
 /* ---- batch and window ---- */
@@ -472,6 +483,8 @@ int lg_config_check(const lg_config *c)
     struct rules r = {.c = c};
     check_device(&r);
     check_restarts(&r);
+    check_memo(&r, "text.memo", c->text_memo);
+    check_memo(&r, "vae.memo", c->vae_memo);
     check_files(&r);
     check_model(&r);
     check_conditioning(&r);

@@ -4,14 +4,17 @@
  * comes first fills a shard from the model's files, every instance maps them all. So an instance
  * can start, die and be added without moving a weight and without any collective.
  *
- * A chunk of captions always runs at the same padded shape and a caption always at the same row of
- * it, so its bits depend on nothing else. */
+ * A chunk of captions always runs at the same padded shape, in which a caption's bits depend on nothing else; so what was
+ * made of it once is remembered (stages/memo.h). */
 #include "base/log.h"
+#include "stages/memo.h"
 #include "stages/nets/t5.h"
 #include "stages/roles.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { CHUNK_MAX = 4096, LENGTH_MAX = 4096 }; /* schema.def */
 
 struct text {
     struct lg_t5_config net_config;
@@ -22,6 +25,7 @@ struct text {
     const void *weights[LG_T5_SHARDS_MAX];
     lg_tensor ids, length, out;
     int32_t *host_ids, *host_length; // (B, L), (B)
+    lg_stage_memo memo;
 };
 
 static int shard_count(const struct lg_t5_config *c, int shard, int shards, size_t *ret)
@@ -31,6 +35,16 @@ static int shard_count(const struct lg_t5_config *c, int shard, int shards, size
     *ret = t.count;
     lg_params_free(&t);
     return 0;
+}
+
+/* A caption's states, keyed by ids and length. */
+static struct lg_stage_memo_options memo_of(const lg_config *c, const lg_plan *p)
+{
+    return (struct lg_stage_memo_options){.role = "text",
+                                          .size = c->text_memo,
+                                          .bytes = (size_t)p->text_length * (size_t)p->text_dim *
+                                                   (size_t)p->element_bytes,
+                                          .of_item = 1};
 }
 
 /* What an instance computes with: net, ids, lengths and states of a chunk. */
@@ -58,7 +72,7 @@ static int text_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_byte
     int n = 0;
     *ret_n = 0;
     if (!instances) return 0;
-    LG_ASSERT(p->text_shards + instances <= cap);
+    LG_ASSERT(p->text_shards + instances + 1 <= cap);
     LG_TRY(lg_t5_config_load(c->text_model, &t5));
     LG_TRY(private_bytes(c, p, &t5, 0, &net));
     size_t remote[LG_INSTANCES_MAX] = {0}; /* copies of shards on other GPUs */
@@ -78,6 +92,9 @@ static int text_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_byte
         rows[n].processes = 1;
         rows[n++].bytes = net + remote[i];
     }
+    const struct lg_stage_memo_options memo = memo_of(c, p);
+    snprintf(rows[n].name, sizeof rows[n].name, "memo/text");
+    if ((rows[n].bytes = lg_stage_memo_bytes(&memo))) n++;
     *ret_n = n;
     return 0;
 }
@@ -149,6 +166,15 @@ static int text_open(lg_stage *st)
     return 0;
 }
 
+static struct lg_memo_key key_of(const struct text *x, uint64_t row)
+{
+    const size_t L = (size_t)x->ids.dim[1];
+    int32_t input[1 + LENGTH_MAX];
+    input[0] = x->host_length[row];
+    memcpy(input + 1, x->host_ids + row * L, L * sizeof *input);
+    return lg_memo_key_of(input, (1 + L) * sizeof *input);
+}
+
 /* Rows that are not wanted get a caption of one end token: their result is thrown away. */
 static int gather(lg_stage *st, struct text *x, const struct lg_claim *claim, bool *wanted)
 {
@@ -169,12 +195,47 @@ static int gather(lg_stage *st, struct text *x, const struct lg_claim *claim, bo
     return n_wanted;
 }
 
+/* Captions that nobody has encoded yet are encoded, with the whole chunk; found[i]: what is remembered of row i. */
+static void encode(struct text *x, const struct lg_claim *claim, const bool *wanted,
+                   const void *const *found)
+{
+    lg_window *w = x->window;
+    const size_t bytes = w->g.text_bytes;
+    void *kept[CHUNK_MAX];
+    lg_stream_upload(x->stream, x->ids.data, x->host_ids, lg_tensor_bytes(&x->ids));
+    lg_stream_upload(x->stream, x->length.data, x->host_length, lg_tensor_bytes(&x->length));
+    lg_t5_forward(x->net, x->stream, x->weights, x->ids, x->length, x->out);
+    for (uint64_t i = 0; i < claim->count; i++) {
+        const uint8_t *from = (uint8_t *)x->out.data + i * bytes;
+        if (wanted[i]) lg_stream_copy(x->stream, lg_window_text(w, claim->n + i), from, bytes);
+        kept[i] = wanted[i] && !found[i] ? lg_memo_begin(&x->memo.table, key_of(x, i)) : NULL;
+        if (kept[i]) lg_stream_download(x->stream, kept[i], from, bytes);
+    }
+    lg_stream_sync(x->stream);
+    for (uint64_t i = 0; i < claim->count; i++)
+        if (kept[i]) lg_memo_end(&x->memo.table, kept[i]);
+}
+
+/* Looks up what is wanted; is all of it there? */
+static bool look(struct text *x, const struct lg_claim *claim, const bool *wanted,
+                 const void **found)
+{
+    bool all = true;
+    for (uint64_t i = 0; i < claim->count; i++) {
+        found[i] = wanted[i] ? lg_stage_memo_look(&x->memo, key_of(x, i)) : NULL;
+        all = all && (!wanted[i] || found[i]);
+    }
+    return all;
+}
+
 static int text_step(lg_stage *st)
 {
     struct text *x = st->state;
     lg_window *w = x->window;
     struct lg_claim claim;
-    bool wanted[4096];
+    bool wanted[CHUNK_MAX];
+    const void *found[CHUNK_MAX];
+    const struct lg_stage_memo_options memo = memo_of(st->config, &st->plan);
     uint64_t end = lg_stage_end(st);
     lg_turn_begin(&st->turn); /* before the claim: what waits for a turn is nobody's yet */
     int rc =
@@ -183,16 +244,18 @@ static int text_step(lg_stage *st)
     if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
     LG_TRY(rc);
     lg_log_set_step((int64_t)(claim.n / st->board->s->batch));
-    LG_ASSERT(claim.count <= LG_ARRAY_LEN(wanted));
+    LG_ASSERT(claim.count <= CHUNK_MAX);
+    if (!x->memo.is_open) lg_stage_memo_open(st, &memo, &x->memo);
     int n = gather(st, x, &claim, wanted);
-    lg_stream_upload(x->stream, x->ids.data, x->host_ids, lg_tensor_bytes(&x->ids));
-    lg_stream_upload(x->stream, x->length.data, x->host_length, lg_tensor_bytes(&x->length));
-    lg_t5_forward(x->net, x->stream, x->weights, x->ids, x->length, x->out);
-    for (uint64_t i = 0; i < claim.count; i++)
-        if (wanted[i])
-            lg_stream_copy(x->stream, lg_window_text(w, claim.n + i),
-                           (uint8_t *)x->out.data + i * w->g.text_bytes, w->g.text_bytes);
-    lg_stream_sync(x->stream);
+    if (look(x, &claim, wanted, found)) {
+        for (uint64_t i = 0; i < claim.count; i++)
+            if (wanted[i])
+                lg_stream_upload(x->stream, lg_window_text(w, claim.n + i), found[i],
+                                 w->g.text_bytes);
+        lg_stream_sync(x->stream);
+    } else {
+        encode(x, &claim, wanted, found);
+    }
     lg_turn_end(&st->turn);
     for (uint64_t i = 0; i < claim.count; i++)
         if (wanted[i]) lg_window_publish(w, LG_FIELD_TEXT, claim.n + i);
@@ -204,6 +267,7 @@ static int text_step(lg_stage *st)
 static void text_close(lg_stage *st)
 {
     struct text *x = st->state;
+    lg_stage_memo_close(&x->memo, "captions");
     lg_t5_close(&x->net);
     lg_stream_close(&x->stream);
     lg_window_close(&x->window);

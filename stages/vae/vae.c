@@ -1,15 +1,27 @@
 /* The VAE stage: pixels -> mean and log-variance of the latent.
  *
  * Instances are data parallel: each claims whole chunks. The weights lie once on each device in the
- * region vae/<gpu>/weights (host: 0), filled by whoever comes first. A chunk always runs at the same padded shape and a
- * picture always at the same row of it (`slice` rows in flight at once), so its bits depend on
- * nothing else. */
+ * region vae/<gpu>/weights (host: 0), filled by whoever comes first. A chunk always runs at the same padded shape (`slice`
+ * rows in flight at once), in which a picture's bits depend on nothing else; so what was made of it once is remembered
+ * (stages/memo.h). */
 #include "base/log.h"
+#include "stages/memo.h"
 #include "stages/nets/autoencoder_kl.h"
 #include "stages/roles.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { CHUNK_MAX = 4096 }; /* schema.def */
+
+/* What is to be done for each row of a chunk. */
+struct rows {
+    bool wanted[CHUNK_MAX];
+    struct lg_memo_key key[CHUNK_MAX];
+    const void *found[CHUNK_MAX]; /* what is remembered of it */
+    int n_wanted;
+    bool all_found;
+};
 
 struct vae {
     struct lg_aekl_config net_config;
@@ -19,7 +31,22 @@ struct vae {
     lg_window *window;
     const void *weights;
     lg_tensor pixels, mean, logvar;
+    lg_stage_memo memo;
+    struct rows rows;
 };
+
+/* A picture's means, then its log-variances, keyed by its pixels. */
+static struct lg_stage_memo_options memo_of(const lg_config *c, const lg_plan *p)
+{
+    const size_t h = (size_t)p->latent_size;
+    return (struct lg_stage_memo_options){.role = "vae",
+                                          .size = c->vae_memo,
+                                          .bytes = 2 * (size_t)p->latent_channels * h * h *
+                                                   (size_t)p->element_bytes,
+                                          .of_item = !strcmp(c->data_crop, "random") ? 0
+                                                     : c->data_flip                  ? 2
+                                                                                     : 1};
+}
 
 static struct lg_aekl_shape shape_of(const lg_config *c, const lg_plan *p)
 {
@@ -93,6 +120,10 @@ static int vae_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
         rows[n].processes = 1;
         rows[n++].bytes = activations;
     }
+    const struct lg_stage_memo_options memo = memo_of(c, p);
+    LG_ASSERT(n < cap);
+    snprintf(rows[n].name, sizeof rows[n].name, "memo/vae");
+    if ((rows[n].bytes = lg_stage_memo_bytes(&memo))) n++;
     *ret_n = n;
     return 0;
 }
@@ -166,35 +197,70 @@ static uint64_t wanted_run(lg_window *w, const struct lg_claim *claim, const boo
     return from;
 }
 
+static void look(struct vae *v, const struct lg_claim *claim, struct rows *r)
+{
+    LG_ASSERT(claim->count <= CHUNK_MAX);
+    r->n_wanted = 0;
+    r->all_found = true;
+    for (uint64_t i = 0; i < claim->count; i++) {
+        const uint64_t n = claim->n + i;
+        r->wanted[i] = lg_window_wanted(v->window, claim, LG_FIELD_LATENT, n);
+        r->found[i] = NULL;
+        if (!r->wanted[i]) continue;
+        if (v->memo.table.entries)
+            r->key[i] = lg_memo_key_of(lg_window_pixels(v->window, n), v->window->g.pixels_bytes);
+        r->found[i] = lg_stage_memo_look(&v->memo, r->key[i]);
+        r->all_found = r->all_found && r->found[i];
+        r->n_wanted++;
+    }
+}
+
+static void bring(struct vae *v, const struct lg_claim *claim, const struct rows *r)
+{
+    const size_t half = v->window->g.latent_bytes / 2;
+    for (uint64_t i = 0; i < claim->count; i++) {
+        const uint8_t *found = r->found[i];
+        if (!found) continue;
+        lg_stream_upload(v->stream, lg_window_mean(v->window, claim->n + i), found, half);
+        lg_stream_upload(v->stream, lg_window_logvar(v->window, claim->n + i), found + half, half);
+    }
+    lg_stream_sync(v->stream);
+}
+
+static void keep(struct vae *v, const struct lg_claim *claim, const struct rows *r)
+{
+    const size_t half = v->window->g.latent_bytes / 2;
+    uint8_t *kept[CHUNK_MAX];
+    for (uint64_t i = 0; i < claim->count; i++) {
+        const bool is_new = r->wanted[i] && !r->found[i];
+        kept[i] = is_new ? lg_memo_begin(&v->memo.table, r->key[i]) : NULL;
+        if (!kept[i]) continue;
+        lg_stream_download(v->stream, kept[i], (uint8_t *)v->mean.data + i * half, half);
+        lg_stream_download(v->stream, kept[i] + half, (uint8_t *)v->logvar.data + i * half, half);
+    }
+    lg_stream_sync(v->stream);
+    for (uint64_t i = 0; i < claim->count; i++)
+        if (kept[i]) lg_memo_end(&v->memo.table, kept[i]);
+}
+
 /* Straight from the window to the device and back into the window, where the rank trains. Rows that
  * are not wanted hold what was there before: a row's bits depend on nothing but itself. */
-static int encode(lg_stage *st, struct vae *v, const struct lg_claim *claim)
+static void encode(struct vae *v, const struct lg_claim *claim, const struct rows *r)
 {
     lg_window *w = v->window;
-    bool wanted[4096];
-    int n_wanted = 0;
     const size_t pixels = w->g.pixels_bytes, half = w->g.latent_bytes / 2;
     const uint64_t end = claim->n + claim->count;
     uint64_t to = 0;
-    LG_ASSERT(claim->count <= LG_ARRAY_LEN(wanted));
-    for (uint64_t i = 0; i < claim->count; i++) {
-        wanted[i] = lg_window_wanted(w, claim, LG_FIELD_LATENT, claim->n + i);
-        n_wanted += wanted[i];
-    }
-    for (uint64_t n = claim->n; (n = wanted_run(w, claim, wanted, n, &to)) < end; n = to)
+    for (uint64_t n = claim->n; (n = wanted_run(w, claim, r->wanted, n, &to)) < end; n = to)
         lg_stream_upload(v->stream, (uint8_t *)v->pixels.data + (n - claim->n) * pixels,
                          lg_window_pixels(w, n), (to - n) * pixels);
     lg_aekl_encode(v->net, v->stream, v->weights, v->pixels, v->mean, v->logvar);
-    for (uint64_t n = claim->n; (n = wanted_run(w, claim, wanted, n, &to)) < end; n = to) {
+    for (uint64_t n = claim->n; (n = wanted_run(w, claim, r->wanted, n, &to)) < end; n = to) {
         size_t at = (n - claim->n) * half, bytes = (to - n) * half;
         lg_stream_copy(v->stream, lg_window_mean(w, n), (uint8_t *)v->mean.data + at, bytes);
         lg_stream_copy(v->stream, lg_window_logvar(w, n), (uint8_t *)v->logvar.data + at, bytes);
     }
-    lg_stream_sync(v->stream);
-    lg_turn_end(&st->turn);
-    for (uint64_t i = 0; i < claim->count; i++)
-        if (wanted[i]) lg_window_publish(w, LG_FIELD_LATENT, claim->n + i);
-    return n_wanted;
+    keep(v, claim, r);
 }
 
 static int vae_step(lg_stage *st)
@@ -209,8 +275,17 @@ static int vae_step(lg_stage *st)
     if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
     LG_TRY(rc);
     lg_log_set_step((int64_t)(claim.n / st->board->s->batch));
-    int n = encode(st, v, &claim);
-    atomic_fetch_add_explicit(&st->row->samples, (uint64_t)n, memory_order_relaxed);
+    const struct lg_stage_memo_options memo = memo_of(st->config, &st->plan);
+    if (!v->memo.is_open) lg_stage_memo_open(st, &memo, &v->memo);
+    look(v, &claim, &v->rows);
+    if (v->rows.all_found)
+        bring(v, &claim, &v->rows);
+    else
+        encode(v, &claim, &v->rows);
+    lg_turn_end(&st->turn);
+    for (uint64_t i = 0; i < claim.count; i++)
+        if (v->rows.wanted[i]) lg_window_publish(v->window, LG_FIELD_LATENT, claim.n + i);
+    atomic_fetch_add_explicit(&st->row->samples, (uint64_t)v->rows.n_wanted, memory_order_relaxed);
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;
 }
@@ -218,6 +293,7 @@ static int vae_step(lg_stage *st)
 static void vae_close(lg_stage *st)
 {
     struct vae *v = st->state;
+    lg_stage_memo_close(&v->memo, "pictures");
     lg_aekl_close(&v->net);
     lg_stream_close(&v->stream);
     lg_window_close(&v->window);
