@@ -250,11 +250,11 @@ static bool is_text_file(const char *path)
 }
 
 static int encode_ids(const struct lg_encode_options *o, const struct ids *ids,
-                      const struct lg_t5_config *c, lg_st_writer *w)
+                      const struct lg_text_encoder_config *c, lg_st_writer *w)
 {
     lg_text_batches *text = NULL;
     float *states = NULL;
-    int64_t dim[3] = {ids->n, ids->length, c->d_model};
+    int64_t dim[3] = {ids->n, ids->length, lg_text_encoder_sizes(c).width};
     size_t bytes = (size_t)(ids->n * ids->length) * sizeof *ids->v;
     int rc;
     struct lg_text_batches_spec spec = {o->device, o->model, *c, o->batch, (int)ids->length};
@@ -264,7 +264,7 @@ static int encode_ids(const struct lg_encode_options *o, const struct ids *ids,
     LG_TRY_GOTO(rc, lg_st_writer_declare(w, "token_ids", LG_I32, 2, dim), out);
     LG_TRY_GOTO(rc, lg_st_writer_declare(w, "text_hidden", LG_F32, 3, dim), out);
     LG_TRY_GOTO(rc, lg_st_writer_data(w, ids->v, bytes), out);
-    rc = lg_st_writer_data(w, states, bytes * (size_t)c->d_model);
+    rc = lg_st_writer_data(w, states, bytes * (size_t)dim[2]);
 out:
     lg_text_batches_close(&text);
     free(states);
@@ -304,13 +304,13 @@ int lg_decode_pictures(const struct lg_encode_options *o, const char *in, const 
 
 int lg_encode_captions(const struct lg_encode_options *o, const char *in, const char *out)
 {
-    struct lg_t5_config c;
+    struct lg_text_encoder_config c;
     struct ids ids = {0};
     lg_st_writer *w = NULL;
     int rc;
-    LG_TRY_GOTO(rc, lg_t5_config_load(o->model, &c), out);
+    LG_TRY_GOTO(rc, lg_text_encoder_config_load(o->model, &c), out);
     LG_TRY_GOTO(rc, is_text_file(in) ? read_captions(o, in, &ids) : read_ids(in, &ids), out);
-    LG_TRY_GOTO(rc, check_ids(&ids, in, c.vocab), out);
+    LG_TRY_GOTO(rc, check_ids(&ids, in, lg_text_encoder_sizes(&c).vocab), out);
     LG_TRY_GOTO(rc, lg_st_writer_open(out, &w), out);
     LG_TRY_GOTO(rc, encode_ids(o, &ids, &c, w), out);
     LG_TRY_GOTO(rc, lg_st_writer_finish(&w, NULL), out);

@@ -18,7 +18,7 @@
 #include "base/fs.h"
 #include "stages/nets/autoencoder_kl.h"
 #include "stages/nets/model_config.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/text_encoder.h"
 #include "stages/stage.h"
 #include "stages/trainer/rank_memory.h"
 #include "stages/trainer/state.h"
@@ -152,9 +152,11 @@ static int find_kind(const char *path, enum kind *ret)
 
 static int print_text_encoder(const struct options *o, lg_device *d)
 {
-    struct lg_t5_config c;
-    LG_TRY(lg_t5_config_load(o->of, &c));
-    LG_TRY(lg_t5_print(d, &c, (int)LG_MAX(o->batch, 1), (int)o->length, stdout));
+    struct lg_text_encoder_config c;
+    const struct lg_text_encoder_shape shape = {.batch = (int)LG_MAX(o->batch, 1),
+                                                .length = (int)o->length};
+    LG_TRY(lg_text_encoder_config_load(o->of, &c));
+    LG_TRY(lg_text_encoder_print(d, &c, &shape, stdout));
     return 0;
 }
 

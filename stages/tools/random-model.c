@@ -23,7 +23,7 @@
 #include "stages/io/tar.h"
 #include "stages/io/tokenizer.h"
 #include "stages/nets/autoencoder_kl.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/text_encoder.h"
 #include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
@@ -262,15 +262,15 @@ static int make_t5(const struct options *o, lg_dtype dtype)
     if (!preset)
         return LG_FAIL(LG_ERR_USAGE, "no t5 preset \"%s\": base, xl, xxl and tiny exist",
                        o->preset);
-    struct lg_t5_config c;
+    struct lg_text_encoder_config c;
     lg_params t = {0};
     char path[LG_PATH_BYTES];
     int vocab = 0;
     LG_TRY(copy_spiece(o, &vocab));
     LG_TRY(write_t5_config(o, preset, vocab));
-    LG_TRY(lg_t5_config_load(o->dir, &c));
-    LG_TRY(lg_t5_params(&c, 0, 1, &t));
-    set_t5(&c, &t);
+    LG_TRY(lg_text_encoder_config_load(o->dir, &c));
+    LG_TRY(lg_text_encoder_params(&c, 0, 1, &t));
+    set_t5(&c.t5, &t);
     LG_TRY(lg_path(path, "%s/model.safetensors", o->dir));
     int rc = write_weights(path, &t, o->seed, dtype);
     lg_params_free(&t);
