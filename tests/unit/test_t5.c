@@ -1,6 +1,7 @@
 /* The T5 encoder against transformers (fp64), the invariances that the pipeline stands on (a caption's
  * bits depend neither on its neighbours nor on the number of shards), the tokenizer, bad models. */
 #include "base/fs.h"
+#include "stages/io/spiece.h"
 #include "stages/io/tokenizer.h"
 #include "stages/nets/text_encoder.h"
 #include "tests/unit/encoder_fixture.h"
@@ -173,16 +174,16 @@ static void test_tokenizer_golden(void **state)
         const int32_t *want = (const int32_t *)e->data + i++ * L;
         OK(lg_tokenizer_encode(t, caption->valuestring, L, ids, &n));
         assert_memory_equal(ids, want, (size_t)L * sizeof *ids);
-        assert_true(ids[n - 1] == LG_TOKEN_EOS && (n == L || ids[n] == LG_TOKEN_PAD));
+        assert_true(ids[n - 1] == LG_SPIECE_EOS && (n == L || ids[n] == LG_SPIECE_PAD));
         OK(lg_tokenizer_encode(t, caption->valuestring, 2, ids, &n)); /* cut: L - 1, then eos */
-        assert_true(n == 2 && ids[0] == want[0] && ids[1] == LG_TOKEN_EOS);
+        assert_true(n == 2 && ids[0] == want[0] && ids[1] == LG_SPIECE_EOS);
     }
     int32_t one[3];
     int n;
     OK(lg_tokenizer_encode(t, "", 3, one, &n));
-    assert_true(n == 1 && one[0] == LG_TOKEN_EOS && one[1] == 0 && one[2] == 0);
+    assert_true(n == 1 && one[0] == LG_SPIECE_EOS && one[1] == 0 && one[2] == 0);
     OK(lg_tokenizer_encode(t, "fog", 1, one, NULL));
-    assert_int_equal(one[0], LG_TOKEN_EOS);
+    assert_int_equal(one[0], LG_SPIECE_EOS);
     OK(lg_tokenizer_encode(t, "\xff\xfe broken \xc3", 3, one, &n)); /* not UTF-8: no failure */
     cJSON_Delete(captions);
     lg_tokenizer_close(&t);
