@@ -112,8 +112,7 @@ static int open_tokenizer(lg_stage *st, struct loader *l)
     struct lg_tokenizer_files files;
     uint64_t hash = 0;
     if (lg_tokenizer_files_find(st->config->text_model, LG_TOKENIZER_KINDS, &files) == 0 &&
-        lg_tokenizer_files_path(&files, path) == 0 &&
-        lg_tokenizer_files_hash(&files, &hash) == 0 &&
+        lg_tokenizer_files_path(&files, path) == 0 && lg_tokenizer_files_hash(&files, &hash) == 0 &&
         !lg_data_same_tokenizer(st->board, hash ? hash : 1))
         return lg_stage_park(st, "%.160s has changed since the run began: put the old file back",
                              path);

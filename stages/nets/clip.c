@@ -71,12 +71,10 @@ void lg_clip_describe(lg_net *n, const struct lg_clip_config *c, int shards,
     const int64_t T = lg_numel(&io->ids) / n->batch;
     const lg_tensor places = lg_t2(NULL, n->type, c->positions, c->hidden);
     lg_tensor states = io->out[LG_TEXT_STATES], x = input_of(n, c, io, 0);
-    const bool whole =
-        states.rank || io->out[LG_TEXT_POOLED].rank || io->out[LG_TEXT_EMBEDS].rank;
+    const bool whole = states.rank || io->out[LG_TEXT_POOLED].rank || io->out[LG_TEXT_EMBEDS].rank;
     lg_net_unit(n, "shard.0");
     lg_net_scope(n, "text_model.embeddings.");
-    lg_tensor token =
-        lg_net_embedding(n, io->ids, c->vocab, c->hidden, "token_embedding.weight");
+    lg_tensor token = lg_net_embedding(n, io->ids, c->vocab, c->hidden, "token_embedding.weight");
     lg_tensor place = lg_net_param(n, LG_NET_NORMAL, places, "position_embedding.weight");
     lg_net_add_into(n, token, lg_slice(place, 0, 0, T), x);
     for (int i = 0, shard = 0; i < (whole ? c->layers : c->layers - 1); i++) {
@@ -152,8 +150,7 @@ static int parse_config(const lg_model_config *m, void *ret)
     LG_TRY(lg_model_config_int(m, "intermediate_size", 1, DIM_MAX, 2048, &c->mlp));
     LG_TRY(lg_model_config_int(m, "num_attention_heads", 1, 4096, 8, &c->heads));
     LG_TRY(lg_model_config_int(m, "num_hidden_layers", 1, LAYERS_MAX, 12, &c->layers));
-    LG_TRY(
-        lg_model_config_int(m, "max_position_embeddings", 2, POSITIONS_MAX, 77, &c->positions));
+    LG_TRY(lg_model_config_int(m, "max_position_embeddings", 2, POSITIONS_MAX, 77, &c->positions));
     LG_TRY(lg_model_config_int(m, "eos_token_id", 0, VOCAB_MAX, EOS_DEFAULT, &c->eos));
     if (c->eos == EOS_UNSET) c->eos = -1;
     LG_TRY(lg_model_config_double(m, "layer_norm_eps", 1e-5, &c->eps));

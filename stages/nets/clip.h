@@ -10,7 +10,7 @@ struct lg_clip_config {
     int positions; /* the longest caption in tokens, its begin and end included: 77 */
     lg_act act;
     double eps;
-    int eos;        /* a caption ends at its first token of this id; -1: at the first of its largest id */
+    int eos; /* a caption ends at its first token of this id; -1: at the first of its largest id */
     int projection; /* features of text_embeds; 0: the model has no projection */
 };
 /* dir/config.json; refuses what is not a CLIP text encoder, by key and value. Absent keys have CLIPTextConfig's

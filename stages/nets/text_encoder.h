@@ -33,10 +33,10 @@ struct lg_text_encoder_sizes lg_text_encoder_sizes(const struct lg_text_encoder_
 
 /* What a net can tell of B captions of L tokens. */
 typedef enum lg_text_output {
-    LG_TEXT_STATES,      // (B, L, D): after the final norm
+    LG_TEXT_STATES, // (B, L, D): after the final norm
     LG_TEXT_PENULTIMATE, // (B, L, D): what goes into the last layer, no final norm. CLIP: hidden_states[-2]
-    LG_TEXT_POOLED,      // (B, D): the states of the caption's end. CLIP: pooler_output
-    LG_TEXT_EMBEDS,      // (B, P): pooled, projected. CLIP with a projection: text_embeds
+    LG_TEXT_POOLED, // (B, D): the states of the caption's end. CLIP: pooler_output
+    LG_TEXT_EMBEDS, // (B, P): pooled, projected. CLIP with a projection: text_embeds
     LG_TEXT_OUTPUTS
 } lg_text_output;
 #define LG_TEXT_BIT(output) (1u << (output))

@@ -21,7 +21,7 @@
 #include <cmocka.h>
 // clang-format on
 
-#define GOLDEN "tests/golden/bpe"
+#define GOLDEN     "tests/golden/bpe"
 #define EMOJI_DATA "examples/emoji/data"
 enum { GROUP = 100, SHORT = 77, LONG = 900, TEXT_MAX = 1 << 14 };
 
@@ -327,8 +327,8 @@ static void test_places(void **state)
     scratch_write("p/tokenizer_2/special_tokens_map.json", "{}"); /* it decides bits as well */
     OK(lg_tokenizer_files_hash(&f, &after));
     assert_int_not_equal(before, after);
-    assert_int_equal(
-        lg_tokenizer_files_find(scratch_path("p/other"), LG_TOKENIZER_KINDS, &f), LG_ERR_NOTFOUND);
+    assert_int_equal(lg_tokenizer_files_find(scratch_path("p/other"), LG_TOKENIZER_KINDS, &f),
+                     LG_ERR_NOTFOUND);
     lg_err_clear();
     scratch_remove();
 }
@@ -362,7 +362,8 @@ static void test_damaged_files(void **state)
         {"vocab.json", "{}", LG_ERR_CORRUPT, "byte 0x00 has no token of its own"},
         {"vocab.json", "{\"a\": 0, \"a\": 1}", LG_ERR_CORRUPT, "appears twice"},
         {"vocab.json", "{\"a\": 0, \"b\": 0}", LG_ERR_CORRUPT, "id 0 is given twice"},
-        {"vocab.json", "{\"a\": 0, \"b\": 2}", LG_ERR_CORRUPT, "id 2 is given twice or is not below"},
+        {"vocab.json", "{\"a\": 0, \"b\": 2}", LG_ERR_CORRUPT,
+         "id 2 is given twice or is not below"},
         {"vocab.json", "{\"a\": -1}", LG_ERR_CORRUPT, "no whole number"},
         {"vocab.json", "{\"a\": {\"b\": 1}}", LG_ERR_CORRUPT, "no whole number"},
         {"vocab.json", "{\"a\": 0", LG_ERR_CORRUPT, "vocab.json"},
@@ -372,7 +373,8 @@ static void test_damaged_files(void **state)
         {"merges.txt", "#version: 0.2\n\n", LG_ERR_CORRUPT, "line 2 is not two tokens"},
         {"merges.txt", "r e\r\nr e\r\n", LG_ERR_CORRUPT, "line 2 repeats"},
         {"special_tokens_map.json", "7", LG_ERR_CORRUPT, "not a JSON object"},
-        {"special_tokens_map.json", "{\"pad_token\": 7}", LG_ERR_CORRUPT, "\"pad_token\" is no token"},
+        {"special_tokens_map.json", "{\"pad_token\": 7}", LG_ERR_CORRUPT,
+         "\"pad_token\" is no token"},
         {"special_tokens_map.json", "{\"pad_token\": \"<pad>\"}", LG_ERR_CORRUPT, "does not know"},
         {"special_tokens_map.json", "{\"pad_token\": {\"content\": \"!\", \"lstrip\": true}}",
          LG_ERR_MISMATCH, "lstrip"},

@@ -229,7 +229,8 @@ static void test_published_sizes(void **state)
         for (int k = 0; k < t.n; k++) count += (double)t.p[k].count;
         lg_params_free(&t);
         print_message("%s: %.2f M\n", KNOWN[i].what, count / 1e6);
-        assert_true(count / 1e6 > KNOWN[i].millions - 0.01 && count / 1e6 < KNOWN[i].millions + 0.01);
+        assert_true(count / 1e6 > KNOWN[i].millions - 0.01 &&
+                    count / 1e6 < KNOWN[i].millions + 0.01);
     }
 }
 
@@ -246,7 +247,8 @@ static void test_bad_configs(void **state)
         {"{\"model_type\": \"clip_text_model\", \"num_hidden_layers\": 0}", "must be 1 to"},
         {"{\"model_type\": \"clip_text_model\", \"architectures\": [\"CLIPModel\"]}",
          "CLIPTextModelWithProjection"},
-        {"{\"model_type\": \"clip_text_model\", \"architectures\": [\"CLIPTextModelWithProjection\"],"
+        {"{\"model_type\": \"clip_text_model\", \"architectures\": "
+         "[\"CLIPTextModelWithProjection\"],"
          " \"projection_dim\": -1}",
          "projection_dim"},
     };
@@ -254,7 +256,8 @@ static void test_bad_configs(void **state)
         scratch_write("m/config.json", bad[i][0]);
         refused(lg_text_encoder_config_load(scratch_path("m"), &c), LG_ERR_CONFIG, bad[i][1]);
     }
-    scratch_write("m/config.json", "{\"model_type\": \"clip_text_model\"}"); /* the class's defaults */
+    scratch_write("m/config.json",
+                  "{\"model_type\": \"clip_text_model\"}"); /* the class's defaults */
     OK(lg_text_encoder_config_load(scratch_path("m"), &c));
     assert_int_equal(c.clip.hidden, 512);
     assert_int_equal(c.clip.eos, 49407);
