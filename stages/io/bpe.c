@@ -268,10 +268,9 @@ static size_t normalize(lg_bpe *t, const char *text, size_t bytes)
     size_t more = 0;
     for (size_t i = 0; i < n; i++) more += c[i] == DOTTED_I;
     const size_t lower = n + more;
-    for (size_t i = n; i-- > 0;) { /* backwards, since the dotted I becomes two */
-        const bool two = c[i] == DOTTED_I;
-        if (two) c[i + more--] = DOT_ABOVE;
-        c[i + more] = two ? 'i' : utf8proc_tolower(c[i]);
+    for (size_t i = n; i-- > 0;) { /* backwards, since the dotted I becomes two: i and its dot */
+        if (c[i] == DOTTED_I) c[i + more--] = DOT_ABOVE;
+        c[i + more] = utf8proc_tolower(c[i]);
     }
     return lower;
 }
