@@ -42,6 +42,8 @@ done
 head_of() { tail -c $(($2 * 64 * 4)) "$1" | head -c $((8 * 64 * 4)); }
 check "a shorter caption is the front of a longer one" cmp <(head_of "$T/9.safetensors" 9) <(head_of "$T/77.safetensors" 77)
 
+check "lg-graph prints it, 77 tokens" sh -c "'$e2e_build/bin/lg-graph' '$p/text_encoder_2' | grep -q 'causal=1 .*(1,77,4,16'"
+
 refused() { # NAME PATTERN [--set ...]
     local name=$1 pattern=$2
     shift 2
