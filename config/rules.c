@@ -286,6 +286,11 @@ static void check_conditioning(struct rules *r)
         } else if (lg_text_info_load(c->text_model, &text) < 0) {
             broken(r, "text.model", "text.model: %s", lg_err_message());
             lg_err_clear();
+        } else if (text.length_max && c->text_length > text.length_max) {
+            broken(r, "text.length",
+                   "text.length = %lld: the text encoder in text.model takes %d tokens at most "
+                   "(max_position_embeddings of its config.json)",
+                   (long long)c->text_length, text.length_max);
         }
         return;
     }

@@ -33,8 +33,7 @@ uint64_t lg_memo_entries(size_t room, size_t bytes)
 lg_memo lg_memo_over(void *memory, uint64_t entries, size_t bytes)
 {
     return (lg_memo){.entry = memory,
-                     .payload =
-                         (uint8_t *)memory + padded(entries * sizeof(struct lg_memo_entry)),
+                     .payload = (uint8_t *)memory + padded(entries * sizeof(struct lg_memo_entry)),
                      .entries = entries,
                      .bytes = bytes};
 }

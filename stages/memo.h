@@ -10,13 +10,14 @@
 struct lg_stage_memo_options {
     const char *role, *size; /* "text"; its key memo */
     size_t bytes;            /* of what is made of one input */
-    uint64_t of_item;        /* inputs that come of one item of the data set; 0: too many to remember with "auto" */
+    uint64_t
+        of_item; /* inputs that come of one item of the data set; 0: too many to remember with "auto" */
 };
 
 typedef struct lg_stage_memo {
     lg_region *region;
     lg_memo table;
-    bool is_open; /* or has been tried */
+    bool is_open;          /* or has been tried */
     uint64_t found, asked; /* samples */
 } lg_stage_memo;
 

@@ -351,7 +351,7 @@ RULE(gate_residual_forward)
 
 RULE(attention_forward)
 {
-    LG_ASSERT(!a->bias.rank); /* of scores: its backward knows none */
+    LG_ASSERT(!a->bias.rank && !a->causal); /* its backward knows neither */
     struct lg_attention_backward_args b = {.dout = gradient(c, &a->o),
                                            .o = a->o,
                                            .q = a->q,

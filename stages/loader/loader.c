@@ -6,6 +6,7 @@
  * is not a void: reads are tried again, then the process exits and is restarted. */
 #include "base/clock.h"
 #include "base/log.h"
+#include "config/tokenizer_files.h"
 #include "stages/io/source.h"
 #include "stages/io/tokenizer.h"
 #include "stages/roles.h"
@@ -108,9 +109,11 @@ static int agree_on_data(lg_stage *st, struct loader *l)
 static int open_tokenizer(lg_stage *st, struct loader *l)
 {
     char path[LG_PATH_BYTES];
+    struct lg_tokenizer_files files;
     uint64_t hash = 0;
-    LG_TRY(lg_path(path, "%s/spiece.model", st->config->text_model));
-    if (lg_hash_file(path, &hash, NULL) == 0 && !lg_data_same_tokenizer(st->board, hash ? hash : 1))
+    if (lg_tokenizer_files_find(st->config->text_model, LG_TOKENIZER_KINDS, &files) == 0 &&
+        lg_tokenizer_files_path(&files, path) == 0 && lg_tokenizer_files_hash(&files, &hash) == 0 &&
+        !lg_data_same_tokenizer(st->board, hash ? hash : 1))
         return lg_stage_park(st, "%.160s has changed since the run began: put the old file back",
                              path);
     lg_err_clear(); /* a file that cannot be read is told below */

@@ -385,6 +385,16 @@ lg_tensor lg_net_rms_norm(lg_net *n, lg_tensor x, lg_tensor w, double eps, lg_te
     return y;
 }
 
+lg_tensor lg_net_layer_norm(lg_net *n, lg_tensor x, double eps, lg_tensor y, const char *name)
+{
+    const lg_tensor shape = lg_t1(NULL, n->type, x.dim[1]);
+    lg_tensor w = lg_net_param(n, LG_NET_ONE, shape, "%s.weight", name);
+    lg_tensor b = lg_net_param(n, LG_NET_ZERO, shape, "%s.bias", name);
+    if (!y.rank) y = lg_net_value(n, "norm", x);
+    LG_NET_RECORD(n, layer_norm_forward, .x = x, .w = w, .b = b, .y = y, .eps = eps);
+    return y;
+}
+
 lg_tensor lg_net_heads(lg_tensor packed, int64_t heads, int64_t d, int i)
 {
     return lg_split(lg_slice(packed, 2, i * heads * d, heads * d), 2, d);
@@ -396,7 +406,7 @@ lg_tensor lg_net_attention(lg_net *n, struct lg_attention a)
     lg_tensor o = lg_net_value(n, "attention", lg_t3(NULL, n->type, B, T, H * d));
     LG_NET_RECORD(n, attention_forward, .q = a.q, .k = a.k, .v = a.v, .k_length = a.keys,
                   .bias = a.bias, .o = lg_at(o, 0, lg_t4(NULL, n->type, B, T, H, d)),
-                  .scale = a.scale == 0 ? 1.0 / sqrt((double)d) : a.scale);
+                  .scale = a.scale == 0 ? 1.0 / sqrt((double)d) : a.scale, .causal = a.causal);
     n->flops += 4.0 * (double)lg_numel(&a.q) * (double)a.k.dim[1];
     return o;
 }

@@ -123,6 +123,9 @@ lg_tensor lg_net_residual(lg_net *n, lg_tensor x, lg_tensor y, lg_tensor gate);
 /* x / sqrt(mean of x^2 + eps) w over rows x (M, D); y: where it is written, or LG_NONE: a new value. */
 lg_tensor lg_net_rms_norm(lg_net *n, lg_tensor x, lg_tensor w, double eps, lg_tensor y);
 
+/* LayerNorm over rows x (M, D) with NAME.weight and NAME.bias; y as above. */
+lg_tensor lg_net_layer_norm(lg_net *n, lg_tensor x, double eps, lg_tensor y, const char *name);
+
 /* Part i of a packed (B, T, parts H d) as heads (B, T, H, d). */
 lg_tensor lg_net_heads(lg_tensor packed, int64_t heads, int64_t d, int i);
 struct lg_attention {
@@ -130,6 +133,7 @@ struct lg_attention {
     lg_tensor keys;    // (B) i32: how many each sample has; LG_NONE: all
     lg_tensor bias;    // (H, T, T), or LG_NONE
     double scale;      /* 0: 1 / sqrt(d) */
+    bool causal;       /* a token sees itself and those before it */
 };
 /* softmax(scale q k^T + bias) v as (B, T, H d). */
 lg_tensor lg_net_attention(lg_net *n, struct lg_attention a);

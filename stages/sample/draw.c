@@ -66,10 +66,11 @@ static int encode_text(const struct lg_draw_spec *s, const struct lg_denoiser_co
     lg_text_batches *encoder = NULL;
     int32_t *ids = NULL;
     int rc;
-    LG_TRY(lg_t5_config_load(s->text_dir, &spec.config));
-    if (spec.config.d_model != net->text_dim)
+    LG_TRY(lg_text_encoder_config_load(s->text_dir, &spec.config));
+    const int width = lg_text_encoder_sizes(&spec.config).width;
+    if (width != net->text_dim)
         return LG_FAIL(LG_ERR_MISMATCH, "%s has width %d, the transformer wants %d", s->text_dir,
-                       spec.config.d_model, net->text_dim);
+                       width, net->text_dim);
     size_t rows = (size_t)s->n + 1, L = (size_t)s->text_length;
     LG_TRY_GOTO(rc, alloc(rows * L, sizeof *ids, &ids), out);
     LG_TRY_GOTO(rc, alloc(rows * L * (size_t)net->text_dim, sizeof(float), &c->text), out);

@@ -1,4 +1,4 @@
-/* The text stage: token ids -> hidden states of a T5 encoder.
+/* The text stage: token ids -> the states of a text encoder behind its last layer.
  *
  * Sharded without lock-step: the weights lie in plan.text_shards regions that nobody owns; whoever
  * comes first fills a shard from the model's files, every instance maps them all. So an instance
@@ -8,7 +8,7 @@
  * made of it once is remembered (stages/memo.h). */
 #include "base/log.h"
 #include "stages/memo.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/text_encoder.h"
 #include "stages/roles.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,21 +17,21 @@
 enum { CHUNK_MAX = 4096, LENGTH_MAX = 4096 }; /* schema.def */
 
 struct text {
-    struct lg_t5_config net_config;
+    struct lg_text_encoder_config net_config;
     lg_device *device;
     lg_stream *stream;
-    lg_t5 *net;
+    lg_text_encoder *net;
     lg_window *window;
-    const void *weights[LG_T5_SHARDS_MAX];
+    const void *weights[LG_TEXT_SHARDS_MAX];
     lg_tensor ids, length, out;
     int32_t *host_ids, *host_length; // (B, L), (B)
     lg_stage_memo memo;
 };
 
-static int shard_count(const struct lg_t5_config *c, int shard, int shards, size_t *ret)
+static int shard_count(const struct lg_text_encoder_config *c, int shard, int shards, size_t *ret)
 {
     lg_params t;
-    LG_TRY(lg_t5_params(c, shard, shards, &t));
+    LG_TRY(lg_text_encoder_params(c, shard, shards, &t));
     *ret = t.count;
     lg_params_free(&t);
     return 0;
@@ -48,14 +48,15 @@ static struct lg_stage_memo_options memo_of(const lg_config *c, const lg_plan *p
 }
 
 /* What an instance computes with: net, ids, lengths and states of a chunk. */
-static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_t5_config *t5,
-                         int index, size_t *ret)
+static int private_bytes(const lg_config *c, const lg_plan *p,
+                         const struct lg_text_encoder_config *encoder, int index, size_t *ret)
 {
     const size_t B = (size_t)p->text_chunk, L = (size_t)p->text_length;
     lg_device *d;
     size_t net = 0;
     LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_text, index, &d));
-    int rc = lg_t5_plan(d, t5, p->text_chunk, p->text_length, &net);
+    const struct lg_text_encoder_shape shape = {.batch = p->text_chunk, .length = p->text_length};
+    int rc = lg_text_encoder_plan(d, encoder, &shape, &net);
     lg_device_close(&d);
     LG_TRY(rc);
     *ret = net + B * (L + 1) * sizeof(int32_t) +
@@ -67,18 +68,18 @@ static int text_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_byte
                       int *ret_n)
 {
     const int instances = p->instances[LG_ROLE_text];
-    struct lg_t5_config t5;
+    struct lg_text_encoder_config encoder;
     size_t net;
     int n = 0;
     *ret_n = 0;
     if (!instances) return 0;
     LG_ASSERT(p->text_shards + instances + 1 <= cap);
-    LG_TRY(lg_t5_config_load(c->text_model, &t5));
-    LG_TRY(private_bytes(c, p, &t5, 0, &net));
+    LG_TRY(lg_text_encoder_config_load(c->text_model, &encoder));
+    LG_TRY(private_bytes(c, p, &encoder, 0, &net));
     size_t remote[LG_INSTANCES_MAX] = {0}; /* copies of shards on other GPUs */
     for (int k = 0; k < p->text_shards; k++) {
         size_t count;
-        LG_TRY(shard_count(&t5, k, p->text_shards, &count));
+        LG_TRY(shard_count(&encoder, k, p->text_shards, &count));
         snprintf(rows[n].name, sizeof rows[n].name, "text/%d/weights", k);
         lg_stage_device_name(c, LG_ROLE_text, k, rows[n].device);
         rows[n++].bytes = count * (size_t)p->element_bytes;
@@ -106,7 +107,8 @@ static int load_shard(lg_stage *st, size_t first, size_t count, float *ret, void
     int shard = *(int *)arg;
     lg_log(LG_INFO, "reading shard %d of %d from %s", shard, st->plan.text_shards,
            st->config->text_model);
-    return lg_t5_load(&x->net_config, st->config->text_model, shard, st->plan.text_shards, ret);
+    return lg_text_encoder_load(&x->net_config, st->config->text_model, shard, st->plan.text_shards,
+                                ret);
 }
 
 /* Shard k lies on the GPU of instance k. From another GPU it is copied once, at the start: a product
@@ -144,14 +146,15 @@ static int text_open(lg_stage *st)
     st->state = x;
     const int64_t B = st->plan.text_chunk, L = st->plan.text_length, E = st->plan.text_dim;
     const int shards = st->plan.text_shards;
-    LG_ASSERT(shards <= LG_T5_SHARDS_MAX);
-    LG_TRY(lg_t5_config_load(st->config->text_model, &x->net_config));
+    LG_ASSERT(shards <= LG_TEXT_SHARDS_MAX);
+    LG_TRY(lg_text_encoder_config_load(st->config->text_model, &x->net_config));
     LG_TRY(lg_stage_device(st, LG_ROLE_text, st->index, &x->device));
     LG_TRY(lg_stage_window(st, x->device, &x->window));
     LG_TRY(lg_stream_open(x->device, &x->stream));
     /* One's own shard first, so that instances that start together read different files' parts. */
     for (int i = 0; i < shards; i++) LG_TRY(open_shard(st, x, (st->index + i) % shards));
-    LG_TRY(lg_t5_open(x->device, &x->net_config, (int)B, (int)L, shards, &x->net));
+    const struct lg_text_encoder_shape shape = {.batch = (int)B, .length = (int)L};
+    LG_TRY(lg_text_encoder_open(x->device, &x->net_config, &shape, shards, &x->net));
     lg_dtype type = lg_device_dtype(x->device);
     void *ids, *length, *out;
     LG_TRY(lg_device_alloc(x->device, (size_t)(B * L) * sizeof(int32_t), &ids));
@@ -204,7 +207,10 @@ static void encode(struct text *x, const struct lg_claim *claim, const bool *wan
     void *kept[CHUNK_MAX];
     lg_stream_upload(x->stream, x->ids.data, x->host_ids, lg_tensor_bytes(&x->ids));
     lg_stream_upload(x->stream, x->length.data, x->host_length, lg_tensor_bytes(&x->length));
-    lg_t5_forward(x->net, x->stream, x->weights, x->ids, x->length, x->out);
+    lg_text_encoder_forward(x->net, x->stream, x->weights,
+                            &(struct lg_text_io){.ids = x->ids,
+                                                 .length = x->length,
+                                                 .out = {[LG_TEXT_STATES] = x->out}});
     for (uint64_t i = 0; i < claim->count; i++) {
         const uint8_t *from = (uint8_t *)x->out.data + i * bytes;
         if (wanted[i]) lg_stream_copy(x->stream, lg_window_text(w, claim->n + i), from, bytes);
@@ -268,7 +274,7 @@ static void text_close(lg_stage *st)
 {
     struct text *x = st->state;
     lg_stage_memo_close(&x->memo, "captions");
-    lg_t5_close(&x->net);
+    lg_text_encoder_close(&x->net);
     lg_stream_close(&x->stream);
     lg_window_close(&x->window);
     free(x->host_ids);

@@ -4,12 +4,13 @@
  *
  * usage: lg-random-model vae --preset sd|tiny DIR
  *        lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR
+ *        lg-random-model clip --preset l|h|bigg|tiny DIR
  *        lg-random-model pictures --count N [--size 256] [--classes 1000] DIR
  *        lg-random-model latents --count N [--size 32] [--channels 4] [--classes 1000] DIR
  *   all: [--seed 0]    models: [--dtype f32|f16|bf16]    data: [--per-shard 1000]
  *
  * Models: config.json and safetensors as diffusers and transformers write them; t5 also a copy of
- * --spiece, a sentencepiece model, which decides vocab_size. Weights are uniform with the variance of
+ * --spiece, a sentencepiece model, which decides vocab_size, clip a small tokenizer, which knows pairs of letters. Weights are uniform with the variance of
  * the usual initialisation; element e of tensor i is a function of (seed, i, e), so equal commands give
  * equal bytes.
  *
@@ -23,7 +24,7 @@
 #include "stages/io/tar.h"
 #include "stages/io/tokenizer.h"
 #include "stages/nets/autoencoder_kl.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/text_encoder.h"
 #include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
@@ -262,15 +263,150 @@ static int make_t5(const struct options *o, lg_dtype dtype)
     if (!preset)
         return LG_FAIL(LG_ERR_USAGE, "no t5 preset \"%s\": base, xl, xxl and tiny exist",
                        o->preset);
-    struct lg_t5_config c;
+    struct lg_text_encoder_config c;
     lg_params t = {0};
     char path[LG_PATH_BYTES];
     int vocab = 0;
     LG_TRY(copy_spiece(o, &vocab));
     LG_TRY(write_t5_config(o, preset, vocab));
-    LG_TRY(lg_t5_config_load(o->dir, &c));
-    LG_TRY(lg_t5_params(&c, 0, 1, &t));
-    set_t5(&c, &t);
+    LG_TRY(lg_text_encoder_config_load(o->dir, &c));
+    LG_TRY(lg_text_encoder_params(&c, 0, 1, &t));
+    set_t5(&c.t5, &t);
+    LG_TRY(lg_path(path, "%s/model.safetensors", o->dir));
+    int rc = write_weights(path, &t, o->seed, dtype);
+    lg_params_free(&t);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+/* ---- CLIP ---- */
+
+static const struct clip_preset {
+    const char *name;
+    int vocab, hidden, mlp, heads, layers;
+    const char *act, *class;
+} CLIP[] = {{"l", 49408, 768, 3072, 12, 12, "quick_gelu", "CLIPTextModel"},
+            {"h", 49408, 1024, 4096, 16, 23, "gelu", "CLIPTextModel"},
+            {"bigg", 49408, 1280, 5120, 20, 32, "gelu", "CLIPTextModelWithProjection"},
+            {"tiny", 1920, 64, 128, 4, 3, "quick_gelu", "CLIPTextModelWithProjection"}};
+
+static int publish_text(const char *dir, const char *name, FILE *f, char *const *text,
+                        const size_t *bytes)
+{
+    char path[LG_PATH_BYTES];
+    int rc = lg_close_text(f) < 0 ? LG_FAIL(LG_ERR_NOSPACE, "no memory for %s", name)
+                                  : lg_path(path, "%s/%s", dir, name);
+    if (rc == 0) rc = lg_publish_file(path, *text, *bytes);
+    free(*text);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+enum { LETTERS = 26, BYTES = 256, PRINTING_MORE = 68 };
+
+/* The 256 characters that stand for bytes, in the order of GPT-2. */
+static int byte_chars(uint32_t ret[BYTES])
+{
+    int n = 0;
+    for (uint32_t c = '!'; c < BYTES + PRINTING_MORE; c++)
+        if (c <= '~' || (c >= 0xA1 && c != 0xAD)) ret[n++] = c;
+    return n;
+}
+
+/* Bytes, bytes that end a word, pairs of letters in a word and at its end, begin and end of a caption, as the published
+ * vocabularies have them; *ret_end: the last one's id. */
+static int write_vocab(const char *dir, int *ret_end)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    uint32_t chars[BYTES];
+    int id = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    LG_ASSERT(f && byte_chars(chars) == BYTES);
+    for (int last = 0; last < 2; last++)
+        for (int i = 0; i < BYTES; i++, id++)
+            fprintf(f, "%s\"\\u%04x%s\": %d", id ? ", " : "{", chars[i], last ? "</w>" : "", id);
+    for (int last = 0; last < 2; last++)
+        for (int i = 0; i < LETTERS * LETTERS; i++, id++)
+            fprintf(f, ", \"%c%c%s\": %d", 'a' + i / LETTERS, 'a' + i % LETTERS, last ? "</w>" : "",
+                    id);
+    fprintf(f, ", \"<|startoftext|>\": %d, \"<|endoftext|>\": %d}\n", id, id + 1);
+    *ret_end = id + 1;
+    LG_TRY(publish_text(dir, "vocab.json", f, &text, &bytes));
+    return 0;
+}
+
+static int write_merges(const char *dir)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    LG_ASSERT(f);
+    fprintf(f, "#version: 0.2\n");
+    for (int last = 0; last < 2; last++)
+        for (int i = 0; i < LETTERS * LETTERS; i++)
+            fprintf(f, "%c %c%s\n", 'a' + i / LETTERS, 'a' + i % LETTERS, last ? "</w>" : "");
+    LG_TRY(publish_text(dir, "merges.txt", f, &text, &bytes));
+    return 0;
+}
+
+static int write_clip_config(const char *dir, const struct clip_preset *p, int end)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    LG_ASSERT(f);
+    fprintf(f,
+            "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"clip_text_model\",\n"
+            "  \"vocab_size\": %d,\n  \"hidden_size\": %d,\n  \"intermediate_size\": %d,\n"
+            "  \"projection_dim\": %d,\n  \"num_attention_heads\": %d,\n"
+            "  \"num_hidden_layers\": %d,\n  \"max_position_embeddings\": 77,\n"
+            "  \"hidden_act\": \"%s\",\n  \"layer_norm_eps\": 1e-05,\n"
+            "  \"bos_token_id\": %d,\n  \"eos_token_id\": %d\n}\n",
+            p->class, p->vocab, p->hidden, p->mlp, p->hidden, p->heads, p->layers, p->act, end - 1,
+            end);
+    LG_TRY(publish_text(dir, "config.json", f, &text, &bytes));
+    return 0;
+}
+
+/* The deviations of transformers' CLIP. */
+static void set_clip(const struct lg_clip_config *c, lg_params *t)
+{
+    const double depth = 1 / sqrt(2.0 * c->layers);
+    for (int i = 0; i < t->n; i++) {
+        struct lg_param *p = &t->p[i];
+        if (p->rank == 1)
+            p->init = ends_with(p->name, "weight") ? LG_INIT_ONE : LG_INIT_ZERO;
+        else if (ends_with(p->name, "token_embedding.weight"))
+            set_deviation(p, 0.02);
+        else if (ends_with(p->name, "position_embedding.weight"))
+            set_deviation(p, 0.01);
+        else if (ends_with(p->name, "_proj.weight") && !ends_with(p->name, "out_proj.weight"))
+            set_deviation(p, depth / sqrt(c->hidden));
+        else if (ends_with(p->name, "fc1.weight"))
+            set_deviation(p, 1 / sqrt(2.0 * c->hidden));
+        else if (ends_with(p->name, "fc2.weight"))
+            set_deviation(p, depth / sqrt(c->hidden));
+        else
+            set_deviation(p, 1 / sqrt(c->hidden));
+    }
+}
+
+static int make_clip(const struct options *o, lg_dtype dtype)
+{
+    const struct clip_preset *preset = NULL;
+    for (size_t i = 0; i < LG_ARRAY_LEN(CLIP); i++)
+        if (!strcmp(o->preset, CLIP[i].name)) preset = &CLIP[i];
+    if (!preset)
+        return LG_FAIL(LG_ERR_USAGE, "no clip preset \"%s\": l, h, bigg and tiny exist", o->preset);
+    struct lg_text_encoder_config c;
+    lg_params t = {0};
+    char path[LG_PATH_BYTES];
+    int end = 0;
+    LG_TRY(write_vocab(o->dir, &end));
+    LG_TRY(write_merges(o->dir));
+    LG_TRY(write_clip_config(o->dir, preset, end));
+    LG_TRY(lg_text_encoder_config_load(o->dir, &c));
+    LG_TRY(lg_text_encoder_params(&c, 0, 1, &t));
+    set_clip(&c.clip, &t);
     LG_TRY(lg_path(path, "%s/model.safetensors", o->dir));
     int rc = write_weights(path, &t, o->seed, dtype);
     lg_params_free(&t);
@@ -440,13 +576,13 @@ static int run(struct options *o)
     lg_dtype dtype = LG_BF16;
     LG_TRY(parse_dtype(o->dtype, &dtype));
     bool pictures = !strcmp(o->kind, "pictures"), latents = !strcmp(o->kind, "latents");
-    bool vae = !strcmp(o->kind, "vae");
-    if (!pictures && !latents && !vae && strcmp(o->kind, "t5") != 0)
-        return LG_FAIL(LG_ERR_USAGE, "\"%s\" cannot be made: vae, t5, pictures and latents can",
-                       o->kind);
+    bool vae = !strcmp(o->kind, "vae"), clip = !strcmp(o->kind, "clip");
+    if (!pictures && !latents && !vae && !clip && strcmp(o->kind, "t5") != 0)
+        return LG_FAIL(LG_ERR_USAGE,
+                       "\"%s\" cannot be made: vae, t5, clip, pictures and latents can", o->kind);
     if (!pictures && !latents) {
         LG_TRY(lg_mkdirs(o->dir));
-        LG_TRY(vae ? make_vae(o, dtype) : make_t5(o, dtype));
+        LG_TRY(vae ? make_vae(o, dtype) : clip ? make_clip(o, dtype) : make_t5(o, dtype));
         return 0;
     }
     if (!o->size) o->size = pictures ? 256 : 32;
@@ -510,6 +646,7 @@ int main(int argc, char **argv)
         fprintf(stderr,
                 "usage: lg-random-model vae --preset sd|tiny DIR\n"
                 "       lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR\n"
+                "       lg-random-model clip --preset l|h|bigg|tiny DIR\n"
                 "       lg-random-model pictures --count N [--size 256] [--classes 1000] DIR\n"
                 "       lg-random-model latents --count N [--size 32] [--channels 4] "
                 "[--classes 1000] DIR\n"

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers.models.embeddings import get_timestep_embedding
+from transformers.activations import QuickGELUActivation
 from transformers.models.t5.modeling_t5 import T5Attention, T5LayerNorm
 
 torch.set_default_dtype(torch.float64)
@@ -62,6 +63,9 @@ def attention():
     emit("ATTENTION_DQ", q.grad)
     emit("ATTENTION_DK", k.grad)
     emit("ATTENTION_DV", v.grad)
+    q, k, v = (wave(n, B, TK, H, D).transpose(1, 2) for n in (1, 2, 3))
+    causal = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.8)
+    emit("ATTENTION_CAUSAL_O", causal.transpose(1, 2))
 
 
 def norms():
@@ -77,6 +81,7 @@ def norms():
     y = F.rms_norm(wave(1, 3, 4), (4,), wave(2, 4), eps=1e-6)
     assert torch.allclose(y, rms(wave(1, 3, 4)), rtol=1e-6)  # which takes the mean in fp32
     emit("RMS_Y", y)
+    emit("LAYER_NORM_Y", F.layer_norm(wave(1, 3, 4), (4,), wave(2, 4), wave(3, 4), eps=1e-5))
     gn = F.group_norm(wave(1, 2, 2, 3, 6).permute(0, 3, 1, 2), 3, wave(2, 6), wave(3, 6), eps=1e-6)
     emit("GROUP_NORM_SILU_Y", F.silu(gn).permute(0, 2, 3, 1))
 
@@ -111,6 +116,13 @@ def linear():
     emit("LINEAR_GELU_Y", y)
 
 
+def activations():
+    x = (4 * wave(1, 12)).requires_grad_()
+    for name, y in (("GELU_ERF", F.gelu(x)), ("QUICK_GELU", QuickGELUActivation()(x))):
+        emit(f"{name}_Y", y.detach())
+        emit(f"{name}_SLOPE", torch.autograd.grad(y.sum(), x)[0])
+
+
 def cast():
     x = [0.0, -0.0, 1.0, 65504.0, 65519.996, 65520.0, -1e6, 3.4e38, 6e-8, 2.9e-8, 3.1e-8, 6.1e-5]
     x += [1.00048828125, 1.00146484375, 1.00390625, 1.01171875, 1e-40, float("inf"), 1 / 3, -2.71828]
@@ -121,5 +133,5 @@ def cast():
 
 
 print("/* Made by make_ops.py; do not edit. */\n#pragma once\n#include <stdint.h>\n")
-for part in (adamw, attention, norms, conv, embeddings, patches, linear, cast):
+for part in (adamw, attention, norms, conv, embeddings, patches, linear, activations, cast):
     part()

@@ -58,6 +58,10 @@ tests_of() {
     kernels/graph/grad.*) echo graph_grad ;;
     kernels/graph/fuse.*) echo graph_fuse ;;
     kernels/graph/recompute.*) echo graph_recompute ;;
+    stages/io/bpe*) echo bpe ;;
+    config/tokenizer_files.*) echo bpe config e2e:clip ;;
+    config/rules.* | config/models.*) echo config plan e2e:resume ;;
+    stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/denoiser.*) echo denoiser_recompute ;;

@@ -139,6 +139,14 @@ static void run_rms_norm_forward(struct column_call *c)
                             .x = ROWS_IN(0), .w = FLAT_IN(1), .y = ROWS_OUT(0), .eps = 1e-6});
 }
 
+static void run_layer_norm_forward(struct column_call *c)
+{
+    lg_layer_norm_forward(
+        c->stream,
+        &(struct lg_layer_norm_forward_args){
+            .x = ROWS_IN(0), .w = FLAT_IN(1), .b = FLAT_IN(2), .y = ROWS_OUT(0), .eps = 1e-6});
+}
+
 static void run_group_norm_forward(struct column_call *c)
 {
     lg_group_norm_forward(c->stream, &(struct lg_group_norm_forward_args){

@@ -12,7 +12,8 @@ struct shape {
     int64_t B, T, K, N, D, C, H, W, heads, d, Tk, V, groups, kernel, stride, Co, pad[4], count;
     lg_act act;
     lg_dtype from, to;
-    bool bias, dbias_filled, pre, mod, mask, lse, packed, residual, alias, accumulate, dpred, given;
+    bool bias, dbias_filled, pre, mod, mask, lse, packed, residual, alias, accumulate, dpred, given,
+        causal;
     double scale;
 };
 
@@ -247,6 +248,17 @@ BUILD(rms_norm_forward)
     lg_rms_norm_forward(r->stream, &a);
 }
 
+BUILD(layer_norm_forward)
+{
+    int64_t M = z->B * z->T;
+    struct lg_layer_norm_forward_args a = {.eps = 1e-5};
+    a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, z->D));
+    a.w = op_in(r, 0, 1, DIMS(z->D));
+    a.b = op_in(r, 0, 1, DIMS(z->D));
+    a.y = op_out(r, "y", OP_SAMPLE, DIMS(M, z->D));
+    lg_layer_norm_forward(r->stream, &a);
+}
+
 BUILD(group_norm_forward)
 {
     struct lg_group_norm_forward_args a = {.groups = (int)z->groups, .eps = 1e-6, .act = z->act};
@@ -282,7 +294,7 @@ BUILD(attention_forward)
     int64_t Tk = z->Tk ? z->Tk : z->T;
     struct qkv x = make_qkv(r, z, OP_SAMPLE, NO_NAMES);
     struct lg_attention_forward_args a = {
-        .q = x.q, .k = x.k, .v = x.v, .scale = 1 / sqrt((double)z->d)};
+        .q = x.q, .k = x.k, .v = x.v, .scale = 1 / sqrt((double)z->d), .causal = z->causal};
     if (z->mask) a.k_length = op_in_integers(r, LG_I32, OP_SAMPLE, 1, Tk, DIMS(z->B));
     if (z->bias) a.bias = op_in(r, 0, 1, DIMS(z->heads, z->T, Tk));
     a.o = op_out(r, "o", OP_SAMPLE, DIMS(z->B, z->T, z->heads, z->d));

@@ -1,6 +1,6 @@
 /* The memo of an encoder: what is found is what was kept, whatever dies in between and however full it is. */
-#include "shm/memo.h"
 #include "base/philox.h"
+#include "shm/memo.h"
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -151,9 +151,8 @@ static void test_sizes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_keeps),   cmocka_unit_test(test_full),
-        cmocka_unit_test(test_death),   cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_keeps),   cmocka_unit_test(test_full),  cmocka_unit_test(test_death),
+        cmocka_unit_test(test_threads), cmocka_unit_test(test_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -222,7 +222,8 @@ static void linear_through_activation(void **state)
 static void activations(void **state)
 {
     enum { N = 33 };
-    static const lg_act ACTS[] = {LG_ACT_NONE, LG_ACT_SILU, LG_ACT_GELU_TANH, LG_ACT_RELU};
+    static const lg_act ACTS[] = {LG_ACT_NONE, LG_ACT_SILU,     LG_ACT_GELU_TANH,
+                                  LG_ACT_RELU, LG_ACT_GELU_ERF, LG_ACT_QUICK_GELU};
     for (size_t k = 0; k < LG_ARRAY_LEN(ACTS); k++) {
         double *x = normals(N), *y = poison(N), *r = normals(N), *dx = normals(N);
         const double *dx0 = copy_of(dx, N);

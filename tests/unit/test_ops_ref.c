@@ -154,6 +154,38 @@ static void attention(void **state)
     CLOSE(dv, ATTENTION_DV);
 }
 
+static void causal_attention(void **state)
+{
+    enum { B = 2, T = 4, H = 2, D = 3 };
+    double o[B * T * H * D];
+    lg_attention_forward(g_stream, &(struct lg_attention_forward_args){.q = T4(wave(1), B, T, H, D),
+                                                                       .k = T4(wave(2), B, T, H, D),
+                                                                       .v = T4(wave(3), B, T, H, D),
+                                                                       .o = T4(o, B, T, H, D),
+                                                                       .scale = 0.8,
+                                                                       .causal = true});
+    CLOSE(o, ATTENTION_CAUSAL_O);
+}
+
+static void gelus(void **state)
+{
+    enum { N = LG_ARRAY_LEN(GELU_ERF_Y) };
+    double *x = wave(1), y[N], dy[N], dx[N];
+    for (int i = 0; i < N; i++) x[i] *= 4, dy[i] = 1;
+    struct lg_act_forward_args f = {.x = T1(x, N), .y = T1(y, N), .act = LG_ACT_GELU_ERF};
+    struct lg_act_backward_args b = {
+        .x = f.x, .dy = T1(dy, N), .dx = T1(dx, N), .act = LG_ACT_GELU_ERF};
+    lg_act_forward(g_stream, &f);
+    lg_act_backward(g_stream, &b);
+    CLOSE(y, GELU_ERF_Y);
+    CLOSE(dx, GELU_ERF_SLOPE);
+    f.act = b.act = LG_ACT_QUICK_GELU;
+    lg_act_forward(g_stream, &f);
+    lg_act_backward(g_stream, &b);
+    CLOSE(y, QUICK_GELU_Y);
+    CLOSE(dx, QUICK_GELU_SLOPE);
+}
+
 static void norm_modulate(void **state)
 {
     enum { B = 2, T = 3, D = 4 };
@@ -187,6 +219,12 @@ static void other_norms(void **state)
         g_stream, &(struct lg_rms_norm_forward_args){
                       .x = T2(wave(1), 3, 4), .w = T1(wave(2), 4), .y = T2(y, 3, 4), .eps = 1e-6});
     CLOSE(y, RMS_Y);
+    lg_layer_norm_forward(g_stream, &(struct lg_layer_norm_forward_args){.x = T2(wave(1), 3, 4),
+                                                                         .w = T1(wave(2), 4),
+                                                                         .b = T1(wave(3), 4),
+                                                                         .y = T2(y, 3, 4),
+                                                                         .eps = 1e-5});
+    CLOSE(y, LAYER_NORM_Y);
     lg_group_norm_forward(g_stream,
                           &(struct lg_group_norm_forward_args){.x = T4(wave(1), 2, 2, 3, 6),
                                                                .w = T1(wave(2), 6),
@@ -354,6 +392,8 @@ int main(void)
         cmocka_unit_test(philox_normals_by_index),
         cmocka_unit_test(adamw),
         cmocka_unit_test(attention),
+        cmocka_unit_test(causal_attention),
+        cmocka_unit_test(gelus),
         cmocka_unit_test(norm_modulate),
         cmocka_unit_test(other_norms),
         cmocka_unit_test(conv_with_uneven_padding),
