@@ -100,11 +100,12 @@ static int hash_weights_file(const char *dir, const char *name, XXH3_state_t *st
     return 0;
 }
 
-/* STEM-00001-of-00002.safetensors */
+/* STEM-00001-of-00002.safetensors, or the variant STEM.fp16.safetensors, STEM.fp16-00001-of-00002.safetensors */
 static bool is_part(const char *name, const char *stem)
 {
     size_t n = strlen(name), s = strlen(stem), ext = strlen(".safetensors");
-    return n > s + 1 + ext && strncmp(name, stem, s) == 0 && name[s] == '-' &&
+    return n > s + 1 + ext && strncmp(name, stem, s) == 0 &&
+           (name[s] == '-' || strncmp(name + s, ".fp16", 5) == 0) &&
            strcmp(name + n - ext, ".safetensors") == 0;
 }
 
@@ -130,7 +131,7 @@ static int hash_parts(const char *dir, const char *stem, XXH3_state_t *state, in
     return rc;
 }
 
-/* tokenizer: a file that belongs to the model's bits, or NULL. */
+/* tokenizer: the path of a file that belongs to the model's bits, or NULL. */
 static int hash_model(const char *dir, const char *stem, const char *tokenizer,
                       uint64_t config_hash, uint64_t *ret)
 {
@@ -142,12 +143,11 @@ static int hash_model(const char *dir, const char *stem, const char *tokenizer,
     int rc = 0, parts = 0;
     if (tokenizer) {
         uint64_t hash = 0;
-        LG_TRY_GOTO(rc, lg_path(path, "%s/%s", dir, tokenizer), out);
-        if (!lg_path_exists(path)) {
-            rc = LG_FAIL(LG_ERR_CONFIG, "%s does not exist", path);
+        if (!lg_path_exists(tokenizer)) {
+            rc = LG_FAIL(LG_ERR_CONFIG, "%s does not exist", tokenizer);
             goto out;
         }
-        LG_TRY_GOTO(rc, lg_hash_file(path, &hash, NULL), out);
+        LG_TRY_GOTO(rc, lg_hash_file(tokenizer, &hash, NULL), out);
         XXH3_64bits_update(state, &hash, sizeof hash);
     }
     LG_TRY_GOTO(rc, lg_path(path, "%s/%s.safetensors", dir, stem), out);
@@ -166,6 +166,22 @@ static int hash_model(const char *dir, const char *stem, const char *tokenizer,
 out:
     XXH3_freeState(state);
     return rc;
+}
+
+/* ---- the tokenizer ---- */
+
+int lg_tokenizer_file(const char *dir, char ret[LG_PATH_BYTES])
+{
+    char beside[LG_PATH_BYTES];
+    const char *name = strrchr(dir, '/');
+    const char part[] = "text_encoder";
+    LG_TRY(lg_path(ret, "%s/spiece.model", dir));
+    name = name ? name + 1 : dir;
+    if (lg_path_exists(ret) || strncmp(name, part, sizeof part - 1)) return 0;
+    LG_TRY(lg_path(beside, "%.*stokenizer%s/spiece.model", (int)(name - dir), dir,
+                   name + sizeof part - 1));
+    if (lg_path_exists(beside)) LG_TRY(lg_path(ret, "%s", beside));
+    return 0;
 }
 
 /* ---- the two kinds of model ---- */
@@ -211,12 +227,14 @@ int lg_text_info_load(const char *dir, struct lg_text_info *ret)
     cJSON *json = NULL;
     uint64_t config_hash = 0;
     struct lg_text_info info = {0};
+    char tokenizer[LG_PATH_BYTES];
+    LG_TRY(lg_tokenizer_file(dir, tokenizer));
     LG_TRY(read_config(dir, &json, &config_hash));
     int rc = read_int(json, dir, "d_model", -1, 1, DIM_MAX, &info.dim);
     if (rc == 0) rc = read_int(json, dir, "num_layers", -1, 1, LAYERS_MAX, &info.layers);
     cJSON_Delete(json);
     LG_TRY(rc);
-    LG_TRY(hash_model(dir, "model", "spiece.model", config_hash, &info.identity));
+    LG_TRY(hash_model(dir, "model", tokenizer, config_hash, &info.identity));
     *ret = info;
     return 0;
 }

@@ -1,7 +1,8 @@
 /* What the plan needs to know of the models it names, read from their folders without loading a
- * weight. Internal to config/; the nets themselves read the rest (stages/nets). */
+ * weight. The nets themselves read the rest (stages/nets). */
 #pragma once
 #include "base/check.h"
+#include "base/fs.h"
 
 struct lg_vae_info {
     int latent_channels;
@@ -18,7 +19,10 @@ struct lg_text_info {
 /* A folder in diffusers layout: config.json and diffusion_pytorch_model.safetensors (or its index
  * and parts). LG_ERR_CONFIG names the folder and the missing file or key. */
 int lg_vae_info_load(const char *dir, struct lg_vae_info *ret);
-/* A folder in Hugging Face layout: config.json, spiece.model, model.safetensors (or index and
+/* DIR/spiece.model; where that is not there and DIR is the text_encoder of a pipeline in diffusers layout, that of the
+ * tokenizer beside it. */
+int lg_tokenizer_file(const char *dir, char ret[LG_PATH_BYTES]);
+/* A folder in Hugging Face layout: config.json, spiece.model (lg_tokenizer_file), model.safetensors (or index and
  * parts). */
 int lg_text_info_load(const char *dir, struct lg_text_info *ret);
 /* Identity, as in lg_text_info, of the weights of a diffusion transformer in diffusers layout. */

@@ -247,7 +247,12 @@ static int set_isa(lg_plan *p, const char *isa)
     return 0;
 }
 
-static uint64_t hash_bits(const lg_config *c, uint64_t vae_identity, uint64_t text_identity)
+/* The models' files, where there are some: the VAE's, the text encoder's, what the transformer begins with. */
+struct identities {
+    uint64_t vae, text, from;
+};
+
+static uint64_t hash_bits(const lg_config *c, const struct identities *is)
 {
     char *text = NULL;
     size_t bytes = 0;
@@ -261,7 +266,8 @@ static uint64_t hash_bits(const lg_config *c, uint64_t vae_identity, uint64_t te
         fputc(';', out);
     }
     if (lg_config_updates_for_gpu(c)) fputs("updates=host;", out);
-    fprintf(out, "vae=%016" PRIx64 ";text=%016" PRIx64 ";", vae_identity, text_identity);
+    fprintf(out, "vae=%016" PRIx64 ";text=%016" PRIx64 ";", is->vae, is->text);
+    if (c->model_from[0]) fprintf(out, "from=%016" PRIx64 ";", is->from);
     LG_ASSERT(lg_close_text(out) == 0);
     uint64_t hash = lg_hash(text, bytes);
     free(text);
@@ -311,12 +317,13 @@ static int plan_conditioning(lg_plan *p, const lg_config *c, uint64_t *ret_ident
 int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
 {
     lg_plan p = {0};
-    uint64_t vae_identity, text_identity;
+    struct identities is = {0};
     for (int r = 0; r < LG_ROLE_COUNT; r++) p.instances[r] = p.threads[r] = 1;
     p.instances[LG_ROLE_text] = p.instances[LG_ROLE_vae] = 0;
     LG_TRY(set_isa(&p, isa));
-    LG_TRY(plan_latents(&p, c, &vae_identity));
-    LG_TRY(plan_conditioning(&p, c, &text_identity));
+    LG_TRY(plan_latents(&p, c, &is.vae));
+    LG_TRY(plan_conditioning(&p, c, &is.text));
+    if (c->model_from[0]) LG_TRY(lg_denoiser_identity(c->model_from, &is.from));
     p.batch = c->trainer_global_batch_size;
     p.sequence = (int)c->parallel_sp;
     p.rank_batch = p.batch * p.sequence / c->trainer_ranks;
@@ -339,7 +346,7 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     bool half = !strcmp(p.precision, "bf16") || !strcmp(p.precision, "fp16");
     p.element_bytes = half ? 2 : 4;
     p.lr_steps = c->trainer_lr_steps ? c->trainer_lr_steps : c->trainer_max_steps;
-    p.bits_hash = hash_bits(c, vae_identity, text_identity);
+    p.bits_hash = hash_bits(c, &is);
     p.hash = hash_fields(&p, true);
     LG_ASSERT(p.latent_size > 0 && p.rank_batch % p.micro_batch == 0); /* lg_config_check */
     *ret = p;
@@ -368,7 +375,7 @@ int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret)
         if (fields[i].type == FIELD_HASH)
             return LG_FAIL(
                 LG_ERR_MISMATCH,
-                "a [bits] key or a file of vae.model or text.model is not what it was when "
+                "a [bits] key or a file of vae.model, text.model or model.from is not what it was when "
                 "the run began: restore it, or choose another job.dir");
         if (fields[i].offset == offsetof(lg_plan, sums_micro_batches))
             return LG_FAIL(

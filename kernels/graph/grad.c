@@ -314,6 +314,14 @@ RULE(add_forward)
     if (wants(c, &a->a)) give(c, &a->a, dy);
 }
 
+RULE(copy_rows)
+{
+    if (!wants(c, &a->x)) return;
+    lg_tensor dx = fresh(c, &a->x);
+    lg_copy_rows(c->s, &(struct lg_copy_rows_args){.x = gradient(c, &a->y), .y = dx});
+    settle(c, &a->x, dx);
+}
+
 RULE(norm_modulate_forward)
 {
     struct lg_norm_modulate_backward_args b = {

@@ -46,8 +46,8 @@ fail:
     return rc;
 }
 
-int lg_checkpoint_write(const char *dir, const struct lg_denoiser_config *net,
-                        const lg_params *params, const struct lg_snapshot *s, lg_manifest *manifest)
+int lg_checkpoint_write(const char *dir, const struct lg_checkpoint_net *net,
+                        const struct lg_snapshot *s, lg_manifest *manifest)
 {
     static const char *const files[] = {
         "model/config.json", "model/diffusion_pytorch_model.safetensors", "ema/config.json",
@@ -55,14 +55,14 @@ int lg_checkpoint_write(const char *dir, const struct lg_denoiser_config *net,
     char path[LG_PATH_BYTES];
     LG_TRY(lg_path(path, "%s/model", dir));
     LG_TRY(lg_mkdirs(path));
-    LG_TRY(lg_denoiser_save(net, path, s->w));
+    LG_TRY(lg_denoiser_save(net->config, net->source, path, s->w));
     LG_TRY(lg_fsync_dir(path));
     LG_TRY(lg_path(path, "%s/ema", dir));
     LG_TRY(lg_mkdirs(path));
-    LG_TRY(lg_denoiser_save(net, path, s->ema));
+    LG_TRY(lg_denoiser_save(net->config, net->source, path, s->ema));
     LG_TRY(lg_fsync_dir(path));
     LG_TRY(lg_path(path, "%s/optimizer.safetensors", dir));
-    LG_TRY(write_optimizer(path, params, s));
+    LG_TRY(write_optimizer(path, net->params, s));
     for (size_t i = 0; i < LG_ARRAY_LEN(files); i++)
         LG_TRY(lg_manifest_add(manifest, dir, files[i]));
     return 0;

@@ -12,11 +12,15 @@
 struct lg_snapshot {
     const float *w, *m, *v, *ema;
 };
+struct lg_checkpoint_net {
+    const struct lg_denoiser_config *config;
+    const char *source; /* config.json whose other keys are kept, or NULL (lg_denoiser_save) */
+    const lg_params *params;
+};
 /* Writes everything but the manifest into dir (created), each file fsynced. manifest gets the rows.
  */
-int lg_checkpoint_write(const char *dir, const struct lg_denoiser_config *net,
-                        const lg_params *params, const struct lg_snapshot *s,
-                        lg_manifest *manifest);
+int lg_checkpoint_write(const char *dir, const struct lg_checkpoint_net *net,
+                        const struct lg_snapshot *s, lg_manifest *manifest);
 /* Reads elements [first, first + count) of the flat buffer from dir/optimizer.safetensors; each
  * destination may be NULL. */
 int lg_checkpoint_read_optimizer(const char *dir, const lg_params *params, size_t first,

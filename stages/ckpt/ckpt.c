@@ -40,6 +40,7 @@ struct ckpt {
     int retry_s;
     bool untidy;        /* old checkpoints wait to be removed */
     int64_t tidy_at_ns; /* next try */
+    char source[LG_PATH_BYTES]; /* config.json of the transformer that the run began with, or "" */
     lg_manifest newest; /* that this process has published */
 };
 
@@ -76,6 +77,8 @@ static int ckpt_open(lg_stage *st)
     struct ckpt *c = calloc(1, sizeof *c);
     LG_ASSERT(c);
     st->state = c;
+    if (st->config->model_from[0])
+        LG_TRY(lg_path(c->source, "%s/config.json", st->config->model_from));
     LG_TRY(lg_state_devices(st, c->device));
     LG_TRY(lg_trainer_state_open(st, c->device, &c->trainer));
     for (int r = 0; r < c->trainer->shards; r++) {
@@ -251,8 +254,9 @@ static int write_state(lg_stage *st, struct ckpt *c, uint64_t state)
     char dir[LG_PATH_BYTES];
     int64_t start = lg_now_ns();
     struct lg_publishing p = {.run_dir = st->run_dir,
-                              .net = &c->trainer->net,
-                              .params = &c->trainer->params,
+                              .net = {.config = &c->trainer->net,
+                                      .source = c->source[0] ? c->source : NULL,
+                                      .params = &c->trainer->params},
                               .state = snapshot_of(c)};
     lg_manifest *m = manifest_of(st, c);
     int rc = lg_checkpoint_publish(&p, m, dir);

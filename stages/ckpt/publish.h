@@ -14,8 +14,7 @@
 
 struct lg_publishing {
     const char *run_dir;
-    const struct lg_denoiser_config *net;
-    const lg_params *params;
+    struct lg_checkpoint_net net;
     struct lg_snapshot state;
 };
 

@@ -40,7 +40,7 @@ static void round_trip(const struct lg_denoiser_config *c, int tensors)
     struct lg_denoiser_config read;
     const char *dir = scratch_make();
     float *w = random_weights(c, &t), *back = malloc(t.count * sizeof *back);
-    assert_int_equal(lg_denoiser_save(c, dir, w), 0);
+    assert_int_equal(lg_denoiser_save(c, NULL, dir, w), 0);
     assert_int_equal(lg_denoiser_config_load(scratch_path("config.json"), &read), 0);
     same_config(c, &read);
     assert_int_equal(lg_denoiser_load(&read, dir, back), 0);
@@ -101,7 +101,7 @@ static void tampered(const char *name, float delta, bool leave_out, int code, co
     lg_params t;
     const char *dir = scratch_make();
     float *w = random_weights(&c, &t);
-    assert_int_equal(lg_denoiser_save(&c, dir, w), 0);
+    assert_int_equal(lg_denoiser_save(&c, NULL, dir, w), 0);
     tamper(name, delta, leave_out);
     int rc = lg_denoiser_load(&c, dir, w);
     if (rc != code || (rc && !strstr(lg_err_message(), needle)))
@@ -130,7 +130,7 @@ static void test_wrong_depth(void **state)
     lg_params t;
     const char *dir = scratch_make();
     float *w = random_weights(&c, &t);
-    assert_int_equal(lg_denoiser_save(&c, dir, w), 0);
+    assert_int_equal(lg_denoiser_save(&c, NULL, dir, w), 0);
     other.depth = 1;
     assert_int_equal(lg_denoiser_load(&other, dir, w), LG_ERR_MISMATCH);
     assert_non_null(strstr(lg_err_message(), "transformer_blocks.1."));

@@ -141,8 +141,7 @@ static int publish(void)
     m = (lg_manifest){.name = "faults", .step = ++step, .isa = "sse2", .ranks = 1, .threads = 1};
     struct lg_publishing p = {
         .run_dir = g_run,
-        .net = &net,
-        .params = &params,
+        .net = {.config = &net, .params = &params},
         .state = {.w = values, .m = values, .v = values, .ema = values},
     };
     snprintf(parent, sizeof parent, "%s/checkpoints", g_run);
@@ -341,8 +340,7 @@ static void make_resumed(void)
     snprintf(m.isa, sizeof m.isa, "%s", r.plan.isa);
     struct lg_publishing p = {
         .run_dir = g_resumed,
-        .net = &net,
-        .params = &params,
+        .net = {.config = &net, .params = &params},
         .state = {.w = values, .m = values, .v = values, .ema = values},
     };
     LG_ASSERT(lg_checkpoint_publish(&p, &m, dir) == 0);

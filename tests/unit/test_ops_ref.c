@@ -347,6 +347,33 @@ static void reduce_ranks(void **state)
     assert_true(a[0] == 11 && a[1] == 22 && a[2] == 33 && squares == 121 + 484 + 1089);
 }
 
+/* The terms are the objective's (stages/nets/objective.h): one sample at each of make_ops.py's timesteps. */
+static void learned_range_as_in_improved_ddpm(void **state)
+{
+    enum { B = 5, C = 12 };
+    static const int steps[B] = {0, 0, 1, 500, 999};
+    const struct lg_objective o = {
+        .kind = LG_OBJECTIVE_EPS, .has_variance = true, .variance_weight = 1};
+    double terms[6 * B], weight[2 * B], loss[2 * B], dpred[2 * B * C];
+    for (int b = 0; b < B; b++) {
+        struct lg_objective_sample s;
+        lg_objective_at(&o, steps[b], &s);
+        memcpy(terms + 6 * b, s.variance, sizeof s.variance);
+        weight[2 * b] = s.weight, weight[2 * b + 1] = s.variance_weight;
+    }
+    lg_learned_range_loss(
+        g_stream,
+        &(struct lg_learned_range_loss_args){.pred = T4((double *)LEARNED_RANGE_PRED, B, 2 * C, 1, 1),
+                                             .target = T4((double *)LEARNED_RANGE_NOISE, B, C, 1, 1),
+                                             .x_t = T4((double *)LEARNED_RANGE_X_T, B, C, 1, 1),
+                                             .terms = T2(terms, B, 6),
+                                             .weight = T2(weight, B, 2),
+                                             .loss = T2(loss, B, 2),
+                                             .dpred = T4(dpred, B, 2 * C, 1, 1)});
+    CLOSE(loss, LEARNED_RANGE_LOSS);
+    CLOSE(dpred, LEARNED_RANGE_DPRED);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
