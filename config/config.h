@@ -15,7 +15,8 @@ struct lg_strlist {
 typedef struct lg_config {
     char *file; /* where it came from, for messages */
     int *lines; /* per key in the schema's order: its line in file, 0: default, -1: --set */
-    char **chosen; /* likewise: the file of a published model that says it (pretrained.h), or NULL */
+    char *
+        *chosen; /* likewise: the file of a published model that says it (pretrained.h), or NULL */
 #define LG_SECTION(section, doc)
 #define LG_INT(section, key, def, min, max, doc) int64_t section##_##key;
 #define LG_NUM(section, key, def, min, max, doc) double section##_##key;

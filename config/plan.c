@@ -373,10 +373,9 @@ int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret)
         field_text(&p, &fields[i], now);
         if (strcmp(before, now) == 0) continue;
         if (fields[i].type == FIELD_HASH)
-            return LG_FAIL(
-                LG_ERR_MISMATCH,
-                "a [bits] key or a file of vae.model, text.model or model.from is not what it was when "
-                "the run began: restore it, or choose another job.dir");
+            return LG_FAIL(LG_ERR_MISMATCH, "a [bits] key or a file of vae.model, text.model or "
+                                            "model.from is not what it was when "
+                                            "the run began: restore it, or choose another job.dir");
         if (fields[i].offset == offsetof(lg_plan, sums_micro_batches))
             return LG_FAIL(
                 LG_ERR_MISMATCH,

@@ -232,7 +232,7 @@ static int read_objective(struct findings *f, const char *dir)
                        "write trainer.objective",
                        f->file, prediction);
     return add_text(f, "trainer.objective", "%s",
-                    flow                            ? "flow"
+                    flow                             ? "flow"
                     : !strcmp(prediction, "epsilon") ? "eps"
                                                      : "v");
 }
@@ -327,12 +327,14 @@ static void take(lg_config *c, struct findings *f, int rc, const char *key, stru
     close_file(f);
 }
 
-static const char *const OF_INDEX[] = {"model.from",   "vae.model",       "text.model", "text.length",
-                                       "sample.steps", "sample.guidance", NULL};
-static const char *const OF_SCHEDULER[] = {
-    "trainer.objective", "trainer.beta_schedule", "trainer.beta_start", "trainer.beta_end",
-    "trainer.zero_snr",  "trainer.timesteps",     "trainer.flow_shift", "sample.sampler",
-    "sample.spacing",    NULL};
+static const char *const OF_INDEX[] = {"model.from",  "vae.model",    "text.model",
+                                       "text.length", "sample.steps", "sample.guidance",
+                                       NULL};
+static const char *const OF_SCHEDULER[] = {"trainer.objective",  "trainer.beta_schedule",
+                                           "trainer.beta_start", "trainer.beta_end",
+                                           "trainer.zero_snr",   "trainer.timesteps",
+                                           "trainer.flow_shift", "sample.sampler",
+                                           "sample.spacing",     NULL};
 static const char *const OF_TRANSFORMER[] = {
     "model.kind",  "model.hidden",    "model.heads",       "model.depth",
     "model.patch", "model.mlp_ratio", "model.num_classes", "model.learned_variance",

@@ -157,13 +157,14 @@ template <typename T, typename W> __global__ void learned_range_kernel(learned_r
         float noise = to_float(a.target[e]), error = to_float(a.pred[at]) - noise;
         float L = term[0] + half * (to_float(a.pred[at + a.size]) + 1);
         float x0 = term[3] * to_float(a.x_t[e]) + term[4] * noise;
-        vb v = term[5] > 0 ? vb_first(x0, L, term[2] * error) : vb_between(term[0], L, term[2] * error);
+        vb v = term[5] > 0 ? vb_first(x0, L, term[2] * error)
+                           : vb_between(term[0], L, term[2] * error);
         if (weight[0] != 0) sum[0] += error * error;
         if (weight[1] != 0) sum[1] += v.loss;
         if (!a.dpred) continue;
         a.dpred[at] = from_float<T>(weight[0] == 0 ? 0 : weight[0] * 2 * error / (float)a.size);
-        a.dpred[at + a.size] = from_float<T>(
-            weight[1] == 0 ? 0 : weight[1] * half * v.slope / (ln2 * (float)a.size));
+        a.dpred[at + a.size] =
+            from_float<T>(weight[1] == 0 ? 0 : weight[1] * half * v.slope / (ln2 * (float)a.size));
     }
     for (int k = 0; k < 2; k++) {
         sum[k] = block_sum<THREADS>(sum[k]);
@@ -177,10 +178,10 @@ void cuda_learned_range_loss(lg_stream *s, const struct lg_learned_range_loss_ar
     int64_t B = a->target.dim[0];
     cudaStream_t stream = lg_cuda_stream_of(s);
     WITH_TYPES(a->pred.dtype, a->loss.dtype, T, W, {
-        learned_range<T, W> k = {(const T *)a->pred.data,  (const T *)a->target.data,
-                                 (const T *)a->x_t.data,   (const W *)a->terms.data,
+        learned_range<T, W> k = {(const T *)a->pred.data,   (const T *)a->target.data,
+                                 (const T *)a->x_t.data,    (const W *)a->terms.data,
                                  (const W *)a->weight.data, (W *)a->loss.data,
-                                 (T *)a->dpred.data,       lg_numel(&a->target) / B};
+                                 (T *)a->dpred.data,        lg_numel(&a->target) / B};
         learned_range_kernel<T, W><<<(unsigned)B, THREADS, 0, stream>>>(k);
     })
     LG_CUDA_LAUNCHED();

@@ -127,7 +127,8 @@ static void variance_loss(const struct lg_learned_range_loss_args *a, int64_t b,
     const float *target = (const float *)a->target.data + b * size;
     const float *x_t = (const float *)a->x_t.data + b * size;
     const float *terms = (const float *)a->terms.data + 6 * b;
-    const double weight = (double)((const float *)a->weight.data)[2 * b + 1], ln2 = 0.6931471805599453;
+    const double weight = (double)((const float *)a->weight.data)[2 * b + 1],
+                 ln2 = 0.6931471805599453;
     const double half = 0.5 * ((double)terms[1] - (double)terms[0]);
     double sum = 0;
     for (int64_t i = 0; i < size && weight != 0; i++) {

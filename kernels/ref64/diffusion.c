@@ -44,9 +44,9 @@ void ref64_mse_loss(lg_stream *s, const struct lg_mse_loss_args *a)
 
 /* ---- a learned variance ---- */
 
-#define BIN_HALF  (1.0 / 255) /* of the first timestep's bins */
-#define BIN_OPEN  0.999
-#define LEAST     1e-12
+#define BIN_HALF (1.0 / 255) /* of the first timestep's bins */
+#define BIN_OPEN 0.999
+#define LEAST    1e-12
 
 /* gelu_tanh's approximation of the normal distribution function; *ret_slope: its derivative. */
 static double normal_cdf(double x, double *ret_slope)
@@ -93,7 +93,7 @@ void ref64_learned_range_loss(lg_stream *s, const struct lg_learned_range_loss_a
             const double error = pred[i] - e[i], l = terms[0], half = (terms[1] - l) / 2;
             const double L = l + half * (v[i] + 1), x0 = terms[3] * x_t[i] + terms[4] * e[i];
             const struct vb vb = terms[5] > 0 ? first_step(x0, L, terms[2] * error)
-                                               : divergence(l, L, terms[2] * error);
+                                              : divergence(l, L, terms[2] * error);
             if (weight[0] != 0) sum[0] += error * error;
             if (weight[1] != 0) sum[1] += vb.loss / log(2);
             if (!dpred) continue;

@@ -38,10 +38,10 @@ struct ckpt {
     size_t pinned;       /* bytes of the staging region that are pinned so far */
     int64_t retry_at_ns; /* 0: no failed attempt */
     int retry_s;
-    bool untidy;        /* old checkpoints wait to be removed */
-    int64_t tidy_at_ns; /* next try */
+    bool untidy;                /* old checkpoints wait to be removed */
+    int64_t tidy_at_ns;         /* next try */
     char source[LG_PATH_BYTES]; /* config.json of the transformer that the run began with, or "" */
-    lg_manifest newest; /* that this process has published */
+    lg_manifest newest;         /* that this process has published */
 };
 
 static size_t staging_bytes(size_t params)

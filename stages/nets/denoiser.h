@@ -29,10 +29,13 @@ struct lg_denoiser_config {
     int text_length; /* PixArt: L */
     int text_dim;    /* PixArt: width of the text encoder's states */
     double norm_eps; /* 1e-6 */
-    bool learned_variance; /* behind the latent's channels of the output come as many of a variance */
-    int sample_size;       /* side of the latent by which positions are counted; 0: height */
-    double interpolation;  /* positions are divided by it; 0: the model's max(sample_size / 64, 1) or 1 */
-    bool size_conditions;  /* PixArt-alpha 1024: the picture's original size and its ratio are conditions */
+    bool
+        learned_variance; /* behind the latent's channels of the output come as many of a variance */
+    int sample_size;      /* side of the latent by which positions are counted; 0: height */
+    double
+        interpolation; /* positions are divided by it; 0: the model's max(sample_size / 64, 1) or 1 */
+    bool
+        size_conditions; /* PixArt-alpha 1024: the picture's original size and its ratio are conditions */
     bool no_attention_bias; /* q, k, v have none */
 };
 static inline int lg_denoiser_out_channels(const struct lg_denoiser_config *c)
@@ -116,8 +119,9 @@ struct lg_denoiser_input {
     lg_tensor label; // (B) i32: DiT
     lg_tensor text;  // (B, L, E): PixArt
     lg_tensor text_length; // (B) i32, >= 1: PixArt; keys beyond it are masked
-    lg_tensor size;        // (B, 2) of t's type: with size_conditions, the original height and width in pixels
-    lg_tensor ratio;       // (B) of t's type: with size_conditions, height / width of what is trained on
+    lg_tensor
+        size; // (B, 2) of t's type: with size_conditions, the original height and width in pixels
+    lg_tensor ratio; // (B) of t's type: with size_conditions, height / width of what is trained on
 };
 /* out (B, C or 2C, H, W), as dout. With train, keeps what the backward needs. Forward and backward give the stream
  * the net's own scratch memory: a caller whose other operations need some sets it again. */

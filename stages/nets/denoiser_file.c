@@ -109,8 +109,7 @@ static int load_common(const lg_model_config *f, struct lg_denoiser_config *c)
     LG_TRY(lg_model_config_int(f, "patch_size", 1, LG_MODEL_KEY_MAX, 2, &c->patch));
     LG_TRY(lg_model_config_int(f, "sample_size", 1, LG_MODEL_KEY_MAX, m->sample_size,
                                &c->sample_size));
-    LG_TRY(lg_model_config_int(f, KEY_HEIGHT, 1, LG_MODEL_KEY_MAX, c->sample_size,
-                               &c->height));
+    LG_TRY(lg_model_config_int(f, KEY_HEIGHT, 1, LG_MODEL_KEY_MAX, c->sample_size, &c->height));
     LG_TRY(lg_model_config_int(f, KEY_WIDTH, 1, LG_MODEL_KEY_MAX, c->height, &c->width));
     LG_TRY(lg_model_config_double(f, "norm_eps", m->norm_eps, &c->norm_eps));
     LG_TRY(lg_model_config_double(f, "interpolation_scale", 0, &c->interpolation));

@@ -398,9 +398,8 @@ void lg_net_positions(const struct lg_grid *grid, int D, float *ret)
         for (int j = 0; j < grid->columns; j++) {
             const float at[2] = {(float)j / wide / scale, (float)i / high / scale};
             for (int axis = 0; axis < 2; axis++) {
-                float *out =
-                    ret + ((size_t)i * (size_t)grid->columns + (size_t)j) * (size_t)D +
-                    (size_t)(axis * 2 * quarter);
+                float *out = ret + ((size_t)i * (size_t)grid->columns + (size_t)j) * (size_t)D +
+                             (size_t)(axis * 2 * quarter);
                 for (int k = 0; k < quarter; k++) {
                     double a = (double)at[axis] / pow(10000.0, (double)k / quarter);
                     out[k] = (float)sin(a);

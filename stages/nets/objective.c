@@ -33,7 +33,8 @@ int lg_objective_of(const lg_config *c, struct lg_objective *ret)
         .has_variance = c->model_learned_variance,
         .variance_weight = strcmp(c->trainer_variance_loss, "none") ? 1 : 0};
     LG_TRY(lg_objective_parse(c->trainer_objective, &o.kind));
-    o.timesteps = (lg_timesteps_kind)choice(TIMESTEPS, LG_ARRAY_LEN(TIMESTEPS), c->trainer_timesteps);
+    o.timesteps =
+        (lg_timesteps_kind)choice(TIMESTEPS, LG_ARRAY_LEN(TIMESTEPS), c->trainer_timesteps);
     o.weighting =
         (lg_weighting_kind)choice(WEIGHTINGS, LG_ARRAY_LEN(WEIGHTINGS), c->trainer_loss_weighting);
     LG_TRY(lg_objective_check(&o));
@@ -114,7 +115,8 @@ static void variance_terms(const struct lg_betas *b, int t, double ret[6])
 {
     const int known = LG_MAX(t, 1);
     const double bar = lg_alpha_bar(b, t), s = sqrt(bar), r = sqrt(1 - bar);
-    const double posterior = beta(b, known) * (1 - lg_alpha_bar(b, known - 1)) / (1 - lg_alpha_bar(b, known));
+    const double posterior =
+        beta(b, known) * (1 - lg_alpha_bar(b, known - 1)) / (1 - lg_alpha_bar(b, known));
     ret[0] = log(posterior);
     ret[1] = log(beta(b, t));
     ret[2] = beta(b, t) * sqrt(lg_alpha_bar(b, t - 1)) / (1 - bar) * (r / s);
@@ -149,10 +151,9 @@ void lg_objective_at(const struct lg_objective *o, double t, struct lg_objective
 {
     if (o->kind == LG_OBJECTIVE_FLOW) {
         LG_ASSERT(t >= 0 && t <= 1);
-        *ret = (struct lg_objective_sample){
-            .t = LG_TRAIN_TIMESTEPS * t,
-            .coef = {1.0 - t, t, -1.0, 1.0},
-            .weight = flow_weight(o->weighting, t)};
+        *ret = (struct lg_objective_sample){.t = LG_TRAIN_TIMESTEPS * t,
+                                            .coef = {1.0 - t, t, -1.0, 1.0},
+                                            .weight = flow_weight(o->weighting, t)};
         return;
     }
     LG_ASSERT(t == floor(t));

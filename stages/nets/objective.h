@@ -36,7 +36,7 @@ enum { LG_TRAIN_TIMESTEPS = 1000 };
 struct lg_betas {
     double first, last;
     bool scaled_linear; /* their square roots lie evenly apart, as in latent diffusion */
-    bool zero_snr;      /* sqrt(A) shifted and scaled so that it is 0 at t = 999 (Lin et al. 2023) */
+    bool zero_snr; /* sqrt(A) shifted and scaled so that it is 0 at t = 999 (Lin et al. 2023) */
 };
 /* Running product of 1 - beta up to and including step t, 0 <= t < 1000; 1 for t = -1. */
 double lg_alpha_bar(const struct lg_betas *b, int t);

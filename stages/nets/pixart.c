@@ -32,12 +32,11 @@ static lg_tensor cross_attention(lg_net *n, const struct lg_denoiser_config *c, 
 {
     static const char *const names[] = {".to_k", ".to_v"};
     const int d = c->hidden / c->heads;
-    const struct lg_layer packed = {
-        .out = 2 * c->hidden,
-        .init = LG_NET_XAVIER,
-        .parts = names,
-        .n_parts = 2,
-        .no_bias = c->no_attention_bias};
+    const struct lg_layer packed = {.out = 2 * c->hidden,
+                                    .init = LG_NET_XAVIER,
+                                    .parts = names,
+                                    .n_parts = 2,
+                                    .no_bias = c->no_attention_bias};
     const struct lg_layer query = {
         .out = c->hidden, .init = LG_NET_XAVIER, .no_bias = c->no_attention_bias};
     const struct lg_layer out = {.out = c->hidden, .init = LG_NET_ZERO};

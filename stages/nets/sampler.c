@@ -19,13 +19,13 @@ struct lg_sampler {
     bool guided;
     int out_channels;
     lg_dtype type, time_type;
-    int64_t shape[4]; // (B, C, H, W)
-    lg_tensor x;      // (B, C, H, W)
-    lg_tensor pred;   // (B, C, H, W)
-    lg_tensor out;    // (B, 2C, H, W): the net's, where it has a variance too; else pred
+    int64_t shape[4];     // (B, C, H, W)
+    lg_tensor x;          // (B, C, H, W)
+    lg_tensor pred;       // (B, C, H, W)
+    lg_tensor out;        // (B, 2C, H, W): the net's, where it has a variance too; else pred
     lg_tensor picture[2]; // (pictures, C, H, W): predicted in this step and the one before
-    lg_tensor noise;  // (pictures, C, H, W) fp32, for the upload
-    lg_tensor t32, t; // (LG_SAMPLER_STEPS_MAX, B) fp32 and as the net takes them
+    lg_tensor noise;      // (pictures, C, H, W) fp32, for the upload
+    lg_tensor t32, t;     // (LG_SAMPLER_STEPS_MAX, B) fp32 and as the net takes them
     void *memory;
 };
 

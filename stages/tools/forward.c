@@ -15,7 +15,8 @@ static const char usage_text[] =
     "  IN          x (B,C,H,W), t (B) as the net sees it; DiT: label (B) int32;\n"
     "              PixArt: text (B,L,E), text_length (B) int32; with conditions of a size: size\n"
     "              (2 B), original height and width of each, ratio (B), height / width\n"
-    "              dout (B,C or 2C,H,W), if there: the gradient of the output, asks for a backward\n"
+    "              dout (B,C or 2C,H,W), if there: the gradient of the output, asks for a "
+    "backward\n"
     "  OUT         out (B,C or 2C,H,W); after a backward grad.NAME of every parameter; all fp32\n"
     "  DEVICE      host (default), ref64, cuda:0; PRECISION on a GPU: fp32 (default), tf32, bf16, "
     "fp16";

@@ -14,7 +14,7 @@ enum { VARIANCE_TERMS = 6 };
 /* Offsets in the device block, in bytes, each a multiple of 64. */
 struct layout {
     size_t n, coef, t, weight, label, text_length, uploaded; /* host and device */
-    size_t size, ratio, terms;           /* likewise, of what the net has */
+    size_t size, ratio, terms;                               /* likewise, of what the net has */
     size_t mean, logvar, staged;         /* device, latents from the host only */
     size_t x_t, target;                  /* device only */
     size_t band_x_t, band_target, total; /* likewise; of a band, where there is one */

@@ -13,12 +13,11 @@ static int take_from(const char *dir, struct lg_denoiser_config *ret)
     LG_TRY(lg_path(path, "%s/config.json", dir));
     LG_TRY(lg_denoiser_config_load(path, &from));
     if (from.channels != ret->channels)
-        return LG_FAIL(LG_ERR_CONFIG, "%s: \"in_channels\" is %d, but latents have %d channels", path,
-                       from.channels, ret->channels);
+        return LG_FAIL(LG_ERR_CONFIG, "%s: \"in_channels\" is %d, but latents have %d channels",
+                       path, from.channels, ret->channels);
     if (ret->text_dim && from.text_dim != ret->text_dim)
-        return LG_FAIL(LG_ERR_CONFIG,
-                       "%s: \"caption_channels\" is %d, but text.model has width %d", path,
-                       from.text_dim, ret->text_dim);
+        return LG_FAIL(LG_ERR_CONFIG, "%s: \"caption_channels\" is %d, but text.model has width %d",
+                       path, from.text_dim, ret->text_dim);
     ret->norm_eps = from.norm_eps;
     ret->sample_size = from.sample_size;
     ret->interpolation = from.interpolation;

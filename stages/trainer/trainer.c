@@ -59,8 +59,8 @@ static int open_memory(lg_stage *st, struct trainer *t)
     LG_TRY(lg_working_open(st, t->device, t->stream, t->state, t->net, &t->working));
     LG_TRY(lg_gradients_open(st, t->device, t->stream, t->state, t->net, &t->gradients));
     LG_TRY(lg_exchanges_open(st, t->device, t->stream, t->net, &t->exchanges));
-    t->pred = lg_t4(NULL, t->type, B, lg_denoiser_out_channels(net), lg_rank_height(&batch),
-                    net->width);
+    t->pred =
+        lg_t4(NULL, t->type, B, lg_denoiser_out_channels(net), lg_rank_height(&batch), net->width);
     t->loss = net->learned_variance ? lg_t2(NULL, LG_F32, B, 2) : lg_t1(NULL, LG_F32, B);
     LG_TRY(alloc(t->device, lg_tensor_bytes(&t->pred), &t->pred.data));
     LG_TRY(alloc(t->device, lg_tensor_bytes(&t->loss), &t->loss.data));

@@ -9,6 +9,7 @@
 void golden_fill(const char *name, size_t count, double scale, double *ret);
 /* Values of a tensor of the golden file; the caller frees them. */
 double *golden_read(const char *name, size_t count);
+double *golden_read_of(const char *path, const char *name, size_t count);
 
 /* hidden 32, 2 heads, 2 blocks, 4x8x8 latents, 5 classes. */
 struct lg_denoiser_config denoiser_fixture_dit(void);
@@ -26,7 +27,7 @@ struct denoiser_fixture {
     lg_dtype type;
     void *weights, *grads; /* flat */
     struct lg_denoiser_input in;
-    lg_tensor out, dout; // (B, C, H, W)
+    lg_tensor out, dout; // (B, C or 2C, H, W)
 };
 /* device: "host", "ref64"; isa may be NULL. Batch DENOISER_FIXTURE_BATCH. */
 void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const char *isa,

@@ -479,7 +479,8 @@ static void learned_range(void **state)
     enum { B = 3, EACH = 2 * 2 * 3, n = B * EACH };
     double *pred = normals(2 * n), *target = normals(n), *x_t = normals(n);
     double *loss = poison(2 * B), *dpred = poison(2 * n);
-    double terms[6 * B] = {-1.3, 0.4, 0.7, 1.1, -0.6, 0, -1, 1, 1, 1, 1, 1, -1.1, 0.2, 0.6, 1.2, -0.4, 1};
+    double terms[6 * B] = {-1.3, 0.4, 0.7, 1.1,  -0.6, 0,   -1,  1,    1,
+                           1,    1,   1,   -1.1, 0.2,  0.6, 1.2, -0.4, 1};
     double weight[2 * B] = {0.7, 0.4, 0, 0, 1.9, 1.3}, noise[2 * B], variance[2 * B];
     for (int i = 0; i < 2 * B; i++) {
         noise[i] = i % 2 ? 0 : weight[i];

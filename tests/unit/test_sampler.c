@@ -19,7 +19,8 @@ static void toy(lg_objective_kind kind, int steps)
     double *want = golden_read(name, 16);
     golden_fill("toy", 16, 1.0, x);
     for (int i = 0; i < steps; i++) {
-        struct lg_sampler_step s = lg_sampler_step_at(&(struct lg_sampler_method){.objective = kind}, steps, i);
+        struct lg_sampler_step s =
+            lg_sampler_step_at(&(struct lg_sampler_method){.objective = kind}, steps, i);
         for (int e = 0; e < 16; e++)
             x[e] = s.cx * x[e] + s.cm * (0.6 * x[e] + 0.3 * cos(s.t / 100.0));
     }
@@ -51,8 +52,7 @@ static void test_spacings(void **state)
             last = s.t;
         }
         double t = 1000;
-        for (int i = 0; i < steps; i++)
-            t += 1000 * lg_sampler_step_at(&flow, steps, i).cm;
+        for (int i = 0; i < steps; i++) t += 1000 * lg_sampler_step_at(&flow, steps, i).cm;
         assert_true(fabs(t) <= 1e-9);
     }
 }
