@@ -197,11 +197,13 @@ static int take_keys(const lg_model_config *source, void *ret)
     static const char *const own[] = {KEY_HEIGHT, KEY_WIDTH, KEY_TEXT_LENGTH};
     cJSON *o = ret;
     for (const cJSON *j = source->root->child; j; j = j->next) {
-        bool skip = cJSON_GetObjectItemCaseSensitive(o, j->string);
+        bool skip = cJSON_GetObjectItemCaseSensitive(o, j->string) &&
+                    strcmp(j->string, "upcast_attention"); /* for fp16, to others */
         for (size_t i = 0; i < LG_ARRAY_LEN(own); i++) skip |= !strcmp(j->string, own[i]);
         if (skip) continue;
         cJSON *copy = cJSON_Duplicate(j, true);
         LG_ASSERT(copy);
+        cJSON_DeleteItemFromObjectCaseSensitive(o, j->string); /* one that means nothing here */
         cJSON_AddItemToObject(o, j->string, copy);
     }
     return 0;
