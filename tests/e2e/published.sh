@@ -101,3 +101,13 @@ tiny "$T/again" --set pipeline="$T/made" --set trainer.max_steps=1 --set trainer
 expect "a run from what was exported" 0 $?
 check "begins with its weights" cmp "$(checkpoint_of "$T/again" 1)/model/diffusion_pytorch_model.safetensors" \
     "$T/made/transformer/diffusion_pytorch_model.safetensors"
+
+# The examples, with tiny models in the place of the published ones.
+check "a DiT's folder" "$RANDOM_MODEL" pipeline --preset tiny-dit "$T/dit"
+example() { # NAME PIPELINE
+    timeout 60 "$LGSUP" check "$e2e_root/examples/$1.toml" --set pipeline="$T/$2" --set data.path="$MICRO/data" --set data.size=32 \
+        --set device=host --set precision=fp32 --set 'sample.captions=["3"]' --set job.dir="$T/none"
+}
+check "examples/dit-xl-2.toml" example dit-xl-2 dit
+check "examples/pixart-alpha.toml" example pixart-alpha pixart
+check "examples/pixart-sigma.toml" example pixart-sigma pixart
