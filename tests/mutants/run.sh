@@ -61,6 +61,11 @@ tests_of() {
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/denoiser.*) echo denoiser_recompute ;;
+    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref ;;
+    stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
+    stages/trainer/batch.*) echo batch e2e:published ;;
+    supervisor/commands/export.*) echo e2e:published ;;
+    kernels/ref64/diffusion.* | kernels/host/isa_train.*) echo ops_ref ops_fd ops_host ;;
     kernels/*) echo heartbeat ;;
     stages/stage_memory.*) echo heartbeat ;;
     stages/io/picture*) echo picture_work picture ;;

@@ -104,8 +104,7 @@ static struct lg_publishing publishing(const struct world *w)
     size_t n = w->params.count;
     const float *v = w->values;
     return (struct lg_publishing){.run_dir = RUN,
-                                  .net = &w->net,
-                                  .params = &w->params,
+                                  .net = {.config = &w->net, .params = &w->params},
                                   .state = {.w = v, .m = v + n, .v = v + 2 * n, .ema = v + 3 * n}};
 }
 
