@@ -76,7 +76,7 @@ static struct vb first_step(double x0, double L, double difference)
     if (x0 < -BIN_OPEN) below = low_slope = 0;
     if (x0 > BIN_OPEN) above = 1, high_slope = 0;
     const double p = above - below;
-    if (!(p > LEAST)) return (struct vb){-log(LEAST), 0};
+    if (p <= LEAST) return (struct vb){-log(LEAST), 0}; /* NaN stays */
     return (struct vb){-log(p), (high_slope * high - low_slope * low) / (2 * p)};
 }
 

@@ -332,8 +332,7 @@ lg_tensor lg_net_attention(lg_net *n, struct lg_attention a)
     return o;
 }
 
-/* (N, D) */
-static lg_tensor waves_mlp(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name)
+lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name)
 {
     lg_tensor waves = lg_net_value(n, "waves", lg_t2(NULL, n->type, t.dim[0], FREQUENCIES));
     LG_NET_RECORD(n, timestep_embedding_forward, .t = t, .out = waves, .freq_shift = freq_shift);
@@ -343,14 +342,9 @@ static lg_tensor waves_mlp(lg_net *n, lg_tensor t, int64_t D, double freq_shift,
                          name);
 }
 
-lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name)
-{
-    return waves_mlp(n, t, D, freq_shift, name);
-}
-
 void lg_net_numbers_into(lg_net *n, lg_tensor v, int64_t D, lg_tensor y, const char *name)
 {
-    lg_tensor h = waves_mlp(n, v, D, 0, name);
+    lg_tensor h = lg_net_timestep(n, v, D, 0, name);
     LG_ASSERT(y.dim[0] * y.dim[1] == v.dim[0] * D);
     LG_NET_RECORD(n, copy_rows, .x = lg_at(h, 0, lg_t2(NULL, n->type, y.dim[0], y.dim[1])), .y = y);
 }

@@ -134,7 +134,7 @@ lg_tensor lg_net_attention(lg_net *n, struct lg_attention a);
 lg_tensor lg_net_self_attention(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,
                                 const char *name);
 
-/* linear_2(silu(linear_1(sinusoids of t))): (B, D). freq_shift: diffusers' downscale_freq_shift. */
+/* linear_2(silu(linear_1(sinusoids of t))) of numbers t (N): (N, D). freq_shift: diffusers' downscale_freq_shift. */
 lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name);
 /* Row ids[m] of a table (rows, D): (M, D). */
 lg_tensor lg_net_embedding(lg_net *n, lg_tensor ids, int64_t rows, int64_t D, const char *name);
