@@ -101,11 +101,12 @@ static int hash_weights_file(const char *dir, const char *name, XXH3_state_t *st
     return 0;
 }
 
-/* STEM-00001-of-00002.safetensors */
+/* STEM-00001-of-00002.safetensors, or the variant STEM.fp16.safetensors, STEM.fp16-00001-of-00002.safetensors */
 static bool is_part(const char *name, const char *stem)
 {
     size_t n = strlen(name), s = strlen(stem), ext = strlen(".safetensors");
-    return n > s + 1 + ext && strncmp(name, stem, s) == 0 && name[s] == '-' &&
+    return n > s + 1 + ext && strncmp(name, stem, s) == 0 &&
+           (name[s] == '-' || strncmp(name + s, ".fp16", 5) == 0) &&
            strcmp(name + n - ext, ".safetensors") == 0;
 }
 

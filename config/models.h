@@ -1,7 +1,8 @@
 /* What the plan needs to know of the models it names, read from their folders without loading a
- * weight. Internal to config/; the nets themselves read the rest (stages/nets). */
+ * weight. The nets themselves read the rest (stages/nets). */
 #pragma once
 #include "base/check.h"
+#include "base/fs.h"
 
 struct lg_vae_info {
     int latent_channels;

@@ -250,7 +250,7 @@ static int set_isa(lg_plan *p, const char *isa)
 
 /* Of the models that a run reads and never writes; 0: there is none. */
 struct identities {
-    uint64_t vae, text, base; /* base: what an adapter adapts */
+    uint64_t vae, text, from, base; /* from: what the transformer begins with; base: what an adapter adapts */
 };
 
 static uint64_t hash_bits(const lg_config *c, const struct identities *of)
@@ -268,6 +268,7 @@ static uint64_t hash_bits(const lg_config *c, const struct identities *of)
     }
     if (lg_config_updates_for_gpu(c)) fputs("updates=host;", out);
     fprintf(out, "vae=%016" PRIx64 ";text=%016" PRIx64 ";", of->vae, of->text);
+    if (c->model_from[0]) fprintf(out, "from=%016" PRIx64 ";", of->from);
     if (of->base) fprintf(out, "base=%016" PRIx64 ";", of->base);
     LG_ASSERT(lg_close_text(out) == 0);
     uint64_t hash = lg_hash(text, bytes);
@@ -320,7 +321,7 @@ static int find_base(const lg_config *c, uint64_t *ret)
     char dir[LG_PATH_BYTES];
     *ret = 0;
     if (!strcmp(c->adapter_kind, "none")) return 0;
-    LG_TRY(lg_checkpoint_weights_dir(c->trainer_init_from, "ema", dir));
+    LG_TRY(lg_checkpoint_weights_dir(lg_config_begins_with(c), "ema", dir));
     return lg_denoiser_identity(dir, ret);
 }
 
@@ -333,6 +334,7 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     LG_TRY(set_isa(&p, isa));
     LG_TRY(plan_latents(&p, c, &of.vae));
     LG_TRY(plan_conditioning(&p, c, &of.text));
+    if (c->model_from[0]) LG_TRY(lg_denoiser_identity(c->model_from, &of.from));
     LG_TRY(find_base(c, &of.base));
     p.batch = c->trainer_global_batch_size;
     p.sequence = (int)c->parallel_sp;
@@ -384,8 +386,8 @@ int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret)
         if (strcmp(before, now) == 0) continue;
         if (fields[i].type == FIELD_HASH)
             return LG_FAIL(LG_ERR_MISMATCH,
-                           "a [bits] key, or a file of vae.model, text.model or of the model that "
-                           "an adapter adapts, is not what it was when "
+                           "a [bits] key, or a file of vae.model, text.model, model.from or of the "
+                           "model that an adapter adapts, is not what it was when "
                            "the run began: restore it, or choose another job.dir");
         if (fields[i].offset == offsetof(lg_plan, sums_micro_batches))
             return LG_FAIL(

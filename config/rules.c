@@ -8,6 +8,7 @@
 #include "config/models.h"
 #include "config/param_groups.h"
 #include "config/plan.h"
+#include "config/pretrained.h"
 #include "config/problems.h"
 #include "config/recompute.h"
 #include "config/schema.h"
@@ -242,6 +243,7 @@ static void check_model(struct rules *r)
 {
     const lg_config *c = r->c;
     struct lg_vae_info vae;
+    if (c->model_from[0]) lg_pretrained_compare(c, &r->problems);
     if (c->model_hidden % c->model_heads != 0)
         broken(r, "model.hidden",
                "model.hidden = %lld does not divide by model.heads = %lld: change one of them",
@@ -347,10 +349,10 @@ static void check_adapter(struct rules *r)
 {
     const lg_config *c = r->c;
     if (strcmp(c->adapter_kind, "none")) {
-        if (!c->trainer_init_from[0])
+        if (!lg_config_begins_with(c)[0])
             broken(r, "adapter.kind",
-                   "adapter.kind = \"%s\" adapts a model that is there: name its folder, or a "
-                   "checkpoint, as trainer.init_from",
+                   "adapter.kind = \"%s\" adapts a model that is there: name its folder as model.from "
+                   "or pipeline, or a checkpoint as trainer.init_from",
                    c->adapter_kind);
         return;
     }
@@ -393,6 +395,55 @@ static void check_training(struct rules *r)
                (long long)c->trainer_warmup_steps, (long long)steps,
                c->trainer_lr_steps ? "trainer.lr_steps" : "trainer.max_steps",
                c->trainer_lr_schedule);
+}
+
+static bool is_objective(const lg_config *c, const char *name)
+{
+    return strcmp(c->trainer_objective, name) == 0;
+}
+
+/* What belongs to some objectives alone. */
+static void check_noise(struct rules *r)
+{
+    const lg_config *c = r->c;
+    const bool flow = is_objective(c, "flow"), linear = !strcmp(c->trainer_beta_schedule, "linear");
+    const struct {
+        const char *key, *of;
+        bool is_set, fits;
+    } keys[] = {
+        {"trainer.flow_shift", "flow", c->trainer_flow_shift != 1, flow},
+        {"trainer.loss_weighting", "flow", strcmp(c->trainer_loss_weighting, "none") != 0, flow},
+        {"trainer.beta_schedule", "eps or v", !linear, !flow},
+        {"trainer.beta_start", "eps or v", c->trainer_beta_start != 1e-4, !flow},
+        {"trainer.beta_end", "eps or v", c->trainer_beta_end != 0.02, !flow},
+        {"trainer.zero_snr", "v", c->trainer_zero_snr, is_objective(c, "v")},
+        {"sample.sampler", "flow", !strcmp(c->sample_sampler, "euler"), flow},
+        {"sample.sampler", "eps or v",
+         !strcmp(c->sample_sampler, "ddim") || !strcmp(c->sample_sampler, "dpm++"), !flow},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(keys); i++)
+        if (keys[i].is_set && !keys[i].fits)
+            broken(r, keys[i].key,
+                   "%s has no meaning with trainer.objective = \"%s\", it is for %s: remove it",
+                   keys[i].key, c->trainer_objective, keys[i].of);
+    if (c->trainer_beta_start > c->trainer_beta_end)
+        broken(r, "trainer.beta_start",
+               "trainer.beta_start = %g is above trainer.beta_end = %g: noise grows with time",
+               c->trainer_beta_start, c->trainer_beta_end);
+}
+
+static void check_variance(struct rules *r)
+{
+    const lg_config *c = r->c;
+    const bool trained = strcmp(c->trainer_variance_loss, "none") != 0;
+    if (!c->model_learned_variance && !trained)
+        broken(r, "trainer.variance_loss",
+               "trainer.variance_loss = \"none\" without model.learned_variance: remove it");
+    if (c->model_learned_variance && trained && !is_objective(c, "eps"))
+        broken(r, "trainer.variance_loss",
+               "trainer.objective = \"%s\", but a learned variance is trained with \"eps\" alone: "
+               "set the objective to that, or trainer.variance_loss to \"none\"",
+               c->trainer_objective);
 }
 
 static void check_memory(struct rules *r)
@@ -499,6 +550,8 @@ int lg_config_check(const lg_config *c)
     check_window(&r);
     check_training(&r);
     check_adapter(&r);
+    check_noise(&r);
+    check_variance(&r);
     check_memory(&r);
     check_previews(&r);
     return lg_problems_end(&r.problems, LG_ERR_CONFIG, c->file);

@@ -53,7 +53,9 @@ struct lg_slot {
     int32_t label;
     int32_t text_length; /* number of tokens, >= 1 */
     uint32_t is_void;    /* keeps its place with weight 0 */
-    uint32_t reserved[13];
+    /* of the picture as it was stored, in pixels; without one, of what latents stand for */
+    uint32_t original_height, original_width;
+    uint32_t reserved[11];
 };
 static_assert(sizeof(struct lg_slot) == 128, "two cache lines");
 

@@ -18,6 +18,7 @@ struct lg_contents {
     const struct lg_adapter *adapter; /* NULL, or of rank 0: none */
     const char *base;                 /* the folder of the net that it adapts */
     const float *frozen;              /* what is not trained, where there is no adapter */
+    const char *source;               /* config.json whose other keys are kept, or NULL */
     struct lg_snapshot state;
 };
 /* Writes everything but the manifest into dir (created), each file fsynced. manifest gets the rows.

@@ -38,9 +38,10 @@ struct ckpt {
     size_t pinned;       /* bytes of the staging region that are pinned so far */
     int64_t retry_at_ns; /* 0: no failed attempt */
     int retry_s;
-    bool untidy;        /* old checkpoints wait to be removed */
-    int64_t tidy_at_ns; /* next try */
-    lg_manifest newest; /* that this process has published */
+    bool untidy;                /* old checkpoints wait to be removed */
+    int64_t tidy_at_ns;         /* next try */
+    char source[LG_PATH_BYTES]; /* config.json of the transformer that the run began with, or "" */
+    lg_manifest newest;         /* that this process has published */
 };
 
 static size_t staging_bytes(size_t params)
@@ -75,6 +76,8 @@ static int ckpt_open(lg_stage *st)
     struct ckpt *c = calloc(1, sizeof *c);
     LG_ASSERT(c);
     st->state = c;
+    if (st->config->model_from[0])
+        LG_TRY(lg_path(c->source, "%s/config.json", st->config->model_from));
     LG_TRY(lg_state_devices(st, c->device));
     LG_TRY(lg_trainer_state_open(st, c->device, &c->trainer));
     for (int r = 0; r < c->trainer->shards; r++) {
@@ -271,7 +274,8 @@ static int publish(lg_stage *st, const struct ckpt *c, lg_manifest *m, char dir[
                               .contents = {.net = &t->net,
                                            .params = &t->all,
                                            .adapter = &t->training.adapter,
-                                           .base = st->config->trainer_init_from,
+                                           .base = lg_config_begins_with(st->config),
+                                           .source = c->source[0] ? c->source : NULL,
                                            .frozen = frozen,
                                            .state = snapshot_of(c)}};
     int rc = lg_checkpoint_publish(&p, m, dir);

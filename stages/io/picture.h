@@ -33,9 +33,10 @@ enum {
 };
 
 typedef struct lg_picture {
-    int width, height; /* pixels */
-    uint8_t *rgb;      /* (height, width, 3), owned */
-    size_t capacity;   /* bytes at rgb, kept between decodes */
+    int width, height;               /* pixels */
+    int stored_width, stored_height; /* before the JPEG decoder shrank it */
+    uint8_t *rgb;                    /* (height, width, 3), owned */
+    size_t capacity;                 /* bytes at rgb, kept between decodes */
 } lg_picture;
 
 /* Decodes into *pic, a zeroed or earlier used picture, whose memory is reused. `side_min` > 0 lets

@@ -117,7 +117,7 @@ static int open_tokenizer(lg_stage *st, struct loader *l)
         return lg_stage_park(st, "%.160s has changed since the run began: put the old file back",
                              path);
     lg_err_clear(); /* a file that cannot be read is told below */
-    int rc = lg_tokenizer_open(st->config->text_model, &l->tokenizer);
+    int rc = lg_tokenizer_open(path, &l->tokenizer);
     if (rc == LG_ERR_CORRUPT || rc == LG_ERR_MISMATCH || rc == LG_ERR_NOTFOUND)
         return lg_stage_park(st, "%s", lg_err_message()); /* no restart would mend the file */
     LG_TRY(rc);
@@ -208,6 +208,9 @@ static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
         if (pixel_bytes) memset(pixels, 0, pixel_bytes);
     }
     slot->is_void = is_void;
+    const bool known = !is_void && l->sample.stored_height > 0;
+    slot->original_height = (uint32_t)(known ? l->sample.stored_height : l->rule.size);
+    slot->original_width = (uint32_t)(known ? l->sample.stored_width : l->rule.size);
     slot->item = l->sample.item;
     slot->key_hash = l->sample.key_hash;
     slot->label = is_void ? st->plan.num_classes : (int32_t)l->sample.label;

@@ -38,6 +38,10 @@ int lg_denoiser_config_check(const struct lg_denoiser_config *c)
          DEPTH_MAX);
     WANT(c->mlp_ratio == 4, "mlp_ratio = %d; diffusers' models have 4 built in, set it to 4",
          c->mlp_ratio);
+    WANT(c->sample_size >= 0 && c->sample_size <= LG_MODEL_SIDE_MAX,
+         "sample_size = %d; 1 to %d are possible", c->sample_size, LG_MODEL_SIDE_MAX);
+    WANT(c->interpolation >= 0 && c->interpolation < 1e6,
+         "interpolation_scale = %g; it lies between 0 and 1e6", c->interpolation);
     WANT(c->norm_eps > 0 && c->norm_eps < 1, "norm_eps = %g; it lies between 0 and 1", c->norm_eps);
 #undef WANT
     return lg_model_of(c->kind)->check(c);
@@ -88,10 +92,18 @@ static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, in
         in.text = lg_t3(NULL, n->type, B, c->text_length, c->text_dim);
         in.text_length = lg_t1(NULL, LG_I32, B);
     }
+    if (c->size_conditions) {
+        in.size = lg_t1(NULL, n->stats, 2 * B);
+        in.ratio = lg_t1(NULL, n->stats, B);
+    }
     return in;
 }
 
 static const struct lg_training ALL = {0};
+static lg_tensor output_shape(const struct lg_denoiser_config *c, lg_tensor x)
+{
+    return lg_t4(NULL, x.dtype, x.dim[0], lg_denoiser_out_channels(c), x.dim[2], x.dim[3]);
+}
 
 /* One run of the description for its parameters and products. */
 static lg_net declared(const struct lg_denoiser_config *c, const struct lg_adapter *adapter)
@@ -99,7 +111,7 @@ static lg_net declared(const struct lg_denoiser_config *c, const struct lg_adapt
     lg_net n = lg_net_declare(1);
     n.adapter = *adapter;
     struct lg_model_input in = input_shapes(c, c->height, &n);
-    lg_model_of(c->kind)->describe(&n, c, &in, in.x);
+    lg_model_of(c->kind)->describe(&n, c, &in, output_shape(c, in.x));
     return n;
 }
 
@@ -175,6 +187,8 @@ static void bind_inputs(lg_graph *g, struct lg_model_input *in)
         [BOUND_LABEL] = {"label", &in->label},
         [BOUND_TEXT] = {"text", &in->text},
         [BOUND_TEXT_LENGTH] = {"text length", &in->text_length},
+        [BOUND_SIZE] = {"size", &in->size},
+        [BOUND_RATIO] = {"ratio", &in->ratio},
         [BOUND_POSITIONS] = {"positions", &in->positions},
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(bound); i++) {
@@ -219,7 +233,8 @@ static lg_net record(lg_denoiser *net)
     if (lg_sequence_is_split(&n.sequence))
         n.tokens = lg_cut_evenly(1, c->height / c->patch, c->width / c->patch, n.sequence.degree);
     bind_inputs(n.g, &in);
-    lg_tensor out = lg_graph_bind(n.g, "out", in.x), dout = lg_graph_bind(n.g, "d out", in.x);
+    const lg_tensor shape = output_shape(c, in.x);
+    lg_tensor out = lg_graph_bind(n.g, "out", shape), dout = lg_graph_bind(n.g, "d out", shape);
     lg_net_bind(&n);
     net->model->describe(&n, c, &in, out);
     if (net->mode.train) add_backward(net, &n, out, dout);
@@ -419,8 +434,13 @@ static int upload_positions(lg_denoiser *net)
     lg_stream *s = NULL;
     float *host = malloc((size_t)(tokens(c, c->height) * c->hidden) * sizeof *host);
     LG_ASSERT(host);
-    lg_net_positions(c->height / c->patch, c->width / c->patch, c->hidden, net->model->scale(c),
-                     host);
+    const int side = c->sample_size ? c->sample_size : c->height;
+    const struct lg_grid grid = {.rows = c->height / c->patch,
+                                 .columns = c->width / c->patch,
+                                 .base = side / c->patch,
+                                 .scale = c->interpolation > 0 ? c->interpolation
+                                                               : net->model->scale(side)};
+    lg_net_positions(&grid, c->hidden, host);
     int rc;
     LG_TRY_GOTO(rc, lg_device_alloc(net->device, bytes, &staged), out);
     LG_TRY_GOTO(rc, lg_stream_open(net->device, &s), out);

@@ -18,7 +18,7 @@
 
 struct lg_denoiser_config {
     lg_denoiser_kind kind;
-    int channels; /* of the latent; out = in */
+    int channels; /* of the latent */
     int height;   /* of the latent */
     int width;    /* of the latent */
     int patch;    /* patch size p: tokens T = (height / p) (width / p) */
@@ -30,13 +30,29 @@ struct lg_denoiser_config {
     int text_length; /* PixArt: L */
     int text_dim;    /* PixArt: width of the text encoder's states */
     double norm_eps; /* 1e-6 */
+    bool
+        learned_variance; /* behind the latent's channels of the output come as many of a variance */
+    int sample_size;      /* side of the latent by which positions are counted; 0: height */
+    double
+        interpolation; /* positions are divided by it; 0: the model's max(sample_size / 64, 1) or 1 */
+    bool
+        size_conditions; /* PixArt-alpha 1024: the picture's original size and its ratio are conditions */
+    bool no_attention_bias; /* q, k, v have none */
 };
+static inline int lg_denoiser_out_channels(const struct lg_denoiser_config *c)
+{
+    return c->channels * (c->learned_variance ? 2 : 1);
+}
 
 /* Says which field is impossible and why (hidden % heads, height % patch ...). */
 int lg_denoiser_config_check(const struct lg_denoiser_config *c);
-/* Reads/writes diffusers' config.json. */
+/* Reads/writes diffusers' config.json, also those of the old class Transformer2DModel. Absent keys have the class's
+ * defaults; whether size_conditions are there is asked of the weights beside it, if any are. height and width: sample_size,
+ * or what a model trained here at another size says in keys of its own. */
 int lg_denoiser_config_load(const char *path, struct lg_denoiser_config *ret);
-int lg_denoiser_config_save(const struct lg_denoiser_config *c, const char *path);
+/* With those keys of `source`, another config.json of diffusers, that are none of ours. NULL: none. */
+int lg_denoiser_config_save(const struct lg_denoiser_config *c, const char *source,
+                            const char *path);
 /* The parameter table, in a fixed order, everything trained. Free with lg_params_free. */
 int lg_denoiser_params(const struct lg_denoiser_config *c, lg_params *ret);
 
@@ -54,8 +70,8 @@ double lg_denoiser_flops(const struct lg_denoiser_config *c);
 
 /* Loading and saving in diffusers layout: DIR/config.json +
  * DIR/diffusion_pytorch_model.safetensors. The DiT's single timestep/label embedder is saved under
- * every block's name, and unequal ones are refused at load. weights: host fp32, the whole flat
- * buffer. Save writes into an existing directory, with fsync of each file; it is the caller who
+ * every block's name, and unequal ones are refused at load. Read are also sharded weights and the variant .fp16.
+ * (weights.h), of f32, f16 or bf16. weights: host fp32, the whole flat buffer. source: as above. Save writes into an existing directory, with fsync of each file; it is the caller who
  * publishes the directory. */
 int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights);
 /* Elements [first, first + count) of another of its tables, or of a part of one. */
@@ -65,6 +81,7 @@ int lg_denoiser_load_range(const struct lg_denoiser_config *c, const lg_params *
 struct lg_denoiser_weights {
     const lg_params *t;
     const float *trained, *frozen;
+    const char *source; /* as above */
 };
 int lg_denoiser_save(const struct lg_denoiser_config *c, const char *dir,
                      const struct lg_denoiser_weights *w);
@@ -83,7 +100,7 @@ struct lg_denoiser_mode {
 /* A rank's band of the latent, when the sequence is split: x, out and d out are (B, C, height, W) of rows
  * [first, first + height), by lg_send from a whole one (noise is drawn by the element's number in that). All other
  * inputs are those of the whole net, and so are weights. Means over the band times `share` are its terms of means over the
- * latent: that of the loss, and lg_mse_loss gets a sample's weight times `share`. */
+ * latent: that of the loss, and lg_mse_loss and lg_learned_range_loss get a sample's weight times `share`. */
 struct lg_band {
     int first, height;
     double share;
@@ -122,8 +139,11 @@ struct lg_denoiser_input {
     lg_tensor label; // (B) i32: DiT
     lg_tensor text;  // (B, L, E): PixArt
     lg_tensor text_length; // (B) i32, >= 1: PixArt; keys beyond it are masked
+    lg_tensor
+        size; // (B, 2) of t's type: with size_conditions, the original height and width in pixels
+    lg_tensor ratio; // (B) of t's type: with size_conditions, height / width of what is trained on
 };
-/* out (B, C, H, W). With train, keeps what the backward needs. Forward and backward give the stream
+/* out (B, C or 2C, H, W), as dout. With train, keeps what the backward needs. Forward and backward give the stream
  * the net's own scratch memory: a caller whose other operations need some sets it again. */
 void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
                          const struct lg_denoiser_input *in, lg_tensor out);

@@ -103,9 +103,15 @@ static void check_input(const lg_denoiser *net, const struct lg_denoiser_input *
     const struct lg_denoiser_config *c = &net->config;
     const int64_t B = net->mode.batch, want[4] = {B, c->channels, net->band.height, c->width};
     const lg_dtype type = lg_device_dtype(net->device);
-    for (int i = 0; i < 4; i++) LG_ASSERT(in->x.dim[i] == want[i] && out.dim[i] == want[i]);
+    for (int i = 0; i < 4; i++)
+        LG_ASSERT(in->x.dim[i] == want[i] &&
+                  out.dim[i] == (i == 1 ? lg_denoiser_out_channels(c) : want[i]));
     LG_ASSERT(in->x.dtype == type && out.dtype == type);
     LG_ASSERT(in->t.dim[0] == B && in->t.dtype == lg_denoiser_grad_type(net->device));
+    if (c->size_conditions) {
+        LG_ASSERT(lg_numel(&in->size) == 2 * B && in->size.dtype == in->t.dtype);
+        LG_ASSERT(lg_numel(&in->ratio) == B && in->ratio.dtype == in->t.dtype);
+    }
     if (lg_denoiser_info(c->kind)->labels) LG_ASSERT(in->label.rank == 1 && in->label.dim[0] == B);
     if (!lg_denoiser_info(c->kind)->text) return;
     LG_ASSERT(in->text.rank == 3 && in->text.dim[0] == B && in->text.dtype == type);
@@ -121,6 +127,8 @@ static void begin(lg_denoiser *net, const struct lg_denoiser_input *in, lg_tenso
     net->bound[BOUND_LABEL] = in->label.data;
     net->bound[BOUND_TEXT] = in->text.data;
     net->bound[BOUND_TEXT_LENGTH] = in->text_length.data;
+    net->bound[BOUND_SIZE] = in->size.data;
+    net->bound[BOUND_RATIO] = in->ratio.data;
     net->bound[BOUND_POSITIONS] = net->positions;
 }
 

@@ -413,12 +413,19 @@ lg_tensor lg_net_attention(lg_net *n, struct lg_attention a)
 
 lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name)
 {
-    lg_tensor waves = lg_net_value(n, "waves", lg_t2(NULL, n->type, n->batch, FREQUENCIES));
+    lg_tensor waves = lg_net_value(n, "waves", lg_t2(NULL, n->type, t.dim[0], FREQUENCIES));
     LG_NET_RECORD(n, timestep_embedding_forward, .t = t, .out = waves, .freq_shift = freq_shift);
     struct lg_layer up = {.out = D, .init = LG_NET_NORMAL, .act = LG_ACT_SILU};
     lg_tensor h = lg_net_linear(n, waves, up, "%s.linear_1", name);
     return lg_net_linear(n, h, (struct lg_layer){.out = D, .init = LG_NET_NORMAL}, "%s.linear_2",
                          name);
+}
+
+void lg_net_numbers_into(lg_net *n, lg_tensor v, int64_t D, lg_tensor y, const char *name)
+{
+    lg_tensor h = lg_net_timestep(n, v, D, 0, name);
+    LG_ASSERT(y.dim[0] * y.dim[1] == v.dim[0] * D);
+    LG_NET_RECORD(n, copy_rows, .x = lg_at(h, 0, lg_t2(NULL, n->type, y.dim[0], y.dim[1])), .y = y);
 }
 
 lg_tensor lg_net_embedding(lg_net *n, lg_tensor ids, int64_t rows, int64_t D, const char *name)
@@ -453,17 +460,18 @@ void lg_net_unpatchify(lg_net *n, lg_tensor x, int patch, lg_tensor out)
 
 /* Token (i, j) gets D/2 features of its column j (yes, the column first, as diffusers' comment
  * "here w goes first" says), then D/2 of its row i: each D/4 sines, then D/4 cosines. diffusers: coordinate /
- * (grid / base_size) / interpolation_scale, base_size of the height; coordinates are fp32 there, products and
- * sines fp64. */
-void lg_net_positions(int rows, int columns, int D, int scale, float *ret)
+ * (grid / base_size) / interpolation_scale; coordinates are fp32 there, products and sines fp64. */
+void lg_net_positions(const struct lg_grid *grid, int D, float *ret)
 {
     const int quarter = D / 4;
-    const float base = (float)rows, inter = (float)scale;
-    for (int i = 0; i < rows; i++) {
-        for (int j = 0; j < columns; j++) {
-            float at[2] = {(float)j / ((float)columns / base) / inter, (float)i / inter};
+    const float scale = (float)grid->scale;
+    const float wide = (float)((double)grid->columns / grid->base);
+    const float high = (float)((double)grid->rows / grid->base);
+    for (int i = 0; i < grid->rows; i++) {
+        for (int j = 0; j < grid->columns; j++) {
+            const float at[2] = {(float)j / wide / scale, (float)i / high / scale};
             for (int axis = 0; axis < 2; axis++) {
-                float *out = ret + ((size_t)i * (size_t)columns + (size_t)j) * (size_t)D +
+                float *out = ret + ((size_t)i * (size_t)grid->columns + (size_t)j) * (size_t)D +
                              (size_t)(axis * 2 * quarter);
                 for (int k = 0; k < quarter; k++) {
                     double a = (double)at[axis] / pow(10000.0, (double)k / quarter);

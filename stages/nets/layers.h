@@ -143,7 +143,7 @@ lg_tensor lg_net_attention(lg_net *n, struct lg_attention a);
 lg_tensor lg_net_self_attention(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,
                                 const char *name);
 
-/* linear_2(silu(linear_1(sinusoids of t))): (B, D). freq_shift: diffusers' downscale_freq_shift. */
+/* linear_2(silu(linear_1(sinusoids of t))) of numbers t (N): (N, D). freq_shift: diffusers' downscale_freq_shift. */
 lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name);
 /* Row ids[m] of a table (rows, D): (M, D). */
 lg_tensor lg_net_embedding(lg_net *n, lg_tensor ids, int64_t rows, int64_t D, const char *name);
@@ -153,5 +153,13 @@ lg_tensor lg_net_patches(lg_net *n, lg_tensor x, int patch, lg_tensor positions,
 /* Patches out: x (B, T, p p C) -> out (B, C, H, W). */
 void lg_net_unpatchify(lg_net *n, lg_tensor x, int patch, lg_tensor out);
 
-/* diffusers' get_2d_sincos_pos_embed: (rows columns, D) into ret. scale: interpolation_scale. */
-void lg_net_positions(int rows, int columns, int D, int scale, float *ret);
+/* The same of several numbers a sample, v (B k): their vectors of D behind each other, into a part y (B, k D) of a value. */
+void lg_net_numbers_into(lg_net *n, lg_tensor v, int64_t D, lg_tensor y, const char *name);
+
+/* diffusers' get_2d_sincos_pos_embed: (rows columns, D) into ret. A row's coordinate goes from 0 to base / scale
+ * (base_size, interpolation_scale), whatever their number, and so does a column's. */
+struct lg_grid {
+    int rows, columns, base;
+    double scale;
+};
+void lg_net_positions(const struct lg_grid *grid, int D, float *ret);

@@ -44,11 +44,20 @@ static int begin_micro(lg_stage *st, struct trainer *t, uint64_t step, uint64_t 
 static void begin_backward(struct trainer *t)
 {
     const struct lg_batch_tensors *b = lg_batch_tensors(t->batch);
-    lg_mse_loss(t->stream, &(struct lg_mse_loss_args){.pred = t->pred,
-                                                      .target = b->target,
-                                                      .weight = b->weight,
-                                                      .loss = t->loss,
-                                                      .dpred = t->pred});
+    if (b->terms.rank)
+        lg_learned_range_loss(t->stream, &(struct lg_learned_range_loss_args){.pred = t->pred,
+                                                                              .target = b->target,
+                                                                              .x_t = b->in.x,
+                                                                              .terms = b->terms,
+                                                                              .weight = b->weight,
+                                                                              .loss = t->loss,
+                                                                              .dpred = t->pred});
+    else
+        lg_mse_loss(t->stream, &(struct lg_mse_loss_args){.pred = t->pred,
+                                                          .target = b->target,
+                                                          .weight = b->weight,
+                                                          .loss = t->loss,
+                                                          .dpred = t->pred});
     lg_stream_download(t->stream, t->host_loss, t->loss.data, lg_tensor_bytes(&t->loss));
     lg_denoiser_begin_backward(t->net, &b->in, t->pred, lg_gradients_accumulate(t->gradients));
 }
@@ -87,7 +96,7 @@ static void end_micro(lg_stage *st, struct trainer *t, uint64_t step)
     const float *weight = lg_batch_weights(t->batch);
     const double scale = lg_rank_loss_scale(st, t, step);
     lg_stream_sync(t->stream);
-    for (int64_t i = 0; i < st->plan.micro_batch; i++)
+    for (int64_t i = 0; i < lg_numel(&t->loss); i++)
         t->loss_sum += (double)weight[i] * (double)t->host_loss[i] / scale;
     lg_gradients_end_micro(t->gradients, t->loss_sum);
     lg_exchanges_end_micro(t->exchanges, t->micro);

@@ -32,7 +32,7 @@ struct trainer {
     size_t shard;     /* elements that this rank owns */
     unsigned needs;   /* window fields a micro-batch needs */
     lg_dtype type;    /* of the computation */
-    float *host_loss; // (micro batch)
+    float *host_loss; // as loss
     lg_tensor pred, loss;
     lg_mark reduced_of, forward_of; /* the step that the private buffers hold */
     uint64_t micro_done;            /* micro-batches of step forward_of that are done */

@@ -109,8 +109,8 @@ static int find_bytes_of_part(const lg_config *c, const lg_plan *p, lg_device *d
     struct lg_batch_options options;
     lg_denoiser *net = NULL;
     LG_TRY(lg_rank_batch(p, config, &mode, &options));
-    const int64_t pred =
-        p->micro_batch * config->channels * lg_rank_height(&options) * config->width;
+    const int64_t pred = p->micro_batch * lg_denoiser_out_channels(config) *
+                         lg_rank_height(&options) * config->width;
     const size_t batch =
         (size_t)pred * lg_dtype_bytes(lg_device_dtype(d)) + lg_batch_bytes(d, &options);
     LG_TRY(lg_denoiser_compile(d, config, &mode, &net));

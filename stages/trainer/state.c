@@ -5,6 +5,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What the keys of [model] do not say; the rest of it they say already (config/model_from.h). */
+static int take_from(const char *dir, struct lg_denoiser_config *ret)
+{
+    char path[LG_PATH_BYTES];
+    struct lg_denoiser_config from;
+    LG_TRY(lg_path(path, "%s/config.json", dir));
+    LG_TRY(lg_denoiser_config_load(path, &from));
+    if (from.channels != ret->channels)
+        return LG_FAIL(LG_ERR_CONFIG, "%s: \"in_channels\" is %d, but latents have %d channels",
+                       path, from.channels, ret->channels);
+    if (ret->text_dim && from.text_dim != ret->text_dim)
+        return LG_FAIL(LG_ERR_CONFIG, "%s: \"caption_channels\" is %d, but text.model has width %d",
+                       path, from.text_dim, ret->text_dim);
+    ret->norm_eps = from.norm_eps;
+    ret->sample_size = from.sample_size;
+    ret->interpolation = from.interpolation;
+    ret->size_conditions = from.size_conditions;
+    ret->no_attention_bias = from.no_attention_bias;
+    return 0;
+}
+
 int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret)
 {
     *ret = (struct lg_denoiser_config){
@@ -21,7 +42,9 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
         .text_length = p->text_length,
         .text_dim = p->text_dim,
         .norm_eps = 1e-6,
+        .learned_variance = c->model_learned_variance,
     };
+    if (c->model_from[0]) LG_TRY(take_from(c->model_from, ret));
     return lg_denoiser_config_check(ret);
 }
 
@@ -199,6 +222,9 @@ int lg_run_origin(lg_stage *st, lg_origin *ret, char ret_dir[LG_PATH_BYTES])
     } else if (st->config->trainer_init_from[0]) {
         *ret = LG_ORIGIN_INIT;
         snprintf(ret_dir, LG_PATH_BYTES, "%s", st->config->trainer_init_from);
+    } else if (st->config->model_from[0]) {
+        *ret = LG_ORIGIN_INIT;
+        snprintf(ret_dir, LG_PATH_BYTES, "%s", st->config->model_from);
     } else {
         *ret = LG_ORIGIN_SEED;
     }
@@ -228,7 +254,7 @@ int lg_frozen_read(lg_stage *st, const lg_trainer_state *s, size_t first, size_t
     lg_origin origin;
     LG_TRY(lg_run_origin(st, &origin, from));
     if (adapts) {
-        snprintf(from, sizeof from, "%s", st->config->trainer_init_from);
+        snprintf(from, sizeof from, "%s", lg_config_begins_with(st->config));
         origin = LG_ORIGIN_INIT;
     }
     switch (origin) {

@@ -94,8 +94,8 @@ int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int ran
 /* `bytes` rows of one process that has a context on every GPU with a state. */
 int lg_state_processes(const lg_config *c, int ranks, struct lg_stage_bytes *rows, int cap, int *n);
 
-/* Where a run's first state comes from: RUN/resume names a checkpoint, else trainer.init_from a
- * folder of weights, else the seed. */
+/* Where a run's first state comes from: RUN/resume names a checkpoint, else trainer.init_from or
+ * model.from a folder of weights, else the seed. */
 typedef enum lg_origin { LG_ORIGIN_SEED, LG_ORIGIN_INIT, LG_ORIGIN_RESUME } lg_origin;
 int lg_run_origin(lg_stage *st, lg_origin *ret, char ret_dir[LG_PATH_BYTES]);
 /* Elements [first, first + count) of the part of the table that is not trained, on the host: what the run's first state has

@@ -26,11 +26,7 @@ static int alloc(lg_device *d, size_t bytes, void *ret_pointer)
 static int open_rules(lg_stage *st, struct trainer *t)
 {
     const lg_config *c = st->config;
-    LG_TRY(lg_objective_parse(c->trainer_objective, &t->objective.kind));
-    t->objective.timesteps =
-        strcmp(c->trainer_timesteps, "uniform") ? LG_TIMESTEPS_LOGIT_NORMAL : LG_TIMESTEPS_UNIFORM;
-    t->objective.min_snr_gamma = c->trainer_min_snr_gamma;
-    LG_TRY(lg_objective_check(&t->objective));
+    LG_TRY(lg_objective_of(c, &t->objective));
     t->schedule = (struct lg_schedule){
         .kind = !strcmp(c->trainer_lr_schedule, "cosine")   ? LG_SCHEDULE_COSINE
                 : !strcmp(c->trainer_lr_schedule, "linear") ? LG_SCHEDULE_LINEAR
@@ -64,11 +60,12 @@ static int open_memory(lg_stage *st, struct trainer *t)
     LG_TRY(lg_frozen_open(st, t->device, t->state, &t->frozen));
     LG_TRY(lg_gradients_open(st, t->device, t->stream, t->state, t->net, &t->gradients));
     LG_TRY(lg_exchanges_open(st, t->device, t->stream, t->net, &t->exchanges));
-    t->pred = lg_t4(NULL, t->type, B, net->channels, lg_rank_height(&batch), net->width);
-    t->loss = lg_t1(NULL, LG_F32, B);
+    t->pred =
+        lg_t4(NULL, t->type, B, lg_denoiser_out_channels(net), lg_rank_height(&batch), net->width);
+    t->loss = net->learned_variance ? lg_t2(NULL, LG_F32, B, 2) : lg_t1(NULL, LG_F32, B);
     LG_TRY(alloc(t->device, lg_tensor_bytes(&t->pred), &t->pred.data));
     LG_TRY(alloc(t->device, lg_tensor_bytes(&t->loss), &t->loss.data));
-    t->host_loss = calloc((size_t)B, sizeof(float));
+    t->host_loss = calloc(1, lg_tensor_bytes(&t->loss));
     LG_ASSERT(t->host_loss);
     return 0;
 }
@@ -152,7 +149,8 @@ static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const 
         return lg_stage_park_if_lasting(st, read_checkpoint(st, t, dir, s),
                                         "the checkpoint cannot be read");
     if (origin == LG_ORIGIN_INIT && !t->state->training.adapter.rank)
-        return lg_stage_park_if_lasting(st, read_weights(st, t, dir, s), "trainer.init_from");
+        return lg_stage_park_if_lasting(st, read_weights(st, t, dir, s),
+                                        "the weights to begin with");
     draw_first(st, t, s);
     return 0;
 }

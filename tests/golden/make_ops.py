@@ -132,6 +132,40 @@ def cast():
     emit("CAST_BF16", x.bfloat16().view(torch.int16).int() & 0xFFFF, "uint16_t", "0x{:04x}")
 
 
+def learned_range():
+    """GaussianDiffusion.training_losses of "Improved DDPM" (MSE + variational bound, learned range): betas from 1e-4
+    to 0.02, one sample at each of five timesteps; x_0 reaches beyond the open bins."""
+    steps, C = torch.tensor([0, 0, 1, 500, 999]), 12
+    beta = torch.linspace(1e-4, 0.02, 1000)
+    bar = torch.cumprod(1 - beta, 0)
+    before = torch.cat([torch.ones(1), bar[:-1]])
+    posterior = beta * (1 - before) / (1 - bar)
+    low, high = torch.log(torch.cat([posterior[1:2], posterior[1:]])), torch.log(beta)
+    at = lambda a: a[steps][:, None]
+    x0, noise = 1.4 * wave(1, 5, C), wave(2, 5, C)
+    pred, v = (wave(3, 5, C) * torch.tensor([0.9, 0.02, 0.5, 1, 1])[:, None] + noise).requires_grad_(), wave(4, 5, C).requires_grad_()
+    x_t = at(bar).sqrt() * x0 + (1 - at(bar)).sqrt() * noise
+    mean = lambda start: (at(beta * before.sqrt() / (1 - bar)) * start
+                          + at((1 - before) * (1 - beta).sqrt() / (1 - bar)) * x_t)
+    predicted = mean((x_t - (1 - at(bar)).sqrt() * pred.detach()) / at(bar).sqrt())
+    log_variance = at(low) + (v + 1) / 2 * (at(high) - at(low))
+    kl = 0.5 * (-1 + log_variance - at(low) + torch.exp(at(low) - log_variance)
+                + (mean(x0) - predicted) ** 2 * torch.exp(-log_variance))
+    cdf = lambda x: 0.5 * (1 + torch.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+    scale = torch.exp(-0.5 * log_variance)
+    above, below = cdf(scale * (x0 - predicted + 1 / 255)), cdf(scale * (x0 - predicted - 1 / 255))
+    inside = torch.where(x0 < -0.999, above, torch.where(x0 > 0.999, 1 - below, above - below))
+    nll = -torch.log(inside.clamp(min=1e-12))
+    vb = torch.where(steps[:, None] == 0, nll, kl).mean(1) / np.log(2)
+    mse = ((noise - pred) ** 2).mean(1)
+    (mse.sum() + vb.sum()).backward()
+    emit("LEARNED_RANGE_PRED", torch.cat([pred, v], 1).detach())
+    emit("LEARNED_RANGE_NOISE", noise)
+    emit("LEARNED_RANGE_X_T", x_t)
+    emit("LEARNED_RANGE_LOSS", torch.stack([mse, vb], 1).detach())
+    emit("LEARNED_RANGE_DPRED", torch.cat([pred.grad, v.grad], 1))
+
+
 print("/* Made by make_ops.py; do not edit. */\n#pragma once\n#include <stdint.h>\n")
-for part in (adamw, attention, norms, conv, embeddings, patches, linear, activations, cast):
+for part in (adamw, attention, norms, conv, embeddings, patches, linear, activations, cast, learned_range):
     part()

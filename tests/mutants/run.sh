@@ -65,6 +65,12 @@ tests_of() {
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/denoiser.*) echo denoiser_recompute ;;
+    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref ;;
+    stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
+    stages/trainer/batch.*) echo batch e2e:published ;;
+    supervisor/commands/export.*) echo e2e:published ;;
+    kernels/ref64/diffusion.*) echo ops_ref ops_fd ;;
+    kernels/host/isa_train.*) echo ops_host ;;
     kernels/*) echo heartbeat ;;
     stages/stage_memory.*) echo heartbeat ;;
     stages/io/picture*) echo picture_work picture ;;
@@ -119,6 +125,7 @@ try() { # TREE NAME -> verdict on stdout
     local verdict="survived|"
     for t in $(tests_of "$file"); do
         local target=$build/tests/test_$t
+        case $file in kernels/host/* | kernels/ref64/*) target="all $target" ;; esac # which programs open by name
         case $t in e2e:*) target="all e2e-programs example-data" ;; *) [ -f "tests/unit/test_$t.c" ] || continue ;; esac
         if ! (cd "$tree" && env -u MAKEFLAGS -u MAKELEVEL make -s BUILD="$build" WARN=-w CWARN=-w $target) >"$log" 2>&1; then
             verdict="does not build|$(grep -m1 error "$log" | tr '|' ' ' | cut -c1-110)"

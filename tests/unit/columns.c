@@ -289,6 +289,21 @@ static void run_mse_loss(struct column_call *c)
                                            .dpred = lg_t4(c->out[0], LG_F32, ROWS, 1, 1, c->n)});
 }
 
+/* Variant 1: the first timestep. */
+static void run_learned_range_loss(struct column_call *c)
+{
+    static float weight[] = {0.7f, 0.3f};
+    float terms[] = {-0.4f, 0.9f, 0.8f, 1.1f, -0.6f, (float)c->variant};
+    lg_learned_range_loss(c->stream, &(struct lg_learned_range_loss_args){
+                                         .pred = lg_t4(c->in[0], LG_F32, 1, 2, 1, c->n),
+                                         .target = lg_t4(c->in[1], LG_F32, 1, 1, 1, c->n),
+                                         .x_t = lg_t4(c->in[2], LG_F32, 1, 1, 1, c->n),
+                                         .terms = lg_t2(terms, LG_F32, 1, 6),
+                                         .weight = lg_t2(weight, LG_F32, 1, 2),
+                                         .loss = lg_t2(g_left[0], LG_F32, 1, 2),
+                                         .dpred = lg_t4(c->out[0], LG_F32, 1, 2, 1, c->n)});
+}
+
 static void run_reduce_ranks(struct column_call *c)
 {
     const int64_t pieces = (c->n + LG_SQUARES_PIECE - 1) / LG_SQUARES_PIECE;

@@ -513,6 +513,24 @@ BUILD(mse_loss)
     lg_mse_loss(r->stream, &a);
 }
 
+/* Normals as terms: the samples whose last one is above 0 are at the first timestep. */
+BUILD(learned_range_loss)
+{
+    struct lg_learned_range_loss_args a = {0};
+    lg_tensor dpred;
+    op_in_out(r, z->alias, "dpred", OP_SAMPLE, &a.pred, &dpred, DIMS(z->B, 2 * z->C, z->H, z->W));
+    if (z->dpred)
+        a.dpred = dpred;
+    else
+        r->n_outs--, r->buffer[0].output = false;
+    a.target = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->C, z->H, z->W));
+    a.x_t = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->C, z->H, z->W));
+    a.terms = op_in(r, OP_SAMPLE | OP_STATS, 1, DIMS(z->B, 6));
+    a.weight = op_in_integers(r, r->stats, OP_SAMPLE, 0, 2, DIMS(z->B, 2)); /* 0: a void sample */
+    a.loss = op_out(r, "loss", OP_SAMPLE | OP_STATS, DIMS(z->B, 2));
+    lg_learned_range_loss(r->stream, &a);
+}
+
 BUILD(reduce_ranks)
 {
     struct lg_reduce_ranks_args a = {.count = (int)z->count};

@@ -6,6 +6,7 @@
  * is fp32 whatever the default type: 2^-24 of an angle of up to 999, 6e-5. */
 #include "base/check.h"
 #include "kernels/ops.h"
+#include "stages/nets/objective.h"
 #include "tests/golden/ops_golden.h"
 #include "tests/unit/ref64_fixture.h"
 #include <math.h>
@@ -385,6 +386,33 @@ static void reduce_ranks(void **state)
     assert_true(a[0] == 11 && a[1] == 22 && a[2] == 33 && squares == 121 + 484 + 1089);
 }
 
+/* The terms are the objective's (stages/nets/objective.h): one sample at each of make_ops.py's timesteps. */
+static void learned_range_as_in_improved_ddpm(void **state)
+{
+    enum { B = 5, C = 12 };
+    static const int steps[B] = {0, 0, 1, 500, 999};
+    const struct lg_objective o = {
+        .kind = LG_OBJECTIVE_EPS, .has_variance = true, .variance_weight = 1};
+    double terms[6 * B], weight[2 * B], loss[2 * B], dpred[2 * B * C];
+    for (int b = 0; b < B; b++) {
+        struct lg_objective_sample s;
+        lg_objective_at(&o, steps[b], &s);
+        memcpy(terms + 6 * b, s.variance, sizeof s.variance);
+        weight[2 * b] = s.weight, weight[2 * b + 1] = s.variance_weight;
+    }
+    lg_learned_range_loss(g_stream, &(struct lg_learned_range_loss_args){
+                                        .pred = T4((double *)LEARNED_RANGE_PRED, B, 2 * C, 1, 1),
+                                        .target = T4((double *)LEARNED_RANGE_NOISE, B, C, 1, 1),
+                                        .x_t = T4((double *)LEARNED_RANGE_X_T, B, C, 1, 1),
+                                        .terms = T2(terms, B, 6),
+                                        .weight = T2(weight, B, 2),
+                                        .loss = T2(loss, B, 2),
+                                        .dpred = T4(dpred, B, 2 * C, 1, 1)});
+    /* There a difference of two means enters, 1e-4 of them: that costs four digits. */
+    close_to("loss", loss, LEARNED_RANGE_LOSS, LG_ARRAY_LEN(loss), 1e-11);
+    close_to("dpred", dpred, LEARNED_RANGE_DPRED, LG_ARRAY_LEN(dpred), 1e-11);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -405,6 +433,7 @@ int main(void)
         cmocka_unit_test(pixels),
         cmocka_unit_test(diffuse),
         cmocka_unit_test(reduce_ranks),
+        cmocka_unit_test(learned_range_as_in_improved_ddpm),
     };
     return cmocka_run_group_tests(tests, ref64_open, ref64_close);
 }
