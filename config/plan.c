@@ -250,7 +250,8 @@ static int set_isa(lg_plan *p, const char *isa)
 
 /* Of the models that a run reads and never writes; 0: there is none. */
 struct identities {
-    uint64_t vae, text, from, base; /* from: what the transformer begins with; base: what an adapter adapts */
+    uint64_t vae, text, from,
+        base; /* from: what the transformer begins with; base: what an adapter adapts */
 };
 
 static uint64_t hash_bits(const lg_config *c, const struct identities *of)

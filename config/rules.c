@@ -350,10 +350,11 @@ static void check_adapter(struct rules *r)
     const lg_config *c = r->c;
     if (strcmp(c->adapter_kind, "none")) {
         if (!lg_config_begins_with(c)[0])
-            broken(r, "adapter.kind",
-                   "adapter.kind = \"%s\" adapts a model that is there: name its folder as model.from "
-                   "or pipeline, or a checkpoint as trainer.init_from",
-                   c->adapter_kind);
+            broken(
+                r, "adapter.kind",
+                "adapter.kind = \"%s\" adapts a model that is there: name its folder as model.from "
+                "or pipeline, or a checkpoint as trainer.init_from",
+                c->adapter_kind);
         return;
     }
     if (c->adapter_targets.n)

@@ -55,7 +55,8 @@ fail:
 /* One set of weights, in a folder of its own. */
 static int write_weights(const char *dir, const struct lg_contents *c, const float *trained)
 {
-    const struct lg_denoiser_weights w = {.t = c->params, .trained = trained, .frozen = c->frozen, .source = c->source};
+    const struct lg_denoiser_weights w = {
+        .t = c->params, .trained = trained, .frozen = c->frozen, .source = c->source};
     LG_TRY(lg_mkdirs(dir));
     if (is_adapter(c)) {
         const lg_params t = lg_params_trained(c->params);

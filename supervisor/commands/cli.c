@@ -31,7 +31,7 @@ struct words {
     const char *set[SETS_MAX];
     int n_sets;
     const char *units, *dir, *prefix, *bin, *out, *weights;
-    bool detach, set_aside, json, follow, once, kill;
+    bool merge, detach, set_aside, json, follow, once, kill;
 };
 
 struct command {
@@ -114,6 +114,8 @@ static int parse(const char *name, const char *allowed, int argc, char **argv, s
             LG_TRY(take_value(a, argc, argv, &i, &ret->out));
         } else if (!strcmp(a, "--weights") && strstr(allowed, "--weights")) {
             LG_TRY(take_value(a, argc, argv, &i, &ret->weights));
+        } else if (!strcmp(a, "--merge") && strstr(allowed, "--merge")) {
+            ret->merge = true;
         } else if (!strcmp(a, "--json") && strstr(allowed, "--json")) {
             ret->json = true;
         } else if (!strcmp(a, "--kill") && strstr(allowed, "--kill")) {
@@ -267,10 +269,12 @@ static int command_export(int argc, char **argv, int *ret_exit)
 {
     struct words w;
     *ret_exit = 0;
-    LG_TRY(parse_one_place("export", "-o --weights", argc, argv, &w));
+    LG_TRY(parse_one_place("export", "-o --weights --merge", argc, argv, &w));
     if (!w.out) return usage("export");
-    LG_TRY(lg_export(&(struct lg_export_args){
-        .from = w.place[0], .out = w.out, .weights = w.weights ? w.weights : "ema"}));
+    LG_TRY(lg_export(&(struct lg_export_args){.from = w.place[0],
+                                              .out = w.out,
+                                              .weights = w.weights ? w.weights : "ema",
+                                              .merge = w.merge}));
     return 0;
 }
 

@@ -5,6 +5,7 @@
 #include "base/printable.h"
 #include "config/config.h"
 #include "config/manifest.h"
+#include "supervisor/run/child.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -131,32 +132,72 @@ static int publish(const char *tmp, const char *out, const char *parent)
     return lg_fsync_dir(parent);
 }
 
-static int export(const struct lg_export_args *args, const char *pipeline, const char *checkpoint,
-                  const lg_manifest *m)
+static bool is_adapter(const char *weights)
 {
-    char index[LG_PATH_BYTES], weights[LG_PATH_BYTES], tmp[LG_PATH_BYTES], to[LG_PATH_BYTES];
-    char parent[PATH_MAX];
-    if (!pipeline[0])
+    char path[LG_PATH_BYTES];
+    return lg_path(path, "%s/adapter_config.json", weights) == 0 && lg_path_exists(path);
+}
+
+/* An adapter with the net that it adapts, or a net as it is. */
+static int place_transformer(const char *weights, const char *to)
+{
+    char program[LG_PATH_BYTES], *said = NULL;
+    int code;
+    if (!is_adapter(weights)) return place_tree(weights, to, NULL, 1);
+    LG_TRY(lg_program_path("lg-merge", program));
+    char *const argv[] = {program, (char *)weights, (char *)to, NULL};
+    LG_TRY(lg_child_capture(program, argv, 1 << 16, &said, &code));
+    int rc = code ? LG_FAIL(code < 64 ? -code : LG_ERR_FAILED, "%s", said) : 0;
+    free(said);
+    return rc;
+}
+
+/* What can be made of the weights. */
+static int check_kind(const struct lg_export_args *args, const char *pipeline, const char *weights)
+{
+    char index[LG_PATH_BYTES];
+    const bool adapter = is_adapter(weights);
+    if (adapter && !args->merge)
+        return LG_FAIL(LG_ERR_USAGE,
+                       "%s is an adapter, which diffusers and peft read as it is; --merge exports "
+                       "the model with it",
+                       weights);
+    if (!adapter && args->merge)
+        return LG_FAIL(LG_ERR_USAGE, "--merge: %s is a whole transformer, no adapter", weights);
+    if (!pipeline[0] && !adapter)
         return LG_FAIL(LG_ERR_CONFIG,
-                       "the run has no `pipeline`, whose other parts would be exported; %s/%s is a "
+                       "the run has no `pipeline`, whose other parts would be exported; %s is a "
                        "transformer in diffusers layout as it is",
-                       checkpoint, args->weights);
+                       weights);
+    if (!pipeline[0]) return 0;
     LG_TRY(lg_path(index, "%s/model_index.json", pipeline));
     if (!lg_path_exists(index))
         return LG_FAIL(LG_ERR_NOTFOUND, "%s does not exist: the run's `pipeline` has moved", index);
-    LG_TRY(find_names(args, pipeline, tmp, parent));
+    return 0;
+}
+
+static int export(const struct lg_export_args *args, const char *pipeline, const char *checkpoint,
+                  const lg_manifest *m)
+{
+    char weights[LG_PATH_BYTES], tmp[LG_PATH_BYTES], to[LG_PATH_BYTES], parent[PATH_MAX];
+    const bool whole = pipeline[0];
+    LG_TRY(lg_checkpoint_weights_dir(checkpoint, args->weights, weights));
+    LG_TRY(check_kind(args, pipeline, weights));
+    LG_TRY(find_names(args, whole ? pipeline : checkpoint, tmp, parent));
     LG_TRY(lg_manifest_verify(m, checkpoint));
-    LG_TRY(lg_path(weights, "%s/%s", checkpoint, args->weights));
-    LG_TRY(lg_path(to, "%s/%s", tmp, TRANSFORMER));
+    LG_TRY(lg_path(to, "%s%s%s", tmp, whole ? "/" : "", whole ? TRANSFORMER : ""));
     LG_TRY(lg_remove_tree(tmp));
-    int rc = place_tree(pipeline, tmp, TRANSFORMER, 0);
-    if (rc == 0) rc = place_tree(weights, to, NULL, 1);
+    int rc = whole ? place_tree(pipeline, tmp, TRANSFORMER, 0) : 0;
+    if (rc == 0) rc = place_transformer(weights, to);
     if (rc == 0) rc = lg_fsync_dir(tmp);
     if (rc == 0) rc = publish(tmp, args->out, parent);
     if (rc < 0) lg_remove_tree(tmp);
     LG_TRY(rc);
-    lg_print(stdout, "%s: %s of %s, the rest of %s\n", args->out, args->weights, checkpoint,
-             pipeline);
+    if (whole)
+        lg_print(stdout, "%s: %s of %s, the rest of %s\n", args->out, args->weights, checkpoint,
+                 pipeline);
+    else
+        lg_print(stdout, "%s: %s of %s, a transformer\n", args->out, args->weights, checkpoint);
     return 0;
 }
 

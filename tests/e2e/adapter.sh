@@ -53,6 +53,16 @@ check "and what it adapts" draw --from "$base" --config "$one/config.toml" -o "$
 check "which are three pictures" test "$(cat "$T"/[abc].png | wc -c)" -gt 0 -a \
     "$(md5sum "$T"/[abc].png | cut -d' ' -f1 | sort -u | wc -l)" = 3
 
+merged=$T/merged
+check "it can be merged" timeout 120 "$LGSUP" export "$one" --merge -o "$merged"
+check "and drawn with" draw --from "$merged" --config "$one/config.toml" -o "$T/d.png"
+check "the same picture" cmp "$T/a.png" "$T/d.png"
+timeout 60 "$LGSUP" export "$one" -o "$T/not" >"$T/said" 2>&1
+check "without --merge it says what it is" grep -q -- "--merge exports the model with it" "$T/said"
+timeout 60 "$LGSUP" export "$reference" --merge -o "$T/not" >"$T/said" 2>&1
+check "a whole model cannot be merged" grep -q "is a whole transformer, no adapter" "$T/said"
+check "nothing is left of that" test ! -e "$T/not"
+
 # ---- what is refused ----
 other=$T/other_base
 cp -r "$base" "$other"

@@ -194,7 +194,8 @@ static void size_conditions_are_the_weights(void **state)
     const char *dir = scratch_make();
     c.size_conditions = false;
     float *w = simple_weights(&c, &t);
-    assert_int_equal(lg_denoiser_save(&c, dir, &(struct lg_denoiser_weights){.t = &t, .trained = w}), 0);
+    assert_int_equal(
+        lg_denoiser_save(&c, dir, &(struct lg_denoiser_weights){.t = &t, .trained = w}), 0);
     snprintf(text, sizeof text, OLD_PIXART, 128, "");
     assert_int_equal(lg_denoiser_config_load(scratch_write("config.json", text), &read), 0);
     assert_false(read.size_conditions);
