@@ -121,10 +121,10 @@ const char *lg_key_nearest(const char *name)
     int best_distance = INT_MAX;
     for (int i = 0; i < lg_key_count(); i++) {
         const lg_key *k = &keys[i];
-        /* Half steps: at equal distance a key of the section that was written goes first. */
+        /* Half steps: a key of another section is one and a half letters further than one of the section that was written. */
         bool same = strlen(k->section) == section && strncmp(k->section, name, section) == 0;
         int distance = 2 * edit_distance(name, k->name);
-        distance = LG_MIN(distance, 2 * edit_distance(bare, k->key) + (same ? 0 : 1));
+        distance = LG_MIN(distance, 2 * edit_distance(bare, k->key) + (same ? 0 : 3));
         if (distance < best_distance) {
             best_distance = distance;
             best = k;

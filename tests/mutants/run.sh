@@ -38,9 +38,10 @@ tests_of() {
     case $1 in
     shm/data_set.* | config/data_set.*) echo data_set e2e:data ;;
     shm/window.*) echo sim_protocol window region sim_supervisor e2e:kills ;;
+    shm/memo.*) echo memo ;;
     shm/region.* | shm/keeper.*) echo region keeper_store keep e2e:copies ;;
     shm/stamp.*) echo sim_protocol moments ckpt e2e:copies ;;
-    stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills ;;
+    stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills e2e:adapter ;;
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
     supervisor/core/keep.*) echo keep sim_supervisor supervise_adopt e2e:copies ;;
@@ -52,7 +53,7 @@ tests_of() {
     stages/trainer/shards.*) echo shards e2e:zero ;;
     stages/trainer/working.*) echo moments e2e:zero e2e:offload_optimizer ;;
     stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
-    config/output.* | config/plan.*) echo config plan e2e:resume ;;
+    config/output.* | config/plan.*) echo config plan e2e:resume e2e:adapter ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
     kernels/graph/grad.*) echo graph_grad ;;
@@ -64,8 +65,9 @@ tests_of() {
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
-    stages/nets/denoiser.*) echo denoiser_recompute ;;
-    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref ;;
+    stages/nets/denoiser.*) echo denoiser_recompute adapter ;;
+    stages/nets/adapter*) echo adapter ;;
+    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref sequence ;;
     stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
     stages/trainer/batch.*) echo batch e2e:published ;;
     supervisor/commands/export.*) echo e2e:published ;;
