@@ -149,8 +149,9 @@ static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const 
         return lg_stage_park_if_lasting(st, read_checkpoint(st, t, dir, s),
                                         "the checkpoint cannot be read");
     if (origin == LG_ORIGIN_INIT && !t->state->training.adapter.rank)
-        return lg_stage_park_if_lasting(st, read_weights(st, t, dir, s),
-                                        "the weights to begin with");
+        return lg_stage_park_if_lasting(
+            st, read_weights(st, t, dir, s),
+            st->config->trainer_init_from[0] ? "trainer.init_from" : "model.from");
     draw_first(st, t, s);
     return 0;
 }
