@@ -107,7 +107,7 @@ static struct lg_publishing publishing(const struct world *w)
         .run_dir = RUN,
         .contents = {.net = &w->net,
                      .params = &w->params,
-                     .state = {.w = v, .m = v + n, .v = v + 2 * n, .ema = v + 3 * n}}};
+                     .state = {.w = v, .moments = {.m = v + n, .v = v + 2 * n}, .ema = v + 3 * n}}};
 }
 
 static int publish(struct world *w, uint64_t step)

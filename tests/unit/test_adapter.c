@@ -16,7 +16,7 @@
 
 static const char *const ATTENTION[] = {NULL}, *const LINEAR[] = {"linear", NULL},
                          *const SOME[] = {"*.0.attn1.to_v", "*.1.ff.net.0.proj", "*norm1.linear",
-                                          "*.attn2.to_k", "*.attn1.to_out.0", NULL},
+                                          "*.attn2.to_k",   "*.attn1.to_out.0",  NULL},
                          *const DIT_SOME[] = {"*.0.attn1.to_v", "*.1.norm1.linear", NULL};
 
 static struct lg_training training_of(const char *const *targets, double alpha)
