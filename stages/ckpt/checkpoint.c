@@ -82,14 +82,21 @@ static int each_tensor(lg_st_writer *w, const lg_params *params, const struct lg
     return 0;
 }
 
+int lg_checkpoint_write_optimizer(lg_st_writer *w, const lg_params *params,
+                                  const struct lg_snapshot *s)
+{
+    LG_TRY(each_tensor(w, params, s, true));
+    LG_TRY(each_tensor(w, params, s, false));
+    return 0;
+}
+
 static int write_optimizer(const char *path, const lg_params *params, const struct lg_snapshot *s)
 {
     lg_st_writer *w = NULL;
     int rc;
     LG_TRY_GOTO(rc, lg_st_writer_open(path, &w), fail);
     LG_TRY_GOTO(rc, lg_st_writer_metadata(w, "format", "pt"), fail);
-    LG_TRY_GOTO(rc, each_tensor(w, params, s, true), fail);
-    LG_TRY_GOTO(rc, each_tensor(w, params, s, false), fail);
+    LG_TRY_GOTO(rc, lg_checkpoint_write_optimizer(w, params, s), fail);
     LG_TRY(lg_st_writer_finish(&w, NULL));
     return 0;
 fail:

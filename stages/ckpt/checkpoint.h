@@ -9,6 +9,7 @@
  */
 #pragma once
 #include "config/manifest.h"
+#include "stages/io/safetensors.h"
 #include "stages/nets/denoiser.h"
 #include "stages/trainer/moments.h"
 
@@ -29,6 +30,9 @@ struct lg_contents {
 /* Writes everything but the manifest into dir (created), each file fsynced. manifest gets the rows.
  */
 int lg_checkpoint_write(const char *dir, const struct lg_contents *c, lg_manifest *manifest);
+/* The tensors of optimizer.safetensors. */
+int lg_checkpoint_write_optimizer(lg_st_writer *w, const lg_params *params,
+                                  const struct lg_snapshot *s);
 /* Reads elements [first, first + count) of the flat buffer from dir/optimizer.safetensors, codes as what they stand for; each
  * destination may be NULL. */
 int lg_checkpoint_read_optimizer(const char *dir, const lg_params *params, size_t first,
