@@ -60,6 +60,9 @@ tests_of() {
     kernels/graph/recompute.*) echo graph_recompute ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
+    kernels/adamw8.*) echo ops_ref ;;
+    stages/nets/params.*) echo params moments ;;
+    stages/ckpt/checkpoint.*) echo ckpt_files ckpt ;;
     stages/nets/denoiser.*) echo denoiser_recompute ;;
     kernels/*) echo heartbeat ;;
     stages/stage_memory.*) echo heartbeat ;;
