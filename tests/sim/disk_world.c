@@ -102,7 +102,7 @@ static lg_manifest *manifest_of(struct world *w, uint64_t step)
 static struct lg_publishing publishing(const struct world *w)
 {
     size_t n = w->params.count;
-    const float *v = w->values;
+    float *v = w->values;
     return (struct lg_publishing){
         .run_dir = RUN,
         .contents = {.net = &w->net,
