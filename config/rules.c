@@ -182,11 +182,12 @@ static void check_resume_changes(struct rules *r)
     const struct lg_strlist *l = &r->c->trainer_resume_changes;
     for (int i = 0; i < l->n; i++) {
         if (!lg_config_may_change(l->v[i]))
-            broken(r, "trainer.resume_changes",
-                   "trainer.resume_changes: %.80s is not one of trainer.ranks, trainer.threads, "
-                   "trainer.micro_batch_size, parallel.zero, parallel.sp, parallel.sp_kind, "
-                   "memory.offload_optimizer: other keys cannot change at a resume",
-                   l->v[i]);
+            broken(
+                r, "trainer.resume_changes",
+                "trainer.resume_changes: %.80s is not one of trainer.ranks, trainer.threads, "
+                "trainer.micro_batch_size, parallel.zero, parallel.sp, parallel.sp_kind, "
+                "memory.offload_optimizer, trainer.optimizer: other keys cannot change at a resume",
+                l->v[i]);
     }
 }
 

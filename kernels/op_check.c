@@ -11,6 +11,7 @@
  * kernel's to check. */
 #include "kernels/op_check.h"
 #include "base/check.h"
+#include "kernels/adamw8.h"
 #include "kernels/op_table.h"
 #include <ctype.h>
 #include <stdio.h>
@@ -362,14 +363,28 @@ static void rule_adamw(const struct call *c)
     REQUIRE(a->t >= 1);
 }
 
+static void rule_adamw8(const struct call *c)
+{
+    ARGS(adamw8);
+    REQUIRE(a->t >= 1);
+    REQUIRE(a->m_max.dim[0] == (a->w.dim[0] + LG_ADAMW8_BLOCK - 1) / LG_ADAMW8_BLOCK);
+}
+
 #define RULE(name) [LG_OP_##name] = rule_##name
 static void (*const rule[LG_OP_COUNT])(const struct call *) = {
-    RULE(linear_forward),     RULE(linear_backward_data),
-    RULE(act_backward),       RULE(add_forward),
-    RULE(group_norm_forward), RULE(attention_forward),
-    RULE(conv2d_forward),     RULE(norm_conv2d_forward),
-    RULE(t5_bias_forward),    RULE(timestep_embedding_forward),
-    RULE(reduce_ranks),       RULE(adamw),
+    RULE(linear_forward),
+    RULE(linear_backward_data),
+    RULE(act_backward),
+    RULE(add_forward),
+    RULE(group_norm_forward),
+    RULE(attention_forward),
+    RULE(conv2d_forward),
+    RULE(norm_conv2d_forward),
+    RULE(t5_bias_forward),
+    RULE(timestep_embedding_forward),
+    RULE(reduce_ranks),
+    RULE(adamw),
+    RULE(adamw8),
 };
 
 void lg_op_check(const lg_stream *s, lg_op_id op, const void *args)

@@ -2,8 +2,10 @@
  *
  * diffuse: one thread per element, normals in double as on the other backends (the libraries' log, sin
  * and cos may differ in the last bit of a double, seldom one of an fp32).
- * mse_loss, learned_range_loss: one block per sample. reduce_ranks: one block per piece. adamw, ema: one thread per four elements. */
+ * mse_loss, learned_range_loss: one block per sample. reduce_ranks: one block per piece. adamw, ema: one thread per four elements.
+ * adamw8: one warp per block of the moments. */
 #include "base/philox.h"
+#include "kernels/adamw8.h"
 #include "kernels/cuda/common.cuh"
 #include <math.h>
 
@@ -314,6 +316,118 @@ void cuda_adamw(lg_stream *s, const struct lg_adamw_args *a)
                          (float)sqrt(1 - pow(a->beta2, (double)a->t))};
     lg_dtype type = a->copies ? a->working[0].dtype : LG_F32;
     WITH_TYPE(type, T, adamw<T>(lg_cuda_stream_of(s), a, c));
+}
+
+/* A warp has a block of 256, each lane every 32nd element. */
+struct adamw8_map {
+    float value[LG_ADAMW8_CODES];
+};
+struct adamw8_call {
+    const float *w, *grad, *m_max, *v_max;
+    const uint8_t *m, *v;
+    float *w_out, *m_max_out, *v_max_out;
+    uint8_t *m_out, *v_out;
+    adamw8_map m_map, v_map;
+    float keep, step, beta1, rest1, beta2, rest2, eps, grad_scale;
+    int64_t n;
+};
+/* As lg_adamw8_encode: how many bounds, the middles of neighbours, lie below x. */
+__device__ __forceinline__ int adamw8_code(const float *map, float x)
+{
+    int code = 0;
+#pragma unroll
+    for (int step = LG_ADAMW8_CODES / 2; step; step /= 2)
+        if (x > (map[code + step - 1] + map[code + step]) * 0.5f) code += step;
+    return code;
+}
+__device__ __forceinline__ float warp_most(float x)
+{
+#pragma unroll
+    for (int lane = 16; lane; lane /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lane));
+    return x;
+}
+template <typename T>
+__global__ void adamw8_kernel(const __grid_constant__ adamw8_call c,
+                              const __grid_constant__ adamw_copies<T> working)
+{
+    enum { EACH = LG_ADAMW8_BLOCK / 32 };
+    __shared__ float m_map[LG_ADAMW8_CODES], v_map[LG_ADAMW8_CODES];
+    for (int i = threadIdx.x; i < LG_ADAMW8_CODES; i += THREADS) {
+        m_map[i] = c.m_map.value[i];
+        v_map[i] = c.v_map.value[i];
+    }
+    __syncthreads();
+    const int64_t block = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const int64_t first = block * LG_ADAMW8_BLOCK + threadIdx.x % 32;
+    if (block * LG_ADAMW8_BLOCK >= c.n) return;
+    float m[EACH], v[EACH], m_most = 0, v_most = 0;
+    const float m_unit = c.m_max[block], v_unit = c.v_max[block];
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        const int64_t i = first + e * 32;
+        m[e] = v[e] = 0;
+        if (i >= c.n) continue;
+        const float g = c.grad_scale * c.grad[i];
+        float w = c.w[i];
+        if (isfinite(g)) {
+            m[e] = c.beta1 * (m_map[c.m[i]] * m_unit) + c.rest1 * g;
+            v[e] = c.beta2 * (v_map[c.v[i]] * v_unit) + c.rest2 * g * g;
+            w = (w - c.step * m[e] / (sqrtf(v[e]) + c.eps)) * c.keep;
+        }
+        m_most = fmaxf(m_most, fabsf(m[e]));
+        v_most = fmaxf(v_most, v[e]);
+        c.w_out[i] = w;
+        for (int k = 0; k < working.count; k++) working.to[k][i] = from_float<T>(w);
+    }
+    m_most = warp_most(m_most);
+    v_most = warp_most(v_most);
+    if (threadIdx.x % 32 == 0) {
+        c.m_max_out[block] = m_most;
+        c.v_max_out[block] = v_most;
+    }
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        const int64_t i = first + e * 32;
+        if (i >= c.n) continue;
+        const float x = m_most > 0 ? m[e] / m_most : 0;
+        const int code = adamw8_code(m_map, x);
+        c.m_out[i] = (uint8_t)(code - (x < 0 && code == LG_ADAMW8_ZERO_M)); /* keeps its sign */
+        c.v_out[i] = (uint8_t)adamw8_code(v_map, v_most > 0 ? v[e] / v_most : 0);
+    }
+}
+static adamw8_map adamw8_map_of(bool is_signed)
+{
+    struct lg_adamw8_map map;
+    adamw8_map ret;
+    lg_adamw8_map_f32(is_signed, &map);
+    memcpy(ret.value, map.value, sizeof ret.value);
+    return ret;
+}
+template <typename T>
+static void adamw8(cudaStream_t stream, const struct lg_adamw8_args *a, const adamw8_call &c)
+{
+    adamw_copies<T> working = {.count = a->copies};
+    for (int k = 0; k < a->copies; k++) working.to[k] = (T *)a->working[k].data;
+    const int64_t blocks = ceil_div(c.n, LG_ADAMW8_BLOCK);
+    adamw8_kernel<T><<<(unsigned)ceil_div(blocks, THREADS / 32), THREADS, 0, stream>>>(c, working);
+    LG_CUDA_LAUNCHED();
+}
+void cuda_adamw8(lg_stream *s, const struct lg_adamw8_args *a)
+{
+    const double c1 = 1 - pow(a->beta1, (double)a->t), c2 = sqrt(1 - pow(a->beta2, (double)a->t));
+    const adamw8_call c = {(const float *)a->w.data,     (const float *)a->grad.data,
+                           (const float *)a->m_max.data, (const float *)a->v_max.data,
+                           (const uint8_t *)a->m.data,   (const uint8_t *)a->v.data,
+                           (float *)a->w_out.data,       (float *)a->m_max_out.data,
+                           (float *)a->v_max_out.data,   (uint8_t *)a->m_out.data,
+                           (uint8_t *)a->v_out.data,     adamw8_map_of(true),
+                           adamw8_map_of(false),         (float)(1 - a->lr * a->weight_decay),
+                           (float)(a->lr * c2 / c1),     (float)a->beta1,
+                           (float)(1 - a->beta1),        (float)a->beta2,
+                           (float)(1 - a->beta2),        (float)(c2 * a->eps),
+                           (float)a->grad_scale,         a->w.dim[0]};
+    lg_dtype type = a->copies ? a->working[0].dtype : LG_F32;
+    WITH_TYPE(type, T, adamw8<T>(lg_cuda_stream_of(s), a, c));
 }
 
 template <int N>

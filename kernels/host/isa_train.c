@@ -2,6 +2,7 @@
  *
  * AdamW and the reduction move as many bytes as they must and are bound by memory; their factors
  * are made in double and rounded once. */
+#include "kernels/adamw8.h"
 #include "kernels/host/isa.h"
 #include <math.h>
 
@@ -227,4 +228,75 @@ void LG_K(adamw)(lg_stream *s, const struct lg_adamw_args *a)
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t at = 0; at < n; at += LG_PIECE)
         adamw_piece(a, c, at, LG_MIN((int64_t)LG_PIECE, n - at));
+}
+
+struct adamw8 {
+    float keep, decay_1, take_1, decay_2, take_2, step, eps, scale;
+    struct lg_adamw8_map m, v;
+};
+
+/* What of x is where the mask is set, else 0. */
+LG_INLINE vf vf_where(vi mask, vf x)
+{
+    return (vf)((vi)x & mask);
+}
+
+/* Elements [at, at + n), of one block. */
+static void adamw8_block(const struct lg_adamw8_args *a, const struct adamw8 *c, int64_t at,
+                         int64_t n)
+{
+    const int64_t block = at / LG_ADAMW8_BLOCK;
+    const uint8_t *m_code = (const uint8_t *)a->m.data + at;
+    const uint8_t *v_code = (const uint8_t *)a->v.data + at;
+    const float *w = (const float *)a->w.data + at, *grad = (const float *)a->grad.data + at;
+    float *w_out = (float *)a->w_out.data + at;
+    float *m_max = (float *)a->m_max_out.data + block, *v_max = (float *)a->v_max_out.data + block;
+    const float m_unit = ((const float *)a->m_max.data)[block];
+    const float v_unit = ((const float *)a->v_max.data)[block];
+    float m[LG_ADAMW8_BLOCK], v[LG_ADAMW8_BLOCK];
+    vf m_most = {0}, v_most = {0};
+    for (int64_t i = 0; i < n; i++) m[i] = c->m.value[m_code[i]] * m_unit;
+    for (int64_t i = 0; i < n; i++) v[i] = c->v.value[v_code[i]] * v_unit;
+    LG_VLOOP(i, r, n, {
+        const vf g = vf_load_n(grad + i, r) * c->scale;
+        const vi finite = g - g == 0.0f;
+        const vf m1 = vf_where(finite, vf_load_n(m + i, r) * c->decay_1 + g * c->take_1);
+        const vf v1 = vf_where(finite, vf_load_n(v + i, r) * c->decay_2 + (g * g) * c->take_2);
+        const vf w0 = vf_load_n(w + i, r);
+        const vf w1 = (w0 - c->step * m1 / (LG_VSQRT(v1) + c->eps)) * c->keep;
+        const vf kept = vf_where(finite, w1) + vf_where(~finite, w0);
+        m_most = LG_VMAX(m_most, LG_VMAX(m1, -m1));
+        v_most = LG_VMAX(v_most, v1);
+        vf_store_n(m + i, m1, r);
+        vf_store_n(v + i, v1, r);
+        vf_store_n(w_out + i, kept, r);
+        for (int k = 0; k < a->copies; k++)
+            vf_store_n((float *)a->working[k].data + at + i, kept, r);
+    });
+    *m_max = vf_max_lane(m_most);
+    *v_max = vf_max_lane(v_most);
+    lg_adamw8_encode(&c->m, true, m, (int)n, *m_max, (uint8_t *)a->m_out.data + at);
+    lg_adamw8_encode(&c->v, false, v, (int)n, *v_max, (uint8_t *)a->v_out.data + at);
+}
+
+void LG_K(adamw8)(lg_stream *s, const struct lg_adamw8_args *a)
+{
+    const int64_t n = lg_host_numel(&a->w);
+    const double c1 = 1.0 - pow(a->beta1, (double)a->t);
+    const double c2 = sqrt(1.0 - pow(a->beta2, (double)a->t));
+    struct adamw8 c = {
+        .keep = (float)(1.0 - a->lr * a->weight_decay),
+        .decay_1 = (float)a->beta1,
+        .take_1 = (float)(1.0 - a->beta1),
+        .decay_2 = (float)a->beta2,
+        .take_2 = (float)(1.0 - a->beta2),
+        .step = (float)(a->lr * c2 / c1),
+        .eps = (float)(c2 * a->eps),
+        .scale = (float)a->grad_scale,
+    };
+    lg_adamw8_map_f32(true, &c.m);
+    lg_adamw8_map_f32(false, &c.v);
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t at = 0; at < n; at += LG_ADAMW8_BLOCK)
+        adamw8_block(a, &c, at, LG_MIN((int64_t)LG_ADAMW8_BLOCK, n - at));
 }

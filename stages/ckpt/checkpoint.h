@@ -1,16 +1,23 @@
 /* The files of a checkpoint directory:
  *   model/, ema/          diffusers layout (nets/denoiser.h); of an adapter: adapter/, ema/ (nets/adapter_file.h)
  *   optimizer.safetensors exp_avg.<param>, exp_avg_sq.<param>, master.<param>: fp32, names and
- *                         shapes of the parameters that are trained, independent of the number of ranks
+ *                         shapes of the parameters that are trained, independent of the number of ranks;
+ *                         moments that are codes (nets/params.h) are u8, with exp_avg_absmax.<param>,
+ *                         exp_avg_sq_absmax.<param>: fp32, one for each block that has elements of the
+ *                         parameter, counted from the beginning of its tensor
  *   manifest.json         config/manifest.h; written last
  */
 #pragma once
 #include "config/manifest.h"
+#include "stages/io/safetensors.h"
 #include "stages/nets/denoiser.h"
+#include "stages/trainer/moments.h"
 
 /* A whole training state, each array (trained_count) fp32 on the host. */
 struct lg_snapshot {
-    const float *w, *m, *v, *ema;
+    const float *w, *ema;
+    struct lg_chunk moments;         /* of all that is trained */
+    const lg_moments_layout *layout; /* NULL: not in blocks */
 };
 struct lg_contents {
     const struct lg_denoiser_config *net;
@@ -24,7 +31,14 @@ struct lg_contents {
 /* Writes everything but the manifest into dir (created), each file fsynced. manifest gets the rows.
  */
 int lg_checkpoint_write(const char *dir, const struct lg_contents *c, lg_manifest *manifest);
-/* Reads elements [first, first + count) of the flat buffer from dir/optimizer.safetensors; each
+/* The tensors of optimizer.safetensors. */
+int lg_checkpoint_write_optimizer(lg_st_writer *w, const lg_params *params,
+                                  const struct lg_snapshot *s);
+/* Reads elements [first, first + count) of the flat buffer from dir/optimizer.safetensors, codes as what they stand for; each
  * destination may be NULL. */
 int lg_checkpoint_read_optimizer(const char *dir, const lg_params *params, size_t first,
                                  size_t count, float *w, float *m, float *v);
+/* The moments of these elements as the table has them (both multiples of a block, where it is in blocks), gaps too: what
+ * the file has so to the bit, else decoded or encoded. to: on the host. */
+int lg_checkpoint_read_moments(const char *dir, const lg_params *params, size_t first, size_t count,
+                               const struct lg_chunk *to);

@@ -35,8 +35,9 @@ struct ckpt {
     lg_trainer_state *trainer;
     lg_region *ema[LG_INSTANCES_MAX][2];
     lg_region *staging;
-    size_t pinned;       /* bytes of the staging region that are pinned so far */
-    int64_t retry_at_ns; /* 0: no failed attempt */
+    lg_moments_layout layout; /* of all moments, as staged */
+    size_t pinned;            /* bytes of the staging region that are pinned so far */
+    int64_t retry_at_ns;      /* 0: no failed attempt */
     int retry_s;
     bool untidy;                /* old checkpoints wait to be removed */
     int64_t tidy_at_ns;         /* next try */
@@ -44,16 +45,21 @@ struct ckpt {
     lg_manifest newest;         /* that this process has published */
 };
 
-static size_t staging_bytes(size_t params)
+/* Weights, moments, EMA. */
+static size_t staging_bytes(const lg_moments_layout *l)
 {
-    return 4 * params * sizeof(float);
+    return 2 * l->count * sizeof(float) + lg_moments_whole_bytes(l);
 }
 
 static struct lg_snapshot snapshot_of(const struct ckpt *c)
 {
-    const float *w = c->staging->payload;
-    size_t n = c->trainer->params.count;
-    return (struct lg_snapshot){.w = w, .m = w + n, .v = w + 2 * n, .ema = w + 3 * n};
+    float *w = c->staging->payload;
+    char *moments = (char *)(w + c->layout.count);
+    return (struct lg_snapshot){.w = w,
+                                .moments = lg_moments_whole(&c->layout, moments),
+                                .layout = &c->layout,
+                                .ema =
+                                    (const float *)(moments + lg_moments_whole_bytes(&c->layout))};
 }
 
 static int ckpt_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
@@ -64,7 +70,10 @@ static int ckpt_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_byte
     LG_ASSERT(cap >= 1);
     LG_TRY(lg_net_table_of(c, p, &net, &all));
     snprintf(rows[0].name, sizeof rows[0].name, "ckpt/0/staging");
-    rows[0].bytes = staging_bytes(all.trained_count);
+    const lg_params trained = lg_params_trained(&all);
+    lg_moments_layout layout = lg_moments_layout_of(&trained, 0, 1);
+    rows[0].bytes = staging_bytes(&layout);
+    lg_moments_layout_free(&layout);
     lg_params_free(&all);
     *ret_n = 1;
     LG_TRY(lg_state_processes(c, p->shards, rows, cap, ret_n));
@@ -86,7 +95,8 @@ static int ckpt_open(lg_stage *st)
         for (int side = 0; side < 2; side++)
             LG_TRY(lg_ema_region(st, c->trainer, c->device[r], r, side, &c->ema[r][side]));
     }
-    const size_t bytes = staging_bytes(c->trainer->params.count);
+    c->layout = lg_moments_layout_of(&c->trainer->params, 0, 1);
+    const size_t bytes = staging_bytes(&c->layout);
     LG_TRY(lg_stage_region(
         st,
         &(struct lg_stage_memory){
@@ -124,27 +134,47 @@ static void sync_all(struct ckpt *c)
     for (int r = 0; r < c->trainer->shards; r++) lg_stream_sync(c->stream[r]);
 }
 
-/* Elements [first, first + count) of rank r's shard, which lie at `from`, into an array of the snapshot. */
-struct shard_part {
-    const float *array, *from;
-    size_t first, count;
-};
-static void stage_part(struct ckpt *c, int r, const struct shard_part *part)
+/* To a place in the staging region. */
+static void stage_bytes(struct ckpt *c, int r, const void *to, const void *from, size_t bytes)
 {
-    const size_t base = (size_t)(part->array - (const float *)c->staging->payload);
+    const size_t at = (size_t)((const char *)to - (const char *)c->staging->payload);
+    if (bytes) download(c, r, at, from, bytes);
+}
+
+/* A rank's shard into an array of the snapshot. */
+static void stage_shard(struct ckpt *c, int r, const float *to, const float *from)
+{
     for (int u = 0; u < c->trainer->params.n_units; u++) {
-        struct lg_piece p =
-            lg_piece_within(lg_trainer_piece(c->trainer, r, u), part->first, part->count);
-        download(c, r, (base + p.first) * sizeof(float), part->from + (p.at - part->first),
-                 p.count * sizeof(float));
+        const struct lg_piece p = lg_trainer_piece(c->trainer, r, u);
+        stage_bytes(c, r, to + p.first, from + p.at, p.count * sizeof(float));
     }
+}
+
+/* What of a unit's piece lies in a chunk of rank r. */
+static void stage_moments_of(struct ckpt *c, int r, const struct lg_chunk *chunk,
+                             struct lg_piece piece)
+{
+    const struct lg_piece p = lg_piece_within(piece, chunk->first, chunk->count);
+    const struct lg_chunk all = snapshot_of(c).moments;
+    if (!p.count) return;
+    const struct lg_chunk from = lg_moments_part(&c->trainer->layout[r], chunk, p.at, p.count);
+    const struct lg_chunk to = lg_moments_part(&c->layout, &all, p.first, p.count);
+    const size_t full = from.full * sizeof(float);
+    const size_t blocks = p.count / LG_ADAMW8_BLOCK * sizeof(float);
+    LG_ASSERT(from.full == to.full);
+    stage_bytes(c, r, to.m, from.m, full);
+    stage_bytes(c, r, to.v, from.v, full);
+    if (!c->layout.in_blocks) return;
+    stage_bytes(c, r, to.m_max, from.m_max, blocks);
+    stage_bytes(c, r, to.v_max, from.v_max, blocks);
+    stage_bytes(c, r, to.m_code, from.m_code, p.count);
+    stage_bytes(c, r, to.v_code, from.v_code, p.count);
 }
 
 static int stage_moments(lg_stage *st, struct ckpt *c, uint64_t state)
 {
     int64_t start = lg_now_ns();
     struct staged_head *head = c->staging->front;
-    const struct lg_snapshot to = snapshot_of(c);
     LG_TRY(
         lg_trainer_state_expect(st, c->trainer, state)); /* its scalars say where the chunks lie */
     for (int r = 0; r < c->trainer->shards; r++)
@@ -154,8 +184,8 @@ static int stage_moments(lg_stage *st, struct ckpt *c, uint64_t state)
         const uint64_t t = lg_trainer_state_view(c->trainer, r, state).scalars->optimizer_steps;
         for (int k = 0; k < lg_moments_chunks(lg_trainer_shard(c->trainer, r)); k++) {
             struct lg_chunk chunk = lg_trainer_chunk(c->trainer, r, k, t);
-            stage_part(c, r, &(struct shard_part){to.m, chunk.m, chunk.first, chunk.count});
-            stage_part(c, r, &(struct shard_part){to.v, chunk.v, chunk.first, chunk.count});
+            for (int u = 0; u < c->trainer->params.n_units; u++)
+                stage_moments_of(c, r, &chunk, lg_trainer_piece(c->trainer, r, u));
         }
     }
     sync_all(c);
@@ -182,10 +212,9 @@ static int stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
     LG_TRY(expect_state(st, c, state));
     lg_stamp_clear(&head->stamp);
     for (int r = 0; r < c->trainer->shards; r++) {
-        const size_t n = lg_trainer_shard(c->trainer, r);
         const float *w = lg_trainer_state_view(c->trainer, r, state).w;
-        stage_part(c, r, &(struct shard_part){to.w, w, 0, n});
-        stage_part(c, r, &(struct shard_part){to.ema, c->ema[r][state & 1]->payload, 0, n});
+        stage_shard(c, r, to.w, w);
+        stage_shard(c, r, to.ema, c->ema[r][state & 1]->payload);
     }
     sync_all(c);
     const struct lg_state_view view = lg_trainer_state_view(c->trainer, 0, state);
@@ -362,6 +391,7 @@ static void ckpt_close(lg_stage *st)
 {
     struct ckpt *c = st->state;
     for (int r = 0; r < LG_INSTANCES_MAX; r++) lg_stream_close(&c->stream[r]);
+    lg_moments_layout_free(&c->layout);
     lg_trainer_state_close(&c->trainer);
     free(c);
     st->state = NULL;

@@ -106,10 +106,11 @@ static lg_tensor output_shape(const struct lg_denoiser_config *c, lg_tensor x)
 }
 
 /* One run of the description for its parameters and products. */
-static lg_net declared(const struct lg_denoiser_config *c, const struct lg_adapter *adapter)
+static lg_net declared(const struct lg_denoiser_config *c, const struct lg_training *how)
 {
     lg_net n = lg_net_declare(1);
-    n.adapter = *adapter;
+    n.adapter = how->adapter;
+    n.in_blocks = how->in_blocks;
     struct lg_model_input in = input_shapes(c, c->height, &n);
     lg_model_of(c->kind)->describe(&n, c, &in, output_shape(c, in.x));
     return n;
@@ -156,7 +157,7 @@ int lg_denoiser_table(const struct lg_denoiser_config *c, const struct lg_traini
                       lg_params *ret)
 {
     LG_TRY(lg_denoiser_config_check(c));
-    lg_net n = declared(c, &how->adapter);
+    lg_net n = declared(c, how);
     *ret = lg_net_finish(&n);
     int rc = sort_table(how, ret);
     if (rc < 0) lg_params_free(ret);
@@ -165,7 +166,7 @@ int lg_denoiser_table(const struct lg_denoiser_config *c, const struct lg_traini
 
 double lg_denoiser_flops(const struct lg_denoiser_config *c)
 {
-    lg_net n = declared(c, &ALL.adapter);
+    lg_net n = declared(c, &ALL);
     double flops = n.flops;
     lg_params t = lg_net_finish(&n);
     lg_params_free(&t);

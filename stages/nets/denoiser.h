@@ -60,6 +60,7 @@ int lg_denoiser_params(const struct lg_denoiser_config *c, lg_params *ret);
 struct lg_training {
     const char *const *groups; /* lg_params_group; NULL: all alike */
     struct lg_adapter adapter; /* with one nothing else is trained */
+    bool in_blocks;            /* with moments of 8 bits (params.h) */
 };
 /* The table of a net that is trained so: what is trained, then what is frozen (lg_params_split). LG_ERR_CONFIG: what groups
  * or adapter name is not there. */

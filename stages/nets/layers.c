@@ -32,7 +32,7 @@ lg_net lg_net_declare(int64_t batch)
 
 lg_params lg_net_finish(lg_net *n)
 {
-    lg_params t = {0};
+    lg_params t = {.in_blocks = n->in_blocks};
     for (int u = 0; u < n->n_units; u++) {
         lg_params_begin_unit(&t, "%s", n->unit_name[u]);
         for (const struct lg_net_row *r = n->row; r < n->row + n->n_rows; r++) {

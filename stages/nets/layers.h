@@ -26,6 +26,7 @@ typedef struct lg_net {
     lg_tensor *weights;          /* while recording: each unit's, bound */
     int unit;                    /* while declaring: of the parameters to come; -1: none yet */
     struct lg_adapter adapter;   /* rank 0: none */
+    bool in_blocks;              /* while declaring: of the table (params.h) */
     char scope[64];              /* in front of their names */
     struct lg_sequence sequence; /* while recording; and, where it is split: */
     struct lg_cut tokens;        /* along dimension 1 */

@@ -69,7 +69,8 @@ static int add_at(lg_params *t, const struct lg_param *spec, size_t offset)
         LG_ASSERT(p->dim[i] > 0);
         p->count *= (size_t)p->dim[i];
     }
-    set_count(t, round_up(offset + p->count, LG_PARAM_ALIGN));
+    set_count(t, round_up(offset + p->count,
+                          t->in_blocks ? (size_t)LG_ADAMW8_BLOCK : (size_t)LG_PARAM_ALIGN));
     t->trained = ++t->n;
     t->trained_units = t->n_units;
     t->trained_count = t->count;
@@ -93,7 +94,7 @@ int lg_params_add_packed(lg_params *t, const struct lg_param *spec)
 lg_params lg_params_of_unit(const lg_params *t, int unit)
 {
     const struct lg_param_unit *u = &t->unit[unit];
-    lg_params ret = {0};
+    lg_params ret = {.in_blocks = t->in_blocks};
     for (const struct lg_param *p = t->p; p < t->p + t->n; p++)
         if (p->offset >= u->first && p->offset - u->first < u->count)
             add_at(&ret, p, p->offset - u->first);
@@ -110,6 +111,11 @@ static int check_packed(const lg_params *t)
             return LG_FAIL(LG_ERR_CONFIG,
                            "trainer.groups: %s and %s are one product; freeze both or neither",
                            before->name, p->name);
+        if (p->packed && t->in_blocks && p->group != before->group && p->offset % LG_ADAMW8_BLOCK)
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "trainer.groups: %s and %s are one product, whose moments of 8 bits lie "
+                           "in blocks of %d; give both the same factors",
+                           before->name, p->name, LG_ADAMW8_BLOCK);
     }
     return 0;
 }
@@ -161,7 +167,7 @@ static void take(const lg_params *from, bool frozen, lg_params *to)
 
 int lg_params_split(lg_params *t)
 {
-    lg_params both = {.group = t->group, .n_groups = t->n_groups};
+    lg_params both = {.group = t->group, .n_groups = t->n_groups, .in_blocks = t->in_blocks};
     int frozen = 0;
     for (int i = 0; i < t->n; i++) frozen += t->p[i].is_frozen;
     if (!frozen) return 0;
@@ -206,6 +212,42 @@ size_t lg_params_group_end(const lg_params *t, size_t first, size_t end, int *re
     *ret_group = t->p[i].group;
     for (i++; i < t->n && t->p[i].offset < end; i++)
         if (t->p[i].group != *ret_group) return t->p[i].offset;
+    return end;
+}
+
+/* ---- moments in blocks ---- */
+
+/* The first parameter of the tensor that i is a part of. */
+static int tensor_of(const lg_params *t, int i)
+{
+    while (t->p[i].packed) i--;
+    return i;
+}
+
+size_t lg_params_in_tensor(const lg_params *t, int i)
+{
+    return t->p[i].offset - t->p[tensor_of(t, i)].offset;
+}
+
+bool lg_params_is_coded(const lg_params *t, int i)
+{
+    size_t count = 0;
+    if (!t->in_blocks) return false;
+    i = tensor_of(t, i);
+    do count += t->p[i++].count;
+    while (i < t->n && t->p[i].packed);
+    return count >= LG_CODED_MIN;
+}
+
+size_t lg_params_coded_end(const lg_params *t, size_t first, size_t end, bool *ret_coded)
+{
+    int i = 0;
+    *ret_coded = false;
+    if (!t->in_blocks) return end;
+    while (i + 1 < t->n && t->p[i + 1].offset <= first) i++;
+    *ret_coded = lg_params_is_coded(t, i);
+    for (i++; i < t->n && t->p[i].offset < end; i++)
+        if (lg_params_is_coded(t, i) != *ret_coded) return t->p[i].offset;
     return end;
 }
 

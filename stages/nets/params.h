@@ -5,6 +5,7 @@
 #pragma once
 #include "base/check.h"
 #include "config/param_groups.h"
+#include "kernels/adamw8.h"
 #include "kernels/tensor.h"
 
 enum { LG_PARAM_NAME_BYTES = 112 };
@@ -51,6 +52,9 @@ typedef struct lg_params {
     struct lg_param_group *group; /* 0: as the config says of all */
     int n_groups;
     size_t count; /* elements of the whole buffer, a multiple of LG_PARAM_ALIGN */
+    /* Adam's moments are kept in blocks (kernels/adamw8.h): what is LG_PARAM_ALIGN below is LG_ADAMW8_BLOCK, so that no
+     * block has elements of two tensors. Set before the first parameter is added. */
+    bool in_blocks;
     /* What is trained comes first (lg_params_split): so many parameters, units, elements. */
     int trained, trained_units;
     size_t trained_count;
@@ -73,7 +77,8 @@ void lg_params_free(lg_params *t);
 /* The table of one unit alone, a buffer of its own. */
 lg_params lg_params_of_unit(const lg_params *t, int unit);
 /* Sorts the parameters into groups, of which the texts (config/param_groups.h) are numbers 1 and on; up to NULL, which
- * may be NULL. LG_ERR_CONFIG: one that fits no name, or that freezes a part of one product. */
+ * may be NULL. LG_ERR_CONFIG: one that fits no name, or that freezes a part of one product, or, in
+ * blocks, parts one in the middle of a block. */
 int lg_params_group(lg_params *t, const char *const *texts);
 /* What is frozen leaves its units for others, "NAME frozen", behind all that are trained, so that gradients, state and
  * shards are those of a table of its own. Without anything frozen the table stays as it is. LG_ERR_CONFIG: nothing is
@@ -86,6 +91,15 @@ lg_params lg_params_frozen(const lg_params *t);
 /* The group of element `first`, a gap's being that of the parameter before it; returns where another's begins, at most
  * `end`. */
 size_t lg_params_group_end(const lg_params *t, size_t first, size_t end, int *ret_group);
+/* In blocks, the moments of a tensor (parameters that are one product are one tensor) of at least so many elements are
+ * codes; those of others, and of tables that are not in blocks, are fp32. */
+enum { LG_CODED_MIN = 4096 };
+bool lg_params_is_coded(const lg_params *t, int i);
+/* Where in its tensor a parameter begins. */
+size_t lg_params_in_tensor(const lg_params *t, int i);
+/* Whether element `first` has a code, a gap's being as the parameter before it; returns where that changes, at most
+ * `end`. */
+size_t lg_params_coded_end(const lg_params *t, size_t first, size_t end, bool *ret_coded);
 /* Index of a name or -1. */
 int lg_params_find(const lg_params *t, const char *name);
 

@@ -14,6 +14,14 @@
  *
  * The weights, read by many, have two sides (state.h); moments twice would be 8 bytes a parameter more.
  *
+ * In a place lie, one behind the other (count: elements of a chunk; full: the most fp32 elements of one of them):
+ *
+ *     m, v (full) fp32        of all elements, or, in blocks (nets/params.h), of those that have no code, packed
+ *     m_max, v_max (count / 256) fp32, m_code, v_code (count) u8       in blocks, of all elements
+ *
+ * Chunks, shards' pieces and tensors begin at multiples of a block, so that none is cut, and what a block is depends on the
+ * table alone. So the moments of all that is trained, as a snapshot has them, are a layout like a shard's, in one chunk.
+ *
  * The region's front is a stamp (shm/stamp.h) with parts: {s, k}, the moments of state s, of which the chunks
  * before k are those of state s + 1 already; s's optimizer steps say where each lies. Not {s, n} but {s + 1, 0}
  * says that the update is done, or skipped: then nothing has moved.
@@ -31,13 +39,44 @@
 
 enum { LG_MOMENTS_CHUNKS = 16 };
 
+/* What of a shard (or of all that is trained) is kept in fp32 though the table is in blocks. */
+struct lg_full_part {
+    size_t first, count, before; /* elements; before: fp32 elements in front of them */
+};
+typedef struct lg_moments_layout {
+    size_t count; /* elements of the shard */
+    bool in_blocks;
+    struct lg_full_part *part; /* in blocks; in order */
+    int n_parts;
+    size_t full; /* in blocks: the most fp32 elements of a chunk */
+} lg_moments_layout;
+
+/* The moments of elements [first, first + count) of a layout. */
 struct lg_chunk {
-    size_t first, count; /* elements of the shard; count > 0 */
-    float *m, *v;        // (count), where the state lies (state.h)
+    size_t first, count;      /* elements of the shard; count > 0 */
+    size_t full;              /* of which so many are fp32 */
+    float *m, *v;             // (full), where the state lies (state.h)
+    float *m_max, *v_max;     // (count / 256); these four NULL: not in blocks
+    uint8_t *m_code, *v_code; // (count)
 };
 
-/* Of the region's payload, for a shard of so many elements. */
-size_t lg_moments_bytes(size_t shard);
+/* Of a shard; free it. Of all: shard 0 of 1. */
+lg_moments_layout lg_moments_layout_of(const lg_params *t, int shard, int shards);
+void lg_moments_layout_free(lg_moments_layout *l);
+/* What of a chunk lies in elements [first, first + count) of the shard; in blocks both are multiples of one. */
+struct lg_chunk lg_moments_part(const lg_moments_layout *l, const struct lg_chunk *of, size_t first,
+                                size_t count);
+/* fp32 elements in front of this one of the shard. */
+size_t lg_moments_full_before(const lg_moments_layout *l, size_t element);
+/* The whole shard as one chunk: its bytes, and where it lies in memory of so many. */
+size_t lg_moments_whole_bytes(const lg_moments_layout *l);
+struct lg_chunk lg_moments_whole(const lg_moments_layout *l, void *memory);
+/* Zeros everywhere, on the host. */
+void lg_moments_clear(const struct lg_chunk *c);
+
+/* Of the region's payload. */
+size_t lg_moments_bytes(const lg_moments_layout *l);
+/* Of a shard of so many elements. */
 int lg_moments_chunks(size_t shard);
 /* Elements of a chunk but the last. */
 size_t lg_moments_chunk_count(size_t shard);
@@ -48,4 +87,4 @@ static inline int lg_moments_place(int n, int k, uint64_t t)
     return (int)(((uint64_t)k + places - t % places) % places);
 }
 /* Chunk k where it lies after t optimizer steps; payload: of the region. */
-struct lg_chunk lg_moments_chunk(float *payload, size_t shard, int k, uint64_t t);
+struct lg_chunk lg_moments_chunk(const lg_moments_layout *l, void *payload, int k, uint64_t t);

@@ -42,7 +42,8 @@ struct rank_bytes {
     struct lg_gradients_bytes gradients;
     struct lg_working_bytes working;
     struct lg_transfer_bytes transfer;
-    size_t own, host, exchanged;
+    size_t shard; /* elements */
+    size_t own, host, exchanged, moments;
     char note[sizeof((struct lg_stage_bytes *)NULL)->note];
 };
 
@@ -80,6 +81,10 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
     struct rank_bytes r = {.host = b->host, .exchanged = b->exchanged};
     const size_t count = lg_shard_count(t, shard, p->shards), room = sizeof r.note;
     char text[6][32];
+    lg_moments_layout moments = lg_moments_layout_of(t, shard, p->shards);
+    r.shard = count;
+    r.moments = lg_moments_bytes(&moments);
+    lg_moments_layout_free(&moments);
     r.gradients = lg_gradients_bytes_of(p, t, net, count);
     r.working = lg_working_bytes_of(c, p, lg_device_dtype(d), t, net, shard);
     if (c->memory_offload_optimizer) r.transfer = lg_transfer_bytes_of(count);
@@ -149,16 +154,16 @@ static void add_row(struct lg_stage_bytes *rows, int *n, size_t bytes, const str
     rows[(*n)++].bytes = bytes;
 }
 
-static void add_rank(const lg_config *c, const struct rank_bytes *b, size_t shard, int rank,
+static void add_rank(const lg_config *c, const struct rank_bytes *b, int rank,
                      struct lg_stage_bytes *rows, int *n)
 {
-    const size_t side = lg_trainer_state_bytes(shard);
+    const size_t side = lg_trainer_state_bytes(b->shard);
     struct place state = {.rank = rank}, own = state, host = {rank, "host"};
     lg_state_device_name(c, rank, state.device);
     lg_stage_device_name(c, LG_ROLE_trainer, rank, own.device);
     add_row(rows, n, side, &state, "state/a");
     add_row(rows, n, side, &state, "state/b");
-    add_row(rows, n, lg_moments_bytes(shard), &state, "moments");
+    add_row(rows, n, b->moments, &state, "moments");
     add_row(rows, n, b->gradients.grad, &own, "grad");
     add_row(rows, n, b->gradients.sum, &own, "sum");
     add_row(rows, n, b->working.region, &own, "working");
@@ -195,7 +200,7 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
     params = lg_params_trained(&all);
     int rc = find_bytes(c, p, &net, &params, of);
     for (int r = 0; r < ranks && rc == 0; r++) {
-        add_rank(c, &of[r], lg_shard_count(&params, r % p->shards, p->shards), r, rows, &n);
+        add_rank(c, &of[r], r, rows, &n);
         add_frozen(c, lg_frozen_bytes(&all, p->element_bytes == 4 ? LG_F32 : LG_BF16), r, rows, &n);
     }
     lg_params_free(&all);

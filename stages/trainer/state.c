@@ -50,7 +50,8 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
 
 struct lg_training lg_training_of(const lg_config *c)
 {
-    struct lg_training t = {.groups = (const char *const *)c->trainer_groups.v};
+    struct lg_training t = {.groups = (const char *const *)c->trainer_groups.v,
+                            .in_blocks = !strcmp(c->trainer_optimizer, "adamw8bit")};
     if (!strcmp(c->adapter_kind, "lora"))
         t.adapter = (struct lg_adapter){.rank = (int)c->adapter_rank,
                                         .alpha = c->adapter_alpha > 0 ? c->adapter_alpha
@@ -113,10 +114,11 @@ int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_st
 int lg_trainer_moments_open(lg_stage *st, lg_device *d, lg_trainer_state *s, int rank)
 {
     const struct lg_board_row *row = lg_board_row(st->board, LG_ROLE_trainer, rank);
+    s->layout[rank] = lg_moments_layout_of(&s->params, rank % s->shards, s->shards);
     return lg_stage_region(
         st,
         &(struct lg_stage_memory){
-            .bytes = lg_moments_bytes(lg_trainer_shard(s, rank)),
+            .bytes = lg_moments_bytes(&s->layout[rank]),
             .front_bytes = sizeof(struct lg_stamp),
             .device = d,
             .role = LG_ROLE_trainer,
@@ -128,6 +130,7 @@ int lg_trainer_moments_open(lg_stage *st, lg_device *d, lg_trainer_state *s, int
 void lg_trainer_state_close(lg_trainer_state **s)
 {
     if (!*s) return;
+    for (int r = 0; r < (*s)->ranks; r++) lg_moments_layout_free(&(*s)->layout[r]);
     lg_params_free(&(*s)->all);
     free(*s);
     *s = NULL;
@@ -142,7 +145,7 @@ struct lg_state_view lg_trainer_state_view(const lg_trainer_state *s, int rank, 
 
 struct lg_chunk lg_trainer_chunk(const lg_trainer_state *s, int rank, int k, uint64_t t)
 {
-    return lg_moments_chunk(s->moments[rank]->payload, lg_trainer_shard(s, rank), k, t);
+    return lg_moments_chunk(&s->layout[rank], s->moments[rank]->payload, k, t);
 }
 
 int lg_trainer_state_expect(lg_stage *st, const lg_trainer_state *s, uint64_t state)

@@ -4,10 +4,10 @@
  * side b; state s lies in side s & 1. Every rank maps all of them, the EMA keeper and the checkpoint
  * writer too; these two read the first group's copy alone. And it owns the shard's Adam moments, once
  * (moments.h), which only the checkpoint writer maps beside it. So state is 8 + 8 (n + 1) / n bytes a
- * parameter, 16.5 with n = 16 chunks.
+ * parameter, 16.5 with n = 16 chunks; 10.2 where moments have 8 bits.
  *
  *   trainer/<r>/state/<a|b>   front: lg_state_front; w: fp32 (shard)
- *   trainer/<r>/moments       front: lg_stamp with parts; fp32: n + 1 places of m, v (chunk) each
+ *   trainer/<r>/moments       front: lg_stamp with parts; n + 1 places of a chunk's m and v each (moments.h)
  *   ema/<r>/state/<a|b>       front: lg_stamp; fp32 (shard)
  *
  * The stamps (shm/stamp.h) say which state lies in a side. Whoever is about to read one looks first
@@ -56,7 +56,8 @@ typedef struct lg_trainer_state {
     lg_params params; /* of it, what is trained: all that states and gradients know */
     int ranks, shards;
     lg_region *side[LG_INSTANCES_MAX][2];
-    lg_region *moments[LG_INSTANCES_MAX]; /* NULL: not opened */
+    lg_region *moments[LG_INSTANCES_MAX]; /* NULL: not opened; else these lie so: */
+    lg_moments_layout layout[LG_INSTANCES_MAX];
 } lg_trainer_state;
 
 /* The net that a config and a plan describe, and how it is trained; that points into the config. */

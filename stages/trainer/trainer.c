@@ -97,9 +97,10 @@ static int trainer_open(lg_stage *st)
 
 /* ---- INIT ---- */
 
-/* A first state on the host: the shard's arrays, (shard) each. */
+/* A first state on the host. */
 struct first_state {
-    float *w, *m, *v;
+    float *w;                // (shard)
+    struct lg_chunk moments; /* of the whole shard */
     struct lg_state_scalars scalars;
 };
 
@@ -107,8 +108,12 @@ static int read_checkpoint(lg_stage *st, struct trainer *t, const char *dir, str
 {
     for (int u = 0; u < t->state->params.n_units; u++) {
         struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
+        if (!p.count) continue;
+        const struct lg_chunk moments =
+            lg_moments_part(&t->state->layout[st->index], &s->moments, p.at, p.count);
         LG_TRY(lg_checkpoint_read_optimizer(dir, &t->state->params, p.first, p.count, s->w + p.at,
-                                            s->m + p.at, s->v + p.at));
+                                            NULL, NULL));
+        LG_TRY(lg_checkpoint_read_moments(dir, &t->state->params, p.first, p.count, &moments));
     }
     lg_manifest *m = calloc(1, sizeof *m);
     LG_ASSERT(m);
@@ -149,11 +154,25 @@ static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const 
         return lg_stage_park_if_lasting(st, read_checkpoint(st, t, dir, s),
                                         "the checkpoint cannot be read");
     if (origin == LG_ORIGIN_INIT && !t->state->training.adapter.rank)
-        return lg_stage_park_if_lasting(
-            st, read_weights(st, t, dir, s),
-            st->config->trainer_init_from[0] ? "trainer.init_from" : "model.from");
+        return lg_stage_park_if_lasting(st, read_weights(st, t, dir, s),
+                                        st->config->trainer_init_from[0] ? "trainer.init_from"
+                                                                         : "model.from");
     draw_first(st, t, s);
     return 0;
+}
+
+static void upload_moments(struct trainer *t, const struct lg_chunk *to,
+                           const struct lg_chunk *from)
+{
+    const size_t full = to->full * sizeof(float);
+    const size_t blocks = to->count / LG_ADAMW8_BLOCK * sizeof(float);
+    lg_stream_upload(t->state_stream, to->m, from->m, full);
+    lg_stream_upload(t->state_stream, to->v, from->v, full);
+    if (!to->m_code) return;
+    lg_stream_upload(t->state_stream, to->m_max, from->m_max, blocks);
+    lg_stream_upload(t->state_stream, to->v_max, from->v_max, blocks);
+    lg_stream_upload(t->state_stream, to->m_code, from->m_code, to->count);
+    lg_stream_upload(t->state_stream, to->v_code, from->v_code, to->count);
 }
 
 static void upload_state(lg_stage *st, struct trainer *t, const struct first_state *s,
@@ -162,8 +181,9 @@ static void upload_state(lg_stage *st, struct trainer *t, const struct first_sta
     lg_stream_upload(t->state_stream, to->w, s->w, t->shard * sizeof(float));
     for (int k = 0; k < lg_moments_chunks(t->shard); k++) {
         struct lg_chunk c = lg_trainer_chunk(t->state, st->index, k, s->scalars.optimizer_steps);
-        lg_stream_upload(t->state_stream, c.m, s->m + c.first, c.count * sizeof(float));
-        lg_stream_upload(t->state_stream, c.v, s->v + c.first, c.count * sizeof(float));
+        const struct lg_chunk from =
+            lg_moments_part(&t->state->layout[st->index], &s->moments, c.first, c.count);
+        upload_moments(t, &c, &from);
     }
     lg_stream_sync(t->state_stream);
     *to->scalars = s->scalars;
@@ -180,13 +200,14 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
     LG_TRY(lg_run_origin(st, &origin, dir));
     lg_stamp_clear(v.stamp);
     lg_stamp_clear(moments);
-    float *side = calloc(LG_MAX(3 * t->shard, (size_t)1), sizeof *side);
+    const lg_moments_layout *layout = &t->state->layout[st->index];
+    float *side = calloc(1, t->shard * sizeof *side + lg_moments_whole_bytes(layout) + 1);
     LG_ASSERT(side);
     struct first_state first = {
         .w = side,
-        .m = side + t->shard,
-        .v = side + 2 * t->shard,
+        .moments = lg_moments_whole(layout, side + t->shard),
         .scalars = {.state = state, .loss_scale = lg_loss_scale_first(st->config)}};
+    lg_moments_clear(&first.moments);
     int rc = read_origin(st, t, origin, dir, &first);
     if (rc == 0) upload_state(st, t, &first, &v);
     free(side);

@@ -15,6 +15,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <xxhash.h>
 
 enum { VOID_CHECK_SAMPLES = 100 }; /* the share of voids is judged from this many samples on */
@@ -120,12 +121,52 @@ static lg_tensor part_of(lg_tensor t, size_t first, size_t count)
 
 /* What is updated together: elements [first, first + count) of the shard. */
 struct stretch {
-    size_t first, count, chunk; /* chunk: where its chunk begins */
-    /* w, w_out: of the shard; m, v: of the chunk; grad, working: of the stretch; else of what is trained as the config
-     * says of all. */
+    size_t first, count;
+    /* w, w_out: of the shard; grad, working: of the stretch; no moments; else of what is trained as the config says of
+     * all. */
     struct lg_adamw_args a;
+    struct lg_chunk from, to; /* moments */
     bool is_sent; /* working is one, which goes up from there; else: where lg_working_copies says */
 };
+
+/* Moments in fp32, or as codes. */
+static void update_full(lg_stream *s, struct lg_adamw_args *a, const struct lg_chunk *from,
+                        const struct lg_chunk *to)
+{
+    const int64_t n = (int64_t)from->full;
+    a->m = lg_t1(from->m, LG_F32, n);
+    a->v = lg_t1(from->v, LG_F32, n);
+    a->m_out = lg_t1(to->m, LG_F32, n);
+    a->v_out = lg_t1(to->v, LG_F32, n);
+    lg_adamw(s, a);
+}
+
+static void update_coded(lg_stream *s, const struct lg_adamw_args *a, const struct lg_chunk *from,
+                         const struct lg_chunk *to)
+{
+    const int64_t n = (int64_t)from->count, blocks = n / LG_ADAMW8_BLOCK;
+    struct lg_adamw8_args p = {.w = a->w,
+                               .m = lg_t1(from->m_code, LG_U8, n),
+                               .v = lg_t1(from->v_code, LG_U8, n),
+                               .m_max = lg_t1(from->m_max, LG_F32, blocks),
+                               .v_max = lg_t1(from->v_max, LG_F32, blocks),
+                               .grad = a->grad,
+                               .w_out = a->w_out,
+                               .m_out = lg_t1(to->m_code, LG_U8, n),
+                               .v_out = lg_t1(to->v_code, LG_U8, n),
+                               .m_max_out = lg_t1(to->m_max, LG_F32, blocks),
+                               .v_max_out = lg_t1(to->v_max, LG_F32, blocks),
+                               .copies = a->copies,
+                               .lr = a->lr,
+                               .beta1 = a->beta1,
+                               .beta2 = a->beta2,
+                               .eps = a->eps,
+                               .weight_decay = a->weight_decay,
+                               .grad_scale = a->grad_scale,
+                               .t = a->t};
+    memcpy(p.working, a->working, sizeof p.working);
+    lg_adamw8(s, &p);
+}
 
 /* What of a unit lies in the stretch. */
 static void update_piece(lg_stage *st, struct trainer *t, const struct stretch *s, int unit)
@@ -134,18 +175,20 @@ static void update_piece(lg_stage *st, struct trainer *t, const struct stretch *
     const struct lg_piece own = lg_trainer_piece(t->state, st->index, unit);
     const struct lg_piece here = lg_piece_within(own, s->first, s->count);
     const size_t end = here.first + here.count;
+    const lg_moments_layout *layout = &t->state->layout[st->index];
     for (size_t at = here.first, next; at < end; at = next) {
         int group;
+        bool coded;
         next = lg_params_group_end(params, at, end, &group);
+        next = lg_params_coded_end(params, at, next, &coded);
         const struct lg_param_group *g = &params->group[group];
         const size_t in_piece = at - own.first, in_shard = own.at + in_piece, count = next - at;
         struct lg_adamw_args p = s->a;
         lg_tensor *shards[] = {&p.w, &p.w_out};
-        lg_tensor *chunks[] = {&p.m, &p.v, &p.m_out, &p.v_out};
         for (size_t i = 0; i < LG_ARRAY_LEN(shards); i++)
             *shards[i] = part_of(*shards[i], in_shard, count);
-        for (size_t i = 0; i < LG_ARRAY_LEN(chunks); i++)
-            *chunks[i] = part_of(*chunks[i], in_shard - s->chunk, count);
+        const struct lg_chunk from = lg_moments_part(layout, &s->from, in_shard, count);
+        const struct lg_chunk to = lg_moments_part(layout, &s->to, in_shard, count);
         p.grad = part_of(p.grad, in_shard - s->first, count);
         if (!s->is_sent) p.copies = lg_working_copies(t->working, unit, p.working);
         for (int i = 0; i < p.copies; i++)
@@ -153,7 +196,10 @@ static void update_piece(lg_stage *st, struct trainer *t, const struct stretch *
                 part_of(p.working[i], s->is_sent ? in_shard - s->first : in_piece, count);
         p.lr *= g->lr;
         p.weight_decay *= g->decay;
-        lg_adamw(t->state_stream, &p);
+        if (coded)
+            update_coded(t->state_stream, &p, &from, &to);
+        else
+            update_full(t->state_stream, &p, &from, &to);
     }
 }
 
@@ -163,21 +209,19 @@ static void update_stretch(lg_stage *st, struct trainer *t, const struct stretch
 }
 
 /* The next piece comes down while this one is updated, the one before goes up. a.grad: of the chunk. */
-static void update_from_host(lg_stage *st, struct trainer *t, const struct lg_adamw_args *a,
-                             const struct lg_chunk *chunk)
+static void update_from_host(lg_stage *st, struct trainer *t, const struct stretch *chunk)
 {
     lg_transfer *transfer = lg_working_transfer(t->working);
-    const float *gradient = a->grad.data;
+    const float *gradient = chunk->a.grad.data;
     const size_t end = chunk->count, most = lg_transfer_piece(transfer);
     lg_transfer_call(transfer, gradient, LG_MIN(most, end));
     for (size_t at = 0, n, next; at < end; at = next) {
         n = LG_MIN(most, end - at);
         next = at + n;
-        struct stretch s = {.first = chunk->first + at,
-                            .count = n,
-                            .chunk = chunk->first,
-                            .a = *a,
-                            .is_sent = true};
+        struct stretch s = *chunk;
+        s.first += at;
+        s.count = n;
+        s.is_sent = true;
         s.a.grad = lg_t1((void *)lg_transfer_take(transfer), LG_F32, (int64_t)n);
         if (next < end) lg_transfer_call(transfer, gradient + next, LG_MIN(most, end - next));
         s.a.working[0] = lg_t1(lg_transfer_load(transfer), LG_F32, (int64_t)n);
@@ -193,20 +237,16 @@ static void update_from_host(lg_stage *st, struct trainer *t, const struct lg_ad
 static void update_chunk(lg_stage *st, struct trainer *t, struct lg_adamw_args a, int k)
 {
     const uint64_t steps = (uint64_t)a.t;
-    const struct lg_chunk from = lg_trainer_chunk(t->state, st->index, k, steps - 1);
-    const struct lg_chunk to = lg_trainer_chunk(t->state, st->index, k, steps);
-    const int64_t n = (int64_t)from.count;
-    a.m = lg_t1(from.m, LG_F32, n);
-    a.v = lg_t1(from.v, LG_F32, n);
-    a.m_out = lg_t1(to.m, LG_F32, n);
-    a.v_out = lg_t1(to.v, LG_F32, n);
-    a.grad = part_of(a.grad, from.first, from.count);
+    struct stretch s = {.from = lg_trainer_chunk(t->state, st->index, k, steps - 1),
+                        .to = lg_trainer_chunk(t->state, st->index, k, steps)};
+    s.first = s.from.first;
+    s.count = s.from.count;
+    a.grad = part_of(a.grad, s.first, s.count);
+    s.a = a;
     if (lg_working_transfer(t->working))
-        update_from_host(st, t, &a, &from);
+        update_from_host(st, t, &s);
     else
-        update_stretch(st, t,
-                       &(struct stretch){
-                           .first = from.first, .count = from.count, .chunk = from.first, .a = a});
+        update_stretch(st, t, &s);
     lg_stream_sync(t->stream);
 }
 

@@ -73,6 +73,9 @@ tests_of() {
     supervisor/commands/export.*) echo e2e:published ;;
     kernels/ref64/diffusion.*) echo ops_ref ops_fd ;;
     kernels/host/isa_train.*) echo ops_host ;;
+    kernels/adamw8.*) echo ops_ref ;;
+    stages/nets/params.*) echo params moments ;;
+    stages/ckpt/checkpoint.*) echo ckpt_files ckpt ;;
     kernels/*) echo heartbeat ;;
     stages/stage_memory.*) echo heartbeat ;;
     stages/io/picture*) echo picture_work picture ;;

@@ -20,7 +20,7 @@ $(BUILD)/tests/test_ckpt $(BUILD)/tests/test_transfer: | $(BUILD)/tests/stub/lib
 $(BUILD)/tests/test_ckpt: private LDFLAGS += -Wl,--wrap=lg_now_ns
 
 # A rank dies in the middle of an update.
-$(BUILD)/tests/test_moments: private LDFLAGS += -Wl,--wrap=lg_adamw,--wrap=lg_stream_sync
+$(BUILD)/tests/test_moments: private LDFLAGS += -Wl,--wrap=lg_adamw,--wrap=lg_adamw8,--wrap=lg_stream_sync
 
 # systemctl is a script of the test.
 $(BUILD)/tests/test_units_run: private LDFLAGS += -Wl,--wrap=lg_capture_begin,--wrap=lg_capture_end,--wrap=execl

@@ -123,6 +123,15 @@ static void stub_adamw(lg_stream *s, const struct lg_adamw_args *a)
     g_host.ops->adamw(s, a);
 }
 
+static void stub_adamw8(lg_stream *s, const struct lg_adamw8_args *a)
+{
+    const lg_tensor *of[] = {&a->w,     &a->m,     &a->v,     &a->m_max,     &a->v_max,    &a->grad,
+                             &a->w_out, &a->m_out, &a->v_out, &a->m_max_out, &a->v_max_out};
+    for (size_t i = 0; i < LG_ARRAY_LEN(of); i++) LG_ASSERT(is_own(of[i]->data));
+    for (int i = 0; i < a->copies; i++) LG_ASSERT(is_own(a->working[i].data));
+    g_host.ops->adamw8(s, a);
+}
+
 static void stub_ema(lg_stream *s, const struct lg_ema_args *a)
 {
     LG_ASSERT(is_own(a->ema.data) && is_own(a->w.data) && is_own(a->out.data));
@@ -205,6 +214,7 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
     g_ops = *d->ops;
     g_ops.cast = stub_cast;
     g_ops.adamw = stub_adamw;
+    g_ops.adamw8 = stub_adamw8;
     g_ops.ema = stub_ema;
     d->ops = &g_ops;
     d->is_host = false;

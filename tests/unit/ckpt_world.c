@@ -34,12 +34,12 @@ static void make_run(struct ckpt_world *w, const struct ckpt_world_spec *spec)
              "[text]\nmodel = \"%s/examples/emoji/text_encoder\"\n"
              "[vae]\nmodel = \"%s/examples/emoji/vae\"\n"
              "[model]\nkind = \"pixart\"\nhidden = %d\ndepth = %d\nheads = 2\npatch = 4\n"
+             "[checkpoint]\nevery = %d\nkeep = %d\n"
              "[trainer]\nranks = %d\nmax_steps = %" PRIu64
-             "\nglobal_batch_size = 8\nmicro_batch_size = 4\n"
-             "[checkpoint]\nevery = %d\nkeep = %d\n%s",
+             "\nglobal_batch_size = 8\nmicro_batch_size = 4\n%s",
              spec->device, cwd, cwd, spec->hidden ? spec->hidden : 16,
-             spec->depth ? spec->depth : 1, spec->ranks, spec->steps ? spec->steps : CKPT_STEPS,
-             CKPT_EVERY, CKPT_KEEP, spec->more ? spec->more : "");
+             spec->depth ? spec->depth : 1, CKPT_EVERY, CKPT_KEEP, spec->ranks,
+             spec->steps ? spec->steps : CKPT_STEPS, spec->more ? spec->more : "");
     LG_ASSERT(lg_config_load(scratch_write("pipeline.toml", toml), NULL, 0, &config) == 0);
     lg_run_init(&w->run, scratch_path("run"));
     LG_ASSERT(lg_run_create(&w->run) == 0 && lg_run_decide(&w->run, config) == 0);

@@ -2,6 +2,7 @@
  * comment tells. What is no column (a row's mean, a rank's weight) is the same in every call. */
 #include "tests/unit/columns.h"
 #include "base/check.h"
+#include "kernels/adamw8.h"
 #include "kernels/ops.h"
 #include <string.h>
 
@@ -334,6 +335,38 @@ static void run_adamw(struct column_call *c)
                                                 .weight_decay = 0.1,
                                                 .grad_scale = 0.37,
                                                 .t = 3});
+}
+
+/* One block; a first step makes the moments. */
+static void run_adamw8(struct column_call *c)
+{
+    static uint8_t m[256], v[256];
+    static float most[2];
+    memset(m, LG_ADAMW8_ZERO_M, sizeof m);
+    memset(v, LG_ADAMW8_ZERO_V, sizeof v);
+    most[0] = most[1] = 0;
+    struct lg_adamw8_args a = {.w = FLAT_IN(0),
+                               .m = lg_t1(m, LG_U8, c->n),
+                               .v = lg_t1(v, LG_U8, c->n),
+                               .m_max = lg_t1(&most[0], LG_F32, 1),
+                               .v_max = lg_t1(&most[1], LG_F32, 1),
+                               .grad = FLAT_IN(1),
+                               .w_out = FLAT_OUT(0),
+                               .working = {FLAT_OUT(1)},
+                               .copies = 1,
+                               .lr = 3e-3,
+                               .beta1 = 0.9,
+                               .beta2 = 0.99,
+                               .eps = 1e-8,
+                               .weight_decay = 0.1,
+                               .grad_scale = 0.37,
+                               .t = 1};
+    a.m_out = a.m, a.v_out = a.v, a.m_max_out = a.m_max, a.v_max_out = a.v_max;
+    lg_adamw8(c->stream, &a);
+    a.t = 2;
+    a.w = a.w_out;
+    a.grad = FLAT_IN(2);
+    lg_adamw8(c->stream, &a);
 }
 
 static void run_ema(struct column_call *c)

@@ -568,6 +568,39 @@ BUILD(adamw)
     lg_cast(r->stream, &cast);
 }
 
+BUILD(adamw8)
+{
+    const int64_t n = z->D, blocks = (n + 255) / 256;
+    struct lg_adamw8_args a = {.lr = 1e-2,
+                               .beta1 = 0.9,
+                               .beta2 = 0.99,
+                               .eps = 1e-8,
+                               .weight_decay = 0.1,
+                               .grad_scale = 0.37,
+                               .t = z->count};
+    double *absmax = calloc((size_t)blocks, sizeof *absmax);
+    LG_ASSERT(absmax);
+    op_in_out(r, z->alias, "w_out", OP_STATS, &a.w, &a.w_out, DIMS(n));
+    a.m = op_in_integers(r, LG_U8, 0, 0, 255, DIMS(n));
+    a.v = op_in_integers(r, LG_U8, 0, 0, 255, DIMS(n));
+    a.grad = op_in(r, OP_STATS, 1, DIMS(n));
+    for (int64_t i = 0; i < blocks; i++) absmax[i] = i % 5 == 3 ? 0 : 0.5 + 0.25 * (double)i;
+    a.m_max = op_in_values(r, r->stats, OP_STATS, absmax, DIMS(blocks));
+    a.v_max = op_in_values(r, r->stats, OP_STATS, absmax, DIMS(blocks));
+    free(absmax);
+    a.m_out = op_out_typed(r, "m_out", LG_U8, 0, DIMS(n));
+    a.v_out = op_out_typed(r, "v_out", LG_U8, 0, DIMS(n));
+    a.m_max_out = op_out(r, "m_max_out", OP_STATS, DIMS(blocks));
+    a.v_max_out = op_out(r, "v_max_out", OP_STATS, DIMS(blocks));
+    a.copies = (int)z->N;
+    for (int i = 0; i < a.copies; i++)
+        a.working[i] = op_out(r, "working", i ? OP_TWIN : 0, DIMS(n));
+    lg_adamw8(r->stream, &a);
+    if (!a.copies) return;
+    struct lg_cast_args cast = {.x = a.w_out, .y = op_out(r, "cast w_out", OP_TWIN, DIMS(n))};
+    lg_cast(r->stream, &cast);
+}
+
 BUILD(ema)
 {
     struct lg_ema_args a = {.decay = 0.999};

@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { OP_OUTPUTS_MAX = 6, OP_BATCH_MAX = 16 };
+enum { OP_OUTPUTS_MAX = 8, OP_BATCH_MAX = 16 };
 
 struct op_output {
     const char *name; /* "dx" */

@@ -7,6 +7,7 @@
 #include "tests/unit/scratch.h"
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -82,10 +83,11 @@ static int publish(uint64_t step, char ret_dir[LG_PATH_BYTES])
                       .threads = 1};
     struct lg_publishing p = {
         .run_dir = scratch_path("run"),
-        .contents = {
-            .net = &net,
-            .params = &params,
-            .state = {.w = values, .m = values + n, .v = values + 2 * n, .ema = values + 3 * n}}};
+        .contents = {.net = &net,
+                     .params = &params,
+                     .state = {.w = values,
+                               .moments = {.m = values + n, .v = values + 2 * n},
+                               .ema = values + 3 * n}}};
     return lg_checkpoint_publish(&p, &m, ret_dir);
 }
 
@@ -123,6 +125,163 @@ static void test_any_part_is_read(void **state)
         }
     assert_int_equal(lg_checkpoint_read_optimizer(dir, &params, 0, n, NULL, got, NULL), 0);
     assert_true(are_read(got, 1, 0, n));
+}
+
+/* ---- moments of 8 bits ---- */
+
+/* Products of which the second part begins in the middle of a block, small tensors, a whole number of blocks and not. */
+static lg_params table_in_blocks(bool in_blocks)
+{
+    lg_params t = {.in_blocks = in_blocks};
+    lg_params_begin_unit(&t, "one");
+    lg_params_add(&t, &(struct lg_param){.name = "q", .rank = 2, .dim = {50, 90}});
+    lg_params_add_packed(&t, &(struct lg_param){.name = "k", .rank = 2, .dim = {50, 90}});
+    lg_params_add(&t, &(struct lg_param){.name = "bias", .rank = 1, .dim = {100}});
+    lg_params_begin_unit(&t, "two");
+    lg_params_add(&t, &(struct lg_param){.name = "small", .rank = 1, .dim = {4095}});
+    lg_params_add(&t, &(struct lg_param){.name = "large", .rank = 1, .dim = {4096}});
+    return t;
+}
+
+struct moments {
+    lg_params t;
+    lg_moments_layout l;
+    char *memory;
+    struct lg_chunk c;
+};
+
+static struct moments moments_of(bool in_blocks)
+{
+    struct moments r = {.t = table_in_blocks(in_blocks)};
+    r.l = lg_moments_layout_of(&r.t, 0, 1);
+    r.memory = calloc(1, lg_moments_whole_bytes(&r.l));
+    LG_ASSERT(r.memory);
+    r.c = lg_moments_whole(&r.l, r.memory);
+    lg_moments_clear(&r.c);
+    return r;
+}
+
+static void free_moments(struct moments *r)
+{
+    lg_params_free(&r->t);
+    lg_moments_layout_free(&r->l);
+    free(r->memory);
+}
+
+/* Anything, but nothing in gaps, which a file does not have. */
+static void fill_moments(struct moments *r)
+{
+    for (int i = 0; i < r->t.n; i++) {
+        const struct lg_param *p = &r->t.p[i];
+        const size_t full = lg_moments_full_before(&r->l, p->offset);
+        for (size_t e = 0; e < p->count; e++) {
+            const size_t at = p->offset + e;
+            if (!lg_params_is_coded(&r->t, i)) {
+                r->c.m[full + e] = (float)at - 5000;
+                r->c.v[full + e] = (float)at;
+                continue;
+            }
+            r->c.m_code[at] = (uint8_t)(at * 7 % 251);
+            r->c.v_code[at] = (uint8_t)(at * 11 % 253);
+            r->c.m_max[at / LG_ADAMW8_BLOCK] = (float)(1 + at / LG_ADAMW8_BLOCK);
+            r->c.v_max[at / LG_ADAMW8_BLOCK] = (float)(100 + at / LG_ADAMW8_BLOCK);
+        }
+    }
+}
+
+static void write_moments(const struct moments *r)
+{
+    static const float weights[20480];
+    lg_st_writer *w;
+    const struct lg_snapshot s = {
+        .w = weights, .ema = weights, .moments = r->c, .layout = r->t.in_blocks ? &r->l : NULL};
+    LG_ASSERT(r->t.count <= LG_ARRAY_LEN(weights));
+    assert_int_equal(lg_st_writer_open(scratch_path("optimizer.safetensors"), &w), 0);
+    assert_int_equal(lg_checkpoint_write_optimizer(w, &r->t, &s), 0);
+    assert_int_equal(lg_st_writer_finish(&w, NULL), 0);
+}
+
+/* What any number of ranks read of it, together. */
+static void read_shards(struct moments *to, int shards)
+{
+    for (int shard = 0; shard < shards; shard++)
+        for (int u = 0; u < to->t.n_units; u++) {
+            const struct lg_piece p = lg_shard_piece(&to->t, u, shard, shards);
+            if (!p.count) continue;
+            const struct lg_chunk c = lg_moments_part(&to->l, &to->c, p.first, p.count);
+            assert_int_equal(
+                lg_checkpoint_read_moments(scratch_path(""), &to->t, p.first, p.count, &c), 0);
+        }
+}
+
+/* The bytes come back, however they are cut. */
+static void test_codes(void **state)
+{
+    (void)state;
+    struct moments was = moments_of(true);
+    fill_moments(&was);
+    write_moments(&was);
+    for (int shards = 1; shards <= 4; shards++) {
+        struct moments is = moments_of(true);
+        memset(is.memory, 0x55, lg_moments_whole_bytes(&is.l));
+        read_shards(&is, shards);
+        assert_memory_equal(is.memory, was.memory, lg_moments_whole_bytes(&is.l));
+        free_moments(&is);
+    }
+    free_moments(&was);
+}
+
+/* Codes as fp32, and fp32 as codes: what each value stands for, and the nearest to it. */
+static void test_conversion(void **state)
+{
+    (void)state;
+    struct moments coded = moments_of(true), full = moments_of(false), again = moments_of(true);
+    struct lg_adamw8_map m_map;
+    lg_adamw8_map_f32(true, &m_map);
+    fill_moments(&coded);
+    write_moments(&coded);
+    read_shards(&full, 2);
+    for (int i = 0; i < coded.t.n; i++) {
+        const struct lg_param *p = &coded.t.p[i], *q = &full.t.p[i];
+        if (!lg_params_is_coded(&coded.t, i)) continue;
+        for (size_t e = 0; e < p->count; e++) {
+            const size_t at = p->offset + e;
+            assert_true(full.c.m[q->offset + e] ==
+                        m_map.value[coded.c.m_code[at]] * coded.c.m_max[at / LG_ADAMW8_BLOCK]);
+        }
+    }
+    write_moments(&full);
+    read_shards(&again, 3);
+    for (size_t at = 0; at < coded.t.p[1].offset + coded.t.p[1].count; at++) {
+        const float want = m_map.value[coded.c.m_code[at]] * coded.c.m_max[at / LG_ADAMW8_BLOCK];
+        const float most = again.c.m_max[at / LG_ADAMW8_BLOCK];
+        const float is = m_map.value[again.c.m_code[at]] * most;
+        /* Half of the widest step of the map, 0.9 / 64 of the block's absmax; below -0.993 there is none. */
+        if (!(fabsf(want - is) <= 0.0071f * most)) fail_msg("%zu: %g, not %g", at, is, want);
+    }
+    free_moments(&coded);
+    free_moments(&full);
+    free_moments(&again);
+}
+
+/* An absmax too few, or one beside fp32. */
+static void test_other_codes(void **state)
+{
+    (void)state;
+    struct moments r = moments_of(true);
+    lg_st_writer *w;
+    const int64_t shape[] = {50, 90}, blocks[] = {17};
+    assert_int_equal(lg_st_writer_open(scratch_path("optimizer.safetensors"), &w), 0);
+    assert_int_equal(lg_st_writer_declare(w, "exp_avg_absmax.q", LG_F32, 1, blocks), 0);
+    assert_int_equal(lg_st_writer_declare(w, "exp_avg.q", LG_U8, 2, shape), 0);
+    assert_int_equal(lg_st_writer_data(w, values, 17 * sizeof(float) + 4500), 0);
+    assert_int_equal(lg_st_writer_finish(&w, NULL), 0);
+    assert_says(lg_checkpoint_read_moments(scratch_path(""), &r.t, 0, r.t.count, &r.c),
+                LG_ERR_MISMATCH, "exp_avg_absmax.q has 17 values, the net has 18");
+    float m1[256];
+    assert_says(lg_checkpoint_read_optimizer(scratch_path(""), &r.t, 0, 256, NULL, m1, NULL),
+                LG_ERR_MISMATCH, "exp_avg_absmax.q has 17 values, the net has 18");
+    free_moments(&r);
 }
 
 /* An optimizer file of another net, of another program, or cut short: said, with the tensor's name. */
@@ -436,12 +595,21 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_any_part_is_read),         T(test_other_optimizers),
-        T(test_weights_folders),          T(test_published_again),
-        T(test_retention_keeps),          T(test_retention_counts_what_a_start_takes),
-        T(test_retention_of_two_names),   T(test_retention_of_two_runs),
-        T(test_retention_of_later_steps), T(test_links_are_not_followed),
-        T(test_anothers_in_the_way),      T(test_no_checkpoints),
+        T(test_codes),
+        T(test_conversion),
+        T(test_other_codes),
+        T(test_any_part_is_read),
+        T(test_other_optimizers),
+        T(test_weights_folders),
+        T(test_published_again),
+        T(test_retention_keeps),
+        T(test_retention_counts_what_a_start_takes),
+        T(test_retention_of_two_names),
+        T(test_retention_of_two_runs),
+        T(test_retention_of_later_steps),
+        T(test_links_are_not_followed),
+        T(test_anothers_in_the_way),
+        T(test_no_checkpoints),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -143,7 +143,7 @@ static int publish(void)
         .run_dir = g_run,
         .contents = {.net = &net,
                      .params = &params,
-                     .state = {.w = values, .m = values, .v = values, .ema = values}},
+                     .state = {.w = values, .moments = {.m = values, .v = values}, .ema = values}},
     };
     snprintf(parent, sizeof parent, "%s/checkpoints", g_run);
     lg_remove_tree(parent);
@@ -343,7 +343,7 @@ static void make_resumed(void)
         .run_dir = g_resumed,
         .contents = {.net = &net,
                      .params = &params,
-                     .state = {.w = values, .m = values, .v = values, .ema = values}},
+                     .state = {.w = values, .moments = {.m = values, .v = values}, .ema = values}},
     };
     LG_ASSERT(lg_checkpoint_publish(&p, &m, dir) == 0);
     free(values);

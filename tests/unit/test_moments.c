@@ -47,35 +47,134 @@ static void test_places(void **state)
     assert_int_equal(lg_moments_place(16, 5, UINT64_MAX), (5 + 17 - UINT64_MAX % 17) % 17);
 }
 
-/* Chunks follow each other, the last one is shorter, none is empty; no two places overlap. */
+/* One tensor of this many elements, then a small one, a gap, and a large one; in one unit. */
+static lg_params table_of(size_t first, bool in_blocks)
+{
+    lg_params t = {.in_blocks = in_blocks};
+    lg_params_begin_unit(&t, "all");
+    lg_params_add(&t, &(struct lg_param){.name = "a", .rank = 1, .dim = {(int64_t)first}});
+    if (!in_blocks) return t;
+    lg_params_add(&t, &(struct lg_param){.name = "b", .rank = 1, .dim = {1037}});
+    lg_params_add(&t, &(struct lg_param){.name = "c", .rank = 2, .dim = {70, 100}});
+    return t;
+}
+
+struct span {
+    const char *from, *to;
+};
+static int spans_of(const struct lg_chunk *c, struct span ret[6])
+{
+    const size_t blocks = c->count / LG_ADAMW8_BLOCK;
+    int n = 0;
+    ret[n++] = (struct span){(char *)c->m, (char *)(c->m + c->full)};
+    ret[n++] = (struct span){(char *)c->v, (char *)(c->v + c->full)};
+    if (!c->m_code) return n;
+    ret[n++] = (struct span){(char *)c->m_max, (char *)(c->m_max + blocks)};
+    ret[n++] = (struct span){(char *)c->v_max, (char *)(c->v_max + blocks)};
+    ret[n++] = (struct span){(char *)c->m_code, (char *)(c->m_code + c->count)};
+    ret[n++] = (struct span){(char *)c->v_code, (char *)(c->v_code + c->count)};
+    return n;
+}
+
+/* Chunks follow each other, the last one is shorter, none is empty; no two places overlap, nor what lies in one. */
+static void check_chunks(const lg_moments_layout *l)
+{
+    const int n = lg_moments_chunks(l->count);
+    const char *payload = (const char *)(uintptr_t)4096, *end_of_it = payload + lg_moments_bytes(l);
+    struct span seen[6 * LG_MOMENTS_CHUNKS];
+    size_t end = 0;
+    int n_seen = 0;
+    assert_true(n <= LG_MOMENTS_CHUNKS);
+    for (int k = 0; k < n; k++) {
+        struct lg_chunk c = lg_moments_chunk(l, (void *)(uintptr_t)payload, k, 7);
+        assert_int_equal(c.first, end);
+        assert_true(c.count > 0 && c.first % LG_UNIT_ALIGN == 0);
+        assert_int_equal(c.m_code != NULL, l->in_blocks);
+        if (!l->in_blocks) assert_int_equal(c.full, c.count);
+        const int spans = spans_of(&c, seen + n_seen);
+        for (struct span *s = seen + n_seen; s < seen + n_seen + spans; s++) {
+            assert_true(s->from >= payload && s->to <= end_of_it);
+            for (struct span *o = seen; o < s; o++)
+                assert_true(o->to <= s->from || s->to <= o->from);
+        }
+        n_seen += spans;
+        end += c.count;
+    }
+    assert_int_equal(end, l->count);
+}
+
 static void test_chunks(void **state)
 {
     (void)state;
-    static const size_t shard[] = {0,     1,     4095,  4096,   4097,    65535,
-                                   65536, 65537, 69632, 131071, 1048576, 10000019};
-    for (size_t i = 0; i < LG_ARRAY_LEN(shard); i++) {
-        const int n = lg_moments_chunks(shard[i]);
-        const size_t bytes = lg_moments_bytes(shard[i]);
-        size_t end = 0;
-        float *payload = (float *)(uintptr_t)4096;
-        assert_true(n <= LG_MOMENTS_CHUNKS);
-        for (int k = 0; k < n; k++) {
-            struct lg_chunk c = lg_moments_chunk(payload, shard[i], k, 7);
-            assert_int_equal(c.first, end);
-            assert_true(c.count > 0 && c.first % LG_UNIT_ALIGN == 0);
-            assert_true(c.v >= c.m + c.count);
-            assert_true((char *)(c.v + c.count) <= (char *)payload + bytes);
-            for (int q = 0; q < k; q++) {
-                struct lg_chunk o = lg_moments_chunk(payload, shard[i], q, 7);
-                assert_true(o.v + o.count <= c.m || c.v + c.count <= o.m);
-            }
-            end += c.count;
-        }
-        assert_int_equal(end, shard[i]);
-    }
+    static const size_t size[] = {1,     4095,  4096,   4097,    65535,
+                                  65536, 65537, 131071, 1048576, 10000019};
+    for (size_t i = 0; i < LG_ARRAY_LEN(size); i++)
+        for (int blocks = 0; blocks < 2; blocks++)
+            for (int shards = 1; shards < 4; shards++)
+                for (int shard = 0; shard < shards; shard++) {
+                    lg_params t = table_of(size[i], blocks);
+                    lg_moments_layout l = lg_moments_layout_of(&t, shard, shards);
+                    check_chunks(&l);
+                    lg_moments_layout_free(&l);
+                    lg_params_free(&t);
+                }
     /* 16.5 bytes of state a parameter: 8 of weights, 8.5 of moments. */
+    lg_params t = table_of(1 << 20, false);
+    lg_moments_layout l = lg_moments_layout_of(&t, 0, 1);
     assert_int_equal(lg_moments_chunks(1 << 20), 16);
-    assert_int_equal(lg_moments_bytes(1 << 20), (size_t)(1 << 20) / 2 * 17);
+    assert_int_equal(lg_moments_bytes(&l), (size_t)(1 << 20) / 2 * 17);
+    lg_params_free(&t);
+}
+
+/* In blocks: what is coded and what is fp32 is found where it belongs, in any part of any chunk; 10.2 bytes of state a
+ * parameter. */
+static void test_blocks(void **state)
+{
+    (void)state;
+    lg_params t = table_of(4097, true);
+    lg_moments_layout l = lg_moments_layout_of(&t, 0, 1);
+    bool coded;
+    assert_int_equal(t.p[1].offset, 4352); /* a block that nobody shares */
+    assert_int_equal(t.p[2].offset, 4352 + 1280);
+    assert_int_equal(lg_params_coded_end(&t, 0, t.count, &coded), 4352);
+    assert_true(coded);
+    assert_int_equal(lg_params_coded_end(&t, 4352 + 256, t.count, &coded), 4352 + 1280);
+    assert_false(coded);
+    assert_int_equal(l.full, 1280);
+    struct lg_chunk c = lg_moments_chunk(&l, (void *)4096, 1, 3); /* from element 4096 */
+    assert_true(c.first == 4096 && c.full == 1280);
+    struct lg_chunk b = lg_moments_part(&l, &c, 4352 + 512, 768);
+    assert_true(b.full == 768 && b.m == c.m + 512 && b.v == c.v + 512);
+    struct lg_chunk last = lg_moments_part(&l, &c, 4352 + 1280, 512);
+    assert_true(last.full == 0 && last.m_code == c.m_code + 1536 && last.v_max == c.v_max + 6);
+    lg_moments_layout_free(&l);
+    lg_params_free(&t);
+    t = table_of(100 << 20, true);
+    l = lg_moments_layout_of(&t, 0, 1);
+    const double bytes = (double)lg_moments_bytes(&l) / (double)t.count;
+    if (!(bytes > 2.15 && bytes < 2.17)) fail_msg("%f bytes of moments a parameter", bytes);
+    lg_moments_layout_free(&l);
+    lg_params_free(&t);
+}
+
+/* Small tensors that are one product make a large one; parameters of which only one is trained otherwise share no
+ * block. */
+static void test_products(void **state)
+{
+    (void)state;
+    static const char *const groups[] = {"k lr=0.5", NULL};
+    lg_params t = {.in_blocks = true};
+    lg_params_begin_unit(&t, "all");
+    lg_params_add(&t, &(struct lg_param){.name = "q", .rank = 1, .dim = {2000}});
+    lg_params_add_packed(&t, &(struct lg_param){.name = "k", .rank = 1, .dim = {2096}});
+    lg_params_add(&t, &(struct lg_param){.name = "alone", .rank = 1, .dim = {4095}});
+    assert_true(lg_params_is_coded(&t, 0) && lg_params_is_coded(&t, 1));
+    assert_false(lg_params_is_coded(&t, 2));
+    assert_int_equal(lg_params_in_tensor(&t, 1), 2000);
+    assert_int_equal(lg_params_group(&t, groups), LG_ERR_CONFIG);
+    assert_non_null(strstr(lg_err_message(), "q and k are one product"));
+    lg_err_clear();
+    lg_params_free(&t);
 }
 
 static void test_piece_within(void **state)
@@ -113,6 +212,14 @@ void __wrap_lg_adamw(lg_stream *s, const struct lg_adamw_args *a)
 {
     one_call();
     __real_lg_adamw(s, a);
+}
+
+void __real_lg_adamw8(lg_stream *s, const struct lg_adamw8_args *a);
+void __wrap_lg_adamw8(lg_stream *s, const struct lg_adamw8_args *a);
+void __wrap_lg_adamw8(lg_stream *s, const struct lg_adamw8_args *a)
+{
+    one_call();
+    __real_lg_adamw8(s, a);
 }
 
 /* Dies before, when a part of what the chunk writes is there, and after, when it does not count yet. */
@@ -249,31 +356,36 @@ static bool go_on(uint64_t state, int at)
 }
 
 /* Weights, moments in their order, then what every rank computes with; of all ranks. */
-static float *copy_state(uint64_t state, size_t *ret_count)
+static char *copy_state(uint64_t state, size_t *ret_bytes)
 {
     const lg_trainer_state *s = w.trainer;
-    size_t count = 0, n = 0;
-    for (int r = 0; r < RANKS; r++) count += 3 * lg_trainer_shard(s, r) + s->params.count;
-    float *all = calloc(count, sizeof *all);
+    size_t bytes = 0, n = 0;
+    for (int r = 0; r < RANKS; r++)
+        bytes += (lg_trainer_shard(s, r) + s->params.count) * sizeof(float) +
+                 lg_moments_whole_bytes(&s->layout[r]);
+    char *all = calloc(bytes, 1);
     for (int r = 0; r < RANKS; r++) {
         const size_t shard = lg_trainer_shard(s, r);
         struct lg_state_view v = lg_trainer_state_view(s, r, state);
         assert_true(lg_stamp_is(v.stamp, state) && lg_stamp_is(s->moments[r]->front, state));
-        memcpy(all + n, v.w, shard * sizeof *all);
+        memcpy(all + n, v.w, shard * sizeof(float));
+        n += shard * sizeof(float);
         for (int k = 0; k < lg_moments_chunks(shard); k++) {
             struct lg_chunk c = lg_trainer_chunk(s, r, k, v.scalars->optimizer_steps);
-            memcpy(all + n + shard + c.first, c.m, c.count * sizeof *all);
-            memcpy(all + n + 2 * shard + c.first, c.v, c.count * sizeof *all);
+            struct span span[6];
+            const int spans = spans_of(&c, span);
+            for (struct span *p = span; p < span + spans; n += (size_t)(p->to - p->from), p++)
+                memcpy(all + n, p->from, (size_t)(p->to - p->from));
         }
-        n += 3 * shard;
         struct trainer *t = rank[r].state;
         assert_int_equal(lg_working_begin(t->working, state), 0);
         for (int u = 0; u < s->params.n_units; u++)
-            memcpy(all + n + s->params.unit[u].first, lg_working_unit(t->working, u),
-                   s->params.unit[u].count * sizeof *all);
-        n += s->params.count;
+            memcpy(all + n + s->params.unit[u].first * sizeof(float),
+                   lg_working_unit(t->working, u), s->params.unit[u].count * sizeof(float));
+        n += s->params.count * sizeof(float);
     }
-    *ret_count = count;
+    assert_int_equal(n, bytes);
+    *ret_bytes = bytes;
     return all;
 }
 
@@ -299,7 +411,7 @@ static void close_run(void)
 
 /* In step s of the others a rank dies at call s of its update, or, where an update has so many more, at each `stride`th:
  * a state in host memory, from which weights go up, has the same bytes. */
-static const struct {
+static const struct disturbed {
     const char *more;
     int stride;
 } disturbed[] = {
@@ -307,29 +419,34 @@ static const struct {
     {"[memory]\noffload_optimizer = true\n", 3},
     {"[memory]\noffload_optimizer = true\n[parallel]\nzero = 3\n", 5},
 };
+/* The same with moments of 8 bits. */
+#define IN_BLOCKS "optimizer = \"adamw8bit\"\n"
+static const struct disturbed disturbed_8bit[] = {
+    {IN_BLOCKS, 1},
+    {IN_BLOCKS "[memory]\noffload_optimizer = true\n[parallel]\nzero = 3\n", 5},
+};
 
-static void test_dies_at_each_chunk(void **state)
+static void check_deaths(const char *undisturbed, const struct disturbed *runs, size_t n)
 {
-    (void)state;
-    static float *want[STEPS + 1];
-    size_t count = 0;
-    open_run();
+    static char *want[STEPS + 1];
+    size_t bytes = 0;
+    open_run_with(undisturbed);
     const int chunks = lg_moments_chunks(lg_trainer_shard(w.trainer, 0));
     for (uint64_t s = 1; s <= STEPS; s++) {
         go_on(s, 0);
-        want[s] = copy_state(s, &count);
+        want[s] = copy_state(s, &bytes);
         /* Else the comparison would show nothing. */
-        assert_true(s == 1 || (memcmp(want[s], want[s - 1], count * sizeof **want) == 0) ==
-                                  ((s - 1) % SKIPPED == 3));
+        assert_true(s == 1 ||
+                    (memcmp(want[s], want[s - 1], bytes) == 0) == ((s - 1) % SKIPPED == 3));
     }
     close_run();
-    for (size_t i = 0; i < LG_ARRAY_LEN(disturbed); i++) {
+    for (size_t i = 0; i < n; i++) {
         int deaths = 0;
-        open_run_with(disturbed[i].more);
+        open_run_with(runs[i].more);
         for (uint64_t s = 1; s <= STEPS; s++) {
-            deaths += go_on(s, RANKS + (int)s * disturbed[i].stride);
-            float *got = copy_state(s, &count);
-            assert_memory_equal(got, want[s], count * sizeof *got);
+            deaths += go_on(s, RANKS + (int)s * runs[i].stride);
+            char *got = copy_state(s, &bytes);
+            assert_memory_equal(got, want[s], bytes);
             free(got);
         }
         print_message("%d chunks, %d deaths\n", chunks, deaths);
@@ -339,24 +456,31 @@ static void test_dies_at_each_chunk(void **state)
     for (uint64_t s = 1; s <= STEPS; s++) free(want[s]);
 }
 
+static void test_dies_at_each_chunk(void **state)
+{
+    (void)state;
+    check_deaths(NULL, disturbed, LG_ARRAY_LEN(disturbed));
+    check_deaths(IN_BLOCKS, disturbed_8bit, LG_ARRAY_LEN(disturbed_8bit));
+}
+
 /* Working weights of which a part was lost while a rank was dead in the middle of its update: they are made from the
  * state again. */
 static void test_lost_copies(void **state)
 {
     (void)state;
-    size_t count = 0;
+    size_t bytes = 0;
     open_run();
     go_on(1, 0);
     go_on(2, 0);
-    float *want = copy_state(2, &count);
+    char *want = copy_state(2, &bytes);
     close_run();
     open_run();
     go_on(1, 0);
     loses_copies = true;
     assert_true(go_on(2, RANKS * 20)); /* the middle */
     assert_false(loses_copies);
-    float *got = copy_state(2, &count);
-    assert_memory_equal(got, want, count * sizeof *got);
+    char *got = copy_state(2, &bytes);
+    assert_memory_equal(got, want, bytes);
     free(got);
     free(want);
     close_run();
@@ -446,6 +570,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_places),       cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_blocks),       cmocka_unit_test(test_products),
         cmocka_unit_test(test_piece_within), cmocka_unit_test(test_dies_at_each_chunk),
         cmocka_unit_test(test_lost_copies),  cmocka_unit_test(test_lost),
         cmocka_unit_test(test_gone),         cmocka_unit_test(test_working_gone),

@@ -5,8 +5,10 @@
  * Both sides compute in double: agreement to 1e-12, relative 2-norm; diffusers' timestep embedding
  * is fp32 whatever the default type: 2^-24 of an angle of up to 999, 6e-5. */
 #include "base/check.h"
+#include "kernels/adamw8.h"
 #include "kernels/ops.h"
 #include "stages/nets/objective.h"
+#include "tests/golden/adamw8_golden.h"
 #include "tests/golden/ops_golden.h"
 #include "tests/unit/ref64_fixture.h"
 #include <math.h>
@@ -117,6 +119,68 @@ static void adamw(void **state)
     CLOSE(m, ADAMW_M);
     CLOSE(v, ADAMW_V);
     for (int c = 0; c < 2; c++) assert_memory_equal(working[c], w, sizeof w);
+}
+
+/* Codes are equal, not close. */
+static void adamw8(void **state)
+{
+    enum { N = LG_ARRAY_LEN(ADAMW8_W), BLOCKS = 3 };
+    static double w[N], m_max[BLOCKS], v_max[BLOCKS];
+    static uint8_t m[N], v[N];
+    memset(m, LG_ADAMW8_ZERO_M, sizeof m);
+    memset(v, LG_ADAMW8_ZERO_V, sizeof v);
+    memcpy(w, wave(1), sizeof w);
+    for (int step = 0; step < 3; step++) {
+        double *grad = wave(10 + step);
+        if (step == 1) grad[300] = NAN;
+        struct lg_adamw8_args a = {.w = T1(w, N),
+                                   .m = lg_t1(m, LG_U8, N),
+                                   .v = lg_t1(v, LG_U8, N),
+                                   .m_max = T1(m_max, BLOCKS),
+                                   .v_max = T1(v_max, BLOCKS),
+                                   .grad = T1(grad, N),
+                                   .lr = 0.1,
+                                   .beta1 = 0.9,
+                                   .beta2 = 0.99,
+                                   .eps = 1e-8,
+                                   .weight_decay = 0.1,
+                                   .grad_scale = 1,
+                                   .t = step + 1};
+        a.w_out = a.w, a.m_out = a.m, a.v_out = a.v;
+        a.m_max_out = a.m_max, a.v_max_out = a.v_max;
+        lg_adamw8(g_stream, &a);
+    }
+    CLOSE(w, ADAMW8_W);
+    CLOSE(m_max, ADAMW8_M_MAX);
+    CLOSE(v_max, ADAMW8_V_MAX);
+    assert_memory_equal(m, ADAMW8_M, sizeof m);
+    assert_memory_equal(v, ADAMW8_V, sizeof v);
+}
+
+/* The codes of fp32 that every backend has: each value of the map has its own, a middle belongs to the lower one, what is
+ * below 0 stays there, and a block of zeros has the code of 0. */
+static void adamw8_codes(void **state)
+{
+    for (int is_signed = 0; is_signed < 2; is_signed++) {
+        const uint8_t zero = is_signed ? LG_ADAMW8_ZERO_M : LG_ADAMW8_ZERO_V;
+        struct lg_adamw8_map map;
+        uint8_t code[LG_ADAMW8_CODES];
+        float x[LG_ADAMW8_CODES] = {0};
+        lg_adamw8_map_f32(is_signed, &map);
+        lg_adamw8_encode(&map, is_signed, x, LG_ADAMW8_CODES, 0, code);
+        for (int i = 0; i < LG_ADAMW8_CODES; i++) assert_int_equal(code[i], zero);
+        lg_adamw8_encode(&map, is_signed, map.value, LG_ADAMW8_CODES, 1, code);
+        for (int i = 0; i < LG_ADAMW8_CODES; i++) {
+            assert_int_equal(code[i], i);
+            assert_true(i == 0 || map.value[i - 1] < map.value[i]);
+        }
+        lg_adamw8_encode(&map, is_signed, map.bound, LG_ADAMW8_CODES, 1, code);
+        for (int i = 0; i + 1 < LG_ADAMW8_CODES; i++) assert_int_equal(code[i], i);
+        x[0] = -1e-9f, x[1] = 1e-9f;
+        lg_adamw8_encode(&map, is_signed, x, 2, 1, code);
+        assert_int_equal(code[0], is_signed ? zero - 1 : zero);
+        assert_int_equal(code[1], zero);
+    }
 }
 
 static void attention(void **state)
@@ -419,6 +483,8 @@ int main(void)
         cmocka_unit_test(philox_known_answers),
         cmocka_unit_test(philox_normals_by_index),
         cmocka_unit_test(adamw),
+        cmocka_unit_test(adamw8),
+        cmocka_unit_test(adamw8_codes),
         cmocka_unit_test(attention),
         cmocka_unit_test(causal_attention),
         cmocka_unit_test(gelus),

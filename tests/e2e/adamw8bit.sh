@@ -1,0 +1,87 @@
+#!/bin/bash
+# Moments of 8 bits (trainer.optimizer = "adamw8bit"): a run has its bytes however ranks are cut, wherever its state lies and
+# whoever is killed; its losses are close to those with moments of fp32; a checkpoint of either is gone on from with the
+# other where that is asked for by name.
+. "$(dirname "$0")/lib.sh"
+
+key=(--set 'trainer.optimizer="adamw8bit"')
+reference=$T/reference.8bit
+tiny "$reference" --set trainer.max_steps=40 "${key[@]}"
+expect "undisturbed" 0 $?
+
+# same NAME [...]: as the reference.
+same() {
+    local name=$1 run=$T/same.${1// /_}
+    tiny "$run" --set trainer.max_steps=40 "${key[@]}" "${@:2}"
+    check "$name: byte-identical" same_files "$reference" "$run" 40
+}
+same "gathered weights" --set parallel.zero=3
+same "scattered gradients" --set parallel.zero=2
+same "whole states" --set parallel.zero=0
+same "a state in host memory" --set memory.offload_optimizer=true
+same "both" --set memory.offload_optimizer=true --set parallel.zero=3
+
+# disturbed NAME [...]: who has the state or reads it dies, one by one and together, the keeper too.
+disturbed() {
+    local name=$1 run=$T/disturbed.${1// /_} role
+    train "$run" "${key[@]}" "${@:2}"
+    wait_step "$run" 5
+    for role in "trainer 1" "ema 0" "trainer 0" "ckpt 0"; do
+        kill_role "$run" $role
+        wait_step "$run" $(($(step_of "$run") + 3))
+    done
+    kill_role "$run" trainer 0 && kill_role "$run" trainer 1 && kill_role "$run" keeper 0
+    wait_step "$run" $(($(step_of "$run") + 3))
+    check "$name: ranks were replaced" test "$(restarts_of "$run" trainer)" -ge 4
+    settle "$name" "$run"
+    [ -n "$settled" ] || return 0 # said already
+    tiny "$T/until.$settled" --set trainer.max_steps="$settled" "${key[@]}"
+    same_as "$name" "$run" "$T/until.$settled" "$settled"
+}
+disturbed "kills"
+disturbed "kills, gathered weights" --set parallel.zero=3 --set memory.offload_optimizer=true
+
+# On from a checkpoint, twice.
+run=$T/turns
+tiny "$run" --set trainer.max_steps=20 "${key[@]}"
+tiny "$run" --set trainer.max_steps=30 "${key[@]}"
+tiny "$run" --set trainer.max_steps=40 "${key[@]}"
+check "that it went on is said" grep -q 'resuming tiny at step 30 from' "$run.out"
+check "resumed twice: byte-identical" same_files "$reference" "$run" 40
+
+# Its losses beside those of the other.
+tiny "$T/full" --set trainer.max_steps=40
+loss() { jq -s '[.[-10:][].loss] | add / 10' "$1/metrics.jsonl"; }
+check "losses: $(loss "$reference") and $(loss "$T/full"), within 1 %" \
+    jq -ne --argjson a "$(loss "$reference")" --argjson b "$(loss "$T/full")" '($a - $b) / $b | fabs < 0.01'
+check "but others" test "$(loss "$reference")" != "$(loss "$T/full")"
+
+# From one to the other: refused, unless it is named.
+for to in adamw adamw8bit; do
+    from=$([ $to = adamw ] && echo "$reference" || echo "$T/full")
+    checkpoint=$(checkpoint_of "$from" 40)
+    more=(--set trainer.max_steps=45 --set "trainer.optimizer=\"$to\"")
+    cp -r "$from" "$T/refused.$to"
+    tiny "$T/refused.$to" "${more[@]}"
+    expect "to $to: refused" 10 $?
+    check "to $to: what to do is said" grep -q 'trainer.optimizer was .*name it in trainer.resume_changes' "$T/refused.$to.out"
+    run=$T/to.$to
+    tiny "$run" "${more[@]}" --set trainer.resume_from="$checkpoint" --set 'trainer.resume_changes=["trainer.optimizer"]'
+    expect "to $to, named: it goes on" 0 $?
+    types=$(python3 - "$(checkpoint_of "$run" 45)/optimizer.safetensors" <<'END'
+import json, struct, sys
+f = open(sys.argv[1], "rb")
+header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+print(" ".join(sorted({t["dtype"] for name, t in header.items() if name.startswith("exp_avg.")})))
+END
+)
+    expect "to $to: its moments" "$([ $to = adamw ] && echo F32 || echo "F32 U8")" "$types"
+done
+
+# What it saves is planned, of a net that is large enough for chunks of more than a few small tensors: 2.2 of 8.5 bytes a parameter.
+moments() {
+    timeout 60 "$LGSUP" check "$TINY" --set job.dir="$T/none" --set model.hidden=384 --set model.depth=4 "$@" |
+        awk '$1 == "trainer/0/moments" && $4 == "MiB" {print $3; exit}'
+}
+check "moments: $(moments "${key[@]}") MiB, of $(moments)" \
+    jq -ne --argjson a "$(moments "${key[@]}")" --argjson b "$(moments)" '$a < 0.35 * $b'
