@@ -117,7 +117,7 @@ static int open_tokenizer(lg_stage *st, struct loader *l)
         return lg_stage_park(st, "%.160s has changed since the run began: put the old file back",
                              path);
     lg_err_clear(); /* a file that cannot be read is told below */
-    int rc = lg_tokenizer_open(path, &l->tokenizer);
+    int rc = lg_tokenizer_open(st->config->text_model, &l->tokenizer);
     if (rc == LG_ERR_CORRUPT || rc == LG_ERR_MISMATCH || rc == LG_ERR_NOTFOUND)
         return lg_stage_park(st, "%s", lg_err_message()); /* no restart would mend the file */
     LG_TRY(rc);
