@@ -54,6 +54,7 @@ typedef enum field_type {
     FIELD_NUM,
     FIELD_TEXT,
     FIELD_ROLES,
+    FIELD_BUCKETS,
     FIELD_HASH
 } field_type;
 
@@ -61,6 +62,7 @@ typedef enum field_type {
     X(image_size, FIELD_I32, true)                                                                 \
     X(latent_channels, FIELD_I32, true)                                                            \
     X(latent_size, FIELD_I32, true)                                                                \
+    X(buckets, FIELD_BUCKETS, true)                                                                \
     X(scaling_factor, FIELD_NUM, true)                                                             \
     X(shift_factor, FIELD_NUM, true)                                                               \
     X(text_length, FIELD_I32, true)                                                                \
@@ -108,6 +110,7 @@ static const void *field_of(const lg_plan *p, const struct field *f)
 static void print_field(FILE *out, const lg_plan *p, const struct field *f)
 {
     const void *at = field_of(p, f);
+    char text[LG_BUCKETS_TEXT_BYTES];
     fprintf(out, "%s=", f->name);
     switch (f->type) {
     case FIELD_I32:
@@ -124,6 +127,10 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
         break;
     case FIELD_HASH:
         fprintf(out, "%016" PRIx64, *(const uint64_t *)at);
+        break;
+    case FIELD_BUCKETS:
+        lg_buckets_print(at, text);
+        fputs(text, out);
         break;
     case FIELD_ROLES:
         for (int r = 0; r < LG_ROLE_COUNT; r++)
@@ -287,6 +294,12 @@ static int plan_latents(lg_plan *p, const lg_config *c, uint64_t *ret_identity)
     p->vae_chunk = (int)c->vae_chunk;
     p->instances[LG_ROLE_vae] = (int)c->vae_instances;
     *ret_identity = vae.identity;
+    LG_TRY(
+        lg_buckets_make(&c->data_buckets,
+                        &(struct lg_buckets_spec){.size = (int)c->data_size,
+                                                  .unit = vae.factor * (int)c->model_patch,
+                                                  .micro_batch = (int)c->trainer_micro_batch_size},
+                        &p->buckets));
     return 0;
 }
 
@@ -346,6 +359,24 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     return 0;
 }
 
+struct lg_plan_shape lg_plan_shape(const lg_plan *p, int k)
+{
+    LG_ASSERT(k >= 0 && k < lg_plan_shapes(p));
+    if (!p->buckets.n)
+        return (struct lg_plan_shape){.height = p->image_size,
+                                      .width = p->image_size,
+                                      .latent_height = p->latent_size,
+                                      .latent_width = p->latent_size,
+                                      .rows = (int)p->micro_batch};
+    const struct lg_bucket *b = &p->buckets.of[k];
+    const int factor = p->image_size / p->latent_size;
+    return (struct lg_plan_shape){.height = b->height,
+                                  .width = b->width,
+                                  .latent_height = b->height / factor,
+                                  .latent_width = b->width / factor,
+                                  .rows = b->rows};
+}
+
 static void field_text(const lg_plan *p, const struct field *f, char ret[256])
 {
     FILE *out = fmemopen(ret, 256, "w");
@@ -393,7 +424,7 @@ int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret)
 static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
 {
     const void *at = field_of(p, f);
-    char hex[20];
+    char hex[20], text[LG_BUCKETS_TEXT_BYTES];
     cJSON *table;
     switch (f->type) {
     case FIELD_I32:
@@ -411,6 +442,10 @@ static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
     case FIELD_HASH:
         snprintf(hex, sizeof hex, "%016" PRIx64, *(const uint64_t *)at);
         cJSON_AddStringToObject(json, f->name, hex);
+        return;
+    case FIELD_BUCKETS:
+        lg_buckets_print(at, text);
+        cJSON_AddStringToObject(json, f->name, text);
         return;
     case FIELD_ROLES:
         table = cJSON_AddObjectToObject(json, f->name);
@@ -480,6 +515,10 @@ static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
         return true;
     case FIELD_HASH:
         return get_hash(json, f->name, at);
+    case FIELD_BUCKETS:
+        if (cJSON_IsString(v) && lg_buckets_parse(v->valuestring, at) == 0) return true;
+        lg_err_clear();
+        return false;
     case FIELD_ROLES:
         break;
     }

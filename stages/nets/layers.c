@@ -376,13 +376,14 @@ void lg_net_unpatchify(lg_net *n, lg_tensor x, int patch, lg_tensor out)
  * "here w goes first" says), then D/2 of its row i: each D/4 sines, then D/4 cosines. diffusers: coordinate /
  * (grid / base_size) / interpolation_scale, base_size of the height; coordinates are fp32 there, products and
  * sines fp64. */
-void lg_net_positions(int rows, int columns, int D, int scale, float *ret)
+void lg_net_positions(const struct lg_net_grid *g, int D, float *ret)
 {
-    const int quarter = D / 4;
-    const float base = (float)rows, inter = (float)scale;
+    const int rows = g->rows, columns = g->columns, quarter = D / 4;
+    const float base = (float)g->base, inter = (float)g->scale;
     for (int i = 0; i < rows; i++) {
         for (int j = 0; j < columns; j++) {
-            float at[2] = {(float)j / ((float)columns / base) / inter, (float)i / inter};
+            float at[2] = {(float)j / ((float)columns / base) / inter,
+                           (float)i / ((float)rows / base) / inter};
             for (int axis = 0; axis < 2; axis++) {
                 float *out = ret + ((size_t)i * (size_t)columns + (size_t)j) * (size_t)D +
                              (size_t)(axis * 2 * quarter);

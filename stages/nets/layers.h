@@ -144,5 +144,10 @@ lg_tensor lg_net_patches(lg_net *n, lg_tensor x, int patch, lg_tensor positions,
 /* Patches out: x (B, T, p p C) -> out (B, C, H, W). */
 void lg_net_unpatchify(lg_net *n, lg_tensor x, int patch, lg_tensor out);
 
-/* diffusers' get_2d_sincos_pos_embed: (rows columns, D) into ret. scale: interpolation_scale. */
-void lg_net_positions(int rows, int columns, int D, int scale, float *ret);
+/* diffusers' get_2d_sincos_pos_embed: (rows columns, D) into ret. Both axes run from 0 to base (base_size), whatever
+ * rows and columns are, divided by scale (interpolation_scale). */
+struct lg_net_grid {
+    int rows, columns; /* patches */
+    int base, scale;
+};
+void lg_net_positions(const struct lg_net_grid *g, int D, float *ret);

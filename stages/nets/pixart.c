@@ -112,7 +112,7 @@ enum { TEXT_LENGTH_DEFAULT = 120 /* PixArt-alpha's */ };
 
 static int scale(const struct lg_denoiser_config *c)
 {
-    return LG_MAX(c->height / 64, 1);
+    return LG_MAX((c->sample_size ? c->sample_size : c->height) / 64, 1);
 }
 
 static int check(const struct lg_denoiser_config *c)

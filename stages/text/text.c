@@ -183,6 +183,11 @@ static int text_step(lg_stage *st)
     LG_TRY(rc);
     lg_log_set_step((int64_t)(claim.n / st->board->s->batch));
     LG_ASSERT(claim.count <= LG_ARRAY_LEN(wanted));
+    if (lg_window_publish_absent(w, LG_FIELD_TEXT, &claim)) {
+        lg_turn_drop(&st->turn);
+        lg_bus_notify(st->bus);
+        return LG_STEP_WORKED;
+    }
     int n = gather(st, x, &claim, wanted);
     lg_stream_upload(x->stream, x->ids.data, x->host_ids, lg_tensor_bytes(&x->ids));
     lg_stream_upload(x->stream, x->length.data, x->host_length, lg_tensor_bytes(&x->length));
