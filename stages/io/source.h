@@ -104,7 +104,7 @@ struct lg_sample_rule {
 typedef struct lg_sample {
     uint64_t n, item;
     int bucket;      /* 0 without buckets */
-    bool is_absent;  /* nothing but n and bucket is set */
+    bool is_absent;  /* key_hash is 0 and nothing else set */
     const char *key; /* valid until the next sample; set even when the sample is void */
     uint64_t key_hash;
     bool dropped;

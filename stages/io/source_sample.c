@@ -180,7 +180,11 @@ int lg_source_sample(lg_source *s, const struct lg_sample_rule *rule, uint64_t n
     ret->n = n;
     ret->bucket = place.bucket;
     ret->is_absent = place.item == LG_ITEM_ABSENT;
-    if (ret->is_absent) return 0;
+    if (ret->is_absent) {
+        ret->item = LG_ITEM_ABSENT;
+        ret->key_hash = 0;
+        return 0;
+    }
     if (!ret->work) ret->work = calloc(1, sizeof *ret->work);
     if (!ret->work) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a sample");
     ret->item = place.item;

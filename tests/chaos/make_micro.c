@@ -188,11 +188,12 @@ static int make_data(const char *root, const char *name, bool sizes)
     LG_TRY(lg_mkdirs(dir));
     LG_TRY(lg_path(path, "%s/%s-00000.tar", dir, name));
     LG_TRY(lg_tar_writer_open(path, &w));
-    for (int c = 0; c < (int)LG_ARRAY_LEN(colours); c++)
+    const int colour_count = (int)LG_ARRAY_LEN(colours);
+    for (int c = 0; c < (sizes ? 2 : 1) * colour_count; c++)
         for (int s = 0; s < (int)LG_ARRAY_LEN(shapes); s++)
             for (int p = 0; p < (int)LG_ARRAY_LEN(places) && rc == 0; p++, number++) {
                 const struct size size = sizes ? size_of(number) : square;
-                rc = add_picture(w, number, c, s, p, &size);
+                rc = add_picture(w, number, c % colour_count, s, p, &size);
             }
     if (rc < 0) lg_tar_writer_abort(&w);
     LG_TRY(rc);
