@@ -255,4 +255,5 @@ def main():
     print(path, len(out), "tensors")
 
 
-main()
+if __name__ == "__main__":
+    main()
