@@ -323,14 +323,25 @@ static int reserve(lg_item *item, size_t bytes)
     return 0;
 }
 
-/* Empties the item and sets its key. */
-static int begin(const lg_source *s, uint64_t at, lg_item *item, size_t extra)
+/* False: it does not fit. */
+static bool print_key(const lg_source *s, uint64_t at, char *ret, size_t bytes)
 {
     const struct lg_index_entry *e = &s->index.entry[at];
     const char *shard = lg_index_shard_name(&s->index, e->shard);
-    const char *key = s->index.names + e->key_at;
+    int n = snprintf(ret, bytes, "%s%s%s", shard, shard[0] ? "/" : "", s->index.names + e->key_at);
+    return n >= 0 && (size_t)n < bytes;
+}
+
+void lg_source_key(const lg_source *s, uint64_t item, char ret[LG_PATH_BYTES])
+{
+    LG_ASSERT(item < s->index.count && print_key(s, item, ret, LG_PATH_BYTES));
+}
+
+/* Empties the item and sets its key. */
+static int begin(const lg_source *s, uint64_t at, lg_item *item, size_t extra)
+{
     LG_TRY(reserve(item, extra));
-    snprintf(item->data, item->capacity, "%s%s%s", shard, shard[0] ? "/" : "", key);
+    print_key(s, at, item->data, item->capacity);
     item->key = item->data;
     item->key_hash = lg_hash(item->key, strlen(item->key));
     item->picture = item->latent = NULL;

@@ -22,6 +22,7 @@
  * are open at a time. A source is used by one thread. */
 #pragma once
 #include "base/check.h"
+#include "base/fs.h"
 #include "stages/io/order.h"
 #include "stages/io/picture.h"
 
@@ -57,6 +58,8 @@ void lg_source_parts_compare(const lg_source *s, const char *path, uint64_t hash
 /* Some item carries a latent: then samples are latents, and items without one are void. */
 bool lg_source_has_latents(const lg_source *s);
 
+/* An item's key, "shard.tar/key" or "sub/key". */
+void lg_source_key(const lg_source *s, uint64_t item, char ret[LG_PATH_BYTES]);
 /* The size of an item's picture, from its first bytes: see picture.h. LG_ERR_VOID: it has no picture whose size can be
  * told; LG_ERR_IO as lg_source_read. */
 int lg_source_size(lg_source *s, uint64_t item, struct lg_picture_size *ret);
