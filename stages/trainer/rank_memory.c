@@ -137,6 +137,9 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
         add_text(r.note, room, ", weights on their way %s; over the bus in a step: %s each way",
                  lg_bytes_text(r.transfer.device, text[0]),
                  lg_bytes_text(count * sizeof(float), text[5]));
+    if (nets->n > 1)
+        add_text(r.note, room, "\nactivations, workspace and inputs: of the largest of %d shapes",
+                 nets->n);
     if (b->recomputed[0]) add_text(r.note, room, "\nrecomputed: %s", b->recomputed);
     say_traffic(p, &r.working, b->traffic, count, r.note, room);
     return r;
