@@ -182,7 +182,8 @@ int main(int argc, char **argv)
                                       0,
                                       TEXT,
                                       TEXT_WIDTH,
-                                      1e-6};
+                                      1e-6,
+                                      0};
     gpu_need(lg_stream_open(b.device, &b.stream));
     open_bench(&b);
     printf("%s\nwidth %d, depth %d, %d heads, %d tokens, batch %lld, %.2f G parameters\n",

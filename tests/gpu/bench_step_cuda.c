@@ -130,7 +130,7 @@ static void optimize(struct step *s)
 
 static void open_step(struct step *s)
 {
-    s->c = (struct lg_denoiser_config){LG_DIT, 4, 32, 32, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6};
+    s->c = (struct lg_denoiser_config){LG_DIT, 4, 32, 32, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6, 0};
     gpu_need(lg_denoiser_params(&s->c, &s->params));
     double before = now_ms();
     const char *const recompute[] = {getenv("LG_BENCH_RECOMPUTE"), NULL};
