@@ -41,6 +41,7 @@ tests_of() {
     shm/region.* | shm/keeper.*) echo region keeper_store keep e2e:copies ;;
     shm/stamp.*) echo sim_protocol moments ckpt e2e:copies ;;
     stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills ;;
+    stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo moments e2e:buckets ;;
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
     supervisor/core/keep.*) echo keep sim_supervisor supervise_adopt e2e:copies ;;
@@ -60,13 +61,16 @@ tests_of() {
     kernels/graph/recompute.*) echo graph_recompute ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
-    stages/nets/denoiser.*) echo denoiser_recompute ;;
+    stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes ;;
     kernels/*) echo heartbeat ;;
     stages/stage_memory.*) echo heartbeat ;;
-    stages/io/picture*) echo picture_work picture ;;
+    stages/io/picture*) echo picture_work picture sizes ;;
+    stages/io/order.* | config/buckets.*) echo order buckets e2e:buckets ;;
+    stages/io/fit.*) echo sizes picture ;;
+    stages/loader/* | stages/vae/*) echo e2e:buckets ;;
     stages/io/charsmap.* | stages/io/tokenizer*) echo tokenizer ;;
     base/json* | stages/io/safetensors_header.*) echo json safetensors ;;
-    base/beneath.* | stages/io/source*) echo source ;;
+    base/beneath.* | stages/io/source*) echo source sizes ;;
     base/printable.* | base/log.*) echo printable ;;
     base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;
