@@ -197,7 +197,12 @@ static void test_remembered(void **state)
     scratch_write("p/d.png", "nor this");
     const struct lg_item_size four[] = {{5, 6}, {0, 0}, {7, 9}, {0, 0}};
     expect_sizes("sizes", four, 4);
-    expect_sizes("no/such/folder/sizes", four, 4); /* cannot be kept: no failure */
+    expect_sizes("sizes", four, 4);
+    /* As many items, others. */
+    assert_int_equal(rename(scratch_path("p/c.png"), scratch_path("p/f.png")), 0);
+    const struct lg_item_size moved[] = {{5, 6}, {0, 0}, {0, 0}, {7, 9}};
+    expect_sizes("sizes", moved, 4);
+    expect_sizes("no/such/folder/sizes", moved, 4); /* cannot be kept: no failure */
     free(file);
 }
 
