@@ -96,6 +96,20 @@ check "gives the square's bytes" same_files "$T/square" "$T/alone" $steps
 check "and ledger, but for the lineage" cmp <(od -An -v -tx8 -w64 "$T/square/ledger" | awk '{print $1,$2,$3,$4,$5,$6}') \
     <(od -An -v -tx8 -w64 "$T/alone/ledger" | awk '{print $1,$2,$3,$4,$5,$6}')
 
+# Places that stay empty weigh nothing: five pictures in eight places are those five.
+mkdir "$T/five"
+tar -xf "$MICRO/data/micro-00000.tar" -C "$T/five" 00000.png 00000.txt 00001.png 00001.txt 00002.png 00002.txt 00003.png 00003.txt 00004.png 00004.txt
+variant five -e 's/^ranks = .*/ranks = 1/' -e '/^buckets = /d'
+five=(--set data.path="$T/five" --set trainer.max_steps=1)
+tiny "$T/five-of-five" "${five[@]}" --set trainer.global_batch_size=5 --set trainer.micro_batch_size=5
+tiny "$T/five-of-eight" "${five[@]}" --set trainer.global_batch_size=8 --set 'data.buckets=["16x16"]'
+same_step() { # RUN RUN: loss and norm, but for the order of sums
+    paste <(jq -r '"\(.loss) \(.grad_norm) \(.voids)"' "$1/metrics.jsonl") <(jq -r '"\(.loss) \(.grad_norm) \(.voids)"' "$2/metrics.jsonl") |
+        awk 'function far(a, b) { return (a - b > 0 ? a - b : b - a) > 1e-5 * a }
+            NF != 6 || $3 != 0 || $6 != 0 || !($1 > 0) || far($1, $4) || far($2, $5) { print; bad = 1 } END { exit bad || NR != 1 }'
+}
+check "empty places weigh nothing and are no voids" same_step "$T/five-of-five" "$T/five-of-eight"
+
 # Pictures that are damaged count as squares and are void; an empty one too. lgsup data names them, and copies.
 variant broken
 mkdir "$T/pictures"
