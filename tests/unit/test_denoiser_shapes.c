@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 enum { SHAPES = 3 };
-static const int shape[SHAPES][2] = {{12, 4}, {4, 16}, {10, 10}}; /* height, width */
+static const int shape[SHAPES][2] = {{12, 4}, {10, 10}, {4, 16}}; /* height, width */
 
 /* The fixture's model has a sample_size of 8. */
 static struct lg_denoiser_config config_of(int k)
