@@ -43,7 +43,7 @@ static int open_data(struct checked *k, bool *ret_same)
 {
     struct lg_item_size *size = NULL;
     char cache[LG_PATH_BYTES];
-    const struct lg_data_part *part = &k->manifest.data[k->manifest.n_data - 1];
+    const struct lg_data_part *part = &k->manifest.data[LG_MAX(k->manifest.n_data, 1) - 1];
     *ret_same = false;
     if (!k->manifest.n_data ||
         lg_source_open(k->config->data_path,
@@ -71,7 +71,7 @@ static int open_data(struct checked *k, bool *ret_same)
     return k->came ? 0 : LG_FAIL(LG_ERR_NOSPACE, "no memory for %" PRIu64 " items", count);
 }
 
-/* Adds a sample's key to the step's hash. *from: the part's first sample counts from there on. */
+/* Adds a sample's key to the step's hash. */
 static int add_sample(struct checked *k, XXH3_state_t *h, uint64_t n)
 {
     const struct lg_order_place at = lg_source_place(k->source, &k->rule, n);
