@@ -140,6 +140,12 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
     fputc(';', out);
 }
 
+/* Runs without buckets are those of builds that had none: neither key nor field is in their hashes. */
+static bool is_none(const lg_plan *p, const struct field *f)
+{
+    return f->type == FIELD_BUCKETS && ((const struct lg_buckets *)field_of(p, f))->n == 0;
+}
+
 static uint64_t hash_fields(const lg_plan *p, bool bits_only)
 {
     char *text = NULL;
@@ -148,7 +154,8 @@ static uint64_t hash_fields(const lg_plan *p, bool bits_only)
     LG_ASSERT(out);
     fprintf(out, "format=%d;", PLAN_FORMAT);
     for (size_t i = 0; i < LG_ARRAY_LEN(fields); i++)
-        if (fields[i].bits || !bits_only) print_field(out, p, &fields[i]);
+        if ((fields[i].bits || !bits_only) && !is_none(p, &fields[i]))
+            print_field(out, p, &fields[i]);
     LG_ASSERT(lg_close_text(out) == 0);
     uint64_t hash = lg_hash(text, bytes);
     free(text);
@@ -254,7 +261,8 @@ static int set_isa(lg_plan *p, const char *isa)
     return 0;
 }
 
-static uint64_t hash_bits(const lg_config *c, uint64_t vae_identity, uint64_t text_identity)
+static uint64_t hash_bits(const lg_config *c, bool has_buckets, uint64_t vae_identity,
+                          uint64_t text_identity)
 {
     char *text = NULL;
     size_t bytes = 0;
@@ -262,7 +270,7 @@ static uint64_t hash_bits(const lg_config *c, uint64_t vae_identity, uint64_t te
     LG_ASSERT(out);
     for (int i = 0; i < lg_key_count(); i++) {
         const lg_key *k = lg_key_at(i);
-        if (!lg_key_bits(k)) continue;
+        if (!lg_key_bits(k) || (!has_buckets && !strcmp(k->name, "data.buckets"))) continue;
         fprintf(out, "%s=", k->name);
         lg_key_print(out, c, k);
         fputc(';', out);
@@ -352,7 +360,7 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     bool half = !strcmp(p.precision, "bf16") || !strcmp(p.precision, "fp16");
     p.element_bytes = half ? 2 : 4;
     p.lr_steps = c->trainer_lr_steps ? c->trainer_lr_steps : c->trainer_max_steps;
-    p.bits_hash = hash_bits(c, vae_identity, text_identity);
+    p.bits_hash = hash_bits(c, p.buckets.n > 0, vae_identity, text_identity);
     p.hash = hash_fields(&p, true);
     LG_ASSERT(p.latent_size > 0 && p.rank_batch % p.micro_batch == 0); /* lg_config_check */
     *ret = p;
@@ -516,6 +524,7 @@ static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
     case FIELD_HASH:
         return get_hash(json, f->name, at);
     case FIELD_BUCKETS:
+        if (!v) return true; /* of a build that had none */
         if (cJSON_IsString(v) && lg_buckets_parse(v->valuestring, at) == 0) return true;
         lg_err_clear();
         return false;

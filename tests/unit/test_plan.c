@@ -363,7 +363,14 @@ static void test_buckets(void **state)
     replace_in_plan("128x64*2", "128x64*");
     assert_int_equal(lg_plan_load(scratch_path("bad.json"), &q), LG_ERR_CORRUPT);
     assert_message("buckets is missing or wrong");
+    /* None are those of a build that knew none. */
     lg_plan square = MAKE("data.buckets=square", "trainer.micro_batch_size=4");
+    lg_plan none = MAKE("trainer.micro_batch_size=4");
+    assert_true(square.hash == none.hash && square.bits_hash == none.bits_hash);
+    assert_int_equal(lg_plan_save(&none, scratch_path("plan.json")), 0);
+    replace_in_plan("\"buckets\":\t\"\",", "");
+    if (lg_plan_load(scratch_path("bad.json"), &q) < 0) fail_msg("%s", lg_err_text());
+    assert_true(q.hash == none.hash && q.buckets.n == 0);
     assert_int_equal(lg_plan_shapes(&square), 1);
     s = lg_plan_shape(&square, 0);
     assert_true(s.height == 64 && s.width == 64 && s.latent_height == 16 && s.latent_width == 16);
