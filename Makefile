@@ -9,6 +9,7 @@
 # Targets: deps         install the Debian packages, nothing else
 # Targets: example-data make the emoji pictures
 # Targets: quickstart   train on them and draw
+# Targets: finetune     after it: an adapter that learns a new word
 # Targets: check        the tests of every change: ten minutes on two cores
 # Targets: check-all    every test, with fresh seeds and inputs
 # Targets: unit         unit tests only
@@ -39,7 +40,7 @@ CFLAGS   += -std=c17 $(DEBUG) $(OPT) -fPIC -fno-math-errno -ffp-contract=off -fv
 CXXFLAGS += -std=c++17 $(DEBUG) $(OPT) -fPIC -fvisibility=hidden
 # DT_RPATH, not DT_RUNPATH: it also serves the libraries' own needs when they are brought along (bundle/).
 LDFLAGS  += -Wl,--as-needed -rdynamic -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib'
-LIBS     := -lzmq -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lsentencepiece \
+LIBS     := -lzmq -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lsentencepiece -lutf8proc \
             -lncursesw -ltinfo -lstdc++ -ldl -lpthread -lm
 ifdef SAN
 ifeq ($(SAN),address)
@@ -99,7 +100,7 @@ BENCH_SRC := $(wildcard tests/bench/*.c)
 BENCH     := $(BENCH_SRC:tests/bench/%.c=$(BUILD)/tests/bench/%)
 
 .DEFAULT_GOAL := all
-.PHONY: all help deps example-data quickstart check check-all check-systemd mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
+.PHONY: all help deps example-data quickstart finetune check check-all check-systemd mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
 .SECONDARY:
 
 all: $(PROGS) $(BACKENDS)
@@ -159,7 +160,7 @@ $(BUILD)/tests/e2e/%: $(BUILD)/obj/tests/e2e/%.c.o $(LIB)
 
 # Debian packages to build, test and run; the stamp names what was installed.
 DEPS := gcc g++ make pkg-config libzmq3-dev libmsgpack-dev libtomlplusplus-dev libdnnl-dev \
-        libsentencepiece-dev libcjson-dev libxxhash-dev libcmocka-dev libarchive-dev libpng-dev \
+        libsentencepiece-dev libutf8proc-dev libcjson-dev libxxhash-dev libcmocka-dev libarchive-dev libpng-dev \
         libjpeg62-turbo-dev libwebp-dev libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji \
         unicode-data jq libncurses-dev libsystemd-dev
 deps:
@@ -175,6 +176,10 @@ JOBS := $(shell nproc)
 quickstart: deps
 	$(Q)$(MAKE) -s -j$(JOBS) all example-data
 	$(Q)$(BUILD)/bin/lgsup start examples/emoji/pipeline.toml
+
+finetune: deps
+	$(Q)$(MAKE) -s -j$(JOBS) all example-data
+	$(Q)$(BUILD)/bin/lgsup start examples/finetune/pipeline.toml
 
 unit-programs: $(UNIT)
 e2e-programs: $(E2E) $(STUB)

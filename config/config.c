@@ -9,6 +9,7 @@
 #include "config/config.h"
 #include "base/fs.h"
 #include "base/utf8.h"
+#include "config/pretrained.h"
 #include "config/problems.h"
 #include "config/schema.h"
 #include "config/toml.h"
@@ -223,6 +224,12 @@ range:
     complain(p, o, "%s is out of range: expected %s, got %s", k->name, expected, got);
 }
 
+void lg_config_set(lg_config *c, const lg_key *k, const struct lg_toml_item *item, const char *file,
+                   struct lg_problems *p)
+{
+    set_value(c, k, item, &(struct origin){.file = file, .dir = "/"}, p);
+}
+
 /* ---- names ---- */
 
 static void unknown_key(const char *name, const struct origin *o, struct lg_problems *p)
@@ -364,11 +371,13 @@ int lg_config_load(const char *file, const char *const *overrides, int n_overrid
     LG_ASSERT(c);
     c->file = copy(file);
     c->lines = calloc((size_t)lg_key_count(), sizeof *c->lines);
-    LG_ASSERT(c->lines);
+    c->chosen = calloc((size_t)lg_key_count(), sizeof *c->chosen);
+    LG_ASSERT(c->lines && c->chosen);
     set_defaults(c, dir, &problems);
     apply_file(c, t, dir, &problems);
     for (int i = 0; i < n_overrides; i++) apply_override(c, overrides[i], cwd, &problems);
     lg_toml_free(&t);
+    lg_pretrained_choose(c, &problems);
     rc = lg_problems_end(&problems, LG_ERR_CONFIG, file);
     if (rc < 0) {
         lg_config_free(&c);
@@ -376,6 +385,23 @@ int lg_config_load(const char *file, const char *const *overrides, int n_overrid
     }
     *ret = c;
     return 0;
+}
+
+int lg_config_keys(void)
+{
+    return lg_key_count();
+}
+
+char *lg_config_key_text(const lg_config *c, int i)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    LG_ASSERT(out);
+    fprintf(out, "%s = ", lg_key_at(i)->name);
+    lg_key_print(out, c, lg_key_at(i));
+    LG_ASSERT(lg_close_text(out) == 0);
+    return text;
 }
 
 void lg_config_free(lg_config **c)
@@ -392,6 +418,8 @@ void lg_config_free(lg_config **c)
             free(*(char **)field);
         }
     }
+    for (int i = 0; i < lg_key_count(); i++) free((*c)->chosen[i]);
+    free((*c)->chosen);
     free((*c)->lines);
     free((*c)->file);
     free(*c);

@@ -15,6 +15,8 @@ struct lg_strlist {
 typedef struct lg_config {
     char *file; /* where it came from, for messages */
     int *lines; /* per key in the schema's order: its line in file, 0: default, -1: --set */
+    char *
+        *chosen; /* likewise: the file of a published model that says it (pretrained.h), or NULL */
 #define LG_SECTION(section, doc)
 #define LG_INT(section, key, def, min, max, doc) int64_t section##_##key;
 #define LG_NUM(section, key, def, min, max, doc) double section##_##key;
@@ -47,6 +49,11 @@ int lg_config_check(const lg_config *c);
 /* The effective config as TOML, every key, absolute paths: loading it again gives the same config.
  * Caller frees. */
 char *lg_config_to_toml(const lg_config *c);
+/* Number of keys, and key i as a line of TOML, "trainer.lr = 0.1". Caller frees. */
+int lg_config_keys(void);
+char *lg_config_key_text(const lg_config *c, int i);
+/* The weights that a new run begins with: trainer.init_from, else model.from, else "" (from the seed). */
+const char *lg_config_begins_with(const lg_config *c);
 /* Does memory.offload_optimizer decide bits? It does where it moves work from a GPU to the host. */
 bool lg_config_updates_for_gpu(const lg_config *c);
 /* May a checkpoint be gone on from with another value, when trainer.resume_changes names the key? */

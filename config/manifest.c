@@ -345,13 +345,15 @@ int lg_manifest_newest(const char *checkpoints_dir, const char *name, char ret_d
 
 int lg_checkpoint_weights_dir(const char *dir, const char *which, char ret[LG_PATH_BYTES])
 {
+    static const char *const files[] = {"config.json", "adapter_config.json"};
     char path[LG_PATH_BYTES];
-    const char *const candidates[] = {which, "model", "transformer"};
-    LG_TRY(lg_path(path, "%s/config.json", dir));
-    if (lg_path_exists(path)) return lg_path(ret, "%s", dir);
+    const char *const candidates[] = {".", which, "model", "transformer", "adapter"};
     for (size_t i = 0; i < LG_ARRAY_LEN(candidates); i++) {
-        LG_TRY(lg_path(path, "%s/%s/config.json", dir, candidates[i]));
-        if (lg_path_exists(path)) return lg_path(ret, "%s/%s", dir, candidates[i]);
+        for (size_t f = 0; f < LG_ARRAY_LEN(files); f++) {
+            LG_TRY(lg_path(path, "%s/%s/%s", dir, candidates[i], files[f]));
+            if (!lg_path_exists(path)) continue;
+            return i ? lg_path(ret, "%s/%s", dir, candidates[i]) : lg_path(ret, "%s", dir);
+        }
     }
     return LG_FAIL(
         LG_ERR_NOTFOUND,

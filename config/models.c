@@ -3,6 +3,7 @@
 #include "config/models.h"
 #include "base/fs.h"
 #include "base/json_tree.h"
+#include "config/tokenizer_files.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -100,11 +101,12 @@ static int hash_weights_file(const char *dir, const char *name, XXH3_state_t *st
     return 0;
 }
 
-/* STEM-00001-of-00002.safetensors */
+/* STEM-00001-of-00002.safetensors, or the variant STEM.fp16.safetensors, STEM.fp16-00001-of-00002.safetensors */
 static bool is_part(const char *name, const char *stem)
 {
     size_t n = strlen(name), s = strlen(stem), ext = strlen(".safetensors");
-    return n > s + 1 + ext && strncmp(name, stem, s) == 0 && name[s] == '-' &&
+    return n > s + 1 + ext && strncmp(name, stem, s) == 0 &&
+           (name[s] == '-' || strncmp(name + s, ".fp16", 5) == 0) &&
            strcmp(name + n - ext, ".safetensors") == 0;
 }
 
@@ -130,8 +132,8 @@ static int hash_parts(const char *dir, const char *stem, XXH3_state_t *state, in
     return rc;
 }
 
-/* tokenizer: a file that belongs to the model's bits, or NULL. */
-static int hash_model(const char *dir, const char *stem, const char *tokenizer,
+/* tokenizer: files that belong to the model's bits, or NULL. */
+static int hash_model(const char *dir, const char *stem, const struct lg_tokenizer_files *tokenizer,
                       uint64_t config_hash, uint64_t *ret)
 {
     char path[LG_PATH_BYTES];
@@ -142,12 +144,7 @@ static int hash_model(const char *dir, const char *stem, const char *tokenizer,
     int rc = 0, parts = 0;
     if (tokenizer) {
         uint64_t hash = 0;
-        LG_TRY_GOTO(rc, lg_path(path, "%s/%s", dir, tokenizer), out);
-        if (!lg_path_exists(path)) {
-            rc = LG_FAIL(LG_ERR_CONFIG, "%s does not exist", path);
-            goto out;
-        }
-        LG_TRY_GOTO(rc, lg_hash_file(path, &hash, NULL), out);
+        LG_TRY_GOTO(rc, lg_tokenizer_files_hash(tokenizer, &hash), out);
         XXH3_64bits_update(state, &hash, sizeof hash);
     }
     LG_TRY_GOTO(rc, lg_path(path, "%s/%s.safetensors", dir, stem), out);
@@ -206,17 +203,42 @@ int lg_vae_info_load(const char *dir, struct lg_vae_info *ret)
     return 0;
 }
 
+/* What a CLIP's config leaves out has CLIPTextConfig's defaults. */
+static int read_text(const cJSON *json, const char *dir, struct lg_text_info *info,
+                     lg_tokenizer_kind *ret)
+{
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(json, "model_type");
+    const char *name = cJSON_IsString(type) ? type->valuestring : "t5";
+    *ret = strcmp(name, "clip_text_model") ? LG_TOKENIZER_SPIECE : LG_TOKENIZER_BPE;
+    if (*ret == LG_TOKENIZER_BPE) {
+        LG_TRY(read_int(json, dir, "hidden_size", 512, 1, DIM_MAX, &info->dim));
+        LG_TRY(read_int(json, dir, "num_hidden_layers", 12, 1, LAYERS_MAX, &info->layers));
+        LG_TRY(read_int(json, dir, "max_position_embeddings", 77, 2, DIM_MAX, &info->length_max));
+        return 0;
+    }
+    if (strcmp(name, "t5") != 0)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s/config.json: model_type is %.60s: t5 and clip_text_model can be read",
+                       dir, name);
+    LG_TRY(read_int(json, dir, "d_model", -1, 1, DIM_MAX, &info->dim));
+    LG_TRY(read_int(json, dir, "num_layers", -1, 1, LAYERS_MAX, &info->layers));
+    return 0;
+}
+
 int lg_text_info_load(const char *dir, struct lg_text_info *ret)
 {
     cJSON *json = NULL;
     uint64_t config_hash = 0;
     struct lg_text_info info = {0};
+    struct lg_tokenizer_files tokenizer;
+    lg_tokenizer_kind kind;
     LG_TRY(read_config(dir, &json, &config_hash));
-    int rc = read_int(json, dir, "d_model", -1, 1, DIM_MAX, &info.dim);
-    if (rc == 0) rc = read_int(json, dir, "num_layers", -1, 1, LAYERS_MAX, &info.layers);
+    int rc = read_text(json, dir, &info, &kind);
     cJSON_Delete(json);
     LG_TRY(rc);
-    LG_TRY(hash_model(dir, "model", "spiece.model", config_hash, &info.identity));
+    if (lg_tokenizer_files_find(dir, kind, &tokenizer) < 0)
+        return LG_FAIL(LG_ERR_CONFIG, "%s", lg_err_message());
+    LG_TRY(hash_model(dir, "model", &tokenizer, config_hash, &info.identity));
     *ret = info;
     return 0;
 }

@@ -60,6 +60,11 @@ static bool contains(const struct lg_strlist *l, const char *word)
     return false;
 }
 
+const char *lg_config_begins_with(const lg_config *c)
+{
+    return c->trainer_init_from[0] ? c->trainer_init_from : c->model_from;
+}
+
 bool lg_config_updates_for_gpu(const lg_config *c)
 {
     return c->memory_offload_optimizer && !strcmp(c->_device, "cuda");

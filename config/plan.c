@@ -9,6 +9,7 @@
 #include "base/fs.h"
 #include "base/json_tree.h"
 #include "config/denoisers.h"
+#include "config/manifest.h"
 #include "config/models.h"
 #include "config/schema.h"
 #include <cjson/cJSON.h>
@@ -261,8 +262,13 @@ static int set_isa(lg_plan *p, const char *isa)
     return 0;
 }
 
-static uint64_t hash_bits(const lg_config *c, bool has_buckets, uint64_t vae_identity,
-                          uint64_t text_identity)
+/* Of the models that a run reads and never writes; 0: there is none. */
+struct identities {
+    uint64_t vae, text, from,
+        base; /* from: what the transformer begins with; base: what an adapter adapts */
+};
+
+static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct identities *of)
 {
     char *text = NULL;
     size_t bytes = 0;
@@ -276,7 +282,9 @@ static uint64_t hash_bits(const lg_config *c, bool has_buckets, uint64_t vae_ide
         fputc(';', out);
     }
     if (lg_config_updates_for_gpu(c)) fputs("updates=host;", out);
-    fprintf(out, "vae=%016" PRIx64 ";text=%016" PRIx64 ";", vae_identity, text_identity);
+    fprintf(out, "vae=%016" PRIx64 ";text=%016" PRIx64 ";", of->vae, of->text);
+    if (c->model_from[0]) fprintf(out, "from=%016" PRIx64 ";", of->from);
+    if (of->base) fprintf(out, "base=%016" PRIx64 ";", of->base);
     LG_ASSERT(lg_close_text(out) == 0);
     uint64_t hash = lg_hash(text, bytes);
     free(text);
@@ -329,15 +337,26 @@ static int plan_conditioning(lg_plan *p, const lg_config *c, uint64_t *ret_ident
     return 0;
 }
 
+static int find_base(const lg_config *c, uint64_t *ret)
+{
+    char dir[LG_PATH_BYTES];
+    *ret = 0;
+    if (!strcmp(c->adapter_kind, "none")) return 0;
+    LG_TRY(lg_checkpoint_weights_dir(lg_config_begins_with(c), "ema", dir));
+    return lg_denoiser_identity(dir, ret);
+}
+
 int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
 {
     lg_plan p = {0};
-    uint64_t vae_identity, text_identity;
+    struct identities of = {0};
     for (int r = 0; r < LG_ROLE_COUNT; r++) p.instances[r] = p.threads[r] = 1;
     p.instances[LG_ROLE_text] = p.instances[LG_ROLE_vae] = 0;
     LG_TRY(set_isa(&p, isa));
-    LG_TRY(plan_latents(&p, c, &vae_identity));
-    LG_TRY(plan_conditioning(&p, c, &text_identity));
+    LG_TRY(plan_latents(&p, c, &of.vae));
+    LG_TRY(plan_conditioning(&p, c, &of.text));
+    if (c->model_from[0]) LG_TRY(lg_denoiser_identity(c->model_from, &of.from));
+    LG_TRY(find_base(c, &of.base));
     p.batch = c->trainer_global_batch_size;
     p.sequence = (int)c->parallel_sp;
     p.rank_batch = p.batch * p.sequence / c->trainer_ranks;
@@ -360,7 +379,7 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     bool half = !strcmp(p.precision, "bf16") || !strcmp(p.precision, "fp16");
     p.element_bytes = half ? 2 : 4;
     p.lr_steps = c->trainer_lr_steps ? c->trainer_lr_steps : c->trainer_max_steps;
-    p.bits_hash = hash_bits(c, p.buckets.n > 0, vae_identity, text_identity);
+    p.bits_hash = hash_bits(c, p.buckets.n > 0, &of);
     p.hash = hash_fields(&p, true);
     LG_ASSERT(p.latent_size > 0 && p.rank_batch % p.micro_batch == 0); /* lg_config_check */
     *ret = p;
@@ -405,10 +424,10 @@ int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret)
         field_text(&p, &fields[i], now);
         if (strcmp(before, now) == 0) continue;
         if (fields[i].type == FIELD_HASH)
-            return LG_FAIL(
-                LG_ERR_MISMATCH,
-                "a [bits] key or a file of vae.model or text.model is not what it was when "
-                "the run began: restore it, or choose another job.dir");
+            return LG_FAIL(LG_ERR_MISMATCH,
+                           "a [bits] key, or a file of vae.model, text.model, model.from or of the "
+                           "model that an adapter adapts, is not what it was when "
+                           "the run began: restore it, or choose another job.dir");
         if (fields[i].offset == offsetof(lg_plan, sums_micro_batches))
             return LG_FAIL(
                 LG_ERR_MISMATCH,

@@ -1,5 +1,6 @@
 /* See recompute.h. */
 #include "config/recompute.h"
+#include "base/bytes.h"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,25 +36,6 @@ static bool decimal(const char *text, double *ret, const char **ret_end)
     *ret_end = text + n + (more ? 1 + more : 0);
     *ret = strtod(text, NULL);
     return true;
-}
-
-static bool size(const char *text, size_t *ret)
-{
-    static const struct {
-        const char *unit;
-        double bytes;
-    } units[] = {{"", 1},     {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
-                 {"KB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
-    const char *end;
-    double n;
-    if (!decimal(text, &n, &end)) return false;
-    for (size_t i = 0; i < LG_ARRAY_LEN(units); i++) {
-        double bytes = n * units[i].bytes;
-        if (strcmp(end, units[i].unit) || bytes < 1 || bytes >= 0x1p62) continue;
-        *ret = (size_t)bytes;
-        return true;
-    }
-    return false;
 }
 
 /* LiteGen's rule for selective_ratio: block i, from 1, is recomputed when i (1 - r) reaches the cutoff, which starts
@@ -106,7 +88,9 @@ static int parse_word(const char *word, int blocks, struct lg_recompute *r)
     if (!strcmp(word, "mlp")) return r->kind = LG_RECOMPUTE_MLP, 0;
     if (!strncmp(word, "budget:", 7)) {
         r->kind = LG_RECOMPUTE_BUDGET;
-        return size(word + 7, &r->budget) ? 0 : refuse(word, "has no size like 10GiB or 512MiB");
+        return lg_bytes_parse(word + 7, &r->budget)
+                   ? 0
+                   : refuse(word, "has no size like 10GiB or 512MiB");
     }
     r->kind = LG_RECOMPUTE_BLOCKS;
     if (!strncmp(word, "every:", 6)) return parse_every(word, word + 6, blocks, r->block);

@@ -2,12 +2,14 @@
  * their values and the way out; all are looked at, so that one `lgsup check` shows everything.
  *
  * The schema has already made every single value sane, so products here do not overflow. */
+#include "base/bytes.h"
 #include "config/buckets.h"
 #include "config/config.h"
 #include "config/denoisers.h"
 #include "config/models.h"
 #include "config/param_groups.h"
 #include "config/plan.h"
+#include "config/pretrained.h"
 #include "config/problems.h"
 #include "config/recompute.h"
 #include "config/schema.h"
@@ -90,6 +92,16 @@ static void check_restarts(struct rules *r)
             broken(r, of[i].key,
                    "%s = %lld has no meaning: %s, so this run has no such role; remove it",
                    of[i].key, (long long)of[i].value, of[i].why);
+}
+
+/* ---- memos ---- */
+
+static void check_memo(struct rules *r, const char *key, const char *text)
+{
+    size_t bytes;
+    if (strcmp(text, "auto") && strcmp(text, "0") && !lg_bytes_parse(text, &bytes))
+        broken(r, key, "%s = \"%.60s\": expected \"auto\", \"0\" or a size, as \"512MiB\"", key,
+               text);
 }
 
 /* ---- batch and window ---- */
@@ -271,6 +283,7 @@ static void check_model(struct rules *r)
 {
     const lg_config *c = r->c;
     struct lg_vae_info vae;
+    if (c->model_from[0]) lg_pretrained_compare(c, &r->problems);
     if (c->model_hidden % c->model_heads != 0)
         broken(r, "model.hidden",
                "model.hidden = %lld does not divide by model.heads = %lld: change one of them",
@@ -319,6 +332,11 @@ static void check_conditioning(struct rules *r)
         } else if (lg_text_info_load(c->text_model, &text) < 0) {
             broken(r, "text.model", "text.model: %s", lg_err_message());
             lg_err_clear();
+        } else if (text.length_max && c->text_length > text.length_max) {
+            broken(r, "text.length",
+                   "text.length = %lld: the text encoder in text.model takes %d tokens at most "
+                   "(max_position_embeddings of its config.json)",
+                   (long long)c->text_length, text.length_max);
         }
         return;
     }
@@ -371,6 +389,24 @@ static void check_previews(struct rules *r)
                (long long)every);
 }
 
+static void check_adapter(struct rules *r)
+{
+    const lg_config *c = r->c;
+    if (strcmp(c->adapter_kind, "none")) {
+        if (!lg_config_begins_with(c)[0])
+            broken(
+                r, "adapter.kind",
+                "adapter.kind = \"%s\" adapts a model that is there: name its folder as model.from "
+                "or pipeline, or a checkpoint as trainer.init_from",
+                c->adapter_kind);
+        return;
+    }
+    if (c->adapter_targets.n)
+        broken(r, "adapter.targets",
+               "adapter.targets has no meaning without an adapter: set adapter.kind = \"lora\", or "
+               "remove it");
+}
+
 static void check_training(struct rules *r)
 {
     const lg_config *c = r->c;
@@ -404,6 +440,55 @@ static void check_training(struct rules *r)
                (long long)c->trainer_warmup_steps, (long long)steps,
                c->trainer_lr_steps ? "trainer.lr_steps" : "trainer.max_steps",
                c->trainer_lr_schedule);
+}
+
+static bool is_objective(const lg_config *c, const char *name)
+{
+    return strcmp(c->trainer_objective, name) == 0;
+}
+
+/* What belongs to some objectives alone. */
+static void check_noise(struct rules *r)
+{
+    const lg_config *c = r->c;
+    const bool flow = is_objective(c, "flow"), linear = !strcmp(c->trainer_beta_schedule, "linear");
+    const struct {
+        const char *key, *of;
+        bool is_set, fits;
+    } keys[] = {
+        {"trainer.flow_shift", "flow", c->trainer_flow_shift != 1, flow},
+        {"trainer.loss_weighting", "flow", strcmp(c->trainer_loss_weighting, "none") != 0, flow},
+        {"trainer.beta_schedule", "eps or v", !linear, !flow},
+        {"trainer.beta_start", "eps or v", c->trainer_beta_start != 1e-4, !flow},
+        {"trainer.beta_end", "eps or v", c->trainer_beta_end != 0.02, !flow},
+        {"trainer.zero_snr", "v", c->trainer_zero_snr, is_objective(c, "v")},
+        {"sample.sampler", "flow", !strcmp(c->sample_sampler, "euler"), flow},
+        {"sample.sampler", "eps or v",
+         !strcmp(c->sample_sampler, "ddim") || !strcmp(c->sample_sampler, "dpm++"), !flow},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(keys); i++)
+        if (keys[i].is_set && !keys[i].fits)
+            broken(r, keys[i].key,
+                   "%s has no meaning with trainer.objective = \"%s\", it is for %s: remove it",
+                   keys[i].key, c->trainer_objective, keys[i].of);
+    if (c->trainer_beta_start > c->trainer_beta_end)
+        broken(r, "trainer.beta_start",
+               "trainer.beta_start = %g is above trainer.beta_end = %g: noise grows with time",
+               c->trainer_beta_start, c->trainer_beta_end);
+}
+
+static void check_variance(struct rules *r)
+{
+    const lg_config *c = r->c;
+    const bool trained = strcmp(c->trainer_variance_loss, "none") != 0;
+    if (!c->model_learned_variance && !trained)
+        broken(r, "trainer.variance_loss",
+               "trainer.variance_loss = \"none\" without model.learned_variance: remove it");
+    if (c->model_learned_variance && trained && !is_objective(c, "eps"))
+        broken(r, "trainer.variance_loss",
+               "trainer.objective = \"%s\", but a learned variance is trained with \"eps\" alone: "
+               "set the objective to that, or trainer.variance_loss to \"none\"",
+               c->trainer_objective);
 }
 
 static void check_memory(struct rules *r)
@@ -499,6 +584,8 @@ int lg_config_check(const lg_config *c)
     struct rules r = {.c = c};
     check_device(&r);
     check_restarts(&r);
+    check_memo(&r, "text.memo", c->text_memo);
+    check_memo(&r, "vae.memo", c->vae_memo);
     check_files(&r);
     check_model(&r);
     check_conditioning(&r);
@@ -507,6 +594,9 @@ int lg_config_check(const lg_config *c)
     check_resume_changes(&r);
     check_window(&r);
     check_training(&r);
+    check_adapter(&r);
+    check_noise(&r);
+    check_variance(&r);
     check_memory(&r);
     check_previews(&r);
     return lg_problems_end(&r.problems, LG_ERR_CONFIG, c->file);

@@ -50,6 +50,11 @@ static inline void *lg_key_field(const lg_config *c, const lg_key *k)
 {
     return (char *)c + k->offset;
 }
+struct lg_toml_item;
+struct lg_problems;
+/* Sets it to what `file` says, checked as if it were written. */
+void lg_config_set(lg_config *c, const lg_key *k, const struct lg_toml_item *item, const char *file,
+                   struct lg_problems *p);
 /* "0 to 10", "at least 1", "eps, v, flow": what a key accepts. */
 void lg_key_expected(const lg_key *k, char *ret, size_t bytes);
 /* The value as TOML ("0.1", "\"flow\"", "[\"a\"]") into out. */

@@ -292,6 +292,12 @@ static void rule_add_forward(const struct call *c)
     REQUIRE(lg_numel(&a->a) % lg_numel(&a->b) == 0);
 }
 
+static void rule_attention_forward(const struct call *c)
+{
+    ARGS(attention_forward);
+    REQUIRE(!a->causal || a->q.dim[1] == a->k.dim[1]);
+}
+
 static void require_groups(const struct call *c, int groups, int64_t channels)
 {
     REQUIRE(channels % groups == 0);
@@ -358,17 +364,12 @@ static void rule_adamw(const struct call *c)
 
 #define RULE(name) [LG_OP_##name] = rule_##name
 static void (*const rule[LG_OP_COUNT])(const struct call *) = {
-    RULE(linear_forward),
-    RULE(linear_backward_data),
-    RULE(act_backward),
-    RULE(add_forward),
-    RULE(group_norm_forward),
-    RULE(conv2d_forward),
-    RULE(norm_conv2d_forward),
-    RULE(t5_bias_forward),
-    RULE(timestep_embedding_forward),
-    RULE(reduce_ranks),
-    RULE(adamw),
+    RULE(linear_forward),     RULE(linear_backward_data),
+    RULE(act_backward),       RULE(add_forward),
+    RULE(group_norm_forward), RULE(attention_forward),
+    RULE(conv2d_forward),     RULE(norm_conv2d_forward),
+    RULE(t5_bias_forward),    RULE(timestep_embedding_forward),
+    RULE(reduce_ranks),       RULE(adamw),
 };
 
 void lg_op_check(const lg_stream *s, lg_op_id op, const void *args)

@@ -21,6 +21,9 @@ typedef enum lg_act {
     LG_ACT_SILU,
     LG_ACT_GELU_TANH, /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), T5's gelu_new */
     LG_ACT_RELU,
+    LG_ACT_GELU_ERF, /* x Phi(x), Phi the standard normal distribution's: PyTorch's default gelu */
+    LG_ACT_QUICK_GELU, /* x sigmoid(1.702 x), OpenAI's CLIP */
+    LG_ACT_COUNT,
 } lg_act;
 
 enum { LG_COMBINE_MAX = 4, LG_RANKS_MAX = 64, LG_SQUARES_PIECE = 4096 };

@@ -106,8 +106,19 @@ static const size_t row[] = {
     R(cause),
 };
 static const size_t slot[] = {
-    sizeof(struct lg_slot), LG_FIELD_COUNT, S(ready),     S(claim),  S(item), S(key_hash), S(label),
-    S(text_length),         S(is_void),     S(is_absent), S(bucket),
+    sizeof(struct lg_slot),
+    LG_FIELD_COUNT,
+    S(ready),
+    S(claim),
+    S(item),
+    S(key_hash),
+    S(label),
+    S(text_length),
+    S(is_void),
+    S(is_absent),
+    S(bucket),
+    S(original_height),
+    S(original_width),
 };
 static const size_t head[] = {
     sizeof(struct lg_region_head),

@@ -59,7 +59,9 @@ struct lg_slot {
     uint32_t is_void;    /* keeps its place with weight 0 */
     uint32_t is_absent;  /* no item stands here (config/buckets.h): weight 0, and no void */
     uint32_t bucket;     /* of the plan; the same throughout a micro-batch of all ranks */
-    uint32_t reserved[11];
+    /* of the picture as it was stored, in pixels; without one, of what latents stand for */
+    uint32_t original_height, original_width;
+    uint32_t reserved[9];
 };
 static_assert(sizeof(struct lg_slot) == 128, "two cache lines");
 

@@ -114,12 +114,13 @@ struct lg_stage_memory {
 };
 int lg_stage_region(lg_stage *st, const struct lg_stage_memory *m, lg_region **ret, const char *fmt,
                     ...) __attribute__((format(printf, 4, 5)));
-/* Fill-once with waiting, for a net's weights: if this process is to fill r, calls load() for `count`
- * fp32 values on the host and brings them into the payload in the device's type. */
+/* Fill-once with waiting, for a net's weights: if this process is to fill r, calls load() for fp32 values
+ * [first, first + count) on the host and brings them into the payload in the device's type. */
 struct lg_stage_weights {
     lg_device *device; /* of the payload */
-    size_t count;
-    int (*load)(lg_stage *, float *ret, void *arg);
+    size_t count;      /* of all */
+    size_t piece;      /* as many at a time; 0: all at once */
+    int (*load)(lg_stage *, size_t first, size_t count, float *ret, void *arg);
     void *arg;
 };
 int lg_stage_fill(lg_stage *st, lg_region *r, const struct lg_stage_weights *w);

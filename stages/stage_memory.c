@@ -206,20 +206,26 @@ out:
     return rc;
 }
 
+static int fill_piece(lg_stage *st, lg_region *r, const struct lg_stage_weights *w, size_t first,
+                      size_t count, float *host)
+{
+    char *to = (char *)r->payload + first * lg_dtype_bytes(lg_device_dtype(w->device));
+    LG_TRY(w->load(st, first, count, host ? host : (float *)to, w->arg));
+    return host ? lg_stage_upload(w->device, to, host, count) : 0;
+}
+
 static int fill(lg_stage *st, lg_region *r, const struct lg_stage_weights *w)
 {
-    if (on_host(w->device)) {
-        LG_TRY(w->load(st, r->payload, w->arg));
-        return 0;
-    }
-    float *host = calloc(w->count, sizeof *host);
-    if (!host)
+    const size_t piece = w->piece ? LG_MIN(w->piece, w->count) : w->count;
+    float *host = NULL;
+    int rc = 0;
+    if (!on_host(w->device) && !(host = calloc(piece, sizeof *host)))
         return LG_FAIL(LG_ERR_NOSPACE, "no %zu bytes of host memory to read %s into",
-                       w->count * sizeof *host, r->name);
-    int rc = w->load(st, host, w->arg);
-    if (rc == 0) rc = lg_stage_upload(w->device, r->payload, host, w->count);
+                       piece * sizeof *host, r->name);
+    for (size_t at = 0; rc == 0 && at < w->count; at += piece)
+        rc = fill_piece(st, r, w, at, LG_MIN(piece, w->count - at), host);
     free(host);
-    return rc;
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }
 
 /* Who waits beats: for as long as the other lives, which is watched itself. One that hangs is killed, and

@@ -1,11 +1,12 @@
 # The example's data sets: colour emoji of the distribution's font, as WebDataset shards. DIR/data has all
-# of them, DIR/data-quick those of quickstart.txt.
+# of them, DIR/data-quick those of quickstart.txt; examples/finetune/data those of pictures.txt there.
 # FreeType and HarfBuzz are linked by this one program alone.
 
 EMOJI_DATA  := examples/emoji/data
 EMOJI_QUICK := examples/emoji/data-quick
 EMOJI_LIST  := examples/emoji/quickstart.txt
-EMOJI_SETS  := $(EMOJI_DATA)/.made $(EMOJI_QUICK)/.made
+EMOJI_FINE  := examples/finetune/data
+EMOJI_SETS  := $(EMOJI_DATA)/.made $(EMOJI_QUICK)/.made $(EMOJI_FINE)/.made
 EMOJI_FONT  := /usr/share/fonts/truetype/noto/NotoColorEmoji.ttf
 EMOJI_NAMES := /usr/share/unicode/emoji/emoji-test.txt
 
@@ -18,6 +19,8 @@ example-data: $(EMOJI_SETS)
 # since linking it anew does not change them.
 $(EMOJI_QUICK)/.made: EMOJI_ARGS := --list $(EMOJI_LIST)
 $(EMOJI_QUICK)/.made: $(EMOJI_LIST)
+$(EMOJI_FINE)/.made: EMOJI_ARGS := --list examples/finetune/pictures.txt
+$(EMOJI_FINE)/.made: examples/finetune/pictures.txt
 $(EMOJI_SETS): $(addprefix stages/,tools/emoji.c io/resize.c io/picture_png.c io/tar_write.c) \
                $(wildcard $(EMOJI_FONT) $(EMOJI_NAMES)) | $(BUILD)/bin/lg-emoji
 	@echo "  DATA  $(@D)"

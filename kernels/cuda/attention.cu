@@ -1,7 +1,7 @@
 /* Softmax attention without the tensor cores: heads up to HEAD_MAX, any lengths, key lengths, bias; fp32
  * arithmetic. For 16-bit types short_attention.cu and short_attention_forward.cu take 256 tokens,
  * cudnn_attention.c what it can, tiled_attention.cu the rest of the forward on 16 bytes, wide_attention.c
- * wider heads; what is left, and fp32, comes here.
+ * wider heads; what is left, causal attention, and fp32, comes here.
  *
  * Forward (Dao, "FlashAttention-2", 2023, algorithm 1): a block of 256 threads owns 32 queries of one
  * head and walks the keys in tiles of 32: S = scale Q K^T (2x2 values a thread), running row maximum
@@ -149,6 +149,7 @@ template <typename T> struct forward_args {
     T *o;
     float *lse;
     shape z;
+    bool causal; /* query t sees keys 0 .. t */
 };
 template <typename T, int D>
 static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_args<T> a)
@@ -160,6 +161,7 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
     int q0 = blockIdx.x * TILE, keys = keys_of(a.k_length, z);
     int i0 = threadIdx.x / 16, j0 = threadIdx.x % 16;
     int r = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
+    if (a.causal) keys = min(keys, q0 + TILE); /* the first tile has a key for every query */
     load_tile<T>(q, head_of(a.q, a.q_stride, z.Tq, z), q0, z.Tq, z);
     float4 o[D / 32] = {};
     float top = -INFINITY, total = 0;
@@ -176,7 +178,8 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
             float x = score[i / 2][i % 2] * z.scale;
             if (a.bias && q0 + qi < z.Tq && k0 + kj < keys)
                 x += to_float(a.bias[((int64_t)blockIdx.y * z.Tq + q0 + qi) * z.Tk + k0 + kj]);
-            s[qi * (TILE + 1) + kj] = k0 + kj < keys ? x : -INFINITY;
+            bool seen = k0 + kj < keys && !(a.causal && k0 + kj > q0 + qi);
+            s[qi * (TILE + 1) + kj] = seen ? x : -INFINITY;
         }
         __syncthreads();
         float *row = s + r * (TILE + 1), high = -INFINITY, sum = 0;
@@ -234,7 +237,8 @@ template <typename T> static void forward(lg_stream *s, const struct lg_attentio
                          lg_row_stride(&a->k, 2),
                          (T *)a->o.data,
                          (float *)a->lse.data,
-                         shape_of(&a->q, &a->k, a->scale)};
+                         shape_of(&a->q, &a->k, a->scale),
+                         a->causal};
     cudaStream_t stream = lg_cuda_stream_of(s);
     LG_ASSERT(f.z.d <= HEAD_MAX);
     if (f.z.d <= 32) return launch_forward<T, 32>(stream, f);
@@ -261,13 +265,14 @@ void cuda_attention_forward(lg_stream *s, const struct lg_attention_forward_args
 template <typename T>
 static __global__ void softmax_kernel(const float *scores, const T *bias, const int32_t *k_length,
                                       T *weights, float *lse, int64_t lse_stride, int Tk,
-                                      float scale)
+                                      float scale, bool causal)
 {
     int64_t first = (int64_t)blockIdx.y * gridDim.x * Tk, row = blockIdx.x;
     int keys = k_length ? k_length[blockIdx.y] : Tk;
     scores += first;
     weights += first;
     if (keys < 1 || keys > Tk) __trap();
+    if (causal) keys = min(keys, (int)row + 1);
     __shared__ float partial[THREADS / WARP];
     float top = -INFINITY, sum = 0;
 #define SCORE(j) (scores[row * Tk + (j)] * scale + (bias ? to_float(bias[row * Tk + (j)]) : 0))
@@ -292,7 +297,7 @@ void cuda_softmax_rows(cudaStream_t stream, const struct lg_attention_forward_ar
     WITH_TYPE(a->q.dtype, T, {
         const T *bias = a->bias.data ? (const T *)a->bias.data + h * Tq * Tk : nullptr;
         softmax_kernel<T><<<dim3((unsigned)Tq, (unsigned)samples), THREADS, 0, stream>>>(
-            scores, bias, length, (T *)weights, lse, H * Tq, (int)Tk, (float)a->scale);
+            scores, bias, length, (T *)weights, lse, H * Tq, (int)Tk, (float)a->scale, a->causal);
     })
     LG_CUDA_LAUNCHED();
 }

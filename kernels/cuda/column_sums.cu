@@ -130,6 +130,10 @@ void cuda_act_backward_sums(cudaStream_t stream, const struct lg_linear_backward
             partial_sums<T, LG_ACT_GELU_TANH>(stream, s);
         else if (a->act == LG_ACT_SILU)
             partial_sums<T, LG_ACT_SILU>(stream, s);
+        else if (a->act == LG_ACT_GELU_ERF)
+            partial_sums<T, LG_ACT_GELU_ERF>(stream, s);
+        else if (a->act == LG_ACT_QUICK_GELU)
+            partial_sums<T, LG_ACT_QUICK_GELU>(stream, s);
         else
             partial_sums<T, LG_ACT_RELU>(stream, s);
     })

@@ -110,6 +110,8 @@ __host__ __device__ __forceinline__ int64_t ceil_div(int64_t a, int64_t b)
 
 #define SQRT_2_OVER_PI 0.79788456080286535588f
 #define GELU_CUBIC     0.044715f
+#define SQRT_1_2PI     0.39894228040143267794f
+#define QUICK_GELU     1.702f
 
 __device__ __forceinline__ float act_of(lg_act act, float x)
 {
@@ -122,6 +124,12 @@ __device__ __forceinline__ float act_of(lg_act act, float x)
         return 0.5f * x * (1 + tanhf(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x)));
     case LG_ACT_RELU:
         return x < 0 ? 0 : x; /* NaN stays */
+    case LG_ACT_GELU_ERF:
+        return x * normcdff(x);
+    case LG_ACT_QUICK_GELU:
+        return x / (1 + expf(-QUICK_GELU * x));
+    case LG_ACT_COUNT:
+        break;
     }
     return x;
 }
@@ -151,6 +159,14 @@ template <typename T = float> __device__ __forceinline__ float act_slope(lg_act 
     }
     case LG_ACT_RELU:
         return x > 0;
+    case LG_ACT_GELU_ERF:
+        return normcdff(x) + x * SQRT_1_2PI * expf(-0.5f * x * x);
+    case LG_ACT_QUICK_GELU: {
+        float sigmoid = 1 / (1 + expf(-QUICK_GELU * x));
+        return sigmoid * (1 + QUICK_GELU * x * (1 - sigmoid));
+    }
+    case LG_ACT_COUNT:
+        break;
     }
     return 1;
 }

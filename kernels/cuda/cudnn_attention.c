@@ -1,6 +1,6 @@
 /* Attention through cuDNN, for bf16 and fp16: head sizes up to 128, key lengths, packed inputs.
  *
- * Forward: cuDNN's own operation, which takes no bias on the scores.
+ * Forward: cuDNN's own operation, which takes no bias on the scores; causal ones are left to others.
  * Backward: composed, as cuDNN 9.19 has none that builds:
  *
  *     r = rows' sums of dout o,  p = exp(scale q k^T - lse)              (B, H, Tq, Tk), virtual
@@ -230,7 +230,7 @@ static bool present(const lg_tensor *t, const lg_tensor *sure)
 static struct cudnn_plan *forward_plan(lg_cuda_device *d, const struct lg_attention_forward_args *a)
 {
     const void *p[] = {a->q.data, a->k.data, a->v.data, a->o.data, a->lse.data};
-    if (!takes(d, &a->q, &a->k) || present(&a->bias, &a->q)) return NULL;
+    if (!takes(d, &a->q, &a->k) || present(&a->bias, &a->q) || a->causal) return NULL;
     for (size_t i = 0; i < LG_ARRAY_LEN(p); i++)
         if (!lg_cuda_aligned_16(p[i])) return NULL;
     struct cudnn_key key;

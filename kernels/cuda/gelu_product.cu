@@ -428,7 +428,7 @@ static problem problem_of(const lg_tensor &a, const lg_tensor &y, const lg_tenso
 bool cuda_gelu_forward_fits(const struct lg_linear_forward_args *a)
 {
     return a->act == LG_ACT_GELU_TANH && a->x.dim[0] >= FORWARD_ROWS && a->bias.rank &&
-           (a->bias.data || !a->x.data) && lg_cuda_aligned_16(a->bias.data) &&
+           !a->residual.rank && (a->bias.data || !a->x.data) && lg_cuda_aligned_16(a->bias.data) &&
            fits(a->x, a->w, a->y, a->pre);
 }
 void cuda_gelu_forward(lg_stream *s, const struct lg_linear_forward_args *a)

@@ -261,6 +261,10 @@ static void run(lg_stream *s, const struct lg_group_norm_forward_args *a)
         RESULT(LG_ACT_SILU)
         RESULT(LG_ACT_GELU_TANH)
         RESULT(LG_ACT_RELU)
+        RESULT(LG_ACT_GELU_ERF)
+        RESULT(LG_ACT_QUICK_GELU)
+    case LG_ACT_COUNT:
+        break;
     }
 #undef RESULT
     LG_CUDA_LAUNCHED();

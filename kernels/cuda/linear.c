@@ -33,14 +33,15 @@ static struct lg_cuda_product forward_product(const struct lg_linear_forward_arg
                                           .sa_k = 1,
                                           .sb_n = K,
                                           .sb_k = 1,
-                                          .ldd = N},
+                                          .ldd = N,
+                                          .accumulate = present(&a->residual, &a->x)},
                                     .epilogue = present(&a->bias, &a->x) ? BIAS : PLAIN,
                                     .bias = a->bias.data};
 }
 /* The same with GELU: y and, if wanted, pre. 16-bit types only: cuBLASLt's tanh is no fp32 tanh. */
 static bool gelu_product(const struct lg_linear_forward_args *a, struct lg_cuda_product *ret)
 {
-    if (a->act != LG_ACT_GELU_TANH || a->x.dtype == LG_F32) return false;
+    if (a->act != LG_ACT_GELU_TANH || a->x.dtype == LG_F32 || a->residual.rank) return false;
     *ret = forward_product(a);
     if (ret->epilogue != BIAS) return false;
     ret->epilogue = BIAS_GELU;
@@ -70,6 +71,9 @@ void cuda_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
     }
     if (gelu_product(a, &x) && lg_cuda_gemm_run(s, &x)) return;
     x = forward_product(a);
+    if (a->residual.data && a->residual.data != x.g.d)
+        LG_CUDA(cudaMemcpyAsync(x.g.d, a->residual.data, lg_tensor_bytes(&a->y),
+                                cudaMemcpyDeviceToDevice, lg_cuda_stream_of(s)));
     if (!lg_cuda_gemm_run(s, &x)) cuda_any_gemm(lg_cuda_stream_of(s), &x.g);
     if (a->act == LG_ACT_NONE) return;
     lg_tensor pre = a->pre.data ? a->pre : a->y;

@@ -357,7 +357,7 @@ bool cuda_short_attention_forward_takes(const struct lg_attention_forward_args *
     int64_t d = a->q.dim[3];
     if (a->q.dtype == LG_F32 || (d != 64 && d != 72)) return false;
     if (a->q.dim[1] != TOKENS || a->k.dim[1] != TOKENS) return false;
-    if (a->k_length.rank || a->bias.rank || !(a->scale > 0)) return false;
+    if (a->k_length.rank || a->bias.rank || a->causal || !(a->scale > 0)) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
     return lg_row_stride(&a->q, 2) % 8 == 0 && lg_row_stride(&a->k, 2) % 8 == 0;

@@ -317,7 +317,8 @@ static void launch_for(lg_stream *s, const struct lg_attention_forward_args *a)
 bool cuda_tiled_attention_takes(const struct lg_attention_forward_args *a)
 {
     const void *p[] = {a->q.data, a->k.data, a->v.data, a->o.data, a->bias.data};
-    if (a->q.dtype == LG_F32 || a->q.dim[3] % 8 || a->q.dim[3] > HEAD_MAX) return false;
+    if (a->q.dtype == LG_F32 || a->q.dim[3] % 8 || a->q.dim[3] > HEAD_MAX || a->causal)
+        return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
     return lg_row_stride(&a->q, 2) % 8 == 0 && lg_row_stride(&a->k, 2) % 8 == 0;

@@ -2,7 +2,7 @@
  *
  * diffuse: one thread per element, normals in double as on the other backends (the libraries' log, sin
  * and cos may differ in the last bit of a double, seldom one of an fp32).
- * mse_loss: one block per sample. reduce_ranks: one block per piece. adamw, ema: one thread per four elements. */
+ * mse_loss, learned_range_loss: one block per sample. reduce_ranks: one block per piece. adamw, ema: one thread per four elements. */
 #include "base/philox.h"
 #include "kernels/cuda/common.cuh"
 #include <math.h>
@@ -99,6 +99,91 @@ void cuda_mse_loss(lg_stream *s, const struct lg_mse_loss_args *a)
                (mse_kernel<<<(unsigned)B, THREADS, 0, stream>>>(
                    (const T *)a->pred.data, (const T *)a->target.data, (const W *)a->weight.data,
                    (W *)a->loss.data, (T *)a->dpred.data, per_sample)))
+    LG_CUDA_LAUNCHED();
+}
+
+/* ---- a learned variance ---- */
+
+/* What an element adds to the loss, in nats, and its slope in L. */
+struct vb {
+    float loss, slope;
+};
+
+__device__ vb vb_between(float l, float L, float deviation)
+{
+    float ratio = expf(l - L), square = deviation * deviation * expf(-L);
+    return {0.5f * (L - l - 1 + ratio + square), 0.5f * (1 - ratio - square)};
+}
+
+__device__ double normal_cdf(double x, double *ret_slope)
+{
+    const double root = 0.79788456080286535588;
+    double t = tanh(root * (x + 0.044715 * x * x * x));
+    *ret_slope = 0.5 * (1 - t * t) * root * (1 + 3 * 0.044715 * x * x);
+    return 0.5 * (1 + t);
+}
+/* In double: the bin's probability is a difference. One sample in a thousand comes here. */
+__device__ vb vb_first(float x0, float L, float deviation)
+{
+    const double half = 1.0 / 255, least = 1e-12, scale = exp(-0.5 * (double)L);
+    const float open = 0.999f;
+    double from = scale * (deviation - half), to = scale * (deviation + half);
+    double slope_from, slope_to, below = normal_cdf(from, &slope_from);
+    double above = normal_cdf(to, &slope_to);
+    if (x0 < -open) below = slope_from = 0;
+    if (x0 > open) above = 1, slope_to = 0;
+    double p = above - below;
+    if (p <= least) return {(float)-log(least), 0}; /* NaN stays */
+    return {(float)-log(p), (float)((slope_to * to - slope_from * from) / (2 * p))};
+}
+
+template <typename T, typename W> struct learned_range {
+    const T *pred, *target, *x_t;
+    const W *terms, *weight;
+    W *loss;
+    T *dpred;
+    int64_t size; /* of a sample's noise */
+};
+/* A thread reads both halves of its elements before it writes them: dpred may lie on pred. */
+template <typename T, typename W> __global__ void learned_range_kernel(learned_range<T, W> a)
+{
+    int64_t b = blockIdx.x;
+    float term[6], weight[2], sum[2] = {};
+    for (int k = 0; k < 6; k++) term[k] = to_float(a.terms[6 * b + k]);
+    for (int k = 0; k < 2; k++) weight[k] = to_float(a.weight[2 * b + k]);
+    const float half = 0.5f * (term[1] - term[0]), ln2 = 0.69314718f;
+    for (int64_t i = threadIdx.x; i < a.size; i += THREADS) {
+        int64_t at = 2 * b * a.size + i, e = b * a.size + i;
+        float noise = to_float(a.target[e]), error = to_float(a.pred[at]) - noise;
+        float L = term[0] + half * (to_float(a.pred[at + a.size]) + 1);
+        float x0 = term[3] * to_float(a.x_t[e]) + term[4] * noise;
+        vb v = term[5] > 0 ? vb_first(x0, L, term[2] * error)
+                           : vb_between(term[0], L, term[2] * error);
+        if (weight[0] != 0) sum[0] += error * error;
+        if (weight[1] != 0) sum[1] += v.loss;
+        if (!a.dpred) continue;
+        a.dpred[at] = from_float<T>(weight[0] == 0 ? 0 : weight[0] * 2 * error / (float)a.size);
+        a.dpred[at + a.size] =
+            from_float<T>(weight[1] == 0 ? 0 : weight[1] * half * v.slope / (ln2 * (float)a.size));
+    }
+    for (int k = 0; k < 2; k++) {
+        sum[k] = block_sum<THREADS>(sum[k]);
+        if (threadIdx.x == 0)
+            a.loss[2 * b + k] = from_float<W>(sum[k] / ((k ? ln2 : 1) * (float)a.size));
+    }
+}
+void cuda_learned_range_loss(lg_stream *s, const struct lg_learned_range_loss_args *a)
+{
+    LG_ASSERT(a->weight.dtype == a->loss.dtype && a->terms.dtype == a->loss.dtype);
+    int64_t B = a->target.dim[0];
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPES(a->pred.dtype, a->loss.dtype, T, W, {
+        learned_range<T, W> k = {(const T *)a->pred.data,   (const T *)a->target.data,
+                                 (const T *)a->x_t.data,    (const W *)a->terms.data,
+                                 (const W *)a->weight.data, (W *)a->loss.data,
+                                 (T *)a->dpred.data,        lg_numel(&a->target) / B};
+        learned_range_kernel<T, W><<<(unsigned)B, THREADS, 0, stream>>>(k);
+    })
     LG_CUDA_LAUNCHED();
 }
 

@@ -40,23 +40,9 @@ static struct record *record_of(const struct grad *c, const lg_tensor *t)
     return &c->record[value];
 }
 
-static bool is_frozen(const struct grad *c, const lg_tensor *t)
-{
-    for (int i = 0; i < c->x->n_frozen; i++) {
-        const lg_tensor *f = &c->x->frozen[i];
-        size_t from = lg_graph_offset_of(f), at = lg_graph_offset_of(t);
-        if (lg_graph_value_of(f) == lg_graph_value_of(t) && at >= from &&
-            at < from + lg_tensor_bytes(f))
-            return true;
-    }
-    return false;
-}
-
 static bool wants(const struct grad *c, const lg_tensor *t)
 {
-    if (!t->rank || !t->data) return false;
-    const struct record *r = record_of(c, t);
-    return r->wanted && !(r->bound && is_frozen(c, t));
+    return t->rank && t->data && record_of(c, t)->wanted;
 }
 
 /* ---- whose memory a gradient is ---- */
@@ -170,7 +156,7 @@ static void zero_unread(struct grad *c, const struct record *r)
 {
     for (int i = 0; i < c->x->n_unread; i++) {
         const lg_tensor *t = &c->x->unread[i];
-        if (record_of(c, t) != r || is_frozen(c, t)) continue;
+        if (record_of(c, t) != r) continue;
         struct lg_copy_args zero = {.t = part(r, t)};
         lg_graph_record(c->g, LG_NODE_ZERO, &zero, sizeof zero);
     }
@@ -258,6 +244,7 @@ RULE(linear_forward)
             c->s, &(struct lg_act_backward_args){.x = a->pre, .dy = dy, .dx = dpre, .act = a->act});
         dy = dpre;
     }
+    if (wants(c, &a->residual)) give(c, &a->residual, dy);
     if (wants(c, &a->w)) {
         struct lg_linear_backward_weight_args w = {.dy = dy, .x = a->x};
         w.dw = into(c, &a->w, &add);
@@ -314,6 +301,26 @@ RULE(add_forward)
     if (wants(c, &a->a)) give(c, &a->a, dy);
 }
 
+RULE(combine)
+{
+    lg_tensor dy = gradient(c, &a->y);
+    for (int i = 0; i < a->count; i++) {
+        if (!wants(c, &a->x[i])) continue;
+        lg_tensor d = fresh(c, &a->x[i]);
+        lg_combine(c->s, &(struct lg_combine_args){.x = {dy}, .c = {a->c[i]}, .count = 1, .y = d});
+        settle(c, &a->x[i], d);
+    }
+}
+
+/* x is contiguous, y a part of a wider tensor. */
+RULE(copy_rows)
+{
+    if (!wants(c, &a->x)) return;
+    lg_tensor d = fresh(c, &a->x);
+    lg_copy_rows(c->s, &(struct lg_copy_rows_args){.x = gradient(c, &a->y), .y = d});
+    settle(c, &a->x, d);
+}
+
 RULE(norm_modulate_forward)
 {
     struct lg_norm_modulate_backward_args b = {
@@ -344,7 +351,7 @@ RULE(gate_residual_forward)
 
 RULE(attention_forward)
 {
-    LG_ASSERT(!a->bias.rank); /* of scores: its backward knows none */
+    LG_ASSERT(!a->bias.rank && !a->causal); /* its backward knows neither */
     struct lg_attention_backward_args b = {.dout = gradient(c, &a->o),
                                            .o = a->o,
                                            .q = a->q,

@@ -24,9 +24,6 @@ struct lg_gradient {
 struct lg_gradients {
     const struct lg_gradient *given, *wanted;
     int n_given, n_wanted;
-    const lg_tensor
-        *frozen; /* parts of wanted values that get none after all, each whole as nodes read it */
-    int n_frozen;
     /* Parts of wanted values that no node reads, though nodes read others of the value (a rank's part of a weight):
      * their gradients are zeros, with the first that is written there. */
     const lg_tensor *unread;

@@ -144,15 +144,39 @@ static float softmax_row(float *row, const float *bias, float scale, int64_t n, 
     return vf_sum(sum);
 }
 
-/* softmax without the division of `rows` queries; sum[i] what to divide by, lse (rows) or NULL. */
-static void softmax(float *scores, const float *bias, int64_t bias_row, float scale, int64_t n,
-                    int64_t rows, float sum[ROWS], float *lse)
+/* Scores of `rows` queries among n keys; bias may be NULL. seen: of how many keys the first query sees the scores, each
+ * further one those of one key more (causal attention); n: all see all. */
+struct scores {
+    float *at;
+    const float *bias;
+    int64_t bias_row, n, rows, seen;
+    float scale;
+};
+
+/* As below, of the first `seen` keys; the others get 0. */
+static float softmax_seen(const struct scores *s, int64_t i, float *ret_max)
 {
+    const int64_t seen = LG_MIN(s->n, s->seen + i);
+    float *row = s->at + i * padded(s->n);
+    const float sum = softmax_row(row, s->bias ? s->bias + i * s->bias_row : NULL, s->scale, seen,
+                                  padding_of(seen), ret_max);
+    memset(row + padded(seen), 0, (size_t)(padded(s->n) - padded(seen)) * sizeof *row);
+    return sum;
+}
+
+/* softmax without the division; sum[i] what to divide by, lse (rows) or NULL. */
+static void softmax(const struct scores *s, float sum[ROWS], float *lse)
+{
+    const int64_t n = s->n, rows = s->rows;
     const vf padding = padding_of(n);
     float max[ROWS];
-    for (int64_t i = 0; i < rows; i++)
-        sum[i] = softmax_row(scores + i * padded(n), bias ? bias + i * bias_row : NULL, scale, n,
-                             padding, &max[i]);
+    for (int64_t i = 0; i < rows; i++) {
+        if (s->seen < n)
+            sum[i] = softmax_seen(s, i, &max[i]);
+        else
+            sum[i] = softmax_row(s->at + i * padded(n), s->bias ? s->bias + i * s->bias_row : NULL,
+                                 s->scale, n, padding, &max[i]);
+    }
     if (!lse) return;
     LG_VLOOP(i, r, rows,
              { vf_store_n(lse + i, vf_load_n(max + i, r) + vf_log(vf_load_n(sum + i, r)), r); });
@@ -180,8 +204,14 @@ static void forward_head(const struct lg_attention_forward_args *a, int64_t b, i
         float sum[ROWS];
         small_gemm(&(struct small_gemm){rows, wn, d, q + t * q_stride, q_stride, 1, f.k, wn,
                                         f.scores, wn, false});
-        softmax(f.scores, bias ? bias + t * Tk : NULL, Tk, (float)a->scale, n, rows, sum,
-                lse ? lse + t : NULL);
+        softmax(&(struct scores){.at = f.scores,
+                                 .bias = bias ? bias + t * Tk : NULL,
+                                 .bias_row = Tk,
+                                 .n = n,
+                                 .rows = rows,
+                                 .seen = a->causal ? t + 1 : n,
+                                 .scale = (float)a->scale},
+                sum, lse ? lse + t : NULL);
         small_gemm(&(struct small_gemm){rows, wd, n, f.scores, wn, 1, f.v, wd, f.out, wd, false});
         for (int64_t i = 0; i < rows; i++) {
             const float inverse = 1.0f / sum[i];

@@ -32,6 +32,17 @@
         __VA_ARGS__;                                                                               \
         break;                                                                                     \
     }                                                                                              \
+    case LG_ACT_GELU_ERF: {                                                                        \
+        enum { A = LG_ACT_GELU_ERF };                                                              \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }                                                                                              \
+    case LG_ACT_QUICK_GELU: {                                                                      \
+        enum { A = LG_ACT_QUICK_GELU };                                                            \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }                                                                                              \
+    case LG_ACT_COUNT:                                                                             \
     case LG_ACT_NONE: {                                                                            \
         enum { A = LG_ACT_NONE };                                                                  \
         __VA_ARGS__;                                                                               \

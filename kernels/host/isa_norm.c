@@ -195,6 +195,23 @@ void LG_K(norm_residual_backward)(lg_stream *s, const struct lg_norm_residual_ba
     LG_K(gate_residual_backward)(s, &a->residual);
 }
 
+void LG_K(layer_norm_forward)(lg_stream *s, const struct lg_layer_norm_forward_args *a)
+{
+    const int64_t D = a->w.dim[0], rows = lg_host_numel(&a->x) / D;
+    const float *w = a->w.data, *b = a->b.data;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t row = 0; row < rows; row++) {
+        const float *x = (const float *)a->x.data + row * D;
+        float *y = (float *)a->y.data + row * D;
+        const float mean = row_sum(x, D) / (float)D;
+        const float rstd = (float)(1.0 / sqrt((double)row_spread(x, mean, D) / (double)D + a->eps));
+        LG_VLOOP(i, r, D, {
+            vf h = (vf_load_n(x + i, r) - mean) * rstd;
+            vf_store_n(y + i, vf_fma(h, vf_load_n(w + i, r), vf_load_n(b + i, r)), r);
+        });
+    }
+}
+
 void LG_K(rms_norm_forward)(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
     const int64_t D = a->w.dim[0], rows = lg_host_numel(&a->x) / D;
@@ -346,6 +363,14 @@ void LG_K(group_norm_forward)(lg_stream *s, const struct lg_group_norm_forward_a
             break;
         case LG_ACT_RELU:
             scale_pixels(a, n, factor, offset, LG_ACT_RELU);
+            break;
+        case LG_ACT_GELU_ERF:
+            scale_pixels(a, n, factor, offset, LG_ACT_GELU_ERF);
+            break;
+        case LG_ACT_QUICK_GELU:
+            scale_pixels(a, n, factor, offset, LG_ACT_QUICK_GELU);
+            break;
+        case LG_ACT_COUNT:
             break;
         }
     }

@@ -1,4 +1,4 @@
-/* What only the trainer runs: the diffusion process, the loss, the reduction over ranks, AdamW.
+/* What only the trainer runs: the diffusion process, the losses, the reduction over ranks, AdamW.
  *
  * AdamW and the reduction move as many bytes as they must and are bound by memory; their factors
  * are made in double and rounded once. */
@@ -66,6 +66,93 @@ void LG_K(mse_loss)(lg_stream *s, const struct lg_mse_loss_args *a)
             sum += (double)vf_sum(part);
         }
         ((float *)a->loss.data)[b] = (float)(sum / (double)size);
+    }
+}
+
+/* Of a learned variance: what an element adds to the loss, in nats, and its slope in L. In double, one exp an element;
+ * the first timestep, one sample in a thousand, takes two tanh. */
+struct vb {
+    double loss, slope;
+};
+
+/* terms as in ops.def; deviation: d (e' - e). */
+static struct vb vb_between(const float *terms, double L, double deviation)
+{
+    const double l = (double)terms[0], ratio = exp(l - L);
+    const double square = deviation * deviation * ratio * exp(-l);
+    return (struct vb){0.5 * (L - l - 1.0 + ratio + square), 0.5 * (1.0 - ratio - square)};
+}
+
+static double normal_cdf(double x, double *ret_slope)
+{
+    const double root = 0.79788456080286535588, t = tanh(root * (x + 0.044715 * x * x * x));
+    *ret_slope = 0.5 * (1.0 - t * t) * root * (1.0 + 3 * 0.044715 * x * x);
+    return 0.5 * (1.0 + t);
+}
+
+static struct vb vb_first(double x0, double L, double deviation)
+{
+    const double half = 1.0 / 255, open = 0.999, least = 1e-12, scale = exp(-0.5 * L);
+    const double from = scale * (deviation - half), to = scale * (deviation + half);
+    double slope_from, slope_to, below = normal_cdf(from, &slope_from);
+    double above = normal_cdf(to, &slope_to);
+    if (x0 < -open) below = slope_from = 0;
+    if (x0 > open) above = 1, slope_to = 0;
+    const double p = above - below;
+    if (p <= least) return (struct vb){-log(least), 0}; /* NaN stays */
+    return (struct vb){-log(p), (slope_to * to - slope_from * from) / (2 * p)};
+}
+
+static void noise_loss(const struct lg_learned_range_loss_args *a, int64_t b, int64_t size,
+                       float *dpred)
+{
+    const float *pred = (const float *)a->pred.data + 2 * b * size;
+    const float *target = (const float *)a->target.data + b * size;
+    const double weight = (double)((const float *)a->weight.data)[2 * b];
+    double sum = 0;
+    for (int64_t i = 0; i < size && weight != 0; i++) {
+        const double error = (double)pred[i] - (double)target[i];
+        sum += error * error;
+        if (dpred) dpred[i] = (float)(weight * 2 * error / (double)size);
+    }
+    if (dpred && weight == 0) memset(dpred, 0, (size_t)size * sizeof *dpred);
+    ((float *)a->loss.data)[2 * b] = (float)(sum / (double)size);
+}
+
+/* Before noise_loss: dpred may lie on pred. */
+static void variance_loss(const struct lg_learned_range_loss_args *a, int64_t b, int64_t size,
+                          float *dv)
+{
+    const float *pred = (const float *)a->pred.data + 2 * b * size, *v = pred + size;
+    const float *target = (const float *)a->target.data + b * size;
+    const float *x_t = (const float *)a->x_t.data + b * size;
+    const float *terms = (const float *)a->terms.data + 6 * b;
+    const double weight = (double)((const float *)a->weight.data)[2 * b + 1],
+                 ln2 = 0.6931471805599453;
+    const double half = 0.5 * ((double)terms[1] - (double)terms[0]);
+    double sum = 0;
+    for (int64_t i = 0; i < size && weight != 0; i++) {
+        const double deviation = (double)terms[2] * ((double)pred[i] - (double)target[i]);
+        const double L = (double)terms[0] + half * ((double)v[i] + 1.0);
+        const double x0 = (double)terms[3] * (double)x_t[i] + (double)terms[4] * (double)target[i];
+        const struct vb vb =
+            terms[5] > 0 ? vb_first(x0, L, deviation) : vb_between(terms, L, deviation);
+        sum += vb.loss;
+        if (dv) dv[i] = (float)(weight * half * vb.slope / (ln2 * (double)size));
+    }
+    if (dv && weight == 0) memset(dv, 0, (size_t)size * sizeof *dv);
+    ((float *)a->loss.data)[2 * b + 1] = (float)(sum / (ln2 * (double)size));
+}
+
+void LG_K(learned_range_loss)(lg_stream *s, const struct lg_learned_range_loss_args *a)
+{
+    const int64_t B = a->target.dim[0], size = lg_host_numel(&a->target) / B;
+    const bool backward = a->dpred.rank && a->dpred.data;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t b = 0; b < B; b++) {
+        float *dpred = backward ? (float *)a->dpred.data + 2 * b * size : NULL;
+        variance_loss(a, b, size, dpred ? dpred + size : NULL);
+        noise_loss(a, b, size, dpred);
     }
 }
 

@@ -288,9 +288,9 @@ static struct entry *product_entry(struct lg_onednn *o, int64_t m, int64_t n, in
 }
 
 static struct entry *forward_entry(struct lg_onednn *o, const struct lg_linear_forward_args *a,
-                                   bool bias)
+                                   bool bias, bool sum)
 {
-    return product_entry(o, a->x.dim[0], a->w.dim[0], a->x.dim[1], false, bias, false);
+    return product_entry(o, a->x.dim[0], a->w.dim[0], a->x.dim[1], false, bias, sum);
 }
 
 static struct entry *data_entry(struct lg_onednn *o, const struct lg_linear_backward_data_args *a)
@@ -331,8 +331,11 @@ void lg_onednn_linear_forward(lg_stream *s, const struct lg_linear_forward_args 
 {
     struct lg_onednn *o = lg_host(s)->onednn;
     const lg_tensor *sum = present(&a->pre) ? &a->pre : &a->y;
+    const bool adds = present(&a->residual);
+    if (adds && a->residual.data != sum->data)
+        memcpy(sum->data, a->residual.data, (size_t)lg_host_numel(sum) * sizeof(float));
     enter(o);
-    execute(o, forward_entry(o, a, present(&a->bias)), s,
+    execute(o, forward_entry(o, a, present(&a->bias), adds), s,
             &(struct operands){a->x.data, a->w.data, a->bias.data, sum->data});
     leave(o);
     if (a->act == LG_ACT_NONE) return;
@@ -388,7 +391,7 @@ size_t lg_onednn_scratch(struct lg_onednn *o, lg_op_id op, const void *args)
     switch (op) {
     case LG_OP_linear_forward: {
         const struct lg_linear_forward_args *a = args;
-        e = forward_entry(o, a, a->bias.rank > 0);
+        e = forward_entry(o, a, a->bias.rank > 0, a->residual.rank > 0);
         break;
     }
     case LG_OP_linear_backward_data:

@@ -47,6 +47,7 @@ void ref64_attention_forward(lg_stream *s, const struct lg_attention_forward_arg
     for (int64_t bht = 0; bht < z.B * z.H * z.Tq; bht++) {
         int64_t b = bht / (z.H * z.Tq), h = bht / z.Tq % z.H, t = bht % z.Tq;
         int64_t n = keys(&a->k_length, b, z.Tk);
+        if (a->causal) n = LG_MIN(n, t + 1);
         const double *q = at(&a->q, b, t, h);
         double *o = at(&a->o, b, t, h);
 #define SCORE(j)                                                                                   \

@@ -7,6 +7,9 @@
 
 #define SQRT_2_OVER_PI 0.79788456080286535588
 #define GELU_CUBIC     0.044715
+#define SQRT_1_2       0.70710678118654752440
+#define SQRT_1_2PI     0.39894228040143267794
+#define QUICK_GELU     1.702
 
 double ref64_act(lg_act act, double x)
 {
@@ -19,6 +22,12 @@ double ref64_act(lg_act act, double x)
         return 0.5 * x * (1 + tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x)));
     case LG_ACT_RELU:
         return x < 0 ? 0 : x; /* NaN stays */
+    case LG_ACT_GELU_ERF:
+        return 0.5 * x * erfc(-x * SQRT_1_2);
+    case LG_ACT_QUICK_GELU:
+        return x / (1 + exp(-QUICK_GELU * x));
+    case LG_ACT_COUNT:
+        break;
     }
     LG_ASSERT(!"a known activation");
     return 0;
@@ -41,6 +50,14 @@ double ref64_act_slope(lg_act act, double x)
     }
     case LG_ACT_RELU:
         return x > 0;
+    case LG_ACT_GELU_ERF:
+        return 0.5 * erfc(-x * SQRT_1_2) + x * SQRT_1_2PI * exp(-0.5 * x * x);
+    case LG_ACT_QUICK_GELU: {
+        double sigmoid = 1 / (1 + exp(-QUICK_GELU * x));
+        return sigmoid * (1 + QUICK_GELU * x * (1 - sigmoid));
+    }
+    case LG_ACT_COUNT:
+        break;
     }
     LG_ASSERT(!"a known activation");
     return 0;

@@ -5,10 +5,11 @@ void ref64_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
 {
     int64_t M = a->x.dim[0], K = a->x.dim[1], N = a->w.dim[0];
     const double *x = ref64_data(a->x), *w = ref64_data(a->w), *bias = ref64_data(a->bias);
+    const double *residual = ref64_data(a->residual);
     double *y = ref64_data(a->y), *pre = ref64_data(a->pre);
     for (int64_t m = 0; m < M; m++) {
         for (int64_t n = 0; n < N; n++) {
-            double sum = bias ? bias[n] : 0;
+            double sum = (bias ? bias[n] : 0) + (residual ? residual[m * N + n] : 0);
             for (int64_t k = 0; k < K; k++) sum += x[m * K + k] * w[n * K + k];
             if (pre) pre[m * N + n] = sum;
             y[m * N + n] = ref64_act(a->act, sum);

@@ -124,6 +124,20 @@ void ref64_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args 
     }
 }
 
+void ref64_layer_norm_forward(lg_stream *s, const struct lg_layer_norm_forward_args *a)
+{
+    int64_t M = a->x.dim[0], D = a->x.dim[1];
+    const double *w = ref64_data(a->w), *b = ref64_data(a->b);
+    for (int64_t m = 0; m < M; m++) {
+        const double *x = ref64_data(a->x) + m * D;
+        double *y = ref64_data(a->y) + m * D;
+        double mean = 0, var = 0;
+        for (int64_t i = 0; i < D; i++) mean += x[i] / (double)D;
+        for (int64_t i = 0; i < D; i++) var += (x[i] - mean) * (x[i] - mean) / (double)D;
+        for (int64_t i = 0; i < D; i++) y[i] = (x[i] - mean) / sqrt(var + a->eps) * w[i] + b[i];
+    }
+}
+
 void ref64_group_mean_var(lg_tensor t, int64_t groups, double *ret)
 {
     int64_t N = t.dim[0], HW = t.dim[1] * t.dim[2], C = t.dim[3];

@@ -1,12 +1,18 @@
 /* Checkpoint files; see checkpoint.h. */
 #include "stages/ckpt/checkpoint.h"
 #include "stages/io/safetensors.h"
+#include "stages/nets/adapter_file.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { KINDS = 3 };
 static const char *const kind_name[KINDS] = {"exp_avg", "exp_avg_sq", "master"};
+
+static bool is_adapter(const struct lg_contents *c)
+{
+    return c->adapter && c->adapter->rank;
+}
 
 static int declare(lg_st_writer *w, const lg_params *params)
 {
@@ -46,25 +52,41 @@ fail:
     return rc;
 }
 
-int lg_checkpoint_write(const char *dir, const struct lg_denoiser_config *net,
-                        const lg_params *params, const struct lg_snapshot *s, lg_manifest *manifest)
+/* One set of weights, in a folder of its own. */
+static int write_weights(const char *dir, const struct lg_contents *c, const float *trained)
 {
-    static const char *const files[] = {
-        "model/config.json", "model/diffusion_pytorch_model.safetensors", "ema/config.json",
-        "ema/diffusion_pytorch_model.safetensors", "optimizer.safetensors"};
+    const struct lg_denoiser_weights w = {
+        .t = c->params, .trained = trained, .frozen = c->frozen, .source = c->source};
+    LG_TRY(lg_mkdirs(dir));
+    if (is_adapter(c)) {
+        const lg_params t = lg_params_trained(c->params);
+        LG_TRY(lg_adapter_save(c->adapter, c->base, &t, dir, trained));
+    } else {
+        LG_TRY(lg_denoiser_save(c->net, dir, &w));
+    }
+    LG_TRY(lg_fsync_dir(dir));
+    return 0;
+}
+
+int lg_checkpoint_write(const char *dir, const struct lg_contents *c, lg_manifest *manifest)
+{
+    static const char *const whole[] = {
+        "model/config.json",     "model/diffusion_pytorch_model.safetensors",
+        "ema/config.json",       "ema/diffusion_pytorch_model.safetensors",
+        "optimizer.safetensors", NULL};
+    static const char *const adapter[] = {
+        "adapter/" LG_ADAPTER_CONFIG, "adapter/" LG_ADAPTER_WEIGHTS, "ema/" LG_ADAPTER_CONFIG,
+        "ema/" LG_ADAPTER_WEIGHTS,    "optimizer.safetensors",       NULL};
+    const lg_params trained = lg_params_trained(c->params);
     char path[LG_PATH_BYTES];
-    LG_TRY(lg_path(path, "%s/model", dir));
-    LG_TRY(lg_mkdirs(path));
-    LG_TRY(lg_denoiser_save(net, path, s->w));
-    LG_TRY(lg_fsync_dir(path));
+    LG_TRY(lg_path(path, "%s/%s", dir, is_adapter(c) ? "adapter" : "model"));
+    LG_TRY(write_weights(path, c, c->state.w));
     LG_TRY(lg_path(path, "%s/ema", dir));
-    LG_TRY(lg_mkdirs(path));
-    LG_TRY(lg_denoiser_save(net, path, s->ema));
-    LG_TRY(lg_fsync_dir(path));
+    LG_TRY(write_weights(path, c, c->state.ema));
     LG_TRY(lg_path(path, "%s/optimizer.safetensors", dir));
-    LG_TRY(write_optimizer(path, params, s));
-    for (size_t i = 0; i < LG_ARRAY_LEN(files); i++)
-        LG_TRY(lg_manifest_add(manifest, dir, files[i]));
+    LG_TRY(write_optimizer(path, &trained, &c->state));
+    for (const char *const *f = is_adapter(c) ? adapter : whole; *f; f++)
+        LG_TRY(lg_manifest_add(manifest, dir, *f));
     return 0;
 }
 

@@ -38,9 +38,10 @@ struct ckpt {
     size_t pinned;       /* bytes of the staging region that are pinned so far */
     int64_t retry_at_ns; /* 0: no failed attempt */
     int retry_s;
-    bool untidy;        /* old checkpoints wait to be removed */
-    int64_t tidy_at_ns; /* next try */
-    lg_manifest newest; /* that this process has published */
+    bool untidy;                /* old checkpoints wait to be removed */
+    int64_t tidy_at_ns;         /* next try */
+    char source[LG_PATH_BYTES]; /* config.json of the transformer that the run began with, or "" */
+    lg_manifest newest;         /* that this process has published */
 };
 
 static size_t staging_bytes(size_t params)
@@ -59,13 +60,12 @@ static int ckpt_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_byte
                       int *ret_n)
 {
     struct lg_denoiser_config net;
-    lg_params params;
+    lg_params all;
     LG_ASSERT(cap >= 1);
-    LG_TRY(lg_net_config_of(c, p, &net));
-    LG_TRY(lg_denoiser_params(&net, &params));
+    LG_TRY(lg_net_table_of(c, p, &net, &all));
     snprintf(rows[0].name, sizeof rows[0].name, "ckpt/0/staging");
-    rows[0].bytes = staging_bytes(params.count);
-    lg_params_free(&params);
+    rows[0].bytes = staging_bytes(all.trained_count);
+    lg_params_free(&all);
     *ret_n = 1;
     LG_TRY(lg_state_processes(c, p->shards, rows, cap, ret_n));
     return 0;
@@ -76,6 +76,8 @@ static int ckpt_open(lg_stage *st)
     struct ckpt *c = calloc(1, sizeof *c);
     LG_ASSERT(c);
     st->state = c;
+    if (st->config->model_from[0])
+        LG_TRY(lg_path(c->source, "%s/config.json", st->config->model_from));
     LG_TRY(lg_state_devices(st, c->device));
     LG_TRY(lg_trainer_state_open(st, c->device, &c->trainer));
     for (int r = 0; r < c->trainer->shards; r++) {
@@ -246,16 +248,47 @@ static void tidy(lg_stage *st, struct ckpt *c)
     if (rc == 0) c->untidy = false;
 }
 
+/* What is not trained goes into the files of a whole model. */
+static int read_frozen(lg_stage *st, const struct ckpt *c, float **ret)
+{
+    const lg_params *all = &c->trainer->all;
+    const size_t count = all->count - all->trained_count;
+    *ret = NULL;
+    if (!count || c->trainer->training.adapter.rank) return 0;
+    float *frozen = malloc(count * sizeof *frozen);
+    if (!frozen) return LG_FAIL(LG_ERR_NOSPACE, "no memory for %zu weights", count);
+    int rc = lg_frozen_read(st, c->trainer, 0, count, frozen);
+    if (rc == 0)
+        *ret = frozen;
+    else
+        free(frozen);
+    return rc;
+}
+
+static int publish(lg_stage *st, const struct ckpt *c, lg_manifest *m, char dir[LG_PATH_BYTES])
+{
+    const lg_trainer_state *t = c->trainer;
+    float *frozen;
+    LG_TRY(read_frozen(st, c, &frozen));
+    struct lg_publishing p = {.run_dir = st->run_dir,
+                              .contents = {.net = &t->net,
+                                           .params = &t->all,
+                                           .adapter = &t->training.adapter,
+                                           .base = lg_config_begins_with(st->config),
+                                           .source = c->source[0] ? c->source : NULL,
+                                           .frozen = frozen,
+                                           .state = snapshot_of(c)}};
+    int rc = lg_checkpoint_publish(&p, m, dir);
+    free(frozen);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
 static int write_state(lg_stage *st, struct ckpt *c, uint64_t state)
 {
     char dir[LG_PATH_BYTES];
     int64_t start = lg_now_ns();
-    struct lg_publishing p = {.run_dir = st->run_dir,
-                              .net = &c->trainer->net,
-                              .params = &c->trainer->params,
-                              .state = snapshot_of(c)};
     lg_manifest *m = manifest_of(st, c);
-    int rc = lg_checkpoint_publish(&p, m, dir);
+    int rc = publish(st, c, m, dir);
     if (rc == 0) c->newest = *m;
     free(m);
     LG_TRY(rc);

@@ -89,7 +89,7 @@ static int publish(const struct lg_publishing *p, const struct names *n, lg_mani
     LG_TRY(lg_mkdirs(n->parent));
     LG_TRY(lg_remove_tree(n->tmp));
     LG_TRY(lg_mkdirs(n->tmp));
-    LG_TRY(lg_checkpoint_write(n->tmp, p->net, p->params, &p->state, m));
+    LG_TRY(lg_checkpoint_write(n->tmp, &p->contents, m));
     LG_TRY(sync_records(p->run_dir));
     if (is_there(n->final, m)) {
         LG_TRY(lg_remove_tree(n->tmp));

@@ -14,9 +14,7 @@
 
 struct lg_publishing {
     const char *run_dir;
-    const struct lg_denoiser_config *net;
-    const lg_params *params;
-    struct lg_snapshot state;
+    struct lg_contents contents;
 };
 
 /* m: everything but the files, which are added. ret_dir gets the directory's path. */

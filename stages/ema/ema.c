@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "kernels/ops.h"
 #include "stages/ckpt/checkpoint.h"
+#include "stages/nets/adapter_file.h"
 #include "stages/roles.h"
 #include "stages/trainer/state.h"
 #include <inttypes.h>
@@ -25,10 +26,10 @@ static int ema_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
                      int *ret_n)
 {
     struct lg_denoiser_config net;
-    lg_params params;
+    lg_params all;
     int n = 0;
-    LG_TRY(lg_net_config_of(c, p, &net));
-    LG_TRY(lg_denoiser_params(&net, &params));
+    LG_TRY(lg_net_table_of(c, p, &net, &all));
+    const lg_params params = lg_params_trained(&all);
     for (int r = 0; r < p->shards; r++)
         for (int side = 0; side < 2 && n < cap; side++) {
             size_t count = lg_shard_count(&params, r, p->shards);
@@ -36,7 +37,7 @@ static int ema_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
             lg_state_device_name(c, r, rows[n].device);
             rows[n++].bytes = LG_MAX(count, (size_t)1) * sizeof(float);
         }
-    lg_params_free(&params);
+    lg_params_free(&all);
     LG_TRY(lg_state_processes(c, p->shards, rows, cap, &n));
     *ret_n = n;
     return 0;
@@ -83,7 +84,10 @@ static int init(lg_stage *st, struct ema *e, uint64_t state)
         LG_TRY(lg_path(ema_dir, "%s/ema", dir));
         all = calloc(e->trainer->params.count, sizeof *all);
         LG_ASSERT(all);
-        int rc = lg_denoiser_load(&e->trainer->net, ema_dir, all);
+        const lg_trainer_state *t = e->trainer;
+        int rc = t->training.adapter.rank
+                     ? lg_adapter_load(&t->params, ema_dir, all)
+                     : lg_denoiser_load_range(&t->net, &t->all, ema_dir, all, 0, t->params.count);
         if (rc < 0) {
             free(all);
             return rc;

@@ -154,7 +154,7 @@ void lg_vae_batches_decode(lg_vae_batches *b, const float *latent, int64_t n, fl
 struct lg_text_batches {
     lg_device *device;
     lg_stream *stream;
-    lg_t5 *net;
+    lg_text_encoder *net;
     void *weights;
     int64_t batch, length;
     lg_tensor ids, lengths; // (B, L), (B)
@@ -167,13 +167,13 @@ static int text_weights(lg_text_batches *b, const struct lg_text_batches_spec *s
     lg_params t = {0};
     float *w = NULL;
     int rc;
-    LG_TRY_GOTO(rc, lg_t5_params(&spec->config, 0, 1, &t), out);
+    LG_TRY_GOTO(rc, lg_text_encoder_params(&spec->config, 0, 1, &t), out);
     w = malloc(t.count * sizeof *w);
     if (!w) {
         rc = LG_FAIL(LG_ERR_NOSPACE, "no memory for the %zu weights of %s", t.count, spec->dir);
         goto out;
     }
-    LG_TRY_GOTO(rc, lg_t5_load(&spec->config, spec->dir, 0, 1, w), out);
+    LG_TRY_GOTO(rc, lg_text_encoder_load(&spec->config, spec->dir, 0, 1, w), out);
     LG_TRY_GOTO(rc, lg_put_weights(b->device, b->stream, w, t.count, &b->weights), out);
 out:
     free(w);
@@ -185,12 +185,14 @@ static int text_open(lg_text_batches *b, const struct lg_text_batches_spec *spec
 {
     int64_t B = b->batch = spec->batch, L = b->length = spec->length;
     b->device = spec->device;
-    LG_TRY(lg_t5_open(b->device, &spec->config, (int)B, (int)L, 1, &b->net));
+    const struct lg_text_encoder_shape shape = {.batch = (int)B, .length = (int)L};
+    const int D = lg_text_encoder_sizes(&spec->config).width;
+    LG_TRY(lg_text_encoder_open(b->device, &spec->config, &shape, 1, &b->net));
     LG_TRY(lg_stream_open(b->device, &b->stream));
     LG_TRY(text_weights(b, spec));
     b->ids = lg_t2(NULL, LG_I32, B, L);
     b->lengths = lg_t1(NULL, LG_I32, B);
-    LG_TRY(lg_port_open(b->device, lg_t3(NULL, LG_F32, B, L, spec->config.d_model), &b->states));
+    LG_TRY(lg_port_open(b->device, lg_t3(NULL, LG_F32, B, L, D), &b->states));
     LG_TRY(lg_device_alloc(b->device, lg_tensor_bytes(&b->ids), &b->ids.data));
     LG_TRY(lg_device_alloc(b->device, lg_tensor_bytes(&b->lengths), &b->lengths.data));
     b->host_ids = malloc(lg_tensor_bytes(&b->ids));
@@ -217,7 +219,7 @@ void lg_text_batches_close(lg_text_batches **b)
 {
     if (!*b) return;
     lg_text_batches *t = *b;
-    lg_t5_close(&t->net);
+    lg_text_encoder_close(&t->net);
     if (t->stream) lg_stream_close(&t->stream);
     lg_port_close(t->device, &t->states);
     lg_device_free(t->device, &t->ids.data);
@@ -251,8 +253,10 @@ void lg_text_batches_encode(lg_text_batches *b, const int32_t *ids, int64_t n, f
         fill_batch(b, ids + first * b->length, count);
         lg_stream_upload(b->stream, b->ids.data, b->host_ids, lg_tensor_bytes(&b->ids));
         lg_stream_upload(b->stream, b->lengths.data, b->host_lengths, lg_tensor_bytes(&b->lengths));
-        lg_t5_forward(b->net, b->stream, (const void *const[]){b->weights}, b->ids, b->lengths,
-                      b->states.device);
+        lg_text_encoder_forward(b->net, b->stream, (const void *const[]){b->weights},
+                                &(struct lg_text_io){.ids = b->ids,
+                                                     .length = b->lengths,
+                                                     .out = {[LG_TEXT_STATES] = b->states.device}});
         lg_port_get(&b->states, b->stream);
         lg_stream_sync(b->stream);
         memcpy(ret_states + (size_t)first * sample, b->states.host,

@@ -3,7 +3,7 @@
  * run have the window instead. Everything on the caller's side is host memory in fp32. */
 #pragma once
 #include "stages/nets/autoencoder_kl.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/text_encoder.h"
 
 typedef struct lg_vae_batches lg_vae_batches;
 struct lg_vae_batches_spec {
@@ -26,10 +26,10 @@ typedef struct lg_text_batches lg_text_batches;
 struct lg_text_batches_spec {
     lg_device *device;
     const char *dir; /* the model's folder, Hugging Face layout */
-    struct lg_t5_config config;
+    struct lg_text_encoder_config config;
     int batch, length;
 };
 int lg_text_batches_open(const struct lg_text_batches_spec *spec, lg_text_batches **ret);
 void lg_text_batches_close(lg_text_batches **b);
-/* ids (n, L), each row at least one id that is not 0 followed by padding; states (n, L, d_model). */
+/* ids (n, L), of a T5 each row at least one id that is not 0 followed by padding; states (n, L, D). */
 void lg_text_batches_encode(lg_text_batches *b, const int32_t *ids, int64_t n, float *ret_states);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define TEXT_BYTES_MAX ((size_t)1 << 30)
+enum { LENGTH_DEFAULT = 120 }; /* of a T5 */
 enum { SIDE_MAX = 1 << 14 };
 
 /* The tensor `name` of rank `rank`, with at least one sample. */
@@ -142,13 +143,16 @@ struct ids {
     int64_t n, length;
 };
 
-static int check_ids(const struct ids *ids, const char *in, int vocab)
+/* Of a T5 a row is ids, then zeros, which its attention leaves out; to a CLIP padding is ids like others. */
+static int check_ids(const struct ids *ids, const char *in, const struct lg_text_encoder_config *c)
 {
+    const int vocab = lg_text_encoder_sizes(c).vocab;
+    const bool zeros_end = c->kind == LG_TEXT_T5;
     for (int64_t i = 0; i < ids->n; i++) {
         const int32_t *row = ids->v + i * ids->length;
         int64_t n = 0;
         while (n < ids->length && row[n]) n++;
-        if (!n)
+        if (zeros_end && !n)
             return LG_FAIL(
                 LG_ERR_MISMATCH,
                 "%s: row %lld of \"token_ids\" is padding alone; an empty caption is the "
@@ -159,7 +163,7 @@ static int check_ids(const struct ids *ids, const char *in, int vocab)
                 return LG_FAIL(LG_ERR_MISMATCH,
                                "%s: row %lld of \"token_ids\" holds id %d; the model has 0 to %d",
                                in, (long long)i, row[k], vocab - 1);
-            if (k > n && row[k])
+            if (zeros_end && k > n && row[k])
                 return LG_FAIL(LG_ERR_MISMATCH,
                                "%s: row %lld of \"token_ids\" has padding (0) before other ids", in,
                                (long long)i);
@@ -250,11 +254,11 @@ static bool is_text_file(const char *path)
 }
 
 static int encode_ids(const struct lg_encode_options *o, const struct ids *ids,
-                      const struct lg_t5_config *c, lg_st_writer *w)
+                      const struct lg_text_encoder_config *c, lg_st_writer *w)
 {
     lg_text_batches *text = NULL;
     float *states = NULL;
-    int64_t dim[3] = {ids->n, ids->length, c->d_model};
+    int64_t dim[3] = {ids->n, ids->length, lg_text_encoder_sizes(c).width};
     size_t bytes = (size_t)(ids->n * ids->length) * sizeof *ids->v;
     int rc;
     struct lg_text_batches_spec spec = {o->device, o->model, *c, o->batch, (int)ids->length};
@@ -264,7 +268,7 @@ static int encode_ids(const struct lg_encode_options *o, const struct ids *ids,
     LG_TRY_GOTO(rc, lg_st_writer_declare(w, "token_ids", LG_I32, 2, dim), out);
     LG_TRY_GOTO(rc, lg_st_writer_declare(w, "text_hidden", LG_F32, 3, dim), out);
     LG_TRY_GOTO(rc, lg_st_writer_data(w, ids->v, bytes), out);
-    rc = lg_st_writer_data(w, states, bytes * (size_t)c->d_model);
+    rc = lg_st_writer_data(w, states, bytes * (size_t)dim[2]);
 out:
     lg_text_batches_close(&text);
     free(states);
@@ -302,15 +306,18 @@ int lg_decode_pictures(const struct lg_encode_options *o, const char *in, const 
     return with_files(o, in, out, decode_latents);
 }
 
-int lg_encode_captions(const struct lg_encode_options *o, const char *in, const char *out)
+int lg_encode_captions(const struct lg_encode_options *given, const char *in, const char *out)
 {
-    struct lg_t5_config c;
+    struct lg_encode_options options = *given, *o = &options;
+    struct lg_text_encoder_config c;
     struct ids ids = {0};
     lg_st_writer *w = NULL;
     int rc;
-    LG_TRY_GOTO(rc, lg_t5_config_load(o->model, &c), out);
+    LG_TRY_GOTO(rc, lg_text_encoder_config_load(o->model, &c), out);
+    if (!o->length) o->length = lg_text_encoder_sizes(&c).length_max;
+    if (!o->length) o->length = LENGTH_DEFAULT;
     LG_TRY_GOTO(rc, is_text_file(in) ? read_captions(o, in, &ids) : read_ids(in, &ids), out);
-    LG_TRY_GOTO(rc, check_ids(&ids, in, c.vocab), out);
+    LG_TRY_GOTO(rc, check_ids(&ids, in, &c), out);
     LG_TRY_GOTO(rc, lg_st_writer_open(out, &w), out);
     LG_TRY_GOTO(rc, encode_ids(o, &ids, &c, w), out);
     LG_TRY_GOTO(rc, lg_st_writer_finish(&w, NULL), out);

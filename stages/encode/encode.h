@@ -4,9 +4,9 @@
 
 struct lg_encode_options {
     lg_device *device;
-    const char *model;  /* folder */
-    int batch, slice;   /* samples at once, of them in flight in the autoencoder; slice 0: chosen */
-    int length;         /* token ids of a caption in a text file */
+    const char *model; /* folder */
+    int batch, slice;  /* samples at once, of them in flight in the autoencoder; slice 0: chosen */
+    int length; /* token ids of a caption in a text file; 0: the longest that a CLIP takes, of a T5 120 */
     const char *spiece; /* sentencepiece model, NULL: the model's own */
 };
 /* in: safetensors with pixels (N, 3, H, W) u8. out: latent_mean and latent_logvar (N, C, h, w). */

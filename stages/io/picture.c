@@ -37,8 +37,8 @@ int lg_picture_reserve(lg_picture *pic, int64_t width, int64_t height)
                            (long long)width, (long long)height);
         pic->capacity = bytes;
     }
-    pic->width = (int)width;
-    pic->height = (int)height;
+    pic->width = pic->stored_width = (int)width;
+    pic->height = pic->stored_height = (int)height;
     return 0;
 }
 
@@ -128,6 +128,8 @@ static int jpeg_rows(struct jpeg_work *w, const void *data, size_t bytes, int si
     LG_TRY(lg_picture_check_bounds(d->image_width, d->image_height));
     jpeg_start_decompress(d);
     LG_TRY(lg_picture_reserve(pic, d->output_width, d->output_height));
+    pic->stored_width = (int)d->image_width;
+    pic->stored_height = (int)d->image_height;
     if (cmyk) {
         w->row = malloc((size_t)d->output_width * 4);
         if (!w->row) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a row of a picture");

@@ -33,9 +33,10 @@ enum {
 };
 
 typedef struct lg_picture {
-    int width, height; /* pixels */
-    uint8_t *rgb;      /* (height, width, 3), owned */
-    size_t capacity;   /* bytes at rgb, kept between decodes */
+    int width, height;               /* pixels */
+    int stored_width, stored_height; /* before the JPEG decoder shrank it */
+    uint8_t *rgb;                    /* (height, width, 3), owned */
+    size_t capacity;                 /* bytes at rgb, kept between decodes */
 } lg_picture;
 
 /* The size that the file says, from its first bytes, without decoding; a file with a size may still be damaged. 0 with

@@ -116,6 +116,7 @@ typedef struct lg_sample {
     bool is_latent;                     /* no pixels: crop and flip do not apply */
     float *latent_mean, *latent_logvar; /* (C, h, w), owned */
     int latent_dim[3];
+    int stored_height, stored_width; /* of the picture in its file; 0 of a latent */
     /* private */
     lg_item stored;
     struct lg_sample_work *work;

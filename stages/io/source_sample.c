@@ -82,6 +82,8 @@ static int make_pixels(const struct lg_sample_rule *rule, lg_sample *s, uint8_t 
     LG_TRY(with_key(lg_picture_decode(s->stored.picture, s->stored.picture_bytes,
                                       side_min(rule, s, &shape), &w->picture),
                     s));
+    s->stored_height = w->picture.stored_height;
+    s->stored_width = w->picture.stored_width;
     double x = -1, y = -1;
     if (rule->random_crop) {
         x = lg_uniform_f64(draw(rule, LG_PURPOSE_CROP, s->n, 0));
@@ -190,6 +192,7 @@ int lg_source_sample(lg_source *s, const struct lg_sample_rule *rule, uint64_t n
     ret->item = place.item;
     ret->is_latent = lg_source_has_latents(s);
     ret->caption = "";
+    ret->stored_height = ret->stored_width = 0;
     int rc = lg_source_read(s, ret->item, &ret->stored);
     ret->key = ret->stored.key ? ret->stored.key : "";
     ret->key_hash = ret->stored.key_hash;

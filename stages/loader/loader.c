@@ -7,6 +7,7 @@
  * exits and is restarted. */
 #include "base/clock.h"
 #include "base/log.h"
+#include "config/tokenizer_files.h"
 #include "stages/io/source.h"
 #include "stages/io/tokenizer.h"
 #include "stages/loader/look.h"
@@ -148,13 +149,15 @@ static int agree_on_data(lg_stage *st, struct loader *l)
 static int open_tokenizer(lg_stage *st, struct loader *l)
 {
     char path[LG_PATH_BYTES];
+    struct lg_tokenizer_files files;
     uint64_t hash = 0;
-    LG_TRY(lg_path(path, "%s/spiece.model", st->config->text_model));
-    if (lg_hash_file(path, &hash, NULL) == 0 && !lg_data_same_tokenizer(st->board, hash ? hash : 1))
+    if (lg_tokenizer_files_find(st->config->text_model, LG_TOKENIZER_KINDS, &files) == 0 &&
+        lg_tokenizer_files_path(&files, path) == 0 && lg_tokenizer_files_hash(&files, &hash) == 0 &&
+        !lg_data_same_tokenizer(st->board, hash ? hash : 1))
         return lg_stage_park(st, "%.160s has changed since the run began: put the old file back",
                              path);
     lg_err_clear(); /* a file that cannot be read is told below */
-    int rc = lg_tokenizer_open(st->config->text_model, &l->tokenizer);
+    int rc = lg_tokenizer_open(path, &l->tokenizer);
     if (rc == LG_ERR_CORRUPT || rc == LG_ERR_MISMATCH || rc == LG_ERR_NOTFOUND)
         return lg_stage_park(st, "%s", lg_err_message()); /* no restart would mend the file */
     LG_TRY(rc);
@@ -248,6 +251,9 @@ static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
         memset(pixels, 0, shape.pixels_bytes);
     slot->is_void = is_void;
     slot->is_absent = l->sample.is_absent;
+    const bool known = !is_empty && l->sample.stored_height > 0;
+    slot->original_height = (uint32_t)(known ? l->sample.stored_height : l->rule.size);
+    slot->original_width = (uint32_t)(known ? l->sample.stored_width : l->rule.size);
     slot->item = l->sample.item;
     slot->key_hash = l->sample.key_hash;
     slot->label = is_empty ? st->plan.num_classes : (int32_t)l->sample.label;

@@ -38,6 +38,10 @@ int lg_denoiser_config_check(const struct lg_denoiser_config *c)
          DEPTH_MAX);
     WANT(c->mlp_ratio == 4, "mlp_ratio = %d; diffusers' models have 4 built in, set it to 4",
          c->mlp_ratio);
+    WANT(c->sample_size >= 0 && c->sample_size <= LG_MODEL_SIDE_MAX,
+         "sample_size = %d; 1 to %d are possible", c->sample_size, LG_MODEL_SIDE_MAX);
+    WANT(c->interpolation >= 0 && c->interpolation < 1e6,
+         "interpolation_scale = %g; it lies between 0 and 1e6", c->interpolation);
     WANT(c->norm_eps > 0 && c->norm_eps < 1, "norm_eps = %g; it lies between 0 and 1", c->norm_eps);
 #undef WANT
     return lg_model_of(c->kind)->check(c);
@@ -88,29 +92,80 @@ static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, in
         in.text = lg_t3(NULL, n->type, B, c->text_length, c->text_dim);
         in.text_length = lg_t1(NULL, LG_I32, B);
     }
+    if (c->size_conditions) {
+        in.size = lg_t1(NULL, n->stats, 2 * B);
+        in.ratio = lg_t1(NULL, n->stats, B);
+    }
     return in;
 }
 
+static const struct lg_training ALL = {0};
+static lg_tensor output_shape(const struct lg_denoiser_config *c, lg_tensor x)
+{
+    return lg_t4(NULL, x.dtype, x.dim[0], lg_denoiser_out_channels(c), x.dim[2], x.dim[3]);
+}
+
 /* One run of the description for its parameters and products. */
-static lg_net declared(const struct lg_denoiser_config *c)
+static lg_net declared(const struct lg_denoiser_config *c, const struct lg_adapter *adapter)
 {
     lg_net n = lg_net_declare(1);
+    n.adapter = *adapter;
     struct lg_model_input in = input_shapes(c, c->height, &n);
-    lg_model_of(c->kind)->describe(&n, c, &in, in.x);
+    lg_model_of(c->kind)->describe(&n, c, &in, output_shape(c, in.x));
     return n;
 }
 
 int lg_denoiser_params(const struct lg_denoiser_config *c, lg_params *ret)
 {
-    LG_TRY(lg_denoiser_config_check(c));
-    lg_net n = declared(c);
-    *ret = lg_net_finish(&n);
+    return lg_denoiser_table(c, &ALL, ret);
+}
+
+static int check_targets(const struct lg_adapter *a, const lg_params *t)
+{
+    for (const char *const *target = a->targets; target && *target; target++) {
+        const struct lg_adapter one = {.rank = 1, .targets = (const char *const[]){*target, NULL}};
+        bool fits = false;
+        for (int i = 0; i < t->n && !fits; i++) {
+            char module[LG_PARAM_NAME_BYTES];
+            size_t n = strlen(t->p[i].name), tail = sizeof LG_ADAPTER_UP - 1;
+            if (!lg_adapter_owns(t->p[i].name)) continue;
+            snprintf(module, sizeof module, "%.*s", (int)(n - tail), t->p[i].name);
+            fits = lg_adapter_takes(&one, module);
+        }
+        if (!fits)
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "adapter.targets: \"%s\" fits none of the model's linears; write "
+                           "\"attention\", \"linear\", or patterns of their names, as "
+                           "\"transformer_blocks.*.attn1.to_q\"",
+                           *target);
+    }
     return 0;
+}
+
+static int sort_table(const struct lg_training *how, lg_params *t)
+{
+    LG_TRY(lg_params_group(t, how->groups));
+    if (how->adapter.rank) {
+        LG_TRY(check_targets(&how->adapter, t));
+        for (int i = 0; i < t->n; i++) t->p[i].is_frozen |= !lg_adapter_owns(t->p[i].name);
+    }
+    return lg_params_split(t);
+}
+
+int lg_denoiser_table(const struct lg_denoiser_config *c, const struct lg_training *how,
+                      lg_params *ret)
+{
+    LG_TRY(lg_denoiser_config_check(c));
+    lg_net n = declared(c, &how->adapter);
+    *ret = lg_net_finish(&n);
+    int rc = sort_table(how, ret);
+    if (rc < 0) lg_params_free(ret);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }
 
 double lg_denoiser_flops(const struct lg_denoiser_config *c)
 {
-    lg_net n = declared(c);
+    lg_net n = declared(c, &ALL.adapter);
     double flops = n.flops;
     lg_params t = lg_net_finish(&n);
     lg_params_free(&t);
@@ -132,6 +187,8 @@ static void bind_inputs(lg_graph *g, struct lg_model_input *in)
         [BOUND_LABEL] = {"label", &in->label},
         [BOUND_TEXT] = {"text", &in->text},
         [BOUND_TEXT_LENGTH] = {"text length", &in->text_length},
+        [BOUND_SIZE] = {"size", &in->size},
+        [BOUND_RATIO] = {"ratio", &in->ratio},
         [BOUND_POSITIONS] = {"positions", &in->positions},
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(bound); i++) {
@@ -147,41 +204,21 @@ static lg_tensor bind_gradient(lg_graph *g, const struct lg_param_unit *unit, lg
     return lg_graph_bind_sum(g, name, lg_t1(NULL, type, (int64_t)unit->count));
 }
 
-/* The parameters that are not trained, in their units' weights. */
-static lg_tensor *find_frozen(const lg_params *t, const lg_net *n, int *ret_n)
-{
-    lg_tensor *frozen = calloc((size_t)LG_MAX(t->n, 1), sizeof *frozen);
-    LG_ASSERT(frozen);
-    for (int u = 0; u < t->n_units; u++) {
-        const struct lg_param_unit *unit = &t->unit[u];
-        for (const struct lg_param *p = t->p; p < t->p + t->n; p++)
-            if (t->group[p->group].is_frozen && p->offset - unit->first < unit->count)
-                frozen[(*ret_n)++] = lg_at(n->weights[u], (int64_t)(p->offset - unit->first),
-                                           lg_t1(NULL, n->type, (int64_t)p->count));
-    }
-    return frozen;
-}
-
 static void add_backward(lg_denoiser *net, const lg_net *n, lg_tensor out, lg_tensor dout)
 {
-    const int units = net->params.n_units;
+    const int units = net->params.trained_units;
     const lg_dtype type = lg_denoiser_grad_type(net->device);
     struct lg_gradient given = {out, dout}, *wanted = calloc((size_t)units, sizeof *wanted);
     LG_ASSERT(wanted);
     for (int u = 0; u < units; u++)
         wanted[u] =
             (struct lg_gradient){n->weights[u], bind_gradient(n->g, &net->params.unit[u], type)};
-    int n_frozen = 0;
-    lg_tensor *frozen = find_frozen(&net->params, n, &n_frozen);
     lg_graph_grad(n->g, &(struct lg_gradients){.given = &given,
                                                .n_given = 1,
                                                .wanted = wanted,
                                                .n_wanted = units,
-                                               .frozen = frozen,
-                                               .n_frozen = n_frozen,
                                                .unread = n->unread,
                                                .n_unread = n->n_unread});
-    free(frozen);
     free(wanted);
 }
 
@@ -192,10 +229,12 @@ static lg_net record(lg_denoiser *net)
     const struct lg_denoiser_config *c = &net->config;
     struct lg_model_input in = input_shapes(c, net->band.height, &n);
     n.sequence = net->mode.sequence;
+    n.adapter = net->mode.training.adapter;
     if (lg_sequence_is_split(&n.sequence))
         n.tokens = lg_cut_evenly(1, c->height / c->patch, c->width / c->patch, n.sequence.degree);
     bind_inputs(n.g, &in);
-    lg_tensor out = lg_graph_bind(n.g, "out", in.x), dout = lg_graph_bind(n.g, "d out", in.x);
+    const lg_tensor shape = output_shape(c, in.x);
+    lg_tensor out = lg_graph_bind(n.g, "out", shape), dout = lg_graph_bind(n.g, "d out", shape);
     lg_net_bind(&n);
     net->model->describe(&n, c, &in, out);
     if (net->mode.train) add_backward(net, &n, out, dout);
@@ -338,8 +377,7 @@ int lg_denoiser_compile(lg_device *d, const struct lg_denoiser_config *c,
     *net = (lg_denoiser){
         .config = *c, .model = lg_model_of(c->kind), .device = d, .mode = *mode, .band = band};
     int rc;
-    LG_TRY_GOTO(rc, lg_denoiser_params(c, &net->params), fail);
-    LG_TRY_GOTO(rc, lg_params_group(&net->params, mode->groups), fail);
+    LG_TRY_GOTO(rc, lg_denoiser_table(c, &mode->training, &net->params), fail);
     net->bound = calloc((size_t)(BOUND_WEIGHTS + 2 * net->params.n_units), sizeof *net->bound);
     LG_ASSERT(net->bound);
     LG_TRY_GOTO(rc, compile_mode(net), fail);
@@ -396,12 +434,13 @@ static int upload_positions(lg_denoiser *net)
     lg_stream *s = NULL;
     float *host = malloc((size_t)(tokens(c, c->height) * c->hidden) * sizeof *host);
     LG_ASSERT(host);
-    lg_net_positions(
-        &(struct lg_net_grid){.rows = c->height / c->patch,
-                              .columns = c->width / c->patch,
-                              .base = (c->sample_size ? c->sample_size : c->height) / c->patch,
-                              .scale = net->model->scale(c)},
-        c->hidden, host);
+    const int side = c->sample_size ? c->sample_size : c->height;
+    const struct lg_grid grid = {.rows = c->height / c->patch,
+                                 .columns = c->width / c->patch,
+                                 .base = side / c->patch,
+                                 .scale = c->interpolation > 0 ? c->interpolation
+                                                               : net->model->scale(side)};
+    lg_net_positions(&grid, c->hidden, host);
     int rc;
     LG_TRY_GOTO(rc, lg_device_alloc(net->device, bytes, &staged), out);
     LG_TRY_GOTO(rc, lg_stream_open(net->device, &s), out);

@@ -11,13 +11,14 @@
 #include "kernels/device.h"
 #include "kernels/graph/exchange.h"
 #include "kernels/ops.h"
+#include "stages/nets/adapter.h"
 #include "stages/nets/params.h"
 #include "stages/nets/sequence.h"
 #include <stdio.h>
 
 struct lg_denoiser_config {
     lg_denoiser_kind kind;
-    int channels; /* of the latent; out = in */
+    int channels; /* of the latent */
     int height;   /* of the latent */
     int width;    /* of the latent */
     int patch;    /* patch size p: tokens T = (height / p) (width / p) */
@@ -29,28 +30,63 @@ struct lg_denoiser_config {
     int text_length; /* PixArt: L */
     int text_dim;    /* PixArt: width of the text encoder's states */
     double norm_eps; /* 1e-6 */
+    bool
+        learned_variance; /* behind the latent's channels of the output come as many of a variance */
     /* Side of the latent over whose patches both axes of the positions are spread (diffusers' sample_size), whatever height
      * and width are, so that a model sees other shapes as it sees its own; 0: height. */
     int sample_size;
+    double
+        interpolation; /* positions are divided by it; 0: the model's max(sample_size / 64, 1) or 1 */
+    bool
+        size_conditions; /* PixArt-alpha 1024: the picture's original size and its ratio are conditions */
+    bool no_attention_bias; /* q, k, v have none */
 };
+static inline int lg_denoiser_out_channels(const struct lg_denoiser_config *c)
+{
+    return c->channels * (c->learned_variance ? 2 : 1);
+}
 
 /* Says which field is impossible and why (hidden % heads, height % patch ...). */
 int lg_denoiser_config_check(const struct lg_denoiser_config *c);
-/* Reads/writes diffusers' config.json. */
+/* Reads/writes diffusers' config.json, also those of the old class Transformer2DModel. Absent keys have the class's
+ * defaults; whether size_conditions are there is asked of the weights beside it, if any are. height and width: sample_size,
+ * or what a model trained here at another size says in keys of its own. */
 int lg_denoiser_config_load(const char *path, struct lg_denoiser_config *ret);
-int lg_denoiser_config_save(const struct lg_denoiser_config *c, const char *path);
-/* The parameter table, in a fixed order. Free with lg_params_free. */
+/* With those keys of `source`, another config.json of diffusers, that are none of ours. NULL: none. */
+int lg_denoiser_config_save(const struct lg_denoiser_config *c, const char *source,
+                            const char *path);
+/* The parameter table, in a fixed order, everything trained. Free with lg_params_free. */
 int lg_denoiser_params(const struct lg_denoiser_config *c, lg_params *ret);
+
+/* What of a net is trained, and how; points into what the caller keeps. */
+struct lg_training {
+    const char *const *groups; /* lg_params_group; NULL: all alike */
+    struct lg_adapter adapter; /* with one nothing else is trained */
+};
+/* The table of a net that is trained so: what is trained, then what is frozen (lg_params_split). LG_ERR_CONFIG: what groups
+ * or adapter name is not there. */
+int lg_denoiser_table(const struct lg_denoiser_config *c, const struct lg_training *t,
+                      lg_params *ret);
 /* Floating-point operations of one forward per sample (multiply-adds count two). */
 double lg_denoiser_flops(const struct lg_denoiser_config *c);
 
 /* Loading and saving in diffusers layout: DIR/config.json +
  * DIR/diffusion_pytorch_model.safetensors. The DiT's single timestep/label embedder is saved under
- * every block's name, and unequal ones are refused at load. weights: host fp32, the whole flat
- * buffer. Save writes into an existing directory, with fsync of each file; it is the caller who
+ * every block's name, and unequal ones are refused at load. Read are also sharded weights and the variant .fp16.
+ * (weights.h), of f32, f16 or bf16. weights: host fp32, the whole flat buffer. source: as above. Save writes into an existing directory, with fsync of each file; it is the caller who
  * publishes the directory. */
 int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights);
-int lg_denoiser_save(const struct lg_denoiser_config *c, const char *dir, const float *weights);
+/* Elements [first, first + count) of another of its tables, or of a part of one. */
+int lg_denoiser_load_range(const struct lg_denoiser_config *c, const lg_params *t, const char *dir,
+                           float *ret, size_t first, size_t count);
+/* trained, frozen: the two parts of table t; frozen may be NULL where there is none. */
+struct lg_denoiser_weights {
+    const lg_params *t;
+    const float *trained, *frozen;
+    const char *source; /* as above */
+};
+int lg_denoiser_save(const struct lg_denoiser_config *c, const char *dir,
+                     const struct lg_denoiser_weights *w);
 
 typedef struct lg_denoiser lg_denoiser;
 
@@ -59,14 +95,14 @@ struct lg_denoiser_mode {
     bool train;                   /* with a backward */
     const char *const *recompute; /* config/recompute.h; NULL: nothing is */
     bool offload;                 /* kernels/graph/offload.h */
-    const char *const *groups;    /* lg_params_group; NULL: everything is trained alike */
-    struct lg_sequence sequence;  /* a rank of several: see lg_band */
+    struct lg_training training;
+    struct lg_sequence sequence; /* a rank of several: see lg_band */
 };
 
 /* A rank's band of the latent, when the sequence is split: x, out and d out are (B, C, height, W) of rows
  * [first, first + height), by lg_send from a whole one (noise is drawn by the element's number in that). All other
  * inputs are those of the whole net, and so are weights. Means over the band times `share` are its terms of means over the
- * latent: that of the loss, and lg_mse_loss gets a sample's weight times `share`. */
+ * latent: that of the loss, and lg_mse_loss and lg_learned_range_loss get a sample's weight times `share`. */
 struct lg_band {
     int first, height;
     double share;
@@ -113,16 +149,19 @@ struct lg_denoiser_input {
     lg_tensor label; // (B) i32: DiT
     lg_tensor text;  // (B, L, E): PixArt
     lg_tensor text_length; // (B) i32, >= 1: PixArt; keys beyond it are masked
+    lg_tensor
+        size; // (B, 2) of t's type: with size_conditions, the original height and width in pixels
+    lg_tensor ratio; // (B) of t's type: with size_conditions, height / width of what is trained on
 };
-/* out (B, C, H, W). With train, keeps what the backward needs. Forward and backward give the stream
+/* out (B, C or 2C, H, W), as dout. With train, keeps what the backward needs. Forward and backward give the stream
  * the net's own scratch memory: a caller whose other operations need some sets it again. */
 void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
                          const struct lg_denoiser_input *in, lg_tensor out);
 /* Type of the flat gradients: the compute type, fp32 where that has 16 bits. */
 lg_dtype lg_denoiser_grad_type(const lg_device *d);
 /* Gradients of the last forward's parameters (flat buffer cut like the weights): overwritten, or
- * added to when accumulate; those of frozen ones (mode.groups) are not touched. Once after each forward: it uses up
- * what that kept. dout (B, C, H, W). The inputs of the forward must be unchanged. */
+ * added to when accumulate; cut like the part of the table that is trained. Once after each forward: it uses up what that
+ * kept. dout (B, C, H, W). The inputs of the forward must be unchanged. */
 void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
                           const struct lg_denoiser_input *in, lg_tensor dout, void *grads,
                           bool accumulate);
@@ -130,12 +169,12 @@ void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
 /* The same in stretches, for weights and gradients whose units come and go (ZeRO): the events of a forward, then those of
  * its backward, in the order in which they must be gone through. A unit's weights and gradient need a place, set below,
  * between its two events only, in forward and backward apart; with the second its gradient is whole. Gaps between
- * parameters, and what is frozen, are written by nobody. */
+ * parameters are written by nobody. Units are those of the table of the net's training. */
 enum lg_denoiser_event_kind {
     LG_EVENT_RUN, /* lg_denoiser_run */
     LG_EVENT_WEIGHTS,
     LG_EVENT_WEIGHTS_DONE,
-    LG_EVENT_GRADIENT, /* each unit has one, and one that is done, in the backward */
+    LG_EVENT_GRADIENT, /* each trained unit has one, and one that is done, in the backward */
     LG_EVENT_GRADIENT_DONE,
     LG_EVENT_EXCHANGE /* the caller's: below */
 };

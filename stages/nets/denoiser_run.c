@@ -16,17 +16,17 @@ static void add_uses(lg_denoiser *net, const struct lg_node_range *range, int n)
         {LG_EVENT_WEIGHTS, LG_EVENT_WEIGHTS_DONE}, {LG_EVENT_GRADIENT, LG_EVENT_GRADIENT_DONE}};
     const int units = net->params.n_units;
     for (int done = 1; done >= 0; done--)
-        for (int i = 0; i < 2 * units; i++)
+        for (int i = 0; i < units + net->params.trained_units; i++)
             if (range[i].end && (done ? range[i].end : range[i].first) == n)
                 add_event(net, (struct lg_denoiser_event){.kind = kind[i / units][done],
                                                           .unit = i % units});
 }
 
-/* Of units that are not trained at all: nothing writes them. */
+/* Of units that the loss does not depend on: nothing writes them. */
 static void add_unused_gradients(lg_denoiser *net, const struct lg_node_range *range)
 {
     const int units = net->params.n_units;
-    for (int u = 0; u < units; u++) {
+    for (int u = 0; u < net->params.trained_units; u++) {
         if (range[units + u].end) continue;
         add_event(net, (struct lg_denoiser_event){.kind = LG_EVENT_GRADIENT, .unit = u});
         add_event(net, (struct lg_denoiser_event){.kind = LG_EVENT_GRADIENT_DONE, .unit = u});
@@ -48,14 +48,14 @@ static void add_exchange(lg_denoiser *net)
 
 static bool is_boundary(const lg_denoiser *net, const struct lg_node_range *range, int n)
 {
-    for (int i = 0; i < 2 * net->params.n_units; i++)
+    for (int i = 0; i < net->params.n_units + net->params.trained_units; i++)
         if (range[i].end && (range[i].first == n || range[i].end == n)) return true;
     return false;
 }
 
 static void find_events_of(lg_denoiser *net, enum lg_program_part part, int from, int to)
 {
-    const int bound = 2 * net->params.n_units;
+    const int bound = net->params.n_units + net->params.trained_units;
     struct lg_node_range *range = calloc((size_t)bound, sizeof *range);
     LG_ASSERT(range);
     for (int i = 0; i < bound; i++)
@@ -123,9 +123,15 @@ static void check_input(const lg_denoiser *net, const struct lg_denoiser_input *
     const struct lg_denoiser_config *c = &net->config;
     const int64_t B = net->mode.batch, want[4] = {B, c->channels, net->band.height, c->width};
     const lg_dtype type = lg_device_dtype(net->device);
-    for (int i = 0; i < 4; i++) LG_ASSERT(in->x.dim[i] == want[i] && out.dim[i] == want[i]);
+    for (int i = 0; i < 4; i++)
+        LG_ASSERT(in->x.dim[i] == want[i] &&
+                  out.dim[i] == (i == 1 ? lg_denoiser_out_channels(c) : want[i]));
     LG_ASSERT(in->x.dtype == type && out.dtype == type);
     LG_ASSERT(in->t.dim[0] == B && in->t.dtype == lg_denoiser_grad_type(net->device));
+    if (c->size_conditions) {
+        LG_ASSERT(lg_numel(&in->size) == 2 * B && in->size.dtype == in->t.dtype);
+        LG_ASSERT(lg_numel(&in->ratio) == B && in->ratio.dtype == in->t.dtype);
+    }
     if (lg_denoiser_info(c->kind)->labels) LG_ASSERT(in->label.rank == 1 && in->label.dim[0] == B);
     if (!lg_denoiser_info(c->kind)->text) return;
     LG_ASSERT(in->text.rank == 3 && in->text.dim[0] == B && in->text.dtype == type);
@@ -141,6 +147,8 @@ static void begin(lg_denoiser *net, const struct lg_denoiser_input *in, lg_tenso
     net->bound[BOUND_LABEL] = in->label.data;
     net->bound[BOUND_TEXT] = in->text.data;
     net->bound[BOUND_TEXT_LENGTH] = in->text_length.data;
+    net->bound[BOUND_SIZE] = in->size.data;
+    net->bound[BOUND_RATIO] = in->ratio.data;
     net->bound[BOUND_POSITIONS] = net->positions;
 }
 
@@ -170,7 +178,7 @@ void lg_denoiser_set_weights(lg_denoiser *net, int unit, const void *weights)
 
 void lg_denoiser_set_gradient(lg_denoiser *net, int unit, void *gradient)
 {
-    LG_ASSERT(unit >= 0 && unit < net->params.n_units);
+    LG_ASSERT(unit >= 0 && unit < net->params.trained_units);
     net->bound[BOUND_WEIGHTS + net->params.n_units + unit] = gradient;
 }
 
@@ -237,7 +245,8 @@ void lg_denoiser_backward(lg_denoiser *net, lg_stream *s, const void *weights,
     lg_denoiser_begin_backward(net, in, dout, accumulate);
     for (int u = 0; u < net->params.n_units; u++) {
         lg_denoiser_set_weights(net, u, of_unit(net, weights, u, lg_device_dtype(net->device)));
-        lg_denoiser_set_gradient(net, u, of_unit(net, grads, u, type));
+        if (u < net->params.trained_units)
+            lg_denoiser_set_gradient(net, u, of_unit(net, grads, u, type));
     }
     run_nodes(net, s, lg_program_nodes(net->program, LG_PROGRAM_FORWARD),
               lg_program_nodes(net->program, LG_PROGRAM_ALL));

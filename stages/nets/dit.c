@@ -64,7 +64,7 @@ static lg_tensor block(lg_net *n, const struct lg_denoiser_config *c, lg_tensor 
 static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct lg_model_input *in,
                      lg_tensor out)
 {
-    const int64_t D = c->hidden, P = (int64_t)c->channels * c->patch * c->patch;
+    const int64_t D = c->hidden, P = (int64_t)lg_denoiser_out_channels(c) * c->patch * c->patch;
     lg_net_unit(n, "embed");
     lg_tensor x = lg_net_patches(n, in->x, c->patch, in->positions, "pos_embed.proj");
     lg_tensor t = lg_net_timestep(n, in->t, D, 1.0, EMBEDDER ".timestep_embedder");
@@ -88,9 +88,9 @@ static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct
 
 /* ---- its file ---- */
 
-static int scale(const struct lg_denoiser_config *c)
+static double scale(int sample_size)
 {
-    (void)c;
+    (void)sample_size;
     return 1;
 }
 
@@ -101,6 +101,8 @@ static int check(const struct lg_denoiser_config *c)
             LG_ERR_CONFIG,
             "model: a latent of %d x %d, but DiT is defined for squares only; use pixart",
             c->height, c->width);
+    if (c->size_conditions)
+        return LG_FAIL(LG_ERR_CONFIG, "model: DiT has no conditions of a picture's size");
     if (c->num_classes < 1)
         return LG_FAIL(LG_ERR_CONFIG, "model: num_classes = %d; DiT wants at least one",
                        c->num_classes);

@@ -1,13 +1,18 @@
-/* The descriptions (layers.h) of the text encoder and of the autoencoder. Internal to stages/nets; use t5.h and
+/* The descriptions (layers.h) of the text encoders and of the autoencoder. Internal to stages/nets; use text_encoder.h and
  * autoencoder_kl.h. */
 #pragma once
 #include "stages/nets/autoencoder_kl.h"
 #include "stages/nets/layers.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/text_encoder.h"
 
-/* ids (M) i32, rows of M / B tokens; length (B) i32; out (M, d_model). Unit k of the parameters is shard k. */
-void lg_t5_describe(lg_net *n, const struct lg_t5_config *c, int shards, lg_tensor ids,
-                    lg_tensor length, lg_tensor out);
+#define LG_T5_MODEL_TYPE   "t5"
+#define LG_CLIP_MODEL_TYPE "clip_text_model"
+/* io->ids (M) i32 of M / B tokens a caption, its states (M, D), the rest as text_encoder.h has it; what is not wanted is
+ * LG_NONE. Unit k of the parameters is shard k. While parameters are declared, everything that the model has is wanted. */
+void lg_t5_describe(lg_net *n, const struct lg_t5_config *c, int shards,
+                    const struct lg_text_io *io);
+void lg_clip_describe(lg_net *n, const struct lg_clip_config *c, int shards,
+                      const struct lg_text_io *io);
 
 /* pixels (B, C, H, W) u8 to the posterior's mean and logvar (B, latent_channels, h, w). */
 void lg_aekl_describe_encoder(lg_net *n, const struct lg_aekl_config *c, lg_tensor pixels,

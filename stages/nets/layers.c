@@ -86,11 +86,6 @@ int lg_net_compile(lg_net *n, lg_program **ret)
 
 static void enter_unit(lg_net *n, const char *name)
 {
-    if (n->g) {
-        for (n->unit = 0; strcmp(n->params->unit[n->unit].name, name);)
-            LG_ASSERT(++n->unit < n->params->n_units);
-        return;
-    }
     for (n->unit = 0; n->unit < n->n_units && strcmp(n->unit_name[n->unit], name);) n->unit++;
     if (n->unit < n->n_units) return;
     n->unit_name = realloc(n->unit_name, (size_t)(n->n_units + 1) * sizeof *n->unit_name);
@@ -102,8 +97,10 @@ void lg_net_unit(lg_net *n, const char *name_fmt, ...)
 {
     char name[32];
     FORMAT(name, name_fmt);
-    enter_unit(n, name);
-    if (n->g) lg_graph_end_block(n->g);
+    if (n->g)
+        lg_graph_end_block(n->g);
+    else
+        enter_unit(n, name);
 }
 
 void lg_net_block(lg_net *n, int i)
@@ -118,11 +115,11 @@ void lg_net_scope(lg_net *n, const char *prefix_fmt, ...)
     if (prefix_fmt) FORMAT(n->scope, prefix_fmt);
 }
 
-/* Declares a row, or finds its place: a tensor of the unit's weights with this shape. */
+/* Declares a row, or finds its place: a tensor of its unit's weights with this shape. */
 static lg_tensor param(lg_net *n, const struct lg_param *spec, bool packed, lg_tensor shape)
 {
-    LG_ASSERT(n->unit >= 0);
     if (!n->g) {
+        LG_ASSERT(n->unit >= 0);
         n->row = realloc(n->row, (size_t)(n->n_rows + 1) * sizeof *n->row);
         LG_ASSERT(n->row);
         n->row[n->n_rows++] = (struct lg_net_row){*spec, n->unit, packed};
@@ -130,8 +127,9 @@ static lg_tensor param(lg_net *n, const struct lg_param *spec, bool packed, lg_t
     }
     int i = lg_params_find(n->params, spec->name);
     LG_ASSERT(i >= 0);
-    size_t at = n->params->p[i].offset - n->params->unit[n->unit].first;
-    return lg_at(n->weights[n->unit], (int64_t)at, shape);
+    const struct lg_param *p = &n->params->p[i];
+    size_t at = p->offset - n->params->unit[p->unit].first;
+    return lg_at(n->weights[p->unit], (int64_t)at, shape);
 }
 
 static struct lg_param spec_of(const lg_net *n, struct lg_init init, lg_tensor shape,
@@ -232,13 +230,83 @@ static lg_tensor product(lg_net *n, lg_tensor x, lg_tensor w, lg_tensor bias, lg
     return y;
 }
 
+static bool takes(const lg_net *n, const char *name, const char *part)
+{
+    char module[2 * LG_PARAM_NAME_BYTES];
+    snprintf(module, sizeof module, "%s%s%s", n->scope, name, part);
+    return lg_adapter_takes(&n->adapter, module);
+}
+
+bool lg_net_is_adapted(const lg_net *n, const struct lg_layer *l, const char *name)
+{
+    if (!l->parts) return takes(n, name, "");
+    for (int i = 0; i < l->n_parts; i++)
+        if (takes(n, name, l->parts[i])) return true;
+    return false;
+}
+
+/* What an adapter makes of features [first, first + count) of `out` of one linear, y = x w^T + b so far. */
+struct adapted {
+    const char *name, *part;
+    int64_t out, first, count;
+};
+static lg_tensor adapt(lg_net *n, lg_tensor x, lg_tensor y, struct adapted l)
+{
+    if (!takes(n, l.name, l.part)) return y;
+    const int64_t K = x.dim[x.rank - 1], rank = n->adapter.rank;
+    const struct lg_init uniform = {LG_INIT_UNIFORM, 1.0 / sqrt((double)K)};
+    lg_tensor down = lg_t2(NULL, n->type, rank, K), up = lg_t2(NULL, n->type, l.out, rank);
+    struct lg_param p = spec_of(n, uniform, down, l.name, l.part, LG_ADAPTER_DOWN);
+    down = param(n, &p, false, down);
+    p = spec_of(n, LG_NET_ZERO, up, l.name, l.part, LG_ADAPTER_UP);
+    up = param(n, &p, false, up);
+    note_unread(n, up, LG_NONE, 0, l.first);
+    note_unread(n, up, LG_NONE, l.first + l.count, l.out);
+    lg_tensor h = product(n, x, down, LG_NONE, LG_ACT_NONE, "down"), sum = lg_net_value(n, "up", y);
+    const double scale = lg_adapter_scale(&n->adapter);
+    if (scale != 1) {
+        lg_tensor scaled = lg_net_value(n, "scaled", h);
+        LG_NET_RECORD(n, combine, .x = {h}, .c = {scale}, .count = 1, .y = scaled);
+        h = scaled;
+    }
+    LG_NET_RECORD(n, linear_forward, .x = lg_net_rows(h), .w = lg_slice(up, 0, l.first, l.count),
+                  .residual = lg_net_rows(y), .y = lg_net_rows(sum));
+    n->flops += 2.0 * (double)lg_numel(&sum) * (double)rank;
+    return sum;
+}
+
+/* Each part by a product of its own, then side by side. */
+static lg_tensor adapted_parts(lg_net *n, lg_tensor x, const struct lg_layer *l, lg_tensor w,
+                               lg_tensor bias, const char *name)
+{
+    const int64_t each = l->out / l->n_parts;
+    lg_tensor y = lg_net_value(n, name, with_last(x, l->out));
+    for (int i = 0; i < l->n_parts; i++) {
+        const int64_t from = i * each;
+        const struct adapted a = {name, l->parts[i], each, 0, each};
+        lg_tensor part =
+            product(n, x, lg_slice(w, 0, from, each),
+                    bias.rank ? lg_slice(bias, 0, from, each) : LG_NONE, LG_ACT_NONE, name);
+        part = adapt(n, x, part, a);
+        LG_NET_RECORD(n, copy_rows, .x = lg_net_rows(part),
+                      .y = lg_slice(lg_net_rows(y), 1, from, each));
+    }
+    return y;
+}
+
 lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *name_fmt, ...)
 {
     char name[LG_PARAM_NAME_BYTES];
-    lg_tensor w, bias;
+    lg_tensor w, bias, y;
     FORMAT(name, name_fmt);
     weights_of(n, &l, x.dim[x.rank - 1], name, &w, &bias);
-    return product(n, x, w, bias, l.act, name);
+    if (!lg_net_is_adapted(n, &l, name)) return product(n, x, w, bias, l.act, name);
+    if (l.parts)
+        y = adapted_parts(n, x, &l, w, bias, name);
+    else
+        y = adapt(n, x, product(n, x, w, bias, LG_ACT_NONE, name),
+                  (struct adapted){name, "", l.out, 0, l.out});
+    return l.act == LG_ACT_NONE ? y : lg_net_act(n, y, l.act);
 }
 
 void lg_net_linear_parts(lg_net *n, lg_tensor x, struct lg_layer l, int64_t first, int64_t count,
@@ -247,14 +315,15 @@ void lg_net_linear_parts(lg_net *n, lg_tensor x, struct lg_layer l, int64_t firs
     const int64_t each = l.out / l.n_parts;
     int64_t read = 0; /* up to here, or known to be unread */
     lg_tensor w, bias;
-    LG_ASSERT(n->g && first >= 0 && first + count <= each);
+    LG_ASSERT(n->g && first >= 0 && first + count <= each && l.act == LG_ACT_NONE);
     weights_of(n, &l, x.dim[x.rank - 1], name, &w, &bias);
     for (int i = 0; i < l.n_parts; i++) {
         const int64_t from = i * each + first;
         note_unread(n, w, bias, read, from);
         read = from + count;
         ret[i] = product(n, x, lg_slice(w, 0, from, count),
-                         bias.rank ? lg_slice(bias, 0, from, count) : LG_NONE, l.act, name);
+                         bias.rank ? lg_slice(bias, 0, from, count) : LG_NONE, LG_ACT_NONE, name);
+        ret[i] = adapt(n, x, ret[i], (struct adapted){name, l.parts[i], each, first, count});
     }
     note_unread(n, w, bias, read, l.out);
 }
@@ -316,6 +385,16 @@ lg_tensor lg_net_rms_norm(lg_net *n, lg_tensor x, lg_tensor w, double eps, lg_te
     return y;
 }
 
+lg_tensor lg_net_layer_norm(lg_net *n, lg_tensor x, double eps, lg_tensor y, const char *name)
+{
+    const lg_tensor shape = lg_t1(NULL, n->type, x.dim[1]);
+    lg_tensor w = lg_net_param(n, LG_NET_ONE, shape, "%s.weight", name);
+    lg_tensor b = lg_net_param(n, LG_NET_ZERO, shape, "%s.bias", name);
+    if (!y.rank) y = lg_net_value(n, "norm", x);
+    LG_NET_RECORD(n, layer_norm_forward, .x = x, .w = w, .b = b, .y = y, .eps = eps);
+    return y;
+}
+
 lg_tensor lg_net_heads(lg_tensor packed, int64_t heads, int64_t d, int i)
 {
     return lg_split(lg_slice(packed, 2, i * heads * d, heads * d), 2, d);
@@ -327,19 +406,26 @@ lg_tensor lg_net_attention(lg_net *n, struct lg_attention a)
     lg_tensor o = lg_net_value(n, "attention", lg_t3(NULL, n->type, B, T, H * d));
     LG_NET_RECORD(n, attention_forward, .q = a.q, .k = a.k, .v = a.v, .k_length = a.keys,
                   .bias = a.bias, .o = lg_at(o, 0, lg_t4(NULL, n->type, B, T, H, d)),
-                  .scale = a.scale == 0 ? 1.0 / sqrt((double)d) : a.scale);
+                  .scale = a.scale == 0 ? 1.0 / sqrt((double)d) : a.scale, .causal = a.causal);
     n->flops += 4.0 * (double)lg_numel(&a.q) * (double)a.k.dim[1];
     return o;
 }
 
 lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name)
 {
-    lg_tensor waves = lg_net_value(n, "waves", lg_t2(NULL, n->type, n->batch, FREQUENCIES));
+    lg_tensor waves = lg_net_value(n, "waves", lg_t2(NULL, n->type, t.dim[0], FREQUENCIES));
     LG_NET_RECORD(n, timestep_embedding_forward, .t = t, .out = waves, .freq_shift = freq_shift);
     struct lg_layer up = {.out = D, .init = LG_NET_NORMAL, .act = LG_ACT_SILU};
     lg_tensor h = lg_net_linear(n, waves, up, "%s.linear_1", name);
     return lg_net_linear(n, h, (struct lg_layer){.out = D, .init = LG_NET_NORMAL}, "%s.linear_2",
                          name);
+}
+
+void lg_net_numbers_into(lg_net *n, lg_tensor v, int64_t D, lg_tensor y, const char *name)
+{
+    lg_tensor h = lg_net_timestep(n, v, D, 0, name);
+    LG_ASSERT(y.dim[0] * y.dim[1] == v.dim[0] * D);
+    LG_NET_RECORD(n, copy_rows, .x = lg_at(h, 0, lg_t2(NULL, n->type, y.dim[0], y.dim[1])), .y = y);
 }
 
 lg_tensor lg_net_embedding(lg_net *n, lg_tensor ids, int64_t rows, int64_t D, const char *name)
@@ -374,18 +460,18 @@ void lg_net_unpatchify(lg_net *n, lg_tensor x, int patch, lg_tensor out)
 
 /* Token (i, j) gets D/2 features of its column j (yes, the column first, as diffusers' comment
  * "here w goes first" says), then D/2 of its row i: each D/4 sines, then D/4 cosines. diffusers: coordinate /
- * (grid / base_size) / interpolation_scale, base_size of the height; coordinates are fp32 there, products and
- * sines fp64. */
-void lg_net_positions(const struct lg_net_grid *g, int D, float *ret)
+ * (grid / base_size) / interpolation_scale; coordinates are fp32 there, products and sines fp64. */
+void lg_net_positions(const struct lg_grid *grid, int D, float *ret)
 {
-    const int rows = g->rows, columns = g->columns, quarter = D / 4;
-    const float base = (float)g->base, inter = (float)g->scale;
-    for (int i = 0; i < rows; i++) {
-        for (int j = 0; j < columns; j++) {
-            float at[2] = {(float)j / ((float)columns / base) / inter,
-                           (float)i / ((float)rows / base) / inter};
+    const int quarter = D / 4;
+    const float scale = (float)grid->scale;
+    const float wide = (float)((double)grid->columns / grid->base);
+    const float high = (float)((double)grid->rows / grid->base);
+    for (int i = 0; i < grid->rows; i++) {
+        for (int j = 0; j < grid->columns; j++) {
+            const float at[2] = {(float)j / wide / scale, (float)i / high / scale};
             for (int axis = 0; axis < 2; axis++) {
-                float *out = ret + ((size_t)i * (size_t)columns + (size_t)j) * (size_t)D +
+                float *out = ret + ((size_t)i * (size_t)grid->columns + (size_t)j) * (size_t)D +
                              (size_t)(axis * 2 * quarter);
                 for (int k = 0; k < quarter; k++) {
                     double a = (double)at[axis] / pow(10000.0, (double)k / quarter);

@@ -10,6 +10,7 @@
 #pragma once
 #include "kernels/graph/exchange.h"
 #include "kernels/graph/program.h"
+#include "stages/nets/adapter.h"
 #include "stages/nets/params.h"
 #include "stages/nets/sequence.h"
 
@@ -23,7 +24,8 @@ typedef struct lg_net {
     lg_dtype stats;          /* of means and log-sum-exps: at least fp32 */
     int64_t batch;
     lg_tensor *weights;          /* while recording: each unit's, bound */
-    int unit;                    /* of the parameters to come; -1: none yet */
+    int unit;                    /* while declaring: of the parameters to come; -1: none yet */
+    struct lg_adapter adapter;   /* rank 0: none */
     char scope[64];              /* in front of their names */
     struct lg_sequence sequence; /* while recording; and, where it is split: */
     struct lg_cut tokens;        /* along dimension 1 */
@@ -86,11 +88,14 @@ struct lg_layer {
     int n_parts;
     bool no_bias;
 };
-/* act(x w^T + b) over the last dimension of x; NAME.weight and NAME.bias. */
+/* act(x w^T + b) over the last dimension of x; NAME.weight and NAME.bias. Linears that the net's adapter takes have its two
+ * narrow ones beside them (adapter.h), here and below: no description knows of it. */
 lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *name_fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* While recording, of each part of such a layer the features [first, first + count) alone, by a product of its own:
+bool lg_net_is_adapted(const lg_net *n, const struct lg_layer *l, const char *name);
+
+/* While recording, of each part of such a layer without activation the features [first, first + count) alone, by a product of its own:
  * ret[i] (.., count). The others' weights are read by nobody. */
 void lg_net_linear_parts(lg_net *n, lg_tensor x, struct lg_layer l, int64_t first, int64_t count,
                          lg_tensor *ret, const char *name);
@@ -118,6 +123,9 @@ lg_tensor lg_net_residual(lg_net *n, lg_tensor x, lg_tensor y, lg_tensor gate);
 /* x / sqrt(mean of x^2 + eps) w over rows x (M, D); y: where it is written, or LG_NONE: a new value. */
 lg_tensor lg_net_rms_norm(lg_net *n, lg_tensor x, lg_tensor w, double eps, lg_tensor y);
 
+/* LayerNorm over rows x (M, D) with NAME.weight and NAME.bias; y as above. */
+lg_tensor lg_net_layer_norm(lg_net *n, lg_tensor x, double eps, lg_tensor y, const char *name);
+
 /* Part i of a packed (B, T, parts H d) as heads (B, T, H, d). */
 lg_tensor lg_net_heads(lg_tensor packed, int64_t heads, int64_t d, int i);
 struct lg_attention {
@@ -125,6 +133,7 @@ struct lg_attention {
     lg_tensor keys;    // (B) i32: how many each sample has; LG_NONE: all
     lg_tensor bias;    // (H, T, T), or LG_NONE
     double scale;      /* 0: 1 / sqrt(d) */
+    bool causal;       /* a token sees itself and those before it */
 };
 /* softmax(scale q k^T + bias) v as (B, T, H d). */
 lg_tensor lg_net_attention(lg_net *n, struct lg_attention a);
@@ -134,7 +143,7 @@ lg_tensor lg_net_attention(lg_net *n, struct lg_attention a);
 lg_tensor lg_net_self_attention(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,
                                 const char *name);
 
-/* linear_2(silu(linear_1(sinusoids of t))): (B, D). freq_shift: diffusers' downscale_freq_shift. */
+/* linear_2(silu(linear_1(sinusoids of t))) of numbers t (N): (N, D). freq_shift: diffusers' downscale_freq_shift. */
 lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name);
 /* Row ids[m] of a table (rows, D): (M, D). */
 lg_tensor lg_net_embedding(lg_net *n, lg_tensor ids, int64_t rows, int64_t D, const char *name);
@@ -144,10 +153,13 @@ lg_tensor lg_net_patches(lg_net *n, lg_tensor x, int patch, lg_tensor positions,
 /* Patches out: x (B, T, p p C) -> out (B, C, H, W). */
 void lg_net_unpatchify(lg_net *n, lg_tensor x, int patch, lg_tensor out);
 
-/* diffusers' get_2d_sincos_pos_embed: (rows columns, D) into ret. Both axes run from 0 to base (base_size), whatever
- * rows and columns are, divided by scale (interpolation_scale). */
-struct lg_net_grid {
-    int rows, columns; /* patches */
-    int base, scale;
+/* The same of several numbers a sample, v (B k): their vectors of D behind each other, into a part y (B, k D) of a value. */
+void lg_net_numbers_into(lg_net *n, lg_tensor v, int64_t D, lg_tensor y, const char *name);
+
+/* diffusers' get_2d_sincos_pos_embed: (rows columns, D) into ret. A row's coordinate goes from 0 to base / scale
+ * (base_size, interpolation_scale), whatever their number, and so does a column's. */
+struct lg_grid {
+    int rows, columns, base; /* patches */
+    double scale;
 };
-void lg_net_positions(const struct lg_net_grid *g, int D, float *ret);
+void lg_net_positions(const struct lg_grid *grid, int D, float *ret);

@@ -26,8 +26,11 @@ lg_denoiser_kind lg_model_find(const char *class)
 lg_tensor lg_model_self_attention(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x, int i)
 {
     static const char *const names[] = {".to_q", ".to_k", ".to_v"};
-    const struct lg_layer packed = {
-        .out = 3 * c->hidden, .init = LG_NET_XAVIER, .parts = names, .n_parts = 3};
+    const struct lg_layer packed = {.out = 3 * c->hidden,
+                                    .init = LG_NET_XAVIER,
+                                    .parts = names,
+                                    .n_parts = 3,
+                                    .no_bias = c->no_attention_bias};
     const struct lg_layer out = {.out = c->hidden, .init = LG_NET_XAVIER};
     char name[LG_PARAM_NAME_BYTES];
     snprintf(name, sizeof name, "transformer_blocks.%d.attn1", i);

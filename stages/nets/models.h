@@ -13,6 +13,7 @@ struct lg_model_input {
     lg_tensor text;        // (B, L, E), where it has text
     lg_tensor text_length; // (B) i32
     lg_tensor positions;   // (T, D): sinusoidal, fixed
+    lg_tensor size, ratio; // (2 B), (B) of t's type, where the model has size_conditions
 };
 
 struct lg_model {
@@ -21,16 +22,18 @@ struct lg_model {
     int sample_size;
     double norm_eps;
     int out_channels; /* 0: as many as in_channels */
-    /* Describes the forward: out (B, C, H, W). */
+    /* Describes the forward: out (B, C or 2 C, H, W). */
     void (*describe)(lg_net *n, const struct lg_denoiser_config *c, const struct lg_model_input *in,
                      lg_tensor out);
-    /* The sinusoidal positions' interpolation_scale. */
-    int (*scale)(const struct lg_denoiser_config *c);
+    /* The sinusoidal positions' interpolation_scale, unless config.json says another. */
+    double (*scale)(int sample_size);
     /* What is impossible beyond what is for all; c's other fields are possible. */
     int (*check)(const struct lg_denoiser_config *c);
     /* The keys of config.json that are the model's own. */
     int (*load)(const lg_model_config *f, struct lg_denoiser_config *c);
     void (*save)(const struct lg_denoiser_config *c, cJSON *o);
+    /* A tensor that only models with size_conditions have, or NULL. */
+    const char *size_tensor;
     /* The name that a parameter has in the file for block i > 0 as well, which holds the same values; false: it has none.
      * NULL: no parameter has. */
     bool (*other_name)(const char *name, int i, char ret[LG_PARAM_NAME_BYTES]);

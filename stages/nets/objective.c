@@ -4,7 +4,43 @@
 #include <math.h>
 #include <string.h>
 
+#define PI         3.14159265358979323846
+#define MODE_SCALE 1.29 /* the paper's */
+
 static const char *const NAMES[] = {"eps", "v", "flow"};
+static const char *const TIMESTEPS[] = {"uniform", "logit_normal", "mode"};
+static const char *const WEIGHTINGS[] = {"none", "sigma_sqrt", "cosmap"};
+
+/* Of a key whose choices are these. */
+static int choice(const char *const *names, size_t n, const char *value)
+{
+    size_t i = 0;
+    while (strcmp(names[i], value)) LG_ASSERT(++i < n);
+    return (int)i;
+}
+
+int lg_objective_of(const lg_config *c, struct lg_objective *ret)
+{
+    struct lg_objective o = {
+        .min_snr_gamma = c->trainer_min_snr_gamma,
+        .timesteps_mean = c->trainer_timesteps_mean,
+        .timesteps_std = c->trainer_timesteps_std,
+        .betas = {.first = c->trainer_beta_start,
+                  .last = c->trainer_beta_end,
+                  .scaled_linear = !strcmp(c->trainer_beta_schedule, "scaled_linear"),
+                  .zero_snr = c->trainer_zero_snr},
+        .flow_shift = c->trainer_flow_shift,
+        .has_variance = c->model_learned_variance,
+        .variance_weight = strcmp(c->trainer_variance_loss, "none") ? 1 : 0};
+    LG_TRY(lg_objective_parse(c->trainer_objective, &o.kind));
+    o.timesteps =
+        (lg_timesteps_kind)choice(TIMESTEPS, LG_ARRAY_LEN(TIMESTEPS), c->trainer_timesteps);
+    o.weighting =
+        (lg_weighting_kind)choice(WEIGHTINGS, LG_ARRAY_LEN(WEIGHTINGS), c->trainer_loss_weighting);
+    LG_TRY(lg_objective_check(&o));
+    *ret = o;
+    return 0;
+}
 
 int lg_objective_check(const struct lg_objective *o)
 {
@@ -17,6 +53,16 @@ int lg_objective_check(const struct lg_objective *o)
             "min_snr_gamma = %g, but min-SNR weighting is for eps and v; set it to 0 for "
             "flow",
             o->min_snr_gamma);
+    if (o->kind != LG_OBJECTIVE_FLOW && (o->weighting || (o->flow_shift && o->flow_shift != 1)))
+        return LG_FAIL(LG_ERR_CONFIG, "flow_shift and loss_weighting are for flow; remove them");
+    if (o->betas.zero_snr && o->kind != LG_OBJECTIVE_V)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "zero_snr leaves nothing of the picture at the last timestep, where only v "
+                       "can be predicted; remove it, or set the objective to v");
+    if (o->has_variance && o->variance_weight > 0 && o->kind != LG_OBJECTIVE_EPS)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "a learned variance is trained with eps alone; set the objective to eps, or "
+                       "variance_loss to none");
     return 0;
 }
 
@@ -36,14 +82,62 @@ int lg_objective_parse(const char *name, lg_objective_kind *ret)
     return LG_FAIL(LG_ERR_CONFIG, "unknown objective \"%s\": eps, v and flow exist", name);
 }
 
-double lg_alpha_bar(int t)
+/* ---- the noise schedule ---- */
+
+static double beta(const struct lg_betas *b, int t)
 {
-    /* O(t), at most a thousand products: no table, so no state and no initialisation order. */
-    const double first = 1e-4, last = 0.02;
-    LG_ASSERT(t >= -1 && t < LG_TRAIN_TIMESTEPS);
+    const double first = b->last > 0 ? b->first : 1e-4, last = b->last > 0 ? b->last : 0.02;
+    if (!b->scaled_linear) return first + (last - first) * t / (LG_TRAIN_TIMESTEPS - 1);
+    const double root = sqrt(first) + (sqrt(last) - sqrt(first)) * t / (LG_TRAIN_TIMESTEPS - 1);
+    return root * root;
+}
+
+/* O(t), at most a thousand products: no table, so no state and no initialisation order. */
+static double product(const struct lg_betas *b, int t)
+{
     double a = 1.0;
-    for (int i = 0; i <= t; i++) a *= 1.0 - (first + (last - first) * i / (LG_TRAIN_TIMESTEPS - 1));
+    for (int i = 0; i <= t; i++) a *= 1.0 - beta(b, i);
     return a;
+}
+
+double lg_alpha_bar(const struct lg_betas *b, int t)
+{
+    LG_ASSERT(t >= -1 && t < LG_TRAIN_TIMESTEPS);
+    if (!b->zero_snr || t < 0) return product(b, t);
+    const double first = sqrt(product(b, 0)), last = sqrt(product(b, LG_TRAIN_TIMESTEPS - 1));
+    const double root = (sqrt(product(b, t)) - last) * first / (first - last);
+    return root * root;
+}
+
+/* Bounds and means of the posterior q(x_{t-1} | x_t, x0); at t = 0, where its variance is 0, the lower bound is that of
+ * t = 1. */
+static void variance_terms(const struct lg_betas *b, int t, double ret[6])
+{
+    const int known = LG_MAX(t, 1);
+    const double bar = lg_alpha_bar(b, t), s = sqrt(bar), r = sqrt(1 - bar);
+    const double posterior =
+        beta(b, known) * (1 - lg_alpha_bar(b, known - 1)) / (1 - lg_alpha_bar(b, known));
+    ret[0] = log(posterior);
+    ret[1] = log(beta(b, t));
+    ret[2] = beta(b, t) * sqrt(lg_alpha_bar(b, t - 1)) / (1 - bar) * (r / s);
+    ret[3] = 1 / s;
+    ret[4] = -r / s;
+    ret[5] = t == 0;
+}
+
+/* ---- samples ---- */
+
+double lg_flow_shift(const struct lg_objective *o, double t)
+{
+    const double k = o->flow_shift > 0 ? o->flow_shift : 1;
+    return k * t / (1 + (k - 1) * t);
+}
+
+static double flow_weight(lg_weighting_kind weighting, double t)
+{
+    if (weighting == LG_WEIGHTING_SIGMA_SQRT) return 1 / (t * t);
+    if (weighting == LG_WEIGHTING_COSMAP) return 2 / (PI * (1 - 2 * t + 2 * t * t));
+    return 1.0;
 }
 
 static double min_snr_weight(const struct lg_objective *o, double alpha_bar)
@@ -57,15 +151,19 @@ void lg_objective_at(const struct lg_objective *o, double t, struct lg_objective
 {
     if (o->kind == LG_OBJECTIVE_FLOW) {
         LG_ASSERT(t >= 0 && t <= 1);
-        *ret = (struct lg_objective_sample){
-            .t = LG_TRAIN_TIMESTEPS * t, .coef = {1.0 - t, t, -1.0, 1.0}, .weight = 1.0};
+        *ret = (struct lg_objective_sample){.t = LG_TRAIN_TIMESTEPS * t,
+                                            .coef = {1.0 - t, t, -1.0, 1.0},
+                                            .weight = flow_weight(o->weighting, t)};
         return;
     }
     LG_ASSERT(t == floor(t));
-    double a = lg_alpha_bar((int)t), s = sqrt(a), r = sqrt(1.0 - a);
+    double a = lg_alpha_bar(&o->betas, (int)t), s = sqrt(a), r = sqrt(1.0 - a);
     bool v = o->kind == LG_OBJECTIVE_V;
     *ret = (struct lg_objective_sample){
         .t = t, .coef = {s, r, v ? -r : 0.0, v ? s : 1.0}, .weight = min_snr_weight(o, a)};
+    if (!o->has_variance) return;
+    ret->variance_weight = o->variance_weight;
+    if (o->variance_weight > 0) variance_terms(&o->betas, (int)t, ret->variance);
 }
 
 void lg_objective_draw(const struct lg_objective *o, uint64_t seed, uint64_t n,
@@ -74,11 +172,17 @@ void lg_objective_draw(const struct lg_objective *o, uint64_t seed, uint64_t n,
     lg_philox_out p = lg_philox(seed, LG_PURPOSE_TIMESTEP, n, 0);
     double t = lg_uniform_f64(p.v[0]);
     if (o->timesteps == LG_TIMESTEPS_LOGIT_NORMAL) {
+        const double deviation = o->timesteps_std > 0 ? o->timesteps_std : 1;
         double z[2];
         lg_normal_pair(p.v[0], p.v[1], z);
-        t = 1.0 / (1.0 + exp(-z[0]));
+        t = 1.0 / (1.0 + exp(-(o->timesteps_mean + deviation * z[0])));
+    } else if (o->timesteps == LG_TIMESTEPS_MODE) {
+        const double c = cos(PI / 2 * t);
+        t = fmin(fmax(1 - t - MODE_SCALE * (c * c - 1 + t), 0), 1);
     }
-    if (o->kind != LG_OBJECTIVE_FLOW)
+    if (o->kind == LG_OBJECTIVE_FLOW)
+        t = lg_flow_shift(o, t);
+    else
         t = LG_MIN(floor(LG_TRAIN_TIMESTEPS * t), LG_TRAIN_TIMESTEPS - 1);
     lg_objective_at(o, t, ret);
 }

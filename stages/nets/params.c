@@ -63,13 +63,17 @@ static int add_at(lg_params *t, const struct lg_param *spec, size_t offset)
     struct lg_param *p = &t->p[t->n];
     *p = *spec;
     p->offset = offset;
+    p->unit = t->n_units - 1;
     p->count = 1;
     for (int i = 0; i < p->rank; i++) {
         LG_ASSERT(p->dim[i] > 0);
         p->count *= (size_t)p->dim[i];
     }
     set_count(t, round_up(offset + p->count, LG_PARAM_ALIGN));
-    return t->n++;
+    t->trained = ++t->n;
+    t->trained_units = t->n_units;
+    t->trained_count = t->count;
+    return t->n - 1;
 }
 
 int lg_params_add(lg_params *t, const struct lg_param *spec)
@@ -102,7 +106,7 @@ static int check_packed(const lg_params *t)
 {
     for (int i = 1; i < t->n; i++) {
         const struct lg_param *p = &t->p[i], *before = p - 1;
-        if (p->packed && t->group[p->group].is_frozen != t->group[before->group].is_frozen)
+        if (p->packed && p->is_frozen != before->is_frozen)
             return LG_FAIL(LG_ERR_CONFIG,
                            "trainer.groups: %s and %s are one product; freeze both or neither",
                            before->name, p->name);
@@ -119,14 +123,16 @@ int lg_params_group(lg_params *t, const char *const *texts)
     LG_ASSERT(t->group);
     t->n_groups = n + 1;
     t->group[0] = (struct lg_param_group){.pattern = "*", .lr = 1, .decay = 1};
-    for (int i = 0; i < t->n; i++) t->p[i].group = 0;
+    for (int i = 0; i < t->n; i++) t->p[i].group = 0, t->p[i].is_frozen = false;
     for (int g = 1; g <= n; g++) {
         int fits = 0;
         LG_TRY(lg_param_group_parse(texts[g - 1], &t->group[g]));
         for (struct lg_param *p = t->p; p < t->p + t->n; p++) {
             if (fnmatch(t->group[g].pattern, p->name, 0)) continue;
             fits++;
-            if (!p->group) p->group = g;
+            if (p->group) continue;
+            p->group = g;
+            p->is_frozen = t->group[g].is_frozen;
         }
         if (!fits)
             return LG_FAIL(LG_ERR_CONFIG,
@@ -135,6 +141,62 @@ int lg_params_group(lg_params *t, const char *const *texts)
                            t->group[g].pattern, t->n, t->p[0].name);
     }
     return check_packed(t);
+}
+
+/* The units that have parameters of this kind, with these alone, behind what `to` has. */
+static void take(const lg_params *from, bool frozen, lg_params *to)
+{
+    int unit = -1;
+    for (const struct lg_param *p = from->p; p < from->p + from->n; p++) {
+        if (p->is_frozen != frozen) continue;
+        if (p->unit != unit)
+            lg_params_begin_unit(to, "%s%s", from->unit[p->unit].name, frozen ? " frozen" : "");
+        unit = p->unit;
+        if (p->packed)
+            lg_params_add_packed(to, p);
+        else
+            lg_params_add(to, p);
+    }
+}
+
+int lg_params_split(lg_params *t)
+{
+    lg_params both = {.group = t->group, .n_groups = t->n_groups};
+    int frozen = 0;
+    for (int i = 0; i < t->n; i++) frozen += t->p[i].is_frozen;
+    if (!frozen) return 0;
+    if (frozen == t->n)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "trainer.groups: everything is frozen; leave something to train");
+    take(t, false, &both);
+    const lg_params trained = both;
+    take(t, true, &both);
+    both.trained = trained.n;
+    both.trained_units = trained.n_units;
+    both.trained_count = both.unit[trained.n_units].first;
+    free(t->p);
+    free(t->unit);
+    *t = both;
+    return 0;
+}
+
+lg_params lg_params_trained(const lg_params *t)
+{
+    lg_params part = *t;
+    part.n = t->trained;
+    part.n_units = t->trained_units;
+    part.count = t->trained_count;
+    return part;
+}
+
+lg_params lg_params_frozen(const lg_params *t)
+{
+    lg_params part = *t;
+    part.p += t->trained;
+    part.n -= t->trained;
+    part.unit = NULL;
+    part.n_units = 0;
+    return part;
 }
 
 size_t lg_params_group_end(const lg_params *t, size_t first, size_t end, int *ret_group)

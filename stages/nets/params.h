@@ -28,10 +28,12 @@ struct lg_param {
     lg_param_layout layout;
     lg_param_init init;
     double init_scale;
-    size_t offset; /* elements from the start of the flat buffer */
-    size_t count;  /* elements */
-    bool packed;   /* one product with the one before */
-    int group;     /* of the table's */
+    size_t offset;  /* elements from the start of the flat buffer */
+    size_t count;   /* elements */
+    bool packed;    /* one product with the one before */
+    int unit;       /* that it lies in; -1: there are none */
+    int group;      /* of the table's */
+    bool is_frozen; /* not trained */
 };
 
 /* A stretch of the buffer that is gathered, exchanged and recomputed together: a block, or what stands before or
@@ -49,6 +51,9 @@ typedef struct lg_params {
     struct lg_param_group *group; /* 0: as the config says of all */
     int n_groups;
     size_t count; /* elements of the whole buffer, a multiple of LG_PARAM_ALIGN */
+    /* What is trained comes first (lg_params_split): so many parameters, units, elements. */
+    int trained, trained_units;
+    size_t trained_count;
 } lg_params;
 
 /* Every parameter starts at a multiple of this many elements (gaps are zero and stay zero), except
@@ -70,6 +75,14 @@ lg_params lg_params_of_unit(const lg_params *t, int unit);
 /* Sorts the parameters into groups, of which the texts (config/param_groups.h) are numbers 1 and on; up to NULL, which
  * may be NULL. LG_ERR_CONFIG: one that fits no name, or that freezes a part of one product. */
 int lg_params_group(lg_params *t, const char *const *texts);
+/* What is frozen leaves its units for others, "NAME frozen", behind all that are trained, so that gradients, state and
+ * shards are those of a table of its own. Without anything frozen the table stays as it is. LG_ERR_CONFIG: nothing is
+ * left to train. Once, after lg_params_group. */
+int lg_params_split(lg_params *t);
+/* The two parts as tables, which point into t and are not freed: what is trained, a table like any other, and what is
+ * frozen, whose offsets are those of t and whose units are none. */
+lg_params lg_params_trained(const lg_params *t);
+lg_params lg_params_frozen(const lg_params *t);
 /* The group of element `first`, a gap's being that of the parameter before it; returns where another's begins, at most
  * `end`. */
 size_t lg_params_group_end(const lg_params *t, size_t first, size_t end, int *ret_group);

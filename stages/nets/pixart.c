@@ -1,8 +1,8 @@
 /* PixArt: text-conditional diffusion transformer with adaLN-single.
- * Chen et al., "PixArt-alpha", 2023; names and semantics of diffusers' PixArtTransformer2DModel
- * with use_additional_conditions = false.
+ * Chen et al., "PixArt-alpha", 2023; names and semantics of diffusers' PixArtTransformer2DModel.
  *
  *     e = timestep embedding, t6 = linear(silu(e))                    (B, D), (B, 6 D)
+ *         with size_conditions + [R(height), R(width), A(height / width)], three parts of D / 3
  *     text = linear_2(gelu(linear_1(T5 states)))                      (B, L, D)
  *     x = patches(x_t) + positions                                    (B, T, D)
  *     per block: mod = table + t6                                     (B, 6 D)
@@ -32,9 +32,13 @@ static lg_tensor cross_attention(lg_net *n, const struct lg_denoiser_config *c, 
 {
     static const char *const names[] = {".to_k", ".to_v"};
     const int d = c->hidden / c->heads;
-    const struct lg_layer packed = {
-        .out = 2 * c->hidden, .init = LG_NET_XAVIER, .parts = names, .n_parts = 2};
-    const struct lg_layer query = {.out = c->hidden, .init = LG_NET_XAVIER};
+    const struct lg_layer packed = {.out = 2 * c->hidden,
+                                    .init = LG_NET_XAVIER,
+                                    .parts = names,
+                                    .n_parts = 2,
+                                    .no_bias = c->no_attention_bias};
+    const struct lg_layer query = {
+        .out = c->hidden, .init = LG_NET_XAVIER, .no_bias = c->no_attention_bias};
     const struct lg_layer out = {.out = c->hidden, .init = LG_NET_ZERO};
     lg_tensor q = lg_net_linear(n, x, query, "transformer_blocks.%d.attn2.to_q", i);
     lg_tensor kv = lg_net_linear(n, text, packed, "transformer_blocks.%d.attn2", i);
@@ -82,14 +86,30 @@ static struct lg_modulation output_modulation(lg_net *n, const struct lg_denoise
     return (struct lg_modulation){.shift = half[0], .scale = half[1]};
 }
 
+#define EMBEDDERS "adaln_single.emb."
+
+static lg_tensor embedding(lg_net *n, const struct lg_denoiser_config *c,
+                           const struct lg_model_input *in)
+{
+    const int64_t D = c->hidden, third = D / 3;
+    lg_tensor t = lg_net_timestep(n, in->t, D, 0.0, EMBEDDERS "timestep_embedder");
+    if (!c->size_conditions) return t;
+    lg_tensor size = lg_net_value(n, "size", lg_t2(NULL, n->type, n->batch, D));
+    lg_net_numbers_into(n, in->size, third, lg_slice(size, 1, 0, 2 * third),
+                        EMBEDDERS "resolution_embedder");
+    lg_net_numbers_into(n, in->ratio, third, lg_slice(size, 1, 2 * third, third),
+                        EMBEDDERS "aspect_ratio_embedder");
+    return lg_net_add(n, t, size);
+}
+
 static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct lg_model_input *in,
                      lg_tensor out)
 {
-    const int64_t D = c->hidden, P = (int64_t)c->channels * c->patch * c->patch;
+    const int64_t D = c->hidden, P = (int64_t)lg_denoiser_out_channels(c) * c->patch * c->patch;
     struct condition with = {.text_length = in->text_length};
     lg_net_unit(n, "embed");
     lg_tensor x = lg_net_patches(n, in->x, c->patch, in->positions, "pos_embed.proj");
-    lg_tensor e = lg_net_timestep(n, in->t, D, 0.0, "adaln_single.emb.timestep_embedder");
+    lg_tensor e = embedding(n, c, in);
     with.t6 = lg_net_linear(n, lg_net_act(n, e, LG_ACT_SILU),
                             (struct lg_layer){.out = 6 * D, .init = LG_NET_NORMAL},
                             "adaln_single.linear");
@@ -110,13 +130,17 @@ static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct
 
 enum { TEXT_LENGTH_DEFAULT = 120 /* PixArt-alpha's */ };
 
-static int scale(const struct lg_denoiser_config *c)
+static double scale(int sample_size)
 {
-    return LG_MAX((c->sample_size ? c->sample_size : c->height) / 64, 1);
+    return LG_MAX(sample_size / 64, 1);
 }
 
 static int check(const struct lg_denoiser_config *c)
 {
+    if (c->size_conditions && c->hidden % 3)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "model: hidden = %d; conditions of a picture's size want a multiple of 3",
+                       c->hidden);
     if (c->text_length < 1 || c->text_length > LG_MODEL_WIDTH_MAX)
         return LG_FAIL(LG_ERR_CONFIG, "model: text_length = %d; 1 to %d are possible",
                        c->text_length, LG_MODEL_WIDTH_MAX);
@@ -128,8 +152,7 @@ static int check(const struct lg_denoiser_config *c)
 
 static int load(const lg_model_config *f, struct lg_denoiser_config *c)
 {
-    int cross, found;
-    bool more;
+    int cross;
     LG_TRY(lg_model_config_int(f, "caption_channels", 1, LG_MODEL_KEY_MAX, -1, &c->text_dim));
     LG_TRY(lg_model_config_int(f, "_text_length", 1, LG_MODEL_KEY_MAX, TEXT_LENGTH_DEFAULT,
                                &c->text_length));
@@ -137,16 +160,6 @@ static int load(const lg_model_config *f, struct lg_denoiser_config *c)
     if (cross != c->hidden)
         return lg_model_config_refuse(f, "cross_attention_dim",
                                       "must be heads times head dimension");
-    LG_TRY(lg_model_config_bool(f, "use_additional_conditions", c->height == 128, &more));
-    if (more)
-        return lg_model_config_refuse(
-            f, "use_additional_conditions",
-            "must be false: conditioning on resolution and aspect ratio is not supported");
-    const int usual = scale(c);
-    LG_TRY(lg_model_config_int(f, "interpolation_scale", 1, LG_MODEL_KEY_MAX, usual, &found));
-    if (found != usual)
-        return lg_model_config_refuse(f, "interpolation_scale",
-                                      "must be absent or max(sample_size / 64, 1)");
     return lg_model_config_expect(f, "attention_type", "default", LG_DENOISERS_READ);
 }
 
@@ -155,10 +168,12 @@ static void save(const struct lg_denoiser_config *c, cJSON *o)
     cJSON_AddStringToObject(o, "attention_type", "default");
     cJSON_AddNumberToObject(o, "caption_channels", c->text_dim);
     cJSON_AddNumberToObject(o, "cross_attention_dim", c->hidden);
-    cJSON_AddNullToObject(o, "interpolation_scale");
-    cJSON_AddBoolToObject(o, "use_additional_conditions", false);
+    if (c->interpolation > 0)
+        cJSON_AddNumberToObject(o, "interpolation_scale", c->interpolation);
+    else
+        cJSON_AddNullToObject(o, "interpolation_scale");
+    cJSON_AddBoolToObject(o, "use_additional_conditions", c->size_conditions);
     cJSON_AddNumberToObject(o, "_text_length", c->text_length);
-    if (c->width != c->height) cJSON_AddNumberToObject(o, "_sample_width", c->width);
 }
 
 const struct lg_model lg_pixart = {
@@ -172,4 +187,5 @@ const struct lg_model lg_pixart = {
     .check = check,
     .load = load,
     .save = save,
+    .size_tensor = EMBEDDERS "resolution_embedder.linear_1.weight",
 };

@@ -10,52 +10,135 @@
 #include "base/philox.h"
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct lg_sampler {
     lg_device *device;
     lg_denoiser *net;
     int pictures, batch;
     bool guided;
+    int out_channels;
     lg_dtype type, time_type;
-    int64_t shape[4]; // (B, C, H, W)
-    lg_tensor x;      // (B, C, H, W)
-    lg_tensor pred;   // (B, C, H, W)
-    lg_tensor noise;  // (pictures, C, H, W) fp32, for the upload
-    lg_tensor t32, t; // (LG_SAMPLER_STEPS_MAX, B) fp32 and as the net takes them
+    int64_t shape[4];     // (B, C, H, W)
+    lg_tensor x;          // (B, C, H, W)
+    lg_tensor pred;       // (B, C, H, W)
+    lg_tensor out;        // (B, 2C, H, W): the net's, where it has a variance too; else pred
+    lg_tensor picture[2]; // (pictures, C, H, W): predicted in this step and the one before
+    lg_tensor noise;      // (pictures, C, H, W) fp32, for the upload
+    lg_tensor t32, t;     // (LG_SAMPLER_STEPS_MAX, B) fp32 and as the net takes them
     void *memory;
 };
 
 /* ---- coefficients ---- */
 
-static struct lg_sampler_step flow_step(int steps, int i)
+static const char *const SAMPLERS[] = {"auto", "ddim", "euler", "dpm++"};
+static const char *const SPACINGS[] = {"auto", "trailing", "linspace"};
+
+int lg_sampler_method_of(const lg_config *c, struct lg_sampler_method *ret)
 {
-    double t = 1.0 - (double)i / steps, next = 1.0 - (double)(i + 1) / steps;
+    struct lg_objective o;
+    struct lg_sampler_method m = {0};
+    LG_TRY(lg_objective_of(c, &o));
+    while (strcmp(SAMPLERS[m.sampler], c->sample_sampler))
+        LG_ASSERT(++m.sampler < LG_ARRAY_LEN(SAMPLERS));
+    while (strcmp(SPACINGS[m.spacing], c->sample_spacing))
+        LG_ASSERT(++m.spacing < LG_ARRAY_LEN(SPACINGS));
+    m.objective = o.kind;
+    m.betas = o.betas;
+    m.flow_shift = o.flow_shift;
+    LG_TRY(lg_sampler_method_check(&m));
+    *ret = m;
+    return 0;
+}
+
+int lg_sampler_method_check(const struct lg_sampler_method *m)
+{
+    const bool flow = m->objective == LG_OBJECTIVE_FLOW;
+    if (m->sampler != LG_SAMPLER_AUTO && flow != (m->sampler == LG_SAMPLER_EULER))
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "sample.sampler = \"%s\" with trainer.objective = \"%s\": euler is flow's, "
+                       "ddim and dpm++ are for eps and v; set it to \"auto\"",
+                       SAMPLERS[m->sampler], lg_objective_name(m->objective));
+    return 0;
+}
+
+static bool is_linspace(const struct lg_sampler_method *m)
+{
+    if (m->spacing != LG_SPACING_AUTO) return m->spacing == LG_SPACING_LINSPACE;
+    return m->sampler == LG_SAMPLER_DPM;
+}
+
+static double flow_time(const struct lg_sampler_method *m, int steps, int i)
+{
+    const struct lg_objective o = {.flow_shift = m->flow_shift};
+    if (i == steps) return 0;
+    double t = 1.0 - (double)i / steps;
+    if (is_linspace(m) && steps > 1) {
+        const double last = lg_flow_shift(&o, 1.0 / LG_TRAIN_TIMESTEPS);
+        t = 1.0 + (last - 1.0) * i / (steps - 1);
+    }
+    return lg_flow_shift(&o, t);
+}
+
+static struct lg_sampler_step flow_step(const struct lg_sampler_method *m, int steps, int i)
+{
+    double t = flow_time(m, steps, i), next = flow_time(m, steps, i + 1);
     return (struct lg_sampler_step){.t = LG_TRAIN_TIMESTEPS * t, .cx = 1.0, .cm = next - t};
 }
 
-static int trailing(int steps, int i)
+/* -1: no noise. */
+static int timestep(const struct lg_sampler_method *m, int steps, int i)
 {
     if (i == steps) return -1;
     /* Half to even, as numpy rounds. */
+    if (is_linspace(m))
+        return (int)nearbyint((steps - i) * ((double)(LG_TRAIN_TIMESTEPS - 1) / steps));
     return (int)nearbyint(LG_TRAIN_TIMESTEPS - i * ((double)LG_TRAIN_TIMESTEPS / steps)) - 1;
 }
 
 /* With s = sqrt(A), r = sqrt(1 - A): x = s x0 + r e, and the next x is s' x0 + r' e. */
-static struct lg_sampler_step ddim_step(lg_objective_kind kind, int steps, int i)
+static struct lg_sampler_step ddim_step(const struct lg_sampler_method *m, int steps, int i)
 {
-    int t = trailing(steps, i);
-    double a = lg_alpha_bar(t), b = lg_alpha_bar(trailing(steps, i + 1));
+    int t = timestep(m, steps, i);
+    double a = lg_alpha_bar(&m->betas, t), b = lg_alpha_bar(&m->betas, timestep(m, steps, i + 1));
     double s = sqrt(a), r = sqrt(1 - a), s1 = sqrt(b), r1 = sqrt(1 - b);
-    if (kind == LG_OBJECTIVE_EPS) /* x0 = (x - r m) / s, e = m */
+    if (m->objective == LG_OBJECTIVE_EPS) /* x0 = (x - r m) / s, e = m */
         return (struct lg_sampler_step){.t = t, .cx = s1 / s, .cm = r1 - s1 * r / s};
     /* x0 = s x - r m, e = r x + s m */
     return (struct lg_sampler_step){.t = t, .cx = s1 * s + r1 * r, .cm = r1 * s - s1 * r};
 }
 
-struct lg_sampler_step lg_sampler_step_at(lg_objective_kind kind, int steps, int i)
+/* s and r before step i; without a picture (zero_snr) a trace of it stays, as diffusers has it. */
+static double noise_before(const struct lg_sampler_method *m, int steps, int i, double *ret_r)
+{
+    double a = fmax(lg_alpha_bar(&m->betas, timestep(m, steps, i)), 0x1p-24);
+    *ret_r = sqrt(1 - a);
+    return sqrt(a);
+}
+
+/* In lambda = log(s / r), whose steps h are the solver's. */
+static struct lg_sampler_step dpm_step(const struct lg_sampler_method *m, int steps, int i)
+{
+    double r, r1, s = noise_before(m, steps, i, &r), s1 = noise_before(m, steps, i + 1, &r1);
+    struct lg_sampler_step p = {.t = timestep(m, steps, i), .multistep = true};
+    const bool eps = m->objective == LG_OBJECTIVE_EPS;
+    p.px = eps ? 1 / s : s;
+    p.pm = eps ? -r / s : -r;
+    p.cx = r1 / r;
+    p.c[0] = s1 - s * p.cx; /* -s' (exp(-h) - 1) */
+    if (i == 0 || i == steps - 1) return p;
+    double r0, s0 = noise_before(m, steps, i - 1, &r0), now = log(s / r);
+    const double h = log(s1 / r1) - now, before = now - log(s0 / r0);
+    p.c[1] = -0.5 * p.c[0] * h / before;
+    p.c[0] -= p.c[1];
+    return p;
+}
+
+struct lg_sampler_step lg_sampler_step_at(const struct lg_sampler_method *m, int steps, int i)
 {
     LG_ASSERT(steps >= 1 && steps <= LG_SAMPLER_STEPS_MAX && i >= 0 && i < steps);
-    return kind == LG_OBJECTIVE_FLOW ? flow_step(steps, i) : ddim_step(kind, steps, i);
+    if (m->objective == LG_OBJECTIVE_FLOW) return flow_step(m, steps, i);
+    return m->sampler == LG_SAMPLER_DPM ? dpm_step(m, steps, i) : ddim_step(m, steps, i);
 }
 
 /* ---- memory ---- */
@@ -74,6 +157,11 @@ static size_t layout(lg_sampler *s, void *base)
     size_t used = 0;
     s->x = place(base, &used, lg_t4(NULL, s->type, d[0], d[1], d[2], d[3]));
     s->pred = place(base, &used, lg_t4(NULL, s->type, d[0], d[1], d[2], d[3]));
+    s->out = s->pred;
+    if (s->out_channels > d[1])
+        s->out = place(base, &used, lg_t4(NULL, s->type, d[0], s->out_channels, d[2], d[3]));
+    for (int i = 0; i < 2; i++)
+        s->picture[i] = place(base, &used, lg_t4(NULL, s->type, s->pictures, d[1], d[2], d[3]));
     s->noise = place(base, &used, lg_t4(NULL, LG_F32, s->pictures, d[1], d[2], d[3]));
     s->t32 = place(base, &used, lg_t2(NULL, LG_F32, LG_SAMPLER_STEPS_MAX, d[0]));
     s->t = place(base, &used, lg_t2(NULL, s->time_type, LG_SAMPLER_STEPS_MAX, d[0]));
@@ -89,6 +177,7 @@ static lg_sampler describe(lg_device *d, const struct lg_denoiser_config *c, int
                         .pictures = pictures,
                         .batch = batch,
                         .guided = guided,
+                        .out_channels = lg_denoiser_out_channels(c),
                         .type = lg_device_dtype(d),
                         .time_type = lg_denoiser_grad_type(d),
                         .shape = {batch, c->channels, c->height, c->width}};
@@ -157,7 +246,7 @@ static void upload(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run
         lg_philox_normal_f32(staged + i * each, each, run->seed, LG_PURPOSE_SAMPLE, run->first + i,
                              0);
     for (size_t i = 0; i < times; i++)
-        t[i] = (float)lg_sampler_step_at(run->objective, run->steps, (int)(i / batch)).t;
+        t[i] = (float)lg_sampler_step_at(&run->method, run->steps, (int)(i / batch)).t;
     lg_stream_upload(stream, s->noise.data, staged, n * each * sizeof *staged);
     lg_cast(stream, &(struct lg_cast_args){.x = s->noise, .y = half_of(s, s->x, 0)});
     lg_tensor t32 = lg_t2(s->t32.data, LG_F32, run->steps, s->batch);
@@ -167,10 +256,35 @@ static void upload(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run
     *ret_staged = staged;
 }
 
+/* The noise alone, without the variance. */
+static void take_noise(lg_sampler *s, lg_stream *stream)
+{
+    if (s->out.data == s->pred.data) return;
+    const int64_t B = s->batch, n = lg_numel(&s->pred) / B, all = lg_numel(&s->out) / B;
+    lg_tensor rows = lg_t2(s->out.data, s->type, B, all);
+    lg_copy_rows(stream, &(struct lg_copy_rows_args){.x = lg_slice(rows, 1, 0, n),
+                                                     .y = lg_t2(s->pred.data, s->type, B, n)});
+}
+
+/* y = cx x + cm m, m being guided. */
+static void combine(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *run,
+                    const double c[2], lg_tensor y)
+{
+    lg_tensor x = half_of(s, s->x, 0), cond = half_of(s, s->pred, 0);
+    struct lg_combine_args a = {.x = {x, cond}, .c = {c[0], c[1]}, .count = 2, .y = y};
+    if (s->guided) {
+        a.x[2] = half_of(s, s->pred, s->pictures);
+        a.c[1] = c[1] * run->guidance;
+        a.c[2] = c[1] * (1.0 - run->guidance);
+        a.count = 3;
+    }
+    lg_combine(stream, &a);
+}
+
 static void step(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *run, int i)
 {
-    struct lg_sampler_step c = lg_sampler_step_at(run->objective, run->steps, i);
-    lg_tensor x = half_of(s, s->x, 0), cond = half_of(s, s->pred, 0);
+    struct lg_sampler_step c = lg_sampler_step_at(&run->method, run->steps, i);
+    lg_tensor x = half_of(s, s->x, 0), picture = s->picture[i & 1], before = s->picture[~i & 1];
     if (s->guided)
         lg_stream_copy(stream, half_of(s, s->x, s->pictures).data, x.data, lg_tensor_bytes(&x));
     struct lg_denoiser_input in = {
@@ -179,16 +293,20 @@ static void step(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *
                    s->time_type, s->batch),
         .label = run->label,
         .text = run->text,
-        .text_length = run->text_length};
-    lg_denoiser_forward(s->net, stream, run->weights, &in, s->pred);
-    struct lg_combine_args a = {.x = {x, cond}, .c = {c.cx, c.cm}, .count = 2, .y = x};
-    if (s->guided) {
-        a.x[2] = half_of(s, s->pred, s->pictures);
-        a.c[1] = c.cm * run->guidance;
-        a.c[2] = c.cm * (1.0 - run->guidance);
-        a.count = 3;
+        .text_length = run->text_length,
+        .size = run->size,
+        .ratio = run->ratio};
+    lg_denoiser_forward(s->net, stream, run->weights, &in, s->out);
+    take_noise(s, stream);
+    if (!c.multistep) {
+        combine(s, stream, run, (double[]){c.cx, c.cm}, x);
+        return;
     }
-    lg_combine(stream, &a);
+    combine(s, stream, run, (double[]){c.px, c.pm}, picture);
+    lg_combine(stream, &(struct lg_combine_args){.x = {x, picture, before},
+                                                 .c = {c.cx, c.c[0], c.c[1]},
+                                                 .count = c.c[1] != 0 ? 3 : 2,
+                                                 .y = x});
 }
 
 int lg_sampler_draw(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *run,
@@ -197,6 +315,7 @@ int lg_sampler_draw(lg_sampler *s, lg_stream *stream, const struct lg_sampler_ru
     if (run->steps < 1 || run->steps > LG_SAMPLER_STEPS_MAX)
         return LG_FAIL(LG_ERR_CONFIG, "%d sampler steps; 1 to %d are possible", run->steps,
                        LG_SAMPLER_STEPS_MAX);
+    LG_TRY(lg_sampler_method_check(&run->method));
     LG_ASSERT(s->guided || run->guidance == 1.0);
     float *staged;
     upload(s, stream, run, &staged);

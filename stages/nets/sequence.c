@@ -10,6 +10,16 @@ static lg_tensor attend(lg_net *n, lg_tensor packed, int64_t heads)
                                                      .v = lg_net_heads(packed, heads, d, 2)});
 }
 
+/* q, k and v by products of their own, for features [first, first + count) of each. */
+static lg_tensor attend_parts(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t first,
+                              int64_t count, int64_t d, const char *name)
+{
+    lg_tensor part[3];
+    lg_net_linear_parts(n, x, packed, first, count, part, name);
+    for (int i = 0; i < 3; i++) part[i] = lg_split(part[i], 2, d);
+    return lg_net_attention(n, (struct lg_attention){.q = part[0], .k = part[1], .v = part[2]});
+}
+
 static struct lg_cut cut_heads(const lg_net *n, int dim, int64_t heads)
 {
     return lg_cut_evenly(dim, heads, 1, n->sequence.degree);
@@ -51,19 +61,17 @@ static lg_tensor fastseq(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t
     const int64_t d = packed.out / (3 * heads);
     const struct lg_cut cut = cut_heads(n, 2, heads);
     const int64_t first = cut.at[n->sequence.rank], own = cut.at[n->sequence.rank + 1] - first;
-    lg_tensor part[3];
     x = exchange(n, "all tokens", n->tokens, (struct lg_cut){.dim = -1}, x);
-    lg_net_linear_parts(n, x, packed, first * d, own * d, part, name);
-    for (int i = 0; i < 3; i++) part[i] = lg_split(part[i], 2, d);
-    lg_tensor o =
-        lg_net_attention(n, (struct lg_attention){.q = part[0], .k = part[1], .v = part[2]});
-    return back(n, o, own, heads);
+    return back(n, attend_parts(n, x, packed, first * d, own * d, d, name), own, heads);
 }
 
 lg_tensor lg_net_self_attention(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,
                                 const char *name)
 {
+    const int64_t each = packed.out / 3;
     LG_ASSERT(packed.n_parts == 3);
+    if (n->g && !lg_sequence_is_split(&n->sequence) && lg_net_is_adapted(n, &packed, name))
+        return attend_parts(n, x, packed, 0, each, each / heads, name);
     if (!n->g || !lg_sequence_is_split(&n->sequence))
         return attend(n, lg_net_linear(n, x, packed, "%s", name), heads);
     return n->sequence.kind == LG_SEQUENCE_ULYSSES ? ulysses(n, x, packed, heads, name)

@@ -77,18 +77,18 @@ static lg_tensor feed_forward(lg_net *n, const struct lg_t5_config *c, lg_tensor
     return lg_net_add(n, x, lg_net_linear(n, h, down, "DenseReluDense.wo"));
 }
 
-void lg_t5_describe(lg_net *n, const struct lg_t5_config *c, int shards, lg_tensor ids,
-                    lg_tensor length, lg_tensor out)
+void lg_t5_describe(lg_net *n, const struct lg_t5_config *c, int shards,
+                    const struct lg_text_io *io)
 {
-    struct attended to = {.length = length};
+    struct attended to = {.length = io->length};
     lg_net_unit(n, "shard.0");
-    lg_tensor x = lg_net_embedding(n, ids, c->vocab, c->d_model, "shared.weight");
+    lg_tensor x = lg_net_embedding(n, io->ids, c->vocab, c->d_model, "shared.weight");
     for (int i = 0, shard = 0; i < c->layers; i++) {
         if (i == (int64_t)c->layers * (shard + 1) / shards) lg_net_unit(n, "shard.%d", ++shard);
         x = feed_forward(n, c, attend(n, c, x, &to, i), i);
     }
     lg_net_scope(n, "encoder.");
-    lg_net_rms_norm(n, x, norm_weight(n, c, "final_layer_norm"), c->eps, out);
+    lg_net_rms_norm(n, x, norm_weight(n, c, "final_layer_norm"), c->eps, io->out[LG_TEXT_STATES]);
 }
 
 /* ---- its config.json ---- */
@@ -100,7 +100,7 @@ static int parse_config(const lg_model_config *m, void *ret)
     struct lg_t5_config *c = ret;
     const char *kind;
     LG_TRY(lg_model_config_string(m, "model_type", NULL, &kind));
-    LG_TRY(lg_model_config_expect(m, "model_type", "t5", "a T5 text encoder"));
+    LG_TRY(lg_model_config_expect(m, "model_type", LG_T5_MODEL_TYPE, "a T5 text encoder"));
     LG_TRY(lg_model_config_int(m, "vocab_size", 2, VOCAB_MAX, -1, &c->vocab));
     LG_TRY(lg_model_config_int(m, "d_model", 1, DIM_MAX, -1, &c->d_model));
     LG_TRY(lg_model_config_int(m, "d_kv", 1, DIM_MAX, -1, &c->d_kv));

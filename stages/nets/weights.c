@@ -105,11 +105,36 @@ static int open_index(lg_weights *w)
     return 0;
 }
 
+static bool ends_with(const char *path, const char *tail)
+{
+    size_t n = strlen(path), t = strlen(tail);
+    return n > t && !strcmp(path + n - t, tail);
+}
+
 static bool is_index(const char *path)
 {
-    static const char tail[] = ".index.json";
-    size_t n = strlen(path);
-    return n > sizeof tail - 1 && !strcmp(path + n - (sizeof tail - 1), tail);
+    return ends_with(path, ".index.json") || ends_with(path, ".index.fp16.json");
+}
+
+/* The first of the names that weights go by (weights.h). */
+static int find(lg_weights *w, const char *path)
+{
+    static const char tail[] = ".safetensors";
+    LG_TRY(lg_path(w->path, "%s", path));
+    if (is_index(path) || lg_path_exists(path)) return 0;
+    LG_TRY(lg_path(w->path, "%s.index.json", path));
+    if (lg_path_exists(w->path)) return 0;
+    if (ends_with(path, tail)) {
+        const int stem = (int)(strlen(path) - (sizeof tail - 1));
+        LG_TRY(lg_path(w->path, "%.*s.fp16%s", stem, path, tail));
+        if (lg_path_exists(w->path)) return 0;
+    }
+    LG_TRY(lg_path(w->path, "%s.index.fp16.json", path));
+    if (lg_path_exists(w->path)) return 0;
+    return LG_FAIL(LG_ERR_NOTFOUND,
+                   "%s: no such file, and no .index.json or variant .fp16 beside it; check the "
+                   "model's folder",
+                   path);
 }
 
 int lg_weights_open(const char *path, lg_weights **ret)
@@ -117,16 +142,7 @@ int lg_weights_open(const char *path, lg_weights **ret)
     lg_weights *w = calloc(1, sizeof *w);
     LG_ASSERT(w);
     int rc;
-    LG_TRY_GOTO(rc, lg_path(w->path, "%s", path), fail);
-    if (!is_index(path) && !lg_path_exists(path)) {
-        LG_TRY_GOTO(rc, lg_path(w->path, "%s.index.json", path), fail);
-        if (!lg_path_exists(w->path)) {
-            rc = LG_FAIL(LG_ERR_NOTFOUND,
-                         "%s: no such file, and no .index.json beside it; check the model's folder",
-                         path);
-            goto fail;
-        }
-    }
+    LG_TRY_GOTO(rc, find(w, path), fail);
     if (is_index(w->path)) {
         LG_TRY_GOTO(rc, open_index(w), fail);
     } else {

@@ -7,7 +7,8 @@
 typedef struct lg_weights lg_weights;
 
 /* path: "DIR/model.safetensors"; or "DIR/model.safetensors.index.json", which is also looked for
- * when path itself does not exist. LG_ERR_NOTFOUND when neither exists, LG_ERR_CORRUPT when the
+ * when path itself does not exist, and then the variant that diffusers calls fp16: DIR/model.fp16.safetensors and
+ * DIR/model.safetensors.index.fp16.json. LG_ERR_NOTFOUND when none exists, LG_ERR_CORRUPT when the
  * index is not what it should be or names a tensor that its shard lacks. */
 int lg_weights_open(const char *path, lg_weights **ret);
 void lg_weights_close(lg_weights **w);

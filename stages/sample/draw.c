@@ -2,10 +2,12 @@
  * it again, so that only one net is in memory at a time. */
 #include "stages/sample/draw.h"
 #include "base/fs.h"
+#include "config/models.h"
 #include "stages/encode/batches.h"
 #include "stages/encode/port.h"
 #include "stages/io/picture.h"
 #include "stages/io/tokenizer.h"
+#include "stages/nets/adapter_file.h"
 #include "stages/nets/denoiser.h"
 #include "stages/nets/sampler.h"
 #include <stdlib.h>
@@ -65,10 +67,11 @@ static int encode_text(const struct lg_draw_spec *s, const struct lg_denoiser_co
     lg_text_batches *encoder = NULL;
     int32_t *ids = NULL;
     int rc;
-    LG_TRY(lg_t5_config_load(s->text_dir, &spec.config));
-    if (spec.config.d_model != net->text_dim)
+    LG_TRY(lg_text_encoder_config_load(s->text_dir, &spec.config));
+    const int width = lg_text_encoder_sizes(&spec.config).width;
+    if (width != net->text_dim)
         return LG_FAIL(LG_ERR_MISMATCH, "%s has width %d, the transformer wants %d", s->text_dir,
-                       spec.config.d_model, net->text_dim);
+                       width, net->text_dim);
     size_t rows = (size_t)s->n + 1, L = (size_t)s->text_length;
     LG_TRY_GOTO(rc, alloc(rows * L, sizeof *ids, &ids), out);
     LG_TRY_GOTO(rc, alloc(rows * L * (size_t)net->text_dim, sizeof(float), &c->text), out);
@@ -115,7 +118,7 @@ static void gather_rows(const struct lg_draw_spec *s, size_t row_bytes, const vo
 struct drawing {
     lg_sampler *sampler;
     lg_stream *stream;
-    lg_tensor label, text_length;
+    lg_tensor label, text_length, size, ratio;
     struct lg_port text, out;
     int32_t *staging; // (B): labels or lengths
     void *weights;
@@ -130,10 +133,37 @@ static int load_weights(const struct lg_draw_spec *s, const struct lg_denoiser_c
     size_t count = params.count;
     lg_params_free(&params);
     LG_TRY(alloc(count, sizeof *weights, &weights));
-    int rc = lg_denoiser_load(net, s->weights_dir, weights);
+    int rc = lg_whole_load(net, s->weights_dir, weights);
     if (rc == 0) rc = lg_put_weights(s->device, d->stream, weights, count, &d->weights);
     free(weights);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+/* The pictures' own size: what is wanted is one that was never larger. */
+static int upload_size(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
+                       struct drawing *d)
+{
+    struct lg_aekl_config vae;
+    const int B = lg_sampler_batch(d->sampler);
+    float *v;
+    LG_TRY(lg_aekl_config_load(s->vae_dir, &vae));
+    LG_TRY(alloc((size_t)B * 3, sizeof *v, &v));
+    for (int i = 0; i < B; i++) {
+        v[2 * i] = (float)(net->height * lg_aekl_factor(&vae));
+        v[2 * i + 1] = (float)(net->width * lg_aekl_factor(&vae));
+        v[2 * B + i] = (float)net->height / (float)net->width;
+    }
+    d->size = lg_t2(NULL, LG_F32, B, 2);
+    d->ratio = lg_t1(NULL, LG_F32, B);
+    int rc = device_alloc(s->device, &d->size);
+    if (rc == 0) rc = device_alloc(s->device, &d->ratio);
+    if (rc == 0) {
+        lg_stream_upload(d->stream, d->size.data, v, lg_tensor_bytes(&d->size));
+        lg_stream_upload(d->stream, d->ratio.data, v + 2 * B, lg_tensor_bytes(&d->ratio));
+        lg_stream_sync(d->stream);
+    }
+    free(v);
+    return rc;
 }
 
 static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
@@ -146,6 +176,7 @@ static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_c
     lg_tensor out = lg_t4(NULL, LG_F32, PICTURES_MAX, net->channels, net->height, net->width);
     LG_TRY(lg_port_open(s->device, out, &d->out));
     LG_TRY(alloc((size_t)B, sizeof *d->staging, &d->staging));
+    if (net->size_conditions) LG_TRY(upload_size(s, net, d));
     if (lg_denoiser_info(net->kind)->labels) {
         d->label = lg_t1(NULL, LG_I32, B);
         return device_alloc(s->device, &d->label);
@@ -161,6 +192,8 @@ static void drawing_close(const struct lg_draw_spec *s, struct drawing *d)
     lg_device_free(s->device, &d->weights);
     lg_device_free(s->device, &d->label.data);
     lg_device_free(s->device, &d->text_length.data);
+    lg_device_free(s->device, &d->size.data);
+    lg_device_free(s->device, &d->ratio.data);
     lg_port_close(s->device, &d->text);
     lg_port_close(s->device, &d->out);
     lg_sampler_close(&d->sampler);
@@ -195,7 +228,7 @@ static int draw_latents(const struct lg_draw_spec *s, const struct lg_denoiser_c
     for (int first = 0; rc == 0 && first < s->n; first += PICTURES_MAX) {
         upload_rows(s, c, &d, first);
         rc = lg_sampler_draw(d.sampler, d.stream,
-                             &(struct lg_sampler_run){.objective = s->objective,
+                             &(struct lg_sampler_run){.method = s->method,
                                                       .steps = s->steps,
                                                       .guidance = s->guidance,
                                                       .seed = s->seed,
@@ -203,7 +236,9 @@ static int draw_latents(const struct lg_draw_spec *s, const struct lg_denoiser_c
                                                       .weights = d.weights,
                                                       .label = d.label,
                                                       .text = d.text.device,
-                                                      .text_length = d.text_length},
+                                                      .text_length = d.text_length,
+                                                      .size = d.size,
+                                                      .ratio = d.ratio},
                              d.out.device);
         if (rc < 0) break;
         size_t rows = (size_t)LG_MIN(PICTURES_MAX, s->n - first);
@@ -245,12 +280,10 @@ int lg_draw(const struct lg_draw_spec *s, lg_pictures *ret)
 {
     struct lg_denoiser_config net;
     struct conditions c = {0};
-    char path[LG_PATH_BYTES];
     float *latents = NULL;
     int rc;
     *ret = (lg_pictures){0};
-    LG_TRY(lg_path(path, "%s/config.json", s->weights_dir));
-    LG_TRY(lg_denoiser_config_load(path, &net));
+    LG_TRY(lg_whole_config_load(s->weights_dir, &net));
     if (lg_denoiser_info(net.kind)->text)
         net.text_length = s->text_length; /* not in diffusers' config */
     LG_TRY_GOTO(rc,

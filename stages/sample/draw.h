@@ -3,14 +3,14 @@
  * (weights, seed, index, condition, steps, guidance) alone. */
 #pragma once
 #include "kernels/device.h"
-#include "stages/nets/objective.h"
+#include "stages/nets/sampler.h"
 
 struct lg_draw_spec {
     const char *weights_dir; /* diffusers folder of the transformer */
     const char *vae_dir;
     const char *text_dir; /* PixArt */
     int text_length;      /* PixArt: tokens per caption, as trained */
-    lg_objective_kind objective;
+    struct lg_sampler_method method;
     const char *const *prompts; /* captions, or labels in decimal for a DiT */
     int n;
     const char

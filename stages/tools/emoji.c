@@ -15,7 +15,8 @@
  * packages give the same bytes. A shard appears under its name only when complete.
  *
  * --only (repeatable) keeps the emoji of exactly these names, --list those of a text file: one name a
- * line, lines that are empty or begin with # are skipped. A name that no emoji has is an error.
+ * line, lines that are empty or begin with # are skipped; "NAME = CAPTION" gives that one another caption. A name that no
+ * emoji has is an error.
  * Exit codes: those of every program here (base/check.h, negated). */
 #include "base/check.h"
 #include "base/fs.h"
@@ -42,8 +43,9 @@ enum {
 struct options {
     const char *font, *names, *list, *dir;
     int size, per_shard;
-    const char *only[ONLY_MAX]; /* names to keep; none: all of them */
-    bool made[ONLY_MAX];        /* whether that name's picture has been made */
+    const char *only[ONLY_MAX];    /* names to keep; none: all of them */
+    const char *caption[ONLY_MAX]; /* NULL: the name */
+    bool made[ONLY_MAX];           /* whether that name's picture has been made */
     int n_only;
 };
 
@@ -112,9 +114,13 @@ static int add_listed(struct options *o, char *text)
 {
     char *save = NULL;
     for (char *line = strtok_r(text, "\r\n", &save); line; line = strtok_r(NULL, "\r\n", &save)) {
-        if (line[0] == '#' || find_name(o, line) >= 0) continue;
+        if (line[0] == '#') continue;
+        char *caption = strstr(line, " = ");
+        if (caption) *caption = 0, caption += 3;
+        if (find_name(o, line) >= 0) continue;
         if (o->n_only == ONLY_MAX)
             return LG_FAIL(LG_ERR_CONFIG, "%s names more than %d emoji", o->list, (int)ONLY_MAX);
+        o->caption[o->n_only] = caption;
         o->only[o->n_only++] = line;
     }
     return 0;
@@ -241,7 +247,8 @@ static int make_all(struct maker *m, char *names)
             continue;
         }
         LG_TRY(draw(m, glyph, e.name));
-        LG_TRY(add(m, e.name));
+        const char *caption = wanted >= 0 ? m->options.caption[wanted] : NULL;
+        LG_TRY(add(m, caption ? caption : e.name));
         if (wanted >= 0) m->options.made[wanted] = true;
     }
     LG_TRY(check_all_made(&m->options));

@@ -26,7 +26,8 @@ static const char usage_text[] =
     "samples\n"
     "  --slice N         pictures in flight in the autoencoder (default: about a megapixel of "
     "them)\n"
-    "  --length L        text: token ids per caption of a text file (default 120)\n"
+    "  --length L        text: token ids per caption of a text file (default: the longest a CLIP "
+    "takes, 77; T5 120)\n"
     "  --spiece FILE     text: the sentencepiece model (default DIR/spiece.model)\n"
     "  --size N          dataset: side of the pictures in pixels (default 64)\n"
     "  --shard-size N    dataset: samples per shard (default 1000)";
@@ -67,7 +68,7 @@ static int set_option(const struct row *row, const char *value)
 static int parse(int argc, char **argv, struct options *o)
 {
     *o = (struct options){
-        .device = "host", .threads = 2, .batch = 16, .length = 120, .size = 64, .shard_size = 1000};
+        .device = "host", .threads = 2, .batch = 16, .size = 64, .shard_size = 1000};
     const struct row table[] = {
         {.name = "model", .text = &o->model},
         {.name = "vae", .text = &o->model},

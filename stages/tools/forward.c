@@ -4,6 +4,7 @@
 #include "base/fs.h"
 #include "stages/encode/port.h"
 #include "stages/io/safetensors.h"
+#include "stages/nets/adapter_file.h"
 #include "stages/nets/denoiser.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,11 +12,14 @@
 
 static const char usage_text[] =
     "usage: lg-forward MODEL_DIR IN.safetensors OUT.safetensors [DEVICE [PRECISION]]\n"
-    "  MODEL_DIR   config.json and diffusion_pytorch_model.safetensors of a DiT or PixArt\n"
+    "  MODEL_DIR   config.json and diffusion_pytorch_model.safetensors of a DiT or PixArt,\n"
+    "              or an adapter of one (adapter_config.json), which is added to its weights\n"
     "  IN          x (B,C,H,W), t (B) as the net sees it; DiT: label (B) int32;\n"
-    "              PixArt: text (B,L,E), text_length (B) int32\n"
-    "              dout (B,C,H,W), if there: the gradient of the output, asks for a backward\n"
-    "  OUT         out (B,C,H,W); after a backward grad.NAME of every parameter; all fp32\n"
+    "              PixArt: text (B,L,E), text_length (B) int32; with conditions of a size: size\n"
+    "              (2 B), original height and width of each, ratio (B), height / width\n"
+    "              dout (B,C or 2C,H,W), if there: the gradient of the output, asks for a "
+    "backward\n"
+    "  OUT         out (B,C or 2C,H,W); after a backward grad.NAME of every parameter; all fp32\n"
     "  DEVICE      host (default), ref64, cuda:0; PRECISION on a GPU: fp32 (default), tf32, bf16, "
     "fp16";
 
@@ -39,17 +43,19 @@ static int find(const struct job *j, const char *name, int rank, const struct lg
     return 0;
 }
 
-/* Timesteps stay in fp32 where the compute type has 16 bits: bf16 knows 8 digits of 999. */
-static int upload_times(const struct job *j, lg_tensor *ret)
+/* Timesteps and the like stay in fp32 where the compute type has 16 bits: bf16 knows 8 digits of 999. */
+static int upload_numbers(const struct job *j, const char *name, int64_t n, lg_tensor *ret)
 {
     const struct lg_st_entry *e;
-    LG_TRY(find(j, "t", 1, &e));
-    lg_tensor wide = lg_t1(NULL, LG_F32, e->dim[0]), own = wide;
+    LG_TRY(find(j, name, 1, &e));
+    if (e->dim[0] != n)
+        return LG_FAIL(LG_ERR_USAGE, "%s: %s has not %lld numbers", j->in_path, name, (long long)n);
+    lg_tensor wide = lg_t1(NULL, LG_F32, n), own = wide;
     own.dtype = lg_device_dtype(j->device) == LG_F64 ? LG_F64 : LG_F32;
     float *v = malloc(lg_tensor_bytes(&wide));
-    if (!v) return LG_FAIL(LG_ERR_NOSPACE, "no memory for t");
+    if (!v) return LG_FAIL(LG_ERR_NOSPACE, "no memory for %s", name);
     int rc;
-    LG_TRY_GOTO(rc, lg_st_read_f32(e, v, 0, (size_t)e->dim[0]), out);
+    LG_TRY_GOTO(rc, lg_st_read_f32(e, v, 0, (size_t)n), out);
     LG_TRY_GOTO(rc, lg_device_alloc(j->device, lg_tensor_bytes(&wide), &wide.data), out);
     LG_TRY_GOTO(rc, lg_device_alloc(j->device, lg_tensor_bytes(&own), &own.data), out);
     lg_stream_upload(j->stream, wide.data, v, lg_tensor_bytes(&wide));
@@ -109,8 +115,11 @@ static int read_input(struct job *j, struct lg_denoiser_input *ret)
         ret->x.dim[3] != c->width)
         return LG_FAIL(LG_ERR_USAGE, "%s: x is not (B, %d, %d, %d)", j->in_path, c->channels,
                        c->height, c->width);
-    LG_TRY(upload_times(j, &ret->t));
-    if (ret->t.dim[0] != B) return LG_FAIL(LG_ERR_USAGE, "%s: t is not (B)", j->in_path);
+    LG_TRY(upload_numbers(j, "t", B, &ret->t));
+    if (c->size_conditions) {
+        LG_TRY(upload_numbers(j, "size", 2 * B, &ret->size));
+        LG_TRY(upload_numbers(j, "ratio", B, &ret->ratio));
+    }
     if (lg_denoiser_info(c->kind)->labels)
         return upload_i32(j, "label", B, 0, c->num_classes, &ret->label);
     LG_TRY(upload_entry(j, "text", 3, &ret->text));
@@ -123,11 +132,16 @@ static int read_input(struct job *j, struct lg_denoiser_input *ret)
 static int load_weights(const struct job *j, void **ret)
 {
     float *w = malloc(j->params.count * sizeof *w);
-    int rc = w ? lg_denoiser_load(&j->config, j->dir, w)
+    int rc = w ? lg_whole_load(&j->config, j->dir, w)
                : LG_FAIL(LG_ERR_NOSPACE, "no memory for the weights");
     if (rc == 0) rc = lg_put_weights(j->device, j->stream, w, j->params.count, ret);
     free(w);
     return rc;
+}
+
+static lg_tensor output_shape(const struct job *j, lg_tensor x)
+{
+    return lg_t4(NULL, x.dtype, x.dim[0], lg_denoiser_out_channels(&j->config), x.dim[2], x.dim[3]);
 }
 
 /* The gradients of all parameters as fp32 on the host, to be freed; NULL where no dout asks for them. */
@@ -137,8 +151,9 @@ static int backward(const struct job *j, const void *weights, const struct lg_de
     if (!lg_st_find(j->in, "dout")) return 0;
     lg_tensor dout, own = lg_t1(NULL, lg_denoiser_grad_type(j->device), (int64_t)j->params.count);
     LG_TRY(upload_entry(j, "dout", 4, &dout));
-    if (memcmp(dout.dim, in->x.dim, sizeof dout.dim))
-        return LG_FAIL(LG_ERR_USAGE, "%s: dout has not the shape of x", j->in_path);
+    lg_tensor shape = output_shape(j, in->x);
+    if (memcmp(dout.dim, shape.dim, sizeof dout.dim))
+        return LG_FAIL(LG_ERR_USAGE, "%s: dout has not the shape of the output", j->in_path);
     LG_TRY(lg_device_alloc(j->device, lg_tensor_bytes(&own), &own.data));
     lg_denoiser_backward(j->net, j->stream, weights, in, dout, own.data, false);
     lg_tensor wide = own;
@@ -186,14 +201,12 @@ static int write_output(const struct job *j, const struct lg_port *out, const fl
 
 static int run(struct job *j, const char *device, const char *precision)
 {
-    char path[LG_PATH_BYTES];
     struct lg_denoiser_input in = {0};
     struct lg_port out = {0};
     void *weights = NULL;
     float *grads = NULL;
     int rc;
-    LG_TRY(lg_path(path, "%s/config.json", j->dir));
-    LG_TRY(lg_denoiser_config_load(path, &j->config));
+    LG_TRY(lg_whole_config_load(j->dir, &j->config));
     LG_TRY(lg_st_open(j->in_path, &j->in));
     LG_TRY(lg_device_open(device, &(struct lg_device_options){.precision = precision}, &j->device));
     LG_TRY(lg_stream_open(j->device, &j->stream));
@@ -203,7 +216,7 @@ static int run(struct job *j, const char *device, const char *precision)
     const struct lg_denoiser_mode mode = {.batch = (int)in.x.dim[0],
                                           .train = lg_st_find(j->in, "dout")};
     LG_TRY(lg_denoiser_open(j->device, &j->config, &mode, &j->net));
-    LG_TRY(lg_port_open(j->device, in.x, &out));
+    LG_TRY(lg_port_open(j->device, output_shape(j, in.x), &out));
     lg_denoiser_forward(j->net, j->stream, weights, &in, out.device);
     LG_TRY_GOTO(rc, backward(j, weights, &in, &grads), done);
     LG_TRY_GOTO(rc, write_output(j, &out, grads), done);

@@ -1,12 +1,12 @@
 /* lg-graph: the program of a net as text: values with shape, bytes, place, first and last use; nodes in order;
  * the arena, scratch memory and floating-point operations.
  *
- * usage: lg-graph DIR|FILE.toml [--batch 1] [--length 120] [--size 256] [--device host] [--train]
+ * usage: lg-graph DIR|FILE.toml [--batch 1] [--length TOKENS] [--size 256] [--device host] [--train]
  *                 [--recompute WORDS ...] [--set KEY=VALUE ...]
  *
- * DIR: a T5 encoder (--length tokens) or an AutoencoderKL (--size pixels a side; encoder, then decoder) as
- * transformers and diffusers write them, or a DiT or PixArt denoiser as diffusers writes it; its config.json is
- * enough. FILE.toml: the denoiser of a pipeline, with its micro-batch and on its device where the options do not say
+ * DIR: a T5 or CLIP text encoder (--length tokens; by default 120, or as many as a CLIP takes) or an AutoencoderKL
+ * (--size pixels a side; encoder, then decoder) as transformers and diffusers write them, or a DiT or PixArt denoiser as
+ * diffusers writes it; its config.json is enough. FILE.toml: the denoiser of a pipeline, with its micro-batch and on its device where the options do not say
  * otherwise.
  *
  * --train: a denoiser's forward and backward. --recompute: as memory.recompute (docs/config.md), words with commas
@@ -18,7 +18,7 @@
 #include "base/fs.h"
 #include "stages/nets/autoencoder_kl.h"
 #include "stages/nets/model_config.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/text_encoder.h"
 #include "stages/stage.h"
 #include "stages/trainer/rank_memory.h"
 #include "stages/trainer/state.h"
@@ -27,7 +27,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BATCH_MAX = 1 << 16, LENGTH_MAX = 1 << 16, SIDE_MAX = 1 << 14, SETS_MAX = 64 };
+enum {
+    BATCH_MAX = 1 << 16,
+    LENGTH_USUAL = 120,
+    LENGTH_MAX = 1 << 16,
+    SIDE_MAX = 1 << 14,
+    SETS_MAX = 64
+};
 
 struct options {
     const char *of, *device;  /* device NULL: not said */
@@ -42,7 +48,7 @@ struct options {
 static int usage(void)
 {
     return LG_FAIL(LG_ERR_USAGE,
-                   "usage: lg-graph DIR|FILE.toml [--batch 1] [--length 120] [--size 256] "
+                   "usage: lg-graph DIR|FILE.toml [--batch 1] [--length TOKENS] [--size 256] "
                    "[--device host] [--train] [--recompute WORDS ...] [--set KEY=VALUE ...]");
 }
 
@@ -111,7 +117,7 @@ static int parse(int argc, char **argv, struct options *o)
         {"size", required_argument, NULL, 's'},      {"device", required_argument, NULL, 'd'},
         {"train", no_argument, NULL, 't'},           {"set", required_argument, NULL, 'S'},
         {"recompute", required_argument, NULL, 'r'}, {0}};
-    *o = (struct options){.length = 120, .size = 256};
+    *o = (struct options){.size = 256};
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) LG_TRY(parse_option(o, c));
     if (optind + 1 != argc) return usage();
     o->of = argv[optind];
@@ -152,9 +158,12 @@ static int find_kind(const char *path, enum kind *ret)
 
 static int print_text_encoder(const struct options *o, lg_device *d)
 {
-    struct lg_t5_config c;
-    LG_TRY(lg_t5_config_load(o->of, &c));
-    LG_TRY(lg_t5_print(d, &c, (int)LG_MAX(o->batch, 1), (int)o->length, stdout));
+    struct lg_text_encoder_config c;
+    LG_TRY(lg_text_encoder_config_load(o->of, &c));
+    const int most = lg_text_encoder_sizes(&c).length_max, usual = most ? most : LENGTH_USUAL;
+    const struct lg_text_encoder_shape shape = {.batch = (int)LG_MAX(o->batch, 1),
+                                                .length = o->length ? (int)o->length : usual};
+    LG_TRY(lg_text_encoder_print(d, &c, &shape, stdout));
     return 0;
 }
 

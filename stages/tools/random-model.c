@@ -1,17 +1,23 @@
-/* lg-random-model: encoders with random weights and data sets of noise, for measuring where pretrained
+/* lg-random-model: models with random weights and data sets of noise, for measuring where pretrained
  * weights and real pictures are not at hand. What it makes has the shapes, files and names of the real
  * thing; nothing can be learned from it.
  *
  * usage: lg-random-model vae --preset sd|tiny DIR
  *        lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR
+ *        lg-random-model clip --preset l|h|bigg|tiny DIR
+ *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|tiny-dit|tiny-pixart
+ *                        [--spiece FILE] DIR
  *        lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] DIR
  *        lg-random-model latents --count N [--size 32] [--channels 4] [--classes 1000] DIR
  *   all: [--seed 0]    models: [--dtype f32|f16|bf16]    data: [--per-shard 1000]
  *
  * Models: config.json and safetensors as diffusers and transformers write them; t5 also a copy of
- * --spiece, a sentencepiece model, which decides vocab_size. Weights are uniform with the variance of
+ * --spiece, a sentencepiece model, which decides vocab_size, clip a small tokenizer, which knows pairs of letters. Weights are uniform with the variance of
  * the usual initialisation; element e of tensor i is a function of (seed, i, e), so equal commands give
  * equal bytes.
+ *
+ * A pipeline is a folder as diffusers has it: model_index.json, transformer (fp32), vae, scheduler and, for PixArt,
+ * text_encoder and tokenizer. The tiny ones are tiny in all parts; PixArt's has a variance and conditions of a size.
  *
  * Data: tar shards of 00000000.jpg (or .latent.safetensors), .txt (a caption of a few words) and .cls.
  * The pictures are smooth coloured noise, about as large as photographs once compressed; with --ratio R they have
@@ -24,7 +30,8 @@
 #include "stages/io/tar.h"
 #include "stages/io/tokenizer.h"
 #include "stages/nets/autoencoder_kl.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/denoiser.h"
+#include "stages/nets/text_encoder.h"
 #include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
@@ -264,19 +271,297 @@ static int make_t5(const struct options *o, lg_dtype dtype)
     if (!preset)
         return LG_FAIL(LG_ERR_USAGE, "no t5 preset \"%s\": base, xl, xxl and tiny exist",
                        o->preset);
-    struct lg_t5_config c;
+    struct lg_text_encoder_config c;
     lg_params t = {0};
     char path[LG_PATH_BYTES];
     int vocab = 0;
     LG_TRY(copy_spiece(o, &vocab));
     LG_TRY(write_t5_config(o, preset, vocab));
-    LG_TRY(lg_t5_config_load(o->dir, &c));
-    LG_TRY(lg_t5_params(&c, 0, 1, &t));
-    set_t5(&c, &t);
+    LG_TRY(lg_text_encoder_config_load(o->dir, &c));
+    LG_TRY(lg_text_encoder_params(&c, 0, 1, &t));
+    set_t5(&c.t5, &t);
     LG_TRY(lg_path(path, "%s/model.safetensors", o->dir));
     int rc = write_weights(path, &t, o->seed, dtype);
     lg_params_free(&t);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+/* ---- CLIP ---- */
+
+static const struct clip_preset {
+    const char *name;
+    int vocab, hidden, mlp, heads, layers;
+    const char *act, *class;
+} CLIP[] = {{"l", 49408, 768, 3072, 12, 12, "quick_gelu", "CLIPTextModel"},
+            {"h", 49408, 1024, 4096, 16, 23, "gelu", "CLIPTextModel"},
+            {"bigg", 49408, 1280, 5120, 20, 32, "gelu", "CLIPTextModelWithProjection"},
+            {"tiny", 1920, 64, 128, 4, 3, "quick_gelu", "CLIPTextModelWithProjection"}};
+
+static int publish_text(const char *dir, const char *name, FILE *f, char *const *text,
+                        const size_t *bytes)
+{
+    char path[LG_PATH_BYTES];
+    int rc = lg_close_text(f) < 0 ? LG_FAIL(LG_ERR_NOSPACE, "no memory for %s", name)
+                                  : lg_path(path, "%s/%s", dir, name);
+    if (rc == 0) rc = lg_publish_file(path, *text, *bytes);
+    free(*text);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+enum { LETTERS = 26, BYTES = 256, PRINTING_MORE = 68 };
+
+/* The 256 characters that stand for bytes, in the order of GPT-2. */
+static int byte_chars(uint32_t ret[BYTES])
+{
+    int n = 0;
+    for (uint32_t c = '!'; c < BYTES + PRINTING_MORE; c++)
+        if (c <= '~' || (c >= 0xA1 && c != 0xAD)) ret[n++] = c;
+    return n;
+}
+
+/* Bytes, bytes that end a word, pairs of letters in a word and at its end, begin and end of a caption, as the published
+ * vocabularies have them; *ret_end: the last one's id. */
+static int write_vocab(const char *dir, int *ret_end)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    uint32_t chars[BYTES];
+    int id = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    LG_ASSERT(f && byte_chars(chars) == BYTES);
+    for (int last = 0; last < 2; last++)
+        for (int i = 0; i < BYTES; i++, id++)
+            fprintf(f, "%s\"\\u%04x%s\": %d", id ? ", " : "{", chars[i], last ? "</w>" : "", id);
+    for (int last = 0; last < 2; last++)
+        for (int i = 0; i < LETTERS * LETTERS; i++, id++)
+            fprintf(f, ", \"%c%c%s\": %d", 'a' + i / LETTERS, 'a' + i % LETTERS, last ? "</w>" : "",
+                    id);
+    fprintf(f, ", \"<|startoftext|>\": %d, \"<|endoftext|>\": %d}\n", id, id + 1);
+    *ret_end = id + 1;
+    LG_TRY(publish_text(dir, "vocab.json", f, &text, &bytes));
+    return 0;
+}
+
+static int write_merges(const char *dir)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    LG_ASSERT(f);
+    fprintf(f, "#version: 0.2\n");
+    for (int last = 0; last < 2; last++)
+        for (int i = 0; i < LETTERS * LETTERS; i++)
+            fprintf(f, "%c %c%s\n", 'a' + i / LETTERS, 'a' + i % LETTERS, last ? "</w>" : "");
+    LG_TRY(publish_text(dir, "merges.txt", f, &text, &bytes));
+    return 0;
+}
+
+static int write_clip_config(const char *dir, const struct clip_preset *p, int end)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    LG_ASSERT(f);
+    fprintf(f,
+            "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"clip_text_model\",\n"
+            "  \"vocab_size\": %d,\n  \"hidden_size\": %d,\n  \"intermediate_size\": %d,\n"
+            "  \"projection_dim\": %d,\n  \"num_attention_heads\": %d,\n"
+            "  \"num_hidden_layers\": %d,\n  \"max_position_embeddings\": 77,\n"
+            "  \"hidden_act\": \"%s\",\n  \"layer_norm_eps\": 1e-05,\n"
+            "  \"bos_token_id\": %d,\n  \"eos_token_id\": %d\n}\n",
+            p->class, p->vocab, p->hidden, p->mlp, p->hidden, p->heads, p->layers, p->act, end - 1,
+            end);
+    LG_TRY(publish_text(dir, "config.json", f, &text, &bytes));
+    return 0;
+}
+
+/* The deviations of transformers' CLIP. */
+static void set_clip(const struct lg_clip_config *c, lg_params *t)
+{
+    const double depth = 1 / sqrt(2.0 * c->layers);
+    for (int i = 0; i < t->n; i++) {
+        struct lg_param *p = &t->p[i];
+        if (p->rank == 1)
+            p->init = ends_with(p->name, "weight") ? LG_INIT_ONE : LG_INIT_ZERO;
+        else if (ends_with(p->name, "token_embedding.weight"))
+            set_deviation(p, 0.02);
+        else if (ends_with(p->name, "position_embedding.weight"))
+            set_deviation(p, 0.01);
+        else if (ends_with(p->name, "_proj.weight") && !ends_with(p->name, "out_proj.weight"))
+            set_deviation(p, depth / sqrt(c->hidden));
+        else if (ends_with(p->name, "fc1.weight"))
+            set_deviation(p, 1 / sqrt(2.0 * c->hidden));
+        else if (ends_with(p->name, "fc2.weight"))
+            set_deviation(p, depth / sqrt(c->hidden));
+        else
+            set_deviation(p, 1 / sqrt(c->hidden));
+    }
+}
+
+static int make_clip(const struct options *o, lg_dtype dtype)
+{
+    const struct clip_preset *preset = NULL;
+    for (size_t i = 0; i < LG_ARRAY_LEN(CLIP); i++)
+        if (!strcmp(o->preset, CLIP[i].name)) preset = &CLIP[i];
+    if (!preset)
+        return LG_FAIL(LG_ERR_USAGE, "no clip preset \"%s\": l, h, bigg and tiny exist", o->preset);
+    struct lg_text_encoder_config c;
+    lg_params t = {0};
+    char path[LG_PATH_BYTES];
+    int end = 0;
+    LG_TRY(write_vocab(o->dir, &end));
+    LG_TRY(write_merges(o->dir));
+    LG_TRY(write_clip_config(o->dir, preset, end));
+    LG_TRY(lg_text_encoder_config_load(o->dir, &c));
+    LG_TRY(lg_text_encoder_params(&c, 0, 1, &t));
+    set_clip(&c.clip, &t);
+    LG_TRY(lg_path(path, "%s/model.safetensors", o->dir));
+    int rc = write_weights(path, &t, o->seed, dtype);
+    lg_params_free(&t);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+/* ---- a pipeline ---- */
+
+static const struct pipeline_preset {
+    const char *name, *class, *scheduler, *vae, *t5; /* t5 NULL: class labels */
+    struct lg_denoiser_config net;
+} PIPELINE[] = {
+    {"dit-xl-2",
+     "DiTPipeline",
+     "DDIMScheduler",
+     "sd",
+     NULL,
+     {.kind = LG_DIT, .height = 32, .hidden = 1152, .depth = 28, .heads = 16, .num_classes = 1000}},
+    {"pixart-alpha",
+     "PixArtAlphaPipeline",
+     "DPMSolverMultistepScheduler",
+     "sd",
+     "xxl",
+     {.height = 128, .hidden = 1152, .depth = 28, .heads = 16, .size_conditions = true}},
+    {"pixart-sigma",
+     "PixArtSigmaPipeline",
+     "DPMSolverMultistepScheduler",
+     "sd",
+     "xxl",
+     {.height = 128, .hidden = 1152, .depth = 28, .heads = 16}},
+    {"tiny-dit",
+     "DiTPipeline",
+     "DDIMScheduler",
+     "tiny",
+     NULL,
+     {.kind = LG_DIT, .height = 4, .hidden = 48, .depth = 2, .heads = 4, .num_classes = 7}},
+    {"tiny-pixart",
+     "PixArtAlphaPipeline",
+     "DPMSolverMultistepScheduler",
+     "tiny",
+     "tiny",
+     {.height = 4, .hidden = 48, .depth = 2, .heads = 4, .size_conditions = true}},
+};
+
+static int write_text(const char *dir, const char *name, const char *text)
+{
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_path(path, "%s/%s", dir, name));
+    return lg_publish_file(path, text, strlen(text));
+}
+
+static int write_index(const struct options *o, const struct pipeline_preset *p)
+{
+    char index[1024], scheduler[512];
+    const bool text = p->t5;
+    snprintf(index, sizeof index,
+             "{\n  \"_class_name\": \"%s\",\n  \"scheduler\": [\"diffusers\", \"%s\"],\n%s"
+             "  \"transformer\": [\"diffusers\", \"%s\"],\n"
+             "  \"vae\": [\"diffusers\", \"AutoencoderKL\"]\n}\n",
+             p->class, p->scheduler,
+             text ? "  \"text_encoder\": [\"transformers\", \"T5EncoderModel\"],\n"
+                    "  \"tokenizer\": [\"transformers\", \"T5Tokenizer\"],\n"
+                  : "",
+             text ? "PixArtTransformer2DModel" : "DiTTransformer2DModel");
+    snprintf(scheduler, sizeof scheduler,
+             "{\n  \"_class_name\": \"%s\",\n  \"beta_start\": 0.0001,\n  \"beta_end\": 0.02,\n"
+             "  \"beta_schedule\": \"linear\",\n  \"num_train_timesteps\": 1000,\n"
+             "  \"prediction_type\": \"epsilon\"\n}\n",
+             p->scheduler);
+    LG_TRY(write_text(o->dir, "model_index.json", index));
+    return write_text(o->dir, "scheduler/scheduler_config.json", scheduler);
+}
+
+/* No weight begins at zero, as what is trained does not. */
+static int write_transformer(const char *dir, const struct lg_denoiser_config *c, uint64_t seed)
+{
+    lg_params t;
+    LG_TRY(lg_denoiser_params(c, &t));
+    for (int i = 0; i < t.n; i++)
+        set_deviation(&t.p[i], t.p[i].rank > 1 ? 1 / sqrt(fan_in(&t.p[i])) : 0.02);
+    float *w = malloc(t.count * sizeof *w);
+    int rc = w ? 0 : LG_FAIL(LG_ERR_NOSPACE, "no memory for %zu weights", t.count);
+    if (rc == 0) {
+        lg_params_init(&t, seed, w, 0, t.count);
+        rc = lg_denoiser_save(c, dir, &(struct lg_denoiser_weights){.t = &t, .trained = w});
+    }
+    free(w);
+    lg_params_free(&t);
+    return rc;
+}
+
+/* The options of a part that lies in a folder of its own. */
+static int part_of(const struct options *o, const char *preset, const char *name,
+                   char dir[LG_PATH_BYTES], struct options *ret)
+{
+    *ret = *o;
+    LG_TRY(lg_path(dir, "%s/%s", o->dir, name));
+    ret->preset = preset;
+    ret->dir = dir;
+    return lg_mkdirs(dir);
+}
+
+static int make_text_parts(const struct options *o, const struct pipeline_preset *p, lg_dtype dtype,
+                           int *ret_width)
+{
+    struct options part;
+    struct lg_t5_config c;
+    char dir[LG_PATH_BYTES], from[LG_PATH_BYTES], to[LG_PATH_BYTES];
+    LG_TRY(part_of(o, p->t5, "text_encoder", dir, &part));
+    LG_TRY(make_t5(&part, dtype));
+    LG_TRY(lg_t5_config_load(dir, &c));
+    *ret_width = c.d_model;
+    LG_TRY(lg_path(from, "%s/spiece.model", dir));
+    LG_TRY(part_of(o, "", "tokenizer", dir, &part));
+    LG_TRY(lg_path(to, "%s/spiece.model", dir));
+    if (rename(from, to) < 0)
+        return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s: %s", from, strerror(errno));
+    return 0;
+}
+
+static int make_pipeline(const struct options *o, lg_dtype dtype)
+{
+    const struct pipeline_preset *p = NULL;
+    for (size_t i = 0; i < LG_ARRAY_LEN(PIPELINE); i++)
+        if (!strcmp(o->preset, PIPELINE[i].name)) p = &PIPELINE[i];
+    if (!p)
+        return LG_FAIL(LG_ERR_USAGE,
+                       "no pipeline preset \"%s\": dit-xl-2, pixart-alpha, pixart-sigma, tiny-dit "
+                       "and tiny-pixart exist",
+                       o->preset);
+    struct lg_denoiser_config net = p->net;
+    struct options part;
+    char dir[LG_PATH_BYTES];
+    net.channels = 4, net.patch = 2, net.mlp_ratio = 4, net.width = net.height;
+    net.learned_variance = true;
+    net.norm_eps = p->t5 ? 1e-6 : 1e-5;
+    if (p->t5) {
+        net.kind = LG_PIXART;
+        net.text_length = strcmp(p->class, "PixArtSigmaPipeline") ? 120 : 300;
+        LG_TRY(make_text_parts(o, p, dtype, &net.text_dim));
+    }
+    LG_TRY(part_of(o, p->vae, "vae", dir, &part));
+    LG_TRY(make_vae(&part, dtype));
+    LG_TRY(part_of(o, "", "transformer", dir, &part));
+    LG_TRY(write_transformer(dir, &net, o->seed));
+    LG_TRY(part_of(o, "", "scheduler", dir, &part));
+    return write_index(o, p);
 }
 
 /* ---- data ---- */
@@ -457,13 +742,18 @@ static int run(struct options *o)
     lg_dtype dtype = LG_BF16;
     LG_TRY(parse_dtype(o->dtype, &dtype));
     bool pictures = !strcmp(o->kind, "pictures"), latents = !strcmp(o->kind, "latents");
-    bool vae = !strcmp(o->kind, "vae");
-    if (!pictures && !latents && !vae && strcmp(o->kind, "t5") != 0)
-        return LG_FAIL(LG_ERR_USAGE, "\"%s\" cannot be made: vae, t5, pictures and latents can",
+    bool vae = !strcmp(o->kind, "vae"), clip = !strcmp(o->kind, "clip");
+    bool whole = !strcmp(o->kind, "pipeline");
+    if (!pictures && !latents && !vae && !clip && !whole && strcmp(o->kind, "t5") != 0)
+        return LG_FAIL(LG_ERR_USAGE,
+                       "\"%s\" cannot be made: vae, t5, clip, pipeline, pictures and latents can",
                        o->kind);
     if (!pictures && !latents) {
         LG_TRY(lg_mkdirs(o->dir));
-        LG_TRY(vae ? make_vae(o, dtype) : make_t5(o, dtype));
+        LG_TRY(whole  ? make_pipeline(o, dtype)
+               : vae  ? make_vae(o, dtype)
+               : clip ? make_clip(o, dtype)
+                      : make_t5(o, dtype));
         return 0;
     }
     if (!o->size) o->size = pictures ? 256 : 32;
@@ -540,6 +830,9 @@ int main(int argc, char **argv)
             stderr,
             "usage: lg-random-model vae --preset sd|tiny DIR\n"
             "       lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR\n"
+            "       lg-random-model clip --preset l|h|bigg|tiny DIR\n"
+            "       lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|"
+            "tiny-dit|tiny-pixart [--spiece FILE] DIR\n"
             "       lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] "
             "DIR\n"
             "       lg-random-model latents --count N [--size 32] [--channels 4] "

@@ -49,7 +49,7 @@ static int parse(int argc, char **argv, struct options *o)
                                           {"owner", required_argument, 0, 'O'},
                                           {"help", no_argument, 0, 'h'},
                                           {0}};
-    *o = (struct options){.negative = "", .weights = "ema"};
+    *o = (struct options){.weights = "ema"};
     for (int c; (c = getopt_long(argc, argv, "o:h", longs, NULL)) != -1;) switch (c) {
         case 'f':
             o->from = optarg;
@@ -161,7 +161,7 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
                              .text_length = (int)c->text_length,
                              .prompts = o->captions,
                              .n = o->n_captions,
-                             .negative = o->negative};
+                             .negative = o->negative ? o->negative : c->sample_negative};
     LG_TRY(number(o->seed, "seed", 0, 9e15, (double)c->sample_seed, &seed));
     LG_TRY(number(o->steps, "steps", 1, 1000, (double)c->sample_steps, &steps));
     LG_TRY(number(o->guidance, "guidance", 0, 100, c->sample_guidance, &guidance));
@@ -175,7 +175,7 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
     if (!c->vae_model[0])
         return LG_FAIL(LG_ERR_CONFIG, "%s: vae.model is empty: there is nothing to decode with",
                        c->file);
-    LG_TRY(lg_objective_parse(c->trainer_objective, &s.objective));
+    LG_TRY(lg_sampler_method_of(c, &s.method));
     LG_TRY(open_device(o, c, &s.device));
     int rc = lg_draw(&s, &pictures);
     lg_device_close(&s.device);

@@ -9,9 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { VARIANCE_TERMS = 6 };
+
 /* Offsets in the device block, in bytes, each a multiple of 64. */
 struct layout {
     size_t n, coef, t, weight, label, text_length, uploaded; /* host and device */
+    size_t size, ratio, terms;                               /* likewise, of what the net has */
     size_t mean, logvar, staged;         /* device, latents from the host only */
     size_t x_t, target;                  /* device only */
     size_t band_x_t, band_target, total; /* likewise; of a band, where there is one */
@@ -41,6 +44,12 @@ static bool copies_latents(const lg_device *d, const struct lg_batch_options *o)
     return o->latents_on_host && !lg_device_is_host(d);
 }
 
+/* Of a sample: of the noise, and of the variance if there is one. */
+static size_t weights_of(const struct lg_batch_options *o)
+{
+    return o->net->learned_variance ? 2 : 1;
+}
+
 static struct layout layout_of(const lg_device *d, const struct lg_batch_options *o)
 {
     size_t B = (size_t)o->size, used = 0, f = sizeof(float);
@@ -50,9 +59,14 @@ static struct layout layout_of(const lg_device *d, const struct lg_batch_options
     l.n = take(&used, B * sizeof(int64_t));
     l.coef = take(&used, B * 4 * f);
     l.t = take(&used, B * f);
-    l.weight = take(&used, B * f);
+    l.weight = take(&used, weights_of(o) * B * f);
     l.label = take(&used, B * sizeof(int32_t));
     l.text_length = take(&used, B * sizeof(int32_t));
+    if (o->net->size_conditions) {
+        l.size = take(&used, 2 * B * f);
+        l.ratio = take(&used, B * f);
+    }
+    if (o->net->learned_variance) l.terms = take(&used, VARIANCE_TERMS * B * f);
     l.uploaded = used;
     if (copies_latents(d, o)) {
         l.mean = take(&used, latent);
@@ -103,6 +117,14 @@ static void use(lg_batch *b, const struct lg_batch_options *o)
     }
     t->in.t = lg_t1(b->device + b->at.t, LG_F32, o->size);
     t->weight = lg_t1(b->device + b->at.weight, LG_F32, o->size);
+    if (o->net->learned_variance) {
+        t->weight = lg_t2(t->weight.data, LG_F32, o->size, 2);
+        t->terms = lg_t2(b->device + b->at.terms, LG_F32, o->size, VARIANCE_TERMS);
+    }
+    if (o->net->size_conditions) {
+        t->in.size = lg_t2(b->device + b->at.size, LG_F32, o->size, 2);
+        t->in.ratio = lg_t1(b->device + b->at.ratio, LG_F32, o->size);
+    }
     const struct lg_denoiser_info *has = lg_denoiser_info(o->net->kind);
     if (has->labels) t->in.label = lg_t1(b->device + b->at.label, LG_I32, o->size);
     if (has->text) t->in.text_length = lg_t1(b->device + b->at.text_length, LG_I32, o->size);
@@ -160,8 +182,20 @@ static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *sp
         ((float *)(b->host + b->at.coef))[4 * row + (size_t)i] = (float)draw.coef[i];
     ((float *)(b->host + b->at.t))[row] = (float)draw.t;
     const double share = b->o.band.height ? b->o.band.share : 1;
-    ((float *)(b->host + b->at.weight))[row] =
-        slot->is_void || slot->is_absent ? 0 : (float)(draw.weight / spec->divisor * share);
+    const struct lg_denoiser_config *net = b->o.net;
+    const size_t per = weights_of(&b->o);
+    const double weight[] = {draw.weight, draw.variance_weight};
+    for (size_t i = 0; i < per; i++)
+        ((float *)(b->host + b->at.weight))[per * row + i] =
+            slot->is_void || slot->is_absent ? 0 : (float)(weight[i] / spec->divisor * share);
+    for (size_t i = 0; i < VARIANCE_TERMS && net->learned_variance; i++)
+        ((float *)(b->host + b->at.terms))[VARIANCE_TERMS * row + i] = (float)draw.variance[i];
+    if (net->size_conditions) {
+        float *size = (float *)(b->host + b->at.size) + 2 * row;
+        size[0] = (float)slot->original_height;
+        size[1] = (float)slot->original_width;
+        ((float *)(b->host + b->at.ratio))[row] = (float)net->height / (float)net->width;
+    }
     ((int32_t *)(b->host + b->at.label))[row] = slot->label;
     ((int32_t *)(b->host + b->at.text_length))[row] = slot->text_length;
 }

@@ -12,6 +12,8 @@ struct lg_batch_tensors {
     struct lg_denoiser_input in; // in.x is x_t, or its band
     lg_tensor target;            // (B, C, H, W), or its band
     lg_tensor weight;            // (B), fp32: loss weight of each sample, times the band's share
+    /* With a learned variance weight is (B, 2), noise and variance, and there are */
+    lg_tensor terms; // (B, 6): lg_learned_range_loss's
 };
 struct lg_batch_options {
     const struct lg_denoiser_config *net;
@@ -27,7 +29,7 @@ void lg_batch_close(lg_batch **b);
 /* Device bytes of that. */
 size_t lg_batch_bytes(const lg_device *d, const struct lg_batch_options *o, int n);
 const struct lg_batch_tensors *lg_batch_tensors(const lg_batch *b);
-/* Host copy of the loss weights, (B). */
+/* Host copy of the loss weights, (B) or (B, 2). */
 const float *lg_batch_weights(const lg_batch *b);
 
 struct lg_batch_spec {

@@ -28,10 +28,11 @@ static void use_net(struct trainer *t, int kind)
     const struct lg_denoiser_config *c = &t->nets.config[kind];
     const struct lg_batch_options *batch = &t->nets.batch[kind];
     t->net = t->nets.net[kind];
-    t->rows = (int)batch->size;
-    t->pred =
-        lg_t4(t->pred.data, t->type, batch->size, c->channels, lg_rank_height(batch), c->width);
-    t->loss = lg_t1(t->loss.data, LG_F32, batch->size);
+    const int64_t B = batch->size;
+    t->pred = lg_t4(t->pred.data, t->type, B, lg_denoiser_out_channels(c), lg_rank_height(batch),
+                    c->width);
+    t->loss =
+        c->learned_variance ? lg_t2(t->loss.data, LG_F32, B, 2) : lg_t1(t->loss.data, LG_F32, B);
 }
 
 /* The inputs of a micro-batch, whose first sample is n. */
@@ -59,11 +60,20 @@ static int begin_micro(lg_stage *st, struct trainer *t, uint64_t step, uint64_t 
 static void begin_backward(struct trainer *t)
 {
     const struct lg_batch_tensors *b = lg_batch_tensors(t->batch);
-    lg_mse_loss(t->stream, &(struct lg_mse_loss_args){.pred = t->pred,
-                                                      .target = b->target,
-                                                      .weight = b->weight,
-                                                      .loss = t->loss,
-                                                      .dpred = t->pred});
+    if (b->terms.rank)
+        lg_learned_range_loss(t->stream, &(struct lg_learned_range_loss_args){.pred = t->pred,
+                                                                              .target = b->target,
+                                                                              .x_t = b->in.x,
+                                                                              .terms = b->terms,
+                                                                              .weight = b->weight,
+                                                                              .loss = t->loss,
+                                                                              .dpred = t->pred});
+    else
+        lg_mse_loss(t->stream, &(struct lg_mse_loss_args){.pred = t->pred,
+                                                          .target = b->target,
+                                                          .weight = b->weight,
+                                                          .loss = t->loss,
+                                                          .dpred = t->pred});
     lg_stream_download(t->stream, t->host_loss, t->loss.data, lg_tensor_bytes(&t->loss));
     lg_denoiser_begin_backward(t->net, &b->in, t->pred, lg_gradients_accumulate(t->gradients));
 }
@@ -77,7 +87,10 @@ static bool go_on(struct trainer *t, const struct lg_denoiser_event *e)
         lg_denoiser_run(t->net, t->stream, e);
         return true;
     case LG_EVENT_WEIGHTS:
-        lg_denoiser_set_weights(t->net, e->unit, lg_working_unit(t->working, e->unit));
+        lg_denoiser_set_weights(t->net, e->unit,
+                                e->unit < t->state->all.trained_units
+                                    ? lg_working_unit(t->working, e->unit)
+                                    : lg_frozen_unit(t->state, t->device, t->frozen, e->unit));
         return true;
     case LG_EVENT_GRADIENT:
         if (!lg_gradients_place(t->gradients, e->unit, &gradient)) return false;
@@ -99,7 +112,7 @@ static void end_micro(lg_stage *st, struct trainer *t, uint64_t step)
     const float *weight = lg_batch_weights(t->batch);
     const double scale = lg_rank_loss_scale(st, t, step);
     lg_stream_sync(t->stream);
-    for (int64_t i = 0; i < t->rows; i++)
+    for (int64_t i = 0; i < lg_numel(&t->loss); i++)
         t->loss_sum += (double)weight[i] * (double)t->host_loss[i] / scale;
     lg_gradients_end_micro(t->gradients, t->loss_sum);
     lg_exchanges_end_micro(t->exchanges, t->micro);

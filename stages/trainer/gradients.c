@@ -25,7 +25,7 @@ struct lg_gradients {
     uint64_t micros;
     lg_region *grad[LG_INSTANCES_MAX], *sum;
     struct lg_ring ring;
-    struct range *untouched; /* what no backward writes: gaps and what is frozen, in order */
+    struct range *untouched; /* what no backward writes: gaps, in order */
     size_t n_untouched;
     float *sink;                    /* where units go that are given already */
     float *reduced;                 /* (shard): whole gradients of several ranks, added up */
@@ -119,7 +119,7 @@ static void find_untouched(lg_gradients *g)
         size_t at = t->unit[u].first, end = at + t->unit[u].count;
         for (int i = 0; i < t->n; i++) {
             const struct lg_param *p = &t->p[i];
-            if (p->offset < at || p->offset >= end || t->group[p->group].is_frozen) continue;
+            if (p->offset < at || p->offset >= end) continue;
             add_range(g, at, p->offset);
             at = p->offset + p->count;
         }

@@ -4,6 +4,7 @@
 #include "stages/nets/schedule.h"
 #include "stages/trainer/batch.h"
 #include "stages/trainer/exchanges.h"
+#include "stages/trainer/frozen.h"
 #include "stages/trainer/gradients.h"
 #include "stages/trainer/rank_memory.h"
 #include "stages/trainer/records.h"
@@ -24,6 +25,7 @@ struct trainer {
     lg_batch *batch;
     lg_records *records; /* rank 0 */
     lg_working *working;
+    const void *frozen; /* lg_frozen_open */
     lg_gradients *gradients;
     lg_exchanges *exchanges;
     struct lg_objective objective;
@@ -31,9 +33,8 @@ struct trainer {
     size_t shard;                   /* elements that this rank owns */
     unsigned needs;                 /* window fields a micro-batch needs */
     lg_dtype type;                  /* of the computation */
-    float *host_loss;               // (micro batch)
-    int rows;                       /* of the micro-batch under way */
-    lg_tensor pred, loss;           /* of it; room for the largest */
+    float *host_loss;               // as loss
+    lg_tensor pred, loss;           /* of the micro-batch under way; room for the largest */
     lg_mark reduced_of, forward_of; /* the step that the private buffers hold */
     uint64_t micro_done;            /* micro-batches of step forward_of that are done */
     int event;           /* of the net's: the next one of a micro-batch that is under way */

@@ -1,6 +1,7 @@
 /* What a rank allocates, in bytes; see rank_memory.h. */
 #include "stages/trainer/rank_memory.h"
 #include "base/bytes.h"
+#include "stages/trainer/frozen.h"
 #include "stages/trainer/gradients.h"
 #include "stages/trainer/working.h"
 #include <stdarg.h>
@@ -21,7 +22,7 @@ struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p, int r
         .train = true,
         .recompute = (const char *const *)c->memory_recompute.v,
         .offload = c->memory_offload_activations,
-        .groups = (const char *const *)c->trainer_groups.v,
+        .training = lg_training_of(c),
         .sequence = {.rank = rank % p->sequence,
                      .degree = p->sequence,
                      .kind = gathers ? LG_SEQUENCE_FASTSEQ : LG_SEQUENCE_ULYSSES}};
@@ -46,7 +47,7 @@ int lg_rank_nets_compile(lg_device *d, const lg_config *c, const lg_plan *p, int
         struct lg_denoiser_mode mode = lg_rank_mode(c, p, rank);
         mode.batch = shape.rows;
         ret->config[k] = *square;
-        ret->config[k].sample_size = square->height;
+        ret->config[k].sample_size = square->sample_size ? square->sample_size : square->height;
         ret->config[k].height = shape.latent_height;
         ret->config[k].width = shape.latent_width;
         LG_TRY(find_batch(p, &ret->config[k], &mode, &ret->batch[k]));
@@ -72,7 +73,8 @@ size_t lg_rank_prediction(const struct lg_rank_nets *nets)
     int64_t most = 0;
     for (int k = 0; k < nets->n; k++) {
         const struct lg_denoiser_config *c = &nets->config[k];
-        const int64_t one = c->channels * lg_rank_height(&nets->batch[k]) * c->width;
+        const int64_t one =
+            lg_denoiser_out_channels(c) * lg_rank_height(&nets->batch[k]) * c->width;
         most = LG_MAX(most, nets->batch[k].size * one);
     }
     return (size_t)most;
@@ -176,7 +178,7 @@ static int find_bytes(const lg_config *c, const lg_plan *p, const struct lg_deno
     return rc;
 }
 
-enum { ROWS = 10 }; /* of a rank */
+enum { ROWS = 11 }; /* of a rank */
 
 struct place {
     int rank;
@@ -215,21 +217,34 @@ static void add_rank(const lg_config *c, const struct rank_bytes *b, size_t shar
     add_row(rows, n, b->transfer.host, &host, "transfer");
 }
 
+/* Once on each GPU. */
+static void add_frozen(const lg_config *c, size_t bytes, int rank, struct lg_stage_bytes *rows,
+                       int *n)
+{
+    for (int r = 0; r < rank; r++)
+        if (lg_frozen_place(c, r) == lg_frozen_place(c, rank)) return;
+    if (!bytes) return;
+    snprintf(rows[*n].name, sizeof rows[*n].name, "frozen/%d/weights", lg_frozen_place(c, rank));
+    lg_stage_device_name(c, LG_ROLE_trainer, rank, rows[*n].device);
+    rows[(*n)++].bytes = bytes;
+}
+
 int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
                      int *ret_n)
 {
     struct lg_denoiser_config net;
-    lg_params params;
+    lg_params all, params;
     int n = 0, ranks = p->instances[LG_ROLE_trainer];
     struct rank_bytes of[LG_INSTANCES_MAX];
     LG_ASSERT(cap >= ROWS * ranks);
-    LG_TRY(lg_net_config_of(c, p, &net));
-    LG_TRY(lg_denoiser_params(&net, &params));
+    LG_TRY(lg_net_table_of(c, p, &net, &all));
+    params = lg_params_trained(&all);
     int rc = find_bytes(c, p, &net, &params, of);
     for (int r = 0; r < ranks && rc == 0; r++) {
         add_rank(c, &of[r], lg_shard_count(&params, r % p->shards, p->shards), r, rows, &n);
+        add_frozen(c, lg_frozen_bytes(&all, p->element_bytes == 4 ? LG_F32 : LG_BF16), r, rows, &n);
     }
-    lg_params_free(&params);
+    lg_params_free(&all);
     *ret_n = n;
     return rc;
 }

@@ -5,6 +5,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What the keys of [model] do not say; the rest of it they say already (config/model_from.h). */
+static int take_from(const char *dir, struct lg_denoiser_config *ret)
+{
+    char path[LG_PATH_BYTES];
+    struct lg_denoiser_config from;
+    LG_TRY(lg_path(path, "%s/config.json", dir));
+    LG_TRY(lg_denoiser_config_load(path, &from));
+    if (from.channels != ret->channels)
+        return LG_FAIL(LG_ERR_CONFIG, "%s: \"in_channels\" is %d, but latents have %d channels",
+                       path, from.channels, ret->channels);
+    if (ret->text_dim && from.text_dim != ret->text_dim)
+        return LG_FAIL(LG_ERR_CONFIG, "%s: \"caption_channels\" is %d, but text.model has width %d",
+                       path, from.text_dim, ret->text_dim);
+    ret->norm_eps = from.norm_eps;
+    ret->sample_size = from.sample_size;
+    ret->interpolation = from.interpolation;
+    ret->size_conditions = from.size_conditions;
+    ret->no_attention_bias = from.no_attention_bias;
+    return 0;
+}
+
 int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret)
 {
     *ret = (struct lg_denoiser_config){
@@ -21,8 +42,30 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
         .text_length = p->text_length,
         .text_dim = p->text_dim,
         .norm_eps = 1e-6,
+        .learned_variance = c->model_learned_variance,
     };
+    if (c->model_from[0]) LG_TRY(take_from(c->model_from, ret));
     return lg_denoiser_config_check(ret);
+}
+
+struct lg_training lg_training_of(const lg_config *c)
+{
+    struct lg_training t = {.groups = (const char *const *)c->trainer_groups.v};
+    if (!strcmp(c->adapter_kind, "lora"))
+        t.adapter = (struct lg_adapter){.rank = (int)c->adapter_rank,
+                                        .alpha = c->adapter_alpha > 0 ? c->adapter_alpha
+                                                                      : (double)c->adapter_rank,
+                                        .targets = (const char *const *)c->adapter_targets.v};
+    return t;
+}
+
+int lg_net_table_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret,
+                    lg_params *ret_all)
+{
+    const struct lg_training training = lg_training_of(c);
+    LG_TRY(lg_net_config_of(c, p, ret));
+    LG_TRY(lg_denoiser_table(ret, &training, ret_all));
+    return 0;
 }
 
 size_t lg_trainer_state_bytes(size_t shard)
@@ -47,9 +90,9 @@ int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_st
     *ret = s; /* half-built objects may be closed */
     s->ranks = st->plan.instances[LG_ROLE_trainer];
     s->shards = st->plan.shards;
-    LG_TRY(lg_net_config_of(st->config, &st->plan, &s->net));
-    LG_TRY(lg_denoiser_params(&s->net, &s->params));
-    LG_TRY(lg_params_group(&s->params, (const char *const *)st->config->trainer_groups.v));
+    s->training = lg_training_of(st->config);
+    LG_TRY(lg_net_table_of(st->config, &st->plan, &s->net, &s->all));
+    s->params = lg_params_trained(&s->all);
     for (int r = 0; r < s->ranks; r++) {
         const size_t bytes = lg_trainer_state_bytes(lg_trainer_shard(s, r));
         for (int side = 0; side < 2; side++)
@@ -85,7 +128,7 @@ int lg_trainer_moments_open(lg_stage *st, lg_device *d, lg_trainer_state *s, int
 void lg_trainer_state_close(lg_trainer_state **s)
 {
     if (!*s) return;
-    lg_params_free(&(*s)->params);
+    lg_params_free(&(*s)->all);
     free(*s);
     *s = NULL;
 }
@@ -179,8 +222,52 @@ int lg_run_origin(lg_stage *st, lg_origin *ret, char ret_dir[LG_PATH_BYTES])
     } else if (st->config->trainer_init_from[0]) {
         *ret = LG_ORIGIN_INIT;
         snprintf(ret_dir, LG_PATH_BYTES, "%s", st->config->trainer_init_from);
+    } else if (st->config->model_from[0]) {
+        *ret = LG_ORIGIN_INIT;
+        snprintf(ret_dir, LG_PATH_BYTES, "%s", st->config->model_from);
     } else {
         *ret = LG_ORIGIN_SEED;
     }
     return 0;
+}
+
+/* What is not trained is the same in every checkpoint of a run; the one that it went on from may be gone by now. */
+static int find_checkpoint(lg_stage *st, char dir[LG_PATH_BYTES])
+{
+    char checkpoints[LG_PATH_BYTES], newest[LG_PATH_BYTES];
+    lg_manifest *m = calloc(1, sizeof *m);
+    LG_ASSERT(m);
+    int rc = lg_path(checkpoints, "%s/checkpoints", st->run_dir);
+    if (rc == 0) rc = lg_manifest_newest(checkpoints, st->config->job_name, newest, m);
+    if (rc == 0) memcpy(dir, newest, LG_PATH_BYTES);
+    if (rc < 0) lg_err_clear();
+    free(m);
+    return 0;
+}
+
+int lg_frozen_read(lg_stage *st, const lg_trainer_state *s, size_t first, size_t count, float *ret)
+{
+    const lg_params frozen = lg_params_frozen(&s->all);
+    const size_t at = s->all.trained_count + first;
+    const bool adapts = s->training.adapter.rank;
+    char from[LG_PATH_BYTES], dir[LG_PATH_BYTES];
+    lg_origin origin;
+    LG_TRY(lg_run_origin(st, &origin, from));
+    if (adapts) {
+        snprintf(from, sizeof from, "%s", lg_config_begins_with(st->config));
+        origin = LG_ORIGIN_INIT;
+    }
+    switch (origin) {
+    case LG_ORIGIN_SEED:
+        lg_params_init(&frozen, (uint64_t)st->config->job_seed, ret, at, count);
+        return 0;
+    case LG_ORIGIN_INIT:
+        LG_TRY(lg_checkpoint_weights_dir(from, "ema", dir));
+        break;
+    case LG_ORIGIN_RESUME:
+        LG_TRY(find_checkpoint(st, from));
+        LG_TRY(lg_path(dir, "%s/model", from));
+        break;
+    }
+    return lg_denoiser_load_range(&s->net, adapts ? &frozen : &s->all, dir, ret, at, count);
 }

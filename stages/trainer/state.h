@@ -51,14 +51,20 @@ struct lg_state_view {
 
 typedef struct lg_trainer_state {
     struct lg_denoiser_config net;
-    lg_params params;
+    struct lg_training training;
+    lg_params all;    /* the net's table */
+    lg_params params; /* of it, what is trained: all that states and gradients know */
     int ranks, shards;
     lg_region *side[LG_INSTANCES_MAX][2];
     lg_region *moments[LG_INSTANCES_MAX]; /* NULL: not opened */
 } lg_trainer_state;
 
-/* The net that a config and a plan describe. */
+/* The net that a config and a plan describe, and how it is trained; that points into the config. */
 int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret);
+struct lg_training lg_training_of(const lg_config *c);
+/* The two together. Free the table. */
+int lg_net_table_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret,
+                    lg_params *ret_all);
 /* The device that maps and updates a rank's state: the rank's, or a host device beside it. */
 int lg_state_device(lg_stage *st, int rank, lg_device **ret);
 /* Of every rank's own, for stages that serve all ranks. */
@@ -88,7 +94,10 @@ int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int ran
 /* `bytes` rows of one process that has a context on every GPU with a state. */
 int lg_state_processes(const lg_config *c, int ranks, struct lg_stage_bytes *rows, int cap, int *n);
 
-/* Where a run's first state comes from: RUN/resume names a checkpoint, else trainer.init_from a
- * folder of weights, else the seed. */
+/* Where a run's first state comes from: RUN/resume names a checkpoint, else trainer.init_from or
+ * model.from a folder of weights, else the seed. */
 typedef enum lg_origin { LG_ORIGIN_SEED, LG_ORIGIN_INIT, LG_ORIGIN_RESUME } lg_origin;
 int lg_run_origin(lg_stage *st, lg_origin *ret, char ret_dir[LG_PATH_BYTES]);
+/* Elements [first, first + count) of the part of the table that is not trained, on the host: what the run's first state has
+ * there; with an adapter always the net that it adapts. LG_ERR_* as lg_params_load. */
+int lg_frozen_read(lg_stage *st, const lg_trainer_state *s, size_t first, size_t count, float *ret);

@@ -26,11 +26,7 @@ static int alloc(lg_device *d, size_t bytes, void *ret_pointer)
 static int open_rules(lg_stage *st, struct trainer *t)
 {
     const lg_config *c = st->config;
-    LG_TRY(lg_objective_parse(c->trainer_objective, &t->objective.kind));
-    t->objective.timesteps =
-        strcmp(c->trainer_timesteps, "uniform") ? LG_TIMESTEPS_LOGIT_NORMAL : LG_TIMESTEPS_UNIFORM;
-    t->objective.min_snr_gamma = c->trainer_min_snr_gamma;
-    LG_TRY(lg_objective_check(&t->objective));
+    LG_TRY(lg_objective_of(c, &t->objective));
     t->schedule = (struct lg_schedule){
         .kind = !strcmp(c->trainer_lr_schedule, "cosine")   ? LG_SCHEDULE_COSINE
                 : !strcmp(c->trainer_lr_schedule, "linear") ? LG_SCHEDULE_LINEAR
@@ -59,11 +55,13 @@ static int open_memory(lg_stage *st, struct trainer *t)
     t->net = t->nets.net[0];
     LG_TRY(lg_batch_open(t->device, t->nets.batch, t->nets.n, &t->batch));
     LG_TRY(lg_working_open(st, t->device, t->stream, t->state, t->net, &t->working));
+    LG_TRY(lg_frozen_open(st, t->device, t->state, &t->frozen));
     LG_TRY(lg_gradients_open(st, t->device, t->stream, t->state, t->net, &t->gradients));
     LG_TRY(lg_exchanges_open(st, t->device, t->stream, t->net, &t->exchanges));
+    const size_t losses = (size_t)(st->plan.micro_batch * (net->learned_variance ? 2 : 1));
     LG_TRY(alloc(t->device, lg_rank_prediction(&t->nets) * lg_dtype_bytes(t->type), &t->pred.data));
-    LG_TRY(alloc(t->device, (size_t)st->plan.micro_batch * sizeof(float), &t->loss.data));
-    t->host_loss = calloc((size_t)st->plan.micro_batch, sizeof(float));
+    LG_TRY(alloc(t->device, losses * sizeof(float), &t->loss.data));
+    t->host_loss = calloc(losses, sizeof(float));
     LG_ASSERT(t->host_loss);
     return 0;
 }
@@ -119,35 +117,38 @@ static int read_checkpoint(lg_stage *st, struct trainer *t, const char *dir, str
     return rc;
 }
 
+static void draw_first(lg_stage *st, struct trainer *t, struct first_state *s)
+{
+    for (int u = 0; u < t->state->params.n_units; u++) {
+        struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
+        lg_params_init(&t->state->params, (uint64_t)st->config->job_seed, s->w + p.at, p.first,
+                       p.count);
+    }
+}
+
+static int read_weights(lg_stage *st, struct trainer *t, const char *dir, struct first_state *s)
+{
+    char weights_dir[LG_PATH_BYTES];
+    LG_TRY(lg_checkpoint_weights_dir(dir, "ema", weights_dir));
+    for (int u = 0; u < t->state->params.n_units; u++) {
+        struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
+        LG_TRY(lg_denoiser_load_range(&t->state->net, &t->state->all, weights_dir, s->w + p.at,
+                                      p.first, p.count));
+    }
+    return 0;
+}
+
 static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const char *dir,
                        struct first_state *s)
 {
-    const lg_params *params = &t->state->params;
-    char weights_dir[LG_PATH_BYTES];
-    switch (origin) {
-    case LG_ORIGIN_SEED:
-        for (int u = 0; u < params->n_units; u++) {
-            struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
-            lg_params_init(params, (uint64_t)st->config->job_seed, s->w + p.at, p.first, p.count);
-        }
-        return 0;
-    case LG_ORIGIN_INIT: {
-        LG_TRY(lg_checkpoint_weights_dir(dir, "ema", weights_dir));
-        float *all = malloc(params->count * sizeof *all);
-        LG_ASSERT(all);
-        int rc = lg_denoiser_load(&t->state->net, weights_dir, all);
-        for (int u = 0; rc == 0 && u < params->n_units; u++) {
-            struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
-            memcpy(s->w + p.at, all + p.first, p.count * sizeof *all);
-        }
-        free(all);
-        return lg_stage_park_if_lasting(st, rc, "trainer.init_from");
-    }
-    case LG_ORIGIN_RESUME:
+    if (origin == LG_ORIGIN_RESUME)
         return lg_stage_park_if_lasting(st, read_checkpoint(st, t, dir, s),
                                         "the checkpoint cannot be read");
-    }
-    return LG_FAIL(LG_ERR_FAILED, "unknown origin");
+    if (origin == LG_ORIGIN_INIT && !t->state->training.adapter.rank)
+        return lg_stage_park_if_lasting(st, read_weights(st, t, dir, s),
+                                        "the weights to begin with");
+    draw_first(st, t, s);
+    return 0;
 }
 
 static void upload_state(lg_stage *st, struct trainer *t, const struct first_state *s,

@@ -127,8 +127,7 @@ struct stretch {
     bool is_sent; /* working is one, which goes up from there; else: where lg_working_copies says */
 };
 
-/* What of a unit lies in the stretch. What is frozen has no gradient and no moments, and a rate of 0 leaves it as it
- * is. */
+/* What of a unit lies in the stretch. */
 static void update_piece(lg_stage *st, struct trainer *t, const struct stretch *s, int unit)
 {
     const lg_params *params = &t->state->params;
@@ -152,9 +151,8 @@ static void update_piece(lg_stage *st, struct trainer *t, const struct stretch *
         for (int i = 0; i < p.copies; i++)
             p.working[i] =
                 part_of(p.working[i], s->is_sent ? in_shard - s->first : in_piece, count);
-        p.lr *= g->is_frozen ? 0 : g->lr;
+        p.lr *= g->lr;
         p.weight_decay *= g->decay;
-        if (g->is_frozen) p.eps = 1; /* 0 / 0 is no rate of anything */
         lg_adamw(t->state_stream, &p);
     }
 }

@@ -32,6 +32,7 @@ static void plan_places(const lg_params *t, const lg_denoiser *net, bool reshard
     LG_ASSERT(l && now && ret->stay);
     for (int i = 0; i < n; i++) {
         const int u = e[i].unit;
+        if (e[i].kind != LG_EVENT_RUN && u >= t->n_units) continue; /* it is frozen: it stays */
         if (e[i].kind == LG_EVENT_WEIGHTS) {
             now[u] = ret->n;
             ret->stay[ret->n].unit = u;

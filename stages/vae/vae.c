@@ -1,15 +1,27 @@
 /* The VAE stage: pixels -> mean and log-variance of the latent.
  *
  * Instances are data parallel: each claims whole chunks. The weights lie once on each device in the
- * region vae/<gpu>/weights (host: 0), filled by whoever comes first. A chunk always runs at the same padded shape and a
- * picture always at the same row of it (`slice` rows in flight at once), so its bits depend on
- * nothing else. */
+ * region vae/<gpu>/weights (host: 0), filled by whoever comes first. A chunk always runs at the same padded shape (`slice`
+ * rows in flight at once), in which a picture's bits depend on nothing else; so what was made of it once is remembered
+ * (stages/memo.h). */
 #include "base/log.h"
+#include "stages/memo.h"
 #include "stages/nets/autoencoder_kl.h"
 #include "stages/roles.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { CHUNK_MAX = 4096 }; /* schema.def */
+
+/* What is to be done for each row of a chunk. */
+struct rows {
+    bool wanted[CHUNK_MAX]; /* and it has memory */
+    struct lg_memo_key key[CHUNK_MAX];
+    const void *found[CHUNK_MAX]; /* what is remembered of it */
+    int n_wanted;
+    bool all_found;
+};
 
 struct vae {
     struct lg_aekl_config net_config;
@@ -20,7 +32,26 @@ struct vae {
     lg_window *window;
     const void *weights;
     void *pixels, *mean, *logvar; /* in and out of a chunk, on the device */
+    lg_stage_memo memo;
+    struct rows rows;
 };
+
+/* A picture's means, then its log-variances, keyed by its pixels and their shape. */
+static struct lg_stage_memo_options memo_of(const lg_config *c, const lg_plan *p)
+{
+    size_t most = 0;
+    for (int k = 0; k < lg_plan_shapes(p); k++) {
+        const struct lg_plan_shape s = lg_plan_shape(p, k);
+        most = LG_MAX(most, (size_t)s.latent_height * (size_t)s.latent_width);
+    }
+    return (struct lg_stage_memo_options){.role = "vae",
+                                          .size = c->vae_memo,
+                                          .bytes = 2 * (size_t)p->latent_channels * most *
+                                                   (size_t)p->element_bytes,
+                                          .of_item = !strcmp(c->data_crop, "random") ? 0
+                                                     : c->data_flip                  ? 2
+                                                                                     : 1};
+}
 
 /* Pictures of shape k that a chunk holds at most. */
 static int chunk_of(const lg_plan *p, int k)
@@ -109,14 +140,18 @@ static int vae_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes
         rows[n].processes = 1;
         rows[n++].bytes = activations;
     }
+    const struct lg_stage_memo_options memo = memo_of(c, p);
+    LG_ASSERT(n < cap);
+    snprintf(rows[n].name, sizeof rows[n].name, "memo/vae");
+    if ((rows[n].bytes = lg_stage_memo_bytes(&memo))) n++;
     *ret_n = n;
     return 0;
 }
 
-static int load_weights(lg_stage *st, float *ret, void *arg)
+static int load_weights(lg_stage *st, size_t first, size_t count, float *ret, void *arg)
 {
     const struct vae *v = st->state;
-    (void)arg;
+    (void)first, (void)count, (void)arg; /* all at once */
     lg_log(LG_INFO, "reading the encoder from %s", st->config->vae_model);
     return lg_aekl_load(&v->net_config, st->config->vae_model, LG_AEKL_ENCODER, ret);
 }
@@ -189,37 +224,79 @@ static void run_net(lg_stage *st, struct vae *v, int k)
                    lg_t4(v->logvar, type, B, C, s.latent_height, s.latent_width));
 }
 
+/* The bytes of a picture may be those of another one of another shape. */
+static struct lg_memo_key key_of(lg_window *w, uint64_t n)
+{
+    const struct lg_memo_key key =
+        lg_memo_key_of(lg_window_pixels(w, n), lg_window_shape(w, n).pixels_bytes);
+    return w->g.n_shapes ? lg_memo_key_with(key, lg_window_slot(w, n)->bucket) : key;
+}
+
+static void look(struct vae *v, const struct lg_claim *claim, struct rows *r)
+{
+    LG_ASSERT(claim->count <= CHUNK_MAX);
+    r->n_wanted = 0;
+    r->all_found = true;
+    for (uint64_t i = 0; i < claim->count; i++) {
+        const uint64_t n = claim->n + i;
+        r->wanted[i] = lg_window_wanted(v->window, claim, LG_FIELD_LATENT, n) &&
+                       lg_window_has_place(v->window, n);
+        r->found[i] = NULL;
+        if (!r->wanted[i]) continue;
+        if (v->memo.table.entries) r->key[i] = key_of(v->window, n);
+        r->found[i] = lg_stage_memo_look(&v->memo, r->key[i]);
+        r->all_found = r->all_found && r->found[i];
+        r->n_wanted++;
+    }
+}
+
+static void bring(struct vae *v, const struct lg_claim *claim, const struct rows *r)
+{
+    const size_t half = lg_window_shape(v->window, claim->from).half_bytes;
+    for (uint64_t i = 0; i < claim->count; i++) {
+        const uint8_t *found = r->found[i];
+        if (!found) continue;
+        lg_stream_upload(v->stream, lg_window_mean(v->window, claim->n + i), found, half);
+        lg_stream_upload(v->stream, lg_window_logvar(v->window, claim->n + i), found + half, half);
+    }
+    lg_stream_sync(v->stream);
+}
+
+static void keep(struct vae *v, const struct lg_claim *claim, const struct rows *r)
+{
+    const size_t half = lg_window_shape(v->window, claim->from).half_bytes;
+    uint8_t *kept[CHUNK_MAX];
+    for (uint64_t i = 0; i < claim->count; i++) {
+        const bool is_new = r->wanted[i] && !r->found[i];
+        kept[i] = is_new ? lg_memo_begin(&v->memo.table, r->key[i]) : NULL;
+        if (!kept[i]) continue;
+        lg_stream_download(v->stream, kept[i], (uint8_t *)v->mean + i * half, half);
+        lg_stream_download(v->stream, kept[i] + half, (uint8_t *)v->logvar + i * half, half);
+    }
+    lg_stream_sync(v->stream);
+    for (uint64_t i = 0; i < claim->count; i++)
+        if (kept[i]) lg_memo_end(&v->memo.table, kept[i]);
+}
+
 /* Straight from the window to the device and back into the window, where the rank trains. Rows that
  * are not wanted hold what was there before: a row's bits depend on nothing but itself. */
-static int encode(lg_stage *st, struct vae *v, const struct lg_claim *claim)
+static void encode(lg_stage *st, struct vae *v, const struct lg_claim *claim, const struct rows *r)
 {
     lg_window *w = v->window;
-    bool wanted[4096], filled[4096];
-    int n_wanted = 0;
     const struct lg_window_shape shape = lg_window_shape(w, claim->from);
     const size_t pixels = shape.pixels_bytes, half = shape.half_bytes;
     const uint64_t end = claim->n + claim->count;
     uint64_t to = 0;
-    LG_ASSERT(claim->count <= LG_ARRAY_LEN(wanted));
-    for (uint64_t i = 0; i < claim->count; i++) {
-        wanted[i] = lg_window_wanted(w, claim, LG_FIELD_LATENT, claim->n + i);
-        filled[i] = wanted[i] && lg_window_has_place(w, claim->n + i);
-        n_wanted += wanted[i];
-    }
-    for (uint64_t n = claim->n; (n = wanted_run(w, claim, filled, n, &to)) < end; n = to)
+    for (uint64_t n = claim->n; (n = wanted_run(w, claim, r->wanted, n, &to)) < end; n = to)
         lg_stream_upload(v->stream, (uint8_t *)v->pixels + (n - claim->n) * pixels,
                          lg_window_pixels(w, n), (to - n) * pixels);
     run_net(st, v, st->plan.buckets.n ? (int)lg_window_slot(w, claim->from)->bucket : 0);
-    for (uint64_t n = claim->n; (n = wanted_run(w, claim, filled, n, &to)) < end; n = to) {
+    for (uint64_t n = claim->n; (n = wanted_run(w, claim, r->wanted, n, &to)) < end; n = to) {
         size_t at = (n - claim->n) * half, bytes = (to - n) * half;
         lg_stream_copy(v->stream, lg_window_mean(w, n), (uint8_t *)v->mean + at, bytes);
         lg_stream_copy(v->stream, lg_window_logvar(w, n), (uint8_t *)v->logvar + at, bytes);
     }
-    lg_stream_sync(v->stream);
-    lg_turn_end(&st->turn);
-    for (uint64_t i = 0; i < claim->count; i++)
-        if (wanted[i]) lg_window_publish(w, LG_FIELD_LATENT, claim->n + i);
-    return n_wanted;
+    keep(v, claim, r);
 }
 
 static int vae_step(lg_stage *st)
@@ -239,8 +316,18 @@ static int vae_step(lg_stage *st)
         lg_bus_notify(st->bus);
         return LG_STEP_WORKED;
     }
-    int n = encode(st, v, &claim);
-    atomic_fetch_add_explicit(&st->row->samples, (uint64_t)n, memory_order_relaxed);
+    const struct lg_stage_memo_options memo = memo_of(st->config, &st->plan);
+    if (!v->memo.is_open) lg_stage_memo_open(st, &memo, &v->memo);
+    look(v, &claim, &v->rows);
+    if (v->rows.all_found)
+        bring(v, &claim, &v->rows);
+    else
+        encode(st, v, &claim, &v->rows);
+    lg_turn_end(&st->turn);
+    for (uint64_t n = claim.from; n < claim.to; n++)
+        if (lg_window_wanted(v->window, &claim, LG_FIELD_LATENT, n))
+            lg_window_publish(v->window, LG_FIELD_LATENT, n);
+    atomic_fetch_add_explicit(&st->row->samples, (uint64_t)v->rows.n_wanted, memory_order_relaxed);
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;
 }
@@ -248,6 +335,7 @@ static int vae_step(lg_stage *st)
 static void vae_close(lg_stage *st)
 {
     struct vae *v = st->state;
+    lg_stage_memo_close(&v->memo, "pictures");
     for (int k = v->n_nets - 1; k >= 0; k--) lg_aekl_close(&v->net[k]);
     lg_stream_close(&v->stream);
     lg_window_close(&v->window);

@@ -288,6 +288,20 @@ static void print_plan(const lg_config *c, const lg_plan *p)
     printf("\nplan %016" PRIx64 "\n\n", p->hash);
 }
 
+/* What a published model decided, and the file that says so. */
+static void print_chosen(const lg_config *c)
+{
+    bool any = false;
+    for (int i = 0; i < lg_config_keys(); i++) {
+        if (!c->chosen[i]) continue;
+        char *line = lg_config_key_text(c, i);
+        lg_print(stdout, "%-50s from %s\n", line, c->chosen[i]);
+        free(line);
+        any = true;
+    }
+    if (any) printf("\n");
+}
+
 static int check_plan(struct check *k)
 {
     lg_plan plan;
@@ -296,6 +310,7 @@ static int check_plan(struct check *k)
     k->plan = &plan;
     LG_TRY(ask(k));
     print_plan(k->config, &plan);
+    print_chosen(k->config);
     print_processes(k);
     print_gpus(k);
     printf("\n");

@@ -3,6 +3,7 @@
 #include "supervisor/commands/cli.h"
 #include "supervisor/commands/check.h"
 #include "supervisor/commands/doctor.h"
+#include "supervisor/commands/export.h"
 #include "supervisor/commands/logs.h"
 #include "supervisor/commands/order.h"
 #include "supervisor/commands/start.h"
@@ -29,7 +30,7 @@ struct words {
     int n_places;
     const char *set[SETS_MAX];
     int n_sets;
-    const char *units, *dir, *prefix, *bin;
+    const char *units, *dir, *prefix, *bin, *out, *weights;
     bool detach, set_aside, json, follow, once, kill;
 };
 
@@ -109,6 +110,10 @@ static int parse(const char *name, const char *allowed, int argc, char **argv, s
             LG_TRY(take_value(a, argc, argv, &i, &ret->dir));
         } else if (!strcmp(a, "--prefix") && strstr(allowed, "--prefix")) {
             LG_TRY(take_value(a, argc, argv, &i, &ret->prefix));
+        } else if (!strcmp(a, "-o") && strstr(allowed, "-o ")) {
+            LG_TRY(take_value(a, argc, argv, &i, &ret->out));
+        } else if (!strcmp(a, "--weights") && strstr(allowed, "--weights")) {
+            LG_TRY(take_value(a, argc, argv, &i, &ret->weights));
         } else if (!strcmp(a, "--json") && strstr(allowed, "--json")) {
             ret->json = true;
         } else if (!strcmp(a, "--kill") && strstr(allowed, "--kill")) {
@@ -255,6 +260,17 @@ static int command_verify(int argc, char **argv, int *ret_exit)
     *ret_exit = 0;
     LG_TRY(parse_one_place("verify", "", argc, argv, &w));
     LG_TRY(lg_verify(w.place[0]));
+    return 0;
+}
+
+static int command_export(int argc, char **argv, int *ret_exit)
+{
+    struct words w;
+    *ret_exit = 0;
+    LG_TRY(parse_one_place("export", "-o --weights", argc, argv, &w));
+    if (!w.out) return usage("export");
+    LG_TRY(lg_export(&(struct lg_export_args){
+        .from = w.place[0], .out = w.out, .weights = w.weights ? w.weights : "ema"}));
     return 0;
 }
 

@@ -14,7 +14,7 @@
 #include "stages/io/safetensors.h"
 #include "stages/io/tar.h"
 #include "stages/nets/autoencoder_kl.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/text_encoder.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,14 +101,14 @@ static int make_vae(const char *root)
 static int make_t5(const char *root, const char *spiece)
 {
     char dir[LG_PATH_BYTES], path[LG_PATH_BYTES], *tokenizer;
-    struct lg_t5_config c;
+    struct lg_text_encoder_config c;
     lg_params t;
     size_t bytes;
     LG_TRY(lg_path(dir, "%s/text_encoder", root));
     LG_TRY(lg_mkdirs(dir));
     LG_TRY(write_text(dir, "config.json", t5_config));
-    LG_TRY(lg_t5_config_load(dir, &c));
-    LG_TRY(lg_t5_params(&c, 0, 1, &t));
+    LG_TRY(lg_text_encoder_config_load(dir, &c));
+    LG_TRY(lg_text_encoder_params(&c, 0, 1, &t));
     int rc = write_weights(dir, "model.safetensors", &t, 2);
     lg_params_free(&t);
     LG_TRY(rc);

@@ -138,10 +138,10 @@ state_is() { [ "$(status_get "$1" .state)" = "$2" ]; }
 checkpoint_of() { echo "$1/checkpoints/tiny_step$2"; }
 # same_files RUN_A RUN_B STEP: are the safetensors of the two checkpoints byte-identical?
 same_files() {
-    local f a b
+    local f a b files="model/diffusion_pytorch_model.safetensors ema/diffusion_pytorch_model.safetensors"
     a=$(checkpoint_of "$1" "$3") b=$(checkpoint_of "$2" "$3")
-    for f in model/diffusion_pytorch_model.safetensors ema/diffusion_pytorch_model.safetensors \
-        optimizer.safetensors; do
+    [ ! -d "$a/adapter" ] || files="adapter/pytorch_lora_weights.safetensors ema/pytorch_lora_weights.safetensors"
+    for f in $files optimizer.safetensors; do
         [ -s "$a/$f" ] || { echo "no $a/$f"; return 1; }
         cmp "$a/$f" "$b/$f" || return 1
     done

@@ -7,6 +7,7 @@ spiece=$EMOJI/text_encoder/spiece.model
 for d in a b; do
     check "models $d" make_one vae --preset tiny --dtype f16 "$T/$d/vae"
     check "text encoder $d" make_one t5 --preset tiny --spiece "$spiece" "$T/$d/t5"
+    check "CLIP $d" make_one clip --preset tiny "$T/$d/clip"
     check "pictures $d" make_one pictures --count 40 --size 80 --classes 5 --per-shard 15 "$T/$d/pictures"
     check "latents $d" make_one latents --count 40 --size 8 --classes 5 "$T/$d/latents"
 done
@@ -27,5 +28,7 @@ for run in class text; do
 done
 check "a preset that does not exist" sh -c \
     "'$e2e_build/bin/lg-random-model' vae --preset huge '$T/x' 2>&1 | grep -q 'sd and tiny'"
+check "a clip preset that does not exist" sh -c \
+    "'$e2e_build/bin/lg-random-model' clip --preset g '$T/x' 2>&1 | grep -q 'bigg and tiny'"
 check "t5 without a tokenizer" sh -c \
     "'$e2e_build/bin/lg-random-model' t5 --preset tiny '$T/x' 2>&1 | grep -q spiece"

@@ -98,6 +98,10 @@ for name, path in (("vae", "examples/emoji/vae/config.json"), ("t5", "examples/e
 put("model_config", "vae-too-many-blocks", json.dumps({"_class_name": "AutoencoderKL", "block_out_channels": [32] * 3000}))
 put("model_config", "t5-v1.0", json.dumps({"model_type": "t5", "vocab_size": 100, "d_model": 8, "d_kv": 4, "d_ff": 16,
     "num_heads": 2, "num_layers": 2, "relative_attention_num_buckets": 32, "feed_forward_proj": "relu"}))
+for name, more in (("clip", {}), ("clip-projection", {"architectures": ["CLIPTextModelWithProjection"], "projection_dim": 6,
+                   "hidden_act": "gelu", "eos_token_id": 2})):
+    put("model_config", name, json.dumps({"model_type": "clip_text_model", "vocab_size": 99, "hidden_size": 12,
+        "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "max_position_embeddings": 9, **more}))
 put("model_config", "dit", json.dumps({"_class_name": "DiTTransformer2DModel", "num_attention_heads": 4,
     "attention_head_dim": 8, "in_channels": 4, "out_channels": 4, "num_layers": 2, "patch_size": 2, "sample_size": 16,
     "activation_fn": "gelu-approximate", "attention_bias": True, "norm_elementwise_affine": False, "norm_eps": 1e-5,
@@ -319,3 +323,16 @@ put("spiece", "model-with-table", PIECES + field(2, TRAINER) + field(3, field(2,
 put("spiece", "model-self-test", PIECES + field(2, TRAINER) + field(4, field(1, field(1, b"a x") + field(2, b"a x"))))
 put("spiece", "model-bytes", PIECES + b"".join(piece(b"<0x%02X>" % i, 6) for i in range(256)) + field(2, TRAINER + field(35, 1)))
 put("spiece", "model-bpe", PIECES + field(2, TRAINER + field(3, 2)))
+
+# ---- BPE: vocabulary (empty: a whole one), merges, special tokens, a caption ----
+
+def bpe(name, vocab, merges, config, caption):
+    put("bpe", name, b"\0".join(x.encode() for x in (vocab, merges, config, caption)))
+
+
+bpe("small", "", "#version: 0.2\na b\na b</w>\n", "", "Ab ABAB \u00c5ngstr\u00f6m caf\u0065\u0301 it's 12 <|endoftext|> \u0130")
+bpe("pad", "", "", '{"pad_token": "!", "bos_token": {"content": "<|startoftext|>", "normalized": true}}', "a!! <|STARTOFTEXT|>")
+bpe("added", "", "b a\r\n", '{"added_tokens_decoder": {"0": {"content": "<|endoftext|>"}}}', "baba")
+bpe("unknown", "", "a q\n", '{"pad_token": "<pad>"}', "")
+bpe("vocabulary", '{"a": 0, "b</w>": 1, "\\u0100": 2, "": 3}', "a b</w>\n", "", "ab")
+bpe("twice", '{"a": 0, "a": 1}', "", "[]", "")

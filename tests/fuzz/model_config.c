@@ -3,7 +3,7 @@
 #include "config/models.h"
 #include "stages/nets/autoencoder_kl.h"
 #include "stages/nets/denoiser.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/text_encoder.h"
 #include "tests/fuzz/fuzz.h"
 #include <math.h>
 
@@ -27,11 +27,12 @@ static void read_denoiser(const char *path)
     if (lg_denoiser_params(&c, &t) == 0) check_params(&t);
 }
 
-static void read_t5(const char *dir)
+static void read_text_encoder(const char *dir)
 {
-    struct lg_t5_config c;
+    struct lg_text_encoder_config c;
     lg_params t;
-    if (lg_t5_config_load(dir, &c) == 0 && lg_t5_params(&c, 0, 1, &t) == 0) check_params(&t);
+    if (lg_text_encoder_config_load(dir, &c) < 0) return;
+    if (lg_text_encoder_params(&c, 0, 1, &t) == 0) check_params(&t);
 }
 
 static void read_vae(const char *dir)
@@ -57,7 +58,7 @@ LG_FUZZ_TARGET(model_config)
     struct lg_text_info text;
     read_denoiser(lg_fuzz_file(0, data, bytes));
     lg_err_clear();
-    read_t5(dir);
+    read_text_encoder(dir);
     lg_err_clear();
     read_vae(dir);
     lg_err_clear();

@@ -24,7 +24,7 @@ static void tokenise(lg_tokenizer *t)
     for (size_t i = 0; i < LG_ARRAY_LEN(captions); i++) {
         int used = -1;
         LG_ASSERT(lg_tokenizer_encode(t, captions[i], LENGTH, ids, &used) == 0);
-        LG_ASSERT(used >= 1 && used <= LENGTH && ids[used - 1] == LG_TOKEN_EOS);
+        LG_ASSERT(used >= 1 && used <= LENGTH && ids[used - 1] == lg_tokenizer_eos(t));
         for (int k = 0; k < LENGTH; k++) LG_ASSERT(ids[k] >= 0 && ids[k] < lg_tokenizer_pieces(t));
     }
 }

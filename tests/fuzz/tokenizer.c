@@ -12,10 +12,10 @@ LG_FUZZ_TARGET(tokenizer)
     char *text = lg_fuzz_text(&in);
     int32_t *ids = malloc((size_t)length * sizeof *ids);
     LG_ASSERT(ids && lg_tokenizer_encode(t, text, length, ids, &used) == 0);
-    LG_ASSERT(used >= 1 && used <= length && ids[used - 1] == LG_TOKEN_EOS);
+    LG_ASSERT(used >= 1 && used <= length && ids[used - 1] == lg_tokenizer_eos(t));
     for (int i = 0; i < length; i++) {
         LG_ASSERT(ids[i] >= 0 && ids[i] < lg_tokenizer_pieces(t));
-        LG_ASSERT(i < used || ids[i] == LG_TOKEN_PAD);
+        LG_ASSERT(i < used || ids[i] == lg_tokenizer_pad(t));
     }
     free(ids);
     free(text);

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers.models.embeddings import get_timestep_embedding
+from transformers.activations import QuickGELUActivation
 from transformers.models.t5.modeling_t5 import T5Attention, T5LayerNorm
 
 torch.set_default_dtype(torch.float64)
@@ -62,6 +63,9 @@ def attention():
     emit("ATTENTION_DQ", q.grad)
     emit("ATTENTION_DK", k.grad)
     emit("ATTENTION_DV", v.grad)
+    q, k, v = (wave(n, B, TK, H, D).transpose(1, 2) for n in (1, 2, 3))
+    causal = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.8)
+    emit("ATTENTION_CAUSAL_O", causal.transpose(1, 2))
 
 
 def norms():
@@ -77,6 +81,7 @@ def norms():
     y = F.rms_norm(wave(1, 3, 4), (4,), wave(2, 4), eps=1e-6)
     assert torch.allclose(y, rms(wave(1, 3, 4)), rtol=1e-6)  # which takes the mean in fp32
     emit("RMS_Y", y)
+    emit("LAYER_NORM_Y", F.layer_norm(wave(1, 3, 4), (4,), wave(2, 4), wave(3, 4), eps=1e-5))
     gn = F.group_norm(wave(1, 2, 2, 3, 6).permute(0, 3, 1, 2), 3, wave(2, 6), wave(3, 6), eps=1e-6)
     emit("GROUP_NORM_SILU_Y", F.silu(gn).permute(0, 2, 3, 1))
 
@@ -111,6 +116,13 @@ def linear():
     emit("LINEAR_GELU_Y", y)
 
 
+def activations():
+    x = (4 * wave(1, 12)).requires_grad_()
+    for name, y in (("GELU_ERF", F.gelu(x)), ("QUICK_GELU", QuickGELUActivation()(x))):
+        emit(f"{name}_Y", y.detach())
+        emit(f"{name}_SLOPE", torch.autograd.grad(y.sum(), x)[0])
+
+
 def cast():
     x = [0.0, -0.0, 1.0, 65504.0, 65519.996, 65520.0, -1e6, 3.4e38, 6e-8, 2.9e-8, 3.1e-8, 6.1e-5]
     x += [1.00048828125, 1.00146484375, 1.00390625, 1.01171875, 1e-40, float("inf"), 1 / 3, -2.71828]
@@ -120,6 +132,40 @@ def cast():
     emit("CAST_BF16", x.bfloat16().view(torch.int16).int() & 0xFFFF, "uint16_t", "0x{:04x}")
 
 
+def learned_range():
+    """GaussianDiffusion.training_losses of "Improved DDPM" (MSE + variational bound, learned range): betas from 1e-4
+    to 0.02, one sample at each of five timesteps; x_0 reaches beyond the open bins."""
+    steps, C = torch.tensor([0, 0, 1, 500, 999]), 12
+    beta = torch.linspace(1e-4, 0.02, 1000)
+    bar = torch.cumprod(1 - beta, 0)
+    before = torch.cat([torch.ones(1), bar[:-1]])
+    posterior = beta * (1 - before) / (1 - bar)
+    low, high = torch.log(torch.cat([posterior[1:2], posterior[1:]])), torch.log(beta)
+    at = lambda a: a[steps][:, None]
+    x0, noise = 1.4 * wave(1, 5, C), wave(2, 5, C)
+    pred, v = (wave(3, 5, C) * torch.tensor([0.9, 0.02, 0.5, 1, 1])[:, None] + noise).requires_grad_(), wave(4, 5, C).requires_grad_()
+    x_t = at(bar).sqrt() * x0 + (1 - at(bar)).sqrt() * noise
+    mean = lambda start: (at(beta * before.sqrt() / (1 - bar)) * start
+                          + at((1 - before) * (1 - beta).sqrt() / (1 - bar)) * x_t)
+    predicted = mean((x_t - (1 - at(bar)).sqrt() * pred.detach()) / at(bar).sqrt())
+    log_variance = at(low) + (v + 1) / 2 * (at(high) - at(low))
+    kl = 0.5 * (-1 + log_variance - at(low) + torch.exp(at(low) - log_variance)
+                + (mean(x0) - predicted) ** 2 * torch.exp(-log_variance))
+    cdf = lambda x: 0.5 * (1 + torch.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+    scale = torch.exp(-0.5 * log_variance)
+    above, below = cdf(scale * (x0 - predicted + 1 / 255)), cdf(scale * (x0 - predicted - 1 / 255))
+    inside = torch.where(x0 < -0.999, above, torch.where(x0 > 0.999, 1 - below, above - below))
+    nll = -torch.log(inside.clamp(min=1e-12))
+    vb = torch.where(steps[:, None] == 0, nll, kl).mean(1) / np.log(2)
+    mse = ((noise - pred) ** 2).mean(1)
+    (mse.sum() + vb.sum()).backward()
+    emit("LEARNED_RANGE_PRED", torch.cat([pred, v], 1).detach())
+    emit("LEARNED_RANGE_NOISE", noise)
+    emit("LEARNED_RANGE_X_T", x_t)
+    emit("LEARNED_RANGE_LOSS", torch.stack([mse, vb], 1).detach())
+    emit("LEARNED_RANGE_DPRED", torch.cat([pred.grad, v.grad], 1))
+
+
 print("/* Made by make_ops.py; do not edit. */\n#pragma once\n#include <stdint.h>\n")
-for part in (adamw, attention, norms, conv, embeddings, patches, linear, cast):
+for part in (adamw, attention, norms, conv, embeddings, patches, linear, activations, cast, learned_range):
     part()

@@ -5,7 +5,7 @@
  * usage: bench_encoders_cuda [PRECISION [vae|t5]]      (bf16, both) */
 #include "base/clock.h"
 #include "stages/nets/autoencoder_kl.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/text_encoder.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/gpu/op_times.h"
 #include <string.h>
@@ -112,14 +112,16 @@ static void bench_vae(int side, int batch)
 
 static void bench_t5(int batch, int length)
 {
-    const struct lg_t5_config c = {32128, 4096, 64, 10240, 64, 24, 32, 128, true, 1e-6};
-    lg_t5 *net;
+    const struct lg_text_encoder_config c = {
+        .kind = LG_TEXT_T5, .t5 = {32128, 4096, 64, 10240, 64, 24, 32, 128, true, 1e-6}};
+    const struct lg_text_encoder_shape shape = {.batch = batch, .length = length};
+    lg_text_encoder *net;
     lg_params params;
     double ms, *ids = calloc((size_t)(batch * length), sizeof *ids);
     double *lengths = calloc((size_t)batch, sizeof *lengths);
     LG_ASSERT(ids && lengths);
-    gpu_need(lg_t5_params(&c, 0, 1, &params));
-    gpu_need(lg_t5_open(device, &c, batch, length, 1, &net));
+    gpu_need(lg_text_encoder_params(&c, 0, 1, &params));
+    gpu_need(lg_text_encoder_open(device, &c, &shape, 1, &net));
     const void *weights = noise(params.count, 0.02f);
     for (int i = 0; i < batch * length; i++) ids[i] = 1 + i * 7919 % 32000;
     for (int i = 0; i < batch; i++) lengths[i] = length;
@@ -129,13 +131,14 @@ static void bench_t5(int batch, int length)
     gpu_put(stream, n.data, LG_I32, lengths, (size_t)batch);
     lg_tensor out = lg_t3(noise((size_t)(batch * length) * 4096, 1), lg_device_dtype(device), batch,
                           length, 4096);
-    MEDIAN_MS(ms, lg_t5_forward(net, stream, &weights, id, n, out));
+    const struct lg_text_io io = {.ids = id, .length = n, .out = {[LG_TEXT_STATES] = out}};
+    MEDIAN_MS(ms, lg_text_encoder_forward(net, stream, &weights, &io));
     printf("T5 v1.1 XXL encoder, %d tokens, batch %d: %.1f ms, %.0f captions/s\n", length, batch,
            ms, batch / ms * 1e3);
-    PRINT_OPERATIONS(lg_t5_forward(net, stream, &weights, id, n, out));
+    PRINT_OPERATIONS(lg_text_encoder_forward(net, stream, &weights, &io));
     free(ids);
     free(lengths);
-    lg_t5_close(&net);
+    lg_text_encoder_close(&net);
     lg_params_free(&params);
 }
 

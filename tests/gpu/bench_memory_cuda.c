@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "stages/nets/denoiser.h"
 #include "tests/gpu/gpu_test.h"
+#include "tests/unit/denoiser_fixture.h"
 #include <string.h>
 
 enum { STEPS_MAX = 50, WARM_UP = 2, TEXT = 128, TEXT_WIDTH = 4096 };
@@ -170,20 +171,9 @@ int main(int argc, char **argv)
     struct bench b = {.device = gpu_open("cuda:0", "bf16"), .batch = number(argc, argv, 5, 1)};
     int side = number(argc, argv, 4, 100), steps = number(argc, argv, 6, 6);
     LG_ASSERT(steps >= 1 && steps <= STEPS_MAX);
-    b.c = (struct lg_denoiser_config){LG_PIXART,
-                                      4,
-                                      side,
-                                      side,
-                                      2,
-                                      number(argc, argv, 1, 2048),
-                                      number(argc, argv, 2, 28),
-                                      number(argc, argv, 3, 16),
-                                      4,
-                                      0,
-                                      TEXT,
-                                      TEXT_WIDTH,
-                                      1e-6,
-                                      0};
+    b.c = (struct lg_denoiser_config)DENOISER_SHAPE(
+        LG_PIXART, 4, side, side, 2, number(argc, argv, 1, 2048), number(argc, argv, 2, 28),
+        number(argc, argv, 3, 16), 4, 0, TEXT, TEXT_WIDTH, 1e-6);
     gpu_need(lg_stream_open(b.device, &b.stream));
     open_bench(&b);
     printf("%s\nwidth %d, depth %d, %d heads, %d tokens, batch %lld, %.2f G parameters\n",

@@ -12,6 +12,7 @@
 #include "stages/nets/denoiser.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/gpu/op_times.h"
+#include "tests/unit/denoiser_fixture.h"
 #include <string.h>
 
 enum { CALLS = 40, STEPS_MAX = 100, WARM_UP = 3, TIMED_STEPS = 5 };
@@ -130,7 +131,8 @@ static void optimize(struct step *s)
 
 static void open_step(struct step *s)
 {
-    s->c = (struct lg_denoiser_config){LG_DIT, 4, 32, 32, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6, 0};
+    s->c = (struct lg_denoiser_config)DENOISER_SHAPE(LG_DIT, 4, 32, 32, 2, 1152, 28, 16, 4, 1000, 0,
+                                                     0, 1e-6);
     gpu_need(lg_denoiser_params(&s->c, &s->params));
     double before = now_ms();
     const char *const recompute[] = {getenv("LG_BENCH_RECOMPUTE"), NULL};

@@ -78,7 +78,7 @@ static struct two_tensors tensors_of(lg_op_id op, const void *a)
         r.t[1] = ((const struct lg_norm_conv2d_forward_args *)a)->conv.y;
     return r;
 }
-#define LG_OP(name, ...)                                                                                \
+#define LG_OP(name, ...)                                                                           \
     static void timed_##name(lg_stream *s, const struct lg_##name##_args *a)                       \
     {                                                                                              \
         _Static_assert(sizeof *a >= 2 * sizeof(lg_tensor), "two tensors come first");              \

@@ -4,7 +4,7 @@
  *
  * Errors add up along 30 convolutions or 4 layers: a few times one operation's. */
 #include "stages/nets/autoencoder_kl.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/text_encoder.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/denoiser_fixture.h"
 #include <string.h>
@@ -94,15 +94,17 @@ static void run_autoencoder(lg_device *d, uint64_t variant, struct outputs *ret)
 
 static void run_t5(lg_device *d, uint64_t variant, struct outputs *ret)
 {
-    const struct lg_t5_config c = {1000, 512, 64, 1024, 6, 4, 32, 128, true, 1e-6};
+    const struct lg_text_encoder_config c = {
+        .kind = LG_TEXT_T5, .t5 = {1000, 512, 64, 1024, 6, 4, 32, 128, true, 1e-6}};
+    const struct lg_text_encoder_shape shape = {.batch = CAPTIONS, .length = LENGTH};
     lg_dtype t = lg_device_dtype(d);
     lg_stream *s;
-    lg_t5 *net;
+    lg_text_encoder *net;
     lg_params params;
     double ids[CAPTIONS * LENGTH] = {0}, length[CAPTIONS] = {LENGTH, 1 + 4 * (double)variant, 30};
     gpu_need(lg_stream_open(d, &s));
-    gpu_need(lg_t5_params(&c, 0, 1, &params));
-    gpu_need(lg_t5_open(d, &c, CAPTIONS, LENGTH, 1, &net));
+    gpu_need(lg_text_encoder_params(&c, 0, 1, &params));
+    gpu_need(lg_text_encoder_open(d, &c, &shape, 1, &net));
     const void *weights = random_weights(d, s, &params);
     for (int i = 0; i < CAPTIONS; i++)
         for (int j = 0; j < (int)length[i]; j++)
@@ -113,9 +115,52 @@ static void run_t5(lg_device *d, uint64_t variant, struct outputs *ret)
     lg_tensor out = lg_t3(room(d, count * 8), t, CAPTIONS, LENGTH, 512);
     gpu_put(s, id.data, LG_I32, ids, CAPTIONS * LENGTH);
     gpu_put(s, n.data, LG_I32, length, CAPTIONS);
-    lg_t5_forward(net, s, &weights, id, n, out);
+    lg_text_encoder_forward(
+        net, s, &weights,
+        &(struct lg_text_io){.ids = id, .length = n, .out = {[LG_TEXT_STATES] = out}});
     *ret = (struct outputs){{gpu_get(s, out.data, t, count)}, {count}};
-    lg_t5_close(&net);
+    lg_text_encoder_close(&net);
+    lg_params_free(&params);
+    lg_stream_close(&s);
+}
+
+/* Heads of 64, as all published CLIPs have; the widths and the activation are bigG's in small. */
+static void run_clip(lg_device *d, uint64_t variant, struct outputs *ret)
+{
+    enum { WIDTH = 256, PROJECTION = 192, TOKENS = 77 };
+    const struct lg_text_encoder_config c = {
+        .kind = LG_TEXT_CLIP,
+        .clip = {1000, WIDTH, 1024, 4, 4, TOKENS, LG_ACT_GELU_ERF, 1e-5, -1, PROJECTION}};
+    const struct lg_text_encoder_shape shape = {
+        CAPTIONS, TOKENS, LG_TEXT_BIT(LG_TEXT_STATES) | LG_TEXT_BIT(LG_TEXT_EMBEDS)};
+    lg_dtype t = lg_device_dtype(d);
+    lg_stream *s;
+    lg_text_encoder *net;
+    lg_params params;
+    double ids[CAPTIONS * TOKENS] = {0}, ends[CAPTIONS];
+    gpu_need(lg_stream_open(d, &s));
+    gpu_need(lg_text_encoder_params(&c, 0, 1, &params));
+    gpu_need(lg_text_encoder_open(d, &c, &shape, 1, &net));
+    const void *weights = random_weights(d, s, &params);
+    for (int i = 0; i < CAPTIONS; i++) {
+        const int end = 5 + 7 * i;
+        for (int j = 0; j <= end; j++)
+            ids[i * TOKENS + j] =
+                j == end ? 999 : 1 + (i * 131 + j * 17 + (i ? (int)variant : 0)) % 900;
+        ends[i] = i * TOKENS + end;
+    }
+    const size_t states = (size_t)CAPTIONS * TOKENS * WIDTH, embeds = (size_t)CAPTIONS * PROJECTION;
+    struct lg_text_io io = {.ids = lg_t2(room(d, sizeof ids), LG_I32, CAPTIONS, TOKENS),
+                            .ends = lg_t1(room(d, sizeof ends), LG_I32, CAPTIONS)};
+    io.out[LG_TEXT_STATES] = lg_t3(room(d, states * 8), t, CAPTIONS, TOKENS, WIDTH);
+    io.out[LG_TEXT_EMBEDS] = lg_t2(room(d, embeds * 8), t, CAPTIONS, PROJECTION);
+    gpu_put(s, io.ids.data, LG_I32, ids, CAPTIONS * TOKENS);
+    gpu_put(s, io.ends.data, LG_I32, ends, CAPTIONS);
+    lg_text_encoder_forward(net, s, &weights, &io);
+    *ret = (struct outputs){{gpu_get(s, io.out[LG_TEXT_STATES].data, t, states),
+                             gpu_get(s, io.out[LG_TEXT_EMBEDS].data, t, embeds)},
+                            {states, embeds}};
+    lg_text_encoder_close(&net);
     lg_params_free(&params);
     lg_stream_close(&s);
 }
@@ -160,5 +205,6 @@ int main(void)
 {
     check("SD autoencoder", run_autoencoder, PICTURES);
     check("T5 v1.1", run_t5, CAPTIONS);
+    check("CLIP", run_clip, CAPTIONS);
     return gpu_summary();
 }

@@ -5,7 +5,8 @@
  * A gradient counts relative to its own norm, but at least to 10 % of the gradients' root mean square
  * over tensors: the bias of the keys has none but rounding.
  *
- * usage: test_nets_cuda [NET]      NET: tiny_dit, tiny_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart */
+ * usage: test_nets_cuda [NET]
+ *        NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart */
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/denoiser_fixture.h"
 #include <string.h>
@@ -18,14 +19,47 @@ struct net {
     struct lg_denoiser_config c;
 };
 static const struct net NETS[] = {
-    {"tiny_dit", 3, {LG_DIT, 4, 8, 8, 2, 64, 2, 2, 4, 5, 0, 0, 1e-5, 0}},
-    {"tiny_pixart", 3, {LG_PIXART, 4, 8, 12, 2, 96, 2, 3, 4, 0, 6, 40, 1e-6, 0}},
-    {"dit_xl", 1, {LG_DIT, 4, 32, 32, 2, 1152, 1, 16, 4, 1000, 0, 0, 1e-6, 0}},
-    {"pixart_xl", 1, {LG_PIXART, 4, 32, 32, 2, 1152, 1, 16, 4, 0, 77, 512, 1e-6, 0}},
-    {"deep_pixart",
+    {"tiny_dit", 3, DENOISER_SHAPE(LG_DIT, 4, 8, 8, 2, 64, 2, 2, 4, 5, 0, 0, 1e-5)},
+    {"tiny_pixart", 3, DENOISER_SHAPE(LG_PIXART, 4, 8, 12, 2, 96, 2, 3, 4, 0, 6, 40, 1e-6)},
+    {"sized_pixart",
+     3,
+     {.kind = LG_PIXART,
+      .channels = 4,
+      .height = 8,
+      .width = 12,
+      .patch = 2,
+      .hidden = 96,
+      .depth = 2,
+      .heads = 3,
+      .mlp_ratio = 4,
+      .text_length = 6,
+      .text_dim = 40,
+      .norm_eps = 1e-6,
+      .learned_variance = true,
+      .sample_size = 6,
+      .interpolation = 0.5,
+      .size_conditions = true,
+      .no_attention_bias = true}},
+    {"dit_xl", 1, DENOISER_SHAPE(LG_DIT, 4, 32, 32, 2, 1152, 1, 16, 4, 1000, 0, 0, 1e-6)},
+    {"pixart_xl", 1, DENOISER_SHAPE(LG_PIXART, 4, 32, 32, 2, 1152, 1, 16, 4, 0, 77, 512, 1e-6)},
+    {"deep_pixart", 2,
+     DENOISER_SHAPE(LG_PIXART, 4, 16, 16, 2, 128, 8, 2, 4, 0, 20, 64,
+                    1e-6)}, /* enough to offload */
+    {"bucket_pixart",
      2,
-     {LG_PIXART, 4, 16, 16, 2, 128, 8, 2, 4, 0, 20, 64, 1e-6, 0}}, /* enough to offload */
-    {"bucket_pixart", 2, {LG_PIXART, 4, 44, 22, 2, 128, 2, 2, 4, 0, 20, 64, 1e-6, 32}},
+     {.kind = LG_PIXART,
+      .channels = 4,
+      .height = 44,
+      .width = 22,
+      .patch = 2,
+      .hidden = 128,
+      .depth = 2,
+      .heads = 2,
+      .mlp_ratio = 4,
+      .text_length = 20,
+      .text_dim = 64,
+      .norm_eps = 1e-6,
+      .sample_size = 32}},
 };
 
 /* A net on a device with its inputs and outputs. */
@@ -38,7 +72,7 @@ struct bench {
     lg_dtype type, wide; /* compute type; that of the timesteps */
     void *weights, *grads;
     struct lg_denoiser_input in;
-    lg_tensor out, dout; // (B, C, H, W)
+    lg_tensor out, dout; // (B, C or 2C, H, W)
 };
 
 static void *alloc(struct bench *b, size_t bytes)
@@ -72,6 +106,17 @@ static void fill_weights(struct bench *b)
     }
 }
 
+static void fill_sizes(struct bench *b, int64_t B)
+{
+    static const double size[2 * BATCH_MAX] = {1024, 768, 333, 517, 64, 4096, 512, 512};
+    static const double ratio[BATCH_MAX] = {1.3125, 0.5, 2.25, 1};
+    const size_t bytes = lg_dtype_bytes(b->wide);
+    b->in.size = lg_t2(alloc(b, 2 * (size_t)B * bytes), b->wide, B, 2);
+    b->in.ratio = lg_t1(alloc(b, (size_t)B * bytes), b->wide, B);
+    gpu_put(b->stream, b->in.size.data, b->wide, size, 2 * (size_t)B);
+    gpu_put(b->stream, b->in.ratio.data, b->wide, ratio, (size_t)B);
+}
+
 static void fill_inputs(struct bench *b)
 {
     static const double labels[BATCH_MAX] = {2, 5, 0, 1}, t[BATCH_MAX] = {421, 999, 3, 812};
@@ -80,11 +125,13 @@ static void fill_inputs(struct bench *b)
     size_t n = (size_t)B * (size_t)(c->channels * c->height * c->width);
     size_t size = lg_dtype_bytes(b->type);
     b->in.x = lg_t4(alloc(b, n * size), b->type, B, c->channels, c->height, c->width);
-    b->out = b->dout = b->in.x;
-    b->out.data = alloc(b, n * size);
-    b->dout.data = alloc(b, n * size);
+    b->out = lg_t4(NULL, b->type, B, lg_denoiser_out_channels(c), c->height, c->width);
+    b->dout = b->out;
+    b->out.data = alloc(b, lg_tensor_bytes(&b->out));
+    b->dout.data = alloc(b, lg_tensor_bytes(&b->dout));
     fill(b, b->in.x.data, 0, "x", n, 1.5);
-    fill(b, b->dout.data, 0, "dout", n, 1.0);
+    fill(b, b->dout.data, 0, "dout", (size_t)lg_numel(&b->dout), 1.0);
+    if (c->size_conditions) fill_sizes(b, B);
     b->in.t = lg_t1(alloc(b, (size_t)B * lg_dtype_bytes(b->wide)), b->wide, B);
     gpu_put(b->stream, b->in.t.data, b->wide, t, (size_t)B);
     if (c->kind == LG_DIT) {

@@ -59,9 +59,19 @@ tests_of() {
     kernels/graph/grad.*) echo graph_grad ;;
     kernels/graph/fuse.*) echo graph_fuse ;;
     kernels/graph/recompute.*) echo graph_recompute ;;
+    stages/io/bpe*) echo bpe ;;
+    config/tokenizer_files.*) echo bpe config e2e:clip ;;
+    config/rules.* | config/models.*) echo config plan e2e:resume ;;
+    stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes ;;
+    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes ;;
+    stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
+    stages/trainer/batch.*) echo batch e2e:published e2e:buckets ;;
+    supervisor/commands/export.*) echo e2e:published ;;
+    kernels/ref64/diffusion.*) echo ops_ref ops_fd ;;
+    kernels/host/isa_train.*) echo ops_host ;;
     kernels/*) echo heartbeat ;;
     stages/stage_memory.*) echo heartbeat ;;
     stages/io/picture*) echo picture_work picture sizes ;;
@@ -119,6 +129,7 @@ try() { # TREE NAME -> verdict on stdout
     local verdict="survived|"
     for t in $(tests_of "$file"); do
         local target=$build/tests/test_$t
+        case $file in kernels/host/* | kernels/ref64/*) target="all $target" ;; esac # which programs open by name
         case $t in e2e:*) target="all e2e-programs example-data" ;; *) [ -f "tests/unit/test_$t.c" ] || continue ;; esac
         if ! (cd "$tree" && env -u MAKEFLAGS -u MAKELEVEL make -s BUILD="$build" WARN=-w CWARN=-w $target) >"$log" 2>&1; then
             verdict="does not build|$(grep -m1 error "$log" | tr '|' ' ' | cut -c1-110)"

@@ -103,10 +103,11 @@ static struct lg_publishing publishing(const struct world *w)
 {
     size_t n = w->params.count;
     const float *v = w->values;
-    return (struct lg_publishing){.run_dir = RUN,
-                                  .net = &w->net,
-                                  .params = &w->params,
-                                  .state = {.w = v, .m = v + n, .v = v + 2 * n, .ema = v + 3 * n}};
+    return (struct lg_publishing){
+        .run_dir = RUN,
+        .contents = {.net = &w->net,
+                     .params = &w->params,
+                     .state = {.w = v, .m = v + n, .v = v + 2 * n, .ema = v + 3 * n}}};
 }
 
 static int publish(struct world *w, uint64_t step)

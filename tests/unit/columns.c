@@ -139,6 +139,14 @@ static void run_rms_norm_forward(struct column_call *c)
                             .x = ROWS_IN(0), .w = FLAT_IN(1), .y = ROWS_OUT(0), .eps = 1e-6});
 }
 
+static void run_layer_norm_forward(struct column_call *c)
+{
+    lg_layer_norm_forward(
+        c->stream,
+        &(struct lg_layer_norm_forward_args){
+            .x = ROWS_IN(0), .w = FLAT_IN(1), .b = FLAT_IN(2), .y = ROWS_OUT(0), .eps = 1e-6});
+}
+
 static void run_group_norm_forward(struct column_call *c)
 {
     lg_group_norm_forward(c->stream, &(struct lg_group_norm_forward_args){
@@ -279,6 +287,21 @@ static void run_mse_loss(struct column_call *c)
                                            .weight = lg_t1(weight, LG_F32, ROWS),
                                            .loss = lg_t1(g_left[0], LG_F32, ROWS),
                                            .dpred = lg_t4(c->out[0], LG_F32, ROWS, 1, 1, c->n)});
+}
+
+/* Variant 1: the first timestep. */
+static void run_learned_range_loss(struct column_call *c)
+{
+    static float weight[] = {0.7f, 0.3f};
+    float terms[] = {-0.4f, 0.9f, 0.8f, 1.1f, -0.6f, (float)c->variant};
+    lg_learned_range_loss(c->stream, &(struct lg_learned_range_loss_args){
+                                         .pred = lg_t4(c->in[0], LG_F32, 1, 2, 1, c->n),
+                                         .target = lg_t4(c->in[1], LG_F32, 1, 1, 1, c->n),
+                                         .x_t = lg_t4(c->in[2], LG_F32, 1, 1, 1, c->n),
+                                         .terms = lg_t2(terms, LG_F32, 1, 6),
+                                         .weight = lg_t2(weight, LG_F32, 1, 2),
+                                         .loss = lg_t2(g_left[0], LG_F32, 1, 2),
+                                         .dpred = lg_t4(c->out[0], LG_F32, 1, 2, 1, c->n)});
 }
 
 static void run_reduce_ranks(struct column_call *c)

@@ -28,8 +28,13 @@ void golden_fill(const char *name, size_t count, double scale, double *ret)
 
 double *golden_read(const char *name, size_t count)
 {
+    return golden_read_of("tests/golden/denoiser.safetensors", name, count);
+}
+
+double *golden_read_of(const char *path, const char *name, size_t count)
+{
     lg_st_file *f;
-    need(lg_st_open("tests/golden/denoiser.safetensors", &f));
+    need(lg_st_open(path, &f));
     const struct lg_st_entry *e = lg_st_find(f, name);
     size_t size = e && e->dtype == LG_F64 ? sizeof(double) : sizeof(float);
     if (!e || e->bytes != count * size || (e->dtype != LG_F64 && e->dtype != LG_F32)) {
@@ -127,6 +132,17 @@ static void set_i32(lg_tensor t, const int32_t *v)
     memcpy(t.data, v, DENOISER_FIXTURE_BATCH * sizeof *v);
 }
 
+static void fill_sizes(struct denoiser_fixture *f)
+{
+    static const double sizes[] = {1024, 768, 333, 517, 64, 4096}, ratios[] = {1.3125, 0.5, 2.25};
+    const size_t size = lg_dtype_bytes(f->type);
+    enum { B = DENOISER_FIXTURE_BATCH };
+    f->in.size = lg_t2(alloc(f, 2 * B * size), f->type, B, 2);
+    f->in.ratio = lg_t1(alloc(f, B * size), f->type, B);
+    for (size_t i = 0; i < 2 * B; i++) denoiser_fixture_set(f, f->in.size.data, i, sizes[i]);
+    for (size_t i = 0; i < B; i++) denoiser_fixture_set(f, f->in.ratio.data, i, ratios[i]);
+}
+
 static void fill_inputs(struct denoiser_fixture *f)
 {
     static const int32_t labels[] = {2, 5, 0}, lengths[] = {6, 1, 4};
@@ -136,11 +152,13 @@ static void fill_inputs(struct denoiser_fixture *f)
     int64_t B = DENOISER_FIXTURE_BATCH, L = c->text_length, E = c->text_dim;
     size_t bytes = (size_t)B * n * size;
     f->in.x = lg_t4(alloc(f, bytes), f->type, B, c->channels, c->height, c->width);
-    f->out = f->dout = f->in.x;
-    f->out.data = alloc(f, bytes);
-    f->dout.data = alloc(f, bytes);
+    f->out = lg_t4(NULL, f->type, B, lg_denoiser_out_channels(c), c->height, c->width);
+    f->dout = f->out;
+    f->out.data = alloc(f, lg_tensor_bytes(&f->out));
+    f->dout.data = alloc(f, lg_tensor_bytes(&f->dout));
     fill(f, f->in.x.data, 0, "x", (size_t)B * n, 1.5);
-    fill(f, f->dout.data, 0, "dout", (size_t)B * n, 1.0);
+    fill(f, f->dout.data, 0, "dout", (size_t)lg_numel(&f->dout), 1.0);
+    if (c->size_conditions) fill_sizes(f);
     f->in.t = lg_t1(alloc(f, (size_t)B * size), f->type, B);
     for (size_t i = 0; i < (size_t)B; i++)
         denoiser_fixture_set(f, f->in.t.data, i, c->kind == LG_DIT ? dit_t[i] : pixart_t[i]);
@@ -155,21 +173,38 @@ static void fill_inputs(struct denoiser_fixture *f)
     set_i32(f->in.text_length, lengths);
 }
 
-void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const char *isa,
-                           const struct lg_denoiser_config *c, bool train)
+static void open_mode(struct denoiser_fixture *f, const char *device, const char *isa,
+                      const struct lg_denoiser_config *c, const struct lg_denoiser_mode *mode)
 {
     *f = (struct denoiser_fixture){.config = *c};
     need(lg_device_open(device, &(struct lg_device_options){.threads = 1, .isa = isa}, &f->device));
     LG_ASSERT(lg_device_is_host(f->device));
     f->type = lg_device_dtype(f->device);
     need(lg_stream_open(f->device, &f->stream));
-    need(lg_denoiser_params(c, &f->params));
-    const struct lg_denoiser_mode mode = {.batch = DENOISER_FIXTURE_BATCH, .train = train};
-    need(lg_denoiser_open(f->device, c, &mode, &f->net));
+    need(lg_denoiser_table(c, &mode->training, &f->params));
+    need(lg_denoiser_open(f->device, c, mode, &f->net));
     f->weights = alloc(f, f->params.count * lg_dtype_bytes(f->type));
     f->grads = alloc(f, f->params.count * lg_dtype_bytes(f->type));
     fill_weights(f);
     fill_inputs(f);
+}
+
+void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const char *isa,
+                           const struct lg_denoiser_config *c, bool train)
+{
+    const struct lg_denoiser_mode mode = {.batch = DENOISER_FIXTURE_BATCH, .train = train};
+    open_mode(f, device, isa, c, &mode);
+}
+
+void denoiser_fixture_open_trained(struct denoiser_fixture *f, const char *device,
+                                   const struct lg_denoiser_config *c,
+                                   const struct lg_training *training, const char *const *recompute)
+{
+    const struct lg_denoiser_mode mode = {.batch = DENOISER_FIXTURE_BATCH,
+                                          .train = true,
+                                          .training = *training,
+                                          .recompute = recompute};
+    open_mode(f, device, NULL, c, &mode);
 }
 
 int denoiser_fixture_recompute(struct denoiser_fixture *f, const char *const *words)

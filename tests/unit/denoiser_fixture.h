@@ -9,11 +9,20 @@
 void golden_fill(const char *name, size_t count, double scale, double *ret);
 /* Values of a tensor of the golden file; the caller frees them. */
 double *golden_read(const char *name, size_t count);
+double *golden_read_of(const char *path, const char *name, size_t count);
 
 /* hidden 32, 2 heads, 2 blocks, 4x8x8 latents, 5 classes. */
 struct lg_denoiser_config denoiser_fixture_dit(void);
 /* hidden 48, 3 heads, 2 blocks, 4x8x12 latents, 6 text tokens of width 20. */
 struct lg_denoiser_config denoiser_fixture_pixart(void);
+
+/* What all models have, as an initial value. */
+#define DENOISER_SHAPE(k, C, h, w, p, D, n, H, ratio, classes, L, E, eps)                          \
+    {                                                                                              \
+        .kind = k, .channels = C, .height = h, .width = w, .patch = p, .hidden = D, .depth = n,    \
+        .heads = H, .mlp_ratio = ratio, .num_classes = classes, .text_length = L, .text_dim = E,   \
+        .norm_eps = eps                                                                            \
+    }
 
 enum { DENOISER_FIXTURE_BATCH = 3 };
 
@@ -26,11 +35,16 @@ struct denoiser_fixture {
     lg_dtype type;
     void *weights, *grads; /* flat */
     struct lg_denoiser_input in;
-    lg_tensor out, dout; // (B, C, H, W)
+    lg_tensor out, dout; // (B, C or 2C, H, W)
 };
 /* device: "host", "ref64"; isa may be NULL. Batch DENOISER_FIXTURE_BATCH. */
 void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const char *isa,
                            const struct lg_denoiser_config *c, bool train);
+/* The same, trained as this says: `params` is that table, weights are those of their names all the same. */
+void denoiser_fixture_open_trained(struct denoiser_fixture *f, const char *device,
+                                   const struct lg_denoiser_config *c,
+                                   const struct lg_training *training,
+                                   const char *const *recompute);
 /* The net anew, with these words of memory.recompute; weights and inputs stay. Its error, if any: then the net is
  * gone. */
 int denoiser_fixture_recompute(struct denoiser_fixture *f, const char *const *words);

@@ -12,7 +12,8 @@ struct shape {
     int64_t B, T, K, N, D, C, H, W, heads, d, Tk, V, groups, kernel, stride, Co, pad[4], count;
     lg_act act;
     lg_dtype from, to;
-    bool bias, dbias_filled, pre, mod, mask, lse, packed, residual, alias, accumulate, dpred, given;
+    bool bias, dbias_filled, pre, mod, mask, lse, packed, residual, alias, accumulate, dpred, given,
+        causal;
     double scale;
 };
 
@@ -27,7 +28,9 @@ BUILD(linear_forward)
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, z->K));
     a.w = op_in(r, 0, 1, DIMS(z->N, z->K));
     if (z->bias) a.bias = op_in(r, 0, 1, DIMS(z->N));
-    a.y = op_out(r, "y", OP_SAMPLE, DIMS(M, z->N));
+    if (z->residual && !z->alias) a.residual = op_in(r, OP_SAMPLE, 1, DIMS(M, z->N));
+    a.y = op_out(r, "y", OP_SAMPLE | (z->alias ? OP_FILLED : 0), DIMS(M, z->N));
+    if (z->alias) a.residual = a.y;
     if (z->pre) a.pre = op_out(r, "pre", OP_SAMPLE, DIMS(M, z->N));
     lg_linear_forward(r->stream, &a);
 }
@@ -245,6 +248,17 @@ BUILD(rms_norm_forward)
     lg_rms_norm_forward(r->stream, &a);
 }
 
+BUILD(layer_norm_forward)
+{
+    int64_t M = z->B * z->T;
+    struct lg_layer_norm_forward_args a = {.eps = 1e-5};
+    a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, z->D));
+    a.w = op_in(r, 0, 1, DIMS(z->D));
+    a.b = op_in(r, 0, 1, DIMS(z->D));
+    a.y = op_out(r, "y", OP_SAMPLE, DIMS(M, z->D));
+    lg_layer_norm_forward(r->stream, &a);
+}
+
 BUILD(group_norm_forward)
 {
     struct lg_group_norm_forward_args a = {.groups = (int)z->groups, .eps = 1e-6, .act = z->act};
@@ -280,7 +294,7 @@ BUILD(attention_forward)
     int64_t Tk = z->Tk ? z->Tk : z->T;
     struct qkv x = make_qkv(r, z, OP_SAMPLE, NO_NAMES);
     struct lg_attention_forward_args a = {
-        .q = x.q, .k = x.k, .v = x.v, .scale = 1 / sqrt((double)z->d)};
+        .q = x.q, .k = x.k, .v = x.v, .scale = 1 / sqrt((double)z->d), .causal = z->causal};
     if (z->mask) a.k_length = op_in_integers(r, LG_I32, OP_SAMPLE, 1, Tk, DIMS(z->B));
     if (z->bias) a.bias = op_in(r, 0, 1, DIMS(z->heads, z->T, Tk));
     a.o = op_out(r, "o", OP_SAMPLE, DIMS(z->B, z->T, z->heads, z->d));
@@ -497,6 +511,24 @@ BUILD(mse_loss)
     a.weight = op_in_integers(r, r->stats, OP_SAMPLE, 0, 2, DIMS(z->B)); /* 0: a void sample */
     a.loss = op_out(r, "loss", OP_SAMPLE | OP_STATS, DIMS(z->B));
     lg_mse_loss(r->stream, &a);
+}
+
+/* Normals as terms: the samples whose last one is above 0 are at the first timestep. */
+BUILD(learned_range_loss)
+{
+    struct lg_learned_range_loss_args a = {0};
+    lg_tensor dpred;
+    op_in_out(r, z->alias, "dpred", OP_SAMPLE, &a.pred, &dpred, DIMS(z->B, 2 * z->C, z->H, z->W));
+    if (z->dpred)
+        a.dpred = dpred;
+    else
+        r->n_outs--, r->buffer[0].output = false;
+    a.target = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->C, z->H, z->W));
+    a.x_t = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->C, z->H, z->W));
+    a.terms = op_in(r, OP_SAMPLE | OP_STATS, 1, DIMS(z->B, 6));
+    a.weight = op_in_integers(r, r->stats, OP_SAMPLE, 0, 2, DIMS(z->B, 2)); /* 0: a void sample */
+    a.loss = op_out(r, "loss", OP_SAMPLE | OP_STATS, DIMS(z->B, 2));
+    lg_learned_range_loss(r->stream, &a);
 }
 
 BUILD(reduce_ranks)

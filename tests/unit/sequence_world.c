@@ -73,7 +73,7 @@ void world_open(struct world *w, const char *device, const struct lg_denoiser_co
                 const struct lg_denoiser_mode *mode)
 {
     *w = (struct world){.n = mode->sequence.degree};
-    denoiser_fixture_open(&w->f, device, NULL, c, true);
+    denoiser_fixture_open_trained(&w->f, device, c, &mode->training, NULL);
     for (int i = 0; i < w->n; i++) open_rank(w, i, *mode);
     for (int i = 0; i < w->n; i++) { /* who writes into it need not ask */
         int n[2], forward[2];
@@ -143,7 +143,7 @@ void world_begin_forward(struct world *w)
         for (int u = 0; u < p->n_units; u++) {
             const size_t at = p->unit[u].first * each;
             lg_denoiser_set_weights(r->net, u, (char *)w->f.weights + at);
-            lg_denoiser_set_gradient(r->net, u, (char *)r->grads + at);
+            if (u < p->trained_units) lg_denoiser_set_gradient(r->net, u, (char *)r->grads + at);
         }
         lg_denoiser_begin_forward(r->net, &r->in, r->out);
     }

@@ -369,6 +369,33 @@ static lg_tensor random_halves(struct random *r, lg_tensor x)
     return draw(r, 2) ? small_mul(r->f, y, whole) : y;
 }
 
+/* y + c (x A^T) B^T, its columns in two parts that are brought together. */
+static lg_tensor random_low_rank(struct random *r, lg_tensor x, lg_tensor y)
+{
+    enum { ROWS = SMALL_B * SMALL_T, D = SMALL_D, HALF = D / 2, RANK = 2 };
+    const lg_act act = draw(r, 3) ? LG_ACT_NONE : LG_ACT_SILU;
+    lg_tensor h =
+        small_linear(r->f, x, parameter(r, "A", small_t2(r->f, RANK, D)), LG_NONE, LG_ACT_NONE);
+    lg_tensor scaled = lg_graph_value(r->f->g, "scaled", h);
+    lg_combine(r->f->s, &(struct lg_combine_args){.x = {h}, .c = {0.5}, .count = 1, .y = scaled});
+    lg_tensor b = parameter(r, "B", small_t2(r->f, D, RANK));
+    lg_tensor sum = lg_graph_value(r->f->g, "sum", y);
+    lg_linear_forward(
+        r->f->s,
+        &(struct lg_linear_forward_args){
+            .x = rows_of(scaled), .w = b, .residual = rows_of(y), .y = rows_of(sum), .act = act});
+    if (draw(r, 2)) return sum;
+    lg_tensor whole = lg_graph_value(r->f->g, "whole", y);
+    for (int i = 0; i < 2; i++) {
+        lg_tensor part = small_linear(r->f, sum, parameter(r, "part", small_t2(r->f, HALF, D)),
+                                      LG_NONE, LG_ACT_NONE);
+        lg_copy_rows(r->f->s,
+                     &(struct lg_copy_rows_args){.x = rows_of(part),
+                                                 .y = lg_slice(rows_of(whole), 1, i * HALF, HALF)});
+    }
+    return whole;
+}
+
 static lg_tensor random_rows(struct random *r)
 {
     lg_tensor rows = draw(r, 2) ? parameter(r, "row", small_t1(r->f, SMALL_D))
@@ -379,7 +406,7 @@ static lg_tensor random_rows(struct random *r)
 static lg_tensor random_step(struct random *r)
 {
     lg_tensor x = pick(r), y = pick(r);
-    switch (draw(r, 12)) {
+    switch (draw(r, 13)) {
     case 0:
     case 1:
         return random_linear(r, x, SMALL_D);
@@ -399,6 +426,8 @@ static lg_tensor random_step(struct random *r)
         return random_attention(r, x);
     case 9:
         return random_halves(r, x);
+    case 10:
+        return random_low_rank(r, x, y);
     default:
         return random_half_block(r, x);
     }

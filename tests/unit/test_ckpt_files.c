@@ -82,9 +82,10 @@ static int publish(uint64_t step, char ret_dir[LG_PATH_BYTES])
                       .threads = 1};
     struct lg_publishing p = {
         .run_dir = scratch_path("run"),
-        .net = &net,
-        .params = &params,
-        .state = {.w = values, .m = values + n, .v = values + 2 * n, .ema = values + 3 * n}};
+        .contents = {
+            .net = &net,
+            .params = &params,
+            .state = {.w = values, .m = values + n, .v = values + 2 * n, .ema = values + 3 * n}}};
     return lg_checkpoint_publish(&p, &m, ret_dir);
 }
 

@@ -588,6 +588,28 @@ static void test_rules_files(void **state)
     BREAKS("_class_name is VQModel: expected AutoencoderKL", "trainer.ranks=1");
 }
 
+/* A CLIP, whose tokenizer lies beside it as in a folder of diffusers'. */
+static void test_rules_clip(void **state)
+{
+    (void)state;
+    char model[300];
+    write_models();
+    snprintf(model, sizeof model, "text.model=%s", scratch_path("pipeline/text_encoder"));
+    scratch_write("pipeline/text_encoder/config.json", "{\"model_type\": \"clip_text_model\"}");
+    scratch_write("pipeline/text_encoder/model.safetensors", "x");
+    BREAKS("text_encoder/vocab.json with merges.txt does not exist, nor in ", model);
+    scratch_write("pipeline/tokenizer/vocab.json", "{}");
+    scratch_write("pipeline/tokenizer/merges.txt", "");
+    if (CHECK(model, "text.length=77") < 0) fail_msg("%s", lg_err_text());
+    BREAKS("text.length = 78: the text encoder in text.model takes 77 tokens", model,
+           "text.length=78");
+    scratch_write("pipeline/text_encoder/config.json",
+                  "{\"model_type\": \"clip_text_model\", \"max_position_embeddings\": 20}");
+    BREAKS("text.length = 24: the text encoder in text.model takes 20 tokens", model);
+    scratch_write("pipeline/text_encoder/config.json", "{\"model_type\": \"umt5\"}");
+    BREAKS("model_type is umt5: t5 and clip_text_model can be read", model);
+}
+
 static void test_rules_collect(void **state)
 {
     (void)state;
@@ -754,6 +776,7 @@ int main(void)
         TEST(test_rules_memory),
         TEST(test_rules_restarts),
         TEST(test_rules_histograms),
+        TEST(test_rules_clip),
         TEST(test_rules_collect),
         TEST(test_compatible),
         TEST(test_denoisers),

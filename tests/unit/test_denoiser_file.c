@@ -40,7 +40,8 @@ static void round_trip(const struct lg_denoiser_config *c, int tensors)
     struct lg_denoiser_config read;
     const char *dir = scratch_make();
     float *w = random_weights(c, &t), *back = malloc(t.count * sizeof *back);
-    assert_int_equal(lg_denoiser_save(c, dir, w), 0);
+    assert_int_equal(lg_denoiser_save(c, dir, &(struct lg_denoiser_weights){.t = &t, .trained = w}),
+                     0);
     assert_int_equal(lg_denoiser_config_load(scratch_path("config.json"), &read), 0);
     same_config(c, &read);
     assert_int_equal(lg_denoiser_load(&read, dir, back), 0);
@@ -101,7 +102,8 @@ static void tampered(const char *name, float delta, bool leave_out, int code, co
     lg_params t;
     const char *dir = scratch_make();
     float *w = random_weights(&c, &t);
-    assert_int_equal(lg_denoiser_save(&c, dir, w), 0);
+    assert_int_equal(
+        lg_denoiser_save(&c, dir, &(struct lg_denoiser_weights){.t = &t, .trained = w}), 0);
     tamper(name, delta, leave_out);
     int rc = lg_denoiser_load(&c, dir, w);
     if (rc != code || (rc && !strstr(lg_err_message(), needle)))
@@ -130,7 +132,8 @@ static void test_wrong_depth(void **state)
     lg_params t;
     const char *dir = scratch_make();
     float *w = random_weights(&c, &t);
-    assert_int_equal(lg_denoiser_save(&c, dir, w), 0);
+    assert_int_equal(
+        lg_denoiser_save(&c, dir, &(struct lg_denoiser_weights){.t = &t, .trained = w}), 0);
     other.depth = 1;
     assert_int_equal(lg_denoiser_load(&other, dir, w), LG_ERR_MISMATCH);
     assert_non_null(strstr(lg_err_message(), "transformer_blocks.1."));
@@ -169,15 +172,18 @@ static void test_configs(void **state)
     want.height = want.width = 16, want.hidden = 32, want.heads = 2, want.depth = 3;
     want.text_dim = 24, want.text_length = 120;
     same_config(&c, &want);
+    assert_false(c.learned_variance || c.size_conditions || c.no_attention_bias);
     snprintf(text, sizeof text, PIXART, 4, ""); /* diffusers' default is 8 */
-    assert_int_equal(lg_denoiser_config_load(scratch_write("c.json", text), &c), LG_ERR_CONFIG);
-    assert_non_null(strstr(lg_err_message(), "out_channels"));
+    assert_int_equal(lg_denoiser_config_load(scratch_write("c.json", text), &c), 0);
+    assert_true(c.learned_variance);
     snprintf(text, sizeof text, PIXART, 8, "");
     assert_int_equal(lg_denoiser_config_load(scratch_write("c.json", text), &c), 0);
-    config_refused(", \"out_channels\": 16", "out_channels");
-    config_refused(", \"use_additional_conditions\": true", "use_additional_conditions");
-    config_refused(", \"interpolation_scale\": 2", "interpolation_scale");
-    config_refused(", \"attention_bias\": false", "attention_bias");
+    assert_false(c.learned_variance);
+    config_refused(", \"out_channels\": 12", "out_channels");
+    config_refused(", \"interpolation_scale\": -2", "interpolation_scale");
+    config_refused(", \"dropout\": 0.1", "dropout");
+    config_refused(", \"double_self_attention\": true", "double_self_attention");
+    config_refused(", \"use_additional_conditions\": true", "multiple of 3"); /* of 32 */
     config_refused(", \"norm_elementwise_affine\": true", "norm_elementwise_affine");
     config_refused(", \"norm_type\": \"ada_norm_zero\"", "norm_type");
     config_refused(", \"activation_fn\": \"geglu\"", "activation_fn");

@@ -110,11 +110,22 @@ static void test_against_golden(void **state)
 static void test_list(void **state)
 {
     (void)state;
-    static const char list[] = "# a comment\n\nghost\nred heart\nghost\n";
+    static const char list[] = "# a comment\n\nghost\nred heart = a heart, red = mine\nghost\n";
     assert_int_equal(make_listed(scratch_path("listed"), list), 0);
     lg_source *s;
     assert_int_equal(lg_source_open(scratch_path("listed"), NULL, &s), 0);
     assert_int_equal(lg_source_count(s), 2);
+    static uint8_t pixels[PIXELS];
+    struct lg_sample_rule rule = {.size = SIZE, .no_shuffle = true};
+    lg_sample sample = {0};
+    bool renamed = false, named = false;
+    for (uint64_t i = 0; i < 2; i++) {
+        assert_int_equal(lg_source_sample(s, &rule, i, pixels, &sample), 0);
+        renamed |= !strcmp(sample.caption, "a heart, red = mine");
+        named |= !strcmp(sample.caption, "ghost");
+    }
+    assert_true(renamed && named);
+    lg_sample_free(&sample);
     lg_source_close(&s);
     /* A name that no emoji has is told, and nothing stands under a shard's name. */
     char *said;

@@ -141,9 +141,9 @@ static int publish(void)
     m = (lg_manifest){.name = "faults", .step = ++step, .isa = "sse2", .ranks = 1, .threads = 1};
     struct lg_publishing p = {
         .run_dir = g_run,
-        .net = &net,
-        .params = &params,
-        .state = {.w = values, .m = values, .v = values, .ema = values},
+        .contents = {.net = &net,
+                     .params = &params,
+                     .state = {.w = values, .m = values, .v = values, .ema = values}},
     };
     snprintf(parent, sizeof parent, "%s/checkpoints", g_run);
     lg_remove_tree(parent);
@@ -341,9 +341,9 @@ static void make_resumed(void)
     snprintf(m.isa, sizeof m.isa, "%s", r.plan.isa);
     struct lg_publishing p = {
         .run_dir = g_resumed,
-        .net = &net,
-        .params = &params,
-        .state = {.w = values, .m = values, .v = values, .ema = values},
+        .contents = {.net = &net,
+                     .params = &params,
+                     .state = {.w = values, .m = values, .v = values, .ema = values}},
     };
     LG_ASSERT(lg_checkpoint_publish(&p, &m, dir) == 0);
     free(values);

@@ -1,5 +1,5 @@
-/* Frozen parameters: their gradients are not touched, all others are those of a net in which everything is trained, bit
- * by bit, and what leads to nothing that is trained is not computed. */
+/* Frozen parameters have units of their own behind all others, and no gradients; all others' are those of a net in which
+ * everything is trained, bit by bit, and what leads to nothing that is trained is not computed. */
 #include "tests/unit/denoiser_fixture.h"
 #include <math.h>
 #include <setjmp.h>
@@ -10,56 +10,51 @@
 
 #include <cmocka.h>
 
-static void reopen(struct denoiser_fixture *f, const char *const *groups,
-                   const char *const *recompute)
+/* Gradients are NaN where nobody writes. */
+static void make_gradients(struct denoiser_fixture *f)
 {
-    const struct lg_denoiser_mode mode = {
-        .batch = DENOISER_FIXTURE_BATCH, .train = true, .groups = groups, .recompute = recompute};
-    lg_denoiser_close(&f->net);
-    if (lg_denoiser_open(f->device, &f->config, &mode, &f->net) < 0) fail_msg("%s", lg_err_text());
-}
-
-/* Gradients are NaN where nobody writes. The caller frees them. */
-static float *gradients(struct denoiser_fixture *f)
-{
-    size_t bytes = f->params.count * sizeof(float);
-    float *own = malloc(bytes);
-    LG_ASSERT(own && f->type == LG_F32);
-    memset(f->grads, 0xff, bytes);
+    LG_ASSERT(f->type == LG_F32);
+    memset(f->grads, 0xff, f->params.count * sizeof(float));
     denoiser_fixture_forward(f);
     denoiser_fixture_backward(f, false);
     denoiser_fixture_forward(f);
     denoiser_fixture_backward(f, true);
-    memcpy(own, f->grads, bytes);
-    return own;
+}
+
+static void check_trained(const struct denoiser_fixture *all, const struct denoiser_fixture *some,
+                          const struct lg_param *p, const char *what)
+{
+    const float *was = all->grads, *is = some->grads;
+    const struct lg_param *q = &all->params.p[lg_params_find(&all->params, p->name)];
+    /* Attention knows that the bias of keys has none; behind a frozen weight its rounding is summed. */
+    if (strstr(p->name, "to_k.bias")) return;
+    if (memcmp(is + p->offset, was + q->offset, p->count * sizeof *is))
+        fail_msg("%s: %s is another", what, p->name);
 }
 
 static void check(const struct lg_denoiser_config *c, const char *const *groups,
                   const char *const *recompute)
 {
-    struct denoiser_fixture f;
-    int frozen = 0;
-    denoiser_fixture_open(&f, "host", NULL, c, true);
-    float *all = gradients(&f);
-    reopen(&f, groups, recompute);
-    float *some = gradients(&f);
-    assert_int_equal(lg_params_group(&f.params, groups), 0);
-    for (const struct lg_param *p = f.params.p; p < f.params.p + f.params.n; p++) {
-        bool is_frozen = f.params.group[p->group].is_frozen;
-        frozen += is_frozen;
-        /* Attention knows that the bias of keys has none; behind a frozen weight its rounding is summed. */
-        if (strstr(p->name, "to_k.bias") && !is_frozen) continue;
-        for (size_t i = p->offset; i < p->offset + p->count; i++) {
-            if (is_frozen ? !isnan(some[i]) : memcmp(&some[i], &all[i], sizeof all[i]) != 0)
-                fail_msg("%s with %s: %s[%zu] is %g, was %g", groups[0],
-                         recompute ? recompute[0] : "none", p->name, i - p->offset, (double)some[i],
-                         (double)all[i]);
-        }
+    const struct lg_training training = {.groups = groups};
+    struct denoiser_fixture all, some;
+    denoiser_fixture_open(&all, "host", NULL, c, true);
+    denoiser_fixture_open_trained(&some, "host", c, &training, recompute);
+    make_gradients(&all);
+    make_gradients(&some);
+    const lg_params *t = &some.params;
+    assert_int_equal(t->n, all.params.n);
+    assert_in_range(t->trained, 1, t->n - 1);
+    for (int i = 0; i < t->n; i++) {
+        const bool is_frozen = i >= t->trained;
+        assert_int_equal(t->p[i].is_frozen, is_frozen);
+        assert_int_equal(t->p[i].unit >= t->trained_units, is_frozen);
+        assert_int_equal(t->p[i].offset >= t->trained_count, is_frozen);
+        if (!is_frozen) check_trained(&all, &some, &t->p[i], groups[0]);
     }
-    assert_true(frozen > 0);
-    free(all);
-    free(some);
-    denoiser_fixture_close(&f);
+    for (size_t i = t->trained_count; i < t->count; i++)
+        assert_true(isnan(((float *)some.grads)[i]));
+    denoiser_fixture_close(&all);
+    denoiser_fixture_close(&some);
 }
 
 static void each(const char *const *groups)
@@ -108,7 +103,7 @@ static double planned_flops(struct denoiser_fixture *f, const char *const *group
     double gflop = 0;
     FILE *to = open_memstream(&text, &bytes);
     const struct lg_denoiser_mode mode = {
-        .batch = DENOISER_FIXTURE_BATCH, .train = true, .groups = groups};
+        .batch = DENOISER_FIXTURE_BATCH, .train = true, .training = {.groups = groups}};
     assert_int_equal(lg_denoiser_print(f->device, &f->config, &mode, to), 0);
     fclose(to);
     const char *at = strrchr(text, ';');

@@ -340,9 +340,9 @@ static void test_operations(void **state)
 
 /* ---- waiting ---- */
 
-static int load_nothing(lg_stage *stage, float *ret, void *arg)
+static int load_nothing(lg_stage *stage, size_t first, size_t count, float *ret, void *arg)
 {
-    (void)stage, (void)ret, (void)arg;
+    (void)stage, (void)first, (void)count, (void)ret, (void)arg;
     fail_msg("another has filled it");
     return 0;
 }

@@ -6,7 +6,7 @@
  * bits in one of the two. */
 #include "base/philox.h"
 #include "kernels/backend.h"
-#include "stages/nets/denoiser.h"
+#include "tests/unit/denoiser_fixture.h"
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -107,9 +107,10 @@ static void make_late(lg_device *d)
 
 /* ---- a net ---- */
 
-static const struct lg_denoiser_config DIT = {LG_DIT, 4, 16, 16, 2, 64, 6, 4, 4, 5, 0, 0, 1e-6, 0};
-static const struct lg_denoiser_config PIXART = {LG_PIXART, 4, 16, 16, 2,  64,   6,
-                                                 4,         4, 0,  9,  40, 1e-6, 0};
+static const struct lg_denoiser_config DIT =
+    DENOISER_SHAPE(LG_DIT, 4, 16, 16, 2, 64, 6, 4, 4, 5, 0, 0, 1e-6);
+static const struct lg_denoiser_config PIXART =
+    DENOISER_SHAPE(LG_PIXART, 4, 16, 16, 2, 64, 6, 4, 4, 0, 9, 40, 1e-6);
 
 struct result {
     float *out, *grads;

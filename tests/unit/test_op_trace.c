@@ -107,8 +107,9 @@ static void test_words(void **state)
                                                                .w = lg_t2(m + 16, LG_F32, 4, 3),
                                                                .y = lg_t2(m + 32, LG_F32, 2, 4),
                                                                .act = LG_ACT_RELU});
-    assert_string_equal(last_line(), "linear_forward act=3 | x f32 2,3 memory.3+0 | w f32 4,3 "
-                                     "memory.3+64 | bias - | y f32 2,4 memory.3+128 | pre -");
+    assert_string_equal(last_line(),
+                        "linear_forward act=3 | x f32 2,3 memory.3+0 | w f32 4,3 "
+                        "memory.3+64 | bias - | residual - | y f32 2,4 memory.3+128 | pre -");
     lg_combine(stream,
                &(struct lg_combine_args){.x = {lg_t1(m, LG_F32, 3), lg_t1(m + 16, LG_F32, 3)},
                                          .c = {0.1, -2},

@@ -81,6 +81,7 @@ FORWARD(attention_forward)
 FORWARD(embedding_forward)
 FORWARD(unpatchify_forward)
 FORWARD(mse_loss)
+FORWARD(learned_range_loss)
 
 static double loss_at(const struct loss *l, double *x, double value)
 {
@@ -116,12 +117,15 @@ static double *copy_of(const double *v, int64_t n)
     return c;
 }
 
+/* The gradient of the residual is that of the result. */
 static void linear_with(int64_t M, int64_t K, int64_t N, bool accumulate)
 {
     double *x = normals(M * K), *w = normals(N * K), *bias = normals(N), *y = poison(M * N);
     double *r = normals(M * N);
     struct lg_linear_forward_args f = {
         .x = T2(x, M, K), .w = T2(w, N, K), .bias = T1(bias, N), .y = T2(y, M, N)};
+    double *residual = normals(M * N);
+    f.residual = T2(residual, M, N);
     struct loss l = {run_linear_forward, &f, y, r, M * N};
     double *dx = accumulate ? normals(M * K) : poison(M * K);
     double *dw = accumulate ? normals(N * K) : poison(N * K);
@@ -139,6 +143,7 @@ static void linear_with(int64_t M, int64_t K, int64_t N, bool accumulate)
     check("dx", &l, x, M * K, dx, dx0);
     check("dw", &l, w, N * K, dw, dw0);
     check("dbias", &l, bias, N, db, db0);
+    check("dresidual", &l, residual, M * N, r, NULL);
 }
 
 static void linear(void **state)
@@ -218,7 +223,8 @@ static void linear_through_activation(void **state)
 static void activations(void **state)
 {
     enum { N = 33 };
-    static const lg_act ACTS[] = {LG_ACT_NONE, LG_ACT_SILU, LG_ACT_GELU_TANH, LG_ACT_RELU};
+    static const lg_act ACTS[] = {LG_ACT_NONE, LG_ACT_SILU,     LG_ACT_GELU_TANH,
+                                  LG_ACT_RELU, LG_ACT_GELU_ERF, LG_ACT_QUICK_GELU};
     for (size_t k = 0; k < LG_ARRAY_LEN(ACTS); k++) {
         double *x = normals(N), *y = poison(N), *r = normals(N), *dx = normals(N);
         const double *dx0 = copy_of(dx, N);
@@ -472,6 +478,39 @@ static void mse(void **state)
     check("dpred", &(struct loss){run_mse_loss, &f, loss, weight, B}, pred, n, dpred, NULL);
 }
 
+/* dv belongs to the second part of the loss alone, de' to the first alone. */
+static void learned_range(void **state)
+{
+    enum { B = 3, EACH = 2 * 2 * 3, n = B * EACH };
+    double *pred = normals(2 * n), *target = normals(n), *x_t = normals(n);
+    double *loss = poison(2 * B), *dpred = poison(2 * n);
+    double terms[6 * B] = {-1.3, 0.4, 0.7, 1.1,  -0.6, 0,   -1,  1,    1,
+                           1,    1,   1,   -1.1, 0.2,  0.6, 1.2, -0.4, 1};
+    double weight[2 * B] = {0.7, 0.4, 0, 0, 1.9, 1.3}, noise[2 * B], variance[2 * B];
+    for (int i = 0; i < 2 * B; i++) {
+        noise[i] = i % 2 ? 0 : weight[i];
+        variance[i] = i % 2 ? weight[i] : 0;
+    }
+    struct lg_learned_range_loss_args f = {.pred = T4(pred, B, 4, 2, 3),
+                                           .target = T4(target, B, 2, 2, 3),
+                                           .x_t = T4(x_t, B, 2, 2, 3),
+                                           .terms = T2(terms, B, 6),
+                                           .weight = T2(weight, B, 2),
+                                           .loss = T2(loss, B, 2)};
+    struct lg_learned_range_loss_args b = f;
+    b.dpred = T4(dpred, B, 4, 2, 3);
+    for (int i = 0; i < EACH; i++) target[EACH + i] = x_t[EACH + i] = NAN;
+    lg_learned_range_loss(g_stream, &b);
+    assert_true(loss[2] == 0 && loss[3] == 0);
+    for (int s = 0; s < B; s++) {
+        double *of = pred + 2 * s * EACH, *d = dpred + 2 * s * EACH;
+        check("de", &(struct loss){run_learned_range_loss, &f, loss, noise, 2 * B}, of, EACH, d,
+              NULL);
+        check("dv", &(struct loss){run_learned_range_loss, &f, loss, variance, 2 * B}, of + EACH,
+              EACH, d + EACH, NULL);
+    }
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_teardown(f, free_arrays)
@@ -488,6 +527,7 @@ int main(void)
         TEST(embedding),
         TEST(unpatchify),
         TEST(mse),
+        TEST(learned_range),
     };
     return cmocka_run_group_tests(tests, ref64_open, ref64_close);
 }

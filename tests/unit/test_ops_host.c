@@ -35,7 +35,7 @@ static lg_device *open_device(const char *name, const char *isa, int threads)
 
 static void every_operation_has_a_case(void **state)
 {
-#define LG_OP(name, ...)                                                                                \
+#define LG_OP(name, ...)                                                                           \
     {                                                                                              \
         int n = 0;                                                                                 \
         for (int i = 0; i < op_case_count(); i++) n += !strcmp(op_case_op(i), #name);              \

@@ -6,6 +6,7 @@
  * is fp32 whatever the default type: 2^-24 of an angle of up to 999, 6e-5. */
 #include "base/check.h"
 #include "kernels/ops.h"
+#include "stages/nets/objective.h"
 #include "tests/golden/ops_golden.h"
 #include "tests/unit/ref64_fixture.h"
 #include <math.h>
@@ -154,6 +155,38 @@ static void attention(void **state)
     CLOSE(dv, ATTENTION_DV);
 }
 
+static void causal_attention(void **state)
+{
+    enum { B = 2, T = 4, H = 2, D = 3 };
+    double o[B * T * H * D];
+    lg_attention_forward(g_stream, &(struct lg_attention_forward_args){.q = T4(wave(1), B, T, H, D),
+                                                                       .k = T4(wave(2), B, T, H, D),
+                                                                       .v = T4(wave(3), B, T, H, D),
+                                                                       .o = T4(o, B, T, H, D),
+                                                                       .scale = 0.8,
+                                                                       .causal = true});
+    CLOSE(o, ATTENTION_CAUSAL_O);
+}
+
+static void gelus(void **state)
+{
+    enum { N = LG_ARRAY_LEN(GELU_ERF_Y) };
+    double *x = wave(1), y[N], dy[N], dx[N];
+    for (int i = 0; i < N; i++) x[i] *= 4, dy[i] = 1;
+    struct lg_act_forward_args f = {.x = T1(x, N), .y = T1(y, N), .act = LG_ACT_GELU_ERF};
+    struct lg_act_backward_args b = {
+        .x = f.x, .dy = T1(dy, N), .dx = T1(dx, N), .act = LG_ACT_GELU_ERF};
+    lg_act_forward(g_stream, &f);
+    lg_act_backward(g_stream, &b);
+    CLOSE(y, GELU_ERF_Y);
+    CLOSE(dx, GELU_ERF_SLOPE);
+    f.act = b.act = LG_ACT_QUICK_GELU;
+    lg_act_forward(g_stream, &f);
+    lg_act_backward(g_stream, &b);
+    CLOSE(y, QUICK_GELU_Y);
+    CLOSE(dx, QUICK_GELU_SLOPE);
+}
+
 static void norm_modulate(void **state)
 {
     enum { B = 2, T = 3, D = 4 };
@@ -187,6 +220,12 @@ static void other_norms(void **state)
         g_stream, &(struct lg_rms_norm_forward_args){
                       .x = T2(wave(1), 3, 4), .w = T1(wave(2), 4), .y = T2(y, 3, 4), .eps = 1e-6});
     CLOSE(y, RMS_Y);
+    lg_layer_norm_forward(g_stream, &(struct lg_layer_norm_forward_args){.x = T2(wave(1), 3, 4),
+                                                                         .w = T1(wave(2), 4),
+                                                                         .b = T1(wave(3), 4),
+                                                                         .y = T2(y, 3, 4),
+                                                                         .eps = 1e-5});
+    CLOSE(y, LAYER_NORM_Y);
     lg_group_norm_forward(g_stream,
                           &(struct lg_group_norm_forward_args){.x = T4(wave(1), 2, 2, 3, 6),
                                                                .w = T1(wave(2), 6),
@@ -347,6 +386,33 @@ static void reduce_ranks(void **state)
     assert_true(a[0] == 11 && a[1] == 22 && a[2] == 33 && squares == 121 + 484 + 1089);
 }
 
+/* The terms are the objective's (stages/nets/objective.h): one sample at each of make_ops.py's timesteps. */
+static void learned_range_as_in_improved_ddpm(void **state)
+{
+    enum { B = 5, C = 12 };
+    static const int steps[B] = {0, 0, 1, 500, 999};
+    const struct lg_objective o = {
+        .kind = LG_OBJECTIVE_EPS, .has_variance = true, .variance_weight = 1};
+    double terms[6 * B], weight[2 * B], loss[2 * B], dpred[2 * B * C];
+    for (int b = 0; b < B; b++) {
+        struct lg_objective_sample s;
+        lg_objective_at(&o, steps[b], &s);
+        memcpy(terms + 6 * b, s.variance, sizeof s.variance);
+        weight[2 * b] = s.weight, weight[2 * b + 1] = s.variance_weight;
+    }
+    lg_learned_range_loss(g_stream, &(struct lg_learned_range_loss_args){
+                                        .pred = T4((double *)LEARNED_RANGE_PRED, B, 2 * C, 1, 1),
+                                        .target = T4((double *)LEARNED_RANGE_NOISE, B, C, 1, 1),
+                                        .x_t = T4((double *)LEARNED_RANGE_X_T, B, C, 1, 1),
+                                        .terms = T2(terms, B, 6),
+                                        .weight = T2(weight, B, 2),
+                                        .loss = T2(loss, B, 2),
+                                        .dpred = T4(dpred, B, 2 * C, 1, 1)});
+    /* There a difference of two means enters, 1e-4 of them: that costs four digits. */
+    close_to("loss", loss, LEARNED_RANGE_LOSS, LG_ARRAY_LEN(loss), 1e-11);
+    close_to("dpred", dpred, LEARNED_RANGE_DPRED, LG_ARRAY_LEN(dpred), 1e-11);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -354,6 +420,8 @@ int main(void)
         cmocka_unit_test(philox_normals_by_index),
         cmocka_unit_test(adamw),
         cmocka_unit_test(attention),
+        cmocka_unit_test(causal_attention),
+        cmocka_unit_test(gelus),
         cmocka_unit_test(norm_modulate),
         cmocka_unit_test(other_norms),
         cmocka_unit_test(conv_with_uneven_padding),
@@ -365,6 +433,7 @@ int main(void)
         cmocka_unit_test(pixels),
         cmocka_unit_test(diffuse),
         cmocka_unit_test(reduce_ranks),
+        cmocka_unit_test(learned_range_as_in_improved_ddpm),
     };
     return cmocka_run_group_tests(tests, ref64_open, ref64_close);
 }

@@ -201,6 +201,7 @@ static void test_jpeg_reduction(void **state)
         assert_int_equal(lg_picture_decode(data, bytes, cases[i].side_min, &pic), 0);
         assert_int_equal(pic.width, cases[i].width);
         assert_int_equal(pic.height, cases[i].height);
+        assert_true(pic.stored_width == 27 && pic.stored_height == 20);
     }
     lg_picture_free(&pic);
     free(data);

@@ -292,7 +292,7 @@ static void test_resume(void **state)
     scratch_write("vae/diffusion_pytorch_model.safetensors", "retrained");
     c = load(grown, 3);
     assert_int_equal(lg_plan_resume(c, &old, &p), LG_ERR_MISMATCH);
-    assert_message("a file of vae.model or text.model is not what it was");
+    assert_message("model that an adapter adapts, is not what it was");
     lg_config_free(&c);
 }
 

@@ -19,7 +19,8 @@ static void toy(lg_objective_kind kind, int steps)
     double *want = golden_read(name, 16);
     golden_fill("toy", 16, 1.0, x);
     for (int i = 0; i < steps; i++) {
-        struct lg_sampler_step s = lg_sampler_step_at(kind, steps, i);
+        struct lg_sampler_step s =
+            lg_sampler_step_at(&(struct lg_sampler_method){.objective = kind}, steps, i);
         for (int e = 0; e < 16; e++)
             x[e] = s.cx * x[e] + s.cm * (0.6 * x[e] + 0.3 * cos(s.t / 100.0));
     }
@@ -41,16 +42,17 @@ static void test_toy(void **state)
  * integer. */
 static void test_spacings(void **state)
 {
+    const struct lg_sampler_method eps = {.objective = LG_OBJECTIVE_EPS};
+    const struct lg_sampler_method flow = {.objective = LG_OBJECTIVE_FLOW};
     for (int steps = 1; steps <= 60; steps++) {
         double last = 1000;
         for (int i = 0; i < steps; i++) {
-            struct lg_sampler_step s = lg_sampler_step_at(LG_OBJECTIVE_EPS, steps, i);
+            struct lg_sampler_step s = lg_sampler_step_at(&eps, steps, i);
             assert_true(s.t < last && s.t >= 0 && (i > 0 || s.t == 999));
             last = s.t;
         }
         double t = 1000;
-        for (int i = 0; i < steps; i++)
-            t += 1000 * lg_sampler_step_at(LG_OBJECTIVE_FLOW, steps, i).cm;
+        for (int i = 0; i < steps; i++) t += 1000 * lg_sampler_step_at(&flow, steps, i).cm;
         assert_true(fabs(t) <= 1e-9);
     }
 }
@@ -92,7 +94,7 @@ static void draw(const struct lg_denoiser_config *c, const struct run *r, int pi
     denoiser_fixture_open(&f, r->device, NULL, c, false);
     assert_int_equal(lg_sampler_open(f.device, c, pictures, true, &s), 0);
     assert_int_equal(lg_sampler_batch(s), 2 * pictures);
-    struct lg_sampler_run run = {.objective = r->kind,
+    struct lg_sampler_run run = {.method = {.objective = r->kind},
                                  .steps = r->steps,
                                  .guidance = r->guidance,
                                  .seed = 7,
@@ -156,7 +158,7 @@ static void test_refusals(void **state)
     run.steps = 1001;
     assert_int_equal(lg_sampler_draw(s, f.stream, &run, f.out), LG_ERR_CONFIG);
     lg_err_clear();
-    run.steps = 2, run.label = f.in.label, run.objective = LG_OBJECTIVE_FLOW;
+    run.steps = 2, run.label = f.in.label, run.method.objective = LG_OBJECTIVE_FLOW;
     assert_int_equal(lg_sampler_draw(s, f.stream, &run, f.out), 0); /* without guidance */
     lg_sampler_close(&s);
     denoiser_fixture_close(&f);

@@ -1,8 +1,9 @@
 /* The T5 encoder against transformers (fp64), the invariances that the pipeline stands on (a caption's
  * bits depend neither on its neighbours nor on the number of shards), the tokenizer, bad models. */
 #include "base/fs.h"
+#include "stages/io/spiece.h"
 #include "stages/io/tokenizer.h"
-#include "stages/nets/t5.h"
+#include "stages/nets/text_encoder.h"
 #include "tests/unit/encoder_fixture.h"
 #include "tests/unit/scratch.h"
 #include <cjson/cJSON.h>
@@ -32,19 +33,21 @@ static float *run(const char *dir, const char *device, int shards, int batch, in
                   const int32_t *ids)
 {
     struct fixture f = fixture_open(device);
-    struct lg_t5_config c;
-    OK(lg_t5_config_load(dir, &c));
-    const void *weights[LG_T5_SHARDS_MAX];
+    struct lg_text_encoder_config c;
+    OK(lg_text_encoder_config_load(dir, &c));
+    const struct lg_text_encoder_shape shape = {.batch = batch, .length = length};
+    const int64_t D = c.t5.d_model;
+    const void *weights[LG_TEXT_SHARDS_MAX];
     for (int i = 0; i < shards; i++) {
         lg_params t;
-        OK(lg_t5_params(&c, i, shards, &t));
+        OK(lg_text_encoder_params(&c, i, shards, &t));
         float *w = malloc(t.count * sizeof *w);
-        OK(lg_t5_load(&c, dir, i, shards, w));
+        OK(lg_text_encoder_load(&c, dir, i, shards, w));
         weights[i] = to_device(&f, w, t.count);
         free(w);
         lg_params_free(&t);
     }
-    size_t cells = (size_t)(batch * length), n = cells * (size_t)c.d_model;
+    size_t cells = (size_t)(batch * length), n = cells * (size_t)D;
     int32_t *ids_at, *length_at, *lengths = calloc((size_t)batch, sizeof *lengths);
     OK(lg_device_alloc(f.device, cells * sizeof *ids, (void **)&ids_at));
     OK(lg_device_alloc(f.device, (size_t)batch * sizeof *ids, (void **)&length_at));
@@ -53,17 +56,20 @@ static float *run(const char *dir, const char *device, int shards, int batch, in
     lg_stream_upload(f.stream, ids_at, ids, cells * sizeof *ids);
     lg_stream_upload(f.stream, length_at, lengths, (size_t)batch * sizeof *ids);
     void *out = device_room(&f, n);
-    lg_t5 *net = NULL;
+    lg_text_encoder *net = NULL;
     size_t plan = 0;
-    OK(lg_t5_plan(f.device, &c, batch, length, &plan));
+    OK(lg_text_encoder_plan(f.device, &c, &shape, &plan));
     assert_true(plan > 0);
-    OK(lg_t5_open(f.device, &c, batch, length, shards, &net));
+    OK(lg_text_encoder_open(f.device, &c, &shape, shards, &net));
     for (int repeat = 0; repeat < 2; repeat++) /* nothing of the last forward may matter */
-        lg_t5_forward(net, f.stream, weights, lg_t2(ids_at, LG_I32, batch, length),
-                      lg_t1(length_at, LG_I32, batch),
-                      lg_t3(out, lg_device_dtype(f.device), batch, length, c.d_model));
+        lg_text_encoder_forward(
+            net, f.stream, weights,
+            &(struct lg_text_io){.ids = lg_t2(ids_at, LG_I32, batch, length),
+                                 .length = lg_t1(length_at, LG_I32, batch),
+                                 .out = {[LG_TEXT_STATES] = lg_t3(out, lg_device_dtype(f.device),
+                                                                  batch, length, D)}});
     float *states = from_device(&f, out, n);
-    lg_t5_close(&net);
+    lg_text_encoder_close(&net);
     fixture_close(&f);
     free(lengths);
     return states;
@@ -168,16 +174,16 @@ static void test_tokenizer_golden(void **state)
         const int32_t *want = (const int32_t *)e->data + i++ * L;
         OK(lg_tokenizer_encode(t, caption->valuestring, L, ids, &n));
         assert_memory_equal(ids, want, (size_t)L * sizeof *ids);
-        assert_true(ids[n - 1] == LG_TOKEN_EOS && (n == L || ids[n] == LG_TOKEN_PAD));
+        assert_true(ids[n - 1] == LG_SPIECE_EOS && (n == L || ids[n] == LG_SPIECE_PAD));
         OK(lg_tokenizer_encode(t, caption->valuestring, 2, ids, &n)); /* cut: L - 1, then eos */
-        assert_true(n == 2 && ids[0] == want[0] && ids[1] == LG_TOKEN_EOS);
+        assert_true(n == 2 && ids[0] == want[0] && ids[1] == LG_SPIECE_EOS);
     }
     int32_t one[3];
     int n;
     OK(lg_tokenizer_encode(t, "", 3, one, &n));
-    assert_true(n == 1 && one[0] == LG_TOKEN_EOS && one[1] == 0 && one[2] == 0);
+    assert_true(n == 1 && one[0] == LG_SPIECE_EOS && one[1] == 0 && one[2] == 0);
     OK(lg_tokenizer_encode(t, "fog", 1, one, NULL));
-    assert_int_equal(one[0], LG_TOKEN_EOS);
+    assert_int_equal(one[0], LG_SPIECE_EOS);
     OK(lg_tokenizer_encode(t, "\xff\xfe broken \xc3", 3, one, &n)); /* not UTF-8: no failure */
     cJSON_Delete(captions);
     lg_tokenizer_close(&t);
@@ -251,10 +257,12 @@ static void test_bad_configs(void **state)
     }
     refused(config_with(", \"dense_act_fn\": \"silu\""), LG_ERR_CONFIG, "dense_act_fn");
     refused(config_with(", \"layer_norm_epsilon\": \"x\""), LG_ERR_CONFIG, "layer_norm_epsilon");
-    OK(lg_t5_config_load(EMOJI, &c));
+    struct lg_text_encoder_config e;
+    refused(lg_text_encoder_config_load("examples/emoji/vae", &e), LG_ERR_CONFIG, "model_type");
+    OK(lg_text_encoder_config_load(EMOJI, &e));
     lg_params t;
-    refused(lg_t5_params(&c, 0, 5, &t), LG_ERR_CONFIG, "5 shards");
-    refused(lg_t5_params(&c, 0, 0, &t), LG_ERR_CONFIG, "0 shards");
+    refused(lg_text_encoder_params(&e, 0, 5, &t), LG_ERR_CONFIG, "5 shards");
+    refused(lg_text_encoder_params(&e, 0, 0, &t), LG_ERR_CONFIG, "0 shards");
     scratch_remove();
 }
 
@@ -273,27 +281,31 @@ static void test_bad_weights(void **state)
 {
     (void)state;
     scratch_make();
-    struct lg_t5_config c;
+    struct lg_text_encoder_config c;
     char text[1024];
     float *w = calloc(1 << 16, sizeof *w);
     snprintf(text, sizeof text, small_config, "");
     model_with(text, 0);
-    OK(lg_t5_config_load(scratch_path("m"), &c));
-    OK(lg_t5_load(&c, scratch_path("m"), 0, 1, w));
+    OK(lg_text_encoder_config_load(scratch_path("m"), &c));
+    OK(lg_text_encoder_load(&c, scratch_path("m"), 0, 1, w));
     model_with(text, 1000);
-    refused(lg_t5_load(&c, scratch_path("m"), 0, 1, w), LG_ERR_CORRUPT, "1000 bytes are missing");
+    refused(lg_text_encoder_load(&c, scratch_path("m"), 0, 1, w), LG_ERR_CORRUPT,
+            "1000 bytes are missing");
     model_with(text, 0);
-    struct lg_t5_config deep = c, shallow = c, wide = c;
-    deep.layers = 4;
-    refused(lg_t5_load(&deep, scratch_path("m"), 0, 1, w), LG_ERR_MISMATCH, "block.3");
-    shallow.layers = 2; /* an unused layer in the file: the config is another model's */
-    refused(lg_t5_load(&shallow, scratch_path("m"), 0, 1, w), LG_ERR_MISMATCH, "block.2");
-    wide.d_ff = 32;
-    refused(lg_t5_load(&wide, scratch_path("m"), 0, 1, w), LG_ERR_MISMATCH, "shape (24, 16)");
+    struct lg_text_encoder_config deep = c, shallow = c, wide = c;
+    deep.t5.layers = 4;
+    refused(lg_text_encoder_load(&deep, scratch_path("m"), 0, 1, w), LG_ERR_MISMATCH, "block.3");
+    shallow.t5.layers = 2; /* an unused layer in the file: the config is another model's */
+    refused(lg_text_encoder_load(&shallow, scratch_path("m"), 0, 1, w), LG_ERR_MISMATCH, "block.2");
+    wide.t5.d_ff = 32;
+    refused(lg_text_encoder_load(&wide, scratch_path("m"), 0, 1, w), LG_ERR_MISMATCH,
+            "shape (24, 16)");
     wide = c;
-    wide.gated = false;
-    refused(lg_t5_load(&wide, scratch_path("m"), 0, 1, w), LG_ERR_MISMATCH, "DenseReluDense.wi");
-    refused(lg_t5_load(&c, "examples/emoji", 0, 1, w), LG_ERR_NOTFOUND, "model.safetensors");
+    wide.t5.gated = false;
+    refused(lg_text_encoder_load(&wide, scratch_path("m"), 0, 1, w), LG_ERR_MISMATCH,
+            "DenseReluDense.wi");
+    refused(lg_text_encoder_load(&c, "examples/emoji", 0, 1, w), LG_ERR_NOTFOUND,
+            "model.safetensors");
     free(w);
     scratch_remove();
 }

@@ -1,4 +1,4 @@
-/* The only file that knows sentencepiece; see tokenizer.h.
+/* The only file that knows sentencepiece; see spiece.h.
  *
  * Every entry point catches everything: C callers cannot unwind. The model is read by ourselves,
  * looked through (tokenizer_check.h) and handed over as bytes, so that a missing file and a damaged
@@ -9,15 +9,14 @@
 #include <new>
 #include <sentencepiece_processor.h>
 #include <string>
-#include <sys/stat.h>
 #include <vector>
 extern "C" {
 #include "base/fs.h"
-#include "stages/io/tokenizer.h"
+#include "stages/io/spiece.h"
 #include "stages/io/tokenizer_check.h"
 }
 
-struct lg_tokenizer {
+struct lg_spiece {
     sentencepiece::SentencePieceProcessor processor;
     std::vector<int> ids; /* of the last caption: memory is kept */
     std::string path;
@@ -27,14 +26,7 @@ namespace
 {
 constexpr size_t model_bytes_max = size_t(64) << 20;
 
-int model_path(const char *path, char ret[LG_PATH_BYTES])
-{
-    struct stat st;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return lg_path(ret, "%s/spiece.model", path);
-    return lg_path(ret, "%s", path);
-}
-
-int load(lg_tokenizer *t, const char *path)
+int load(lg_spiece *t, const char *path)
 {
     char *data = nullptr;
     size_t bytes = 0;
@@ -46,29 +38,27 @@ int load(lg_tokenizer *t, const char *path)
     if (!status.ok())
         return LG_FAIL(LG_ERR_CORRUPT, "%s is not a complete sentencepiece model (%s)", path,
                        status.ToString().c_str());
-    if (t->processor.eos_id() != LG_TOKEN_EOS || t->processor.pad_id() != LG_TOKEN_PAD)
+    if (t->processor.eos_id() != LG_SPIECE_EOS || t->processor.pad_id() != LG_SPIECE_PAD)
         return LG_FAIL(LG_ERR_MISMATCH,
                        "%s: its end is id %d and its padding %d; T5's are %d and %d: it belongs to "
                        "another kind of model",
-                       path, t->processor.eos_id(), t->processor.pad_id(), LG_TOKEN_EOS,
-                       LG_TOKEN_PAD);
+                       path, t->processor.eos_id(), t->processor.pad_id(), LG_SPIECE_EOS,
+                       LG_SPIECE_PAD);
     return 0;
 }
 } // namespace
 
 extern "C" {
 
-int lg_tokenizer_open(const char *path, lg_tokenizer **ret)
+int lg_spiece_open(const char *path, lg_spiece **ret)
 {
-    char file[LG_PATH_BYTES];
-    LG_TRY(model_path(path, file));
-    lg_tokenizer *t = new (std::nothrow) lg_tokenizer;
-    if (!t) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the tokenizer %s", file);
+    lg_spiece *t = new (std::nothrow) lg_spiece;
+    if (!t) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the tokenizer %s", path);
     int rc;
     try {
-        LG_TRY_GOTO(rc, load(t, file), fail);
+        LG_TRY_GOTO(rc, load(t, path), fail);
     } catch (const std::exception &e) {
-        rc = LG_FAIL(LG_ERR_CORRUPT, "%s: %s", file, e.what());
+        rc = LG_FAIL(LG_ERR_CORRUPT, "%s: %s", path, e.what());
         goto fail;
     }
     *ret = t;
@@ -78,19 +68,18 @@ fail:
     return rc;
 }
 
-void lg_tokenizer_close(lg_tokenizer **t)
+void lg_spiece_close(lg_spiece **t)
 {
     delete *t;
     *t = nullptr;
 }
 
-int lg_tokenizer_pieces(const lg_tokenizer *t)
+int lg_spiece_pieces(const lg_spiece *t)
 {
     return t->processor.GetPieceSize();
 }
 
-int lg_tokenizer_encode(lg_tokenizer *t, const char *text, int length, int32_t *ret_ids,
-                        int *ret_length)
+int lg_spiece_encode(lg_spiece *t, const char *text, int length, int32_t *ret_ids, int *ret_length)
 {
     LG_ASSERT(length >= 1);
     try {
@@ -104,8 +93,8 @@ int lg_tokenizer_encode(lg_tokenizer *t, const char *text, int length, int32_t *
     }
     int n = LG_MIN((int)t->ids.size(), length - 1);
     for (int i = 0; i < length; i++)
-        ret_ids[i] = i < n ? t->ids[(size_t)i] : i == n ? LG_TOKEN_EOS : LG_TOKEN_PAD;
-    if (ret_length) *ret_length = n + 1;
+        ret_ids[i] = i < n ? t->ids[(size_t)i] : i == n ? LG_SPIECE_EOS : LG_SPIECE_PAD;
+    *ret_length = n + 1;
     return 0;
 }
 }

@@ -1,0 +1,422 @@
+/* See pretrained.h. Each reader collects findings, a key and a value each; what becomes of them, to fill or to compare, is
+ * the same for all. Absent keys of a file have the default of the class that reads it in diffusers. */
+#include "config/pretrained.h"
+#include "base/fs.h"
+#include "base/json_tree.h"
+#include "config/schema.h"
+#include "config/toml.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { FILE_BYTES_MAX = 1 << 20, FILE_TOKENS_MAX = 1 << 17, FINDINGS_MAX = 16 };
+#define NUMBER_MAX 16777216.0
+
+struct findings {
+    char file[LG_PATH_BYTES]; /* that says so */
+    cJSON *json;
+    struct finding {
+        const char *key;
+        struct lg_toml_item item;
+        char text[LG_PATH_BYTES];
+    } found[FINDINGS_MAX];
+    int n;
+};
+
+static struct finding *add(struct findings *f, const char *key, lg_toml_type type)
+{
+    LG_ASSERT(f->n < FINDINGS_MAX);
+    struct finding *x = &f->found[f->n++];
+    *x = (struct finding){.key = key, .item.type = type};
+    return x;
+}
+
+static void add_int(struct findings *f, const char *key, int64_t value)
+{
+    add(f, key, LG_TOML_INT)->item.i = value;
+}
+
+static void add_number(struct findings *f, const char *key, double value)
+{
+    add(f, key, LG_TOML_NUM)->item.d = value;
+}
+
+static void add_bool(struct findings *f, const char *key, bool value)
+{
+    add(f, key, LG_TOML_BOOL)->item.b = value;
+}
+
+static int add_text(struct findings *f, const char *key, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static int add_text(struct findings *f, const char *key, const char *fmt, ...)
+{
+    struct finding *x = add(f, key, LG_TOML_TEXT);
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(x->text, sizeof x->text, fmt, ap);
+    va_end(ap);
+    if (n < 0 || n >= (int)sizeof x->text)
+        return LG_FAIL(LG_ERR_CONFIG, "%s: a path is longer than %d bytes", f->file, LG_PATH_BYTES);
+    x->item.text = x->text;
+    return 0;
+}
+
+/* ---- reading ---- */
+
+static int open_file(struct findings *f, const char *dir, const char *name)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    LG_TRY(lg_path(f->file, "%s/%s", dir, name));
+    if (!lg_path_exists(f->file)) return LG_FAIL(LG_ERR_CONFIG, "%s does not exist", f->file);
+    LG_TRY(lg_read_file(f->file, FILE_BYTES_MAX, &text, &bytes));
+    int rc = lg_json_tree(f->file, text, bytes, FILE_TOKENS_MAX, &f->json);
+    free(text);
+    if (rc == 0 && cJSON_IsObject(f->json)) return 0;
+    if (rc < 0 && rc != LG_ERR_CORRUPT) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return LG_FAIL(LG_ERR_CONFIG, "%s is not a JSON object%s%s", f->file, rc < 0 ? ": " : "",
+                   rc < 0 ? lg_err_message() : "");
+}
+
+static void close_file(struct findings *f)
+{
+    cJSON_Delete(f->json);
+    f->json = NULL;
+}
+
+/* NULL: absent or null. */
+static const cJSON *value_of(const struct findings *f, const char *key)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(f->json, key);
+    return cJSON_IsNull(v) ? NULL : v;
+}
+
+/* In [0, 2^24]. */
+static int number(const struct findings *f, const char *key, double fallback, double *ret)
+{
+    const cJSON *v = value_of(f, key);
+    if (v && !(cJSON_IsNumber(v) && v->valuedouble >= 0 && v->valuedouble <= NUMBER_MAX))
+        return LG_FAIL(LG_ERR_CONFIG, "%s: \"%s\" is no number from 0 to %.0f", f->file, key,
+                       NUMBER_MAX);
+    *ret = v ? v->valuedouble : fallback;
+    return 0;
+}
+
+static int whole(const struct findings *f, const char *key, int fallback, int64_t *ret)
+{
+    double v;
+    LG_TRY(number(f, key, fallback, &v));
+    *ret = (int64_t)v;
+    if (v == (double)*ret) return 0;
+    return LG_FAIL(LG_ERR_CONFIG, "%s: \"%s\" is not a whole number", f->file, key);
+}
+
+static int text(const struct findings *f, const char *key, const char *fallback, const char **ret)
+{
+    const cJSON *v = value_of(f, key);
+    if (v && !cJSON_IsString(v))
+        return LG_FAIL(LG_ERR_CONFIG, "%s: \"%s\" is not a text", f->file, key);
+    *ret = v ? v->valuestring : fallback;
+    return 0;
+}
+
+/* ---- a transformer's config.json ---- */
+
+static const struct transformer {
+    const char *class, *norm_type, *kind;
+    bool labels;
+    int out_channels; /* of an absent key; 0: as many as in_channels */
+} TRANSFORMERS[] = {
+    {"DiTTransformer2DModel", "ada_norm_zero", "dit", true, 0},
+    {"PixArtTransformer2DModel", "ada_norm_single", "pixart", false, 8},
+};
+
+static int find_transformer(const struct findings *f, const struct transformer **ret)
+{
+    const char *class, *norm;
+    LG_TRY(text(f, "_class_name", "", &class));
+    LG_TRY(text(f, "norm_type", "", &norm));
+    const bool old = !strcmp(class, "Transformer2DModel"); /* was both */
+    for (size_t i = 0; i < LG_ARRAY_LEN(TRANSFORMERS); i++) {
+        const struct transformer *t = &TRANSFORMERS[i];
+        *ret = t;
+        if (old ? !strcmp(norm, t->norm_type) : !strcmp(class, t->class)) return 0;
+    }
+    return LG_FAIL(LG_ERR_CONFIG,
+                   "%s: \"_class_name\" is \"%.64s\": expected DiTTransformer2DModel or "
+                   "PixArtTransformer2DModel",
+                   f->file, class);
+}
+
+static int read_transformer(struct findings *f, const char *dir)
+{
+    const struct transformer *t;
+    int64_t heads, width, in, out, classes, depth, patch;
+    LG_TRY(open_file(f, dir, "config.json"));
+    LG_TRY(find_transformer(f, &t));
+    LG_TRY(whole(f, "num_attention_heads", 16, &heads));
+    LG_TRY(whole(f, "attention_head_dim", 72, &width));
+    LG_TRY(whole(f, "num_layers", 28, &depth));
+    LG_TRY(whole(f, "patch_size", 2, &patch));
+    LG_TRY(whole(f, "num_embeds_ada_norm", 1000, &classes));
+    LG_TRY(whole(f, "in_channels", 4, &in));
+    const bool said = cJSON_GetObjectItemCaseSensitive(f->json, "out_channels");
+    LG_TRY(whole(f, "out_channels", (int)(t->out_channels && !said ? t->out_channels : in), &out));
+    LG_TRY(add_text(f, "model.kind", "%s", t->kind));
+    add_int(f, "model.hidden", heads * width);
+    add_int(f, "model.heads", heads);
+    add_int(f, "model.depth", depth);
+    add_int(f, "model.patch", patch);
+    add_int(f, "model.mlp_ratio", 4);
+    if (t->labels) add_int(f, "model.num_classes", classes);
+    add_bool(f, "model.learned_variance", out == 2 * in);
+    return 0;
+}
+
+/* ---- a pipeline ---- */
+
+/* What diffusers' pipelines have as defaults, and the authors use. */
+static const struct pipeline {
+    const char *class;
+    int text_length, steps;
+    double guidance;
+} PIPELINES[] = {
+    {"DiTPipeline", 0, 50, 4},
+    {"PixArtAlphaPipeline", 120, 20, 4.5},
+    {"PixArtSigmaPipeline", 300, 20, 4.5},
+};
+
+/* "name": ["library", "class"]; null for what a pipeline does without. */
+static bool has_part(const struct findings *f, const char *name)
+{
+    const cJSON *v = value_of(f, name);
+    return cJSON_IsArray(v) && cJSON_IsString(cJSON_GetArrayItem(v, 1));
+}
+
+static int read_index(struct findings *f, const char *dir)
+{
+    static const struct {
+        const char *part, *key;
+    } parts[] = {
+        {"transformer", "model.from"}, {"vae", "vae.model"}, {"text_encoder", "text.model"}};
+    const char *class;
+    LG_TRY(open_file(f, dir, "model_index.json"));
+    LG_TRY(text(f, "_class_name", "", &class));
+    if (!has_part(f, "transformer"))
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s names no transformer: %.64s is none of the models that can be trained "
+                       "here (DiT, PixArt)",
+                       f->file, class);
+    for (size_t i = 0; i < LG_ARRAY_LEN(parts); i++)
+        if (has_part(f, parts[i].part))
+            LG_TRY(add_text(f, parts[i].key, "%s/%s", dir, parts[i].part));
+    for (size_t i = 0; i < LG_ARRAY_LEN(PIPELINES); i++) {
+        const struct pipeline *p = &PIPELINES[i];
+        if (strcmp(class, p->class)) continue;
+        if (p->text_length) add_int(f, "text.length", p->text_length);
+        add_int(f, "sample.steps", p->steps);
+        add_number(f, "sample.guidance", p->guidance);
+    }
+    return 0;
+}
+
+static int read_objective(struct findings *f, const char *dir)
+{
+    const char *class, *prediction;
+    LG_TRY(open_file(f, dir, "scheduler/scheduler_config.json"));
+    LG_TRY(text(f, "_class_name", "", &class));
+    LG_TRY(text(f, "prediction_type", "epsilon", &prediction));
+    const bool flow = !strncmp(class, "FlowMatch", 9) || !strcmp(prediction, "flow_prediction");
+    if (!flow && strcmp(prediction, "epsilon") && strcmp(prediction, "v_prediction"))
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s: \"prediction_type\" is \"%.32s\": expected epsilon or v_prediction; "
+                       "write trainer.objective",
+                       f->file, prediction);
+    return add_text(f, "trainer.objective", "%s",
+                    flow                             ? "flow"
+                    : !strcmp(prediction, "epsilon") ? "eps"
+                                                     : "v");
+}
+
+static int read_betas(struct findings *f)
+{
+    double first, last, steps;
+    const char *schedule;
+    LG_TRY(number(f, "beta_start", 1e-4, &first));
+    LG_TRY(number(f, "beta_end", 0.02, &last));
+    LG_TRY(number(f, "num_train_timesteps", 1000, &steps));
+    LG_TRY(text(f, "beta_schedule", "linear", &schedule));
+    if (value_of(f, "trained_betas"))
+        return LG_FAIL(LG_ERR_CONFIG, "%s: \"trained_betas\" cannot be used: expected null",
+                       f->file);
+    if (steps != 1000)
+        return LG_FAIL(LG_ERR_CONFIG, "%s: \"num_train_timesteps\" is %g: expected 1000", f->file,
+                       steps);
+    if (strcmp(schedule, "linear") && strcmp(schedule, "scaled_linear"))
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s: \"beta_schedule\" is \"%.32s\": expected linear or scaled_linear",
+                       f->file, schedule);
+    LG_TRY(add_text(f, "trainer.beta_schedule", "%s", schedule));
+    add_number(f, "trainer.beta_start", first);
+    add_number(f, "trainer.beta_end", last);
+    add_bool(f, "trainer.zero_snr", cJSON_IsTrue(value_of(f, "rescale_betas_zero_snr")));
+    return add_text(f, "trainer.timesteps", "uniform");
+}
+
+/* Of an objective that is decided: the rest of the scheduler. */
+static int read_scheduler(struct findings *f, const char *dir, bool flow)
+{
+    const char *class, *spacing;
+    double shift;
+    LG_TRY(open_file(f, dir, "scheduler/scheduler_config.json"));
+    LG_TRY(text(f, "_class_name", "", &class));
+    if (flow) {
+        LG_TRY(number(f, "shift", 1, &shift));
+        add_number(f, "trainer.flow_shift", shift);
+        return 0;
+    }
+    LG_TRY(read_betas(f));
+    if (strcmp(class, "DPMSolverMultistepScheduler")) return 0;
+    LG_TRY(add_text(f, "sample.sampler", "dpm++"));
+    LG_TRY(text(f, "timestep_spacing", "linspace", &spacing));
+    if (strcmp(spacing, "linspace") && strcmp(spacing, "trailing")) return 0;
+    return add_text(f, "sample.spacing", "%s", spacing);
+}
+
+/* ---- filling and comparing ---- */
+
+static bool is_written(const lg_config *c, const char *key)
+{
+    int i = lg_key_find(key);
+    LG_ASSERT(i >= 0);
+    return c->lines[i] != 0;
+}
+
+static bool any_unwritten(const lg_config *c, const char *const *keys)
+{
+    for (; *keys; keys++)
+        if (!is_written(c, *keys)) return true;
+    return false;
+}
+
+static void fill(lg_config *c, struct findings *f, struct lg_problems *p)
+{
+    for (int i = 0; i < f->n; i++) {
+        int k = lg_key_find(f->found[i].key);
+        LG_ASSERT(k >= 0);
+        if (c->lines[k] || c->chosen[k]) continue;
+        lg_config_set(c, lg_key_at(k), &f->found[i].item, f->file, p);
+        c->chosen[k] = strdup(f->file);
+        LG_ASSERT(c->chosen[k]);
+    }
+    f->n = 0;
+    close_file(f);
+}
+
+/* rc: of the reader. */
+static void take(lg_config *c, struct findings *f, int rc, const char *key, struct lg_problems *p)
+{
+    char where[LG_PROBLEM_BYTES / 2];
+    if (rc == 0) {
+        fill(c, f, p);
+        return;
+    }
+    lg_key_where(c, key, where, sizeof where);
+    lg_problem(p, "%s%s: %s", where, key, lg_err_message());
+    lg_err_clear();
+    f->n = 0;
+    close_file(f);
+}
+
+static const char *const OF_INDEX[] = {"model.from",  "vae.model",    "text.model",
+                                       "text.length", "sample.steps", "sample.guidance",
+                                       NULL};
+static const char *const OF_SCHEDULER[] = {"trainer.objective",  "trainer.beta_schedule",
+                                           "trainer.beta_start", "trainer.beta_end",
+                                           "trainer.zero_snr",   "trainer.timesteps",
+                                           "trainer.flow_shift", "sample.sampler",
+                                           "sample.spacing",     NULL};
+static const char *const OF_TRANSFORMER[] = {
+    "model.kind",  "model.hidden",    "model.heads",       "model.depth",
+    "model.patch", "model.mlp_ratio", "model.num_classes", "model.learned_variance",
+    NULL};
+
+static void choose_scheduler(lg_config *c, struct findings *f, struct lg_problems *p)
+{
+    char path[LG_PATH_BYTES];
+    if (lg_path(path, "%s/scheduler/scheduler_config.json", c->_pipeline) < 0 ||
+        !lg_path_exists(path)) { /* a pipeline may be without; then the objective is the user's */
+        lg_err_clear();
+        return;
+    }
+    if (!is_written(c, "trainer.objective"))
+        take(c, f, read_objective(f, c->_pipeline), "pipeline", p);
+    take(c, f, read_scheduler(f, c->_pipeline, !strcmp(c->trainer_objective, "flow")), "pipeline",
+         p);
+}
+
+void lg_pretrained_choose(lg_config *c, struct lg_problems *p)
+{
+    struct findings *f = calloc(1, sizeof *f);
+    LG_ASSERT(f);
+    if (c->_pipeline[0] && any_unwritten(c, OF_INDEX))
+        take(c, f, read_index(f, c->_pipeline), "pipeline", p);
+    if (c->_pipeline[0] && any_unwritten(c, OF_SCHEDULER)) choose_scheduler(c, f, p);
+    if (c->model_from[0] && any_unwritten(c, OF_TRANSFORMER))
+        take(c, f, read_transformer(f, c->model_from), "model.from", p);
+    free(f);
+}
+
+static bool is_equal(const lg_config *c, const lg_key *k, const struct lg_toml_item *item)
+{
+    const void *field = lg_key_field(c, k);
+    switch (k->type) {
+    case LG_KEY_INT:
+        return *(const int64_t *)field == item->i;
+    case LG_KEY_BOOL:
+        return *(const bool *)field == item->b;
+    case LG_KEY_ENUM:
+        return !strcmp(*(char *const *)field, item->text);
+    default:
+        LG_ASSERT(!"a type of [model]");
+        return false;
+    }
+}
+
+static void complain(const lg_config *c, const struct findings *f, const struct finding *x,
+                     struct lg_problems *p)
+{
+    char where[LG_PROBLEM_BYTES / 2], *is = NULL, says[64];
+    size_t bytes = 0;
+    FILE *out = open_memstream(&is, &bytes);
+    LG_ASSERT(out);
+    lg_key_print(out, c, lg_key_at(lg_key_find(x->key)));
+    LG_ASSERT(lg_close_text(out) == 0);
+    lg_key_where(c, x->key, where, sizeof where);
+    if (x->item.type == LG_TOML_TEXT)
+        snprintf(says, sizeof says, "\"%.32s\"", x->text);
+    else if (x->item.type == LG_TOML_BOOL)
+        snprintf(says, sizeof says, "%s", x->item.b ? "true" : "false");
+    else
+        snprintf(says, sizeof says, "%lld", (long long)x->item.i);
+    lg_problem(p, "%s%s = %.64s, but the weights of model.from have %s (%.200s): remove it", where,
+               x->key, is, says, f->file);
+    free(is);
+}
+
+void lg_pretrained_compare(const lg_config *c, struct lg_problems *p)
+{
+    struct findings *f = calloc(1, sizeof *f);
+    LG_ASSERT(f);
+    if (read_transformer(f, c->model_from) < 0) {
+        char where[LG_PROBLEM_BYTES / 2];
+        lg_key_where(c, "model.from", where, sizeof where);
+        lg_problem(p, "%smodel.from: %s", where, lg_err_message());
+        lg_err_clear();
+    } else {
+        for (int i = 0; i < f->n; i++)
+            if (!is_equal(c, lg_key_at(lg_key_find(f->found[i].key)), &f->found[i].item))
+                complain(c, f, &f->found[i], p);
+    }
+    close_file(f);
+    free(f);
+}

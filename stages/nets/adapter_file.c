@@ -1,0 +1,277 @@
+/* See adapter_file.h. */
+#include "stages/nets/adapter_file.h"
+#include "base/heartbeat.h"
+#include "config/manifest.h"
+#include "stages/io/safetensors.h"
+#include "stages/nets/model_config.h"
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PREFIX "transformer."
+
+enum { RANK_MAX = 1 << 16 };
+
+/* ---- the files' texts ---- */
+
+/* "MODULE.lora_A.weight" -> MODULE; false: it is the other half. */
+static bool module_of(const char *name, char ret[LG_PARAM_NAME_BYTES])
+{
+    const size_t n = strlen(name), tail = sizeof LG_ADAPTER_DOWN - 1;
+    if (n <= tail || strcmp(name + n - tail, LG_ADAPTER_DOWN)) return false;
+    snprintf(ret, LG_PARAM_NAME_BYTES, "%.*s", (int)(n - tail), name);
+    return true;
+}
+
+static cJSON *modules(const lg_params *t)
+{
+    cJSON *list = cJSON_CreateArray();
+    char module[LG_PARAM_NAME_BYTES];
+    LG_ASSERT(list);
+    for (int i = 0; i < t->n; i++)
+        if (module_of(t->p[i].name, module)) cJSON_AddItemToArray(list, cJSON_CreateString(module));
+    return list;
+}
+
+/* peft's LoraConfig, each key with this in front. */
+static cJSON *lora_config(const struct lg_adapter *a, const lg_params *t, const char *prefix)
+{
+    cJSON *o = cJSON_CreateObject();
+    char key[64];
+    LG_ASSERT(o);
+#define KEY(name) (snprintf(key, sizeof key, "%s" name, prefix), key)
+    cJSON_AddNumberToObject(o, KEY("r"), a->rank);
+    cJSON_AddNumberToObject(o, KEY("lora_alpha"), a->alpha);
+    cJSON_AddItemToObject(o, KEY("target_modules"), modules(t));
+#undef KEY
+    return o;
+}
+
+static int save_config(const struct lg_adapter *a, const char *base, const lg_params *t,
+                       const char *path)
+{
+    cJSON *o = lora_config(a, t, "");
+    cJSON_AddStringToObject(o, "peft_type", "LORA");
+    cJSON_AddStringToObject(o, "base_model_name_or_path", base);
+    cJSON_AddStringToObject(o, "bias", "none");
+    cJSON_AddNumberToObject(o, "lora_dropout", 0);
+    char *text = cJSON_Print(o);
+    cJSON_Delete(o);
+    LG_ASSERT(text);
+    int rc = lg_publish_file(path, text, strlen(text));
+    free(text);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+static int write_weights(lg_st_writer *w, const struct lg_adapter *a, const lg_params *t,
+                         const float *weights)
+{
+    cJSON *o = lora_config(a, t, PREFIX);
+    char *text = cJSON_PrintUnformatted(o);
+    cJSON_Delete(o);
+    LG_ASSERT(text);
+    int rc = lg_st_writer_metadata(w, "format", "pt");
+    if (rc == 0) rc = lg_st_writer_metadata(w, "lora_adapter_metadata", text);
+    free(text);
+    LG_TRY(rc);
+    for (int i = 0; i < t->n; i++) {
+        char name[sizeof PREFIX + LG_PARAM_NAME_BYTES];
+        snprintf(name, sizeof name, PREFIX "%s", t->p[i].name);
+        LG_TRY(lg_st_writer_declare(w, name, LG_F32, t->p[i].rank, t->p[i].dim));
+    }
+    for (int i = 0; i < t->n; i++)
+        LG_TRY(lg_st_writer_data(w, weights + t->p[i].offset, t->p[i].count * sizeof *weights));
+    return 0;
+}
+
+int lg_adapter_save(const struct lg_adapter *a, const char *base, const lg_params *t,
+                    const char *dir, const float *weights)
+{
+    char path[LG_PATH_BYTES];
+    lg_st_writer *w;
+    LG_TRY(lg_path(path, "%s/" LG_ADAPTER_WEIGHTS, dir));
+    LG_TRY(lg_st_writer_open(path, &w));
+    int rc = write_weights(w, a, t, weights);
+    if (rc < 0) {
+        lg_st_writer_abort(&w);
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    LG_TRY(lg_st_writer_finish(&w, NULL));
+    LG_TRY(lg_path(path, "%s/" LG_ADAPTER_CONFIG, dir));
+    return save_config(a, base, t, path);
+}
+
+/* ---- reading ---- */
+
+static int read_one(const lg_st_file *f, const char *path, const struct lg_param *p, float *to)
+{
+    char name[sizeof PREFIX + LG_PARAM_NAME_BYTES];
+    snprintf(name, sizeof name, PREFIX "%s", p->name);
+    const struct lg_st_entry *e = lg_st_find(f, name);
+    if (!e) return LG_FAIL(LG_ERR_MISMATCH, "%s: tensor %s is missing", path, name);
+    if (e->rank != 2 || e->dim[0] != p->dim[0] || e->dim[1] != p->dim[1])
+        return LG_FAIL(
+            LG_ERR_MISMATCH,
+            "%s: tensor %s is not (%lld, %lld), as the adapter's rank and the model want "
+            "it",
+            path, name, (long long)p->dim[0], (long long)p->dim[1]);
+    return lg_st_read_f32(e, to, 0, p->count);
+}
+
+int lg_adapter_load(const lg_params *t, const char *dir, float *ret)
+{
+    char path[LG_PATH_BYTES];
+    lg_st_file *f;
+    LG_TRY(lg_path(path, "%s/" LG_ADAPTER_WEIGHTS, dir));
+    LG_TRY(lg_st_open(path, &f));
+    int rc = lg_st_count(f) == t->n ? 0
+                                    : LG_FAIL(LG_ERR_MISMATCH,
+                                              "%s has %d tensors, the adapter has %d: it adapts "
+                                              "other linears",
+                                              path, lg_st_count(f), t->n);
+    memset(ret, 0, t->count * sizeof *ret);
+    for (int i = 0; i < t->n && rc == 0; i++)
+        rc = read_one(f, path, &t->p[i], ret + t->p[i].offset);
+    lg_st_close(&f);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+bool lg_adapter_is(const char *dir)
+{
+    char path[LG_PATH_BYTES];
+    bool is = lg_path(path, "%s/" LG_ADAPTER_CONFIG, dir) == 0 && lg_path_exists(path);
+    lg_err_clear();
+    return is;
+}
+
+/* What adapter_config.json says; the list and its texts are the caller's to free. */
+struct read {
+    struct lg_adapter adapter;
+    char base[LG_PATH_BYTES];
+    char **target;
+};
+
+static void read_free(struct read *r)
+{
+    for (char **t = r->target; t && *t; t++) free(*t);
+    free(r->target);
+}
+
+static int read_targets(const lg_model_config *f, struct read *r)
+{
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(f->root, "target_modules"), *item;
+    int n = 0;
+    if (!cJSON_IsArray(list) || !cJSON_GetArraySize(list))
+        return lg_model_config_refuse(f, "target_modules", "must be a list of modules' names");
+    r->target = calloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *r->target);
+    LG_ASSERT(r->target);
+    cJSON_ArrayForEach(item, list)
+    {
+        if (!cJSON_IsString(item))
+            return lg_model_config_refuse(f, "target_modules", "must be a list of modules' names");
+        LG_ASSERT(r->target[n++] = strdup(item->valuestring));
+    }
+    r->adapter.targets = (const char *const *)r->target;
+    return 0;
+}
+
+static int parse(const lg_model_config *f, void *ret)
+{
+    struct read *r = ret;
+    const char *base;
+    LG_TRY(lg_model_config_int(f, "r", 1, RANK_MAX, -1, &r->adapter.rank));
+    LG_TRY(lg_model_config_double(f, "lora_alpha", r->adapter.rank, &r->adapter.alpha));
+    LG_TRY(lg_model_config_string(f, "base_model_name_or_path", NULL, &base));
+    if ((size_t)snprintf(r->base, sizeof r->base, "%s", base) >= sizeof r->base)
+        return lg_model_config_refuse(f, "base_model_name_or_path", "is too long");
+    return read_targets(f, r);
+}
+
+static int read_config(const char *dir, struct read *ret)
+{
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_path(path, "%s/" LG_ADAPTER_CONFIG, dir));
+    LG_TRY(lg_model_config_read(path, parse, ret));
+    return 0;
+}
+
+int lg_adapter_base(const char *dir, char ret_base[LG_PATH_BYTES])
+{
+    struct read r = {0};
+    int rc = read_config(dir, &r);
+    if (rc == 0) rc = lg_checkpoint_weights_dir(r.base, "ema", ret_base);
+    read_free(&r);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+/* w (N, K) += scale b (N, r) a (r, K) */
+static void add_product(float *w, const float *a, const float *b, int64_t N, int64_t K, int64_t r,
+                        double scale)
+{
+    for (int64_t n = 0; n < N; n++) {
+        for (int64_t i = 0; i < r; i++) {
+            const float f = (float)(scale * (double)b[n * r + i]);
+            for (int64_t k = 0; k < K; k++) w[n * K + k] += f * a[i * K + k];
+        }
+        lg_heartbeat();
+    }
+}
+
+static void merge(const struct lg_adapter *adapter, const lg_params *t, const float *low,
+                  const lg_params *whole, float *weights)
+{
+    char module[LG_PARAM_NAME_BYTES], name[LG_PARAM_NAME_BYTES + 16];
+    for (int i = 0; i < t->n; i++) {
+        const struct lg_param *a = &t->p[i];
+        if (!module_of(a->name, module)) continue;
+        snprintf(name, sizeof name, "%s" LG_ADAPTER_UP, module);
+        const struct lg_param *b = &t->p[lg_params_find(t, name)];
+        snprintf(name, sizeof name, "%s.weight", module);
+        const struct lg_param *w = &whole->p[lg_params_find(whole, name)];
+        add_product(weights + w->offset, low + a->offset, low + b->offset, b->dim[0], a->dim[1],
+                    a->dim[0], lg_adapter_scale(adapter));
+    }
+}
+
+static int load_merged(const struct lg_denoiser_config *c, const char *dir, const struct read *r,
+                       float *ret)
+{
+    const struct lg_training training = {.adapter = r->adapter};
+    char base[LG_PATH_BYTES];
+    lg_params all, whole;
+    LG_TRY(lg_checkpoint_weights_dir(r->base, "ema", base));
+    LG_TRY(lg_denoiser_load(c, base, ret));
+    LG_TRY(lg_denoiser_table(c, &training, &all));
+    int rc = lg_denoiser_params(c, &whole);
+    const lg_params t = lg_params_trained(&all);
+    float *low = malloc(t.count * sizeof *low);
+    LG_ASSERT(low);
+    if (rc == 0) rc = lg_adapter_load(&t, dir, low);
+    if (rc == 0) merge(&r->adapter, &t, low, &whole, ret);
+    free(low);
+    lg_params_free(&whole);
+    lg_params_free(&all);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+int lg_whole_config_load(const char *dir, struct lg_denoiser_config *ret)
+{
+    char path[LG_PATH_BYTES], base[LG_PATH_BYTES];
+    if (lg_adapter_is(dir))
+        LG_TRY(lg_adapter_base(dir, base));
+    else
+        LG_TRY(lg_path(base, "%s", dir));
+    LG_TRY(lg_path(path, "%s/config.json", base));
+    return lg_denoiser_config_load(path, ret);
+}
+
+int lg_whole_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights)
+{
+    struct read r = {0};
+    if (!lg_adapter_is(dir)) return lg_denoiser_load(c, dir, ret_weights);
+    int rc = read_config(dir, &r);
+    if (rc == 0) rc = load_merged(c, dir, &r, ret_weights);
+    read_free(&r);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}

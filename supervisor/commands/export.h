@@ -1,0 +1,11 @@
+/* `lgsup export RUN|CHECKPOINT -o DIR`: a whole pipeline in diffusers layout. All parts are those of the config's `pipeline`,
+ * as hard links where that is possible, else copies; the transformer is the checkpoint's. */
+#pragma once
+#include "base/check.h"
+
+struct lg_export_args {
+    const char *from;    /* a run directory (its newest checkpoint) or a checkpoint */
+    const char *out;     /* must not exist; is there complete or not at all */
+    const char *weights; /* "ema" or "model" */
+};
+int lg_export(const struct lg_export_args *args);

@@ -1,0 +1,87 @@
+#!/bin/bash
+# A low-rank adapter on a model that was trained before, and a model of which parts are frozen: whoever dies, however ranks
+# are cut and from whichever checkpoint it goes on, the same bytes; what is written can be drawn with, and another base model
+# is refused.
+. "$(dirname "$0")/lib.sh"
+
+reference 20
+base=$(checkpoint_of "$reference" 20)
+lora=(--set adapter.kind=lora --set adapter.rank=4 --set "trainer.init_from=$base" --set 'adapter.targets=["linear"]')
+
+# settle_own NAME RUN [...]: settles a run, which is then compared with an undisturbed one of these keys.
+settle_own() {
+    settle "$1" "$2"
+    [ -n "$settled" ] || return 0 # said already
+    start_by_start "$2.own" "$settled" "${@:3}" --set checkpoint.keep=1000000
+    same_as "$1" "$2" "$2.own" "$settled"
+}
+
+one=$T/one
+start_by_start "$one" 80 "${lora[@]}"
+expect "an adapter is trained, and gone on with" 0 $?
+check "its newest checkpoint has no whole model" test ! -e "$(checkpoint_of "$one" 80)/model"
+
+# same NAME [...]: another way to the same bytes.
+same() {
+    local run=$T/${1// /_}
+    tiny "$run" --set trainer.max_steps=80 "${lora[@]}" "${@:2}"
+    expect "$1" 0 $?
+    check "$1: byte-identical" same_files "$one" "$run" 80
+}
+same "whole state" --set parallel.zero=0
+same "gathered weights" --set parallel.zero=3
+same "recomputed" --set memory.recompute=block
+same "optimizer in host memory" --set memory.offload_optimizer=true --set parallel.zero=2
+
+killed=$T/killed
+train "$killed" "${lora[@]}" --set parallel.zero=3
+wait_step "$killed" 5
+for role in "trainer 1" "ckpt 0" "trainer 0" "ema 0"; do
+    kill_role "$killed" $role
+    wait_step "$killed" $(($(step_of "$killed") + 3))
+done
+kill_role "$killed" trainer 0 && kill_role "$killed" trainer 1 && kill_role "$killed" keeper 0
+wait_step "$killed" $(($(step_of "$killed") + 3))
+check "ranks were replaced" test "$(restarts_of "$killed" trainer)" -ge 4
+settle_own "an adapter, killed" "$killed" "${lora[@]}"
+
+# ---- what is made of it ----
+draw() { timeout 120 "$e2e_build/bin/lg-sample" a --steps 4 --seed 3 --guidance 1 "$@" >"$T/said" 2>&1; }
+check "the newest checkpoint can be drawn with" draw --from "$one" -o "$T/a.png"
+check "and its last weights" draw --from "$one" --weights model -o "$T/b.png"
+check "and what it adapts" draw --from "$base" --config "$one/config.toml" -o "$T/c.png"
+check "which are three pictures" test "$(cat "$T"/[abc].png | wc -c)" -gt 0 -a \
+    "$(md5sum "$T"/[abc].png | cut -d' ' -f1 | sort -u | wc -l)" = 3
+
+# ---- what is refused ----
+other=$T/other_base
+cp -r "$base" "$other"
+printf '\1' | dd of="$other/ema/diffusion_pytorch_model.safetensors" bs=1 conv=notrunc \
+    seek=$(($(stat -c %s "$other/ema/diffusion_pytorch_model.safetensors") - 3)) 2>/dev/null
+tiny "$one" --set trainer.max_steps=200 "${lora[@]}" --set "trainer.init_from=$other"
+check "another base model is refused" test $? -ne 0
+check "and it is said" grep -q "the model that an adapter adapts, is not what it was" "$one.out"
+tiny "$T/none" --set adapter.kind=lora
+check "an adapter without a model is refused" test $? -ne 0
+check "and the key is named" grep -q "trainer.init_from" "$T/none.out"
+tiny "$T/none2" "${lora[@]}" --set 'adapter.targets=["*.to_x"]'
+check "a target that fits nothing is refused" test $? -ne 0
+check "and it is named" grep -rq 'adapter.targets: "\*.to_x" fits none' "$T/none2.out" "$T/none2/logs"
+
+# ---- a model of which parts are frozen ----
+groups=(--set 'trainer.groups=["transformer_blocks.0.* frozen", "*.attn2.*.weight frozen", "*.bias lr=0.5 decay=0"]')
+half=$T/half
+start_by_start "$half" 60 "${groups[@]}"
+expect "parts are frozen" 0 $?
+whole=$T/whole
+tiny "$whole" --set trainer.max_steps=60 --set checkpoint.keep=1 "${groups[@]}" --set parallel.zero=3
+expect "and gathered" 0 $?
+check "gathered: byte-identical" same_files "$half" "$whole" 60
+disturbed=$T/disturbed
+train "$disturbed" "${groups[@]}"
+wait_step "$disturbed" 5
+for role in "trainer 0" "ckpt 0" "trainer 1"; do
+    kill_role "$disturbed" $role
+    wait_step "$disturbed" $(($(step_of "$disturbed") + 3))
+done
+settle_own "parts are frozen, killed" "$disturbed" "${groups[@]}"
