@@ -4,7 +4,7 @@
 #include <string.h>
 
 static const struct lg_denoiser_info INFO[] = {
-#define LG_DENOISER(constant, name, labels, text) {name, labels, text},
+#define LG_DENOISER(constant, name, labels, text, square) {name, labels, text, square},
 #include "config/denoisers.def"
 #undef LG_DENOISER
 };

@@ -12,6 +12,7 @@ typedef enum lg_denoiser_kind {
 struct lg_denoiser_info {
     const char *name; /* model.kind */
     bool labels, text;
+    bool is_square; /* reads squares alone: no data.buckets */
 };
 const struct lg_denoiser_info *lg_denoiser_info(lg_denoiser_kind kind);
 /* name: one of model.kind's choices. */

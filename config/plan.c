@@ -55,6 +55,7 @@ typedef enum field_type {
     FIELD_NUM,
     FIELD_TEXT,
     FIELD_ROLES,
+    FIELD_BUCKETS,
     FIELD_HASH
 } field_type;
 
@@ -62,6 +63,7 @@ typedef enum field_type {
     X(image_size, FIELD_I32, true)                                                                 \
     X(latent_channels, FIELD_I32, true)                                                            \
     X(latent_size, FIELD_I32, true)                                                                \
+    X(buckets, FIELD_BUCKETS, true)                                                                \
     X(scaling_factor, FIELD_NUM, true)                                                             \
     X(shift_factor, FIELD_NUM, true)                                                               \
     X(text_length, FIELD_I32, true)                                                                \
@@ -109,6 +111,7 @@ static const void *field_of(const lg_plan *p, const struct field *f)
 static void print_field(FILE *out, const lg_plan *p, const struct field *f)
 {
     const void *at = field_of(p, f);
+    char text[LG_BUCKETS_TEXT_BYTES];
     fprintf(out, "%s=", f->name);
     switch (f->type) {
     case FIELD_I32:
@@ -126,12 +129,22 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
     case FIELD_HASH:
         fprintf(out, "%016" PRIx64, *(const uint64_t *)at);
         break;
+    case FIELD_BUCKETS:
+        lg_buckets_print(at, text);
+        fputs(text, out);
+        break;
     case FIELD_ROLES:
         for (int r = 0; r < LG_ROLE_COUNT; r++)
             fprintf(out, "%s%s:%d", r ? "," : "", roles[r].name, ((const int *)at)[r]);
         break;
     }
     fputc(';', out);
+}
+
+/* Runs without buckets are those of builds that had none: neither key nor field is in their hashes. */
+static bool is_none(const lg_plan *p, const struct field *f)
+{
+    return f->type == FIELD_BUCKETS && ((const struct lg_buckets *)field_of(p, f))->n == 0;
 }
 
 static uint64_t hash_fields(const lg_plan *p, bool bits_only)
@@ -142,7 +155,8 @@ static uint64_t hash_fields(const lg_plan *p, bool bits_only)
     LG_ASSERT(out);
     fprintf(out, "format=%d;", PLAN_FORMAT);
     for (size_t i = 0; i < LG_ARRAY_LEN(fields); i++)
-        if (fields[i].bits || !bits_only) print_field(out, p, &fields[i]);
+        if ((fields[i].bits || !bits_only) && !is_none(p, &fields[i]))
+            print_field(out, p, &fields[i]);
     LG_ASSERT(lg_close_text(out) == 0);
     uint64_t hash = lg_hash(text, bytes);
     free(text);
@@ -254,7 +268,7 @@ struct identities {
         base; /* from: what the transformer begins with; base: what an adapter adapts */
 };
 
-static uint64_t hash_bits(const lg_config *c, const struct identities *of)
+static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct identities *of)
 {
     char *text = NULL;
     size_t bytes = 0;
@@ -262,7 +276,7 @@ static uint64_t hash_bits(const lg_config *c, const struct identities *of)
     LG_ASSERT(out);
     for (int i = 0; i < lg_key_count(); i++) {
         const lg_key *k = lg_key_at(i);
-        if (!lg_key_bits(k)) continue;
+        if (!lg_key_bits(k) || (!has_buckets && !strcmp(k->name, "data.buckets"))) continue;
         fprintf(out, "%s=", k->name);
         lg_key_print(out, c, k);
         fputc(';', out);
@@ -296,6 +310,12 @@ static int plan_latents(lg_plan *p, const lg_config *c, uint64_t *ret_identity)
     p->vae_chunk = (int)c->vae_chunk;
     p->instances[LG_ROLE_vae] = (int)c->vae_instances;
     *ret_identity = vae.identity;
+    LG_TRY(
+        lg_buckets_make(&c->data_buckets,
+                        &(struct lg_buckets_spec){.size = (int)c->data_size,
+                                                  .unit = vae.factor * (int)c->model_patch,
+                                                  .micro_batch = (int)c->trainer_micro_batch_size},
+                        &p->buckets));
     return 0;
 }
 
@@ -359,11 +379,29 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     bool half = !strcmp(p.precision, "bf16") || !strcmp(p.precision, "fp16");
     p.element_bytes = half ? 2 : 4;
     p.lr_steps = c->trainer_lr_steps ? c->trainer_lr_steps : c->trainer_max_steps;
-    p.bits_hash = hash_bits(c, &of);
+    p.bits_hash = hash_bits(c, p.buckets.n > 0, &of);
     p.hash = hash_fields(&p, true);
     LG_ASSERT(p.latent_size > 0 && p.rank_batch % p.micro_batch == 0); /* lg_config_check */
     *ret = p;
     return 0;
+}
+
+struct lg_plan_shape lg_plan_shape(const lg_plan *p, int k)
+{
+    LG_ASSERT(k >= 0 && k < lg_plan_shapes(p));
+    if (!p->buckets.n)
+        return (struct lg_plan_shape){.height = p->image_size,
+                                      .width = p->image_size,
+                                      .latent_height = p->latent_size,
+                                      .latent_width = p->latent_size,
+                                      .rows = (int)p->micro_batch};
+    const struct lg_bucket *b = &p->buckets.of[k];
+    const int factor = p->image_size / p->latent_size;
+    return (struct lg_plan_shape){.height = b->height,
+                                  .width = b->width,
+                                  .latent_height = b->height / factor,
+                                  .latent_width = b->width / factor,
+                                  .rows = b->rows};
 }
 
 static void field_text(const lg_plan *p, const struct field *f, char ret[256])
@@ -413,7 +451,7 @@ int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret)
 static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
 {
     const void *at = field_of(p, f);
-    char hex[20];
+    char hex[20], text[LG_BUCKETS_TEXT_BYTES];
     cJSON *table;
     switch (f->type) {
     case FIELD_I32:
@@ -431,6 +469,10 @@ static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
     case FIELD_HASH:
         snprintf(hex, sizeof hex, "%016" PRIx64, *(const uint64_t *)at);
         cJSON_AddStringToObject(json, f->name, hex);
+        return;
+    case FIELD_BUCKETS:
+        lg_buckets_print(at, text);
+        cJSON_AddStringToObject(json, f->name, text);
         return;
     case FIELD_ROLES:
         table = cJSON_AddObjectToObject(json, f->name);
@@ -500,6 +542,11 @@ static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
         return true;
     case FIELD_HASH:
         return get_hash(json, f->name, at);
+    case FIELD_BUCKETS:
+        if (!v) return true; /* of a build that had none */
+        if (cJSON_IsString(v) && lg_buckets_parse(v->valuestring, at) == 0) return true;
+        lg_err_clear();
+        return false;
     case FIELD_ROLES:
         break;
     }

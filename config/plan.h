@@ -6,6 +6,7 @@
  * Pure function of (config, model config.json files, machine's instruction set at the first start).
  */
 #pragma once
+#include "config/buckets.h"
 #include "config/config.h"
 
 typedef enum lg_role {
@@ -23,6 +24,7 @@ typedef struct lg_plan {
     /* pictures and latents */
     int image_size;                   /* S: pixels are (3, S, S) u8; 0 without a VAE */
     int latent_channels, latent_size; /* latents are (C, h, h) mean + (C, h, h) logvar */
+    struct lg_buckets buckets;        /* samples have these shapes instead; n 0: all are squares */
     double scaling_factor, shift_factor;
     /* conditioning */
     int text_length, text_dim; /* 0 without text */
@@ -52,6 +54,18 @@ typedef struct lg_plan {
      * Not of window_slots, shards, scatters, gathers, text_shards, lr_steps and instances, which may change at a resume. */
     uint64_t hash;
 } lg_plan;
+
+/* The shapes that samples have, at least one: bucket k's, or the square's. */
+struct lg_plan_shape {
+    int height, width;               /* pixels; 0 without a VAE */
+    int latent_height, latent_width; /* cells */
+    int rows;                        /* samples of it in a micro-batch */
+};
+static inline int lg_plan_shapes(const lg_plan *p)
+{
+    return LG_MAX(p->buckets.n, 1);
+}
+struct lg_plan_shape lg_plan_shape(const lg_plan *p, int k);
 
 /* isa: NULL for the machine's best (a first start), else what a resumed run's plan says;
  * LG_ERR_MISMATCH when this machine lacks it. c has passed lg_config_check. */

@@ -3,6 +3,7 @@
  *
  * The schema has already made every single value sane, so products here do not overflow. */
 #include "base/bytes.h"
+#include "config/buckets.h"
 #include "config/config.h"
 #include "config/denoisers.h"
 #include "config/models.h"
@@ -226,6 +227,44 @@ static void check_window(struct rules *r)
 
 /* ---- model and training ---- */
 
+/* unit: pixels of a patch. */
+static void check_buckets(struct rules *r, int64_t unit)
+{
+    const lg_config *c = r->c;
+    struct lg_buckets b;
+    if (lg_buckets_make(&c->data_buckets,
+                        &(struct lg_buckets_spec){.size = (int)c->data_size,
+                                                  .unit = (int)unit,
+                                                  .micro_batch = (int)c->trainer_micro_batch_size},
+                        &b) < 0) {
+        broken(r, "data.buckets", "data.buckets: %s", lg_err_message());
+        lg_err_clear();
+    }
+    if (!b.n) return;
+    if (lg_denoiser_info(lg_denoiser_kind_of(c->model_kind))->is_square)
+        broken(r, "data.buckets",
+               "data.buckets with model.kind = \"%s\", which is defined for squares only: remove "
+               "it, or use a model that reads other shapes, as \"pixart\"",
+               c->model_kind);
+    if (c->parallel_sp > 1)
+        broken(r, "data.buckets",
+               "data.buckets with parallel.sp = %lld: a sequence is split for one shape only; set "
+               "parallel.sp to 1, or data.buckets to \"square\"",
+               (long long)c->parallel_sp);
+    if (c->trainer_micro_batch_size % c->vae_chunk)
+        broken(r, "vae.chunk",
+               "vae.chunk = %lld does not divide trainer.micro_batch_size = %lld: with "
+               "data.buckets each micro-batch has a shape of its own, which a chunk must not "
+               "cross; set it to a divisor",
+               (long long)c->vae_chunk, (long long)c->trainer_micro_batch_size);
+}
+
+static bool wants_buckets(const lg_config *c)
+{
+    const struct lg_strlist *l = &c->data_buckets;
+    return l->n > 1 || (l->n == 1 && strcmp(l->v[0], "square") != 0);
+}
+
 static void check_geometry(struct rules *r, int64_t size, int64_t factor)
 {
     const lg_config *c = r->c;
@@ -238,6 +277,7 @@ static void check_geometry(struct rules *r, int64_t size, int64_t factor)
                (long long)unit);
     else
         check_sequence(r, size / unit);
+    check_buckets(r, unit);
 }
 
 static void check_model(struct rules *r)
@@ -264,6 +304,10 @@ static void check_model(struct rules *r)
         check_geometry(r, c->data_size, vae.factor);
         return;
     }
+    if (wants_buckets(c))
+        broken(r, "data.buckets",
+               "data.buckets without vae.model: latents of a data set have one shape; set "
+               "vae.model and name pictures in data.path, or set data.buckets to \"square\"");
     int64_t latent = c->data_latent_size ? c->data_latent_size : c->data_size / 8;
     if (latent < 1 || latent % c->model_patch != 0)
         broken(r, c->data_latent_size ? "data.latent_size" : "data.size",

@@ -115,6 +115,8 @@ static const size_t slot[] = {
     S(label),
     S(text_length),
     S(is_void),
+    S(is_absent),
+    S(bucket),
     S(original_height),
     S(original_width),
 };

@@ -14,6 +14,12 @@ struct lg_memo_key lg_memo_key_of(const void *input, size_t bytes)
     return (struct lg_memo_key){{h.low64, h.high64}};
 }
 
+struct lg_memo_key lg_memo_key_with(struct lg_memo_key key, uint64_t number)
+{
+    const uint64_t input[] = {key.word[0], key.word[1], number};
+    return lg_memo_key_of(input, sizeof input);
+}
+
 static size_t padded(size_t bytes)
 {
     return (bytes + 63) / 64 * 64;

@@ -35,6 +35,8 @@ typedef struct lg_memo {
 } lg_memo;
 
 struct lg_memo_key lg_memo_key_of(const void *input, size_t bytes);
+/* Of an input that is these bytes and a number, such as their shape's. */
+struct lg_memo_key lg_memo_key_with(struct lg_memo_key key, uint64_t number);
 /* Of the table, and how many entries of `bytes` fit into so many. */
 size_t lg_memo_bytes(uint64_t entries, size_t bytes);
 uint64_t lg_memo_entries(size_t room, size_t bytes);

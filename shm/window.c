@@ -19,9 +19,37 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { SHARE_ALIGN = 64 /* bytes: where a micro-batch begins */ };
+
 /* Parts of a window: three of all ranks, two of each. */
 enum { CONTROL, PIXELS, TOKENS, OF_ALL };
 enum { LATENT, TEXT, OF_RANK };
+
+/* A slot's share of `bytes`, which a micro-batch takes. */
+static size_t share_of(size_t bytes, uint64_t micro)
+{
+    const size_t share = (bytes + micro - 1) / micro;
+    return (share + SHARE_ALIGN - 1) / SHARE_ALIGN * SHARE_ALIGN;
+}
+
+static void add_shapes(const lg_plan *p, struct lg_window_geometry *g)
+{
+    size_t pixels = 0, half = 0;
+    g->n_shapes = p->buckets.n;
+    g->micro = (uint64_t)p->micro_batch;
+    for (int k = 0; k < g->n_shapes; k++) {
+        const struct lg_plan_shape s = lg_plan_shape(p, k);
+        const size_t cells = (size_t)s.latent_height * (size_t)s.latent_width;
+        g->shape[k] = (struct lg_window_shape){
+            .rows = s.rows,
+            .pixels_bytes = 3 * (size_t)s.height * (size_t)s.width,
+            .half_bytes = (size_t)p->latent_channels * cells * (size_t)p->element_bytes};
+        pixels = LG_MAX(pixels, (size_t)s.rows * g->shape[k].pixels_bytes);
+        half = LG_MAX(half, (size_t)s.rows * g->shape[k].half_bytes);
+    }
+    g->pixels_bytes = share_of(pixels, g->micro);
+    g->latent_bytes = 2 * share_of(half, g->micro);
+}
 
 void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret)
 {
@@ -36,6 +64,7 @@ void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret)
         .latent_bytes = 2 * (size_t)p->latent_channels * h * h * latent_element,
         .text_bytes = (size_t)p->text_length * (size_t)p->text_dim * (size_t)p->element_bytes,
     };
+    if (p->buckets.n) add_shapes(p, ret);
     ret->chunk[LG_FIELD_SOURCE] = p->loader_chunk;
     /* Without a VAE the loader provides the latents. */
     ret->chunk[LG_FIELD_LATENT] = p->image_size ? p->vae_chunk : p->loader_chunk;
@@ -63,6 +92,12 @@ int lg_window_check(const struct lg_window_geometry *g)
     if (g->chunk[LG_FIELD_SOURCE] < 1)
         return LG_FAIL(LG_ERR_CONFIG, "the loader's chunk is %d samples; it must be at least 1",
                        g->chunk[LG_FIELD_SOURCE]);
+    if (g->n_shapes && (!g->micro || g->batch / (uint64_t)LG_MAX(g->ranks, 1) % g->micro ||
+                        g->micro % (uint64_t)LG_MAX(g->chunk[LG_FIELD_LATENT], 1)))
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "with buckets a micro-batch of %llu samples must divide a rank's share, and "
+                       "the vae's chunk of %d a micro-batch",
+                       (unsigned long long)g->micro, g->chunk[LG_FIELD_LATENT]);
     for (int f = 0; f < LG_FIELD_COUNT; f++) {
         if (g->chunk[f] == 0) continue;
         if (g->chunk[f] < 0 || g->slots % (uint64_t)g->chunk[f])
@@ -120,7 +155,7 @@ static lg_field field_of(int which_region)
     return (which_region - OF_ALL) % OF_RANK == LATENT ? LG_FIELD_LATENT : LG_FIELD_TEXT;
 }
 
-/* Rule 9: has anything of it been published? */
+/* Rule 10: has anything of it been published? */
 static bool was_used(const lg_window *w, int which_region)
 {
     lg_field f = field_of(which_region);
@@ -287,4 +322,13 @@ void lg_window_publish(lg_window *w, lg_field f, uint64_t n)
     /* Release orders plain stores; the full fence also drains non-temporal ones. */
     __sync_synchronize();
     atomic_store_explicit(ready, n + 1, memory_order_release);
+}
+
+bool lg_window_publish_absent(lg_window *w, lg_field f, const struct lg_claim *c)
+{
+    for (uint64_t n = c->from; n < c->to; n++)
+        if (lg_window_wanted(w, c, f, n) && lg_window_has_place(w, n)) return false;
+    for (uint64_t n = c->from; n < c->to; n++)
+        if (lg_window_wanted(w, c, f, n)) lg_window_publish(w, f, n);
+    return true;
 }

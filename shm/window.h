@@ -34,7 +34,11 @@
  *     chunks under them. Let M be the least multiple of W that is >= F + batch: no such chunk
  *     crosses it, as W is a multiple of every chunk; and M <= F + W, as M - W < F + batch and both
  *     are multiples of the batch. So rule 3 lets all of them be claimed.
- *  9. Payloads are never made anew under control words that speak of them: once a ready word of a field is
+ *  9. With buckets a sample's shape stands in its slot (`bucket`), a part of SOURCE's payload: whoever reads or writes
+ *     pixels or latents of n has seen SOURCE of n, or claims it. All of a micro-batch have the same one; a chunk of
+ *     LATENT never crosses a micro-batch. An absent sample is published like any other; where it has no memory
+ *     (lg_window_has_place) nothing is read or written for it.
+ * 10. Payloads are never made anew under control words that speak of them: once a ready word of a field is
  *     set, its regions must be there (LG_ERR_NOTFOUND); after a rank's first commit all of them must. New
  *     control words alone would be harmless: nothing is ready, and samples from F on are made again.
  */
@@ -53,11 +57,20 @@ struct lg_slot {
     int32_t label;
     int32_t text_length; /* number of tokens, >= 1 */
     uint32_t is_void;    /* keeps its place with weight 0 */
+    uint32_t is_absent;  /* no item stands here (config/buckets.h): weight 0, and no void */
+    uint32_t bucket;     /* of the plan; the same throughout a micro-batch of all ranks */
     /* of the picture as it was stored, in pixels; without one, of what latents stand for */
     uint32_t original_height, original_width;
-    uint32_t reserved[11];
+    uint32_t reserved[9];
 };
 static_assert(sizeof(struct lg_slot) == 128, "two cache lines");
+
+/* Payload of a sample of one bucket, in bytes. */
+struct lg_window_shape {
+    int rows;            /* samples of it in a micro-batch */
+    size_t pixels_bytes; /* (3, height, width) u8 */
+    size_t half_bytes;   /* (C, h, w): the mean, or the logvar */
+};
 
 struct lg_window_geometry {
     uint64_t slots;            /* W */
@@ -69,6 +82,12 @@ struct lg_window_geometry {
                           * where a loader provides them */
     size_t text_bytes;   /* per slot: (L, E) of the plan's elements */
     int ranks; /* trainer ranks, those of a sequence group as one; 0: 1. It divides batch */
+    /* With buckets: pixels and latents of a micro-batch lie packed at its beginning, so that it is one tensor of its
+     * bucket's shape; the bytes per slot above are then a share of what the largest micro-batch takes. n_shapes 0: all
+     * samples are alike. */
+    int n_shapes;
+    uint64_t micro; /* places of a micro-batch; it divides a rank's share of the batch */
+    struct lg_window_shape shape[LG_BUCKETS_MAX];
 };
 /* From the plan: which fields exist and how large they are. */
 void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret);
@@ -119,10 +138,30 @@ static inline size_t lg_window_place(const lg_window *w, uint64_t n)
     uint64_t share = w->g.batch / (uint64_t)w->g.ranks;
     return n % w->g.slots / w->g.batch * share + n % share;
 }
+/* With buckets: the first place of n's micro-batch. */
+static inline uint64_t lg_window_micro(const lg_window *w, uint64_t n)
+{
+    return n / w->g.micro * w->g.micro;
+}
+/* The shape of sample n, whose SOURCE is ready, or its claimant has set the bucket. */
+static inline struct lg_window_shape lg_window_shape(const lg_window *w, uint64_t n)
+{
+    if (w->g.n_shapes) return w->g.shape[w->slot[n % w->g.slots].bucket];
+    return (struct lg_window_shape){
+        .rows = INT32_MAX, .pixels_bytes = w->g.pixels_bytes, .half_bytes = w->g.latent_bytes / 2};
+}
+/* Is there memory for pixels and latents of sample n? Only of an absent one there may be none. */
+static inline bool lg_window_has_place(const lg_window *w, uint64_t n)
+{
+    return !w->g.n_shapes || n % w->g.micro < (uint64_t)lg_window_shape(w, n).rows;
+}
 /* Payloads of sample n. Those of the next n follow without a gap, as far as lg_window_run says. */
 static inline uint8_t *lg_window_pixels(const lg_window *w, uint64_t n)
 {
-    return w->pixels + n % w->g.slots * w->g.pixels_bytes;
+    if (!w->g.n_shapes) return w->pixels + n % w->g.slots * w->g.pixels_bytes;
+    const uint64_t first = lg_window_micro(w, n);
+    return w->pixels + first % w->g.slots * w->g.pixels_bytes +
+           (n - first) * lg_window_shape(w, n).pixels_bytes;
 }
 static inline uint8_t *lg_window_tokens(const lg_window *w, uint64_t n)
 {
@@ -130,7 +169,9 @@ static inline uint8_t *lg_window_tokens(const lg_window *w, uint64_t n)
 }
 static inline uint8_t *lg_window_mean(const lg_window *w, uint64_t n)
 {
-    return w->latent[lg_window_rank(w, n)] + lg_window_place(w, n) * (w->g.latent_bytes / 2);
+    const uint64_t first = w->g.n_shapes ? lg_window_micro(w, n) : n;
+    return w->latent[lg_window_rank(w, n)] + lg_window_place(w, first) * (w->g.latent_bytes / 2) +
+           (n - first) * lg_window_shape(w, n).half_bytes;
 }
 static inline uint8_t *lg_window_logvar(const lg_window *w, uint64_t n)
 {
@@ -140,10 +181,11 @@ static inline uint8_t *lg_window_text(const lg_window *w, uint64_t n)
 {
     return w->text[lg_window_rank(w, n)] + lg_window_place(w, n) * w->g.text_bytes;
 }
-/* How many of the samples [n, to) lie behind each other, n < to: up to the end of a rank's share. */
+/* How many of the samples [n, to) lie behind each other, n < to: up to the end of a rank's share, with buckets of a
+ * micro-batch. */
 static inline uint64_t lg_window_run(const lg_window *w, uint64_t n, uint64_t to)
 {
-    uint64_t share = w->g.batch / (uint64_t)w->g.ranks;
+    uint64_t share = w->g.n_shapes ? w->g.micro : w->g.batch / (uint64_t)w->g.ranks;
     return LG_MIN(to, (n / share + 1) * share) - n;
 }
 static inline bool lg_window_ready(lg_window *w, lg_field f, uint64_t n)
@@ -174,5 +216,8 @@ static inline bool lg_window_wanted(lg_window *w, const struct lg_claim *c, lg_f
 {
     return n >= c->from && n < c->to && !lg_window_ready(w, f, n);
 }
+/* Where no sample that is to be filled has memory for pixels and latents (rule 9): publishes them and says so. Nothing of
+ * such a sample is ever read, of its text neither. */
+bool lg_window_publish_absent(lg_window *w, lg_field f, const struct lg_claim *c);
 /* Rule 1, for one sample that lg_window_wanted(). */
 void lg_window_publish(lg_window *w, lg_field f, uint64_t n);

@@ -165,7 +165,8 @@ static int gather(struct job *j, uint64_t item)
     LG_TRY(lg_fit(&(struct lg_fit_args){.rgb = j->picture.rgb,
                                         .width = j->picture.width,
                                         .height = j->picture.height,
-                                        .size = size,
+                                        .out_w = size,
+                                        .out_h = size,
                                         .crop_x = -1,
                                         .crop_y = -1,
                                         .out = j->pixels + (size_t)j->n_waiting * 3 * (size_t)size *

@@ -1,15 +1,23 @@
-/* The fit of a picture to a training square; see resize.h. */
+/* The fit of a picture to what is trained on; see resize.h. */
 #include "stages/io/resize.h"
 #include <math.h>
 #include <stdlib.h>
 
-/* The longer side after the shorter became `size`, rounded to nearest. */
-static int longer(int side, int shorter, int size)
+/* side * to / from, rounded to nearest. */
+static int scaled(int side, int from, int to)
 {
-    return (int)(((int64_t)side * size * 2 + shorter) / (2 * (int64_t)shorter));
+    return (int)(((int64_t)side * to * 2 + from) / (2 * (int64_t)from));
 }
 
-/* First pixel of the square within `surplus` pixels too many. */
+struct lg_fit_size lg_fit_cover(int width, int height, int out_w, int out_h)
+{
+    LG_ASSERT(width > 0 && height > 0 && out_w > 0 && out_h > 0);
+    if ((int64_t)out_w * height >= (int64_t)out_h * width)
+        return (struct lg_fit_size){out_w, scaled(height, width, out_w)};
+    return (struct lg_fit_size){scaled(width, height, out_h), out_h};
+}
+
+/* First pixel of the cut within `surplus` pixels too many. */
 static int offset(double crop, int surplus)
 {
     if (crop < 0) return surplus / 2;
@@ -18,32 +26,31 @@ static int offset(double crop, int surplus)
 
 int lg_fit(const struct lg_fit_args *a, lg_resize_scratch *scratch)
 {
-    LG_ASSERT(a->size > 0 && a->width > 0 && a->height > 0 && a->crop_x < 1 && a->crop_y < 1);
-    int shorter = LG_MIN(a->width, a->height), size = a->size;
-    int full_w = a->width == shorter ? size : longer(a->width, shorter, size);
-    int full_h = a->height == shorter ? size : longer(a->height, shorter, size);
-    size_t plane = (size_t)size * (size_t)size;
+    LG_ASSERT(a->crop_x < 1 && a->crop_y < 1);
+    const struct lg_fit_size full = lg_fit_cover(a->width, a->height, a->out_w, a->out_h);
+    const size_t w = (size_t)a->out_w, h = (size_t)a->out_h, plane = w * h;
     uint8_t *rgb = malloc(plane * 3);
-    if (!rgb) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a picture of %d x %d", size, size);
+    if (!rgb)
+        return LG_FAIL(LG_ERR_NOSPACE, "no memory for a picture of %d x %d", a->out_w, a->out_h);
     int rc = lg_resize(
         &(struct lg_resize_args){
             .rgb = a->rgb,
             .width = a->width,
             .height = a->height,
-            .full_w = full_w,
-            .full_h = full_h,
-            .x0 = offset(a->crop_x, full_w - size),
-            .y0 = offset(a->crop_y, full_h - size),
-            .out_w = size,
-            .out_h = size,
+            .full_w = full.width,
+            .full_h = full.height,
+            .x0 = offset(a->crop_x, full.width - a->out_w),
+            .y0 = offset(a->crop_y, full.height - a->out_h),
+            .out_w = a->out_w,
+            .out_h = a->out_h,
             .out = rgb,
         },
         scratch);
     if (rc == 0)
-        for (int y = 0; y < size; y++)
-            for (int x = 0; x < size; x++) {
-                const uint8_t *p = rgb + ((size_t)y * (size_t)size + (size_t)x) * 3;
-                size_t at = (size_t)y * (size_t)size + (size_t)(a->flip ? size - 1 - x : x);
+        for (size_t y = 0; y < h; y++)
+            for (size_t x = 0; x < w; x++) {
+                const uint8_t *p = rgb + (y * w + x) * 3;
+                size_t at = y * w + (a->flip ? w - 1 - x : x);
                 for (size_t c = 0; c < 3; c++) a->out[c * plane + at] = p[c];
             }
     free(rgb);

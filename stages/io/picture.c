@@ -14,7 +14,7 @@
 #include <jpeglib.h>
 #include <webp/decode.h>
 
-static int check_bounds(int64_t width, int64_t height)
+int lg_picture_check_bounds(int64_t width, int64_t height)
 {
     if (width < 1 || height < 1 || width > LG_PICTURE_SIDE_MAX || height > LG_PICTURE_SIDE_MAX ||
         width * height > LG_PICTURE_PIXELS_MAX)
@@ -26,7 +26,7 @@ static int check_bounds(int64_t width, int64_t height)
 
 int lg_picture_reserve(lg_picture *pic, int64_t width, int64_t height)
 {
-    LG_TRY(check_bounds(width, height));
+    LG_TRY(lg_picture_check_bounds(width, height));
     size_t bytes = (size_t)(width * height) * 3;
     if (bytes > pic->capacity) {
         free(pic->rgb);
@@ -125,7 +125,7 @@ static int jpeg_rows(struct jpeg_work *w, const void *data, size_t bytes, int si
     d->scale_num = 1;
     d->scale_denom = jpeg_reduction(d->image_width, d->image_height, side_min);
     /* The full size is bounded too: a progressive file keeps all its coefficients in memory. */
-    LG_TRY(check_bounds(d->image_width, d->image_height));
+    LG_TRY(lg_picture_check_bounds(d->image_width, d->image_height));
     jpeg_start_decompress(d);
     LG_TRY(lg_picture_reserve(pic, d->output_width, d->output_height));
     pic->stored_width = (int)d->image_width;

@@ -39,6 +39,17 @@ typedef struct lg_picture {
     size_t capacity;                 /* bytes at rgb, kept between decodes */
 } lg_picture;
 
+/* The size that the file says, from its first bytes, without decoding; a file with a size may still be damaged. 0 with
+ * width 0: that takes *ret_need bytes from the file's beginning, or the file is cut off if it has fewer. LG_ERR_VOID: no
+ * picture, or out of bounds. */
+enum { LG_PICTURE_HEAD_BYTES = 64 };
+struct lg_picture_size {
+    int width, height; /* pixels */
+};
+int lg_picture_size(const void *data, size_t bytes, size_t *ret_need, struct lg_picture_size *ret);
+/* LG_ERR_VOID, unless sides and pixels are within the bounds. */
+int lg_picture_check_bounds(int64_t width, int64_t height);
+
 /* Decodes into *pic, a zeroed or earlier used picture, whose memory is reused. `side_min` > 0 lets
  * the JPEG decoder shrink by 2, 4 or 8 in the transform, which is much quicker, as long as the
  * shorter side stays at least side_min; 0 decodes at full size. */

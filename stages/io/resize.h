@@ -1,5 +1,5 @@
-/* Resizing of 8-bit RGB with an antialiasing Lanczos-3 filter, and the fit of a picture to a
- * training square: resize, crop, flip.
+/* Resizing of 8-bit RGB with an antialiasing Lanczos-3 filter, and the fit of a picture to what is
+ * trained on, a square or a bucket's rectangle: resize, crop, flip.
  *
  * Separable, the horizontal pass first with its result rounded to 8 bits; when shrinking, the
  * filter widens by the scale, so nothing aliases. Each output is a sum in a fixed order, without
@@ -25,14 +25,20 @@ struct lg_resize_args {
 /* LG_ERR_NOSPACE when the scratch cannot grow, else it succeeds. */
 int lg_resize(const struct lg_resize_args *a, lg_resize_scratch *scratch);
 
-/* Shorter side to `size`, then a square of it. */
+/* The smallest size with the picture's sides in proportion (rounded to nearest) that covers out_w x out_h. */
+struct lg_fit_size {
+    int width, height;
+};
+struct lg_fit_size lg_fit_cover(int width, int height, int out_w, int out_h);
+
+/* Resized to that, then out_w x out_h of it. */
 struct lg_fit_args {
     const uint8_t *rgb; /* (height, width, 3) */
     int width, height;
-    int size;              /* S */
-    double crop_x, crop_y; /* [0, 1): place of the square in what the longer side has too much;
-                              below 0: the centre */
+    int out_w, out_h;
+    double crop_x, crop_y; /* [0, 1): place of the cut in what one side has too much; below 0: the
+                              centre */
     bool flip;             /* mirror left and right */
-    uint8_t *out;          /* (3, S, S) planar */
+    uint8_t *out;          /* (3, out_h, out_w) planar */
 };
 int lg_fit(const struct lg_fit_args *a, lg_resize_scratch *scratch);

@@ -20,6 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { FIRST_BYTES = 4096 /* of a picture, which mostly show its size */ };
+
 struct open_shard {
     int fd; /* -1: free */
     size_t shard;
@@ -31,6 +33,7 @@ struct lg_source {
     struct lg_source_options options;
     struct open_shard open[LG_SOURCE_FDS_MAX];
     uint64_t reads;
+    lg_item head; /* the beginning of a picture */
 };
 
 int lg_source_open(const char *path, const struct lg_source_options *options, lg_source **ret)
@@ -54,6 +57,7 @@ void lg_source_close(lg_source **s)
     for (int i = 0; i < LG_SOURCE_FDS_MAX; i++)
         if ((*s)->open[i].fd >= 0) close((*s)->open[i].fd);
     lg_index_free(&(*s)->index);
+    lg_item_free(&(*s)->head);
     free(*s);
     *s = NULL;
 }
@@ -73,15 +77,15 @@ bool lg_source_has_latents(const lg_source *s)
     return s->index.n_of_kind[LG_MEMBER_LATENT] > 0;
 }
 
-int lg_source_parts_save(const lg_source *s, const char *path)
+int lg_source_parts_save(const lg_source *s, uint64_t hash, const char *path)
 {
     struct lg_parts there = {0}, p;
-    int rc = lg_parts_load(path, s->index.hash, &there);
+    int rc = lg_parts_load(path, hash, &there);
     lg_parts_free(&there);
     lg_err_clear();
     if (rc == 0) return 0;
     LG_TRY(lg_parts_of(&s->index, &p));
-    rc = lg_parts_save(&p, s->index.hash, path);
+    rc = lg_parts_save(&p, hash, path);
     lg_parts_free(&p);
     LG_TRY(rc);
     return 0;
@@ -154,13 +158,15 @@ static int read_exactly(int fd, const char *path, uint64_t at, char *dst, size_t
     return 0;
 }
 
-static int read_member(lg_source *s, size_t shard, const struct lg_index_member *m, char *dst)
+/* Its first bytes. */
+static int read_member(lg_source *s, size_t shard, const struct lg_index_member *m, size_t bytes,
+                       char *dst)
 {
     const struct lg_place *place = &s->index.shard[shard];
     int fd;
     if (!place->is_folder) {
         LG_TRY(shard_fd(s, shard, &fd));
-        int rc = read_exactly(fd, place->path, m->at, dst, m->bytes);
+        int rc = read_exactly(fd, place->path, m->at, dst, bytes);
         if (rc < 0) {
             forget_fd(s, fd); /* the next try opens it anew: a handle may be stale */
             return lg_err_frame(rc, __FILE__, __LINE__, __func__);
@@ -178,7 +184,7 @@ static int read_member(lg_source *s, size_t shard, const struct lg_index_member 
     if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != m->bytes)
         rc = LG_FAIL(LG_ERR_IO, "%s has changed since the run began; put the old file back", path);
     else
-        rc = read_exactly(fd, path, 0, dst, m->bytes);
+        rc = read_exactly(fd, path, 0, dst, bytes);
     close(fd);
     if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     return 0;
@@ -317,14 +323,25 @@ static int reserve(lg_item *item, size_t bytes)
     return 0;
 }
 
-/* Empties the item and sets its key. */
-static int begin(const lg_source *s, uint64_t at, lg_item *item, size_t extra)
+/* False: it does not fit. */
+static bool print_key(const lg_source *s, uint64_t at, char *ret, size_t bytes)
 {
     const struct lg_index_entry *e = &s->index.entry[at];
     const char *shard = lg_index_shard_name(&s->index, e->shard);
-    const char *key = s->index.names + e->key_at;
+    int n = snprintf(ret, bytes, "%s%s%s", shard, shard[0] ? "/" : "", s->index.names + e->key_at);
+    return n >= 0 && (size_t)n < bytes;
+}
+
+void lg_source_key(const lg_source *s, uint64_t item, char ret[LG_PATH_BYTES])
+{
+    LG_ASSERT(item < s->index.count && print_key(s, item, ret, LG_PATH_BYTES));
+}
+
+/* Empties the item and sets its key. */
+static int begin(const lg_source *s, uint64_t at, lg_item *item, size_t extra)
+{
     LG_TRY(reserve(item, extra));
-    snprintf(item->data, item->capacity, "%s%s%s", shard, shard[0] ? "/" : "", key);
+    print_key(s, at, item->data, item->capacity);
     item->key = item->data;
     item->key_hash = lg_hash(item->key, strlen(item->key));
     item->picture = item->latent = NULL;
@@ -377,9 +394,43 @@ int lg_source_read(lg_source *s, uint64_t item, lg_item *ret)
         return LG_FAIL(LG_ERR_VOID, "%s: larger than a picture of %u or a text of %u bytes",
                        ret->key, LG_SOURCE_MEMBER_BYTES_MAX, LG_SOURCE_TEXT_BYTES_MAX);
     for (int k = 0; k < LG_MEMBER_KINDS; k++)
-        if (p.member[k]) LG_TRY(read_member(s, e->shard, p.member[k], ret->data + p.at[k]));
+        if (p.member[k])
+            LG_TRY(read_member(s, e->shard, p.member[k], p.member[k]->bytes, ret->data + p.at[k]));
     LG_TRY(parse(s, ret, &p));
     return 0;
+}
+
+/* More of the picture is read until it shows its size: twice as much each time, so that a file of a million small segments
+ * costs no more than reading it twice. */
+static int find_size(lg_source *s, size_t shard, const struct lg_index_member *m,
+                     struct lg_picture_size *ret)
+{
+    size_t need = FIRST_BYTES, have = 0;
+    *ret = (struct lg_picture_size){0};
+    while (!ret->width) {
+        if (have == m->bytes) return LG_FAIL(LG_ERR_VOID, "picture is cut off before its size");
+        have = LG_MIN(LG_MAX(need, 2 * have), (size_t)m->bytes);
+        LG_TRY(reserve(&s->head, have));
+        LG_TRY(read_member(s, shard, m, have, s->head.data));
+        LG_TRY(lg_picture_size(s->head.data, have, &need, ret));
+    }
+    return 0;
+}
+
+int lg_source_size(lg_source *s, uint64_t item, struct lg_picture_size *ret)
+{
+    LG_ASSERT(item < s->index.count);
+    const struct lg_index_entry *e = &s->index.entry[item];
+    for (size_t i = e->first_member; i < e[1].first_member; i++) {
+        const struct lg_index_member *m = &s->index.member[i];
+        if (m->kind != LG_MEMBER_PICTURE) continue;
+        if (m->bytes > LG_SOURCE_MEMBER_BYTES_MAX)
+            return LG_FAIL(LG_ERR_VOID, "a picture of more than %u bytes",
+                           LG_SOURCE_MEMBER_BYTES_MAX);
+        LG_TRY(find_size(s, e->shard, m, ret));
+        return 0;
+    }
+    return LG_FAIL(LG_ERR_VOID, "has no picture");
 }
 
 void lg_item_free(lg_item *item)

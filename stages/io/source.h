@@ -22,6 +22,9 @@
  * are open at a time. A source is used by one thread. */
 #pragma once
 #include "base/check.h"
+#include "base/fs.h"
+#include "stages/io/order.h"
+#include "stages/io/picture.h"
 
 enum {
     LG_SOURCE_FDS_MAX = 64,
@@ -45,14 +48,25 @@ uint64_t lg_source_count(const lg_source *s); /* items, >= 1 */
 /* Fingerprint of shard names, keys, member kinds and sizes; not of the folder they lie in. Never 0. */
 uint64_t lg_source_hash(const lg_source *s);
 /* For people, when a data set has changed: which shard, or which stretch of a folder, has which part in the
- * fingerprint. Publishes that at path, unless a list of this data set is there already. */
-int lg_source_parts_save(const lg_source *s, const char *path);
-/* Says where this data set differs from the one with fingerprint `hash` whose list is at path: "shard
+ * fingerprint. Publishes that at path, unless a list of this data set is there already. hash: by which the run knows it,
+ * the fingerprint or with buckets lg_order_hash. */
+int lg_source_parts_save(const lg_source *s, uint64_t hash, const char *path);
+/* Says where this data set differs from the one known by `hash` whose list is at path: "shard
  * x-003.tar is gone"; "" when that is not known. */
 void lg_source_parts_compare(const lg_source *s, const char *path, uint64_t hash, char *ret,
                              size_t bytes);
 /* Some item carries a latent: then samples are latents, and items without one are void. */
 bool lg_source_has_latents(const lg_source *s);
+
+/* An item's key, "shard.tar/key" or "sub/key". */
+void lg_source_key(const lg_source *s, uint64_t item, char ret[LG_PATH_BYTES]);
+/* The size of an item's picture, from its first bytes: see picture.h. LG_ERR_VOID: it has no picture whose size can be
+ * told; LG_ERR_IO as lg_source_read. */
+int lg_source_size(lg_source *s, uint64_t item, struct lg_picture_size *ret);
+/* Those of all items, (count); the caller frees. They are read from the file `cache` if it holds them for this data
+ * set (hash and number of items), whole; else from the items, and the file is published; NULL: there is none. A file that
+ * cannot be written is a line in the log. Blocks for one look at the beginning of each picture. */
+int lg_source_sizes(lg_source *s, const char *cache, struct lg_item_size **ret);
 
 /* One item as stored. Everything points into memory of the item, valid until the next read into it.
  * Zero it before the first use. */
@@ -75,21 +89,25 @@ void lg_item_free(lg_item *item);
 
 /* How a run makes samples of items. Sample n is the item at place (n - first) % count of epoch
  * e = epoch + (n - first) / count, which is permutation(seed, e)[place]; every other choice is a function of
- * (seed, purpose, n). */
+ * (seed, purpose, n). With buckets order.h says which item a sample is, and in which shape; some are absent. */
 struct lg_sample_rule {
     uint64_t seed;
     uint64_t first, epoch; /* of the part of the run (config/data_set.h): 0 and 0 in its first */
     int size;              /* S: side of the square, pixels */
-    bool random_crop;      /* else the centre; only along the longer side */
-    bool random_flip;      /* mirrored in half of the samples */
-    double dropout;        /* probability that the caption becomes "" and the label num_classes */
-    int num_classes;       /* labels must be below; 0: labels are not looked at */
-    bool no_shuffle;       /* the item at that place, in every epoch */
+    const lg_order *order; /* NULL: no buckets */
+    const struct lg_buckets *buckets; /* the order's */
+    bool random_crop;                 /* else the centre; only along the longer side */
+    bool random_flip;                 /* mirrored in half of the samples */
+    double dropout;  /* probability that the caption becomes "" and the label num_classes */
+    int num_classes; /* labels must be below; 0: labels are not looked at */
+    bool no_shuffle; /* the item at that place, in every epoch */
 };
 
 /* Zero it before the first use. */
 typedef struct lg_sample {
     uint64_t n, item;
+    int bucket;      /* 0 without buckets */
+    bool is_absent;  /* key_hash is 0 and nothing else set */
     const char *key; /* valid until the next sample; set even when the sample is void */
     uint64_t key_hash;
     bool dropped;
@@ -103,7 +121,10 @@ typedef struct lg_sample {
     lg_item stored;
     struct lg_sample_work *work;
 } lg_sample;
-/* Makes sample n; pixels (3, S, S) is filled unless the item carries latents. LG_ERR_VOID,
+/* Which item sample n is, and its bucket (0 without buckets). */
+struct lg_order_place lg_source_place(const lg_source *s, const struct lg_sample_rule *rule,
+                                      uint64_t n);
+/* Makes sample n; pixels (3, S, S), or (3, height, width) of its bucket, is filled unless it is absent or the item carries latents. LG_ERR_VOID,
  * LG_ERR_IO as lg_source_read; the text says which file and why. */
 int lg_source_sample(lg_source *s, const struct lg_sample_rule *rule, uint64_t n, uint8_t *pixels,
                      lg_sample *ret);

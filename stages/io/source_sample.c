@@ -46,14 +46,42 @@ static int with_key(int rc, const lg_sample *s)
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : rc;
 }
 
+struct shape {
+    int height, width;
+};
+
+static struct shape shape_of(const struct lg_sample_rule *rule, const lg_sample *s)
+{
+    if (!rule->order) return (struct shape){rule->size, rule->size};
+    const struct lg_bucket *b = &rule->buckets->of[s->bucket];
+    return (struct shape){b->height, b->width};
+}
+
+/* To which the JPEG decoder may shrink the shorter side. Half of the reduction is left to the Lanczos filter, so this
+ * shortcut costs no quality. */
+static int side_min(const struct lg_sample_rule *rule, const lg_sample *s,
+                    const struct shape *shape)
+{
+    struct lg_picture_size size;
+    size_t need;
+    if (!rule->order) return 2 * rule->size;
+    if (lg_picture_size(s->stored.picture, s->stored.picture_bytes, &need, &size) < 0 ||
+        !size.width) {
+        lg_err_clear();
+        return 0;
+    }
+    const struct lg_fit_size full =
+        lg_fit_cover(size.width, size.height, shape->width, shape->height);
+    return 2 * LG_MIN(full.width, full.height);
+}
+
 static int make_pixels(const struct lg_sample_rule *rule, lg_sample *s, uint8_t *pixels)
 {
     struct lg_sample_work *w = s->work;
-    /* Half of the reduction is left to the Lanczos filter, so the JPEG shortcut costs no quality.
-     */
-    LG_TRY(with_key(
-        lg_picture_decode(s->stored.picture, s->stored.picture_bytes, 2 * rule->size, &w->picture),
-        s));
+    const struct shape shape = shape_of(rule, s);
+    LG_TRY(with_key(lg_picture_decode(s->stored.picture, s->stored.picture_bytes,
+                                      side_min(rule, s, &shape), &w->picture),
+                    s));
     s->stored_height = w->picture.stored_height;
     s->stored_width = w->picture.stored_width;
     double x = -1, y = -1;
@@ -66,7 +94,8 @@ static int make_pixels(const struct lg_sample_rule *rule, lg_sample *s, uint8_t 
             .rgb = w->picture.rgb,
             .width = w->picture.width,
             .height = w->picture.height,
-            .size = rule->size,
+            .out_w = shape.width,
+            .out_h = shape.height,
             .crop_x = x,
             .crop_y = y,
             .flip = rule->random_flip && (draw(rule, LG_PURPOSE_FLIP, s->n, 0) & 1),
@@ -127,17 +156,40 @@ static int make_latents(lg_sample *s)
     return 0;
 }
 
+struct lg_order_place lg_source_place(const lg_source *s, const struct lg_sample_rule *rule,
+                                      uint64_t n)
+{
+    const uint64_t count = lg_source_count(s), in_part = n - rule->first,
+                   position = in_part % count;
+    const uint64_t epoch = rule->epoch + in_part / count;
+    LG_ASSERT(n >= rule->first);
+    if (rule->order)
+        return lg_order_at(rule->order,
+                           &(struct lg_order_key){.seed = rule->seed,
+                                                  .first = rule->first,
+                                                  .epoch = rule->epoch,
+                                                  .no_shuffle = rule->no_shuffle},
+                           n);
+    return (struct lg_order_place){
+        .item = rule->no_shuffle ? position : lg_permute(rule->seed, epoch, position, count),
+        .epoch = epoch};
+}
+
 int lg_source_sample(lg_source *s, const struct lg_sample_rule *rule, uint64_t n, uint8_t *pixels,
                      lg_sample *ret)
 {
-    LG_ASSERT(n >= rule->first);
-    uint64_t count = lg_source_count(s), in_part = n - rule->first, position = in_part % count;
+    const struct lg_order_place place = lg_source_place(s, rule, n);
+    ret->n = n;
+    ret->bucket = place.bucket;
+    ret->is_absent = place.item == LG_ITEM_ABSENT;
+    if (ret->is_absent) {
+        ret->item = LG_ITEM_ABSENT;
+        ret->key_hash = 0;
+        return 0;
+    }
     if (!ret->work) ret->work = calloc(1, sizeof *ret->work);
     if (!ret->work) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a sample");
-    ret->n = n;
-    ret->item = rule->no_shuffle
-                    ? position
-                    : lg_permute(rule->seed, rule->epoch + in_part / count, position, count);
+    ret->item = place.item;
     ret->is_latent = lg_source_has_latents(s);
     ret->caption = "";
     ret->stored_height = ret->stored_width = 0;

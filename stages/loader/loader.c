@@ -2,13 +2,15 @@
  *
  * It claims aligned chunks of sample numbers, makes each sample from (seed, n) alone and publishes
  * it. An unreadable sample becomes void: it keeps its place, with black pixels and the empty
- * caption, so that encoders and ranks need no special case beyond a weight of zero. A failing disk
- * is not a void: reads are tried again, then the process exits and is restarted. */
+ * caption, so that encoders and ranks need no special case beyond a weight of zero. So does an absent one
+ * (stages/io/order.h), for which nothing is read. A failing disk is not a void: reads are tried again, then the process
+ * exits and is restarted. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "config/tokenizer_files.h"
 #include "stages/io/source.h"
 #include "stages/io/tokenizer.h"
+#include "stages/loader/look.h"
 #include "stages/roles.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -22,6 +24,8 @@ struct loader {
     lg_source *source;
     lg_tokenizer *tokenizer; /* NULL without text */
     lg_window *window;
+    lg_order *order;    /* NULL without buckets */
+    uint64_t data_hash; /* by which the run knows the data set */
     struct lg_sample_rule rule;
     lg_sample sample;
     uint8_t *pixels; /* (3, S, S): where a sample goes when the window has no pixels */
@@ -77,13 +81,49 @@ static int refuse_data(lg_stage *st, struct loader *l, const struct lg_data_part
     char path[LG_PATH_BYTES], where[128], count[32] = "?";
     LG_TRY(lg_path(path, "%s/data.json", st->run_dir));
     lg_source_parts_compare(l->source, path, was->hash, where, sizeof where);
+    const char *also = l->order ? " (with data.buckets also the sizes of pictures, trainer.ranks "
+                                  "and trainer.micro_batch_size decide the order of samples)"
+                                : "";
     if (was->items) snprintf(count, sizeof count, "%" PRIu64, was->items);
     atomic_store_explicit(&st->board->s->data.changed, 1, memory_order_release);
     return lg_stage_park(st,
                          "the data set has changed: %s items, now %" PRIu64
-                         "%s%s. Restore it, or go "
+                         "%s%s%s. Restore it, or go "
                          "on with it from the newest checkpoint: --set data.allow_changed=true",
-                         count, lg_source_count(l->source), *where ? "; " : "", where);
+                         count, lg_source_count(l->source), *where ? "; " : "", where, also);
+}
+
+static void log_buckets(const struct loader *l, const lg_plan *p)
+{
+    for (int k = 0; k < p->buckets.n; k++) {
+        const struct lg_bucket *b = &p->buckets.of[k];
+        const struct lg_order_bucket o = lg_order_bucket(l->order, k);
+        if (!o.items) continue;
+        lg_log(LG_INFO,
+               "bucket %dx%d: %" PRIu64 " items (it is the nearest to %" PRIu64 "), %" PRIu64
+               " times %d samples of a rank in an epoch",
+               b->height, b->width, o.items, o.nearest, o.groups, b->rows);
+    }
+}
+
+/* With buckets: the sizes of all pictures, and what follows from them. */
+static int open_order(lg_stage *st, struct loader *l)
+{
+    const lg_plan *p = &st->plan;
+    char path[LG_PATH_BYTES];
+    struct lg_item_size *size = NULL;
+    l->data_hash = lg_source_hash(l->source);
+    if (!p->buckets.n) return 0;
+    LG_TRY(lg_path(path, "%s/sizes", st->run_dir));
+    LG_TRY(lg_source_sizes(l->source, path, &size));
+    int rc = lg_loader_order(p, size, lg_source_count(l->source), &l->order);
+    free(size);
+    LG_TRY(rc);
+    l->data_hash = lg_order_hash(l->order, l->data_hash);
+    l->rule.order = l->order;
+    l->rule.buckets = &p->buckets;
+    log_buckets(l, p);
+    return 0;
 }
 
 /* The same as everybody else's in this run; what that means for the order of samples. */
@@ -91,7 +131,7 @@ static int agree_on_data(lg_stage *st, struct loader *l)
 {
     struct lg_data_part part[LG_DATA_PARTS_MAX];
     char path[LG_PATH_BYTES];
-    if (lg_data_agree(st->board, lg_source_count(l->source), lg_source_hash(l->source), part) < 0)
+    if (lg_data_agree(st->board, lg_source_count(l->source), l->data_hash, part) < 0)
         return refuse_data(st, l, part);
     int n = lg_data_parts(st->board, part);
     l->rule.first = part[n - 1].first;
@@ -100,7 +140,7 @@ static int agree_on_data(lg_stage *st, struct loader *l)
         lg_log(LG_INFO, "this data set from sample %" PRIu64 " on, where epoch %" PRIu64 " begins",
                l->rule.first, l->rule.epoch);
     LG_TRY(lg_path(path, "%s/data.json", st->run_dir));
-    if (lg_source_parts_save(l->source, path) < 0) /* it serves a message alone */
+    if (lg_source_parts_save(l->source, l->data_hash, path) < 0) /* it serves a message alone */
         lg_log_error("the list of the data set's parts could not be written");
     lg_err_clear();
     return 0;
@@ -147,6 +187,7 @@ static int loader_open(lg_stage *st)
                                       .dropout = c->trainer_cond_dropout,
                                       .num_classes = st->plan.num_classes,
                                       .no_shuffle = !c->data_shuffle};
+    LG_TRY(open_order(st, l));
     LG_TRY(agree_on_data(st, l));
     l->pixels = malloc((size_t)3 * l->rule.size * l->rule.size);
     LG_ASSERT(l->pixels);
@@ -198,26 +239,28 @@ static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
 {
     lg_window *w = l->window;
     struct lg_slot *slot = lg_window_slot(w, n);
-    const size_t pixel_bytes = w->g.pixels_bytes, half = w->g.latent_bytes / 2;
-    uint8_t *pixels = pixel_bytes ? lg_window_pixels(w, n) : l->pixels;
+    slot->bucket = (uint32_t)lg_source_place(l->source, &l->rule, n).bucket;
+    const struct lg_window_shape shape = lg_window_shape(w, n);
+    const size_t half = shape.half_bytes;
+    uint8_t *pixels = shape.pixels_bytes ? lg_window_pixels(w, n) : l->pixels;
     int rc = read_sample(st, l, n, pixels);
     if (rc < 0 && rc != LG_ERR_VOID) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
-    bool is_void = rc == LG_ERR_VOID;
-    if (is_void) {
-        report_void(st, l, n);
-        if (pixel_bytes) memset(pixels, 0, pixel_bytes);
-    }
+    const bool is_void = rc == LG_ERR_VOID, is_empty = is_void || l->sample.is_absent;
+    if (is_void) report_void(st, l, n);
+    if (is_empty && shape.pixels_bytes && lg_window_has_place(w, n))
+        memset(pixels, 0, shape.pixels_bytes);
     slot->is_void = is_void;
-    const bool known = !is_void && l->sample.stored_height > 0;
+    slot->is_absent = l->sample.is_absent;
+    const bool known = !is_empty && l->sample.stored_height > 0;
     slot->original_height = (uint32_t)(known ? l->sample.stored_height : l->rule.size);
     slot->original_width = (uint32_t)(known ? l->sample.stored_width : l->rule.size);
     slot->item = l->sample.item;
     slot->key_hash = l->sample.key_hash;
-    slot->label = is_void ? st->plan.num_classes : (int32_t)l->sample.label;
+    slot->label = is_empty ? st->plan.num_classes : (int32_t)l->sample.label;
     slot->text_length = 0;
     if (l->tokenizer) {
         int length;
-        LG_TRY(lg_tokenizer_encode(l->tokenizer, is_void ? "" : l->sample.caption,
+        LG_TRY(lg_tokenizer_encode(l->tokenizer, is_empty ? "" : l->sample.caption,
                                    st->plan.text_length, (int32_t *)lg_window_tokens(w, n),
                                    &length));
         slot->text_length = length;
@@ -263,6 +306,7 @@ static void loader_close(lg_stage *st)
     lg_sample_free(&l->sample);
     lg_tokenizer_close(&l->tokenizer);
     lg_window_close(&l->window);
+    lg_order_free(&l->order);
     free(l->pixels);
     free(l);
     st->state = NULL;

@@ -42,6 +42,13 @@ int lg_aekl_plan(lg_device *d, const struct lg_aekl_config *c, const struct lg_a
                  size_t *ret_bytes);
 int lg_aekl_open(lg_device *d, const struct lg_aekl_config *c, const struct lg_aekl_shape *shape,
                  lg_aekl **ret);
+/* Nets of n shapes that never run at the same time, in one piece of memory, as large as the largest needs. ret[0] owns it
+ * and is closed last. On failure none is open. */
+int lg_aekl_open_all(lg_device *d, const struct lg_aekl_config *c,
+                     const struct lg_aekl_shape *shapes, int n, lg_aekl **ret);
+/* Bytes of that. */
+int lg_aekl_plan_all(lg_device *d, const struct lg_aekl_config *c,
+                     const struct lg_aekl_shape *shapes, int n, size_t *ret_bytes);
 void lg_aekl_close(lg_aekl **net);
 /* The programs of a slice as text (kernels/graph/program.h), for people. */
 int lg_aekl_print(lg_device *d, const struct lg_aekl_config *c, const struct lg_aekl_shape *shape,

@@ -65,7 +65,12 @@ struct lg_aekl {
     size_t picture_at; /* of the decoder: (slice, H, W, 3), bytes from the arena's start */
     struct stage_at stage;
     char *arena, *scratch;
-    size_t arena_bytes, scratch_bytes;
+    size_t arena_bytes, scratch_bytes; /* that it needs */
+    bool borrows;                      /* arena and scratch are another net's */
+};
+
+struct memory {
+    size_t arena, scratch; /* bytes */
 };
 
 static int64_t latent_side(const lg_aekl *net, int pixels)
@@ -286,16 +291,6 @@ fail:
     return rc;
 }
 
-int lg_aekl_plan(lg_device *d, const struct lg_aekl_config *c, const struct lg_aekl_shape *shape,
-                 size_t *ret_bytes)
-{
-    lg_aekl *net = NULL;
-    LG_TRY(plan(d, c, shape, &net));
-    *ret_bytes = net->arena_bytes + net->scratch_bytes;
-    lg_aekl_close(&net);
-    return 0;
-}
-
 int lg_aekl_print(lg_device *d, const struct lg_aekl_config *c, const struct lg_aekl_shape *shape,
                   FILE *to)
 {
@@ -313,27 +308,87 @@ int lg_aekl_print(lg_device *d, const struct lg_aekl_config *c, const struct lg_
     return 0;
 }
 
+/* The largest of all. */
+static struct memory largest(lg_aekl *const *nets, int n)
+{
+    struct memory most = {0, 0};
+    for (int i = 0; i < n; i++) {
+        most.arena = LG_MAX(most.arena, nets[i]->arena_bytes);
+        most.scratch = LG_MAX(most.scratch, nets[i]->scratch_bytes);
+    }
+    return most;
+}
+
+static int plan_all(lg_device *d, const struct lg_aekl_config *c,
+                    const struct lg_aekl_shape *shapes, int n, lg_aekl **ret)
+{
+    int rc = 0;
+    for (int i = 0; i < n; i++) ret[i] = NULL;
+    for (int i = 0; i < n && rc == 0; i++) rc = plan(d, c, &shapes[i], &ret[i]);
+    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    return 0;
+}
+
+static void close_all(lg_aekl **nets, int n)
+{
+    for (int i = n - 1; i >= 0; i--) lg_aekl_close(&nets[i]);
+}
+
+int lg_aekl_plan_all(lg_device *d, const struct lg_aekl_config *c,
+                     const struct lg_aekl_shape *shapes, int n, size_t *ret_bytes)
+{
+    lg_aekl **nets = calloc((size_t)n, sizeof *nets);
+    LG_ASSERT(nets);
+    int rc = plan_all(d, c, shapes, n, nets);
+    if (rc == 0) {
+        const struct memory m = largest(nets, n);
+        *ret_bytes = m.arena + m.scratch;
+    }
+    close_all(nets, n);
+    free(nets);
+    return rc;
+}
+
+int lg_aekl_plan(lg_device *d, const struct lg_aekl_config *c, const struct lg_aekl_shape *shape,
+                 size_t *ret_bytes)
+{
+    LG_TRY(lg_aekl_plan_all(d, c, shape, 1, ret_bytes));
+    return 0;
+}
+
+int lg_aekl_open_all(lg_device *d, const struct lg_aekl_config *c,
+                     const struct lg_aekl_shape *shapes, int n, lg_aekl **ret)
+{
+    int rc;
+    LG_TRY_GOTO(rc, plan_all(d, c, shapes, n, ret), fail);
+    const struct memory m = largest(ret, n);
+    LG_TRY_GOTO(rc, lg_device_alloc(d, m.arena, (void **)&ret[0]->arena), fail);
+    if (m.scratch) LG_TRY_GOTO(rc, lg_device_alloc(d, m.scratch, (void **)&ret[0]->scratch), fail);
+    for (int i = 1; i < n; i++) {
+        ret[i]->borrows = true;
+        ret[i]->arena = ret[0]->arena;
+        ret[i]->scratch = ret[0]->scratch;
+    }
+    return 0;
+fail:
+    close_all(ret, n);
+    return rc;
+}
+
 int lg_aekl_open(lg_device *d, const struct lg_aekl_config *c, const struct lg_aekl_shape *shape,
                  lg_aekl **ret)
 {
-    lg_aekl *net = NULL;
-    int rc;
-    LG_TRY(plan(d, c, shape, &net));
-    LG_TRY_GOTO(rc, lg_device_alloc(d, net->arena_bytes, (void **)&net->arena), fail);
-    if (net->scratch_bytes)
-        LG_TRY_GOTO(rc, lg_device_alloc(d, net->scratch_bytes, (void **)&net->scratch), fail);
-    *ret = net;
+    LG_TRY(lg_aekl_open_all(d, c, shape, 1, ret));
     return 0;
-fail:
-    lg_aekl_close(&net);
-    return rc;
 }
 
 void lg_aekl_close(lg_aekl **net)
 {
     if (!*net) return;
-    lg_device_free((*net)->device, (void **)&(*net)->arena);
-    lg_device_free((*net)->device, (void **)&(*net)->scratch);
+    if (!(*net)->borrows) {
+        lg_device_free((*net)->device, (void **)&(*net)->arena);
+        lg_device_free((*net)->device, (void **)&(*net)->scratch);
+    }
     lg_params_free(&(*net)->table);
     lg_program_free(&(*net)->encode);
     lg_program_free(&(*net)->decode);

@@ -456,25 +456,71 @@ out:
     return rc;
 }
 
-static int open_offload(lg_denoiser *net)
+static int open_host(lg_denoiser *net, size_t bytes)
 {
-    const size_t bytes = net->bytes.host;
     if (!bytes) return 0;
     void *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (host == MAP_FAILED)
         return LG_FAIL(LG_ERR_NOSPACE, "no %zu bytes of host memory for offloaded activations",
                        bytes);
     net->host = host;
+    net->host_bytes = bytes;
     LG_TRY(lg_device_pin(net->device, host, bytes));
     net->is_pinned = true;
-    return lg_program_open_lanes(net->program, net->device);
+    return 0;
 }
 
-static void close_offload(lg_denoiser *net)
+static void close_host(lg_denoiser *net)
 {
-    if (!net->host) return;
+    if (!net->host || net->borrows) return;
     if (net->is_pinned) lg_device_unpin(net->device, net->host);
-    munmap(net->host, net->bytes.host);
+    munmap(net->host, net->host_bytes);
+}
+
+/* The largest that any of them needs; activations: the arena alone. */
+static struct lg_denoiser_bytes largest(lg_denoiser *const *nets, int n)
+{
+    struct lg_denoiser_bytes most = nets[0]->bytes;
+    most.activations = 0;
+    for (int i = 0; i < n; i++) {
+        const size_t arena = lg_program_arena_bytes(nets[i]->program);
+        if (arena > most.activations)
+            memcpy(most.recomputed, nets[i]->bytes.recomputed, sizeof most.recomputed);
+        most.activations = LG_MAX(most.activations, arena);
+        most.scratch = LG_MAX(most.scratch, nets[i]->bytes.scratch);
+        most.host = LG_MAX(most.host, nets[i]->bytes.host);
+    }
+    return most;
+}
+
+struct lg_denoiser_bytes lg_denoiser_bytes_of_all(lg_denoiser *const *nets, int n)
+{
+    struct lg_denoiser_bytes b = largest(nets, n);
+    for (int i = 0; i < n; i++) b.activations += positions_bytes(nets[i]);
+    return b;
+}
+
+int lg_denoiser_open_all(lg_denoiser *const *nets, int n)
+{
+    lg_denoiser *owner = nets[0];
+    const struct lg_denoiser_bytes most = largest(nets, n);
+    LG_TRY(lg_device_alloc(owner->device, most.activations, &owner->arena));
+    if (most.scratch) LG_TRY(lg_device_alloc(owner->device, most.scratch, &owner->scratch));
+    LG_TRY(open_host(owner, most.host));
+    for (int i = 0; i < n; i++) {
+        lg_denoiser *net = nets[i];
+        LG_ASSERT(net->device == owner->device);
+        if (i) {
+            net->borrows = true;
+            net->arena = owner->arena;
+            net->scratch = owner->scratch;
+            net->host = owner->host;
+        }
+        LG_TRY(lg_device_alloc(net->device, positions_bytes(net), &net->positions));
+        LG_TRY(upload_positions(net));
+        if (net->bytes.host) LG_TRY(lg_program_open_lanes(net->program, net->device));
+    }
+    return 0;
 }
 
 int lg_denoiser_open(lg_device *d, const struct lg_denoiser_config *c,
@@ -483,12 +529,7 @@ int lg_denoiser_open(lg_device *d, const struct lg_denoiser_config *c,
     lg_denoiser *net;
     LG_TRY(lg_denoiser_compile(d, c, mode, &net));
     int rc;
-    LG_TRY_GOTO(rc, lg_device_alloc(d, lg_program_arena_bytes(net->program), &net->arena), fail);
-    if (net->bytes.scratch)
-        LG_TRY_GOTO(rc, lg_device_alloc(d, net->bytes.scratch, &net->scratch), fail);
-    LG_TRY_GOTO(rc, lg_device_alloc(d, positions_bytes(net), &net->positions), fail);
-    LG_TRY_GOTO(rc, upload_positions(net), fail);
-    LG_TRY_GOTO(rc, open_offload(net), fail);
+    LG_TRY_GOTO(rc, lg_denoiser_open_all(&net, 1), fail);
     *ret = net;
     return 0;
 fail:
@@ -499,11 +540,13 @@ fail:
 void lg_denoiser_close(lg_denoiser **net)
 {
     if (!*net) return;
-    lg_device_free((*net)->device, &(*net)->arena);
-    lg_device_free((*net)->device, &(*net)->scratch);
+    if (!(*net)->borrows) {
+        lg_device_free((*net)->device, &(*net)->arena);
+        lg_device_free((*net)->device, &(*net)->scratch);
+    }
     lg_device_free((*net)->device, &(*net)->positions);
     lg_program_free(&(*net)->program); /* its lanes are done before their memory goes */
-    close_offload(*net);
+    close_host(*net);
     lg_params_free(&(*net)->params);
     free((*net)->event);
     free((*net)->bound);

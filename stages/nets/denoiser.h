@@ -32,7 +32,9 @@ struct lg_denoiser_config {
     double norm_eps; /* 1e-6 */
     bool
         learned_variance; /* behind the latent's channels of the output come as many of a variance */
-    int sample_size;      /* side of the latent by which positions are counted; 0: height */
+    /* Side of the latent over whose patches both axes of the positions are spread (diffusers' sample_size), whatever height
+     * and width are, so that a model sees other shapes as it sees its own; 0: height. */
+    int sample_size;
     double
         interpolation; /* positions are divided by it; 0: the model's max(sample_size / 64, 1) or 1 */
     bool
@@ -128,6 +130,14 @@ int lg_denoiser_plan(lg_device *d, const struct lg_denoiser_config *c,
 const struct lg_denoiser_bytes *lg_denoiser_bytes_of(const lg_denoiser *net);
 int lg_denoiser_open(lg_device *d, const struct lg_denoiser_config *c,
                      const struct lg_denoiser_mode *mode, lg_denoiser **ret);
+/* Nets on one device that never run at the same time, compiled: gives them memory, one arena, one scratch and one pool in host
+ * memory for all, each as large as the largest needs. The first owns it and is closed last. */
+int lg_denoiser_open_all(lg_denoiser *const *nets, int n);
+/* What that takes, positions of all included. */
+struct lg_denoiser_bytes lg_denoiser_bytes_of_all(lg_denoiser *const *nets, int n);
+/* Do their events name the same units and exchanges in the same order? Then what follows the events of one (rings, places
+ * of gathered weights) serves the other. */
+bool lg_denoiser_same_events(const lg_denoiser *a, const lg_denoiser *b);
 /* What is recomputed, and its program (kernels/graph/program.h), as text. */
 int lg_denoiser_print(lg_device *d, const struct lg_denoiser_config *c,
                       const struct lg_denoiser_mode *mode, FILE *to);

@@ -30,7 +30,9 @@ struct lg_denoiser {
     void *arena, *scratch, *positions;
     void *exchanged; /* the caller's */
     struct lg_band band;
-    void *host; /* pinned, where offloaded values wait; NULL: none are */
+    void *host;   /* pinned, where offloaded values wait; NULL: none are */
+    bool borrows; /* arena, scratch and host are another net's */
+    size_t host_bytes;
     struct lg_denoiser_bytes bytes;
     bool is_pinned;
     struct lg_denoiser_event *event; /* the forward's, then the backward's */

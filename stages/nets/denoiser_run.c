@@ -96,6 +96,26 @@ const struct lg_denoiser_event *lg_denoiser_events(const lg_denoiser *net, int *
     return net->event;
 }
 
+/* From event i on, the next that is no run; n_events: none. */
+static int next_of_caller(const lg_denoiser *net, int i)
+{
+    while (i < net->n_events && net->event[i].kind == LG_EVENT_RUN) i++;
+    return i;
+}
+
+bool lg_denoiser_same_events(const lg_denoiser *a, const lg_denoiser *b)
+{
+    for (int i = 0, k = 0;; i++, k++) {
+        i = next_of_caller(a, i);
+        k = next_of_caller(b, k);
+        if (i == a->n_events || k == b->n_events) return i == a->n_events && k == b->n_events;
+        const struct lg_denoiser_event *x = &a->event[i], *y = &b->event[k];
+        if (x->kind != y->kind || x->unit != y->unit || x->exchange != y->exchange ||
+            (i < a->n_forward) != (k < b->n_forward))
+            return false;
+    }
+}
+
 /* ---- running ---- */
 
 static void check_input(const lg_denoiser *net, const struct lg_denoiser_input *in, lg_tensor out)

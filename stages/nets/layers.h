@@ -160,7 +160,7 @@ void lg_net_numbers_into(lg_net *n, lg_tensor v, int64_t D, lg_tensor y, const c
 /* diffusers' get_2d_sincos_pos_embed: (rows columns, D) into ret. A row's coordinate goes from 0 to base / scale
  * (base_size, interpolation_scale), whatever their number, and so does a column's. */
 struct lg_grid {
-    int rows, columns, base;
+    int rows, columns, base; /* patches */
     double scale;
 };
 void lg_net_positions(const struct lg_grid *grid, int D, float *ret);

@@ -178,7 +178,7 @@ static struct lg_memo_key key_of(const struct text *x, uint64_t row)
     return lg_memo_key_of(input, (1 + L) * sizeof *input);
 }
 
-/* Rows that are not wanted get a caption of one end token: their result is thrown away. */
+/* Rows that are not wanted, or absent without memory, get a caption of one end token: their result is thrown away. */
 static int gather(lg_stage *st, struct text *x, const struct lg_claim *claim, bool *wanted)
 {
     lg_window *w = x->window;
@@ -186,7 +186,8 @@ static int gather(lg_stage *st, struct text *x, const struct lg_claim *claim, bo
     int n_wanted = 0;
     for (uint64_t i = 0; i < claim->count; i++) {
         int32_t *ids = x->host_ids + i * (uint64_t)L;
-        wanted[i] = lg_window_wanted(w, claim, LG_FIELD_TEXT, claim->n + i);
+        wanted[i] = lg_window_wanted(w, claim, LG_FIELD_TEXT, claim->n + i) &&
+                    lg_window_has_place(w, claim->n + i);
         memset(ids, 0, (size_t)L * sizeof *ids);
         ids[0] = 1;
         x->host_length[i] = 1;
@@ -251,6 +252,11 @@ static int text_step(lg_stage *st)
     LG_TRY(rc);
     lg_log_set_step((int64_t)(claim.n / st->board->s->batch));
     LG_ASSERT(claim.count <= CHUNK_MAX);
+    if (lg_window_publish_absent(w, LG_FIELD_TEXT, &claim)) {
+        lg_turn_drop(&st->turn);
+        lg_bus_notify(st->bus);
+        return LG_STEP_WORKED;
+    }
     if (!x->memo.is_open) lg_stage_memo_open(st, &memo, &x->memo);
     int n = gather(st, x, &claim, wanted);
     if (look(x, &claim, wanted, found)) {
@@ -263,8 +269,8 @@ static int text_step(lg_stage *st)
         encode(x, &claim, wanted, found);
     }
     lg_turn_end(&st->turn);
-    for (uint64_t i = 0; i < claim.count; i++)
-        if (wanted[i]) lg_window_publish(w, LG_FIELD_TEXT, claim.n + i);
+    for (uint64_t i = claim.from; i < claim.to; i++)
+        if (lg_window_wanted(w, &claim, LG_FIELD_TEXT, i)) lg_window_publish(w, LG_FIELD_TEXT, i);
     atomic_fetch_add_explicit(&st->row->samples, (uint64_t)n, memory_order_relaxed);
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;

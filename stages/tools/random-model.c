@@ -7,7 +7,7 @@
  *        lg-random-model clip --preset l|h|bigg|tiny DIR
  *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|tiny-dit|tiny-pixart
  *                        [--spiece FILE] DIR
- *        lg-random-model pictures --count N [--size 256] [--classes 1000] DIR
+ *        lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] DIR
  *        lg-random-model latents --count N [--size 32] [--channels 4] [--classes 1000] DIR
  *   all: [--seed 0]    models: [--dtype f32|f16|bf16]    data: [--per-shard 1000]
  *
@@ -20,7 +20,8 @@
  * text_encoder and tokenizer. The tiny ones are tiny in all parts; PixArt's has a variance and conditions of a size.
  *
  * Data: tar shards of 00000000.jpg (or .latent.safetensors), .txt (a caption of a few words) and .cls.
- * The pictures are smooth coloured noise, about as large as photographs once compressed.
+ * The pictures are smooth coloured noise, about as large as photographs once compressed; with --ratio R they have
+ * about size^2 pixels, and ratios of all kinds from 1 : R to R : 1.
  * Exit codes: those of every program here (base/check.h, negated). */
 #include "base/check.h"
 #include "base/fs.h"
@@ -48,12 +49,13 @@ enum {
     GRAIN = 25, /* range of the noise on each pixel */
     JPEG_QUALITY = 90,
     SIDE_MAX = 4096,
+    RATIO_MAX = 16,
     COUNT_MAX = 100000000,
 };
 
 struct options {
     const char *kind, *preset, *spiece, *dir;
-    long count, size, classes, channels, per_shard;
+    long count, size, ratio, classes, channels, per_shard;
     uint64_t seed;
     const char *dtype;
 };
@@ -565,7 +567,20 @@ static int make_pipeline(const struct options *o, lg_dtype dtype)
 /* ---- data ---- */
 
 /* GRID x GRID random colours, interpolated, and grain on each pixel. */
-static void paint(uint64_t seed, uint64_t n, int side, uint8_t *rgb)
+struct sides {
+    int width, height;
+};
+
+static struct sides sides_of(const struct options *o, uint64_t n)
+{
+    if (o->ratio == 1) return (struct sides){(int)o->size, (int)o->size};
+    const double u = lg_uniform_f64(lg_philox(o->seed, LG_PURPOSE_TEST, n, 1 << 22).v[0]);
+    const double stretch = pow((double)o->ratio, u - 0.5);
+    return (struct sides){(int)LG_MAX(lround((double)o->size * stretch), 1),
+                          (int)LG_MAX(lround((double)o->size / stretch), 1)};
+}
+
+static void paint(uint64_t seed, uint64_t n, struct sides s, uint8_t *rgb)
 {
     uint8_t grid[(GRID + 1) * (GRID + 1) * 3 + 16];
     for (size_t i = 0; i < (GRID + 1) * (GRID + 1) * 3; i += 16) {
@@ -573,9 +588,9 @@ static void paint(uint64_t seed, uint64_t n, int side, uint8_t *rgb)
         memcpy(grid + i, p.v, 16);
     }
     uint32_t noise = (uint32_t)(n * 2654435761u) ^ (uint32_t)seed;
-    for (int y = 0; y < side; y++)
-        for (int x = 0; x < side; x++) {
-            int gx = x * GRID * 256 / side, gy = y * GRID * 256 / side;
+    for (int y = 0; y < s.height; y++)
+        for (int x = 0; x < s.width; x++) {
+            int gx = x * GRID * 256 / s.width, gy = y * GRID * 256 / s.height;
             int fx = gx & 255, fy = gy & 255;
             const uint8_t *a = grid + 3 * ((gy >> 8) * (GRID + 1) + (gx >> 8));
             const uint8_t *b = a + 3 * (GRID + 1);
@@ -591,7 +606,7 @@ static void paint(uint64_t seed, uint64_t n, int side, uint8_t *rgb)
 }
 
 /* libjpeg's own error handler ends the program: it only fails here without memory. */
-static void compress(const uint8_t *rgb, int side, uint8_t **ret, size_t *ret_bytes)
+static void compress(const uint8_t *rgb, struct sides s, uint8_t **ret, size_t *ret_bytes)
 {
     struct jpeg_compress_struct j;
     struct jpeg_error_mgr err;
@@ -600,14 +615,15 @@ static void compress(const uint8_t *rgb, int side, uint8_t **ret, size_t *ret_by
     j.err = jpeg_std_error(&err);
     jpeg_create_compress(&j);
     jpeg_mem_dest(&j, &data, &bytes);
-    j.image_width = j.image_height = (JDIMENSION)side;
+    j.image_width = (JDIMENSION)s.width;
+    j.image_height = (JDIMENSION)s.height;
     j.input_components = 3;
     j.in_color_space = JCS_RGB;
     jpeg_set_defaults(&j);
     jpeg_set_quality(&j, JPEG_QUALITY, TRUE);
     jpeg_start_compress(&j, TRUE);
     while (j.next_scanline < j.image_height) {
-        JSAMPROW row = (JSAMPROW)(uintptr_t)(rgb + (size_t)j.next_scanline * (size_t)side * 3);
+        JSAMPROW row = (JSAMPROW)(uintptr_t)(rgb + (size_t)j.next_scanline * (size_t)s.width * 3);
         jpeg_write_scanlines(&j, &row, 1);
     }
     jpeg_finish_compress(&j);
@@ -621,8 +637,9 @@ static int add_picture(const struct options *o, lg_tar_writer *w, uint64_t n, ui
     char name[64];
     uint8_t *jpeg;
     size_t bytes;
-    paint(o->seed, n, (int)o->size, room);
-    compress(room, (int)o->size, &jpeg, &bytes);
+    const struct sides s = sides_of(o, n);
+    paint(o->seed, n, s, room);
+    compress(room, s, &jpeg, &bytes);
     snprintf(name, sizeof name, "%08" PRIu64 ".jpg", n);
     int rc = lg_tar_writer_add(w, name, jpeg, bytes);
     free(jpeg);
@@ -678,7 +695,7 @@ static int add_texts(const struct options *o, lg_tar_writer *w, uint64_t n)
 
 static int make_data(const struct options *o, bool pictures)
 {
-    size_t room_bytes = pictures ? (size_t)(o->size * o->size * 3)
+    size_t room_bytes = pictures ? (size_t)((o->size + o->ratio) * (o->size + o->ratio) * 3)
                                  : (size_t)(o->channels * o->size * o->size) * sizeof(float);
     uint8_t *room = malloc(room_bytes);
     LG_ASSERT(room);
@@ -742,6 +759,7 @@ static int run(struct options *o)
     if (!o->size) o->size = pictures ? 256 : 32;
     LG_TRY(check_range("count", o->count, 1, COUNT_MAX));
     LG_TRY(check_range("size", o->size, 1, SIDE_MAX));
+    LG_TRY(check_range("ratio", o->ratio, 1, RATIO_MAX));
     LG_TRY(check_range("channels", o->channels, 1, 1024));
     LG_TRY(check_range("classes", o->classes, 1, 10000000));
     LG_TRY(check_range("per-shard", o->per_shard, 1, COUNT_MAX));
@@ -762,15 +780,22 @@ static long number(const char *text)
 static int parse_options(int argc, char **argv, struct options *o)
 {
     static const struct option known[] = {
-        {"preset", required_argument, NULL, 'p'},    {"spiece", required_argument, NULL, 's'},
-        {"count", required_argument, NULL, 'n'},     {"size", required_argument, NULL, 'z'},
-        {"classes", required_argument, NULL, 'c'},   {"channels", required_argument, NULL, 'h'},
-        {"per-shard", required_argument, NULL, 'm'}, {"seed", required_argument, NULL, 'e'},
-        {"dtype", required_argument, NULL, 'd'},     {0},
+        {"preset", required_argument, NULL, 'p'},
+        {"spiece", required_argument, NULL, 's'},
+        {"count", required_argument, NULL, 'n'},
+        {"size", required_argument, NULL, 'z'},
+        {"classes", required_argument, NULL, 'c'},
+        {"channels", required_argument, NULL, 'h'},
+        {"per-shard", required_argument, NULL, 'm'},
+        {"seed", required_argument, NULL, 'e'},
+        {"dtype", required_argument, NULL, 'd'},
+        {"ratio", required_argument, NULL, 'r'},
+        {0},
     };
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         long *to = c == 'n'   ? &o->count
                    : c == 'z' ? &o->size
+                   : c == 'r' ? &o->ratio
                    : c == 'c' ? &o->classes
                    : c == 'h' ? &o->channels
                               : &o->per_shard;
@@ -794,19 +819,25 @@ static int parse_options(int argc, char **argv, struct options *o)
 
 int main(int argc, char **argv)
 {
-    struct options o = {
-        .preset = "", .classes = 1000, .channels = 4, .per_shard = 1000, .dtype = "bf16"};
+    struct options o = {.preset = "",
+                        .ratio = 1,
+                        .classes = 1000,
+                        .channels = 4,
+                        .per_shard = 1000,
+                        .dtype = "bf16"};
     if (parse_options(argc, argv, &o) < 0) {
-        fprintf(stderr,
-                "usage: lg-random-model vae --preset sd|tiny DIR\n"
-                "       lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR\n"
-                "       lg-random-model clip --preset l|h|bigg|tiny DIR\n"
-                "       lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|"
-                "tiny-dit|tiny-pixart [--spiece FILE] DIR\n"
-                "       lg-random-model pictures --count N [--size 256] [--classes 1000] DIR\n"
-                "       lg-random-model latents --count N [--size 32] [--channels 4] "
-                "[--classes 1000] DIR\n"
-                "  all: [--seed 0]   models: [--dtype f32|f16|bf16]   data: [--per-shard 1000]\n");
+        fprintf(
+            stderr,
+            "usage: lg-random-model vae --preset sd|tiny DIR\n"
+            "       lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR\n"
+            "       lg-random-model clip --preset l|h|bigg|tiny DIR\n"
+            "       lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|"
+            "tiny-dit|tiny-pixart [--spiece FILE] DIR\n"
+            "       lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] "
+            "DIR\n"
+            "       lg-random-model latents --count N [--size 32] [--channels 4] "
+            "[--classes 1000] DIR\n"
+            "  all: [--seed 0]   models: [--dtype f32|f16|bf16]   data: [--per-shard 1000]\n");
         return -LG_ERR_USAGE;
     }
     int rc = run(&o);

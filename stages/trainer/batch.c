@@ -21,8 +21,9 @@ struct layout {
 };
 
 struct lg_batch {
-    struct lg_batch_options o;
-    struct lg_denoiser_config net;
+    struct lg_batch_options *kind; /* (n) */
+    struct lg_batch_options o;     /* that of the batch that is loaded */
+    lg_device *on;
     lg_dtype type;
     bool copies; /* latents */
     struct layout at;
@@ -83,14 +84,16 @@ static struct layout layout_of(const lg_device *d, const struct lg_batch_options
     return l;
 }
 
-size_t lg_batch_bytes(const lg_device *d, const struct lg_batch_options *o)
+size_t lg_batch_bytes(const lg_device *d, const struct lg_batch_options *o, int n)
 {
-    return layout_of(d, o).total;
+    size_t most = 0;
+    for (int k = 0; k < n; k++) most = LG_MAX(most, layout_of(d, &o[k]).total);
+    return most;
 }
 
 static lg_tensor latent_tensor(const lg_batch *b, void *data)
 {
-    return lg_t4(data, b->type, b->o.size, b->net.channels, b->net.height, b->net.width);
+    return lg_t4(data, b->type, b->o.size, b->o.net->channels, b->o.net->height, b->o.net->width);
 }
 
 static lg_tensor band_tensor(const lg_batch *b, void *data)
@@ -99,23 +102,13 @@ static lg_tensor band_tensor(const lg_batch *b, void *data)
     return lg_t4(data, whole.dtype, whole.dim[0], whole.dim[1], b->o.band.height, whole.dim[3]);
 }
 
-int lg_batch_open(lg_device *d, const struct lg_batch_options *o, lg_batch **ret)
+/* From here on its tensors are those of this kind. */
+static void use(lg_batch *b, const struct lg_batch_options *o)
 {
-    lg_batch *b = calloc(1, sizeof *b);
-    LG_ASSERT(b);
-    *ret = b;
     b->o = *o;
-    b->net = *o->net;
-    b->o.net = &b->net;
-    b->type = lg_device_dtype(d);
-    b->copies = copies_latents(d, o);
-    b->at = layout_of(d, o);
-    b->host = calloc(1, b->at.uploaded);
-    LG_ASSERT(b->host);
-    void *device;
-    LG_TRY(lg_device_alloc(d, b->at.total, &device));
-    b->device = device;
+    b->at = layout_of(b->on, o);
     struct lg_batch_tensors *t = &b->tensors;
+    *t = (struct lg_batch_tensors){0};
     t->in.x = b->x_t = latent_tensor(b, b->device + b->at.x_t);
     t->target = b->target = latent_tensor(b, b->device + b->at.target);
     if (o->band.height) {
@@ -124,17 +117,38 @@ int lg_batch_open(lg_device *d, const struct lg_batch_options *o, lg_batch **ret
     }
     t->in.t = lg_t1(b->device + b->at.t, LG_F32, o->size);
     t->weight = lg_t1(b->device + b->at.weight, LG_F32, o->size);
-    if (b->net.learned_variance) {
+    if (o->net->learned_variance) {
         t->weight = lg_t2(t->weight.data, LG_F32, o->size, 2);
         t->terms = lg_t2(b->device + b->at.terms, LG_F32, o->size, VARIANCE_TERMS);
     }
-    if (b->net.size_conditions) {
+    if (o->net->size_conditions) {
         t->in.size = lg_t2(b->device + b->at.size, LG_F32, o->size, 2);
         t->in.ratio = lg_t1(b->device + b->at.ratio, LG_F32, o->size);
     }
-    const struct lg_denoiser_info *has = lg_denoiser_info(b->net.kind);
+    const struct lg_denoiser_info *has = lg_denoiser_info(o->net->kind);
     if (has->labels) t->in.label = lg_t1(b->device + b->at.label, LG_I32, o->size);
     if (has->text) t->in.text_length = lg_t1(b->device + b->at.text_length, LG_I32, o->size);
+}
+
+int lg_batch_open(lg_device *d, const struct lg_batch_options *o, int n, lg_batch **ret)
+{
+    lg_batch *b = calloc(1, sizeof *b);
+    LG_ASSERT(b && n >= 1);
+    *ret = b;
+    b->on = d;
+    b->kind = calloc((size_t)n, sizeof *b->kind);
+    LG_ASSERT(b->kind);
+    memcpy(b->kind, o, (size_t)n * sizeof *o);
+    b->type = lg_device_dtype(d);
+    b->copies = copies_latents(d, o);
+    size_t uploaded = 0;
+    for (int k = 0; k < n; k++) uploaded = LG_MAX(uploaded, layout_of(d, &o[k]).uploaded);
+    b->host = calloc(1, uploaded);
+    LG_ASSERT(b->host);
+    void *device;
+    LG_TRY(lg_device_alloc(d, lg_batch_bytes(d, o, n), &device));
+    b->device = device;
+    use(b, &b->kind[0]);
     return 0;
 }
 
@@ -142,6 +156,7 @@ void lg_batch_close(lg_batch **b)
 {
     if (!*b) return;
     free((*b)->host);
+    free((*b)->kind);
     free(*b);
     *b = NULL;
 }
@@ -167,18 +182,19 @@ static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *sp
         ((float *)(b->host + b->at.coef))[4 * row + (size_t)i] = (float)draw.coef[i];
     ((float *)(b->host + b->at.t))[row] = (float)draw.t;
     const double share = b->o.band.height ? b->o.band.share : 1;
+    const struct lg_denoiser_config *net = b->o.net;
     const size_t per = weights_of(&b->o);
     const double weight[] = {draw.weight, draw.variance_weight};
     for (size_t i = 0; i < per; i++)
         ((float *)(b->host + b->at.weight))[per * row + i] =
-            slot->is_void ? 0 : (float)(weight[i] / spec->divisor * share);
-    for (size_t i = 0; i < VARIANCE_TERMS && b->net.learned_variance; i++)
+            slot->is_void || slot->is_absent ? 0 : (float)(weight[i] / spec->divisor * share);
+    for (size_t i = 0; i < VARIANCE_TERMS && net->learned_variance; i++)
         ((float *)(b->host + b->at.terms))[VARIANCE_TERMS * row + i] = (float)draw.variance[i];
-    if (b->net.size_conditions) {
+    if (net->size_conditions) {
         float *size = (float *)(b->host + b->at.size) + 2 * row;
         size[0] = (float)slot->original_height;
         size[1] = (float)slot->original_width;
-        ((float *)(b->host + b->at.ratio))[row] = (float)b->net.height / (float)b->net.width;
+        ((float *)(b->host + b->at.ratio))[row] = (float)net->height / (float)net->width;
     }
     ((int32_t *)(b->host + b->at.label))[row] = slot->label;
     ((int32_t *)(b->host + b->at.text_length))[row] = slot->text_length;
@@ -203,6 +219,7 @@ static lg_tensor bring(lg_batch *b, lg_stream *s, const void *host, size_t at)
 
 void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batch_spec *spec)
 {
+    use(b, &b->kind[spec->kind]);
     const int64_t B = b->o.size;
     const uint64_t n = spec->first;
     LG_ASSERT(lg_window_run(w, n, n + (uint64_t)B) == (uint64_t)B);
@@ -214,9 +231,9 @@ void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batc
         mean = bring(b, s, mean.data, b->at.mean);
         logvar = bring(b, s, logvar.data, b->at.logvar);
     }
-    if (lg_denoiser_info(b->net.kind)->text)
+    if (lg_denoiser_info(b->o.net->kind)->text)
         b->tensors.in.text =
-            lg_t3(lg_window_text(w, n), b->type, B, b->net.text_length, b->net.text_dim);
+            lg_t3(lg_window_text(w, n), b->type, B, b->o.net->text_length, b->o.net->text_dim);
     lg_diffuse_forward(
         s, &(struct lg_diffuse_forward_args){.mean = mean,
                                              .logvar = logvar,

@@ -22,16 +22,18 @@ struct lg_batch_options {
     struct lg_band
         band; /* of the latents, where others of a sequence group have the rest; height 0: all */
 };
-int lg_batch_open(lg_device *d, const struct lg_batch_options *o, lg_batch **ret);
+/* One for batches of n kinds (data.buckets), one at a time; o[k].net outlives it. */
+int lg_batch_open(lg_device *d, const struct lg_batch_options *o, int n, lg_batch **ret);
 /* The device memory goes with the device. */
 void lg_batch_close(lg_batch **b);
-/* Device bytes of one. */
-size_t lg_batch_bytes(const lg_device *d, const struct lg_batch_options *o);
+/* Device bytes of that. */
+size_t lg_batch_bytes(const lg_device *d, const struct lg_batch_options *o, int n);
 const struct lg_batch_tensors *lg_batch_tensors(const lg_batch *b);
 /* Host copy of the loss weights, (B) or (B, 2). */
 const float *lg_batch_weights(const lg_batch *b);
 
 struct lg_batch_spec {
+    int kind;       /* of the options */
     uint64_t first; /* sample number of row 0 */
     double divisor; /* non-void samples of the global batch, >= 1 */
     uint64_t seed;
@@ -39,5 +41,6 @@ struct lg_batch_spec {
     const struct lg_objective *objective;
 };
 /* Fills the batch from ready slots of one rank's share: makes x_t and target (lg_diffuse_forward).
- * The loss weight of a row is objective weight / divisor, 0 for void samples. */
+ * The loss weight of a row is objective weight / divisor, 0 for void and
+ * absent samples. */
 void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batch_spec *spec);

@@ -10,26 +10,42 @@ static int no_data_yet(struct trainer *t)
 }
 
 /* The divisor of the loss is fixed before the backward: every rank waits until the source of the
- * whole global batch is known, and counts the same voids. */
+ * whole global batch is known, and counts the same voids and absent ones. */
 static bool count_valid(lg_stage *st, struct trainer *t, uint64_t step)
 {
     uint64_t first = step * st->board->s->batch, valid = 0;
     if (!lg_window_range_ready(t->window, 1u << LG_FIELD_SOURCE, first, st->board->s->batch))
         return false;
     for (uint64_t n = first; n < first + st->board->s->batch; n++)
-        valid += !lg_window_slot(t->window, n)->is_void;
+        valid += !lg_window_slot(t->window, n)->is_void && !lg_window_slot(t->window, n)->is_absent;
     t->divisor = (double)LG_MAX(valid, (uint64_t)1);
     return true;
+}
+
+/* Outputs lie in the memory of the largest micro-batch. */
+static void use_net(struct trainer *t, int kind)
+{
+    const struct lg_denoiser_config *c = &t->nets.config[kind];
+    const struct lg_batch_options *batch = &t->nets.batch[kind];
+    t->net = t->nets.net[kind];
+    const int64_t B = batch->size;
+    t->pred = lg_t4(t->pred.data, t->type, B, lg_denoiser_out_channels(c), lg_rank_height(batch),
+                    c->width);
+    t->loss =
+        c->learned_variance ? lg_t2(t->loss.data, LG_F32, B, 2) : lg_t1(t->loss.data, LG_F32, B);
 }
 
 /* The inputs of a micro-batch, whose first sample is n. */
 static int begin_micro(lg_stage *st, struct trainer *t, uint64_t step, uint64_t n)
 {
+    const int kind = st->plan.buckets.n ? (int)lg_window_slot(t->window, n)->bucket : 0;
+    use_net(t, kind);
     LG_TRY(lg_working_begin(t->working, step));
     lg_gradients_begin_micro(t->gradients, t->micro_done);
     t->micro = step * (uint64_t)(st->plan.rank_batch / st->plan.micro_batch) + t->micro_done;
     lg_batch_load(t->batch, t->stream, t->window,
-                  &(struct lg_batch_spec){.first = n,
+                  &(struct lg_batch_spec){.kind = kind,
+                                          .first = n,
                                           .divisor = t->divisor / lg_rank_loss_scale(st, t, step),
                                           .seed = (uint64_t)st->config->job_seed,
                                           .scaling_factor = st->plan.scaling_factor,

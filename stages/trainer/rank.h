@@ -18,7 +18,8 @@ struct trainer {
     lg_stream *stream;
     lg_device *state_device; /* that has and updates the state (lg_state_device) */
     lg_stream *state_stream; /* of it; `stream` where it is `device` */
-    lg_denoiser *net;
+    struct lg_rank_nets nets;
+    lg_denoiser *net; /* that of the micro-batch under way; before the first one, the first */
     lg_trainer_state *state;
     lg_window *window;
     lg_batch *batch;
@@ -29,21 +30,22 @@ struct trainer {
     lg_exchanges *exchanges;
     struct lg_objective objective;
     struct lg_schedule schedule;
-    size_t shard;     /* elements that this rank owns */
-    unsigned needs;   /* window fields a micro-batch needs */
-    lg_dtype type;    /* of the computation */
-    float *host_loss; // as loss
-    lg_tensor pred, loss;
+    size_t shard;                   /* elements that this rank owns */
+    unsigned needs;                 /* window fields a micro-batch needs */
+    lg_dtype type;                  /* of the computation */
+    float *host_loss;               // as loss
+    lg_tensor pred, loss;           /* of the micro-batch under way; room for the largest */
     lg_mark reduced_of, forward_of; /* the step that the private buffers hold */
     uint64_t micro_done;            /* micro-batches of step forward_of that are done */
-    int event;             /* of the net's: the next one of a micro-batch that is under way */
-    uint64_t micro;        /* that one, counted over the run */
-    uint64_t begin_with;   /* micro-batch of the step, where others lack one; UINT64_MAX: none do */
-    bool is_backward;      /* it has begun */
-    double loss_sum;       /* of them */
-    double divisor;        /* non-void samples of the global batch of step forward_of */
-    int64_t wait_start_ns; /* 0: not waiting for data */
-    int64_t wait_ns;       /* in the step so far */
+    int event;           /* of the net's: the next one of a micro-batch that is under way */
+    uint64_t micro;      /* that one, counted over the run */
+    uint64_t begin_with; /* micro-batch of the step, where others lack one; UINT64_MAX: none do */
+    bool is_backward;    /* it has begun */
+    double loss_sum;     /* of them */
+    double
+        divisor; /* samples that are neither void nor absent of the global batch of step forward_of */
+    int64_t wait_start_ns;  /* 0: not waiting for data */
+    int64_t wait_ns;        /* in the step so far */
     int64_t floor_start_ns; /* 0: not waiting for the checkpoint writer */
     int64_t floor_ns;       /* in the step so far */
     int64_t last_commit_ns;

@@ -6,17 +6,8 @@
 #include "stages/trainer/working.h"
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-
-int lg_rank_batch(const lg_plan *p, const struct lg_denoiser_config *net,
-                  const struct lg_denoiser_mode *mode, struct lg_batch_options *ret)
-{
-    *ret = (struct lg_batch_options){
-        .net = net, .size = p->micro_batch, .latents_on_host = lg_stage_latents_on_host(p)};
-    if (lg_sequence_is_split(&mode->sequence))
-        LG_TRY(lg_denoiser_band(net, &mode->sequence, &ret->band));
-    return 0;
-}
 
 int64_t lg_rank_height(const struct lg_batch_options *batch)
 {
@@ -35,6 +26,58 @@ struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p, int r
         .sequence = {.rank = rank % p->sequence,
                      .degree = p->sequence,
                      .kind = gathers ? LG_SEQUENCE_FASTSEQ : LG_SEQUENCE_ULYSSES}};
+}
+
+static int find_batch(const lg_plan *p, const struct lg_denoiser_config *net,
+                      const struct lg_denoiser_mode *mode, struct lg_batch_options *ret)
+{
+    *ret = (struct lg_batch_options){
+        .net = net, .size = mode->batch, .latents_on_host = lg_stage_latents_on_host(p)};
+    if (lg_sequence_is_split(&mode->sequence))
+        LG_TRY(lg_denoiser_band(net, &mode->sequence, &ret->band));
+    return 0;
+}
+
+int lg_rank_nets_compile(lg_device *d, const lg_config *c, const lg_plan *p, int rank,
+                         const struct lg_denoiser_config *square, struct lg_rank_nets *ret)
+{
+    ret->n = 0;
+    for (int k = 0; k < lg_plan_shapes(p); k++) {
+        const struct lg_plan_shape shape = lg_plan_shape(p, k), first = lg_plan_shape(p, 0);
+        struct lg_denoiser_mode mode = lg_rank_mode(c, p, rank);
+        mode.batch = shape.rows;
+        ret->config[k] = *square;
+        ret->config[k].sample_size = square->sample_size ? square->sample_size : square->height;
+        ret->config[k].height = shape.latent_height;
+        ret->config[k].width = shape.latent_width;
+        LG_TRY(find_batch(p, &ret->config[k], &mode, &ret->batch[k]));
+        LG_TRY(lg_denoiser_compile(d, &ret->config[k], &mode, &ret->net[k]));
+        ret->n = k + 1;
+        if (!lg_denoiser_same_events(ret->net[0], ret->net[k]))
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "memory.recompute: with this budget the net of bucket %dx%d uses its "
+                           "weights in another order than that of %dx%d: choose otherwise what is "
+                           "recomputed, as \"norms\" or \"block\"",
+                           shape.height, shape.width, first.height, first.width);
+    }
+    return 0;
+}
+
+void lg_rank_nets_close(struct lg_rank_nets *nets)
+{
+    while (nets->n) lg_denoiser_close(&nets->net[--nets->n]);
+}
+
+size_t lg_rank_prediction(const struct lg_rank_nets *nets)
+{
+    int64_t most = 0;
+    for (int k = 0; k < nets->n; k++) {
+        const struct lg_denoiser_config *c = &nets->config[k];
+        const int64_t one =
+            lg_denoiser_out_channels(c) * lg_rank_height(&nets->batch[k]) * c->width;
+        most = LG_MAX(most, nets->batch[k].size * one);
+    }
+    return (size_t)most;
 }
 
 /* What one rank has. */
@@ -74,10 +117,11 @@ static void say_traffic(const lg_plan *p, const struct lg_working_bytes *w, size
 }
 
 static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_device *d,
-                                  const lg_denoiser *net, const lg_params *t, size_t batch,
+                                  const struct lg_rank_nets *nets, const lg_params *t, size_t batch,
                                   int shard)
 {
-    const struct lg_denoiser_bytes *b = lg_denoiser_bytes_of(net);
+    const lg_denoiser *net = nets->net[0];
+    const struct lg_denoiser_bytes all = lg_denoiser_bytes_of_all(nets->net, nets->n), *b = &all;
     struct rank_bytes r = {.host = b->host, .exchanged = b->exchanged};
     const size_t count = lg_shard_count(t, shard, p->shards), room = sizeof r.note;
     char text[6][32];
@@ -100,6 +144,9 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
         add_text(r.note, room, ", weights on their way %s; over the bus in a step: %s each way",
                  lg_bytes_text(r.transfer.device, text[0]),
                  lg_bytes_text(count * sizeof(float), text[5]));
+    if (nets->n > 1)
+        add_text(r.note, room, "\nactivations, workspace and inputs: of the largest of %d shapes",
+                 nets->n);
     if (b->recomputed[0]) add_text(r.note, room, "\nrecomputed: %s", b->recomputed);
     say_traffic(p, &r.working, b->traffic, count, r.note, room);
     return r;
@@ -110,19 +157,18 @@ static int find_bytes_of_part(const lg_config *c, const lg_plan *p, lg_device *d
                               const struct lg_denoiser_config *config, const lg_params *t, int part,
                               struct rank_bytes *ret)
 {
-    const struct lg_denoiser_mode mode = lg_rank_mode(c, p, part);
-    struct lg_batch_options options;
-    lg_denoiser *net = NULL;
-    LG_TRY(lg_rank_batch(p, config, &mode, &options));
-    const int64_t pred = p->micro_batch * lg_denoiser_out_channels(config) *
-                         lg_rank_height(&options) * config->width;
-    const size_t batch =
-        (size_t)pred * lg_dtype_bytes(lg_device_dtype(d)) + lg_batch_bytes(d, &options);
-    LG_TRY(lg_denoiser_compile(d, config, &mode, &net));
-    for (int r = part; r < p->instances[LG_ROLE_trainer]; r += p->sequence)
-        ret[r] = bytes_of(c, p, d, net, t, batch, r % p->shards);
-    lg_denoiser_close(&net);
-    return 0;
+    struct lg_rank_nets *nets = calloc(1, sizeof *nets);
+    LG_ASSERT(nets);
+    int rc = lg_rank_nets_compile(d, c, p, part, config, nets);
+    if (rc == 0) {
+        const size_t batch = lg_rank_prediction(nets) * lg_dtype_bytes(lg_device_dtype(d)) +
+                             lg_batch_bytes(d, nets->batch, nets->n);
+        for (int r = part; r < p->instances[LG_ROLE_trainer]; r += p->sequence)
+            ret[r] = bytes_of(c, p, d, nets, t, batch, r % p->shards);
+    }
+    lg_rank_nets_close(nets);
+    free(nets);
+    return rc;
 }
 
 static int find_bytes(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *config,

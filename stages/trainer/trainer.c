@@ -42,7 +42,6 @@ static int open_rules(lg_stage *st, struct trainer *t)
 
 static int open_memory(lg_stage *st, struct trainer *t)
 {
-    const int64_t B = st->plan.micro_batch;
     const int ranks = st->plan.instances[LG_ROLE_trainer];
     lg_device *maps[LG_INSTANCES_MAX];
     for (int r = 0; r < ranks; r++) maps[r] = t->state_device; /* peers' regions too */
@@ -51,21 +50,18 @@ static int open_memory(lg_stage *st, struct trainer *t)
     LG_TRY(lg_trainer_moments_open(st, t->state_device, t->state, st->index));
     const struct lg_denoiser_config *net = &t->state->net;
     t->shard = lg_trainer_shard(t->state, st->index);
-    struct lg_batch_options batch;
-    struct lg_denoiser_mode mode = lg_rank_mode(st->config, &st->plan, st->index);
-    LG_TRY(lg_rank_batch(&st->plan, net, &mode, &batch));
-    LG_TRY(lg_denoiser_open(t->device, net, &mode, &t->net));
-    LG_TRY(lg_batch_open(t->device, &batch, &t->batch));
+    LG_TRY(lg_rank_nets_compile(t->device, st->config, &st->plan, st->index, net, &t->nets));
+    LG_TRY(lg_denoiser_open_all(t->nets.net, t->nets.n));
+    t->net = t->nets.net[0];
+    LG_TRY(lg_batch_open(t->device, t->nets.batch, t->nets.n, &t->batch));
     LG_TRY(lg_working_open(st, t->device, t->stream, t->state, t->net, &t->working));
     LG_TRY(lg_frozen_open(st, t->device, t->state, &t->frozen));
     LG_TRY(lg_gradients_open(st, t->device, t->stream, t->state, t->net, &t->gradients));
     LG_TRY(lg_exchanges_open(st, t->device, t->stream, t->net, &t->exchanges));
-    t->pred =
-        lg_t4(NULL, t->type, B, lg_denoiser_out_channels(net), lg_rank_height(&batch), net->width);
-    t->loss = net->learned_variance ? lg_t2(NULL, LG_F32, B, 2) : lg_t1(NULL, LG_F32, B);
-    LG_TRY(alloc(t->device, lg_tensor_bytes(&t->pred), &t->pred.data));
-    LG_TRY(alloc(t->device, lg_tensor_bytes(&t->loss), &t->loss.data));
-    t->host_loss = calloc(1, lg_tensor_bytes(&t->loss));
+    const size_t losses = (size_t)(st->plan.micro_batch * (net->learned_variance ? 2 : 1));
+    LG_TRY(alloc(t->device, lg_rank_prediction(&t->nets) * lg_dtype_bytes(t->type), &t->pred.data));
+    LG_TRY(alloc(t->device, losses * sizeof(float), &t->loss.data));
+    t->host_loss = calloc(losses, sizeof(float));
     LG_ASSERT(t->host_loss);
     return 0;
 }
@@ -256,7 +252,7 @@ static void trainer_close(lg_stage *st)
 {
     struct trainer *t = st->state;
     lg_records_close(&t->records);
-    lg_denoiser_close(&t->net);
+    lg_rank_nets_close(&t->nets);
     lg_batch_close(&t->batch);
     lg_exchanges_close(&t->exchanges);
     lg_gradients_close(&t->gradients);

@@ -16,7 +16,7 @@ enum { CHUNK_MAX = 4096 }; /* schema.def */
 
 /* What is to be done for each row of a chunk. */
 struct rows {
-    bool wanted[CHUNK_MAX];
+    bool wanted[CHUNK_MAX]; /* and it has memory */
     struct lg_memo_key key[CHUNK_MAX];
     const void *found[CHUNK_MAX]; /* what is remembered of it */
     int n_wanted;
@@ -27,34 +27,48 @@ struct vae {
     struct lg_aekl_config net_config;
     lg_device *device;
     lg_stream *stream;
-    lg_aekl *net;
+    lg_aekl *net[LG_BUCKETS_MAX]; /* by the shapes of the plan, in memory of the first */
+    int n_nets;
     lg_window *window;
     const void *weights;
-    lg_tensor pixels, mean, logvar;
+    void *pixels, *mean, *logvar; /* in and out of a chunk, on the device */
     lg_stage_memo memo;
     struct rows rows;
 };
 
-/* A picture's means, then its log-variances, keyed by its pixels. */
+/* A picture's means, then its log-variances, keyed by its pixels and their shape. */
 static struct lg_stage_memo_options memo_of(const lg_config *c, const lg_plan *p)
 {
-    const size_t h = (size_t)p->latent_size;
+    size_t most = 0;
+    for (int k = 0; k < lg_plan_shapes(p); k++) {
+        const struct lg_plan_shape s = lg_plan_shape(p, k);
+        most = LG_MAX(most, (size_t)s.latent_height * (size_t)s.latent_width);
+    }
     return (struct lg_stage_memo_options){.role = "vae",
                                           .size = c->vae_memo,
-                                          .bytes = 2 * (size_t)p->latent_channels * h * h *
+                                          .bytes = 2 * (size_t)p->latent_channels * most *
                                                    (size_t)p->element_bytes,
                                           .of_item = !strcmp(c->data_crop, "random") ? 0
                                                      : c->data_flip                  ? 2
                                                                                      : 1};
 }
 
-static struct lg_aekl_shape shape_of(const lg_config *c, const lg_plan *p)
+/* Pictures of shape k that a chunk holds at most. */
+static int chunk_of(const lg_plan *p, int k)
 {
-    return (struct lg_aekl_shape){.half = LG_AEKL_ENCODER,
-                                  .batch = p->vae_chunk,
-                                  .height = p->image_size,
-                                  .width = p->image_size,
-                                  .slice = (int)c->vae_slice};
+    return p->buckets.n ? LG_MIN(p->vae_chunk, lg_plan_shape(p, k).rows) : p->vae_chunk;
+}
+
+static void shapes_of(const lg_config *c, const lg_plan *p, struct lg_aekl_shape *ret)
+{
+    for (int k = 0; k < lg_plan_shapes(p); k++) {
+        const struct lg_plan_shape s = lg_plan_shape(p, k);
+        ret[k] = (struct lg_aekl_shape){.half = LG_AEKL_ENCODER,
+                                        .batch = chunk_of(p, k),
+                                        .height = s.height,
+                                        .width = s.width,
+                                        .slice = (int)c->vae_slice};
+    }
 }
 
 static int weights_count(const struct lg_aekl_config *c, size_t *ret)
@@ -72,23 +86,29 @@ static int weights_place(const lg_config *c, int index)
     return LG_MAX(lg_plan_gpu(c, LG_ROLE_vae, index), 0);
 }
 
-/* In and out of a chunk, on the device. */
+/* In and out of a chunk, on the device: pixels; mean or logvar. */
 static size_t chunk_bytes(const lg_plan *p, size_t ret[2])
 {
-    size_t B = (size_t)p->vae_chunk, h = (size_t)p->latent_size;
-    ret[0] = B * 3 * (size_t)p->image_size * (size_t)p->image_size;
-    ret[1] = B * (size_t)p->latent_channels * h * h * (size_t)p->element_bytes;
+    ret[0] = ret[1] = 0;
+    for (int k = 0; k < lg_plan_shapes(p); k++) {
+        const struct lg_plan_shape s = lg_plan_shape(p, k);
+        const size_t B = (size_t)chunk_of(p, k), C = (size_t)p->latent_channels;
+        const size_t cells = (size_t)s.latent_height * (size_t)s.latent_width;
+        ret[0] = LG_MAX(ret[0], B * 3 * (size_t)s.height * (size_t)s.width);
+        ret[1] = LG_MAX(ret[1], B * C * cells * (size_t)p->element_bytes);
+    }
     return ret[0] + 2 * ret[1];
 }
 
 static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_aekl_config *net,
                          int index, size_t *ret)
 {
-    struct lg_aekl_shape shape = shape_of(c, p);
+    struct lg_aekl_shape shape[LG_BUCKETS_MAX];
     lg_device *d;
     size_t part[2], bytes = 0;
     LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_vae, index, &d));
-    int rc = lg_aekl_plan(d, net, &shape, &bytes);
+    shapes_of(c, p, shape);
+    int rc = lg_aekl_plan_all(d, net, shape, lg_plan_shapes(p), &bytes);
     lg_device_close(&d);
     LG_TRY(rc);
     *ret = bytes + chunk_bytes(p, part);
@@ -161,8 +181,8 @@ static int vae_open(lg_stage *st)
     LG_ASSERT(v);
     st->state = v;
     const lg_plan *p = &st->plan;
-    const int64_t B = p->vae_chunk, S = p->image_size, C = p->latent_channels, h = p->latent_size;
-    struct lg_aekl_shape shape = shape_of(st->config, p);
+    struct lg_aekl_shape shape[LG_BUCKETS_MAX];
+    shapes_of(st->config, p, shape);
     LG_TRY(lg_aekl_config_load(st->config->vae_model, &v->net_config));
     LG_TRY(lg_stage_device(st, LG_ROLE_vae, st->index, &v->device));
     LG_TRY(lg_stage_window(st, v->device, &v->window));
@@ -170,17 +190,13 @@ static int vae_open(lg_stage *st)
                          v->window->g.slots * v->window->g.pixels_bytes));
     LG_TRY(open_weights(st, v));
     LG_TRY(lg_stream_open(v->device, &v->stream));
-    LG_TRY(lg_aekl_open(v->device, &v->net_config, &shape, &v->net));
-    lg_dtype type = lg_device_dtype(v->device);
+    LG_TRY(lg_aekl_open_all(v->device, &v->net_config, shape, lg_plan_shapes(p), v->net));
+    v->n_nets = lg_plan_shapes(p);
     size_t bytes[2];
-    void *pixels, *mean, *logvar;
     chunk_bytes(p, bytes);
-    LG_TRY(lg_device_alloc(v->device, bytes[0], &pixels));
-    LG_TRY(lg_device_alloc(v->device, bytes[1], &mean));
-    LG_TRY(lg_device_alloc(v->device, bytes[1], &logvar));
-    v->pixels = lg_t4(pixels, LG_U8, B, 3, S, S);
-    v->mean = lg_t4(mean, type, B, C, h, h);
-    v->logvar = lg_t4(logvar, type, B, C, h, h);
+    LG_TRY(lg_device_alloc(v->device, bytes[0], &v->pixels));
+    LG_TRY(lg_device_alloc(v->device, bytes[1], &v->mean));
+    LG_TRY(lg_device_alloc(v->device, bytes[1], &v->logvar));
     return 0;
 }
 
@@ -197,6 +213,25 @@ static uint64_t wanted_run(lg_window *w, const struct lg_claim *claim, const boo
     return from;
 }
 
+static void run_net(lg_stage *st, struct vae *v, int k)
+{
+    const struct lg_plan_shape s = lg_plan_shape(&st->plan, k);
+    const int64_t B = chunk_of(&st->plan, k), C = st->plan.latent_channels;
+    const lg_dtype type = lg_device_dtype(v->device);
+    lg_aekl_encode(v->net[k], v->stream, v->weights,
+                   lg_t4(v->pixels, LG_U8, B, 3, s.height, s.width),
+                   lg_t4(v->mean, type, B, C, s.latent_height, s.latent_width),
+                   lg_t4(v->logvar, type, B, C, s.latent_height, s.latent_width));
+}
+
+/* The bytes of a picture may be those of another one of another shape. */
+static struct lg_memo_key key_of(lg_window *w, uint64_t n)
+{
+    const struct lg_memo_key key =
+        lg_memo_key_of(lg_window_pixels(w, n), lg_window_shape(w, n).pixels_bytes);
+    return w->g.n_shapes ? lg_memo_key_with(key, lg_window_slot(w, n)->bucket) : key;
+}
+
 static void look(struct vae *v, const struct lg_claim *claim, struct rows *r)
 {
     LG_ASSERT(claim->count <= CHUNK_MAX);
@@ -204,11 +239,11 @@ static void look(struct vae *v, const struct lg_claim *claim, struct rows *r)
     r->all_found = true;
     for (uint64_t i = 0; i < claim->count; i++) {
         const uint64_t n = claim->n + i;
-        r->wanted[i] = lg_window_wanted(v->window, claim, LG_FIELD_LATENT, n);
+        r->wanted[i] = lg_window_wanted(v->window, claim, LG_FIELD_LATENT, n) &&
+                       lg_window_has_place(v->window, n);
         r->found[i] = NULL;
         if (!r->wanted[i]) continue;
-        if (v->memo.table.entries)
-            r->key[i] = lg_memo_key_of(lg_window_pixels(v->window, n), v->window->g.pixels_bytes);
+        if (v->memo.table.entries) r->key[i] = key_of(v->window, n);
         r->found[i] = lg_stage_memo_look(&v->memo, r->key[i]);
         r->all_found = r->all_found && r->found[i];
         r->n_wanted++;
@@ -217,7 +252,7 @@ static void look(struct vae *v, const struct lg_claim *claim, struct rows *r)
 
 static void bring(struct vae *v, const struct lg_claim *claim, const struct rows *r)
 {
-    const size_t half = v->window->g.latent_bytes / 2;
+    const size_t half = lg_window_shape(v->window, claim->from).half_bytes;
     for (uint64_t i = 0; i < claim->count; i++) {
         const uint8_t *found = r->found[i];
         if (!found) continue;
@@ -229,14 +264,14 @@ static void bring(struct vae *v, const struct lg_claim *claim, const struct rows
 
 static void keep(struct vae *v, const struct lg_claim *claim, const struct rows *r)
 {
-    const size_t half = v->window->g.latent_bytes / 2;
+    const size_t half = lg_window_shape(v->window, claim->from).half_bytes;
     uint8_t *kept[CHUNK_MAX];
     for (uint64_t i = 0; i < claim->count; i++) {
         const bool is_new = r->wanted[i] && !r->found[i];
         kept[i] = is_new ? lg_memo_begin(&v->memo.table, r->key[i]) : NULL;
         if (!kept[i]) continue;
-        lg_stream_download(v->stream, kept[i], (uint8_t *)v->mean.data + i * half, half);
-        lg_stream_download(v->stream, kept[i] + half, (uint8_t *)v->logvar.data + i * half, half);
+        lg_stream_download(v->stream, kept[i], (uint8_t *)v->mean + i * half, half);
+        lg_stream_download(v->stream, kept[i] + half, (uint8_t *)v->logvar + i * half, half);
     }
     lg_stream_sync(v->stream);
     for (uint64_t i = 0; i < claim->count; i++)
@@ -245,20 +280,21 @@ static void keep(struct vae *v, const struct lg_claim *claim, const struct rows 
 
 /* Straight from the window to the device and back into the window, where the rank trains. Rows that
  * are not wanted hold what was there before: a row's bits depend on nothing but itself. */
-static void encode(struct vae *v, const struct lg_claim *claim, const struct rows *r)
+static void encode(lg_stage *st, struct vae *v, const struct lg_claim *claim, const struct rows *r)
 {
     lg_window *w = v->window;
-    const size_t pixels = w->g.pixels_bytes, half = w->g.latent_bytes / 2;
+    const struct lg_window_shape shape = lg_window_shape(w, claim->from);
+    const size_t pixels = shape.pixels_bytes, half = shape.half_bytes;
     const uint64_t end = claim->n + claim->count;
     uint64_t to = 0;
     for (uint64_t n = claim->n; (n = wanted_run(w, claim, r->wanted, n, &to)) < end; n = to)
-        lg_stream_upload(v->stream, (uint8_t *)v->pixels.data + (n - claim->n) * pixels,
+        lg_stream_upload(v->stream, (uint8_t *)v->pixels + (n - claim->n) * pixels,
                          lg_window_pixels(w, n), (to - n) * pixels);
-    lg_aekl_encode(v->net, v->stream, v->weights, v->pixels, v->mean, v->logvar);
+    run_net(st, v, st->plan.buckets.n ? (int)lg_window_slot(w, claim->from)->bucket : 0);
     for (uint64_t n = claim->n; (n = wanted_run(w, claim, r->wanted, n, &to)) < end; n = to) {
         size_t at = (n - claim->n) * half, bytes = (to - n) * half;
-        lg_stream_copy(v->stream, lg_window_mean(w, n), (uint8_t *)v->mean.data + at, bytes);
-        lg_stream_copy(v->stream, lg_window_logvar(w, n), (uint8_t *)v->logvar.data + at, bytes);
+        lg_stream_copy(v->stream, lg_window_mean(w, n), (uint8_t *)v->mean + at, bytes);
+        lg_stream_copy(v->stream, lg_window_logvar(w, n), (uint8_t *)v->logvar + at, bytes);
     }
     keep(v, claim, r);
 }
@@ -275,16 +311,22 @@ static int vae_step(lg_stage *st)
     if (rc == LG_ERR_BUSY || rc == LG_ERR_STOP) return LG_STEP_IDLE;
     LG_TRY(rc);
     lg_log_set_step((int64_t)(claim.n / st->board->s->batch));
+    if (lg_window_publish_absent(v->window, LG_FIELD_LATENT, &claim)) {
+        lg_turn_drop(&st->turn);
+        lg_bus_notify(st->bus);
+        return LG_STEP_WORKED;
+    }
     const struct lg_stage_memo_options memo = memo_of(st->config, &st->plan);
     if (!v->memo.is_open) lg_stage_memo_open(st, &memo, &v->memo);
     look(v, &claim, &v->rows);
     if (v->rows.all_found)
         bring(v, &claim, &v->rows);
     else
-        encode(v, &claim, &v->rows);
+        encode(st, v, &claim, &v->rows);
     lg_turn_end(&st->turn);
-    for (uint64_t i = 0; i < claim.count; i++)
-        if (v->rows.wanted[i]) lg_window_publish(v->window, LG_FIELD_LATENT, claim.n + i);
+    for (uint64_t n = claim.from; n < claim.to; n++)
+        if (lg_window_wanted(v->window, &claim, LG_FIELD_LATENT, n))
+            lg_window_publish(v->window, LG_FIELD_LATENT, n);
     atomic_fetch_add_explicit(&st->row->samples, (uint64_t)v->rows.n_wanted, memory_order_relaxed);
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;
@@ -294,7 +336,7 @@ static void vae_close(lg_stage *st)
 {
     struct vae *v = st->state;
     lg_stage_memo_close(&v->memo, "pictures");
-    lg_aekl_close(&v->net);
+    for (int k = v->n_nets - 1; k >= 0; k--) lg_aekl_close(&v->net[k]);
     lg_stream_close(&v->stream);
     lg_window_close(&v->window);
     free(v);

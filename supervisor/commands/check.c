@@ -259,6 +259,19 @@ static void print_warnings(const struct check *k)
         printf("warning: the host has less than that free now: it will swap, or end processes\n");
 }
 
+/* How many pictures each has, the data set knows. */
+static void print_buckets(const lg_plan *p)
+{
+    const struct lg_buckets *b = &p->buckets;
+    printf(
+        "\nbuckets of %d shapes, height x width * samples of a micro-batch (what each holds: lgsup "
+        "data):",
+        b->n);
+    for (int k = 0; k < b->n; k++)
+        printf("%s%dx%d*%d", k % 8 ? "  " : "\n    ", b->of[k].height, b->of[k].width,
+               b->of[k].rows);
+}
+
 static void print_plan(const lg_config *c, const lg_plan *p)
 {
     lg_print(stdout,
@@ -271,6 +284,7 @@ static void print_plan(const lg_config *c, const lg_plan *p)
            p->latent_channels, p->latent_size, p->latent_size);
     if (p->text_dim) printf("; text (%d, %d)", p->text_length, p->text_dim);
     if (p->num_classes) printf("; %d classes", p->num_classes);
+    if (p->buckets.n) print_buckets(p);
     printf("\nplan %016" PRIx64 "\n\n", p->hash);
 }
 

@@ -300,6 +300,13 @@ static int become(const char *name, const char *first, int argc, char **argv)
     return LG_FAIL(lg_err_from_errno(errno), "cannot run %s: %s", program, strerror(errno));
 }
 
+static int command_data(int argc, char **argv, int *ret_exit)
+{
+    (void)ret_exit;
+    if (argc < 1 || argv[0][0] == '-') return usage("data");
+    return become("lg-loader", "--look", argc, argv);
+}
+
 static int command_encode(int argc, char **argv, int *ret_exit)
 {
     (void)ret_exit;

@@ -3,6 +3,7 @@
 #include "base/printable.h"
 #include "config/ledger.h"
 #include "config/manifest.h"
+#include "supervisor/run/child.h"
 #include "supervisor/run/run.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -11,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+enum { OUTPUT_BYTES_MAX = 1 << 16, ITEMS_MS = 3600000 /* reads all pictures' beginnings */ };
 
 static int verify_checkpoint(const char *dir, lg_manifest *m)
 {
@@ -59,6 +62,25 @@ static int verify_checkpoints(const char *dir, const lg_manifest *newest, int *r
     return 0;
 }
 
+/* Which items the samples were follows from the sizes of pictures: the loader's program knows. Its words are ours. */
+static int verify_items(const lg_run *r)
+{
+    char program[LG_PATH_BYTES], *text = NULL;
+    char *argv[] = {program, (char *)"--ledger", (char *)r->dir, NULL};
+    int code = 0;
+    LG_TRY(lg_program_path(lg_role_program(LG_ROLE_loader), program));
+    struct lg_capture c;
+    LG_TRY(lg_capture_begin(program, argv, &c));
+    c.timeout_ms = ITEMS_MS;
+    LG_TRY(lg_capture_end(&c, OUTPUT_BYTES_MAX, &text, &code));
+    if (code == 0)
+        lg_print(stdout, "%s", text);
+    else
+        code = LG_FAIL(code > 0 && code < LG_EXIT_SIGNAL ? -code : LG_ERR_FAILED, "%.800s", text);
+    free(text);
+    return code;
+}
+
 /* The records begin at 0, or, when this run went on from a checkpoint of another directory
  * (trainer.resume_from), behind a hole. */
 static int verify_ledger(const lg_run *r, const lg_manifest *newest)
@@ -71,6 +93,7 @@ static int verify_ledger(const lg_run *r, const lg_manifest *newest)
     LG_TRY(lg_ledger_verify(path, &c));
     lg_print(stdout, "ok  %s: steps %" PRIu64 " to %" PRIu64 ", each sample once\n", path,
              c.first_step, c.last_step);
+    if (r->plan.buckets.n) LG_TRY(verify_items(r));
     for (int i = 1; i < newest->n_data; i++)
         printf("the data set has changed, allowed, at step %" PRIu64 ": %" PRIu64
                " items, then %" PRIu64 "\n",

@@ -116,6 +116,17 @@ static bool is_small_folder(const char *path)
            nftw(path, add_bytes, 16, FTW_PHYS) == 0 && tree_bytes <= DATA_BYTES_MAX;
 }
 
+/* Which item a sample is follows from it. */
+static int read_order(const lg_config *c, struct chaos_options *o)
+{
+    lg_plan p;
+    LG_TRY(lg_plan_make(c, NULL, &p));
+    o->ranks = p.instances[LG_ROLE_trainer] / p.sequence;
+    o->micro = p.micro_batch;
+    lg_buckets_print(&p.buckets, o->buckets);
+    return 0;
+}
+
 static int read_pipeline(struct chaos_options *o)
 {
     lg_config *c = NULL;
@@ -127,7 +138,9 @@ static int read_pipeline(struct chaos_options *o)
     o->every = c->checkpoint_every;
     snprintf(o->name, sizeof o->name, "%s", c->job_name);
     if (is_small_folder(c->data_path)) snprintf(o->data, sizeof o->data, "%s", c->data_path);
+    int rc = read_order(c, o);
     lg_config_free(&c);
+    LG_TRY(rc);
     return 0;
 }
 

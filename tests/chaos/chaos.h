@@ -36,9 +36,11 @@ struct chaos_options {
     uint64_t seed;
     int64_t kills, steps, jobs, gap_ms, seconds_max;
     int64_t batch, data_seed, every; /* of the pipeline */
-    bool has_modes;                  /* the settings of modes.def leave every bit as it is */
-    char name[64];                   /* job.name */
-    char data[LG_PATH_BYTES];        /* data.path, where that is a small folder; else "" */
+    int64_t ranks, micro;            /* and of its plan: ranks with a share each, a micro-batch */
+    char buckets[LG_BUCKETS_TEXT_BYTES]; /* "": none */
+    bool has_modes;                      /* the settings of modes.def leave every bit as it is */
+    char name[64];                       /* job.name */
+    char data[LG_PATH_BYTES];            /* data.path, where that is a small folder; else "" */
 };
 
 /* One death or other fault, and how long until the run had forgotten it. */

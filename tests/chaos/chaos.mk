@@ -42,7 +42,8 @@ SEED   ?= 1
 JOBS_AT_A_TIME = $(if $(filter command environment,$(firstword $(origin JOBS))),$(JOBS),1)
 STEPS  ?= 1000
 PIPELINE ?= examples/micro/pipeline.toml
-CHAOS_TAR ?= $(if $(findstring micro,$(PIPELINE)),$(MICRO)/data/micro-00000.tar)
+CHAOS_TAR ?= $(if $(findstring micro/buckets,$(PIPELINE)),$(MICRO)/sizes/sizes-00000.tar,$(if \
+             $(findstring micro,$(PIPELINE)),$(MICRO)/data/micro-00000.tar))
 CHAOS_HOME ?= $(BUILD)/chaos/$(notdir $(patsubst %/,%,$(dir $(PIPELINE))))
 REPORT ?= docs/reliability.md
 CHAOS_COMMIT = $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- \

@@ -151,13 +151,15 @@ static int execute_check(char *const *argv, const char *what, const char *run, c
 static int check_ledger(const struct chaos_options *o, const char *run, char *why, size_t bytes)
 {
     char program[LG_PATH_BYTES], ledger[LG_PATH_BYTES], metrics[LG_PATH_BYTES];
-    char steps[32], batch[32], seed[32];
+    char steps[32], batch[32], seed[32], ranks[32], micro[32];
     LG_ASSERT(lg_path(program, "%s/ledger_check", o->tools) == 0 &&
               lg_path(ledger, "%s/ledger", run) == 0 &&
               lg_path(metrics, "%s/metrics.jsonl", run) == 0);
     snprintf(steps, sizeof steps, "%" PRId64, o->steps);
     snprintf(batch, sizeof batch, "%" PRId64, o->batch);
     snprintf(seed, sizeof seed, "%" PRId64, o->data_seed);
+    snprintf(ranks, sizeof ranks, "%" PRId64, o->ranks);
+    snprintf(micro, sizeof micro, "%" PRId64, o->micro);
     char *argv[] = {program,
                     (char *)"--steps",
                     steps,
@@ -170,8 +172,15 @@ static int check_ledger(const struct chaos_options *o, const char *run, char *wh
                     ledger,
                     (char *)"--tar",
                     (char *)o->tar,
+                    (char *)"--ranks",
+                    ranks,
+                    (char *)"--micro",
+                    micro,
+                    (char *)"--buckets",
+                    (char *)o->buckets,
                     NULL};
     if (!o->tar) argv[10] = NULL;
+    if (!o->buckets[0]) argv[16] = NULL;
     return execute_check(argv, "ledger", run, why, bytes);
 }
 

@@ -1,11 +1,13 @@
 /* ledger_check: does a run's ledger say that every sample was trained exactly once, in order?
  *
- * usage: ledger_check --steps N --batch B [--metrics FILE] [--tar FILE --seed S] LEDGER
+ * usage: ledger_check --steps N --batch B [--metrics FILE]
+ *                     [--tar FILE --seed S [--buckets TABLE --ranks R --micro M]] LEDGER
  *
  * Written from docs/operations.md ("The ledger") alone: nothing of the project is included or linked,
  * so a mistake in the writer cannot hide in the checker. With --metrics also compares steps and
  * losses of metrics.jsonl. With --tar (the only shard of the data set, plain ustar) computes which
- * samples each step must have had, and their hash. Prints one line; exit code 0: all is well, 1: it
+ * samples each step must have had, and their hash; with --buckets ("buckets" of the run's plan.json) from the sizes
+ * of its PNGs, for R ranks and micro-batches of M. Prints one line; exit code 0: all is well, 1: it
  * is not, 2: usage. */
 #include <inttypes.h>
 #include <math.h>
@@ -17,10 +19,31 @@
 #include <xxhash.h>
 
 enum { RECORD = 64, BLOCK = 512, ITEMS_MAX = 1 << 20, ROUNDS = 8, PHILOX_ROUNDS = 10 };
+enum { BUCKETS_MAX = 128, GROUPS_KEY = 65535 };
+#define ABSENT UINT64_MAX
 
 struct options {
-    const char *ledger, *metrics, *tar;
-    uint64_t steps, batch, seed;
+    const char *ledger, *metrics, *tar, *buckets;
+    uint64_t steps, batch, seed, ranks, micro;
+};
+
+struct item {
+    uint64_t key; /* hash */
+    uint64_t width, height, bucket;
+};
+
+struct bucket {
+    uint64_t height, width, rows, items, groups, first_group;
+    uint64_t *item; /* (items) */
+    int used;
+};
+
+struct data {
+    struct item *item;
+    uint64_t count, groups; /* of an epoch */
+    struct bucket bucket[BUCKETS_MAX];
+    int n, n_used;
+    uint64_t *trained; /* (count) */
 };
 
 __attribute__((noreturn, format(printf, 1, 2))) static void bad(const char *fmt, ...)
@@ -64,7 +87,7 @@ static unsigned char *read_all(const char *path, size_t *ret_bytes)
     return data;
 }
 
-/* ---- which item sample n is ---- */
+/* ---- the permutation ---- */
 
 static uint32_t philox(uint64_t seed, uint64_t epoch, uint32_t word0, uint32_t word1)
 {
@@ -81,13 +104,12 @@ static uint32_t philox(uint64_t seed, uint64_t epoch, uint32_t word0, uint32_t w
     return c[0];
 }
 
-static uint64_t item_of(uint64_t seed, uint64_t n, uint64_t count)
+static uint64_t permuted(uint64_t seed, uint64_t epoch, uint64_t x, uint64_t count)
 {
     unsigned bits = 2;
     while (1ull << bits < count) bits++;
     unsigned low_bits = bits / 2;
     uint64_t low_mask = (1ull << low_bits) - 1, high_mask = (1ull << (bits - low_bits)) - 1;
-    uint64_t x = n % count, epoch = n / count;
     do {
         uint64_t low = x & low_mask, high = x >> low_bits;
         for (uint32_t r = 0; r < ROUNDS; r++) {
@@ -101,40 +123,167 @@ static uint64_t item_of(uint64_t seed, uint64_t n, uint64_t count)
     return x;
 }
 
-/* Hashes of the keys of the pictures of a shard, in its order. */
-static uint64_t *read_keys(const char *path, uint64_t *ret_count)
+/* ---- the data set ---- */
+
+static uint64_t be32(const unsigned char *p)
+{
+    return (uint64_t)p[0] << 24 | (uint64_t)p[1] << 16 | (uint64_t)p[2] << 8 | p[3];
+}
+
+/* Keys and sizes of the pictures of a shard, in its order. */
+static void read_items(const char *path, struct data *d)
 {
     size_t bytes;
     unsigned char *tar = read_all(path, &bytes);
-    uint64_t *hash = calloc(ITEMS_MAX, sizeof *hash), count = 0;
     const char *shard = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    if (!hash) bad("no memory for the keys");
+    d->item = calloc(ITEMS_MAX, sizeof *d->item);
+    if (!d->item) bad("no memory for the keys");
     for (size_t at = 0; at + BLOCK <= bytes && tar[at];) {
         const char *name = (const char *)tar + at, *dot = memchr(name, '.', 100);
         size_t size = strtoull(name + 124, NULL, 8);
-        if (dot && !strncmp(dot, ".png", 4) && count < ITEMS_MAX) {
+        if (dot && !strncmp(dot, ".png", 4) && d->count < ITEMS_MAX && at + BLOCK + 24 <= bytes) {
             char key[512];
             int n = snprintf(key, sizeof key, "%s/%.*s", shard, (int)(dot - name), name);
-            hash[count++] = XXH3_64bits(key, (size_t)n);
+            d->item[d->count++] = (struct item){.key = XXH3_64bits(key, (size_t)n),
+                                                .width = be32(tar + at + BLOCK + 16),
+                                                .height = be32(tar + at + BLOCK + 20)};
         }
         at += BLOCK + (size + BLOCK - 1) / BLOCK * BLOCK;
     }
     free(tar);
-    if (!count) bad("%s holds no pictures", path);
-    *ret_count = count;
-    return hash;
+    if (!d->count) bad("%s holds no pictures", path);
+    d->trained = calloc(d->count, sizeof *d->trained);
+    if (!d->trained) bad("no memory for the counts");
 }
 
-static uint64_t expected_keys(const struct options *o, const uint64_t *key, uint64_t count,
-                              uint64_t first, uint64_t *trained)
+/* ---- buckets ---- */
+
+/* The used bucket nearest to a ratio of h to w: the least quotient of the larger by the smaller ratio; of equal ones the
+ * largest that h x w covers, else the smallest. */
+static int nearest(const struct data *d, uint64_t h, uint64_t w)
+{
+    int best = -1;
+    double least = 0;
+    for (int k = 0; k < d->n; k++) {
+        const struct bucket *b = &d->bucket[k];
+        if (!b->used) continue;
+        /* Below 2^53, and quotients of such numbers that differ do so by far more than a double's precision. */
+        double x = (double)(b->height * w), y = (double)(h * b->width), q = x > y ? x / y : y / x;
+        if (best >= 0 && q == least) {
+            const struct bucket *c = &d->bucket[best];
+            const int can = h >= b->height && w >= b->width;
+            const int could = h >= c->height && w >= c->width;
+            const int larger = b->height > c->height;
+            if (can != could ? !can : can != larger) continue;
+        } else if (best >= 0 && q > least) {
+            continue;
+        }
+        best = k;
+        least = q;
+    }
+    return best;
+}
+
+static void read_buckets(const struct options *o, struct data *d)
+{
+    const char *at = o->buckets;
+    for (int used = 0; *at; at += used + (at[used] == ',')) {
+        struct bucket *b = &d->bucket[d->n++];
+        if (d->n > BUCKETS_MAX || sscanf(at, "%" SCNu64 "x%" SCNu64 "*%" SCNu64 "%n", &b->height,
+                                         &b->width, &b->rows, &used) != 3)
+            bad("--buckets: %s", at);
+        b->used = 1;
+    }
+    for (uint64_t i = 0; i < d->count; i++) {
+        struct item *item = &d->item[i];
+        item->bucket = (uint64_t)nearest(d, item->height, item->width);
+        d->bucket[item->bucket].items++;
+    }
+    for (int k = 0; k < d->n; k++) d->n_used += d->bucket[k].used = d->bucket[k].items > 0;
+}
+
+/* Buckets that do not fill a group, the smallest first, go to the nearest that is left. */
+static void merge_buckets(const struct options *o, struct data *d)
+{
+    for (; d->n_used > 1; d->n_used--) {
+        int least = -1;
+        for (int k = 0; k < d->n; k++) {
+            const struct bucket *b = &d->bucket[k];
+            if (!b->used || b->items >= o->ranks * b->rows) continue;
+            if (least < 0 || b->items < d->bucket[least].items) least = k;
+        }
+        if (least < 0) return;
+        struct bucket *from = &d->bucket[least];
+        from->used = 0;
+        const int to = nearest(d, from->height, from->width);
+        d->bucket[to].items += from->items;
+        from->items = 0;
+        for (uint64_t i = 0; i < d->count; i++)
+            if (d->item[i].bucket == (uint64_t)least) d->item[i].bucket = (uint64_t)to;
+    }
+}
+
+static void make_buckets(const struct options *o, struct data *d)
+{
+    read_buckets(o, d);
+    merge_buckets(o, d);
+    for (int k = 0; k < d->n; k++) {
+        struct bucket *b = &d->bucket[k];
+        const uint64_t holds = o->ranks * b->rows;
+        b->first_group = d->groups;
+        b->groups = (b->items + holds - 1) / holds;
+        d->groups += b->groups;
+        b->item = calloc(b->items + 1, sizeof *b->item);
+        if (!b->item) bad("no memory for a bucket");
+        uint64_t n = 0;
+        for (uint64_t i = 0; i < d->count; i++)
+            if (d->item[i].bucket == (uint64_t)k) b->item[n++] = i;
+    }
+}
+
+/* ---- which item sample n is ---- */
+
+static uint64_t item_in_buckets(const struct options *o, const struct data *d, uint64_t n,
+                                uint64_t *ret_epoch)
+{
+    const uint64_t share = o->batch / o->ranks, in_step = n % o->batch;
+    const uint64_t rank = in_step / share, row = in_step % share % o->micro;
+    const uint64_t p = n / o->batch * (share / o->micro) + in_step % share / o->micro;
+    const uint64_t epoch = p / d->groups;
+    uint64_t g = p % d->groups;
+    int k = 0;
+    *ret_epoch = epoch;
+    if (d->n_used > 1) g = permuted(o->seed, epoch + ((uint64_t)GROUPS_KEY << 48), g, d->groups);
+    while (g >= d->bucket[k].first_group + d->bucket[k].groups) k++;
+    const struct bucket *b = &d->bucket[k];
+    const uint64_t i = ((g - b->first_group) * o->ranks + rank) * b->rows + row;
+    if (row >= b->rows || i >= b->items) return ABSENT;
+    const uint64_t key = d->n_used > 1 ? (uint64_t)k << 48 : 0;
+    return b->item[permuted(o->seed, epoch + key, i, b->items)];
+}
+
+static uint64_t item_of(const struct options *o, const struct data *d, uint64_t n,
+                        uint64_t *ret_epoch)
+{
+    if (d->n) return item_in_buckets(o, d, n, ret_epoch);
+    *ret_epoch = n / d->count;
+    return permuted(o->seed, *ret_epoch, n % d->count, d->count);
+}
+
+static uint64_t expected_keys(const struct options *o, const struct data *d, uint64_t first)
 {
     XXH3_state_t *h = XXH3_createState();
     if (!h) bad("no memory for a hash");
     XXH3_64bits_reset(h);
     for (uint64_t n = first; n < first + o->batch; n++) {
-        uint64_t item = item_of(o->seed, n, count);
-        trained[item]++;
-        XXH3_64bits_update(h, &key[item], sizeof key[item]);
+        uint64_t epoch, item = item_of(o, d, n, &epoch);
+        const uint64_t key = item == ABSENT ? 0 : d->item[item].key;
+        XXH3_64bits_update(h, &key, sizeof key);
+        if (item == ABSENT) continue;
+        if (d->trained[item] != epoch)
+            bad("item %" PRIu64 " comes for the %" PRIu64 ". time in epoch %" PRIu64, item,
+                d->trained[item] + 1, epoch + 1);
+        d->trained[item]++;
     }
     uint64_t digest = XXH3_64bits_digest(h);
     XXH3_freeState(h);
@@ -186,37 +335,34 @@ static void check_metrics(const struct options *o, const double *loss)
 static void check(const struct options *o)
 {
     size_t bytes;
-    uint64_t count = 0, *key = NULL, *trained = NULL, least = UINT64_MAX, most = 0;
+    static struct data d;
+    uint64_t trained = 0, least = UINT64_MAX;
     unsigned char *ledger = read_all(o->ledger, &bytes);
     double *loss = calloc(o->steps, sizeof *loss);
     if (!loss) bad("no memory for %" PRIu64 " steps", o->steps);
     if (bytes != o->steps * RECORD)
         bad("the ledger has %zu bytes, %" PRIu64 " steps need %" PRIu64, bytes, o->steps,
             o->steps * RECORD);
-    if (o->tar) {
-        key = read_keys(o->tar, &count);
-        trained = calloc(count, sizeof *trained);
-        if (!trained) bad("no memory for the counts");
-    }
+    if (o->tar) read_items(o->tar, &d);
+    if (o->tar && o->buckets) make_buckets(o, &d);
     for (uint64_t k = 1; k <= o->steps; k++) {
         const unsigned char *r = ledger + (k - 1) * RECORD;
         loss[k - 1] = check_record(o, r, k, u64(ledger + 48));
-        if (key && u64(r + 24) != expected_keys(o, key, count, (k - 1) * o->batch, trained))
+        if (o->tar && u64(r + 24) != expected_keys(o, &d, (k - 1) * o->batch))
             bad("step %" PRIu64 " was trained on other samples than the order says", k);
     }
-    for (uint64_t i = 0; i < count; i++) {
-        if (trained[i] < least) least = trained[i];
-        if (trained[i] > most) most = trained[i];
+    for (uint64_t i = 0; i < d.count; i++) {
+        trained += d.trained[i];
+        if (d.trained[i] < least) least = d.trained[i];
     }
-    if (key && most - least > 1)
-        bad("an item was trained %" PRIu64 " times, another %" PRIu64, most, least);
     if (o->metrics) check_metrics(o, loss);
-    printf("%" PRIu64 " steps, %" PRIu64 " samples, each trained once\n", o->steps,
-           o->steps * o->batch);
+    printf("%" PRIu64 " steps, %" PRIu64 " samples, each trained once", o->steps,
+           o->tar ? trained : o->steps * o->batch);
+    if (o->tar)
+        printf("; every item in each of %" PRIu64 " epochs and once at most in the last", least);
+    putchar('\n');
     free(ledger);
     free(loss);
-    free(key);
-    free(trained);
 }
 
 int main(int argc, char **argv)
@@ -232,6 +378,12 @@ int main(int argc, char **argv)
             o.batch = strtoull(argv[++i], NULL, 10);
         else if (value && !strcmp(argv[i], "--seed"))
             o.seed = strtoull(argv[++i], NULL, 10);
+        else if (value && !strcmp(argv[i], "--buckets"))
+            o.buckets = argv[++i];
+        else if (value && !strcmp(argv[i], "--ranks"))
+            o.ranks = strtoull(argv[++i], NULL, 10);
+        else if (value && !strcmp(argv[i], "--micro"))
+            o.micro = strtoull(argv[++i], NULL, 10);
         else if (value && !strcmp(argv[i], "--metrics"))
             o.metrics = argv[++i];
         else if (value && !strcmp(argv[i], "--tar"))
@@ -239,9 +391,10 @@ int main(int argc, char **argv)
         else
             o.steps = 0, i = argc;
     }
-    if (!o.ledger || !o.steps || !o.batch) {
+    const int cut = !o.buckets || (o.ranks && o.micro && o.batch % (o.ranks * o.micro) == 0);
+    if (!o.ledger || !o.steps || !o.batch || !cut) {
         fprintf(stderr, "usage: ledger_check --steps N --batch B [--metrics FILE] "
-                        "[--tar FILE --seed S] LEDGER\n");
+                        "[--tar FILE --seed S [--buckets TABLE --ranks R --micro M]] LEDGER\n");
         return 2;
     }
     check(&o);

@@ -3,7 +3,8 @@
  * usage: make_micro SPIECE_MODEL DIR
  *
  * Writes DIR/vae (diffusers layout), DIR/text_encoder (Hugging Face layout; the tokenizer is a copy
- * of SPIECE_MODEL) and DIR/data/micro-00000.tar: small shapes in colours, with captions. The
+ * of SPIECE_MODEL) and DIR/data/micro-00000.tar: small shapes in colours, with captions; in
+ * DIR/sizes/sizes-00000.tar they lie on pictures of 40 sizes (for data.buckets). The
  * encoders' weights are random, of a scale that keeps activations near 1: they encode nothing
  * sensible, but every picture and caption its own way, which is all that a crash campaign needs.
  * The same program gives the same bytes. */
@@ -19,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SIDE = 16, SPIECE_BYTES_MAX = 16 << 20 };
+enum { SIDE = 16, SIDE_MAX = 48, SPIECE_BYTES_MAX = 16 << 20 };
 
 static const char vae_config[] =
     "{\"_class_name\": \"AutoencoderKL\", \"act_fn\": \"silu\", \"in_channels\": 3,\n"
@@ -126,9 +127,15 @@ static const struct {
 static const char *const shapes[] = {"circle", "square", "bar", "ring"};
 static const char *const places[] = {"left", "centre", "right"};
 
-static bool inside(int shape, int place, int x, int y)
+struct size {
+    int width, height;
+};
+static const struct size square = {SIDE, SIDE};
+
+static bool inside(int shape, int place, const struct size *s, int x, int y)
 {
-    int dx = x - (4 + 4 * place), dy = y - SIDE / 2, r2 = dx * dx + dy * dy;
+    int dx = x - (s->width / 4 + s->width / 4 * place), dy = y - s->height / 2;
+    int r2 = dx * dx + dy * dy;
     switch (shape) {
     case 0:
         return r2 <= 16;
@@ -141,20 +148,21 @@ static bool inside(int shape, int place, int x, int y)
     }
 }
 
-static int add_picture(lg_tar_writer *w, int number, int colour, int shape, int place)
+static int add_picture(lg_tar_writer *w, int number, int colour, int shape, int place,
+                       const struct size *size)
 {
-    uint8_t rgb[SIDE * SIDE * 3], *png;
+    uint8_t rgb[SIDE_MAX * SIDE_MAX * 3], *png;
     char name[32], caption[64];
     size_t bytes;
     memset(rgb, 255, sizeof rgb);
-    for (int y = 0; y < SIDE; y++)
-        for (int x = 0; x < SIDE; x++)
-            if (inside(shape, place, x, y))
-                memcpy(rgb + (y * SIDE + x) * 3, colours[colour].rgb, 3);
+    for (int y = 0; y < size->height; y++)
+        for (int x = 0; x < size->width; x++)
+            if (inside(shape, place, size, x, y))
+                memcpy(rgb + (y * size->width + x) * 3, colours[colour].rgb, 3);
     snprintf(name, sizeof name, "%05d.png", number);
     snprintf(caption, sizeof caption, "a %s %s, %s", colours[colour].name, shapes[shape],
              places[place]);
-    LG_TRY(lg_picture_encode_png(rgb, SIDE, SIDE, &png, &bytes));
+    LG_TRY(lg_picture_encode_png(rgb, size->width, size->height, &png, &bytes));
     int rc = lg_tar_writer_add(w, name, png, bytes);
     free(png);
     LG_TRY(rc);
@@ -163,19 +171,30 @@ static int add_picture(lg_tar_writer *w, int number, int colour, int shape, int 
     return 0;
 }
 
-static int make_data(const char *root)
+/* The sizes of picture i: 40 of them, most about square, the farthest 1 to 4. */
+static struct size size_of(int i)
+{
+    static const int width[] = {16, 18, 20, 22, 24, 26, 28, 32, 36, 48};
+    const int k = i % 40, shorter = k % 2 ? 15 : 12, longer = width[k / 2 % 10];
+    return k < 20 ? (struct size){longer, shorter} : (struct size){shorter, longer};
+}
+
+static int make_data(const char *root, const char *name, bool sizes)
 {
     char dir[LG_PATH_BYTES], path[LG_PATH_BYTES];
     lg_tar_writer *w = NULL;
     int rc = 0, number = 0;
-    LG_TRY(lg_path(dir, "%s/data", root));
+    LG_TRY(lg_path(dir, "%s/%s", root, sizes ? "sizes" : "data"));
     LG_TRY(lg_mkdirs(dir));
-    LG_TRY(lg_path(path, "%s/micro-00000.tar", dir));
+    LG_TRY(lg_path(path, "%s/%s-00000.tar", dir, name));
     LG_TRY(lg_tar_writer_open(path, &w));
-    for (int c = 0; c < (int)LG_ARRAY_LEN(colours); c++)
+    const int colour_count = (int)LG_ARRAY_LEN(colours);
+    for (int c = 0; c < (sizes ? 2 : 1) * colour_count; c++)
         for (int s = 0; s < (int)LG_ARRAY_LEN(shapes); s++)
-            for (int p = 0; p < (int)LG_ARRAY_LEN(places) && rc == 0; p++)
-                rc = add_picture(w, number++, c, s, p);
+            for (int p = 0; p < (int)LG_ARRAY_LEN(places) && rc == 0; p++, number++) {
+                const struct size size = sizes ? size_of(number) : square;
+                rc = add_picture(w, number, c % colour_count, s, p, &size);
+            }
     if (rc < 0) lg_tar_writer_abort(&w);
     LG_TRY(rc);
     LG_TRY(lg_tar_writer_finish(&w));
@@ -187,7 +206,8 @@ static int make_all(const char *spiece, const char *root)
     LG_TRY(lg_mkdirs(root));
     LG_TRY(make_vae(root));
     LG_TRY(make_t5(root, spiece));
-    LG_TRY(make_data(root));
+    LG_TRY(make_data(root, "micro", false));
+    LG_TRY(make_data(root, "sizes", true));
     return 0;
 }
 

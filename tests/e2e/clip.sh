@@ -10,6 +10,7 @@ echo '{"pad_token": "!"}' >"$p/tokenizer_2/special_tokens_map.json"
 clip=(--set text.model="$p/text_encoder_2" --set text.length=16)
 
 check "check says what it needs" timeout 120 "$LGSUP" check "$TINY" --set job.dir="$T/none" "${clip[@]}"
+check "lgsup data counts its tokens" sh -c "timeout 120 '$LGSUP' data '$TINY' $(printf -- "'%s' " "${clip[@]}") | grep -q 'tokens, median'"
 b=$T/b
 train "$b" "${clip[@]}"
 wait_step "$b" 5

@@ -47,8 +47,28 @@ static void set_sums(uint8_t *png, size_t bytes)
     }
 }
 
+/* What tells a size says so again with more of the file, and no decoder finds another. */
+static void check_size(const uint8_t *data, size_t bytes)
+{
+    struct lg_picture_size size, more;
+    lg_picture pic = {0};
+    size_t need, again;
+    if (lg_picture_size(data, bytes / 2, &need, &size) == 0 && size.width) {
+        LG_ASSERT(lg_picture_size(data, bytes, &again, &more) == 0);
+        LG_ASSERT(size.width == more.width && size.height == more.height);
+    }
+    if (lg_picture_size(data, bytes, &need, &size) == 0) {
+        LG_ASSERT(size.width ? size.height > 0 : need > bytes);
+        if (size.width && lg_picture_decode(data, bytes, 0, &pic) == 0)
+            LG_ASSERT(size.width == pic.width && size.height == pic.height);
+    }
+    lg_picture_free(&pic);
+    lg_err_clear();
+}
+
 LG_FUZZ_TARGET(picture)
 {
+    check_size(data, bytes);
     decode(data, bytes, 0);
     decode(data, bytes, 8);
     if (bytes < PNG_SIGNATURE || memcmp(data, "\x89PNG\r\n\x1a\n", PNG_SIGNATURE)) return;

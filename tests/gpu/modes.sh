@@ -4,7 +4,8 @@
 #
 # usage: modes.sh BUNDLE DATA [--steps N] [--kills N] [--device host] [--only LIST]
 #   BUNDLE   directory made by `make bundle`; DATA: the emoji shards
-#   LIST     letters of  z: zero  s: sequence  o: optimizer in host memory  t: time of one rank  (default all)
+#   LIST     letters of  z: zero  s: sequence  o: optimizer in host memory  t: time of one rank
+#            b: buckets, on noise of other shapes  (default all)
 #
 # Prints ok/FAIL lines, samples a second of each run's second half, and "N passed, M failed"; exits with 1 when one failed.
 set -u
@@ -13,7 +14,7 @@ usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 2; }
 [ $# -ge 2 ] || usage
 bundle=$(cd "$1" && pwd) && data=$(cd "$2" && pwd) || usage
 shift 2
-steps=120 kills=5 device=cuda only=zsot
+steps=120 kills=5 device=cuda only=zsotb
 while [ $# -gt 0 ]; do
     case $1 in
     --steps) steps=$2 ;;
@@ -125,6 +126,26 @@ esac
 case $only in *t*)
     for z in 1 2 3; do timed one$z 1 --set parallel.zero=$z; done
     check "one rank: zero = 3 gives the bytes of zero = 1" same one1 one3
+    ;;
+esac
+case $only in *b*)
+    # All shapes in one memory; a rank of two micro-batches has two of them in a step.
+    "$bundle/bin/lg-random-model" pictures --count 3000 --size 96 --ratio 4 --per-shard 1000 "$T/noise" || exit 1
+    data=$T/noise
+    shapes=(--set data.buckets=ratio)
+    timed shapes 2 "${shapes[@]}"
+    check "buckets: several were trained on" test "$(grep -c 'bucket .* items' "$T/shapes/logs/loader.0.log")" -ge 4
+    for z in 2 3; do
+        timed shapes$z 2 "${shapes[@]}" --set parallel.zero=$z
+        check "buckets, zero = $z: the bytes of zero = 1" same shapes shapes$z
+    done
+    check "buckets, killed" killed killedb 2 "${shapes[@]}" --set parallel.zero=3
+    check "buckets, killed: the same bytes" same shapes killedb
+    shapes+=(--set vae.chunk=$((batch / 8)))
+    micro=$((batch / 4)) timed shapes-of-two 2 "${shapes[@]}"
+    micro=$((batch / 4)) check "two shapes a step, killed" killed killedt 2 "${shapes[@]}"
+    check "two shapes a step, killed: the same bytes" same shapes-of-two killedt
+    check "verify knows every item" sh -c "'$lgsup' verify '$T/killedt' | grep -q 'every item once in an epoch'"
     ;;
 esac
 echo "$passed passed, $failed failed"

@@ -5,7 +5,8 @@
  * A gradient counts relative to its own norm, but at least to 10 % of the gradients' root mean square
  * over tensors: the bias of the keys has none but rounding.
  *
- * usage: test_nets_cuda [NET]      NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart */
+ * usage: test_nets_cuda [NET]
+ *        NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart */
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/denoiser_fixture.h"
 #include <string.h>
@@ -44,6 +45,21 @@ static const struct net NETS[] = {
     {"deep_pixart", 2,
      DENOISER_SHAPE(LG_PIXART, 4, 16, 16, 2, 128, 8, 2, 4, 0, 20, 64,
                     1e-6)}, /* enough to offload */
+    {"bucket_pixart",
+     2,
+     {.kind = LG_PIXART,
+      .channels = 4,
+      .height = 44,
+      .width = 22,
+      .patch = 2,
+      .hidden = 128,
+      .depth = 2,
+      .heads = 2,
+      .mlp_ratio = 4,
+      .text_length = 20,
+      .text_dim = 64,
+      .norm_eps = 1e-6,
+      .sample_size = 32}},
 };
 
 /* A net on a device with its inputs and outputs. */
@@ -217,6 +233,41 @@ static void check_recomputed(struct bench *b, const struct gpu_precision *p,
     }
 }
 
+/* The same bits in memory that narrower and wider shapes use in between (DiT has but one). */
+static void check_shared(struct bench *b, const struct gpu_precision *p, const double *const got[2])
+{
+    enum { OWN, NARROW, WIDE, SHAPES };
+    const struct lg_denoiser_config *own = &b->net->c;
+    lg_denoiser *net[SHAPES];
+    struct net shape[SHAPES] = {*b->net, *b->net, *b->net};
+    double *again[2];
+    if (own->kind != LG_DIT) {
+        shape[NARROW].c.width -= own->patch;
+        shape[WIDE].c.width += 3 * own->patch;
+    }
+    for (int k = 0; k < SHAPES; k++) {
+        const struct lg_denoiser_mode mode = {.batch = b->net->batch, .train = true};
+        if (!own->sample_size) shape[k].c.sample_size = own->height;
+        gpu_need(lg_denoiser_compile(b->device, &shape[k].c, &mode, &net[k]));
+    }
+    gpu_need(lg_denoiser_open_all(net, SHAPES));
+    static const int turns[] = {WIDE, NARROW, OWN};
+    for (size_t i = 0; i < LG_ARRAY_LEN(turns); i++) {
+        struct bench other = *b;
+        other.net = &shape[turns[i]];
+        other.denoiser = net[turns[i]];
+        if (turns[i] != OWN) fill_inputs(&other);
+        bench_run(&other, &again[0], &again[1]);
+        bool same = turns[i] != OWN ||
+                    (!memcmp(got[0], again[0], (size_t)lg_numel(&b->out) * sizeof(double)) &&
+                     !memcmp(got[1], again[1], b->params.count * sizeof(double)));
+        if (!same) printf("FAIL %s in %s: other bits beside other shapes\n", b->net->name, p->name);
+        gpu_count(same);
+        for (int k = 0; k < 2; k++) free(again[k]);
+    }
+    for (int k = SHAPES - 1; k >= 0; k--) lg_denoiser_close(&net[k]);
+}
+
 static void check_net(const struct net *net)
 {
     struct bench ref;
@@ -238,6 +289,7 @@ static void check_net(const struct net *net)
             printf("FAIL %s in %s: other bits the second time\n", net->name,
                    GPU_PRECISIONS[k].name);
         gpu_count(same);
+        check_shared(&b, &GPU_PRECISIONS[k], (const double *[]){got[0], got[1]});
         check_recomputed(&b, &GPU_PRECISIONS[k], (const double *[]){got[0], got[1]});
         for (int i = 0; i < 2; i++) free(got[i]), free(again[i]);
         bench_close(&b);

@@ -42,6 +42,7 @@ tests_of() {
     shm/region.* | shm/keeper.*) echo region keeper_store keep e2e:copies ;;
     shm/stamp.*) echo sim_protocol moments ckpt e2e:copies ;;
     stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills e2e:adapter ;;
+    stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo moments e2e:buckets ;;
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
     supervisor/core/keep.*) echo keep sim_supervisor supervise_adopt e2e:copies ;;
@@ -65,11 +66,11 @@ tests_of() {
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
-    stages/nets/denoiser.*) echo denoiser_recompute adapter ;;
+    stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter ;;
     stages/nets/adapter*) echo adapter ;;
-    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref sequence ;;
+    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;
     stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
-    stages/trainer/batch.*) echo batch e2e:published ;;
+    stages/trainer/batch.*) echo batch e2e:published e2e:buckets ;;
     supervisor/commands/export.*) echo e2e:published ;;
     kernels/ref64/diffusion.*) echo ops_ref ops_fd ;;
     kernels/host/isa_train.*) echo ops_host ;;
@@ -78,10 +79,13 @@ tests_of() {
     stages/ckpt/checkpoint.*) echo ckpt_files ckpt ;;
     kernels/*) echo heartbeat ;;
     stages/stage_memory.*) echo heartbeat ;;
-    stages/io/picture*) echo picture_work picture ;;
+    stages/io/picture*) echo picture_work picture sizes ;;
+    stages/io/order.* | config/buckets.*) echo order buckets e2e:buckets ;;
+    stages/io/fit.*) echo sizes picture ;;
+    stages/loader/* | stages/vae/*) echo e2e:buckets ;;
     stages/io/charsmap.* | stages/io/tokenizer*) echo tokenizer ;;
     base/json* | stages/io/safetensors_header.*) echo json safetensors ;;
-    base/beneath.* | stages/io/source*) echo source ;;
+    base/beneath.* | stages/io/source*) echo source sizes ;;
     base/printable.* | base/log.*) echo printable ;;
     base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;

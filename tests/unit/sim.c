@@ -236,6 +236,31 @@ static void draw_ranks(struct world *w)
     w->exchanges = 2 + (int)sim_random(w, EXCHANGES_MAX - 1);
 }
 
+/* A third of the runs have buckets: two shapes, one twice as large. Not drawn, so that all others stay what they were. */
+static void add_shapes(struct world *w)
+{
+    struct lg_window_geometry *g = &w->g;
+    const uint64_t micro = share_count(w) / (uint64_t)w->micros;
+    if (sim_mix(w->options->seed, 77) % 3 || w->loader_latents) return;
+    if (micro % (uint64_t)g->chunk[LG_FIELD_LATENT]) return; /* no chunk crosses a micro-batch */
+    g->n_shapes = SHAPES;
+    g->micro = micro;
+    for (int k = 0; k < SHAPES; k++) {
+        const size_t bytes = (size_t)(k + 1) * FIELD_WORDS * sizeof(uint64_t);
+        g->shape[k] = (struct lg_window_shape){(int)micro, bytes, bytes};
+    }
+    g->pixels_bytes *= SHAPES;
+    g->latent_bytes *= SHAPES;
+}
+
+/* The same for the micro-batches of all ranks that begin together. */
+uint32_t sim_bucket(const struct world *w, uint64_t n)
+{
+    if (!w->g.n_shapes) return 0;
+    const uint64_t share = share_count(w), micros = share / w->g.micro;
+    return (uint32_t)(sim_mix(n / w->g.batch * micros + n % share / w->g.micro, 55) % SHAPES);
+}
+
 static void draw_geometry(struct world *w)
 {
     static const int chunk[] = {1, 2, 3, 4, 6, 8, 5};
@@ -261,6 +286,7 @@ static void draw_geometry(struct world *w)
         }
         g->pixels_bytes = g->text_bytes = FIELD_WORDS * sizeof(uint64_t);
         g->latent_bytes = 2 * g->pixels_bytes;
+        add_shapes(w);
         g->slots = g->batch * (1 + sim_random(w, 8));
         lg_window *window;
         if (g->slots > SLOTS_MAX || lg_window_bytes(g) > sizeof memory) continue;

@@ -101,11 +101,17 @@ static bool skip(struct actor *a)
     return !lg_window_wanted(&a->p.window, &a->p.claim, a->p.field, a->p.n);
 }
 
+static void set_bucket(struct actor *a)
+{
+    lg_window_slot(&a->p.window, a->p.n)->bucket = sim_bucket(a->w, a->p.n);
+}
+
 static bool load(struct actor *a)
 {
     BEGIN(a);
     for (a->p.n = a->p.claim.n; a->p.n < a->p.claim.n + a->p.claim.count; a->p.n++) {
         if (skip(a)) continue;
+        if (!planted_in(a, SIM_BUCKET_LATE)) set_bucket(a);
         if (planted_in(a, SIM_SOURCE_EARLY)) publish(a, LG_FIELD_SOURCE);
         if (a->w->loader_latents) {
             begin_fill(a, LG_FIELD_LATENT);
@@ -114,6 +120,7 @@ static bool load(struct actor *a)
         begin_fill(a, LG_FIELD_SOURCE);
         while (write_more(a)) STEP(a);
         STEP(a);
+        set_bucket(a);
         begin_write(a, &lg_window_slot(&a->p.window, a->p.n)->key_hash,
                     (uint64_t[]){sim_mix(a->p.n, 99)}, 1);
         while (write_more(a)) STEP(a);
@@ -277,6 +284,9 @@ void read_share(struct actor *a, uint64_t step, uint64_t i, int word)
     if (word == FIELD_WORDS) {
         read_word(a, "the key of sample", n, lg_window_slot(&a->p.window, n)->key_hash,
                   sim_mix(n, 99));
+        if (lg_window_slot(&a->p.window, n)->bucket != sim_bucket(a->w, n))
+            sim_fail(a->w, "sample %llu is in another bucket than its micro-batch",
+                     (unsigned long long)n);
         return;
     }
     read_sample(a, LG_FIELD_LATENT, n, word);

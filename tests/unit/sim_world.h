@@ -158,6 +158,9 @@ static inline bool planted_in(const struct actor *a, enum sim_plant p)
     return planted(a->w, p);
 }
 const char *sim_actor_name(const struct actor *a);
+/* Of sample n; 0 without buckets. */
+enum { SHAPES = 2 };
+uint32_t sim_bucket(const struct world *w, uint64_t n);
 uint64_t sim_end(struct world *w); /* first sample that the run does not need */
 /* A world from the options' seed. */
 void sim_open(struct world *w, const struct sim_options *options, struct sim_result *ret);

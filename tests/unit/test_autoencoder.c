@@ -334,16 +334,60 @@ static void test_bad_weights(void **state)
     free(w);
 }
 
+/* Encoders of three shapes in one memory, the largest's, take turns: each gives what it gives alone. */
+static void test_shapes_in_one_memory(void **state)
+{
+    (void)state;
+    enum { SHAPES = 3 };
+    static const int side[SHAPES][2] = {{16, 32}, {32, 32}, {48, 16}}; /* height, width */
+    struct model m[SHAPES];
+    struct latents want[SHAPES];
+    struct lg_aekl_shape shape[SHAPES];
+    lg_aekl *own[SHAPES], *net[SHAPES];
+    uint8_t pixels[2 * 3 * 32 * 32];
+    size_t all = 0, one = 0, most = 0, sum = 0;
+    for (size_t i = 0; i < sizeof pixels; i++) pixels[i] = (uint8_t)(i * 37 + i / 90);
+    for (int k = 0; k < SHAPES; k++) {
+        m[k] = model_open(EMOJI, "host", 2, side[k][0], side[k][1], 1);
+        shape[k] = (struct lg_aekl_shape){LG_AEKL_ENCODER, 2, side[k][0], side[k][1], 1};
+        want[k] = encode(&m[k], pixels);
+        own[k] = m[k].net;
+        OK(lg_aekl_plan(m[0].f.device, &m[0].c, &shape[k], &one));
+        most = LG_MAX(most, one);
+        sum += one;
+    }
+    OK(lg_aekl_plan_all(m[0].f.device, &m[0].c, shape, SHAPES, &all));
+    assert_true(all >= most && all < sum);
+    OK(lg_aekl_open_all(m[0].f.device, &m[0].c, shape, SHAPES, net));
+    for (int i = 0; i < 3 * SHAPES; i++) {
+        const int k = i * 2 % SHAPES;
+        const size_t bytes = 2 * m[k].latent * sizeof(float);
+        m[k].net = net[k];
+        struct latents got = encode(&m[k], pixels);
+        assert_memory_equal(got.mean, want[k].mean, bytes);
+        assert_memory_equal(got.logvar, want[k].logvar, bytes);
+        free(got.mean);
+        free(got.logvar);
+        m[k].net = own[k];
+    }
+    for (int k = SHAPES - 1; k >= 0; k--) lg_aekl_close(&net[k]);
+    shape[2].width = 30; /* no multiple of the factor */
+    assert_int_equal(lg_aekl_open_all(m[0].f.device, &m[0].c, shape, SHAPES, net), LG_ERR_CONFIG);
+    for (int k = 0; k < SHAPES; k++) assert_null(net[k]);
+    for (int k = 0; k < SHAPES; k++) {
+        free(want[k].mean);
+        free(want[k].logvar);
+        model_close(&m[k]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_emoji_golden),
-        cmocka_unit_test(test_small_goldens),
-        cmocka_unit_test(test_slot_and_neighbours),
-        cmocka_unit_test(test_slice_bounds_memory),
-        cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_bad_configs),
-        cmocka_unit_test(test_bad_weights),
+        cmocka_unit_test(test_shapes_in_one_memory), cmocka_unit_test(test_emoji_golden),
+        cmocka_unit_test(test_small_goldens),        cmocka_unit_test(test_slot_and_neighbours),
+        cmocka_unit_test(test_slice_bounds_memory),  cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_bad_configs),          cmocka_unit_test(test_bad_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

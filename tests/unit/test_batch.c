@@ -1,5 +1,5 @@
 /* What a micro-batch brings to the device: of each slot its timestep's numbers, its weight, and, where the net has them, the
- * terms of a learned variance and the conditions of a size; whole, and of a band. */
+ * terms of a learned variance and the conditions of a size; whole, of a band, and of another shape. */
 #include "stages/trainer/batch.h"
 #include "tests/unit/denoiser_fixture.h"
 #include <math.h>
@@ -41,6 +41,7 @@ static lg_window *make_window(void **ret_memory)
         struct lg_slot *slot = lg_window_slot(w, n);
         slot->text_length = 3;
         slot->is_void = n == 2;
+        slot->is_absent = n == 1;
         slot->original_height = 600 + (uint32_t)n;
         slot->original_width = 800 + (uint32_t)n;
         float *mean = (float *)(void *)lg_window_mean(w, n);
@@ -56,26 +57,27 @@ static void same(const float *got, double want)
         fail_msg("%.9g, not %.9g", (double)*got, want);
 }
 
-static void check_rows(const struct lg_batch_tensors *t, double share)
+static void check_rows(const struct lg_batch_tensors *t, double share, double ratio)
 {
     for (int n = 0; n < B; n++) {
         struct lg_objective_sample s;
         lg_objective_draw(&EPS, 11, (uint64_t)n, &s);
         const float *weight = (const float *)t->weight.data + 2 * n;
-        const double valid = n == 2 ? 0 : share / 3;
+        const double valid = n == 1 || n == 2 ? 0 : share / 2;
         same((const float *)t->in.t.data + n, s.t);
         same(&weight[0], s.weight * valid);
         same(&weight[1], valid); /* min-SNR is not for the variance */
         for (int i = 0; i < 6; i++) same((const float *)t->terms.data + 6 * n + i, s.variance[i]);
         same((const float *)t->in.size.data + 2 * n, 600 + n);
         same((const float *)t->in.size.data + 2 * n + 1, 800 + n);
-        same((const float *)t->in.ratio.data + n, 1);
+        same((const float *)t->in.ratio.data + n, ratio);
     }
 }
 
-static void load(const struct lg_band *band, double share)
+/* kind 1 is twice as high as wide. */
+static void load(int kind, const struct lg_band *band, double share)
 {
-    struct lg_denoiser_config c = net();
+    struct lg_denoiser_config c = net(), tall = net();
     lg_device *d;
     lg_stream *s;
     lg_batch *b;
@@ -83,16 +85,20 @@ static void load(const struct lg_band *band, double share)
     lg_window *w = make_window(&memory);
     assert_int_equal(lg_device_open("host", &(struct lg_device_options){.threads = 1}, &d), 0);
     assert_int_equal(lg_stream_open(d, &s), 0);
-    const struct lg_batch_options o = {.net = &c, .size = B, .band = *band};
-    assert_int_equal(lg_batch_open(d, &o, &b), 0);
+    tall.width = SIDE / 2;
+    const struct lg_batch_options o[] = {{.net = &c, .size = B, .band = *band},
+                                         {.net = &tall, .size = B}};
+    assert_int_equal(lg_batch_open(d, o, 2, &b), 0);
     lg_batch_load(
         b, s, w,
-        &(struct lg_batch_spec){.divisor = 3, .seed = 11, .scaling_factor = 1, .objective = &EPS});
+        &(struct lg_batch_spec){
+            .kind = kind, .divisor = 2, .seed = 11, .scaling_factor = 1, .objective = &EPS});
     lg_stream_sync(s);
     const struct lg_batch_tensors *t = lg_batch_tensors(b);
     assert_int_equal(t->in.x.dim[2], band->height ? band->height : SIDE);
     assert_int_equal(t->target.dim[2], t->in.x.dim[2]);
-    check_rows(t, share);
+    assert_int_equal(t->in.x.dim[3], kind ? SIDE / 2 : SIDE);
+    check_rows(t, share, kind ? 2 : 1);
     lg_batch_close(&b);
     lg_stream_close(&s);
     lg_device_close(&d);
@@ -102,16 +108,22 @@ static void load(const struct lg_band *band, double share)
 
 static void whole(void **state)
 {
-    load(&(struct lg_band){0}, 1);
+    load(0, &(struct lg_band){0}, 1);
 }
 
 static void of_a_band(void **state)
 {
-    load(&(struct lg_band){.first = 2, .height = 6, .share = 0.75}, 0.75);
+    load(0, &(struct lg_band){.first = 2, .height = 6, .share = 0.75}, 0.75);
+}
+
+static void of_another_shape(void **state)
+{
+    load(1, &(struct lg_band){0}, 1);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(whole), cmocka_unit_test(of_a_band)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(whole), cmocka_unit_test(of_a_band),
+                                       cmocka_unit_test(of_another_shape)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -417,6 +417,28 @@ static void test_rules_batch(void **state)
     assert_int_equal(CHECK("text.chunk=7", "model.kind=dit"), 0); /* no such role, no rule */
 }
 
+static void test_rules_buckets(void **state)
+{
+    (void)state;
+    write_models();
+    assert_int_equal(CHECK("data.buckets=square", "vae.chunk=16", "trainer.micro_batch_size=4"), 0);
+    assert_int_equal(CHECK("data.buckets=[\"square\"]", "vae.model=", "data.latent_size=16"), 0);
+    assert_int_equal(CHECK("data.buckets=ratio", "vae.chunk=4"), 0);
+    assert_int_equal(CHECK("data.buckets=[\"64x64\", \"128x64\"]", "loader.chunk=16"), 0);
+    BREAKS("--set: data.buckets: \"both\": expected HEIGHTxWIDTH in pixels", "data.buckets=both");
+    BREAKS("data.buckets: 64x66: sides must be multiples of", "data.buckets=[\"64x66\"]");
+    BREAKS("data.buckets: \"pixart\" is a table for data.size = 256, 512 or 1024, not 64",
+           "data.buckets=pixart");
+    BREAKS("data.buckets with model.kind = \"dit\", which is defined for squares only",
+           "data.buckets=ratio", "model.kind=dit");
+    BREAKS("data.buckets with parallel.sp = 2: a sequence is split for one shape only",
+           "data.buckets=ratio", "parallel.sp=2", "trainer.ranks=2");
+    BREAKS("data.buckets without vae.model: latents of a data set have one shape",
+           "data.buckets=ratio", "vae.model=", "data.latent_size=16");
+    BREAKS("vae.chunk = 8 does not divide trainer.micro_batch_size = 4", "data.buckets=ratio",
+           "vae.chunk=8", "trainer.micro_batch_size=4");
+}
+
 static void test_rules_model(void **state)
 {
     (void)state;
@@ -731,16 +753,36 @@ static void test_examples(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_defaults),         TEST(test_values),        TEST(test_paths),
-        TEST(test_overrides),        TEST(test_lists),         TEST(test_round_trip),
-        TEST(test_syntax),           TEST(test_deep_nesting),  TEST(test_types_and_ranges),
-        TEST(test_unknown_names),    TEST(test_bad_overrides), TEST(test_collects),
-        TEST(test_rules_hold),       TEST(test_rules_batch),   TEST(test_rules_model),
-        TEST(test_rules_training),   TEST(test_rules_device),  TEST(test_rules_files),
-        TEST(test_rules_previews),   TEST(test_rules_memory),  TEST(test_rules_restarts),
-        TEST(test_rules_histograms), TEST(test_rules_clip),    TEST(test_rules_collect),
-        TEST(test_compatible),       TEST(test_denoisers),     TEST(test_document),
-        TEST(test_exit_codes),       TEST(test_examples),
+        TEST(test_defaults),
+        TEST(test_values),
+        TEST(test_paths),
+        TEST(test_overrides),
+        TEST(test_lists),
+        TEST(test_round_trip),
+        TEST(test_syntax),
+        TEST(test_deep_nesting),
+        TEST(test_types_and_ranges),
+        TEST(test_unknown_names),
+        TEST(test_bad_overrides),
+        TEST(test_collects),
+        TEST(test_rules_hold),
+        TEST(test_rules_batch),
+        TEST(test_rules_buckets),
+        TEST(test_rules_model),
+        TEST(test_rules_training),
+        TEST(test_rules_device),
+        TEST(test_rules_files),
+        TEST(test_rules_previews),
+        TEST(test_rules_memory),
+        TEST(test_rules_restarts),
+        TEST(test_rules_histograms),
+        TEST(test_rules_clip),
+        TEST(test_rules_collect),
+        TEST(test_compatible),
+        TEST(test_denoisers),
+        TEST(test_document),
+        TEST(test_exit_codes),
+        TEST(test_examples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

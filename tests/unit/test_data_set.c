@@ -270,7 +270,7 @@ static uint64_t save_parts(const char *path)
 {
     lg_source *s = open_source(path);
     uint64_t hash = lg_source_hash(s);
-    assert_int_equal(lg_source_parts_save(s, scratch_path("data.json")), 0);
+    assert_int_equal(lg_source_parts_save(s, lg_source_hash(s), scratch_path("data.json")), 0);
     lg_source_close(&s);
     return hash;
 }

@@ -148,11 +148,28 @@ static void test_sizes(void **state)
     assert_false(lg_memo_parse("-1", &bytes));
 }
 
+static void test_keys(void **state)
+{
+    (void)state;
+    const uint64_t input = 7;
+    const struct lg_memo_key key = lg_memo_key_of(&input, sizeof input);
+    struct lg_memo_key with[3];
+    for (uint64_t i = 0; i < LG_ARRAY_LEN(with); i++) with[i] = lg_memo_key_with(key, i);
+    assert_memory_not_equal(&with[0], &key, sizeof key);
+    assert_memory_not_equal(&with[0], &with[1], sizeof key);
+    assert_memory_not_equal(&with[1], &with[2], sizeof key);
+    struct lg_memo_key again = lg_memo_key_with(key, 1);
+    assert_memory_equal(&with[1], &again, sizeof key);
+    const uint64_t other = 8;
+    again = lg_memo_key_with(lg_memo_key_of(&other, sizeof other), 1);
+    assert_memory_not_equal(&with[1], &again, sizeof key);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_keeps),   cmocka_unit_test(test_full),  cmocka_unit_test(test_death),
-        cmocka_unit_test(test_threads), cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_threads), cmocka_unit_test(test_sizes), cmocka_unit_test(test_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

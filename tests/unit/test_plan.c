@@ -341,14 +341,53 @@ static void test_save_load(void **state)
     assert_memory_equal(&p, &q, sizeof p); /* untouched by the failures */
 }
 
+static void test_buckets(void **state)
+{
+    lg_plan p = MAKE("data.buckets=[\"64x64\",\"128x64\",\"32x96\"]", "trainer.micro_batch_size=4"),
+            q;
+    struct lg_plan_shape s = lg_plan_shape(&p, 2);
+    assert_int_equal(lg_plan_shapes(&p), 3);
+    assert_int_equal(s.height, 128);
+    assert_int_equal(s.width, 64);
+    assert_int_equal(s.latent_height, 32);
+    assert_int_equal(s.latent_width, 16);
+    assert_int_equal(s.rows, 2);
+    assert_int_equal(lg_plan_shape(&p, 0).rows, 4);
+    assert_int_equal(p.image_size, 64); /* of previews */
+    assert_int_equal(lg_plan_save(&p, scratch_path("plan.json")), 0);
+    if (lg_plan_load(scratch_path("plan.json"), &q) < 0) fail_msg("%s", lg_err_text());
+    assert_memory_equal(&p.buckets, &q.buckets, sizeof p.buckets);
+    replace_in_plan("128x64*2", "128x64*3");
+    assert_int_equal(lg_plan_load(scratch_path("bad.json"), &q), LG_ERR_CORRUPT);
+    assert_message("was changed");
+    replace_in_plan("128x64*2", "128x64*");
+    assert_int_equal(lg_plan_load(scratch_path("bad.json"), &q), LG_ERR_CORRUPT);
+    assert_message("buckets is missing or wrong");
+    /* None are those of a build that knew none. */
+    lg_plan square = MAKE("data.buckets=square", "trainer.micro_batch_size=4");
+    lg_plan none = MAKE("trainer.micro_batch_size=4");
+    assert_true(square.hash == none.hash && square.bits_hash == none.bits_hash);
+    assert_int_equal(lg_plan_save(&none, scratch_path("plan.json")), 0);
+    replace_in_plan("\"buckets\":\t\"\",", "");
+    if (lg_plan_load(scratch_path("bad.json"), &q) < 0) fail_msg("%s", lg_err_text());
+    assert_true(q.hash == none.hash && q.buckets.n == 0);
+    assert_int_equal(lg_plan_shapes(&square), 1);
+    s = lg_plan_shape(&square, 0);
+    assert_true(s.height == 64 && s.width == 64 && s.latent_height == 16 && s.latent_width == 16);
+    assert_int_equal(s.rows, 4);
+    assert_true(p.hash != square.hash);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_roles), TEST(test_dimensions),  TEST(test_vae_defaults), TEST(test_absent_roles),
-        TEST(test_isa),   TEST(test_hash),        TEST(test_precision),    TEST(test_placement),
-        TEST(test_turns), TEST(test_hash_models), TEST(test_resume),       TEST(test_save_load),
+        TEST(test_roles),        TEST(test_dimensions), TEST(test_vae_defaults),
+        TEST(test_absent_roles), TEST(test_isa),        TEST(test_hash),
+        TEST(test_precision),    TEST(test_placement),  TEST(test_turns),
+        TEST(test_hash_models),  TEST(test_resume),     TEST(test_save_load),
+        TEST(test_buckets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -354,9 +354,127 @@ static void test_places(void **state)
     }
 }
 
+/* ---- buckets ---- */
+
+/* Two ranks with three micro-batches of four places; shapes with 4, 2, 1 samples in one. */
+static lg_plan bucket_plan(void)
+{
+    return (lg_plan){.sequence = 1,
+                     .instances = {[LG_ROLE_trainer] = 2},
+                     .image_size = 16,
+                     .latent_channels = 4,
+                     .latent_size = 4,
+                     .text_length = 6,
+                     .text_dim = 16,
+                     .batch = 24,
+                     .rank_batch = 12,
+                     .micro_batch = 4,
+                     .window_slots = 48,
+                     .loader_chunk = 8,
+                     .text_chunk = 4,
+                     .vae_chunk = 2,
+                     .element_bytes = 2,
+                     .buckets = {.n = 3, .of = {{16, 16, 4}, {32, 20, 2}, {36, 32, 1}}}};
+}
+
+/* A span of memory, and who has it. */
+struct span {
+    const uint8_t *from, *to;
+    uint64_t micro;
+};
+
+/* Of each micro-batch one tensor: samples follow each other, and lie in no other micro-batch's memory. */
+static void test_packed(void **state)
+{
+    lg_plan plan = bucket_plan();
+    struct lg_window_geometry g;
+    lg_window *v;
+    static struct span span[3 * 48];
+    lg_window_geometry_of(&plan, &g);
+    const size_t bytes = lg_window_bytes(&g);
+    uint8_t *memory = aligned_alloc(LG_PAGE_BYTES, bytes);
+    memset(memory, 0, bytes);
+    assert_int_equal(lg_window_over(memory, &g, &v), 0);
+    assert_int_equal(g.micro, 4);
+    for (uint64_t n = 0; n < 48; n++) v->slot[n].bucket = (uint32_t)(n / 4 * 5 % 3);
+    int spans = 0;
+    for (uint64_t n = 48; n < 96; n++) {
+        const struct lg_window_shape s = lg_window_shape(v, n);
+        const struct lg_bucket *b = &plan.buckets.of[v->slot[n % 48].bucket];
+        assert_int_equal(s.rows, b->rows);
+        assert_int_equal(s.pixels_bytes, 3 * b->height * b->width);
+        assert_int_equal(s.half_bytes, 4 * (b->height / 4) * (b->width / 4) * 2);
+        assert_int_equal(lg_window_has_place(v, n), n % 4 < (uint64_t)s.rows);
+        assert_int_equal(lg_window_run(v, n, 96), 4 - n % 4);
+        if (!lg_window_has_place(v, n)) continue;
+        const uint8_t *first[] = {lg_window_pixels(v, n / 4 * 4), lg_window_mean(v, n / 4 * 4),
+                                  lg_window_logvar(v, n / 4 * 4)};
+        const uint8_t *at[] = {lg_window_pixels(v, n), lg_window_mean(v, n),
+                               lg_window_logvar(v, n)};
+        const size_t size[] = {s.pixels_bytes, s.half_bytes, s.half_bytes};
+        for (int k = 0; k < 3; k++) {
+            assert_ptr_equal(at[k], first[k] + n % 4 * size[k]);
+            assert_true(k == 0 || (uintptr_t)first[k] % 64 == 0);
+            assert_true(at[k] >= memory && at[k] + size[k] <= memory + bytes);
+            span[spans++] = (struct span){at[k], at[k] + size[k], n};
+        }
+    }
+    for (int i = 0; i < spans; i++)
+        for (int k = 0; k < i; k++)
+            assert_true(span[i].to <= span[k].from || span[k].to <= span[i].from);
+    /* The largest micro-batch is what memory is taken for: 2 of 32 x 20, not 1 of 36 x 32. */
+    assert_true(g.pixels_bytes >= 2 * 3 * 32 * 20 / 4 && g.pixels_bytes < 2 * 3 * 32 * 20 / 4 + 64);
+    lg_window_close(&v);
+    free(memory);
+}
+
+/* Where a chunk has no memory at all it is published without work; not where one sample has some. */
+static void test_absent_chunk(void **state)
+{
+    lg_plan plan = bucket_plan();
+    struct lg_window_geometry g;
+    struct lg_claim c;
+    lg_window_geometry_of(&plan, &g);
+    begin(g, 0);
+    lg_incarnation me = alive(LG_ROLE_vae, 0), loader = alive(LG_ROLE_loader, 0);
+    for (uint64_t n = 0; n < 48; n++) slots[n].bucket = (uint32_t)(n / 4 % 3);
+    for (int k = 0; k < 6; k++) {
+        assert_int_equal(claim(loader, S, 0, 100, &c), 0);
+        fill(&c, S);
+    }
+    /* Chunks of two places: of 4 rows both are there, of 2 the first, of 1 half of the first. */
+    static const bool absent[] = {false, false, false, true, false, true};
+    for (int k = 0; k < 6; k++) {
+        assert_int_equal(claim(me, L, 1 << S, 100, &c), 0);
+        assert_int_equal(c.n, 2 * k);
+        assert_int_equal(lg_window_publish_absent(w, L, &c), absent[k]);
+        assert_int_equal(lg_window_range_ready(w, 1 << L, c.n, 2), absent[k]);
+        if (!absent[k]) fill(&c, L);
+    }
+}
+
+static void test_geometry_of_buckets(void **state)
+{
+    lg_plan plan = bucket_plan();
+    struct lg_window_geometry g;
+    lg_window_geometry_of(&plan, &g);
+    assert_int_equal(lg_window_check(&g), 0);
+    g.chunk[L] = 3;
+    assert_int_equal(lg_window_check(&g), LG_ERR_CONFIG);
+    assert_non_null(strstr(lg_err_message(), "the vae's chunk of 3 a micro-batch"));
+    g.chunk[L] = 8; /* crosses a micro-batch */
+    assert_int_equal(lg_window_check(&g), LG_ERR_CONFIG);
+    g.chunk[L] = 2;
+    g.micro = 8; /* no part of a rank's 12 */
+    assert_int_equal(lg_window_check(&g), LG_ERR_CONFIG);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_absent_chunk),
+        cmocka_unit_test(test_geometry_of_buckets),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_order_and_needs),
         cmocka_unit_test(test_takeover),
