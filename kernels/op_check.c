@@ -293,6 +293,23 @@ static void rule_add_forward(const struct call *c)
     REQUIRE(lg_numel(&a->a) % lg_numel(&a->b) == 0);
 }
 
+static void require_modulation(const struct call *c, const struct lg_norm_modulate_backward_args *a)
+{
+    REQUIRE(is_there(c, &a->scale) || !is_there(c, &a->dscale));
+}
+
+static void rule_norm_modulate_backward(const struct call *c)
+{
+    ARGS(norm_modulate_backward);
+    require_modulation(c, a);
+}
+
+static void rule_norm_residual_backward(const struct call *c)
+{
+    ARGS(norm_residual_backward);
+    require_modulation(c, &a->norm);
+}
+
 static void rule_attention_forward(const struct call *c)
 {
     ARGS(attention_forward);
@@ -376,6 +393,8 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(linear_backward_data),
     RULE(act_backward),
     RULE(add_forward),
+    RULE(norm_modulate_backward),
+    RULE(norm_residual_backward),
     RULE(group_norm_forward),
     RULE(attention_forward),
     RULE(conv2d_forward),

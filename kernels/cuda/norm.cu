@@ -142,8 +142,7 @@ __device__ static float *piece_of(float *pieces, int64_t D, int kind)
 }
 
 /* A column of a sample a thread. */
-template <typename T>
-__global__ void add_pieces_kernel(const struct piece_sums p)
+template <typename T> __global__ void add_pieces_kernel(const struct piece_sums p)
 {
     int64_t b = blockIdx.y, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= p.D) return;
@@ -152,7 +151,9 @@ __global__ void add_pieces_kernel(const struct piece_sums p)
     for (int64_t k = 0; k < p.pieces; k++, at += SUM_KINDS * p.D)
 #pragma unroll
         for (int kind = 0; kind < SUM_KINDS; kind++)
-            if (kind < SUM_GATE ? p.dshift != nullptr : p.dgate != nullptr)
+            if (kind < SUM_GATE    ? p.dshift != nullptr
+                : kind == SUM_GATE ? p.dgate != nullptr
+                                   : p.bias_sums != nullptr)
                 sum[kind] += at[kind * p.D];
     if (p.dshift) {
         ((T *)p.dshift)[b * p.mod_stride + i] = from_float<T>(sum[SUM_SHIFT]);
@@ -213,22 +214,21 @@ void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_bac
     cudaStream_t stream = lg_cuda_stream_of(s);
     float *pieces = sum_pieces(tokens) > 1 ? (float *)s->scratch : NULL;
     if (cuda_norm_backward_of_rows(stream, a, NULL, pieces, NULL)) return;
-    WITH_TYPE(a->x.dtype, T, {WITH_PACK(fits, T, N, {
-                  norm_backward_kernel<T, N>
-                      <<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
-                          (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
-                          (const float *)a->rstd.data, (const T *)a->scale.data, stride,
-                          (T *)a->dx.data, a->accumulate, rows, tokens, D);
-                  dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B,
-                            (unsigned)sum_pieces(tokens));
-                  if (a->scale.data)
-                      modulation_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(
-                          (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
-                          (const float *)a->rstd.data, (T *)a->dshift.data, (T *)a->dscale.data,
-                          stride, tokens, D, pieces);
-              })})
+    WITH_TYPE(
+        a->x.dtype, T, {WITH_PACK(fits, T, N, {
+            norm_backward_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
+                (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
+                (const float *)a->rstd.data, (const T *)a->scale.data, stride, (T *)a->dx.data,
+                a->accumulate, rows, tokens, D);
+            dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B, (unsigned)sum_pieces(tokens));
+            if (a->dscale.data)
+                modulation_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(
+                    (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
+                    (const float *)a->rstd.data, (T *)a->dshift.data, (T *)a->dscale.data, stride,
+                    tokens, D, pieces);
+        })})
     LG_CUDA_LAUNCHED();
-    if (!pieces || !a->scale.data) return;
+    if (!pieces || !a->dscale.data) return;
     struct piece_sums sums = {pieces, B, sum_pieces(tokens), D, stride};
     sums.dshift = a->dshift.data, sums.dscale = a->dscale.data;
     cuda_add_pieces(stream, a->x.dtype, &sums);
@@ -280,21 +280,21 @@ __global__ void gate_backward_kernel(const T *dout, const T *y, const T *gate, T
     for (int64_t t = begin + threadIdx.x / WARP; active && t < end; t += WARPS) {
         int64_t at = (b * tokens + t) * D + i;
         load<T, N>(dout + at, d);
-        load<T, N>(y + at, v);
+        if (y) load<T, N>(y + at, v);
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            sum[e] += d[e] * v[e];
+            if (y) sum[e] += d[e] * v[e];
             plain[e] += d[e];
             d[e] *= g[e];
         }
         store<T, N>(dy + at, d);
     }
     if (pieces) {
-        store_column_sums<float, N>(sum, piece_of(pieces, D, SUM_GATE) + i, active);
+        if (dgate) store_column_sums<float, N>(sum, piece_of(pieces, D, SUM_GATE) + i, active);
         store_column_sums<float, N>(plain, piece_of(pieces, D, SUM_BIAS) + i, active);
         return;
     }
-    store_column_sums<T, N>(sum, dgate + b * stride + i, active);
+    if (dgate) store_column_sums<T, N>(sum, dgate + b * stride + i, active);
     if (!dbias) return;
 #pragma unroll
     for (int e = 0; e < N; e++) plain[e] *= g[e];
@@ -303,23 +303,23 @@ __global__ void gate_backward_kernel(const T *dout, const T *y, const T *gate, T
 /* First the bias's sums of the samples, then those of the pieces. */
 static int64_t bias_floats(const struct lg_gate_residual_backward_args *a)
 {
-    return a->dbias.rank ? a->y.dim[0] * a->y.dim[2] : 0;
+    return a->dbias.rank ? a->dout.dim[0] * a->dout.dim[2] : 0;
 }
 size_t cuda_gate_residual_backward_scratch(const struct lg_gate_residual_backward_args *a)
 {
-    return (size_t)(bias_floats(a) + sum_floats(a->y.dim[0], a->y.dim[1], a->y.dim[2])) *
+    return (size_t)(bias_floats(a) + sum_floats(a->dout.dim[0], a->dout.dim[1], a->dout.dim[2])) *
            sizeof(float);
 }
 void cuda_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_backward_args *a)
 {
-    int64_t B = a->y.dim[0], tokens = a->y.dim[1], D = a->y.dim[2];
+    int64_t B = a->dout.dim[0], tokens = a->dout.dim[1], D = a->dout.dim[2];
     const void *p[] = {a->dout.data, a->y.data, a->dy.data, a->gate.data, a->dgate.data};
     int64_t stride = lg_row_stride(&a->gate, 1);
-    bool fits = rows_fit(a->y.dtype, D, stride, p, 5);
+    bool fits = rows_fit(a->dout.dtype, D, stride, p, 5);
     cudaStream_t stream = lg_cuda_stream_of(s);
     float *bias_sums = a->dbias.data ? (float *)s->scratch : nullptr;
     float *pieces = sum_pieces(tokens) > 1 ? (float *)s->scratch + bias_floats(a) : nullptr;
-    WITH_TYPE(a->y.dtype, T, {WITH_PACK(fits, T, N, {
+    WITH_TYPE(a->dout.dtype, T, {WITH_PACK(fits, T, N, {
                   dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B,
                             (unsigned)sum_pieces(tokens));
                   gate_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(
@@ -331,10 +331,9 @@ void cuda_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_bac
         struct piece_sums sums = {pieces, B, sum_pieces(tokens), D};
         sums.gate = a->gate.data, sums.gate_stride = stride;
         sums.dgate = a->dgate.data, sums.bias_sums = bias_sums;
-        cuda_add_pieces(stream, a->y.dtype, &sums);
+        cuda_add_pieces(stream, a->dout.dtype, &sums);
     }
-    if (bias_sums)
-        cuda_add_partial_sums(stream, bias_sums, B, a->dbias, a->accumulate_dbias);
+    if (bias_sums) cuda_add_partial_sums(stream, bias_sums, B, a->dbias, a->accumulate_dbias);
 }
 
 /* ---- both ---- */
@@ -355,7 +354,7 @@ void cuda_norm_residual_backward(lg_stream *s, const struct lg_norm_residual_bac
         cuda_norm_modulate_backward(s, &a->norm);
         cuda_gate_residual_backward(s, r);
     } else if (sums) {
-        cuda_add_partial_sums(stream, sums, r->y.dim[0], r->dbias, r->accumulate_dbias);
+        cuda_add_partial_sums(stream, sums, r->dout.dim[0], r->dbias, r->accumulate_dbias);
     }
 }
 

@@ -7,7 +7,7 @@
  * A block owns SUM_TOKENS rows of a sample, its 8 warps every eighth of them. A lane keeps the sums of its columns in registers
  * over all its rows; at the end the warps' sums are added in order, and behind that those of a sample's blocks. Rows come through shared memory, one
  * ahead; a lane copies just what it will read itself, so no warp waits for another. What no lane copies
- * stays 0: packs behind the row's end, and dx where nothing is added to it.
+ * stays 0: packs behind the row's end, dx where nothing is added to it, and y where dgate is not wanted.
  *
  * Instructions are what this kernel is short of (8 warps a multiprocessor, since the sums take 160
  * registers): elements are converted in pairs, and n is never formed in the second pass.
@@ -42,12 +42,12 @@ template <int PACKS, bool RESIDUAL> struct layout {
 /* Packs of row t to `to`, for this lane; `last`: it has one of the last. */
 template <int PACKS, bool RESIDUAL, typename T>
 static __device__ __forceinline__ void fetch(const T *const (&from)[4], int64_t at, uint32_t to,
-                                             bool accumulate, bool last)
+                                             bool accumulate, bool with_y, bool last)
 {
     typedef layout<PACKS, RESIDUAL> L;
 #pragma unroll
     for (int w = 0; w < L::KINDS; w++) {
-        if (w == DX && !accumulate) continue;
+        if (w == DX && !accumulate || w == Y && !with_y) continue;
 #pragma unroll
         for (int j = 0; j < PACKS; j++)
             if (j + 1 < PACKS || last)
@@ -198,7 +198,7 @@ static __device__ __forceinline__ void store_sums(const rows_args<T> &a, char *s
         __syncthreads();
         return store_piece<PACKS, L::SUMS>(piece + SUM_GATE * a.D, sums, a.D);
     }
-    for (int i = threadIdx.x * 4; i < a.D; i += THREADS * 4) {
+    for (int i = threadIdx.x * 4; a.dscale && i < a.D; i += THREADS * 4) {
         store_four<T>(a.dshift + b * a.mod_stride + i, add_warps<PACKS>(sums, i));
         store_four<T>(a.dscale + b * a.mod_stride + i, add_warps<PACKS>(sums + L::SUMS, i));
     }
@@ -207,7 +207,7 @@ static __device__ __forceinline__ void store_sums(const rows_args<T> &a, char *s
     put_sums<PACKS, L::SUMS>(sums, residual);
     __syncthreads();
     for (int i = threadIdx.x * 4; i < a.D; i += THREADS * 4) {
-        store_four<T>(a.dgate + b * a.gate_stride + i, add_warps<PACKS>(sums, i));
+        if (a.dgate) store_four<T>(a.dgate + b * a.gate_stride + i, add_warps<PACKS>(sums, i));
         if (!a.bias_sums) continue;
         float4 sum = add_warps<PACKS>(sums + L::SUMS, i);
         uint2 gate = *(const uint2 *)((const T *)(shared + L::ROW) + i);
@@ -226,13 +226,13 @@ static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args
     int64_t b = blockIdx.y, base = b * a.tokens * a.D + lane * ROW_PACK;
     const int begin = (int)blockIdx.x * SUM_TOKENS, end = min(begin + SUM_TOKENS, a.tokens);
     const bool last = (lane + WARP * (PACKS - 1)) * ROW_PACK < a.D;
-    const T *const from[4] = {a.dy + base, a.x + base, a.dx + base, a.y + base};
+    const T *const from[4] = {a.dy + base, a.x + base, a.dx + base, a.y ? a.y + base : nullptr};
     for (int i = threadIdx.x; i < L::BYTES / 16; i += THREADS) ((quad *)shared)[i] = quad{};
     __syncthreads();
     uint32_t scales = (uint32_t)__cvta_generic_to_shared(shared) + lane * 16;
     uint32_t ring = scales + L::RINGS + warp * L::RING;
     if (begin + warp < end)
-        fetch<PACKS, RESIDUAL>(from, (int64_t)(begin + warp) * a.D, ring, a.accumulate, last);
+        fetch<PACKS, RESIDUAL>(from, (int64_t)(begin + warp) * a.D, ring, a.accumulate, a.y, last);
     asm volatile("cp.async.commit_group;" ::: "memory");
     for (int i = threadIdx.x; i * ROW_PACK < a.D; i += THREADS) {
         const T *scale = a.scale + b * a.mod_stride, *gate = a.gate + b * a.gate_stride;
@@ -245,7 +245,7 @@ static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args
     for (int t = begin + warp, k = 0; t < end; t += WARPS, k++) {
         uint32_t row = ring + k % STAGES * L::STAGE, next = ring + (k + 1) % STAGES * L::STAGE;
         if (t + WARPS < end)
-            fetch<PACKS, RESIDUAL>(from, (int64_t)(t + WARPS) * a.D, next, a.accumulate, last);
+            fetch<PACKS, RESIDUAL>(from, (int64_t)(t + WARPS) * a.D, next, a.accumulate, a.y, last);
         asm volatile("cp.async.commit_group;" ::: "memory");
         if (k % WARP == 0 && t + lane * WARPS < end) { /* of this warp's next 32 rows */
             mean = a.mean[b * a.tokens + t + lane * WARPS];
@@ -278,8 +278,7 @@ static void launch(cudaStream_t stream, int64_t B, const rows_args<T> &r)
 
 template <typename T, int PACKS>
 static void run(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
-                const struct lg_gate_residual_backward_args *then, float *pieces,
-                float *bias_sums)
+                const struct lg_gate_residual_backward_args *then, float *pieces, float *bias_sums)
 {
     const int64_t B = a->x.dim[0];
     rows_args<T> r = {};

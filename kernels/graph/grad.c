@@ -325,10 +325,13 @@ RULE(norm_modulate_forward)
 {
     struct lg_norm_modulate_backward_args b = {
         .dy = gradient(c, &a->y), .x = a->x, .mean = a->mean, .rstd = a->rstd, .scale = a->scale};
-    b.dshift = fresh(c, &a->shift);
-    b.dscale = fresh(c, &a->scale);
+    if (wants(c, &a->shift) || wants(c, &a->scale)) {
+        b.dshift = fresh(c, &a->shift);
+        b.dscale = fresh(c, &a->scale);
+    }
     b.dx = wants(c, &a->x) ? into(c, &a->x, &b.accumulate) : fresh(c, &a->x);
     lg_norm_modulate_backward(c->s, &b);
+    if (!b.dshift.rank) return;
     settle(c, &a->shift, b.dshift);
     settle(c, &a->scale, b.dscale);
 }
@@ -337,12 +340,12 @@ RULE(gate_residual_forward)
 {
     lg_tensor dout = gradient(c, &a->out);
     if (a->gate.rank && (wants(c, &a->y) || wants(c, &a->gate))) {
-        struct lg_gate_residual_backward_args b = {.dout = dout, .y = a->y, .gate = a->gate};
+        struct lg_gate_residual_backward_args b = {.dout = dout, .gate = a->gate};
         b.dy = fresh(c, &a->y);
-        b.dgate = fresh(c, &a->gate);
+        if (wants(c, &a->gate)) b.y = a->y, b.dgate = fresh(c, &a->gate);
         lg_gate_residual_backward(c->s, &b);
         settle(c, &a->y, b.dy);
-        settle(c, &a->gate, b.dgate);
+        if (b.dgate.rank) settle(c, &a->gate, b.dgate);
     } else if (wants(c, &a->y)) {
         give(c, &a->y, dout);
     }

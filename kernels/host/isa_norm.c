@@ -67,7 +67,7 @@ void LG_K(norm_modulate_forward)(lg_stream *s, const struct lg_norm_modulate_for
     }
 }
 
-/* One row of the backward; scale, dshift and dscale are NULL without modulation. */
+/* One row of the backward; scale is NULL without modulation, dshift and dscale where they are not wanted. */
 struct norm_row {
     const float *x, *dy, *scale;
     float *dx, *dshift, *dscale;
@@ -76,7 +76,7 @@ struct norm_row {
     bool accumulate;
 };
 
-LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated)
+LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated, const bool sums)
 {
     const float *x = p->x, *dy = p->dy, *scale = p->scale;
     float *dx = p->dx, *dshift = p->dshift, *dscale = p->dscale;
@@ -86,11 +86,11 @@ LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated)
     LG_VLOOP(i, r, p->D, {
         vf h = (vf_load_n(x + i, r) - mean) * rstd;
         vf g = vf_load_n(dy + i, r);
-        if (modulated) {
+        if (sums) {
             vf_store_n(dshift + i, vf_load_n(dshift + i, r) + g, r);
             vf_store_n(dscale + i, vf_fma(g, h, vf_load_n(dscale + i, r)), r);
-            g *= 1.0f + vf_load_n(scale + i, r);
         }
+        if (modulated) g *= 1.0f + vf_load_n(scale + i, r);
         sum_g += g;
         sum_gh = vf_fma(g, h, sum_gh);
     });
@@ -108,14 +108,14 @@ LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated)
 void LG_K(norm_modulate_backward)(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
 {
     const int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
-    const bool modulated = present(&a->scale);
+    const bool modulated = present(&a->scale), sums = present(&a->dscale);
     const int64_t stride = lg_row_stride(&a->scale, 1);
     const float *mean = a->mean.data, *rstd = a->rstd.data;
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t b = 0; b < B; b++) {
         struct norm_row p = {.D = D, .accumulate = a->accumulate};
-        if (modulated) {
-            p.scale = (const float *)a->scale.data + b * stride;
+        if (modulated) p.scale = (const float *)a->scale.data + b * stride;
+        if (sums) {
             p.dshift = (float *)a->dshift.data + b * stride;
             p.dscale = (float *)a->dscale.data + b * stride;
             memset(p.dshift, 0, (size_t)D * sizeof(float));
@@ -126,10 +126,12 @@ void LG_K(norm_modulate_backward)(lg_stream *s, const struct lg_norm_modulate_ba
             p.dy = (const float *)a->dy.data + row * D;
             p.dx = (float *)a->dx.data + row * D;
             p.mean = mean[row], p.rstd = rstd[row];
-            if (modulated)
-                norm_row_backward(&p, true);
+            if (sums)
+                norm_row_backward(&p, true, true);
+            else if (modulated)
+                norm_row_backward(&p, true, false);
             else
-                norm_row_backward(&p, false);
+                norm_row_backward(&p, false, false);
         }
     }
 }
@@ -159,17 +161,24 @@ void LG_K(gate_residual_forward)(lg_stream *s, const struct lg_gate_residual_for
 
 void LG_K(gate_residual_backward)(lg_stream *s, const struct lg_gate_residual_backward_args *a)
 {
-    const int64_t B = a->y.dim[0], T = a->y.dim[1], D = a->y.dim[2];
+    const int64_t B = a->dout.dim[0], T = a->dout.dim[1], D = a->dout.dim[2];
     const int64_t stride = lg_row_stride(&a->gate, 1);
+    const bool sums = present(&a->dgate);
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t b = 0; b < B; b++) {
         const float *gate = (const float *)a->gate.data + b * stride;
-        float *dgate = (float *)a->dgate.data + b * stride;
-        memset(dgate, 0, (size_t)D * sizeof(float));
+        float *dgate = sums ? (float *)a->dgate.data + b * stride : NULL;
+        if (sums) memset(dgate, 0, (size_t)D * sizeof(float));
         for (int64_t row = b * T; row < (b + 1) * T; row++) {
             const float *dout = (const float *)a->dout.data + row * D;
-            const float *y = (const float *)a->y.data + row * D;
             float *dy = (float *)a->dy.data + row * D;
+            if (!sums) {
+                LG_VLOOP(i, r, D, {
+                    vf_store_n(dy + i, vf_load_n(dout + i, r) * vf_load_n(gate + i, r), r);
+                });
+                continue;
+            }
+            const float *y = (const float *)a->y.data + row * D;
             LG_VLOOP(i, r, D, {
                 vf g = vf_load_n(dout + i, r);
                 vf_store_n(dgate + i, vf_fma(g, vf_load_n(y + i, r), vf_load_n(dgate + i, r)), r);

@@ -35,7 +35,7 @@ void ref64_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_ba
     const double *scale = ref64_data(a->scale);
     const int64_t stride = lg_row_stride(&a->scale, 1);
     double *dshift = ref64_data(a->dshift), *dscale = ref64_data(a->dscale);
-    for (int64_t b = 0; scale && b < B; b++)
+    for (int64_t b = 0; dscale && b < B; b++)
         for (int64_t i = 0; i < D; i++) dshift[b * stride + i] = dscale[b * stride + i] = 0;
     for (int64_t row = 0; row < B * T; row++) {
         const double *x = ref64_data(a->x) + row * D, *dy = ref64_data(a->dy) + row * D;
@@ -48,7 +48,7 @@ void ref64_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_ba
             double g = scale ? dy[i] * (1 + scale[mod + i]) : dy[i];
             avg_g += g / (double)D;
             avg_gn += g * normed / (double)D;
-            if (scale) {
+            if (dscale) {
                 dshift[mod + i] += dy[i];
                 dscale[mod + i] += dy[i] * normed;
             }
@@ -76,20 +76,19 @@ void ref64_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_for
 
 void ref64_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_backward_args *a)
 {
-    int64_t B = a->y.dim[0], T = a->y.dim[1], D = a->y.dim[2];
+    int64_t B = a->dout.dim[0], T = a->dout.dim[1], D = a->dout.dim[2];
     const double *dout = ref64_data(a->dout), *y = ref64_data(a->y);
     double *dy = ref64_data(a->dy);
     for (int64_t b = 0; b < B; b++) {
         const double *gate = ref64_data(a->gate) + b * lg_row_stride(&a->gate, 1);
-        double *dgate = ref64_data(a->dgate) + b * lg_row_stride(&a->dgate, 1);
         for (int64_t i = 0; i < D; i++) {
             double sum = 0;
             for (int64_t t = 0; t < T; t++) {
                 int64_t e = (b * T + t) * D + i;
-                sum += dout[e] * y[e];
+                if (y) sum += dout[e] * y[e];
                 dy[e] = gate[i] * dout[e];
             }
-            dgate[i] = sum;
+            if (y) ref64_data(a->dgate)[b * lg_row_stride(&a->dgate, 1) + i] = sum;
         }
     }
     if (a->dbias.data)

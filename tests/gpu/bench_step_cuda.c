@@ -26,7 +26,8 @@ static const struct preset {
 } presets[] = {
     {"DiT-XL/2", DENOISER_SHAPE(LG_DIT, 4, 32, 32, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6)},
     {"DiT-XL/2-512", DENOISER_SHAPE(LG_DIT, 4, 64, 64, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6)},
-    {"PixArt-Sigma-512", DENOISER_SHAPE(LG_PIXART, 4, 64, 64, 2, 1152, 28, 16, 4, 0, 300, 4096, 1e-6)},
+    {"PixArt-Sigma-512",
+     DENOISER_SHAPE(LG_PIXART, 4, 64, 64, 2, 1152, 28, 16, 4, 0, 300, 4096, 1e-6)},
     {"PixArt-Sigma-1024",
      DENOISER_SHAPE(LG_PIXART, 4, 128, 128, 2, 1152, 28, 16, 4, 0, 300, 4096, 1e-6)},
 };

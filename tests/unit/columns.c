@@ -99,7 +99,7 @@ static void run_norm_modulate_forward(struct column_call *c)
 
 static void run_norm_modulate_backward(struct column_call *c)
 {
-    const bool mod = c->variant % 2;
+    const bool mod = c->variant % 2, frozen = c->variant >= 4;
     copy_in(c, 0, 3, ROWS);
     lg_norm_modulate_backward(c->stream, &(struct lg_norm_modulate_backward_args){
                                              .dy = TOKENS_IN(0),
@@ -108,9 +108,9 @@ static void run_norm_modulate_backward(struct column_call *c)
                                              .rstd = lg_t2(g_rstd, LG_F32, 2, ROWS / 2),
                                              .scale = mod ? MOD_IN(2) : LG_NONE,
                                              .dx = TOKENS_OUT(0),
-                                             .dshift = mod ? MOD_OUT(1) : LG_NONE,
-                                             .dscale = mod ? MOD_OUT(2) : LG_NONE,
-                                             .accumulate = c->variant / 2});
+                                             .dshift = mod && !frozen ? MOD_OUT(1) : LG_NONE,
+                                             .dscale = mod && !frozen ? MOD_OUT(2) : LG_NONE,
+                                             .accumulate = c->variant / 2 % 2});
 }
 
 static void run_gate_residual_forward(struct column_call *c)
@@ -124,13 +124,14 @@ static void run_gate_residual_forward(struct column_call *c)
 
 static void run_gate_residual_backward(struct column_call *c)
 {
-    lg_gate_residual_backward(c->stream,
-                              &(struct lg_gate_residual_backward_args){.dout = TOKENS_IN(0),
-                                                                       .y = TOKENS_IN(1),
-                                                                       .gate = MOD_IN(2),
-                                                                       .dy = TOKENS_OUT(0),
-                                                                       .dgate = MOD_OUT(1),
-                                                                       .dbias = FLAT_OUT(2)});
+    const bool frozen = c->variant;
+    lg_gate_residual_backward(c->stream, &(struct lg_gate_residual_backward_args){
+                                             .dout = TOKENS_IN(0),
+                                             .y = frozen ? LG_NONE : TOKENS_IN(1),
+                                             .gate = MOD_IN(2),
+                                             .dy = TOKENS_OUT(0),
+                                             .dgate = frozen ? LG_NONE : MOD_OUT(1),
+                                             .dbias = frozen ? LG_NONE : FLAT_OUT(2)});
 }
 
 static void run_rms_norm_forward(struct column_call *c)

@@ -12,8 +12,8 @@ struct shape {
     int64_t B, T, K, N, D, C, H, W, heads, d, Tk, V, groups, kernel, stride, Co, pad[4], count;
     lg_act act;
     lg_dtype from, to;
-    bool bias, dbias_filled, pre, mod, mask, lse, packed, residual, alias, accumulate, dpred, given,
-        causal;
+    bool bias, dbias_filled, pre, mod, frozen, mask, lse, packed, residual, alias, accumulate,
+        dpred, given, causal;
     double scale;
 };
 
@@ -165,8 +165,10 @@ static norm_back make_norm_back(struct op_run *r, const struct shape *z)
     a.dx = op_out(r, "dx", OP_SAMPLE | (z->accumulate ? OP_FILLED : 0), DIMS(z->B, z->T, z->D));
     if (z->mod) {
         struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 6 * z->D);
-        struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 6 * z->D);
         a.scale = op_slice(r, p, NULL, 4 * z->D, z->D, DIMS(z->B, z->D));
+    }
+    if (z->mod && !z->frozen) {
+        struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 6 * z->D);
         a.dshift = op_slice(r, dp, "dshift", 3 * z->D, z->D, DIMS(z->B, z->D));
         a.dscale = op_slice(r, dp, "dscale", 4 * z->D, z->D, DIMS(z->B, z->D));
     }
@@ -193,11 +195,13 @@ BUILD(gate_residual_backward)
 {
     struct lg_gate_residual_backward_args a = {0};
     op_in_out(r, z->alias, "dy", OP_SAMPLE, &a.dout, &a.dy, DIMS(z->B, z->T, z->D));
-    a.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 6 * z->D);
-    struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 6 * z->D);
     a.gate = op_slice(r, p, NULL, 5 * z->D, z->D, DIMS(z->B, z->D));
-    a.dgate = op_slice(r, dp, "dgate", 5 * z->D, z->D, DIMS(z->B, z->D));
+    if (!z->frozen) {
+        struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 6 * z->D);
+        a.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
+        a.dgate = op_slice(r, dp, "dgate", 5 * z->D, z->D, DIMS(z->B, z->D));
+    }
     if (z->bias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(z->D));
     a.accumulate_dbias = z->dbias_filled;
     lg_gate_residual_backward(r->stream, &a);
@@ -228,12 +232,14 @@ BUILD(norm_residual_backward)
     struct lg_norm_residual_backward_args a = {.norm = make_norm_back(r, z),
                                                .residual = {.accumulate_dbias = z->dbias_filled}};
     struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 2 * z->D);
-    struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 2 * z->D);
     a.residual.dout = a.norm.dx;
-    a.residual.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     a.residual.gate = op_slice(r, p, NULL, z->D, z->D, DIMS(z->B, z->D));
     a.residual.dy = op_out(r, "dy", OP_SAMPLE, DIMS(z->B, z->T, z->D));
-    a.residual.dgate = op_slice(r, dp, "dgate", z->D, z->D, DIMS(z->B, z->D));
+    if (!z->frozen) {
+        struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 2 * z->D);
+        a.residual.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
+        a.residual.dgate = op_slice(r, dp, "dgate", z->D, z->D, DIMS(z->B, z->D));
+    }
     if (z->bias) a.residual.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(z->D));
     lg_norm_residual_backward(r->stream, &a);
 }
