@@ -597,6 +597,30 @@ static void test_frozen_parts_cost_nothing(void **state)
     free(text);
 }
 
+/* A modulation that is frozen gets no gradients either, and what only they would read is not kept. */
+static void test_a_frozen_modulation_costs_nothing(void **state)
+{
+    (void)state;
+    lg_tensor mod = small_input(f, "mod", small_t2(f, B, 3 * D));
+    lg_tensor x = small_norm(f, wanted("x"), chunk(mod, 0), chunk(mod, 1));
+    lg_tensor y = small_linear(f, x, weight(D, D), LG_NONE, LG_ACT_NONE);
+    end(small_residual(f, x, y, chunk(mod, 2)));
+    small_grad(f);
+    small_compile(f);
+    char *text = small_text(f);
+    assert_int_equal(small_count(text, "norm_modulate_backward"), 1);
+    assert_int_equal(small_count(text, "gate_residual_backward"), 1);
+    assert_null(strstr(text, ">dshift="));
+    assert_null(strstr(text, ">dscale="));
+    assert_null(strstr(text, ">dgate="));
+    const char *backward = strstr(text, "gate_residual_backward");
+    const char *end_of_line = strchr(backward, '\n'), *reads_y = strstr(backward, " y=");
+    assert_true(!reads_y || reads_y > end_of_line);
+    small_run(f, LG_PROGRAM_ALL, false);
+    small_check_gradients(f, "a frozen modulation");
+    free(text);
+}
+
 /* ---- running ---- */
 
 /* A sum that is added to what is there: the result of one run, then twice that. Each gradient has one contribution, so
@@ -899,6 +923,7 @@ int main(int argc, char **argv)
         TEST(test_slices_and_the_whole),
         TEST(test_outputs_are_switched_on),
         TEST(test_frozen_parts_cost_nothing),
+        TEST(test_a_frozen_modulation_costs_nothing),
         TEST(test_a_run_may_add),
         TEST(test_a_run_may_add_to_what_is_tied),
         TEST(test_parts_need_what_they_use),
