@@ -27,8 +27,12 @@ struct lg_denoiser_config {
     int heads;
     int mlp_ratio;   /* 4 */
     int num_classes; /* DiT: labels 0..num_classes - 1; num_classes is the null label */
-    int text_length; /* PixArt: L */
-    int text_dim;    /* PixArt: width of the text encoder's states */
+    /* Its texts, in the order of its table (lg_denoiser_texts), as many as that has. */
+    int n_texts;
+    struct lg_denoiser_text {
+        int length, width; /* L, and E of the states; 0, 0: only pooled is wanted */
+        int pooled;        /* P; 0: none is wanted */
+    } text[LG_TEXTS_MAX];
     double norm_eps; /* 1e-6 */
     bool
         learned_variance; /* behind the latent's channels of the output come as many of a variance */
@@ -143,13 +147,20 @@ int lg_denoiser_print(lg_device *d, const struct lg_denoiser_config *c,
                       const struct lg_denoiser_mode *mode, FILE *to);
 void lg_denoiser_close(lg_denoiser **net);
 
+/* What an encoder has made of a batch's captions; LG_NONE for what the denoiser's table does not want. */
+struct lg_text_states {
+    lg_tensor states; // (B, L, E)
+    lg_tensor pooled; // (B, P)
+    lg_tensor
+        length; // (B) i32, >= 1, where padding is masked: keys beyond it are; not read elsewhere
+};
+
 /* One batch of inputs, on the device, in its compute type. */
 struct lg_denoiser_input {
     lg_tensor x;     // (B, C, H, W): x_t
     lg_tensor t;     // (B): timestep as the net sees it (flow: 1000 t), of the gradients' type
     lg_tensor label; // (B) i32: DiT
-    lg_tensor text;  // (B, L, E): PixArt
-    lg_tensor text_length; // (B) i32, >= 1: PixArt; keys beyond it are masked
+    struct lg_text_states text[LG_TEXTS_MAX]; /* the config's */
     lg_tensor
         size; // (B, 2) of t's type: with size_conditions, the original height and width in pixels
     lg_tensor ratio; // (B) of t's type: with size_conditions, height / width of what is trained on

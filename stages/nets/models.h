@@ -7,12 +7,11 @@
 
 /* What a description gets; B the batch, (H, W) the latent's sides, T = (H / p) (W / p). */
 struct lg_model_input {
-    lg_tensor x;           // (B, C, H, W)
-    lg_tensor t;           // (B), of statistics' type
-    lg_tensor label;       // (B) i32, where the model has labels
-    lg_tensor text;        // (B, L, E), where it has text
-    lg_tensor text_length; // (B) i32
-    lg_tensor positions;   // (T, D): sinusoidal, fixed
+    lg_tensor x;                              // (B, C, H, W)
+    lg_tensor t;                              // (B), of statistics' type
+    lg_tensor label;                          // (B) i32, where the model has labels
+    struct lg_text_states text[LG_TEXTS_MAX]; /* those that its table names */
+    lg_tensor positions;                      // (T, D): sinusoidal, fixed
     lg_tensor size, ratio; // (2 B), (B) of t's type, where the model has size_conditions
 };
 

@@ -69,12 +69,12 @@ static int encode_text(const struct lg_draw_spec *s, const struct lg_denoiser_co
     int rc;
     LG_TRY(lg_text_encoder_config_load(s->text_dir, &spec.config));
     const int width = lg_text_encoder_sizes(&spec.config).width;
-    if (width != net->text_dim)
+    if (width != net->text[0].width)
         return LG_FAIL(LG_ERR_MISMATCH, "%s has width %d, the transformer wants %d", s->text_dir,
-                       width, net->text_dim);
+                       width, net->text[0].width);
     size_t rows = (size_t)s->n + 1, L = (size_t)s->text_length;
     LG_TRY_GOTO(rc, alloc(rows * L, sizeof *ids, &ids), out);
-    LG_TRY_GOTO(rc, alloc(rows * L * (size_t)net->text_dim, sizeof(float), &c->text), out);
+    LG_TRY_GOTO(rc, alloc(rows * L * (size_t)net->text[0].width, sizeof(float), &c->text), out);
     LG_TRY_GOTO(rc, alloc(rows, sizeof(int32_t), &c->text_length), out);
     LG_TRY_GOTO(rc, tokenize(s, ids, c->text_length), out);
     LG_TRY_GOTO(rc, lg_text_batches_open(&spec, &encoder), out);
@@ -181,7 +181,7 @@ static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_c
         d->label = lg_t1(NULL, LG_I32, B);
         return device_alloc(s->device, &d->label);
     }
-    lg_tensor text = lg_t3(NULL, LG_F32, B, net->text_length, net->text_dim);
+    lg_tensor text = lg_t3(NULL, LG_F32, B, net->text[0].length, net->text[0].width);
     LG_TRY(lg_port_open(s->device, text, &d->text));
     d->text_length = lg_t1(NULL, LG_I32, B);
     return device_alloc(s->device, &d->text_length);
@@ -227,19 +227,19 @@ static int draw_latents(const struct lg_draw_spec *s, const struct lg_denoiser_c
     size_t per = (size_t)(net->channels * net->height * net->width);
     for (int first = 0; rc == 0 && first < s->n; first += PICTURES_MAX) {
         upload_rows(s, c, &d, first);
-        rc = lg_sampler_draw(d.sampler, d.stream,
-                             &(struct lg_sampler_run){.method = s->method,
-                                                      .steps = s->steps,
-                                                      .guidance = s->guidance,
-                                                      .seed = s->seed,
-                                                      .first = (uint64_t)first,
-                                                      .weights = d.weights,
-                                                      .label = d.label,
-                                                      .text = d.text.device,
-                                                      .text_length = d.text_length,
-                                                      .size = d.size,
-                                                      .ratio = d.ratio},
-                             d.out.device);
+        rc = lg_sampler_draw(
+            d.sampler, d.stream,
+            &(struct lg_sampler_run){.method = s->method,
+                                     .steps = s->steps,
+                                     .guidance = s->guidance,
+                                     .seed = s->seed,
+                                     .first = (uint64_t)first,
+                                     .weights = d.weights,
+                                     .label = d.label,
+                                     .text = {{.states = d.text.device, .length = d.text_length}},
+                                     .size = d.size,
+                                     .ratio = d.ratio},
+            d.out.device);
         if (rc < 0) break;
         size_t rows = (size_t)LG_MIN(PICTURES_MAX, s->n - first);
         lg_port_get(&d.out, d.stream);
@@ -285,7 +285,7 @@ int lg_draw(const struct lg_draw_spec *s, lg_pictures *ret)
     *ret = (lg_pictures){0};
     LG_TRY(lg_whole_config_load(s->weights_dir, &net));
     if (lg_denoiser_info(net.kind)->text)
-        net.text_length = s->text_length; /* not in diffusers' config */
+        net.text[0].length = s->text_length; /* not in diffusers' config */
     LG_TRY_GOTO(rc,
                 lg_denoiser_info(net.kind)->labels ? parse_labels(s, &net, &c)
                                                    : encode_text(s, &net, &c),

@@ -127,7 +127,7 @@ static void use(lg_batch *b, const struct lg_batch_options *o)
     }
     const struct lg_denoiser_info *has = lg_denoiser_info(o->net->kind);
     if (has->labels) t->in.label = lg_t1(b->device + b->at.label, LG_I32, o->size);
-    if (has->text) t->in.text_length = lg_t1(b->device + b->at.text_length, LG_I32, o->size);
+    if (has->text) t->in.text[0].length = lg_t1(b->device + b->at.text_length, LG_I32, o->size);
 }
 
 int lg_batch_open(lg_device *d, const struct lg_batch_options *o, int n, lg_batch **ret)
@@ -232,8 +232,8 @@ void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batc
         logvar = bring(b, s, logvar.data, b->at.logvar);
     }
     if (lg_denoiser_info(b->o.net->kind)->text)
-        b->tensors.in.text =
-            lg_t3(lg_window_text(w, n), b->type, B, b->o.net->text_length, b->o.net->text_dim);
+        b->tensors.in.text[0].states = lg_t3(lg_window_text(w, n), b->type, B,
+                                             b->o.net->text[0].length, b->o.net->text[0].width);
     lg_diffuse_forward(
         s, &(struct lg_diffuse_forward_args){.mean = mean,
                                              .logvar = logvar,

@@ -15,9 +15,9 @@ static int take_from(const char *dir, struct lg_denoiser_config *ret)
     if (from.channels != ret->channels)
         return LG_FAIL(LG_ERR_CONFIG, "%s: \"in_channels\" is %d, but latents have %d channels",
                        path, from.channels, ret->channels);
-    if (ret->text_dim && from.text_dim != ret->text_dim)
+    if (ret->n_texts && from.text[0].width != ret->text[0].width)
         return LG_FAIL(LG_ERR_CONFIG, "%s: \"caption_channels\" is %d, but text.model has width %d",
-                       path, from.text_dim, ret->text_dim);
+                       path, from.text[0].width, ret->text[0].width);
     ret->norm_eps = from.norm_eps;
     ret->sample_size = from.sample_size;
     ret->interpolation = from.interpolation;
@@ -39,8 +39,8 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
         .heads = (int)c->model_heads,
         .mlp_ratio = (int)c->model_mlp_ratio,
         .num_classes = p->num_classes,
-        .text_length = p->text_length,
-        .text_dim = p->text_dim,
+        .n_texts = p->text_length > 0,
+        .text = {{.length = p->text_length, .width = p->text_dim}},
         .norm_eps = 1e-6,
         .learned_variance = c->model_learned_variance,
     };

@@ -82,8 +82,8 @@ struct lg_denoiser_config denoiser_fixture_pixart(void)
                                        .depth = 2,
                                        .heads = 3,
                                        .mlp_ratio = 4,
-                                       .text_length = 6,
-                                       .text_dim = 20,
+                                       .n_texts = 1,
+                                       .text = {{.length = 6, .width = 20}},
                                        .norm_eps = 1e-6};
 }
 
@@ -149,7 +149,7 @@ static void fill_inputs(struct denoiser_fixture *f)
     static const double dit_t[] = {999, 0, 421}, pixart_t[] = {812.5, 3.25, 500};
     const struct lg_denoiser_config *c = &f->config;
     size_t size = lg_dtype_bytes(f->type), n = (size_t)(c->channels * c->height * c->width);
-    int64_t B = DENOISER_FIXTURE_BATCH, L = c->text_length, E = c->text_dim;
+    int64_t B = DENOISER_FIXTURE_BATCH, L = c->text[0].length, E = c->text[0].width;
     size_t bytes = (size_t)B * n * size;
     f->in.x = lg_t4(alloc(f, bytes), f->type, B, c->channels, c->height, c->width);
     f->out = lg_t4(NULL, f->type, B, lg_denoiser_out_channels(c), c->height, c->width);
@@ -167,10 +167,10 @@ static void fill_inputs(struct denoiser_fixture *f)
         set_i32(f->in.label, labels);
         return;
     }
-    f->in.text = lg_t3(alloc(f, (size_t)(B * L * E) * size), f->type, B, L, E);
-    fill(f, f->in.text.data, 0, "text", (size_t)(B * L * E), 1.0);
-    f->in.text_length = lg_t1(alloc(f, sizeof lengths), LG_I32, B);
-    set_i32(f->in.text_length, lengths);
+    f->in.text[0].states = lg_t3(alloc(f, (size_t)(B * L * E) * size), f->type, B, L, E);
+    fill(f, f->in.text[0].states.data, 0, "text", (size_t)(B * L * E), 1.0);
+    f->in.text[0].length = lg_t1(alloc(f, sizeof lengths), LG_I32, B);
+    set_i32(f->in.text[0].length, lengths);
 }
 
 static void open_mode(struct denoiser_fixture *f, const char *device, const char *isa,

@@ -20,8 +20,8 @@ struct lg_denoiser_config denoiser_fixture_pixart(void);
 #define DENOISER_SHAPE(k, C, h, w, p, D, n, H, ratio, classes, L, E, eps)                          \
     {                                                                                              \
         .kind = k, .channels = C, .height = h, .width = w, .patch = p, .hidden = D, .depth = n,    \
-        .heads = H, .mlp_ratio = ratio, .num_classes = classes, .text_length = L, .text_dim = E,   \
-        .norm_eps = eps                                                                            \
+        .heads = H, .mlp_ratio = ratio, .num_classes = classes, .n_texts = (L) > 0,                \
+        .text = {{.length = L, .width = E}}, .norm_eps = eps                                       \
     }
 
 enum { DENOISER_FIXTURE_BATCH = 3 };
