@@ -23,6 +23,9 @@ static int take_from(const char *dir, struct lg_denoiser_config *ret)
     ret->interpolation = from.interpolation;
     ret->size_conditions = from.size_conditions;
     ret->no_attention_bias = from.no_attention_bias;
+    ret->positions_side = from.positions_side;
+    ret->qk_norm = from.qk_norm;
+    memcpy(ret->dual, from.dual, sizeof ret->dual);
     return 0;
 }
 
