@@ -309,7 +309,7 @@ static void test_lost_window(void **state)
                                    .chunk = {4, 4, 4},
                                    .pixels_bytes = 64,
                                    .latent_bytes = 64,
-                                   .text_bytes = 64};
+                                   .text = {{.states_bytes = 64}}};
     struct lg_window_places places = {0};
     lg_window *w;
     assert_int_equal(lg_window_open(&spec, &g, &places, &w), 0);
