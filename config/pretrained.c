@@ -3,6 +3,7 @@
 #include "config/pretrained.h"
 #include "base/fs.h"
 #include "base/json_tree.h"
+#include "config/denoisers.h"
 #include "config/schema.h"
 #include "config/toml.h"
 #include <stdlib.h>
@@ -185,11 +186,49 @@ static const struct pipeline {
     {"PixArtSigmaPipeline", 300, 20, 4.5},
 };
 
+/* Which encoders the parts text_encoder, text_encoder_2 .. of a pipeline with several are. */
+static const struct {
+    const char *class;
+    const char *text[LG_TEXTS_MAX];
+} ENCODERS[] = {
+    {"StableDiffusion3Pipeline", {"clip_l", "clip_g", "t5"}},
+    {"FluxPipeline", {"clip_l", "t5"}},
+};
+
+/* Their keys live as long as the program: findings point to them. */
+static const char *encoder_key(const char *text)
+{
+#define LG_ENCODER(name)                                                                           \
+    if (!strcmp(text, #name)) return "text." #name ".model";
+#include "config/encoders.def"
+#undef LG_ENCODER
+    LG_ASSERT(!"a text encoder");
+    return NULL;
+}
+
 /* "name": ["library", "class"]; null for what a pipeline does without. */
 static bool has_part(const struct findings *f, const char *name)
 {
     const cJSON *v = value_of(f, name);
     return cJSON_IsArray(v) && cJSON_IsString(cJSON_GetArrayItem(v, 1));
+}
+
+/* NULL: the pipeline has one encoder, or none. */
+static const char *const *encoders_of(const char *class)
+{
+    for (size_t i = 0; i < LG_ARRAY_LEN(ENCODERS); i++)
+        if (!strcmp(class, ENCODERS[i].class)) return ENCODERS[i].text;
+    return NULL;
+}
+
+static int read_encoders(struct findings *f, const char *dir, const char *const *text)
+{
+    for (int k = 0; k < LG_TEXTS_MAX && text[k]; k++) {
+        char part[32] = "text_encoder";
+        if (k) snprintf(part, sizeof part, "text_encoder_%d", k + 1);
+        if (has_part(f, part)) LG_TRY(add_text(f, encoder_key(text[k]), "%s/%s", dir, part));
+    }
+    return 0;
 }
 
 static int read_index(struct findings *f, const char *dir)
@@ -206,9 +245,11 @@ static int read_index(struct findings *f, const char *dir)
                        "%s names no transformer: %.64s is none of the models that can be trained "
                        "here (DiT, PixArt)",
                        f->file, class);
+    const char *const *texts = encoders_of(class);
     for (size_t i = 0; i < LG_ARRAY_LEN(parts); i++)
-        if (has_part(f, parts[i].part))
+        if (has_part(f, parts[i].part) && !(texts && !strcmp(parts[i].part, "text_encoder")))
             LG_TRY(add_text(f, parts[i].key, "%s/%s", dir, parts[i].part));
+    if (texts) LG_TRY(read_encoders(f, dir, texts));
     for (size_t i = 0; i < LG_ARRAY_LEN(PIPELINES); i++) {
         const struct pipeline *p = &PIPELINES[i];
         if (strcmp(class, p->class)) continue;

@@ -15,7 +15,7 @@ static int take_from(const char *dir, struct lg_denoiser_config *ret)
     if (from.channels != ret->channels)
         return LG_FAIL(LG_ERR_CONFIG, "%s: \"in_channels\" is %d, but latents have %d channels",
                        path, from.channels, ret->channels);
-    if (ret->n_texts && from.text[0].width != ret->text[0].width)
+    if (from.kind == LG_PIXART && from.text[0].width != ret->text[0].width)
         return LG_FAIL(LG_ERR_CONFIG, "%s: \"caption_channels\" is %d, but text.model has width %d",
                        path, from.text[0].width, ret->text[0].width);
     ret->norm_eps = from.norm_eps;
@@ -42,11 +42,15 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
         .heads = (int)c->model_heads,
         .mlp_ratio = (int)c->model_mlp_ratio,
         .num_classes = p->num_classes,
-        .n_texts = p->text_length > 0,
-        .text = {{.length = p->text_length, .width = p->text_dim}},
+        .n_texts = p->n_texts,
         .norm_eps = 1e-6,
         .learned_variance = c->model_learned_variance,
     };
+    for (int k = 0; k < p->n_texts; k++) {
+        const struct lg_plan_text *t = &p->text[k];
+        ret->text[k] = (struct lg_denoiser_text){
+            .length = t->dim ? t->length : 0, .width = t->dim, .pooled = t->pooled};
+    }
     if (c->model_from[0]) LG_TRY(take_from(c->model_from, ret));
     return lg_denoiser_config_check(ret);
 }
