@@ -125,10 +125,12 @@ static int text(const struct findings *f, const char *key, const char *fallback,
 static const struct transformer {
     const char *class, *norm_type, *kind;
     bool labels;
-    int out_channels; /* of an absent key; 0: as many as in_channels */
+    /* of absent keys; out_channels 0: as many as in_channels */
+    int out_channels, channels, heads, width, depth;
 } TRANSFORMERS[] = {
-    {"DiTTransformer2DModel", "ada_norm_zero", "dit", true, 0},
-    {"PixArtTransformer2DModel", "ada_norm_single", "pixart", false, 8},
+    {"DiTTransformer2DModel", "ada_norm_zero", "dit", true, 0, 4, 16, 72, 28},
+    {"PixArtTransformer2DModel", "ada_norm_single", "pixart", false, 8, 4, 16, 72, 28},
+    {"SD3Transformer2DModel", NULL, "sd3", false, 16, 16, 18, 64, 18},
 };
 
 static int find_transformer(const struct findings *f, const struct transformer **ret)
@@ -140,11 +142,11 @@ static int find_transformer(const struct findings *f, const struct transformer *
     for (size_t i = 0; i < LG_ARRAY_LEN(TRANSFORMERS); i++) {
         const struct transformer *t = &TRANSFORMERS[i];
         *ret = t;
-        if (old ? !strcmp(norm, t->norm_type) : !strcmp(class, t->class)) return 0;
+        if (old ? t->norm_type && !strcmp(norm, t->norm_type) : !strcmp(class, t->class)) return 0;
     }
     return LG_FAIL(LG_ERR_CONFIG,
-                   "%s: \"_class_name\" is \"%.64s\": expected DiTTransformer2DModel or "
-                   "PixArtTransformer2DModel",
+                   "%s: \"_class_name\" is \"%.64s\": expected DiTTransformer2DModel, "
+                   "PixArtTransformer2DModel or SD3Transformer2DModel",
                    f->file, class);
 }
 
@@ -154,12 +156,12 @@ static int read_transformer(struct findings *f, const char *dir)
     int64_t heads, width, in, out, classes, depth, patch;
     LG_TRY(open_file(f, dir, "config.json"));
     LG_TRY(find_transformer(f, &t));
-    LG_TRY(whole(f, "num_attention_heads", 16, &heads));
-    LG_TRY(whole(f, "attention_head_dim", 72, &width));
-    LG_TRY(whole(f, "num_layers", 28, &depth));
+    LG_TRY(whole(f, "num_attention_heads", t->heads, &heads));
+    LG_TRY(whole(f, "attention_head_dim", t->width, &width));
+    LG_TRY(whole(f, "num_layers", t->depth, &depth));
     LG_TRY(whole(f, "patch_size", 2, &patch));
     LG_TRY(whole(f, "num_embeds_ada_norm", 1000, &classes));
-    LG_TRY(whole(f, "in_channels", 4, &in));
+    LG_TRY(whole(f, "in_channels", t->channels, &in));
     const bool said = cJSON_GetObjectItemCaseSensitive(f->json, "out_channels");
     LG_TRY(whole(f, "out_channels", (int)(t->out_channels && !said ? t->out_channels : in), &out));
     LG_TRY(add_text(f, "model.kind", "%s", t->kind));
@@ -184,6 +186,7 @@ static const struct pipeline {
     {"DiTPipeline", 0, 50, 4},
     {"PixArtAlphaPipeline", 120, 20, 4.5},
     {"PixArtSigmaPipeline", 300, 20, 4.5},
+    {"StableDiffusion3Pipeline", 0, 28, 7},
 };
 
 /* Which encoders the parts text_encoder, text_encoder_2 .. of a pipeline with several are. */
@@ -243,7 +246,7 @@ static int read_index(struct findings *f, const char *dir)
     if (!has_part(f, "transformer"))
         return LG_FAIL(LG_ERR_CONFIG,
                        "%s names no transformer: %.64s is none of the models that can be trained "
-                       "here (DiT, PixArt)",
+                       "here (DiT, PixArt, SD3)",
                        f->file, class);
     const char *const *texts = encoders_of(class);
     for (size_t i = 0; i < LG_ARRAY_LEN(parts); i++)

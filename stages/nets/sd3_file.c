@@ -57,9 +57,10 @@ static int load_sizes(const lg_model_config *f, const char *key, int min, int re
 static int load_texts(const lg_model_config *f, struct lg_denoiser_config *c)
 {
     int joint, sum;
+    LG_TRY(lg_model_config_int(f, "joint_attention_dim", 2, LG_MODEL_WIDTH_MAX, 2 * POOLED_WIDTH,
+                               &joint));
     LG_TRY(
-        lg_model_config_int(f, "joint_attention_dim", 2, LG_MODEL_WIDTH_MAX, 2 * POOLED_WIDTH, &joint));
-    LG_TRY(lg_model_config_int(f, "pooled_projection_dim", 2, LG_MODEL_WIDTH_MAX, POOLED_WIDTH, &sum));
+        lg_model_config_int(f, "pooled_projection_dim", 2, LG_MODEL_WIDTH_MAX, POOLED_WIDTH, &sum));
     const int first = sum == POOLED_WIDTH ? CLIP_L_WIDTH : sum / 2;
     int length[TEXTS] = {CLIP_LENGTH, CLIP_LENGTH, T5_LENGTH};
     int width[TEXTS] = {LG_MIN(first, joint / 2), LG_MIN(sum - first, joint / 2), joint};
@@ -70,7 +71,8 @@ static int load_texts(const lg_model_config *f, struct lg_denoiser_config *c)
     if (width[T5] != joint)
         return lg_model_config_refuse(f, LG_KEY_TEXT_WIDTHS, "must end with joint_attention_dim");
     if (pooled[CLIP_L] + pooled[CLIP_G] != sum)
-        return lg_model_config_refuse(f, LG_KEY_TEXT_POOLED, "must add up to pooled_projection_dim");
+        return lg_model_config_refuse(f, LG_KEY_TEXT_POOLED,
+                                      "must add up to pooled_projection_dim");
     c->n_texts = TEXTS;
     for (int k = 0; k < TEXTS; k++)
         c->text[k] = (struct lg_denoiser_text){length[k], width[k], pooled[k]};
@@ -85,7 +87,8 @@ static int load(const lg_model_config *f, struct lg_denoiser_config *c)
     if (width != c->hidden)
         return lg_model_config_refuse(f, "caption_projection_dim",
                                       "must be heads times head dimension");
-    LG_TRY(lg_model_config_int(f, "pos_embed_max_size", 1, LG_MODEL_SIDE_MAX, 96, &c->positions_side));
+    LG_TRY(
+        lg_model_config_int(f, "pos_embed_max_size", 1, LG_MODEL_SIDE_MAX, 96, &c->positions_side));
     LG_TRY(lg_model_config_string(f, "qk_norm", "", &norm));
     if (*norm && strcmp(norm, "rms_norm"))
         return lg_model_config_refuse(f, "qk_norm", "must be null or \"rms_norm\"");
@@ -99,8 +102,8 @@ static void add_sizes(cJSON *o, const char *key, const struct lg_denoiser_config
     cJSON *list = cJSON_AddArrayToObject(o, key);
     LG_ASSERT(list);
     for (int k = 0; k < TEXTS; k++)
-        cJSON_AddItemToArray(
-            list, cJSON_CreateNumber(*(const int *)((const char *)&c->text[k] + at)));
+        cJSON_AddItemToArray(list,
+                             cJSON_CreateNumber(*(const int *)((const char *)&c->text[k] + at)));
 }
 
 static void save(const struct lg_denoiser_config *c, cJSON *o)
