@@ -310,6 +310,23 @@ static void rule_norm_residual_backward(const struct call *c)
     require_modulation(c, &a->norm);
 }
 
+static void require_normed(const struct call *c, lg_tensor x, lg_tensor w, int each)
+{
+    REQUIRE(x.dim[2] / each >= w.dim[0]);
+}
+
+static void rule_rms_norm_forward(const struct call *c)
+{
+    ARGS(rms_norm_forward);
+    require_normed(c, a->x, a->w, a->each);
+}
+
+static void rule_rms_norm_backward(const struct call *c)
+{
+    ARGS(rms_norm_backward);
+    require_normed(c, a->x, a->w, a->each);
+}
+
 static void rule_attention_forward(const struct call *c)
 {
     ARGS(attention_forward);
@@ -396,6 +413,8 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(norm_modulate_backward),
     RULE(norm_residual_backward),
     RULE(group_norm_forward),
+    RULE(rms_norm_forward),
+    RULE(rms_norm_backward),
     RULE(attention_forward),
     RULE(conv2d_forward),
     RULE(norm_conv2d_forward),
