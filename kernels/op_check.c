@@ -293,6 +293,12 @@ static void rule_add_forward(const struct call *c)
     REQUIRE(lg_numel(&a->a) % lg_numel(&a->b) == 0);
 }
 
+static void rule_dequantize_rows(const struct call *c)
+{
+    ARGS(dequantize_rows);
+    REQUIRE(a->format < LG_ROWS8_COUNT);
+}
+
 static void rule_attention_forward(const struct call *c)
 {
     ARGS(attention_forward);
@@ -376,6 +382,7 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(linear_backward_data),
     RULE(act_backward),
     RULE(add_forward),
+    RULE(dequantize_rows),
     RULE(group_norm_forward),
     RULE(attention_forward),
     RULE(conv2d_forward),
