@@ -269,8 +269,8 @@ static void dequantize(lg_stream *s, const struct lg_dequantize_rows_args *a)
 template <lg_rows8 FORMAT>
 static void dequantize_format(lg_stream *s, const struct lg_dequantize_rows_args *a)
 {
-    const bool wide = a->w.dim[1] % 8 == 0 && (uintptr_t)a->codes.data % 8 == 0 &&
-                      lg_cuda_aligned_16(a->w.data);
+    const bool wide =
+        a->w.dim[1] % 8 == 0 && (uintptr_t)a->codes.data % 8 == 0 && lg_cuda_aligned_16(a->w.data);
     WITH_TYPE(a->w.dtype, T, {
         if (wide)
             dequantize<FORMAT, T, 8>(s, a);

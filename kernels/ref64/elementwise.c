@@ -209,8 +209,7 @@ void ref64_dequantize_rows(lg_stream *s, const struct lg_dequantize_rows_args *a
     float value[256];
     lg_rows8_values(a->format, value);
     for (int64_t n = 0; n < N; n++)
-        for (int64_t k = 0; k < K; k++)
-            w[n * K + k] = scale[n] * (double)value[codes[n * K + k]];
+        for (int64_t k = 0; k < K; k++) w[n * K + k] = scale[n] * (double)value[codes[n * K + k]];
 }
 
 void ref64_copy_rows(lg_stream *s, const struct lg_copy_rows_args *a)

@@ -135,8 +135,7 @@ BUILD(dequantize_rows)
     LG_ASSERT(scale && code);
     struct lg_dequantize_rows_args a = {.format = z->rows8};
     for (int64_t n = 0; n < z->N; n++) scale[n] = n == 1 ? 0 : ldexp(1.1 + 0.1 * (double)n, -9);
-    for (int64_t i = 0; i < z->N * z->K; i++)
-        code[i] = (double)(i % 128 == 127 ? 0 : i % 256);
+    for (int64_t i = 0; i < z->N * z->K; i++) code[i] = (double)(i % 128 == 127 ? 0 : i % 256);
     a.codes = op_in_values(r, LG_U8, 0, code, DIMS(z->N, z->K));
     a.scale = op_in_values(r, r->stats, OP_STATS, scale, DIMS(z->N));
     a.w = op_out(r, "w", 0, DIMS(z->N, z->K));

@@ -88,7 +88,8 @@ static void check_nearest(lg_rows8 format, float largest)
             w[1] = tried[k];
             assert_int_equal(lg_rows8_encode(format, w, 1, 2, code, &scale), -1);
             assert_true(scale == 1);
-            const int want = format == LG_ROWS8_INT8 && w[1] == 0 ? 0 : nearest(value, (double)w[1]);
+            const int want =
+                format == LG_ROWS8_INT8 && w[1] == 0 ? 0 : nearest(value, (double)w[1]);
             if (value[code[1]] != value[want] || (format == LG_ROWS8_FP8 && code[1] != want))
                 fail_msg("format %d: %a is %d, nearest is %d", (int)format, (double)w[1], code[1],
                          want);
@@ -146,8 +147,10 @@ static void test_rows_without_codes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),       cmocka_unit_test(test_values),
-        cmocka_unit_test(test_nearest),      cmocka_unit_test(test_what_is_left),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_what_is_left),
         cmocka_unit_test(test_rows_without_codes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
