@@ -3,7 +3,10 @@
 #include "base/heartbeat.h"
 #include <stdlib.h>
 
-enum { PIECE = 1 << 26 /* elements that are read at once */, ENCODED = 1 << 22 /* that are encoded */ };
+enum {
+    PIECE = 1 << 26 /* elements that are read at once */,
+    ENCODED = 1 << 22 /* that are encoded */
+};
 
 static size_t row_of(const struct lg_param *p)
 {
@@ -49,7 +52,8 @@ static void upload_scales(lg_stream *s, void *to, const float *scale, size_t n, 
 /* Its rows, some at a time. */
 static int put_rows(lg_device *d, lg_stream *s, const struct part *x)
 {
-    const size_t K = row_of(x->p), rows = x->count / K, most = LG_MAX((size_t)ENCODED / K, (size_t)1);
+    const size_t K = row_of(x->p), rows = x->count / K,
+                 most = LG_MAX((size_t)ENCODED / K, (size_t)1);
     const bool f64 = lg_device_dtype(d) == LG_F64;
     LG_ASSERT(x->from % K == 0 && x->count % K == 0);
     uint8_t *codes = malloc(most * K);
@@ -68,10 +72,11 @@ static int put_rows(lg_device *d, lg_stream *s, const struct part *x)
     free(codes);
     free(scale);
     if (bad < 0) return 0;
-    return LG_FAIL(LG_ERR_CORRUPT,
-                   "tensor %s has values in row %lld that are not finite, and cannot be stored in 8 "
-                   "bits: check the model's files",
-                   x->p->name, (long long)bad);
+    return LG_FAIL(
+        LG_ERR_CORRUPT,
+        "tensor %s has values in row %lld that are not finite, and cannot be stored in 8 "
+        "bits: check the model's files",
+        x->p->name, (long long)bad);
 }
 
 int lg_stored_put(lg_device *d, const struct lg_stored_piece *x)
@@ -88,8 +93,8 @@ int lg_stored_put(lg_device *d, const struct lg_stored_piece *x)
         const size_t hi = LG_MIN(p->offset + p->count, x->first + x->count);
         if (lo >= hi) continue;
         const struct lg_stored at = lg_stored_place(t, i, type);
-        char *unit = (char *)x->memory +
-                     ((t->n_units ? lg_stored_unit_at(t, p->unit, type) : 0) - x->front);
+        char *unit =
+            (char *)x->memory + ((t->n_units ? lg_stored_unit_at(t, p->unit, type) : 0) - x->front);
         struct part part = {.p = p,
                             .values = x->values + (lo - x->first),
                             .from = lo - p->offset,
@@ -119,8 +124,7 @@ static int fill_coded(lg_stage *st, lg_region *r, void *arg)
                                 .memory = r->payload,
                                 .front = f->first * lg_dtype_bytes(lg_device_dtype(f->device))};
     float *values = malloc(LG_MIN((size_t)PIECE, t->count - f->first) * sizeof *values);
-    if (!values)
-        return LG_FAIL(LG_ERR_NOSPACE, "no memory to read %s through", r->name);
+    if (!values) return LG_FAIL(LG_ERR_NOSPACE, "no memory to read %s through", r->name);
     int rc = 0;
     x.values = values;
     for (size_t end; rc == 0 && x.first < t->count; x.first = end) {

@@ -143,6 +143,5 @@ size_t lg_stored_unit_at(const lg_params *t, int unit, lg_dtype type)
 
 size_t lg_stored_bytes(const lg_params *t, lg_dtype type)
 {
-    return t->n_units ? lg_stored_unit_at(t, t->n_units, type)
-                      : lg_stored_unit_bytes(t, 0, type);
+    return t->n_units ? lg_stored_unit_at(t, t->n_units, type) : lg_stored_unit_bytes(t, 0, type);
 }

@@ -46,7 +46,8 @@ static void expect_stored(const lg_params *t, const char *const *names)
 static void test_which(void **state)
 {
     (void)state;
-    const struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
+    const struct lg_denoiser_config dit = denoiser_fixture_dit(),
+                                    pixart = denoiser_fixture_pixart();
     lg_params t = table_of(&dit, LG_STORAGE_FP8);
     expect_stored(&t, (const char *const[]){".ff.", ".norm1.linear.", NULL});
     lg_params_free(&t);
@@ -167,13 +168,13 @@ static void test_pieces(void **state)
     const struct lg_denoiser_config c = denoiser_fixture_pixart();
     for (size_t k = 0; k < 2; k++) {
         lg_device *d;
-        assert_int_equal(
-            lg_device_open(DEVICES[k], &(struct lg_device_options){.threads = 1}, &d), 0);
+        assert_int_equal(lg_device_open(DEVICES[k], &(struct lg_device_options){.threads = 1}, &d),
+                         0);
         lg_params t = table_of(&c, STORAGES[k]);
         const size_t first = t.trained_count;
         float *w = random_values(&t);
-        const size_t bytes = lg_stored_bytes(&t, lg_device_dtype(d)) -
-                             first * lg_dtype_bytes(lg_device_dtype(d));
+        const size_t bytes =
+            lg_stored_bytes(&t, lg_device_dtype(d)) - first * lg_dtype_bytes(lg_device_dtype(d));
         char *all = filled(d, &t, w, first, t.count);
         for (size_t i = 0; i < LG_ARRAY_LEN(PIECES); i++) {
             char *memory = filled(d, &t, w, first, PIECES[i]);
@@ -198,8 +199,7 @@ static void test_not_finite(void **state)
     char *memory = calloc(1, lg_stored_bytes(&t, LG_F32));
     const struct lg_stored_piece piece = {
         .table = &t, .values = w, .count = t.count, .memory = memory};
-    const struct lg_param *p =
-        &t.p[lg_params_find(&t, "transformer_blocks.1.attn1.to_k.weight")];
+    const struct lg_param *p = &t.p[lg_params_find(&t, "transformer_blocks.1.attn1.to_k.weight")];
     w[p->offset + 7 * 48 + 3] = INFINITY;
     assert_int_equal(lg_stored_put(d, &piece), LG_ERR_CORRUPT);
     assert_non_null(strstr(lg_err_message(), "transformer_blocks.1.attn1.to_k.weight"));
@@ -277,7 +277,8 @@ static void test_computes_with_its_numbers(void **state)
     (void)state;
     static const char *const block[] = {"block", NULL}, *const mlp[] = {"mlp", NULL},
                              *const norms[] = {"norms", NULL};
-    const struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
+    const struct lg_denoiser_config dit = denoiser_fixture_dit(),
+                                    pixart = denoiser_fixture_pixart();
     for (size_t k = 0; k < LG_ARRAY_LEN(STORAGES); k++) {
         check_net("ref64", &dit, STORAGES[k], NULL);
         check_net("ref64", &pixart, STORAGES[k], block);
