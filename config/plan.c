@@ -300,6 +300,14 @@ struct identities {
         base; /* from: what the transformer begins with; base: what an adapter adapts */
 };
 
+/* A key that decides nothing as it stands, as runs from before there was one are. */
+static bool is_silent(const lg_config *c, bool has_buckets, const char *key)
+{
+    if (!strcmp(key, "data.buckets")) return !has_buckets;
+    if (!strcmp(key, "model.frozen")) return !strcmp(c->model_frozen, "auto");
+    return false;
+}
+
 static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct identities *of)
 {
     char *text = NULL;
@@ -308,7 +316,7 @@ static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct ide
     LG_ASSERT(out);
     for (int i = 0; i < lg_key_count(); i++) {
         const lg_key *k = lg_key_at(i);
-        if (!lg_key_bits(k) || (!has_buckets && !strcmp(k->name, "data.buckets"))) continue;
+        if (!lg_key_bits(k) || is_silent(c, has_buckets, k->name)) continue;
         if (!lg_key_applies(c, k)) continue;
         fprintf(out, "%s=", k->name);
         lg_key_print(out, c, k);

@@ -469,6 +469,26 @@ static void check_adapter(struct rules *r)
                "remove it");
 }
 
+static bool freezes(const lg_config *c)
+{
+    struct lg_param_group group;
+    bool any = strcmp(c->adapter_kind, "none") != 0;
+    for (int i = 0; i < c->trainer_groups.n; i++)
+        any = any || (lg_param_group_parse(c->trainer_groups.v[i], &group) == 0 && group.is_frozen);
+    lg_err_clear();
+    return any;
+}
+
+static void check_frozen(struct rules *r)
+{
+    const lg_config *c = r->c;
+    if (!strcmp(c->model_frozen, "auto") || freezes(c)) return;
+    broken(r, "model.frozen",
+           "model.frozen = \"%s\" is for weights that are not trained, but all are: set "
+           "adapter.kind = \"lora\", freeze some with trainer.groups, or remove it",
+           c->model_frozen);
+}
+
 static void check_training(struct rules *r)
 {
     const lg_config *c = r->c;
@@ -657,6 +677,7 @@ int lg_config_check(const lg_config *c)
     check_window(&r);
     check_training(&r);
     check_adapter(&r);
+    check_frozen(&r);
     check_noise(&r);
     check_variance(&r);
     check_memory(&r);

@@ -327,6 +327,12 @@ static void rule_rms_norm_backward(const struct call *c)
     require_normed(c, a->x, a->w, a->each);
 }
 
+static void rule_dequantize_rows(const struct call *c)
+{
+    ARGS(dequantize_rows);
+    REQUIRE(a->format < LG_ROWS8_COUNT);
+}
+
 static void rule_attention_forward(const struct call *c)
 {
     ARGS(attention_forward);
@@ -412,6 +418,7 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(add_forward),
     RULE(norm_modulate_backward),
     RULE(norm_residual_backward),
+    RULE(dequantize_rows),
     RULE(group_norm_forward),
     RULE(rms_norm_forward),
     RULE(rms_norm_backward),

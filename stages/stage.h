@@ -123,6 +123,8 @@ struct lg_stage_weights {
     size_t count;      /* of all */
     size_t piece;      /* as many at a time; 0: all at once */
     int (*load)(lg_stage *, size_t first, size_t count, float *ret, void *arg);
+    /* In place of all that: fills the region itself, which is of another layout (stages/stored.h). */
+    int (*fill)(lg_stage *, lg_region *, void *arg);
     void *arg;
 };
 int lg_stage_fill(lg_stage *st, lg_region *r, const struct lg_stage_weights *w);

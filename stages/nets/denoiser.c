@@ -11,6 +11,7 @@
 #include "kernels/graph/offload.h"
 #include "kernels/graph/recompute.h"
 #include "stages/nets/denoiser_private.h"
+#include "stages/nets/storage.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -185,6 +186,15 @@ static int check_targets(const struct lg_adapter *a, const lg_params *t)
     return 0;
 }
 
+static int store_frozen(lg_storage storage, lg_params *t)
+{
+    if (storage == LG_STORAGE_AUTO || lg_storage_set(t, storage, t->trained)) return 0;
+    return LG_FAIL(LG_ERR_CONFIG,
+                   "model.frozen is for the matrices of at least %d elements in blocks that are "
+                   "not trained, of which there are none here; leave it at \"auto\"",
+                   LG_STORAGE_MIN);
+}
+
 static int sort_table(const struct lg_training *how, lg_params *t)
 {
     LG_TRY(lg_params_group(t, how->groups));
@@ -192,7 +202,8 @@ static int sort_table(const struct lg_training *how, lg_params *t)
         LG_TRY(check_targets(&how->adapter, t));
         for (int i = 0; i < t->n; i++) t->p[i].is_frozen |= !lg_adapter_owns(t->p[i].name);
     }
-    return lg_params_split(t);
+    LG_TRY(lg_params_split(t));
+    return store_frozen(how->frozen, t);
 }
 
 int lg_denoiser_table(const struct lg_denoiser_config *c, const struct lg_training *how,
@@ -310,6 +321,7 @@ static int compile(lg_denoiser *net, const unsigned *drop)
     lg_net n = record(net);
     lg_program_free(&net->program);
     if (net->mode.train) lg_graph_recompute(n.g, drop);
+    if (net->mode.train) lg_graph_repeat_weights(n.g);
     if (net->mode.train && net->mode.offload) lg_graph_offload(n.g, OFFLOAD_MIN);
     return lg_net_compile(&n, &net->program);
 }

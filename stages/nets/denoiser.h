@@ -78,6 +78,7 @@ struct lg_training {
     const char *const *groups; /* lg_params_group; NULL: all alike */
     struct lg_adapter adapter; /* with one nothing else is trained */
     bool in_blocks;            /* with moments of 8 bits (params.h) */
+    lg_storage frozen;         /* of what is not trained (storage.h) */
 };
 /* The table of a net that is trained so: what is trained, then what is frozen (lg_params_split). LG_ERR_CONFIG: what groups
  * or adapter name is not there. */

@@ -1,5 +1,6 @@
 /* Running a denoiser: at once, or in stretches; see denoiser.h. */
 #include "stages/nets/denoiser_private.h"
+#include "stages/nets/storage.h"
 #include <stdlib.h>
 
 /* ---- events ---- */
@@ -243,7 +244,7 @@ lg_dtype lg_denoiser_grad_type(const lg_device *d)
 
 static void *of_unit(const lg_denoiser *net, const void *flat, int unit, lg_dtype type)
 {
-    return (char *)flat + net->params.unit[unit].first * lg_dtype_bytes(type);
+    return (char *)flat + lg_stored_unit_at(&net->params, unit, type);
 }
 
 void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,

@@ -96,7 +96,7 @@ int lg_params_add_packed(lg_params *t, const struct lg_param *spec)
 lg_params lg_params_of_unit(const lg_params *t, int unit)
 {
     const struct lg_param_unit *u = &t->unit[unit];
-    lg_params ret = {.in_blocks = t->in_blocks};
+    lg_params ret = {.in_blocks = t->in_blocks, .storage = t->storage};
     for (const struct lg_param *p = t->p; p < t->p + t->n; p++)
         if (p->offset >= u->first && p->offset - u->first < u->count)
             add_at(&ret, p, p->offset - u->first);

@@ -76,6 +76,16 @@ static void run_combine(struct column_call *c)
                                          .y = FLAT_OUT(0)});
 }
 
+/* The scales are no columns. */
+static void run_dequantize_rows(struct column_call *c)
+{
+    lg_dequantize_rows(
+        c->stream, &(struct lg_dequantize_rows_args){.codes = lg_t2(c->in[0], LG_U8, ROWS, c->n),
+                                                     .scale = lg_t1(g_rstd, LG_F32, ROWS),
+                                                     .w = ROWS_OUT(0),
+                                                     .format = (lg_rows8)c->variant});
+}
+
 enum { FLOATS = 4 }; /* f32, f64, f16, bf16: the first of lg_dtype */
 
 static void run_cast(struct column_call *c)

@@ -1,6 +1,7 @@
 /* See the header. The hash must stay what make_denoiser.py has. */
 #include "tests/unit/denoiser_fixture.h"
 #include "stages/io/safetensors.h"
+#include "stages/stored.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,13 +140,38 @@ static void fill(const struct denoiser_fixture *f, void *data, size_t at, const 
     free(v);
 }
 
+static double scale_of(const struct lg_param *p)
+{
+    return p->rank > 1 ? sqrt(3.0 / ((double)p->count / (double)p->dim[0])) : 0.3;
+}
+
+static void fill_stored(struct denoiser_fixture *f)
+{
+    const lg_params *t = &f->params;
+    float *w = calloc(t->count, sizeof *w);
+    LG_ASSERT(w);
+    for (const struct lg_param *p = t->p; p < t->p + t->n; p++) {
+        double *v = malloc(p->count * sizeof *v);
+        LG_ASSERT(v);
+        golden_fill(p->name, p->count, scale_of(p), v);
+        for (size_t i = 0; i < p->count; i++) w[p->offset + i] = (float)v[i];
+        free(v);
+    }
+    need(lg_stored_put(f->device,
+                       &(struct lg_stored_piece){
+                           .table = t, .values = w, .count = t->count, .memory = f->weights}));
+    free(w);
+}
+
 static void fill_weights(struct denoiser_fixture *f)
 {
+    if (f->params.storage != LG_STORAGE_AUTO) {
+        fill_stored(f);
+        return;
+    }
     for (int i = 0; i < f->params.n; i++) {
         const struct lg_param *p = &f->params.p[i];
-        double scale = 0.3;
-        if (p->rank > 1) scale = sqrt(3.0 / ((double)p->count / (double)p->dim[0]));
-        fill(f, f->weights, p->offset, p->name, p->count, scale);
+        fill(f, f->weights, p->offset, p->name, p->count, scale_of(p));
     }
 }
 
@@ -229,7 +255,7 @@ static void open_mode(struct denoiser_fixture *f, const char *device, const char
     need(lg_stream_open(f->device, &f->stream));
     need(lg_denoiser_table(c, &mode->training, &f->params));
     need(lg_denoiser_open(f->device, c, mode, &f->net));
-    f->weights = alloc(f, f->params.count * lg_dtype_bytes(f->type));
+    f->weights = alloc(f, lg_stored_bytes(&f->params, f->type));
     f->grads = alloc(f, f->params.count * lg_dtype_bytes(f->type));
     fill_weights(f);
     fill_inputs(f);

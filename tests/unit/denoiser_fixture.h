@@ -36,7 +36,7 @@ struct denoiser_fixture {
     lg_stream *stream;
     lg_denoiser *net;
     lg_dtype type;
-    void *weights, *grads; /* flat */
+    void *weights, *grads; /* flat; weights as stages/nets/storage.h has them */
     struct lg_denoiser_input in;
     lg_tensor out, dout; // (B, C or 2C, H, W)
 };

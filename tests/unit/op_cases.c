@@ -12,6 +12,7 @@ struct shape {
     int64_t B, T, K, N, D, C, H, W, heads, d, Tk, V, groups, kernel, stride, Co, pad[4], count;
     lg_act act;
     lg_dtype from, to;
+    lg_rows8 rows8;
     bool bias, dbias_filled, pre, mod, frozen, mask, lse, packed, residual, alias, accumulate,
         dpred, given, causal;
     double scale;
@@ -124,6 +125,23 @@ BUILD(cast)
     a.y = op_out_typed(r, "y", z->to, OP_EXACT, DIMS(n));
     lg_cast(r->stream, &a);
     free(v);
+}
+
+/* Each code is there, but those of NaN. */
+BUILD(dequantize_rows)
+{
+    double *scale = calloc((size_t)z->N, sizeof *scale);
+    double *code = calloc((size_t)(z->N * z->K), sizeof *code);
+    LG_ASSERT(scale && code);
+    struct lg_dequantize_rows_args a = {.format = z->rows8};
+    for (int64_t n = 0; n < z->N; n++) scale[n] = n == 1 ? 0 : ldexp(1.1 + 0.1 * (double)n, -9);
+    for (int64_t i = 0; i < z->N * z->K; i++) code[i] = (double)(i % 128 == 127 ? 0 : i % 256);
+    a.codes = op_in_values(r, LG_U8, 0, code, DIMS(z->N, z->K));
+    a.scale = op_in_values(r, r->stats, OP_STATS, scale, DIMS(z->N));
+    a.w = op_out(r, "w", 0, DIMS(z->N, z->K));
+    lg_dequantize_rows(r->stream, &a);
+    free(code);
+    free(scale);
 }
 
 BUILD(copy_rows)

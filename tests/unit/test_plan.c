@@ -236,6 +236,10 @@ static void test_hash(void **state)
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(sets); i++)
         if (base == MAKE(sets[i]).hash) fail_msg("%s does not change the hash", sets[i]);
+    /* How frozen weights are stored does where they are not as they always were. */
+    const char *frozen = "trainer.groups=['* frozen']";
+    assert_true(MAKE(frozen).hash != MAKE(frozen, "model.frozen=fp8").hash);
+    assert_true(MAKE(frozen, "model.frozen=int8").hash != MAKE(frozen, "model.frozen=fp8").hash);
     lg_plan p;
     lg_config *c = load(NULL, 0);
     assert_int_equal(lg_plan_make(c, NULL, &p), 0);
