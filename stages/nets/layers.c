@@ -211,7 +211,7 @@ static struct matrix parts_of(lg_net *n, const struct lg_layer *l, lg_tensor all
     struct lg_init init = bias ? LG_NET_ZERO : l->init;
     for (int i = 0; i < count; i++) {
         struct lg_param p = spec_of(n, init, one, name, parts[i], bias ? ".bias" : ".weight");
-        p.is_block_matrix = !bias && !n->g && is_in_block(n, p.name);
+        p.is_block_matrix = all.rank == 2 && !n->g && is_in_block(n, p.name);
         struct matrix m = stored_param(n, &p, i > 0, all);
         if (i == 0) first = m;
     }
@@ -281,10 +281,11 @@ static lg_tensor rows_of(lg_net *n, const struct matrix *m, int64_t from, int64_
 void lg_net_unused_linear(lg_net *n, int64_t in, struct lg_layer l, const char *name_fmt, ...)
 {
     char name[LG_PARAM_NAME_BYTES];
-    lg_tensor w, bias;
+    struct matrix m;
+    lg_tensor bias;
     FORMAT(name, name_fmt);
-    weights_of(n, &l, in, name, &w, &bias);
-    if (n->g) note_unread(n, w, bias, 0, l.out);
+    weights_of(n, &l, in, name, &m, &bias);
+    if (n->g && !m.scale.rank) note_unread(n, m.w, bias, 0, l.out);
 }
 
 static lg_tensor product(lg_net *n, lg_tensor x, lg_tensor w, lg_tensor bias, lg_act act,
@@ -494,7 +495,7 @@ lg_tensor lg_net_head_norms(lg_net *n, lg_tensor x, const struct lg_head_norms *
 {
     const struct lg_layer layer = {
         .init = LG_NET_ONE, .parts = l->norms, .n_parts = l->n_norms, .no_bias = true};
-    lg_tensor w = parts_of(n, &layer, lg_t1(NULL, n->type, l->n_norms * l->d), name, false);
+    lg_tensor w = parts_of(n, &layer, lg_t1(NULL, n->type, l->n_norms * l->d), name, false).w;
     if (!y.rank) y = lg_net_value(n, "head norms", x);
     LG_NET_RECORD(n, rms_norm_forward, .x = lg_split(x, 2, l->d),
                   .w = lg_at(w, 0, lg_t2(NULL, n->type, l->n_norms, l->d)),

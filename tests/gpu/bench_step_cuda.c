@@ -176,10 +176,10 @@ static void open_step(struct step *s)
         s->in.label = lg_t1(alloc((size_t)batch * 4), LG_I32, batch);
         fill_numbers(s->in.label, 1000);
     } else {
-        const int64_t L = s->c.text_length, E = s->c.text_dim;
-        s->in.text = lg_t3(noise(batch * L, E, 1).data, type, batch, L, E);
-        s->in.text_length = lg_t1(alloc((size_t)batch * 4), LG_I32, batch);
-        fill_numbers(s->in.text_length, s->c.text_length + 1);
+        const int64_t L = s->c.text[0].length, E = s->c.text[0].width;
+        s->in.text[0].states = lg_t3(noise(batch * L, E, 1).data, type, batch, L, E);
+        s->in.text[0].length = lg_t1(alloc((size_t)batch * 4), LG_I32, batch);
+        fill_numbers(s->in.text[0].length, s->c.text[0].length + 1);
     }
     lg_stream *dry, *real = stream;
     gpu_need(lg_stream_open_dry(device, &dry));
