@@ -293,6 +293,15 @@ static void rule_add_forward(const struct call *c)
     REQUIRE(lg_numel(&a->a) % lg_numel(&a->b) == 0);
 }
 
+/* In place means element by element. */
+static void rule_rope(const struct call *c)
+{
+    ARGS(rope);
+    REQUIRE(a->turned >= 1 && a->turned <= a->x.dim[2]);
+    REQUIRE(a->x.data != a->y.data || !a->x.data || a->x.dim[0] == 1 ||
+            lg_row_stride(&a->x, 1) == lg_row_stride(&a->y, 1));
+}
+
 static void rule_attention_forward(const struct call *c)
 {
     ARGS(attention_forward);
@@ -377,6 +386,7 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(act_backward),
     RULE(add_forward),
     RULE(group_norm_forward),
+    RULE(rope),
     RULE(attention_forward),
     RULE(conv2d_forward),
     RULE(norm_conv2d_forward),

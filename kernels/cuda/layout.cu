@@ -187,6 +187,62 @@ void cuda_copy_rows(lg_stream *s, const struct lg_copy_rows_args *a)
     LG_CUDA_LAUNCHED();
 }
 
+/* E features from p on, a pack or, where packs do not fit, one by one. */
+template <typename T, int N, int E> __device__ __forceinline__ void load_some(const T *p, float (&ret)[E])
+{
+#pragma unroll
+    for (int e = 0; e < E; e += N) load<T, N>(p + e, *(float(*)[N]) & ret[e]);
+}
+
+/* A block has a token: its first n features are turned, a thread E of a vector at a time, the others copied, none where all is in
+ * place. Vectors and samples read the same piece of the tables, which is then in the cache: x and y alone cost
+ * bandwidth. Sums and products are fused as written, so that a pair's bits do not depend on E. */
+template <typename T, int N>
+__global__ void rope_kernel(const T *x, T *y, const float *cosine, const float *sine, int tokens,
+                            int n, int all, int d, int64_t from, int64_t to, float sign)
+{
+    constexpr int E = N < 2 ? 2 : N, PAIRS = E / 2, TABLE = N < 2 ? 1 : PAIRS;
+    const int token = blockIdx.x % tokens, sample = blockIdx.x / tokens;
+    x += sample * from + (int64_t)token * all;
+    y += sample * to + (int64_t)token * all;
+    cosine += (int64_t)token * (d / 2);
+    sine += (int64_t)token * (d / 2);
+    for (int i = threadIdx.x * E; i < (x == y ? n : all); i += THREADS * E) {
+        float v[E], c[PAIRS], z[PAIRS], out[E];
+        load_some<T, N, E>(x + i, v);
+        if (i < n) {
+            load_some<float, TABLE, PAIRS>(cosine + i % d / 2, c);
+            load_some<float, TABLE, PAIRS>(sine + i % d / 2, z);
+#pragma unroll
+            for (int k = 0; k < PAIRS; k++) {
+                const float turn = sign * z[k];
+                out[2 * k] = fmaf(v[2 * k], c[k], -__fmul_rn(v[2 * k + 1], turn));
+                out[2 * k + 1] = fmaf(v[2 * k + 1], c[k], __fmul_rn(v[2 * k], turn));
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < E; e += N)
+            store<T, N>(y + i + e, *(float(*)[N])(i < n ? &out[e] : &v[e]));
+    }
+}
+void cuda_rope(lg_stream *s, const struct lg_rope_args *a)
+{
+    const int64_t from = lg_row_stride(&a->x, 1), to = lg_row_stride(&a->y, 1), d = a->x.dim[3];
+    const unsigned tokens = (unsigned)(a->x.dim[0] * a->x.dim[1]);
+    const bool aligned = lg_cuda_aligned_16(a->x.data) && lg_cuda_aligned_16(a->y.data) &&
+                         lg_cuda_aligned_16(a->cos.data) && lg_cuda_aligned_16(a->sin.data);
+    WITH_TYPE(a->x.dtype, T, {
+        bool fits = d % PACK<T> == 0 && from % PACK<T> == 0 && to % PACK<T> == 0;
+        WITH_PACK(aligned && fits, T, N, {
+            rope_kernel<T, N><<<tokens, THREADS, 0, lg_cuda_stream_of(s)>>>(
+                (const T *)a->x.data, (T *)a->y.data, (const float *)a->cos.data,
+                (const float *)a->sin.data, (int)a->x.dim[1], (int)(a->turned * d),
+                (int)(a->x.dim[2] * d), (int)d, from, to, a->inverse ? -1.0f : 1.0f);
+        })
+    })
+    LG_CUDA_LAUNCHED();
+}
+
 /* C, counted in packs, of an (N, H, W, C) picture. */
 template <typename P>
 __global__ void upsample_kernel(const P *x, P *y, int64_t H, int64_t W, int64_t C, int64_t count)

@@ -321,6 +321,18 @@ RULE(copy_rows)
     settle(c, &a->x, d);
 }
 
+RULE(rope)
+{
+    lg_tensor d = fresh(c, &a->x);
+    lg_rope(c->s, &(struct lg_rope_args){.x = gradient(c, &a->y),
+                                         .cos = a->cos,
+                                         .sin = a->sin,
+                                         .y = d,
+                                         .turned = a->turned,
+                                         .inverse = !a->inverse});
+    settle(c, &a->x, d);
+}
+
 RULE(norm_modulate_forward)
 {
     struct lg_norm_modulate_backward_args b = {

@@ -136,6 +136,32 @@ BUILD(copy_rows)
     lg_copy_rows(r->stream, &a);
 }
 
+/* packed: as many vectors again that are copied. Samples of x and y lie apart unless y is x. */
+BUILD(rope)
+{
+    const int64_t p = z->d / 2, h = z->heads * (z->packed ? 2 : 1), all = z->T * h * z->d;
+    struct lg_rope_args a = {.turned = (int)z->heads, .inverse = z->given};
+    double *angle = calloc((size_t)(2 * z->T * p), sizeof *angle);
+    LG_ASSERT(angle);
+    lg_philox_normal_f64(angle, (size_t)(z->T * p), r->seed, LG_PURPOSE_TEST, 1, 0);
+    for (int64_t i = 0; i < z->T * p; i++) {
+        angle[z->T * p + i] = sin(angle[i]);
+        angle[i] = cos(angle[i]);
+    }
+    a.cos = op_in_values(r, r->stats, OP_STATS, angle, DIMS(z->T, p));
+    a.sin = op_in_values(r, r->stats, OP_STATS, angle + z->T * p, DIMS(z->T, p));
+    free(angle);
+    const int64_t dim[] = {z->B, z->T, h, z->d};
+    if (z->alias) {
+        op_in_out(r, true, "y", OP_SAMPLE, &a.x, &a.y, 4, dim);
+    } else {
+        a.x = op_slice(r, op_pack(r, OP_SAMPLE, z->B, all + 16), NULL, 8, all, 4, dim);
+        a.y =
+            op_slice(r, op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, all + 8), "y", 0, all, 4, dim);
+    }
+    lg_rope(r->stream, &a);
+}
+
 BUILD(norm_modulate_forward)
 {
     struct lg_norm_modulate_forward_args a = {.eps = 1e-6};

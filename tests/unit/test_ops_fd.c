@@ -78,6 +78,7 @@ FORWARD(add_forward)
 FORWARD(norm_modulate_forward)
 FORWARD(gate_residual_forward)
 FORWARD(attention_forward)
+FORWARD(rope)
 FORWARD(embedding_forward)
 FORWARD(unpatchify_forward)
 FORWARD(mse_loss)
@@ -460,6 +461,27 @@ static void unpatchify(void **state)
     check("dx", &l, x, n, dx, NULL);
 }
 
+/* The gradient is the turn by the negative angles, and a copy of what was copied; samples lie apart. */
+static void rope(void **state)
+{
+    enum { B = 2, T = 3, H = 3, P = 3, EACH = T * H * 2 * P, WIDE = EACH + 4, n = B * EACH };
+    double *x = normals(B * WIDE), *y = poison(n), *r = normals(n), *dx = zeros(B * WIDE);
+    double *cosine = normals(T * P), *sine = normals(T * P);
+    const lg_tensor apart = slice(x, B, WIDE, 2, EACH), d_apart = slice(dx, B, WIDE, 2, EACH);
+    struct lg_rope_args f = {.x = lg_split(lg_split(apart, 1, H * 2 * P), 2, 2 * P),
+                             .cos = T2(cosine, T, P),
+                             .sin = T2(sine, T, P),
+                             .y = T4(y, B, T, H, 2 * P),
+                             .turned = 2};
+    struct loss l = {run_rope, &f, y, r, n};
+    struct lg_rope_args b = f;
+    b.x = T4(r, B, T, H, 2 * P);
+    b.y = lg_split(lg_split(d_apart, 1, H * 2 * P), 2, 2 * P);
+    b.inverse = true;
+    lg_rope(g_stream, &b);
+    check("dx and what lies between", &l, x, B * WIDE, dx, NULL);
+}
+
 /* L is the weighted sum of the samples' losses; the void sample holds NaN and gives 0. */
 static void mse(void **state)
 {
@@ -526,6 +548,7 @@ int main(void)
         TEST(attention_masked),
         TEST(embedding),
         TEST(unpatchify),
+        TEST(rope),
         TEST(mse),
         TEST(learned_range),
     };
