@@ -302,6 +302,23 @@ static void rule_rope(const struct call *c)
             lg_row_stride(&a->x, 1) == lg_row_stride(&a->y, 1));
 }
 
+static void require_normed(const struct call *c, lg_tensor x, lg_tensor w, int each)
+{
+    REQUIRE(x.dim[2] / each >= w.dim[0]);
+}
+
+static void rule_rms_norm_forward(const struct call *c)
+{
+    ARGS(rms_norm_forward);
+    require_normed(c, a->x, a->w, a->each);
+}
+
+static void rule_rms_norm_backward(const struct call *c)
+{
+    ARGS(rms_norm_backward);
+    require_normed(c, a->x, a->w, a->each);
+}
+
 static void rule_attention_forward(const struct call *c)
 {
     ARGS(attention_forward);
@@ -387,6 +404,8 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(add_forward),
     RULE(group_norm_forward),
     RULE(rope),
+    RULE(rms_norm_forward),
+    RULE(rms_norm_backward),
     RULE(attention_forward),
     RULE(conv2d_forward),
     RULE(norm_conv2d_forward),

@@ -1,4 +1,4 @@
-/* LayerNorm with modulation, gated residual, RMSNorm.
+/* LayerNorm with modulation, gated residual. (rms_norm.cu: RMSNorm.)
  *
  * Rows (B T, D): one warp per row; each lane takes packs lane, lane + 32, ... The row is read three
  * times, from L1 after the first: mean, variance about it, result. Statistics are fp32.
@@ -330,42 +330,5 @@ void cuda_layer_norm_forward(lg_stream *s, const struct lg_layer_norm_forward_ar
                   (layer_norm_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
                       (const T *)a->x.data, (const T *)a->w.data, (const T *)a->b.data,
                       (T *)a->y.data, (float)a->eps, rows, D)))})
-    LG_CUDA_LAUNCHED();
-}
-
-/* ---- RMSNorm ---- */
-
-template <typename T, int N>
-__global__ void rms_kernel(const T *x, const T *w, T *y, float eps, int64_t rows, int64_t D)
-{
-    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
-    if (row >= rows) return;
-    int first = threadIdx.x % WARP * N;
-    float v[N], u[N], squares = 0;
-    for (int64_t i = first; i < D; i += WARP * N) {
-        load<T, N>(x + row * D + i, v);
-#pragma unroll
-        for (int e = 0; e < N; e++) squares += v[e] * v[e];
-    }
-    float r = 1 / sqrtf(warp_sum(squares) / (float)D + eps);
-    for (int64_t i = first; i < D; i += WARP * N) {
-        load<T, N>(x + row * D + i, v);
-        load<T, N>(w + i, u);
-#pragma unroll
-        for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
-        store<T, N>(y + row * D + i, v);
-    }
-}
-void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
-{
-    int64_t rows = a->x.dim[0], D = a->x.dim[1];
-    const void *p[] = {a->x.data, a->w.data, a->y.data};
-    bool fits = rows_fit(a->x.dtype, D, 0, p, 3);
-    cudaStream_t stream = lg_cuda_stream_of(s);
-    WITH_TYPE(a->x.dtype, T,
-              {WITH_PACK(fits, T, N,
-                         (rms_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
-                             (const T *)a->x.data, (const T *)a->w.data, (T *)a->y.data,
-                             (float)a->eps, rows, D)))})
     LG_CUDA_LAUNCHED();
 }

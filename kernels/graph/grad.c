@@ -361,6 +361,15 @@ RULE(gate_residual_forward)
     if (wants(c, &a->x)) give(c, &a->x, dout);
 }
 
+RULE(rms_norm_forward)
+{
+    struct lg_rms_norm_backward_args b = {
+        .dy = gradient(c, &a->y), .x = a->x, .w = a->w, .rstd = a->rstd, .each = a->each};
+    b.dx = wants(c, &a->x) ? into(c, &a->x, &b.accumulate) : fresh(c, &a->x);
+    if (wants(c, &a->w)) b.dw = into(c, &a->w, &b.accumulate_dw);
+    lg_rms_norm_backward(c->s, &b);
+}
+
 RULE(attention_forward)
 {
     LG_ASSERT(!a->bias.rank && !a->causal); /* its backward knows neither */
@@ -437,6 +446,14 @@ static void switch_on(lg_graph *g, int node)
     if (g->node[node].op == LG_OP_linear_forward) {
         struct lg_linear_forward_args *a = lg_graph_args(g, node);
         if (a->act != LG_ACT_NONE && !a->pre.rank) a->pre = lg_graph_value(g, "pre", a->y);
+    }
+    if (g->node[node].op == LG_OP_rms_norm_forward) {
+        struct lg_rms_norm_forward_args *a = lg_graph_args(g, node);
+        const lg_dtype type = f64 ? LG_F64 : LG_F32;
+        const int64_t normed = a->w.dim[0] * a->each;
+        if (!a->rstd.rank)
+            a->rstd =
+                lg_graph_value(g, "rstd", lg_t3(NULL, type, a->x.dim[0], a->x.dim[1], normed));
     }
     if (g->node[node].op == LG_OP_attention_forward) {
         struct lg_attention_forward_args *a = lg_graph_args(g, node);

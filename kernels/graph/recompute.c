@@ -23,6 +23,7 @@ static unsigned class_of(const lg_graph *g, int node, const struct lg_use *out)
     switch (g->node[node].op) {
     case LG_OP_norm_modulate_forward:
     case LG_OP_residual_norm_forward:
+    case LG_OP_rms_norm_forward:
         return strstr(name, "out") ? 0 : LG_DROP_NORMS;
     case LG_OP_linear_forward: {
         const struct lg_linear_forward_args *a = lg_graph_args(g, node);

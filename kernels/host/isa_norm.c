@@ -212,17 +212,114 @@ void LG_K(layer_norm_forward)(lg_stream *s, const struct lg_layer_norm_forward_a
     }
 }
 
+/* Vector v of all, counted through samples, tokens and a token's h. */
+struct rms_place {
+    int64_t sample, within, head;
+};
+static struct rms_place rms_place(const lg_tensor *x, int64_t v)
+{
+    const int64_t T = x->dim[1], h = x->dim[2];
+    return (struct rms_place){v / (T * h), v % (T * h), v % h};
+}
+static float *rms_vector(const lg_tensor *t, struct rms_place p)
+{
+    return (float *)t->data + p.sample * lg_row_stride(t, 1) + p.within * t->dim[3];
+}
+
 void LG_K(rms_norm_forward)(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
-    const int64_t D = a->w.dim[0], rows = lg_host_numel(&a->x) / D;
-    const float *w = a->w.data;
+    const int64_t h = a->x.dim[2], D = a->x.dim[3], normed = a->w.dim[0] * a->each;
+    const int64_t vectors = lg_host_numel(&a->x) / D;
+    float *rstd = a->rstd.data;
     LG_PARALLEL(lg_host_threads(s))
-    for (int64_t row = 0; row < rows; row++) {
-        const float *x = (const float *)a->x.data + row * D;
-        float *y = (float *)a->y.data + row * D;
+    for (int64_t v = 0; v < vectors; v++) {
+        const struct rms_place p = rms_place(&a->x, v);
+        const float *x = rms_vector(&a->x, p);
+        float *y = rms_vector(&a->y, p);
+        if (p.head >= normed) {
+            memcpy(y, x, (size_t)D * sizeof *y);
+            continue;
+        }
+        const float *w = (const float *)a->w.data + p.head / a->each * D;
         const float rms = (float)(1.0 / sqrt((double)row_spread(x, 0.0f, D) / (double)D + a->eps));
+        if (rstd) rstd[v / h * normed + p.head] = rms;
         LG_VLOOP(i, r, D,
                  { vf_store_n(y + i, vf_load_n(x + i, r) * rms * vf_load_n(w + i, r), r); });
+    }
+}
+
+struct rms_row {
+    const float *x, *dy, *w; /* w NULL: the forward copied */
+    float *dx, rstd;
+    int64_t D;
+    bool accumulate;
+};
+static void rms_row_backward(const struct rms_row *p)
+{
+    const float *x = p->x, *dy = p->dy, *w = p->w, rstd = p->rstd;
+    vf sum = {0};
+    if (w)
+        LG_VLOOP(i, r, p->D, {
+            vf a = vf_load_n(dy + i, r) * vf_load_n(w + i, r);
+            sum = vf_fma(a, vf_load_n(x + i, r) * rstd, sum);
+        });
+    const float mean = w ? vf_sum(sum) / (float)p->D : 0;
+    LG_VLOOP(i, r, p->D, {
+        vf d = vf_load_n(dy + i, r);
+        if (w) {
+            vf n = vf_load_n(x + i, r) * rstd;
+            d = vf_fma(n, vf_set(-mean), d * vf_load_n(w + i, r)) * rstd;
+        }
+        if (p->accumulate) d += vf_load_n(p->dx + i, r);
+        vf_store_n(p->dx + i, d, r);
+    });
+}
+
+/* Columns [first, first + count) of row g of dw: over its vectors in order. */
+enum { RMS_STRIP = 32 };
+static void rms_weight_backward(const struct lg_rms_norm_backward_args *a, int64_t g, int64_t first,
+                                int64_t count)
+{
+    const int64_t h = a->x.dim[2], each = a->each, normed = a->w.dim[0] * each;
+    const int64_t tokens = a->x.dim[0] * a->x.dim[1];
+    const float *rstd = a->rstd.data;
+    float *dw = (float *)a->dw.data + g * a->x.dim[3] + first, sum[RMS_STRIP] = {0};
+    for (int64_t k = 0; k < tokens * each; k++) {
+        const int64_t token = k / each, head = g * each + k % each;
+        const struct rms_place p = rms_place(&a->x, token * h + head);
+        const float *x = rms_vector(&a->x, p) + first, *dy = rms_vector(&a->dy, p) + first;
+        const float by = rstd[token * normed + head];
+        LG_VLOOP(i, r, count, {
+            vf n = vf_load_n(x + i, r) * by;
+            vf_store_n(sum + i, vf_fma(vf_load_n(dy + i, r), n, vf_load_n(sum + i, r)), r);
+        });
+    }
+    for (int64_t i = 0; i < count; i++) dw[i] = a->accumulate_dw ? dw[i] + sum[i] : sum[i];
+}
+
+void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_args *a)
+{
+    const int64_t h = a->x.dim[2], D = a->x.dim[3], normed = a->w.dim[0] * a->each;
+    const int64_t vectors = lg_host_numel(&a->x) / D, strips = (D + RMS_STRIP - 1) / RMS_STRIP;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t v = 0; v < vectors; v++) {
+        const struct rms_place p = rms_place(&a->x, v);
+        struct rms_row row = {.x = rms_vector(&a->x, p),
+                              .dy = rms_vector(&a->dy, p),
+                              .dx = rms_vector(&a->dx, p),
+                              .D = D,
+                              .accumulate = a->accumulate};
+        if (p.head < normed) {
+            row.w = (const float *)a->w.data + p.head / a->each * D;
+            row.rstd = ((const float *)a->rstd.data)[v / h * normed + p.head];
+        }
+        rms_row_backward(&row);
+    }
+    if (!present(&a->dw)) return;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t k = 0; k < a->w.dim[0] * strips; k++) {
+        const int64_t first = k % strips * RMS_STRIP;
+        rms_weight_backward(a, k / strips, first, LG_MIN((int64_t)RMS_STRIP, D - first));
     }
 }
 

@@ -380,8 +380,11 @@ lg_tensor lg_net_residual(lg_net *n, lg_tensor x, lg_tensor y, lg_tensor gate)
 
 lg_tensor lg_net_rms_norm(lg_net *n, lg_tensor x, lg_tensor w, double eps, lg_tensor y)
 {
+    const int64_t rows = x.dim[0], D = x.dim[1];
     if (!y.rank) y = lg_net_value(n, "norm", x);
-    LG_NET_RECORD(n, rms_norm_forward, .x = x, .w = w, .y = y, .eps = eps);
+    LG_NET_RECORD(n, rms_norm_forward, .x = lg_at(x, 0, lg_t4(NULL, n->type, 1, rows, 1, D)),
+                  .w = lg_at(w, 0, lg_t2(NULL, n->type, 1, D)),
+                  .y = lg_at(y, 0, lg_t4(NULL, n->type, 1, rows, 1, D)), .each = 1, .eps = eps);
     return y;
 }
 

@@ -152,11 +152,35 @@ static void run_rope(struct column_call *c)
     for (int64_t i = 0; i < 2 * ROWS * c->n; i++) out[i % 2][i / 2] = y[i];
 }
 
+/* Two samples of a token with three vectors, the last one copied. */
+#define VECTORS_IN(k)  lg_t4(c->in[k], LG_F32, 2, 1, ROWS / 2, c->n)
+#define VECTORS_OUT(k) lg_t4(c->out[k], LG_F32, 2, 1, ROWS / 2, c->n)
+
 static void run_rms_norm_forward(struct column_call *c)
 {
-    lg_rms_norm_forward(c->stream,
-                        &(struct lg_rms_norm_forward_args){
-                            .x = ROWS_IN(0), .w = FLAT_IN(1), .y = ROWS_OUT(0), .eps = 1e-6});
+    lg_rms_norm_forward(c->stream, &(struct lg_rms_norm_forward_args){
+                                       .x = lg_t4(c->in[0], LG_F32, 1, 1, ROWS, c->n),
+                                       .w = lg_t2(c->in[1], LG_F32, 1, c->n),
+                                       .y = lg_t4(c->out[0], LG_F32, 1, 1, ROWS, c->n),
+                                       .each = ROWS,
+                                       .eps = 1e-6});
+}
+
+/* Variant 1 adds. */
+static void run_rms_norm_backward(struct column_call *c)
+{
+    copy_in(c, 0, 3, ROWS);
+    copy_in(c, 1, 4, 2);
+    lg_rms_norm_backward(c->stream,
+                         &(struct lg_rms_norm_backward_args){.dy = VECTORS_IN(0),
+                                                             .x = VECTORS_IN(1),
+                                                             .w = MOD_IN(2),
+                                                             .rstd = lg_t3(g_rstd, LG_F32, 2, 1, 2),
+                                                             .dx = VECTORS_OUT(0),
+                                                             .dw = MOD_OUT(1),
+                                                             .each = 1,
+                                                             .accumulate = c->variant,
+                                                             .accumulate_dw = c->variant});
 }
 
 static void run_layer_norm_forward(struct column_call *c)

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 enum { GUARD_BYTES = 64 };
 
@@ -264,14 +265,59 @@ BUILD(norm_residual_backward)
     lg_norm_residual_backward(r->stream, &a);
 }
 
+/* x, y and their like: samples a pack of 16 bytes apart. */
+static lg_tensor vectors_of(struct op_run *r, const struct shape *z, int flags, const char *name)
+{
+    const int64_t h = z->heads ? z->heads : 1, row = z->T * h * z->D;
+    struct op_pack p = op_pack(r, OP_SAMPLE | flags, z->B, row + 8);
+    return op_slice(r, p, name, 0, row, DIMS(z->B, z->T, h, z->D));
+}
+
 BUILD(rms_norm_forward)
 {
-    int64_t M = z->B * z->T;
-    struct lg_rms_norm_forward_args a = {.eps = 1e-6};
-    a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, z->D));
-    a.w = op_in(r, 0, 1, DIMS(z->D));
-    a.y = op_out(r, "y", OP_SAMPLE, DIMS(M, z->D));
+    const int64_t g = z->groups ? z->groups : 1, each = z->count ? z->count : 1;
+    struct lg_rms_norm_forward_args a = {.each = (int)each, .eps = 1e-6};
+    a.x = vectors_of(r, z, 0, NULL);
+    a.w = op_in(r, 0, 1, DIMS(g, z->D));
+    a.y = vectors_of(r, z, OP_OUTPUT, "y");
+    if (z->lse) a.rstd = op_out_typed(r, "rstd", r->stats, OP_SAMPLE, DIMS(z->B, z->T, g * each));
     lg_rms_norm_forward(r->stream, &a);
+}
+
+/* rstd of each sample's first `normed` vectors of a token of x, in memory of the caller's. */
+static double *rms_stats(const struct op_run *r, lg_tensor x, int64_t normed)
+{
+    const int64_t T = x.dim[1], h = x.dim[2], D = x.dim[3];
+    double *rstd = calloc((size_t)(x.dim[0] * T * normed), sizeof *rstd), *at = rstd;
+    LG_ASSERT(rstd);
+    for (int64_t token = 0; token < x.dim[0] * T; token++)
+        for (int64_t k = 0; k < normed; k++) {
+            const double *v =
+                op_values_of(r, x) + token / T * lg_row_stride(&x, 1) + (token % T * h + k) * D;
+            double squares = 0;
+            for (int64_t i = 0; i < D; i++) squares += v[i] * v[i];
+            *at++ = 1 / sqrt(squares / (double)D + 1e-6);
+        }
+    return rstd;
+}
+
+BUILD(rms_norm_backward)
+{
+    const int64_t g = z->groups ? z->groups : 1, each = z->count ? z->count : 1;
+    const int filled = z->accumulate ? OP_FILLED : 0;
+    struct lg_rms_norm_backward_args a = {
+        .each = (int)each, .accumulate = z->accumulate, .accumulate_dw = z->dbias_filled};
+    a.x = vectors_of(r, z, 0, NULL);
+    a.dy = vectors_of(r, z, 0, NULL);
+    a.w = op_in(r, 0, 1, DIMS(g, z->D));
+    double *rstd = rms_stats(r, a.x, g * each);
+    a.rstd = op_in_values(r, r->stats, OP_STATS, rstd, DIMS(z->B, z->T, g * each));
+    free(rstd);
+    /* What is added to lies side by side: packs are outputs of NaN. */
+    a.dx = filled ? op_out(r, "dx", OP_SAMPLE | filled, DIMS(z->B, z->T, a.x.dim[2], z->D))
+                  : vectors_of(r, z, OP_OUTPUT, "dx");
+    if (z->bias) a.dw = op_out(r, "dw", z->dbias_filled ? OP_FILLED : 0, DIMS(g, z->D));
+    lg_rms_norm_backward(r->stream, &a);
 }
 
 BUILD(layer_norm_forward)
@@ -674,12 +720,19 @@ const char *op_case_shape(int i)
     return CASES[i].text;
 }
 
+/* A case has its values wherever it stands. */
+static uint64_t seed_of(int i)
+{
+    const char *op = op_case_op(i), *shape = op_case_shape(i);
+    return XXH3_64bits_withSeed(shape, strlen(shape), XXH3_64bits(op, strlen(op))) >> 1;
+}
+
 void op_case_run(int i, lg_device *d, const struct op_variant *variant, struct op_result *ret)
 {
     static const uint64_t IN_ORDER[OP_BATCH_MAX] = {0, 1, 2,  3,  4,  5,  6,  7,
                                                     8, 9, 10, 11, 12, 13, 14, 15};
     const struct op_case *z = &CASES[i];
-    struct op_run r = {.device = d, .F = lg_device_dtype(d), .ids = IN_ORDER, .seed = (uint64_t)i};
+    struct op_run r = {.device = d, .F = lg_device_dtype(d), .ids = IN_ORDER, .seed = seed_of(i)};
     r.stats = r.F == LG_F64 ? LG_F64 : LG_F32;
     r.batch = z->shape.B ? z->shape.B : 1;
     LG_ASSERT(r.batch <= OP_BATCH_MAX);
