@@ -33,16 +33,17 @@ template <typename T> __global__ void patchify_kernel(const T *x, T *y, image z,
     THIS_ELEMENT;
     y[token_place<true>(z, e)] = x[e];
 }
-template <typename T> __global__ void unpatchify_kernel(const T *x, T *y, image z, int64_t count)
+template <typename T, bool CHANNELS_FIRST>
+__global__ void unpatchify_kernel(const T *x, T *y, image z, int64_t count)
 {
     THIS_ELEMENT;
-    y[e] = x[token_place<false>(z, e)];
+    y[e] = x[token_place<CHANNELS_FIRST>(z, e)];
 }
-template <typename T>
+template <typename T, bool CHANNELS_FIRST>
 __global__ void unpatchify_back_kernel(const T *dy, T *dx, image z, int64_t count)
 {
     THIS_ELEMENT;
-    dx[token_place<false>(z, e)] = dy[e];
+    dx[token_place<CHANNELS_FIRST>(z, e)] = dy[e];
 }
 void cuda_patchify_forward(lg_stream *s, const struct lg_patchify_forward_args *a)
 {
@@ -56,17 +57,26 @@ void cuda_unpatchify_forward(lg_stream *s, const struct lg_unpatchify_forward_ar
 {
     int64_t count = lg_numel(&a->y);
     image z = image_of(&a->y, a->patch);
-    WITH_TYPE(a->x.dtype, T,
-              (unpatchify_kernel<<<GRID(count)>>>((const T *)a->x.data, (T *)a->y.data, z, count)))
+    WITH_TYPE(a->x.dtype, T, {
+        const T *x = (const T *)a->x.data;
+        if (a->channels_first)
+            unpatchify_kernel<T, true><<<GRID(count)>>>(x, (T *)a->y.data, z, count);
+        else
+            unpatchify_kernel<T, false><<<GRID(count)>>>(x, (T *)a->y.data, z, count);
+    })
     LG_CUDA_LAUNCHED();
 }
 void cuda_unpatchify_backward(lg_stream *s, const struct lg_unpatchify_backward_args *a)
 {
     int64_t count = lg_numel(&a->dy);
     image z = image_of(&a->dy, a->patch);
-    WITH_TYPE(
-        a->dy.dtype, T,
-        (unpatchify_back_kernel<<<GRID(count)>>>((const T *)a->dy.data, (T *)a->dx.data, z, count)))
+    WITH_TYPE(a->dy.dtype, T, {
+        const T *dy = (const T *)a->dy.data;
+        if (a->channels_first)
+            unpatchify_back_kernel<T, true><<<GRID(count)>>>(dy, (T *)a->dx.data, z, count);
+        else
+            unpatchify_back_kernel<T, false><<<GRID(count)>>>(dy, (T *)a->dx.data, z, count);
+    })
     LG_CUDA_LAUNCHED();
 }
 

@@ -404,7 +404,10 @@ RULE(unpatchify_forward)
 {
     lg_tensor dx = fresh(c, &a->x);
     lg_unpatchify_backward(c->s, &(struct lg_unpatchify_backward_args){
-                                     .dy = gradient(c, &a->y), .dx = dx, .patch = a->patch});
+                                     .dy = gradient(c, &a->y),
+                                     .dx = dx,
+                                     .patch = a->patch,
+                                     .channels_first = a->channels_first});
     settle(c, &a->x, dx);
 }
 

@@ -159,20 +159,28 @@ void LG_K(patchify_forward)(lg_stream *s, const struct lg_patchify_forward_args 
     EACH_ELEMENT(g, a->x.dim[0], at, picture, out[picture + patch_first(&g, c, y, x)] = in[at]);
 }
 
+static int64_t patch_place(const struct patches *g, bool channels_first, int64_t c, int64_t y,
+                           int64_t x)
+{
+    return channels_first ? patch_first(g, c, y, x) : patch_last(g, c, y, x);
+}
+
 void LG_K(unpatchify_forward)(lg_stream *s, const struct lg_unpatchify_forward_args *a)
 {
     const struct patches g = {a->y.dim[1], a->y.dim[2], a->y.dim[3], a->patch};
+    const bool first = a->channels_first;
     const float *in = a->x.data;
     float *out = a->y.data;
-    EACH_ELEMENT(g, a->y.dim[0], at, picture, out[at] = in[picture + patch_last(&g, c, y, x)]);
+    EACH_ELEMENT(g, a->y.dim[0], at, picture, out[at] = in[picture + patch_place(&g, first, c, y, x)]);
 }
 
 void LG_K(unpatchify_backward)(lg_stream *s, const struct lg_unpatchify_backward_args *a)
 {
     const struct patches g = {a->dy.dim[1], a->dy.dim[2], a->dy.dim[3], a->patch};
+    const bool first = a->channels_first;
     const float *in = a->dy.data;
     float *out = a->dx.data;
-    EACH_ELEMENT(g, a->dy.dim[0], at, picture, out[picture + patch_last(&g, c, y, x)] = in[at]);
+    EACH_ELEMENT(g, a->dy.dim[0], at, picture, out[picture + patch_place(&g, first, c, y, x)] = in[at]);
 }
 
 /* The four orders of a picture: out[n][p][c] against in[n][c][p]. */

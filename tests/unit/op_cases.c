@@ -504,7 +504,7 @@ BUILD(patchify_forward)
 BUILD(unpatchify_forward)
 {
     int64_t p = z->kernel, T = (z->H / p) * (z->W / p);
-    struct lg_unpatchify_forward_args a = {.patch = (int)p};
+    struct lg_unpatchify_forward_args a = {.patch = (int)p, .channels_first = z->given};
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, T, p * p * z->C));
     a.y = op_out(r, "y", OP_SAMPLE | OP_EXACT, DIMS(z->B, z->C, z->H, z->W));
     lg_unpatchify_forward(r->stream, &a);
@@ -513,7 +513,7 @@ BUILD(unpatchify_forward)
 BUILD(unpatchify_backward)
 {
     int64_t p = z->kernel, T = (z->H / p) * (z->W / p);
-    struct lg_unpatchify_backward_args a = {.patch = (int)p};
+    struct lg_unpatchify_backward_args a = {.patch = (int)p, .channels_first = z->given};
     a.dy = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->C, z->H, z->W));
     a.dx = op_out(r, "dx", OP_SAMPLE | OP_EXACT, DIMS(z->B, T, p * p * z->C));
     lg_unpatchify_backward(r->stream, &a);

@@ -499,13 +499,19 @@ static void unpatchify(void **state)
 {
     enum { B = 2, C = 3, P = 2, H = 4, W = 6, T = (H / P) * (W / P), n = B * C * H * W };
     double *x = normals(n), *y = poison(n), *r = normals(n), *dx = poison(n);
-    struct lg_unpatchify_forward_args f = {
-        .x = T3(x, B, T, P * P * C), .y = T4(y, B, C, H, W), .patch = P};
-    struct loss l = {run_unpatchify_forward, &f, y, r, n};
-    lg_unpatchify_backward(g_stream,
-                           &(struct lg_unpatchify_backward_args){
-                               .dy = T4(r, B, C, H, W), .dx = T3(dx, B, T, P * P * C), .patch = P});
-    check("dx", &l, x, n, dx, NULL);
+    for (int first = 0; first < 2; first++) {
+        struct lg_unpatchify_forward_args f = {.x = T3(x, B, T, P * P * C),
+                                               .y = T4(y, B, C, H, W),
+                                               .patch = P,
+                                               .channels_first = first};
+        struct loss l = {run_unpatchify_forward, &f, y, r, n};
+        lg_unpatchify_backward(
+            g_stream, &(struct lg_unpatchify_backward_args){.dy = T4(r, B, C, H, W),
+                                                            .dx = T3(dx, B, T, P * P * C),
+                                                            .patch = P,
+                                                            .channels_first = first});
+        check("dx", &l, x, n, dx, NULL);
+    }
 }
 
 /* The gradient is the turn by the negative angles, and a copy of what was copied; samples lie apart. */
