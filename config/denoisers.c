@@ -4,7 +4,7 @@
 #include <string.h>
 
 static const struct lg_denoiser_info INFO[] = {
-#define LG_DENOISER(constant, name, labels, text, square) {name, labels, text, square},
+#define LG_DENOISER(constant, ...) {__VA_ARGS__},
 #include "config/denoisers.def"
 #undef LG_DENOISER
 };

@@ -174,8 +174,7 @@ template <typename T, int N> static void forward(cudaStream_t stream, const forw
 {
     const int64_t packs = ceil_div(a.p.D, N), vectors = a.p.vectors;
     if (packs > WARP)
-        long_forward_kernel<T, N>
-            <<<(unsigned)ceil_div(vectors, WARPS), THREADS, 0, stream>>>(a);
+        long_forward_kernel<T, N><<<(unsigned)ceil_div(vectors, WARPS), THREADS, 0, stream>>>(a);
     else
         WITH_LANES(a.p.D, N, LANES, PACKS, {
             constexpr int BLOCK = THREADS / LANES * AT_ONCE;
@@ -267,8 +266,7 @@ static __device__ __forceinline__ void copy_vectors(const backward_args<T> &a, i
 
 /* This lane's column sums of all groups of the block, in order, to the block's row of a.partial. Call with all threads. */
 template <int N, int LANES, int PACKS>
-static __device__ __forceinline__ void store_partial(float *partial, int D,
-                                                     float (&sum)[PACKS][N])
+static __device__ __forceinline__ void store_partial(float *partial, int D, float (&sum)[PACKS][N])
 {
     __shared__ float shared[WARPS][LANES * N];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;

@@ -8,6 +8,7 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "config/texts.h"
 #include "stages/io/source.h"
 #include "stages/io/tokenizer.h"
 #include <ctype.h>
@@ -38,7 +39,9 @@ int lg_loader_order(const lg_plan *p, const struct lg_item_size *size, uint64_t 
 
 struct item_look {
     uint64_t hash, bytes; /* of the picture; bytes 0: it has none */
-    uint32_t words;       /* of its longest caption: tokens where there is a tokenizer */
+    uint32_t
+        words;    /* of its longest caption: tokens of the first text where there is a tokenizer */
+    uint32_t cut; /* texts, as bits, that do not take the whole of its longest caption */
     bool is_void, has_caption;
 };
 
@@ -47,9 +50,8 @@ struct look {
     lg_config *config; /* NULL: a data set alone */
     lg_plan plan;      /* with a config */
     struct lg_buckets buckets;
-    struct lg_order_spec cut; /* ranks, micros, micro */
-    lg_tokenizer *tokenizer;  /* NULL: words are counted */
-    int text_length;
+    struct lg_order_spec cut;              /* ranks, micros, micro */
+    lg_tokenizer *tokenizer[LG_TEXTS_MAX]; /* of the plan's texts; none: words are counted */
     lg_source *source;
     uint64_t count;
     struct item_look *item;    /* (count) */
@@ -75,12 +77,14 @@ static int look_at_captions(struct look *l, struct item_look *i)
 {
     i->has_caption = l->stored.n_captions > 0;
     for (int k = 0; k < l->stored.n_captions; k++) {
-        int n = 0;
-        if (l->tokenizer)
-            LG_TRY(lg_tokenizer_encode(l->tokenizer, l->stored.caption[k], TOKENS_MAX, l->ids, &n));
-        else
-            n = (int)words_of(l->stored.caption[k]);
-        i->words = LG_MAX(i->words, (uint32_t)n);
+        if (!l->plan.n_texts) i->words = LG_MAX(i->words, words_of(l->stored.caption[k]));
+        for (int t = 0; t < l->plan.n_texts; t++) {
+            int n = 0;
+            LG_TRY(
+                lg_tokenizer_encode(l->tokenizer[t], l->stored.caption[k], TOKENS_MAX, l->ids, &n));
+            if (t == 0) i->words = LG_MAX(i->words, (uint32_t)n);
+            if (n > l->plan.text[t].length) i->cut |= 1u << t;
+        }
     }
     return 0;
 }
@@ -165,19 +169,22 @@ static void print_sizes(const struct look *l, uint32_t *v)
 
 static void print_captions(const struct look *l, uint32_t *v)
 {
-    uint64_t n = 0, without = 0, cut = 0;
+    uint64_t n = 0, without = 0, cut[LG_TEXTS_MAX] = {0};
     for (uint64_t i = 0; i < l->count; i++) {
         if (l->item[i].is_void) continue;
         without += !l->item[i].has_caption;
-        cut += l->tokenizer && l->item[i].words > (uint32_t)l->text_length;
+        for (int t = 0; t < l->plan.n_texts; t++) cut[t] += l->item[i].cut >> t & 1;
         if (l->item[i].has_caption) v[n++] = l->item[i].words;
     }
     const struct spread s = spread_of(v, n);
     printf("captions: %" PRIu64 " samples have one, %" PRIu64 " have none", n, without);
     if (n)
-        printf("; %u to %u %s, median %u", s.least, s.most, l->tokenizer ? "tokens" : "words",
+        printf("; %u to %u %s, median %u", s.least, s.most, l->plan.n_texts ? "tokens" : "words",
                s.median);
-    if (l->tokenizer) printf("; %" PRIu64 " are cut at text.length = %d", cut, l->text_length);
+    if (n && l->plan.n_texts > 1) printf(" (of %s)", lg_role_name(l->plan.text[0].role));
+    for (int t = 0; t < l->plan.n_texts; t++)
+        printf("; %" PRIu64 " are cut at %s.length = %d", cut[t],
+               lg_role_name(l->plan.text[t].role), l->plan.text[t].length);
     putchar('\n');
 }
 
@@ -278,8 +285,8 @@ static int open_config(struct look *l, const char *file, const char *const *set,
         (struct lg_order_spec){.ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
                                .micros = (uint64_t)(p->rank_batch / p->micro_batch),
                                .micro = (uint64_t)p->micro_batch};
-    l->text_length = p->text_length;
-    if (p->text_length) LG_TRY(lg_tokenizer_open(l->config->text_model, &l->tokenizer));
+    for (int t = 0; t < p->n_texts; t++)
+        LG_TRY(lg_tokenizer_open(lg_text_keys(l->config, p->text[t].role).model, &l->tokenizer[t]));
     return 0;
 }
 
@@ -332,7 +339,7 @@ int lg_loader_look(const char *target, const char *const *set, int n_set)
     if (rc == 0) rc = look(l);
     fflush(stdout);
     lg_source_close(&l->source);
-    lg_tokenizer_close(&l->tokenizer);
+    for (int t = 0; t < LG_TEXTS_MAX; t++) lg_tokenizer_close(&l->tokenizer[t]);
     lg_item_free(&l->stored);
     lg_picture_free(&l->picture);
     lg_config_free(&l->config);

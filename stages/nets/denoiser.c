@@ -15,7 +15,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { DEPTH_MAX = 1024, OFFLOAD_MIN = 32 << 10 /* bytes of a value that are worth a copy */ };
+enum {
+    DEPTH_MAX = LG_DENOISER_DEPTH_MAX,
+    OFFLOAD_MIN = 32 << 10 /* bytes of a value that are worth a copy */
+};
 
 /* One size of a text: something if it is wanted, else 0. */
 static int check_text_size(const char *text, const char *what, int value, bool is_wanted)
@@ -84,6 +87,10 @@ int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequenc
     *ret = (struct lg_band){.height = c->height, .share = 1};
     if (!lg_sequence_is_split(s)) return 0;
     LG_ASSERT(s->rank >= 0 && s->rank < s->degree);
+    if (lg_denoiser_info(c->kind)->is_whole)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "a sequence of %s cannot be split among ranks: set parallel.sp = 1",
+                       lg_denoiser_info(c->kind)->name);
     if (s->degree > rows || s->degree > LG_RANKS_MAX)
         return LG_FAIL(LG_ERR_CONFIG,
                        "a sequence of %d rows of patches (a latent of height %d, patches of %d) "
@@ -115,8 +122,9 @@ static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, in
 {
     const int64_t B = n->batch;
     struct lg_model_input in = {.x = lg_t4(NULL, n->type, B, c->channels, height, c->width),
-                                .t = lg_t1(NULL, n->stats, B),
-                                .positions = lg_t2(NULL, n->type, tokens(c, height), c->hidden)};
+                                .t = lg_t1(NULL, n->stats, B)};
+    if (lg_model_of(c->kind)->scale)
+        in.positions = lg_t2(NULL, n->type, tokens(c, height), c->hidden);
     if (lg_denoiser_info(c->kind)->labels) in.label = lg_t1(NULL, LG_I32, B);
     const struct lg_denoiser_text_info *has;
     const int texts = lg_denoiser_texts(c->kind, &has);
@@ -417,6 +425,7 @@ static int compile_mode(lg_denoiser *net)
 static size_t positions_bytes(const lg_denoiser *net)
 {
     size_t count = (size_t)(tokens(&net->config, net->band.height) * net->config.hidden);
+    if (!net->model->scale) return 0;
     return count * lg_dtype_bytes(lg_device_dtype(net->device));
 }
 
@@ -570,8 +579,10 @@ int lg_denoiser_open_all(lg_denoiser *const *nets, int n)
             net->scratch = owner->scratch;
             net->host = owner->host;
         }
-        LG_TRY(lg_device_alloc(net->device, positions_bytes(net), &net->positions));
-        LG_TRY(upload_positions(net));
+        if (net->model->scale) {
+            LG_TRY(lg_device_alloc(net->device, positions_bytes(net), &net->positions));
+            LG_TRY(upload_positions(net));
+        }
         if (net->bytes.host) LG_TRY(lg_program_open_lanes(net->program, net->device));
     }
     return 0;

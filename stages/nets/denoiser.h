@@ -1,7 +1,8 @@
 /* The diffusion transformers that the trainer trains and the sampler runs: DiT (class conditioning,
- * adaLN-Zero; Peebles & Xie 2023) and PixArt (text by cross-attention, adaLN-single; Chen et al.
- * 2023). Parameters are named and shaped as diffusers' DiTTransformer2DModel and
- * PixArtTransformer2DModel. dit.c and pixart.c describe one net each; denoiser.c runs them.
+ * adaLN-Zero; Peebles & Xie 2023), PixArt (text by cross-attention, adaLN-single; Chen et al.
+ * 2023) and SD3 (text and image in one attention; Esser et al. 2024). Parameters are named and shaped as diffusers'
+ * DiTTransformer2DModel, PixArtTransformer2DModel and SD3Transformer2DModel. dit.c, pixart.c and sd3.c describe one net
+ * each; denoiser.c runs them.
  *
  * A net owns no weights: forward and backward get a flat buffer cut by lg_denoiser_params(). It
  * owns its activations, planned once for a fixed batch; a smaller batch is padded by the caller.
@@ -16,6 +17,7 @@
 #include "stages/nets/sequence.h"
 #include <stdio.h>
 
+enum { LG_DENOISER_DEPTH_MAX = 1024 };
 struct lg_denoiser_config {
     lg_denoiser_kind kind;
     int channels; /* of the latent */
@@ -44,7 +46,16 @@ struct lg_denoiser_config {
     bool
         size_conditions; /* PixArt-alpha 1024: the picture's original size and its ratio are conditions */
     bool no_attention_bias; /* q, k, v have none */
+    /* SD3: */
+    int positions_side; /* its table has positions of so many by so many patches, of which the middle is used */
+    bool qk_norm; /* RMSNorm of queries and keys */
+    uint64_t dual[LG_DENOISER_DEPTH_MAX /
+                  64]; /* bits: blocks with a second attention, of the image alone */
 };
+static inline bool lg_denoiser_is_dual(const struct lg_denoiser_config *c, int block)
+{
+    return c->dual[block / 64] >> block % 64 & 1;
+}
 static inline int lg_denoiser_out_channels(const struct lg_denoiser_config *c)
 {
     return c->channels * (c->learned_variance ? 2 : 1);
@@ -59,7 +70,7 @@ int lg_denoiser_config_load(const char *path, struct lg_denoiser_config *ret);
 /* With those keys of `source`, another config.json of diffusers, that are none of ours. NULL: none. */
 int lg_denoiser_config_save(const struct lg_denoiser_config *c, const char *source,
                             const char *path);
-/* The parameter table, in a fixed order, everything trained. Free with lg_params_free. */
+/* The parameter table, in a fixed order, everything trained but what never is. Free with lg_params_free. */
 int lg_denoiser_params(const struct lg_denoiser_config *c, lg_params *ret);
 
 /* What of a net is trained, and how; points into what the caller keeps. */
@@ -84,7 +95,7 @@ int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float 
 /* Elements [first, first + count) of another of its tables, or of a part of one. */
 int lg_denoiser_load_range(const struct lg_denoiser_config *c, const lg_params *t, const char *dir,
                            float *ret, size_t first, size_t count);
-/* trained, frozen: the two parts of table t; frozen may be NULL where there is none. */
+/* trained, frozen: the two parts of table t; frozen NULL: it lies behind `trained`, if there is any. */
 struct lg_denoiser_weights {
     const lg_params *t;
     const float *trained, *frozen;

@@ -135,7 +135,8 @@ static lg_tensor param(lg_net *n, const struct lg_param *spec, bool packed, lg_t
 static struct lg_param spec_of(const lg_net *n, struct lg_init init, lg_tensor shape,
                                const char *name, const char *part, const char *leaf)
 {
-    struct lg_param p = {.rank = shape.rank, .init = init.kind, .init_scale = init.scale};
+    struct lg_param p = {
+        .rank = shape.rank, .init = init.kind, .init_scale = init.scale, .is_fixed = init.is_fixed};
     LG_ASSERT(shape.rank <= (int)LG_ARRAY_LEN(p.dim));
     for (int i = 0; i < shape.rank; i++) p.dim[i] = shape.dim[i];
     int length = snprintf(p.name, sizeof p.name, "%s%s%s%s", n->scope, name, part, leaf);
@@ -187,6 +188,11 @@ static void note_unread(lg_net *n, lg_tensor w, lg_tensor bias, int64_t from, in
     if (bias.rank) n->unread[n->n_unread++] = lg_slice(bias, 0, from, to - from);
 }
 
+void lg_net_unused(lg_net *n, lg_tensor param)
+{
+    if (n->g) note_unread(n, param, LG_NONE, 0, param.dim[0]);
+}
+
 /* ---- values ---- */
 
 lg_tensor lg_net_value(lg_net *n, const char *name, lg_tensor shape)
@@ -218,6 +224,15 @@ static void weights_of(lg_net *n, struct lg_layer *l, int64_t k, const char *nam
     *ret_w = parts_of(n, l, lg_t2(NULL, n->type, l->out, k), name, false);
     *ret_bias = LG_NONE;
     if (!l->no_bias) *ret_bias = parts_of(n, l, lg_t1(NULL, n->type, l->out), name, true);
+}
+
+void lg_net_unused_linear(lg_net *n, int64_t in, struct lg_layer l, const char *name_fmt, ...)
+{
+    char name[LG_PARAM_NAME_BYTES];
+    lg_tensor w, bias;
+    FORMAT(name, name_fmt);
+    weights_of(n, &l, in, name, &w, &bias);
+    if (n->g) note_unread(n, w, bias, 0, l.out);
 }
 
 static lg_tensor product(lg_net *n, lg_tensor x, lg_tensor w, lg_tensor bias, lg_act act,
@@ -254,7 +269,7 @@ static lg_tensor adapt(lg_net *n, lg_tensor x, lg_tensor y, struct adapted l)
 {
     if (!takes(n, l.name, l.part)) return y;
     const int64_t K = x.dim[x.rank - 1], rank = n->adapter.rank;
-    const struct lg_init uniform = {LG_INIT_UNIFORM, 1.0 / sqrt((double)K)};
+    const struct lg_init uniform = {.kind = LG_INIT_UNIFORM, .scale = 1.0 / sqrt((double)K)};
     lg_tensor down = lg_t2(NULL, n->type, rank, K), up = lg_t2(NULL, n->type, l.out, rank);
     struct lg_param p = spec_of(n, uniform, down, l.name, l.part, LG_ADAPTER_DOWN);
     down = param(n, &p, false, down);
@@ -398,6 +413,40 @@ lg_tensor lg_net_layer_norm(lg_net *n, lg_tensor x, double eps, lg_tensor y, con
     return y;
 }
 
+/* A sample's tokens as one row. */
+static lg_tensor samples_of(lg_tensor t)
+{
+    lg_tensor rows = lg_at(t, 0, lg_t2(NULL, t.dtype, t.dim[0], t.dim[1] * t.dim[2]));
+    rows.stride[0] = t.stride[0];
+    return rows;
+}
+
+void lg_net_copy_tokens(lg_net *n, lg_tensor x, lg_tensor y)
+{
+    LG_NET_RECORD(n, copy_rows, .x = samples_of(x), .y = samples_of(y));
+}
+
+lg_tensor lg_net_take_tokens(lg_net *n, lg_tensor x, int64_t from, int64_t count)
+{
+    lg_tensor part = lg_slice(x, 1, from, count);
+    lg_tensor y = lg_net_value(n, "tokens", lg_t3(NULL, x.dtype, x.dim[0], count, x.dim[2]));
+    lg_net_copy_tokens(n, part, y);
+    return y;
+}
+
+lg_tensor lg_net_head_norms(lg_net *n, lg_tensor x, const struct lg_head_norms *l, lg_tensor y,
+                            const char *name)
+{
+    const struct lg_layer layer = {
+        .init = LG_NET_ONE, .parts = l->norms, .n_parts = l->n_norms, .no_bias = true};
+    lg_tensor w = parts_of(n, &layer, lg_t1(NULL, n->type, l->n_norms * l->d), name, false);
+    if (!y.rank) y = lg_net_value(n, "head norms", x);
+    LG_NET_RECORD(n, rms_norm_forward, .x = lg_split(x, 2, l->d),
+                  .w = lg_at(w, 0, lg_t2(NULL, n->type, l->n_norms, l->d)),
+                  .y = lg_split(y, 2, l->d), .each = (int)l->heads, .eps = l->eps);
+    return y;
+}
+
 lg_tensor lg_net_heads(lg_tensor packed, int64_t heads, int64_t d, int i)
 {
     return lg_split(lg_slice(packed, 2, i * heads * d, heads * d), 2, d);
@@ -443,7 +492,7 @@ lg_tensor lg_net_embedding(lg_net *n, lg_tensor ids, int64_t rows, int64_t D, co
 lg_tensor lg_net_patches(lg_net *n, lg_tensor x, int patch, lg_tensor positions, const char *name)
 {
     const int64_t C = x.dim[1], P = C * patch * patch, D = positions.dim[1], T = positions.dim[0];
-    struct lg_init init = {LG_INIT_UNIFORM, sqrt(6.0 / (double)(D + P))};
+    struct lg_init init = {.kind = LG_INIT_UNIFORM, .scale = sqrt(6.0 / (double)(D + P))};
     lg_tensor w =
         lg_net_param(n, init, lg_t4(NULL, n->type, D, C, patch, patch), "%s.weight", name);
     lg_tensor bias = lg_net_param(n, LG_NET_ZERO, lg_t1(NULL, n->type, D), "%s.bias", name);
@@ -459,29 +508,4 @@ lg_tensor lg_net_patches(lg_net *n, lg_tensor x, int patch, lg_tensor positions,
 void lg_net_unpatchify(lg_net *n, lg_tensor x, int patch, lg_tensor out)
 {
     LG_NET_RECORD(n, unpatchify_forward, .x = x, .y = out, .patch = patch);
-}
-
-/* Token (i, j) gets D/2 features of its column j (yes, the column first, as diffusers' comment
- * "here w goes first" says), then D/2 of its row i: each D/4 sines, then D/4 cosines. diffusers: coordinate /
- * (grid / base_size) / interpolation_scale; coordinates are fp32 there, products and sines fp64. */
-void lg_net_positions(const struct lg_grid *grid, int D, float *ret)
-{
-    const int quarter = D / 4;
-    const float scale = (float)grid->scale;
-    const float wide = (float)((double)grid->columns / grid->base);
-    const float high = (float)((double)grid->rows / grid->base);
-    for (int i = 0; i < grid->rows; i++) {
-        for (int j = 0; j < grid->columns; j++) {
-            const float at[2] = {(float)j / wide / scale, (float)i / high / scale};
-            for (int axis = 0; axis < 2; axis++) {
-                float *out = ret + ((size_t)i * (size_t)grid->columns + (size_t)j) * (size_t)D +
-                             (size_t)(axis * 2 * quarter);
-                for (int k = 0; k < quarter; k++) {
-                    double a = (double)at[axis] / pow(10000.0, (double)k / quarter);
-                    out[k] = (float)sin(a);
-                    out[quarter + k] = (float)cos(a);
-                }
-            }
-        }
-    }
 }

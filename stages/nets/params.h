@@ -20,6 +20,7 @@ typedef enum lg_param_init {
     LG_INIT_ONE,
     LG_INIT_NORMAL,  /* init_scale * standard normal */
     LG_INIT_UNIFORM, /* init_scale * uniform(-1, 1); Xavier's bound is init_scale */
+    LG_INIT_SINCOS, /* (1, n n, D): sinusoidal positions of n x n patches, init_scale of which are one (sincos.h) */
 } lg_param_init;
 
 struct lg_param {
@@ -35,6 +36,7 @@ struct lg_param {
     int unit;       /* that it lies in; -1: there are none */
     int group;      /* of the table's */
     bool is_frozen; /* not trained */
+    bool is_fixed;  /* never trained: a table */
 };
 
 /* A stretch of the buffer that is gathered, exchanged and recomputed together: a block, or what stands before or

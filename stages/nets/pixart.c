@@ -23,7 +23,7 @@ static const double FIXED_EPS = 1e-6; /* the output norm's, whatever norm_eps is
 
 static lg_tensor table(lg_net *n, const struct lg_denoiser_config *c, int rows, const char *name)
 {
-    const struct lg_init init = {LG_INIT_NORMAL, 1.0 / sqrt((double)c->hidden)};
+    const struct lg_init init = {.kind = LG_INIT_NORMAL, .scale = 1.0 / sqrt((double)c->hidden)};
     return lg_net_param(n, init, lg_t2(NULL, n->type, rows, c->hidden), "%s", name);
 }
 
@@ -175,6 +175,10 @@ const struct lg_model lg_pixart = {
     .class = "PixArtTransformer2DModel",
     .norm_type = "ada_norm_single",
     .sample_size = 128,
+    .channels = 4,
+    .depth = 28,
+    .heads = 16,
+    .head_dim = 72,
     .norm_eps = 1e-6,
     .out_channels = 8,
     .describe = describe,

@@ -16,6 +16,9 @@ struct lg_denoiser_config denoiser_fixture_dit(void);
 /* hidden 48, 3 heads, 2 blocks, 4x8x12 latents, 6 text tokens of width 20. */
 struct lg_denoiser_config denoiser_fixture_pixart(void);
 
+/* hidden 48, 3 heads, 3 blocks, two of them dual, 4x8x12 latents, texts of 3, 3 and 5 tokens. */
+struct lg_denoiser_config denoiser_fixture_sd3(void);
+
 /* What all models have, as an initial value. */
 #define DENOISER_SHAPE(k, C, h, w, p, D, n, H, ratio, classes, L, E, eps)                          \
     {                                                                                              \

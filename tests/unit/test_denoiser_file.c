@@ -31,7 +31,9 @@ static void same_config(const struct lg_denoiser_config *a, const struct lg_deno
                 a->width == b->width && a->patch == b->patch && a->hidden == b->hidden &&
                 a->depth == b->depth && a->heads == b->heads && a->mlp_ratio == b->mlp_ratio &&
                 a->num_classes == b->num_classes && a->n_texts == b->n_texts &&
-                !memcmp(a->text, b->text, sizeof a->text) && a->norm_eps == b->norm_eps);
+                !memcmp(a->text, b->text, sizeof a->text) && a->norm_eps == b->norm_eps &&
+                a->positions_side == b->positions_side && a->qk_norm == b->qk_norm &&
+                !memcmp(a->dual, b->dual, sizeof a->dual));
 }
 
 static void round_trip(const struct lg_denoiser_config *c, int tensors)
@@ -60,10 +62,12 @@ static void round_trip(const struct lg_denoiser_config *c, int tensors)
 static void test_round_trip(void **state)
 {
     struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
+    struct lg_denoiser_config sd3 = denoiser_fixture_sd3();
     /* As diffusers' state_dict() counts: 2 + 2 (5 + 14) + 4, and 1 + 2 + 2 (1 + 8 + 8 + 4) + 2 +
-     * 10. */
+     * 10, and 13 + 2 (32 + 12) + 26. */
     round_trip(&dit, 44);
     round_trip(&pixart, 57);
+    round_trip(&sd3, 127);
 }
 
 /* Rewrites the saved DiT with one tensor changed (delta) or left out. */
