@@ -198,7 +198,8 @@ void cuda_copy_rows(lg_stream *s, const struct lg_copy_rows_args *a)
 }
 
 /* E features from p on, a pack or, where packs do not fit, one by one. */
-template <typename T, int N, int E> __device__ __forceinline__ void load_some(const T *p, float (&ret)[E])
+template <typename T, int N, int E>
+__device__ __forceinline__ void load_some(const T *p, float (&ret)[E])
 {
 #pragma unroll
     for (int e = 0; e < E; e += N) load<T, N>(p + e, *(float(*)[N]) & ret[e]);

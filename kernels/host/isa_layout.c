@@ -171,7 +171,8 @@ void LG_K(unpatchify_forward)(lg_stream *s, const struct lg_unpatchify_forward_a
     const bool first = a->channels_first;
     const float *in = a->x.data;
     float *out = a->y.data;
-    EACH_ELEMENT(g, a->y.dim[0], at, picture, out[at] = in[picture + patch_place(&g, first, c, y, x)]);
+    EACH_ELEMENT(g, a->y.dim[0], at, picture,
+                 out[at] = in[picture + patch_place(&g, first, c, y, x)]);
 }
 
 void LG_K(unpatchify_backward)(lg_stream *s, const struct lg_unpatchify_backward_args *a)
@@ -180,7 +181,8 @@ void LG_K(unpatchify_backward)(lg_stream *s, const struct lg_unpatchify_backward
     const bool first = a->channels_first;
     const float *in = a->dy.data;
     float *out = a->dx.data;
-    EACH_ELEMENT(g, a->dy.dim[0], at, picture, out[picture + patch_place(&g, first, c, y, x)] = in[at]);
+    EACH_ELEMENT(g, a->dy.dim[0], at, picture,
+                 out[picture + patch_place(&g, first, c, y, x)] = in[at]);
 }
 
 /* The four orders of a picture: out[n][p][c] against in[n][c][p]. */

@@ -104,7 +104,8 @@ void ref64_unpatchify_forward(lg_stream *s, const struct lg_unpatchify_forward_a
     int64_t p = a->patch, width = a->x.dim[2], C = a->y.dim[1];
     for (int64_t e = 0; e < lg_numel(&a->y); e++) {
         struct patch_place at = place(&a->y, p, e);
-        ref64_data(a->y)[e] = ref64_data(a->x)[at.token * width + feature(&at, p, C, a->channels_first)];
+        ref64_data(a->y)[e] =
+            ref64_data(a->x)[at.token * width + feature(&at, p, C, a->channels_first)];
     }
 }
 
@@ -113,6 +114,7 @@ void ref64_unpatchify_backward(lg_stream *s, const struct lg_unpatchify_backward
     int64_t p = a->patch, width = a->dx.dim[2], C = a->dy.dim[1];
     for (int64_t e = 0; e < lg_numel(&a->dy); e++) {
         struct patch_place at = place(&a->dy, p, e);
-        ref64_data(a->dx)[at.token * width + feature(&at, p, C, a->channels_first)] = ref64_data(a->dy)[e];
+        ref64_data(a->dx)[at.token * width + feature(&at, p, C, a->channels_first)] =
+            ref64_data(a->dy)[e];
     }
 }

@@ -141,13 +141,12 @@ static void run_rope(struct column_call *c)
     float *out[] = {c->out[0], c->out[1]};
     LG_ASSERT(c->n <= COLUMN_SHORT);
     for (int64_t i = 0; i < 2 * ROWS * c->n; i++) x[i] = in[i % 2][i / 2];
-    lg_rope(c->stream,
-            &(struct lg_rope_args){.x = lg_t4(x, LG_F32, 2, ROWS / 2, 1, 2 * c->n),
-                                   .cos = lg_t2(c->in[2], LG_F32, ROWS / 2, c->n),
-                                   .sin = lg_t2(c->in[3], LG_F32, ROWS / 2, c->n),
-                                   .y = lg_t4(y, LG_F32, 2, ROWS / 2, 1, 2 * c->n),
-                                   .turned = 1,
-                                   .inverse = c->variant});
+    lg_rope(c->stream, &(struct lg_rope_args){.x = lg_t4(x, LG_F32, 2, ROWS / 2, 1, 2 * c->n),
+                                              .cos = lg_t2(c->in[2], LG_F32, ROWS / 2, c->n),
+                                              .sin = lg_t2(c->in[3], LG_F32, ROWS / 2, c->n),
+                                              .y = lg_t4(y, LG_F32, 2, ROWS / 2, 1, 2 * c->n),
+                                              .turned = 1,
+                                              .inverse = c->variant});
     lg_stream_sync(c->stream);
     for (int64_t i = 0; i < 2 * ROWS * c->n; i++) out[i % 2][i / 2] = y[i];
 }

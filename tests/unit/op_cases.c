@@ -157,8 +157,7 @@ BUILD(rope)
         op_in_out(r, true, "y", OP_SAMPLE, &a.x, &a.y, 4, dim);
     } else {
         a.x = op_slice(r, op_pack(r, OP_SAMPLE, z->B, all + 16), NULL, 8, all, 4, dim);
-        a.y =
-            op_slice(r, op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, all + 8), "y", 0, all, 4, dim);
+        a.y = op_slice(r, op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, all + 8), "y", 0, all, 4, dim);
     }
     lg_rope(r->stream, &a);
 }

@@ -505,11 +505,11 @@ static void unpatchify(void **state)
                                                .patch = P,
                                                .channels_first = first};
         struct loss l = {run_unpatchify_forward, &f, y, r, n};
-        lg_unpatchify_backward(
-            g_stream, &(struct lg_unpatchify_backward_args){.dy = T4(r, B, C, H, W),
-                                                            .dx = T3(dx, B, T, P * P * C),
-                                                            .patch = P,
-                                                            .channels_first = first});
+        lg_unpatchify_backward(g_stream,
+                               &(struct lg_unpatchify_backward_args){.dy = T4(r, B, C, H, W),
+                                                                     .dx = T3(dx, B, T, P * P * C),
+                                                                     .patch = P,
+                                                                     .channels_first = first});
         check("dx", &l, x, n, dx, NULL);
     }
 }
