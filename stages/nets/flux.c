@@ -105,9 +105,8 @@ static struct streams double_block(lg_net *n, const struct lg_denoiser_config *c
     lg_tensor mod[2], *stream[] = {&s.text, &s.x};
     mod[1] = modulation(n, c, e, 6, "norm1");
     mod[0] = modulation(n, c, e, 6, "norm1_context");
-    const struct streams normed = {
-        lg_net_norm(n, s.text, lg_net_chunks(mod[0], c->hidden, 0), EPS),
-        lg_net_norm(n, s.x, lg_net_chunks(mod[1], c->hidden, 0), EPS)};
+    const struct streams normed = {lg_net_norm(n, s.text, lg_net_chunks(mod[0], c->hidden, 0), EPS),
+                                   lg_net_norm(n, s.x, lg_net_chunks(mod[1], c->hidden, 0), EPS)};
     const struct streams o = joint_attention(n, c, normed, angles);
     const lg_tensor attended[] = {o.text, o.x};
     for (int i = 1; i >= 0; i--) {
@@ -129,7 +128,8 @@ static lg_tensor single_block(lg_net *n, const struct lg_denoiser_config *c, lg_
     lg_tensor normed = lg_net_norm(n, z, m, EPS);
     lg_tensor h = widened(n, c, normed, "proj_mlp");
     lg_tensor o = attend(n, c, project(n, c, normed, &OF_X, LG_NONE), angles);
-    lg_tensor both = lg_net_value(n, "attention, mlp", lg_t3(NULL, n->type, n->batch, z.dim[1], D + wide));
+    lg_tensor both =
+        lg_net_value(n, "attention, mlp", lg_t3(NULL, n->type, n->batch, z.dim[1], D + wide));
     lg_net_copy_features(n, o, lg_slice(both, 2, 0, D));
     lg_net_copy_features(n, h, lg_slice(both, 2, D, wide));
     return lg_net_residual(n, z, to_width(n, c, both, "proj_out"), m.gate);
@@ -191,7 +191,8 @@ void lg_flux_describe(lg_net *n, const struct lg_denoiser_config *c,
     lg_net_unit(n, "out");
     lg_net_unused(n, lg_slice(z, 1, 0, S));
     const lg_tensor mod = modulation(n, c, e, 2, "norm_out");
-    const struct lg_modulation m = {.scale = lg_slice(mod, 1, 0, D), .shift = lg_slice(mod, 1, D, D)};
+    const struct lg_modulation m = {.scale = lg_slice(mod, 1, 0, D),
+                                    .shift = lg_slice(mod, 1, D, D)};
     lg_tensor y = lg_net_linear(n, lg_net_norm(n, lg_net_take_tokens(n, z, S, T), m, EPS),
                                 (struct lg_layer){.out = P, .init = LG_NET_ZERO}, "proj_out");
     LG_NET_RECORD(n, unpatchify_forward, .x = y, .y = out, .patch = c->patch,

@@ -87,8 +87,8 @@ static void angles(const struct lg_denoiser_config *c, float *ret)
     const int S = c->text[LG_FLUX_T5].length, columns = c->width / c->patch;
     const int N = S + c->height / c->patch * columns, pairs = c->hidden / c->heads / 2;
     for (int t = 0; t < N; t++) {
-        const int cell = t - S, at[LG_FLUX_AXES] = {0, t < S ? 0 : cell / columns,
-                                                    t < S ? 0 : cell % columns};
+        const int cell = t - S,
+                  at[LG_FLUX_AXES] = {0, t < S ? 0 : cell / columns, t < S ? 0 : cell % columns};
         for (int axis = 0, k = 0; axis < LG_FLUX_AXES; axis++)
             for (int i = 0; i < c->axes[axis]; i += 2, k++) {
                 const double a = at[axis] / pow(THETA, (double)i / c->axes[axis]);
