@@ -105,7 +105,8 @@ static void test_is_an_addition_to_weights(void **state)
         check_merged(devices[d], &dit, DIT_SOME, 2);
         check_merged(devices[d], &pixart, ATTENTION, 8 * pixart.depth);
         check_merged(devices[d], &pixart, LINEAR, 10 * pixart.depth);
-        check_merged(devices[d], &flux, ATTENTION, 8 * 2 + 3 * 3); /* blocks of two streams, of one */
+        check_merged(devices[d], &flux, ATTENTION,
+                     8 * 2 + 3 * 3); /* blocks of two streams, of one */
         check_merged(devices[d], &flux, LINEAR, 14 * 2 + 6 * 3);
     }
 }
