@@ -19,120 +19,47 @@
  *
  * Initial values, which no code of the authors has; as SD3's (sd3.c). */
 #include "stages/nets/flux.h"
+#include "stages/nets/joint.h"
 #include <stdio.h>
-
-static const double EPS = 1e-6; /* of all norms */
-
-struct streams {
-    lg_tensor text, x; // (B, S, D), (B, T, D)
-};
-/* A stream's names in an attention. */
-struct names {
-    const char *part[3], *norm[2]; /* q, k, v */
-};
-static const struct names OF_X = {{".to_q", ".to_k", ".to_v"}, {".norm_q", ".norm_k"}};
-static const struct names OF_TEXT = {{".add_q_proj", ".add_k_proj", ".add_v_proj"},
-                                     {".norm_added_q", ".norm_added_k"}};
-
-/* ---- attention ---- */
-
-/* q, k, v of x with q and k normed, to tokens `to` or, LG_NONE, as a value: (.., 3 D). */
-static lg_tensor project(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
-                         const struct names *names, lg_tensor to)
-{
-    const struct lg_layer parts = {
-        .out = 3 * c->hidden, .init = LG_NET_XAVIER, .parts = names->part, .n_parts = 3};
-    const struct lg_head_norms norms = {.norms = names->norm,
-                                        .n_norms = 2,
-                                        .heads = c->heads,
-                                        .d = c->hidden / c->heads,
-                                        .eps = EPS};
-    return lg_net_head_norms(n, lg_net_linear(n, x, parts, "attn"), &norms, to, "attn");
-}
-
-/* Of packed (B, N, 3 D), its q and k turned by their tokens' angles (2, N, d / 2). */
-static lg_tensor attend(lg_net *n, const struct lg_denoiser_config *c, lg_tensor packed,
-                        lg_tensor angles)
-{
-    const int d = c->hidden / c->heads;
-    packed = lg_net_rope(n, packed, 2 * c->heads, angles);
-    return lg_net_attention(n, (struct lg_attention){.q = lg_net_heads(packed, c->heads, d, 0),
-                                                     .k = lg_net_heads(packed, c->heads, d, 1),
-                                                     .v = lg_net_heads(packed, c->heads, d, 2)});
-}
-
-static struct streams joint_attention(lg_net *n, const struct lg_denoiser_config *c,
-                                      struct streams s, lg_tensor angles)
-{
-    const int64_t S = s.text.dim[1], T = s.x.dim[1];
-    lg_tensor both = lg_net_value(n, "joint", lg_t3(NULL, n->type, n->batch, S + T, 3 * c->hidden));
-    project(n, c, s.text, &OF_TEXT, lg_slice(both, 1, 0, S));
-    project(n, c, s.x, &OF_X, lg_slice(both, 1, S, T));
-    lg_tensor o = attend(n, c, both, angles);
-    return (struct streams){lg_net_take_tokens(n, o, 0, S), lg_net_take_tokens(n, o, S, T)};
-}
 
 /* ---- blocks ---- */
 
-static lg_tensor modulation(lg_net *n, const struct lg_denoiser_config *c, lg_tensor e, int chunks,
-                            const char *name)
+static struct lg_streams double_block(lg_net *n, const struct lg_joint *j, struct lg_streams s,
+                                      lg_tensor e)
 {
-    const struct lg_layer l = {.out = (int64_t)chunks * c->hidden, .init = LG_NET_ZERO};
-    return lg_net_linear(n, e, l, "%s.linear", name);
-}
-
-static lg_tensor to_width(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
-                          const char *name)
-{
-    return lg_net_linear(n, x, (struct lg_layer){.out = c->hidden, .init = LG_NET_XAVIER}, "%s",
-                         name);
-}
-
-static lg_tensor widened(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
-                         const char *name)
-{
-    const struct lg_layer up = {
-        .out = c->mlp_ratio * c->hidden, .init = LG_NET_XAVIER, .act = LG_ACT_GELU_TANH};
-    return lg_net_linear(n, x, up, "%s", name);
-}
-
-static struct streams double_block(lg_net *n, const struct lg_denoiser_config *c, struct streams s,
-                                   lg_tensor e, lg_tensor angles)
-{
-    static const char *const outs[] = {"attn.to_add_out", "attn.to_out.0"};
-    static const char *const ups[] = {"ff_context.net.0.proj", "ff.net.0.proj"};
-    static const char *const downs[] = {"ff_context.net.2", "ff.net.2"};
-    lg_tensor mod[2], *stream[] = {&s.text, &s.x};
-    mod[1] = modulation(n, c, e, 6, "norm1");
-    mod[0] = modulation(n, c, e, 6, "norm1_context");
-    const struct streams normed = {lg_net_norm(n, s.text, lg_net_chunks(mod[0], c->hidden, 0), EPS),
-                                   lg_net_norm(n, s.x, lg_net_chunks(mod[1], c->hidden, 0), EPS)};
-    const struct streams o = joint_attention(n, c, normed, angles);
-    const lg_tensor attended[] = {o.text, o.x};
-    for (int i = 1; i >= 0; i--) {
-        const struct lg_modulation first = lg_net_chunks(mod[i], c->hidden, 0);
-        const struct lg_modulation second = lg_net_chunks(mod[i], c->hidden, 3);
-        lg_tensor h = to_width(n, c, attended[i], outs[i]);
-        lg_tensor x = lg_net_residual(n, *stream[i], h, first.gate);
-        h = to_width(n, c, widened(n, c, lg_net_norm(n, x, second, EPS), ups[i]), downs[i]);
-        *stream[i] = lg_net_residual(n, x, h, second.gate);
-    }
+    const struct lg_denoiser_config *c = j->config;
+    const int64_t D = c->hidden;
+    lg_tensor mod = lg_joint_modulation(n, c, e, 6, "norm1");
+    lg_tensor mod_text = lg_joint_modulation(n, c, e, 6, "norm1_context");
+    const struct lg_modulation of_x = lg_net_chunks(mod, D, 0);
+    const struct lg_modulation of_text = lg_net_chunks(mod_text, D, 0);
+    struct lg_streams normed;
+    normed.text = lg_net_norm(n, s.text, of_text, LG_JOINT_EPS);
+    normed.x = lg_net_norm(n, s.x, of_x, LG_JOINT_EPS);
+    const struct lg_streams o = lg_joint_attention(n, j, normed, false, "attn");
+    lg_tensor h = lg_joint_linear(n, c, o.x, "attn.to_out.0");
+    s.x = lg_net_residual(n, s.x, h, of_x.gate);
+    s.x = lg_joint_feed_forward(n, c, s.x, lg_net_chunks(mod, D, 3), "ff");
+    h = lg_joint_linear(n, c, o.text, "attn.to_add_out");
+    s.text = lg_net_residual(n, s.text, h, of_text.gate);
+    s.text = lg_joint_feed_forward(n, c, s.text, lg_net_chunks(mod_text, D, 3), "ff_context");
     return s;
 }
 
-static lg_tensor single_block(lg_net *n, const struct lg_denoiser_config *c, lg_tensor z,
-                              lg_tensor e, lg_tensor angles)
+static lg_tensor single_block(lg_net *n, const struct lg_joint *j, lg_tensor z, lg_tensor e)
 {
+    const struct lg_denoiser_config *c = j->config;
     const int64_t D = c->hidden, wide = c->mlp_ratio * D;
-    const struct lg_modulation m = lg_net_chunks(modulation(n, c, e, 3, "norm"), D, 0);
-    lg_tensor normed = lg_net_norm(n, z, m, EPS);
-    lg_tensor h = widened(n, c, normed, "proj_mlp");
-    lg_tensor o = attend(n, c, project(n, c, normed, &OF_X, LG_NONE), angles);
+    const struct lg_layer up = {.out = wide, .init = LG_NET_XAVIER, .act = LG_ACT_GELU_TANH};
+    const struct lg_modulation m = lg_net_chunks(lg_joint_modulation(n, c, e, 3, "norm"), D, 0);
+    lg_tensor normed = lg_net_norm(n, z, m, LG_JOINT_EPS);
+    lg_tensor h = lg_net_linear(n, normed, up, "proj_mlp");
+    lg_tensor o = lg_joint_self_attention(n, j, normed, "attn");
     lg_tensor both =
         lg_net_value(n, "attention, mlp", lg_t3(NULL, n->type, n->batch, z.dim[1], D + wide));
     lg_net_copy_features(n, o, lg_slice(both, 2, 0, D));
     lg_net_copy_features(n, h, lg_slice(both, 2, D, wide));
-    return lg_net_residual(n, z, to_width(n, c, both, "proj_out"), m.gate);
+    return lg_net_residual(n, z, lg_joint_linear(n, c, both, "proj_out"), m.gate);
 }
 
 /* ---- the net ---- */
@@ -159,41 +86,40 @@ static lg_tensor patches(lg_net *n, const struct lg_denoiser_config *c, lg_tenso
     lg_tensor flat =
         lg_net_value(n, "patches", lg_t3(NULL, n->type, n->batch, T, c->channels * p * p));
     LG_NET_RECORD(n, patchify_forward, .x = x, .y = flat, .patch = (int)p);
-    return to_width(n, c, flat, "x_embedder");
+    return lg_joint_linear(n, c, flat, "x_embedder");
 }
 
 void lg_flux_describe(lg_net *n, const struct lg_denoiser_config *c,
                       const struct lg_model_input *in, lg_tensor out)
 {
     const int64_t D = c->hidden, P = (int64_t)c->channels * c->patch * c->patch;
+    const struct lg_joint joint = {
+        .config = c, .norms = true, .text_first = true, .angles = in->positions};
     const int doubles = c->depth - c->singles;
     lg_net_unit(n, "embed");
-    struct streams s = {.x = patches(n, c, in->x)};
-    s.text = to_width(n, c, in->text[LG_FLUX_T5].states, "context_embedder");
+    struct lg_streams s = {.x = patches(n, c, in->x)};
+    s.text = lg_joint_linear(n, c, in->text[LG_FLUX_T5].states, "context_embedder");
     const lg_tensor e = condition(n, c, in);
     const int64_t S = s.text.dim[1], T = s.x.dim[1];
     for (int i = 0; i < doubles; i++) {
         lg_net_block(n, i);
         lg_net_scope(n, "transformer_blocks.%d.", i);
-        s = double_block(n, c, s, e, in->positions);
+        s = double_block(n, &joint, s, e);
     }
     lg_net_scope(n, NULL);
     lg_net_unit(n, "out");
-    lg_tensor z = lg_net_value(n, "text, x", lg_t3(NULL, n->type, n->batch, S + T, D));
-    lg_net_copy_tokens(n, s.text, lg_slice(z, 1, 0, S));
-    lg_net_copy_tokens(n, s.x, lg_slice(z, 1, S, T));
+    lg_tensor z = lg_joint_tokens(n, &joint, s);
     for (int i = doubles; i < c->depth; i++) {
         lg_net_block(n, i);
         lg_net_scope(n, "single_transformer_blocks.%d.", i - doubles);
-        z = single_block(n, c, z, e, in->positions);
+        z = single_block(n, &joint, z, e);
     }
     lg_net_scope(n, NULL);
     lg_net_unit(n, "out");
     lg_net_unused(n, lg_slice(z, 1, 0, S));
-    const lg_tensor mod = modulation(n, c, e, 2, "norm_out");
-    const struct lg_modulation m = {.scale = lg_slice(mod, 1, 0, D),
-                                    .shift = lg_slice(mod, 1, D, D)};
-    lg_tensor y = lg_net_linear(n, lg_net_norm(n, lg_net_take_tokens(n, z, S, T), m, EPS),
+    const struct lg_modulation m =
+        lg_joint_scale_first(lg_joint_modulation(n, c, e, 2, "norm_out"), D);
+    lg_tensor y = lg_net_linear(n, lg_net_norm(n, lg_net_take_tokens(n, z, S, T), m, LG_JOINT_EPS),
                                 (struct lg_layer){.out = P, .init = LG_NET_ZERO}, "proj_out");
     LG_NET_RECORD(n, unpatchify_forward, .x = y, .y = out, .patch = c->patch,
                   .channels_first = true);

@@ -19,145 +19,48 @@
  * Initial values, which no code of the authors has; as DiT's: Xavier uniform for linears (q, k, v as one matrix) and
  * patches, normal with 0.02 for the MLPs of timestep and pooled texts, one for RMSNorms, zero for all biases, the adaLN
  * linears and the last projection. */
-#include "stages/nets/models.h"
+#include "stages/nets/joint.h"
 #include <stdio.h>
 
-static const double EPS = 1e-6; /* of all norms */
 enum { CLIP_L, CLIP_G, T5 };
-
-/* The streams of a block: x (B, T, D), text (B, S, D). */
-struct streams {
-    lg_tensor x, text;
-};
-/* A stream's names in an attention. */
-struct names {
-    const char *part[3], *norm[2]; /* q, k, v */
-};
-static const struct names OF_X = {{".to_q", ".to_k", ".to_v"}, {".norm_q", ".norm_k"}};
-static const struct names OF_TEXT = {{".add_q_proj", ".add_k_proj", ".add_v_proj"},
-                                     {".norm_added_q", ".norm_added_k"}};
-
-/* ---- attention ---- */
-
-/* Parts [first, first + count) of q, k, v of x, normed, to tokens `to` or, LG_NONE, as a value: (.., count D). */
-static lg_tensor project(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
-                         const struct names *names, int first, int count, lg_tensor to,
-                         const char *name)
-{
-    const struct lg_layer parts = {.out = count * c->hidden,
-                                   .init = LG_NET_XAVIER,
-                                   .parts = names->part + first,
-                                   .n_parts = count};
-    const struct lg_head_norms norms = {.norms = names->norm + first,
-                                        .n_norms = LG_MIN(count, 2 - first),
-                                        .heads = c->heads,
-                                        .d = c->hidden / c->heads,
-                                        .eps = EPS};
-    lg_tensor packed = lg_net_linear(n, x, parts, "%s", name);
-    if (c->qk_norm) return lg_net_head_norms(n, packed, &norms, to, name);
-    if (to.rank) lg_net_copy_tokens(n, packed, to);
-    return packed;
-}
-
-/* q: packed in front of k and v, unless it is given. */
-static lg_tensor attend(lg_net *n, const struct lg_denoiser_config *c, lg_tensor packed,
-                        const lg_tensor *q)
-{
-    const int d = c->hidden / c->heads, first = q ? 0 : 1;
-    return lg_net_attention(
-        n, (struct lg_attention){.q = lg_net_heads(q ? *q : packed, c->heads, d, 0),
-                                 .k = lg_net_heads(packed, c->heads, d, first),
-                                 .v = lg_net_heads(packed, c->heads, d, first + 1)});
-}
-
-/* What each stream gets of both; with `last` x alone. */
-static struct streams joint_attention(lg_net *n, const struct lg_denoiser_config *c,
-                                      struct streams s, bool last, const char *name)
-{
-    const int64_t T = s.x.dim[1], S = s.text.dim[1], D = c->hidden;
-    const int first = last, parts = 3 - first;
-    lg_tensor both = lg_net_value(n, "joint", lg_t3(NULL, n->type, n->batch, T + S, parts * D)), q;
-    if (last) q = project(n, c, s.x, &OF_X, 0, 1, LG_NONE, name);
-    project(n, c, s.x, &OF_X, first, parts, lg_slice(both, 1, 0, T), name);
-    project(n, c, s.text, &OF_TEXT, first, parts, lg_slice(both, 1, T, S), name);
-    lg_tensor o = attend(n, c, both, last ? &q : NULL);
-    if (last) return (struct streams){.x = o};
-    return (struct streams){lg_net_take_tokens(n, o, 0, T), lg_net_take_tokens(n, o, T, S)};
-}
-
-/* The text's query of the last block. */
-static void unused_query(lg_net *n, const struct lg_denoiser_config *c, const char *name)
-{
-    const struct lg_layer query = {.out = c->hidden, .init = LG_NET_XAVIER};
-    lg_net_unused_linear(n, c->hidden, query, "%s%s", name, OF_TEXT.part[0]);
-    if (!c->qk_norm) return;
-    lg_net_unused(n, lg_net_param(n, LG_NET_ONE, lg_t1(NULL, n->type, c->hidden / c->heads),
-                                  "%s%s.weight", name, OF_TEXT.norm[0]));
-}
 
 /* ---- a block ---- */
 
-static lg_tensor modulation(lg_net *n, const struct lg_denoiser_config *c, lg_tensor e, int chunks,
-                            const char *name)
+/* A second attention, of x alone, with a modulation of its own. */
+static lg_tensor image_attention(lg_net *n, const struct lg_joint *j, lg_tensor before,
+                                 struct lg_modulation m, lg_tensor x)
 {
-    const struct lg_layer l = {.out = (int64_t)chunks * c->hidden, .init = LG_NET_ZERO};
-    return lg_net_linear(n, e, l, "%s.linear", name);
+    lg_tensor o = lg_joint_self_attention(n, j, lg_net_norm(n, before, m, LG_JOINT_EPS), "attn2");
+    return lg_net_residual(n, x, lg_joint_linear(n, j->config, o, "attn2.to_out.0"), m.gate);
 }
 
-/* (scale, shift), the other way round than elsewhere. */
-static struct lg_modulation scale_first(lg_tensor mod, int64_t D)
+static struct lg_streams block(lg_net *n, const struct lg_joint *j, struct lg_streams s,
+                               lg_tensor e, int i)
 {
-    return (struct lg_modulation){.scale = lg_slice(mod, 1, 0, D), .shift = lg_slice(mod, 1, D, D)};
-}
-
-static lg_tensor square(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
-                        const char *name)
-{
-    return lg_net_linear(n, x, (struct lg_layer){.out = c->hidden, .init = LG_NET_XAVIER}, "%s",
-                         name);
-}
-
-static lg_tensor feed_forward(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
-                              struct lg_modulation m, const char *name)
-{
-    const struct lg_layer up = {
-        .out = c->mlp_ratio * c->hidden, .init = LG_NET_XAVIER, .act = LG_ACT_GELU_TANH};
-    const struct lg_layer down = {.out = c->hidden, .init = LG_NET_XAVIER};
-    lg_tensor h = lg_net_linear(n, lg_net_norm(n, x, m, EPS), up, "%s.net.0.proj", name);
-    return lg_net_residual(n, x, lg_net_linear(n, h, down, "%s.net.2", name), m.gate);
-}
-
-static struct streams block(lg_net *n, const struct lg_denoiser_config *c, struct streams s,
-                            lg_tensor e, int i)
-{
+    const struct lg_denoiser_config *c = j->config;
     const bool last = i == c->depth - 1, dual = lg_denoiser_is_dual(c, i);
     const int64_t D = c->hidden;
     lg_net_block(n, i);
     lg_net_scope(n, "transformer_blocks.%d.", i);
-    lg_tensor mod = modulation(n, c, e, dual ? 9 : 6, "norm1");
-    lg_tensor mod_text = modulation(n, c, e, last ? 2 : 6, "norm1_context");
+    lg_tensor mod = lg_joint_modulation(n, c, e, dual ? 9 : 6, "norm1");
+    lg_tensor mod_text = lg_joint_modulation(n, c, e, last ? 2 : 6, "norm1_context");
     const struct lg_modulation of_x = lg_net_chunks(mod, D, 0);
     const struct lg_modulation of_text =
-        last ? scale_first(mod_text, D) : lg_net_chunks(mod_text, D, 0);
-    const struct streams normed = {lg_net_norm(n, s.x, of_x, EPS),
-                                   lg_net_norm(n, s.text, of_text, EPS)};
-    struct streams o = joint_attention(n, c, normed, last, "attn");
+        last ? lg_joint_scale_first(mod_text, D) : lg_net_chunks(mod_text, D, 0);
+    struct lg_streams normed;
+    normed.x = lg_net_norm(n, s.x, of_x, LG_JOINT_EPS);
+    normed.text = lg_net_norm(n, s.text, of_text, LG_JOINT_EPS);
+    const struct lg_streams o = lg_joint_attention(n, j, normed, last, "attn");
     lg_tensor before = s.x;
-    s.x = lg_net_residual(n, s.x, square(n, c, o.x, "attn.to_out.0"), of_x.gate);
-    if (dual) {
-        const struct lg_modulation m = lg_net_chunks(mod, D, 6);
-        lg_tensor packed =
-            project(n, c, lg_net_norm(n, before, m, EPS), &OF_X, 0, 3, LG_NONE, "attn2");
-        lg_tensor h = square(n, c, attend(n, c, packed, NULL), "attn2.to_out.0");
-        s.x = lg_net_residual(n, s.x, h, m.gate);
-    }
-    s.x = feed_forward(n, c, s.x, lg_net_chunks(mod, D, 3), "ff");
+    s.x = lg_net_residual(n, s.x, lg_joint_linear(n, c, o.x, "attn.to_out.0"), of_x.gate);
+    if (dual) s.x = image_attention(n, j, before, lg_net_chunks(mod, D, 6), s.x);
+    s.x = lg_joint_feed_forward(n, c, s.x, lg_net_chunks(mod, D, 3), "ff");
     if (last) {
-        unused_query(n, c, "attn");
+        lg_joint_unused_query(n, j, "attn");
     } else {
-        lg_tensor h = square(n, c, o.text, "attn.to_add_out");
+        lg_tensor h = lg_joint_linear(n, c, o.text, "attn.to_add_out");
         s.text = lg_net_residual(n, s.text, h, of_text.gate);
-        s.text = feed_forward(n, c, s.text, lg_net_chunks(mod_text, D, 3), "ff_context");
+        s.text = lg_joint_feed_forward(n, c, s.text, lg_net_chunks(mod_text, D, 3), "ff_context");
     }
     lg_net_scope(n, NULL);
     return s;
@@ -226,15 +129,17 @@ void lg_sd3_describe(lg_net *n, const struct lg_denoiser_config *c, const struct
                      lg_tensor out)
 {
     const int64_t D = c->hidden, P = (int64_t)c->channels * c->patch * c->patch;
-    struct streams s;
+    const struct lg_joint joint = {.config = c, .norms = c->qk_norm};
+    struct lg_streams s;
     lg_net_unit(n, "embed");
     s.x = lg_net_patches(n, in->x, c->patch, positions(n, c, in->x), "pos_embed.proj");
     lg_tensor e = condition(n, c, in);
-    s.text = square(n, c, context(n, c, in), "context_embedder");
-    for (int i = 0; i < c->depth; i++) s = block(n, c, s, e, i);
+    s.text = lg_joint_linear(n, c, context(n, c, in), "context_embedder");
+    for (int i = 0; i < c->depth; i++) s = block(n, &joint, s, e, i);
     lg_net_unit(n, "out");
-    const struct lg_modulation m = scale_first(modulation(n, c, e, 2, "norm_out"), D);
-    lg_tensor y = lg_net_linear(n, lg_net_norm(n, s.x, m, EPS),
+    const struct lg_modulation m =
+        lg_joint_scale_first(lg_joint_modulation(n, c, e, 2, "norm_out"), D);
+    lg_tensor y = lg_net_linear(n, lg_net_norm(n, s.x, m, LG_JOINT_EPS),
                                 (struct lg_layer){.out = P, .init = LG_NET_ZERO}, "proj_out");
     lg_net_unpatchify(n, y, c->patch, out);
 }
