@@ -161,11 +161,6 @@ static void check_batch(struct rules *r)
 static void check_sequence(struct rules *r, int64_t rows)
 {
     const lg_config *c = r->c;
-    if (c->parallel_sp > 1 && lg_denoiser_info(lg_denoiser_kind_of(c->model_kind))->is_whole)
-        broken(r, "parallel.sp",
-               "parallel.sp = %lld with model.kind = \"%s\", whose sequence of texts and image is "
-               "not split among ranks: set it to 1",
-               (long long)c->parallel_sp, c->model_kind);
     if (c->parallel_sp > c->model_heads)
         broken(r, "parallel.sp", "parallel.sp = %lld is more than model.heads = %lld",
                (long long)c->parallel_sp, (long long)c->model_heads);

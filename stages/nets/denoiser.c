@@ -88,15 +88,17 @@ int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequenc
     *ret = (struct lg_band){.height = c->height, .share = 1};
     if (!lg_sequence_is_split(s)) return 0;
     LG_ASSERT(s->rank >= 0 && s->rank < s->degree);
-    if (lg_denoiser_info(c->kind)->is_whole)
-        return LG_FAIL(LG_ERR_CONFIG,
-                       "a sequence of %s cannot be split among ranks: set parallel.sp = 1",
-                       lg_denoiser_info(c->kind)->name);
     if (s->degree > rows || s->degree > LG_RANKS_MAX)
         return LG_FAIL(LG_ERR_CONFIG,
                        "a sequence of %d rows of patches (a latent of height %d, patches of %d) "
                        "cannot be split among %d ranks; use at most %d",
                        rows, c->height, c->patch, s->degree, LG_MIN(rows, LG_RANKS_MAX));
+    const struct lg_model *m = lg_model_of(c->kind);
+    if (m->text_tokens && s->degree > m->text_tokens(c))
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "texts of %d tokens cannot be split among %d ranks of a sequence; use at "
+                       "most %d",
+                       m->text_tokens(c), s->degree, m->text_tokens(c));
     if (s->degree > c->heads)
         return LG_FAIL(LG_ERR_CONFIG,
                        "%d heads of attention cannot be split among %d ranks of a sequence; use at "
@@ -117,15 +119,14 @@ static int64_t tokens(const struct lg_denoiser_config *c, int height)
     return (int64_t)(height / c->patch) * (c->width / c->patch);
 }
 
-/* What is fixed of so many rows, of the compute type or, angles, of statistics'; rank 0: nothing. */
+/* What is fixed of so many rows, of the compute type; or of all tokens, angles, of statistics'. rank 0: nothing. */
 static lg_tensor positions_shape(const struct lg_denoiser_config *c, int height, lg_dtype type,
                                  lg_dtype stats)
 {
     const struct lg_model *m = lg_model_of(c->kind);
-    int64_t all = tokens(c, height);
-    if (m->scale) return lg_t2(NULL, type, all, c->hidden);
+    if (m->scale) return lg_t2(NULL, type, tokens(c, height), c->hidden);
     if (!m->angles) return LG_NONE;
-    for (int k = 0; k < c->n_texts; k++) all += c->text[k].length;
+    const int64_t all = m->text_tokens(c) + tokens(c, c->height);
     return lg_t3(NULL, stats, 2, all, c->hidden / c->heads / 2);
 }
 
@@ -309,6 +310,19 @@ static void add_backward(lg_denoiser *net, const lg_net *n, lg_tensor out, lg_te
     free(wanted);
 }
 
+static struct lg_cut cut_tokens(const struct lg_denoiser_config *c, const struct lg_sequence *s)
+{
+    return lg_cut_evenly(1, c->height / c->patch, c->width / c->patch, s->degree);
+}
+
+/* Where texts are no part of the sequence: of nothing. */
+static struct lg_cut cut_texts(const struct lg_denoiser_config *c, const struct lg_sequence *s)
+{
+    const struct lg_model *m = lg_model_of(c->kind);
+    if (!m->text_tokens) return (struct lg_cut){.dim = 1};
+    return lg_cut_evenly(1, m->text_tokens(c), 1, s->degree);
+}
+
 /* Forward and, with train, backward; nothing is repeated yet. */
 static lg_net record(lg_denoiser *net)
 {
@@ -317,8 +331,10 @@ static lg_net record(lg_denoiser *net)
     struct lg_model_input in = input_shapes(c, net->band.height, &n);
     n.sequence = net->mode.sequence;
     n.adapter = net->mode.training.adapter;
-    if (lg_sequence_is_split(&n.sequence))
-        n.tokens = lg_cut_evenly(1, c->height / c->patch, c->width / c->patch, n.sequence.degree);
+    if (lg_net_is_split(&n)) {
+        n.tokens = cut_tokens(c, &n.sequence);
+        n.texts = cut_texts(c, &n.sequence);
+    }
     bind_inputs(n.g, c, &in);
     const lg_tensor shape = output_shape(c, in.x);
     lg_tensor out = lg_graph_bind(n.g, "out", shape), dout = lg_graph_bind(n.g, "d out", shape);
@@ -518,12 +534,38 @@ int lg_denoiser_print(lg_device *d, const struct lg_denoiser_config *c,
 
 /* ---- life ---- */
 
+/* From texts, then the image to the order in which a split sequence has its tokens (joint.h): each rank's text, then its
+ * image. */
+static void deal_angles(const lg_denoiser *net, float *angles)
+{
+    const struct lg_sequence *s = &net->mode.sequence;
+    const struct lg_cut text = cut_texts(&net->config, s), x = cut_tokens(&net->config, s);
+    const int64_t pairs = net->config.hidden / net->config.heads / 2, S = text.at[s->degree];
+    const int64_t each = (S + x.at[s->degree]) * pairs; /* of cosines, and of sines */
+    float *from = malloc((size_t)each * sizeof *from);
+    LG_ASSERT(from);
+    for (float *to = angles, *end = angles + 2 * each; to < end;) {
+        memcpy(from, to, (size_t)each * sizeof *from);
+        for (int p = 0; p < s->degree; p++) {
+            const int64_t rows[2][2] = {{text.at[p], text.at[p + 1]},
+                                        {S + x.at[p], S + x.at[p + 1]}};
+            for (int i = 0; i < 2; i++) {
+                const int64_t count = (rows[i][1] - rows[i][0]) * pairs;
+                memcpy(to, from + rows[i][0] * pairs, (size_t)count * sizeof *to);
+                to += count;
+            }
+        }
+    }
+    free(from);
+}
+
 /* Those of the whole latent. */
 static void compute_positions(const lg_denoiser *net, float *ret)
 {
     const struct lg_denoiser_config *c = &net->config;
     if (net->model->angles) {
         net->model->angles(c, ret);
+        if (lg_sequence_is_split(&net->mode.sequence)) deal_angles(net, ret);
         return;
     }
     const int side = c->sample_size ? c->sample_size : c->height;
@@ -535,12 +577,12 @@ static void compute_positions(const lg_denoiser *net, float *ret)
     lg_net_positions(&grid, c->hidden, ret);
 }
 
-/* Computes the positions and brings the band's to the device; angles are those of a net that is not split. */
+/* Computes the positions and brings the band's to the device, of angles all. */
 static int upload_positions(lg_denoiser *net)
 {
     const struct lg_denoiser_config *c = &net->config;
     lg_tensor pos = positions_of(net), from = pos;
-    const size_t before = (size_t)(tokens(c, net->band.first) * c->hidden);
+    const size_t before = net->model->angles ? 0 : (size_t)(tokens(c, net->band.first) * c->hidden);
     const size_t count = (size_t)lg_numel(&pos);
     void *staged = NULL;
     lg_stream *s = NULL;

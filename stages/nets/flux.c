@@ -54,7 +54,7 @@ static lg_tensor single_block(lg_net *n, const struct lg_joint *j, lg_tensor z, 
     const struct lg_modulation m = lg_net_chunks(lg_joint_modulation(n, c, e, 3, "norm"), D, 0);
     lg_tensor normed = lg_net_norm(n, z, m, LG_JOINT_EPS);
     lg_tensor h = lg_net_linear(n, normed, up, "proj_mlp");
-    lg_tensor o = lg_joint_self_attention(n, j, normed, "attn");
+    lg_tensor o = lg_joint_self_attention(n, j, normed, true, "attn");
     lg_tensor both =
         lg_net_value(n, "attention, mlp", lg_t3(NULL, n->type, n->batch, z.dim[1], D + wide));
     lg_net_copy_features(n, o, lg_slice(both, 2, 0, D));
@@ -98,7 +98,8 @@ void lg_flux_describe(lg_net *n, const struct lg_denoiser_config *c,
     const int doubles = c->depth - c->singles;
     lg_net_unit(n, "embed");
     struct lg_streams s = {.x = patches(n, c, in->x)};
-    s.text = lg_joint_linear(n, c, in->text[LG_FLUX_T5].states, "context_embedder");
+    s.text = lg_joint_linear(n, c, lg_joint_own_text(n, in->text[LG_FLUX_T5].states),
+                             "context_embedder");
     const lg_tensor e = condition(n, c, in);
     const int64_t S = s.text.dim[1], T = s.x.dim[1];
     for (int i = 0; i < doubles; i++) {

@@ -98,6 +98,11 @@ static void angles(const struct lg_denoiser_config *c, float *ret)
     }
 }
 
+static int text_tokens(const struct lg_denoiser_config *c)
+{
+    return c->text[LG_FLUX_T5].length;
+}
+
 const struct lg_model lg_flux = {
     .class = "FluxTransformer2DModel",
     .sample_size = 128,
@@ -108,6 +113,7 @@ const struct lg_model lg_flux = {
     .norm_eps = 1e-6,
     .describe = lg_flux_describe,
     .angles = angles,
+    .text_tokens = text_tokens,
     .check = check,
     .load = load,
     .save = save,

@@ -21,38 +21,73 @@ static int head_dim(const struct lg_joint *j)
     return j->config->hidden / j->config->heads;
 }
 
-/* Packed parts of x, q and k normed, to tokens `to` or, LG_NONE, as a value: (.., count D). */
-static lg_tensor project(lg_net *n, const struct lg_joint *j, lg_tensor x, struct parts p,
-                         lg_tensor to)
+static struct lg_layer layer_of(const struct lg_joint *j, struct parts p)
 {
-    const struct lg_layer parts = {.out = (int64_t)p.count * j->config->hidden,
-                                   .init = LG_NET_XAVIER,
-                                   .parts = p.names->part + p.first,
-                                   .n_parts = p.count};
+    return (struct lg_layer){.out = (int64_t)p.count * j->config->hidden,
+                             .init = LG_NET_XAVIER,
+                             .parts = p.names->part + p.first,
+                             .n_parts = p.count};
+}
+
+/* Of packed parts with so many heads; to: tokens of a value, or LG_NONE. */
+static lg_tensor normed(lg_net *n, const struct lg_joint *j, lg_tensor packed, struct parts p,
+                        int64_t heads, lg_tensor to)
+{
     const struct lg_head_norms norms = {.norms = p.names->norm + p.first,
                                         .n_norms = LG_MIN(p.count, 2 - p.first),
-                                        .heads = j->config->heads,
+                                        .heads = heads,
                                         .d = head_dim(j),
                                         .eps = LG_JOINT_EPS};
-    lg_tensor packed = lg_net_linear(n, x, parts, "%s", p.name);
     if (j->norms) return lg_net_head_norms(n, packed, &norms, to, p.name);
     if (to.rank) lg_net_copy_tokens(n, packed, to);
     return packed;
 }
 
-/* q: packed in front of k and v, unless it is given. */
-static lg_tensor attend(lg_net *n, const struct lg_joint *j, lg_tensor packed, const lg_tensor *q)
+/* Packed parts of x, q and k normed, to tokens `to` or, LG_NONE, as a value: (.., count D). */
+static lg_tensor project(lg_net *n, const struct lg_joint *j, lg_tensor x, struct parts p,
+                         lg_tensor to)
 {
-    const int64_t heads = j->config->heads, d = head_dim(j);
-    const int first = q ? 0 : 1;
+    lg_tensor packed = lg_net_linear(n, x, layer_of(j, p), "%s", p.name);
+    return normed(n, j, packed, p, j->config->heads, to);
+}
+
+/* The same of own heads alone, as a value: (.., count H_p d). */
+static lg_tensor project_own(lg_net *n, const struct lg_joint *j, lg_tensor x, struct parts p)
+{
+    const struct lg_heads own = lg_net_own_heads(n, j->config->heads);
+    const int64_t d = head_dim(j), width = own.count * d;
+    lg_tensor part[3],
+        packed =
+            lg_net_value(n, "own heads", lg_t3(NULL, n->type, n->batch, x.dim[1], p.count * width));
+    lg_net_linear_parts(n, x, layer_of(j, p), own.first * d, width, part, p.name);
+    for (int i = 0; i < p.count; i++)
+        lg_net_copy_features(n, part[i], lg_slice(packed, 2, i * width, width));
+    return normed(n, j, packed, p, own.count, LG_NONE);
+}
+
+/* packed: all tokens of own heads; q: its queries stand in front of keys and values, unless they are given. */
+static lg_tensor attend(lg_net *n, const struct lg_joint *j, lg_tensor packed, lg_tensor q)
+{
+    const int64_t heads = lg_net_own_heads(n, j->config->heads).count, d = head_dim(j);
+    const int first = q.rank ? 0 : 1;
     if (j->angles.rank) {
-        LG_ASSERT(!q);
+        LG_ASSERT(!q.rank);
         packed = lg_net_rope(n, packed, 2 * heads, j->angles);
     }
-    return lg_net_attention(n,
-                            (struct lg_attention){.q = lg_net_heads(q ? *q : packed, heads, d, 0),
-                                                  .k = lg_net_heads(packed, heads, d, first),
-                                                  .v = lg_net_heads(packed, heads, d, first + 1)});
+    return lg_net_attention(
+        n, (struct lg_attention){.q = lg_net_heads(q.rank ? q : packed, heads, d, 0),
+                                 .k = lg_net_heads(packed, heads, d, first),
+                                 .v = lg_net_heads(packed, heads, d, first + 1)});
+}
+
+/* ---- both streams ---- */
+
+/* Of a split sequence: each rank's two runs. */
+static struct lg_cut cut_both(const lg_net *n)
+{
+    struct lg_cut c = n->tokens;
+    for (int p = 0; p <= n->sequence.degree; p++) c.at[p] += n->texts.at[p];
+    return c;
 }
 
 /* Where tokens of both streams lie in (B, S + T, F). */
@@ -74,23 +109,98 @@ static struct lg_streams take(lg_net *n, const struct lg_joint *j, lg_tensor bot
     return s;
 }
 
-struct lg_streams lg_joint_attention(lg_net *n, const struct lg_joint *j, struct lg_streams s,
-                                     bool x_alone, const char *name)
+/* Rank p's two runs in all tokens (B, S + T, F). */
+static struct lg_streams runs_of(const lg_net *n, const struct lg_joint *j, lg_tensor all, int p)
 {
-    const int64_t T = s.x.dim[1], S = s.text.dim[1];
+    const struct lg_cut c = cut_both(n);
+    return in_both(j, lg_slice(all, 1, c.at[p], c.at[p + 1] - c.at[p]),
+                   n->tokens.at[p + 1] - n->tokens.at[p]);
+}
+
+/* What is projected; x_alone: its query by itself. */
+struct asked {
+    lg_tensor both, q;
+};
+
+/* Own tokens, all heads. */
+static struct asked project_both(lg_net *n, const struct lg_joint *j, struct lg_streams s,
+                                 bool x_alone, const char *name)
+{
     const struct parts of_x = {&OF_X, x_alone, 3 - x_alone, name};
     const struct parts of_text = {&OF_TEXT, x_alone, 3 - x_alone, name};
-    const lg_tensor shape =
-        lg_t3(NULL, n->type, n->batch, T + S, (int64_t)of_x.count * j->config->hidden);
-    lg_tensor both = lg_net_value(n, "joint", shape), q;
+    const int64_t T = s.x.dim[1], N = T + s.text.dim[1];
+    lg_tensor both = lg_net_value(
+        n, "joint", lg_t3(NULL, n->type, n->batch, N, (int64_t)of_x.count * j->config->hidden));
     const struct lg_streams to = in_both(j, both, T);
-    if (x_alone) q = project(n, j, s.x, (struct parts){&OF_X, 0, 1, name}, LG_NONE);
+    struct asked a = {both, LG_NONE};
+    if (x_alone) a.q = project(n, j, s.x, (struct parts){&OF_X, 0, 1, name}, LG_NONE);
     if (j->text_first) project(n, j, s.text, of_text, to.text);
     project(n, j, s.x, of_x, to.x);
     if (!j->text_first) project(n, j, s.text, of_text, to.text);
-    lg_tensor o = attend(n, j, both, x_alone ? &q : NULL);
-    if (x_alone) return (struct lg_streams){.x = o};
-    return take(n, j, o, T);
+    return a;
+}
+
+/* The streams of all ranks, each whole, out of all tokens. */
+static struct lg_streams sort_out(lg_net *n, const struct lg_joint *j, lg_tensor all)
+{
+    const int64_t T = n->tokens.at[n->sequence.degree], D = all.dim[2];
+    struct lg_streams s = {
+        .x = lg_net_value(n, "all x", lg_t3(NULL, n->type, n->batch, T, D)),
+        .text = lg_net_value(n, "all text", lg_t3(NULL, n->type, n->batch, all.dim[1] - T, D))};
+    for (int p = 0; p < n->sequence.degree; p++) {
+        const struct lg_streams from = runs_of(n, j, all, p);
+        lg_net_copy_tokens(n, from.x, lg_slice(s.x, 1, n->tokens.at[p], from.x.dim[1]));
+        lg_net_copy_tokens(n, from.text, lg_slice(s.text, 1, n->texts.at[p], from.text.dim[1]));
+    }
+    return s;
+}
+
+/* All tokens, own heads, of what is gathered before. */
+static struct asked project_gathered(lg_net *n, const struct lg_joint *j, struct lg_streams s,
+                                     bool x_alone, const char *name)
+{
+    const struct lg_cut cut = cut_both(n);
+    const struct parts of_x = {&OF_X, x_alone, 3 - x_alone, name};
+    const struct parts of_text = {&OF_TEXT, x_alone, 3 - x_alone, name};
+    s = sort_out(n, j, lg_net_gather_tokens(n, lg_joint_tokens(n, j, s), &cut));
+    struct asked a = {.q = LG_NONE};
+    if (x_alone) a.q = project_own(n, j, s.x, (struct parts){&OF_X, 0, 1, name});
+    const lg_tensor x = project_own(n, j, s.x, of_x), text = project_own(n, j, s.text, of_text);
+    a.both =
+        lg_net_value(n, "joint", lg_t3(NULL, n->type, n->batch, x.dim[1] + text.dim[1], x.dim[2]));
+    for (int p = 0; p < n->sequence.degree; p++) {
+        const struct lg_streams to = runs_of(n, j, a.both, p);
+        lg_net_copy_tokens(n, lg_slice(x, 1, n->tokens.at[p], to.x.dim[1]), to.x);
+        lg_net_copy_tokens(n, lg_slice(text, 1, n->texts.at[p], to.text.dim[1]), to.text);
+    }
+    return a;
+}
+
+static lg_tensor attend_both(lg_net *n, const struct lg_joint *j, struct lg_streams s, bool x_alone,
+                             const char *name)
+{
+    const int64_t heads = j->config->heads;
+    if (!lg_net_is_split(n)) {
+        const struct asked a = project_both(n, j, s, x_alone, name);
+        return attend(n, j, a.both, a.q);
+    }
+    const struct lg_cut both = cut_both(n);
+    struct asked a;
+    if (n->sequence.kind == LG_SEQUENCE_FASTSEQ) {
+        a = project_gathered(n, j, s, x_alone, name);
+    } else {
+        a = project_both(n, j, s, x_alone, name);
+        a.both = lg_net_all_tokens(n, a.both, &both, 3 - x_alone, heads);
+        if (x_alone) a.q = lg_net_all_tokens(n, a.q, &n->tokens, 1, heads);
+    }
+    return lg_net_all_heads(n, attend(n, j, a.both, a.q), x_alone ? &n->tokens : &both, heads);
+}
+
+struct lg_streams lg_joint_attention(lg_net *n, const struct lg_joint *j, struct lg_streams s,
+                                     bool x_alone, const char *name)
+{
+    lg_tensor o = attend_both(n, j, s, x_alone, name);
+    return x_alone ? (struct lg_streams){.x = o} : take(n, j, o, s.x.dim[1]);
 }
 
 void lg_joint_unused_query(lg_net *n, const struct lg_joint *j, const char *name)
@@ -103,10 +213,26 @@ void lg_joint_unused_query(lg_net *n, const struct lg_joint *j, const char *name
                                   name, OF_TEXT.norm[0]));
 }
 
-lg_tensor lg_joint_self_attention(lg_net *n, const struct lg_joint *j, lg_tensor x,
+lg_tensor lg_joint_self_attention(lg_net *n, const struct lg_joint *j, lg_tensor x, bool of_both,
                                   const char *name)
 {
-    return attend(n, j, project(n, j, x, (struct parts){&OF_X, 0, 3, name}, LG_NONE), NULL);
+    const struct parts all = {&OF_X, 0, 3, name};
+    const int64_t heads = j->config->heads;
+    if (!lg_net_is_split(n)) return attend(n, j, project(n, j, x, all, LG_NONE), LG_NONE);
+    const struct lg_cut cut = of_both ? cut_both(n) : n->tokens;
+    lg_tensor packed;
+    if (n->sequence.kind == LG_SEQUENCE_FASTSEQ)
+        packed = project_own(n, j, lg_net_gather_tokens(n, x, &cut), all);
+    else
+        packed = lg_net_all_tokens(n, project(n, j, x, all, LG_NONE), &cut, 3, heads);
+    return lg_net_all_heads(n, attend(n, j, packed, LG_NONE), &cut, heads);
+}
+
+lg_tensor lg_joint_own_text(lg_net *n, lg_tensor text)
+{
+    if (!lg_net_is_split(n)) return text;
+    const int64_t *at = n->texts.at + n->sequence.rank;
+    return lg_net_take_tokens(n, text, at[0], at[1] - at[0]);
 }
 
 lg_tensor lg_joint_tokens(lg_net *n, const struct lg_joint *j, struct lg_streams s)

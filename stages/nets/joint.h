@@ -2,7 +2,11 @@
  * alike, under diffusers' names.
  *
  *     q k v = linear(stream), of each stream by weights of its own; q, k through RMSNorm per head
- *     one attention over both streams' tokens behind each other, q and k turned (RoPE) where there are angles */
+ *     one attention over both streams' tokens behind each other, q and k turned (RoPE) where there are angles
+ *
+ * Where the sequence is split (sequence.h) each rank has a run of the texts' rows beside its run of the image's, and all
+ * is one sequence of S + T tokens, of which each rank has its two runs behind each other: rank 0's, rank 1's, and so on.
+ * An attention does not see in which order its keys come but in rounding. */
 #pragma once
 #include "stages/nets/models.h"
 
@@ -17,7 +21,7 @@ struct lg_joint {
     const struct lg_denoiser_config *config; /* hidden D, heads H */
     bool norms;                              /* of queries and keys */
     bool text_first;  /* tokens are [text; x], and so are parameters; else [x; text] */
-    lg_tensor angles; // (2, S + T, d / 2); LG_NONE: nothing is turned
+    lg_tensor angles; // (2, S + T, d / 2) of all tokens in that order; LG_NONE: nothing is turned
 };
 
 /* What each stream gets of both. x_alone: the text gives keys and values, but asks nothing: x alone is returned, and
@@ -25,9 +29,11 @@ struct lg_joint {
 struct lg_streams lg_joint_attention(lg_net *n, const struct lg_joint *j, struct lg_streams s,
                                      bool x_alone, const char *name);
 void lg_joint_unused_query(lg_net *n, const struct lg_joint *j, const char *name);
-/* One stream's tokens (B, N, D) among each other, with the parameters' names of x. */
-lg_tensor lg_joint_self_attention(lg_net *n, const struct lg_joint *j, lg_tensor x,
+/* Tokens (B, N, D) among each other, with the parameters' names of x: those of x, or of_both, lg_joint_tokens. */
+lg_tensor lg_joint_self_attention(lg_net *n, const struct lg_joint *j, lg_tensor x, bool of_both,
                                   const char *name);
+/* This rank's rows of the whole text (B, S, E); all, where nothing is split. */
+lg_tensor lg_joint_own_text(lg_net *n, lg_tensor text);
 /* Both streams' tokens behind each other: (B, S + T, D). */
 lg_tensor lg_joint_tokens(lg_net *n, const struct lg_joint *j, struct lg_streams s);
 

@@ -31,6 +31,7 @@ typedef struct lg_net {
     char scope[64];              /* in front of their names */
     struct lg_sequence sequence; /* while recording; and, where it is split: */
     struct lg_cut tokens;        /* along dimension 1 */
+    struct lg_cut texts;         /* the same of a joint attention's text tokens (joint.h) */
     lg_tensor *unread;           /* parts of weights that are other ranks' (grad.h) */
     int n_unread;
     double flops;           /* of the products so far; a multiply-add counts two */
@@ -171,6 +172,20 @@ void lg_net_unused(lg_net *n, lg_tensor param);
  * may be a rank's part (sequence.h). */
 lg_tensor lg_net_self_attention(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,
                                 const char *name);
+
+/* Of a sequence that is split, for other attentions; `cut` is that of their tokens, along dimension 1. */
+bool lg_net_is_split(const lg_net *n);
+struct lg_heads {
+    int64_t first, count; /* this rank's, or all */
+};
+struct lg_heads lg_net_own_heads(const lg_net *n, int64_t heads);
+/* Own tokens of all heads (B, T_p, parts H d) to all tokens of own heads (B, T, parts H_p d). */
+lg_tensor lg_net_all_tokens(lg_net *n, lg_tensor packed, const struct lg_cut *cut, int parts,
+                            int64_t heads);
+/* Own tokens x (B, T_p, D) to all tokens (B, T, D). */
+lg_tensor lg_net_gather_tokens(lg_net *n, lg_tensor x, const struct lg_cut *cut);
+/* What own heads made of all tokens (B, T, H_p d) to all heads of own tokens (B, T_p, H d). */
+lg_tensor lg_net_all_heads(lg_net *n, lg_tensor o, const struct lg_cut *cut, int64_t heads);
 
 /* linear_2(silu(linear_1(sinusoids of t))) of numbers t (N): (N, D). freq_shift: diffusers' downscale_freq_shift. */
 lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name);

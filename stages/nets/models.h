@@ -31,6 +31,8 @@ struct lg_model {
     /* Where tokens are turned (RoPE): the cosines, then the sines of all tokens, texts first, each (S + T, d / 2), d a head's
      * dimension. NULL: none are. */
     void (*angles)(const struct lg_denoiser_config *c, float *ret);
+    /* How many tokens its texts have in a joint attention, where they are a part of the sequence; NULL: they are none. */
+    int (*text_tokens)(const struct lg_denoiser_config *c);
     /* What is impossible beyond what is for all; c's other fields are possible. */
     int (*check)(const struct lg_denoiser_config *c);
     /* The keys of config.json that are the model's own. */

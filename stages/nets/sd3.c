@@ -30,7 +30,8 @@ enum { CLIP_L, CLIP_G, T5 };
 static lg_tensor image_attention(lg_net *n, const struct lg_joint *j, lg_tensor before,
                                  struct lg_modulation m, lg_tensor x)
 {
-    lg_tensor o = lg_joint_self_attention(n, j, lg_net_norm(n, before, m, LG_JOINT_EPS), "attn2");
+    lg_tensor o =
+        lg_joint_self_attention(n, j, lg_net_norm(n, before, m, LG_JOINT_EPS), false, "attn2");
     return lg_net_residual(n, x, lg_joint_linear(n, j->config, o, "attn2.to_out.0"), m.gate);
 }
 
@@ -108,16 +109,18 @@ static lg_tensor condition(lg_net *n, const struct lg_denoiser_config *c,
     return lg_net_act(n, lg_net_add(n, t, h), LG_ACT_SILU);
 }
 
-/* The middle rows and columns of the table: (T, D). */
+/* Of the middle rows and columns of the table, those of x: (T, D). */
 static lg_tensor positions(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x)
 {
     const int64_t side = c->positions_side, D = c->hidden;
-    const int64_t rows = x.dim[2] / c->patch, columns = x.dim[3] / c->patch;
+    const int64_t all = c->height / c->patch, rows = x.dim[2] / c->patch;
+    const int64_t columns = x.dim[3] / c->patch;
+    const int64_t first = lg_net_is_split(n) ? n->tokens.at[n->sequence.rank] / columns : 0;
     const int base = (c->sample_size ? c->sample_size : c->height) / c->patch;
     const struct lg_init init = {.kind = LG_INIT_SINCOS, .scale = base, .is_fixed = true};
     lg_tensor table =
         lg_net_param(n, init, lg_t3(NULL, n->type, 1, side * side, D), "pos_embed.pos_embed");
-    lg_tensor middle = lg_at(table, ((side - rows) / 2 * side + (side - columns) / 2) * D,
+    lg_tensor middle = lg_at(table, (((side - all) / 2 + first) * side + (side - columns) / 2) * D,
                              lg_t2(NULL, n->type, rows, columns * D));
     lg_tensor y = lg_net_value(n, "positions", lg_t2(NULL, n->type, rows, columns * D));
     middle.stride[0] = side * D;
@@ -134,7 +137,7 @@ void lg_sd3_describe(lg_net *n, const struct lg_denoiser_config *c, const struct
     lg_net_unit(n, "embed");
     s.x = lg_net_patches(n, in->x, c->patch, positions(n, c, in->x), "pos_embed.proj");
     lg_tensor e = condition(n, c, in);
-    s.text = lg_joint_linear(n, c, context(n, c, in), "context_embedder");
+    s.text = lg_joint_linear(n, c, lg_joint_own_text(n, context(n, c, in)), "context_embedder");
     for (int i = 0; i < c->depth; i++) s = block(n, &joint, s, e, i);
     lg_net_unit(n, "out");
     const struct lg_modulation m =

@@ -126,6 +126,11 @@ static void save(const struct lg_denoiser_config *c, cJSON *o)
     add_sizes(o, LG_KEY_TEXT_POOLED, c, offsetof(struct lg_denoiser_text, pooled));
 }
 
+static int text_tokens(const struct lg_denoiser_config *c)
+{
+    return c->text[CLIP_L].length + c->text[T5].length;
+}
+
 const struct lg_model lg_sd3 = {
     .class = "SD3Transformer2DModel",
     .sample_size = 128,
@@ -135,6 +140,7 @@ const struct lg_model lg_sd3 = {
     .head_dim = 64,
     .norm_eps = 1e-6,
     .describe = lg_sd3_describe,
+    .text_tokens = text_tokens,
     .check = check,
     .load = load,
     .save = save,

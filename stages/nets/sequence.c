@@ -33,36 +33,60 @@ static lg_tensor exchange(lg_net *n, const char *name, struct lg_cut before, str
     return lg_graph_exchange(n->g, name, &c, from);
 }
 
-/* o: own heads of all tokens (B, T, H_p d); returns all heads of own tokens (B, T_p, H d). */
-static lg_tensor back(lg_net *n, lg_tensor o, int64_t own_heads, int64_t heads)
+bool lg_net_is_split(const lg_net *n)
 {
-    const int64_t B = o.dim[0], T = o.dim[1], d = o.dim[2] / own_heads;
-    o = lg_at(o, 0, lg_t4(NULL, n->type, B, T, own_heads, d));
-    o = exchange(n, "all heads", cut_heads(n, 2, heads), n->tokens, o);
+    return lg_sequence_is_split(&n->sequence);
+}
+
+struct lg_heads lg_net_own_heads(const lg_net *n, int64_t heads)
+{
+    if (!lg_net_is_split(n)) return (struct lg_heads){.count = heads};
+    const struct lg_cut cut = cut_heads(n, 2, heads);
+    const int64_t first = cut.at[n->sequence.rank];
+    return (struct lg_heads){first, cut.at[n->sequence.rank + 1] - first};
+}
+
+lg_tensor lg_net_all_tokens(lg_net *n, lg_tensor packed, const struct lg_cut *cut, int parts,
+                            int64_t heads)
+{
+    const int64_t B = packed.dim[0], d = packed.dim[2] / (parts * heads);
+    const int64_t dim[] = {B, packed.dim[1], parts, heads, d};
+    packed = lg_at(packed, 0, lg_tensor_of(NULL, n->type, 5, dim));
+    packed = exchange(n, "all tokens", *cut, cut_heads(n, 3, heads), packed);
+    return lg_at(packed, 0, lg_t3(NULL, n->type, B, packed.dim[1], parts * packed.dim[3] * d));
+}
+
+lg_tensor lg_net_gather_tokens(lg_net *n, lg_tensor x, const struct lg_cut *cut)
+{
+    return exchange(n, "all tokens", *cut, (struct lg_cut){.dim = -1}, x);
+}
+
+lg_tensor lg_net_all_heads(lg_net *n, lg_tensor o, const struct lg_cut *cut, int64_t heads)
+{
+    const int64_t B = o.dim[0], T = o.dim[1], own = lg_net_own_heads(n, heads).count;
+    const int64_t d = o.dim[2] / own;
+    o = lg_at(o, 0, lg_t4(NULL, n->type, B, T, own, d));
+    o = exchange(n, "all heads", cut_heads(n, 2, heads), *cut, o);
     return lg_at(o, 0, lg_t3(NULL, n->type, B, o.dim[1], heads * d));
 }
 
 static lg_tensor ulysses(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,
                          const char *name)
 {
-    const int64_t B = x.dim[0], d = packed.out / (3 * heads);
-    const int64_t dim[] = {B, x.dim[1], 3, heads, d};
     lg_tensor qkv = lg_net_linear(n, x, packed, "%s", name);
-    qkv = lg_at(qkv, 0, lg_tensor_of(NULL, n->type, 5, dim));
-    qkv = exchange(n, "all tokens", n->tokens, cut_heads(n, 3, heads), qkv);
-    const int64_t own = qkv.dim[3];
-    qkv = lg_at(qkv, 0, lg_t3(NULL, n->type, B, qkv.dim[1], 3 * own * d));
-    return back(n, attend(n, qkv, own), own, heads);
+    qkv = lg_net_all_tokens(n, qkv, &n->tokens, 3, heads);
+    lg_tensor o = attend(n, qkv, lg_net_own_heads(n, heads).count);
+    return lg_net_all_heads(n, o, &n->tokens, heads);
 }
 
 static lg_tensor fastseq(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,
                          const char *name)
 {
     const int64_t d = packed.out / (3 * heads);
-    const struct lg_cut cut = cut_heads(n, 2, heads);
-    const int64_t first = cut.at[n->sequence.rank], own = cut.at[n->sequence.rank + 1] - first;
-    x = exchange(n, "all tokens", n->tokens, (struct lg_cut){.dim = -1}, x);
-    return back(n, attend_parts(n, x, packed, first * d, own * d, d, name), own, heads);
+    const struct lg_heads own = lg_net_own_heads(n, heads);
+    x = lg_net_gather_tokens(n, x, &n->tokens);
+    lg_tensor o = attend_parts(n, x, packed, own.first * d, own.count * d, d, name);
+    return lg_net_all_heads(n, o, &n->tokens, heads);
 }
 
 lg_tensor lg_net_self_attention(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,

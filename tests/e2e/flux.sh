@@ -72,6 +72,7 @@ other() { # NAME [...]: trained on something else
 other "another guidance" --set model.guidance=3.5
 other "another shift" --set trainer.flow_shift_by=constant
 
+close_losses() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; exit !(a > 0 && (d < 0 ? -d : d) <= 1e-5 * a) }'; }
 lora=(--set adapter.kind=lora --set adapter.rank=4 --set 'adapter.targets=["linear"]')
 killed=$T/killed
 train "$killed" "${lora[@]}" --set parallel.zero=3
@@ -84,6 +85,23 @@ settle "an adapter, killed" "$killed"
 N=${settled:-40}
 start_by_start "$T/own" "$N" "${lora[@]}" --set checkpoint.keep=1000000
 same_as "an adapter, killed" "$killed" "$T/own" "$N"
+
+# Two ranks share a micro-batch, each with its rows of texts and image; one is killed in its midst.
+for kind in ulysses fastseq; do
+    split=(--set parallel.sp=2 --set parallel.sp_kind=$kind)
+    killed=$T/$kind
+    train "$killed" "${split[@]}" --set trainer.max_steps=20
+    wait_step "$killed" 4
+    kill_role "$killed" trainer 1
+    wait_step "$killed" $(($(step_of "$killed") + 2))
+    kill_role "$killed" trainer 0
+    settle "split, $kind, killed" "$killed"
+    N=${settled:-20}
+    tiny "$T/$kind.whole" "${split[@]}" --set checkpoint.keep=1000000 --set trainer.max_steps="$N"
+    same_as "split, $kind, killed" "$killed" "$T/$kind.whole" "$N"
+    check "split, $kind: one rank's first loss" close_losses "$(head -n 1 "$a/metrics.jsonl" | jq .loss)" \
+        "$(head -n 1 "$killed/metrics.jsonl" | jq .loss)"
+done
 
 draw() { timeout 120 "$e2e_build/bin/lg-sample" "a red circle" --steps 4 --seed 3 "$@" >"$T/said" 2>&1; }
 check "it can be drawn with" draw --from "$a" -o "$T/a.png"
@@ -98,6 +116,6 @@ refused() { # NAME PATTERN [--set ...]
     expect "$name: exit" 3 $?
     check "$name: says why" grep -Eq "$pattern" "$T/refused.out"
 }
-refused "a split sequence" 'parallel.sp = 2 with model.kind = "flux"' --set parallel.sp=2
+refused "more ranks than heads" 'parallel.sp = 8 is more than model.heads' --set trainer.ranks=8 --set parallel.sp=8
 refused "another depth" 'model.depth = 4, but the weights of model.from have 3' --set model.depth=4
 check "nothing is left running" nothing_runs

@@ -188,6 +188,29 @@ static void test_pixart(void **state)
     check("host", &c, &fastseq);
 }
 
+/* Four rows of six, three heads and eight tokens of text; a second attention in two blocks. Then without norms of queries
+ * and keys, and nowhere a second attention. */
+static void test_sd3(void **state)
+{
+    (void)state;
+    struct lg_denoiser_config c = denoiser_fixture_sd3();
+    check_kinds(&c, 3);
+    c.qk_norm = false;
+    c.dual[0] = 0;
+    for (int k = 0; k < 2; k++) {
+        const struct lg_denoiser_mode mode = split(3, (enum lg_sequence_kind)k);
+        check("ref64", &c, &mode);
+    }
+}
+
+/* Four rows of six, three heads and five tokens of text. */
+static void test_flux(void **state)
+{
+    (void)state;
+    const struct lg_denoiser_config c = denoiser_fixture_flux();
+    check_kinds(&c, 3);
+}
+
 /* Eight rows and four heads over three ranks: what has enough bytes on one of them alone waits on all. */
 static void test_offload(void **state)
 {
@@ -247,11 +270,13 @@ static void test_trained_in_part(void **state)
     static const char *const groups[] = {"*.attn1.to_[qkv].weight frozen", NULL};
     static const char *const linear[] = {"linear", NULL};
     const struct lg_denoiser_config c = dit();
+    const struct lg_denoiser_config joint[] = {denoiser_fixture_sd3(), denoiser_fixture_flux()};
     for (int k = 0; k < 2; k++) {
         struct lg_denoiser_mode mode = split(2, (enum lg_sequence_kind)k);
         mode.training.groups = groups;
         check("ref64", &c, &mode);
         mode.training = (struct lg_training){.adapter = {.rank = 2, .alpha = 3, .targets = linear}};
+        for (size_t i = 0; i < LG_ARRAY_LEN(joint); i++) check("ref64", &joint[i], &mode);
         check("ref64", &c, &mode);
         mode.training.frozen = LG_STORAGE_FP8;
         check("ref64", &c, &mode);
@@ -364,6 +389,9 @@ static void test_refused(void **state)
     struct lg_denoiser_config c = denoiser_fixture_pixart();
     refuse(&c, 4, "3 heads of attention cannot be split among 4 ranks");
     refuse(&c, 5, "4 rows of patches (a latent of height 8, patches of 2) cannot be split");
+    c = denoiser_fixture_flux();
+    c.text[1].length = 2;
+    refuse(&c, 3, "texts of 2 tokens cannot be split among 3 ranks");
     assert_false(small_aborts(whole_at_once));
     assert_true(small_aborts(split_at_once));
 }
@@ -387,8 +415,9 @@ static char *print_of(const struct lg_denoiser_config *c, struct lg_sequence s)
 static void test_one_rank_is_the_net(void **state)
 {
     (void)state;
-    const struct lg_denoiser_config c[] = {dit(), denoiser_fixture_pixart()};
-    for (int i = 0; i < 2; i++)
+    const struct lg_denoiser_config c[] = {dit(), denoiser_fixture_pixart(), denoiser_fixture_sd3(),
+                                           denoiser_fixture_flux()};
+    for (size_t i = 0; i < LG_ARRAY_LEN(c); i++)
         for (int k = 0; k < 2; k++) {
             const struct lg_sequence one = {.degree = 1, .kind = (enum lg_sequence_kind)k};
             char *want = print_of(&c[i], (struct lg_sequence){0}), *got = print_of(&c[i], one);
@@ -405,6 +434,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dit),
         cmocka_unit_test(test_pixart),
+        cmocka_unit_test(test_sd3),
+        cmocka_unit_test(test_flux),
         cmocka_unit_test(test_offload),
         cmocka_unit_test(test_budget),
         cmocka_unit_test(test_trained_in_part),
