@@ -90,7 +90,7 @@ same_as "an adapter, killed" "$killed" "$T/own" "$N"
 for kind in ulysses fastseq; do
     split=(--set parallel.sp=2 --set parallel.sp_kind=$kind)
     killed=$T/$kind
-    train "$killed" "${split[@]}" --set trainer.max_steps=20
+    train "$killed" "${split[@]}"
     wait_step "$killed" 4
     kill_role "$killed" trainer 1
     wait_step "$killed" $(($(step_of "$killed") + 2))

@@ -66,9 +66,10 @@ tests_of() {
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
-    stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter ;;
+    stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter sequence ;;
     stages/nets/adapter*) echo adapter ;;
     stages/stored* | stages/nets/storage* | kernels/rows8*) echo storage rows8 ;;
+    stages/nets/joint.*) echo denoiser_golden sequence ;;
     stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;
     stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
     stages/trainer/batch.*) echo batch e2e:published e2e:buckets ;;
