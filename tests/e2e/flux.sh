@@ -87,8 +87,10 @@ start_by_start "$T/own" "$N" "${lora[@]}" --set checkpoint.keep=1000000
 same_as "an adapter, killed" "$killed" "$T/own" "$N"
 
 # Two ranks share a micro-batch, each with its rows of texts and image; one is killed in its midst.
+tiny "$T/unsplit" --set data.size=32 --set trainer.max_steps=2
+expect "four patches" 0 $?
 for kind in ulysses fastseq; do
-    split=(--set parallel.sp=2 --set parallel.sp_kind=$kind)
+    split=(--set data.size=32 --set parallel.sp=2 --set parallel.sp_kind=$kind)
     killed=$T/$kind
     train "$killed" "${split[@]}"
     wait_step "$killed" 4
@@ -99,7 +101,7 @@ for kind in ulysses fastseq; do
     N=${settled:-20}
     tiny "$T/$kind.whole" "${split[@]}" --set checkpoint.keep=1000000 --set trainer.max_steps="$N"
     same_as "split, $kind, killed" "$killed" "$T/$kind.whole" "$N"
-    check "split, $kind: one rank's first loss" close_losses "$(head -n 1 "$a/metrics.jsonl" | jq .loss)" \
+    check "split, $kind: one rank's first loss" close_losses "$(head -n 1 "$T/unsplit/metrics.jsonl" | jq .loss)" \
         "$(head -n 1 "$killed/metrics.jsonl" | jq .loss)"
 done
 
