@@ -27,8 +27,10 @@ for run in class text; do
         "$(jq -c 'select(.loss > 0.1 and .loss < 10 and .voids == 0)' "$T/$run/metrics.jsonl" | wc -l)"
 done
 check "a preset that does not exist" sh -c \
-    "'$e2e_build/bin/lg-random-model' vae --preset huge '$T/x' 2>&1 | grep -q 'sd and tiny'"
+    "'$e2e_build/bin/lg-random-model' vae --preset huge '$T/x' 2>&1 | grep -q 'sd, sd3, flux, tiny and tiny-sd3'"
 check "a clip preset that does not exist" sh -c \
-    "'$e2e_build/bin/lg-random-model' clip --preset g '$T/x' 2>&1 | grep -q 'bigg and tiny'"
+    "'$e2e_build/bin/lg-random-model' clip --preset g '$T/x' 2>&1 | grep -q 'bigg, tiny and tiny-g'"
 check "t5 without a tokenizer" sh -c \
     "'$e2e_build/bin/lg-random-model' t5 --preset tiny '$T/x' 2>&1 | grep -q spiece"
+check "a pipeline preset that does not exist" sh -c \
+    "'$e2e_build/bin/lg-random-model' pipeline --preset sd4 '$T/x' 2>&1 | grep -q 'there are dit-xl-2, .*sd35-medium, .*tiny-flux'"
