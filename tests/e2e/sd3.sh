@@ -64,6 +64,7 @@ check "its blocks" says '^depth = 3'
 check "its objective" says '^objective = "flow"'
 check "its shift" says '^flow_shift = 3'
 check "its guidance when drawn" says '^guidance = 7'
+check "its timesteps when drawn" says '^spacing = "linspace"'
 check "what its files say is written back" jq -e '.num_layers == 3 and .dual_attention_layers == [0] and .in_channels == 16
     and .qk_norm == "rms_norm" and .pos_embed_max_size == 6 and .joint_attention_dim == 192
     and .pooled_projection_dim == 160' "$(checkpoint_of "$a" 40)/model/config.json"
