@@ -268,6 +268,15 @@ struct identities {
         base; /* from: what the transformer begins with; base: what an adapter adapts */
 };
 
+/* Keys that came later are not in the hashes of runs that do as those before them did: such a run goes on with any build. */
+static bool is_as_before(const lg_config *c, const lg_key *k, bool has_buckets)
+{
+    if (!strcmp(k->name, "data.buckets")) return !has_buckets;
+    if (!strcmp(k->name, "data.caption")) return !strcmp(c->data_caption, "listed");
+    if (!strcmp(k->name, "data.shuffle_tags")) return !c->data_shuffle_tags;
+    return !strcmp(k->name, "data.keep_tags") && !c->data_keep_tags;
+}
+
 static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct identities *of)
 {
     char *text = NULL;
@@ -276,7 +285,7 @@ static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct ide
     LG_ASSERT(out);
     for (int i = 0; i < lg_key_count(); i++) {
         const lg_key *k = lg_key_at(i);
-        if (!lg_key_bits(k) || (!has_buckets && !strcmp(k->name, "data.buckets"))) continue;
+        if (!lg_key_bits(k) || is_as_before(c, k, has_buckets)) continue;
         fprintf(out, "%s=", k->name);
         lg_key_print(out, c, k);
         fputc(';', out);

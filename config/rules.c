@@ -320,10 +320,33 @@ static void check_model(struct rules *r)
         check_sequence(r, latent / c->model_patch);
 }
 
+/* What is done with captions, and whether there are any. */
+static void check_captions(struct rules *r)
+{
+    const lg_config *c = r->c;
+    const struct {
+        const char *key;
+        bool is_set;
+    } keys[] = {{"data.caption", strcmp(c->data_caption, "listed") != 0},
+                {"data.shuffle_tags", c->data_shuffle_tags},
+                {"data.keep_tags", c->data_keep_tags > 0}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(keys); i++)
+        if (keys[i].is_set && !has_text(c))
+            broken(r, keys[i].key,
+                   "%s has no meaning with model.kind = \"%s\", which reads no captions: remove it",
+                   keys[i].key, c->model_kind);
+    if (c->data_keep_tags && !c->data_shuffle_tags)
+        broken(r, "data.keep_tags",
+               "data.keep_tags = %lld, but all tags keep their places: set data.shuffle_tags = "
+               "true, or remove it",
+               (long long)c->data_keep_tags);
+}
+
 static void check_conditioning(struct rules *r)
 {
     const lg_config *c = r->c;
     struct lg_text_info text;
+    check_captions(r);
     if (has_text(c)) {
         if (!c->text_model[0]) {
             broken(

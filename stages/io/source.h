@@ -11,7 +11,7 @@
  * Members: .png .jpg .jpeg .webp (the picture), .latent.safetensors (an encoded picture: tensors
  * latent_mean and latent_logvar, (C, h, w)), .txt (one caption), .json ({"caption": "..."},
  * {"captions": [...]}, a list of strings or one string; it wins over .txt), .cls (class number in
- * decimal). Others are ignored, as are names that begin with a dot or "__".
+ * decimal). Which text of an item's captions a sample gets: caption.h. Others are ignored, as are names that begin with a dot or "__".
  *
  * Items are numbered by shard name, then position in the shard (folders: by path), byte order, so
  * the numbering depends on nothing but the data. A shard that is cut short is LG_ERR_CORRUPT at
@@ -23,6 +23,7 @@
 #pragma once
 #include "base/check.h"
 #include "base/fs.h"
+#include "stages/io/caption.h"
 #include "stages/io/order.h"
 #include "stages/io/picture.h"
 
@@ -98,6 +99,7 @@ struct lg_sample_rule {
     const struct lg_buckets *buckets; /* the order's */
     bool random_crop;                 /* else the centre; only along the longer side */
     bool random_flip;                 /* mirrored in half of the samples */
+    struct lg_caption_rule caption;
     double dropout;  /* probability that the caption becomes "" and the label num_classes */
     int num_classes; /* labels must be below; 0: labels are not looked at */
     bool no_shuffle; /* the item at that place, in every epoch */

@@ -12,6 +12,7 @@
 struct lg_sample_work {
     lg_picture picture;
     lg_resize_scratch scratch;
+    lg_caption caption;
     size_t latent_capacity; /* elements of each latent */
 };
 
@@ -26,10 +27,9 @@ static int choose_text(const struct lg_sample_rule *rule, lg_sample *s)
     s->dropped = lg_uniform_f64(draw(rule, LG_PURPOSE_DROPOUT, s->n, 0)) < rule->dropout;
     s->caption = "";
     s->label = -1;
-    if (item->n_captions > 0 && !s->dropped) {
-        uint64_t word = draw(rule, LG_PURPOSE_CAPTION, s->n, 0);
-        s->caption = item->caption[word * (uint64_t)item->n_captions >> 32];
-    }
+    if (!s->dropped)
+        LG_TRY(lg_caption_choose(&rule->caption, rule->seed, s->n, item->caption, item->n_captions,
+                                 &s->work->caption, &s->caption));
     if (rule->num_classes > 0) {
         if (item->label >= rule->num_classes)
             return LG_FAIL(LG_ERR_VOID, "%s: class %lld, but the model has %d classes", s->key,
@@ -211,6 +211,7 @@ void lg_sample_free(lg_sample *s)
     if (s->work) {
         lg_picture_free(&s->work->picture);
         lg_resize_free(&s->work->scratch);
+        lg_caption_free(&s->work->caption);
     }
     free(s->work);
     free(s->latent_mean);

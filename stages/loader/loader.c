@@ -184,6 +184,9 @@ static int loader_open(lg_stage *st)
                                       .size = (int)c->data_size,
                                       .random_crop = !strcmp(c->data_crop, "random"),
                                       .random_flip = c->data_flip,
+                                      .caption = {.choice = lg_caption_choice_of(c->data_caption),
+                                                  .shuffle_tags = c->data_shuffle_tags,
+                                                  .keep_tags = c->data_keep_tags},
                                       .dropout = c->trainer_cond_dropout,
                                       .num_classes = st->plan.num_classes,
                                       .no_shuffle = !c->data_shuffle};

@@ -39,7 +39,7 @@ int lg_loader_order(const lg_plan *p, const struct lg_item_size *size, uint64_t 
 struct item_look {
     uint64_t hash, bytes; /* of the picture; bytes 0: it has none */
     uint32_t words;       /* of its longest caption: tokens where there is a tokenizer */
-    bool is_void, has_caption;
+    bool is_void, has_caption, has_lines; /* a caption of several */
 };
 
 struct look {
@@ -57,7 +57,8 @@ struct look {
     lg_item stored;
     lg_picture picture;
     int32_t ids[TOKENS_MAX];
-    uint64_t voids;
+    bool by_line; /* each line of a caption is one */
+    uint64_t voids, texts, texts_cut;
 };
 
 static uint32_t words_of(const char *text)
@@ -71,16 +72,40 @@ static uint32_t words_of(const char *text)
     return n;
 }
 
+/* A text that a sample may get. */
+static int look_at_text(struct look *l, struct item_look *i, const char *text)
+{
+    int n = 0;
+    if (l->tokenizer)
+        LG_TRY(lg_tokenizer_encode(l->tokenizer, text, TOKENS_MAX, l->ids, &n));
+    else
+        n = (int)words_of(text);
+    i->words = LG_MAX(i->words, (uint32_t)n);
+    l->texts++;
+    l->texts_cut += l->tokenizer && n > l->text_length;
+    return 0;
+}
+
+static int look_at_line(struct look *l, struct item_look *i, const char *line, size_t bytes)
+{
+    char *text = strndup(line, bytes);
+    if (!text) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a caption of %zu bytes", bytes);
+    int rc = look_at_text(l, i, text);
+    free(text);
+    return rc;
+}
+
 static int look_at_captions(struct look *l, struct item_look *i)
 {
     i->has_caption = l->stored.n_captions > 0;
     for (int k = 0; k < l->stored.n_captions; k++) {
-        int n = 0;
-        if (l->tokenizer)
-            LG_TRY(lg_tokenizer_encode(l->tokenizer, l->stored.caption[k], TOKENS_MAX, l->ids, &n));
-        else
-            n = (int)words_of(l->stored.caption[k]);
-        i->words = LG_MAX(i->words, (uint32_t)n);
+        const char *rest = l->stored.caption[k], *line;
+        size_t bytes;
+        int lines = 0;
+        if (!l->by_line) LG_TRY(look_at_text(l, i, rest));
+        for (; (line = lg_caption_line(&rest, &bytes)); lines++)
+            if (l->by_line) LG_TRY(look_at_line(l, i, line, bytes));
+        i->has_lines |= lines > 1;
     }
     return 0;
 }
@@ -165,11 +190,11 @@ static void print_sizes(const struct look *l, uint32_t *v)
 
 static void print_captions(const struct look *l, uint32_t *v)
 {
-    uint64_t n = 0, without = 0, cut = 0;
+    uint64_t n = 0, without = 0, lines = 0;
     for (uint64_t i = 0; i < l->count; i++) {
         if (l->item[i].is_void) continue;
         without += !l->item[i].has_caption;
-        cut += l->tokenizer && l->item[i].words > (uint32_t)l->text_length;
+        lines += l->item[i].has_lines;
         if (l->item[i].has_caption) v[n++] = l->item[i].words;
     }
     const struct spread s = spread_of(v, n);
@@ -177,8 +202,14 @@ static void print_captions(const struct look *l, uint32_t *v)
     if (n)
         printf("; %u to %u %s, median %u", s.least, s.most, l->tokenizer ? "tokens" : "words",
                s.median);
-    if (l->tokenizer) printf("; %" PRIu64 " are cut at text.length = %d", cut, l->text_length);
+    if (l->tokenizer)
+        printf("; %" PRIu64 " of %" PRIu64 " %s are cut at text.length = %d", l->texts_cut,
+               l->texts, l->by_line ? "lines" : "captions", l->text_length);
     putchar('\n');
+    if (lines && !l->by_line)
+        printf("    %" PRIu64 " samples have captions of several lines, which are one text: "
+               "data.caption = \"first\" or \"random\" takes one of them\n",
+               lines);
 }
 
 static const struct item_look *sorted_items; /* of by_hash */
@@ -279,6 +310,7 @@ static int open_config(struct look *l, const char *file, const char *const *set,
                                .micros = (uint64_t)(p->rank_batch / p->micro_batch),
                                .micro = (uint64_t)p->micro_batch};
     l->text_length = p->text_length;
+    l->by_line = lg_caption_choice_of(l->config->data_caption) != LG_CAPTION_LISTED;
     if (p->text_length) LG_TRY(lg_tokenizer_open(l->config->text_model, &l->tokenizer));
     return 0;
 }

@@ -37,14 +37,18 @@ static int shard_count(const struct lg_text_encoder_config *c, int shard, int sh
     return 0;
 }
 
-/* A caption's states, keyed by ids and length. */
+enum { LINES_OF_ITEM = 4 }; /* with data.caption = "random": of more, some are encoded again */
+
+/* A caption's states, keyed by ids and length. Tags in another order are another caption. */
 static struct lg_stage_memo_options memo_of(const lg_config *c, const lg_plan *p)
 {
-    return (struct lg_stage_memo_options){.role = "text",
-                                          .size = c->text_memo,
-                                          .bytes = (size_t)p->text_length * (size_t)p->text_dim *
-                                                   (size_t)p->element_bytes,
-                                          .of_item = 1};
+    return (struct lg_stage_memo_options){
+        .role = "text",
+        .size = c->text_memo,
+        .bytes = (size_t)p->text_length * (size_t)p->text_dim * (size_t)p->element_bytes,
+        .of_item = c->data_shuffle_tags                ? 0
+                   : strcmp(c->data_caption, "random") ? 1
+                                                       : LINES_OF_ITEM};
 }
 
 /* What an instance computes with: net, ids, lengths and states of a chunk. */

@@ -61,6 +61,7 @@ tests_of() {
     kernels/graph/fuse.*) echo graph_fuse ;;
     kernels/graph/recompute.*) echo graph_recompute ;;
     stages/io/bpe*) echo bpe ;;
+    stages/io/caption.*) echo caption ;;
     config/tokenizer_files.*) echo bpe config e2e:clip ;;
     config/rules.* | config/models.*) echo config plan e2e:resume ;;
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 ;;

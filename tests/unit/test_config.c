@@ -554,6 +554,18 @@ static void test_rules_restarts(void **state)
         "p.toml:4:1: checkpoint.restart_window_s is out of range");
 }
 
+static void test_rules_captions(void **state)
+{
+    (void)state;
+    write_models();
+    assert_int_equal(CHECK("data.caption=random", "data.shuffle_tags=true", "data.keep_tags=2"), 0);
+    BREAKS("--set: data.keep_tags = 2, but all tags keep their places", "data.keep_tags=2");
+    BREAKS("data.shuffle_tags has no meaning with model.kind = \"dit\"", "data.shuffle_tags=true",
+           "model.kind=dit", "text.model=");
+    BREAKS("data.caption has no meaning with model.kind = \"dit\"", "data.caption=first",
+           "model.kind=dit", "text.model=");
+}
+
 static void test_rules_files(void **state)
 {
     (void)state;
@@ -753,35 +765,16 @@ static void test_examples(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_defaults),
-        TEST(test_values),
-        TEST(test_paths),
-        TEST(test_overrides),
-        TEST(test_lists),
-        TEST(test_round_trip),
-        TEST(test_syntax),
-        TEST(test_deep_nesting),
-        TEST(test_types_and_ranges),
-        TEST(test_unknown_names),
-        TEST(test_bad_overrides),
-        TEST(test_collects),
-        TEST(test_rules_hold),
-        TEST(test_rules_batch),
-        TEST(test_rules_buckets),
-        TEST(test_rules_model),
-        TEST(test_rules_training),
-        TEST(test_rules_device),
-        TEST(test_rules_files),
-        TEST(test_rules_previews),
-        TEST(test_rules_memory),
-        TEST(test_rules_restarts),
-        TEST(test_rules_histograms),
-        TEST(test_rules_clip),
-        TEST(test_rules_collect),
-        TEST(test_compatible),
-        TEST(test_denoisers),
-        TEST(test_document),
-        TEST(test_exit_codes),
+        TEST(test_defaults),       TEST(test_values),         TEST(test_paths),
+        TEST(test_overrides),      TEST(test_lists),          TEST(test_round_trip),
+        TEST(test_syntax),         TEST(test_deep_nesting),   TEST(test_types_and_ranges),
+        TEST(test_unknown_names),  TEST(test_bad_overrides),  TEST(test_collects),
+        TEST(test_rules_hold),     TEST(test_rules_batch),    TEST(test_rules_buckets),
+        TEST(test_rules_model),    TEST(test_rules_training), TEST(test_rules_device),
+        TEST(test_rules_captions), TEST(test_rules_files),    TEST(test_rules_previews),
+        TEST(test_rules_memory),   TEST(test_rules_restarts), TEST(test_rules_histograms),
+        TEST(test_rules_clip),     TEST(test_rules_collect),  TEST(test_compatible),
+        TEST(test_denoisers),      TEST(test_document),       TEST(test_exit_codes),
         TEST(test_examples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
