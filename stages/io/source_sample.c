@@ -1,7 +1,6 @@
 /* What sample n is: the random choices, all keyed by n, and the work on the pixels; see source.h.
  */
 #include "base/philox.h"
-#include "stages/io/permute.h"
 #include "stages/io/picture.h"
 #include "stages/io/resize.h"
 #include "stages/io/safetensors.h"
@@ -154,25 +153,6 @@ static int make_latents(lg_sample *s)
     if (rc < 0 && rc != LG_ERR_NOSPACE) rc = LG_ERR_VOID;
     LG_TRY(with_key(rc, s));
     return 0;
-}
-
-struct lg_order_place lg_source_place(const lg_source *s, const struct lg_sample_rule *rule,
-                                      uint64_t n)
-{
-    const uint64_t count = lg_source_count(s), in_part = n - rule->first,
-                   position = in_part % count;
-    const uint64_t epoch = rule->epoch + in_part / count;
-    LG_ASSERT(n >= rule->first);
-    if (rule->order)
-        return lg_order_at(rule->order,
-                           &(struct lg_order_key){.seed = rule->seed,
-                                                  .first = rule->first,
-                                                  .epoch = rule->epoch,
-                                                  .no_shuffle = rule->no_shuffle},
-                           n);
-    return (struct lg_order_place){
-        .item = rule->no_shuffle ? position : lg_permute(rule->seed, epoch, position, count),
-        .epoch = epoch};
 }
 
 int lg_source_sample(lg_source *s, const struct lg_sample_rule *rule, uint64_t n, uint8_t *pixels,

@@ -18,19 +18,18 @@
 
 enum { NAMED_MAX = 20, TOKENS_MAX = 4096, LOOK_SIZE = 1024 };
 
-int lg_loader_order(const lg_plan *p, const struct lg_item_size *size, uint64_t count,
+int lg_loader_order(const lg_plan *p, const lg_source *s, const struct lg_item_size *size,
                     lg_order **ret)
 {
-    LG_TRY(lg_order_make(
-        &(struct lg_order_spec){
-            .buckets = &p->buckets,
-            .size = size,
-            .count = count,
-            .ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
-            .micros = (uint64_t)(p->rank_batch / p->micro_batch),
-            .micro = (uint64_t)p->micro_batch,
-        },
-        ret));
+    LG_TRY(lg_source_order(s,
+                           &(struct lg_order_spec){
+                               .buckets = &p->buckets,
+                               .size = size,
+                               .ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
+                               .micros = (uint64_t)(p->rank_batch / p->micro_batch),
+                               .micro = (uint64_t)p->micro_batch,
+                           },
+                           ret));
     return 0;
 }
 
@@ -260,19 +259,19 @@ static int print_buckets(struct look *l)
     }
     spec.buckets = &l->buckets;
     spec.size = l->size;
-    spec.count = l->count;
-    LG_TRY(lg_order_make(&spec, &o));
+    LG_TRY(lg_source_order(l->source, &spec, &o));
     if (l->config)
         printf("buckets (height x width), %" PRIu64 " ranks, micro-batches of %" PRIu64 ":\n",
                spec.ranks, spec.micro);
     else
         printf("buckets (height x width) of \"ratio\" at data.size = %d, one sample at a time:\n",
                LOOK_SIZE);
-    uint64_t places = 0, moved = 0;
+    uint64_t places = 0, moved = 0, stands = 0;
     for (int k = 0; k < l->buckets.n; k++) {
         const struct lg_bucket *b = &l->buckets.of[k];
         const struct lg_order_bucket of = lg_order_bucket(o, k);
         places += of.groups * spec.ranks * (uint64_t)b->rows;
+        stands += of.items;
         if (!of.items) moved += of.nearest;
         if (!of.nearest) continue;
         printf("    %4d x %-4d nearest to %" PRIu64, b->height, b->width, of.nearest);
@@ -284,9 +283,25 @@ static int print_buckets(struct look *l)
     }
     printf("    an epoch has %" PRIu64 " places for %" PRIu64
            " items (%.1f %% stay empty); %" PRIu64 " items are cropped to a neighbour's shape\n",
-           places, l->count, 100.0 * (double)(places - l->count) / (double)places, moved);
+           places, stands, 100.0 * (double)(places - stands) / (double)places, moved);
     lg_order_free(&o);
     return 0;
+}
+
+/* What comes from each source, in a whole run where there is a config of one. */
+static void print_sources(const struct look *l)
+{
+    const int n = lg_source_parts(l->source);
+    if (!l->config || !l->config->data_source.n) return;
+    const double samples = (double)l->config->trainer_max_steps * (double)l->plan.batch;
+    for (int i = 0; i < n; i++) {
+        const struct lg_source_part part = lg_source_part(l->source, i);
+        lg_print(stdout,
+                 "    data.source[%d] %s: %" PRIu64 " samples, %.4g %% of a run's, each %.4g times "
+                 "in its %" PRId64 " steps\n",
+                 i, l->config->data_source.v[i].path, part.count, 100 * part.share,
+                 samples * part.share / (double)part.count, l->config->trainer_max_steps);
+    }
 }
 
 /* ---- all ---- */
@@ -303,7 +318,7 @@ static int open_config(struct look *l, const char *file, const char *const *set,
     LG_TRY(lg_config_check(l->config));
     LG_TRY(lg_plan_make(l->config, NULL, &l->plan));
     const lg_plan *p = &l->plan;
-    l->path = l->config->data_path;
+    l->path = lg_config_data(l->config);
     l->buckets = p->buckets;
     l->cut =
         (struct lg_order_spec){.ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
@@ -329,8 +344,9 @@ static int open_alone(struct look *l, const char *path)
 static int look(struct look *l)
 {
     /* What a model needs of a sample is said, not demanded. */
-    LG_TRY(
-        lg_source_open(l->path, &(struct lg_source_options){.allow_truncated = true}, &l->source));
+    const struct lg_source_options options = {.allow_truncated = true};
+    LG_TRY(l->config ? lg_source_open_data(l->config, &options, &l->source)
+                     : lg_source_open(l->path, &options, &l->source));
     l->count = lg_source_count(l->source);
     l->item = calloc(l->count, sizeof *l->item);
     l->size = calloc(l->count, sizeof *l->size);
@@ -341,6 +357,7 @@ static int look(struct look *l)
     if (rc == 0) {
         lg_print(stdout, "%s: %" PRIu64 " samples of %s\n", l->path, l->count,
                  lg_source_has_latents(l->source) ? "latents" : "pictures");
+        print_sources(l);
         rc = look_at_all(l);
     }
     if (rc == 0) {

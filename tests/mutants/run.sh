@@ -62,6 +62,8 @@ tests_of() {
     kernels/graph/recompute.*) echo graph_recompute ;;
     stages/io/bpe*) echo bpe ;;
     stages/io/caption.*) echo caption ;;
+    stages/io/mixture.*) echo mixture e2e:sources ;;
+    stages/io/source.* | stages/io/source_index.* | stages/io/source_parts.*) echo source samples e2e:sources ;;
     config/tokenizer_files.*) echo bpe config e2e:clip ;;
     config/rules.* | config/models.*) echo config plan e2e:resume ;;
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 ;;

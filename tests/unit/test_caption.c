@@ -133,17 +133,17 @@ static void test_golden(void **state)
     static const char *const tags[] = {"a, b, c, d, e, f\ng, h"};
     const struct lg_caption_rule rule = {
         .choice = LG_CAPTION_RANDOM, .shuffle_tags = true, .keep_tags = 1};
-    static const char *const want[] = {"a, b, f, d, c, e", "a, c, e, b, d, f", "a, b, c, f, e, d", "g, h"};
+    static const char *const want[] = {"a, b, f, d, c, e", "a, c, e, b, d, f", "a, b, c, f, e, d",
+                                       "g, h"};
     char text[256];
-    for (uint64_t n = 0; n < 4; n++)
-        assert_string_equal(text_of(&rule, n, tags, 1, text), want[n]);
+    for (uint64_t n = 0; n < 4; n++) assert_string_equal(text_of(&rule, n, tags, 1, text), want[n]);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lines),     cmocka_unit_test(test_listed),
-        cmocka_unit_test(test_tags),      cmocka_unit_test(test_many_tags),
+        cmocka_unit_test(test_lines),  cmocka_unit_test(test_listed),
+        cmocka_unit_test(test_tags),   cmocka_unit_test(test_many_tags),
         cmocka_unit_test(test_golden),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
