@@ -12,6 +12,7 @@
 #include "config/pretrained.h"
 #include "config/problems.h"
 #include "config/schema.h"
+#include "config/texts.h"
 #include "config/toml.h"
 #include <limits.h>
 #include <stdlib.h>
@@ -329,6 +330,15 @@ static void unknown_key(const char *name, const struct origin *o, struct lg_prob
                  lg_key_nearest(name));
 }
 
+static void unknown_encoder(const char *section, const struct origin *o, struct lg_problems *p)
+{
+#define LG_ENCODER(name) " [text." #name "]"
+    complain(p, o, "unknown section [%.80s]: text encoders have these:%s", section,
+#include "config/encoders.def"
+    );
+#undef LG_ENCODER
+}
+
 static void apply_file(lg_config *c, const lg_toml *t, const char *dir, struct lg_problems *p)
 {
     const char *skip = NULL; /* everything below this unknown or misplaced table is silent */
@@ -342,13 +352,15 @@ static void apply_file(lg_config *c, const lg_toml *t, const char *dir, struct l
         if (index >= 0) {
             c->lines[index] = item->line;
             set_value(c, lg_key_at(index), item, &o, p);
-        } else if (top && lg_section_known(item->key)) {
+        } else if (lg_section_known(item->key)) {
             if (item->type == LG_TOML_TABLE) continue;
             complain(p, &o, "%s is a section: write [%s] once, its keys below it", item->key,
                      item->key);
         } else if (item->type == LG_TOML_TABLE && top) {
             complain(p, &o, "unknown section [%.80s]: the nearest known section is [%s]", item->key,
                      lg_section_nearest(item->key));
+        } else if (item->type == LG_TOML_TABLE && !strncmp(item->key, "text.", 5)) {
+            unknown_encoder(item->key, &o, p);
         } else {
             unknown_key(item->key, &o, p);
         }
@@ -465,6 +477,7 @@ int lg_config_load(const char *file, const char *const *overrides, int n_overrid
     for (int i = 0; i < n_overrides; i++) apply_override(c, overrides[i], cwd, &problems);
     lg_toml_free(&t);
     lg_pretrained_choose(c, &problems);
+    lg_texts_settle(c, &problems);
     rc = lg_problems_end(&problems, LG_ERR_CONFIG, file);
     if (rc < 0) {
         lg_config_free(&c);

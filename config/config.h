@@ -42,7 +42,16 @@ typedef struct lg_config {
 #define LG_ENUM(section, key, def, choices, doc) char *section##_##key;
 #define LG_LIST(section, key, doc)               struct lg_strlist section##_##key;
 #define LG_TABLES(section, key, doc)             struct lg_data_sources section##_##key;
+#define LG_ENCODER(name)
 #include "config/schema.def"
+#undef LG_ENCODER
+    struct { /* texts.h reads them */
+#define LG_ENCODER(name) LG_TEXT_KEYS(name)
+#include "config/encoders.def"
+#undef LG_ENCODER
+    } text;
+#undef LG_TEXT_KEYS
+#undef LG_RESTARTS
 #undef LG_SECTION
 #undef LG_INT
 #undef LG_NUM

@@ -214,12 +214,18 @@ static int read_text(const cJSON *json, const char *dir, struct lg_text_info *in
         LG_TRY(read_int(json, dir, "hidden_size", 512, 1, DIM_MAX, &info->dim));
         LG_TRY(read_int(json, dir, "num_hidden_layers", 12, 1, LAYERS_MAX, &info->layers));
         LG_TRY(read_int(json, dir, "max_position_embeddings", 77, 2, DIM_MAX, &info->length_max));
+        info->kind = LG_TEXT_CLIP;
+        const cJSON *class =
+            cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(json, "architectures"), 0);
+        if (cJSON_IsString(class) && !strcmp(class->valuestring, "CLIPTextModelWithProjection"))
+            LG_TRY(read_int(json, dir, "projection_dim", 512, 1, DIM_MAX, &info->projection));
         return 0;
     }
     if (strcmp(name, "t5") != 0)
         return LG_FAIL(LG_ERR_CONFIG,
                        "%s/config.json: model_type is %.60s: t5 and clip_text_model can be read",
                        dir, name);
+    info->kind = LG_TEXT_T5;
     LG_TRY(read_int(json, dir, "d_model", -1, 1, DIM_MAX, &info->dim));
     LG_TRY(read_int(json, dir, "num_layers", -1, 1, LAYERS_MAX, &info->layers));
     return 0;

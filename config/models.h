@@ -3,6 +3,7 @@
 #pragma once
 #include "base/check.h"
 #include "base/fs.h"
+#include "config/denoisers.h"
 
 struct lg_vae_info {
     int latent_channels;
@@ -11,7 +12,9 @@ struct lg_vae_info {
     uint64_t identity; /* see lg_text_info */
 };
 struct lg_text_info {
+    lg_text_encoder_kind kind;
     int dim, layers;
+    int projection; /* width of text_embeds; 0: the model has none */
     int length_max; /* tokens of a caption; 0: any */
     /* Hash of what would give other bits: config.json, the tokenizer, and of each weight file its
      * name, size, first and last 64 KiB. Not of the folder's path. */

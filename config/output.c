@@ -23,6 +23,7 @@ char *lg_config_to_toml(const lg_config *c)
     fputs("# The effective config: every key, paths absolute.\n", out);
     for (int i = 0; i < lg_key_count(); i++) {
         const lg_key *k = lg_key_at(i);
+        if (lg_key_encoder(k) && !lg_key_applies(c, k)) continue; /* no such encoder */
         if (strcmp(k->section, section) != 0) fprintf(out, "\n[%s]\n", k->section);
         section = k->section;
         fprintf(out, "%s = ", k->key);
@@ -92,6 +93,7 @@ int lg_config_compatible(const lg_config *old_config, const lg_config *new_confi
         const lg_key *k = lg_key_at(i);
         const bool may = contains(except, k->name);
         if (!decides(k, old_config, new_config) && !may) continue;
+        if (!lg_key_applies(old_config, k) && !lg_key_applies(new_config, k)) continue;
         char *before = value_text(old_config, k), *now = value_text(new_config, k);
         const bool differs = strcmp(before, now) != 0;
         lg_key_where(new_config, k->name, where, sizeof where);
@@ -159,6 +161,17 @@ static const char intro[] =
     "warm-up.\n"
     "- Folders and files that are named exist and have what their layout asks for.\n";
 
+#define LG_ENCODER(name) " `[text." #name "]`"
+static const char encoders[] =
+    "\n## `[text.NAME]`\n\n"
+    "One encoder of a model that has several, by the name of its part:"
+#include "config/encoders.def"
+    ". Every key of `[text]`, for it alone. What is not written is as in `[text]`, `length` as "
+    "the model's "
+    "authors have it. The encoder's processes are a role of their own, called `text.NAME`. Of a "
+    "model with one encoder, `[text.NAME]` with its name is another word for `[text]`.\n";
+#undef LG_ENCODER
+
 /* A table cell: '|' would end it. */
 static void print_cell(FILE *out, const char *s)
 {
@@ -224,10 +237,16 @@ char *lg_config_markdown(void)
     };
     char *text = NULL;
     size_t bytes = 0;
+    bool told = false;
     FILE *out = open_text(&text, &bytes);
     fputs(intro, out);
     for (int s = 0; s < lg_section_count; s++) {
         const lg_section *section = &lg_sections[s];
+        if (!strncmp(section->name, "text.", 5)) {
+            if (!told) fputs(encoders, out);
+            told = true;
+            continue;
+        }
         if (section->name[0])
             fprintf(out, "\n## `[%s]`\n\n%s.\n\n", section->name, section->doc);
         else

@@ -12,6 +12,7 @@
 #include "config/manifest.h"
 #include "config/models.h"
 #include "config/schema.h"
+#include "config/texts.h"
 #include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -24,7 +25,9 @@ static const struct {
     const char *name, *program;
 } roles[] = {
 #define LG_ROLE(n, p) {#n, p},
+#define LG_ENCODER(n) {"text." #n, "lg-text"},
 #include "config/roles.def"
+#undef LG_ENCODER
 #undef LG_ROLE
 };
 
@@ -56,18 +59,22 @@ typedef enum field_type {
     FIELD_TEXT,
     FIELD_ROLES,
     FIELD_BUCKETS,
+    FIELD_TEXTS,
+    FIELD_TEXT_SHARDS,
     FIELD_HASH
 } field_type;
 
-#define PLAN_FIELDS(X)                                                                             \
+/* X(field, type, decides bits); Y(name, field, type, decides bits) */
+#define PLAN_FIELDS(X, Y)                                                                          \
     X(image_size, FIELD_I32, true)                                                                 \
     X(latent_channels, FIELD_I32, true)                                                            \
     X(latent_size, FIELD_I32, true)                                                                \
     X(buckets, FIELD_BUCKETS, true)                                                                \
     X(scaling_factor, FIELD_NUM, true)                                                             \
     X(shift_factor, FIELD_NUM, true)                                                               \
-    X(text_length, FIELD_I32, true)                                                                \
-    X(text_dim, FIELD_I32, true)                                                                   \
+    Y(text_length, text[0].length, FIELD_I32, true)                                                \
+    Y(text_dim, text[0].dim, FIELD_I32, true)                                                      \
+    Y(texts, text, FIELD_TEXTS, true)                                                              \
     X(num_classes, FIELD_I32, true)                                                                \
     X(batch, FIELD_I64, true)                                                                      \
     X(rank_batch, FIELD_I64, true)                                                                 \
@@ -79,10 +86,11 @@ typedef enum field_type {
     X(sums_micro_batches, FIELD_I32, true)                                                         \
     X(window_slots, FIELD_I64, false)                                                              \
     X(loader_chunk, FIELD_I32, true)                                                               \
-    X(text_chunk, FIELD_I32, true)                                                                 \
+    Y(text_chunk, text[0].chunk, FIELD_I32, true)                                                  \
     X(vae_chunk, FIELD_I32, true)                                                                  \
     X(instances, FIELD_ROLES, false)                                                               \
-    X(text_shards, FIELD_I32, false)                                                               \
+    Y(text_shards, text[0].shards, FIELD_I32, false)                                               \
+    Y(texts_shards, text, FIELD_TEXT_SHARDS, false)                                                \
     X(threads, FIELD_ROLES, true)                                                                  \
     X(isa, FIELD_TEXT, true)                                                                       \
     X(precision, FIELD_TEXT, true)                                                                 \
@@ -96,15 +104,33 @@ static const struct field {
     bool bits;
     size_t offset, size;
 } fields[] = {
-#define X(name, type, bits)                                                                        \
-    {#name, type, bits, offsetof(lg_plan, name), sizeof(((lg_plan *)NULL)->name)},
-    PLAN_FIELDS(X)
+#define Y(name, field, type, bits)                                                                 \
+    {#name, type, bits, offsetof(lg_plan, field), sizeof(((lg_plan *)NULL)->field)},
+#define X(name, type, bits) Y(name, name, type, bits)
+    PLAN_FIELDS(X, Y)
 #undef X
+#undef Y
 };
 
 static const void *field_of(const lg_plan *p, const struct field *f)
 {
     return (const char *)p + f->offset;
+}
+
+/* The roles of one encoder of several are named only in a run that has them, as in builds that had none. */
+static bool has_role(const lg_plan *p, lg_role r)
+{
+    return r == LG_ROLE_text || !lg_role_is_text(r) || p->instances[r];
+}
+
+/* "text.clip_l:77:768:768:8,text.t5:256:4096:0:8": tokens, width, pooled width, chunk. */
+static void print_texts(FILE *out, const lg_plan *p)
+{
+    for (int k = 0; k < p->n_texts; k++) {
+        const struct lg_plan_text *t = &p->text[k];
+        fprintf(out, "%s%s:%d:%d:%d:%d", k ? "," : "", roles[t->role].name, t->length, t->dim,
+                t->pooled, t->chunk);
+    }
 }
 
 /* "latent_size=16;": also what messages show. */
@@ -133,17 +159,26 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
         lg_buckets_print(at, text);
         fputs(text, out);
         break;
+    case FIELD_TEXTS:
+        print_texts(out, p);
+        break;
+    case FIELD_TEXT_SHARDS:
+        for (int k = 0; k < p->n_texts; k++) fprintf(out, "%s%d", k ? "," : "", p->text[k].shards);
+        break;
     case FIELD_ROLES:
         for (int r = 0; r < LG_ROLE_COUNT; r++)
-            fprintf(out, "%s%s:%d", r ? "," : "", roles[r].name, ((const int *)at)[r]);
+            if (has_role(p, (lg_role)r))
+                fprintf(out, "%s%s:%d", r ? "," : "", roles[r].name, ((const int *)at)[r]);
         break;
     }
     fputc(';', out);
 }
 
-/* Runs without buckets are those of builds that had none: neither key nor field is in their hashes. */
+/* Runs without buckets, or with one text, are those of builds that had no others: neither key nor field is in their
+ * hashes. */
 static bool is_none(const lg_plan *p, const struct field *f)
 {
+    if (f->type == FIELD_TEXTS || f->type == FIELD_TEXT_SHARDS) return p->n_texts < 2;
     return f->type == FIELD_BUCKETS && ((const struct lg_buckets *)field_of(p, f))->n == 0;
 }
 
@@ -213,9 +248,8 @@ int lg_plan_gpu(const lg_config *c, lg_role role, int index)
 {
     if (strcmp(c->_device, "cuda") != 0) return -1;
     const bool state_on_host = c->memory_offload_optimizer;
+    if (lg_role_is_text(role)) return lg_gpus_at(lg_text_keys(c, role).gpus, index);
     switch (role) {
-    case LG_ROLE_text:
-        return lg_gpus_at(c->text_gpus, index);
     case LG_ROLE_vae:
         return lg_gpus_at(c->vae_gpus, index);
     case LG_ROLE_trainer:
@@ -231,15 +265,13 @@ int lg_plan_gpu(const lg_config *c, lg_role role, int index)
 
 int lg_plan_turn(const lg_config *c, const int instances[LG_ROLE_COUNT], lg_role role, int index)
 {
-    static const lg_role computes[] = {LG_ROLE_text, LG_ROLE_vae, LG_ROLE_trainer};
     const int gpu = lg_plan_gpu(c, role, index);
     const bool host = gpu < 0 && strcmp(c->_turns, "always") == 0;
     bool takes = false;
     int others = -1;
-    for (size_t k = 0; k < LG_ARRAY_LEN(computes); k++) {
-        takes = takes || computes[k] == role;
-        for (int i = 0; i < instances[computes[k]]; i++)
-            others += lg_plan_gpu(c, computes[k], i) == gpu;
+    for (lg_role r = LG_ROLE_text; r <= LG_ROLE_trainer; r++) { /* those that compute */
+        takes = takes || r == role;
+        for (int i = 0; i < instances[r]; i++) others += lg_plan_gpu(c, r, i) == gpu;
     }
     if (!takes || others < 1 || strcmp(c->_turns, "never") == 0) return -1;
     return host ? 0 : gpu;
@@ -264,17 +296,19 @@ static int set_isa(lg_plan *p, const char *isa)
 
 /* Of the models that a run reads and never writes; 0: there is none. */
 struct identities {
-    uint64_t vae, text, from,
+    uint64_t vae, text[LG_TEXTS_MAX], from,
         base; /* from: what the transformer begins with; base: what an adapter adapts */
 };
 
-/* Keys that came later are not in the hashes of runs that do as those before them did: such a run goes on with any build. */
-static bool is_as_before(const lg_config *c, const lg_key *k, bool has_buckets)
+/* A key that decides nothing as it stands, as runs from before there was one are. */
+static bool is_silent(const lg_config *c, bool has_buckets, const char *key)
 {
-    if (!strcmp(k->name, "data.buckets")) return !has_buckets;
-    if (!strcmp(k->name, "data.caption")) return !strcmp(c->data_caption, "listed");
-    if (!strcmp(k->name, "data.shuffle_tags")) return !c->data_shuffle_tags;
-    return !strcmp(k->name, "data.keep_tags") && !c->data_keep_tags;
+    if (!strcmp(key, "data.buckets")) return !has_buckets;
+    if (!strcmp(key, "data.caption")) return !strcmp(c->data_caption, "listed");
+    if (!strcmp(key, "data.shuffle_tags")) return !c->data_shuffle_tags;
+    if (!strcmp(key, "data.keep_tags")) return !c->data_keep_tags;
+    if (!strcmp(key, "model.frozen")) return !strcmp(c->model_frozen, "auto");
+    return false;
 }
 
 static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct identities *of)
@@ -285,13 +319,16 @@ static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct ide
     LG_ASSERT(out);
     for (int i = 0; i < lg_key_count(); i++) {
         const lg_key *k = lg_key_at(i);
-        if (!lg_key_bits(k) || is_as_before(c, k, has_buckets)) continue;
+        if (!lg_key_bits(k) || is_silent(c, has_buckets, k->name)) continue;
+        if (!lg_key_applies(c, k)) continue;
         fprintf(out, "%s=", k->name);
         lg_key_print(out, c, k);
         fputc(';', out);
     }
     if (lg_config_updates_for_gpu(c)) fputs("updates=host;", out);
-    fprintf(out, "vae=%016" PRIx64 ";text=%016" PRIx64 ";", of->vae, of->text);
+    fprintf(out, "vae=%016" PRIx64 ";text=%016" PRIx64 ";", of->vae, of->text[0]);
+    for (int k = 1; k < LG_TEXTS_MAX; k++)
+        if (of->text[k]) fprintf(out, "text%d=%016" PRIx64 ";", k, of->text[k]);
     if (c->model_from[0]) fprintf(out, "from=%016" PRIx64 ";", of->from);
     if (of->base) fprintf(out, "base=%016" PRIx64 ";", of->base);
     LG_ASSERT(lg_close_text(out) == 0);
@@ -328,22 +365,45 @@ static int plan_latents(lg_plan *p, const lg_config *c, uint64_t *ret_identity)
     return 0;
 }
 
-static int plan_conditioning(lg_plan *p, const lg_config *c, uint64_t *ret_identity)
+/* Features of what the denoiser takes; 0: it takes none. */
+static int width_of(const struct lg_text_info *text, lg_text_output output)
 {
-    *ret_identity = 0;
-    const struct lg_denoiser_info *denoiser = lg_denoiser_info(lg_denoiser_kind_of(c->model_kind));
-    if (denoiser->labels) p->num_classes = (int)c->model_num_classes;
-    if (!denoiser->text) return 0;
+    return output == LG_TEXT_OUTPUTS ? 0 : output == LG_TEXT_EMBEDS ? text->projection : text->dim;
+}
+
+static int plan_text(lg_plan *p, const struct lg_text_config *t, uint64_t *ret_identity)
+{
     struct lg_text_info text;
-    LG_TRY(lg_text_info_load(c->text_model, &text));
-    int64_t shards = c->text_shards ? c->text_shards : c->text_instances;
-    p->text_length = (int)c->text_length;
-    p->text_dim = text.dim;
-    p->text_chunk = (int)c->text_chunk;
-    p->text_shards = (int)LG_MIN(shards, text.layers);
-    p->instances[LG_ROLE_text] = (int)c->text_instances;
+    LG_TRY(lg_text_info_load(t->model, &text));
+    int64_t shards = t->shards ? t->shards : t->instances;
+    p->text[p->n_texts++] = (struct lg_plan_text){.role = t->role,
+                                                  .length = (int)t->length,
+                                                  .dim = width_of(&text, t->info->states),
+                                                  .pooled = width_of(&text, t->info->pooled),
+                                                  .chunk = (int)t->chunk,
+                                                  .shards = (int)LG_MIN(shards, text.layers)};
+    p->instances[t->role] = (int)t->instances;
+    p->threads[t->role] = (int)t->threads;
     *ret_identity = text.identity;
     return 0;
+}
+
+static int plan_conditioning(lg_plan *p, const lg_config *c, uint64_t ret_identity[LG_TEXTS_MAX])
+{
+    struct lg_text_config text[LG_TEXTS_MAX];
+    const int n = lg_config_texts(c, text);
+    if (lg_denoiser_info(lg_denoiser_kind_of(c->model_kind))->labels)
+        p->num_classes = (int)c->model_num_classes;
+    if (!n) p->threads[LG_ROLE_text] = (int)c->text_threads; /* as ever, though nobody has them */
+    for (int k = 0; k < n; k++) LG_TRY(plan_text(p, &text[k], &ret_identity[k]));
+    return 0;
+}
+
+int lg_plan_text_of(const lg_plan *p, lg_role role)
+{
+    for (int k = 0; k < p->n_texts; k++)
+        if (p->text[k].role == role) return k;
+    return -1;
 }
 
 static int find_base(const lg_config *c, uint64_t *ret)
@@ -359,11 +419,13 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
 {
     lg_plan p = {0};
     struct identities of = {0};
-    for (int r = 0; r < LG_ROLE_COUNT; r++) p.instances[r] = p.threads[r] = 1;
-    p.instances[LG_ROLE_text] = p.instances[LG_ROLE_vae] = 0;
+    for (lg_role r = 0; r < LG_ROLE_COUNT; r++) {
+        p.threads[r] = 1;
+        p.instances[r] = !lg_role_is_text(r) && r != LG_ROLE_vae;
+    }
     LG_TRY(set_isa(&p, isa));
     LG_TRY(plan_latents(&p, c, &of.vae));
-    LG_TRY(plan_conditioning(&p, c, &of.text));
+    LG_TRY(plan_conditioning(&p, c, of.text));
     if (c->model_from[0]) LG_TRY(lg_denoiser_identity(c->model_from, &of.from));
     LG_TRY(find_base(c, &of.base));
     p.batch = c->trainer_global_batch_size;
@@ -380,7 +442,6 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.loader_chunk = (int)c->loader_chunk;
     p.instances[LG_ROLE_loader] = (int)c->loader_instances;
     p.instances[LG_ROLE_trainer] = (int)c->trainer_ranks;
-    p.threads[LG_ROLE_text] = (int)c->text_threads;
     p.threads[LG_ROLE_vae] = (int)c->vae_threads;
     p.threads[LG_ROLE_trainer] = (int)c->trainer_threads;
     LG_ASSERT(strlen(c->_precision) < sizeof p.precision);
@@ -450,12 +511,32 @@ int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret)
     }
     LG_ASSERT(p.hash == old->hash);
     p.lr_steps = old->lr_steps;
-    p.text_shards = old->text_shards;
+    for (int k = 0; k < p.n_texts; k++) p.text[k].shards = old->text[k].shards;
     *ret = p;
     return 0;
 }
 
 /* ---- plan.json ---- */
+
+static void put_texts(cJSON *json, const lg_plan *p, const struct field *f)
+{
+    if (is_none(p, f)) return;
+    cJSON *list = cJSON_AddArrayToObject(json, f->name);
+    for (int k = 0; k < p->n_texts; k++) {
+        const struct lg_plan_text *t = &p->text[k];
+        if (f->type == FIELD_TEXT_SHARDS) {
+            cJSON_AddItemToArray(list, cJSON_CreateNumber(t->shards));
+            continue;
+        }
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddStringToObject(o, "role", roles[t->role].name);
+        cJSON_AddNumberToObject(o, "length", t->length);
+        cJSON_AddNumberToObject(o, "dim", t->dim);
+        cJSON_AddNumberToObject(o, "pooled", t->pooled);
+        cJSON_AddNumberToObject(o, "chunk", t->chunk);
+        cJSON_AddItemToArray(list, o);
+    }
+}
 
 static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
 {
@@ -483,10 +564,15 @@ static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
         lg_buckets_print(at, text);
         cJSON_AddStringToObject(json, f->name, text);
         return;
+    case FIELD_TEXTS:
+    case FIELD_TEXT_SHARDS:
+        put_texts(json, p, f);
+        return;
     case FIELD_ROLES:
         table = cJSON_AddObjectToObject(json, f->name);
         for (int r = 0; r < LG_ROLE_COUNT; r++)
-            cJSON_AddNumberToObject(table, roles[r].name, ((const int *)at)[r]);
+            if (has_role(p, (lg_role)r))
+                cJSON_AddNumberToObject(table, roles[r].name, ((const int *)at)[r]);
         return;
     }
 }
@@ -529,6 +615,53 @@ static bool get_hash(const cJSON *json, const char *name, uint64_t *ret)
     return *end == 0;
 }
 
+static bool get_text(const cJSON *json, struct lg_plan_text *t)
+{
+    const struct {
+        const char *name;
+        int *to;
+    } number[] = {
+        {"length", &t->length}, {"dim", &t->dim}, {"pooled", &t->pooled}, {"chunk", &t->chunk}};
+    const cJSON *role = cJSON_GetObjectItemCaseSensitive(json, "role");
+    const int found = cJSON_IsString(role) ? lg_role_find(role->valuestring) : -1;
+    if (found < 0 || !lg_role_is_text((lg_role)found)) return false;
+    t->role = (lg_role)found;
+    for (size_t i = 0; i < LG_ARRAY_LEN(number); i++) {
+        int64_t n;
+        if (!get_int(json, number[i].name, INT32_MAX, &n)) return false;
+        *number[i].to = (int)n;
+    }
+    return true;
+}
+
+/* Absent: there is one at most, which fields of its own have told. */
+static bool get_texts(const cJSON *list, lg_plan *p)
+{
+    const cJSON *item;
+    p->text[0].role = LG_ROLE_text;
+    p->n_texts = p->text[0].length > 0;
+    if (!list) return true;
+    p->n_texts = 0;
+    if (!cJSON_IsArray(list)) return false;
+    cJSON_ArrayForEach(item, list)
+    {
+        if (p->n_texts == LG_TEXTS_MAX || !get_text(item, &p->text[p->n_texts++])) return false;
+    }
+    return p->n_texts > 1;
+}
+
+static bool get_shards(const cJSON *list, lg_plan *p)
+{
+    if (!list) return p->n_texts < 2;
+    if (cJSON_GetArraySize(list) != p->n_texts) return false;
+    for (int k = 0; k < p->n_texts; k++) {
+        const cJSON *v = cJSON_GetArrayItem(list, k);
+        if (!cJSON_IsNumber(v) || !(v->valuedouble >= 1 && v->valuedouble <= 64)) return false;
+        p->text[k].shards = (int)v->valuedouble;
+    }
+    return true;
+}
+
 static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
 {
     void *at = (char *)p + f->offset;
@@ -556,10 +689,19 @@ static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
         if (cJSON_IsString(v) && lg_buckets_parse(v->valuestring, at) == 0) return true;
         lg_err_clear();
         return false;
+    case FIELD_TEXTS:
+        return get_texts(v, p);
+    case FIELD_TEXT_SHARDS:
+        return get_shards(v, p);
     case FIELD_ROLES:
         break;
     }
-    for (int r = 0; r < LG_ROLE_COUNT; r++) {
+    for (lg_role r = 0; r < LG_ROLE_COUNT; r++) {
+        const bool is_several = lg_role_is_text(r) && r != LG_ROLE_text;
+        if (is_several && !cJSON_GetObjectItemCaseSensitive(v, roles[r].name)) {
+            ((int *)at)[r] = f->offset == offsetof(lg_plan, threads); /* the run has none */
+            continue;
+        }
         if (!get_int(v, roles[r].name, INT32_MAX, &n)) return false;
         ((int *)at)[r] = (int)n;
     }

@@ -8,17 +8,40 @@
 #pragma once
 #include "config/buckets.h"
 #include "config/config.h"
+#include "config/denoisers.h"
 
 typedef enum lg_role {
 #define LG_ROLE(name, program) LG_ROLE_##name,
+#define LG_ENCODER(name)       LG_ROLE_text_##name,
 #include "config/roles.def"
+#undef LG_ENCODER
 #undef LG_ROLE
     LG_ROLE_COUNT
 } lg_role;
-const char *lg_role_name(lg_role r);    /* "vae" */
+const char *lg_role_name(lg_role r);    /* "vae", "text.t5" */
 const char *lg_role_program(lg_role r); /* "lg-vae" */
 /* -1 when unknown. */
 int lg_role_find(const char *name);
+/* Text encoders: the role text and those of encoders.def. */
+static inline bool lg_role_is_text(lg_role r)
+{
+    return r >= LG_ROLE_text && r < LG_ROLE_vae;
+}
+/* Loaders and encoders: they claim samples in the window, and their number may change while a run lives. */
+static inline bool lg_role_scales(lg_role r)
+{
+    return r <= LG_ROLE_vae;
+}
+
+/* A text that the ranks get of each sample (config/denoiser_texts.def), and how it is encoded. */
+struct lg_plan_text {
+    lg_role role; /* of its encoder */
+    int length;   /* tokens of a caption */
+    int dim;      /* width of a token's state; 0: states are not wanted */
+    int pooled;   /* width of the pooled value; 0: it is not wanted */
+    int chunk;
+    int shards;
+};
 
 typedef struct lg_plan {
     /* pictures and latents */
@@ -27,8 +50,9 @@ typedef struct lg_plan {
     struct lg_buckets buckets;        /* samples have these shapes instead; n 0: all are squares */
     double scaling_factor, shift_factor;
     /* conditioning */
-    int text_length, text_dim; /* 0 without text */
-    int num_classes;           /* 0 without labels */
+    int n_texts;
+    struct lg_plan_text text[LG_TEXTS_MAX]; /* (n_texts), in the order of the model's table */
+    int num_classes;                        /* 0 without labels */
     /* batch: step s trains n in [s B, (s + 1) B); rank r's share is the r-th of R equal parts */
     int64_t batch, rank_batch, micro_batch;
     /* ranks that hold one copy of the state together; the others hold the same (stages/trainer/shards.h) */
@@ -39,10 +63,9 @@ typedef struct lg_plan {
     int sums_micro_batches; /* 1: each is added up over the ranks, else each rank adds up its own first */
     /* window */
     int64_t window_slots;
-    int loader_chunk, text_chunk, vae_chunk;
+    int loader_chunk, vae_chunk;
     /* instances at the first start; 0: the role does not exist in this run */
     int instances[LG_ROLE_COUNT];
-    int text_shards;
     int threads[LG_ROLE_COUNT];
     char isa[16];      /* host instruction set, fixed for the life of the run: "avx512" ... */
     char precision[8]; /* "fp32", "tf32", "bf16" */
@@ -51,9 +74,12 @@ typedef struct lg_plan {
     int64_t lr_steps;
     uint64_t bits_hash; /* of the [bits] keys and of the models' identity (config/models.h) */
     /* Of bits_hash and all of the above that decides bits: dimensions, batch, chunks, isa, threads.
-     * Not of window_slots, shards, scatters, gathers, text_shards, lr_steps and instances, which may change at a resume. */
+     * Not of window_slots, shards, scatters, gathers, shards of texts, lr_steps and instances, which may change at a resume. */
     uint64_t hash;
 } lg_plan;
+
+/* Which text this role encodes; -1: the run has no such role, or it is none of a text encoder. */
+int lg_plan_text_of(const lg_plan *p, lg_role role);
 
 /* The shapes that samples have, at least one: bucket k's, or the square's. */
 struct lg_plan_shape {
@@ -71,7 +97,7 @@ struct lg_plan_shape lg_plan_shape(const lg_plan *p, int k);
  * LG_ERR_MISMATCH when this machine lacks it. c has passed lg_config_check. */
 int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret);
 /* The plan of a run that goes on: keeps old's isa, lr_steps (trainer.max_steps may have grown) and
- * text_shards. LG_ERR_MISMATCH, naming the first field, when what decides bits has changed; call
+ * the texts' shards. LG_ERR_MISMATCH, naming the first field, when what decides bits has changed; call
  * lg_config_compatible before, which names keys. */
 int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret);
 /* Writes and reads RUN/plan.json. Read checks the hash. */

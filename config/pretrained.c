@@ -3,6 +3,7 @@
 #include "config/pretrained.h"
 #include "base/fs.h"
 #include "base/json_tree.h"
+#include "config/denoisers.h"
 #include "config/schema.h"
 #include "config/toml.h"
 #include <stdlib.h>
@@ -124,10 +125,12 @@ static int text(const struct findings *f, const char *key, const char *fallback,
 static const struct transformer {
     const char *class, *norm_type, *kind;
     bool labels;
-    int out_channels; /* of an absent key; 0: as many as in_channels */
+    /* of absent keys; out_channels 0: as many as in_channels */
+    int out_channels, channels, heads, width, depth;
 } TRANSFORMERS[] = {
-    {"DiTTransformer2DModel", "ada_norm_zero", "dit", true, 0},
-    {"PixArtTransformer2DModel", "ada_norm_single", "pixart", false, 8},
+    {"DiTTransformer2DModel", "ada_norm_zero", "dit", true, 0, 4, 16, 72, 28},
+    {"PixArtTransformer2DModel", "ada_norm_single", "pixart", false, 8, 4, 16, 72, 28},
+    {"SD3Transformer2DModel", NULL, "sd3", false, 16, 16, 18, 64, 18},
 };
 
 static int find_transformer(const struct findings *f, const struct transformer **ret)
@@ -139,11 +142,11 @@ static int find_transformer(const struct findings *f, const struct transformer *
     for (size_t i = 0; i < LG_ARRAY_LEN(TRANSFORMERS); i++) {
         const struct transformer *t = &TRANSFORMERS[i];
         *ret = t;
-        if (old ? !strcmp(norm, t->norm_type) : !strcmp(class, t->class)) return 0;
+        if (old ? t->norm_type && !strcmp(norm, t->norm_type) : !strcmp(class, t->class)) return 0;
     }
     return LG_FAIL(LG_ERR_CONFIG,
-                   "%s: \"_class_name\" is \"%.64s\": expected DiTTransformer2DModel or "
-                   "PixArtTransformer2DModel",
+                   "%s: \"_class_name\" is \"%.64s\": expected DiTTransformer2DModel, "
+                   "PixArtTransformer2DModel or SD3Transformer2DModel",
                    f->file, class);
 }
 
@@ -153,12 +156,12 @@ static int read_transformer(struct findings *f, const char *dir)
     int64_t heads, width, in, out, classes, depth, patch;
     LG_TRY(open_file(f, dir, "config.json"));
     LG_TRY(find_transformer(f, &t));
-    LG_TRY(whole(f, "num_attention_heads", 16, &heads));
-    LG_TRY(whole(f, "attention_head_dim", 72, &width));
-    LG_TRY(whole(f, "num_layers", 28, &depth));
+    LG_TRY(whole(f, "num_attention_heads", t->heads, &heads));
+    LG_TRY(whole(f, "attention_head_dim", t->width, &width));
+    LG_TRY(whole(f, "num_layers", t->depth, &depth));
     LG_TRY(whole(f, "patch_size", 2, &patch));
     LG_TRY(whole(f, "num_embeds_ada_norm", 1000, &classes));
-    LG_TRY(whole(f, "in_channels", 4, &in));
+    LG_TRY(whole(f, "in_channels", t->channels, &in));
     const bool said = cJSON_GetObjectItemCaseSensitive(f->json, "out_channels");
     LG_TRY(whole(f, "out_channels", (int)(t->out_channels && !said ? t->out_channels : in), &out));
     LG_TRY(add_text(f, "model.kind", "%s", t->kind));
@@ -183,13 +186,52 @@ static const struct pipeline {
     {"DiTPipeline", 0, 50, 4},
     {"PixArtAlphaPipeline", 120, 20, 4.5},
     {"PixArtSigmaPipeline", 300, 20, 4.5},
+    {"StableDiffusion3Pipeline", 0, 28, 7},
 };
+
+/* Which encoders the parts text_encoder, text_encoder_2 .. of a pipeline with several are. */
+static const struct {
+    const char *class;
+    const char *text[LG_TEXTS_MAX];
+} ENCODERS[] = {
+    {"StableDiffusion3Pipeline", {"clip_l", "clip_g", "t5"}},
+    {"FluxPipeline", {"clip_l", "t5"}},
+};
+
+/* Their keys live as long as the program: findings point to them. */
+static const char *encoder_key(const char *text)
+{
+#define LG_ENCODER(name)                                                                           \
+    if (!strcmp(text, #name)) return "text." #name ".model";
+#include "config/encoders.def"
+#undef LG_ENCODER
+    LG_ASSERT(!"a text encoder");
+    return NULL;
+}
 
 /* "name": ["library", "class"]; null for what a pipeline does without. */
 static bool has_part(const struct findings *f, const char *name)
 {
     const cJSON *v = value_of(f, name);
     return cJSON_IsArray(v) && cJSON_IsString(cJSON_GetArrayItem(v, 1));
+}
+
+/* NULL: the pipeline has one encoder, or none. */
+static const char *const *encoders_of(const char *class)
+{
+    for (size_t i = 0; i < LG_ARRAY_LEN(ENCODERS); i++)
+        if (!strcmp(class, ENCODERS[i].class)) return ENCODERS[i].text;
+    return NULL;
+}
+
+static int read_encoders(struct findings *f, const char *dir, const char *const *text)
+{
+    for (int k = 0; k < LG_TEXTS_MAX && text[k]; k++) {
+        char part[32] = "text_encoder";
+        if (k) snprintf(part, sizeof part, "text_encoder_%d", k + 1);
+        if (has_part(f, part)) LG_TRY(add_text(f, encoder_key(text[k]), "%s/%s", dir, part));
+    }
+    return 0;
 }
 
 static int read_index(struct findings *f, const char *dir)
@@ -204,11 +246,13 @@ static int read_index(struct findings *f, const char *dir)
     if (!has_part(f, "transformer"))
         return LG_FAIL(LG_ERR_CONFIG,
                        "%s names no transformer: %.64s is none of the models that can be trained "
-                       "here (DiT, PixArt)",
+                       "here (DiT, PixArt, SD3)",
                        f->file, class);
+    const char *const *texts = encoders_of(class);
     for (size_t i = 0; i < LG_ARRAY_LEN(parts); i++)
-        if (has_part(f, parts[i].part))
+        if (has_part(f, parts[i].part) && !(texts && !strcmp(parts[i].part, "text_encoder")))
             LG_TRY(add_text(f, parts[i].key, "%s/%s", dir, parts[i].part));
+    if (texts) LG_TRY(read_encoders(f, dir, texts));
     for (size_t i = 0; i < LG_ARRAY_LEN(PIPELINES); i++) {
         const struct pipeline *p = &PIPELINES[i];
         if (strcmp(class, p->class)) continue;

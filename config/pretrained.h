@@ -1,6 +1,7 @@
 /* What a published model says of itself, in diffusers' layout, becomes what a config's unwritten keys hold:
  *
- *   pipeline    DIR/model_index.json: the folders of its parts (model.from, vae.model, text.model), and for the
+ *   pipeline    DIR/model_index.json: the folders of its parts (model.from, vae.model, text.model, or of several encoders
+ *               text.NAME.model), and for the
  *               pipelines it knows text.length and the sampler's steps and guidance;
  *               DIR/scheduler/scheduler_config.json: the objective, its noise schedule, the sampler
  *   model.from  DIR/config.json: the keys of [model]. The nets read the rest of it (stages/nets/denoiser.h)

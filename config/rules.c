@@ -13,6 +13,7 @@
 #include "config/problems.h"
 #include "config/recompute.h"
 #include "config/schema.h"
+#include "config/texts.h"
 #include <glob.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +43,13 @@ static bool has_text(const lg_config *c)
     return lg_denoiser_info(lg_denoiser_kind_of(c->model_kind))->text;
 }
 
+/* "text.t5.gpus": a key of a text encoder's section. */
+static const char *key_of(const struct lg_text_config *t, const char *key, char ret[48])
+{
+    snprintf(ret, 48, "%s.%s", t->section, key);
+    return ret;
+}
+
 /* ---- device ---- */
 
 static void check_gpus(struct rules *r, const char *key, const char *list)
@@ -67,7 +75,11 @@ static void check_device(struct rules *r)
                "precision = \"%s\" needs device = \"cuda\": the host computes in fp32 alone; set "
                "precision = \"fp32\"",
                c->_precision);
-    check_gpus(r, "text.gpus", c->text_gpus);
+    struct lg_text_config text[LG_TEXTS_MAX];
+    const int n = lg_config_texts(c, text);
+    char key[48];
+    if (!n) check_gpus(r, "text.gpus", c->text_gpus);
+    for (int k = 0; k < n; k++) check_gpus(r, key_of(&text[k], "gpus", key), text[k].gpus);
     check_gpus(r, "vae.gpus", c->vae_gpus);
     check_gpus(r, "trainer.gpus", c->trainer_gpus);
 }
@@ -102,6 +114,15 @@ static void check_memo(struct rules *r, const char *key, const char *text)
     if (strcmp(text, "auto") && strcmp(text, "0") && !lg_bytes_parse(text, &bytes))
         broken(r, key, "%s = \"%.60s\": expected \"auto\", \"0\" or a size, as \"512MiB\"", key,
                text);
+}
+
+static void check_text_memos(struct rules *r)
+{
+    struct lg_text_config text[LG_TEXTS_MAX];
+    const int n = lg_config_texts(r->c, text);
+    char key[48];
+    if (!n) check_memo(r, "text.memo", r->c->text_memo);
+    for (int k = 0; k < n; k++) check_memo(r, key_of(&text[k], "memo", key), text[k].memo);
 }
 
 /* ---- batch and window ---- */
@@ -140,6 +161,11 @@ static void check_batch(struct rules *r)
 static void check_sequence(struct rules *r, int64_t rows)
 {
     const lg_config *c = r->c;
+    if (c->parallel_sp > 1 && lg_denoiser_info(lg_denoiser_kind_of(c->model_kind))->is_whole)
+        broken(r, "parallel.sp",
+               "parallel.sp = %lld with model.kind = \"%s\", whose sequence of texts and image is "
+               "not split among ranks: set it to 1",
+               (long long)c->parallel_sp, c->model_kind);
     if (c->parallel_sp > c->model_heads)
         broken(r, "parallel.sp", "parallel.sp = %lld is more than model.heads = %lld",
                (long long)c->parallel_sp, (long long)c->model_heads);
@@ -194,7 +220,7 @@ static void check_resume_changes(struct rules *r)
 
 static void check_window_role(struct rules *r, const char *role, int64_t instances, int64_t chunk)
 {
-    char key[32];
+    char key[48];
     snprintf(key, sizeof key, "%s.chunk", role);
     int64_t batch = r->c->trainer_global_batch_size, batches = r->c->window_batches;
     int64_t window = batches * batch, need = 2 * batch + instances * chunk;
@@ -217,7 +243,10 @@ static void check_window(struct rules *r)
 {
     const lg_config *c = r->c;
     check_window_role(r, "loader", c->loader_instances, c->loader_chunk);
-    if (has_text(c)) check_window_role(r, "text", c->text_instances, c->text_chunk);
+    struct lg_text_config text[LG_TEXTS_MAX];
+    const int n = lg_config_texts(c, text);
+    for (int k = 0; k < n; k++)
+        check_window_role(r, text[k].section, text[k].instances, text[k].chunk);
     if (c->vae_model[0]) check_window_role(r, "vae", c->vae_instances, c->vae_chunk);
     if (c->vae_slice > c->vae_chunk)
         broken(r, "vae.slice",
@@ -342,28 +371,60 @@ static void check_captions(struct rules *r)
                (long long)c->data_keep_tags);
 }
 
+/* Is it an encoder of the kind that the denoiser was made for, with the outputs that it takes? */
+static void check_encoder(struct rules *r, const struct lg_text_config *t,
+                          const struct lg_text_info *is)
+{
+    static const char *const name[LG_TEXT_KINDS] = {[LG_TEXT_T5] = "T5", [LG_TEXT_CLIP] = "CLIP"};
+    const struct lg_denoiser_text_info *want = t->info;
+    char key[48];
+    key_of(t, "model", key);
+    if (want->encoder != LG_TEXT_KINDS && want->encoder != is->kind)
+        broken(r, key, "%s: %s is a %s, but model.kind = \"%s\" has a %s there", key, t->model,
+               name[is->kind], r->c->model_kind, name[want->encoder]);
+    else if ((want->states == LG_TEXT_EMBEDS || want->pooled == LG_TEXT_EMBEDS) && !is->projection)
+        broken(r, key,
+               "%s: %s has no projection (\"architectures\" of its config.json names no "
+               "CLIPTextModelWithProjection), which model.kind = \"%s\" takes",
+               key, t->model, r->c->model_kind);
+}
+
+static void check_text(struct rules *r, const struct lg_text_config *t)
+{
+    struct lg_text_info is = {0};
+    char key[48];
+    key_of(t, "model", key);
+    if (!t->model[0]) {
+        broken(r, "model.kind",
+               "model.kind = \"%s\" needs %s: name the text encoder's folder, or set "
+               "model.kind = \"dit\" for class labels",
+               r->c->model_kind, key);
+        return;
+    }
+    if (lg_text_info_load(t->model, &is) < 0) {
+        broken(r, key, "%s: %s", key, lg_err_message());
+        lg_err_clear();
+        return;
+    }
+    check_encoder(r, t, &is);
+    if (is.length_max && t->length > is.length_max) {
+        char length[48];
+        key_of(t, "length", length);
+        broken(r, length,
+               "%s = %lld: the text encoder in %s takes %d tokens at most "
+               "(max_position_embeddings of its config.json)",
+               length, (long long)t->length, key, is.length_max);
+    }
+}
+
 static void check_conditioning(struct rules *r)
 {
     const lg_config *c = r->c;
-    struct lg_text_info text;
+    struct lg_text_config text[LG_TEXTS_MAX];
+    const int texts = lg_config_texts(c, text);
+    for (int k = 0; k < texts; k++) check_text(r, &text[k]);
     check_captions(r);
-    if (has_text(c)) {
-        if (!c->text_model[0]) {
-            broken(
-                r, "model.kind",
-                "model.kind = \"pixart\" needs text.model: name the text encoder's folder, or set "
-                "model.kind = \"dit\" for class labels");
-        } else if (lg_text_info_load(c->text_model, &text) < 0) {
-            broken(r, "text.model", "text.model: %s", lg_err_message());
-            lg_err_clear();
-        } else if (text.length_max && c->text_length > text.length_max) {
-            broken(r, "text.length",
-                   "text.length = %lld: the text encoder in text.model takes %d tokens at most "
-                   "(max_position_embeddings of its config.json)",
-                   (long long)c->text_length, text.length_max);
-        }
-        return;
-    }
+    if (texts) return;
     for (int i = 0; i < c->sample_captions.n; i++) {
         const char *label = c->sample_captions.v[i];
         char *end = NULL;
@@ -429,6 +490,26 @@ static void check_adapter(struct rules *r)
         broken(r, "adapter.targets",
                "adapter.targets has no meaning without an adapter: set adapter.kind = \"lora\", or "
                "remove it");
+}
+
+static bool freezes(const lg_config *c)
+{
+    struct lg_param_group group;
+    bool any = strcmp(c->adapter_kind, "none") != 0;
+    for (int i = 0; i < c->trainer_groups.n; i++)
+        any = any || (lg_param_group_parse(c->trainer_groups.v[i], &group) == 0 && group.is_frozen);
+    lg_err_clear();
+    return any;
+}
+
+static void check_frozen(struct rules *r)
+{
+    const lg_config *c = r->c;
+    if (!strcmp(c->model_frozen, "auto") || freezes(c)) return;
+    broken(r, "model.frozen",
+           "model.frozen = \"%s\" is for weights that are not trained, but all are: set "
+           "adapter.kind = \"lora\", freeze some with trainer.groups, or remove it",
+           c->model_frozen);
 }
 
 static void check_training(struct rules *r)
@@ -650,7 +731,7 @@ int lg_config_check(const lg_config *c)
     struct rules r = {.c = c};
     check_device(&r);
     check_restarts(&r);
-    check_memo(&r, "text.memo", c->text_memo);
+    check_text_memos(&r);
     check_memo(&r, "vae.memo", c->vae_memo);
     check_files(&r);
     check_model(&r);
@@ -661,6 +742,7 @@ int lg_config_check(const lg_config *c)
     check_window(&r);
     check_training(&r);
     check_adapter(&r);
+    check_frozen(&r);
     check_noise(&r);
     check_variance(&r);
     check_memory(&r);

@@ -25,6 +25,8 @@ static const lg_key keys[] = {
 #define LG_LIST(s, k, d)   {NAMED(s, k, d), .type = LG_KEY_LIST},
 #define LG_TABLES(s, k, d) {NAMED(s, k, d), .type = LG_KEY_TABLES},
 #include "config/schema.def"
+#undef LG_TEXT_KEYS
+#undef LG_RESTARTS
 #undef LG_SECTION
 #undef LG_INT
 #undef LG_NUM
@@ -56,6 +58,8 @@ const lg_section lg_sections[] = {
 #undef LG_ENUM
 #undef LG_LIST
 #undef LG_TABLES
+#undef LG_TEXT_KEYS
+#undef LG_RESTARTS
 };
 const int lg_section_count = (int)LG_ARRAY_LEN(lg_sections);
 
@@ -97,6 +101,12 @@ const lg_key *lg_key_at(int i)
 {
     LG_ASSERT(i >= 0 && i < lg_key_count());
     return &keys[i];
+}
+
+const char *lg_key_encoder(const lg_key *k)
+{
+    static const char prefix[] = "text.";
+    return strncmp(k->section, prefix, sizeof prefix - 1) ? NULL : k->section + sizeof prefix - 1;
 }
 
 static const char bits_mark[] = "[bits] ";

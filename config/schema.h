@@ -35,6 +35,11 @@ extern const int lg_section_count;
 
 int lg_key_count(void);
 const lg_key *lg_key_at(int i);
+/* NAME of a key of [text.NAME]; NULL: it is none of them. */
+const char *lg_key_encoder(const lg_key *k);
+/* Does it say something of this config's run, beyond what it says in every other? Not: keys of encoders that the model does
+ * not have, those of [text] where each encoder has a section of its own, text.dropout = 0. */
+bool lg_key_applies(const lg_config *c, const lg_key *k);
 bool lg_key_bits(const lg_key *k);       /* decides the result */
 const char *lg_key_doc(const lg_key *k); /* without the mark */
 /* -1 when there is no such key: "trainer.lr". */

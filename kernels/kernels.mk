@@ -19,11 +19,13 @@ REF64_C  := $(wildcard kernels/ref64/*.c)
 REF64_OBJ := $(REF64_C:%=$(BUILD)/obj/%.o)
 # A missing operation must fail here and not when a run starts (sanitizers resolve late).
 SO_LDFLAGS := $(if $(SAN),,-Wl,--no-undefined)
-SHARED_OBJ := $(BUILD)/obj/kernels/tensor.c.o $(BUILD)/obj/kernels/interface.c.o \
+SHARED_OBJ := $(patsubst %,$(BUILD)/obj/kernels/%.c.o,tensor rows8 interface) \
     $(patsubst %,$(BUILD)/obj/base/%.c.o,philox err heartbeat log printable utf8 clock)
 
+$(BUILD)/obj/kernels/rows8.c.o: CFLAGS += -O3
+
 # The headers that programs and backends must agree on (interface.c, which includes them all).
-INTERFACE := $(addprefix kernels/,backend.h device.h info.h ops.h ops.def tensor.h)
+INTERFACE := $(addprefix kernels/,backend.h device.h info.h ops.h ops.def rows8.h tensor.h)
 $(BUILD)/obj/kernels/interface.c.o: CPPFLAGS += -DLG_INTERFACE='"lg-interface-$(shell cat $(INTERFACE) | sha256sum | cut -c1-16)"'
 
 define isa_rule

@@ -293,6 +293,46 @@ static void rule_add_forward(const struct call *c)
     REQUIRE(lg_numel(&a->a) % lg_numel(&a->b) == 0);
 }
 
+static void require_modulation(const struct call *c, const struct lg_norm_modulate_backward_args *a)
+{
+    REQUIRE(is_there(c, &a->scale) || !is_there(c, &a->dscale));
+}
+
+static void rule_norm_modulate_backward(const struct call *c)
+{
+    ARGS(norm_modulate_backward);
+    require_modulation(c, a);
+}
+
+static void rule_norm_residual_backward(const struct call *c)
+{
+    ARGS(norm_residual_backward);
+    require_modulation(c, &a->norm);
+}
+
+static void require_normed(const struct call *c, lg_tensor x, lg_tensor w, int each)
+{
+    REQUIRE(x.dim[2] / each >= w.dim[0]);
+}
+
+static void rule_rms_norm_forward(const struct call *c)
+{
+    ARGS(rms_norm_forward);
+    require_normed(c, a->x, a->w, a->each);
+}
+
+static void rule_rms_norm_backward(const struct call *c)
+{
+    ARGS(rms_norm_backward);
+    require_normed(c, a->x, a->w, a->each);
+}
+
+static void rule_dequantize_rows(const struct call *c)
+{
+    ARGS(dequantize_rows);
+    REQUIRE(a->format < LG_ROWS8_COUNT);
+}
+
 static void rule_attention_forward(const struct call *c)
 {
     ARGS(attention_forward);
@@ -376,7 +416,12 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(linear_backward_data),
     RULE(act_backward),
     RULE(add_forward),
+    RULE(norm_modulate_backward),
+    RULE(norm_residual_backward),
+    RULE(dequantize_rows),
     RULE(group_norm_forward),
+    RULE(rms_norm_forward),
+    RULE(rms_norm_backward),
     RULE(attention_forward),
     RULE(conv2d_forward),
     RULE(norm_conv2d_forward),

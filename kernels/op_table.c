@@ -220,6 +220,9 @@ static size_t print_scalar(lg_scalar_kind kind, const void *at, int digits, FILE
     case LG_SCALAR_lg_act:
         fprintf(to, "%d", (int)*(const lg_act *)at);
         return sizeof(lg_act);
+    case LG_SCALAR_lg_rows8:
+        fprintf(to, "%d", (int)*(const lg_rows8 *)at);
+        return sizeof(lg_rows8);
     case LG_SCALAR_int64_t:
         fprintf(to, "%" PRId64, *(const int64_t *)at);
         return sizeof(int64_t);

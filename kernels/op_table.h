@@ -50,7 +50,8 @@ typedef enum lg_scalar_kind {
     LG_SCALAR_int64_t,
     LG_SCALAR_uint64_t,
     LG_SCALAR_double,
-    LG_SCALAR_lg_act
+    LG_SCALAR_lg_act,
+    LG_SCALAR_lg_rows8
 } lg_scalar_kind;
 
 struct lg_scalar {

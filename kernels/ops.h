@@ -14,6 +14,7 @@
 #pragma once
 #include "base/philox.h"
 #include "kernels/device.h"
+#include "kernels/rows8.h"
 #include "kernels/tensor.h"
 
 typedef enum lg_act {

@@ -34,11 +34,11 @@ int lg_data_agree(lg_board *b, uint64_t items, uint64_t hash, struct lg_data_par
     return 0;
 }
 
-bool lg_data_same_tokenizer(lg_board *b, uint64_t hash)
+bool lg_data_same_tokenizer(lg_board *b, int text, uint64_t hash)
 {
     uint64_t seen = 0;
     LG_ASSERT(hash);
-    if (atomic_compare_exchange_strong_explicit(&b->s->data.tokenizer, &seen, hash,
+    if (atomic_compare_exchange_strong_explicit(&b->s->data.tokenizer[text], &seen, hash,
                                                 memory_order_acq_rel, memory_order_acquire))
         seen = hash;
     return seen == hash;

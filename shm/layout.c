@@ -15,6 +15,8 @@
 #define S(field)        AT(struct lg_slot, field)
 #define H(field)        AT(struct lg_region_head, field)
 
+static_assert((int)LG_ROLE_COUNT <= (int)LG_ROLES_MAX, "each role has rows");
+
 enum { STRUCTURES = 4, HASH_BITS = 16 };
 
 static const size_t board[] = {
@@ -23,6 +25,7 @@ static const size_t board[] = {
     LG_VERDICTS,
     LG_VERDICT_BITS,
     LG_INSTANCES_MAX,
+    LG_ROLE_COUNT,
     B(preamble),
     B(lineage),
     B(start_step),

@@ -8,10 +8,10 @@
 
 enum {
     LG_LAYOUT_VERSION =
-        7, /* raised for what no structure shows: how a net's parameters lie, fronts */
+        8, /* raised for what no structure shows: how a net's parameters lie, fronts */
     LG_PAGE_BYTES = 4096,
     LG_INSTANCES_MAX = 64, /* of one role */
-    LG_ROLES_MAX = 8,
+    LG_ROLES_MAX = 16,
     LG_ROWS = LG_ROLES_MAX * LG_INSTANCES_MAX,
     LG_REGION_NAME_BYTES = 64,
     LG_CAUSE_BYTES = 256,

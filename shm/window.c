@@ -1,6 +1,6 @@
 /* The window of samples in flight; the rules stand in window.h.
  *
- * Design: a slot's control words are 128 bytes in one region, the payloads lie in one region per
+ * Design: a slot's control words are 192 bytes in one region, the payloads lie in one region per
  * kind. Scanning starts at the first sample that is not globally committed, or at the first chunk
  * that this process has not yet seen complete: readiness never goes back, so remembering it is
  * safe.
@@ -21,9 +21,9 @@
 
 enum { SHARE_ALIGN = 64 /* bytes: where a micro-batch begins */ };
 
-/* Parts of a window: three of all ranks, two of each. */
-enum { CONTROL, PIXELS, TOKENS, OF_ALL };
-enum { LATENT, TEXT, OF_RANK };
+/* Parts of a window: those of all ranks, then those of each. */
+enum { CONTROL, PIXELS, TOKENS, OF_ALL = TOKENS + LG_TEXTS_MAX };
+enum { LATENT, TEXT, OF_RANK = TEXT + LG_TEXTS_MAX };
 
 /* A slot's share of `bytes`, which a micro-batch takes. */
 static size_t share_of(size_t bytes, uint64_t micro)
@@ -51,6 +51,18 @@ static void add_shapes(const lg_plan *p, struct lg_window_geometry *g)
     g->latent_bytes = 2 * share_of(half, g->micro);
 }
 
+static struct lg_window_text text_of(const lg_plan *p, int k)
+{
+    const struct lg_plan_text *t = &p->text[k];
+    const size_t L = (size_t)t->length, element = (size_t)p->element_bytes;
+    struct lg_window_text ret = {.tokens_bytes = L * sizeof(int32_t),
+                                 .states_bytes = L * (size_t)t->dim * element,
+                                 .pooled_bytes = (size_t)t->pooled * element};
+    /* "text" or "text.t5": what is behind "text" */
+    snprintf(ret.name, sizeof ret.name, "%s", lg_role_name(t->role) + strlen("text"));
+    return ret;
+}
+
 void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret)
 {
     size_t s = (size_t)p->image_size, h = (size_t)p->latent_size;
@@ -60,15 +72,16 @@ void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret)
         .batch = (uint64_t)p->batch,
         .ranks = p->instances[LG_ROLE_trainer] / p->sequence,
         .pixels_bytes = 3 * s * s,
-        .tokens_bytes = (size_t)p->text_length * sizeof(int32_t),
         .latent_bytes = 2 * (size_t)p->latent_channels * h * h * latent_element,
-        .text_bytes = (size_t)p->text_length * (size_t)p->text_dim * (size_t)p->element_bytes,
     };
     if (p->buckets.n) add_shapes(p, ret);
     ret->chunk[LG_FIELD_SOURCE] = p->loader_chunk;
     /* Without a VAE the loader provides the latents. */
     ret->chunk[LG_FIELD_LATENT] = p->image_size ? p->vae_chunk : p->loader_chunk;
-    ret->chunk[LG_FIELD_TEXT] = p->text_length ? p->text_chunk : 0;
+    for (int k = 0; k < p->n_texts; k++) {
+        ret->text[k] = text_of(p, k);
+        ret->chunk[lg_field_text(k)] = p->text[k].chunk;
+    }
 }
 
 static uint64_t up_to_multiple(uint64_t n, uint64_t of)
@@ -78,7 +91,6 @@ static uint64_t up_to_multiple(uint64_t n, uint64_t of)
 
 int lg_window_check(const struct lg_window_geometry *g)
 {
-    static const char *const name[] = {"loader", "vae", "text"};
     if (!g->batch || !g->slots || g->slots > UINT32_MAX)
         return LG_FAIL(LG_ERR_CONFIG, "a window of %llu slots for a batch of %llu is impossible",
                        (unsigned long long)g->slots, (unsigned long long)g->batch);
@@ -102,9 +114,13 @@ int lg_window_check(const struct lg_window_geometry *g)
         if (g->chunk[f] == 0) continue;
         if (g->chunk[f] < 0 || g->slots % (uint64_t)g->chunk[f])
             return LG_FAIL(LG_ERR_CONFIG,
-                           "the window has %llu slots, which is not a multiple of the %s's chunk "
+                           "the window has %llu slots, which is not a multiple of the %s%s's chunk "
                            "of %d",
-                           (unsigned long long)g->slots, name[f], g->chunk[f]);
+                           (unsigned long long)g->slots,
+                           f == LG_FIELD_SOURCE   ? "loader"
+                           : f == LG_FIELD_LATENT ? "vae"
+                                                  : "text",
+                           f < LG_FIELD_TEXT ? "" : g->text[f - LG_FIELD_TEXT].name, g->chunk[f]);
     }
     return 0;
 }
@@ -116,26 +132,28 @@ static int region_count(const struct lg_window_geometry *g)
 
 static size_t region_bytes(const struct lg_window_geometry *g, int which_region)
 {
-    if (which_region < OF_ALL)
-        return g->slots *
-               (size_t[]){sizeof(struct lg_slot), g->pixels_bytes, g->tokens_bytes}[which_region];
-    bool latent = (which_region - OF_ALL) % OF_RANK == LATENT;
-    return g->slots / (uint64_t)g->ranks * (latent ? g->latent_bytes : g->text_bytes);
+    if (which_region == CONTROL) return g->slots * sizeof(struct lg_slot);
+    if (which_region == PIXELS) return g->slots * g->pixels_bytes;
+    if (which_region < OF_ALL) return g->slots * g->text[which_region - TOKENS].tokens_bytes;
+    const int which = (which_region - OF_ALL) % OF_RANK;
+    const size_t places = g->slots / (uint64_t)g->ranks;
+    if (which == LATENT) return places * g->latent_bytes;
+    return places * (g->text[which - TEXT].states_bytes + g->text[which - TEXT].pooled_bytes);
 }
 
 static void set_region(lg_window *w, int which_region, void *memory)
 {
-    const int rank = (which_region - OF_ALL) / OF_RANK;
+    const int rank = (which_region - OF_ALL) / OF_RANK, which = (which_region - OF_ALL) % OF_RANK;
     if (which_region == CONTROL)
         w->slot = memory;
     else if (which_region == PIXELS)
         w->pixels = memory;
-    else if (which_region == TOKENS)
-        w->tokens = memory;
-    else if ((which_region - OF_ALL) % OF_RANK == LATENT)
+    else if (which_region < OF_ALL)
+        w->tokens[which_region - TOKENS] = memory;
+    else if (which == LATENT)
         w->latent[rank] = memory;
     else
-        w->text[rank] = memory;
+        w->text[which - TEXT][rank] = memory;
 }
 
 static int window_new(const struct lg_window_geometry *g, lg_window **ret)
@@ -152,7 +170,8 @@ static int window_new(const struct lg_window_geometry *g, lg_window **ret)
 static lg_field field_of(int which_region)
 {
     if (which_region < OF_ALL) return LG_FIELD_SOURCE;
-    return (which_region - OF_ALL) % OF_RANK == LATENT ? LG_FIELD_LATENT : LG_FIELD_TEXT;
+    const int which = (which_region - OF_ALL) % OF_RANK;
+    return which == LATENT ? LG_FIELD_LATENT : lg_field_text(which - TEXT);
 }
 
 /* Rule 10: has anything of it been published? */
@@ -167,7 +186,6 @@ static bool was_used(const lg_window *w, int which_region)
 static int open_part(lg_window *w, const struct lg_region_spec *spec,
                      const struct lg_window_places *places, int which_region)
 {
-    static const char *const of_all[] = {"control", "pixels", "tokens"};
     const int rank = (which_region - OF_ALL) / OF_RANK, which = (which_region - OF_ALL) % OF_RANK;
     if (which_region >= OF_ALL && (which == LATENT ? places->skip_latent : places->skip_text))
         return 0;
@@ -177,11 +195,14 @@ static int open_part(lg_window *w, const struct lg_region_spec *spec,
     s.name = name;
     s.place = NULL;
     s.is_made = spec->is_made || (which_region != CONTROL && was_used(w, which_region));
-    if (which_region < OF_ALL) {
-        snprintf(name, sizeof name, "window/0/%s", of_all[which_region]);
+    if (which_region < TOKENS) {
+        snprintf(name, sizeof name, "window/0/%s", which_region == CONTROL ? "control" : "pixels");
+    } else if (which_region < OF_ALL) {
+        snprintf(name, sizeof name, "window/0/tokens%s", w->g.text[which_region - TOKENS].name);
     } else {
         const struct lg_region_place *p = which == LATENT ? places->latent : places->text;
-        snprintf(name, sizeof name, "window/%d/%s", rank, which == LATENT ? "latent" : "text");
+        snprintf(name, sizeof name, "window/%d/%s%s", rank, which == LATENT ? "latent" : "text",
+                 which == LATENT ? "" : w->g.text[which - TEXT].name);
         s.place = p ? &p[rank] : NULL;
     }
     LG_TRY(lg_region_open(&s, &w->region[which_region]));

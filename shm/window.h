@@ -1,7 +1,8 @@
 /* The window: W slots for samples in flight. Sample n lives in slot n mod W.
  *
  * Fields of a slot: SOURCE (pixels, tokens, label ... by a loader), LATENT (by a VAE instance, or
- * by the loader when the data set holds latents), TEXT (by a text instance). Work is claimed by
+ * by the loader when the data set holds latents), TEXT + k (the plan's text k, by an instance of its encoder). Each is
+ * claimed and published by itself, so no encoder waits for another. Work is claimed by
  * aligned chunks: chunk k of a field covers samples [k c, (k + 1) c), always, so that a sample has
  * the same place in its batch whoever encodes it. The claim word of a chunk is that of its first
  * slot. W is a multiple of every chunk and of the batch.
@@ -46,7 +47,16 @@
 #include "shm/board.h"
 #include "shm/region.h"
 
-typedef enum lg_field { LG_FIELD_SOURCE, LG_FIELD_LATENT, LG_FIELD_TEXT, LG_FIELD_COUNT } lg_field;
+typedef enum lg_field {
+    LG_FIELD_SOURCE,
+    LG_FIELD_LATENT,
+    LG_FIELD_TEXT, /* + k */
+    LG_FIELD_COUNT = LG_FIELD_TEXT + LG_TEXTS_MAX
+} lg_field;
+static inline lg_field lg_field_text(int k)
+{
+    return (lg_field)(LG_FIELD_TEXT + k);
+}
 
 struct lg_slot {
     _Atomic(uint64_t) ready[LG_FIELD_COUNT];
@@ -55,15 +65,15 @@ struct lg_slot {
     uint64_t item;     /* index in the data set */
     uint64_t key_hash; /* of the sample's key */
     int32_t label;
-    int32_t text_length; /* number of tokens, >= 1 */
-    uint32_t is_void;    /* keeps its place with weight 0 */
-    uint32_t is_absent;  /* no item stands here (config/buckets.h): weight 0, and no void */
-    uint32_t bucket;     /* of the plan; the same throughout a micro-batch of all ranks */
+    int32_t text_length[LG_TEXTS_MAX]; /* number of tokens, >= 1 */
+    uint32_t is_void;                  /* keeps its place with weight 0 */
+    uint32_t is_absent; /* no item stands here (config/buckets.h): weight 0, and no void */
+    uint32_t bucket;    /* of the plan; the same throughout a micro-batch of all ranks */
     /* of the picture as it was stored, in pixels; without one, of what latents stand for */
     uint32_t original_height, original_width;
-    uint32_t reserved[9];
+    uint32_t reserved[10];
 };
-static_assert(sizeof(struct lg_slot) == 128, "two cache lines");
+static_assert(sizeof(struct lg_slot) == 192, "three cache lines");
 
 /* Payload of a sample of one bucket, in bytes. */
 struct lg_window_shape {
@@ -72,15 +82,23 @@ struct lg_window_shape {
     size_t half_bytes;   /* (C, h, w): the mean, or the logvar */
 };
 
+/* Payload of one text of a sample, in bytes. */
+struct lg_window_text {
+    size_t tokens_bytes; /* (L) i32, of SOURCE */
+    size_t states_bytes; /* (L, E) of the plan's elements; 0: none is wanted */
+    size_t pooled_bytes; /* (P) of the plan's elements; 0: none is wanted */
+    /* what its regions are called: window/0/tokens, window/<rank>/text, with ".NAME" behind them where there are several */
+    char name[32];
+};
+
 struct lg_window_geometry {
     uint64_t slots;            /* W */
     uint64_t batch;            /* samples per step */
     int chunk[LG_FIELD_COUNT]; /* samples per claim; 0: the field is not used in this run */
     size_t pixels_bytes;       /* per slot: 3 S S u8; 0 when unused */
-    size_t tokens_bytes;       /* per slot: L i32 */
     size_t latent_bytes; /* per slot: (2, C, h, h) of the plan's elements: mean and logvar; fp32
                           * where a loader provides them */
-    size_t text_bytes;   /* per slot: (L, E) of the plan's elements */
+    struct lg_window_text text[LG_TEXTS_MAX]; /* per slot; all 0: there is none */
     int ranks; /* trainer ranks, those of a sequence group as one; 0: 1. It divides batch */
     /* With buckets: pixels and latents of a micro-batch lie packed at its beginning, so that it is one tensor of its
      * bucket's shape; the bytes per slot above are then a share of what the largest micro-batch takes. n_shapes 0: all
@@ -95,23 +113,25 @@ void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret);
  * to a standstill (rule 8). The plan asks this. */
 int lg_window_check(const struct lg_window_geometry *g);
 
-enum { LG_WINDOW_REGIONS_MAX = 3 + 2 * LG_INSTANCES_MAX };
+enum { LG_WINDOW_REGIONS_MAX = (1 + LG_TEXTS_MAX) * (1 + LG_INSTANCES_MAX) + 1 };
 
 /* A process's own view; not for two threads at a time. Latents and text states lie with the rank
  * that trains on them, W / ranks places each: a rank's share of a batch is contiguous there, so that
  * it can be used where it lies. */
 typedef struct lg_window {
     struct lg_window_geometry g;
-    struct lg_slot *slot;     /* (W) */
-    uint8_t *pixels, *tokens; /* (W, bytes per slot) or NULL */
+    struct lg_slot *slot;          /* (W) */
+    uint8_t *pixels;               /* (W, bytes per slot) or NULL */
+    uint8_t *tokens[LG_TEXTS_MAX]; /* likewise, of each text */
     uint8_t
-        *latent[LG_INSTANCES_MAX];   /* per rank: means of all its places, then logvars; or NULL */
-    uint8_t *text[LG_INSTANCES_MAX]; /* per rank: (W / ranks, bytes per slot); or NULL */
+        *latent[LG_INSTANCES_MAX]; /* per rank: means of all its places, then logvars; or NULL */
+    /* of each text per rank: states of all its places, then pooled values; or NULL */
+    uint8_t *text[LG_TEXTS_MAX][LG_INSTANCES_MAX];
     lg_region *region[LG_WINDOW_REGIONS_MAX];
     uint64_t done[LG_FIELD_COUNT]; /* chunks that begin below it are ready: a memory of the scan */
 } lg_window;
 
-/* Regions window/0/{control,pixels,tokens} and window/<rank>/{latent,text}; spec's name, bytes and
+/* Regions window/0/{control,pixels,tokens...} and window/<rank>/{latent,text...}; spec's name, bytes and
  * place are ignored; is_made is for all of them. */
 struct lg_window_places {
     const struct lg_region_place *latent, *text; /* (ranks) each, or NULL: the host */
@@ -163,9 +183,9 @@ static inline uint8_t *lg_window_pixels(const lg_window *w, uint64_t n)
     return w->pixels + first % w->g.slots * w->g.pixels_bytes +
            (n - first) * lg_window_shape(w, n).pixels_bytes;
 }
-static inline uint8_t *lg_window_tokens(const lg_window *w, uint64_t n)
+static inline uint8_t *lg_window_tokens(const lg_window *w, int text, uint64_t n)
 {
-    return w->tokens + n % w->g.slots * w->g.tokens_bytes;
+    return w->tokens[text] + n % w->g.slots * w->g.text[text].tokens_bytes;
 }
 static inline uint8_t *lg_window_mean(const lg_window *w, uint64_t n)
 {
@@ -177,9 +197,17 @@ static inline uint8_t *lg_window_logvar(const lg_window *w, uint64_t n)
 {
     return lg_window_mean(w, n) + w->g.slots / (uint64_t)w->g.ranks * (w->g.latent_bytes / 2);
 }
-static inline uint8_t *lg_window_text(const lg_window *w, uint64_t n)
+static inline uint8_t *lg_window_states(const lg_window *w, int text, uint64_t n)
 {
-    return w->text[lg_window_rank(w, n)] + lg_window_place(w, n) * w->g.text_bytes;
+    return w->text[text][lg_window_rank(w, n)] +
+           lg_window_place(w, n) * w->g.text[text].states_bytes;
+}
+static inline uint8_t *lg_window_pooled(const lg_window *w, int text, uint64_t n)
+{
+    const struct lg_window_text *t = &w->g.text[text];
+    return w->text[text][lg_window_rank(w, n)] +
+           w->g.slots / (uint64_t)w->g.ranks * t->states_bytes +
+           lg_window_place(w, n) * t->pooled_bytes;
 }
 /* How many of the samples [n, to) lie behind each other, n < to: up to the end of a rank's share, with buckets of a
  * micro-batch. */

@@ -349,8 +349,8 @@ static void print_row(cJSON *regions, cJSON *private_bytes, const struct lg_stag
     cJSON_AddItemToArray(own ? private_bytes : regions, r);
 }
 
-static int print_bytes(const struct lg_stage_def *def, const char *file, const char *const *set,
-                       int n_set)
+static int print_bytes(const struct lg_stage_def *def, lg_role role, const char *file,
+                       const char *const *set, int n_set)
 {
     lg_config *config;
     lg_plan plan;
@@ -360,11 +360,11 @@ static int print_bytes(const struct lg_stage_def *def, const char *file, const c
     LG_ASSERT(rows);
     LG_TRY_GOTO(rc, lg_config_check(config), out);
     LG_TRY_GOTO(rc, lg_plan_make(config, NULL, &plan), out);
-    LG_TRY_GOTO(rc, def->bytes(config, &plan, rows, BYTES_ROWS_MAX, &n), out);
+    LG_TRY_GOTO(rc, def->bytes(config, &plan, role, rows, BYTES_ROWS_MAX, &n), out);
     cJSON *j = cJSON_CreateObject(), *regions = cJSON_AddArrayToObject(j, "regions");
     cJSON *own = cJSON_AddArrayToObject(j, "private");
     for (int i = 0; i < n; i++) print_row(regions, own, &rows[i]);
-    cJSON_AddStringToObject(j, "role", lg_role_name(def->role));
+    cJSON_AddStringToObject(j, "role", lg_role_name(role));
     char *text = cJSON_Print(j);
     cJSON_Delete(j);
     puts(text ? text : "{}");
@@ -384,6 +384,12 @@ static int usage(const struct lg_stage_def *def)
                    p, p);
 }
 
+static bool may_be(const struct lg_stage_def *def, int role)
+{
+    return role == (int)def->role ||
+           (lg_role_is_text(def->role) && role >= 0 && lg_role_is_text((lg_role)role));
+}
+
 static int dispatch(int argc, char **argv, const struct lg_stage_def *def, lg_stage *st)
 {
     const char *run = NULL, *plan = NULL, *set[64];
@@ -399,17 +405,21 @@ static int dispatch(int argc, char **argv, const struct lg_stage_def *def, lg_st
             st->index = atoi(value);
         else if (!strcmp(argv[i], "--incarnation"))
             st->me = (lg_incarnation)strtoul(value, NULL, 10);
+        else if (!strcmp(argv[i], "--role") && may_be(def, lg_role_find(value)))
+            st->role = (lg_role)lg_role_find(value);
         else if (!strcmp(argv[i], "--set") && n_set < (int)LG_ARRAY_LEN(set))
             set[n_set++] = value;
         else
             return usage(def);
         i++;
     }
-    if (plan) return print_bytes(def, plan, set, n_set);
+    if (plan) return print_bytes(def, st->role, plan, set, n_set);
     if (!run || !st->me || st->index < 0 || st->index >= LG_INSTANCES_MAX) return usage(def);
     LG_TRY(lg_path(st->run_dir, "%s", run));
     char name[48];
-    snprintf(name, sizeof name, "%s.%d", lg_role_name(def->role), st->index);
+    const int role = lg_incarnation_row(st->me) / LG_INSTANCES_MAX;
+    if (may_be(def, role)) st->role = (lg_role)role;
+    snprintf(name, sizeof name, "%s.%d", lg_role_name(st->role), st->index);
     lg_log_set_role(name);
     return work(st, def);
 }

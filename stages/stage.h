@@ -5,6 +5,7 @@
  * Command lines, as lgsup and systemd units use them:
  *     lg-<role> --run DIR --index K --incarnation I      work
  *     lg-<role> --plan CONFIG [--set k=v ...]            print this role's bytes as JSON and exit
+ *     lg-text --plan CONFIG --role text.t5 [...]         of one of several text encoders
  *
  * A run directory holds config.toml (the effective config), plan.json, board, runtime (a text file:
  * path of the runtime directory with the sockets).
@@ -59,7 +60,7 @@ typedef struct lg_stage {
     char keeper[LG_PATH_BYTES]; /* socket */
     const char *waiting_for;    /* what the last idle step waited for, for status */
     void *state;                /* the role's own */
-    lg_region *region[512];     /* all regions opened, to deposit again */
+    lg_region *region[1024];    /* all regions opened, to deposit again */
     int n_regions;
     bool copied;                             /* each of them has a second copy */
     lg_device *device[LG_STAGE_DEVICES_MAX]; /* opened so far, closed after the regions */
@@ -79,10 +80,11 @@ struct lg_stage_bytes {
     char note[512]; /* of private memory: what is to be known of it, in lines; "": nothing */
 };
 struct lg_stage_def {
-    lg_role role;
+    lg_role
+        role; /* LG_ROLE_text stands for all text encoders: which one, the incarnation's row says */
     /* Regions and private memory of all instances of this role together; rows[cap], count returned
      * in *ret_n. */
-    int (*bytes)(const lg_config *, const lg_plan *, struct lg_stage_bytes *rows, int cap,
+    int (*bytes)(const lg_config *, const lg_plan *, lg_role, struct lg_stage_bytes *rows, int cap,
                  int *ret_n);
     int (*open)(lg_stage *); /* allocate everything; sets ->state */
     int (*step)(lg_stage *); /* see above */
@@ -121,6 +123,8 @@ struct lg_stage_weights {
     size_t count;      /* of all */
     size_t piece;      /* as many at a time; 0: all at once */
     int (*load)(lg_stage *, size_t first, size_t count, float *ret, void *arg);
+    /* In place of all that: fills the region itself, which is of another layout (stages/stored.h). */
+    int (*fill)(lg_stage *, lg_region *, void *arg);
     void *arg;
 };
 int lg_stage_fill(lg_stage *st, lg_region *r, const struct lg_stage_weights *w);

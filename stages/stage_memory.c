@@ -242,7 +242,7 @@ int lg_stage_fill(lg_stage *st, lg_region *r, const struct lg_stage_weights *w)
     LG_TRY(rc);
     lg_board_beat(st->row, LG_PHASE_SETUP);
     if (rc == 0) return 0;
-    LG_TRY(fill(st, r, w));
+    LG_TRY(w->fill ? w->fill(st, r, w->arg) : fill(st, r, w));
     lg_region_fill_end(r);
     return 0;
 }

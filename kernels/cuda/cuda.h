@@ -80,7 +80,9 @@ size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
 size_t cuda_linear_backward_weight_scratch(lg_cuda_device *d,
                                            const struct lg_linear_backward_weight_args *a);
 size_t cuda_sum_rows_scratch(const struct lg_sum_rows_args *a);
+size_t cuda_norm_modulate_backward_scratch(const struct lg_norm_modulate_backward_args *a);
 size_t cuda_gate_residual_backward_scratch(const struct lg_gate_residual_backward_args *a);
+size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a);
 size_t cuda_group_norm_scratch(const struct lg_group_norm_forward_args *a);
 size_t cuda_attention_forward_scratch(lg_cuda_device *d, const struct lg_attention_forward_args *a);
 size_t cuda_attention_backward_scratch(lg_cuda_device *d,

@@ -44,8 +44,12 @@ static size_t scratch_bytes(lg_device *base, lg_op_id op, const void *args)
         return cuda_linear_backward_weight_scratch(d, args);
     case LG_OP_sum_rows:
         return cuda_sum_rows_scratch(args);
+    case LG_OP_rms_norm_backward:
+        return cuda_rms_norm_backward_scratch(args);
     case LG_OP_group_norm_forward:
         return cuda_group_norm_scratch(args);
+    case LG_OP_norm_modulate_backward:
+        return cuda_norm_modulate_backward_scratch(args);
     case LG_OP_gate_residual_backward:
         return cuda_gate_residual_backward_scratch(args);
     case LG_OP_norm_residual_backward:

@@ -229,6 +229,63 @@ void cuda_cast(lg_stream *s, const struct lg_cast_args *a)
     WITH_TYPE(a->x.dtype, X, cast_from<X>(s, a))
 }
 
+/* ---- matrices of 8 bits ---- */
+
+/* E4M3 has the bits of an fp16 that is 2^8 times smaller, but for the last mantissa bits, denormals included. */
+template <lg_rows8 FORMAT> __device__ __forceinline__ float value_of(uint8_t code)
+{
+    if (FORMAT == LG_ROWS8_INT8) return (float)(int8_t)code;
+    if ((code & 0x7f) == 0x7f) return NAN;
+    unsigned short half = (unsigned short)((code & 0x80) << 8 | (code & 0x7f) << 7);
+    return __half2float(__ushort_as_half(half)) * 256;
+}
+
+/* N elements of one row a thread; columns is a multiple of N. */
+template <lg_rows8 FORMAT, typename T, int N>
+__global__ void dequantize_kernel(const uint8_t *codes, const float *scale, T *w, int64_t columns,
+                                  int64_t count)
+{
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * N;
+    if (i >= count) return;
+    const pack<uint8_t, N> in = *reinterpret_cast<const pack<uint8_t, N> *>(codes + i);
+    const float factor = scale[i / columns];
+    struct alignas(N > 1 ? 16 : sizeof(T)) to {
+        T v[N];
+    } out;
+#pragma unroll
+    for (int e = 0; e < N; e++) out.v[e] = from_float<T>(factor * value_of<FORMAT>(in.v[e]));
+    *reinterpret_cast<to *>(w + i) = out;
+}
+template <lg_rows8 FORMAT, typename T, int N>
+static void dequantize(lg_stream *s, const struct lg_dequantize_rows_args *a)
+{
+    int64_t count = lg_numel(&a->w);
+    dequantize_kernel<FORMAT, T, N>
+        <<<(unsigned)ceil_div(count, THREADS * N), THREADS, 0, lg_cuda_stream_of(s)>>>(
+            (const uint8_t *)a->codes.data, (const float *)a->scale.data, (T *)a->w.data,
+            a->w.dim[1], count);
+    LG_CUDA_LAUNCHED();
+}
+template <lg_rows8 FORMAT>
+static void dequantize_format(lg_stream *s, const struct lg_dequantize_rows_args *a)
+{
+    const bool wide =
+        a->w.dim[1] % 8 == 0 && (uintptr_t)a->codes.data % 8 == 0 && lg_cuda_aligned_16(a->w.data);
+    WITH_TYPE(a->w.dtype, T, {
+        if (wide)
+            dequantize<FORMAT, T, 8>(s, a);
+        else
+            dequantize<FORMAT, T, 1>(s, a);
+    })
+}
+void cuda_dequantize_rows(lg_stream *s, const struct lg_dequantize_rows_args *a)
+{
+    if (a->format == LG_ROWS8_FP8)
+        dequantize_format<LG_ROWS8_FP8>(s, a);
+    else
+        dequantize_format<LG_ROWS8_INT8>(s, a);
+}
+
 /* ---- noise for timings ---- */
 
 template <typename T> __global__ void noise_kernel(T *p, int64_t n, uint32_t seed)

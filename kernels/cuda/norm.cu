@@ -1,10 +1,10 @@
-/* LayerNorm with modulation, gated residual, RMSNorm.
+/* LayerNorm with modulation, gated residual. (rms_norm.cu: RMSNorm.)
  *
  * Rows (B T, D): one warp per row; each lane takes packs lane, lane + 32, ... The row is read three
  * times, from L1 after the first: mean, variance about it, result. Statistics are fp32.
  * 16-bit rows that norm_forward.cu and norm_backward.cu take are done there, read once.
- * Sums over T (dshift, dscale, dgate): a block takes 32 packs of columns of one sample; 8 warps take
- * every eighth row; the 8 partial sums are added in order. */
+ * Sums over T (dshift, dscale, dgate): a block takes 32 packs of columns of SUM_TOKENS rows of one sample; 8 warps take
+ * every eighth row; the 8 partial sums are added in order, and behind that those of the blocks. */
 #include "kernels/cuda/norm.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS };
@@ -135,16 +135,53 @@ template <typename T, int N> __device__ void store_column_sums(float (&sum)[N], 
     }
 }
 
+/* This block's place among the pieces, of a kind. */
+__device__ static float *piece_of(float *pieces, int64_t D, int kind)
+{
+    return pieces + ((blockIdx.y * (int64_t)gridDim.z + blockIdx.z) * SUM_KINDS + kind) * D;
+}
+
+/* A column of a sample a thread. */
+template <typename T> __global__ void add_pieces_kernel(const struct piece_sums p)
+{
+    int64_t b = blockIdx.y, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= p.D) return;
+    float sum[SUM_KINDS] = {};
+    const float *at = p.of + b * p.pieces * SUM_KINDS * p.D + i;
+    for (int64_t k = 0; k < p.pieces; k++, at += SUM_KINDS * p.D)
+#pragma unroll
+        for (int kind = 0; kind < SUM_KINDS; kind++)
+            if (kind < SUM_GATE    ? p.dshift != nullptr
+                : kind == SUM_GATE ? p.dgate != nullptr
+                                   : p.bias_sums != nullptr)
+                sum[kind] += at[kind * p.D];
+    if (p.dshift) {
+        ((T *)p.dshift)[b * p.mod_stride + i] = from_float<T>(sum[SUM_SHIFT]);
+        ((T *)p.dscale)[b * p.mod_stride + i] = from_float<T>(sum[SUM_SCALE]);
+    }
+    if (p.dgate) ((T *)p.dgate)[b * p.gate_stride + i] = from_float<T>(sum[SUM_GATE]);
+    if (p.bias_sums)
+        p.bias_sums[b * p.D + i] =
+            sum[SUM_BIAS] * to_float(((const T *)p.gate)[b * p.gate_stride + i]);
+}
+void cuda_add_pieces(cudaStream_t stream, lg_dtype type, const struct piece_sums *p)
+{
+    dim3 grid((unsigned)ceil_div(p->D, THREADS), (unsigned)p->B);
+    WITH_TYPE(type, T, (add_pieces_kernel<T><<<grid, THREADS, 0, stream>>>(*p)))
+    LG_CUDA_LAUNCHED();
+}
+
 /* dshift = sum over T of dy, dscale = sum over T of dy n. */
 template <typename T, int N>
 __global__ void modulation_backward_kernel(const T *dy, const T *x, const float *mean,
                                            const float *rstd, T *dshift, T *dscale, int64_t stride,
-                                           int64_t tokens, int64_t D)
+                                           int64_t tokens, int64_t D, float *pieces)
 {
     int64_t b = blockIdx.y, i = ((int64_t)blockIdx.x * WARP + threadIdx.x % WARP) * N;
     bool active = i < D;
     float shift[N] = {}, scale[N] = {}, g[N], n[N];
-    for (int64_t t = threadIdx.x / WARP; active && t < tokens; t += WARPS) {
+    int64_t begin = (int64_t)blockIdx.z * SUM_TOKENS, end = min(begin + SUM_TOKENS, tokens);
+    for (int64_t t = begin + threadIdx.x / WARP; active && t < end; t += WARPS) {
         int64_t row = b * tokens + t;
         float average = mean[row], r = rstd[row];
         load<T, N>(dy + row * D + i, g);
@@ -155,8 +192,17 @@ __global__ void modulation_backward_kernel(const T *dy, const T *x, const float 
             scale[e] += g[e] * ((n[e] - average) * r);
         }
     }
+    if (pieces) {
+        store_column_sums<float, N>(shift, piece_of(pieces, D, SUM_SHIFT) + i, active);
+        store_column_sums<float, N>(scale, piece_of(pieces, D, SUM_SCALE) + i, active);
+        return;
+    }
     store_column_sums<T, N>(shift, dshift + b * stride + i, active);
     store_column_sums<T, N>(scale, dscale + b * stride + i, active);
+}
+size_t cuda_norm_modulate_backward_scratch(const struct lg_norm_modulate_backward_args *a)
+{
+    return (size_t)sum_floats(a->x.dim[0], a->x.dim[1], a->x.dim[2]) * sizeof(float);
 }
 void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
 {
@@ -166,21 +212,26 @@ void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_bac
     int64_t stride = a->scale.data ? lg_row_stride(&a->scale, 1) : 0;
     bool fits = rows_fit(a->x.dtype, D, stride, p, 6);
     cudaStream_t stream = lg_cuda_stream_of(s);
-    if (cuda_norm_backward_of_rows(stream, a, NULL, NULL)) return;
-    WITH_TYPE(a->x.dtype, T, {WITH_PACK(fits, T, N, {
-                  norm_backward_kernel<T, N>
-                      <<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
-                          (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
-                          (const float *)a->rstd.data, (const T *)a->scale.data, stride,
-                          (T *)a->dx.data, a->accumulate, rows, tokens, D);
-                  dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B);
-                  if (a->scale.data)
-                      modulation_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(
-                          (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
-                          (const float *)a->rstd.data, (T *)a->dshift.data, (T *)a->dscale.data,
-                          stride, tokens, D);
-              })})
+    float *pieces = sum_pieces(tokens) > 1 ? (float *)s->scratch : NULL;
+    if (cuda_norm_backward_of_rows(stream, a, NULL, pieces, NULL)) return;
+    WITH_TYPE(
+        a->x.dtype, T, {WITH_PACK(fits, T, N, {
+            norm_backward_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
+                (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
+                (const float *)a->rstd.data, (const T *)a->scale.data, stride, (T *)a->dx.data,
+                a->accumulate, rows, tokens, D);
+            dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B, (unsigned)sum_pieces(tokens));
+            if (a->dscale.data)
+                modulation_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(
+                    (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
+                    (const float *)a->rstd.data, (T *)a->dshift.data, (T *)a->dscale.data, stride,
+                    tokens, D, pieces);
+        })})
     LG_CUDA_LAUNCHED();
+    if (!pieces || !a->dscale.data) return;
+    struct piece_sums sums = {pieces, B, sum_pieces(tokens), D, stride};
+    sums.dshift = a->dshift.data, sums.dscale = a->dscale.data;
+    cuda_add_pieces(stream, a->x.dtype, &sums);
 }
 
 /* ---- gated residual ---- */
@@ -218,51 +269,71 @@ void cuda_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_forw
 /* dy = gate dout, dgate = sum over T of dout y; dbias (B, D) = sum over T of dy. */
 template <typename T, int N>
 __global__ void gate_backward_kernel(const T *dout, const T *y, const T *gate, T *dy, T *dgate,
-                                     int64_t stride, int64_t tokens, int64_t D, float *dbias)
+                                     int64_t stride, int64_t tokens, int64_t D, float *dbias,
+                                     float *pieces)
 {
     int64_t b = blockIdx.y, i = ((int64_t)blockIdx.x * WARP + threadIdx.x % WARP) * N;
     bool active = i < D;
     float sum[N] = {}, plain[N] = {}, g[N] = {}, d[N], v[N];
     if (active) load<T, N>(gate + b * stride + i, g);
-    for (int64_t t = threadIdx.x / WARP; active && t < tokens; t += WARPS) {
+    int64_t begin = (int64_t)blockIdx.z * SUM_TOKENS, end = min(begin + SUM_TOKENS, tokens);
+    for (int64_t t = begin + threadIdx.x / WARP; active && t < end; t += WARPS) {
         int64_t at = (b * tokens + t) * D + i;
         load<T, N>(dout + at, d);
-        load<T, N>(y + at, v);
+        if (y) load<T, N>(y + at, v);
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            sum[e] += d[e] * v[e];
+            if (y) sum[e] += d[e] * v[e];
             plain[e] += d[e];
             d[e] *= g[e];
         }
         store<T, N>(dy + at, d);
     }
-    store_column_sums<T, N>(sum, dgate + b * stride + i, active);
+    if (pieces) {
+        if (dgate) store_column_sums<float, N>(sum, piece_of(pieces, D, SUM_GATE) + i, active);
+        store_column_sums<float, N>(plain, piece_of(pieces, D, SUM_BIAS) + i, active);
+        return;
+    }
+    if (dgate) store_column_sums<T, N>(sum, dgate + b * stride + i, active);
     if (!dbias) return;
 #pragma unroll
     for (int e = 0; e < N; e++) plain[e] *= g[e];
     store_column_sums<float, N>(plain, dbias + b * D + i, active);
 }
+/* First the bias's sums of the samples, then those of the pieces. */
+static int64_t bias_floats(const struct lg_gate_residual_backward_args *a)
+{
+    return a->dbias.rank ? a->dout.dim[0] * a->dout.dim[2] : 0;
+}
 size_t cuda_gate_residual_backward_scratch(const struct lg_gate_residual_backward_args *a)
 {
-    return a->dbias.rank ? (size_t)(a->y.dim[0] * a->y.dim[2]) * sizeof(float) : 0;
+    return (size_t)(bias_floats(a) + sum_floats(a->dout.dim[0], a->dout.dim[1], a->dout.dim[2])) *
+           sizeof(float);
 }
 void cuda_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_backward_args *a)
 {
-    int64_t B = a->y.dim[0], tokens = a->y.dim[1], D = a->y.dim[2];
+    int64_t B = a->dout.dim[0], tokens = a->dout.dim[1], D = a->dout.dim[2];
     const void *p[] = {a->dout.data, a->y.data, a->dy.data, a->gate.data, a->dgate.data};
     int64_t stride = lg_row_stride(&a->gate, 1);
-    bool fits = rows_fit(a->y.dtype, D, stride, p, 5);
+    bool fits = rows_fit(a->dout.dtype, D, stride, p, 5);
     cudaStream_t stream = lg_cuda_stream_of(s);
-    WITH_TYPE(a->y.dtype, T, {WITH_PACK(fits, T, N, {
-                  dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B);
+    float *bias_sums = a->dbias.data ? (float *)s->scratch : nullptr;
+    float *pieces = sum_pieces(tokens) > 1 ? (float *)s->scratch + bias_floats(a) : nullptr;
+    WITH_TYPE(a->dout.dtype, T, {WITH_PACK(fits, T, N, {
+                  dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B,
+                            (unsigned)sum_pieces(tokens));
                   gate_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(
                       (const T *)a->dout.data, (const T *)a->y.data, (const T *)a->gate.data,
-                      (T *)a->dy.data, (T *)a->dgate.data, stride, tokens, D,
-                      a->dbias.data ? (float *)s->scratch : nullptr);
+                      (T *)a->dy.data, (T *)a->dgate.data, stride, tokens, D, bias_sums, pieces);
               })})
     LG_CUDA_LAUNCHED();
-    if (a->dbias.data)
-        cuda_add_partial_sums(stream, (const float *)s->scratch, B, a->dbias, a->accumulate_dbias);
+    if (pieces) {
+        struct piece_sums sums = {pieces, B, sum_pieces(tokens), D};
+        sums.gate = a->gate.data, sums.gate_stride = stride;
+        sums.dgate = a->dgate.data, sums.bias_sums = bias_sums;
+        cuda_add_pieces(stream, a->dout.dtype, &sums);
+    }
+    if (bias_sums) cuda_add_partial_sums(stream, bias_sums, B, a->dbias, a->accumulate_dbias);
 }
 
 /* ---- both ---- */
@@ -278,11 +349,12 @@ void cuda_norm_residual_backward(lg_stream *s, const struct lg_norm_residual_bac
     const struct lg_gate_residual_backward_args *r = &a->residual;
     cudaStream_t stream = lg_cuda_stream_of(s);
     float *sums = r->dbias.data ? (float *)s->scratch : NULL;
-    if (!cuda_norm_backward_of_rows(stream, &a->norm, r, sums)) {
+    float *pieces = (float *)s->scratch + bias_floats(r);
+    if (!cuda_norm_backward_of_rows(stream, &a->norm, r, pieces, sums)) {
         cuda_norm_modulate_backward(s, &a->norm);
         cuda_gate_residual_backward(s, r);
     } else if (sums) {
-        cuda_add_partial_sums(stream, sums, r->y.dim[0], r->dbias, r->accumulate_dbias);
+        cuda_add_partial_sums(stream, sums, r->dout.dim[0], r->dbias, r->accumulate_dbias);
     }
 }
 
@@ -330,42 +402,5 @@ void cuda_layer_norm_forward(lg_stream *s, const struct lg_layer_norm_forward_ar
                   (layer_norm_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
                       (const T *)a->x.data, (const T *)a->w.data, (const T *)a->b.data,
                       (T *)a->y.data, (float)a->eps, rows, D)))})
-    LG_CUDA_LAUNCHED();
-}
-
-/* ---- RMSNorm ---- */
-
-template <typename T, int N>
-__global__ void rms_kernel(const T *x, const T *w, T *y, float eps, int64_t rows, int64_t D)
-{
-    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
-    if (row >= rows) return;
-    int first = threadIdx.x % WARP * N;
-    float v[N], u[N], squares = 0;
-    for (int64_t i = first; i < D; i += WARP * N) {
-        load<T, N>(x + row * D + i, v);
-#pragma unroll
-        for (int e = 0; e < N; e++) squares += v[e] * v[e];
-    }
-    float r = 1 / sqrtf(warp_sum(squares) / (float)D + eps);
-    for (int64_t i = first; i < D; i += WARP * N) {
-        load<T, N>(x + row * D + i, v);
-        load<T, N>(w + i, u);
-#pragma unroll
-        for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
-        store<T, N>(y + row * D + i, v);
-    }
-}
-void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
-{
-    int64_t rows = a->x.dim[0], D = a->x.dim[1];
-    const void *p[] = {a->x.data, a->w.data, a->y.data};
-    bool fits = rows_fit(a->x.dtype, D, 0, p, 3);
-    cudaStream_t stream = lg_cuda_stream_of(s);
-    WITH_TYPE(a->x.dtype, T,
-              {WITH_PACK(fits, T, N,
-                         (rms_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
-                             (const T *)a->x.data, (const T *)a->w.data, (T *)a->y.data,
-                             (float)a->eps, rows, D)))})
     LG_CUDA_LAUNCHED();
 }

@@ -44,13 +44,38 @@ static inline bool rows_in_registers(lg_dtype t, int64_t D)
         __VA_ARGS__;                                                                               \
     } break;
 
+/* Sums over the tokens of a sample are those of pieces of SUM_TOKENS rows, added in order: few samples of many tokens keep
+ * a GPU busy too, and a sample's sums depend on its tokens alone. */
+enum { SUM_TOKENS = 256 };
+static inline int64_t sum_pieces(int64_t tokens)
+{
+    return ceil_div(tokens, (int64_t)SUM_TOKENS);
+}
+/* Which sums: of dy, and of dy n, in the norm; of dx y, and of dx, in the residual. */
+enum sum_kind { SUM_SHIFT, SUM_SCALE, SUM_GATE, SUM_BIAS, SUM_KINDS };
+/* Floats for the sums of all pieces: (B, pieces, SUM_KINDS, D); 0 where a sample is one piece, whose sums are the result. */
+static inline int64_t sum_floats(int64_t B, int64_t tokens, int64_t D)
+{
+    int64_t pieces = sum_pieces(tokens);
+    return pieces > 1 ? B * pieces * SUM_KINDS * D : 0;
+}
+/* What becomes of the pieces' sums. Those of kind SUM_BIAS times the gate are bias_sums (B, D), or NULL. */
+struct piece_sums {
+    const float *of;
+    int64_t B, pieces, D, mod_stride, gate_stride;
+    const void *gate;
+    void *dshift, *dscale, *dgate; /* of the type; NULL: none */
+    float *bias_sums;
+};
+void cuda_add_pieces(cudaStream_t stream, lg_dtype type, const struct piece_sums *p);
+
 /* The norm, after the residual before it where there is one (else NULL), each row read once; false when
  * not for it. */
 bool cuda_norm_forward_of_rows(cudaStream_t stream,
                                const struct lg_gate_residual_forward_args *before,
                                const struct lg_norm_modulate_forward_args *a);
 /* The norm's backward, and then that of the residual before it where there is one (else NULL), each row
- * read once; false when not for it. bias_sums (B, D): where the residual has dbias, its sums over T. */
+ * read once; false when not for it. pieces: sum_floats(); bias_sums (B, D): where the residual has dbias, its sums over T. */
 bool cuda_norm_backward_of_rows(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
-                                const struct lg_gate_residual_backward_args *then,
+                                const struct lg_gate_residual_backward_args *then, float *pieces,
                                 float *bias_sums);

@@ -4,10 +4,10 @@
  * Per row n = (x - mean) rstd, g = dy (1 + scale): dx (+)= rstd (g - avg(g) - n avg(g n)), and behind it
  * below = gate dx. Per sample dshift = sum over T of dy, dscale of dy n, dgate of dx y, and dbias of below.
  *
- * A block owns a sample, its 8 warps every eighth row. A lane keeps the sums of its columns in registers
- * over all its rows; at the end the warps' sums are added in order. Rows come through shared memory, one
+ * A block owns SUM_TOKENS rows of a sample, its 8 warps every eighth of them. A lane keeps the sums of its columns in registers
+ * over all its rows; at the end the warps' sums are added in order, and behind that those of a sample's blocks. Rows come through shared memory, one
  * ahead; a lane copies just what it will read itself, so no warp waits for another. What no lane copies
- * stays 0: packs behind the row's end, and dx where nothing is added to it.
+ * stays 0: packs behind the row's end, dx where nothing is added to it, and y where dgate is not wanted.
  *
  * Instructions are what this kernel is short of (8 warps a multiprocessor, since the sums take 160
  * registers): elements are converted in pairs, and n is never formed in the second pass.
@@ -21,6 +21,7 @@ template <typename T> struct rows_args {
     const T *dy, *x, *scale, *y, *gate;
     const float *mean, *rstd;
     T *dx, *dshift, *dscale, *below, *dgate;
+    float *pieces;    // (B, blocks of a sample, SUM_KINDS, D), or NULL: a sample is one block
     float *bias_sums; // (B, D), or NULL
     int64_t mod_stride, gate_stride;
     int tokens, D;
@@ -41,12 +42,12 @@ template <int PACKS, bool RESIDUAL> struct layout {
 /* Packs of row t to `to`, for this lane; `last`: it has one of the last. */
 template <int PACKS, bool RESIDUAL, typename T>
 static __device__ __forceinline__ void fetch(const T *const (&from)[4], int64_t at, uint32_t to,
-                                             bool accumulate, bool last)
+                                             bool accumulate, bool with_y, bool last)
 {
     typedef layout<PACKS, RESIDUAL> L;
 #pragma unroll
     for (int w = 0; w < L::KINDS; w++) {
-        if (w == DX && !accumulate) continue;
+        if (w == DX && !accumulate || w == Y && !with_y) continue;
 #pragma unroll
         for (int j = 0; j < PACKS; j++)
             if (j + 1 < PACKS || last)
@@ -166,6 +167,16 @@ static __device__ __forceinline__ void second_pass(const rows_args<T> &a, const 
     }
 }
 
+/* The warps' sums, added in order, to this block's place among the pieces. */
+template <int PACKS, int SUMS>
+static __device__ __forceinline__ void store_piece(float *to, const float *sums, int D)
+{
+    for (int i = threadIdx.x * 4; i < D; i += THREADS * 4) {
+        *(float4 *)(to + i) = add_warps<PACKS>(sums, i);
+        *(float4 *)(to + D + i) = add_warps<PACKS>(sums + SUMS, i);
+    }
+}
+
 /* The warps' sums, added in order, to dshift and dscale; to dgate and, with the gate, to dbias' part. */
 template <typename T, int PACKS, bool RESIDUAL>
 static __device__ __forceinline__ void store_sums(const rows_args<T> &a, char *shared,
@@ -173,12 +184,21 @@ static __device__ __forceinline__ void store_sums(const rows_args<T> &a, char *s
                                                   const column_sums<PACKS> &residual)
 {
     typedef layout<PACKS, RESIDUAL> L;
-    int64_t b = blockIdx.x;
+    int64_t b = blockIdx.y;
     float *sums = (float *)(shared + L::RINGS);
     __syncthreads();
     put_sums<PACKS, L::SUMS>(sums, norm);
     __syncthreads();
-    for (int i = threadIdx.x * 4; i < a.D; i += THREADS * 4) {
+    if (a.pieces) {
+        float *piece = a.pieces + (b * gridDim.x + blockIdx.x) * SUM_KINDS * a.D;
+        store_piece<PACKS, L::SUMS>(piece, sums, a.D);
+        if (!RESIDUAL) return;
+        __syncthreads();
+        put_sums<PACKS, L::SUMS>(sums, residual);
+        __syncthreads();
+        return store_piece<PACKS, L::SUMS>(piece + SUM_GATE * a.D, sums, a.D);
+    }
+    for (int i = threadIdx.x * 4; a.dscale && i < a.D; i += THREADS * 4) {
         store_four<T>(a.dshift + b * a.mod_stride + i, add_warps<PACKS>(sums, i));
         store_four<T>(a.dscale + b * a.mod_stride + i, add_warps<PACKS>(sums + L::SUMS, i));
     }
@@ -187,7 +207,7 @@ static __device__ __forceinline__ void store_sums(const rows_args<T> &a, char *s
     put_sums<PACKS, L::SUMS>(sums, residual);
     __syncthreads();
     for (int i = threadIdx.x * 4; i < a.D; i += THREADS * 4) {
-        store_four<T>(a.dgate + b * a.gate_stride + i, add_warps<PACKS>(sums, i));
+        if (a.dgate) store_four<T>(a.dgate + b * a.gate_stride + i, add_warps<PACKS>(sums, i));
         if (!a.bias_sums) continue;
         float4 sum = add_warps<PACKS>(sums + L::SUMS, i);
         uint2 gate = *(const uint2 *)((const T *)(shared + L::ROW) + i);
@@ -203,15 +223,16 @@ static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args
     typedef layout<PACKS, RESIDUAL> L;
     extern __shared__ __align__(128) char shared[];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    int64_t b = blockIdx.x, base = b * a.tokens * a.D + lane * ROW_PACK;
+    int64_t b = blockIdx.y, base = b * a.tokens * a.D + lane * ROW_PACK;
+    const int begin = (int)blockIdx.x * SUM_TOKENS, end = min(begin + SUM_TOKENS, a.tokens);
     const bool last = (lane + WARP * (PACKS - 1)) * ROW_PACK < a.D;
-    const T *const from[4] = {a.dy + base, a.x + base, a.dx + base, a.y + base};
+    const T *const from[4] = {a.dy + base, a.x + base, a.dx + base, a.y ? a.y + base : nullptr};
     for (int i = threadIdx.x; i < L::BYTES / 16; i += THREADS) ((quad *)shared)[i] = quad{};
     __syncthreads();
     uint32_t scales = (uint32_t)__cvta_generic_to_shared(shared) + lane * 16;
     uint32_t ring = scales + L::RINGS + warp * L::RING;
-    if (warp < a.tokens)
-        fetch<PACKS, RESIDUAL>(from, (int64_t)warp * a.D, ring, a.accumulate, last);
+    if (begin + warp < end)
+        fetch<PACKS, RESIDUAL>(from, (int64_t)(begin + warp) * a.D, ring, a.accumulate, a.y, last);
     asm volatile("cp.async.commit_group;" ::: "memory");
     for (int i = threadIdx.x; i * ROW_PACK < a.D; i += THREADS) {
         const T *scale = a.scale + b * a.mod_stride, *gate = a.gate + b * a.gate_stride;
@@ -221,12 +242,12 @@ static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args
     __syncthreads();
     column_sums<PACKS> norm = {}, residual = {};
     float mean = 0, rstd = 0;
-    for (int t = warp, k = 0; t < a.tokens; t += WARPS, k++) {
+    for (int t = begin + warp, k = 0; t < end; t += WARPS, k++) {
         uint32_t row = ring + k % STAGES * L::STAGE, next = ring + (k + 1) % STAGES * L::STAGE;
-        if (t + WARPS < a.tokens)
-            fetch<PACKS, RESIDUAL>(from, (int64_t)(t + WARPS) * a.D, next, a.accumulate, last);
+        if (t + WARPS < end)
+            fetch<PACKS, RESIDUAL>(from, (int64_t)(t + WARPS) * a.D, next, a.accumulate, a.y, last);
         asm volatile("cp.async.commit_group;" ::: "memory");
-        if (k % WARP == 0 && t + lane * WARPS < a.tokens) { /* of this warp's next 32 rows */
+        if (k % WARP == 0 && t + lane * WARPS < end) { /* of this warp's next 32 rows */
             mean = a.mean[b * a.tokens + t + lane * WARPS];
             rstd = a.rstd[b * a.tokens + t + lane * WARPS];
         }
@@ -250,14 +271,16 @@ static void launch(cudaStream_t stream, int64_t B, const rows_args<T> &r)
     typedef layout<PACKS, RESIDUAL> L;
     LG_CUDA(cudaFuncSetAttribute(rows_kernel<T, PACKS, RESIDUAL>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
-    rows_kernel<T, PACKS, RESIDUAL><<<(unsigned)B, THREADS, L::BYTES, stream>>>(r);
+    dim3 grid((unsigned)sum_pieces(r.tokens), (unsigned)B);
+    rows_kernel<T, PACKS, RESIDUAL><<<grid, THREADS, L::BYTES, stream>>>(r);
     LG_CUDA_LAUNCHED();
 }
 
 template <typename T, int PACKS>
 static void run(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
-                const struct lg_gate_residual_backward_args *then, float *bias_sums)
+                const struct lg_gate_residual_backward_args *then, float *pieces, float *bias_sums)
 {
+    const int64_t B = a->x.dim[0];
     rows_args<T> r = {};
     r.dy = (const T *)a->dy.data;
     r.x = (const T *)a->x.data;
@@ -272,18 +295,30 @@ static void run(cudaStream_t stream, const struct lg_norm_modulate_backward_args
     r.D = (int)a->x.dim[2];
     r.inverse_D = 1 / (float)r.D;
     r.accumulate = a->accumulate;
-    if (!then) return launch<T, PACKS, false>(stream, a->x.dim[0], r);
+    r.pieces = sum_pieces(r.tokens) > 1 ? pieces : NULL;
+    struct piece_sums sums = {pieces, B, sum_pieces(r.tokens), r.D};
+    sums.mod_stride = r.mod_stride;
+    sums.dshift = r.dshift, sums.dscale = r.dscale;
+    if (!then) {
+        launch<T, PACKS, false>(stream, B, r);
+        if (r.pieces) cuda_add_pieces(stream, a->x.dtype, &sums);
+        return;
+    }
     r.y = (const T *)then->y.data;
     r.gate = (const T *)then->gate.data;
     r.below = (T *)then->dy.data;
     r.dgate = (T *)then->dgate.data;
     r.gate_stride = lg_row_stride(&then->gate, 1);
     r.bias_sums = bias_sums;
-    launch<T, PACKS, true>(stream, a->x.dim[0], r);
+    launch<T, PACKS, true>(stream, B, r);
+    sums.gate = r.gate, sums.gate_stride = r.gate_stride;
+    sums.dgate = r.dgate, sums.bias_sums = bias_sums;
+    if (r.pieces) cuda_add_pieces(stream, a->x.dtype, &sums);
 }
 
 bool cuda_norm_backward_of_rows(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
-                                const struct lg_gate_residual_backward_args *then, float *bias_sums)
+                                const struct lg_gate_residual_backward_args *then, float *pieces,
+                                float *bias_sums)
 {
     lg_dtype t = a->x.dtype;
     int64_t D = a->x.dim[2];
@@ -296,6 +331,6 @@ bool cuda_norm_backward_of_rows(cudaStream_t stream, const struct lg_norm_modula
         const void *q[] = {then->y.data, then->dy.data, then->gate.data, then->dgate.data};
         if (!rows_fit(t, D, lg_row_stride(&then->gate, 1), q, 4)) return false;
     }
-    WITH_ROW(t, D, T, PACKS, (run<T, PACKS>(stream, a, then, bias_sums)));
+    WITH_ROW(t, D, T, PACKS, (run<T, PACKS>(stream, a, then, pieces, bias_sums)));
     return true;
 }

@@ -325,10 +325,13 @@ RULE(norm_modulate_forward)
 {
     struct lg_norm_modulate_backward_args b = {
         .dy = gradient(c, &a->y), .x = a->x, .mean = a->mean, .rstd = a->rstd, .scale = a->scale};
-    b.dshift = fresh(c, &a->shift);
-    b.dscale = fresh(c, &a->scale);
+    if (wants(c, &a->shift) || wants(c, &a->scale)) {
+        b.dshift = fresh(c, &a->shift);
+        b.dscale = fresh(c, &a->scale);
+    }
     b.dx = wants(c, &a->x) ? into(c, &a->x, &b.accumulate) : fresh(c, &a->x);
     lg_norm_modulate_backward(c->s, &b);
+    if (!b.dshift.rank) return;
     settle(c, &a->shift, b.dshift);
     settle(c, &a->scale, b.dscale);
 }
@@ -337,16 +340,25 @@ RULE(gate_residual_forward)
 {
     lg_tensor dout = gradient(c, &a->out);
     if (a->gate.rank && (wants(c, &a->y) || wants(c, &a->gate))) {
-        struct lg_gate_residual_backward_args b = {.dout = dout, .y = a->y, .gate = a->gate};
+        struct lg_gate_residual_backward_args b = {.dout = dout, .gate = a->gate};
         b.dy = fresh(c, &a->y);
-        b.dgate = fresh(c, &a->gate);
+        if (wants(c, &a->gate)) b.y = a->y, b.dgate = fresh(c, &a->gate);
         lg_gate_residual_backward(c->s, &b);
         settle(c, &a->y, b.dy);
-        settle(c, &a->gate, b.dgate);
+        if (b.dgate.rank) settle(c, &a->gate, b.dgate);
     } else if (wants(c, &a->y)) {
         give(c, &a->y, dout);
     }
     if (wants(c, &a->x)) give(c, &a->x, dout);
+}
+
+RULE(rms_norm_forward)
+{
+    struct lg_rms_norm_backward_args b = {
+        .dy = gradient(c, &a->y), .x = a->x, .w = a->w, .rstd = a->rstd, .each = a->each};
+    b.dx = wants(c, &a->x) ? into(c, &a->x, &b.accumulate) : fresh(c, &a->x);
+    if (wants(c, &a->w)) b.dw = into(c, &a->w, &b.accumulate_dw);
+    lg_rms_norm_backward(c->s, &b);
 }
 
 RULE(attention_forward)
@@ -425,6 +437,14 @@ static void switch_on(lg_graph *g, int node)
     if (g->node[node].op == LG_OP_linear_forward) {
         struct lg_linear_forward_args *a = lg_graph_args(g, node);
         if (a->act != LG_ACT_NONE && !a->pre.rank) a->pre = lg_graph_value(g, "pre", a->y);
+    }
+    if (g->node[node].op == LG_OP_rms_norm_forward) {
+        struct lg_rms_norm_forward_args *a = lg_graph_args(g, node);
+        const lg_dtype type = f64 ? LG_F64 : LG_F32;
+        const int64_t normed = a->w.dim[0] * a->each;
+        if (!a->rstd.rank)
+            a->rstd =
+                lg_graph_value(g, "rstd", lg_t3(NULL, type, a->x.dim[0], a->x.dim[1], normed));
     }
     if (g->node[node].op == LG_OP_attention_forward) {
         struct lg_attention_forward_args *a = lg_graph_args(g, node);

@@ -231,6 +231,13 @@ void lg_graph_record(lg_graph *g, enum lg_node_kind kind, const void *args, size
     note(g, add_node(g, (struct lg_node){kind, LG_OP_COUNT, at, g->block, g->backward}));
 }
 
+void lg_graph_zero(lg_graph *g, lg_tensor t)
+{
+    const struct lg_copy_args zero = {.t = t, .is_value = true};
+    LG_ASSERT(lg_is_contiguous(&t));
+    lg_graph_record(g, LG_NODE_ZERO, &zero, sizeof zero);
+}
+
 /* ---- for passes ---- */
 
 void lg_graph_replace(lg_graph *g, int node, lg_op_id op, const void *args)

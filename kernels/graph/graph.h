@@ -40,6 +40,9 @@ lg_tensor lg_graph_bind(lg_graph *g, const char *name, lg_tensor shape);
 /* A bound one into which every run writes a result, or to which it adds it: program.h, `add`. */
 lg_tensor lg_graph_bind_sum(lg_graph *g, const char *name, lg_tensor shape);
 
+/* Writes zeros to t, which is contiguous. */
+void lg_graph_zero(lg_graph *g, lg_tensor t);
+
 /* What is recorded until the end belongs to one block of the net, the unit of recomputation. Blocks are
  * numbered from 0; what is recorded outside belongs to none. */
 void lg_graph_begin_block(lg_graph *g);

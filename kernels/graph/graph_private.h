@@ -28,13 +28,15 @@ enum lg_node_kind {
     LG_NODE_OUT_DONE, /* from here on its memory may be another's */
     LG_NODE_IN,       /* begins to copy it into a new value */
     LG_NODE_IN_DONE,  /* from here on that may be read */
-    /* a part of a bound sum to which nothing comes (grad.h): zeros, unless the run adds; args: lg_copy_args.t */
+    /* a part of a bound sum to which nothing comes (grad.h): zeros, unless the run adds; or what lg_graph_zero says;
+     * args: lg_copy_args.t, .is_value */
     LG_NODE_ZERO,
     LG_NODE_EXCHANGE, /* the caller's (exchange.h); args: struct lg_exchange_args */
 };
 
 struct lg_copy_args {
     lg_tensor t;    /* the value, or the new one */
+    bool is_value;  /* of a zero: of no sum */
     int copy;       /* its number */
     size_t host_at; /* bytes from the start of the host memory */
 };

@@ -78,7 +78,7 @@ static void copy(lg_program *p, lg_stream *s, const struct lg_program_memory *m,
 
 static void zero(lg_stream *s, const struct lg_program_memory *m, const struct lg_copy_args *a)
 {
-    if (!m->add) lg_stream_zero(s, a->t.data, lg_tensor_bytes(&a->t));
+    if (a->is_value || !m->add) lg_stream_zero(s, a->t.data, lg_tensor_bytes(&a->t));
 }
 
 static void run_node(lg_program *p, lg_stream *s, const struct lg_program_memory *m, int node)

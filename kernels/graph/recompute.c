@@ -23,6 +23,7 @@ static unsigned class_of(const lg_graph *g, int node, const struct lg_use *out)
     switch (g->node[node].op) {
     case LG_OP_norm_modulate_forward:
     case LG_OP_residual_norm_forward:
+    case LG_OP_rms_norm_forward:
         return strstr(name, "out") ? 0 : LG_DROP_NORMS;
     case LG_OP_linear_forward: {
         const struct lg_linear_forward_args *a = lg_graph_args(g, node);
@@ -152,4 +153,50 @@ void lg_graph_recompute(lg_graph *g, const unsigned *drop)
     g->repeated = true;
     for (int b = g->n_blocks - 1; b >= 0; b--)
         if (drop[b]) recompute_block(g, b, drop[b]);
+}
+
+/* ---- matrices of 8 bits ---- */
+
+static bool dequantizes(const lg_graph *g, int node)
+{
+    return node >= 0 && g->node[node].op == LG_OP_dequantize_rows;
+}
+
+/* What made this matrix once more, into a new value that use number i of the node reads from now on. */
+static struct lg_node make_for(lg_graph *g, int node, int i)
+{
+    struct lg_use use[LG_USES_MAX];
+    lg_graph_uses(g, node, use);
+    const lg_tensor again = lg_graph_twin(g, use[i].value);
+    const int copy = lg_graph_copy(g, g->value[use[i].value].first);
+    struct lg_node made = g->node[copy];
+    ((struct lg_dequantize_rows_args *)lg_graph_args(g, copy))->w.data = again.data;
+    lg_graph_uses(g, node, use); /* the copy has moved the arguments */
+    ((lg_tensor *)use[i].t)->data = (char *)again.data + use[i].offset;
+    made.block = g->node[node].block;
+    made.backward = g->node[node].backward;
+    lg_graph_remove(g, copy);
+    return made;
+}
+
+void lg_graph_repeat_weights(lg_graph *g)
+{
+    const int nodes = g->n_nodes;
+    struct lg_insertion *in = calloc((size_t)LG_MAX(nodes, 1) * 2, sizeof *in);
+    int made = 0;
+    LG_ASSERT(in);
+    for (int n = 0; n < nodes; n++) {
+        struct lg_use use[LG_USES_MAX];
+        const int count = lg_graph_uses(g, n, use);
+        for (int i = 0; i < count; i++) {
+            if (use[i].operand->out || !dequantizes(g, g->value[use[i].value].first)) continue;
+            LG_ASSERT(made < 2 * nodes);
+            in[made++] = (struct lg_insertion){.before = n, .node = make_for(g, n, i)};
+        }
+    }
+    for (int n = 0; n < nodes; n++)
+        if (dequantizes(g, n)) lg_graph_remove(g, n);
+    lg_graph_insert(g, in, made);
+    lg_graph_index(g);
+    free(in);
 }

@@ -16,3 +16,7 @@ enum {
 
 /* drop[i]: of block i, in the order of lg_graph_begin_block. */
 void lg_graph_recompute(lg_graph *g, const unsigned *drop);
+
+/* What dequantize_rows made is never kept: it is made anew in front of each node that reads it, so that memory holds such
+ * matrices one at a time. After lg_graph_recompute. */
+void lg_graph_repeat_weights(lg_graph *g);

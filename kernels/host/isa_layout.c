@@ -1,5 +1,5 @@
-/* Operations that only move elements, and the small tables: gathers, patches, NHWC, T5's buckets,
- * the timestep's sinusoids. None of them is worth more than a plain loop. */
+/* Operations that only move elements, and the small tables: gathers, patches, NHWC, codes of 8 bits, T5's buckets, the
+ * timestep's sinusoids. None of them is worth more than a plain loop. */
 #include "kernels/host/isa.h"
 #include <math.h>
 
@@ -27,6 +27,20 @@ void LG_K(copy_rows)(lg_stream *s, const struct lg_copy_rows_args *a)
     for (int64_t m = 0; m < M; m++)
         memcpy((float *)a->y.data + m * to, (const float *)a->x.data + m * from,
                (size_t)N * sizeof(float));
+}
+
+void LG_K(dequantize_rows)(lg_stream *s, const struct lg_dequantize_rows_args *a)
+{
+    const int64_t N = a->w.dim[0], K = a->w.dim[1];
+    const float *scale = a->scale.data;
+    float value[256];
+    lg_rows8_values(a->format, value);
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t n = 0; n < N; n++) {
+        const uint8_t *codes = (const uint8_t *)a->codes.data + n * K;
+        float *w = (float *)a->w.data + n * K;
+        for (int64_t k = 0; k < K; k++) w[k] = scale[n] * value[codes[k]];
+    }
 }
 
 void LG_K(embedding_forward)(lg_stream *s, const struct lg_embedding_forward_args *a)

@@ -67,7 +67,7 @@ void LG_K(norm_modulate_forward)(lg_stream *s, const struct lg_norm_modulate_for
     }
 }
 
-/* One row of the backward; scale, dshift and dscale are NULL without modulation. */
+/* One row of the backward; scale is NULL without modulation, dshift and dscale where they are not wanted. */
 struct norm_row {
     const float *x, *dy, *scale;
     float *dx, *dshift, *dscale;
@@ -76,7 +76,7 @@ struct norm_row {
     bool accumulate;
 };
 
-LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated)
+LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated, const bool sums)
 {
     const float *x = p->x, *dy = p->dy, *scale = p->scale;
     float *dx = p->dx, *dshift = p->dshift, *dscale = p->dscale;
@@ -86,11 +86,11 @@ LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated)
     LG_VLOOP(i, r, p->D, {
         vf h = (vf_load_n(x + i, r) - mean) * rstd;
         vf g = vf_load_n(dy + i, r);
-        if (modulated) {
+        if (sums) {
             vf_store_n(dshift + i, vf_load_n(dshift + i, r) + g, r);
             vf_store_n(dscale + i, vf_fma(g, h, vf_load_n(dscale + i, r)), r);
-            g *= 1.0f + vf_load_n(scale + i, r);
         }
+        if (modulated) g *= 1.0f + vf_load_n(scale + i, r);
         sum_g += g;
         sum_gh = vf_fma(g, h, sum_gh);
     });
@@ -108,14 +108,14 @@ LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated)
 void LG_K(norm_modulate_backward)(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
 {
     const int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[2];
-    const bool modulated = present(&a->scale);
+    const bool modulated = present(&a->scale), sums = present(&a->dscale);
     const int64_t stride = lg_row_stride(&a->scale, 1);
     const float *mean = a->mean.data, *rstd = a->rstd.data;
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t b = 0; b < B; b++) {
         struct norm_row p = {.D = D, .accumulate = a->accumulate};
-        if (modulated) {
-            p.scale = (const float *)a->scale.data + b * stride;
+        if (modulated) p.scale = (const float *)a->scale.data + b * stride;
+        if (sums) {
             p.dshift = (float *)a->dshift.data + b * stride;
             p.dscale = (float *)a->dscale.data + b * stride;
             memset(p.dshift, 0, (size_t)D * sizeof(float));
@@ -126,10 +126,12 @@ void LG_K(norm_modulate_backward)(lg_stream *s, const struct lg_norm_modulate_ba
             p.dy = (const float *)a->dy.data + row * D;
             p.dx = (float *)a->dx.data + row * D;
             p.mean = mean[row], p.rstd = rstd[row];
-            if (modulated)
-                norm_row_backward(&p, true);
+            if (sums)
+                norm_row_backward(&p, true, true);
+            else if (modulated)
+                norm_row_backward(&p, true, false);
             else
-                norm_row_backward(&p, false);
+                norm_row_backward(&p, false, false);
         }
     }
 }
@@ -159,17 +161,24 @@ void LG_K(gate_residual_forward)(lg_stream *s, const struct lg_gate_residual_for
 
 void LG_K(gate_residual_backward)(lg_stream *s, const struct lg_gate_residual_backward_args *a)
 {
-    const int64_t B = a->y.dim[0], T = a->y.dim[1], D = a->y.dim[2];
+    const int64_t B = a->dout.dim[0], T = a->dout.dim[1], D = a->dout.dim[2];
     const int64_t stride = lg_row_stride(&a->gate, 1);
+    const bool sums = present(&a->dgate);
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t b = 0; b < B; b++) {
         const float *gate = (const float *)a->gate.data + b * stride;
-        float *dgate = (float *)a->dgate.data + b * stride;
-        memset(dgate, 0, (size_t)D * sizeof(float));
+        float *dgate = sums ? (float *)a->dgate.data + b * stride : NULL;
+        if (sums) memset(dgate, 0, (size_t)D * sizeof(float));
         for (int64_t row = b * T; row < (b + 1) * T; row++) {
             const float *dout = (const float *)a->dout.data + row * D;
-            const float *y = (const float *)a->y.data + row * D;
             float *dy = (float *)a->dy.data + row * D;
+            if (!sums) {
+                LG_VLOOP(i, r, D, {
+                    vf_store_n(dy + i, vf_load_n(dout + i, r) * vf_load_n(gate + i, r), r);
+                });
+                continue;
+            }
+            const float *y = (const float *)a->y.data + row * D;
             LG_VLOOP(i, r, D, {
                 vf g = vf_load_n(dout + i, r);
                 vf_store_n(dgate + i, vf_fma(g, vf_load_n(y + i, r), vf_load_n(dgate + i, r)), r);
@@ -212,17 +221,114 @@ void LG_K(layer_norm_forward)(lg_stream *s, const struct lg_layer_norm_forward_a
     }
 }
 
+/* Vector v of all, counted through samples, tokens and a token's h. */
+struct rms_place {
+    int64_t sample, within, head;
+};
+static struct rms_place rms_place(const lg_tensor *x, int64_t v)
+{
+    const int64_t T = x->dim[1], h = x->dim[2];
+    return (struct rms_place){v / (T * h), v % (T * h), v % h};
+}
+static float *rms_vector(const lg_tensor *t, struct rms_place p)
+{
+    return (float *)t->data + p.sample * lg_row_stride(t, 1) + p.within * t->dim[3];
+}
+
 void LG_K(rms_norm_forward)(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
-    const int64_t D = a->w.dim[0], rows = lg_host_numel(&a->x) / D;
-    const float *w = a->w.data;
+    const int64_t h = a->x.dim[2], D = a->x.dim[3], normed = a->w.dim[0] * a->each;
+    const int64_t vectors = lg_host_numel(&a->x) / D;
+    float *rstd = a->rstd.data;
     LG_PARALLEL(lg_host_threads(s))
-    for (int64_t row = 0; row < rows; row++) {
-        const float *x = (const float *)a->x.data + row * D;
-        float *y = (float *)a->y.data + row * D;
+    for (int64_t v = 0; v < vectors; v++) {
+        const struct rms_place p = rms_place(&a->x, v);
+        const float *x = rms_vector(&a->x, p);
+        float *y = rms_vector(&a->y, p);
+        if (p.head >= normed) {
+            memcpy(y, x, (size_t)D * sizeof *y);
+            continue;
+        }
+        const float *w = (const float *)a->w.data + p.head / a->each * D;
         const float rms = (float)(1.0 / sqrt((double)row_spread(x, 0.0f, D) / (double)D + a->eps));
+        if (rstd) rstd[v / h * normed + p.head] = rms;
         LG_VLOOP(i, r, D,
                  { vf_store_n(y + i, vf_load_n(x + i, r) * rms * vf_load_n(w + i, r), r); });
+    }
+}
+
+struct rms_row {
+    const float *x, *dy, *w; /* w NULL: the forward copied */
+    float *dx, rstd;
+    int64_t D;
+    bool accumulate;
+};
+static void rms_row_backward(const struct rms_row *p)
+{
+    const float *x = p->x, *dy = p->dy, *w = p->w, rstd = p->rstd;
+    vf sum = {0};
+    if (w)
+        LG_VLOOP(i, r, p->D, {
+            vf a = vf_load_n(dy + i, r) * vf_load_n(w + i, r);
+            sum = vf_fma(a, vf_load_n(x + i, r) * rstd, sum);
+        });
+    const float mean = w ? vf_sum(sum) / (float)p->D : 0;
+    LG_VLOOP(i, r, p->D, {
+        vf d = vf_load_n(dy + i, r);
+        if (w) {
+            vf n = vf_load_n(x + i, r) * rstd;
+            d = vf_fma(n, vf_set(-mean), d * vf_load_n(w + i, r)) * rstd;
+        }
+        if (p->accumulate) d += vf_load_n(p->dx + i, r);
+        vf_store_n(p->dx + i, d, r);
+    });
+}
+
+/* Columns [first, first + count) of row g of dw: over its vectors in order. */
+enum { RMS_STRIP = 32 };
+static void rms_weight_backward(const struct lg_rms_norm_backward_args *a, int64_t g, int64_t first,
+                                int64_t count)
+{
+    const int64_t h = a->x.dim[2], each = a->each, normed = a->w.dim[0] * each;
+    const int64_t tokens = a->x.dim[0] * a->x.dim[1];
+    const float *rstd = a->rstd.data;
+    float *dw = (float *)a->dw.data + g * a->x.dim[3] + first, sum[RMS_STRIP] = {0};
+    for (int64_t k = 0; k < tokens * each; k++) {
+        const int64_t token = k / each, head = g * each + k % each;
+        const struct rms_place p = rms_place(&a->x, token * h + head);
+        const float *x = rms_vector(&a->x, p) + first, *dy = rms_vector(&a->dy, p) + first;
+        const float by = rstd[token * normed + head];
+        LG_VLOOP(i, r, count, {
+            vf n = vf_load_n(x + i, r) * by;
+            vf_store_n(sum + i, vf_fma(vf_load_n(dy + i, r), n, vf_load_n(sum + i, r)), r);
+        });
+    }
+    for (int64_t i = 0; i < count; i++) dw[i] = a->accumulate_dw ? dw[i] + sum[i] : sum[i];
+}
+
+void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_args *a)
+{
+    const int64_t h = a->x.dim[2], D = a->x.dim[3], normed = a->w.dim[0] * a->each;
+    const int64_t vectors = lg_host_numel(&a->x) / D, strips = (D + RMS_STRIP - 1) / RMS_STRIP;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t v = 0; v < vectors; v++) {
+        const struct rms_place p = rms_place(&a->x, v);
+        struct rms_row row = {.x = rms_vector(&a->x, p),
+                              .dy = rms_vector(&a->dy, p),
+                              .dx = rms_vector(&a->dx, p),
+                              .D = D,
+                              .accumulate = a->accumulate};
+        if (p.head < normed) {
+            row.w = (const float *)a->w.data + p.head / a->each * D;
+            row.rstd = ((const float *)a->rstd.data)[v / h * normed + p.head];
+        }
+        rms_row_backward(&row);
+    }
+    if (!present(&a->dw)) return;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t k = 0; k < a->w.dim[0] * strips; k++) {
+        const int64_t first = k % strips * RMS_STRIP;
+        rms_weight_backward(a, k / strips, first, LG_MIN((int64_t)RMS_STRIP, D - first));
     }
 }
 

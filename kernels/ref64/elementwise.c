@@ -200,6 +200,18 @@ void ref64_nhwc_to_pixels(lg_stream *s, const struct lg_nhwc_to_pixels_args *a)
             }
 }
 
+void ref64_dequantize_rows(lg_stream *s, const struct lg_dequantize_rows_args *a)
+{
+    const int64_t N = a->w.dim[0], K = a->w.dim[1];
+    const uint8_t *codes = a->codes.data;
+    const double *scale = ref64_data(a->scale);
+    double *w = ref64_data(a->w);
+    float value[256];
+    lg_rows8_values(a->format, value);
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t k = 0; k < K; k++) w[n * K + k] = scale[n] * (double)value[codes[n * K + k]];
+}
+
 void ref64_copy_rows(lg_stream *s, const struct lg_copy_rows_args *a)
 {
     const int64_t M = a->x.dim[0], N = a->x.dim[1];

@@ -3,6 +3,7 @@
 #include "kernels/ref64/ref64.h"
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 void ref64_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_forward_args *a)
 {
@@ -35,7 +36,7 @@ void ref64_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_ba
     const double *scale = ref64_data(a->scale);
     const int64_t stride = lg_row_stride(&a->scale, 1);
     double *dshift = ref64_data(a->dshift), *dscale = ref64_data(a->dscale);
-    for (int64_t b = 0; scale && b < B; b++)
+    for (int64_t b = 0; dscale && b < B; b++)
         for (int64_t i = 0; i < D; i++) dshift[b * stride + i] = dscale[b * stride + i] = 0;
     for (int64_t row = 0; row < B * T; row++) {
         const double *x = ref64_data(a->x) + row * D, *dy = ref64_data(a->dy) + row * D;
@@ -48,7 +49,7 @@ void ref64_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_ba
             double g = scale ? dy[i] * (1 + scale[mod + i]) : dy[i];
             avg_g += g / (double)D;
             avg_gn += g * normed / (double)D;
-            if (scale) {
+            if (dscale) {
                 dshift[mod + i] += dy[i];
                 dscale[mod + i] += dy[i] * normed;
             }
@@ -76,20 +77,19 @@ void ref64_gate_residual_forward(lg_stream *s, const struct lg_gate_residual_for
 
 void ref64_gate_residual_backward(lg_stream *s, const struct lg_gate_residual_backward_args *a)
 {
-    int64_t B = a->y.dim[0], T = a->y.dim[1], D = a->y.dim[2];
+    int64_t B = a->dout.dim[0], T = a->dout.dim[1], D = a->dout.dim[2];
     const double *dout = ref64_data(a->dout), *y = ref64_data(a->y);
     double *dy = ref64_data(a->dy);
     for (int64_t b = 0; b < B; b++) {
         const double *gate = ref64_data(a->gate) + b * lg_row_stride(&a->gate, 1);
-        double *dgate = ref64_data(a->dgate) + b * lg_row_stride(&a->dgate, 1);
         for (int64_t i = 0; i < D; i++) {
             double sum = 0;
             for (int64_t t = 0; t < T; t++) {
                 int64_t e = (b * T + t) * D + i;
-                sum += dout[e] * y[e];
+                if (y) sum += dout[e] * y[e];
                 dy[e] = gate[i] * dout[e];
             }
-            dgate[i] = sum;
+            if (y) ref64_data(a->dgate)[b * lg_row_stride(&a->dgate, 1) + i] = sum;
         }
     }
     if (a->dbias.data)
@@ -112,15 +112,47 @@ void ref64_norm_residual_backward(lg_stream *s, const struct lg_norm_residual_ba
 
 void ref64_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
-    int64_t M = a->x.dim[0], D = a->x.dim[1];
-    const double *w = ref64_data(a->w);
-    for (int64_t m = 0; m < M; m++) {
-        const double *x = ref64_data(a->x) + m * D;
-        double *y = ref64_data(a->y) + m * D;
+    int64_t B = a->x.dim[0], T = a->x.dim[1], h = a->x.dim[2], D = a->x.dim[3];
+    int64_t normed = a->w.dim[0] * a->each; /* vectors of a token */
+    for (int64_t v = 0; v < B * T * h; v++) {
+        int64_t b = v / (T * h), within = v % (T * h), head = v % h;
+        const double *x = ref64_data(a->x) + b * lg_row_stride(&a->x, 1) + within * D;
+        double *y = ref64_data(a->y) + b * lg_row_stride(&a->y, 1) + within * D;
+        if (head >= normed) {
+            memcpy(y, x, (size_t)D * sizeof *y);
+            continue;
+        }
+        const double *w = ref64_data(a->w) + head / a->each * D;
         double squares = 0;
         for (int64_t i = 0; i < D; i++) squares += x[i] * x[i];
         double rms = sqrt(squares / (double)D + a->eps);
         for (int64_t i = 0; i < D; i++) y[i] = x[i] / rms * w[i];
+        if (a->rstd.data) ref64_data(a->rstd)[v / h * normed + head] = 1 / rms;
+    }
+}
+
+void ref64_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args *a)
+{
+    int64_t B = a->x.dim[0], T = a->x.dim[1], h = a->x.dim[2], D = a->x.dim[3];
+    int64_t normed = a->w.dim[0] * a->each;
+    double *dw = ref64_data(a->dw);
+    for (int64_t i = 0; dw && !a->accumulate_dw && i < a->w.dim[0] * D; i++) dw[i] = 0;
+    for (int64_t v = 0; v < B * T * h; v++) {
+        int64_t b = v / (T * h), within = v % (T * h), head = v % h, at = head / a->each * D;
+        const double *x = ref64_data(a->x) + b * lg_row_stride(&a->x, 1) + within * D;
+        const double *dy = ref64_data(a->dy) + b * lg_row_stride(&a->dy, 1) + within * D;
+        double *dx = ref64_data(a->dx) + b * lg_row_stride(&a->dx, 1) + within * D;
+        if (head >= normed) {
+            for (int64_t i = 0; i < D; i++) ref64_put(&dx[i], dy[i], a->accumulate);
+            continue;
+        }
+        const double *w = ref64_data(a->w) + at;
+        double rstd = ref64_data(a->rstd)[v / h * normed + head], mean = 0;
+        for (int64_t i = 0; i < D; i++) mean += dy[i] * w[i] * x[i] * rstd / (double)D;
+        for (int64_t i = 0; i < D; i++) {
+            ref64_put(&dx[i], rstd * (dy[i] * w[i] - x[i] * rstd * mean), a->accumulate);
+            if (dw) dw[at + i] += dy[i] * x[i] * rstd;
+        }
     }
 }
 

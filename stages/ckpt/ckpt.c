@@ -62,8 +62,8 @@ static struct lg_snapshot snapshot_of(const struct ckpt *c)
                                     (const float *)(moments + lg_moments_whole_bytes(&c->layout))};
 }
 
-static int ckpt_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
-                      int *ret_n)
+static int ckpt_bytes(const lg_config *c, const lg_plan *p, lg_role role,
+                      struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
     struct lg_denoiser_config net;
     lg_params all;

@@ -22,8 +22,8 @@ struct ema {
     lg_region *side[LG_INSTANCES_MAX][2];
 };
 
-static int ema_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
-                     int *ret_n)
+static int ema_bytes(const lg_config *c, const lg_plan *p, lg_role role,
+                     struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
     struct lg_denoiser_config net;
     lg_params all;

@@ -157,10 +157,17 @@ struct lg_text_batches {
     lg_text_encoder *net;
     void *weights;
     int64_t batch, length;
-    lg_tensor ids, lengths; // (B, L), (B)
-    int32_t *host_ids, *host_lengths;
-    struct lg_port states; // (B, L, D)
+    struct lg_text_encoder_config config;
+    bool attends_padding;
+    lg_tensor ids, lengths, ends; // (B, L), (B), (B)
+    int32_t *host_ids, *host_lengths, *host_ends;
+    struct lg_port out[LG_TEXT_OUTPUTS]; /* those that are wanted */
 };
+
+static bool is_of_caption(lg_text_output k)
+{
+    return k == LG_TEXT_POOLED || k == LG_TEXT_EMBEDS;
+}
 
 static int text_weights(lg_text_batches *b, const struct lg_text_batches_spec *spec)
 {
@@ -185,19 +192,32 @@ static int text_open(lg_text_batches *b, const struct lg_text_batches_spec *spec
 {
     int64_t B = b->batch = spec->batch, L = b->length = spec->length;
     b->device = spec->device;
-    const struct lg_text_encoder_shape shape = {.batch = (int)B, .length = (int)L};
-    const int D = lg_text_encoder_sizes(&spec->config).width;
+    const unsigned outputs = spec->outputs ? spec->outputs : LG_TEXT_BIT(LG_TEXT_STATES);
+    const struct lg_text_encoder_shape shape = {
+        .batch = (int)B, .length = (int)L, .outputs = outputs};
+    const struct lg_text_encoder_sizes z = lg_text_encoder_sizes(&spec->config);
+    b->config = spec->config;
+    b->attends_padding = spec->attends_padding;
     LG_TRY(lg_text_encoder_open(b->device, &spec->config, &shape, 1, &b->net));
     LG_TRY(lg_stream_open(b->device, &b->stream));
     LG_TRY(text_weights(b, spec));
     b->ids = lg_t2(NULL, LG_I32, B, L);
     b->lengths = lg_t1(NULL, LG_I32, B);
-    LG_TRY(lg_port_open(b->device, lg_t3(NULL, LG_F32, B, L, D), &b->states));
+    b->ends = lg_t1(NULL, LG_I32, B);
+    for (int k = 0; k < LG_TEXT_OUTPUTS; k++) {
+        const int width = k == LG_TEXT_EMBEDS ? z.projection : z.width;
+        if (!(outputs & LG_TEXT_BIT(k))) continue;
+        lg_tensor shape_of = is_of_caption((lg_text_output)k) ? lg_t2(NULL, LG_F32, B, width)
+                                                              : lg_t3(NULL, LG_F32, B, L, width);
+        LG_TRY(lg_port_open(b->device, shape_of, &b->out[k]));
+    }
+    LG_TRY(lg_device_alloc(b->device, lg_tensor_bytes(&b->ends), &b->ends.data));
     LG_TRY(lg_device_alloc(b->device, lg_tensor_bytes(&b->ids), &b->ids.data));
     LG_TRY(lg_device_alloc(b->device, lg_tensor_bytes(&b->lengths), &b->lengths.data));
     b->host_ids = malloc(lg_tensor_bytes(&b->ids));
     b->host_lengths = malloc(lg_tensor_bytes(&b->lengths));
-    if (!b->host_ids || !b->host_lengths)
+    b->host_ends = malloc(lg_tensor_bytes(&b->ends));
+    if (!b->host_ids || !b->host_lengths || !b->host_ends)
         return LG_FAIL(LG_ERR_NOSPACE, "no memory for a batch of captions");
     return 0;
 }
@@ -221,12 +241,14 @@ void lg_text_batches_close(lg_text_batches **b)
     lg_text_batches *t = *b;
     lg_text_encoder_close(&t->net);
     if (t->stream) lg_stream_close(&t->stream);
-    lg_port_close(t->device, &t->states);
+    for (int k = 0; k < LG_TEXT_OUTPUTS; k++) lg_port_close(t->device, &t->out[k]);
+    lg_device_free(t->device, &t->ends.data);
     lg_device_free(t->device, &t->ids.data);
     lg_device_free(t->device, &t->lengths.data);
     lg_device_free(t->device, &t->weights);
     free(t->host_ids);
     free(t->host_lengths);
+    free(t->host_ends);
     free(t);
     *b = NULL;
 }
@@ -241,25 +263,39 @@ static void fill_batch(lg_text_batches *b, const int32_t *ids, int64_t count)
         if (i < count) memcpy(row, ids + i * b->length, (size_t)b->length * sizeof *row);
         int32_t n = 0;
         while (n < b->length && row[n]) n++;
-        b->host_lengths[i] = n;
+        b->host_lengths[i] = b->attends_padding ? (int32_t)b->length : n;
+        if (b->config.kind == LG_TEXT_CLIP)
+            b->host_ends[i] =
+                (int32_t)(i * b->length) + lg_clip_end(&b->config.clip, row, (int)b->length);
     }
 }
 
-void lg_text_batches_encode(lg_text_batches *b, const int32_t *ids, int64_t n, float *ret_states)
+void lg_text_batches_encode_all(lg_text_batches *b, const int32_t *ids, int64_t n,
+                                float *const ret[LG_TEXT_OUTPUTS])
 {
-    size_t sample = sample_of(&b->states);
+    struct lg_text_io io = {.ids = b->ids, .length = b->lengths, .ends = b->ends};
+    for (int k = 0; k < LG_TEXT_OUTPUTS; k++) io.out[k] = b->out[k].device;
     for (int64_t first = 0; first < n; first += b->batch) {
         int64_t count = LG_MIN(b->batch, n - first);
         fill_batch(b, ids + first * b->length, count);
         lg_stream_upload(b->stream, b->ids.data, b->host_ids, lg_tensor_bytes(&b->ids));
         lg_stream_upload(b->stream, b->lengths.data, b->host_lengths, lg_tensor_bytes(&b->lengths));
-        lg_text_encoder_forward(b->net, b->stream, (const void *const[]){b->weights},
-                                &(struct lg_text_io){.ids = b->ids,
-                                                     .length = b->lengths,
-                                                     .out = {[LG_TEXT_STATES] = b->states.device}});
-        lg_port_get(&b->states, b->stream);
+        lg_stream_upload(b->stream, b->ends.data, b->host_ends, lg_tensor_bytes(&b->ends));
+        lg_text_encoder_forward(b->net, b->stream, (const void *const[]){b->weights}, &io);
+        for (int k = 0; k < LG_TEXT_OUTPUTS; k++)
+            if (b->out[k].host) lg_port_get(&b->out[k], b->stream);
         lg_stream_sync(b->stream);
-        memcpy(ret_states + (size_t)first * sample, b->states.host,
-               (size_t)count * sample * sizeof(float));
+        for (int k = 0; k < LG_TEXT_OUTPUTS; k++) {
+            if (!b->out[k].host) continue;
+            const size_t sample = sample_of(&b->out[k]);
+            memcpy(ret[k] + (size_t)first * sample, b->out[k].host,
+                   (size_t)count * sample * sizeof(float));
+        }
     }
+}
+
+void lg_text_batches_encode(lg_text_batches *b, const int32_t *ids, int64_t n, float *ret_states)
+{
+    lg_text_batches_encode_all(b, ids, n,
+                               (float *const[LG_TEXT_OUTPUTS]){[LG_TEXT_STATES] = ret_states});
 }

@@ -28,8 +28,13 @@ struct lg_text_batches_spec {
     const char *dir; /* the model's folder, Hugging Face layout */
     struct lg_text_encoder_config config;
     int batch, length;
+    unsigned outputs;     /* bits of what is wanted; 0: the states */
+    bool attends_padding; /* as if a caption's padding belonged to it */
 };
 int lg_text_batches_open(const struct lg_text_batches_spec *spec, lg_text_batches **ret);
 void lg_text_batches_close(lg_text_batches **b);
 /* ids (n, L), of a T5 each row at least one id that is not 0 followed by padding; states (n, L, D). */
 void lg_text_batches_encode(lg_text_batches *b, const int32_t *ids, int64_t n, float *ret_states);
+/* The same for all outputs that are wanted: (n, L, D) of those of tokens, else (n, D) or (n, P). */
+void lg_text_batches_encode_all(lg_text_batches *b, const int32_t *ids, int64_t n,
+                                float *const ret[LG_TEXT_OUTPUTS]);

@@ -261,7 +261,11 @@ static int encode_ids(const struct lg_encode_options *o, const struct ids *ids,
     int64_t dim[3] = {ids->n, ids->length, lg_text_encoder_sizes(c).width};
     size_t bytes = (size_t)(ids->n * ids->length) * sizeof *ids->v;
     int rc;
-    struct lg_text_batches_spec spec = {o->device, o->model, *c, o->batch, (int)ids->length};
+    struct lg_text_batches_spec spec = {.device = o->device,
+                                        .dir = o->model,
+                                        .config = *c,
+                                        .batch = o->batch,
+                                        .length = (int)ids->length};
     LG_TRY_GOTO(rc, lg_text_batches_open(&spec, &text), out);
     LG_TRY_GOTO(rc, room((size_t)ids->n, (size_t)(dim[1] * dim[2]), &states), out);
     lg_text_batches_encode(text, ids->v, ids->n, states);

@@ -58,10 +58,11 @@ int lg_mixture_make(const struct lg_mixture_source *source, int n, struct lg_mix
         ret->of[i].left = left / common;
     }
     if (!counts)
-        return LG_FAIL(LG_ERR_CONFIG, "data.source: items times repeats, or times their weights in "
-                                      "millionths, cannot be counted: use smaller repeats, or "
-                                      "weights with fewer digits; weights below 1 leave the rest to "
-                                      "the sources without one");
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "data.source: items times repeats, or times their weights in "
+                       "millionths, cannot be counted: use smaller repeats, or "
+                       "weights with fewer digits; weights below 1 leave the rest to "
+                       "the sources without one");
     for (int i = 0; i < n; first += source[i++].items) {
         LG_ASSERT(source[i].items && ret->of[i].share);
         ret->of[i].items = source[i].items;

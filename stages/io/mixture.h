@@ -28,7 +28,8 @@ struct lg_mixture_source {
 struct lg_mixture {
     int n;
     struct {
-        uint64_t items, share; /* of what the sources before it leave, `left`; without a common divisor */
+        uint64_t items,
+            share; /* of what the sources before it leave, `left`; without a common divisor */
         uint64_t left;
         uint64_t first; /* its items are numbered from here on */
     } of[LG_MIXTURE_MAX];

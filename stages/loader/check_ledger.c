@@ -62,7 +62,7 @@ static int open_data(struct checked *k, bool *ret_same)
     *ret_same = false;
     if (!k->manifest.n_data ||
         lg_source_open_data(k->config,
-                            &(struct lg_source_options){.need_caption = k->plan.text_length > 0,
+                            &(struct lg_source_options){.need_caption = k->plan.n_texts > 0,
                                                         .need_label = k->plan.num_classes > 0},
                             &k->source) < 0) {
         lg_err_clear();

@@ -7,6 +7,8 @@
  * exits and is restarted. */
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/philox.h"
+#include "config/texts.h"
 #include "config/tokenizer_files.h"
 #include "stages/io/source.h"
 #include "stages/io/tokenizer.h"
@@ -22,7 +24,8 @@ enum { IO_TRIES = 5, IO_WAIT_MS = 200, VOID_EVENTS_MAX = 20 };
 
 struct loader {
     lg_source *source;
-    lg_tokenizer *tokenizer; /* NULL without text */
+    lg_tokenizer *tokenizer[LG_TEXTS_MAX]; /* of each text */
+    double dropout[LG_TEXTS_MAX];          /* [text.NAME] dropout */
     lg_window *window;
     lg_order *order;    /* NULL without buckets */
     uint64_t data_hash; /* by which the run knows the data set */
@@ -33,8 +36,23 @@ struct loader {
     bool latents; /* the data set holds latents: LATENT is published too */
 };
 
-static int loader_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
-                        int *ret_n)
+static void add_text(const lg_config *c, const lg_plan *p, const struct lg_window_geometry *g,
+                     int k, struct lg_stage_bytes *rows, int cap, int *n)
+{
+    const struct lg_window_text *t = &g->text[k];
+    if (*n < cap) {
+        snprintf(rows[*n].name, sizeof rows[*n].name, "window/0/tokens%s", t->name);
+        rows[(*n)++].bytes = g->slots * t->tokens_bytes;
+    }
+    for (int r = 0; r < g->ranks && *n < cap; r++, (*n)++) {
+        snprintf(rows[*n].name, sizeof rows[*n].name, "window/%d/text%s", r, t->name);
+        lg_stage_device_name(c, LG_ROLE_trainer, r * p->sequence, rows[*n].device);
+        rows[*n].bytes = g->slots / (uint64_t)g->ranks * (t->states_bytes + t->pooled_bytes);
+    }
+}
+
+static int loader_bytes(const lg_config *c, const lg_plan *p, lg_role role,
+                        struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
     struct lg_window_geometry g;
     lg_window_geometry_of(p, &g);
@@ -44,9 +62,7 @@ static int loader_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_by
         bool of_rank, host;
     } field[] = {{"control", sizeof(struct lg_slot), false, true},
                  {"pixels", g.pixels_bytes, false, true},
-                 {"tokens", g.tokens_bytes, false, true},
-                 {"latent", g.latent_bytes, true, lg_stage_latents_on_host(p)},
-                 {"text", g.text_bytes, true, false}};
+                 {"latent", g.latent_bytes, true, lg_stage_latents_on_host(p)}};
     int n = 0;
     for (size_t i = 0; i < LG_ARRAY_LEN(field); i++) {
         if (!field[i].per_slot) continue;
@@ -58,6 +74,7 @@ static int loader_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_by
             rows[n++].bytes = g.slots / (uint64_t)parts * field[i].per_slot;
         }
     }
+    for (int k = 0; k < p->n_texts; k++) add_text(c, p, &g, k, rows, cap, &n);
     *ret_n = n;
     return 0;
 }
@@ -151,21 +168,23 @@ static int agree_on_data(lg_stage *st, struct loader *l)
     return 0;
 }
 
-static int open_tokenizer(lg_stage *st, struct loader *l)
+static int open_tokenizer(lg_stage *st, struct loader *l, int k)
 {
+    const struct lg_text_config text = lg_text_keys(st->config, st->plan.text[k].role);
     char path[LG_PATH_BYTES];
     struct lg_tokenizer_files files;
     uint64_t hash = 0;
-    if (lg_tokenizer_files_find(st->config->text_model, LG_TOKENIZER_KINDS, &files) == 0 &&
+    if (lg_tokenizer_files_find(text.model, LG_TOKENIZER_KINDS, &files) == 0 &&
         lg_tokenizer_files_path(&files, path) == 0 && lg_tokenizer_files_hash(&files, &hash) == 0 &&
-        !lg_data_same_tokenizer(st->board, hash ? hash : 1))
+        !lg_data_same_tokenizer(st->board, k, hash ? hash : 1))
         return lg_stage_park(st, "%.160s has changed since the run began: put the old file back",
                              path);
     lg_err_clear(); /* a file that cannot be read is told below */
-    int rc = lg_tokenizer_open(st->config->text_model, &l->tokenizer);
+    int rc = lg_tokenizer_open(text.model, &l->tokenizer[k]);
     if (rc == LG_ERR_CORRUPT || rc == LG_ERR_MISMATCH || rc == LG_ERR_NOTFOUND)
         return lg_stage_park(st, "%s", lg_err_message()); /* no restart would mend the file */
     LG_TRY(rc);
+    l->dropout[k] = text.dropout;
     return 0;
 }
 
@@ -178,14 +197,14 @@ static int loader_open(lg_stage *st)
     LG_TRY(lg_stage_window(st, NULL, &l->window));
     int rc =
         lg_source_open_data(c,
-                            &(struct lg_source_options){.need_caption = st->plan.text_length > 0,
+                            &(struct lg_source_options){.need_caption = st->plan.n_texts > 0,
                                                         .need_label = st->plan.num_classes > 0},
                             &l->source);
     if (rc == LG_ERR_CONFIG || rc == LG_ERR_CORRUPT || rc == LG_ERR_NOTFOUND)
         return lg_stage_park(st, "%s", lg_err_message());
     LG_TRY(rc);
     LG_TRY(check_source(st, l));
-    if (st->plan.text_length) LG_TRY(open_tokenizer(st, l));
+    for (int k = 0; k < st->plan.n_texts; k++) LG_TRY(open_tokenizer(st, l, k));
     l->rule = (struct lg_sample_rule){.seed = (uint64_t)c->job_seed,
                                       .size = (int)c->data_size,
                                       .random_crop = !strcmp(c->data_crop, "random"),
@@ -244,6 +263,14 @@ static int check_latent(lg_stage *st, struct loader *l)
                          p->latent_size);
 }
 
+/* Does text k alone do without its caption? Each is drawn by itself, and beside trainer.cond_dropout, which empties the
+ * caption for all. */
+static bool is_dropped(const struct loader *l, int k, uint64_t n)
+{
+    const lg_philox_out draw = lg_philox(l->rule.seed, LG_PURPOSE_TEXT_DROPOUT, n, (uint64_t)k);
+    return lg_uniform_f64(draw.v[0]) < l->dropout[k];
+}
+
 static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
 {
     lg_window *w = l->window;
@@ -266,13 +293,13 @@ static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
     slot->item = l->sample.item;
     slot->key_hash = l->sample.key_hash;
     slot->label = is_empty ? st->plan.num_classes : (int32_t)l->sample.label;
-    slot->text_length = 0;
-    if (l->tokenizer) {
+    for (int k = 0; k < st->plan.n_texts; k++) {
         int length;
-        LG_TRY(lg_tokenizer_encode(l->tokenizer, is_empty ? "" : l->sample.caption,
-                                   st->plan.text_length, (int32_t *)lg_window_tokens(w, n),
+        const bool none = is_empty || is_dropped(l, k, n);
+        LG_TRY(lg_tokenizer_encode(l->tokenizer[k], none ? "" : l->sample.caption,
+                                   st->plan.text[k].length, (int32_t *)lg_window_tokens(w, k, n),
                                    &length));
-        slot->text_length = length;
+        slot->text_length[k] = length;
     }
     if (l->latents) {
         if (is_void) {
@@ -313,7 +340,7 @@ static void loader_close(lg_stage *st)
     struct loader *l = st->state;
     lg_source_close(&l->source);
     lg_sample_free(&l->sample);
-    lg_tokenizer_close(&l->tokenizer);
+    for (int k = 0; k < LG_TEXTS_MAX; k++) lg_tokenizer_close(&l->tokenizer[k]);
     lg_window_close(&l->window);
     lg_order_free(&l->order);
     free(l->pixels);

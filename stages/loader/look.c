@@ -8,6 +8,7 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "config/texts.h"
 #include "stages/io/source.h"
 #include "stages/io/tokenizer.h"
 #include <ctype.h>
@@ -37,7 +38,8 @@ int lg_loader_order(const lg_plan *p, const lg_source *s, const struct lg_item_s
 
 struct item_look {
     uint64_t hash, bytes; /* of the picture; bytes 0: it has none */
-    uint32_t words;       /* of its longest caption: tokens where there is a tokenizer */
+    uint32_t
+        words; /* of its longest caption: tokens of the first text where there is a tokenizer */
     bool is_void, has_caption, has_lines; /* a caption of several */
 };
 
@@ -46,9 +48,8 @@ struct look {
     lg_config *config; /* NULL: a data set alone */
     lg_plan plan;      /* with a config */
     struct lg_buckets buckets;
-    struct lg_order_spec cut; /* ranks, micros, micro */
-    lg_tokenizer *tokenizer;  /* NULL: words are counted */
-    int text_length;
+    struct lg_order_spec cut;              /* ranks, micros, micro */
+    lg_tokenizer *tokenizer[LG_TEXTS_MAX]; /* of the plan's texts; none: words are counted */
     lg_source *source;
     uint64_t count;
     struct item_look *item;    /* (count) */
@@ -56,8 +57,8 @@ struct look {
     lg_item stored;
     lg_picture picture;
     int32_t ids[TOKENS_MAX];
-    bool by_line; /* each line of a caption is one */
-    uint64_t voids, texts, texts_cut;
+    bool by_line;                                   /* each line of a caption is one */
+    uint64_t voids, texts, texts_cut[LG_TEXTS_MAX]; /* by text of the model */
 };
 
 static uint32_t words_of(const char *text)
@@ -74,14 +75,14 @@ static uint32_t words_of(const char *text)
 /* A text that a sample may get. */
 static int look_at_text(struct look *l, struct item_look *i, const char *text)
 {
-    int n = 0;
-    if (l->tokenizer)
-        LG_TRY(lg_tokenizer_encode(l->tokenizer, text, TOKENS_MAX, l->ids, &n));
-    else
-        n = (int)words_of(text);
-    i->words = LG_MAX(i->words, (uint32_t)n);
     l->texts++;
-    l->texts_cut += l->tokenizer && n > l->text_length;
+    if (!l->plan.n_texts) i->words = LG_MAX(i->words, words_of(text));
+    for (int t = 0; t < l->plan.n_texts; t++) {
+        int n = 0;
+        LG_TRY(lg_tokenizer_encode(l->tokenizer[t], text, TOKENS_MAX, l->ids, &n));
+        if (t == 0) i->words = LG_MAX(i->words, (uint32_t)n);
+        l->texts_cut[t] += n > l->plan.text[t].length;
+    }
     return 0;
 }
 
@@ -199,11 +200,13 @@ static void print_captions(const struct look *l, uint32_t *v)
     const struct spread s = spread_of(v, n);
     printf("captions: %" PRIu64 " samples have one, %" PRIu64 " have none", n, without);
     if (n)
-        printf("; %u to %u %s, median %u", s.least, s.most, l->tokenizer ? "tokens" : "words",
+        printf("; %u to %u %s, median %u", s.least, s.most, l->plan.n_texts ? "tokens" : "words",
                s.median);
-    if (l->tokenizer)
-        printf("; %" PRIu64 " of %" PRIu64 " %s are cut at text.length = %d", l->texts_cut,
-               l->texts, l->by_line ? "lines" : "captions", l->text_length);
+    if (n && l->plan.n_texts > 1) printf(" (of %s)", lg_role_name(l->plan.text[0].role));
+    for (int t = 0; t < l->plan.n_texts; t++)
+        printf("; %" PRIu64 " of %" PRIu64 " %s are cut at %s.length = %d", l->texts_cut[t],
+               l->texts, l->by_line ? "lines" : "captions", lg_role_name(l->plan.text[t].role),
+               l->plan.text[t].length);
     putchar('\n');
     if (lines && !l->by_line)
         printf("    %" PRIu64 " samples have captions of several lines, which are one text: "
@@ -324,9 +327,9 @@ static int open_config(struct look *l, const char *file, const char *const *set,
         (struct lg_order_spec){.ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
                                .micros = (uint64_t)(p->rank_batch / p->micro_batch),
                                .micro = (uint64_t)p->micro_batch};
-    l->text_length = p->text_length;
     l->by_line = lg_caption_choice_of(l->config->data_caption) != LG_CAPTION_LISTED;
-    if (p->text_length) LG_TRY(lg_tokenizer_open(l->config->text_model, &l->tokenizer));
+    for (int t = 0; t < p->n_texts; t++)
+        LG_TRY(lg_tokenizer_open(lg_text_keys(l->config, p->text[t].role).model, &l->tokenizer[t]));
     return 0;
 }
 
@@ -381,7 +384,7 @@ int lg_loader_look(const char *target, const char *const *set, int n_set)
     if (rc == 0) rc = look(l);
     fflush(stdout);
     lg_source_close(&l->source);
-    lg_tokenizer_close(&l->tokenizer);
+    for (int t = 0; t < LG_TEXTS_MAX; t++) lg_tokenizer_close(&l->tokenizer[t]);
     lg_item_free(&l->stored);
     lg_picture_free(&l->picture);
     lg_config_free(&l->config);

@@ -11,11 +11,44 @@
 #include "kernels/graph/offload.h"
 #include "kernels/graph/recompute.h"
 #include "stages/nets/denoiser_private.h"
+#include "stages/nets/storage.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-enum { DEPTH_MAX = 1024, OFFLOAD_MIN = 32 << 10 /* bytes of a value that are worth a copy */ };
+enum {
+    DEPTH_MAX = LG_DENOISER_DEPTH_MAX,
+    OFFLOAD_MIN = 32 << 10 /* bytes of a value that are worth a copy */
+};
+
+/* One size of a text: something if it is wanted, else 0. */
+static int check_text_size(const char *text, const char *what, int value, bool is_wanted)
+{
+    if (is_wanted ? value >= 1 && value <= LG_MODEL_WIDTH_MAX : value == 0) return 0;
+    if (!is_wanted)
+        return LG_FAIL(LG_ERR_CONFIG, "model: %s of text.%s is %d, but the model wants none", what,
+                       text, value);
+    return LG_FAIL(LG_ERR_CONFIG, "model: %s of text.%s is %d; 1 to %d are possible", what, text,
+                   value, LG_MODEL_WIDTH_MAX);
+}
+
+static int check_texts(const struct lg_denoiser_config *c)
+{
+    const struct lg_denoiser_text_info *has;
+    const int n = lg_denoiser_texts(c->kind, &has);
+    if (c->n_texts != n)
+        return LG_FAIL(LG_ERR_CONFIG, "model: %d texts; a %s has %d", c->n_texts,
+                       lg_denoiser_info(c->kind)->name, n);
+    for (int k = 0; k < n; k++) {
+        const struct lg_denoiser_text *t = &c->text[k];
+        const bool states = has[k].states != LG_TEXT_OUTPUTS;
+        LG_TRY(check_text_size(has[k].name, "the length", t->length, states));
+        LG_TRY(check_text_size(has[k].name, "the width", t->width, states));
+        LG_TRY(check_text_size(has[k].name, "the pooled width", t->pooled,
+                               has[k].pooled != LG_TEXT_OUTPUTS));
+    }
+    return 0;
+}
 
 int lg_denoiser_config_check(const struct lg_denoiser_config *c)
 {
@@ -44,6 +77,7 @@ int lg_denoiser_config_check(const struct lg_denoiser_config *c)
          "interpolation_scale = %g; it lies between 0 and 1e6", c->interpolation);
     WANT(c->norm_eps > 0 && c->norm_eps < 1, "norm_eps = %g; it lies between 0 and 1", c->norm_eps);
 #undef WANT
+    LG_TRY(check_texts(c));
     return lg_model_of(c->kind)->check(c);
 }
 
@@ -54,6 +88,10 @@ int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequenc
     *ret = (struct lg_band){.height = c->height, .share = 1};
     if (!lg_sequence_is_split(s)) return 0;
     LG_ASSERT(s->rank >= 0 && s->rank < s->degree);
+    if (lg_denoiser_info(c->kind)->is_whole)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "a sequence of %s cannot be split among ranks: set parallel.sp = 1",
+                       lg_denoiser_info(c->kind)->name);
     if (s->degree > rows || s->degree > LG_RANKS_MAX)
         return LG_FAIL(LG_ERR_CONFIG,
                        "a sequence of %d rows of patches (a latent of height %d, patches of %d) "
@@ -85,12 +123,17 @@ static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, in
 {
     const int64_t B = n->batch;
     struct lg_model_input in = {.x = lg_t4(NULL, n->type, B, c->channels, height, c->width),
-                                .t = lg_t1(NULL, n->stats, B),
-                                .positions = lg_t2(NULL, n->type, tokens(c, height), c->hidden)};
+                                .t = lg_t1(NULL, n->stats, B)};
+    if (lg_model_of(c->kind)->scale)
+        in.positions = lg_t2(NULL, n->type, tokens(c, height), c->hidden);
     if (lg_denoiser_info(c->kind)->labels) in.label = lg_t1(NULL, LG_I32, B);
-    if (lg_denoiser_info(c->kind)->text) {
-        in.text = lg_t3(NULL, n->type, B, c->text_length, c->text_dim);
-        in.text_length = lg_t1(NULL, LG_I32, B);
+    const struct lg_denoiser_text_info *has;
+    const int texts = lg_denoiser_texts(c->kind, &has);
+    for (int k = 0; k < texts; k++) {
+        const struct lg_denoiser_text *t = &c->text[k];
+        if (t->length) in.text[k].states = lg_t3(NULL, n->type, B, t->length, t->width);
+        if (t->pooled) in.text[k].pooled = lg_t2(NULL, n->type, B, t->pooled);
+        if (has[k].is_masked) in.text[k].length = lg_t1(NULL, LG_I32, B);
     }
     if (c->size_conditions) {
         in.size = lg_t1(NULL, n->stats, 2 * B);
@@ -143,6 +186,15 @@ static int check_targets(const struct lg_adapter *a, const lg_params *t)
     return 0;
 }
 
+static int store_frozen(lg_storage storage, lg_params *t)
+{
+    if (storage == LG_STORAGE_AUTO || lg_storage_set(t, storage, t->trained)) return 0;
+    return LG_FAIL(LG_ERR_CONFIG,
+                   "model.frozen is for the matrices of at least %d elements in blocks that are "
+                   "not trained, of which there are none here; leave it at \"auto\"",
+                   LG_STORAGE_MIN);
+}
+
 static int sort_table(const struct lg_training *how, lg_params *t)
 {
     LG_TRY(lg_params_group(t, how->groups));
@@ -150,7 +202,8 @@ static int sort_table(const struct lg_training *how, lg_params *t)
         LG_TRY(check_targets(&how->adapter, t));
         for (int i = 0; i < t->n; i++) t->p[i].is_frozen |= !lg_adapter_owns(t->p[i].name);
     }
-    return lg_params_split(t);
+    LG_TRY(lg_params_split(t));
+    return store_frozen(how->frozen, t);
 }
 
 int lg_denoiser_table(const struct lg_denoiser_config *c, const struct lg_training *how,
@@ -175,10 +228,33 @@ double lg_denoiser_flops(const struct lg_denoiser_config *c)
 
 /* ---- the graph ---- */
 
-static void bind_inputs(lg_graph *g, struct lg_model_input *in)
+/* An input that the model does not have is bound to nothing. */
+static void bind_input(lg_graph *g, const char *name, lg_tensor *t)
 {
-    static const lg_tensor none = {
-        .dtype = LG_I32, .rank = 1, .dim = {1}}; /* the model has no such input */
+    static const lg_tensor none = {.dtype = LG_I32, .rank = 1, .dim = {1}};
+    lg_tensor bound = lg_graph_bind(g, name, t->rank ? *t : none);
+    if (t->rank) *t = bound;
+}
+
+/* Names are those of a net with one text where there is one: "text", else "text.t5". */
+static void bind_text(lg_graph *g, const char *of, struct lg_text_states *text)
+{
+    struct {
+        const char *name;
+        lg_tensor *t;
+    } bound[] = {
+        {"text", &text->states}, {"pooled", &text->pooled}, {"text length", &text->length}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(bound); i++) {
+        char name[48];
+        snprintf(name, sizeof name, "%s%s%s", bound[i].name, *of ? "." : "", of);
+        bind_input(g, name, bound[i].t);
+    }
+}
+
+static void bind_inputs(lg_graph *g, const struct lg_denoiser_config *c, struct lg_model_input *in)
+{
+    const struct lg_denoiser_text_info *has;
+    const int texts = lg_denoiser_texts(c->kind, &has);
     struct {
         const char *name;
         lg_tensor *t;
@@ -186,16 +262,13 @@ static void bind_inputs(lg_graph *g, struct lg_model_input *in)
         [BOUND_X] = {"x", &in->x},
         [BOUND_T] = {"t", &in->t},
         [BOUND_LABEL] = {"label", &in->label},
-        [BOUND_TEXT] = {"text", &in->text},
-        [BOUND_TEXT_LENGTH] = {"text length", &in->text_length},
         [BOUND_SIZE] = {"size", &in->size},
         [BOUND_RATIO] = {"ratio", &in->ratio},
         [BOUND_POSITIONS] = {"positions", &in->positions},
     };
-    for (size_t i = 0; i < LG_ARRAY_LEN(bound); i++) {
-        lg_tensor t = lg_graph_bind(g, bound[i].name, bound[i].t->rank ? *bound[i].t : none);
-        if (bound[i].t->rank) *bound[i].t = t;
-    }
+    for (size_t i = 0; i < LG_ARRAY_LEN(bound); i++) bind_input(g, bound[i].name, bound[i].t);
+    for (int k = 0; k < LG_TEXTS_MAX; k++)
+        bind_text(g, texts > 1 && k < texts ? has[k].name : "", &in->text[k]);
 }
 
 static lg_tensor bind_gradient(lg_graph *g, const struct lg_param_unit *unit, lg_dtype type)
@@ -233,7 +306,7 @@ static lg_net record(lg_denoiser *net)
     n.adapter = net->mode.training.adapter;
     if (lg_sequence_is_split(&n.sequence))
         n.tokens = lg_cut_evenly(1, c->height / c->patch, c->width / c->patch, n.sequence.degree);
-    bind_inputs(n.g, &in);
+    bind_inputs(n.g, c, &in);
     const lg_tensor shape = output_shape(c, in.x);
     lg_tensor out = lg_graph_bind(n.g, "out", shape), dout = lg_graph_bind(n.g, "d out", shape);
     lg_net_bind(&n);
@@ -248,6 +321,7 @@ static int compile(lg_denoiser *net, const unsigned *drop)
     lg_net n = record(net);
     lg_program_free(&net->program);
     if (net->mode.train) lg_graph_recompute(n.g, drop);
+    if (net->mode.train) lg_graph_repeat_weights(n.g);
     if (net->mode.train && net->mode.offload) lg_graph_offload(n.g, OFFLOAD_MIN);
     return lg_net_compile(&n, &net->program);
 }
@@ -363,6 +437,7 @@ static int compile_mode(lg_denoiser *net)
 static size_t positions_bytes(const lg_denoiser *net)
 {
     size_t count = (size_t)(tokens(&net->config, net->band.height) * net->config.hidden);
+    if (!net->model->scale) return 0;
     return count * lg_dtype_bytes(lg_device_dtype(net->device));
 }
 
@@ -516,8 +591,10 @@ int lg_denoiser_open_all(lg_denoiser *const *nets, int n)
             net->scratch = owner->scratch;
             net->host = owner->host;
         }
-        LG_TRY(lg_device_alloc(net->device, positions_bytes(net), &net->positions));
-        LG_TRY(upload_positions(net));
+        if (net->model->scale) {
+            LG_TRY(lg_device_alloc(net->device, positions_bytes(net), &net->positions));
+            LG_TRY(upload_positions(net));
+        }
         if (net->bytes.host) LG_TRY(lg_program_open_lanes(net->program, net->device));
     }
     return 0;

@@ -1,7 +1,8 @@
 /* The diffusion transformers that the trainer trains and the sampler runs: DiT (class conditioning,
- * adaLN-Zero; Peebles & Xie 2023) and PixArt (text by cross-attention, adaLN-single; Chen et al.
- * 2023). Parameters are named and shaped as diffusers' DiTTransformer2DModel and
- * PixArtTransformer2DModel. dit.c and pixart.c describe one net each; denoiser.c runs them.
+ * adaLN-Zero; Peebles & Xie 2023), PixArt (text by cross-attention, adaLN-single; Chen et al.
+ * 2023) and SD3 (text and image in one attention; Esser et al. 2024). Parameters are named and shaped as diffusers'
+ * DiTTransformer2DModel, PixArtTransformer2DModel and SD3Transformer2DModel. dit.c, pixart.c and sd3.c describe one net
+ * each; denoiser.c runs them.
  *
  * A net owns no weights: forward and backward get a flat buffer cut by lg_denoiser_params(). It
  * owns its activations, planned once for a fixed batch; a smaller batch is padded by the caller.
@@ -16,6 +17,7 @@
 #include "stages/nets/sequence.h"
 #include <stdio.h>
 
+enum { LG_DENOISER_DEPTH_MAX = 1024 };
 struct lg_denoiser_config {
     lg_denoiser_kind kind;
     int channels; /* of the latent */
@@ -27,8 +29,12 @@ struct lg_denoiser_config {
     int heads;
     int mlp_ratio;   /* 4 */
     int num_classes; /* DiT: labels 0..num_classes - 1; num_classes is the null label */
-    int text_length; /* PixArt: L */
-    int text_dim;    /* PixArt: width of the text encoder's states */
+    /* Its texts, in the order of its table (lg_denoiser_texts), as many as that has. */
+    int n_texts;
+    struct lg_denoiser_text {
+        int length, width; /* L, and E of the states; 0, 0: only pooled is wanted */
+        int pooled;        /* P; 0: none is wanted */
+    } text[LG_TEXTS_MAX];
     double norm_eps; /* 1e-6 */
     bool
         learned_variance; /* behind the latent's channels of the output come as many of a variance */
@@ -40,7 +46,16 @@ struct lg_denoiser_config {
     bool
         size_conditions; /* PixArt-alpha 1024: the picture's original size and its ratio are conditions */
     bool no_attention_bias; /* q, k, v have none */
+    /* SD3: */
+    int positions_side; /* its table has positions of so many by so many patches, of which the middle is used */
+    bool qk_norm; /* RMSNorm of queries and keys */
+    uint64_t dual[LG_DENOISER_DEPTH_MAX /
+                  64]; /* bits: blocks with a second attention, of the image alone */
 };
+static inline bool lg_denoiser_is_dual(const struct lg_denoiser_config *c, int block)
+{
+    return c->dual[block / 64] >> block % 64 & 1;
+}
 static inline int lg_denoiser_out_channels(const struct lg_denoiser_config *c)
 {
     return c->channels * (c->learned_variance ? 2 : 1);
@@ -55,7 +70,7 @@ int lg_denoiser_config_load(const char *path, struct lg_denoiser_config *ret);
 /* With those keys of `source`, another config.json of diffusers, that are none of ours. NULL: none. */
 int lg_denoiser_config_save(const struct lg_denoiser_config *c, const char *source,
                             const char *path);
-/* The parameter table, in a fixed order, everything trained. Free with lg_params_free. */
+/* The parameter table, in a fixed order, everything trained but what never is. Free with lg_params_free. */
 int lg_denoiser_params(const struct lg_denoiser_config *c, lg_params *ret);
 
 /* What of a net is trained, and how; points into what the caller keeps. */
@@ -63,6 +78,7 @@ struct lg_training {
     const char *const *groups; /* lg_params_group; NULL: all alike */
     struct lg_adapter adapter; /* with one nothing else is trained */
     bool in_blocks;            /* with moments of 8 bits (params.h) */
+    lg_storage frozen;         /* of what is not trained (storage.h) */
 };
 /* The table of a net that is trained so: what is trained, then what is frozen (lg_params_split). LG_ERR_CONFIG: what groups
  * or adapter name is not there. */
@@ -80,7 +96,7 @@ int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float 
 /* Elements [first, first + count) of another of its tables, or of a part of one. */
 int lg_denoiser_load_range(const struct lg_denoiser_config *c, const lg_params *t, const char *dir,
                            float *ret, size_t first, size_t count);
-/* trained, frozen: the two parts of table t; frozen may be NULL where there is none. */
+/* trained, frozen: the two parts of table t; frozen NULL: it lies behind `trained`, if there is any. */
 struct lg_denoiser_weights {
     const lg_params *t;
     const float *trained, *frozen;
@@ -143,13 +159,20 @@ int lg_denoiser_print(lg_device *d, const struct lg_denoiser_config *c,
                       const struct lg_denoiser_mode *mode, FILE *to);
 void lg_denoiser_close(lg_denoiser **net);
 
+/* What an encoder has made of a batch's captions; LG_NONE for what the denoiser's table does not want. */
+struct lg_text_states {
+    lg_tensor states; // (B, L, E)
+    lg_tensor pooled; // (B, P)
+    lg_tensor
+        length; // (B) i32, >= 1, where padding is masked: keys beyond it are; not read elsewhere
+};
+
 /* One batch of inputs, on the device, in its compute type. */
 struct lg_denoiser_input {
     lg_tensor x;     // (B, C, H, W): x_t
     lg_tensor t;     // (B): timestep as the net sees it (flow: 1000 t), of the gradients' type
     lg_tensor label; // (B) i32: DiT
-    lg_tensor text;  // (B, L, E): PixArt
-    lg_tensor text_length; // (B) i32, >= 1: PixArt; keys beyond it are masked
+    struct lg_text_states text[LG_TEXTS_MAX]; /* the config's */
     lg_tensor
         size; // (B, 2) of t's type: with size_conditions, the original height and width in pixels
     lg_tensor ratio; // (B) of t's type: with size_conditions, height / width of what is trained on

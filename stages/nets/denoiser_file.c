@@ -33,7 +33,7 @@ static int load_channels(const lg_model_config *f, struct lg_denoiser_config *c)
 {
     const struct lg_model *m = lg_model_of(c->kind);
     int out;
-    LG_TRY(lg_model_config_int(f, "in_channels", 1, LG_MODEL_KEY_MAX, 4, &c->channels));
+    LG_TRY(lg_model_config_int(f, "in_channels", 1, LG_MODEL_KEY_MAX, m->channels, &c->channels));
     /* null means in_channels; the default for an absent key is the model's. */
     bool said = cJSON_GetObjectItemCaseSensitive(f->root, "out_channels");
     out = m->out_channels && !said ? m->out_channels : c->channels;
@@ -97,28 +97,14 @@ static int refuse_true(const lg_model_config *f)
     return 0;
 }
 
-static int load_common(const lg_model_config *f, struct lg_denoiser_config *c)
+/* What the classes with norms of a named type have in common. */
+static int load_ada_norm(const lg_model_config *f, struct lg_denoiser_config *c)
 {
     const struct lg_model *m = lg_model_of(c->kind);
-    int head_dim;
     bool bias;
     double dropout;
-    LG_TRY(lg_model_config_int(f, "num_attention_heads", 1, LG_MODEL_KEY_MAX, 16, &c->heads));
-    LG_TRY(lg_model_config_int(f, "attention_head_dim", 1, LG_MODEL_KEY_MAX, 72, &head_dim));
-    LG_TRY(lg_model_config_int(f, "num_layers", 1, LG_MODEL_KEY_MAX, 28, &c->depth));
-    LG_TRY(lg_model_config_int(f, "patch_size", 1, LG_MODEL_KEY_MAX, 2, &c->patch));
-    LG_TRY(lg_model_config_int(f, "sample_size", 1, LG_MODEL_KEY_MAX, m->sample_size,
-                               &c->sample_size));
-    LG_TRY(lg_model_config_int(f, KEY_HEIGHT, 1, LG_MODEL_KEY_MAX, c->sample_size, &c->height));
-    LG_TRY(lg_model_config_int(f, KEY_WIDTH, 1, LG_MODEL_KEY_MAX, c->height, &c->width));
     LG_TRY(lg_model_config_double(f, "norm_eps", m->norm_eps, &c->norm_eps));
     LG_TRY(lg_model_config_double(f, "interpolation_scale", 0, &c->interpolation));
-    if ((int64_t)c->heads * head_dim > LG_MODEL_KEY_MAX)
-        return lg_model_config_refuse(f, "attention_head_dim",
-                                      "heads times head dimension is out of bounds");
-    c->hidden = c->heads * head_dim;
-    c->mlp_ratio = 4;
-    LG_TRY(load_channels(f, c));
     LG_TRY(load_size_conditions(f, c));
     LG_TRY(lg_model_config_bool(f, "attention_bias", true, &bias));
     c->no_attention_bias = !bias;
@@ -129,12 +115,38 @@ static int load_common(const lg_model_config *f, struct lg_denoiser_config *c)
     return lg_model_config_expect(f, "norm_type", m->norm_type, LG_DENOISERS_READ);
 }
 
+static int load_common(const lg_model_config *f, struct lg_denoiser_config *c)
+{
+    const struct lg_model *m = lg_model_of(c->kind);
+    int head_dim;
+    LG_TRY(lg_model_config_int(f, "num_attention_heads", 1, LG_MODEL_KEY_MAX, m->heads, &c->heads));
+    LG_TRY(
+        lg_model_config_int(f, "attention_head_dim", 1, LG_MODEL_KEY_MAX, m->head_dim, &head_dim));
+    LG_TRY(lg_model_config_int(f, "num_layers", 1, LG_MODEL_KEY_MAX, m->depth, &c->depth));
+    LG_TRY(lg_model_config_int(f, "patch_size", 1, LG_MODEL_KEY_MAX, 2, &c->patch));
+    LG_TRY(lg_model_config_int(f, "sample_size", 1, LG_MODEL_KEY_MAX, m->sample_size,
+                               &c->sample_size));
+    LG_TRY(lg_model_config_int(f, KEY_HEIGHT, 1, LG_MODEL_KEY_MAX, c->sample_size, &c->height));
+    LG_TRY(lg_model_config_int(f, KEY_WIDTH, 1, LG_MODEL_KEY_MAX, c->height, &c->width));
+    c->norm_eps = m->norm_eps;
+    if ((int64_t)c->heads * head_dim > LG_MODEL_KEY_MAX)
+        return lg_model_config_refuse(f, "attention_head_dim",
+                                      "heads times head dimension is out of bounds");
+    c->hidden = c->heads * head_dim;
+    c->mlp_ratio = 4;
+    LG_TRY(load_channels(f, c));
+    return m->norm_type ? load_ada_norm(f, c) : 0;
+}
+
 /* The old class was both, and norm_type says which. */
 static lg_denoiser_kind find_kind(const char *class, const char *norm_type)
 {
     int kind = 0;
     if (strcmp(class, OLD_CLASS)) return lg_model_find(class);
-    while (kind < LG_DENOISER_KINDS && strcmp(lg_model_of(kind)->norm_type, norm_type)) kind++;
+    for (; kind < LG_DENOISER_KINDS; kind++) {
+        const char *type = lg_model_of(kind)->norm_type;
+        if (type && !strcmp(type, norm_type)) break;
+    }
     return (lg_denoiser_kind)kind;
 }
 
@@ -169,22 +181,28 @@ static cJSON *config_json(const struct lg_denoiser_config *c)
     LG_ASSERT(o);
     const struct lg_model *m = lg_model_of(c->kind);
     const int side = c->sample_size ? c->sample_size : c->height;
+    const bool ada_norm = m->norm_type; /* load_ada_norm */
     cJSON_AddStringToObject(o, "_class_name", m->class);
-    cJSON_AddStringToObject(o, "activation_fn", "gelu-approximate");
-    cJSON_AddBoolToObject(o, "attention_bias", !c->no_attention_bias);
+    if (ada_norm) {
+        cJSON_AddStringToObject(o, "activation_fn", "gelu-approximate");
+        cJSON_AddBoolToObject(o, "attention_bias", !c->no_attention_bias);
+    }
     cJSON_AddNumberToObject(o, "attention_head_dim", c->hidden / c->heads);
-    cJSON_AddNumberToObject(o, "dropout", 0);
+    if (ada_norm) cJSON_AddNumberToObject(o, "dropout", 0);
     cJSON_AddNumberToObject(o, "in_channels", c->channels);
-    cJSON_AddBoolToObject(o, "norm_elementwise_affine", false);
-    cJSON_AddNumberToObject(o, "norm_eps", c->norm_eps);
-    cJSON_AddStringToObject(o, "norm_type", m->norm_type);
+    if (ada_norm) {
+        cJSON_AddBoolToObject(o, "norm_elementwise_affine", false);
+        cJSON_AddNumberToObject(o, "norm_eps", c->norm_eps);
+        cJSON_AddStringToObject(o, "norm_type", m->norm_type);
+    }
     cJSON_AddNumberToObject(o, "num_attention_heads", c->heads);
-    cJSON_AddNumberToObject(o, "num_embeds_ada_norm", c->num_classes ? c->num_classes : 1000);
+    if (ada_norm)
+        cJSON_AddNumberToObject(o, "num_embeds_ada_norm", c->num_classes ? c->num_classes : 1000);
     cJSON_AddNumberToObject(o, "num_layers", c->depth);
     cJSON_AddNumberToObject(o, "out_channels", lg_denoiser_out_channels(c));
     cJSON_AddNumberToObject(o, "patch_size", c->patch);
     cJSON_AddNumberToObject(o, "sample_size", side);
-    cJSON_AddBoolToObject(o, "upcast_attention", false);
+    if (ada_norm) cJSON_AddBoolToObject(o, "upcast_attention", false);
     if (m->save) m->save(c, o);
     if (c->height != side) cJSON_AddNumberToObject(o, KEY_HEIGHT, c->height);
     if (c->width != c->height) cJSON_AddNumberToObject(o, KEY_WIDTH, c->width);
@@ -194,7 +212,8 @@ static cJSON *config_json(const struct lg_denoiser_config *c)
 /* A key that o lacks is taken over. */
 static int take_keys(const lg_model_config *source, void *ret)
 {
-    static const char *const own[] = {KEY_HEIGHT, KEY_WIDTH, KEY_TEXT_LENGTH};
+    static const char *const own[] = {KEY_HEIGHT,          KEY_WIDTH,          KEY_TEXT_LENGTH,
+                                      LG_KEY_TEXT_LENGTHS, LG_KEY_TEXT_WIDTHS, LG_KEY_TEXT_POOLED};
     cJSON *o = ret;
     for (const cJSON *j = source->root->child; j; j = j->next) {
         bool skip = cJSON_GetObjectItemCaseSensitive(o, j->string) &&
@@ -301,10 +320,11 @@ static int write_pass(lg_st_writer *w, const struct lg_denoiser_config *c,
 {
     const struct lg_model *m = lg_model_of(c->kind);
     const lg_params *t = weights->t;
+    const float *frozen = weights->frozen ? weights->frozen : weights->trained + t->trained_count;
     for (int i = 0; i < t->n; i++) {
         const struct lg_param *p = &t->p[i];
-        const float *values = i < t->trained ? weights->trained + p->offset
-                                             : weights->frozen + (p->offset - t->trained_count);
+        const float *values =
+            i < t->trained ? weights->trained + p->offset : frozen + (p->offset - t->trained_count);
         LG_ASSERT(p->layout == LG_LAYOUT_FILE);
         for (int b = 0; b < c->depth; b++) {
             char other[LG_PARAM_NAME_BYTES];

@@ -9,11 +9,11 @@ enum {
     BOUND_X,
     BOUND_T,
     BOUND_LABEL,
-    BOUND_TEXT,
-    BOUND_TEXT_LENGTH,
     BOUND_SIZE,
     BOUND_RATIO,
     BOUND_POSITIONS,
+    BOUND_TEXT, /* of each text three: states, pooled, lengths */
+    BOUND_TEXT_END = BOUND_TEXT + 3 * LG_TEXTS_MAX - 1,
     BOUND_OUT,
     BOUND_DOUT,
     BOUND_WEIGHTS

@@ -1,5 +1,6 @@
 /* Running a denoiser: at once, or in stretches; see denoiser.h. */
 #include "stages/nets/denoiser_private.h"
+#include "stages/nets/storage.h"
 #include <stdlib.h>
 
 /* ---- events ---- */
@@ -118,6 +119,25 @@ bool lg_denoiser_same_events(const lg_denoiser *a, const lg_denoiser *b)
 
 /* ---- running ---- */
 
+static void check_texts(const lg_denoiser *net, const struct lg_denoiser_input *in)
+{
+    const int64_t B = net->mode.batch;
+    const lg_dtype type = lg_device_dtype(net->device);
+    const struct lg_denoiser_text_info *has;
+    const int n = lg_denoiser_texts(net->config.kind, &has);
+    for (int k = 0; k < n; k++) {
+        const struct lg_denoiser_text *t = &net->config.text[k];
+        const struct lg_text_states *x = &in->text[k];
+        if (t->length)
+            LG_ASSERT(x->states.rank == 3 && x->states.dim[0] == B && x->states.dtype == type &&
+                      x->states.dim[1] == t->length && x->states.dim[2] == t->width);
+        if (t->pooled)
+            LG_ASSERT(x->pooled.rank == 2 && x->pooled.dim[0] == B && x->pooled.dtype == type &&
+                      x->pooled.dim[1] == t->pooled);
+        if (has[k].is_masked) LG_ASSERT(x->length.rank == 1 && x->length.dim[0] == B);
+    }
+}
+
 static void check_input(const lg_denoiser *net, const struct lg_denoiser_input *in, lg_tensor out)
 {
     const struct lg_denoiser_config *c = &net->config;
@@ -133,10 +153,7 @@ static void check_input(const lg_denoiser *net, const struct lg_denoiser_input *
         LG_ASSERT(lg_numel(&in->ratio) == B && in->ratio.dtype == in->t.dtype);
     }
     if (lg_denoiser_info(c->kind)->labels) LG_ASSERT(in->label.rank == 1 && in->label.dim[0] == B);
-    if (!lg_denoiser_info(c->kind)->text) return;
-    LG_ASSERT(in->text.rank == 3 && in->text.dim[0] == B && in->text.dtype == type);
-    LG_ASSERT(in->text.dim[1] == c->text_length && in->text.dim[2] == c->text_dim);
-    LG_ASSERT(in->text_length.rank == 1 && in->text_length.dim[0] == B);
+    check_texts(net, in);
 }
 
 static void begin(lg_denoiser *net, const struct lg_denoiser_input *in, lg_tensor out)
@@ -145,8 +162,12 @@ static void begin(lg_denoiser *net, const struct lg_denoiser_input *in, lg_tenso
     net->bound[BOUND_X] = in->x.data;
     net->bound[BOUND_T] = in->t.data;
     net->bound[BOUND_LABEL] = in->label.data;
-    net->bound[BOUND_TEXT] = in->text.data;
-    net->bound[BOUND_TEXT_LENGTH] = in->text_length.data;
+    for (int k = 0; k < LG_TEXTS_MAX; k++) {
+        void **of = &net->bound[BOUND_TEXT + 3 * k];
+        of[0] = in->text[k].states.data;
+        of[1] = in->text[k].pooled.data;
+        of[2] = in->text[k].length.data;
+    }
     net->bound[BOUND_SIZE] = in->size.data;
     net->bound[BOUND_RATIO] = in->ratio.data;
     net->bound[BOUND_POSITIONS] = net->positions;
@@ -223,7 +244,7 @@ lg_dtype lg_denoiser_grad_type(const lg_device *d)
 
 static void *of_unit(const lg_denoiser *net, const void *flat, int unit, lg_dtype type)
 {
-    return (char *)flat + net->params.unit[unit].first * lg_dtype_bytes(type);
+    return (char *)flat + lg_stored_unit_at(&net->params, unit, type);
 }
 
 void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,

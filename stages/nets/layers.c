@@ -1,5 +1,6 @@
 /* See layers.h. */
 #include "stages/nets/layers.h"
+#include "stages/nets/storage.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -68,7 +69,10 @@ void lg_net_bind(lg_net *n)
     LG_ASSERT(n->weights);
     for (int u = 0; u < n->params->n_units; u++) {
         const struct lg_param_unit *unit = &n->params->unit[u];
-        n->weights[u] = lg_graph_bind(n->g, unit->name, lg_t1(NULL, n->type, (int64_t)unit->count));
+        lg_tensor all = lg_t1(NULL, n->type, (int64_t)unit->count);
+        if (lg_stored_has_codes(n->params, u))
+            all = lg_t1(NULL, LG_U8, (int64_t)lg_stored_unit_bytes(n->params, u, n->type));
+        n->weights[u] = lg_graph_bind(n->g, unit->name, all);
     }
 }
 
@@ -115,27 +119,62 @@ void lg_net_scope(lg_net *n, const char *prefix_fmt, ...)
     if (prefix_fmt) FORMAT(n->scope, prefix_fmt);
 }
 
+static lg_tensor at_byte(lg_tensor t, size_t bytes, lg_tensor shape)
+{
+    shape.data = (char *)t.data + bytes;
+    return shape;
+}
+
+/* A matrix (N, K), or what is no matrix. In 8 bits (storage.h) it is bytes of codes, and has a scale for each row. */
+struct matrix {
+    lg_tensor w, scale; // (N, K), (N); scale LG_NONE: not in 8 bits
+};
+
 /* Declares a row, or finds its place: a tensor of its unit's weights with this shape. */
-static lg_tensor param(lg_net *n, const struct lg_param *spec, bool packed, lg_tensor shape)
+static struct matrix stored_param(lg_net *n, const struct lg_param *spec, bool packed,
+                                  lg_tensor shape)
 {
     if (!n->g) {
         LG_ASSERT(n->unit >= 0);
         n->row = realloc(n->row, (size_t)(n->n_rows + 1) * sizeof *n->row);
         LG_ASSERT(n->row);
         n->row[n->n_rows++] = (struct lg_net_row){*spec, n->unit, packed};
-        return shape;
+        return (struct matrix){.w = shape};
     }
     int i = lg_params_find(n->params, spec->name);
     LG_ASSERT(i >= 0);
     const struct lg_param *p = &n->params->p[i];
-    size_t at = p->offset - n->params->unit[p->unit].first;
-    return lg_at(n->weights[p->unit], (int64_t)at, shape);
+    const struct lg_stored place = lg_stored_place(n->params, i, n->type);
+    const lg_tensor unit = n->weights[p->unit];
+    if (!p->in_8_bits) return (struct matrix){.w = at_byte(unit, place.at, shape)};
+    const lg_tensor codes = lg_t2(NULL, LG_U8, shape.dim[0], shape.dim[1]);
+    const lg_tensor scale = lg_t1(NULL, n->stats, shape.dim[0]);
+    return (struct matrix){at_byte(unit, place.at, codes), at_byte(unit, place.scale_at, scale)};
+}
+
+static lg_tensor param(lg_net *n, const struct lg_param *spec, bool packed, lg_tensor shape)
+{
+    return stored_param(n, spec, packed, shape).w;
+}
+
+/* In a block: a numbered part of the net ("blocks.3.attn.to_q"), but for what units in front of and behind all blocks have
+ * under such a name. */
+static bool is_in_block(const lg_net *n, const char *name)
+{
+    const char *unit = n->unit_name[n->unit];
+    if (!strcmp(unit, "embed") || !strcmp(unit, "out")) return false;
+    for (const char *dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.')) {
+        const size_t digits = strspn(dot + 1, "0123456789");
+        if (digits && dot[1 + digits] == '.') return true;
+    }
+    return false;
 }
 
 static struct lg_param spec_of(const lg_net *n, struct lg_init init, lg_tensor shape,
                                const char *name, const char *part, const char *leaf)
 {
-    struct lg_param p = {.rank = shape.rank, .init = init.kind, .init_scale = init.scale};
+    struct lg_param p = {
+        .rank = shape.rank, .init = init.kind, .init_scale = init.scale, .is_fixed = init.is_fixed};
     LG_ASSERT(shape.rank <= (int)LG_ARRAY_LEN(p.dim));
     for (int i = 0; i < shape.rank; i++) p.dim[i] = shape.dim[i];
     int length = snprintf(p.name, sizeof p.name, "%s%s%s%s", n->scope, name, part, leaf);
@@ -161,18 +200,20 @@ lg_tensor lg_net_filter(lg_net *n, int64_t out, int64_t in, int k, const char *n
 }
 
 /* The weights of all parts as one tensor of shape `all`, whose first dimension the parts share; or their biases. */
-static lg_tensor parts_of(lg_net *n, const struct lg_layer *l, lg_tensor all, const char *name,
-                          bool bias)
+static struct matrix parts_of(lg_net *n, const struct lg_layer *l, lg_tensor all, const char *name,
+                              bool bias)
 {
     static const char *const whole[] = {""};
     const char *const *parts = l->parts ? l->parts : whole;
     const int count = l->parts ? l->n_parts : 1;
-    lg_tensor first = {0}, one = lg_slice(all, 0, 0, all.dim[0] / count);
+    struct matrix first = {0};
+    lg_tensor one = lg_slice(all, 0, 0, all.dim[0] / count);
     struct lg_init init = bias ? LG_NET_ZERO : l->init;
     for (int i = 0; i < count; i++) {
         struct lg_param p = spec_of(n, init, one, name, parts[i], bias ? ".bias" : ".weight");
-        lg_tensor t = param(n, &p, i > 0, all);
-        if (i == 0) first = t;
+        p.is_block_matrix = all.rank == 2 && !n->g && is_in_block(n, p.name);
+        struct matrix m = stored_param(n, &p, i > 0, all);
+        if (i == 0) first = m;
     }
     return first;
 }
@@ -185,6 +226,11 @@ static void note_unread(lg_net *n, lg_tensor w, lg_tensor bias, int64_t from, in
     LG_ASSERT(n->unread);
     n->unread[n->n_unread++] = lg_slice(w, 0, from, to - from);
     if (bias.rank) n->unread[n->n_unread++] = lg_slice(bias, 0, from, to - from);
+}
+
+void lg_net_unused(lg_net *n, lg_tensor param)
+{
+    if (n->g) note_unread(n, param, LG_NONE, 0, param.dim[0]);
 }
 
 /* ---- values ---- */
@@ -210,14 +256,36 @@ static lg_tensor with_last(lg_tensor t, int64_t last)
 
 /* ---- layers ---- */
 
-static void weights_of(lg_net *n, struct lg_layer *l, int64_t k, const char *name, lg_tensor *ret_w,
-                       lg_tensor *ret_bias)
+static void weights_of(lg_net *n, struct lg_layer *l, int64_t k, const char *name,
+                       struct matrix *ret_w, lg_tensor *ret_bias)
 {
     if (l->init.kind == LG_INIT_UNIFORM && l->init.scale == 0)
         l->init.scale = sqrt(6.0 / (double)(l->out + k));
     *ret_w = parts_of(n, l, lg_t2(NULL, n->type, l->out, k), name, false);
     *ret_bias = LG_NONE;
-    if (!l->no_bias) *ret_bias = parts_of(n, l, lg_t1(NULL, n->type, l->out), name, true);
+    if (!l->no_bias) *ret_bias = parts_of(n, l, lg_t1(NULL, n->type, l->out), name, true).w;
+}
+
+/* Rows [from, from + count), as numbers: what is in 8 bits becomes a value for this one use, so that it takes memory
+ * around that alone (recompute.h). */
+static lg_tensor rows_of(lg_net *n, const struct matrix *m, int64_t from, int64_t count)
+{
+    const lg_tensor w = lg_slice(m->w, 0, from, count);
+    if (!m->scale.rank) return w;
+    lg_tensor numbers = lg_net_value(n, "w", lg_t2(NULL, n->type, count, w.dim[1]));
+    LG_NET_RECORD(n, dequantize_rows, .codes = w, .scale = lg_slice(m->scale, 0, from, count),
+                  .w = numbers, .format = lg_storage_format(n->params->storage));
+    return numbers;
+}
+
+void lg_net_unused_linear(lg_net *n, int64_t in, struct lg_layer l, const char *name_fmt, ...)
+{
+    char name[LG_PARAM_NAME_BYTES];
+    struct matrix m;
+    lg_tensor bias;
+    FORMAT(name, name_fmt);
+    weights_of(n, &l, in, name, &m, &bias);
+    if (n->g && !m.scale.rank) note_unread(n, m.w, bias, 0, l.out);
 }
 
 static lg_tensor product(lg_net *n, lg_tensor x, lg_tensor w, lg_tensor bias, lg_act act,
@@ -254,7 +322,7 @@ static lg_tensor adapt(lg_net *n, lg_tensor x, lg_tensor y, struct adapted l)
 {
     if (!takes(n, l.name, l.part)) return y;
     const int64_t K = x.dim[x.rank - 1], rank = n->adapter.rank;
-    const struct lg_init uniform = {LG_INIT_UNIFORM, 1.0 / sqrt((double)K)};
+    const struct lg_init uniform = {.kind = LG_INIT_UNIFORM, .scale = 1.0 / sqrt((double)K)};
     lg_tensor down = lg_t2(NULL, n->type, rank, K), up = lg_t2(NULL, n->type, l.out, rank);
     struct lg_param p = spec_of(n, uniform, down, l.name, l.part, LG_ADAPTER_DOWN);
     down = param(n, &p, false, down);
@@ -276,8 +344,8 @@ static lg_tensor adapt(lg_net *n, lg_tensor x, lg_tensor y, struct adapted l)
 }
 
 /* Each part by a product of its own, then side by side. */
-static lg_tensor adapted_parts(lg_net *n, lg_tensor x, const struct lg_layer *l, lg_tensor w,
-                               lg_tensor bias, const char *name)
+static lg_tensor adapted_parts(lg_net *n, lg_tensor x, const struct lg_layer *l,
+                               const struct matrix *w, lg_tensor bias, const char *name)
 {
     const int64_t each = l->out / l->n_parts;
     lg_tensor y = lg_net_value(n, name, with_last(x, l->out));
@@ -285,7 +353,7 @@ static lg_tensor adapted_parts(lg_net *n, lg_tensor x, const struct lg_layer *l,
         const int64_t from = i * each;
         const struct adapted a = {name, l->parts[i], each, 0, each};
         lg_tensor part =
-            product(n, x, lg_slice(w, 0, from, each),
+            product(n, x, rows_of(n, w, from, each),
                     bias.rank ? lg_slice(bias, 0, from, each) : LG_NONE, LG_ACT_NONE, name);
         part = adapt(n, x, part, a);
         LG_NET_RECORD(n, copy_rows, .x = lg_net_rows(part),
@@ -297,14 +365,16 @@ static lg_tensor adapted_parts(lg_net *n, lg_tensor x, const struct lg_layer *l,
 lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *name_fmt, ...)
 {
     char name[LG_PARAM_NAME_BYTES];
-    lg_tensor w, bias, y;
+    struct matrix w;
+    lg_tensor bias, y;
     FORMAT(name, name_fmt);
     weights_of(n, &l, x.dim[x.rank - 1], name, &w, &bias);
-    if (!lg_net_is_adapted(n, &l, name)) return product(n, x, w, bias, l.act, name);
+    if (!lg_net_is_adapted(n, &l, name))
+        return product(n, x, rows_of(n, &w, 0, l.out), bias, l.act, name);
     if (l.parts)
-        y = adapted_parts(n, x, &l, w, bias, name);
+        y = adapted_parts(n, x, &l, &w, bias, name);
     else
-        y = adapt(n, x, product(n, x, w, bias, LG_ACT_NONE, name),
+        y = adapt(n, x, product(n, x, rows_of(n, &w, 0, l.out), bias, LG_ACT_NONE, name),
                   (struct adapted){name, "", l.out, 0, l.out});
     return l.act == LG_ACT_NONE ? y : lg_net_act(n, y, l.act);
 }
@@ -314,18 +384,19 @@ void lg_net_linear_parts(lg_net *n, lg_tensor x, struct lg_layer l, int64_t firs
 {
     const int64_t each = l.out / l.n_parts;
     int64_t read = 0; /* up to here, or known to be unread */
-    lg_tensor w, bias;
+    struct matrix w;
+    lg_tensor bias;
     LG_ASSERT(n->g && first >= 0 && first + count <= each && l.act == LG_ACT_NONE);
     weights_of(n, &l, x.dim[x.rank - 1], name, &w, &bias);
     for (int i = 0; i < l.n_parts; i++) {
         const int64_t from = i * each + first;
-        note_unread(n, w, bias, read, from);
+        note_unread(n, w.w, bias, read, from);
         read = from + count;
-        ret[i] = product(n, x, lg_slice(w, 0, from, count),
+        ret[i] = product(n, x, rows_of(n, &w, from, count),
                          bias.rank ? lg_slice(bias, 0, from, count) : LG_NONE, LG_ACT_NONE, name);
         ret[i] = adapt(n, x, ret[i], (struct adapted){name, l.parts[i], each, first, count});
     }
-    note_unread(n, w, bias, read, l.out);
+    note_unread(n, w.w, bias, read, l.out);
 }
 
 lg_tensor lg_net_act(lg_net *n, lg_tensor x, lg_act act)
@@ -380,8 +451,11 @@ lg_tensor lg_net_residual(lg_net *n, lg_tensor x, lg_tensor y, lg_tensor gate)
 
 lg_tensor lg_net_rms_norm(lg_net *n, lg_tensor x, lg_tensor w, double eps, lg_tensor y)
 {
+    const int64_t rows = x.dim[0], D = x.dim[1];
     if (!y.rank) y = lg_net_value(n, "norm", x);
-    LG_NET_RECORD(n, rms_norm_forward, .x = x, .w = w, .y = y, .eps = eps);
+    LG_NET_RECORD(n, rms_norm_forward, .x = lg_at(x, 0, lg_t4(NULL, n->type, 1, rows, 1, D)),
+                  .w = lg_at(w, 0, lg_t2(NULL, n->type, 1, D)),
+                  .y = lg_at(y, 0, lg_t4(NULL, n->type, 1, rows, 1, D)), .each = 1, .eps = eps);
     return y;
 }
 
@@ -392,6 +466,40 @@ lg_tensor lg_net_layer_norm(lg_net *n, lg_tensor x, double eps, lg_tensor y, con
     lg_tensor b = lg_net_param(n, LG_NET_ZERO, shape, "%s.bias", name);
     if (!y.rank) y = lg_net_value(n, "norm", x);
     LG_NET_RECORD(n, layer_norm_forward, .x = x, .w = w, .b = b, .y = y, .eps = eps);
+    return y;
+}
+
+/* A sample's tokens as one row. */
+static lg_tensor samples_of(lg_tensor t)
+{
+    lg_tensor rows = lg_at(t, 0, lg_t2(NULL, t.dtype, t.dim[0], t.dim[1] * t.dim[2]));
+    rows.stride[0] = t.stride[0];
+    return rows;
+}
+
+void lg_net_copy_tokens(lg_net *n, lg_tensor x, lg_tensor y)
+{
+    LG_NET_RECORD(n, copy_rows, .x = samples_of(x), .y = samples_of(y));
+}
+
+lg_tensor lg_net_take_tokens(lg_net *n, lg_tensor x, int64_t from, int64_t count)
+{
+    lg_tensor part = lg_slice(x, 1, from, count);
+    lg_tensor y = lg_net_value(n, "tokens", lg_t3(NULL, x.dtype, x.dim[0], count, x.dim[2]));
+    lg_net_copy_tokens(n, part, y);
+    return y;
+}
+
+lg_tensor lg_net_head_norms(lg_net *n, lg_tensor x, const struct lg_head_norms *l, lg_tensor y,
+                            const char *name)
+{
+    const struct lg_layer layer = {
+        .init = LG_NET_ONE, .parts = l->norms, .n_parts = l->n_norms, .no_bias = true};
+    lg_tensor w = parts_of(n, &layer, lg_t1(NULL, n->type, l->n_norms * l->d), name, false).w;
+    if (!y.rank) y = lg_net_value(n, "head norms", x);
+    LG_NET_RECORD(n, rms_norm_forward, .x = lg_split(x, 2, l->d),
+                  .w = lg_at(w, 0, lg_t2(NULL, n->type, l->n_norms, l->d)),
+                  .y = lg_split(y, 2, l->d), .each = (int)l->heads, .eps = l->eps);
     return y;
 }
 
@@ -440,7 +548,7 @@ lg_tensor lg_net_embedding(lg_net *n, lg_tensor ids, int64_t rows, int64_t D, co
 lg_tensor lg_net_patches(lg_net *n, lg_tensor x, int patch, lg_tensor positions, const char *name)
 {
     const int64_t C = x.dim[1], P = C * patch * patch, D = positions.dim[1], T = positions.dim[0];
-    struct lg_init init = {LG_INIT_UNIFORM, sqrt(6.0 / (double)(D + P))};
+    struct lg_init init = {.kind = LG_INIT_UNIFORM, .scale = sqrt(6.0 / (double)(D + P))};
     lg_tensor w =
         lg_net_param(n, init, lg_t4(NULL, n->type, D, C, patch, patch), "%s.weight", name);
     lg_tensor bias = lg_net_param(n, LG_NET_ZERO, lg_t1(NULL, n->type, D), "%s.bias", name);
@@ -456,29 +564,4 @@ lg_tensor lg_net_patches(lg_net *n, lg_tensor x, int patch, lg_tensor positions,
 void lg_net_unpatchify(lg_net *n, lg_tensor x, int patch, lg_tensor out)
 {
     LG_NET_RECORD(n, unpatchify_forward, .x = x, .y = out, .patch = patch);
-}
-
-/* Token (i, j) gets D/2 features of its column j (yes, the column first, as diffusers' comment
- * "here w goes first" says), then D/2 of its row i: each D/4 sines, then D/4 cosines. diffusers: coordinate /
- * (grid / base_size) / interpolation_scale; coordinates are fp32 there, products and sines fp64. */
-void lg_net_positions(const struct lg_grid *grid, int D, float *ret)
-{
-    const int quarter = D / 4;
-    const float scale = (float)grid->scale;
-    const float wide = (float)((double)grid->columns / grid->base);
-    const float high = (float)((double)grid->rows / grid->base);
-    for (int i = 0; i < grid->rows; i++) {
-        for (int j = 0; j < grid->columns; j++) {
-            const float at[2] = {(float)j / wide / scale, (float)i / high / scale};
-            for (int axis = 0; axis < 2; axis++) {
-                float *out = ret + ((size_t)i * (size_t)grid->columns + (size_t)j) * (size_t)D +
-                             (size_t)(axis * 2 * quarter);
-                for (int k = 0; k < quarter; k++) {
-                    double a = (double)at[axis] / pow(10000.0, (double)k / quarter);
-                    out[k] = (float)sin(a);
-                    out[quarter + k] = (float)cos(a);
-                }
-            }
-        }
-    }
 }

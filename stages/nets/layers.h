@@ -13,6 +13,7 @@
 #include "stages/nets/adapter.h"
 #include "stages/nets/params.h"
 #include "stages/nets/sequence.h"
+#include "stages/nets/sincos.h"
 
 struct lg_net_row; /* a parameter that was declared */
 
@@ -67,11 +68,12 @@ struct lg_init {
     lg_param_init kind;
     double
         scale; /* 0 of a uniform one: Xavier's bound, sqrt(6 / (rows + columns)) of the whole matrix */
+    bool is_fixed; /* never trained */
 };
-#define LG_NET_XAVIER ((struct lg_init){LG_INIT_UNIFORM, 0})
-#define LG_NET_NORMAL ((struct lg_init){LG_INIT_NORMAL, 0.02})
-#define LG_NET_ZERO   ((struct lg_init){LG_INIT_ZERO, 0})
-#define LG_NET_ONE    ((struct lg_init){LG_INIT_ONE, 0})
+#define LG_NET_XAVIER ((struct lg_init){.kind = LG_INIT_UNIFORM})
+#define LG_NET_NORMAL ((struct lg_init){.kind = LG_INIT_NORMAL, .scale = 0.02})
+#define LG_NET_ZERO   ((struct lg_init){.kind = LG_INIT_ZERO})
+#define LG_NET_ONE    ((struct lg_init){.kind = LG_INIT_ONE})
 
 /* An array of parameters; shape: its dimensions. */
 lg_tensor lg_net_param(lg_net *n, struct lg_init init, lg_tensor shape, const char *name_fmt, ...)
@@ -139,6 +141,27 @@ struct lg_attention {
 /* softmax(scale q k^T + bias) v as (B, T, H d). */
 lg_tensor lg_net_attention(lg_net *n, struct lg_attention a);
 
+/* Tokens of several streams in one value (B, T + S, F), for one attention: each stream's are a part of every sample.
+ * x (B, T, F) to y, such a part of it; and tokens [from, from + count) of x (B, T, F) as a value of its own. */
+void lg_net_copy_tokens(lg_net *n, lg_tensor x, lg_tensor y);
+lg_tensor lg_net_take_tokens(lg_net *n, lg_tensor x, int64_t from, int64_t count);
+/* RMSNorm over d of the heads of packed x (B, T, parts H d): of part i < n_norms by NAME<norm i>.weight (d); the other parts
+ * are copied. y: where to, tokens as above, or LG_NONE: a new value. */
+struct lg_head_norms {
+    const char *const *norms;
+    int n_norms;
+    int64_t heads, d;
+    double eps;
+};
+lg_tensor lg_net_head_norms(lg_net *n, lg_tensor x, const struct lg_head_norms *l, lg_tensor y,
+                            const char *name);
+
+/* Parameters of a linear that the file has and nobody reads: their gradients are zeros. */
+void lg_net_unused_linear(lg_net *n, int64_t in, struct lg_layer l, const char *name_fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+/* The same of one parameter. */
+void lg_net_unused(lg_net *n, lg_tensor param);
+
 /* All tokens of x (B, T, D) among each other: q, k, v are the parts of one linear, NAME<part>; (B, T, H d). The tokens
  * may be a rank's part (sequence.h). */
 lg_tensor lg_net_self_attention(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,
@@ -156,11 +179,3 @@ void lg_net_unpatchify(lg_net *n, lg_tensor x, int patch, lg_tensor out);
 
 /* The same of several numbers a sample, v (B k): their vectors of D behind each other, into a part y (B, k D) of a value. */
 void lg_net_numbers_into(lg_net *n, lg_tensor v, int64_t D, lg_tensor y, const char *name);
-
-/* diffusers' get_2d_sincos_pos_embed: (rows columns, D) into ret. A row's coordinate goes from 0 to base / scale
- * (base_size, interpolation_scale), whatever their number, and so does a column's. */
-struct lg_grid {
-    int rows, columns, base; /* patches */
-    double scale;
-};
-void lg_net_positions(const struct lg_grid *grid, int D, float *ret);

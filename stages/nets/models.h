@@ -7,25 +7,25 @@
 
 /* What a description gets; B the batch, (H, W) the latent's sides, T = (H / p) (W / p). */
 struct lg_model_input {
-    lg_tensor x;           // (B, C, H, W)
-    lg_tensor t;           // (B), of statistics' type
-    lg_tensor label;       // (B) i32, where the model has labels
-    lg_tensor text;        // (B, L, E), where it has text
-    lg_tensor text_length; // (B) i32
-    lg_tensor positions;   // (T, D): sinusoidal, fixed
+    lg_tensor x;                              // (B, C, H, W)
+    lg_tensor t;                              // (B), of statistics' type
+    lg_tensor label;                          // (B) i32, where the model has labels
+    struct lg_text_states text[LG_TEXTS_MAX]; /* those that its table names */
+    lg_tensor positions;                      // (T, D): sinusoidal, fixed
     lg_tensor size, ratio; // (2 B), (B) of t's type, where the model has size_conditions
 };
 
 struct lg_model {
-    /* diffusers' config.json: _class_name, norm_type, and the defaults of absent keys */
+    /* diffusers' config.json: _class_name, norm_type (NULL: the class has neither that nor the keys that come with it),
+     * and the defaults of absent keys */
     const char *class, *norm_type;
-    int sample_size;
+    int sample_size, channels, depth, heads, head_dim;
     double norm_eps;
     int out_channels; /* 0: as many as in_channels */
     /* Describes the forward: out (B, C or 2 C, H, W). */
     void (*describe)(lg_net *n, const struct lg_denoiser_config *c, const struct lg_model_input *in,
                      lg_tensor out);
-    /* The sinusoidal positions' interpolation_scale, unless config.json says another. */
+    /* The sinusoidal positions' interpolation_scale, unless config.json says another. NULL: the model has others. */
     double (*scale)(int sample_size);
     /* What is impossible beyond what is for all; c's other fields are possible. */
     int (*check)(const struct lg_denoiser_config *c);
@@ -44,7 +44,12 @@ lg_denoiser_kind lg_model_find(const char *class);
 
 enum { LG_MODEL_KEY_MAX = 1 << 24, LG_MODEL_SIDE_MAX = 4096, LG_MODEL_WIDTH_MAX = 1 << 16 };
 
-#define LG_DENOISERS_READ "DiT and PixArt transformers as diffusers has them"
+#define LG_DENOISERS_READ "DiT, PixArt and SD3 transformers as diffusers has them"
+
+/* Keys of config.json of this program's own: sizes of the texts, which diffusers knows as sums or not at all. */
+#define LG_KEY_TEXT_LENGTHS "_text_lengths"
+#define LG_KEY_TEXT_WIDTHS  "_text_widths"
+#define LG_KEY_TEXT_POOLED  "_text_pooled"
 
 /* What diffusers' transformers have alike in block i, under its names: x (B, T, D) through attn1 (q, k, v as one product), or
  * through ff (GELU between two linears). */
@@ -52,4 +57,8 @@ lg_tensor lg_model_self_attention(lg_net *n, const struct lg_denoiser_config *c,
                                   int i);
 lg_tensor lg_model_feed_forward(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x, int i);
 
-extern const struct lg_model lg_dit, lg_pixart;
+extern const struct lg_model lg_dit, lg_pixart, lg_sd3;
+
+/* sd3.c, for sd3_file.c. */
+void lg_sd3_describe(lg_net *n, const struct lg_denoiser_config *c, const struct lg_model_input *in,
+                     lg_tensor out);

@@ -9,8 +9,10 @@
 #include "stages/nets/params.h"
 #include "base/heartbeat.h"
 #include "base/philox.h"
+#include "stages/nets/sincos.h"
 #include "stages/nets/weights.h"
 #include <fnmatch.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,7 +96,7 @@ int lg_params_add_packed(lg_params *t, const struct lg_param *spec)
 lg_params lg_params_of_unit(const lg_params *t, int unit)
 {
     const struct lg_param_unit *u = &t->unit[unit];
-    lg_params ret = {.in_blocks = t->in_blocks};
+    lg_params ret = {.in_blocks = t->in_blocks, .storage = t->storage};
     for (const struct lg_param *p = t->p; p < t->p + t->n; p++)
         if (p->offset >= u->first && p->offset - u->first < u->count)
             add_at(&ret, p, p->offset - u->first);
@@ -129,7 +131,7 @@ int lg_params_group(lg_params *t, const char *const *texts)
     LG_ASSERT(t->group);
     t->n_groups = n + 1;
     t->group[0] = (struct lg_param_group){.pattern = "*", .lr = 1, .decay = 1};
-    for (int i = 0; i < t->n; i++) t->p[i].group = 0, t->p[i].is_frozen = false;
+    for (int i = 0; i < t->n; i++) t->p[i].group = 0, t->p[i].is_frozen = t->p[i].is_fixed;
     for (int g = 1; g <= n; g++) {
         int fits = 0;
         LG_TRY(lg_param_group_parse(texts[g - 1], &t->group[g]));
@@ -138,7 +140,7 @@ int lg_params_group(lg_params *t, const char *const *texts)
             fits++;
             if (p->group) continue;
             p->group = g;
-            p->is_frozen = t->group[g].is_frozen;
+            p->is_frozen = p->is_fixed || t->group[g].is_frozen;
         }
         if (!fits)
             return LG_FAIL(LG_ERR_CONFIG,
@@ -308,6 +310,18 @@ static void draw(const struct lg_param *p, uint64_t seed, float *dst, size_t fro
     }
 }
 
+/* Elements [from, from + n) of a table of positions. */
+static void fill_positions(const struct lg_param *p, float *dst, size_t from, size_t n)
+{
+    const int side = (int)lround(sqrt((double)p->dim[1])), D = (int)p->dim[2];
+    const struct lg_grid grid = {.rows = side, .columns = side, .base = p->init_scale, .scale = 1};
+    for (size_t i = 0; i < n; i++) {
+        const size_t e = from + i;
+        dst[i] = lg_sincos(&grid, D, e);
+        if (i % DRAW_COUNT == 0) lg_heartbeat();
+    }
+}
+
 void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count)
 {
     LG_ASSERT(first <= t->count && count <= t->count - first);
@@ -326,6 +340,9 @@ void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first,
         case LG_INIT_NORMAL:
         case LG_INIT_UNIFORM:
             draw(p, seed, d, from, n);
+            break;
+        case LG_INIT_SINCOS:
+            fill_positions(p, d, from, n);
             break;
         }
     }

@@ -20,6 +20,7 @@ typedef enum lg_param_init {
     LG_INIT_ONE,
     LG_INIT_NORMAL,  /* init_scale * standard normal */
     LG_INIT_UNIFORM, /* init_scale * uniform(-1, 1); Xavier's bound is init_scale */
+    LG_INIT_SINCOS, /* (1, n n, D): sinusoidal positions of n x n patches, init_scale of which are one (sincos.h) */
 } lg_param_init;
 
 struct lg_param {
@@ -29,13 +30,19 @@ struct lg_param {
     lg_param_layout layout;
     lg_param_init init;
     double init_scale;
-    size_t offset;  /* elements from the start of the flat buffer */
-    size_t count;   /* elements */
-    bool packed;    /* one product with the one before */
-    int unit;       /* that it lies in; -1: there are none */
-    int group;      /* of the table's */
-    bool is_frozen; /* not trained */
+    size_t offset;        /* elements from the start of the flat buffer */
+    size_t count;         /* elements */
+    bool packed;          /* one product with the one before */
+    int unit;             /* that it lies in; -1: there are none */
+    int group;            /* of the table's */
+    bool is_frozen;       /* not trained */
+    bool is_block_matrix; /* a linear's, in one of the net's blocks: */
+    bool in_8_bits;       /* it may be stored so (storage.h), and it is */
+    bool is_fixed;        /* never trained: a table */
 };
+
+/* How what is not trained lies in memory: in the type of the computation, or matrices in 8 bits. */
+typedef enum lg_storage { LG_STORAGE_AUTO, LG_STORAGE_FP8, LG_STORAGE_INT8 } lg_storage;
 
 /* A stretch of the buffer that is gathered, exchanged and recomputed together: a block, or what stands before or
  * behind the blocks. */
@@ -58,6 +65,7 @@ typedef struct lg_params {
     /* What is trained comes first (lg_params_split): so many parameters, units, elements. */
     int trained, trained_units;
     size_t trained_count;
+    lg_storage storage; /* storage.h: of those that are in_8_bits */
 } lg_params;
 
 /* Every parameter starts at a multiple of this many elements (gaps are zero and stay zero), except

@@ -23,7 +23,7 @@ static const double FIXED_EPS = 1e-6; /* the output norm's, whatever norm_eps is
 
 static lg_tensor table(lg_net *n, const struct lg_denoiser_config *c, int rows, const char *name)
 {
-    const struct lg_init init = {LG_INIT_NORMAL, 1.0 / sqrt((double)c->hidden)};
+    const struct lg_init init = {.kind = LG_INIT_NORMAL, .scale = 1.0 / sqrt((double)c->hidden)};
     return lg_net_param(n, init, lg_t2(NULL, n->type, rows, c->hidden), "%s", name);
 }
 
@@ -106,16 +106,17 @@ static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct
                      lg_tensor out)
 {
     const int64_t D = c->hidden, P = (int64_t)lg_denoiser_out_channels(c) * c->patch * c->patch;
-    struct condition with = {.text_length = in->text_length};
+    struct condition with = {.text_length = in->text[0].length};
     lg_net_unit(n, "embed");
     lg_tensor x = lg_net_patches(n, in->x, c->patch, in->positions, "pos_embed.proj");
     lg_tensor e = embedding(n, c, in);
     with.t6 = lg_net_linear(n, lg_net_act(n, e, LG_ACT_SILU),
                             (struct lg_layer){.out = 6 * D, .init = LG_NET_NORMAL},
                             "adaln_single.linear");
-    with.text = lg_net_linear(
-        n, in->text, (struct lg_layer){.out = D, .init = LG_NET_NORMAL, .act = LG_ACT_GELU_TANH},
-        "caption_projection.linear_1");
+    with.text =
+        lg_net_linear(n, in->text[0].states,
+                      (struct lg_layer){.out = D, .init = LG_NET_NORMAL, .act = LG_ACT_GELU_TANH},
+                      "caption_projection.linear_1");
     with.text = lg_net_linear(n, with.text, (struct lg_layer){.out = D, .init = LG_NET_NORMAL},
                               "caption_projection.linear_2");
     for (int i = 0; i < c->depth; i++) x = block(n, c, x, &with, i);
@@ -128,8 +129,6 @@ static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct
 
 /* ---- its file ---- */
 
-enum { TEXT_LENGTH_DEFAULT = 120 /* PixArt-alpha's */ };
-
 static double scale(int sample_size)
 {
     return LG_MAX(sample_size / 64, 1);
@@ -141,21 +140,17 @@ static int check(const struct lg_denoiser_config *c)
         return LG_FAIL(LG_ERR_CONFIG,
                        "model: hidden = %d; conditions of a picture's size want a multiple of 3",
                        c->hidden);
-    if (c->text_length < 1 || c->text_length > LG_MODEL_WIDTH_MAX)
-        return LG_FAIL(LG_ERR_CONFIG, "model: text_length = %d; 1 to %d are possible",
-                       c->text_length, LG_MODEL_WIDTH_MAX);
-    if (c->text_dim < 1 || c->text_dim > LG_MODEL_WIDTH_MAX)
-        return LG_FAIL(LG_ERR_CONFIG, "model: text_dim = %d; 1 to %d are possible", c->text_dim,
-                       LG_MODEL_WIDTH_MAX);
     return 0;
 }
 
 static int load(const lg_model_config *f, struct lg_denoiser_config *c)
 {
     int cross;
-    LG_TRY(lg_model_config_int(f, "caption_channels", 1, LG_MODEL_KEY_MAX, -1, &c->text_dim));
-    LG_TRY(lg_model_config_int(f, "_text_length", 1, LG_MODEL_KEY_MAX, TEXT_LENGTH_DEFAULT,
-                               &c->text_length));
+    const struct lg_denoiser_text_info *has;
+    struct lg_denoiser_text *text = &c->text[0];
+    c->n_texts = lg_denoiser_texts(LG_PIXART, &has);
+    LG_TRY(lg_model_config_int(f, "caption_channels", 1, LG_MODEL_KEY_MAX, -1, &text->width));
+    LG_TRY(lg_model_config_int(f, "_text_length", 1, LG_MODEL_KEY_MAX, has->length, &text->length));
     LG_TRY(lg_model_config_int(f, "cross_attention_dim", 1, LG_MODEL_KEY_MAX, 1152, &cross));
     if (cross != c->hidden)
         return lg_model_config_refuse(f, "cross_attention_dim",
@@ -166,20 +161,24 @@ static int load(const lg_model_config *f, struct lg_denoiser_config *c)
 static void save(const struct lg_denoiser_config *c, cJSON *o)
 {
     cJSON_AddStringToObject(o, "attention_type", "default");
-    cJSON_AddNumberToObject(o, "caption_channels", c->text_dim);
+    cJSON_AddNumberToObject(o, "caption_channels", c->text[0].width);
     cJSON_AddNumberToObject(o, "cross_attention_dim", c->hidden);
     if (c->interpolation > 0)
         cJSON_AddNumberToObject(o, "interpolation_scale", c->interpolation);
     else
         cJSON_AddNullToObject(o, "interpolation_scale");
     cJSON_AddBoolToObject(o, "use_additional_conditions", c->size_conditions);
-    cJSON_AddNumberToObject(o, "_text_length", c->text_length);
+    cJSON_AddNumberToObject(o, "_text_length", c->text[0].length);
 }
 
 const struct lg_model lg_pixart = {
     .class = "PixArtTransformer2DModel",
     .norm_type = "ada_norm_single",
     .sample_size = 128,
+    .channels = 4,
+    .depth = 28,
+    .heads = 16,
+    .head_dim = 72,
     .norm_eps = 1e-6,
     .out_channels = 8,
     .describe = describe,

@@ -292,10 +292,9 @@ static void step(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *
         .t = lg_t1((char *)s->t.data + (size_t)i * (size_t)s->batch * lg_dtype_bytes(s->time_type),
                    s->time_type, s->batch),
         .label = run->label,
-        .text = run->text,
-        .text_length = run->text_length,
         .size = run->size,
         .ratio = run->ratio};
+    memcpy(in.text, run->text, sizeof in.text);
     lg_denoiser_forward(s->net, stream, run->weights, &in, s->out);
     take_noise(s, stream);
     if (!c.multistep) {

@@ -69,9 +69,8 @@ struct lg_sampler_run {
     uint64_t first;      /* index of the first picture */
     const void *weights; /* flat, on the device */
     /* Conditions on the device, of lg_sampler_batch rows: [conditional; unconditional]. */
-    lg_tensor label;       // (B) i32: DiT; unconditional rows hold num_classes
-    lg_tensor text;        // (B, L, E): PixArt
-    lg_tensor text_length; // (B) i32: PixArt
+    lg_tensor label; // (B) i32: DiT; unconditional rows hold num_classes
+    struct lg_text_states text[LG_TEXTS_MAX];
     lg_tensor size, ratio; // (B, 2), (B), as in lg_denoiser_input
 };
 /* out (pictures, C, H, W) on the device, in its compute type. Returns after the stream's work is

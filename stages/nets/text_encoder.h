@@ -5,13 +5,12 @@
  * and owns none. The embedding lies in the first shard, the final norm in the last.
  */
 #pragma once
+#include "config/denoisers.h"
 #include "kernels/device.h"
 #include "stages/nets/clip.h"
 #include "stages/nets/params.h"
 #include "stages/nets/t5.h"
 #include <stdio.h>
-
-typedef enum lg_text_encoder_kind { LG_TEXT_T5, LG_TEXT_CLIP, LG_TEXT_KINDS } lg_text_encoder_kind;
 
 struct lg_text_encoder_config {
     lg_text_encoder_kind kind;
@@ -31,15 +30,6 @@ struct lg_text_encoder_sizes {
 };
 struct lg_text_encoder_sizes lg_text_encoder_sizes(const struct lg_text_encoder_config *c);
 
-/* What a net can tell of B captions of L tokens. */
-typedef enum lg_text_output {
-    LG_TEXT_STATES, // (B, L, D): after the final norm
-    LG_TEXT_PENULTIMATE, // (B, L, D): what goes into the last layer, no final norm. CLIP: hidden_states[-2]
-    LG_TEXT_POOLED, // (B, D): the states of the caption's end. CLIP: pooler_output
-    LG_TEXT_EMBEDS, // (B, P): pooled, projected. CLIP with a projection: text_embeds
-    LG_TEXT_OUTPUTS
-} lg_text_output;
-#define LG_TEXT_BIT(output) (1u << (output))
 /* The outputs that the model has, as bits. */
 unsigned lg_text_encoder_outputs(const struct lg_text_encoder_config *c);
 

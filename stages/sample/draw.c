@@ -17,15 +17,19 @@ enum { PICTURES_MAX = 8, TEXT_BATCH = 8, DECODE_BATCH = 4, GAP = 2 };
 
 /* Conditions of all prompts, then one row for the unconditional half. */
 struct conditions {
-    float *text;          // (n + 1, L, E)
-    int32_t *text_length; // (n + 1)
-    int32_t *label;       // (n + 1)
+    struct text {
+        float *out[LG_TEXT_OUTPUTS]; // (n + 1, L, E) or (n + 1, P): what the model takes
+        int32_t *length;             // (n + 1)
+    } text[LG_TEXTS_MAX];
+    int32_t *label; // (n + 1)
 };
 
 static void conditions_free(struct conditions *c)
 {
-    free(c->text);
-    free(c->text_length);
+    for (int k = 0; k < LG_TEXTS_MAX; k++) {
+        for (int i = 0; i < LG_TEXT_OUTPUTS; i++) free(c->text[k].out[i]);
+        free(c->text[k].length);
+    }
     free(c->label);
 }
 
@@ -44,45 +48,82 @@ static int device_alloc(lg_device *d, lg_tensor *t)
 
 /* ---- conditions ---- */
 
-static int tokenize(const struct lg_draw_spec *s, int32_t *ids, int32_t *length)
+static int tokenize(const struct lg_draw_spec *s, int k, int32_t *ids, int32_t *length)
 {
+    const int L = s->text[k].length;
     lg_tokenizer *t = NULL;
-    LG_TRY(lg_tokenizer_open(s->text_dir, &t));
+    LG_TRY(lg_tokenizer_open(s->text[k].dir, &t));
     int rc = 0;
     for (int i = 0; i <= s->n && rc == 0; i++) {
         int n;
-        rc = lg_tokenizer_encode(t, i < s->n ? s->prompts[i] : s->negative, s->text_length,
-                                 ids + (size_t)i * (size_t)s->text_length, &n);
+        rc = lg_tokenizer_encode(t, i < s->n ? s->prompts[i] : s->negative, L,
+                                 ids + (size_t)i * (size_t)L, &n);
         length[i] = n;
     }
     lg_tokenizer_close(&t);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }
 
-static int encode_text(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
-                       struct conditions *c)
+/* Sizes of text k as its encoder makes it. */
+static struct lg_denoiser_text text_of(const struct lg_draw_spec *s, int k,
+                                       const struct lg_denoiser_text_info *has,
+                                       const struct lg_text_encoder_config *c)
 {
-    struct lg_text_batches_spec spec = {
-        .device = s->device, .dir = s->text_dir, .batch = TEXT_BATCH, .length = s->text_length};
+    const struct lg_text_encoder_sizes z = lg_text_encoder_sizes(c);
+    struct lg_denoiser_text t = {0};
+    if (has->states != LG_TEXT_OUTPUTS) t.length = s->text[k].length, t.width = z.width;
+    if (has->pooled != LG_TEXT_OUTPUTS)
+        t.pooled = has->pooled == LG_TEXT_EMBEDS ? z.projection : z.width;
+    return t;
+}
+
+static int encode_text(const struct lg_draw_spec *s, int k, const struct lg_denoiser_text_info *has,
+                       struct lg_denoiser_text *net, struct text *ret)
+{
+    struct lg_text_batches_spec spec = {.device = s->device,
+                                        .dir = s->text[k].dir,
+                                        .batch = TEXT_BATCH,
+                                        .length = s->text[k].length,
+                                        .attends_padding = !has->is_masked};
     lg_text_batches *encoder = NULL;
     int32_t *ids = NULL;
     int rc;
-    LG_TRY(lg_text_encoder_config_load(s->text_dir, &spec.config));
-    const int width = lg_text_encoder_sizes(&spec.config).width;
-    if (width != net->text_dim)
-        return LG_FAIL(LG_ERR_MISMATCH, "%s has width %d, the transformer wants %d", s->text_dir,
-                       width, net->text_dim);
-    size_t rows = (size_t)s->n + 1, L = (size_t)s->text_length;
+    LG_TRY(lg_text_encoder_config_load(s->text[k].dir, &spec.config));
+    const struct lg_denoiser_text t = text_of(s, k, has, &spec.config);
+    if (t.width != net->width || t.pooled != net->pooled)
+        return LG_FAIL(LG_ERR_MISMATCH, "%s has width %d, the transformer wants %d", s->text[k].dir,
+                       t.width != net->width ? t.width : t.pooled,
+                       t.width != net->width ? net->width : net->pooled);
+    *net = t; /* the length is not in diffusers' config */
+    const size_t rows = (size_t)s->n + 1, L = (size_t)s->text[k].length;
     LG_TRY_GOTO(rc, alloc(rows * L, sizeof *ids, &ids), out);
-    LG_TRY_GOTO(rc, alloc(rows * L * (size_t)net->text_dim, sizeof(float), &c->text), out);
-    LG_TRY_GOTO(rc, alloc(rows, sizeof(int32_t), &c->text_length), out);
-    LG_TRY_GOTO(rc, tokenize(s, ids, c->text_length), out);
+    if (t.width) {
+        spec.outputs |= LG_TEXT_BIT(has->states);
+        LG_TRY_GOTO(rc, alloc(rows * L * (size_t)t.width, sizeof(float), &ret->out[has->states]),
+                    out);
+    }
+    if (t.pooled) {
+        spec.outputs |= LG_TEXT_BIT(has->pooled);
+        LG_TRY_GOTO(rc, alloc(rows * (size_t)t.pooled, sizeof(float), &ret->out[has->pooled]), out);
+    }
+    LG_TRY_GOTO(rc, alloc(rows, sizeof(int32_t), &ret->length), out);
+    LG_TRY_GOTO(rc, tokenize(s, k, ids, ret->length), out);
     LG_TRY_GOTO(rc, lg_text_batches_open(&spec, &encoder), out);
-    lg_text_batches_encode(encoder, ids, (int64_t)rows, c->text);
+    lg_text_batches_encode_all(encoder, ids, (int64_t)rows, ret->out);
 out:
     lg_text_batches_close(&encoder);
     free(ids);
     return rc;
+}
+
+/* One encoder after the other, so that one is in memory at a time. */
+static int encode_texts(const struct lg_draw_spec *s, struct lg_denoiser_config *net,
+                        struct conditions *c)
+{
+    const struct lg_denoiser_text_info *has;
+    const int n = lg_denoiser_texts(net->kind, &has);
+    for (int k = 0; k < n; k++) LG_TRY(encode_text(s, k, &has[k], &net->text[k], &c->text[k]));
+    return 0;
 }
 
 static int parse_labels(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
@@ -118,8 +159,12 @@ static void gather_rows(const struct lg_draw_spec *s, size_t row_bytes, const vo
 struct drawing {
     lg_sampler *sampler;
     lg_stream *stream;
-    lg_tensor label, text_length, size, ratio;
-    struct lg_port text, out;
+    lg_tensor label, size, ratio;
+    struct drawn_text {
+        struct lg_port states, pooled;
+        lg_tensor length;
+    } text[LG_TEXTS_MAX];
+    struct lg_port out;
     int32_t *staging; // (B): labels or lengths
     void *weights;
 };
@@ -166,6 +211,16 @@ static int upload_size(const struct lg_draw_spec *s, const struct lg_denoiser_co
     return rc;
 }
 
+static int open_text(const struct lg_draw_spec *s, const struct lg_denoiser_text *t, int64_t B,
+                     struct drawn_text *ret)
+{
+    if (t->length)
+        LG_TRY(lg_port_open(s->device, lg_t3(NULL, LG_F32, B, t->length, t->width), &ret->states));
+    if (t->pooled) LG_TRY(lg_port_open(s->device, lg_t2(NULL, LG_F32, B, t->pooled), &ret->pooled));
+    ret->length = lg_t1(NULL, LG_I32, B);
+    return device_alloc(s->device, &ret->length);
+}
+
 static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
                         struct drawing *d)
 {
@@ -181,41 +236,84 @@ static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_c
         d->label = lg_t1(NULL, LG_I32, B);
         return device_alloc(s->device, &d->label);
     }
-    lg_tensor text = lg_t3(NULL, LG_F32, B, net->text_length, net->text_dim);
-    LG_TRY(lg_port_open(s->device, text, &d->text));
-    d->text_length = lg_t1(NULL, LG_I32, B);
-    return device_alloc(s->device, &d->text_length);
+    for (int k = 0; k < net->n_texts; k++) LG_TRY(open_text(s, &net->text[k], B, &d->text[k]));
+    return 0;
 }
 
 static void drawing_close(const struct lg_draw_spec *s, struct drawing *d)
 {
     lg_device_free(s->device, &d->weights);
     lg_device_free(s->device, &d->label.data);
-    lg_device_free(s->device, &d->text_length.data);
     lg_device_free(s->device, &d->size.data);
     lg_device_free(s->device, &d->ratio.data);
-    lg_port_close(s->device, &d->text);
+    for (int k = 0; k < LG_TEXTS_MAX; k++) {
+        lg_port_close(s->device, &d->text[k].states);
+        lg_port_close(s->device, &d->text[k].pooled);
+        lg_device_free(s->device, &d->text[k].length.data);
+    }
     lg_port_close(s->device, &d->out);
     lg_sampler_close(&d->sampler);
     lg_stream_close(&d->stream);
     free(d->staging);
 }
 
-/* The conditions of the pictures from `first` on. */
-static void upload_rows(const struct lg_draw_spec *s, const struct conditions *c, struct drawing *d,
-                        int first)
+static void upload_port(const struct lg_draw_spec *s, struct drawing *d, const float *from,
+                        struct lg_port *p, int first)
 {
-    const lg_tensor *whole = d->label.data ? &d->label : &d->text_length;
-    gather_rows(s, sizeof *d->staging, d->label.data ? c->label : c->text_length, d->staging, first,
-                (int)whole->dim[0]);
-    lg_stream_upload(d->stream, whole->data, d->staging, lg_tensor_bytes(whole));
-    if (d->text.host) {
-        const lg_tensor *text = &d->text.f32;
-        size_t row = lg_tensor_bytes(text) / (size_t)text->dim[0];
-        gather_rows(s, row, c->text, d->text.host, first, (int)text->dim[0]);
-        lg_port_put(&d->text, d->stream);
+    if (!p->host) return;
+    const size_t row = lg_tensor_bytes(&p->f32) / (size_t)p->f32.dim[0];
+    gather_rows(s, row, from, p->host, first, (int)p->f32.dim[0]);
+    lg_port_put(p, d->stream);
+}
+
+static void upload_ints(const struct lg_draw_spec *s, struct drawing *d, const int32_t *from,
+                        const lg_tensor *to, int first)
+{
+    gather_rows(s, sizeof *d->staging, from, d->staging, first, (int)to->dim[0]);
+    lg_stream_upload(d->stream, to->data, d->staging, lg_tensor_bytes(to));
+    lg_stream_sync(d->stream);
+}
+
+/* The conditions of the pictures from `first` on. */
+static void upload_rows(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
+                        const struct conditions *c, struct drawing *d, int first)
+{
+    const struct lg_denoiser_text_info *has;
+    const int n = lg_denoiser_texts(net->kind, &has);
+    if (d->label.data) upload_ints(s, d, c->label, &d->label, first);
+    for (int k = 0; k < n; k++) {
+        struct drawn_text *t = &d->text[k];
+        if (net->text[k].length)
+            upload_port(s, d, c->text[k].out[has[k].states], &t->states, first);
+        if (net->text[k].pooled)
+            upload_port(s, d, c->text[k].out[has[k].pooled], &t->pooled, first);
+        upload_ints(s, d, c->text[k].length, &t->length, first);
     }
     lg_stream_sync(d->stream);
+}
+
+/* One batch of pictures, from `first` on. */
+static int draw_batch(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
+                      const struct conditions *c, struct drawing *d, int first)
+{
+    struct lg_sampler_run run = {.method = s->method,
+                                 .steps = s->steps,
+                                 .guidance = s->guidance,
+                                 .seed = s->seed,
+                                 .first = (uint64_t)first,
+                                 .weights = d->weights,
+                                 .label = d->label,
+                                 .size = d->size,
+                                 .ratio = d->ratio};
+    for (int k = 0; k < net->n_texts; k++)
+        run.text[k] = (struct lg_text_states){.states = d->text[k].states.device,
+                                              .pooled = d->text[k].pooled.device,
+                                              .length = d->text[k].length};
+    upload_rows(s, net, c, d, first);
+    LG_TRY(lg_sampler_draw(d->sampler, d->stream, &run, d->out.device));
+    lg_port_get(&d->out, d->stream);
+    lg_stream_sync(d->stream);
+    return 0;
 }
 
 /* latents: host (n, C, h, w). */
@@ -226,24 +324,9 @@ static int draw_latents(const struct lg_draw_spec *s, const struct lg_denoiser_c
     int rc = drawing_open(s, net, &d);
     size_t per = (size_t)(net->channels * net->height * net->width);
     for (int first = 0; rc == 0 && first < s->n; first += PICTURES_MAX) {
-        upload_rows(s, c, &d, first);
-        rc = lg_sampler_draw(d.sampler, d.stream,
-                             &(struct lg_sampler_run){.method = s->method,
-                                                      .steps = s->steps,
-                                                      .guidance = s->guidance,
-                                                      .seed = s->seed,
-                                                      .first = (uint64_t)first,
-                                                      .weights = d.weights,
-                                                      .label = d.label,
-                                                      .text = d.text.device,
-                                                      .text_length = d.text_length,
-                                                      .size = d.size,
-                                                      .ratio = d.ratio},
-                             d.out.device);
+        rc = draw_batch(s, net, c, &d, first);
         if (rc < 0) break;
         size_t rows = (size_t)LG_MIN(PICTURES_MAX, s->n - first);
-        lg_port_get(&d.out, d.stream);
-        lg_stream_sync(d.stream);
         memcpy(latents + (size_t)first * per, d.out.host, rows * per * sizeof *latents);
     }
     drawing_close(s, &d);
@@ -284,11 +367,9 @@ int lg_draw(const struct lg_draw_spec *s, lg_pictures *ret)
     int rc;
     *ret = (lg_pictures){0};
     LG_TRY(lg_whole_config_load(s->weights_dir, &net));
-    if (lg_denoiser_info(net.kind)->text)
-        net.text_length = s->text_length; /* not in diffusers' config */
     LG_TRY_GOTO(rc,
                 lg_denoiser_info(net.kind)->labels ? parse_labels(s, &net, &c)
-                                                   : encode_text(s, &net, &c),
+                                                   : encode_texts(s, &net, &c),
                 out);
     LG_TRY_GOTO(rc,
                 alloc((size_t)s->n * (size_t)(net.channels * net.height * net.width),

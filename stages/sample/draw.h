@@ -8,8 +8,11 @@
 struct lg_draw_spec {
     const char *weights_dir; /* diffusers folder of the transformer */
     const char *vae_dir;
-    const char *text_dir; /* PixArt */
-    int text_length;      /* PixArt: tokens per caption, as trained */
+    /* The text encoders, in the order of the model's table: a folder, and tokens per caption, as trained. */
+    struct lg_draw_text {
+        const char *dir;
+        int length;
+    } text[LG_TEXTS_MAX];
     struct lg_sampler_method method;
     const char *const *prompts; /* captions, or labels in decimal for a DiT */
     int n;

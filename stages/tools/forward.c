@@ -106,6 +106,44 @@ static int upload_i32(const struct job *j, const char *name, int64_t n, int min,
     return 0;
 }
 
+/* "text", or of a model that has several "text.t5". */
+static const char *text_name(const struct job *j, const char *what, const char *text, char ret[48])
+{
+    snprintf(ret, 48, "%s%s%s", what, j->config.n_texts > 1 ? "." : "",
+             j->config.n_texts > 1 ? text : "");
+    return ret;
+}
+
+static int read_text(struct job *j, int64_t B, const struct lg_denoiser_text_info *has,
+                     struct lg_denoiser_text *c, struct lg_text_states *ret)
+{
+    char name[48];
+    if (c->length) {
+        text_name(j, "text", has->name, name);
+        LG_TRY(upload_entry(j, name, 3, &ret->states));
+        if (ret->states.dim[0] != B || ret->states.dim[2] != c->width || ret->states.dim[1] > 65536)
+            return LG_FAIL(LG_ERR_USAGE, "%s: %s is not (B, L, %d)", j->in_path, name, c->width);
+        c->length = (int)ret->states.dim[1]; /* the weights do not depend on it */
+    }
+    if (c->pooled) {
+        text_name(j, "pooled", has->name, name);
+        LG_TRY(upload_entry(j, name, 2, &ret->pooled));
+        if (ret->pooled.dim[0] != B || ret->pooled.dim[1] != c->pooled)
+            return LG_FAIL(LG_ERR_USAGE, "%s: %s is not (B, %d)", j->in_path, name, c->pooled);
+    }
+    if (!has->is_masked) return 0;
+    return upload_i32(j, text_name(j, "text_length", has->name, name), B, 1, c->length,
+                      &ret->length);
+}
+
+static int read_texts(struct job *j, int64_t B, struct lg_denoiser_input *ret)
+{
+    const struct lg_denoiser_text_info *has;
+    const int n = lg_denoiser_texts(j->config.kind, &has);
+    for (int k = 0; k < n; k++) LG_TRY(read_text(j, B, &has[k], &j->config.text[k], &ret->text[k]));
+    return 0;
+}
+
 static int read_input(struct job *j, struct lg_denoiser_input *ret)
 {
     struct lg_denoiser_config *c = &j->config;
@@ -122,11 +160,7 @@ static int read_input(struct job *j, struct lg_denoiser_input *ret)
     }
     if (lg_denoiser_info(c->kind)->labels)
         return upload_i32(j, "label", B, 0, c->num_classes, &ret->label);
-    LG_TRY(upload_entry(j, "text", 3, &ret->text));
-    if (ret->text.dim[0] != B || ret->text.dim[2] != c->text_dim || ret->text.dim[1] > 65536)
-        return LG_FAIL(LG_ERR_USAGE, "%s: text is not (B, L, %d)", j->in_path, c->text_dim);
-    c->text_length = (int)ret->text.dim[1]; /* the weights do not depend on it */
-    return upload_i32(j, "text_length", B, 1, c->text_length, &ret->text_length);
+    return read_texts(j, B, ret);
 }
 
 static int load_weights(const struct job *j, void **ret)

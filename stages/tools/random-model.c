@@ -553,8 +553,9 @@ static int make_pipeline(const struct options *o, lg_dtype dtype)
     net.norm_eps = p->t5 ? 1e-6 : 1e-5;
     if (p->t5) {
         net.kind = LG_PIXART;
-        net.text_length = strcmp(p->class, "PixArtSigmaPipeline") ? 120 : 300;
-        LG_TRY(make_text_parts(o, p, dtype, &net.text_dim));
+        net.n_texts = 1;
+        net.text[0].length = strcmp(p->class, "PixArtSigmaPipeline") ? 120 : 300;
+        LG_TRY(make_text_parts(o, p, dtype, &net.text[0].width));
     }
     LG_TRY(part_of(o, p->vae, "vae", dir, &part));
     LG_TRY(make_vae(&part, dtype));

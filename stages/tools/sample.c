@@ -5,6 +5,7 @@
 #include "config/config.h"
 #include "config/manifest.h"
 #include "config/plan.h"
+#include "config/texts.h"
 #include "stages/ckpt/checkpoint.h"
 #include "stages/sample/draw.h"
 #include "stages/tools/owner.h"
@@ -157,11 +158,13 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
     lg_pictures pictures;
     struct lg_draw_spec s = {.weights_dir = weights,
                              .vae_dir = c->vae_model,
-                             .text_dir = c->text_model,
-                             .text_length = (int)c->text_length,
                              .prompts = o->captions,
                              .n = o->n_captions,
                              .negative = o->negative ? o->negative : c->sample_negative};
+    struct lg_text_config text[LG_TEXTS_MAX];
+    const int n = lg_config_texts(c, text);
+    for (int k = 0; k < n; k++)
+        s.text[k] = (struct lg_draw_text){.dir = text[k].model, .length = (int)text[k].length};
     LG_TRY(number(o->seed, "seed", 0, 9e15, (double)c->sample_seed, &seed));
     LG_TRY(number(o->steps, "steps", 1, 1000, (double)c->sample_steps, &steps));
     LG_TRY(number(o->guidance, "guidance", 0, 100, c->sample_guidance, &guidance));

@@ -13,8 +13,8 @@ enum { VARIANCE_TERMS = 6 };
 
 /* Offsets in the device block, in bytes, each a multiple of 64. */
 struct layout {
-    size_t n, coef, t, weight, label, text_length, uploaded; /* host and device */
-    size_t size, ratio, terms;                               /* likewise, of what the net has */
+    size_t n, coef, t, weight, label, text_length[LG_TEXTS_MAX], uploaded; /* host and device */
+    size_t size, ratio, terms;           /* likewise, of what the net has */
     size_t mean, logvar, staged;         /* device, latents from the host only */
     size_t x_t, target;                  /* device only */
     size_t band_x_t, band_target, total; /* likewise; of a band, where there is one */
@@ -61,7 +61,7 @@ static struct layout layout_of(const lg_device *d, const struct lg_batch_options
     l.t = take(&used, B * f);
     l.weight = take(&used, weights_of(o) * B * f);
     l.label = take(&used, B * sizeof(int32_t));
-    l.text_length = take(&used, B * sizeof(int32_t));
+    for (int k = 0; k < o->net->n_texts; k++) l.text_length[k] = take(&used, B * sizeof(int32_t));
     if (o->net->size_conditions) {
         l.size = take(&used, 2 * B * f);
         l.ratio = take(&used, B * f);
@@ -127,7 +127,8 @@ static void use(lg_batch *b, const struct lg_batch_options *o)
     }
     const struct lg_denoiser_info *has = lg_denoiser_info(o->net->kind);
     if (has->labels) t->in.label = lg_t1(b->device + b->at.label, LG_I32, o->size);
-    if (has->text) t->in.text_length = lg_t1(b->device + b->at.text_length, LG_I32, o->size);
+    for (int k = 0; k < o->net->n_texts; k++)
+        t->in.text[k].length = lg_t1(b->device + b->at.text_length[k], LG_I32, o->size);
 }
 
 int lg_batch_open(lg_device *d, const struct lg_batch_options *o, int n, lg_batch **ret)
@@ -197,7 +198,8 @@ static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *sp
         ((float *)(b->host + b->at.ratio))[row] = (float)net->height / (float)net->width;
     }
     ((int32_t *)(b->host + b->at.label))[row] = slot->label;
-    ((int32_t *)(b->host + b->at.text_length))[row] = slot->text_length;
+    for (int k = 0; k < net->n_texts; k++)
+        ((int32_t *)(b->host + b->at.text_length[k]))[row] = slot->text_length[k];
 }
 
 static void take_band(lg_batch *b, lg_stream *s, lg_tensor whole, lg_tensor to)
@@ -217,6 +219,16 @@ static lg_tensor bring(lg_batch *b, lg_stream *s, const void *host, size_t at)
     return to;
 }
 
+/* Where they lie in the window. */
+static void use_text(lg_batch *b, const lg_window *w, int k, uint64_t n)
+{
+    const struct lg_denoiser_text *t = &b->o.net->text[k];
+    struct lg_text_states *in = &b->tensors.in.text[k];
+    if (t->length)
+        in->states = lg_t3(lg_window_states(w, k, n), b->type, b->o.size, t->length, t->width);
+    if (t->pooled) in->pooled = lg_t2(lg_window_pooled(w, k, n), b->type, b->o.size, t->pooled);
+}
+
 void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batch_spec *spec)
 {
     use(b, &b->kind[spec->kind]);
@@ -231,9 +243,7 @@ void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batc
         mean = bring(b, s, mean.data, b->at.mean);
         logvar = bring(b, s, logvar.data, b->at.logvar);
     }
-    if (lg_denoiser_info(b->o.net->kind)->text)
-        b->tensors.in.text =
-            lg_t3(lg_window_text(w, n), b->type, B, b->o.net->text_length, b->o.net->text_dim);
+    for (int k = 0; k < b->o.net->n_texts; k++) use_text(b, w, k, n);
     lg_diffuse_forward(
         s, &(struct lg_diffuse_forward_args){.mean = mean,
                                              .logvar = logvar,

@@ -1,8 +1,6 @@
 /* See frozen.h. */
 #include "stages/trainer/frozen.h"
-#include "base/log.h"
-
-enum { PIECE = 1 << 26 }; /* elements that are read at once */
+#include "stages/stored.h"
 
 int lg_frozen_place(const lg_config *c, int rank)
 {
@@ -11,7 +9,7 @@ int lg_frozen_place(const lg_config *c, int rank)
 
 size_t lg_frozen_bytes(const lg_params *all, lg_dtype type)
 {
-    return (all->count - all->trained_count) * lg_dtype_bytes(type);
+    return lg_stored_bytes(all, type) - all->trained_count * lg_dtype_bytes(type);
 }
 
 static int load(lg_stage *st, size_t first, size_t count, float *ret, void *arg)
@@ -31,12 +29,12 @@ int lg_frozen_open(lg_stage *st, lg_device *d, const lg_trainer_state *s, const 
         &(struct lg_stage_memory){
             .bytes = bytes, .device = d, .role = LG_ROLE_trainer, .index = st->index},
         &r, "frozen/%d/weights", lg_frozen_place(st->config, st->index)));
-    LG_TRY(lg_stage_fill(st, r,
-                         &(struct lg_stage_weights){.device = d,
-                                                    .count = s->all.count - s->all.trained_count,
-                                                    .piece = PIECE,
-                                                    .load = load,
-                                                    .arg = (void *)s}));
+    LG_TRY(lg_stored_fill(st, r,
+                          &(struct lg_stored_fill){.device = d,
+                                                   .table = &s->all,
+                                                   .first = s->all.trained_count,
+                                                   .load = load,
+                                                   .arg = (void *)s}));
     *ret = r->payload;
     return 0;
 }
@@ -44,6 +42,7 @@ int lg_frozen_open(lg_stage *st, lg_device *d, const lg_trainer_state *s, const 
 const void *lg_frozen_unit(const lg_trainer_state *s, const lg_device *d, const void *frozen,
                            int unit)
 {
-    const size_t at = s->all.unit[unit].first - s->all.trained_count;
-    return (const char *)frozen + at * lg_dtype_bytes(lg_device_dtype(d));
+    const lg_dtype type = lg_device_dtype(d);
+    return (const char *)frozen +
+           (lg_stored_unit_at(&s->all, unit, type) - s->all.trained_count * lg_dtype_bytes(type));
 }

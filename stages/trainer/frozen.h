@@ -1,8 +1,9 @@
-/* Weights that are not trained: the part of the net's table behind what is (lg_params_split), in the type of the
- * computation, once on each GPU, for all ranks there.
+/* Weights that are not trained: the part of the net's table behind what is (lg_params_split), as model.frozen says, in the
+ * type of the computation or in 8 bits (stages/nets/storage.h), once on each GPU, for all ranks there.
  *
- *   frozen/<gpu>/weights   (host: 0) the part, filled by whoever comes first (lg_stage_fill), from where lg_frozen_read
- *                          says; never written again */
+ *   frozen/<gpu>/weights   (host: 0) the part, filled by whoever comes first (lg_stored_fill), from where lg_frozen_read
+ *                          says; never written again. Who dies while it fills leaves it to the next one, which begins
+ *                          anew and makes the same bytes: a row's codes depend on its values in the files alone */
 #pragma once
 #include "stages/trainer/state.h"
 

@@ -234,8 +234,8 @@ static void add_frozen(const lg_config *c, size_t bytes, int rank, struct lg_sta
     rows[(*n)++].bytes = bytes;
 }
 
-int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
-                     int *ret_n)
+int lg_trainer_bytes(const lg_config *c, const lg_plan *p, lg_role role,
+                     struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
     struct lg_denoiser_config net;
     lg_params all, params;

@@ -22,5 +22,5 @@ size_t lg_rank_prediction(const struct lg_rank_nets *nets);
 /* Rows of latents that it computes. */
 int64_t lg_rank_height(const struct lg_batch_options *batch);
 /* The role's rows for `lgsup check`; see lg_stage_def. */
-int lg_trainer_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
-                     int *ret_n);
+int lg_trainer_bytes(const lg_config *c, const lg_plan *p, lg_role role,
+                     struct lg_stage_bytes *rows, int cap, int *ret_n);

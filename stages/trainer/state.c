@@ -1,6 +1,7 @@
 /* Persistent trainer state; see state.h. */
 #include "stages/trainer/state.h"
 #include "config/manifest.h"
+#include "stages/nets/storage.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,14 +16,25 @@ static int take_from(const char *dir, struct lg_denoiser_config *ret)
     if (from.channels != ret->channels)
         return LG_FAIL(LG_ERR_CONFIG, "%s: \"in_channels\" is %d, but latents have %d channels",
                        path, from.channels, ret->channels);
-    if (ret->text_dim && from.text_dim != ret->text_dim)
+    if (from.kind == LG_PIXART && from.text[0].width != ret->text[0].width)
         return LG_FAIL(LG_ERR_CONFIG, "%s: \"caption_channels\" is %d, but text.model has width %d",
-                       path, from.text_dim, ret->text_dim);
+                       path, from.text[0].width, ret->text[0].width);
+    if (from.kind == LG_SD3 &&
+        (from.text[2].width != ret->text[2].width ||
+         from.text[0].pooled + from.text[1].pooled != ret->text[0].pooled + ret->text[1].pooled))
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s: \"joint_attention_dim\" is %d and \"pooled_projection_dim\" %d, but "
+                       "text.t5 has width %d, and both CLIP have pooled widths of %d together",
+                       path, from.text[2].width, from.text[0].pooled + from.text[1].pooled,
+                       ret->text[2].width, ret->text[0].pooled + ret->text[1].pooled);
     ret->norm_eps = from.norm_eps;
     ret->sample_size = from.sample_size;
     ret->interpolation = from.interpolation;
     ret->size_conditions = from.size_conditions;
     ret->no_attention_bias = from.no_attention_bias;
+    ret->positions_side = from.positions_side;
+    ret->qk_norm = from.qk_norm;
+    memcpy(ret->dual, from.dual, sizeof ret->dual);
     return 0;
 }
 
@@ -39,11 +51,19 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
         .heads = (int)c->model_heads,
         .mlp_ratio = (int)c->model_mlp_ratio,
         .num_classes = p->num_classes,
-        .text_length = p->text_length,
-        .text_dim = p->text_dim,
+        .n_texts = p->n_texts,
         .norm_eps = 1e-6,
         .learned_variance = c->model_learned_variance,
     };
+    for (int k = 0; k < p->n_texts; k++) {
+        const struct lg_plan_text *t = &p->text[k];
+        ret->text[k] = (struct lg_denoiser_text){
+            .length = t->dim ? t->length : 0, .width = t->dim, .pooled = t->pooled};
+    }
+    if (ret->kind == LG_SD3) { /* of a new one; as many positions as SD3 has for its sample_size */
+        ret->qk_norm = true;
+        ret->positions_side = 3 * LG_MAX(ret->height / LG_MAX(ret->patch, 1), 1);
+    }
     if (c->model_from[0]) LG_TRY(take_from(c->model_from, ret));
     return lg_denoiser_config_check(ret);
 }
@@ -51,7 +71,8 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
 struct lg_training lg_training_of(const lg_config *c)
 {
     struct lg_training t = {.groups = (const char *const *)c->trainer_groups.v,
-                            .in_blocks = !strcmp(c->trainer_optimizer, "adamw8bit")};
+                            .in_blocks = !strcmp(c->trainer_optimizer, "adamw8bit"),
+                            .frozen = lg_storage_of(c->model_frozen)};
     if (!strcmp(c->adapter_kind, "lora"))
         t.adapter = (struct lg_adapter){.rank = (int)c->adapter_rank,
                                         .alpha = c->adapter_alpha > 0 ? c->adapter_alpha

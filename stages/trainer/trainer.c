@@ -36,7 +36,7 @@ static int open_rules(lg_stage *st, struct trainer *t)
         .steps = st->plan.lr_steps,
         .final_ratio = c->trainer_lr_final};
     t->needs = 1u << LG_FIELD_SOURCE | 1u << LG_FIELD_LATENT;
-    if (st->plan.text_length) t->needs |= 1u << LG_FIELD_TEXT;
+    for (int k = 0; k < st->plan.n_texts; k++) t->needs |= 1u << lg_field_text(k);
     return 0;
 }
 

@@ -115,8 +115,8 @@ static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_a
     return 0;
 }
 
-static int vae_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
-                     int *ret_n)
+static int vae_bytes(const lg_config *c, const lg_plan *p, lg_role role,
+                     struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
     struct lg_aekl_config net;
     size_t count, activations;

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/sysinfo.h>
 
-enum { OUTPUT_BYTES_MAX = 1 << 20, ARGS_MAX = 2 * 256 + 4 };
+enum { OUTPUT_BYTES_MAX = 1 << 20, ARGS_MAX = 2 * 256 + 6 };
 enum { GPU_ROLE_MS = 900000 }; /* choosing the algorithms of a large net, once per machine */
 
 struct check {
@@ -31,11 +31,8 @@ struct check {
 
 static const char *blast_radius(lg_role r)
 {
+    if (lg_role_scales(r)) return "its claimed chunks pass to the siblings or its replacement";
     switch (r) {
-    case LG_ROLE_loader:
-    case LG_ROLE_text:
-    case LG_ROLE_vae:
-        return "its claimed chunks pass to the siblings or its replacement";
     case LG_ROLE_trainer:
         return "its part of the step in flight is computed again; the others wait";
     case LG_ROLE_ema:
@@ -46,10 +43,9 @@ static const char *blast_radius(lg_role r)
         return "nothing; refilled from lgsup's copies";
     case LG_ROLE_lgsup:
         return "nothing; training goes on, `lgsup start` adopts it";
-    case LG_ROLE_COUNT:
-        break;
+    default:
+        return "";
     }
-    return "";
 }
 
 /* ---- asking ---- */
@@ -125,6 +121,10 @@ static int begin_role(const struct check *k, lg_role r, struct lg_capture *ret)
     char *argv[ARGS_MAX] = {program, (char *)"--plan", (char *)k->file};
     int n = 3;
     LG_TRY(lg_program_path(lg_role_program(r), program));
+    if (lg_role_is_text(r) && r != LG_ROLE_text) { /* one program for several roles */
+        argv[n++] = (char *)"--role";
+        argv[n++] = (char *)lg_role_name(r);
+    }
     for (int i = 0; i < k->n_set; i++) {
         argv[n++] = (char *)"--set";
         argv[n++] = (char *)k->set[i];
@@ -227,15 +227,16 @@ static void restarts_of(const lg_config *c, lg_role r, char *ret, size_t bytes)
 static void print_processes(const struct check *k)
 {
     char places[LG_RUN_GPUS_MAX * 3 + 8], restarts[48];
-    printf("%-8s %9s %7s  %-10s %-12s %s\n", "role", "processes", "threads", "device", "restarts",
-           "when one dies");
+    const int width = k->plan->n_texts > 1 ? 11 : 8; /* "text.clip_l" */
+    printf("%-*s %9s %7s  %-10s %-12s %s\n", width, "role", "processes", "threads", "device",
+           "restarts", "when one dies");
     for (int r = 0; r < LG_ROLE_COUNT; r++) {
         int n = k->plan->instances[r];
         if (n == 0) continue;
         places_of(k, (lg_role)r, places, sizeof places);
         restarts_of(k->config, (lg_role)r, restarts, sizeof restarts);
-        printf("%-8s %9d %7d  %-10s %-12s %s\n", lg_role_name((lg_role)r), n, k->plan->threads[r],
-               places, restarts, blast_radius((lg_role)r));
+        printf("%-*s %9d %7d  %-10s %-12s %s\n", width, lg_role_name((lg_role)r), n,
+               k->plan->threads[r], places, restarts, blast_radius((lg_role)r));
     }
 }
 
@@ -272,6 +273,13 @@ static void print_buckets(const lg_plan *p)
                b->of[k].rows);
 }
 
+static void print_text(const struct lg_plan_text *t)
+{
+    printf("; %s", lg_role_name(t->role));
+    if (t->dim) printf(" (%d, %d)", t->length, t->dim);
+    if (t->pooled) printf("%s pooled (%d)", t->dim ? "," : "", t->pooled);
+}
+
 static void print_plan(const lg_config *c, const lg_plan *p)
 {
     lg_print(stdout,
@@ -282,7 +290,7 @@ static void print_plan(const lg_config *c, const lg_plan *p)
     lg_print(stdout, "run directory %s\n", c->job_dir);
     printf("window of %" PRId64 " samples; latents (%d, %d, %d)", p->window_slots,
            p->latent_channels, p->latent_size, p->latent_size);
-    if (p->text_dim) printf("; text (%d, %d)", p->text_length, p->text_dim);
+    for (int k = 0; k < p->n_texts; k++) print_text(&p->text[k]);
     if (p->num_classes) printf("; %d classes", p->num_classes);
     if (p->buckets.n) print_buckets(p);
     printf("\nplan %016" PRIx64 "\n\n", p->hash);

@@ -161,8 +161,9 @@ static int check_pair(const lg_config *c, const lg_plan *p, const struct lg_run_
 {
     bool train =
         role_uses(c, p, LG_ROLE_trainer, a->number) || role_uses(c, p, LG_ROLE_trainer, b->number);
-    bool text =
-        role_uses(c, p, LG_ROLE_text, a->number) && role_uses(c, p, LG_ROLE_text, b->number);
+    bool text = false; /* one encoder's shards lie on both */
+    for (lg_role r = LG_ROLE_text; lg_role_is_text(r); r++)
+        text = text || (role_uses(c, p, r, a->number) && role_uses(c, p, r, b->number));
     if (!train && !text) return 0;
     if (b->number < 64 && (a->peers >> b->number & 1)) return 0;
     return LG_FAIL(LG_ERR_CONFIG,

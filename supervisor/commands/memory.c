@@ -10,8 +10,8 @@
 #include <string.h>
 
 enum { ENTRIES_MAX = 1024 };
-#define BYTES_MAX ((uint64_t)1 << 50) /* 1 PiB: more than any buffer */
-static_assert(LG_ROLE_COUNT * ENTRIES_MAX <= (1 << 13), "2^50 * 2^13 < 2^64");
+#define BYTES_MAX ((uint64_t)1 << 49) /* 512 TiB: more than any buffer */
+static_assert(LG_ROLE_COUNT * ENTRIES_MAX <= (1 << 14), "2^49 * 2^14 < 2^64");
 
 void lg_memory_free(struct lg_memory *m)
 {

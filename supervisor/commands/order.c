@@ -23,8 +23,8 @@ static int find_role(const char *name, lg_role *ret)
     int role = lg_role_find(name);
     if (role < 0)
         return LG_FAIL(LG_ERR_USAGE,
-                       "there is no role \"%s\": loader, text, vae, trainer, ema and ckpt are the "
-                       "roles of a run",
+                       "there is no role \"%s\": loader, text (with several encoders text.NAME), "
+                       "vae, trainer, ema and ckpt are the roles of a run",
                        name);
     *ret = (lg_role)role;
     return 0;
@@ -92,7 +92,7 @@ static int parse_what(const char *what, struct lg_message *ret)
 {
     char name[32], *end;
     snprintf(name, sizeof name, "%s", what);
-    char *dot = strchr(name, '.');
+    char *dot = lg_role_find(name) < 0 ? strrchr(name, '.') : NULL; /* text.t5 is a role */
     if (dot) *dot = 0;
     LG_TRY(find_role(name, &ret->role));
     if (!dot) return 0;

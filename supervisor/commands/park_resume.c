@@ -47,10 +47,8 @@ static const char *changed(const lg_config *old_config, const lg_plan *old, cons
 /* What the new config may change in a run whose memory is there. */
 static void refresh_board(lg_board *b, const lg_plan *old, const lg_run *r)
 {
-    static const lg_role scalable[] = {LG_ROLE_loader, LG_ROLE_text, LG_ROLE_vae};
     struct lg_board_shared *s = b->s;
-    for (size_t i = 0; i < LG_ARRAY_LEN(scalable); i++) {
-        lg_role role = scalable[i];
+    for (lg_role role = 0; lg_role_scales(role); role++) {
         if (r->plan.instances[role] != old->instances[role]) /* else what `lgsup scale` has said */
             atomic_store(&s->wanted[role], (uint32_t)r->plan.instances[role]);
     }

@@ -1,20 +1,25 @@
 /* Restart intensity; see intensity.h. */
 #include "supervisor/core/intensity.h"
 #include "base/clock.h"
+#include "config/texts.h"
 #include "supervisor/run/child.h"
 #include <signal.h>
 #include <stdlib.h>
 
 struct lg_restart_policy lg_restart_policy(const lg_config *c, lg_role role)
 {
-    const struct lg_restart_policy own[LG_ROLE_keeper] = {
+    struct lg_restart_policy own[LG_ROLE_keeper] = {
 #define OWN(role, section)                                                                         \
     [LG_ROLE_##role] = {c->section##_restarts_max, c->section##_restart_window_s}
-        OWN(loader, loader),   OWN(text, text), OWN(vae, vae),
-        OWN(trainer, trainer), OWN(ema, ema),   OWN(ckpt, checkpoint),
+        OWN(loader, loader), OWN(vae, vae),         OWN(trainer, trainer),
+        OWN(ema, ema),       OWN(ckpt, checkpoint),
 #undef OWN
     };
     LG_ASSERT(role < LG_ROLE_keeper);
+    if (lg_role_is_text(role)) {
+        const struct lg_text_config text = lg_text_keys(c, role);
+        own[role] = (struct lg_restart_policy){text.restarts_max, text.restart_window_s};
+    }
     return (struct lg_restart_policy){
         .deaths_max = own[role].deaths_max ? own[role].deaths_max : c->supervisor_restarts_max,
         .window_s = own[role].window_s ? own[role].window_s : c->supervisor_restart_window_s};
@@ -64,8 +69,7 @@ static uint64_t mark(const _Atomic(lg_mark) *m)
 /* A sum: each of these only grows. A rank's samples do not count, a micro-batch is lost with it. */
 uint64_t lg_own_progress(const struct lg_board_row *row, lg_role role)
 {
-    if (role == LG_ROLE_loader || role == LG_ROLE_text || role == LG_ROLE_vae)
-        return atomic_load_explicit(&row->samples, memory_order_relaxed);
+    if (lg_role_scales(role)) return atomic_load_explicit(&row->samples, memory_order_relaxed);
     return mark(&row->grads) + mark(&row->partial) + mark(&row->commit) +
            mark(&row->staged_moments) + mark(&row->staged) + mark(&row->published);
 }

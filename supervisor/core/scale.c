@@ -6,10 +6,6 @@
 int lg_scale_check(lg_role role, int n)
 {
     switch (role) {
-    case LG_ROLE_loader:
-    case LG_ROLE_text:
-    case LG_ROLE_vae:
-        break;
     case LG_ROLE_trainer:
         return LG_FAIL(LG_ERR_USAGE,
                        "the number of trainer ranks decides how sums are rounded and where state "
@@ -22,6 +18,7 @@ int lg_scale_check(lg_role role, int n)
                        "loader, text or vae; `lgsup swap %s` replaces it",
                        lg_role_name(role), lg_role_name(role));
     default:
+        if (lg_role_scales(role)) break;
         return LG_FAIL(LG_ERR_USAGE, "%s cannot be scaled: loader, text and vae can",
                        lg_role_name(role));
     }
@@ -145,12 +142,25 @@ static void answer(lg_supervisor *s, lg_role role, lg_message_kind kind, int cod
     s->scale_peer[role].bytes = 0;
 }
 
+/* Of text encoders it names those that the run has. */
+static int fail_absent(const lg_plan *p, lg_role role)
+{
+    char names[LG_TEXTS_MAX * 16] = "";
+    size_t at = 0;
+    for (int k = 0; lg_role_is_text(role) && k < p->n_texts && at < sizeof names; k++)
+        at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", k ? ", " : "",
+                               lg_role_name(p->text[k].role));
+    if (*names)
+        return LG_FAIL(LG_ERR_USAGE, "this run has no %s: its text encoders are %s",
+                       lg_role_name(role), names);
+    return LG_FAIL(LG_ERR_USAGE, "this run has no %s: its pipeline.toml names no %s.model",
+                   lg_role_name(role), lg_role_name(role));
+}
+
 static int check_order(const lg_supervisor *s, lg_role role, int n)
 {
     LG_TRY(lg_scale_check(role, n));
-    if (s->run->plan.instances[role] == 0)
-        return LG_FAIL(LG_ERR_USAGE, "this run has no %s: its pipeline.toml names no %s.model",
-                       lg_role_name(role), lg_role_name(role));
+    if (s->run->plan.instances[role] == 0) return fail_absent(&s->run->plan, role);
     if (s->step != LG_RUN_STEP_running)
         return LG_FAIL(LG_ERR_BUSY, "the run is %s: scale it while it is running",
                        lg_run_state_name((lg_run_state)atomic_load(&s->board->s->run_state)));
@@ -192,9 +202,7 @@ static bool is_settled(const lg_supervisor *s, lg_role role)
 
 void lg_scale_look(lg_supervisor *s)
 {
-    static const lg_role roles[] = {LG_ROLE_loader, LG_ROLE_text, LG_ROLE_vae};
-    for (size_t r = 0; r < LG_ARRAY_LEN(roles); r++) {
-        lg_role role = roles[r];
+    for (lg_role role = 0; lg_role_scales(role); role++) {
         char text[64];
         /* A row may have been in the way of one that is wanted: look again. */
         if (s->step == LG_RUN_STEP_running) lg_scale_adjust(s, role);

@@ -176,7 +176,6 @@ static void put_head(struct page *p, const struct lg_top *t, const struct step_t
 
 static void put_window(struct page *p, const struct lg_top *t, const struct lg_top_look *look)
 {
-    static const char *const name[LG_FIELD_COUNT] = {"source", "latent", "text"};
     char line[LG_TOP_LINE_BYTES], fill[4 * BAR_CELLS + 1];
     size_t at = 0;
     if (!t->slot) {
@@ -187,8 +186,12 @@ static void put_window(struct page *p, const struct lg_top *t, const struct lg_t
         if (!t->window.chunk[f]) continue;
         double share = (double)t->ready[f] / (double)t->window.slots;
         bar(fill, sizeof fill, share, look->utf8);
-        at += (size_t)snprintf(line + at, sizeof line - at, "%s %" PRIu64 "/%" PRIu64 " [%s]  ",
-                               name[f], t->ready[f], t->window.slots, fill);
+        at += (size_t)snprintf(line + at, sizeof line - at, "%s%s %" PRIu64 "/%" PRIu64 " [%s]  ",
+                               f == LG_FIELD_SOURCE   ? "source"
+                               : f == LG_FIELD_LATENT ? "latent"
+                                                      : "text",
+                               f < LG_FIELD_TEXT ? "" : t->window.text[f - LG_FIELD_TEXT].name,
+                               t->ready[f], t->window.slots, fill);
     }
     put(p, "%-*s%sbatch %" PRIu64, LABEL_COLUMNS, "window", line, t->batch);
 }
@@ -234,7 +237,7 @@ static const char *share_text(char ret[16], double ns_per_s)
 
 static bool counts_samples(lg_role r)
 {
-    return r == LG_ROLE_loader || r == LG_ROLE_text || r == LG_ROLE_vae || r == LG_ROLE_trainer;
+    return lg_role_scales(r) || r == LG_ROLE_trainer;
 }
 
 static void put_process(struct page *page, const struct lg_top_process *p)

@@ -257,8 +257,8 @@ static void bench_rows(struct bench *b)
             .gate = T2(B, D), .out = T3(B, T, D));
     MEASURE(gate_residual_backward, "B=8 T=64 D=192", 0, 3 * e, .dout = T3(B, T, D),
             .y = T3(B, T, D), .gate = T2(B, D), .dy = T3(B, T, D), .dgate = T2(B, D));
-    MEASURE(rms_norm_forward, "M=192 D=192", 0, 8.0 * 192 * D, .x = T2(192, D), .w = T1(D),
-            .y = T2(192, D), .eps = 1e-6);
+    MEASURE(rms_norm_forward, "M=192 D=192", 0, 8.0 * 192 * D, .x = T4(1, 192, 1, D), .w = T2(1, D),
+            .y = T4(1, 192, 1, D), .each = 1, .eps = 1e-6);
     MEASURE(act_forward, "M=512 N=768 gelu_tanh", 0, 8 * e, .x = T2(M, 4 * D), .y = T2(M, 4 * D),
             .act = LG_ACT_GELU_TANH);
     MEASURE(act_backward, "M=512 N=768 gelu_tanh", 0, 12 * e, .x = T2(M, 4 * D), .dy = T2(M, 4 * D),

@@ -68,14 +68,14 @@ static int run_rank(const struct arg *a, int rank)
     float *weights = take(d, n * 4), *reduced = take(d, shard.count * 4);
     const size_t pieces = (shard.count + LG_SQUARES_PIECE - 1) / LG_SQUARES_PIECE;
     double *squares = take(d, pieces * sizeof *squares);
-    float *text = take(d, (size_t)(B * c->text_length * c->text_dim) * 4),
+    float *text = take(d, (size_t)(B * c->text[0].length * c->text[0].width) * 4),
           *mean = take(d, latent * 4);
     int32_t *length = take(d, (size_t)B * 4);
     int64_t *numbers = take(d, (size_t)B * 8);
     float *coef = take(d, (size_t)B * 16), *t = take(d, (size_t)B * 4),
           *weight = take(d, (size_t)B * 4);
-    lg_philox_normal_f32(text, (size_t)(B * c->text_length * c->text_dim), 1, LG_PURPOSE_TEST, 1,
-                         0);
+    lg_philox_normal_f32(text, (size_t)(B * c->text[0].length * c->text[0].width), 1,
+                         LG_PURPOSE_TEST, 1, 0);
     lg_philox_normal_f32(mean, latent, 1, LG_PURPOSE_TEST, 2, 0);
     for (int64_t b = 0; b < B; b++) {
         length[b] = 4 + (int)b % 12, numbers[b] = b, t[b] = 500, weight[b] = 1.0f / (float)a->batch;
@@ -86,10 +86,11 @@ static int run_rank(const struct arg *a, int rank)
     x_t.data = take(d, latent * 4), target.data = take(d, latent * 4);
     logvar.data = take(d, latent * 4), pred.data = take(d, latent * 4);
     lg_tensor loss = lg_t1(take(d, (size_t)B * 4), LG_F32, B);
-    struct lg_denoiser_input in = {.x = x_t,
-                                   .t = lg_t1(t, LG_F32, B),
-                                   .text = lg_t3(text, LG_F32, B, c->text_length, c->text_dim),
-                                   .text_length = lg_t1(length, LG_I32, B)};
+    struct lg_denoiser_input in = {
+        .x = x_t,
+        .t = lg_t1(t, LG_F32, B),
+        .text = {{.states = lg_t3(text, LG_F32, B, c->text[0].length, c->text[0].width),
+                  .length = lg_t1(length, LG_I32, B)}}};
     int64_t start = 0;
     for (int step = -WARMUP; step < a->steps; step++) {
         int round = step + WARMUP + 1;
@@ -170,8 +171,8 @@ int main(int argc, char **argv)
                             .depth = v[1],
                             .heads = v[2],
                             .mlp_ratio = 4,
-                            .text_length = 24,
-                            .text_dim = 192,
+                            .n_texts = 1,
+                            .text = {{.length = 24, .width = 192}},
                             .norm_eps = 1e-6},
                     .batch = v[3],
                     .ranks = v[4],

@@ -13,8 +13,8 @@ import sys
 import numpy as np
 import torch
 from diffusers import (DDIMScheduler, DiTTransformer2DModel, FlowMatchEulerDiscreteScheduler,
-                       PixArtTransformer2DModel)
-from diffusers.models import embeddings
+                       PixArtTransformer2DModel, SD3Transformer2DModel)
+from diffusers.models import embeddings, normalization
 from safetensors.numpy import save_file
 
 M32 = 0xFFFFFFFF
@@ -64,13 +64,42 @@ def timestep_embedding_f64(t, dim, flip_sin_to_cos=False, downscale_freq_shift=1
     return torch.cat([a.cos(), a.sin()] if flip_sin_to_cos else [a.sin(), a.cos()], dim=-1)
 
 
+def rms_norm_f64(self, x):
+    """diffusers' RMSNorm, which takes the mean in fp32, in fp64."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
 embeddings.get_timestep_embedding = timestep_embedding_f64
+normalization.RMSNorm.forward = rms_norm_f64
 
 DIT = dict(num_attention_heads=2, attention_head_dim=16, in_channels=4, num_layers=2,
            sample_size=8, patch_size=2, num_embeds_ada_norm=5, norm_eps=1e-5)
 PIXART = dict(num_attention_heads=3, attention_head_dim=16, in_channels=4, out_channels=4,
               num_layers=2, sample_size=8, patch_size=2, cross_attention_dim=48,
               caption_channels=20, use_additional_conditions=False, norm_eps=1e-6)
+
+
+SD3 = dict(num_attention_heads=3, attention_head_dim=16, in_channels=4, out_channels=4,
+           num_layers=3, sample_size=8, patch_size=2, caption_projection_dim=48,
+           joint_attention_dim=40, pooled_projection_dim=24, pos_embed_max_size=9,
+           dual_attention_layers=(0, 1), qk_norm="rms_norm")
+
+
+def make_sd3(**config):
+    """With other positions than a new model's, so that it shows which of them are used."""
+    m = SD3Transformer2DModel(**{**SD3, **config}).eval()
+    fill_model(m)
+    table = m.pos_embed.pos_embed
+    table.copy_(torch.from_numpy(fill("pos_embed.pos_embed", tuple(table.shape), weight_scale(table.shape))))
+    return m.double()
+
+
+def sd3_texts():
+    """Encoder states and pooled ones of the three texts, put together as diffusers' pipeline does."""
+    clip = torch.cat([double("text", (3, 3, 12), 1.0), double("text1", (3, 3, 20), 1.0)], -1)
+    clip = torch.nn.functional.pad(clip, (0, 40 - clip.shape[-1]))
+    states = torch.cat([clip, double("text2", (3, 5, 40), 1.0)], -2)
+    return states, torch.cat([double("pooled", (3, 10), 1.0), double("pooled1", (3, 14), 1.0)], -1)
 
 
 def make_dit():
@@ -91,7 +120,8 @@ def record(out, prefix, model, y, dout):
     y.backward(dout)
     out[f"{prefix}.out"] = y.detach().numpy()
     for name, p in model.named_parameters():
-        out[f"{prefix}.grad.{name}"] = p.grad.numpy().astype(np.float32)
+        grad = torch.zeros_like(p) if p.grad is None else p.grad
+        out[f"{prefix}.grad.{name}"] = grad.numpy().astype(np.float32)
 
 
 def dit_case(out):
@@ -108,6 +138,14 @@ def pixart_case(out):
     mask = torch.arange(6)[None] < torch.tensor([6, 1, 4])[:, None]
     y = m(x, encoder_hidden_states=text, timestep=t, encoder_attention_mask=mask).sample
     record(out, "pixart", m, y, dout)
+
+
+def sd3_case(out):
+    m = make_sd3()
+    x, dout = double("x", (3, 4, 8, 12), 1.5), double("dout", (3, 4, 8, 12), 1.0)
+    t, (states, pooled) = torch.tensor([812.5, 3.25, 500.0]).double(), sd3_texts()
+    y = m(x, encoder_hidden_states=states, pooled_projections=pooled, timestep=t).sample
+    record(out, "sd3", m, y, dout)
 
 
 # ---- samplers ----
@@ -247,6 +285,7 @@ def main():
     check_flow_formula()
     dit_case(out)
     pixart_case(out)
+    sd3_case(out)
     sampler_cases(out)
     objective_cases(out)
     schedule_cases(out)

@@ -84,12 +84,12 @@ static void open_bench(struct bench *b)
     b->in.t = noise(b, lg_t1(NULL, LG_F32, B), 500);
     b->weight = noise(b, lg_t1(NULL, LG_F32, B), 1);
     b->loss = get(b, lg_t1(NULL, LG_F32, B));
-    b->in.text = noise(b, lg_t3(NULL, type, B, TEXT, TEXT_WIDTH), 1);
+    b->in.text[0].states = noise(b, lg_t3(NULL, type, B, TEXT, TEXT_WIDTH), 1);
     int32_t *length = malloc((size_t)B * sizeof *length);
     LG_ASSERT(length);
     for (int64_t i = 0; i < B; i++) length[i] = TEXT;
-    b->in.text_length = get(b, lg_t1(NULL, LG_I32, B));
-    lg_stream_upload(b->stream, b->in.text_length.data, length, (size_t)B * sizeof *length);
+    b->in.text[0].length = get(b, lg_t1(NULL, LG_I32, B));
+    lg_stream_upload(b->stream, b->in.text[0].length.data, length, (size_t)B * sizeof *length);
     lg_stream_sync(b->stream);
     free(length);
 }

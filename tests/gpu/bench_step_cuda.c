@@ -1,12 +1,12 @@
-/* Times a training step of DiT-XL/2 at 256x256 (latents 4x32x32) in bf16 on one GPU, and every operation
- * of it at its shape. The step: forward, loss, backward, the gradients' norm, AdamW on fp32 state, which
+/* Times a training step of a published net in bf16 on one GPU, by default of DiT-XL/2 at 256x256 (latents 4x32x32), and
+ * every operation of it at its shape. The step: forward, loss, backward, the gradients' norm, AdamW on fp32 state, which
  * writes the weights in bf16 too. EMA is another process's work and not in it. Inputs are random.
  *
- * usage: bench_step_cuda [BATCH [STEPS [PRECISION [step]]]]      (256, 10, bf16)
+ * usage: bench_step_cuda [BATCH [STEPS [PRECISION [step|NET]]]]      (256, 10, bf16)
  *
  * Prints ms a step (median), images a second, model TFLOP/s, bytes on the GPU; then all operations of a
- * step with their time within it (op_times.h); then, unless "step" is said, the large ones alone, in a
- * loop: milliseconds a call, calls a step, TFLOP/s or GB/s (bytes that must move, each once), share of the
+ * step with their time within it (op_times.h); then, unless "step" or a net of `presets` is said, the large ones of DiT-XL/2
+ * alone, in a loop: milliseconds a call, calls a step, TFLOP/s or GB/s (bytes that must move, each once), share of the
  * step. */
 #include "base/clock.h"
 #include "stages/nets/denoiser.h"
@@ -20,6 +20,18 @@ static lg_device *device;
 static lg_stream *stream;
 static lg_dtype type;
 static int64_t batch = 256;
+static const struct preset {
+    const char *name;
+    struct lg_denoiser_config c;
+} presets[] = {
+    {"DiT-XL/2", DENOISER_SHAPE(LG_DIT, 4, 32, 32, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6)},
+    {"DiT-XL/2-512", DENOISER_SHAPE(LG_DIT, 4, 64, 64, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6)},
+    {"PixArt-Sigma-512",
+     DENOISER_SHAPE(LG_PIXART, 4, 64, 64, 2, 1152, 28, 16, 4, 0, 300, 4096, 1e-6)},
+    {"PixArt-Sigma-1024",
+     DENOISER_SHAPE(LG_PIXART, 4, 128, 128, 2, 1152, 28, 16, 4, 0, 300, 4096, 1e-6)},
+};
+static const struct preset *preset = presets;
 static size_t allocated;
 static double step_ms, listed_ms;
 
@@ -97,11 +109,12 @@ static void fill_fp32(lg_tensor t, float value)
     free(host);
 }
 
-static void fill_labels(lg_tensor t)
+/* B whole numbers below `end`, above 0. */
+static void fill_numbers(lg_tensor t, int end)
 {
     int32_t *host = malloc(lg_tensor_bytes(&t));
     LG_ASSERT(host);
-    for (int64_t i = 0; i < t.dim[0]; i++) host[i] = (int32_t)(i * 389 % 1000);
+    for (int64_t i = 0; i < t.dim[0]; i++) host[i] = (int32_t)(1 + i * 389 % (end - 1));
     lg_stream_upload(stream, t.data, host, lg_tensor_bytes(&t));
     lg_stream_sync(stream);
     free(host);
@@ -131,8 +144,7 @@ static void optimize(struct step *s)
 
 static void open_step(struct step *s)
 {
-    s->c = (struct lg_denoiser_config)DENOISER_SHAPE(LG_DIT, 4, 32, 32, 2, 1152, 28, 16, 4, 1000, 0,
-                                                     0, 1e-6);
+    s->c = preset->c;
     gpu_need(lg_denoiser_params(&s->c, &s->params));
     double before = now_ms();
     const char *const recompute[] = {getenv("LG_BENCH_RECOMPUTE"), NULL};
@@ -144,7 +156,7 @@ static void open_step(struct step *s)
     allocated += bytes.activations + bytes.scratch;
     printf("opened in %.1f s; activations %.1f GiB, scratch %.2f GiB\n", (now_ms() - before) * 1e-3,
            (double)bytes.activations * 0x1p-30, (double)bytes.scratch * 0x1p-30);
-    int64_t n = (int64_t)s->params.count, values = batch * 4 * 32 * 32;
+    int64_t n = (int64_t)s->params.count, values = batch * s->c.channels * s->c.height * s->c.width;
     s->w = noise(1, n, 0.03), s->w = lg_t1(s->w.data, type, n);
     lg_tensor *fp32[] = {&s->master, &s->m, &s->v, &s->grads};
     for (size_t i = 0; i < LG_ARRAY_LEN(fp32); i++)
@@ -160,8 +172,15 @@ static void open_step(struct step *s)
     s->loss = lg_t1(alloc((size_t)batch * 4), LG_F32, batch);
     fill_fp32(s->in.t, 421);
     fill_fp32(s->weight, 1.0f / (float)batch);
-    s->in.label = lg_t1(alloc((size_t)batch * 4), LG_I32, batch);
-    fill_labels(s->in.label);
+    if (s->c.kind == LG_DIT) {
+        s->in.label = lg_t1(alloc((size_t)batch * 4), LG_I32, batch);
+        fill_numbers(s->in.label, 1000);
+    } else {
+        const int64_t L = s->c.text[0].length, E = s->c.text[0].width;
+        s->in.text[0].states = lg_t3(noise(batch * L, E, 1).data, type, batch, L, E);
+        s->in.text[0].length = lg_t1(alloc((size_t)batch * 4), LG_I32, batch);
+        fill_numbers(s->in.text[0].length, s->c.text[0].length + 1);
+    }
     lg_stream *dry, *real = stream;
     gpu_need(lg_stream_open_dry(device, &dry));
     stream = dry;
@@ -408,9 +427,11 @@ int main(int argc, char **argv)
     device = gpu_open("cuda:0", argc > 3 ? argv[3] : "bf16");
     type = lg_device_dtype(device);
     gpu_need(lg_stream_open(device, &stream));
-    printf("%s, DiT-XL/2, batch %lld\n", lg_device_fingerprint(device), (long long)batch);
+    for (size_t i = 0; argc > 4 && i < LG_ARRAY_LEN(presets); i++)
+        if (!strcmp(argv[4], presets[i].name)) preset = &presets[i];
+    printf("%s, %s, batch %lld\n", lg_device_fingerprint(device), preset->name, (long long)batch);
     bench_step(steps);
-    if (argc > 4 && !strcmp(argv[4], "step")) return 0;
+    if (argc > 4) return 0;
     int64_t T = 256, D = 1152, M = batch * T;
     take_scratch((size_t)2 << 30);
     bench_linear(M, &(struct layer){.name = "qkv", .N = 3 * D, .K = D});

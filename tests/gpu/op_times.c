@@ -76,6 +76,8 @@ static struct two_tensors tensors_of(lg_op_id op, const void *a)
     struct two_tensors r = {{first[0], first[1]}};
     if (op == LG_OP_norm_conv2d_forward)
         r.t[1] = ((const struct lg_norm_conv2d_forward_args *)a)->conv.y;
+    if (op == LG_OP_attention_backward)
+        r.t[1] = ((const struct lg_attention_backward_args *)a)->k;
     return r;
 }
 #define LG_OP(name, ...)                                                                           \

@@ -32,8 +32,8 @@ static const struct net NETS[] = {
       .depth = 2,
       .heads = 3,
       .mlp_ratio = 4,
-      .text_length = 6,
-      .text_dim = 40,
+      .n_texts = 1,
+      .text = {{.length = 6, .width = 40}},
       .norm_eps = 1e-6,
       .learned_variance = true,
       .sample_size = 6,
@@ -56,8 +56,8 @@ static const struct net NETS[] = {
       .depth = 2,
       .heads = 2,
       .mlp_ratio = 4,
-      .text_length = 20,
-      .text_dim = 64,
+      .n_texts = 1,
+      .text = {{.length = 20, .width = 64}},
       .norm_eps = 1e-6,
       .sample_size = 32}},
 };
@@ -121,7 +121,7 @@ static void fill_inputs(struct bench *b)
 {
     static const double labels[BATCH_MAX] = {2, 5, 0, 1}, t[BATCH_MAX] = {421, 999, 3, 812};
     const struct lg_denoiser_config *c = &b->net->c;
-    int64_t B = b->net->batch, L = c->text_length, E = c->text_dim;
+    int64_t B = b->net->batch, L = c->text[0].length, E = c->text[0].width;
     size_t n = (size_t)B * (size_t)(c->channels * c->height * c->width);
     size_t size = lg_dtype_bytes(b->type);
     b->in.x = lg_t4(alloc(b, n * size), b->type, B, c->channels, c->height, c->width);
@@ -141,10 +141,10 @@ static void fill_inputs(struct bench *b)
     }
     double lengths[BATCH_MAX];
     for (int64_t i = 0; i < B; i++) lengths[i] = (double)(L - i * (L / 2 - 1));
-    b->in.text = lg_t3(alloc(b, (size_t)(B * L * E) * size), b->type, B, L, E);
-    fill(b, b->in.text.data, 0, "text", (size_t)(B * L * E), 1.0);
-    b->in.text_length = lg_t1(alloc(b, (size_t)B * 4), LG_I32, B);
-    gpu_put(b->stream, b->in.text_length.data, LG_I32, lengths, (size_t)B);
+    b->in.text[0].states = lg_t3(alloc(b, (size_t)(B * L * E) * size), b->type, B, L, E);
+    fill(b, b->in.text[0].states.data, 0, "text", (size_t)(B * L * E), 1.0);
+    b->in.text[0].length = lg_t1(alloc(b, (size_t)B * 4), LG_I32, B);
+    gpu_put(b->stream, b->in.text[0].length.data, LG_I32, lengths, (size_t)B);
 }
 
 static void bench_open(struct bench *b, const struct net *net, const char *device,

@@ -71,6 +71,7 @@ tests_of() {
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter ;;
     stages/nets/adapter*) echo adapter ;;
+    stages/stored* | stages/nets/storage* | kernels/rows8*) echo storage rows8 ;;
     stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;
     stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
     stages/trainer/batch.*) echo batch e2e:published e2e:buckets ;;

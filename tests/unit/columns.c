@@ -76,6 +76,16 @@ static void run_combine(struct column_call *c)
                                          .y = FLAT_OUT(0)});
 }
 
+/* The scales are no columns. */
+static void run_dequantize_rows(struct column_call *c)
+{
+    lg_dequantize_rows(
+        c->stream, &(struct lg_dequantize_rows_args){.codes = lg_t2(c->in[0], LG_U8, ROWS, c->n),
+                                                     .scale = lg_t1(g_rstd, LG_F32, ROWS),
+                                                     .w = ROWS_OUT(0),
+                                                     .format = (lg_rows8)c->variant});
+}
+
 enum { FLOATS = 4 }; /* f32, f64, f16, bf16: the first of lg_dtype */
 
 static void run_cast(struct column_call *c)
@@ -99,7 +109,7 @@ static void run_norm_modulate_forward(struct column_call *c)
 
 static void run_norm_modulate_backward(struct column_call *c)
 {
-    const bool mod = c->variant % 2;
+    const bool mod = c->variant % 2, frozen = c->variant >= 4;
     copy_in(c, 0, 3, ROWS);
     lg_norm_modulate_backward(c->stream, &(struct lg_norm_modulate_backward_args){
                                              .dy = TOKENS_IN(0),
@@ -108,9 +118,9 @@ static void run_norm_modulate_backward(struct column_call *c)
                                              .rstd = lg_t2(g_rstd, LG_F32, 2, ROWS / 2),
                                              .scale = mod ? MOD_IN(2) : LG_NONE,
                                              .dx = TOKENS_OUT(0),
-                                             .dshift = mod ? MOD_OUT(1) : LG_NONE,
-                                             .dscale = mod ? MOD_OUT(2) : LG_NONE,
-                                             .accumulate = c->variant / 2});
+                                             .dshift = mod && !frozen ? MOD_OUT(1) : LG_NONE,
+                                             .dscale = mod && !frozen ? MOD_OUT(2) : LG_NONE,
+                                             .accumulate = c->variant / 2 % 2});
 }
 
 static void run_gate_residual_forward(struct column_call *c)
@@ -124,20 +134,45 @@ static void run_gate_residual_forward(struct column_call *c)
 
 static void run_gate_residual_backward(struct column_call *c)
 {
-    lg_gate_residual_backward(c->stream,
-                              &(struct lg_gate_residual_backward_args){.dout = TOKENS_IN(0),
-                                                                       .y = TOKENS_IN(1),
-                                                                       .gate = MOD_IN(2),
-                                                                       .dy = TOKENS_OUT(0),
-                                                                       .dgate = MOD_OUT(1),
-                                                                       .dbias = FLAT_OUT(2)});
+    const bool frozen = c->variant;
+    lg_gate_residual_backward(c->stream, &(struct lg_gate_residual_backward_args){
+                                             .dout = TOKENS_IN(0),
+                                             .y = frozen ? LG_NONE : TOKENS_IN(1),
+                                             .gate = MOD_IN(2),
+                                             .dy = TOKENS_OUT(0),
+                                             .dgate = frozen ? LG_NONE : MOD_OUT(1),
+                                             .dbias = frozen ? LG_NONE : FLAT_OUT(2)});
 }
+
+/* Two samples of a token with three vectors, the last one copied. */
+#define VECTORS_IN(k)  lg_t4(c->in[k], LG_F32, 2, 1, ROWS / 2, c->n)
+#define VECTORS_OUT(k) lg_t4(c->out[k], LG_F32, 2, 1, ROWS / 2, c->n)
 
 static void run_rms_norm_forward(struct column_call *c)
 {
-    lg_rms_norm_forward(c->stream,
-                        &(struct lg_rms_norm_forward_args){
-                            .x = ROWS_IN(0), .w = FLAT_IN(1), .y = ROWS_OUT(0), .eps = 1e-6});
+    lg_rms_norm_forward(c->stream, &(struct lg_rms_norm_forward_args){
+                                       .x = lg_t4(c->in[0], LG_F32, 1, 1, ROWS, c->n),
+                                       .w = lg_t2(c->in[1], LG_F32, 1, c->n),
+                                       .y = lg_t4(c->out[0], LG_F32, 1, 1, ROWS, c->n),
+                                       .each = ROWS,
+                                       .eps = 1e-6});
+}
+
+/* Variant 1 adds. */
+static void run_rms_norm_backward(struct column_call *c)
+{
+    copy_in(c, 0, 3, ROWS);
+    copy_in(c, 1, 4, 2);
+    lg_rms_norm_backward(c->stream,
+                         &(struct lg_rms_norm_backward_args){.dy = VECTORS_IN(0),
+                                                             .x = VECTORS_IN(1),
+                                                             .w = MOD_IN(2),
+                                                             .rstd = lg_t3(g_rstd, LG_F32, 2, 1, 2),
+                                                             .dx = VECTORS_OUT(0),
+                                                             .dw = MOD_OUT(1),
+                                                             .each = 1,
+                                                             .accumulate = c->variant,
+                                                             .accumulate_dw = c->variant});
 }
 
 static void run_layer_norm_forward(struct column_call *c)

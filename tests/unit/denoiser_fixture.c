@@ -1,6 +1,7 @@
 /* See the header. The hash must stay what make_denoiser.py has. */
 #include "tests/unit/denoiser_fixture.h"
 #include "stages/io/safetensors.h"
+#include "stages/stored.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,9 +83,31 @@ struct lg_denoiser_config denoiser_fixture_pixart(void)
                                        .depth = 2,
                                        .heads = 3,
                                        .mlp_ratio = 4,
-                                       .text_length = 6,
-                                       .text_dim = 20,
+                                       .n_texts = 1,
+                                       .text = {{.length = 6, .width = 20}},
                                        .norm_eps = 1e-6};
+}
+
+struct lg_denoiser_config denoiser_fixture_sd3(void)
+{
+    return (struct lg_denoiser_config){.kind = LG_SD3,
+                                       .channels = 4,
+                                       .height = 8,
+                                       .width = 12,
+                                       .patch = 2,
+                                       .hidden = 48,
+                                       .depth = 3,
+                                       .heads = 3,
+                                       .mlp_ratio = 4,
+                                       .n_texts = 3,
+                                       .text = {{.length = 3, .width = 12, .pooled = 10},
+                                                {.length = 3, .width = 20, .pooled = 14},
+                                                {.length = 5, .width = 40}},
+                                       .norm_eps = 1e-6,
+                                       .sample_size = 8,
+                                       .positions_side = 9,
+                                       .qk_norm = true,
+                                       .dual = {3}};
 }
 
 double denoiser_fixture_get(const struct denoiser_fixture *f, const void *data, size_t i)
@@ -117,13 +140,38 @@ static void fill(const struct denoiser_fixture *f, void *data, size_t at, const 
     free(v);
 }
 
+static double scale_of(const struct lg_param *p)
+{
+    return p->rank > 1 ? sqrt(3.0 / ((double)p->count / (double)p->dim[0])) : 0.3;
+}
+
+static void fill_stored(struct denoiser_fixture *f)
+{
+    const lg_params *t = &f->params;
+    float *w = calloc(t->count, sizeof *w);
+    LG_ASSERT(w);
+    for (const struct lg_param *p = t->p; p < t->p + t->n; p++) {
+        double *v = malloc(p->count * sizeof *v);
+        LG_ASSERT(v);
+        golden_fill(p->name, p->count, scale_of(p), v);
+        for (size_t i = 0; i < p->count; i++) w[p->offset + i] = (float)v[i];
+        free(v);
+    }
+    need(lg_stored_put(f->device,
+                       &(struct lg_stored_piece){
+                           .table = t, .values = w, .count = t->count, .memory = f->weights}));
+    free(w);
+}
+
 static void fill_weights(struct denoiser_fixture *f)
 {
+    if (f->params.storage != LG_STORAGE_AUTO) {
+        fill_stored(f);
+        return;
+    }
     for (int i = 0; i < f->params.n; i++) {
         const struct lg_param *p = &f->params.p[i];
-        double scale = 0.3;
-        if (p->rank > 1) scale = sqrt(3.0 / ((double)p->count / (double)p->dim[0]));
-        fill(f, f->weights, p->offset, p->name, p->count, scale);
+        fill(f, f->weights, p->offset, p->name, p->count, scale_of(p));
     }
 }
 
@@ -143,13 +191,40 @@ static void fill_sizes(struct denoiser_fixture *f)
     for (size_t i = 0; i < B; i++) denoiser_fixture_set(f, f->in.ratio.data, i, ratios[i]);
 }
 
+/* "text", "text1" .., "pooled", "pooled1" .. */
+static lg_tensor new_text(struct denoiser_fixture *f, const char *what, int k, lg_tensor shape)
+{
+    char name[16];
+    snprintf(name, sizeof name, k ? "%s%d" : "%s", what, k);
+    shape.data = alloc(f, lg_tensor_bytes(&shape));
+    fill(f, shape.data, 0, name, (size_t)lg_numel(&shape), 1.0);
+    return shape;
+}
+
+static void fill_texts(struct denoiser_fixture *f, const int32_t *lengths)
+{
+    enum { B = DENOISER_FIXTURE_BATCH };
+    const struct lg_denoiser_text_info *has;
+    const int n = lg_denoiser_texts(f->config.kind, &has);
+    for (int k = 0; k < n; k++) {
+        const struct lg_denoiser_text *c = &f->config.text[k];
+        struct lg_text_states *t = &f->in.text[k];
+        if (c->length)
+            t->states = new_text(f, "text", k, lg_t3(NULL, f->type, B, c->length, c->width));
+        if (c->pooled) t->pooled = new_text(f, "pooled", k, lg_t2(NULL, f->type, B, c->pooled));
+        if (!has[k].is_masked) continue;
+        t->length = lg_t1(alloc(f, B * sizeof *lengths), LG_I32, B);
+        set_i32(t->length, lengths);
+    }
+}
+
 static void fill_inputs(struct denoiser_fixture *f)
 {
     static const int32_t labels[] = {2, 5, 0}, lengths[] = {6, 1, 4};
     static const double dit_t[] = {999, 0, 421}, pixart_t[] = {812.5, 3.25, 500};
     const struct lg_denoiser_config *c = &f->config;
     size_t size = lg_dtype_bytes(f->type), n = (size_t)(c->channels * c->height * c->width);
-    int64_t B = DENOISER_FIXTURE_BATCH, L = c->text_length, E = c->text_dim;
+    int64_t B = DENOISER_FIXTURE_BATCH;
     size_t bytes = (size_t)B * n * size;
     f->in.x = lg_t4(alloc(f, bytes), f->type, B, c->channels, c->height, c->width);
     f->out = lg_t4(NULL, f->type, B, lg_denoiser_out_channels(c), c->height, c->width);
@@ -167,10 +242,7 @@ static void fill_inputs(struct denoiser_fixture *f)
         set_i32(f->in.label, labels);
         return;
     }
-    f->in.text = lg_t3(alloc(f, (size_t)(B * L * E) * size), f->type, B, L, E);
-    fill(f, f->in.text.data, 0, "text", (size_t)(B * L * E), 1.0);
-    f->in.text_length = lg_t1(alloc(f, sizeof lengths), LG_I32, B);
-    set_i32(f->in.text_length, lengths);
+    fill_texts(f, lengths);
 }
 
 static void open_mode(struct denoiser_fixture *f, const char *device, const char *isa,
@@ -183,7 +255,7 @@ static void open_mode(struct denoiser_fixture *f, const char *device, const char
     need(lg_stream_open(f->device, &f->stream));
     need(lg_denoiser_table(c, &mode->training, &f->params));
     need(lg_denoiser_open(f->device, c, mode, &f->net));
-    f->weights = alloc(f, f->params.count * lg_dtype_bytes(f->type));
+    f->weights = alloc(f, lg_stored_bytes(&f->params, f->type));
     f->grads = alloc(f, f->params.count * lg_dtype_bytes(f->type));
     fill_weights(f);
     fill_inputs(f);

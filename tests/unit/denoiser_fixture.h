@@ -16,12 +16,15 @@ struct lg_denoiser_config denoiser_fixture_dit(void);
 /* hidden 48, 3 heads, 2 blocks, 4x8x12 latents, 6 text tokens of width 20. */
 struct lg_denoiser_config denoiser_fixture_pixart(void);
 
+/* hidden 48, 3 heads, 3 blocks, two of them dual, 4x8x12 latents, texts of 3, 3 and 5 tokens. */
+struct lg_denoiser_config denoiser_fixture_sd3(void);
+
 /* What all models have, as an initial value. */
 #define DENOISER_SHAPE(k, C, h, w, p, D, n, H, ratio, classes, L, E, eps)                          \
     {                                                                                              \
         .kind = k, .channels = C, .height = h, .width = w, .patch = p, .hidden = D, .depth = n,    \
-        .heads = H, .mlp_ratio = ratio, .num_classes = classes, .text_length = L, .text_dim = E,   \
-        .norm_eps = eps                                                                            \
+        .heads = H, .mlp_ratio = ratio, .num_classes = classes, .n_texts = (L) > 0,                \
+        .text = {{.length = L, .width = E}}, .norm_eps = eps                                       \
     }
 
 enum { DENOISER_FIXTURE_BATCH = 3 };
@@ -33,7 +36,7 @@ struct denoiser_fixture {
     lg_stream *stream;
     lg_denoiser *net;
     lg_dtype type;
-    void *weights, *grads; /* flat */
+    void *weights, *grads; /* flat; weights as stages/nets/storage.h has them */
     struct lg_denoiser_input in;
     lg_tensor out, dout; // (B, C or 2C, H, W)
 };

@@ -202,8 +202,8 @@ static int fake_step(lg_stage *st)
     }
 }
 
-static int fake_bytes(const lg_config *c, const lg_plan *p, struct lg_stage_bytes *rows, int cap,
-                      int *ret_n)
+static int fake_bytes(const lg_config *c, const lg_plan *p, lg_role role,
+                      struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
     (void)c, (void)p, (void)cap;
     rows[0] = (struct lg_stage_bytes){.name = "fake/0/scratch", .bytes = 8};

@@ -12,8 +12,9 @@ struct shape {
     int64_t B, T, K, N, D, C, H, W, heads, d, Tk, V, groups, kernel, stride, Co, pad[4], count;
     lg_act act;
     lg_dtype from, to;
-    bool bias, dbias_filled, pre, mod, mask, lse, packed, residual, alias, accumulate, dpred, given,
-        causal;
+    lg_rows8 rows8;
+    bool bias, dbias_filled, pre, mod, frozen, mask, lse, packed, residual, alias, accumulate,
+        dpred, given, causal;
     double scale;
 };
 
@@ -126,6 +127,23 @@ BUILD(cast)
     free(v);
 }
 
+/* Each code is there, but those of NaN. */
+BUILD(dequantize_rows)
+{
+    double *scale = calloc((size_t)z->N, sizeof *scale);
+    double *code = calloc((size_t)(z->N * z->K), sizeof *code);
+    LG_ASSERT(scale && code);
+    struct lg_dequantize_rows_args a = {.format = z->rows8};
+    for (int64_t n = 0; n < z->N; n++) scale[n] = n == 1 ? 0 : ldexp(1.1 + 0.1 * (double)n, -9);
+    for (int64_t i = 0; i < z->N * z->K; i++) code[i] = (double)(i % 128 == 127 ? 0 : i % 256);
+    a.codes = op_in_values(r, LG_U8, 0, code, DIMS(z->N, z->K));
+    a.scale = op_in_values(r, r->stats, OP_STATS, scale, DIMS(z->N));
+    a.w = op_out(r, "w", 0, DIMS(z->N, z->K));
+    lg_dequantize_rows(r->stream, &a);
+    free(code);
+    free(scale);
+}
+
 BUILD(copy_rows)
 {
     const int64_t wide = z->N + 8; /* that the widest pack divides, where it divides a row */
@@ -165,8 +183,10 @@ static norm_back make_norm_back(struct op_run *r, const struct shape *z)
     a.dx = op_out(r, "dx", OP_SAMPLE | (z->accumulate ? OP_FILLED : 0), DIMS(z->B, z->T, z->D));
     if (z->mod) {
         struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 6 * z->D);
-        struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 6 * z->D);
         a.scale = op_slice(r, p, NULL, 4 * z->D, z->D, DIMS(z->B, z->D));
+    }
+    if (z->mod && !z->frozen) {
+        struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 6 * z->D);
         a.dshift = op_slice(r, dp, "dshift", 3 * z->D, z->D, DIMS(z->B, z->D));
         a.dscale = op_slice(r, dp, "dscale", 4 * z->D, z->D, DIMS(z->B, z->D));
     }
@@ -193,11 +213,13 @@ BUILD(gate_residual_backward)
 {
     struct lg_gate_residual_backward_args a = {0};
     op_in_out(r, z->alias, "dy", OP_SAMPLE, &a.dout, &a.dy, DIMS(z->B, z->T, z->D));
-    a.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 6 * z->D);
-    struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 6 * z->D);
     a.gate = op_slice(r, p, NULL, 5 * z->D, z->D, DIMS(z->B, z->D));
-    a.dgate = op_slice(r, dp, "dgate", 5 * z->D, z->D, DIMS(z->B, z->D));
+    if (!z->frozen) {
+        struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 6 * z->D);
+        a.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
+        a.dgate = op_slice(r, dp, "dgate", 5 * z->D, z->D, DIMS(z->B, z->D));
+    }
     if (z->bias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(z->D));
     a.accumulate_dbias = z->dbias_filled;
     lg_gate_residual_backward(r->stream, &a);
@@ -228,24 +250,71 @@ BUILD(norm_residual_backward)
     struct lg_norm_residual_backward_args a = {.norm = make_norm_back(r, z),
                                                .residual = {.accumulate_dbias = z->dbias_filled}};
     struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 2 * z->D);
-    struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 2 * z->D);
     a.residual.dout = a.norm.dx;
-    a.residual.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     a.residual.gate = op_slice(r, p, NULL, z->D, z->D, DIMS(z->B, z->D));
     a.residual.dy = op_out(r, "dy", OP_SAMPLE, DIMS(z->B, z->T, z->D));
-    a.residual.dgate = op_slice(r, dp, "dgate", z->D, z->D, DIMS(z->B, z->D));
+    if (!z->frozen) {
+        struct op_pack dp = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 2 * z->D);
+        a.residual.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
+        a.residual.dgate = op_slice(r, dp, "dgate", z->D, z->D, DIMS(z->B, z->D));
+    }
     if (z->bias) a.residual.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(z->D));
     lg_norm_residual_backward(r->stream, &a);
 }
 
+/* x, y and their like: samples a pack of 16 bytes apart. */
+static lg_tensor vectors_of(struct op_run *r, const struct shape *z, int flags, const char *name)
+{
+    const int64_t h = z->heads ? z->heads : 1, row = z->T * h * z->D;
+    struct op_pack p = op_pack(r, OP_SAMPLE | flags, z->B, row + 8);
+    return op_slice(r, p, name, 0, row, DIMS(z->B, z->T, h, z->D));
+}
+
 BUILD(rms_norm_forward)
 {
-    int64_t M = z->B * z->T;
-    struct lg_rms_norm_forward_args a = {.eps = 1e-6};
-    a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, z->D));
-    a.w = op_in(r, 0, 1, DIMS(z->D));
-    a.y = op_out(r, "y", OP_SAMPLE, DIMS(M, z->D));
+    const int64_t g = z->groups ? z->groups : 1, each = z->count ? z->count : 1;
+    struct lg_rms_norm_forward_args a = {.each = (int)each, .eps = 1e-6};
+    a.x = vectors_of(r, z, 0, NULL);
+    a.w = op_in(r, 0, 1, DIMS(g, z->D));
+    a.y = vectors_of(r, z, OP_OUTPUT, "y");
+    if (z->lse) a.rstd = op_out_typed(r, "rstd", r->stats, OP_SAMPLE, DIMS(z->B, z->T, g * each));
     lg_rms_norm_forward(r->stream, &a);
+}
+
+/* rstd of each sample's first `normed` vectors of a token of x, in memory of the caller's. */
+static double *rms_stats(const struct op_run *r, lg_tensor x, int64_t normed)
+{
+    const int64_t T = x.dim[1], h = x.dim[2], D = x.dim[3];
+    double *rstd = calloc((size_t)(x.dim[0] * T * normed), sizeof *rstd), *at = rstd;
+    LG_ASSERT(rstd);
+    for (int64_t token = 0; token < x.dim[0] * T; token++)
+        for (int64_t k = 0; k < normed; k++) {
+            const double *v =
+                op_values_of(r, x) + token / T * lg_row_stride(&x, 1) + (token % T * h + k) * D;
+            double squares = 0;
+            for (int64_t i = 0; i < D; i++) squares += v[i] * v[i];
+            *at++ = 1 / sqrt(squares / (double)D + 1e-6);
+        }
+    return rstd;
+}
+
+BUILD(rms_norm_backward)
+{
+    const int64_t g = z->groups ? z->groups : 1, each = z->count ? z->count : 1;
+    const int filled = z->accumulate ? OP_FILLED : 0;
+    struct lg_rms_norm_backward_args a = {
+        .each = (int)each, .accumulate = z->accumulate, .accumulate_dw = z->dbias_filled};
+    a.x = vectors_of(r, z, 0, NULL);
+    a.dy = vectors_of(r, z, 0, NULL);
+    a.w = op_in(r, 0, 1, DIMS(g, z->D));
+    double *rstd = rms_stats(r, a.x, g * each);
+    a.rstd = op_in_values(r, r->stats, OP_STATS, rstd, DIMS(z->B, z->T, g * each));
+    free(rstd);
+    /* What is added to lies side by side: packs are outputs of NaN. */
+    a.dx = filled ? op_out(r, "dx", OP_SAMPLE | filled, DIMS(z->B, z->T, a.x.dim[2], z->D))
+                  : vectors_of(r, z, OP_OUTPUT, "dx");
+    if (z->bias) a.dw = op_out(r, "dw", z->dbias_filled ? OP_FILLED : 0, DIMS(g, z->D));
+    lg_rms_norm_backward(r->stream, &a);
 }
 
 BUILD(layer_norm_forward)

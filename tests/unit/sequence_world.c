@@ -1,5 +1,6 @@
 /* See sequence_world.h. */
 #include "tests/unit/sequence_world.h"
+#include "stages/nets/storage.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -141,9 +142,10 @@ void world_begin_forward(struct world *w)
     for (int i = 0; i < w->n; i++) {
         struct rank *r = &w->rank[i];
         for (int u = 0; u < p->n_units; u++) {
-            const size_t at = p->unit[u].first * each;
-            lg_denoiser_set_weights(r->net, u, (char *)w->f.weights + at);
-            if (u < p->trained_units) lg_denoiser_set_gradient(r->net, u, (char *)r->grads + at);
+            lg_denoiser_set_weights(r->net, u,
+                                    (char *)w->f.weights + lg_stored_unit_at(p, u, w->f.type));
+            if (u < p->trained_units)
+                lg_denoiser_set_gradient(r->net, u, (char *)r->grads + p->unit[u].first * each);
         }
         lg_denoiser_begin_forward(r->net, &r->in, r->out);
     }

@@ -116,8 +116,8 @@ static uint64_t want_samples(struct world *w, uint64_t s, int r, uint64_t from, 
         uint64_t n = s * w->g.batch + (uint64_t)(r / w->sequence) * count + k;
         for (int i = 0; i < FIELD_WORDS; i++) {
             acc = sim_mix(acc, sim_sample_word(LG_FIELD_LATENT, n, i));
-            if (w->fields >> LG_FIELD_TEXT & 1)
-                acc = sim_mix(acc, sim_sample_word(LG_FIELD_TEXT, n, i));
+            for (int f = LG_FIELD_TEXT; f < LG_FIELD_COUNT; f++)
+                if (w->fields >> f & 1) acc = sim_mix(acc, sim_sample_word((lg_field)f, n, i));
         }
         acc = sim_mix(acc, sim_mix(n, 99));
     }
@@ -261,17 +261,34 @@ uint32_t sim_bucket(const struct world *w, uint64_t n)
     return (uint32_t)(sim_mix(n / w->g.batch * micros + n % share / w->g.micro, 55) % SHAPES);
 }
 
+/* A third of the runs have more texts than one, each with chunks of its own, one of pooled values alone. Not drawn
+ * either. */
+static void add_texts(struct world *w)
+{
+    static const int chunk[] = {4, 1, 6};
+    const uint64_t draw = sim_mix(w->options->seed, 78);
+    const int more = (int)(draw >> 8) % 3 + 1;
+    if (draw % 3 || w->supervised || !(w->fields >> LG_FIELD_TEXT & 1)) return;
+    for (int k = 1; k <= more; k++) {
+        const size_t bytes = FIELD_WORDS * sizeof(uint64_t);
+        w->g.text[k] = k == 2 ? (struct lg_window_text){.pooled_bytes = bytes}
+                              : (struct lg_window_text){.states_bytes = bytes};
+        w->g.chunk[lg_field_text(k)] = chunk[k - 1];
+        w->fields |= 1u << lg_field_text(k);
+    }
+}
+
 static void draw_geometry(struct world *w)
 {
     static const int chunk[] = {1, 2, 3, 4, 6, 8, 5};
-    static uint64_t memory[SLOTS_MAX * 64];
+    static uint64_t memory[SLOTS_MAX * 256];
     for (;;) {
         struct lg_window_geometry *g = &w->g;
         draw_ranks(w);
         const int groups = w->ranks / w->sequence;
         *g = (struct lg_window_geometry){.batch = (uint64_t)groups * (1 + sim_random(w, 4)),
                                          .ranks = groups};
-        for (int f = 0; f < LG_FIELD_COUNT; f++)
+        for (int f = 0; f <= LG_FIELD_TEXT; f++)
             g->chunk[f] = chunk[sim_random(w, LG_ARRAY_LEN(chunk))];
         w->scatters = sim_random(w, 3) == 0;
         w->gathers = w->scatters && sim_random(w, 2);
@@ -284,8 +301,9 @@ static void draw_geometry(struct world *w)
             g->chunk[LG_FIELD_TEXT] = 0;
             w->fields = 3;
         }
-        g->pixels_bytes = g->text_bytes = FIELD_WORDS * sizeof(uint64_t);
+        g->pixels_bytes = g->text[0].states_bytes = FIELD_WORDS * sizeof(uint64_t);
         g->latent_bytes = 2 * g->pixels_bytes;
+        add_texts(w);
         add_shapes(w);
         g->slots = g->batch * (1 + sim_random(w, 8));
         lg_window *window;
@@ -329,6 +347,8 @@ void sim_open(struct world *w, const struct sim_options *options, struct sim_res
     add_actors(w, LG_ROLE_loader, 1 + (int)sim_random(w, 2));
     if (!w->loader_latents) add_actors(w, LG_ROLE_vae, 1 + (int)sim_random(w, 2));
     if (w->g.chunk[LG_FIELD_TEXT]) add_actors(w, LG_ROLE_text, 1 + (int)sim_random(w, 2));
+    for (int k = 1; k < LG_TEXTS_MAX; k++) /* text k is that of role text + k */
+        if (w->g.chunk[lg_field_text(k)]) add_actors(w, LG_ROLE_text + k, 1 + k % 2);
     add_actors(w, LG_ROLE_trainer, w->ranks);
     if (s->has_ema) add_actors(w, LG_ROLE_ema, 1);
     add_actors(w, LG_ROLE_ckpt, 1);

@@ -38,7 +38,9 @@ static uint64_t *payload(struct actor *a, lg_field f, uint64_t n)
     const lg_window *w = &a->p.window;
     return (uint64_t *)(f == LG_FIELD_SOURCE   ? lg_window_pixels(w, n)
                         : f == LG_FIELD_LATENT ? lg_window_mean(w, n)
-                                               : lg_window_text(w, n));
+                        : w->g.text[f - LG_FIELD_TEXT].states_bytes
+                            ? lg_window_states(w, f - LG_FIELD_TEXT, n)
+                            : lg_window_pooled(w, f - LG_FIELD_TEXT, n));
 }
 
 /* What a mark speaks of does not lie there. Then the run is over for all. */
@@ -186,10 +188,10 @@ static bool claim_by_force(struct actor *a, uint64_t n, bool from_holder)
 static void claim(struct actor *a)
 {
     struct world *w = a->w;
-    static const lg_field field_of[] = {[LG_ROLE_loader] = LG_FIELD_SOURCE,
-                                        [LG_ROLE_text] = LG_FIELD_TEXT,
-                                        [LG_ROLE_vae] = LG_FIELD_LATENT};
-    lg_field f = a->p.field = field_of[a->role];
+    lg_field f = a->role == LG_ROLE_loader ? LG_FIELD_SOURCE
+                 : a->role == LG_ROLE_vae  ? LG_FIELD_LATENT
+                                           : lg_field_text((int)a->role - LG_ROLE_text);
+    a->p.field = f;
     unsigned needs = f == LG_FIELD_SOURCE ? 0 : 1u << LG_FIELD_SOURCE;
     if (planted(w, SIM_NO_NEEDS) && f == LG_FIELD_LATENT) needs = 0;
     uint64_t before[SLOTS_MAX];
@@ -290,7 +292,8 @@ void read_share(struct actor *a, uint64_t step, uint64_t i, int word)
         return;
     }
     read_sample(a, LG_FIELD_LATENT, n, word);
-    if (a->w->fields >> LG_FIELD_TEXT & 1) read_sample(a, LG_FIELD_TEXT, n, word);
+    for (int f = LG_FIELD_TEXT; f < LG_FIELD_COUNT; f++)
+        if (a->w->fields >> f & 1) read_sample(a, (lg_field)f, n, word);
 }
 
 /* Nothing is to be made when rank q has written its shard of state s. */

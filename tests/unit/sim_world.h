@@ -22,7 +22,7 @@ enum {
     MICROS_MAX = 2,
     EXCHANGES_MAX = 3, /* of a micro-batch; they use PLACES places in turn */
     SENT_WORDS = 2,    /* from one member to another */
-    ACTORS_MAX = 16,
+    ACTORS_MAX = 24,
     FIELD_WORDS = 2, /* payload words of a slot and field */
 };
 

@@ -28,9 +28,8 @@ static lg_window *make_window(void **ret_memory)
     const struct lg_window_geometry g = {.slots = 4 * B,
                                          .batch = B,
                                          .chunk = {B, B, B},
-                                         .tokens_bytes = 24,
                                          .latent_bytes = 2 * VALUES * sizeof(float),
-                                         .text_bytes = TEXT * sizeof(float),
+                                         .text = {{24, TEXT * sizeof(float), 0, ""}},
                                          .ranks = 1};
     lg_window *w;
     void *memory = aligned_alloc(4096, (lg_window_bytes(&g) + 4095) / 4096 * 4096);
@@ -39,7 +38,7 @@ static lg_window *make_window(void **ret_memory)
     assert_int_equal(lg_window_over(memory, &g, &w), 0);
     for (uint64_t n = 0; n < B; n++) {
         struct lg_slot *slot = lg_window_slot(w, n);
-        slot->text_length = 3;
+        slot->text_length[0] = 3;
         slot->is_void = n == 2;
         slot->is_absent = n == 1;
         slot->original_height = 600 + (uint32_t)n;

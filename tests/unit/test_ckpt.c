@@ -366,13 +366,14 @@ static void test_bytes(void **state)
     int n = 0;
     ckpt_world_open(&w, &(struct ckpt_world_spec){.device = "host", .ranks = 2});
     assert_int_equal(ckpt_writer_open(&w, &st), 0);
-    assert_int_equal(lg_ckpt_def.bytes(w.run.config, &w.run.plan, rows, 8, &n), 0);
+    assert_int_equal(lg_ckpt_def.bytes(w.run.config, &w.run.plan, LG_ROLE_ckpt, rows, 8, &n), 0);
     assert_int_equal(n, 1);
     assert_string_equal(rows[0].name, st.region[st.n_regions - 1]->name);
     assert_int_equal(rows[0].bytes, st.region[st.n_regions - 1]->bytes);
     ckpt_writer_close(&st);
     w.run.config->model_heads = 3; /* of a width of 16 */
-    assert_int_equal(lg_ckpt_def.bytes(w.run.config, &w.run.plan, rows, 8, &n), LG_ERR_CONFIG);
+    assert_int_equal(lg_ckpt_def.bytes(w.run.config, &w.run.plan, LG_ROLE_ckpt, rows, 8, &n),
+                     LG_ERR_CONFIG);
     assert_int_equal(ckpt_writer_open(&w, &st), LG_ERR_CONFIG);
     ckpt_writer_close(&st);
     ckpt_world_close(&w);

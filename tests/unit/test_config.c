@@ -2,6 +2,7 @@
 #include "config/config.h"
 #include "config/denoisers.h"
 #include "config/schema.h"
+#include "config/texts.h"
 #include "config/toml.h"
 #include "tests/unit/scratch.h"
 #include <limits.h>
@@ -483,6 +484,9 @@ static void test_rules_training(void **state)
 {
     (void)state;
     write_models();
+    BREAKS("model.frozen = \"int8\" is for weights that are not trained, but all are",
+           "model.frozen=int8", "trainer.groups=['* lr=0.5']");
+    assert_int_equal(CHECK("model.frozen=int8", "trainer.groups=['* lr=0.5', '*.bias frozen']"), 0);
     BREAKS("trainer.min_snr_gamma = 5 has no meaning with trainer.objective = \"flow\"",
            "trainer.min_snr_gamma=5");
     BREAKS("trainer.beta1 = 1: expected less than 1", "trainer.beta1=1");
@@ -832,6 +836,38 @@ static void test_examples(void **state)
     }
 }
 
+/* A section of an encoder: of the only one, another word for [text]; of one that the model lacks, refused. */
+static void test_encoders(void **state)
+{
+    (void)state;
+    lg_config *c =
+        load("[text]\nlength = 9\nchunk = 2\n[text.t5]\nlength = 11\nmodel = 'here'\n", NULL);
+    assert_int_equal(c->text_length, 11);
+    assert_int_equal(c->text_chunk, 2);
+    assert_string_equal(c->text_model, scratch_path("here"));
+    char *text = lg_config_to_toml(c);
+    assert_null(strstr(text, "[text.t5]")); /* it is said once */
+    assert_non_null(strstr(text, "length = 11"));
+    free(text);
+    lg_config_free(&c);
+    c = load("", "text.t5.length=13");
+    assert_int_equal(c->text_length, 13);
+    lg_config_free(&c);
+    struct lg_text_config of[LG_TEXTS_MAX];
+    c = load("[text]\ndropout = 0.25\n", NULL);
+    assert_int_equal(lg_config_texts(c, of), 1);
+    assert_true(of[0].role == LG_ROLE_text && of[0].dropout == 0.25 && of[0].info->is_masked);
+    assert_string_equal(of[0].section, "text");
+    lg_config_free(&c);
+    REFUSES("[text.clip_l]\nlength = 7\n",
+            "p.toml:2: text.clip_l.length: model.kind = \"pixart\" has no such text encoder",
+            "its text encoders are: t5");
+    REFUSES("[model]\nkind = 'dit'\n[text.t5]\nlength = 7\n", "its text encoders are: none");
+    REFUSES("[text.clip]\nlength = 7\n",
+            "unknown section [text.clip]: text encoders have these: [text.clip_l]");
+    REFUSES_SET("text.t5.lenght=7", "unknown key text.t5.lenght", "text.t5.length");
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -864,6 +900,7 @@ int main(void)
         TEST(test_rules_restarts),
         TEST(test_rules_histograms),
         TEST(test_rules_clip),
+        TEST(test_encoders),
         TEST(test_rules_collect),
         TEST(test_compatible),
         TEST(test_denoisers),

@@ -128,10 +128,12 @@ static void test_an_allowed_change(void **state)
 static void test_tokenizers(void **state)
 {
     (void)state;
-    assert_true(lg_data_same_tokenizer(f.board, 5));
-    assert_true(lg_data_same_tokenizer(f.board, 5));
-    assert_false(lg_data_same_tokenizer(f.board, 7));
-    assert_true(lg_data_same_tokenizer(f.board, 5));
+    assert_true(lg_data_same_tokenizer(f.board, 0, 5));
+    assert_true(lg_data_same_tokenizer(f.board, 0, 5));
+    assert_false(lg_data_same_tokenizer(f.board, 0, 7));
+    assert_true(lg_data_same_tokenizer(f.board, 0, 5));
+    assert_true(lg_data_same_tokenizer(f.board, 2, 7)); /* each text has its own */
+    assert_false(lg_data_same_tokenizer(f.board, 2, 5));
 }
 
 /* Loaders that come at one time, of two minds: one wins, and all who think so agree. */

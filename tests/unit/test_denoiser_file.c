@@ -30,8 +30,10 @@ static void same_config(const struct lg_denoiser_config *a, const struct lg_deno
     assert_true(a->kind == b->kind && a->channels == b->channels && a->height == b->height &&
                 a->width == b->width && a->patch == b->patch && a->hidden == b->hidden &&
                 a->depth == b->depth && a->heads == b->heads && a->mlp_ratio == b->mlp_ratio &&
-                a->num_classes == b->num_classes && a->text_length == b->text_length &&
-                a->text_dim == b->text_dim && a->norm_eps == b->norm_eps);
+                a->num_classes == b->num_classes && a->n_texts == b->n_texts &&
+                !memcmp(a->text, b->text, sizeof a->text) && a->norm_eps == b->norm_eps &&
+                a->positions_side == b->positions_side && a->qk_norm == b->qk_norm &&
+                !memcmp(a->dual, b->dual, sizeof a->dual));
 }
 
 static void round_trip(const struct lg_denoiser_config *c, int tensors)
@@ -60,10 +62,12 @@ static void round_trip(const struct lg_denoiser_config *c, int tensors)
 static void test_round_trip(void **state)
 {
     struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
+    struct lg_denoiser_config sd3 = denoiser_fixture_sd3();
     /* As diffusers' state_dict() counts: 2 + 2 (5 + 14) + 4, and 1 + 2 + 2 (1 + 8 + 8 + 4) + 2 +
-     * 10. */
+     * 10, and 13 + 2 (32 + 12) + 26. */
     round_trip(&dit, 44);
     round_trip(&pixart, 57);
+    round_trip(&sd3, 127);
 }
 
 /* Rewrites the saved DiT with one tensor changed (delta) or left out. */
@@ -170,7 +174,7 @@ static void test_configs(void **state)
     assert_int_equal(lg_denoiser_config_load(scratch_write("c.json", text), &c), 0);
     struct lg_denoiser_config want = denoiser_fixture_pixart();
     want.height = want.width = 16, want.hidden = 32, want.heads = 2, want.depth = 3;
-    want.text_dim = 24, want.text_length = 120;
+    want.text[0] = (struct lg_denoiser_text){.length = 120, .width = 24};
     same_config(&c, &want);
     assert_false(c.learned_variance || c.size_conditions || c.no_attention_bias);
     snprintf(text, sizeof text, PIXART, 4, ""); /* diffusers' default is 8 */
@@ -216,8 +220,10 @@ static void test_checks(void **state)
     c.num_classes = 0, check_refused(c, "num_classes"), c = good;
     c.norm_eps = 0, check_refused(c, "norm_eps"), c = good;
     c.depth = 0, check_refused(c, "depth");
-    c = denoiser_fixture_pixart(), c.text_length = 0, check_refused(c, "text_length");
-    c = denoiser_fixture_pixart(), c.text_dim = 0, check_refused(c, "text_dim");
+    c = denoiser_fixture_pixart(), c.text[0].length = 0, check_refused(c, "the length of text.t5");
+    c = denoiser_fixture_pixart(), c.text[0].width = 0, check_refused(c, "the width of text.t5");
+    c = denoiser_fixture_pixart(), c.text[0].pooled = 8, check_refused(c, "wants none");
+    c = denoiser_fixture_pixart(), c.n_texts = 2, check_refused(c, "2 texts; a pixart has 1");
 }
 
 /* DiT-XL/2 at 256 pixels: 711.7 GFLOP per trained image, three forwards' worth; 675 M

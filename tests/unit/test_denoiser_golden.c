@@ -1,4 +1,4 @@
-/* DiT and PixArt against diffusers: output and the gradient of every parameter, of nets whose
+/* DiT, PixArt and SD3 against diffusers: output and the gradient of every parameter, of nets whose
  * weights are all non-zero, with labels (the null label too), fractional timesteps, masked text,
  * and a latent that is not square. The golden values are fp64; gradients are stored in fp32.
  *
@@ -31,7 +31,7 @@ static int check(const struct denoiser_fixture *f, const char *net, const char *
 static void compare(const char *device, const struct lg_denoiser_config *c, double tol)
 {
     struct denoiser_fixture f;
-    const char *net = c->kind == LG_DIT ? "dit" : "pixart";
+    const char *net = lg_denoiser_info(c->kind)->name;
     size_t size;
     int wrong = 0;
     denoiser_fixture_open(&f, device, NULL, c, true);
@@ -39,7 +39,7 @@ static void compare(const char *device, const struct lg_denoiser_config *c, doub
     denoiser_fixture_forward(&f);
     wrong += check(&f, net, "out", f.out.data, (size_t)lg_numel(&f.out), tol);
     denoiser_fixture_backward(&f, false);
-    for (int i = 0; i < f.params.n; i++) {
+    for (int i = 0; i < f.params.trained; i++) {
         const struct lg_param *p = &f.params.p[i];
         char what[140];
         snprintf(what, sizeof what, "grad.%s", p->name);
@@ -52,15 +52,19 @@ static void compare(const char *device, const struct lg_denoiser_config *c, doub
 static void test_ref64(void **state)
 {
     struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
+    struct lg_denoiser_config sd3 = denoiser_fixture_sd3();
     compare("ref64", &dit, 1e-7);
     compare("ref64", &pixart, 1e-7);
+    compare("ref64", &sd3, 1e-7);
 }
 
 static void test_host(void **state)
 {
     struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
+    struct lg_denoiser_config sd3 = denoiser_fixture_sd3();
     compare("host", &dit, 1e-5);
     compare("host", &pixart, 1e-5);
+    compare("host", &sd3, 1e-5);
 }
 
 int main(void)

@@ -122,10 +122,10 @@ static void disturb_neighbours(struct denoiser_fixture *f)
         ((int32_t *)f->in.label.data)[1] = 1;
         return;
     }
-    each = (size_t)lg_numel(&f->in.text) / DENOISER_FIXTURE_BATCH;
+    each = (size_t)lg_numel(&f->in.text[0].states) / DENOISER_FIXTURE_BATCH;
     for (size_t i = each; i < DENOISER_FIXTURE_BATCH * each; i++)
-        denoiser_fixture_set(f, f->in.text.data, i, -0.25);
-    ((int32_t *)f->in.text_length.data)[1] = 6;
+        denoiser_fixture_set(f, f->in.text[0].states.data, i, -0.25);
+    ((int32_t *)f->in.text[0].length.data)[1] = 6;
 }
 
 static void alone_or_not(const struct lg_denoiser_config *c)
@@ -162,10 +162,10 @@ static void test_mask(void **state)
     denoiser_fixture_open(&f, "host", isa, &c, true);
     denoiser_fixture_forward(&f);
     denoiser_fixture_backward(&f, false);
-    size_t n = (size_t)lg_numel(&f.out), row = (size_t)c.text_dim;
+    size_t n = (size_t)lg_numel(&f.out), row = (size_t)c.text[0].width;
     double *out = copy(&f, f.out.data, n), *grads = copy(&f, f.grads, f.params.count);
     for (size_t i = 0; i < 5 * row; i++) /* sample 1 has one token of six */
-        denoiser_fixture_set(&f, f.in.text.data, (6 + 1) * row + i, 100.0 - (double)i);
+        denoiser_fixture_set(&f, f.in.text[0].states.data, (6 + 1) * row + i, 100.0 - (double)i);
     denoiser_fixture_forward(&f);
     denoiser_fixture_backward(&f, false);
     struct distance d = denoiser_fixture_distance(&f, f.out.data, out, n);

@@ -109,7 +109,7 @@ static int window(void)
                                    .chunk = {4, 4, 4},
                                    .pixels_bytes = 48,
                                    .latent_bytes = 16,
-                                   .text_bytes = 16};
+                                   .text = {{.states_bytes = 16}}};
     struct lg_region_spec spec = region_spec();
     struct lg_window_places nowhere = {0};
     lg_window *w = NULL;

@@ -210,6 +210,61 @@ static void norm_whose_shift_is_frozen(void)
     lg_tensor x = small_norm(f, wanted("x"), chunk(shift, 1), chunk(mod, 0));
     end(small_residual(f, x, x, chunk(mod, 1)));
 }
+/* x: tokens of H vectors, of which w norms one after the other; y: likewise. */
+static void record_rms(lg_tensor x, lg_tensor w, lg_tensor y)
+{
+    lg_rms_norm_forward(
+        f->s, &(struct lg_rms_norm_forward_args){.x = x, .w = w, .y = y, .each = 1, .eps = 0.1});
+}
+/* A part of each token's vectors and the others, as q and k of packed heads. */
+static void rms_of(lg_tensor x, lg_tensor w)
+{
+    lg_tensor shape = lg_split(small_t3(f, B, T, 3 * D), 2, D);
+    lg_tensor y = lg_graph_value(f->g, "y", shape);
+    record_rms(lg_split(x, 2, D), w, y);
+    end(lg_at(y, 0, small_t3(f, B, T, 3 * D)));
+}
+static void rms_norm_of_a_parameter(void)
+{
+    rms_of(small_wanted(f, "x", small_t3(f, B, T, 3 * D)), small_wanted(f, "w", small_t2(f, 2, D)));
+}
+static void rms_norm_of_what_was_made(void)
+{
+    lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, T, 3 * D)));
+    rms_of(x, small_wanted(f, "w", small_t2(f, 3, D)));
+}
+static void rms_norm_whose_input_is_frozen(void)
+{
+    rms_of(small_input(f, "x", small_t3(f, B, T, 3 * D)), small_wanted(f, "w", small_t2(f, 2, D)));
+}
+static void rms_norm_whose_weight_is_frozen(void)
+{
+    rms_of(small_act(f, small_wanted(f, "x", small_t3(f, B, T, 3 * D))),
+           small_input(f, "w", small_t2(f, 2, D)));
+}
+static void rms_norm_of_one_twice(void)
+{
+    lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, T, 3 * D)));
+    lg_tensor w = small_wanted(f, "w", small_t2(f, 2, D)), heads = lg_split(x, 2, D), y[2];
+    for (int i = 0; i < 2; i++) {
+        y[i] = lg_graph_value(f->g, "y", heads);
+        record_rms(heads, w, y[i]);
+    }
+    end(small_mul(f, y[0], small_act(f, y[1])));
+}
+/* Two streams side by side in each sample of one value. */
+static void rms_norms_into_one_value(void)
+{
+    enum { L = 2 };
+    lg_tensor both = lg_graph_value(f->g, "both", small_t3(f, B, T + L, D));
+    lg_tensor as = lg_split(both, 2, D);
+    for (int i = 0; i < 2; i++) {
+        lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, i ? L : T, D)));
+        record_rms(lg_split(x, 2, D), small_wanted(f, "w", small_t2(f, 1, D)),
+                   lg_slice(as, 1, i * T, i ? L : T));
+    }
+    end(both);
+}
 static void residual_alone(void)
 {
     end(small_residual(f, wanted("x"), wanted("y"), LG_NONE));
@@ -346,6 +401,12 @@ static const struct {
     CASE(norm_with_slices),
     CASE(norm_with_parameters),
     CASE(norm_whose_input_is_frozen),
+    CASE(rms_norm_of_a_parameter),
+    CASE(rms_norm_of_what_was_made),
+    CASE(rms_norm_whose_input_is_frozen),
+    CASE(rms_norm_whose_weight_is_frozen),
+    CASE(rms_norm_of_one_twice),
+    CASE(rms_norms_into_one_value),
     CASE(norm_whose_slices_are_frozen),
     CASE(norm_whose_shift_is_frozen),
     CASE(residual_alone),
@@ -597,6 +658,30 @@ static void test_frozen_parts_cost_nothing(void **state)
     free(text);
 }
 
+/* A modulation that is frozen gets no gradients either, and what only they would read is not kept. */
+static void test_a_frozen_modulation_costs_nothing(void **state)
+{
+    (void)state;
+    lg_tensor mod = small_input(f, "mod", small_t2(f, B, 3 * D));
+    lg_tensor x = small_norm(f, wanted("x"), chunk(mod, 0), chunk(mod, 1));
+    lg_tensor y = small_linear(f, x, weight(D, D), LG_NONE, LG_ACT_NONE);
+    end(small_residual(f, x, y, chunk(mod, 2)));
+    small_grad(f);
+    small_compile(f);
+    char *text = small_text(f);
+    assert_int_equal(small_count(text, "norm_modulate_backward"), 1);
+    assert_int_equal(small_count(text, "gate_residual_backward"), 1);
+    assert_null(strstr(text, ">dshift="));
+    assert_null(strstr(text, ">dscale="));
+    assert_null(strstr(text, ">dgate="));
+    const char *backward = strstr(text, "gate_residual_backward");
+    const char *end_of_line = strchr(backward, '\n'), *reads_y = strstr(backward, " y=");
+    assert_true(!reads_y || reads_y > end_of_line);
+    small_run(f, LG_PROGRAM_ALL, false);
+    small_check_gradients(f, "a frozen modulation");
+    free(text);
+}
+
 /* ---- running ---- */
 
 /* A sum that is added to what is there: the result of one run, then twice that. Each gradient has one contribution, so
@@ -672,11 +757,12 @@ static void test_parts_need_what_they_use(void **state)
 static void differentiate_a_norm_without_a_rule(void)
 {
     lg_tensor y = small_out(f, small_t2(f, T, D));
-    lg_rms_norm_forward(
-        f->s, &(struct lg_rms_norm_forward_args){.x = small_wanted(f, "x", small_t2(f, T, D)),
-                                                 .w = small_input(f, "w", small_t1(f, D)),
-                                                 .y = y,
-                                                 .eps = 1e-6});
+    lg_layer_norm_forward(
+        f->s, &(struct lg_layer_norm_forward_args){.x = small_wanted(f, "x", small_t2(f, T, D)),
+                                                   .w = small_input(f, "w", small_t1(f, D)),
+                                                   .b = small_input(f, "b", small_t1(f, D)),
+                                                   .y = y,
+                                                   .eps = 1e-6});
     small_grad(f);
 }
 static void leave_half_unread(void)
@@ -899,6 +985,7 @@ int main(int argc, char **argv)
         TEST(test_slices_and_the_whole),
         TEST(test_outputs_are_switched_on),
         TEST(test_frozen_parts_cost_nothing),
+        TEST(test_a_frozen_modulation_costs_nothing),
         TEST(test_a_run_may_add),
         TEST(test_a_run_may_add_to_what_is_tied),
         TEST(test_parts_need_what_they_use),

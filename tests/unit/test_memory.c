@@ -201,11 +201,11 @@ static void test_largest(void **state)
     at += sprintf(at, "{\"regions\": [], \"private\": [");
     for (int i = 0; i < ENTRIES; i++)
         at += sprintf(at, "%s{\"device\": \"cuda:0\", \"bytes\": %llu, \"instances\": 64}",
-                      i ? "," : "", 1ull << 50);
+                      i ? "," : "", 1ull << 49);
     sprintf(at, "]}");
     for (int r = 0; r < LG_ROLE_COUNT; r++) add(m, (lg_role)r, text);
     const struct lg_memory_device *d = device(m, "cuda:0");
-    assert_true(lg_memory_private(d) == (uint64_t)LG_ROLE_COUNT * ENTRIES << 50);
+    assert_true(lg_memory_private(d) == (uint64_t)LG_ROLE_COUNT * ENTRIES << 49);
     assert_true(lg_memory_need(d) > lg_memory_private(d));
     sprintf(at, ",{\"device\": \"cuda:0\", \"bytes\": 0, \"instances\": 0}]}");
     refuses(state, LG_ERR_CORRUPT, text, "more than 1024 entries");

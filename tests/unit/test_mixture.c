@@ -23,8 +23,9 @@ static struct lg_mixture make(const struct lg_mixture_source *source, int n)
 static void test_one_source(void **state)
 {
     (void)state;
-    const struct lg_mixture_source kinds[] = {
-        {.items = 7, .repeats = 1}, {.items = 7, .repeats = 5}, {.items = 7, .repeats = 1, .weight = 0.3}};
+    const struct lg_mixture_source kinds[] = {{.items = 7, .repeats = 1},
+                                              {.items = 7, .repeats = 5},
+                                              {.items = 7, .repeats = 1, .weight = 0.3}};
     for (size_t k = 0; k < LG_ARRAY_LEN(kinds); k++) {
         const struct lg_mixture m = make(&kinds[k], 1);
         struct lg_mixture_key key = {.seed = 5, .first = 3, .epoch = 2};
@@ -43,7 +44,8 @@ static void test_one_source(void **state)
 }
 
 /* Walks `samples` samples: each source's share holds at every one of them, and none of its items comes again before all have. */
-static void walk(const struct lg_mixture_source *source, int n, const double *share, uint64_t samples)
+static void walk(const struct lg_mixture_source *source, int n, const double *share,
+                 uint64_t samples)
 {
     const struct lg_mixture m = make(source, n);
     const struct lg_mixture_key key = {.seed = 9, .first = 64, .epoch = 3};
@@ -71,9 +73,8 @@ static void walk(const struct lg_mixture_source *source, int n, const double *sh
 static void test_shares(void **state)
 {
     (void)state;
-    const struct lg_mixture_source repeats[] = {{.items = 13, .repeats = 1},
-                                                {.items = 3, .repeats = 10},
-                                                {.items = 5, .repeats = 2}};
+    const struct lg_mixture_source repeats[] = {
+        {.items = 13, .repeats = 1}, {.items = 3, .repeats = 10}, {.items = 5, .repeats = 2}};
     walk(repeats, 3, (double[]){13. / 53, 30. / 53, 10. / 53}, 530);
     const struct lg_mixture_source weights[] = {{.items = 50, .repeats = 1, .weight = 2},
                                                 {.items = 7, .repeats = 1, .weight = 1},
@@ -111,7 +112,8 @@ static void test_keys_differ(void **state)
 {
     (void)state;
     enum { COUNT = 40 };
-    const struct lg_mixture_source s[] = {{.items = COUNT, .repeats = 1}, {.items = COUNT, .repeats = 1}};
+    const struct lg_mixture_source s[] = {{.items = COUNT, .repeats = 1},
+                                          {.items = COUNT, .repeats = 1}};
     const struct lg_mixture m = make(s, 2);
     uint64_t order[6][COUNT];
     for (int part = 0; part < 2; part++) {

@@ -295,11 +295,11 @@ static void make_samples(uint64_t step)
         struct lg_slot *slot = lg_window_slot(window, n);
         fill_floats(lg_window_mean(window, n), window->g.latent_bytes / 2, n);
         fill_floats(lg_window_logvar(window, n), window->g.latent_bytes / 2, n + 1);
-        fill_floats(lg_window_text(window, n), window->g.text_bytes, n + 2);
+        fill_floats(lg_window_states(window, 0, n), window->g.text[0].states_bytes, n + 2);
         if (step % SKIPPED == 3) *(float *)lg_window_mean(window, n) = NAN;
         slot->key_hash = n;
-        slot->text_length = 1 + (int32_t)(n % 3);
-        for (int f = 0; f < LG_FIELD_COUNT; f++) lg_window_publish(window, (lg_field)f, n);
+        slot->text_length[0] = 1 + (int32_t)(n % 3);
+        for (int f = 0; f <= LG_FIELD_TEXT; f++) lg_window_publish(window, (lg_field)f, n);
     }
 }
 

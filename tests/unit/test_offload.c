@@ -151,10 +151,10 @@ static struct result run(const struct lg_denoiser_config *c, const struct lg_den
     dout.data = filled(d, r.values, 3, 1);
     struct lg_denoiser_input in = {.t = lg_t1(t, LG_F32, BATCH),
                                    .label = lg_t1(label, LG_I32, BATCH),
-                                   .text_length = lg_t1(length, LG_I32, BATCH)};
-    if (c->text_length)
-        in.text = lg_t3(filled(d, (size_t)(BATCH * c->text_length * c->text_dim), 4, 1), LG_F32,
-                        BATCH, c->text_length, c->text_dim);
+                                   .text = {{.length = lg_t1(length, LG_I32, BATCH)}}};
+    const int L = c->text[0].length, E = c->text[0].width;
+    if (c->n_texts)
+        in.text[0].states = lg_t3(filled(d, (size_t)(BATCH * L * E), 4, 1), LG_F32, BATCH, L, E);
     float *grads = filled(d, params.count, 5, 1);
     for (uint64_t micro = 0; micro < 2; micro++) {
         in.x = x;

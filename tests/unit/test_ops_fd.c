@@ -77,6 +77,7 @@ FORWARD(mul_forward)
 FORWARD(add_forward)
 FORWARD(norm_modulate_forward)
 FORWARD(gate_residual_forward)
+FORWARD(rms_norm_forward)
 FORWARD(attention_forward)
 FORWARD(embedding_forward)
 FORWARD(unpatchify_forward)
@@ -312,6 +313,52 @@ static void norm_modulate(void **state)
     norm_with(2, 3, 7, false, false);
 }
 
+/* Tokens of h vectors in a buffer of wider samples; what lies between them stays. */
+static lg_tensor vectors(double *v, int64_t B, int64_t T, int64_t h, int64_t D, int64_t stride)
+{
+    lg_tensor t = T4(v, B, T, h, D);
+    t.stride[0] = stride;
+    return t;
+}
+
+static void rms_norm_with(int64_t g, int each, int64_t h, int64_t D, bool accumulate)
+{
+    enum { B = 2, T = 3 };
+    const int64_t stride = T * h * D + 2, n = B * stride, normed = g * each;
+    double *x = normals(n), *w = normals(g * D), *y = zeros(n), *r = normals(n);
+    double *rstd = poison(B * T * normed), *dx = accumulate ? normals(n) : zeros(n);
+    double *dw = accumulate ? normals(g * D) : poison(g * D);
+    const double *dx0 = accumulate ? copy_of(dx, n) : NULL;
+    const double *dw0 = accumulate ? copy_of(dw, g * D) : NULL;
+    struct lg_rms_norm_forward_args f = {.x = vectors(x, B, T, h, D, stride),
+                                         .w = T2(w, g, D),
+                                         .y = vectors(y, B, T, h, D, stride),
+                                         .rstd = T3(rstd, B, T, normed),
+                                         .each = each,
+                                         .eps = 1e-2};
+    struct loss l = {run_rms_norm_forward, &f, y, r, n};
+    run_rms_norm_forward(&f);
+    lg_rms_norm_backward(g_stream,
+                         &(struct lg_rms_norm_backward_args){.dy = vectors(r, B, T, h, D, stride),
+                                                             .x = f.x,
+                                                             .w = f.w,
+                                                             .rstd = f.rstd,
+                                                             .dx = vectors(dx, B, T, h, D, stride),
+                                                             .dw = T2(dw, g, D),
+                                                             .each = each,
+                                                             .accumulate = accumulate,
+                                                             .accumulate_dw = accumulate});
+    check("dx and the gaps", &l, x, n, dx, dx0);
+    check("dw", &l, w, g * D, dw, dw0);
+}
+
+static void rms_norm(void **state)
+{
+    rms_norm_with(1, 1, 1, 5, false);
+    rms_norm_with(2, 2, 5, 3, true);
+    rms_norm_with(2, 1, 3, 4, false);
+}
+
 static void gate_residual(void **state)
 {
     enum { B = 3, T = 4, D = 5, n = B * T * D, STRIDE = 2 * D };
@@ -521,6 +568,7 @@ int main(void)
         TEST(activations),
         TEST(products_and_sums),
         TEST(norm_modulate),
+        TEST(rms_norm),
         TEST(gate_residual),
         TEST(attention_packed),
         TEST(attention_masked),

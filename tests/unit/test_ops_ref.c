@@ -280,9 +280,24 @@ static void norm_modulate(void **state)
 static void other_norms(void **state)
 {
     double y[LG_ARRAY_LEN(RMS_Y)], z[LG_ARRAY_LEN(GROUP_NORM_SILU_Y)];
-    lg_rms_norm_forward(
-        g_stream, &(struct lg_rms_norm_forward_args){
-                      .x = T2(wave(1), 3, 4), .w = T1(wave(2), 4), .y = T2(y, 3, 4), .eps = 1e-6});
+    double rstd[3], dx[LG_ARRAY_LEN(RMS_DX)], dw[LG_ARRAY_LEN(RMS_DW)];
+    const lg_tensor x = T4(wave(1), 1, 1, 3, 4), w = T2(wave(2), 1, 4);
+    lg_rms_norm_forward(g_stream, &(struct lg_rms_norm_forward_args){.x = x,
+                                                                     .w = w,
+                                                                     .y = T4(y, 1, 1, 3, 4),
+                                                                     .rstd = T3(rstd, 1, 1, 3),
+                                                                     .each = 3,
+                                                                     .eps = 1e-6});
+    lg_rms_norm_backward(g_stream,
+                         &(struct lg_rms_norm_backward_args){.dy = T4(wave(3), 1, 1, 3, 4),
+                                                             .x = x,
+                                                             .w = w,
+                                                             .rstd = T3(rstd, 1, 1, 3),
+                                                             .dx = T4(dx, 1, 1, 3, 4),
+                                                             .dw = T2(dw, 1, 4),
+                                                             .each = 3});
+    CLOSE(dx, RMS_DX);
+    CLOSE(dw, RMS_DW);
     CLOSE(y, RMS_Y);
     lg_layer_norm_forward(g_stream, &(struct lg_layer_norm_forward_args){.x = T2(wave(1), 3, 4),
                                                                          .w = T1(wave(2), 4),

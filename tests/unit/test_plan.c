@@ -76,9 +76,9 @@ static void test_dimensions(void **state)
     assert_int_equal(p.latent_channels, 16);
     assert_int_equal(p.latent_size, 16);
     assert_true(p.scaling_factor == 0.3611 && p.shift_factor == 0.1159);
-    assert_int_equal(p.text_length, 24);
-    assert_int_equal(p.text_dim, 192);
-    assert_int_equal(p.text_shards, 4); /* six instances, four layers */
+    assert_int_equal(p.text[0].length, 24);
+    assert_int_equal(p.text[0].dim, 192);
+    assert_int_equal(p.text[0].shards, 4); /* six instances, four layers */
     assert_int_equal(p.num_classes, 0);
     assert_int_equal(p.batch, 16);
     assert_int_equal(p.rank_batch, 8);
@@ -93,7 +93,7 @@ static void test_dimensions(void **state)
     assert_int_equal(p.threads[LG_ROLE_vae], 3);
     assert_int_equal(p.threads[LG_ROLE_trainer], 2);
     assert_int_equal(p.threads[LG_ROLE_ckpt], 1);
-    assert_int_equal(MAKE("text.shards=2", "text.instances=6").text_shards, 2);
+    assert_int_equal(MAKE("text.shards=2", "text.instances=6").text[0].shards, 2);
     assert_int_equal(MAKE("trainer.lr_steps=70").lr_steps, 70);
 }
 
@@ -114,9 +114,9 @@ static void test_absent_roles(void **state)
     assert_int_equal(p.instances[LG_ROLE_text], 0);
     assert_int_equal(p.instances[LG_ROLE_vae], 0);
     assert_int_equal(p.image_size, 0);
-    assert_int_equal(p.text_length, 0);
-    assert_int_equal(p.text_dim, 0);
-    assert_int_equal(p.text_shards, 0);
+    assert_int_equal(p.text[0].length, 0);
+    assert_int_equal(p.text[0].dim, 0);
+    assert_int_equal(p.text[0].shards, 0);
     assert_int_equal(p.num_classes, 1000);
     assert_int_equal(p.latent_channels, 4);
     assert_int_equal(p.latent_size, 8);
@@ -237,6 +237,10 @@ static void test_hash(void **state)
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(sets); i++)
         if (base == MAKE(sets[i]).hash) fail_msg("%s does not change the hash", sets[i]);
+    /* How frozen weights are stored does where they are not as they always were. */
+    const char *frozen = "trainer.groups=['* frozen']";
+    assert_true(MAKE(frozen).hash != MAKE(frozen, "model.frozen=fp8").hash);
+    assert_true(MAKE(frozen, "model.frozen=int8").hash != MAKE(frozen, "model.frozen=fp8").hash);
     lg_plan p;
     lg_config *c = load(NULL, 0);
     assert_int_equal(lg_plan_make(c, NULL, &p), 0);
@@ -280,7 +284,7 @@ static void test_resume(void **state)
     lg_config_free(&c);
     assert_true(p.hash == old.hash);
     assert_int_equal(p.lr_steps, 60);
-    assert_int_equal(p.text_shards, 2);
+    assert_int_equal(p.text[0].shards, 2);
     assert_int_equal(p.instances[LG_ROLE_text], 3);
     assert_string_equal(p.isa, "sse2");
 

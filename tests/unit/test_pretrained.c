@@ -172,7 +172,7 @@ static void old_class(void **state)
     assert_true(c.norm_eps == 1e-5 && c.num_classes == 1000 && c.sample_size == 32);
     snprintf(text, sizeof text, OLD_PIXART, 64, "");
     assert_int_equal(lg_denoiser_config_load(scratch_write("c.json", text), &c), 0);
-    assert_true(c.kind == LG_PIXART && c.text_dim == 4096 && !c.size_conditions);
+    assert_true(c.kind == LG_PIXART && c.text[0].width == 4096 && !c.size_conditions);
     snprintf(text, sizeof text, OLD_PIXART, 128, ", \"interpolation_scale\": 0.5");
     assert_int_equal(lg_denoiser_config_load(scratch_write("c.json", text), &c), 0);
     assert_true(c.size_conditions && c.interpolation == 0.5); /* no weights: the class's default */

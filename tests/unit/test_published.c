@@ -27,19 +27,20 @@ static double *golden(const char *name, size_t count)
 
 static struct lg_denoiser_config small(lg_denoiser_kind kind, int height, int width)
 {
-    return (struct lg_denoiser_config){.kind = kind,
-                                       .channels = 4,
-                                       .height = height,
-                                       .width = width,
-                                       .patch = 2,
-                                       .hidden = 24,
-                                       .depth = 2,
-                                       .heads = 2,
-                                       .mlp_ratio = 4,
-                                       .num_classes = kind == LG_DIT ? 5 : 0,
-                                       .text_length = kind == LG_DIT ? 0 : 6,
-                                       .text_dim = kind == LG_DIT ? 0 : 20,
-                                       .norm_eps = kind == LG_DIT ? 1e-5 : 1e-6};
+    return (struct lg_denoiser_config){
+        .kind = kind,
+        .channels = 4,
+        .height = height,
+        .width = width,
+        .patch = 2,
+        .hidden = 24,
+        .depth = 2,
+        .heads = 2,
+        .mlp_ratio = 4,
+        .num_classes = kind == LG_DIT ? 5 : 0,
+        .n_texts = kind != LG_DIT,
+        .text = {{.length = kind == LG_DIT ? 0 : 6, .width = kind == LG_DIT ? 0 : 20}},
+        .norm_eps = kind == LG_DIT ? 1e-5 : 1e-6};
 }
 
 static int check(const struct denoiser_fixture *f, const char *net, const char *what,
@@ -307,8 +308,8 @@ static void drawn(const char *device, double tol)
         .seed = 7,
         .first = 40,
         .weights = f.weights,
-        .text = lg_slice(f.in.text, 0, 0, 2),
-        .text_length = lg_t1(length, LG_I32, 2),
+        .text = {{.states = lg_slice(f.in.text[0].states, 0, 0, 2),
+                  .length = lg_t1(length, LG_I32, 2)}},
         .size = at,
         .ratio = of};
     assert_int_equal(lg_sampler_draw(s, f.stream, &run, out), 0);

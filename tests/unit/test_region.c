@@ -303,21 +303,30 @@ static void test_lost(void **state)
 /* Payloads under control words that speak of them, whatever the board says. */
 static void test_lost_window(void **state)
 {
-    struct lg_window_geometry g = {.slots = 8,
-                                   .batch = 4,
-                                   .ranks = 1,
-                                   .chunk = {4, 4, 4},
-                                   .pixels_bytes = 64,
-                                   .latent_bytes = 64,
-                                   .text_bytes = 64};
+    struct lg_window_geometry g = {
+        .slots = 8,
+        .batch = 4,
+        .ranks = 1,
+        .chunk = {4, 4, 4, 4},
+        .pixels_bytes = 64,
+        .latent_bytes = 64,
+        .text = {{.states_bytes = 64, .name = ".clip_l"}, {.pooled_bytes = 64, .name = ".t5"}}};
     struct lg_window_places places = {0};
     lg_window *w;
     assert_int_equal(lg_window_open(&spec, &g, &places, &w), 0);
     lg_window_publish(w, LG_FIELD_LATENT, 5);
     lg_window_close(&w);
-    assert_int_equal(lg_keeper_drop(f.keeper, "window/0/text"), 0); /* not published: made anew */
+    assert_int_equal(lg_keeper_drop(f.keeper, "window/0/text.clip_l"),
+                     0); /* not published: made anew */
+    assert_int_equal(lg_window_open(&spec, &g, &places, &w), 0);
+    lg_window_publish(w, lg_field_text(1), 2); /* each text by itself */
+    lg_window_close(&w);
+    assert_int_equal(lg_keeper_drop(f.keeper, "window/0/text.clip_l"), 0);
     assert_int_equal(lg_window_open(&spec, &g, &places, &w), 0);
     lg_window_close(&w);
+    assert_int_equal(lg_keeper_drop(f.keeper, "window/0/text.t5"), 0);
+    assert_int_equal(lg_window_open(&spec, &g, &places, &w), LG_ERR_NOTFOUND);
+    assert_non_null(strstr(lg_err_message(), "window/0/text.t5"));
     assert_int_equal(lg_keeper_drop(f.keeper, "window/0/latent"), 0);
     assert_int_equal(lg_window_open(&spec, &g, &places, &w), LG_ERR_NOTFOUND);
     assert_non_null(strstr(lg_err_message(), "window/0/latent"));

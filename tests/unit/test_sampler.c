@@ -75,15 +75,16 @@ static void set_conditions(struct denoiser_fixture *f, struct lg_sampler_run *r,
         length[i] = 6, length[pictures + i] = 1;
     }
     r->label = lg_t1(label, LG_I32, 2 * pictures);
-    r->text_length = lg_t1(length, LG_I32, 2 * pictures);
+    r->text[0].length = lg_t1(length, LG_I32, 2 * pictures);
     if (f->config.kind == LG_DIT) return;
-    size_t row = (size_t)(f->config.text_length * f->config.text_dim) * lg_dtype_bytes(f->type);
+    const int L = f->config.text[0].length, E = f->config.text[0].width;
+    size_t row = (size_t)(L * E) * lg_dtype_bytes(f->type);
     void *text;
     assert_int_equal(lg_device_alloc(f->device, 2 * (size_t)pictures * row, &text), 0);
     for (int i = 0; i < 2 * pictures; i++)
-        memcpy((char *)text + (size_t)i * row, (char *)f->in.text.data + (i < pictures ? 0 : row),
-               row);
-    r->text = lg_t3(text, f->type, 2 * pictures, f->config.text_length, f->config.text_dim);
+        memcpy((char *)text + (size_t)i * row,
+               (char *)f->in.text[0].states.data + (i < pictures ? 0 : row), row);
+    r->text[0].states = lg_t3(text, f->type, 2 * pictures, L, E);
 }
 
 /* Draws `pictures` and compares the one with golden's index 40 or 41 (r->first + at). */

@@ -240,7 +240,7 @@ static void test_budget(void **state)
     }
 }
 
-/* With adapters, and with frozen weights: the unsplit net's gradients, zeros of others' heads included. */
+/* With adapters, and with frozen weights, in 8 bits too: the unsplit net's gradients, zeros of others' heads included. */
 static void test_trained_in_part(void **state)
 {
     (void)state;
@@ -252,6 +252,8 @@ static void test_trained_in_part(void **state)
         mode.training.groups = groups;
         check("ref64", &c, &mode);
         mode.training = (struct lg_training){.adapter = {.rank = 2, .alpha = 3, .targets = linear}};
+        check("ref64", &c, &mode);
+        mode.training.frozen = LG_STORAGE_FP8;
         check("ref64", &c, &mode);
     }
 }

@@ -228,7 +228,8 @@ static void test_impossible_geometries(void **state)
 /* Everybody does all they can until nobody can do anything. True when the run gets to its end. */
 static bool run_dry(struct lg_window_geometry g, uint64_t start, uint64_t steps)
 {
-    static const lg_role role[] = {LG_ROLE_loader, LG_ROLE_vae, LG_ROLE_text};
+    static const lg_role role[] = {LG_ROLE_loader,      LG_ROLE_vae,         LG_ROLE_text,
+                                   LG_ROLE_text_clip_l, LG_ROLE_text_clip_g, LG_ROLE_text_t5};
     begin(g, start);
     lg_incarnation me[LG_FIELD_COUNT];
     uint64_t s = start, end = (start + steps) * g.batch;
@@ -284,18 +285,60 @@ static void test_no_standstill(void **state)
     lg_err_clear();
 }
 
+/* Each text has its regions: states of all places of a rank, then pooled values; a text may have one of them alone. */
+static void several_texts(const lg_plan *one)
+{
+    lg_plan plan = *one;
+    struct lg_window_geometry g;
+    lg_window *v;
+    plan.n_texts = 3;
+    plan.text[0] = (struct lg_plan_text){LG_ROLE_text_clip_l, 7, 0, 5, 8, 1}; /* pooled alone */
+    plan.text[1] = (struct lg_plan_text){LG_ROLE_text_clip_g, 7, 3, 6, 2, 1};
+    plan.text[2] = (struct lg_plan_text){LG_ROLE_text_t5, 9, 4, 0, 4, 1}; /* states alone */
+    plan.instances[LG_ROLE_trainer] = 2;
+    lg_window_geometry_of(&plan, &g);
+    assert_int_equal(lg_window_check(&g), 0);
+    assert_string_equal(g.text[1].name, ".clip_g");
+    assert_int_equal(g.chunk[lg_field_text(0)], 8);
+    assert_int_equal(g.chunk[lg_field_text(1)], 2);
+    assert_int_equal(g.chunk[lg_field_text(3)], 0);
+    const size_t bytes = lg_window_bytes(&g), e = (size_t)plan.element_bytes;
+    uint8_t *memory = aligned_alloc(LG_PAGE_BYTES, bytes);
+    assert_int_equal(lg_window_over(memory, &g, &v), 0);
+    memset(memory, 0, bytes);
+    const size_t states[] = {0, 7 * 3 * e, 9 * 4 * e}, pooled[] = {5 * e, 6 * e, 0};
+    const size_t tokens[] = {28, 28, 36};
+    for (uint64_t n = 0; n < 16; n++) /* each byte has one owner */
+        for (int k = 0; k < 3; k++) {
+            uint8_t *part[] = {lg_window_tokens(v, k, n), lg_window_states(v, k, n),
+                               lg_window_pooled(v, k, n)};
+            const size_t size[] = {tokens[k], states[k], pooled[k]};
+            for (int i = 0; i < 3; i++)
+                for (size_t b = 0; b < size[i]; b++) {
+                    assert_true(part[i] >= memory + LG_PAGE_BYTES &&
+                                part[i] + size[i] <= memory + bytes);
+                    assert_int_equal(part[i][b], 0);
+                    part[i][b] = (uint8_t)(1 + n);
+                }
+        }
+    /* The samples of a rank's share are one tensor of states and one of pooled values. */
+    assert_ptr_equal(lg_window_states(v, 1, 1), lg_window_states(v, 1, 0) + states[1]);
+    assert_ptr_equal(lg_window_pooled(v, 0, 3), lg_window_pooled(v, 0, 2) + pooled[0]);
+    lg_window_close(&v);
+    free(memory);
+}
+
 static void test_memory(void **state)
 {
     lg_plan plan = {.sequence = 1,
                     .image_size = 8,
                     .latent_channels = 4,
                     .latent_size = 2,
-                    .text_length = 6,
-                    .text_dim = 16,
+                    .n_texts = 1,
+                    .text = {{LG_ROLE_text, 6, 16, 0, 8, 1}},
                     .batch = 4,
                     .window_slots = 16,
                     .loader_chunk = 4,
-                    .text_chunk = 8,
                     .vae_chunk = 2,
                     .element_bytes = 4};
     struct lg_window_geometry g, half;
@@ -303,25 +346,26 @@ static void test_memory(void **state)
     plan.element_bytes = 2;
     lg_window_geometry_of(&plan, &half);
     assert_int_equal(half.latent_bytes, g.latent_bytes / 2);
-    assert_int_equal(half.text_bytes, g.text_bytes / 2);
+    assert_int_equal(half.text[0].states_bytes, g.text[0].states_bytes / 2);
     assert_int_equal(half.pixels_bytes, g.pixels_bytes);
-    assert_int_equal(half.tokens_bytes, g.tokens_bytes);
+    assert_int_equal(half.text[0].tokens_bytes, g.text[0].tokens_bytes);
     assert_int_equal(g.pixels_bytes, 3 * 8 * 8);
-    assert_int_equal(g.tokens_bytes, 24);
+    assert_int_equal(g.text[0].tokens_bytes, 24);
     assert_int_equal(g.latent_bytes, 2 * 4 * 2 * 2 * 4);
-    assert_int_equal(g.text_bytes, 6 * 16 * 4);
+    assert_int_equal(g.text[0].states_bytes, 6 * 16 * 4);
     assert_int_equal(g.chunk[L], 2);
     size_t bytes = lg_window_bytes(&g);
     uint8_t *memory = aligned_alloc(LG_PAGE_BYTES, bytes);
     lg_window *v;
     assert_int_equal(lg_window_over(memory, &g, &v), 0);
     assert_ptr_equal(v->slot, memory);
-    assert_true(v->text[0] + 16 * g.text_bytes <= memory + bytes);
-    assert_true(v->pixels + 16 * g.pixels_bytes <= v->tokens);
+    assert_true(v->text[0][0] + 16 * g.text[0].states_bytes <= memory + bytes);
+    assert_true(v->pixels + 16 * g.pixels_bytes <= v->tokens[0]);
     lg_window_close(&v);
     assert_null(v);
     free(memory);
-    plan.image_size = plan.text_length = 0; /* latents from the data set, no text */
+    several_texts(&plan);
+    plan.image_size = plan.n_texts = 0; /* latents from the data set, no text */
     lg_window_geometry_of(&plan, &g);
     assert_int_equal(g.pixels_bytes, 0);
     assert_int_equal(g.chunk[L], 4);
@@ -364,14 +408,13 @@ static lg_plan bucket_plan(void)
                      .image_size = 16,
                      .latent_channels = 4,
                      .latent_size = 4,
-                     .text_length = 6,
-                     .text_dim = 16,
+                     .n_texts = 1,
+                     .text = {{LG_ROLE_text, 6, 16, 0, 4, 1}},
                      .batch = 24,
                      .rank_batch = 12,
                      .micro_batch = 4,
                      .window_slots = 48,
                      .loader_chunk = 8,
-                     .text_chunk = 4,
                      .vae_chunk = 2,
                      .element_bytes = 2,
                      .buckets = {.n = 3, .of = {{16, 16, 4}, {32, 20, 2}, {36, 32, 1}}}};

@@ -26,7 +26,7 @@ static const struct lg_window_geometry geometry = {.slots = SLOTS,
                                                    .chunk = {4, 3, 8},
                                                    .pixels_bytes = WORDS * 8,
                                                    .latent_bytes = 2 * WORDS * 8,
-                                                   .text_bytes = WORDS * 8};
+                                                   .text = {{.states_bytes = WORDS * 8}}};
 static void *memory;
 static atomic_bool over;
 static atomic_ullong deaths, wrong;
@@ -40,7 +40,7 @@ static uint64_t *payload(lg_window *w, lg_field f, uint64_t n)
 {
     return (uint64_t *)(f == LG_FIELD_SOURCE   ? lg_window_pixels(w, n)
                         : f == LG_FIELD_LATENT ? lg_window_mean(w, n)
-                                               : lg_window_text(w, n));
+                                               : lg_window_states(w, f - LG_FIELD_TEXT, n));
 }
 
 static void check(lg_window *w, lg_field f, uint64_t n)
@@ -117,7 +117,7 @@ static void *train(void *arg)
             continue;
         }
         for (uint64_t i = n; i < n + BATCH / RANKS; i++)
-            for (int f = 0; f < LG_FIELD_COUNT; f++) check(w, (lg_field)f, i);
+            for (int f = 0; f <= LG_FIELD_TEXT; f++) check(w, (lg_field)f, i);
         atomic_store_explicit(commit, lg_mark_of(++s), memory_order_release);
     }
     lg_window_close(&w);

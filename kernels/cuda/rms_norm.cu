@@ -1,0 +1,459 @@
+/* RMSNorm of vectors of D elements: rows, or the heads of packed queries, keys and values.
+ *
+ * LANES lanes of a warp hold a vector, a pack of 16 bytes each where D is at most 32 packs: four heads of 64 in 16 bits
+ * fill a warp. Statistics are fp32. Sums over lanes are halved as warp_sum does it, so that a result depends on no LANES.
+ *
+ * Backward: a block owns a chunk of the vectors that one row of w norms (or of those that were copied). A lane keeps its
+ * columns' sums for dw in registers over all its vectors, of which x and dy are read once; at the end the sums of a warp,
+ * then those of the warps, are added in order, and the chunks' by cuda_add_partial_sums. Chunks depend on the number of
+ * vectors alone. What does not fit (D beyond 64 elements a lane, rows that are not aligned) takes two general kernels.
+ *
+ * Bytes: forward 2 of the tensor, backward 3, accumulating 4: the floor. */
+#include "kernels/cuda/norm.cuh"
+
+enum { WARPS = 8, THREADS = WARP * WARPS, AT_ONCE = 4, LANE_MAX = 64 /* elements in registers */ };
+enum { CHUNKS_MAX = 512, CHUNK_MIN = 64 };
+
+/* n / by for n < 2^31. */
+struct divisor {
+    uint32_t by, shift;
+    uint64_t magic;
+};
+static divisor divide_by(int64_t by)
+{
+    divisor d = {(uint32_t)by, 31, 0};
+    while ((int64_t)1 << (d.shift - 31) < by) d.shift++;
+    d.magic = (((uint64_t)1 << d.shift) + (uint64_t)by - 1) / (uint64_t)by;
+    return d;
+}
+static __device__ __forceinline__ uint32_t operator/(uint32_t n, const divisor &d)
+{
+    return (uint32_t)(n * d.magic >> d.shift);
+}
+
+/* Where vectors lie: x, dy, and what is written. */
+struct places {
+    int64_t stride_x, stride_dy, stride_out; // of samples
+    divisor tokens, heads, each, copied;     // tokens of a sample; vectors of a token
+    uint32_t vectors, normed;                // all; of a token
+    int D, weights;
+};
+static places places_of(const lg_tensor &x, const lg_tensor &dy, const lg_tensor &out,
+                        const lg_tensor &w, int each)
+{
+    const int64_t h = x.dim[2], normed = w.dim[0] * each, vectors = lg_numel(&x) / x.dim[3];
+    LG_ASSERT(vectors < (int64_t)1 << 31 && x.dim[3] < 1 << 30);
+    places p = {};
+    p.stride_x = lg_row_stride(&x, 1);
+    p.stride_dy = lg_row_stride(&dy, 1);
+    p.stride_out = lg_row_stride(&out, 1);
+    p.tokens = divide_by(x.dim[1]);
+    p.heads = divide_by(h);
+    p.each = divide_by(each);
+    p.copied = divide_by(LG_MAX(h - normed, (int64_t)1));
+    p.vectors = (uint32_t)vectors;
+    p.normed = (uint32_t)normed;
+    p.D = (int)x.dim[3];
+    p.weights = (int)w.dim[0];
+    return p;
+}
+/* Vector `head` of a token, behind its sample's first element. */
+struct place {
+    uint32_t sample, token, head;
+    int64_t within;
+};
+static __device__ __forceinline__ place place_of(const places &p, uint32_t token, uint32_t head)
+{
+    const uint32_t sample = token / p.tokens, t = token - sample * p.tokens.by;
+    return {sample, token, head, ((int64_t)t * p.heads.by + head) * p.D};
+}
+
+template <int LANES> static __device__ __forceinline__ float lanes_sum(float x)
+{
+#pragma unroll
+    for (int o = LANES / 2; o > 0; o /= 2) x += __shfl_xor_sync(0xffffffff, x, o);
+    return x;
+}
+
+/* Runs the body with L lanes and P packs a lane for vectors of D elements in packs of N; several packs in a warp alone. */
+#define WITH_LANES(D, N, L, P, ...)                                                                \
+    do {                                                                                           \
+        const int64_t packs_ = ceil_div(D, N);                                                     \
+        LANES_CASE(packs_ <= 8, N, 8, 1, L, P, __VA_ARGS__)                                        \
+        LANES_CASE(packs_ <= 16, N, 16, 1, L, P, __VA_ARGS__)                                      \
+        LANES_CASE(packs_ <= 32, N, 32, 1, L, P, __VA_ARGS__)                                      \
+        LANES_CASE(packs_ <= 64, N, 32, 2, L, P, __VA_ARGS__)                                      \
+        LANES_CASE(packs_ <= 128, N, 32, 4, L, P, __VA_ARGS__)                                     \
+        LANES_CASE(packs_ <= 192, N, 32, 6, L, P, __VA_ARGS__)                                     \
+        LANES_CASE(packs_ <= 256, N, 32, 8, L, P, __VA_ARGS__)                                     \
+        LANES_CASE(packs_ <= 512, N, 32, 16, L, P, __VA_ARGS__)                                    \
+    } while (0)
+#define LANES_CASE(fits, N, l, n, L, P, ...)                                                       \
+    if constexpr ((n) * (N) <= LANE_MAX)                                                           \
+        if (fits) {                                                                                \
+            constexpr int L = l, P = n;                                                            \
+            __VA_ARGS__;                                                                           \
+            break;                                                                                 \
+        }
+
+/* ---- forward ---- */
+
+template <typename T> struct forward_args {
+    const T *x, *w;
+    T *y;
+    float *rstd; // or NULL
+    float eps;
+    places p;
+};
+
+/* The groups of LANES lanes take vectors, AT_ONCE each: a vector is a pack a lane. */
+template <typename T, int N, int LANES>
+static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_args<T> a)
+{
+    constexpr int GROUPS = THREADS / LANES;
+    const int i = threadIdx.x % LANES * N;
+    const uint32_t first = blockIdx.x * (GROUPS * AT_ONCE) + threadIdx.x / LANES;
+    const bool active = i < a.p.D;
+    float v[AT_ONCE][N] = {};
+    place at[AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+        const uint32_t n = first + k * GROUPS, token = n / a.p.heads;
+        at[k] = place_of(a.p, token, n - token * a.p.heads.by);
+        if (active && n < a.p.vectors)
+            load<T, N>(a.x + at[k].sample * a.p.stride_x + at[k].within + i, v[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+        float squares = 0, w[N];
+#pragma unroll
+        for (int e = 0; e < N; e++) squares += v[k][e] * v[k][e];
+        const float r = 1 / sqrtf(lanes_sum<LANES>(squares) / (float)a.p.D + a.eps);
+        if (first + k * GROUPS >= a.p.vectors) continue;
+        if (active && at[k].head < a.p.normed) {
+            load<T, N>(a.w + at[k].head / a.p.each * a.p.D + i, w);
+#pragma unroll
+            for (int e = 0; e < N; e++) v[k][e] = v[k][e] * r * w[e];
+        }
+        if (active) store<T, N>(a.y + at[k].sample * a.p.stride_out + at[k].within + i, v[k]);
+        if (a.rstd && i == 0 && at[k].head < a.p.normed)
+            a.rstd[(int64_t)at[k].token * a.p.normed + at[k].head] = r;
+    }
+}
+
+/* A warp per vector, which it reads twice, from L1 the second time. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forward_args<T> a)
+{
+    const uint32_t n = blockIdx.x * WARPS + threadIdx.x / WARP, token = n / a.p.heads;
+    if (n >= a.p.vectors) return;
+    const place at = place_of(a.p, token, n - token * a.p.heads.by);
+    const T *x = a.x + at.sample * a.p.stride_x + at.within;
+    const T *w = at.head < a.p.normed ? a.w + (int64_t)(at.head / a.p.each) * a.p.D : nullptr;
+    const int first = threadIdx.x % WARP * N;
+    float v[N], u[N], squares = 0;
+    for (int i = first; i < a.p.D; i += WARP * N) {
+        load<T, N>(x + i, v);
+#pragma unroll
+        for (int e = 0; e < N; e++) squares += v[e] * v[e];
+    }
+    const float r = 1 / sqrtf(warp_sum(squares) / (float)a.p.D + a.eps);
+    for (int i = first; i < a.p.D; i += WARP * N) {
+        load<T, N>(x + i, v);
+        if (w) {
+            load<T, N>(w + i, u);
+#pragma unroll
+            for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
+        }
+        store<T, N>(a.y + at.sample * a.p.stride_out + at.within + i, v);
+    }
+    if (a.rstd && first == 0 && w) a.rstd[(int64_t)token * a.p.normed + at.head] = r;
+}
+
+template <typename T, int N> static void forward(cudaStream_t stream, const forward_args<T> &a)
+{
+    const int64_t packs = ceil_div(a.p.D, N), vectors = a.p.vectors;
+    if (packs > WARP)
+        long_forward_kernel<T, N><<<(unsigned)ceil_div(vectors, WARPS), THREADS, 0, stream>>>(a);
+    else
+        WITH_LANES(a.p.D, N, LANES, PACKS, {
+            constexpr int BLOCK = THREADS / LANES * AT_ONCE;
+            if constexpr (PACKS == 1)
+                forward_kernel<T, N, LANES>
+                    <<<(unsigned)ceil_div(vectors, BLOCK), THREADS, 0, stream>>>(a);
+        });
+    LG_CUDA_LAUNCHED();
+}
+
+/* Packs may be used: vectors and samples begin on 16 bytes. */
+static bool packs_fit(const lg_tensor *const *t, int count, const lg_tensor &w)
+{
+    const int64_t e = (int64_t)lg_dtype_bytes(w.dtype);
+    bool fits = w.dim[1] * e % 16 == 0 && lg_cuda_aligned_16(w.data);
+    for (int i = 0; i < count; i++)
+        fits = fits && lg_row_stride(t[i], 1) * e % 16 == 0 && lg_cuda_aligned_16(t[i]->data);
+    return fits;
+}
+
+void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
+{
+    const lg_tensor *t[] = {&a->x, &a->y};
+    const bool fits = packs_fit(t, 2, a->w);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPE(a->x.dtype, T, {
+        forward_args<T> f = {};
+        f.x = (const T *)a->x.data;
+        f.w = (const T *)a->w.data;
+        f.y = (T *)a->y.data;
+        f.rstd = (float *)a->rstd.data;
+        f.eps = (float)a->eps;
+        f.p = places_of(a->x, a->x, a->y, a->w, a->each);
+        WITH_PACK(fits, T, N, (forward<T, N>(stream, f)));
+    })
+}
+
+/* ---- backward ---- */
+
+template <typename T> struct backward_args {
+    const T *dy, *x, *w;
+    const float *rstd;
+    T *dx;
+    float *partial; // (chunks, weights, D), or NULL
+    bool accumulate;
+    places p;
+};
+
+/* The vectors of a block: [first, last) of those that weight blockIdx.y norms, or, behind the last one, that were copied. */
+struct range {
+    uint32_t first, last;
+};
+static __device__ __forceinline__ range range_of(const places &p, bool copies)
+{
+    const uint32_t tokens = p.vectors / p.heads;
+    const int64_t all = (int64_t)tokens * (copies ? p.copied.by : p.each.by);
+    const int64_t step = (all + gridDim.x - 1) / gridDim.x, first = blockIdx.x * step;
+    return {(uint32_t)min(first, all), (uint32_t)min(first + step, all)};
+}
+static __device__ __forceinline__ place in_range(const places &p, bool copies, uint32_t k)
+{
+    const divisor &each = copies ? p.copied : p.each;
+    const uint32_t token = k / each, head = k - token * each.by;
+    return place_of(p, token, copies ? p.normed + head : blockIdx.y * each.by + head);
+}
+
+/* dx (+)= dy. */
+template <typename T, int N>
+static __device__ __forceinline__ void copy_vectors(const backward_args<T> &a, int lanes)
+{
+    const range k = range_of(a.p, true);
+    const int lane = threadIdx.x % lanes;
+    for (uint32_t n = k.first + threadIdx.x / lanes; n < k.last; n += THREADS / lanes) {
+        const place at = in_range(a.p, true, n);
+        const T *dy = a.dy + at.sample * a.p.stride_dy + at.within;
+        T *dx = a.dx + at.sample * a.p.stride_out + at.within;
+        for (int i = lane * N; i < a.p.D; i += lanes * N) {
+            float v[N], old[N];
+            load<T, N>(dy + i, v);
+            if (a.accumulate) {
+                load<T, N>(dx + i, old);
+#pragma unroll
+                for (int e = 0; e < N; e++) v[e] += old[e];
+            }
+            store<T, N>(dx + i, v);
+        }
+    }
+}
+
+/* This lane's column sums of all groups of the block, in order, to the block's row of a.partial. Call with all threads. */
+template <int N, int LANES, int PACKS>
+static __device__ __forceinline__ void store_partial(float *partial, int D, float (&sum)[PACKS][N])
+{
+    __shared__ float shared[WARPS][LANES * N];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++) {
+        __syncthreads(); /* the pack before has been read */
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+#pragma unroll
+            for (int o = LANES; o < WARP; o *= 2)
+                sum[j][e] += __shfl_xor_sync(0xffffffff, sum[j][e], o);
+            if (lane < LANES) shared[warp][lane * N + e] = sum[j][e];
+        }
+        __syncthreads();
+        for (int c = threadIdx.x; c < LANES * N && j * LANES * N + c < D; c += THREADS) {
+            float all = 0;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) all += shared[w][c];
+            partial[j * LANES * N + c] = all;
+        }
+    }
+}
+
+template <typename T, int N, int LANES, int PACKS>
+static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
+    backward_kernel(const backward_args<T> a)
+{
+    constexpr int GROUPS = THREADS / LANES;
+    if ((int)blockIdx.y == a.p.weights) return copy_vectors<T, N>(a, LANES);
+    const range k = range_of(a.p, false);
+    const int lane = threadIdx.x % LANES * N;
+    const T *w = a.w + (int64_t)blockIdx.y * a.p.D;
+    float sum[PACKS][N] = {};
+    /* All groups of a warp take as many turns: the sums over lanes want all lanes. */
+    for (uint32_t turn = k.first; turn < k.last; turn += GROUPS) {
+        const uint32_t n = turn + threadIdx.x / LANES;
+        const bool there = n < k.last;
+        const place at = in_range(a.p, false, there ? n : k.first);
+        const T *x = a.x + at.sample * a.p.stride_x + at.within;
+        const T *dy = a.dy + at.sample * a.p.stride_dy + at.within;
+        T *dx = a.dx + at.sample * a.p.stride_out + at.within;
+        const float r = a.rstd[(int64_t)at.token * a.p.normed + at.head];
+        pack<T, N> px[PACKS] = {}, pd[PACKS] = {};
+        float mean = 0;
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) {
+            const int i = j * LANES * N + lane;
+            if (!there || i >= a.p.D) continue;
+            px[j] = *(const pack<T, N> *)(x + i);
+            pd[j] = *(const pack<T, N> *)(dy + i);
+        }
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) {
+            const int i = j * LANES * N + lane;
+            float u[N];
+            if (!there || i >= a.p.D) continue;
+            load<T, N>(w + i, u);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                const float d = to_float(pd[j].v[e]), n = to_float(px[j].v[e]) * r;
+                sum[j][e] += d * n;
+                mean += d * u[e] * n;
+            }
+        }
+        mean = lanes_sum<LANES>(mean) / (float)a.p.D;
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) {
+            const int i = j * LANES * N + lane;
+            float u[N], v[N], old[N];
+            if (!there || i >= a.p.D) continue;
+            load<T, N>(w + i, u);
+            if (a.accumulate) load<T, N>(dx + i, old);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                v[e] = r * (to_float(pd[j].v[e]) * u[e] - to_float(px[j].v[e]) * r * mean);
+                if (a.accumulate) v[e] += old[e];
+            }
+            store<T, N>(dx + i, v);
+        }
+    }
+    if (a.partial)
+        store_partial<N, LANES, PACKS>(
+            a.partial + ((int64_t)blockIdx.x * a.p.weights + blockIdx.y) * a.p.D, a.p.D, sum);
+}
+
+/* dx alone: a warp per vector, which it reads twice. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) long_dx_kernel(const backward_args<T> a)
+{
+    if ((int)blockIdx.y == a.p.weights) return copy_vectors<T, N>(a, WARP);
+    const range k = range_of(a.p, false);
+    const T *w = a.w + (int64_t)blockIdx.y * a.p.D;
+    const int first = threadIdx.x % WARP * N;
+    for (uint32_t n = k.first + threadIdx.x / WARP; n < k.last; n += WARPS) {
+        const place at = in_range(a.p, false, n);
+        const T *x = a.x + at.sample * a.p.stride_x + at.within;
+        const T *dy = a.dy + at.sample * a.p.stride_dy + at.within;
+        T *dx = a.dx + at.sample * a.p.stride_out + at.within;
+        const float r = a.rstd[(int64_t)at.token * a.p.normed + at.head];
+        float v[N], d[N], u[N], old[N], mean = 0;
+        for (int i = first; i < a.p.D; i += WARP * N) {
+            load<T, N>(x + i, v);
+            load<T, N>(dy + i, d);
+            load<T, N>(w + i, u);
+#pragma unroll
+            for (int e = 0; e < N; e++) mean += d[e] * u[e] * (v[e] * r);
+        }
+        mean = warp_sum(mean) / (float)a.p.D;
+        for (int i = first; i < a.p.D; i += WARP * N) {
+            load<T, N>(x + i, v);
+            load<T, N>(dy + i, d);
+            load<T, N>(w + i, u);
+            if (a.accumulate) load<T, N>(dx + i, old);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                v[e] = r * (d[e] * u[e] - v[e] * r * mean);
+                if (a.accumulate) v[e] += old[e];
+            }
+            store<T, N>(dx + i, v);
+        }
+    }
+}
+/* The chunk's sums for dw: a block takes 32 packs of columns, its warps every eighth vector. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) long_dw_kernel(const backward_args<T> a)
+{
+    const range k = range_of(a.p, false);
+    const int first = blockIdx.z * WARP * N, i = first + threadIdx.x % WARP * N;
+    float sum[1][N] = {}, v[N], d[N];
+    for (uint32_t n = k.first + threadIdx.x / WARP; i < a.p.D && n < k.last; n += WARPS) {
+        const place at = in_range(a.p, false, n);
+        const float r = a.rstd[(int64_t)at.token * a.p.normed + at.head];
+        load<T, N>(a.x + at.sample * a.p.stride_x + at.within + i, v);
+        load<T, N>(a.dy + at.sample * a.p.stride_dy + at.within + i, d);
+#pragma unroll
+        for (int e = 0; e < N; e++) sum[0][e] += d[e] * (v[e] * r);
+    }
+    const int64_t row = (int64_t)blockIdx.x * a.p.weights + blockIdx.y;
+    store_partial<N, WARP, 1>(a.partial + row * a.p.D + first, a.p.D - first, sum);
+}
+
+/* By the number of vectors that a weight norms. */
+static int64_t chunks_of(const struct lg_rms_norm_backward_args *a)
+{
+    const int64_t vectors = a->x.dim[0] * a->x.dim[1] * a->each;
+    return LG_MIN(ceil_div(vectors, CHUNK_MIN), (int64_t)CHUNKS_MAX);
+}
+size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
+{
+    return a->dw.rank ? (size_t)(chunks_of(a) * lg_numel(&a->dw)) * sizeof(float) : 0;
+}
+
+template <typename T, int N>
+static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T> &a)
+{
+    const bool copies = a.p.heads.by > a.p.normed;
+    const dim3 grid((unsigned)chunks, (unsigned)(a.p.weights + copies));
+    WITH_LANES(a.p.D, N, LANES, PACKS, {
+        backward_kernel<T, N, LANES, PACKS><<<grid, THREADS, 0, stream>>>(a);
+        LG_CUDA_LAUNCHED();
+        return;
+    });
+    const dim3 columns((unsigned)chunks, (unsigned)a.p.weights,
+                       (unsigned)ceil_div(a.p.D, WARP * N));
+    if (a.partial) long_dw_kernel<T, N><<<columns, THREADS, 0, stream>>>(a);
+    long_dx_kernel<T, N><<<grid, THREADS, 0, stream>>>(a);
+    LG_CUDA_LAUNCHED();
+}
+
+void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args *a)
+{
+    const lg_tensor *t[] = {&a->x, &a->dy, &a->dx};
+    const bool fits = packs_fit(t, 3, a->w);
+    const int64_t chunks = chunks_of(a);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPE(a->x.dtype, T, {
+        backward_args<T> b = {};
+        b.dy = (const T *)a->dy.data;
+        b.x = (const T *)a->x.data;
+        b.w = (const T *)a->w.data;
+        b.rstd = (const float *)a->rstd.data;
+        b.dx = (T *)a->dx.data;
+        b.partial = a->dw.data ? (float *)s->scratch : nullptr;
+        b.accumulate = a->accumulate;
+        b.p = places_of(a->x, a->dy, a->dx, a->w, a->each);
+        WITH_PACK(fits, T, N, (backward<T, N>(stream, chunks, b)));
+    })
+    if (a->dw.data)
+        cuda_add_partial_sums(stream, (const float *)s->scratch, chunks, a->dw, a->accumulate_dw);
+}

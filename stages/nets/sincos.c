@@ -1,0 +1,48 @@
+/* See sincos.h.
+ *
+ * Token (i, j) gets D/2 features of its column j (yes, the column first, as diffusers' comment "here w goes first" says),
+ * then D/2 of its row i: each D/4 sines, then D/4 cosines. diffusers: coordinate / (grid / base_size) /
+ * interpolation_scale; coordinates are fp32 there, products and sines fp64. */
+#include "stages/nets/sincos.h"
+#include <math.h>
+
+/* Of row, or column, i of `count`. */
+static float coordinate(const struct lg_grid *grid, int i, int count)
+{
+    return (float)i / (float)(count / grid->base) / (float)grid->scale;
+}
+
+static double angle(float at, int k, int quarter)
+{
+    return (double)at / pow(10000.0, (double)k / quarter);
+}
+
+float lg_sincos(const struct lg_grid *grid, int D, size_t e)
+{
+    const int token = (int)(e / (size_t)D), feature = (int)(e % (size_t)D), quarter = D / 4;
+    const int row = token / grid->columns, column = token % grid->columns;
+    const float at = feature < 2 * quarter ? coordinate(grid, column, grid->columns)
+                                           : coordinate(grid, row, grid->rows);
+    const double a = angle(at, feature % quarter, quarter);
+    return (float)(feature / quarter % 2 ? cos(a) : sin(a));
+}
+
+void lg_net_positions(const struct lg_grid *grid, int D, float *ret)
+{
+    const int quarter = D / 4;
+    for (int i = 0; i < grid->rows; i++) {
+        for (int j = 0; j < grid->columns; j++) {
+            const float at[2] = {coordinate(grid, j, grid->columns),
+                                 coordinate(grid, i, grid->rows)};
+            for (int axis = 0; axis < 2; axis++) {
+                float *out = ret + ((size_t)i * (size_t)grid->columns + (size_t)j) * (size_t)D +
+                             (size_t)(axis * 2 * quarter);
+                for (int k = 0; k < quarter; k++) {
+                    const double a = angle(at[axis], k, quarter);
+                    out[k] = (float)sin(a);
+                    out[quarter + k] = (float)cos(a);
+                }
+            }
+        }
+    }
+}
