@@ -131,6 +131,7 @@ static const struct transformer {
     {"DiTTransformer2DModel", "ada_norm_zero", "dit", true, 0, 4, 16, 72, 28},
     {"PixArtTransformer2DModel", "ada_norm_single", "pixart", false, 8, 4, 16, 72, 28},
     {"SD3Transformer2DModel", NULL, "sd3", false, 16, 16, 18, 64, 18},
+    {"FluxTransformer2DModel", NULL, "flux", false, 0, 64, 24, 128, 19},
 };
 
 static int find_transformer(const struct findings *f, const struct transformer **ret)
@@ -146,7 +147,7 @@ static int find_transformer(const struct findings *f, const struct transformer *
     }
     return LG_FAIL(LG_ERR_CONFIG,
                    "%s: \"_class_name\" is \"%.64s\": expected DiTTransformer2DModel, "
-                   "PixArtTransformer2DModel or SD3Transformer2DModel",
+                   "PixArtTransformer2DModel, SD3Transformer2DModel or FluxTransformer2DModel",
                    f->file, class);
 }
 
@@ -167,6 +168,13 @@ static int read_transformer(struct findings *f, const char *dir)
     LG_TRY(add_text(f, "model.kind", "%s", t->kind));
     add_int(f, "model.hidden", heads * width);
     add_int(f, "model.heads", heads);
+    if (!strcmp(t->kind,
+                "flux")) { /* counts blocks of one stream apart; its patches are packed outside */
+        int64_t singles;
+        LG_TRY(whole(f, "num_single_layers", 38, &singles));
+        depth += singles;
+        patch = 2;
+    }
     add_int(f, "model.depth", depth);
     add_int(f, "model.patch", patch);
     add_int(f, "model.mlp_ratio", 4);
@@ -187,6 +195,7 @@ static const struct pipeline {
     {"PixArtAlphaPipeline", 120, 20, 4.5},
     {"PixArtSigmaPipeline", 300, 20, 4.5},
     {"StableDiffusion3Pipeline", 0, 28, 7},
+    {"FluxPipeline", 0, 28, 3.5},
 };
 
 /* Which encoders the parts text_encoder, text_encoder_2 .. of a pipeline with several are. */
@@ -246,7 +255,7 @@ static int read_index(struct findings *f, const char *dir)
     if (!has_part(f, "transformer"))
         return LG_FAIL(LG_ERR_CONFIG,
                        "%s names no transformer: %.64s is none of the models that can be trained "
-                       "here (DiT, PixArt, SD3)",
+                       "here (DiT, PixArt, SD3, FLUX)",
                        f->file, class);
     const char *const *texts = encoders_of(class);
     for (size_t i = 0; i < LG_ARRAY_LEN(parts); i++)
@@ -306,6 +315,34 @@ static int read_betas(struct findings *f)
     return add_text(f, "trainer.timesteps", "uniform");
 }
 
+/* FLUX's: the one that trainer.flow_shift_by knows. */
+static int read_dynamic_shift(struct findings *f)
+{
+    static const struct {
+        const char *key;
+        double is;
+    } want[] = {{"base_shift", 0.5},
+                {"max_shift", 1.15},
+                {"base_image_seq_len", 256},
+                {"max_image_seq_len", 4096}};
+    const char *type;
+    LG_TRY(text(f, "time_shift_type", "exponential", &type));
+    if (strcmp(type, "exponential"))
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s: \"time_shift_type\" is \"%.32s\": expected exponential; write "
+                       "trainer.flow_shift_by",
+                       f->file, type);
+    for (size_t i = 0; i < LG_ARRAY_LEN(want); i++) {
+        double v;
+        LG_TRY(number(f, want[i].key, want[i].is, &v));
+        if (v != want[i].is)
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "%s: \"%s\" is %g: expected %g; write trainer.flow_shift_by", f->file,
+                           want[i].key, v, want[i].is);
+    }
+    return add_text(f, "trainer.flow_shift_by", "tokens");
+}
+
 /* Of an objective that is decided: the rest of the scheduler. */
 static int read_scheduler(struct findings *f, const char *dir, bool flow)
 {
@@ -313,6 +350,7 @@ static int read_scheduler(struct findings *f, const char *dir, bool flow)
     double shift;
     LG_TRY(open_file(f, dir, "scheduler/scheduler_config.json"));
     LG_TRY(text(f, "_class_name", "", &class));
+    if (flow && cJSON_IsTrue(value_of(f, "use_dynamic_shifting"))) return read_dynamic_shift(f);
     if (flow) {
         LG_TRY(number(f, "shift", 1, &shift));
         add_number(f, "trainer.flow_shift", shift);
@@ -374,11 +412,17 @@ static void take(lg_config *c, struct findings *f, int rc, const char *key, stru
 static const char *const OF_INDEX[] = {"model.from",  "vae.model",    "text.model",
                                        "text.length", "sample.steps", "sample.guidance",
                                        NULL};
-static const char *const OF_SCHEDULER[] = {"trainer.objective",  "trainer.beta_schedule",
-                                           "trainer.beta_start", "trainer.beta_end",
-                                           "trainer.zero_snr",   "trainer.timesteps",
-                                           "trainer.flow_shift", "sample.sampler",
-                                           "sample.spacing",     NULL};
+static const char *const OF_SCHEDULER[] = {"trainer.objective",
+                                           "trainer.beta_schedule",
+                                           "trainer.beta_start",
+                                           "trainer.beta_end",
+                                           "trainer.zero_snr",
+                                           "trainer.timesteps",
+                                           "trainer.flow_shift",
+                                           "sample.sampler",
+                                           "sample.spacing",
+                                           "trainer.flow_shift_by",
+                                           NULL};
 static const char *const OF_TRANSFORMER[] = {
     "model.kind",  "model.hidden",    "model.heads",       "model.depth",
     "model.patch", "model.mlp_ratio", "model.num_classes", "model.learned_variance",

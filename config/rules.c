@@ -562,6 +562,7 @@ static void check_noise(struct rules *r)
         bool is_set, fits;
     } keys[] = {
         {"trainer.flow_shift", "flow", c->trainer_flow_shift != 1, flow},
+        {"trainer.flow_shift_by", "flow", strcmp(c->trainer_flow_shift_by, "constant") != 0, flow},
         {"trainer.loss_weighting", "flow", strcmp(c->trainer_loss_weighting, "none") != 0, flow},
         {"trainer.beta_schedule", "eps or v", !linear, !flow},
         {"trainer.beta_start", "eps or v", c->trainer_beta_start != 1e-4, !flow},
@@ -571,6 +572,11 @@ static void check_noise(struct rules *r)
         {"sample.sampler", "eps or v",
          !strcmp(c->sample_sampler, "ddim") || !strcmp(c->sample_sampler, "dpm++"), !flow},
     };
+    if (strcmp(c->trainer_flow_shift_by, "constant") && c->trainer_flow_shift != 1)
+        broken(r, "trainer.flow_shift",
+               "trainer.flow_shift = %g with trainer.flow_shift_by = \"%s\", which says what the "
+               "shift is: remove it",
+               c->trainer_flow_shift, c->trainer_flow_shift_by);
     for (size_t i = 0; i < LG_ARRAY_LEN(keys); i++)
         if (keys[i].is_set && !keys[i].fits)
             broken(r, keys[i].key,

@@ -148,6 +148,9 @@ void lg_texts_settle(lg_config *c, struct lg_problems *p)
 
 bool lg_key_applies(const lg_config *c, const lg_key *k)
 {
+    if (!strcmp(k->name, "model.guidance")) return !strcmp(c->model_kind, "flux");
+    if (!strcmp(k->name, "trainer.flow_shift_by"))
+        return strcmp(c->trainer_flow_shift_by, "constant");
     const struct lg_denoiser_text_info *has;
     const int n = texts_of(c, &has);
     const char *name = lg_key_encoder(k);

@@ -310,6 +310,15 @@ static void rule_norm_residual_backward(const struct call *c)
     require_modulation(c, &a->norm);
 }
 
+/* In place means element by element. */
+static void rule_rope(const struct call *c)
+{
+    ARGS(rope);
+    REQUIRE(a->turned >= 1 && a->turned <= a->x.dim[2]);
+    REQUIRE(a->x.data != a->y.data || !a->x.data || a->x.dim[0] == 1 ||
+            lg_row_stride(&a->x, 1) == lg_row_stride(&a->y, 1));
+}
+
 static void require_normed(const struct call *c, lg_tensor x, lg_tensor w, int each)
 {
     REQUIRE(x.dim[2] / each >= w.dim[0]);
@@ -420,6 +429,7 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(norm_residual_backward),
     RULE(dequantize_rows),
     RULE(group_norm_forward),
+    RULE(rope),
     RULE(rms_norm_forward),
     RULE(rms_norm_backward),
     RULE(attention_forward),

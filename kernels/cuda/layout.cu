@@ -33,16 +33,17 @@ template <typename T> __global__ void patchify_kernel(const T *x, T *y, image z,
     THIS_ELEMENT;
     y[token_place<true>(z, e)] = x[e];
 }
-template <typename T> __global__ void unpatchify_kernel(const T *x, T *y, image z, int64_t count)
+template <typename T, bool CHANNELS_FIRST>
+__global__ void unpatchify_kernel(const T *x, T *y, image z, int64_t count)
 {
     THIS_ELEMENT;
-    y[e] = x[token_place<false>(z, e)];
+    y[e] = x[token_place<CHANNELS_FIRST>(z, e)];
 }
-template <typename T>
+template <typename T, bool CHANNELS_FIRST>
 __global__ void unpatchify_back_kernel(const T *dy, T *dx, image z, int64_t count)
 {
     THIS_ELEMENT;
-    dx[token_place<false>(z, e)] = dy[e];
+    dx[token_place<CHANNELS_FIRST>(z, e)] = dy[e];
 }
 void cuda_patchify_forward(lg_stream *s, const struct lg_patchify_forward_args *a)
 {
@@ -56,17 +57,26 @@ void cuda_unpatchify_forward(lg_stream *s, const struct lg_unpatchify_forward_ar
 {
     int64_t count = lg_numel(&a->y);
     image z = image_of(&a->y, a->patch);
-    WITH_TYPE(a->x.dtype, T,
-              (unpatchify_kernel<<<GRID(count)>>>((const T *)a->x.data, (T *)a->y.data, z, count)))
+    WITH_TYPE(a->x.dtype, T, {
+        const T *x = (const T *)a->x.data;
+        if (a->channels_first)
+            unpatchify_kernel<T, true><<<GRID(count)>>>(x, (T *)a->y.data, z, count);
+        else
+            unpatchify_kernel<T, false><<<GRID(count)>>>(x, (T *)a->y.data, z, count);
+    })
     LG_CUDA_LAUNCHED();
 }
 void cuda_unpatchify_backward(lg_stream *s, const struct lg_unpatchify_backward_args *a)
 {
     int64_t count = lg_numel(&a->dy);
     image z = image_of(&a->dy, a->patch);
-    WITH_TYPE(
-        a->dy.dtype, T,
-        (unpatchify_back_kernel<<<GRID(count)>>>((const T *)a->dy.data, (T *)a->dx.data, z, count)))
+    WITH_TYPE(a->dy.dtype, T, {
+        const T *dy = (const T *)a->dy.data;
+        if (a->channels_first)
+            unpatchify_back_kernel<T, true><<<GRID(count)>>>(dy, (T *)a->dx.data, z, count);
+        else
+            unpatchify_back_kernel<T, false><<<GRID(count)>>>(dy, (T *)a->dx.data, z, count);
+    })
     LG_CUDA_LAUNCHED();
 }
 
@@ -182,6 +192,63 @@ void cuda_copy_rows(lg_stream *s, const struct lg_copy_rows_args *a)
             int64_t count = all / N;
             copy_rows_kernel<<<GRID(count)>>>((const P *)a->x.data, (P *)a->y.data, row / N,
                                               from / N, to / N, count);
+        })
+    })
+    LG_CUDA_LAUNCHED();
+}
+
+/* E features from p on, a pack or, where packs do not fit, one by one. */
+template <typename T, int N, int E>
+__device__ __forceinline__ void load_some(const T *p, float (&ret)[E])
+{
+#pragma unroll
+    for (int e = 0; e < E; e += N) load<T, N>(p + e, *(float(*)[N]) & ret[e]);
+}
+
+/* A block has a token: its first n features are turned, a thread E of a vector at a time, the others copied, none where all is in
+ * place. Vectors and samples read the same piece of the tables, which is then in the cache: x and y alone cost
+ * bandwidth. Sums and products are fused as written, so that a pair's bits do not depend on E. */
+template <typename T, int N>
+__global__ void rope_kernel(const T *x, T *y, const float *cosine, const float *sine, int tokens,
+                            int n, int all, int d, int64_t from, int64_t to, float sign)
+{
+    constexpr int E = N < 2 ? 2 : N, PAIRS = E / 2, TABLE = N < 2 ? 1 : PAIRS;
+    const int token = blockIdx.x % tokens, sample = blockIdx.x / tokens;
+    x += sample * from + (int64_t)token * all;
+    y += sample * to + (int64_t)token * all;
+    cosine += (int64_t)token * (d / 2);
+    sine += (int64_t)token * (d / 2);
+    for (int i = threadIdx.x * E; i < (x == y ? n : all); i += THREADS * E) {
+        float v[E], c[PAIRS], z[PAIRS], out[E];
+        load_some<T, N, E>(x + i, v);
+        if (i < n) {
+            load_some<float, TABLE, PAIRS>(cosine + i % d / 2, c);
+            load_some<float, TABLE, PAIRS>(sine + i % d / 2, z);
+#pragma unroll
+            for (int k = 0; k < PAIRS; k++) {
+                const float turn = sign * z[k];
+                out[2 * k] = fmaf(v[2 * k], c[k], -__fmul_rn(v[2 * k + 1], turn));
+                out[2 * k + 1] = fmaf(v[2 * k + 1], c[k], __fmul_rn(v[2 * k], turn));
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < E; e += N)
+            store<T, N>(y + i + e, *(float(*)[N])(i < n ? &out[e] : &v[e]));
+    }
+}
+void cuda_rope(lg_stream *s, const struct lg_rope_args *a)
+{
+    const int64_t from = lg_row_stride(&a->x, 1), to = lg_row_stride(&a->y, 1), d = a->x.dim[3];
+    const unsigned tokens = (unsigned)(a->x.dim[0] * a->x.dim[1]);
+    const bool aligned = lg_cuda_aligned_16(a->x.data) && lg_cuda_aligned_16(a->y.data) &&
+                         lg_cuda_aligned_16(a->cos.data) && lg_cuda_aligned_16(a->sin.data);
+    WITH_TYPE(a->x.dtype, T, {
+        bool fits = d % PACK<T> == 0 && from % PACK<T> == 0 && to % PACK<T> == 0;
+        WITH_PACK(aligned && fits, T, N, {
+            rope_kernel<T, N><<<tokens, THREADS, 0, lg_cuda_stream_of(s)>>>(
+                (const T *)a->x.data, (T *)a->y.data, (const float *)a->cos.data,
+                (const float *)a->sin.data, (int)a->x.dim[1], (int)(a->turned * d),
+                (int)(a->x.dim[2] * d), (int)d, from, to, a->inverse ? -1.0f : 1.0f);
         })
     })
     LG_CUDA_LAUNCHED();

@@ -151,14 +151,29 @@ static lg_tensor gradient(const struct grad *c, const lg_tensor *t)
     return part(r, t);
 }
 
+/* Of a part of a value, rows that may lie apart. */
+static void write_zeros(struct grad *c, lg_tensor to)
+{
+    lg_tensor rows = lg_t2(to.data, to.dtype, to.dim[0], lg_numel(&to) / to.dim[0]);
+    lg_tensor zeros = lg_graph_value(c->g, "zeros", rows);
+    rows.stride[0] = lg_row_stride(&to, 1);
+    lg_graph_zero(c->g, zeros);
+    lg_copy_rows(c->s, &(struct lg_copy_rows_args){.x = zeros, .y = rows});
+}
+
 /* With the first contribution to a value that is wanted. */
-static void zero_unread(struct grad *c, const struct record *r)
+static void zero_unread(struct grad *c, struct record *r)
 {
     for (int i = 0; i < c->x->n_unread; i++) {
         const lg_tensor *t = &c->x->unread[i];
         if (record_of(c, t) != r) continue;
-        struct lg_copy_args zero = {.t = part(r, t)};
-        lg_graph_record(c->g, LG_NODE_ZERO, &zero, sizeof zero);
+        if (r->bound) {
+            struct lg_copy_args zero = {.t = part(r, t)};
+            lg_graph_record(c->g, LG_NODE_ZERO, &zero, sizeof zero);
+        } else {
+            write_zeros(c, part(r, t));
+            note_written(c, r, t);
+        }
     }
 }
 
@@ -169,8 +184,8 @@ static lg_tensor into(struct grad *c, const lg_tensor *t, bool *ret_add)
     LG_ASSERT(r->wanted);
     *ret_add = is_written(r, t);
     if (!*ret_add) {
-        if (r->bound && !r->n_pieces) zero_unread(c, r);
         if (!r->is.rank) set(c, r, new_value(c, r));
+        if (!r->n_pieces) zero_unread(c, r);
         note_written(c, r, t);
     } else if (!r->bound) {
         make_own(c, r);
@@ -321,6 +336,18 @@ RULE(copy_rows)
     settle(c, &a->x, d);
 }
 
+RULE(rope)
+{
+    lg_tensor d = fresh(c, &a->x);
+    lg_rope(c->s, &(struct lg_rope_args){.x = gradient(c, &a->y),
+                                         .cos = a->cos,
+                                         .sin = a->sin,
+                                         .y = d,
+                                         .turned = a->turned,
+                                         .inverse = !a->inverse});
+    settle(c, &a->x, d);
+}
+
 RULE(norm_modulate_forward)
 {
     struct lg_norm_modulate_backward_args b = {
@@ -394,8 +421,11 @@ RULE(embedding_forward)
 RULE(unpatchify_forward)
 {
     lg_tensor dx = fresh(c, &a->x);
-    lg_unpatchify_backward(c->s, &(struct lg_unpatchify_backward_args){
-                                     .dy = gradient(c, &a->y), .dx = dx, .patch = a->patch});
+    lg_unpatchify_backward(
+        c->s, &(struct lg_unpatchify_backward_args){.dy = gradient(c, &a->y),
+                                                    .dx = dx,
+                                                    .patch = a->patch,
+                                                    .channels_first = a->channels_first});
     settle(c, &a->x, dx);
 }
 

@@ -43,6 +43,36 @@ void LG_K(dequantize_rows)(lg_stream *s, const struct lg_dequantize_rows_args *a
     }
 }
 
+/* A vector of p pairs. Sums and products round each for itself (isa.h), so a pair's bits do not depend on the compiler. */
+LG_INLINE void turn(const float *x, float *y, const float *cosine, const float *sine, int64_t p,
+                    float sign)
+{
+    for (int64_t i = 0; i < p; i++) {
+        const float c = cosine[i], d = sign * sine[i], x0 = x[2 * i], x1 = x[2 * i + 1];
+        y[2 * i] = x0 * c - x1 * d;
+        y[2 * i + 1] = x1 * c + x0 * d;
+    }
+}
+
+void LG_K(rope)(lg_stream *s, const struct lg_rope_args *a)
+{
+    const int64_t T = a->x.dim[1], h = a->x.dim[2], p = a->cos.dim[1], tokens = a->x.dim[0] * T;
+    const int64_t from = lg_row_stride(&a->x, 1), to = lg_row_stride(&a->y, 1);
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t token = 0; token < tokens; token++) {
+        const int64_t b = token / T, t = token % T;
+        const float *x = (const float *)a->x.data + b * from + t * h * p * 2;
+        float *y = (float *)a->y.data + b * to + t * h * p * 2;
+        const float *cosine = (const float *)a->cos.data + t * p;
+        const float *sine = (const float *)a->sin.data + t * p;
+        for (int v = 0; v < a->turned; v++)
+            turn(x + 2 * v * p, y + 2 * v * p, cosine, sine, p, a->inverse ? -1.0f : 1.0f);
+        const int64_t done = 2 * a->turned * p;
+        if (x != y && a->turned < h)
+            memcpy(y + done, x + done, (size_t)(2 * h * p - done) * sizeof(float));
+    }
+}
+
 void LG_K(embedding_forward)(lg_stream *s, const struct lg_embedding_forward_args *a)
 {
     const int64_t M = lg_host_numel(&a->ids), V = a->table.dim[0], D = a->table.dim[1];
@@ -143,20 +173,30 @@ void LG_K(patchify_forward)(lg_stream *s, const struct lg_patchify_forward_args 
     EACH_ELEMENT(g, a->x.dim[0], at, picture, out[picture + patch_first(&g, c, y, x)] = in[at]);
 }
 
+static int64_t patch_place(const struct patches *g, bool channels_first, int64_t c, int64_t y,
+                           int64_t x)
+{
+    return channels_first ? patch_first(g, c, y, x) : patch_last(g, c, y, x);
+}
+
 void LG_K(unpatchify_forward)(lg_stream *s, const struct lg_unpatchify_forward_args *a)
 {
     const struct patches g = {a->y.dim[1], a->y.dim[2], a->y.dim[3], a->patch};
+    const bool first = a->channels_first;
     const float *in = a->x.data;
     float *out = a->y.data;
-    EACH_ELEMENT(g, a->y.dim[0], at, picture, out[at] = in[picture + patch_last(&g, c, y, x)]);
+    EACH_ELEMENT(g, a->y.dim[0], at, picture,
+                 out[at] = in[picture + patch_place(&g, first, c, y, x)]);
 }
 
 void LG_K(unpatchify_backward)(lg_stream *s, const struct lg_unpatchify_backward_args *a)
 {
     const struct patches g = {a->dy.dim[1], a->dy.dim[2], a->dy.dim[3], a->patch};
+    const bool first = a->channels_first;
     const float *in = a->dy.data;
     float *out = a->dx.data;
-    EACH_ELEMENT(g, a->dy.dim[0], at, picture, out[picture + patch_last(&g, c, y, x)] = in[at]);
+    EACH_ELEMENT(g, a->dy.dim[0], at, picture,
+                 out[picture + patch_place(&g, first, c, y, x)] = in[at]);
 }
 
 /* The four orders of a picture: out[n][p][c] against in[n][c][p]. */

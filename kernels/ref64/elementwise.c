@@ -222,6 +222,26 @@ void ref64_copy_rows(lg_stream *s, const struct lg_copy_rows_args *a)
         for (int64_t n = 0; n < N; n++) y[m * to + n] = x[m * from + n];
 }
 
+void ref64_rope(lg_stream *s, const struct lg_rope_args *a)
+{
+    const int64_t B = a->x.dim[0], T = a->x.dim[1], h = a->x.dim[2], p = a->cos.dim[1];
+    const int64_t from = lg_row_stride(&a->x, 1), to = lg_row_stride(&a->y, 1);
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t v = 0; v < T * h; v++)
+            for (int64_t i = 0; i < p; i++) {
+                const double *x = ref64_data(a->x) + b * from + (v * p + i) * 2;
+                double *y = ref64_data(a->y) + b * to + (v * p + i) * 2;
+                const double x0 = x[0], x1 = x[1];
+                double c = 1, d = 0;
+                if (v % h < a->turned) {
+                    c = ref64_data(a->cos)[v / h * p + i];
+                    d = ref64_data(a->sin)[v / h * p + i] * (a->inverse ? -1 : 1);
+                }
+                y[0] = x0 * c - x1 * d;
+                y[1] = x1 * c + x0 * d;
+            }
+}
+
 void ref64_nchw_to_nhwc(lg_stream *s, const struct lg_nchw_to_nhwc_args *a)
 {
     int64_t N = a->x.dim[0], C = a->x.dim[1], HW = a->x.dim[2] * a->x.dim[3];

@@ -94,12 +94,18 @@ void ref64_patchify_forward(lg_stream *s, const struct lg_patchify_forward_args 
 }
 
 /* (i p + j) C + c within a token: the other order, as diffusers has it. */
+static int64_t feature(const struct patch_place *at, int64_t p, int64_t C, bool channels_first)
+{
+    return channels_first ? (at->c * p + at->i) * p + at->j : (at->i * p + at->j) * C + at->c;
+}
+
 void ref64_unpatchify_forward(lg_stream *s, const struct lg_unpatchify_forward_args *a)
 {
     int64_t p = a->patch, width = a->x.dim[2], C = a->y.dim[1];
     for (int64_t e = 0; e < lg_numel(&a->y); e++) {
         struct patch_place at = place(&a->y, p, e);
-        ref64_data(a->y)[e] = ref64_data(a->x)[at.token * width + (at.i * p + at.j) * C + at.c];
+        ref64_data(a->y)[e] =
+            ref64_data(a->x)[at.token * width + feature(&at, p, C, a->channels_first)];
     }
 }
 
@@ -108,6 +114,7 @@ void ref64_unpatchify_backward(lg_stream *s, const struct lg_unpatchify_backward
     int64_t p = a->patch, width = a->dx.dim[2], C = a->dy.dim[1];
     for (int64_t e = 0; e < lg_numel(&a->dy); e++) {
         struct patch_place at = place(&a->dy, p, e);
-        ref64_data(a->dx)[at.token * width + (at.i * p + at.j) * C + at.c] = ref64_data(a->dy)[e];
+        ref64_data(a->dx)[at.token * width + feature(&at, p, C, a->channels_first)] =
+            ref64_data(a->dy)[e];
     }
 }

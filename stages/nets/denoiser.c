@@ -117,6 +117,18 @@ static int64_t tokens(const struct lg_denoiser_config *c, int height)
     return (int64_t)(height / c->patch) * (c->width / c->patch);
 }
 
+/* What is fixed of so many rows, of the compute type or, angles, of statistics'; rank 0: nothing. */
+static lg_tensor positions_shape(const struct lg_denoiser_config *c, int height, lg_dtype type,
+                                 lg_dtype stats)
+{
+    const struct lg_model *m = lg_model_of(c->kind);
+    int64_t all = tokens(c, height);
+    if (m->scale) return lg_t2(NULL, type, all, c->hidden);
+    if (!m->angles) return LG_NONE;
+    for (int k = 0; k < c->n_texts; k++) all += c->text[k].length;
+    return lg_t3(NULL, stats, 2, all, c->hidden / c->heads / 2);
+}
+
 /* Shapes alone, of so many rows. */
 static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, int height,
                                           const lg_net *n)
@@ -124,8 +136,7 @@ static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, in
     const int64_t B = n->batch;
     struct lg_model_input in = {.x = lg_t4(NULL, n->type, B, c->channels, height, c->width),
                                 .t = lg_t1(NULL, n->stats, B)};
-    if (lg_model_of(c->kind)->scale)
-        in.positions = lg_t2(NULL, n->type, tokens(c, height), c->hidden);
+    in.positions = positions_shape(c, height, n->type, n->stats);
     if (lg_denoiser_info(c->kind)->labels) in.label = lg_t1(NULL, LG_I32, B);
     const struct lg_denoiser_text_info *has;
     const int texts = lg_denoiser_texts(c->kind, &has);
@@ -139,6 +150,7 @@ static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, in
         in.size = lg_t1(NULL, n->stats, 2 * B);
         in.ratio = lg_t1(NULL, n->stats, B);
     }
+    if (c->guidance) in.guidance = lg_t1(NULL, n->stats, B);
     return in;
 }
 
@@ -264,6 +276,7 @@ static void bind_inputs(lg_graph *g, const struct lg_denoiser_config *c, struct 
         [BOUND_LABEL] = {"label", &in->label},
         [BOUND_SIZE] = {"size", &in->size},
         [BOUND_RATIO] = {"ratio", &in->ratio},
+        [BOUND_GUIDANCE] = {"guidance", &in->guidance},
         [BOUND_POSITIONS] = {"positions", &in->positions},
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(bound); i++) bind_input(g, bound[i].name, bound[i].t);
@@ -434,11 +447,18 @@ static int compile_mode(lg_denoiser *net)
 
 /* ---- planning ---- */
 
+static lg_tensor positions_of(const lg_denoiser *net)
+{
+    lg_tensor t = positions_shape(&net->config, net->band.height, lg_device_dtype(net->device),
+                                  lg_denoiser_grad_type(net->device));
+    t.data = net->positions;
+    return t;
+}
+
 static size_t positions_bytes(const lg_denoiser *net)
 {
-    size_t count = (size_t)(tokens(&net->config, net->band.height) * net->config.hidden);
-    if (!net->model->scale) return 0;
-    return count * lg_dtype_bytes(lg_device_dtype(net->device));
+    lg_tensor t = positions_of(net);
+    return t.rank ? lg_tensor_bytes(&t) : 0;
 }
 
 int lg_denoiser_compile(lg_device *d, const struct lg_denoiser_config *c,
@@ -498,31 +518,42 @@ int lg_denoiser_print(lg_device *d, const struct lg_denoiser_config *c,
 
 /* ---- life ---- */
 
-/* Computes the sinusoidal positions and brings the band's to the device in its compute type. */
-static int upload_positions(lg_denoiser *net)
+/* Those of the whole latent. */
+static void compute_positions(const lg_denoiser *net, float *ret)
 {
     const struct lg_denoiser_config *c = &net->config;
-    lg_tensor pos =
-        lg_t2(net->positions, lg_device_dtype(net->device), tokens(c, net->band.height), c->hidden);
-    size_t bytes = (size_t)lg_numel(&pos) * sizeof(float);
-    size_t before = (size_t)(tokens(c, net->band.first) * c->hidden);
-    void *staged = NULL;
-    lg_stream *s = NULL;
-    float *host = malloc((size_t)(tokens(c, c->height) * c->hidden) * sizeof *host);
-    LG_ASSERT(host);
+    if (net->model->angles) {
+        net->model->angles(c, ret);
+        return;
+    }
     const int side = c->sample_size ? c->sample_size : c->height;
     const struct lg_grid grid = {.rows = c->height / c->patch,
                                  .columns = c->width / c->patch,
                                  .base = side / c->patch,
                                  .scale = c->interpolation > 0 ? c->interpolation
                                                                : net->model->scale(side)};
-    lg_net_positions(&grid, c->hidden, host);
+    lg_net_positions(&grid, c->hidden, ret);
+}
+
+/* Computes the positions and brings the band's to the device; angles are those of a net that is not split. */
+static int upload_positions(lg_denoiser *net)
+{
+    const struct lg_denoiser_config *c = &net->config;
+    lg_tensor pos = positions_of(net), from = pos;
+    const size_t before = (size_t)(tokens(c, net->band.first) * c->hidden);
+    const size_t count = (size_t)lg_numel(&pos);
+    void *staged = NULL;
+    lg_stream *s = NULL;
+    float *host = malloc(LG_MAX(count, (size_t)(tokens(c, c->height) * c->hidden)) * sizeof *host);
+    LG_ASSERT(host);
+    compute_positions(net, host);
     int rc;
-    LG_TRY_GOTO(rc, lg_device_alloc(net->device, bytes, &staged), out);
+    LG_TRY_GOTO(rc, lg_device_alloc(net->device, count * sizeof *host, &staged), out);
     LG_TRY_GOTO(rc, lg_stream_open(net->device, &s), out);
-    lg_stream_upload(s, staged, host + before, bytes);
-    lg_cast(s,
-            &(struct lg_cast_args){.x = lg_t2(staged, LG_F32, pos.dim[0], pos.dim[1]), .y = pos});
+    lg_stream_upload(s, staged, host + before, count * sizeof *host);
+    from.data = staged;
+    from.dtype = LG_F32;
+    lg_cast(s, &(struct lg_cast_args){.x = from, .y = pos});
     lg_stream_sync(s);
 out:
     if (s) lg_stream_close(&s);
@@ -591,7 +622,7 @@ int lg_denoiser_open_all(lg_denoiser *const *nets, int n)
             net->scratch = owner->scratch;
             net->host = owner->host;
         }
-        if (net->model->scale) {
+        if (positions_bytes(net)) {
             LG_TRY(lg_device_alloc(net->device, positions_bytes(net), &net->positions));
             LG_TRY(upload_positions(net));
         }

@@ -17,7 +17,7 @@
 #include "stages/nets/sequence.h"
 #include <stdio.h>
 
-enum { LG_DENOISER_DEPTH_MAX = 1024 };
+enum { LG_DENOISER_DEPTH_MAX = 1024, LG_FLUX_AXES = 3 };
 struct lg_denoiser_config {
     lg_denoiser_kind kind;
     int channels; /* of the latent */
@@ -51,6 +51,10 @@ struct lg_denoiser_config {
     bool qk_norm; /* RMSNorm of queries and keys */
     uint64_t dual[LG_DENOISER_DEPTH_MAX /
                   64]; /* bits: blocks with a second attention, of the image alone */
+    /* FLUX: */
+    int singles;            /* the last so many blocks have one stream */
+    int axes[LG_FLUX_AXES]; /* features of a head that are turned by a token's text, row, column */
+    bool guidance;          /* its scale is a condition */
 };
 static inline bool lg_denoiser_is_dual(const struct lg_denoiser_config *c, int block)
 {
@@ -176,6 +180,7 @@ struct lg_denoiser_input {
     lg_tensor
         size; // (B, 2) of t's type: with size_conditions, the original height and width in pixels
     lg_tensor ratio; // (B) of t's type: with size_conditions, height / width of what is trained on
+    lg_tensor guidance; // (B) of t's type: with guidance, 1000 times its scale
 };
 /* out (B, C or 2C, H, W), as dout. With train, keeps what the backward needs. Forward and backward give the stream
  * the net's own scratch memory: a caller whose other operations need some sets it again. */

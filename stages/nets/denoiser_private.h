@@ -11,6 +11,7 @@ enum {
     BOUND_LABEL,
     BOUND_SIZE,
     BOUND_RATIO,
+    BOUND_GUIDANCE,
     BOUND_POSITIONS,
     BOUND_TEXT, /* of each text three: states, pooled, lengths */
     BOUND_TEXT_END = BOUND_TEXT + 3 * LG_TEXTS_MAX - 1,

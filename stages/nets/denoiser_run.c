@@ -152,6 +152,7 @@ static void check_input(const lg_denoiser *net, const struct lg_denoiser_input *
         LG_ASSERT(lg_numel(&in->size) == 2 * B && in->size.dtype == in->t.dtype);
         LG_ASSERT(lg_numel(&in->ratio) == B && in->ratio.dtype == in->t.dtype);
     }
+    if (c->guidance) LG_ASSERT(lg_numel(&in->guidance) == B && in->guidance.dtype == in->t.dtype);
     if (lg_denoiser_info(c->kind)->labels) LG_ASSERT(in->label.rank == 1 && in->label.dim[0] == B);
     check_texts(net, in);
 }
@@ -170,6 +171,7 @@ static void begin(lg_denoiser *net, const struct lg_denoiser_input *in, lg_tenso
     }
     net->bound[BOUND_SIZE] = in->size.data;
     net->bound[BOUND_RATIO] = in->ratio.data;
+    net->bound[BOUND_GUIDANCE] = in->guidance.data;
     net->bound[BOUND_POSITIONS] = net->positions;
 }
 

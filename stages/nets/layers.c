@@ -490,6 +490,24 @@ lg_tensor lg_net_take_tokens(lg_net *n, lg_tensor x, int64_t from, int64_t count
     return y;
 }
 
+void lg_net_copy_features(lg_net *n, lg_tensor x, lg_tensor y)
+{
+    lg_tensor rows = lg_at(y, 0, lg_t2(NULL, y.dtype, y.dim[0] * y.dim[1], y.dim[2]));
+    rows.stride[0] = lg_row_stride(&y, 2);
+    LG_NET_RECORD(n, copy_rows, .x = lg_net_rows(x), .y = rows);
+}
+
+lg_tensor lg_net_rope(lg_net *n, lg_tensor x, int64_t turned, lg_tensor angles)
+{
+    const int64_t T = angles.dim[1], p = angles.dim[2];
+    const lg_tensor table = lg_t2(NULL, angles.dtype, T, p);
+    lg_tensor y = lg_net_value(n, "turned", x);
+    LG_NET_RECORD(n, rope, .x = lg_split(x, 2, 2 * p), .cos = lg_at(angles, 0, table),
+                  .sin = lg_at(angles, T * p, table), .y = lg_split(y, 2, 2 * p),
+                  .turned = (int)turned);
+    return y;
+}
+
 lg_tensor lg_net_head_norms(lg_net *n, lg_tensor x, const struct lg_head_norms *l, lg_tensor y,
                             const char *name)
 {

@@ -145,6 +145,11 @@ lg_tensor lg_net_attention(lg_net *n, struct lg_attention a);
  * x (B, T, F) to y, such a part of it; and tokens [from, from + count) of x (B, T, F) as a value of its own. */
 void lg_net_copy_tokens(lg_net *n, lg_tensor x, lg_tensor y);
 lg_tensor lg_net_take_tokens(lg_net *n, lg_tensor x, int64_t from, int64_t count);
+/* x (B, T, F) to features y of a wider value. */
+void lg_net_copy_features(lg_net *n, lg_tensor x, lg_tensor y);
+/* Rotary positions: of packed x (B, T, h d) the first `turned` vectors of d turned by their token's angles (2, T, d / 2),
+ * cosines, then sines; the others as they are. */
+lg_tensor lg_net_rope(lg_net *n, lg_tensor x, int64_t turned, lg_tensor angles);
 /* RMSNorm over d of the heads of packed x (B, T, parts H d): of part i < n_norms by NAME<norm i>.weight (d); the other parts
  * are copied. y: where to, tokens as above, or LG_NONE: a new value. */
 struct lg_head_norms {
@@ -159,7 +164,7 @@ lg_tensor lg_net_head_norms(lg_net *n, lg_tensor x, const struct lg_head_norms *
 /* Parameters of a linear that the file has and nobody reads: their gradients are zeros. */
 void lg_net_unused_linear(lg_net *n, int64_t in, struct lg_layer l, const char *name_fmt, ...)
     __attribute__((format(printf, 4, 5)));
-/* The same of one parameter. */
+/* The same of one parameter, or of tokens of a value. */
 void lg_net_unused(lg_net *n, lg_tensor param);
 
 /* All tokens of x (B, T, D) among each other: q, k, v are the parts of one linear, NAME<part>; (B, T, H d). The tokens

@@ -7,6 +7,7 @@ static const struct lg_model *const MODELS[LG_DENOISER_KINDS] = {
     [LG_DIT] = &lg_dit,
     [LG_PIXART] = &lg_pixart,
     [LG_SD3] = &lg_sd3,
+    [LG_FLUX] = &lg_flux,
 };
 
 const struct lg_model *lg_model_of(lg_denoiser_kind kind)

@@ -11,7 +11,8 @@ struct lg_model_input {
     lg_tensor t;                              // (B), of statistics' type
     lg_tensor label;                          // (B) i32, where the model has labels
     struct lg_text_states text[LG_TEXTS_MAX]; /* those that its table names */
-    lg_tensor positions;                      // (T, D): sinusoidal, fixed
+    lg_tensor positions;   // fixed: sinusoidal, (T, D); or angles, (2, S + T, d / 2) of t's type
+    lg_tensor guidance;    // (B) of t's type, where the model has it
     lg_tensor size, ratio; // (2 B), (B) of t's type, where the model has size_conditions
 };
 
@@ -27,6 +28,9 @@ struct lg_model {
                      lg_tensor out);
     /* The sinusoidal positions' interpolation_scale, unless config.json says another. NULL: the model has others. */
     double (*scale)(int sample_size);
+    /* Where tokens are turned (RoPE): the cosines, then the sines of all tokens, texts first, each (S + T, d / 2), d a head's
+     * dimension. NULL: none are. */
+    void (*angles)(const struct lg_denoiser_config *c, float *ret);
     /* What is impossible beyond what is for all; c's other fields are possible. */
     int (*check)(const struct lg_denoiser_config *c);
     /* The keys of config.json that are the model's own. */
@@ -44,7 +48,7 @@ lg_denoiser_kind lg_model_find(const char *class);
 
 enum { LG_MODEL_KEY_MAX = 1 << 24, LG_MODEL_SIDE_MAX = 4096, LG_MODEL_WIDTH_MAX = 1 << 16 };
 
-#define LG_DENOISERS_READ "DiT, PixArt and SD3 transformers as diffusers has them"
+#define LG_DENOISERS_READ "DiT, PixArt, SD3 and FLUX transformers as diffusers has them"
 
 /* Keys of config.json of this program's own: sizes of the texts, which diffusers knows as sums or not at all. */
 #define LG_KEY_TEXT_LENGTHS "_text_lengths"
@@ -57,7 +61,7 @@ lg_tensor lg_model_self_attention(lg_net *n, const struct lg_denoiser_config *c,
                                   int i);
 lg_tensor lg_model_feed_forward(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x, int i);
 
-extern const struct lg_model lg_dit, lg_pixart, lg_sd3;
+extern const struct lg_model lg_dit, lg_pixart, lg_sd3, lg_flux;
 
 /* sd3.c, for sd3_file.c. */
 void lg_sd3_describe(lg_net *n, const struct lg_denoiser_config *c, const struct lg_model_input *in,

@@ -30,6 +30,7 @@ int lg_objective_of(const lg_config *c, struct lg_objective *ret)
                   .scaled_linear = !strcmp(c->trainer_beta_schedule, "scaled_linear"),
                   .zero_snr = c->trainer_zero_snr},
         .flow_shift = c->trainer_flow_shift,
+        .shift_by_tokens = !strcmp(c->trainer_flow_shift_by, "tokens"),
         .has_variance = c->model_learned_variance,
         .variance_weight = strcmp(c->trainer_variance_loss, "none") ? 1 : 0};
     LG_TRY(lg_objective_parse(c->trainer_objective, &o.kind));
@@ -55,6 +56,12 @@ int lg_objective_check(const struct lg_objective *o)
             o->min_snr_gamma);
     if (o->kind != LG_OBJECTIVE_FLOW && (o->weighting || (o->flow_shift && o->flow_shift != 1)))
         return LG_FAIL(LG_ERR_CONFIG, "flow_shift and loss_weighting are for flow; remove them");
+    if (o->shift_by_tokens &&
+        (o->kind != LG_OBJECTIVE_FLOW || (o->flow_shift && o->flow_shift != 1)))
+        return LG_FAIL(
+            LG_ERR_CONFIG,
+            "flow_shift_by = \"tokens\" is for flow, and says what flow_shift is: remove "
+            "one of them");
     if (o->betas.zero_snr && o->kind != LG_OBJECTIVE_V)
         return LG_FAIL(LG_ERR_CONFIG,
                        "zero_snr leaves nothing of the picture at the last timestep, where only v "
@@ -126,6 +133,17 @@ static void variance_terms(const struct lg_betas *b, int t, double ret[6])
 }
 
 /* ---- samples ---- */
+
+struct lg_objective lg_objective_of_size(const struct lg_objective *o, int64_t tokens)
+{
+    enum { FEW = 256, MANY = 4096 };
+    static const double few = 0.5, many = 1.15;
+    struct lg_objective of = *o;
+    if (!o->shift_by_tokens) return of;
+    of.flow_shift = exp(few + (many - few) * (double)(tokens - FEW) / (MANY - FEW));
+    of.shift_by_tokens = false;
+    return of;
+}
 
 double lg_flow_shift(const struct lg_objective *o, double t)
 {

@@ -47,7 +47,8 @@ struct lg_objective {
     double timesteps_mean, timesteps_std; /* of the normal; std 0: 1 */
     double min_snr_gamma;                 /* 0: off */
     struct lg_betas betas;
-    double flow_shift; /* 0: 1 */
+    double flow_shift;    /* 0: 1 */
+    bool shift_by_tokens; /* flow_shift follows from a picture's size: lg_objective_of_size */
     lg_weighting_kind weighting;
     bool has_variance;      /* the net predicts one as well (lg_learned_range_loss) */
     double variance_weight; /* of its loss */
@@ -56,6 +57,9 @@ struct lg_objective {
 int lg_objective_of(const lg_config *c, struct lg_objective *ret);
 /* LG_ERR_CONFIG for what does not belong together: a gamma with flow or below 0, a variance without eps ... */
 int lg_objective_check(const struct lg_objective *o);
+/* For pictures of so many tokens, patches of the latent: where the shift follows from them, exp(m), m linear in their number,
+ * 0.5 for 256 and 1.15 for 4096 (FLUX), it is this one's flow_shift. */
+struct lg_objective lg_objective_of_size(const struct lg_objective *o, int64_t tokens);
 /* k t / (1 + (k - 1) t) */
 double lg_flow_shift(const struct lg_objective *o, double t);
 /* "eps", "v", "flow". */

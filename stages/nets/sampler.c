@@ -18,6 +18,8 @@ struct lg_sampler {
     int pictures, batch;
     bool guided;
     int out_channels;
+    int64_t tokens;    /* patches of the latent */
+    bool is_distilled; /* guidance is a condition of the net */
     lg_dtype type, time_type;
     int64_t shape[4];     // (B, C, H, W)
     lg_tensor x;          // (B, C, H, W)
@@ -25,7 +27,8 @@ struct lg_sampler {
     lg_tensor out;        // (B, 2C, H, W): the net's, where it has a variance too; else pred
     lg_tensor picture[2]; // (pictures, C, H, W): predicted in this step and the one before
     lg_tensor noise;      // (pictures, C, H, W) fp32, for the upload
-    lg_tensor t32, t;     // (LG_SAMPLER_STEPS_MAX, B) fp32 and as the net takes them
+    lg_tensor guidance32, guidance; // (B) fp32 and as the net takes it
+    lg_tensor t32, t;               // (LG_SAMPLER_STEPS_MAX, B) fp32 and as the net takes them
     void *memory;
 };
 
@@ -46,6 +49,7 @@ int lg_sampler_method_of(const lg_config *c, struct lg_sampler_method *ret)
     m.objective = o.kind;
     m.betas = o.betas;
     m.flow_shift = o.flow_shift;
+    m.shift_by_tokens = o.shift_by_tokens;
     LG_TRY(lg_sampler_method_check(&m));
     *ret = m;
     return 0;
@@ -163,6 +167,10 @@ static size_t layout(lg_sampler *s, void *base)
     for (int i = 0; i < 2; i++)
         s->picture[i] = place(base, &used, lg_t4(NULL, s->type, s->pictures, d[1], d[2], d[3]));
     s->noise = place(base, &used, lg_t4(NULL, LG_F32, s->pictures, d[1], d[2], d[3]));
+    if (s->is_distilled) {
+        s->guidance32 = place(base, &used, lg_t1(NULL, LG_F32, d[0]));
+        s->guidance = place(base, &used, lg_t1(NULL, s->time_type, d[0]));
+    }
     s->t32 = place(base, &used, lg_t2(NULL, LG_F32, LG_SAMPLER_STEPS_MAX, d[0]));
     s->t = place(base, &used, lg_t2(NULL, s->time_type, LG_SAMPLER_STEPS_MAX, d[0]));
     return used;
@@ -178,6 +186,8 @@ static lg_sampler describe(lg_device *d, const struct lg_denoiser_config *c, int
                         .batch = batch,
                         .guided = guided,
                         .out_channels = lg_denoiser_out_channels(c),
+                        .tokens = (int64_t)(c->height / c->patch) * (c->width / c->patch),
+                        .is_distilled = c->guidance,
                         .type = lg_device_dtype(d),
                         .time_type = lg_denoiser_grad_type(d),
                         .shape = {batch, c->channels, c->height, c->width}};
@@ -256,6 +266,19 @@ static void upload(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run
     *ret_staged = staged;
 }
 
+/* What the net takes of guidance, as it takes timesteps: a thousand times the scale. */
+static void upload_guidance(lg_sampler *s, lg_stream *stream, double guidance)
+{
+    if (!s->is_distilled) return;
+    float *v = malloc((size_t)s->batch * sizeof *v);
+    LG_ASSERT(v);
+    for (int i = 0; i < s->batch; i++) v[i] = (float)(LG_TRAIN_TIMESTEPS * guidance);
+    lg_stream_upload(stream, s->guidance32.data, v, (size_t)s->batch * sizeof *v);
+    lg_cast(stream, &(struct lg_cast_args){.x = s->guidance32, .y = s->guidance});
+    lg_stream_sync(stream);
+    free(v);
+}
+
 /* The noise alone, without the variance. */
 static void take_noise(lg_sampler *s, lg_stream *stream)
 {
@@ -293,7 +316,8 @@ static void step(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *
                    s->time_type, s->batch),
         .label = run->label,
         .size = run->size,
-        .ratio = run->ratio};
+        .ratio = run->ratio,
+        .guidance = s->guidance};
     memcpy(in.text, run->text, sizeof in.text);
     lg_denoiser_forward(s->net, stream, run->weights, &in, s->out);
     take_noise(s, stream);
@@ -308,15 +332,29 @@ static void step(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *
                                                  .y = x});
 }
 
-int lg_sampler_draw(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *run,
+/* The shift of the latent's size. */
+static struct lg_sampler_method sized(const lg_sampler *s, const struct lg_sampler_method *m)
+{
+    const struct lg_objective o = {.flow_shift = m->flow_shift,
+                                   .shift_by_tokens = m->shift_by_tokens};
+    struct lg_sampler_method of = *m;
+    of.flow_shift = lg_objective_of_size(&o, s->tokens).flow_shift;
+    of.shift_by_tokens = false;
+    return of;
+}
+
+int lg_sampler_draw(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *wanted,
                     lg_tensor out)
 {
+    struct lg_sampler_run sized_run = *wanted, *run = &sized_run;
+    run->method = sized(s, &wanted->method);
     if (run->steps < 1 || run->steps > LG_SAMPLER_STEPS_MAX)
         return LG_FAIL(LG_ERR_CONFIG, "%d sampler steps; 1 to %d are possible", run->steps,
                        LG_SAMPLER_STEPS_MAX);
     LG_TRY(lg_sampler_method_check(&run->method));
-    LG_ASSERT(s->guided || run->guidance == 1.0);
+    LG_ASSERT(s->guided || s->is_distilled || run->guidance == 1.0);
     float *staged;
+    upload_guidance(s, stream, run->guidance);
     upload(s, stream, run, &staged);
     for (int i = 0; i < run->steps; i++) step(s, stream, run, i);
     lg_tensor x = half_of(s, s->x, 0);

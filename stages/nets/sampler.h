@@ -31,6 +31,7 @@ struct lg_sampler_method {
     lg_objective_kind objective;
     struct lg_betas betas; /* eps, v */
     double flow_shift;     /* flow; 0: 1 */
+    bool shift_by_tokens;  /* flow: it is the one of the net's size (lg_objective_of_size) */
 };
 /* Of [sample] and [trainer]. */
 int lg_sampler_method_of(const lg_config *c, struct lg_sampler_method *ret);
@@ -63,10 +64,10 @@ int lg_sampler_batch(const lg_sampler *s);
 
 struct lg_sampler_run {
     struct lg_sampler_method method;
-    int steps;           /* 1 to LG_SAMPLER_STEPS_MAX */
-    double guidance;     /* 1 unless guided */
-    uint64_t seed;       /* of the initial noise: Philox SAMPLE (seed, picture's index) */
-    uint64_t first;      /* index of the first picture */
+    int steps;       /* 1 to LG_SAMPLER_STEPS_MAX */
+    double guidance; /* 1 unless guided, or a condition of the net: then no second half is drawn */
+    uint64_t seed;   /* of the initial noise: Philox SAMPLE (seed, picture's index) */
+    uint64_t first;  /* index of the first picture */
     const void *weights; /* flat, on the device */
     /* Conditions on the device, of lg_sampler_batch rows: [conditional; unconditional]. */
     lg_tensor label; // (B) i32: DiT; unconditional rows hold num_classes

@@ -224,7 +224,8 @@ static int open_text(const struct lg_draw_spec *s, const struct lg_denoiser_text
 static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
                         struct drawing *d)
 {
-    LG_TRY(lg_sampler_open(s->device, net, PICTURES_MAX, s->guidance != 1, &d->sampler));
+    LG_TRY(lg_sampler_open(s->device, net, PICTURES_MAX, s->guidance != 1 && !net->guidance,
+                           &d->sampler));
     LG_TRY(lg_stream_open(s->device, &d->stream));
     LG_TRY(load_weights(s, net, d));
     const int64_t B = lg_sampler_batch(d->sampler);

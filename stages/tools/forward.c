@@ -12,11 +12,14 @@
 
 static const char usage_text[] =
     "usage: lg-forward MODEL_DIR IN.safetensors OUT.safetensors [DEVICE [PRECISION]]\n"
-    "  MODEL_DIR   config.json and diffusion_pytorch_model.safetensors of a DiT or PixArt,\n"
+    "  MODEL_DIR   config.json and diffusion_pytorch_model.safetensors of a denoiser,\n"
     "              or an adapter of one (adapter_config.json), which is added to its weights\n"
     "  IN          x (B,C,H,W), t (B) as the net sees it; DiT: label (B) int32;\n"
     "              PixArt: text (B,L,E), text_length (B) int32; with conditions of a size: size\n"
     "              (2 B), original height and width of each, ratio (B), height / width\n"
+    "              several texts: text.NAME, pooled.NAME (B,P) of each; with guidance: guidance "
+    "(B), "
+    "1000 times its scale\n"
     "              dout (B,C or 2C,H,W), if there: the gradient of the output, asks for a "
     "backward\n"
     "  OUT         out (B,C or 2C,H,W); after a backward grad.NAME of every parameter; all fp32\n"
@@ -158,6 +161,7 @@ static int read_input(struct job *j, struct lg_denoiser_input *ret)
         LG_TRY(upload_numbers(j, "size", 2 * B, &ret->size));
         LG_TRY(upload_numbers(j, "ratio", B, &ret->ratio));
     }
+    if (c->guidance) LG_TRY(upload_numbers(j, "guidance", B, &ret->guidance));
     if (lg_denoiser_info(c->kind)->labels)
         return upload_i32(j, "label", B, 0, c->num_classes, &ret->label);
     return read_texts(j, B, ret);

@@ -5,7 +5,7 @@
  * usage: lg-random-model vae --preset sd|tiny DIR
  *        lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR
  *        lg-random-model clip --preset l|h|bigg|tiny DIR
- *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|tiny-dit|tiny-pixart
+ *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|tiny-dit|tiny-pixart|tiny-flux
  *                        [--spiece FILE] DIR
  *        lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] DIR
  *        lg-random-model latents --count N [--size 32] [--channels 4] [--classes 1000] DIR
@@ -457,6 +457,19 @@ static const struct pipeline_preset {
      "tiny",
      "tiny",
      {.height = 4, .hidden = 48, .depth = 2, .heads = 4, .size_conditions = true}},
+    {"tiny-flux",
+     "FluxPipeline",
+     "FlowMatchEulerDiscreteScheduler",
+     "tiny",
+     "tiny",
+     {.kind = LG_FLUX,
+      .height = 4,
+      .hidden = 64,
+      .depth = 3,
+      .heads = 4,
+      .singles = 2,
+      .axes = {4, 6, 6},
+      .guidance = true}},
 };
 
 static int write_text(const char *dir, const char *name, const char *text)
@@ -466,24 +479,37 @@ static int write_text(const char *dir, const char *name, const char *text)
     return lg_publish_file(path, text, strlen(text));
 }
 
+static const char ONE_TEXT[] = "  \"text_encoder\": [\"transformers\", \"T5EncoderModel\"],\n"
+                               "  \"tokenizer\": [\"transformers\", \"T5Tokenizer\"],\n";
+static const char FLUX_TEXTS[] = "  \"text_encoder\": [\"transformers\", \"CLIPTextModel\"],\n"
+                                 "  \"text_encoder_2\": [\"transformers\", \"T5EncoderModel\"],\n"
+                                 "  \"tokenizer\": [\"transformers\", \"CLIPTokenizer\"],\n"
+                                 "  \"tokenizer_2\": [\"transformers\", \"T5TokenizerFast\"],\n";
+static const char BETAS[] = "  \"beta_start\": 0.0001,\n  \"beta_end\": 0.02,\n"
+                            "  \"beta_schedule\": \"linear\",\n  \"num_train_timesteps\": 1000,\n"
+                            "  \"prediction_type\": \"epsilon\"\n";
+static const char SHIFT[] = "  \"base_image_seq_len\": 256,\n  \"base_shift\": 0.5,\n"
+                            "  \"max_image_seq_len\": 4096,\n  \"max_shift\": 1.15,\n"
+                            "  \"num_train_timesteps\": 1000,\n  \"shift\": 3.0,\n"
+                            "  \"use_dynamic_shifting\": true\n";
+
 static int write_index(const struct options *o, const struct pipeline_preset *p)
 {
     char index[1024], scheduler[512];
-    const bool text = p->t5;
+    const bool flux = p->net.kind == LG_FLUX;
     snprintf(index, sizeof index,
              "{\n  \"_class_name\": \"%s\",\n  \"scheduler\": [\"diffusers\", \"%s\"],\n%s"
              "  \"transformer\": [\"diffusers\", \"%s\"],\n"
              "  \"vae\": [\"diffusers\", \"AutoencoderKL\"]\n}\n",
              p->class, p->scheduler,
-             text ? "  \"text_encoder\": [\"transformers\", \"T5EncoderModel\"],\n"
-                    "  \"tokenizer\": [\"transformers\", \"T5Tokenizer\"],\n"
-                  : "",
-             text ? "PixArtTransformer2DModel" : "DiTTransformer2DModel");
-    snprintf(scheduler, sizeof scheduler,
-             "{\n  \"_class_name\": \"%s\",\n  \"beta_start\": 0.0001,\n  \"beta_end\": 0.02,\n"
-             "  \"beta_schedule\": \"linear\",\n  \"num_train_timesteps\": 1000,\n"
-             "  \"prediction_type\": \"epsilon\"\n}\n",
-             p->scheduler);
+             flux    ? FLUX_TEXTS
+             : p->t5 ? ONE_TEXT
+                     : "",
+             flux    ? "FluxTransformer2DModel"
+             : p->t5 ? "PixArtTransformer2DModel"
+                     : "DiTTransformer2DModel");
+    snprintf(scheduler, sizeof scheduler, "{\n  \"_class_name\": \"%s\",\n%s}\n", p->scheduler,
+             flux ? SHIFT : BETAS);
     LG_TRY(write_text(o->dir, "model_index.json", index));
     return write_text(o->dir, "scheduler/scheduler_config.json", scheduler);
 }
@@ -517,22 +543,41 @@ static int part_of(const struct options *o, const char *preset, const char *name
     return lg_mkdirs(dir);
 }
 
-static int make_text_parts(const struct options *o, const struct pipeline_preset *p, lg_dtype dtype,
-                           int *ret_width)
+/* A T5 as part text_encoder<after>, its tokenizer beside it. */
+static int make_t5_parts(const struct options *o, const struct pipeline_preset *p, lg_dtype dtype,
+                         const char *after, int *ret_width)
 {
+    char encoder[32], tokenizer[32];
+    snprintf(encoder, sizeof encoder, "text_encoder%s", after);
+    snprintf(tokenizer, sizeof tokenizer, "tokenizer%s", after);
     struct options part;
     struct lg_t5_config c;
     char dir[LG_PATH_BYTES], from[LG_PATH_BYTES], to[LG_PATH_BYTES];
-    LG_TRY(part_of(o, p->t5, "text_encoder", dir, &part));
+    LG_TRY(part_of(o, p->t5, encoder, dir, &part));
     LG_TRY(make_t5(&part, dtype));
     LG_TRY(lg_t5_config_load(dir, &c));
     *ret_width = c.d_model;
     LG_TRY(lg_path(from, "%s/spiece.model", dir));
-    LG_TRY(part_of(o, "", "tokenizer", dir, &part));
+    LG_TRY(part_of(o, "", tokenizer, dir, &part));
     LG_TRY(lg_path(to, "%s/spiece.model", dir));
     if (rename(from, to) < 0)
         return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s: %s", from, strerror(errno));
     return 0;
+}
+
+static int make_flux_texts(const struct options *o, const struct pipeline_preset *p, lg_dtype dtype,
+                           struct lg_denoiser_config *net)
+{
+    struct options part;
+    struct lg_text_encoder_config clip;
+    char dir[LG_PATH_BYTES];
+    LG_TRY(part_of(o, "tiny", "text_encoder", dir, &part));
+    LG_TRY(make_clip(&part, dtype));
+    LG_TRY(lg_text_encoder_config_load(dir, &clip));
+    net->n_texts = 2;
+    net->text[0].pooled = lg_text_encoder_sizes(&clip).width;
+    net->text[1].length = 512;
+    return make_t5_parts(o, p, dtype, "_2", &net->text[1].width);
 }
 
 static int make_pipeline(const struct options *o, lg_dtype dtype)
@@ -542,20 +587,22 @@ static int make_pipeline(const struct options *o, lg_dtype dtype)
         if (!strcmp(o->preset, PIPELINE[i].name)) p = &PIPELINE[i];
     if (!p)
         return LG_FAIL(LG_ERR_USAGE,
-                       "no pipeline preset \"%s\": dit-xl-2, pixart-alpha, pixart-sigma, tiny-dit "
-                       "and tiny-pixart exist",
+                       "no pipeline preset \"%s\": dit-xl-2, pixart-alpha, pixart-sigma, tiny-dit, "
+                       "tiny-pixart and tiny-flux exist",
                        o->preset);
     struct lg_denoiser_config net = p->net;
     struct options part;
     char dir[LG_PATH_BYTES];
     net.channels = 4, net.patch = 2, net.mlp_ratio = 4, net.width = net.height;
-    net.learned_variance = true;
+    net.learned_variance = net.kind != LG_FLUX;
     net.norm_eps = p->t5 ? 1e-6 : 1e-5;
-    if (p->t5) {
+    if (net.kind == LG_FLUX) {
+        LG_TRY(make_flux_texts(o, p, dtype, &net));
+    } else if (p->t5) {
         net.kind = LG_PIXART;
         net.n_texts = 1;
         net.text[0].length = strcmp(p->class, "PixArtSigmaPipeline") ? 120 : 300;
-        LG_TRY(make_text_parts(o, p, dtype, &net.text[0].width));
+        LG_TRY(make_t5_parts(o, p, dtype, "", &net.text[0].width));
     }
     LG_TRY(part_of(o, p->vae, "vae", dir, &part));
     LG_TRY(make_vae(&part, dtype));
@@ -833,7 +880,7 @@ int main(int argc, char **argv)
             "       lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR\n"
             "       lg-random-model clip --preset l|h|bigg|tiny DIR\n"
             "       lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|"
-            "tiny-dit|tiny-pixart [--spiece FILE] DIR\n"
+            "tiny-dit|tiny-pixart|tiny-flux [--spiece FILE] DIR\n"
             "       lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] "
             "DIR\n"
             "       lg-random-model latents --count N [--size 32] [--channels 4] "

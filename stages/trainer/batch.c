@@ -14,7 +14,7 @@ enum { VARIANCE_TERMS = 6 };
 /* Offsets in the device block, in bytes, each a multiple of 64. */
 struct layout {
     size_t n, coef, t, weight, label, text_length[LG_TEXTS_MAX], uploaded; /* host and device */
-    size_t size, ratio, terms;           /* likewise, of what the net has */
+    size_t size, ratio, guidance, terms; /* likewise, of what the net has */
     size_t mean, logvar, staged;         /* device, latents from the host only */
     size_t x_t, target;                  /* device only */
     size_t band_x_t, band_target, total; /* likewise; of a band, where there is one */
@@ -66,6 +66,7 @@ static struct layout layout_of(const lg_device *d, const struct lg_batch_options
         l.size = take(&used, 2 * B * f);
         l.ratio = take(&used, B * f);
     }
+    if (o->net->guidance) l.guidance = take(&used, B * f);
     if (o->net->learned_variance) l.terms = take(&used, VARIANCE_TERMS * B * f);
     l.uploaded = used;
     if (copies_latents(d, o)) {
@@ -125,6 +126,7 @@ static void use(lg_batch *b, const struct lg_batch_options *o)
         t->in.size = lg_t2(b->device + b->at.size, LG_F32, o->size, 2);
         t->in.ratio = lg_t1(b->device + b->at.ratio, LG_F32, o->size);
     }
+    if (o->net->guidance) t->in.guidance = lg_t1(b->device + b->at.guidance, LG_F32, o->size);
     const struct lg_denoiser_info *has = lg_denoiser_info(o->net->kind);
     if (has->labels) t->in.label = lg_t1(b->device + b->at.label, LG_I32, o->size);
     for (int k = 0; k < o->net->n_texts; k++)
@@ -176,14 +178,16 @@ static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *sp
 {
     const uint64_t n = spec->first + row;
     const struct lg_slot *slot = lg_window_slot(w, n);
+    const struct lg_denoiser_config *net = b->o.net;
+    const struct lg_objective objective = lg_objective_of_size(
+        spec->objective, (int64_t)(net->height / net->patch) * (net->width / net->patch));
     struct lg_objective_sample draw;
-    lg_objective_draw(spec->objective, spec->seed, n, &draw);
+    lg_objective_draw(&objective, spec->seed, n, &draw);
     ((int64_t *)(b->host + b->at.n))[row] = (int64_t)n;
     for (int i = 0; i < 4; i++)
         ((float *)(b->host + b->at.coef))[4 * row + (size_t)i] = (float)draw.coef[i];
     ((float *)(b->host + b->at.t))[row] = (float)draw.t;
     const double share = b->o.band.height ? b->o.band.share : 1;
-    const struct lg_denoiser_config *net = b->o.net;
     const size_t per = weights_of(&b->o);
     const double weight[] = {draw.weight, draw.variance_weight};
     for (size_t i = 0; i < per; i++)
@@ -191,6 +195,8 @@ static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *sp
             slot->is_void || slot->is_absent ? 0 : (float)(weight[i] / spec->divisor * share);
     for (size_t i = 0; i < VARIANCE_TERMS && net->learned_variance; i++)
         ((float *)(b->host + b->at.terms))[VARIANCE_TERMS * row + i] = (float)draw.variance[i];
+    if (net->guidance)
+        ((float *)(b->host + b->at.guidance))[row] = (float)(LG_TRAIN_TIMESTEPS * b->o.guidance);
     if (net->size_conditions) {
         float *size = (float *)(b->host + b->at.size) + 2 * row;
         size[0] = (float)slot->original_height;

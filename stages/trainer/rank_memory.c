@@ -28,11 +28,13 @@ struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p, int r
                      .kind = gathers ? LG_SEQUENCE_FASTSEQ : LG_SEQUENCE_ULYSSES}};
 }
 
-static int find_batch(const lg_plan *p, const struct lg_denoiser_config *net,
+static int find_batch(const lg_config *c, const lg_plan *p, const struct lg_denoiser_config *net,
                       const struct lg_denoiser_mode *mode, struct lg_batch_options *ret)
 {
-    *ret = (struct lg_batch_options){
-        .net = net, .size = mode->batch, .latents_on_host = lg_stage_latents_on_host(p)};
+    *ret = (struct lg_batch_options){.net = net,
+                                     .size = mode->batch,
+                                     .guidance = c->model_guidance,
+                                     .latents_on_host = lg_stage_latents_on_host(p)};
     if (lg_sequence_is_split(&mode->sequence))
         LG_TRY(lg_denoiser_band(net, &mode->sequence, &ret->band));
     return 0;
@@ -50,7 +52,7 @@ int lg_rank_nets_compile(lg_device *d, const lg_config *c, const lg_plan *p, int
         ret->config[k].sample_size = square->sample_size ? square->sample_size : square->height;
         ret->config[k].height = shape.latent_height;
         ret->config[k].width = shape.latent_width;
-        LG_TRY(find_batch(p, &ret->config[k], &mode, &ret->batch[k]));
+        LG_TRY(find_batch(c, p, &ret->config[k], &mode, &ret->batch[k]));
         LG_TRY(lg_denoiser_compile(d, &ret->config[k], &mode, &ret->net[k]));
         ret->n = k + 1;
         if (!lg_denoiser_same_events(ret->net[0], ret->net[k]))

@@ -27,6 +27,13 @@ static int take_from(const char *dir, struct lg_denoiser_config *ret)
                        "text.t5 has width %d, and both CLIP have pooled widths of %d together",
                        path, from.text[2].width, from.text[0].pooled + from.text[1].pooled,
                        ret->text[2].width, ret->text[0].pooled + ret->text[1].pooled);
+    if (from.kind == LG_FLUX &&
+        (from.text[1].width != ret->text[1].width || from.text[0].pooled != ret->text[0].pooled))
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s: \"joint_attention_dim\" is %d and \"pooled_projection_dim\" %d, but "
+                       "text.t5 has width %d, and text.clip_l a pooled width of %d",
+                       path, from.text[1].width, from.text[0].pooled, ret->text[1].width,
+                       ret->text[0].pooled);
     ret->norm_eps = from.norm_eps;
     ret->sample_size = from.sample_size;
     ret->interpolation = from.interpolation;
@@ -35,7 +42,20 @@ static int take_from(const char *dir, struct lg_denoiser_config *ret)
     ret->positions_side = from.positions_side;
     ret->qk_norm = from.qk_norm;
     memcpy(ret->dual, from.dual, sizeof ret->dual);
+    ret->singles = from.singles;
+    ret->guidance = from.guidance;
+    memcpy(ret->axes, from.axes, sizeof ret->axes);
     return 0;
+}
+
+/* What no key says of a new one: parts of FLUX.1's proportions, without guidance. */
+static void choose_flux(struct lg_denoiser_config *c)
+{
+    const int d = c->hidden / LG_MAX(c->heads, 1);
+    c->singles = c->depth * 2 / 3;
+    c->axes[0] = LG_MAX(d / 16 * 2, 2);
+    c->axes[1] = (d - c->axes[0]) / 4 * 2;
+    c->axes[2] = d - c->axes[0] - c->axes[1];
 }
 
 int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret)
@@ -64,7 +84,12 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
         ret->qk_norm = true;
         ret->positions_side = 3 * LG_MAX(ret->height / LG_MAX(ret->patch, 1), 1);
     }
+    if (ret->kind == LG_FLUX) choose_flux(ret);
     if (c->model_from[0]) LG_TRY(take_from(c->model_from, ret));
+    if (c->model_guidance != 1 && !ret->guidance)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "model.guidance = %g, but the model has no embedding of guidance: remove it",
+                       c->model_guidance);
     return lg_denoiser_config_check(ret);
 }
 

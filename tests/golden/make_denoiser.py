@@ -12,8 +12,8 @@ import sys
 
 import numpy as np
 import torch
-from diffusers import (DDIMScheduler, DiTTransformer2DModel, FlowMatchEulerDiscreteScheduler,
-                       PixArtTransformer2DModel, SD3Transformer2DModel)
+from diffusers import (DDIMScheduler, DiTTransformer2DModel, FlowMatchEulerDiscreteScheduler, FluxPipeline,
+                       FluxTransformer2DModel, PixArtTransformer2DModel, SD3Transformer2DModel)
 from diffusers.models import embeddings, normalization
 from safetensors.numpy import save_file
 
@@ -94,6 +94,29 @@ def make_sd3(**config):
     return m.double()
 
 
+FLUX = dict(num_attention_heads=3, attention_head_dim=16, in_channels=16, num_layers=2,
+            num_single_layers=3, joint_attention_dim=40, pooled_projection_dim=10,
+            guidance_embeds=True, axes_dims_rope=(4, 4, 8))
+
+
+def make_flux(**config):
+    m = FluxTransformer2DModel(**{**FLUX, **config}).eval()
+    fill_model(m)
+    return m.double()
+
+
+def run_flux(m, x, text, pooled, t, guidance):
+    """The latent packed and unpacked as diffusers' pipeline does; t and guidance as the net sees them."""
+    b, c, h, w = x.shape
+    ids = torch.stack(torch.meshgrid(torch.zeros(1), torch.arange(h // 2.0), torch.arange(w // 2.0),
+                                     indexing="ij"), -1).reshape(-1, 3)
+    packed = FluxPipeline._pack_latents(x, b, c, h, w)
+    y = m(packed, encoder_hidden_states=text, pooled_projections=pooled, timestep=t / 1000,
+          img_ids=ids, txt_ids=torch.zeros(text.shape[1], 3),
+          guidance=None if guidance is None else guidance / 1000).sample
+    return FluxPipeline._unpack_latents(y, h * 8, w * 8, 8)
+
+
 def sd3_texts():
     """Encoder states and pooled ones of the three texts, put together as diffusers' pipeline does."""
     clip = torch.cat([double("text", (3, 3, 12), 1.0), double("text1", (3, 3, 20), 1.0)], -1)
@@ -146,6 +169,14 @@ def sd3_case(out):
     t, (states, pooled) = torch.tensor([812.5, 3.25, 500.0]).double(), sd3_texts()
     y = m(x, encoder_hidden_states=states, pooled_projections=pooled, timestep=t).sample
     record(out, "sd3", m, y, dout)
+
+
+def flux_case(out):
+    m = make_flux()
+    x, dout = double("x", (3, 4, 8, 12), 1.5), double("dout", (3, 4, 8, 12), 1.0)
+    t, guidance = torch.tensor([812.5, 3.25, 500.0]).double(), torch.tensor([3500., 1000., 0.]).double()
+    y = run_flux(m, x, double("text1", (3, 5, 40), 1.0), double("pooled", (3, 10), 1.0), t, guidance)
+    record(out, "flux", m, y, dout)
 
 
 # ---- samplers ----
@@ -286,6 +317,7 @@ def main():
     dit_case(out)
     pixart_case(out)
     sd3_case(out)
+    flux_case(out)
     sampler_cases(out)
     objective_cases(out)
     schedule_cases(out)

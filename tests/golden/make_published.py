@@ -18,7 +18,9 @@ from diffusers import (DiTTransformer2DModel, DPMSolverMultistepScheduler, FlowM
 from diffusers.schedulers.scheduling_ddim import rescale_zero_terminal_snr
 from diffusers.training_utils import (compute_density_for_timestep_sampling,
                                       compute_loss_weighting_for_sd3)
-from make_denoiser import PURPOSE_SAMPLE, M32, double, fill, fill_model, philox_normal
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from make_denoiser import (PURPOSE_SAMPLE, M32, double, fill, fill_model, make_flux, philox_normal,
+                           run_flux)
 from safetensors.numpy import save_file
 
 
@@ -126,12 +128,23 @@ def noise_cases(out):
 
 # ---- samplers ----
 
+TOKENS = (24, 256, 1000, 4096)
+
 def dpm(prediction, spacing, steps, scaled=False, zero=False):
     s = DPMSolverMultistepScheduler(
         beta_start=0.00085 if scaled else 1e-4, beta_end=0.012 if scaled else 0.02,
         beta_schedule="scaled_linear" if scaled else "linear", timestep_spacing=spacing,
         prediction_type={"eps": "epsilon", "v": "v_prediction"}[prediction], rescale_betas_zero_snr=zero)
     s.set_timesteps(steps)
+    return s
+
+
+def dynamic_flow(steps, tokens):
+    """As FLUX's pipeline sets it for a picture of so many tokens."""
+    s = FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15,
+                                        base_image_seq_len=256, max_image_seq_len=4096)
+    s.set_timesteps(sigmas=np.linspace(1.0, 1.0 / steps, steps),
+                    mu=calculate_shift(tokens, 256, 4096, 0.5, 1.15))
     return s
 
 
@@ -162,6 +175,10 @@ def sampler_cases(out):
             s = flow(spacing, steps, 3.0)
             out[f"flow.{spacing}.{steps}"] = run(s, toy, x).numpy()
             out[f"flow.{spacing}.{steps}.t"] = s.timesteps.double().numpy()
+    for tokens in TOKENS:
+        s = dynamic_flow(10, tokens)
+        out[f"flow.tokens.{tokens}"] = run(s, toy, x).numpy()
+        out[f"flow.tokens.{tokens}.t"] = s.timesteps.double().numpy()
     out["dpm.v.zero_snr"] = run(dpm("v", "trailing", 10, scaled=True, zero=True), toy, x).numpy()
     config, (h, w) = PIXARTS["pixart.size"]
     net, text = make_pixart(config), double("text", (3, 6, 20), 1.0)
@@ -179,12 +196,24 @@ def sampler_cases(out):
         out["dpm.net"] = run(dpm("eps", "linspace", 8), guided, x).numpy()
 
 
+def flux_case(out):
+    """A distilled net is told the guidance; there is no second pass."""
+    net = make_flux()
+    text, pooled = double("text1", (3, 5, 40), 1.0)[:1], double("pooled", (3, 10), 1.0)[:1]
+    told = torch.tensor([3500.0]).double()
+    x = torch.from_numpy(philox_normal(7, PURPOSE_SAMPLE, 40, 4 * 8 * 12)).reshape(1, 4, 8, 12)
+    with torch.no_grad():
+        out["flux.drawn"] = run(dynamic_flow(6, 24), lambda v, t: run_flux(
+            net, v, text, pooled, torch.tensor([t]).double(), told), x).numpy()
+
+
 def main():
     torch.set_num_threads(1)
     out = {}
     net_cases(out)
     noise_cases(out)
     sampler_cases(out)
+    flux_case(out)
     path = sys.argv[1] if len(sys.argv) > 1 else "tests/golden/published.safetensors"
     save_file({k: np.ascontiguousarray(v) for k, v in sorted(out.items())}, path)
     print(path, len(out), "tensors")

@@ -6,7 +6,7 @@
  * over tensors: the bias of the keys has none but rounding.
  *
  * usage: test_nets_cuda [NET]
- *        NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart */
+ *        NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart, tiny_flux, flux */
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/denoiser_fixture.h"
 #include <string.h>
@@ -60,6 +60,40 @@ static const struct net NETS[] = {
       .text = {{.length = 20, .width = 64}},
       .norm_eps = 1e-6,
       .sample_size = 32}},
+    {"tiny_flux",
+     3,
+     {.kind = LG_FLUX,
+      .channels = 4,
+      .height = 8,
+      .width = 12,
+      .patch = 2,
+      .hidden = 96,
+      .depth = 3,
+      .heads = 3,
+      .mlp_ratio = 4,
+      .n_texts = 2,
+      .text = {{.pooled = 24}, {.length = 7, .width = 40}},
+      .norm_eps = 1e-6,
+      .singles = 2,
+      .axes = {4, 14, 14},
+      .guidance = true}},
+    {"flux", /* heads of FLUX.1's width */
+     2,
+     {.kind = LG_FLUX,
+      .channels = 16,
+      .height = 32,
+      .width = 24,
+      .patch = 2,
+      .hidden = 768,
+      .depth = 2,
+      .heads = 6,
+      .mlp_ratio = 4,
+      .n_texts = 2,
+      .text = {{.pooled = 768}, {.length = 77, .width = 512}},
+      .norm_eps = 1e-6,
+      .singles = 1,
+      .axes = {16, 56, 56},
+      .guidance = true}},
 };
 
 /* A net on a device with its inputs and outputs. */
@@ -117,11 +151,36 @@ static void fill_sizes(struct bench *b, int64_t B)
     gpu_put(b->stream, b->in.ratio.data, b->wide, ratio, (size_t)B);
 }
 
+static void fill_texts(struct bench *b, int64_t B)
+{
+    const struct lg_denoiser_text_info *has;
+    const struct lg_denoiser_config *c = &b->net->c;
+    const int n = lg_denoiser_texts(c->kind, &has);
+    for (int k = 0; k < n; k++) {
+        const int64_t L = c->text[k].length, E = c->text[k].width, P = c->text[k].pooled;
+        struct lg_text_states *t = &b->in.text[k];
+        const size_t size = lg_dtype_bytes(b->type);
+        double lengths[BATCH_MAX];
+        if (L) {
+            t->states = lg_t3(alloc(b, (size_t)(B * L * E) * size), b->type, B, L, E);
+            fill(b, t->states.data, 0, "text", (size_t)(B * L * E), 1.0);
+        }
+        if (P) {
+            t->pooled = lg_t2(alloc(b, (size_t)(B * P) * size), b->type, B, P);
+            fill(b, t->pooled.data, 0, "pooled", (size_t)(B * P), 1.0);
+        }
+        if (!has[k].is_masked) continue;
+        for (int64_t i = 0; i < B; i++) lengths[i] = (double)(L - i * (L / 2 - 1));
+        t->length = lg_t1(alloc(b, (size_t)B * 4), LG_I32, B);
+        gpu_put(b->stream, t->length.data, LG_I32, lengths, (size_t)B);
+    }
+}
+
 static void fill_inputs(struct bench *b)
 {
     static const double labels[BATCH_MAX] = {2, 5, 0, 1}, t[BATCH_MAX] = {421, 999, 3, 812};
     const struct lg_denoiser_config *c = &b->net->c;
-    int64_t B = b->net->batch, L = c->text[0].length, E = c->text[0].width;
+    int64_t B = b->net->batch;
     size_t n = (size_t)B * (size_t)(c->channels * c->height * c->width);
     size_t size = lg_dtype_bytes(b->type);
     b->in.x = lg_t4(alloc(b, n * size), b->type, B, c->channels, c->height, c->width);
@@ -139,12 +198,12 @@ static void fill_inputs(struct bench *b)
         gpu_put(b->stream, b->in.label.data, LG_I32, labels, (size_t)B);
         return;
     }
-    double lengths[BATCH_MAX];
-    for (int64_t i = 0; i < B; i++) lengths[i] = (double)(L - i * (L / 2 - 1));
-    b->in.text[0].states = lg_t3(alloc(b, (size_t)(B * L * E) * size), b->type, B, L, E);
-    fill(b, b->in.text[0].states.data, 0, "text", (size_t)(B * L * E), 1.0);
-    b->in.text[0].length = lg_t1(alloc(b, (size_t)B * 4), LG_I32, B);
-    gpu_put(b->stream, b->in.text[0].length.data, LG_I32, lengths, (size_t)B);
+    if (c->guidance) {
+        static const double guidance[BATCH_MAX] = {3500, 1000, 0, 2000};
+        b->in.guidance = lg_t1(alloc(b, (size_t)B * lg_dtype_bytes(b->wide)), b->wide, B);
+        gpu_put(b->stream, b->in.guidance.data, b->wide, guidance, (size_t)B);
+    }
+    fill_texts(b, B);
 }
 
 static void bench_open(struct bench *b, const struct net *net, const char *device,

@@ -18,7 +18,8 @@ import sys
 import tempfile
 
 import torch
-from diffusers import DiTTransformer2DModel, PixArtTransformer2DModel
+from diffusers import (DiTTransformer2DModel, FluxPipeline, FluxTransformer2DModel,
+                       PixArtTransformer2DModel)
 from safetensors.torch import load_file, save_file
 
 BATCH = 3
@@ -26,6 +27,8 @@ BATCH = 3
 
 def inputs(config):
     g = torch.Generator().manual_seed(1234)
+    if "Flux" in config["_class_name"]:
+        return flux_inputs(config, g)
     side, dit = config["sample_size"], "DiT" in config["_class_name"]
     x = {"x": torch.randn(BATCH, config["in_channels"], side, config.get("_sample_width", side),
                           generator=g)}
@@ -41,7 +44,40 @@ def inputs(config):
     return x
 
 
+def flux_inputs(config, g):
+    """t and guidance are a thousand times what diffusers' net is given."""
+    side = config.get("_sample_height", config.get("sample_size", 128))
+    x = {"x": torch.randn(BATCH, config["in_channels"] // 4, side, config.get("_sample_width", side),
+                          generator=g),
+         "t": torch.tensor([987.5, 500.0, 3.25]),
+         "pooled.clip_l": torch.randn(BATCH, config["pooled_projection_dim"], generator=g),
+         "text.t5": torch.randn(BATCH, config.get("_text_length", 512),
+                                config["joint_attention_dim"], generator=g)}
+    if config["guidance_embeds"]:
+        x["guidance"] = torch.tensor([3500.0, 1000.0, 0.0])
+    return x
+
+
+def flux(folder, x):
+    """As its pipeline packs the latent and calls the net."""
+    model, info = FluxTransformer2DModel.from_pretrained(folder, output_loading_info=True)
+    bad = {k: v for k, v in info.items() if v}
+    assert not bad, f"diffusers complains about {folder}: {bad}"
+    b, c, h, w = x["x"].shape
+    rows, columns = torch.meshgrid(torch.arange(h // 2.0), torch.arange(w // 2.0), indexing="ij")
+    with torch.no_grad():
+        y = model.eval()(
+            FluxPipeline._pack_latents(x["x"], b, c, h, w), encoder_hidden_states=x["text.t5"],
+            pooled_projections=x["pooled.clip_l"], timestep=x["t"] / 1000,
+            img_ids=torch.stack([0 * rows, rows, columns], -1).reshape(-1, 3),
+            txt_ids=torch.zeros(x["text.t5"].shape[1], 3),
+            guidance=x["guidance"] / 1000 if "guidance" in x else None).sample
+    return FluxPipeline._unpack_latents(y, h * 8, w * 8, 8)
+
+
 def theirs(folder, config, x):
+    if "Flux" in config["_class_name"]:
+        return flux(folder, x)
     cls = DiTTransformer2DModel if "DiT" in config["_class_name"] else PixArtTransformer2DModel
     model, info = cls.from_pretrained(folder, output_loading_info=True)
     bad = {k: v for k, v in info.items() if v}

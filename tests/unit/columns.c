@@ -144,6 +144,24 @@ static void run_gate_residual_backward(struct column_call *c)
                                              .dbias = frozen ? LG_NONE : FLAT_OUT(2)});
 }
 
+/* A column is a pair: its two features are two inputs, and two outputs. */
+static void run_rope(struct column_call *c)
+{
+    static float x[2 * ROWS * COLUMN_SHORT], y[2 * ROWS * COLUMN_SHORT];
+    const float *in[] = {c->in[0], c->in[1]};
+    float *out[] = {c->out[0], c->out[1]};
+    LG_ASSERT(c->n <= COLUMN_SHORT);
+    for (int64_t i = 0; i < 2 * ROWS * c->n; i++) x[i] = in[i % 2][i / 2];
+    lg_rope(c->stream, &(struct lg_rope_args){.x = lg_t4(x, LG_F32, 2, ROWS / 2, 1, 2 * c->n),
+                                              .cos = lg_t2(c->in[2], LG_F32, ROWS / 2, c->n),
+                                              .sin = lg_t2(c->in[3], LG_F32, ROWS / 2, c->n),
+                                              .y = lg_t4(y, LG_F32, 2, ROWS / 2, 1, 2 * c->n),
+                                              .turned = 1,
+                                              .inverse = c->variant});
+    lg_stream_sync(c->stream);
+    for (int64_t i = 0; i < 2 * ROWS * c->n; i++) out[i % 2][i / 2] = y[i];
+}
+
 /* Two samples of a token with three vectors, the last one copied. */
 #define VECTORS_IN(k)  lg_t4(c->in[k], LG_F32, 2, 1, ROWS / 2, c->n)
 #define VECTORS_OUT(k) lg_t4(c->out[k], LG_F32, 2, 1, ROWS / 2, c->n)

@@ -191,6 +191,25 @@ static void fill_sizes(struct denoiser_fixture *f)
     for (size_t i = 0; i < B; i++) denoiser_fixture_set(f, f->in.ratio.data, i, ratios[i]);
 }
 
+struct lg_denoiser_config denoiser_fixture_flux(void)
+{
+    return (struct lg_denoiser_config){.kind = LG_FLUX,
+                                       .channels = 4,
+                                       .height = 8,
+                                       .width = 12,
+                                       .patch = 2,
+                                       .hidden = 48,
+                                       .depth = 5,
+                                       .heads = 3,
+                                       .mlp_ratio = 4,
+                                       .n_texts = 2,
+                                       .text = {{.pooled = 10}, {.length = 5, .width = 40}},
+                                       .norm_eps = 1e-6,
+                                       .singles = 3,
+                                       .axes = {4, 4, 8},
+                                       .guidance = true};
+}
+
 /* "text", "text1" .., "pooled", "pooled1" .. */
 static lg_tensor new_text(struct denoiser_fixture *f, const char *what, int k, lg_tensor shape)
 {
@@ -234,6 +253,12 @@ static void fill_inputs(struct denoiser_fixture *f)
     fill(f, f->in.x.data, 0, "x", (size_t)B * n, 1.5);
     fill(f, f->dout.data, 0, "dout", (size_t)lg_numel(&f->dout), 1.0);
     if (c->size_conditions) fill_sizes(f);
+    if (c->guidance) {
+        static const double scales[] = {3500, 1000, 0};
+        f->in.guidance = lg_t1(alloc(f, (size_t)B * size), f->type, B);
+        for (size_t i = 0; i < (size_t)B; i++)
+            denoiser_fixture_set(f, f->in.guidance.data, i, scales[i]);
+    }
     f->in.t = lg_t1(alloc(f, (size_t)B * size), f->type, B);
     for (size_t i = 0; i < (size_t)B; i++)
         denoiser_fixture_set(f, f->in.t.data, i, c->kind == LG_DIT ? dit_t[i] : pixart_t[i]);

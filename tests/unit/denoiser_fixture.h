@@ -19,6 +19,9 @@ struct lg_denoiser_config denoiser_fixture_pixart(void);
 /* hidden 48, 3 heads, 3 blocks, two of them dual, 4x8x12 latents, texts of 3, 3 and 5 tokens. */
 struct lg_denoiser_config denoiser_fixture_sd3(void);
 
+/* hidden 48, 3 heads, 2 double blocks and 3 single ones, 4x8x12 latents, T5's text of 5 tokens, guidance. */
+struct lg_denoiser_config denoiser_fixture_flux(void);
+
 /* What all models have, as an initial value. */
 #define DENOISER_SHAPE(k, C, h, w, p, D, n, H, ratio, classes, L, E, eps)                          \
     {                                                                                              \

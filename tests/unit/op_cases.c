@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 enum { GUARD_BYTES = 64 };
 
@@ -152,6 +153,31 @@ BUILD(copy_rows)
     struct lg_copy_rows_args a = {.x = op_slice(r, from, NULL, wide, z->N, DIMS(z->B, z->N)),
                                   .y = op_slice(r, to, "y", 8, z->N, DIMS(z->B, z->N))};
     lg_copy_rows(r->stream, &a);
+}
+
+/* packed: as many vectors again that are copied. Samples of x and y lie apart unless y is x. */
+BUILD(rope)
+{
+    const int64_t p = z->d / 2, h = z->heads * (z->packed ? 2 : 1), all = z->T * h * z->d;
+    struct lg_rope_args a = {.turned = (int)z->heads, .inverse = z->given};
+    double *angle = calloc((size_t)(2 * z->T * p), sizeof *angle);
+    LG_ASSERT(angle);
+    lg_philox_normal_f64(angle, (size_t)(z->T * p), r->seed, LG_PURPOSE_TEST, 1, 0);
+    for (int64_t i = 0; i < z->T * p; i++) {
+        angle[z->T * p + i] = sin(angle[i]);
+        angle[i] = cos(angle[i]);
+    }
+    a.cos = op_in_values(r, r->stats, OP_STATS, angle, DIMS(z->T, p));
+    a.sin = op_in_values(r, r->stats, OP_STATS, angle + z->T * p, DIMS(z->T, p));
+    free(angle);
+    const int64_t dim[] = {z->B, z->T, h, z->d};
+    if (z->alias) {
+        op_in_out(r, true, "y", OP_SAMPLE, &a.x, &a.y, 4, dim);
+    } else {
+        a.x = op_slice(r, op_pack(r, OP_SAMPLE, z->B, all + 16), NULL, 8, all, 4, dim);
+        a.y = op_slice(r, op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, all + 8), "y", 0, all, 4, dim);
+    }
+    lg_rope(r->stream, &a);
 }
 
 BUILD(norm_modulate_forward)
@@ -501,7 +527,7 @@ BUILD(patchify_forward)
 BUILD(unpatchify_forward)
 {
     int64_t p = z->kernel, T = (z->H / p) * (z->W / p);
-    struct lg_unpatchify_forward_args a = {.patch = (int)p};
+    struct lg_unpatchify_forward_args a = {.patch = (int)p, .channels_first = z->given};
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, T, p * p * z->C));
     a.y = op_out(r, "y", OP_SAMPLE | OP_EXACT, DIMS(z->B, z->C, z->H, z->W));
     lg_unpatchify_forward(r->stream, &a);
@@ -510,7 +536,7 @@ BUILD(unpatchify_forward)
 BUILD(unpatchify_backward)
 {
     int64_t p = z->kernel, T = (z->H / p) * (z->W / p);
-    struct lg_unpatchify_backward_args a = {.patch = (int)p};
+    struct lg_unpatchify_backward_args a = {.patch = (int)p, .channels_first = z->given};
     a.dy = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->C, z->H, z->W));
     a.dx = op_out(r, "dx", OP_SAMPLE | OP_EXACT, DIMS(z->B, T, p * p * z->C));
     lg_unpatchify_backward(r->stream, &a);
@@ -717,12 +743,19 @@ const char *op_case_shape(int i)
     return CASES[i].text;
 }
 
+/* A case has its values wherever it stands. */
+static uint64_t seed_of(int i)
+{
+    const char *op = op_case_op(i), *shape = op_case_shape(i);
+    return XXH3_64bits_withSeed(shape, strlen(shape), XXH3_64bits(op, strlen(op))) >> 1;
+}
+
 void op_case_run(int i, lg_device *d, const struct op_variant *variant, struct op_result *ret)
 {
     static const uint64_t IN_ORDER[OP_BATCH_MAX] = {0, 1, 2,  3,  4,  5,  6,  7,
                                                     8, 9, 10, 11, 12, 13, 14, 15};
     const struct op_case *z = &CASES[i];
-    struct op_run r = {.device = d, .F = lg_device_dtype(d), .ids = IN_ORDER, .seed = (uint64_t)i};
+    struct op_run r = {.device = d, .F = lg_device_dtype(d), .ids = IN_ORDER, .seed = seed_of(i)};
     r.stats = r.F == LG_F64 ? LG_F64 : LG_F32;
     r.batch = z->shape.B ? z->shape.B : 1;
     LG_ASSERT(r.batch <= OP_BATCH_MAX);

@@ -76,7 +76,7 @@ void expect_states(struct actor *a, uint64_t state, enum sim_plant unseen)
 static void read_sample(struct actor *a, lg_field f, uint64_t n, int i)
 {
     static const char *const what[] = {"the picture of sample", "latent", "text"};
-    read_word(a, what[f], n, payload(a, f, n)[i], sim_sample_word(f, n, i));
+    read_word(a, what[LG_MIN(f, LG_FIELD_TEXT)], n, payload(a, f, n)[i], sim_sample_word(f, n, i));
 }
 
 /* Loaders, VAE and text instances. */

@@ -33,7 +33,8 @@ static void same_config(const struct lg_denoiser_config *a, const struct lg_deno
                 a->num_classes == b->num_classes && a->n_texts == b->n_texts &&
                 !memcmp(a->text, b->text, sizeof a->text) && a->norm_eps == b->norm_eps &&
                 a->positions_side == b->positions_side && a->qk_norm == b->qk_norm &&
-                !memcmp(a->dual, b->dual, sizeof a->dual));
+                !memcmp(a->dual, b->dual, sizeof a->dual) && a->singles == b->singles &&
+                !memcmp(a->axes, b->axes, sizeof a->axes) && a->guidance == b->guidance);
 }
 
 static void round_trip(const struct lg_denoiser_config *c, int tensors)
@@ -62,12 +63,13 @@ static void round_trip(const struct lg_denoiser_config *c, int tensors)
 static void test_round_trip(void **state)
 {
     struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
-    struct lg_denoiser_config sd3 = denoiser_fixture_sd3();
+    struct lg_denoiser_config sd3 = denoiser_fixture_sd3(), flux = denoiser_fixture_flux();
     /* As diffusers' state_dict() counts: 2 + 2 (5 + 14) + 4, and 1 + 2 + 2 (1 + 8 + 8 + 4) + 2 +
-     * 10, and 13 + 2 (32 + 12) + 26. */
+     * 10, and 13 + 2 (32 + 12) + 26, and 16 + 2 32 + 3 14 + 4. */
     round_trip(&dit, 44);
     round_trip(&pixart, 57);
     round_trip(&sd3, 127);
+    round_trip(&flux, 126);
 }
 
 /* Rewrites the saved DiT with one tensor changed (delta) or left out. */
@@ -223,6 +225,11 @@ static void test_checks(void **state)
     c = denoiser_fixture_pixart(), c.text[0].length = 0, check_refused(c, "the length of text.t5");
     c = denoiser_fixture_pixart(), c.text[0].width = 0, check_refused(c, "the width of text.t5");
     c = denoiser_fixture_pixart(), c.text[0].pooled = 8, check_refused(c, "wants none");
+    c = denoiser_fixture_flux(), c.axes[1] = 6, check_refused(c, "axes_dims_rope");
+    c = denoiser_fixture_flux(), c.axes[1] = 5, c.axes[2] = 7, check_refused(c, "axes_dims_rope");
+    c = denoiser_fixture_flux(), c.patch = 4, check_refused(c, "FLUX has patches of 2");
+    c = denoiser_fixture_flux(), c.singles = 6, check_refused(c, "6 single blocks of 5");
+    c = denoiser_fixture_flux(), c.learned_variance = true, check_refused(c, "no variance");
     c = denoiser_fixture_pixart(), c.n_texts = 2, check_refused(c, "2 texts; a pixart has 1");
 }
 

@@ -1,4 +1,4 @@
-/* DiT, PixArt and SD3 against diffusers: output and the gradient of every parameter, of nets whose
+/* DiT, PixArt, SD3 and FLUX against diffusers: output and the gradient of every parameter, of nets whose
  * weights are all non-zero, with labels (the null label too), fractional timesteps, masked text,
  * and a latent that is not square. The golden values are fp64; gradients are stored in fp32.
  *
@@ -56,6 +56,8 @@ static void test_ref64(void **state)
     compare("ref64", &dit, 1e-7);
     compare("ref64", &pixart, 1e-7);
     compare("ref64", &sd3, 1e-7);
+    struct lg_denoiser_config flux = denoiser_fixture_flux();
+    compare("ref64", &flux, 1e-7);
 }
 
 static void test_host(void **state)
@@ -65,6 +67,8 @@ static void test_host(void **state)
     compare("host", &dit, 1e-5);
     compare("host", &pixart, 1e-5);
     compare("host", &sd3, 1e-5);
+    struct lg_denoiser_config flux = denoiser_fixture_flux();
+    compare("host", &flux, 1e-5);
 }
 
 int main(void)

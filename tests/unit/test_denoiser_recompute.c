@@ -93,7 +93,8 @@ static int compare_on(const char *isa)
 {
     struct lg_denoiser_config dit = deep(denoiser_fixture_dit());
     struct lg_denoiser_config pixart = deep(denoiser_fixture_pixart());
-    return compare(&dit, isa) + compare(&pixart, isa);
+    struct lg_denoiser_config flux = deep(denoiser_fixture_flux());
+    return compare(&dit, isa) + compare(&pixart, isa) + compare(&flux, isa);
 }
 
 /* No device is open yet: each process has one instruction set. */

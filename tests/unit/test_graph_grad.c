@@ -367,6 +367,28 @@ static void unpatchify_of_a_value(void)
     unpatchify_to(small_act(f, wanted("x")));
 }
 
+/* Vectors of two features, of which the second is copied. */
+static void rope_of(lg_tensor x, bool inverse)
+{
+    lg_tensor y = lg_graph_value(f->g, "y", x3());
+    lg_tensor table = small_input(f, "angles", small_t2(f, 2, T));
+    lg_rope(f->s, &(struct lg_rope_args){.x = lg_split(x, 2, 2),
+                                         .cos = lg_at(table, 0, small_t2(f, T, 1)),
+                                         .sin = lg_at(table, T, small_t2(f, T, 1)),
+                                         .y = lg_split(y, 2, 2),
+                                         .turned = 1,
+                                         .inverse = inverse});
+    end(y);
+}
+static void rope_of_a_parameter(void)
+{
+    rope_of(wanted("x"), false);
+}
+static void rope_back_of_a_value(void)
+{
+    rope_of(small_act(f, wanted("x")), true);
+}
+
 static const struct {
     const char *name;
     void (*describe)(void);
@@ -427,6 +449,8 @@ static const struct {
     CASE(embedding_of_rows),
     CASE(unpatchify_of_a_parameter),
     CASE(unpatchify_of_a_value),
+    CASE(rope_of_a_parameter),
+    CASE(rope_back_of_a_value),
 };
 
 static void test_each_rule_alone(void **state)

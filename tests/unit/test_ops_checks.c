@@ -86,9 +86,9 @@ static const struct tensor *next_of(lg_op_id op, const struct tensor *t)
 }
 
 static int64_t size_of[128] = {
-    ['B'] = 2,    ['C'] = 8,  ['D'] = 11, ['H'] = 5, ['I'] = 3, ['K'] = 10, ['M'] = 6,
-    ['N'] = 7,    ['O'] = 8,  ['Q'] = 3,  ['T'] = 5, ['V'] = 9, ['W'] = 9,  ['b'] = 5,
-    ['e'] = 1037, ['d'] = 13, ['n'] = 33, ['p'] = 2, ['y'] = 3, ['z'] = 4,
+    ['B'] = 2,    ['C'] = 8,  ['D'] = 11, ['H'] = 5,  ['I'] = 3, ['K'] = 10, ['M'] = 6,
+    ['N'] = 7,    ['O'] = 8,  ['Q'] = 3,  ['T'] = 5,  ['V'] = 9, ['W'] = 9,  ['b'] = 5,
+    ['e'] = 1037, ['d'] = 13, ['h'] = 3,  ['n'] = 33, ['p'] = 2, ['y'] = 3,  ['z'] = 4,
 };
 
 /* Dimension i of "B 2C|yp", as text that a separator or the end follows. */

@@ -79,6 +79,7 @@ FORWARD(norm_modulate_forward)
 FORWARD(gate_residual_forward)
 FORWARD(rms_norm_forward)
 FORWARD(attention_forward)
+FORWARD(rope)
 FORWARD(embedding_forward)
 FORWARD(unpatchify_forward)
 FORWARD(mse_loss)
@@ -498,13 +499,40 @@ static void unpatchify(void **state)
 {
     enum { B = 2, C = 3, P = 2, H = 4, W = 6, T = (H / P) * (W / P), n = B * C * H * W };
     double *x = normals(n), *y = poison(n), *r = normals(n), *dx = poison(n);
-    struct lg_unpatchify_forward_args f = {
-        .x = T3(x, B, T, P * P * C), .y = T4(y, B, C, H, W), .patch = P};
-    struct loss l = {run_unpatchify_forward, &f, y, r, n};
-    lg_unpatchify_backward(g_stream,
-                           &(struct lg_unpatchify_backward_args){
-                               .dy = T4(r, B, C, H, W), .dx = T3(dx, B, T, P * P * C), .patch = P});
-    check("dx", &l, x, n, dx, NULL);
+    for (int first = 0; first < 2; first++) {
+        struct lg_unpatchify_forward_args f = {.x = T3(x, B, T, P * P * C),
+                                               .y = T4(y, B, C, H, W),
+                                               .patch = P,
+                                               .channels_first = first};
+        struct loss l = {run_unpatchify_forward, &f, y, r, n};
+        lg_unpatchify_backward(g_stream,
+                               &(struct lg_unpatchify_backward_args){.dy = T4(r, B, C, H, W),
+                                                                     .dx = T3(dx, B, T, P * P * C),
+                                                                     .patch = P,
+                                                                     .channels_first = first});
+        check("dx", &l, x, n, dx, NULL);
+    }
+}
+
+/* The gradient is the turn by the negative angles, and a copy of what was copied; samples lie apart. */
+static void rope(void **state)
+{
+    enum { B = 2, T = 3, H = 3, P = 3, EACH = T * H * 2 * P, WIDE = EACH + 4, n = B * EACH };
+    double *x = normals(B * WIDE), *y = poison(n), *r = normals(n), *dx = zeros(B * WIDE);
+    double *cosine = normals(T * P), *sine = normals(T * P);
+    const lg_tensor apart = slice(x, B, WIDE, 2, EACH), d_apart = slice(dx, B, WIDE, 2, EACH);
+    struct lg_rope_args f = {.x = lg_split(lg_split(apart, 1, H * 2 * P), 2, 2 * P),
+                             .cos = T2(cosine, T, P),
+                             .sin = T2(sine, T, P),
+                             .y = T4(y, B, T, H, 2 * P),
+                             .turned = 2};
+    struct loss l = {run_rope, &f, y, r, n};
+    struct lg_rope_args b = f;
+    b.x = T4(r, B, T, H, 2 * P);
+    b.y = lg_split(lg_split(d_apart, 1, H * 2 * P), 2, 2 * P);
+    b.inverse = true;
+    lg_rope(g_stream, &b);
+    check("dx and what lies between", &l, x, B * WIDE, dx, NULL);
 }
 
 /* L is the weighted sum of the samples' losses; the void sample holds NaN and gives 0. */
@@ -574,6 +602,7 @@ int main(void)
         TEST(attention_masked),
         TEST(embedding),
         TEST(unpatchify),
+        TEST(rope),
         TEST(mse),
         TEST(learned_range),
     };

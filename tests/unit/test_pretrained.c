@@ -337,6 +337,40 @@ static void what_is_written_wins(void **state)
     scratch_remove();
 }
 
+static void refused(const char *text, const char *part);
+
+/* FLUX counts blocks of one stream apart, and its shift follows from the picture's size. */
+static void flux(void **state)
+{
+    scratch_make();
+    scratch_write("pipe/model_index.json",
+                  "{\"_class_name\": \"FluxPipeline\", \"transformer\": [\"diffusers\", "
+                  "\"FluxTransformer2DModel\"]}");
+    scratch_write("pipe/transformer/config.json",
+                  "{\"_class_name\": \"FluxTransformer2DModel\", \"guidance_embeds\": true}");
+    scratch_write("pipe/scheduler/scheduler_config.json",
+                  "{\"_class_name\": \"FlowMatchEulerDiscreteScheduler\", \"shift\": 3.0, "
+                  "\"use_dynamic_shifting\": true, \"base_shift\": 0.5, \"max_shift\": 1.15, "
+                  "\"base_image_seq_len\": 256, \"max_image_seq_len\": 4096}");
+    lg_config *c = load(PIPE);
+    assert_string_equal(c->model_kind, "flux");
+    assert_true(c->model_depth == 57 && c->model_hidden == 3072 && c->model_heads == 24);
+    assert_true(c->model_patch == 2 && !c->model_learned_variance && c->model_guidance == 1);
+    assert_string_equal(c->trainer_objective, "flow");
+    assert_string_equal(c->trainer_flow_shift_by, "tokens");
+    assert_true(c->trainer_flow_shift == 1 && c->sample_guidance == 3.5);
+    lg_config_free(&c);
+    scratch_write("pipe/scheduler/scheduler_config.json",
+                  "{\"_class_name\": \"FlowMatchEulerDiscreteScheduler\", "
+                  "\"use_dynamic_shifting\": true, \"max_shift\": 2.05}");
+    refused(PIPE, "\"max_shift\" is 2.05: expected 1.15; write trainer.flow_shift_by");
+    refused("[trainer]\nflow_shift = 3\nflow_shift_by = 'tokens'\n",
+            "trainer.flow_shift = 3 with trainer.flow_shift_by = \"tokens\"");
+    refused("[trainer]\nobjective = 'eps'\nflow_shift_by = 'tokens'\n",
+            "trainer.flow_shift_by has no meaning");
+    scratch_remove();
+}
+
 static void refused(const char *text, const char *part)
 {
     lg_config *c = NULL;
@@ -384,6 +418,7 @@ int main(void)
         cmocka_unit_test(keys_are_written_back),
         cmocka_unit_test(a_pipeline_fills_what_is_unwritten),
         cmocka_unit_test(what_is_written_wins),
+        cmocka_unit_test(flux),
         cmocka_unit_test(refusals_name_key_and_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -212,6 +212,11 @@ static void refused(struct lg_objective o, const char *word)
 static void refusals(void **state)
 {
     refused((struct lg_objective){.kind = LG_OBJECTIVE_V, .flow_shift = 3}, "flow_shift");
+    refused((struct lg_objective){.kind = LG_OBJECTIVE_V, .shift_by_tokens = true},
+            "flow_shift_by");
+    refused(
+        (struct lg_objective){.kind = LG_OBJECTIVE_FLOW, .shift_by_tokens = true, .flow_shift = 3},
+        "flow_shift_by");
     refused((struct lg_objective){.kind = LG_OBJECTIVE_EPS, .weighting = LG_WEIGHTING_COSMAP},
             "loss_weighting");
     refused((struct lg_objective){.kind = LG_OBJECTIVE_EPS, .betas.zero_snr = true}, "zero_snr");
@@ -274,6 +279,15 @@ static void samplers(void **state)
             snprintf(name, sizeof name, "flow.%s.%d", spacing[s], steps[i]);
             trajectory(name, &flow, steps[i], true);
         }
+    static const int tokens[] = {24, 256, 1000, 4096};
+    for (size_t i = 0; i < LG_ARRAY_LEN(tokens); i++) {
+        const struct lg_objective by = {.kind = LG_OBJECTIVE_FLOW, .shift_by_tokens = true};
+        const struct lg_sampler_method flow = {.objective = LG_OBJECTIVE_FLOW,
+                                               .flow_shift =
+                                                   lg_objective_of_size(&by, tokens[i]).flow_shift};
+        snprintf(name, sizeof name, "flow.tokens.%d", tokens[i]);
+        trajectory(name, &flow, 10, true);
+    }
     struct lg_sampler_method zero = {.sampler = LG_SAMPLER_DPM,
                                      .spacing = LG_SPACING_TRAILING,
                                      .objective = LG_OBJECTIVE_V,
@@ -321,8 +335,40 @@ static void drawn(const char *device, double tol)
     denoiser_fixture_close(&f);
 }
 
+/* FLUX is told the guidance; the shift is that of its 24 tokens. */
+static void drawn_by_flux(const char *device, double tol)
+{
+    const struct lg_denoiser_config c = denoiser_fixture_flux();
+    const size_t each = (size_t)(c.channels * c.height * c.width);
+    struct denoiser_fixture f;
+    lg_sampler *s;
+    void *memory;
+    denoiser_fixture_open(&f, device, NULL, &c, false);
+    assert_int_equal(lg_sampler_open(f.device, &c, 1, false, &s), 0);
+    assert_int_equal(lg_device_alloc(f.device, each * lg_dtype_bytes(f.type), &memory), 0);
+    struct lg_sampler_run run = {
+        .method = {.objective = LG_OBJECTIVE_FLOW, .shift_by_tokens = true},
+        .steps = 6,
+        .guidance = 3.5,
+        .seed = 7,
+        .first = 40,
+        .weights = f.weights,
+        .text = {{.pooled = lg_slice(f.in.text[0].pooled, 0, 0, 1)},
+                 {.states = lg_slice(f.in.text[1].states, 0, 0, 1)}}};
+    lg_tensor out = lg_t4(memory, f.type, 1, c.channels, c.height, c.width);
+    assert_int_equal(lg_sampler_draw(s, f.stream, &run, out), 0);
+    double *want = golden("flux.drawn", each);
+    struct distance d = denoiser_fixture_distance(&f, memory, want, each);
+    if (!(d.diff <= tol * d.norm)) fail_msg("on %s: distance %.3e of %.3e", device, d.diff, d.norm);
+    free(want);
+    lg_sampler_close(&s);
+    denoiser_fixture_close(&f);
+}
+
 static void draws(void **state)
 {
+    drawn_by_flux("ref64", 1e-5);
+    drawn_by_flux("host", 1e-4);
     drawn("ref64", 1e-5);
     drawn("host", 1e-4);
 }

@@ -136,7 +136,8 @@ static void test_own_progress(void **state)
     for (size_t i = 0; i < LG_ARRAY_LEN(mark); i++)
         for (int r = 0; r < LG_ROLE_keeper; r++) {
             uint64_t before = lg_own_progress(&row, (lg_role)r);
-            bool by_samples = r == LG_ROLE_loader || r == LG_ROLE_text || r == LG_ROLE_vae;
+            bool by_samples =
+                r == LG_ROLE_loader || lg_role_is_text((lg_role)r) || r == LG_ROLE_vae;
             atomic_fetch_add(mark[i], 1);
             assert_int_equal(lg_own_progress(&row, (lg_role)r), before + !by_samples);
             atomic_fetch_add(&row.samples, 7);
