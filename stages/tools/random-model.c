@@ -2,7 +2,7 @@
  * weights and real pictures are not at hand. What it makes has the shapes, files and names of the real
  * thing; nothing can be learned from it.
  *
- * usage: lg-random-model vae --preset sd|tiny DIR
+ * usage: lg-random-model vae --preset sd|sdxl|tiny DIR
  *        lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR
  *        lg-random-model clip --preset l|h|bigg|tiny DIR
  *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|tiny-dit|tiny-pixart|tiny-flux
@@ -147,8 +147,11 @@ static double fan_in(const struct lg_param *p)
 
 static const struct vae_preset {
     const char *name, *channels;
-    int layers;
-} VAE[] = {{"sd", "128, 256, 512, 512", 2}, {"tiny", "32, 32, 32, 32", 1}};
+    int layers, sample_size;
+    const char *scaling;
+} VAE[] = {{"sd", "128, 256, 512, 512", 2, 256, "0.18215"},
+           {"sdxl", "128, 256, 512, 512", 2, 1024, "0.13025"},
+           {"tiny", "32, 32, 32, 32", 1, 256, "0.18215"}};
 
 static int write_vae_config(const struct options *o, const struct vae_preset *v)
 {
@@ -162,9 +165,9 @@ static int write_vae_config(const struct options *o, const struct vae_preset *v)
         "  \"up_block_types\": [\"UpDecoderBlock2D\", \"UpDecoderBlock2D\", \"UpDecoderBlock2D\", "
         "\"UpDecoderBlock2D\"],\n"
         "  \"in_channels\": 3,\n  \"out_channels\": 3,\n  \"latent_channels\": 4,\n"
-        "  \"layers_per_block\": %d,\n  \"norm_num_groups\": 32,\n  \"sample_size\": 256,\n"
-        "  \"scaling_factor\": 0.18215\n}\n",
-        v->channels, v->layers);
+        "  \"layers_per_block\": %d,\n  \"norm_num_groups\": 32,\n  \"sample_size\": %d,\n"
+        "  \"scaling_factor\": %s\n}\n",
+        v->channels, v->layers, v->sample_size, v->scaling);
     LG_ASSERT(n > 0 && n < (int)sizeof text);
     LG_TRY(lg_path(path, "%s/config.json", o->dir));
     LG_TRY(lg_publish_file(path, text, (size_t)n));
@@ -176,7 +179,8 @@ static int make_vae(const struct options *o, lg_dtype dtype)
     const struct vae_preset *v = NULL;
     for (size_t i = 0; i < LG_ARRAY_LEN(VAE); i++)
         if (!strcmp(o->preset, VAE[i].name)) v = &VAE[i];
-    if (!v) return LG_FAIL(LG_ERR_USAGE, "no vae preset \"%s\": sd and tiny exist", o->preset);
+    if (!v)
+        return LG_FAIL(LG_ERR_USAGE, "no vae preset \"%s\": sd, sdxl and tiny exist", o->preset);
     struct lg_aekl_config c;
     lg_params t = {0};
     char path[LG_PATH_BYTES];
@@ -442,7 +446,7 @@ static const struct pipeline_preset {
     {"pixart-sigma",
      "PixArtSigmaPipeline",
      "DPMSolverMultistepScheduler",
-     "sd",
+     "sdxl",
      "xxl",
      {.height = 128, .hidden = 1152, .depth = 28, .heads = 16}},
     {"tiny-dit",
@@ -876,7 +880,7 @@ int main(int argc, char **argv)
     if (parse_options(argc, argv, &o) < 0) {
         fprintf(
             stderr,
-            "usage: lg-random-model vae --preset sd|tiny DIR\n"
+            "usage: lg-random-model vae --preset sd|sdxl|tiny DIR\n"
             "       lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR\n"
             "       lg-random-model clip --preset l|h|bigg|tiny DIR\n"
             "       lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|"
