@@ -70,7 +70,8 @@ tests_of() {
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter ;;
-    stages/nets/adapter*) echo adapter ;;
+    stages/nets/adapter*) echo adapter kohya ;;
+    stages/nets/kohya*) echo kohya ;;
     stages/stored* | stages/nets/storage* | kernels/rows8*) echo storage rows8 ;;
     stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;
     stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
