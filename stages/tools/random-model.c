@@ -2,7 +2,7 @@
  * weights and real pictures are not at hand. What it makes has the shapes, files and names of the real
  * thing; nothing can be learned from it.
  *
- * usage: lg-random-model vae --preset sd|sd3|flux|tiny|tiny-sd3 DIR
+ * usage: lg-random-model vae --preset sd|sdxl|sd3|flux|tiny|tiny-sd3 DIR
  *        lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR
  *        lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR
  *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|sd3-medium|sd35-medium|tiny-dit|
@@ -148,13 +148,14 @@ static double fan_in(const struct lg_param *p)
 
 static const struct vae_preset {
     const char *name, *channels;
-    int layers, latent_channels;
+    int layers, latent_channels, sample_size;
     double scaling, shift; /* shift 0: it has none, but quant convs */
-} VAE[] = {{"sd", "128, 256, 512, 512", 2, 4, 0.18215, 0},
-           {"sd3", "128, 256, 512, 512", 2, 16, 1.5305, 0.0609},
-           {"flux", "128, 256, 512, 512", 2, 16, 0.3611, 0.1159},
-           {"tiny", "32, 32, 32, 32", 1, 4, 0.18215, 0},
-           {"tiny-sd3", "32, 32, 32, 32", 1, 16, 1.5305, 0.0609}};
+} VAE[] = {{"sd", "128, 256, 512, 512", 2, 4, 256, 0.18215, 0},
+           {"sdxl", "128, 256, 512, 512", 2, 4, 1024, 0.13025, 0},
+           {"sd3", "128, 256, 512, 512", 2, 16, 1024, 1.5305, 0.0609},
+           {"flux", "128, 256, 512, 512", 2, 16, 1024, 0.3611, 0.1159},
+           {"tiny", "32, 32, 32, 32", 1, 4, 256, 0.18215, 0},
+           {"tiny-sd3", "32, 32, 32, 32", 1, 16, 256, 1.5305, 0.0609}};
 
 static int write_vae_config(const struct options *o, const struct vae_preset *v)
 {
@@ -173,9 +174,9 @@ static int write_vae_config(const struct options *o, const struct vae_preset *v)
         "  \"up_block_types\": [\"UpDecoderBlock2D\", \"UpDecoderBlock2D\", \"UpDecoderBlock2D\", "
         "\"UpDecoderBlock2D\"],\n"
         "  \"in_channels\": 3,\n  \"out_channels\": 3,\n  \"latent_channels\": %d,\n"
-        "  \"layers_per_block\": %d,\n  \"norm_num_groups\": 32,\n  \"sample_size\": 256,\n%s"
+        "  \"layers_per_block\": %d,\n  \"norm_num_groups\": 32,\n  \"sample_size\": %d,\n%s"
         "  \"scaling_factor\": %g\n}\n",
-        v->channels, v->latent_channels, v->layers, shift, v->scaling);
+        v->channels, v->latent_channels, v->layers, v->sample_size, shift, v->scaling);
     LG_ASSERT(n > 0 && n < (int)sizeof text);
     LG_TRY(lg_path(path, "%s/config.json", o->dir));
     LG_TRY(lg_publish_file(path, text, (size_t)n));
@@ -188,7 +189,8 @@ static int make_vae(const struct options *o, lg_dtype dtype)
     for (size_t i = 0; i < LG_ARRAY_LEN(VAE); i++)
         if (!strcmp(o->preset, VAE[i].name)) v = &VAE[i];
     if (!v)
-        return LG_FAIL(LG_ERR_USAGE, "no vae preset \"%s\": sd, sd3, flux, tiny and tiny-sd3 exist",
+        return LG_FAIL(LG_ERR_USAGE,
+                       "no vae preset \"%s\": sd, sdxl, sd3, flux, tiny and tiny-sd3 exist",
                        o->preset);
     struct lg_aekl_config c;
     lg_params t = {0};
@@ -472,7 +474,7 @@ static const struct pipeline_preset {
      "PixArtSigmaPipeline",
      "PixArtTransformer2DModel",
      "DPMSolverMultistepScheduler",
-     "sd",
+     "sdxl",
      {NULL},
      "xxl",
      {.kind = LG_PIXART, .height = 128, .hidden = 1152, .depth = 28, .heads = 16}},
@@ -1018,7 +1020,7 @@ int main(int argc, char **argv)
     if (parse_options(argc, argv, &o) < 0) {
         fprintf(
             stderr,
-            "usage: lg-random-model vae --preset sd|sd3|flux|tiny|tiny-sd3 DIR\n"
+            "usage: lg-random-model vae --preset sd|sdxl|sd3|flux|tiny|tiny-sd3 DIR\n"
             "       lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR\n"
             "       lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR\n"
             "       lg-random-model pipeline --preset "

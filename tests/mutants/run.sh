@@ -62,13 +62,17 @@ tests_of() {
     kernels/graph/fuse.*) echo graph_fuse ;;
     kernels/graph/recompute.*) echo graph_recompute ;;
     stages/io/bpe*) echo bpe ;;
+    stages/io/caption.*) echo caption ;;
+    stages/io/mixture.*) echo mixture e2e:sources ;;
+    stages/io/source.* | stages/io/source_index.* | stages/io/source_parts.*) echo source samples e2e:sources ;;
     config/tokenizer_files.*) echo bpe config e2e:clip ;;
     config/rules.* | config/models.*) echo config plan e2e:resume ;;
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter ;;
-    stages/nets/adapter*) echo adapter ;;
+    stages/nets/adapter*) echo adapter kohya ;;
+    stages/nets/kohya*) echo kohya ;;
     stages/stored* | stages/nets/storage* | kernels/rows8*) echo storage rows8 ;;
     stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;
     stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
