@@ -5,7 +5,8 @@
  * Tolerances: ref64 1e-7 (the stored rounding is 6e-8; outputs are stored in fp64, but the
  * positions are fp32 numbers of two libraries' sines), host 1e-5 (fp32, sums of up to a few
  * hundred terms; PyTorch's own fp32 is up to 1.2e-6 from its fp64 with the weights of sd3_plain, and up to 5e-6, of a
- * gradient that is zero but for rounding, with a dozen other sets of weights: make_denoiser.py, sd3_plain_case). */
+ * gradient that is zero but for rounding, with a dozen other sets of weights: make_denoiser.py, sd3_plain_case). The sines of
+ * timesteps are fp64 there as well: diffusers' own, of fp32 angles, move SD3's gradients by 1e-5 even where all else is fp64. */
 #include "tests/unit/denoiser_fixture.h"
 #include <math.h>
 #include <stdio.h>
