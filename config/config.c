@@ -69,7 +69,13 @@ static void join_path(FILE *out, const char *dir, const char *path, size_t bytes
     if (empty) fputc('/', out);
 }
 
-/* data.path may be a comma list; each of its parts is a path. The caller frees. */
+/* data.path and that of a source may be comma lists. */
+static bool is_list_of_paths(const lg_key *k)
+{
+    return !strcmp(k->name, "data.path") || !strcmp(k->section, "data.source");
+}
+
+/* Of a comma list each part is a path. The caller frees. */
 static char *absolute(const char *dir, const char *path, bool list)
 {
     char *text = NULL;
@@ -89,16 +95,16 @@ static char *absolute(const char *dir, const char *path, bool list)
 
 /* ---- values ---- */
 
-static void set_text(lg_config *c, const lg_key *k, const char *value, const struct origin *o,
+static void set_text(void *of, const lg_key *k, const char *value, const struct origin *o,
                      struct lg_problems *p)
 {
-    char **field = lg_key_field(c, k), *text;
+    char **field = lg_key_field(of, k), *text;
     if (k->type == LG_KEY_PATH) {
         if (strlen(value) >= LG_PATH_BYTES || strlen(o->dir) >= LG_PATH_BYTES) {
             complain(p, o, "%s is longer than the %d bytes of a path", k->name, LG_PATH_BYTES);
             return;
         }
-        text = absolute(o->dir, value, strcmp(k->name, "data.path") == 0);
+        text = absolute(o->dir, value, is_list_of_paths(k));
     } else {
         text = copy(value);
     }
@@ -122,10 +128,10 @@ static bool is_choice(const char *choices, const char *value)
     return false;
 }
 
-static void set_list(lg_config *c, const lg_key *k, char *const *v, int n, const struct origin *o,
+static void set_list(void *of, const lg_key *k, char *const *v, int n, const struct origin *o,
                      struct lg_problems *p)
 {
-    struct lg_strlist *list = lg_key_field(c, k);
+    struct lg_strlist *list = lg_key_field(of, k);
     if (n > LG_LIST_MAX) {
         complain(p, o, "%s has %d entries: expected at most %d", k->name, n, LG_LIST_MAX);
         return;
@@ -143,15 +149,15 @@ static void set_list(lg_config *c, const lg_key *k, char *const *v, int n, const
 }
 
 /* A text or a whole number alone is a list of one. False: the item is something else. */
-static bool set_list_from(lg_config *c, const lg_key *k, const struct lg_toml_item *item,
+static bool set_list_from(void *of, const lg_key *k, const struct lg_toml_item *item,
                           const struct origin *o, struct lg_problems *p)
 {
     char digits[24], *one = item->type == LG_TOML_INT ? digits : item->text;
     snprintf(digits, sizeof digits, "%lld", (long long)item->i);
     if (item->type == LG_TOML_LIST)
-        set_list(c, k, item->list, item->n_list, o, p);
+        set_list(of, k, item->list, item->n_list, o, p);
     else if (item->type == LG_TOML_TEXT || item->type == LG_TOML_INT)
-        set_list(c, k, &one, 1, o, p);
+        set_list(of, k, &one, 1, o, p);
     else
         return false;
     return true;
@@ -179,7 +185,75 @@ static void describe(const struct lg_toml_item *item, char *ret, size_t bytes)
     }
 }
 
-static void set_value(lg_config *c, const lg_key *k, const struct lg_toml_item *item,
+static void set_value(void *of, const lg_key *k, const struct lg_toml_item *item,
+                      const struct origin *o, struct lg_problems *p);
+
+static void free_sources(struct lg_data_sources *l)
+{
+    for (int i = 0; i < l->n; i++) free(l->v[i].path);
+    free(l->v);
+    *l = (struct lg_data_sources){0};
+}
+
+static const lg_key *source_key(const char *name)
+{
+    const lg_key *k;
+    for (int i = 0; (k = lg_source_key_at(i)); i++)
+        if (!strcmp(k->key, name)) return k;
+    return NULL;
+}
+
+/* The table's keys; name: "data.source[1]" */
+static void set_source(struct lg_data_source *s, const char *name, const lg_toml *t,
+                       const struct origin *of, struct lg_problems *p)
+{
+    char full[64];
+    for (int i = 0; i < t->n; i++) {
+        const lg_key *k = source_key(t->items[i].key);
+        struct origin o = *of;
+        o.line = t->items[i].line;
+        o.column = t->items[i].column;
+        if (!k) {
+            complain(p, &o, "unknown key %s.%.40s: a source has path, weight and repeats", name,
+                     t->items[i].key);
+            continue;
+        }
+        snprintf(full, sizeof full, "%s.%s", name, k->key);
+        lg_key named = *k;
+        named.name = full;
+        set_value(s, &named, &t->items[i], &o, p);
+    }
+    if (!s->path[0])
+        complain(p, of, "%s has no path: name tar shards or a folder of pictures", name);
+}
+
+static void set_sources(void *of, const lg_key *k, const struct lg_toml_item *item,
+                        const struct origin *o, struct lg_problems *p)
+{
+    struct lg_data_sources *l = lg_key_field(of, k);
+    char name[32];
+    if (item->n_tables > LG_DATA_SOURCES_MAX) {
+        complain(p, o, "%s has %d tables: expected at most %d", k->name, item->n_tables,
+                 LG_DATA_SOURCES_MAX);
+        return;
+    }
+    free_sources(l);
+    l->v = calloc((size_t)item->n_tables + 1, sizeof *l->v);
+    LG_ASSERT(l->v);
+    for (; l->n < item->n_tables; l->n++) {
+        struct lg_data_source *s = &l->v[l->n];
+        snprintf(name, sizeof name, "%s[%d]", k->name, l->n);
+        *s = (struct lg_data_source){.path = copy(""), .repeats = 1};
+        set_source(s, name, &item->tables[l->n], o, p);
+    }
+}
+
+static bool is_empty_list(const struct lg_toml_item *item)
+{
+    return item->type == LG_TOML_LIST && item->n_list == 0;
+}
+
+static void set_value(void *of, const lg_key *k, const struct lg_toml_item *item,
                       const struct origin *o, struct lg_problems *p)
 {
     char expected[200], got[100];
@@ -189,29 +263,33 @@ static void set_value(lg_config *c, const lg_key *k, const struct lg_toml_item *
     case LG_KEY_INT:
         if (item->type != LG_TOML_INT) break;
         in_range = item->i >= k->int_min && item->i <= k->int_max;
-        if (in_range) *(int64_t *)lg_key_field(c, k) = item->i;
+        if (in_range) *(int64_t *)lg_key_field(of, k) = item->i;
         goto range;
     case LG_KEY_NUM:
         if (item->type != LG_TOML_INT && item->type != LG_TOML_NUM) break;
         in_range = number >= k->num_min && number <= k->num_max; /* false for nan */
-        if (in_range) *(double *)lg_key_field(c, k) = number;
+        if (in_range) *(double *)lg_key_field(of, k) = number;
         goto range;
     case LG_KEY_BOOL:
         if (item->type != LG_TOML_BOOL) break;
-        *(bool *)lg_key_field(c, k) = item->b;
+        *(bool *)lg_key_field(of, k) = item->b;
         return;
     case LG_KEY_ENUM:
         if (item->type != LG_TOML_TEXT) break;
         in_range = is_choice(k->choices, item->text);
-        if (in_range) set_text(c, k, item->text, o, p);
+        if (in_range) set_text(of, k, item->text, o, p);
         goto range;
     case LG_KEY_STR:
     case LG_KEY_PATH:
         if (item->type != LG_TOML_TEXT) break;
-        set_text(c, k, item->text, o, p);
+        set_text(of, k, item->text, o, p);
         return;
     case LG_KEY_LIST:
-        if (!set_list_from(c, k, item, o, p)) break;
+        if (!set_list_from(of, k, item, o, p)) break;
+        return;
+    case LG_KEY_TABLES:
+        if (item->type != LG_TOML_TABLES && !is_empty_list(item)) break;
+        set_sources(of, k, item, o, p);
         return;
     }
     lg_key_expected(k, expected, sizeof expected);
@@ -236,6 +314,13 @@ void lg_config_set(lg_config *c, const lg_key *k, const struct lg_toml_item *ite
 static void unknown_key(const char *name, const struct origin *o, struct lg_problems *p)
 {
     const char *ours = lg_key_from_litegen(name);
+    if (!strncmp(name, "data.source.", 12) || !strncmp(name, "data.source[", 12)) {
+        complain(p, o,
+                 "%.80s cannot be set alone: write all sources, as "
+                 "data.source=[{path = \"a\", weight = 0.9}, {path = \"b\"}]",
+                 name);
+        return;
+    }
     if (ours && ours[0])
         complain(p, o, "unknown key %s: LiteGen's %s is called %s here", name, name, ours);
     else if (ours)
@@ -345,6 +430,8 @@ static void set_defaults(lg_config *c, const char *dir, struct lg_problems *p)
         case LG_KEY_LIST:
             set_list(c, k, NULL, 0, &o, p);
             break;
+        case LG_KEY_TABLES:
+            break; /* none */
         }
     }
 }
@@ -429,6 +516,8 @@ void lg_config_free(lg_config **c)
             free(list->v);
         } else if (k->type == LG_KEY_STR || k->type == LG_KEY_PATH || k->type == LG_KEY_ENUM) {
             free(*(char **)field);
+        } else if (k->type == LG_KEY_TABLES) {
+            free_sources(field);
         }
     }
     for (int i = 0; i < lg_key_count(); i++) free((*c)->chosen[i]);

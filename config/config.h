@@ -12,6 +12,22 @@ struct lg_strlist {
     int n;
 };
 
+/* A table [[data.source]]. */
+struct lg_data_source {
+#define LG_PATH(key, def, doc)          char *key;
+#define LG_NUM(key, def, min, max, doc) double key;
+#define LG_INT(key, def, min, max, doc) int64_t key;
+#include "config/source.def"
+#undef LG_PATH
+#undef LG_NUM
+#undef LG_INT
+};
+enum { LG_DATA_SOURCES_MAX = 64 };
+struct lg_data_sources {
+    struct lg_data_source *v;
+    int n;
+};
+
 typedef struct lg_config {
     char *file; /* where it came from, for messages */
     int *lines; /* per key in the schema's order: its line in file, 0: default, -1: --set */
@@ -25,6 +41,7 @@ typedef struct lg_config {
 #define LG_PATH(section, key, def, doc)          char *section##_##key; /* absolute, or "" */
 #define LG_ENUM(section, key, def, choices, doc) char *section##_##key;
 #define LG_LIST(section, key, doc)               struct lg_strlist section##_##key;
+#define LG_TABLES(section, key, doc)             struct lg_data_sources section##_##key;
 #define LG_ENCODER(name)
 #include "config/schema.def"
 #undef LG_ENCODER
@@ -43,6 +60,7 @@ typedef struct lg_config {
 #undef LG_PATH
 #undef LG_ENUM
 #undef LG_LIST
+#undef LG_TABLES
 } lg_config;
 
 /* Reads file and applies the overrides ("trainer.max_steps=80", in order; values are TOML, a bare
@@ -63,6 +81,8 @@ int lg_config_keys(void);
 char *lg_config_key_text(const lg_config *c, int i);
 /* The weights that a new run begins with: trainer.init_from, else model.from, else "" (from the seed). */
 const char *lg_config_begins_with(const lg_config *c);
+/* What a run is trained on, for messages: data.path, or "data.source". */
+const char *lg_config_data(const lg_config *c);
 /* Does memory.offload_optimizer decide bits? It does where it moves work from a GPU to the host. */
 bool lg_config_updates_for_gpu(const lg_config *c);
 /* May a checkpoint be gone on from with another value, when trainer.resume_changes names the key? */

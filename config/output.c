@@ -66,6 +66,11 @@ const char *lg_config_begins_with(const lg_config *c)
     return c->trainer_init_from[0] ? c->trainer_init_from : c->model_from;
 }
 
+const char *lg_config_data(const lg_config *c)
+{
+    return c->data_source.n ? "data.source" : c->data_path;
+}
+
 bool lg_config_updates_for_gpu(const lg_config *c)
 {
     return c->memory_offload_optimizer && !strcmp(c->_device, "cuda");
@@ -189,6 +194,7 @@ static void print_default(FILE *out, const lg_key *k)
         fputs(k->bool_def ? "`true`" : "`false`", out);
         return;
     case LG_KEY_LIST:
+    case LG_KEY_TABLES:
         fputs("`[]`", out);
         return;
     default:
@@ -197,17 +203,27 @@ static void print_default(FILE *out, const lg_key *k)
     }
 }
 
-static void print_key_row(FILE *out, const lg_key *k)
+/* before: of the name, as "data.source[]." */
+static void print_row(FILE *out, const char *before, const lg_key *k)
 {
     char expected[200];
     lg_key_expected(k, expected, sizeof expected);
-    fprintf(out, "| `%s` | ", k->name);
+    fprintf(out, "| `%s%s` | ", before, k->name);
     print_cell(out, expected);
     fputs(" | ", out);
     print_default(out, k);
     fprintf(out, " | %s | ", lg_key_bits(k) ? "bits" : "");
     print_cell(out, lg_key_doc(k));
     fputs(" |\n", out);
+}
+
+static void print_key_row(FILE *out, const lg_key *k)
+{
+    char before[64];
+    print_row(out, "", k);
+    snprintf(before, sizeof before, "%s[].", k->name);
+    for (int i = 0; k->type == LG_KEY_TABLES && lg_source_key_at(i); i++)
+        print_row(out, before, lg_source_key_at(i));
 }
 
 char *lg_config_markdown(void)

@@ -304,6 +304,9 @@ struct identities {
 static bool is_silent(const lg_config *c, bool has_buckets, const char *key)
 {
     if (!strcmp(key, "data.buckets")) return !has_buckets;
+    if (!strcmp(key, "data.caption")) return !strcmp(c->data_caption, "listed");
+    if (!strcmp(key, "data.shuffle_tags")) return !c->data_shuffle_tags;
+    if (!strcmp(key, "data.keep_tags")) return !c->data_keep_tags;
     if (!strcmp(key, "model.frozen")) return !strcmp(c->model_frozen, "auto");
     return false;
 }

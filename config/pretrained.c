@@ -190,12 +190,13 @@ static const struct pipeline {
     const char *class;
     int text_length, steps;
     double guidance;
+    const char *spacing; /* NULL: the scheduler's */
 } PIPELINES[] = {
-    {"DiTPipeline", 0, 50, 4},
-    {"PixArtAlphaPipeline", 120, 20, 4.5},
-    {"PixArtSigmaPipeline", 300, 20, 4.5},
-    {"StableDiffusion3Pipeline", 0, 28, 7},
-    {"FluxPipeline", 0, 28, 3.5},
+    {"DiTPipeline", 0, 50, 4, NULL},
+    {"PixArtAlphaPipeline", 120, 20, 4.5, NULL},
+    {"PixArtSigmaPipeline", 300, 20, 4.5, NULL},
+    {"StableDiffusion3Pipeline", 0, 28, 7, "linspace"},
+    {"FluxPipeline", 0, 28, 3.5, NULL},
 };
 
 /* Which encoders the parts text_encoder, text_encoder_2 .. of a pipeline with several are. */
@@ -268,6 +269,7 @@ static int read_index(struct findings *f, const char *dir)
         if (p->text_length) add_int(f, "text.length", p->text_length);
         add_int(f, "sample.steps", p->steps);
         add_number(f, "sample.guidance", p->guidance);
+        if (p->spacing) LG_TRY(add_text(f, "sample.spacing", "%s", p->spacing));
     }
     return 0;
 }

@@ -344,6 +344,28 @@ static void check_model(struct rules *r)
         check_sequence(r, latent / c->model_patch);
 }
 
+/* What is done with captions, and whether there are any. */
+static void check_captions(struct rules *r)
+{
+    const lg_config *c = r->c;
+    const struct {
+        const char *key;
+        bool is_set;
+    } keys[] = {{"data.caption", strcmp(c->data_caption, "listed") != 0},
+                {"data.shuffle_tags", c->data_shuffle_tags},
+                {"data.keep_tags", c->data_keep_tags > 0}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(keys); i++)
+        if (keys[i].is_set && !has_text(c))
+            broken(r, keys[i].key,
+                   "%s has no meaning with model.kind = \"%s\", which reads no captions: remove it",
+                   keys[i].key, c->model_kind);
+    if (c->data_keep_tags && !c->data_shuffle_tags)
+        broken(r, "data.keep_tags",
+               "data.keep_tags = %lld, but all tags keep their places: set data.shuffle_tags = "
+               "true, or remove it",
+               (long long)c->data_keep_tags);
+}
+
 /* Is it an encoder of the kind that the denoiser was made for, with the outputs that it takes? */
 static void check_encoder(struct rules *r, const struct lg_text_config *t,
                           const struct lg_text_info *is)
@@ -396,6 +418,7 @@ static void check_conditioning(struct rules *r)
     struct lg_text_config text[LG_TEXTS_MAX];
     const int texts = lg_config_texts(c, text);
     for (int k = 0; k < texts; k++) check_text(r, &text[k]);
+    check_captions(r);
     if (texts) return;
     for (int i = 0; i < c->sample_captions.n; i++) {
         const char *label = c->sample_captions.v[i];
@@ -612,28 +635,70 @@ static bool matches_something(const char *pattern)
     return found;
 }
 
-static void check_data(struct rules *r)
+/* key: as it stands in the schema; name: "data.path", "data.source[1].path" */
+static void check_paths(struct rules *r, const char *key, const char *name, const char *paths)
 {
-    const char *paths = r->c->data_path;
     char part[LG_PATH_BYTES];
-    if (!paths[0]) {
-        broken(r, "data.path", "data.path is empty: name tar shards or a folder of pictures");
-        return;
-    }
     for (;;) {
         size_t len = lg_path_list_part(paths);
         if (len >= sizeof part) {
-            broken(r, "data.path", "data.path names a path longer than %d bytes", LG_PATH_BYTES);
+            broken(r, key, "%s names a path longer than %d bytes", name, LG_PATH_BYTES);
         } else {
             snprintf(part, sizeof part, "%.*s", (int)len, paths);
             if (!matches_something(part))
-                broken(r, "data.path",
-                       "data.path: %s does not exist: name tar shards or a folder of pictures",
-                       part);
+                broken(r, key, "%s: %s does not exist: name tar shards or a folder of pictures",
+                       name, part);
         }
         if (!paths[len]) return;
         paths += len + 1;
     }
+}
+
+/* Shares that leave something for everybody. */
+static void check_weights(struct rules *r)
+{
+    const struct lg_data_sources *l = &r->c->data_source;
+    double sum = 0;
+    int weighted = 0;
+    for (int i = 0; i < l->n; i++) {
+        sum += l->v[i].weight;
+        weighted += l->v[i].weight > 0;
+        if (l->v[i].weight > 0 && l->v[i].repeats > 1)
+            broken(r, "data.source",
+                   "data.source[%d] has a weight of %g, which says how often its items come, and "
+                   "repeats = %lld: remove one of them",
+                   i, l->v[i].weight, (long long)l->v[i].repeats);
+    }
+    if (weighted && weighted < l->n && sum > 1 - 1e-6)
+        broken(r, "data.source",
+               "the weights of data.source add up to %g, which leaves nothing for the %d sources "
+               "without one: make them smaller, or give every source a weight",
+               sum, l->n - weighted);
+    if (weighted && wants_buckets(r->c))
+        broken(r, "data.source",
+               "a weight in data.source with data.buckets, where an epoch holds each item a whole "
+               "number of times: use repeats, or set data.buckets to \"square\"");
+}
+
+static void check_data(struct rules *r)
+{
+    const lg_config *c = r->c;
+    if (!c->data_path[0] && !c->data_source.n)
+        broken(r, "data.path",
+               "data.path is empty: name tar shards or a folder of pictures, or tables "
+               "[[data.source]]");
+    if (c->data_path[0] && c->data_source.n)
+        broken(r, "data.source",
+               "data.path = %.200s and data.source: name all data sets as sources, or remove "
+               "these",
+               c->data_path);
+    if (c->data_path[0]) check_paths(r, "data.path", "data.path", c->data_path);
+    for (int i = 0; i < c->data_source.n; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "data.source[%d].path", i);
+        check_paths(r, "data.source", name, c->data_source.v[i].path);
+    }
+    check_weights(r);
 }
 
 static void check_files(struct rules *r)

@@ -22,7 +22,8 @@ static const lg_key keys[] = {
 #define LG_PATH(s, k, def, d) {NAMED(s, k, d), .type = LG_KEY_PATH, .text_def = (def)},
 #define LG_ENUM(s, k, def, ch, d)                                                                  \
     {NAMED(s, k, d), .type = LG_KEY_ENUM, .text_def = (def), .choices = (ch)},
-#define LG_LIST(s, k, d) {NAMED(s, k, d), .type = LG_KEY_LIST},
+#define LG_LIST(s, k, d)   {NAMED(s, k, d), .type = LG_KEY_LIST},
+#define LG_TABLES(s, k, d) {NAMED(s, k, d), .type = LG_KEY_TABLES},
 #include "config/schema.def"
 #undef LG_TEXT_KEYS
 #undef LG_RESTARTS
@@ -34,6 +35,7 @@ static const lg_key keys[] = {
 #undef LG_PATH
 #undef LG_ENUM
 #undef LG_LIST
+#undef LG_TABLES
 };
 
 const lg_section lg_sections[] = {
@@ -45,11 +47,42 @@ const lg_section lg_sections[] = {
 #define LG_PATH(s, k, def, d)
 #define LG_ENUM(s, k, def, ch, d)
 #define LG_LIST(s, k, d)
+#define LG_TABLES(s, k, d)
 #include "config/schema.def"
+#undef LG_SECTION
+#undef LG_INT
+#undef LG_NUM
+#undef LG_BOOL
+#undef LG_STR
+#undef LG_PATH
+#undef LG_ENUM
+#undef LG_LIST
+#undef LG_TABLES
 #undef LG_TEXT_KEYS
 #undef LG_RESTARTS
 };
 const int lg_section_count = (int)LG_ARRAY_LEN(lg_sections);
+
+/* Their names are told by who prints them: data.source[1].weight. */
+static const lg_key source_keys[] = {
+#define OF_SOURCE(k, d)                                                                            \
+    .section = "data.source", .key = #k, .name = #k, .raw_doc = (d),                               \
+    .offset = offsetof(struct lg_data_source, k)
+#define LG_PATH(k, def, d) {OF_SOURCE(k, d), .type = LG_KEY_PATH, .text_def = (def)},
+#define LG_NUM(k, def, min, max, d)                                                                \
+    {OF_SOURCE(k, d), .type = LG_KEY_NUM, .num_def = (def), .num_min = (min), .num_max = (max)},
+#define LG_INT(k, def, min, max, d)                                                                \
+    {OF_SOURCE(k, d), .type = LG_KEY_INT, .int_def = (def), .int_min = (min), .int_max = (max)},
+#include "config/source.def"
+#undef LG_PATH
+#undef LG_NUM
+#undef LG_INT
+#undef OF_SOURCE
+};
+const struct lg_key *lg_source_key_at(int i)
+{
+    return i >= 0 && i < (int)LG_ARRAY_LEN(source_keys) ? &source_keys[i] : NULL;
+}
 
 static const struct {
     const char *theirs, *ours;
@@ -190,6 +223,9 @@ void lg_key_expected(const lg_key *k, char *ret, size_t bytes)
     case LG_KEY_LIST:
         snprintf(ret, bytes, "a text, a whole number, or a list of them like [\"a\", 2]");
         return;
+    case LG_KEY_TABLES:
+        snprintf(ret, bytes, "tables [[%s]]", k->name);
+        return;
     case LG_KEY_ENUM:
         break;
     }
@@ -233,9 +269,29 @@ static void print_number(FILE *out, double v)
     if (!strpbrk(text, ".e")) fputs(".0", out); /* to TOML a whole number has another type */
 }
 
-void lg_key_print(FILE *out, const lg_config *c, const lg_key *k)
+/* As a list of tables, on one line; what is not given stays so. */
+static void print_sources(FILE *out, const struct lg_data_sources *l)
 {
-    const void *field = lg_key_field(c, k);
+    fputc('[', out);
+    for (int i = 0; i < l->n; i++) {
+        fputs(i ? ", {" : "{", out);
+        const char *before = "";
+        for (int j = 0; lg_source_key_at(j); j++) {
+            const lg_key *k = lg_source_key_at(j);
+            if (k->type == LG_KEY_NUM && *(double *)lg_key_field(&l->v[i], k) == k->num_def)
+                continue;
+            fprintf(out, "%s%s = ", before, k->key);
+            lg_key_print(out, &l->v[i], k);
+            before = ", ";
+        }
+        fputc('}', out);
+    }
+    fputc(']', out);
+}
+
+void lg_key_print(FILE *out, const void *of, const lg_key *k)
+{
+    const void *field = lg_key_field(of, k);
     switch (k->type) {
     case LG_KEY_INT:
         fprintf(out, "%lld", (long long)*(const int64_t *)field);
@@ -250,6 +306,9 @@ void lg_key_print(FILE *out, const lg_config *c, const lg_key *k)
     case LG_KEY_PATH:
     case LG_KEY_ENUM:
         print_text(out, *(char *const *)field);
+        return;
+    case LG_KEY_TABLES:
+        print_sources(out, field);
         return;
     case LG_KEY_LIST:
         break;

@@ -11,13 +11,14 @@ typedef enum lg_key_type {
     LG_KEY_PATH,
     LG_KEY_ENUM,
     LG_KEY_LIST,
+    LG_KEY_TABLES, /* struct lg_data_sources, of the keys of source.def */
 } lg_key_type;
 
 typedef struct lg_key {
     const char *section, *key, *name; /* "trainer", "lr", "trainer.lr" */
     const char *raw_doc;              /* as in schema.def: see lg_key_bits, lg_key_doc */
     lg_key_type type;
-    size_t offset; /* of the field in lg_config */
+    size_t offset; /* of the field in lg_config, or in struct lg_data_source */
     int64_t int_def, int_min, int_max;
     double num_def, num_min, num_max;
     bool bool_def;
@@ -51,9 +52,13 @@ bool lg_section_known(const char *name);
 /* LiteGen's name -> our key ("" when not in this version), or NULL when it is none of LiteGen's. */
 const char *lg_key_from_litegen(const char *name);
 
-static inline void *lg_key_field(const lg_config *c, const lg_key *k)
+/* Key i of a table [[data.source]], NULL behind the last. */
+const lg_key *lg_source_key_at(int i);
+
+/* of: the config, or the source whose key it is */
+static inline void *lg_key_field(const void *of, const lg_key *k)
 {
-    return (char *)c + k->offset;
+    return (char *)of + k->offset;
 }
 struct lg_toml_item;
 struct lg_problems;
@@ -63,6 +68,6 @@ void lg_config_set(lg_config *c, const lg_key *k, const struct lg_toml_item *ite
 /* "0 to 10", "at least 1", "eps, v, flow": what a key accepts. */
 void lg_key_expected(const lg_key *k, char *ret, size_t bytes);
 /* The value as TOML ("0.1", "\"flow\"", "[\"a\"]") into out. */
-void lg_key_print(FILE *out, const lg_config *c, const lg_key *k);
+void lg_key_print(FILE *out, const void *of, const lg_key *k);
 /* "pipeline.toml:12: ", "--set: " or "pipeline.toml: " for a default. */
 void lg_key_where(const lg_config *c, const char *name, char *ret, size_t bytes);

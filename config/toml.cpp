@@ -56,12 +56,22 @@ bool has_nul(std::string_view s)
     return s.find('\0') != s.npos;
 }
 
+void release_all(lg_toml &t);
+
 void release(lg_toml_item &item)
 {
     std::free(item.key);
     std::free(item.text);
     for (int i = 0; i < item.n_list; i++) std::free(item.list[i]);
     std::free(item.list);
+    for (int i = 0; i < item.n_tables; i++) release_all(item.tables[i]);
+    std::free(item.tables);
+}
+
+void release_all(lg_toml &t)
+{
+    for (int i = 0; i < t.n; i++) release(t.items[i]);
+    std::free(t.items);
 }
 
 /* Owns its items until they are handed over. */
@@ -89,7 +99,18 @@ void set_list(lg_toml_item &item, const toml::array &array)
     }
 }
 
-void set_value(lg_toml_item &item, const toml::node &node)
+void take_table(const toml::table &table, int depth, lg_toml &ret);
+
+void set_tables(lg_toml_item &item, const toml::array &array, int depth)
+{
+    item.tables = static_cast<lg_toml *>(std::calloc(array.size(), sizeof *item.tables));
+    if (!item.tables) throw std::bad_alloc();
+    item.type = LG_TOML_TABLES;
+    for (auto &element : array)
+        take_table(*element.as_table(), depth, item.tables[item.n_tables++]);
+}
+
+void set_value(lg_toml_item &item, const toml::node &node, int depth)
 {
     item.type = LG_TOML_OTHER;
     if (auto *s = node.as_string()) {
@@ -106,7 +127,10 @@ void set_value(lg_toml_item &item, const toml::node &node)
         item.b = **b;
         item.type = LG_TOML_BOOL;
     } else if (auto *a = node.as_array()) {
-        set_list(item, *a);
+        if (a->is_array_of_tables())
+            set_tables(item, *a, depth + 1);
+        else
+            set_list(item, *a);
     } else if (node.is_table()) {
         item.type = LG_TOML_TABLE;
     }
@@ -125,9 +149,25 @@ void flatten(const toml::table &table, const std::string &prefix, int depth, Ite
         item.key = copy(key);
         item.line = static_cast<int>(k.source().begin.line);
         item.column = static_cast<int>(k.source().begin.column);
-        set_value(item, node);
+        set_value(item, node, depth);
         if (auto *t = node.as_table()) flatten(*t, key + ".", depth + 1, items);
     }
+}
+
+/* toml++ sorts by name. A table made only by dotted keys has its first key's place. */
+void take_table(const toml::table &table, int depth, lg_toml &ret)
+{
+    Items items;
+    flatten(table, "", depth, items);
+    std::stable_sort(items.v.begin(), items.v.end(),
+                     [](const lg_toml_item &a, const lg_toml_item &b) {
+                         return a.line != b.line ? a.line < b.line : a.column < b.column;
+                     });
+    ret.items = static_cast<lg_toml_item *>(std::calloc(items.v.size() + 1, sizeof(lg_toml_item)));
+    if (!ret.items) throw std::bad_alloc();
+    ret.n = static_cast<int>(items.v.size());
+    std::copy(items.v.begin(), items.v.end(), ret.items);
+    items.v.clear();
 }
 
 /* Throws toml::parse_error. */
@@ -136,23 +176,14 @@ lg_toml *parse(std::string_view text)
     if (std::count(text.begin(), text.end(), '.') > DOTS_MAX)
         throw std::runtime_error("more than 10000 dots: that is no configuration");
     toml::table root = toml::parse(text);
-    Items items;
-    flatten(root, "", 0, items);
-    /* toml++ sorts by name. A table made only by dotted keys has its first key's place. */
-    std::stable_sort(items.v.begin(), items.v.end(),
-                     [](const lg_toml_item &a, const lg_toml_item &b) {
-                         return a.line != b.line ? a.line < b.line : a.column < b.column;
-                     });
     auto *t = static_cast<lg_toml *>(std::calloc(1, sizeof(lg_toml)));
     if (!t) throw std::bad_alloc();
-    t->items = static_cast<lg_toml_item *>(std::calloc(items.v.size() + 1, sizeof(lg_toml_item)));
-    if (!t->items) {
+    try {
+        take_table(root, 0, *t);
+    } catch (...) {
         std::free(t);
-        throw std::bad_alloc();
+        throw;
     }
-    t->n = static_cast<int>(items.v.size());
-    std::copy(items.v.begin(), items.v.end(), t->items);
-    items.v.clear();
     return t;
 }
 
@@ -210,8 +241,7 @@ extern "C" int lg_toml_parse_value(const char *text, lg_toml **ret)
 extern "C" void lg_toml_free(lg_toml **t)
 {
     if (!t || !*t) return;
-    for (int i = 0; i < (*t)->n; i++) release((*t)->items[i]);
-    std::free((*t)->items);
+    release_all(**t);
     std::free(*t);
     *t = nullptr;
 }
@@ -224,6 +254,7 @@ extern "C" const char *lg_toml_type_name(lg_toml_type type)
                                         "true/false",
                                         "a list",
                                         "a table",
+                                        "a list of tables",
                                         "a date, or a list of something else than texts and "
                                         "whole numbers"};
     return names[type];

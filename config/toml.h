@@ -8,10 +8,16 @@ typedef enum lg_toml_type {
     LG_TOML_INT,
     LG_TOML_NUM,
     LG_TOML_BOOL,
-    LG_TOML_LIST,  /* of texts and whole numbers, as texts; an empty array too */
-    LG_TOML_TABLE, /* an entry of its own, before those of its keys */
-    LG_TOML_OTHER, /* dates, other arrays: nothing that a pipeline.toml uses */
+    LG_TOML_LIST,   /* of texts and whole numbers, as texts; an empty array too */
+    LG_TOML_TABLE,  /* an entry of its own, before those of its keys */
+    LG_TOML_TABLES, /* [[a]], or a = [{..}, {..}]: not empty */
+    LG_TOML_OTHER,  /* dates, other arrays: nothing that a pipeline.toml uses */
 } lg_toml_type;
+
+typedef struct lg_toml {
+    struct lg_toml_item *items;
+    int n;
+} lg_toml;
 
 struct lg_toml_item {
     char *key; /* "trainer.lr"; a part that holds a dot itself stays in quotes */
@@ -22,13 +28,10 @@ struct lg_toml_item {
     bool b;
     char **list;
     int n_list;
+    lg_toml *tables; /* (n_tables) of TABLES: their keys without `key` */
+    int n_tables;
     int line, column; /* of the key, from 1 */
 };
-
-typedef struct lg_toml {
-    struct lg_toml_item *items;
-    int n;
-} lg_toml;
 
 enum { LG_TOML_BYTES_MAX = 1 << 20 };
 

@@ -5,7 +5,7 @@
 /* Rows of 16 bits that a warp holds in registers: lane l has packs l, l + 32 ... of 8 elements, of which
  * the last may be missing in some lanes. */
 enum { ROW_PACK = 8, ROW_STEP = WARP * ROW_PACK, ROW_PACKS_MAX = 5 };
-enum { ROW_MAX = ROW_PACKS_MAX * ROW_STEP };
+enum { ROW_MAX = ROW_PACKS_MAX * ROW_STEP, WIDE_ROW_MAX = 4 * ROW_MAX };
 
 /* Packs may be used: rows and modulation rows start on 16 bytes. */
 static inline bool rows_fit(lg_dtype t, int64_t D, int64_t stride, const void *const *p, int count)
@@ -15,21 +15,7 @@ static inline bool rows_fit(lg_dtype t, int64_t D, int64_t stride, const void *c
     for (int i = 0; i < count; i++) fits = fits && lg_cuda_aligned_16(p[i]);
     return fits;
 }
-static inline bool rows_in_registers(lg_dtype t, int64_t D)
-{
-    return t != LG_F32 && D <= ROW_MAX;
-}
-/* Runs the body with T the 16-bit type and P the packs a lane needs for D elements. */
-#define WITH_ROW(dtype, D, T, P, ...)                                                              \
-    do {                                                                                           \
-        if ((dtype) == LG_BF16) {                                                                  \
-            using T = bf16;                                                                        \
-            WITH_PACKS(D, P, __VA_ARGS__)                                                          \
-        } else {                                                                                   \
-            using T = fp16;                                                                        \
-            WITH_PACKS(D, P, __VA_ARGS__)                                                          \
-        }                                                                                          \
-    } while (0)
+/* Runs the body with P the packs a lane needs for D elements, at most ROW_MAX. */
 #define WITH_PACKS(D, P, ...)                                                                      \
     switch (ceil_div(D, ROW_STEP)) {                                                               \
         PACKS_CASE(1, P, __VA_ARGS__)                                                              \

@@ -1,21 +1,26 @@
-/* Backward of the modulated LayerNorm for 16-bit rows of at most ROW_MAX elements, also with that of the
+/* Backward of the modulated LayerNorm for 16-bit rows of at most WIDE_ROW_MAX elements, also with that of the
  * gated residual before it; each row is read once (norm.cu has the general ones).
  *
  * Per row n = (x - mean) rstd, g = dy (1 + scale): dx (+)= rstd (g - avg(g) - n avg(g n)), and behind it
  * below = gate dx. Per sample dshift = sum over T of dy, dscale of dy n, dgate of dx y, and dbias of below.
  *
- * A block owns SUM_TOKENS rows of a sample, its 8 warps every eighth of them. A lane keeps the sums of its columns in registers
- * over all its rows; at the end the warps' sums are added in order, and behind that those of a sample's blocks. Rows come through shared memory, one
- * ahead; a lane copies just what it will read itself, so no warp waits for another. What no lane copies
+ * A row is a team's: one warp, or for rows wider than ROW_MAX two or four, that add up what each has of a row's sums. A block
+ * owns SUM_TOKENS rows of a sample, its teams every eighth (fourth, second) of them. A lane keeps the sums of its columns in
+ * registers over all its rows; at the end the teams' sums are added in order, and behind that those of a sample's blocks. Rows
+ * come through shared memory, one ahead; a lane copies just what it will read itself, so no team waits for another. What no lane copies
  * stays 0: packs behind the row's end, dx where nothing is added to it, and y where dgate is not wanted.
  *
  * Instructions are what this kernel is short of (8 warps a multiprocessor, since the sums take 160
  * registers): elements are converted in pairs, and n is never formed in the second pass.
  *
+ * Where nobody wants the sums, as when an adapter is trained and the modulation is frozen, a block owns fewer rows.
+ *
  * Bytes when accumulating: 4 B T D elements, with the residual 6: 0.91 GB at B = 256, T = 256, D = 1152. */
 #include "kernels/cuda/norm.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS, STAGES = 2, TOKENS_MIN = 64 };
+/* Rows of a block. */
+template <bool SUMS> constexpr int ROWS = SUMS ? (int)SUM_TOKENS : 16;
 
 template <typename T> struct rows_args {
     const T *dy, *x, *scale, *y, *gate;
@@ -29,31 +34,39 @@ template <typename T> struct rows_args {
     bool accumulate;
 };
 
-/* What lies in shared memory, in bytes: scale and gate (ROW each), then the warps' rings of STAGES
- * times the rows DY, X, DX and Y. Afterwards the warps' sums, two kinds at a time. */
+/* Who does a row: LANES, of which each has packs l, l + LANES ... of it. */
+template <int WARPS_IN_IT, int PACKS_OF_A_LANE> struct team {
+    static constexpr int SIZE = WARPS_IN_IT, PACKS = PACKS_OF_A_LANE, LANES = SIZE * WARP;
+    static constexpr int TEAMS = WARPS / SIZE, STEP = LANES * ROW_PACK;
+    static constexpr int WIDE = PACKS * STEP, SUMS = TEAMS * WIDE; /* floats */
+    static constexpr int PACK_BYTES = LANES * 16, ROW = PACKS * PACK_BYTES;
+};
+/* What lies in shared memory, in bytes: scale and gate (ROW each), then the teams' rings of STAGES
+ * times the rows DY, X, DX and Y, then what warps tell their team. Afterwards, in the rings' place, the teams' sums, two
+ * kinds at a time. */
 enum { DY, X, DX, Y };
-template <int PACKS, bool RESIDUAL> struct layout {
-    static constexpr int KINDS = RESIDUAL ? 4 : 3, ROW = PACKS * WARP * 16, STAGE = KINDS * ROW;
-    static constexpr int RINGS = 2 * ROW, RING = STAGES * STAGE, BYTES = RINGS + WARPS * RING;
-    static constexpr int WIDE = PACKS * ROW_STEP, SUMS = WARPS * WIDE; /* floats */
-    static_assert(2 * SUMS * (int)sizeof(float) <= WARPS * RING, "the sums fit");
+template <typename G, bool RESIDUAL> struct layout {
+    static constexpr int KINDS = RESIDUAL ? 4 : 3, STAGE = KINDS * G::ROW;
+    static constexpr int RINGS = 2 * G::ROW, RING = STAGES * STAGE;
+    static constexpr int TOLD = RINGS + G::TEAMS * RING;
+    static constexpr int BYTES = TOLD + (G::SIZE > 1 ? 2 * WARPS * (int)sizeof(float2) : 0);
+    static_assert(2 * G::SUMS * (int)sizeof(float) <= G::TEAMS * RING, "the sums fit");
 };
 
 /* Packs of row t to `to`, for this lane; `last`: it has one of the last. */
-template <int PACKS, bool RESIDUAL, typename T>
+template <typename G, bool RESIDUAL, typename T>
 static __device__ __forceinline__ void fetch(const T *const (&from)[4], int64_t at, uint32_t to,
                                              bool accumulate, bool with_y, bool last)
 {
-    typedef layout<PACKS, RESIDUAL> L;
 #pragma unroll
-    for (int w = 0; w < L::KINDS; w++) {
+    for (int w = 0; w < layout<G, RESIDUAL>::KINDS; w++) {
         if (w == DX && !accumulate || w == Y && !with_y) continue;
 #pragma unroll
-        for (int j = 0; j < PACKS; j++)
-            if (j + 1 < PACKS || last)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + w * L::ROW +
-                                                                               j * WARP * 16),
-                             "l"(from[w] + at + j * ROW_STEP)
+        for (int j = 0; j < G::PACKS; j++)
+            if (j + 1 < G::PACKS || last)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + w * G::ROW +
+                                                                               j * G::PACK_BYTES),
+                             "l"(from[w] + at + j * G::STEP)
                              : "memory");
     }
 }
@@ -68,30 +81,30 @@ static __device__ __forceinline__ quad get(uint32_t at)
 }
 
 /* This lane's sums of its columns. */
-template <int PACKS> struct column_sums {
-    float first[PACKS][ROW_PACK], second[PACKS][ROW_PACK];
+template <typename G> struct column_sums {
+    float first[G::PACKS][ROW_PACK], second[G::PACKS][ROW_PACK];
 };
-/* All lanes' to shared memory: (WARPS, WIDE) of the first kind, then of the second. */
-template <int PACKS, int SUMS>
-static __device__ __forceinline__ void put_sums(float *sums, const column_sums<PACKS> &s)
+/* All lanes' to shared memory: (TEAMS, WIDE) of the first kind, then of the second. */
+template <typename G>
+static __device__ __forceinline__ void put_sums(float *sums, const column_sums<G> &s)
 {
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int lane = threadIdx.x % G::LANES, team = threadIdx.x / G::LANES;
 #pragma unroll
-    for (int j = 0; j < PACKS; j++)
+    for (int j = 0; j < G::PACKS; j++)
 #pragma unroll
         for (int e = 0; e < ROW_PACK; e += 4) {
             const float *u = &s.first[j][e], *v = &s.second[j][e];
-            float *to = sums + warp * PACKS * ROW_STEP + (lane + WARP * j) * ROW_PACK + e;
+            float *to = sums + team * G::WIDE + (lane + G::LANES * j) * ROW_PACK + e;
             *(float4 *)to = make_float4(u[0], u[1], u[2], u[3]);
-            *(float4 *)(to + SUMS) = make_float4(v[0], v[1], v[2], v[3]);
+            *(float4 *)(to + G::SUMS) = make_float4(v[0], v[1], v[2], v[3]);
         }
 }
-/* Four columns of all warps, in order. */
-template <int PACKS> static __device__ __forceinline__ float4 add_warps(const float *sums, int i)
+/* Four columns of all teams, in order. */
+template <typename G> static __device__ __forceinline__ float4 add_teams(const float *sums, int i)
 {
     float4 sum = {};
-    for (int w = 0; w < WARPS; w++) {
-        float4 v = *(const float4 *)(sums + w * PACKS * ROW_STEP + i);
+    for (int w = 0; w < G::TEAMS; w++) {
+        float4 v = *(const float4 *)(sums + w * G::WIDE + i);
         sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
     }
     return sum;
@@ -106,23 +119,43 @@ struct row_in_ring {
     uint32_t row, scales, gates;
 };
 
+/* The sums of a team's warps, added in order, of its row number k. Places alternate, so that one barrier is enough: a place is
+ * written again behind the barrier of the next row, to which all come when they have read it. */
+template <typename G>
+static __device__ __forceinline__ float2 team_sum(float2 v, float2 *told, int k)
+{
+    v = make_float2(warp_sum(v.x), warp_sum(v.y));
+    if (G::SIZE == 1) return v;
+    const int team = threadIdx.x / G::LANES, warp = threadIdx.x / WARP;
+    told += k % 2 * WARPS;
+    if (threadIdx.x % WARP == 0) told[warp] = v;
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(G::LANES) : "memory");
+    v = make_float2(0, 0);
+#pragma unroll
+    for (int w = 0; w < G::SIZE; w++)
+        v.x += told[team * G::SIZE + w].x, v.y += told[team * G::SIZE + w].y;
+    return v;
+}
+
 /* Sums of g and of g n over this lane's elements, with n = x r + c; to the columns' sums dy and dy n. */
-template <typename T, int PACKS, int ROW>
+template <typename T, typename G, bool SUMS>
 static __device__ __forceinline__ float2 first_pass(const row_in_ring &in, float r, float c,
-                                                    column_sums<PACKS> &sums)
+                                                    column_sums<G> &sums)
 {
     float sum_g = 0, sum_gn = 0;
 #pragma unroll
-    for (int j = 0; j < PACKS; j++) {
-        int at = j * WARP * 16;
-        quad dy = get(in.row + DY * ROW + at), x = get(in.row + X * ROW + at);
+    for (int j = 0; j < G::PACKS; j++) {
+        int at = j * G::PACK_BYTES;
+        quad dy = get(in.row + DY * G::ROW + at), x = get(in.row + X * G::ROW + at);
         quad scale = get(in.scales + at);
 #pragma unroll
         for (int e = 0; e < ROW_PACK; e += 2) {
             float2 d = two<T>(dy.v[e / 2]), n = two<T>(x.v[e / 2]), s = two<T>(scale.v[e / 2]);
             n.x = n.x * r + c, n.y = n.y * r + c;
-            sums.first[j][e] += d.x, sums.first[j][e + 1] += d.y;
-            sums.second[j][e] += d.x * n.x, sums.second[j][e + 1] += d.y * n.y;
+            if (SUMS) {
+                sums.first[j][e] += d.x, sums.first[j][e + 1] += d.y;
+                sums.second[j][e] += d.x * n.x, sums.second[j][e + 1] += d.y * n.y;
+            }
             d.x = d.x * s.x + d.x, d.y = d.y * s.y + d.y;
             sum_g += d.x, sum_gn += d.x * n.x;
             sum_g += d.y, sum_gn += d.y * n.y;
@@ -135,15 +168,15 @@ static __device__ __forceinline__ float2 first_pass(const row_in_ring &in, float
 struct line {
     float r, slope, offset;
 };
-template <typename T, int PACKS, bool RESIDUAL>
+template <typename T, typename G, bool RESIDUAL, bool SUMS>
 static __device__ __forceinline__ void second_pass(const rows_args<T> &a, const row_in_ring &in,
                                                    const line &l, int64_t at, bool last,
-                                                   column_sums<PACKS> &sums)
+                                                   column_sums<G> &sums)
 {
-    constexpr int ROW = layout<PACKS, RESIDUAL>::ROW;
+    constexpr int ROW = G::ROW;
 #pragma unroll
-    for (int j = 0; j < PACKS; j++) {
-        int p = j * WARP * 16;
+    for (int j = 0; j < G::PACKS; j++) {
+        int p = j * G::PACK_BYTES;
         quad dy = get(in.row + DY * ROW + p), x = get(in.row + X * ROW + p);
         quad scale = get(in.scales + p), old = get(in.row + DX * ROW + p), y = {}, gate = {};
         if (RESIDUAL) y = get(in.row + Y * ROW + p), gate = get(in.gates + p);
@@ -157,126 +190,129 @@ static __device__ __forceinline__ void second_pass(const rows_args<T> &a, const 
             if (!RESIDUAL) continue;
             float2 w = two<T>(y.v[e / 2]), g = two<T>(gate.v[e / 2]);
             d = two<T>(dy.v[e / 2]);
-            sums.first[j][e] += d.x * w.x, sums.first[j][e + 1] += d.y * w.y;
-            sums.second[j][e] += d.x, sums.second[j][e + 1] += d.y;
+            if (SUMS) {
+                sums.first[j][e] += d.x * w.x, sums.first[j][e + 1] += d.y * w.y;
+                sums.second[j][e] += d.x, sums.second[j][e + 1] += d.y;
+            }
             y.v[e / 2] = from_two<T>(d.x * g.x, d.y * g.y);
         }
-        if (j + 1 == PACKS && !last) break;
-        *(quad *)(a.dx + at + j * ROW_STEP) = dy;
-        if (RESIDUAL) *(quad *)(a.below + at + j * ROW_STEP) = y;
+        if (j + 1 == G::PACKS && !last) break;
+        *(quad *)(a.dx + at + j * G::STEP) = dy;
+        if (RESIDUAL) *(quad *)(a.below + at + j * G::STEP) = y;
     }
 }
 
-/* The warps' sums, added in order, to this block's place among the pieces. */
-template <int PACKS, int SUMS>
+/* The teams' sums, added in order, to this block's place among the pieces. */
+template <typename G>
 static __device__ __forceinline__ void store_piece(float *to, const float *sums, int D)
 {
     for (int i = threadIdx.x * 4; i < D; i += THREADS * 4) {
-        *(float4 *)(to + i) = add_warps<PACKS>(sums, i);
-        *(float4 *)(to + D + i) = add_warps<PACKS>(sums + SUMS, i);
+        *(float4 *)(to + i) = add_teams<G>(sums, i);
+        *(float4 *)(to + D + i) = add_teams<G>(sums + G::SUMS, i);
     }
 }
 
-/* The warps' sums, added in order, to dshift and dscale; to dgate and, with the gate, to dbias' part. */
-template <typename T, int PACKS, bool RESIDUAL>
+/* The teams' sums, added in order, to dshift and dscale; to dgate and, with the gate, to dbias' part. */
+template <typename T, typename G, bool RESIDUAL>
 static __device__ __forceinline__ void store_sums(const rows_args<T> &a, char *shared,
-                                                  const column_sums<PACKS> &norm,
-                                                  const column_sums<PACKS> &residual)
+                                                  const column_sums<G> &norm,
+                                                  const column_sums<G> &residual)
 {
-    typedef layout<PACKS, RESIDUAL> L;
+    typedef layout<G, RESIDUAL> L;
     int64_t b = blockIdx.y;
     float *sums = (float *)(shared + L::RINGS);
     __syncthreads();
-    put_sums<PACKS, L::SUMS>(sums, norm);
+    put_sums<G>(sums, norm);
     __syncthreads();
     if (a.pieces) {
         float *piece = a.pieces + (b * gridDim.x + blockIdx.x) * SUM_KINDS * a.D;
-        store_piece<PACKS, L::SUMS>(piece, sums, a.D);
+        store_piece<G>(piece, sums, a.D);
         if (!RESIDUAL) return;
         __syncthreads();
-        put_sums<PACKS, L::SUMS>(sums, residual);
+        put_sums<G>(sums, residual);
         __syncthreads();
-        return store_piece<PACKS, L::SUMS>(piece + SUM_GATE * a.D, sums, a.D);
+        return store_piece<G>(piece + SUM_GATE * a.D, sums, a.D);
     }
     for (int i = threadIdx.x * 4; a.dscale && i < a.D; i += THREADS * 4) {
-        store_four<T>(a.dshift + b * a.mod_stride + i, add_warps<PACKS>(sums, i));
-        store_four<T>(a.dscale + b * a.mod_stride + i, add_warps<PACKS>(sums + L::SUMS, i));
+        store_four<T>(a.dshift + b * a.mod_stride + i, add_teams<G>(sums, i));
+        store_four<T>(a.dscale + b * a.mod_stride + i, add_teams<G>(sums + G::SUMS, i));
     }
     if (!RESIDUAL) return;
     __syncthreads();
-    put_sums<PACKS, L::SUMS>(sums, residual);
+    put_sums<G>(sums, residual);
     __syncthreads();
     for (int i = threadIdx.x * 4; i < a.D; i += THREADS * 4) {
-        if (a.dgate) store_four<T>(a.dgate + b * a.gate_stride + i, add_warps<PACKS>(sums, i));
+        if (a.dgate) store_four<T>(a.dgate + b * a.gate_stride + i, add_teams<G>(sums, i));
         if (!a.bias_sums) continue;
-        float4 sum = add_warps<PACKS>(sums + L::SUMS, i);
-        uint2 gate = *(const uint2 *)((const T *)(shared + L::ROW) + i);
+        float4 sum = add_teams<G>(sums + G::SUMS, i);
+        uint2 gate = *(const uint2 *)((const T *)(shared + G::ROW) + i);
         float2 low = two<T>(gate.x), high = two<T>(gate.y);
         *(float4 *)(a.bias_sums + b * a.D + i) =
             make_float4(sum.x * low.x, sum.y * low.y, sum.z * high.x, sum.w * high.y);
     }
 }
 
-template <typename T, int PACKS, bool RESIDUAL>
+template <typename T, typename G, bool RESIDUAL, bool SUMS>
 static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args<T> a)
 {
-    typedef layout<PACKS, RESIDUAL> L;
+    typedef layout<G, RESIDUAL> L;
     extern __shared__ __align__(128) char shared[];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int lane = threadIdx.x % G::LANES, team = threadIdx.x / G::LANES, place = threadIdx.x % WARP;
     int64_t b = blockIdx.y, base = b * a.tokens * a.D + lane * ROW_PACK;
-    const int begin = (int)blockIdx.x * SUM_TOKENS, end = min(begin + SUM_TOKENS, a.tokens);
-    const bool last = (lane + WARP * (PACKS - 1)) * ROW_PACK < a.D;
+    const int begin = (int)blockIdx.x * ROWS<SUMS>, end = min(begin + ROWS<SUMS>, a.tokens);
+    const bool last = (lane + G::LANES * (G::PACKS - 1)) * ROW_PACK < a.D;
     const T *const from[4] = {a.dy + base, a.x + base, a.dx + base, a.y ? a.y + base : nullptr};
     for (int i = threadIdx.x; i < L::BYTES / 16; i += THREADS) ((quad *)shared)[i] = quad{};
     __syncthreads();
     uint32_t scales = (uint32_t)__cvta_generic_to_shared(shared) + lane * 16;
-    uint32_t ring = scales + L::RINGS + warp * L::RING;
-    if (begin + warp < end)
-        fetch<PACKS, RESIDUAL>(from, (int64_t)(begin + warp) * a.D, ring, a.accumulate, a.y, last);
+    uint32_t ring = scales + L::RINGS + team * L::RING;
+    if (begin + team < end)
+        fetch<G, RESIDUAL>(from, (int64_t)(begin + team) * a.D, ring, a.accumulate, a.y, last);
     asm volatile("cp.async.commit_group;" ::: "memory");
     for (int i = threadIdx.x; i * ROW_PACK < a.D; i += THREADS) {
         const T *scale = a.scale + b * a.mod_stride, *gate = a.gate + b * a.gate_stride;
         ((quad *)shared)[i] = *(const quad *)(scale + i * ROW_PACK);
-        if (RESIDUAL) ((quad *)(shared + L::ROW))[i] = *(const quad *)(gate + i * ROW_PACK);
+        if (RESIDUAL) ((quad *)(shared + G::ROW))[i] = *(const quad *)(gate + i * ROW_PACK);
     }
     __syncthreads();
-    column_sums<PACKS> norm = {}, residual = {};
+    column_sums<G> norm = {}, residual = {};
     float mean = 0, rstd = 0;
-    for (int t = begin + warp, k = 0; t < end; t += WARPS, k++) {
+    for (int t = begin + team, k = 0; t < end; t += G::TEAMS, k++) {
         uint32_t row = ring + k % STAGES * L::STAGE, next = ring + (k + 1) % STAGES * L::STAGE;
-        if (t + WARPS < end)
-            fetch<PACKS, RESIDUAL>(from, (int64_t)(t + WARPS) * a.D, next, a.accumulate, a.y, last);
+        if (t + G::TEAMS < end)
+            fetch<G, RESIDUAL>(from, (int64_t)(t + G::TEAMS) * a.D, next, a.accumulate, a.y, last);
         asm volatile("cp.async.commit_group;" ::: "memory");
-        if (k % WARP == 0 && t + lane * WARPS < end) { /* of this warp's next 32 rows */
-            mean = a.mean[b * a.tokens + t + lane * WARPS];
-            rstd = a.rstd[b * a.tokens + t + lane * WARPS];
+        if (k % WARP == 0 && t + place * G::TEAMS < end) { /* of this team's next 32 rows */
+            mean = a.mean[b * a.tokens + t + place * G::TEAMS];
+            rstd = a.rstd[b * a.tokens + t + place * G::TEAMS];
         }
         float r = __shfl_sync(0xffffffff, rstd, k % WARP);
         float c = -r * __shfl_sync(0xffffffff, mean, k % WARP);
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
-        row_in_ring in = {row, scales, scales + L::ROW};
-        float2 sum = first_pass<T, PACKS, L::ROW>(in, r, c, norm);
-        float avg_g = warp_sum(sum.x) * a.inverse_D, avg_gn = warp_sum(sum.y) * a.inverse_D;
+        row_in_ring in = {row, scales, scales + G::ROW};
+        float2 sum =
+            team_sum<G>(first_pass<T, G, SUMS>(in, r, c, norm), (float2 *)(shared + L::TOLD), k);
+        float avg_g = sum.x * a.inverse_D, avg_gn = sum.y * a.inverse_D;
         /* r (g - avg(g) - n avg(g n)) */
         line l = {r, -r * r * avg_gn, -r * (avg_g + c * avg_gn)};
-        second_pass<T, PACKS, RESIDUAL>(a, in, l, base + (int64_t)t * a.D, last, residual);
+        second_pass<T, G, RESIDUAL, SUMS>(a, in, l, base + (int64_t)t * a.D, last, residual);
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
-    store_sums<T, PACKS, RESIDUAL>(a, shared, norm, residual);
+    if (SUMS) store_sums<T, G, RESIDUAL>(a, shared, norm, residual);
 }
 
-template <typename T, int PACKS, bool RESIDUAL>
+template <typename T, typename G, bool RESIDUAL, bool SUMS>
 static void launch(cudaStream_t stream, int64_t B, const rows_args<T> &r)
 {
-    typedef layout<PACKS, RESIDUAL> L;
-    LG_CUDA(cudaFuncSetAttribute(rows_kernel<T, PACKS, RESIDUAL>,
+    typedef layout<G, RESIDUAL> L;
+    LG_CUDA(cudaFuncSetAttribute(rows_kernel<T, G, RESIDUAL, SUMS>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
-    dim3 grid((unsigned)sum_pieces(r.tokens), (unsigned)B);
-    rows_kernel<T, PACKS, RESIDUAL><<<grid, THREADS, L::BYTES, stream>>>(r);
+    dim3 grid((unsigned)ceil_div(r.tokens, ROWS<SUMS>), (unsigned)B);
+    rows_kernel<T, G, RESIDUAL, SUMS><<<grid, THREADS, L::BYTES, stream>>>(r);
     LG_CUDA_LAUNCHED();
 }
 
-template <typename T, int PACKS>
+template <typename T, typename G>
 static void run(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
                 const struct lg_gate_residual_backward_args *then, float *pieces, float *bias_sums)
 {
@@ -300,7 +336,8 @@ static void run(cudaStream_t stream, const struct lg_norm_modulate_backward_args
     sums.mod_stride = r.mod_stride;
     sums.dshift = r.dshift, sums.dscale = r.dscale;
     if (!then) {
-        launch<T, PACKS, false>(stream, B, r);
+        if (!r.dscale) return launch<T, G, false, false>(stream, B, r);
+        launch<T, G, false, true>(stream, B, r);
         if (r.pieces) cuda_add_pieces(stream, a->x.dtype, &sums);
         return;
     }
@@ -310,10 +347,31 @@ static void run(cudaStream_t stream, const struct lg_norm_modulate_backward_args
     r.dgate = (T *)then->dgate.data;
     r.gate_stride = lg_row_stride(&then->gate, 1);
     r.bias_sums = bias_sums;
-    launch<T, PACKS, true>(stream, B, r);
+    if (!r.dscale && !r.dgate && !bias_sums) return launch<T, G, true, false>(stream, B, r);
+    launch<T, G, true, true>(stream, B, r);
     sums.gate = r.gate, sums.gate_stride = r.gate_stride;
     sums.dgate = r.dgate, sums.bias_sums = bias_sums;
     if (r.pieces) cuda_add_pieces(stream, a->x.dtype, &sums);
+}
+
+template <typename T>
+static void run_width(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
+                      const struct lg_gate_residual_backward_args *then, float *pieces,
+                      float *bias_sums)
+{
+    const int64_t D = a->x.dim[2];
+#define RUN(size, packs) run<T, team<size, packs>>(stream, a, then, pieces, bias_sums)
+    if (D <= ROW_MAX) {
+        WITH_PACKS(D, PACKS, RUN(1, PACKS))
+        return;
+    }
+    const int size = D <= 2 * ROW_MAX ? 2 : 4, packs = (int)ceil_div(D, size * ROW_STEP);
+    LG_ASSERT(packs >= 3 && packs <= ROW_PACKS_MAX);
+    if (size == 2)
+        packs == 3 ? RUN(2, 3) : packs == 4 ? RUN(2, 4) : RUN(2, 5);
+    else
+        packs == 3 ? RUN(4, 3) : packs == 4 ? RUN(4, 4) : RUN(4, 5);
+#undef RUN
 }
 
 bool cuda_norm_backward_of_rows(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
@@ -324,13 +382,16 @@ bool cuda_norm_backward_of_rows(cudaStream_t stream, const struct lg_norm_modula
     int64_t D = a->x.dim[2];
     const void *p[] = {a->x.data,     a->dy.data,     a->dx.data,
                        a->scale.data, a->dshift.data, a->dscale.data};
-    if (!rows_in_registers(t, D) || a->x.dim[1] < TOKENS_MIN || !a->scale.data ||
+    if (t == LG_F32 || D > WIDE_ROW_MAX || a->x.dim[1] < TOKENS_MIN || !a->scale.data ||
         !rows_fit(t, D, lg_row_stride(&a->scale, 1), p, 6))
         return false;
     if (then) {
         const void *q[] = {then->y.data, then->dy.data, then->gate.data, then->dgate.data};
         if (!rows_fit(t, D, lg_row_stride(&then->gate, 1), q, 4)) return false;
     }
-    WITH_ROW(t, D, T, PACKS, (run<T, PACKS>(stream, a, then, pieces, bias_sums)));
+    if (t == LG_BF16)
+        run_width<bf16>(stream, a, then, pieces, bias_sums);
+    else
+        run_width<fp16>(stream, a, then, pieces, bias_sums);
     return true;
 }

@@ -1,4 +1,4 @@
-/* Modulated LayerNorm of 16-bit rows of at most ROW_MAX elements, also with the gated residual before it
+/* Modulated LayerNorm of 16-bit rows of at most FORWARD_PACKS_MAX packs a lane, also with the gated residual before it
  * (norm.cu has the general ones).
  *
  * A block has CHUNK_ROWS rows of a sample, and its scale, shift and gate in shared memory: read from
@@ -11,6 +11,12 @@
 #include "kernels/cuda/norm.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS, CHUNK_ROWS = 16 };
+enum { FORWARD_PACKS_MAX = 12, FORWARD_ROW_MAX = FORWARD_PACKS_MAX * ROW_STEP };
+/* Blocks a multiprocessor, as the registers of so many packs allow. */
+constexpr int blocks_of(int packs, bool residual)
+{
+    return packs > 8 ? 1 : packs > ROW_PACKS_MAX ? 2 : residual ? 3 : 4;
+}
 
 template <typename T> struct rows_args {
     const T *x, *y, *gate, *shift, *scale;
@@ -29,7 +35,7 @@ static __device__ __forceinline__ quad pack_of(const void *row, int j, bool last
 }
 
 template <typename T, int PACKS, bool RESIDUAL>
-static __global__ void __launch_bounds__(THREADS, RESIDUAL ? 3 : 4)
+static __global__ void __launch_bounds__(THREADS, blocks_of(PACKS, RESIDUAL))
     rows_kernel(const rows_args<T> a)
 {
     __shared__ quad gates[PACKS * WARP], scales[PACKS * WARP], shifts[PACKS * WARP];
@@ -129,6 +135,22 @@ static void launch(cudaStream_t stream, const struct lg_gate_residual_forward_ar
     LG_CUDA_LAUNCHED();
 }
 
+template <typename T>
+static void launch_width(cudaStream_t stream, const struct lg_gate_residual_forward_args *before,
+                         const struct lg_norm_modulate_forward_args *a)
+{
+#define WIDTH(packs)                                                                               \
+    case packs:                                                                                    \
+        return launch<T, packs>(stream, before, a);
+    /* clang-format off */
+    switch (ceil_div(a->x.dim[2], ROW_STEP)) {
+        WIDTH(1) WIDTH(2) WIDTH(3) WIDTH(4) WIDTH(5) WIDTH(6)
+        WIDTH(7) WIDTH(8) WIDTH(9) WIDTH(10) WIDTH(11) WIDTH(12)
+    }
+    /* clang-format on */
+#undef WIDTH
+}
+
 bool cuda_norm_forward_of_rows(cudaStream_t stream,
                                const struct lg_gate_residual_forward_args *before,
                                const struct lg_norm_modulate_forward_args *a)
@@ -136,7 +158,7 @@ bool cuda_norm_forward_of_rows(cudaStream_t stream,
     lg_dtype t = a->x.dtype;
     int64_t D = a->x.dim[2];
     const void *p[] = {a->x.data, a->y.data, a->shift.data, a->scale.data};
-    if (!rows_in_registers(t, D) || !a->scale.data ||
+    if (t == LG_F32 || D > FORWARD_ROW_MAX || !a->scale.data ||
         !rows_fit(t, D, lg_row_stride(&a->scale, 1), p, 4))
         return false;
     if (before) {
@@ -144,6 +166,9 @@ bool cuda_norm_forward_of_rows(cudaStream_t stream,
         if (!rows_fit(t, D, before->gate.data ? lg_row_stride(&before->gate, 1) : 0, q, 4))
             return false;
     }
-    WITH_ROW(t, D, T, PACKS, (launch<T, PACKS>(stream, before, a)));
+    if (t == LG_BF16)
+        launch_width<bf16>(stream, before, a);
+    else
+        launch_width<fp16>(stream, before, a);
     return true;
 }

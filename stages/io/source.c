@@ -20,7 +20,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { FIRST_BYTES = 4096 /* of a picture, which mostly show its size */ };
+enum {
+    FIRST_BYTES = 4096, /* of a picture, which mostly show its size */
+    SOURCE_BYTES = 16   /* of a key that begins with a source's number */
+};
 
 struct open_shard {
     int fd; /* -1: free */
@@ -30,25 +33,65 @@ struct open_shard {
 
 struct lg_source {
     struct lg_index index;
+    struct lg_mixture mixture;
+    uint64_t stands; /* items, each as often as it is repeated */
     struct lg_source_options options;
     struct open_shard open[LG_SOURCE_FDS_MAX];
     uint64_t reads;
     lg_item head; /* the beginning of a picture */
 };
 
-int lg_source_open(const char *path, const struct lg_source_options *options, lg_source **ret)
+static int mix(lg_source *s)
 {
+    struct lg_mixture_source of[LG_MIXTURE_MAX];
+    const int n = s->index.n_sources;
+    for (int i = 0; i < n; i++) {
+        const struct lg_index_source *x = &s->index.source[i];
+        of[i] = (struct lg_mixture_source){
+            .items = x->count, .repeats = x->repeats, .weight = x->weight};
+        s->stands += x->count * x->repeats;
+    }
+    LG_TRY(lg_mixture_make(of, n, &s->mixture));
+    return 0;
+}
+
+int lg_source_open_all(const struct lg_source_spec *spec, int n,
+                       const struct lg_source_options *options, lg_source **ret)
+{
+    LG_ASSERT(n >= 1 && n <= LG_MIXTURE_MAX);
     lg_source *s = calloc(1, sizeof *s);
-    if (!s) return LG_FAIL(LG_ERR_NOSPACE, "no memory to open %s", path);
+    if (!s) return LG_FAIL(LG_ERR_NOSPACE, "no memory to open %s", spec->path);
     for (int i = 0; i < LG_SOURCE_FDS_MAX; i++) s->open[i].fd = -1;
     if (options) s->options = *options;
     int rc;
-    LG_TRY_GOTO(rc, lg_index_build(path, &s->options, &s->index), fail);
+    LG_TRY_GOTO(rc, lg_index_build(spec, n, &s->options, &s->index), fail);
+    LG_TRY_GOTO(rc, mix(s), fail);
     *ret = s;
     return 0;
 fail:
     lg_source_close(&s);
     return rc;
+}
+
+int lg_source_open(const char *path, const struct lg_source_options *options, lg_source **ret)
+{
+    LG_TRY(
+        lg_source_open_all(&(struct lg_source_spec){.path = path, .repeats = 1}, 1, options, ret));
+    return 0;
+}
+
+static_assert((int)LG_DATA_SOURCES_MAX <= (int)LG_MIXTURE_MAX, "as many as a config may name");
+
+int lg_source_open_data(const lg_config *c, const struct lg_source_options *options,
+                        lg_source **ret)
+{
+    const struct lg_data_sources *l = &c->data_source;
+    struct lg_source_spec spec[LG_MIXTURE_MAX] = {{.path = c->data_path, .repeats = 1}};
+    for (int i = 0; i < l->n; i++)
+        spec[i] = (struct lg_source_spec){
+            .path = l->v[i].path, .weight = l->v[i].weight, .repeats = (uint64_t)l->v[i].repeats};
+    LG_TRY(lg_source_open_all(spec, LG_MAX(l->n, 1), options, ret));
+    return 0;
 }
 
 void lg_source_close(lg_source **s)
@@ -70,6 +113,88 @@ uint64_t lg_source_count(const lg_source *s)
 uint64_t lg_source_hash(const lg_source *s)
 {
     return s->index.hash;
+}
+
+int lg_source_parts(const lg_source *s)
+{
+    return s->index.n_sources;
+}
+
+struct lg_source_part lg_source_part(const lg_source *s, int i)
+{
+    LG_ASSERT(i >= 0 && i < s->index.n_sources);
+    const struct lg_index_source *x = &s->index.source[i];
+    return (struct lg_source_part){.first = x->first,
+                                   .count = x->count,
+                                   .repeats = x->repeats,
+                                   .share = lg_mixture_share(&s->mixture, i)};
+}
+
+int lg_source_part_of(const lg_source *s, uint64_t item)
+{
+    return lg_index_source_of(&s->index, item);
+}
+
+const struct lg_mixture *lg_source_mixture(const lg_source *s)
+{
+    return &s->mixture;
+}
+
+/* The sizes of all that stand in an epoch: each source's items, as often as they are repeated. */
+static struct lg_item_size *stand_sizes(const lg_source *s, const struct lg_item_size *size)
+{
+    struct lg_item_size *all = calloc(s->stands, sizeof *all), *to = all;
+    for (int i = 0; all && i < s->index.n_sources; i++) {
+        const struct lg_index_source *x = &s->index.source[i];
+        for (uint64_t k = 0; k < x->repeats; k++, to += x->count)
+            memcpy(to, size + x->first, x->count * sizeof *size);
+        lg_heartbeat();
+    }
+    return all;
+}
+
+int lg_source_order(const lg_source *s, const struct lg_order_spec *spec, lg_order **ret)
+{
+    struct lg_order_spec all = *spec;
+    struct lg_item_size *size = stand_sizes(s, spec->size);
+    if (!size) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the sizes of the pictures");
+    all.size = size;
+    all.count = s->stands;
+    int rc = lg_order_make(&all, ret);
+    free(size);
+    LG_TRY(rc);
+    return 0;
+}
+
+/* Which item stands there? */
+static uint64_t item_of(const lg_source *s, uint64_t stand)
+{
+    int i = 0;
+    for (; stand >= s->index.source[i].count * s->index.source[i].repeats; i++)
+        stand -= s->index.source[i].count * s->index.source[i].repeats;
+    return s->index.source[i].first + stand % s->index.source[i].count;
+}
+
+struct lg_order_place lg_source_place(const lg_source *s, const struct lg_sample_rule *rule,
+                                      uint64_t n)
+{
+    if (!rule->order) {
+        const struct lg_mixture_key key = {.seed = rule->seed,
+                                           .first = rule->first,
+                                           .epoch = rule->epoch,
+                                           .no_shuffle = rule->no_shuffle};
+        const struct lg_mixture_place at = lg_mixture_at(&s->mixture, &key, n);
+        return (struct lg_order_place){.item = at.item, .epoch = at.epoch};
+    }
+    struct lg_order_place place =
+        lg_order_at(rule->order,
+                    &(struct lg_order_key){.seed = rule->seed,
+                                           .first = rule->first,
+                                           .epoch = rule->epoch,
+                                           .no_shuffle = rule->no_shuffle},
+                    n);
+    if (place.item != LG_ITEM_ABSENT) place.item = item_of(s, place.item);
+    return place;
 }
 
 bool lg_source_has_latents(const lg_source *s)
@@ -328,7 +453,11 @@ static bool print_key(const lg_source *s, uint64_t at, char *ret, size_t bytes)
 {
     const struct lg_index_entry *e = &s->index.entry[at];
     const char *shard = lg_index_shard_name(&s->index, e->shard);
-    int n = snprintf(ret, bytes, "%s%s%s", shard, shard[0] ? "/" : "", s->index.names + e->key_at);
+    char source[SOURCE_BYTES] = "";
+    if (s->index.n_sources > 1)
+        snprintf(source, sizeof source, "%d:", lg_index_source_of(&s->index, at));
+    int n = snprintf(ret, bytes, "%s%s%s%s", source, shard, shard[0] ? "/" : "",
+                     s->index.names + e->key_at);
     return n >= 0 && (size_t)n < bytes;
 }
 
@@ -384,7 +513,7 @@ int lg_source_read(lg_source *s, uint64_t item, lg_item *ret)
 {
     LG_ASSERT(item < s->index.count);
     const struct lg_index_entry *e = &s->index.entry[item];
-    size_t key_bytes = strlen(lg_index_shard_name(&s->index, e->shard)) + 1 +
+    size_t key_bytes = SOURCE_BYTES + strlen(lg_index_shard_name(&s->index, e->shard)) + 1 +
                        strlen(s->index.names + e->key_at) + 1;
     struct spans p = {0};
     size_t bytes = 0;

@@ -11,7 +11,7 @@
  * Members: .png .jpg .jpeg .webp (the picture), .latent.safetensors (an encoded picture: tensors
  * latent_mean and latent_logvar, (C, h, w)), .txt (one caption), .json ({"caption": "..."},
  * {"captions": [...]}, a list of strings or one string; it wins over .txt), .cls (class number in
- * decimal). Others are ignored, as are names that begin with a dot or "__".
+ * decimal). Which text of an item's captions a sample gets: caption.h. Others are ignored, as are names that begin with a dot or "__".
  *
  * Items are numbered by shard name, then position in the shard (folders: by path), byte order, so
  * the numbering depends on nothing but the data. A shard that is cut short is LG_ERR_CORRUPT at
@@ -23,6 +23,9 @@
 #pragma once
 #include "base/check.h"
 #include "base/fs.h"
+#include "config/config.h"
+#include "stages/io/caption.h"
+#include "stages/io/mixture.h"
 #include "stages/io/order.h"
 #include "stages/io/picture.h"
 
@@ -43,6 +46,27 @@ struct lg_source_options {
 };
 /* Indexes `path`. NULL options are all false. Blocks for one pass over the headers. */
 int lg_source_open(const char *path, const struct lg_source_options *options, lg_source **ret);
+/* The same of several paths, whose items follow one another: one data set, with keys "0:shard.tar/key", the number of the
+ * path in front. What a config names, data.path or its data.source: lg_source_open_data. */
+struct lg_source_spec {
+    const char *path;
+    double weight;    /* 0: none; see mixture.h */
+    uint64_t repeats; /* >= 1 */
+};
+int lg_source_open_all(const struct lg_source_spec *spec, int n,
+                       const struct lg_source_options *options, lg_source **ret);
+int lg_source_open_data(const lg_config *c, const struct lg_source_options *options,
+                        lg_source **ret);
+/* The paths, and what of the samples comes from each. With buckets: of the items, each as often as it is repeated. */
+struct lg_source_part {
+    uint64_t first, count; /* items */
+    uint64_t repeats;
+    double share;
+};
+int lg_source_parts(const lg_source *s); /* how many */
+struct lg_source_part lg_source_part(const lg_source *s, int i);
+int lg_source_part_of(const lg_source *s, uint64_t item);
+const struct lg_mixture *lg_source_mixture(const lg_source *s);
 void lg_source_close(lg_source **s);
 uint64_t lg_source_count(const lg_source *s); /* items, >= 1 */
 /* Fingerprint of shard names, keys, member kinds and sizes; not of the folder they lie in. Never 0. */
@@ -89,7 +113,8 @@ void lg_item_free(lg_item *item);
 
 /* How a run makes samples of items. Sample n is the item at place (n - first) % count of epoch
  * e = epoch + (n - first) / count, which is permutation(seed, e)[place]; every other choice is a function of
- * (seed, purpose, n). With buckets order.h says which item a sample is, and in which shape; some are absent. */
+ * (seed, purpose, n). Of several sources mixture.h says which item a sample is. With buckets order.h does, and in which shape; some
+ * are absent; an item that is repeated stands so often in its list. */
 struct lg_sample_rule {
     uint64_t seed;
     uint64_t first, epoch; /* of the part of the run (config/data_set.h): 0 and 0 in its first */
@@ -98,6 +123,7 @@ struct lg_sample_rule {
     const struct lg_buckets *buckets; /* the order's */
     bool random_crop;                 /* else the centre; only along the longer side */
     bool random_flip;                 /* mirrored in half of the samples */
+    struct lg_caption_rule caption;
     double dropout;  /* probability that the caption becomes "" and the label num_classes */
     int num_classes; /* labels must be below; 0: labels are not looked at */
     bool no_shuffle; /* the item at that place, in every epoch */
@@ -121,6 +147,8 @@ typedef struct lg_sample {
     lg_item stored;
     struct lg_sample_work *work;
 } lg_sample;
+/* The order of a run with buckets: spec with count and size (of items) for all that stand in an epoch. */
+int lg_source_order(const lg_source *s, const struct lg_order_spec *spec, lg_order **ret);
 /* Which item sample n is, and its bucket (0 without buckets). */
 struct lg_order_place lg_source_place(const lg_source *s, const struct lg_sample_rule *rule,
                                       uint64_t n);

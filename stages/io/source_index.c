@@ -284,77 +284,158 @@ const char *lg_index_shard_name(const struct lg_index *x, size_t shard)
     return slash ? slash + 1 : x->shard[shard].path;
 }
 
-static int hash_and_count(struct lg_index *x)
+int lg_index_source_of(const struct lg_index *x, uint64_t item)
 {
-    XXH3_state_t *h = XXH3_createState();
-    if (!h) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the index of the data set");
+    int i = x->n_sources - 1;
+    while (i > 0 && x->source[i].first > item) i--;
+    return i;
+}
+
+static void hash_source(struct lg_index *x, struct lg_index_source *s, XXH3_state_t *h)
+{
     XXH3_64bits_reset(h);
-    for (size_t i = 0; i < x->n_shards; i++) {
+    for (size_t i = s->first_shard; i < s->first_shard + s->n_shards; i++) {
         const char *name = lg_index_shard_name(x, i);
         XXH3_64bits_update(h, name, strlen(name) + 1);
         XXH3_64bits_update(h, &x->shard_bytes[i], sizeof x->shard_bytes[i]);
     }
-    for (size_t i = 0; i < x->count; i++) {
+    for (size_t i = s->first; i < s->first + s->count; i++) {
         const char *key = x->names + x->entry[i].key_at;
         XXH3_64bits_update(h, key, strlen(key) + 1);
         for (size_t k = x->entry[i].first_member; k < x->entry[i + 1].first_member; k++) {
             uint32_t member[2] = {x->member[k].kind, x->member[k].bytes};
             XXH3_64bits_update(h, member, sizeof member);
+            s->n_of_kind[x->member[k].kind]++;
             x->n_of_kind[x->member[k].kind]++;
         }
     }
-    x->hash = XXH3_64bits_digest(h);
+    s->hash = XXH3_64bits_digest(h);
+}
+
+/* Of all: what sources hold, and how often they come. A data set of one source that is not repeated is its source. */
+static int hash_and_count(struct lg_index *x)
+{
+    XXH3_state_t *h = XXH3_createState();
+    if (!h) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the index of the data set");
+    for (int i = 0; i < x->n_sources; i++) hash_source(x, &x->source[i], h);
+    x->hash = x->source[0].hash;
+    if (x->n_sources > 1 || x->source[0].repeats > 1) {
+        XXH3_64bits_reset(h);
+        for (int i = 0; i < x->n_sources; i++) {
+            const struct lg_index_source *s = &x->source[i];
+            const uint64_t of[] = {s->hash, s->count, s->repeats};
+            XXH3_64bits_update(h, of, sizeof of);
+            XXH3_64bits_update(h, &s->weight, sizeof s->weight);
+        }
+        x->hash = XXH3_64bits_digest(h);
+    }
     if (!x->hash) x->hash = 1;
     XXH3_freeState(h);
     return 0;
 }
 
-/* What the data set as a whole must have. */
-static int check(const struct lg_index *x, const char *path, const struct lg_source_options *o)
+/* What a source must have. */
+static int check(const struct lg_index *x, const struct lg_index_source *s, const char *path,
+                 const struct lg_source_options *o)
 {
-    const uint64_t *n = x->n_of_kind;
+    const uint64_t *n = s->n_of_kind;
     if (n[LG_MEMBER_PICTURE] + n[LG_MEMBER_LATENT] == 0)
         return LG_FAIL(LG_ERR_CONFIG,
                        "data.path: no picture in %s (%zu shards or folders, %zu samples without a "
                        "picture, %zu links out of the folder, which are not followed); looked for "
                        ".png, .jpg, .jpeg, .webp and .latent.safetensors",
-                       path, x->n_shards, x->count, x->links_out);
+                       path, s->n_shards, (size_t)s->count, x->links_out);
+    if (!n[LG_MEMBER_LATENT] != !x->source[0].n_of_kind[LG_MEMBER_LATENT])
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "data.path: %s holds %s, unlike the first source: encode all of them before "
+                       "training, or none",
+                       path, n[LG_MEMBER_LATENT] ? "latents" : "pictures");
     if (o->need_caption && n[LG_MEMBER_TXT] + n[LG_MEMBER_JSON] == 0)
         return LG_FAIL(LG_ERR_CONFIG,
                        "data.path: no caption in %s; the model is conditioned on text: looked for "
                        ".txt and .json beside %zu pictures",
-                       path, x->count);
+                       path, (size_t)s->count);
     if (o->need_label && n[LG_MEMBER_CLS] == 0)
         return LG_FAIL(LG_ERR_CONFIG,
                        "data.path: no class label in %s; the model is conditioned on classes: "
                        "looked for .cls beside %zu pictures",
-                       path, x->count);
+                       path, (size_t)s->count);
     return 0;
 }
 
-static int build(const char *path, const struct lg_source_options *options, struct lg_index *x)
+/* Adds the shards at `path`. */
+static int find_shards(struct lg_index *x, const char *path)
 {
-    LG_TRY(lg_places_find(path, &x->shard, &x->n_shards));
-    x->shard_bytes = calloc(x->n_shards, sizeof *x->shard_bytes);
-    if (!x->shard_bytes) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the list of shards");
-    for (size_t i = 0; i < x->n_shards; i++) {
+    struct lg_place *found = NULL;
+    size_t n = 0, shards = x->n_shards;
+    LG_TRY(lg_places_find(path, &found, &n));
+    struct lg_place *all = realloc(x->shard, (shards + n) * sizeof *all);
+    if (all) x->shard = all;
+    uint64_t *bytes = realloc(x->shard_bytes, (shards + n) * sizeof *bytes);
+    if (bytes) x->shard_bytes = bytes;
+    if (!all || !bytes) {
+        lg_places_free(&found, n);
+        return LG_FAIL(LG_ERR_NOSPACE, "no memory for the list of shards");
+    }
+    memcpy(all + shards, found, n * sizeof *all);
+    memset(bytes + shards, 0, n * sizeof *bytes);
+    free(found);
+    x->n_shards += n;
+    return 0;
+}
+
+static int index_source(struct lg_index *x, const struct lg_source_spec *spec,
+                        const struct lg_source_options *options, struct lg_index_source *s)
+{
+    *s = (struct lg_index_source){.first_shard = x->n_shards,
+                                  .first = x->count,
+                                  .repeats = spec->repeats,
+                                  .weight = spec->weight};
+    LG_TRY(find_shards(x, spec->path));
+    s->n_shards = x->n_shards - s->first_shard;
+    for (size_t i = s->first_shard; i < x->n_shards; i++) {
         if (x->shard[i].is_folder)
             LG_TRY(index_folder(x, i));
         else
             LG_TRY(index_tar(x, i, options->allow_truncated));
     }
-    LG_TRY(grow((void **)&x->entry, &x->entry_capacity, x->count + 1, sizeof *x->entry));
-    x->entry[x->count] = (struct lg_index_entry){.first_member = (uint32_t)x->n_members};
-    LG_TRY(hash_and_count(x));
-    LG_TRY(check(x, path, options));
+    s->count = x->count - s->first;
     return 0;
 }
 
-int lg_index_build(const char *path, const struct lg_source_options *options, struct lg_index *ret)
+/* The message names the source instead of data.path. */
+static int of_source(int rc, int i, bool only)
+{
+    static const char path[] = "data.path";
+    const char *why = lg_err_message();
+    if (rc == 0 || only) return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : rc;
+    if (!strncmp(why, path, sizeof path - 1)) why += sizeof path - 1;
+    return LG_FAIL(rc, "data.source[%d]%s%s", i, *why == ':' || *why == ' ' ? "" : ": ", why);
+}
+
+static int build(const struct lg_source_spec *spec, int n, const struct lg_source_options *options,
+                 struct lg_index *x)
+{
+    x->source = calloc((size_t)n, sizeof *x->source);
+    if (!x->source) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the list of sources");
+    for (x->n_sources = 0; x->n_sources < n; x->n_sources++) {
+        const int i = x->n_sources;
+        LG_TRY(of_source(index_source(x, &spec[i], options, &x->source[i]), i, n == 1));
+    }
+    LG_TRY(grow((void **)&x->entry, &x->entry_capacity, x->count + 1, sizeof *x->entry));
+    x->entry[x->count] = (struct lg_index_entry){.first_member = (uint32_t)x->n_members};
+    LG_TRY(hash_and_count(x));
+    for (int i = 0; i < n; i++)
+        LG_TRY(of_source(check(x, &x->source[i], spec[i].path, options), i, n == 1));
+    return 0;
+}
+
+int lg_index_build(const struct lg_source_spec *spec, int n,
+                   const struct lg_source_options *options, struct lg_index *ret)
 {
     struct lg_index x = {0};
     int rc;
-    LG_TRY_GOTO(rc, build(path, options, &x), fail);
+    LG_TRY_GOTO(rc, build(spec, n, options, &x), fail);
     *ret = x;
     return 0;
 fail:
@@ -365,6 +446,7 @@ fail:
 void lg_index_free(struct lg_index *x)
 {
     lg_places_free(&x->shard, x->n_shards);
+    free(x->source);
     free(x->shard_bytes);
     free(x->entry);
     free(x->member);

@@ -26,7 +26,18 @@ struct lg_index_entry {
     uint32_t shard, first_member;
 };
 
+/* What came from one path. */
+struct lg_index_source {
+    size_t first_shard, n_shards;
+    uint64_t first, count; /* items */
+    uint64_t repeats;
+    double weight; /* 0: none */
+    uint64_t hash, n_of_kind[LG_MEMBER_KINDS];
+};
+
 struct lg_index {
+    struct lg_index_source *source; /* (n_sources) */
+    int n_sources;
     struct lg_place *shard;
     uint64_t *shard_bytes; /* of each tar; 0 for a folder */
     size_t n_shards;
@@ -42,7 +53,10 @@ struct lg_index {
     uint64_t n_of_kind[LG_MEMBER_KINDS];
 };
 
-int lg_index_build(const char *path, const struct lg_source_options *options, struct lg_index *ret);
+int lg_index_build(const struct lg_source_spec *spec, int n,
+                   const struct lg_source_options *options, struct lg_index *ret);
+/* Which source's is this item? */
+int lg_index_source_of(const struct lg_index *x, uint64_t item);
 void lg_index_free(struct lg_index *x);
 /* The file name of a shard without its folder; "" for a plain folder. */
 const char *lg_index_shard_name(const struct lg_index *x, size_t shard);

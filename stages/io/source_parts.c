@@ -49,17 +49,36 @@ static uint64_t hash_items(const struct lg_index *x, size_t first, size_t last, 
     return XXH3_64bits_digest(h);
 }
 
-static int list(const struct lg_index *x, XXH3_state_t *h, struct lg_parts *ret)
+static int list_source(const struct lg_index *x, const struct lg_index_source *s, XXH3_state_t *h,
+                       struct lg_parts *ret)
 {
-    for (size_t at = 0, end; at < x->count; at = end) {
+    const size_t last = s->first + s->count;
+    for (size_t at = s->first, end; at < last; at = end) {
         size_t shard = x->entry[at].shard;
         bool folder = x->shard[shard].is_folder;
-        for (end = at; end < x->count && x->entry[end].shard == shard;)
+        for (end = at; end < last && x->entry[end].shard == shard;)
             if (++end - at == LG_PART_ITEMS && folder) break;
-        struct lg_part p = {.items = end - at, .is_stretch = folder};
+        struct lg_part p = {.items = end - at, .kind = folder ? LG_PART_STRETCH : LG_PART_SHARD};
         p.hash = hash_items(x, at, end, h);
         p.name = folder ? x->names + x->entry[at].key_at : (char *)lg_index_shard_name(x, shard);
         LG_TRY(add(ret, &p));
+    }
+    return 0;
+}
+
+static int list(const struct lg_index *x, XXH3_state_t *h, struct lg_parts *ret)
+{
+    for (int i = 0; i < x->n_sources; i++) {
+        const struct lg_index_source *s = &x->source[i];
+        char name[32];
+        snprintf(name, sizeof name, "data.source[%d]", i);
+        XXH3_64bits_reset(h);
+        XXH3_64bits_update(h, &s->repeats, sizeof s->repeats);
+        XXH3_64bits_update(h, &s->weight, sizeof s->weight);
+        const struct lg_part p = {
+            .name = name, .hash = XXH3_64bits_digest(h), .kind = LG_PART_SOURCE};
+        if (x->n_sources > 1 || s->repeats > 1) LG_TRY(add(ret, &p));
+        LG_TRY(list_source(x, s, h, ret));
     }
     return 0;
 }
@@ -99,7 +118,11 @@ void lg_parts_compare(const struct lg_parts *was, const struct lg_parts *is, cha
     const struct lg_part *a = i < was->count ? &was->at[i] : NULL;
     const struct lg_part *b = i < is->count ? &is->at[i] : NULL;
     if (!a && !b) return;
-    if ((a && a->is_stretch) || (b && b->is_stretch))
+    if ((a && a->kind == LG_PART_SOURCE) || (b && b->kind == LG_PART_SOURCE))
+        snprintf(ret, bytes,
+                 "first difference: the weight or the repeats of %.*s, or what is before it",
+                 NAME_SHOWN, a && a->kind == LG_PART_SOURCE ? a->name : b->name);
+    else if ((a && a->kind == LG_PART_STRETCH) || (b && b->kind == LG_PART_STRETCH))
         snprintf(ret, bytes, "first difference: in the files from %.*s on", NAME_SHOWN,
                  a ? a->name : b->name);
     else if (a && b && !strcmp(a->name, b->name))
@@ -120,13 +143,16 @@ static void add_hex(cJSON *to, const char *key, uint64_t v)
     cJSON_AddStringToObject(to, key, hex);
 }
 
+static const char *const key_of_kind[] = {
+    [LG_PART_SHARD] = "shard", [LG_PART_STRETCH] = "from", [LG_PART_SOURCE] = "source"};
+
 int lg_parts_save(const struct lg_parts *p, uint64_t hash, const char *path)
 {
     cJSON *j = cJSON_CreateObject(), *parts = cJSON_AddArrayToObject(j, "parts");
     uint64_t items = 0;
     for (size_t i = 0; i < p->count; i++) {
         cJSON *e = cJSON_CreateObject();
-        cJSON_AddStringToObject(e, p->at[i].is_stretch ? "from" : "shard", p->at[i].name);
+        cJSON_AddStringToObject(e, key_of_kind[p->at[i].kind], p->at[i].name);
         cJSON_AddNumberToObject(e, "items", (double)p->at[i].items);
         add_hex(e, "hash", p->at[i].hash);
         cJSON_AddItemToArray(parts, e);
@@ -153,10 +179,12 @@ static int get_hex(const cJSON *j, uint64_t *ret)
 
 static int read_part(const cJSON *e, struct lg_parts *to)
 {
-    const cJSON *shard = cJSON_GetObjectItemCaseSensitive(e, "shard");
-    const cJSON *from = cJSON_GetObjectItemCaseSensitive(e, "from");
-    const cJSON *name = shard ? shard : from, *items = cJSON_GetObjectItemCaseSensitive(e, "items");
-    struct lg_part p = {.is_stretch = !shard};
+    const cJSON *name = NULL, *items = cJSON_GetObjectItemCaseSensitive(e, "items");
+    struct lg_part p = {0};
+    for (size_t k = 0; k < LG_ARRAY_LEN(key_of_kind) && !name; k++) {
+        name = cJSON_GetObjectItemCaseSensitive(e, key_of_kind[k]);
+        p.kind = (enum lg_part_kind)k;
+    }
     if (!cJSON_IsString(name) || !cJSON_IsNumber(items) || !(items->valuedouble >= 0) ||
         items->valuedouble > 9e15 || get_hex(e, &p.hash) < 0)
         return LG_FAIL(LG_ERR_CORRUPT, "data.json has no list of parts");

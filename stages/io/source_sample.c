@@ -1,7 +1,6 @@
 /* What sample n is: the random choices, all keyed by n, and the work on the pixels; see source.h.
  */
 #include "base/philox.h"
-#include "stages/io/permute.h"
 #include "stages/io/picture.h"
 #include "stages/io/resize.h"
 #include "stages/io/safetensors.h"
@@ -12,6 +11,7 @@
 struct lg_sample_work {
     lg_picture picture;
     lg_resize_scratch scratch;
+    lg_caption caption;
     size_t latent_capacity; /* elements of each latent */
 };
 
@@ -26,10 +26,9 @@ static int choose_text(const struct lg_sample_rule *rule, lg_sample *s)
     s->dropped = lg_uniform_f64(draw(rule, LG_PURPOSE_DROPOUT, s->n, 0)) < rule->dropout;
     s->caption = "";
     s->label = -1;
-    if (item->n_captions > 0 && !s->dropped) {
-        uint64_t word = draw(rule, LG_PURPOSE_CAPTION, s->n, 0);
-        s->caption = item->caption[word * (uint64_t)item->n_captions >> 32];
-    }
+    if (!s->dropped)
+        LG_TRY(lg_caption_choose(&rule->caption, rule->seed, s->n, item->caption, item->n_captions,
+                                 &s->work->caption, &s->caption));
     if (rule->num_classes > 0) {
         if (item->label >= rule->num_classes)
             return LG_FAIL(LG_ERR_VOID, "%s: class %lld, but the model has %d classes", s->key,
@@ -156,25 +155,6 @@ static int make_latents(lg_sample *s)
     return 0;
 }
 
-struct lg_order_place lg_source_place(const lg_source *s, const struct lg_sample_rule *rule,
-                                      uint64_t n)
-{
-    const uint64_t count = lg_source_count(s), in_part = n - rule->first,
-                   position = in_part % count;
-    const uint64_t epoch = rule->epoch + in_part / count;
-    LG_ASSERT(n >= rule->first);
-    if (rule->order)
-        return lg_order_at(rule->order,
-                           &(struct lg_order_key){.seed = rule->seed,
-                                                  .first = rule->first,
-                                                  .epoch = rule->epoch,
-                                                  .no_shuffle = rule->no_shuffle},
-                           n);
-    return (struct lg_order_place){
-        .item = rule->no_shuffle ? position : lg_permute(rule->seed, epoch, position, count),
-        .epoch = epoch};
-}
-
 int lg_source_sample(lg_source *s, const struct lg_sample_rule *rule, uint64_t n, uint8_t *pixels,
                      lg_sample *ret)
 {
@@ -211,6 +191,7 @@ void lg_sample_free(lg_sample *s)
     if (s->work) {
         lg_picture_free(&s->work->picture);
         lg_resize_free(&s->work->scratch);
+        lg_caption_free(&s->work->caption);
     }
     free(s->work);
     free(s->latent_mean);

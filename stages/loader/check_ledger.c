@@ -22,7 +22,22 @@ struct checked {
     struct lg_sample_rule rule;
     lg_source *source;
     lg_order *order;
-    uint64_t *came; /* (items): epoch in which it came last, + 1; 0: not yet */
+    struct came *came; /* (items) */
+    struct walk *walk; /* (sources): without buckets */
+    bool is_late;      /* the records begin behind the part's first sample */
+};
+
+/* An item so far. */
+struct came {
+    uint64_t epoch; /* in which it came last, + 1; 0: not yet */
+    uint64_t times; /* in that epoch */
+};
+
+/* How far a source's walk through its items is. */
+struct walk {
+    uint64_t pass, came; /* of the pass, + 1, as in struct came; and the samples of it */
+    uint64_t samples;    /* of all passes */
+    bool began_within;   /* the first pass that is seen may be a part of one */
 };
 
 static int open_run(struct checked *k)
@@ -46,21 +61,24 @@ static int open_data(struct checked *k, bool *ret_same)
     const struct lg_data_part *part = &k->manifest.data[LG_MAX(k->manifest.n_data, 1) - 1];
     *ret_same = false;
     if (!k->manifest.n_data ||
-        lg_source_open(k->config->data_path,
-                       &(struct lg_source_options){.need_caption = k->plan.n_texts > 0,
-                                                   .need_label = k->plan.num_classes > 0},
-                       &k->source) < 0) {
+        lg_source_open_data(k->config,
+                            &(struct lg_source_options){.need_caption = k->plan.n_texts > 0,
+                                                        .need_label = k->plan.num_classes > 0},
+                            &k->source) < 0) {
         lg_err_clear();
         return 0;
     }
     const uint64_t count = lg_source_count(k->source);
-    LG_TRY(lg_path(cache, "%s/sizes", k->dir));
-    LG_TRY(lg_source_sizes(k->source, cache, &size));
-    int rc = lg_loader_order(&k->plan, size, count, &k->order);
-    free(size);
-    LG_TRY(rc);
-    *ret_same =
-        part->items == count && part->hash == lg_order_hash(k->order, lg_source_hash(k->source));
+    uint64_t hash = lg_source_hash(k->source);
+    if (k->plan.buckets.n) {
+        LG_TRY(lg_path(cache, "%s/sizes", k->dir));
+        LG_TRY(lg_source_sizes(k->source, cache, &size));
+        int rc = lg_loader_order(&k->plan, k->source, size, &k->order);
+        free(size);
+        LG_TRY(rc);
+        hash = lg_order_hash(k->order, hash);
+    }
+    *ret_same = part->items == count && part->hash == hash;
     k->rule = (struct lg_sample_rule){.seed = (uint64_t)k->config->job_seed,
                                       .first = part->first,
                                       .epoch = part->epoch,
@@ -68,7 +86,45 @@ static int open_data(struct checked *k, bool *ret_same)
                                       .buckets = &k->plan.buckets,
                                       .no_shuffle = !k->config->data_shuffle};
     k->came = calloc(count, sizeof *k->came);
-    return k->came ? 0 : LG_FAIL(LG_ERR_NOSPACE, "no memory for %" PRIu64 " items", count);
+    k->walk = calloc((size_t)lg_source_parts(k->source), sizeof *k->walk);
+    return k->came && k->walk ? 0
+                              : LG_FAIL(LG_ERR_NOSPACE, "no memory for %" PRIu64 " items", count);
+}
+
+/* It has come no more often than it is to come in an epoch. */
+static int check_item(struct checked *k, const struct lg_order_place *at, uint64_t n)
+{
+    struct came *c = &k->came[at->item];
+    const int source = lg_source_part_of(k->source, at->item);
+    const uint64_t most = k->order ? lg_source_part(k->source, source).repeats : 1;
+    if (c->epoch != at->epoch + 1) *c = (struct came){.epoch = at->epoch + 1};
+    if (++c->times > most)
+        return LG_FAIL(LG_ERR_CORRUPT,
+                       "sample %" PRIu64 " is an item that epoch %" PRIu64 " has had", n,
+                       at->epoch);
+    return 0;
+}
+
+/* A source begins a pass when it has ended the one before, and has had its share so far. */
+static int check_source(struct checked *k, const struct lg_order_place *at, uint64_t n)
+{
+    const int i = lg_source_part_of(k->source, at->item);
+    const uint64_t count = lg_source_part(k->source, i).count;
+    struct walk *w = &k->walk[i];
+    const bool is_first = !w->pass, ended = w->came == count || w->began_within;
+    if (w->pass != at->epoch + 1) {
+        if (!is_first && (!ended || w->pass != at->epoch))
+            return LG_FAIL(LG_ERR_CORRUPT,
+                           "sample %" PRIu64 " begins pass %" PRIu64
+                           " of data.source[%d], of whose "
+                           "pass before it %" PRIu64 " of %" PRIu64 " items have come",
+                           n, at->epoch, i, w->came, count);
+        *w = (struct walk){
+            .pass = at->epoch + 1, .samples = w->samples, .began_within = is_first && k->is_late};
+    }
+    w->came++;
+    w->samples++;
+    return 0;
 }
 
 /* Adds a sample's key to the step's hash. */
@@ -78,11 +134,8 @@ static int add_sample(struct checked *k, XXH3_state_t *h, uint64_t n)
     char key[LG_PATH_BYTES];
     uint64_t key_hash = 0;
     if (at.item != LG_ITEM_ABSENT) {
-        if (k->came[at.item] == at.epoch + 1)
-            return LG_FAIL(LG_ERR_CORRUPT,
-                           "sample %" PRIu64 " is an item that epoch %" PRIu64 " has had", n,
-                           at.epoch);
-        k->came[at.item] = at.epoch + 1;
+        LG_TRY(check_item(k, &at, n));
+        if (!k->order) LG_TRY(check_source(k, &at, n));
         lg_source_key(k->source, at.item, key);
         key_hash = lg_hash(key, strlen(key));
     }
@@ -116,7 +169,10 @@ static int check_steps(struct checked *k, uint64_t *ret_first)
             rc = LG_FAIL(LG_ERR_CORRUPT, "%s: the record of step %" PRIu64 " has other samples",
                          k->path, s + 1);
         else if (r.step) {
-            *ret_first = LG_MIN(*ret_first, s);
+            if (*ret_first == UINT64_MAX) {
+                *ret_first = s;
+                k->is_late = r.first > k->rule.first;
+            }
             rc = check_step(k, &r, h);
         }
     }
@@ -125,24 +181,66 @@ static int check_steps(struct checked *k, uint64_t *ret_first)
     return rc;
 }
 
+static uint64_t all_samples(const struct checked *k)
+{
+    uint64_t all = 0;
+    for (int i = 0; i < lg_source_parts(k->source); i++) all += k->walk[i].samples;
+    return all;
+}
+
+/* Of any stretch of a run each source has its share, but for two samples for each source that has a say in it: one at either
+ * end. */
+static int check_shares(const struct checked *k)
+{
+    const double all = (double)all_samples(k);
+    for (int i = 0; i < lg_source_parts(k->source); i++) {
+        const double share = lg_source_part(k->source, i).share,
+                     off = (double)k->walk[i].samples - share * all;
+        if (off > 2 * (i + 1) || off < -2 * (i + 1))
+            return LG_FAIL(LG_ERR_CORRUPT,
+                           "data.source[%d] has had %" PRIu64 " samples of %.0f, its share is %g",
+                           i, k->walk[i].samples, all, share);
+    }
+    return 0;
+}
+
+static void print_shares(const struct checked *k, uint64_t first)
+{
+    lg_print(stdout,
+             "ok  %s: steps %" PRIu64 " to %" PRIu64 ", every source by turns all of its items; "
+             "samples",
+             k->path, first, k->manifest.step);
+    for (int i = 0; i < lg_source_parts(k->source); i++)
+        printf("%s %" PRIu64, i ? "," : "", k->walk[i].samples);
+    putchar('\n');
+}
+
 static int check(struct checked *k)
 {
     bool same;
     uint64_t first = UINT64_MAX;
     LG_TRY(open_run(k));
-    if (!k->plan.buckets.n) return LG_FAIL(LG_ERR_USAGE, "%s has no buckets", k->dir);
+    if (!k->plan.buckets.n && !k->config->data_source.n)
+        return LG_FAIL(LG_ERR_USAGE, "%s has neither buckets nor sources", k->dir);
     LG_TRY(open_data(k, &same));
     if (!same) {
-        lg_print(stdout, "the items of each step were not compared: the data set that the run was "
-                         "trained on is not at data.path\n");
+        lg_print(stdout,
+                 "the items of each step were not compared: the data set that the run was "
+                 "trained on is not at %s\n",
+                 lg_config_data(k->config));
         return 0;
     }
     LG_TRY(check_steps(k, &first));
-    if (first != UINT64_MAX)
-        lg_print(stdout,
-                 "ok  %s: steps %" PRIu64 " to %" PRIu64 ", every item once in an epoch, in its "
-                 "bucket\n",
-                 k->path, first, k->manifest.step);
+    if (first == UINT64_MAX) return 0;
+    if (k->order) {
+        lg_print(stdout, "ok  %s: steps %" PRIu64 " to %" PRIu64 ", every item %s, in its bucket\n",
+                 k->path, first, k->manifest.step,
+                 k->config->data_source.n ? "as often in an epoch as it is to come"
+                                          : "once in an epoch");
+        return 0;
+    }
+    LG_TRY(check_shares(k));
+    print_shares(k, first);
     return 0;
 }
 
@@ -157,6 +255,7 @@ int lg_loader_check_ledger(const char *run_dir)
     lg_order_free(&k->order);
     lg_config_free(&k->config);
     free(k->came);
+    free(k->walk);
     free(k);
     if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     return 0;

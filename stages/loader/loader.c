@@ -84,12 +84,17 @@ static int check_source(lg_stage *st, struct loader *l)
     l->latents = lg_source_has_latents(l->source);
     bool wants = st->plan.instances[LG_ROLE_vae] == 0;
     if (l->latents != wants)
-        return lg_stage_park(st, "%s holds %s, but vae.model is %s: %s", st->config->data_path,
+        return lg_stage_park(st, "%s holds %s, but vae.model is %s: %s", lg_config_data(st->config),
                              l->latents ? "latents" : "pictures", wants ? "empty" : "set",
                              wants ? "set vae.model, or encode the data set first"
                                    : "remove vae.model");
     lg_log(LG_INFO, "data set %s: %" PRIu64 " items, fingerprint %016" PRIx64,
-           st->config->data_path, lg_source_count(l->source), lg_source_hash(l->source));
+           lg_config_data(st->config), lg_source_count(l->source), lg_source_hash(l->source));
+    for (int i = 0; i < st->config->data_source.n; i++) {
+        const struct lg_source_part part = lg_source_part(l->source, i);
+        lg_log(LG_INFO, "data.source[%d] %s: %" PRIu64 " items, %.4g %% of the samples", i,
+               st->config->data_source.v[i].path, part.count, 100 * part.share);
+    }
     return 0;
 }
 
@@ -133,7 +138,7 @@ static int open_order(lg_stage *st, struct loader *l)
     if (!p->buckets.n) return 0;
     LG_TRY(lg_path(path, "%s/sizes", st->run_dir));
     LG_TRY(lg_source_sizes(l->source, path, &size));
-    int rc = lg_loader_order(p, size, lg_source_count(l->source), &l->order);
+    int rc = lg_loader_order(p, l->source, size, &l->order);
     free(size);
     LG_TRY(rc);
     l->data_hash = lg_order_hash(l->order, l->data_hash);
@@ -190,7 +195,8 @@ static int loader_open(lg_stage *st)
     st->state = l;
     const lg_config *c = st->config;
     LG_TRY(lg_stage_window(st, NULL, &l->window));
-    int rc = lg_source_open(c->data_path,
+    int rc =
+        lg_source_open_data(c,
                             &(struct lg_source_options){.need_caption = st->plan.n_texts > 0,
                                                         .need_label = st->plan.num_classes > 0},
                             &l->source);
@@ -203,6 +209,9 @@ static int loader_open(lg_stage *st)
                                       .size = (int)c->data_size,
                                       .random_crop = !strcmp(c->data_crop, "random"),
                                       .random_flip = c->data_flip,
+                                      .caption = {.choice = lg_caption_choice_of(c->data_caption),
+                                                  .shuffle_tags = c->data_shuffle_tags,
+                                                  .keep_tags = c->data_keep_tags},
                                       .dropout = c->trainer_cond_dropout,
                                       .num_classes = st->plan.num_classes,
                                       .no_shuffle = !c->data_shuffle};

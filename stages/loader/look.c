@@ -19,19 +19,18 @@
 
 enum { NAMED_MAX = 20, TOKENS_MAX = 4096, LOOK_SIZE = 1024 };
 
-int lg_loader_order(const lg_plan *p, const struct lg_item_size *size, uint64_t count,
+int lg_loader_order(const lg_plan *p, const lg_source *s, const struct lg_item_size *size,
                     lg_order **ret)
 {
-    LG_TRY(lg_order_make(
-        &(struct lg_order_spec){
-            .buckets = &p->buckets,
-            .size = size,
-            .count = count,
-            .ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
-            .micros = (uint64_t)(p->rank_batch / p->micro_batch),
-            .micro = (uint64_t)p->micro_batch,
-        },
-        ret));
+    LG_TRY(lg_source_order(s,
+                           &(struct lg_order_spec){
+                               .buckets = &p->buckets,
+                               .size = size,
+                               .ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
+                               .micros = (uint64_t)(p->rank_batch / p->micro_batch),
+                               .micro = (uint64_t)p->micro_batch,
+                           },
+                           ret));
     return 0;
 }
 
@@ -40,9 +39,8 @@ int lg_loader_order(const lg_plan *p, const struct lg_item_size *size, uint64_t 
 struct item_look {
     uint64_t hash, bytes; /* of the picture; bytes 0: it has none */
     uint32_t
-        words;    /* of its longest caption: tokens of the first text where there is a tokenizer */
-    uint32_t cut; /* texts, as bits, that do not take the whole of its longest caption */
-    bool is_void, has_caption;
+        words; /* of its longest caption: tokens of the first text where there is a tokenizer */
+    bool is_void, has_caption, has_lines; /* a caption of several */
 };
 
 struct look {
@@ -59,7 +57,8 @@ struct look {
     lg_item stored;
     lg_picture picture;
     int32_t ids[TOKENS_MAX];
-    uint64_t voids;
+    bool by_line;                                   /* each line of a caption is one */
+    uint64_t voids, texts, texts_cut[LG_TEXTS_MAX]; /* by text of the model */
 };
 
 static uint32_t words_of(const char *text)
@@ -73,18 +72,40 @@ static uint32_t words_of(const char *text)
     return n;
 }
 
+/* A text that a sample may get. */
+static int look_at_text(struct look *l, struct item_look *i, const char *text)
+{
+    l->texts++;
+    if (!l->plan.n_texts) i->words = LG_MAX(i->words, words_of(text));
+    for (int t = 0; t < l->plan.n_texts; t++) {
+        int n = 0;
+        LG_TRY(lg_tokenizer_encode(l->tokenizer[t], text, TOKENS_MAX, l->ids, &n));
+        if (t == 0) i->words = LG_MAX(i->words, (uint32_t)n);
+        l->texts_cut[t] += n > l->plan.text[t].length;
+    }
+    return 0;
+}
+
+static int look_at_line(struct look *l, struct item_look *i, const char *line, size_t bytes)
+{
+    char *text = strndup(line, bytes);
+    if (!text) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a caption of %zu bytes", bytes);
+    int rc = look_at_text(l, i, text);
+    free(text);
+    return rc;
+}
+
 static int look_at_captions(struct look *l, struct item_look *i)
 {
     i->has_caption = l->stored.n_captions > 0;
     for (int k = 0; k < l->stored.n_captions; k++) {
-        if (!l->plan.n_texts) i->words = LG_MAX(i->words, words_of(l->stored.caption[k]));
-        for (int t = 0; t < l->plan.n_texts; t++) {
-            int n = 0;
-            LG_TRY(
-                lg_tokenizer_encode(l->tokenizer[t], l->stored.caption[k], TOKENS_MAX, l->ids, &n));
-            if (t == 0) i->words = LG_MAX(i->words, (uint32_t)n);
-            if (n > l->plan.text[t].length) i->cut |= 1u << t;
-        }
+        const char *rest = l->stored.caption[k], *line;
+        size_t bytes;
+        int lines = 0;
+        if (!l->by_line) LG_TRY(look_at_text(l, i, rest));
+        for (; (line = lg_caption_line(&rest, &bytes)); lines++)
+            if (l->by_line) LG_TRY(look_at_line(l, i, line, bytes));
+        i->has_lines |= lines > 1;
     }
     return 0;
 }
@@ -169,11 +190,11 @@ static void print_sizes(const struct look *l, uint32_t *v)
 
 static void print_captions(const struct look *l, uint32_t *v)
 {
-    uint64_t n = 0, without = 0, cut[LG_TEXTS_MAX] = {0};
+    uint64_t n = 0, without = 0, lines = 0;
     for (uint64_t i = 0; i < l->count; i++) {
         if (l->item[i].is_void) continue;
         without += !l->item[i].has_caption;
-        for (int t = 0; t < l->plan.n_texts; t++) cut[t] += l->item[i].cut >> t & 1;
+        lines += l->item[i].has_lines;
         if (l->item[i].has_caption) v[n++] = l->item[i].words;
     }
     const struct spread s = spread_of(v, n);
@@ -183,9 +204,14 @@ static void print_captions(const struct look *l, uint32_t *v)
                s.median);
     if (n && l->plan.n_texts > 1) printf(" (of %s)", lg_role_name(l->plan.text[0].role));
     for (int t = 0; t < l->plan.n_texts; t++)
-        printf("; %" PRIu64 " are cut at %s.length = %d", cut[t],
-               lg_role_name(l->plan.text[t].role), l->plan.text[t].length);
+        printf("; %" PRIu64 " of %" PRIu64 " %s are cut at %s.length = %d", l->texts_cut[t],
+               l->texts, l->by_line ? "lines" : "captions", lg_role_name(l->plan.text[t].role),
+               l->plan.text[t].length);
     putchar('\n');
+    if (lines && !l->by_line)
+        printf("    %" PRIu64 " samples have captions of several lines, which are one text: "
+               "data.caption = \"first\" or \"random\" takes one of them\n",
+               lines);
 }
 
 static const struct item_look *sorted_items; /* of by_hash */
@@ -236,19 +262,19 @@ static int print_buckets(struct look *l)
     }
     spec.buckets = &l->buckets;
     spec.size = l->size;
-    spec.count = l->count;
-    LG_TRY(lg_order_make(&spec, &o));
+    LG_TRY(lg_source_order(l->source, &spec, &o));
     if (l->config)
         printf("buckets (height x width), %" PRIu64 " ranks, micro-batches of %" PRIu64 ":\n",
                spec.ranks, spec.micro);
     else
         printf("buckets (height x width) of \"ratio\" at data.size = %d, one sample at a time:\n",
                LOOK_SIZE);
-    uint64_t places = 0, moved = 0;
+    uint64_t places = 0, moved = 0, stands = 0;
     for (int k = 0; k < l->buckets.n; k++) {
         const struct lg_bucket *b = &l->buckets.of[k];
         const struct lg_order_bucket of = lg_order_bucket(o, k);
         places += of.groups * spec.ranks * (uint64_t)b->rows;
+        stands += of.items;
         if (!of.items) moved += of.nearest;
         if (!of.nearest) continue;
         printf("    %4d x %-4d nearest to %" PRIu64, b->height, b->width, of.nearest);
@@ -260,9 +286,25 @@ static int print_buckets(struct look *l)
     }
     printf("    an epoch has %" PRIu64 " places for %" PRIu64
            " items (%.1f %% stay empty); %" PRIu64 " items are cropped to a neighbour's shape\n",
-           places, l->count, 100.0 * (double)(places - l->count) / (double)places, moved);
+           places, stands, 100.0 * (double)(places - stands) / (double)places, moved);
     lg_order_free(&o);
     return 0;
+}
+
+/* What comes from each source, in a whole run where there is a config of one. */
+static void print_sources(const struct look *l)
+{
+    const int n = lg_source_parts(l->source);
+    if (!l->config || !l->config->data_source.n) return;
+    const double samples = (double)l->config->trainer_max_steps * (double)l->plan.batch;
+    for (int i = 0; i < n; i++) {
+        const struct lg_source_part part = lg_source_part(l->source, i);
+        lg_print(stdout,
+                 "    data.source[%d] %s: %" PRIu64 " samples, %.4g %% of a run's, each %.4g times "
+                 "in its %" PRId64 " steps\n",
+                 i, l->config->data_source.v[i].path, part.count, 100 * part.share,
+                 samples * part.share / (double)part.count, l->config->trainer_max_steps);
+    }
 }
 
 /* ---- all ---- */
@@ -279,12 +321,13 @@ static int open_config(struct look *l, const char *file, const char *const *set,
     LG_TRY(lg_config_check(l->config));
     LG_TRY(lg_plan_make(l->config, NULL, &l->plan));
     const lg_plan *p = &l->plan;
-    l->path = l->config->data_path;
+    l->path = lg_config_data(l->config);
     l->buckets = p->buckets;
     l->cut =
         (struct lg_order_spec){.ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
                                .micros = (uint64_t)(p->rank_batch / p->micro_batch),
                                .micro = (uint64_t)p->micro_batch};
+    l->by_line = lg_caption_choice_of(l->config->data_caption) != LG_CAPTION_LISTED;
     for (int t = 0; t < p->n_texts; t++)
         LG_TRY(lg_tokenizer_open(lg_text_keys(l->config, p->text[t].role).model, &l->tokenizer[t]));
     return 0;
@@ -304,8 +347,9 @@ static int open_alone(struct look *l, const char *path)
 static int look(struct look *l)
 {
     /* What a model needs of a sample is said, not demanded. */
-    LG_TRY(
-        lg_source_open(l->path, &(struct lg_source_options){.allow_truncated = true}, &l->source));
+    const struct lg_source_options options = {.allow_truncated = true};
+    LG_TRY(l->config ? lg_source_open_data(l->config, &options, &l->source)
+                     : lg_source_open(l->path, &options, &l->source));
     l->count = lg_source_count(l->source);
     l->item = calloc(l->count, sizeof *l->item);
     l->size = calloc(l->count, sizeof *l->size);
@@ -316,6 +360,7 @@ static int look(struct look *l)
     if (rc == 0) {
         lg_print(stdout, "%s: %" PRIu64 " samples of %s\n", l->path, l->count,
                  lg_source_has_latents(l->source) ? "latents" : "pictures");
+        print_sources(l);
         rc = look_at_all(l);
     }
     if (rc == 0) {

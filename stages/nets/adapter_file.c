@@ -1,8 +1,8 @@
 /* See adapter_file.h. */
 #include "stages/nets/adapter_file.h"
-#include "base/heartbeat.h"
 #include "config/manifest.h"
 #include "stages/io/safetensors.h"
+#include "stages/nets/adapter_private.h"
 #include "stages/nets/model_config.h"
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -15,8 +15,7 @@ enum { RANK_MAX = 1 << 16 };
 
 /* ---- the files' texts ---- */
 
-/* "MODULE.lora_A.weight" -> MODULE; false: it is the other half. */
-static bool module_of(const char *name, char ret[LG_PARAM_NAME_BYTES])
+bool lg_adapter_module(const char *name, char ret[LG_PARAM_NAME_BYTES])
 {
     const size_t n = strlen(name), tail = sizeof LG_ADAPTER_DOWN - 1;
     if (n <= tail || strcmp(name + n - tail, LG_ADAPTER_DOWN)) return false;
@@ -30,7 +29,8 @@ static cJSON *modules(const lg_params *t)
     char module[LG_PARAM_NAME_BYTES];
     LG_ASSERT(list);
     for (int i = 0; i < t->n; i++)
-        if (module_of(t->p[i].name, module)) cJSON_AddItemToArray(list, cJSON_CreateString(module));
+        if (lg_adapter_module(t->p[i].name, module))
+            cJSON_AddItemToArray(list, cJSON_CreateString(module));
     return list;
 }
 
@@ -145,20 +145,13 @@ bool lg_adapter_is(const char *dir)
     return is;
 }
 
-/* What adapter_config.json says; the list and its texts are the caller's to free. */
-struct read {
-    struct lg_adapter adapter;
-    char base[LG_PATH_BYTES];
-    char **target;
-};
-
-static void read_free(struct read *r)
+void lg_adapter_read_free(struct lg_adapter_read *r)
 {
     for (char **t = r->target; t && *t; t++) free(*t);
     free(r->target);
 }
 
-static int read_targets(const lg_model_config *f, struct read *r)
+static int read_targets(const lg_model_config *f, struct lg_adapter_read *r)
 {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(f->root, "target_modules"), *item;
     int n = 0;
@@ -178,7 +171,7 @@ static int read_targets(const lg_model_config *f, struct read *r)
 
 static int parse(const lg_model_config *f, void *ret)
 {
-    struct read *r = ret;
+    struct lg_adapter_read *r = ret;
     const char *base;
     LG_TRY(lg_model_config_int(f, "r", 1, RANK_MAX, -1, &r->adapter.rank));
     LG_TRY(lg_model_config_double(f, "lora_alpha", r->adapter.rank, &r->adapter.alpha));
@@ -188,7 +181,7 @@ static int parse(const lg_model_config *f, void *ret)
     return read_targets(f, r);
 }
 
-static int read_config(const char *dir, struct read *ret)
+int lg_adapter_read(const char *dir, struct lg_adapter_read *ret)
 {
     char path[LG_PATH_BYTES];
     LG_TRY(lg_path(path, "%s/" LG_ADAPTER_CONFIG, dir));
@@ -198,80 +191,9 @@ static int read_config(const char *dir, struct read *ret)
 
 int lg_adapter_base(const char *dir, char ret_base[LG_PATH_BYTES])
 {
-    struct read r = {0};
-    int rc = read_config(dir, &r);
+    struct lg_adapter_read r = {0};
+    int rc = lg_adapter_read(dir, &r);
     if (rc == 0) rc = lg_checkpoint_weights_dir(r.base, "ema", ret_base);
-    read_free(&r);
-    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
-}
-
-/* w (N, K) += scale b (N, r) a (r, K) */
-static void add_product(float *w, const float *a, const float *b, int64_t N, int64_t K, int64_t r,
-                        double scale)
-{
-    for (int64_t n = 0; n < N; n++) {
-        for (int64_t i = 0; i < r; i++) {
-            const float f = (float)(scale * (double)b[n * r + i]);
-            for (int64_t k = 0; k < K; k++) w[n * K + k] += f * a[i * K + k];
-        }
-        lg_heartbeat();
-    }
-}
-
-static void merge(const struct lg_adapter *adapter, const lg_params *t, const float *low,
-                  const lg_params *whole, float *weights)
-{
-    char module[LG_PARAM_NAME_BYTES], name[LG_PARAM_NAME_BYTES + 16];
-    for (int i = 0; i < t->n; i++) {
-        const struct lg_param *a = &t->p[i];
-        if (!module_of(a->name, module)) continue;
-        snprintf(name, sizeof name, "%s" LG_ADAPTER_UP, module);
-        const struct lg_param *b = &t->p[lg_params_find(t, name)];
-        snprintf(name, sizeof name, "%s.weight", module);
-        const struct lg_param *w = &whole->p[lg_params_find(whole, name)];
-        add_product(weights + w->offset, low + a->offset, low + b->offset, b->dim[0], a->dim[1],
-                    a->dim[0], lg_adapter_scale(adapter));
-    }
-}
-
-static int load_merged(const struct lg_denoiser_config *c, const char *dir, const struct read *r,
-                       float *ret)
-{
-    const struct lg_training training = {.adapter = r->adapter};
-    char base[LG_PATH_BYTES];
-    lg_params all, whole;
-    LG_TRY(lg_checkpoint_weights_dir(r->base, "ema", base));
-    LG_TRY(lg_denoiser_load(c, base, ret));
-    LG_TRY(lg_denoiser_table(c, &training, &all));
-    int rc = lg_denoiser_params(c, &whole);
-    const lg_params t = lg_params_trained(&all);
-    float *low = malloc(t.count * sizeof *low);
-    LG_ASSERT(low);
-    if (rc == 0) rc = lg_adapter_load(&t, dir, low);
-    if (rc == 0) merge(&r->adapter, &t, low, &whole, ret);
-    free(low);
-    lg_params_free(&whole);
-    lg_params_free(&all);
-    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
-}
-
-int lg_whole_config_load(const char *dir, struct lg_denoiser_config *ret)
-{
-    char path[LG_PATH_BYTES], base[LG_PATH_BYTES];
-    if (lg_adapter_is(dir))
-        LG_TRY(lg_adapter_base(dir, base));
-    else
-        LG_TRY(lg_path(base, "%s", dir));
-    LG_TRY(lg_path(path, "%s/config.json", base));
-    return lg_denoiser_config_load(path, ret);
-}
-
-int lg_whole_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights)
-{
-    struct read r = {0};
-    if (!lg_adapter_is(dir)) return lg_denoiser_load(c, dir, ret_weights);
-    int rc = read_config(dir, &r);
-    if (rc == 0) rc = load_merged(c, dir, &r, ret_weights);
-    read_free(&r);
+    lg_adapter_read_free(&r);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }

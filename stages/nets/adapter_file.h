@@ -26,6 +26,10 @@ bool lg_adapter_is(const char *dir);
 int lg_adapter_base(const char *dir, char ret_base[LG_PATH_BYTES]);
 
 /* A folder with a net or with an adapter of one: the net's config, and its weights, to which the adapter is added,
- * W + (alpha / rank) B A (as many floats as lg_denoiser_params says). */
+ * W + (alpha / rank) B A (as many floats as lg_denoiser_params says). The adapter's weights may be in kohya's layout, which
+ * their keys tell, under the same file's name beside an adapter_config.json. */
 int lg_whole_config_load(const char *dir, struct lg_denoiser_config *ret);
 int lg_whole_load(const struct lg_denoiser_config *c, const char *dir, float *ret_weights);
+
+/* The adapter in this folder as a file in kohya's layout (kohya.h). */
+int lg_adapter_export_kohya(const char *dir, const char *path);

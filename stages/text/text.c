@@ -71,12 +71,20 @@ static struct lg_text_encoder_shape shape_of(const struct lg_plan_text *t,
     return shape;
 }
 
-/* What is made of a caption, keyed by ids and length. */
-static struct lg_stage_memo_options memo_of(const lg_plan *p, const struct lg_plan_text *t,
+enum { LINES_OF_ITEM = 4 }; /* with data.caption = "random": of more, some are encoded again */
+
+/* What is made of a caption, keyed by ids and length. Tags in another order are another caption. */
+static struct lg_stage_memo_options memo_of(const lg_config *c, const lg_plan *p,
+                                            const struct lg_plan_text *t,
                                             const struct lg_text_config *keys)
 {
-    return (struct lg_stage_memo_options){
-        .role = keys->section, .size = keys->memo, .bytes = caption_bytes(p, t), .of_item = 1};
+    return (struct lg_stage_memo_options){.role = keys->section,
+                                          .size = keys->memo,
+                                          .bytes = caption_bytes(p, t),
+                                          .of_item = c->data_shuffle_tags ? 0
+                                                     : strcmp(c->data_caption, "random")
+                                                         ? 1
+                                                         : LINES_OF_ITEM};
 }
 
 /* What an instance computes with: net, ids, lengths, ends and results of a chunk. */
@@ -127,7 +135,7 @@ static int text_bytes(const lg_config *c, const lg_plan *p, lg_role role,
         rows[n].processes = 1;
         rows[n++].bytes = net + remote[i];
     }
-    const struct lg_stage_memo_options memo = memo_of(p, t, &keys);
+    const struct lg_stage_memo_options memo = memo_of(c, p, t, &keys);
     snprintf(rows[n].name, sizeof rows[n].name, "memo/%s", keys.section);
     if ((rows[n].bytes = lg_stage_memo_bytes(&memo))) n++;
     *ret_n = n;
@@ -356,7 +364,7 @@ static int text_step(lg_stage *st)
     struct lg_claim claim;
     bool wanted[CHUNK_MAX];
     const void *found[CHUNK_MAX];
-    const struct lg_stage_memo_options memo = memo_of(&st->plan, x->plan, &x->keys);
+    const struct lg_stage_memo_options memo = memo_of(st->config, &st->plan, x->plan, &x->keys);
     const lg_field field = lg_field_text(x->k);
     uint64_t end = lg_stage_end(st);
     lg_turn_begin(&st->turn); /* before the claim: what waits for a turn is nobody's yet */

@@ -5,7 +5,7 @@
  *                 [--recompute WORDS ...] [--set KEY=VALUE ...]
  *
  * DIR: a T5 or CLIP text encoder (--length tokens; by default 120, or as many as a CLIP takes) or an AutoencoderKL
- * (--size pixels a side; encoder, then decoder) as transformers and diffusers write them, or a DiT or PixArt denoiser as
+ * (--size pixels a side; encoder, then decoder) as transformers and diffusers write them, or a denoiser as
  * diffusers writes it; its config.json is enough. FILE.toml: the denoiser of a pipeline, with its micro-batch and on its device where the options do not say
  * otherwise.
  *

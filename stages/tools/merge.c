@@ -1,9 +1,10 @@
 /* lg-merge: a low-rank adapter added to the net that it adapts, as a transformer in diffusers' layout. What
- * `lgsup export --merge` runs. */
+ * `lgsup export --merge` runs. Or, with --kohya, what `lgsup export --format kohya` runs: the adapter alone in that layout. */
 #include "base/fs.h"
 #include "stages/nets/adapter_file.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int merge(const char *from, const char *to)
 {
@@ -30,12 +31,14 @@ static int merge(const char *from, const char *to)
 
 int main(int argc, char **argv)
 {
-    if (argc != 3) {
+    const bool kohya = argc == 4 && !strcmp(argv[1], "--kohya");
+    if (argc != 3 && !kohya) {
         fprintf(stderr, "usage: lg-merge ADAPTER_DIR OUT_DIR\n"
+                        "       lg-merge --kohya ADAPTER_DIR OUT.safetensors\n"
                         "  ADAPTER_DIR  a checkpoint's adapter or ema folder\n");
         return -LG_ERR_USAGE;
     }
-    int rc = merge(argv[1], argv[2]);
+    int rc = kohya ? lg_adapter_export_kohya(argv[2], argv[3]) : merge(argv[1], argv[2]);
     if (rc < 0) fprintf(stderr, "lg-merge: %s\n", lg_err_text());
     return -rc;
 }

@@ -2,11 +2,11 @@
  * weights and real pictures are not at hand. What it makes has the shapes, files and names of the real
  * thing; nothing can be learned from it.
  *
- * usage: lg-random-model vae --preset sd|tiny DIR
- *        lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR
- *        lg-random-model clip --preset l|h|bigg|tiny DIR
- *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|tiny-dit|tiny-pixart|tiny-flux
- *                        [--spiece FILE] DIR
+ * usage: lg-random-model vae --preset sd|sdxl|sd3|flux|tiny|tiny-sd3 DIR
+ *        lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR
+ *        lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR
+ *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|sd3-medium|sd35-medium|tiny-dit|
+ *                        tiny-pixart|tiny-sd3|tiny-flux [--spiece FILE] DIR
  *        lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] DIR
  *        lg-random-model latents --count N [--size 32] [--channels 4] [--classes 1000] DIR
  *   all: [--seed 0]    models: [--dtype f32|f16|bf16]    data: [--per-shard 1000]
@@ -16,8 +16,9 @@
  * the usual initialisation; element e of tensor i is a function of (seed, i, e), so equal commands give
  * equal bytes.
  *
- * A pipeline is a folder as diffusers has it: model_index.json, transformer (fp32), vae, scheduler and, for PixArt,
- * text_encoder and tokenizer. The tiny ones are tiny in all parts; PixArt's has a variance and conditions of a size.
+ * A pipeline is a folder as diffusers has it: model_index.json, transformer (fp32), vae, scheduler and, but for DiT,
+ * its text_encoder and tokenizer, or several of them. The tiny ones are tiny in all parts; PixArt's has a variance and
+ * conditions of a size, SD3's one block with a second attention and CLIPs of two widths.
  *
  * Data: tar shards of 00000000.jpg (or .latent.safetensors), .txt (a caption of a few words) and .cls.
  * The pictures are smooth coloured noise, about as large as photographs once compressed; with --ratio R they have
@@ -147,12 +148,23 @@ static double fan_in(const struct lg_param *p)
 
 static const struct vae_preset {
     const char *name, *channels;
-    int layers;
-} VAE[] = {{"sd", "128, 256, 512, 512", 2}, {"tiny", "32, 32, 32, 32", 1}};
+    int layers, latent_channels, sample_size;
+    double scaling, shift; /* shift 0: it has none, but quant convs */
+} VAE[] = {{"sd", "128, 256, 512, 512", 2, 4, 256, 0.18215, 0},
+           {"sdxl", "128, 256, 512, 512", 2, 4, 1024, 0.13025, 0},
+           {"sd3", "128, 256, 512, 512", 2, 16, 1024, 1.5305, 0.0609},
+           {"flux", "128, 256, 512, 512", 2, 16, 1024, 0.3611, 0.1159},
+           {"tiny", "32, 32, 32, 32", 1, 4, 256, 0.18215, 0},
+           {"tiny-sd3", "32, 32, 32, 32", 1, 16, 256, 1.5305, 0.0609}};
 
 static int write_vae_config(const struct options *o, const struct vae_preset *v)
 {
-    char path[LG_PATH_BYTES], text[1024];
+    char path[LG_PATH_BYTES], shift[128] = "", text[1024];
+    if (v->shift)
+        snprintf(shift, sizeof shift,
+                 "  \"shift_factor\": %g,\n  \"use_post_quant_conv\": false,\n"
+                 "  \"use_quant_conv\": false,\n",
+                 v->shift);
     int n = snprintf(
         text, sizeof text,
         "{\n  \"_class_name\": \"AutoencoderKL\",\n  \"act_fn\": \"silu\",\n"
@@ -161,10 +173,10 @@ static int write_vae_config(const struct options *o, const struct vae_preset *v)
         "\"DownEncoderBlock2D\", \"DownEncoderBlock2D\"],\n"
         "  \"up_block_types\": [\"UpDecoderBlock2D\", \"UpDecoderBlock2D\", \"UpDecoderBlock2D\", "
         "\"UpDecoderBlock2D\"],\n"
-        "  \"in_channels\": 3,\n  \"out_channels\": 3,\n  \"latent_channels\": 4,\n"
-        "  \"layers_per_block\": %d,\n  \"norm_num_groups\": 32,\n  \"sample_size\": 256,\n"
-        "  \"scaling_factor\": 0.18215\n}\n",
-        v->channels, v->layers);
+        "  \"in_channels\": 3,\n  \"out_channels\": 3,\n  \"latent_channels\": %d,\n"
+        "  \"layers_per_block\": %d,\n  \"norm_num_groups\": 32,\n  \"sample_size\": %d,\n%s"
+        "  \"scaling_factor\": %g\n}\n",
+        v->channels, v->latent_channels, v->layers, v->sample_size, shift, v->scaling);
     LG_ASSERT(n > 0 && n < (int)sizeof text);
     LG_TRY(lg_path(path, "%s/config.json", o->dir));
     LG_TRY(lg_publish_file(path, text, (size_t)n));
@@ -176,7 +188,10 @@ static int make_vae(const struct options *o, lg_dtype dtype)
     const struct vae_preset *v = NULL;
     for (size_t i = 0; i < LG_ARRAY_LEN(VAE); i++)
         if (!strcmp(o->preset, VAE[i].name)) v = &VAE[i];
-    if (!v) return LG_FAIL(LG_ERR_USAGE, "no vae preset \"%s\": sd and tiny exist", o->preset);
+    if (!v)
+        return LG_FAIL(LG_ERR_USAGE,
+                       "no vae preset \"%s\": sd, sdxl, sd3, flux, tiny and tiny-sd3 exist",
+                       o->preset);
     struct lg_aekl_config c;
     lg_params t = {0};
     char path[LG_PATH_BYTES];
@@ -204,7 +219,8 @@ static const struct t5_preset {
 } T5[] = {{"base", 768, 64, 2048, 12, 12},
           {"xl", 2048, 64, 5120, 32, 24},
           {"xxl", 4096, 64, 10240, 64, 24},
-          {"tiny", 64, 16, 128, 4, 2}};
+          {"tiny", 64, 16, 128, 4, 2},
+          {"tiny-wide", 192, 16, 128, 4, 2}};
 
 static int write_t5_config(const struct options *o, const struct t5_preset *p, int vocab)
 {
@@ -269,7 +285,7 @@ static int make_t5(const struct options *o, lg_dtype dtype)
     for (size_t i = 0; i < LG_ARRAY_LEN(T5); i++)
         if (!strcmp(o->preset, T5[i].name)) preset = &T5[i];
     if (!preset)
-        return LG_FAIL(LG_ERR_USAGE, "no t5 preset \"%s\": base, xl, xxl and tiny exist",
+        return LG_FAIL(LG_ERR_USAGE, "no t5 preset \"%s\": base, xl, xxl, tiny and tiny-wide exist",
                        o->preset);
     struct lg_text_encoder_config c;
     lg_params t = {0};
@@ -293,9 +309,11 @@ static const struct clip_preset {
     int vocab, hidden, mlp, heads, layers;
     const char *act, *class;
 } CLIP[] = {{"l", 49408, 768, 3072, 12, 12, "quick_gelu", "CLIPTextModel"},
+            {"l-projected", 49408, 768, 3072, 12, 12, "quick_gelu", "CLIPTextModelWithProjection"},
             {"h", 49408, 1024, 4096, 16, 23, "gelu", "CLIPTextModel"},
             {"bigg", 49408, 1280, 5120, 20, 32, "gelu", "CLIPTextModelWithProjection"},
-            {"tiny", 1920, 64, 128, 4, 3, "quick_gelu", "CLIPTextModelWithProjection"}};
+            {"tiny", 1920, 64, 128, 4, 3, "quick_gelu", "CLIPTextModelWithProjection"},
+            {"tiny-g", 1920, 96, 192, 6, 2, "gelu", "CLIPTextModelWithProjection"}};
 
 static int publish_text(const char *dir, const char *name, FILE *f, char *const *text,
                         const size_t *bytes)
@@ -404,7 +422,9 @@ static int make_clip(const struct options *o, lg_dtype dtype)
     for (size_t i = 0; i < LG_ARRAY_LEN(CLIP); i++)
         if (!strcmp(o->preset, CLIP[i].name)) preset = &CLIP[i];
     if (!preset)
-        return LG_FAIL(LG_ERR_USAGE, "no clip preset \"%s\": l, h, bigg and tiny exist", o->preset);
+        return LG_FAIL(LG_ERR_USAGE,
+                       "no clip preset \"%s\": l, l-projected, h, bigg, tiny and tiny-g exist",
+                       o->preset);
     struct lg_text_encoder_config c;
     lg_params t = {0};
     char path[LG_PATH_BYTES];
@@ -423,44 +443,111 @@ static int make_clip(const struct options *o, lg_dtype dtype)
 
 /* ---- a pipeline ---- */
 
+enum { CLIPS_MAX = 2 };
 static const struct pipeline_preset {
-    const char *name, *class, *scheduler, *vae, *t5; /* t5 NULL: class labels */
+    const char *name, *class, *transformer, *scheduler, *vae;
+    const char *clip[CLIPS_MAX], *t5; /* NULL: it has none */
     struct lg_denoiser_config net;
 } PIPELINE[] = {
     {"dit-xl-2",
      "DiTPipeline",
+     "DiTTransformer2DModel",
      "DDIMScheduler",
      "sd",
+     {NULL},
      NULL,
      {.kind = LG_DIT, .height = 32, .hidden = 1152, .depth = 28, .heads = 16, .num_classes = 1000}},
     {"pixart-alpha",
      "PixArtAlphaPipeline",
+     "PixArtTransformer2DModel",
      "DPMSolverMultistepScheduler",
      "sd",
+     {NULL},
      "xxl",
-     {.height = 128, .hidden = 1152, .depth = 28, .heads = 16, .size_conditions = true}},
+     {.kind = LG_PIXART,
+      .height = 128,
+      .hidden = 1152,
+      .depth = 28,
+      .heads = 16,
+      .size_conditions = true}},
     {"pixart-sigma",
      "PixArtSigmaPipeline",
+     "PixArtTransformer2DModel",
      "DPMSolverMultistepScheduler",
-     "sd",
+     "sdxl",
+     {NULL},
      "xxl",
-     {.height = 128, .hidden = 1152, .depth = 28, .heads = 16}},
+     {.kind = LG_PIXART, .height = 128, .hidden = 1152, .depth = 28, .heads = 16}},
+    {"sd3-medium",
+     "StableDiffusion3Pipeline",
+     "SD3Transformer2DModel",
+     "FlowMatchEulerDiscreteScheduler",
+     "sd3",
+     {"l-projected", "bigg"},
+     "xxl",
+     {.kind = LG_SD3,
+      .height = 128,
+      .hidden = 1536,
+      .depth = 24,
+      .heads = 24,
+      .positions_side = 192}},
+    {"sd35-medium",
+     "StableDiffusion3Pipeline",
+     "SD3Transformer2DModel",
+     "FlowMatchEulerDiscreteScheduler",
+     "sd3",
+     {"l-projected", "bigg"},
+     "xxl",
+     {.kind = LG_SD3,
+      .height = 128,
+      .hidden = 1536,
+      .depth = 24,
+      .heads = 24,
+      .positions_side = 384,
+      .qk_norm = true,
+      .dual = {0x1fff}}},
     {"tiny-dit",
      "DiTPipeline",
+     "DiTTransformer2DModel",
      "DDIMScheduler",
      "tiny",
+     {NULL},
      NULL,
      {.kind = LG_DIT, .height = 4, .hidden = 48, .depth = 2, .heads = 4, .num_classes = 7}},
     {"tiny-pixart",
      "PixArtAlphaPipeline",
+     "PixArtTransformer2DModel",
      "DPMSolverMultistepScheduler",
      "tiny",
+     {NULL},
      "tiny",
-     {.height = 4, .hidden = 48, .depth = 2, .heads = 4, .size_conditions = true}},
+     {.kind = LG_PIXART,
+      .height = 4,
+      .hidden = 48,
+      .depth = 2,
+      .heads = 4,
+      .size_conditions = true}},
+    {"tiny-sd3",
+     "StableDiffusion3Pipeline",
+     "SD3Transformer2DModel",
+     "FlowMatchEulerDiscreteScheduler",
+     "tiny-sd3",
+     {"tiny", "tiny-g"},
+     "tiny-wide",
+     {.kind = LG_SD3,
+      .height = 4,
+      .hidden = 48,
+      .depth = 3,
+      .heads = 3,
+      .positions_side = 6,
+      .qk_norm = true,
+      .dual = {1}}},
     {"tiny-flux",
      "FluxPipeline",
+     "FluxTransformer2DModel",
      "FlowMatchEulerDiscreteScheduler",
      "tiny",
+     {"tiny"},
      "tiny",
      {.kind = LG_FLUX,
       .height = 4,
@@ -472,55 +559,85 @@ static const struct pipeline_preset {
       .guidance = true}},
 };
 
-static int write_text(const char *dir, const char *name, const char *text)
+static int clips_of(const struct pipeline_preset *p)
 {
-    char path[LG_PATH_BYTES];
-    LG_TRY(lg_path(path, "%s/%s", dir, name));
-    return lg_publish_file(path, text, strlen(text));
+    int n = 0;
+    while (n < CLIPS_MAX && p->clip[n]) n++;
+    return n;
 }
 
-static const char ONE_TEXT[] = "  \"text_encoder\": [\"transformers\", \"T5EncoderModel\"],\n"
-                               "  \"tokenizer\": [\"transformers\", \"T5Tokenizer\"],\n";
-static const char FLUX_TEXTS[] = "  \"text_encoder\": [\"transformers\", \"CLIPTextModel\"],\n"
-                                 "  \"text_encoder_2\": [\"transformers\", \"T5EncoderModel\"],\n"
-                                 "  \"tokenizer\": [\"transformers\", \"CLIPTokenizer\"],\n"
-                                 "  \"tokenizer_2\": [\"transformers\", \"T5TokenizerFast\"],\n";
+/* "text_encoder", "text_encoder_2" .. of what; returns it. */
+static const char *part_name(const char *what, int i, char ret[32])
+{
+    snprintf(ret, 32, i ? "%s_%d" : "%s", what, i + 1);
+    return ret;
+}
+
 static const char BETAS[] = "  \"beta_start\": 0.0001,\n  \"beta_end\": 0.02,\n"
                             "  \"beta_schedule\": \"linear\",\n  \"num_train_timesteps\": 1000,\n"
                             "  \"prediction_type\": \"epsilon\"\n";
-static const char SHIFT[] = "  \"base_image_seq_len\": 256,\n  \"base_shift\": 0.5,\n"
-                            "  \"max_image_seq_len\": 4096,\n  \"max_shift\": 1.15,\n"
-                            "  \"num_train_timesteps\": 1000,\n  \"shift\": 3.0,\n"
-                            "  \"use_dynamic_shifting\": true\n";
+static const char SHIFT[] = "  \"num_train_timesteps\": 1000,\n  \"shift\": 3.0\n";
+static const char DYNAMIC_SHIFT[] = "  \"base_image_seq_len\": 256,\n  \"base_shift\": 0.5,\n"
+                                    "  \"max_image_seq_len\": 4096,\n  \"max_shift\": 1.15,\n"
+                                    "  \"num_train_timesteps\": 1000,\n  \"shift\": 3.0,\n"
+                                    "  \"use_dynamic_shifting\": true\n";
+
+static const char *clip_class(const struct pipeline_preset *p)
+{
+    return p->net.kind == LG_SD3 ? "CLIPTextModelWithProjection" : "CLIPTextModel";
+}
 
 static int write_index(const struct options *o, const struct pipeline_preset *p)
 {
-    char index[1024], scheduler[512];
-    const bool flux = p->net.kind == LG_FLUX;
-    snprintf(index, sizeof index,
-             "{\n  \"_class_name\": \"%s\",\n  \"scheduler\": [\"diffusers\", \"%s\"],\n%s"
-             "  \"transformer\": [\"diffusers\", \"%s\"],\n"
-             "  \"vae\": [\"diffusers\", \"AutoencoderKL\"]\n}\n",
-             p->class, p->scheduler,
-             flux    ? FLUX_TEXTS
-             : p->t5 ? ONE_TEXT
-                     : "",
-             flux    ? "FluxTransformer2DModel"
-             : p->t5 ? "PixArtTransformer2DModel"
-                     : "DiTTransformer2DModel");
-    snprintf(scheduler, sizeof scheduler, "{\n  \"_class_name\": \"%s\",\n%s}\n", p->scheduler,
-             flux ? SHIFT : BETAS);
-    LG_TRY(write_text(o->dir, "model_index.json", index));
-    return write_text(o->dir, "scheduler/scheduler_config.json", scheduler);
+    const int clips = clips_of(p);
+    char *text = NULL, name[32];
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    LG_ASSERT(f);
+    fprintf(f, "{\n  \"_class_name\": \"%s\",\n  \"scheduler\": [\"diffusers\", \"%s\"],\n",
+            p->class, p->scheduler);
+    for (int i = 0; i < clips + !!p->t5; i++)
+        fprintf(f, "  \"%s\": [\"transformers\", \"%s\"],\n", part_name("text_encoder", i, name),
+                i < clips ? clip_class(p) : "T5EncoderModel");
+    for (int i = 0; i < clips + !!p->t5; i++)
+        fprintf(f, "  \"%s\": [\"transformers\", \"%s\"],\n", part_name("tokenizer", i, name),
+                i < clips ? "CLIPTokenizer"
+                : clips   ? "T5TokenizerFast"
+                          : "T5Tokenizer");
+    fprintf(f,
+            "  \"transformer\": [\"diffusers\", \"%s\"],\n"
+            "  \"vae\": [\"diffusers\", \"AutoencoderKL\"]\n}\n",
+            p->transformer);
+    LG_TRY(publish_text(o->dir, "model_index.json", f, &text, &bytes));
+    return 0;
 }
 
-/* No weight begins at zero, as what is trained does not. */
+static int write_scheduler(const char *dir, const struct pipeline_preset *p)
+{
+    char path[LG_PATH_BYTES], text[512];
+    const int n = snprintf(text, sizeof text, "{\n  \"_class_name\": \"%s\",\n%s}\n", p->scheduler,
+                           p->net.kind == LG_FLUX  ? DYNAMIC_SHIFT
+                           : p->net.kind == LG_SD3 ? SHIFT
+                                                   : BETAS);
+    LG_ASSERT(n > 0 && n < (int)sizeof text);
+    LG_TRY(lg_path(path, "%s/scheduler_config.json", dir));
+    return lg_publish_file(path, text, (size_t)n);
+}
+
+/* The weights of norms of queries and keys are near 1. */
+static bool is_norm(const struct lg_param *p)
+{
+    return p->rank == 1 && p->init == LG_INIT_ONE;
+}
+
+/* No weight begins at zero, as what is trained does not; tables stay what they are. */
 static int write_transformer(const char *dir, const struct lg_denoiser_config *c, uint64_t seed)
 {
     lg_params t;
     LG_TRY(lg_denoiser_params(c, &t));
     for (int i = 0; i < t.n; i++)
-        set_deviation(&t.p[i], t.p[i].rank > 1 ? 1 / sqrt(fan_in(&t.p[i])) : 0.02);
+        if (!t.p[i].is_fixed && !is_norm(&t.p[i]))
+            set_deviation(&t.p[i], t.p[i].rank > 1 ? 1 / sqrt(fan_in(&t.p[i])) : 0.02);
     float *w = malloc(t.count * sizeof *w);
     int rc = w ? 0 : LG_FAIL(LG_ERR_NOSPACE, "no memory for %zu weights", t.count);
     if (rc == 0) {
@@ -543,72 +660,99 @@ static int part_of(const struct options *o, const char *preset, const char *name
     return lg_mkdirs(dir);
 }
 
-/* A T5 as part text_encoder<after>, its tokenizer beside it. */
-static int make_t5_parts(const struct options *o, const struct pipeline_preset *p, lg_dtype dtype,
-                         const char *after, int *ret_width)
+/* A file of a text encoder's folder goes to its tokenizer's. */
+static int move_file(const char *name, const char *from_dir, const char *to_dir)
 {
-    char encoder[32], tokenizer[32];
-    snprintf(encoder, sizeof encoder, "text_encoder%s", after);
-    snprintf(tokenizer, sizeof tokenizer, "tokenizer%s", after);
-    struct options part;
+    char from[LG_PATH_BYTES], to[LG_PATH_BYTES];
+    LG_TRY(lg_path(from, "%s/%s", from_dir, name));
+    LG_TRY(lg_path(to, "%s/%s", to_dir, name));
+    if (rename(from, to) == 0) return 0;
+    return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s: %s", from, strerror(errno));
+}
+
+/* The second CLIP of SD3 is padded by what its tokenizer has as its first word. */
+static int make_clip_part(const struct options *o, const struct pipeline_preset *p, int i,
+                          lg_dtype dtype, struct lg_denoiser_text *ret)
+{
+    static const char pad[] = "{\"pad_token\": \"!\"}\n";
+    struct options encoder, tokenizer;
+    struct lg_text_encoder_config c;
+    char dir[LG_PATH_BYTES], beside[LG_PATH_BYTES], path[LG_PATH_BYTES], name[32];
+    LG_TRY(part_of(o, p->clip[i], part_name("text_encoder", i, name), dir, &encoder));
+    LG_TRY(make_clip(&encoder, dtype));
+    LG_TRY(lg_text_encoder_config_load(dir, &c));
+    ret->pooled = lg_text_encoder_sizes(&c).width;
+    if (p->net.kind == LG_SD3) ret->length = 77, ret->width = ret->pooled;
+    LG_TRY(part_of(o, "", part_name("tokenizer", i, name), beside, &tokenizer));
+    LG_TRY(move_file("vocab.json", dir, beside));
+    LG_TRY(move_file("merges.txt", dir, beside));
+    if (!i) return 0;
+    LG_TRY(lg_path(path, "%s/special_tokens_map.json", beside));
+    return lg_publish_file(path, pad, strlen(pad));
+}
+
+static int make_t5_part(const struct options *o, const struct pipeline_preset *p, int i,
+                        lg_dtype dtype, struct lg_denoiser_text *ret)
+{
+    struct options encoder, tokenizer;
     struct lg_t5_config c;
-    char dir[LG_PATH_BYTES], from[LG_PATH_BYTES], to[LG_PATH_BYTES];
-    LG_TRY(part_of(o, p->t5, encoder, dir, &part));
-    LG_TRY(make_t5(&part, dtype));
+    char dir[LG_PATH_BYTES], beside[LG_PATH_BYTES], name[32];
+    LG_TRY(part_of(o, p->t5, part_name("text_encoder", i, name), dir, &encoder));
+    LG_TRY(make_t5(&encoder, dtype));
     LG_TRY(lg_t5_config_load(dir, &c));
-    *ret_width = c.d_model;
-    LG_TRY(lg_path(from, "%s/spiece.model", dir));
-    LG_TRY(part_of(o, "", tokenizer, dir, &part));
-    LG_TRY(lg_path(to, "%s/spiece.model", dir));
-    if (rename(from, to) < 0)
-        return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s: %s", from, strerror(errno));
+    ret->width = c.d_model;
+    ret->length = !strcmp(p->class, "PixArtAlphaPipeline")   ? 120
+                  : !strcmp(p->class, "PixArtSigmaPipeline") ? 300
+                  : p->net.kind == LG_SD3                    ? 256
+                                                             : 512;
+    LG_TRY(part_of(o, "", part_name("tokenizer", i, name), beside, &tokenizer));
+    return move_file("spiece.model", dir, beside);
+}
+
+static int make_texts(const struct options *o, const struct pipeline_preset *p, lg_dtype dtype,
+                      struct lg_denoiser_config *net)
+{
+    for (int i = 0; i < clips_of(p); i++)
+        LG_TRY(make_clip_part(o, p, i, dtype, &net->text[net->n_texts++]));
+    if (p->t5) LG_TRY(make_t5_part(o, p, net->n_texts, dtype, &net->text[net->n_texts]));
+    net->n_texts += !!p->t5;
     return 0;
 }
 
-static int make_flux_texts(const struct options *o, const struct pipeline_preset *p, lg_dtype dtype,
-                           struct lg_denoiser_config *net)
+static int find_pipeline(const char *name, const struct pipeline_preset **ret)
 {
-    struct options part;
-    struct lg_text_encoder_config clip;
-    char dir[LG_PATH_BYTES];
-    LG_TRY(part_of(o, "tiny", "text_encoder", dir, &part));
-    LG_TRY(make_clip(&part, dtype));
-    LG_TRY(lg_text_encoder_config_load(dir, &clip));
-    net->n_texts = 2;
-    net->text[0].pooled = lg_text_encoder_sizes(&clip).width;
-    net->text[1].length = 512;
-    return make_t5_parts(o, p, dtype, "_2", &net->text[1].width);
+    char names[256];
+    size_t at = 0;
+    for (size_t i = 0; i < LG_ARRAY_LEN(PIPELINE); i++) {
+        *ret = &PIPELINE[i];
+        if (!strcmp(name, PIPELINE[i].name)) return 0;
+        at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", i ? ", " : "",
+                               PIPELINE[i].name);
+        LG_ASSERT(at < sizeof names);
+    }
+    return LG_FAIL(LG_ERR_USAGE, "no pipeline preset \"%s\": there are %s", name, names);
 }
 
 static int make_pipeline(const struct options *o, lg_dtype dtype)
 {
-    const struct pipeline_preset *p = NULL;
-    for (size_t i = 0; i < LG_ARRAY_LEN(PIPELINE); i++)
-        if (!strcmp(o->preset, PIPELINE[i].name)) p = &PIPELINE[i];
-    if (!p)
-        return LG_FAIL(LG_ERR_USAGE,
-                       "no pipeline preset \"%s\": dit-xl-2, pixart-alpha, pixart-sigma, tiny-dit, "
-                       "tiny-pixart and tiny-flux exist",
-                       o->preset);
+    const struct pipeline_preset *p;
+    LG_TRY(find_pipeline(o->preset, &p));
     struct lg_denoiser_config net = p->net;
     struct options part;
+    struct lg_aekl_config vae;
     char dir[LG_PATH_BYTES];
-    net.channels = 4, net.patch = 2, net.mlp_ratio = 4, net.width = net.height;
-    net.learned_variance = net.kind != LG_FLUX;
-    net.norm_eps = p->t5 ? 1e-6 : 1e-5;
-    if (net.kind == LG_FLUX) {
-        LG_TRY(make_flux_texts(o, p, dtype, &net));
-    } else if (p->t5) {
-        net.kind = LG_PIXART;
-        net.n_texts = 1;
-        net.text[0].length = strcmp(p->class, "PixArtSigmaPipeline") ? 120 : 300;
-        LG_TRY(make_t5_parts(o, p, dtype, "", &net.text[0].width));
-    }
+    LG_TRY(make_texts(o, p, dtype, &net));
     LG_TRY(part_of(o, p->vae, "vae", dir, &part));
     LG_TRY(make_vae(&part, dtype));
+    LG_TRY(lg_aekl_config_load(dir, &vae));
+    net.channels = vae.latent_channels;
+    net.patch = 2, net.mlp_ratio = 4, net.width = net.height;
+    net.learned_variance = net.kind == LG_DIT || net.kind == LG_PIXART;
+    net.norm_eps = p->t5 ? 1e-6 : 1e-5;
     LG_TRY(part_of(o, "", "transformer", dir, &part));
     LG_TRY(write_transformer(dir, &net, o->seed));
     LG_TRY(part_of(o, "", "scheduler", dir, &part));
+    LG_TRY(write_scheduler(dir, p));
     return write_index(o, p);
 }
 
@@ -876,11 +1020,13 @@ int main(int argc, char **argv)
     if (parse_options(argc, argv, &o) < 0) {
         fprintf(
             stderr,
-            "usage: lg-random-model vae --preset sd|tiny DIR\n"
-            "       lg-random-model t5 --preset base|xl|xxl|tiny --spiece FILE DIR\n"
-            "       lg-random-model clip --preset l|h|bigg|tiny DIR\n"
-            "       lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|"
-            "tiny-dit|tiny-pixart|tiny-flux [--spiece FILE] DIR\n"
+            "usage: lg-random-model vae --preset sd|sdxl|sd3|flux|tiny|tiny-sd3 DIR\n"
+            "       lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR\n"
+            "       lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR\n"
+            "       lg-random-model pipeline --preset "
+            "dit-xl-2|pixart-alpha|pixart-sigma|sd3-medium|"
+            "sd35-medium|\n"
+            "                       tiny-dit|tiny-pixart|tiny-sd3|tiny-flux [--spiece FILE] DIR\n"
             "       lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] "
             "DIR\n"
             "       lg-random-model latents --count N [--size 32] [--channels 4] "

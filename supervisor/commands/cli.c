@@ -30,7 +30,7 @@ struct words {
     int n_places;
     const char *set[SETS_MAX];
     int n_sets;
-    const char *units, *dir, *prefix, *bin, *out, *weights;
+    const char *units, *dir, *prefix, *bin, *out, *weights, *format;
     bool merge, detach, set_aside, json, follow, once, kill;
 };
 
@@ -114,6 +114,8 @@ static int parse(const char *name, const char *allowed, int argc, char **argv, s
             LG_TRY(take_value(a, argc, argv, &i, &ret->out));
         } else if (!strcmp(a, "--weights") && strstr(allowed, "--weights")) {
             LG_TRY(take_value(a, argc, argv, &i, &ret->weights));
+        } else if (!strcmp(a, "--format") && strstr(allowed, "--format")) {
+            LG_TRY(take_value(a, argc, argv, &i, &ret->format));
         } else if (!strcmp(a, "--merge") && strstr(allowed, "--merge")) {
             ret->merge = true;
         } else if (!strcmp(a, "--json") && strstr(allowed, "--json")) {
@@ -269,11 +271,12 @@ static int command_export(int argc, char **argv, int *ret_exit)
 {
     struct words w;
     *ret_exit = 0;
-    LG_TRY(parse_one_place("export", "-o --weights --merge", argc, argv, &w));
+    LG_TRY(parse_one_place("export", "-o --weights --format --merge", argc, argv, &w));
     if (!w.out) return usage("export");
     LG_TRY(lg_export(&(struct lg_export_args){.from = w.place[0],
                                               .out = w.out,
                                               .weights = w.weights ? w.weights : "ema",
+                                              .format = w.format,
                                               .merge = w.merge}));
     return 0;
 }

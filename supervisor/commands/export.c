@@ -138,18 +138,47 @@ static bool is_adapter(const char *weights)
     return lg_path(path, "%s/adapter_config.json", weights) == 0 && lg_path_exists(path);
 }
 
-/* An adapter with the net that it adapts, or a net as it is. */
-static int place_transformer(const char *weights, const char *to)
+/* option: for lg-merge, or NULL */
+static int run_merge(const char *option, const char *weights, const char *to)
 {
-    char program[LG_PATH_BYTES], *said = NULL;
-    int code;
-    if (!is_adapter(weights)) return place_tree(weights, to, NULL, 1);
+    char program[LG_PATH_BYTES], *argv[5] = {program}, *said = NULL;
+    int code, n = 1;
     LG_TRY(lg_program_path("lg-merge", program));
-    char *const argv[] = {program, (char *)weights, (char *)to, NULL};
+    if (option) argv[n++] = (char *)option;
+    argv[n++] = (char *)weights;
+    argv[n++] = (char *)to;
     LG_TRY(lg_child_capture(program, argv, 1 << 16, &said, &code));
     int rc = code ? LG_FAIL(code < 64 ? -code : LG_ERR_FAILED, "%s", said) : 0;
     free(said);
     return rc;
+}
+
+/* An adapter with the net that it adapts, or a net as it is. */
+static int place_transformer(const char *weights, const char *to)
+{
+    return is_adapter(weights) ? run_merge(NULL, weights, to) : place_tree(weights, to, NULL, 1);
+}
+
+/* The adapter alone, one file. */
+static int export_kohya(const struct lg_export_args *args, const char *checkpoint,
+                        const lg_manifest *m)
+{
+    char weights[LG_PATH_BYTES];
+    if (strcmp(args->format, "kohya"))
+        return LG_FAIL(LG_ERR_USAGE, "--format %s: kohya exists", args->format);
+    if (args->merge)
+        return LG_FAIL(LG_ERR_USAGE, "--format kohya is for an adapter alone: remove --merge");
+    LG_TRY(lg_checkpoint_weights_dir(checkpoint, args->weights, weights));
+    if (!is_adapter(weights))
+        return LG_FAIL(LG_ERR_USAGE, "--format kohya: %s is a whole transformer, no adapter",
+                       weights);
+    if (lg_path_exists(args->out))
+        return LG_FAIL(LG_ERR_BUSY, "%s exists: name a file that does not, or remove it",
+                       args->out);
+    LG_TRY(lg_manifest_verify(m, checkpoint));
+    LG_TRY(run_merge("--kohya", weights, args->out));
+    lg_print(stdout, "%s: %s of %s in kohya's layout\n", args->out, args->weights, checkpoint);
+    return 0;
 }
 
 /* What can be made of the weights. */
@@ -160,7 +189,7 @@ static int check_kind(const struct lg_export_args *args, const char *pipeline, c
     if (adapter && !args->merge)
         return LG_FAIL(LG_ERR_USAGE,
                        "%s is an adapter, which diffusers and peft read as it is; --merge exports "
-                       "the model with it",
+                       "the model with it, --format kohya the adapter in that layout",
                        weights);
     if (!adapter && args->merge)
         return LG_FAIL(LG_ERR_USAGE, "--merge: %s is a whole transformer, no adapter", weights);
@@ -210,7 +239,9 @@ int lg_export(const struct lg_export_args *args)
     int rc = strcmp(args->weights, "ema") && strcmp(args->weights, "model")
                  ? LG_FAIL(LG_ERR_USAGE, "--weights %s: ema and model exist", args->weights)
                  : find_checkpoint(args, checkpoint, &c, m);
-    if (rc == 0) rc = export(args, c->_pipeline, checkpoint, m);
+    if (rc == 0)
+        rc = args->format ? export_kohya(args, checkpoint, m)
+                          : export(args, c->_pipeline, checkpoint, m);
     lg_config_free(&c);
     free(m);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;

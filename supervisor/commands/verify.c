@@ -93,7 +93,7 @@ static int verify_ledger(const lg_run *r, const lg_manifest *newest)
     LG_TRY(lg_ledger_verify(path, &c));
     lg_print(stdout, "ok  %s: steps %" PRIu64 " to %" PRIu64 ", each sample once\n", path,
              c.first_step, c.last_step);
-    if (r->plan.buckets.n) LG_TRY(verify_items(r));
+    if (r->plan.buckets.n || r->config->data_source.n) LG_TRY(verify_items(r));
     for (int i = 1; i < newest->n_data; i++)
         printf("the data set has changed, allowed, at step %" PRIu64 ": %" PRIu64
                " items, then %" PRIu64 "\n",

@@ -276,6 +276,20 @@ void lg_status_save(const char *dir, lg_board *b)
     free(st);
 }
 
+const char *lg_status_name(const struct lg_status_instance *p, char ret[LG_STATUS_NAME_BYTES])
+{
+    snprintf(ret, LG_STATUS_NAME_BYTES, "%s.%d", lg_role_name(p->role), p->index);
+    return ret;
+}
+
+int lg_status_columns(const struct lg_status *st, int least)
+{
+    char name[LG_STATUS_NAME_BYTES];
+    for (int i = 0; i < st->n_instances; i++)
+        least = LG_MAX(least, (int)strlen(lg_status_name(&st->instance[i], name)));
+    return least;
+}
+
 void lg_status_print(const struct lg_status *st)
 {
     lg_print(stdout, "job         %s\nstate       %s\nstep        %" PRIu64 " of %" PRIu64 "\n",
@@ -302,13 +316,14 @@ void lg_status_print(const struct lg_status *st)
             printf("wanted      %u %s, %d there\n", st->wanted[r], lg_role_name((lg_role)r), there);
     }
     lg_print(stdout, "checkpoint  %s\n", st->checkpoint[0] ? st->checkpoint : "none yet");
-    if (st->n_instances) printf("\n%-12s %8s  %-9s %8s\n", "process", "pid", "state", "restarts");
+    const int columns = lg_status_columns(st, 12);
+    if (st->n_instances)
+        printf("\n%-*s %8s  %-9s %8s\n", columns, "process", "pid", "state", "restarts");
     for (int i = 0; i < st->n_instances; i++) {
         const struct lg_status_instance *p = &st->instance[i];
-        char name[32], pid[16] = "-";
-        snprintf(name, sizeof name, "%s.%d", lg_role_name(p->role), p->index);
+        char name[LG_STATUS_NAME_BYTES], pid[16] = "-";
         if (p->pid) snprintf(pid, sizeof pid, "%d", p->pid);
-        lg_print(stdout, "%-12s %8s  %-9s %8u%s%s\n", name, pid, p->state, p->restarts,
-                 *p->program ? "  " : "", p->program);
+        lg_print(stdout, "%-*s %8s  %-9s %8u%s%s\n", columns, lg_status_name(p, name), pid,
+                 p->state, p->restarts, *p->program ? "  " : "", p->program);
     }
 }

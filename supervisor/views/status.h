@@ -38,6 +38,12 @@ uint64_t lg_status_step(lg_board *b);
 /* Is the process that the row names alive? By pid and start time. */
 bool lg_status_row_alive(const struct lg_board_row *row);
 
+/* "text.clip_l.0"; returns ret. */
+enum { LG_STATUS_NAME_BYTES = 32 };
+const char *lg_status_name(const struct lg_status_instance *p, char ret[LG_STATUS_NAME_BYTES]);
+/* Of the column with their names: at least `least`, and as wide as the longest. */
+int lg_status_columns(const struct lg_status *st, int least);
+
 /* LG_ERR_NOTFOUND when DIR is no run directory. */
 int lg_status_read(const char *dir, struct lg_status *ret);
 /* DIR/status.json. A full disk is no reason to fail: best effort. */

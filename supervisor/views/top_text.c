@@ -240,31 +240,32 @@ static bool counts_samples(lg_role r)
     return lg_role_scales(r) || r == LG_ROLE_trainer;
 }
 
-static void put_process(struct page *page, const struct lg_top_process *p)
+static void put_process(struct page *page, const struct lg_top_process *p, int columns)
 {
-    char name[32], pid[16] = "-", rate[16] = "-", busy[16] = "-", cpu[16], own[24] = "-",
-                   shared[24] = "-", beat[24] = "-";
+    char name[LG_STATUS_NAME_BYTES], pid[16] = "-", rate[16] = "-", busy[16] = "-", cpu[16],
+                                     own[24] = "-", shared[24] = "-", beat[24] = "-";
     double samples = counts_samples(p->is.role) ? PER_SECOND(p, samples) : -1;
     bool lives = p->is.pid != 0, stage = p->is.role < LG_ROLE_keeper;
-    snprintf(name, sizeof name, "%s.%d", lg_role_name(p->is.role), p->is.index);
     if (lives) snprintf(pid, sizeof pid, "%d", p->is.pid);
     if (samples >= 0) snprintf(rate, sizeof rate, "%.1f", samples);
     /* a long piece of work is counted at its end, so the share may seem to exceed 1 */
     if (stage) share_text(busy, LG_MIN(PER_SECOND(p, busy_ns), (double)LG_S_NS));
     if (lives) bytes_text(own, p->private_bytes), bytes_text(shared, p->shared_bytes);
     if (stage && p->is.beat_age_ns >= 0) duration_text(beat, (double)p->is.beat_age_ns / LG_S_NS);
-    put(page, "%-11s %8s  %-8s %8u %10s %6s %6s %10s %10s %9s", name, pid, p->is.state,
-        p->is.restarts, rate, busy, share_text(cpu, PER_SECOND(p, cpu_ns)), own, shared, beat);
+    put(page, "%-*s %8s  %-8s %8u %10s %6s %6s %10s %10s %9s", columns,
+        lg_status_name(&p->is, name), pid, p->is.state, p->is.restarts, rate, busy,
+        share_text(cpu, PER_SECOND(p, cpu_ns)), own, shared, beat);
 }
 
 static void put_processes(struct page *page, const struct lg_top *t, int *ret_heading)
 {
+    const int columns = lg_status_columns(&t->status, 11);
     put(page, "%s", "");
     *ret_heading = page->n;
-    put(page, "%-11s %8s  %-8s %8s %10s %6s %6s %10s %10s %9s", "process", "pid", "state",
+    put(page, "%-*s %8s  %-8s %8s %10s %6s %6s %10s %10s %9s", columns, "process", "pid", "state",
         "restarts", "samples/s", "busy", "cpu", "memory", "shared", "last beat");
     for (int i = 0; i < t->status.n_instances && t->has_board; i++)
-        put_process(page, &t->process[t->row[i]]);
+        put_process(page, &t->process[t->row[i]], columns);
 }
 
 int lg_top_text(const struct lg_top *t, const struct lg_top_look *look,

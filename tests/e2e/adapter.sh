@@ -57,6 +57,25 @@ merged=$T/merged
 check "it can be merged" timeout 120 "$LGSUP" export "$one" --merge -o "$merged"
 check "and drawn with" draw --from "$merged" --config "$one/config.toml" -o "$T/d.png"
 check "the same picture" cmp "$T/a.png" "$T/d.png"
+
+# ---- kohya's layout ----
+adapter=$(checkpoint_of "$one" 80)/ema
+check "it can be written in kohya's layout" timeout 60 "$LGSUP" export "$one" --format kohya -o "$T/kohya.safetensors"
+check "with those names" grep -aq '"lora_unet_transformer_blocks_0_attn1_to_q.lora_down.weight"' "$T/kohya.safetensors"
+timeout 60 "$LGSUP" export "$one" --format kohya -o "$T/kohya.safetensors" >"$T/said" 2>&1
+check "a file that is there stays" grep -q "kohya.safetensors exists" "$T/said"
+timeout 60 "$LGSUP" export "$one" --format kohya --merge -o "$T/not" >"$T/said" 2>&1
+check "not merged" grep -q "remove --merge" "$T/said"
+timeout 60 "$LGSUP" export "$one" --format a1111 -o "$T/not" >"$T/said" 2>&1
+check "in no other layout" grep -q -- "--format a1111: kohya exists" "$T/said"
+timeout 60 "$LGSUP" export "$reference" --format kohya -o "$T/not" >"$T/said" 2>&1
+check "nor of a whole model" grep -q "is a whole transformer, no adapter" "$T/said"
+mkdir "$T/of_kohya"
+cp "$adapter/adapter_config.json" "$T/of_kohya/"
+cp "$T/kohya.safetensors" "$T/of_kohya/pytorch_lora_weights.safetensors"
+check "and drawn with" draw --from "$T/of_kohya" --config "$one/config.toml" -o "$T/e.png"
+check "the same picture" cmp "$T/a.png" "$T/e.png"
+
 timeout 60 "$LGSUP" export "$one" -o "$T/not" >"$T/said" 2>&1
 check "without --merge it says what it is" grep -q -- "--merge exports the model with it" "$T/said"
 timeout 60 "$LGSUP" export "$reference" --merge -o "$T/not" >"$T/said" 2>&1

@@ -102,12 +102,18 @@ expect "a run from what was exported" 0 $?
 check "begins with its weights" cmp "$(checkpoint_of "$T/again" 1)/model/diffusion_pytorch_model.safetensors" \
     "$T/made/transformer/diffusion_pytorch_model.safetensors"
 
-# The examples, with tiny models in the place of the published ones.
+# The examples, with tiny models in the place of the published ones, here without GPUs.
 check "a DiT's folder" "$RANDOM_MODEL" pipeline --preset tiny-dit "$T/dit"
+for kind in sd3 flux; do
+    check "a folder of $kind" "$RANDOM_MODEL" pipeline --preset tiny-$kind --spiece "$EMOJI/text_encoder/spiece.model" "$T/$kind"
+done
 example() { # NAME PIPELINE
-    timeout 60 "$LGSUP" check "$e2e_root/examples/$1.toml" --set pipeline="$T/$2" --set data.path="$MICRO/data" --set data.size=32 \
+    sed '/^gpus = /d' "$e2e_root/examples/$1.toml" >"$T/example.toml"
+    timeout 60 "$LGSUP" check "$T/example.toml" --set pipeline="$T/$2" --set data.path="$MICRO/data" --set data.size=32 \
         --set device=host --set precision=fp32 --set 'sample.captions=["3"]' --set job.dir="$T/none"
 }
 check "examples/dit-xl-2.toml" example dit-xl-2 dit
 check "examples/pixart-alpha.toml" example pixart-alpha pixart
 check "examples/pixart-sigma.toml" example pixart-sigma pixart
+check "examples/sd35-medium.toml" example sd35-medium sd3
+check "examples/flux-lora.toml" example flux-lora flux

@@ -16,6 +16,9 @@ make_one latents --count 40 --size 8 --classes 5 --seed 1 "$T/c"
 check "another seed, other bytes" sh -c "! cmp -s '$T/a/latents/noise-00000.tar' '$T/c/noise-00000.tar'"
 expect "shards" 3 "$(ls "$T/a/pictures" | wc -l)"
 expect "vocabulary of the tokenizer" 2048 "$(jq .vocab_size "$T/a/t5/config.json")"
+check "the autoencoder of SDXL and PixArt-Sigma" make_one vae --preset sdxl --dtype f16 "$T/sdxl"
+expect "its latents' scale" 0.13025 "$(jq .scaling_factor "$T/sdxl/config.json")"
+rm -r "$T/sdxl"
 
 common="--set trainer.max_steps=4 --set model.num_classes=5 --set data.latent_size=8"
 check "trains on the pictures, labels" tiny "$T/class" $common --set data.path="$T/a/pictures" \
@@ -27,8 +30,10 @@ for run in class text; do
         "$(jq -c 'select(.loss > 0.1 and .loss < 10 and .voids == 0)' "$T/$run/metrics.jsonl" | wc -l)"
 done
 check "a preset that does not exist" sh -c \
-    "'$e2e_build/bin/lg-random-model' vae --preset huge '$T/x' 2>&1 | grep -q 'sd and tiny'"
+    "'$e2e_build/bin/lg-random-model' vae --preset huge '$T/x' 2>&1 | grep -q 'sd, sdxl, sd3, flux, tiny and tiny-sd3'"
 check "a clip preset that does not exist" sh -c \
-    "'$e2e_build/bin/lg-random-model' clip --preset g '$T/x' 2>&1 | grep -q 'bigg and tiny'"
+    "'$e2e_build/bin/lg-random-model' clip --preset g '$T/x' 2>&1 | grep -q 'bigg, tiny and tiny-g'"
 check "t5 without a tokenizer" sh -c \
     "'$e2e_build/bin/lg-random-model' t5 --preset tiny '$T/x' 2>&1 | grep -q spiece"
+check "a pipeline preset that does not exist" sh -c \
+    "'$e2e_build/bin/lg-random-model' pipeline --preset sd4 '$T/x' 2>&1 | grep -q 'there are dit-xl-2, .*sd35-medium, .*tiny-flux'"

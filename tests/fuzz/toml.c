@@ -11,6 +11,9 @@ static void check_item(const struct lg_toml_item *item)
     LG_ASSERT(item->type != LG_TOML_LIST || item->list);
     LG_ASSERT(item->type == LG_TOML_LIST || item->n_list == 0);
     for (int i = 0; i < item->n_list; i++) LG_ASSERT(strlen(item->list[i]) < LG_TOML_BYTES_MAX);
+    LG_ASSERT((item->type == LG_TOML_TABLES) == (item->n_tables > 0));
+    for (int i = 0; i < item->n_tables; i++)
+        for (int k = 0; k < item->tables[i].n; k++) check_item(&item->tables[i].items[k]);
     LG_ASSERT(lg_toml_type_name(item->type)[0]);
 }
 

@@ -171,6 +171,31 @@ def sd3_case(out):
     record(out, "sd3", m, y, dout)
 
 
+SD3_PLAIN = dict(num_attention_heads=2, num_layers=2, caption_projection_dim=32,
+                 dual_attention_layers=(), qk_norm=None)
+
+
+def run_sd3(m, dtype):
+    x, dout = double("x", (3, 4, 8, 12), 1.5).to(dtype), double("dout", (3, 4, 8, 12), 1.0).to(dtype)
+    t, (states, pooled) = torch.tensor([812.5, 3.25, 500.0]).to(dtype), sd3_texts()
+    m.to(dtype).zero_grad()
+    return m(x, encoder_hidden_states=states.to(dtype), pooled_projections=pooled.to(dtype), timestep=t).sample, dout
+
+
+def sd3_plain_case(out):
+    """As SD3-medium has it. Says how far PyTorch's own fp32 is from its fp64: the measure of what to ask of another."""
+    m = make_sd3(**SD3_PLAIN)
+    y, dout = run_sd3(m, torch.float64)
+    record(out, "sd3_plain", m, y, dout)
+    want = {k: p.grad.clone() for k, p in m.named_parameters() if p.grad is not None}
+    y, dout = run_sd3(m, torch.float32)
+    y.backward(dout)
+    errors = {k: ((p.grad - want[k]).norm() / want[k].norm().clamp_min(0.3)).item()
+              for k, p in m.named_parameters() if k in want}
+    worst = max(errors, key=errors.get)
+    print(f"sd3_plain: PyTorch's gradients in fp32 are at most {errors[worst]:.1e} off ({worst})")
+
+
 def flux_case(out):
     m = make_flux()
     x, dout = double("x", (3, 4, 8, 12), 1.5), double("dout", (3, 4, 8, 12), 1.0)
@@ -317,6 +342,7 @@ def main():
     dit_case(out)
     pixart_case(out)
     sd3_case(out)
+    sd3_plain_case(out)
     flux_case(out)
     sampler_cases(out)
     objective_cases(out)

@@ -14,6 +14,7 @@ golden.safetensors: inputs and outputs, computed in fp64 from the weights as sav
              log-variance that is clamped at both ends, pictures that are not square
   vae_plain  2 blocks, no mid attention, no quant convs, fp32
   vae_old    1 layer, bf16, the old names of the attention's projections, quant_conv only
+  vae_sd3    4 blocks, 16 channels of the latent, which is shifted and scaled, no quant convs, bf16, as SD3 and FLUX have it
 """
 import json
 import os
@@ -128,6 +129,9 @@ vae("vae_plain", (8, 6), torch.float32, 4, block_out_channels=(8, 16), layers_pe
     mid_block_add_attention=False, use_quant_conv=False, use_post_quant_conv=False)
 vae("vae_old", (6, 8), torch.bfloat16, 5, old_names=True, block_out_channels=(16, 8),
     layers_per_block=1, use_post_quant_conv=False)
+vae("vae_sd3", (16, 24), torch.bfloat16, 6, block_out_channels=(8, 8, 16, 16), layers_per_block=1,
+    latent_channels=16, scaling_factor=1.5305, shift_factor=0.0609, use_quant_conv=False,
+    use_post_quant_conv=False)
 for name in sorted(os.listdir(OUT)):
     bytes_ = sum(os.path.getsize(f"{OUT}/{name}/{f}") for f in os.listdir(f"{OUT}/{name}"))
     print(f"{name}: {bytes_} bytes, {len(load_file(f'{OUT}/{name}/golden.safetensors'))} tensors")

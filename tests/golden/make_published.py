@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from diffusers import (DiTTransformer2DModel, DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler,
                        PixArtTransformer2DModel)
+from diffusers.models.embeddings import get_2d_sincos_pos_embed
 from diffusers.schedulers.scheduling_ddim import rescale_zero_terminal_snr
 from diffusers.training_utils import (compute_density_for_timestep_sampling,
                                       compute_loss_weighting_for_sd3)
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-from make_denoiser import (PURPOSE_SAMPLE, M32, double, fill, fill_model, make_flux, philox_normal,
-                           run_flux)
+from make_denoiser import (PURPOSE_SAMPLE, M32, SD3, SD3Transformer2DModel, double, fill, fill_model, make_flux, philox_normal,
+                           make_sd3, run_flux, sd3_texts)
 from safetensors.numpy import save_file
 
 
@@ -207,6 +208,31 @@ def flux_case(out):
             net, v, text, pooled, torch.tensor([t]).double(), told), x).numpy()
 
 
+def sd3_case(out):
+    """Two passes, of a caption and of another, by the scheduler's own timesteps."""
+    net, (states, pooled) = make_sd3(), sd3_texts()
+
+    def guided(x, t):
+        def f(k):
+            return net(x, encoder_hidden_states=states[k:k + 1], pooled_projections=pooled[k:k + 1],
+                       timestep=torch.tensor([t]).double()).sample
+        return f(1) + 7.0 * (f(0) - f(1))
+
+    x = torch.from_numpy(philox_normal(7, PURPOSE_SAMPLE, 40, 4 * 8 * 12)).reshape(1, 4, 8, 12)
+    with torch.no_grad():
+        out["sd3.drawn"] = run(flow("linspace", 6, 3.0), guided, x).numpy()
+
+
+POSITIONS = ((9, 4, 1), (12, 16, 2), (5, 7, 0.5))  # patches of the table on a side, of the model, and their scale
+
+
+def position_cases(out):
+    for side, base, scale in POSITIONS:
+        out[f"positions.{side}"] = get_2d_sincos_pos_embed(
+            16, side, base_size=base, interpolation_scale=scale, output_type="pt").float().numpy()
+    out["positions.sd3"] = SD3Transformer2DModel(**SD3).pos_embed.pos_embed.float().numpy()
+
+
 def main():
     torch.set_num_threads(1)
     out = {}
@@ -214,6 +240,8 @@ def main():
     noise_cases(out)
     sampler_cases(out)
     flux_case(out)
+    sd3_case(out)
+    position_cases(out)
     path = sys.argv[1] if len(sys.argv) > 1 else "tests/golden/published.safetensors"
     save_file({k: np.ascontiguousarray(v) for k, v in sorted(out.items())}, path)
     print(path, len(out), "tensors")

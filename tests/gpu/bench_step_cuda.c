@@ -4,12 +4,16 @@
  *
  * usage: bench_step_cuda [BATCH [STEPS [PRECISION [step|NET]]]]      (256, 10, bf16)
  *
+ * A NET with adapters (LoRA) trains them alone. From the environment: LG_BENCH_RECOMPUTE, words of memory.recompute, and
+ * LG_BENCH_FROZEN, how what is frozen is stored (fp8, int8).
+ *
  * Prints ms a step (median), images a second, model TFLOP/s, bytes on the GPU; then all operations of a
  * step with their time within it (op_times.h); then, unless "step" or a net of `presets` is said, the large ones of DiT-XL/2
  * alone, in a loop: milliseconds a call, calls a step, TFLOP/s or GB/s (bytes that must move, each once), share of the
  * step. */
 #include "base/clock.h"
 #include "stages/nets/denoiser.h"
+#include "stages/nets/storage.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/gpu/op_times.h"
 #include "tests/unit/denoiser_fixture.h"
@@ -20,16 +24,41 @@ static lg_device *device;
 static lg_stream *stream;
 static lg_dtype type;
 static int64_t batch = 256;
+
+/* SD3.5-medium and FLUX.1-dev with latents of side x side; MMDiT's texts are 77 tokens of CLIP and 256 or 512 of T5. */
+#define SD35_MEDIUM(side)                                                                          \
+    {                                                                                              \
+        .kind = LG_SD3, .channels = 16, .height = side, .width = side, .patch = 2, .hidden = 1536, \
+        .depth = 24, .heads = 24, .mlp_ratio = 4, .n_texts = 3,                                    \
+        .text = {{.length = 77, .width = 768, .pooled = 768},                                      \
+                 {.length = 77, .width = 1280, .pooled = 1280},                                    \
+                 {.length = 256, .width = 4096}},                                                  \
+        .norm_eps = 1e-6, .sample_size = 128, .positions_side = 384, .qk_norm = true, .dual = {    \
+            (1 << 13) - 1                                                                          \
+        }                                                                                          \
+    }
+#define FLUX(side)                                                                                 \
+    {                                                                                              \
+        .kind = LG_FLUX, .channels = 16, .height = side, .width = side, .patch = 2,                \
+        .hidden = 3072, .depth = 57, .heads = 24, .mlp_ratio = 4, .n_texts = 2,                    \
+        .text = {{.pooled = 768}, {.length = 512, .width = 4096}}, .norm_eps = 1e-6,               \
+        .singles = 38, .axes = {16, 56, 56}, .guidance = true                                      \
+    }
 static const struct preset {
     const char *name;
     struct lg_denoiser_config c;
+    int rank; /* of adapters on its attentions; 0: all is trained */
 } presets[] = {
-    {"DiT-XL/2", DENOISER_SHAPE(LG_DIT, 4, 32, 32, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6)},
-    {"DiT-XL/2-512", DENOISER_SHAPE(LG_DIT, 4, 64, 64, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6)},
+    {"DiT-XL/2", DENOISER_SHAPE(LG_DIT, 4, 32, 32, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6), 0},
+    {"DiT-XL/2-512", DENOISER_SHAPE(LG_DIT, 4, 64, 64, 2, 1152, 28, 16, 4, 1000, 0, 0, 1e-6), 0},
     {"PixArt-Sigma-512",
-     DENOISER_SHAPE(LG_PIXART, 4, 64, 64, 2, 1152, 28, 16, 4, 0, 300, 4096, 1e-6)},
+     DENOISER_SHAPE(LG_PIXART, 4, 64, 64, 2, 1152, 28, 16, 4, 0, 300, 4096, 1e-6), 0},
     {"PixArt-Sigma-1024",
-     DENOISER_SHAPE(LG_PIXART, 4, 128, 128, 2, 1152, 28, 16, 4, 0, 300, 4096, 1e-6)},
+     DENOISER_SHAPE(LG_PIXART, 4, 128, 128, 2, 1152, 28, 16, 4, 0, 300, 4096, 1e-6), 0},
+    {"SD3.5-medium-512", SD35_MEDIUM(64), 0},
+    {"SD3.5-medium-1024", SD35_MEDIUM(128), 0},
+    {"FLUX.1-LoRA-512", FLUX(64), 16},
+    {"FLUX.1-LoRA-1024", FLUX(128), 16},
 };
 static const struct preset *preset = presets;
 static size_t allocated;
@@ -86,6 +115,7 @@ struct step {
     lg_params params;
     struct lg_denoiser_input in;
     lg_tensor out, target, weight, loss;
+    void *weights;          /* as they are stored; what is trained comes first: */
     lg_tensor w;            // (n), compute type
     lg_tensor grads;        // (n), fp32
     lg_tensor master, m, v; // (n), fp32
@@ -142,22 +172,61 @@ static void optimize(struct step *s)
                                              .t = 10});
 }
 
+/* Random in numbers of the compute type; as codes of 8 bits none of them is a NaN. */
+static void open_weights(struct step *s)
+{
+    enum { PERIOD = 1 << 20 };
+    static uint16_t host[PERIOD];
+    const size_t bytes = lg_stored_bytes(&s->params, type), n = (bytes + 1) / 2;
+    const bool coded = s->params.storage != LG_STORAGE_AUTO;
+    LG_ASSERT(lg_dtype_bytes(type) == 2);
+    s->weights = noise(1, (int64_t)n, 0.03).data;
+    if (!coded) return;
+    lg_stream_download(stream, host, s->weights, sizeof host);
+    lg_stream_sync(stream);
+    for (int i = 0; i < PERIOD; i++) host[i] &= 0xffbf;
+    for (size_t at = 0; at < n; at += PERIOD)
+        lg_stream_upload(stream, (uint16_t *)s->weights + at, host,
+                         2 * LG_MIN(n - at, (size_t)PERIOD));
+    lg_stream_sync(stream);
+}
+
+static void open_texts(struct step *s)
+{
+    for (int k = 0; k < s->c.n_texts; k++) {
+        const int64_t L = s->c.text[k].length, E = s->c.text[k].width, P = s->c.text[k].pooled;
+        struct lg_text_states *x = &s->in.text[k];
+        if (L) x->states = lg_t3(noise(batch * L, E, 1).data, type, batch, L, E);
+        if (P) x->pooled = noise(batch, P, 1);
+        if (!L) continue;
+        x->length = lg_t1(alloc((size_t)batch * 4), LG_I32, batch);
+        fill_numbers(x->length, (int)L + 1);
+    }
+}
+
 static void open_step(struct step *s)
 {
     s->c = preset->c;
-    gpu_need(lg_denoiser_params(&s->c, &s->params));
     double before = now_ms();
     const char *const recompute[] = {getenv("LG_BENCH_RECOMPUTE"), NULL};
+    const char *frozen = getenv("LG_BENCH_FROZEN");
+    const struct lg_training training = {.adapter = {.rank = preset->rank, .alpha = preset->rank},
+                                         .frozen = lg_storage_of(frozen ? frozen : "auto")};
     const struct lg_denoiser_mode mode = {
-        .batch = (int)batch, .train = true, .recompute = recompute};
+        .batch = (int)batch, .train = true, .recompute = recompute, .training = training};
+    gpu_need(lg_denoiser_table(&s->c, &training, &s->params));
     gpu_need(lg_denoiser_open(device, &s->c, &mode, &s->net));
     struct lg_denoiser_bytes bytes;
     gpu_need(lg_denoiser_plan(device, &s->c, &mode, &bytes));
     allocated += bytes.activations + bytes.scratch;
     printf("opened in %.1f s; activations %.1f GiB, scratch %.2f GiB\n", (now_ms() - before) * 1e-3,
            (double)bytes.activations * 0x1p-30, (double)bytes.scratch * 0x1p-30);
-    int64_t n = (int64_t)s->params.count, values = batch * s->c.channels * s->c.height * s->c.width;
-    s->w = noise(1, n, 0.03), s->w = lg_t1(s->w.data, type, n);
+    int64_t n = (int64_t)s->params.trained_count;
+    int64_t values = batch * s->c.channels * s->c.height * s->c.width;
+    open_weights(s);
+    s->w = lg_t1(s->weights, type, n);
+    printf("weights %.1f GiB, %.1f M trained\n",
+           (double)lg_stored_bytes(&s->params, type) * 0x1p-30, (double)n * 1e-6);
     lg_tensor *fp32[] = {&s->master, &s->m, &s->v, &s->grads};
     for (size_t i = 0; i < LG_ARRAY_LEN(fp32); i++)
         *fp32[i] = lg_t1(alloc((size_t)n * 4), LG_F32, n);
@@ -175,11 +244,11 @@ static void open_step(struct step *s)
     if (s->c.kind == LG_DIT) {
         s->in.label = lg_t1(alloc((size_t)batch * 4), LG_I32, batch);
         fill_numbers(s->in.label, 1000);
-    } else {
-        const int64_t L = s->c.text[0].length, E = s->c.text[0].width;
-        s->in.text[0].states = lg_t3(noise(batch * L, E, 1).data, type, batch, L, E);
-        s->in.text[0].length = lg_t1(alloc((size_t)batch * 4), LG_I32, batch);
-        fill_numbers(s->in.text[0].length, s->c.text[0].length + 1);
+    }
+    open_texts(s);
+    if (s->c.guidance) {
+        s->in.guidance = lg_t1(alloc((size_t)batch * 4), LG_F32, batch);
+        fill_fp32(s->in.guidance, 3500);
     }
     lg_stream *dry, *real = stream;
     gpu_need(lg_stream_open_dry(device, &dry));
@@ -193,13 +262,13 @@ static void open_step(struct step *s)
 
 static void run_step(struct step *s)
 {
-    lg_denoiser_forward(s->net, stream, s->w.data, &s->in, s->out);
+    lg_denoiser_forward(s->net, stream, s->weights, &s->in, s->out);
     lg_mse_loss(stream, &(struct lg_mse_loss_args){.pred = s->out,
                                                    .target = s->target,
                                                    .weight = s->weight,
                                                    .loss = s->loss,
                                                    .dpred = s->out});
-    lg_denoiser_backward(s->net, stream, s->w.data, &s->in, s->out, s->grads.data, false);
+    lg_denoiser_backward(s->net, stream, s->weights, &s->in, s->out, s->grads.data, false);
     lg_stream_set_scratch(stream, s->scratch, s->scratch_bytes);
     optimize(s);
 }
@@ -225,7 +294,7 @@ static void bench_step(int steps)
     }
     qsort(ms, (size_t)steps, sizeof *ms, ascending);
     step_ms = ms[steps / 2];
-    double flops = 3 * lg_denoiser_flops(&s.c) * (double)batch;
+    double flops = (preset->rank ? 2 : 3) * lg_denoiser_flops(&s.c) * (double)batch;
     printf("step: %.1f ms (%.1f to %.1f), %.0f img/s, %.0f TFLOP/s, %.1f GiB\n", step_ms, ms[0],
            ms[steps - 1], (double)batch / step_ms * 1e3, flops / step_ms * 1e-9,
            (double)allocated * 0x1p-30);

@@ -140,16 +140,16 @@ static inline double gpu_error(const double *got, const double *want, size_t n, 
 
 /* A precision under test: relative error in the 2-norm that one operation may have against ref64 on the
  * same (rounded) inputs. fp32: sums of a thousand terms stay below 2e-6. tf32: rounding an operand to 11
- * bits costs 2e-4 (2^-11 / sqrt(3), times 0.7 for where in a binade it lies), two of them 2.9e-4; what has
- * too few values to be near that is in fp32 (kernels/cuda/gemm.c). fp16: results rounded to 11 bits. bf16:
- * to 8 bits. */
+ * bits costs at most 2^-11 / sqrt(3), two of them 4e-4; 0.7 times that where values are spread over a
+ * binade, but a few large ones that lie at its beginning may make a result. What has too few values for
+ * either is in fp32 (kernels/cuda/gemm.c). fp16: results rounded to 11 bits. bf16: to 8 bits. */
 struct gpu_precision {
     const char *name;
     lg_dtype round;
     double tolerance;
 };
 static const struct gpu_precision GPU_PRECISIONS[] = {{"fp32", LG_F32, 1e-5},
-                                                      {"tf32", LG_F32, 3e-4},
+                                                      {"tf32", LG_F32, 4e-4},
                                                       {"fp16", LG_F16, 2e-3},
                                                       {"bf16", LG_BF16, 1e-2}};
 enum { GPU_PRECISION_COUNT = 4 };

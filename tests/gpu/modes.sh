@@ -5,7 +5,7 @@
 # usage: modes.sh BUNDLE DATA [--steps N] [--kills N] [--device host] [--only LIST]
 #   BUNDLE   directory made by `make bundle`; DATA: the emoji shards
 #   LIST     letters of  z: zero  s: sequence  o: optimizer in host memory  t: time of one rank
-#            b: buckets, on noise of other shapes  (default all)
+#            b: buckets, on noise of other shapes  a: adapters, moments of 8 bits  (default all)
 #
 # Prints ok/FAIL lines, samples a second of each run's second half, and "N passed, M failed"; exits with 1 when one failed.
 set -u
@@ -14,7 +14,7 @@ usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 2; }
 [ $# -ge 2 ] || usage
 bundle=$(cd "$1" && pwd) && data=$(cd "$2" && pwd) || usage
 shift 2
-steps=120 kills=5 device=cuda only=zsotb
+steps=120 kills=5 device=cuda only=zsotba
 while [ $# -gt 0 ]; do
     case $1 in
     --steps) steps=$2 ;;
@@ -87,10 +87,12 @@ killed() { # NAME RANKS [...]: its ranks die, one after the other
     [ $n -gt 0 ]
 }
 same() { # NAME NAME
-    local f
-    for f in model/diffusion_pytorch_model ema/diffusion_pytorch_model optimizer; do
-        cmp "$T/$1/checkpoints/emoji_step$steps/$f.safetensors" "$T/$2/checkpoints/emoji_step$steps/$f.safetensors" || return 1
+    local f n=0 of=checkpoints/emoji_step$steps
+    for f in $(cd "$T/$1/$of" && find . -name '*.safetensors'); do
+        cmp "$T/$1/$of/$f" "$T/$2/$of/$f" || return 1
+        n=$((n + 1))
     done
+    [ $n -ge 3 ] || { echo "$n files in a checkpoint"; return 1; }
 }
 loss() { sed -n "s/^{\"step\": $steps, \"loss\": \([0-9.]*\),.*/\1/p" "$T/$1/metrics.jsonl"; }
 close() { # NAME NAME: losses of the last step within 2 %
@@ -126,6 +128,19 @@ esac
 case $only in *t*)
     for z in 1 2 3; do timed one$z 1 --set parallel.zero=$z; done
     check "one rank: zero = 3 gives the bytes of zero = 1" same one1 one3
+    ;;
+esac
+case $only in *a*)
+    lora=(--set adapter.kind=lora --set adapter.rank=8 --set trainer.init_from="$T/zero1/checkpoints/emoji_step$steps")
+    timed lora 2 "${lora[@]}"
+    check "adapters, zero = 3, killed" killed killedl 2 "${lora[@]}" --set parallel.zero=3
+    check "adapters, killed: the same bytes" same lora killedl
+    timed lora-fp8 2 "${lora[@]}" --set model.frozen=fp8
+    check "adapters on 8 bits, killed" killed killedf 2 "${lora[@]}" --set model.frozen=fp8
+    check "adapters on 8 bits, killed: the same bytes" same lora-fp8 killedf
+    timed adamw8bit 2 --set trainer.optimizer=adamw8bit
+    check "moments of 8 bits, killed" killed killed8 2 --set trainer.optimizer=adamw8bit
+    check "moments of 8 bits, killed: the same bytes" same adamw8bit killed8
     ;;
 esac
 case $only in *b*)

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CALLS_MAX = 1 << 14, ROWS_MAX = 256 };
+enum { CALLS_MAX = 1 << 16, ROWS_MAX = 256 };
 
 struct row {
     lg_op_id op;

@@ -4,10 +4,11 @@ with them get the same random weights and inputs, rounded to bf16 first.
 
   dit, pixart   DiT-XL/2 (batch 1 and 2) and PixArt-XL/2 (77 and 300 text tokens, of different lengths in a
                 batch): the output, and the gradient of every parameter for a random gradient of the output
+  sd3           blocks of SD3.5-medium (4, two of them with a second attention), as DiT
   vae           Stable Diffusion's autoencoder at 128, 256, 512 pixels: mean and logvar, and the picture
   t5            the encoder of a T5 v1.1 of XXL's width, 4 layers (--t5-layers): 77 and 120 ids, padded
 
-Usage: parity_nets.py BUNDLE [--device cuda|host] [--only dit,pixart,vae,t5] [--tiny] [--t5-layers 4]
+Usage: parity_nets.py BUNDLE [--device cuda|host] [--only dit,pixart,sd3,vae,t5] [--tiny] [--t5-layers 4]
                       [--draws 8] [--jobs 4] [--work DIR]
 
 The error of a tensor is its distance to fp64 in the 2-norm, relative to fp64's norm. Beside it stands the
@@ -38,7 +39,7 @@ import time
 
 import torch
 
-from peer_nets import (Random, Trunk, decode, encode, read, t5, t5_files, trunk, trunk_files, trunk_inputs,
+from peer_nets import (Mmdit, Random, Trunk, decode, encode, read, sd3, sd3_files, sd3_inputs, t5, t5_files, trunk, trunk_files, trunk_inputs,
                        trunk_weights, vae_files, write)
 
 Precision = collections.namedtuple("Precision", "name device dtype bound hard")
@@ -100,6 +101,26 @@ def trunk_cases(kind, a, work, random):
         name = f"PixArt {size[1]} x {size[0]}, {text} tokens"
         out.append(trunk_case(c, name, f"{work}/pixart", w, 2, random, a.draws))
     return out
+
+
+def sd3_cases(a, work, random):
+    c = Mmdit(64, 3, 4, 8, 1, [3, 3, 5], [16, 24, 48], [16, 24], 9) if a.tiny else \
+        Mmdit(1536, 4, 24, 64, 2, [77, 77, 256], [768, 1280, 4096], [768, 1280], 96)
+    w = sd3_files(f"{work}/sd3", c, random)
+    trained = {k for k in w if k != "pos_embed.pos_embed" and
+               f"blocks.{c.depth - 1}.attn.add_q" not in k and f"blocks.{c.depth - 1}.attn.norm_added_q" not in k}
+
+    def theirs(dtype, device, inputs):
+        p = {k: v.to(dtype).requires_grad_(k in trained) for k, v in w.items()}
+        x = {k: v.to(device) if k == "t" else v.to(device, dtype) for k, v in inputs.items()}
+        out = sd3(p, c, x)
+        names = sorted(trained)
+        grads = torch.autograd.grad(out, [p[k] for k in names], x["dout"])
+        return {"out": out.detach()} | {f"grad.{k}": g for k, g in zip(names, grads)}
+
+    return [Case(f"SD3 {c.depth} x {c.hidden}, batch 2", f"{work}/sd3", [sd3_inputs(c, 2, random)],
+                 lambda model, i, o, p: ["lg-forward", model, i, o, p.device] +
+                 ([p.name] if p.device == "cuda:0" else []), theirs, {})]
 
 
 def vae_cases(a, work, random):
@@ -239,7 +260,7 @@ def run(a, work):
     device, began = torch.device(a.device if a.device == "cuda" else "cpu"), time.monotonic()
     precisions = CUDA if a.device == "cuda" else HOST
     make = {"dit": lambda r: trunk_cases("dit", a, work, r), "pixart": lambda r: trunk_cases("pixart", a, work, r),
-            "vae": lambda r: vae_cases(a, work, r), "t5": lambda r: t5_cases(a, work, r)}
+            "sd3": lambda r: sd3_cases(a, work, r), "vae": lambda r: vae_cases(a, work, r), "t5": lambda r: t5_cases(a, work, r)}
     cases, passed, failed = [], 0, 0
     pool = concurrent.futures.ThreadPoolExecutor(a.jobs)
     room = threading.Semaphore(2 * a.jobs)  # results that wait to be compared: some GB each
@@ -273,7 +294,7 @@ def run(a, work):
 
 
 def main():
-    kinds = ["dit", "pixart", "vae", "t5"]
+    kinds = ["dit", "pixart", "sd3", "vae", "t5"]
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("bundle")
     p.add_argument("--device", default="cuda", choices=["cuda", "host"])

@@ -1,4 +1,4 @@
-"""The nets of parity_nets.py in PyTorch, with their random weights and files: DiT, PixArt, AutoencoderKL and
+"""The nets of parity_nets.py in PyTorch, with their random weights and files: DiT, PixArt, SD3, AutoencoderKL and
 T5's encoder as functions of a dictionary of parameters, which has the names of diffusers and transformers.
 They run in the type of their parameters."""
 import collections
@@ -159,7 +159,7 @@ def timestep(w, c, t, name):
     like = w[f"{name}.linear_1.weight"]
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32
     i = torch.arange(128, dtype=wide, device=like.device)
-    a = t[:, None].to(wide) * torch.exp(-math.log(10000) * i / (128 - (c.kind == "dit")))
+    a = t[:, None].to(wide) * torch.exp(-math.log(10000) * i / (128 - (c is not None and c.kind == "dit")))
     waves = torch.cat([a.cos(), a.sin()], -1).to(like.dtype)
     return linear(w, F.silu(linear(w, waves, f"{name}.linear_1")), f"{name}.linear_2")
 
@@ -361,3 +361,131 @@ def t5_files(folder, c, random):
                              dense_act_fn="gelu_new", layer_norm_epsilon=1e-6, relative_attention_num_buckets=32,
                              relative_attention_max_distance=128), w, "model")
     return w
+
+
+# ---- SD3: joint attention of image and text, a second one in the first blocks ----
+
+Mmdit = collections.namedtuple("Mmdit", "hidden depth heads side duals lengths widths pooled table")
+MM_CHANNELS = 16
+CLIPS = ("clip_l", "clip_g")
+
+
+def sd3_shapes(c):
+    d, shapes = c.hidden, {}
+
+    def add(name, out, inputs):
+        shapes.update({f"{name}.weight": (out, inputs), f"{name}.bias": (out,)})
+
+    shapes.update({"pos_embed.proj.weight": (d, MM_CHANNELS, PATCH, PATCH), "pos_embed.proj.bias": (d,),
+                   "pos_embed.pos_embed": (1, c.table ** 2, d)})
+    for part, width in (("timestep", 256), ("text", sum(c.pooled))):
+        add(f"time_text_embed.{part}_embedder.linear_1", d, width)
+        add(f"time_text_embed.{part}_embedder.linear_2", d, d)
+    add("context_embedder", d, c.widths[2])
+    add("norm_out.linear", 2 * d, d)
+    add("proj_out", PATCH * PATCH * MM_CHANNELS, d)
+    for i in range(c.depth):
+        at, last, dual = f"transformer_blocks.{i}", i == c.depth - 1, i < c.duals
+        add(f"{at}.norm1.linear", (9 if dual else 6) * d, d)
+        add(f"{at}.norm1_context.linear", (2 if last else 6) * d, d)
+        for part in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj"):
+            add(f"{at}.attn.{part}", d, d)
+        for part in ("norm_q", "norm_k", "norm_added_q", "norm_added_k"):
+            shapes[f"{at}.attn.{part}.weight"] = (d // c.heads,)
+        if dual:
+            for part in ("to_q", "to_k", "to_v", "to_out.0"):
+                add(f"{at}.attn2.{part}", d, d)
+            for part in ("norm_q", "norm_k"):
+                shapes[f"{at}.attn2.{part}.weight"] = (d // c.heads,)
+        if not last:
+            add(f"{at}.attn.to_add_out", d, d)
+        for ff in ("ff",) if last else ("ff", "ff_context"):
+            add(f"{at}.{ff}.net.0.proj", 4 * d, d)
+            add(f"{at}.{ff}.net.2", d, 4 * d)
+    return shapes
+
+
+def sd3_files(folder, c, random):
+    def of(name, shape):
+        if len(shape) > 1:
+            gain = 0.5 if "norm" in name else 1
+            return random(shape, 0.3 if "pos_embed.pos" in name else gain / math.sqrt(math.prod(shape[1:])))
+        return random(shape, 0.1 if name.endswith("weight") else 0.05, 1.0 if name.endswith("weight") else 0.0)
+
+    w = {name: of(name, shape) for name, shape in sd3_shapes(c).items()}
+    write_model(folder, dict(
+        _class_name="SD3Transformer2DModel", attention_head_dim=c.hidden // c.heads, caption_projection_dim=c.hidden,
+        dual_attention_layers=list(range(c.duals)), in_channels=MM_CHANNELS, joint_attention_dim=c.widths[2],
+        num_attention_heads=c.heads, num_layers=c.depth, out_channels=MM_CHANNELS, patch_size=PATCH,
+        pooled_projection_dim=sum(c.pooled), pos_embed_max_size=c.table, qk_norm="rms_norm", sample_size=c.side,
+        _text_lengths=c.lengths, _text_widths=c.widths, _text_pooled=[*c.pooled, 0]), w, "diffusion_pytorch_model")
+    return w
+
+
+def sd3_inputs(c, batch, random):
+    x = {k: random((batch, MM_CHANNELS, c.side, c.side), 1).float() for k in ("x", "dout")}
+    x["t"] = torch.tensor([421.0, 999.0][:batch])
+    for name, length, width in zip((*CLIPS, "t5"), c.lengths, c.widths):
+        x[f"text.{name}"] = random((batch, length, width), 1).float()
+    for name, width in zip(CLIPS, c.pooled):
+        x[f"pooled.{name}"] = random((batch, width), 1).float()
+    return x
+
+
+def heads_of(w, c, x, at, parts, norms):
+    """q, k, v (B, H, T, hd), queries and keys normed."""
+    out = [linear(w, x, f"{at}.{part}").unflatten(-1, (c.heads, -1)).transpose(1, 2) for part in parts]
+    for i, name in enumerate(norms):
+        out[i] = rms_norm(out[i], w[f"{at}.{name}.weight"])
+    return out
+
+
+IMAGE = ("to_q", "to_k", "to_v"), ("norm_q", "norm_k")
+TEXT = ("add_q_proj", "add_k_proj", "add_v_proj"), ("norm_added_q", "norm_added_k")
+
+
+def mm_attend(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def feed_forward(w, x, at):
+    return linear(w, F.gelu(linear(w, x, f"{at}.net.0.proj"), approximate="tanh"), f"{at}.net.2")
+
+
+def sd3_block(w, c, i, h, text, e):
+    at, last, dual = f"transformer_blocks.{i}", i == c.depth - 1, i < c.duals
+    m = linear(w, e, f"{at}.norm1.linear").unflatten(-1, (9 if dual else 6, 1, -1)).unbind(1)
+    n = linear(w, e, f"{at}.norm1_context.linear").unflatten(-1, (2 if last else 6, 1, -1)).unbind(1)
+    parts = [torch.cat(p, 2) for p in zip(
+        heads_of(w, c, norm(h, m[0], m[1]), f"{at}.attn", *IMAGE),
+        heads_of(w, c, norm(text, n[1], n[0]) if last else norm(text, n[0], n[1]), f"{at}.attn", *TEXT))]
+    o, before = mm_attend(*parts), h
+    h = h + m[2] * linear(w, o[:, :h.shape[1]], f"{at}.attn.to_out.0")
+    if dual:
+        second = mm_attend(*heads_of(w, c, norm(before, m[6], m[7]), f"{at}.attn2", *IMAGE))
+        h = h + m[8] * linear(w, second, f"{at}.attn2.to_out.0")
+    h = h + m[5] * feed_forward(w, norm(h, m[3], m[4]), f"{at}.ff")
+    if last:
+        return h, None
+    text = text + n[2] * linear(w, o[:, h.shape[1]:], f"{at}.attn.to_add_out")
+    return h, text + n[5] * feed_forward(w, norm(text, n[3], n[4]), f"{at}.ff_context")
+
+
+def sd3(w, c, x):
+    """x: as lg-forward takes them."""
+    name = "time_text_embed.text_embedder"
+    pooled = torch.cat([x[f"pooled.{clip}"] for clip in CLIPS], -1)
+    e = timestep(w, None, x["t"], "time_text_embed.timestep_embedder")
+    e = F.silu(e + linear(w, F.silu(linear(w, pooled, f"{name}.linear_1")), f"{name}.linear_2"))
+    states = torch.cat([x[f"text.{clip}"] for clip in CLIPS], -1)
+    states = F.pad(states, (0, c.widths[2] - states.shape[-1]))
+    text = linear(w, torch.cat([states, x["text.t5"]], 1), "context_embedder")
+    n = c.side // PATCH
+    at = (c.table - n) // 2
+    table = w["pos_embed.pos_embed"].unflatten(1, (c.table, c.table))[:, at:at + n, at:at + n].flatten(1, 2)
+    h = F.conv2d(x["x"], w["pos_embed.proj.weight"], w["pos_embed.proj.bias"], PATCH).flatten(2).transpose(1, 2) + table
+    for i in range(c.depth):
+        h, text = sd3_block(w, c, i, h, text, e)
+    scale, shift = linear(w, e, "norm_out.linear").unflatten(-1, (2, 1, -1)).unbind(1)
+    h = linear(w, norm(h, shift, scale), "proj_out").reshape(-1, n, n, PATCH, PATCH, MM_CHANNELS)
+    return h.permute(0, 5, 1, 3, 2, 4).reshape(-1, MM_CHANNELS, c.side, c.side)

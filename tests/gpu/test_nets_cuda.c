@@ -6,7 +6,8 @@
  * over tensors: the bias of the keys has none but rounding.
  *
  * usage: test_nets_cuda [NET]
- *        NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart, tiny_flux, flux */
+ *        NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart, tiny_sd3, sd3,
+ *        tiny_flux, flux */
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/denoiser_fixture.h"
 #include <string.h>
@@ -60,6 +61,44 @@ static const struct net NETS[] = {
       .text = {{.length = 20, .width = 64}},
       .norm_eps = 1e-6,
       .sample_size = 32}},
+    {"tiny_sd3",
+     3,
+     {.kind = LG_SD3,
+      .channels = 4,
+      .height = 8,
+      .width = 12,
+      .patch = 2,
+      .hidden = 96,
+      .depth = 3,
+      .heads = 3,
+      .mlp_ratio = 4,
+      .n_texts = 3,
+      .text = {{.length = 3, .width = 16, .pooled = 24},
+               {.length = 3, .width = 20, .pooled = 16},
+               {.length = 7, .width = 40}},
+      .norm_eps = 1e-6,
+      .positions_side = 9,
+      .qk_norm = true,
+      .dual = {3}}},
+    {"sd3", /* heads of SD3.5-medium's width; a first block with two attentions, and the last */
+     1,
+     {.kind = LG_SD3,
+      .channels = 16,
+      .height = 16,
+      .width = 24,
+      .patch = 2,
+      .hidden = 768,
+      .depth = 2,
+      .heads = 12,
+      .mlp_ratio = 4,
+      .n_texts = 3,
+      .text = {{.length = 20, .width = 768, .pooled = 768},
+               {.length = 20, .width = 256, .pooled = 256},
+               {.length = 20, .width = 1088}},
+      .norm_eps = 1e-6,
+      .positions_side = 24,
+      .qk_norm = true,
+      .dual = {1}}},
     {"tiny_flux",
      3,
      {.kind = LG_FLUX,
@@ -234,7 +273,8 @@ static void bench_run(struct bench *b, double **ret_out, double **ret_grads)
     lg_denoiser_forward(b->denoiser, b->stream, b->weights, &b->in, b->out);
     lg_denoiser_backward(b->denoiser, b->stream, b->weights, &b->in, b->dout, b->grads, false);
     *ret_out = gpu_get(b->stream, b->out.data, b->type, (size_t)lg_numel(&b->out));
-    *ret_grads = gpu_get(b->stream, b->grads, lg_denoiser_grad_type(b->device), b->params.count);
+    *ret_grads =
+        gpu_get(b->stream, b->grads, lg_denoiser_grad_type(b->device), b->params.trained_count);
 }
 
 static double norm_of(const double *v, size_t n)
@@ -248,10 +288,11 @@ static void compare(const struct bench *b, const struct gpu_precision *p,
                     const double *const got[2], const double *const want[2])
 {
     double error = gpu_error(got[0], want[0], (size_t)lg_numel(&b->out), 0), worst = 0, squares = 0;
-    double total = norm_of(want[1], b->params.count), floor = 0.1 * total / sqrt(b->params.n);
+    const int n = b->params.trained;
+    double total = norm_of(want[1], b->params.trained_count), floor = 0.1 * total / sqrt(n);
     double limit = 2 * b->net->c.depth * p->tolerance;
     const char *worst_name = "";
-    for (int i = 0; i < b->params.n; i++) {
+    for (int i = 0; i < n; i++) {
         const struct lg_param *q = &b->params.p[i];
         double e = gpu_error(got[1] + q->offset, want[1] + q->offset, q->count, floor);
         bool ok = e <= limit;
@@ -264,7 +305,7 @@ static void compare(const struct bench *b, const struct gpu_precision *p,
     if (!ok) printf("FAIL %s in %s: output: %.3g\n", b->net->name, p->name, error);
     gpu_count(ok);
     printf("%s %s: output %.2e; gradients: root mean square %.2e, largest %.2e (%s)\n",
-           b->net->name, p->name, error, sqrt(squares / b->params.n), worst, worst_name);
+           b->net->name, p->name, error, sqrt(squares / n), worst, worst_name);
     fflush(stdout);
 }
 
@@ -283,7 +324,7 @@ static void check_recomputed(struct bench *b, const struct gpu_precision *p,
         gpu_need(lg_denoiser_open(b->device, &b->net->c, &mode, &b->denoiser));
         bench_run(b, &again[0], &again[1]);
         bool same = !memcmp(got[0], again[0], (size_t)lg_numel(&b->out) * sizeof(double)) &&
-                    !memcmp(got[1], again[1], b->params.count * sizeof(double));
+                    !memcmp(got[1], again[1], b->params.trained_count * sizeof(double));
         if (!same)
             printf("FAIL %s in %s: other bits with %s recomputed%s\n", b->net->name, p->name,
                    words[i], offload ? ", the rest offloaded" : "");
@@ -319,7 +360,7 @@ static void check_shared(struct bench *b, const struct gpu_precision *p, const d
         bench_run(&other, &again[0], &again[1]);
         bool same = turns[i] != OWN ||
                     (!memcmp(got[0], again[0], (size_t)lg_numel(&b->out) * sizeof(double)) &&
-                     !memcmp(got[1], again[1], b->params.count * sizeof(double)));
+                     !memcmp(got[1], again[1], b->params.trained_count * sizeof(double)));
         if (!same) printf("FAIL %s in %s: other bits beside other shapes\n", b->net->name, p->name);
         gpu_count(same);
         for (int k = 0; k < 2; k++) free(again[k]);
@@ -343,7 +384,7 @@ static void check_net(const struct net *net)
         compare(&b, &GPU_PRECISIONS[k], (const double *[]){got[0], got[1]},
                 (const double *[]){out, grads});
         bool same = !memcmp(got[0], again[0], (size_t)lg_numel(&b.out) * sizeof(double)) &&
-                    !memcmp(got[1], again[1], b.params.count * sizeof(double));
+                    !memcmp(got[1], again[1], b.params.trained_count * sizeof(double));
         if (!same)
             printf("FAIL %s in %s: other bits the second time\n", net->name,
                    GPU_PRECISIONS[k].name);

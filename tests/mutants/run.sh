@@ -42,7 +42,8 @@ tests_of() {
     shm/region.* | shm/keeper.*) echo region keeper_store keep e2e:copies ;;
     shm/stamp.*) echo sim_protocol moments ckpt e2e:copies ;;
     stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills e2e:adapter ;;
-    stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo moments e2e:buckets ;;
+    stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo moments e2e:buckets e2e:sd3 ;;
+    stages/sample/draw.*) echo draw ;;
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
     supervisor/core/keep.*) echo keep sim_supervisor supervise_adopt e2e:copies ;;
@@ -61,13 +62,17 @@ tests_of() {
     kernels/graph/fuse.*) echo graph_fuse ;;
     kernels/graph/recompute.*) echo graph_recompute ;;
     stages/io/bpe*) echo bpe ;;
+    stages/io/caption.*) echo caption ;;
+    stages/io/mixture.*) echo mixture e2e:sources ;;
+    stages/io/source.* | stages/io/source_index.* | stages/io/source_parts.*) echo source samples e2e:sources ;;
     config/tokenizer_files.*) echo bpe config e2e:clip ;;
     config/rules.* | config/models.*) echo config plan e2e:resume ;;
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter sequence ;;
-    stages/nets/adapter*) echo adapter ;;
+    stages/nets/adapter*) echo adapter kohya ;;
+    stages/nets/kohya*) echo kohya ;;
     stages/stored* | stages/nets/storage* | kernels/rows8*) echo storage rows8 ;;
     stages/nets/joint.*) echo denoiser_golden sequence ;;
     stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;

@@ -5,7 +5,8 @@ Usage: tests/parity/check_diffusers.py DIR [--forward build/bin/lg-forward] [--o
                                            [--tolerance 1e-4]
 
 DIR is a checkpoint (its model/ and ema/ are both checked) or a folder with config.json and
-diffusion_pytorch_model.safetensors. The inputs are random from a fixed seed. Our side is computed by
+diffusion_pytorch_model.safetensors, or an adapter's (adapter/ of a checkpoint), which diffusers loads into the model that it
+names. The inputs are random from a fixed seed. Our side is computed by
 lg-forward; with --ours it is read from a file that lg-forward has written for these inputs before
 (--inputs FILE writes them and ends). Exits 0 when the relative error (2-norm) is at most the
 tolerance. Needs torch, diffusers, safetensors.
@@ -19,7 +20,7 @@ import tempfile
 
 import torch
 from diffusers import (DiTTransformer2DModel, FluxPipeline, FluxTransformer2DModel,
-                       PixArtTransformer2DModel)
+                       PixArtTransformer2DModel, SD3Transformer2DModel)
 from safetensors.torch import load_file, save_file
 
 BATCH = 3
@@ -29,6 +30,8 @@ def inputs(config):
     g = torch.Generator().manual_seed(1234)
     if "Flux" in config["_class_name"]:
         return flux_inputs(config, g)
+    if "SD3" in config["_class_name"]:
+        return sd3_inputs(config, g)
     side, dit = config["sample_size"], "DiT" in config["_class_name"]
     x = {"x": torch.randn(BATCH, config["in_channels"], side, config.get("_sample_width", side),
                           generator=g)}
@@ -58,15 +61,50 @@ def flux_inputs(config, g):
     return x
 
 
-def flux(folder, x):
-    """As its pipeline packs the latent and calls the net."""
-    model, info = FluxTransformer2DModel.from_pretrained(folder, output_loading_info=True)
+def sd3_inputs(config, g):
+    """The texts apart, as our net is given them: lengths and widths by its own keys, else those of the published models."""
+    side = config.get("_sample_height", config.get("sample_size", 128))
+    pooled = config["pooled_projection_dim"]
+    first = 768 if pooled == 2048 else pooled // 2
+    lengths = config.get("_text_lengths", [77, 77, 256])
+    widths = config.get("_text_widths", [first, pooled - first, config["joint_attention_dim"]])
+    pools = config.get("_text_pooled", [first, pooled - first, 0])
+    x = {"x": torch.randn(BATCH, config["in_channels"], side, config.get("_sample_width", side),
+                          generator=g),
+         "t": torch.tensor([987.5, 500.0, 3.25])}
+    for name, length, width, pool in zip(("clip_l", "clip_g", "t5"), lengths, widths, pools):
+        x[f"text.{name}"] = torch.randn(BATCH, length, width, generator=g)
+        if pool:
+            x[f"pooled.{name}"] = torch.randn(BATCH, pool, generator=g)
+    return x
+
+
+def loaded(cls, folder, adapter):
+    """An adapter by its own file and scale."""
+    model, info = cls.from_pretrained(folder, output_loading_info=True)
     bad = {k: v for k, v in info.items() if v}
     assert not bad, f"diffusers complains about {folder}: {bad}"
+    if adapter:
+        model.load_lora_adapter(adapter, prefix="transformer",
+                                weight_name="pytorch_lora_weights.safetensors")
+    return model.eval()
+
+
+def sd3(model, x):
+    """The texts put together as its pipeline does."""
+    clip = torch.cat([x["text.clip_l"], x["text.clip_g"]], -1)
+    clip = torch.nn.functional.pad(clip, (0, x["text.t5"].shape[-1] - clip.shape[-1]))
+    with torch.no_grad():
+        return model(x["x"], encoder_hidden_states=torch.cat([clip, x["text.t5"]], -2), timestep=x["t"],
+                     pooled_projections=torch.cat([x["pooled.clip_l"], x["pooled.clip_g"]], -1)).sample
+
+
+def flux(model, x):
+    """As its pipeline packs the latent and calls the net."""
     b, c, h, w = x["x"].shape
     rows, columns = torch.meshgrid(torch.arange(h // 2.0), torch.arange(w // 2.0), indexing="ij")
     with torch.no_grad():
-        y = model.eval()(
+        y = model(
             FluxPipeline._pack_latents(x["x"], b, c, h, w), encoder_hidden_states=x["text.t5"],
             pooled_projections=x["pooled.clip_l"], timestep=x["t"] / 1000,
             img_ids=torch.stack([0 * rows, rows, columns], -1).reshape(-1, 3),
@@ -75,14 +113,13 @@ def flux(folder, x):
     return FluxPipeline._unpack_latents(y, h * 8, w * 8, 8)
 
 
-def theirs(folder, config, x):
+def theirs(folder, adapter, config, x):
     if "Flux" in config["_class_name"]:
-        return flux(folder, x)
+        return flux(loaded(FluxTransformer2DModel, folder, adapter), x)
+    if "SD3" in config["_class_name"]:
+        return sd3(loaded(SD3Transformer2DModel, folder, adapter), x)
     cls = DiTTransformer2DModel if "DiT" in config["_class_name"] else PixArtTransformer2DModel
-    model, info = cls.from_pretrained(folder, output_loading_info=True)
-    bad = {k: v for k, v in info.items() if v}
-    assert not bad, f"diffusers complains about {folder}: {bad}"
-    model = model.eval()
+    model = loaded(cls, folder, adapter)
     with torch.no_grad():
         if "label" in x:
             return model(x["x"], timestep=x["t"], class_labels=x["label"].long()).sample
@@ -100,12 +137,15 @@ def ours(folder, x, forward):
 
 
 def check(folder, args):
-    config = json.load(open(f"{folder}/config.json"))
+    model = folder
+    if os.path.exists(f"{folder}/adapter_config.json"):
+        model = json.load(open(f"{folder}/adapter_config.json"))["base_model_name_or_path"]
+    config = json.load(open(f"{model}/config.json"))
     x = inputs(config)
     if args.inputs:
         save_file(x, args.inputs)
         return True
-    a = theirs(folder, config, x)
+    a = theirs(model, folder if model != folder else None, config, x)
     b = load_file(args.ours)["out"] if args.ours else ours(folder, x, args.forward)
     error = ((a - b).norm() / a.norm().clamp_min(1e-12)).item()
     good = error <= args.tolerance
@@ -122,7 +162,8 @@ def main():
     p.add_argument("--inputs")
     p.add_argument("--tolerance", type=float, default=1e-4)
     args = p.parse_args()
-    folders = [args.dir] if os.path.exists(f"{args.dir}/config.json") else [
+    is_model = any(os.path.exists(f"{args.dir}/{name}.json") for name in ("config", "adapter_config"))
+    folders = [args.dir] if is_model else [
         f"{args.dir}/{k}" for k in ("model", "ema") if os.path.isdir(f"{args.dir}/{k}")]
     if not folders:
         sys.exit(f"{args.dir}: neither a model nor a checkpoint")

@@ -97,7 +97,7 @@ static void test_is_an_addition_to_weights(void **state)
     (void)state;
     const struct lg_denoiser_config dit = denoiser_fixture_dit(),
                                     pixart = denoiser_fixture_pixart(),
-                                    flux = denoiser_fixture_flux();
+                                    sd3 = denoiser_fixture_sd3(), flux = denoiser_fixture_flux();
     static const char *const devices[] = {"ref64", "host"};
     for (int d = 0; d < 2; d++) {
         check_merged(devices[d], &dit, ATTENTION, 4 * dit.depth);
@@ -105,6 +105,9 @@ static void test_is_an_addition_to_weights(void **state)
         check_merged(devices[d], &dit, DIT_SOME, 2);
         check_merged(devices[d], &pixart, ATTENTION, 8 * pixart.depth);
         check_merged(devices[d], &pixart, LINEAR, 10 * pixart.depth);
+        /* Both streams; a second attention in the first two blocks; no text leaves the last. */
+        check_merged(devices[d], &sd3, ATTENTION, 8 * 3 + 4 * 2 - 2);
+        check_merged(devices[d], &sd3, LINEAR, 14 * 3 + 4 * 2 - 4);
         check_merged(devices[d], &flux, ATTENTION,
                      8 * 2 + 3 * 3); /* blocks of two streams, of one */
         check_merged(devices[d], &flux, LINEAR, 14 * 2 + 6 * 3);
@@ -153,7 +156,9 @@ static void test_gradients(void **state)
     static const char *const block[] = {"block", NULL};
     const struct lg_denoiser_config dit = denoiser_fixture_dit(),
                                     pixart = denoiser_fixture_pixart(),
-                                    flux = denoiser_fixture_flux();
+                                    sd3 = denoiser_fixture_sd3(), flux = denoiser_fixture_flux();
+    check_gradients(&sd3, ATTENTION, block);
+    check_gradients(&sd3, LINEAR, NULL);
     check_gradients(&flux, ATTENTION, block);
     check_gradients(&flux, LINEAR, NULL);
     check_gradients(&dit, LINEAR, NULL);

@@ -151,7 +151,7 @@ static void test_emoji_golden(void **state)
 static void test_small_goldens(void **state)
 {
     (void)state;
-    static const char *const names[] = {"vae_deep", "vae_plain", "vae_old"};
+    static const char *const names[] = {"vae_deep", "vae_plain", "vae_old", "vae_sd3"};
     for (size_t i = 0; i < LG_ARRAY_LEN(names); i++) {
         char dir[128], path[192];
         snprintf(dir, sizeof dir, SMALL "%s", names[i]);
@@ -288,6 +288,9 @@ static void test_bad_configs(void **state)
     assert_true(c.mid_attention && c.quant_conv && c.post_quant_conv && c.norm_groups == 32 &&
                 c.layers_per_block == 1 && c.latent_channels == 4);
     assert_true(c.scaling_factor == 0.18215 && c.shift_factor == 0);
+    OK(lg_aekl_config_load(SMALL "vae_sd3", &c));
+    assert_true(c.latent_channels == 16 && !c.quant_conv && !c.post_quant_conv);
+    assert_true(c.scaling_factor == 1.5305 && c.shift_factor == 0.0609);
     OK(lg_aekl_config_load(EMOJI, &c));
     struct fixture f = fixture_open("host");
     size_t bytes;

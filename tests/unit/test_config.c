@@ -273,7 +273,9 @@ static void test_types_and_ranges(void **state)
         char text[80];
         snprintf(text, sizeof text, "[sample]\ncaptions = %s\n", lists[i]);
         REFUSES(text, "p.toml:2:1: sample.captions: expected a text, ",
-                "got a date, or a list of something else than texts and whole numbers");
+                lists[i][1] == '{'
+                    ? "got a list of tables"
+                    : "got a date, or a list of something else than texts and whole numbers");
     }
     REFUSES("[trainer]\nlr = [1]\n", "trainer.lr: expected a number from 0 to 10, got a list");
     REFUSES("[trainer.lr]\nx = 1\n", "p.toml:1:", "trainer.lr: expected a number", "got a table");
@@ -558,6 +560,88 @@ static void test_rules_restarts(void **state)
         "p.toml:4:1: checkpoint.restart_window_s is out of range");
 }
 
+static void test_rules_captions(void **state)
+{
+    (void)state;
+    write_models();
+    assert_int_equal(CHECK("data.caption=random", "data.shuffle_tags=true", "data.keep_tags=2"), 0);
+    BREAKS("--set: data.keep_tags = 2, but all tags keep their places", "data.keep_tags=2");
+    BREAKS("data.shuffle_tags has no meaning with model.kind = \"dit\"", "data.shuffle_tags=true",
+           "model.kind=dit", "text.model=");
+    BREAKS("data.caption has no meaning with model.kind = \"dit\"", "data.caption=first",
+           "model.kind=dit", "text.model=");
+}
+
+static void test_sources(void **state)
+{
+    (void)state;
+    lg_config *a = load("[data]\nflip = true\n[[data.source]]\npath = './a,/b'\nweight = 0.9\n"
+                        "[[data.source]]\nrepeats = 10\npath = 'c'\n[job]\nname = 'x'\n",
+                        NULL);
+    char want[2 * PATH_MAX];
+    snprintf(want, sizeof want, "%s,/b", scratch_path("a"));
+    for (int round = 0; round < 2; round++) { /* as written, and as saved */
+        assert_int_equal(a->data_source.n, 2);
+        assert_string_equal(a->data_source.v[0].path, want);
+        assert_true(a->data_source.v[0].weight == 0.9 && a->data_source.v[0].repeats == 1);
+        assert_string_equal(a->data_source.v[1].path, scratch_path("c"));
+        assert_true(a->data_source.v[1].weight == 0 && a->data_source.v[1].repeats == 10);
+        assert_true(a->data_flip);
+        assert_string_equal(a->job_name, "x");
+        char *saved = lg_config_to_toml(a);
+        lg_config_free(&a);
+        a = load(saved, NULL);
+        free(saved);
+    }
+    lg_config_free(&a);
+    a = load("[[data.source]]\npath = 'a'\n", "data.source=[{path = '/x'}, {path = '/y'}]");
+    assert_int_equal(a->data_source.n, 2);
+    assert_string_equal(a->data_source.v[1].path, "/y");
+    lg_config_free(&a);
+    a = load("[[data.source]]\npath = 'a'\n", "data.source=[]");
+    assert_int_equal(a->data_source.n, 0);
+    lg_config_free(&a);
+    REFUSES("[[data.source]]\npath = 'a'\nwieght = 1\n[[data.source]]\nweight = 0\npath = 'b'\n"
+            "[[data.source]]\nrepeats = 1.5\n",
+            "p.toml:3:1: unknown key data.source[0].wieght: a source has path, weight and repeats",
+            "p.toml:5:1: data.source[1].weight is out of range: expected a number from 1e-06 to "
+            "1e+06, got 0",
+            "p.toml:8:1: data.source[2].repeats: expected a whole number from 1 to 10000, got "
+            "1.5",
+            "p.toml:1:8: data.source[2] has no path");
+    REFUSES("[data.source]\npath = 'a'\n",
+            "data.source: expected tables [[data.source]], got a table");
+    REFUSES("[[data.source]]\npath = 'a'\nweight = -1\nrepeats = 0\n",
+            "data.source[0].weight is out of range", "data.source[0].repeats is out of range");
+    REFUSES("[[trainer]]\nlr = 1\n", "trainer is a section: write [trainer] once");
+    const char *const sets[] = {"data.source.0.weight=1"};
+    assert_int_equal(lg_config_load(scratch_write("p.toml", ""), sets, 1, &a), LG_ERR_CONFIG);
+    assert_non_null(strstr(lg_err_message(), "--set: data.source.0.weight cannot be set alone"));
+}
+
+static void test_rules_sources(void **state)
+{
+    (void)state;
+    write_models();
+    char sources[3 * PATH_MAX], other[3 * PATH_MAX];
+    scratch_write("s/x.tar", "");
+    snprintf(sources, sizeof sources, "data.source=[{path='%s',weight=0.9},{path='%s/*.tar'}]",
+             scratch_path("s"), scratch_path("s"));
+    assert_int_equal(CHECK("data.path=", sources), 0);
+    BREAKS("and data.source: name all data sets as sources", sources);
+    BREAKS("with data.buckets, where an epoch holds each item a whole number of times",
+           "data.path=", "data.buckets=ratio", sources);
+    snprintf(other, sizeof other, "data.source=[{path='%s',weight=1},{path='%s'}]",
+             scratch_path("s"), scratch_path("s"));
+    BREAKS("add up to 1, which leaves nothing for the 1 sources without one", "data.path=", other);
+    snprintf(other, sizeof other, "data.source=[{path='%s',weight=1,repeats=2}]",
+             scratch_path("s"));
+    BREAKS("data.source[0] has a weight of 1, which says how often its items come, and repeats = 2",
+           "data.path=", other);
+    BREAKS("data.source[1].path: /no/such does not exist",
+           "data.path=", "data.source=[{path='/tmp'},{path='/no/such,/tmp'}]");
+}
+
 static void test_rules_files(void **state)
 {
     (void)state;
@@ -807,6 +891,9 @@ int main(void)
         TEST(test_rules_model),
         TEST(test_rules_training),
         TEST(test_rules_device),
+        TEST(test_rules_captions),
+        TEST(test_sources),
+        TEST(test_rules_sources),
         TEST(test_rules_files),
         TEST(test_rules_previews),
         TEST(test_rules_memory),

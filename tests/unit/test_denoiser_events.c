@@ -92,7 +92,8 @@ static void check(const struct lg_denoiser_config *c, const char *const *recompu
     int n, n_forward;
     denoiser_fixture_open(&f, "host", NULL, c, true);
     assert_int_equal(denoiser_fixture_recompute(&f, recompute), 0);
-    const size_t out = lg_tensor_bytes(&f.out), all = f.params.count * lg_dtype_bytes(f.type);
+    const size_t out = lg_tensor_bytes(&f.out),
+                 all = f.params.trained_count * lg_dtype_bytes(f.type);
     denoiser_fixture_forward(&f);
     denoiser_fixture_backward(&f, false);
     void *want = malloc(out), *grads = malloc(all);
@@ -109,8 +110,8 @@ static void check(const struct lg_denoiser_config *c, const char *const *recompu
     lg_denoiser_begin_backward(f.net, &f.in, f.dout, false);
     for (int i = n_forward; i < n; i++) go(&f, &p, &e[i], grads);
     for (int u = 0; u < f.params.n_units; u++) assert_null(p.weights[u]);
-    for (int u = 0; u < f.params.n_units; u++) assert_null(p.gradient[u]);
-    assert_int_equal(p.gradients, f.params.n_units);
+    for (int u = 0; u < f.params.trained_units; u++) assert_null(p.gradient[u]);
+    assert_int_equal(p.gradients, f.params.trained_units);
     assert_true(p.most < f.params.n_units); /* else nothing would be won */
     assert_memory_equal(grads, f.grads, all);
     for (int i = 0; i < p.n; i++) free(p.all[i]);
@@ -142,8 +143,28 @@ static void test_pixart(void **state)
     check(&c, block);
 }
 
+/* Its positions are a unit that has no gradient. */
+static void test_sd3(void **state)
+{
+    (void)state;
+    struct lg_denoiser_config c = denoiser_fixture_sd3();
+    check(&c, none);
+    check(&c, norms);
+    check(&c, block);
+}
+
+static void test_flux(void **state)
+{
+    (void)state;
+    struct lg_denoiser_config c = denoiser_fixture_flux();
+    check(&c, none);
+    check(&c, norms);
+    check(&c, block);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_dit), cmocka_unit_test(test_pixart)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_dit), cmocka_unit_test(test_pixart),
+                                       cmocka_unit_test(test_sd3), cmocka_unit_test(test_flux)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

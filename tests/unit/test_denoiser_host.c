@@ -40,10 +40,11 @@ static int gaps_touched(const struct denoiser_fixture *f)
 {
     size_t at = 0;
     int wrong = 0;
-    for (int i = 0; i <= f->params.n; i++) {
-        size_t to = i < f->params.n ? f->params.p[i].offset : f->params.count;
+    const int n = f->params.trained;
+    for (int i = 0; i <= n; i++) {
+        size_t to = i < n ? f->params.p[i].offset : f->params.trained_count;
         for (; at < to; at++) wrong += denoiser_fixture_get(f, f->grads, at) != 0;
-        if (i < f->params.n) at = to + f->params.p[i].count;
+        if (i < n) at = to + f->params.p[i].count;
     }
     return wrong;
 }
@@ -52,13 +53,13 @@ static int compare_grads(const struct denoiser_fixture *f, const double *want, d
 {
     int wrong = 0;
     double total = 0;
-    double *scaled = malloc(f->params.count * sizeof *scaled);
-    for (size_t i = 0; i < f->params.count; i++) {
+    double *scaled = malloc(f->params.trained_count * sizeof *scaled);
+    for (size_t i = 0; i < f->params.trained_count; i++) {
         scaled[i] = factor * want[i];
         total += scaled[i] * scaled[i];
     }
-    double floor = 0.01 * sqrt(total / f->params.n);
-    for (int i = 0; i < f->params.n; i++) {
+    double floor = 0.01 * sqrt(total / f->params.trained);
+    for (int i = 0; i < f->params.trained; i++) {
         const struct lg_param *p = &f->params.p[i];
         wrong += near(f, p->name, (char *)f->grads + p->offset * lg_dtype_bytes(f->type),
                       scaled + p->offset, p->count, floor);
@@ -75,12 +76,12 @@ static void against_ref64(const struct lg_denoiser_config *c, const char *set)
     denoiser_fixture_forward(&ref);
     denoiser_fixture_backward(&ref, false);
     double *out = copy(&ref, ref.out.data, (size_t)lg_numel(&ref.out));
-    double *grads = copy(&ref, ref.grads, ref.params.count);
+    double *grads = copy(&ref, ref.grads, ref.params.trained_count);
     denoiser_fixture_open(&f, "host", set, c, true);
     denoiser_fixture_forward(&f);
     wrong += near(&f, "out", f.out.data, out, (size_t)lg_numel(&f.out), 0);
     /* Without accumulation nothing of what was there before may survive. */
-    for (int i = 0; i < f.params.n; i++)
+    for (int i = 0; i < f.params.trained; i++)
         for (size_t e = 0; e < f.params.p[i].count; e++)
             denoiser_fixture_set(&f, f.grads, f.params.p[i].offset + e, NAN);
     denoiser_fixture_backward(&f, false);
@@ -110,22 +111,35 @@ static void test_pixart(void **state)
     against_ref64(&c, isa);
 }
 
+static void test_sd3(void **state)
+{
+    struct lg_denoiser_config c = denoiser_fixture_sd3();
+    against_ref64(&c, isa);
+}
+
+/* All samples but the first. */
+static void disturb(struct denoiser_fixture *f, lg_tensor t, double value)
+{
+    const size_t n = (size_t)lg_numel(&t);
+    for (size_t i = n / DENOISER_FIXTURE_BATCH; i < n; i++)
+        denoiser_fixture_set(f, t.data, i, value);
+}
+
 /* Changes everything about samples 1 and 2 but nothing about sample 0. */
 static void disturb_neighbours(struct denoiser_fixture *f)
 {
-    size_t each = (size_t)lg_numel(&f->in.x) / DENOISER_FIXTURE_BATCH;
-    for (size_t i = each; i < DENOISER_FIXTURE_BATCH * each; i++)
-        denoiser_fixture_set(f, f->in.x.data, i, 3.5);
+    disturb(f, f->in.x, 3.5);
     for (size_t b = 1; b < DENOISER_FIXTURE_BATCH; b++)
         denoiser_fixture_set(f, f->in.t.data, b, 77.0 * (double)b);
     if (f->config.kind == LG_DIT) {
         ((int32_t *)f->in.label.data)[1] = 1;
         return;
     }
-    each = (size_t)lg_numel(&f->in.text[0].states) / DENOISER_FIXTURE_BATCH;
-    for (size_t i = each; i < DENOISER_FIXTURE_BATCH * each; i++)
-        denoiser_fixture_set(f, f->in.text[0].states.data, i, -0.25);
-    ((int32_t *)f->in.text[0].length.data)[1] = 6;
+    for (int k = 0; k < f->config.n_texts; k++) {
+        disturb(f, f->in.text[k].states, -0.25);
+        if (f->config.text[k].pooled) disturb(f, f->in.text[k].pooled, 0.75);
+    }
+    if (f->in.text[0].length.data) ((int32_t *)f->in.text[0].length.data)[1] = 6;
 }
 
 static void alone_or_not(const struct lg_denoiser_config *c)
@@ -150,8 +164,10 @@ static void alone_or_not(const struct lg_denoiser_config *c)
 static void test_neighbours(void **state)
 {
     struct lg_denoiser_config dit = denoiser_fixture_dit(), pixart = denoiser_fixture_pixart();
+    struct lg_denoiser_config sd3 = denoiser_fixture_sd3();
     alone_or_not(&dit);
     alone_or_not(&pixart);
+    alone_or_not(&sd3);
 }
 
 /* Text beyond a sample's length must not matter, whatever it holds. */
@@ -231,11 +247,9 @@ static int run_all(const char *set)
     }
     lg_device_close(&d);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dit),
-        cmocka_unit_test(test_pixart),
-        cmocka_unit_test(test_neighbours),
-        cmocka_unit_test(test_mask),
-        cmocka_unit_test(test_accumulation_is_planned),
+        cmocka_unit_test(test_dit),  cmocka_unit_test(test_pixart),
+        cmocka_unit_test(test_sd3),  cmocka_unit_test(test_neighbours),
+        cmocka_unit_test(test_mask), cmocka_unit_test(test_accumulation_is_planned),
     };
     return cmocka_run_group_tests_name(isa, tests, NULL, NULL);
 }

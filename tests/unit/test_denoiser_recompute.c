@@ -40,7 +40,7 @@ static char *run(struct denoiser_fixture *f, size_t *ret_bytes)
     return all;
 }
 
-/* Of the program alone. */
+/* Of the program alone: positions beside it are those that a DiT and a PixArt have. SD3's are a parameter. */
 static size_t arena_bytes(const struct denoiser_fixture *f, const char *const *words)
 {
     const struct lg_denoiser_config *c = &f->config;
@@ -48,6 +48,7 @@ static size_t arena_bytes(const struct denoiser_fixture *f, const char *const *w
     struct lg_denoiser_mode mode = {
         .batch = DENOISER_FIXTURE_BATCH, .train = true, .recompute = words};
     if (lg_denoiser_plan(f->device, c, &mode, &bytes) < 0) fail_msg("%s", lg_err_text());
+    if (c->kind == LG_SD3) return bytes.activations;
     size_t tokens = (size_t)(c->height / c->patch) * (size_t)(c->width / c->patch);
     return bytes.activations - tokens * (size_t)c->hidden * lg_dtype_bytes(f->type);
 }
@@ -93,8 +94,9 @@ static int compare_on(const char *isa)
 {
     struct lg_denoiser_config dit = deep(denoiser_fixture_dit());
     struct lg_denoiser_config pixart = deep(denoiser_fixture_pixart());
+    struct lg_denoiser_config sd3 = deep(denoiser_fixture_sd3());
     struct lg_denoiser_config flux = deep(denoiser_fixture_flux());
-    return compare(&dit, isa) + compare(&pixart, isa) + compare(&flux, isa);
+    return compare(&dit, isa) + compare(&pixart, isa) + compare(&sd3, isa) + compare(&flux, isa);
 }
 
 /* No device is open yet: each process has one instruction set. */
@@ -126,8 +128,10 @@ static void test_memory_shrinks(void **state)
     (void)state;
     struct lg_denoiser_config dit = deep(denoiser_fixture_dit());
     struct lg_denoiser_config pixart = deep(denoiser_fixture_pixart());
+    struct lg_denoiser_config sd3 = deep(denoiser_fixture_sd3());
     check_memory(&dit);
     check_memory(&pixart);
+    check_memory(&sd3);
 }
 
 static size_t with_budget(const struct denoiser_fixture *f, size_t bytes)
@@ -165,8 +169,10 @@ static void test_a_budget_is_kept(void **state)
     (void)state;
     struct lg_denoiser_config dit = deep(denoiser_fixture_dit());
     struct lg_denoiser_config pixart = deep(denoiser_fixture_pixart());
+    struct lg_denoiser_config sd3 = deep(denoiser_fixture_sd3());
     check_budget(&dit);
     check_budget(&pixart);
+    check_budget(&sd3);
 }
 
 /* ---- what is repeated ---- */

@@ -111,6 +111,23 @@ static const struct lg_denoiser_config DIT =
     DENOISER_SHAPE(LG_DIT, 4, 16, 16, 2, 64, 6, 4, 4, 5, 0, 0, 1e-6);
 static const struct lg_denoiser_config PIXART =
     DENOISER_SHAPE(LG_PIXART, 4, 16, 16, 2, 64, 6, 4, 4, 0, 9, 40, 1e-6);
+static const struct lg_denoiser_config SD3 = {.kind = LG_SD3,
+                                              .channels = 4,
+                                              .height = 16,
+                                              .width = 16,
+                                              .patch = 2,
+                                              .hidden = 64,
+                                              .depth = 6,
+                                              .heads = 4,
+                                              .mlp_ratio = 4,
+                                              .n_texts = 3,
+                                              .text = {{.length = 5, .width = 12, .pooled = 10},
+                                                       {.length = 5, .width = 20, .pooled = 14},
+                                                       {.length = 9, .width = 40}},
+                                              .norm_eps = 1e-6,
+                                              .positions_side = 8,
+                                              .qk_norm = true,
+                                              .dual = {7}};
 
 struct result {
     float *out, *grads;
@@ -125,6 +142,20 @@ static float *filled(lg_device *d, size_t n, uint64_t key, double scale)
     lg_philox_normal_f32(p, n, 5, LG_PURPOSE_INIT, key, 0);
     for (size_t i = 0; i < n; i++) ((float *)p)[i] *= (float)scale;
     return p;
+}
+
+static void fill_texts(lg_device *d, const struct lg_denoiser_config *c,
+                       struct lg_denoiser_input *in)
+{
+    for (int k = 0; k < c->n_texts; k++) {
+        const struct lg_denoiser_text *t = &c->text[k];
+        const uint64_t key = k ? 20 + (uint64_t)k : 4;
+        in->text[k].states = lg_t3(filled(d, (size_t)(BATCH * t->length * t->width), key, 1),
+                                   LG_F32, BATCH, t->length, t->width);
+        if (!t->pooled) continue;
+        in->text[k].pooled =
+            lg_t2(filled(d, (size_t)(BATCH * t->pooled), 30 + key, 1), LG_F32, BATCH, t->pooled);
+    }
 }
 
 /* Two micro-batches: the second adds, and its copies follow the first's into the same places. */
@@ -152,9 +183,7 @@ static struct result run(const struct lg_denoiser_config *c, const struct lg_den
     struct lg_denoiser_input in = {.t = lg_t1(t, LG_F32, BATCH),
                                    .label = lg_t1(label, LG_I32, BATCH),
                                    .text = {{.length = lg_t1(length, LG_I32, BATCH)}}};
-    const int L = c->text[0].length, E = c->text[0].width;
-    if (c->n_texts)
-        in.text[0].states = lg_t3(filled(d, (size_t)(BATCH * L * E), 4, 1), LG_F32, BATCH, L, E);
+    fill_texts(d, c, &in);
     float *grads = filled(d, params.count, 5, 1);
     for (uint64_t micro = 0; micro < 2; micro++) {
         in.x = x;
@@ -167,7 +196,7 @@ static struct result run(const struct lg_denoiser_config *c, const struct lg_den
     r.grads = malloc(r.params * sizeof *r.grads);
     LG_ASSERT(r.out && r.grads);
     memcpy(r.out, out.data, r.values * sizeof *r.out);
-    for (int i = 0; i < params.n; i++)
+    for (int i = 0; i < params.trained; i++)
         memcpy(r.grads + params.p[i].offset, grads + params.p[i].offset,
                params.p[i].count * sizeof *r.grads);
     lg_params_free(&params);
@@ -192,7 +221,7 @@ static void same(const struct lg_denoiser_config *c, const char *const *recomput
         assert_memory_equal(got.out, want.out, want.values * sizeof *want.out);
         lg_params params;
         assert_int_equal(lg_denoiser_params(c, &params), 0);
-        for (int i = 0; i < params.n; i++) {
+        for (int i = 0; i < params.trained; i++) {
             const struct lg_param *p = &params.p[i];
             if (memcmp(got.grads + p->offset, want.grads + p->offset, p->count * sizeof(float)) !=
                 0)
@@ -222,6 +251,14 @@ static void test_pixart(void **state)
     same(&PIXART, (const char *const[]){"every:2", NULL});
 }
 
+static void test_sd3(void **state)
+{
+    (void)state;
+    same(&SD3, NULL);
+    same(&SD3, (const char *const[]){"block", NULL});
+    same(&SD3, (const char *const[]){"mlp", NULL});
+}
+
 /* Without a backward, or with too few blocks, nothing waits anywhere. */
 static void test_nothing_to_offload(void **state)
 {
@@ -245,6 +282,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dit),
         cmocka_unit_test(test_pixart),
+        cmocka_unit_test(test_sd3),
         cmocka_unit_test(test_nothing_to_offload),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -124,6 +124,70 @@ static void test_absent_roles(void **state)
     assert_int_equal(MAKE("vae.model=", "data.latent_size=32").latent_size, 32);
 }
 
+static void write_clip(const char *dir, int width, int projection)
+{
+    char path[64], text[256];
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    snprintf(text, sizeof text,
+             "{\"model_type\": \"clip_text_model\", \"hidden_size\": %d, "
+             "\"num_hidden_layers\": 3, \"projection_dim\": %d, "
+             "\"architectures\": [\"CLIPTextModelWithProjection\"]}",
+             width, projection);
+    scratch_write(path, text);
+    static const char *const rest[] = {"vocab.json", "merges.txt", "model.safetensors"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(rest); i++) {
+        snprintf(path, sizeof path, "%s/%s", dir, rest[i]);
+        scratch_write(path, "x");
+    }
+}
+
+static void expect_text(const struct lg_plan_text *t, const struct lg_plan_text *want)
+{
+    assert_int_equal(t->role, want->role);
+    assert_int_equal(t->length, want->length);
+    assert_int_equal(t->dim, want->dim);
+    assert_int_equal(t->pooled, want->pooled);
+    assert_int_equal(t->chunk, want->chunk);
+    assert_int_equal(t->shards, want->shards);
+}
+
+/* SD3 has three, each with its own section; what one leaves out stands in [text]. */
+static void test_texts(void **state)
+{
+    (void)state;
+    write_clip("l", 48, 20);
+    write_clip("g", 80, 36);
+    char l[300], g[300];
+    snprintf(l, sizeof l, "text.clip_l.model=%s", scratch_path("l"));
+    snprintf(g, sizeof g, "text.clip_g.model=%s", scratch_path("g"));
+#define SD3(...) MAKE("model.kind=sd3", "text.chunk=4", l, g, __VA_ARGS__)
+    lg_plan p = SD3("text.t5.instances=2", "text.clip_g.chunk=8");
+    assert_int_equal(p.n_texts, 3);
+    expect_text(&p.text[0], &(struct lg_plan_text){LG_ROLE_text_clip_l, 77, 48, 20, 4, 1});
+    expect_text(&p.text[1], &(struct lg_plan_text){LG_ROLE_text_clip_g, 77, 80, 36, 8, 1});
+    expect_text(&p.text[2], &(struct lg_plan_text){LG_ROLE_text_t5, 256, 192, 0, 4, 2});
+    assert_int_equal(p.instances[LG_ROLE_text], 0);
+    assert_int_equal(p.instances[LG_ROLE_text_t5], 2);
+    assert_int_equal(lg_plan_text_of(&p, LG_ROLE_text_clip_g), 1);
+    assert_int_equal(lg_plan_text_of(&p, LG_ROLE_text), -1);
+    assert_int_equal(lg_plan_text_of(&p, LG_ROLE_vae), -1);
+    /* Numbers of processes and shards decide nothing; a length, a model, a chunk do. */
+    const uint64_t hash = p.bits_hash;
+    assert_true(SD3("text.t5.shards=4", "text.t5.instances=4", "text.clip_g.chunk=8").bits_hash ==
+                hash);
+    assert_true(SD3("text.t5.length=77", "text.clip_g.chunk=8").bits_hash != hash);
+    assert_true(SD3("text.clip_g.chunk=4").bits_hash != hash);
+    scratch_write("g/model.safetensors", "another");
+    assert_true(SD3("text.clip_g.chunk=8").bits_hash != hash);
+    /* Saved and read again. */
+    lg_plan q;
+    assert_int_equal(lg_plan_save(&p, scratch_path("plan.json")), 0);
+    if (lg_plan_load(scratch_path("plan.json"), &q) < 0) fail_msg("%s", lg_err_text());
+    assert_true(q.hash == p.hash && q.bits_hash == hash && q.n_texts == 3);
+    for (int k = 0; k < 3; k++) expect_text(&q.text[k], &p.text[k]);
+#undef SD3
+}
+
 static void test_isa(void **state)
 {
     (void)state;
@@ -228,11 +292,12 @@ static void test_hash(void **state)
                 MAKE("device=cuda", "memory.offload_optimizer=true").hash);
     /* What decides bits. */
     static const char *const sets[] = {
-        "trainer.lr=1e-3",     "trainer.ranks=2", "job.seed=1",     "text.length=25",
-        "trainer.threads=2",   "vae.threads=2",   "vae.slice=2",    "data.size=128",
-        "trainer.lr_steps=10", "ema.decay=0.9",   "model.depth=5",  "trainer.objective=eps",
-        "text.chunk=4",        "data.flip=true",  "model.kind=dit", "vae.model=",
-        "device=cuda",         "precision=tf32",
+        "trainer.lr=1e-3",     "trainer.ranks=2", "job.seed=1",         "text.length=25",
+        "trainer.threads=2",   "vae.threads=2",   "vae.slice=2",        "data.size=128",
+        "trainer.lr_steps=10", "ema.decay=0.9",   "model.depth=5",      "trainer.objective=eps",
+        "text.chunk=4",        "data.flip=true",  "model.kind=dit",     "vae.model=",
+        "device=cuda",         "precision=tf32",  "data.caption=first", "data.shuffle_tags=true",
+        "data.keep_tags=1",
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(sets); i++)
         if (base == MAKE(sets[i]).hash) fail_msg("%s does not change the hash", sets[i]);
@@ -391,7 +456,7 @@ int main(void)
         TEST(test_absent_roles), TEST(test_isa),        TEST(test_hash),
         TEST(test_precision),    TEST(test_placement),  TEST(test_turns),
         TEST(test_hash_models),  TEST(test_resume),     TEST(test_save_load),
-        TEST(test_buckets),
+        TEST(test_buckets),      TEST(test_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -371,6 +371,36 @@ static void flux(void **state)
     scratch_remove();
 }
 
+/* SD3's pipeline has three text encoders, of which a folder may lack T5, and draws at its scheduler's own timesteps. */
+static void sd3(void **state)
+{
+    scratch_make();
+    scratch_write("pipe/model_index.json",
+                  "{\"_class_name\": \"StableDiffusion3Pipeline\", "
+                  "\"text_encoder\": [\"transformers\", \"CLIPTextModelWithProjection\"], "
+                  "\"text_encoder_2\": [\"transformers\", \"CLIPTextModelWithProjection\"], "
+                  "\"text_encoder_3\": [null, null], "
+                  "\"transformer\": [\"diffusers\", \"SD3Transformer2DModel\"]}");
+    scratch_write("pipe/transformer/config.json",
+                  "{\"_class_name\": \"SD3Transformer2DModel\", \"num_layers\": 24, "
+                  "\"num_attention_heads\": 24}");
+    scratch_write("pipe/scheduler/scheduler_config.json",
+                  "{\"_class_name\": \"FlowMatchEulerDiscreteScheduler\", \"shift\": 3.0}");
+    lg_config *c = load(PIPE);
+    assert_string_equal(c->model_kind, "sd3");
+    assert_true(c->model_depth == 24 && c->model_hidden == 1536 && c->model_heads == 24);
+    assert_string_equal(c->trainer_objective, "flow");
+    assert_true(c->trainer_flow_shift == 3 && c->sample_guidance == 7 && c->sample_steps == 28);
+    assert_string_equal(c->sample_spacing, "linspace");
+    assert_true(is_chosen(c, "sample.spacing", "model_index.json"));
+    assert_non_null(strstr(c->text.clip_l_model, "pipe/text_encoder"));
+    assert_non_null(strstr(c->text.clip_g_model, "pipe/text_encoder_2"));
+    assert_string_equal(c->text.t5_model, "");
+    assert_true(c->text.clip_g_length == 77 && c->text.t5_length == 256);
+    lg_config_free(&c);
+    scratch_remove();
+}
+
 static void refused(const char *text, const char *part)
 {
     lg_config *c = NULL;
@@ -419,6 +449,7 @@ int main(void)
         cmocka_unit_test(a_pipeline_fills_what_is_unwritten),
         cmocka_unit_test(what_is_written_wins),
         cmocka_unit_test(flux),
+        cmocka_unit_test(sd3),
         cmocka_unit_test(refusals_name_key_and_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,7 @@
  * schedulers step in fp32, 6e-8 of the state each, and a step multiplies what was before: 1e-5. */
 #include "base/philox.h"
 #include "stages/nets/sampler.h"
+#include "stages/nets/sincos.h"
 #include "tests/unit/denoiser_fixture.h"
 #include <math.h>
 #include <stdio.h>
@@ -365,8 +366,95 @@ static void drawn_by_flux(const char *device, double tol)
     denoiser_fixture_close(&f);
 }
 
+/* SD3 is guided by a second pass of another caption. */
+static void drawn_by_sd3(const char *device, double tol)
+{
+    const struct lg_denoiser_config c = denoiser_fixture_sd3();
+    const size_t each = (size_t)(c.channels * c.height * c.width);
+    struct denoiser_fixture f;
+    lg_sampler *s;
+    void *memory;
+    denoiser_fixture_open(&f, device, NULL, &c, false);
+    assert_int_equal(lg_sampler_open(f.device, &c, 1, true, &s), 0);
+    assert_int_equal(lg_device_alloc(f.device, each * lg_dtype_bytes(f.type), &memory), 0);
+    struct lg_sampler_run run = {
+        .method = {.objective = LG_OBJECTIVE_FLOW, .spacing = LG_SPACING_LINSPACE, .flow_shift = 3},
+        .steps = 6,
+        .guidance = 7,
+        .seed = 7,
+        .first = 40,
+        .weights = f.weights};
+    for (int k = 0; k < c.n_texts; k++) {
+        run.text[k].states = lg_slice(f.in.text[k].states, 0, 0, 2);
+        if (c.text[k].pooled) run.text[k].pooled = lg_slice(f.in.text[k].pooled, 0, 0, 2);
+    }
+    lg_tensor out = lg_t4(memory, f.type, 1, c.channels, c.height, c.width);
+    assert_int_equal(lg_sampler_draw(s, f.stream, &run, out), 0);
+    double *want = golden("sd3.drawn", each);
+    struct distance d = denoiser_fixture_distance(&f, memory, want, each);
+    if (!(d.diff <= tol * d.norm)) fail_msg("on %s: distance %.3e of %.3e", device, d.diff, d.norm);
+    free(want);
+    lg_sampler_close(&s);
+    denoiser_fixture_close(&f);
+}
+
+/* ---- positions ---- */
+
+/* Both are sines and cosines in double, rounded once to fp32: half a unit of what is below 1, twice. */
+#define POSITION_TOLERANCE 6e-8
+
+static void check_position(const char *name, size_t i, double got, double want)
+{
+    if (!(fabs(got - want) <= POSITION_TOLERANCE))
+        fail_msg("%s[%zu]: %.9g, not %.9g", name, i, got, want);
+}
+
+static void positions_of(int side, double base, double scale)
+{
+    enum { D = 16 };
+    const struct lg_grid grid = {side, side, base, scale};
+    const size_t n = (size_t)(side * side * D);
+    char name[32];
+    float *all = malloc(n * sizeof *all);
+    LG_ASSERT(all);
+    snprintf(name, sizeof name, "positions.%d", side);
+    double *want = golden(name, n);
+    lg_net_positions(&grid, D, all);
+    for (size_t i = 0; i < n; i++) {
+        check_position(name, i, (double)all[i], want[i]);
+        assert_true(all[i] == lg_sincos(&grid, D, i));
+    }
+    free(all);
+    free(want);
+}
+
+/* The table of a new SD3, all of which is made, the middle of which is used. */
+static void positions(void **state)
+{
+    const struct lg_denoiser_config c = denoiser_fixture_sd3();
+    lg_params t;
+    positions_of(9, 4, 1);
+    positions_of(12, 16, 2);
+    positions_of(5, 7, 0.5);
+    assert_int_equal(lg_denoiser_params(&c, &t), 0);
+    const int at = lg_params_find(&t, "pos_embed.pos_embed");
+    assert_true(at >= 0);
+    const struct lg_param *p = &t.p[at];
+    double *want = golden("positions.sd3", p->count);
+    float *table = malloc(p->count * sizeof *table);
+    LG_ASSERT(table);
+    lg_params_init(&t, 7, table, p->offset, p->count);
+    for (size_t i = 0; i < p->count; i++)
+        check_position("positions.sd3", i, (double)table[i], want[i]);
+    free(table);
+    free(want);
+    lg_params_free(&t);
+}
+
 static void draws(void **state)
 {
+    drawn_by_sd3("ref64", 1e-5);
+    drawn_by_sd3("host", 1e-4);
     drawn_by_flux("ref64", 1e-5);
     drawn_by_flux("host", 1e-4);
     drawn("ref64", 1e-5);
@@ -376,10 +464,11 @@ static void draws(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nets_on_ref64),   cmocka_unit_test(nets_on_host),
-        cmocka_unit_test(noise_schedules), cmocka_unit_test(weightings),
-        cmocka_unit_test(timesteps),       cmocka_unit_test(refusals),
-        cmocka_unit_test(samplers),        cmocka_unit_test(draws),
+        cmocka_unit_test(positions),    cmocka_unit_test(nets_on_ref64),
+        cmocka_unit_test(nets_on_host), cmocka_unit_test(noise_schedules),
+        cmocka_unit_test(weightings),   cmocka_unit_test(timesteps),
+        cmocka_unit_test(refusals),     cmocka_unit_test(samplers),
+        cmocka_unit_test(draws),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

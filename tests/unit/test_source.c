@@ -414,6 +414,119 @@ static void test_fingerprint(void **state)
     lg_source_close(&b);
 }
 
+static lg_source *open_two(double weight, uint64_t repeats)
+{
+    const struct lg_source_spec two[] = {
+        {.path = scratch_path("one"), .repeats = 1, .weight = weight},
+        {.path = scratch_path("two"), .repeats = repeats}};
+    lg_source *s = NULL;
+    if (lg_source_open_all(two, 2, NULL, &s) < 0) fail_msg("%s", lg_err_text());
+    return s;
+}
+
+/* Items of one after those of the other, under names of their own; what they are and how often they come is the
+ * fingerprint. */
+static void test_several_sources(void **state)
+{
+    (void)state;
+    scratch_write("one/.here", "");
+    make_shard("one/s.tar", 0, 3);
+    scratch_write("two/.here", "");
+    make_shard("two/s.tar", 3, 2);
+    lg_source *s = open_two(0, 2), *alone = open_source(scratch_path("one"));
+    char key[LG_PATH_BYTES];
+    assert_int_equal(lg_source_count(s), 5);
+    assert_string_equal(captions_of(s), "caption 0|caption 1|caption 2|caption 3|caption 4|");
+    lg_source_key(s, 0, key);
+    assert_string_equal(key, "0:s.tar/00000");
+    lg_source_key(s, 4, key);
+    assert_string_equal(key, "1:s.tar/00004");
+    lg_item item = {0};
+    assert_int_equal(lg_source_read(s, 4, &item), 0);
+    assert_string_equal(item.key, key);
+    assert_int_equal(item.key_hash, lg_hash(key, strlen(key)));
+    lg_item_free(&item);
+    lg_source_key(alone, 0, key);
+    assert_string_equal(key, "s.tar/00000");
+    assert_int_equal(lg_source_parts(s), 2);
+    struct lg_source_part part = lg_source_part(s, 1);
+    assert_true(part.first == 3 && part.count == 2 && part.repeats == 2);
+    assert_true(part.share > 4. / 7 - 1e-12 && part.share < 4. / 7 + 1e-12);
+    assert_int_equal(lg_source_part_of(s, 2), 0);
+    assert_int_equal(lg_source_part_of(s, 3), 1);
+
+    const uint64_t hash = lg_source_hash(s);
+    assert_true(hash != lg_source_hash(alone));
+    assert_int_equal(lg_source_parts_save(s, hash, scratch_path("data.json")), 0);
+    const struct {
+        double weight;
+        uint64_t repeats;
+        bool same;
+    } other[] = {{0, 2, true}, {0, 3, false}, {0.5, 2, false}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(other); i++) {
+        char text[200];
+        lg_source *x = open_two(other[i].weight, other[i].repeats);
+        assert_int_equal(lg_source_hash(x) == hash, other[i].same);
+        lg_source_parts_compare(x, scratch_path("data.json"), hash, text, sizeof text);
+        assert_int_equal(strstr(text, "the repeats of data.source[") != NULL, !other[i].same);
+        lg_source_close(&x);
+    }
+    lg_source_close(&s);
+    lg_source_close(&alone);
+}
+
+static void test_bad_sources(void **state)
+{
+    (void)state;
+    scratch_write("one/.here", "");
+    make_shard("one/s.tar", 0, 3);
+    scratch_write("none/a.txt", "no picture");
+    scratch_write("latents/a.latent.safetensors", "x");
+    static const char *const bad[][2] = {
+        {"none", "data.source[1]: no picture in "},
+        {"gone", "data.source[1]: nothing at "},
+        {"latents", "holds latents, unlike the first source"},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(bad); i++) {
+        const struct lg_source_spec two[] = {{.path = scratch_path("one"), .repeats = 1},
+                                             {.path = scratch_path(bad[i][0]), .repeats = 1}};
+        lg_source *s = NULL;
+        assert_int_equal(lg_source_open_all(two, 2, NULL, &s), LG_ERR_CONFIG);
+        assert_null(s);
+        if (!strstr(lg_err_message(), bad[i][1])) fail_msg("%s", lg_err_message());
+    }
+    lg_err_clear();
+}
+
+/* With buckets an item stands in an epoch as often as it is repeated. */
+static void test_repeats_with_buckets(void **state)
+{
+    (void)state;
+    scratch_write("one/.here", "");
+    make_shard("one/s.tar", 0, 3);
+    scratch_write("two/.here", "");
+    make_shard("two/s.tar", 3, 2);
+    lg_source *s = open_two(0, 3);
+    struct lg_buckets buckets = {.n = 1, .of = {{.height = 8, .width = 8, .rows = 1}}};
+    struct lg_item_size *size = NULL;
+    struct lg_order_spec spec = {.buckets = &buckets, .ranks = 1, .micros = 1, .micro = 1};
+    lg_order *order = NULL;
+    assert_int_equal(lg_source_sizes(s, NULL, &size), 0);
+    spec.size = size;
+    assert_int_equal(lg_source_order(s, &spec, &order), 0);
+    const struct lg_sample_rule rule = {.seed = 3, .order = order, .buckets = &buckets};
+    int times[5] = {0};
+    for (uint64_t n = 0; n < 2 * (3 + 3 * 2); n++) {
+        const struct lg_order_place at = lg_source_place(s, &rule, n);
+        assert_int_equal(at.epoch, n / 9);
+        times[at.item]++;
+    }
+    for (int i = 0; i < 5; i++) assert_int_equal(times[i], i < 3 ? 2 : 6);
+    free(size);
+    lg_order_free(&order);
+    lg_source_close(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -423,6 +536,9 @@ int main(void)
         SOURCE_TEST(test_links),
         SOURCE_TEST(test_links_of_shards),
         SOURCE_TEST(test_caption_forms),
+        SOURCE_TEST(test_several_sources),
+        SOURCE_TEST(test_bad_sources),
+        SOURCE_TEST(test_repeats_with_buckets),
         SOURCE_TEST(test_grouping),
         SOURCE_TEST(test_cut_shard),
         SOURCE_TEST(test_io_error_is_not_void),

@@ -233,6 +233,22 @@ static void test_text(void **state)
     free(t);
 }
 
+/* Columns begin where those of the longest name do. */
+static void test_text_of_long_names(void **state)
+{
+    (void)state;
+    struct lg_top *t = reading();
+    struct lg_status_instance *p = &t->status.instance[0];
+    assert_int_equal(lg_status_columns(&t->status, 11), 11);
+    p->role = LG_ROLE_text_clip_l, p->index = 12;
+    t->process[t->row[0]].is = *p;
+    assert_int_equal(lg_status_columns(&t->status, 11), 14);
+    make_text(t, false);
+    assert_line("process             pid  state");
+    assert_line("text.clip_l.12     4711  setup");
+    free(t);
+}
+
 static void test_text_of_odd_readings(void **state)
 {
     (void)state;
@@ -347,6 +363,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_metrics_from_a_step, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_metrics_grow, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_text),
+        cmocka_unit_test(test_text_of_long_names),
         cmocka_unit_test(test_text_of_odd_readings),
         cmocka_unit_test(test_text_of_extremes),
         cmocka_unit_test(test_text_that_is_too_long),

@@ -1,0 +1,146 @@
+#!/bin/bash
+# An SD3 as published ones lie in their folder, tiny: three texts and a latent of 16 channels that is shifted and scaled, trained
+# whole and by an adapter, whoever dies and however ranks are cut to the same bytes, drawn, exported and begun with again.
+. "$(dirname "$0")/lib.sh"
+RANDOM_MODEL=$e2e_build/bin/lg-random-model
+check "a pipeline's folder" "$RANDOM_MODEL" pipeline --preset tiny-sd3 --dtype f32 --seed 3 \
+    --spiece "$MICRO/text_encoder/spiece.model" "$T/sd3"
+TINY=$T/sd3.toml
+cat >"$TINY" <<END
+pipeline = "$T/sd3"
+[job]
+name = "tiny"
+seed = 7
+[data]
+path = "$MICRO/data/micro-00000.tar"
+size = 32
+[loader]
+chunk = 4
+[text]
+chunk = 4
+[text.clip_l]
+length = 16
+[text.clip_g]
+length = 16
+[text.t5]
+length = 12
+shards = 2
+[vae]
+chunk = 4
+[trainer]
+ranks = 2
+max_steps = 80
+global_batch_size = 8
+micro_batch_size = 4
+lr = 1e-3
+[ema]
+decay = 0.99
+[checkpoint]
+every = 20
+keep = 100
+END
+timeout 120 "$LGSUP" check "$TINY" --set "job.dir=$T/none" >"$T/out" 2>&1
+expect "check" 0 $?
+[ $e2e_failed -eq 0 ] || { tail -n 5 "$T/out"; exit 1; }
+check "it names three encoders" test "$(grep -Ec '^text\.(clip_l|clip_g|t5) +[0-9]' "$T/out")" = 3
+
+# Killed in between: each encoder of a text, the autoencoder, a rank, who writes.
+b=$T/b
+train "$b"
+wait_step "$b" 5
+for role in "text.clip_g 0" "vae 0" "trainer 1" "text.t5 0" "ema 0" "text.clip_l 0" "ckpt 0" "trainer 0"; do
+    kill_role "$b" $role
+    wait_step "$b" $(($(step_of "$b") + 3))
+done
+settle "all weights, killed" "$b"
+N=${settled:-40}
+a=$T/a
+start_by_start "$a" "$N" --set checkpoint.keep=1000000
+expect "all weights are trained, and gone on with" 0 $?
+[ $e2e_failed -eq 0 ] || { tail -n 5 "$T/a.out"; exit 1; }
+same_as "all weights, killed" "$b" "$a" "$N"
+says() { grep -Eq "$1" "$a/config.toml"; }
+check "its blocks" says '^depth = 3'
+check "its objective" says '^objective = "flow"'
+check "its shift" says '^flow_shift = 3'
+check "its guidance when drawn" says '^guidance = 7'
+check "its timesteps when drawn" says '^spacing = "linspace"'
+check "what its files say is written back" jq -e '.num_layers == 3 and .dual_attention_layers == [0] and .in_channels == 16
+    and .qk_norm == "rms_norm" and .pos_embed_max_size == 6 and .joint_attention_dim == 192
+    and .pooled_projection_dim == 160' "$(checkpoint_of "$a" 40)/model/config.json"
+
+same() { # NAME [...]: another way to the same bytes
+    local run=$T/${1// /_}
+    tiny "$run" --set trainer.max_steps=40 "${@:2}"
+    expect "$1" 0 $?
+    check "$1: byte-identical" same_files "$a" "$run" 40
+    rm -rf "$run"
+}
+same "whole state" --set parallel.zero=0
+same "gathered weights" --set parallel.zero=3
+same "recomputed" --set memory.recompute=block
+same "offloaded" --set memory.offload_activations=true --set memory.offload_optimizer=true
+
+# What latents are: (z - shift) scale. Another scale in the autoencoder's file is another latent.
+cp -r "$T/sd3" "$T/scaled"
+jq '.shift_factor = 0.5' "$T/sd3/vae/config.json" >"$T/scaled/vae/config.json"
+tiny "$T/other" --set pipeline="$T/scaled" --set trainer.max_steps=20
+expect "another shift of latents" 0 $?
+check "another shift of latents: another loss" test "$(tail -n 1 "$T/other/metrics.jsonl" | jq .loss)" != \
+    "$(head -n 20 "$a/metrics.jsonl" | tail -n 1 | jq .loss)"
+
+# The positions are the file's, and stay so.
+tensor() { # FILE NAME: its bytes' hash
+    local n
+    n=$(od -An -t u8 -N 8 "$1" | tr -d ' ')
+    read -r first end < <(dd if="$1" bs=1 skip=8 count="$n" 2>/dev/null | jq -r ".[\"$2\"].data_offsets | @tsv")
+    tail -c +$((8 + n + first + 1)) "$1" | head -c $((end - first)) | md5sum
+}
+W=diffusion_pytorch_model.safetensors
+for of in model ema; do
+    expect "$of: positions stay" "$(tensor "$T/sd3/transformer/$W" pos_embed.pos_embed)" \
+        "$(tensor "$(checkpoint_of "$a" 40)/$of/$W" pos_embed.pos_embed)"
+done
+
+lora=(--set adapter.kind=lora --set adapter.rank=4 --set adapter.targets=attention)
+killed=$T/killed
+train "$killed" "${lora[@]}" --set parallel.zero=3
+wait_step "$killed" 5
+for role in "trainer 1" "text.t5 0" "ckpt 0" "vae 0" "text.clip_g 0" "trainer 0"; do
+    kill_role "$killed" $role
+    wait_step "$killed" $(($(step_of "$killed") + 3))
+done
+settle "an adapter, killed" "$killed"
+N2=${settled:-40}
+start_by_start "$T/own" "$N2" "${lora[@]}" --set checkpoint.keep=1000000
+same_as "an adapter, killed" "$killed" "$T/own" "$N2"
+
+draw() { timeout 120 "$e2e_build/bin/lg-sample" "a red circle" --steps 4 --seed 3 "$@" >"$T/said" 2>&1; }
+check "it can be drawn with" draw --from "$a" -o "$T/a.png"
+check "with another guidance" draw --from "$a" --guidance 1 -o "$T/b.png"
+check "with its adapter" draw --from "$T/own" -o "$T/c.png"
+check "three pictures" test "$(md5sum "$T"/[abc].png | cut -d' ' -f1 | sort -u | wc -l)" = 3
+
+timeout 60 "$LGSUP" export "$a" -o "$T/made" >"$T/out" 2>&1
+expect "export" 0 $?
+check "its transformer is the average" cmp "$(checkpoint_of "$a" "$N")/ema/$W" "$T/made/transformer/$W"
+check "all else is the pipeline's" diff -r --exclude transformer "$T/sd3" "$T/made"
+tiny "$T/again" --set pipeline="$T/made" --set trainer.max_steps=1 --set trainer.lr=0 --set checkpoint.every=1
+expect "a run from what was exported" 0 $?
+check "begins with its weights" cmp "$(checkpoint_of "$T/again" 1)/model/$W" "$T/made/transformer/$W"
+timeout 60 "$LGSUP" export "$T/own" --merge -o "$T/merged" >"$T/out" 2>&1
+expect "export of a merged adapter" 0 $?
+check "its texts are the pipeline's" diff -r --exclude transformer "$T/sd3" "$T/merged"
+
+refused() { # NAME PATTERN [--set ...]
+    local name=$1 pattern=$2
+    shift 2
+    tiny "$T/refused" "$@"
+    expect "$name: exit" 3 $?
+    check "$name: says why" grep -Eq "$pattern" "$T/refused.out"
+}
+refused "another depth" 'model.depth = 4, but the weights of model.from have 3' --set model.depth=4
+refused "CLIPs of two lengths" 'those of both CLIP stand side by side' --set text.clip_l.length=12
+jq 'del(.text_encoder_3, .tokenizer_3)' "$T/sd3/model_index.json" >"$T/scaled/model_index.json"
+refused "without T5" 'text.t5.model' --set pipeline="$T/scaled"
+check "nothing is left running" nothing_runs
