@@ -9,9 +9,10 @@ enum { LG_DEVICE_PEERS_MAX = 64 };
 struct lg_device_info {
     char name[64];       /* "NVIDIA H200" */
     char capability[16]; /* its compute capability, "9.0" */
-    char driver[16];     /* the newest CUDA that the driver knows, "13.0" */
-    char runtime[16];    /* the CUDA of this build */
-    char cudnn[16];      /* "9.14.0"; "" where it is not installed: slower kernels stand in */
+    char kernels[64]; /* whose path it gets: "9.0"; "8.0, compiled by the driver from PTX of 8.0" */
+    char driver[16];  /* the newest CUDA that the driver knows, "13.0" */
+    char runtime[16]; /* the CUDA of this build */
+    char cudnn[16];   /* "9.14.0"; "" where it is not installed: slower kernels stand in */
     uint64_t total_bytes;
     uint64_t free_bytes; /* at this moment, while this process has a context on it too */
     uint64_t peers; /* bit k: it reads and writes the memory of device k < LG_DEVICE_PEERS_MAX */

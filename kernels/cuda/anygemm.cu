@@ -123,14 +123,14 @@ void cuda_any_conv(cudaStream_t stream, const struct lg_conv2d_forward_args *a)
 
 /* Who does it. */
 enum conv_kind { TILES, PICTURES, LIBRARY };
-static conv_kind kind_of(const struct lg_conv2d_forward_args *a)
+static conv_kind kind_of(const lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
 {
-    return cuda_tile_conv_fits(a) ? TILES : cuda_picture_conv_fits(a) ? PICTURES : LIBRARY;
+    return cuda_tile_conv_fits(d, a) ? TILES : cuda_picture_conv_fits(a) ? PICTURES : LIBRARY;
 }
 /* Mean and variance need even groups of channels to come from the convolution's own sums. */
-static bool own_sums(const struct lg_conv2d_forward_args *a)
+static bool own_sums(const lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
 {
-    conv_kind kind = kind_of(a);
+    conv_kind kind = kind_of(d, a);
     return a->mean_var.rank && a->y.dim[3] / a->mean_var.dim[1] % 2 == 0 &&
            (kind == TILES || (kind == PICTURES && cuda_picture_conv_sums(a)));
 }
@@ -141,16 +141,17 @@ static size_t tile_sums_bytes(const struct lg_conv2d_forward_args *a)
 
 size_t cuda_conv2d_forward_scratch(lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
 {
-    size_t bytes = kind_of(a) == LIBRARY ? lg_cudnn_conv2d_scratch(d, a) : 0;
+    size_t bytes = kind_of(d, a) == LIBRARY ? lg_cudnn_conv2d_scratch(d, a) : 0;
     if (!a->mean_var.rank) return bytes;
-    return LG_MAX(bytes, own_sums(a) ? tile_sums_bytes(a) : cuda_group_mean_var_scratch(&a->y));
+    return LG_MAX(bytes, own_sums(d, a) ? tile_sums_bytes(a) : cuda_group_mean_var_scratch(&a->y));
 }
 /* factors: as cuda_tile_conv's */
 static void convolve(lg_stream *s, const struct lg_conv2d_forward_args *a, const float *factors)
 {
-    bool summed = a->mean_var.data && own_sums(a);
+    const lg_cuda_device *d = lg_cuda_device_of(s);
+    bool summed = a->mean_var.data && own_sums(d, a);
     float *sums = summed ? (float *)s->scratch : nullptr;
-    conv_kind kind = kind_of(a);
+    conv_kind kind = kind_of(d, a);
     if (kind == TILES)
         cuda_tile_conv(s, a, factors, sums);
     else if (kind == PICTURES)
@@ -186,22 +187,22 @@ static norm_room room_of(lg_cuda_device *d, const struct lg_norm_conv2d_forward_
 }
 /* Every tile of channels normalises all of x again: with more of them it is better done before. */
 enum { NORMED_OUT_MAX = 256 };
-static bool on_the_way(const struct lg_norm_conv2d_forward_args *a)
+static bool on_the_way(const lg_cuda_device *d, const struct lg_norm_conv2d_forward_args *a)
 {
-    return a->norm.act == LG_ACT_SILU && a->conv.stride == 1 && kind_of(&a->conv) == TILES &&
+    return a->norm.act == LG_ACT_SILU && a->conv.stride == 1 && kind_of(d, &a->conv) == TILES &&
            a->conv.y.dim[3] <= NORMED_OUT_MAX;
 }
 
 size_t cuda_norm_conv2d_forward_scratch(lg_cuda_device *d,
                                         const struct lg_norm_conv2d_forward_args *a)
 {
-    if (on_the_way(a)) return room_of(d, a).bytes;
+    if (on_the_way(d, a)) return room_of(d, a).bytes;
     return LG_MAX(cuda_group_norm_scratch(&a->norm), cuda_conv2d_forward_scratch(d, &a->conv));
 }
 void cuda_norm_conv2d_forward(lg_stream *s, const struct lg_norm_conv2d_forward_args *a)
 {
     struct lg_conv2d_forward_args conv = a->conv;
-    if (!on_the_way(a)) {
+    if (!on_the_way(lg_cuda_device_of(s), a)) {
         cuda_group_norm_forward(s, &a->norm);
         cuda_conv2d_forward(s, &conv);
         return;

@@ -1,7 +1,8 @@
 /* Softmax attention without the tensor cores: heads up to HEAD_MAX, any lengths, key lengths, bias; fp32
- * arithmetic. For 16-bit types short_attention.cu and short_attention_forward.cu take 256 tokens,
- * cudnn_attention.c what it can, tiled_attention.cu the rest of the forward on 16 bytes, wide_attention.c
- * wider heads; what is left, causal attention, and fp32, comes here.
+ * arithmetic. For 16-bit types on 9.0 short_attention.cu and short_attention_forward.cu take 256 tokens and
+ * cudnn_attention.c what it can, on other GPUs mma_attention.cu heads up to 128 without a bias;
+ * tiled_attention.cu the rest of the forward on 16 bytes, wide_attention.c wider heads; what is left, causal
+ * attention, and fp32, comes here.
  *
  * Forward (Dao, "FlashAttention-2", 2023, algorithm 1): a block of 256 threads owns 32 queries of one
  * head and walks the keys in tiles of 32: S = scale Q K^T (2x2 values a thread), running row maximum
@@ -12,10 +13,11 @@
  *
  * Shared memory: tiles of 32 rows, in floats; a row takes `row` floats, an odd number of 4s, so that
  * 16-byte reads of 8 neighbouring rows touch all banks once. Forward 3 tiles: 51 KB at d = 128;
- * backward 4 tiles: 133 KB at d = 256.
+ * backward 4 tiles: 133 KB at d = 256, where a block may not have so much 2 that are loaded in turns.
  * Scratch: backward, (B, H, Tq) floats: rows' sums of dout o. */
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cudnn.h"
+#include "kernels/cuda/mma_attention.h"
 #include "kernels/cuda/short_attention.h"
 #include "kernels/cuda/tiled_attention.h"
 #include "kernels/cuda/wide_attention.h"
@@ -247,13 +249,16 @@ template <typename T> static void forward(lg_stream *s, const struct lg_attentio
 }
 size_t cuda_attention_forward_scratch(lg_cuda_device *d, const struct lg_attention_forward_args *a)
 {
-    if (cuda_short_attention_forward_takes(a)) return 0;
+    if (cuda_short_attention_forward_takes(d, a) || cuda_mma_attention_forward_takes(d, a))
+        return 0;
     if (a->q.dim[3] > HEAD_MAX) return cuda_wide_attention_scratch(d, a);
     return lg_cudnn_attention_forward_scratch(d, a);
 }
 void cuda_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)
 {
-    if (cuda_short_attention_forward_takes(a)) return cuda_short_attention_forward(s, a);
+    const lg_cuda_device *d = lg_cuda_device_of(s);
+    if (cuda_short_attention_forward_takes(d, a)) return cuda_short_attention_forward(s, a);
+    if (cuda_mma_attention_forward_takes(d, a)) return cuda_mma_attention_forward(s, a);
     if (a->q.dim[3] > HEAD_MAX) return cuda_wide_attention(s, a);
     if (lg_cudnn_attention_forward(s, a)) return;
     if (cuda_tiled_attention_takes(a)) return cuda_tiled_attention(s, a);
@@ -326,19 +331,18 @@ template <typename T> struct backward_args {
     T *dq, *dk, *dv;
     shape z;
 };
-/* p and ds = scale p (dout v - delta) of the tile of queries q0 and keys k0, four values a thread. */
+/* p and ds = scale p (dout v - delta) of the tile of queries q0 and keys k0, four values a thread; score: q k,
+ * dp: dout v. */
 template <typename T>
-static __device__ void tile_of_gradients(const backward_args<T> &a, const float *q, const float *k,
-                                         const float *v, const float *dout, int q0, int k0,
-                                         int keys, float *p, float *ds)
+static __device__ __forceinline__ void gradients(const backward_args<T> &a,
+                                                 const float (&score)[2][2],
+                                                 const float (&dp)[2][2], int q0, int k0, int keys,
+                                                 float *p, float *ds)
 {
     const shape &z = a.z;
     int i0 = threadIdx.x / 16, j0 = threadIdx.x % 16;
     const float *lse = a.lse + ((int64_t)blockIdx.z * z.H + blockIdx.y) * z.Tq;
     const float *delta = a.delta + ((int64_t)blockIdx.z * z.H + blockIdx.y) * z.Tq;
-    float score[2][2], dp[2][2];
-    dot2x2(q, k, i0, j0, z, score);
-    dot2x2(dout, v, i0, j0, z, dp);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int qi = i0 + 16 * (i / 2), kj = j0 + 16 * (i % 2);
@@ -347,6 +351,39 @@ static __device__ void tile_of_gradients(const backward_args<T> &a, const float 
         if (p) p[qi * (TILE + 1) + kj] = w;
         ds[qi * (TILE + 1) + kj] = there ? w * (dp[i / 2][i % 2] - delta[q0 + qi]) * z.scale : 0;
     }
+}
+
+template <typename T>
+static __device__ void tile_of_gradients(const backward_args<T> &a, const float *q, const float *k,
+                                         const float *v, const float *dout, int q0, int k0,
+                                         int keys, float *p, float *ds)
+{
+    float score[2][2], dp[2][2];
+    dot2x2(q, k, threadIdx.x / 16, threadIdx.x % 16, a.z, score);
+    dot2x2(dout, v, threadIdx.x / 16, threadIdx.x % 16, a.z, dp);
+    gradients(a, score, dp, q0, k0, keys, p, ds);
+}
+/* The same where shared memory has room for two tiles, which the four take in turns; dout and v are what is
+ * there at the end. */
+template <typename T>
+static __device__ void tile_of_gradients_in_turns(const backward_args<T> &a, float *of_query,
+                                                  float *of_key, int q0, int k0, int keys, float *p,
+                                                  float *ds)
+{
+    const shape &z = a.z;
+    float score[2][2], dp[2][2];
+    __syncthreads();
+    load_tile<T>(of_query, head_of(a.q, a.q_stride, z.Tq, z), q0, z.Tq, z);
+    load_tile<T>(of_key, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
+    __syncthreads();
+    dot2x2(of_query, of_key, threadIdx.x / 16, threadIdx.x % 16, z, score);
+    __syncthreads();
+    load_tile<T>(of_query, head_of(a.dout, (int64_t)z.H * z.d, z.Tq, z), q0, z.Tq, z);
+    load_tile<T>(of_key, head_of(a.v, a.kv_stride, z.Tk, z), k0, keys, z);
+    __syncthreads();
+    dot2x2(of_query, of_key, threadIdx.x / 16, threadIdx.x % 16, z, dp);
+    gradients(a, score, dp, q0, k0, keys, p, ds);
+    __syncthreads();
 }
 
 template <typename T, int D>
@@ -377,6 +414,51 @@ static __global__ void __launch_bounds__(THREADS) keys_kernel(const backward_arg
     int64_t row = ((int64_t)blockIdx.z * z.Tk + k0 + r) * a.dkv_stride + (int64_t)blockIdx.y * z.d;
     store_row<T, D>(a.dk + row, dk, 1, lane, z);
     store_row<T, D>(a.dv + row, dv, 1, lane, z);
+}
+
+/* keys_kernel and queries_kernel with two tiles of shared memory, the same sums in the same order. */
+template <typename T, int D>
+static __global__ void __launch_bounds__(THREADS) keys_in_turns_kernel(const backward_args<T> a)
+{
+    extern __shared__ float4 shared4[];
+    const shape z = a.z;
+    float *of_query = (float *)shared4, *of_key = of_query + TILE * z.row;
+    float *p = of_key + TILE * z.row, *ds = p + SCORES;
+    int k0 = blockIdx.x * TILE, keys = keys_of(a.k_length, z);
+    int r = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
+    float4 dk[D / 32] = {}, dv[D / 32] = {};
+    for (int q0 = 0; k0 < keys && q0 < z.Tq; q0 += TILE) {
+        tile_of_gradients_in_turns(a, of_query, of_key, q0, k0, keys, p, ds);
+        for (int i = 0; i < TILE; i++) add_row<D>(dv, p[i * (TILE + 1) + r], of_query, i, lane, z);
+        __syncthreads();
+        load_tile<T>(of_query, head_of(a.q, a.q_stride, z.Tq, z), q0, z.Tq, z);
+        __syncthreads();
+        for (int i = 0; i < TILE; i++) add_row<D>(dk, ds[i * (TILE + 1) + r], of_query, i, lane, z);
+    }
+    if (k0 + r >= z.Tk) return;
+    int64_t row = ((int64_t)blockIdx.z * z.Tk + k0 + r) * a.dkv_stride + (int64_t)blockIdx.y * z.d;
+    store_row<T, D>(a.dk + row, dk, 1, lane, z);
+    store_row<T, D>(a.dv + row, dv, 1, lane, z);
+}
+template <typename T, int D>
+static __global__ void __launch_bounds__(THREADS) queries_in_turns_kernel(const backward_args<T> a)
+{
+    extern __shared__ float4 shared4[];
+    const shape z = a.z;
+    float *of_query = (float *)shared4, *of_key = of_query + TILE * z.row;
+    float *ds = of_key + TILE * z.row;
+    int q0 = blockIdx.x * TILE, keys = keys_of(a.k_length, z);
+    int r = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
+    float4 dq[D / 32] = {};
+    for (int k0 = 0; k0 < keys; k0 += TILE) {
+        tile_of_gradients_in_turns(a, of_query, of_key, q0, k0, keys, (float *)nullptr, ds);
+        load_tile<T>(of_key, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
+        __syncthreads();
+        for (int j = 0; j < TILE; j++) add_row<D>(dq, ds[r * (TILE + 1) + j], of_key, j, lane, z);
+    }
+    if (q0 + r >= z.Tq) return;
+    int64_t row = ((int64_t)blockIdx.z * z.Tq + q0 + r) * a.dq_stride + (int64_t)blockIdx.y * z.d;
+    store_row<T, D>(a.dq + row, dq, 1, lane, z);
 }
 
 template <typename T, int D>
@@ -416,6 +498,17 @@ static void launch_backward(cudaStream_t stream, const backward_args<T> &b)
     queries_kernel<T, D><<<grid_of(b.z.Tq, b.z), THREADS, queries_bytes, stream>>>(b);
     LG_CUDA_LAUNCHED();
 }
+template <typename T, int D>
+static void launch_backward_in_turns(cudaStream_t stream, const backward_args<T> &b)
+{
+    size_t keys_bytes = shared_bytes(b.z, 2, 2), queries_bytes = shared_bytes(b.z, 2, 1);
+    allow_shared(keys_in_turns_kernel<T, D>, keys_bytes);
+    allow_shared(queries_in_turns_kernel<T, D>, queries_bytes);
+    keys_in_turns_kernel<T, D><<<grid_of(b.z.Tk, b.z), THREADS, keys_bytes, stream>>>(b);
+    LG_CUDA_LAUNCHED();
+    queries_in_turns_kernel<T, D><<<grid_of(b.z.Tq, b.z), THREADS, queries_bytes, stream>>>(b);
+    LG_CUDA_LAUNCHED();
+}
 template <typename T> static void backward(lg_stream *s, const struct lg_attention_backward_args *a)
 {
     float *delta = (float *)s->scratch;
@@ -440,9 +533,13 @@ template <typename T> static void backward(lg_stream *s, const struct lg_attenti
     delta_kernel<<<(unsigned)ceil_div(rows, THREADS / WARP), THREADS, 0, stream>>>(
         b.dout, (const T *)a->o.data, delta, rows, b.z);
     LG_CUDA_LAUNCHED();
+    if (cuda_mma_attention_backward_takes(lg_cuda_device_of(s), a))
+        return cuda_mma_attention_backward(s, a, delta);
     if (b.z.d <= 32) return launch_backward<T, 32>(stream, b);
     if (b.z.d <= 64) return launch_backward<T, 64>(stream, b);
     if (b.z.d <= 128) return launch_backward<T, 128>(stream, b);
+    if (shared_bytes(b.z, 4, 2) > lg_cuda_device_of(s)->shared_max)
+        return launch_backward_in_turns<T, HEAD_MAX_BACKWARD>(stream, b);
     launch_backward<T, HEAD_MAX_BACKWARD>(stream, b);
 }
 /* dbias (3 H d): column sums of dq, 0, column sums of dv, once these are there. */
@@ -464,9 +561,10 @@ static void bias_gradient(lg_stream *s, const struct lg_attention_backward_args 
 size_t cuda_attention_backward_scratch(lg_cuda_device *d,
                                        const struct lg_attention_backward_args *a)
 {
-    if (cuda_short_attention_takes(a)) return cuda_short_attention_scratch(a);
+    if (cuda_short_attention_takes(d, a)) return cuda_short_attention_scratch(a);
     int64_t B = a->q.dim[0], Tq = a->q.dim[1], H = a->q.dim[2], width = H * a->q.dim[3];
-    size_t cudnn = lg_cudnn_attention_backward_scratch(d, a);
+    bool own = cuda_mma_attention_backward_takes(d, a);
+    size_t cudnn = own ? 0 : lg_cudnn_attention_backward_scratch(d, a);
     size_t delta = (size_t)(B * Tq * H) * sizeof(float), sums = 0;
     if (a->dbias.rank)
         sums = LG_MAX(cuda_column_sums_scratch(B * Tq, width),
@@ -475,7 +573,9 @@ size_t cuda_attention_backward_scratch(lg_cuda_device *d,
 }
 void cuda_attention_backward(lg_stream *s, const struct lg_attention_backward_args *a)
 {
-    if (cuda_short_attention_takes(a)) return cuda_short_attention_backward(s, a);
-    if (!lg_cudnn_attention_backward(s, a)) WITH_TYPE(a->q.dtype, T, backward<T>(s, a))
+    const lg_cuda_device *d = lg_cuda_device_of(s);
+    if (cuda_short_attention_takes(d, a)) return cuda_short_attention_backward(s, a);
+    if (cuda_mma_attention_backward_takes(d, a) || !lg_cudnn_attention_backward(s, a))
+        WITH_TYPE(a->q.dtype, T, backward<T>(s, a))
     if (a->dbias.data) bias_gradient(s, a);
 }

@@ -17,6 +17,8 @@ typedef struct lg_cuda_device {
     lg_device base;
     int index;
     int multiprocessors;
+    int capability;    /* of the kernels it gets, 80 for 8.0: info.h */
+    size_t shared_max; /* bytes of shared memory that a block may have */
     bool tf32;
     struct lg_cuda_algos *algos;
     struct lg_cuda_gemm *gemm;
@@ -42,6 +44,14 @@ void lg_cuda_fatal(const char *what, const char *why, const char *file, int line
 static inline lg_cuda_device *lg_cuda_device_of(const lg_stream *s)
 {
     return (lg_cuda_device *)s->device;
+}
+/* Bytes of shared memory that a block may have: on every GPU (8.6, 8.9, 12.0), on one of 9.0. */
+enum { LG_CUDA_SHARED_LEAST = 99 << 10, LG_CUDA_SHARED_HOPPER = 227 << 10 };
+/* May kernels of wgmma, TMA and clusters run? Code of 9.0a runs on 9.0 alone. Every operation has a path that
+ * needs 8.0 alone, which all other GPUs take. */
+static inline bool lg_cuda_is_hopper(const lg_cuda_device *d)
+{
+    return d->capability == 90;
 }
 /* The CUDA stream behind s; makes its device the calling thread's. */
 cudaStream_t lg_cuda_stream_of(const lg_stream *s);
@@ -122,6 +132,9 @@ struct cuda_any_gemm {
 };
 void cuda_any_gemm(cudaStream_t stream, const struct cuda_any_gemm *g);
 
+/* Which code of this build's common kernels runs on the current device: machine code made for *ret_code (80: 8.0),
+ * or, when they differ, made by the driver from PTX of *ret_ptx. */
+void cuda_code_of(int *ret_code, int *ret_ptx);
 /* p[i] = value, i < n. */
 void cuda_fill_i32(cudaStream_t stream, int32_t *p, int64_t n, int32_t value);
 /* Are `count` pieces of `bytes` bytes behind each other all equal to `piece`? Waits for the stream. */

@@ -213,15 +213,20 @@ static void device_close(lg_device *base)
     free(d);
 }
 
-static void write_fingerprint(lg_cuda_device *d, const char *gpu, const char *precision)
+static void write_fingerprint(lg_cuda_device *d, const struct cudaDeviceProp *gpu,
+                              const char *precision)
 {
-    int driver = 0;
+    int driver = 0, own = gpu->major * 10 + gpu->minor;
+    char forced[16] = "";
     cudaDriverGetVersion(&driver);
-    snprintf(d->base.isa, sizeof d->base.isa, "sm_90a");
-    snprintf(d->base.fingerprint, sizeof d->base.fingerprint,
-             "cuda gpu=%.64s precision=%s cublaslt=%zu cudnn=%zu runtime=%d driver=%d compiler=%s",
-             gpu, precision, lg_cuda_gemm_version(), lg_cudnn_version(d->cudnn), CUDART_VERSION,
-             driver, __VERSION__);
+    if (d->capability != own) snprintf(forced, sizeof forced, " kernels=%d", d->capability);
+    snprintf(d->base.isa, sizeof d->base.isa, "sm_%d%s", d->capability,
+             lg_cuda_is_hopper(d) ? "a" : "");
+    snprintf(
+        d->base.fingerprint, sizeof d->base.fingerprint,
+        "cuda gpu=%.64s precision=%s cublaslt=%zu cudnn=%zu runtime=%d driver=%d compiler=%s%s",
+        gpu->name, precision, lg_cuda_gemm_version(), lg_cudnn_version(d->cudnn), CUDART_VERSION,
+        driver, __VERSION__, forced);
 }
 
 static int open_parts(lg_cuda_device *d, const char *gpu)
@@ -240,13 +245,18 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
     struct cudaDeviceProp gpu;
     lg_dtype dtype;
     bool tf32;
+    int capability;
+    size_t shared;
     LG_TRY(parse_precision(precision, &dtype, &tf32));
     LG_TRY(lg_cuda_find_gpu(index, &gpu));
+    LG_TRY(lg_cuda_capability(&gpu, &capability, &shared));
     LG_TRY(lg_cuda_context(index));
     lg_cuda_device *d = calloc(1, sizeof *d);
     if (!d) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a device");
     d->index = index;
     d->tf32 = tf32;
+    d->capability = capability;
+    d->shared_max = shared;
     d->multiprocessors = gpu.multiProcessorCount;
     d->base = (lg_device){.ops = &OPS,
                           .dtype = dtype,
@@ -277,7 +287,7 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
         device_close(&d->base);
         return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     }
-    write_fingerprint(d, gpu.name, precision);
+    write_fingerprint(d, &gpu, precision);
     *ret = &d->base;
     return 0;
 }

@@ -314,6 +314,14 @@ void cuda_fill_i32(cudaStream_t stream, int32_t *p, int64_t n, int32_t value)
     LG_CUDA_LAUNCHED();
 }
 
+void cuda_code_of(int *ret_code, int *ret_ptx)
+{
+    struct cudaFuncAttributes f;
+    LG_CUDA(cudaFuncGetAttributes(&f, fill_kernel));
+    *ret_code = f.binaryVersion;
+    *ret_ptx = f.ptxVersion;
+}
+
 static __global__ void differ_kernel(const uint8_t *pieces, const uint8_t *piece, int64_t bytes,
                                      int64_t count, int *ret)
 {

@@ -425,11 +425,11 @@ static problem problem_of(const lg_tensor &a, const lg_tensor &y, const lg_tenso
             .tiles = (int)(ceil_div(M, ROWS * CLUSTER) * (N / COLUMNS))};
 }
 
-bool cuda_gelu_forward_fits(const struct lg_linear_forward_args *a)
+bool cuda_gelu_forward_fits(const lg_cuda_device *d, const struct lg_linear_forward_args *a)
 {
-    return a->act == LG_ACT_GELU_TANH && a->x.dim[0] >= FORWARD_ROWS && a->bias.rank &&
-           !a->residual.rank && (a->bias.data || !a->x.data) && lg_cuda_aligned_16(a->bias.data) &&
-           fits(a->x, a->w, a->y, a->pre);
+    return lg_cuda_is_hopper(d) && a->act == LG_ACT_GELU_TANH && a->x.dim[0] >= FORWARD_ROWS &&
+           a->bias.rank && !a->residual.rank && (a->bias.data || !a->x.data) &&
+           lg_cuda_aligned_16(a->bias.data) && fits(a->x, a->w, a->y, a->pre);
 }
 void cuda_gelu_forward(lg_stream *s, const struct lg_linear_forward_args *a)
 {
@@ -439,9 +439,9 @@ void cuda_gelu_forward(lg_stream *s, const struct lg_linear_forward_args *a)
     a->x.dtype == LG_BF16 ? launch<bf16, true>(s, z) : launch<fp16, true>(s, z);
 }
 
-bool cuda_gelu_backward_fits(const struct lg_linear_backward_data_args *a)
+bool cuda_gelu_backward_fits(const lg_cuda_device *d, const struct lg_linear_backward_data_args *a)
 {
-    return a->act == LG_ACT_GELU_TANH && a->dy.dim[0] >= BACKWARD_ROWS &&
+    return lg_cuda_is_hopper(d) && a->act == LG_ACT_GELU_TANH && a->dy.dim[0] >= BACKWARD_ROWS &&
            fits(a->dy, a->w, a->dx, a->pre);
 }
 size_t cuda_gelu_backward_scratch(const struct lg_linear_backward_data_args *a)

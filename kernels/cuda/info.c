@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAJOR = 9, MINOR = 0 }; /* what cuda.mk compiles for */
+#define CAPABILITY "LG_CUDA_CAPABILITY"
 
 static void version_text(int version, char ret[16]) /* 13020: "13.2" */
 {
@@ -76,6 +76,53 @@ static int count_gpus(int *ret)
     return 0;
 }
 
+static int number_of(const struct cudaDeviceProp *gpu)
+{
+    return gpu->major * 10 + gpu->minor;
+}
+
+int lg_cuda_capability(const struct cudaDeviceProp *gpu, int *ret, size_t *ret_shared)
+{
+    static const struct {
+        const char *name;
+        int number, shared; /* KiB of a block */
+    } KNOWN[] = {{"8.0", 80, 163}, {"8.6", 86, 99},    {"8.9", 89, 99},
+                 {"9.0", 90, 227}, {"10.0", 100, 227}, {"12.0", 120, 99}};
+    const char *forced = getenv(CAPABILITY);
+    int own = number_of(gpu);
+    *ret = own;
+    *ret_shared = gpu->sharedMemPerBlockOptin;
+    if (!forced || !*forced) return 0;
+    for (size_t i = 0; i < LG_ARRAY_LEN(KNOWN); i++) {
+        if (strcmp(forced, KNOWN[i].name)) continue;
+        if (KNOWN[i].number > own)
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "$" CAPABILITY " asks for the kernels of %s; %s has compute capability "
+                           "%d.%d and runs older ones alone: unset it",
+                           forced, gpu->name, gpu->major, gpu->minor);
+        *ret = KNOWN[i].number;
+        *ret_shared = LG_MIN(*ret_shared, (size_t)KNOWN[i].shared << 10);
+        return 0;
+    }
+    return LG_FAIL(LG_ERR_CONFIG,
+                   "$" CAPABILITY " is \"%.40s\": 8.0, 8.6, 8.9, 9.0, 10.0 or 12.0, or unset it",
+                   forced);
+}
+
+/* "9.0", "8.0", "8.0, compiled by the driver from PTX of 8.0". The current device is the GPU. */
+static int tell_kernels(const struct cudaDeviceProp *gpu, char *ret, size_t bytes)
+{
+    int capability, code, ptx;
+    size_t shared;
+    LG_TRY(lg_cuda_capability(gpu, &capability, &shared));
+    cuda_code_of(&code, &ptx);
+    int n = snprintf(ret, bytes, "%s", capability == 90 ? "9.0" : "8.0");
+    if (code != ptx)
+        snprintf(ret + n, bytes - (size_t)n, ", compiled by the driver from PTX of %d.%d", ptx / 10,
+                 ptx % 10);
+    return 0;
+}
+
 int lg_cuda_find_gpu(int index, struct cudaDeviceProp *ret)
 {
     int count;
@@ -90,12 +137,12 @@ int lg_cuda_find_gpu(int index, struct cudaDeviceProp *ret)
     if (e != cudaSuccess)
         return LG_FAIL(LG_ERR_FAILED, "cuda:%d does not answer: %s: %s", index,
                        cudaGetErrorString(e), advice(e));
-    if (ret->major != MAJOR || ret->minor != MINOR)
+    if (number_of(ret) < LG_CUDA_LEAST)
         return LG_FAIL(
             LG_ERR_MISMATCH,
-            "cuda:%d is a %s of compute capability %d.%d; this build is for %d.%d (H100, "
-            "H200): take another GPU",
-            index, ret->name, ret->major, ret->minor, MAJOR, MINOR);
+            "cuda:%d is a %s of compute capability %d.%d; the kernels need %d.%d (Ampere: A100, "
+            "RTX 3090) or newer: take another GPU",
+            index, ret->name, ret->major, ret->minor, LG_CUDA_LEAST / 10, LG_CUDA_LEAST % 10);
     return 0;
 }
 
@@ -161,6 +208,7 @@ static int tell(int index, int count, struct lg_device_info *ret)
     cudaDriverGetVersion(&driver);
     snprintf(ret->name, sizeof ret->name, "%.63s", gpu.name);
     snprintf(ret->capability, sizeof ret->capability, "%d.%d", gpu.major, gpu.minor);
+    LG_TRY(tell_kernels(&gpu, ret->kernels, sizeof ret->kernels));
     version_text(driver, ret->driver);
     version_text(CUDART_VERSION, ret->runtime);
     ret->total_bytes = total;

@@ -54,7 +54,7 @@ size_t cuda_linear_forward_scratch(lg_cuda_device *d, const struct lg_linear_for
 {
     struct lg_cuda_product x;
     bool does;
-    if (cuda_gelu_forward_fits(a)) return 0;
+    if (cuda_gelu_forward_fits(d, a)) return 0;
     if (gelu_product(a, &x)) {
         size_t bytes = workspace_of(d, &x, &does);
         if (does) return bytes;
@@ -65,7 +65,7 @@ size_t cuda_linear_forward_scratch(lg_cuda_device *d, const struct lg_linear_for
 void cuda_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
 {
     struct lg_cuda_product x;
-    if (cuda_gelu_forward_fits(a)) {
+    if (cuda_gelu_forward_fits(lg_cuda_device_of(s), a)) {
         cuda_gelu_forward(s, a);
         return;
     }
@@ -107,7 +107,7 @@ size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
 {
     struct lg_cuda_product x = data_product(a);
     bool does;
-    if (cuda_gelu_backward_fits(a)) return cuda_gelu_backward_scratch(a);
+    if (cuda_gelu_backward_fits(d, a)) return cuda_gelu_backward_scratch(a);
     size_t product = workspace_of(d, &x, &does);
     size_t sums = a->dbias.rank ? cuda_column_sums_scratch(a->dx.dim[0], a->dx.dim[1]) : 0;
     return LG_MAX(product, sums);
@@ -115,7 +115,7 @@ size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
 void cuda_linear_backward_data(lg_stream *s, const struct lg_linear_backward_data_args *a)
 {
     struct lg_cuda_product x = data_product(a);
-    if (cuda_gelu_backward_fits(a)) {
+    if (cuda_gelu_backward_fits(lg_cuda_device_of(s), a)) {
         cuda_gelu_backward(s, a);
         return;
     }

@@ -213,7 +213,7 @@ void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_bac
     bool fits = rows_fit(a->x.dtype, D, stride, p, 6);
     cudaStream_t stream = lg_cuda_stream_of(s);
     float *pieces = sum_pieces(tokens) > 1 ? (float *)s->scratch : NULL;
-    if (cuda_norm_backward_of_rows(stream, a, NULL, pieces, NULL)) return;
+    if (cuda_norm_backward_of_rows(s, a, NULL, pieces, NULL)) return;
     WITH_TYPE(
         a->x.dtype, T, {WITH_PACK(fits, T, N, {
             norm_backward_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
@@ -350,7 +350,7 @@ void cuda_norm_residual_backward(lg_stream *s, const struct lg_norm_residual_bac
     cudaStream_t stream = lg_cuda_stream_of(s);
     float *sums = r->dbias.data ? (float *)s->scratch : NULL;
     float *pieces = (float *)s->scratch + bias_floats(r);
-    if (!cuda_norm_backward_of_rows(stream, &a->norm, r, pieces, sums)) {
+    if (!cuda_norm_backward_of_rows(s, &a->norm, r, pieces, sums)) {
         cuda_norm_modulate_backward(s, &a->norm);
         cuda_gate_residual_backward(s, r);
     } else if (sums) {

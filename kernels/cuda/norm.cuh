@@ -61,7 +61,7 @@ bool cuda_norm_forward_of_rows(cudaStream_t stream,
                                const struct lg_gate_residual_forward_args *before,
                                const struct lg_norm_modulate_forward_args *a);
 /* The norm's backward, and then that of the residual before it where there is one (else NULL), each row
- * read once; false when not for it. pieces: sum_floats(); bias_sums (B, D): where the residual has dbias, its sums over T. */
-bool cuda_norm_backward_of_rows(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
+ * read once; false when not for it, or for the GPU. pieces: sum_floats(); bias_sums (B, D): where the residual has dbias, its sums over T. */
+bool cuda_norm_backward_of_rows(lg_stream *s, const struct lg_norm_modulate_backward_args *a,
                                 const struct lg_gate_residual_backward_args *then, float *pieces,
                                 float *bias_sums);

@@ -312,11 +312,15 @@ static void launch(cudaStream_t stream, int64_t B, const rows_args<T> &r)
     LG_CUDA_LAUNCHED();
 }
 
+/* False: a block of the GPU may not have so much shared memory. */
 template <typename T, typename G>
-static void run(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
+static bool run(lg_stream *s, const struct lg_norm_modulate_backward_args *a,
                 const struct lg_gate_residual_backward_args *then, float *pieces, float *bias_sums)
 {
     const int64_t B = a->x.dim[0];
+    size_t shared = then ? layout<G, true>::BYTES : layout<G, false>::BYTES;
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    if (shared > lg_cuda_device_of(s)->shared_max) return false;
     rows_args<T> r = {};
     r.dy = (const T *)a->dy.data;
     r.x = (const T *)a->x.data;
@@ -336,10 +340,12 @@ static void run(cudaStream_t stream, const struct lg_norm_modulate_backward_args
     sums.mod_stride = r.mod_stride;
     sums.dshift = r.dshift, sums.dscale = r.dscale;
     if (!then) {
-        if (!r.dscale) return launch<T, G, false, false>(stream, B, r);
-        launch<T, G, false, true>(stream, B, r);
-        if (r.pieces) cuda_add_pieces(stream, a->x.dtype, &sums);
-        return;
+        if (!r.dscale)
+            launch<T, G, false, false>(stream, B, r);
+        else
+            launch<T, G, false, true>(stream, B, r);
+        if (r.dscale && r.pieces) cuda_add_pieces(stream, a->x.dtype, &sums);
+        return true;
     }
     r.y = (const T *)then->y.data;
     r.gate = (const T *)then->gate.data;
@@ -347,34 +353,36 @@ static void run(cudaStream_t stream, const struct lg_norm_modulate_backward_args
     r.dgate = (T *)then->dgate.data;
     r.gate_stride = lg_row_stride(&then->gate, 1);
     r.bias_sums = bias_sums;
-    if (!r.dscale && !r.dgate && !bias_sums) return launch<T, G, true, false>(stream, B, r);
+    if (!r.dscale && !r.dgate && !bias_sums) {
+        launch<T, G, true, false>(stream, B, r);
+        return true;
+    }
     launch<T, G, true, true>(stream, B, r);
     sums.gate = r.gate, sums.gate_stride = r.gate_stride;
     sums.dgate = r.dgate, sums.bias_sums = bias_sums;
     if (r.pieces) cuda_add_pieces(stream, a->x.dtype, &sums);
+    return true;
 }
 
 template <typename T>
-static void run_width(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
+static bool run_width(lg_stream *s, const struct lg_norm_modulate_backward_args *a,
                       const struct lg_gate_residual_backward_args *then, float *pieces,
                       float *bias_sums)
 {
     const int64_t D = a->x.dim[2];
-#define RUN(size, packs) run<T, team<size, packs>>(stream, a, then, pieces, bias_sums)
+#define RUN(size, packs) run<T, team<size, packs>>(s, a, then, pieces, bias_sums)
     if (D <= ROW_MAX) {
-        WITH_PACKS(D, PACKS, RUN(1, PACKS))
-        return;
+        WITH_PACKS(D, PACKS, return RUN(1, PACKS))
+        return false;
     }
     const int size = D <= 2 * ROW_MAX ? 2 : 4, packs = (int)ceil_div(D, size * ROW_STEP);
     LG_ASSERT(packs >= 3 && packs <= ROW_PACKS_MAX);
-    if (size == 2)
-        packs == 3 ? RUN(2, 3) : packs == 4 ? RUN(2, 4) : RUN(2, 5);
-    else
-        packs == 3 ? RUN(4, 3) : packs == 4 ? RUN(4, 4) : RUN(4, 5);
+    if (size == 2) return packs == 3 ? RUN(2, 3) : packs == 4 ? RUN(2, 4) : RUN(2, 5);
+    return packs == 3 ? RUN(4, 3) : packs == 4 ? RUN(4, 4) : RUN(4, 5);
 #undef RUN
 }
 
-bool cuda_norm_backward_of_rows(cudaStream_t stream, const struct lg_norm_modulate_backward_args *a,
+bool cuda_norm_backward_of_rows(lg_stream *s, const struct lg_norm_modulate_backward_args *a,
                                 const struct lg_gate_residual_backward_args *then, float *pieces,
                                 float *bias_sums)
 {
@@ -389,9 +397,6 @@ bool cuda_norm_backward_of_rows(cudaStream_t stream, const struct lg_norm_modula
         const void *q[] = {then->y.data, then->dy.data, then->gate.data, then->dgate.data};
         if (!rows_fit(t, D, lg_row_stride(&then->gate, 1), q, 4)) return false;
     }
-    if (t == LG_BF16)
-        run_width<bf16>(stream, a, then, pieces, bias_sums);
-    else
-        run_width<fp16>(stream, a, then, pieces, bias_sums);
-    return true;
+    return t == LG_BF16 ? run_width<bf16>(s, a, then, pieces, bias_sums)
+                        : run_width<fp16>(s, a, then, pieces, bias_sums);
 }

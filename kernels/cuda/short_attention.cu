@@ -432,13 +432,14 @@ static void launch(lg_stream *stream, const struct lg_attention_backward_args *a
     if (s.sums) cuda_add_partial_sums(cuda, s.sums, a->q.dim[0], a->dbias, a->accumulate_dbias);
 }
 
-bool cuda_short_attention_takes(const struct lg_attention_backward_args *a)
+bool cuda_short_attention_takes(const lg_cuda_device *gpu,
+                                const struct lg_attention_backward_args *a)
 {
     const void *p[] = {a->q.data,  a->k.data,  a->v.data,  a->o.data,  a->dout.data,
                        a->dq.data, a->dk.data, a->dv.data, a->lse.data};
     const lg_tensor *rows[] = {&a->q, &a->k, &a->dq, &a->dk};
     int64_t d = a->q.dim[3];
-    if (a->q.dtype == LG_F32 || (d != 64 && d != 72)) return false;
+    if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72)) return false;
     if (a->q.dim[1] != TOKENS || a->k.dim[1] != TOKENS || a->k_length.rank) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;

@@ -351,11 +351,12 @@ static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
     LG_CUDA_LAUNCHED();
 }
 
-bool cuda_short_attention_forward_takes(const struct lg_attention_forward_args *a)
+bool cuda_short_attention_forward_takes(const lg_cuda_device *gpu,
+                                        const struct lg_attention_forward_args *a)
 {
     const void *p[] = {a->q.data, a->k.data, a->v.data, a->o.data};
     int64_t d = a->q.dim[3];
-    if (a->q.dtype == LG_F32 || (d != 64 && d != 72)) return false;
+    if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72)) return false;
     if (a->q.dim[1] != TOKENS || a->k.dim[1] != TOKENS) return false;
     if (a->k_length.rank || a->bias.rank || a->causal || !(a->scale > 0)) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)

@@ -507,13 +507,13 @@ static bool halves(const struct lg_conv2d_forward_args *a)
 /* A tile goes at least once through the patches' ring: that its slots are free again says that who
  * stores has been at the last tile's barriers. */
 enum { IN_MULTIPLE = (PATCHES - CHUNKS) * DEPTH };
-bool cuda_tile_conv_fits(const struct lg_conv2d_forward_args *a)
+bool cuda_tile_conv_fits(const lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
 {
     int64_t H = a->y.dim[1], W = a->y.dim[2];
-    return (a->x.dtype == LG_BF16 || a->x.dtype == LG_F16) && a->w.dim[1] == TAPS &&
-           a->w.dim[2] == TAPS && (a->stride == 1 || halves(a)) && H % SIDE == 0 && W % SIDE == 0 &&
-           a->x.dim[3] % IN_MULTIPLE == 0 && a->y.dim[3] % CHANNELS == 0 &&
-           lg_numel(&a->y) / CHANNELS < INT32_MAX;
+    return lg_cuda_is_hopper(d) && (a->x.dtype == LG_BF16 || a->x.dtype == LG_F16) &&
+           a->w.dim[1] == TAPS && a->w.dim[2] == TAPS && (a->stride == 1 || halves(a)) &&
+           H % SIDE == 0 && W % SIDE == 0 && a->x.dim[3] % IN_MULTIPLE == 0 &&
+           a->y.dim[3] % CHANNELS == 0 && lg_numel(&a->y) / CHANNELS < INT32_MAX;
 }
 int64_t cuda_conv_tiles(const struct lg_conv2d_forward_args *a)
 {

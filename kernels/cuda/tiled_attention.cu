@@ -25,7 +25,6 @@
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/tiled_attention.h"
-#include "kernels/cuda/wgmma.cuh"
 
 enum { WARPS = 4, THREADS = WARPS * WARP, QUERIES = 16 * WARPS, KEYS = 64, HEAD_MAX = 128 };
 enum { EIGHTS = KEYS / 8 };
@@ -66,13 +65,6 @@ static __device__ __forceinline__ int key_of(int n, int j)
 template <int D> static __device__ __forceinline__ uint32_t place(int row, int chunk, int turn)
 {
     return (uint32_t)(row * layout<D>::ROW + (chunk ^ turn) * 16);
-}
-/* 16 bytes to shared memory, or zeros; not waited for. */
-static __device__ __forceinline__ void copy_16_or_0(uint32_t to, const void *from, bool there)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(there ? 16 : 0)
-                 : "memory");
 }
 /* Rows [first, first + 64) of a head, those of `end` and later as zeros. */
 template <int D, typename T>
@@ -251,7 +243,7 @@ static __global__ void __launch_bounds__(THREADS, layout<D>::BLOCKS)
             fetch<D>(other + L::MATRIX, vs, a.kv_stride, k0 + KEYS, keys, a.d, turn_of_key);
         }
         copies_end();
-        copies_wait<1>(); /* all but the next tile's */
+        copies_land<1>(); /* all but the next tile's */
         __syncthreads();
         scores<T, D>(x, q, stage);
 #pragma unroll
@@ -299,6 +291,7 @@ static void launch(lg_stream *s, const struct lg_attention_forward_args *a)
                        (int)a->k.dim[1],
                        (int)a->q.dim[2],
                        (int)a->q.dim[3]};
+    static_assert(layout<D>::BYTES <= LG_CUDA_SHARED_LEAST, "of a block on any GPU");
     dim3 grid((unsigned)ceil_div(t.Tq, QUERIES), (unsigned)t.H, (unsigned)a->q.dim[0]);
     LG_CUDA(cudaFuncSetAttribute(tiled_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  layout<D>::BYTES));

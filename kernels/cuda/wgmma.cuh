@@ -5,30 +5,8 @@
  * products_end(); products_wait(); settled() of the results. What other threads wrote to shared memory
  * must be behind fence.proxy.async before a product reads it. */
 #pragma once
-#include "kernels/cuda/common.cuh"
+#include "kernels/cuda/mma.cuh"
 
-#define LOG2_E 1.44269504f
-
-static __device__ __forceinline__ uint32_t packed(float a, float b, bf16)
-{
-    __nv_bfloat162 x = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<uint32_t *>(&x);
-}
-static __device__ __forceinline__ uint32_t packed(float a, float b, fp16)
-{
-    __half2 x = __floats2half2_rn(a, b);
-    return *reinterpret_cast<uint32_t *>(&x);
-}
-static __device__ __forceinline__ float exp2_of(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-static __device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
 /* A descriptor of an operand in shared memory: bytes from 8 rows or columns to the next 8 in the two
  * directions that PTX calls leading and stride; swizzle 3 is that of 32 bytes, 1 of 128, 0 none. */
 static __device__ __forceinline__ uint64_t operand(uint32_t address, int leading, int stride,
@@ -65,29 +43,12 @@ template <int N> static __device__ __forceinline__ void settled(float (&x)[N])
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
 }
-/* A warp's four 8 x 8 matrices, as products hold them, to shared memory: matrix i's row r goes where lane
- * 8 i + r says. */
-static __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t *x)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
-                 : "memory");
-}
-/* Two of them, by lanes 0 to 15. */
+/* Two 8 x 8 matrices, as store_matrices does with four, by lanes 0 to 15. */
 static __device__ __forceinline__ void store_two_matrices(uint32_t to, const uint32_t *x)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(x[0]),
                  "r"(x[1])
                  : "memory");
-}
-/* 16 bytes to shared memory; not waited for. */
-static __device__ __forceinline__ void copy_16(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-static __device__ __forceinline__ void copies_end()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 /* Until at most N groups of the thread's copies are under way; products may read the others. */
 template <int N> static __device__ __forceinline__ void copies_wait()

@@ -9,7 +9,8 @@
 
 static const char usage_text[] =
     "usage: lg-device [--json] [cuda:K ...]     default: every GPU of the machine\n"
-    "  prints name, compute capability, CUDA of driver and build, cuDNN, memory, reachable GPUs;\n"
+    "  prints name, compute capability, the path of kernels that it gets, CUDA of driver and "
+    "build, cuDNN, memory, reachable GPUs;\n"
     "  exit code: of the first GPU that cannot be used (docs/exit-codes.md)";
 
 enum { GPUS_MAX = LG_DEVICE_PEERS_MAX, NAME_BYTES = 16 };
@@ -21,6 +22,7 @@ static cJSON *as_json(const char *device, const struct lg_device_info *g)
     cJSON_AddStringToObject(j, "device", device);
     cJSON_AddStringToObject(j, "name", g->name);
     cJSON_AddStringToObject(j, "capability", g->capability);
+    cJSON_AddStringToObject(j, "kernels", g->kernels);
     cJSON_AddStringToObject(j, "driver", g->driver);
     cJSON_AddStringToObject(j, "runtime", g->runtime);
     cJSON_AddStringToObject(j, "cudnn", g->cudnn);
@@ -38,7 +40,8 @@ static cJSON *as_json(const char *device, const struct lg_device_info *g)
 static void print_plain(const char *device, const struct lg_device_info *g)
 {
     const double gib = 1 << 30;
-    printf("%s  %s, compute capability %s\n", device, g->name, g->capability);
+    printf("%s  %s, compute capability %s, kernels of %s\n", device, g->name, g->capability,
+           g->kernels);
     printf("        %.1f of %.1f GiB are free\n", (double)g->free_bytes / gib,
            (double)g->total_bytes / gib);
     printf("        CUDA %s of the driver, %s of this build; cuDNN %s\n", g->driver, g->runtime,

@@ -244,8 +244,10 @@ static void print_gpus(const struct check *k)
 {
     for (int i = 0; i < k->gpus.n; i++) {
         const struct lg_run_gpu *g = &k->gpus.gpu[i];
-        lg_print(stdout, "%scuda:%d %s, CUDA %s of the driver, %s of this build, cuDNN %s\n",
-                 i ? "" : "\n", g->number, g->name, g->driver, g->runtime,
+        lg_print(stdout,
+                 "%scuda:%d %s, kernels of %s, CUDA %s of the driver, %s of this build, "
+                 "cuDNN %s\n",
+                 i ? "" : "\n", g->number, g->name, g->kernels, g->driver, g->runtime,
                  g->cudnn[0] ? g->cudnn : "is missing");
         if (!g->cudnn[0])
             printf("note: without cuDNN attention and convolutions run on slower kernels: install "

@@ -86,15 +86,15 @@ static bool backend_loads(const char *path, char *why, size_t bytes)
     return status == 0;
 }
 
-/* "139.9 GiB of 140.4 GiB free, CUDA 13.0 of the driver, 13.0 of this build, reaches cuda:1" */
+/* "139.9 GiB of 140.4 GiB free, kernels of 9.0, CUDA 13.0 of the driver, 13.0 of this build, reaches cuda:1" */
 static void describe(const struct lg_run_gpu *g, char *ret, size_t bytes)
 {
     char available[32], total[32];
     FILE *out = fmemopen(ret, bytes, "w");
     LG_ASSERT(out);
-    fprintf(out, "%s, %s of %s free, CUDA %s of the driver, %s of this build", g->name,
-            lg_bytes_text(g->free_bytes, available), lg_bytes_text(g->total_bytes, total),
-            g->driver, g->runtime);
+    fprintf(out, "%s, %s of %s free, kernels of %s, CUDA %s of the driver, %s of this build",
+            g->name, lg_bytes_text(g->free_bytes, available), lg_bytes_text(g->total_bytes, total),
+            g->kernels, g->driver, g->runtime);
     const char *before = ", reaches cuda:";
     for (int k = 0; k < 64; k++) {
         if (!(g->peers >> k & 1)) continue;

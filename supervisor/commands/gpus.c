@@ -87,6 +87,7 @@ static bool get_gpu(const cJSON *j, struct lg_run_gpu *g)
     }
     return get_text(j, "name", g->name, sizeof g->name) &&
            get_text(j, "capability", g->capability, sizeof g->capability) &&
+           get_text(j, "kernels", g->kernels, sizeof g->kernels) &&
            get_text(j, "driver", g->driver, sizeof g->driver) &&
            get_text(j, "runtime", g->runtime, sizeof g->runtime) &&
            get_text(j, "cudnn", g->cudnn, sizeof g->cudnn) &&

@@ -8,6 +8,7 @@ enum { LG_RUN_GPUS_MAX = 64 };
 struct lg_run_gpu {
     int number;                                              /* 2 of "cuda:2" */
     char name[64];                                           /* "NVIDIA H200" */
+    char kernels[64];                                        /* kernels/info.h */
     char capability[16], driver[16], runtime[16], cudnn[16]; /* kernels/info.h; cudnn may be "" */
     uint64_t total_bytes, free_bytes, peers;
     int code;        /* 0, or why it cannot be used, */

@@ -21,6 +21,10 @@ run() { # COMMAND...: adds its sums, or one for the whole when it prints none
 }
 if compgen -G "$here/bin/test_*" >/dev/null; then run "$here/run.sh"; fi
 if [ -d "$here/late" ]; then LG_BACKEND_DIR=$here/late run "$here/run.sh"; fi
+# What an older GPU gets: its kernels, as the driver compiles them, where the bundle has them so.
+ampere=(env LG_CUDA_CAPABILITY=8.0 "$here/run.sh")
+[ -d "$here/ptx" ] && ampere=(env LG_BACKEND_DIR="$here/ptx" "${ampere[@]}")
+if compgen -G "$here/bin/test_*" >/dev/null; then run "${ampere[@]}"; fi
 if python3 -c 'import torch' 2>/dev/null; then
     for objective in flow eps; do run python3 "$here/parity_train.py" "$here/.." --objective $objective; done
     run python3 "$here/parity_nets.py" "$here/.."

@@ -4,6 +4,7 @@
 # Targets: cuda         the GPU backend, where nvcc is
 # Targets: gpu-bundle   its tests as a folder for a machine with a GPU
 # Targets: gpu-late     with them, a backend whose warps come late at random (come_late in wgmma.cuh)
+# Targets: gpu-ptx      with them, a backend of PTX 8.0, which the driver compiles: older GPUs' code on a newer one
 # Targets: check-gpu    every test for GPUs, from the bundle (GPU_DATA: the emoji shards)
 # Targets: late-gpu     its tests with that backend, from the bundle
 # Targets: sanitize-gpu  the operations under memcheck, initcheck and racecheck, from the bundle
@@ -16,7 +17,7 @@ GPU_OWN_OBJ := $(BUILD)/obj/tests/gpu/op_times.c.o
 # Small libraries that the GPU machine may lack.
 GPU_CARRIED := libxxhash.so.0 libcjson.so.1
 
-.PHONY: check-gpu gpu-bundle gpu-late late-gpu bench-gpu sanitize-gpu whole-bundle
+.PHONY: check-gpu gpu-bundle gpu-late gpu-ptx late-gpu bench-gpu sanitize-gpu whole-bundle
 gpu-bundle: $(GPU) $(CUDA_SO) $(REF64_SO)
 	@mkdir -p $(BUILD)/gpu/lib
 	$(Q)cp -u $(CUDA_SO) $(REF64_SO) $(BUILD)/gpu/lib/
@@ -25,9 +26,14 @@ gpu-bundle: $(GPU) $(CUDA_SO) $(REF64_SO)
 # A folder of backends for $LG_BACKEND_DIR.
 LATE_SO := $(BUILD)/late/lib/liblg-cuda.so
 gpu-late: gpu-bundle
-	$(Q)$(MAKE) -s BUILD=$(BUILD)/late CUDA_FLAGS='$(CUDA_FLAGS) -DLG_LATE' $(LATE_SO)
+	$(Q)$(MAKE) -s BUILD=$(BUILD)/late CUDA_ARCHS=90 CUDA_PTX= CUDA_FLAGS='$(CUDA_FLAGS) -DLG_LATE' $(LATE_SO)
 	@mkdir -p $(BUILD)/gpu/late
 	$(Q)cp -u $(LATE_SO) $(REF64_SO) $(BUILD)/gpu/late/
+PTX_SO := $(BUILD)/ptx/lib/liblg-cuda.so
+gpu-ptx: gpu-bundle
+	$(Q)$(MAKE) -s BUILD=$(BUILD)/ptx CUDA_ARCHS= CUDA_PTX=80 $(PTX_SO)
+	@mkdir -p $(BUILD)/gpu/ptx
+	$(Q)cp -u $(PTX_SO) $(REF64_SO) $(BUILD)/gpu/ptx/
 # From the bundle; built first where there is none: a machine that was given build/bundle needs only make.
 GPU_DATA ?= examples/emoji/data
 check-gpu bench-gpu late-gpu sanitize-gpu: | $(if $(wildcard $(BUILD)/bundle/gpu/check.sh),,whole-bundle)
@@ -39,7 +45,7 @@ late-gpu:
 	$(Q)LG_BACKEND_DIR=$(BUILD)/bundle/gpu/late $(BUILD)/bundle/gpu/run.sh
 sanitize-gpu:
 	$(Q)$(BUILD)/bundle/gpu/sanitize.sh
-whole-bundle: gpu-late
+whole-bundle: gpu-late gpu-ptx
 	$(Q)$(MAKE) -s bundle
 
 # They find their libraries beside themselves, and in a bundle's gpu/bin those of the bundle.

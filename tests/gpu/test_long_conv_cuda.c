@@ -1,7 +1,8 @@
 /* Convolutions with more tiles than the GPU has room for at once (see kernels/cuda/tile_conv.cu and
  * picture_conv.cu), where a block goes from tile to tile: every sample of the batch has the bits that
  * it has alone, its mean_var are those of y, and y is right at some places of each sample: its
- * corners, edges and others. (test_ops_cuda compares all of y with ref64, in small batches.)
+ * corners, edges and others. On a path where the library convolves more than 3 channels, which chooses an
+ * algorithm for each batch, a sample alone may have other bits there. (test_ops_cuda compares all of y with ref64, in small batches.)
  *
  * usage: test_long_conv_cuda */
 #include "kernels/ops.h"
@@ -208,12 +209,17 @@ static void check(const char *precision, int in, int stride, int how)
         worst < 1e-5; /* sums of 256 differences in fp32, their squares: 256 2^-24 at most */
     double error = points_error(&d, y);
     bool right = error < 3e-2; /* bf16 has a bias of 8 to within 0.016 */
+    bool own = in == 3 || !strcmp(lg_device_isa(device), "sm_90a");
+    same = same || !own;
     printf(
         "%s%sconvolution of %d channels in %s, stride %d%s: %s; error %.1e, of the mean_var %.1e\n",
         same && near && right ? "" : "FAIL ", d.norm ? "norm and " : "", in, precision, stride,
         d.add ? " with residual" : "",
-        same ? "a sample alone has the same bits" : "a sample alone has other bits", error, worst);
-    gpu_count(same);
+        !own   ? "by the library"
+        : same ? "a sample alone has the same bits"
+               : "a sample alone has other bits",
+        error, worst);
+    if (own) gpu_count(same);
     gpu_count(near);
     gpu_count(right);
     free(y), free(alone), free(mean_var), free(again);

@@ -41,6 +41,7 @@ int lg_backend_info(int index, int *ret_count, struct lg_device_info *ret)
     if (index == 1 && is("arch")) return LG_FAIL(LG_ERR_MISMATCH, "cuda:1 is another kind (stub)");
     *ret = (struct lg_device_info){.name = "Stub H200",
                                    .capability = "9.0",
+                                   .kernels = "9.0",
                                    .driver = "13.0",
                                    .runtime = "13.0",
                                    .cudnn = "9.14.0",

@@ -180,7 +180,7 @@ static void test_limit_of_a_unit(void **state)
 
 #define GPU(number, cudnn, peers)                                                                  \
     "{\"device\": \"cuda:" #number "\", \"name\": \"NVIDIA H200\", \"capability\": \"9.0\", "      \
-    "\"driver\": \"13.1\", \"runtime\": \"13.0\", \"cudnn\": \"" cudnn                             \
+    "\"kernels\": \"9.0\", \"driver\": \"13.1\", \"runtime\": \"13.0\", \"cudnn\": \"" cudnn       \
     "\", \"total_bytes\": 10737418240, \"free_bytes\": 8589934592, \"peers\": [" peers "]}"
 #define GPUS(text)  "echo '{\"gpus\": [" text "]}'"
 #define BOTH(cudnn) GPUS(GPU(0, cudnn, "\"cuda:1\"") "," GPU(1, cudnn, "\"cuda:0\""))
@@ -202,7 +202,7 @@ static void test_gpus(void **state)
         const char *place = strstr(line, places[i]);
         if (!place || place > end) fail_msg("%s is not%s:\n%s", roles[i], places[i], line);
     }
-    command_also("cuda:0 NVIDIA H200, CUDA 13.1 of the driver, 13.0 of this build");
+    command_also("cuda:0 NVIDIA H200, kernels of 9.0, CUDA 13.1 of the driver, 13.0 of this build");
     command_also("\n  2 CUDA contexts             1.1 GiB\n");
     command_also("\n  free now                    8.0 GiB of 10.0 GiB\n");
     command_never("note: without cuDNN");

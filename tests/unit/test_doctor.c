@@ -146,7 +146,7 @@ static void gpus(const char *script)
 }
 #define GPU(number, free_bytes, cudnn, peers)                                                      \
     "{\"device\": \"cuda:" #number "\", \"name\": \"NVIDIA H200\", \"capability\": \"9.0\", "      \
-    "\"driver\": \"13.1\", \"runtime\": \"13.0\", \"cudnn\": \"" cudnn                             \
+    "\"kernels\": \"9.0\", \"driver\": \"13.1\", \"runtime\": \"13.0\", \"cudnn\": \"" cudnn       \
     "\", \"total_bytes\": 150323855360, \"free_bytes\": " #free_bytes ", \"peers\": [" peers "]}"
 #define GPUS(text) "echo '{\"gpus\": [" text "]}'"
 
@@ -156,8 +156,9 @@ static void test_gpus(void **state)
     gpus(GPUS(GPU(0, 149250113536, "9.14.0", "\"cuda:1\", \"cuda:2\"") "," GPU(
         1, 149250113536, "9.14.0", "\"cuda:0\"") "," GPU(2, 1073741824, "9.14.0", "")));
     EXPECT(0,
-           "ok       cuda:0                       NVIDIA H200, 139.0 GiB of 140.0 GiB free, CUDA "
-           "13.1 of the driver, 13.0 of this build, reaches cuda:1,2\n",
+           "ok       cuda:0                       NVIDIA H200, 139.0 GiB of 140.0 GiB free, "
+           "kernels of "
+           "9.0, CUDA 13.1 of the driver, 13.0 of this build, reaches cuda:1,2\n",
            "doctor");
     command_also("note     cuda:2                       NVIDIA H200, 1.0 GiB of 140.0 GiB free");
     command_also("others hold the rest of its memory: see with nvidia-smi who");

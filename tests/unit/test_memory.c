@@ -259,7 +259,8 @@ static void test_fits(void **state)
 
 #define GOOD(number, peers)                                                                        \
     "{\"device\": \"cuda:" #number "\", \"name\": \"NVIDIA H200\", \"capability\": \"9.0\", "      \
-    "\"driver\": \"13.0\", \"runtime\": \"13.0\", \"cudnn\": \"9.14.0\", \"total_bytes\": 2000, "  \
+    "\"kernels\": \"9.0\", \"driver\": \"13.0\", \"runtime\": \"13.0\", \"cudnn\": \"9.14.0\", "   \
+    "\"total_bytes\": 2000, "                                                                      \
     "\"free_bytes\": 1000, \"peers\": [" peers "]}"
 #define GPUS(text) "{\"gpus\": [" text "]}"
 
