@@ -24,7 +24,12 @@
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/mma_attention.h"
 
-enum { WARPS = 4, THREADS = WARPS * WARP, HEAD_MAX = 128, BLOCKS = 2 }; /* BLOCKS: of a multiprocessor */
+enum {
+    WARPS = 4,
+    THREADS = WARPS * WARP,
+    HEAD_MAX = 128,
+    BLOCKS = 2
+}; /* BLOCKS: of a multiprocessor */
 #define LEAST_SCORE (-1e30f)
 #define LN_2        0.693147181f
 
@@ -258,7 +263,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 #pragma unroll
     for (int i = 0; i < 2 * R; i++) {
-        int r = i / 2, h = i % 2, query = first + (threadIdx.x / WARP * R + r) * 16 + h * 8 + lane / 4;
+        int r = i / 2, h = i % 2,
+            query = first + (threadIdx.x / WARP * R + r) * 16 + h * 8 + lane / 4;
         float sum = quad_sum(sums[r][h]), share = 1 / sum;
 #pragma unroll
         for (int c = 0; c < D / 8; c++) o[r][c][2 * h] *= share, o[r][c][2 * h + 1] *= share;
@@ -495,7 +501,7 @@ void cuda_mma_attention_forward(lg_stream *s, const struct lg_attention_forward_
 bool cuda_mma_attention_backward_takes(const lg_cuda_device *d,
                                        const struct lg_attention_backward_args *a)
 {
-    const void *const p[] = {a->q.data,    a->k.data,  a->v.data, a->o.data,
+    const void *const p[] = {a->q.data,    a->k.data,  a->v.data,  a->o.data,
                              a->dout.data, a->dq.data, a->dk.data, a->dv.data};
     return takes(d, &a->q, &a->k, a->scale) && lg_row_stride(&a->dq, 2) % 8 == 0 &&
            lg_row_stride(&a->dk, 2) % 8 == 0 && all_aligned(p, sizeof p / sizeof *p);

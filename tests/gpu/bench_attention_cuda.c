@@ -85,9 +85,10 @@ static void bench(int64_t d, int64_t T, int64_t B, int64_t H)
     lg_stream_set_scratch(stream, scratch, bytes);
     double forward = time_of(&a, false), both = time_of(&a, true);
     double flops = (double)(B * H * T) * (double)(T * d) * 1e-9;
-    printf("d %d, %d tokens, batch %d, %d heads: forward %.3f ms %.0f TFLOP/s, with backward %.3f ms "
-           "%.0f TFLOP/s\n",
-           (int)d, (int)T, (int)B, (int)H, forward, 4 * flops / forward, both, 14 * flops / both);
+    printf(
+        "d %d, %d tokens, batch %d, %d heads: forward %.3f ms %.0f TFLOP/s, with backward %.3f ms "
+        "%.0f TFLOP/s\n",
+        (int)d, (int)T, (int)B, (int)H, forward, 4 * flops / forward, both, 14 * flops / both);
     lg_stream_close(&dry);
     lg_tensor *all[] = {&qkv, &dqkv, &o, &dout, &lse};
     for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]->data);
@@ -96,8 +97,8 @@ static void bench(int64_t d, int64_t T, int64_t B, int64_t H)
 
 int main(int argc, char **argv)
 {
-    static const char *const usual[] = {"72", "4096", "4", "16", "72", "256",
-                                        "64", "16",   "64", "4096", "4", "16"};
+    static const char *const usual[] = {"72", "4096", "4",  "16",   "72", "256",
+                                        "64", "16",   "64", "4096", "4",  "16"};
     const char *const *shape = argc > 1 ? (const char *const *)argv + 1 : usual;
     int n = argc > 1 ? argc - 1 : (int)LG_ARRAY_LEN(usual);
     device = gpu_open("cuda:0", "bf16");
