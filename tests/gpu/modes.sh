@@ -1,6 +1,6 @@
 #!/bin/bash
 # Every way to cut training over ranks, on a machine with GPUs: a shortened emoji run each, compared with each other, and
-# some killed on the way. Two ranks; where there is one GPU they share it.
+# some killed on the way. Two ranks, on a GPU each; where there is one they share it.
 #
 # usage: modes.sh BUNDLE DATA [--steps N] [--kills N] [--device host] [--only LIST]
 #   BUNDLE   directory made by `make bundle`; DATA: the emoji shards
@@ -48,13 +48,16 @@ small=()
     --set vae.chunk=8 --set loader.chunk=8)
 batch=512
 [ "$device" = cuda ] || batch=16
+visible=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null)}
+gpus=0
+[ "$(tr ', ' '\n\n' <<<"$visible" | grep -c .)" -lt 2 ] || gpus=0,1
 # run NAME RANKS [...]: with a micro-batch that is a rank's whole share, where `micro` does not say otherwise
 start() {
     local name=$1 ranks=$2
     shift 2
     exec "$lgsup" start "$bundle/examples/emoji/pipeline-gpu.toml" "${small[@]}" --set job.dir="$T/$name" \
         --set data.path="$data" --set trainer.max_steps=$steps --set checkpoint.every=0 --set 'sample.captions=[]' \
-        --set trainer.ranks=$ranks --set trainer.micro_batch_size=${micro:-$((batch / ranks))} \
+        --set trainer.ranks=$ranks --set trainer.gpus=$gpus --set trainer.micro_batch_size=${micro:-$((batch / ranks))} \
         --set trainer.warmup_steps=5 --set supervisor.restarts_max=1000 "$@"
 }
 rate() { # samples a second of the second half, by its clock
