@@ -105,8 +105,10 @@ run() {
                   if (one) printf "  efficiency %.3f", one * b / batch_of_one / ms / ranks
                   printf "  loss %s\n", loss }'
     fi
-    timeout 30 "$lgsup" stop --kill "$T/$name" >/dev/null 2>&1
-    wait $pid 2>/dev/null
+    exec 3>&2 2>/dev/null # bash says of each process that was killed that it was
+    timeout 30 "$lgsup" stop --kill "$T/$name" >/dev/null
+    wait $pid
+    exec 2>&3
     for ((i = 0; i < 50 && $(memory) > before + 200; i++)); do sleep 0.1; done # the driver frees it a moment later
     [ -z "${KEEP_LOGS-}" ] || { mkdir -p "$KEEP_LOGS/$name" && cp "$T/$name"/logs/*.log "$T/$name".* "$T/$name/metrics.jsonl" "$KEEP_LOGS/$name/"; }
     rm -rf "${T:?}/$name"
@@ -118,7 +120,7 @@ times() { # RUN WARM_UP STEPS
         s = substr($0, RSTART + 8, RLENGTH - 8) + 0; match($0, /"time": [0-9.]+/); t = substr($0, RSTART + 8, RLENGTH - 8)
         if (s > from && s <= to) print 1000 * (t - last); last = t }' "$T/$1/metrics.jsonl"
 }
-loss_at() { sed -n "s/^{\"step\": $2, \"loss\": \([^,]*\),.*/\1/p" "$T/$1/metrics.jsonl"; }
+loss_at() { sed -n "s/^{\"step\": $2, \"loss\": \([^,]*\), \"grad_norm\": \([^,]*\),.*/\1, norm \2/p" "$T/$1/metrics.jsonl"; }
 median() { sort -n | awk '{ v[NR] = $1 } END { if (NR) print (v[int((NR + 1) / 2)] + v[int(NR / 2 + 1)]) / 2; else print 0 }'; }
 
 echo "# $device, GPUs of $total MiB, $(date -u +%F), $("$lgsup" version 2>/dev/null | head -1)"
@@ -139,9 +141,9 @@ for word in "${words[@]}"; do
         shape=(--set model.hidden=2048 --set model.depth=28 --set model.heads=32)
         [ "$device" = cuda ] || { s=16; shape=(); small=(--set precision=fp32 --set model.hidden=64 --set model.depth=3 --set model.heads=4); }
         latents 16 $s || exit 1
-        # What cuts nothing but the sequence: the one GPU has the whole state, two have half of it each.
+        # One GPU has the whole state beside the activations of the whole sequence.
         common=(--set data.path="$data/latents-$s" --set data.latent_size=$s --set trainer.micro_batch_size=1 --set loader.instances=1
-            --set loader.chunk=1 "${shape[@]}" "${small[@]}")
+            --set loader.chunk=1 --set memory.recompute=block --set trainer.optimizer=adamw8bit "${shape[@]}" "${small[@]}")
         [ -n "${SPLIT_ONE-yes}" ] && run split-one 1 1 1 "$n" $((s * s / 4)) "${common[@]}" --set parallel.zero=2
         one_ms=${ms-} one_samples=1
         for kind in ${SPLIT_KINDS-ulysses fastseq}; do

@@ -69,7 +69,10 @@ rate() { # samples a second of the second half, by its clock
 run() { # NAME RANKS [...]
     (start "$@") >"$T/$1.out" 2>&1
     local code=$?
-    [ $code = 0 ] || { echo "exit $code: $(tail -n 2 "$T/$1.out" | tr '\n' ' ')"; return 1; }
+    [ $code = 0 ] && return
+    [ -z "${KEEP_LOGS-}" ] || cp -r "$T/$1/logs" "$KEEP_LOGS/modes-$1"
+    echo "exit $code: $(tail -n 2 "$T/$1.out" | tr '\n' ' ')"
+    return 1
 }
 timed() { # NAME RANKS [...]
     check "$1 completes" run "$@"
