@@ -8,9 +8,12 @@
 #   WORD          dit     DiT-XL/2 at 256 px, BATCH samples for each GPU: one GPU; two with zero = 0, 1, 2, 3
 #                 split   one sample of a SIDE x SIDE latent, width 2048, depth 28, heads of 64: one GPU; two with sp = 2
 #                 large   DiT of width 3072, depth 48 (8.1 G parameters) at 256 px under zero = 3 on two GPUs
+#           kills   DiT-XL/2 under zero = 3 on two GPUs, undisturbed and again while its ranks are killed: time to the next commit;
+#                   loss and norm of every step must be those of the undisturbed run
 #   --batch N     samples for each GPU (default: dit 256, or 128 on GPUs of less than 120 GB; large 64)
 #   --side N      of split's latent (default 364: 33,124 tokens); its text is the label alone
 #   --steps N     after the warm-up (default: dit 20, split 3, large 6)
+#   --kills N     of kills (default 8)
 #   --limit S     seconds for one run (default 120)
 #   --device host a tiny net, to try this script without a GPU
 #   anything else goes to lgsup start: --set KEY=VALUE
@@ -25,13 +28,14 @@ usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$2"
 bundle=$(cd "$1" && pwd) && data=$(cd "$2" && pwd) || usage
 shift 2
-words=() batch= side=364 steps= limit=120 device=cuda extra=()
+words=() kills=8 batch= side=364 steps= limit=120 device=cuda extra=()
 while [ $# -gt 0 ]; do
     case $1 in
-    dit | split | large) words+=("$1") ;;
+    dit | split | large | kills) words+=("$1") ;;
     --batch) batch=$2; shift ;;
     --side) side=$2; shift ;;
     --steps) steps=$2; shift ;;
+    --kills) kills=$2; shift ;;
     --limit) limit=$2; shift ;;
     --device) device=$2; shift ;;
     *) extra+=("$1") ;;
@@ -83,6 +87,7 @@ run() {
     "$lgsup" start "$bundle/examples/dit-xl2/pipeline-class.toml" --set job.dir="$T/$name" "${options[@]}" >"$T/$name.out" 2>&1 </dev/null &
     pid=$!
     end=$((SECONDS + limit))
+    [ -z "${victims-}" ] || kill_ranks "$T/$name" $warm "$pid" $end
     until [ "$(step_of "$T/$name")" -ge $((warm + n)) ] || ! kill -0 $pid 2>/dev/null || [ $SECONDS -ge $end ]; do
         sleep 0.2
     done
@@ -93,7 +98,7 @@ run() {
         for l in "$T/$name"/logs/*.log; do [ ! -f "$l" ] || echo "== ${l##*/}: $(tail -n 3 "$l" | cut -c 1-400)"; done
         failed=1
     else
-        timeout 30 "$lgsup" check "$bundle/examples/dit-xl2/pipeline-class.toml" --set job.dir="$T/$name.check" "${options[@]}" \
+        timeout 30 "$lgsup" check "$bundle/examples/dit-xl2/pipeline-class.toml" --set job.dir="$T/plan-$name" "${options[@]}" \
             >"$T/$name.check" 2>&1 </dev/null
         ms=$(times "$name" "$warm" "$n" | median)
         times "$name" "$warm" "$n" | awk -v name="$name" -v ms="$ms" -v b="$samples" -v tokens="$tokens" -v used="$used" \
@@ -110,9 +115,25 @@ run() {
     wait $pid
     exec 2>&3
     for ((i = 0; i < 50 && $(memory) > before + 200; i++)); do sleep 0.1; done # the driver frees it a moment later
-    [ -z "${KEEP_LOGS-}" ] || { mkdir -p "$KEEP_LOGS/$name" && cp "$T/$name"/logs/*.log "$T/$name".* "$T/$name/metrics.jsonl" "$KEEP_LOGS/$name/"; }
+    mv "$T/$name/metrics.jsonl" "$T/$name.jsonl"
+    [ -z "${KEEP_LOGS-}" ] || { mkdir -p "$KEEP_LOGS/$name" && cp "$T/$name"/logs/*.log "$T/$name".* "$KEEP_LOGS/$name/"; }
     rm -rf "${T:?}/$name"
     [ -z "${KEEP_LOGS-}" ] || echo "# $name: $((SECONDS - began)) s"
+}
+# kill_ranks DIR FROM PID END: ranks in turns, from step FROM on, each after a random part of a second behind the commit that
+# followed the last one; appends the milliseconds from each kill to the next commit to $T/kills.
+kill_ranks() {
+    local dir=$1 at=$2 pid=$3 end=$4 k victim t0
+    for ((k = 0; k < kills; k++)); do
+        until [ "$(step_of "$dir")" -ge "$at" ]; do kill -0 "$pid" 2>/dev/null && [ $SECONDS -lt "$end" ] || return; sleep 0.02; done
+        sleep 0.$((RANDOM % 90 + 10))
+        victim=$(pgrep -f -- "$bundle/bin/lg-trainer --run $dir " | sort -n | sed -n "$((k % 2 + 1))p")
+        [ -n "$victim" ] || continue
+        at=$(($(step_of "$dir") + 1)) t0=${EPOCHREALTIME/./}
+        kill -9 "$victim"
+        until [ "$(step_of "$dir")" -ge "$at" ]; do kill -0 "$pid" 2>/dev/null && [ $SECONDS -lt "$end" ] || return; sleep 0.005; done
+        echo $(((${EPOCHREALTIME/./} - t0) / 1000)) >>"$T/kills"
+    done
 }
 # Milliseconds of each step after the warm-up, by the commits' clock.
 times() { # RUN WARM_UP STEPS
@@ -120,6 +141,7 @@ times() { # RUN WARM_UP STEPS
         s = substr($0, RSTART + 8, RLENGTH - 8) + 0; match($0, /"time": [0-9.]+/); t = substr($0, RSTART + 8, RLENGTH - 8)
         if (s > from && s <= to) print 1000 * (t - last); last = t }' "$T/$1/metrics.jsonl"
 }
+figures() { sed -n 's/^{"step": \([0-9]*\), "loss": \([^,]*\), "grad_norm": \([^,]*\),.*/\1 \2 \3/p' "$T/$1.jsonl"; } # RUN
 loss_at() { sed -n "s/^{\"step\": $2, \"loss\": \([^,]*\), \"grad_norm\": \([^,]*\),.*/\1, norm \2/p" "$T/$1/metrics.jsonl"; }
 median() { sort -n | awk '{ v[NR] = $1 } END { if (NR) print (v[int((NR + 1) / 2)] + v[int(NR / 2 + 1)]) / 2; else print 0 }'; }
 
@@ -149,6 +171,22 @@ for word in "${words[@]}"; do
         for kind in ${SPLIT_KINDS-ulysses fastseq}; do
             run split-$kind 2 1 1 "$n" $((s * s / 4)) "${common[@]}" --set parallel.sp=2 --set parallel.sp_kind=$kind --set parallel.zero=2
         done
+        ;;
+    kills)
+        b=${batch:-$([ "$total" -gt 120000 ] && echo 256 || echo 128)} s=32 n=$((3 * kills))
+        [ "$device" = cuda ] || { b=4 s=8; small=(--set precision=fp32 --set model.hidden=64 --set model.depth=3 --set model.heads=4 --set loader.chunk=4); }
+        latents 4096 $s || exit 1
+        common=(--set data.path="$data/latents-$s" --set data.latent_size=$s --set trainer.micro_batch_size="$b" --set loader.instances=2
+            --set parallel.zero=3 --set supervisor.restarts_max=1000 "${small[@]}")
+        run undisturbed 2 $((2 * b)) 2 "$n" 256 "${common[@]}"
+        victims=yes
+        run killed 2 $((2 * b)) 2 "$n" 256 "${common[@]}"
+        victims=
+        same=$(paste <(figures undisturbed) <(figures killed) | awk -v n=$((n + 2)) 'NR <= n && NF == 6 { all++; same += $1 == $4 && $2 == $5 && $3 == $6 }
+            END { print same + 0 " of " all + 0 }')
+        sort -n "$T/kills" | awk -v same="$same" '{ v[NR] = $1 } END {
+            printf "kills: %d of ranks, to the next commit p50 %d ms, longest %d ms; loss and norm as undisturbed in %s steps\n", NR, v[int((NR + 1) / 2)], v[NR], same }'
+        [ "$(wc -l <"$T/kills")" -ge "$kills" ] && [ "$same" = "$((n + 2)) of $((n + 2))" ] || { echo "FAIL kills"; failed=1; }
         ;;
     large)
         b=${batch:-64} n=${steps:-6} s=32
