@@ -14,6 +14,7 @@
 #   --side N      of split's latent (default 364: 33,124 tokens); its text is the label alone
 #   --steps N     after the warm-up (default: dit 20, split 3, large 6)
 #   --kills N     of kills (default 8)
+#   --zeros LIST  of dit, instead of one GPU and all of them, as "1 3"
 #   --limit S     seconds for one run (default 120)
 #   --device host a tiny net, to try this script without a GPU
 #   anything else goes to lgsup start: --set KEY=VALUE
@@ -28,13 +29,14 @@ usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$2"
 bundle=$(cd "$1" && pwd) && data=$(cd "$2" && pwd) || usage
 shift 2
-words=() kills=8 batch= side=364 steps= limit=120 device=cuda extra=()
+words=() kills=8 zeros= batch= side=364 steps= limit=120 device=cuda extra=()
 while [ $# -gt 0 ]; do
     case $1 in
     dit | split | large | kills) words+=("$1") ;;
     --batch) batch=$2; shift ;;
     --side) side=$2; shift ;;
     --steps) steps=$2; shift ;;
+    --zeros) zeros=$2; shift ;;
     --kills) kills=$2; shift ;;
     --limit) limit=$2; shift ;;
     --device) device=$2; shift ;;
@@ -154,9 +156,9 @@ for word in "${words[@]}"; do
         [ "$device" = cuda ] || { b=4 s=8; small=(--set precision=fp32 --set model.hidden=64 --set model.depth=3 --set model.heads=4 --set loader.chunk=4); }
         latents 4096 $s || exit 1
         common=(--set data.path="$data/latents-$s" --set data.latent_size=$s --set trainer.micro_batch_size="$b" --set loader.instances=2 "${small[@]}")
-        run one 1 "$b" 5 "$n" 256 "${common[@]}"
+        [ -n "$zeros" ] || run one 1 "$b" 5 "$n" 256 "${common[@]}"
         one_ms=${ms-} one_samples=$b
-        for z in 0 1 2 3; do run zero$z 2 $((2 * b)) 5 "$n" 256 "${common[@]}" --set parallel.zero=$z; done
+        for z in ${zeros:-0 1 2 3}; do run zero$z 2 $((2 * b)) 5 "$n" 256 "${common[@]}" --set parallel.zero=$z; done
         ;;
     split)
         n=${steps:-3} s=$side
