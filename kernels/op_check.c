@@ -342,6 +342,19 @@ static void rule_dequantize_rows(const struct call *c)
     REQUIRE(a->format < LG_ROWS8_COUNT);
 }
 
+static int64_t extent_of_rows(const lg_tensor *t)
+{
+    return (t->dim[0] - 1) * lg_row_stride(t, 1) + t->dim[1];
+}
+
+static void rule_copy_rows(const struct call *c)
+{
+    ARGS(copy_rows);
+    REQUIRE(a->groups >= 0);
+    REQUIRE(a->groups <= 1 || a->x_apart >= extent_of_rows(&a->x));
+    REQUIRE(a->groups <= 1 || a->y_apart >= extent_of_rows(&a->y));
+}
+
 static void rule_attention_forward(const struct call *c)
 {
     ARGS(attention_forward);
@@ -428,6 +441,7 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(norm_modulate_backward),
     RULE(norm_residual_backward),
     RULE(dequantize_rows),
+    RULE(copy_rows),
     RULE(group_norm_forward),
     RULE(rope),
     RULE(rms_norm_forward),

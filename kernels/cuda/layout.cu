@@ -172,26 +172,34 @@ void cuda_posterior_split(lg_stream *s, const struct lg_posterior_split_args *a)
     LG_CUDA_LAUNCHED();
 }
 
-/* All counted in packs: rows of N, so far apart. */
+/* All counted in packs: groups of M rows of N, so far apart. */
+struct distances {
+    int64_t row, group;
+};
 template <typename P>
-__global__ void copy_rows_kernel(const P *x, P *y, int64_t N, int64_t from, int64_t to,
-                                 int64_t count)
+__global__ void copy_rows_kernel(const P *x, P *y, int64_t M, int64_t N, distances from,
+                                 distances to, int64_t count)
 {
     THIS_ELEMENT;
-    y[e / N * to + e % N] = x[e / N * from + e % N];
+    const int64_t row = e / N, n = e - row * N, group = row / M, m = row - group * M;
+    y[group * to.group + m * to.row + n] = x[group * from.group + m * from.row + n];
 }
 void cuda_copy_rows(lg_stream *s, const struct lg_copy_rows_args *a)
 {
-    int64_t all = lg_numel(&a->x), row = a->x.dim[1], from = lg_row_stride(&a->x, 1),
-            to = lg_row_stride(&a->y, 1);
+    const int64_t groups = a->groups > 1 ? a->groups : 1;
+    const int64_t M = a->x.dim[0], row = a->x.dim[1], all = groups * M * row;
+    const distances from = {lg_row_stride(&a->x, 1), groups > 1 ? a->x_apart : 0};
+    const distances to = {lg_row_stride(&a->y, 1), groups > 1 ? a->y_apart : 0};
     bool aligned = lg_cuda_aligned_16(a->x.data) && lg_cuda_aligned_16(a->y.data);
     WITH_TYPE(a->x.dtype, T, {
-        bool fits = row % PACK<T> == 0 && from % PACK<T> == 0 && to % PACK<T> == 0;
+        bool fits = row % PACK<T> == 0 && from.row % PACK<T> == 0 && to.row % PACK<T> == 0 &&
+                    from.group % PACK<T> == 0 && to.group % PACK<T> == 0;
         WITH_PACK(aligned && fits, T, N, {
             typedef pack<T, N> P;
             int64_t count = all / N;
-            copy_rows_kernel<<<GRID(count)>>>((const P *)a->x.data, (P *)a->y.data, row / N,
-                                              from / N, to / N, count);
+            copy_rows_kernel<<<GRID(count)>>>((const P *)a->x.data, (P *)a->y.data, M, row / N,
+                                              distances{from.row / N, from.group / N},
+                                              distances{to.row / N, to.group / N}, count);
         })
     })
     LG_CUDA_LAUNCHED();

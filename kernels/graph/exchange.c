@@ -166,8 +166,14 @@ void lg_send(lg_stream *s, struct lg_sent x)
     const struct walk w = walk_of(&x);
     int outer = w.n; /* dimensions of which each step is a copy of its own */
     int64_t M = 1, N = 1, from = 0, to = 0, copies = 1;
+    struct lg_copy_rows_args a = {0};
     if (outer && w.from[outer - 1] == 1 && w.to[outer - 1] == 1) N = w.dim[--outer];
     if (outer) outer--, M = w.dim[outer], from = w.from[outer], to = w.to[outer];
+    if (outer) {
+        a.groups = (int)w.dim[--outer];
+        a.x_apart = w.from[outer];
+        a.y_apart = w.to[outer];
+    }
     for (int i = 0; i < outer; i++) copies *= w.dim[i];
     for (int64_t n = 0; n < copies; n++) {
         int64_t rest = n, at[2] = {0, 0};
@@ -176,8 +182,8 @@ void lg_send(lg_stream *s, struct lg_sent x)
             at[1] += rest % w.dim[i] * w.to[i];
             rest /= w.dim[i];
         }
-        struct lg_copy_rows_args a = {.x = lg_at(x.from, at[0], lg_t2(NULL, x.from.dtype, M, N)),
-                                      .y = lg_at(x.to, at[1], lg_t2(NULL, x.to.dtype, M, N))};
+        a.x = lg_at(x.from, at[0], lg_t2(NULL, x.from.dtype, M, N));
+        a.y = lg_at(x.to, at[1], lg_t2(NULL, x.to.dtype, M, N));
         if (M > 1) a.x.stride[0] = from, a.y.stride[0] = to;
         lg_copy_rows(s, &a);
     }

@@ -55,5 +55,5 @@ struct lg_sent lg_program_sends(const lg_program *p, const struct lg_program_mem
                                 int exchange, int to, void *theirs);
 /* Bytes that this rank gives to others in one run. */
 size_t lg_program_traffic(const lg_program *p);
-/* Enqueues the copy, a copy_rows for all rows that lie evenly apart in both. It also takes a rank's part of a whole. */
+/* Enqueues the copy, a copy_rows for all groups of rows that lie evenly apart in both. It also takes a rank's part of a whole. */
 void lg_send(lg_stream *s, struct lg_sent x);

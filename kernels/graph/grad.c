@@ -331,6 +331,7 @@ RULE(combine)
 RULE(copy_rows)
 {
     if (!wants(c, &a->x)) return;
+    LG_ASSERT(a->groups <= 1);
     lg_tensor d = fresh(c, &a->x);
     lg_copy_rows(c->s, &(struct lg_copy_rows_args){.x = gradient(c, &a->y), .y = d});
     settle(c, &a->x, d);

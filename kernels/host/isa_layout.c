@@ -24,9 +24,11 @@ void LG_K(copy_rows)(lg_stream *s, const struct lg_copy_rows_args *a)
     const int64_t M = a->x.dim[0], N = a->x.dim[1];
     const int64_t from = lg_row_stride(&a->x, 1), to = lg_row_stride(&a->y, 1);
     LG_PARALLEL(lg_host_threads(s))
-    for (int64_t m = 0; m < M; m++)
-        memcpy((float *)a->y.data + m * to, (const float *)a->x.data + m * from,
-               (size_t)N * sizeof(float));
+    for (int64_t i = 0; i < M * LG_MAX(a->groups, 1); i++) {
+        const int64_t g = i / M, m = i % M;
+        memcpy((float *)a->y.data + g * a->y_apart + m * to,
+               (const float *)a->x.data + g * a->x_apart + m * from, (size_t)N * sizeof(float));
+    }
 }
 
 void LG_K(dequantize_rows)(lg_stream *s, const struct lg_dequantize_rows_args *a)

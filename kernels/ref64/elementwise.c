@@ -218,8 +218,10 @@ void ref64_copy_rows(lg_stream *s, const struct lg_copy_rows_args *a)
     const int64_t from = lg_row_stride(&a->x, 1), to = lg_row_stride(&a->y, 1);
     const double *x = ref64_data(a->x);
     double *y = ref64_data(a->y);
-    for (int64_t m = 0; m < M; m++)
-        for (int64_t n = 0; n < N; n++) y[m * to + n] = x[m * from + n];
+    for (int64_t g = 0; g < LG_MAX(a->groups, 1); g++)
+        for (int64_t m = 0; m < M; m++)
+            for (int64_t n = 0; n < N; n++)
+                y[g * a->y_apart + m * to + n] = x[g * a->x_apart + m * from + n];
 }
 
 void ref64_rope(lg_stream *s, const struct lg_rope_args *a)

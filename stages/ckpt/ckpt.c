@@ -108,7 +108,7 @@ static int ckpt_open(lg_stage *st)
     return 0;
 }
 
-/* Pinning takes about 0.6 s a GiB, and a writer that comes back is wanted at once: the staging region
+/* Pinning takes time (up to 0.6 s a GiB), and a writer that comes back is wanted at once: the staging region
  * is pinned piece by piece while there is nothing else to do. Copies keep to the pieces. */
 static int pin_some(struct ckpt *c)
 {

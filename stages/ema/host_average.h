@@ -4,7 +4,7 @@
  *     host: side e - 1  --> place 0 | 1 | 2 on the GPU: average with w --> side e
  *
  * Each place has a stream of its own, so that one piece goes up while another comes down. The sides are pinned piece by
- * piece, where a copy first wants them: about 0.6 s a GiB of new memory, once in a process. */
+ * piece, where a copy first wants them, which takes time (up to 0.6 s a GiB), once in a process. */
 #pragma once
 #include "kernels/device.h"
 

@@ -9,21 +9,18 @@
 #include "stages/nets/params.h"
 #include "base/heartbeat.h"
 #include "base/philox.h"
+#include "base/pieces.h"
 #include "stages/nets/sincos.h"
 #include "stages/nets/weights.h"
 #include <fnmatch.h>
 #include <math.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
-enum { DRAW_COUNT = 1 << 22 /* values between two heartbeats */, HELPERS_MAX = 31 /* threads */ };
+enum { DRAW_COUNT = 1 << 22 }; /* values between two heartbeats */
 
 static size_t round_up(size_t n, size_t to)
 {
@@ -326,7 +323,8 @@ static void fill_positions(const struct lg_param *p, float *dst, size_t from, si
     }
 }
 
-static void init_range(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count)
+/* By one thread. */
+static void init_elements(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count)
 {
     memset(dst, 0, count * sizeof *dst);
     for (int i = 0; i < t->n; i++) {
@@ -351,48 +349,25 @@ static void init_range(const lg_params *t, uint64_t seed, float *dst, size_t fir
     }
 }
 
-/* A range in pieces of DRAW_COUNT, each made by whoever comes first. */
-struct init_work {
+struct init_range {
     const lg_params *t;
     uint64_t seed;
     float *dst;
-    size_t first, count;
-    _Atomic size_t next;
+    size_t first;
 };
 
-static void *init_pieces(void *arg)
+static void init_piece(void *arg, size_t at, size_t n)
 {
-    struct init_work *w = arg;
-    for (size_t at; (at = atomic_fetch_add(&w->next, DRAW_COUNT)) < w->count;)
-        init_range(w->t, w->seed, w->dst + at, w->first + at,
-                   LG_MIN(w->count - at, (size_t)DRAW_COUNT));
-    return NULL;
-}
-
-/* Cores that this process may use; as many as there are pieces. */
-static int init_helpers(size_t count)
-{
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    if (sched_getaffinity(0, sizeof cores, &cores) < 0) return 0;
-    const size_t pieces = (count + DRAW_COUNT - 1) / DRAW_COUNT;
-    return (int)LG_MIN(LG_MIN((size_t)CPU_COUNT(&cores), pieces), (size_t)HELPERS_MAX + 1) - 1;
+    const struct init_range *r = arg;
+    init_elements(r->t, r->seed, r->dst + at, r->first + at, n);
 }
 
 void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count)
 {
     LG_ASSERT(first <= t->count && count <= t->count - first);
-    struct init_work w = {.t = t, .seed = seed, .dst = dst, .first = first, .count = count};
-    pthread_t helper[HELPERS_MAX];
-    int n = 0;
-    sigset_t all, before;
-    sigfillset(&all); /* signals are the process's own business, not theirs */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (const int wanted = init_helpers(count); n < wanted; n++)
-        if (pthread_create(&helper[n], NULL, init_pieces, &w) != 0) break; /* then with fewer */
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    init_pieces(&w);
-    while (n > 0) pthread_join(helper[--n], NULL);
+    struct init_range r = {.t = t, .seed = seed, .dst = dst, .first = first};
+    lg_pieces_make(
+        &(struct lg_pieces){.count = count, .piece = DRAW_COUNT, .make = init_piece, .arg = &r});
 }
 
 static void shape_text(char ret[96], int rank, const int64_t *dim)

@@ -148,10 +148,16 @@ BUILD(dequantize_rows)
 BUILD(copy_rows)
 {
     const int64_t wide = z->N + 8; /* that the widest pack divides, where it divides a row */
-    struct op_pack from = op_pack(r, OP_SAMPLE, z->B, 2 * wide);
-    struct op_pack to = op_pack(r, OP_SAMPLE | OP_OUTPUT | OP_EXACT, z->B, wide);
-    struct lg_copy_rows_args a = {.x = op_slice(r, from, NULL, wide, z->N, DIMS(z->B, z->N)),
-                                  .y = op_slice(r, to, "y", 8, z->N, DIMS(z->B, z->N))};
+    const int64_t rows = z->B * LG_MAX(z->count, 1); /* groups of B */
+    struct op_pack from = op_pack(r, OP_SAMPLE, rows, 2 * wide);
+    struct op_pack to = op_pack(r, OP_SAMPLE | OP_OUTPUT | OP_EXACT, rows, wide);
+    const lg_tensor x = op_slice(r, from, NULL, wide, z->N, DIMS(rows, z->N));
+    const lg_tensor y = op_slice(r, to, "y", 8, z->N, DIMS(rows, z->N));
+    struct lg_copy_rows_args a = {.x = lg_slice(x, 0, 0, z->B),
+                                  .y = lg_slice(y, 0, 0, z->B),
+                                  .groups = z->count,
+                                  .x_apart = z->B * 2 * wide,
+                                  .y_apart = z->B * wide};
     lg_copy_rows(r->stream, &a);
 }
 

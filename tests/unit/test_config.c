@@ -299,7 +299,8 @@ static void test_unknown_names(void **state)
     assert_null(strchr(lg_err_message(), '\n')); /* its keys are not reported again */
     REFUSES("\"trainer.lr\" = 1\n", "unknown key \"trainer.lr\"");
     REFUSES("exp_name = 'x'\n", "LiteGen's exp_name is called job.name here");
-    REFUSES("zero_degree = 3\n", "LiteGen's zero_degree is not in this version");
+    REFUSES("zero_degree = 3\n", "LiteGen's zero_degree is called parallel.zero here");
+    REFUSES("grad_precision = 'fp32'\n", "LiteGen's grad_precision is not in this version");
     REFUSES("max_steps = 5\n", "LiteGen's max_steps is called trainer.max_steps here");
     REFUSES("selective_ratio = 0.2\n", "LiteGen's selective_ratio is called memory.recompute here");
 }
