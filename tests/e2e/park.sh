@@ -80,3 +80,11 @@ train "$run" --set memory.offload_optimizer=true
 check "the state lies elsewhere: it goes on" wait_step "$run" $((at + 1))
 check "the state lies elsewhere: said so" grep -q "memory cannot be used: where the state lies (memory.offload_optimizer) has changed; starting again from" "$run.out"
 settle_same "the state lies elsewhere" "$run"
+
+# The same of its average.
+park "$run" 124
+mend
+train "$run" --set memory.offload_ema=true
+check "the average lies elsewhere: it goes on" wait_step "$run" $((at + 1))
+check "the average lies elsewhere: said so" grep -q "memory cannot be used: where the average lies (memory.offload_ema) has changed; starting again from" "$run.out"
+settle_same "the average lies elsewhere" "$run"

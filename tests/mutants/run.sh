@@ -59,6 +59,7 @@ tests_of() {
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
     kernels/graph/grad.*) echo graph_grad ;;
+    kernels/graph/exchange.*) echo graph_exchange sequence ;;
     kernels/graph/fuse.*) echo graph_fuse ;;
     kernels/graph/recompute.*) echo graph_recompute ;;
     stages/io/bpe*) echo bpe ;;
@@ -93,6 +94,8 @@ tests_of() {
     stages/io/charsmap.* | stages/io/tokenizer*) echo tokenizer ;;
     base/json* | stages/io/safetensors_header.*) echo json safetensors ;;
     base/beneath.* | stages/io/source*) echo source sizes ;;
+    base/pieces.*) echo pieces params ;;
+    stages/ema/*) echo host_average e2e:offload_ema ;;
     base/printable.* | base/log.*) echo printable ;;
     base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;
