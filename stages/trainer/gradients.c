@@ -236,7 +236,6 @@ int lg_gradients_begin(lg_gradients *g, uint64_t step, uint64_t from, uint64_t *
 {
     g->step = step;
     g->pending = NOTHING;
-    if (g->lane) lg_stream_sync(g->lane);
     *ret_micro = LG_MIN(from, lg_gradients_next_micro(g, step));
     *ret_loss = lg_scatter_loss(g->st->board, g->me, *ret_micro);
     if (!g->scatters) {
@@ -358,8 +357,9 @@ void lg_gradients_end_micro(lg_gradients *g, double loss_sum)
 
 void lg_gradients_end(lg_gradients *g)
 {
+    if (g->scatters) return;
     if (g->lane) lg_stream_sync(g->lane);
-    if (!g->scatters) lg_stamp_set(stamp_of(g->grad[g->me]), g->step);
+    lg_stamp_set(stamp_of(g->grad[g->me]), g->step);
 }
 
 int lg_gradients_expect(lg_gradients *g, uint64_t step, double *ret_loss)
