@@ -104,6 +104,20 @@ static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_p
     return 0;
 }
 
+/* A region that several instances name counts once. rows[*n - 1] is that of the shard. */
+static void add_copy(const lg_config *c, lg_role role, int k, int instance,
+                     struct lg_stage_bytes *rows, int *n)
+{
+    const int gpu = lg_plan_gpu(c, role, instance);
+    for (int i = 0; i < instance; i++)
+        if (lg_plan_gpu(c, role, i) == gpu) return;
+    snprintf(rows[*n].name, sizeof rows[*n].name, "%s/%d/weights/%d", lg_text_keys(c, role).section,
+             k, gpu);
+    lg_stage_device_name(c, role, instance, rows[*n].device);
+    rows[*n].bytes = rows[*n - 1].bytes;
+    ++*n;
+}
+
 static int text_bytes(const lg_config *c, const lg_plan *p, lg_role role,
                       struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
@@ -115,7 +129,7 @@ static int text_bytes(const lg_config *c, const lg_plan *p, lg_role role,
     if (k_text < 0) return 0;
     const struct lg_plan_text *t = &p->text[k_text];
     const struct lg_text_config keys = keys_of(c, role);
-    LG_ASSERT(t->shards + instances + 1 <= cap);
+    LG_ASSERT(t->shards * (p->apart ? instances : 1) + instances + 1 <= cap);
     LG_TRY(lg_text_encoder_config_load(keys.model, &encoder));
     LG_TRY(private_bytes(c, p, t, &encoder, &net));
     size_t remote[LG_INSTANCES_MAX] = {0}; /* copies of shards on other GPUs */
@@ -125,9 +139,13 @@ static int text_bytes(const lg_config *c, const lg_plan *p, lg_role role,
         snprintf(rows[n].name, sizeof rows[n].name, "%s/%d/weights", keys.section, k);
         lg_stage_device_name(c, role, k, rows[n].device);
         rows[n++].bytes = count * (size_t)p->element_bytes;
-        for (int i = 0; i < instances; i++)
-            if (lg_plan_gpu(c, role, i) != lg_plan_gpu(c, role, k))
+        for (int i = 0; i < instances; i++) {
+            if (lg_plan_gpu(c, role, i) == lg_plan_gpu(c, role, k)) continue;
+            if (p->apart)
+                add_copy(c, role, k, i, rows, &n);
+            else
                 remote[i] += count * (size_t)p->element_bytes;
+        }
     }
     for (int i = 0; i < instances; i++) {
         snprintf(rows[n].name, sizeof rows[n].name, "private");
@@ -152,23 +170,28 @@ static int load_shard(lg_stage *st, size_t first, size_t count, float *ret, void
 }
 
 /* Shard k lies on the GPU of instance k. From another GPU it is copied once, at the start: a product
- * reads its weights many times over, which the link between GPUs would slow down. */
+ * reads its weights many times over, which the link between GPUs would slow down. Where GPUs do not reach each other
+ * (the plan is apart) each has a region of its own for it, text/<k>/weights/<GPU>, which its instances fill. */
 static int open_shard(lg_stage *st, struct text *x, int k)
 {
     size_t count;
     lg_region *r;
     LG_TRY(shard_count(&x->net_config, k, x->plan->shards, &count));
     const size_t bytes = count * (size_t)st->plan.element_bytes;
-    LG_TRY(lg_stage_region(st,
-                           &(struct lg_stage_memory){
-                               .bytes = bytes, .device = x->device, .role = st->role, .index = k},
-                           &r, "%s/%d/weights", x->keys.section, k));
+    const int gpu = lg_plan_gpu(st->config, st->role, st->index);
+    const bool is_near = lg_plan_gpu(st->config, st->role, k) == gpu;
+    struct lg_stage_memory m = {.bytes = bytes, .device = x->device, .role = st->role, .index = k};
+    if (st->plan.apart && !is_near) {
+        m.index = st->index;
+        LG_TRY(lg_stage_region(st, &m, &r, "%s/%d/weights/%d", x->keys.section, k, gpu));
+    } else {
+        LG_TRY(lg_stage_region(st, &m, &r, "%s/%d/weights", x->keys.section, k));
+    }
     LG_TRY(lg_stage_fill(st, r,
                          &(struct lg_stage_weights){
                              .device = x->device, .count = count, .load = load_shard, .arg = &k}));
     x->weights[k] = r->payload;
-    if (lg_plan_gpu(st->config, st->role, k) == lg_plan_gpu(st->config, st->role, st->index))
-        return 0;
+    if (st->plan.apart || is_near) return 0;
     void *copy;
     LG_TRY(lg_device_alloc(x->device, bytes, &copy));
     lg_stream_copy(x->stream, copy, r->payload, bytes);

@@ -150,6 +150,7 @@ int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_st
                                           .device = device[r],
                                           .role = LG_ROLE_trainer,
                                           .index = r,
+                                          .front_only = !device[r],
                                           .is_made = lg_trainer_began(st->board)},
                 &s->side[r][side], "trainer/%d/state/%c", r, "ab"[side]));
     }
