@@ -96,7 +96,7 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
 struct lg_training lg_training_of(const lg_config *c)
 {
     struct lg_training t = {.groups = (const char *const *)c->trainer_groups.v,
-                            .in_blocks = !strcmp(c->trainer_optimizer, "adamw8bit"),
+                            .is_8_bit = !strcmp(c->trainer_optimizer, "adamw8bit"),
                             .frozen = lg_storage_of(c->model_frozen)};
     if (!strcmp(c->adapter_kind, "lora"))
         t.adapter = (struct lg_adapter){.rank = (int)c->adapter_rank,

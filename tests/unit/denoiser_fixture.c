@@ -165,7 +165,7 @@ static void fill_stored(struct denoiser_fixture *f)
 
 static void fill_weights(struct denoiser_fixture *f)
 {
-    if (f->params.storage != LG_STORAGE_AUTO) {
+    if (lg_storage_any(&f->params)) {
         fill_stored(f);
         return;
     }

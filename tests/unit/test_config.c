@@ -487,6 +487,10 @@ static void test_rules_training(void **state)
     BREAKS("model.frozen = \"int8\" is for weights that are not trained, but all are",
            "model.frozen=int8", "trainer.groups=['* lr=0.5']");
     assert_int_equal(CHECK("model.frozen=int8", "trainer.groups=['* lr=0.5', '*.bias frozen']"), 0);
+    BREAKS("\"*.bias storage=int8\" has a storage, which is for weights that are not trained",
+           "trainer.groups=['*.bias storage=int8']");
+    assert_int_equal(
+        CHECK("trainer.groups=['*.ff.* frozen storage=int8', '* optimizer=adamw8bit']"), 0);
     BREAKS("trainer.min_snr_gamma = 5 has no meaning with trainer.objective = \"flow\"",
            "trainer.min_snr_gamma=5");
     BREAKS("trainer.beta1 = 1: expected less than 1", "trainer.beta1=1");
