@@ -13,6 +13,7 @@ struct lg_text_config lg_text_keys(const lg_config *c, lg_role of)
                                        .section = lg_role_name(of),                                \
                                        .model = c->part##_model,                                   \
                                        .memo = c->part##_memo,                                     \
+                                       .storage = c->part##_storage,                               \
                                        .gpus = c->part##_gpus,                                     \
                                        .instances = c->part##_instances,                           \
                                        .shards = c->part##_shards,                                 \
@@ -96,7 +97,7 @@ static void copy_key(lg_config *c, int to, int from)
         *(double *)a = *(const double *)b;
         break;
     default:
-        LG_ASSERT(k->type == LG_KEY_STR || k->type == LG_KEY_PATH);
+        LG_ASSERT(k->type == LG_KEY_STR || k->type == LG_KEY_PATH || k->type == LG_KEY_ENUM);
         free(*(char **)a);
         *(char **)a = strdup(*(char *const *)b);
         LG_ASSERT(*(char **)a);

@@ -13,7 +13,7 @@ struct lg_text_config {
     lg_role role;
     const char *section; /* "text.t5", of a model's only one "text" */
     /* its keys; see schema.def */
-    const char *model, *memo, *gpus;
+    const char *model, *memo, *storage, *gpus;
     int64_t instances, shards, length, chunk, threads, restarts_max, restart_window_s;
     double dropout;
     const struct lg_denoiser_text_info *info; /* NULL from lg_text_keys */

@@ -89,6 +89,7 @@ static int encode_text(const struct lg_draw_spec *s, int k, const struct lg_deno
     int32_t *ids = NULL;
     int rc;
     LG_TRY(lg_text_encoder_config_load(s->text[k].dir, &spec.config));
+    spec.config.storage = s->text[k].storage;
     const struct lg_denoiser_text t = text_of(s, k, has, &spec.config);
     if (t.width != net->width || t.pooled != net->pooled)
         return LG_FAIL(LG_ERR_MISMATCH, "%s has width %d, the transformer wants %d", s->text[k].dir,

@@ -35,8 +35,8 @@ disturbed() {
     check "$name: ranks were replaced" test "$(restarts_of "$run" trainer)" -ge 4
     settle "$name" "$run"
     [ -n "$settled" ] || return 0 # said already
-    tiny "$T/until.$settled" --set trainer.max_steps="$settled" "${key[@]}"
-    same_as "$name" "$run" "$T/until.$settled" "$settled"
+    tiny "$run.until" --set trainer.max_steps="$settled" "${key[@]}"
+    same_as "$name" "$run" "$run.until" "$settled"
 }
 disturbed "kills"
 disturbed "kills, gathered weights" --set parallel.zero=3 --set memory.offload_optimizer=true

@@ -115,11 +115,40 @@ N2=${settled:-40}
 start_by_start "$T/own" "$N2" "${lora[@]}" --set checkpoint.keep=1000000
 same_as "an adapter, killed" "$killed" "$T/own" "$N2"
 
+# Texts in 8 bits, each in its way; who fills a shard dies, too.
+coded=(--set text.t5.storage=fp8 --set text.clip_g.storage=int8)
+killed=$T/coded.killed
+train "$killed" "${coded[@]}"
+for i in 1 2; do kill_role "$killed" text.t5 0; kill_role "$killed" text.clip_g 0; done
+wait_step "$killed" 5
+for role in "text.t5 0" "trainer 1" "text.clip_g 0"; do
+    kill_role "$killed" $role
+    wait_step "$killed" $(($(step_of "$killed") + 3))
+done
+settle "texts in 8 bits, killed" "$killed"
+N3=${settled:-40}
+start_by_start "$T/coded" "$N3" "${coded[@]}" --set checkpoint.keep=1000000
+same_as "texts in 8 bits, killed" "$killed" "$T/coded" "$N3"
+same_of() { test "$(head -n 1 "$1/metrics.jsonl" | jq .loss)" = "$(head -n 1 "$2/metrics.jsonl" | jq .loss)"; }
+check "which is another run" sh -c "! $(declare -f same_of | tr '\n' ' '); same_of '$T/coded' '$a'"
+kib_of() { # CONFIG FIRST_FIELD: what check says, in KiB
+    timeout 60 "$LGSUP" check "$1/config.toml" | awk -v name="$2" '$1 == name { print int($4 == "MiB" ? $3 * 1024 : $3); exit }'
+}
+check "check prints fewer bytes: $(kib_of "$T/coded" text.t5/0/weights) of $(kib_of "$a" text.t5/0/weights) KiB" \
+    test "$(kib_of "$T/coded" text.t5/0/weights)" -lt "$(($(kib_of "$a" text.t5/0/weights) * 7 / 10))"
+cp -r "$T/coded" "$T/recoded"
+tiny "$T/recoded" "${coded[@]}" --set text.t5.storage=int8 --set trainer.max_steps=200
+check "another storage is another run" test $? -ne 0
+check "and the key is named" grep -q "text.t5.storage was .fp8. when the run began" "$T/recoded.out"
+
 draw() { timeout 120 "$e2e_build/bin/lg-sample" "a red circle" --steps 4 --seed 3 "$@" >"$T/said" 2>&1; }
 check "it can be drawn with" draw --from "$a" -o "$T/a.png"
 check "with another guidance" draw --from "$a" --guidance 1 -o "$T/b.png"
 check "with its adapter" draw --from "$T/own" -o "$T/c.png"
-check "three pictures" test "$(md5sum "$T"/[abc].png | cut -d' ' -f1 | sort -u | wc -l)" = 3
+sed -e 's/storage = "fp8"/storage = "auto"/' -e 's/storage = "int8"/storage = "auto"/' "$T/coded/config.toml" >"$T/whole.toml"
+check "with texts in 8 bits" draw --from "$T/coded" -o "$T/d.png"
+check "and as they are" draw --from "$T/coded" --config "$T/whole.toml" -o "$T/e.png"
+check "five pictures" test "$(md5sum "$T"/[abcde].png | cut -d' ' -f1 | sort -u | wc -l)" = 5
 
 timeout 60 "$LGSUP" export "$a" -o "$T/made" >"$T/out" 2>&1
 expect "export" 0 $?

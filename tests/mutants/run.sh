@@ -67,7 +67,8 @@ tests_of() {
     stages/io/source.* | stages/io/source_index.* | stages/io/source_parts.*) echo source samples e2e:sources ;;
     config/tokenizer_files.*) echo bpe config e2e:clip ;;
     config/rules.* | config/models.*) echo config plan e2e:resume ;;
-    stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 ;;
+    stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 text_storage ;;
+    stages/text/*) echo e2e:sd3 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter sequence ;;

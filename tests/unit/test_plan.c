@@ -292,12 +292,12 @@ static void test_hash(void **state)
                 MAKE("device=cuda", "memory.offload_optimizer=true").hash);
     /* What decides bits. */
     static const char *const sets[] = {
-        "trainer.lr=1e-3",     "trainer.ranks=2", "job.seed=1",         "text.length=25",
-        "trainer.threads=2",   "vae.threads=2",   "vae.slice=2",        "data.size=128",
-        "trainer.lr_steps=10", "ema.decay=0.9",   "model.depth=5",      "trainer.objective=eps",
-        "text.chunk=4",        "data.flip=true",  "model.kind=dit",     "vae.model=",
-        "device=cuda",         "precision=tf32",  "data.caption=first", "data.shuffle_tags=true",
-        "data.keep_tags=1",
+        "trainer.lr=1e-3",     "trainer.ranks=2",  "job.seed=1",         "text.length=25",
+        "trainer.threads=2",   "vae.threads=2",    "vae.slice=2",        "data.size=128",
+        "trainer.lr_steps=10", "ema.decay=0.9",    "model.depth=5",      "trainer.objective=eps",
+        "text.chunk=4",        "data.flip=true",   "model.kind=dit",     "vae.model=",
+        "device=cuda",         "precision=tf32",   "data.caption=first", "data.shuffle_tags=true",
+        "data.keep_tags=1",    "text.storage=fp8",
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(sets); i++)
         if (base == MAKE(sets[i]).hash) fail_msg("%s does not change the hash", sets[i]);
