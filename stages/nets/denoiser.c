@@ -36,7 +36,7 @@ static int check_texts(const struct lg_denoiser_config *c)
 {
     const struct lg_denoiser_text_info *has;
     const int n = lg_denoiser_texts(c->kind, &has);
-    if (c->n_texts != n)
+    if (c->n_texts != n && !(c->n_texts == n - 1 && has[n - 1].is_optional))
         return LG_FAIL(LG_ERR_CONFIG, "model: %d texts; a %s has %d", c->n_texts,
                        lg_denoiser_info(c->kind)->name, n);
     for (int k = 0; k < n; k++) {
@@ -140,8 +140,8 @@ static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, in
     in.positions = positions_shape(c, height, n->type, n->stats);
     if (lg_denoiser_info(c->kind)->labels) in.label = lg_t1(NULL, LG_I32, B);
     const struct lg_denoiser_text_info *has;
-    const int texts = lg_denoiser_texts(c->kind, &has);
-    for (int k = 0; k < texts; k++) {
+    lg_denoiser_texts(c->kind, &has);
+    for (int k = 0; k < c->n_texts; k++) {
         const struct lg_denoiser_text *t = &c->text[k];
         if (t->length) in.text[k].states = lg_t3(NULL, n->type, B, t->length, t->width);
         if (t->pooled) in.text[k].pooled = lg_t2(NULL, n->type, B, t->pooled);

@@ -29,7 +29,8 @@ struct lg_denoiser_config {
     int heads;
     int mlp_ratio;   /* 4 */
     int num_classes; /* DiT: labels 0..num_classes - 1; num_classes is the null label */
-    /* Its texts, in the order of its table (lg_denoiser_texts), as many as that has. */
+    /* Its texts, in the order of its table (lg_denoiser_texts), as many as that has; or one less, where the last may go
+     * without an encoder: then its states are zeros that nobody gives, of this length and width all the same. */
     int n_texts;
     struct lg_denoiser_text {
         int length, width; /* L, and E of the states; 0, 0: only pooled is wanted */

@@ -9,7 +9,8 @@
 struct lg_draw_spec {
     const char *weights_dir; /* diffusers folder of the transformer */
     const char *vae_dir;
-    /* The text encoders, in the order of the model's table: a folder, and tokens per caption and storage, as trained. */
+    /* The text encoders, in the order of the model's table: a folder (NULL or "": zeros take its place, where the model allows
+     * that), and tokens per caption and storage, as trained. */
     struct lg_draw_text {
         const char *dir;
         int length;

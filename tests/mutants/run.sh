@@ -76,6 +76,8 @@ tests_of() {
     stages/nets/kohya*) echo kohya ;;
     stages/stored* | stages/nets/storage* | kernels/rows8*) echo storage rows8 ;;
     stages/nets/joint.*) echo denoiser_golden sequence ;;
+    stages/nets/sd3.*) echo denoiser_shapes denoiser_golden ;;
+    config/texts.*) echo config plan ;;
     stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;
     stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
     stages/trainer/batch.*) echo batch e2e:published e2e:buckets ;;

@@ -185,6 +185,15 @@ static void test_texts(void **state)
     if (lg_plan_load(scratch_path("plan.json"), &q) < 0) fail_msg("%s", lg_err_text());
     assert_true(q.hash == p.hash && q.bits_hash == hash && q.n_texts == 3);
     for (int k = 0; k < 3; k++) expect_text(&q.text[k], &p.text[k]);
+    /* Without T5 the number of its zeros decides, and nothing else of its section. */
+    const uint64_t without = SD3("text.model=").bits_hash;
+    p = SD3("text.model=");
+    assert_int_equal(p.n_texts, 2);
+    assert_int_equal(p.instances[LG_ROLE_text_t5], 0);
+    assert_true(without != hash && SD3("text.model=", "text.t5.length=77").bits_hash != without);
+    assert_true(
+        SD3("text.model=", "text.threads=3", "text.clip_l.threads=1", "text.clip_g.threads=1")
+            .bits_hash == without);
 #undef SD3
 }
 
