@@ -73,7 +73,7 @@ int lg_state_devices(lg_stage *st, lg_device *ret[LG_INSTANCES_MAX]);
 /* The same for the plan: "host", "cuda:0". */
 void lg_state_device_name(const lg_config *c, int rank, char ret[LG_DEVICE_NAME_BYTES]);
 /* Parameter table and regions of all ranks. device[r] maps those of rank r: the same one for all (a
- * rank reads its peers'), or each rank's own (lg_state_devices). */
+ * rank reads its peers'), or each rank's own (lg_state_devices); NULL: their fronts alone. */
 int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_state **ret);
 /* The moments of a rank, for itself and for the checkpoint writer. */
 int lg_trainer_moments_open(lg_stage *st, lg_device *d, lg_trainer_state *s, int rank);

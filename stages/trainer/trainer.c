@@ -44,7 +44,9 @@ static int open_memory(lg_stage *st, struct trainer *t)
 {
     const int ranks = st->plan.instances[LG_ROLE_trainer];
     lg_device *maps[LG_INSTANCES_MAX];
-    for (int r = 0; r < ranks; r++) maps[r] = t->state_device; /* peers' regions too */
+    /* Peers' regions too, where they can be read. */
+    const bool own = st->plan.apart && !lg_device_is_host(t->state_device);
+    for (int r = 0; r < ranks; r++) maps[r] = own && r != st->index ? NULL : t->state_device;
     LG_TRY(lg_stage_window(st, t->device, &t->window));
     LG_TRY(lg_trainer_state_open(st, maps, &t->state));
     LG_TRY(lg_trainer_moments_open(st, t->state_device, t->state, st->index));

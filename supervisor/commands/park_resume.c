@@ -33,6 +33,7 @@ static const char *changed(const lg_config *old_config, const lg_plan *old, cons
     if (plan->shards != old->shards || plan->scatters != old->scatters ||
         plan->gathers != old->gathers)
         return "how state, gradients and weights are cut (parallel)";
+    if (plan->apart != old->apart) return "the way between GPUs (parallel.exchange)";
     if (plan->scatters && !same_words(old_config->memory_recompute, now->memory_recompute))
         return "memory.recompute, and with it the order in which gradients leave,";
     if (now->memory_offload_optimizer != old_config->memory_offload_optimizer)
