@@ -26,6 +26,25 @@ for gpu in 8.0 8.6 8.9 9.0 10.0 12.0; do
         check "kernels on $gpu, $program" fits $program
     done
 done
+# GPUs that are described (`lgsup check --memory`) want at least what these do, on the path that they have, and little more.
+at_least() { # ROLE CONFIG [...]
+    local role=$1 file=$2 real bound
+    shift 2
+    LG_STUB_CAPABILITY=8.6 "$e2e_build/bin/lg-$role" --plan "$file" "$@" 2>"$T/log" | sed -n '/^{/,$p' >"$T/real" || return 1
+    "$e2e_build/bin/lg-$role" --described "$file" "$@" | sed -n '/^{/,$p' >"$T/bound" || return 1
+    jq -e --slurpfile b "$T/bound" '.regions == $b[0].regions and (.private | length) > 0' "$T/real" >/dev/null || { echo "regions differ"; return 1; }
+    real=$(jq '[.private[].bytes] | add' "$T/real") bound=$(jq '[.private[].bytes] | add' "$T/bound")
+    echo "$role: $real bytes, described $bound"
+    [ "$bound" -ge "$real" ] && [ "$bound" -le $((real + (1 << 30))) ]
+}
+gpu_toml=$e2e_root/examples/emoji/pipeline-gpu.toml
+cuda=(--set data.path="$EMOJI/data-quick" --set job.dir="$T/run")
+dit=(--set model.kind=dit --set vae.model= --set text.model= --set data.size=256 --set model.hidden=1152 --set model.depth=4
+    --set model.heads=16 --set model.num_classes=1000 --set trainer.global_batch_size=32 --set trainer.micro_batch_size=32 --set window.batches=8 --set 'sample.captions=[]')
+for role in trainer vae text; do check "described: the emoji's $role" at_least $role "$gpu_toml" "${cuda[@]}"; done
+check "described: DiT's trainer" at_least trainer "$gpu_toml" "${cuda[@]}" "${dit[@]}"
+check "described: DiT's trainer in fp32" at_least trainer "$gpu_toml" "${cuda[@]}" "${dit[@]}" --set precision=tf32
+check "described: on the tiny net" at_least trainer "$TINY" --set device=cuda --set precision=bf16
 # Each has been launched somewhere, where all are built.
 awk '$1 == "launched" { did[$2] } { all[$2] } END { for (k in all) { n++; if (!(k in did)) { m++; print "never launched: " k } }
     print n - m " of " n " kernels were launched" }' "$T/launched" >"$T/coverage" 2>/dev/null && tail -n 1 "$T/coverage"
