@@ -29,16 +29,19 @@ static const struct lg_ops OPS = {
 #undef LG_OP
 };
 
-/* The largest operand, as if its elements were fp32. */
+static size_t in_fp32(const lg_tensor *t)
+{
+    return t->rank ? (size_t)lg_numel(t) * sizeof(float) : 0;
+}
+
+/* Of a call. */
 static size_t largest_operand(const struct lg_op_info *op, const void *args)
 {
     size_t most = 0;
     for (int i = 0; i < op->n_operands; i++) {
         const struct lg_operand *o = &op->operand[i];
-        for (int k = 0; k < lg_operand_count(o, args); k++) {
-            const lg_tensor *t = lg_operand_at(o, args, k);
-            if (t->rank) most = LG_MAX(most, (size_t)lg_numel(t) * sizeof(float));
-        }
+        for (int k = 0; k < lg_operand_count(o, args); k++)
+            most = LG_MAX(most, in_fp32(lg_operand_at(o, args, k)));
     }
     return most;
 }
@@ -56,9 +59,13 @@ static size_t scratch_bytes(lg_device *d, lg_op_id op, const void *args)
     (void)d;
     switch (op) {
     case LG_OP_linear_forward:
+        return PRODUCT_BYTES;
     case LG_OP_linear_backward_data:
+        return LG_MAX(PRODUCT_BYTES,
+                      in_fp32(&((const struct lg_linear_backward_data_args *)args)->dx));
     case LG_OP_linear_backward_weight:
-        return PRODUCT_BYTES + sums;
+        return LG_MAX(PRODUCT_BYTES,
+                      in_fp32(&((const struct lg_linear_backward_weight_args *)args)->dy));
     case LG_OP_conv2d_forward:
     case LG_OP_norm_conv2d_forward:
         return CONV_BYTES + sums;
