@@ -315,6 +315,13 @@ static bool is_silent(const lg_config *c, bool has_buckets, const char *key)
     return false;
 }
 
+/* The same for the keys of text encoders. */
+static bool is_silent_text(const lg_config *c, const lg_key *k)
+{
+    if (strcmp(k->key, "storage") != 0) return false;
+    return !strcmp(*(char *const *)lg_key_field((lg_config *)c, k), "auto");
+}
+
 static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct identities *of)
 {
     char *text = NULL;
@@ -323,7 +330,7 @@ static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct ide
     LG_ASSERT(out);
     for (int i = 0; i < lg_key_count(); i++) {
         const lg_key *k = lg_key_at(i);
-        if (!lg_key_bits(k) || is_silent(c, has_buckets, k->name)) continue;
+        if (!lg_key_bits(k) || is_silent(c, has_buckets, k->name) || is_silent_text(c, k)) continue;
         if (!lg_key_applies(c, k)) continue;
         fprintf(out, "%s=", k->name);
         lg_key_print(out, c, k);

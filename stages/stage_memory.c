@@ -216,7 +216,9 @@ int lg_stage_upload(lg_device *d, void *dst, const float *host, size_t count)
     int rc;
     LG_TRY_GOTO(rc, lg_stream_open(d, &s), out);
     if (type != LG_F32)
-        LG_TRY_GOTO(rc, lg_device_alloc(d, UPLOAD_COUNT * sizeof *host, &staged), out);
+        LG_TRY_GOTO(rc,
+                    lg_device_alloc(d, LG_MIN(count, (size_t)UPLOAD_COUNT) * sizeof *host, &staged),
+                    out);
     for (size_t at = 0; at < count; at += UPLOAD_COUNT) {
         int64_t n = (int64_t)LG_MIN(count - at, (size_t)UPLOAD_COUNT);
         void *to = (char *)dst + at * lg_dtype_bytes(type);

@@ -124,8 +124,8 @@ static void check_texts(const lg_denoiser *net, const struct lg_denoiser_input *
     const int64_t B = net->mode.batch;
     const lg_dtype type = lg_device_dtype(net->device);
     const struct lg_denoiser_text_info *has;
-    const int n = lg_denoiser_texts(net->config.kind, &has);
-    for (int k = 0; k < n; k++) {
+    lg_denoiser_texts(net->config.kind, &has);
+    for (int k = 0; k < net->config.n_texts; k++) {
         const struct lg_denoiser_text *t = &net->config.text[k];
         const struct lg_text_states *x = &in->text[k];
         if (t->length)

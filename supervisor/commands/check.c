@@ -2,6 +2,7 @@
 #include "supervisor/commands/check.h"
 #include "base/cgroup.h"
 #include "base/printable.h"
+#include "config/texts.h"
 #include "supervisor/commands/gpus.h"
 #include "supervisor/commands/memory.h"
 #include "supervisor/core/intensity.h"
@@ -325,6 +326,16 @@ static void print_text(const struct lg_plan_text *t)
     if (t->pooled) printf("%s pooled (%d)", t->dim ? "," : "", t->pooled);
 }
 
+/* The text for which no encoder is named. */
+static void print_zeros(const lg_config *c, const lg_plan *p)
+{
+    struct lg_text_config text[LG_TEXTS_MAX] = {0};
+    lg_config_texts(c, text);
+    if (p->n_texts && p->n_texts < LG_TEXTS_MAX && text[p->n_texts].info)
+        printf("; %" PRId64 " zeros in place of %s, which has no model", text[p->n_texts].length,
+               text[p->n_texts].section);
+}
+
 static void print_plan(const lg_config *c, const lg_plan *p)
 {
     lg_print(stdout,
@@ -336,6 +347,7 @@ static void print_plan(const lg_config *c, const lg_plan *p)
     printf("window of %" PRId64 " samples; latents (%d, %d, %d)", p->window_slots,
            p->latent_channels, p->latent_size, p->latent_size);
     for (int k = 0; k < p->n_texts; k++) print_text(&p->text[k]);
+    print_zeros(c, p);
     if (p->num_classes) printf("; %d classes", p->num_classes);
     if (p->buckets.n) print_buckets(p);
     printf("\nplan %016" PRIx64 "\n\n", p->hash);

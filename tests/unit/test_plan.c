@@ -185,6 +185,15 @@ static void test_texts(void **state)
     if (lg_plan_load(scratch_path("plan.json"), &q) < 0) fail_msg("%s", lg_err_text());
     assert_true(q.hash == p.hash && q.bits_hash == hash && q.n_texts == 3);
     for (int k = 0; k < 3; k++) expect_text(&q.text[k], &p.text[k]);
+    /* Without T5 the number of its zeros decides, and nothing else of its section. */
+    const uint64_t without = SD3("text.model=").bits_hash;
+    p = SD3("text.model=");
+    assert_int_equal(p.n_texts, 2);
+    assert_int_equal(p.instances[LG_ROLE_text_t5], 0);
+    assert_true(without != hash && SD3("text.model=", "text.t5.length=77").bits_hash != without);
+    assert_true(
+        SD3("text.model=", "text.threads=3", "text.clip_l.threads=1", "text.clip_g.threads=1")
+            .bits_hash == without);
 #undef SD3
 }
 
@@ -292,12 +301,12 @@ static void test_hash(void **state)
                 MAKE("device=cuda", "memory.offload_optimizer=true").hash);
     /* What decides bits. */
     static const char *const sets[] = {
-        "trainer.lr=1e-3",     "trainer.ranks=2", "job.seed=1",         "text.length=25",
-        "trainer.threads=2",   "vae.threads=2",   "vae.slice=2",        "data.size=128",
-        "trainer.lr_steps=10", "ema.decay=0.9",   "model.depth=5",      "trainer.objective=eps",
-        "text.chunk=4",        "data.flip=true",  "model.kind=dit",     "vae.model=",
-        "device=cuda",         "precision=tf32",  "data.caption=first", "data.shuffle_tags=true",
-        "data.keep_tags=1",
+        "trainer.lr=1e-3",     "trainer.ranks=2",  "job.seed=1",         "text.length=25",
+        "trainer.threads=2",   "vae.threads=2",    "vae.slice=2",        "data.size=128",
+        "trainer.lr_steps=10", "ema.decay=0.9",    "model.depth=5",      "trainer.objective=eps",
+        "text.chunk=4",        "data.flip=true",   "model.kind=dit",     "vae.model=",
+        "device=cuda",         "precision=tf32",   "data.caption=first", "data.shuffle_tags=true",
+        "data.keep_tags=1",    "text.storage=fp8",
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(sets); i++)
         if (base == MAKE(sets[i]).hash) fail_msg("%s does not change the hash", sets[i]);
