@@ -42,5 +42,7 @@ look more 16gb --set vae.chunk=4
 check "16gb: four pictures at once are too much" grep -q 'the run needs .* of cuda:0 (described), which has 16.0 GiB' "$T/more.out"
 look more 12gb --set memory.offload_optimizer=false
 check "12gb: the state is too much" grep -q 'the run needs .* of cuda:0 (described), which has 12.0 GiB' "$T/more.out"
+size=12GiB look small 16gb --set text.storage=fp8
+expect "16gb on one of 12 GB, T5 in 8 bits" 0 $?
 size=12GiB look pair 16gb --set text.gpus=1 --set parallel.exchange=host
 expect "two of 12 GB" 0 $?
