@@ -74,6 +74,8 @@ typedef struct lg_plan {
     /* of a latent and a text value in the window and of a number in compute: 4, with bf16 2 */
     int element_bytes;
     int64_t lr_steps;
+    bool
+        is_described; /* its GPUs are not there: their memory is bounded (lg_device_describe); in no file */
     uint64_t bits_hash; /* of the [bits] keys and of the models' identity (config/models.h) */
     /* Of bits_hash and all of the above that decides bits: dimensions, batch, chunks, isa, threads.
      * Not of window_slots, shards, scatters, gathers, apart, shards of texts, lr_steps and instances, which may change at a resume. */

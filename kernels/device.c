@@ -169,7 +169,7 @@ void lg_device_close(lg_device **d)
     free((*d)->allocations);
     void *dl = (*d)->dl;
     (*d)->close(*d);
-    dlclose(dl);
+    if (dl) dlclose(dl);
     *d = NULL;
 }
 

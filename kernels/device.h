@@ -25,6 +25,9 @@ struct lg_device_options {
  * name or an instruction set the machine lacks, LG_ERR_NOTFOUND when the backend is not installed.
  * options may be NULL. */
 int lg_device_open(const char *name, const struct lg_device_options *options, lg_device **ret);
+/* A GPU of compute capability 8.0 or newer, but for Hopper's own kernels, that this machine need not have: for dry streams
+ * alone. precision as above. Scratch memory is then a bound, since no library can be asked. */
+int lg_device_describe(const char *precision, lg_device **ret);
 /* Frees what was allocated from it. *d becomes NULL. */
 void lg_device_close(lg_device **d);
 

@@ -349,17 +349,25 @@ static void print_row(cJSON *regions, cJSON *private_bytes, const struct lg_stag
     cJSON_AddItemToArray(own ? private_bytes : regions, r);
 }
 
-static int print_bytes(const struct lg_stage_def *def, lg_role role, const char *file,
-                       const char *const *set, int n_set)
+/* What is to be planned. */
+struct planning {
+    const char *file; /* NULL: nothing */
+    bool is_described;
+    const char *set[64];
+    int n_set;
+};
+
+static int print_bytes(const struct lg_stage_def *def, lg_role role, const struct planning *of)
 {
     lg_config *config;
     lg_plan plan;
-    LG_TRY(lg_config_load(file, set, n_set, &config));
+    LG_TRY(lg_config_load(of->file, of->set, of->n_set, &config));
     int rc, n = 0;
     struct lg_stage_bytes *rows = calloc(BYTES_ROWS_MAX, sizeof *rows);
     LG_ASSERT(rows);
     LG_TRY_GOTO(rc, lg_config_check(config), out);
     LG_TRY_GOTO(rc, lg_plan_make(config, NULL, &plan), out);
+    plan.is_described = of->is_described;
     LG_TRY_GOTO(rc, def->bytes(config, &plan, role, rows, BYTES_ROWS_MAX, &n), out);
     cJSON *j = cJSON_CreateObject(), *regions = cJSON_AddArrayToObject(j, "regions");
     cJSON *own = cJSON_AddArrayToObject(j, "private");
@@ -392,28 +400,28 @@ static bool may_be(const struct lg_stage_def *def, int role)
 
 static int dispatch(int argc, char **argv, const struct lg_stage_def *def, lg_stage *st)
 {
-    const char *run = NULL, *plan = NULL, *set[64];
-    int n_set = 0;
+    struct planning plan = {0};
+    const char *run = NULL;
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!value) return usage(def);
         if (!strcmp(argv[i], "--run"))
             run = value;
-        else if (!strcmp(argv[i], "--plan"))
-            plan = value;
+        else if (!strcmp(argv[i], "--plan") || !strcmp(argv[i], "--described"))
+            plan.file = value, plan.is_described = argv[i][2] == 'd';
         else if (!strcmp(argv[i], "--index"))
             st->index = atoi(value);
         else if (!strcmp(argv[i], "--incarnation"))
             st->me = (lg_incarnation)strtoul(value, NULL, 10);
         else if (!strcmp(argv[i], "--role") && may_be(def, lg_role_find(value)))
             st->role = (lg_role)lg_role_find(value);
-        else if (!strcmp(argv[i], "--set") && n_set < (int)LG_ARRAY_LEN(set))
-            set[n_set++] = value;
+        else if (!strcmp(argv[i], "--set") && plan.n_set < (int)LG_ARRAY_LEN(plan.set))
+            plan.set[plan.n_set++] = value;
         else
             return usage(def);
         i++;
     }
-    if (plan) return print_bytes(def, st->role, plan, set, n_set);
+    if (plan.file) return print_bytes(def, st->role, &plan);
     if (!run || !st->me || st->index < 0 || st->index >= LG_INSTANCES_MAX) return usage(def);
     LG_TRY(lg_path(st->run_dir, "%s", run));
     char name[48];

@@ -5,6 +5,7 @@
  * Command lines, as lgsup and systemd units use them:
  *     lg-<role> --run DIR --index K --incarnation I      work
  *     lg-<role> --plan CONFIG [--set k=v ...]            print this role's bytes as JSON and exit
+ *     lg-<role> --described CONFIG [...]                 the same, of GPUs that are not there
  *     lg-text --plan CONFIG --role text.t5 [...]         of one of several text encoders
  *
  * A run directory holds config.toml (the effective config), plan.json, board, runtime (a text file:

@@ -39,6 +39,8 @@ int lg_stage_plan_device(const lg_config *c, const lg_plan *p, lg_role role, int
                          lg_device **ret)
 {
     char name[LG_DEVICE_NAME_BYTES];
+    if (p->is_described && lg_plan_gpu(c, role, index) >= 0)
+        return lg_device_describe(p->precision, ret);
     lg_stage_device_name(c, role, index, name);
     return open_device(name, p, role, ret);
 }

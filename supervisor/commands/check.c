@@ -27,7 +27,8 @@ struct check {
     const struct lg_launcher *launcher; /* of `run`, or of one that lgsup would start by itself */
     const lg_run *run;                  /* NULL: none yet */
     struct lg_run_gpus gpus;
-    int from, to; /* two that do not reach each other; -1: there are none */
+    int from, to;     /* two that do not reach each other; -1: there are none */
+    size_t described; /* bytes of each GPU, which is not asked; 0: they are */
     struct lg_memory memory;
 };
 
@@ -52,6 +53,21 @@ static const char *blast_radius(lg_role r)
 
 /* ---- asking ---- */
 
+/* They reach each other, unless the config says otherwise. */
+static int describe_gpus(struct check *k, const int *number, int n)
+{
+    char name[LG_DEVICE_TEXT_BYTES];
+    for (int i = 0; i < n; i++) {
+        k->gpus.gpu[k->gpus.n++].number = number[i];
+        snprintf(name, sizeof name, "cuda:%d", number[i]);
+        LG_TRY(lg_memory_room(&k->memory, &(struct lg_memory_room){.device = name,
+                                                                   .product = "described",
+                                                                   .total_bytes = k->described,
+                                                                   .free_bytes = k->described}));
+    }
+    return 0;
+}
+
 /* First, while no role has a context on them: what is free counts. */
 static int ask_gpus(struct check *k)
 {
@@ -59,6 +75,7 @@ static int ask_gpus(struct check *k)
     char name[LG_DEVICE_TEXT_BYTES];
     LG_TRY(n);
     if (n == 0) return 0;
+    if (k->described) return describe_gpus(k, number, n);
     LG_TRY(lg_run_gpus_ask(number, n, &k->gpus));
     LG_TRY(lg_run_gpus_check(k->config, k->plan, &k->gpus));
     k->plan->apart = lg_run_gpus_apart(k->config, k->plan, &k->gpus, &k->from, &k->to);
@@ -121,7 +138,8 @@ static void ask_limits(struct check *k, const char *own_group)
 static int begin_role(const struct check *k, lg_role r, struct lg_capture *ret)
 {
     char program[LG_PATH_BYTES];
-    char *argv[ARGS_MAX] = {program, (char *)"--plan", (char *)k->file};
+    char *argv[ARGS_MAX] = {program, (char *)(k->described ? "--described" : "--plan"),
+                            (char *)k->file};
     int n = 3;
     LG_TRY(lg_program_path(lg_role_program(r), program));
     if (lg_role_is_text(r) && r != LG_ROLE_text) { /* one program for several roles */
@@ -249,6 +267,12 @@ static void print_processes(const struct check *k)
 
 static void print_gpus(const struct check *k)
 {
+    if (k->described && k->gpus.n) {
+        printf("\nGPUs are described, none is asked: kernels of 8.0; workspaces are bounds of what "
+               "libraries "
+               "may want\n");
+        return;
+    }
     for (int i = 0; i < k->gpus.n; i++) {
         const struct lg_run_gpu *g = &k->gpus.gpu[i];
         lg_print(stdout,
@@ -363,18 +387,22 @@ static int check_plan(struct check *k)
     return 0;
 }
 
-int lg_check(const char *file, const char *const *set, int n_set)
+int lg_check(const struct lg_check_args *a)
 {
+    size_t described = 0;
+    if (a->memory && (!lg_bytes_parse(a->memory, &described) || !described))
+        return LG_FAIL(LG_ERR_USAGE, "--memory %s is no size like 24GiB", a->memory);
     struct check *k = calloc(1, sizeof *k);
     lg_config *c;
     if (!k) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the check");
-    *k = (struct check){.file = file,
-                        .set = set,
-                        .n_set = n_set,
+    *k = (struct check){.file = a->file,
+                        .set = a->set,
+                        .n_set = a->n_set,
+                        .described = described,
                         .launcher = &lg_launcher_fork,
                         .from = -1,
                         .to = -1};
-    int rc = lg_config_load(file, set, n_set, &c);
+    int rc = lg_config_load(a->file, a->set, a->n_set, &c);
     if (rc == 0) {
         k->config = c;
         rc = check_plan(k);

@@ -4,8 +4,15 @@
 #pragma once
 #include "supervisor/run/run.h"
 
+struct lg_check_args {
+    const char *file;
+    const char *const *set;
+    int n_set;
+    const char *
+        memory; /* "24GiB": what each GPU of the run has, none of which is asked or need be there; else NULL */
+};
 /* Prints plan, processes, regions and bytes per device. LG_ERR_NOSPACE when it does not fit. */
-int lg_check(const char *file, const char *const *set, int n_set);
+int lg_check(const struct lg_check_args *a);
 /* Before a start, silently: are the GPUs of this run's config fit, and has every device the memory? What
  * control groups allow counts: those of lgsup, or of the units that the run's processes are. Sets the plan's `apart` as the
  * GPUs ask for. */

@@ -30,7 +30,7 @@ struct words {
     int n_places;
     const char *set[SETS_MAX];
     int n_sets;
-    const char *units, *dir, *prefix, *bin, *out, *weights, *format;
+    const char *units, *dir, *prefix, *bin, *out, *weights, *format, *memory;
     bool merge, detach, set_aside, json, follow, once, kill;
 };
 
@@ -114,6 +114,8 @@ static int parse(const char *name, const char *allowed, int argc, char **argv, s
             LG_TRY(take_value(a, argc, argv, &i, &ret->out));
         } else if (!strcmp(a, "--weights") && strstr(allowed, "--weights")) {
             LG_TRY(take_value(a, argc, argv, &i, &ret->weights));
+        } else if (!strcmp(a, "--memory") && strstr(allowed, "--memory")) {
+            LG_TRY(take_value(a, argc, argv, &i, &ret->memory));
         } else if (!strcmp(a, "--format") && strstr(allowed, "--format")) {
             LG_TRY(take_value(a, argc, argv, &i, &ret->format));
         } else if (!strcmp(a, "--merge") && strstr(allowed, "--merge")) {
@@ -253,8 +255,9 @@ static int command_check(int argc, char **argv, int *ret_exit)
 {
     struct words w;
     *ret_exit = 0;
-    LG_TRY(parse_one_place("check", "--set", argc, argv, &w));
-    LG_TRY(lg_check(w.place[0], w.set, w.n_sets));
+    LG_TRY(parse_one_place("check", "--set --memory", argc, argv, &w));
+    LG_TRY(lg_check(&(struct lg_check_args){
+        .file = w.place[0], .set = w.set, .n_set = w.n_sets, .memory = w.memory}));
     return 0;
 }
 

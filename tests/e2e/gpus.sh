@@ -58,6 +58,17 @@ on "no cuDNN is said" 0 bare check -- 'cuDNN is missing' 'install it, or name li
 
 on "the EMA keeper is with every rank" 0 two check trainer.gpus=0,1 -- '^ema .*cuda:0,1 ' '^trainer .*cuda:0,1 '
 
+# ---- GPUs that are not here, without a backend for them ----
+mkdir "$T/none"
+ln -s "$LG_STUB_HOST" "$T/none"
+described() { env LG_BACKEND_DIR="$T/none" "$LGSUP" check "$TINY" --set device=cuda --set vae.gpus=1 --set job.dir="$T/run" "$@"; }
+export -f described
+says "GPUs are described" 0 bash -c 'described --memory 24GiB' -- '^vae .*cuda:1 ' '^cuda:1  described' \
+    'free now +24\.0 GiB of 24\.0 GiB' 'none is asked: kernels of 8\.0; workspaces are bounds' 'activations .*, workspace'
+says "GPUs that are described: too small" 6 bash -c 'described --memory 1GiB' -- 'of cuda:0 \(described\), which has 1\.0 GiB'
+says "GPUs that are described: no size" 2 bash -c 'described --memory much' -- '--memory much is no size like 24GiB'
+says "GPUs that are described: apart" 0 bash -c 'described --memory 24GiB --set parallel.exchange=host' -- 'goes through host memory'
+
 # ---- what is unfit, by check and by start ----
 for command in check start; do
     on "no GPU, $command" 8 none $command -- 'no GPU here'

@@ -5,7 +5,7 @@
 # Targets: gpu-bundle   its tests as a folder for a machine with a GPU
 # Targets: gpu-late     with them, a backend whose warps come late at random (come_late in wgmma.cuh)
 # Targets: gpu-ptx      with them, a backend of PTX 8.0, which the driver compiles: older GPUs' code on a newer one
-# Targets: gpu-fits     whether the kernels fit every GPU that this build has code for, without one (tests/gpu/fits.sh)
+# Targets: gpu-fits     whether the kernels fit every GPU that this build has code for, without one (tests/e2e/gpu_fits.sh)
 # Targets: check-gpu    every test for GPUs, from the bundle (GPU_DATA: the emoji shards)
 # Targets: late-gpu     its tests with that backend, from the bundle
 # Targets: sanitize-gpu  the operations under memcheck, initcheck and racecheck, from the bundle; older GPUs' too
@@ -44,7 +44,7 @@ $(FITS_SO): $(CUDA_OBJ) $(SHARED_OBJ) $(BUILD)/obj/tests/stub/cudart.c.o
 	$(Q)$(CC) $(LDFLAGS) $(SO_LDFLAGS) -shared -Wl,-z,defs -o $@ $^ -lstdc++ -ldl -lrt -lpthread -lm
 gpu-fits: $(FITS_SO) $(GPU) $(REF64_SO) $(BUILD)/tests/stub/driver/libcuda.so.1
 	$(Q)ln -sf ../../lib/liblg-ref64.so $(BUILD)/tests/fits/
-	$(Q)tests/gpu/fits.sh $(BUILD)
+	$(Q)tests/e2e/gpu_fits.sh $(BUILD)
 # From the bundle; built first where there is none: a machine that was given build/bundle needs only make.
 GPU_DATA ?= examples/emoji/data
 check-gpu bench-gpu late-gpu sanitize-gpu: | $(if $(wildcard $(BUILD)/bundle/gpu/check.sh),,whole-bundle)

@@ -83,6 +83,7 @@ tests_of() {
     stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;
     stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
     stages/trainer/batch.*) echo batch e2e:published e2e:buckets ;;
+    supervisor/commands/check.*) echo check e2e:apart ;;
     supervisor/commands/export.*) echo e2e:published ;;
     kernels/ref64/diffusion.*) echo ops_ref ops_fd ;;
     kernels/host/isa_train.*) echo ops_host ;;

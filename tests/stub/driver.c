@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500, FOUND = 0, SYMBOL_NOT_FOUND = 1 };
+enum { ALIGNED = 256, OUT_OF_MEMORY = 2, NOT_FOUND = 500, FOUND = 0, SYMBOL_NOT_FOUND = 1 };
 
 EXPORT int cuInit(unsigned flags);
 EXPORT int cuDriverGetVersion(int *ret);
@@ -44,7 +44,7 @@ int cuDeviceGetCount(int *ret)
 /* What the tests' scratch memory is (gpu_test.h). */
 int cuMemAlloc_v2(uint64_t *ret, size_t bytes)
 {
-    void *at = malloc(bytes);
+    void *at = aligned_alloc(ALIGNED, (bytes + ALIGNED - 1) / ALIGNED * ALIGNED);
     *ret = (uint64_t)(uintptr_t)at;
     return at ? 0 : OUT_OF_MEMORY;
 }

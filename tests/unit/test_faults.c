@@ -245,7 +245,7 @@ static int stop(void)
 static int check_file(void)
 {
     faults_begin();
-    int rc = lg_check(g_toml, NULL, 0);
+    int rc = lg_check(&(struct lg_check_args){.file = g_toml});
     faults_end();
     return rc;
 }
