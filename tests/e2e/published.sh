@@ -121,3 +121,6 @@ check "examples/pixart-alpha.toml" example pixart-alpha pixart
 check "examples/pixart-sigma.toml" example pixart-sigma pixart
 check "examples/sd35-medium.toml" example sd35-medium sd3
 check "examples/flux-lora.toml" example flux-lora flux
+check "examples/sd3-medium.toml" example sd3-medium sd3
+check "examples/sd35-large.toml" example sd35-large sd3
+check "examples/flux-schnell.toml" example flux-schnell flux
