@@ -232,3 +232,5 @@ void lg_denoiser_run(lg_denoiser *net, lg_stream *s, const struct lg_denoiser_ev
 void lg_denoiser_set_exchanged(lg_denoiser *net, void *memory);
 /* theirs: rank `to`'s, as it is mapped here. */
 struct lg_sent lg_denoiser_sends(const lg_denoiser *net, int exchange, int to, void *theirs);
+/* Where it arrives. */
+struct lg_arrival lg_denoiser_arrival(const lg_denoiser *net, int exchange);

@@ -226,6 +226,11 @@ struct lg_sent lg_denoiser_sends(const lg_denoiser *net, int exchange, int to, v
     return lg_program_sends(net->program, &m, exchange, to, theirs);
 }
 
+struct lg_arrival lg_denoiser_arrival(const lg_denoiser *net, int exchange)
+{
+    return lg_program_arrival(net->program, exchange);
+}
+
 static void run_nodes(lg_denoiser *net, lg_stream *s, int from, int to)
 {
     const struct lg_program_memory m = memory_of(net);

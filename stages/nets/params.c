@@ -13,13 +13,17 @@
 #include "stages/nets/weights.h"
 #include <fnmatch.h>
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
-enum { DRAW_COUNT = 1 << 22 }; /* values between two heartbeats */
+enum { DRAW_COUNT = 1 << 22 /* values between two heartbeats */, HELPERS_MAX = 31 /* threads */ };
 
 static size_t round_up(size_t n, size_t to)
 {
@@ -367,9 +371,8 @@ static void fill_positions(const struct lg_param *p, float *dst, size_t from, si
     }
 }
 
-void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count)
+static void init_range(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count)
 {
-    LG_ASSERT(first <= t->count && count <= t->count - first);
     memset(dst, 0, count * sizeof *dst);
     for (int i = 0; i < t->n; i++) {
         const struct lg_param *p = &t->p[i];
@@ -391,6 +394,50 @@ void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first,
             break;
         }
     }
+}
+
+/* A range in pieces of DRAW_COUNT, each made by whoever comes first. */
+struct init_work {
+    const lg_params *t;
+    uint64_t seed;
+    float *dst;
+    size_t first, count;
+    _Atomic size_t next;
+};
+
+static void *init_pieces(void *arg)
+{
+    struct init_work *w = arg;
+    for (size_t at; (at = atomic_fetch_add(&w->next, DRAW_COUNT)) < w->count;)
+        init_range(w->t, w->seed, w->dst + at, w->first + at,
+                   LG_MIN(w->count - at, (size_t)DRAW_COUNT));
+    return NULL;
+}
+
+/* Cores that this process may use; as many as there are pieces. */
+static int init_helpers(size_t count)
+{
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    if (sched_getaffinity(0, sizeof cores, &cores) < 0) return 0;
+    const size_t pieces = (count + DRAW_COUNT - 1) / DRAW_COUNT;
+    return (int)LG_MIN(LG_MIN((size_t)CPU_COUNT(&cores), pieces), (size_t)HELPERS_MAX + 1) - 1;
+}
+
+void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count)
+{
+    LG_ASSERT(first <= t->count && count <= t->count - first);
+    struct init_work w = {.t = t, .seed = seed, .dst = dst, .first = first, .count = count};
+    pthread_t helper[HELPERS_MAX];
+    int n = 0;
+    sigset_t all, before;
+    sigfillset(&all); /* signals are the process's own business, not theirs */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (const int wanted = init_helpers(count); n < wanted; n++)
+        if (pthread_create(&helper[n], NULL, init_pieces, &w) != 0) break; /* then with fewer */
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    init_pieces(&w);
+    while (n > 0) pthread_join(helper[--n], NULL);
 }
 
 static void shape_text(char ret[96], int rank, const int64_t *dim)

@@ -108,6 +108,20 @@ static int private_bytes(const lg_plan *p, const struct text *x, size_t *ret)
     return 0;
 }
 
+/* A region that several instances name counts once. rows[*n - 1] is that of the shard. */
+static void add_copy(const lg_config *c, lg_role role, int k, int instance,
+                     struct lg_stage_bytes *rows, int *n)
+{
+    const int gpu = lg_plan_gpu(c, role, instance);
+    for (int i = 0; i < instance; i++)
+        if (lg_plan_gpu(c, role, i) == gpu) return;
+    snprintf(rows[*n].name, sizeof rows[*n].name, "%s/%d/weights/%d", lg_text_keys(c, role).section,
+             k, gpu);
+    lg_stage_device_name(c, role, instance, rows[*n].device);
+    rows[*n].bytes = rows[*n - 1].bytes;
+    ++*n;
+}
+
 /* On a device that is planned with. */
 static int weight_bytes(const lg_config *c, const lg_plan *p, struct text *x,
                         size_t ret_shard[LG_TEXT_SHARDS_MAX], size_t *ret_private)
@@ -131,7 +145,7 @@ static int text_bytes(const lg_config *c, const lg_plan *p, lg_role role,
     const struct lg_plan_text *t = &p->text[k_text];
     const struct lg_text_config keys = keys_of(c, role);
     struct text x = {.plan = t, .keys = keys};
-    LG_ASSERT(t->shards + instances + 1 <= cap);
+    LG_ASSERT(t->shards * (p->apart ? instances : 1) + instances + 1 <= cap);
     LG_TRY(load_config(&keys, &x.net_config));
     LG_TRY(weight_bytes(c, p, &x, shard, &net));
     size_t remote[LG_INSTANCES_MAX] = {0}; /* copies of shards on other GPUs */
@@ -139,8 +153,13 @@ static int text_bytes(const lg_config *c, const lg_plan *p, lg_role role,
         snprintf(rows[n].name, sizeof rows[n].name, "%s/%d/weights", keys.section, k);
         lg_stage_device_name(c, role, k, rows[n].device);
         rows[n++].bytes = shard[k];
-        for (int i = 0; i < instances; i++)
-            if (lg_plan_gpu(c, role, i) != lg_plan_gpu(c, role, k)) remote[i] += shard[k];
+        for (int i = 0; i < instances; i++) {
+            if (lg_plan_gpu(c, role, i) == lg_plan_gpu(c, role, k)) continue;
+            if (p->apart)
+                add_copy(c, role, k, i, rows, &n);
+            else
+                remote[i] += shard[k];
+        }
     }
     for (int i = 0; i < instances; i++) {
         snprintf(rows[n].name, sizeof rows[n].name, "private");
@@ -166,17 +185,24 @@ static int load_shard(lg_stage *st, size_t first, size_t count, float *ret, void
 }
 
 /* Shard k lies on the GPU of instance k. From another GPU it is copied once, at the start: a product
- * reads its weights many times over, which the link between GPUs would slow down. */
+ * reads its weights many times over, which the link between GPUs would slow down. Where GPUs do not reach each other
+ * (the plan is apart) each has a region of its own for it, text/<k>/weights/<GPU>, which its instances fill. */
 static int open_shard(lg_stage *st, struct text *x, int k)
 {
     lg_params table;
     lg_region *r;
     LG_TRY(lg_text_encoder_params(&x->net_config, k, x->plan->shards, &table));
     const size_t bytes = lg_stored_bytes(&table, lg_device_dtype(x->device));
-    int rc = lg_stage_region(st,
-                             &(struct lg_stage_memory){
-                                 .bytes = bytes, .device = x->device, .role = st->role, .index = k},
-                             &r, "%s/%d/weights", x->keys.section, k);
+    const int gpu = lg_plan_gpu(st->config, st->role, st->index);
+    const bool is_near = lg_plan_gpu(st->config, st->role, k) == gpu;
+    struct lg_stage_memory m = {.bytes = bytes, .device = x->device, .role = st->role, .index = k};
+    int rc;
+    if (st->plan.apart && !is_near) {
+        m.index = st->index;
+        rc = lg_stage_region(st, &m, &r, "%s/%d/weights/%d", x->keys.section, k, gpu);
+    } else {
+        rc = lg_stage_region(st, &m, &r, "%s/%d/weights", x->keys.section, k);
+    }
     if (rc == 0)
         rc = lg_stored_fill(
             st, r,
@@ -185,8 +211,7 @@ static int open_shard(lg_stage *st, struct text *x, int k)
     lg_params_free(&table);
     LG_TRY(rc);
     x->weights[k] = r->payload;
-    if (lg_plan_gpu(st->config, st->role, k) == lg_plan_gpu(st->config, st->role, st->index))
-        return 0;
+    if (st->plan.apart || is_near) return 0;
     void *copy;
     LG_TRY(lg_device_alloc(x->device, bytes, &copy));
     lg_stream_copy(x->stream, copy, r->payload, bytes);

@@ -171,6 +171,7 @@ int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_st
                                           .device = device[r],
                                           .role = LG_ROLE_trainer,
                                           .index = r,
+                                          .front_only = !device[r],
                                           .is_made = lg_trainer_began(st->board)},
                 &s->side[r][side], "trainer/%d/state/%c", r, "ab"[side]));
     }
@@ -221,6 +222,11 @@ int lg_trainer_state_expect(lg_stage *st, const lg_trainer_state *s, uint64_t st
     return 0;
 }
 
+bool lg_ema_is_apart(const lg_config *c)
+{
+    return c->memory_offload_ema && !c->memory_offload_optimizer && !strcmp(c->_device, "cuda");
+}
+
 int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int rank, int side,
                   lg_region **ret)
 {
@@ -230,7 +236,7 @@ int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int ran
         &(struct lg_stage_memory){
             .bytes = LG_MAX(count, (size_t)1) * sizeof(float),
             .front_bytes = sizeof(struct lg_stamp),
-            .device = d,
+            .device = lg_ema_is_apart(st->config) ? NULL : d,
             .role = LG_ROLE_trainer,
             .index = rank,
             .is_made = atomic_load_explicit(&lg_board_row(st->board, LG_ROLE_ema, 0)->commit,

@@ -236,6 +236,25 @@ static void test_init_shards(void **state)
     lg_params_free(&t);
 }
 
+/* So large that several threads fill it: the same values as of small pieces, each filled by one. */
+static void test_init_large(void **state)
+{
+    enum { PIECE = 1 << 20 };
+    lg_params t = {0};
+    const struct lg_param rows[] = {spec("a", 2, 3001, 4099, LG_INIT_UNIFORM, 0.5),
+                                    spec("b", 1, 4099, 0, LG_INIT_ONE, 1),
+                                    spec("c", 2, 2003, 999, LG_INIT_NORMAL, 0.02)};
+    for (size_t i = 0; i < LG_ARRAY_LEN(rows); i++) lg_params_add(&t, &rows[i]);
+    float *whole = malloc(t.count * sizeof *whole), *part = malloc(t.count * sizeof *part);
+    lg_params_init(&t, 5, whole, 0, t.count);
+    for (size_t at = 0; at < t.count; at += PIECE)
+        lg_params_init(&t, 5, part + at, at, LG_MIN(t.count - at, (size_t)PIECE));
+    assert_memory_equal(whole, part, t.count * sizeof *whole);
+    free(whole);
+    free(part);
+    lg_params_free(&t);
+}
+
 /* What a fresh net must be: each block the identity, the output zero. */
 static double largest(const lg_params *t, const float *w, const char *name)
 {
@@ -419,13 +438,13 @@ static void test_index_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_places),         cmocka_unit_test(test_units),
-        cmocka_unit_test(test_groups),         cmocka_unit_test(test_groups_refused),
-        cmocka_unit_test(test_init_by_name),   cmocka_unit_test(test_packing),
-        cmocka_unit_test(test_init),           cmocka_unit_test(test_init_shards),
-        cmocka_unit_test(test_init_nets),      cmocka_unit_test(test_load),
-        cmocka_unit_test(test_load_sharded),   cmocka_unit_test(test_load_refusals),
-        cmocka_unit_test(test_index_refusals),
+        cmocka_unit_test(test_places),        cmocka_unit_test(test_units),
+        cmocka_unit_test(test_groups),        cmocka_unit_test(test_groups_refused),
+        cmocka_unit_test(test_init_by_name),  cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_init),          cmocka_unit_test(test_init_shards),
+        cmocka_unit_test(test_init_large),    cmocka_unit_test(test_init_nets),
+        cmocka_unit_test(test_load),          cmocka_unit_test(test_load_sharded),
+        cmocka_unit_test(test_load_refusals), cmocka_unit_test(test_index_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

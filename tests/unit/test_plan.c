@@ -386,6 +386,35 @@ static void replace_in_plan(const char *from, const char *to)
     free(text);
 }
 
+/* What lgsup found out of the GPUs is kept where the config leaves it open. */
+static void test_apart(void **state)
+{
+    (void)state;
+    lg_plan host = MAKE("parallel.exchange=host", "trainer.ranks=2"), p;
+    lg_plan open = MAKE("parallel.exchange=auto", "trainer.ranks=2");
+    assert_true(host.apart && !open.apart && host.hash == open.hash);
+    open.apart = 1;
+    const char *ways[] = {"auto", "gpu", "host"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(ways); i++) {
+        char set[40];
+        const char *sets[] = {set, "trainer.ranks=2"};
+        snprintf(set, sizeof set, "parallel.exchange=%s", ways[i]);
+        lg_config *c = load(sets, 2);
+        if (lg_plan_resume(c, &open, &p) < 0) fail_msg("%s", lg_err_text());
+        assert_int_equal(p.apart, strcmp(ways[i], "gpu") != 0);
+        lg_config_free(&c);
+    }
+    assert_int_equal(lg_plan_save(&open, scratch_path("plan.json")), 0);
+    if (lg_plan_load(scratch_path("plan.json"), &p) < 0) fail_msg("%s", lg_err_text());
+    assert_memory_equal(&open, &p, sizeof p);
+    replace_in_plan("\"apart\":\t1", "\"apart\":\t2");
+    assert_int_equal(lg_plan_load(scratch_path("bad.json"), &p), LG_ERR_CORRUPT);
+    assert_message("apart is missing or wrong");
+    replace_in_plan("\"apart\":\t1,", "");
+    assert_int_equal(lg_plan_load(scratch_path("bad.json"), &p), LG_ERR_CORRUPT);
+    assert_message("was changed after it was written");
+}
+
 static void test_save_load(void **state)
 {
     (void)state;
@@ -464,8 +493,8 @@ int main(void)
         TEST(test_roles),        TEST(test_dimensions), TEST(test_vae_defaults),
         TEST(test_absent_roles), TEST(test_isa),        TEST(test_hash),
         TEST(test_precision),    TEST(test_placement),  TEST(test_turns),
-        TEST(test_hash_models),  TEST(test_resume),     TEST(test_save_load),
-        TEST(test_buckets),      TEST(test_texts),
+        TEST(test_hash_models),  TEST(test_resume),     TEST(test_apart),
+        TEST(test_save_load),    TEST(test_buckets),    TEST(test_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
