@@ -38,6 +38,12 @@ static void broken(struct rules *r, const char *key, const char *fmt, ...)
     lg_problem(&r->problems, "%s%s", where, text);
 }
 
+static bool is_dir(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
 static bool has_text(const lg_config *c)
 {
     return lg_denoiser_info(lg_denoiser_kind_of(c->model_kind))->text;
@@ -473,6 +479,10 @@ static void check_previews(struct rules *r)
 static void check_adapter(struct rules *r)
 {
     const lg_config *c = r->c;
+    if (c->adapter_from[0] && (is_dir(c->adapter_from) || !lg_path_exists(c->adapter_from)))
+        broken(r, "adapter.from",
+               "adapter.from: %s %s: expected the file of an adapter's weights, .safetensors",
+               c->adapter_from, is_dir(c->adapter_from) ? "is a directory" : "does not exist");
     if (strcmp(c->adapter_kind, "none")) {
         if (!lg_config_begins_with(c)[0])
             broken(
@@ -482,10 +492,17 @@ static void check_adapter(struct rules *r)
                 c->adapter_kind);
         return;
     }
-    if (c->adapter_targets.n)
-        broken(r, "adapter.targets",
-               "adapter.targets has no meaning without an adapter: set adapter.kind = \"lora\", or "
-               "remove it");
+    const struct {
+        const char *key;
+        bool is_set;
+    } keys[] = {{"adapter.targets", c->adapter_targets.n > 0},
+                {"adapter.from", c->adapter_from[0] != 0}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(keys); i++)
+        if (keys[i].is_set)
+            broken(
+                r, keys[i].key,
+                "%s has no meaning without an adapter: set adapter.kind = \"lora\", or remove it",
+                keys[i].key);
 }
 
 static void check_frozen(struct rules *r)
@@ -616,12 +633,6 @@ static void check_memory(struct rules *r)
 }
 
 /* ---- files ---- */
-
-static bool is_dir(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
 
 static bool has_file(const char *dir, const char *name)
 {

@@ -81,6 +81,11 @@ enum lg_verdict_flag {
 };
 enum { LG_VERDICTS = 64, LG_VERDICT_BITS = 8 };
 
+/* A weighted sum of samples' losses, and how much of it is the variational bound of a learned variance. */
+struct lg_loss_sum {
+    double all, vb;
+};
+
 struct lg_board_row {
     /* liveness */
     _Atomic(uint64_t) life;       /* pid << 40 | incarnation << 8 | lg_life */
@@ -110,10 +115,9 @@ struct lg_board_row {
     _Atomic(lg_mark) staged_moments;
     _Atomic(lg_mark) published; /* ckpt: checkpoint of state s is complete on disk */
     struct lg_exact_sum
-        sum_squares[2];    /* trainer, [s & 1]: of this rank's shard of the summed gradient */
-    double loss_so_far[2]; /* trainer: see shm/scatter.h */
-    double loss_sum[2];    /* trainer, [s & 1]: weighted loss sum of this rank's samples; valid with
-                           grads */
+        sum_squares[2]; /* trainer, [s & 1]: of this rank's shard of the summed gradient */
+    struct lg_loss_sum loss_so_far[2]; /* trainer: see shm/scatter.h */
+    struct lg_loss_sum loss_sum[2]; /* trainer, [s & 1]: of this rank's samples; valid with grads */
     /* figures */
     _Atomic(uint64_t) samples; /* encoded, loaded or trained by this logical instance */
     _Atomic(uint64_t) busy_ns; /* time spent working */
@@ -124,7 +128,8 @@ struct lg_board_row {
 
 struct lg_board_metrics { /* rank 0, relaxed; bits of doubles */
     _Atomic(uint64_t) step;
-    _Atomic(double) loss, grad_norm, lr, samples_per_s, data_wait_s;
+    _Atomic(double) loss, loss_vb, grad_norm, lr, samples_per_s, data_wait_s;
+    _Atomic(uint32_t) has_vb; /* 0: no variance is learned, and loss_vb is nothing */
     _Atomic(uint64_t) voids, skipped;
 };
 

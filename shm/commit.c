@@ -268,7 +268,7 @@ void lg_trainer_mark_init(lg_board *b, int rank)
     store(&row->commit, lg_mark_of(b->s->start_step));
 }
 
-void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step, double loss_sum)
+void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step, struct lg_loss_sum loss_sum)
 {
     struct lg_board_row *row = trainer(b, rank);
     LG_ASSERT(own(&row->commit) == lg_mark_of(step) && own(&row->grads) == before(b, step));

@@ -103,7 +103,7 @@ bool lg_commit_complete(lg_board *b);
 void lg_trainer_mark_init(lg_board *b, int rank);
 /* loss_sum: of this rank's samples; stored before the mark, since the process may die right after.
  */
-void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step, double loss_sum);
+void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step, struct lg_loss_sum loss_sum);
 /* sum_squares: of this rank's shard; stored before the mark likewise. */
 void lg_trainer_mark_partial(lg_board *b, int rank, uint64_t step,
                              const struct lg_exact_sum *sum_squares);

@@ -62,6 +62,8 @@ static const size_t board[] = {
     sizeof(struct lg_board_metrics),
     M(step),
     M(loss),
+    M(loss_vb),
+    M(has_vb),
     M(grad_norm),
     M(lr),
     M(samples_per_s),

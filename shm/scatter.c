@@ -51,12 +51,12 @@ void lg_scatter_mark_added(lg_board *b, int rank, uint64_t number)
     store(&row_of(b, rank)->added, number);
 }
 
-void lg_scatter_keep_loss(lg_board *b, int rank, uint64_t micros, double loss_sum)
+void lg_scatter_keep_loss(lg_board *b, int rank, uint64_t micros, struct lg_loss_sum loss_sum)
 {
     row_of(b, rank)->loss_so_far[micros & 1] = loss_sum;
 }
 
-double lg_scatter_loss(lg_board *b, int rank, uint64_t micros)
+struct lg_loss_sum lg_scatter_loss(lg_board *b, int rank, uint64_t micros)
 {
-    return micros ? row_of(b, rank)->loss_so_far[micros & 1] : 0;
+    return micros ? row_of(b, rank)->loss_so_far[micros & 1] : (struct lg_loss_sum){0};
 }

@@ -54,5 +54,5 @@ uint64_t lg_scatter_added(lg_board *b, int rank);
 void lg_scatter_mark_given(lg_board *b, int rank, uint64_t number);
 void lg_scatter_mark_added(lg_board *b, int rank, uint64_t number);
 /* After `micros` micro-batches of the step. */
-void lg_scatter_keep_loss(lg_board *b, int rank, uint64_t micros, double loss_sum);
-double lg_scatter_loss(lg_board *b, int rank, uint64_t micros);
+void lg_scatter_keep_loss(lg_board *b, int rank, uint64_t micros, struct lg_loss_sum loss_sum);
+struct lg_loss_sum lg_scatter_loss(lg_board *b, int rank, uint64_t micros);

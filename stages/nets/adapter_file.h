@@ -20,6 +20,18 @@ int lg_adapter_save(const struct lg_adapter *a, const char *base, const lg_param
 /* All of t, (t->count) fp32 on the host. LG_ERR_MISMATCH: another adapter's. */
 int lg_adapter_load(const lg_params *t, const char *dir, float *ret);
 
+/* What a new run's adapter begins with: a file alone, in diffusers' layout or in kohya's, which its names tell. What it adds to the
+ * net is what the adapter then adds: where its alpha / rank (of each linear its own, or its header's; of neither: 1) is not the
+ * adapter's, B is scaled. Its linears and its rank are the adapter's. */
+struct lg_adapter_start {
+    const struct lg_denoiser_config *net;
+    const struct lg_adapter *adapter;
+    const char *path;
+};
+/* Those of t (parameters of such an adapter), (t->count) fp32 on the host. LG_ERR_MISMATCH: another adapter's; its tensor is
+ * named. */
+int lg_adapter_begin(const struct lg_adapter_start *s, const lg_params *t, float *ret);
+
 /* Is there an adapter in this folder? */
 bool lg_adapter_is(const char *dir);
 /* The folder of the net that the adapter in this folder adapts, as its adapter_config.json names it. */

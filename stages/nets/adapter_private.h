@@ -1,8 +1,15 @@
-/* For adapter_file.c, adapter_whole.c and kohya.c. */
+/* For adapter_file.c, adapter_whole.c, adapter_begin.c and kohya.c. */
 #pragma once
 #include "base/fs.h"
+#include "stages/io/safetensors.h"
 #include "stages/nets/adapter.h"
 #include "stages/nets/params.h"
+
+#define LG_ADAPTER_PREFIX "transformer." /* of names in diffusers' layout */
+
+/* A parameter of a file in that layout. */
+int lg_adapter_read_param(const lg_st_file *f, const char *path, const struct lg_param *p,
+                          float *to);
 
 /* "MODULE.lora_A.weight" -> MODULE; false: it is the other half. */
 bool lg_adapter_module(const char *name, char ret[LG_PARAM_NAME_BYTES]);

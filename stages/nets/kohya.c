@@ -205,9 +205,16 @@ static int split(const struct lg_kohya *k, const struct lg_kohya_linear *l, cons
     return check_taken(l, s, path);
 }
 
+static bool is_own(const struct lg_st_entry *e)
+{
+    return !strncmp(e->name, PREFIX, sizeof PREFIX - 1);
+}
+
 bool lg_kohya_is(const lg_st_file *f)
 {
-    return lg_st_count(f) && !strncmp(lg_st_at(f, 0)->name, PREFIX, sizeof PREFIX - 1);
+    for (int i = 0; i < lg_st_count(f); i++)
+        if (is_own(lg_st_at(f, i))) return true;
+    return false;
 }
 
 int lg_kohya_load(const struct lg_kohya *k, const lg_st_file *f, const char *path, float *ret)
@@ -216,6 +223,12 @@ int lg_kohya_load(const struct lg_kohya *k, const lg_st_file *f, const char *pat
     bool begins;
     int taken = 0;
     memset(ret, 0, k->t->count * sizeof *ret);
+    for (int i = 0; i < lg_st_count(f); i++)
+        if (!is_own(lg_st_at(f, i)))
+            return LG_FAIL(LG_ERR_MISMATCH,
+                           "%s: tensor %.200s is no adapter's of a transformer (" PREFIX
+                           "..): take a file without it",
+                           path, lg_st_at(f, i)->name);
     for (int i = 0; i < k->t->n; i++) {
         struct stored s = {0};
         LG_TRY(lg_kohya_linear_at(k, i, &l, &begins));

@@ -5,8 +5,9 @@
  * usage: lg-random-model vae --preset sd|sdxl|sd3|flux|tiny|tiny-sd3 DIR
  *        lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR
  *        lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR
- *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|sd3-medium|sd35-medium|tiny-dit|
- *                        tiny-pixart|tiny-sd3|tiny-flux [--spiece FILE] DIR
+ *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|sd3-medium|sd35-medium|sd35-large|flux-dev|
+ *                        flux-schnell|tiny-dit|tiny-pixart|tiny-sd3|tiny-flux [--spiece FILE] DIR
+ *        lg-random-model transformer --preset (as pipeline) DIR
  *        lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] DIR
  *        lg-random-model latents --count N [--size 32] [--channels 4] [--classes 1000] DIR
  *   all: [--seed 0]    models: [--dtype f32|f16|bf16]    data: [--per-shard 1000]
@@ -16,8 +17,8 @@
  * the usual initialisation; element e of tensor i is a function of (seed, i, e), so equal commands give
  * equal bytes.
  *
- * A pipeline is a folder as diffusers has it: model_index.json, transformer (fp32), vae, scheduler and, but for DiT,
- * its text_encoder and tokenizer, or several of them. The tiny ones are tiny in all parts; PixArt's has a variance and
+ * A pipeline is a folder as diffusers has it: model_index.json, transformer (fp32; FLUX and SD3.5 large, which are
+ * published so, as the other parts), vae, scheduler and, but for DiT, its text_encoder and tokenizer, or several of them. The tiny ones are tiny in all parts; PixArt's has a variance and
  * conditions of a size, SD3's one block with a second attention and CLIPs of two widths.
  *
  * Data: tar shards of 00000000.jpg (or .latent.safetensors), .txt (a caption of a few words) and .cls.
@@ -443,7 +444,7 @@ static int make_clip(const struct options *o, lg_dtype dtype)
 
 /* ---- a pipeline ---- */
 
-enum { CLIPS_MAX = 2 };
+enum { CLIPS_MAX = 2, LARGE_HIDDEN = 2048 };
 static const struct pipeline_preset {
     const char *name, *class, *transformer, *scheduler, *vae;
     const char *clip[CLIPS_MAX], *t5; /* NULL: it has none */
@@ -506,6 +507,49 @@ static const struct pipeline_preset {
       .positions_side = 384,
       .qk_norm = true,
       .dual = {0x1fff}}},
+    {"sd35-large",
+     "StableDiffusion3Pipeline",
+     "SD3Transformer2DModel",
+     "FlowMatchEulerDiscreteScheduler",
+     "sd3",
+     {"l-projected", "bigg"},
+     "xxl",
+     {.kind = LG_SD3,
+      .height = 128,
+      .hidden = 2432,
+      .depth = 38,
+      .heads = 38,
+      .positions_side = 192,
+      .qk_norm = true}},
+    {"flux-dev",
+     "FluxPipeline",
+     "FluxTransformer2DModel",
+     "FlowMatchEulerDiscreteScheduler",
+     "flux",
+     {"l"},
+     "xxl",
+     {.kind = LG_FLUX,
+      .height = 128,
+      .hidden = 3072,
+      .depth = 57,
+      .heads = 24,
+      .singles = 38,
+      .axes = {16, 56, 56},
+      .guidance = true}},
+    {"flux-schnell",
+     "FluxPipeline",
+     "FluxTransformer2DModel",
+     "FlowMatchEulerDiscreteScheduler",
+     "flux",
+     {"l"},
+     "xxl",
+     {.kind = LG_FLUX,
+      .height = 128,
+      .hidden = 3072,
+      .depth = 57,
+      .heads = 24,
+      .singles = 38,
+      .axes = {16, 56, 56}}},
     {"tiny-dit",
      "DiTPipeline",
      "DiTTransformer2DModel",
@@ -577,6 +621,7 @@ static const char BETAS[] = "  \"beta_start\": 0.0001,\n  \"beta_end\": 0.02,\n"
                             "  \"beta_schedule\": \"linear\",\n  \"num_train_timesteps\": 1000,\n"
                             "  \"prediction_type\": \"epsilon\"\n";
 static const char SHIFT[] = "  \"num_train_timesteps\": 1000,\n  \"shift\": 3.0\n";
+static const char NO_SHIFT[] = "  \"num_train_timesteps\": 1000,\n  \"shift\": 1.0\n";
 static const char DYNAMIC_SHIFT[] = "  \"base_image_seq_len\": 256,\n  \"base_shift\": 0.5,\n"
                                     "  \"max_image_seq_len\": 4096,\n  \"max_shift\": 1.15,\n"
                                     "  \"num_train_timesteps\": 1000,\n  \"shift\": 3.0,\n"
@@ -615,13 +660,41 @@ static int write_index(const struct options *o, const struct pipeline_preset *p)
 static int write_scheduler(const char *dir, const struct pipeline_preset *p)
 {
     char path[LG_PATH_BYTES], text[512];
+    const bool flux = p->net.kind == LG_FLUX;
     const int n = snprintf(text, sizeof text, "{\n  \"_class_name\": \"%s\",\n%s}\n", p->scheduler,
-                           p->net.kind == LG_FLUX  ? DYNAMIC_SHIFT
+                           flux && p->net.guidance ? DYNAMIC_SHIFT
+                           : flux                  ? NO_SHIFT
                            : p->net.kind == LG_SD3 ? SHIFT
                                                    : BETAS);
     LG_ASSERT(n > 0 && n < (int)sizeof text);
     LG_TRY(lg_path(path, "%s/scheduler_config.json", dir));
     return lg_publish_file(path, text, (size_t)n);
+}
+
+/* Its sizes are those of the parts. */
+static struct lg_denoiser_config net_of(const struct pipeline_preset *p)
+{
+    struct lg_denoiser_config c = p->net;
+    c.patch = 2, c.mlp_ratio = 4, c.width = c.height;
+    c.learned_variance = c.kind == LG_DIT || c.kind == LG_PIXART;
+    c.norm_eps = p->t5 ? 1e-6 : 1e-5;
+    for (size_t k = 0; k < LG_ARRAY_LEN(VAE); k++)
+        if (!strcmp(p->vae, VAE[k].name)) c.channels = VAE[k].latent_channels;
+    for (int i = 0; i < clips_of(p); i++) {
+        struct lg_denoiser_text *t = &c.text[c.n_texts++];
+        for (size_t k = 0; k < LG_ARRAY_LEN(CLIP); k++)
+            if (!strcmp(p->clip[i], CLIP[k].name)) t->pooled = CLIP[k].hidden;
+        if (c.kind == LG_SD3) t->length = 77, t->width = t->pooled;
+    }
+    if (!p->t5) return c;
+    struct lg_denoiser_text *t = &c.text[c.n_texts++];
+    for (size_t k = 0; k < LG_ARRAY_LEN(T5); k++)
+        if (!strcmp(p->t5, T5[k].name)) t->width = T5[k].d_model;
+    t->length = !strcmp(p->class, "PixArtAlphaPipeline")   ? 120
+                : !strcmp(p->class, "PixArtSigmaPipeline") ? 300
+                : c.kind == LG_SD3                         ? 256
+                                                           : 512;
+    return c;
 }
 
 /* The weights of norms of queries and keys are near 1. */
@@ -630,18 +703,36 @@ static bool is_norm(const struct lg_param *p)
     return p->rank == 1 && p->init == LG_INIT_ONE;
 }
 
-/* No weight begins at zero, as what is trained does not; tables stay what they are. */
-static int write_transformer(const char *dir, const struct lg_denoiser_config *c, uint64_t seed)
+/* Written as it is drawn: FLUX in fp32 takes 48 GB. */
+static int write_large(const char *dir, const struct lg_denoiser_config *c, const lg_params *t,
+                       const struct options *o, lg_dtype dtype)
 {
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_path(path, "%s/diffusion_pytorch_model.safetensors", dir));
+    LG_TRY(write_weights(path, t, o->seed, dtype));
+    LG_TRY(lg_path(path, "%s/config.json", dir));
+    return lg_denoiser_config_save(c, NULL, path);
+}
+
+/* No weight begins at zero, as what is trained does not; tables stay what they are. */
+static int write_transformer(const char *dir, const struct pipeline_preset *preset,
+                             const struct options *o, lg_dtype dtype)
+{
+    const struct lg_denoiser_config net = net_of(preset), *c = &net;
     lg_params t;
     LG_TRY(lg_denoiser_params(c, &t));
     for (int i = 0; i < t.n; i++)
         if (!t.p[i].is_fixed && !is_norm(&t.p[i]))
             set_deviation(&t.p[i], t.p[i].rank > 1 ? 1 / sqrt(fan_in(&t.p[i])) : 0.02);
+    if (c->hidden >= LARGE_HIDDEN) {
+        const int rc = write_large(dir, c, &t, o, dtype);
+        lg_params_free(&t);
+        return rc;
+    }
     float *w = malloc(t.count * sizeof *w);
     int rc = w ? 0 : LG_FAIL(LG_ERR_NOSPACE, "no memory for %zu weights", t.count);
     if (rc == 0) {
-        lg_params_init(&t, seed, w, 0, t.count);
+        lg_params_init(&t, o->seed, w, 0, t.count);
         rc = lg_denoiser_save(c, dir, &(struct lg_denoiser_weights){.t = &t, .trained = w});
     }
     free(w);
@@ -672,17 +763,13 @@ static int move_file(const char *name, const char *from_dir, const char *to_dir)
 
 /* The second CLIP of SD3 is padded by what its tokenizer has as its first word. */
 static int make_clip_part(const struct options *o, const struct pipeline_preset *p, int i,
-                          lg_dtype dtype, struct lg_denoiser_text *ret)
+                          lg_dtype dtype)
 {
     static const char pad[] = "{\"pad_token\": \"!\"}\n";
     struct options encoder, tokenizer;
-    struct lg_text_encoder_config c;
     char dir[LG_PATH_BYTES], beside[LG_PATH_BYTES], path[LG_PATH_BYTES], name[32];
     LG_TRY(part_of(o, p->clip[i], part_name("text_encoder", i, name), dir, &encoder));
     LG_TRY(make_clip(&encoder, dtype));
-    LG_TRY(lg_text_encoder_config_load(dir, &c));
-    ret->pooled = lg_text_encoder_sizes(&c).width;
-    if (p->net.kind == LG_SD3) ret->length = 77, ret->width = ret->pooled;
     LG_TRY(part_of(o, "", part_name("tokenizer", i, name), beside, &tokenizer));
     LG_TRY(move_file("vocab.json", dir, beside));
     LG_TRY(move_file("merges.txt", dir, beside));
@@ -692,30 +779,20 @@ static int make_clip_part(const struct options *o, const struct pipeline_preset 
 }
 
 static int make_t5_part(const struct options *o, const struct pipeline_preset *p, int i,
-                        lg_dtype dtype, struct lg_denoiser_text *ret)
+                        lg_dtype dtype)
 {
     struct options encoder, tokenizer;
-    struct lg_t5_config c;
     char dir[LG_PATH_BYTES], beside[LG_PATH_BYTES], name[32];
     LG_TRY(part_of(o, p->t5, part_name("text_encoder", i, name), dir, &encoder));
     LG_TRY(make_t5(&encoder, dtype));
-    LG_TRY(lg_t5_config_load(dir, &c));
-    ret->width = c.d_model;
-    ret->length = !strcmp(p->class, "PixArtAlphaPipeline")   ? 120
-                  : !strcmp(p->class, "PixArtSigmaPipeline") ? 300
-                  : p->net.kind == LG_SD3                    ? 256
-                                                             : 512;
     LG_TRY(part_of(o, "", part_name("tokenizer", i, name), beside, &tokenizer));
     return move_file("spiece.model", dir, beside);
 }
 
-static int make_texts(const struct options *o, const struct pipeline_preset *p, lg_dtype dtype,
-                      struct lg_denoiser_config *net)
+static int make_texts(const struct options *o, const struct pipeline_preset *p, lg_dtype dtype)
 {
-    for (int i = 0; i < clips_of(p); i++)
-        LG_TRY(make_clip_part(o, p, i, dtype, &net->text[net->n_texts++]));
-    if (p->t5) LG_TRY(make_t5_part(o, p, net->n_texts, dtype, &net->text[net->n_texts]));
-    net->n_texts += !!p->t5;
+    for (int i = 0; i < clips_of(p); i++) LG_TRY(make_clip_part(o, p, i, dtype));
+    if (p->t5) LG_TRY(make_t5_part(o, p, clips_of(p), dtype));
     return 0;
 }
 
@@ -737,23 +814,23 @@ static int make_pipeline(const struct options *o, lg_dtype dtype)
 {
     const struct pipeline_preset *p;
     LG_TRY(find_pipeline(o->preset, &p));
-    struct lg_denoiser_config net = p->net;
     struct options part;
-    struct lg_aekl_config vae;
     char dir[LG_PATH_BYTES];
-    LG_TRY(make_texts(o, p, dtype, &net));
+    LG_TRY(make_texts(o, p, dtype));
     LG_TRY(part_of(o, p->vae, "vae", dir, &part));
     LG_TRY(make_vae(&part, dtype));
-    LG_TRY(lg_aekl_config_load(dir, &vae));
-    net.channels = vae.latent_channels;
-    net.patch = 2, net.mlp_ratio = 4, net.width = net.height;
-    net.learned_variance = net.kind == LG_DIT || net.kind == LG_PIXART;
-    net.norm_eps = p->t5 ? 1e-6 : 1e-5;
     LG_TRY(part_of(o, "", "transformer", dir, &part));
-    LG_TRY(write_transformer(dir, &net, o->seed));
+    LG_TRY(write_transformer(dir, p, o, dtype));
     LG_TRY(part_of(o, "", "scheduler", dir, &part));
     LG_TRY(write_scheduler(dir, p));
     return write_index(o, p);
+}
+
+static int make_transformer(const struct options *o, lg_dtype dtype)
+{
+    const struct pipeline_preset *p;
+    LG_TRY(find_pipeline(o->preset, &p));
+    return write_transformer(o->dir, p, o, dtype);
 }
 
 /* ---- data ---- */
@@ -935,17 +1012,20 @@ static int run(struct options *o)
     LG_TRY(parse_dtype(o->dtype, &dtype));
     bool pictures = !strcmp(o->kind, "pictures"), latents = !strcmp(o->kind, "latents");
     bool vae = !strcmp(o->kind, "vae"), clip = !strcmp(o->kind, "clip");
-    bool whole = !strcmp(o->kind, "pipeline");
-    if (!pictures && !latents && !vae && !clip && !whole && strcmp(o->kind, "t5") != 0)
+    bool whole = !strcmp(o->kind, "pipeline"), transformer = !strcmp(o->kind, "transformer");
+    if (!pictures && !latents && !vae && !clip && !whole && !transformer &&
+        strcmp(o->kind, "t5") != 0)
         return LG_FAIL(LG_ERR_USAGE,
-                       "\"%s\" cannot be made: vae, t5, clip, pipeline, pictures and latents can",
+                       "\"%s\" cannot be made: vae, t5, clip, pipeline, transformer, pictures and "
+                       "latents can",
                        o->kind);
     if (!pictures && !latents) {
         LG_TRY(lg_mkdirs(o->dir));
-        LG_TRY(whole  ? make_pipeline(o, dtype)
-               : vae  ? make_vae(o, dtype)
-               : clip ? make_clip(o, dtype)
-                      : make_t5(o, dtype));
+        LG_TRY(whole         ? make_pipeline(o, dtype)
+               : transformer ? make_transformer(o, dtype)
+               : vae         ? make_vae(o, dtype)
+               : clip        ? make_clip(o, dtype)
+                             : make_t5(o, dtype));
         return 0;
     }
     if (!o->size) o->size = pictures ? 256 : 32;

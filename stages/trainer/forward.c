@@ -112,8 +112,11 @@ static void end_micro(lg_stage *st, struct trainer *t, uint64_t step)
     const float *weight = lg_batch_weights(t->batch);
     const double scale = lg_rank_loss_scale(st, t, step);
     lg_stream_sync(t->stream);
-    for (int64_t i = 0; i < lg_numel(&t->loss); i++)
-        t->loss_sum += (double)weight[i] * (double)t->host_loss[i] / scale;
+    for (int64_t i = 0; i < lg_numel(&t->loss); i++) {
+        const double part = (double)weight[i] * (double)t->host_loss[i] / scale;
+        t->loss_sum.all += part;
+        if (t->loss.rank == 2 && i % 2) t->loss_sum.vb += part; /* (B, 2) */
+    }
     lg_gradients_end_micro(t->gradients, t->loss_sum);
     lg_exchanges_end_micro(t->exchanges, t->micro);
     t->event = LG_NO_EVENT;

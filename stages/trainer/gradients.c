@@ -232,7 +232,7 @@ uint64_t lg_gradients_next_micro(const lg_gradients *g, uint64_t step)
 }
 
 int lg_gradients_begin(lg_gradients *g, uint64_t step, uint64_t from, uint64_t *ret_micro,
-                       double *ret_loss)
+                       struct lg_loss_sum *ret_loss)
 {
     g->step = step;
     g->pending = NOTHING;
@@ -349,7 +349,7 @@ void lg_gradients_flush(lg_gradients *g)
     give(g);
 }
 
-void lg_gradients_end_micro(lg_gradients *g, double loss_sum)
+void lg_gradients_end_micro(lg_gradients *g, struct lg_loss_sum loss_sum)
 {
     lg_scatter_keep_loss(g->st->board, g->me, g->micro + 1, loss_sum);
     give(g);
@@ -362,7 +362,7 @@ void lg_gradients_end(lg_gradients *g)
     lg_stamp_set(stamp_of(g->grad[g->me]), g->step);
 }
 
-int lg_gradients_expect(lg_gradients *g, uint64_t step, double *ret_loss)
+int lg_gradients_expect(lg_gradients *g, uint64_t step, struct lg_loss_sum *ret_loss)
 {
     *ret_loss = lg_scatter_loss(g->st->board, g->me, g->micros);
     return lg_stage_expect(g->st, g->grad[g->me], step);

@@ -57,7 +57,7 @@ uint64_t lg_gradients_next_micro(const lg_gradients *g, uint64_t step);
 /* FORWARD begins, or goes on where a former life has died, or begins again with a micro-batch that others lack: *ret_micro
  * is the first to do, at most `from`, *ret_loss the loss of those before. */
 int lg_gradients_begin(lg_gradients *g, uint64_t step, uint64_t from, uint64_t *ret_micro,
-                       double *ret_loss);
+                       struct lg_loss_sum *ret_loss);
 void lg_gradients_begin_micro(lg_gradients *g, uint64_t micro);
 /* Where a unit's gradient goes; false: there is no room yet, ask again after lg_gradients_add. */
 bool lg_gradients_place(lg_gradients *g, int unit, float **ret);
@@ -66,11 +66,11 @@ void lg_gradients_done(lg_gradients *g, int unit);
 /* Waits until it is complete and gives it away. */
 void lg_gradients_flush(lg_gradients *g);
 /* The micro-batch is done, `compute` too; loss_sum: of the step so far. */
-void lg_gradients_end_micro(lg_gradients *g, double loss_sum);
+void lg_gradients_end_micro(lg_gradients *g, struct lg_loss_sum loss_sum);
 /* And it was the last. */
 void lg_gradients_end(lg_gradients *g);
 /* A former life has ended the step: its loss. 0, or as lg_stage_lost. */
-int lg_gradients_expect(lg_gradients *g, uint64_t step, double *ret_loss);
+int lg_gradients_expect(lg_gradients *g, uint64_t step, struct lg_loss_sum *ret_loss);
 /* Adds what all ranks have given: 1 when there was something, 0, or an error as lg_stage_lost. */
 int lg_gradients_add(lg_gradients *g);
 /* Does the backward add to what a former micro-batch left? Else it overwrites. */

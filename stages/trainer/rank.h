@@ -41,7 +41,7 @@ struct trainer {
     uint64_t micro;      /* that one, counted over the run */
     uint64_t begin_with; /* micro-batch of the step, where others lack one; UINT64_MAX: none do */
     bool is_backward;    /* it has begun */
-    double loss_sum;     /* of them */
+    struct lg_loss_sum loss_sum; /* of them */
     double
         divisor; /* samples that are neither void nor absent of the global batch of step forward_of */
     int64_t wait_start_ns;  /* 0: not waiting for data */

@@ -284,6 +284,12 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, lg_role role,
         add_rank(c, p, &of[r], r, rows, &n);
         add_frozen(c, lg_frozen_bytes(&all, p->element_bytes == 4 ? LG_F32 : LG_BF16), r, rows, &n);
     }
+    if (rc == 0 &&
+        c->adapter_from[0]) { /* what is wrong with the file is said before anything starts */
+        float *first;
+        rc = lg_net_adapter_of(c, &net, &params, &first);
+        free(first);
+    }
     lg_params_free(&all);
     *ret_n = n;
     return rc;

@@ -165,14 +165,17 @@ static bool write_ledger(lg_records *r, const struct lg_step_record *s)
 
 static bool write_one(lg_records *r, const struct lg_step_record *s)
 {
-    char line[LINE_BYTES], a[32], b[32], c[32], scale[48] = "";
+    char line[LINE_BYTES], a[32], b[32], c[32], scale[48] = "", parts[112] = "";
+    if (s->has_vb)
+        snprintf(parts, sizeof parts, "\"loss_mse\": %s, \"loss_vb\": %s, ",
+                 number(a, s->loss - s->loss_vb), number(b, s->loss_vb));
     if (s->loss_scale > 1) snprintf(scale, sizeof scale, "\"loss_scale\": %.0f, ", s->loss_scale);
     int n = snprintf(
         line, sizeof line,
-        "{\"step\": %" PRIu64 ", \"loss\": %s, \"grad_norm\": %s, \"lr\": %s, "
+        "{\"step\": %" PRIu64 ", \"loss\": %s, %s\"grad_norm\": %s, \"lr\": %s, "
         "\"samples_per_s\": %.2f, \"data_wait_s\": %.6f, \"ckpt_wait_s\": %.6f, \"voids\": %u, "
         "\"skipped\": %u, %s\"time\": %.3f}\n",
-        s->ledger.step, number(a, s->loss), number(b, s->grad_norm), number(c, s->lr),
+        s->ledger.step, number(a, s->loss), parts, number(b, s->grad_norm), number(c, s->lr),
         s->samples_per_s, s->data_wait_s, s->ckpt_wait_s, s->ledger.voids, s->ledger.skipped, scale,
         wall_s());
     LG_ASSERT(n > 0 && n < LINE_BYTES);

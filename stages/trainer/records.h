@@ -11,6 +11,8 @@ struct lg_step_record {
     struct lg_ledger_record ledger; /* sealed by the writer */
     double loss, grad_norm, lr, samples_per_s, data_wait_s, ckpt_wait_s;
     double loss_scale; /* 1: none, and no word of it */
+    bool has_vb;       /* of a learned variance's variational bound: */
+    double loss_vb;    /* its part of the loss */
 };
 /* Opens both files and finds what stands in them behind the steps <= committed: a former life may have
  * written a step that was never committed, or a later one than the checkpoint that this one goes on from.

@@ -2,6 +2,7 @@
 #include "stages/trainer/state.h"
 #include "config/manifest.h"
 #include "config/texts.h"
+#include "stages/nets/adapter_file.h"
 #include "stages/nets/storage.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,6 +114,17 @@ struct lg_training lg_training_of(const lg_config *c)
                                                                       : (double)c->adapter_rank,
                                         .targets = (const char *const *)c->adapter_targets.v};
     return t;
+}
+
+int lg_net_adapter_of(const lg_config *c, const struct lg_denoiser_config *net, const lg_params *t,
+                      float **ret)
+{
+    const struct lg_training training = lg_training_of(c);
+    const struct lg_adapter_start start = {
+        .net = net, .adapter = &training.adapter, .path = c->adapter_from};
+    *ret = malloc(t->count * sizeof **ret);
+    if (!*ret) return LG_FAIL(LG_ERR_NOSPACE, "no memory for %zu weights of an adapter", t->count);
+    return lg_adapter_begin(&start, t, *ret);
 }
 
 int lg_net_table_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret,

@@ -62,6 +62,9 @@ typedef struct lg_trainer_state {
 
 /* The net that a config and a plan describe, and how it is trained; that points into the config. */
 int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret);
+/* What adapter.from begins with: (t->count) fp32 of these parameters; the caller frees. */
+int lg_net_adapter_of(const lg_config *c, const struct lg_denoiser_config *net, const lg_params *t,
+                      float **ret);
 struct lg_training lg_training_of(const lg_config *c);
 /* The two together. Free the table. */
 int lg_net_table_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret,

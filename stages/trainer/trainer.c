@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "stages/ckpt/checkpoint.h"
+#include "stages/nets/adapter_file.h"
 #include "stages/roles.h"
 #include "stages/trainer/rank.h"
 #include <inttypes.h>
@@ -146,6 +147,20 @@ static int read_weights(lg_stage *st, struct trainer *t, const char *dir, struct
     return 0;
 }
 
+/* What an adapter begins with. */
+static int read_adapter(lg_stage *st, struct trainer *t, struct first_state *s)
+{
+    const lg_params *params = &t->state->params;
+    float *all;
+    int rc = lg_net_adapter_of(st->config, &t->state->net, params, &all);
+    for (int u = 0; rc == 0 && u < params->n_units; u++) {
+        struct lg_piece p = lg_trainer_piece(t->state, st->index, u);
+        memcpy(s->w + p.at, all + p.first, p.count * sizeof *all);
+    }
+    free(all);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
 static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const char *dir,
                        struct first_state *s)
 {
@@ -156,6 +171,8 @@ static int read_origin(lg_stage *st, struct trainer *t, lg_origin origin, const 
         return lg_stage_park_if_lasting(st, read_weights(st, t, dir, s),
                                         st->config->trainer_init_from[0] ? "trainer.init_from"
                                                                          : "model.from");
+    if (st->config->adapter_from[0])
+        return lg_stage_park_if_lasting(st, read_adapter(st, t, s), "adapter.from");
     draw_first(st, t, s);
     return 0;
 }

@@ -37,7 +37,8 @@ int lg_rank_reduce(lg_stage *st, struct trainer *t, uint64_t step)
 }
 
 struct step_sums {
-    double loss, norm;
+    struct lg_loss_sum loss;
+    double norm;
     bool finite;
 };
 
@@ -47,11 +48,12 @@ static struct step_sums sum_ranks(lg_stage *st, struct trainer *t, uint64_t step
     struct lg_exact_sum squares = {0};
     for (int r = 0; r < t->state->ranks; r++) {
         const struct lg_board_row *row = lg_board_row(st->board, LG_ROLE_trainer, r);
-        s.loss += row->loss_sum[step & 1];
+        s.loss.all += row->loss_sum[step & 1].all;
+        s.loss.vb += row->loss_sum[step & 1].vb;
         if (r < t->state->shards) lg_exact_sum_merge(&squares, &row->sum_squares[step & 1]);
     }
     s.norm = sqrt(lg_exact_sum_total(&squares)) / lg_rank_loss_scale(st, t, step);
-    s.finite = isfinite(s.loss) && isfinite(s.norm);
+    s.finite = isfinite(s.loss.all) && isfinite(s.norm);
     return s;
 }
 
@@ -300,7 +302,7 @@ static int make_state(lg_stage *st, struct trainer *t, uint64_t step, const stru
     lg_rank_sign(t, &u.to);
     to->loss_scale = lg_loss_scale_next(st->config, from->loss_scale, sums->finite);
     /* A factor that can be halved explains a gradient that is not finite, a loss nothing does. */
-    bool is_explained = isfinite(sums->loss) && from->loss_scale.scale > 1;
+    bool is_explained = isfinite(sums->loss.all) && from->loss_scale.scale > 1;
     if (sums->finite)
         to->skipped_in_row = 0;
     else
@@ -324,7 +326,7 @@ static struct lg_ledger_record ledger_record(lg_stage *st, struct trainer *t, ui
                                  .first = first,
                                  .last = first + batch - 1,
                                  .skipped = !sums->finite,
-                                 .loss = sums->loss,
+                                 .loss = sums->loss.all,
                                  .lineage = st->board->s->lineage};
     for (uint64_t n = first; n < first + batch; n++) {
         const struct lg_slot *slot = lg_window_slot(t->window, n);
@@ -341,6 +343,8 @@ static void write_record(lg_stage *st, struct trainer *t, const struct lg_step_r
     struct lg_board_metrics *m = &st->board->s->metrics;
     atomic_store_explicit(&m->step, r->ledger.step, memory_order_relaxed);
     atomic_store_explicit(&m->loss, r->loss, memory_order_relaxed);
+    atomic_store_explicit(&m->loss_vb, r->loss_vb, memory_order_relaxed);
+    atomic_store_explicit(&m->has_vb, r->has_vb, memory_order_relaxed);
     atomic_store_explicit(&m->grad_norm, r->grad_norm, memory_order_relaxed);
     atomic_store_explicit(&m->lr, r->lr, memory_order_relaxed);
     atomic_store_explicit(&m->samples_per_s, r->samples_per_s, memory_order_relaxed);
@@ -370,6 +374,11 @@ static int check_health(lg_stage *st, const struct lg_state_scalars *s)
     return 0;
 }
 
+static bool learns_variance(const lg_config *c)
+{
+    return c->model_learned_variance && !strcmp(c->trainer_variance_loss, "vb");
+}
+
 int lg_rank_update(lg_stage *st, struct trainer *t, uint64_t step)
 {
     struct step_sums sums = sum_ranks(st, t, step);
@@ -383,7 +392,9 @@ int lg_rank_update(lg_stage *st, struct trainer *t, uint64_t step)
     LG_TRY(make_state(st, t, step, &sums, lr));
     struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);
     struct lg_step_record record = {.ledger = ledger_record(st, t, step, &sums),
-                                    .loss = sums.loss,
+                                    .loss = sums.loss.all,
+                                    .loss_vb = sums.loss.vb,
+                                    .has_vb = learns_variance(st->config),
                                     .grad_norm = sums.norm,
                                     .lr = lr,
                                     .loss_scale = lg_rank_loss_scale(st, t, step),
@@ -404,8 +415,8 @@ int lg_rank_update(lg_stage *st, struct trainer *t, uint64_t step)
         write_record(st, t, &record);
     }
     if (!sums.finite)
-        lg_log(LG_WARN, "step skipped: loss %g, gradient norm %g, factor on the loss %g", sums.loss,
-               sums.norm, record.loss_scale);
+        lg_log(LG_WARN, "step skipped: loss %g, gradient norm %g, factor on the loss %g",
+               sums.loss.all, sums.norm, record.loss_scale);
     LG_TRY(check_health(st, to.scalars));
     lg_stamp_set(to.stamp, step + 1);
     lg_trainer_mark_commit(st->board, st->index, step);

@@ -33,6 +33,8 @@ bool lg_metric_parse(const char *line, size_t bytes, struct lg_metric *ret)
     if (ours)
         *ret = (struct lg_metric){.step = (uint64_t)step,
                                   .loss = number(j, "loss", NAN),
+                                  .loss_vb = number(j, "loss_vb", NAN),
+                                  .has_vb = cJSON_HasObjectItem(j, "loss_vb"),
                                   .grad_norm = number(j, "grad_norm", NAN),
                                   .lr = number(j, "lr", 0),
                                   .samples_per_s = number(j, "samples_per_s", 0),

@@ -7,6 +7,8 @@
 struct lg_metric {
     uint64_t step;          /* state that the step has made */
     double loss, grad_norm; /* NaN: was not finite */
+    double loss_vb;         /* of the loss, a learned variance's variational bound; NaN likewise; */
+    bool has_vb;            /* false: there is none */
     double lr;
     double samples_per_s; /* 0: not known (first step of a process) */
     double data_wait_s, ckpt_wait_s;

@@ -69,6 +69,13 @@ static void put_training(FILE *f, lg_board *b)
     put_one(f, "lg_batch_samples", "gauge", "Samples of a step.", (double)b->s->batch);
     if (atomic_load(&m->step)) {
         put_one(f, "lg_loss", "gauge", "Loss of the newest step.", atomic_load(&m->loss));
+        if (atomic_load(&m->has_vb)) {
+            const double vb = atomic_load(&m->loss_vb);
+            put_one(f, "lg_loss_mse", "gauge", "Of it, the noise's squared error.",
+                    atomic_load(&m->loss) - vb);
+            put_one(f, "lg_loss_vb", "gauge",
+                    "Of it, the variational bound of the learned variance, in bits.", vb);
+        }
         put_one(f, "lg_gradient_norm", "gauge", "2-norm of the newest step's gradient.",
                 atomic_load(&m->grad_norm));
         put_one(f, "lg_learning_rate", "gauge", "Learning rate of the newest step.",

@@ -113,6 +113,8 @@ static void read_board(const char *dir, lg_board *b, struct lg_status *ret)
     ret->step = lg_status_step(b);
     ret->max_steps = b->s->max_steps;
     ret->loss = atomic_load(&b->s->metrics.loss);
+    ret->loss_vb = atomic_load(&b->s->metrics.loss_vb);
+    ret->has_vb = atomic_load(&b->s->metrics.has_vb);
     ret->grad_norm = atomic_load(&b->s->metrics.grad_norm);
     ret->lr = atomic_load(&b->s->metrics.lr);
     ret->samples_per_s = atomic_load(&b->s->metrics.samples_per_s);
@@ -133,6 +135,10 @@ cJSON *lg_status_json(const struct lg_status *st)
     cJSON_AddNumberToObject(j, "step", (double)st->step);
     cJSON_AddNumberToObject(j, "max_steps", (double)st->max_steps);
     cJSON_AddNumberToObject(j, "loss", st->loss);
+    if (st->has_vb) {
+        cJSON_AddNumberToObject(j, "loss_mse", st->loss - st->loss_vb);
+        cJSON_AddNumberToObject(j, "loss_vb", st->loss_vb);
+    }
     cJSON_AddNumberToObject(j, "grad_norm", st->grad_norm);
     cJSON_AddNumberToObject(j, "lr", st->lr);
     cJSON_AddNumberToObject(j, "samples_per_s", st->samples_per_s);
@@ -282,6 +288,14 @@ const char *lg_status_name(const struct lg_status_instance *p, char ret[LG_STATU
     return ret;
 }
 
+void lg_loss_text(double loss, const double *vb, char ret[LG_LOSS_TEXT_BYTES])
+{
+    int n = snprintf(ret, LG_LOSS_TEXT_BYTES, "%.4f", loss);
+    if (vb)
+        snprintf(ret + n, (size_t)(LG_LOSS_TEXT_BYTES - n), " (mse %.4f, vb %.4f)", loss - *vb,
+                 *vb);
+}
+
 int lg_status_columns(const struct lg_status *st, int least)
 {
     char name[LG_STATUS_NAME_BYTES];
@@ -294,8 +308,10 @@ void lg_status_print(const struct lg_status *st)
 {
     lg_print(stdout, "job         %s\nstate       %s\nstep        %" PRIu64 " of %" PRIu64 "\n",
              st->job, st->state, st->step, st->max_steps);
+    char parts[LG_LOSS_TEXT_BYTES];
+    lg_loss_text(st->loss, st->has_vb ? &st->loss_vb : NULL, parts);
     if (st->samples_per_s > 0)
-        printf("loss        %.4f\nsamples/s   %.1f\n", st->loss, st->samples_per_s);
+        printf("loss        %s\nsamples/s   %.1f\n", parts, st->samples_per_s);
     if (st->voids) printf("void        %" PRIu64 " samples\n", st->voids);
     if (st->skipped) printf("skipped     %" PRIu64 " steps\n", st->skipped);
     if (st->cause[0]) {

@@ -24,6 +24,8 @@ struct lg_status {
     const char *state; /* lg_run_state_name */
     uint64_t step, max_steps;
     double loss, grad_norm, lr, samples_per_s, data_wait_s; /* of the newest step */
+    bool has_vb;                                            /* a variance is learned: */
+    double loss_vb;                                         /* of the loss, its variational bound */
     uint64_t voids, skipped;
     char cause[LG_CAUSE_BYTES];
     bool memory_kept;               /* parked, and the next start goes on from `step` in memory */
@@ -33,6 +35,9 @@ struct lg_status {
     int n_instances;
 };
 
+/* "0.5320", or, of a learned variance whose bound is *vb of it, "0.5320 (mse 0.5300, vb 0.0020)". */
+enum { LG_LOSS_TEXT_BYTES = 1200 }; /* of any double */
+void lg_loss_text(double loss, const double *vb, char ret[LG_LOSS_TEXT_BYTES]);
 /* Committed steps: the state that every rank has committed. */
 uint64_t lg_status_step(lg_board *b);
 /* Is the process that the row names alive? By pid and start time. */

@@ -165,9 +165,13 @@ void lg_tensorboard_close(lg_tensorboard *t)
 
 static void append_row(struct lg_tf_buffer *b, const struct lg_metric *m)
 {
-    struct lg_tf_scalar v[8];
+    struct lg_tf_scalar v[10];
     int n = 0;
     v[n++] = (struct lg_tf_scalar){"train/loss", m->loss};
+    if (m->has_vb) {
+        v[n++] = (struct lg_tf_scalar){"train/loss_mse", m->loss - m->loss_vb};
+        v[n++] = (struct lg_tf_scalar){"train/loss_vb", m->loss_vb};
+    }
     v[n++] = (struct lg_tf_scalar){"train/grad_norm", m->grad_norm};
     v[n++] = (struct lg_tf_scalar){"train/lr", m->lr};
     v[n++] = (struct lg_tf_scalar){"train/skipped", m->skipped};

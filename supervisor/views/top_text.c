@@ -166,11 +166,13 @@ static void put_head(struct page *p, const struct lg_top *t, const struct step_t
         s->max_steps, runs ? "  ETA " : "", eta, clock);
     if (s->cause[0]) put(p, "%-*s%s", LABEL_COLUMNS, "cause", s->cause);
     const struct lg_metric *last = t->n_metrics ? &t->metric[t->n_metrics - 1] : NULL;
+    char loss[LG_LOSS_TEXT_BYTES];
+    if (last) lg_loss_text(last->loss, last->has_vb ? &last->loss_vb : NULL, loss);
     if (last)
         put(p,
-            "%-*sloss %.4f  gradient norm %.4g  lr %.3g  %.1f samples/s  void samples %" PRIu64
+            "%-*sloss %s  gradient norm %.4g  lr %.3g  %.1f samples/s  void samples %" PRIu64
             "  skipped steps %" PRIu64,
-            LABEL_COLUMNS, "training", last->loss, last->grad_norm, last->lr,
+            LABEL_COLUMNS, "training", loss, last->grad_norm, last->lr,
             m->steps ? (double)t->batch / m->step_s : 0, s->voids, s->skipped);
 }
 

@@ -139,3 +139,24 @@ again=$T/regrouped.again
 tiny "$again" --set trainer.max_steps=50 --set trainer.resume_from="$(checkpoint_of "$run" 45)" --set 'trainer.resume_changes=["trainer.groups"]'
 check "what was frozen has no moments to go on with" test $? -ne 0
 check "and that is said" grep -rq 'if trainer.groups froze transformer_blocks.0.ff.* when the checkpoint was made' "$again.out" "$again/logs"
+
+# ---- with an adapter, and with a split sequence ----
+reference 20
+base=$(checkpoint_of "$reference" 20)
+eight=(--set 'trainer.optimizer="adamw8bit"')
+lora=("${eight[@]}" --set adapter.kind=lora --set adapter.rank=32 --set "trainer.init_from=$base" --set 'adapter.targets=["linear"]')
+reference=$T/lora
+start_by_start "$reference" 40 "${lora[@]}"
+expect "an adapter with moments of 8 bits, gone on with" 0 $?
+expect "of what is large enough" "F32 U8" "$(moments_of "$reference" 40 '*.lora_B.weight')"
+key=("${lora[@]}")
+same "an adapter, gathered" --set parallel.zero=3
+disturbed "an adapter, kills" --set parallel.zero=2
+reference=$T/split
+key=("${eight[@]}" --set parallel.sp=2)
+tiny "$reference" --set trainer.max_steps=40 "${key[@]}"
+expect "a split sequence" 0 $?
+same "a split sequence, whole states" --set parallel.zero=0
+disturbed "a split sequence, kills"
+key=("${lora[@]}" --set parallel.sp=2)
+disturbed "a split sequence, an adapter, kills"

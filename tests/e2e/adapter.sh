@@ -76,6 +76,25 @@ cp "$T/kohya.safetensors" "$T/of_kohya/pytorch_lora_weights.safetensors"
 check "and drawn with" draw --from "$T/of_kohya" --config "$one/config.toml" -o "$T/e.png"
 check "the same picture" cmp "$T/a.png" "$T/e.png"
 
+# ---- begun with a file, in either layout ----
+low() { echo "$(checkpoint_of "$1" "$2")/$3/pytorch_lora_weights.safetensors"; }
+for layout in "$adapter/pytorch_lora_weights.safetensors" "$T/kohya.safetensors"; do
+    name=$(basename "$layout")
+    begun=$T/begun.${name%%.*}
+    tiny "$begun" --set trainer.max_steps=1 --set checkpoint.every=1 --set trainer.lr=0 "${lora[@]}" --set adapter.from="$layout"
+    expect "begun with $name" 0 $?
+    check "begun with $name: its weights" cmp "$(low "$one" 80 ema)" "$(low "$begun" 1 adapter)"
+done
+begun=$T/begun.killed
+train "$begun" "${lora[@]}" --set adapter.from="$T/kohya.safetensors"
+for i in 1 2 3; do kill_role "$begun" trainer $((i % 2)); done
+wait_step "$begun" 8
+kill_role "$begun" trainer 1
+settle_own "begun with a file, killed" "$begun" "${lora[@]}" --set adapter.from="$T/kohya.safetensors"
+timeout 60 "$LGSUP" check "$TINY" --set job.dir="$T/none3" "${lora[@]}" --set adapter.from="$T/kohya.safetensors" \
+    --set 'adapter.targets=["*.to_v"]' >"$T/said" 2>&1
+check "one of other linears is refused by check" grep -q "kohya.safetensors.*adapts other linears" "$T/said"
+
 timeout 60 "$LGSUP" export "$one" -o "$T/not" >"$T/said" 2>&1
 check "without --merge it says what it is" grep -q -- "--merge exports the model with it" "$T/said"
 timeout 60 "$LGSUP" export "$reference" --merge -o "$T/not" >"$T/said" 2>&1

@@ -235,7 +235,7 @@ same_as() {
     check "$1: losses are the undisturbed run's" cmp <(losses_of "$3" "$4") <(losses_of "$2" "$4")
     check "$1: the ledger is the undisturbed run's" cmp -n $((64 * ${4:-1})) "$3/ledger" "$2/ledger"
 }
-losses_of() { head -n "$2" "$1/metrics.jsonl" | jq -c '[.step, .loss, .grad_norm, .skipped, .voids]'; }
+losses_of() { head -n "$2" "$1/metrics.jsonl" | jq -c '[.step, .loss, .loss_vb, .grad_norm, .skipped, .voids]'; }
 # settle_same NAME RUN: both.
 settle_same() {
     settle "$@"

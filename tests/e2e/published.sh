@@ -68,6 +68,10 @@ check "the first weights are the pipeline's" cmp "$(checkpoint_of "$T/none" 1)/m
     "$T/pixart/transformer/diffusion_pytorch_model.safetensors"
 tiny "$T/untrained" --set trainer.max_steps=1 --set trainer.variance_loss=none
 first_loss() { head -n 1 "$1/metrics.jsonl" | jq .loss; }
+check "both parts of the loss are told" jq -es 'all(.loss - .loss_mse - .loss_vb | fabs < 1e-7) and all(.loss_vb > 0)' "$T/none/metrics.jsonl"
+check "the noise's part is what it is without the other" jq -en \
+    "$(head -n 1 "$T/none/metrics.jsonl" | jq .loss_mse) - $(first_loss "$T/untrained") | fabs < 1e-6"
+check "which has no parts" jq -e 'has("loss_vb") | not' <(head -n 1 "$T/untrained/metrics.jsonl")
 check "the variance's part is in the loss ($(first_loss "$T/none"), without $(first_loss "$T/untrained"))" \
     jq -en "$(first_loss "$T/none") > $(first_loss "$T/untrained") * 1.001"
 
@@ -117,3 +121,6 @@ check "examples/pixart-alpha.toml" example pixart-alpha pixart
 check "examples/pixart-sigma.toml" example pixart-sigma pixart
 check "examples/sd35-medium.toml" example sd35-medium sd3
 check "examples/flux-lora.toml" example flux-lora flux
+check "examples/sd3-medium.toml" example sd3-medium sd3
+check "examples/sd35-large.toml" example sd35-large sd3
+check "examples/flux-schnell.toml" example flux-schnell flux

@@ -29,6 +29,10 @@ for run in class text; do
     expect "$run: every step has a loss, no sample was void" 4 \
         "$(jq -c 'select(.loss > 0.1 and .loss < 10 and .voids == 0)' "$T/$run/metrics.jsonl" | wc -l)"
 done
+pipe=(--preset tiny-flux --dtype f32 --spiece "$spiece")
+check "a pipeline" make_one pipeline "${pipe[@]}" "$T/flux"
+check "its transformer alone" make_one transformer --preset tiny-flux "$T/alone"
+check "is the same" diff -r "$T/flux/transformer" "$T/alone"
 check "a preset that does not exist" sh -c \
     "'$e2e_build/bin/lg-random-model' vae --preset huge '$T/x' 2>&1 | grep -q 'sd, sdxl, sd3, flux, tiny and tiny-sd3'"
 check "a clip preset that does not exist" sh -c \

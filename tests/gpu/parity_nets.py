@@ -5,10 +5,12 @@ with them get the same random weights and inputs, rounded to bf16 first.
   dit, pixart   DiT-XL/2 (batch 1 and 2) and PixArt-XL/2 (77 and 300 text tokens, of different lengths in a
                 batch): the output, and the gradient of every parameter for a random gradient of the output
   sd3           blocks of SD3.5-medium (4, two of them with a second attention), as DiT
+  flux          blocks of FLUX.1-dev (1 of two streams, 2 of one), as DiT
   vae           Stable Diffusion's autoencoder at 128, 256, 512 pixels: mean and logvar, and the picture
   t5            the encoder of a T5 v1.1 of XXL's width, 4 layers (--t5-layers): 77 and 120 ids, padded
+  clip          the text encoder of CLIP L: 77 and 20 ids
 
-Usage: parity_nets.py BUNDLE [--device cuda|host] [--only dit,pixart,sd3,vae,t5] [--tiny] [--t5-layers 4]
+Usage: parity_nets.py BUNDLE [--device cuda|host] [--only dit,pixart,sd3,flux,vae,t5,clip] [--tiny] [--t5-layers 4]
                       [--draws 8] [--jobs 4] [--work DIR]
 
 The error of a tensor is its distance to fp64 in the 2-norm, relative to fp64's norm. Beside it stands the
@@ -39,6 +41,8 @@ import time
 
 import torch
 
+from peer_clip import clip, clip_files
+from peer_flux import Flux, flux, flux_files, flux_inputs
 from peer_nets import (Mmdit, Random, Trunk, decode, encode, read, sd3, sd3_files, sd3_inputs, t5, t5_files, trunk, trunk_files, trunk_inputs,
                        trunk_weights, vae_files, write)
 
@@ -103,6 +107,28 @@ def trunk_cases(kind, a, work, random):
     return out
 
 
+def joint_case(name, folder, w, trained, inputs, function):
+    """SD3 or FLUX: function(parameters, inputs)."""
+    def theirs(dtype, device, inputs):
+        p = {k: v.to(dtype).requires_grad_(k in trained) for k, v in w.items()}
+        x = {k: v.to(device) if k in ("t", "guidance") else v.to(device, dtype) for k, v in inputs.items()}
+        out = function(p, x)
+        names = sorted(trained)
+        grads = torch.autograd.grad(out, [p[k] for k in names], x["dout"])
+        return {"out": out.detach()} | {f"grad.{k}": g for k, g in zip(names, grads)}
+
+    return Case(name, folder, [inputs], lambda model, i, o, p: ["lg-forward", model, i, o, p.device] +
+                ([p.name] if p.device == "cuda:0" else []), theirs, {})
+
+
+def flux_cases(a, work, random):
+    c = Flux(64, 2, 2, 4, 8, 5, 48, 24, [4, 6, 6]) if a.tiny else \
+        Flux(3072, 1, 2, 24, 64, 512, 4096, 768, [16, 56, 56])
+    w = flux_files(f"{work}/flux", c, random)
+    return [joint_case(f"FLUX {c.doubles} + {c.singles} x {c.hidden}, batch 2", f"{work}/flux", w, set(w),
+                       flux_inputs(c, 2, random), lambda p, x: flux(p, c, x))]
+
+
 def sd3_cases(a, work, random):
     c = Mmdit(64, 3, 4, 8, 1, [3, 3, 5], [16, 24, 48], [16, 24], 9) if a.tiny else \
         Mmdit(1536, 4, 24, 64, 2, [77, 77, 256], [768, 1280, 4096], [768, 1280], 96)
@@ -110,17 +136,8 @@ def sd3_cases(a, work, random):
     trained = {k for k in w if k != "pos_embed.pos_embed" and
                f"blocks.{c.depth - 1}.attn.add_q" not in k and f"blocks.{c.depth - 1}.attn.norm_added_q" not in k}
 
-    def theirs(dtype, device, inputs):
-        p = {k: v.to(dtype).requires_grad_(k in trained) for k, v in w.items()}
-        x = {k: v.to(device) if k == "t" else v.to(device, dtype) for k, v in inputs.items()}
-        out = sd3(p, c, x)
-        names = sorted(trained)
-        grads = torch.autograd.grad(out, [p[k] for k in names], x["dout"])
-        return {"out": out.detach()} | {f"grad.{k}": g for k, g in zip(names, grads)}
-
-    return [Case(f"SD3 {c.depth} x {c.hidden}, batch 2", f"{work}/sd3", [sd3_inputs(c, 2, random)],
-                 lambda model, i, o, p: ["lg-forward", model, i, o, p.device] +
-                 ([p.name] if p.device == "cuda:0" else []), theirs, {})]
+    return [joint_case(f"SD3 {c.depth} x {c.hidden}, batch 2", f"{work}/sd3", w, trained, sd3_inputs(c, 2, random),
+                       lambda p, x: sd3(p, c, x))]
 
 
 def vae_cases(a, work, random):
@@ -153,6 +170,18 @@ def t5_cases(a, work, random):
         name = f"T5 {c['layers']} x {c['d']}, {length} ids"
         out.append(encoder_case(name, f"{work}/t5", {"token_ids": ids}, ["text"],
                                 lambda dtype, x: t5(w, c, x["token_ids"], lambda v: v.to(dtype))))
+    return out
+
+
+def clip_cases(a, work, random):
+    c = dict(d=64, heads=4, layers=2, vocab=256) if a.tiny else dict(d=768, heads=12, layers=12, vocab=2048)
+    w, g = clip_files(f"{work}/clip", c, random), torch.Generator().manual_seed(5)
+    out = []
+    for length in (77, 20):
+        ids = torch.randint(1, c["vocab"] - 2, (3, length), generator=g, dtype=torch.int32)
+        ids[:, 0], ids[:, -1] = c["vocab"] - 2, c["vocab"] - 1
+        out.append(encoder_case(f"CLIP {c['layers']} x {c['d']}, {length} ids", f"{work}/clip", {"token_ids": ids},
+                                ["text"], lambda dtype, x: clip(w, c, x["token_ids"], lambda v: v.to(dtype))))
     return out
 
 
@@ -260,7 +289,9 @@ def run(a, work):
     device, began = torch.device(a.device if a.device == "cuda" else "cpu"), time.monotonic()
     precisions = CUDA if a.device == "cuda" else HOST
     make = {"dit": lambda r: trunk_cases("dit", a, work, r), "pixart": lambda r: trunk_cases("pixart", a, work, r),
-            "sd3": lambda r: sd3_cases(a, work, r), "vae": lambda r: vae_cases(a, work, r), "t5": lambda r: t5_cases(a, work, r)}
+            "sd3": lambda r: sd3_cases(a, work, r), "flux": lambda r: flux_cases(a, work, r),
+            "vae": lambda r: vae_cases(a, work, r), "t5": lambda r: t5_cases(a, work, r),
+            "clip": lambda r: clip_cases(a, work, r)}
     cases, passed, failed = [], 0, 0
     pool = concurrent.futures.ThreadPoolExecutor(a.jobs)
     room = threading.Semaphore(2 * a.jobs)  # results that wait to be compared: some GB each
@@ -294,7 +325,7 @@ def run(a, work):
 
 
 def main():
-    kinds = ["dit", "pixart", "sd3", "vae", "t5"]
+    kinds = ["dit", "pixart", "sd3", "flux", "vae", "t5", "clip"]
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("bundle")
     p.add_argument("--device", default="cuda", choices=["cuda", "host"])

@@ -148,7 +148,7 @@ static bool play_rank(struct ckpt_world *w, int rank, uint64_t until)
         lg_commit_decide(w->board, a.step);
         return true;
     case LG_DO_FORWARD:
-        lg_trainer_mark_grads(w->board, rank, a.step, 1);
+        lg_trainer_mark_grads(w->board, rank, a.step, (struct lg_loss_sum){.all = 1});
         return true;
     case LG_DO_REDUCE:
         lg_trainer_mark_partial(w->board, rank, a.step, &(struct lg_exact_sum){0});

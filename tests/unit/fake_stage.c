@@ -108,7 +108,7 @@ static int trainer_step(lg_stage *st)
         break;
     case LG_DO_FORWARD:
         usleep(FORWARD_US);
-        lg_trainer_mark_grads(st->board, st->index, a.step, 1);
+        lg_trainer_mark_grads(st->board, st->index, a.step, (struct lg_loss_sum){.all = 1});
         break;
     case LG_DO_REDUCE:
         lg_trainer_mark_partial(st->board, st->index, a.step, &(struct lg_exact_sum){0});

@@ -160,7 +160,7 @@ static void mark_given(struct actor *a, uint64_t step)
 static void keep_loss(struct actor *a)
 {
     a->p.loss += (double)(a->p.sum[0] & 0xffff);
-    lg_scatter_keep_loss(&a->w->board, a->index, a->p.micro + 1, a->p.loss);
+    lg_scatter_keep_loss(&a->w->board, a->index, a->p.micro + 1, sim_loss(a->p.loss));
     a->w->stores++;
 }
 
@@ -193,7 +193,7 @@ bool sim_scatter_forward(struct actor *a)
     given = lg_scatter_count(lg_scatter_given(&w->board, a->index), s, sim_scatter_units(w));
     a->p.micro = given / UNITS;
     a->p.given_before = given % UNITS;
-    a->p.loss = lg_scatter_loss(&w->board, a->index, a->p.micro);
+    a->p.loss = sim_loss_of(lg_scatter_loss(&w->board, a->index, a->p.micro));
     if (given)
         expect(a, &w->grads_stamp[a->index], s, SIM_RING_UNSEEN);
     else
@@ -235,7 +235,7 @@ bool sim_scatter_forward(struct actor *a)
         }
         a->p.given_before = 0;
     }
-    lg_trainer_mark_grads(&w->board, a->index, s, a->p.loss);
+    lg_trainer_mark_grads(&w->board, a->index, s, sim_loss(a->p.loss));
     mark(a, "gradients of step");
     END(a);
 }

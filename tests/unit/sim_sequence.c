@@ -300,8 +300,9 @@ static void begin_step(struct actor *a, uint64_t step)
     struct world *w = a->w;
     expect_states(a, step, SIM_STATE_UNSEEN);
     a->p.seq.micro_done = LG_MIN(a->p.seq.begin_with, next_micro(a, step));
-    a->p.loss = lg_scatter_loss(
-        &w->board, a->index, planted(w, SIM_LOSS_LAST) ? next_micro(a, step) : a->p.seq.micro_done);
+    a->p.loss = sim_loss_of(
+        lg_scatter_loss(&w->board, a->index,
+                        planted(w, SIM_LOSS_LAST) ? next_micro(a, step) : a->p.seq.micro_done));
     a->p.seq.begin_with = UINT64_MAX;
     a->p.seq.forward_of = step + 1;
     w->stores++;
@@ -418,7 +419,7 @@ static enum ran run_micro(struct actor *a)
             }
         }
         a->p.loss += (double)(a->p.acc & 0xffff);
-        lg_scatter_keep_loss(&w->board, a->index, a->p.micro + 1, a->p.loss);
+        lg_scatter_keep_loss(&w->board, a->index, a->p.micro + 1, sim_loss(a->p.loss));
         w->stores++;
         PAUSE(a, STEPPED);
         give(a, s);
@@ -443,7 +444,7 @@ static bool is_ready(struct actor *a)
 
 static void end_step(struct actor *a)
 {
-    lg_trainer_mark_grads(&a->w->board, a->index, a->p.act.step, a->p.loss);
+    lg_trainer_mark_grads(&a->w->board, a->index, a->p.act.step, sim_loss(a->p.loss));
     mark(a, "gradients of step");
 }
 
@@ -451,7 +452,7 @@ static void end_step(struct actor *a)
 static void find_made(struct actor *a)
 {
     struct world *w = a->w;
-    a->p.loss = lg_scatter_loss(&w->board, a->index, (uint64_t)w->micros);
+    a->p.loss = sim_loss_of(lg_scatter_loss(&w->board, a->index, (uint64_t)w->micros));
     if (planted(w, SIM_MADE_STAMPED)) stamp(a, &w->grads_stamp[a->index], a->p.act.step);
     expect(a, &w->grads_stamp[a->index], a->p.act.step, SIM_HONEST);
 }

@@ -333,18 +333,19 @@ static bool train_forward(struct actor *a)
                   w->want[s].weights[a->p.q]);
         STEP(a);
     }
-    if (planted(w, SIM_GRADS_EARLY)) lg_trainer_mark_grads(&w->board, a->index, s, a->p.loss);
+    if (planted(w, SIM_GRADS_EARLY))
+        lg_trainer_mark_grads(&w->board, a->index, s, sim_loss(a->p.loss));
     for (int i = 0; i < w->words; i++) value[i] = sim_grad(a->p.sum[0], a->p.acc, i);
     begin_write(a, w->grads[a->index], value, w->words);
     while (write_more(a)) STEP(a);
-    actor_row(a)->loss_sum[s & 1] = a->p.loss + 1; /* torn, until the mark */
+    actor_row(a)->loss_sum[s & 1] = sim_loss(a->p.loss + 1); /* torn, until the mark */
     STEP(a);
     stamp(a, &w->grads_stamp[a->index], s);
     STEP(a);
     if (atomic_load(&actor_row(a)->grads) != lg_mark_of(s))
-        lg_trainer_mark_grads(&w->board, a->index, s, a->p.loss);
+        lg_trainer_mark_grads(&w->board, a->index, s, sim_loss(a->p.loss));
     else /* planted: the mark is there already */
-        actor_row(a)->loss_sum[s & 1] = a->p.loss;
+        actor_row(a)->loss_sum[s & 1] = sim_loss(a->p.loss);
     mark(a, "gradients of step");
     END(a);
 }
@@ -406,7 +407,7 @@ static void write_record(struct actor *a)
     uint64_t s = a->p.act.step;
     double loss = 0, want = 0;
     for (int r = 0; r < w->ranks; r++) {
-        loss += lg_board_row(&w->board, LG_ROLE_trainer, r)->loss_sum[s & 1];
+        loss += sim_loss_of(lg_board_row(&w->board, LG_ROLE_trainer, r)->loss_sum[s & 1]);
         want += w->want[s].loss[r];
     }
     if (loss != want)

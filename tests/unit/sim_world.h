@@ -26,6 +26,17 @@ enum {
     FIELD_WORDS = 2, /* payload words of a slot and field */
 };
 
+/* What is carried of a loss; both parts of it, or neither. */
+static inline struct lg_loss_sum sim_loss(double all)
+{
+    return (struct lg_loss_sum){.all = all, .vb = all / 2};
+}
+static inline double sim_loss_of(struct lg_loss_sum sum)
+{
+    LG_ASSERT(sum.vb == sum.all / 2);
+    return sum.all;
+}
+
 enum life { UP, KILLED, BURIED, ENLISTED };
 
 struct world;

@@ -315,6 +315,153 @@ static void test_files(void **state)
     files_close(&f);
 }
 
+/* ---- the file that a run begins with ---- */
+
+struct tensor {
+    const char *name;
+    int rank;
+    int64_t dim[2];
+    const float *data;
+};
+
+/* f's adapter in diffusers' layout, with tensors beside. */
+static const char *write_file(const struct files *f, const char *metadata,
+                              const struct tensor *more, int n)
+{
+    const char *path = scratch_path("begin.safetensors");
+    lg_st_writer *w;
+    assert_int_equal(lg_st_writer_open(path, &w), 0);
+    if (metadata) assert_int_equal(lg_st_writer_metadata(w, "lora_adapter_metadata", metadata), 0);
+    for (int i = 0; i < f->t.n; i++) {
+        char name[LG_PARAM_NAME_BYTES + 16];
+        snprintf(name, sizeof name, "transformer.%s", f->t.p[i].name);
+        assert_int_equal(lg_st_writer_declare(w, name, LG_F32, 2, f->t.p[i].dim), 0);
+    }
+    for (int i = 0; i < n; i++)
+        assert_int_equal(lg_st_writer_declare(w, more[i].name, LG_F32, more[i].rank, more[i].dim),
+                         0);
+    for (int i = 0; i < f->t.n; i++)
+        assert_int_equal(
+            lg_st_writer_data(w, f->w + f->t.p[i].offset, f->t.p[i].count * sizeof(float)), 0);
+    for (int i = 0; i < n; i++) assert_int_equal(lg_st_writer_data(w, more[i].data, 4), 0);
+    assert_int_equal(lg_st_writer_finish(&w, NULL), 0);
+    return path;
+}
+
+/* What it becomes in a run of the files' rank, 2, and alpha, 3: A as it is, B of `module` times `own`, of the others times
+ * `scale`. */
+static void expect_begin(const struct files *f, const char *path, double scale, const char *module,
+                         double own)
+{
+    const struct lg_adapter_start s = {&f->c, &f->training.adapter, path};
+    float *got = malloc(f->t.count * sizeof *got);
+    if (lg_adapter_begin(&s, &f->t, got) < 0) fail_msg("%s", lg_err_text());
+    for (int i = 0; i < f->t.n; i++) {
+        const struct lg_param *p = &f->t.p[i];
+        const bool up = strstr(p->name, LG_ADAPTER_UP), named = module && strstr(p->name, module);
+        const double factor = !up ? 1 : named ? own : scale;
+        for (size_t e = p->offset; e < p->offset + p->count; e++)
+            if (got[e] != (float)(factor * (double)f->w[e]))
+                fail_msg("%s: %g, not %g times %g", p->name, (double)got[e], factor,
+                         (double)f->w[e]);
+    }
+    free(got);
+}
+
+static void refused_begin(const struct files *f, const char *path, const char *why)
+{
+    const struct lg_adapter_start s = {&f->c, &f->training.adapter, path};
+    float *got = malloc(f->t.count * sizeof *got);
+    assert_int_equal(lg_adapter_begin(&s, &f->t, got), LG_ERR_MISMATCH);
+    if (!strstr(lg_err_message(), why)) fail_msg("%s: not %s", lg_err_message(), why);
+    lg_err_clear();
+    free(got);
+}
+
+static void test_begins_with_a_file(void **state)
+{
+    (void)state;
+    static const char q[] = "transformer_blocks.0.attn1.to_q";
+    static const float one = 1;
+    const struct tensor alpha[] =
+        {{"transformer.transformer_blocks.0.attn1.to_q.alpha", 0, {0}, &one}},
+                        text[] = {{"text_encoder.x.lora_A.weight", 1, {1}, &one}},
+                        magnitude[] = {{"transformer.transformer_blocks.0.attn1.to_q."
+                                        "lora_magnitude_vector",
+                                        1,
+                                        {1},
+                                        &one}};
+    struct files f;
+    char path[LG_PATH_BYTES];
+    files_open(&f);
+    assert_int_equal(lg_path(path, "%s/" LG_ADAPTER_WEIGHTS, f.dir), 0);
+    expect_begin(&f, path, 1, NULL, 0);
+    /* alpha / rank is 1 in a file that says nothing, 3 / 2 in the run. */
+    expect_begin(&f, write_file(&f, NULL, NULL, 0), 2.0 / 3, NULL, 0);
+    expect_begin(&f, write_file(&f, "{\"transformer.r\":2,\"transformer.lora_alpha\":12}", NULL, 0),
+                 4, NULL, 0);
+    expect_begin(&f,
+                 write_file(&f, "{\"transformer.r\":2,\"transformer.lora_alpha\":12}", alpha, 1), 4,
+                 q, 1.0 / 3);
+    refused_begin(&f, write_file(&f, NULL, text, 1),
+                  "tensor text_encoder.x.lora_A.weight is none of this adapter's");
+    refused_begin(&f, write_file(&f, NULL, magnitude, 1), "lora_magnitude_vector is none");
+    refused_begin(&f, write_file(&f, "{\"transformer.alpha_pattern\":{\"to_q\":3}}", NULL, 0),
+                  "has transformer.alpha_pattern, which cannot be read");
+    refused_begin(&f, write_file(&f, "{\"transformer.use_rslora\":true}", NULL, 0), "use_rslora");
+    refused_begin(&f, write_file(&f, "alpha", NULL, 0), "is no JSON");
+    /* In kohya's layout, of another alpha than the run's. */
+    assert_int_equal(lg_adapter_export_kohya(f.dir, scratch_path("kohya.safetensors")), 0);
+    expect_begin(&f, scratch_path("kohya.safetensors"), 1, NULL, 0);
+    f.training.adapter.alpha = 6;
+    expect_begin(&f, scratch_path("kohya.safetensors"), 0.5, NULL, 0);
+    expect_begin(&f, path, 0.5, NULL, 0);
+    /* Of other linears, or another rank: by name. */
+    f.training.adapter.targets = (const char *const[]){"*.to_k", "*.to_q", NULL};
+    refused_begin(&f, path, "does adapter.targets leave its linear out");
+    files_close(&f);
+}
+
+static void test_begins_otherwise(void **state)
+{
+    (void)state;
+    struct files f;
+    char path[LG_PATH_BYTES];
+    files_open(&f);
+    assert_int_equal(lg_path(path, "%s/" LG_ADAPTER_WEIGHTS, f.dir), 0);
+    struct lg_training more = f.training;
+    lg_params all;
+    more.adapter.rank = 4;
+    assert_int_equal(lg_denoiser_table(&f.c, &more, &all), 0);
+    const lg_params t = lg_params_trained(&all);
+    const struct lg_adapter_start s = {&f.c, &more.adapter, path};
+    float *got = malloc(t.count * sizeof *got);
+    assert_int_equal(lg_adapter_begin(&s, &t, got), LG_ERR_MISMATCH);
+    assert_non_null(strstr(lg_err_message(), "as the adapter's rank and the model want it"));
+    lg_err_clear();
+    free(got);
+    lg_params_free(&all);
+    /* Another layout of the table, that of moments in blocks, gets the same. */
+    more = f.training;
+    more.is_8_bit = true;
+    assert_int_equal(lg_denoiser_table(&f.c, &more, &all), 0);
+    const lg_params blocks = lg_params_trained(&all);
+    bool moved = false;
+    for (int i = 0; i < blocks.n; i++)
+        moved |= blocks.p[i].offset != f.t.p[lg_params_find(&f.t, blocks.p[i].name)].offset;
+    assert_true(moved);
+    got = malloc(blocks.count * sizeof *got);
+    assert_int_equal(
+        lg_adapter_begin(&(struct lg_adapter_start){&f.c, &more.adapter, path}, &blocks, got), 0);
+    for (int i = 0; i < blocks.n; i++)
+        assert_memory_equal(got + blocks.p[i].offset,
+                            f.w + f.t.p[lg_params_find(&f.t, blocks.p[i].name)].offset,
+                            blocks.p[i].count * sizeof *got);
+    free(got);
+    lg_params_free(&all);
+    files_close(&f);
+}
+
 static void test_files_of_others(void **state)
 {
     (void)state;
@@ -362,6 +509,8 @@ int main(void)
         cmocka_unit_test(test_changes_nothing_at_first),
         cmocka_unit_test(test_targets),
         cmocka_unit_test(test_files),
+        cmocka_unit_test(test_begins_with_a_file),
+        cmocka_unit_test(test_begins_otherwise),
         cmocka_unit_test(test_files_of_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

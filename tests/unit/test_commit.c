@@ -49,9 +49,9 @@ static void test_one_step(void **state)
     assert_int_equal(lg_commit_decide(b, 5), LG_VERDICT_GO);
     assert_action(lg_trainer_next(b, 0), LG_DO_FORWARD, 5);
     assert_action(lg_trainer_next(b, 1), LG_DO_FORWARD, 5);
-    lg_trainer_mark_grads(b, 0, 5, 2.5);
+    lg_trainer_mark_grads(b, 0, 5, (struct lg_loss_sum){2.5, 0.5});
     assert_waits(lg_trainer_next(b, 0), "gradients");
-    lg_trainer_mark_grads(b, 1, 5, 1.5);
+    lg_trainer_mark_grads(b, 1, 5, (struct lg_loss_sum){1.5, 0.25});
     assert_action(lg_trainer_next(b, 0), LG_DO_REDUCE, 5);
     struct lg_exact_sum squares[2];
     memset(squares, 0, sizeof squares);
@@ -59,7 +59,8 @@ static void test_one_step(void **state)
     lg_trainer_mark_partial(b, 0, 5, &squares[0]);
     assert_waits(lg_trainer_next(b, 0), "sums");
     assert_true(lg_exact_sum_total(&lg_board_row(b, LG_ROLE_trainer, 0)->sum_squares[1]) == 9.0);
-    assert_true(lg_board_row(b, LG_ROLE_trainer, 1)->loss_sum[1] == 1.5);
+    assert_true(lg_board_row(b, LG_ROLE_trainer, 1)->loss_sum[1].all == 1.5);
+    assert_true(lg_board_row(b, LG_ROLE_trainer, 1)->loss_sum[1].vb == 0.25);
     lg_trainer_mark_partial(b, 1, 5, &squares[1]);
     assert_action(lg_trainer_next(b, 0), LG_DO_UPDATE, 5); /* the other side is empty: no floor */
     lg_trainer_mark_commit(b, 0, 5);
@@ -76,7 +77,7 @@ static void go(uint64_t s)
     for (int r = 0; r < shared.ranks; r++) {
         if (lg_trainer_next(b, r).kind == LG_DO_DECIDE) lg_commit_decide(b, s);
         assert_action(lg_trainer_next(b, r), LG_DO_FORWARD, s);
-        lg_trainer_mark_grads(b, r, s, 0);
+        lg_trainer_mark_grads(b, r, s, (struct lg_loss_sum){0});
     }
     for (int r = 0; r < shared.ranks; r++)
         lg_trainer_mark_partial(b, r, s, &(struct lg_exact_sum){0});
@@ -122,7 +123,7 @@ static void write_all(uint64_t s)
 static void go_to_update(uint64_t s)
 {
     lg_commit_decide(b, s);
-    lg_trainer_mark_grads(b, 0, s, 0);
+    lg_trainer_mark_grads(b, 0, s, (struct lg_loss_sum){0});
     lg_trainer_mark_partial(b, 0, s, &(struct lg_exact_sum){0});
 }
 
@@ -245,10 +246,10 @@ static void test_yield(void **state)
     begin(2, 0, 100, 0);
     init();
     lg_commit_decide(b, 0);
-    lg_trainer_mark_grads(b, 0, 0, 0);
+    lg_trainer_mark_grads(b, 0, 0, (struct lg_loss_sum){0});
     atomic_store(&shared.yield, 1);
     for (int r = 0; r < 2; r++) assert_false(lg_trainer_may_leave(b, r)); /* step 0 is under way */
-    lg_trainer_mark_grads(b, 1, 0, 0);
+    lg_trainer_mark_grads(b, 1, 0, (struct lg_loss_sum){0});
     for (int r = 0; r < 2; r++) lg_trainer_mark_partial(b, r, 0, &(struct lg_exact_sum){0});
     assert_false(lg_trainer_may_leave(b, 0));
     lg_trainer_mark_commit(b, 0, 0);
@@ -258,7 +259,7 @@ static void test_yield(void **state)
     assert_false(lg_trainer_may_leave(b, 1));
     assert_int_equal(lg_commit_decide(b, 1), LG_VERDICT_GO | LG_VERDICT_YIELD);
     for (int r = 0; r < 2; r++) assert_true(lg_trainer_may_leave(b, r));
-    lg_trainer_mark_grads(b, 0, 1, 0); /* one that need not leave goes on */
+    lg_trainer_mark_grads(b, 0, 1, (struct lg_loss_sum){0}); /* one that need not leave goes on */
     assert_false(lg_trainer_may_leave(b, 0));
     assert_true(lg_trainer_may_leave(b, 1));
     atomic_store(&shared.yield, 0);

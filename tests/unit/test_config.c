@@ -490,6 +490,11 @@ static void test_rules_training(void **state)
     assert_int_equal(CHECK("model.frozen=int8", "trainer.groups=['* lr=0.5', '*.bias frozen']"), 0);
     assert_int_equal(CHECK("model.kind=flux", "text.model="), LG_ERR_CONFIG);
     assert_message("model.kind = \"flux\" needs text.t5.model");
+    assert_int_equal(CHECK("adapter.kind=lora", "adapter.from=/tmp"), LG_ERR_CONFIG);
+    assert_message("adapter.from: /tmp is a directory: expected the file of an adapter's weights");
+    assert_int_equal(CHECK("adapter.kind=lora", "adapter.from=/tmp/none"), LG_ERR_CONFIG);
+    assert_message("adapter.from: /tmp/none does not exist");
+    BREAKS("adapter.from has no meaning without an adapter", "adapter.from=/proc/self/exe");
     BREAKS("\"*.bias storage=int8\" has a storage, which is for weights that are not trained",
            "trainer.groups=['*.bias storage=int8']");
     assert_int_equal(

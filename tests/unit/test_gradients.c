@@ -26,7 +26,7 @@ struct rank {
     const struct lg_denoiser_event *event;
     int n, n_forward, at; /* at: of the backward's events */
     uint64_t micro;
-    double loss;
+    struct lg_loss_sum loss;
     float **place; /* of each unit, between its events */
 };
 
@@ -153,7 +153,8 @@ static bool go(struct rank *k)
 {
     if (k->micro == MICROS) return false;
     if (k->at == k->n) {
-        k->loss += loss_of(k->st.index, k->micro);
+        k->loss.all += loss_of(k->st.index, k->micro);
+        k->loss.vb += loss_of(k->st.index, k->micro) / 2;
         lg_gradients_end_micro(k->gradients, k->loss);
         k->at = k->n_forward;
         if (++k->micro < MICROS) lg_gradients_begin_micro(k->gradients, k->micro);
@@ -184,7 +185,8 @@ static void check_sums(struct world *w)
     for (int r = 0; r < RANKS; r++) {
         struct rank *k = &w->rank[r];
         struct lg_exact_sum own;
-        assert_true(k->loss == loss_of(r, 0) + loss_of(r, 1));
+        assert_true(k->loss.all == loss_of(r, 0) + loss_of(r, 1));
+        assert_true(k->loss.vb == k->loss.all / 2);
         assert_true(lg_scatter_added(w->board, r) == lg_scatter_begin(STEP + 1));
         need(lg_gradients_reduce(k->gradients, STEP, &own));
         lg_exact_sum_merge(&all, &own);

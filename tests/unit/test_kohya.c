@@ -304,6 +304,29 @@ static void test_more_than_the_adapter_is_refused(void **state)
     end(&all);
 }
 
+/* sd-scripts writes the adapters of text encoders into the same file. */
+static void test_texts_are_refused(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"lora_te1_text_model_x.alpha",
+                                        "lora_unet_double_blocks_0_img_attn_qkv.alpha"};
+    const struct lg_denoiser_config c = denoiser_fixture_flux();
+    const float one = 1;
+    struct world o;
+    lg_st_writer *w;
+    open_net(&o, &c, QKV, 2);
+    assert_int_equal(lg_st_writer_open(o.path, &w), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(lg_st_writer_declare(w, names[i], LG_F32, 0, NULL), 0);
+    for (int i = 0; i < 2; i++) assert_int_equal(lg_st_writer_data(w, &one, sizeof one), 0);
+    assert_int_equal(lg_st_writer_finish(&w, NULL), 0);
+    lg_st_file *f = open_file(o.path);
+    assert_true(lg_kohya_is(f));
+    lg_st_close(&f);
+    refused(&o, "tensor lora_te1_text_model_x.alpha is no adapter's of a transformer");
+    end(&o);
+}
+
 static void test_what_the_original_lacks(void **state)
 {
     (void)state;
@@ -358,6 +381,7 @@ int main(void)
         TEST(test_one_adapter_of_three_linears),
         TEST(test_another_adapter_is_refused),
         TEST(test_more_than_the_adapter_is_refused),
+        TEST(test_texts_are_refused),
         TEST(test_what_the_original_lacks),
         TEST(test_a_folder_with_either),
     };

@@ -164,6 +164,7 @@ static void test_text(void **state)
     text = lg_prometheus_text(&g_run, f.board);
     check_grammar(text);
     assert_has(text, "\nlg_loss +Inf\n");
+    assert_null(strstr(text, "lg_loss_vb")); /* no variance is learned */
     assert_has(text, "\nlg_gradient_norm -Inf\n");
     free(text);
     atomic_store(&f.board->s->metrics.loss, 0.0 / 0.0);
@@ -174,6 +175,15 @@ static void test_text(void **state)
     assert_has(text, "\nlg_run_state{state=\"running\"} 0\n");
     assert_has(text, "\nlg_max_steps 10\n");
     assert_has(text, "\nlg_loss NaN\n");
+    free(text);
+    atomic_store(&f.board->s->metrics.loss, 2.5);
+    atomic_store(&f.board->s->metrics.loss_vb, 0.5);
+    atomic_store(&f.board->s->metrics.has_vb, 1);
+    text = lg_prometheus_text(&g_run, f.board);
+    check_grammar(text);
+    assert_has(text, "\nlg_loss 2.5\n");
+    assert_has(text, "\nlg_loss_mse 2\n");
+    assert_has(text, "\nlg_loss_vb 0.5\n");
     assert_has(text, "\nlg_gradient_norm 0.10000000000000001\n");
     assert_has(text, "\nlg_void_samples_total 12345678901\n");
     assert_has(text, "\nlg_checkpoint_step 40\n");

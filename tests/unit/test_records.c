@@ -2,6 +2,7 @@
  * once. The refusing disk is a limit on the size of files. */
 #include "stages/trainer/records.h"
 #include "tests/unit/scratch.h"
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -76,6 +77,35 @@ static void assert_steps(uint64_t from, uint64_t to)
     assert_int_equal(lg_ledger_verify(scratch_path("ledger"),
                                       &(struct lg_ledger_check){from - 1, to, 8, LINEAGE}),
                      0);
+}
+
+/* The parts of a loss are there where a variance is learned, numbers or null. */
+static void test_loss_parts(void **state)
+{
+    (void)state;
+    static const struct {
+        double loss, vb;
+        bool has_vb;
+        const char *text;
+    } of[] = {{2.5, 0.5, false, "\"loss\": 2.5, \"grad_norm\": "},
+              {2.5, 0.5, true, "\"loss\": 2.5, \"loss_mse\": 2, \"loss_vb\": 0.5, \"grad_norm\": "},
+              {NAN, NAN, true, "\"loss\": null, \"loss_mse\": null, \"loss_vb\": null, "}};
+    lg_records *r = NULL;
+    char *text;
+    size_t bytes;
+    assert_int_equal(lg_records_open(scratch_path(""), 0, &r), 0);
+    for (size_t i = 0; i < LG_ARRAY_LEN(of); i++) {
+        const struct lg_step_record s = {.ledger = {.step = i + 1, .lineage = LINEAGE},
+                                         .loss = of[i].loss,
+                                         .loss_vb = of[i].vb,
+                                         .has_vb = of[i].has_vb};
+        assert_int_equal(lg_records_append(r, &s), 0);
+    }
+    lg_records_close(&r);
+    assert_int_equal(lg_read_file(scratch_path("metrics.jsonl"), 1 << 20, &text, &bytes), 0);
+    for (size_t i = 0; i < LG_ARRAY_LEN(of); i++)
+        if (!strstr(text, of[i].text)) fail_msg("no %s in %s", of[i].text, text);
+    free(text);
 }
 
 static void test_ledger_refused(void **state)
@@ -273,6 +303,7 @@ static void test_cut_reads_the_end_alone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_loss_parts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ledger_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_written_at_the_end, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ledger_tries_at_once, setup, teardown),

@@ -108,6 +108,11 @@ static void test_figures(void **state)
     snprintf(g_board->s->cause, sizeof g_board->s->cause, "void: \x1b[31m\nstate       done");
     EXPECT(0, "cause       void: \\x1b[31m\n    state       done\n", "status", g_dir);
     snprintf(g_board->s->cause, sizeof g_board->s->cause, "vae.0 died 4 times");
+    command_never("vb");
+    atomic_store(&m->has_vb, 1);
+    atomic_store(&m->loss_vb, 0.125);
+    EXPECT(0, "\nloss        0.5000 (mse 0.3750, vb 0.1250)\n", "status", g_dir);
+    EXPECT(0, "\"loss_mse\":\t0.375,\n\t\"loss_vb\":\t0.125", "status", "--json", g_dir);
     atomic_store(&m->loss, (double)NAN);
     EXPECT(0, "\"loss\":\tnull", "status", "--json", g_dir);
 }

@@ -375,6 +375,18 @@ static int assert_steps(int last)
     return n;
 }
 
+/* Of a learned variance both parts; a bound that is not finite as what it is. */
+static void test_loss_parts(void **state)
+{
+    (void)state;
+    scratch_write("run/metrics.jsonl", "{\"step\": 1, \"loss\": 2.5, \"loss_mse\": 2, \"loss_vb\": "
+                                       "0.5, \"time\": 1000}\n");
+    export_up_to(0, 1);
+    assert_int_equal(assert_steps(1), 1);
+    assert_text(".5.1.1=train/loss\n.5.1.2=2.5\n.5.1.1=train/loss_mse\n.5.1.2=2\n"
+                ".5.1.1=train/loss_vb\n.5.1.2=0.5\n.5.1.1=train/grad_norm\n");
+}
+
 static void test_steps(void **state)
 {
     (void)state;
@@ -572,6 +584,7 @@ int main(void)
         TEST(test_reading_back),
         TEST(test_records_of_others),
         TEST(test_steps),
+        TEST(test_loss_parts),
         TEST(test_torn_at_every_byte),
         TEST(test_back_to_a_checkpoint),
         TEST(test_hole),

@@ -222,6 +222,11 @@ static void test_text(void **state)
     make_text(t, false);
     assert_line("j: running  step 40/100  ETA 6.0 s");
     assert_line("loss 1.0000  gradient norm 1.5  lr 0.001  160.0 samples/s");
+    t->metric[t->n_metrics - 1].has_vb = true;
+    t->metric[t->n_metrics - 1].loss_vb = 0.25;
+    make_text(t, false);
+    assert_line(
+        "loss 1.0000 (mse 0.7500, vb 0.2500)  gradient norm 1.5  lr 0.001  160.0 samples/s");
     assert_line("100.0 ms = data wait 20.0 ms (20%) + compute 70.0 ms (70%) + checkpoint wait "
                 "10.0 ms (10%)  mean of 20");
     assert_line("#_  1.0000 to 2.0000, steps 1 to 40");
