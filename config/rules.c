@@ -316,6 +316,10 @@ static void check_model(struct rules *r)
     const lg_config *c = r->c;
     struct lg_vae_info vae;
     if (c->model_from[0]) lg_pretrained_compare(c, &r->problems);
+    if (c->model_fresh && !c->model_from[0])
+        broken(r, "model.fresh",
+               "model.fresh is for the shape of model.from, which is empty: name a folder with a "
+               "config.json, or remove it");
     if (!c->model_from[0] && (!strcmp(c->model_kind, "sd2") || !strcmp(c->model_kind, "sdxl")))
         broken(r, "model.from",
                "model.kind = \"%s\" takes its shape from model.from, which is empty: name a "

@@ -284,7 +284,7 @@ int lg_run_origin(lg_stage *st, lg_origin *ret, char ret_dir[LG_PATH_BYTES])
     } else if (st->config->trainer_init_from[0]) {
         *ret = LG_ORIGIN_INIT;
         snprintf(ret_dir, LG_PATH_BYTES, "%s", st->config->trainer_init_from);
-    } else if (st->config->model_from[0]) {
+    } else if (st->config->model_from[0] && !st->config->model_fresh) {
         *ret = LG_ORIGIN_INIT;
         snprintf(ret_dir, LG_PATH_BYTES, "%s", st->config->model_from);
     } else {
