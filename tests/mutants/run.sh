@@ -76,6 +76,7 @@ tests_of() {
     stages/nets/adapter_file.*) echo adapter kohya e2e:unet ;;
     stages/nets/adapter*) echo adapter kohya ;;
     stages/nets/unet* | stages/nets/maps.* | config/unet.*) echo unet ;;
+    config/denoisers.*) echo unet config ;;
     stages/nets/kohya*) echo kohya ;;
     stages/stored* | stages/nets/storage* | kernels/rows8*) echo storage rows8 ;;
     stages/nets/joint.*) echo denoiser_golden sequence ;;
