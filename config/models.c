@@ -249,6 +249,14 @@ int lg_text_info_load(const char *dir, struct lg_text_info *ret)
     return 0;
 }
 
+int lg_denoiser_shape_identity(const char *dir, uint64_t *ret)
+{
+    cJSON *json = NULL;
+    LG_TRY(read_config(dir, &json, ret));
+    cJSON_Delete(json);
+    return 0;
+}
+
 int lg_denoiser_identity(const char *dir, uint64_t *ret)
 {
     cJSON *json = NULL;

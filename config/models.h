@@ -28,3 +28,5 @@ int lg_vae_info_load(const char *dir, struct lg_vae_info *ret);
 int lg_text_info_load(const char *dir, struct lg_text_info *ret);
 /* Identity, as in lg_text_info, of the weights of a diffusion transformer in diffusers layout. */
 int lg_denoiser_identity(const char *dir, uint64_t *ret);
+/* Of its config.json alone. */
+int lg_denoiser_shape_identity(const char *dir, uint64_t *ret);

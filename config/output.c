@@ -64,7 +64,7 @@ static bool contains(const struct lg_strlist *l, const char *word)
 
 const char *lg_config_begins_with(const lg_config *c)
 {
-    return c->trainer_init_from[0] ? c->trainer_init_from : c->model_from;
+    return c->trainer_init_from[0] ? c->trainer_init_from : c->model_fresh ? "" : c->model_from;
 }
 
 const char *lg_config_data(const lg_config *c)

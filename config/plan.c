@@ -437,7 +437,9 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     LG_TRY(set_isa(&p, isa));
     LG_TRY(plan_latents(&p, c, &of.vae));
     LG_TRY(plan_conditioning(&p, c, of.text));
-    if (c->model_from[0]) LG_TRY(lg_denoiser_identity(c->model_from, &of.from));
+    if (c->model_from[0])
+        LG_TRY(c->model_fresh ? lg_denoiser_shape_identity(c->model_from, &of.from)
+                              : lg_denoiser_identity(c->model_from, &of.from));
     LG_TRY(find_base(c, &of.base));
     p.batch = c->trainer_global_batch_size;
     p.sequence = (int)c->parallel_sp;

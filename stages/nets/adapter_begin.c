@@ -15,7 +15,7 @@
 /* ---- diffusers' layout ---- */
 
 /* alpha / rank as the header says; 1 where it says nothing, as diffusers takes it. */
-static int header_scale(const lg_st_file *f, const char *path, double *ret)
+static int header_scale(const lg_st_file *f, const char *path, const char *prefix, double *ret)
 {
     static const char *const unread[] = {"alpha_pattern", "rank_pattern", "use_rslora", "use_dora"};
     const char *text = lg_st_metadata(f, METADATA);
@@ -25,27 +25,30 @@ static int header_scale(const lg_st_file *f, const char *path, double *ret)
     int rc = cJSON_IsObject(o) ? 0 : LG_FAIL(LG_ERR_MISMATCH, "%s: " METADATA " is no JSON", path);
     for (size_t i = 0; rc == 0 && i < LG_ARRAY_LEN(unread); i++) {
         char key[64];
-        snprintf(key, sizeof key, LG_ADAPTER_PREFIX "%s", unread[i]);
+        snprintf(key, sizeof key, "%s%s", prefix, unread[i]);
         const cJSON *v = cJSON_GetObjectItemCaseSensitive(o, key);
         if (cJSON_IsTrue(v) || cJSON_GetArraySize(v))
             rc = LG_FAIL(LG_ERR_MISMATCH, "%s: " METADATA " has %s, which cannot be read", path,
                          key);
     }
-    const cJSON *alpha = cJSON_GetObjectItemCaseSensitive(o, LG_ADAPTER_PREFIX "lora_alpha");
-    const cJSON *rank = cJSON_GetObjectItemCaseSensitive(o, LG_ADAPTER_PREFIX "r");
+    char alpha_key[64], rank_key[64];
+    snprintf(alpha_key, sizeof alpha_key, "%slora_alpha", prefix);
+    snprintf(rank_key, sizeof rank_key, "%sr", prefix);
+    const cJSON *alpha = cJSON_GetObjectItemCaseSensitive(o, alpha_key);
+    const cJSON *rank = cJSON_GetObjectItemCaseSensitive(o, rank_key);
     if (rc == 0 && cJSON_IsNumber(alpha) && cJSON_IsNumber(rank) && rank->valuedouble >= 1)
         *ret = alpha->valuedouble / rank->valuedouble;
     cJSON_Delete(o);
     return rc;
 }
 
-/* Of one linear; a number of its own in the file comes before what its header says. */
+/* Of one linear, MODULE with the prefix; a number of its own in the file comes before what its header says. */
 static int scale_of(const lg_st_file *f, const char *path, const char *module, int rank,
                     double *ret)
 {
     char name[LG_PARAM_NAME_BYTES + 32];
     float alpha;
-    snprintf(name, sizeof name, LG_ADAPTER_PREFIX "%s" ALPHA, module);
+    snprintf(name, sizeof name, "%s" ALPHA, module);
     const struct lg_st_entry *e = lg_st_find(f, name);
     if (!e) return 0;
     if (e->bytes != lg_dtype_bytes(e->dtype))
@@ -58,12 +61,12 @@ static int scale_of(const lg_st_file *f, const char *path, const char *module, i
 /* Every tensor is one of the adapter's, or an alpha of one of its linears. */
 static int check_names(const lg_st_file *f, const char *path, const lg_params *t)
 {
+    const char *const front = lg_adapter_prefix(t);
     for (int i = 0; i < lg_st_count(f); i++) {
         const char *name = lg_st_at(f, i)->name;
         char param[2 * LG_PARAM_NAME_BYTES];
-        const size_t n = strlen(name), prefix = sizeof LG_ADAPTER_PREFIX - 1,
-                     tail = sizeof ALPHA - 1;
-        const bool is_own = !strncmp(name, LG_ADAPTER_PREFIX, prefix) && n < sizeof param;
+        const size_t n = strlen(name), prefix = strlen(front), tail = sizeof ALPHA - 1;
+        const bool is_own = !strncmp(name, front, prefix) && n < sizeof param;
         snprintf(param, sizeof param, "%s", is_own ? name + prefix : "");
         if (is_own && n > prefix + tail && !strcmp(name + n - tail, ALPHA))
             snprintf(param + (n - prefix - tail), sizeof param - (n - prefix - tail), "%s",
@@ -82,17 +85,20 @@ static int load_diffusers(const struct lg_adapter *a, const lg_params *t, const 
                           const char *path, float *ret)
 {
     const double own = lg_adapter_scale(a);
+    const char *const prefix = lg_adapter_prefix(t);
     char module[LG_PARAM_NAME_BYTES], name[LG_PARAM_NAME_BYTES + 16];
+    char full[LG_ADAPTER_PREFIX_BYTES + LG_PARAM_NAME_BYTES];
     double all;
     LG_TRY(check_names(f, path, t));
-    LG_TRY(header_scale(f, path, &all));
+    LG_TRY(header_scale(f, path, prefix, &all));
     memset(ret, 0, t->count * sizeof *ret);
     for (int i = 0; i < t->n; i++)
-        LG_TRY(lg_adapter_read_param(f, path, &t->p[i], ret + t->p[i].offset));
+        LG_TRY(lg_adapter_read_param(f, path, t, i, ret + t->p[i].offset));
     for (int i = 0; i < t->n; i++) {
         double scale = all;
         if (!lg_adapter_module(t->p[i].name, module)) continue;
-        LG_TRY(scale_of(f, path, module, a->rank, &scale));
+        snprintf(full, sizeof full, "%s%s", prefix, module);
+        LG_TRY(scale_of(f, path, full, a->rank, &scale));
         if (scale == own) continue;
         if (!isfinite(scale / own))
             return LG_FAIL(LG_ERR_MISMATCH, "%s: alpha / rank of %s is %g, the adapter's is %g",

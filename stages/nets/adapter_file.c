@@ -11,6 +11,15 @@
 
 enum { RANK_MAX = 1 << 16 };
 
+const char *lg_adapter_prefix(const lg_params *t)
+{
+    static const char *const unet[] = {"down_blocks.", "mid_block.", "up_blocks.",
+                                       "time_embedding.", "add_embedding."};
+    for (size_t i = 0; i < LG_ARRAY_LEN(unet); i++)
+        if (t->n && !strncmp(t->p[0].name, unet[i], strlen(unet[i]))) return "unet.";
+    return "transformer.";
+}
+
 /* ---- the files' texts ---- */
 
 bool lg_adapter_module(const char *name, char ret[LG_PARAM_NAME_BYTES])
@@ -65,7 +74,7 @@ static int save_config(const struct lg_adapter *a, const char *base, const lg_pa
 static int write_weights(lg_st_writer *w, const struct lg_adapter *a, const lg_params *t,
                          const float *weights)
 {
-    cJSON *o = lora_config(a, t, LG_ADAPTER_PREFIX);
+    cJSON *o = lora_config(a, t, lg_adapter_prefix(t));
     char *text = cJSON_PrintUnformatted(o);
     cJSON_Delete(o);
     LG_ASSERT(text);
@@ -74,8 +83,8 @@ static int write_weights(lg_st_writer *w, const struct lg_adapter *a, const lg_p
     free(text);
     LG_TRY(rc);
     for (int i = 0; i < t->n; i++) {
-        char name[sizeof LG_ADAPTER_PREFIX + LG_PARAM_NAME_BYTES];
-        snprintf(name, sizeof name, LG_ADAPTER_PREFIX "%s", t->p[i].name);
+        char name[LG_ADAPTER_PREFIX_BYTES + LG_PARAM_NAME_BYTES];
+        snprintf(name, sizeof name, "%s%s", lg_adapter_prefix(t), t->p[i].name);
         LG_TRY(lg_st_writer_declare(w, name, LG_F32, t->p[i].rank, t->p[i].dim));
     }
     for (int i = 0; i < t->n; i++)
@@ -102,11 +111,12 @@ int lg_adapter_save(const struct lg_adapter *a, const char *base, const lg_param
 
 /* ---- reading ---- */
 
-int lg_adapter_read_param(const lg_st_file *f, const char *path, const struct lg_param *p,
+int lg_adapter_read_param(const lg_st_file *f, const char *path, const lg_params *t, int i,
                           float *to)
 {
-    char name[sizeof LG_ADAPTER_PREFIX + LG_PARAM_NAME_BYTES];
-    snprintf(name, sizeof name, LG_ADAPTER_PREFIX "%s", p->name);
+    const struct lg_param *p = &t->p[i];
+    char name[LG_ADAPTER_PREFIX_BYTES + LG_PARAM_NAME_BYTES];
+    snprintf(name, sizeof name, "%s%s", lg_adapter_prefix(t), p->name);
     const struct lg_st_entry *e = lg_st_find(f, name);
     if (!e) return LG_FAIL(LG_ERR_MISMATCH, "%s: tensor %s is missing", path, name);
     if (e->rank != 2 || e->dim[0] != p->dim[0] || e->dim[1] != p->dim[1])
@@ -131,7 +141,7 @@ int lg_adapter_load(const lg_params *t, const char *dir, float *ret)
                                               path, lg_st_count(f), t->n);
     memset(ret, 0, t->count * sizeof *ret);
     for (int i = 0; i < t->n && rc == 0; i++)
-        rc = lg_adapter_read_param(f, path, &t->p[i], ret + t->p[i].offset);
+        rc = lg_adapter_read_param(f, path, t, i, ret + t->p[i].offset);
     lg_st_close(&f);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }

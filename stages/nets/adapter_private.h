@@ -5,10 +5,13 @@
 #include "stages/nets/adapter.h"
 #include "stages/nets/params.h"
 
-#define LG_ADAPTER_PREFIX "transformer." /* of names in diffusers' layout */
+enum { LG_ADAPTER_PREFIX_BYTES = 16 };
+/* What stands before names in diffusers' layout, where a pipeline has a U-Net or a transformer: "unet." or "transformer.", told
+ * by the names of the net's modules. */
+const char *lg_adapter_prefix(const lg_params *t);
 
-/* A parameter of a file in that layout. */
-int lg_adapter_read_param(const lg_st_file *f, const char *path, const struct lg_param *p,
+/* Row i of t from a file in that layout; to: its elements. */
+int lg_adapter_read_param(const lg_st_file *f, const char *path, const lg_params *t, int i,
                           float *to);
 
 /* "MODULE.lora_A.weight" -> MODULE; false: it is the other half. */

@@ -6,8 +6,9 @@
  *        lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR
  *        lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR
  *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|sd3-medium|sd35-medium|sd35-large|flux-dev|
- *                        flux-schnell|tiny-dit|tiny-pixart|tiny-sd3|tiny-flux [--spiece FILE] DIR
- *        lg-random-model transformer --preset (as pipeline) DIR
+ *                        flux-schnell|sd21|sdxl|tiny-dit|tiny-pixart|tiny-sd3|tiny-flux|tiny-sd2|tiny-sdxl
+ *                        [--spiece FILE] DIR
+ *        lg-random-model transformer --preset (as pipeline; a U-Net too) DIR
  *        lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] DIR
  *        lg-random-model latents --count N [--size 32] [--channels 4] [--classes 1000] DIR
  *   all: [--seed 0]    models: [--dtype f32|f16|bf16]    data: [--per-shard 1000]
@@ -17,8 +18,9 @@
  * the usual initialisation; element e of tensor i is a function of (seed, i, e), so equal commands give
  * equal bytes.
  *
- * A pipeline is a folder as diffusers has it: model_index.json, transformer (fp32; FLUX and SD3.5 large, which are
- * published so, as the other parts), vae, scheduler and, but for DiT, its text_encoder and tokenizer, or several of them. The tiny ones are tiny in all parts; PixArt's has a variance and
+ * A pipeline is a folder as diffusers has it: model_index.json, transformer or unet (fp32; FLUX and SD3.5 large, which are
+ * published so, as the other parts), vae, scheduler and, but for DiT, its text_encoder and tokenizer, or several of them. The
+ * tiny ones are tiny in all parts; PixArt's has a variance and
  * conditions of a size, SD3's one block with a second attention and CLIPs of two widths.
  *
  * Data: tar shards of 00000000.jpg (or .latent.safetensors), .txt (a caption of a few words) and .cls.
@@ -445,6 +447,7 @@ static int make_clip(const struct options *o, lg_dtype dtype)
 /* ---- a pipeline ---- */
 
 enum { CLIPS_MAX = 2, LARGE_HIDDEN = 2048 };
+#define UNET "UNet2DConditionModel"
 static const struct pipeline_preset {
     const char *name, *class, *transformer, *scheduler, *vae;
     const char *clip[CLIPS_MAX], *t5; /* NULL: it has none */
@@ -601,7 +604,78 @@ static const struct pipeline_preset {
       .singles = 2,
       .axes = {4, 6, 6},
       .guidance = true}},
+    {"sd21",
+     "StableDiffusionPipeline",
+     UNET,
+     "DDIMScheduler",
+     "sd",
+     {"h"},
+     NULL,
+     {.kind = LG_SD2,
+      .height = 96,
+      .unet = {.levels = 4,
+               .layers = 2,
+               .channels = {320, 640, 1280, 1280},
+               .heads = {5, 10, 20, 20},
+               .depths = {1, 1, 1, 0},
+               .middle_depth = 1,
+               .groups = 32}}},
+    {"sdxl",
+     "StableDiffusionXLPipeline",
+     UNET,
+     "EulerDiscreteScheduler",
+     "sdxl",
+     {"l", "bigg"},
+     NULL,
+     {.kind = LG_SDXL,
+      .height = 128,
+      .unet = {.levels = 3,
+               .layers = 2,
+               .channels = {320, 640, 1280},
+               .heads = {5, 10, 20},
+               .depths = {0, 2, 10},
+               .middle_depth = 10,
+               .groups = 32,
+               .number_waves = 256}}},
+    {"tiny-sd2",
+     "StableDiffusionPipeline",
+     UNET,
+     "DDIMScheduler",
+     "tiny",
+     {"tiny"},
+     NULL,
+     {.kind = LG_SD2,
+      .height = 4,
+      .unet = {.levels = 3,
+               .layers = 1,
+               .channels = {16, 32, 32},
+               .heads = {2, 4, 4},
+               .depths = {1, 1, 0},
+               .middle_depth = 1,
+               .groups = 8}}},
+    {"tiny-sdxl",
+     "StableDiffusionXLPipeline",
+     UNET,
+     "EulerDiscreteScheduler",
+     "tiny",
+     {"tiny", "tiny-g"},
+     NULL,
+     {.kind = LG_SDXL,
+      .height = 4,
+      .unet = {.levels = 2,
+               .layers = 1,
+               .channels = {16, 32},
+               .heads = {2, 4},
+               .depths = {0, 2},
+               .middle_depth = 2,
+               .groups = 8,
+               .number_waves = 16}}},
 };
+
+static bool is_unet(const struct pipeline_preset *p)
+{
+    return p->net.kind == LG_SD2 || p->net.kind == LG_SDXL;
+}
 
 static int clips_of(const struct pipeline_preset *p)
 {
@@ -620,6 +694,10 @@ static const char *part_name(const char *what, int i, char ret[32])
 static const char BETAS[] = "  \"beta_start\": 0.0001,\n  \"beta_end\": 0.02,\n"
                             "  \"beta_schedule\": \"linear\",\n  \"num_train_timesteps\": 1000,\n"
                             "  \"prediction_type\": \"epsilon\"\n";
+static const char SCALED_BETAS[] =
+    "  \"beta_start\": 0.00085,\n  \"beta_end\": 0.012,\n"
+    "  \"beta_schedule\": \"scaled_linear\",\n  \"num_train_timesteps\": 1000,\n"
+    "  \"prediction_type\": \"%s\"\n";
 static const char SHIFT[] = "  \"num_train_timesteps\": 1000,\n  \"shift\": 3.0\n";
 static const char NO_SHIFT[] = "  \"num_train_timesteps\": 1000,\n  \"shift\": 1.0\n";
 static const char DYNAMIC_SHIFT[] = "  \"base_image_seq_len\": 256,\n  \"base_shift\": 0.5,\n"
@@ -627,9 +705,10 @@ static const char DYNAMIC_SHIFT[] = "  \"base_image_seq_len\": 256,\n  \"base_sh
                                     "  \"num_train_timesteps\": 1000,\n  \"shift\": 3.0,\n"
                                     "  \"use_dynamic_shifting\": true\n";
 
-static const char *clip_class(const struct pipeline_preset *p)
+static const char *clip_class(const struct pipeline_preset *p, int i)
 {
-    return p->net.kind == LG_SD3 ? "CLIPTextModelWithProjection" : "CLIPTextModel";
+    return p->net.kind == LG_SD3 || (p->net.kind == LG_SDXL && i) ? "CLIPTextModelWithProjection"
+                                                                  : "CLIPTextModel";
 }
 
 static int write_index(const struct options *o, const struct pipeline_preset *p)
@@ -643,28 +722,31 @@ static int write_index(const struct options *o, const struct pipeline_preset *p)
             p->class, p->scheduler);
     for (int i = 0; i < clips + !!p->t5; i++)
         fprintf(f, "  \"%s\": [\"transformers\", \"%s\"],\n", part_name("text_encoder", i, name),
-                i < clips ? clip_class(p) : "T5EncoderModel");
+                i < clips ? clip_class(p, i) : "T5EncoderModel");
     for (int i = 0; i < clips + !!p->t5; i++)
         fprintf(f, "  \"%s\": [\"transformers\", \"%s\"],\n", part_name("tokenizer", i, name),
                 i < clips ? "CLIPTokenizer"
                 : clips   ? "T5TokenizerFast"
                           : "T5Tokenizer");
     fprintf(f,
-            "  \"transformer\": [\"diffusers\", \"%s\"],\n"
+            "  \"%s\": [\"diffusers\", \"%s\"],\n"
             "  \"vae\": [\"diffusers\", \"AutoencoderKL\"]\n}\n",
-            p->transformer);
+            is_unet(p) ? "unet" : "transformer", p->transformer);
     LG_TRY(publish_text(o->dir, "model_index.json", f, &text, &bytes));
     return 0;
 }
 
 static int write_scheduler(const char *dir, const struct pipeline_preset *p)
 {
-    char path[LG_PATH_BYTES], text[512];
+    char path[LG_PATH_BYTES], text[512], betas[sizeof SCALED_BETAS + 16];
+    snprintf(betas, sizeof betas, SCALED_BETAS,
+             !strcmp(p->name, "sd21") ? "v_prediction" : "epsilon");
     const bool flux = p->net.kind == LG_FLUX;
     const int n = snprintf(text, sizeof text, "{\n  \"_class_name\": \"%s\",\n%s}\n", p->scheduler,
                            flux && p->net.guidance ? DYNAMIC_SHIFT
                            : flux                  ? NO_SHIFT
                            : p->net.kind == LG_SD3 ? SHIFT
+                           : is_unet(p)            ? betas
                                                    : BETAS);
     LG_ASSERT(n > 0 && n < (int)sizeof text);
     LG_TRY(lg_path(path, "%s/scheduler_config.json", dir));
@@ -684,7 +766,13 @@ static struct lg_denoiser_config net_of(const struct pipeline_preset *p)
         struct lg_denoiser_text *t = &c.text[c.n_texts++];
         for (size_t k = 0; k < LG_ARRAY_LEN(CLIP); k++)
             if (!strcmp(p->clip[i], CLIP[k].name)) t->pooled = CLIP[k].hidden;
-        if (c.kind == LG_SD3) t->length = 77, t->width = t->pooled;
+        if (c.kind == LG_SD3 || is_unet(p)) t->length = 77, t->width = t->pooled;
+        if (is_unet(p) && !i) t->pooled = 0;
+    }
+    if (is_unet(p)) {
+        c.patch = 1, c.hidden = c.unet.channels[0], c.heads = c.unet.heads[0];
+        c.depth = lg_unet_blocks(&c.unet);
+        c.size_conditions = c.kind == LG_SDXL;
     }
     if (!p->t5) return c;
     struct lg_denoiser_text *t = &c.text[c.n_texts++];
@@ -798,7 +886,7 @@ static int make_texts(const struct options *o, const struct pipeline_preset *p, 
 
 static int find_pipeline(const char *name, const struct pipeline_preset **ret)
 {
-    char names[256];
+    char names[512];
     size_t at = 0;
     for (size_t i = 0; i < LG_ARRAY_LEN(PIPELINE); i++) {
         *ret = &PIPELINE[i];
@@ -819,7 +907,7 @@ static int make_pipeline(const struct options *o, lg_dtype dtype)
     LG_TRY(make_texts(o, p, dtype));
     LG_TRY(part_of(o, p->vae, "vae", dir, &part));
     LG_TRY(make_vae(&part, dtype));
-    LG_TRY(part_of(o, "", "transformer", dir, &part));
+    LG_TRY(part_of(o, "", is_unet(p) ? "unet" : "transformer", dir, &part));
     LG_TRY(write_transformer(dir, p, o, dtype));
     LG_TRY(part_of(o, "", "scheduler", dir, &part));
     LG_TRY(write_scheduler(dir, p));

@@ -38,6 +38,19 @@ static int take_from(const char *dir, struct lg_denoiser_config *ret)
                        "text.t5 has width %d, and text.clip_l a pooled width of %d",
                        path, from.text[1].width, from.text[0].pooled, ret->text[1].width,
                        ret->text[0].pooled);
+    if (from.kind == LG_SD2 && from.text[0].width != ret->text[0].width)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s: \"cross_attention_dim\" is %d, but text.model has width %d", path,
+                       from.text[0].width, ret->text[0].width);
+    if (from.kind == LG_SDXL &&
+        (from.text[0].width + from.text[1].width != ret->text[0].width + ret->text[1].width ||
+         from.text[1].pooled != ret->text[1].pooled))
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s: \"cross_attention_dim\" is %d and pooled texts are %d wide, but both "
+                       "CLIP have width %d together, and text.clip_g a pooled width of %d",
+                       path, from.text[0].width + from.text[1].width, from.text[1].pooled,
+                       ret->text[0].width + ret->text[1].width, ret->text[1].pooled);
+    ret->unet = from.unet;
     ret->norm_eps = from.norm_eps;
     ret->sample_size = from.sample_size;
     ret->interpolation = from.interpolation;
@@ -298,7 +311,7 @@ int lg_run_origin(lg_stage *st, lg_origin *ret, char ret_dir[LG_PATH_BYTES])
     } else if (st->config->trainer_init_from[0]) {
         *ret = LG_ORIGIN_INIT;
         snprintf(ret_dir, LG_PATH_BYTES, "%s", st->config->trainer_init_from);
-    } else if (st->config->model_from[0]) {
+    } else if (st->config->model_from[0] && !st->config->model_fresh) {
         *ret = LG_ORIGIN_INIT;
         snprintf(ret_dir, LG_PATH_BYTES, "%s", st->config->model_from);
     } else {

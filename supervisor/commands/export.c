@@ -4,6 +4,7 @@
 #include "base/fs.h"
 #include "base/printable.h"
 #include "config/config.h"
+#include "config/denoisers.h"
 #include "config/manifest.h"
 #include "supervisor/run/child.h"
 #include <dirent.h>
@@ -17,7 +18,6 @@
 #include <unistd.h>
 
 enum { DEPTH_MAX = 8 };
-static const char TRANSFORMER[] = "transformer";
 
 static int copy_bytes(int from, int to, const char *path)
 {
@@ -154,7 +154,7 @@ static int run_merge(const char *option, const char *weights, const char *to)
 }
 
 /* An adapter with the net that it adapts, or a net as it is. */
-static int place_transformer(const char *weights, const char *to)
+static int place_net(const char *weights, const char *to)
 {
     return is_adapter(weights) ? run_merge(NULL, weights, to) : place_tree(weights, to, NULL, 1);
 }
@@ -170,8 +170,7 @@ static int export_kohya(const struct lg_export_args *args, const char *checkpoin
         return LG_FAIL(LG_ERR_USAGE, "--format kohya is for an adapter alone: remove --merge");
     LG_TRY(lg_checkpoint_weights_dir(checkpoint, args->weights, weights));
     if (!is_adapter(weights))
-        return LG_FAIL(LG_ERR_USAGE, "--format kohya: %s is a whole transformer, no adapter",
-                       weights);
+        return LG_FAIL(LG_ERR_USAGE, "--format kohya: %s is a whole net, no adapter", weights);
     if (lg_path_exists(args->out))
         return LG_FAIL(LG_ERR_BUSY, "%s exists: name a file that does not, or remove it",
                        args->out);
@@ -192,11 +191,11 @@ static int check_kind(const struct lg_export_args *args, const char *pipeline, c
                        "the model with it, --format kohya the adapter in that layout",
                        weights);
     if (!adapter && args->merge)
-        return LG_FAIL(LG_ERR_USAGE, "--merge: %s is a whole transformer, no adapter", weights);
+        return LG_FAIL(LG_ERR_USAGE, "--merge: %s is a whole net, no adapter", weights);
     if (!pipeline[0] && !adapter)
         return LG_FAIL(LG_ERR_CONFIG,
                        "the run has no `pipeline`, whose other parts would be exported; %s is a "
-                       "transformer in diffusers layout as it is",
+                       "net in diffusers layout as it is",
                        weights);
     if (!pipeline[0]) return 0;
     LG_TRY(lg_path(index, "%s/model_index.json", pipeline));
@@ -205,19 +204,21 @@ static int check_kind(const struct lg_export_args *args, const char *pipeline, c
     return 0;
 }
 
-static int export(const struct lg_export_args *args, const char *pipeline, const char *checkpoint,
+static int export(const struct lg_export_args *args, const lg_config *c, const char *checkpoint,
                   const lg_manifest *m)
 {
+    const char *pipeline = c->_pipeline,
+               *part = lg_denoiser_info(lg_denoiser_kind_of(c->model_kind))->part;
     char weights[LG_PATH_BYTES], tmp[LG_PATH_BYTES], to[LG_PATH_BYTES], parent[PATH_MAX];
     const bool whole = pipeline[0];
     LG_TRY(lg_checkpoint_weights_dir(checkpoint, args->weights, weights));
     LG_TRY(check_kind(args, pipeline, weights));
     LG_TRY(find_names(args, whole ? pipeline : checkpoint, tmp, parent));
     LG_TRY(lg_manifest_verify(m, checkpoint));
-    LG_TRY(lg_path(to, "%s%s%s", tmp, whole ? "/" : "", whole ? TRANSFORMER : ""));
+    LG_TRY(lg_path(to, "%s%s%s", tmp, whole ? "/" : "", whole ? part : ""));
     LG_TRY(lg_remove_tree(tmp));
-    int rc = whole ? place_tree(pipeline, tmp, TRANSFORMER, 0) : 0;
-    if (rc == 0) rc = place_transformer(weights, to);
+    int rc = whole ? place_tree(pipeline, tmp, part, 0) : 0;
+    if (rc == 0) rc = place_net(weights, to);
     if (rc == 0) rc = lg_fsync_dir(tmp);
     if (rc == 0) rc = publish(tmp, args->out, parent);
     if (rc < 0) lg_remove_tree(tmp);
@@ -226,7 +227,7 @@ static int export(const struct lg_export_args *args, const char *pipeline, const
         lg_print(stdout, "%s: %s of %s, the rest of %s\n", args->out, args->weights, checkpoint,
                  pipeline);
     else
-        lg_print(stdout, "%s: %s of %s, a transformer\n", args->out, args->weights, checkpoint);
+        lg_print(stdout, "%s: %s of %s, a %s\n", args->out, args->weights, checkpoint, part);
     return 0;
 }
 
@@ -240,8 +241,7 @@ int lg_export(const struct lg_export_args *args)
                  ? LG_FAIL(LG_ERR_USAGE, "--weights %s: ema and model exist", args->weights)
                  : find_checkpoint(args, checkpoint, &c, m);
     if (rc == 0)
-        rc = args->format ? export_kohya(args, checkpoint, m)
-                          : export(args, c->_pipeline, checkpoint, m);
+        rc = args->format ? export_kohya(args, checkpoint, m) : export(args, c, checkpoint, m);
     lg_config_free(&c);
     free(m);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;

@@ -1,6 +1,6 @@
 /* `lgsup export RUN|CHECKPOINT -o DIR`: a whole pipeline in diffusers layout. All parts are those of the config's `pipeline`,
- * as hard links where that is possible, else copies; the transformer is the checkpoint's. Of an adapter with --merge, in a run
- * without `pipeline`: the transformer's folder alone. With --format kohya: the adapter alone, one file in that layout. */
+ * as hard links where that is possible, else copies; the transformer, or U-Net, is the checkpoint's. Of an adapter with --merge, in a run
+ * without `pipeline`: its folder alone. With --format kohya: the adapter alone, one file in that layout. */
 #pragma once
 #include "base/check.h"
 

@@ -135,7 +135,7 @@ static int begin_new(lg_run *r)
         char dir[LG_PATH_BYTES];
         LG_TRY(lg_checkpoint_weights_dir(c->trainer_init_from, "ema", dir));
         LG_TRY(lg_denoiser_identity(dir, &weights));
-    } else if (c->model_from[0]) {
+    } else if (c->model_from[0] && !c->model_fresh) {
         LG_TRY(lg_denoiser_identity(c->model_from, &weights));
     }
     r->lineage = lg_lineage_new(c, &r->plan, weights);

@@ -69,7 +69,7 @@ check "not merged" grep -q "remove --merge" "$T/said"
 timeout 60 "$LGSUP" export "$one" --format a1111 -o "$T/not" >"$T/said" 2>&1
 check "in no other layout" grep -q -- "--format a1111: kohya exists" "$T/said"
 timeout 60 "$LGSUP" export "$reference" --format kohya -o "$T/not" >"$T/said" 2>&1
-check "nor of a whole model" grep -q "is a whole transformer, no adapter" "$T/said"
+check "nor of a whole model" grep -q "is a whole net, no adapter" "$T/said"
 mkdir "$T/of_kohya"
 cp "$adapter/adapter_config.json" "$T/of_kohya/"
 cp "$T/kohya.safetensors" "$T/of_kohya/pytorch_lora_weights.safetensors"
@@ -98,7 +98,7 @@ check "one of other linears is refused by check" grep -q "kohya.safetensors.*ada
 timeout 60 "$LGSUP" export "$one" -o "$T/not" >"$T/said" 2>&1
 check "without --merge it says what it is" grep -q -- "--merge exports the model with it" "$T/said"
 timeout 60 "$LGSUP" export "$reference" --merge -o "$T/not" >"$T/said" 2>&1
-check "a whole model cannot be merged" grep -q "is a whole transformer, no adapter" "$T/said"
+check "a whole model cannot be merged" grep -q "is a whole net, no adapter" "$T/said"
 check "nothing is left of that" test ! -e "$T/not"
 
 # ---- what is refused ----

@@ -42,7 +42,7 @@ tests_of() {
     shm/region.* | shm/keeper.*) echo region keeper_store keep e2e:copies ;;
     shm/stamp.*) echo sim_protocol moments ckpt e2e:copies ;;
     stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills e2e:adapter ;;
-    stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo moments e2e:published e2e:buckets e2e:sd3 ;;
+    stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo batch moments e2e:published e2e:buckets e2e:sd3 ;;
     stages/sample/draw.*) echo draw ;;
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
@@ -74,14 +74,18 @@ tests_of() {
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter sequence ;;
+    stages/nets/adapter_file.*) echo adapter kohya e2e:unet ;;
     stages/nets/adapter*) echo adapter kohya ;;
+    stages/nets/unet* | stages/nets/maps.* | config/unet.*) echo unet ;;
+    config/denoisers.*) echo unet config ;;
     stages/nets/kohya*) echo kohya ;;
     stages/stored* | stages/nets/storage* | kernels/rows8*) echo storage rows8 ;;
     stages/nets/joint.*) echo denoiser_golden sequence ;;
     stages/nets/sd3.*) echo denoiser_shapes denoiser_golden ;;
     config/texts.*) echo config plan ;;
     stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;
-    stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
+    stages/nets/denoiser_file.*) echo unet pretrained e2e:published ;;
+    stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
     stages/trainer/batch.*) echo batch e2e:published e2e:buckets ;;
     supervisor/commands/check.*) echo check e2e:apart ;;
     supervisor/commands/export.*) echo e2e:published ;;
@@ -94,7 +98,7 @@ tests_of() {
     stages/stage_memory.*) echo heartbeat ;;
     stages/io/picture*) echo picture_work picture sizes ;;
     stages/io/order.* | config/buckets.*) echo order buckets e2e:buckets ;;
-    stages/io/fit.*) echo sizes picture ;;
+    stages/io/fit.*) echo samples sizes picture ;;
     stages/loader/* | stages/vae/*) echo e2e:buckets ;;
     stages/io/charsmap.* | stages/io/tokenizer*) echo tokenizer ;;
     base/json* | stages/io/safetensors_header.*) echo json safetensors ;;

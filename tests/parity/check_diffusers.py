@@ -20,7 +20,7 @@ import tempfile
 
 import torch
 from diffusers import (DiTTransformer2DModel, FluxPipeline, FluxTransformer2DModel,
-                       PixArtTransformer2DModel, SD3Transformer2DModel)
+                       PixArtTransformer2DModel, SD3Transformer2DModel, UNet2DConditionModel)
 from safetensors.torch import load_file, save_file
 
 BATCH = 3
@@ -32,6 +32,8 @@ def inputs(config):
         return flux_inputs(config, g)
     if "SD3" in config["_class_name"]:
         return sd3_inputs(config, g)
+    if "UNet" in config["_class_name"]:
+        return unet_inputs(config, g)
     side, dit = config["sample_size"], "DiT" in config["_class_name"]
     x = {"x": torch.randn(BATCH, config["in_channels"], side, config.get("_sample_width", side),
                           generator=g)}
@@ -61,6 +63,24 @@ def flux_inputs(config, g):
     return x
 
 
+def unet_inputs(config, g):
+    """SDXL's two texts apart, as our net is given them."""
+    side, width = config.get("_sample_height", config["sample_size"]), config["cross_attention_dim"]
+    length = config.get("_text_length", 77)
+    x = {"x": torch.randn(BATCH, config["in_channels"], side, config.get("_sample_width", side), generator=g),
+         "t": torch.tensor([987.5, 500.0, 3.25])}
+    if config.get("addition_embed_type") != "text_time":
+        x["text"] = torch.randn(BATCH, length, width, generator=g)
+        return x
+    first = config.get("_text_widths", 768 if width == 2048 else width // 2)
+    pooled = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
+    x["text.clip_l"] = torch.randn(BATCH, length, first, generator=g)
+    x["text.clip_g"] = torch.randn(BATCH, length, width - first, generator=g)
+    x["pooled.clip_g"] = torch.randn(BATCH, pooled, generator=g)
+    x["size"] = torch.tensor([1024., 768, 0, 96, 512, 512, 333, 517, 40, 0, 768, 512, 64, 4096, 7, 1, 1024, 1024])
+    return x
+
+
 def sd3_inputs(config, g):
     """The texts apart, as our net is given them: lengths and widths by its own keys, else those of the published models."""
     side = config.get("_sample_height", config.get("sample_size", 128))
@@ -85,7 +105,7 @@ def loaded(cls, folder, adapter):
     bad = {k: v for k, v in info.items() if v}
     assert not bad, f"diffusers complains about {folder}: {bad}"
     if adapter:
-        model.load_lora_adapter(adapter, prefix="transformer",
+        model.load_lora_adapter(adapter, prefix="unet" if cls is UNet2DConditionModel else "transformer",
                                 weight_name="pytorch_lora_weights.safetensors")
     return model.eval()
 
@@ -113,7 +133,16 @@ def flux(model, x):
     return FluxPipeline._unpack_latents(y, h * 8, w * 8, 8)
 
 
+def unet(model, x):
+    more = {"text_embeds": x["pooled.clip_g"], "time_ids": x["size"].reshape(BATCH, 6)} if "size" in x else None
+    text = torch.cat([x["text.clip_l"], x["text.clip_g"]], -1) if "size" in x else x["text"]
+    with torch.no_grad():
+        return model(x["x"], x["t"], encoder_hidden_states=text, added_cond_kwargs=more).sample
+
+
 def theirs(folder, adapter, config, x):
+    if "UNet" in config["_class_name"]:
+        return unet(loaded(UNet2DConditionModel, folder, adapter), x)
     if "Flux" in config["_class_name"]:
         return flux(loaded(FluxTransformer2DModel, folder, adapter), x)
     if "SD3" in config["_class_name"]:

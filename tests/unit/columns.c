@@ -46,6 +46,33 @@ static void run_act_backward(struct column_call *c)
                                                               .accumulate = c->variant % 2});
 }
 
+/* A row is its values, then its gates. */
+static void run_glu_forward(struct column_call *c)
+{
+    static float x[2 * COLUMN_WIDE];
+    memcpy(x, c->in[0], (size_t)c->n * sizeof *x);
+    memcpy(x + c->n, c->in[1], (size_t)c->n * sizeof *x);
+    lg_glu_forward(c->stream, &(struct lg_glu_forward_args){.x = lg_t2(x, LG_F32, 1, 2 * c->n),
+                                                            .y = lg_t2(c->out[0], LG_F32, 1, c->n),
+                                                            .act = (lg_act)c->variant});
+    lg_stream_sync(c->stream);
+}
+
+static void run_glu_backward(struct column_call *c)
+{
+    static float x[2 * COLUMN_WIDE];
+    memcpy(x, c->in[0], (size_t)c->n * sizeof *x);
+    memcpy(x + c->n, c->in[1], (size_t)c->n * sizeof *x);
+    lg_glu_backward(c->stream,
+                    &(struct lg_glu_backward_args){.dy = lg_t2(c->in[2], LG_F32, 1, c->n),
+                                                   .x = lg_t2(x, LG_F32, 1, 2 * c->n),
+                                                   .dx = lg_t2(x, LG_F32, 1, 2 * c->n),
+                                                   .act = (lg_act)c->variant});
+    lg_stream_sync(c->stream);
+    memcpy(c->out[0], x, (size_t)c->n * sizeof *x);
+    memcpy(c->out[1], x + c->n, (size_t)c->n * sizeof *x);
+}
+
 static void run_mul_forward(struct column_call *c)
 {
     lg_mul_forward(c->stream, &(struct lg_mul_forward_args){
@@ -211,6 +238,74 @@ static void run_group_norm_forward(struct column_call *c)
                                          .groups = 1,
                                          .eps = 1e-6,
                                          .act = (lg_act)c->variant});
+}
+
+/* Variant 1 adds. */
+static void run_layer_norm_backward(struct column_call *c)
+{
+    copy_in(c, 0, 3, ROWS);
+    copy_in(c, 1, 4, 1);
+    copy_in(c, 2, 2, 1);
+    lg_layer_norm_backward(
+        c->stream, &(struct lg_layer_norm_backward_args){.dy = ROWS_IN(0),
+                                                         .x = ROWS_IN(1),
+                                                         .w = FLAT_IN(2),
+                                                         .mean = lg_t1(g_mean, LG_F32, ROWS),
+                                                         .rstd = lg_t1(g_rstd, LG_F32, ROWS),
+                                                         .dx = ROWS_OUT(0),
+                                                         .dw = FLAT_OUT(1),
+                                                         .db = FLAT_OUT(2),
+                                                         .accumulate = c->variant,
+                                                         .accumulate_dw = c->variant});
+}
+
+/* Maps of one group. Odd variants add. */
+#define MAP_IN(k)  lg_t4(c->in[k], LG_F32, 1, 2, ROWS / 2, c->n)
+#define MAP_OUT(k) lg_t4(c->out[k], LG_F32, 1, 2, ROWS / 2, c->n)
+
+static void run_group_norm_backward(struct column_call *c)
+{
+    static double mean_var[2] = {0.13, 1.7};
+    const bool adds = c->variant % 2;
+    copy_in(c, 0, 4, ROWS);
+    copy_in(c, 1, 2, 1);
+    copy_in(c, 2, 3, 1);
+    lg_group_norm_backward(c->stream, &(struct lg_group_norm_backward_args){
+                                          .dy = MAP_IN(0),
+                                          .x = MAP_IN(1),
+                                          .mean_var = lg_t3(mean_var, LG_F64, 1, 1, 2),
+                                          .w = FLAT_IN(2),
+                                          .b = FLAT_IN(3),
+                                          .dx = MAP_OUT(0),
+                                          .dw = FLAT_OUT(1),
+                                          .db = FLAT_OUT(2),
+                                          .groups = 1,
+                                          .eps = 1e-5,
+                                          .act = c->variant / 2 ? LG_ACT_SILU : LG_ACT_NONE,
+                                          .accumulate = adds,
+                                          .accumulate_dw = adds});
+}
+
+static void run_shift_forward(struct column_call *c)
+{
+    lg_shift_forward(c->stream, &(struct lg_shift_forward_args){
+                                    .x = TOKENS_IN(0), .shift = MOD_IN(1), .y = TOKENS_OUT(0)});
+}
+
+static void run_shift_backward(struct column_call *c)
+{
+    lg_shift_backward(c->stream,
+                      &(struct lg_shift_backward_args){.dy = TOKENS_IN(0), .dshift = MOD_OUT(0)});
+}
+
+/* Of 2 x 3 pixels one of 1 x 2, the last of which is seen in one column. */
+static void run_upsample2x_backward(struct column_call *c)
+{
+    copy_in(c, 0, 1, 2);
+    lg_upsample2x_backward(c->stream, &(struct lg_upsample2x_backward_args){
+                                          .dy = MAP_IN(0),
+                                          .dx = lg_t4(c->out[0], LG_F32, 1, 1, 2, c->n),
+                                          .accumulate = c->variant});
 }
 
 /* A column is one of the head's d elements; with variant, one of the queries. */

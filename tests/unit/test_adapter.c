@@ -97,7 +97,8 @@ static void test_is_an_addition_to_weights(void **state)
     (void)state;
     const struct lg_denoiser_config dit = denoiser_fixture_dit(),
                                     pixart = denoiser_fixture_pixart(),
-                                    sd3 = denoiser_fixture_sd3(), flux = denoiser_fixture_flux();
+                                    sd3 = denoiser_fixture_sd3(), flux = denoiser_fixture_flux(),
+                                    sd2 = denoiser_fixture_sd2(), sdxl = denoiser_fixture_sdxl();
     static const char *const devices[] = {"ref64", "host"};
     for (int d = 0; d < 2; d++) {
         check_merged(devices[d], &dit, ATTENTION, 4 * dit.depth);
@@ -111,6 +112,10 @@ static void test_is_an_addition_to_weights(void **state)
         check_merged(devices[d], &flux, ATTENTION,
                      8 * 2 + 3 * 3); /* blocks of two streams, of one */
         check_merged(devices[d], &flux, LINEAR, 14 * 2 + 6 * 3);
+        /* Seven transformers of a block; six of two. */
+        check_merged(devices[d], &sd2, ATTENTION, 8 * 7);
+        check_merged(devices[d], &sd2, LINEAR, (10 + 2) * 7);
+        check_merged(devices[d], &sdxl, LINEAR, (20 + 2) * 6);
     }
 }
 

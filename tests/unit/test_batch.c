@@ -120,9 +120,45 @@ static void of_another_shape(void **state)
     load(1, &(struct lg_band){0}, 1);
 }
 
+/* SDXL's six numbers, and no ratio. */
+static void of_a_crop(void **state)
+{
+    struct lg_denoiser_config c = denoiser_fixture_sdxl();
+    lg_device *d;
+    lg_stream *s;
+    lg_batch *b;
+    void *memory;
+    lg_window *w = make_window(&memory);
+    const struct lg_objective eps = {.kind = LG_OBJECTIVE_EPS};
+    for (uint64_t n = 0; n < B; n++) {
+        lg_window_slot(w, n)->crop_top = 10 + (uint32_t)n;
+        lg_window_slot(w, n)->crop_left = 20 + (uint32_t)n;
+    }
+    c.height = SIDE, c.width = SIDE / 2, c.n_texts = 1;
+    assert_int_equal(lg_device_open("host", &(struct lg_device_options){.threads = 1}, &d), 0);
+    assert_int_equal(lg_stream_open(d, &s), 0);
+    const struct lg_batch_options o = {.net = &c, .size = B, .factor = 16};
+    assert_int_equal(lg_batch_open(d, &o, 1, &b), 0);
+    lg_batch_load(b, s, w,
+                  &(struct lg_batch_spec){.divisor = 2, .scaling_factor = 1, .objective = &eps});
+    lg_stream_sync(s);
+    const struct lg_denoiser_input *in = &lg_batch_tensors(b)->in;
+    assert_true(in->size.dim[0] == B && in->size.dim[1] == 6 && !in->ratio.rank);
+    for (int n = 0; n < B; n++) {
+        const double want[] = {600 + n, 800 + n, 10 + n, 20 + n, SIDE * 16, SIDE * 8};
+        for (int i = 0; i < 6; i++) same((const float *)in->size.data + 6 * n + i, want[i]);
+    }
+    lg_batch_close(&b);
+    lg_stream_close(&s);
+    lg_device_close(&d);
+    lg_window_close(&w);
+    free(memory);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(whole), cmocka_unit_test(of_a_band),
-                                       cmocka_unit_test(of_another_shape)};
+                                       cmocka_unit_test(of_another_shape),
+                                       cmocka_unit_test(of_a_crop)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

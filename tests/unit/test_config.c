@@ -435,6 +435,14 @@ static void test_rules_buckets(void **state)
            "data.buckets=pixart");
     BREAKS("data.buckets with model.kind = \"dit\", which is defined for squares only",
            "data.buckets=ratio", "model.kind=dit");
+    assert_int_equal(CHECK("model.kind=sdxl", "parallel.sp=2", "trainer.ranks=2"), LG_ERR_CONFIG);
+    assert_message("model.kind = \"sdxl\" has no sequence that several ranks could share");
+    assert_message("model.kind = \"sdxl\" takes its shape from model.from, which is empty");
+    BREAKS("model.fresh is for the shape of model.from, which is empty", "model.fresh=true");
+    assert_int_equal(
+        CHECK("model.from=examples/emoji-unet/unet", "model.fresh=true", "adapter.kind=lora"),
+        LG_ERR_CONFIG);
+    assert_message("adapts a model that is there");
     BREAKS("data.buckets with parallel.sp = 2: a sequence is split for one shape only",
            "data.buckets=ratio", "parallel.sp=2", "trainer.ranks=2");
     BREAKS("data.buckets without vae.model: latents of a data set have one shape",

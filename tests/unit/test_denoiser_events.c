@@ -162,9 +162,22 @@ static void test_flux(void **state)
     check(&c, block);
 }
 
+/* What a level has made waits for the level that reads it on the way up. */
+static void test_unets(void **state)
+{
+    (void)state;
+    const struct lg_denoiser_config c[] = {denoiser_fixture_sd2(), denoiser_fixture_sdxl()};
+    for (int i = 0; i < 2; i++) {
+        check(&c[i], none);
+        check(&c[i], norms);
+        check(&c[i], block);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_dit), cmocka_unit_test(test_pixart),
-                                       cmocka_unit_test(test_sd3), cmocka_unit_test(test_flux)};
+                                       cmocka_unit_test(test_sd3), cmocka_unit_test(test_flux),
+                                       cmocka_unit_test(test_unets)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

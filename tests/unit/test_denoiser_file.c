@@ -195,9 +195,9 @@ static void test_configs(void **state)
     config_refused(", \"activation_fn\": \"geglu\"", "activation_fn");
     config_refused(", \"patch_size\": 5", "patches of 5");
     int rc = lg_denoiser_config_load(
-        scratch_write("u.json", "{\"_class_name\": \"UNet2DConditionModel\"}"), &c);
+        scratch_write("u.json", "{\"_class_name\": \"UNet3DConditionModel\"}"), &c);
     assert_int_equal(rc, LG_ERR_CONFIG);
-    assert_non_null(strstr(lg_err_message(), "UNet2DConditionModel"));
+    assert_non_null(strstr(lg_err_message(), "UNet3DConditionModel"));
     lg_err_clear();
     scratch_remove();
 }

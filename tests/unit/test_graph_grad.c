@@ -778,16 +778,42 @@ static void test_parts_need_what_they_use(void **state)
 
 /* ---- what is refused ---- */
 
-static void differentiate_a_norm_without_a_rule(void)
+/* T samples of one row of one pixel of D channels. */
+static lg_tensor map_of(lg_tensor rows)
 {
-    lg_tensor y = small_out(f, small_t2(f, T, D));
-    lg_layer_norm_forward(
-        f->s, &(struct lg_layer_norm_forward_args){.x = small_wanted(f, "x", small_t2(f, T, D)),
-                                                   .w = small_input(f, "w", small_t1(f, D)),
-                                                   .b = small_input(f, "b", small_t1(f, D)),
-                                                   .y = y,
-                                                   .eps = 1e-6});
+    return lg_tensor_of(rows.data, rows.dtype, 4, (const int64_t[]){T, 1, 1, D});
+}
+static void differentiate_what_has_no_rule(void)
+{
+    lg_tensor x = small_wanted(f, "x", small_t2(f, T, D)), y = small_out(f, small_t2(f, T, D));
+    y = lg_tensor_of(y.data, y.dtype, 4, (const int64_t[]){T, 1, D, 1});
+    lg_nchw_to_nhwc(f->s, &(struct lg_nchw_to_nhwc_args){.x = map_of(x), .y = y});
     small_grad(f);
+}
+static void differentiate_a_norm(bool keeps)
+{
+    lg_tensor x = small_wanted(f, "x", small_t2(f, T, D)), y = small_out(f, small_t2(f, T, D));
+    struct lg_group_norm_forward_args a = {.x = map_of(x),
+                                           .w = small_input(f, "w", small_t1(f, D)),
+                                           .b = small_input(f, "b", small_t1(f, D)),
+                                           .y = map_of(y),
+                                           .groups = 1,
+                                           .eps = 1e-6};
+    if (keeps) {
+        a.mean_var = lg_graph_value(f->g, "mean_var", lg_t3(NULL, LG_F64, T, 1, 2));
+        lg_group_mean_var_forward(
+            f->s, &(struct lg_group_mean_var_forward_args){.x = map_of(x), .mean_var = a.mean_var});
+    }
+    lg_group_norm_forward(f->s, &a);
+    small_grad(f);
+}
+static void differentiate_a_norm_with_statistics(void)
+{
+    differentiate_a_norm(true);
+}
+static void differentiate_a_norm_without_statistics(void)
+{
+    differentiate_a_norm(false);
 }
 static void leave_half_unread(void)
 {
@@ -961,7 +987,9 @@ static void test_refused(void **state)
     assert_false(small_aborts(share_a_weight_and_its_bias));
     assert_false(small_aborts(give_a_gradient));
     assert_false(small_aborts(want_as_a_sum));
-    assert_true(small_aborts(differentiate_a_norm_without_a_rule));
+    assert_true(small_aborts(differentiate_what_has_no_rule));
+    assert_false(small_aborts(differentiate_a_norm_with_statistics));
+    assert_true(small_aborts(differentiate_a_norm_without_statistics));
     assert_true(small_aborts(leave_half_unread));
     assert_true(small_aborts(modulate_by_slices_of_a_parameter));
     assert_true(small_aborts(modulate_by_one_slice_twice));

@@ -183,7 +183,10 @@ static void test_every_net(void **state)
                                           "time_text_embed.*", NULL};
     const struct lg_denoiser_config dit = denoiser_fixture_dit(), sd3 = denoiser_fixture_sd3(),
                                     pixart = denoiser_fixture_pixart(),
-                                    flux = denoiser_fixture_flux();
+                                    flux = denoiser_fixture_flux(), sd2 = denoiser_fixture_sd2(),
+                                    sdxl = denoiser_fixture_sdxl();
+    static const char *const of_sdxl[] = {"*.time_emb_proj", "time_embedding.*", "add_embedding.*",
+                                          NULL};
     check_net(&dit, LINEAR, "transformer_blocks_1_ff_net_0_proj", 128, 3);
     check_net(&pixart, LINEAR, "transformer_blocks_0_attn2_to_out_0", 48, 3);
     check_net(&sd3, LINEAR, "joint_blocks_0_x_block_attn2_qkv", 144, 9);
@@ -196,6 +199,13 @@ static void test_every_net(void **state)
     check_net(&flux, ATTENTION, "single_blocks_2_linear1", 336, 9);
     check_net(&flux, some, "double_blocks_1_txt_attn_qkv", 144, 3);
     check_net(&flux, outside, "vector_in_out_layer", 48, 3);
+    check_net(&sd2, LINEAR, "up_blocks_1_attentions_0_proj_in", 16, 3);
+    check_net(&sd2, ATTENTION, "mid_block_attentions_0_transformer_blocks_0_attn2_to_k", 16, 3);
+    check_net(&sdxl, LINEAR, "middle_block_1_transformer_blocks_1_ff_net_0_proj", 128, 3);
+    check_net(&sdxl, LINEAR, "input_blocks_5_1_proj_out", 16, 3);
+    check_net(&sdxl, ATTENTION, "output_blocks_2_1_transformer_blocks_0_attn1_to_out_0", 16, 3);
+    check_net(&sdxl, of_sdxl, "output_blocks_4_0_emb_layers_1", 8, 3);
+    check_net(&sdxl, of_sdxl, "label_emb_0_2", 32, 3);
 }
 
 /* ---- files of others ---- */

@@ -433,9 +433,9 @@ static void refusals_name_key_and_file(void **state)
     refused(PIPE, "\"num_train_timesteps\" is 500");
     scratch_write("pipe/scheduler/scheduler_config.json", "{\"beta_schedule\": \"cosine\"}");
     refused(PIPE, "\"beta_schedule\" is \"cosine\"");
-    scratch_write("pipe/model_index.json", "{\"_class_name\": \"StableDiffusionPipeline\", "
-                                           "\"unet\": [\"diffusers\", \"UNet2DConditionModel\"]}");
-    refused(PIPE, "names no transformer: StableDiffusionPipeline");
+    scratch_write("pipe/model_index.json", "{\"_class_name\": \"WuerstchenPriorPipeline\", "
+                                           "\"prior\": [\"diffusers\", \"WuerstchenPrior\"]}");
+    refused(PIPE, "names no transformer and no unet: WuerstchenPriorPipeline");
     scratch_remove();
 }
 

@@ -44,11 +44,13 @@ enum { OFFSET_MAX = 13 };
  * op_cases.def knows as exact. */
 static const char *const ELSEWHERE[] = {
     "linear_forward", "linear_backward_data", "linear_backward_weight", "conv2d_forward",
-    "upsample2x_forward", "embedding_forward", "t5_bias_forward", "patchify_forward",
-    "unpatchify_forward", "unpatchify_backward", "nchw_to_nhwc", "nhwc_to_nchw", "copy_rows",
-    "posterior_split",
+    "conv2d_backward_data", "conv2d_backward_weight", "upsample2x_forward", "embedding_forward",
+    "t5_bias_forward", "patchify_forward", "unpatchify_forward", "unpatchify_backward",
+    "nchw_to_nhwc", "nhwc_to_nchw", "copy_rows", "posterior_split",
     /* two of those here: */
-    "residual_norm_forward", "norm_residual_backward", "norm_conv2d_forward"};
+    "residual_norm_forward", "norm_residual_backward", "norm_conv2d_forward",
+    /* group_norm_forward's first half: */
+    "group_mean_var_forward"};
 
 static void every_operation_has_its_place(void **state)
 {

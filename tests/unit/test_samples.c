@@ -82,6 +82,8 @@ static void test_random_choices(void **state)
         bool flip = out[0] > out[S - 1];
         int x0 = LG_MIN(out[0], out[S - 1]) / 4;
         assert_true(x0 <= W - S);
+        /* Where the cut lies is told of the picture as it is seen. */
+        assert_true(x.crop_top == 0 && x.crop_left == (flip ? W - S - x0 : x0));
         crop[x0]++;
         flipped += flip;
         dropped += x.dropped;
