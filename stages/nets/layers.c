@@ -135,7 +135,8 @@ static struct lg_matrix stored_param(lg_net *n, const struct lg_param *spec, boo
     if (!p->in_8_bits) return (struct lg_matrix){.w = at_byte(unit, place.at, shape)};
     const lg_tensor codes = lg_t2(NULL, LG_U8, shape.dim[0], shape.dim[1]);
     const lg_tensor scale = lg_t1(NULL, n->stats, shape.dim[0]);
-    return (struct lg_matrix){at_byte(unit, place.at, codes), at_byte(unit, place.scale_at, scale)};
+    return (struct lg_matrix){at_byte(unit, place.at, codes), at_byte(unit, place.scale_at, scale),
+                              p->format};
 }
 
 static lg_tensor param(lg_net *n, const struct lg_param *spec, bool packed, lg_tensor shape)

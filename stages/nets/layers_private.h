@@ -17,6 +17,7 @@
 /* A matrix (N, K), or what is no matrix. In 8 bits (storage.h) it is bytes of codes, and has a scale for each row. */
 struct lg_matrix {
     lg_tensor w, scale; // (N, K), (N); scale LG_NONE: not in 8 bits
+    lg_rows8 format;
 };
 
 /* Parameters of one kind of all parts of a layer, NAME<part><leaf>. */

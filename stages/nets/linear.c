@@ -27,7 +27,7 @@ static lg_tensor rows_of(lg_net *n, const struct lg_matrix *m, int64_t from, int
     if (!m->scale.rank) return w;
     lg_tensor numbers = lg_net_value(n, "w", lg_t2(NULL, n->type, count, w.dim[1]));
     LG_NET_RECORD(n, dequantize_rows, .codes = w, .scale = lg_slice(m->scale, 0, from, count),
-                  .w = numbers, .format = lg_storage_format(n->params->storage));
+                  .w = numbers, .format = m->format);
     return numbers;
 }
 
