@@ -1,6 +1,5 @@
 /* Linears, those that adapters take among them; see layers.h and adapter.h. */
 #include "stages/nets/layers_private.h"
-#include "stages/nets/storage.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
