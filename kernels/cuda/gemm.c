@@ -7,9 +7,10 @@
  * limit of the GPU decides, and not the clock at which a short run ends. An epilogue that could also be a
  * launch of its own is timed against that, and pinned as "none" where it loses.
  *
- * Determinism: candidates that split the inner dimension are left out, except for weight gradients and
- * for dx of few elements, which may be cut along k (split-K): the partial sums meet in a workspace and are then added in order; none uses
- * atomics. All rows are split alike, so a row of y or dx does not depend on its place or its neighbours.
+ * Determinism: candidates that split the inner dimension are left out, except for weight gradients and for dx and
+ * adapters' h of few elements, which may be cut along k (split-K): the partial sums meet in a workspace and are then
+ * added in order; none uses atomics. All rows are split alike, so a row of y or dx does not depend on its place or its
+ * neighbours.
  *
  * tf32: cuBLASLt rounds both operands to nearest, to 11 bits (what tests measure fits nothing else). In
  * simulations that is an error of 2.94e-4 in the 2-norm for normal values, 2.61e-4 for uniform ones, and

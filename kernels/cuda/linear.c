@@ -30,6 +30,15 @@ static void multiply(lg_stream *s, const struct lg_cuda_product *x)
     }
 }
 
+/* Where the tiles are too few for the GPU the inner dimension may be split, for all rows alike. */
+enum { FEW_OUTPUTS = 1 << 20, NARROW = 16 };
+/* Forward, of an adapter's down-projection alone: products of other shapes keep their bits. */
+static bool is_narrow(const struct lg_linear_forward_args *a)
+{
+    return !a->bias.rank && !a->residual.rank && a->act == LG_ACT_NONE &&
+           a->x.dim[0] * a->w.dim[0] <= FEW_OUTPUTS && a->w.dim[0] * NARROW <= a->w.dim[1];
+}
+
 /* y or pre (M, N) = x (M, K) w (N, K)^T + bias; n of them side by side. */
 static struct lg_cuda_product forward_product(const struct lg_linear_forward_args *a)
 {
@@ -51,6 +60,7 @@ static struct lg_cuda_product forward_product(const struct lg_linear_forward_arg
                                           .accumulate = present(&a->residual, &a->x)},
                                     .epilogue = present(&a->bias, &a->x) ? BIAS : PLAIN,
                                     .bias = a->bias.data,
+                                    .split_k = is_narrow(a),
                                     .batch = (int)n,
                                     .next_a = K,
                                     .next_b = N * lg_row_stride(&a->w, 1),
@@ -98,9 +108,7 @@ void cuda_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
     cuda_act_forward(s, &(struct lg_act_forward_args){.x = pre, .y = a->y, .act = a->act});
 }
 
-/* dx (M, K) = dy (M, N) w (N, K), n of them side by side: the inner dimension is N. Where the tiles are too few for the GPU the
- * inner dimension may be split, for all rows alike. */
-enum { FEW_OUTPUTS = 1 << 20 };
+/* dx (M, K) = dy (M, N) w (N, K), n of them side by side: the inner dimension is N. */
 static struct lg_cuda_product data_product(const struct lg_linear_backward_data_args *a)
 {
     int64_t M = a->dy.dim[0], K = a->w.dim[1], n = a->dx.dim[1] / K, N = a->w.dim[0] / n;

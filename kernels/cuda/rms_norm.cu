@@ -8,6 +8,9 @@
  * then those of the warps, are added in order, and the chunks' by cuda_add_partial_sums. Chunks depend on the number of
  * vectors alone. What does not fit (D beyond 64 elements a lane, rows that are not aligned) takes two general kernels.
  *
+ * A token of many vectors (heads) has a block, and no dw: what its vectors have alike (angles, addresses) is worked out once,
+ * and conversions go two at a time, for it is instructions that these kernels wait for, not memory.
+ *
  * Turning: where a lane holds a vector's pairs and a vector is a pack a lane, they are turned in registers, after rounding,
  * which has the bits of the two operations (turn_pack is rope's). Else rope runs by itself, in place.
  *
@@ -179,6 +182,112 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
     }
 }
 
+/* A pack as floats and back, two at a time where T has 16 bits. */
+template <typename T, int N>
+static __device__ __forceinline__ void unpack(const pack<T, N> &p, float (&ret)[N])
+{
+    if constexpr (sizeof p == sizeof(quad) && sizeof(T) == 2) {
+        const quad &q = reinterpret_cast<const quad &>(p);
+#pragma unroll
+        for (int k = 0; k < N / 2; k++) {
+            const float2 f = two<T>(q.v[k]);
+            ret[2 * k] = f.x, ret[2 * k + 1] = f.y;
+        }
+    } else {
+#pragma unroll
+        for (int e = 0; e < N; e++) ret[e] = to_float(p.v[e]);
+    }
+}
+template <typename T, int N>
+static __device__ __forceinline__ pack<T, N> packed(const float (&v)[N])
+{
+    pack<T, N> p;
+    if constexpr (sizeof p == sizeof(quad) && sizeof(T) == 2) {
+        quad &q = reinterpret_cast<quad &>(p);
+#pragma unroll
+        for (int k = 0; k < N / 2; k++) q.v[k] = from_two<T>(v[2 * k], v[2 * k + 1]);
+    } else {
+#pragma unroll
+        for (int e = 0; e < N; e++) p.v[e] = from_float<T>(v[e]);
+    }
+    return p;
+}
+
+/* A block's token, and its thread's part of each vector. */
+struct token_part {
+    uint32_t token, sample, vectors; // of the token, that are read and written
+    int group, i;                    // elements [i, i + N)
+    int64_t within, kept;            // of the first vector's i; that in what is kept
+    bool active;
+};
+template <int N, int LANES> static __device__ __forceinline__ token_part part_of(const places &p)
+{
+    token_part r;
+    r.token = blockIdx.x;
+    r.sample = r.token / p.tokens;
+    r.vectors = p.in_place ? p.normed : p.heads.by;
+    r.group = threadIdx.x / LANES;
+    r.i = threadIdx.x % LANES * N;
+    r.within = (int64_t)(r.token - r.sample * p.tokens.by) * p.heads.by * p.D + r.i;
+    r.kept = (int64_t)r.token * p.normed * p.D + r.i;
+    r.active = r.i < p.D;
+    return r;
+}
+enum { OF_TOKEN = 3 }; // vectors of a group at once
+
+/* The token's angles where this thread is. */
+template <int N>
+static __device__ __forceinline__ void load_angles(const token_part &b, const places &p,
+                                                   const float *cosine, const float *sine,
+                                                   float (&c)[N / 2], float (&z)[N / 2])
+{
+    if (!cosine || !b.active) return;
+    const int64_t at = (int64_t)(b.token - b.sample * p.tokens.by) * (p.D / 2) + b.i / 2;
+    load<float, N / 2>(cosine + at, c);
+    load<float, N / 2>(sine + at, z);
+}
+
+template <typename T, int N, int LANES>
+static __global__ void __launch_bounds__(THREADS) token_forward_kernel(const forward_args<T> a)
+{
+    constexpr uint32_t GROUPS = THREADS / LANES;
+    const token_part b = part_of<N, LANES>(a.p);
+    const T *x = a.x + b.sample * a.p.stride_in + b.within;
+    T *y = a.y + b.sample * a.p.stride_out + b.within;
+    float c[N / 2], z[N / 2];
+    load_angles<N>(b, a.p, a.cosine, a.sine, c, z);
+    for (uint32_t first = b.group; first - b.group < b.vectors; first += GROUPS * OF_TOKEN) {
+        pack<T, N> in[OF_TOKEN] = {};
+#pragma unroll
+        for (uint32_t k = 0; k < OF_TOKEN; k++)
+            if (b.active && first + k * GROUPS < b.vectors)
+                in[k] = *(const pack<T, N> *)(x + (first + k * GROUPS) * a.p.D);
+#pragma unroll
+        for (uint32_t k = 0; k < OF_TOKEN; k++) {
+            const uint32_t head = first + k * GROUPS;
+            float v[N], w[N], squares = 0;
+            unpack<T, N>(in[k], v);
+#pragma unroll
+            for (int e = 0; e < N; e++) squares += v[e] * v[e];
+            const float r = 1 / sqrtf(lanes_sum<LANES>(squares) / (float)a.p.D + a.eps);
+            if (!b.active || head >= b.vectors) continue;
+            if (head < a.p.normed) {
+                if (a.kept) *(pack<T, N> *)(a.kept + b.kept + head * a.p.D) = in[k];
+                unpack<T, N>(*(const pack<T, N> *)(a.w + head / a.p.each * a.p.D + b.i), w);
+#pragma unroll
+                for (int e = 0; e < N; e++) v[e] = v[e] * r * w[e];
+                if (a.cosine) {
+                    unpack<T, N>(packed<T, N>(v), v);
+                    turn_pack<N>(v, c, z, 1);
+                }
+                in[k] = packed<T, N>(v);
+                if (a.rstd && b.i == 0) a.rstd[(int64_t)b.token * a.p.normed + head] = r;
+            }
+            *(pack<T, N> *)(y + head * a.p.D) = in[k];
+        }
+    }
+}
+
 /* A warp per vector, which it reads twice, from L1 the second time. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forward_args<T> a)
@@ -210,6 +319,12 @@ static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forw
     if (a.rstd && first == 0 && w) a.rstd[(int64_t)token * a.p.normed + at.head] = r;
 }
 
+/* A token's normed vectors are enough for most of a block. */
+static bool fill_a_block(const places &p, int lanes)
+{
+    return (int64_t)p.normed * lanes * 4 >= (int64_t)THREADS * 3;
+}
+
 template <typename T, int N> static void forward(cudaStream_t stream, const forward_args<T> &a)
 {
     const int64_t packs = ceil_div(a.p.D, N), vectors = a.p.vectors;
@@ -218,6 +333,12 @@ template <typename T, int N> static void forward(cudaStream_t stream, const forw
     else
         WITH_LANES(a.p.D, N, LANES, PACKS, {
             constexpr int BLOCK = THREADS / LANES * AT_ONCE;
+            if constexpr (PACKS == 1 && N > 1)
+                if (fill_a_block(a.p, LANES)) {
+                    token_forward_kernel<T, N, LANES>
+                        <<<(unsigned)(vectors / a.p.heads.by), THREADS, 0, stream>>>(a);
+                    break;
+                }
             if constexpr (PACKS == 1)
                 forward_kernel<T, N, LANES>
                     <<<(unsigned)ceil_div(vectors, BLOCK), THREADS, 0, stream>>>(a);
@@ -421,6 +542,58 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
             a.partial + ((int64_t)blockIdx.x * a.p.weights + blockIdx.y) * a.p.D, a.p.D, sum);
 }
 
+/* dx alone, of a token. */
+template <typename T, int N, int LANES>
+static __global__ void __launch_bounds__(THREADS) token_dx_kernel(const backward_args<T> a)
+{
+    constexpr uint32_t GROUPS = THREADS / LANES;
+    const token_part b = part_of<N, LANES>(a.p);
+    const T *dy = a.dy + b.sample * a.p.stride_in + b.within;
+    T *dx = a.dx + b.sample * a.p.stride_out + b.within;
+    float c[N / 2], z[N / 2];
+    load_angles<N>(b, a.p, a.cosine, a.sine, c, z);
+    for (uint32_t first = b.group; first - b.group < b.vectors; first += GROUPS * OF_TOKEN) {
+        pack<T, N> in[OF_TOKEN] = {}, kept[OF_TOKEN] = {};
+#pragma unroll
+        for (uint32_t k = 0; k < OF_TOKEN; k++) {
+            const uint32_t head = first + k * GROUPS;
+            if (!b.active || head >= b.vectors) continue;
+            in[k] = *(const pack<T, N> *)(dy + head * a.p.D);
+            if (head < a.p.normed) kept[k] = *(const pack<T, N> *)(a.kept + b.kept + head * a.p.D);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < OF_TOKEN; k++) {
+            const uint32_t head = first + k * GROUPS;
+            const bool normed = b.active && head < a.p.normed;
+            float d[N], x[N], u[N] = {}, v[N], old[N], mean = 0;
+            const float r = normed ? a.rstd[(int64_t)b.token * a.p.normed + head] : 0;
+            unpack<T, N>(in[k], d);
+            unpack<T, N>(kept[k], x);
+            if (normed) {
+                unpack<T, N>(*(const pack<T, N> *)(a.w + head / a.p.each * a.p.D + b.i), u);
+                if (a.cosine) {
+                    turn_pack<N>(d, c, z, -1);
+                    unpack<T, N>(packed<T, N>(d), d);
+                }
+            }
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                const float n = x[e] * r;
+                mean += d[e] * u[e] * n;
+            }
+            mean = lanes_sum<LANES>(mean) / (float)a.p.D;
+            if (!b.active || head >= b.vectors) continue;
+            if (a.accumulate) unpack<T, N>(*(const pack<T, N> *)(dx + head * a.p.D), old);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                v[e] = normed ? r * (d[e] * u[e] - x[e] * r * mean) : d[e];
+                if (a.accumulate) v[e] += old[e];
+            }
+            *(pack<T, N> *)(dx + head * a.p.D) = packed<T, N>(v);
+        }
+    }
+}
+
 /* dx alone: a warp per vector, which it reads twice. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) long_dx_kernel(const backward_args<T> a)
@@ -494,6 +667,12 @@ static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T>
     const bool copies = a.p.heads.by > a.p.normed && !a.p.in_place;
     const dim3 grid((unsigned)chunks, (unsigned)(a.p.weights + copies));
     WITH_LANES(a.p.D, N, LANES, PACKS, {
+        if constexpr (PACKS == 1 && N > 1)
+            if (!a.partial && fill_a_block(a.p, LANES)) {
+                token_dx_kernel<T, N, LANES><<<a.p.vectors / a.p.heads.by, THREADS, 0, stream>>>(a);
+                LG_CUDA_LAUNCHED();
+                return;
+            }
         backward_kernel<T, N, LANES, PACKS><<<grid, THREADS, 0, stream>>>(a);
         LG_CUDA_LAUNCHED();
         return;
