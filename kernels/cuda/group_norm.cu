@@ -12,30 +12,7 @@
  *
  * Scratch: per sample, block and channel two floats; then mean and rstd per sample and group. The
  * blocks of a sample depend on H W alone, so its bits do not depend on the batch. */
-#include "kernels/cuda/common.cuh"
-#include "kernels/cuda/group_norm.h"
-
-enum { THREADS = 256, PIXELS = 256, STEPS = 4, ADDERS = 128 };
-
-struct dims {
-    int64_t N, HW, C;
-    int groups, wide, blocks; /* wide: channels of a group; blocks: of a sample */
-};
-static dims dims_of(const lg_tensor &x, int64_t groups)
-{
-    int64_t HW = x.dim[1] * x.dim[2], C = x.dim[3];
-    return {x.dim[0], HW, C, (int)groups, (int)(C / groups), (int)ceil_div(HW, PIXELS)};
-}
-
-/* How a block lies on (pixels, packs of channels): `columns` packs wide, `rows` pixels high. */
-struct lay {
-    int columns, rows;
-};
-static lay lay_of(const dims &z, int pack)
-{
-    int64_t columns = z.C / pack < THREADS ? z.C / pack : THREADS;
-    return {(int)columns, THREADS / (int)columns};
-}
+#include "kernels/cuda/group_norm.cuh"
 
 /* grid (blocks, N, ceil(C / (columns packs))) */
 template <typename T, int P> __global__ void sums_kernel(const T *x, float *sums, dims z, lay l)
@@ -221,6 +198,11 @@ void cuda_group_mean_var(lg_stream *s, lg_tensor x, lg_tensor mean_var)
     WITH_TYPE(x.dtype, T,
               {WITH_PACK(lg_cuda_aligned_16(x.data) && x.dim[3] % PACK<T> == 0, T, P,
                          (measure<T, P>(stream, x, z, (float *)s->scratch, to)))})
+}
+
+void cuda_group_mean_var_forward(lg_stream *s, const struct lg_group_mean_var_forward_args *a)
+{
+    cuda_group_mean_var(s, a->x, a->mean_var);
 }
 
 void cuda_group_mean_var_of_sums(lg_stream *s, const float *sums, int64_t tiles, lg_tensor x,

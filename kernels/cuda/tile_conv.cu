@@ -77,14 +77,6 @@ struct problem {
 
 /* ---- copies ---- */
 
-static __device__ __forceinline__ void load_patch(void *to, const CUtensorMap *from, uint64_t *full,
-                                                  int c, int w, int h, int n)
-{
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
-                 "l"(from), "r"(shared_address(full)), "r"(c), "r"(w), "r"(h), "r"(n)
-                 : "memory");
-}
 static __device__ __forceinline__ void store_patch(const CUtensorMap *to, const void *from, int c,
                                                    int w, int h, int n)
 {
@@ -144,8 +136,8 @@ template <bool ADD, int STRIDE> static __device__ void load_patches(const proble
                 for (int j = 0; j < STRIDE; j++, at.next()) {
                     barrier_wait(&s.patch_empty[at.slot], at.phase ^ 1);
                     barrier_expect(&s.patch_full[at.slot], PATCH * PATCH * ROW);
-                    load_patch(s.patch[at.slot], &z.x, &s.patch_full[at.slot], c,
-                               p.w * STRIDE + j - z.left, p.h * STRIDE + i - z.top, p.n);
+                    load_map(s.patch[at.slot], &z.x, &s.patch_full[at.slot], c,
+                             p.w * STRIDE + j - z.left, p.h * STRIDE + i - z.top, p.n);
                 }
         for (int c = 0; c < CHANNELS; c += DEPTH, at.next()) {
             uint64_t *full = &s.patch_full[at.slot];
@@ -156,8 +148,8 @@ template <bool ADD, int STRIDE> static __device__ void load_patches(const proble
             }
             barrier_expect(full, GROUPS * GROUP_BYTES);
             for (int g = 0; g < GROUPS; g++)
-                load_patch(s.patch[at.slot] + g * GROUP_BYTES, &z.residual, full, p.c + c, p.w,
-                           p.h + g * SIDE / GROUPS, p.n);
+                load_map(s.patch[at.slot] + g * GROUP_BYTES, &z.residual, full, p.c + c, p.w,
+                         p.h + g * SIDE / GROUPS, p.n);
         }
     }
 }
