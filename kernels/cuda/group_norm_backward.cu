@@ -3,10 +3,10 @@
  *
  * 1. sums: a block takes PIXELS pixels of one sample. A thread keeps one pack of channels and walks the pixels; it sums d
  *    n and d.
- * 2. means: one block per (sample, group) adds w times these in double, and divides.
+ * 2. means: one block per (sample, group) adds the blocks' sums, then w times these in double, and divides.
  * 3. result: a thread keeps one pack of channels and works d out again: dx (+)= rstd (d w - mean(d w) - n mean(d w n)).
  *
- * dw and db are what 1 has summed, of all samples' blocks in order. The blocks of a sample depend on H W alone, so its
+ * dw and db are what 2 has added, of all samples in order. The blocks of a sample depend on H W alone, so its
  * bits do not depend on the batch.
  *
  * Bytes: x and dy twice, dx once; a sample's two maps of SD 2's first level are 5 MB, so that nothing stays in a
@@ -19,8 +19,9 @@ template <typename T> struct backward_args {
     const T *dy, *x, *w, *b;
     const double *mean_var;
     T *dx;
-    float *sums;  /* (2, N blocks, C): of d n, of d */
-    float *means; /* (N, groups, 2): of d w, of d w n */
+    float *sums;    /* (2, N blocks, C): of d n, of d */
+    float *samples; /* (2, N, C): the same of whole samples */
+    float *means;   /* (N, groups, 2): of d w, of d w n */
     double eps;
     lg_act act;
     bool accumulate;
@@ -96,25 +97,36 @@ static __global__ void __launch_bounds__(THREADS) sums_kernel(const backward_arg
     }
 }
 
-/* grid (groups, N) */
+/* A warp adds a channel's blocks. grid (groups, N) */
 template <typename T> static __global__ void means_kernel(const backward_args<T> a)
 {
+    enum { WARPS = ADDERS / WARP };
+    __shared__ double partial[2][WARPS];
     const dims &z = a.z;
-    const int64_t n = blockIdx.y, c = (int64_t)blockIdx.x * z.wide, plane = z.N * z.blocks * z.C;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int64_t n = blockIdx.y, plane = z.N * z.blocks * z.C;
     double dwn = 0, dw = 0;
-    for (int i = threadIdx.x; i < z.blocks * z.wide; i += ADDERS) {
-        const float *at = a.sums + (n * z.blocks + i / z.wide) * z.C + c + i % z.wide;
-        const double w = to_float(a.w[c + i % z.wide]);
-        dwn += w * at[0];
-        dw += w * at[plane];
+    for (int i = warp; i < z.wide; i += WARPS) {
+        const int64_t c = (int64_t)blockIdx.x * z.wide + i;
+        float dn = 0, d = 0;
+        for (int k = lane; k < z.blocks; k += WARP) {
+            const float *at = a.sums + (n * z.blocks + k) * z.C + c;
+            dn += at[0];
+            d += at[plane];
+        }
+        dn = warp_sum(dn), d = warp_sum(d);
+        dwn += to_float(a.w[c]) * (double)dn;
+        dw += to_float(a.w[c]) * (double)d;
+        if (lane > 0) continue;
+        a.samples[n * z.C + c] = dn;
+        a.samples[(z.N + n) * z.C + c] = d;
     }
-    const double count = (double)(z.HW * z.wide);
-    dw = block_sum<ADDERS>(dw) / count;
-    dwn = block_sum<ADDERS>(dwn) / count;
-    if (threadIdx.x > 0) return;
-    float *to = a.means + (n * z.groups + blockIdx.x) * 2;
-    to[0] = (float)dw;
-    to[1] = (float)dwn;
+    if (lane == 0) partial[0][warp] = dw, partial[1][warp] = dwn;
+    __syncthreads();
+    if (threadIdx.x > 1) return;
+    double sum = 0;
+    for (int w = 0; w < WARPS; w++) sum += partial[threadIdx.x][w];
+    a.means[(n * z.groups + blockIdx.x) * 2 + threadIdx.x] = (float)(sum / (double)(z.HW * z.wide));
 }
 
 /* grid (pixels / (rows STEPS), N, ceil(C / (columns packs))) */
@@ -161,7 +173,7 @@ static __global__ void __launch_bounds__(THREADS) result_kernel(const backward_a
 size_t cuda_group_norm_backward_scratch(const struct lg_group_norm_backward_args *a)
 {
     const dims z = dims_of(a->x, a->groups);
-    return (size_t)(z.N * z.groups + z.N * z.blocks * z.C) * 2 * sizeof(float);
+    return (size_t)(z.N * (z.groups + z.C + z.blocks * z.C)) * 2 * sizeof(float);
 }
 
 template <typename T, int P, bool SILU>
@@ -182,9 +194,8 @@ static void run(cudaStream_t stream, const backward_args<T> &a)
 void cuda_group_norm_backward(lg_stream *s, const struct lg_group_norm_backward_args *a)
 {
     const dims z = dims_of(a->x, a->groups);
-    const int64_t rows = z.N * z.blocks;
     cudaStream_t stream = lg_cuda_stream_of(s);
-    float *means = (float *)s->scratch, *sums = means + z.N * z.groups * 2;
+    float *means = (float *)s->scratch, *samples = means + z.N * z.groups * 2;
     bool aligned = lg_cuda_aligned_16(a->x.data) && lg_cuda_aligned_16(a->dy.data) &&
                    lg_cuda_aligned_16(a->dx.data) && lg_cuda_aligned_16(a->w.data) &&
                    lg_cuda_aligned_16(a->b.data);
@@ -196,7 +207,8 @@ void cuda_group_norm_backward(lg_stream *s, const struct lg_group_norm_backward_
                   b.b = (const T *)a->b.data;
                   b.mean_var = (const double *)a->mean_var.data;
                   b.dx = (T *)a->dx.data;
-                  b.sums = sums;
+                  b.samples = samples;
+                  b.sums = samples + z.N * z.C * 2;
                   b.means = means;
                   b.eps = a->eps;
                   b.act = a->act;
@@ -209,6 +221,6 @@ void cuda_group_norm_backward(lg_stream *s, const struct lg_group_norm_backward_
                       run<T, P, false>(stream, b);
               })})
     if (!a->dw.data) return;
-    cuda_add_partial_sums(stream, sums, rows, a->dw, a->accumulate_dw);
-    cuda_add_partial_sums(stream, sums + rows * z.C, rows, a->db, a->accumulate_dw);
+    cuda_add_partial_sums(stream, samples, z.N, a->dw, a->accumulate_dw);
+    cuda_add_partial_sums(stream, samples + z.N * z.C, z.N, a->db, a->accumulate_dw);
 }

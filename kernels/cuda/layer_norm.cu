@@ -9,7 +9,7 @@
  * that are not aligned) takes two general kernels. */
 #include "kernels/cuda/norm.cuh"
 
-enum { WARPS = 8, THREADS = WARP * WARPS, CHUNKS_MAX = 512, CHUNK_MIN = 64 };
+enum { WARPS = 8, THREADS = WARP * WARPS, CHUNKS_MAX = 256, CHUNK_MIN = 64 };
 
 template <typename T, int N>
 static __global__ void forward_kernel(const T *x, const T *w, const T *b, T *y, float *ret_mean,
