@@ -48,7 +48,7 @@ template <typename T, int P> struct channels {
         for (int e = 0; e < P; e++) {
             const double *at = a.mean_var + (n * a.z.groups + ((int)c + e) / a.z.wide) * 2;
             mean[e] = (float)at[0];
-            rstd[e] = (float)(1 / sqrt(at[1] + a.eps));
+            rstd[e] = 1 / sqrtf((float)(at[1] + a.eps));
         }
     }
 };
@@ -129,7 +129,7 @@ template <typename T> static __global__ void means_kernel(const backward_args<T>
     a.means[(n * z.groups + blockIdx.x) * 2 + threadIdx.x] = (float)(sum / (double)(z.HW * z.wide));
 }
 
-/* grid (pixels / (rows STEPS), N, ceil(C / (columns packs))) */
+/* grid (pixels / (rows WALK), N, ceil(C / (columns packs))) */
 template <typename T, int P, bool SILU>
 static __global__ void __launch_bounds__(THREADS) result_kernel(const backward_args<T> a)
 {
@@ -138,35 +138,40 @@ static __global__ void __launch_bounds__(THREADS) result_kernel(const backward_a
     const int64_t n = blockIdx.y, c = ((int64_t)blockIdx.z * a.l.columns + column) * P;
     if (row >= a.l.rows || c >= z.C) return;
     const channels<T, P> k(a, n, c);
-    float avg[P], avg_n[P];
+    float factor[P], offset[P], of_n[P]; /* dx = d factor - n of_n - offset */
 #pragma unroll
     for (int e = 0; e < P; e++) {
         const float *at = a.means + (n * z.groups + ((int)c + e) / z.wide) * 2;
-        avg[e] = at[0];
-        avg_n[e] = at[1];
+        factor[e] = k.rstd[e] * k.w[e];
+        offset[e] = k.rstd[e] * at[0];
+        of_n[e] = k.rstd[e] * at[1];
     }
-    const int64_t first = (int64_t)blockIdx.x * a.l.rows * STEPS + row, step = a.l.rows * z.C;
-    const int64_t begin = (n * z.HW + first) * z.C + c;
-    pack<T, P> x[STEPS], dy[STEPS], old[STEPS]; /* all before the first store: dx may be dy */
+    const int64_t first = (int64_t)blockIdx.x * a.l.rows * WALK + row, step = a.l.rows * z.C;
+    const int64_t last = min(first + (int64_t)a.l.rows * WALK, z.HW);
+    int64_t at = (n * z.HW + first) * z.C + c;
+    for (int64_t p = first; p < last; p += a.l.rows * STEPS, at += STEPS * step) {
+        pack<T, P> x[STEPS], dy[STEPS], old[STEPS];
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-        if (first + i * a.l.rows >= z.HW) break;
-        x[i] = *reinterpret_cast<const pack<T, P> *>(a.x + begin + i * step);
-        dy[i] = *reinterpret_cast<const pack<T, P> *>(a.dy + begin + i * step);
-        if (a.accumulate) old[i] = *reinterpret_cast<const pack<T, P> *>(a.dx + begin + i * step);
-    }
-#pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-        if (first + i * a.l.rows >= z.HW) return;
-        float v[P];
-#pragma unroll
-        for (int e = 0; e < P; e++) {
-            const float normed = (to_float(x[i].v[e]) - k.mean[e]) * k.rstd[e];
-            const float d = to_float(dy[i].v[e]) * slope<T, SILU>(a.act, normed * k.w[e] + k.b[e]);
-            v[e] = k.rstd[e] * (d * k.w[e] - avg[e] - normed * avg_n[e]);
-            if (a.accumulate) v[e] += to_float(old[i].v[e]);
+        for (int i = 0; i < STEPS; i++) {
+            if (p + i * a.l.rows >= last) break;
+            x[i] = *reinterpret_cast<const pack<T, P> *>(a.x + at + i * step);
+            dy[i] = *reinterpret_cast<const pack<T, P> *>(a.dy + at + i * step);
+            if (a.accumulate) old[i] = *reinterpret_cast<const pack<T, P> *>(a.dx + at + i * step);
         }
-        store<T, P>(a.dx + begin + i * step, v);
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            if (p + i * a.l.rows >= last) break;
+            float v[P];
+#pragma unroll
+            for (int e = 0; e < P; e++) {
+                const float normed = (to_float(x[i].v[e]) - k.mean[e]) * k.rstd[e];
+                const float d =
+                    to_float(dy[i].v[e]) * slope<T, SILU>(a.act, normed * k.w[e] + k.b[e]);
+                v[e] = d * factor[e] - normed * of_n[e] - offset[e];
+                if (a.accumulate) v[e] += to_float(old[i].v[e]);
+            }
+            store<T, P>(a.dx + at + i * step, v);
+        }
     }
 }
 
@@ -182,7 +187,7 @@ static void run(cudaStream_t stream, const backward_args<T> &a)
     const unsigned N = (unsigned)a.z.N;
     const unsigned across = (unsigned)ceil_div(a.z.C, (int64_t)a.l.columns * P);
     const dim3 blocks((unsigned)a.z.blocks, N, across);
-    const dim3 steps((unsigned)ceil_div(a.z.HW, (int64_t)a.l.rows * STEPS), N, across);
+    const dim3 steps((unsigned)ceil_div(a.z.HW, (int64_t)a.l.rows * WALK), N, across);
     sums_kernel<T, P, SILU><<<blocks, THREADS, 0, stream>>>(a);
     LG_CUDA_LAUNCHED();
     means_kernel<T><<<dim3((unsigned)a.z.groups, N), ADDERS, 0, stream>>>(a);
