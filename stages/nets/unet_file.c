@@ -103,11 +103,13 @@ static int load_shape(const lg_model_config *f, struct lg_unet *u)
     static const int channels[] = {320, 640, 1280, 1280};
     bool down[LG_UNET_LEVELS_MAX], up[LG_UNET_LEVELS_MAX];
     const cJSON *heads = cJSON_GetObjectItemCaseSensitive(f->root, "num_attention_heads");
-    u->levels = (int)LG_ARRAY_LEN(channels);
-    memcpy(u->channels, channels, sizeof channels);
-    if (cJSON_GetObjectItemCaseSensitive(f->root, "block_out_channels"))
+    if (cJSON_GetObjectItemCaseSensitive(f->root, "block_out_channels")) {
         LG_TRY(lg_model_config_ints(f, "block_out_channels", 1, LG_MODEL_WIDTH_MAX,
                                     LG_UNET_LEVELS_MAX, u->channels, &u->levels));
+    } else {
+        u->levels = (int)LG_ARRAY_LEN(channels);
+        memcpy(u->channels, channels, sizeof channels);
+    }
     LG_TRY(load_types(f, "down_block_types", u, CROSS_DOWN, DOWN, has, 1, down));
     LG_TRY(load_types(f, "up_block_types", u, CROSS_UP, UP, has_up, -1, up));
     LG_TRY(load_levels(f, "transformer_layers_per_block", 1, u, u->depths));
