@@ -1,7 +1,7 @@
 /* LayerNorm with affine. (norm.cu: with modulation.)
  *
- * Forward: a warp per row; mean, then the squares of distances from it, then the result; the row comes from L1 after
- * the first time.
+ * Forward: a warp per row; mean, then the squares of distances from it, then the result. The row stays in registers, or
+ * where it does not fit comes from L1 after the first time; the order of sums is the same.
  *
  * Backward: a block owns a chunk of rows, a warp every eighth of them, of which it reads x and dy once. A lane keeps its
  * columns' sums for dw and db in registers; at the end those of the warps are added in order, and the chunks' by
@@ -42,6 +42,60 @@ static __global__ void forward_kernel(const T *x, const T *w, const T *b, T *y, 
     if (first > 0 || !ret_rstd) return;
     ret_mean[row] = mean;
     ret_rstd[row] = rstd;
+}
+/* The same of a row in registers. */
+template <typename T, int PACKS>
+static __global__ void forward_rows_kernel(const T *x, const T *w, const T *b, T *y,
+                                           float *ret_mean, float *ret_rstd, float eps,
+                                           int64_t rows, int64_t D)
+{
+    constexpr int N = ROW_PACK;
+    const int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    if (row >= rows) return;
+    const int first = threadIdx.x % WARP * N;
+    pack<T, N> in[PACKS];
+    float v[N], u[N], c[N], sum = 0, squares = 0;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (first + j * ROW_STEP < D)
+            in[j] = *reinterpret_cast<const pack<T, N> *>(x + row * D + first + j * ROW_STEP);
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (first + j * ROW_STEP < D)
+#pragma unroll
+            for (int e = 0; e < N; e++) sum += to_float(in[j].v[e]);
+    const float mean = warp_sum(sum) / (float)D;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (first + j * ROW_STEP < D)
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                squares += (to_float(in[j].v[e]) - mean) * (to_float(in[j].v[e]) - mean);
+    const float rstd = 1 / sqrtf(warp_sum(squares) / (float)D + eps);
+#pragma unroll
+    for (int j = 0; j < PACKS; j++) {
+        const int i = first + j * ROW_STEP;
+        if (i >= D) break;
+        load<T, N>(w + i, u);
+        load<T, N>(b + i, c);
+#pragma unroll
+        for (int e = 0; e < N; e++) v[e] = (to_float(in[j].v[e]) - mean) * rstd * u[e] + c[e];
+        store<T, N>(y + row * D + i, v);
+    }
+    if (first > 0 || !ret_rstd) return;
+    ret_mean[row] = mean;
+    ret_rstd[row] = rstd;
+}
+template <typename T>
+static void forward_in_registers(cudaStream_t stream, const struct lg_layer_norm_forward_args *a)
+{
+    const int64_t rows = a->x.dim[0], D = a->x.dim[1];
+    if constexpr (sizeof(T) == 2)
+        WITH_PACKS(
+            D, PACKS,
+            (forward_rows_kernel<T, PACKS><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
+                (const T *)a->x.data, (const T *)a->w.data, (const T *)a->b.data, (T *)a->y.data,
+                (float *)a->mean.data, (float *)a->rstd.data, (float)a->eps, rows, D)))
 }
 void cuda_layer_norm_forward(lg_stream *s, const struct lg_layer_norm_forward_args *a)
 {
