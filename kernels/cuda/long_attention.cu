@@ -588,7 +588,7 @@ template <int D> static pieces pieces_for(const struct lg_attention_backward_arg
  * before it. */
 static int together_of(const struct lg_attention_backward_args *a)
 {
-    int64_t bytes = a->q.dim[1] * a->q.dim[3] * 8, n = (25 << 20) / bytes;
+    int64_t bytes = a->q.dim[1] * a->q.dim[3] * 8, n = (16 << 20) / bytes;
     if (getenv("LG_TOGETHER")) n = atoi(getenv("LG_TOGETHER"));
     return (int)LG_MAX(1, LG_MIN(n, a->q.dim[0] * a->q.dim[2]));
 }

@@ -8,7 +8,10 @@
 #pragma once
 #include "kernels/cuda/head_boxes.cuh"
 
-enum { GROUP = 128, LONG_LEAST = 512 };
+#ifndef LG_LEAST
+#define LG_LEAST 512
+#endif
+enum { GROUP = 128, LONG_LEAST = LG_LEAST };
 
 template <int D> struct panels {
     static constexpr int COLUMNS = D % 64 ? 16 : 64, COUNT = (D + COLUMNS - 1) / COLUMNS;

@@ -83,13 +83,13 @@ static void bench(int64_t d, int64_t T, int64_t B, int64_t H)
     size_t bytes = lg_stream_scratch_need(dry);
     void *scratch = gpu_scratch(device, bytes);
     lg_stream_set_scratch(stream, scratch, bytes);
-    double forward = time_of(&a, false), both = time_of(&a, true);
-    double flops = (double)(B * H * T) * (double)(T * d) * 1e-9;
-    printf(
-        "d %d, %d tokens, batch %d, %d heads: forward %.3f ms %.0f TFLOP/s, backward %.3f ms %.0f, "
-        "both %.3f ms %.0f; scratch %.0f MiB\n",
-        (int)d, (int)T, (int)B, (int)H, forward, 4 * flops / forward, both - forward,
-        10 * flops / (both - forward), both, 14 * flops / both, (double)bytes * 0x1p-20);
+    double flops = (double)(B * H * T) * (double)(T * d) * 1e-9, forward = time_of(&a, false);
+    printf("d %d, %d tokens, batch %d, %d heads: forward %.3f ms %.0f TFLOP/s, ", (int)d, (int)T,
+           (int)B, (int)H, forward, 4 * flops / forward);
+    fflush(stdout);
+    double both = time_of(&a, true);
+    printf("backward %.3f ms %.0f, both %.3f ms %.0f; scratch %.0f MiB\n", both - forward,
+           10 * flops / (both - forward), both, 14 * flops / both, (double)bytes * 0x1p-20);
     lg_stream_close(&dry);
     lg_tensor *all[] = {&qkv, &dqkv, &o, &dout, &lse};
     for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]->data);
