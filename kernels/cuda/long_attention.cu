@@ -39,7 +39,7 @@ enum {
     ROWS = 64 /* keys of a warpgroup */
 };
 enum { LOADER_REGISTERS = 24, REGISTERS = 240, SMALL_THREADS = 256, DS_PANEL = KEYS * 128 };
-enum { LOAD_WARP = 0, ADD_WARP = 1, WARPS = GROUPS * GROUP / WARP };
+enum { LOAD_WARP = 0, ADD_WARP = 1, ADDERS = 2, WARPS = GROUPS * GROUP / WARP };
 enum { DS_FULL = 1 }; /* hardware barrier */
 
 template <int D> struct backward_layout {
@@ -56,7 +56,7 @@ template <int D> struct backward_layout {
     /* Pairs of barriers. */
     static constexpr int K_CAME = BARRIERS, V_CAME = K_CAME + 16 * KV_STAGES;
     static constexpr int Q_CAME = V_CAME + 16 * KV_STAGES, DOUT_CAME = Q_CAME + 32;
-    static constexpr int DQ_CAME = DOUT_CAME + 32, ITEM_CAME = DQ_CAME + 16;
+    static constexpr int DQ_CAME = DOUT_CAME + 32, ITEM_CAME = DQ_CAME + 32;
     static constexpr int BYTES = ITEM_CAME + 32;
     static_assert(BYTES <= LG_CUDA_SHARED_HOPPER, "of a block");
 };
@@ -209,26 +209,30 @@ static __device__ __forceinline__ void produce(const backward_args &a, uint32_t 
     }
 }
 
-/* ---- the thread that adds up dQ ---- */
+/* ---- the threads that add up dQ ---- */
 
+/* Every second part. */
 template <int D>
-static __device__ __forceinline__ void add_up(const backward_args &a, uint32_t shared)
+static __device__ __forceinline__ void add_up(const backward_args &a, uint32_t shared, int turn)
 {
     using L = backward_layout<D>;
-    uint32_t pair = shared + L::DQ_CAME;
     for (int n = 0, m = 0, number; (number = number_of<D>(shared, n, false)) >= 0; n++) {
         item_of z(a, number);
         uint32_t *added = a.added + z.head * a.blocks, parts;
         float *to = a.dq + (int64_t)z.head * a.blocks * L::DQ_FLOATS;
         for (int i = 0; i < a.blocks; i++, m++, added++, to += L::DQ_FLOATS) {
-            wait_came<1>(pair, m);
+            if (m % ADDERS != turn) continue;
+#ifndef LG_NO_WAIT
             do
                 asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
                              : "=r"(parts)
                              : "l"(added)
                              : "memory");
             while (parts != (uint32_t)z.tile);
+#endif
+            wait_came<ADDERS>(shared + L::DQ_CAME, m);
             asm volatile("fence.proxy.async;" ::: "memory");
+#ifndef LG_NO_ADD
             if (z.tile == 0)
                 asm volatile(
                     "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
@@ -239,12 +243,13 @@ static __device__ __forceinline__ void add_up(const backward_args &a, uint32_t s
                              "[%0], [%1], %2;" ::"l"(to),
                              "r"(shared + L::DQ), "r"(L::DQ_FLOATS * 4)
                              : "memory");
+#endif
             puts_end();
             puts_wait<0>();
-            mbarrier_arrive(pair + 8);
+            mbarrier_arrive(came<ADDERS>(shared + L::DQ_CAME, m) + 8);
             puts_done();
-            asm volatile("fence.proxy.async;\nfence.acq_rel.gpu;" ::: "memory");
-            asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(added), "r"(z.tile + 1)
+            asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.u32 [%0], %1;" ::"l"(added),
+                         "r"(z.tile + 1)
                          : "memory");
         }
     }
@@ -398,7 +403,8 @@ template <typename T, int D> struct computing {
             products_wait<1>();
         }
         settled(dq);
-        wait_free<1>(shared + L::DQ_CAME, m - 1);
+        /* The part before this one, which has one place with it, has been read. */
+        if (m > 1) mbarrier_wait(came<2>(shared + L::DQ_CAME, m - 2) + 8, (m - 2) / 2 % 2);
         uint32_t to = shared + L::DQ + group * L::DQ_HALF + threadIdx.x % GROUP * 16;
 #pragma unroll
         for (int j = 0; j < L::N / 8; j++)
@@ -406,7 +412,7 @@ template <typename T, int D> struct computing {
                          "f"(dq[4 * j]), "f"(dq[4 * j + 1]), "f"(dq[4 * j + 2]), "f"(dq[4 * j + 3])
                          : "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        warp_arrive(shared + L::DQ_CAME);
+        warp_arrive(came<2>(shared + L::DQ_CAME, m - 1));
         products_wait<LAST ? 0 : 1>(); /* g is free: there are no registers for it, S and dP */
         settled(dk);
         warp_arrive(came<2>(shared + L::Q_CAME, m - 1) + 8);
@@ -464,17 +470,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
     uint32_t shared = shared_address(memory);
     if (threadIdx.x == 0)
         for (int at = L::BARRIERS; at < L::BYTES; at += 16) {
-            mbarrier_begin(shared + at, at == L::DQ_CAME ? WARPS : 1);
-            mbarrier_begin(shared + at + 8, at == L::DQ_CAME     ? 1
-                                            : at >= L::ITEM_CAME ? WARPS + 1
-                                                                 : WARPS);
+            bool dq = at >= L::DQ_CAME && at < L::ITEM_CAME;
+            int readers = at >= L::ITEM_CAME ? WARPS + ADDERS : WARPS;
+            mbarrier_begin(shared + at, dq ? WARPS : 1);
+            mbarrier_begin(shared + at + 8, dq ? 1 : readers);
         }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
     if (threadIdx.x < GROUP) {
         registers_give<LOADER_REGISTERS>();
         if (threadIdx.x == LOAD_WARP * WARP) produce<D>(a, shared);
-        if (threadIdx.x == ADD_WARP * WARP) add_up<D>(a, shared);
+        int adder = threadIdx.x / WARP - ADD_WARP;
+        if (threadIdx.x % WARP == 0 && adder >= 0 && adder < ADDERS) add_up<D>(a, shared, adder);
     } else {
         registers_take<REGISTERS>();
         computing<T, D>(a, shared).items();
