@@ -23,9 +23,6 @@
 enum { ROWS = 64, KEYS = 128, EIGHTS = KEYS / 8 }; /* of a warpgroup; of a tile */
 #define LEAST_SCORE (-1e30f)
 #define MOST_ABOVE  8.0f /* log2 of the largest weight */
-#ifndef LG_TURNS
-#define LG_TURNS 1
-#endif
 
 template <int D> struct forward_layout {
     static constexpr int GROUPS = D > 96 ? 2 : 3, THREADS = (GROUPS + 1) * GROUP;
@@ -33,12 +30,12 @@ template <int D> struct forward_layout {
     static constexpr int STAGES = D > 96 ? 2 : 3, Q_STAGES = 2, QUERIES = GROUPS * ROWS;
     static constexpr int Q_TILE = panels<D>::bytes(QUERIES), TILE = panels<D>::bytes(KEYS);
     static constexpr int K = Q_STAGES * Q_TILE, V = K + STAGES * TILE;
-    static constexpr int BARRIERS = V + STAGES * TILE;
+    static constexpr int NOTHING = V + STAGES * TILE, BARRIERS = NOTHING + panels<D>::REST * ZEROS;
     static constexpr int BYTES = BARRIERS + 16 * (Q_STAGES + 2 * STAGES);
     static_assert(BYTES <= LG_CUDA_SHARED_HOPPER, "of a block");
 };
 struct forward_args {
-    CUtensorMap q, k, v, o;
+    tensor_maps q, k, v, o;
     float *lse; // (B, H, Tq) or NULL
     float scale;
     int Tq, Tk, H;
@@ -59,11 +56,10 @@ template <typename T> struct tensor_core;
             PRODUCT_REGISTERS_OR_SET("64", type, N32, F16(d, 0) COMMA F16(d, 16),                  \
                                      "%32, %33, %34, %35", "%36", "%37", "1");                     \
         }                                                                                          \
-        static __device__ __forceinline__ void values(float (&d)[36], const uint32_t *a,           \
-                                                      uint64_t b, int add)                         \
+        static __device__ __forceinline__ void rest_of_values(float *d, const uint32_t *a,         \
+                                                              uint64_t b, int add)                 \
         {                                                                                          \
-            PRODUCT_REGISTERS_OR_SET("72", type, N36, F16(d, 0) COMMA F16(d, 16) COMMA F4(d, 32),  \
-                                     "%36, %37, %38, %39", "%40", "%41", "1");                     \
+            PRODUCT_REGISTERS_OR_SET("8", type, N4, F4(d, 0), "%4, %5, %6, %7", "%8", "%9", "1");  \
         }                                                                                          \
         static __device__ __forceinline__ void values(float (&d)[64], const uint32_t *a,           \
                                                       uint64_t b, int add)                         \
@@ -75,6 +71,20 @@ template <typename T> struct tensor_core;
 TENSOR_CORE(bf16, "bf16")
 TENSOR_CORE(fp16, "f16")
 
+/* A ring of N places with two barriers each, `came` and `free`; this one is the caller's next. */
+template <int N> struct ring {
+    uint32_t barriers;
+    int at = 0, turn = 0;
+    __device__ __forceinline__ explicit ring(uint32_t where) : barriers(where) {}
+    __device__ __forceinline__ uint32_t came() const { return barriers + 16 * at; }
+    __device__ __forceinline__ uint32_t free() const { return barriers + 16 * at + 8; }
+    __device__ __forceinline__ void wait_came() const { mbarrier_wait(came(), turn); }
+    __device__ __forceinline__ void wait_free() const { mbarrier_wait(free(), turn ^ 1); }
+    __device__ __forceinline__ void next()
+    {
+        if (++at == N) at = 0, turn ^= 1;
+    }
+};
 template <int D> struct rings {
     using L = forward_layout<D>;
     ring<L::Q_STAGES> q;
@@ -98,17 +108,17 @@ static __device__ __forceinline__ void produce(const forward_args &a, uint32_t s
         place at = {item % a.tiles * L::QUERIES, head % a.H, head / a.H};
         r.q.wait_free();
         mbarrier_expect(r.q.came(), L::Q_TILE);
-        fetch_tile<D, L::QUERIES>(shared + r.q.at * L::Q_TILE, &a.q, at, r.q.came());
+        fetch_tile<D, L::QUERIES>(shared + r.q.at * L::Q_TILE, a.q, at, r.q.came());
         r.q.next();
         for (int i = n - 1; i >= 0; i--) {
             at.token = i * KEYS;
             r.k.wait_free();
             mbarrier_expect(r.k.came(), L::TILE);
-            fetch_tile<D, KEYS>(shared + L::K + r.k.at * L::TILE, &a.k, at, r.k.came());
+            fetch_tile<D, KEYS>(shared + L::K + r.k.at * L::TILE, a.k, at, r.k.came());
             r.k.next();
             r.v.wait_free();
             mbarrier_expect(r.v.came(), L::TILE);
-            fetch_tile<D, KEYS>(shared + L::V + r.v.at * L::TILE, &a.v, at, r.v.came());
+            fetch_tile<D, KEYS>(shared + L::V + r.v.at * L::TILE, a.v, at, r.v.came());
             r.v.next();
         }
     }
@@ -117,27 +127,33 @@ static __device__ __forceinline__ void produce(const forward_args &a, uint32_t s
 /* ---- a warpgroup that computes ---- */
 
 /* Hardware barrier 1 + group: its turn. */
-template <int GROUPS> static __device__ __forceinline__ void take_turn(int group)
+static __device__ __forceinline__ void take_turn(int group)
 {
-    if (LG_TURNS) barrier_sync(1 + group, 2 * GROUP);
+    barrier_sync(1 + group, 2 * GROUP);
 }
 template <int GROUPS> static __device__ __forceinline__ void give_turn(int group)
 {
-    if (LG_TURNS) barrier_arrive(1 + (group + 1 == GROUPS ? 0 : group + 1), 2 * GROUP);
+    barrier_arrive(1 + (group + 1 == GROUPS ? 0 : group + 1), 2 * GROUP);
 }
 /* What a thread knows of its two rows. */
 struct row_state {
     float top[2], sums[2], fade[2]; /* sums: of the thread's own weights */
 };
-/* x = q k^T, begun. */
+/* x = q k^T of the group's rows of a tile of queries, begun. */
 template <typename T, int D>
-static __device__ __forceinline__ void begin_scores(float (&x)[64], uint32_t q, uint32_t k)
+static __device__ __forceinline__ void begin_scores(float (&x)[64], uint32_t shared, uint32_t q,
+                                                    int row, uint32_t k)
 {
+    using L = forward_layout<D>;
+    uint32_t left = tile_start<L::QUERIES>(q, row), right = tile_start<KEYS>(k, 0);
     products_begin();
 #pragma unroll
     for (int s = 0; s < panels<D>::STEPS; s++)
-        tensor_core<T>::scores(x, columns_at<D, forward_layout<D>::QUERIES>(q, s),
-                               columns_at<D, KEYS>(k, s), s > 0);
+        tensor_core<T>::scores(x, columns_at<L::QUERIES>(left, s), columns_at<KEYS>(right, s),
+                               s > 0);
+    if (panels<D>::REST)
+        tensor_core<T>::scores(x, left_rest(rest_of<D, L::QUERIES>(q, row), shared + L::NOTHING),
+                               right_rest(rest_of<D, KEYS>(k, 0)), 1);
     products_end();
 }
 /* o (+)= p v, begun. */
@@ -146,22 +162,19 @@ static __device__ __forceinline__ void begin_values(float (&o)[D / 2],
                                                     const uint32_t (&p)[KEYS / 4], uint32_t v,
                                                     int add)
 {
+    constexpr int MAIN = panels<D>::COUNT * COLUMNS / 2;
+    uint32_t right = tile_start<KEYS>(v, 0);
     products_begin();
 #pragma unroll
-    for (int s = 0; s < KEYS / 16; s++)
-        tensor_core<T>::values(o, p + 4 * s, rows_at<D>(v, s), add || s > 0);
+    for (int s = 0; s < KEYS / 16; s++) {
+        tensor_core<T>::values(*reinterpret_cast<float(*)[MAIN]>(&o), p + 4 * s, rows_at(right, s),
+                               add || s > 0);
+        if (panels<D>::REST)
+            tensor_core<T>::rest_of_values(&o[D / 2 - 4], p + 4 * s,
+                                           rest_rows_at(rest_of<D, KEYS>(v, 0), s), add || s > 0);
+    }
     products_end();
 }
-#ifdef LG_POLY
-static __device__ __forceinline__ float exp2_by_polynomial(float x)
-{
-    float y;
-    asm("max.NaN.f32 %0, %1, 0fC2FC0000;" : "=f"(y) : "f"(x));
-    float whole = y + 12582912.f, r = y - (whole - 12582912.f);
-    float p = fmaf(fmaf(fmaf(0.05517167f, r, 0.24261114f), r, 0.69326099f), r, 0.99992807f);
-    return p * __int_as_float((__float_as_int(whole) << 23) + 0x3f800000);
-}
-#endif
 /* Scores to weights, in x; top, sums, and fade: by what earlier weights have changed. */
 static __device__ __forceinline__ void soften(float (&x)[64], row_state &w, float factor)
 {
@@ -184,12 +197,7 @@ static __device__ __forceinline__ void soften(float (&x)[64], row_state &w, floa
     float sums[4] = {};
 #pragma unroll
     for (int i = 0; i < 64; i++) {
-        float y = fmaf(x[i], factor, minus[i / 2 % 2]);
-#ifdef LG_POLY
-        x[i] = i % LG_POLY == LG_POLY - 1 ? exp2_by_polynomial(y) : exp2_of(y);
-#else
-        x[i] = exp2_of(y);
-#endif
+        x[i] = exp2_of(fmaf(x[i], factor, minus[i / 2 % 2]));
         sums[i % 4] += x[i];
     }
     w.sums[0] += sums[0] + sums[1];
@@ -227,11 +235,11 @@ static __device__ __forceinline__ void attend(const forward_args &a, float (&o)[
     float x[64], factor = a.scale * LOG2_E;
     uint32_t p[KEYS / 4];
     int n = (int)ceil_div(a.Tk, KEYS);
-    uint32_t k0 = tile_start<D, KEYS>(shared + L::K), v0 = tile_start<D, KEYS>(shared + L::V);
+    uint32_t k0 = shared + L::K, v0 = shared + L::V;
     w = {{LEAST_SCORE, LEAST_SCORE}, {0, 0}, {1, 1}};
     r.k.wait_came();
-    take_turn<GROUPS>(group);
-    begin_scores<T, D>(x, q, k0 + r.k.at * (L::TILE / 16));
+    take_turn(group);
+    begin_scores<T, D>(x, shared, q, group * ROWS, k0 + r.k.at * L::TILE);
     products_wait<0>();
     settled(x);
     give_turn<GROUPS>(group);
@@ -243,14 +251,13 @@ static __device__ __forceinline__ void attend(const forward_args &a, float (&o)[
 #pragma unroll 1
     for (int i = 1; i < n; i++) {
         r.k.wait_came();
-        take_turn<GROUPS>(group);
-        begin_scores<T, D>(x, q, k0 + r.k.at * (L::TILE / 16));
+        take_turn(group);
+        begin_scores<T, D>(x, shared, q, group * ROWS, k0 + r.k.at * L::TILE);
         r.v.wait_came();
-        begin_values<T, D>(o, p, v0 + r.v.at * (L::TILE / 16), i > 1);
-        if (LG_TURNS == 2) give_turn<GROUPS>(group);
+        begin_values<T, D>(o, p, v0 + r.v.at * L::TILE, i > 1);
         products_wait<1>();
         settled(x);
-        if (LG_TURNS == 1) give_turn<GROUPS>(group);
+        give_turn<GROUPS>(group);
         warp_arrive(r.k.free());
         r.k.next();
         soften(x, w, factor);
@@ -262,7 +269,7 @@ static __device__ __forceinline__ void attend(const forward_args &a, float (&o)[
         round_weights<T>(p, x);
     }
     r.v.wait_came();
-    begin_values<T, D>(o, p, v0 + r.v.at * (L::TILE / 16), n > 1);
+    begin_values<T, D>(o, p, v0 + r.v.at * L::TILE, n > 1);
     products_wait<0>();
     settled(o);
     warp_arrive(r.v.free());
@@ -284,19 +291,17 @@ static __device__ __forceinline__ void consume(const forward_args &a, uint32_t s
         float o[D / 2];
         row_state w;
         r.q.wait_came();
-        attend<T, D>(a, o, w, r, shared,
-                     tile_start<D, L::QUERIES>(tile + group * ROWS * panels<D>::ROW), group);
+        attend<T, D>(a, o, w, r, shared, tile, group);
         w.sums[0] = quad_sum(w.sums[0]), w.sums[1] = quad_sum(w.sums[1]);
         const float shares[2] = {__fdividef(1, w.sums[0]), __fdividef(1, w.sums[1])};
         scale_rows(o, shares);
         /* Where its queries were: the group's products have read them. */
         barrier_sync(1 + L::GROUPS + group, GROUP);
-        uint32_t to = tile + row * panels<D>::ROW;
-        stage_rows<T, D, L::QUERIES>(to, o, 1);
+        stage_rows<T, D, L::QUERIES>(tile, row, o, 1);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
         if (lane == 0) {
-            put_rows<D, L::QUERIES>(&a.o, at, to);
+            put_rows<D, L::QUERIES>(a.o, at, tile, row);
             puts_end();
         }
         if (a.lse && lane % 4 == 0)
@@ -313,7 +318,7 @@ static __device__ __forceinline__ void consume(const forward_args &a, uint32_t s
         __syncwarp();
         r.q.next();
     }
-    if (group == 0 && LG_TURNS) take_turn<L::GROUPS>(0); /* what the last group gave last */
+    if (group == 0) take_turn(0); /* what the last group gave last */
     if (lane == 0) puts_done();
 }
 
@@ -324,6 +329,8 @@ static __global__ void __launch_bounds__(forward_layout<D>::THREADS, 1)
     using L = forward_layout<D>;
     extern __shared__ __align__(1024) char memory[];
     uint32_t shared = shared_address(memory);
+    if (panels<D>::REST && threadIdx.x < ZEROS / 16)
+        *(float4 *)(memory + L::NOTHING + threadIdx.x * 16) = float4{};
     if (threadIdx.x < L::Q_STAGES + 2 * L::STAGES) {
         uint32_t came = shared + L::BARRIERS + threadIdx.x * 16;
         mbarrier_begin(came, 1);
@@ -349,10 +356,10 @@ static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
     cudaStream_t cuda = lg_cuda_stream_of(stream);
     int multiprocessors = lg_cuda_device_of(stream)->multiprocessors;
     int tiles = (int)ceil_div(a->q.dim[1], L::QUERIES);
-    forward_args f = {panels_of<D>(&a->q, L::QUERIES),
-                      panels_of<D>(&a->k, KEYS),
-                      panels_of<D>(&a->v, KEYS),
-                      panels_of<D>(&a->o, 16),
+    forward_args f = {maps_of<D>(&a->q, L::QUERIES),
+                      maps_of<D>(&a->k, KEYS),
+                      maps_of<D>(&a->v, KEYS),
+                      maps_of<D>(&a->o, 16),
                       (float *)a->lse.data,
                       (float)a->scale,
                       (int)a->q.dim[1],
