@@ -415,4 +415,3 @@ void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_arg
         rms_row_backward(&row);
     }
 }
-}
