@@ -44,6 +44,7 @@ struct lg_denoiser_info {
     const char *name; /* model.kind */
     bool labels, text;
     bool is_square; /* reads squares alone: no data.buckets */
+    bool is_split;  /* a sequence of tokens, which several ranks may share: parallel.sp */
 };
 const struct lg_denoiser_info *lg_denoiser_info(lg_denoiser_kind kind);
 /* Its texts, in the order in which window, config and net have them (denoiser_texts.def); the number of them. */

@@ -6,6 +6,7 @@
 #include "config/denoisers.h"
 #include "config/schema.h"
 #include "config/toml.h"
+#include "config/unet.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -120,7 +121,53 @@ static int text(const struct findings *f, const char *key, const char *fallback,
     return 0;
 }
 
-/* ---- a transformer's config.json ---- */
+/* ---- a transformer's or U-Net's config.json ---- */
+
+static const char UNET[] = "UNet2DConditionModel";
+
+/* Element i of a list, or the number that stands for all. */
+static int element(const struct findings *f, const char *key, int i, int fallback, int *ret)
+{
+    const cJSON *v = value_of(f, key);
+    if (cJSON_IsArray(v)) v = cJSON_GetArrayItem(v, i);
+    const double x = cJSON_IsNumber(v) ? v->valuedouble : fallback;
+    *ret = (int)x;
+    if (x >= 1 && x <= NUMBER_MAX && x == (double)*ret && (!v || cJSON_IsNumber(v))) return 0;
+    return LG_FAIL(LG_ERR_CONFIG, "%s: \"%s\" has no number for level %d", f->file, key, i);
+}
+
+/* What the plan knows of it; the net reads the rest, and refuses what it does not have (unet_file.c). */
+static int read_unet(struct findings *f)
+{
+    static const bool crossed[] = {true, true, true, false}; /* of the class's defaults */
+    const cJSON *types = value_of(f, "down_block_types"),
+                *channels = value_of(f, "block_out_channels");
+    const char *heads =
+        value_of(f, "num_attention_heads") ? "num_attention_heads" : "attention_head_dim";
+    const cJSON *added = value_of(f, "addition_embed_type");
+    const bool sdxl = cJSON_IsString(added) && !strcmp(added->valuestring, "text_time");
+    struct lg_unet u = {.levels = cJSON_IsArray(channels) ? cJSON_GetArraySize(channels) : 4};
+    if (u.levels < 1 || u.levels > LG_UNET_LEVELS_MAX)
+        return LG_FAIL(LG_ERR_CONFIG, "%s: \"block_out_channels\" is no list of 1 to %d numbers",
+                       f->file, LG_UNET_LEVELS_MAX);
+    LG_TRY(element(f, "block_out_channels", 0, 320, &u.channels[0]));
+    LG_TRY(element(f, heads, 0, 8, &u.heads[0]));
+    LG_TRY(element(f, "layers_per_block", 0, 2, &u.layers));
+    for (int i = 0; i < u.levels; i++) {
+        const char *type = cJSON_GetStringValue(cJSON_GetArrayItem(types, i));
+        LG_TRY(element(f, "transformer_layers_per_block", i, 1, &u.depths[i]));
+        u.middle_depth = u.depths[i]; /* the last level's */
+        if (types ? !type || strncmp(type, "CrossAttn", 9) : !crossed[i]) u.depths[i] = 0;
+    }
+    LG_TRY(add_text(f, "model.kind", "%s", sdxl ? "sdxl" : "sd2"));
+    add_int(f, "model.hidden", u.channels[0]);
+    add_int(f, "model.heads", u.heads[0]);
+    add_int(f, "model.depth", lg_unet_blocks(&u));
+    add_int(f, "model.patch", 1);
+    add_int(f, "model.mlp_ratio", 4);
+    add_bool(f, "model.learned_variance", false);
+    return 0;
+}
 
 static const struct transformer {
     const char *class, *norm_type, *kind;
@@ -132,6 +179,7 @@ static const struct transformer {
     {"PixArtTransformer2DModel", "ada_norm_single", "pixart", false, 8, 4, 16, 72, 28},
     {"SD3Transformer2DModel", NULL, "sd3", false, 16, 16, 18, 64, 18},
     {"FluxTransformer2DModel", NULL, "flux", false, 0, 64, 24, 128, 19},
+    {UNET, NULL, "sd2", false, 0, 4, 0, 0, 0}, /* or sdxl: read_unet */
 };
 
 static int find_transformer(const struct findings *f, const struct transformer **ret)
@@ -147,7 +195,8 @@ static int find_transformer(const struct findings *f, const struct transformer *
     }
     return LG_FAIL(LG_ERR_CONFIG,
                    "%s: \"_class_name\" is \"%.64s\": expected DiTTransformer2DModel, "
-                   "PixArtTransformer2DModel, SD3Transformer2DModel or FluxTransformer2DModel",
+                   "PixArtTransformer2DModel, SD3Transformer2DModel, FluxTransformer2DModel or "
+                   "UNet2DConditionModel",
                    f->file, class);
 }
 
@@ -157,6 +206,7 @@ static int read_transformer(struct findings *f, const char *dir)
     int64_t heads, width, in, out, classes, depth, patch;
     LG_TRY(open_file(f, dir, "config.json"));
     LG_TRY(find_transformer(f, &t));
+    if (!strcmp(t->class, UNET)) return read_unet(f);
     LG_TRY(whole(f, "num_attention_heads", t->heads, &heads));
     LG_TRY(whole(f, "attention_head_dim", t->width, &width));
     LG_TRY(whole(f, "num_layers", t->depth, &depth));
@@ -197,6 +247,8 @@ static const struct pipeline {
     {"PixArtSigmaPipeline", 300, 20, 4.5, NULL},
     {"StableDiffusion3Pipeline", 0, 28, 7, "linspace"},
     {"FluxPipeline", 0, 28, 3.5, NULL},
+    {"StableDiffusionPipeline", 77, 50, 7.5, NULL},
+    {"StableDiffusionXLPipeline", 77, 50, 5, NULL},
 };
 
 /* Which encoders the parts text_encoder, text_encoder_2 .. of a pipeline with several are. */
@@ -206,6 +258,7 @@ static const struct {
 } ENCODERS[] = {
     {"StableDiffusion3Pipeline", {"clip_l", "clip_g", "t5"}},
     {"FluxPipeline", {"clip_l", "t5"}},
+    {"StableDiffusionXLPipeline", {"clip_l", "clip_g"}},
 };
 
 /* Their keys live as long as the program: findings point to them. */
@@ -248,15 +301,17 @@ static int read_index(struct findings *f, const char *dir)
 {
     static const struct {
         const char *part, *key;
-    } parts[] = {
-        {"transformer", "model.from"}, {"vae", "vae.model"}, {"text_encoder", "text.model"}};
+    } parts[] = {{"transformer", "model.from"},
+                 {"unet", "model.from"},
+                 {"vae", "vae.model"},
+                 {"text_encoder", "text.model"}};
     const char *class;
     LG_TRY(open_file(f, dir, "model_index.json"));
     LG_TRY(text(f, "_class_name", "", &class));
-    if (!has_part(f, "transformer"))
+    if (!has_part(f, "transformer") && !has_part(f, "unet"))
         return LG_FAIL(LG_ERR_CONFIG,
-                       "%s names no transformer: %.64s is none of the models that can be trained "
-                       "here (DiT, PixArt, SD3, FLUX)",
+                       "%s names no transformer and no unet: %.64s is none of the models that can "
+                       "be trained here (DiT, PixArt, SD3, FLUX, SD 2, SDXL)",
                        f->file, class);
     const char *const *texts = encoders_of(class);
     for (size_t i = 0; i < LG_ARRAY_LEN(parts); i++)

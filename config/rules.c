@@ -161,6 +161,13 @@ static void check_batch(struct rules *r)
 static void check_sequence(struct rules *r, int64_t rows)
 {
     const lg_config *c = r->c;
+    if (c->parallel_sp > 1 && !lg_denoiser_info(lg_denoiser_kind_of(c->model_kind))->is_split) {
+        broken(r, "parallel.sp",
+               "parallel.sp = %lld: model.kind = \"%s\" has no sequence that several ranks could "
+               "share: set it to 1",
+               (long long)c->parallel_sp, c->model_kind);
+        return;
+    }
     if (c->parallel_sp > c->model_heads)
         broken(r, "parallel.sp", "parallel.sp = %lld is more than model.heads = %lld",
                (long long)c->parallel_sp, (long long)c->model_heads);
@@ -310,6 +317,11 @@ static void check_model(struct rules *r)
     const lg_config *c = r->c;
     struct lg_vae_info vae;
     if (c->model_from[0]) lg_pretrained_compare(c, &r->problems);
+    if (!c->model_from[0] && (!strcmp(c->model_kind, "sd2") || !strcmp(c->model_kind, "sdxl")))
+        broken(r, "model.from",
+               "model.kind = \"%s\" takes its shape from model.from, which is empty: name a "
+               "published folder, or one that lg-random-model has made",
+               c->model_kind);
     if (c->model_hidden % c->model_heads != 0)
         broken(r, "model.hidden",
                "model.hidden = %lld does not divide by model.heads = %lld: change one of them",

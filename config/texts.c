@@ -167,6 +167,7 @@ void lg_texts_settle(lg_config *c, struct lg_problems *p)
 {
     const struct lg_denoiser_text_info *has;
     const int n = texts_of(c, &has);
+    if (n == 1 && !is_written(c, lg_key_find("text.length"))) c->text_length = has->length;
     for (int i = 0; i < lg_key_count(); i++) {
         const char *name = lg_key_encoder(lg_key_at(i));
         int text = 0;

@@ -383,7 +383,20 @@ static void rule_group_norm_forward(const struct call *c)
     require_groups(c, a->groups, a->x.dim[3]);
 }
 
-static void require_conv(const struct call *c, const struct lg_conv2d_forward_args *a)
+static void rule_group_norm_backward(const struct call *c)
+{
+    ARGS(group_norm_backward);
+    require_groups(c, a->groups, a->x.dim[3]);
+    REQUIRE(!a->accumulate || a->dx.data != a->dy.data || !a->dx.data);
+}
+
+static void rule_group_mean_var_forward(const struct call *c)
+{
+    ARGS(group_mean_var_forward);
+    require_groups(c, (int)a->mean_var.dim[1], a->x.dim[3]);
+}
+
+static void require_windows(const struct call *c, const struct lg_conv2d_forward_args *a)
 {
     int64_t h = a->x.dim[1], w = a->x.dim[2], kh = a->w.dim[1], kw = a->w.dim[2];
     REQUIRE(a->stride >= 1);
@@ -391,7 +404,56 @@ static void require_conv(const struct call *c, const struct lg_conv2d_forward_ar
     REQUIRE(h + a->top + a->bottom >= kh && w + a->left + a->right >= kw);
     REQUIRE(a->y.dim[1] == (h + a->top + a->bottom - kh) / a->stride + 1);
     REQUIRE(a->y.dim[2] == (w + a->left + a->right - kw) / a->stride + 1);
+}
+
+static void require_conv(const struct call *c, const struct lg_conv2d_forward_args *a)
+{
+    require_windows(c, a);
     if (is_there(c, &a->mean_var)) require_groups(c, (int)a->mean_var.dim[1], a->w.dim[0]);
+}
+
+static void rule_conv2d_backward_data(const struct call *c)
+{
+    ARGS(conv2d_backward_data);
+    require_windows(c, &(struct lg_conv2d_forward_args){.x = a->dx,
+                                                        .w = a->w,
+                                                        .y = a->dy,
+                                                        .stride = a->stride,
+                                                        .top = a->top,
+                                                        .left = a->left,
+                                                        .bottom = a->bottom,
+                                                        .right = a->right});
+}
+
+static void rule_conv2d_backward_weight(const struct call *c)
+{
+    ARGS(conv2d_backward_weight);
+    require_windows(c, &(struct lg_conv2d_forward_args){.x = a->x,
+                                                        .w = a->dw,
+                                                        .y = a->dy,
+                                                        .stride = a->stride,
+                                                        .top = a->top,
+                                                        .left = a->left,
+                                                        .bottom = a->bottom,
+                                                        .right = a->right});
+}
+
+static void require_doubled(const struct call *c, const lg_tensor *small, const lg_tensor *large)
+{
+    for (int i = 1; i <= 2; i++)
+        REQUIRE(large->dim[i] == 2 * small->dim[i] || large->dim[i] == 2 * small->dim[i] - 1);
+}
+
+static void rule_upsample2x_forward(const struct call *c)
+{
+    ARGS(upsample2x_forward);
+    require_doubled(c, &a->x, &a->y);
+}
+
+static void rule_upsample2x_backward(const struct call *c)
+{
+    ARGS(upsample2x_backward);
+    require_doubled(c, &a->dx, &a->dy);
 }
 
 static void rule_conv2d_forward(const struct call *c)
@@ -454,12 +516,18 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(norm_residual_backward),
     RULE(dequantize_rows),
     RULE(group_norm_forward),
+    RULE(group_norm_backward),
+    RULE(group_mean_var_forward),
     RULE(rope),
     RULE(rms_norm_forward),
     RULE(rms_norm_backward),
     RULE(attention_forward),
     RULE(conv2d_forward),
     RULE(norm_conv2d_forward),
+    RULE(conv2d_backward_data),
+    RULE(conv2d_backward_weight),
+    RULE(upsample2x_forward),
+    RULE(upsample2x_backward),
     RULE(t5_bias_forward),
     RULE(timestep_embedding_forward),
     RULE(reduce_ranks),

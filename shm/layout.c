@@ -122,6 +122,8 @@ static const size_t slot[] = {
     S(bucket),
     S(original_height),
     S(original_width),
+    S(crop_top),
+    S(crop_left),
 };
 static const size_t head[] = {
     sizeof(struct lg_region_head),

@@ -71,7 +71,9 @@ struct lg_slot {
     uint32_t bucket;    /* of the plan; the same throughout a micro-batch of all ranks */
     /* of the picture as it was stored, in pixels; without one, of what latents stand for */
     uint32_t original_height, original_width;
-    uint32_t reserved[10];
+    /* of what was cut out of it once it had been scaled: its edges, in pixels of the sample, 0 of latents */
+    uint32_t crop_top, crop_left;
+    uint32_t reserved[8];
 };
 static_assert(sizeof(struct lg_slot) == 192, "three cache lines");
 

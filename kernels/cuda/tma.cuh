@@ -51,7 +51,16 @@ static __device__ __forceinline__ void load_matrix(void *to, const CUtensorMap *
                  "l"(from), "r"(shared_address(full)), "r"(x), "r"(y)
                  : "memory");
 }
-/* The same to every block of the cluster, at the same place, and so do the bytes that `full` counts. */
+/* A box of a map (N, H, W, C): from channel c of pixel (h, w) of picture n on. */
+static __device__ __forceinline__ void load_map(void *to, const CUtensorMap *from, uint64_t *full,
+                                                int c, int w, int h, int n)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
+                 "l"(from), "r"(shared_address(full)), "r"(c), "r"(w), "r"(h), "r"(n)
+                 : "memory");
+}
+/* A matrix's box to every block of the cluster, at the same place, and so do the bytes that `full` counts. */
 static __device__ __forceinline__ void load_for_all(void *to, const CUtensorMap *from,
                                                     uint64_t *full, int blocks, int x, int y)
 {

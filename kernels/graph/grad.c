@@ -252,6 +252,16 @@ static void settle(struct grad *c, const lg_tensor *t, lg_tensor dt)
     if (!r->is.rank || part(r, t).data != dt.data) give(c, t, dt);
 }
 
+/* Where the gradients of an affine part go, which one operation makes. */
+static void affine(struct grad *c, const lg_tensor *w, const lg_tensor *b, lg_tensor *ret_dw,
+                   lg_tensor *ret_db, bool *ret_add)
+{
+    bool add_b;
+    *ret_dw = into(c, w, ret_add);
+    *ret_db = into(c, b, &add_b);
+    LG_ASSERT(*ret_add == add_b);
+}
+
 /* ---- the rules ---- */
 
 #define RULE(name)                                                                                 \
@@ -298,6 +308,14 @@ RULE(act_forward)
     lg_tensor dy = gradient(c, &a->y), dx = into(c, &a->x, &add);
     lg_act_backward(c->s, &(struct lg_act_backward_args){
                               .x = a->x, .dy = dy, .dx = dx, .act = a->act, .accumulate = add});
+}
+
+RULE(glu_forward)
+{
+    lg_tensor dx = fresh(c, &a->x);
+    lg_glu_backward(c->s, &(struct lg_glu_backward_args){
+                              .dy = gradient(c, &a->y), .x = a->x, .dx = dx, .act = a->act});
+    settle(c, &a->x, dx);
 }
 
 RULE(mul_forward)
@@ -408,6 +426,91 @@ RULE(rms_norm_forward)
     if (!adds) settle(c, &a->x, b.dx);
 }
 
+RULE(layer_norm_forward)
+{
+    struct lg_layer_norm_backward_args b = {
+        .dy = gradient(c, &a->y), .x = a->x, .w = a->w, .mean = a->mean, .rstd = a->rstd};
+    b.dx = wants(c, &a->x) ? into(c, &a->x, &b.accumulate) : fresh(c, &a->x);
+    if (wants(c, &a->w)) affine(c, &a->w, &a->b, &b.dw, &b.db, &b.accumulate_dw);
+    lg_layer_norm_backward(c->s, &b);
+}
+
+/* Mean and variance are functions of x, whose part in the gradient the backward knows. */
+RULE(group_norm_forward)
+{
+    struct lg_group_norm_backward_args b = {.dy = gradient(c, &a->y),
+                                            .x = a->x,
+                                            .mean_var = a->mean_var,
+                                            .w = a->w,
+                                            .b = a->b,
+                                            .groups = a->groups,
+                                            .eps = a->eps,
+                                            .act = a->act};
+    LG_ASSERT(a->mean_var.rank); /* else nobody has kept them */
+    b.dx = wants(c, &a->x) ? into(c, &a->x, &b.accumulate) : fresh(c, &a->x);
+    if (wants(c, &a->w)) affine(c, &a->w, &a->b, &b.dw, &b.db, &b.accumulate_dw);
+    lg_group_norm_backward(c->s, &b);
+}
+
+RULE(shift_forward)
+{
+    lg_tensor dy = gradient(c, &a->y);
+    if (wants(c, &a->shift)) {
+        lg_tensor d = fresh(c, &a->shift);
+        lg_shift_backward(c->s, &(struct lg_shift_backward_args){.dy = dy, .dshift = d});
+        settle(c, &a->shift, d);
+    }
+    if (wants(c, &a->x)) give(c, &a->x, dy);
+}
+
+RULE(conv2d_forward)
+{
+    lg_tensor dy = gradient(c, &a->y);
+    bool add, add_bias;
+    if (wants(c, &a->residual)) give(c, &a->residual, dy);
+    if (wants(c, &a->w)) {
+        struct lg_conv2d_backward_weight_args w = {.dy = dy,
+                                                   .x = a->x,
+                                                   .stride = a->stride,
+                                                   .top = a->top,
+                                                   .left = a->left,
+                                                   .bottom = a->bottom,
+                                                   .right = a->right};
+        w.dw = into(c, &a->w, &add);
+        if (wants(c, &a->bias)) {
+            w.dbias = into(c, &a->bias, &add_bias);
+            LG_ASSERT(add == add_bias);
+        }
+        w.accumulate = add;
+        lg_conv2d_backward_weight(c->s, &w);
+    } else if (wants(c, &a->bias)) {
+        lg_tensor dbias = into(c, &a->bias, &add_bias);
+        const int64_t O = dbias.dim[0], rows = lg_numel(&dy) / O;
+        lg_sum_rows(c->s, &(struct lg_sum_rows_args){.x = lg_t2(dy.data, dy.dtype, rows, O),
+                                                     .y = dbias,
+                                                     .accumulate = add_bias});
+    }
+    if (!wants(c, &a->x)) return;
+    lg_tensor dx = into(c, &a->x, &add);
+    lg_conv2d_backward_data(c->s, &(struct lg_conv2d_backward_data_args){.dy = dy,
+                                                                         .w = a->w,
+                                                                         .dx = dx,
+                                                                         .stride = a->stride,
+                                                                         .top = a->top,
+                                                                         .left = a->left,
+                                                                         .bottom = a->bottom,
+                                                                         .right = a->right,
+                                                                         .accumulate = add});
+}
+
+RULE(upsample2x_forward)
+{
+    bool add;
+    lg_tensor dy = gradient(c, &a->y), dx = into(c, &a->x, &add);
+    lg_upsample2x_backward(
+        c->s, &(struct lg_upsample2x_backward_args){.dy = dy, .dx = dx, .accumulate = add});
+}
+
 RULE(attention_forward)
 {
     LG_ASSERT(!a->bias.rank && !a->causal); /* its backward knows neither */
@@ -446,6 +549,13 @@ RULE(unpatchify_forward)
                                                     .dx = dx,
                                                     .patch = a->patch,
                                                     .channels_first = a->channels_first});
+    settle(c, &a->x, dx);
+}
+
+RULE(nhwc_to_nchw)
+{
+    lg_tensor dx = fresh(c, &a->x);
+    lg_nchw_to_nhwc(c->s, &(struct lg_nchw_to_nhwc_args){.x = gradient(c, &a->y), .y = dx});
     settle(c, &a->x, dx);
 }
 
@@ -496,6 +606,14 @@ static void switch_on(lg_graph *g, int node)
         if (!a->rstd.rank) a->rstd = lg_graph_value(g, "rstd", lg_t3(NULL, type, B, T, normed));
         if (!a->kept.rank)
             a->kept = lg_graph_value(g, "normed", lg_t3(NULL, a->x.dtype, B, T, normed * D));
+    }
+    if (g->node[node].op == LG_OP_layer_norm_forward) {
+        struct lg_layer_norm_forward_args *a = lg_graph_args(g, node);
+        const lg_tensor stat = lg_t1(NULL, f64 ? LG_F64 : LG_F32, a->x.dim[0]);
+        if (!a->rstd.rank) {
+            a->mean = lg_graph_value(g, "mean", stat);
+            a->rstd = lg_graph_value(g, "rstd", stat);
+        }
     }
     if (g->node[node].op == LG_OP_attention_forward) {
         struct lg_attention_forward_args *a = lg_graph_args(g, node);

@@ -106,6 +106,14 @@ static double node_flops(lg_op_id op, const void *args)
     }
     case LG_OP_conv2d_forward:
         return conv_flops(args);
+    case LG_OP_conv2d_backward_data: {
+        const struct lg_conv2d_backward_data_args *a = args;
+        return 2 * elements(&a->dy) * elements(&a->w) / (double)a->w.dim[0];
+    }
+    case LG_OP_conv2d_backward_weight: {
+        const struct lg_conv2d_backward_weight_args *a = args;
+        return 2 * elements(&a->dy) * elements(&a->dw) / (double)a->dw.dim[0];
+    }
     case LG_OP_norm_conv2d_forward:
         return conv_flops(&((const struct lg_norm_conv2d_forward_args *)args)->conv);
     default:

@@ -24,11 +24,15 @@ static unsigned class_of(const lg_graph *g, int node, const struct lg_use *out)
     case LG_OP_norm_modulate_forward:
     case LG_OP_residual_norm_forward:
     case LG_OP_rms_norm_forward:
+    case LG_OP_layer_norm_forward:
+    case LG_OP_group_norm_forward:
         return strstr(name, "out") ? 0 : LG_DROP_NORMS;
     case LG_OP_linear_forward: {
         const struct lg_linear_forward_args *a = lg_graph_args(g, node);
         return a->act != LG_ACT_NONE ? LG_DROP_MLP : 0;
     }
+    case LG_OP_glu_forward:
+        return LG_DROP_MLP;
     default:
         return 0;
     }

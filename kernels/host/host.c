@@ -65,6 +65,9 @@ static size_t host_scratch_bytes(lg_device *d, lg_op_id op, const void *args)
     case LG_OP_linear_backward_data:
     case LG_OP_linear_backward_weight:
         return lg_host_linear_scratch(h->onednn, op, args);
+    case LG_OP_conv2d_backward_data:
+    case LG_OP_conv2d_backward_weight:
+        return lg_onednn_scratch(h->onednn, op, args);
     case LG_OP_conv2d_forward:
         return conv2d_scratch(h, args);
     case LG_OP_norm_conv2d_forward: {
@@ -77,6 +80,14 @@ static size_t host_scratch_bytes(lg_device *d, lg_op_id op, const void *args)
         return h->kernels->attention_backward_scratch(args, d->threads);
     case LG_OP_group_norm_forward:
         return group_norm_scratch(h, args);
+    case LG_OP_group_mean_var_forward: {
+        const struct lg_group_mean_var_forward_args *a = args;
+        return h->kernels->group_norm_scratch(a->x.dim[3], a->mean_var.dim[1], d->threads);
+    }
+    case LG_OP_group_norm_backward: {
+        const struct lg_group_norm_backward_args *a = args;
+        return h->kernels->group_norm_backward_scratch(a->x.dim[0], a->x.dim[3], d->threads);
+    }
     default:
         return 0;
     }

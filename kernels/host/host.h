@@ -10,6 +10,7 @@ struct lg_host_kernels {
     size_t (*attention_forward_scratch)(const struct lg_attention_forward_args *, int threads);
     size_t (*attention_backward_scratch)(const struct lg_attention_backward_args *, int threads);
     size_t (*group_norm_scratch)(int64_t C, int64_t groups, int threads);
+    size_t (*group_norm_backward_scratch)(int64_t N, int64_t C, int threads);
 };
 extern const struct lg_host_kernels lg_host_kernels_sse2, lg_host_kernels_avx2,
     lg_host_kernels_avx512;
@@ -58,7 +59,9 @@ void lg_onednn_linear_forward(lg_stream *s, const struct lg_linear_forward_args 
 void lg_onednn_linear_backward_data(lg_stream *s, const struct lg_linear_backward_data_args *a);
 void lg_onednn_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_weight_args *a);
 void lg_onednn_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a);
-/* Scratch bytes of one of the four operations above, 0 for any other. */
+void lg_onednn_conv2d_backward_data(lg_stream *s, const struct lg_conv2d_backward_data_args *a);
+void lg_onednn_conv2d_backward_weight(lg_stream *s, const struct lg_conv2d_backward_weight_args *a);
+/* Scratch bytes of one of the operations above, 0 for any other. */
 size_t lg_onednn_scratch(struct lg_onednn *o, lg_op_id op, const void *args);
 
 /* linear.c: the linear operations, also those that are no single product of contiguous matrices. */

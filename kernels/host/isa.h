@@ -34,6 +34,7 @@ void LG_K(column_sums)(lg_stream *s, const struct lg_host_rows *x, float *y, boo
 size_t LG_K(attention_forward_scratch)(const struct lg_attention_forward_args *a, int threads);
 size_t LG_K(attention_backward_scratch)(const struct lg_attention_backward_args *a, int threads);
 size_t LG_K(group_norm_scratch)(int64_t C, int64_t groups, int threads);
+size_t LG_K(group_norm_backward_scratch)(int64_t N, int64_t C, int threads);
 /* mean_var (N, groups, 2) f64 of x (N, H, W, C); scratch as for group_norm. */
 void LG_K(group_mean_var)(lg_stream *s, lg_tensor x, lg_tensor mean_var);
 

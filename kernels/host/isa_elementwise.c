@@ -83,6 +83,41 @@ void LG_K(act_backward)(lg_stream *s, const struct lg_act_backward_args *a)
     }
 }
 
+void LG_K(glu_forward)(lg_stream *s, const struct lg_glu_forward_args *a)
+{
+    const int64_t M = a->y.dim[0], D = a->y.dim[1];
+    FOR_ACT(a->act, A, {
+        LG_PARALLEL(lg_host_threads(s))
+        for (int64_t m = 0; m < M; m++) {
+            const float *x = (const float *)a->x.data + m * 2 * D;
+            float *y = (float *)a->y.data + m * D;
+            LG_VLOOP(i, r, D, {
+                vf gate = vf_act(vf_load_n(x + D + i, r), (lg_act)A);
+                vf_store_n(y + i, vf_load_n(x + i, r) * gate, r);
+            });
+        }
+    })
+}
+
+void LG_K(glu_backward)(lg_stream *s, const struct lg_glu_backward_args *a)
+{
+    const int64_t M = a->dy.dim[0], D = a->dy.dim[1];
+    FOR_ACT(a->act, A, {
+        LG_PARALLEL(lg_host_threads(s))
+        for (int64_t m = 0; m < M; m++) {
+            const float *x = (const float *)a->x.data + m * 2 * D;
+            const float *dy = (const float *)a->dy.data + m * D;
+            float *dx = (float *)a->dx.data + m * 2 * D;
+            LG_VLOOP(i, r, D, {
+                vf value = vf_load_n(x + i, r), gate = vf_load_n(x + D + i, r);
+                vf d = vf_load_n(dy + i, r);
+                vf_store_n(dx + i, d * vf_act(gate, (lg_act)A), r);
+                vf_store_n(dx + D + i, d * value * vf_act_slope(gate, (lg_act)A), r);
+            });
+        }
+    })
+}
+
 void LG_K(mul_forward)(lg_stream *s, const struct lg_mul_forward_args *args)
 {
     const float *a = args->a.data, *b = args->b.data;

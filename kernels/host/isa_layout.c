@@ -5,17 +5,36 @@
 
 void LG_K(upsample2x_forward)(lg_stream *s, const struct lg_upsample2x_forward_args *a)
 {
-    const int64_t W = a->x.dim[2], C = a->x.dim[3], rows = a->x.dim[0] * a->x.dim[1];
+    const int64_t H = a->x.dim[1], W = a->x.dim[2], C = a->x.dim[3];
+    const int64_t Ho = a->y.dim[1], Wo = a->y.dim[2], rows = a->y.dim[0] * Ho;
     const size_t pixel = (size_t)C * sizeof(float);
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t row = 0; row < rows; row++) {
-        const float *x = (const float *)a->x.data + row * W * C;
-        float *y = (float *)a->y.data + row * 4 * W * C;
-        for (int64_t w = 0; w < W; w++) {
-            memcpy(y + 2 * w * C, x + w * C, pixel);
-            memcpy(y + (2 * w + 1) * C, x + w * C, pixel);
-        }
-        memcpy(y + 2 * W * C, y, 2 * (size_t)W * pixel);
+        const float *x = (const float *)a->x.data + (row / Ho * H + row % Ho / 2) * W * C;
+        float *y = (float *)a->y.data + row * Wo * C;
+        for (int64_t w = 0; w < Wo; w++) memcpy(y + w * C, x + w / 2 * C, pixel);
+    }
+}
+
+/* The pixels of dy that show one of x, at most four, in their order. */
+void LG_K(upsample2x_backward)(lg_stream *s, const struct lg_upsample2x_backward_args *a)
+{
+    const int64_t H = a->dx.dim[1], W = a->dx.dim[2], C = a->dx.dim[3];
+    const int64_t Ho = a->dy.dim[1], Wo = a->dy.dim[2], pixels = a->dx.dim[0] * H * W;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t p = 0; p < pixels; p++) {
+        const int64_t h = p / W % H * 2, w = p % W * 2;
+        const float *dy = (const float *)a->dy.data + ((p / (H * W) * Ho + h) * Wo + w) * C;
+        float *dx = (float *)a->dx.data + p * C;
+        const bool right = w + 1 < Wo, below = h + 1 < Ho;
+        LG_VLOOP(i, r, C, {
+            vf sum = vf_load_n(dy + i, r);
+            if (right) sum += vf_load_n(dy + C + i, r);
+            if (below) sum += vf_load_n(dy + Wo * C + i, r);
+            if (right && below) sum += vf_load_n(dy + (Wo + 1) * C + i, r);
+            if (a->accumulate) sum += vf_load_n(dx + i, r);
+            vf_store_n(dx + i, sum, r);
+        });
     }
 }
 

@@ -1,13 +1,10 @@
-/* Normalisations and the steps around them.
+/* Normalisations of rows and the steps around them.
  *
  * LayerNorm and RMSNorm take a row through the first cache three times (mean, variance, result):
- * the two-pass variance costs nothing there and has no cancellation. GroupNorm reads its input
- * twice and writes once: the first pass sums each channel's distance to the channel's first pixel,
- * so that a large mean does not eat the variance either.
+ * the two-pass variance costs nothing there and has no cancellation.
  */
 #include "kernels/host/vmath.h"
 #include <math.h>
-#include <omp.h>
 
 static float row_sum(const float *x, int64_t n)
 {
@@ -71,6 +68,7 @@ void LG_K(norm_modulate_forward)(lg_stream *s, const struct lg_norm_modulate_for
 struct norm_row {
     const float *x, *dy, *scale;
     float *dx, *dshift, *dscale;
+    float one; /* what the scale is added to: 1, of an affine norm's weight 0 */
     float mean, rstd;
     int64_t D;
     bool accumulate;
@@ -90,7 +88,7 @@ LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated,
             vf_store_n(dshift + i, vf_load_n(dshift + i, r) + g, r);
             vf_store_n(dscale + i, vf_fma(g, h, vf_load_n(dscale + i, r)), r);
         }
-        if (modulated) g *= 1.0f + vf_load_n(scale + i, r);
+        if (modulated) g *= p->one + vf_load_n(scale + i, r);
         sum_g += g;
         sum_gh = vf_fma(g, h, sum_gh);
     });
@@ -98,7 +96,7 @@ LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated,
     LG_VLOOP(i, r, p->D, {
         vf h = (vf_load_n(x + i, r) - mean) * rstd;
         vf g = vf_load_n(dy + i, r);
-        vf away = modulated ? vf_fma(g, 1.0f + vf_load_n(scale + i, r), vf_set(-mg)) : g - mg;
+        vf away = modulated ? vf_fma(g, p->one + vf_load_n(scale + i, r), vf_set(-mg)) : g - mg;
         vf d = vf_fma(h, vf_set(-mgh), away) * rstd;
         if (p->accumulate) d += vf_load_n(dx + i, r);
         vf_store_n(dx + i, d, r);
@@ -113,7 +111,7 @@ void LG_K(norm_modulate_backward)(lg_stream *s, const struct lg_norm_modulate_ba
     const float *mean = a->mean.data, *rstd = a->rstd.data;
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t b = 0; b < B; b++) {
-        struct norm_row p = {.D = D, .accumulate = a->accumulate};
+        struct norm_row p = {.D = D, .one = 1, .accumulate = a->accumulate};
         if (modulated) p.scale = (const float *)a->scale.data + b * stride;
         if (sums) {
             p.dshift = (float *)a->dshift.data + b * stride;
@@ -208,17 +206,85 @@ void LG_K(layer_norm_forward)(lg_stream *s, const struct lg_layer_norm_forward_a
 {
     const int64_t D = a->w.dim[0], rows = lg_host_numel(&a->x) / D;
     const float *w = a->w.data, *b = a->b.data;
+    float *mean_out = a->mean.data, *rstd_out = a->rstd.data;
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t row = 0; row < rows; row++) {
         const float *x = (const float *)a->x.data + row * D;
         float *y = (float *)a->y.data + row * D;
         const float mean = row_sum(x, D) / (float)D;
         const float rstd = (float)(1.0 / sqrt((double)row_spread(x, mean, D) / (double)D + a->eps));
+        if (rstd_out) mean_out[row] = mean, rstd_out[row] = rstd;
         LG_VLOOP(i, r, D, {
             vf h = (vf_load_n(x + i, r) - mean) * rstd;
             vf_store_n(y + i, vf_fma(h, vf_load_n(w + i, r), vf_load_n(b + i, r)), r);
         });
     }
+}
+
+/* Columns [first, first + count) of dw and db: over the rows in order. */
+enum { STRIP = 32 };
+static void layer_norm_sums(const struct lg_layer_norm_backward_args *a, int64_t first,
+                            int64_t count)
+{
+    const int64_t M = a->x.dim[0], D = a->x.dim[1];
+    const float *mean = a->mean.data, *rstd = a->rstd.data;
+    float *dw = (float *)a->dw.data + first, *db = (float *)a->db.data + first;
+    float w[STRIP] = {0}, b[STRIP] = {0};
+    for (int64_t m = 0; m < M; m++) {
+        const float *x = (const float *)a->x.data + m * D + first;
+        const float *dy = (const float *)a->dy.data + m * D + first;
+        LG_VLOOP(i, r, count, {
+            vf h = (vf_load_n(x + i, r) - mean[m]) * rstd[m], g = vf_load_n(dy + i, r);
+            vf_store_n(w + i, vf_fma(g, h, vf_load_n(w + i, r)), r);
+            vf_store_n(b + i, vf_load_n(b + i, r) + g, r);
+        });
+    }
+    for (int64_t i = 0; i < count; i++) {
+        dw[i] = a->accumulate_dw ? dw[i] + w[i] : w[i];
+        db[i] = a->accumulate_dw ? db[i] + b[i] : b[i];
+    }
+}
+
+void LG_K(layer_norm_backward)(lg_stream *s, const struct lg_layer_norm_backward_args *a)
+{
+    const int64_t M = a->x.dim[0], D = a->x.dim[1], strips = (D + STRIP - 1) / STRIP;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t m = 0; m < M; m++) {
+        const struct norm_row p = {.x = (const float *)a->x.data + m * D,
+                                   .dy = (const float *)a->dy.data + m * D,
+                                   .dx = (float *)a->dx.data + m * D,
+                                   .scale = a->w.data,
+                                   .mean = ((const float *)a->mean.data)[m],
+                                   .rstd = ((const float *)a->rstd.data)[m],
+                                   .D = D,
+                                   .accumulate = a->accumulate};
+        norm_row_backward(&p, true, false);
+    }
+    if (!present(&a->dw)) return;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t k = 0; k < strips; k++)
+        layer_norm_sums(a, k * STRIP, LG_MIN((int64_t)STRIP, D - k * STRIP));
+}
+
+void LG_K(shift_forward)(lg_stream *s, const struct lg_shift_forward_args *a)
+{
+    const int64_t T = a->x.dim[1], D = a->x.dim[2], rows = a->x.dim[0] * T;
+    const int64_t stride = lg_row_stride(&a->shift, 1);
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t row = 0; row < rows; row++) {
+        const float *x = (const float *)a->x.data + row * D;
+        const float *shift = (const float *)a->shift.data + row / T * stride;
+        float *y = (float *)a->y.data + row * D;
+        LG_VLOOP(i, r, D, { vf_store_n(y + i, vf_load_n(x + i, r) + vf_load_n(shift + i, r), r); });
+    }
+}
+
+void LG_K(shift_backward)(lg_stream *s, const struct lg_shift_backward_args *a)
+{
+    const int64_t B = a->dy.dim[0], T = a->dy.dim[1], D = a->dy.dim[2];
+    for (int64_t b = 0; b < B; b++) LG_K(column_sums)
+    (s, &(struct lg_host_rows){(const float *)a->dy.data + b * T * D, T, D, D},
+     (float *)a->dshift.data + b * lg_row_stride(&a->dshift, 1), false);
 }
 
 /* Vector v of all, counted through samples, tokens and a token's h. */
@@ -290,14 +356,13 @@ static void rms_row_backward(const struct rms_row *p)
 }
 
 /* Columns [first, first + count) of row g of dw: over its vectors in order. */
-enum { RMS_STRIP = 32 };
 static void rms_weight_backward(const struct lg_rms_norm_backward_args *a, int64_t g, int64_t first,
                                 int64_t count)
 {
     const int64_t h = a->dy.dim[2], each = a->each, normed = a->w.dim[0] * each;
     const int64_t tokens = a->dy.dim[0] * a->dy.dim[1], D = a->dy.dim[3];
     const float *rstd = a->rstd.data;
-    float *dw = (float *)a->dw.data + g * D + first, sum[RMS_STRIP] = {0};
+    float *dw = (float *)a->dw.data + g * D + first, sum[STRIP] = {0};
     for (int64_t k = 0; k < tokens * each; k++) {
         const int64_t token = k / each, head = g * each + k % each;
         const int64_t at = token * normed + head;
@@ -316,7 +381,7 @@ void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_arg
     struct lg_rms_norm_backward_args turned = *args;
     const struct lg_rms_norm_backward_args *a = &turned;
     const int64_t h = a->dy.dim[2], D = a->dy.dim[3], normed = a->w.dim[0] * a->each;
-    const int64_t vectors = lg_host_numel(&a->dy) / D, strips = (D + RMS_STRIP - 1) / RMS_STRIP;
+    const int64_t vectors = lg_host_numel(&a->dy) / D, strips = (D + STRIP - 1) / STRIP;
     if (present(&a->cos)) { /* turned back dy lies where dx will */
         LG_K(rope)
         (s, &(struct lg_rope_args){.x = a->dy,
@@ -330,8 +395,8 @@ void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_arg
     if (present(&a->dw)) {
         LG_PARALLEL(lg_host_threads(s))
         for (int64_t k = 0; k < a->w.dim[0] * strips; k++) {
-            const int64_t first = k % strips * RMS_STRIP;
-            rms_weight_backward(a, k / strips, first, LG_MIN((int64_t)RMS_STRIP, D - first));
+            const int64_t first = k % strips * STRIP;
+            rms_weight_backward(a, k / strips, first, LG_MIN((int64_t)STRIP, D - first));
         }
     }
     LG_PARALLEL(lg_host_threads(s))
@@ -348,155 +413,5 @@ void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_arg
             row.rstd = ((const float *)a->rstd.data)[at];
         }
         rms_row_backward(&row);
-    }
-}
-
-/* GroupNorm's scratch, per thread: means and variances of a sample; sums, sums of squares, factors and offsets
- * of the channels. */
-static size_t group_norm_bytes(int64_t C, int64_t groups)
-{
-    return (size_t)(2 * groups) * sizeof(double) +
-           (size_t)((4 * C + 15) & ~(int64_t)15) * sizeof(float);
-}
-
-size_t LG_K(group_norm_scratch)(int64_t C, int64_t groups, int threads)
-{
-    return (size_t)threads * group_norm_bytes(C, groups);
-}
-
-/* sum[c], square[c]: of x[p][c] - x[0][c] over the pixels. */
-static void channel_sums(const float *x, int64_t pixels, int64_t C, float *sum, float *square)
-{
-    memset(sum, 0, (size_t)C * sizeof *sum);
-    memset(square, 0, (size_t)C * sizeof *square);
-    int64_t p = 1;
-    for (; p + 4 <= pixels; p += 4)
-        LG_VLOOP(i, r, C, {
-            vf first = vf_load_n(x + i, r), d[4], v = vf_load_n(sum + i, r);
-            vf q = vf_load_n(square + i, r);
-            for (int j = 0; j < 4; j++) d[j] = vf_load_n(x + (p + j) * C + i, r) - first;
-            v += (d[0] + d[1]) + (d[2] + d[3]);
-            q += vf_fma(d[0], d[0], d[1] * d[1]) + vf_fma(d[2], d[2], d[3] * d[3]);
-            vf_store_n(sum + i, v, r);
-            vf_store_n(square + i, q, r);
-        });
-    for (; p < pixels; p++)
-        LG_VLOOP(i, r, C, {
-            vf d = vf_load_n(x + p * C + i, r) - vf_load_n(x + i, r);
-            vf_store_n(sum + i, vf_load_n(sum + i, r) + d, r);
-            vf_store_n(square + i, vf_fma(d, d, vf_load_n(square + i, r)), r);
-        });
-}
-
-/* mean_var[2 g], [2 g + 1]: mean and variance of group g of `size` channels. */
-static void group_mean_var(const float *x, int64_t pixels, int64_t C, int64_t size,
-                           const float *sum, const float *square, double *mean_var)
-{
-    for (int64_t first = 0; first < C; first += size, mean_var += 2) {
-        double mean = 0, spread = 0;
-        for (int64_t c = first; c < first + size; c++)
-            mean += (double)x[c] + (double)sum[c] / (double)pixels;
-        mean /= (double)size;
-        for (int64_t c = first; c < first + size; c++) {
-            double own = (double)sum[c] / (double)pixels, away = (double)x[c] + own - mean;
-            spread += (double)square[c] / (double)pixels - own * own + away * away;
-        }
-        mean_var[0] = mean;
-        mean_var[1] = fmax(spread / (double)size, 0.0);
-    }
-}
-
-/* factor and offset of each channel, so that the normalised value is x factor + offset. */
-static void group_factors(const struct lg_group_norm_forward_args *a, const double *mean_var,
-                          float *factor, float *offset)
-{
-    const int64_t C = a->x.dim[3], size = C / a->groups;
-    const float *w = a->w.data, *b = a->b.data;
-    for (int64_t c = 0; c < C; c++) {
-        double mean = mean_var[c / size * 2],
-               rstd = 1.0 / sqrt(mean_var[c / size * 2 + 1] + a->eps);
-        factor[c] = (float)(rstd * (double)w[c]);
-        offset[c] = (float)((double)b[c] - mean * rstd * (double)w[c]);
-    }
-}
-
-LG_INLINE void scale_pixels(const struct lg_group_norm_forward_args *a, int64_t n,
-                            const float *factor, const float *offset, const lg_act act)
-{
-    const int64_t C = a->x.dim[3], pixels = a->x.dim[1] * a->x.dim[2];
-    const float *x = (const float *)a->x.data + n * pixels * C;
-    float *y = (float *)a->y.data + n * pixels * C;
-    for (int64_t p = 0; p < pixels; p++)
-        LG_VLOOP(i, r, C, {
-            vf v = vf_fma(vf_load_n(x + p * C + i, r), vf_load_n(factor + i, r),
-                          vf_load_n(offset + i, r));
-            vf_store_n(y + p * C + i, vf_act(v, act), r);
-        });
-}
-
-/* The calling thread's scratch. */
-struct room {
-    double *mean_var;
-    float *sum, *square; /* and room for as many factors and offsets */
-};
-static struct room room_of(const lg_stream *s, int64_t C, int64_t groups)
-{
-    char *own = (char *)s->scratch + (size_t)omp_get_thread_num() * group_norm_bytes(C, groups);
-    float *floats = (float *)(void *)(own + (size_t)(2 * groups) * sizeof(double));
-    return (struct room){(double *)(void *)own, floats, floats + C};
-}
-
-static void sample_mean_var(lg_tensor t, int64_t n, int64_t groups, struct room r, double *ret)
-{
-    const int64_t C = t.dim[3], pixels = t.dim[1] * t.dim[2];
-    const float *x = (const float *)t.data + n * pixels * C;
-    channel_sums(x, pixels, C, r.sum, r.square);
-    group_mean_var(x, pixels, C, C / groups, r.sum, r.square, ret);
-}
-
-void LG_K(group_mean_var)(lg_stream *s, lg_tensor x, lg_tensor mean_var)
-{
-    const int64_t N = x.dim[0], C = x.dim[3], groups = mean_var.dim[1];
-    LG_PARALLEL(lg_host_threads(s))
-    for (int64_t n = 0; n < N; n++)
-        sample_mean_var(x, n, groups, room_of(s, C, groups),
-                        (double *)mean_var.data + n * groups * 2);
-}
-
-void LG_K(group_norm_forward)(lg_stream *s, const struct lg_group_norm_forward_args *a)
-{
-    const int64_t N = a->x.dim[0], C = a->x.dim[3];
-    LG_PARALLEL(lg_host_threads(s))
-    for (int64_t n = 0; n < N; n++) {
-        struct room r = room_of(s, C, a->groups);
-        float *factor = r.square + C, *offset = factor + C;
-        const double *mean_var = r.mean_var;
-        if (a->mean_var.data)
-            mean_var = (const double *)a->mean_var.data + n * a->groups * 2;
-        else
-            sample_mean_var(a->x, n, a->groups, r, r.mean_var);
-        group_factors(a, mean_var, factor, offset);
-        switch (a->act) {
-        case LG_ACT_NONE:
-            scale_pixels(a, n, factor, offset, LG_ACT_NONE);
-            break;
-        case LG_ACT_SILU:
-            scale_pixels(a, n, factor, offset, LG_ACT_SILU);
-            break;
-        case LG_ACT_GELU_TANH:
-            scale_pixels(a, n, factor, offset, LG_ACT_GELU_TANH);
-            break;
-        case LG_ACT_RELU:
-            scale_pixels(a, n, factor, offset, LG_ACT_RELU);
-            break;
-        case LG_ACT_GELU_ERF:
-            scale_pixels(a, n, factor, offset, LG_ACT_GELU_ERF);
-            break;
-        case LG_ACT_QUICK_GELU:
-            scale_pixels(a, n, factor, offset, LG_ACT_QUICK_GELU);
-            break;
-        case LG_ACT_COUNT:
-            break;
-        }
     }
 }

@@ -24,6 +24,16 @@ void LG_K(conv2d_forward)(lg_stream *s, const struct lg_conv2d_forward_args *a)
     if (a->mean_var.data) LG_K(group_mean_var)(s, a->y, a->mean_var);
 }
 
+void LG_K(conv2d_backward_data)(lg_stream *s, const struct lg_conv2d_backward_data_args *a)
+{
+    lg_onednn_conv2d_backward_data(s, a);
+}
+
+void LG_K(conv2d_backward_weight)(lg_stream *s, const struct lg_conv2d_backward_weight_args *a)
+{
+    lg_onednn_conv2d_backward_weight(s, a);
+}
+
 void LG_K(norm_conv2d_forward)(lg_stream *s, const struct lg_norm_conv2d_forward_args *a)
 {
     LG_K(group_norm_forward)(s, &a->norm);
@@ -40,4 +50,5 @@ const struct lg_host_kernels LG_K(kernels) = {
     .attention_forward_scratch = LG_K(attention_forward_scratch),
     .attention_backward_scratch = LG_K(attention_backward_scratch),
     .group_norm_scratch = LG_K(group_norm_scratch),
+    .group_norm_backward_scratch = LG_K(group_norm_backward_scratch),
 };

@@ -22,17 +22,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TABLE_SLOTS = 4096, KEY_WORDS = 16 };
+enum { TABLE_SLOTS = 4096, KEY_WORDS = 17 };
 
 enum kind { MATMUL = 1, CONV };
+enum pass { FORWARD, DATA, WEIGHT }; /* of a convolution */
 
 struct key {
     int64_t word[KEY_WORDS];
 };
 
-/* One shape of one operation: a product or convolution, its weights perhaps reordered first. */
+/* One shape of one operation: a product or convolution, its weights perhaps reordered first. In a backward src
+ * and dst stand for the gradients of what they are in the forward, where these are read or made, and so do the
+ * weights, which then are reordered last. */
 struct entry {
     struct key key;
+    enum pass pass;
     dnnl_primitive_t primitive,
         reorder; /* reorder is NULL when the weights are taken as they are */
     dnnl_memory_t src, weights, bias, dst, pad, plain_weights;
@@ -51,8 +55,7 @@ struct lg_onednn {
 
 /* The pointers of one call. */
 struct operands {
-    const void *src, *weights, *bias;
-    void *dst;
+    const void *src, *weights, *bias, *dst;
 };
 
 /* A wrong descriptor is a bug here, a failed allocation ends the process: it will be restarted. */
@@ -173,6 +176,7 @@ static struct entry *matmul_entry(struct lg_onednn *o, const struct matmul_shape
 
 /* NHWC in and out; the weights lie at the strides given, in the order (Co, Ci, kh, kw). */
 struct conv_shape {
+    enum pass pass;
     int64_t n, ci, h, w, co, kh, kw, ho, wo;
     int64_t stride, top, left;  /* bottom and right follow from ho and wo */
     bool bias, sum, transposed; /* weights (Ci, Co) instead of (Co, kh, kw, Ci); 1x1 only */
@@ -191,39 +195,80 @@ static void conv_weights(struct lg_onednn *o, struct entry *e, const struct conv
     e->plain_weights = new_memory(o, &plain);
     e->weights_bytes = lg_host_align(dnnl_memory_desc_get_size(wanted));
     dnnl_primitive_desc_t pd = NULL;
-    CHECK(dnnl_reorder_primitive_desc_create(&pd, &plain, o->engine, wanted, o->engine, NULL));
+    const bool last = p->pass == WEIGHT;
+    CHECK(dnnl_reorder_primitive_desc_create(&pd, last ? wanted : &plain, o->engine,
+                                             last ? &plain : wanted, o->engine, NULL));
     CHECK(dnnl_primitive_create(&e->reorder, pd));
     CHECK(dnnl_primitive_desc_destroy(pd));
+}
+
+struct conv_descs {
+    dnnl_memory_desc_t src, weights, bias, dst;
+    dnnl_dims_t step, before, after;
+};
+
+static dnnl_primitive_desc_t conv_forward(struct lg_onednn *o, const struct conv_shape *p,
+                                          const struct conv_descs *d)
+{
+    dnnl_convolution_desc_t desc;
+    dnnl_primitive_desc_t pd = NULL;
+    CHECK(dnnl_convolution_forward_desc_init(&desc, dnnl_forward_inference, dnnl_convolution_direct,
+                                             &d->src, &d->weights, p->bias ? &d->bias : NULL,
+                                             &d->dst, d->step, d->before, d->after));
+    dnnl_primitive_attr_t attr = new_attr(p->sum);
+    CHECK(dnnl_primitive_desc_create(&pd, &desc, attr, o->engine, NULL));
+    CHECK(dnnl_primitive_attr_destroy(attr));
+    return pd;
+}
+
+/* Its library asks for a forward as a hint, which on a processor decides nothing. */
+static dnnl_primitive_desc_t conv_backward(struct lg_onednn *o, const struct conv_shape *p,
+                                           const struct conv_descs *d)
+{
+    dnnl_convolution_desc_t desc;
+    dnnl_primitive_desc_t pd = NULL, hint = conv_forward(o, p, d);
+    if (p->pass == DATA)
+        CHECK(dnnl_convolution_backward_data_desc_init(&desc, dnnl_convolution_direct, &d->src,
+                                                       &d->weights, &d->dst, d->step, d->before,
+                                                       d->after));
+    else
+        CHECK(dnnl_convolution_backward_weights_desc_init(&desc, dnnl_convolution_direct, &d->src,
+                                                          &d->weights, NULL, &d->dst, d->step,
+                                                          d->before, d->after));
+    dnnl_primitive_attr_t attr = new_attr(false);
+    CHECK(dnnl_primitive_desc_create(&pd, &desc, attr, o->engine, hint));
+    CHECK(dnnl_primitive_attr_destroy(attr));
+    CHECK(dnnl_primitive_desc_destroy(hint));
+    return pd;
 }
 
 static struct entry *conv_entry(struct lg_onednn *o, const struct conv_shape *p)
 {
     struct key key = {{CONV, p->n, p->ci, p->h, p->w, p->co, p->kh, p->kw, p->ho, p->wo, p->stride,
-                       p->top, p->left, p->bias, p->sum, p->transposed}};
+                       p->top, p->left, p->bias, p->sum, p->transposed, p->pass}};
     struct entry **slot = slot_of(o, &key);
     if (*slot) return *slot;
     struct entry *e = add_entry(o, slot, &key);
     dnnl_dims_t s_dim = {p->n, p->ci, p->h, p->w}, w_dim = {p->co, p->ci, p->kh, p->kw},
                 d_dim = {p->n, p->co, p->ho, p->wo}, b_dim = {p->co};
-    dnnl_dims_t step = {p->stride, p->stride}, before = {p->top, p->left};
-    dnnl_dims_t after = {(p->ho - 1) * p->stride + p->kh - p->h - p->top,
-                         (p->wo - 1) * p->stride + p->kw - p->w - p->left};
-    dnnl_memory_desc_t s, w, d, b;
-    CHECK(dnnl_memory_desc_init_by_tag(&s, 4, s_dim, dnnl_f32, dnnl_nhwc));
-    CHECK(dnnl_memory_desc_init_by_tag(&w, 4, w_dim, dnnl_f32, dnnl_format_tag_any));
-    CHECK(dnnl_memory_desc_init_by_tag(&d, 4, d_dim, dnnl_f32, dnnl_nhwc));
-    CHECK(dnnl_memory_desc_init_by_tag(&b, 1, b_dim, dnnl_f32, dnnl_a));
-    dnnl_convolution_desc_t desc;
-    CHECK(dnnl_convolution_forward_desc_init(&desc, dnnl_forward_inference, dnnl_convolution_direct,
-                                             &s, &w, p->bias ? &b : NULL, &d, step, before, after));
-    dnnl_primitive_attr_t attr = new_attr(p->sum);
-    dnnl_primitive_desc_t pd = NULL;
-    CHECK(dnnl_primitive_desc_create(&pd, &desc, attr, o->engine, NULL));
-    CHECK(dnnl_primitive_attr_destroy(attr));
-    e->src = new_memory(o, &s);
-    e->bias = p->bias ? new_memory(o, &b) : NULL;
-    e->dst = new_memory(o, &d);
-    conv_weights(o, e, p, dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0));
+    struct conv_descs d = {.step = {p->stride, p->stride},
+                           .before = {p->top, p->left},
+                           .after = {(p->ho - 1) * p->stride + p->kh - p->h - p->top,
+                                     (p->wo - 1) * p->stride + p->kw - p->w - p->left}};
+    CHECK(dnnl_memory_desc_init_by_tag(&d.src, 4, s_dim, dnnl_f32, dnnl_nhwc));
+    CHECK(dnnl_memory_desc_init_by_tag(&d.weights, 4, w_dim, dnnl_f32, dnnl_format_tag_any));
+    CHECK(dnnl_memory_desc_init_by_tag(&d.dst, 4, d_dim, dnnl_f32, dnnl_nhwc));
+    CHECK(dnnl_memory_desc_init_by_tag(&d.bias, 1, b_dim, dnnl_f32, dnnl_a));
+    dnnl_primitive_desc_t pd =
+        p->pass == FORWARD ? conv_forward(o, p, &d) : conv_backward(o, p, &d);
+    e->pass = p->pass;
+    e->src = new_memory(o, &d.src);
+    e->bias = p->bias ? new_memory(o, &d.bias) : NULL;
+    e->dst = new_memory(o, &d.dst);
+    conv_weights(
+        o, e, p,
+        dnnl_primitive_desc_query_md(
+            pd, p->pass == WEIGHT ? dnnl_query_diff_weights_md : dnnl_query_weights_md, 0));
     finish_entry(o, e, pd);
     return e;
 }
@@ -233,29 +278,37 @@ static void point(dnnl_memory_t m, const void *p)
     CHECK(dnnl_memory_set_data_handle(m, (void *)(uintptr_t)p));
 }
 
+static void reorder_weights(struct lg_onednn *o, struct entry *e)
+{
+    const bool last = e->pass == WEIGHT;
+    dnnl_exec_arg_t args[] = {{DNNL_ARG_FROM, last ? e->weights : e->plain_weights},
+                              {DNNL_ARG_TO, last ? e->plain_weights : e->weights}};
+    CHECK(dnnl_primitive_execute(e->reorder, o->stream, LG_ARRAY_LEN(args), args));
+}
+
 static void execute(struct lg_onednn *o, struct entry *e, lg_stream *s, const struct operands *p)
 {
+    static const int ARG[][3] = {
+        [FORWARD] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST},
+        [DATA] = {DNNL_ARG_DIFF_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DIFF_DST},
+        [WEIGHT] = {DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, DNNL_ARG_DIFF_DST}};
     LG_ASSERT(e->weights_bytes + e->pad_bytes <= s->scratch_bytes);
     char *scratch = s->scratch;
-    if (e->reorder) {
-        point(e->plain_weights, p->weights);
-        point(e->weights, scratch);
-        dnnl_exec_arg_t args[] = {{DNNL_ARG_FROM, e->plain_weights}, {DNNL_ARG_TO, e->weights}};
-        CHECK(dnnl_primitive_execute(e->reorder, o->stream, LG_ARRAY_LEN(args), args));
-    } else {
-        point(e->weights, p->weights);
-    }
+    if (e->reorder) point(e->plain_weights, p->weights);
+    point(e->weights, e->reorder ? scratch : p->weights);
     point(e->src, p->src);
     point(e->dst, p->dst);
     point(e->pad, e->pad_bytes ? scratch + e->weights_bytes : NULL);
     if (e->bias) point(e->bias, p->bias);
-    dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, e->src},
-                              {DNNL_ARG_WEIGHTS, e->weights},
-                              {DNNL_ARG_DST, e->dst},
+    dnnl_exec_arg_t args[] = {{ARG[e->pass][0], e->src},
+                              {ARG[e->pass][1], e->weights},
+                              {ARG[e->pass][2], e->dst},
                               {DNNL_ARG_SCRATCHPAD, e->pad},
                               {DNNL_ARG_BIAS, e->bias}};
     int count = (int)LG_ARRAY_LEN(args) - !e->bias;
+    if (e->reorder && e->pass != WEIGHT) reorder_weights(o, e);
     CHECK(dnnl_primitive_execute(e->primitive, o->stream, count, args));
+    if (e->reorder && e->pass == WEIGHT) reorder_weights(o, e);
 }
 
 static bool present(const lg_tensor *t)
@@ -383,9 +436,91 @@ void lg_onednn_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args 
     leave(o);
 }
 
+static struct entry *conv2d_data_entry(struct lg_onednn *o,
+                                       const struct lg_conv2d_backward_data_args *a)
+{
+    return conv_entry(o, &(struct conv_shape){.pass = DATA,
+                                              .n = a->dx.dim[0],
+                                              .ci = a->dx.dim[3],
+                                              .h = a->dx.dim[1],
+                                              .w = a->dx.dim[2],
+                                              .co = a->w.dim[0],
+                                              .kh = a->w.dim[1],
+                                              .kw = a->w.dim[2],
+                                              .ho = a->dy.dim[1],
+                                              .wo = a->dy.dim[2],
+                                              .stride = a->stride,
+                                              .top = a->top,
+                                              .left = a->left});
+}
+
+static struct entry *conv2d_weight_entry(struct lg_onednn *o,
+                                         const struct lg_conv2d_backward_weight_args *a)
+{
+    return conv_entry(o, &(struct conv_shape){.pass = WEIGHT,
+                                              .n = a->x.dim[0],
+                                              .ci = a->x.dim[3],
+                                              .h = a->x.dim[1],
+                                              .w = a->x.dim[2],
+                                              .co = a->dw.dim[0],
+                                              .kh = a->dw.dim[1],
+                                              .kw = a->dw.dim[2],
+                                              .ho = a->dy.dim[1],
+                                              .wo = a->dy.dim[2],
+                                              .stride = a->stride,
+                                              .top = a->top,
+                                              .left = a->left});
+}
+
+/* A backward convolution cannot add: where it puts what is added, behind the rest of its scratch memory. */
+static lg_tensor place_of(lg_stream *s, const struct entry *e, const lg_tensor *out, bool adds)
+{
+    lg_tensor to = *out;
+    if (adds) to.data = (char *)s->scratch + e->weights_bytes + e->pad_bytes;
+    return to;
+}
+
+static void add(lg_stream *s, lg_tensor out, lg_tensor made)
+{
+    if (made.data == out.data) return;
+    lg_host(s)->kernels->ops.add_forward(
+        s, &(struct lg_add_forward_args){.a = out, .b = made, .y = out});
+}
+
+static size_t added_bytes(const lg_tensor *out, bool adds)
+{
+    return adds ? lg_host_align((size_t)lg_host_numel(out) * sizeof(float)) : 0;
+}
+
+void lg_onednn_conv2d_backward_data(lg_stream *s, const struct lg_conv2d_backward_data_args *a)
+{
+    struct lg_onednn *o = lg_host(s)->onednn;
+    enter(o);
+    struct entry *e = conv2d_data_entry(o, a);
+    const lg_tensor to = place_of(s, e, &a->dx, a->accumulate);
+    execute(o, e, s, &(struct operands){.src = to.data, .weights = a->w.data, .dst = a->dy.data});
+    leave(o);
+    add(s, a->dx, to);
+}
+
+void lg_onednn_conv2d_backward_weight(lg_stream *s, const struct lg_conv2d_backward_weight_args *a)
+{
+    struct lg_onednn *o = lg_host(s)->onednn;
+    enter(o);
+    struct entry *e = conv2d_weight_entry(o, a);
+    const lg_tensor to = place_of(s, e, &a->dw, a->accumulate);
+    execute(o, e, s, &(struct operands){.src = a->x.data, .weights = to.data, .dst = a->dy.data});
+    leave(o);
+    add(s, a->dw, to);
+    if (!present(&a->dbias)) return;
+    lg_host(s)->kernels->ops.sum_rows(
+        s, &(struct lg_sum_rows_args){.x = a->dy, .y = a->dbias, .accumulate = a->accumulate});
+}
+
 size_t lg_onednn_scratch(struct lg_onednn *o, lg_op_id op, const void *args)
 {
     struct entry *e = NULL;
+    size_t added = 0;
     /* On a dry stream pointers may be NULL: what is present is told by the rank. */
     enter(o);
     switch (op) {
@@ -405,11 +540,23 @@ size_t lg_onednn_scratch(struct lg_onednn *o, lg_op_id op, const void *args)
         e = conv2d_entry(o, a, a->bias.rank > 0, a->residual.rank > 0);
         break;
     }
+    case LG_OP_conv2d_backward_data: {
+        const struct lg_conv2d_backward_data_args *a = args;
+        e = conv2d_data_entry(o, a);
+        added = added_bytes(&a->dx, a->accumulate);
+        break;
+    }
+    case LG_OP_conv2d_backward_weight: {
+        const struct lg_conv2d_backward_weight_args *a = args;
+        e = conv2d_weight_entry(o, a);
+        added = added_bytes(&a->dw, a->accumulate);
+        break;
+    }
     default:
         break;
     }
     leave(o);
-    return e ? e->weights_bytes + e->pad_bytes : 0;
+    return e ? e->weights_bytes + e->pad_bytes + added : 0;
 }
 
 /* oneDNN knows one limit per process, and only until it is first used. */

@@ -78,6 +78,26 @@ void ref64_act_backward(lg_stream *s, const struct lg_act_backward_args *a)
         ref64_put(&dx[i], dy[i] * ref64_act_slope(a->act, x[i]), a->accumulate);
 }
 
+void ref64_glu_forward(lg_stream *s, const struct lg_glu_forward_args *a)
+{
+    int64_t D = a->y.dim[1];
+    for (int64_t i = 0; i < lg_numel(&a->y); i++) {
+        const double *x = ref64_data(a->x) + i / D * 2 * D + i % D;
+        ref64_data(a->y)[i] = x[0] * ref64_act(a->act, x[D]);
+    }
+}
+
+void ref64_glu_backward(lg_stream *s, const struct lg_glu_backward_args *a)
+{
+    int64_t D = a->dy.dim[1];
+    for (int64_t i = 0; i < lg_numel(&a->dy); i++) {
+        const double *x = ref64_data(a->x) + i / D * 2 * D + i % D, value = x[0], gate = x[D];
+        double *dx = ref64_data(a->dx) + i / D * 2 * D + i % D, dy = ref64_data(a->dy)[i];
+        dx[0] = dy * ref64_act(a->act, gate);
+        dx[D] = dy * value * ref64_act_slope(a->act, gate);
+    }
+}
+
 void ref64_mul_forward(lg_stream *s, const struct lg_mul_forward_args *args)
 {
     const double *a = ref64_data(args->a), *b = ref64_data(args->b);

@@ -180,7 +180,39 @@ void ref64_layer_norm_forward(lg_stream *s, const struct lg_layer_norm_forward_a
         for (int64_t i = 0; i < D; i++) mean += x[i] / (double)D;
         for (int64_t i = 0; i < D; i++) var += (x[i] - mean) * (x[i] - mean) / (double)D;
         for (int64_t i = 0; i < D; i++) y[i] = (x[i] - mean) / sqrt(var + a->eps) * w[i] + b[i];
+        if (!a->rstd.data) continue;
+        ref64_data(a->mean)[m] = mean;
+        ref64_data(a->rstd)[m] = 1 / sqrt(var + a->eps);
     }
+}
+
+void ref64_layer_norm_backward(lg_stream *s, const struct lg_layer_norm_backward_args *a)
+{
+    int64_t M = a->x.dim[0], D = a->x.dim[1];
+    const double *w = ref64_data(a->w);
+    double *dw = ref64_data(a->dw), *db = ref64_data(a->db);
+    for (int64_t i = 0; dw && !a->accumulate_dw && i < D; i++) dw[i] = db[i] = 0;
+    for (int64_t m = 0; m < M; m++) {
+        const double *x = ref64_data(a->x) + m * D, *dy = ref64_data(a->dy) + m * D;
+        double mean = ref64_data(a->mean)[m], rstd = ref64_data(a->rstd)[m];
+        double avg = 0, avg_n = 0;
+        for (int64_t i = 0; i < D; i++) {
+            double n = (x[i] - mean) * rstd;
+            avg += dy[i] * w[i] / (double)D;
+            avg_n += dy[i] * w[i] * n / (double)D;
+            if (dw) dw[i] += dy[i] * n, db[i] += dy[i];
+        }
+        for (int64_t i = 0; i < D; i++) {
+            double n = (x[i] - mean) * rstd;
+            ref64_put(&ref64_data(a->dx)[m * D + i], rstd * (dy[i] * w[i] - avg - n * avg_n),
+                      a->accumulate);
+        }
+    }
+}
+
+void ref64_group_mean_var_forward(lg_stream *s, const struct lg_group_mean_var_forward_args *a)
+{
+    ref64_group_mean_var(a->x, a->mean_var.dim[1], ref64_data(a->mean_var));
 }
 
 void ref64_group_mean_var(lg_tensor t, int64_t groups, double *ret)
@@ -218,4 +250,57 @@ void ref64_group_norm_forward(lg_stream *s, const struct lg_group_norm_forward_a
         ref64_data(a->y)[i] = ref64_act(a->act, (x - mean) * rstd * w[c] + bias[c]);
     }
     free(own);
+}
+
+/* One group of one sample: the channels [c0, c0 + wide). */
+static void group_backward(const struct lg_group_norm_backward_args *a, int64_t n, int64_t group)
+{
+    int64_t HW = a->x.dim[1] * a->x.dim[2], C = a->x.dim[3], wide = C / a->groups;
+    const double *mean_var = ref64_data(a->mean_var) + (n * a->groups + group) * 2;
+    const double *w = ref64_data(a->w), *b = ref64_data(a->b);
+    double *dw = ref64_data(a->dw), *db = ref64_data(a->db);
+    double mean = mean_var[0], rstd = 1 / sqrt(mean_var[1] + a->eps), avg = 0, avg_n = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int64_t p = 0; p < HW; p++)
+            for (int64_t c = group * wide; c < (group + 1) * wide; c++) {
+                int64_t at = (n * HW + p) * C + c;
+                double normed = (ref64_data(a->x)[at] - mean) * rstd;
+                double d = ref64_data(a->dy)[at] * ref64_act_slope(a->act, normed * w[c] + b[c]);
+                if (pass == 1) {
+                    ref64_put(&ref64_data(a->dx)[at],
+                              rstd * (d * w[c] - (avg + normed * avg_n) / (double)(HW * wide)),
+                              a->accumulate);
+                    continue;
+                }
+                avg += d * w[c];
+                avg_n += d * w[c] * normed;
+                if (dw) dw[c] += d * normed, db[c] += d;
+            }
+}
+
+void ref64_group_norm_backward(lg_stream *s, const struct lg_group_norm_backward_args *a)
+{
+    double *dw = ref64_data(a->dw), *db = ref64_data(a->db);
+    for (int64_t c = 0; dw && !a->accumulate_dw && c < a->x.dim[3]; c++) dw[c] = db[c] = 0;
+    for (int64_t n = 0; n < a->x.dim[0]; n++)
+        for (int64_t group = 0; group < a->groups; group++) group_backward(a, n, group);
+}
+
+void ref64_shift_forward(lg_stream *s, const struct lg_shift_forward_args *a)
+{
+    int64_t T = a->x.dim[1], D = a->x.dim[2], stride = lg_row_stride(&a->shift, 1);
+    for (int64_t i = 0; i < lg_numel(&a->x); i++)
+        ref64_data(a->y)[i] =
+            ref64_data(a->x)[i] + ref64_data(a->shift)[i / (T * D) * stride + i % D];
+}
+
+void ref64_shift_backward(lg_stream *s, const struct lg_shift_backward_args *a)
+{
+    int64_t B = a->dy.dim[0], T = a->dy.dim[1], D = a->dy.dim[2];
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t i = 0; i < D; i++) {
+            double sum = 0;
+            for (int64_t t = 0; t < T; t++) sum += ref64_data(a->dy)[(b * T + t) * D + i];
+            ref64_data(a->dshift)[b * lg_row_stride(&a->dshift, 1) + i] = sum;
+        }
 }

@@ -24,6 +24,14 @@ static int offset(double crop, int surplus)
     return LG_MIN((int)floor(crop * (surplus + 1)), surplus);
 }
 
+struct lg_fit_corner lg_fit_corner(const struct lg_fit_args *a)
+{
+    const struct lg_fit_size full = lg_fit_cover(a->width, a->height, a->out_w, a->out_h);
+    const int left = offset(a->crop_x, full.width - a->out_w);
+    return (struct lg_fit_corner){.top = offset(a->crop_y, full.height - a->out_h),
+                                  .left = a->flip ? full.width - a->out_w - left : left};
+}
+
 int lg_fit(const struct lg_fit_args *a, lg_resize_scratch *scratch)
 {
     LG_ASSERT(a->crop_x < 1 && a->crop_y < 1);

@@ -41,4 +41,9 @@ struct lg_fit_args {
     bool flip;             /* mirror left and right */
     uint8_t *out;          /* (3, out_h, out_w) planar */
 };
+/* Where that lies in the resized picture, mirrored if it is: its top and left edge. */
+struct lg_fit_corner {
+    int top, left;
+};
+struct lg_fit_corner lg_fit_corner(const struct lg_fit_args *a);
 int lg_fit(const struct lg_fit_args *a, lg_resize_scratch *scratch);

@@ -143,6 +143,7 @@ typedef struct lg_sample {
     float *latent_mean, *latent_logvar; /* (C, h, w), owned */
     int latent_dim[3];
     int stored_height, stored_width; /* of the picture in its file; 0 of a latent */
+    int crop_top, crop_left;         /* lg_fit_corner; 0 of a latent */
     /* private */
     lg_item stored;
     struct lg_sample_work *work;

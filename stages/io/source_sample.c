@@ -88,19 +88,21 @@ static int make_pixels(const struct lg_sample_rule *rule, lg_sample *s, uint8_t 
         x = lg_uniform_f64(draw(rule, LG_PURPOSE_CROP, s->n, 0));
         y = lg_uniform_f64(draw(rule, LG_PURPOSE_CROP, s->n, 1));
     }
-    LG_TRY(lg_fit(
-        &(struct lg_fit_args){
-            .rgb = w->picture.rgb,
-            .width = w->picture.width,
-            .height = w->picture.height,
-            .out_w = shape.width,
-            .out_h = shape.height,
-            .crop_x = x,
-            .crop_y = y,
-            .flip = rule->random_flip && (draw(rule, LG_PURPOSE_FLIP, s->n, 0) & 1),
-            .out = pixels,
-        },
-        &w->scratch));
+    const struct lg_fit_args fit = {
+        .rgb = w->picture.rgb,
+        .width = w->picture.width,
+        .height = w->picture.height,
+        .out_w = shape.width,
+        .out_h = shape.height,
+        .crop_x = x,
+        .crop_y = y,
+        .flip = rule->random_flip && (draw(rule, LG_PURPOSE_FLIP, s->n, 0) & 1),
+        .out = pixels,
+    };
+    const struct lg_fit_corner corner = lg_fit_corner(&fit);
+    s->crop_top = corner.top;
+    s->crop_left = corner.left;
+    LG_TRY(lg_fit(&fit, &w->scratch));
     return 0;
 }
 
@@ -173,6 +175,7 @@ int lg_source_sample(lg_source *s, const struct lg_sample_rule *rule, uint64_t n
     ret->is_latent = lg_source_has_latents(s);
     ret->caption = "";
     ret->stored_height = ret->stored_width = 0;
+    ret->crop_top = ret->crop_left = 0;
     int rc = lg_source_read(s, ret->item, &ret->stored);
     ret->key = ret->stored.key ? ret->stored.key : "";
     ret->key_hash = ret->stored.key_hash;

@@ -290,6 +290,8 @@ static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
     const bool known = !is_empty && l->sample.stored_height > 0;
     slot->original_height = (uint32_t)(known ? l->sample.stored_height : l->rule.size);
     slot->original_width = (uint32_t)(known ? l->sample.stored_width : l->rule.size);
+    slot->crop_top = (uint32_t)(known ? l->sample.crop_top : 0);
+    slot->crop_left = (uint32_t)(known ? l->sample.crop_left : 0);
     slot->item = l->sample.item;
     slot->key_hash = l->sample.key_hash;
     slot->label = is_empty ? st->plan.num_classes : (int32_t)l->sample.label;

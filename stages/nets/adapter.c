@@ -10,7 +10,7 @@ static const struct {
     {"attention",
      {"*.to_q", "*.to_k", "*.to_v", "*.to_out.0", "*.add_q_proj", "*.add_k_proj", "*.add_v_proj",
       "*.to_add_out"}},
-    {"linear", {"transformer_blocks.*", "single_transformer_blocks.*"}},
+    {"linear", {"transformer_blocks.*", "single_transformer_blocks.*", "*.attentions.*"}},
 };
 
 static bool target_takes(const char *target, const char *module)

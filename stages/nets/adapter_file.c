@@ -9,9 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PREFIX "transformer."
+enum { RANK_MAX = 1 << 16, PREFIX_BYTES = 16 };
 
-enum { RANK_MAX = 1 << 16 };
+/* What diffusers' pipelines call the net: by its modules, a U-Net or a transformer. */
+static const char *prefix_of(const lg_params *t)
+{
+    static const char *const unet[] = {"down_blocks.", "mid_block.", "up_blocks.",
+                                       "time_embedding.", "add_embedding."};
+    for (size_t i = 0; i < LG_ARRAY_LEN(unet); i++)
+        if (t->n && !strncmp(t->p[0].name, unet[i], strlen(unet[i]))) return "unet.";
+    return "transformer.";
+}
 
 /* ---- the files' texts ---- */
 
@@ -67,7 +75,7 @@ static int save_config(const struct lg_adapter *a, const char *base, const lg_pa
 static int write_weights(lg_st_writer *w, const struct lg_adapter *a, const lg_params *t,
                          const float *weights)
 {
-    cJSON *o = lora_config(a, t, PREFIX);
+    cJSON *o = lora_config(a, t, prefix_of(t));
     char *text = cJSON_PrintUnformatted(o);
     cJSON_Delete(o);
     LG_ASSERT(text);
@@ -76,8 +84,8 @@ static int write_weights(lg_st_writer *w, const struct lg_adapter *a, const lg_p
     free(text);
     LG_TRY(rc);
     for (int i = 0; i < t->n; i++) {
-        char name[sizeof PREFIX + LG_PARAM_NAME_BYTES];
-        snprintf(name, sizeof name, PREFIX "%s", t->p[i].name);
+        char name[PREFIX_BYTES + LG_PARAM_NAME_BYTES];
+        snprintf(name, sizeof name, "%s%s", prefix_of(t), t->p[i].name);
         LG_TRY(lg_st_writer_declare(w, name, LG_F32, t->p[i].rank, t->p[i].dim));
     }
     for (int i = 0; i < t->n; i++)
@@ -104,10 +112,11 @@ int lg_adapter_save(const struct lg_adapter *a, const char *base, const lg_param
 
 /* ---- reading ---- */
 
-static int read_one(const lg_st_file *f, const char *path, const struct lg_param *p, float *to)
+static int read_one(const lg_st_file *f, const char *path, const char *prefix,
+                    const struct lg_param *p, float *to)
 {
-    char name[sizeof PREFIX + LG_PARAM_NAME_BYTES];
-    snprintf(name, sizeof name, PREFIX "%s", p->name);
+    char name[PREFIX_BYTES + LG_PARAM_NAME_BYTES];
+    snprintf(name, sizeof name, "%s%s", prefix, p->name);
     const struct lg_st_entry *e = lg_st_find(f, name);
     if (!e) return LG_FAIL(LG_ERR_MISMATCH, "%s: tensor %s is missing", path, name);
     if (e->rank != 2 || e->dim[0] != p->dim[0] || e->dim[1] != p->dim[1])
@@ -132,7 +141,7 @@ int lg_adapter_load(const lg_params *t, const char *dir, float *ret)
                                               path, lg_st_count(f), t->n);
     memset(ret, 0, t->count * sizeof *ret);
     for (int i = 0; i < t->n && rc == 0; i++)
-        rc = read_one(f, path, &t->p[i], ret + t->p[i].offset);
+        rc = read_one(f, path, prefix_of(t), &t->p[i], ret + t->p[i].offset);
     lg_st_close(&f);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }

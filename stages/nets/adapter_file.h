@@ -1,6 +1,6 @@
 /* Files of low-rank adapters, in a folder of their own:
  *
- *   pytorch_lora_weights.safetensors   diffusers' layout: "transformer.MODULE.lora_A.weight" and "..lora_B.weight", fp32;
+ *   pytorch_lora_weights.safetensors   diffusers' layout: "transformer.MODULE.lora_A.weight" and "..lora_B.weight", of a U-Net "unet.MODULE..", fp32;
  *                                      its header's "lora_adapter_metadata" is JSON with rank, alpha and modules, without
  *                                      which diffusers would take alpha for the rank
  *   adapter_config.json                peft's: r, lora_alpha, target_modules, base_model_name_or_path

@@ -103,7 +103,8 @@ static struct lg_map up_block(lg_net *n, const struct lg_aekl_config *c, struct 
     }
     if (last) return m;
     lg_net_scope(n, "decoder.up_blocks.%d.upsamplers.0.", i);
-    return conv(n, c, lg_net_upsample(n, m), channels, true, "conv");
+    return conv(n, c, lg_net_upsample(n, m, 2 * m.x.dim[1], 2 * m.x.dim[2]), channels, true,
+                "conv");
 }
 
 void lg_aekl_describe_encoder(lg_net *n, const struct lg_aekl_config *c, lg_tensor pixels,

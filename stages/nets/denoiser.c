@@ -50,6 +50,17 @@ static int check_texts(const struct lg_denoiser_config *c)
     return 0;
 }
 
+int lg_denoiser_numbers(const struct lg_denoiser_config *c)
+{
+    const int own = lg_model_of(c->kind)->size_numbers;
+    return !c->size_conditions ? 0 : own ? own : 2;
+}
+
+bool lg_denoiser_has_ratio(const struct lg_denoiser_config *c)
+{
+    return c->size_conditions && !lg_model_of(c->kind)->size_numbers;
+}
+
 int lg_denoiser_config_check(const struct lg_denoiser_config *c)
 {
 #define WANT(cond, ...)                                                                            \
@@ -88,6 +99,10 @@ int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequenc
     *ret = (struct lg_band){.height = c->height, .share = 1};
     if (!lg_sequence_is_split(s)) return 0;
     LG_ASSERT(s->rank >= 0 && s->rank < s->degree);
+    if (!lg_denoiser_info(c->kind)->is_split)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "a %s has no sequence that several ranks could share: set parallel.sp = 1",
+                       lg_denoiser_info(c->kind)->name);
     if (s->degree > rows || s->degree > LG_RANKS_MAX)
         return LG_FAIL(LG_ERR_CONFIG,
                        "a sequence of %d rows of patches (a latent of height %d, patches of %d) "
@@ -147,10 +162,8 @@ static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, in
         if (t->pooled) in.text[k].pooled = lg_t2(NULL, n->type, B, t->pooled);
         if (has[k].is_masked) in.text[k].length = lg_t1(NULL, LG_I32, B);
     }
-    if (c->size_conditions) {
-        in.size = lg_t1(NULL, n->stats, 2 * B);
-        in.ratio = lg_t1(NULL, n->stats, B);
-    }
+    if (lg_denoiser_numbers(c)) in.size = lg_t1(NULL, n->stats, lg_denoiser_numbers(c) * B);
+    if (lg_denoiser_has_ratio(c)) in.ratio = lg_t1(NULL, n->stats, B);
     if (c->guidance) in.guidance = lg_t1(NULL, n->stats, B);
     return in;
 }

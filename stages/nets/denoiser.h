@@ -1,14 +1,15 @@
-/* The diffusion transformers that the trainer trains and the sampler runs: DiT (class conditioning,
+/* The nets that the trainer trains and the sampler runs: DiT (class conditioning,
  * adaLN-Zero; Peebles & Xie 2023), PixArt (text by cross-attention, adaLN-single; Chen et al.
- * 2023) and SD3 (text and image in one attention; Esser et al. 2024). Parameters are named and shaped as diffusers'
- * DiTTransformer2DModel, PixArtTransformer2DModel and SD3Transformer2DModel. dit.c, pixart.c and sd3.c describe one net
- * each; denoiser.c runs them.
+ * 2023), SD3 and FLUX (text and image in one attention; Esser et al. 2024), and the U-Nets of Stable Diffusion 2 and SDXL
+ * (Rombach et al. 2022; Podell et al. 2023). Parameters are named and shaped as diffusers'. dit.c, pixart.c, sd3.c, flux.c
+ * and unet.c describe one net each; denoiser.c runs them.
  *
  * A net owns no weights: forward and backward get a flat buffer cut by lg_denoiser_params(). It
  * owns its activations, planned once for a fixed batch; a smaller batch is padded by the caller.
  */
 #pragma once
 #include "config/denoisers.h"
+#include "config/unet.h"
 #include "kernels/device.h"
 #include "kernels/graph/exchange.h"
 #include "kernels/ops.h"
@@ -45,7 +46,7 @@ struct lg_denoiser_config {
     double
         interpolation; /* positions are divided by it; 0: the model's max(sample_size / 64, 1) or 1 */
     bool
-        size_conditions; /* PixArt-alpha 1024: the picture's original size and its ratio are conditions */
+        size_conditions; /* PixArt-alpha 1024, SDXL: numbers of the picture are conditions (lg_denoiser_numbers) */
     bool no_attention_bias; /* q, k, v have none */
     /* SD3: */
     int positions_side; /* its table has positions of so many by so many patches, of which the middle is used */
@@ -56,6 +57,8 @@ struct lg_denoiser_config {
     int singles;            /* the last so many blocks have one stream */
     int axes[LG_FLUX_AXES]; /* features of a head that are turned by a token's text, row, column */
     bool guidance;          /* its scale is a condition */
+    /* U-Nets: hidden, heads are those of the first level, depth is lg_unet_blocks. */
+    struct lg_unet unet;
 };
 static inline bool lg_denoiser_is_dual(const struct lg_denoiser_config *c, int block)
 {
@@ -65,6 +68,12 @@ static inline int lg_denoiser_out_channels(const struct lg_denoiser_config *c)
 {
     return c->channels * (c->learned_variance ? 2 : 1);
 }
+
+/* How many numbers of a picture are conditions of each sample: 0; 2, its original height and width in pixels; 6, those,
+ * then the top and left edge of what was cut out of it once it had been scaled, then height and width of that. */
+int lg_denoiser_numbers(const struct lg_denoiser_config *c);
+/* Is the ratio of what is trained on one of them, too? */
+bool lg_denoiser_has_ratio(const struct lg_denoiser_config *c);
 
 /* Says which field is impossible and why (hidden % heads, height % patch ...). */
 int lg_denoiser_config_check(const struct lg_denoiser_config *c);
@@ -179,8 +188,9 @@ struct lg_denoiser_input {
     lg_tensor label; // (B) i32: DiT
     struct lg_text_states text[LG_TEXTS_MAX]; /* the config's */
     lg_tensor
-        size; // (B, 2) of t's type: with size_conditions, the original height and width in pixels
-    lg_tensor ratio; // (B) of t's type: with size_conditions, height / width of what is trained on
+        size; // (B, k) of t's type: with size_conditions, the k = lg_denoiser_numbers of each picture
+    lg_tensor
+        ratio; // (B) of t's type: with lg_denoiser_has_ratio, height / width of what is trained on
     lg_tensor guidance; // (B) of t's type: with guidance, 1000 times its scale
 };
 /* out (B, C or 2C, H, W), as dout. With train, keeps what the backward needs. Forward and backward give the stream

@@ -10,6 +10,7 @@
 #include "base/fs.h"
 #include "stages/nets/denoiser.h"
 #include "stages/nets/models.h"
+#include "stages/nets/unet.h"
 #include "stages/nets/weights.h"
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -118,24 +119,30 @@ static int load_ada_norm(const lg_model_config *f, struct lg_denoiser_config *c)
 static int load_common(const lg_model_config *f, struct lg_denoiser_config *c)
 {
     const struct lg_model *m = lg_model_of(c->kind);
+    LG_TRY(lg_model_config_int(f, "sample_size", 1, LG_MODEL_KEY_MAX, m->sample_size,
+                               &c->sample_size));
+    LG_TRY(lg_model_config_int(f, KEY_HEIGHT, 1, LG_MODEL_KEY_MAX, c->sample_size, &c->height));
+    LG_TRY(lg_model_config_int(f, KEY_WIDTH, 1, LG_MODEL_KEY_MAX, c->height, &c->width));
+    c->norm_eps = m->norm_eps;
+    c->mlp_ratio = 4;
+    LG_TRY(load_channels(f, c));
+    return m->norm_type ? load_ada_norm(f, c) : 0;
+}
+
+static int load_transformer(const lg_model_config *f, struct lg_denoiser_config *c)
+{
+    const struct lg_model *m = lg_model_of(c->kind);
     int head_dim;
     LG_TRY(lg_model_config_int(f, "num_attention_heads", 1, LG_MODEL_KEY_MAX, m->heads, &c->heads));
     LG_TRY(
         lg_model_config_int(f, "attention_head_dim", 1, LG_MODEL_KEY_MAX, m->head_dim, &head_dim));
     LG_TRY(lg_model_config_int(f, "num_layers", 1, LG_MODEL_KEY_MAX, m->depth, &c->depth));
     LG_TRY(lg_model_config_int(f, "patch_size", 1, LG_MODEL_KEY_MAX, 2, &c->patch));
-    LG_TRY(lg_model_config_int(f, "sample_size", 1, LG_MODEL_KEY_MAX, m->sample_size,
-                               &c->sample_size));
-    LG_TRY(lg_model_config_int(f, KEY_HEIGHT, 1, LG_MODEL_KEY_MAX, c->sample_size, &c->height));
-    LG_TRY(lg_model_config_int(f, KEY_WIDTH, 1, LG_MODEL_KEY_MAX, c->height, &c->width));
-    c->norm_eps = m->norm_eps;
     if ((int64_t)c->heads * head_dim > LG_MODEL_KEY_MAX)
         return lg_model_config_refuse(f, "attention_head_dim",
                                       "heads times head dimension is out of bounds");
     c->hidden = c->heads * head_dim;
-    c->mlp_ratio = 4;
-    LG_TRY(load_channels(f, c));
-    return m->norm_type ? load_ada_norm(f, c) : 0;
+    return 0;
 }
 
 /* The old class was both, and norm_type says which. */
@@ -162,6 +169,8 @@ static int load_config(const lg_model_config *f, void *ret)
                        "%s: \"_class_name\" is \"%.64s\"%s%.64s%s; this program reads %s", f->path,
                        class, *norm_type ? ", \"norm_type\" \"" : "", norm_type,
                        *norm_type ? "\"" : "", LG_DENOISERS_READ);
+    if (lg_model_of(c->kind)->is_unet) c->kind = lg_unet_is_sdxl(f) ? LG_SDXL : LG_SD2;
+    if (!lg_model_of(c->kind)->is_unet) LG_TRY(load_transformer(f, c));
     LG_TRY(load_common(f, c));
     LG_TRY(lg_model_of(c->kind)->load(f, c));
     return lg_denoiser_config_check(c);
@@ -182,12 +191,13 @@ static cJSON *config_json(const struct lg_denoiser_config *c)
     const struct lg_model *m = lg_model_of(c->kind);
     const int side = c->sample_size ? c->sample_size : c->height;
     const bool ada_norm = m->norm_type; /* load_ada_norm */
+    const bool transformer = !m->is_unet;
     cJSON_AddStringToObject(o, "_class_name", m->class);
     if (ada_norm) {
         cJSON_AddStringToObject(o, "activation_fn", "gelu-approximate");
         cJSON_AddBoolToObject(o, "attention_bias", !c->no_attention_bias);
     }
-    cJSON_AddNumberToObject(o, "attention_head_dim", c->hidden / c->heads);
+    if (transformer) cJSON_AddNumberToObject(o, "attention_head_dim", c->hidden / c->heads);
     if (ada_norm) cJSON_AddNumberToObject(o, "dropout", 0);
     cJSON_AddNumberToObject(o, "in_channels", c->channels);
     if (ada_norm) {
@@ -195,12 +205,12 @@ static cJSON *config_json(const struct lg_denoiser_config *c)
         cJSON_AddNumberToObject(o, "norm_eps", c->norm_eps);
         cJSON_AddStringToObject(o, "norm_type", m->norm_type);
     }
-    cJSON_AddNumberToObject(o, "num_attention_heads", c->heads);
+    if (transformer) cJSON_AddNumberToObject(o, "num_attention_heads", c->heads);
     if (ada_norm)
         cJSON_AddNumberToObject(o, "num_embeds_ada_norm", c->num_classes ? c->num_classes : 1000);
-    cJSON_AddNumberToObject(o, "num_layers", c->depth);
+    if (transformer) cJSON_AddNumberToObject(o, "num_layers", c->depth);
     cJSON_AddNumberToObject(o, "out_channels", lg_denoiser_out_channels(c));
-    cJSON_AddNumberToObject(o, "patch_size", c->patch);
+    if (transformer) cJSON_AddNumberToObject(o, "patch_size", c->patch);
     cJSON_AddNumberToObject(o, "sample_size", side);
     if (ada_norm) cJSON_AddBoolToObject(o, "upcast_attention", false);
     if (m->save) m->save(c, o);
@@ -314,6 +324,23 @@ int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float 
     return rc;
 }
 
+/* The values of a parameter in the order of its file. */
+static int write_values(lg_st_writer *w, const struct lg_param *p, const float *values)
+{
+    if (p->layout == LG_LAYOUT_FILE) return lg_st_writer_data(w, values, p->count * sizeof *values);
+    const int64_t in = p->dim[1], pixels = p->dim[2] * p->dim[3], each = in * pixels;
+    float *filter = malloc((size_t)each * sizeof *filter); /* of one output */
+    if (!filter) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a filter of %s", p->name);
+    int rc = 0;
+    for (int64_t o = 0; o < p->dim[0] && rc == 0; o++) {
+        for (int64_t i = 0; i < each; i++)
+            filter[i] = values[o * each + i % pixels * in + i / pixels];
+        rc = lg_st_writer_data(w, filter, (size_t)each * sizeof *filter);
+    }
+    free(filter);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
 /* Calls declare or data for every tensor of the file: the table's, each under all of its names. */
 static int write_pass(lg_st_writer *w, const struct lg_denoiser_config *c,
                       const struct lg_denoiser_weights *weights, bool declare)
@@ -325,7 +352,6 @@ static int write_pass(lg_st_writer *w, const struct lg_denoiser_config *c,
         const struct lg_param *p = &t->p[i];
         const float *values =
             i < t->trained ? weights->trained + p->offset : frozen + (p->offset - t->trained_count);
-        LG_ASSERT(p->layout == LG_LAYOUT_FILE);
         for (int b = 0; b < c->depth; b++) {
             char other[LG_PARAM_NAME_BYTES];
             if (b && (!m->other_name || !m->other_name(p->name, b, other))) break;
@@ -333,7 +359,7 @@ static int write_pass(lg_st_writer *w, const struct lg_denoiser_config *c,
             if (declare)
                 LG_TRY(lg_st_writer_declare(w, as, LG_F32, p->rank, p->dim));
             else
-                LG_TRY(lg_st_writer_data(w, values, p->count * sizeof *values));
+                LG_TRY(write_values(w, p, values));
         }
     }
     return 0;

@@ -148,10 +148,10 @@ static void check_input(const lg_denoiser *net, const struct lg_denoiser_input *
                   out.dim[i] == (i == 1 ? lg_denoiser_out_channels(c) : want[i]));
     LG_ASSERT(in->x.dtype == type && out.dtype == type);
     LG_ASSERT(in->t.dim[0] == B && in->t.dtype == lg_denoiser_grad_type(net->device));
-    if (c->size_conditions) {
-        LG_ASSERT(lg_numel(&in->size) == 2 * B && in->size.dtype == in->t.dtype);
+    const int64_t numbers = lg_denoiser_numbers(c) * B;
+    if (numbers) LG_ASSERT(lg_numel(&in->size) == numbers && in->size.dtype == in->t.dtype);
+    if (lg_denoiser_has_ratio(c))
         LG_ASSERT(lg_numel(&in->ratio) == B && in->ratio.dtype == in->t.dtype);
-    }
     if (c->guidance) LG_ASSERT(lg_numel(&in->guidance) == B && in->guidance.dtype == in->t.dtype);
     if (lg_denoiser_info(c->kind)->labels) LG_ASSERT(in->label.rank == 1 && in->label.dim[0] == B);
     check_texts(net, in);

@@ -178,10 +178,10 @@ lg_tensor lg_net_param(lg_net *n, struct lg_init init, lg_tensor shape, const ch
     return param(n, &p, false, shape);
 }
 
-lg_tensor lg_net_filter(lg_net *n, int64_t out, int64_t in, int k, const char *name)
+lg_tensor lg_net_filter(lg_net *n, struct lg_init init, int64_t out, int64_t in, int k,
+                        const char *name)
 {
-    struct lg_param p =
-        spec_of(n, LG_NET_ZERO, lg_t4(NULL, n->type, out, in, k, k), name, "", ".weight");
+    struct lg_param p = spec_of(n, init, lg_t4(NULL, n->type, out, in, k, k), name, "", ".weight");
     p.layout = LG_LAYOUT_CONV_OHWI;
     return param(n, &p, false, lg_t4(NULL, n->type, out, k, k, in));
 }
@@ -251,6 +251,13 @@ lg_tensor lg_net_act(lg_net *n, lg_tensor x, lg_act act)
 {
     lg_tensor y = lg_net_value(n, "activation", x);
     LG_NET_RECORD(n, act_forward, .x = x, .y = y, .act = act);
+    return y;
+}
+
+lg_tensor lg_net_glu(lg_net *n, lg_tensor x, lg_act act)
+{
+    lg_tensor y = lg_net_value(n, "gated", lg_t2(NULL, n->type, x.dim[0], x.dim[1] / 2));
+    LG_NET_RECORD(n, glu_forward, .x = x, .y = y, .act = act);
     return y;
 }
 
@@ -353,6 +360,16 @@ static lg_tensor angle_table(lg_tensor angles, int i)
                  lg_t2(NULL, angles.dtype, angles.dim[1], angles.dim[2]));
 }
 
+lg_tensor lg_net_side_by_side(lg_net *n, lg_tensor a, lg_tensor b)
+{
+    const int64_t first = a.dim[a.rank - 1], second = b.dim[b.rank - 1];
+    lg_tensor y = lg_net_value(n, "side by side", with_last(a, first + second));
+    LG_NET_RECORD(n, copy_rows, .x = lg_net_rows(a), .y = lg_slice(lg_net_rows(y), 1, 0, first));
+    LG_NET_RECORD(n, copy_rows, .x = lg_net_rows(b),
+                  .y = lg_slice(lg_net_rows(y), 1, first, second));
+    return y;
+}
+
 lg_tensor lg_net_rope(lg_net *n, lg_tensor x, int64_t turned, lg_tensor angles)
 {
     const int64_t d = 2 * angles.dim[2];
@@ -393,10 +410,16 @@ lg_tensor lg_net_attention(lg_net *n, struct lg_attention a)
     return o;
 }
 
+lg_tensor lg_net_waves(lg_net *n, lg_tensor t, int64_t count, double freq_shift)
+{
+    lg_tensor waves = lg_net_value(n, "waves", lg_t2(NULL, n->type, t.dim[0], count));
+    LG_NET_RECORD(n, timestep_embedding_forward, .t = t, .out = waves, .freq_shift = freq_shift);
+    return waves;
+}
+
 lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name)
 {
-    lg_tensor waves = lg_net_value(n, "waves", lg_t2(NULL, n->type, t.dim[0], FREQUENCIES));
-    LG_NET_RECORD(n, timestep_embedding_forward, .t = t, .out = waves, .freq_shift = freq_shift);
+    lg_tensor waves = lg_net_waves(n, t, FREQUENCIES, freq_shift);
     struct lg_layer up = {.out = D, .init = LG_NET_NORMAL, .act = LG_ACT_SILU};
     lg_tensor h = lg_net_linear(n, waves, up, "%s.linear_1", name);
     return lg_net_linear(n, h, (struct lg_layer){.out = D, .init = LG_NET_NORMAL}, "%s.linear_2",

@@ -81,7 +81,8 @@ lg_tensor lg_net_param(lg_net *n, struct lg_init init, lg_tensor shape, const ch
     __attribute__((format(printf, 4, 5)));
 
 /* NAME.weight of a convolution: (out, k, k, in), in the file (out, in, k, k). */
-lg_tensor lg_net_filter(lg_net *n, int64_t out, int64_t in, int k, const char *name);
+lg_tensor lg_net_filter(lg_net *n, struct lg_init init, int64_t out, int64_t in, int k,
+                        const char *name);
 
 struct lg_layer {
     int64_t out; /* features of all parts together */
@@ -113,6 +114,8 @@ void lg_net_linear_parts(lg_net *n, lg_tensor x, struct lg_layer l, int64_t firs
 /* All dimensions but the last as one. */
 lg_tensor lg_net_rows(lg_tensor t);
 lg_tensor lg_net_act(lg_net *n, lg_tensor x, lg_act act);
+/* Of rows [a; g] of x (M, 2 D): a act(g), (M, D). */
+lg_tensor lg_net_glu(lg_net *n, lg_tensor x, lg_act act);
 /* a + b, b repeated along the slow dimensions. */
 lg_tensor lg_net_add(lg_net *n, lg_tensor a, lg_tensor b);
 /* The same, into a part y of a value. */
@@ -154,6 +157,8 @@ void lg_net_copy_tokens(lg_net *n, lg_tensor x, lg_tensor y);
 lg_tensor lg_net_take_tokens(lg_net *n, lg_tensor x, int64_t from, int64_t count);
 /* x (B, T, F) to features y of a wider value. */
 void lg_net_copy_features(lg_net *n, lg_tensor x, lg_tensor y);
+/* Two values side by side along their last dimension, all others alike: a new one. */
+lg_tensor lg_net_side_by_side(lg_net *n, lg_tensor a, lg_tensor b);
 /* Rotary positions: of packed x (B, T, h d) the first `turned` vectors of d turned by their token's angles (2, T, d / 2),
  * cosines, then sines; the others as they are. */
 lg_tensor lg_net_rope(lg_net *n, lg_tensor x, int64_t turned, lg_tensor angles);
@@ -194,6 +199,8 @@ lg_tensor lg_net_gather_tokens(lg_net *n, lg_tensor x, const struct lg_cut *cut)
 /* What own heads made of all tokens (B, T, H_p d) to all heads of own tokens (B, T_p, H d). */
 lg_tensor lg_net_all_heads(lg_net *n, lg_tensor o, const struct lg_cut *cut, int64_t heads);
 
+/* Sinusoids of numbers t (N): (N, count), cosines first. freq_shift: diffusers' downscale_freq_shift. */
+lg_tensor lg_net_waves(lg_net *n, lg_tensor t, int64_t count, double freq_shift);
 /* linear_2(silu(linear_1(sinusoids of t))) of numbers t (N): (N, D). freq_shift: diffusers' downscale_freq_shift. */
 lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, const char *name);
 /* Row ids[m] of a table (rows, D): (M, D). */

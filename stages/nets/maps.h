@@ -18,11 +18,16 @@ struct lg_group_norm {
     lg_act act;
 };
 struct lg_map lg_net_group_norm(lg_net *n, struct lg_map m, struct lg_group_norm norm);
+/* A map with statistics of its own, which a norm with a backward needs. */
+struct lg_map lg_net_statistics(lg_net *n, lg_tensor x, int groups);
 
-/* Keeps the size, padding with zeros; with stride 2 halves it, padding only right and below. */
+/* Keeps the size, padding with zeros; with stride 2 halves it, padding only right and below, or all round, which of an odd
+ * side leaves the larger half. */
 struct lg_conv {
     int64_t out;               /* channels */
     int kernel, stride;        /* stride 0: 1 */
+    bool is_centred;           /* with stride 2: padding all round */
+    struct lg_init init;       /* of its weight; zeros, unless it says something else */
     struct lg_group_norm norm; /* before it; no name: none */
     int groups_next;           /* of the norm that comes next; 0: none does */
     lg_tensor residual;        /* added to the result, or LG_NONE */
@@ -31,5 +36,7 @@ struct lg_conv {
 /* NAME.weight and NAME.bias. */
 struct lg_map lg_net_conv(lg_net *n, struct lg_map m, struct lg_conv c, const char *name);
 
-/* Twice the size, each pixel four times. */
-struct lg_map lg_net_upsample(lg_net *n, struct lg_map m);
+/* Twice the size, each pixel four times; or one less of either side, as h and w say. */
+struct lg_map lg_net_upsample(lg_net *n, struct lg_map m, int64_t h, int64_t w);
+/* x (n, h, w, channels) + shift (n, channels). */
+lg_tensor lg_net_shift(lg_net *n, lg_tensor x, lg_tensor shift);

@@ -4,10 +4,8 @@
 #include <string.h>
 
 static const struct lg_model *const MODELS[LG_DENOISER_KINDS] = {
-    [LG_DIT] = &lg_dit,
-    [LG_PIXART] = &lg_pixart,
-    [LG_SD3] = &lg_sd3,
-    [LG_FLUX] = &lg_flux,
+    [LG_DIT] = &lg_dit,   [LG_PIXART] = &lg_pixart, [LG_SD3] = &lg_sd3,
+    [LG_FLUX] = &lg_flux, [LG_SD2] = &lg_sd2,       [LG_SDXL] = &lg_sdxl,
 };
 
 const struct lg_model *lg_model_of(lg_denoiser_kind kind)

@@ -11,9 +11,10 @@ struct lg_model_input {
     lg_tensor t;                              // (B), of statistics' type
     lg_tensor label;                          // (B) i32, where the model has labels
     struct lg_text_states text[LG_TEXTS_MAX]; /* those that its table names */
-    lg_tensor positions;   // fixed: sinusoidal, (T, D); or angles, (2, S + T, d / 2) of t's type
-    lg_tensor guidance;    // (B) of t's type, where the model has it
-    lg_tensor size, ratio; // (2 B), (B) of t's type, where the model has size_conditions
+    lg_tensor positions; // fixed: sinusoidal, (T, D); or angles, (2, S + T, d / 2) of t's type
+    lg_tensor guidance;  // (B) of t's type, where the model has it
+    lg_tensor size,
+        ratio; // (k B), (B) of t's type, where the model has size_conditions: lg_denoiser_numbers, its ratio
 };
 
 struct lg_model {
@@ -23,6 +24,9 @@ struct lg_model {
     int sample_size, channels, depth, heads, head_dim;
     double norm_eps;
     int out_channels; /* 0: as many as in_channels */
+    bool
+        is_unet; /* a transformer's keys (heads, layers, patches) are none of its own: load knows its shape */
+    int size_numbers; /* with size_conditions: so many numbers of a picture and no ratio; 0: two, and a ratio */
     /* Describes the forward: out (B, C or 2 C, H, W). */
     void (*describe)(lg_net *n, const struct lg_denoiser_config *c, const struct lg_model_input *in,
                      lg_tensor out);
@@ -50,7 +54,8 @@ lg_denoiser_kind lg_model_find(const char *class);
 
 enum { LG_MODEL_KEY_MAX = 1 << 24, LG_MODEL_SIDE_MAX = 4096, LG_MODEL_WIDTH_MAX = 1 << 16 };
 
-#define LG_DENOISERS_READ "DiT, PixArt, SD3 and FLUX transformers as diffusers has them"
+#define LG_DENOISERS_READ                                                                          \
+    "DiT, PixArt, SD3 and FLUX transformers and the U-Nets of SD 2 and SDXL as diffusers has them"
 
 /* Keys of config.json of this program's own: sizes of the texts, which diffusers knows as sums or not at all. */
 #define LG_KEY_TEXT_LENGTHS "_text_lengths"
@@ -63,7 +68,7 @@ lg_tensor lg_model_self_attention(lg_net *n, const struct lg_denoiser_config *c,
                                   int i);
 lg_tensor lg_model_feed_forward(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x, int i);
 
-extern const struct lg_model lg_dit, lg_pixart, lg_sd3, lg_flux;
+extern const struct lg_model lg_dit, lg_pixart, lg_sd3, lg_flux, lg_sd2, lg_sdxl;
 
 /* sd3.c, for sd3_file.c. */
 void lg_sd3_describe(lg_net *n, const struct lg_denoiser_config *c, const struct lg_model_input *in,

@@ -72,7 +72,7 @@ struct lg_sampler_run {
     /* Conditions on the device, of lg_sampler_batch rows: [conditional; unconditional]. */
     lg_tensor label; // (B) i32: DiT; unconditional rows hold num_classes
     struct lg_text_states text[LG_TEXTS_MAX];
-    lg_tensor size, ratio; // (B, 2), (B), as in lg_denoiser_input
+    lg_tensor size, ratio; // (B, k), (B), as in lg_denoiser_input
 };
 /* out (pictures, C, H, W) on the device, in its compute type. Returns after the stream's work is
  * done. For a given number of pictures, a picture's latent depends on (seed, index, condition)

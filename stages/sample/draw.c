@@ -205,21 +205,24 @@ static int upload_size(const struct lg_draw_spec *s, const struct lg_denoiser_co
     const int B = lg_sampler_batch(d->sampler);
     float *v;
     LG_TRY(lg_aekl_config_load(s->vae_dir, &vae));
-    LG_TRY(alloc((size_t)B * 3, sizeof *v, &v));
+    const int numbers = lg_denoiser_numbers(net), height = net->height * lg_aekl_factor(&vae),
+              width = net->width * lg_aekl_factor(&vae);
+    const int number[] = {height, width, 0, 0, height, width}; /* it is whole */
+    LG_TRY(alloc((size_t)B * (size_t)(numbers + 1), sizeof *v, &v));
     for (int i = 0; i < B; i++) {
-        v[2 * i] = (float)(net->height * lg_aekl_factor(&vae));
-        v[2 * i + 1] = (float)(net->width * lg_aekl_factor(&vae));
-        v[2 * B + i] = (float)net->height / (float)net->width;
+        for (int k = 0; k < numbers; k++) v[numbers * i + k] = (float)number[k];
+        v[numbers * B + i] = (float)net->height / (float)net->width;
     }
-    d->size = lg_t2(NULL, LG_F32, B, 2);
-    d->ratio = lg_t1(NULL, LG_F32, B);
+    d->size = lg_t2(NULL, LG_F32, B, numbers);
     int rc = device_alloc(s->device, &d->size);
-    if (rc == 0) rc = device_alloc(s->device, &d->ratio);
-    if (rc == 0) {
-        lg_stream_upload(d->stream, d->size.data, v, lg_tensor_bytes(&d->size));
-        lg_stream_upload(d->stream, d->ratio.data, v + 2 * B, lg_tensor_bytes(&d->ratio));
-        lg_stream_sync(d->stream);
+    if (rc == 0) lg_stream_upload(d->stream, d->size.data, v, lg_tensor_bytes(&d->size));
+    if (rc == 0 && lg_denoiser_has_ratio(net)) {
+        d->ratio = lg_t1(NULL, LG_F32, B);
+        rc = device_alloc(s->device, &d->ratio);
+        if (rc == 0)
+            lg_stream_upload(d->stream, d->ratio.data, v + numbers * B, lg_tensor_bytes(&d->ratio));
     }
+    lg_stream_sync(d->stream);
     free(v);
     return rc;
 }

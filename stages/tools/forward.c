@@ -164,10 +164,9 @@ static int read_input(struct job *j, struct lg_denoiser_input *ret)
         return LG_FAIL(LG_ERR_USAGE, "%s: x is not (B, %d, %d, %d)", j->in_path, c->channels,
                        c->height, c->width);
     LG_TRY(upload_numbers(j, "t", B, &ret->t));
-    if (c->size_conditions) {
-        LG_TRY(upload_numbers(j, "size", 2 * B, &ret->size));
-        LG_TRY(upload_numbers(j, "ratio", B, &ret->ratio));
-    }
+    const int numbers = lg_denoiser_numbers(c);
+    if (numbers) LG_TRY(upload_numbers(j, "size", numbers * B, &ret->size));
+    if (lg_denoiser_has_ratio(c)) LG_TRY(upload_numbers(j, "ratio", B, &ret->ratio));
     if (c->guidance) LG_TRY(upload_numbers(j, "guidance", B, &ret->guidance));
     if (lg_denoiser_info(c->kind)->labels)
         return upload_i32(j, "label", B, 0, c->num_classes, &ret->label);

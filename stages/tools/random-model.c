@@ -6,7 +6,7 @@
  *        lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR
  *        lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR
  *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|sd3-medium|sd35-medium|tiny-dit|
- *                        tiny-pixart|tiny-sd3|tiny-flux [--spiece FILE] DIR
+ *                        sd21|sdxl|tiny-pixart|tiny-sd3|tiny-flux|tiny-sd2|tiny-sdxl [--spiece FILE] DIR
  *        lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] DIR
  *        lg-random-model latents --count N [--size 32] [--channels 4] [--classes 1000] DIR
  *   all: [--seed 0]    models: [--dtype f32|f16|bf16]    data: [--per-shard 1000]
@@ -16,7 +16,7 @@
  * the usual initialisation; element e of tensor i is a function of (seed, i, e), so equal commands give
  * equal bytes.
  *
- * A pipeline is a folder as diffusers has it: model_index.json, transformer (fp32), vae, scheduler and, but for DiT,
+ * A pipeline is a folder as diffusers has it: model_index.json, transformer or unet (fp32), vae, scheduler and, but for DiT,
  * its text_encoder and tokenizer, or several of them. The tiny ones are tiny in all parts; PixArt's has a variance and
  * conditions of a size, SD3's one block with a second attention and CLIPs of two widths.
  *
@@ -444,6 +444,7 @@ static int make_clip(const struct options *o, lg_dtype dtype)
 /* ---- a pipeline ---- */
 
 enum { CLIPS_MAX = 2 };
+#define UNET "UNet2DConditionModel"
 static const struct pipeline_preset {
     const char *name, *class, *transformer, *scheduler, *vae;
     const char *clip[CLIPS_MAX], *t5; /* NULL: it has none */
@@ -557,7 +558,78 @@ static const struct pipeline_preset {
       .singles = 2,
       .axes = {4, 6, 6},
       .guidance = true}},
+    {"sd21",
+     "StableDiffusionPipeline",
+     UNET,
+     "DDIMScheduler",
+     "sd",
+     {"h"},
+     NULL,
+     {.kind = LG_SD2,
+      .height = 96,
+      .unet = {.levels = 4,
+               .layers = 2,
+               .channels = {320, 640, 1280, 1280},
+               .heads = {5, 10, 20, 20},
+               .depths = {1, 1, 1, 0},
+               .middle_depth = 1,
+               .groups = 32}}},
+    {"sdxl",
+     "StableDiffusionXLPipeline",
+     UNET,
+     "EulerDiscreteScheduler",
+     "sdxl",
+     {"l", "bigg"},
+     NULL,
+     {.kind = LG_SDXL,
+      .height = 128,
+      .unet = {.levels = 3,
+               .layers = 2,
+               .channels = {320, 640, 1280},
+               .heads = {5, 10, 20},
+               .depths = {0, 2, 10},
+               .middle_depth = 10,
+               .groups = 32,
+               .number_waves = 256}}},
+    {"tiny-sd2",
+     "StableDiffusionPipeline",
+     UNET,
+     "DDIMScheduler",
+     "tiny",
+     {"tiny"},
+     NULL,
+     {.kind = LG_SD2,
+      .height = 4,
+      .unet = {.levels = 3,
+               .layers = 1,
+               .channels = {16, 32, 32},
+               .heads = {2, 4, 4},
+               .depths = {1, 1, 0},
+               .middle_depth = 1,
+               .groups = 8}}},
+    {"tiny-sdxl",
+     "StableDiffusionXLPipeline",
+     UNET,
+     "EulerDiscreteScheduler",
+     "tiny",
+     {"tiny", "tiny-g"},
+     NULL,
+     {.kind = LG_SDXL,
+      .height = 4,
+      .unet = {.levels = 2,
+               .layers = 1,
+               .channels = {16, 32},
+               .heads = {2, 4},
+               .depths = {0, 2},
+               .middle_depth = 2,
+               .groups = 8,
+               .number_waves = 16}}},
 };
+
+static bool is_unet(const struct pipeline_preset *p)
+{
+    return p->net.kind == LG_SD2 || p->net.kind == LG_SDXL;
+}
 
 static int clips_of(const struct pipeline_preset *p)
 {
@@ -576,15 +648,20 @@ static const char *part_name(const char *what, int i, char ret[32])
 static const char BETAS[] = "  \"beta_start\": 0.0001,\n  \"beta_end\": 0.02,\n"
                             "  \"beta_schedule\": \"linear\",\n  \"num_train_timesteps\": 1000,\n"
                             "  \"prediction_type\": \"epsilon\"\n";
+static const char SCALED_BETAS[] =
+    "  \"beta_start\": 0.00085,\n  \"beta_end\": 0.012,\n"
+    "  \"beta_schedule\": \"scaled_linear\",\n  \"num_train_timesteps\": 1000,\n"
+    "  \"prediction_type\": \"%s\"\n";
 static const char SHIFT[] = "  \"num_train_timesteps\": 1000,\n  \"shift\": 3.0\n";
 static const char DYNAMIC_SHIFT[] = "  \"base_image_seq_len\": 256,\n  \"base_shift\": 0.5,\n"
                                     "  \"max_image_seq_len\": 4096,\n  \"max_shift\": 1.15,\n"
                                     "  \"num_train_timesteps\": 1000,\n  \"shift\": 3.0,\n"
                                     "  \"use_dynamic_shifting\": true\n";
 
-static const char *clip_class(const struct pipeline_preset *p)
+static const char *clip_class(const struct pipeline_preset *p, int i)
 {
-    return p->net.kind == LG_SD3 ? "CLIPTextModelWithProjection" : "CLIPTextModel";
+    return p->net.kind == LG_SD3 || (p->net.kind == LG_SDXL && i) ? "CLIPTextModelWithProjection"
+                                                                  : "CLIPTextModel";
 }
 
 static int write_index(const struct options *o, const struct pipeline_preset *p)
@@ -598,26 +675,29 @@ static int write_index(const struct options *o, const struct pipeline_preset *p)
             p->class, p->scheduler);
     for (int i = 0; i < clips + !!p->t5; i++)
         fprintf(f, "  \"%s\": [\"transformers\", \"%s\"],\n", part_name("text_encoder", i, name),
-                i < clips ? clip_class(p) : "T5EncoderModel");
+                i < clips ? clip_class(p, i) : "T5EncoderModel");
     for (int i = 0; i < clips + !!p->t5; i++)
         fprintf(f, "  \"%s\": [\"transformers\", \"%s\"],\n", part_name("tokenizer", i, name),
                 i < clips ? "CLIPTokenizer"
                 : clips   ? "T5TokenizerFast"
                           : "T5Tokenizer");
     fprintf(f,
-            "  \"transformer\": [\"diffusers\", \"%s\"],\n"
+            "  \"%s\": [\"diffusers\", \"%s\"],\n"
             "  \"vae\": [\"diffusers\", \"AutoencoderKL\"]\n}\n",
-            p->transformer);
+            is_unet(p) ? "unet" : "transformer", p->transformer);
     LG_TRY(publish_text(o->dir, "model_index.json", f, &text, &bytes));
     return 0;
 }
 
 static int write_scheduler(const char *dir, const struct pipeline_preset *p)
 {
-    char path[LG_PATH_BYTES], text[512];
+    char path[LG_PATH_BYTES], text[512], betas[sizeof SCALED_BETAS + 16];
+    snprintf(betas, sizeof betas, SCALED_BETAS,
+             !strcmp(p->name, "sd21") ? "v_prediction" : "epsilon");
     const int n = snprintf(text, sizeof text, "{\n  \"_class_name\": \"%s\",\n%s}\n", p->scheduler,
                            p->net.kind == LG_FLUX  ? DYNAMIC_SHIFT
                            : p->net.kind == LG_SD3 ? SHIFT
+                           : is_unet(p)            ? betas
                                                    : BETAS);
     LG_ASSERT(n > 0 && n < (int)sizeof text);
     LG_TRY(lg_path(path, "%s/scheduler_config.json", dir));
@@ -681,8 +761,10 @@ static int make_clip_part(const struct options *o, const struct pipeline_preset 
     LG_TRY(part_of(o, p->clip[i], part_name("text_encoder", i, name), dir, &encoder));
     LG_TRY(make_clip(&encoder, dtype));
     LG_TRY(lg_text_encoder_config_load(dir, &c));
-    ret->pooled = lg_text_encoder_sizes(&c).width;
-    if (p->net.kind == LG_SD3) ret->length = 77, ret->width = ret->pooled;
+    const struct lg_text_encoder_sizes z = lg_text_encoder_sizes(&c);
+    ret->pooled = z.width;
+    if (p->net.kind == LG_SD3 || is_unet(p)) ret->length = 77, ret->width = z.width;
+    if (is_unet(p)) ret->pooled = i ? z.projection : 0;
     LG_TRY(part_of(o, "", part_name("tokenizer", i, name), beside, &tokenizer));
     LG_TRY(move_file("vocab.json", dir, beside));
     LG_TRY(move_file("merges.txt", dir, beside));
@@ -721,7 +803,7 @@ static int make_texts(const struct options *o, const struct pipeline_preset *p, 
 
 static int find_pipeline(const char *name, const struct pipeline_preset **ret)
 {
-    char names[256];
+    char names[512];
     size_t at = 0;
     for (size_t i = 0; i < LG_ARRAY_LEN(PIPELINE); i++) {
         *ret = &PIPELINE[i];
@@ -749,7 +831,12 @@ static int make_pipeline(const struct options *o, lg_dtype dtype)
     net.patch = 2, net.mlp_ratio = 4, net.width = net.height;
     net.learned_variance = net.kind == LG_DIT || net.kind == LG_PIXART;
     net.norm_eps = p->t5 ? 1e-6 : 1e-5;
-    LG_TRY(part_of(o, "", "transformer", dir, &part));
+    if (is_unet(p)) {
+        net.patch = 1, net.hidden = net.unet.channels[0], net.heads = net.unet.heads[0];
+        net.depth = lg_unet_blocks(&net.unet);
+        net.size_conditions = net.kind == LG_SDXL;
+    }
+    LG_TRY(part_of(o, "", is_unet(p) ? "unet" : "transformer", dir, &part));
     LG_TRY(write_transformer(dir, &net, o->seed));
     LG_TRY(part_of(o, "", "scheduler", dir, &part));
     LG_TRY(write_scheduler(dir, p));

@@ -63,10 +63,9 @@ static struct layout layout_of(const lg_device *d, const struct lg_batch_options
     l.weight = take(&used, weights_of(o) * B * f);
     l.label = take(&used, B * sizeof(int32_t));
     for (int k = 0; k < o->net->n_texts; k++) l.text_length[k] = take(&used, B * sizeof(int32_t));
-    if (o->net->size_conditions) {
-        l.size = take(&used, 2 * B * f);
-        l.ratio = take(&used, B * f);
-    }
+    const size_t numbers = (size_t)lg_denoiser_numbers(o->net);
+    if (numbers) l.size = take(&used, numbers * B * f);
+    if (lg_denoiser_has_ratio(o->net)) l.ratio = take(&used, B * f);
     if (o->net->guidance) l.guidance = take(&used, B * f);
     if (o->net->learned_variance) l.terms = take(&used, VARIANCE_TERMS * B * f);
     l.uploaded = used;
@@ -129,10 +128,10 @@ static void use(lg_batch *b, const struct lg_batch_options *o)
         t->weight = lg_t2(t->weight.data, LG_F32, o->size, 2);
         t->terms = lg_t2(b->device + b->at.terms, LG_F32, o->size, VARIANCE_TERMS);
     }
-    if (o->net->size_conditions) {
-        t->in.size = lg_t2(b->device + b->at.size, LG_F32, o->size, 2);
+    const int numbers = lg_denoiser_numbers(o->net);
+    if (numbers) t->in.size = lg_t2(b->device + b->at.size, LG_F32, o->size, numbers);
+    if (lg_denoiser_has_ratio(o->net))
         t->in.ratio = lg_t1(b->device + b->at.ratio, LG_F32, o->size);
-    }
     if (o->net->guidance) t->in.guidance = lg_t1(b->device + b->at.guidance, LG_F32, o->size);
     const struct lg_denoiser_info *has = lg_denoiser_info(o->net->kind);
     if (has->labels) t->in.label = lg_t1(b->device + b->at.label, LG_I32, o->size);
@@ -204,12 +203,18 @@ static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *sp
         ((float *)(b->host + b->at.terms))[VARIANCE_TERMS * row + i] = (float)draw.variance[i];
     if (net->guidance)
         ((float *)(b->host + b->at.guidance))[row] = (float)(LG_TRAIN_TIMESTEPS * b->o.guidance);
-    if (net->size_conditions) {
-        float *size = (float *)(b->host + b->at.size) + 2 * row;
-        size[0] = (float)slot->original_height;
-        size[1] = (float)slot->original_width;
+    const uint32_t number[] = {slot->original_height,
+                               slot->original_width,
+                               slot->crop_top,
+                               slot->crop_left,
+                               (uint32_t)(net->height * b->o.factor),
+                               (uint32_t)(net->width * b->o.factor)};
+    const size_t numbers = (size_t)lg_denoiser_numbers(net);
+    LG_ASSERT(numbers <= LG_ARRAY_LEN(number));
+    for (size_t i = 0; i < numbers; i++)
+        ((float *)(b->host + b->at.size))[numbers * row + i] = (float)number[i];
+    if (lg_denoiser_has_ratio(net))
         ((float *)(b->host + b->at.ratio))[row] = (float)net->height / (float)net->width;
-    }
     ((int32_t *)(b->host + b->at.label))[row] = slot->label;
     for (int k = 0; k < net->n_texts; k++)
         ((int32_t *)(b->host + b->at.text_length[k]))[row] = slot->text_length[k];

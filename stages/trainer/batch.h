@@ -17,8 +17,9 @@ struct lg_batch_tensors {
 };
 struct lg_batch_options {
     const struct lg_denoiser_config *net;
-    int64_t size;         /* B */
-    double guidance;      /* where the net has it as a condition */
+    int64_t size;    /* B */
+    double guidance; /* where the net has it as a condition */
+    int factor; /* pixels of a side of a cell of the latent, where numbers of the picture are conditions */
     bool latents_on_host; /* as fp32, while the device computes elsewhere or otherwise */
     bool
         texts_on_host; /* in the device's type, where it reaches them: copied, since products read them often */

@@ -34,6 +34,7 @@ static int find_batch(const lg_config *c, const lg_plan *p, const struct lg_deno
     *ret = (struct lg_batch_options){.net = net,
                                      .size = mode->batch,
                                      .guidance = c->model_guidance,
+                                     .factor = p->image_size / p->latent_size,
                                      .latents_on_host = lg_stage_latents_on_host(p),
                                      .texts_on_host = p->apart};
     if (lg_sequence_is_split(&mode->sequence))

@@ -37,6 +37,19 @@ static int take_from(const char *dir, struct lg_denoiser_config *ret)
                        "text.t5 has width %d, and text.clip_l a pooled width of %d",
                        path, from.text[1].width, from.text[0].pooled, ret->text[1].width,
                        ret->text[0].pooled);
+    if (from.kind == LG_SD2 && from.text[0].width != ret->text[0].width)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s: \"cross_attention_dim\" is %d, but text.model has width %d", path,
+                       from.text[0].width, ret->text[0].width);
+    if (from.kind == LG_SDXL &&
+        (from.text[0].width + from.text[1].width != ret->text[0].width + ret->text[1].width ||
+         from.text[1].pooled != ret->text[1].pooled))
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s: \"cross_attention_dim\" is %d and pooled texts are %d wide, but both "
+                       "CLIP have width %d together, and text.clip_g a pooled width of %d",
+                       path, from.text[0].width + from.text[1].width, from.text[1].pooled,
+                       ret->text[0].width + ret->text[1].width, ret->text[1].pooled);
+    ret->unet = from.unet;
     ret->norm_eps = from.norm_eps;
     ret->sample_size = from.sample_size;
     ret->interpolation = from.interpolation;

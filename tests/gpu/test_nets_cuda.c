@@ -7,7 +7,7 @@
  *
  * usage: test_nets_cuda [NET]
  *        NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart, tiny_sd3, sd3,
- *        tiny_flux, flux, or one of ADAPTED */
+ *        tiny_flux, flux, tiny_sd2, tiny_sdxl, unet, or one of ADAPTED */
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/denoiser_fixture.h"
 #include <string.h>
@@ -133,6 +133,71 @@ static const struct net NETS[] = {
       .singles = 1,
       .axes = {16, 56, 56},
       .guidance = true}},
+    {"tiny_sd2", /* sides that are odd, and odd again once halved */
+     3,
+     {.kind = LG_SD2,
+      .channels = 4,
+      .height = 9,
+      .width = 7,
+      .patch = 1,
+      .hidden = 32,
+      .depth = 10,
+      .heads = 2,
+      .mlp_ratio = 4,
+      .n_texts = 1,
+      .text = {{.length = 5, .width = 24}},
+      .norm_eps = 1e-5,
+      .unet = {.levels = 3,
+               .layers = 1,
+               .channels = {32, 48, 64},
+               .heads = {2, 3, 4},
+               .depths = {1, 1, 0},
+               .middle_depth = 1,
+               .groups = 8}}},
+    {"tiny_sdxl",
+     3,
+     {.kind = LG_SDXL,
+      .channels = 4,
+      .height = 8,
+      .width = 12,
+      .patch = 1,
+      .hidden = 32,
+      .depth = 11,
+      .heads = 2,
+      .mlp_ratio = 4,
+      .n_texts = 2,
+      .text = {{.length = 5, .width = 24}, {.length = 5, .width = 16, .pooled = 12}},
+      .norm_eps = 1e-5,
+      .size_conditions = true,
+      .unet = {.levels = 2,
+               .layers = 1,
+               .channels = {32, 64},
+               .heads = {2, 2},
+               .depths = {0, 2},
+               .middle_depth = 2,
+               .groups = 8,
+               .number_waves = 8}}},
+    {"unet", /* channels and sides for the tensor cores' convolutions */
+     2,
+     {.kind = LG_SD2,
+      .channels = 4,
+      .height = 32,
+      .width = 48,
+      .patch = 1,
+      .hidden = 64,
+      .depth = 7,
+      .heads = 1,
+      .mlp_ratio = 4,
+      .n_texts = 1,
+      .text = {{.length = 77, .width = 128}},
+      .norm_eps = 1e-5,
+      .unet = {.levels = 2,
+               .layers = 1,
+               .channels = {64, 128},
+               .heads = {1, 2},
+               .depths = {1, 1},
+               .middle_depth = 1,
+               .groups = 32}}},
 };
 
 static struct lg_training training; /* of the net that is checked */
@@ -193,12 +258,17 @@ static void fill_weights(struct bench *b)
 
 static void fill_sizes(struct bench *b, int64_t B)
 {
-    static const double size[2 * BATCH_MAX] = {1024, 768, 333, 517, 64, 4096, 512, 512};
+    enum { NUMBERS_MAX = 6 };
+    static const double size[NUMBERS_MAX * BATCH_MAX] = {1024, 768, 333,  517, 64,  4096, 512, 512,
+                                                         0,    96,  1024, 768, 700, 300,  12,  0,
+                                                         640,  512, 99,   64,  0,   0,    8,   256};
     static const double ratio[BATCH_MAX] = {1.3125, 0.5, 2.25, 1};
     const size_t bytes = lg_dtype_bytes(b->wide);
-    b->in.size = lg_t2(alloc(b, 2 * (size_t)B * bytes), b->wide, B, 2);
+    const int64_t k = lg_denoiser_numbers(&b->net->c);
+    b->in.size = lg_t2(alloc(b, (size_t)(k * B) * bytes), b->wide, B, k);
+    gpu_put(b->stream, b->in.size.data, b->wide, size, (size_t)(k * B));
+    if (!lg_denoiser_has_ratio(&b->net->c)) return;
     b->in.ratio = lg_t1(alloc(b, (size_t)B * bytes), b->wide, B);
-    gpu_put(b->stream, b->in.size.data, b->wide, size, 2 * (size_t)B);
     gpu_put(b->stream, b->in.ratio.data, b->wide, ratio, (size_t)B);
 }
 

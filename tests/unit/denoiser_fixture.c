@@ -130,14 +130,21 @@ static void *alloc(struct denoiser_fixture *f, size_t bytes)
     return p;
 }
 
-static void fill(const struct denoiser_fixture *f, void *data, size_t at, const char *name,
-                 size_t count, double scale)
+static void fill(const struct denoiser_fixture *f, void *data, const char *name, size_t count,
+                 double scale)
 {
     double *v = malloc(count * sizeof *v);
     LG_ASSERT(v);
     golden_fill(name, count, scale, v);
-    for (size_t i = 0; i < count; i++) denoiser_fixture_set(f, data, at + i, v[i]);
+    for (size_t i = 0; i < count; i++) denoiser_fixture_set(f, data, i, v[i]);
     free(v);
+}
+
+size_t denoiser_fixture_place(const struct lg_param *p, size_t i)
+{
+    if (p->layout == LG_LAYOUT_FILE) return i;
+    const size_t in = (size_t)p->dim[1], pixels = (size_t)(p->dim[2] * p->dim[3]);
+    return (i / (in * pixels) * pixels + i % pixels) * in + i / pixels % in;
 }
 
 static double scale_of(const struct lg_param *p)
@@ -154,7 +161,8 @@ static void fill_stored(struct denoiser_fixture *f)
         double *v = malloc(p->count * sizeof *v);
         LG_ASSERT(v);
         golden_fill(p->name, p->count, scale_of(p), v);
-        for (size_t i = 0; i < p->count; i++) w[p->offset + i] = (float)v[i];
+        for (size_t i = 0; i < p->count; i++)
+            w[p->offset + denoiser_fixture_place(p, i)] = (float)v[i];
         free(v);
     }
     need(lg_stored_put(f->device,
@@ -171,7 +179,12 @@ static void fill_weights(struct denoiser_fixture *f)
     }
     for (int i = 0; i < f->params.n; i++) {
         const struct lg_param *p = &f->params.p[i];
-        fill(f, f->weights, p->offset, p->name, p->count, scale_of(p));
+        double *v = malloc(p->count * sizeof *v);
+        LG_ASSERT(v);
+        golden_fill(p->name, p->count, scale_of(p), v);
+        for (size_t e = 0; e < p->count; e++)
+            denoiser_fixture_set(f, f->weights, p->offset + denoiser_fixture_place(p, e), v[e]);
+        free(v);
     }
 }
 
@@ -183,11 +196,15 @@ static void set_i32(lg_tensor t, const int32_t *v)
 static void fill_sizes(struct denoiser_fixture *f)
 {
     static const double sizes[] = {1024, 768, 333, 517, 64, 4096}, ratios[] = {1.3125, 0.5, 2.25};
-    const size_t size = lg_dtype_bytes(f->type);
+    static const double all[] = {1024, 768, 0,   96, 512,  512, 333, 517,  40,
+                                 0,    768, 512, 64, 4096, 7,   1,   1024, 1024};
+    const size_t size = lg_dtype_bytes(f->type), k = (size_t)lg_denoiser_numbers(&f->config);
     enum { B = DENOISER_FIXTURE_BATCH };
-    f->in.size = lg_t2(alloc(f, 2 * B * size), f->type, B, 2);
+    f->in.size = lg_t2(alloc(f, k * B * size), f->type, B, (int64_t)k);
+    for (size_t i = 0; i < k * B; i++)
+        denoiser_fixture_set(f, f->in.size.data, i, k == 2 ? sizes[i] : all[i]);
+    if (!lg_denoiser_has_ratio(&f->config)) return;
     f->in.ratio = lg_t1(alloc(f, B * size), f->type, B);
-    for (size_t i = 0; i < 2 * B; i++) denoiser_fixture_set(f, f->in.size.data, i, sizes[i]);
     for (size_t i = 0; i < B; i++) denoiser_fixture_set(f, f->in.ratio.data, i, ratios[i]);
 }
 
@@ -210,13 +227,66 @@ struct lg_denoiser_config denoiser_fixture_flux(void)
                                        .guidance = true};
 }
 
+struct lg_denoiser_config denoiser_fixture_sd2(void)
+{
+    struct lg_denoiser_config c = {.kind = LG_SD2,
+                                   .channels = 4,
+                                   .height = 7,
+                                   .width = 9,
+                                   .patch = 1,
+                                   .hidden = 8,
+                                   .heads = 1,
+                                   .mlp_ratio = 4,
+                                   .n_texts = 1,
+                                   .text = {{.length = 5, .width = 20}},
+                                   .norm_eps = 1e-5,
+                                   .sample_size = 8,
+                                   .unet = {.levels = 3,
+                                            .layers = 1,
+                                            .channels = {8, 16, 16},
+                                            .heads = {1, 2, 4},
+                                            .depths = {1, 1, 0},
+                                            .middle_depth = 1,
+                                            .groups = 4}};
+    c.depth = lg_unet_blocks(&c.unet);
+    return c;
+}
+
+struct lg_denoiser_config denoiser_fixture_sdxl(void)
+{
+    struct lg_denoiser_config c = {
+        .kind = LG_SDXL,
+        .channels = 4,
+        .height = 5,
+        .width = 6,
+        .patch = 1,
+        .hidden = 8,
+        .heads = 1,
+        .mlp_ratio = 4,
+        .n_texts = 2,
+        .text = {{.length = 5, .width = 12}, {.length = 5, .width = 20, .pooled = 14}},
+        .norm_eps = 1e-5,
+        .sample_size = 8,
+        .size_conditions = true,
+        .unet = {.levels = 2,
+                 .layers = 2,
+                 .channels = {8, 16},
+                 .heads = {1, 2},
+                 .depths = {0, 2},
+                 .middle_depth = 2,
+                 .groups = 4,
+                 .number_waves = 6}};
+    c.depth = lg_unet_blocks(&c.unet);
+    return c;
+}
+
 /* "text", "text1" .., "pooled", "pooled1" .. */
 static lg_tensor new_text(struct denoiser_fixture *f, const char *what, int k, lg_tensor shape)
 {
     char name[16];
     snprintf(name, sizeof name, k ? "%s%d" : "%s", what, k);
     shape.data = alloc(f, lg_tensor_bytes(&shape));
-    fill(f, shape.data, 0, name, (size_t)lg_numel(&shape), 1.0);
+    fill(f, shape.data, name, (size_t)lg_numel(&shape), 1.0);
     return shape;
 }
 
@@ -250,8 +320,8 @@ static void fill_inputs(struct denoiser_fixture *f)
     f->dout = f->out;
     f->out.data = alloc(f, lg_tensor_bytes(&f->out));
     f->dout.data = alloc(f, lg_tensor_bytes(&f->dout));
-    fill(f, f->in.x.data, 0, "x", (size_t)B * n, 1.5);
-    fill(f, f->dout.data, 0, "dout", (size_t)lg_numel(&f->dout), 1.0);
+    fill(f, f->in.x.data, "x", (size_t)B * n, 1.5);
+    fill(f, f->dout.data, "dout", (size_t)lg_numel(&f->dout), 1.0);
     if (c->size_conditions) fill_sizes(f);
     if (c->guidance) {
         static const double scales[] = {3500, 1000, 0};

@@ -22,6 +22,13 @@ struct lg_denoiser_config denoiser_fixture_sd3(void);
 /* hidden 48, 3 heads, 2 double blocks and 3 single ones, 4x8x12 latents, T5's text of 5 tokens, guidance. */
 struct lg_denoiser_config denoiser_fixture_flux(void);
 
+/* 3 levels of 8, 16 and 16 channels, the first two with attention, 4x7x9 latents, 5 text tokens of width 20. */
+struct lg_denoiser_config denoiser_fixture_sd2(void);
+/* 2 levels of 8 and 16 channels, transformers of 2 blocks in the second, 4x5x6 latents, texts of widths 12 and 20. */
+struct lg_denoiser_config denoiser_fixture_sdxl(void);
+/* Where element i of a parameter of the file lies behind its offset (lg_param_layout). */
+size_t denoiser_fixture_place(const struct lg_param *p, size_t i);
+
 /* What all models have, as an initial value. */
 #define DENOISER_SHAPE(k, C, h, w, p, D, n, H, ratio, classes, L, E, eps)                          \
     {                                                                                              \

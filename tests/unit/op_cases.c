@@ -92,6 +92,22 @@ BUILD(act_backward)
     lg_act_backward(r->stream, &a);
 }
 
+BUILD(glu_forward)
+{
+    struct lg_glu_forward_args a = {.act = z->act};
+    a.x = op_in(r, OP_SAMPLE, 2, DIMS(z->B * z->T, 2 * z->D));
+    a.y = op_out(r, "y", OP_SAMPLE, DIMS(z->B * z->T, z->D));
+    lg_glu_forward(r->stream, &a);
+}
+
+BUILD(glu_backward)
+{
+    struct lg_glu_backward_args a = {.act = z->act};
+    a.dy = op_in(r, OP_SAMPLE, 1, DIMS(z->B * z->T, z->D));
+    op_in_out(r, z->alias, "dx", OP_SAMPLE, &a.x, &a.dx, DIMS(z->B * z->T, 2 * z->D));
+    lg_glu_backward(r->stream, &a);
+}
+
 BUILD(mul_forward)
 {
     struct lg_mul_forward_args a = {.b = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->D))};
@@ -380,7 +396,40 @@ BUILD(layer_norm_forward)
     a.w = op_in(r, 0, 1, DIMS(z->D));
     a.b = op_in(r, 0, 1, DIMS(z->D));
     a.y = op_out(r, "y", OP_SAMPLE, DIMS(M, z->D));
+    if (z->lse) {
+        a.mean = op_out_typed(r, "mean", r->stats, OP_SAMPLE, DIMS(M));
+        a.rstd = op_out_typed(r, "rstd", r->stats, OP_SAMPLE, DIMS(M));
+    }
     lg_layer_norm_forward(r->stream, &a);
+}
+
+BUILD(layer_norm_backward)
+{
+    const int64_t M = z->B * z->T;
+    const int filled = z->dbias_filled ? OP_FILLED : 0;
+    struct lg_layer_norm_backward_args a = {.accumulate = z->accumulate,
+                                            .accumulate_dw = z->dbias_filled};
+    a.dy = op_in(r, OP_SAMPLE, 1, DIMS(M, z->D));
+    a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, z->D));
+    a.w = op_in(r, 0, 1, DIMS(z->D));
+    double *stats = op_row_stats(op_values_of(r, a.x), M, z->D);
+    a.mean = op_in_values(r, r->stats, OP_STATS, stats, DIMS(M));
+    a.rstd = op_in_values(r, r->stats, OP_STATS, stats + M, DIMS(M));
+    free(stats);
+    a.dx = op_out(r, "dx", OP_SAMPLE | (z->accumulate ? OP_FILLED : 0), DIMS(M, z->D));
+    if (z->bias) {
+        a.dw = op_out(r, "dw", filled, DIMS(z->D));
+        a.db = op_out(r, "db", filled, DIMS(z->D));
+    }
+    lg_layer_norm_backward(r->stream, &a);
+}
+
+BUILD(group_mean_var_forward)
+{
+    struct lg_group_mean_var_forward_args a = {
+        .x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->H, z->W, z->C))};
+    a.mean_var = op_out_typed(r, "mean_var", LG_F64, OP_SAMPLE, DIMS(z->B, z->groups, 2));
+    lg_group_mean_var_forward(r->stream, &a);
 }
 
 BUILD(group_norm_forward)
@@ -391,6 +440,65 @@ BUILD(group_norm_forward)
     a.b = op_in(r, 0, 1, DIMS(z->C));
     if (z->given) a.mean_var = op_in_integers(r, LG_F64, OP_SAMPLE, 1, 4, DIMS(z->B, z->groups, 2));
     lg_group_norm_forward(r->stream, &a);
+}
+
+/* What a backward finds of x, in memory of the caller's. */
+static double *group_stats(const struct op_run *r, lg_tensor x, int64_t groups)
+{
+    const int64_t HW = x.dim[1] * x.dim[2], C = x.dim[3], wide = C / groups;
+    double *stats = calloc((size_t)(x.dim[0] * groups * 2), sizeof *stats), *at = stats;
+    LG_ASSERT(stats);
+    for (int64_t ng = 0; ng < x.dim[0] * groups; ng++, at += 2) {
+        const double *v = op_values_of(r, x) + ng / groups * HW * C + ng % groups * wide;
+        const double count = (double)(HW * wide);
+        for (int64_t i = 0; i < HW * wide; i++) at[0] += v[i / wide * C + i % wide] / count;
+        for (int64_t i = 0; i < HW * wide; i++)
+            at[1] += pow(v[i / wide * C + i % wide] - at[0], 2) / count;
+    }
+    return stats;
+}
+
+BUILD(group_norm_backward)
+{
+    const int filled = z->dbias_filled ? OP_FILLED : 0;
+    struct lg_group_norm_backward_args a = {.groups = (int)z->groups,
+                                            .eps = 1e-5,
+                                            .act = z->act,
+                                            .accumulate = z->accumulate,
+                                            .accumulate_dw = z->dbias_filled};
+    a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->H, z->W, z->C));
+    double *stats = group_stats(r, a.x, z->groups);
+    a.mean_var = op_in_values(r, LG_F64, OP_STATS, stats, DIMS(z->B, z->groups, 2));
+    free(stats);
+    a.w = op_in(r, 0, 1, DIMS(z->C));
+    a.b = op_in(r, 0, 1, DIMS(z->C));
+    a.dx = op_out(r, "dx", OP_SAMPLE | (z->accumulate || z->alias ? OP_FILLED : 0),
+                  DIMS(z->B, z->H, z->W, z->C));
+    a.dy = z->alias ? a.dx : op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->H, z->W, z->C));
+    if (z->bias) {
+        a.dw = op_out(r, "dw", filled, DIMS(z->C));
+        a.db = op_out(r, "db", filled, DIMS(z->C));
+    }
+    lg_group_norm_backward(r->stream, &a);
+}
+
+/* The shift is a part of wider rows. */
+BUILD(shift_forward)
+{
+    struct op_pack pack = op_pack(r, OP_SAMPLE, z->B, 2 * z->D);
+    struct lg_shift_forward_args a = {.shift =
+                                          op_slice(r, pack, NULL, z->D, z->D, DIMS(z->B, z->D))};
+    op_in_out(r, z->alias, "y", OP_SAMPLE, &a.x, &a.y, DIMS(z->B, z->T, z->D));
+    lg_shift_forward(r->stream, &a);
+}
+
+BUILD(shift_backward)
+{
+    struct op_pack pack = op_pack(r, OP_SAMPLE | OP_OUTPUT, z->B, 2 * z->D);
+    struct lg_shift_backward_args a = {
+        .dy = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D)),
+        .dshift = op_slice(r, pack, "dshift", z->D, z->D, DIMS(z->B, z->D))};
+    lg_shift_backward(r->stream, &a);
 }
 
 /* q, k, v as slices: of one buffer (packed, Tq = Tk), or q alone and k, v of another one. */
@@ -471,6 +579,38 @@ BUILD(conv2d_forward)
     lg_conv2d_forward(r->stream, &a);
 }
 
+BUILD(conv2d_backward_data)
+{
+    if (r->lead) r->lead = 16;
+    const int64_t *p = z->pad;
+    int64_t Ho = (z->H + p[0] + p[2] - z->kernel) / z->stride + 1;
+    int64_t Wo = (z->W + p[1] + p[3] - z->kernel) / z->stride + 1;
+    struct lg_conv2d_backward_data_args a = {.stride = (int)z->stride, .accumulate = z->accumulate};
+    a.top = (int)p[0], a.left = (int)p[1], a.bottom = (int)p[2], a.right = (int)p[3];
+    a.dy = op_in(r, OP_SAMPLE, 1, DIMS(z->B, Ho, Wo, z->Co));
+    a.w = op_in(r, 0, 1, DIMS(z->Co, z->kernel, z->kernel, z->C));
+    a.dx =
+        op_out(r, "dx", OP_SAMPLE | (z->accumulate ? OP_FILLED : 0), DIMS(z->B, z->H, z->W, z->C));
+    lg_conv2d_backward_data(r->stream, &a);
+}
+
+BUILD(conv2d_backward_weight)
+{
+    if (r->lead) r->lead = 16;
+    const int64_t *p = z->pad;
+    const int filled = z->accumulate ? OP_FILLED : 0;
+    int64_t Ho = (z->H + p[0] + p[2] - z->kernel) / z->stride + 1;
+    int64_t Wo = (z->W + p[1] + p[3] - z->kernel) / z->stride + 1;
+    struct lg_conv2d_backward_weight_args a = {.stride = (int)z->stride,
+                                               .accumulate = z->accumulate};
+    a.top = (int)p[0], a.left = (int)p[1], a.bottom = (int)p[2], a.right = (int)p[3];
+    a.dy = op_in(r, OP_SAMPLE, 1, DIMS(z->B, Ho, Wo, z->Co));
+    a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->H, z->W, z->C));
+    a.dw = op_out(r, "dw", filled, DIMS(z->Co, z->kernel, z->kernel, z->C));
+    if (z->bias) a.dbias = op_out(r, "dbias", filled, DIMS(z->Co));
+    lg_conv2d_backward_weight(r->stream, &a);
+}
+
 /* The norm's result lies in its input's place, or in memory that nobody looks at. */
 BUILD(norm_conv2d_forward)
 {
@@ -500,12 +640,23 @@ BUILD(norm_conv2d_forward)
     lg_norm_conv2d_forward(r->stream, &a);
 }
 
+/* pad: how many rows and columns of y are left out. */
 BUILD(upsample2x_forward)
 {
     struct lg_upsample2x_forward_args a = {
         .x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->H, z->W, z->C))};
-    a.y = op_out(r, "y", OP_SAMPLE | OP_EXACT, DIMS(z->B, 2 * z->H, 2 * z->W, z->C));
+    a.y = op_out(r, "y", OP_SAMPLE | OP_EXACT,
+                 DIMS(z->B, 2 * z->H - z->pad[0], 2 * z->W - z->pad[1], z->C));
     lg_upsample2x_forward(r->stream, &a);
+}
+
+BUILD(upsample2x_backward)
+{
+    struct lg_upsample2x_backward_args a = {.accumulate = z->accumulate};
+    a.dy = op_in(r, OP_SAMPLE, 1, DIMS(z->B, 2 * z->H - z->pad[0], 2 * z->W - z->pad[1], z->C));
+    a.dx =
+        op_out(r, "dx", OP_SAMPLE | (z->accumulate ? OP_FILLED : 0), DIMS(z->B, z->H, z->W, z->C));
+    lg_upsample2x_backward(r->stream, &a);
 }
 
 BUILD(embedding_forward)

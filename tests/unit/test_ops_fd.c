@@ -83,6 +83,11 @@ FORWARD(rope)
 FORWARD(embedding_forward)
 FORWARD(unpatchify_forward)
 FORWARD(mse_loss)
+FORWARD(glu_forward)
+FORWARD(layer_norm_forward)
+FORWARD(shift_forward)
+FORWARD(conv2d_forward)
+FORWARD(upsample2x_forward)
 FORWARD(learned_range_loss)
 
 static double loss_at(const struct loss *l, double *x, double value)
@@ -405,6 +410,209 @@ static void rms_norm(void **state)
     rms_norm_with((struct rms){1, 3, 3, 6, false, true});
 }
 
+static void layer_norm_with(int64_t M, int64_t D, bool accumulate)
+{
+    double *x = normals(M * D), *w = normals(D), *b = normals(D), *y = poison(M * D);
+    double *r = normals(M * D), *mean = poison(M), *rstd = poison(M);
+    double *dx = accumulate ? normals(M * D) : poison(M * D);
+    double *dw = accumulate ? normals(D) : poison(D), *db = accumulate ? normals(D) : poison(D);
+    const double *dx0 = accumulate ? copy_of(dx, M * D) : NULL;
+    const double *dw0 = accumulate ? copy_of(dw, D) : NULL;
+    const double *db0 = accumulate ? copy_of(db, D) : NULL;
+    struct lg_layer_norm_forward_args f = {.x = T2(x, M, D),
+                                           .w = T1(w, D),
+                                           .b = T1(b, D),
+                                           .y = T2(y, M, D),
+                                           .mean = T1(mean, M),
+                                           .rstd = T1(rstd, M),
+                                           .eps = 1e-2};
+    struct loss l = {run_layer_norm_forward, &f, y, r, M * D};
+    run_layer_norm_forward(&f);
+    lg_layer_norm_backward(g_stream,
+                           &(struct lg_layer_norm_backward_args){.dy = T2(r, M, D),
+                                                                 .x = f.x,
+                                                                 .w = f.w,
+                                                                 .mean = f.mean,
+                                                                 .rstd = f.rstd,
+                                                                 .dx = T2(dx, M, D),
+                                                                 .dw = T1(dw, D),
+                                                                 .db = T1(db, D),
+                                                                 .accumulate = accumulate,
+                                                                 .accumulate_dw = accumulate});
+    check("dx", &l, x, M * D, dx, dx0);
+    check("dw", &l, w, D, dw, dw0);
+    check("db", &l, b, D, db, db0);
+}
+
+static void layer_norm(void **state)
+{
+    layer_norm_with(1, 3, false);
+    layer_norm_with(4, 7, true);
+}
+
+/* The statistics move with x. */
+struct normed_groups {
+    struct lg_group_mean_var_forward_args stats;
+    struct lg_group_norm_forward_args norm;
+};
+static void run_normed_groups(const void *args)
+{
+    const struct normed_groups *a = args;
+    lg_group_mean_var_forward(g_stream, &a->stats);
+    lg_group_norm_forward(g_stream, &a->norm);
+}
+
+static void group_norm_with(lg_act act, bool accumulate)
+{
+    enum { N = 2, H = 3, W = 2, C = 6, G = 3, n = N * H * W * C };
+    double *x = normals(n), *w = normals(C), *b = normals(C), *y = poison(n), *r = normals(n);
+    double *mean_var = poison(N * G * 2), *dx = accumulate ? normals(n) : poison(n);
+    double *dw = accumulate ? normals(C) : poison(C), *db = accumulate ? normals(C) : poison(C);
+    const double *dx0 = accumulate ? copy_of(dx, n) : NULL;
+    const double *dw0 = accumulate ? copy_of(dw, C) : NULL;
+    const double *db0 = accumulate ? copy_of(db, C) : NULL;
+    struct normed_groups f = {.stats = {.x = T4(x, N, H, W, C), .mean_var = T3(mean_var, N, G, 2)},
+                              .norm = {.x = T4(x, N, H, W, C),
+                                       .mean_var = T3(mean_var, N, G, 2),
+                                       .w = T1(w, C),
+                                       .b = T1(b, C),
+                                       .y = T4(y, N, H, W, C),
+                                       .groups = G,
+                                       .eps = 1e-2,
+                                       .act = act}};
+    struct loss l = {run_normed_groups, &f, y, r, n};
+    run_normed_groups(&f);
+    lg_group_norm_backward(g_stream,
+                           &(struct lg_group_norm_backward_args){.dy = T4(r, N, H, W, C),
+                                                                 .x = f.norm.x,
+                                                                 .mean_var = f.norm.mean_var,
+                                                                 .w = f.norm.w,
+                                                                 .b = f.norm.b,
+                                                                 .dx = T4(dx, N, H, W, C),
+                                                                 .dw = T1(dw, C),
+                                                                 .db = T1(db, C),
+                                                                 .groups = G,
+                                                                 .eps = f.norm.eps,
+                                                                 .act = act,
+                                                                 .accumulate = accumulate,
+                                                                 .accumulate_dw = accumulate});
+    check("dx", &l, x, n, dx, dx0);
+    check("dw", &l, w, C, dw, dw0);
+    check("db", &l, b, C, db, db0);
+}
+
+static void group_norm(void **state)
+{
+    group_norm_with(LG_ACT_NONE, true);
+    group_norm_with(LG_ACT_SILU, false);
+}
+
+static void glu(void **state)
+{
+    enum { M = 3, D = 5 };
+    double *x = normals(M * 2 * D), *y = poison(M * D), *r = normals(M * D);
+    struct lg_glu_forward_args f = {.x = T2(x, M, 2 * D), .y = T2(y, M, D), .act = LG_ACT_GELU_ERF};
+    struct loss l = {run_glu_forward, &f, y, r, M * D};
+    double *dx = copy_of(x, M * 2 * D); /* in its place */
+    lg_glu_backward(g_stream, &(struct lg_glu_backward_args){.dy = T2(r, M, D),
+                                                             .x = T2(dx, M, 2 * D),
+                                                             .dx = T2(dx, M, 2 * D),
+                                                             .act = f.act});
+    check("dx", &l, x, M * 2 * D, dx, NULL);
+}
+
+static void shift(void **state)
+{
+    enum { B = 2, T = 4, D = 3, n = B * T * D, STRIDE = 2 * D };
+    double *x = normals(n), *y = poison(n), *r = normals(n), *m = normals(B * STRIDE);
+    double *dm = zeros(B * STRIDE);
+    struct lg_shift_forward_args f = {
+        .x = T3(x, B, T, D), .shift = slice(m, B, STRIDE, D, D), .y = T3(y, B, T, D)};
+    struct loss l = {run_shift_forward, &f, y, r, n};
+    lg_shift_backward(g_stream, &(struct lg_shift_backward_args){
+                                    .dy = T3(r, B, T, D), .dshift = slice(dm, B, STRIDE, D, D)});
+    check("dx", &l, x, n, r, NULL);
+    check("dshift and the unused slice", &l, m, B * STRIDE, dm, NULL);
+}
+
+static void convolution_with(int k, int stride, const int pad[4], bool accumulate)
+{
+    enum { N = 2, H = 5, W = 4, I = 3, O = 2 };
+    const int64_t Ho = (H + pad[0] + pad[2] - k) / stride + 1;
+    const int64_t Wo = (W + pad[1] + pad[3] - k) / stride + 1;
+    const int64_t nx = N * H * W * I, nw = O * k * k * I, ny = N * Ho * Wo * O;
+    double *x = normals(nx), *w = normals(nw), *bias = normals(O), *y = poison(ny);
+    double *r = normals(ny), *residual = normals(ny);
+    double *dx = accumulate ? normals(nx) : poison(nx), *dw = accumulate ? normals(nw) : poison(nw);
+    double *db = accumulate ? normals(O) : poison(O);
+    const double *dx0 = accumulate ? copy_of(dx, nx) : NULL;
+    const double *dw0 = accumulate ? copy_of(dw, nw) : NULL;
+    const double *db0 = accumulate ? copy_of(db, O) : NULL;
+    struct lg_conv2d_forward_args f = {.x = T4(x, N, H, W, I),
+                                       .w = T4(w, O, k, k, I),
+                                       .bias = T1(bias, O),
+                                       .residual = T4(residual, N, Ho, Wo, O),
+                                       .y = T4(y, N, Ho, Wo, O),
+                                       .stride = stride,
+                                       .top = pad[0],
+                                       .left = pad[1],
+                                       .bottom = pad[2],
+                                       .right = pad[3]};
+    struct loss l = {run_conv2d_forward, &f, y, r, ny};
+    lg_conv2d_backward_data(g_stream,
+                            &(struct lg_conv2d_backward_data_args){.dy = T4(r, N, Ho, Wo, O),
+                                                                   .w = f.w,
+                                                                   .dx = T4(dx, N, H, W, I),
+                                                                   .stride = stride,
+                                                                   .top = pad[0],
+                                                                   .left = pad[1],
+                                                                   .bottom = pad[2],
+                                                                   .right = pad[3],
+                                                                   .accumulate = accumulate});
+    lg_conv2d_backward_weight(g_stream,
+                              &(struct lg_conv2d_backward_weight_args){.dy = T4(r, N, Ho, Wo, O),
+                                                                       .x = f.x,
+                                                                       .dw = T4(dw, O, k, k, I),
+                                                                       .dbias = T1(db, O),
+                                                                       .stride = stride,
+                                                                       .top = pad[0],
+                                                                       .left = pad[1],
+                                                                       .bottom = pad[2],
+                                                                       .right = pad[3],
+                                                                       .accumulate = accumulate});
+    check("dx", &l, x, nx, dx, dx0);
+    check("dw", &l, w, nw, dw, dw0);
+    check("dbias", &l, bias, O, db, db0);
+    check("dresidual", &l, residual, ny, r, NULL);
+}
+
+static void convolution(void **state)
+{
+    convolution_with(1, 1, (const int[]){0, 0, 0, 0}, true);
+    convolution_with(3, 1, (const int[]){1, 1, 1, 1}, false);
+    convolution_with(3, 2, (const int[]){1, 1, 1, 1}, true);
+    convolution_with(3, 2, (const int[]){1, 0, 0, 1}, false);
+}
+
+static void upsampling(void **state)
+{
+    enum { N = 2, H = 3, W = 2, C = 2, n = N * H * W * C };
+    for (int cut = 0; cut < 4; cut++) {
+        const int64_t Ho = 2 * H - cut % 2, Wo = 2 * W - cut / 2, ny = N * Ho * Wo * C;
+        double *x = normals(n), *y = poison(ny), *r = normals(ny), *dx = normals(n);
+        const double *dx0 = copy_of(dx, n);
+        struct lg_upsample2x_forward_args f = {.x = T4(x, N, H, W, C), .y = T4(y, N, Ho, Wo, C)};
+        struct loss l = {run_upsample2x_forward, &f, y, r, ny};
+        struct lg_upsample2x_backward_args b = {
+            .dy = T4(r, N, Ho, Wo, C), .dx = T4(dx, N, H, W, C), .accumulate = true};
+        lg_upsample2x_backward(g_stream, &b);
+        check("accumulated dx", &l, x, n, dx, dx0);
+        b.accumulate = false;
+        lg_upsample2x_backward(g_stream, &b);
+        check("dx", &l, x, n, dx, NULL);
+    }
+}
+
 static void gate_residual(void **state)
 {
     enum { B = 3, T = 4, D = 5, n = B * T * D, STRIDE = 2 * D };
@@ -642,6 +850,12 @@ int main(void)
         TEST(products_and_sums),
         TEST(norm_modulate),
         TEST(rms_norm),
+        TEST(layer_norm),
+        TEST(group_norm),
+        TEST(glu),
+        TEST(shift),
+        TEST(convolution),
+        TEST(upsampling),
         TEST(gate_residual),
         TEST(attention_packed),
         TEST(attention_masked),
