@@ -161,9 +161,8 @@ lg_tensor lg_net_linear_beside(lg_net *n, const lg_tensor *x, int count, struct 
     LG_ASSERT(count > 0 && l.act == LG_ACT_NONE && !l.parts);
     for (int i = 0; i < count; i++) width += x[i].dim[2];
     if (!n->adapter.rank || lg_net_is_adapted(n, &l, name)) {
-        lg_tensor all = lg_net_value(n, "side by side", lg_net_with_last(x[0], width));
-        for (int i = 0; i < count; at += x[i++].dim[2])
-            lg_net_copy_features(n, x[i], lg_slice(all, 2, at, x[i].dim[2]));
+        lg_tensor all = x[0];
+        for (int i = 1; i < count; i++) all = lg_net_side_by_side(n, all, x[i]);
         return lg_net_linear(n, all, l, "%s", name);
     }
     weights_of(n, &l, width, name, &w, &b.bias);
