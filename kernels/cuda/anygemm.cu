@@ -186,11 +186,11 @@ static norm_room room_of(lg_cuda_device *d, const struct lg_norm_conv2d_forward_
     return r;
 }
 /* Every tile of channels normalises all of x again: with more of them it is better done before. */
-enum { NORMED_OUT_MAX = 256 };
+enum { NORMED_OUT_MAX = 256, NORMED_OUT_MULTIPLE = 128 };
 static bool on_the_way(const lg_cuda_device *d, const struct lg_norm_conv2d_forward_args *a)
 {
     return a->norm.act == LG_ACT_SILU && a->conv.stride == 1 && kind_of(d, &a->conv) == TILES &&
-           a->conv.y.dim[3] <= NORMED_OUT_MAX;
+           a->conv.y.dim[3] <= NORMED_OUT_MAX && a->conv.y.dim[3] % NORMED_OUT_MULTIPLE == 0;
 }
 
 size_t cuda_norm_conv2d_forward_scratch(lg_cuda_device *d,

@@ -99,6 +99,13 @@ size_t cuda_attention_forward_scratch(lg_cuda_device *d, const struct lg_attenti
 size_t cuda_attention_backward_scratch(lg_cuda_device *d,
                                        const struct lg_attention_backward_args *a);
 size_t cuda_conv2d_forward_scratch(lg_cuda_device *d, const struct lg_conv2d_forward_args *a);
+size_t cuda_conv2d_backward_data_scratch(lg_cuda_device *d,
+                                         const struct lg_conv2d_backward_data_args *a);
+size_t cuda_conv2d_backward_weight_scratch(lg_cuda_device *d,
+                                           const struct lg_conv2d_backward_weight_args *a);
+size_t cuda_layer_norm_backward_scratch(const struct lg_layer_norm_backward_args *a);
+size_t cuda_group_norm_backward_scratch(const struct lg_group_norm_backward_args *a);
+size_t cuda_shift_backward_scratch(const struct lg_shift_backward_args *a);
 size_t cuda_norm_conv2d_forward_scratch(lg_cuda_device *d,
                                         const struct lg_norm_conv2d_forward_args *a);
 

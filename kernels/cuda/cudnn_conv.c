@@ -1,21 +1,23 @@
-/* Convolutions through cuDNN, NHWC: x * w + bias in one plan, the residual by an elementwise addition.
- * (What tile_conv.cu and picture_conv.cu take does not come here.)
+/* Convolutions through cuDNN, NHWC: x * w + bias in one plan, the residual by an elementwise addition; and
+ * their backward by data and by weight. (What tile_conv.cu, picture_conv.cu and conv_weight.cu take does not
+ * come here.)
  *
  * The first time a shape is seen its engine configurations are timed on noise; one counts only if every
- * sample of a batch of equal samples gets the same bits, twice (cuDNN's notes on determinism are not
- * reliable). The fastest is pinned by engine and knobs (algos.h). Engines that compile at run time are
+ * sample of a batch of equal samples gets the same bits, twice, and the gradient of the filters the same bits
+ * in every run (cuDNN's notes on determinism are not reliable). The fastest is pinned by engine and knobs (algos.h). Engines that compile at run time are
  * left out. fp32 without tf32 stays with the own kernel: cuDNN's fast fp32 engines are tf32 in truth. So
  * does in tf32 what has few values (gemm.c says why), by those of one sample: its bits may not depend on
  * the batch. */
 #include "base/heartbeat.h"
 #include "kernels/cuda/algos.h"
+#include "kernels/cuda/conv_columns.h"
 #include "kernels/cuda/cudnn.h"
 #include "kernels/cuda/cudnn_api.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum uid { X = 1, W, BIAS, Y };
+enum uid { X = 1, W, BIAS, Y, UID_COUNT };
 enum { CONFIGURATIONS_MAX = 48, KNOBS_MAX = 24, NOTES_MAX = 16, RUNS = 3 };
 #define WORKSPACE_MAX ((int64_t)256 << 20)
 
@@ -36,6 +38,7 @@ enum {
     N_LEFT,
     N_BOTTOM,
     N_RIGHT,
+    N_OUT, /* type of what is written */
     N_COUNT
 };
 
@@ -51,13 +54,12 @@ static desc picture(struct cudnn_graph *g, int64_t uid, cudnnDataType_t type, co
                                                        .stride = {c * h * w, 1, c * w, c}});
 }
 
-static void add_convolution(struct cudnn_graph *g, const int64_t *n, desc x, desc w, desc y)
+static desc convolution_of(struct cudnn_graph *g, const int64_t *n)
 {
     int64_t dims = 2, before[2] = {n[N_TOP], n[N_LEFT]}, after[2] = {n[N_BOTTOM], n[N_RIGHT]};
     int64_t stride[2] = {n[N_STRIDE], n[N_STRIDE]}, dilation[2] = {1, 1};
     cudnnDataType_t compute = CUDNN_DATA_FLOAT;
     cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
-    float one = 1, none = 0;
     desc c = cudnn_make(g, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
     cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &dims);
     cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &compute);
@@ -67,33 +69,70 @@ static void add_convolution(struct cudnn_graph *g, const int64_t *n, desc x, des
     cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, stride);
     cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, dilation);
     cudnn_finish(g, c);
-    desc op = cudnn_make(g, CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
-#define ATTACH(what, value)                                                                        \
-    cudnn_set_desc(g, op, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_##what, value)
-    ATTACH(X, x);
-    ATTACH(W, w);
-    ATTACH(Y, y);
-    ATTACH(CONV_DESC, c);
-#undef ATTACH
-    cudnn_set(g, op, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, CUDNN_TYPE_FLOAT, 1, &one);
-    cudnn_set(g, op, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, CUDNN_TYPE_FLOAT, 1, &none);
+    return c;
+}
+
+/* What is convolved and the result, in the roles of a forward; `writes`: the one that is made of the others. */
+struct roles {
+    desc x, w, y;
+    enum uid writes;
+};
+static void add_convolution(struct cudnn_graph *g, const int64_t *n, const struct roles *r)
+{
+    float one = 1, none = 0;
+    desc c = convolution_of(g, n), op;
+#define ADD(DESCRIPTOR, KIND, X_NAME, W_NAME, Y_NAME)                                              \
+    op = cudnn_make(g, CUDNN_BACKEND_OPERATION_CONVOLUTION_##DESCRIPTOR##_DESCRIPTOR);             \
+    cudnn_set_desc(g, op, CUDNN_ATTR_OPERATION_CONVOLUTION_##KIND##_##X_NAME, r->x);               \
+    cudnn_set_desc(g, op, CUDNN_ATTR_OPERATION_CONVOLUTION_##KIND##_##W_NAME, r->w);               \
+    cudnn_set_desc(g, op, CUDNN_ATTR_OPERATION_CONVOLUTION_##KIND##_##Y_NAME, r->y);               \
+    cudnn_set_desc(g, op, CUDNN_ATTR_OPERATION_CONVOLUTION_##KIND##_CONV_DESC, c);                 \
+    cudnn_set(g, op, CUDNN_ATTR_OPERATION_CONVOLUTION_##KIND##_ALPHA, CUDNN_TYPE_FLOAT, 1, &one);  \
+    cudnn_set(g, op, CUDNN_ATTR_OPERATION_CONVOLUTION_##KIND##_BETA, CUDNN_TYPE_FLOAT, 1, &none)
+    switch (r->writes) {
+    case X:
+        ADD(BACKWARD_DATA, BWD_DATA, DX, W, DY);
+        break;
+    case W:
+        ADD(BACKWARD_FILTER, BWD_FILTER, X, DW, DY);
+        break;
+    default:
+        ADD(FORWARD, FORWARD, X, W, Y);
+        break;
+    }
+#undef ADD
     cudnn_operation(g, op);
 }
 
-/* Returns the operation graph. */
-static desc describe(struct cudnn_graph *g, const int64_t *n)
+static enum uid written_by(int64_t op)
 {
-    cudnnDataType_t type = cudnn_type((lg_dtype)n[N_TYPE]);
+    return op == LG_OP_conv2d_backward_data ? X : op == LG_OP_conv2d_backward_weight ? W : Y;
+}
+static lg_dtype type_of(const int64_t *n, enum uid of, enum uid writes)
+{
+    return (lg_dtype)n[of == writes ? N_OUT : N_TYPE];
+}
+
+/* Returns the operation graph. */
+static desc describe(struct cudnn_graph *g, int64_t op, const int64_t *n)
+{
+    enum uid writes = written_by(op);
     const int64_t x_dim[] = {n[N_N], n[N_CI], n[N_H], n[N_W]};
     const int64_t w_dim[] = {n[N_CO], n[N_CI], n[N_KH], n[N_KW]};
     const int64_t y_dim[] = {n[N_N], n[N_CO], n[N_HO], n[N_WO]}, b_dim[] = {1, n[N_CO], 1, 1};
-    desc raw = picture(g, 0, CUDNN_DATA_FLOAT, y_dim);
-    add_convolution(g, n, picture(g, X, type, x_dim), picture(g, W, type, w_dim), raw);
-    cudnn_pointwise(g, &(struct cudnn_pointwise_spec){.mode = CUDNN_POINTWISE_ADD,
-                                                      .precision = CUDNN_DATA_FLOAT,
-                                                      .x = raw,
-                                                      .b = picture(g, BIAS, type, b_dim),
-                                                      .y = picture(g, Y, type, y_dim)});
+    struct roles r = {.x = picture(g, X, cudnn_type(type_of(n, X, writes)), x_dim),
+                      .w = picture(g, W, cudnn_type(type_of(n, W, writes)), w_dim),
+                      .writes = writes};
+    desc y = picture(g, Y, cudnn_type(type_of(n, Y, writes)), y_dim);
+    r.y = writes == Y ? picture(g, 0, CUDNN_DATA_FLOAT, y_dim) : y;
+    add_convolution(g, n, &r);
+    if (writes == Y)
+        cudnn_pointwise(
+            g, &(struct cudnn_pointwise_spec){.mode = CUDNN_POINTWISE_ADD,
+                                              .precision = CUDNN_DATA_FLOAT,
+                                              .x = r.y,
+                                              .b = picture(g, BIAS, cudnn_type(n[N_TYPE]), b_dim),
+                                              .y = y});
     return cudnn_operation_graph(g);
 }
 
@@ -186,45 +225,50 @@ static bool from_text(struct cudnn_graph *g, desc graph, const char *text, struc
 
 /* ---- the choice ---- */
 
-/* Memory for the trials: N equal samples of noise. */
+/* Memory for the trials: N equal samples of noise. What is written is `pieces` equal pieces. */
 struct trial {
     char *memory;
     struct cudnn_binding bind;
-    void *y, *y_before, *workspace;
-    int64_t n, sample_bytes;
+    void *out, *before, *workspace;
+    int64_t pieces, piece_bytes;
     cudaStream_t stream;
     cudaEvent_t event[2];
 };
 
-static bool trial_open(const int64_t *n, struct trial *ret)
+static bool trial_open(int64_t op, const int64_t *n, struct trial *ret)
 {
-    lg_dtype type = (lg_dtype)n[N_TYPE];
-    size_t e = lg_dtype_bytes(type);
-    int64_t x_each = n[N_H] * n[N_W] * n[N_CI], y_each = n[N_HO] * n[N_WO] * n[N_CO];
-    int64_t w = n[N_CO] * n[N_KH] * n[N_KW] * n[N_CI];
-    size_t at_w = lg_cuda_round_up((size_t)(n[N_N] * x_each) * e);
-    size_t at_b = at_w + lg_cuda_round_up((size_t)w * e);
-    size_t at_y = at_b + lg_cuda_round_up((size_t)n[N_CO] * e);
-    size_t at_before = at_y + lg_cuda_round_up((size_t)(n[N_N] * y_each) * e);
-    size_t at_work = at_before + lg_cuda_round_up((size_t)y_each * e);
-    *ret = (struct trial){.n = n[N_N], .sample_bytes = y_each * (int64_t)e};
+    const enum uid writes = written_by(op);
+    const int64_t each[UID_COUNT] = {[X] = n[N_H] * n[N_W] * n[N_CI],
+                                     [W] = n[N_CO] * n[N_KH] * n[N_KW] * n[N_CI],
+                                     [BIAS] = n[N_CO],
+                                     [Y] = n[N_HO] * n[N_WO] * n[N_CO]};
+    size_t at[UID_COUNT], end = 0;
+    int64_t pieces[UID_COUNT];
+    for (enum uid i = X; i < UID_COUNT; i++) {
+        pieces[i] = i == X || i == Y ? n[N_N] : 1;
+        at[i] = end;
+        end +=
+            lg_cuda_round_up((size_t)(pieces[i] * each[i]) * lg_dtype_bytes(type_of(n, i, writes)));
+    }
+    *ret = (struct trial){.pieces = pieces[writes],
+                          .piece_bytes = each[writes] * (int64_t)lg_dtype_bytes(n[N_OUT])};
+    const size_t at_work = end + lg_cuda_round_up((size_t)ret->piece_bytes);
     if (cudaMalloc((void **)&ret->memory, at_work + (size_t)WORKSPACE_MAX) != cudaSuccess) {
         cudaGetLastError();
         return false;
     }
     LG_CUDA(cudaStreamCreateWithFlags(&ret->stream, cudaStreamNonBlocking));
     for (int i = 0; i < 2; i++) LG_CUDA(cudaEventCreate(&ret->event[i]));
-    for (int64_t i = 0; i < n[N_N]; i++)
-        cuda_fill_noise(ret->stream, ret->memory + (size_t)(i * x_each) * e, type, x_each, 1);
-    cuda_fill_noise(ret->stream, ret->memory + at_w, type, w, 2);
-    cuda_fill_noise(ret->stream, ret->memory + at_b, type, n[N_CO], 3);
-    ret->y = ret->memory + at_y;
-    ret->y_before = ret->memory + at_before;
+    for (enum uid i = X; i < UID_COUNT; i++) {
+        const lg_dtype type = type_of(n, i, writes);
+        char *p = ret->memory + at[i];
+        for (int64_t k = 0; k < pieces[i]; k++, p += (size_t)each[i] * lg_dtype_bytes(type))
+            cuda_fill_noise(ret->stream, p, type, each[i], (uint32_t)i);
+        if (i != BIAS || writes == Y) cudnn_bind(&ret->bind, i, ret->memory + at[i]);
+    }
+    ret->out = ret->memory + at[writes];
+    ret->before = ret->memory + end;
     ret->workspace = ret->memory + at_work;
-    cudnn_bind(&ret->bind, X, ret->memory);
-    cudnn_bind(&ret->bind, W, ret->memory + at_w);
-    cudnn_bind(&ret->bind, BIAS, ret->memory + at_b);
-    cudnn_bind(&ret->bind, Y, ret->y);
     return true;
 }
 
@@ -254,24 +298,25 @@ static float try_plan(struct lg_cudnn *c, const struct cudnn_plan *p, struct tri
 {
     if (p->workspace > WORKSPACE_MAX) return -1;
     if (cudnn_execute(c, p->plan, &t->bind, t->workspace, t->stream)) return -1;
-    LG_CUDA(cudaMemcpyAsync(t->y_before, t->y, (size_t)t->sample_bytes, cudaMemcpyDeviceToDevice,
+    LG_CUDA(cudaMemcpyAsync(t->before, t->out, (size_t)t->piece_bytes, cudaMemcpyDeviceToDevice,
                             t->stream));
     float ms = time_runs(c, p, t, 1);
     if (ms < 0 || (best >= 0 && ms > 2 * best)) return -1;
     ms = time_runs(c, p, t, RUNS);
-    if (!cuda_all_equal(t->stream, t->y, t->y_before, t->sample_bytes, t->n)) return -1;
+    if (!cuda_all_equal(t->stream, t->out, t->before, t->piece_bytes, t->pieces)) return -1;
     return ms / RUNS;
 }
 
 /* The text of the fastest configuration; "none" when there is none. */
-static void tune(struct lg_cudnn *c, struct cudnn_graph *g, desc graph, const int64_t *n,
+static void tune(struct cudnn_graph *g, desc graph, const struct cudnn_key *key,
                  char ret[LG_CUDA_VALUE_BYTES])
 {
     static const cudnnBackendHeurMode_t MODES[] = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK};
+    struct lg_cudnn *c = g->c;
     struct trial t;
     float best = -1;
     snprintf(ret, LG_CUDA_VALUE_BYTES, "none");
-    if (g->failed || !trial_open(n, &t)) return;
+    if (g->failed || !trial_open(key->op, key->n, &t)) return;
     for (size_t m = 0; m < LG_ARRAY_LEN(MODES) && best < 0; m++) {
         desc found[CONFIGURATIONS_MAX];
         int count = cudnn_configurations(g, graph, MODES[m], found, CONFIGURATIONS_MAX);
@@ -296,16 +341,19 @@ static bool build(struct lg_cudnn *c, const struct cudnn_key *key, struct cudnn_
     struct cudnn_graph g = {.c = c};
     const int64_t *n = key->n;
     char name[LG_CUDA_KEY_BYTES], mine[LG_CUDA_VALUE_BYTES];
+    static const char *const KINDS[UID_COUNT] = {[X] = "-data", [W] = "-weight", [Y] = ""};
     snprintf(name, sizeof name,
-             "conv %s x%lldx%lldx%lldx%lld w%lldx%lldx%lld s%lld p%lld,%lld,%lld,%lld",
-             lg_dtype_name((lg_dtype)n[N_TYPE]), (long long)n[N_N], (long long)n[N_H],
-             (long long)n[N_W], (long long)n[N_CI], (long long)n[N_CO], (long long)n[N_KH],
-             (long long)n[N_KW], (long long)n[N_STRIDE], (long long)n[N_TOP], (long long)n[N_LEFT],
-             (long long)n[N_BOTTOM], (long long)n[N_RIGHT]);
-    desc graph = describe(&g, n);
+             "conv%s %s%s%s x%lldx%lldx%lldx%lld w%lldx%lldx%lld s%lld p%lld,%lld,%lld,%lld",
+             KINDS[written_by(key->op)], lg_dtype_name((lg_dtype)n[N_TYPE]),
+             n[N_OUT] != n[N_TYPE] ? "-" : "",
+             n[N_OUT] != n[N_TYPE] ? lg_dtype_name((lg_dtype)n[N_OUT]) : "", (long long)n[N_N],
+             (long long)n[N_H], (long long)n[N_W], (long long)n[N_CI], (long long)n[N_CO],
+             (long long)n[N_KH], (long long)n[N_KW], (long long)n[N_STRIDE], (long long)n[N_TOP],
+             (long long)n[N_LEFT], (long long)n[N_BOTTOM], (long long)n[N_RIGHT]);
+    desc graph = describe(&g, key->op, n);
     const char *value = lg_cuda_algos_find(c->device->algos, name);
     if (!value) {
-        tune(c, &g, graph, n, mine);
+        tune(&g, graph, key, mine);
         value = lg_cuda_algos_pin(c->device->algos, name, mine);
     }
     bool none = !strcmp(value, "none"), ok = !none && from_text(&g, graph, value, ret);
@@ -320,34 +368,89 @@ static bool build(struct lg_cudnn *c, const struct cudnn_key *key, struct cudnn_
 
 /* ---- calls ---- */
 
+/* Backward calls in the words of a forward: its x, w, y. */
+static struct lg_conv2d_forward_args of_data(const struct lg_conv2d_backward_data_args *a)
+{
+    return (struct lg_conv2d_forward_args){.x = a->dx,
+                                           .w = a->w,
+                                           .y = a->dy,
+                                           .stride = a->stride,
+                                           .top = a->top,
+                                           .left = a->left,
+                                           .bottom = a->bottom,
+                                           .right = a->right};
+}
+static struct lg_conv2d_forward_args of_weight(const struct lg_conv2d_backward_weight_args *a)
+{
+    return (struct lg_conv2d_forward_args){.x = a->x,
+                                           .w = a->dw,
+                                           .y = a->dy,
+                                           .stride = a->stride,
+                                           .top = a->top,
+                                           .left = a->left,
+                                           .bottom = a->bottom,
+                                           .right = a->right};
+}
+
 static bool in_fp32(const lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
 {
     int64_t N = a->x.dim[0], x = lg_numel(&a->x) / N, y = lg_numel(&a->y) / N;
     return a->x.dtype == LG_F32 && !(d->tf32 && lg_cuda_enough_for_tf32(x, lg_numel(&a->w), y));
 }
-static struct cudnn_plan *plan_of(lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
+static struct cudnn_plan *plan_of(lg_cuda_device *d, lg_op_id op,
+                                  const struct lg_conv2d_forward_args *a, lg_dtype out)
 {
     if (!d->cudnn || in_fp32(d, a)) return NULL;
     struct cudnn_key key;
     memset(&key, 0, sizeof key);
     _Static_assert(N_COUNT <= sizeof key.n / sizeof key.n[0], "the key has room");
-    int64_t n[] = {a->x.dtype,  a->x.dim[0], a->x.dim[1], a->x.dim[2], a->x.dim[3],
-                   a->y.dim[1], a->y.dim[2], a->y.dim[3], a->w.dim[1], a->w.dim[2],
-                   a->stride,   a->top,      a->left,     a->bottom,   a->right};
-    key.op = LG_OP_conv2d_forward;
+    int64_t n[] = {a->x.dtype,  a->x.dim[0], a->x.dim[1], a->x.dim[2], a->x.dim[3], a->y.dim[1],
+                   a->y.dim[2], a->y.dim[3], a->w.dim[1], a->w.dim[2], a->stride,   a->top,
+                   a->left,     a->bottom,   a->right,    out};
+    key.op = op;
     memcpy(key.n, n, sizeof n);
     return cudnn_plan_of(d->cudnn, &key, build);
 }
+static struct cudnn_plan *forward_plan(lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
+{
+    return plan_of(d, LG_OP_conv2d_forward, a, a->x.dtype);
+}
+static struct cudnn_plan *data_plan(lg_cuda_device *d, const struct lg_conv2d_backward_data_args *a)
+{
+    struct lg_conv2d_forward_args f = of_data(a);
+    return plan_of(d, LG_OP_conv2d_backward_data, &f, f.x.dtype);
+}
+/* In dw's type, or in the compute type where no engine writes fp32. Not in tf32: there cuDNN cuts operands instead of rounding
+ * them, and errs by 7.7e-4. */
+static struct cudnn_plan *weight_plan(lg_cuda_device *d,
+                                      const struct lg_conv2d_backward_weight_args *a,
+                                      lg_dtype *ret_out)
+{
+    struct lg_conv2d_forward_args f = of_weight(a);
+    if (f.x.dtype == LG_F32) return NULL;
+    struct cudnn_plan *plan = plan_of(d, LG_OP_conv2d_backward_weight, &f, *ret_out = a->dw.dtype);
+    if (plan || a->dw.dtype == f.x.dtype) return plan;
+    return plan_of(d, LG_OP_conv2d_backward_weight, &f, *ret_out = f.x.dtype);
+}
 
-/* Scratch: the sum before the residual, the workspace. */
+/* Scratch: what is made before it is added to what is there, or has another type; the workspace. */
 static size_t sum_bytes(const struct lg_conv2d_forward_args *a)
 {
     return a->residual.rank ? lg_cuda_round_up(lg_tensor_bytes(&a->y)) : 0;
 }
+static size_t dx_bytes(const struct lg_conv2d_backward_data_args *a)
+{
+    return a->accumulate ? lg_cuda_round_up(lg_tensor_bytes(&a->dx)) : 0;
+}
+static size_t dw_bytes(const struct lg_conv2d_backward_weight_args *a, lg_dtype out)
+{
+    if (!a->accumulate && out == a->dw.dtype) return 0;
+    return lg_cuda_round_up((size_t)lg_numel(&a->dw) * lg_dtype_bytes(out));
+}
 
 size_t lg_cudnn_conv2d_scratch(lg_cuda_device *d, const struct lg_conv2d_forward_args *a)
 {
-    const struct cudnn_plan *plan = plan_of(d, a);
+    const struct cudnn_plan *plan = forward_plan(d, a);
     return plan ? sum_bytes(a) + (size_t)plan->workspace : 0;
 }
 
@@ -355,7 +458,7 @@ bool lg_cudnn_conv2d(lg_stream *s, const struct lg_conv2d_forward_args *a)
 {
     lg_cuda_device *d = lg_cuda_device_of(s);
     cudaStream_t stream = lg_cuda_stream_of(s);
-    const struct cudnn_plan *plan = plan_of(d, a);
+    const struct cudnn_plan *plan = forward_plan(d, a);
     if (!plan) return false;
     struct cudnn_binding b = {0};
     lg_tensor sum = a->y;
@@ -367,5 +470,56 @@ bool lg_cudnn_conv2d(lg_stream *s, const struct lg_conv2d_forward_args *a)
     cudnn_run(d->cudnn, plan->plan, &b, (char *)s->scratch + sum_bytes(a), stream);
     if (a->residual.data)
         cuda_add_forward(s, &(struct lg_add_forward_args){.a = sum, .b = a->residual, .y = a->y});
+    return true;
+}
+
+bool lg_cudnn_conv2d_data_scratch(lg_cuda_device *d, const struct lg_conv2d_backward_data_args *a,
+                                  size_t *ret)
+{
+    const struct cudnn_plan *plan = data_plan(d, a);
+    if (plan) *ret = dx_bytes(a) + (size_t)plan->workspace;
+    return plan != NULL;
+}
+
+bool lg_cudnn_conv2d_data(lg_stream *s, const struct lg_conv2d_backward_data_args *a)
+{
+    lg_cuda_device *d = lg_cuda_device_of(s);
+    const struct cudnn_plan *plan = data_plan(d, a);
+    if (!plan) return false;
+    struct cudnn_binding b = {0};
+    lg_tensor made = a->dx;
+    if (a->accumulate) made.data = s->scratch;
+    cudnn_bind(&b, X, made.data);
+    cudnn_bind(&b, W, a->w.data);
+    cudnn_bind(&b, Y, a->dy.data);
+    cudnn_run(d->cudnn, plan->plan, &b, (char *)s->scratch + dx_bytes(a), lg_cuda_stream_of(s));
+    if (a->accumulate)
+        cuda_add_forward(s, &(struct lg_add_forward_args){.a = a->dx, .b = made, .y = a->dx});
+    return true;
+}
+
+bool lg_cudnn_conv2d_weight_scratch(lg_cuda_device *d,
+                                    const struct lg_conv2d_backward_weight_args *a, size_t *ret)
+{
+    lg_dtype out;
+    const struct cudnn_plan *plan = weight_plan(d, a, &out);
+    if (plan) *ret = dw_bytes(a, out) + (size_t)plan->workspace;
+    return plan != NULL;
+}
+
+bool lg_cudnn_conv2d_weight(lg_stream *s, const struct lg_conv2d_backward_weight_args *a)
+{
+    lg_cuda_device *d = lg_cuda_device_of(s);
+    lg_dtype out;
+    const struct cudnn_plan *plan = weight_plan(d, a, &out);
+    if (!plan) return false;
+    struct cudnn_binding b = {0};
+    const size_t apart = dw_bytes(a, out);
+    lg_tensor made = lg_t1(apart ? s->scratch : a->dw.data, out, lg_numel(&a->dw));
+    cudnn_bind(&b, X, a->x.data);
+    cudnn_bind(&b, W, made.data);
+    cudnn_bind(&b, Y, a->dy.data);
+    cudnn_run(d->cudnn, plan->plan, &b, (char *)s->scratch + apart, lg_cuda_stream_of(s));
+    if (apart) cuda_add_converted(lg_cuda_stream_of(s), made, a->dw, a->accumulate);
     return true;
 }

@@ -9,6 +9,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/cudnn.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/group_norm.h"
 #include "kernels/cuda/info.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,6 +62,19 @@ static size_t scratch_bytes(lg_device *base, lg_op_id op, const void *args)
         return cuda_attention_backward_scratch(d, args);
     case LG_OP_conv2d_forward:
         return cuda_conv2d_forward_scratch(d, args);
+    case LG_OP_conv2d_backward_data:
+        return cuda_conv2d_backward_data_scratch(d, args);
+    case LG_OP_conv2d_backward_weight:
+        return cuda_conv2d_backward_weight_scratch(d, args);
+    case LG_OP_layer_norm_backward:
+        return cuda_layer_norm_backward_scratch(args);
+    case LG_OP_group_mean_var_forward:
+        return cuda_group_mean_var_scratch(
+            &((const struct lg_group_mean_var_forward_args *)args)->x);
+    case LG_OP_group_norm_backward:
+        return cuda_group_norm_backward_scratch(args);
+    case LG_OP_shift_backward:
+        return cuda_shift_backward_scratch(args);
     case LG_OP_norm_conv2d_forward:
         return cuda_norm_conv2d_forward_scratch(d, args);
     default:

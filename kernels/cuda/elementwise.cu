@@ -72,6 +72,66 @@ void cuda_act_backward(lg_stream *s, const struct lg_act_backward_args *a)
     }
 }
 
+/* ---- gated linear units ---- */
+
+/* act and its slope; for 16-bit types GELU by erf alone, whose digits are lost only where the result is nearly 0, and
+ * SiLU by the hardware's 2^x and 1/x. */
+template <typename T> __device__ __forceinline__ float2 act_and_slope(lg_act act, float x)
+{
+    if (sizeof(T) == 2 && act == LG_ACT_GELU_ERF) {
+        float below = 0.5f + 0.5f * erff(x * 0.70710678118654752440f);
+        return make_float2(x * below, below + x * SQRT_1_2PI * __expf(-0.5f * x * x));
+    }
+    if (sizeof(T) == 2 && act == LG_ACT_SILU) {
+        float sigmoid = __fdividef(1, 1 + __expf(-x));
+        return make_float2(x * sigmoid, sigmoid * (1 + x * (1 - sigmoid)));
+    }
+    return make_float2(act_of(act, x), act_slope<T>(act, x));
+}
+
+/* A pack of a and of g a thread. dy, dx: NULL in the forward, which writes y. D: of a row, in packs. */
+template <typename T, int N, bool BACKWARD>
+__global__ void glu_kernel(const T *x, const T *dy, T *to, int64_t packs, int64_t D, lg_act act)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, at = (i / D * 2 * D + i % D) * N;
+    if (i >= packs) return;
+    float a[N], g[N], d[N];
+    load<T, N>(x + at, a);
+    load<T, N>(x + at + D * N, g);
+    if (BACKWARD) load<T, N>(dy + i * N, d);
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        float2 f = act_and_slope<T>(act, g[e]);
+        if (BACKWARD) g[e] = d[e] * a[e] * f.y;
+        a[e] = (BACKWARD ? d[e] : a[e]) * f.x;
+    }
+    store<T, N>(to + (BACKWARD ? at : i * N), a);
+    if (BACKWARD) store<T, N>(to + at + D * N, g);
+}
+template <bool BACKWARD>
+static void glu(lg_stream *s, const lg_tensor *x, const lg_tensor *dy, const lg_tensor *to,
+                lg_act act)
+{
+    int64_t D = x->dim[1] / 2, count = x->dim[0] * D;
+    bool aligned = lg_cuda_aligned_16(x->data) && lg_cuda_aligned_16(to->data) &&
+                   (!BACKWARD || lg_cuda_aligned_16(dy->data));
+    WITH_TYPE(x->dtype, T, {WITH_PACK(aligned && D % PACK<T> == 0, T, N, {
+                  unsigned blocks = (unsigned)ceil_div(count / N, THREADS);
+                  glu_kernel<T, N, BACKWARD><<<blocks, THREADS, 0, lg_cuda_stream_of(s)>>>(
+                      (const T *)x->data, (const T *)(BACKWARD ? dy->data : nullptr), (T *)to->data,
+                      count / N, D / N, act);
+              })})
+    LG_CUDA_LAUNCHED();
+}
+void cuda_glu_forward(lg_stream *s, const struct lg_glu_forward_args *a)
+{
+    glu<false>(s, &a->x, nullptr, &a->y, a->act);
+}
+void cuda_glu_backward(lg_stream *s, const struct lg_glu_backward_args *a)
+{
+    glu<true>(s, &a->x, &a->dy, &a->dx, a->act);
+}
+
 struct multiply {
     __device__ float operator()(const float (&x)[2]) const { return x[0] * x[1]; }
 };

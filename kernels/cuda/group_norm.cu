@@ -12,30 +12,7 @@
  *
  * Scratch: per sample, block and channel two floats; then mean and rstd per sample and group. The
  * blocks of a sample depend on H W alone, so its bits do not depend on the batch. */
-#include "kernels/cuda/common.cuh"
-#include "kernels/cuda/group_norm.h"
-
-enum { THREADS = 256, PIXELS = 256, STEPS = 4, ADDERS = 128 };
-
-struct dims {
-    int64_t N, HW, C;
-    int groups, wide, blocks; /* wide: channels of a group; blocks: of a sample */
-};
-static dims dims_of(const lg_tensor &x, int64_t groups)
-{
-    int64_t HW = x.dim[1] * x.dim[2], C = x.dim[3];
-    return {x.dim[0], HW, C, (int)groups, (int)(C / groups), (int)ceil_div(HW, PIXELS)};
-}
-
-/* How a block lies on (pixels, packs of channels): `columns` packs wide, `rows` pixels high. */
-struct lay {
-    int columns, rows;
-};
-static lay lay_of(const dims &z, int pack)
-{
-    int64_t columns = z.C / pack < THREADS ? z.C / pack : THREADS;
-    return {(int)columns, THREADS / (int)columns};
-}
+#include "kernels/cuda/group_norm.cuh"
 
 /* grid (blocks, N, ceil(C / (columns packs))) */
 template <typename T, int P> __global__ void sums_kernel(const T *x, float *sums, dims z, lay l)
@@ -151,7 +128,7 @@ template <typename T> static __device__ __forceinline__ float act_for(lg_act act
     return act_of(act, x);
 }
 
-/* grid (pixels / (rows STEPS), N, ceil(C / (columns packs))) */
+/* grid (pixels / (rows WALK), N, ceil(C / (columns packs))) */
 template <typename T, int P, lg_act ACT>
 __global__ void result_kernel(const T *x, const T *w, const T *b, const float *statistics, T *y,
                               dims z, lay l)
@@ -168,20 +145,23 @@ __global__ void result_kernel(const T *x, const T *w, const T *b, const float *s
         mean[e] = at[0];
         factor[e] *= at[1];
     }
-    int64_t first = (int64_t)blockIdx.x * l.rows * STEPS + row, at = (n * z.HW + first) * z.C + c;
-    int64_t stride = l.rows * z.C;
-    pack<T, P> raw[STEPS]; /* all before the first store: y may be x */
+    int64_t first = (int64_t)blockIdx.x * l.rows * WALK + row, step = l.rows * z.C;
+    int64_t last = first + (int64_t)l.rows * WALK, at = (n * z.HW + first) * z.C + c;
+    if (last > z.HW) last = z.HW;
+    for (int64_t p = first; p < last; p += l.rows * STEPS, at += STEPS * step) {
+        pack<T, P> raw[STEPS];
 #pragma unroll
-    for (int i = 0; i < STEPS; i++)
-        if (first + i * l.rows < z.HW)
-            raw[i] = *reinterpret_cast<const pack<T, P> *>(x + at + i * stride);
+        for (int i = 0; i < STEPS; i++)
+            if (p + i * l.rows < last)
+                raw[i] = *reinterpret_cast<const pack<T, P> *>(x + at + i * step);
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-        if (first + i * l.rows >= z.HW) return;
+        for (int i = 0; i < STEPS; i++) {
+            if (p + i * l.rows >= last) break;
 #pragma unroll
-        for (int e = 0; e < P; e++)
-            v[e] = act_for<T>(ACT, (to_float(raw[i].v[e]) - mean[e]) * factor[e] + offset[e]);
-        store<T, P>(y + at + i * stride, v);
+            for (int e = 0; e < P; e++)
+                v[e] = act_for<T>(ACT, (to_float(raw[i].v[e]) - mean[e]) * factor[e] + offset[e]);
+            store<T, P>(y + at + i * step, v);
+        }
     }
 }
 
@@ -223,6 +203,11 @@ void cuda_group_mean_var(lg_stream *s, lg_tensor x, lg_tensor mean_var)
                          (measure<T, P>(stream, x, z, (float *)s->scratch, to)))})
 }
 
+void cuda_group_mean_var_forward(lg_stream *s, const struct lg_group_mean_var_forward_args *a)
+{
+    cuda_group_mean_var(s, a->x, a->mean_var);
+}
+
 void cuda_group_mean_var_of_sums(lg_stream *s, const float *sums, int64_t tiles, lg_tensor x,
                                  lg_tensor mean_var)
 {
@@ -251,7 +236,7 @@ static void run(lg_stream *s, const struct lg_group_norm_forward_args *a)
         measure<T, P>(stream, a->x, z, sums, to);
     LG_CUDA_LAUNCHED();
     unsigned N = (unsigned)z.N, across = (unsigned)ceil_div(z.C, (int64_t)l.columns * P);
-    dim3 grid((unsigned)ceil_div(z.HW, (int64_t)l.rows * STEPS), N, across);
+    dim3 grid((unsigned)ceil_div(z.HW, (int64_t)l.rows * WALK), N, across);
 #define RESULT(ACT)                                                                                \
     case ACT:                                                                                      \
         result_kernel<T, P, ACT><<<grid, THREADS, 0, stream>>>(x, w, b, statistics, y, z, l);      \

@@ -215,7 +215,7 @@ __device__ __forceinline__ void load_some(const T *p, float (&ret)[E])
 
 /* A block has a token: its first n features are turned, a thread E of a vector at a time, the others copied, none where all is in
  * place. Vectors and samples read the same piece of the tables, which is then in the cache: x and y alone cost
- * bandwidth. Sums and products are fused as written, so that a pair's bits do not depend on E. */
+ * bandwidth. */
 template <typename T, int N>
 __global__ void rope_kernel(const T *x, T *y, const float *cosine, const float *sine, int tokens,
                             int n, int all, int d, int64_t from, int64_t to, float sign)
@@ -233,11 +233,8 @@ __global__ void rope_kernel(const T *x, T *y, const float *cosine, const float *
             load_some<float, TABLE, PAIRS>(cosine + i % d / 2, c);
             load_some<float, TABLE, PAIRS>(sine + i % d / 2, z);
 #pragma unroll
-            for (int k = 0; k < PAIRS; k++) {
-                const float turn = sign * z[k];
-                out[2 * k] = fmaf(v[2 * k], c[k], -__fmul_rn(v[2 * k + 1], turn));
-                out[2 * k + 1] = fmaf(v[2 * k + 1], c[k], __fmul_rn(v[2 * k], turn));
-            }
+            for (int e = 0; e < E; e++) out[e] = v[e];
+            turn_pack<E>(out, c, z, sign);
         }
 #pragma unroll
         for (int e = 0; e < E; e += N)
@@ -262,23 +259,59 @@ void cuda_rope(lg_stream *s, const struct lg_rope_args *a)
     LG_CUDA_LAUNCHED();
 }
 
-/* C, counted in packs, of an (N, H, W, C) picture. */
-template <typename P>
-__global__ void upsample_kernel(const P *x, P *y, int64_t H, int64_t W, int64_t C, int64_t count)
+/* A picture x (N, H, W, C), C counted in packs, and one of twice its sides, or a row or column less. */
+struct doubled {
+    int64_t H, W, C, high, wide;
+};
+static doubled doubled_of(const lg_tensor &x, const lg_tensor &y, int64_t pack)
+{
+    return {x.dim[1], x.dim[2], x.dim[3] / pack, y.dim[1], y.dim[2]};
+}
+template <typename P> __global__ void upsample_kernel(const P *x, P *y, doubled z, int64_t count)
 {
     THIS_ELEMENT;
-    int64_t c = e % C, w = e / C % (2 * W), h = e / (C * 2 * W) % (2 * H), n = e / (C * 4 * W * H);
-    y[e] = x[((n * H + h / 2) * W + w / 2) * C + c];
+    int64_t c = e % z.C, w = e / z.C % z.wide, h = e / (z.C * z.wide) % z.high;
+    int64_t n = e / (z.C * z.wide * z.high);
+    y[e] = x[((n * z.H + h / 2) * z.W + w / 2) * z.C + c];
 }
 void cuda_upsample2x_forward(lg_stream *s, const struct lg_upsample2x_forward_args *a)
 {
-    int64_t H = a->x.dim[1], W = a->x.dim[2], C = a->x.dim[3], all = lg_numel(&a->y);
+    int64_t C = a->x.dim[3], all = lg_numel(&a->y);
     bool aligned = lg_cuda_aligned_16(a->x.data) && lg_cuda_aligned_16(a->y.data);
     WITH_TYPE(a->x.dtype, T, {WITH_PACK(aligned && C % PACK<T> == 0, T, N, {
                   typedef pack<T, N> P;
                   int64_t count = all / N;
-                  upsample_kernel<<<GRID(count)>>>((const P *)a->x.data, (P *)a->y.data, H, W,
-                                                   C / N, count);
+                  upsample_kernel<<<GRID(count)>>>((const P *)a->x.data, (P *)a->y.data,
+                                                   doubled_of(a->x, a->y, N), count);
+              })})
+    LG_CUDA_LAUNCHED();
+}
+template <typename T, int N>
+__global__ void upsample_back_kernel(const T *dy, T *dx, doubled z, int64_t count, bool accumulate)
+{
+    THIS_ELEMENT;
+    int64_t c = e % z.C, w = e / z.C % z.W, h = e / (z.C * z.W) % z.H, n = e / (z.C * z.W * z.H);
+    float sum[N] = {}, v[N];
+    if (accumulate) load<T, N>(dx + e * N, sum);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int64_t row = 2 * h + i / 2, column = 2 * w + i % 2;
+        if (row >= z.high || column >= z.wide) continue;
+        load<T, N>(dy + (((n * z.high + row) * z.wide + column) * z.C + c) * N, v);
+#pragma unroll
+        for (int k = 0; k < N; k++) sum[k] += v[k];
+    }
+    store<T, N>(dx + e * N, sum);
+}
+void cuda_upsample2x_backward(lg_stream *s, const struct lg_upsample2x_backward_args *a)
+{
+    int64_t C = a->dx.dim[3];
+    bool aligned = lg_cuda_aligned_16(a->dx.data) && lg_cuda_aligned_16(a->dy.data);
+    WITH_TYPE(a->dx.dtype, T, {WITH_PACK(aligned && C % PACK<T> == 0, T, N, {
+                  int64_t count = lg_numel(&a->dx) / N;
+                  upsample_back_kernel<T, N>
+                      <<<GRID(count)>>>((const T *)a->dy.data, (T *)a->dx.data,
+                                        doubled_of(a->dx, a->dy, N), count, a->accumulate);
               })})
     LG_CUDA_LAUNCHED();
 }

@@ -1,4 +1,4 @@
-/* LayerNorm with modulation, gated residual. (rms_norm.cu: RMSNorm.)
+/* LayerNorm with modulation, gated residual. (rms_norm.cu: RMSNorm; layer_norm.cu: LayerNorm with affine.)
  *
  * Rows (B T, D): one warp per row; each lane takes packs lane, lane + 32, ... The row is read three
  * times, from L1 after the first: mean, variance about it, result. Statistics are fp32.
@@ -356,51 +356,4 @@ void cuda_norm_residual_backward(lg_stream *s, const struct lg_norm_residual_bac
     } else if (sums) {
         cuda_add_partial_sums(stream, sums, r->dout.dim[0], r->dbias, r->accumulate_dbias);
     }
-}
-
-/* ---- LayerNorm with affine ---- */
-
-/* A warp per row: mean, then the squares of distances from it, then the result. */
-template <typename T, int N>
-__global__ void layer_norm_kernel(const T *x, const T *w, const T *b, T *y, float eps, int64_t rows,
-                                  int64_t D)
-{
-    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
-    if (row >= rows) return;
-    int first = threadIdx.x % WARP * N;
-    float v[N], u[N], c[N], sum = 0, squares = 0;
-    for (int64_t i = first; i < D; i += WARP * N) {
-        load<T, N>(x + row * D + i, v);
-#pragma unroll
-        for (int e = 0; e < N; e++) sum += v[e];
-    }
-    float mean = warp_sum(sum) / (float)D;
-    for (int64_t i = first; i < D; i += WARP * N) {
-        load<T, N>(x + row * D + i, v);
-#pragma unroll
-        for (int e = 0; e < N; e++) squares += (v[e] - mean) * (v[e] - mean);
-    }
-    float rstd = 1 / sqrtf(warp_sum(squares) / (float)D + eps);
-    for (int64_t i = first; i < D; i += WARP * N) {
-        load<T, N>(x + row * D + i, v);
-        load<T, N>(w + i, u);
-        load<T, N>(b + i, c);
-#pragma unroll
-        for (int e = 0; e < N; e++) v[e] = (v[e] - mean) * rstd * u[e] + c[e];
-        store<T, N>(y + row * D + i, v);
-    }
-}
-void cuda_layer_norm_forward(lg_stream *s, const struct lg_layer_norm_forward_args *a)
-{
-    int64_t rows = a->x.dim[0], D = a->x.dim[1];
-    const void *p[] = {a->x.data, a->w.data, a->b.data, a->y.data};
-    bool fits = rows_fit(a->x.dtype, D, 0, p, 4);
-    cudaStream_t stream = lg_cuda_stream_of(s);
-    WITH_TYPE(a->x.dtype, T,
-              {WITH_PACK(
-                  fits, T, N,
-                  (layer_norm_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
-                      (const T *)a->x.data, (const T *)a->w.data, (const T *)a->b.data,
-                      (T *)a->y.data, (float)a->eps, rows, D)))})
-    LG_CUDA_LAUNCHED();
 }

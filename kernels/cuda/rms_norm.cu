@@ -8,7 +8,13 @@
  * then those of the warps, are added in order, and the chunks' by cuda_add_partial_sums. Chunks depend on the number of
  * vectors alone. What does not fit (D beyond 64 elements a lane, rows that are not aligned) takes two general kernels.
  *
- * Bytes: forward 2 of the tensor, backward 3, accumulating 4: the floor. */
+ * A token of many vectors (heads) has a block, and no dw: what its vectors have alike (angles, addresses) is worked out once,
+ * and conversions go two at a time, for it is instructions that these kernels wait for, not memory.
+ *
+ * Turning: where a lane holds a vector's pairs and a vector is a pack a lane, they are turned in registers, after rounding,
+ * which has the bits of the two operations (turn_pack is rope's). Else rope runs by itself, in place.
+ *
+ * In place what is not normed is not touched. kept, if wanted, costs its own bytes; the backward reads it in place of x. */
 #include "kernels/cuda/norm.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS, AT_ONCE = 4, LANE_MAX = 64 /* elements in registers */ };
@@ -31,22 +37,22 @@ static __device__ __forceinline__ uint32_t operator/(uint32_t n, const divisor &
     return (uint32_t)(n * d.magic >> d.shift);
 }
 
-/* Where vectors lie: x, dy, and what is written. */
+/* Where vectors lie: what is read and what is written. */
 struct places {
-    int64_t stride_x, stride_dy, stride_out; // of samples
-    divisor tokens, heads, each, copied;     // tokens of a sample; vectors of a token
-    uint32_t vectors, normed;                // all; of a token
+    int64_t stride_in, stride_out; // of samples
+    bool in_place;
+    divisor tokens, heads, each, copied; // tokens of a sample; vectors of a token
+    uint32_t vectors, normed;            // all; of a token
     int D, weights;
 };
-static places places_of(const lg_tensor &x, const lg_tensor &dy, const lg_tensor &out,
-                        const lg_tensor &w, int each)
+static places places_of(const lg_tensor &x, const lg_tensor &out, const lg_tensor &w, int each)
 {
     const int64_t h = x.dim[2], normed = w.dim[0] * each, vectors = lg_numel(&x) / x.dim[3];
     LG_ASSERT(vectors < (int64_t)1 << 31 && x.dim[3] < 1 << 30);
     places p = {};
-    p.stride_x = lg_row_stride(&x, 1);
-    p.stride_dy = lg_row_stride(&dy, 1);
+    p.stride_in = lg_row_stride(&x, 1);
     p.stride_out = lg_row_stride(&out, 1);
+    p.in_place = x.data == out.data;
     p.tokens = divide_by(x.dim[1]);
     p.heads = divide_by(h);
     p.each = divide_by(each);
@@ -100,11 +106,40 @@ template <int LANES> static __device__ __forceinline__ float lanes_sum(float x)
 
 template <typename T> struct forward_args {
     const T *x, *w;
-    T *y;
-    float *rstd; // or NULL
+    const float *cosine, *sine; // (tokens, D / 2), or NULL
+    T *y, *kept;                // kept (tokens, normed, D), or NULL
+    float *rstd;                // or NULL
     float eps;
     places p;
 };
+
+/* A normed vector in what is kept. */
+static __device__ __forceinline__ int64_t kept_at(const places &p, const place &at)
+{
+    return ((int64_t)at.token * p.normed + at.head) * p.D;
+}
+
+/* What T keeps of a value. */
+template <typename T> static __device__ __forceinline__ float rounded(float v)
+{
+    return to_float(from_float<T>(v));
+}
+
+/* Elements [i, i + N) of a vector of token t, turned by its angles. */
+template <typename T, int N>
+static __device__ __forceinline__ void turn_at(float (&v)[N], const float *cosine,
+                                               const float *sine, int64_t t, int D, int i,
+                                               float sign)
+{
+    if constexpr (N >= 2) {
+        float c[N / 2], z[N / 2];
+        load<float, N / 2>(cosine + t * (D / 2) + i / 2, c);
+        load<float, N / 2>(sine + t * (D / 2) + i / 2, z);
+#pragma unroll
+        for (int e = 0; e < N; e++) v[e] = rounded<T>(v[e]);
+        turn_pack<N>(v, c, z, sign);
+    }
+}
 
 /* The groups of LANES lanes take vectors, AT_ONCE each: a vector is a pack a lane. */
 template <typename T, int N, int LANES>
@@ -120,8 +155,8 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
     for (int k = 0; k < AT_ONCE; k++) {
         const uint32_t n = first + k * GROUPS, token = n / a.p.heads;
         at[k] = place_of(a.p, token, n - token * a.p.heads.by);
-        if (active && n < a.p.vectors)
-            load<T, N>(a.x + at[k].sample * a.p.stride_x + at[k].within + i, v[k]);
+        if (active && n < a.p.vectors && !(a.p.in_place && at[k].head >= a.p.normed))
+            load<T, N>(a.x + at[k].sample * a.p.stride_in + at[k].within + i, v[k]);
     }
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
@@ -129,15 +164,127 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
 #pragma unroll
         for (int e = 0; e < N; e++) squares += v[k][e] * v[k][e];
         const float r = 1 / sqrtf(lanes_sum<LANES>(squares) / (float)a.p.D + a.eps);
-        if (first + k * GROUPS >= a.p.vectors) continue;
+        if (first + k * GROUPS >= a.p.vectors || (a.p.in_place && at[k].head >= a.p.normed))
+            continue;
         if (active && at[k].head < a.p.normed) {
+            if (a.kept) store<T, N>(a.kept + kept_at(a.p, at[k]) + i, v[k]);
             load<T, N>(a.w + at[k].head / a.p.each * a.p.D + i, w);
 #pragma unroll
             for (int e = 0; e < N; e++) v[k][e] = v[k][e] * r * w[e];
+            if (a.cosine) {
+                const int64_t t = at[k].token - at[k].sample * a.p.tokens.by;
+                turn_at<T, N>(v[k], a.cosine, a.sine, t, a.p.D, i, 1);
+            }
         }
         if (active) store<T, N>(a.y + at[k].sample * a.p.stride_out + at[k].within + i, v[k]);
         if (a.rstd && i == 0 && at[k].head < a.p.normed)
             a.rstd[(int64_t)at[k].token * a.p.normed + at[k].head] = r;
+    }
+}
+
+/* A pack as floats and back, two at a time where T has 16 bits. */
+template <typename T, int N>
+static __device__ __forceinline__ void unpack(const pack<T, N> &p, float (&ret)[N])
+{
+    if constexpr (sizeof p == sizeof(quad) && sizeof(T) == 2) {
+        const quad &q = reinterpret_cast<const quad &>(p);
+#pragma unroll
+        for (int k = 0; k < N / 2; k++) {
+            const float2 f = two<T>(q.v[k]);
+            ret[2 * k] = f.x, ret[2 * k + 1] = f.y;
+        }
+    } else {
+#pragma unroll
+        for (int e = 0; e < N; e++) ret[e] = to_float(p.v[e]);
+    }
+}
+template <typename T, int N>
+static __device__ __forceinline__ pack<T, N> packed(const float (&v)[N])
+{
+    pack<T, N> p;
+    if constexpr (sizeof p == sizeof(quad) && sizeof(T) == 2) {
+        quad &q = reinterpret_cast<quad &>(p);
+#pragma unroll
+        for (int k = 0; k < N / 2; k++) q.v[k] = from_two<T>(v[2 * k], v[2 * k + 1]);
+    } else {
+#pragma unroll
+        for (int e = 0; e < N; e++) p.v[e] = from_float<T>(v[e]);
+    }
+    return p;
+}
+
+/* A block's token, and its thread's part of each vector. */
+struct token_part {
+    uint32_t token, sample, vectors; // of the token, that are read and written
+    int group, i;                    // elements [i, i + N)
+    int64_t within, kept;            // of the first vector's i; that in what is kept
+    bool active;
+};
+template <int N, int LANES> static __device__ __forceinline__ token_part part_of(const places &p)
+{
+    token_part r;
+    r.token = blockIdx.x;
+    r.sample = r.token / p.tokens;
+    r.vectors = p.in_place ? p.normed : p.heads.by;
+    r.group = threadIdx.x / LANES;
+    r.i = threadIdx.x % LANES * N;
+    r.within = (int64_t)(r.token - r.sample * p.tokens.by) * p.heads.by * p.D + r.i;
+    r.kept = (int64_t)r.token * p.normed * p.D + r.i;
+    r.active = r.i < p.D;
+    return r;
+}
+enum { OF_TOKEN = 3 }; // vectors of a group at once
+
+/* The token's angles where this thread is. */
+template <int N>
+static __device__ __forceinline__ void load_angles(const token_part &b, const places &p,
+                                                   const float *cosine, const float *sine,
+                                                   float (&c)[N / 2], float (&z)[N / 2])
+{
+    if (!cosine || !b.active) return;
+    const int64_t at = (int64_t)(b.token - b.sample * p.tokens.by) * (p.D / 2) + b.i / 2;
+    load<float, N / 2>(cosine + at, c);
+    load<float, N / 2>(sine + at, z);
+}
+
+template <typename T, int N, int LANES>
+static __global__ void __launch_bounds__(THREADS) token_forward_kernel(const forward_args<T> a)
+{
+    constexpr uint32_t GROUPS = THREADS / LANES;
+    const token_part b = part_of<N, LANES>(a.p);
+    const T *x = a.x + b.sample * a.p.stride_in + b.within;
+    T *y = a.y + b.sample * a.p.stride_out + b.within;
+    float c[N / 2], z[N / 2];
+    load_angles<N>(b, a.p, a.cosine, a.sine, c, z);
+    for (uint32_t first = b.group; first - b.group < b.vectors; first += GROUPS * OF_TOKEN) {
+        pack<T, N> in[OF_TOKEN] = {};
+#pragma unroll
+        for (uint32_t k = 0; k < OF_TOKEN; k++)
+            if (b.active && first + k * GROUPS < b.vectors)
+                in[k] = *(const pack<T, N> *)(x + (first + k * GROUPS) * a.p.D);
+#pragma unroll
+        for (uint32_t k = 0; k < OF_TOKEN; k++) {
+            const uint32_t head = first + k * GROUPS;
+            float v[N], w[N], squares = 0;
+            unpack<T, N>(in[k], v);
+#pragma unroll
+            for (int e = 0; e < N; e++) squares += v[e] * v[e];
+            const float r = 1 / sqrtf(lanes_sum<LANES>(squares) / (float)a.p.D + a.eps);
+            if (!b.active || head >= b.vectors) continue;
+            if (head < a.p.normed) {
+                if (a.kept) *(pack<T, N> *)(a.kept + b.kept + head * a.p.D) = in[k];
+                unpack<T, N>(*(const pack<T, N> *)(a.w + head / a.p.each * a.p.D + b.i), w);
+#pragma unroll
+                for (int e = 0; e < N; e++) v[e] = v[e] * r * w[e];
+                if (a.cosine) {
+                    unpack<T, N>(packed<T, N>(v), v);
+                    turn_pack<N>(v, c, z, 1);
+                }
+                in[k] = packed<T, N>(v);
+                if (a.rstd && b.i == 0) a.rstd[(int64_t)b.token * a.p.normed + head] = r;
+            }
+            *(pack<T, N> *)(y + head * a.p.D) = in[k];
+        }
     }
 }
 
@@ -148,10 +295,11 @@ static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forw
     const uint32_t n = blockIdx.x * WARPS + threadIdx.x / WARP, token = n / a.p.heads;
     if (n >= a.p.vectors) return;
     const place at = place_of(a.p, token, n - token * a.p.heads.by);
-    const T *x = a.x + at.sample * a.p.stride_x + at.within;
+    const T *x = a.x + at.sample * a.p.stride_in + at.within;
     const T *w = at.head < a.p.normed ? a.w + (int64_t)(at.head / a.p.each) * a.p.D : nullptr;
     const int first = threadIdx.x % WARP * N;
     float v[N], u[N], squares = 0;
+    if (a.p.in_place && !w) return;
     for (int i = first; i < a.p.D; i += WARP * N) {
         load<T, N>(x + i, v);
 #pragma unroll
@@ -161,6 +309,7 @@ static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forw
     for (int i = first; i < a.p.D; i += WARP * N) {
         load<T, N>(x + i, v);
         if (w) {
+            if (a.kept) store<T, N>(a.kept + kept_at(a.p, at) + i, v);
             load<T, N>(w + i, u);
 #pragma unroll
             for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
@@ -168,6 +317,12 @@ static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forw
         store<T, N>(a.y + at.sample * a.p.stride_out + at.within + i, v);
     }
     if (a.rstd && first == 0 && w) a.rstd[(int64_t)token * a.p.normed + at.head] = r;
+}
+
+/* A token's normed vectors are enough for most of a block. */
+static bool fill_a_block(const places &p, int lanes)
+{
+    return (int64_t)p.normed * lanes * 4 >= (int64_t)THREADS * 3;
 }
 
 template <typename T, int N> static void forward(cudaStream_t stream, const forward_args<T> &a)
@@ -178,6 +333,12 @@ template <typename T, int N> static void forward(cudaStream_t stream, const forw
     else
         WITH_LANES(a.p.D, N, LANES, PACKS, {
             constexpr int BLOCK = THREADS / LANES * AT_ONCE;
+            if constexpr (PACKS == 1 && N > 1)
+                if (fill_a_block(a.p, LANES)) {
+                    token_forward_kernel<T, N, LANES>
+                        <<<(unsigned)(vectors / a.p.heads.by), THREADS, 0, stream>>>(a);
+                    break;
+                }
             if constexpr (PACKS == 1)
                 forward_kernel<T, N, LANES>
                     <<<(unsigned)ceil_div(vectors, BLOCK), THREADS, 0, stream>>>(a);
@@ -195,27 +356,46 @@ static bool packs_fit(const lg_tensor *const *t, int count, const lg_tensor &w)
     return fits;
 }
 
+/* Whether vectors are turned where they are normed: pairs and their angles are parts of packs, of which a lane has one. */
+static bool turns_here(bool fits, const lg_tensor &w, const lg_tensor &cosine,
+                       const lg_tensor &sine)
+{
+    const int64_t pack = 16 / (int64_t)lg_dtype_bytes(w.dtype);
+    return cosine.data && fits && pack >= 2 && w.dim[1] <= WARP * pack &&
+           lg_cuda_aligned_16(cosine.data) && lg_cuda_aligned_16(sine.data);
+}
+
 void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
     const lg_tensor *t[] = {&a->x, &a->y};
-    const bool fits = packs_fit(t, 2, a->w);
+    const bool fits = packs_fit(t, 2, a->w) && lg_cuda_aligned_16(a->kept.data),
+               turns = turns_here(fits, a->w, a->cos, a->sin);
     cudaStream_t stream = lg_cuda_stream_of(s);
     WITH_TYPE(a->x.dtype, T, {
         forward_args<T> f = {};
         f.x = (const T *)a->x.data;
         f.w = (const T *)a->w.data;
         f.y = (T *)a->y.data;
+        f.kept = (T *)a->kept.data;
         f.rstd = (float *)a->rstd.data;
         f.eps = (float)a->eps;
-        f.p = places_of(a->x, a->x, a->y, a->w, a->each);
+        f.p = places_of(a->x, a->y, a->w, a->each);
+        if (turns) f.cosine = (const float *)a->cos.data, f.sine = (const float *)a->sin.data;
         WITH_PACK(fits, T, N, (forward<T, N>(stream, f)));
     })
+    if (!a->cos.data || turns) return;
+    lg_rope_args rope = {};
+    rope.x = rope.y = a->y;
+    rope.cos = a->cos, rope.sin = a->sin;
+    rope.turned = (int)a->w.dim[0] * a->each;
+    cuda_rope(s, &rope);
 }
 
 /* ---- backward ---- */
 
 template <typename T> struct backward_args {
-    const T *dy, *x, *w;
+    const T *dy, *kept, *w;
+    const float *cosine, *sine; // (tokens, D / 2): dy is turned back; or NULL
     const float *rstd;
     T *dx;
     float *partial; // (chunks, weights, D), or NULL
@@ -247,9 +427,10 @@ static __device__ __forceinline__ void copy_vectors(const backward_args<T> &a, i
 {
     const range k = range_of(a.p, true);
     const int lane = threadIdx.x % lanes;
+    if (a.p.in_place) return;
     for (uint32_t n = k.first + threadIdx.x / lanes; n < k.last; n += THREADS / lanes) {
         const place at = in_range(a.p, true, n);
-        const T *dy = a.dy + at.sample * a.p.stride_dy + at.within;
+        const T *dy = a.dy + at.sample * a.p.stride_in + at.within;
         T *dx = a.dx + at.sample * a.p.stride_out + at.within;
         for (int i = lane * N; i < a.p.D; i += lanes * N) {
             float v[N], old[N];
@@ -305,8 +486,8 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
         const uint32_t n = turn + threadIdx.x / LANES;
         const bool there = n < k.last;
         const place at = in_range(a.p, false, there ? n : k.first);
-        const T *x = a.x + at.sample * a.p.stride_x + at.within;
-        const T *dy = a.dy + at.sample * a.p.stride_dy + at.within;
+        const T *x = a.kept + kept_at(a.p, at);
+        const T *dy = a.dy + at.sample * a.p.stride_in + at.within;
         T *dx = a.dx + at.sample * a.p.stride_out + at.within;
         const float r = a.rstd[(int64_t)at.token * a.p.normed + at.head];
         pack<T, N> px[PACKS] = {}, pd[PACKS] = {};
@@ -317,6 +498,15 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
             if (!there || i >= a.p.D) continue;
             px[j] = *(const pack<T, N> *)(x + i);
             pd[j] = *(const pack<T, N> *)(dy + i);
+            if (PACKS == 1 && a.cosine) {
+                float d[N];
+#pragma unroll
+                for (int e = 0; e < N; e++) d[e] = to_float(pd[j].v[e]);
+                turn_at<T, N>(d, a.cosine, a.sine, at.token - at.sample * a.p.tokens.by, a.p.D, i,
+                              -1);
+#pragma unroll
+                for (int e = 0; e < N; e++) pd[j].v[e] = from_float<T>(d[e]);
+            }
         }
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
@@ -352,6 +542,58 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
             a.partial + ((int64_t)blockIdx.x * a.p.weights + blockIdx.y) * a.p.D, a.p.D, sum);
 }
 
+/* dx alone, of a token. */
+template <typename T, int N, int LANES>
+static __global__ void __launch_bounds__(THREADS) token_dx_kernel(const backward_args<T> a)
+{
+    constexpr uint32_t GROUPS = THREADS / LANES;
+    const token_part b = part_of<N, LANES>(a.p);
+    const T *dy = a.dy + b.sample * a.p.stride_in + b.within;
+    T *dx = a.dx + b.sample * a.p.stride_out + b.within;
+    float c[N / 2], z[N / 2];
+    load_angles<N>(b, a.p, a.cosine, a.sine, c, z);
+    for (uint32_t first = b.group; first - b.group < b.vectors; first += GROUPS * OF_TOKEN) {
+        pack<T, N> in[OF_TOKEN] = {}, kept[OF_TOKEN] = {};
+#pragma unroll
+        for (uint32_t k = 0; k < OF_TOKEN; k++) {
+            const uint32_t head = first + k * GROUPS;
+            if (!b.active || head >= b.vectors) continue;
+            in[k] = *(const pack<T, N> *)(dy + head * a.p.D);
+            if (head < a.p.normed) kept[k] = *(const pack<T, N> *)(a.kept + b.kept + head * a.p.D);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < OF_TOKEN; k++) {
+            const uint32_t head = first + k * GROUPS;
+            const bool normed = b.active && head < a.p.normed;
+            float d[N], x[N], u[N] = {}, v[N], old[N], mean = 0;
+            const float r = normed ? a.rstd[(int64_t)b.token * a.p.normed + head] : 0;
+            unpack<T, N>(in[k], d);
+            unpack<T, N>(kept[k], x);
+            if (normed) {
+                unpack<T, N>(*(const pack<T, N> *)(a.w + head / a.p.each * a.p.D + b.i), u);
+                if (a.cosine) {
+                    turn_pack<N>(d, c, z, -1);
+                    unpack<T, N>(packed<T, N>(d), d);
+                }
+            }
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                const float n = x[e] * r;
+                mean += d[e] * u[e] * n;
+            }
+            mean = lanes_sum<LANES>(mean) / (float)a.p.D;
+            if (!b.active || head >= b.vectors) continue;
+            if (a.accumulate) unpack<T, N>(*(const pack<T, N> *)(dx + head * a.p.D), old);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                v[e] = normed ? r * (d[e] * u[e] - x[e] * r * mean) : d[e];
+                if (a.accumulate) v[e] += old[e];
+            }
+            *(pack<T, N> *)(dx + head * a.p.D) = packed<T, N>(v);
+        }
+    }
+}
+
 /* dx alone: a warp per vector, which it reads twice. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) long_dx_kernel(const backward_args<T> a)
@@ -362,8 +604,8 @@ static __global__ void __launch_bounds__(THREADS) long_dx_kernel(const backward_
     const int first = threadIdx.x % WARP * N;
     for (uint32_t n = k.first + threadIdx.x / WARP; n < k.last; n += WARPS) {
         const place at = in_range(a.p, false, n);
-        const T *x = a.x + at.sample * a.p.stride_x + at.within;
-        const T *dy = a.dy + at.sample * a.p.stride_dy + at.within;
+        const T *x = a.kept + kept_at(a.p, at);
+        const T *dy = a.dy + at.sample * a.p.stride_in + at.within;
         T *dx = a.dx + at.sample * a.p.stride_out + at.within;
         const float r = a.rstd[(int64_t)at.token * a.p.normed + at.head];
         float v[N], d[N], u[N], old[N], mean = 0;
@@ -399,8 +641,8 @@ static __global__ void __launch_bounds__(THREADS) long_dw_kernel(const backward_
     for (uint32_t n = k.first + threadIdx.x / WARP; i < a.p.D && n < k.last; n += WARPS) {
         const place at = in_range(a.p, false, n);
         const float r = a.rstd[(int64_t)at.token * a.p.normed + at.head];
-        load<T, N>(a.x + at.sample * a.p.stride_x + at.within + i, v);
-        load<T, N>(a.dy + at.sample * a.p.stride_dy + at.within + i, d);
+        load<T, N>(a.kept + kept_at(a.p, at) + i, v);
+        load<T, N>(a.dy + at.sample * a.p.stride_in + at.within + i, d);
 #pragma unroll
         for (int e = 0; e < N; e++) sum[0][e] += d[e] * (v[e] * r);
     }
@@ -411,7 +653,7 @@ static __global__ void __launch_bounds__(THREADS) long_dw_kernel(const backward_
 /* By the number of vectors that a weight norms. */
 static int64_t chunks_of(const struct lg_rms_norm_backward_args *a)
 {
-    const int64_t vectors = a->x.dim[0] * a->x.dim[1] * a->each;
+    const int64_t vectors = a->dy.dim[0] * a->dy.dim[1] * a->each;
     return LG_MIN(ceil_div(vectors, CHUNK_MIN), (int64_t)CHUNKS_MAX);
 }
 size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
@@ -422,9 +664,15 @@ size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
 template <typename T, int N>
 static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T> &a)
 {
-    const bool copies = a.p.heads.by > a.p.normed;
+    const bool copies = a.p.heads.by > a.p.normed && !a.p.in_place;
     const dim3 grid((unsigned)chunks, (unsigned)(a.p.weights + copies));
     WITH_LANES(a.p.D, N, LANES, PACKS, {
+        if constexpr (PACKS == 1 && N > 1)
+            if (!a.partial && fill_a_block(a.p, LANES)) {
+                token_dx_kernel<T, N, LANES><<<a.p.vectors / a.p.heads.by, THREADS, 0, stream>>>(a);
+                LG_CUDA_LAUNCHED();
+                return;
+            }
         backward_kernel<T, N, LANES, PACKS><<<grid, THREADS, 0, stream>>>(a);
         LG_CUDA_LAUNCHED();
         return;
@@ -438,20 +686,32 @@ static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T>
 
 void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args *a)
 {
-    const lg_tensor *t[] = {&a->x, &a->dy, &a->dx};
-    const bool fits = packs_fit(t, 3, a->w);
+    const lg_tensor *t[] = {&a->dy, &a->dx};
+    const bool fits = packs_fit(t, 2, a->w) && lg_cuda_aligned_16(a->kept.data),
+               turns = turns_here(fits, a->w, a->cos, a->sin);
+    const bool apart = a->cos.data && !turns; /* then what is turned back lies where dx will */
     const int64_t chunks = chunks_of(a);
+    const lg_tensor dy = apart ? a->dx : a->dy;
     cudaStream_t stream = lg_cuda_stream_of(s);
-    WITH_TYPE(a->x.dtype, T, {
+    if (apart) {
+        lg_rope_args rope = {};
+        rope.x = a->dy, rope.y = a->dx;
+        rope.cos = a->cos, rope.sin = a->sin;
+        rope.turned = (int)a->w.dim[0] * a->each;
+        rope.inverse = true;
+        cuda_rope(s, &rope);
+    }
+    WITH_TYPE(a->dy.dtype, T, {
         backward_args<T> b = {};
-        b.dy = (const T *)a->dy.data;
-        b.x = (const T *)a->x.data;
+        b.dy = (const T *)dy.data;
+        b.kept = (const T *)a->kept.data;
         b.w = (const T *)a->w.data;
         b.rstd = (const float *)a->rstd.data;
         b.dx = (T *)a->dx.data;
         b.partial = a->dw.data ? (float *)s->scratch : nullptr;
         b.accumulate = a->accumulate;
-        b.p = places_of(a->x, a->dy, a->dx, a->w, a->each);
+        b.p = places_of(dy, a->dx, a->w, a->each);
+        if (turns) b.cosine = (const float *)a->cos.data, b.sine = (const float *)a->sin.data;
         WITH_PACK(fits, T, N, (backward<T, N>(stream, chunks, b)));
     })
     if (a->dw.data)

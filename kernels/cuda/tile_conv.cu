@@ -4,7 +4,7 @@
  *     y = x * w + bias (+ residual), or silu(x factor + offset) * w + ..., with a factor and an offset
  *     for each sample and channel of x; and sums over y for the GroupNorm behind it
  *
- * A block computes tiles of 16 x 16 pixels x 128 channels. The inner dimension comes 32 channels at a
+ * A block computes tiles of 16 x 16 pixels x 128 channels, or the 64 that may be left over. The inner dimension comes 32 channels at a
  * time: a patch of 18 x 18 pixels serves all nine taps, since an operand of wgmma may begin at any of
  * its pixels: 64 rows of a product are 8 x 8 pixels, and rows of pixels lie 18 apart. TMA fills with
  * zeros what lies outside of the picture, which is the padding. With stride 2 the patches are four, of
@@ -71,20 +71,14 @@ struct problem {
     int pictures, in, out; /* channels */
     int H, W;              /* of x */
     int wide, high;        /* tiles of a picture */
-    int tiles;             /* of all pictures and channels, two tiles of pixels counted as one */
+    int slices;            /* of 128 of its channels */
+    int whole,
+        tiles; /* of all pictures and slices, two tiles of pixels counted as one; with those of 64 channels, which come last */
     int top, left;
 };
 
 /* ---- copies ---- */
 
-static __device__ __forceinline__ void load_patch(void *to, const CUtensorMap *from, uint64_t *full,
-                                                  int c, int w, int h, int n)
-{
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
-                 "l"(from), "r"(shared_address(full)), "r"(c), "r"(w), "r"(h), "r"(n)
-                 : "memory");
-}
 static __device__ __forceinline__ void store_patch(const CUtensorMap *to, const void *from, int c,
                                                    int w, int h, int n)
 {
@@ -116,6 +110,19 @@ static __device__ __forceinline__ void product(float (&d)[64], uint64_t a, uint6
         PRODUCT("f16");
 }
 
+#define PRODUCT_OF_REST(type)                                                                      \
+    PRODUCT_SHARED("64", type, N32, F16(d, 0) COMMA F16(d, 16), "%32", "%33", "%34", "0, 0")
+/* The same of 64 columns. */
+template <typename T>
+static __device__ __forceinline__ void product_of_rest(float (&d)[64], uint64_t a, uint64_t b,
+                                                       int add)
+{
+    if constexpr (__is_same(T, bf16))
+        PRODUCT_OF_REST("bf16");
+    else
+        PRODUCT_OF_REST("f16");
+}
+
 /* ---- who loads ---- */
 
 struct spot {
@@ -124,10 +131,11 @@ struct spot {
 };
 static __device__ __forceinline__ spot spot_of(const problem &z, int tile)
 {
-    int slices = z.out / CHANNELS, m = tile / slices * CLUSTER + (int)cluster_rank();
-    int number = m % (z.wide * z.high);
-    return {m / (z.wide * z.high), number % z.wide * SIDE, number / z.wide * SIDE,
-            tile % slices * CHANNELS, number};
+    bool rest = tile >= z.whole;
+    int pair = rest ? tile - z.whole : tile / z.slices, slice = rest ? z.slices : tile % z.slices;
+    int m = pair * CLUSTER + (int)cluster_rank(), number = m % (z.wide * z.high);
+    return {m / (z.wide * z.high), number % z.wide * SIDE, number / z.wide * SIDE, slice * CHANNELS,
+            number};
 }
 #define FOR_EACH_TILE(z, tile)                                                                     \
     for (int tile = blockIdx.x / CLUSTER; tile < (z).tiles; tile += gridDim.x / CLUSTER)
@@ -144,8 +152,8 @@ template <bool ADD, int STRIDE> static __device__ void load_patches(const proble
                 for (int j = 0; j < STRIDE; j++, at.next()) {
                     barrier_wait(&s.patch_empty[at.slot], at.phase ^ 1);
                     barrier_expect(&s.patch_full[at.slot], PATCH * PATCH * ROW);
-                    load_patch(s.patch[at.slot], &z.x, &s.patch_full[at.slot], c,
-                               p.w * STRIDE + j - z.left, p.h * STRIDE + i - z.top, p.n);
+                    load_map(s.patch[at.slot], &z.x, &s.patch_full[at.slot], c,
+                             p.w * STRIDE + j - z.left, p.h * STRIDE + i - z.top, p.n);
                 }
         for (int c = 0; c < CHANNELS; c += DEPTH, at.next()) {
             uint64_t *full = &s.patch_full[at.slot];
@@ -156,8 +164,8 @@ template <bool ADD, int STRIDE> static __device__ void load_patches(const proble
             }
             barrier_expect(full, GROUPS * GROUP_BYTES);
             for (int g = 0; g < GROUPS; g++)
-                load_patch(s.patch[at.slot] + g * GROUP_BYTES, &z.residual, full, p.c + c, p.w,
-                           p.h + g * SIDE / GROUPS, p.n);
+                load_map(s.patch[at.slot] + g * GROUP_BYTES, &z.residual, full, p.c + c, p.w,
+                         p.h + g * SIDE / GROUPS, p.n);
         }
     }
 }
@@ -213,7 +221,7 @@ static __device__ __forceinline__ uint64_t operand_of(const void *p, int step)
     return operand(shared_address(p), 0, step * ROW, 2);
 }
 
-template <typename T, bool NORM, int STRIDE>
+template <typename T, bool NORM, bool REST, int STRIDE>
 static __device__ __forceinline__ void multiply(const problem &z, shared &s, consumer &me,
                                                 float (&d)[2][64])
 {
@@ -238,7 +246,11 @@ static __device__ __forceinline__ void multiply(const problem &z, shared &s, con
                 for (int k = 0; k < DEPTH / 16; k++) {
 #pragma unroll
                     for (int m = 0; m < 2; m++)
-                        product<T>(d[m], a + (at + m * 8) * ROW / 16 + k * 2, b + k * 2, add);
+                        if constexpr (REST)
+                            product_of_rest<T>(d[m], a + (at + m * 8) * ROW / 16 + k * 2, b + k * 2,
+                                               add);
+                        else
+                            product<T>(d[m], a + (at + m * 8) * ROW / 16 + k * 2, b + k * 2, add);
                     add = 1;
                 }
                 products_end();
@@ -334,7 +346,7 @@ static __device__ __forceinline__ void finish_all(const float (&d)[2][64], share
     if constexpr (CHUNK + 1 < CHUNKS) finish_all<T, CHUNK + 1, NORM, ADD, SUMS>(d, s, bias, of, me);
 }
 
-template <typename T, bool NORM, bool ADD, bool SUMS, int STRIDE>
+template <typename T, bool NORM, bool ADD, bool SUMS, bool REST, int STRIDE>
 static __device__ __forceinline__ void multiply_all(const problem &z, shared &s)
 {
     consumer me{(int)threadIdx.x / GROUP_THREADS - 1, (int)threadIdx.x % GROUP_THREADS / WARP,
@@ -343,10 +355,14 @@ static __device__ __forceinline__ void multiply_all(const problem &z, shared &s)
     uint32_t bias[16];
     FOR_EACH_TILE(z, tile)
     {
+        const bool rest = REST && tile >= z.whole;
         const uint32_t *from = (const uint32_t *)z.bias + spot_of(z, tile).c / 2 + me.lane % 4;
 #pragma unroll
-        for (int j = 0; j < 16; j++) bias[j] = from[j * 4];
-        multiply<T, NORM, STRIDE>(z, s, me, d);
+        for (int j = 0; j < 16; j++) bias[j] = rest && j >= 8 ? 0 : from[j * 4];
+        if (rest)
+            multiply<T, NORM, REST, STRIDE>(z, s, me, d);
+        else
+            multiply<T, NORM, false, STRIDE>(z, s, me, d);
         warp_sums of;
         finish_all<T, 0, NORM, ADD, SUMS>(d, s, bias, of, me);
     }
@@ -442,7 +458,7 @@ static __device__ void store_all(const problem &z, shared &s, int group)
                 store_patch(&z.y, s.patch[at.slot] + group * GROUP_BYTES, p.c + i * DEPTH, p.w,
                             p.h + group * SIDE / GROUPS, p.n);
             int pair = i / 2 * WARP + lane;
-            if (SUMS && i % 2 && p.n < z.pictures)
+            if (SUMS && i % 2 && p.n < z.pictures && p.c / 2 + pair < z.out / 2)
                 z.sums[sums * (z.out / 2) + p.c / 2 + pair] = add_warps(s.sums[group], pair);
             __syncwarp();
             if (lane > 0) continue;
@@ -459,7 +475,7 @@ static constexpr int threads(bool norm)
     return GROUP_THREADS * (1 + GROUPS + norm);
 }
 /* grid: a multiple of CLUSTER. Registers: 40 + 2 x 232 or 40 + 2 x 208 + 56 of the warpgroups'. */
-template <typename T, bool NORM, bool ADD, bool SUMS, int STRIDE>
+template <typename T, bool NORM, bool ADD, bool SUMS, bool REST, int STRIDE>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(threads(NORM), 1)
     conv_kernel(const __grid_constant__ problem z)
 {
@@ -489,7 +505,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(threads(NORM),
         __syncwarp();
     } else if (!NORM || threadIdx.x < GROUP_THREADS * (1 + GROUPS)) {
         registers_take<NORM ? 208 : 232>();
-        multiply_all<T, NORM, ADD, SUMS, STRIDE>(z, s);
+        multiply_all<T, NORM, ADD, SUMS, REST, STRIDE>(z, s);
     } else if constexpr (NORM) {
         registers_give<56>();
         normalise<T>(z, s);
@@ -513,7 +529,7 @@ bool cuda_tile_conv_fits(const lg_cuda_device *d, const struct lg_conv2d_forward
     return lg_cuda_is_hopper(d) && (a->x.dtype == LG_BF16 || a->x.dtype == LG_F16) &&
            a->w.dim[1] == TAPS && a->w.dim[2] == TAPS && (a->stride == 1 || halves(a)) &&
            H % SIDE == 0 && W % SIDE == 0 && a->x.dim[3] % IN_MULTIPLE == 0 &&
-           a->y.dim[3] % CHANNELS == 0 && lg_numel(&a->y) / CHANNELS < INT32_MAX;
+           a->y.dim[3] % (CHANNELS / 2) == 0 && lg_numel(&a->y) / (CHANNELS / 2) < INT32_MAX;
 }
 int64_t cuda_conv_tiles(const struct lg_conv2d_forward_args *a)
 {
@@ -536,14 +552,14 @@ static CUtensorMap describe_weights(const lg_tensor &t)
     return describe(t, 2, dim, box, each, CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
-template <typename T, bool NORM, bool ADD, bool SUMS, int STRIDE>
+template <typename T, bool NORM, bool ADD, bool SUMS, bool REST, int STRIDE>
 static void launch(lg_stream *s, const problem &z)
 {
     static bool asked;
     int blocks = lg_cuda_device_of(s)->multiprocessors / CLUSTER;
     if (blocks > z.tiles) blocks = z.tiles;
     cudaStream_t stream = lg_cuda_stream_of(s);
-    auto *kernel = conv_kernel<T, NORM, ADD, SUMS, STRIDE>;
+    auto *kernel = conv_kernel<T, NORM, ADD, SUMS, REST, STRIDE>;
     if (!asked)
         LG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      SHARED_BYTES));
@@ -551,10 +567,18 @@ static void launch(lg_stream *s, const problem &z)
     kernel<<<(unsigned)(blocks * CLUSTER), threads(NORM), SHARED_BYTES, stream>>>(z);
     LG_CUDA_LAUNCHED();
 }
+template <typename T, bool NORM, bool ADD, bool SUMS, int STRIDE>
+static void launch_for(lg_stream *s, const problem &z)
+{
+    if constexpr (!NORM)
+        if (z.tiles > z.whole) return launch<T, NORM, ADD, SUMS, true, STRIDE>(s, z);
+    launch<T, NORM, ADD, SUMS, false, STRIDE>(s, z);
+}
 template <typename T, bool NORM, bool ADD, int STRIDE>
 static void launch_for(lg_stream *s, const problem &z)
 {
-    z.sums ? launch<T, NORM, ADD, true, STRIDE>(s, z) : launch<T, NORM, ADD, false, STRIDE>(s, z);
+    z.sums ? launch_for<T, NORM, ADD, true, STRIDE>(s, z)
+           : launch_for<T, NORM, ADD, false, STRIDE>(s, z);
 }
 template <typename T, bool NORM> static void launch_for(lg_stream *s, const problem &z, bool add)
 {
@@ -572,7 +596,9 @@ void cuda_tile_conv(lg_stream *s, const struct lg_conv2d_forward_args *a, const 
                     float *sums)
 {
     int wide = (int)a->y.dim[2] / SIDE, high = (int)a->y.dim[1] / SIDE;
-    int64_t tiles = ceil_div(a->y.dim[0] * wide * high, CLUSTER) * (a->y.dim[3] / CHANNELS);
+    int64_t pairs = ceil_div(a->y.dim[0] * wide * high, CLUSTER), slices = a->y.dim[3] / CHANNELS;
+    int64_t rest = a->y.dim[3] % CHANNELS ? pairs : 0;
+    LG_ASSERT(!factors || !rest);
     bool add = a->residual.data != NULL;
     int patch = patch_side(a->stride);
     problem z = {.x = describe_map(a->x, patch, patch, a->stride),
@@ -589,7 +615,9 @@ void cuda_tile_conv(lg_stream *s, const struct lg_conv2d_forward_args *a, const 
                  .W = (int)a->x.dim[2],
                  .wide = wide,
                  .high = high,
-                 .tiles = (int)tiles,
+                 .slices = (int)slices,
+                 .whole = (int)(pairs * slices),
+                 .tiles = (int)(pairs * slices + rest),
                  .top = a->top,
                  .left = a->left};
     a->x.dtype == LG_BF16 ? launch_for<bf16>(s, z, add, a->stride)

@@ -6,12 +6,12 @@
 extern "C" {
 #endif
 /* Does this kernel do it? On 9.0, 16-bit types, 3x3, stride 1, or 2 without a residual, y of a multiple of
- * 16 on both sides, channels in and out a multiple of 64 and 128. */
+ * 16 on both sides, channels in and out multiples of 64. */
 bool cuda_tile_conv_fits(const lg_cuda_device *d, const struct lg_conv2d_forward_args *a);
 /* Pieces of a picture y that have sums of their own: 128 pixels each. */
 int64_t cuda_conv_tiles(const struct lg_conv2d_forward_args *a);
 /* factors: NULL, or (N, 2, Ci), factors and offsets: what is convolved is silu(x factor + offset),
- * rounded to x's type; stride 1.
+ * rounded to x's type; stride 1, channels out a multiple of 128.
  * sums: (N, tiles, Co / 2) pairs of floats, mean and sum of squared distances from it over a
  * tile's pixels and two neighbouring channels of y; or NULL. */
 void cuda_tile_conv(lg_stream *s, const struct lg_conv2d_forward_args *a, const float *factors,

@@ -9,7 +9,7 @@
 #include "kernels/cuda/common.cuh"
 #include <math.h>
 
-enum { THREADS = 256 };
+enum { THREADS = 256, AT_ONCE = 8 /* elements of a thread that are read together */ };
 
 /* ---- Philox4x32-10, as base/philox.c ---- */
 
@@ -83,11 +83,22 @@ __global__ void mse_kernel(const T *pred, const T *target, const W *weight, W *l
 {
     int64_t b = blockIdx.x;
     float w = to_float(weight[b]), sum = 0;
-    for (int64_t i = threadIdx.x; i < per_sample; i += THREADS) {
-        int64_t e = b * per_sample + i;
-        float error = w == 0 ? 0 : to_float(pred[e]) - to_float(target[e]);
-        sum += error * error;
-        if (dpred) dpred[e] = from_float<T>(w * 2 * error / (float)per_sample);
+    pred += b * per_sample, target += b * per_sample;
+    if (dpred) dpred += b * per_sample;
+    for (int64_t i = threadIdx.x; i < per_sample; i += THREADS * AT_ONCE) {
+        float error[AT_ONCE] = {};
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int64_t e = i + k * THREADS;
+            if (w != 0 && e < per_sample) error[k] = to_float(pred[e]) - to_float(target[e]);
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int64_t e = i + k * THREADS;
+            if (e >= per_sample) break;
+            sum += error[k] * error[k];
+            if (dpred) dpred[e] = from_float<T>(w * 2 * error[k] / (float)per_sample);
+        }
     }
     sum = block_sum<THREADS>(sum);
     if (threadIdx.x == 0) loss[b] = from_float<W>(sum / (float)per_sample);

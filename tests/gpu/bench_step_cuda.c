@@ -44,6 +44,37 @@ static int64_t batch = 256;
         .text = {{.pooled = 768}, {.length = 512, .width = 4096}}, .norm_eps = 1e-6,               \
         .singles = 38, .axes = {16, 56, 56}, .guidance = true                                      \
     }
+/* The U-Nets of SD 2.1 and SDXL. */
+#define SD21(side)                                                                                 \
+    {                                                                                              \
+        .kind = LG_SD2, .channels = 4, .height = side, .width = side, .patch = 1, .hidden = 320,   \
+        .depth = 21, .heads = 5, .mlp_ratio = 4, .n_texts = 1,                                     \
+        .text = {{.length = 77, .width = 1024}}, .norm_eps = 1e-5, .unet = {                       \
+            .levels = 4,                                                                           \
+            .layers = 2,                                                                           \
+            .channels = {320, 640, 1280, 1280},                                                    \
+            .heads = {5, 10, 20, 20},                                                              \
+            .depths = {1, 1, 1, 0},                                                                \
+            .middle_depth = 1,                                                                     \
+            .groups = 32                                                                           \
+        }                                                                                          \
+    }
+#define SDXL(side)                                                                                 \
+    {                                                                                              \
+        .kind = LG_SDXL, .channels = 4, .height = side, .width = side, .patch = 1, .hidden = 320,  \
+        .depth = 75, .heads = 5, .mlp_ratio = 4, .n_texts = 2,                                     \
+        .text = {{.length = 77, .width = 768}, {.length = 77, .width = 1280, .pooled = 1280}},     \
+        .norm_eps = 1e-5, .size_conditions = true, .unet = {                                       \
+            .levels = 3,                                                                           \
+            .layers = 2,                                                                           \
+            .channels = {320, 640, 1280},                                                          \
+            .heads = {5, 10, 20},                                                                  \
+            .depths = {0, 2, 10},                                                                  \
+            .middle_depth = 10,                                                                    \
+            .groups = 32,                                                                          \
+            .number_waves = 256                                                                    \
+        }                                                                                          \
+    }
 static const struct preset {
     const char *name;
     struct lg_denoiser_config c;
@@ -59,6 +90,9 @@ static const struct preset {
     {"SD3.5-medium-1024", SD35_MEDIUM(128), 0},
     {"FLUX.1-LoRA-512", FLUX(64), 16},
     {"FLUX.1-LoRA-1024", FLUX(128), 16},
+    {"SD21-512", SD21(64), 0},
+    {"SD21-768", SD21(96), 0},
+    {"SDXL-1024-lora", SDXL(128), 16},
 };
 static const struct preset *preset = presets;
 static size_t allocated;
@@ -246,6 +280,11 @@ static void open_step(struct step *s)
         fill_numbers(s->in.label, 1000);
     }
     open_texts(s);
+    const int64_t numbers = lg_denoiser_numbers(&s->c);
+    if (numbers) {
+        s->in.size = lg_t2(alloc((size_t)(batch * numbers) * 4), LG_F32, batch, numbers);
+        fill_fp32(s->in.size, 1024);
+    }
     if (s->c.guidance) {
         s->in.guidance = lg_t1(alloc((size_t)batch * 4), LG_F32, batch);
         fill_fp32(s->in.guidance, 3500);

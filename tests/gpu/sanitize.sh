@@ -82,6 +82,7 @@ tasks() { # TOOL: the longest first
         for i in linear attention '!linear,conv2d,attention'; do echo "$1 test_ops_cuda 0/1 $i $p"; done
     done
     for i in {0..8}; do echo "$1 test_long_conv_cuda $i/9"; done
+    for i in {0..4}; do echo "$1 test_long_gradients_cuda $i/5"; done
     for i in {0..11}; do echo "$1 test_long_products_cuda $i/12"; done
     for i in 0 1 2 3; do echo "$1 test_long_attention_cuda $i/4"; done
 }

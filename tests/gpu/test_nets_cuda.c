@@ -7,7 +7,7 @@
  *
  * usage: test_nets_cuda [NET]
  *        NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart, tiny_sd3, sd3,
- *        tiny_flux, flux */
+ *        tiny_flux, flux, tiny_sd2, tiny_sdxl, unet, or one of ADAPTED */
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/denoiser_fixture.h"
 #include <string.h>
@@ -133,6 +133,83 @@ static const struct net NETS[] = {
       .singles = 1,
       .axes = {16, 56, 56},
       .guidance = true}},
+    {"tiny_sd2", /* sides that are odd, and odd again once halved */
+     3,
+     {.kind = LG_SD2,
+      .channels = 4,
+      .height = 9,
+      .width = 7,
+      .patch = 1,
+      .hidden = 32,
+      .depth = 10,
+      .heads = 2,
+      .mlp_ratio = 4,
+      .n_texts = 1,
+      .text = {{.length = 5, .width = 24}},
+      .norm_eps = 1e-5,
+      .unet = {.levels = 3,
+               .layers = 1,
+               .channels = {32, 48, 64},
+               .heads = {2, 3, 4},
+               .depths = {1, 1, 0},
+               .middle_depth = 1,
+               .groups = 8}}},
+    {"tiny_sdxl",
+     3,
+     {.kind = LG_SDXL,
+      .channels = 4,
+      .height = 8,
+      .width = 12,
+      .patch = 1,
+      .hidden = 32,
+      .depth = 11,
+      .heads = 2,
+      .mlp_ratio = 4,
+      .n_texts = 2,
+      .text = {{.length = 5, .width = 24}, {.length = 5, .width = 16, .pooled = 12}},
+      .norm_eps = 1e-5,
+      .size_conditions = true,
+      .unet = {.levels = 2,
+               .layers = 1,
+               .channels = {32, 64},
+               .heads = {2, 2},
+               .depths = {0, 2},
+               .middle_depth = 2,
+               .groups = 8,
+               .number_waves = 8}}},
+    {"unet", /* channels and sides for the tensor cores' convolutions */
+     2,
+     {.kind = LG_SD2,
+      .channels = 4,
+      .height = 32,
+      .width = 48,
+      .patch = 1,
+      .hidden = 64,
+      .depth = 7,
+      .heads = 1,
+      .mlp_ratio = 4,
+      .n_texts = 1,
+      .text = {{.length = 77, .width = 128}},
+      .norm_eps = 1e-5,
+      .unet = {.levels = 2,
+               .layers = 1,
+               .channels = {64, 128},
+               .heads = {1, 2},
+               .depths = {1, 1},
+               .middle_depth = 1,
+               .groups = 32}}},
+};
+
+static struct lg_training training; /* of the net that is checked */
+/* Of these nets adapters alone, rank 16, and one whose rows are no multiple of 16 bytes. */
+static const struct adapted {
+    const char *name, *of, *targets[3];
+    int rank;
+} ADAPTED[] = {
+    {"tiny_flux_lora", "tiny_flux", {"linear"}, 3},
+    {"flux_lora", "flux", {"attention"}, 16},
+    {"sd3_lora", "sd3", {"linear"}, 16},
+    {"pixart_lora", "pixart_xl", {"*.to_q", "*.to_v"}, 16},
 };
 
 /* A net on a device with its inputs and outputs. */
@@ -181,12 +258,17 @@ static void fill_weights(struct bench *b)
 
 static void fill_sizes(struct bench *b, int64_t B)
 {
-    static const double size[2 * BATCH_MAX] = {1024, 768, 333, 517, 64, 4096, 512, 512};
+    enum { NUMBERS_MAX = 6 };
+    static const double size[NUMBERS_MAX * BATCH_MAX] = {1024, 768, 333,  517, 64,  4096, 512, 512,
+                                                         0,    96,  1024, 768, 700, 300,  12,  0,
+                                                         640,  512, 99,   64,  0,   0,    8,   256};
     static const double ratio[BATCH_MAX] = {1.3125, 0.5, 2.25, 1};
     const size_t bytes = lg_dtype_bytes(b->wide);
-    b->in.size = lg_t2(alloc(b, 2 * (size_t)B * bytes), b->wide, B, 2);
+    const int64_t k = lg_denoiser_numbers(&b->net->c);
+    b->in.size = lg_t2(alloc(b, (size_t)(k * B) * bytes), b->wide, B, k);
+    gpu_put(b->stream, b->in.size.data, b->wide, size, (size_t)(k * B));
+    if (!lg_denoiser_has_ratio(&b->net->c)) return;
     b->in.ratio = lg_t1(alloc(b, (size_t)B * bytes), b->wide, B);
-    gpu_put(b->stream, b->in.size.data, b->wide, size, 2 * (size_t)B);
     gpu_put(b->stream, b->in.ratio.data, b->wide, ratio, (size_t)B);
 }
 
@@ -252,8 +334,8 @@ static void bench_open(struct bench *b, const struct net *net, const char *devic
     b->type = lg_device_dtype(b->device);
     b->wide = b->type == LG_F64 ? LG_F64 : LG_F32;
     gpu_need(lg_stream_open(b->device, &b->stream));
-    gpu_need(lg_denoiser_params(&net->c, &b->params));
-    const struct lg_denoiser_mode mode = {.batch = net->batch, .train = true};
+    gpu_need(lg_denoiser_table(&net->c, &training, &b->params));
+    const struct lg_denoiser_mode mode = {.batch = net->batch, .train = true, .training = training};
     gpu_need(lg_denoiser_open(b->device, &net->c, &mode, &b->denoiser));
     fill_weights(b);
     fill_inputs(b);
@@ -318,8 +400,11 @@ static void check_recomputed(struct bench *b, const struct gpu_precision *p,
         const bool offload = i >= 3;
         double *again[2];
         const char *const recompute[] = {words[i], NULL};
-        const struct lg_denoiser_mode mode = {
-            .batch = b->net->batch, .train = true, .recompute = recompute, .offload = offload};
+        const struct lg_denoiser_mode mode = {.batch = b->net->batch,
+                                              .train = true,
+                                              .recompute = recompute,
+                                              .offload = offload,
+                                              .training = training};
         lg_denoiser_close(&b->denoiser);
         gpu_need(lg_denoiser_open(b->device, &b->net->c, &mode, &b->denoiser));
         bench_run(b, &again[0], &again[1]);
@@ -346,7 +431,8 @@ static void check_shared(struct bench *b, const struct gpu_precision *p, const d
         shape[WIDE].c.width += 3 * own->patch;
     }
     for (int k = 0; k < SHAPES; k++) {
-        const struct lg_denoiser_mode mode = {.batch = b->net->batch, .train = true};
+        const struct lg_denoiser_mode mode = {
+            .batch = b->net->batch, .train = true, .training = training};
         if (!own->sample_size) shape[k].c.sample_size = own->height;
         gpu_need(lg_denoiser_compile(b->device, &shape[k].c, &mode, &net[k]));
     }
@@ -399,9 +485,23 @@ static void check_net(const struct net *net)
     bench_close(&ref);
 }
 
+static void check_adapted(const struct adapted *a)
+{
+    for (size_t i = 0; i < LG_ARRAY_LEN(NETS); i++) {
+        if (strcmp(NETS[i].name, a->of)) continue;
+        struct net net = NETS[i];
+        net.name = a->name;
+        training.adapter =
+            (struct lg_adapter){.rank = a->rank, .alpha = 0.5 * a->rank, .targets = a->targets};
+        check_net(&net);
+    }
+}
+
 int main(int argc, char **argv)
 {
     for (size_t i = 0; i < LG_ARRAY_LEN(NETS); i++)
         if (argc == 1 || !strcmp(argv[1], NETS[i].name)) check_net(&NETS[i]);
+    for (size_t i = 0; i < LG_ARRAY_LEN(ADAPTED); i++)
+        if (argc == 1 || !strcmp(argv[1], ADAPTED[i].name)) check_adapted(&ADAPTED[i]);
     return gpu_summary();
 }

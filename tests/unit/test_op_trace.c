@@ -108,7 +108,7 @@ static void test_words(void **state)
                                                                .y = lg_t2(m + 32, LG_F32, 2, 4),
                                                                .act = LG_ACT_RELU});
     assert_string_equal(last_line(),
-                        "linear_forward act=3 | x f32 2,3 memory.3+0 | w f32 4,3 "
+                        "linear_forward act=3 | x f32 2,3 memory.3+0 | w f32 4,3/3 "
                         "memory.3+64 | bias - | residual - | y f32 2,4 memory.3+128 | pre -");
     lg_combine(stream,
                &(struct lg_combine_args){.x = {lg_t1(m, LG_F32, 3), lg_t1(m + 16, LG_F32, 3)},

@@ -1,0 +1,318 @@
+/* LayerNorm with affine. (norm.cu: with modulation.)
+ *
+ * Forward: a warp per row; mean, then the squares of distances from it, then the result. The row stays in registers, or
+ * where it does not fit comes from L1 after the first time; the order of sums is the same.
+ *
+ * Backward: a block owns a chunk of rows, a warp every eighth of them, of which it reads x and dy once. A lane keeps its
+ * columns' sums for dw and db in registers; at the end those of the warps are added in order, and the chunks' by
+ * cuda_add_partial_sums. Chunks depend on the number of rows alone. What does not fit (fp32, beyond ROW_MAX columns, rows
+ * that are not aligned) takes two general kernels. */
+#include "kernels/cuda/norm.cuh"
+
+enum { WARPS = 8, THREADS = WARP * WARPS, CHUNKS_MAX = 256, CHUNK_MIN = 64 };
+
+template <typename T, int N>
+static __global__ void forward_kernel(const T *x, const T *w, const T *b, T *y, float *ret_mean,
+                                      float *ret_rstd, float eps, int64_t rows, int64_t D)
+{
+    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    if (row >= rows) return;
+    int first = threadIdx.x % WARP * N;
+    float v[N], u[N], c[N], sum = 0, squares = 0;
+    for (int64_t i = first; i < D; i += WARP * N) {
+        load<T, N>(x + row * D + i, v);
+#pragma unroll
+        for (int e = 0; e < N; e++) sum += v[e];
+    }
+    float mean = warp_sum(sum) / (float)D;
+    for (int64_t i = first; i < D; i += WARP * N) {
+        load<T, N>(x + row * D + i, v);
+#pragma unroll
+        for (int e = 0; e < N; e++) squares += (v[e] - mean) * (v[e] - mean);
+    }
+    float rstd = 1 / sqrtf(warp_sum(squares) / (float)D + eps);
+    for (int64_t i = first; i < D; i += WARP * N) {
+        load<T, N>(x + row * D + i, v);
+        load<T, N>(w + i, u);
+        load<T, N>(b + i, c);
+#pragma unroll
+        for (int e = 0; e < N; e++) v[e] = (v[e] - mean) * rstd * u[e] + c[e];
+        store<T, N>(y + row * D + i, v);
+    }
+    if (first > 0 || !ret_rstd) return;
+    ret_mean[row] = mean;
+    ret_rstd[row] = rstd;
+}
+/* The same of a row in registers. */
+template <typename T, int PACKS>
+static __global__ void forward_rows_kernel(const T *x, const T *w, const T *b, T *y,
+                                           float *ret_mean, float *ret_rstd, float eps,
+                                           int64_t rows, int64_t D)
+{
+    constexpr int N = ROW_PACK;
+    const int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    if (row >= rows) return;
+    const int first = threadIdx.x % WARP * N;
+    pack<T, N> in[PACKS];
+    float v[N], u[N], c[N], sum = 0, squares = 0;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (first + j * ROW_STEP < D)
+            in[j] = *reinterpret_cast<const pack<T, N> *>(x + row * D + first + j * ROW_STEP);
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (first + j * ROW_STEP < D)
+#pragma unroll
+            for (int e = 0; e < N; e++) sum += to_float(in[j].v[e]);
+    const float mean = warp_sum(sum) / (float)D;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++)
+        if (first + j * ROW_STEP < D)
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                squares += (to_float(in[j].v[e]) - mean) * (to_float(in[j].v[e]) - mean);
+    const float rstd = 1 / sqrtf(warp_sum(squares) / (float)D + eps);
+#pragma unroll
+    for (int j = 0; j < PACKS; j++) {
+        const int i = first + j * ROW_STEP;
+        if (i >= D) break;
+        load<T, N>(w + i, u);
+        load<T, N>(b + i, c);
+#pragma unroll
+        for (int e = 0; e < N; e++) v[e] = (to_float(in[j].v[e]) - mean) * rstd * u[e] + c[e];
+        store<T, N>(y + row * D + i, v);
+    }
+    if (first > 0 || !ret_rstd) return;
+    ret_mean[row] = mean;
+    ret_rstd[row] = rstd;
+}
+template <typename T>
+static void forward_in_registers(cudaStream_t stream, const struct lg_layer_norm_forward_args *a)
+{
+    const int64_t rows = a->x.dim[0], D = a->x.dim[1];
+    if constexpr (sizeof(T) == 2)
+        WITH_PACKS(
+            D, PACKS,
+            (forward_rows_kernel<T, PACKS><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
+                (const T *)a->x.data, (const T *)a->w.data, (const T *)a->b.data, (T *)a->y.data,
+                (float *)a->mean.data, (float *)a->rstd.data, (float)a->eps, rows, D)))
+}
+void cuda_layer_norm_forward(lg_stream *s, const struct lg_layer_norm_forward_args *a)
+{
+    int64_t rows = a->x.dim[0], D = a->x.dim[1];
+    const void *p[] = {a->x.data, a->w.data, a->b.data, a->y.data};
+    bool fits = rows_fit(a->x.dtype, D, 0, p, 4);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    WITH_TYPE(
+        a->x.dtype, T,
+        {WITH_PACK(
+            fits, T, N,
+            (forward_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
+                (const T *)a->x.data, (const T *)a->w.data, (const T *)a->b.data, (T *)a->y.data,
+                (float *)a->mean.data, (float *)a->rstd.data, (float)a->eps, rows, D)))})
+    LG_CUDA_LAUNCHED();
+}
+
+/* ---- backward ---- */
+
+template <typename T> struct backward_args {
+    const T *dy, *x, *w;
+    const float *mean, *rstd;
+    T *dx;
+    float *partial; /* (2, chunks, D): for dw and db; or NULL */
+    int64_t rows, D;
+    bool accumulate;
+};
+struct range {
+    int64_t first, last;
+};
+static __device__ __forceinline__ range chunk_rows(int64_t rows)
+{
+    const int64_t step = (rows + gridDim.x - 1) / gridDim.x, first = blockIdx.x * step;
+    return {min(first, rows), min(first + step, rows)};
+}
+
+/* The warps' sums of N columns a lane, in order, to (D); column: the block's first. Call with all threads. */
+template <int N>
+static __device__ __forceinline__ void put_sums(const float (&sum)[N], float *to, int64_t column,
+                                                int64_t D)
+{
+    __shared__ float shared[WARPS][WARP * N];
+    __syncthreads(); /* those before have been read */
+#pragma unroll
+    for (int e = 0; e < N; e++) shared[threadIdx.x / WARP][threadIdx.x % WARP * N + e] = sum[e];
+    __syncthreads();
+    for (int c = threadIdx.x; c < WARP * N && column + c < D; c += THREADS) {
+        float all = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) all += shared[w][c];
+        to[column + c] = all;
+    }
+}
+
+template <typename T, int PACKS>
+static __global__ void __launch_bounds__(THREADS) rows_kernel(const backward_args<T> a)
+{
+    constexpr int N = ROW_PACK;
+    const range chunk = chunk_rows(a.rows);
+    const int lane = threadIdx.x % WARP * N;
+    float dw[PACKS][N] = {}, db[PACKS][N] = {};
+    for (int64_t row = chunk.first + threadIdx.x / WARP; row < chunk.last; row += WARPS) {
+        const float mean = a.mean[row], r = a.rstd[row];
+        pack<T, N> x[PACKS], dy[PACKS];
+        float sum = 0, sum_n = 0;
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) {
+            const int i = j * ROW_STEP + lane;
+            if (i >= a.D) continue;
+            x[j] = *(const pack<T, N> *)(a.x + row * a.D + i);
+            dy[j] = *(const pack<T, N> *)(a.dy + row * a.D + i);
+        }
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) {
+            const int i = j * ROW_STEP + lane;
+            float w[N];
+            if (i >= a.D) continue;
+            load<T, N>(a.w + i, w);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                const float d = to_float(dy[j].v[e]), n = (to_float(x[j].v[e]) - mean) * r;
+                dw[j][e] += d * n;
+                db[j][e] += d;
+                sum += d * w[e];
+                sum_n += d * w[e] * n;
+            }
+        }
+        sum = warp_sum(sum) / (float)a.D;
+        sum_n = warp_sum(sum_n) / (float)a.D;
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) {
+            const int i = j * ROW_STEP + lane;
+            float w[N], v[N], old[N];
+            if (i >= a.D) continue;
+            load<T, N>(a.w + i, w);
+            if (a.accumulate) load<T, N>(a.dx + row * a.D + i, old);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                const float n = (to_float(x[j].v[e]) - mean) * r;
+                v[e] = r * (to_float(dy[j].v[e]) * w[e] - sum - n * sum_n);
+                if (a.accumulate) v[e] += old[e];
+            }
+            store<T, N>(a.dx + row * a.D + i, v);
+        }
+    }
+    if (!a.partial) return;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++) {
+        put_sums<N>(dw[j], a.partial + blockIdx.x * a.D, j * ROW_STEP, a.D);
+        put_sums<N>(db[j], a.partial + ((int64_t)gridDim.x + blockIdx.x) * a.D, j * ROW_STEP, a.D);
+    }
+}
+
+/* dx alone: a warp per row, which it reads twice. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) dx_kernel(const backward_args<T> a)
+{
+    const int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    const int first = threadIdx.x % WARP * N;
+    if (row >= a.rows) return;
+    const float mean = a.mean[row], r = a.rstd[row];
+    float x[N], d[N], w[N], old[N], sum = 0, sum_n = 0;
+    for (int64_t i = first; i < a.D; i += WARP * N) {
+        load<T, N>(a.x + row * a.D + i, x);
+        load<T, N>(a.dy + row * a.D + i, d);
+        load<T, N>(a.w + i, w);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            sum += d[e] * w[e];
+            sum_n += d[e] * w[e] * ((x[e] - mean) * r);
+        }
+    }
+    sum = warp_sum(sum) / (float)a.D;
+    sum_n = warp_sum(sum_n) / (float)a.D;
+    for (int64_t i = first; i < a.D; i += WARP * N) {
+        load<T, N>(a.x + row * a.D + i, x);
+        load<T, N>(a.dy + row * a.D + i, d);
+        load<T, N>(a.w + i, w);
+        if (a.accumulate) load<T, N>(a.dx + row * a.D + i, old);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            x[e] = r * (d[e] * w[e] - sum - (x[e] - mean) * r * sum_n);
+            if (a.accumulate) x[e] += old[e];
+        }
+        store<T, N>(a.dx + row * a.D + i, x);
+    }
+}
+/* A chunk's sums: a block takes 32 packs of columns, its warps every eighth row. grid (chunks, columns) */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS) columns_kernel(const backward_args<T> a)
+{
+    const range chunk = chunk_rows(a.rows);
+    const int64_t first = (int64_t)blockIdx.y * WARP * N, i = first + threadIdx.x % WARP * N;
+    float dw[N] = {}, db[N] = {}, x[N], d[N];
+    for (int64_t row = chunk.first + threadIdx.x / WARP; i < a.D && row < chunk.last;
+         row += WARPS) {
+        const float mean = a.mean[row], r = a.rstd[row];
+        load<T, N>(a.x + row * a.D + i, x);
+        load<T, N>(a.dy + row * a.D + i, d);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            dw[e] += d[e] * ((x[e] - mean) * r);
+            db[e] += d[e];
+        }
+    }
+    put_sums<N>(dw, a.partial + blockIdx.x * a.D, first, a.D);
+    put_sums<N>(db, a.partial + ((int64_t)gridDim.x + blockIdx.x) * a.D, first, a.D);
+}
+
+static int64_t chunks_of(int64_t rows)
+{
+    return LG_MIN(ceil_div(rows, CHUNK_MIN), (int64_t)CHUNKS_MAX);
+}
+size_t cuda_layer_norm_backward_scratch(const struct lg_layer_norm_backward_args *a)
+{
+    return a->dw.rank ? (size_t)(2 * chunks_of(a->x.dim[0]) * a->x.dim[1]) * sizeof(float) : 0;
+}
+
+template <typename T>
+static void in_registers(cudaStream_t stream, unsigned chunks, const backward_args<T> &a)
+{
+    if constexpr (sizeof(T) == 2)
+        WITH_PACKS(a.D, PACKS, (rows_kernel<T, PACKS><<<chunks, THREADS, 0, stream>>>(a)))
+}
+template <typename T, int N>
+static void in_general(cudaStream_t stream, unsigned chunks, const backward_args<T> &a)
+{
+    const dim3 columns(chunks, (unsigned)ceil_div(a.D, (int64_t)WARP * N));
+    if (a.partial) columns_kernel<T, N><<<columns, THREADS, 0, stream>>>(a);
+    dx_kernel<T, N><<<(unsigned)ceil_div(a.rows, WARPS), THREADS, 0, stream>>>(a);
+}
+void cuda_layer_norm_backward(lg_stream *s, const struct lg_layer_norm_backward_args *a)
+{
+    const int64_t rows = a->x.dim[0], D = a->x.dim[1], chunks = chunks_of(rows);
+    const void *p[] = {a->x.data, a->dy.data, a->dx.data, a->w.data};
+    const bool fits = rows_fit(a->x.dtype, D, 0, p, 4);
+    cudaStream_t stream = lg_cuda_stream_of(s);
+    float *partial = a->dw.data ? (float *)s->scratch : NULL;
+    WITH_TYPE(a->x.dtype, T, {
+        backward_args<T> b = {};
+        b.dy = (const T *)a->dy.data;
+        b.x = (const T *)a->x.data;
+        b.w = (const T *)a->w.data;
+        b.mean = (const float *)a->mean.data;
+        b.rstd = (const float *)a->rstd.data;
+        b.dx = (T *)a->dx.data;
+        b.partial = partial;
+        b.rows = rows;
+        b.D = D;
+        b.accumulate = a->accumulate;
+        if (fits && a->x.dtype != LG_F32 && D <= ROW_MAX)
+            in_registers<T>(stream, (unsigned)chunks, b);
+        else
+            WITH_PACK(fits, T, N, (in_general<T, N>(stream, (unsigned)chunks, b)))
+    })
+    LG_CUDA_LAUNCHED();
+    if (!partial) return;
+    cuda_add_partial_sums(stream, partial, chunks, a->dw, a->accumulate_dw);
+    cuda_add_partial_sums(stream, partial + chunks * D, chunks, a->db, a->accumulate_dw);
+}
