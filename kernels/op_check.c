@@ -271,7 +271,9 @@ static bool is_there(const struct call *c, const lg_tensor *t)
 static void rule_linear_forward(const struct call *c)
 {
     ARGS(linear_forward);
+    const bool bare = !is_there(c, &a->bias) && !is_there(c, &a->residual) && a->act == LG_ACT_NONE;
     REQUIRE(!is_there(c, &a->pre) || a->act != LG_ACT_NONE);
+    REQUIRE(a->x.dim[1] == a->w.dim[1] || bare);
 }
 
 static void rule_linear_backward_data(const struct call *c)
@@ -279,6 +281,13 @@ static void rule_linear_backward_data(const struct call *c)
     ARGS(linear_backward_data);
     REQUIRE(is_there(c, &a->pre) == (a->act != LG_ACT_NONE));
     REQUIRE(a->act != LG_ACT_NONE ? !a->accumulate : !is_there(c, &a->dbias));
+    REQUIRE(a->dx.dim[1] == a->w.dim[1] || a->act == LG_ACT_NONE);
+}
+
+static void rule_linear_backward_weight(const struct call *c)
+{
+    ARGS(linear_backward_weight);
+    REQUIRE(a->x.dim[1] == a->dw.dim[1] || !is_there(c, &a->dbias));
 }
 
 static void rule_act_backward(const struct call *c)
@@ -310,13 +319,18 @@ static void rule_norm_residual_backward(const struct call *c)
     require_modulation(c, &a->norm);
 }
 
-/* In place means element by element. */
+/* In place means vector by vector. */
+static void require_same_rows(const struct call *c, const lg_tensor *from, const lg_tensor *to)
+{
+    REQUIRE(from->data != to->data || !from->data || from->dim[0] == 1 ||
+            lg_row_stride(from, 1) == lg_row_stride(to, 1));
+}
+
 static void rule_rope(const struct call *c)
 {
     ARGS(rope);
     REQUIRE(a->turned >= 1 && a->turned <= a->x.dim[2]);
-    REQUIRE(a->x.data != a->y.data || !a->x.data || a->x.dim[0] == 1 ||
-            lg_row_stride(&a->x, 1) == lg_row_stride(&a->y, 1));
+    require_same_rows(c, &a->x, &a->y);
 }
 
 static void require_normed(const struct call *c, lg_tensor x, lg_tensor w, int each)
@@ -324,16 +338,26 @@ static void require_normed(const struct call *c, lg_tensor x, lg_tensor w, int e
     REQUIRE(x.dim[2] / each >= w.dim[0]);
 }
 
+static void require_angles(const struct call *c, const lg_tensor *cos, lg_tensor x)
+{
+    REQUIRE(!is_there(c, cos) || 2 * cos->dim[1] == x.dim[3]);
+}
+
 static void rule_rms_norm_forward(const struct call *c)
 {
     ARGS(rms_norm_forward);
     require_normed(c, a->x, a->w, a->each);
+    require_same_rows(c, &a->x, &a->y);
+    require_angles(c, &a->cos, a->x);
 }
 
 static void rule_rms_norm_backward(const struct call *c)
 {
     ARGS(rms_norm_backward);
-    require_normed(c, a->x, a->w, a->each);
+    require_normed(c, a->dy, a->w, a->each);
+    require_same_rows(c, &a->dy, &a->dx);
+    require_angles(c, &a->cos, a->dy);
+    REQUIRE(!a->accumulate || (!is_there(c, &a->cos) && (a->dx.data != a->dy.data || !a->dx.data)));
 }
 
 static void rule_dequantize_rows(const struct call *c)
@@ -485,6 +509,7 @@ static void rule_adamw8(const struct call *c)
 static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(linear_forward),
     RULE(linear_backward_data),
+    RULE(linear_backward_weight),
     RULE(act_backward),
     RULE(add_forward),
     RULE(norm_modulate_backward),

@@ -1,6 +1,6 @@
 /* Softmax attention without the tensor cores: heads up to HEAD_MAX, any lengths, key lengths, bias; fp32
- * arithmetic. For 16-bit types on 9.0 short_attention.cu and short_attention_forward.cu take 256 tokens and
- * cudnn_attention.c what it can, on other GPUs mma_attention.cu heads up to 128 without a bias;
+ * arithmetic. For 16-bit types on 9.0 short_attention.cu and short_attention_forward.cu take 256 tokens,
+ * long_attention.cu and long_attention_forward.cu 512 and more, and cudnn_attention.c what else it can, on other GPUs mma_attention.cu heads up to 128 without a bias;
  * tiled_attention.cu the rest of the forward on 16 bytes, wide_attention.c wider heads; what is left, causal
  * attention, and fp32, comes here.
  *
@@ -17,6 +17,7 @@
  * Scratch: backward, (B, H, Tq) floats: rows' sums of dout o. */
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cudnn.h"
+#include "kernels/cuda/long_attention.h"
 #include "kernels/cuda/mma_attention.h"
 #include "kernels/cuda/short_attention.h"
 #include "kernels/cuda/tiled_attention.h"
@@ -249,7 +250,8 @@ template <typename T> static void forward(lg_stream *s, const struct lg_attentio
 }
 size_t cuda_attention_forward_scratch(lg_cuda_device *d, const struct lg_attention_forward_args *a)
 {
-    if (cuda_short_attention_forward_takes(d, a) || cuda_mma_attention_forward_takes(d, a))
+    if (cuda_short_attention_forward_takes(d, a) || cuda_long_attention_forward_takes(d, a) ||
+        cuda_mma_attention_forward_takes(d, a))
         return 0;
     if (a->q.dim[3] > HEAD_MAX) return cuda_wide_attention_scratch(d, a);
     return lg_cudnn_attention_forward_scratch(d, a);
@@ -258,6 +260,7 @@ void cuda_attention_forward(lg_stream *s, const struct lg_attention_forward_args
 {
     const lg_cuda_device *d = lg_cuda_device_of(s);
     if (cuda_short_attention_forward_takes(d, a)) return cuda_short_attention_forward(s, a);
+    if (cuda_long_attention_forward_takes(d, a)) return cuda_long_attention_forward(s, a);
     if (cuda_mma_attention_forward_takes(d, a)) return cuda_mma_attention_forward(s, a);
     if (a->q.dim[3] > HEAD_MAX) return cuda_wide_attention(s, a);
     if (lg_cudnn_attention_forward(s, a)) return;
@@ -563,9 +566,10 @@ size_t cuda_attention_backward_scratch(lg_cuda_device *d,
 {
     if (cuda_short_attention_takes(d, a)) return cuda_short_attention_scratch(a);
     int64_t B = a->q.dim[0], Tq = a->q.dim[1], H = a->q.dim[2], width = H * a->q.dim[3];
-    bool own = cuda_mma_attention_backward_takes(d, a);
-    size_t cudnn = own ? 0 : lg_cudnn_attention_backward_scratch(d, a);
-    size_t delta = (size_t)(B * Tq * H) * sizeof(float), sums = 0;
+    bool tiled = cuda_long_attention_takes(d, a);
+    bool own = tiled || cuda_mma_attention_backward_takes(d, a);
+    size_t cudnn = own ? 0 : lg_cudnn_attention_backward_scratch(d, a), sums = 0;
+    size_t delta = tiled ? cuda_long_attention_scratch(a) : (size_t)(B * Tq * H) * sizeof(float);
     if (a->dbias.rank)
         sums = LG_MAX(cuda_column_sums_scratch(B * Tq, width),
                       cuda_column_sums_scratch(B * a->k.dim[1], width));
@@ -575,7 +579,9 @@ void cuda_attention_backward(lg_stream *s, const struct lg_attention_backward_ar
 {
     const lg_cuda_device *d = lg_cuda_device_of(s);
     if (cuda_short_attention_takes(d, a)) return cuda_short_attention_backward(s, a);
-    if (cuda_mma_attention_backward_takes(d, a) || !lg_cudnn_attention_backward(s, a))
+    if (cuda_long_attention_takes(d, a))
+        cuda_long_attention_backward(s, a);
+    else if (cuda_mma_attention_backward_takes(d, a) || !lg_cudnn_attention_backward(s, a))
         WITH_TYPE(a->q.dtype, T, backward<T>(s, a))
     if (a->dbias.data) bias_gradient(s, a);
 }

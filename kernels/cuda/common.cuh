@@ -58,6 +58,20 @@ template <typename T, int N> __device__ __forceinline__ void store(T *p, const f
     *reinterpret_cast<pack<T, N> *>(p) = y;
 }
 
+/* Pairs of neighbours turned by angles of these cosines and sines; sign -1: back. Sums and products are fused as written, so
+ * that a pair's bits do not depend on N. */
+template <int N>
+static __device__ __forceinline__ void turn_pack(float (&v)[N], const float (&cosine)[N / 2],
+                                                 const float (&sine)[N / 2], float sign)
+{
+#pragma unroll
+    for (int k = 0; k < N / 2; k++) {
+        const float turn = sign * sine[k], x0 = v[2 * k], x1 = v[2 * k + 1];
+        v[2 * k] = fmaf(x0, cosine[k], -__fmul_rn(x1, turn));
+        v[2 * k + 1] = fmaf(x1, cosine[k], __fmul_rn(x0, turn));
+    }
+}
+
 /* Two elements of 16 bits in a register: where the conversions count. */
 template <typename T> __device__ __forceinline__ float2 two(uint32_t x);
 template <> __device__ __forceinline__ float2 two<bf16>(uint32_t x)

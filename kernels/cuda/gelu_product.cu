@@ -381,7 +381,8 @@ static CUtensorMap describe_matrix(const lg_tensor &t, uint32_t high, uint32_t w
     const uint64_t dim[] = {(uint64_t)t.dim[1], (uint64_t)t.dim[0]};
     const uint32_t box[] = {wide, high};
     const uint32_t each[] = {1, 1};
-    return describe(t, 2, dim, box, each);
+    return describe(t, 2, dim, box, each, CU_TENSOR_MAP_SWIZZLE_128B,
+                    (uint64_t)lg_row_stride(&t, 1));
 }
 
 /* a (M, K), weights, y and pre (M, N): K long enough to cover GELU, rows enough for the last tiles not
@@ -393,8 +394,10 @@ static bool fits(const lg_tensor &a, const lg_tensor &w, const lg_tensor &y, con
     int64_t M = a.dim[0], K = a.dim[1], N = y.dim[1];
     return (a.dtype == LG_BF16 || a.dtype == LG_F16) && N % COLUMNS == 0 && K % DEPTH == 0 &&
            K >= K_MIN && M < MOST && N < MOST && K < MOST &&
-           ceil_div(M, ROWS) * (N / COLUMNS) < MOST && lg_cuda_aligned_16(a.data) &&
-           lg_cuda_aligned_16(w.data) && lg_cuda_aligned_16(y.data) && lg_cuda_aligned_16(pre.data);
+           ceil_div(M, ROWS) * (N / COLUMNS) < MOST &&
+           lg_row_stride(&w, 1) * (int64_t)lg_dtype_bytes(w.dtype) % 16 == 0 &&
+           lg_cuda_aligned_16(a.data) && lg_cuda_aligned_16(w.data) && lg_cuda_aligned_16(y.data) &&
+           lg_cuda_aligned_16(pre.data);
 }
 
 template <typename T, bool FORWARD> static void launch(lg_stream *s, const problem &z)

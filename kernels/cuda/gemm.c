@@ -102,13 +102,15 @@ static cudaDataType_t data_type(int32_t t)
 }
 
 /* On 16 bytes everywhere? */
-static bool fits(const struct cuda_any_gemm *g)
+static bool fits(const struct lg_cuda_product *x)
 {
+    const struct cuda_any_gemm *g = &x->g;
     int64_t e = (int64_t)lg_dtype_bytes(g->in), lda = g->sa_k == 1 ? g->sa_m : g->sa_k;
-    int64_t ldb = g->sb_k == 1 ? g->sb_n : g->sb_k;
+    int64_t ldb = g->sb_k == 1 ? g->sb_n : g->sb_k, out = (int64_t)lg_dtype_bytes(g->out);
+    const bool next = x->batch <= 1 || (x->next_a * e % 16 == 0 && x->next_b * e % 16 == 0 &&
+                                        x->next_d * out % 16 == 0);
     return lg_cuda_aligned_16(g->a) && lg_cuda_aligned_16(g->b) && lg_cuda_aligned_16(g->d) &&
-           lda * e % 16 == 0 && ldb * e % 16 == 0 &&
-           g->ldd * (int64_t)lg_dtype_bytes(g->out) % 16 == 0;
+           lda * e % 16 == 0 && ldb * e % 16 == 0 && g->ldd * out % 16 == 0 && next;
 }
 
 static struct problem problem_of(const lg_cuda_device *d, const struct lg_cuda_product *x)
@@ -561,7 +563,7 @@ static struct plan plan_locked(struct lg_cuda_gemm *g, const struct problem *p)
 static bool plan_of(lg_cuda_device *d, const struct lg_cuda_product *x, struct problem *ret_problem,
                     struct plan *ret)
 {
-    if (!fits(&x->g) || !lg_cuda_aligned_16(x->bias) || !lg_cuda_aligned_16(x->pre)) return false;
+    if (!fits(x) || !lg_cuda_aligned_16(x->bias) || !lg_cuda_aligned_16(x->pre)) return false;
     *ret_problem = problem_of(d, x);
     LG_CUDA(cudaSetDevice(d->index));
     pthread_mutex_lock(&d->gemm->mutex);

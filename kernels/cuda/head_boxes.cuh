@@ -61,7 +61,7 @@ static CUtensorMap described(const lg_tensor *t, int rank, const cuuint64_t *siz
                              CUtensorMapSwizzle swizzle)
 {
     static encode_function *encode = encoder();
-    cuuint32_t steps[] = {1, 1, 1};
+    cuuint32_t steps[] = {1, 1, 1, 1};
     CUtensorMap map;
     CUresult rc = encode(
         &map,
@@ -72,7 +72,7 @@ static CUtensorMap described(const lg_tensor *t, int rank, const cuuint64_t *siz
     return map;
 }
 /* Boxes of `rows` tokens and `columns` elements of a tensor (B, T, H, d) of 16 bits. */
-static CUtensorMap boxes_of(const lg_tensor *t, int rows, int columns)
+[[maybe_unused]] static CUtensorMap boxes_of(const lg_tensor *t, int rows, int columns)
 {
     cuuint64_t size[] = {(cuuint64_t)(t->dim[2] * t->dim[3]), (cuuint64_t)(t->dim[0] * t->dim[1])};
     cuuint64_t pitch[] = {(cuuint64_t)lg_row_stride(t, 2) * 2};

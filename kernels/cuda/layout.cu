@@ -207,7 +207,7 @@ __device__ __forceinline__ void load_some(const T *p, float (&ret)[E])
 
 /* A block has a token: its first n features are turned, a thread E of a vector at a time, the others copied, none where all is in
  * place. Vectors and samples read the same piece of the tables, which is then in the cache: x and y alone cost
- * bandwidth. Sums and products are fused as written, so that a pair's bits do not depend on E. */
+ * bandwidth. */
 template <typename T, int N>
 __global__ void rope_kernel(const T *x, T *y, const float *cosine, const float *sine, int tokens,
                             int n, int all, int d, int64_t from, int64_t to, float sign)
@@ -225,11 +225,8 @@ __global__ void rope_kernel(const T *x, T *y, const float *cosine, const float *
             load_some<float, TABLE, PAIRS>(cosine + i % d / 2, c);
             load_some<float, TABLE, PAIRS>(sine + i % d / 2, z);
 #pragma unroll
-            for (int k = 0; k < PAIRS; k++) {
-                const float turn = sign * z[k];
-                out[2 * k] = fmaf(v[2 * k], c[k], -__fmul_rn(v[2 * k + 1], turn));
-                out[2 * k + 1] = fmaf(v[2 * k + 1], c[k], __fmul_rn(v[2 * k], turn));
-            }
+            for (int e = 0; e < E; e++) out[e] = v[e];
+            turn_pack<E>(out, c, z, sign);
         }
 #pragma unroll
         for (int e = 0; e < E; e += N)

@@ -16,10 +16,24 @@ static bool present(const lg_tensor *t, const lg_tensor *sure)
     return t->rank != 0 && (t->data || !sure->data);
 }
 
-/* y or pre (M, N) = x (M, K) w (N, K)^T + bias. */
+/* Several products side by side: as one call of cuBLASLt, else one after the other. */
+static void multiply(lg_stream *s, const struct lg_cuda_product *x)
+{
+    const size_t in = lg_dtype_bytes(x->g.in), out = lg_dtype_bytes(x->g.out);
+    struct cuda_any_gemm g = x->g;
+    if (lg_cuda_gemm_run(s, x)) return;
+    for (int i = 0; i < LG_MAX(x->batch, 1); i++) {
+        cuda_any_gemm(lg_cuda_stream_of(s), &g);
+        g.a = (const char *)g.a + (size_t)x->next_a * in;
+        g.b = (const char *)g.b + (size_t)x->next_b * in;
+        g.d = (char *)g.d + (size_t)x->next_d * out;
+    }
+}
+
+/* y or pre (M, N) = x (M, K) w (N, K)^T + bias; n of them side by side. */
 static struct lg_cuda_product forward_product(const struct lg_linear_forward_args *a)
 {
-    int64_t M = a->x.dim[0], K = a->x.dim[1], N = a->w.dim[0];
+    int64_t M = a->x.dim[0], K = a->w.dim[1], n = a->x.dim[1] / K, N = a->w.dim[0] / n;
     return (struct lg_cuda_product){.g = {.in = a->x.dtype,
                                           .out = a->x.dtype,
                                           .a = a->x.data,
@@ -29,14 +43,18 @@ static struct lg_cuda_product forward_product(const struct lg_linear_forward_arg
                                           .m = M,
                                           .n = N,
                                           .k = K,
-                                          .sa_m = K,
+                                          .sa_m = n * K,
                                           .sa_k = 1,
-                                          .sb_n = K,
+                                          .sb_n = lg_row_stride(&a->w, 1),
                                           .sb_k = 1,
-                                          .ldd = N,
+                                          .ldd = n * N,
                                           .accumulate = present(&a->residual, &a->x)},
                                     .epilogue = present(&a->bias, &a->x) ? BIAS : PLAIN,
-                                    .bias = a->bias.data};
+                                    .bias = a->bias.data,
+                                    .batch = (int)n,
+                                    .next_a = K,
+                                    .next_b = N * lg_row_stride(&a->w, 1),
+                                    .next_d = N};
 }
 /* The same with GELU: y and, if wanted, pre. 16-bit types only: cuBLASLt's tanh is no fp32 tanh. */
 static bool gelu_product(const struct lg_linear_forward_args *a, struct lg_cuda_product *ret)
@@ -74,18 +92,18 @@ void cuda_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
     if (a->residual.data && a->residual.data != x.g.d)
         LG_CUDA(cudaMemcpyAsync(x.g.d, a->residual.data, lg_tensor_bytes(&a->y),
                                 cudaMemcpyDeviceToDevice, lg_cuda_stream_of(s)));
-    if (!lg_cuda_gemm_run(s, &x)) cuda_any_gemm(lg_cuda_stream_of(s), &x.g);
+    multiply(s, &x);
     if (a->act == LG_ACT_NONE) return;
     lg_tensor pre = a->pre.data ? a->pre : a->y;
     cuda_act_forward(s, &(struct lg_act_forward_args){.x = pre, .y = a->y, .act = a->act});
 }
 
-/* dx (M, K) = dy (M, N) w (N, K): the inner dimension is N. Where the tiles are too few for the GPU the
+/* dx (M, K) = dy (M, N) w (N, K), n of them side by side: the inner dimension is N. Where the tiles are too few for the GPU the
  * inner dimension may be split, for all rows alike. */
 enum { FEW_OUTPUTS = 1 << 20 };
 static struct lg_cuda_product data_product(const struct lg_linear_backward_data_args *a)
 {
-    int64_t M = a->dy.dim[0], N = a->dy.dim[1], K = a->w.dim[1];
+    int64_t M = a->dy.dim[0], K = a->w.dim[1], n = a->dx.dim[1] / K, N = a->w.dim[0] / n;
     return (struct lg_cuda_product){.g = {.in = a->dy.dtype,
                                           .out = a->dx.dtype,
                                           .a = a->dy.data,
@@ -94,13 +112,17 @@ static struct lg_cuda_product data_product(const struct lg_linear_backward_data_
                                           .m = M,
                                           .n = K,
                                           .k = N,
-                                          .sa_m = N,
+                                          .sa_m = n * N,
                                           .sa_k = 1,
                                           .sb_n = 1,
-                                          .sb_k = K,
-                                          .ldd = K,
+                                          .sb_k = lg_row_stride(&a->w, 1),
+                                          .ldd = n * K,
                                           .accumulate = a->accumulate},
-                                    .split_k = M * K <= FEW_OUTPUTS && N > K};
+                                    .split_k = M * K <= FEW_OUTPUTS && N > K,
+                                    .batch = (int)n,
+                                    .next_a = N,
+                                    .next_b = N * lg_row_stride(&a->w, 1),
+                                    .next_d = K};
 }
 size_t cuda_linear_backward_data_scratch(lg_cuda_device *d,
                                          const struct lg_linear_backward_data_args *a)
@@ -119,7 +141,7 @@ void cuda_linear_backward_data(lg_stream *s, const struct lg_linear_backward_dat
         cuda_gelu_backward(s, a);
         return;
     }
-    if (!lg_cuda_gemm_run(s, &x)) cuda_any_gemm(lg_cuda_stream_of(s), &x.g);
+    multiply(s, &x);
     if (a->act == LG_ACT_NONE) return;
     if (a->dbias.data)
         cuda_act_backward_sums(lg_cuda_stream_of(s), a, s->scratch);
@@ -128,10 +150,10 @@ void cuda_linear_backward_data(lg_stream *s, const struct lg_linear_backward_dat
                                  .x = a->pre, .dy = a->dx, .dx = a->dx, .act = a->act});
 }
 
-/* dw (N, K) = dy (M, N)^T x (M, K): the inner dimension is M. */
+/* dw (N, K) = dy (M, N)^T x (M, K), n of them side by side: the inner dimension is M. */
 static struct lg_cuda_product weight_product(const struct lg_linear_backward_weight_args *a)
 {
-    int64_t M = a->dy.dim[0], N = a->dy.dim[1], K = a->x.dim[1];
+    int64_t M = a->dy.dim[0], K = a->dw.dim[1], n = a->x.dim[1] / K, N = a->dw.dim[0] / n;
     return (struct lg_cuda_product){.g = {.in = a->dy.dtype,
                                           .out = a->dw.dtype,
                                           .a = a->dy.data,
@@ -141,12 +163,16 @@ static struct lg_cuda_product weight_product(const struct lg_linear_backward_wei
                                           .n = K,
                                           .k = M,
                                           .sa_m = 1,
-                                          .sa_k = N,
+                                          .sa_k = n * N,
                                           .sb_n = 1,
-                                          .sb_k = K,
+                                          .sb_k = n * K,
                                           .ldd = K,
                                           .accumulate = a->accumulate},
-                                    .split_k = true};
+                                    .split_k = true,
+                                    .batch = (int)n,
+                                    .next_a = N,
+                                    .next_b = K,
+                                    .next_d = N * K};
 }
 /* The same with dbias (N), which is overwritten: not when accumulating. */
 static bool bias_gradient_product(const struct lg_linear_backward_weight_args *a,
@@ -178,7 +204,7 @@ void cuda_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_w
     struct lg_cuda_product x;
     if (bias_gradient_product(a, &x) && lg_cuda_gemm_run(s, &x)) return;
     x = weight_product(a);
-    if (!lg_cuda_gemm_run(s, &x)) cuda_any_gemm(lg_cuda_stream_of(s), &x.g);
+    multiply(s, &x);
     if (a->dbias.data)
         cuda_column_sums(lg_cuda_stream_of(s), a->dy, a->dy.dim[1], a->dbias, a->accumulate,
                          s->scratch);

@@ -8,7 +8,10 @@
  * then those of the warps, are added in order, and the chunks' by cuda_add_partial_sums. Chunks depend on the number of
  * vectors alone. What does not fit (D beyond 64 elements a lane, rows that are not aligned) takes two general kernels.
  *
- * Bytes: forward 2 of the tensor, backward 3, accumulating 4: the floor. */
+ * Turning: where a lane holds a vector's pairs and a vector is a pack a lane, they are turned in registers, after rounding,
+ * which has the bits of the two operations (turn_pack is rope's). Else rope runs by itself, in place.
+ *
+ * In place what is not normed is not touched. kept, if wanted, costs its own bytes; the backward reads it in place of x. */
 #include "kernels/cuda/norm.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS, AT_ONCE = 4, LANE_MAX = 64 /* elements in registers */ };
@@ -31,22 +34,22 @@ static __device__ __forceinline__ uint32_t operator/(uint32_t n, const divisor &
     return (uint32_t)(n * d.magic >> d.shift);
 }
 
-/* Where vectors lie: x, dy, and what is written. */
+/* Where vectors lie: what is read and what is written. */
 struct places {
-    int64_t stride_x, stride_dy, stride_out; // of samples
-    divisor tokens, heads, each, copied;     // tokens of a sample; vectors of a token
-    uint32_t vectors, normed;                // all; of a token
+    int64_t stride_in, stride_out; // of samples
+    bool in_place;
+    divisor tokens, heads, each, copied; // tokens of a sample; vectors of a token
+    uint32_t vectors, normed;            // all; of a token
     int D, weights;
 };
-static places places_of(const lg_tensor &x, const lg_tensor &dy, const lg_tensor &out,
-                        const lg_tensor &w, int each)
+static places places_of(const lg_tensor &x, const lg_tensor &out, const lg_tensor &w, int each)
 {
     const int64_t h = x.dim[2], normed = w.dim[0] * each, vectors = lg_numel(&x) / x.dim[3];
     LG_ASSERT(vectors < (int64_t)1 << 31 && x.dim[3] < 1 << 30);
     places p = {};
-    p.stride_x = lg_row_stride(&x, 1);
-    p.stride_dy = lg_row_stride(&dy, 1);
+    p.stride_in = lg_row_stride(&x, 1);
     p.stride_out = lg_row_stride(&out, 1);
+    p.in_place = x.data == out.data;
     p.tokens = divide_by(x.dim[1]);
     p.heads = divide_by(h);
     p.each = divide_by(each);
@@ -100,11 +103,40 @@ template <int LANES> static __device__ __forceinline__ float lanes_sum(float x)
 
 template <typename T> struct forward_args {
     const T *x, *w;
-    T *y;
-    float *rstd; // or NULL
+    const float *cosine, *sine; // (tokens, D / 2), or NULL
+    T *y, *kept;                // kept (tokens, normed, D), or NULL
+    float *rstd;                // or NULL
     float eps;
     places p;
 };
+
+/* A normed vector in what is kept. */
+static __device__ __forceinline__ int64_t kept_at(const places &p, const place &at)
+{
+    return ((int64_t)at.token * p.normed + at.head) * p.D;
+}
+
+/* What T keeps of a value. */
+template <typename T> static __device__ __forceinline__ float rounded(float v)
+{
+    return to_float(from_float<T>(v));
+}
+
+/* Elements [i, i + N) of a vector of token t, turned by its angles. */
+template <typename T, int N>
+static __device__ __forceinline__ void turn_at(float (&v)[N], const float *cosine,
+                                               const float *sine, int64_t t, int D, int i,
+                                               float sign)
+{
+    if constexpr (N >= 2) {
+        float c[N / 2], z[N / 2];
+        load<float, N / 2>(cosine + t * (D / 2) + i / 2, c);
+        load<float, N / 2>(sine + t * (D / 2) + i / 2, z);
+#pragma unroll
+        for (int e = 0; e < N; e++) v[e] = rounded<T>(v[e]);
+        turn_pack<N>(v, c, z, sign);
+    }
+}
 
 /* The groups of LANES lanes take vectors, AT_ONCE each: a vector is a pack a lane. */
 template <typename T, int N, int LANES>
@@ -120,8 +152,8 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
     for (int k = 0; k < AT_ONCE; k++) {
         const uint32_t n = first + k * GROUPS, token = n / a.p.heads;
         at[k] = place_of(a.p, token, n - token * a.p.heads.by);
-        if (active && n < a.p.vectors)
-            load<T, N>(a.x + at[k].sample * a.p.stride_x + at[k].within + i, v[k]);
+        if (active && n < a.p.vectors && !(a.p.in_place && at[k].head >= a.p.normed))
+            load<T, N>(a.x + at[k].sample * a.p.stride_in + at[k].within + i, v[k]);
     }
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++) {
@@ -129,11 +161,17 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
 #pragma unroll
         for (int e = 0; e < N; e++) squares += v[k][e] * v[k][e];
         const float r = 1 / sqrtf(lanes_sum<LANES>(squares) / (float)a.p.D + a.eps);
-        if (first + k * GROUPS >= a.p.vectors) continue;
+        if (first + k * GROUPS >= a.p.vectors || (a.p.in_place && at[k].head >= a.p.normed))
+            continue;
         if (active && at[k].head < a.p.normed) {
+            if (a.kept) store<T, N>(a.kept + kept_at(a.p, at[k]) + i, v[k]);
             load<T, N>(a.w + at[k].head / a.p.each * a.p.D + i, w);
 #pragma unroll
             for (int e = 0; e < N; e++) v[k][e] = v[k][e] * r * w[e];
+            if (a.cosine) {
+                const int64_t t = at[k].token - at[k].sample * a.p.tokens.by;
+                turn_at<T, N>(v[k], a.cosine, a.sine, t, a.p.D, i, 1);
+            }
         }
         if (active) store<T, N>(a.y + at[k].sample * a.p.stride_out + at[k].within + i, v[k]);
         if (a.rstd && i == 0 && at[k].head < a.p.normed)
@@ -148,10 +186,11 @@ static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forw
     const uint32_t n = blockIdx.x * WARPS + threadIdx.x / WARP, token = n / a.p.heads;
     if (n >= a.p.vectors) return;
     const place at = place_of(a.p, token, n - token * a.p.heads.by);
-    const T *x = a.x + at.sample * a.p.stride_x + at.within;
+    const T *x = a.x + at.sample * a.p.stride_in + at.within;
     const T *w = at.head < a.p.normed ? a.w + (int64_t)(at.head / a.p.each) * a.p.D : nullptr;
     const int first = threadIdx.x % WARP * N;
     float v[N], u[N], squares = 0;
+    if (a.p.in_place && !w) return;
     for (int i = first; i < a.p.D; i += WARP * N) {
         load<T, N>(x + i, v);
 #pragma unroll
@@ -161,6 +200,7 @@ static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forw
     for (int i = first; i < a.p.D; i += WARP * N) {
         load<T, N>(x + i, v);
         if (w) {
+            if (a.kept) store<T, N>(a.kept + kept_at(a.p, at) + i, v);
             load<T, N>(w + i, u);
 #pragma unroll
             for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
@@ -195,27 +235,46 @@ static bool packs_fit(const lg_tensor *const *t, int count, const lg_tensor &w)
     return fits;
 }
 
+/* Whether vectors are turned where they are normed: pairs and their angles are parts of packs, of which a lane has one. */
+static bool turns_here(bool fits, const lg_tensor &w, const lg_tensor &cosine,
+                       const lg_tensor &sine)
+{
+    const int64_t pack = 16 / (int64_t)lg_dtype_bytes(w.dtype);
+    return cosine.data && fits && pack >= 2 && w.dim[1] <= WARP * pack &&
+           lg_cuda_aligned_16(cosine.data) && lg_cuda_aligned_16(sine.data);
+}
+
 void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
     const lg_tensor *t[] = {&a->x, &a->y};
-    const bool fits = packs_fit(t, 2, a->w);
+    const bool fits = packs_fit(t, 2, a->w) && lg_cuda_aligned_16(a->kept.data),
+               turns = turns_here(fits, a->w, a->cos, a->sin);
     cudaStream_t stream = lg_cuda_stream_of(s);
     WITH_TYPE(a->x.dtype, T, {
         forward_args<T> f = {};
         f.x = (const T *)a->x.data;
         f.w = (const T *)a->w.data;
         f.y = (T *)a->y.data;
+        f.kept = (T *)a->kept.data;
         f.rstd = (float *)a->rstd.data;
         f.eps = (float)a->eps;
-        f.p = places_of(a->x, a->x, a->y, a->w, a->each);
+        f.p = places_of(a->x, a->y, a->w, a->each);
+        if (turns) f.cosine = (const float *)a->cos.data, f.sine = (const float *)a->sin.data;
         WITH_PACK(fits, T, N, (forward<T, N>(stream, f)));
     })
+    if (!a->cos.data || turns) return;
+    lg_rope_args rope = {};
+    rope.x = rope.y = a->y;
+    rope.cos = a->cos, rope.sin = a->sin;
+    rope.turned = (int)a->w.dim[0] * a->each;
+    cuda_rope(s, &rope);
 }
 
 /* ---- backward ---- */
 
 template <typename T> struct backward_args {
-    const T *dy, *x, *w;
+    const T *dy, *kept, *w;
+    const float *cosine, *sine; // (tokens, D / 2): dy is turned back; or NULL
     const float *rstd;
     T *dx;
     float *partial; // (chunks, weights, D), or NULL
@@ -247,9 +306,10 @@ static __device__ __forceinline__ void copy_vectors(const backward_args<T> &a, i
 {
     const range k = range_of(a.p, true);
     const int lane = threadIdx.x % lanes;
+    if (a.p.in_place) return;
     for (uint32_t n = k.first + threadIdx.x / lanes; n < k.last; n += THREADS / lanes) {
         const place at = in_range(a.p, true, n);
-        const T *dy = a.dy + at.sample * a.p.stride_dy + at.within;
+        const T *dy = a.dy + at.sample * a.p.stride_in + at.within;
         T *dx = a.dx + at.sample * a.p.stride_out + at.within;
         for (int i = lane * N; i < a.p.D; i += lanes * N) {
             float v[N], old[N];
@@ -305,8 +365,8 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
         const uint32_t n = turn + threadIdx.x / LANES;
         const bool there = n < k.last;
         const place at = in_range(a.p, false, there ? n : k.first);
-        const T *x = a.x + at.sample * a.p.stride_x + at.within;
-        const T *dy = a.dy + at.sample * a.p.stride_dy + at.within;
+        const T *x = a.kept + kept_at(a.p, at);
+        const T *dy = a.dy + at.sample * a.p.stride_in + at.within;
         T *dx = a.dx + at.sample * a.p.stride_out + at.within;
         const float r = a.rstd[(int64_t)at.token * a.p.normed + at.head];
         pack<T, N> px[PACKS] = {}, pd[PACKS] = {};
@@ -317,6 +377,15 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
             if (!there || i >= a.p.D) continue;
             px[j] = *(const pack<T, N> *)(x + i);
             pd[j] = *(const pack<T, N> *)(dy + i);
+            if (PACKS == 1 && a.cosine) {
+                float d[N];
+#pragma unroll
+                for (int e = 0; e < N; e++) d[e] = to_float(pd[j].v[e]);
+                turn_at<T, N>(d, a.cosine, a.sine, at.token - at.sample * a.p.tokens.by, a.p.D, i,
+                              -1);
+#pragma unroll
+                for (int e = 0; e < N; e++) pd[j].v[e] = from_float<T>(d[e]);
+            }
         }
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
@@ -362,8 +431,8 @@ static __global__ void __launch_bounds__(THREADS) long_dx_kernel(const backward_
     const int first = threadIdx.x % WARP * N;
     for (uint32_t n = k.first + threadIdx.x / WARP; n < k.last; n += WARPS) {
         const place at = in_range(a.p, false, n);
-        const T *x = a.x + at.sample * a.p.stride_x + at.within;
-        const T *dy = a.dy + at.sample * a.p.stride_dy + at.within;
+        const T *x = a.kept + kept_at(a.p, at);
+        const T *dy = a.dy + at.sample * a.p.stride_in + at.within;
         T *dx = a.dx + at.sample * a.p.stride_out + at.within;
         const float r = a.rstd[(int64_t)at.token * a.p.normed + at.head];
         float v[N], d[N], u[N], old[N], mean = 0;
@@ -399,8 +468,8 @@ static __global__ void __launch_bounds__(THREADS) long_dw_kernel(const backward_
     for (uint32_t n = k.first + threadIdx.x / WARP; i < a.p.D && n < k.last; n += WARPS) {
         const place at = in_range(a.p, false, n);
         const float r = a.rstd[(int64_t)at.token * a.p.normed + at.head];
-        load<T, N>(a.x + at.sample * a.p.stride_x + at.within + i, v);
-        load<T, N>(a.dy + at.sample * a.p.stride_dy + at.within + i, d);
+        load<T, N>(a.kept + kept_at(a.p, at) + i, v);
+        load<T, N>(a.dy + at.sample * a.p.stride_in + at.within + i, d);
 #pragma unroll
         for (int e = 0; e < N; e++) sum[0][e] += d[e] * (v[e] * r);
     }
@@ -411,7 +480,7 @@ static __global__ void __launch_bounds__(THREADS) long_dw_kernel(const backward_
 /* By the number of vectors that a weight norms. */
 static int64_t chunks_of(const struct lg_rms_norm_backward_args *a)
 {
-    const int64_t vectors = a->x.dim[0] * a->x.dim[1] * a->each;
+    const int64_t vectors = a->dy.dim[0] * a->dy.dim[1] * a->each;
     return LG_MIN(ceil_div(vectors, CHUNK_MIN), (int64_t)CHUNKS_MAX);
 }
 size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
@@ -422,7 +491,7 @@ size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
 template <typename T, int N>
 static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T> &a)
 {
-    const bool copies = a.p.heads.by > a.p.normed;
+    const bool copies = a.p.heads.by > a.p.normed && !a.p.in_place;
     const dim3 grid((unsigned)chunks, (unsigned)(a.p.weights + copies));
     WITH_LANES(a.p.D, N, LANES, PACKS, {
         backward_kernel<T, N, LANES, PACKS><<<grid, THREADS, 0, stream>>>(a);
@@ -438,20 +507,32 @@ static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T>
 
 void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args *a)
 {
-    const lg_tensor *t[] = {&a->x, &a->dy, &a->dx};
-    const bool fits = packs_fit(t, 3, a->w);
+    const lg_tensor *t[] = {&a->dy, &a->dx};
+    const bool fits = packs_fit(t, 2, a->w) && lg_cuda_aligned_16(a->kept.data),
+               turns = turns_here(fits, a->w, a->cos, a->sin);
+    const bool apart = a->cos.data && !turns; /* then what is turned back lies where dx will */
     const int64_t chunks = chunks_of(a);
+    const lg_tensor dy = apart ? a->dx : a->dy;
     cudaStream_t stream = lg_cuda_stream_of(s);
-    WITH_TYPE(a->x.dtype, T, {
+    if (apart) {
+        lg_rope_args rope = {};
+        rope.x = a->dy, rope.y = a->dx;
+        rope.cos = a->cos, rope.sin = a->sin;
+        rope.turned = (int)a->w.dim[0] * a->each;
+        rope.inverse = true;
+        cuda_rope(s, &rope);
+    }
+    WITH_TYPE(a->dy.dtype, T, {
         backward_args<T> b = {};
-        b.dy = (const T *)a->dy.data;
-        b.x = (const T *)a->x.data;
+        b.dy = (const T *)dy.data;
+        b.kept = (const T *)a->kept.data;
         b.w = (const T *)a->w.data;
         b.rstd = (const float *)a->rstd.data;
         b.dx = (T *)a->dx.data;
         b.partial = a->dw.data ? (float *)s->scratch : nullptr;
         b.accumulate = a->accumulate;
-        b.p = places_of(a->x, a->dy, a->dx, a->w, a->each);
+        b.p = places_of(dy, a->dx, a->w, a->each);
+        if (turns) b.cosine = (const float *)a->cos.data, b.sine = (const float *)a->sin.data;
         WITH_PACK(fits, T, N, (backward<T, N>(stream, chunks, b)));
     })
     if (a->dw.data)

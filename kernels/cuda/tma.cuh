@@ -95,10 +95,12 @@ static CUtensorMapDataType type_of(lg_dtype t)
 {
     return t == LG_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 }
-/* A matrix or map in boxes of `box`, of every `each`-th element, fastest dimension first. */
+/* A matrix or map in boxes of `box`, of every `each`-th element, fastest dimension first. apart: elements from one row to
+ * the next; 0: nothing lies between them. */
 static CUtensorMap describe(const lg_tensor &t, int rank, const uint64_t *dim, const uint32_t *box,
                             const uint32_t *each,
-                            CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B)
+                            CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B,
+                            uint64_t apart = 0)
 {
     static decltype(&cuTensorMapEncodeTiled) encode = [] {
         void *at = NULL;
@@ -109,7 +111,7 @@ static CUtensorMap describe(const lg_tensor &t, int rank, const uint64_t *dim, c
         return (decltype(&cuTensorMapEncodeTiled))at;
     }();
     CUtensorMap map;
-    uint64_t stride[4] = {dim[0] * lg_dtype_bytes(t.dtype)};
+    uint64_t stride[4] = {(apart ? apart : dim[0]) * lg_dtype_bytes(t.dtype)};
     for (int i = 1; i < rank - 1; i++) stride[i] = stride[i - 1] * dim[i];
     CUresult e = encode(&map, type_of(t.dtype), (uint32_t)rank, t.data, dim, stride, box, each,
                         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

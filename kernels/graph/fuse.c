@@ -88,7 +88,7 @@ static void fuse_activation(lg_graph *g, int n)
         return;
     struct lg_linear_backward_data_args a =
         *(struct lg_linear_backward_data_args *)lg_graph_args(g, m);
-    if (a.act != LG_ACT_NONE) return;
+    if (a.act != LG_ACT_NONE || a.dx.dim[1] != a.w.dim[1]) return;
     a.act = act->act;
     a.pre = shaped(&act->x, &a.dx);
     a.dx = shaped(&act->dx, &a.dx);

@@ -177,6 +177,18 @@ static void zero_unread(struct grad *c, struct record *r)
     }
 }
 
+/* The view of t in the value that began what the record's gradient continues: what is added to one part does not keep
+ * others from being written for the first time. */
+static lg_tensor first_part(const struct grad *c, const struct record *r, const lg_tensor *t)
+{
+    struct record begun = *r;
+    const struct lg_value *value = c->g->value;
+    int v = lg_graph_value_of(&r->is);
+    while (value[v].again >= 0) v = value[v].again;
+    begun.is.data = (void *)((uintptr_t)(v + 1) << LG_VALUE_SHIFT); // NOLINT: no memory yet
+    return part(&begun, t);
+}
+
 /* Where an operation that can add puts its contribution to t. */
 static lg_tensor into(struct grad *c, const lg_tensor *t, bool *ret_add)
 {
@@ -187,6 +199,7 @@ static lg_tensor into(struct grad *c, const lg_tensor *t, bool *ret_add)
         if (!r->is.rank) set(c, r, new_value(c, r));
         if (!r->n_pieces) zero_unread(c, r);
         note_written(c, r, t);
+        return first_part(c, r, t);
     } else if (!r->bound) {
         make_own(c, r);
         set(c, r, lg_graph_again(c->g, r->is));
@@ -399,11 +412,18 @@ RULE(gate_residual_forward)
 
 RULE(rms_norm_forward)
 {
-    struct lg_rms_norm_backward_args b = {
-        .dy = gradient(c, &a->y), .x = a->x, .w = a->w, .rstd = a->rstd, .each = a->each};
-    b.dx = wants(c, &a->x) ? into(c, &a->x, &b.accumulate) : fresh(c, &a->x);
+    struct lg_rms_norm_backward_args b = {.dy = gradient(c, &a->y),
+                                          .kept = a->kept,
+                                          .w = a->w,
+                                          .cos = a->cos,
+                                          .sin = a->sin,
+                                          .rstd = a->rstd,
+                                          .each = a->each};
+    const bool adds = wants(c, &a->x) && !a->cos.rank; /* it can, where nothing is turned */
+    b.dx = adds ? into(c, &a->x, &b.accumulate) : fresh(c, &a->x);
     if (wants(c, &a->w)) b.dw = into(c, &a->w, &b.accumulate_dw);
     lg_rms_norm_backward(c->s, &b);
+    if (!adds) settle(c, &a->x, b.dx);
 }
 
 RULE(layer_norm_forward)
@@ -582,9 +602,10 @@ static void switch_on(lg_graph *g, int node)
         struct lg_rms_norm_forward_args *a = lg_graph_args(g, node);
         const lg_dtype type = f64 ? LG_F64 : LG_F32;
         const int64_t normed = a->w.dim[0] * a->each;
-        if (!a->rstd.rank)
-            a->rstd =
-                lg_graph_value(g, "rstd", lg_t3(NULL, type, a->x.dim[0], a->x.dim[1], normed));
+        const int64_t B = a->x.dim[0], T = a->x.dim[1], D = a->x.dim[3];
+        if (!a->rstd.rank) a->rstd = lg_graph_value(g, "rstd", lg_t3(NULL, type, B, T, normed));
+        if (!a->kept.rank)
+            a->kept = lg_graph_value(g, "normed", lg_t3(NULL, a->x.dtype, B, T, normed * D));
     }
     if (g->node[node].op == LG_OP_layer_norm_forward) {
         struct lg_layer_norm_forward_args *a = lg_graph_args(g, node);

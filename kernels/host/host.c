@@ -64,6 +64,7 @@ static size_t host_scratch_bytes(lg_device *d, lg_op_id op, const void *args)
     case LG_OP_linear_forward:
     case LG_OP_linear_backward_data:
     case LG_OP_linear_backward_weight:
+        return lg_host_linear_scratch(h->onednn, op, args);
     case LG_OP_conv2d_backward_data:
     case LG_OP_conv2d_backward_weight:
         return lg_onednn_scratch(h->onednn, op, args);

@@ -63,3 +63,9 @@ void lg_onednn_conv2d_backward_data(lg_stream *s, const struct lg_conv2d_backwar
 void lg_onednn_conv2d_backward_weight(lg_stream *s, const struct lg_conv2d_backward_weight_args *a);
 /* Scratch bytes of one of the operations above, 0 for any other. */
 size_t lg_onednn_scratch(struct lg_onednn *o, lg_op_id op, const void *args);
+
+/* linear.c: the linear operations, also those that are no single product of contiguous matrices. */
+void lg_host_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a);
+void lg_host_linear_backward_data(lg_stream *s, const struct lg_linear_backward_data_args *a);
+void lg_host_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_weight_args *a);
+size_t lg_host_linear_scratch(struct lg_onednn *o, lg_op_id op, const void *args);

@@ -305,22 +305,27 @@ void LG_K(rms_norm_forward)(lg_stream *s, const struct lg_rms_norm_forward_args 
 {
     const int64_t h = a->x.dim[2], D = a->x.dim[3], normed = a->w.dim[0] * a->each;
     const int64_t vectors = lg_host_numel(&a->x) / D;
-    float *rstd = a->rstd.data;
+    float *rstd = a->rstd.data, *kept = a->kept.data;
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t v = 0; v < vectors; v++) {
         const struct rms_place p = rms_place(&a->x, v);
+        const int64_t at = v / h * normed + p.head;
         const float *x = rms_vector(&a->x, p);
         float *y = rms_vector(&a->y, p);
         if (p.head >= normed) {
-            memcpy(y, x, (size_t)D * sizeof *y);
+            if (x != y) memcpy(y, x, (size_t)D * sizeof *y);
             continue;
         }
+        if (kept) memcpy(kept + at * D, x, (size_t)D * sizeof *x);
         const float *w = (const float *)a->w.data + p.head / a->each * D;
         const float rms = (float)(1.0 / sqrt((double)row_spread(x, 0.0f, D) / (double)D + a->eps));
-        if (rstd) rstd[v / h * normed + p.head] = rms;
+        if (rstd) rstd[at] = rms;
         LG_VLOOP(i, r, D,
                  { vf_store_n(y + i, vf_load_n(x + i, r) * rms * vf_load_n(w + i, r), r); });
     }
+    if (present(&a->cos)) LG_K(rope)
+    (s, &(struct lg_rope_args){
+            .x = a->y, .cos = a->cos, .sin = a->sin, .y = a->y, .turned = (int)normed});
 }
 
 struct rms_row {
@@ -354,15 +359,15 @@ static void rms_row_backward(const struct rms_row *p)
 static void rms_weight_backward(const struct lg_rms_norm_backward_args *a, int64_t g, int64_t first,
                                 int64_t count)
 {
-    const int64_t h = a->x.dim[2], each = a->each, normed = a->w.dim[0] * each;
-    const int64_t tokens = a->x.dim[0] * a->x.dim[1];
+    const int64_t h = a->dy.dim[2], each = a->each, normed = a->w.dim[0] * each;
+    const int64_t tokens = a->dy.dim[0] * a->dy.dim[1], D = a->dy.dim[3];
     const float *rstd = a->rstd.data;
-    float *dw = (float *)a->dw.data + g * a->x.dim[3] + first, sum[STRIP] = {0};
+    float *dw = (float *)a->dw.data + g * D + first, sum[STRIP] = {0};
     for (int64_t k = 0; k < tokens * each; k++) {
         const int64_t token = k / each, head = g * each + k % each;
-        const struct rms_place p = rms_place(&a->x, token * h + head);
-        const float *x = rms_vector(&a->x, p) + first, *dy = rms_vector(&a->dy, p) + first;
-        const float by = rstd[token * normed + head];
+        const int64_t at = token * normed + head;
+        const float *dy = rms_vector(&a->dy, rms_place(&a->dy, token * h + head)) + first;
+        const float *x = (const float *)a->kept.data + at * D + first, by = rstd[at];
         LG_VLOOP(i, r, count, {
             vf n = vf_load_n(x + i, r) * by;
             vf_store_n(sum + i, vf_fma(vf_load_n(dy + i, r), n, vf_load_n(sum + i, r)), r);
@@ -371,28 +376,42 @@ static void rms_weight_backward(const struct lg_rms_norm_backward_args *a, int64
     for (int64_t i = 0; i < count; i++) dw[i] = a->accumulate_dw ? dw[i] + sum[i] : sum[i];
 }
 
-void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_args *a)
+void LG_K(rms_norm_backward)(lg_stream *s, const struct lg_rms_norm_backward_args *args)
 {
-    const int64_t h = a->x.dim[2], D = a->x.dim[3], normed = a->w.dim[0] * a->each;
-    const int64_t vectors = lg_host_numel(&a->x) / D, strips = (D + STRIP - 1) / STRIP;
+    struct lg_rms_norm_backward_args turned = *args;
+    const struct lg_rms_norm_backward_args *a = &turned;
+    const int64_t h = a->dy.dim[2], D = a->dy.dim[3], normed = a->w.dim[0] * a->each;
+    const int64_t vectors = lg_host_numel(&a->dy) / D, strips = (D + STRIP - 1) / STRIP;
+    if (present(&a->cos)) { /* turned back dy lies where dx will */
+        LG_K(rope)
+        (s, &(struct lg_rope_args){.x = a->dy,
+                                   .cos = a->cos,
+                                   .sin = a->sin,
+                                   .y = a->dx,
+                                   .turned = (int)normed,
+                                   .inverse = true});
+        turned.dy = a->dx;
+    }
+    if (present(&a->dw)) {
+        LG_PARALLEL(lg_host_threads(s))
+        for (int64_t k = 0; k < a->w.dim[0] * strips; k++) {
+            const int64_t first = k % strips * STRIP;
+            rms_weight_backward(a, k / strips, first, LG_MIN((int64_t)STRIP, D - first));
+        }
+    }
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t v = 0; v < vectors; v++) {
-        const struct rms_place p = rms_place(&a->x, v);
-        struct rms_row row = {.x = rms_vector(&a->x, p),
-                              .dy = rms_vector(&a->dy, p),
+        const struct rms_place p = rms_place(&a->dy, v);
+        const int64_t at = v / h * normed + p.head;
+        struct rms_row row = {.dy = rms_vector(&a->dy, p),
                               .dx = rms_vector(&a->dx, p),
                               .D = D,
                               .accumulate = a->accumulate};
         if (p.head < normed) {
+            row.x = (const float *)a->kept.data + at * D;
             row.w = (const float *)a->w.data + p.head / a->each * D;
-            row.rstd = ((const float *)a->rstd.data)[v / h * normed + p.head];
+            row.rstd = ((const float *)a->rstd.data)[at];
         }
         rms_row_backward(&row);
-    }
-    if (!present(&a->dw)) return;
-    LG_PARALLEL(lg_host_threads(s))
-    for (int64_t k = 0; k < a->w.dim[0] * strips; k++) {
-        const int64_t first = k % strips * STRIP;
-        rms_weight_backward(a, k / strips, first, LG_MIN((int64_t)STRIP, D - first));
     }
 }

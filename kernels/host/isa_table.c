@@ -5,17 +5,17 @@
 
 void LG_K(linear_forward)(lg_stream *s, const struct lg_linear_forward_args *a)
 {
-    lg_onednn_linear_forward(s, a);
+    lg_host_linear_forward(s, a);
 }
 
 void LG_K(linear_backward_data)(lg_stream *s, const struct lg_linear_backward_data_args *a)
 {
-    lg_onednn_linear_backward_data(s, a);
+    lg_host_linear_backward_data(s, a);
 }
 
 void LG_K(linear_backward_weight)(lg_stream *s, const struct lg_linear_backward_weight_args *a)
 {
-    lg_onednn_linear_backward_weight(s, a);
+    lg_host_linear_backward_weight(s, a);
 }
 
 void LG_K(conv2d_forward)(lg_stream *s, const struct lg_conv2d_forward_args *a)

@@ -115,43 +115,56 @@ void ref64_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args 
     int64_t B = a->x.dim[0], T = a->x.dim[1], h = a->x.dim[2], D = a->x.dim[3];
     int64_t normed = a->w.dim[0] * a->each; /* vectors of a token */
     for (int64_t v = 0; v < B * T * h; v++) {
-        int64_t b = v / (T * h), within = v % (T * h), head = v % h;
+        int64_t b = v / (T * h), within = v % (T * h), head = v % h, at = v / h * normed + head;
         const double *x = ref64_data(a->x) + b * lg_row_stride(&a->x, 1) + within * D;
         double *y = ref64_data(a->y) + b * lg_row_stride(&a->y, 1) + within * D;
         if (head >= normed) {
-            memcpy(y, x, (size_t)D * sizeof *y);
+            memmove(y, x, (size_t)D * sizeof *y);
             continue;
         }
         const double *w = ref64_data(a->w) + head / a->each * D;
         double squares = 0;
+        if (a->kept.data) memcpy(ref64_data(a->kept) + at * D, x, (size_t)D * sizeof *x);
         for (int64_t i = 0; i < D; i++) squares += x[i] * x[i];
         double rms = sqrt(squares / (double)D + a->eps);
         for (int64_t i = 0; i < D; i++) y[i] = x[i] / rms * w[i];
-        if (a->rstd.data) ref64_data(a->rstd)[v / h * normed + head] = 1 / rms;
+        if (a->rstd.data) ref64_data(a->rstd)[at] = 1 / rms;
     }
+    if (a->cos.data)
+        ref64_rope(s,
+                   &(struct lg_rope_args){
+                       .x = a->y, .cos = a->cos, .sin = a->sin, .y = a->y, .turned = (int)normed});
 }
 
 void ref64_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args *a)
 {
-    int64_t B = a->x.dim[0], T = a->x.dim[1], h = a->x.dim[2], D = a->x.dim[3];
+    int64_t B = a->dy.dim[0], T = a->dy.dim[1], h = a->dy.dim[2], D = a->dy.dim[3];
     int64_t normed = a->w.dim[0] * a->each;
     double *dw = ref64_data(a->dw);
+    const lg_tensor from = a->cos.data ? a->dx : a->dy; /* turned back it lies where dx will */
+    if (a->cos.data)
+        ref64_rope(s, &(struct lg_rope_args){.x = a->dy,
+                                             .cos = a->cos,
+                                             .sin = a->sin,
+                                             .y = a->dx,
+                                             .turned = (int)normed,
+                                             .inverse = true});
     for (int64_t i = 0; dw && !a->accumulate_dw && i < a->w.dim[0] * D; i++) dw[i] = 0;
     for (int64_t v = 0; v < B * T * h; v++) {
         int64_t b = v / (T * h), within = v % (T * h), head = v % h, at = head / a->each * D;
-        const double *x = ref64_data(a->x) + b * lg_row_stride(&a->x, 1) + within * D;
-        const double *dy = ref64_data(a->dy) + b * lg_row_stride(&a->dy, 1) + within * D;
+        const double *dy = ref64_data(from) + b * lg_row_stride(&from, 1) + within * D;
         double *dx = ref64_data(a->dx) + b * lg_row_stride(&a->dx, 1) + within * D;
         if (head >= normed) {
             for (int64_t i = 0; i < D; i++) ref64_put(&dx[i], dy[i], a->accumulate);
             continue;
         }
         const double *w = ref64_data(a->w) + at;
+        const double *x = ref64_data(a->kept) + (v / h * normed + head) * D;
         double rstd = ref64_data(a->rstd)[v / h * normed + head], mean = 0;
         for (int64_t i = 0; i < D; i++) mean += dy[i] * w[i] * x[i] * rstd / (double)D;
         for (int64_t i = 0; i < D; i++) {
-            ref64_put(&dx[i], rstd * (dy[i] * w[i] - x[i] * rstd * mean), a->accumulate);
             if (dw) dw[at + i] += dy[i] * x[i] * rstd;
+            ref64_put(&dx[i], rstd * (dy[i] * w[i] - x[i] * rstd * mean), a->accumulate);
         }
     }
 }

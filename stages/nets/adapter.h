@@ -4,7 +4,8 @@
  *     y = x W^T + b + (alpha / rank) (x A^T) B^T        A (rank, in), B (out, rank)
  *
  * A starts uniform in (-1, 1) / sqrt(in), B at zero, as in peft: at first the net is what it was. Parameters are named as
- * in peft, MODULE.lora_A.weight and MODULE.lora_B.weight, and belong to the unit of the linear; all others are frozen. */
+ * in peft, MODULE.lora_A.weight and MODULE.lora_B.weight, and belong to the unit of the linear; all others are frozen. Of linears
+ * that are one product (q, k, v), all of which it takes, the A lie behind each other as one matrix, and so do the B. */
 #pragma once
 #include "base/check.h"
 

@@ -14,8 +14,7 @@
  *
  * A token's angles follow from (0, row, column) of its patch, (0, 0, 0) of texts. Padding is not masked.
  *
- * Attention and feed-forward of a single block are copied side by side, which costs a few percent of its time and keeps
- * their operations as all nets have them. What the last one makes of the texts is read by nobody.
+ * What the last single block makes of the texts is read by nobody.
  *
  * Initial values, which no code of the authors has; as SD3's (sd3.c). */
 #include "stages/nets/flux.h"
@@ -55,11 +54,9 @@ static lg_tensor single_block(lg_net *n, const struct lg_joint *j, lg_tensor z, 
     lg_tensor normed = lg_net_norm(n, z, m, LG_JOINT_EPS);
     lg_tensor h = lg_net_linear(n, normed, up, "proj_mlp");
     lg_tensor o = lg_joint_self_attention(n, j, normed, true, "attn");
-    lg_tensor both =
-        lg_net_value(n, "attention, mlp", lg_t3(NULL, n->type, n->batch, z.dim[1], D + wide));
-    lg_net_copy_features(n, o, lg_slice(both, 2, 0, D));
-    lg_net_copy_features(n, h, lg_slice(both, 2, D, wide));
-    return lg_net_residual(n, z, lg_joint_linear(n, c, both, "proj_out"), m.gate);
+    lg_tensor y = lg_net_linear_beside(
+        n, (lg_tensor[]){o, h}, 2, (struct lg_layer){.out = D, .init = LG_NET_XAVIER}, "proj_out");
+    return lg_net_residual(n, z, y, m.gate);
 }
 
 /* ---- the net ---- */

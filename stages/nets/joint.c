@@ -14,6 +14,7 @@ struct parts {
     const struct names *names;
     int first, count;
     const char *name; /* of the attention */
+    lg_tensor angles; // by which what is normed is turned; LG_NONE: not here
 };
 
 static int head_dim(const struct lg_joint *j)
@@ -37,7 +38,8 @@ static lg_tensor normed(lg_net *n, const struct lg_joint *j, lg_tensor packed, s
                                         .n_norms = LG_MIN(p.count, 2 - p.first),
                                         .heads = heads,
                                         .d = head_dim(j),
-                                        .eps = LG_JOINT_EPS};
+                                        .eps = LG_JOINT_EPS,
+                                        .angles = p.angles};
     if (j->norms) return lg_net_head_norms(n, packed, &norms, to, p.name);
     if (to.rank) lg_net_copy_tokens(n, packed, to);
     return packed;
@@ -65,15 +67,21 @@ static lg_tensor project_own(lg_net *n, const struct lg_joint *j, lg_tensor x, s
     return normed(n, j, packed, p, own.count, LG_NONE);
 }
 
+/* Where queries and keys are normed they are turned on the way; but own tokens' angles are others in a split sequence,
+ * which turns when it has all tokens. */
+static bool turns_with_norms(const lg_net *n, const struct lg_joint *j)
+{
+    return j->norms && j->angles.rank && !lg_net_is_split(n);
+}
+
 /* packed: all tokens of own heads; q: its queries stand in front of keys and values, unless they are given. */
 static lg_tensor attend(lg_net *n, const struct lg_joint *j, lg_tensor packed, lg_tensor q)
 {
     const int64_t heads = lg_net_own_heads(n, j->config->heads).count, d = head_dim(j);
     const int first = q.rank ? 0 : 1;
-    if (j->angles.rank) {
-        LG_ASSERT(!q.rank);
+    LG_ASSERT(!j->angles.rank || !q.rank);
+    if (j->angles.rank && !turns_with_norms(n, j))
         packed = lg_net_rope(n, packed, 2 * heads, j->angles);
-    }
     return lg_net_attention(
         n, (struct lg_attention){.q = lg_net_heads(q.rank ? q : packed, heads, d, 0),
                                  .k = lg_net_heads(packed, heads, d, first),
@@ -98,14 +106,22 @@ static struct lg_streams in_both(const struct lg_joint *j, lg_tensor both, int64
                                .text = lg_slice(both, 1, j->text_first ? 0 : T, S)};
 }
 
-/* Each stream's tokens as a value of its own. */
+/* Of one sample tokens lie together where they are; of several they become a value of their own. */
+static lg_tensor tokens_of(lg_net *n, lg_tensor both, int64_t from, int64_t count)
+{
+    const int64_t D = both.dim[2];
+    if (both.dim[0] > 1) return lg_net_take_tokens(n, both, from, count);
+    return lg_at(both, from * D, lg_t3(NULL, both.dtype, 1, count, D));
+}
+
+/* Each stream's tokens. */
 static struct lg_streams take(lg_net *n, const struct lg_joint *j, lg_tensor both, int64_t T)
 {
     const int64_t S = both.dim[1] - T;
     struct lg_streams s;
-    if (j->text_first) s.text = lg_net_take_tokens(n, both, 0, S);
-    s.x = lg_net_take_tokens(n, both, j->text_first ? S : 0, T);
-    if (!j->text_first) s.text = lg_net_take_tokens(n, both, T, S);
+    if (j->text_first) s.text = tokens_of(n, both, 0, S);
+    s.x = tokens_of(n, both, j->text_first ? S : 0, T);
+    if (!j->text_first) s.text = tokens_of(n, both, T, S);
     return s;
 }
 
@@ -126,14 +142,18 @@ struct asked {
 static struct asked project_both(lg_net *n, const struct lg_joint *j, struct lg_streams s,
                                  bool x_alone, const char *name)
 {
-    const struct parts of_x = {&OF_X, x_alone, 3 - x_alone, name};
-    const struct parts of_text = {&OF_TEXT, x_alone, 3 - x_alone, name};
+    struct parts of_x = {&OF_X, x_alone, 3 - x_alone, name, LG_NONE};
+    struct parts of_text = {&OF_TEXT, x_alone, 3 - x_alone, name, LG_NONE};
     const int64_t T = s.x.dim[1], N = T + s.text.dim[1];
     lg_tensor both = lg_net_value(
         n, "joint", lg_t3(NULL, n->type, n->batch, N, (int64_t)of_x.count * j->config->hidden));
     const struct lg_streams to = in_both(j, both, T);
     struct asked a = {both, LG_NONE};
-    if (x_alone) a.q = project(n, j, s.x, (struct parts){&OF_X, 0, 1, name}, LG_NONE);
+    if (turns_with_norms(n, j)) {
+        const struct lg_streams angles = in_both(j, j->angles, T);
+        of_x.angles = angles.x, of_text.angles = angles.text;
+    }
+    if (x_alone) a.q = project(n, j, s.x, (struct parts){&OF_X, 0, 1, name, LG_NONE}, LG_NONE);
     if (j->text_first) project(n, j, s.text, of_text, to.text);
     project(n, j, s.x, of_x, to.x);
     if (!j->text_first) project(n, j, s.text, of_text, to.text);
@@ -160,11 +180,11 @@ static struct asked project_gathered(lg_net *n, const struct lg_joint *j, struct
                                      bool x_alone, const char *name)
 {
     const struct lg_cut cut = cut_both(n);
-    const struct parts of_x = {&OF_X, x_alone, 3 - x_alone, name};
-    const struct parts of_text = {&OF_TEXT, x_alone, 3 - x_alone, name};
+    const struct parts of_x = {&OF_X, x_alone, 3 - x_alone, name, LG_NONE};
+    const struct parts of_text = {&OF_TEXT, x_alone, 3 - x_alone, name, LG_NONE};
     s = sort_out(n, j, lg_net_gather_tokens(n, lg_joint_tokens(n, j, s), &cut));
     struct asked a = {.q = LG_NONE};
-    if (x_alone) a.q = project_own(n, j, s.x, (struct parts){&OF_X, 0, 1, name});
+    if (x_alone) a.q = project_own(n, j, s.x, (struct parts){&OF_X, 0, 1, name, LG_NONE});
     const lg_tensor x = project_own(n, j, s.x, of_x), text = project_own(n, j, s.text, of_text);
     a.both =
         lg_net_value(n, "joint", lg_t3(NULL, n->type, n->batch, x.dim[1] + text.dim[1], x.dim[2]));
@@ -216,7 +236,7 @@ void lg_joint_unused_query(lg_net *n, const struct lg_joint *j, const char *name
 lg_tensor lg_joint_self_attention(lg_net *n, const struct lg_joint *j, lg_tensor x, bool of_both,
                                   const char *name)
 {
-    const struct parts all = {&OF_X, 0, 3, name};
+    const struct parts all = {&OF_X, 0, 3, name, turns_with_norms(n, j) ? j->angles : LG_NONE};
     const int64_t heads = j->config->heads;
     if (!lg_net_is_split(n)) return attend(n, j, project(n, j, x, all, LG_NONE), LG_NONE);
     const struct lg_cut cut = of_both ? cut_both(n) : n->tokens;

@@ -1,5 +1,5 @@
 /* See layers.h. */
-#include "stages/nets/layers.h"
+#include "stages/nets/layers_private.h"
 #include "stages/nets/storage.h"
 #include <math.h>
 #include <stdarg.h>
@@ -8,15 +8,6 @@
 #include <string.h>
 
 enum { FREQUENCIES = 256 };
-
-#define FORMAT(text, fmt)                                                                          \
-    do {                                                                                           \
-        va_list ap;                                                                                \
-        va_start(ap, fmt);                                                                         \
-        int length = vsnprintf(text, sizeof(text), fmt, ap);                                       \
-        va_end(ap);                                                                                \
-        LG_ASSERT(length > 0 && (size_t)length < sizeof(text));                                    \
-    } while (0)
 
 /* ---- the two runs ---- */
 
@@ -100,7 +91,7 @@ static void enter_unit(lg_net *n, const char *name)
 void lg_net_unit(lg_net *n, const char *name_fmt, ...)
 {
     char name[32];
-    FORMAT(name, name_fmt);
+    LG_NET_FORMAT(name, name_fmt);
     if (n->g)
         lg_graph_end_block(n->g);
     else
@@ -116,7 +107,7 @@ void lg_net_block(lg_net *n, int i)
 void lg_net_scope(lg_net *n, const char *prefix_fmt, ...)
 {
     *n->scope = 0;
-    if (prefix_fmt) FORMAT(n->scope, prefix_fmt);
+    if (prefix_fmt) LG_NET_FORMAT(n->scope, prefix_fmt);
 }
 
 static lg_tensor at_byte(lg_tensor t, size_t bytes, lg_tensor shape)
@@ -125,31 +116,27 @@ static lg_tensor at_byte(lg_tensor t, size_t bytes, lg_tensor shape)
     return shape;
 }
 
-/* A matrix (N, K), or what is no matrix. In 8 bits (storage.h) it is bytes of codes, and has a scale for each row. */
-struct matrix {
-    lg_tensor w, scale; // (N, K), (N); scale LG_NONE: not in 8 bits
-};
-
 /* Declares a row, or finds its place: a tensor of its unit's weights with this shape. */
-static struct matrix stored_param(lg_net *n, const struct lg_param *spec, bool packed,
-                                  lg_tensor shape)
+static struct lg_matrix stored_param(lg_net *n, const struct lg_param *spec, bool packed,
+                                     lg_tensor shape)
 {
     if (!n->g) {
         LG_ASSERT(n->unit >= 0);
         n->row = realloc(n->row, (size_t)(n->n_rows + 1) * sizeof *n->row);
         LG_ASSERT(n->row);
         n->row[n->n_rows++] = (struct lg_net_row){*spec, n->unit, packed};
-        return (struct matrix){.w = shape};
+        return (struct lg_matrix){.w = shape};
     }
     int i = lg_params_find(n->params, spec->name);
     LG_ASSERT(i >= 0);
     const struct lg_param *p = &n->params->p[i];
     const struct lg_stored place = lg_stored_place(n->params, i, n->type);
     const lg_tensor unit = n->weights[p->unit];
-    if (!p->in_8_bits) return (struct matrix){.w = at_byte(unit, place.at, shape)};
+    if (!p->in_8_bits) return (struct lg_matrix){.w = at_byte(unit, place.at, shape)};
     const lg_tensor codes = lg_t2(NULL, LG_U8, shape.dim[0], shape.dim[1]);
     const lg_tensor scale = lg_t1(NULL, n->stats, shape.dim[0]);
-    return (struct matrix){at_byte(unit, place.at, codes), at_byte(unit, place.scale_at, scale)};
+    return (struct lg_matrix){at_byte(unit, place.at, codes), at_byte(unit, place.scale_at, scale),
+                              p->format};
 }
 
 static lg_tensor param(lg_net *n, const struct lg_param *spec, bool packed, lg_tensor shape)
@@ -185,7 +172,7 @@ static struct lg_param spec_of(const lg_net *n, struct lg_init init, lg_tensor s
 lg_tensor lg_net_param(lg_net *n, struct lg_init init, lg_tensor shape, const char *name_fmt, ...)
 {
     char name[LG_PARAM_NAME_BYTES];
-    FORMAT(name, name_fmt);
+    LG_NET_FORMAT(name, name_fmt);
     shape = lg_tensor_of(NULL, n->type, shape.rank, shape.dim);
     struct lg_param p = spec_of(n, init, shape, name, "", "");
     return param(n, &p, false, shape);
@@ -199,27 +186,31 @@ lg_tensor lg_net_filter(lg_net *n, struct lg_init init, int64_t out, int64_t in,
     return param(n, &p, false, lg_t4(NULL, n->type, out, k, k, in));
 }
 
-/* The weights of all parts as one tensor of shape `all`, whose first dimension the parts share; or their biases. */
-static struct matrix parts_of(lg_net *n, const struct lg_layer *l, lg_tensor all, const char *name,
-                              bool bias)
+struct lg_of_parts lg_net_parts_of(const struct lg_layer *l, const char *name, const char *leaf)
 {
     static const char *const whole[] = {""};
-    const char *const *parts = l->parts ? l->parts : whole;
-    const int count = l->parts ? l->n_parts : 1;
-    struct matrix first = {0};
-    lg_tensor one = lg_slice(all, 0, 0, all.dim[0] / count);
-    struct lg_init init = bias ? LG_NET_ZERO : l->init;
-    for (int i = 0; i < count; i++) {
-        struct lg_param p = spec_of(n, init, one, name, parts[i], bias ? ".bias" : ".weight");
-        p.is_block_matrix = all.rank == 2 && !n->g && is_in_block(n, p.name);
-        struct matrix m = stored_param(n, &p, i > 0, all);
+    return (struct lg_of_parts){.name = name,
+                                .leaf = leaf,
+                                .part = l->parts ? l->parts : whole,
+                                .n = l->parts ? l->n_parts : 1};
+}
+
+struct lg_matrix lg_net_packed_param(lg_net *n, struct lg_of_parts of, struct lg_init init,
+                                     lg_tensor all)
+{
+    const bool weight = all.rank == 2 && !strcmp(of.leaf, ".weight");
+    struct lg_matrix first = {0};
+    lg_tensor one = lg_slice(all, 0, 0, all.dim[0] / of.n);
+    for (int i = 0; i < of.n; i++) {
+        struct lg_param p = spec_of(n, init, one, of.name, of.part[i], of.leaf);
+        p.is_block_matrix = weight && !n->g && is_in_block(n, p.name);
+        struct lg_matrix m = stored_param(n, &p, i > 0, all);
         if (i == 0) first = m;
     }
     return first;
 }
 
-/* Nobody reads rows [from, to) of w, nor of its bias, if there is one. */
-static void note_unread(lg_net *n, lg_tensor w, lg_tensor bias, int64_t from, int64_t to)
+void lg_net_note_unread(lg_net *n, lg_tensor w, lg_tensor bias, int64_t from, int64_t to)
 {
     if (from == to) return;
     n->unread = realloc(n->unread, (size_t)(n->n_unread + 2) * sizeof *n->unread);
@@ -230,7 +221,7 @@ static void note_unread(lg_net *n, lg_tensor w, lg_tensor bias, int64_t from, in
 
 void lg_net_unused(lg_net *n, lg_tensor param)
 {
-    if (n->g) note_unread(n, param, LG_NONE, 0, param.dim[0]);
+    if (n->g) lg_net_note_unread(n, param, LG_NONE, 0, param.dim[0]);
 }
 
 /* ---- values ---- */
@@ -247,7 +238,7 @@ lg_tensor lg_net_rows(lg_tensor t)
     return lg_t2(t.data, t.dtype, lg_numel(&t) / k, k);
 }
 
-static lg_tensor with_last(lg_tensor t, int64_t last)
+lg_tensor lg_net_with_last(lg_tensor t, int64_t last)
 {
     t.data = NULL;
     t.dim[t.rank - 1] = last;
@@ -255,149 +246,6 @@ static lg_tensor with_last(lg_tensor t, int64_t last)
 }
 
 /* ---- layers ---- */
-
-static void weights_of(lg_net *n, struct lg_layer *l, int64_t k, const char *name,
-                       struct matrix *ret_w, lg_tensor *ret_bias)
-{
-    if (l->init.kind == LG_INIT_UNIFORM && l->init.scale == 0)
-        l->init.scale = sqrt(6.0 / (double)(l->out + k));
-    *ret_w = parts_of(n, l, lg_t2(NULL, n->type, l->out, k), name, false);
-    *ret_bias = LG_NONE;
-    if (!l->no_bias) *ret_bias = parts_of(n, l, lg_t1(NULL, n->type, l->out), name, true).w;
-}
-
-/* Rows [from, from + count), as numbers: what is in 8 bits becomes a value for this one use, so that it takes memory
- * around that alone (recompute.h). */
-static lg_tensor rows_of(lg_net *n, const struct matrix *m, int64_t from, int64_t count)
-{
-    const lg_tensor w = lg_slice(m->w, 0, from, count);
-    if (!m->scale.rank) return w;
-    lg_tensor numbers = lg_net_value(n, "w", lg_t2(NULL, n->type, count, w.dim[1]));
-    LG_NET_RECORD(n, dequantize_rows, .codes = w, .scale = lg_slice(m->scale, 0, from, count),
-                  .w = numbers, .format = lg_storage_format(n->params->storage));
-    return numbers;
-}
-
-void lg_net_unused_linear(lg_net *n, int64_t in, struct lg_layer l, const char *name_fmt, ...)
-{
-    char name[LG_PARAM_NAME_BYTES];
-    struct matrix m;
-    lg_tensor bias;
-    FORMAT(name, name_fmt);
-    weights_of(n, &l, in, name, &m, &bias);
-    if (n->g && !m.scale.rank) note_unread(n, m.w, bias, 0, l.out);
-}
-
-static lg_tensor product(lg_net *n, lg_tensor x, lg_tensor w, lg_tensor bias, lg_act act,
-                         const char *name)
-{
-    lg_tensor y = lg_net_value(n, name, with_last(x, w.dim[0]));
-    LG_NET_RECORD(n, linear_forward, .x = lg_net_rows(x), .w = w, .bias = bias, .y = lg_net_rows(y),
-                  .act = act);
-    n->flops += 2.0 * (double)lg_numel(&y) * (double)w.dim[1];
-    return y;
-}
-
-static bool takes(const lg_net *n, const char *name, const char *part)
-{
-    char module[2 * LG_PARAM_NAME_BYTES];
-    snprintf(module, sizeof module, "%s%s%s", n->scope, name, part);
-    return lg_adapter_takes(&n->adapter, module);
-}
-
-bool lg_net_is_adapted(const lg_net *n, const struct lg_layer *l, const char *name)
-{
-    if (!l->parts) return takes(n, name, "");
-    for (int i = 0; i < l->n_parts; i++)
-        if (takes(n, name, l->parts[i])) return true;
-    return false;
-}
-
-/* What an adapter makes of features [first, first + count) of `out` of one linear, y = x w^T + b so far. */
-struct adapted {
-    const char *name, *part;
-    int64_t out, first, count;
-};
-static lg_tensor adapt(lg_net *n, lg_tensor x, lg_tensor y, struct adapted l)
-{
-    if (!takes(n, l.name, l.part)) return y;
-    const int64_t K = x.dim[x.rank - 1], rank = n->adapter.rank;
-    const struct lg_init uniform = {.kind = LG_INIT_UNIFORM, .scale = 1.0 / sqrt((double)K)};
-    lg_tensor down = lg_t2(NULL, n->type, rank, K), up = lg_t2(NULL, n->type, l.out, rank);
-    struct lg_param p = spec_of(n, uniform, down, l.name, l.part, LG_ADAPTER_DOWN);
-    down = param(n, &p, false, down);
-    p = spec_of(n, LG_NET_ZERO, up, l.name, l.part, LG_ADAPTER_UP);
-    up = param(n, &p, false, up);
-    note_unread(n, up, LG_NONE, 0, l.first);
-    note_unread(n, up, LG_NONE, l.first + l.count, l.out);
-    lg_tensor h = product(n, x, down, LG_NONE, LG_ACT_NONE, "down"), sum = lg_net_value(n, "up", y);
-    const double scale = lg_adapter_scale(&n->adapter);
-    if (scale != 1) {
-        lg_tensor scaled = lg_net_value(n, "scaled", h);
-        LG_NET_RECORD(n, combine, .x = {h}, .c = {scale}, .count = 1, .y = scaled);
-        h = scaled;
-    }
-    LG_NET_RECORD(n, linear_forward, .x = lg_net_rows(h), .w = lg_slice(up, 0, l.first, l.count),
-                  .residual = lg_net_rows(y), .y = lg_net_rows(sum));
-    n->flops += 2.0 * (double)lg_numel(&sum) * (double)rank;
-    return sum;
-}
-
-/* Each part by a product of its own, then side by side. */
-static lg_tensor adapted_parts(lg_net *n, lg_tensor x, const struct lg_layer *l,
-                               const struct matrix *w, lg_tensor bias, const char *name)
-{
-    const int64_t each = l->out / l->n_parts;
-    lg_tensor y = lg_net_value(n, name, with_last(x, l->out));
-    for (int i = 0; i < l->n_parts; i++) {
-        const int64_t from = i * each;
-        const struct adapted a = {name, l->parts[i], each, 0, each};
-        lg_tensor part =
-            product(n, x, rows_of(n, w, from, each),
-                    bias.rank ? lg_slice(bias, 0, from, each) : LG_NONE, LG_ACT_NONE, name);
-        part = adapt(n, x, part, a);
-        LG_NET_RECORD(n, copy_rows, .x = lg_net_rows(part),
-                      .y = lg_slice(lg_net_rows(y), 1, from, each));
-    }
-    return y;
-}
-
-lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *name_fmt, ...)
-{
-    char name[LG_PARAM_NAME_BYTES];
-    struct matrix w;
-    lg_tensor bias, y;
-    FORMAT(name, name_fmt);
-    weights_of(n, &l, x.dim[x.rank - 1], name, &w, &bias);
-    if (!lg_net_is_adapted(n, &l, name))
-        return product(n, x, rows_of(n, &w, 0, l.out), bias, l.act, name);
-    if (l.parts)
-        y = adapted_parts(n, x, &l, &w, bias, name);
-    else
-        y = adapt(n, x, product(n, x, rows_of(n, &w, 0, l.out), bias, LG_ACT_NONE, name),
-                  (struct adapted){name, "", l.out, 0, l.out});
-    return l.act == LG_ACT_NONE ? y : lg_net_act(n, y, l.act);
-}
-
-void lg_net_linear_parts(lg_net *n, lg_tensor x, struct lg_layer l, int64_t first, int64_t count,
-                         lg_tensor *ret, const char *name)
-{
-    const int64_t each = l.out / l.n_parts;
-    int64_t read = 0; /* up to here, or known to be unread */
-    struct matrix w;
-    lg_tensor bias;
-    LG_ASSERT(n->g && first >= 0 && first + count <= each && l.act == LG_ACT_NONE);
-    weights_of(n, &l, x.dim[x.rank - 1], name, &w, &bias);
-    for (int i = 0; i < l.n_parts; i++) {
-        const int64_t from = i * each + first;
-        note_unread(n, w.w, bias, read, from);
-        read = from + count;
-        ret[i] = product(n, x, rows_of(n, &w, from, count),
-                         bias.rank ? lg_slice(bias, 0, from, count) : LG_NONE, LG_ACT_NONE, name);
-        ret[i] = adapt(n, x, ret[i], (struct adapted){name, l.parts[i], each, first, count});
-    }
-    note_unread(n, w.w, bias, read, l.out);
-}
 
 lg_tensor lg_net_act(lg_net *n, lg_tensor x, lg_act act)
 {
@@ -504,6 +352,14 @@ void lg_net_copy_features(lg_net *n, lg_tensor x, lg_tensor y)
     LG_NET_RECORD(n, copy_rows, .x = lg_net_rows(x), .y = rows);
 }
 
+/* Of angles (2, T, p) the first table, cosines, or the second one. */
+static lg_tensor angle_table(lg_tensor angles, int i)
+{
+    if (!angles.rank) return LG_NONE;
+    return lg_at(angles, i * angles.stride[0],
+                 lg_t2(NULL, angles.dtype, angles.dim[1], angles.dim[2]));
+}
+
 lg_tensor lg_net_side_by_side(lg_net *n, lg_tensor a, lg_tensor b)
 {
     const int64_t first = a.dim[a.rank - 1], second = b.dim[b.rank - 1];
@@ -516,24 +372,24 @@ lg_tensor lg_net_side_by_side(lg_net *n, lg_tensor a, lg_tensor b)
 
 lg_tensor lg_net_rope(lg_net *n, lg_tensor x, int64_t turned, lg_tensor angles)
 {
-    const int64_t T = angles.dim[1], p = angles.dim[2];
-    const lg_tensor table = lg_t2(NULL, angles.dtype, T, p);
+    const int64_t d = 2 * angles.dim[2];
     lg_tensor y = lg_net_value(n, "turned", x);
-    LG_NET_RECORD(n, rope, .x = lg_split(x, 2, 2 * p), .cos = lg_at(angles, 0, table),
-                  .sin = lg_at(angles, T * p, table), .y = lg_split(y, 2, 2 * p),
-                  .turned = (int)turned);
+    LG_NET_RECORD(n, rope, .x = lg_split(x, 2, d), .cos = angle_table(angles, 0),
+                  .sin = angle_table(angles, 1), .y = lg_split(y, 2, d), .turned = (int)turned);
     return y;
 }
 
 lg_tensor lg_net_head_norms(lg_net *n, lg_tensor x, const struct lg_head_norms *l, lg_tensor y,
                             const char *name)
 {
-    const struct lg_layer layer = {
-        .init = LG_NET_ONE, .parts = l->norms, .n_parts = l->n_norms, .no_bias = true};
-    lg_tensor w = parts_of(n, &layer, lg_t1(NULL, n->type, l->n_norms * l->d), name, false).w;
+    const struct lg_layer layer = {.parts = l->norms, .n_parts = l->n_norms};
+    lg_tensor w = lg_net_packed_param(n, lg_net_parts_of(&layer, name, ".weight"), LG_NET_ONE,
+                                      lg_t1(NULL, n->type, l->n_norms * l->d))
+                      .w;
     if (!y.rank) y = lg_net_value(n, "head norms", x);
     LG_NET_RECORD(n, rms_norm_forward, .x = lg_split(x, 2, l->d),
                   .w = lg_at(w, 0, lg_t2(NULL, n->type, l->n_norms, l->d)),
+                  .cos = angle_table(l->angles, 0), .sin = angle_table(l->angles, 1),
                   .y = lg_split(y, 2, l->d), .each = (int)l->heads, .eps = l->eps);
     return y;
 }

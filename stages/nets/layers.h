@@ -98,6 +98,12 @@ struct lg_layer {
 lg_tensor lg_net_linear(lg_net *n, lg_tensor x, struct lg_layer l, const char *name_fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* The same of the features of `count` tensors (B, T, ..) side by side, without activation. Where its weights are an adapted
+ * net's that no adapter takes, they are not copied there, but each has a product by its columns of the weight, so that
+ * what made them goes through its activation's backward on the way (fuse.h). */
+lg_tensor lg_net_linear_beside(lg_net *n, const lg_tensor *x, int count, struct lg_layer l,
+                               const char *name);
+
 bool lg_net_is_adapted(const lg_net *n, const struct lg_layer *l, const char *name);
 
 /* While recording, of each part of such a layer without activation the features [first, first + count) alone, by a product of its own:
@@ -156,13 +162,14 @@ lg_tensor lg_net_side_by_side(lg_net *n, lg_tensor a, lg_tensor b);
 /* Rotary positions: of packed x (B, T, h d) the first `turned` vectors of d turned by their token's angles (2, T, d / 2),
  * cosines, then sines; the others as they are. */
 lg_tensor lg_net_rope(lg_net *n, lg_tensor x, int64_t turned, lg_tensor angles);
-/* RMSNorm over d of the heads of packed x (B, T, parts H d): of part i < n_norms by NAME<norm i>.weight (d); the other parts
- * are copied. y: where to, tokens as above, or LG_NONE: a new value. */
+/* RMSNorm over d of the heads of packed x (B, T, parts H d): of part i < n_norms by NAME<norm i>.weight (d), which are then
+ * turned where there are angles; the other parts are copied. y: where to, tokens as above, or LG_NONE: a new value. */
 struct lg_head_norms {
     const char *const *norms;
     int n_norms;
     int64_t heads, d;
     double eps;
+    lg_tensor angles; // (2, T, d / 2), of x's tokens, as for lg_net_rope; or LG_NONE
 };
 lg_tensor lg_net_head_norms(lg_net *n, lg_tensor x, const struct lg_head_norms *l, lg_tensor y,
                             const char *name);

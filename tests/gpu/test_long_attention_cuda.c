@@ -1,16 +1,32 @@
-/* Attention over more heads than the GPU has multiprocessors, so that a block takes several
- * (short_attention.cu, short_attention_forward.cu), which ref64 would take too long for: 16-bit results
- * against those in fp32 from the same inputs; samples with equal inputs in both halves of the batch have
- * equal bits; the same bits twice, and dbias, accumulated the second time, is twice what it was.
+/* Attention which ref64 would take too long for: over more heads than the GPU has multiprocessors, so that a block
+ * takes several (short_attention.cu, short_attention_forward.cu), and over thousands of tokens
+ * (long_attention.cu, long_attention_forward.cu). 16-bit results against those in fp32 from the same inputs;
+ * samples with equal inputs in both halves of the batch have equal bits; the same bits twice, whatever scratch
+ * memory held, and dbias, accumulated the second time, is twice what it was.
  *
- * usage: test_long_attention_cuda */
+ * usage: test_long_attention_cuda [FIRST]      FIRST: number of the first of SHAPES */
 #include "kernels/ops.h"
 #include "tests/gpu/gpu_test.h"
 
-enum { B = 26, T = 256, H = 16, OUTPUTS = 8 }; /* 416 heads: three or four a block */
-enum { DQ, DK, DV, O, LSE, DBIAS };            /* that of q, k, v */
+enum { OUTPUTS = 8 };
+enum { DQ, DK, DV, O, LSE, DBIAS }; /* that of q, k, v */
 static const char *const NAMES[OUTPUTS] = {"dq",  "dk",         "dv",         "o",
                                            "lse", "dbias of q", "dbias of k", "dbias of v"};
+/* B is even. Where Tk is Tq, q, k and v lie in one buffer. */
+struct shape {
+    int64_t d, B, Tq, Tk, H;
+};
+#define LONG(d)                                                                                    \
+    {d, 2, 513, 513, 70}, {d, 2, 1000, 1000, 9}, {d, 2, 1000, 700, 5}, {d, 2, 640, 1300, 5},       \
+        {d, 2, 2048, 2048, 5}, {d, 2, 4096, 4096, 4},                                              \
+    {                                                                                              \
+        d, 2, 4429, 4429, 3                                                                        \
+    }
+static const struct shape SHAPES[] = {{64, 26, 256, 256, 16}, /* 416 heads: three or four a block */
+                                      {72, 26, 256, 256, 16},
+                                      LONG(64),
+                                      LONG(72),
+                                      LONG(128)};
 
 static lg_device *device;
 static lg_stream *stream;
@@ -40,10 +56,10 @@ static void *filled(int64_t count, uint32_t seed, double scale)
 }
 
 /* Slice i of rows of 3 D elements. */
-static lg_tensor slice(void *packed, int64_t d, int i)
+static lg_tensor slice(void *packed, const struct shape *z, int64_t T, int i)
 {
-    lg_tensor t = lg_slice(lg_t3(packed, type, B, T, 3 * H * d), 2, i * H * d, H * d);
-    return lg_split(t, 2, d);
+    int64_t D = z->H * z->d;
+    return lg_split(lg_slice(lg_t3(packed, type, z->B, T, 3 * D), 2, i * D, D), 2, z->d);
 }
 
 /* Forward, for o and lse, and backward. */
@@ -55,90 +71,117 @@ static void enqueue(lg_stream *s, const struct lg_attention_backward_args *a)
     lg_attention_backward(s, a);
 }
 
-/* Outputs of a run, as doubles. */
-static void download(const struct lg_attention_backward_args *a, double *ret[OUTPUTS])
+/* Outputs of a run, as doubles; packed: what q's or k's gradients lie in. */
+static void download(const struct lg_attention_backward_args *a, void *const packed[3],
+                     const struct shape *z, double *ret[OUTPUTS])
 {
-    int64_t D = H * a->q.dim[3], rows = B * T;
-    double *packed = gpu_get(stream, a->dq.data, type, (size_t)(rows * 3 * D));
+    int64_t D = z->H * z->d;
     for (int i = 0; i < 3; i++) {
+        int64_t rows = z->B * (i ? z->Tk : z->Tq);
+        double *all = gpu_get(stream, packed[i], type, (size_t)(rows * 3 * D));
         ret[i] = malloc((size_t)(rows * D) * sizeof(double));
         ret[DBIAS + i] = gpu_get(stream, (float *)a->dbias.data + i * D, LG_F32, (size_t)D);
         LG_ASSERT(ret[i]);
         for (int64_t r = 0; r < rows; r++)
-            memcpy(ret[i] + r * D, packed + (3 * r + i) * D, (size_t)D * sizeof(double));
+            memcpy(ret[i] + r * D, all + (3 * r + i) * D, (size_t)D * sizeof(double));
+        free(all);
     }
-    free(packed);
-    ret[O] = gpu_get(stream, a->o.data, type, (size_t)(rows * D));
-    ret[LSE] = gpu_get(stream, a->lse.data, LG_F32, (size_t)(rows * H));
+    ret[O] = gpu_get(stream, a->o.data, type, (size_t)(z->B * z->Tq * D));
+    ret[LSE] = gpu_get(stream, a->lse.data, LG_F32, (size_t)(z->B * z->Tq * z->H));
+}
+
+/* Bytes of NaNs, or of counters that have counted. */
+static void poison(void *scratch, size_t bytes, int byte)
+{
+    void *v = malloc(bytes);
+    LG_ASSERT(v || !bytes);
+    memset(v, byte, bytes);
+    lg_stream_upload(stream, scratch, v, bytes);
+    lg_stream_sync(stream);
+    free(v);
 }
 
 /* Two runs; the second accumulates dbias. */
-static void results(int64_t d, const char *precision, double *ret[2][OUTPUTS])
+static void results(const struct shape *z, const char *precision, double *ret[2][OUTPUTS])
 {
     lg_stream *dry;
-    int64_t D = H * d, values = B * T * D;
+    int64_t B = z->B, H = z->H, d = z->d, D = H * d, values = B * z->Tq * D;
+    bool one = z->Tq == z->Tk;
     device = gpu_open("cuda:0", precision);
     type = lg_device_dtype(device);
     gpu_need(lg_stream_open(device, &stream));
     gpu_need(lg_stream_open_dry(device, &dry));
-    void *qkv = filled(3 * values, 1, 2), *dqkv = filled(3 * values, 2, 1);
-    struct lg_attention_backward_args a = {.dout = lg_t4(filled(values, 3, 1), type, B, T, H, d),
-                                           .o = lg_t4(filled(values, 4, 1), type, B, T, H, d),
-                                           .q = slice(qkv, d, 0),
-                                           .k = slice(qkv, d, 1),
-                                           .v = slice(qkv, d, 2),
-                                           .lse = lg_t3(alloc(B * H * T, LG_F32), LG_F32, B, H, T),
-                                           .dq = slice(dqkv, d, 0),
-                                           .dk = slice(dqkv, d, 1),
-                                           .dv = slice(dqkv, d, 2),
-                                           .dbias = lg_t1(alloc(3 * D, LG_F32), LG_F32, 3 * D),
-                                           .scale = 1 / sqrt((double)d)};
+    void *q = filled(3 * values, 1, 2), *dq = filled(3 * values, 2, 1);
+    void *kv = one ? q : filled(3 * B * z->Tk * D, 5, 2);
+    void *dkv = one ? dq : filled(3 * B * z->Tk * D, 6, 1);
+    struct lg_attention_backward_args a = {
+        .dout = lg_t4(filled(values, 3, 1), type, B, z->Tq, H, d),
+        .o = lg_t4(filled(values, 4, 1), type, B, z->Tq, H, d),
+        .q = slice(q, z, z->Tq, 0),
+        .k = slice(kv, z, z->Tk, 1),
+        .v = slice(kv, z, z->Tk, 2),
+        .lse = lg_t3(alloc(B * H * z->Tq, LG_F32), LG_F32, B, H, z->Tq),
+        .dq = slice(dq, z, z->Tq, 0),
+        .dk = slice(dkv, z, z->Tk, 1),
+        .dv = slice(dkv, z, z->Tk, 2),
+        .dbias = lg_t1(alloc(3 * D, LG_F32), LG_F32, 3 * D),
+        .scale = 1 / sqrt((double)d)};
     enqueue(dry, &a);
     size_t bytes = lg_stream_scratch_need(dry);
-    lg_stream_set_scratch(stream, gpu_scratch(device, bytes), bytes);
+    void *scratch = gpu_scratch(device, bytes);
+    lg_stream_set_scratch(stream, scratch, bytes);
     for (int i = 0; i < 2; i++) {
         a.accumulate_dbias = i == 1;
+        if (!gpu_sanitized()) poison(scratch, bytes, i ? 1 : 0xFF);
         enqueue(stream, &a);
-        download(&a, ret[i]);
+        download(&a, (void *const[]){dq, dkv, dkv}, z, ret[i]);
     }
+    void *all[] = {q,        dq,         one ? NULL : kv, one ? NULL : dkv, a.dout.data,
+                   a.o.data, a.lse.data, a.dbias.data,    scratch};
+    for (size_t i = 0; i < LG_ARRAY_LEN(all) - gpu_sanitized(); i++)
+        if (all[i]) lg_device_free(device, &all[i]);
     lg_stream_close(&dry);
     lg_stream_close(&stream);
     lg_device_close(&device);
 }
 
-static void report(bool ok, int64_t d, const struct gpu_precision *p, int output, const char *what,
-                   double error)
+static void report(bool ok, const struct shape *z, const struct gpu_precision *p, int output,
+                   const char *what, double error)
 {
     gpu_count(ok);
     if (!ok || error >= 0)
-        printf("%sd = %d in %s: %s %s %.2e\n", ok ? "" : "FAIL ", (int)d, p->name, NAMES[output],
+        printf("%sd = %d, %d x %d heads of %d, %d tokens in %s: %s %s %.2e\n", ok ? "" : "FAIL ",
+               (int)z->d, (int)z->B, (int)z->H, (int)z->Tq, (int)z->Tk, p->name, NAMES[output],
                what, error);
 }
 
-static void check(int64_t d, const struct gpu_precision *p)
+static void check(const struct shape *z, const struct gpu_precision *p)
 {
     double *want[2][OUTPUTS], *got[2][OUTPUTS];
-    results(d, gpu_sanitized() ? p->name : "fp32", want);
-    results(d, p->name, got);
+    results(z, gpu_sanitized() ? p->name : "fp32", want);
+    results(z, p->name, got);
     for (int o = 0; o < OUTPUTS; o++) {
-        size_t n = (size_t)(o < LSE ? B * T * H * d : o == LSE ? B * T * H : H * d);
+        int64_t rows = z->B * (o == DK || o == DV ? z->Tk : z->Tq), D = z->H * z->d;
+        size_t n = (size_t)(o < LSE ? rows * D : o == LSE ? rows * z->H : D);
         /* The bias of k: 0 against 0. */
         double error = gpu_error(got[0][o], want[0][o], n, 1e-30);
         bool again = true, halves = true;
         for (size_t i = 0; i < n; i++) again &= got[1][o][i] == (o < DBIAS ? 1 : 2) * got[0][o][i];
         for (size_t i = 0; o < DBIAS && i < n / 2; i++)
             halves &= got[0][o][i] == got[0][o][i + n / 2];
-        report(error <= sqrt(2) * p->tolerance, d, p, o, "error", error);
-        report(again, d, p, o, "differs the second time", -1);
-        report(halves, d, p, o, "differs in the second half", -1);
+        report(error <= sqrt(2) * p->tolerance, z, p, o, "error", error);
+        report(again, z, p, o, "differs the second time", -1);
+        report(halves, z, p, o, "differs in the second half", -1);
         for (int i = 0; i < 2; i++) free(want[i][o]), free(got[i][o]);
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    size_t from = argc > 1 ? (size_t)atoi(argv[1]) : 0;
     for (int k = 0; k < GPU_PRECISION_COUNT; k++)
-        for (int64_t d = 64; d <= 72 && strstr("fp16 bf16", GPU_PRECISIONS[k].name); d += 8)
-            if (gpu_my_turn()) check(d, &GPU_PRECISIONS[k]);
+        for (size_t i = from;
+             i < LG_ARRAY_LEN(SHAPES) && strstr("fp16 bf16", GPU_PRECISIONS[k].name); i++)
+            if (gpu_my_turn()) check(&SHAPES[i], &GPU_PRECISIONS[k]);
     return gpu_summary();
 }

@@ -8,7 +8,7 @@
 #include "kernels/ops.h"
 #include "tests/gpu/gpu_test.h"
 
-enum { K = 1152, PRODUCTS_N = 8 };
+enum { K = 1152, PRODUCTS_N = 10 };
 enum { GUARD = 1 << 20, GUARD_BYTE = 0x5A }; /* bytes behind every tensor */
 enum op { FORWARD, FORWARD_GELU, TO_X, TO_WEIGHTS, THROUGH_GELU };
 enum out { X, W, Y, PRE, BIAS, TENSORS }; /* (M, K), (N, K), (M, N), (M, N), (N) */
@@ -17,14 +17,18 @@ static const struct product {
     enum op op;
     enum out out;
     int64_t M, N;
-} PRODUCTS[PRODUCTS_N] = {{"forward", FORWARD, Y, 4096, 2304},
-                          {"forward, GELU", FORWARD_GELU, Y, 32838, 512},
-                          {"forward, before GELU", FORWARD_GELU, PRE, 32838, 512},
-                          {"backward to x", TO_X, X, 4096, 2304},
-                          {"backward through GELU", THROUGH_GELU, Y, 4166, 2304},
-                          {"backward through GELU, bias", THROUGH_GELU, BIAS, 4166, 2304},
-                          {"weights", TO_WEIGHTS, W, 4096, 2304},
-                          {"backward to few x", TO_X, X, 256, 6912}};
+    bool apart; /* rows of w are parts of others twice as long */
+} PRODUCTS[PRODUCTS_N] = {
+    {"forward", FORWARD, Y, 4096, 2304, false},
+    {"forward, GELU", FORWARD_GELU, Y, 32838, 512, false},
+    {"forward, before GELU", FORWARD_GELU, PRE, 32838, 512, false},
+    {"backward to x", TO_X, X, 4096, 2304, false},
+    {"backward through GELU", THROUGH_GELU, Y, 4166, 2304, false},
+    {"backward through GELU, bias", THROUGH_GELU, BIAS, 4166, 2304, false},
+    {"weights", TO_WEIGHTS, W, 4096, 2304, false},
+    {"backward to few x", TO_X, X, 256, 6912, false},
+    {"forward, columns of w", FORWARD, Y, 4096, 2304, true},
+    {"backward through GELU, columns of w", THROUGH_GELU, Y, 4166, 2304, true}};
 
 static lg_device *device;
 static lg_stream *stream;
@@ -65,11 +69,18 @@ static bool whole(const lg_tensor *t, int64_t elements)
     return true;
 }
 
-static void enqueue(enum op op, lg_stream *s, const lg_tensor t[TENSORS])
+/* w as rows x columns, or apart. */
+static lg_tensor weights(const struct product *p, lg_tensor w, int64_t rows, int64_t columns)
 {
-    struct lg_linear_forward_args f = {.x = t[X], .w = t[W], .bias = t[BIAS], .y = t[Y]};
-    lg_tensor transposed = lg_t2(t[W].data, t[W].dtype, t[W].dim[1], t[W].dim[0]);
-    switch (op) {
+    if (!p->apart) return lg_t2(w.data, w.dtype, rows, columns);
+    return lg_slice(lg_t2(w.data, w.dtype, rows, 2 * columns), 1, columns / 2, columns);
+}
+
+static void enqueue(const struct product *p, lg_stream *s, const lg_tensor t[TENSORS])
+{
+    lg_tensor w = weights(p, t[W], p->N, K), transposed = weights(p, t[W], K, p->N);
+    struct lg_linear_forward_args f = {.x = t[X], .w = w, .bias = t[BIAS], .y = t[Y]};
+    switch (p->op) {
     case FORWARD_GELU:
         f.pre = t[PRE], f.act = LG_ACT_GELU_TANH;
         lg_linear_forward(s, &f);
@@ -79,7 +90,7 @@ static void enqueue(enum op op, lg_stream *s, const lg_tensor t[TENSORS])
         return;
     case TO_X:
         lg_linear_backward_data(
-            s, &(struct lg_linear_backward_data_args){.dy = t[Y], .w = t[W], .dx = t[X]});
+            s, &(struct lg_linear_backward_data_args){.dy = t[Y], .w = w, .dx = t[X]});
         return;
     case THROUGH_GELU:
         lg_linear_backward_data(s, &(struct lg_linear_backward_data_args){.dy = t[X],
@@ -91,7 +102,7 @@ static void enqueue(enum op op, lg_stream *s, const lg_tensor t[TENSORS])
         return;
     case TO_WEIGHTS:
         lg_linear_backward_weight(
-            s, &(struct lg_linear_backward_weight_args){.dy = t[Y], .x = t[X], .dw = t[W]});
+            s, &(struct lg_linear_backward_weight_args){.dy = t[Y], .x = t[X], .dw = w});
         return;
     }
 }
@@ -104,16 +115,16 @@ static int64_t results(const struct product *p, const char *precision, double *r
     type = lg_device_dtype(device);
     gpu_need(lg_stream_open(device, &stream));
     gpu_need(lg_stream_open_dry(device, &dry));
-    lg_tensor t[TENSORS] = {filled(p->M, K, 1, 1), filled(p->N, K, 2, 0.05),
+    lg_tensor t[TENSORS] = {filled(p->M, K, 1, 1), filled((1 + p->apart) * p->N, K, 2, 0.05),
                             filled(p->M, p->N, 3, 1), filled(p->M, p->N, 4, 1),
                             filled(2, p->N, 5, 1)};
     t[BIAS] = lg_t1(t[BIAS].data, type, p->N);
-    enqueue(p->op, dry, t);
+    enqueue(p, dry, t);
     size_t bytes = lg_stream_scratch_need(dry);
     lg_stream_set_scratch(stream, gpu_scratch(device, bytes), bytes);
     const lg_tensor *out = &t[p->out];
     for (int i = 0; i < 2; i++) {
-        enqueue(p->op, stream, t);
+        enqueue(p, stream, t);
         ret[i] = gpu_get(stream, out->data, type, (size_t)lg_numel(out));
     }
     for (int i = 0; i < TENSORS; i++)

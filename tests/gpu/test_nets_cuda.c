@@ -7,7 +7,7 @@
  *
  * usage: test_nets_cuda [NET]
  *        NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart, tiny_sd3, sd3,
- *        tiny_flux, flux, tiny_sd2, tiny_sdxl, unet */
+ *        tiny_flux, flux, tiny_sd2, tiny_sdxl, unet, or one of ADAPTED */
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/denoiser_fixture.h"
 #include <string.h>
@@ -200,6 +200,18 @@ static const struct net NETS[] = {
                .groups = 32}}},
 };
 
+static struct lg_training training; /* of the net that is checked */
+/* Of these nets adapters alone, rank 16, and one whose rows are no multiple of 16 bytes. */
+static const struct adapted {
+    const char *name, *of, *targets[3];
+    int rank;
+} ADAPTED[] = {
+    {"tiny_flux_lora", "tiny_flux", {"linear"}, 3},
+    {"flux_lora", "flux", {"attention"}, 16},
+    {"sd3_lora", "sd3", {"linear"}, 16},
+    {"pixart_lora", "pixart_xl", {"*.to_q", "*.to_v"}, 16},
+};
+
 /* A net on a device with its inputs and outputs. */
 struct bench {
     const struct net *net;
@@ -322,8 +334,8 @@ static void bench_open(struct bench *b, const struct net *net, const char *devic
     b->type = lg_device_dtype(b->device);
     b->wide = b->type == LG_F64 ? LG_F64 : LG_F32;
     gpu_need(lg_stream_open(b->device, &b->stream));
-    gpu_need(lg_denoiser_params(&net->c, &b->params));
-    const struct lg_denoiser_mode mode = {.batch = net->batch, .train = true};
+    gpu_need(lg_denoiser_table(&net->c, &training, &b->params));
+    const struct lg_denoiser_mode mode = {.batch = net->batch, .train = true, .training = training};
     gpu_need(lg_denoiser_open(b->device, &net->c, &mode, &b->denoiser));
     fill_weights(b);
     fill_inputs(b);
@@ -388,8 +400,11 @@ static void check_recomputed(struct bench *b, const struct gpu_precision *p,
         const bool offload = i >= 3;
         double *again[2];
         const char *const recompute[] = {words[i], NULL};
-        const struct lg_denoiser_mode mode = {
-            .batch = b->net->batch, .train = true, .recompute = recompute, .offload = offload};
+        const struct lg_denoiser_mode mode = {.batch = b->net->batch,
+                                              .train = true,
+                                              .recompute = recompute,
+                                              .offload = offload,
+                                              .training = training};
         lg_denoiser_close(&b->denoiser);
         gpu_need(lg_denoiser_open(b->device, &b->net->c, &mode, &b->denoiser));
         bench_run(b, &again[0], &again[1]);
@@ -416,7 +431,8 @@ static void check_shared(struct bench *b, const struct gpu_precision *p, const d
         shape[WIDE].c.width += 3 * own->patch;
     }
     for (int k = 0; k < SHAPES; k++) {
-        const struct lg_denoiser_mode mode = {.batch = b->net->batch, .train = true};
+        const struct lg_denoiser_mode mode = {
+            .batch = b->net->batch, .train = true, .training = training};
         if (!own->sample_size) shape[k].c.sample_size = own->height;
         gpu_need(lg_denoiser_compile(b->device, &shape[k].c, &mode, &net[k]));
     }
@@ -469,9 +485,23 @@ static void check_net(const struct net *net)
     bench_close(&ref);
 }
 
+static void check_adapted(const struct adapted *a)
+{
+    for (size_t i = 0; i < LG_ARRAY_LEN(NETS); i++) {
+        if (strcmp(NETS[i].name, a->of)) continue;
+        struct net net = NETS[i];
+        net.name = a->name;
+        training.adapter =
+            (struct lg_adapter){.rank = a->rank, .alpha = 2 * a->rank, .targets = a->targets};
+        check_net(&net);
+    }
+}
+
 int main(int argc, char **argv)
 {
     for (size_t i = 0; i < LG_ARRAY_LEN(NETS); i++)
         if (argc == 1 || !strcmp(argv[1], NETS[i].name)) check_net(&NETS[i]);
+    for (size_t i = 0; i < LG_ARRAY_LEN(ADAPTED); i++)
+        if (argc == 1 || !strcmp(argv[1], ADAPTED[i].name)) check_adapted(&ADAPTED[i]);
     return gpu_summary();
 }

@@ -181,16 +181,16 @@ static void run_rms_norm_backward(struct column_call *c)
 {
     copy_in(c, 0, 3, ROWS);
     copy_in(c, 1, 4, 2);
-    lg_rms_norm_backward(c->stream,
-                         &(struct lg_rms_norm_backward_args){.dy = VECTORS_IN(0),
-                                                             .x = VECTORS_IN(1),
-                                                             .w = MOD_IN(2),
-                                                             .rstd = lg_t3(g_rstd, LG_F32, 2, 1, 2),
-                                                             .dx = VECTORS_OUT(0),
-                                                             .dw = MOD_OUT(1),
-                                                             .each = 1,
-                                                             .accumulate = c->variant,
-                                                             .accumulate_dw = c->variant});
+    lg_rms_norm_backward(c->stream, &(struct lg_rms_norm_backward_args){
+                                        .dy = VECTORS_IN(0),
+                                        .kept = lg_t3(c->in[1], LG_F32, 2, 1, 2 * c->n),
+                                        .w = MOD_IN(2),
+                                        .rstd = lg_t3(g_rstd, LG_F32, 2, 1, 2),
+                                        .dx = VECTORS_OUT(0),
+                                        .dw = MOD_OUT(1),
+                                        .each = 1,
+                                        .accumulate = c->variant,
+                                        .accumulate_dw = c->variant});
 }
 
 static void run_layer_norm_forward(struct column_call *c)

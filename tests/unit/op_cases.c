@@ -23,12 +23,25 @@ struct shape {
 
 #define BUILD(op) static void build_##op(struct op_run *r, const struct shape *z)
 
+/* Of linears: `groups` products side by side, each of K features in; N: all features out. */
+static int64_t features_in(const struct shape *z)
+{
+    return z->K * LG_MAX(z->groups, 1);
+}
+
+/* packed: columns of a wider matrix. */
+static lg_tensor weights_of(struct op_run *r, const struct shape *z)
+{
+    if (!z->packed) return op_in(r, 0, 1, DIMS(z->N, z->K));
+    return op_slice(r, op_pack(r, 0, z->N, z->K + 24), NULL, 16, z->K, DIMS(z->N, z->K));
+}
+
 BUILD(linear_forward)
 {
     int64_t M = z->B * z->T;
     struct lg_linear_forward_args a = {.act = z->act};
-    a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, z->K));
-    a.w = op_in(r, 0, 1, DIMS(z->N, z->K));
+    a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, features_in(z)));
+    a.w = weights_of(r, z);
     if (z->bias) a.bias = op_in(r, 0, 1, DIMS(z->N));
     if (z->residual && !z->alias) a.residual = op_in(r, OP_SAMPLE, 1, DIMS(M, z->N));
     a.y = op_out(r, "y", OP_SAMPLE | (z->alias ? OP_FILLED : 0), DIMS(M, z->N));
@@ -42,9 +55,9 @@ BUILD(linear_backward_data)
     int64_t M = z->B * z->T;
     struct lg_linear_backward_data_args a = {.accumulate = z->accumulate, .act = z->act};
     a.dy = op_in(r, OP_SAMPLE, 1, DIMS(M, z->N));
-    a.w = op_in(r, 0, 1, DIMS(z->N, z->K));
+    a.w = weights_of(r, z);
     if (z->act) a.pre = op_in(r, OP_SAMPLE, 1, DIMS(M, z->K));
-    a.dx = op_out(r, "dx", OP_SAMPLE | (z->accumulate ? OP_FILLED : 0), DIMS(M, z->K));
+    a.dx = op_out(r, "dx", OP_SAMPLE | (z->accumulate ? OP_FILLED : 0), DIMS(M, features_in(z)));
     if (z->bias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(z->K));
     a.accumulate_dbias = z->dbias_filled;
     lg_linear_backward_data(r->stream, &a);
@@ -56,7 +69,7 @@ BUILD(linear_backward_weight)
     int filled = z->accumulate ? OP_FILLED : 0;
     struct lg_linear_backward_weight_args a = {.accumulate = z->accumulate};
     a.dy = op_in(r, OP_SAMPLE, 1, DIMS(M, z->N));
-    a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, z->K));
+    a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, features_in(z)));
     a.dw = op_out(r, "dw", filled, DIMS(z->N, z->K));
     if (z->bias) a.dbias = op_out(r, "dbias", filled, DIMS(z->N));
     lg_linear_backward_weight(r->stream, &a);
@@ -172,20 +185,27 @@ BUILD(copy_rows)
 }
 
 /* packed: as many vectors again that are copied. Samples of x and y lie apart unless y is x. */
+/* Cosines and sines (T, p) of random angles. */
+static void angles_of(struct op_run *r, int64_t T, int64_t p, lg_tensor *ret_cos,
+                      lg_tensor *ret_sin)
+{
+    double *angle = calloc((size_t)(2 * T * p), sizeof *angle);
+    LG_ASSERT(angle);
+    lg_philox_normal_f64(angle, (size_t)(T * p), r->seed, LG_PURPOSE_TEST, 1, 0);
+    for (int64_t i = 0; i < T * p; i++) {
+        angle[T * p + i] = sin(angle[i]);
+        angle[i] = cos(angle[i]);
+    }
+    *ret_cos = op_in_values(r, r->stats, OP_STATS, angle, DIMS(T, p));
+    *ret_sin = op_in_values(r, r->stats, OP_STATS, angle + T * p, DIMS(T, p));
+    free(angle);
+}
+
 BUILD(rope)
 {
     const int64_t p = z->d / 2, h = z->heads * (z->packed ? 2 : 1), all = z->T * h * z->d;
     struct lg_rope_args a = {.turned = (int)z->heads, .inverse = z->given};
-    double *angle = calloc((size_t)(2 * z->T * p), sizeof *angle);
-    LG_ASSERT(angle);
-    lg_philox_normal_f64(angle, (size_t)(z->T * p), r->seed, LG_PURPOSE_TEST, 1, 0);
-    for (int64_t i = 0; i < z->T * p; i++) {
-        angle[z->T * p + i] = sin(angle[i]);
-        angle[i] = cos(angle[i]);
-    }
-    a.cos = op_in_values(r, r->stats, OP_STATS, angle, DIMS(z->T, p));
-    a.sin = op_in_values(r, r->stats, OP_STATS, angle + z->T * p, DIMS(z->T, p));
-    free(angle);
+    angles_of(r, z->T, p, &a.cos, &a.sin);
     const int64_t dim[] = {z->B, z->T, h, z->d};
     if (z->alias) {
         op_in_out(r, true, "y", OP_SAMPLE, &a.x, &a.y, 4, dim);
@@ -316,27 +336,31 @@ BUILD(rms_norm_forward)
 {
     const int64_t g = z->groups ? z->groups : 1, each = z->count ? z->count : 1;
     struct lg_rms_norm_forward_args a = {.each = (int)each, .eps = 1e-6};
-    a.x = vectors_of(r, z, 0, NULL);
+    const int64_t h = z->heads ? z->heads : 1;
+    if (!z->alias) a.x = vectors_of(r, z, 0, NULL);
     a.w = op_in(r, 0, 1, DIMS(g, z->D));
-    a.y = vectors_of(r, z, OP_OUTPUT, "y");
-    if (z->lse) a.rstd = op_out_typed(r, "rstd", r->stats, OP_SAMPLE, DIMS(z->B, z->T, g * each));
+    if (z->given) angles_of(r, z->T, z->D / 2, &a.cos, &a.sin);
+    if (z->alias)
+        op_in_out(r, true, "y", OP_SAMPLE, &a.x, &a.y, DIMS(z->B, z->T, h, z->D));
+    else
+        a.y = vectors_of(r, z, OP_OUTPUT, "y");
+    if (z->lse) {
+        a.rstd = op_out_typed(r, "rstd", r->stats, OP_SAMPLE, DIMS(z->B, z->T, g * each));
+        a.kept = op_out(r, "kept", OP_SAMPLE | OP_EXACT, DIMS(z->B, z->T, g * each * z->D));
+    }
     lg_rms_norm_forward(r->stream, &a);
 }
 
-/* rstd of each sample's first `normed` vectors of a token of x, in memory of the caller's. */
-static double *rms_stats(const struct op_run *r, lg_tensor x, int64_t normed)
+/* rstd of vectors of D elements, in memory of the caller's. */
+static double *rms_stats(const double *v, int64_t vectors, int64_t D)
 {
-    const int64_t T = x.dim[1], h = x.dim[2], D = x.dim[3];
-    double *rstd = calloc((size_t)(x.dim[0] * T * normed), sizeof *rstd), *at = rstd;
+    double *rstd = calloc((size_t)vectors, sizeof *rstd);
     LG_ASSERT(rstd);
-    for (int64_t token = 0; token < x.dim[0] * T; token++)
-        for (int64_t k = 0; k < normed; k++) {
-            const double *v =
-                op_values_of(r, x) + token / T * lg_row_stride(&x, 1) + (token % T * h + k) * D;
-            double squares = 0;
-            for (int64_t i = 0; i < D; i++) squares += v[i] * v[i];
-            *at++ = 1 / sqrt(squares / (double)D + 1e-6);
-        }
+    for (int64_t k = 0; k < vectors; k++, v += D) {
+        double squares = 0;
+        for (int64_t i = 0; i < D; i++) squares += v[i] * v[i];
+        rstd[k] = 1 / sqrt(squares / (double)D + 1e-6);
+    }
     return rstd;
 }
 
@@ -346,15 +370,20 @@ BUILD(rms_norm_backward)
     const int filled = z->accumulate ? OP_FILLED : 0;
     struct lg_rms_norm_backward_args a = {
         .each = (int)each, .accumulate = z->accumulate, .accumulate_dw = z->dbias_filled};
-    a.x = vectors_of(r, z, 0, NULL);
-    a.dy = vectors_of(r, z, 0, NULL);
+    const int64_t h = z->heads ? z->heads : 1;
+    a.kept = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, g * each * z->D));
+    if (!z->alias) a.dy = vectors_of(r, z, 0, NULL);
     a.w = op_in(r, 0, 1, DIMS(g, z->D));
-    double *rstd = rms_stats(r, a.x, g * each);
+    if (z->given) angles_of(r, z->T, z->D / 2, &a.cos, &a.sin);
+    double *rstd = rms_stats(op_values_of(r, a.kept), z->B * z->T * g * each, z->D);
     a.rstd = op_in_values(r, r->stats, OP_STATS, rstd, DIMS(z->B, z->T, g * each));
     free(rstd);
     /* What is added to lies side by side: packs are outputs of NaN. */
-    a.dx = filled ? op_out(r, "dx", OP_SAMPLE | filled, DIMS(z->B, z->T, a.x.dim[2], z->D))
-                  : vectors_of(r, z, OP_OUTPUT, "dx");
+    if (z->alias)
+        op_in_out(r, true, "dx", OP_SAMPLE, &a.dy, &a.dx, DIMS(z->B, z->T, h, z->D));
+    else
+        a.dx = filled ? op_out(r, "dx", OP_SAMPLE | filled, DIMS(z->B, z->T, h, z->D))
+                      : vectors_of(r, z, OP_OUTPUT, "dx");
     if (z->bias) a.dw = op_out(r, "dw", z->dbias_filled ? OP_FILLED : 0, DIMS(g, z->D));
     lg_rms_norm_backward(r->stream, &a);
 }

@@ -195,6 +195,17 @@ static void linear_behind_an_activation(void)
 {
     end(square(square(wanted("x"), LG_ACT_SILU), LG_ACT_NONE));
 }
+static void linear_by_columns_behind_an_activation(void)
+{
+    lg_tensor w = small_input(f, "w", small_t2(f, 3, D + 3));
+    lg_tensor x = square(wanted("x"), LG_ACT_SILU);
+    end(small_linear(f, x, lg_slice(w, 1, 2, D), LG_NONE, LG_ACT_NONE));
+}
+static void linears_side_by_side_behind_an_activation(void)
+{
+    lg_tensor w = small_wanted(f, "w", small_t2(f, 6, D / 2));
+    end(small_linear(f, square(wanted("x"), LG_ACT_SILU), w, LG_NONE, LG_ACT_NONE));
+}
 static void linear_behind_an_act_forward(void)
 {
     lg_tensor x = small_mul(f, wanted("x"), wanted("factor"));
@@ -276,6 +287,8 @@ static void test_linear_and_activation(void **state)
 {
     (void)state;
     BACKWARD(linear_behind_an_activation, act_backward, 1); /* that of the end */
+    BACKWARD(linear_by_columns_behind_an_activation, act_backward, 1);
+    BACKWARD(linears_side_by_side_behind_an_activation, act_backward, 2); /* they are bare */
     BACKWARD(linear_behind_an_act_forward, act_backward, 1);
     BACKWARD(linear_behind_an_act_of_a_parameter, act_backward, 2);
     BACKWARD(linear_behind_a_sum_of_one_before, act_backward, 2);

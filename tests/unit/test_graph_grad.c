@@ -109,6 +109,28 @@ static void linear_whose_weight_alone_is_frozen(void)
     lg_tensor w = small_input(f, "w", small_t2(f, 5, D));
     end(small_linear(f, wanted("x"), w, bias_of(5), LG_ACT_SILU));
 }
+static void linears_side_by_side(void)
+{
+    end(small_linear(f, wanted("x"), weight(6, D / 2), LG_NONE, LG_ACT_NONE));
+}
+static void linear_by_columns_of_what_is_frozen(void)
+{
+    lg_tensor w = small_input(f, "w", small_t2(f, 5, D + 3));
+    end(small_linear(f, wanted("x"), lg_slice(w, 1, 2, D), LG_NONE, LG_ACT_SILU));
+}
+/* What is added to one part's gradient comes before the other part's is written for the first time. */
+static void parts_that_are_read_twice(void)
+{
+    lg_tensor x = small_act(f, wanted("x")), y = lg_graph_value(f->g, "y", x3());
+    for (int b = 0; b < B; b++) {
+        lg_tensor part = lg_at(x, b * T * D, small_t2(f, T, D));
+        lg_tensor u = small_linear(f, part, weight(D, D), LG_NONE, LG_ACT_NONE),
+                  v = small_linear(f, part, weight(D, D), LG_NONE, LG_ACT_NONE);
+        lg_mul_forward(f->s, &(struct lg_mul_forward_args){
+                                 .a = u, .b = v, .y = lg_at(y, b * T * D, small_t2(f, T, D))});
+    }
+    end(y);
+}
 static void act_of(lg_act act)
 {
     lg_tensor x = wanted("x"), y = lg_graph_value(f->g, "y", x3());
@@ -241,6 +263,31 @@ static void rms_norm_whose_weight_is_frozen(void)
 {
     rms_of(small_act(f, small_wanted(f, "x", small_t3(f, B, T, 3 * D))),
            small_input(f, "w", small_t2(f, 2, D)));
+}
+/* Vectors that are turned: nothing is added to their gradient where it is made. */
+static void rms_norm_turned(bool twice)
+{
+    enum { d = D, P = d / 2 };
+    lg_tensor x = small_act(f, small_wanted(f, "x", small_t3(f, B, T, 3 * D)));
+    lg_tensor w = small_wanted(f, "w", small_t2(f, 2, D)), heads = lg_split(x, 2, D), y[2];
+    lg_tensor cosine = small_input(f, "cos", small_t2(f, T, P)),
+              sine = small_input(f, "sin", small_t2(f, T, P));
+    for (int i = 0; i < 1 + twice; i++) {
+        y[i] = lg_graph_value(f->g, "y", heads);
+        lg_rms_norm_forward(
+            f->s,
+            &(struct lg_rms_norm_forward_args){
+                .x = heads, .w = w, .cos = cosine, .sin = sine, .y = y[i], .each = 1, .eps = 0.1});
+    }
+    end(twice ? small_mul(f, y[0], small_act(f, y[1])) : lg_at(y[0], 0, small_t3(f, B, T, 3 * D)));
+}
+static void rms_norm_that_turns(void)
+{
+    rms_norm_turned(false);
+}
+static void rms_norm_that_turns_one_twice(void)
+{
+    rms_norm_turned(true);
 }
 static void rms_norm_of_one_twice(void)
 {
@@ -404,6 +451,9 @@ static const struct {
     CASE(linear_whose_input_is_frozen),
     CASE(linear_whose_bias_is_frozen),
     CASE(linear_whose_weight_and_bias_are_frozen),
+    CASE(linears_side_by_side),
+    CASE(linear_by_columns_of_what_is_frozen),
+    CASE(parts_that_are_read_twice),
     CASE(linear_whose_weight_alone_is_frozen),
     CASE(act_none),
     CASE(act_silu),
@@ -428,6 +478,8 @@ static const struct {
     CASE(rms_norm_whose_input_is_frozen),
     CASE(rms_norm_whose_weight_is_frozen),
     CASE(rms_norm_of_one_twice),
+    CASE(rms_norm_that_turns),
+    CASE(rms_norm_that_turns_one_twice),
     CASE(rms_norms_into_one_value),
     CASE(norm_whose_slices_are_frozen),
     CASE(norm_whose_shift_is_frozen),

@@ -537,6 +537,13 @@ static void apart(lg_tensor *t, int64_t stride)
     lay(t, t->rank / 2, stride - row);
 }
 
+/* A matrix with twice as many columns. */
+static void twice(lg_tensor *t)
+{
+    t->dim[1] *= 2;
+    t->stride[0] *= 2;
+}
+
 #define AT_LINE_(name, line) name##line
 #define AT_LINE(name, line)  AT_LINE_(name, line)
 #define CHANGE(op, ...)                                                                            \

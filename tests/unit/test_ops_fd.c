@@ -153,8 +153,35 @@ static void linear_with(int64_t M, int64_t K, int64_t N, bool accumulate)
     check("dresidual", &l, residual, M * N, r, NULL);
 }
 
+/* Two products side by side, by columns of a wider w. */
+static void linears_with(bool accumulate)
+{
+    enum { M = 5, K = 3, N = 4, G = 2, WIDE = K + 2 };
+    double *x = normals(M * G * K), *w = normals(G * N * WIDE), *y = poison(M * G * N);
+    double *r = normals(M * G * N), *dx = accumulate ? normals(M * G * K) : poison(M * G * K);
+    double *dw = accumulate ? normals(G * N * K) : poison(G * N * K), *narrow = zeros(G * N * K);
+    const double *dx0 = accumulate ? copy_of(dx, M * G * K) : NULL;
+    const double *dw0 = accumulate ? copy_of(dw, G * N * K) : NULL;
+    struct lg_linear_forward_args f = {
+        .x = T2(x, M, G * K), .w = lg_slice(T2(w, G * N, WIDE), 1, 1, K), .y = T2(y, M, G * N)};
+    struct loss l = {run_linear_forward, &f, y, r, M * G * N};
+    lg_linear_backward_data(
+        g_stream, &(struct lg_linear_backward_data_args){
+                      .dy = T2(r, M, G * N), .w = f.w, .dx = T2(dx, M, G * K), accumulate});
+    lg_linear_backward_weight(
+        g_stream,
+        &(struct lg_linear_backward_weight_args){
+            .dy = T2(r, M, G * N), .x = f.x, .dw = T2(dw, G * N, K), .accumulate = accumulate});
+    check("dx", &l, x, M * G * K, dx, dx0);
+    for (int i = 0; i < G * N * K; i++) narrow[i] = w[i / K * WIDE + 1 + i % K];
+    f.w = T2(narrow, G * N, K);
+    check("dw", &l, narrow, G * N * K, dw, dw0);
+}
+
 static void linear(void **state)
 {
+    linears_with(false);
+    linears_with(true);
     linear_with(1, 1, 1, false);
     linear_with(5, 7, 3, false);
     linear_with(4, 6, 8, true);
@@ -327,11 +354,22 @@ static lg_tensor vectors(double *v, int64_t B, int64_t T, int64_t h, int64_t D, 
     return t;
 }
 
-static void rms_norm_with(int64_t g, int each, int64_t h, int64_t D, bool accumulate)
+struct rms {
+    int64_t g;
+    int each;
+    int64_t h, D;
+    bool accumulate, turned;
+};
+static void rms_norm_with(struct rms z)
 {
     enum { B = 2, T = 3 };
+    const int64_t g = z.g, h = z.h, D = z.D;
+    const int each = z.each;
+    const bool accumulate = z.accumulate;
     const int64_t stride = T * h * D + 2, n = B * stride, normed = g * each;
     double *x = normals(n), *w = normals(g * D), *y = zeros(n), *r = normals(n);
+    double *angle = normals(T * D / 2), *sine = poison(T * D / 2);
+    double *kept = poison(B * T * normed * D);
     double *rstd = poison(B * T * normed), *dx = accumulate ? normals(n) : zeros(n);
     double *dw = accumulate ? normals(g * D) : poison(g * D);
     const double *dx0 = accumulate ? copy_of(dx, n) : NULL;
@@ -340,14 +378,19 @@ static void rms_norm_with(int64_t g, int each, int64_t h, int64_t D, bool accumu
                                          .w = T2(w, g, D),
                                          .y = vectors(y, B, T, h, D, stride),
                                          .rstd = T3(rstd, B, T, normed),
+                                         .kept = T3(kept, B, T, normed * D),
                                          .each = each,
                                          .eps = 1e-2};
+    for (int64_t i = 0; i < T * D / 2; i++) sine[i] = sin(angle[i]), angle[i] = cos(angle[i]);
+    if (z.turned) f.cos = T2(angle, T, D / 2), f.sin = T2(sine, T, D / 2);
     struct loss l = {run_rms_norm_forward, &f, y, r, n};
     run_rms_norm_forward(&f);
     lg_rms_norm_backward(g_stream,
                          &(struct lg_rms_norm_backward_args){.dy = vectors(r, B, T, h, D, stride),
-                                                             .x = f.x,
+                                                             .kept = f.kept,
                                                              .w = f.w,
+                                                             .cos = f.cos,
+                                                             .sin = f.sin,
                                                              .rstd = f.rstd,
                                                              .dx = vectors(dx, B, T, h, D, stride),
                                                              .dw = T2(dw, g, D),
@@ -360,9 +403,11 @@ static void rms_norm_with(int64_t g, int each, int64_t h, int64_t D, bool accumu
 
 static void rms_norm(void **state)
 {
-    rms_norm_with(1, 1, 1, 5, false);
-    rms_norm_with(2, 2, 5, 3, true);
-    rms_norm_with(2, 1, 3, 4, false);
+    rms_norm_with((struct rms){1, 1, 1, 5, false, false});
+    rms_norm_with((struct rms){2, 2, 5, 3, true, false});
+    rms_norm_with((struct rms){2, 1, 3, 4, false, false});
+    rms_norm_with((struct rms){2, 2, 5, 4, false, true});
+    rms_norm_with((struct rms){1, 3, 3, 6, false, true});
 }
 
 static void layer_norm_with(int64_t M, int64_t D, bool accumulate)

@@ -1,0 +1,408 @@
+/* Backward of attention over many tokens on the tensor cores (wgmma): any numbers of queries and keys, d = 64, 72 or
+ * 128, bf16 or fp16, no key lengths. Always the same bits.
+ *
+ *     r = rows' sums of dout o,  P = exp(scale Q K^T - lse),  dS = P (dO V^T - r)
+ *     dV = P^T dO,  dK = scale dS^T Q,  dQ = scale dS K
+ *
+ * Three kernels. The first computes r and -lse log2 e, the third rounds dQ. In the second, after FlashAttention-3 (Shah
+ * and others, 2024), an item is 128 keys of a head, whose dK and dV stay in registers, 64 keys a warpgroup, while
+ * blocks of queries pass by. The products' results are transposed: S^T and dP^T, from which P^T and dS^T come as left
+ * operands of dV and dK; dS^T also goes to shared memory, and both warpgroups multiply it by K: each 64 rows (d > 64,
+ * where a block has 64 queries and not 128: half of the columns) of a part of dQ. The next block's S^T is begun before
+ * that part is taken.
+ *
+ * Parts of dQ are added up in global memory, in fp32, in the order of the keys (long_attention_load.cuh).
+ *
+ * dS is computed with P as it was rounded for dV: then P need not be kept twice. Its error is as large as that of
+ * rounding dS itself.
+ *
+ * Queries beyond the last come as zeros, with -lse = -inf: their P and dS are 0. Scores of keys beyond the last are
+ * set to -inf.
+ *
+ * Shared memory: K and V (d = 128: once, else twice), Q and dO twice, dS twice, a part of dQ. Bytes at d = 64: 231,856.
+ *
+ * At T = 4096, d = 64, B H = 64 there are 687 GFLOP (0.87 ms at 790 TFLOP/s). Operands in shared memory are what it
+ * waits for: with blocks of 64 queries at d = 64 there were registers to begin S^T of the next block while dV was under
+ * way, and it was 10 % slower. */
+#include "kernels/cuda/long_attention.h"
+#include "kernels/cuda/long_attention_load.cuh"
+
+enum { LOADER_REGISTERS = 24, REGISTERS = 240, DS_PANEL = KEYS * ROW };
+enum { LOAD_WARP = 0, ADD_WARP = 1 };
+enum { DS_FULL = 1 }; /* hardware barrier */
+
+template <typename T> struct tensor_core;
+#define TENSOR_CORE(T, type)                                                                       \
+    template <> struct tensor_core<T> {                                                            \
+        static __device__ __forceinline__ void scores(float (&d)[32], uint64_t a, uint64_t b,      \
+                                                      int add)                                     \
+        {                                                                                          \
+            PRODUCT_SHARED("64", type, N32, F16(d, 0) COMMA F16(d, 16), "%32", "%33", "%34",       \
+                           "0, 0");                                                                \
+        }                                                                                          \
+        static __device__ __forceinline__ void scores(float (&d)[64], uint64_t a, uint64_t b,      \
+                                                      int add)                                     \
+        {                                                                                          \
+            PRODUCT_SHARED("128", type, N64, F64(d, 0), "%64", "%65", "%66", "0, 0");              \
+        }                                                                                          \
+        static __device__ __forceinline__ void queries(float (&d)[16], uint64_t a, uint64_t b,     \
+                                                       int add)                                    \
+        {                                                                                          \
+            PRODUCT_SHARED("32", type, N16, F16(d, 0), "%16", "%17", "%18", "1, 1");               \
+        }                                                                                          \
+        static __device__ __forceinline__ void queries(float (&d)[32], uint64_t a, uint64_t b,     \
+                                                       int add)                                    \
+        {                                                                                          \
+            PRODUCT_SHARED("64", type, N32, F16(d, 0) COMMA F16(d, 16), "%32", "%33", "%34",       \
+                           "1, 1");                                                                \
+        }                                                                                          \
+        static __device__ __forceinline__ void rest_of_queries(float *d, uint64_t a, uint64_t b,   \
+                                                               int add)                            \
+        {                                                                                          \
+            PRODUCT_SHARED("8", type, N4, F4(d, 0), "%4", "%5", "%6", "1, 1");                     \
+        }                                                                                          \
+        static __device__ __forceinline__ void keys(float (&d)[32], const uint32_t *a, uint64_t b) \
+        {                                                                                          \
+            PRODUCT_REGISTERS("64", type, N32, F16(d, 0) COMMA F16(d, 16), "%32, %33, %34, %35",   \
+                              "%36");                                                              \
+        }                                                                                          \
+        static __device__ __forceinline__ void keys(float (&d)[64], const uint32_t *a, uint64_t b) \
+        {                                                                                          \
+            PRODUCT_REGISTERS("128", type, N64, F64(d, 0), "%64, %65, %66, %67", "%68");           \
+        }                                                                                          \
+        static __device__ __forceinline__ void rest_of_keys(float *d, const uint32_t *a,           \
+                                                            uint64_t b)                            \
+        {                                                                                          \
+            PRODUCT_REGISTERS("8", type, N4, F4(d, 0), "%4, %5, %6, %7", "%8");                    \
+        }                                                                                          \
+    };
+TENSOR_CORE(bf16, "bf16")
+TENSOR_CORE(fp16, "f16")
+
+/* ---- a warpgroup that computes ---- */
+
+template <typename T, int D> struct computing {
+    using L = backward_layout<D>;
+    using DQ = dq_parts<D>;
+    static constexpr int QUERIES = L::QUERIES, S = QUERIES / 2, P = QUERIES / 4;
+    const backward_args &a;
+    uint32_t shared, ds; /* ds: where the thread's warp writes dS^T */
+    int n = 0, m = 0;    /* items and steps that were */
+    int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % WARP;
+    int row = group * ROWS + threadIdx.x % GROUP / WARP * 16; /* the warp's first key of the tile */
+    __device__ __forceinline__ computing(const backward_args &args, uint32_t memory)
+        : a(args), shared(memory)
+    {
+        ds = shared + L::DS + (row + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
+    }
+    __device__ __forceinline__ uint32_t k_tile() const
+    {
+        return shared + L::K + n % L::KV_STAGES * L::KV_TILE;
+    }
+    /* Of this step, what lies twice. */
+    __device__ __forceinline__ uint32_t block(int at, int bytes) const
+    {
+        return shared + at + m % 2 * bytes;
+    }
+    /* x = the group's 64 rows of a tile of keys times a block's rows, transposed; begun. */
+    __device__ __forceinline__ void begin_rows(float (&x)[S], uint32_t keys, uint32_t block) const
+    {
+        uint32_t k = tile_start<KEYS>(keys, group * ROWS), b = tile_start<QUERIES>(block, 0);
+        products_begin();
+#pragma unroll
+        for (int s = 0; s < panels<D>::STEPS; s++)
+            tensor_core<T>::scores(x, columns_at<KEYS>(k, s), columns_at<QUERIES>(b, s), s > 0);
+        if (panels<D>::REST)
+            tensor_core<T>::scores(
+                x, left_rest(rest_of<D, KEYS>(keys, group * ROWS), shared + L::NOTHING),
+                right_rest(rest_of<D, QUERIES>(block, 0)), 1);
+        products_end();
+    }
+    /* x (64 keys, D) += p (64 keys, a block's queries) times the block; begun. */
+    __device__ __forceinline__ void begin_adding(float (&x)[D / 2], const uint32_t (&p)[P],
+                                                 uint32_t block) const
+    {
+        constexpr int MAIN = panels<D>::COUNT * COLUMNS / 2;
+        uint32_t b = tile_start<QUERIES>(block, 0);
+        products_begin();
+#pragma unroll
+        for (int s = 0; s < QUERIES / 16; s++) {
+            tensor_core<T>::keys(*reinterpret_cast<float(*)[MAIN]>(&x), p + 4 * s, rows_at(b, s));
+            if (panels<D>::REST)
+                tensor_core<T>::rest_of_keys(&x[D / 2 - 4], p + 4 * s,
+                                             rest_rows_at(rest_of<D, QUERIES>(block, 0), s));
+        }
+        products_end();
+    }
+    /* x = the group's half of dS K; begun. */
+    __device__ __forceinline__ void begin_dq(float (&x)[DQ::N / 2], uint32_t ds_tile,
+                                             uint32_t k) const
+    {
+        constexpr int SECOND =
+            DQ::SECOND / COLUMNS * KEYS * ROW + DQ::SECOND % COLUMNS * 2; /* bytes */
+        uint32_t left = again(operand_start(ds_tile + (SECOND ? 0 : group * DS_PANEL), 0));
+        uint32_t right = tile_start<KEYS>(k + group * SECOND, 0);
+        products_begin();
+#pragma unroll
+        for (int s = 0; s < KEYS / 16; s++) {
+            tensor_core<T>::queries(*reinterpret_cast<float(*)[DQ::MAIN / 2]>(&x),
+                                    operand_at(left + s * ROW, 8 * ROW, 1), rows_at(right, s),
+                                    s > 0);
+            if (panels<D>::REST)
+                tensor_core<T>::rest_of_queries(&x[DQ::N / 2 - 4],
+                                                operand_at(left + s * ROW, 8 * ROW, 1),
+                                                rest_rows_at(rest_of<D, KEYS>(k, 0), s), s > 0);
+        }
+        products_end();
+    }
+    __device__ __forceinline__ void begin_scores(float (&s)[S]) const
+    {
+        wait_came<2>(shared + L::Q_CAME, m);
+        begin_rows(s, k_tile(), block(L::Q, L::Q_TILE));
+    }
+    /* p = P^T of S^T, rounded. */
+    __device__ __forceinline__ void weights(uint32_t (&p)[P], float (&s)[S], uint32_t minus_lse,
+                                            int keys) const
+    {
+        float factor = a.scale * LOG2_E;
+        if (keys < ROWS) {
+#pragma unroll
+            for (int i = 0; i < S; i++)
+                if (row % ROWS + lane / 4 + i / 2 % 2 * 8 >= keys) s[i] = -INFINITY;
+        }
+#pragma unroll
+        for (int j = 0; j < QUERIES / 8; j++) {
+            float2 l = two_floats(minus_lse + j * 32);
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                p[2 * j + e] = packed(exp2_of(fmaf(s[4 * j + 2 * e], factor, l.x)),
+                                      exp2_of(fmaf(s[4 * j + 2 * e + 1], factor, l.y)), T());
+        }
+    }
+    /* g = dS^T of P^T and dP^T, rounded; also to shared memory. */
+    __device__ __forceinline__ void score_gradients(uint32_t (&g)[P], const uint32_t (&p)[P],
+                                                    const float (&dp)[S], uint32_t sums,
+                                                    uint32_t to) const
+    {
+#pragma unroll
+        for (int j = 0; j < QUERIES / 8; j++) {
+            float2 l = two_floats(sums + j * 32);
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float2 w = two<T>(p[2 * j + e]);
+                g[2 * j + e] = packed(w.x * (dp[4 * j + 2 * e] - l.x),
+                                      w.y * (dp[4 * j + 2 * e + 1] - l.y), T());
+            }
+            if (j % 2) /* columns 8 (j - 1) and on */
+                store_matrices((to ^ (j - 1) % 8 * 16) + j / 8 * DS_PANEL, g + 2 * j - 2);
+        }
+    }
+    static __device__ __forceinline__ float2 two_floats(uint32_t at)
+    {
+        float2 x;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+        return x;
+    }
+    /* Of a block of queries, whose S^T is under way: dV, and dS^T to g and to shared memory. No product is under way
+     * at the end: around a loop ptxas would serialise all of them (C7514). */
+    __device__ __forceinline__ void key_side(float (&s)[S], uint32_t (&g)[P], float (&dv)[D / 2],
+                                             int i, int keys)
+    {
+        float dp[S];
+        uint32_t p[P], dout = block(L::DOUT, L::Q_TILE);
+        if (i == 0) wait_came<L::KV_STAGES>(shared + L::V_CAME, n);
+        wait_came<2>(shared + L::DOUT_CAME, m);
+        begin_rows(dp, k_tile() + L::V - L::K, dout);
+        products_wait<1>();
+        settled(s);
+        weights(p, s, block(L::LSE, QUERIES * 4) + lane % 4 * 8, keys);
+        begin_adding(dv, p, dout);
+        products_wait<1>();
+        settled(dp);
+        score_gradients(g, p, dp, block(L::SUMS, QUERIES * 4) + lane % 4 * 8,
+                        ds + m % 2 * L::DS_TILE);
+        products_wait<0>();
+        settled(dv);
+        warp_arrive(came<2>(shared + L::DOUT_CAME, m) + 8);
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        barrier_sync(DS_FULL, GROUPS * GROUP);
+    }
+    /* Of the same block, dK and a part of dQ; begins S^T of the next one, unless it is the LAST. */
+    template <bool LAST>
+    __device__ __forceinline__ void query_side(float (&s)[S], const uint32_t (&g)[P],
+                                               float (&dk)[D / 2])
+    {
+        float dq[DQ::N / 2];
+        begin_dq(dq, block(L::DS, L::DS_TILE), k_tile());
+        begin_adding(dk, g, block(L::Q, L::Q_TILE));
+        m++;
+        if constexpr (!LAST) {
+            begin_scores(s);
+            products_wait<2>();
+        } else {
+            products_wait<1>();
+        }
+        settled(dq);
+        /* The part before this one, which has one place with it, has been read. */
+        if (m > 1) mbarrier_wait(came<2>(shared + L::DQ_CAME, m - 2) + 8, (m - 2) / 2 % 2);
+        uint32_t to = shared + L::DQ + group * DQ::HALF * 4 + threadIdx.x % GROUP * 16;
+#pragma unroll
+        for (int j = 0; j < DQ::N / 8; j++)
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * GROUP * 16),
+                         "f"(dq[4 * j]), "f"(dq[4 * j + 1]), "f"(dq[4 * j + 2]), "f"(dq[4 * j + 3])
+                         : "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        warp_arrive(came<2>(shared + L::DQ_CAME, m - 1));
+        products_wait<LAST ? 0 : 1>(); /* g is free: there are no registers for it, S and dP */
+        settled(dk);
+        warp_arrive(came<2>(shared + L::Q_CAME, m - 1) + 8);
+    }
+    /* dK and dV, where K and V were. */
+    __device__ __forceinline__ void store(const float (&dk)[D / 2], const float (&dv)[D / 2],
+                                          place at)
+    {
+        uint32_t k = k_tile(), v = k + L::V - L::K;
+        barrier_sync(DS_FULL, GROUPS * GROUP); /* both groups' products have read K */
+        stage_rows<T, D, KEYS>(k, row, dk, a.scale);
+        stage_rows<T, D, KEYS>(v, row, dv, 1);
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncwarp();
+        if (lane == 0) {
+            at.token += row;
+            put_rows<D, KEYS>(a.dk, at, k, row);
+            put_rows<D, KEYS>(a.dv, at, v, row);
+            puts_end();
+            puts_wait<0>();
+            mbarrier_arrive(came<L::KV_STAGES>(shared + L::K_CAME, n) + 8);
+            mbarrier_arrive(came<L::KV_STAGES>(shared + L::V_CAME, n) + 8);
+        }
+        __syncwarp();
+    }
+    __device__ __forceinline__ void items()
+    {
+#pragma unroll 1
+        for (int number; (number = number_of<D>(shared, n, true)) >= 0; n++) {
+            item_of z(a, number);
+            float s[S], dk[D / 2] = {}, dv[D / 2] = {};
+            int keys = a.Tk - z.at.token - group * ROWS; /* that the group has */
+            wait_came<L::KV_STAGES>(shared + L::K_CAME, n);
+            uint32_t g[P];
+            begin_scores(s);
+            key_side(s, g, dv, 0, keys);
+#pragma unroll 1
+            for (int i = 1; i < a.blocks; i++) {
+                query_side<false>(s, g, dk);
+                key_side(s, g, dv, i, keys);
+            }
+            query_side<true>(s, g, dk);
+            store(dk, dv, z.at);
+        }
+        if (lane == 0) puts_done();
+    }
+};
+
+template <typename T, int D>
+static __global__ void __launch_bounds__(THREADS, 1)
+    long_backward_kernel(const __grid_constant__ backward_args a)
+{
+    using L = backward_layout<D>;
+    extern __shared__ __align__(1024) char memory[];
+    uint32_t shared = shared_address(memory);
+    if (panels<D>::REST && threadIdx.x < ZEROS / 16)
+        *(float4 *)(memory + L::NOTHING + threadIdx.x * 16) = float4{};
+    if (threadIdx.x == 0)
+        for (int at = L::BARRIERS; at < L::BYTES; at += 16) {
+            bool dq = at >= L::DQ_CAME && at < L::ITEM_CAME;
+            int readers = at >= L::ITEM_CAME ? WARPS + ADDERS : WARPS;
+            mbarrier_begin(shared + at, dq ? WARPS : 1);
+            mbarrier_begin(shared + at + 8, dq ? 1 : readers);
+        }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    if (threadIdx.x < GROUP) {
+        registers_give<LOADER_REGISTERS>();
+        if (threadIdx.x == LOAD_WARP * WARP) produce<D>(a, shared);
+        int adder = threadIdx.x / WARP - ADD_WARP;
+        if (threadIdx.x % WARP == 0 && adder >= 0 && adder < ADDERS) add_up<D>(a, shared, adder);
+    } else {
+        registers_take<REGISTERS>();
+        computing<T, D>(a, shared).items();
+    }
+}
+
+/* ---- on the host ---- */
+
+/* How many heads' items are taken in turns: so few that what they go through, Q and dO in 16 bits and dQ in 32, stays in
+ * the L2, of 50 MB in two halves; and no fewer, so that few items of a head run at a time and wait for one another. At
+ * 4096 tokens, d = 64, 4, 8 and 16 heads: 429, 440, 438 TFLOP/s. */
+static int together_of(const struct lg_attention_backward_args *a)
+{
+    int64_t bytes = a->q.dim[1] * a->q.dim[3] * 8, n = (16 << 20) / bytes;
+    return (int)LG_MAX(1, LG_MIN(n, a->q.dim[0] * a->q.dim[2]));
+}
+template <typename T, int D>
+static void launch(lg_stream *stream, const struct lg_attention_backward_args *a)
+{
+    using L = backward_layout<D>;
+    cudaStream_t cuda = lg_cuda_stream_of(stream);
+    int multiprocessors = lg_cuda_device_of(stream)->multiprocessors;
+    int B = (int)a->q.dim[0], H = (int)a->q.dim[2], Tq = (int)a->q.dim[1], Tk = (int)a->k.dim[1];
+    int blocks = (int)ceil_div(Tq, L::QUERIES), tiles = (int)ceil_div(Tk, KEYS);
+    scratch_memory scratch = scratch_of<D>(a, stream->scratch);
+    backward_args z = {maps_of<D>(&a->q, L::QUERIES),
+                       maps_of<D>(&a->k, KEYS),
+                       maps_of<D>(&a->v, KEYS),
+                       maps_of<D>(&a->dout, L::QUERIES),
+                       maps_of<D>(&a->dk, 16),
+                       maps_of<D>(&a->dv, 16),
+                       scratch,
+                       (float)a->scale,
+                       Tk,
+                       H,
+                       B * H,
+                       blocks,
+                       tiles,
+                       together_of(a)};
+    prepare<T, D>(cuda, a, scratch);
+    unsigned grid = (unsigned)LG_MIN(multiprocessors, B * H * tiles);
+    LG_CUDA(cudaFuncSetAttribute(long_backward_kernel<T, D>,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
+    long_backward_kernel<T, D><<<grid, THREADS, L::BYTES, cuda>>>(z);
+    LG_CUDA_LAUNCHED();
+    take_dq<T, D>(cuda, a, scratch);
+}
+template <typename T>
+static void launch_for(lg_stream *s, const struct lg_attention_backward_args *a)
+{
+    int64_t d = a->q.dim[3];
+    d == 64 ? launch<T, 64>(s, a) : d == 72 ? launch<T, 72>(s, a) : launch<T, 128>(s, a);
+}
+
+bool cuda_long_attention_takes(const lg_cuda_device *gpu,
+                               const struct lg_attention_backward_args *a)
+{
+    const void *p[] = {a->q.data,    a->k.data,  a->v.data,  a->o.data,
+                       a->dout.data, a->dq.data, a->dk.data, a->dv.data};
+    const lg_tensor *rows[] = {&a->q, &a->k, &a->dq, &a->dk};
+    int64_t d = a->q.dim[3];
+    if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72 && d != 128))
+        return false;
+    if (a->q.dim[1] < LONG_LEAST || a->k.dim[1] < LONG_LEAST) return false;
+    if (a->k_length.rank || !(a->scale > 0)) return false;
+    for (size_t i = 0; i < sizeof p / sizeof *p; i++)
+        if (!lg_cuda_aligned_16(p[i])) return false;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (lg_row_stride(rows[i], 2) % 8) return false;
+    return true;
+}
+size_t cuda_long_attention_scratch(const struct lg_attention_backward_args *a)
+{
+    int64_t d = a->q.dim[3];
+    return d == 64   ? scratch_of<64>(a, nullptr).bytes
+           : d == 72 ? scratch_of<72>(a, nullptr).bytes
+                     : scratch_of<128>(a, nullptr).bytes;
+}
+void cuda_long_attention_backward(lg_stream *s, const struct lg_attention_backward_args *a)
+{
+    a->q.dtype == LG_F16 ? launch_for<fp16>(s, a) : launch_for<bf16>(s, a);
+}
