@@ -363,7 +363,7 @@ static lg_tensor angle_table(lg_tensor angles, int i)
 lg_tensor lg_net_side_by_side(lg_net *n, lg_tensor a, lg_tensor b)
 {
     const int64_t first = a.dim[a.rank - 1], second = b.dim[b.rank - 1];
-    lg_tensor y = lg_net_value(n, "side by side", with_last(a, first + second));
+    lg_tensor y = lg_net_value(n, "side by side", lg_net_with_last(a, first + second));
     LG_NET_RECORD(n, copy_rows, .x = lg_net_rows(a), .y = lg_slice(lg_net_rows(y), 1, 0, first));
     LG_NET_RECORD(n, copy_rows, .x = lg_net_rows(b),
                   .y = lg_slice(lg_net_rows(y), 1, first, second));
