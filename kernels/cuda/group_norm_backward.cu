@@ -10,7 +10,7 @@
  * bits do not depend on the batch.
  *
  * Bytes: x and dy twice, dx once; a sample's two maps of SD 2's first level are 5 MB, so that nothing stays in a
- * multiprocessor between 1 and 3. All GroupNorms of a U-Net together are 2 to 3 % of its step. */
+ * multiprocessor between 1 and 3. Together they are 3 % of a step of SDXL with adapters (docs/gpu-results.md). */
 #include "kernels/cuda/group_norm.cuh"
 
 enum { COLUMNS_MAX = 64 }; /* packs: small maps have several pixels under way at once, too */

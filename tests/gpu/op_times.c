@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CALLS_MAX = 1 << 16, ROWS_MAX = 256 };
+enum { CALLS_MAX = 1 << 16, ROWS_MAX = 512 };
 
 struct row {
     lg_op_id op;
@@ -76,8 +76,7 @@ static struct two_tensors tensors_of(lg_op_id op, const void *a)
     struct two_tensors r = {{first[0], first[1]}};
     if (op == LG_OP_norm_conv2d_forward)
         r.t[1] = ((const struct lg_norm_conv2d_forward_args *)a)->conv.y;
-    if (op == LG_OP_attention_backward)
-        r.t[1] = ((const struct lg_attention_backward_args *)a)->k;
+    if (op == LG_OP_attention_backward) r.t[1] = ((const struct lg_attention_backward_args *)a)->k;
     return r;
 }
 #define LG_OP(name, ...)                                                                           \
