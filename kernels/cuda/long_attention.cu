@@ -284,6 +284,8 @@ template <typename T, int D> struct computing {
         for (int number; (number = number_of<D>(shared, n, true)) >= 0; n++) {
             item_of z(a, number);
             float s[S], dk[D / 2] = {}, dv[D / 2] = {};
+            settled(dk); /* the zeros, too, before products begin */
+            settled(dv);
             int keys = a.Tk - z.at.token - group * ROWS; /* that the group has */
             wait_came<L::KV_STAGES>(shared + L::K_CAME, n);
             uint32_t g[P];
