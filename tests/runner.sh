@@ -9,10 +9,12 @@
 #
 # A test that crashes, runs out of time or checks nothing has failed, whatever it counted. Prints one line for
 # each test as it ends, and what a failed one said. For each test RESULTS gets a file KIND.BUILD.NAME with
-# "PASSED FAILED SECONDS", and in RESULTS/failed what failed, in words. Exits 1 when a test has failed.
+# "PASSED FAILED SECONDS CPU_SECONDS", and in RESULTS/failed what failed, in words. Exits 1 when a test has failed.
+# CPU_SECONDS are those of all its processes, but for what has detached itself: unlike the seconds that passed,
+# they say what a test costs also where others use the machine.
 #
-# How long a test takes is looked up in tests/durations ("KIND BUILD NAME SECONDS", BUILD without its folder's
-# path): this is for the order alone, so old figures only cost time.
+# How long a test takes is looked up in tests/durations ("KIND BUILD NAME SECONDS CPU_SECONDS", BUILD without its
+# folder's path): this is for the order alone, so old figures only cost time. tests/durations.sh writes the file.
 #
 # UNIT_LIMIT_S (300) and E2E_LIMIT_S (1200): seconds that one test may take.
 set -u
@@ -22,9 +24,22 @@ cd "$(dirname "$0")/.." || exit 1
 mkdir -p "$results" || exit 1
 : >"$results/failed"
 
-say() { # KIND BUILD NAME PASSED FAILED SECONDS
-    printf '  %-4s  %-7s %-28s %4d checks, %4d s\n' "$([ "$5" -eq 0 ] && echo ok || echo FAIL)" \
-        "$1${2#build}" "$3" $(($4 + $5)) "$6"
+# Writes the result of a test, and says it: KIND BUILD NAME PASSED FAILED. What it took is in RESULTS/*.took.
+say() {
+    local file=$results/$1.${2##*/}.${3//\//_} wall user system
+    { read -r wall user system <"$file.took"; } 2>/dev/null || wall=0 user=0 system=0
+    rm -f "$file.took"
+    set -- "$@" "${wall%.*}" "$(awk "BEGIN { printf \"%.1f\", $user + $system }")"
+    echo "$4 $5 $6 $7" >"$file"
+    printf '  %-4s  %-7s %-28s %4d checks, %4d s, %6s s of CPU\n' "$([ "$5" -eq 0 ] && echo ok || echo FAIL)" \
+        "${1/script/e2e}${2#build}" "$3" $(($4 + $5)) "$6" "$7"
+}
+# timed FILE COMMAND...: runs it; FILE.took says the seconds that passed, of user and of system time.
+TIMEFORMAT='%R %U %S'
+timed() {
+    local file=$1
+    shift
+    { time "$@" 2>&3 3>&-; } 3>&2 2>"$file.took"
 }
 # Lines about a failed test, for the terminal and for the end of the check.
 tell() { # KIND BUILD NAME FAILED LOG; the lines come from standard input
@@ -32,8 +47,8 @@ tell() { # KIND BUILD NAME FAILED LOG; the lines come from standard input
 }
 
 run_unit() { # BUILD NAME
-    local log=$1/tests/test_$2.log code p f began=$SECONDS
-    timeout -k 5 "${UNIT_LIMIT_S:-300}" "$1/tests/test_$2" >"$log" 2>&1 </dev/null
+    local log=$1/tests/test_$2.log code p f
+    timed "$results/unit.${1##*/}.$2" timeout -k 5 "${UNIT_LIMIT_S:-300}" "$1/tests/test_$2" >"$log" 2>&1 </dev/null
     code=$?
     p=$(grep -ac '^\[       OK \]' "$log")
     # cmocka names a failed test twice: when it fails, and in the list at the end.
@@ -42,8 +57,7 @@ run_unit() { # BUILD NAME
         f=1
         echo "exit $code" >>"$log"
     fi
-    echo "$p $f $((SECONDS - began))" >"$results/unit.${1##*/}.$2"
-    say unit "${1##*/}" "$2" "$p" "$f" $((SECONDS - began))
+    say unit "${1##*/}" "$2" "$p" "$f"
     [ "$f" -eq 0 ] || grep -av '^\[ *\(OK\|RUN\)' "$log" | tail -25 | tell unit "$1" "$2" "$f" "$log"
     [ "$f" -eq 0 ]
 }
@@ -58,18 +72,18 @@ end_leftovers() { # DIR
 }
 
 run_script() { # BUILD NAME
-    local log=$1/tests/e2e/$2.log script=tests/e2e/$2.sh code p f began=$SECONDS
+    local log=$1/tests/e2e/$2.log script=tests/e2e/$2.sh code p f
     [ -f "$script" ] || script=tests/$2.sh
     E2E_TMP=$(mktemp -d /tmp/lgc.XXXXXX) || return 1
     export E2E_TMP
     mkdir -p "${log%/*}"
-    timeout -k 30 "${E2E_LIMIT_S:-1200}" "$script" "$1" >"$log" 2>&1 </dev/null
+    timed "$results/script.${1##*/}.${2//\//_}" timeout -k 30 "${E2E_LIMIT_S:-1200}" "$script" "$1" >"$log" 2>&1 </dev/null
     code=$?
     end_leftovers "$E2E_TMP"
     rm -rf "$E2E_TMP"
     if [ $code -eq 77 ]; then
         grep -a '^skip ' "$log"
-        echo "0 0 $((SECONDS - began))" >"$results/script.${1##*/}.${2//\//_}"
+        say script "${1##*/}" "$2" 0 0
         return 0
     fi
     p=$(grep -ac '^ok ' "$log") f=$(grep -ac '^FAIL ' "$log")
@@ -80,9 +94,8 @@ run_script() { # BUILD NAME
         echo "FAIL $2: exit $code after $p checks" >>"$log"
         f=1
     fi
-    echo "$p $f $((SECONDS - began))" >"$results/script.${1##*/}.${2//\//_}"
     grep -a '^skip ' "$log"
-    say e2e "${1##*/}" "$2" "$p" "$f" $((SECONDS - began))
+    say script "${1##*/}" "$2" "$p" "$f"
     [ "$f" -eq 0 ] || grep -aE '^(FAIL |# [A-Z_]*SEED)' "$log" | head -20 | tell script "$1" "$2" "$f" "$log"
     [ "$f" -eq 0 ]
 }

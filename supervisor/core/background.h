@@ -1,7 +1,9 @@
 /* The workers of a supervisor: what its loop must not wait for (supervisor/run/worker.h).
  *
  *   disk     lines of logs/lgsup.log, status.json, DIR/regions, DIR/programs
- *   keeper   everything that asks the keeper for something (keep_jobs.h)
+ *   keeper   everything that asks the keeper for something (keep_jobs.h), and the directory of its socket
+ *   launcher what a service manager is asked for (launch_jobs.h)
+ *   notify   what the service manager is told (supervisor/views/notify.h)
  *   views    previews, event files, Prometheus (supervisor/views/extras.h)
  *
  * The terminal has its own, because things are said before and after a supervisor's life, too
@@ -14,6 +16,8 @@
 #define LG_WORKERS(X)                                                                              \
     X(disk, 1024, 15000)                                                                           \
     X(keeper, 256, 40000)                                                                          \
+    X(launcher, 256, 25000)                                                                        \
+    X(notify, 64, 5000)                                                                            \
     X(views, 8, 15000)
 
 typedef enum lg_worker_kind {

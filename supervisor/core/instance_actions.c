@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "shm/commit.h"
 #include "supervisor/core/keep_jobs.h"
+#include "supervisor/core/launch_jobs.h"
 #include "supervisor/core/supervise.h"
 #include "supervisor/core/swap.h"
 #include <inttypes.h>
@@ -269,8 +270,9 @@ void lg_instance_succeed(lg_supervisor *s, struct lg_instance *i)
 void lg_instance_forget(lg_supervisor *s, struct lg_instance *i)
 {
     char name[32], how[64];
-    i->incarnation = s->launcher->forget(s->run, s->board, i->role, i->index, i->incarnation);
+    i->incarnation = s->launcher->last_of(s->board, i->role, i->index, i->incarnation);
     lg_board_vacate(s->board, i->incarnation);
+    lg_launch_dismiss(s, i->role, i->index);
     atomic_fetch_add(&s->board->s->members_epoch, 1);
     lg_instance_name(i, name);
     lg_exit_text(i->exit_code, how, sizeof how);

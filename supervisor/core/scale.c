@@ -1,5 +1,6 @@
 /* `lgsup scale`; see scale.h. */
 #include "supervisor/core/scale.h"
+#include "supervisor/core/launch_jobs.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -168,24 +169,50 @@ static int check_order(const lg_supervisor *s, lg_role role, int n)
     return 0;
 }
 
+static void refuse(lg_supervisor *s, lg_role role, int rc, const char *why)
+{
+    answer(s, role, LG_MESSAGE_error, rc, why);
+    lg_err_clear();
+}
+
+/* The instances can come: the order is carried out, unless another has come after it, or the run has
+ * changed meanwhile. */
+static void on_prepared(lg_supervisor *s, const struct lg_launch_order *o, int rc, const char *why)
+{
+    lg_role role = o->role;
+    if (o->order != s->scale_order[role]) return;
+    s->scale_waits[role] = false;
+    if (rc == 0 && (rc = check_order(s, role, o->n)) < 0) why = lg_err_message();
+    if (rc < 0) {
+        refuse(s, role, rc, why);
+        return;
+    }
+    int before = (int)atomic_exchange(&s->board->s->wanted[role], (uint32_t)o->n);
+    lg_progress_say(&s->progress, LG_INFO, "%s: scaled from %d to %d instances", lg_role_name(role),
+                    before, o->n);
+    lg_scale_adjust(s, role);
+}
+
 void lg_scale_order(lg_supervisor *s, const struct lg_peer *peer, lg_role role, int n)
 {
     if ((int)role < 0 || role >= LG_ROLE_COUNT) return;
     if (s->scale_peer[role].bytes)
         answer(s, role, LG_MESSAGE_error, LG_ERR_BUSY, "another scale of this role came after it");
     s->scale_peer[role] = *peer;
+    s->scale_order[role]++;
+    s->scale_waits[role] = false;
     int rc = check_order(s, role, n);
-    int before = (int)atomic_load(&s->board->s->wanted[role]);
-    if (rc == 0) rc = s->launcher->prepare(s->run, role, before, n - 1);
     if (rc < 0) {
-        answer(s, role, LG_MESSAGE_error, rc, lg_err_message());
-        lg_err_clear();
+        refuse(s, role, rc, lg_err_message());
         return;
     }
-    atomic_store(&s->board->s->wanted[role], (uint32_t)n);
-    lg_progress_say(&s->progress, LG_INFO, "%s: scaled from %d to %d instances", lg_role_name(role),
-                    before, n);
-    lg_scale_adjust(s, role);
+    s->scale_waits[role] = true;
+    lg_launch_prepare(
+        s, &(struct lg_launch_order){.role = role,
+                                     .first = (int)atomic_load(&s->board->s->wanted[role]),
+                                     .n = n,
+                                     .order = s->scale_order[role],
+                                     .then = on_prepared});
 }
 
 static bool is_settled(const lg_supervisor *s, lg_role role)
@@ -209,7 +236,7 @@ void lg_scale_look(lg_supervisor *s)
         if (s->step != LG_RUN_STEP_running) {
             answer(s, role, LG_MESSAGE_error, LG_ERR_BUSY,
                    "the run ends before it was carried out");
-        } else if (s->scale_peer[role].bytes && is_settled(s, role)) {
+        } else if (s->scale_peer[role].bytes && !s->scale_waits[role] && is_settled(s, role)) {
             snprintf(text, sizeof text, "%s: %u ready", lg_role_name(role),
                      atomic_load(&s->board->s->wanted[role]));
             answer(s, role, LG_MESSAGE_ok, 0, text);

@@ -1,4 +1,4 @@
-/* The sockets' directory was removed under a living run (a session's end clears /run/user/UID, say).
+/* The directory of the sockets was removed under a living run (a session's end clears /run/user/UID, say).
  *
  * Connections that stand go on; nobody new can connect. Once a second lgsup looks whether the files are
  * there, and makes again what is not: the directory (at another path where its parent is gone, too), its
@@ -9,6 +9,9 @@
 #include "bus/wake.h"
 #include "supervisor/core/keep_jobs.h"
 #include "supervisor/core/supervise.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 enum { SOCKETS_LOOK_MS = 1000, KEEPER_LOOKS = 2 };
 
@@ -18,26 +21,57 @@ static bool is_there(const lg_supervisor *s, const char *name)
     return lg_path(path, "%s/%s", s->run->runtime_dir, name) < 0 || lg_path_exists(path);
 }
 
-static int listen_again(lg_supervisor *s)
+struct restore_job {
+    struct lg_job job;
+    lg_run run; /* of ours its directories alone */
+    bool may_move;
+    int rc;
+    char why[256];
+};
+
+static void restore(struct lg_job *job)
 {
-    LG_TRY(lg_run_runtime_restore(s->run, !s->launcher->keeper_is_service));
-    lg_keep_move(s);
-    LG_TRY(lg_control_listen_again(s->control, s->run->runtime_dir));
-    return 0;
+    struct restore_job *j = (struct restore_job *)job;
+    j->rc = lg_run_runtime_restore(&j->run, j->may_move);
+    if (j->rc < 0) snprintf(j->why, sizeof j->why, "%s", lg_err_message());
+    lg_err_clear();
 }
 
-static void restore_own(lg_supervisor *s)
+static void restored(struct lg_job *job, void *context)
 {
-    int rc = listen_again(s);
-    if (rc == 0)
+    lg_supervisor *s = context;
+    struct restore_job *j = (struct restore_job *)job;
+    s->sockets_wait = false;
+    if (j->rc == 0) {
+        memcpy(s->run->runtime_dir, j->run.runtime_dir, sizeof s->run->runtime_dir);
+        lg_keep_move(s);
+        j->rc = lg_control_listen_again(s->control, s->run->runtime_dir);
+        if (j->rc < 0) snprintf(j->why, sizeof j->why, "%s", lg_err_message());
+    }
+    if (j->rc == 0) s->last_sockets_look_ns = 0; /* are the others there? */
+    if (j->rc == 0)
         lg_progress_say(&s->progress, LG_WARN,
                         "the directory of the sockets was removed: made again at %s",
                         s->run->runtime_dir);
     else if (!s->sockets_failed)
         lg_progress_say(&s->progress, LG_ERROR, "%s; the run goes on, but nobody can join it",
-                        lg_err_message());
-    s->sockets_failed = rc < 0;
+                        j->why);
+    s->sockets_failed = j->rc < 0;
     lg_err_clear();
+}
+
+/* The directory is the keeper's as well, so its worker makes it, before it starts another keeper. */
+static void restore_own(lg_supervisor *s)
+{
+    if (s->sockets_wait) return;
+    struct restore_job *j = calloc(1, sizeof *j);
+    LG_ASSERT(j);
+    j->job = (struct lg_job){.work = restore, .done = restored};
+    j->run.lock_fd = -1;
+    memcpy(j->run.dir, s->run->dir, sizeof j->run.dir);
+    memcpy(j->run.runtime_dir, s->run->runtime_dir, sizeof j->run.runtime_dir);
+    j->may_move = !s->launcher->keeper_is_service;
+    s->sockets_wait = lg_background_give(s, LG_WORKER_keeper, &j->job);
 }
 
 /* Another one knows all that the old one knew; who maps memory deposits it there as well. */
@@ -45,7 +79,7 @@ static void look_at_keeper(lg_supervisor *s)
 {
     bool missing = s->keep.child.pidfd >= 0 && !is_there(s, "keeper");
     s->sockets_missing = missing ? s->sockets_missing + 1 : 0;
-    if (s->sockets_missing < KEEPER_LOOKS || s->sockets_failed) return;
+    if (s->sockets_missing < KEEPER_LOOKS || s->sockets_wait || s->sockets_failed) return;
     s->sockets_missing = 0;
     lg_keep_abandon(s);
 }
@@ -88,7 +122,7 @@ void lg_sockets_look(lg_supervisor *s)
     if (!is_there(s, "lgsup")) restore_own(s);
     look_at_keeper(s);
     if (lost) s->sockets_since_ns = are_lost(s) ? INT64_MAX : now_ns;
-    if (!s->sockets_failed && lacks_wakes(s)) {
+    if (!s->sockets_wait && !s->sockets_failed && lacks_wakes(s)) {
         atomic_fetch_add(&s->board->s->sockets_epoch, 1);
         lg_nudge_all(s);
     }

@@ -10,6 +10,7 @@
 #include "supervisor/core/supervise.h"
 #include "base/clock.h"
 #include "supervisor/core/keep_jobs.h"
+#include "supervisor/core/launch_jobs.h"
 #include "supervisor/core/scale.h"
 #include "supervisor/core/swap.h"
 #include "supervisor/core/view_jobs.h"
@@ -112,31 +113,38 @@ static void on_keeper_death(lg_supervisor *s)
 static void hand_over(lg_supervisor *s)
 {
     lg_progress_say(&s->progress, LG_INFO, "restarted by systemd: the run goes on meanwhile");
-    lg_notify_stopping("handing over to the next lgsup");
+    lg_notify_stopping(s->background.worker[LG_WORKER_notify], "handing over to the next lgsup");
     lg_progress_close(&s->progress);
     lg_background_finish(s, LG_WORKER_disk);
+    lg_background_finish(s, LG_WORKER_notify);
     lg_terminal_finish();
     _exit(0);
 }
 
-static void interrupt(lg_supervisor *s)
+static void interrupt(lg_supervisor *s, int64_t came_ns)
 {
-    int64_t now_ns = lg_now_ns();
-    bool same = s->interrupted_ns && now_ns - s->interrupted_ns < ONE_INTERRUPT_MS * LG_MS_NS;
+    bool same = s->interrupted_ns && came_ns - s->interrupted_ns < ONE_INTERRUPT_MS * LG_MS_NS;
     if (same) return;
-    s->interrupted_ns = now_ns;
+    s->interrupted_ns = came_ns;
     lg_run_raise(s, LG_RUN_EVENT_interrupt);
+}
+
+static void on_term(lg_supervisor *s, bool restart, int64_t came_ns)
+{
+    if (restart) hand_over(s);
+    interrupt(s, came_ns);
 }
 
 static void on_signal(lg_supervisor *s)
 {
     struct signalfd_siginfo info;
     while (read(s->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
-        if (info.ssi_signo == SIGTERM && s->launcher->is_restart(s->run)) hand_over(s);
         if (info.ssi_signo == SIGHUP)
             lg_run_raise(s, LG_RUN_EVENT_stop);
+        else if (info.ssi_signo == SIGTERM)
+            lg_launch_ask_restart(s, lg_now_ns(), on_term);
         else
-            interrupt(s);
+            interrupt(s, lg_now_ns());
     }
 }
 
@@ -162,7 +170,7 @@ static struct lg_view make_view(const lg_supervisor *s)
 static void show(lg_supervisor *s, bool views)
 {
     struct lg_view v = make_view(s);
-    lg_notify_look(&v);
+    lg_notify_look(s->background.worker[LG_WORKER_notify], &v);
     lg_progress_show(&s->progress, &v);
     lg_views_look(s, views);
 }

@@ -4,10 +4,10 @@
  * watch.c the looks at the board that raise events, run_actions.c and instance_actions.c what is
  * done. Nothing here computes or touches a region's contents.
  *
- * The loop and all of its data belong to one thread, which never waits for a terminal, a disk or a
- * keeper: what may block is given to workers as jobs (background.h), and what follows from a job is
- * done by the loop when it collects the result. So a stage that dies is started again within
- * milliseconds, and a stop is obeyed, whatever hangs. */
+ * The loop and all of its data belong to one thread, which never waits for a terminal, a disk, a
+ * keeper or a service manager: what may block is given to workers as jobs (background.h), and what
+ * follows from a job is done by the loop when it collects the result. So a stage that dies is started
+ * again within milliseconds, and a stop is obeyed, whatever hangs. */
 #pragma once
 #include "bus/control.h"
 #include "shm/board.h"
@@ -108,6 +108,7 @@ typedef struct lg_supervisor {
     int64_t
         sockets_since_ns; /* since when they are all there again; 0: always; INT64_MAX: they are not */
     int sockets_missing; /* looks in a row at which the keeper's was not there */
+    bool sockets_wait;   /* their directory is being made again */
     bool sockets_failed; /* they cannot be made again: was said */
     int64_t leave_by_ns, last_hang_look_ns, last_status_ns;
     int64_t interrupted_ns; /* the last interrupt that counted; 0: none */
@@ -118,6 +119,8 @@ typedef struct lg_supervisor {
     struct lg_swap *swap;                     /* NULL: none under way */
     uint64_t last_swap;                       /* its id, or that of the last one */
     struct lg_peer scale_peer[LG_ROLE_COUNT]; /* who waits for an answer; bytes 0: nobody */
+    uint64_t scale_order[LG_ROLE_COUNT];      /* counts the orders: the last one */
+    bool scale_waits[LG_ROLE_COUNT];          /* for the launcher, before anything is done for it */
 } lg_supervisor;
 
 struct lg_supervise_spec {

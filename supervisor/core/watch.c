@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "shm/commit.h"
 #include "supervisor/core/keep_jobs.h"
+#include "supervisor/core/launch_jobs.h"
 #include "supervisor/core/scale.h"
 #include "supervisor/core/swap.h"
 #include "supervisor/run/stuck.h"
@@ -33,9 +34,7 @@ static void request(lg_supervisor *s, struct lg_instance *i, int64_t now_ns)
 {
     if (now_ns - i->spawned_ns < REQUEST_AFTER_MS * LG_MS_NS) return;
     i->spawned_ns = now_ns + (REQUEST_AGAIN_MS - REQUEST_AFTER_MS) * LG_MS_NS;
-    if (s->launcher->request(s->run, i->role, i->index) < 0)
-        lg_progress_say(&s->progress, LG_WARN, "%s", lg_err_message());
-    lg_err_clear();
+    lg_launch_request(s, i->role, i->index);
 }
 
 /* An instance whose process comes to the board by itself. */

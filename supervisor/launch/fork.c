@@ -37,23 +37,27 @@ static struct lg_sighting fork_look(lg_board *b, lg_role role, int index, lg_inc
     return (struct lg_sighting){.what = LG_SEEN_NOBODY, .child = LG_CHILD_NONE};
 }
 
-static int fork_request(const lg_run *r, lg_role role, int index)
+static lg_incarnation fork_last_of(lg_board *b, lg_role role, int index, lg_incarnation last)
 {
-    (void)r, (void)role, (void)index;
-    return 0;
-}
-
-static int fork_prepare(const lg_run *r, lg_role role, int first, int last)
-{
-    (void)r, (void)role, (void)first, (void)last;
-    return 0;
-}
-
-static lg_incarnation fork_forget(const lg_run *r, lg_board *b, lg_role role, int index,
-                                  lg_incarnation last)
-{
-    (void)r, (void)b, (void)role, (void)index;
+    (void)b, (void)role, (void)index;
     return last;
+}
+
+static int fork_request(const char *units, lg_role role, int index)
+{
+    (void)units, (void)role, (void)index;
+    return 0;
+}
+
+static int fork_prepare(const char *units, lg_role role, int first, int last)
+{
+    (void)units, (void)role, (void)first, (void)last;
+    return 0;
+}
+
+static void fork_dismiss(const char *units, lg_role role, int index)
+{
+    (void)units, (void)role, (void)index;
 }
 
 static int fork_check_standby(const lg_run *r, lg_role role)
@@ -77,9 +81,9 @@ static int fork_start_standby(const struct lg_launch *l, int spare, struct lg_la
     return 0;
 }
 
-static bool fork_is_restart(const lg_run *r)
+static bool fork_is_restart(const char *units)
 {
-    (void)r;
+    (void)units;
     return false;
 }
 

@@ -16,7 +16,7 @@ enum {
     LOOK_MS = 50,
     HOLDER_S_MAX = 1800, /* lg-end.service's TimeoutStopSec= */
     SYSTEMCTL_BYTES_MAX = 1 << 16,
-    SYSTEMCTL_MS_MAX = 10000, /* lgsup's loop waits for it; its watchdog is lgsup.service's 30 s */
+    SYSTEMCTL_MS_MAX = 10000,
     UNIT_BYTES = LG_UNITS_BYTES + 48
 };
 #define SYSTEMCTL "/usr/bin/systemctl"
@@ -63,15 +63,15 @@ static bool has_job(char *unit, const char *type, const char *other)
     return has;
 }
 
-static void lgsup_unit(const lg_run *r, char ret[UNIT_BYTES])
+static void lgsup_unit(const char *units, char ret[UNIT_BYTES])
 {
-    snprintf(ret, UNIT_BYTES, "%ssup.service", r->units);
+    snprintf(ret, UNIT_BYTES, "%ssup.service", units);
 }
 
-static bool systemd_is_restart(const lg_run *r)
+static bool systemd_is_restart(const char *units)
 {
     char unit[UNIT_BYTES];
-    lgsup_unit(r, unit);
+    lgsup_unit(units, unit);
     return has_job(unit, "restart", "restart");
 }
 
@@ -101,7 +101,7 @@ lg_units_intent lg_units_look_at_lgsup(const lg_run *r)
 {
     char unit[UNIT_BYTES], *text = NULL;
     int code;
-    lgsup_unit(r, unit);
+    lgsup_unit(r->units, unit);
     char *argv[] = {(char *)"systemctl",      (char *)"show", (char *)"--property=ActiveState",
                     (char *)"--property=Job", unit,           NULL};
     if (run_systemctl(argv, &text, &code) < 0) {
@@ -119,9 +119,9 @@ static const char *first_line(char *text)
     return text;
 }
 
-static void unit_name(const lg_run *r, lg_role role, int index, char ret[UNIT_BYTES])
+static void unit_name(const char *units, lg_role role, int index, char ret[UNIT_BYTES])
 {
-    snprintf(ret, UNIT_BYTES, "%s-%s@%d.service", r->units, lg_role_name(role), index);
+    snprintf(ret, UNIT_BYTES, "%s-%s@%d.service", units, lg_role_name(role), index);
 }
 
 /* Fails with systemctl's first line. */
@@ -174,10 +174,10 @@ static struct lg_sighting systemd_look(lg_board *b, lg_role role, int index, lg_
 
 /* For a unit that nobody starts: one that was not in the plan when the units were written, or that
  * ended well although the run goes on. */
-static int systemd_request(const lg_run *r, lg_role role, int index)
+static int systemd_request(const char *units, lg_role role, int index)
 {
     char unit[UNIT_BYTES];
-    unit_name(r, role, index, unit);
+    unit_name(units, role, index, unit);
     if (systemctl("start", unit) < 0)
         return LG_FAIL(LG_ERR_FAILED, "%s is not running and cannot be started: %.300s", unit,
                        lg_err_message());
@@ -185,10 +185,10 @@ static int systemd_request(const lg_run *r, lg_role role, int index)
 }
 
 /* Who is not root needs a polkit rule. The unit waits until the board wants it. */
-static int start_unit(const lg_run *r, lg_role role, int index)
+static int start_unit(const char *units, lg_role role, int index)
 {
     char unit[UNIT_BYTES];
-    unit_name(r, role, index, unit);
+    unit_name(units, role, index, unit);
     if (systemctl("is-active", unit) == 0) return 0; /* anybody may ask that */
     lg_err_clear();
     if (systemctl("start", unit) < 0)
@@ -196,28 +196,30 @@ static int start_unit(const lg_run *r, lg_role role, int index)
     return 0;
 }
 
-static int systemd_prepare(const lg_run *r, lg_role role, int first, int last)
+static int systemd_prepare(const char *units, lg_role role, int first, int last)
 {
     for (int k = first; k <= last; k++)
-        if (start_unit(r, role, k) < 0)
+        if (start_unit(units, role, k) < 0)
             return LG_FAIL(LG_ERR_FAILED,
                            "%.250s: as root run `systemctl start %s-%s@{%d..%d}`, and scale again",
-                           lg_err_message(), r->units, lg_role_name(role), first, last);
+                           lg_err_message(), units, lg_role_name(role), first, last);
     return 0;
 }
 
-/* Stops the unit, where systemd has started it again meanwhile, and takes over what is left of it in
- * its row. */
-static lg_incarnation systemd_forget(const lg_run *r, lg_board *b, lg_role role, int index,
-                                     lg_incarnation last)
+/* Where systemd has started the unit again meanwhile, what is left of that one. */
+static lg_incarnation systemd_last_of(lg_board *b, lg_role role, int index, lg_incarnation last)
 {
-    char unit[UNIT_BYTES];
     lg_life state;
     lg_incarnation now = lg_board_life(b, role, index, &state);
-    unit_name(r, role, index, unit);
+    return state == LG_LIFE_DEAD ? now : last;
+}
+
+static void systemd_dismiss(const char *units, lg_role role, int index)
+{
+    char unit[UNIT_BYTES];
+    unit_name(units, role, index, unit);
     if (systemctl("stop", unit) < 0)
         lg_err_clear(); /* then it waits in vain until the run is over */
-    return state == LG_LIFE_DEAD ? now : last;
 }
 
 static int systemd_check_standby(const lg_run *r, lg_role role)
@@ -268,7 +270,7 @@ static void systemd_process_group(const lg_run *r, const char *own, lg_role role
 {
     char slice[LG_PATH_BYTES], unit[UNIT_BYTES];
     systemd_run_group(r, own, slice);
-    unit_name(r, role, index, unit);
+    unit_name(r->units, role, index, unit);
     snprintf(ret, LG_PATH_BYTES, "%.3800s/%s", strcmp(slice, "/") ? slice : "", unit);
 }
 

@@ -1,9 +1,13 @@
-/* What the programs of the simulations share: runs that are named by a seed, with or without a planted
- * bug. */
+/* How much of what could be tested is: all or some modes; and what the programs of the simulations share,
+ * runs that are named by a seed, with or without a planted bug. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+/* Is this `make check-all` (CHECK_ALL in the environment)? Then whole tables of modes, of which `make check` takes
+ * each mode once, not with every other. */
+bool checks_everything(void);
 
 struct seeds_run {
     uint64_t seed;

@@ -1,12 +1,14 @@
 /* Nothing that may block holds up the supervisor: a terminal that takes nothing, a keeper that does
- * not answer, a disk that is slow. A stage that dies meanwhile is started again at once, and `lgsup
+ * not answer, a disk that is slow, a service manager that does not listen. A stage that dies meanwhile is started again at once, and `lgsup
  * stop` is obeyed. */
 #include "base/clock.h"
 #include "base/fs.h"
 #include "shm/board.h"
 #include "supervisor/commands/cli.h"
+#include "supervisor/run/run.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -15,6 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 // clang-format off
@@ -168,6 +172,51 @@ static void test_slow_disk(void **state)
     assert_true(lg_path_exists(scratch_path("run/status.json"))); /* waited for at the end */
 }
 
+/* Their directory is made again, and its path, whose record is gone as well, is written to the slow disk. */
+static void test_removed_sockets_on_a_slow_disk(void **state)
+{
+    (void)state;
+    char dir[LG_PATH_BYTES];
+    start_long();
+    assert_int_equal(lg_read_line(scratch_path("run/runtime"), dir, sizeof dir), 0);
+    assert_int_equal(unlink(scratch_path("run/runtime")), 0);
+    g_disk->is_slow = true;
+    assert_int_equal(lg_remove_tree(dir), 0);
+    for (int look = 0; look < LOOKS_MAX && !lg_path_exists(dir); look++) usleep(LOOK_US);
+    assert_true(lg_path_exists(dir)); /* its record is being written */
+    assert_restarted_at_once("vae", 0);
+    assert_restarted_at_once("trainer", 1);
+    g_disk->is_slow = false;
+    wait_for_output("the directory of the sockets was removed: made again");
+    wait_until_ready("trainer", 1);
+    assert_true(read_status());
+    wait_for_step(g_status.step + 5);
+    end_by_stop();
+}
+
+/* A service manager that does not read what it is told: its socket takes nothing more. */
+static void test_deaf_service_manager(void **state)
+{
+    (void)state;
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof at.sun_path, "%.90s", scratch_path("notify"));
+    int s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int sender = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(s, (struct sockaddr *)&at, sizeof at), 0);
+    while (sendto(sender, "x", 1, MSG_DONTWAIT, (struct sockaddr *)&at, sizeof at) == 1) continue;
+    assert_int_equal(errno, EAGAIN);
+    setenv("NOTIFY_SOCKET", at.sun_path, 1);
+    setenv("WATCHDOG_USEC", "200000", 1);
+    start_long();
+    unsetenv("NOTIFY_SOCKET");
+    unsetenv("WATCHDOG_USEC");
+    assert_restarted_at_once("vae", 0);
+    wait_for_step(g_status.step + 5);
+    end_by_stop();
+    close(sender);
+    close(s);
+}
+
 /* Ctrl-C twice while lgsup cannot run, or in quick succession, is one interrupt: only one that comes
  * when the drain has been said kills. */
 static void test_queued_signals_are_one_interrupt(void **state)
@@ -192,6 +241,8 @@ int main(int argc, char **argv)
         TEST(test_frozen_terminal_at_the_end),
         TEST(test_hung_keeper),
         TEST(test_slow_disk),
+        TEST(test_removed_sockets_on_a_slow_disk),
+        TEST(test_deaf_service_manager),
         TEST(test_queued_signals_are_one_interrupt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

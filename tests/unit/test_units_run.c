@@ -336,7 +336,7 @@ static void test_a_stage_parks_the_run(void **state)
 
 static bool is_restart(const lg_run *r)
 {
-    return lg_launcher_of(r)->is_restart(r);
+    return lg_launcher_of(r)->is_restart(r->units);
 }
 
 static void test_restart_or_stop(void **state)
@@ -615,6 +615,32 @@ static void test_a_unit_that_nobody_starts(void **state)
     g_lgsup = 0;
 }
 
+/* Whoever it is asked for, a systemctl that does not answer holds up nobody: a stop is obeyed meanwhile. */
+static void test_systemctl_hangs(void **state)
+{
+    (void)state;
+    enum { OBEYED_MS_MAX = 3000 };
+    g_patience_ms = 3 * OBEYED_MS_MAX;
+    write_systemctl("echo >>\"${0%/*}/asked\"; exec sleep 100");
+    start_units_but("vae.1");
+    g_lgsup = LAUNCH("start", g_file, "--units", "job", "--set", "trainer.max_steps=100000");
+    g_patience_ms = 0;
+    lg_board *b = NULL;
+    for (int look = 0; look < LOOKS_MAX && !lg_path_exists(scratch_path("bin/asked")); look++)
+        usleep(LOOK_US);
+    assert_true(lg_path_exists(scratch_path("bin/asked"))); /* now it hangs */
+    assert_int_equal(lg_board_open(scratch_path("run/board"), 0, &b), 0);
+    int64_t start_ns = lg_now_ns(), limit_ns = OBEYED_MS_MAX * LG_MS_NS;
+    pid_t stop = LAUNCH("stop", g_run);
+    while (!atomic_load(&b->s->drain) && lg_now_ns() - start_ns < 2 * limit_ns) usleep(LOOK_US);
+    int64_t took_ns = lg_now_ns() - start_ns;
+    lg_board_close(&b);
+    assert_exit(exit_of(stop), 0);
+    assert_exit(exit_of(g_lgsup), 0);
+    g_lgsup = 0;
+    if (took_ns > limit_ns) fail_msg("a stop was obeyed after %g s", (double)took_ns / LG_S_NS);
+}
+
 /* ---- sd_notify ---- */
 
 struct heard {
@@ -696,7 +722,7 @@ static void test_scale(void **state)
     wait_for_step(3);
     assert_exit(RUN("scale", "vae", "1", g_run), 0);
     assert_has(g_out, "vae: 1 ready");
-    assert_has(scratch_path("bin/asked"), "stop --no-block job-vae@1.service\n");
+    wait_for_text(scratch_path("bin/asked"), "stop --no-block job-vae@1.service\n");
     assert_false(file_has(scratch_path("bin/asked"), "vae@0"));
     assert_exit(RUN("scale", "vae", "3", g_run), 1);
     assert_has(g_out, "systemctl start job-vae@1.service: Access denied");
@@ -747,6 +773,7 @@ int main(int argc, char **argv)
         TEST(test_the_end_without_lgsup),
         TEST(test_the_end_of_others),
         TEST(test_a_unit_that_nobody_starts),
+        TEST(test_systemctl_hangs),
         TEST(test_what_systemd_hears),
         TEST(test_two_owners),
         TEST(test_scale),
