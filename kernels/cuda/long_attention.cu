@@ -21,9 +21,9 @@
  *
  * Shared memory: K and V (d = 128: once, else twice), Q and dO twice, dS twice, a part of dQ. Bytes at d = 64: 231,856.
  *
- * At T = 4096, d = 64, B H = 64 there are 687 GFLOP (0.87 ms at 790 TFLOP/s). Operands in shared memory are what it
- * waits for: with blocks of 64 queries at d = 64 there were registers to begin S^T of the next block while dV was under
- * way, and it was 10 % slower. */
+ * At T = 4096, d = 64, B H = 64 there are 687 GFLOP (0.87 ms at 790 TFLOP/s). Tried, at d = 64: blocks of 64 queries,
+ * which leave registers to begin S^T of the next block beside dV, but read more of shared memory for each product: 10 %
+ * slower, and no faster with a polynomial for some of the exponentials; parts of dQ in any order: no faster. */
 #include "kernels/cuda/long_attention.h"
 #include "kernels/cuda/long_attention_load.cuh"
 
@@ -284,6 +284,8 @@ template <typename T, int D> struct computing {
         for (int number; (number = number_of<D>(shared, n, true)) >= 0; n++) {
             item_of z(a, number);
             float s[S], dk[D / 2] = {}, dv[D / 2] = {};
+            settled(dk); /* the zeros, too, before products begin */
+            settled(dv);
             int keys = a.Tk - z.at.token - group * ROWS; /* that the group has */
             wait_came<L::KV_STAGES>(shared + L::K_CAME, n);
             uint32_t g[P];
