@@ -88,11 +88,14 @@ FAULT(int, lstat, -1, EIO, (const char *p, struct stat *s), (p, s))
  * process of the machine would be calls that may fail, all alike. */
 extern DIR *__real_opendir(const char *p);
 static char g_proc[LG_PATH_BYTES];
-static void name_process(int pid)
+static void name_process(int pid, bool lives)
 {
     char name[LG_PATH_BYTES + 16];
     snprintf(name, sizeof name, "%s/%d", g_proc, pid);
-    __real_mkdir(name, 0700);
+    if (lives)
+        __real_mkdir(name, 0700);
+    else
+        __real_rmdir(name);
 }
 static int parent_of(const char *pid)
 {
@@ -109,11 +112,12 @@ static void name_processes(void)
 {
     snprintf(g_proc, sizeof g_proc, "%s", scratch_path("processes"));
     __real_mkdir(g_proc, 0700);
-    name_process(getpid());
+    name_process(getpid(), true);
     DIR *proc = __real_opendir("/proc");
     LG_ASSERT(proc);
     for (struct dirent *e; (e = readdir(proc));)
-        if (atoi(e->d_name) > 0 && parent_of(e->d_name) == getpid()) name_process(atoi(e->d_name));
+        if (atoi(e->d_name) > 0 && parent_of(e->d_name) == getpid())
+            name_process(atoi(e->d_name), true);
     closedir(proc);
 }
 WRAP(DIR *, opendir, const char *p)
@@ -123,7 +127,7 @@ WRAP(DIR *, opendir, const char *p)
         return NULL;
     }
     bool all = !g_on || strcmp(p, "/proc") != 0;
-    if (!all) name_process(getpid());
+    if (!all) name_process(getpid(), true);
     return __real_opendir(all ? p : g_proc);
 }
 FAULT(int, access, -1, EACCES, (const char *p, int m), (p, m))
@@ -276,6 +280,7 @@ static int run_one(const struct fault_scenario *s)
         run_child(s);
     }
     LG_ASSERT(waitpid(child, &status, 0) == child);
+    name_process(child, false);
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     if (code == FINE || code == NOTHING_FAILED || code == DIED) return code;
     if (code >= NO_MESSAGE && code <= FAILED_BY_ITSELF)

@@ -161,7 +161,6 @@ static int park_release(void)
 static int finish(void)
 {
     int code = 0;
-    lg_remove_tree(scratch_path("run/tensorboard")); /* or each run would look at one file more */
     faults_begin();
     lg_finish(&r, LG_RUN_DONE, false, &code);
     faults_end();
