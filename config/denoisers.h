@@ -34,7 +34,8 @@ struct lg_denoiser_text_info {
     lg_text_output states;        /* one value for each token; LG_TEXT_OUTPUTS: none is wanted */
     lg_text_output pooled;        /* one value for each caption; LG_TEXT_OUTPUTS: none is wanted */
     bool is_masked; /* what lies behind a caption's end is masked, in the encoder and in the net */
-    int length;     /* tokens, unless text.length says another number */
+    bool is_optional; /* without an encoder its states are zeros; the last of its denoiser's */
+    int length;       /* tokens, unless text.length says another number */
 };
 
 enum { LG_TEXTS_MAX = 4 };

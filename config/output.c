@@ -48,7 +48,8 @@ bool lg_config_may_change(const char *key)
 {
     static const char *const may[] = {
         "trainer.ranks", "trainer.threads",  "trainer.micro_batch_size", "parallel.zero",
-        "parallel.sp",   "parallel.sp_kind", "memory.offload_optimizer", "trainer.optimizer"};
+        "parallel.sp",   "parallel.sp_kind", "memory.offload_optimizer", "trainer.optimizer",
+        "trainer.groups"};
     for (size_t i = 0; i < LG_ARRAY_LEN(may); i++)
         if (!strcmp(may[i], key)) return true;
     return false;

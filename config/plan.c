@@ -56,6 +56,7 @@ typedef enum field_type {
     FIELD_I32,
     FIELD_I64,
     FIELD_NUM,
+    FIELD_FLAG, /* absent when 0, as in builds that did not know it */
     FIELD_TEXT,
     FIELD_ROLES,
     FIELD_BUCKETS,
@@ -83,6 +84,7 @@ typedef enum field_type {
     X(shards, FIELD_I32, false)                                                                    \
     X(scatters, FIELD_I32, false)                                                                  \
     X(gathers, FIELD_I32, false)                                                                   \
+    X(apart, FIELD_FLAG, false)                                                                    \
     X(sums_micro_batches, FIELD_I32, true)                                                         \
     X(window_slots, FIELD_I64, false)                                                              \
     X(loader_chunk, FIELD_I32, true)                                                               \
@@ -141,6 +143,7 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
     fprintf(out, "%s=", f->name);
     switch (f->type) {
     case FIELD_I32:
+    case FIELD_FLAG:
         fprintf(out, "%d", *(const int *)at);
         break;
     case FIELD_I64:
@@ -179,6 +182,7 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
 static bool is_none(const lg_plan *p, const struct field *f)
 {
     if (f->type == FIELD_TEXTS || f->type == FIELD_TEXT_SHARDS) return p->n_texts < 2;
+    if (f->type == FIELD_FLAG) return !*(const int *)field_of(p, f);
     return f->type == FIELD_BUCKETS && ((const struct lg_buckets *)field_of(p, f))->n == 0;
 }
 
@@ -311,6 +315,13 @@ static bool is_silent(const lg_config *c, bool has_buckets, const char *key)
     return false;
 }
 
+/* The same for the keys of text encoders. */
+static bool is_silent_text(const lg_config *c, const lg_key *k)
+{
+    if (strcmp(k->key, "storage") != 0) return false;
+    return !strcmp(*(char *const *)lg_key_field((lg_config *)c, k), "auto");
+}
+
 static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct identities *of)
 {
     char *text = NULL;
@@ -319,7 +330,7 @@ static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct ide
     LG_ASSERT(out);
     for (int i = 0; i < lg_key_count(); i++) {
         const lg_key *k = lg_key_at(i);
-        if (!lg_key_bits(k) || is_silent(c, has_buckets, k->name)) continue;
+        if (!lg_key_bits(k) || is_silent(c, has_buckets, k->name) || is_silent_text(c, k)) continue;
         if (!lg_key_applies(c, k)) continue;
         fprintf(out, "%s=", k->name);
         lg_key_print(out, c, k);
@@ -437,6 +448,7 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
                                    : (int)c->trainer_ranks;
     p.scatters = c->parallel_zero >= 2;
     p.gathers = c->parallel_zero == 3;
+    p.apart = !strcmp(c->parallel_exchange, "host");
     p.sums_micro_batches = p.scatters && p.rank_batch > p.micro_batch;
     p.window_slots = c->window_batches * p.batch;
     p.loader_chunk = (int)c->loader_chunk;
@@ -511,6 +523,7 @@ int lg_plan_resume(const lg_config *c, const lg_plan *old, lg_plan *ret)
     }
     LG_ASSERT(p.hash == old->hash);
     p.lr_steps = old->lr_steps;
+    if (!strcmp(c->parallel_exchange, "auto")) p.apart = old->apart;
     for (int k = 0; k < p.n_texts; k++) p.text[k].shards = old->text[k].shards;
     *ret = p;
     return 0;
@@ -544,6 +557,9 @@ static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
     char hex[20], text[LG_BUCKETS_TEXT_BYTES];
     cJSON *table;
     switch (f->type) {
+    case FIELD_FLAG:
+        if (is_none(p, f)) return;
+        /* fall through */
     case FIELD_I32:
         cJSON_AddNumberToObject(json, f->name, *(const int *)at);
         return;
@@ -668,8 +684,11 @@ static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
     const cJSON *v = cJSON_GetObjectItemCaseSensitive(json, f->name);
     int64_t n;
     switch (f->type) {
+    case FIELD_FLAG:
+        if (!v) return true;
+        /* fall through */
     case FIELD_I32:
-        if (!get_int(json, f->name, INT32_MAX, &n)) return false;
+        if (!get_int(json, f->name, f->type == FIELD_FLAG ? 1 : INT32_MAX, &n)) return false;
         *(int *)at = (int)n;
         return true;
     case FIELD_I64:

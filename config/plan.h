@@ -60,6 +60,8 @@ typedef struct lg_plan {
     int sequence; /* ranks that compute a micro-batch together, each on its part of the tokens */
     int scatters; /* 1: gradients leave unit by unit (ZeRO-2, 3) */
     int gathers;  /* 1: and weights come so (ZeRO-3) */
+    int apart; /* 1: what ranks and encoders hand each other goes through host memory (parallel.exchange);
+                   * with "auto" lgsup finds out, once it has asked for the GPUs */
     int sums_micro_batches; /* 1: each is added up over the ranks, else each rank adds up its own first */
     /* window */
     int64_t window_slots;
@@ -74,7 +76,7 @@ typedef struct lg_plan {
     int64_t lr_steps;
     uint64_t bits_hash; /* of the [bits] keys and of the models' identity (config/models.h) */
     /* Of bits_hash and all of the above that decides bits: dimensions, batch, chunks, isa, threads.
-     * Not of window_slots, shards, scatters, gathers, shards of texts, lr_steps and instances, which may change at a resume. */
+     * Not of window_slots, shards, scatters, gathers, apart, shards of texts, lr_steps and instances, which may change at a resume. */
     uint64_t hash;
 } lg_plan;
 

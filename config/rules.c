@@ -204,12 +204,13 @@ static void check_resume_changes(struct rules *r)
     const struct lg_strlist *l = &r->c->trainer_resume_changes;
     for (int i = 0; i < l->n; i++) {
         if (!lg_config_may_change(l->v[i]))
-            broken(
-                r, "trainer.resume_changes",
-                "trainer.resume_changes: %.80s is not one of trainer.ranks, trainer.threads, "
-                "trainer.micro_batch_size, parallel.zero, parallel.sp, parallel.sp_kind, "
-                "memory.offload_optimizer, trainer.optimizer: other keys cannot change at a resume",
-                l->v[i]);
+            broken(r, "trainer.resume_changes",
+                   "trainer.resume_changes: %.80s is not one of trainer.ranks, trainer.threads, "
+                   "trainer.micro_batch_size, parallel.zero, parallel.sp, parallel.sp_kind, "
+                   "memory.offload_optimizer, trainer.optimizer, trainer.groups: other keys cannot "
+                   "change "
+                   "at a resume",
+                   l->v[i]);
     }
 }
 
@@ -487,20 +488,24 @@ static void check_adapter(struct rules *r)
                "remove it");
 }
 
-static bool freezes(const lg_config *c)
-{
-    struct lg_param_group group;
-    bool any = strcmp(c->adapter_kind, "none") != 0;
-    for (int i = 0; i < c->trainer_groups.n; i++)
-        any = any || (lg_param_group_parse(c->trainer_groups.v[i], &group) == 0 && group.is_frozen);
-    lg_err_clear();
-    return any;
-}
-
 static void check_frozen(struct rules *r)
 {
     const lg_config *c = r->c;
-    if (!strcmp(c->model_frozen, "auto") || freezes(c)) return;
+    const bool adapts = strcmp(c->adapter_kind, "none") != 0;
+    bool freezes = adapts;
+    for (int i = 0; i < c->trainer_groups.n; i++) {
+        struct lg_param_group g;
+        if (lg_param_group_parse(c->trainer_groups.v[i], &g) < 0) continue;
+        freezes = freezes || g.is_frozen;
+        if (g.has_storage && !g.is_frozen && !adapts)
+            broken(
+                r, "trainer.groups",
+                "trainer.groups: \"%s\" has a storage, which is for weights that are not trained: "
+                "freeze them, or remove it",
+                c->trainer_groups.v[i]);
+    }
+    lg_err_clear();
+    if (!strcmp(c->model_frozen, "auto") || freezes) return;
     broken(r, "model.frozen",
            "model.frozen = \"%s\" is for weights that are not trained, but all are: set "
            "adapter.kind = \"lora\", freeze some with trainer.groups, or remove it",

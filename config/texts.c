@@ -13,6 +13,7 @@ struct lg_text_config lg_text_keys(const lg_config *c, lg_role of)
                                        .section = lg_role_name(of),                                \
                                        .model = c->part##_model,                                   \
                                        .memo = c->part##_memo,                                     \
+                                       .storage = c->part##_storage,                               \
                                        .gpus = c->part##_gpus,                                     \
                                        .instances = c->part##_instances,                           \
                                        .shards = c->part##_shards,                                 \
@@ -53,7 +54,7 @@ int lg_config_texts(const lg_config *c, struct lg_text_config ret[LG_TEXTS_MAX])
         ret[k] = lg_text_keys(c, n == 1 ? LG_ROLE_text : role_of(&has[k]));
         ret[k].info = &has[k];
     }
-    return n;
+    return n && has[n - 1].is_optional && !*ret[n - 1].model ? n - 1 : n;
 }
 
 void lg_texts_names(const lg_config *c, char *ret, size_t bytes)
@@ -96,7 +97,7 @@ static void copy_key(lg_config *c, int to, int from)
         *(double *)a = *(const double *)b;
         break;
     default:
-        LG_ASSERT(k->type == LG_KEY_STR || k->type == LG_KEY_PATH);
+        LG_ASSERT(k->type == LG_KEY_STR || k->type == LG_KEY_PATH || k->type == LG_KEY_ENUM);
         free(*(char **)a);
         *(char **)a = strdup(*(char *const *)b);
         LG_ASSERT(*(char **)a);
@@ -115,6 +116,38 @@ static void refuse(const lg_config *c, int i, struct lg_problems *p)
     lg_texts_names(c, names, sizeof names);
     lg_problem(p, "%s%s: model.kind = \"%s\" has no such text encoder: its text encoders are: %s",
                where, k->name, c->model_kind, names);
+}
+
+/* Is it a text that may go without an encoder, and that none is named for? */
+static bool is_zeros(const lg_config *c, const struct lg_denoiser_text_info *text)
+{
+    char name[32];
+    if (!text->is_optional) return false;
+    snprintf(name, sizeof name, "text.%s.model", text->name);
+    return !**(char *const *)lg_key_field((lg_config *)c, lg_key_at(lg_key_find(name)));
+}
+
+/* What counts of such a one. */
+static bool is_of_zeros(const lg_key *k)
+{
+    return !strcmp(k->key, "model") || !strcmp(k->key, "length");
+}
+
+/* A key of its section says how it is encoded. */
+static bool lacks_model(const lg_config *c, int i, const struct lg_denoiser_text_info *text)
+{
+    return is_written(c, i) && !is_of_zeros(lg_key_at(i)) && !c->text_model[0] && is_zeros(c, text);
+}
+
+static void refuse_model(const lg_config *c, int i, struct lg_problems *p)
+{
+    const lg_key *k = lg_key_at(i);
+    char where[LG_PROBLEM_BYTES / 2];
+    lg_key_where(c, k->name, where, sizeof where);
+    lg_problem(p,
+               "%s%s without %s.model: name the encoder's folder, or remove the section, and zeros "
+               "take this text's place",
+               where, k->name, k->section);
 }
 
 static void settle_key(lg_config *c, int i, const struct lg_denoiser_text_info *text, bool is_only)
@@ -139,6 +172,7 @@ void lg_texts_settle(lg_config *c, struct lg_problems *p)
         int text = 0;
         if (!name) continue;
         while (text < n && strcmp(has[text].name, name)) text++;
+        if (text < n && lacks_model(c, i, &has[text])) refuse_model(c, i, p);
         if (text < n)
             settle_key(c, i, &has[text], n == 1);
         else if (is_written(c, i))
@@ -155,7 +189,7 @@ bool lg_key_applies(const lg_config *c, const lg_key *k)
     const int n = texts_of(c, &has);
     const char *name = lg_key_encoder(k);
     for (int i = 0; name && i < n; i++)
-        if (!strcmp(has[i].name, name)) return n > 1;
+        if (!strcmp(has[i].name, name)) return n > 1 && (is_of_zeros(k) || !is_zeros(c, &has[i]));
     if (name) return false;
     if (strcmp(k->section, "text")) return true;
     return n < 2 && (strcmp(k->key, "dropout") || c->text_dropout > 0);

@@ -13,17 +13,19 @@ struct lg_text_config {
     lg_role role;
     const char *section; /* "text.t5", of a model's only one "text" */
     /* its keys; see schema.def */
-    const char *model, *memo, *gpus;
+    const char *model, *memo, *storage, *gpus;
     int64_t instances, shards, length, chunk, threads, restarts_max, restart_window_s;
     double dropout;
     const struct lg_denoiser_text_info *info; /* NULL from lg_text_keys */
 };
-/* Of the model, in its table's order; their number. */
+/* Of the model, in its table's order; the number of those that are encoded. One that may go without (denoisers.h), and of which
+ * no model is named, stands behind them: of it the length counts. */
 int lg_config_texts(const lg_config *c, struct lg_text_config ret[LG_TEXTS_MAX]);
 /* Of a role that is one of a text encoder, whether the model has it or not. */
 struct lg_text_config lg_text_keys(const lg_config *c, lg_role role);
 
 /* "clip_l, t5": the names of the model's texts; "none". */
 void lg_texts_names(const lg_config *c, char *ret, size_t bytes);
-/* See above. A section that the model has no use for is a problem. Internal to config/. */
+/* See above. A section that the model has no use for is a problem, and so is one that says more than the length of a text for
+ * which no model is named, where it may go without. Internal to config/. */
 void lg_texts_settle(lg_config *c, struct lg_problems *p);

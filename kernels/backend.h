@@ -65,6 +65,7 @@ struct lg_device {
     void (*unmap)(lg_device *, void *, size_t);
     int (*pin)(lg_device *, void *, size_t);
     void (*unpin)(lg_device *, void *);
+    int (*map_host)(lg_device *, void *, size_t, void **);
     void (*close)(lg_device *); /* frees the device itself */
 };
 

@@ -252,6 +252,16 @@ void lg_device_unpin(lg_device *d, void *host)
     if (d->unpin) d->unpin(d, host);
 }
 
+int lg_device_map_host(lg_device *d, void *host, size_t bytes, void **ret)
+{
+    *ret = host;
+    if (!d->map_host || !bytes) return 0;
+    LG_TRY(d->map_host(d, host, bytes, ret));
+    LG_ASSERT((uintptr_t)*ret % 64 == 0);
+    lg_trace_memory(*ret, bytes);
+    return 0;
+}
+
 int lg_stream_open(lg_device *d, lg_stream **ret)
 {
     lg_stream *s = NULL;

@@ -54,6 +54,9 @@ void lg_device_unmap(lg_device *d, void *at, size_t bytes);
  * no-op on the host. It must be unpinned before it is unmapped; a process that ends needs not. */
 int lg_device_pin(lg_device *d, void *host, size_t bytes);
 void lg_device_unpin(lg_device *d, void *host);
+/* Pins host memory and makes it memory that this device's operations read and write, too, across the bus; *ret: its
+ * address there. On the host itself the same address. */
+int lg_device_map_host(lg_device *d, void *host, size_t bytes, void **ret);
 
 /* A point in the work of one stream for which another of the same device waits. */
 typedef struct lg_event lg_event;

@@ -30,15 +30,20 @@ static size_t pages_of(size_t bytes)
     return (bytes + LG_PAGE_BYTES - 1) / LG_PAGE_BYTES * LG_PAGE_BYTES;
 }
 
-/* Of the memfd. */
-static size_t total_bytes(const struct lg_region_spec *s)
-{
-    return LG_PAGE_BYTES + pages_of(s->front_bytes) + (s->place ? 0 : pages_of(s->bytes));
-}
-
 static const char *place_of(const struct lg_region_spec *s)
 {
     return s->place ? s->place->name : "";
+}
+
+static bool is_remote(const struct lg_region_spec *s)
+{
+    return place_of(s)[0] != 0;
+}
+
+/* Of the memfd. */
+static size_t total_bytes(const struct lg_region_spec *s)
+{
+    return LG_PAGE_BYTES + pages_of(s->front_bytes) + (is_remote(s) ? 0 : pages_of(s->bytes));
 }
 
 /* What /proc/meminfo calls available; UINT64_MAX when it does not say. */
@@ -110,7 +115,7 @@ static int map_region(int fd, const struct lg_region_spec *spec, lg_region **ret
     }
     r->head = (struct lg_region_head *)at;
     if (spec->front_bytes) r->front = at + LG_PAGE_BYTES;
-    if (!spec->place) r->payload = at + LG_PAGE_BYTES + pages_of(spec->front_bytes);
+    if (!is_remote(spec)) r->payload = at + LG_PAGE_BYTES + pages_of(spec->front_bytes);
     *ret = r;
     return 0;
 }
@@ -214,8 +219,8 @@ static int check_head(const struct lg_region_spec *spec, const struct lg_region_
                        "region %s lies on %.15s with a front of %llu bytes, this process expects "
                        "%s with %zu",
                        spec->name, h->place[0] ? h->place : "host",
-                       (unsigned long long)h->front_bytes, spec->place ? place_of(spec) : "host",
-                       spec->front_bytes);
+                       (unsigned long long)h->front_bytes,
+                       is_remote(spec) ? place_of(spec) : "host", spec->front_bytes);
     if (h->plan_hash != spec->plan_hash)
         return LG_FAIL(
             LG_ERR_MISMATCH, "region %s belongs to plan %016llx, this process has plan %016llx",
@@ -349,17 +354,24 @@ static int payload_fd(const char *keeper, lg_region *r, int *ret_fd, bool *ret_s
     return 0;
 }
 
+static int map_payload(const char *keeper, lg_region *r, bool *ret_stored)
+{
+    const struct lg_region_place *p = &r->place;
+    if (!p->name[0] && p->map_host) LG_TRY(p->map_host(p, r->payload, r->bytes, &r->payload));
+    if (!p->name[0] || !p->map) return 0;
+    LG_TRY(payload_fd(keeper, r, &r->payload_fd, ret_stored));
+    LG_TRY(p->map(p, r->payload_fd, r->bytes, &r->payload));
+    return 0;
+}
+
 int lg_region_open(const struct lg_region_spec *spec, lg_region **ret)
 {
     lg_region *r = NULL;
-    bool head_stored = false, payload_stored = true;
+    bool head_stored = false, payload_stored = !is_remote(spec);
     int rc;
     LG_TRY(check_name(spec->name));
     LG_TRY(open_host_part(spec, &r, &head_stored));
-    if (spec->place) {
-        LG_TRY_GOTO(rc, payload_fd(spec->keeper, r, &r->payload_fd, &payload_stored), fail);
-        LG_TRY_GOTO(rc, r->place.map(&r->place, r->payload_fd, r->bytes, &r->payload), fail);
-    }
+    LG_TRY_GOTO(rc, map_payload(spec->keeper, r, &payload_stored), fail);
     if (head_stored && payload_stored) note_copy(r->head);
     *ret = r;
     return 0;
@@ -371,11 +383,10 @@ fail:
 void lg_region_close(lg_region **r)
 {
     if (!*r) return;
-    bool remote = (*r)->place.name[0];
-    if (remote && (*r)->payload) (*r)->place.unmap(&(*r)->place, (*r)->payload, (*r)->bytes);
-    struct lg_region_spec spec = {.bytes = (*r)->bytes,
-                                  .front_bytes = (*r)->front_bytes,
-                                  .place = remote ? &(*r)->place : NULL};
+    struct lg_region_spec spec = {
+        .bytes = (*r)->bytes, .front_bytes = (*r)->front_bytes, .place = &(*r)->place};
+    if (is_remote(&spec) && (*r)->payload)
+        (*r)->place.unmap(&(*r)->place, (*r)->payload, (*r)->bytes);
     if ((*r)->head) munmap((*r)->head, total_bytes(&spec));
     if ((*r)->fd >= 0) close((*r)->fd);
     if ((*r)->payload_fd >= 0) close((*r)->payload_fd);
@@ -412,7 +423,7 @@ int lg_region_deposit(const char *keeper, const lg_region *r)
     char name[LG_REGION_NAME_BYTES];
     /* The payload first: whoever finds the head finds the rest. */
     payload_name(r->name, name);
-    int payload = LG_KEEPER_STORED, head;
+    int payload = r->place.name[0] ? 0 : LG_KEEPER_STORED, head;
     if (r->payload_fd >= 0) LG_TRY(payload = deposit(keeper, name, r->bytes, r->payload_fd));
     LG_TRY(head = deposit(keeper, r->name, r->bytes, r->fd));
     if (payload == LG_KEEPER_STORED && head == LG_KEEPER_STORED) note_copy(r->head);

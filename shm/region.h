@@ -48,14 +48,19 @@ struct lg_region_head {
     _Atomic(uint32_t) copied;
 };
 
-/* A device's own memory, made and mapped by who has the device. The functions return lg_err codes. */
+/* A device's own memory, made and mapped by who has the device; or the host's, which a device is to reach. The functions
+ * return lg_err codes. */
 struct lg_region_place {
-    char name[16]; /* "cuda:0": where new memory is made; mapping works from other GPUs too */
-    void *device;  /* handed to the functions, with */
+    char name
+        [16]; /* "cuda:0": where new memory is made; mapping works from other GPUs too; "": the host's memory */
+    void *device; /* handed to the functions, with */
     int gpu;
     int (*create)(const struct lg_region_place *, size_t bytes, int *ret_fd); /* zeroed */
+    /* NULL: this process uses head and front alone; others make the payload. */
     int (*map)(const struct lg_region_place *, int fd, size_t bytes, void **ret);
     void (*unmap)(const struct lg_region_place *, void *at, size_t bytes);
+    /* Of the host's memory: where the device has it, until the process ends; NULL: no device needs it. */
+    int (*map_host)(const struct lg_region_place *, void *host, size_t bytes, void **ret);
 };
 
 typedef struct lg_region {
@@ -66,7 +71,7 @@ typedef struct lg_region {
     int payload_fd; /* of a payload on a GPU; -1 */
     struct lg_region_head *head;
     void *front;   /* host memory, page aligned; NULL when there is none */
-    void *payload; /* page aligned; device memory when the spec has a place */
+    void *payload; /* page aligned; the device's address when the spec has a place */
     struct lg_region_place place;
 } lg_region;
 

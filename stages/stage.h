@@ -113,6 +113,9 @@ struct lg_stage_memory {
     lg_role role;       /* of the instance whose GPU it is made on, */
     int index;          /* which need not be this device */
     bool is_made;       /* a mark says that its contents were made: not to be there is to be lost */
+    /* Ranks hand it to each other: where the plan says so (apart), it is host memory that the device reaches. */
+    bool is_handed;
+    bool front_only; /* of the region of another's GPU, which this process does not map */
 };
 int lg_stage_region(lg_stage *st, const struct lg_stage_memory *m, lg_region **ret, const char *fmt,
                     ...) __attribute__((format(printf, 4, 5)));
@@ -130,8 +133,8 @@ struct lg_stage_weights {
 int lg_stage_fill(lg_stage *st, lg_region *r, const struct lg_stage_weights *w);
 /* fp32 values from the host into a buffer of the device's type; waits until they are there. */
 int lg_stage_upload(lg_device *d, void *dst, const float *host, size_t count);
-/* The window of this run, for processes with this device; with NULL (a loader) payloads on GPUs are
- * left out. */
+/* The window of this run, for processes with this device; with NULL (a loader) payloads on GPUs, and what GPUs hand
+ * each other, are left out. */
 int lg_stage_window(lg_stage *st, lg_device *device, lg_window **ret);
 /* Do latents lie with the host (where a loader provides them), whatever the device? */
 bool lg_stage_latents_on_host(const lg_plan *p);

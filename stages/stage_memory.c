@@ -96,6 +96,11 @@ static void place_unmap(const struct lg_region_place *p, void *at, size_t bytes)
     lg_device_unmap(p->device, at, bytes);
 }
 
+static int place_map_host(const struct lg_region_place *p, void *host, size_t bytes, void **ret)
+{
+    return lg_device_map_host(p->device, host, bytes, ret);
+}
+
 static bool on_host(const lg_device *d)
 {
     return !d || lg_device_is_host(d);
@@ -106,10 +111,16 @@ static struct lg_region_place place_of(const lg_stage *st, lg_device *d, lg_role
     struct lg_region_place p = {.device = d,
                                 .gpu = lg_plan_gpu(st->config, role, index),
                                 .create = place_create,
-                                .map = place_map,
+                                .map = d ? place_map : NULL,
                                 .unmap = place_unmap};
     lg_stage_device_name(st->config, role, index, p.name);
     return p;
+}
+
+/* With the host, where d reaches it; NULL: this process does not use it on a device. */
+static struct lg_region_place place_between(lg_device *d)
+{
+    return (struct lg_region_place){.device = d, .map_host = d ? place_map_host : NULL};
 }
 
 static void remember(lg_stage *st, lg_region *r)
@@ -122,19 +133,23 @@ int lg_stage_region(lg_stage *st, const struct lg_stage_memory *m, lg_region **r
                     ...)
 {
     char name[LG_REGION_NAME_BYTES];
-    struct lg_region_place place;
+    const bool is_remote = m->front_only || !on_host(m->device);
+    struct lg_region_place place = {0};
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(name, sizeof name, fmt, ap);
     va_end(ap);
-    if (!on_host(m->device)) place = place_of(st, m->device, m->role, m->index);
+    if (is_remote)
+        place = m->is_handed && st->plan.apart
+                    ? place_between(m->device)
+                    : place_of(st, m->front_only ? NULL : m->device, m->role, m->index);
     int rc = lg_region_open(&(struct lg_region_spec){.keeper = st->keeper,
                                                      .name = name,
                                                      .bytes = m->bytes,
                                                      .front_bytes = m->front_bytes,
                                                      .plan_hash = st->plan.hash,
                                                      .run_id = st->board->s->preamble.run_id,
-                                                     .place = on_host(m->device) ? NULL : &place,
+                                                     .place = is_remote ? &place : NULL,
                                                      .is_made = m->is_made},
                             ret);
     if (rc == LG_ERR_NOTFOUND) return lg_stage_lost(st, "%s", lg_err_message());
@@ -148,18 +163,28 @@ bool lg_stage_latents_on_host(const lg_plan *p)
     return p->instances[LG_ROLE_vae] == 0;
 }
 
+/* Where what a rank trains on lies, for a process that does or does not use it itself. */
+static struct lg_region_place window_place(const lg_stage *st, lg_device *d, int rank, bool uses)
+{
+    if (st->plan.apart) return place_between(uses ? d : NULL);
+    return place_of(st, d, LG_ROLE_trainer, rank * st->plan.sequence);
+}
+
 int lg_stage_window(lg_stage *st, lg_device *device, lg_window **ret)
 {
     struct lg_window_geometry g;
-    struct lg_region_place place[LG_INSTANCES_MAX];
+    struct lg_region_place latent[LG_INSTANCES_MAX], text[LG_INSTANCES_MAX];
     struct lg_window_places places = {0};
     lg_window_geometry_of(&st->plan, &g);
     if (lg_plan_gpu(st->config, LG_ROLE_trainer, 0) >= 0) {
         bool host_latents = lg_stage_latents_on_host(&st->plan);
-        for (int i = 0; device && i < g.ranks; i++)
-            place[i] = place_of(st, device, LG_ROLE_trainer, i * st->plan.sequence);
-        places.text = place;
-        places.latent = host_latents ? NULL : place;
+        for (int i = 0; device && i < g.ranks; i++) {
+            const bool trains = st->role == LG_ROLE_trainer && st->index / st->plan.sequence == i;
+            latent[i] = window_place(st, device, i, trains || st->role == LG_ROLE_vae);
+            text[i] = window_place(st, device, i, trains || lg_role_is_text(st->role));
+        }
+        places.text = text;
+        places.latent = host_latents ? NULL : latent;
         places.skip_text = !device;
         places.skip_latent = !device && !host_latents;
     }

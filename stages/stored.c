@@ -100,7 +100,7 @@ int lg_stored_put(lg_device *d, const struct lg_stored_piece *x)
                             .from = lo - p->offset,
                             .count = hi - lo};
         if (p->in_8_bits) {
-            part.format = lg_storage_format(t->storage);
+            part.format = p->format;
             part.code = unit + at.at + part.from;
             part.scale = unit + at.scale_at + part.from / row_of(p) * scale_bytes;
             rc = put_rows(d, s, &part);
@@ -147,7 +147,7 @@ int lg_stored_fill(lg_stage *st, lg_region *r, const struct lg_stored_fill *f)
                                  .piece = PIECE,
                                  .load = f->load,
                                  .arg = f->arg};
-    if (f->table->storage != LG_STORAGE_AUTO) {
+    if (lg_storage_any(f->table)) {
         w.fill = fill_coded;
         w.arg = (void *)f;
     }

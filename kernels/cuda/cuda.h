@@ -62,6 +62,7 @@ int lg_cuda_map(lg_device *d, int fd, size_t bytes, void **ret);
 void lg_cuda_unmap(lg_device *d, void *at, size_t bytes);
 int lg_cuda_pin(lg_device *d, void *host, size_t bytes);
 void lg_cuda_unpin(lg_device *d, void *host);
+int lg_cuda_map_host(lg_device *d, void *host, size_t bytes, void **ret);
 
 /* Product of all dimensions but the last. */
 static inline int64_t lg_cuda_rows(const lg_tensor *t)

@@ -281,6 +281,7 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
                           .unmap = lg_cuda_unmap,
                           .pin = lg_cuda_pin,
                           .unpin = lg_cuda_unpin,
+                          .map_host = lg_cuda_map_host,
                           .close = device_close};
     int rc = open_parts(d, gpu.name);
     if (rc < 0) {

@@ -182,10 +182,16 @@ static int ask_cudnn(char ret[16])
     return 0;
 }
 
+bool lg_cuda_no_peer(void)
+{
+    const char *said = getenv("LG_CUDA_NO_PEER");
+    return said && *said && strcmp(said, "0") != 0;
+}
+
 static uint64_t find_peers(int index, int count)
 {
     uint64_t peers = 0;
-    for (int k = 0; k < count && k < LG_DEVICE_PEERS_MAX; k++) {
+    for (int k = 0; k < count && k < LG_DEVICE_PEERS_MAX && !lg_cuda_no_peer(); k++) {
         int can = 0;
         if (k != index && cudaDeviceCanAccessPeer(&can, index, k) == cudaSuccess && can)
             peers |= (uint64_t)1 << k;

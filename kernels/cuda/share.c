@@ -6,7 +6,7 @@
  * that this object does not need libcuda to be loaded (a machine without a driver gets a message).
  *
  * Order: mapped, zeroed, synchronised, then given out as an fd: whoever gets it finds zeros. */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/info.h"
 #include <cuda.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -23,6 +23,7 @@
     X(cuMemSetAccess)                                                                              \
     X(cuMemExportToShareableHandle)                                                                \
     X(cuMemImportFromShareableHandle)                                                              \
+    X(cuMemGetAllocationPropertiesFromHandle)                                                      \
     X(cuGetErrorName)
 
 enum { DRIVER_API = 12000 }; /* the oldest driver interface with all of them */
@@ -88,11 +89,29 @@ static int round_up(int gpu, size_t bytes, size_t *ret)
     return 0;
 }
 
+static int no_way(int gpu, const char *why)
+{
+    return LG_FAIL(LG_ERR_CONFIG,
+                   "cuda:%d cannot reach memory of another GPU (%s): leave parallel.exchange out, "
+                   "or set it to \"host\"",
+                   gpu, why);
+}
+
+/* By $LG_CUDA_NO_PEER. */
+static bool is_forbidden(int gpu, CUmemGenericAllocationHandle handle)
+{
+    CUmemAllocationProp p = {0};
+    return lg_cuda_no_peer() &&
+           driver.cuMemGetAllocationPropertiesFromHandle(&p, handle) == CUDA_SUCCESS &&
+           p.location.id != gpu;
+}
+
 static int map_handle(int gpu, CUmemGenericAllocationHandle handle, size_t bytes, void **ret)
 {
     CUdeviceptr at = 0;
     CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = gpu},
                               .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    if (is_forbidden(gpu, handle)) return no_way(gpu, "$LG_CUDA_NO_PEER");
     CUresult e = driver.cuMemAddressReserve(&at, bytes, 0, 0, 0);
     if (e != CUDA_SUCCESS)
         return LG_FAIL(LG_ERR_NOSPACE, "no addresses for %zu bytes on cuda:%d: %s", bytes, gpu,
@@ -107,10 +126,7 @@ static int map_handle(int gpu, CUmemGenericAllocationHandle handle, size_t bytes
     if (e != CUDA_SUCCESS) {
         driver.cuMemUnmap(at, bytes);
         driver.cuMemAddressFree(at, bytes);
-        return LG_FAIL(LG_ERR_CONFIG,
-                       "cuda:%d cannot reach memory of another GPU (%s): put the roles of this run "
-                       "on GPUs that `nvidia-smi topo -p2p r` shows as OK to each other",
-                       gpu, reason(e));
+        return no_way(gpu, reason(e));
     }
     *ret = (void *)at;
     return 0;
@@ -191,7 +207,8 @@ void lg_cuda_unmap(lg_device *base, void *at, size_t bytes)
 int lg_cuda_pin(lg_device *base, void *host, size_t bytes)
 {
     LG_CUDA(cudaSetDevice(((lg_cuda_device *)base)->index));
-    cudaError_t e = cudaHostRegister(host, bytes, cudaHostRegisterPortable);
+    cudaError_t e =
+        cudaHostRegister(host, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (e == cudaErrorHostMemoryAlreadyRegistered) {
         cudaGetLastError();
         return 0;
@@ -201,6 +218,13 @@ int lg_cuda_pin(lg_device *base, void *host, size_t bytes)
         return LG_FAIL(LG_ERR_NOSPACE, "cannot pin %zu bytes of host memory: %s (see ulimit -l)",
                        bytes, cudaGetErrorString(e));
     }
+    return 0;
+}
+
+int lg_cuda_map_host(lg_device *base, void *host, size_t bytes, void **ret)
+{
+    LG_TRY(lg_cuda_pin(base, host, bytes));
+    LG_CUDA(cudaHostGetDevicePointer(ret, host, 0));
     return 0;
 }
 

@@ -118,6 +118,15 @@ struct lg_sent lg_program_sends(const lg_program *p, const struct lg_program_mem
     return sent;
 }
 
+struct lg_arrival lg_program_arrival(const lg_program *p, int exchange)
+{
+    const int node = node_of(p, exchange);
+    const struct lg_exchange_args *x = (const void *)(p->args + p->node[node].args);
+    const struct lg_place *to = &p->place[p->first_place[node] + 1];
+    LG_ASSERT(to->bound == LG_PLACE_EXCHANGED);
+    return (struct lg_arrival){.at = to->offset, .bytes = lg_tensor_bytes(&x->to)};
+}
+
 size_t lg_program_traffic(const lg_program *p)
 {
     static char nowhere[64]; /* only addresses are made of it */

@@ -53,6 +53,11 @@ struct lg_sent {
 /* What this rank gives rank `to`, whose memory for what arrives is mapped here at `theirs`. */
 struct lg_sent lg_program_sends(const lg_program *p, const struct lg_program_memory *m,
                                 int exchange, int to, void *theirs);
+/* Where exchange i arrives in the memory for it: bytes. */
+struct lg_arrival {
+    size_t at, bytes;
+};
+struct lg_arrival lg_program_arrival(const lg_program *p, int exchange);
 /* Bytes that this rank gives to others in one run. */
 size_t lg_program_traffic(const lg_program *p);
 /* Enqueues the copy, a copy_rows for all rows that lie evenly apart in both. It also takes a rank's part of a whole. */

@@ -158,8 +158,10 @@ static int find_whole(const lg_st_file *f, int kind, const struct lg_param *p, s
 {
     const struct lg_st_entry *e = find(f, kind, p);
     if (!e)
-        return LG_FAIL(LG_ERR_MISMATCH, "optimizer.safetensors has no tensor %s.%s",
-                       KINDS[kind].name, p->name);
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "optimizer.safetensors has no tensor %s.%s; if trainer.groups froze %s when "
+                       "the checkpoint was made it has to freeze it still",
+                       KINDS[kind].name, p->name, p->name);
     size_t elements = 1;
     for (int d = 0; d < e->rank; d++) elements *= (size_t)e->dim[d];
     if (elements != count)

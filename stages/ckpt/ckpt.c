@@ -134,6 +134,16 @@ static void sync_all(struct ckpt *c)
     for (int r = 0; r < c->trainer->shards; r++) lg_stream_sync(c->stream[r]);
 }
 
+/* From host memory. */
+static void copy(struct ckpt *c, size_t at, const void *from, size_t bytes)
+{
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = LG_MIN(bytes - done, (size_t)PIECE_BYTES);
+        memcpy((char *)c->staging->payload + at + done, (const char *)from + done, n);
+        lg_heartbeat();
+    }
+}
+
 /* To a place in the staging region. */
 static void stage_bytes(struct ckpt *c, int r, const void *to, const void *from, size_t bytes)
 {
@@ -142,11 +152,15 @@ static void stage_bytes(struct ckpt *c, int r, const void *to, const void *from,
 }
 
 /* A rank's shard into an array of the snapshot. */
-static void stage_shard(struct ckpt *c, int r, const float *to, const float *from)
+static void stage_shard(struct ckpt *c, int r, const float *to, const float *from, bool from_host)
 {
     for (int u = 0; u < c->trainer->params.n_units; u++) {
         const struct lg_piece p = lg_trainer_piece(c->trainer, r, u);
-        stage_bytes(c, r, to + p.first, from + p.at, p.count * sizeof(float));
+        const size_t at = (size_t)((const char *)(to + p.first) - (char *)c->staging->payload);
+        if (from_host)
+            copy(c, at, from + p.at, p.count * sizeof(float));
+        else
+            download(c, r, at, from + p.at, p.count * sizeof(float));
     }
 }
 
@@ -213,8 +227,8 @@ static int stage_state(lg_stage *st, struct ckpt *c, uint64_t state)
     lg_stamp_clear(&head->stamp);
     for (int r = 0; r < c->trainer->shards; r++) {
         const float *w = lg_trainer_state_view(c->trainer, r, state).w;
-        stage_shard(c, r, to.w, w);
-        stage_shard(c, r, to.ema, c->ema[r][state & 1]->payload);
+        stage_shard(c, r, to.w, w, false);
+        stage_shard(c, r, to.ema, c->ema[r][state & 1]->payload, lg_ema_is_apart(st->config));
     }
     sync_all(c);
     const struct lg_state_view view = lg_trainer_state_view(c->trainer, 0, state);

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "kernels/ops.h"
 #include "stages/ckpt/checkpoint.h"
+#include "stages/ema/host_average.h"
 #include "stages/nets/adapter_file.h"
 #include "stages/roles.h"
 #include "stages/trainer/state.h"
@@ -20,6 +21,7 @@ struct ema {
     lg_stream *stream[LG_INSTANCES_MAX];
     lg_trainer_state *trainer;
     lg_region *side[LG_INSTANCES_MAX][2];
+    lg_host_average *host[LG_INSTANCES_MAX]; /* NULL: a side lies where the state does */
 };
 
 static int ema_bytes(const lg_config *c, const lg_plan *p, lg_role role,
@@ -34,9 +36,17 @@ static int ema_bytes(const lg_config *c, const lg_plan *p, lg_role role,
         for (int side = 0; side < 2 && n < cap; side++) {
             size_t count = lg_shard_count(&params, r, p->shards);
             snprintf(rows[n].name, sizeof rows[n].name, "ema/%d/state/%c", r, "ab"[side]);
-            lg_state_device_name(c, r, rows[n].device);
+            if (lg_ema_is_apart(c))
+                snprintf(rows[n].device, sizeof rows[n].device, "host");
+            else
+                lg_state_device_name(c, r, rows[n].device);
             rows[n++].bytes = LG_MAX(count, (size_t)1) * sizeof(float);
         }
+    for (int r = 0; r < p->shards && n < cap && lg_ema_is_apart(c); r++) {
+        snprintf(rows[n].name, sizeof rows[n].name, "private");
+        lg_state_device_name(c, r, rows[n].device);
+        rows[n++].bytes = lg_host_average_bytes();
+    }
     lg_params_free(&all);
     LG_TRY(lg_state_processes(c, p->shards, rows, cap, &n));
     *ret_n = n;
@@ -54,6 +64,10 @@ static int ema_open(lg_stage *st)
         LG_TRY(lg_stream_open(e->device[r], &e->stream[r]));
         for (int side = 0; side < 2; side++)
             LG_TRY(lg_ema_region(st, e->trainer, e->device[r], r, side, &e->side[r][side]));
+        float *const sides[] = {e->side[r][0]->payload, e->side[r][1]->payload};
+        if (lg_ema_is_apart(st->config))
+            LG_TRY(lg_host_average_open(e->device[r], sides, lg_trainer_shard(e->trainer, r),
+                                        &e->host[r]));
     }
     return 0;
 }
@@ -67,9 +81,33 @@ static void end_state(lg_stage *st, struct ema *e, uint64_t state)
 {
     for (int r = 0; r < e->trainer->shards; r++) {
         lg_stream_sync(e->stream[r]);
+        if (e->host[r]) lg_host_average_sync(e->host[r]);
         lg_stamp_set(e->side[r][state & 1]->front, state);
     }
     lg_ema_mark(st->board, state);
+}
+
+/* A shard of what a checkpoint had, or of the weights. */
+static int put_all(struct ema *e, int r, uint64_t state, const float *all)
+{
+    float *to = e->side[r][state & 1]->payload;
+    for (int u = 0; u < e->trainer->params.n_units; u++) {
+        struct lg_piece p = lg_trainer_piece(e->trainer, r, u);
+        if (e->host[r])
+            memcpy(to + p.at, all + p.first, p.count * sizeof *all);
+        else
+            lg_stream_upload(e->stream[r], to + p.at, all + p.first, p.count * sizeof *all);
+    }
+    return 0;
+}
+
+static int take_weights(struct ema *e, int r, uint64_t state)
+{
+    const float *w = lg_trainer_state_view(e->trainer, r, state).w;
+    if (e->host[r]) return lg_host_average_take(e->host[r], w, state & 1);
+    lg_stream_copy(e->stream[r], e->side[r][state & 1]->payload, w,
+                   lg_trainer_shard(e->trainer, r) * sizeof *w);
+    return 0;
 }
 
 /* State start_step: of the checkpoint that the run goes on from, else a copy of the weights. */
@@ -80,32 +118,26 @@ static int init(lg_stage *st, struct ema *e, uint64_t state)
     float *all = NULL;
     LG_TRY(lg_trainer_state_expect(st, e->trainer, state));
     LG_TRY(lg_run_origin(st, &origin, dir));
+    int rc = 0;
     if (origin == LG_ORIGIN_RESUME) {
         LG_TRY(lg_path(ema_dir, "%s/ema", dir));
         all = calloc(e->trainer->params.count, sizeof *all);
         LG_ASSERT(all);
         const lg_trainer_state *t = e->trainer;
-        int rc = t->training.adapter.rank
-                     ? lg_adapter_load(&t->params, ema_dir, all)
-                     : lg_denoiser_load_range(&t->net, &t->all, ema_dir, all, 0, t->params.count);
+        rc = t->training.adapter.rank
+                 ? lg_adapter_load(&t->params, ema_dir, all)
+                 : lg_denoiser_load_range(&t->net, &t->all, ema_dir, all, 0, t->params.count);
         if (rc < 0) {
             free(all);
             return rc;
         }
     }
     begin_state(e, state);
-    for (int r = 0; r < e->trainer->shards; r++) {
-        float *to = e->side[r][state & 1]->payload;
-        for (int u = 0; all && u < e->trainer->params.n_units; u++) {
-            struct lg_piece p = lg_trainer_piece(e->trainer, r, u);
-            lg_stream_upload(e->stream[r], to + p.at, all + p.first, p.count * sizeof *all);
-        }
-        if (!all)
-            lg_stream_copy(e->stream[r], to, lg_trainer_state_view(e->trainer, r, state).w,
-                           lg_trainer_shard(e->trainer, r) * sizeof *to);
-    }
-    end_state(st, e, state);
+    for (int r = 0; r < e->trainer->shards && rc == 0; r++)
+        rc = all ? put_all(e, r, state, all) : take_weights(e, r, state);
+    if (rc == 0) end_state(st, e, state);
     free(all);
+    LG_TRY(rc);
     lg_log(LG_INFO, "starts at state %" PRIu64 " from %s", state,
            origin == LG_ORIGIN_RESUME ? dir : "the weights");
     return 0;
@@ -120,13 +152,17 @@ static int advance(lg_stage *st, struct ema *e, uint64_t state)
     double s = (double)(state - 1), decay = LG_MIN(st->config->ema_decay, (1 + s) / (10 + s));
     for (int r = 0; r < e->trainer->shards; r++) {
         const int64_t n = (int64_t)lg_trainer_shard(e->trainer, r);
+        const float *w = lg_trainer_state_view(e->trainer, r, state).w;
         if (!n) continue;
+        if (e->host[r]) {
+            LG_TRY(lg_host_average_make(e->host[r], w, state & 1, decay));
+            continue;
+        }
         lg_ema(e->stream[r],
-               &(struct lg_ema_args){
-                   .ema = lg_t1(e->side[r][(state - 1) & 1]->payload, LG_F32, n),
-                   .w = lg_t1(lg_trainer_state_view(e->trainer, r, state).w, LG_F32, n),
-                   .out = lg_t1(e->side[r][state & 1]->payload, LG_F32, n),
-                   .decay = decay});
+               &(struct lg_ema_args){.ema = lg_t1(e->side[r][(state - 1) & 1]->payload, LG_F32, n),
+                                     .w = lg_t1((void *)w, LG_F32, n),
+                                     .out = lg_t1(e->side[r][state & 1]->payload, LG_F32, n),
+                                     .decay = decay});
     }
     end_state(st, e, state);
     return 0;
@@ -157,7 +193,10 @@ static int ema_step(lg_stage *st)
 static void ema_close(lg_stage *st)
 {
     struct ema *e = st->state;
-    for (int r = 0; r < LG_INSTANCES_MAX; r++) lg_stream_close(&e->stream[r]);
+    for (int r = 0; r < LG_INSTANCES_MAX; r++) {
+        lg_host_average_close(&e->host[r]);
+        lg_stream_close(&e->stream[r]);
+    }
     lg_trainer_state_close(&e->trainer);
     free(e);
     st->state = NULL;

@@ -2,6 +2,7 @@
  * tensor, zeroed beyond the last sample. */
 #include "stages/encode/batches.h"
 #include "stages/encode/port.h"
+#include "stages/stored.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -181,7 +182,13 @@ static int text_weights(lg_text_batches *b, const struct lg_text_batches_spec *s
         goto out;
     }
     LG_TRY_GOTO(rc, lg_text_encoder_load(&spec->config, spec->dir, 0, 1, w), out);
-    LG_TRY_GOTO(rc, lg_put_weights(b->device, b->stream, w, t.count, &b->weights), out);
+    LG_TRY_GOTO(
+        rc,
+        lg_device_alloc(b->device, lg_stored_bytes(&t, lg_device_dtype(b->device)), &b->weights),
+        out);
+    const struct lg_stored_piece all = {
+        .table = &t, .values = w, .count = t.count, .memory = b->weights};
+    LG_TRY_GOTO(rc, lg_stored_put(b->device, &all), out);
 out:
     free(w);
     lg_params_free(&t);

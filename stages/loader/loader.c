@@ -46,7 +46,7 @@ static void add_text(const lg_config *c, const lg_plan *p, const struct lg_windo
     }
     for (int r = 0; r < g->ranks && *n < cap; r++, (*n)++) {
         snprintf(rows[*n].name, sizeof rows[*n].name, "window/%d/text%s", r, t->name);
-        lg_stage_device_name(c, LG_ROLE_trainer, r * p->sequence, rows[*n].device);
+        if (!p->apart) lg_stage_device_name(c, LG_ROLE_trainer, r * p->sequence, rows[*n].device);
         rows[*n].bytes = g->slots / (uint64_t)g->ranks * (t->states_bytes + t->pooled_bytes);
     }
 }
@@ -62,7 +62,7 @@ static int loader_bytes(const lg_config *c, const lg_plan *p, lg_role role,
         bool of_rank, host;
     } field[] = {{"control", sizeof(struct lg_slot), false, true},
                  {"pixels", g.pixels_bytes, false, true},
-                 {"latent", g.latent_bytes, true, lg_stage_latents_on_host(p)}};
+                 {"latent", g.latent_bytes, true, p->apart || lg_stage_latents_on_host(p)}};
     int n = 0;
     for (size_t i = 0; i < LG_ARRAY_LEN(field); i++) {
         if (!field[i].per_slot) continue;

@@ -36,7 +36,7 @@ static int check_texts(const struct lg_denoiser_config *c)
 {
     const struct lg_denoiser_text_info *has;
     const int n = lg_denoiser_texts(c->kind, &has);
-    if (c->n_texts != n)
+    if (c->n_texts != n && !(c->n_texts == n - 1 && has[n - 1].is_optional))
         return LG_FAIL(LG_ERR_CONFIG, "model: %d texts; a %s has %d", c->n_texts,
                        lg_denoiser_info(c->kind)->name, n);
     for (int k = 0; k < n; k++) {
@@ -140,8 +140,8 @@ static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, in
     in.positions = positions_shape(c, height, n->type, n->stats);
     if (lg_denoiser_info(c->kind)->labels) in.label = lg_t1(NULL, LG_I32, B);
     const struct lg_denoiser_text_info *has;
-    const int texts = lg_denoiser_texts(c->kind, &has);
-    for (int k = 0; k < texts; k++) {
+    lg_denoiser_texts(c->kind, &has);
+    for (int k = 0; k < c->n_texts; k++) {
         const struct lg_denoiser_text *t = &c->text[k];
         if (t->length) in.text[k].states = lg_t3(NULL, n->type, B, t->length, t->width);
         if (t->pooled) in.text[k].pooled = lg_t2(NULL, n->type, B, t->pooled);
@@ -161,12 +161,18 @@ static lg_tensor output_shape(const struct lg_denoiser_config *c, lg_tensor x)
     return lg_t4(NULL, x.dtype, x.dim[0], lg_denoiser_out_channels(c), x.dim[2], x.dim[3]);
 }
 
+static struct lg_params_grouping grouping_of(const struct lg_training *how)
+{
+    return (struct lg_params_grouping){how->groups, how->is_8_bit};
+}
+
 /* One run of the description for its parameters and products. */
 static lg_net declared(const struct lg_denoiser_config *c, const struct lg_training *how)
 {
+    const struct lg_params_grouping grouping = grouping_of(how);
     lg_net n = lg_net_declare(1);
     n.adapter = how->adapter;
-    n.in_blocks = how->in_blocks;
+    n.in_blocks = lg_params_in_blocks(&grouping);
     struct lg_model_input in = input_shapes(c, c->height, &n);
     lg_model_of(c->kind)->describe(&n, c, &in, output_shape(c, in.x));
     return n;
@@ -199,22 +205,39 @@ static int check_targets(const struct lg_adapter *a, const lg_params *t)
     return 0;
 }
 
+/* Does anything in 8 bits have its storage of this group? 0: of none that has one of its own, that is, of model.frozen. */
+static bool stores(const lg_params *t, int group)
+{
+    for (int i = t->trained; i < t->n; i++)
+        if (t->p[i].in_8_bits && (t->group[t->p[i].group].has_storage ? t->p[i].group : 0) == group)
+            return true;
+    return false;
+}
+
 static int store_frozen(lg_storage storage, lg_params *t)
 {
-    if (storage == LG_STORAGE_AUTO || lg_storage_set(t, storage, t->trained)) return 0;
-    return LG_FAIL(LG_ERR_CONFIG,
-                   "model.frozen is for the matrices of at least %d elements in blocks that are "
-                   "not trained, of which there are none here; leave it at \"auto\"",
-                   LG_STORAGE_MIN);
+    char what[sizeof t->group->pattern + 48] = "model.frozen";
+    lg_storage_set(t, storage, t->trained);
+    for (int g = 0; g < t->n_groups; g++) {
+        const struct lg_param_group *of = &t->group[g];
+        if (g) snprintf(what, sizeof what, "storage of trainer.groups' \"%s\"", of->pattern);
+        if ((g ? of->storage : storage) != LG_STORAGE_AUTO && !stores(t, g))
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "%s is for the matrices of at least %d elements in blocks that are not "
+                           "trained, of which there are none here; leave it at \"auto\"",
+                           what, LG_STORAGE_MIN);
+    }
+    return 0;
 }
 
 static int sort_table(const struct lg_training *how, lg_params *t)
 {
-    LG_TRY(lg_params_group(t, how->groups));
+    const struct lg_params_grouping grouping = grouping_of(how);
     if (how->adapter.rank) {
         LG_TRY(check_targets(&how->adapter, t));
-        for (int i = 0; i < t->n; i++) t->p[i].is_frozen |= !lg_adapter_owns(t->p[i].name);
+        for (int i = 0; i < t->n; i++) t->p[i].is_fixed |= !lg_adapter_owns(t->p[i].name);
     }
+    LG_TRY(lg_params_group(t, &grouping));
     LG_TRY(lg_params_split(t));
     return store_frozen(how->frozen, t);
 }

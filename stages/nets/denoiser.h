@@ -29,7 +29,8 @@ struct lg_denoiser_config {
     int heads;
     int mlp_ratio;   /* 4 */
     int num_classes; /* DiT: labels 0..num_classes - 1; num_classes is the null label */
-    /* Its texts, in the order of its table (lg_denoiser_texts), as many as that has. */
+    /* Its texts, in the order of its table (lg_denoiser_texts), as many as that has; or one less, where the last may go
+     * without an encoder: then its states are zeros that nobody gives, of this length and width all the same. */
     int n_texts;
     struct lg_denoiser_text {
         int length, width; /* L, and E of the states; 0, 0: only pooled is wanted */
@@ -79,10 +80,10 @@ int lg_denoiser_params(const struct lg_denoiser_config *c, lg_params *ret);
 
 /* What of a net is trained, and how; points into what the caller keeps. */
 struct lg_training {
-    const char *const *groups; /* lg_params_group; NULL: all alike */
+    const char *const *groups; /* struct lg_params_grouping; NULL: all alike */
     struct lg_adapter adapter; /* with one nothing else is trained */
-    bool in_blocks;            /* with moments of 8 bits (params.h) */
-    lg_storage frozen;         /* of what is not trained (storage.h) */
+    bool is_8_bit;             /* the moments of those that no group says otherwise of */
+    lg_storage frozen;         /* the same: storage of what is not trained (storage.h) */
 };
 /* The table of a net that is trained so: what is trained, then what is frozen (lg_params_split). LG_ERR_CONFIG: what groups
  * or adapter name is not there. */
@@ -231,3 +232,5 @@ void lg_denoiser_run(lg_denoiser *net, lg_stream *s, const struct lg_denoiser_ev
 void lg_denoiser_set_exchanged(lg_denoiser *net, void *memory);
 /* theirs: rank `to`'s, as it is mapped here. */
 struct lg_sent lg_denoiser_sends(const lg_denoiser *net, int exchange, int to, void *theirs);
+/* Where it arrives. */
+struct lg_arrival lg_denoiser_arrival(const lg_denoiser *net, int exchange);

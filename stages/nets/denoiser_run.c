@@ -124,8 +124,8 @@ static void check_texts(const lg_denoiser *net, const struct lg_denoiser_input *
     const int64_t B = net->mode.batch;
     const lg_dtype type = lg_device_dtype(net->device);
     const struct lg_denoiser_text_info *has;
-    const int n = lg_denoiser_texts(net->config.kind, &has);
-    for (int k = 0; k < n; k++) {
+    lg_denoiser_texts(net->config.kind, &has);
+    for (int k = 0; k < net->config.n_texts; k++) {
         const struct lg_denoiser_text *t = &net->config.text[k];
         const struct lg_text_states *x = &in->text[k];
         if (t->length)
@@ -224,6 +224,11 @@ struct lg_sent lg_denoiser_sends(const lg_denoiser *net, int exchange, int to, v
 {
     const struct lg_program_memory m = memory_of(net);
     return lg_program_sends(net->program, &m, exchange, to, theirs);
+}
+
+struct lg_arrival lg_denoiser_arrival(const lg_denoiser *net, int exchange)
+{
+    return lg_program_arrival(net->program, exchange);
 }
 
 static void run_nodes(lg_denoiser *net, lg_stream *s, int from, int to)

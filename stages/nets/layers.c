@@ -128,6 +128,7 @@ static lg_tensor at_byte(lg_tensor t, size_t bytes, lg_tensor shape)
 /* A matrix (N, K), or what is no matrix. In 8 bits (storage.h) it is bytes of codes, and has a scale for each row. */
 struct matrix {
     lg_tensor w, scale; // (N, K), (N); scale LG_NONE: not in 8 bits
+    lg_rows8 format;
 };
 
 /* Declares a row, or finds its place: a tensor of its unit's weights with this shape. */
@@ -149,7 +150,8 @@ static struct matrix stored_param(lg_net *n, const struct lg_param *spec, bool p
     if (!p->in_8_bits) return (struct matrix){.w = at_byte(unit, place.at, shape)};
     const lg_tensor codes = lg_t2(NULL, LG_U8, shape.dim[0], shape.dim[1]);
     const lg_tensor scale = lg_t1(NULL, n->stats, shape.dim[0]);
-    return (struct matrix){at_byte(unit, place.at, codes), at_byte(unit, place.scale_at, scale)};
+    return (struct matrix){at_byte(unit, place.at, codes), at_byte(unit, place.scale_at, scale),
+                           p->format};
 }
 
 static lg_tensor param(lg_net *n, const struct lg_param *spec, bool packed, lg_tensor shape)
@@ -274,7 +276,7 @@ static lg_tensor rows_of(lg_net *n, const struct matrix *m, int64_t from, int64_
     if (!m->scale.rank) return w;
     lg_tensor numbers = lg_net_value(n, "w", lg_t2(NULL, n->type, count, w.dim[1]));
     LG_NET_RECORD(n, dequantize_rows, .codes = w, .scale = lg_slice(m->scale, 0, from, count),
-                  .w = numbers, .format = lg_storage_format(n->params->storage));
+                  .w = numbers, .format = m->format);
     return numbers;
 }
 

@@ -13,13 +13,17 @@
 #include "stages/nets/weights.h"
 #include <fnmatch.h>
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
-enum { DRAW_COUNT = 1 << 22 }; /* values between two heartbeats */
+enum { DRAW_COUNT = 1 << 22 /* values between two heartbeats */, HELPERS_MAX = 31 /* threads */ };
 
 static size_t round_up(size_t n, size_t to)
 {
@@ -96,7 +100,7 @@ int lg_params_add_packed(lg_params *t, const struct lg_param *spec)
 lg_params lg_params_of_unit(const lg_params *t, int unit)
 {
     const struct lg_param_unit *u = &t->unit[unit];
-    lg_params ret = {.in_blocks = t->in_blocks, .storage = t->storage};
+    lg_params ret = {.in_blocks = t->in_blocks};
     for (const struct lg_param *p = t->p; p < t->p + t->n; p++)
         if (p->offset >= u->first && p->offset - u->first < u->count)
             add_at(&ret, p, p->offset - u->first);
@@ -109,32 +113,75 @@ static int check_packed(const lg_params *t)
 {
     for (int i = 1; i < t->n; i++) {
         const struct lg_param *p = &t->p[i], *before = p - 1;
-        if (p->packed && p->is_frozen != before->is_frozen)
+        const struct lg_param_group *g = &t->group[p->group], *of = &t->group[before->group];
+        if (!p->packed || g == of) continue;
+        if (p->is_frozen != before->is_frozen)
             return LG_FAIL(LG_ERR_CONFIG,
                            "trainer.groups: %s and %s are one product; freeze both or neither",
                            before->name, p->name);
-        if (p->packed && t->in_blocks && p->group != before->group && p->offset % LG_ADAMW8_BLOCK)
+        if (p->is_frozen && (g->has_storage != of->has_storage || g->storage != of->storage))
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "trainer.groups: %s and %s are one product; give both the same storage",
+                           before->name, p->name);
+        if (!p->is_frozen && t->in_blocks && p->offset % LG_ADAMW8_BLOCK)
             return LG_FAIL(LG_ERR_CONFIG,
                            "trainer.groups: %s and %s are one product, whose moments of 8 bits lie "
-                           "in blocks of %d; give both the same factors",
+                           "in blocks of %d; give both the same factors and optimizer",
                            before->name, p->name, LG_ADAMW8_BLOCK);
     }
     return 0;
 }
 
-int lg_params_group(lg_params *t, const char *const *texts)
+/* An optimizer of 8 bits makes codes of something. */
+static int check_optimizers(const lg_params *t)
+{
+    for (int g = 1; g < t->n_groups; g++) {
+        bool any = !t->group[g].has_optimizer || !t->group[g].is_8_bit;
+        for (int i = 0; i < t->n && !any; i++)
+            any = t->p[i].group == g && !t->p[i].is_frozen && lg_params_is_coded(t, i);
+        if (!any)
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "trainer.groups: \"%s\" has optimizer=adamw8bit, which is for tensors "
+                           "of at least %d elements, of which it has none; leave it out",
+                           t->group[g].pattern, LG_CODED_MIN);
+    }
+    return 0;
+}
+
+bool lg_params_in_blocks(const struct lg_params_grouping *g)
+{
+    bool any = g->is_8_bit;
+    for (const char *const *text = g->texts; text && *text; text++) {
+        struct lg_param_group group;
+        any = any || (lg_param_group_parse(*text, &group) == 0 && group.is_8_bit);
+    }
+    lg_err_clear();
+    return any;
+}
+
+/* The group that a text says, or, without one, that of all. */
+static int make_group(const struct lg_params_grouping *all, const char *text,
+                      struct lg_param_group *ret)
+{
+    *ret = (struct lg_param_group){.pattern = "*", .lr = 1, .decay = 1};
+    if (text) LG_TRY(lg_param_group_parse(text, ret));
+    if (!ret->has_optimizer) ret->is_8_bit = all->is_8_bit;
+    return 0;
+}
+
+int lg_params_group(lg_params *t, const struct lg_params_grouping *all)
 {
     int n = 0;
-    while (texts && texts[n]) n++;
+    while (all->texts && all->texts[n]) n++;
     free(t->group);
     t->group = calloc((size_t)n + 1, sizeof *t->group);
     LG_ASSERT(t->group);
     t->n_groups = n + 1;
-    t->group[0] = (struct lg_param_group){.pattern = "*", .lr = 1, .decay = 1};
+    LG_TRY(make_group(all, NULL, &t->group[0]));
     for (int i = 0; i < t->n; i++) t->p[i].group = 0, t->p[i].is_frozen = t->p[i].is_fixed;
     for (int g = 1; g <= n; g++) {
         int fits = 0;
-        LG_TRY(lg_param_group_parse(texts[g - 1], &t->group[g]));
+        LG_TRY(make_group(all, all->texts[g - 1], &t->group[g]));
         for (struct lg_param *p = t->p; p < t->p + t->n; p++) {
             if (fnmatch(t->group[g].pattern, p->name, 0)) continue;
             fits++;
@@ -148,7 +195,9 @@ int lg_params_group(lg_params *t, const char *const *texts)
                            "those of the checkpoint's model, as %s",
                            t->group[g].pattern, t->n, t->p[0].name);
     }
-    return check_packed(t);
+    LG_TRY(check_packed(t));
+    LG_TRY(check_optimizers(t));
+    return 0;
 }
 
 /* The units that have parameters of this kind, with these alone, behind what `to` has. */
@@ -234,7 +283,7 @@ size_t lg_params_in_tensor(const lg_params *t, int i)
 bool lg_params_is_coded(const lg_params *t, int i)
 {
     size_t count = 0;
-    if (!t->in_blocks) return false;
+    if (!t->in_blocks || (t->n_groups && !t->group[t->p[i].group].is_8_bit)) return false;
     i = tensor_of(t, i);
     do count += t->p[i++].count;
     while (i < t->n && t->p[i].packed);
@@ -322,9 +371,8 @@ static void fill_positions(const struct lg_param *p, float *dst, size_t from, si
     }
 }
 
-void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count)
+static void init_range(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count)
 {
-    LG_ASSERT(first <= t->count && count <= t->count - first);
     memset(dst, 0, count * sizeof *dst);
     for (int i = 0; i < t->n; i++) {
         const struct lg_param *p = &t->p[i];
@@ -346,6 +394,50 @@ void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first,
             break;
         }
     }
+}
+
+/* A range in pieces of DRAW_COUNT, each made by whoever comes first. */
+struct init_work {
+    const lg_params *t;
+    uint64_t seed;
+    float *dst;
+    size_t first, count;
+    _Atomic size_t next;
+};
+
+static void *init_pieces(void *arg)
+{
+    struct init_work *w = arg;
+    for (size_t at; (at = atomic_fetch_add(&w->next, DRAW_COUNT)) < w->count;)
+        init_range(w->t, w->seed, w->dst + at, w->first + at,
+                   LG_MIN(w->count - at, (size_t)DRAW_COUNT));
+    return NULL;
+}
+
+/* Cores that this process may use; as many as there are pieces. */
+static int init_helpers(size_t count)
+{
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    if (sched_getaffinity(0, sizeof cores, &cores) < 0) return 0;
+    const size_t pieces = (count + DRAW_COUNT - 1) / DRAW_COUNT;
+    return (int)LG_MIN(LG_MIN((size_t)CPU_COUNT(&cores), pieces), (size_t)HELPERS_MAX + 1) - 1;
+}
+
+void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count)
+{
+    LG_ASSERT(first <= t->count && count <= t->count - first);
+    struct init_work w = {.t = t, .seed = seed, .dst = dst, .first = first, .count = count};
+    pthread_t helper[HELPERS_MAX];
+    int n = 0;
+    sigset_t all, before;
+    sigfillset(&all); /* signals are the process's own business, not theirs */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (const int wanted = init_helpers(count); n < wanted; n++)
+        if (pthread_create(&helper[n], NULL, init_pieces, &w) != 0) break; /* then with fewer */
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    init_pieces(&w);
+    while (n > 0) pthread_join(helper[--n], NULL);
 }
 
 static void shape_text(char ret[96], int rank, const int64_t *dim)

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "config/param_groups.h"
 #include "kernels/adamw8.h"
+#include "kernels/rows8.h"
 #include "kernels/tensor.h"
 
 enum { LG_PARAM_NAME_BYTES = 112 };
@@ -37,12 +38,10 @@ struct lg_param {
     int group;            /* of the table's */
     bool is_frozen;       /* not trained */
     bool is_block_matrix; /* a linear's, in one of the net's blocks: */
-    bool in_8_bits;       /* it may be stored so (storage.h), and it is */
-    bool is_fixed;        /* never trained: a table */
+    bool in_8_bits;       /* it may be stored so (storage.h), and it is, */
+    lg_rows8 format;      /* as this */
+    bool is_fixed;        /* never trained: a table, or what an adapter adapts */
 };
-
-/* How what is not trained lies in memory: in the type of the computation, or matrices in 8 bits. */
-typedef enum lg_storage { LG_STORAGE_AUTO, LG_STORAGE_FP8, LG_STORAGE_INT8 } lg_storage;
 
 /* A stretch of the buffer that is gathered, exchanged and recomputed together: a block, or what stands before or
  * behind the blocks. */
@@ -56,16 +55,15 @@ typedef struct lg_params {
     int n;
     struct lg_param_unit *unit; /* of a net that is trained, every parameter lies in one */
     int n_units;
-    struct lg_param_group *group; /* 0: as the config says of all */
+    struct lg_param_group *group; /* 0: as the config says of all; none before lg_params_group */
     int n_groups;
     size_t count; /* elements of the whole buffer, a multiple of LG_PARAM_ALIGN */
-    /* Adam's moments are kept in blocks (kernels/adamw8.h): what is LG_PARAM_ALIGN below is LG_ADAMW8_BLOCK, so that no
+    /* Adam's moments are kept in blocks (kernels/adamw8.h), all or those of some groups: what is LG_PARAM_ALIGN below is LG_ADAMW8_BLOCK, so that no
      * block has elements of two tensors. Set before the first parameter is added. */
     bool in_blocks;
     /* What is trained comes first (lg_params_split): so many parameters, units, elements. */
     int trained, trained_units;
     size_t trained_count;
-    lg_storage storage; /* storage.h: of those that are in_8_bits */
 } lg_params;
 
 /* Every parameter starts at a multiple of this many elements (gaps are zero and stay zero), except
@@ -84,10 +82,17 @@ int lg_params_add_packed(lg_params *t, const struct lg_param *spec);
 void lg_params_free(lg_params *t);
 /* The table of one unit alone, a buffer of its own. */
 lg_params lg_params_of_unit(const lg_params *t, int unit);
-/* Sorts the parameters into groups, of which the texts (config/param_groups.h) are numbers 1 and on; up to NULL, which
- * may be NULL. LG_ERR_CONFIG: one that fits no name, or that freezes a part of one product, or, in
- * blocks, parts one in the middle of a block. */
-int lg_params_group(lg_params *t, const char *const *texts);
+/* How the parameters are trained that no group says otherwise of. */
+struct lg_params_grouping {
+    const char *const *texts; /* config/param_groups.h, up to NULL; NULL: none */
+    bool is_8_bit;            /* trainer.optimizer is adamw8bit */
+};
+/* Do any of their moments lie in blocks? Texts that cannot be read say nothing. */
+bool lg_params_in_blocks(const struct lg_params_grouping *g);
+/* Sorts the parameters into groups, of which the texts are numbers 1 and on. LG_ERR_CONFIG: one that fits no name, that
+ * freezes or stores a part of one product otherwise than the rest, or, in blocks, parts one in the middle of a block, or that
+ * has an optimizer of 8 bits for no tensor that has codes. */
+int lg_params_group(lg_params *t, const struct lg_params_grouping *g);
 /* What is frozen leaves its units for others, "NAME frozen", behind all that are trained, so that gradients, state and
  * shards are those of a table of its own. Without anything frozen the table stays as it is. LG_ERR_CONFIG: nothing is
  * left to train. Once, after lg_params_group. */
@@ -100,7 +105,8 @@ lg_params lg_params_frozen(const lg_params *t);
  * `end`. */
 size_t lg_params_group_end(const lg_params *t, size_t first, size_t end, int *ret_group);
 /* In blocks, the moments of a tensor (parameters that are one product are one tensor) of at least so many elements are
- * codes; those of others, and of tables that are not in blocks, are fp32. */
+ * codes, where its group's optimizer is of 8 bits (all are, before lg_params_group); those of others, and of tables that are
+ * not in blocks, are fp32. */
 enum { LG_CODED_MIN = 4096 };
 bool lg_params_is_coded(const lg_params *t, int i);
 /* Where in its tensor a parameter begins. */
@@ -114,7 +120,8 @@ int lg_params_find(const lg_params *t, const char *name);
 /* Fills dst (host fp32, elements [first, first + count) of the flat buffer) with initial values
  * from Philox INIT: element e of a parameter depends on (seed, its name, e) alone, so shards agree
  * and a parameter keeps its values in whatever table it stands. Gaps
- * and tables become zero. */
+ * and tables become zero. Large ranges are filled by as many threads as the process may use cores (a core
+ * draws 90 M values a second). */
 void lg_params_init(const lg_params *t, uint64_t seed, float *dst, size_t first, size_t count);
 
 /* Reads the parameters from a safetensors file (or the shards of an index.json: see weights.h) into

@@ -13,6 +13,8 @@
  *                last block: text is modulated by (scale, shift) and gives keys and values alone
  *     out = unpatchify(linear(modulate(norm(x), linear(silu(e)) as (scale, shift))))
  *
+ * Without T5 its rows are zeros, as in diffusers' pipeline: they pass the linear, whose bias they become, and the blocks.
+ *
  * Padding is not masked, in the encoders neither. The last block's query of the texts stands in the file and is read by
  * nobody.
  *
@@ -88,7 +90,12 @@ static lg_tensor context(lg_net *n, const struct lg_denoiser_config *c,
         LG_NET_RECORD(n, copy_rows, .x = zeros, .y = lg_slice(rows, 1, at, E - at));
     }
     lg_net_copy_tokens(n, clip, lg_slice(all, 1, 0, L));
-    lg_net_copy_tokens(n, in->text[T5].states, lg_slice(all, 1, L, S - L));
+    lg_tensor t5 = in->text[T5].states;
+    if (c->n_texts <= T5) {
+        t5 = lg_net_value(n, "zeros of t5", lg_t3(NULL, n->type, B, S - L, E));
+        if (n->g) lg_graph_zero(n->g, t5);
+    }
+    lg_net_copy_tokens(n, t5, lg_slice(all, 1, L, S - L));
     return all;
 }
 

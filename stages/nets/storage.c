@@ -16,10 +16,9 @@ static size_t scale_bytes(lg_dtype type)
 
 lg_storage lg_storage_of(const char *word)
 {
-    if (!strcmp(word, "fp8")) return LG_STORAGE_FP8;
-    if (!strcmp(word, "int8")) return LG_STORAGE_INT8;
-    LG_ASSERT(!strcmp(word, "auto"));
-    return LG_STORAGE_AUTO;
+    lg_storage ret = LG_STORAGE_AUTO;
+    LG_ASSERT(lg_storage_find(word, &ret));
+    return ret;
 }
 
 lg_rows8 lg_storage_format(lg_storage storage)
@@ -35,11 +34,16 @@ static int tensor_end(const lg_params *t, int i)
     return i;
 }
 
-int lg_storage_set(lg_params *t, lg_storage storage, int first)
+static lg_storage storage_of(const lg_params *t, int i, lg_storage all)
 {
-    int count = 0;
-    t->storage = storage;
+    const struct lg_param_group *g = t->n_groups ? &t->group[t->p[i].group] : NULL;
+    return g && g->has_storage ? g->storage : all;
+}
+
+void lg_storage_set(lg_params *t, lg_storage all, int first)
+{
     for (int i = first, end; i < t->n; i = end) {
+        const lg_storage storage = storage_of(t, i, all);
         size_t elements = 0;
         bool takes = storage != LG_STORAGE_AUTO;
         end = tensor_end(t, i);
@@ -49,10 +53,16 @@ int lg_storage_set(lg_params *t, lg_storage storage, int first)
         }
         for (int k = i; k < end; k++) {
             t->p[k].in_8_bits = takes && elements >= LG_STORAGE_MIN;
-            count += t->p[k].in_8_bits;
+            if (t->p[k].in_8_bits) t->p[k].format = lg_storage_format(storage);
         }
     }
-    return count;
+}
+
+bool lg_storage_any(const lg_params *t)
+{
+    for (int i = 0; i < t->n; i++)
+        if (t->p[i].in_8_bits) return true;
+    return false;
 }
 
 /* ---- where things lie ---- */

@@ -20,8 +20,11 @@ enum { LG_STORAGE_MIN = 4096 };
 lg_storage lg_storage_of(const char *word);
 lg_rows8 lg_storage_format(lg_storage storage);
 
-/* From now on the parameters from `first` on are stored so. Returns how many are in 8 bits. */
-int lg_storage_set(lg_params *t, lg_storage storage, int first);
+/* From now on the parameters from `first` on are stored so, but those of a group with a storage of its own (of one product all
+ * or none, lg_params_group) as that says. */
+void lg_storage_set(lg_params *t, lg_storage storage, int first);
+/* Are any in 8 bits? */
+bool lg_storage_any(const lg_params *t);
 
 struct lg_stored {
     size_t at;       /* bytes from where its unit begins; the first element's, or code's */

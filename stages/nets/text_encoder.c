@@ -123,7 +123,13 @@ static int table(const struct lg_text_encoder_config *c, int shards, lg_params *
             io.out[k] = output_shape(c, (lg_text_output)k, n.type, 1, 1);
     describe(&n, c, shards, &io);
     *ret = lg_net_finish(&n);
-    return 0;
+    lg_storage_set(ret, c->storage, 0);
+    if (c->storage == LG_STORAGE_AUTO || lg_storage_any(ret)) return 0;
+    lg_params_free(ret);
+    return LG_FAIL(LG_ERR_CONFIG,
+                   "the text encoder has no linear of at least %d elements in its layers to store "
+                   "in 8 bits: leave its storage at \"auto\"",
+                   LG_STORAGE_MIN);
 }
 
 int lg_text_encoder_params(const struct lg_text_encoder_config *c, int shard, int shards,
@@ -153,23 +159,33 @@ static int name_parameters(const char *path, const struct model *m, lg_params *t
 }
 
 /* The file's names and shapes are held to those of all shards. */
-int lg_text_encoder_load(const struct lg_text_encoder_config *c, const char *dir, int shard,
-                         int shards, float *ret)
+int lg_text_encoder_load_range(const struct lg_text_encoder_config *c, const char *dir,
+                               const struct lg_text_range *r, float *ret)
 {
     const struct model *m = &MODELS[c->kind];
     char path[LG_PATH_BYTES];
-    lg_params all = {0}, part = {0};
+    lg_params all = {0};
     int rc;
     LG_TRY(lg_path(path, "%s/model.safetensors", dir));
-    LG_TRY_GOTO(rc, table(c, shards, &all), out);
-    LG_TRY_GOTO(rc, lg_text_encoder_params(c, shard, shards, &part), out);
+    LG_TRY(table(c, r->shards, &all));
     LG_TRY_GOTO(rc, name_parameters(path, m, &all), out);
-    LG_TRY_GOTO(rc, lg_params_load(&all, path, m->extra, ret, all.unit[shard].first, part.count),
-                out);
+    LG_TRY_GOTO(
+        rc,
+        lg_params_load(&all, path, m->extra, ret, all.unit[r->shard].first + r->first, r->count),
+        out);
 out:
     lg_params_free(&all);
-    lg_params_free(&part);
     return rc;
+}
+
+int lg_text_encoder_load(const struct lg_text_encoder_config *c, const char *dir, int shard,
+                         int shards, float *ret)
+{
+    lg_params part;
+    LG_TRY(lg_text_encoder_params(c, shard, shards, &part));
+    const struct lg_text_range all = {.shard = shard, .shards = shards, .count = part.count};
+    lg_params_free(&part);
+    return lg_text_encoder_load_range(c, dir, &all, ret);
 }
 
 /* ---- the net ---- */

@@ -8,12 +8,13 @@
 #include "config/denoisers.h"
 #include "kernels/device.h"
 #include "stages/nets/clip.h"
-#include "stages/nets/params.h"
+#include "stages/nets/storage.h"
 #include "stages/nets/t5.h"
 #include <stdio.h>
 
 struct lg_text_encoder_config {
     lg_text_encoder_kind kind;
+    lg_storage storage; /* of its weights (storage.h); a config.json says nothing of it: "auto" */
     union {
         struct lg_t5_config t5;
         struct lg_clip_config clip;
@@ -37,9 +38,15 @@ enum { LG_TEXT_SHARDS_MAX = 64 };
 /* Parameter table of shard `shard` of `shards` (1 <= shards <= layers). */
 int lg_text_encoder_params(const struct lg_text_encoder_config *c, int shard, int shards,
                            lg_params *ret);
-/* Reads shard's parameters from dir into a host fp32 flat buffer. */
+/* Reads shard's parameters from dir into a host fp32 flat buffer; or elements [first, first + count) of them. */
 int lg_text_encoder_load(const struct lg_text_encoder_config *c, const char *dir, int shard,
                          int shards, float *ret);
+struct lg_text_range {
+    int shard, shards;
+    size_t first, count;
+};
+int lg_text_encoder_load_range(const struct lg_text_encoder_config *c, const char *dir,
+                               const struct lg_text_range *range, float *ret);
 
 typedef struct lg_text_encoder lg_text_encoder;
 struct lg_text_encoder_shape {
@@ -65,6 +72,6 @@ struct lg_text_io {
     lg_tensor ends;
     lg_tensor out[LG_TEXT_OUTPUTS]; /* those that are wanted, of the device's type */
 };
-/* All on the device. Rows of padding are computed too. weights: one flat buffer per shard. */
+/* All on the device. Rows of padding are computed too. weights: one flat buffer per shard, as storage.h lays it out. */
 void lg_text_encoder_forward(lg_text_encoder *net, lg_stream *s, const void *const *weights,
                              const struct lg_text_io *io);

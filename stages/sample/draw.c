@@ -89,6 +89,7 @@ static int encode_text(const struct lg_draw_spec *s, int k, const struct lg_deno
     int32_t *ids = NULL;
     int rc;
     LG_TRY(lg_text_encoder_config_load(s->text[k].dir, &spec.config));
+    spec.config.storage = s->text[k].storage;
     const struct lg_denoiser_text t = text_of(s, k, has, &spec.config);
     if (t.width != net->width || t.pooled != net->pooled)
         return LG_FAIL(LG_ERR_MISMATCH, "%s has width %d, the transformer wants %d", s->text[k].dir,
@@ -116,13 +117,25 @@ out:
     return rc;
 }
 
+static bool is_given(const struct lg_draw_text *t)
+{
+    return t->dir && *t->dir;
+}
+
 /* One encoder after the other, so that one is in memory at a time. */
 static int encode_texts(const struct lg_draw_spec *s, struct lg_denoiser_config *net,
                         struct conditions *c)
 {
     const struct lg_denoiser_text_info *has;
     const int n = lg_denoiser_texts(net->kind, &has);
-    for (int k = 0; k < n; k++) LG_TRY(encode_text(s, k, &has[k], &net->text[k], &c->text[k]));
+    for (int k = 0; k < n; k++) {
+        if (has[k].is_optional && !is_given(&s->text[k])) {
+            net->n_texts = k;
+            net->text[k].length = s->text[k].length;
+            break;
+        }
+        LG_TRY(encode_text(s, k, &has[k], &net->text[k], &c->text[k]));
+    }
     return 0;
 }
 
@@ -280,9 +293,9 @@ static void upload_rows(const struct lg_draw_spec *s, const struct lg_denoiser_c
                         const struct conditions *c, struct drawing *d, int first)
 {
     const struct lg_denoiser_text_info *has;
-    const int n = lg_denoiser_texts(net->kind, &has);
+    lg_denoiser_texts(net->kind, &has);
     if (d->label.data) upload_ints(s, d, c->label, &d->label, first);
-    for (int k = 0; k < n; k++) {
+    for (int k = 0; k < net->n_texts; k++) {
         struct drawn_text *t = &d->text[k];
         if (net->text[k].length)
             upload_port(s, d, c->text[k].out[has[k].states], &t->states, first);

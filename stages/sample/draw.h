@@ -4,14 +4,17 @@
 #pragma once
 #include "kernels/device.h"
 #include "stages/nets/sampler.h"
+#include "stages/nets/storage.h"
 
 struct lg_draw_spec {
     const char *weights_dir; /* diffusers folder of the transformer */
     const char *vae_dir;
-    /* The text encoders, in the order of the model's table: a folder, and tokens per caption, as trained. */
+    /* The text encoders, in the order of the model's table: a folder (NULL or "": zeros take its place, where the model allows
+     * that), and tokens per caption and storage, as trained. */
     struct lg_draw_text {
         const char *dir;
         int length;
+        lg_storage storage; /* of its weights */
     } text[LG_TEXTS_MAX];
     struct lg_sampler_method method;
     const char *const *prompts; /* captions, or labels in decimal for a DiT */

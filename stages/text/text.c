@@ -13,6 +13,7 @@
 #include "stages/memo.h"
 #include "stages/nets/text_encoder.h"
 #include "stages/roles.h"
+#include "stages/stored.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,11 +37,19 @@ struct text {
     lg_stage_memo memo;
 };
 
-static int shard_count(const struct lg_text_encoder_config *c, int shard, int shards, size_t *ret)
+/* With weights as the keys say. */
+static int load_config(const struct lg_text_config *keys, struct lg_text_encoder_config *ret)
+{
+    LG_TRY(lg_text_encoder_config_load(keys->model, ret));
+    ret->storage = lg_storage_of(keys->storage);
+    return 0;
+}
+
+static int shard_bytes(const struct text *x, int shard, size_t *ret)
 {
     lg_params t;
-    LG_TRY(lg_text_encoder_params(c, shard, shards, &t));
-    *ret = t.count;
+    LG_TRY(lg_text_encoder_params(&x->net_config, shard, x->plan->shards, &t));
+    *ret = lg_stored_bytes(&t, lg_device_dtype(x->device));
     lg_params_free(&t);
     return 0;
 }
@@ -88,46 +97,69 @@ static struct lg_stage_memo_options memo_of(const lg_config *c, const lg_plan *p
 }
 
 /* What an instance computes with: net, ids, lengths, ends and results of a chunk. */
-static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_plan_text *t,
-                         const struct lg_text_encoder_config *encoder, size_t *ret)
+static int private_bytes(const lg_plan *p, const struct text *x, size_t *ret)
 {
+    const struct lg_plan_text *t = x->plan;
     const size_t B = (size_t)t->chunk, L = (size_t)t->length;
-    const struct lg_text_config keys = keys_of(c, t->role);
-    const struct lg_text_encoder_shape shape = shape_of(t, &keys);
-    lg_device *d;
+    const struct lg_text_encoder_shape shape = shape_of(t, &x->keys);
     size_t net = 0;
-    LG_TRY(lg_stage_plan_device(c, p, t->role, 0, &d));
-    int rc = lg_text_encoder_plan(d, encoder, &shape, &net);
-    lg_device_close(&d);
-    LG_TRY(rc);
+    LG_TRY(lg_text_encoder_plan(x->device, &x->net_config, &shape, &net));
     *ret = net + B * (L + 1 + (t->pooled > 0)) * sizeof(int32_t) + B * caption_bytes(p, t);
     return 0;
+}
+
+/* A region that several instances name counts once. rows[*n - 1] is that of the shard. */
+static void add_copy(const lg_config *c, lg_role role, int k, int instance,
+                     struct lg_stage_bytes *rows, int *n)
+{
+    const int gpu = lg_plan_gpu(c, role, instance);
+    for (int i = 0; i < instance; i++)
+        if (lg_plan_gpu(c, role, i) == gpu) return;
+    snprintf(rows[*n].name, sizeof rows[*n].name, "%s/%d/weights/%d", lg_text_keys(c, role).section,
+             k, gpu);
+    lg_stage_device_name(c, role, instance, rows[*n].device);
+    rows[*n].bytes = rows[*n - 1].bytes;
+    ++*n;
+}
+
+/* On a device that is planned with. */
+static int weight_bytes(const lg_config *c, const lg_plan *p, struct text *x,
+                        size_t ret_shard[LG_TEXT_SHARDS_MAX], size_t *ret_private)
+{
+    int rc = 0;
+    LG_TRY(lg_stage_plan_device(c, p, x->plan->role, 0, &x->device));
+    for (int k = 0; rc == 0 && k < x->plan->shards; k++) rc = shard_bytes(x, k, &ret_shard[k]);
+    if (rc == 0) rc = private_bytes(p, x, ret_private);
+    lg_device_close(&x->device);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }
 
 static int text_bytes(const lg_config *c, const lg_plan *p, lg_role role,
                       struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
     const int k_text = lg_plan_text_of(p, role), instances = p->instances[role];
-    struct lg_text_encoder_config encoder;
-    size_t net;
+    size_t net = 0, shard[LG_TEXT_SHARDS_MAX];
     int n = 0;
     *ret_n = 0;
     if (k_text < 0) return 0;
     const struct lg_plan_text *t = &p->text[k_text];
     const struct lg_text_config keys = keys_of(c, role);
-    LG_ASSERT(t->shards + instances + 1 <= cap);
-    LG_TRY(lg_text_encoder_config_load(keys.model, &encoder));
-    LG_TRY(private_bytes(c, p, t, &encoder, &net));
+    struct text x = {.plan = t, .keys = keys};
+    LG_ASSERT(t->shards * (p->apart ? instances : 1) + instances + 1 <= cap);
+    LG_TRY(load_config(&keys, &x.net_config));
+    LG_TRY(weight_bytes(c, p, &x, shard, &net));
     size_t remote[LG_INSTANCES_MAX] = {0}; /* copies of shards on other GPUs */
     for (int k = 0; k < t->shards; k++) {
-        size_t count;
-        LG_TRY(shard_count(&encoder, k, t->shards, &count));
         snprintf(rows[n].name, sizeof rows[n].name, "%s/%d/weights", keys.section, k);
         lg_stage_device_name(c, role, k, rows[n].device);
-        rows[n++].bytes = count * (size_t)p->element_bytes;
-        for (int i = 0; i < instances; i++)
-            if (lg_plan_gpu(c, role, i) != lg_plan_gpu(c, role, k))
-                remote[i] += count * (size_t)p->element_bytes;
+        rows[n++].bytes = shard[k];
+        for (int i = 0; i < instances; i++) {
+            if (lg_plan_gpu(c, role, i) == lg_plan_gpu(c, role, k)) continue;
+            if (p->apart)
+                add_copy(c, role, k, i, rows, &n);
+            else
+                remote[i] += shard[k];
+        }
     }
     for (int i = 0; i < instances; i++) {
         snprintf(rows[n].name, sizeof rows[n].name, "private");
@@ -145,30 +177,41 @@ static int text_bytes(const lg_config *c, const lg_plan *p, lg_role role,
 static int load_shard(lg_stage *st, size_t first, size_t count, float *ret, void *arg)
 {
     const struct text *x = st->state;
-    (void)first, (void)count; /* all at once */
-    int shard = *(int *)arg;
-    lg_log(LG_INFO, "reading shard %d of %d from %s", shard, x->plan->shards, x->keys.model);
-    return lg_text_encoder_load(&x->net_config, x->keys.model, shard, x->plan->shards, ret);
+    const struct lg_text_range range = {
+        .shard = *(int *)arg, .shards = x->plan->shards, .first = first, .count = count};
+    if (!first)
+        lg_log(LG_INFO, "reading shard %d of %d from %s", range.shard, range.shards, x->keys.model);
+    return lg_text_encoder_load_range(&x->net_config, x->keys.model, &range, ret);
 }
 
 /* Shard k lies on the GPU of instance k. From another GPU it is copied once, at the start: a product
- * reads its weights many times over, which the link between GPUs would slow down. */
+ * reads its weights many times over, which the link between GPUs would slow down. Where GPUs do not reach each other
+ * (the plan is apart) each has a region of its own for it, text/<k>/weights/<GPU>, which its instances fill. */
 static int open_shard(lg_stage *st, struct text *x, int k)
 {
-    size_t count;
+    lg_params table;
     lg_region *r;
-    LG_TRY(shard_count(&x->net_config, k, x->plan->shards, &count));
-    const size_t bytes = count * (size_t)st->plan.element_bytes;
-    LG_TRY(lg_stage_region(st,
-                           &(struct lg_stage_memory){
-                               .bytes = bytes, .device = x->device, .role = st->role, .index = k},
-                           &r, "%s/%d/weights", x->keys.section, k));
-    LG_TRY(lg_stage_fill(st, r,
-                         &(struct lg_stage_weights){
-                             .device = x->device, .count = count, .load = load_shard, .arg = &k}));
+    LG_TRY(lg_text_encoder_params(&x->net_config, k, x->plan->shards, &table));
+    const size_t bytes = lg_stored_bytes(&table, lg_device_dtype(x->device));
+    const int gpu = lg_plan_gpu(st->config, st->role, st->index);
+    const bool is_near = lg_plan_gpu(st->config, st->role, k) == gpu;
+    struct lg_stage_memory m = {.bytes = bytes, .device = x->device, .role = st->role, .index = k};
+    int rc;
+    if (st->plan.apart && !is_near) {
+        m.index = st->index;
+        rc = lg_stage_region(st, &m, &r, "%s/%d/weights/%d", x->keys.section, k, gpu);
+    } else {
+        rc = lg_stage_region(st, &m, &r, "%s/%d/weights", x->keys.section, k);
+    }
+    if (rc == 0)
+        rc = lg_stored_fill(
+            st, r,
+            &(struct lg_stored_fill){
+                .device = x->device, .table = &table, .load = load_shard, .arg = &k});
+    lg_params_free(&table);
+    LG_TRY(rc);
     x->weights[k] = r->payload;
-    if (lg_plan_gpu(st->config, st->role, k) == lg_plan_gpu(st->config, st->role, st->index))
-        return 0;
+    if (st->plan.apart || is_near) return 0;
     void *copy;
     LG_TRY(lg_device_alloc(x->device, bytes, &copy));
     lg_stream_copy(x->stream, copy, r->payload, bytes);
@@ -219,7 +262,7 @@ static int text_open(lg_stage *st)
     x->keys = keys_of(st->config, st->role);
     const int shards = x->plan->shards;
     LG_ASSERT(shards <= LG_TEXT_SHARDS_MAX);
-    LG_TRY(lg_text_encoder_config_load(x->keys.model, &x->net_config));
+    LG_TRY(load_config(&x->keys, &x->net_config));
     LG_TRY(lg_stage_device(st, st->role, st->index, &x->device));
     LG_TRY(lg_stage_window(st, x->device, &x->window));
     LG_TRY(lg_stream_open(x->device, &x->stream));

@@ -143,7 +143,14 @@ static int read_texts(struct job *j, int64_t B, struct lg_denoiser_input *ret)
 {
     const struct lg_denoiser_text_info *has;
     const int n = lg_denoiser_texts(j->config.kind, &has);
-    for (int k = 0; k < n; k++) LG_TRY(read_text(j, B, &has[k], &j->config.text[k], &ret->text[k]));
+    for (int k = 0; k < n; k++) {
+        char name[48];
+        if (has[k].is_optional && !lg_st_find(j->in, text_name(j, "text", has[k].name, name))) {
+            j->config.n_texts = k; /* zeros */
+            break;
+        }
+        LG_TRY(read_text(j, B, &has[k], &j->config.text[k], &ret->text[k]));
+    }
     return 0;
 }
 

@@ -161,10 +161,12 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
                              .prompts = o->captions,
                              .n = o->n_captions,
                              .negative = o->negative ? o->negative : c->sample_negative};
-    struct lg_text_config text[LG_TEXTS_MAX];
-    const int n = lg_config_texts(c, text);
-    for (int k = 0; k < n; k++)
-        s.text[k] = (struct lg_draw_text){.dir = text[k].model, .length = (int)text[k].length};
+    struct lg_text_config text[LG_TEXTS_MAX] = {0};
+    lg_config_texts(c, text);
+    for (int k = 0; k < LG_TEXTS_MAX && text[k].info; k++)
+        s.text[k] = (struct lg_draw_text){.dir = text[k].model,
+                                          .length = (int)text[k].length,
+                                          .storage = lg_storage_of(text[k].storage)};
     LG_TRY(number(o->seed, "seed", 0, 9e15, (double)c->sample_seed, &seed));
     LG_TRY(number(o->steps, "steps", 1, 1000, (double)c->sample_steps, &steps));
     LG_TRY(number(o->guidance, "guidance", 0, 100, c->sample_guidance, &guidance));

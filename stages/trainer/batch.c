@@ -1,7 +1,7 @@
 /* One micro-batch; see batch.h.
  *
- * Latents and text states are used where they lie in the window: the samples of a micro-batch are
- * neighbours in their rank's regions. The small arrays (numbers, coefficients, timesteps, weights,
+ * Latents and text states are used where they lie in the window (text states across the bus are copied): the samples
+ * of a micro-batch are neighbours in their rank's regions. The small arrays (numbers, coefficients, timesteps, weights,
  * labels, lengths) travel in one copy. Latents that a loader provides lie with the host in fp32; a
  * device elsewhere gets a copy in its own type. */
 #include "stages/trainer/batch.h"
@@ -14,10 +14,11 @@ enum { VARIANCE_TERMS = 6 };
 /* Offsets in the device block, in bytes, each a multiple of 64. */
 struct layout {
     size_t n, coef, t, weight, label, text_length[LG_TEXTS_MAX], uploaded; /* host and device */
-    size_t size, ratio, guidance, terms; /* likewise, of what the net has */
-    size_t mean, logvar, staged;         /* device, latents from the host only */
-    size_t x_t, target;                  /* device only */
-    size_t band_x_t, band_target, total; /* likewise; of a band, where there is one */
+    size_t size, ratio, guidance, terms;               /* likewise, of what the net has */
+    size_t mean, logvar, staged;                       /* device, latents from the host only */
+    size_t states[LG_TEXTS_MAX], pooled[LG_TEXTS_MAX]; /* likewise, texts */
+    size_t x_t, target;                                /* device only */
+    size_t band_x_t, band_target, total;               /* likewise; of a band, where there is one */
 };
 
 struct lg_batch {
@@ -73,6 +74,12 @@ static struct layout layout_of(const lg_device *d, const struct lg_batch_options
         l.mean = take(&used, latent);
         l.logvar = take(&used, latent);
         l.staged = take(&used, values * f);
+    }
+    for (int k = 0; k < o->net->n_texts && o->texts_on_host; k++) {
+        const struct lg_denoiser_text *t = &o->net->text[k];
+        const size_t one = lg_dtype_bytes(lg_device_dtype(d));
+        l.states[k] = take(&used, B * (size_t)(t->length * t->width) * one);
+        l.pooled[k] = take(&used, B * (size_t)t->pooled * one);
     }
     l.x_t = take(&used, latent);
     l.target = take(&used, latent);
@@ -225,14 +232,27 @@ static lg_tensor bring(lg_batch *b, lg_stream *s, const void *host, size_t at)
     return to;
 }
 
-/* Where they lie in the window. */
-static void use_text(lg_batch *b, const lg_window *w, int k, uint64_t n)
+/* Of the window, where it lies or copied to `at`. */
+static lg_tensor text_of(lg_batch *b, lg_stream *s, lg_tensor x, size_t at)
+{
+    const void *from = x.data;
+    if (!b->o.texts_on_host) return x;
+    x.data = b->device + at;
+    lg_stream_copy(s, x.data, from, lg_tensor_bytes(&x));
+    return x;
+}
+
+static void use_text(lg_batch *b, lg_stream *s, const lg_window *w, int k, uint64_t n)
 {
     const struct lg_denoiser_text *t = &b->o.net->text[k];
     struct lg_text_states *in = &b->tensors.in.text[k];
     if (t->length)
-        in->states = lg_t3(lg_window_states(w, k, n), b->type, b->o.size, t->length, t->width);
-    if (t->pooled) in->pooled = lg_t2(lg_window_pooled(w, k, n), b->type, b->o.size, t->pooled);
+        in->states =
+            text_of(b, s, lg_t3(lg_window_states(w, k, n), b->type, b->o.size, t->length, t->width),
+                    b->at.states[k]);
+    if (t->pooled)
+        in->pooled = text_of(b, s, lg_t2(lg_window_pooled(w, k, n), b->type, b->o.size, t->pooled),
+                             b->at.pooled[k]);
 }
 
 void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batch_spec *spec)
@@ -249,7 +269,7 @@ void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batc
         mean = bring(b, s, mean.data, b->at.mean);
         logvar = bring(b, s, logvar.data, b->at.logvar);
     }
-    for (int k = 0; k < b->o.net->n_texts; k++) use_text(b, w, k, n);
+    for (int k = 0; k < b->o.net->n_texts; k++) use_text(b, s, w, k, n);
     lg_diffuse_forward(
         s, &(struct lg_diffuse_forward_args){.mean = mean,
                                              .logvar = logvar,

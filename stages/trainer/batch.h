@@ -6,8 +6,8 @@
 
 typedef struct lg_batch lg_batch;
 
-/* The tensors of a loaded batch, on the device. Text states are used where they lie in the window,
- * which is why a batch's samples must not be committed before its backward is done. */
+/* The tensors of a loaded batch, on the device. Text states are used where they lie in the window (but for
+ * texts_on_host), which is why a batch's samples must not be committed before its backward is done. */
 struct lg_batch_tensors {
     struct lg_denoiser_input in; // in.x is x_t, or its band
     lg_tensor target;            // (B, C, H, W), or its band
@@ -20,6 +20,8 @@ struct lg_batch_options {
     int64_t size;         /* B */
     double guidance;      /* where the net has it as a condition */
     bool latents_on_host; /* as fp32, while the device computes elsewhere or otherwise */
+    bool
+        texts_on_host; /* in the device's type, where it reaches them: copied, since products read them often */
     struct lg_band
         band; /* of the latents, where others of a sequence group have the rest; height 0: all */
 };

@@ -11,7 +11,8 @@ struct lg_exchanges {
     int me, first, degree;
     uint64_t numbers; /* of a micro-batch: one for each exchange, and one for its end */
     lg_region *region[LG_INSTANCES_MAX]; /* by rank */
-    uint64_t epoch;                      /* 0: none yet */
+    char *arrived;  /* the own region; with a plan that is apart, what has come is copied here */
+    uint64_t epoch; /* 0: none yet */
     bool begun;
     int looks;     /* at what others have done, before it waits for them */
     int sent;      /* the exchange that has been sent, and that is waited for */
@@ -41,10 +42,14 @@ static int open_regions(lg_exchanges *x, lg_device *d)
             .device = d,
             .role = LG_ROLE_trainer,
             .index = r,
-            .is_made = has_begun(x->st, x->first, x->degree)};
+            .is_made = has_begun(x->st, x->first, x->degree),
+            .is_handed = true};
         LG_TRY(lg_stage_region(x->st, &m, &x->region[r], "trainer/%d/exchanged", r));
     }
-    lg_denoiser_set_exchanged(x->net, x->region[x->me]->payload);
+    void *arrived = x->region[x->me]->payload;
+    if (x->st->plan.apart) LG_TRY(lg_device_alloc(d, x->region[x->me]->bytes, &arrived));
+    x->arrived = arrived;
+    lg_denoiser_set_exchanged(x->net, arrived);
     return 0;
 }
 
@@ -125,6 +130,15 @@ static void send_all(lg_exchanges *x, int i)
     lg_stream_sync(x->compute);
 }
 
+/* Others write exchange i + 1 into the region as soon as they have all of i, but at another place (graph/exchange.h); what
+ * may take this one's they send when this rank has sent i + 1, behind the copy. */
+static void take(lg_exchanges *x, int i)
+{
+    const struct lg_arrival a = lg_denoiser_arrival(x->net, i);
+    const char *region = x->region[x->me]->payload;
+    if (x->arrived != region) lg_stream_copy(x->compute, x->arrived + a.at, region + a.at, a.bytes);
+}
+
 /* Asks for a moment: the others are seldom far behind, and a sleep costs more than what they lack. */
 static bool have_sent(const lg_exchanges *x, uint64_t number)
 {
@@ -145,7 +159,9 @@ bool lg_exchanges_go(lg_exchanges *x, uint64_t micro, int i)
         lg_sequence_send(b, x->me, x->epoch, number + 1);
         lg_bus_notify(x->st->bus);
     }
-    return have_sent(x, number + 1);
+    if (!have_sent(x, number + 1)) return false;
+    take(x, i);
+    return true;
 }
 
 void lg_exchanges_end_micro(lg_exchanges *x, uint64_t micro)

@@ -4,6 +4,8 @@
  *   trainer/<r>/exchanged   no front; what arrives at rank r within a micro-batch (nets/denoiser.h). Written by the members
  *                           of its group, straight into it; read by rank r. Nothing of it outlives the micro-batch.
  *
+ * With a plan that is `apart` the region is host memory, and rank r copies what has come into memory of its own.
+ *
  * With degree 1 all of this does nothing, and every question is answered by yes. */
 #pragma once
 #include "shm/sequence.h"

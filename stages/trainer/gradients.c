@@ -18,13 +18,14 @@ struct range {
 struct lg_gradients {
     lg_stage *st;
     lg_device *device;
-    lg_stream *compute, *adder;
+    lg_stream *compute, *adder, *lane; /* lane: the copies of a plan that is apart, else NULL */
     const lg_trainer_state *state;
     int me, ranks;
     bool scatters;
     uint64_t micros;
     lg_region *grad[LG_INSTANCES_MAX], *sum;
     struct lg_ring ring;
+    char *made;              /* where the backward writes: the own region, or memory cut like it */
     struct range *untouched; /* what no backward writes: gaps, in order */
     size_t n_untouched;
     float *sink;                    /* where units go that are given already */
@@ -49,6 +50,12 @@ static uint64_t micros_of(const lg_plan *p)
     return (uint64_t)(p->rank_batch / p->micro_batch);
 }
 
+/* Do others read them, and cannot reach this device? */
+static bool is_apart(const lg_plan *p)
+{
+    return p->apart && p->instances[LG_ROLE_trainer] > 1;
+}
+
 struct lg_gradients_bytes lg_gradients_bytes_of(const lg_plan *p, const lg_params *t,
                                                 const lg_denoiser *net, size_t shard)
 {
@@ -56,13 +63,14 @@ struct lg_gradients_bytes lg_gradients_bytes_of(const lg_plan *p, const lg_param
     if (!p->scatters) {
         b.grad = t->count * sizeof(float);
         if (p->instances[LG_ROLE_trainer] > 1) b.own += shard * sizeof(float);
+        if (is_apart(p)) b.own += b.grad;
         return b;
     }
     struct lg_ring ring;
     lg_ring_plan(t, net, &ring);
     b.grad = ring.bytes;
     b.sum = LG_MAX(shard, (size_t)1) * sizeof(float) * (micros_of(p) > 1 ? 2 : 1);
-    b.own += ring.largest;
+    b.own += ring.largest + (is_apart(p) ? ring.bytes : 0);
     lg_ring_free(&ring);
     return b;
 }
@@ -75,13 +83,21 @@ static int open_regions(lg_gradients *g, struct lg_gradients_bytes b)
                                     .device = g->device,
                                     .role = LG_ROLE_trainer,
                                     .index = r,
-                                    .is_made = lg_trainer_began(g->st->board)};
+                                    .is_made = lg_trainer_began(g->st->board),
+                                    .is_handed = is_apart(&g->st->plan)};
         LG_TRY(lg_stage_region(g->st, &m, &g->grad[r], "trainer/%d/grad", r));
         m.bytes = b.sum;
+        m.is_handed = false;
         m.is_made = atomic_load_explicit(&g->st->row->commit, memory_order_acquire) !=
                     LG_MARK_NONE; /* nobody else opens it */
         if (r == g->me && b.sum) LG_TRY(lg_stage_region(g->st, &m, &g->sum, "trainer/%d/sum", r));
     }
+    g->made = g->grad[g->me]->payload;
+    if (!is_apart(&g->st->plan)) return 0;
+    void *made;
+    LG_TRY(lg_device_alloc(g->device, LG_MAX(b.grad, (size_t)1), &made));
+    g->made = made;
+    LG_TRY(lg_stream_open(g->device, &g->lane));
     return 0;
 }
 
@@ -144,6 +160,7 @@ static int open_memory(lg_gradients *g, const lg_denoiser *net)
     g->host_squares = calloc(squares_count(shard) + 1, sizeof(double));
     g->squares_of = calloc((size_t)t->n_units, sizeof *g->squares_of);
     LG_ASSERT(g->host_squares && g->squares_of);
+    for (int i = 0; i < 2; i++) LG_TRY(lg_event_open(g->device, &g->event[i]));
     if (!g->scatters)
         return alloc(g->device, g->ranks > 1 ? shard * sizeof(float) : 0, &g->reduced);
     lg_ring_plan(t, net, &g->ring);
@@ -151,7 +168,6 @@ static int open_memory(lg_gradients *g, const lg_denoiser *net)
     find_untouched(g);
     LG_TRY(alloc(g->device, g->ring.largest, &g->sink));
     LG_TRY(lg_stream_open(g->device, &g->adder));
-    for (int i = 0; i < 2; i++) LG_TRY(lg_event_open(g->device, &g->event[i]));
     return 0;
 }
 
@@ -179,6 +195,7 @@ void lg_gradients_close(lg_gradients **ret)
     if (!g) return;
     for (int i = 0; i < 2; i++) lg_event_close(&g->event[i]);
     lg_stream_close(&g->adder);
+    lg_stream_close(&g->lane);
     lg_ring_free(&g->ring);
     free(g->untouched);
     free(g->host_squares);
@@ -264,10 +281,16 @@ static void zero_untouched(lg_gradients *g, int unit, float *at)
     }
 }
 
+/* Of a unit's gradient, in a region and in what is cut like it: bytes. */
+static size_t offset_of(const lg_gradients *g, int unit)
+{
+    return g->scatters ? g->ring.unit[unit].at : g->state->params.unit[unit].first * sizeof(float);
+}
+
 bool lg_gradients_place(lg_gradients *g, int unit, float **ret)
 {
     if (!g->scatters) {
-        *ret = (float *)g->grad[g->me]->payload + g->state->params.unit[unit].first;
+        *ret = (float *)(g->made + offset_of(g, unit));
         return true;
     }
     const struct lg_ring_unit *u = &g->ring.unit[unit];
@@ -276,7 +299,7 @@ bool lg_gradients_place(lg_gradients *g, int unit, float **ret)
         return true;
     }
     if (!is_free(g, u)) return false;
-    *ret = (float *)((char *)g->grad[g->me]->payload + u->at);
+    *ret = (float *)(g->made + offset_of(g, unit));
     zero_untouched(g, unit, *ret);
     return true;
 }
@@ -292,11 +315,30 @@ static void give(lg_gradients *g)
     lg_bus_notify(g->st->bus);
 }
 
+/* Behind what `event` marks, which then is behind the copy. */
+static void bring(lg_gradients *g, int unit, lg_event *event)
+{
+    const size_t at = offset_of(g, unit);
+    lg_stream_wait(g->lane, event);
+    lg_stream_copy(g->lane, (char *)g->grad[g->me]->payload + at, g->made + at,
+                   g->state->params.unit[unit].count * sizeof(float));
+    lg_stream_record(g->lane, event);
+}
+
+/* Whole ones of several micro-batches are brought when the last has been added. */
+static bool is_whole(const lg_gradients *g, int unit)
+{
+    if (!g->scatters) return g->lane && g->micro + 1 == g->micros;
+    return (uint64_t)g->ring.unit[unit].order >= g->given_before;
+}
+
 void lg_gradients_done(lg_gradients *g, int unit)
 {
-    if (!g->scatters || (uint64_t)g->ring.unit[unit].order < g->given_before) return;
+    if (!is_whole(g, unit)) return;
     const int next = 1 - g->pending_event;
     lg_stream_record(g->compute, g->event[next]);
+    if (g->lane) bring(g, unit, g->event[next]);
+    if (!g->scatters) return;
     give(g);
     g->pending = unit;
     g->pending_event = next;
@@ -315,7 +357,9 @@ void lg_gradients_end_micro(lg_gradients *g, double loss_sum)
 
 void lg_gradients_end(lg_gradients *g)
 {
-    if (!g->scatters) lg_stamp_set(stamp_of(g->grad[g->me]), g->step);
+    if (g->scatters) return;
+    if (g->lane) lg_stream_sync(g->lane);
+    lg_stamp_set(stamp_of(g->grad[g->me]), g->step);
 }
 
 int lg_gradients_expect(lg_gradients *g, uint64_t step, double *ret_loss)

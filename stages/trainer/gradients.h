@@ -8,6 +8,9 @@
  *                      mark and the reader's commit of s + 1 (shm/commit.h). The stamp says of which step it is
  *                      (shm/stamp.h).
  *
+ * With a plan that is `apart` the region is host memory; the backward writes into memory of the rank's own, cut the same
+ * way, from where a lane of copies brings each unit that is whole into the region. All else is the same.
+ *
  * Scattered (zero = 2, 3): a unit's gradient is given away when its backward ends, and its memory is another's soon
  * after. Each rank adds its piece of it, of all ranks, to its own sum: ((sum + r0) + r1) + .., micro-batch after
  * micro-batch; with one of them these are the bits of the whole ones.

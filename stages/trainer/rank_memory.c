@@ -34,7 +34,8 @@ static int find_batch(const lg_config *c, const lg_plan *p, const struct lg_deno
     *ret = (struct lg_batch_options){.net = net,
                                      .size = mode->batch,
                                      .guidance = c->model_guidance,
-                                     .latents_on_host = lg_stage_latents_on_host(p)};
+                                     .latents_on_host = lg_stage_latents_on_host(p),
+                                     .texts_on_host = p->apart};
     if (lg_sequence_is_split(&mode->sequence))
         LG_TRY(lg_denoiser_band(net, &mode->sequence, &ret->band));
     return 0;
@@ -87,7 +88,8 @@ struct rank_bytes {
     struct lg_gradients_bytes gradients;
     struct lg_working_bytes working;
     struct lg_transfer_bytes transfer;
-    size_t shard; /* elements */
+    size_t shard, all; /* elements: its own, all that are trained */
+    size_t sums;       /* additions of all ranks' gradients in a step */
     size_t own, host, exchanged, moments;
     char note[sizeof((struct lg_stage_bytes *)NULL)->note];
 };
@@ -103,19 +105,43 @@ static void add_text(char *to, size_t room, const char *fmt, ...)
     va_end(ap);
 }
 
-/* What a rank reads from others and writes to them in a step. */
-static void say_traffic(const lg_plan *p, const struct lg_working_bytes *w, size_t exchanged,
-                        size_t shard, char *to, size_t room)
+/* What crosses a rank's bus in a step of a plan that is apart: its gradient down and its shard's of all ranks up, its new
+ * weights down and all of the group's up, what is exchanged down and up, samples up. */
+static void say_host_traffic(const lg_plan *p, const struct rank_bytes *r, size_t element,
+                             size_t exchanged, char *to, size_t room)
 {
-    const size_t ranks = (size_t)p->instances[LG_ROLE_trainer], others = ranks - 1;
-    const size_t micros = (size_t)(p->rank_batch / p->micro_batch);
-    const size_t gradients = others * shard * sizeof(float) * (p->scatters ? micros : 1);
+    const size_t ranks = (size_t)p->instances[LG_ROLE_trainer], sp = (size_t)p->sequence;
+    const size_t gradients = ranks > 1 ? r->sums * sizeof(float) : 0;
+    const size_t sent = sp > 1 ? exchanged / (sp - 1) * sp : 0; /* its own part, too */
+    struct lg_window_geometry g;
+    size_t sample, down, up;
     char a[32], b[32];
+    lg_window_geometry_of(p, &g);
+    sample = g.latent_bytes;
+    for (int k = 0; k < p->n_texts; k++) sample += g.text[k].states_bytes + g.text[k].pooled_bytes;
+    down = gradients * r->all + sent + (p->shards > 1 ? r->shard * element : 0);
+    up = gradients * r->shard * ranks + sent + (p->shards > 1 ? r->working.traffic : 0) +
+         sample * (size_t)p->rank_batch;
+    add_text(to, room,
+             "\nthrough host memory, of each rank in a step: %s down, %s up (parallel.exchange)",
+             lg_bytes_text(down, a), lg_bytes_text(up, b));
+}
+
+/* What a rank reads from others and writes to them in a step. */
+static void say_traffic(const lg_plan *p, const struct rank_bytes *r, size_t element,
+                        size_t exchanged, char *to, size_t room)
+{
+    const size_t others = (size_t)p->instances[LG_ROLE_trainer] - 1;
+    char a[32], b[32];
+    if (p->apart) {
+        say_host_traffic(p, r, element, exchanged, to, room);
+        return;
+    }
     if (!others) return;
     add_text(to, room, "\nbetween ranks, of each in a step: %s of gradients, %s of weights",
-             lg_bytes_text(gradients, a), lg_bytes_text(w->traffic, b));
-    if (exchanged)
-        add_text(to, room, ", %s within sequence groups", lg_bytes_text(exchanged * micros, a));
+             lg_bytes_text(others * r->shard * sizeof(float) * r->sums, a),
+             lg_bytes_text(r->working.traffic, b));
+    if (exchanged) add_text(to, room, ", %s within sequence groups", lg_bytes_text(exchanged, a));
 }
 
 static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_device *d,
@@ -128,16 +154,20 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
     const size_t count = lg_shard_count(t, shard, p->shards), room = sizeof r.note;
     char text[6][32];
     lg_moments_layout moments = lg_moments_layout_of(t, shard, p->shards);
+    const size_t micros = (size_t)(p->rank_batch / p->micro_batch);
+    const size_t element = lg_dtype_bytes(lg_device_dtype(d));
     r.shard = count;
+    r.all = t->count;
+    r.sums = p->scatters ? micros : 1;
     r.moments = lg_moments_bytes(&moments);
     lg_moments_layout_free(&moments);
     r.gradients = lg_gradients_bytes_of(p, t, net, count);
     r.working = lg_working_bytes_of(c, p, lg_device_dtype(d), t, net, shard);
     if (c->memory_offload_optimizer) r.transfer = lg_transfer_bytes_of(count);
     r.own = b->activations + b->scratch + r.gradients.own + r.working.gathered + batch +
-            r.transfer.device;
+            r.transfer.device + (p->apart ? r.exchanged : 0);
     add_text(r.note, room,
-             "of a rank: activations %s, workspace %s, gradients' sums %s, "
+             "of a rank: activations %s, workspace %s, gradients %s, "
              "gathered weights %s, inputs %s",
              lg_bytes_text(b->activations, text[0]), lg_bytes_text(b->scratch, text[1]),
              lg_bytes_text(r.gradients.own, text[2]), lg_bytes_text(r.working.gathered, text[3]),
@@ -150,7 +180,7 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
         add_text(r.note, room, "\nactivations, workspace and inputs: of the largest of %d shapes",
                  nets->n);
     if (b->recomputed[0]) add_text(r.note, room, "\nrecomputed: %s", b->recomputed);
-    say_traffic(p, &r.working, b->traffic, count, r.note, room);
+    say_traffic(p, &r, element, b->traffic * micros, r.note, room);
     return r;
 }
 
@@ -202,20 +232,23 @@ static void add_row(struct lg_stage_bytes *rows, int *n, size_t bytes, const str
     rows[(*n)++].bytes = bytes;
 }
 
-static void add_rank(const lg_config *c, const struct rank_bytes *b, int rank,
+static void add_rank(const lg_config *c, const lg_plan *p, const struct rank_bytes *b, int rank,
                      struct lg_stage_bytes *rows, int *n)
 {
     const size_t side = lg_trainer_state_bytes(b->shard);
     struct place state = {.rank = rank}, own = state, host = {rank, "host"};
     lg_state_device_name(c, rank, state.device);
     lg_stage_device_name(c, LG_ROLE_trainer, rank, own.device);
+    /* Where those that others read lie. */
+    const struct place *grads = p->apart && p->instances[LG_ROLE_trainer] > 1 ? &host : &own;
+    const struct place *weights = p->apart && p->shards > 1 ? &host : &own;
     add_row(rows, n, side, &state, "state/a");
     add_row(rows, n, side, &state, "state/b");
     add_row(rows, n, b->moments, &state, "moments");
-    add_row(rows, n, b->gradients.grad, &own, "grad");
+    add_row(rows, n, b->gradients.grad, grads, "grad");
     add_row(rows, n, b->gradients.sum, &own, "sum");
-    add_row(rows, n, b->working.region, &own, "working");
-    add_row(rows, n, b->exchanged, &own, "exchanged");
+    add_row(rows, n, b->working.region, weights, "working");
+    add_row(rows, n, b->exchanged, p->apart ? &host : &own, "exchanged");
     rows[*n] = (struct lg_stage_bytes){.name = "private", .processes = 1, .bytes = b->own};
     memcpy(rows[*n].device, own.device, sizeof own.device);
     snprintf(rows[*n].note, sizeof rows[*n].note, "%s", b->note);
@@ -248,7 +281,7 @@ int lg_trainer_bytes(const lg_config *c, const lg_plan *p, lg_role role,
     params = lg_params_trained(&all);
     int rc = find_bytes(c, p, &net, &params, of);
     for (int r = 0; r < ranks && rc == 0; r++) {
-        add_rank(c, &of[r], r, rows, &n);
+        add_rank(c, p, &of[r], r, rows, &n);
         add_frozen(c, lg_frozen_bytes(&all, p->element_bytes == 4 ? LG_F32 : LG_BF16), r, rows, &n);
     }
     lg_params_free(&all);

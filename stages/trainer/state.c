@@ -1,6 +1,7 @@
 /* Persistent trainer state; see state.h. */
 #include "stages/trainer/state.h"
 #include "config/manifest.h"
+#include "config/texts.h"
 #include "stages/nets/storage.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,8 @@ static int take_from(const char *dir, struct lg_denoiser_config *ret)
     if (from.kind == LG_PIXART && from.text[0].width != ret->text[0].width)
         return LG_FAIL(LG_ERR_CONFIG, "%s: \"caption_channels\" is %d, but text.model has width %d",
                        path, from.text[0].width, ret->text[0].width);
+    if (from.kind == LG_SD3 && ret->n_texts < from.n_texts)
+        ret->text[2].width = from.text[2].width; /* zeros have any */
     if (from.kind == LG_SD3 &&
         (from.text[2].width != ret->text[2].width ||
          from.text[0].pooled + from.text[1].pooled != ret->text[0].pooled + ret->text[1].pooled))
@@ -80,6 +83,12 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
         ret->text[k] = (struct lg_denoiser_text){
             .length = t->dim ? t->length : 0, .width = t->dim, .pooled = t->pooled};
     }
+    if (ret->kind == LG_SD3 && ret->n_texts == 2) { /* zeros, of a new one as wide as both CLIP */
+        struct lg_text_config text[LG_TEXTS_MAX];
+        lg_config_texts(c, text);
+        ret->text[2] = (struct lg_denoiser_text){.length = (int)text[2].length,
+                                                 .width = ret->text[0].width + ret->text[1].width};
+    }
     if (ret->kind == LG_SD3) { /* of a new one; as many positions as SD3 has for its sample_size */
         ret->qk_norm = true;
         ret->positions_side = 3 * LG_MAX(ret->height / LG_MAX(ret->patch, 1), 1);
@@ -96,7 +105,7 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
 struct lg_training lg_training_of(const lg_config *c)
 {
     struct lg_training t = {.groups = (const char *const *)c->trainer_groups.v,
-                            .in_blocks = !strcmp(c->trainer_optimizer, "adamw8bit"),
+                            .is_8_bit = !strcmp(c->trainer_optimizer, "adamw8bit"),
                             .frozen = lg_storage_of(c->model_frozen)};
     if (!strcmp(c->adapter_kind, "lora"))
         t.adapter = (struct lg_adapter){.rank = (int)c->adapter_rank,
@@ -150,6 +159,7 @@ int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_st
                                           .device = device[r],
                                           .role = LG_ROLE_trainer,
                                           .index = r,
+                                          .front_only = !device[r],
                                           .is_made = lg_trainer_began(st->board)},
                 &s->side[r][side], "trainer/%d/state/%c", r, "ab"[side]));
     }
@@ -200,6 +210,11 @@ int lg_trainer_state_expect(lg_stage *st, const lg_trainer_state *s, uint64_t st
     return 0;
 }
 
+bool lg_ema_is_apart(const lg_config *c)
+{
+    return c->memory_offload_ema && !c->memory_offload_optimizer && !strcmp(c->_device, "cuda");
+}
+
 int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int rank, int side,
                   lg_region **ret)
 {
@@ -209,7 +224,7 @@ int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int ran
         &(struct lg_stage_memory){
             .bytes = LG_MAX(count, (size_t)1) * sizeof(float),
             .front_bytes = sizeof(struct lg_stamp),
-            .device = d,
+            .device = lg_ema_is_apart(st->config) ? NULL : d,
             .role = LG_ROLE_trainer,
             .index = rank,
             .is_made = atomic_load_explicit(&lg_board_row(st->board, LG_ROLE_ema, 0)->commit,

@@ -16,7 +16,7 @@
  *
  * All of rank r lies on rank r's GPU; or, with memory.offload_optimizer, in host memory, where the host's backend makes
  * the update and the average. lg_state_device is the one place that decides: whoever maps, names or computes with a
- * state asks it. What then goes up and comes down is in transfer.h; what ranks hand each other in
+ * state asks it. Where lg_ema_is_apart says so the average alone is with the host. What then goes up and comes down is in transfer.h; what ranks hand each other in
  * gradients.h, working.h, exchanges.h. */
 #pragma once
 #include "stages/nets/denoiser.h"
@@ -73,7 +73,7 @@ int lg_state_devices(lg_stage *st, lg_device *ret[LG_INSTANCES_MAX]);
 /* The same for the plan: "host", "cuda:0". */
 void lg_state_device_name(const lg_config *c, int rank, char ret[LG_DEVICE_NAME_BYTES]);
 /* Parameter table and regions of all ranks. device[r] maps those of rank r: the same one for all (a
- * rank reads its peers'), or each rank's own (lg_state_devices). */
+ * rank reads its peers'), or each rank's own (lg_state_devices); NULL: their fronts alone. */
 int lg_trainer_state_open(lg_stage *st, lg_device *const device[], lg_trainer_state **ret);
 /* The moments of a rank, for itself and for the checkpoint writer. */
 int lg_trainer_moments_open(lg_stage *st, lg_device *d, lg_trainer_state *s, int rank);
@@ -88,7 +88,9 @@ size_t lg_trainer_state_bytes(size_t shard);
 /* What rank r owns of a unit, and of all. */
 struct lg_piece lg_trainer_piece(const lg_trainer_state *s, int rank, int unit);
 size_t lg_trainer_shard(const lg_trainer_state *s, int rank);
-/* Of shard `rank`. */
+/* Does the average alone lie with the host (memory.offload_ema), while GPUs have the state and make it? */
+bool lg_ema_is_apart(const lg_config *c);
+/* Of shard `rank`; d: the device of its state. */
 int lg_ema_region(lg_stage *st, const lg_trainer_state *s, lg_device *d, int rank, int side,
                   lg_region **ret);
 

@@ -44,7 +44,9 @@ static int open_memory(lg_stage *st, struct trainer *t)
 {
     const int ranks = st->plan.instances[LG_ROLE_trainer];
     lg_device *maps[LG_INSTANCES_MAX];
-    for (int r = 0; r < ranks; r++) maps[r] = t->state_device; /* peers' regions too */
+    /* Peers' regions too, where they can be read. */
+    const bool own = st->plan.apart && !lg_device_is_host(t->state_device);
+    for (int r = 0; r < ranks; r++) maps[r] = own && r != st->index ? NULL : t->state_device;
     LG_TRY(lg_stage_window(st, t->device, &t->window));
     LG_TRY(lg_trainer_state_open(st, maps, &t->state));
     LG_TRY(lg_trainer_moments_open(st, t->state_device, t->state, st->index));
@@ -95,8 +97,9 @@ static int trainer_open(lg_stage *st)
 
 /* A first state on the host. */
 struct first_state {
-    float *w;                // (shard)
-    struct lg_chunk moments; /* of the whole shard */
+    float *w; // (shard)
+    struct lg_chunk
+        moments; /* of a checkpoint, of the whole shard; else count 0: all are zeros, made where they lie */
     struct lg_state_scalars scalars;
 };
 
@@ -171,17 +174,42 @@ static void upload_moments(struct trainer *t, const struct lg_chunk *to,
     lg_stream_upload(t->state_stream, to->v_code, from->v_code, to->count);
 }
 
+/* codes: of zeros, for m and behind them for v, as many as a chunk has each. */
+static void zero_moments(struct trainer *t, const struct lg_chunk *to, const uint8_t *codes,
+                         size_t most)
+{
+    const size_t full = to->full * sizeof(float);
+    const size_t blocks = to->count / LG_ADAMW8_BLOCK * sizeof(float);
+    lg_stream_zero(t->state_stream, to->m, full);
+    lg_stream_zero(t->state_stream, to->v, full);
+    if (!to->m_code) return;
+    lg_stream_zero(t->state_stream, to->m_max, blocks);
+    lg_stream_zero(t->state_stream, to->v_max, blocks);
+    lg_stream_upload(t->state_stream, to->m_code, codes, to->count);
+    lg_stream_upload(t->state_stream, to->v_code, codes + most, to->count);
+}
+
 static void upload_state(lg_stage *st, struct trainer *t, const struct first_state *s,
                          const struct lg_state_view *to)
 {
+    const lg_moments_layout *layout = &t->state->layout[st->index];
+    const size_t most = layout->in_blocks ? lg_moments_chunk_count(t->shard) : 0;
+    uint8_t *codes = malloc(2 * most + 1);
+    LG_ASSERT(codes);
+    memset(codes, LG_ADAMW8_ZERO_M, most);
+    memset(codes + most, LG_ADAMW8_ZERO_V, most);
     lg_stream_upload(t->state_stream, to->w, s->w, t->shard * sizeof(float));
     for (int k = 0; k < lg_moments_chunks(t->shard); k++) {
         struct lg_chunk c = lg_trainer_chunk(t->state, st->index, k, s->scalars.optimizer_steps);
-        const struct lg_chunk from =
-            lg_moments_part(&t->state->layout[st->index], &s->moments, c.first, c.count);
-        upload_moments(t, &c, &from);
+        if (s->moments.count) {
+            const struct lg_chunk from = lg_moments_part(layout, &s->moments, c.first, c.count);
+            upload_moments(t, &c, &from);
+        } else {
+            zero_moments(t, &c, codes, most);
+        }
     }
     lg_stream_sync(t->state_stream);
+    free(codes);
     *to->scalars = s->scalars;
     lg_rank_sign(t, to);
 }
@@ -192,24 +220,26 @@ static int init(lg_stage *st, struct trainer *t, uint64_t state)
     lg_origin origin;
     char dir[LG_PATH_BYTES];
     struct lg_state_view v = lg_trainer_state_view(t->state, st->index, state);
-    struct lg_stamp *moments = t->state->moments[st->index]->front;
+    struct lg_stamp *stamp = t->state->moments[st->index]->front;
     LG_TRY(lg_run_origin(st, &origin, dir));
     lg_stamp_clear(v.stamp);
-    lg_stamp_clear(moments);
+    lg_stamp_clear(stamp);
     const lg_moments_layout *layout = &t->state->layout[st->index];
-    float *side = calloc(1, t->shard * sizeof *side + lg_moments_whole_bytes(layout) + 1);
+    const size_t moments_bytes = origin == LG_ORIGIN_RESUME ? lg_moments_whole_bytes(layout) : 0;
+    float *side = calloc(1, t->shard * sizeof *side + moments_bytes + 1);
     LG_ASSERT(side);
     struct first_state first = {
-        .w = side,
-        .moments = lg_moments_whole(layout, side + t->shard),
-        .scalars = {.state = state, .loss_scale = lg_loss_scale_first(st->config)}};
-    lg_moments_clear(&first.moments);
+        .w = side, .scalars = {.state = state, .loss_scale = lg_loss_scale_first(st->config)}};
+    if (moments_bytes) {
+        first.moments = lg_moments_whole(layout, side + t->shard);
+        lg_moments_clear(&first.moments);
+    }
     int rc = read_origin(st, t, origin, dir, &first);
     if (rc == 0) upload_state(st, t, &first, &v);
     free(side);
     LG_TRY(rc);
     lg_working_make(t->working, state);
-    lg_stamp_set(moments, state);
+    lg_stamp_set(stamp, state);
     lg_stamp_set(v.stamp, state);
     lg_trainer_mark_init(st->board, st->index);
     lg_log(LG_INFO, "state %" PRIu64 " from %s", state, dir[0] ? dir : "the seed");

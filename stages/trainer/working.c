@@ -73,22 +73,39 @@ struct lg_working {
     lg_event *free, **done; /* done: [places.n] */
 };
 
+/* Do others of the group read the region, and cannot reach this device? */
+static bool is_apart(const lg_plan *p)
+{
+    return p->apart && p->shards > 1;
+}
+
+static bool gathers(const lg_plan *p)
+{
+    return p->gathers || is_apart(p);
+}
+
+static bool reshards(const lg_config *c, const lg_plan *p)
+{
+    return p->gathers && c->parallel_reshard;
+}
+
 static bool has_region(const lg_config *c, const lg_plan *p, lg_dtype type)
 {
-    return type != LG_F32 || c->memory_offload_optimizer || (p->shards > 1 && !p->gathers);
+    return type != LG_F32 || c->memory_offload_optimizer || is_apart(p) ||
+           (p->shards > 1 && !p->gathers);
 }
 
 struct lg_working_bytes lg_working_bytes_of(const lg_config *c, const lg_plan *p, lg_dtype type,
                                             const lg_params *t, const lg_denoiser *net, int shard)
 {
     const size_t element = lg_dtype_bytes(type);
-    const bool reshard = c->parallel_reshard;
+    const bool reshard = reshards(c, p);
     struct lg_working_bytes b = {0};
     if (has_region(c, p, type))
         b.region =
-            (p->gathers ? LG_MAX(lg_shard_count(t, shard, p->shards), (size_t)1) : t->count) *
+            (gathers(p) ? LG_MAX(lg_shard_count(t, shard, p->shards), (size_t)1) : t->count) *
             element;
-    if (!p->gathers) {
+    if (!gathers(p)) {
         b.traffic = (size_t)(p->shards - 1) * lg_shard_count(t, shard, p->shards) * element;
         return b;
     }
@@ -101,7 +118,8 @@ struct lg_working_bytes lg_working_bytes_of(const lg_config *c, const lg_plan *p
         bool again = false; /* it stays */
         for (int j = 0; j < i && !reshard; j++) again = again || places.stay[j].unit == u;
         if (!again)
-            b.traffic += (t->unit[u].count - lg_shard_piece(t, u, shard, p->shards).count) *
+            b.traffic += (t->unit[u].count -
+                          (is_apart(p) ? 0 : lg_shard_piece(t, u, shard, p->shards).count)) *
                          element * micros;
     }
     free(places.stay);
@@ -132,7 +150,8 @@ static int open_regions(lg_working *w, const lg_denoiser *net)
                                     .device = w->device,
                                     .role = LG_ROLE_trainer,
                                     .index = r,
-                                    .is_made = is_made};
+                                    .is_made = is_made,
+                                    .is_handed = is_apart(&w->st->plan)};
         if (m.bytes) LG_TRY(lg_stage_region(w->st, &m, &w->region[r], "trainer/%d/working", r));
     }
     return 0;
@@ -167,8 +186,8 @@ int lg_working_open(lg_stage *st, lg_device *d, lg_stream *compute, const lg_tra
                       .me = st->index,
                       .group = st->index / s->shards * s->shards,
                       .shards = s->shards,
-                      .gathers = st->plan.gathers,
-                      .reshards = st->config->parallel_reshard};
+                      .gathers = gathers(&st->plan),
+                      .reshards = reshards(st->config, &st->plan)};
     LG_TRY(open_regions(w, net));
     if (st->config->memory_offload_optimizer)
         LG_TRY(lg_transfer_open(d, compute, lg_trainer_shard(s, w->me), &w->transfer));

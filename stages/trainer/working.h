@@ -23,6 +23,9 @@
  *                         of s finds state s there, or it is lost. None in fp32: the state itself is read, where it
  *                         lies on the devices.
  *
+ * With a plan that is `apart`, where the state is cut, all modes gather: with zero = 1 and 2 once a step, and all stay. The
+ * region, which then is there in fp32 too, is host memory: UPDATE writes the shard there, the lane reads it from there.
+ *
  * With a state in host memory (lg_state_device) working weights are the only ones on the device, so there are always
  * some, and whatever is cast from the state goes up for it, piece by piece (transfer.h). What has gone up is written by
  * this device's `compute`: a shard counts when that is done, too. */
@@ -39,7 +42,8 @@ struct lg_working_front {
 struct lg_working_bytes {
     size_t region;   /* of a rank; 0: it has none */
     size_t gathered; /* private */
-    size_t traffic;  /* read from others, or written to them, in a step */
+    size_t
+        traffic; /* read from others, or written to them, in a step; of a plan that is apart: read from the host */
 };
 /* net: compiled, on a device of this type. Without the transfer. */
 struct lg_working_bytes lg_working_bytes_of(const lg_config *c, const lg_plan *p, lg_dtype type,

@@ -2,6 +2,7 @@
 #include "supervisor/commands/check.h"
 #include "base/cgroup.h"
 #include "base/printable.h"
+#include "config/texts.h"
 #include "supervisor/commands/gpus.h"
 #include "supervisor/commands/memory.h"
 #include "supervisor/core/intensity.h"
@@ -14,7 +15,7 @@
 #include <string.h>
 #include <sys/sysinfo.h>
 
-enum { OUTPUT_BYTES_MAX = 1 << 20, ARGS_MAX = 2 * 256 + 6 };
+enum { OUTPUT_BYTES_MAX = 1 << 20, ARGS_MAX = 2 * 256 + 8 };
 enum { GPU_ROLE_MS = 900000 }; /* choosing the algorithms of a large net, once per machine */
 
 struct check {
@@ -22,10 +23,11 @@ struct check {
     const char *const *set;
     int n_set;
     const lg_config *config;
-    const lg_plan *plan;
+    lg_plan *plan;
     const struct lg_launcher *launcher; /* of `run`, or of one that lgsup would start by itself */
     const lg_run *run;                  /* NULL: none yet */
     struct lg_run_gpus gpus;
+    int from, to; /* two that do not reach each other; -1: there are none */
     struct lg_memory memory;
 };
 
@@ -59,6 +61,7 @@ static int ask_gpus(struct check *k)
     if (n == 0) return 0;
     LG_TRY(lg_run_gpus_ask(number, n, &k->gpus));
     LG_TRY(lg_run_gpus_check(k->config, k->plan, &k->gpus));
+    k->plan->apart = lg_run_gpus_apart(k->config, k->plan, &k->gpus, &k->from, &k->to);
     for (int i = 0; i < k->gpus.n; i++) {
         const struct lg_run_gpu *g = &k->gpus.gpu[i];
         snprintf(name, sizeof name, "cuda:%d", g->number);
@@ -128,6 +131,10 @@ static int begin_role(const struct check *k, lg_role r, struct lg_capture *ret)
     for (int i = 0; i < k->n_set; i++) {
         argv[n++] = (char *)"--set";
         argv[n++] = (char *)k->set[i];
+    }
+    if (k->plan->apart) {
+        argv[n++] = (char *)"--set";
+        argv[n++] = (char *)"parallel.exchange=host";
     }
     LG_TRY(lg_capture_begin(program, argv, ret));
     return 0;
@@ -255,6 +262,19 @@ static void print_gpus(const struct check *k)
     }
 }
 
+static void print_way(const struct check *k)
+{
+    if (k->plan->apart)
+        printf("what ranks and encoders hand each other goes through host memory");
+    else if (k->gpus.n > 1)
+        printf("what ranks and encoders hand each other goes straight from GPU to GPU");
+    else
+        return;
+    if (k->plan->apart && k->from >= 0)
+        printf(": cuda:%d cannot reach the memory of cuda:%d", k->from, k->to);
+    printf("\n");
+}
+
 static void print_warnings(const struct check *k)
 {
     const struct lg_memory_device *host = &k->memory.device[0]; /* of ask_host */
@@ -282,6 +302,16 @@ static void print_text(const struct lg_plan_text *t)
     if (t->pooled) printf("%s pooled (%d)", t->dim ? "," : "", t->pooled);
 }
 
+/* The text for which no encoder is named. */
+static void print_zeros(const lg_config *c, const lg_plan *p)
+{
+    struct lg_text_config text[LG_TEXTS_MAX] = {0};
+    lg_config_texts(c, text);
+    if (p->n_texts && p->n_texts < LG_TEXTS_MAX && text[p->n_texts].info)
+        printf("; %" PRId64 " zeros in place of %s, which has no model", text[p->n_texts].length,
+               text[p->n_texts].section);
+}
+
 static void print_plan(const lg_config *c, const lg_plan *p)
 {
     lg_print(stdout,
@@ -293,6 +323,7 @@ static void print_plan(const lg_config *c, const lg_plan *p)
     printf("window of %" PRId64 " samples; latents (%d, %d, %d)", p->window_slots,
            p->latent_channels, p->latent_size, p->latent_size);
     for (int k = 0; k < p->n_texts; k++) print_text(&p->text[k]);
+    print_zeros(c, p);
     if (p->num_classes) printf("; %d classes", p->num_classes);
     if (p->buckets.n) print_buckets(p);
     printf("\nplan %016" PRIx64 "\n\n", p->hash);
@@ -323,6 +354,7 @@ static int check_plan(struct check *k)
     print_chosen(k->config);
     print_processes(k);
     print_gpus(k);
+    print_way(k);
     printf("\n");
     lg_memory_print(&k->memory, stdout);
     print_warnings(k);
@@ -336,7 +368,12 @@ int lg_check(const char *file, const char *const *set, int n_set)
     struct check *k = calloc(1, sizeof *k);
     lg_config *c;
     if (!k) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the check");
-    *k = (struct check){.file = file, .set = set, .n_set = n_set, .launcher = &lg_launcher_fork};
+    *k = (struct check){.file = file,
+                        .set = set,
+                        .n_set = n_set,
+                        .launcher = &lg_launcher_fork,
+                        .from = -1,
+                        .to = -1};
     int rc = lg_config_load(file, set, n_set, &c);
     if (rc == 0) {
         k->config = c;
@@ -349,7 +386,7 @@ int lg_check(const char *file, const char *const *set, int n_set)
     return 0;
 }
 
-int lg_check_room(const char *file, const lg_run *r)
+int lg_check_room(const char *file, lg_run *r)
 {
     struct check *k = calloc(1, sizeof *k);
     if (!k) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the check");

@@ -7,5 +7,6 @@
 /* Prints plan, processes, regions and bytes per device. LG_ERR_NOSPACE when it does not fit. */
 int lg_check(const char *file, const char *const *set, int n_set);
 /* Before a start, silently: are the GPUs of this run's config fit, and has every device the memory? What
- * control groups allow counts: those of lgsup, or of the units that the run's processes are. */
-int lg_check_room(const char *file, const lg_run *r);
+ * control groups allow counts: those of lgsup, or of the units that the run's processes are. Sets the plan's `apart` as the
+ * GPUs ask for. */
+int lg_check_room(const char *file, lg_run *r);

@@ -128,7 +128,9 @@ static void ask_pairs(const struct lg_run_gpus *g)
             if (a->code || b->code || (a->peers >> b->number & b->peers >> a->number & 1)) continue;
             snprintf(what, sizeof what, "cuda:%d and cuda:%d", a->number, b->number);
             answer(false, false, what, "do not reach each other's memory",
-                   "a run needs both on one group of NVLink or PCIe: nvidia-smi topo -p2p r");
+                   "a run on both hands everything over through host memory (parallel.exchange), "
+                   "which is "
+                   "slower: nvidia-smi topo -p2p r shows GPUs of one NVLink or PCIe group");
         }
 }
 

@@ -157,23 +157,41 @@ static const struct lg_run_gpu *find(const struct lg_run_gpus *g, int number)
     return NULL;
 }
 
-static int check_pair(const lg_config *c, const lg_plan *p, const struct lg_run_gpu *a,
-                      const struct lg_run_gpu *b)
+/* Must one reach the other's memory, and cannot? */
+static bool is_pair_apart(const lg_config *c, const lg_plan *p, const struct lg_run_gpu *a,
+                          const struct lg_run_gpu *b)
 {
-    bool train =
+    bool works =
         role_uses(c, p, LG_ROLE_trainer, a->number) || role_uses(c, p, LG_ROLE_trainer, b->number);
-    bool text = false; /* one encoder's shards lie on both */
-    for (lg_role r = LG_ROLE_text; lg_role_is_text(r); r++)
-        text = text || (role_uses(c, p, r, a->number) && role_uses(c, p, r, b->number));
-    if (!train && !text) return 0;
-    if (b->number < 64 && (a->peers >> b->number & 1)) return 0;
-    return LG_FAIL(LG_ERR_CONFIG,
-                   "cuda:%d cannot reach the memory of cuda:%d, and %s: put both on one GPU with "
-                   "trainer.gpus, vae.gpus and text.gpus, or take GPUs of one NVLink or PCIe group "
-                   "(nvidia-smi topo -p2p r shows them)",
-                   a->number, b->number,
-                   train ? "trainer ranks and encoders hand each other data there"
-                         : "text encoders read each other's weights there");
+    for (lg_role r = LG_ROLE_text; lg_role_is_text(r); r++) /* an encoder's shards lie on both */
+        works = works || (role_uses(c, p, r, a->number) && role_uses(c, p, r, b->number));
+    return works && !(b->number < 64 && (a->peers >> b->number & 1));
+}
+
+static bool find_apart(const lg_config *c, const lg_plan *p, const struct lg_run_gpus *g,
+                       int *ret_from, int *ret_to)
+{
+    int number[LG_RUN_GPUS_MAX];
+    const int n = lg_run_gpus_used(c, p, number);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < n; k++) {
+            if (k == i || !is_pair_apart(c, p, find(g, number[i]), find(g, number[k]))) continue;
+            *ret_from = number[i];
+            *ret_to = number[k];
+            return true;
+        }
+    return false;
+}
+
+bool lg_run_gpus_apart(const lg_config *c, const lg_plan *p, const struct lg_run_gpus *g,
+                       int *ret_from, int *ret_to)
+{
+    const char *no_peer = getenv("LG_CUDA_NO_PEER");
+    *ret_from = *ret_to = -1;
+    if (!strcmp(c->parallel_exchange, "host")) return true;
+    const bool apart = find_apart(c, p, g, ret_from, ret_to);
+    const bool forced = g->n > 0 && no_peer && *no_peer && strcmp(no_peer, "0") != 0;
+    return !strcmp(c->parallel_exchange, "auto") && (apart || forced);
 }
 
 int lg_run_gpus_check(const lg_config *c, const lg_plan *p, const struct lg_run_gpus *g)
@@ -185,8 +203,12 @@ int lg_run_gpus_check(const lg_config *c, const lg_plan *p, const struct lg_run_
         if (!a) return LG_FAIL(LG_ERR_CORRUPT, "lg-device says nothing of cuda:%d", number[i]);
         if (a->code) return LG_FAIL(a->code, "%s", a->error);
     }
-    for (int i = 0; i < n; i++)
-        for (int k = 0; k < n; k++)
-            if (k != i) LG_TRY(check_pair(c, p, find(g, number[i]), find(g, number[k])));
-    return 0;
+    int from, to;
+    if (strcmp(c->parallel_exchange, "gpu") != 0 || !find_apart(c, p, g, &from, &to)) return 0;
+    return LG_FAIL(
+        LG_ERR_CONFIG,
+        "cuda:%d cannot reach the memory of cuda:%d, as parallel.exchange = \"gpu\" asks: "
+        "leave it out, put all on one GPU with trainer.gpus, vae.gpus and text.gpus, or "
+        "take GPUs of one NVLink or PCIe group (nvidia-smi topo -p2p r shows them)",
+        from, to);
 }

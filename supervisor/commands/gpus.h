@@ -27,7 +27,12 @@ int lg_run_gpus_used(const lg_config *c, const lg_plan *p, int ret[LG_RUN_GPUS_M
 int lg_run_gpus_ask(const int *number, int n, struct lg_run_gpus *ret);
 /* What lg-device --json has printed, with log lines around it. */
 int lg_run_gpus_parse(const char *output, struct lg_run_gpus *ret);
-/* Can every GPU of the run be used, and do those that work together reach each other's memory? Two do
- * when a trainer rank is on one of them (gradients, latents, embeddings), or text encoders on both
- * (weight shards). */
+/* Can every GPU of the run be used? With parallel.exchange = "gpu": and do those that work together reach each other's
+ * memory? Two do when a trainer rank is on one of them (gradients, latents, embeddings), or text encoders on both (weight
+ * shards). */
 int lg_run_gpus_check(const lg_config *c, const lg_plan *p, const struct lg_run_gpus *g);
+/* The plan's `apart`: must what they hand each other go through host memory? With "auto" where two that work together do
+ * not reach each other; and, for tests, where $LG_CUDA_NO_PEER says that none does, even if all work on one GPU.
+ * *ret_from, *ret_to: two of them, where there are; else -1. */
+bool lg_run_gpus_apart(const lg_config *c, const lg_plan *p, const struct lg_run_gpus *g,
+                       int *ret_from, int *ret_to);

@@ -33,10 +33,13 @@ static const char *changed(const lg_config *old_config, const lg_plan *old, cons
     if (plan->shards != old->shards || plan->scatters != old->scatters ||
         plan->gathers != old->gathers)
         return "how state, gradients and weights are cut (parallel)";
+    if (plan->apart != old->apart) return "the way between GPUs (parallel.exchange)";
     if (plan->scatters && !same_words(old_config->memory_recompute, now->memory_recompute))
         return "memory.recompute, and with it the order in which gradients leave,";
     if (now->memory_offload_optimizer != old_config->memory_offload_optimizer)
         return "where the state lies (memory.offload_optimizer)";
+    if (now->memory_offload_ema != old_config->memory_offload_ema)
+        return "where the average lies (memory.offload_ema)";
     for (int r = 0; r < LG_ROLE_keeper; r++)
         for (int k = 0; k < LG_INSTANCES_MAX; k++)
             if (lg_plan_gpu(old_config, (lg_role)r, k) != lg_plan_gpu(now, (lg_role)r, k))

@@ -118,11 +118,14 @@ static void leave_earlier_runtime(lg_run *r)
     lg_launcher_of(r)->runtime_remove(r);
 }
 
-static int check_room(const lg_run *r)
+/* And finds out by which way GPUs reach each other. */
+static int check_room(lg_run *r)
 {
     char config[LG_PATH_BYTES];
+    const int apart = r->plan.apart;
     LG_TRY(lg_run_path(r, config, "config.toml"));
     LG_TRY(lg_check_room(config, r));
+    if (r->plan.apart != apart) LG_TRY(lg_run_save_config(r));
     return 0;
 }
 

@@ -35,8 +35,8 @@ disturbed() {
     check "$name: ranks were replaced" test "$(restarts_of "$run" trainer)" -ge 4
     settle "$name" "$run"
     [ -n "$settled" ] || return 0 # said already
-    tiny "$T/until.$settled" --set trainer.max_steps="$settled" "${key[@]}"
-    same_as "$name" "$run" "$T/until.$settled" "$settled"
+    tiny "$run.until" --set trainer.max_steps="$settled" "${key[@]}"
+    same_as "$name" "$run" "$run.until" "$settled"
 }
 disturbed "kills"
 disturbed "kills, gathered weights" --set parallel.zero=3 --set memory.offload_optimizer=true
@@ -85,3 +85,57 @@ moments() {
 }
 check "moments: $(moments "${key[@]}") MiB, of $(moments)" \
     jq -ne --argjson a "$(moments "${key[@]}")" --argjson b "$(moments)" '$a < 0.35 * $b'
+
+# ---- groups with an optimizer of their own ----
+moments_of() { # RUN STEP PATTERN: the types of its moments
+    python3 - "$(checkpoint_of "$1" "$2")/optimizer.safetensors" "$3" <<'END'
+import fnmatch, json, struct, sys
+f = open(sys.argv[1], "rb")
+header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+names = [n for n in header if n.startswith("exp_avg.") and fnmatch.fnmatch(n[8:], sys.argv[2])]
+print(" ".join(sorted({header[n]["dtype"] for n in names})))
+END
+}
+all=$T/all
+tiny "$all" --set trainer.max_steps=40 --set 'trainer.groups=["pos_embed.* optimizer=adamw8bit lr=1", "*.ff.* lr=1"]' "${key[@]}"
+refused=$?
+check "codes for a group without a large tensor: refused" test "$refused" -ne 0
+check "and it is named" grep -q '"pos_embed.\*" has optimizer=adamw8bit, which is for tensors of at least' "$all.out" "$all"/logs/* 2>/dev/null
+# Parts in 8 bits of a run in fp32, and the other way round.
+all=$T/all.8bit
+tiny "$all" --set trainer.max_steps=40 --set 'trainer.groups=["*.ff.* optimizer=adamw8bit", "*.attn?.* optimizer=adamw8bit", "* optimizer=adamw8bit"]'
+expect "all in 8 bits, by groups" 0 $?
+check "all in 8 bits, by groups: byte-identical" same_files "$reference" "$all" 40
+some=(--set 'trainer.groups=["*.ff.* optimizer=adamw8bit", "*.bias lr=0.5"]')
+rest=(--set 'trainer.groups=["*.ff.* lr=1", "* optimizer=adamw"]' "${key[@]}")
+mixed=$T/mixed
+tiny "$mixed" --set trainer.max_steps=40 "${some[@]}"
+expect "8 bits of a group" 0 $?
+expect "its matrices have codes" "U8" "$(moments_of "$mixed" 40 '*.ff.*.weight')"
+expect "others none" "F32" "$(moments_of "$mixed" 40 '*.attn?.*.weight')"
+run=$T/mixed.gathered
+tiny "$run" --set trainer.max_steps=40 "${some[@]}" --set parallel.zero=3
+check "8 bits of a group, gathered: byte-identical" same_files "$mixed" "$run" 40
+key=("${some[@]}")
+disturbed "8 bits of a group, kills" --set parallel.zero=2
+run=$T/rest
+tiny "$run" --set trainer.max_steps=40 "${rest[@]}"
+expect "fp32 of the rest" 0 $?
+expect "codes of the group" "U8" "$(moments_of "$run" 40 '*.ff.*.weight')"
+expect "fp32 of all others" "F32" "$(moments_of "$run" 40 '*.attn?.*')"
+
+# A changed group is a change that is named.
+cp -r "$mixed" "$T/regrouped"
+tiny "$T/regrouped" --set trainer.max_steps=45 --set 'trainer.groups=["*.attn1.* optimizer=adamw8bit"]'
+expect "other groups: refused" 10 $?
+check "and what to do is said" grep -q 'trainer.groups was .*name it in trainer.resume_changes' "$T/regrouped.out"
+run=$T/regrouped.on
+on=(--set trainer.max_steps=45 --set trainer.resume_from="$(checkpoint_of "$mixed" 40)" --set 'trainer.resume_changes=["trainer.groups"]')
+tiny "$run" "${on[@]}" --set 'trainer.groups=["*.attn1.* optimizer=adamw8bit", "transformer_blocks.0.ff.* frozen"]'
+expect "named: it goes on" 0 $?
+expect "with codes of other moments" "F32 U8" "$(moments_of "$run" 45 '*.attn1.*')"
+expect "and none of those before" "F32" "$(moments_of "$run" 45 '*.ff.*')"
+again=$T/regrouped.again
+tiny "$again" --set trainer.max_steps=50 --set trainer.resume_from="$(checkpoint_of "$run" 45)" --set 'trainer.resume_changes=["trainer.groups"]'
+check "what was frozen has no moments to go on with" test $? -ne 0
+check "and that is said" grep -rq 'if trainer.groups froze transformer_blocks.0.ff.* when the checkpoint was made' "$again.out" "$again/logs"

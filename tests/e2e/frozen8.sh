@@ -90,3 +90,23 @@ check "what is frozen is written with all its bits" "$ST_COMPARE" \
     "$(checkpoint_of "$half" 40)/model/diffusion_pytorch_model.safetensors" \
     "$(checkpoint_of "$first" 40)/model/diffusion_pytorch_model.safetensors" 0 \
     transformer_blocks.0.attn1.to_q.weight transformer_blocks.1.attn2.to_k.weight
+# Each part stored otherwise: one in fp8, one as it is, of a model that is int8 else.
+own=(--set 'trainer.groups=["transformer_blocks.0.ff.* frozen storage=fp8", "transformer_blocks.0.* frozen", "*.attn2.*.weight frozen storage=auto"]' --set model.frozen=int8)
+start_by_start "$T/own" 40 "${own[@]}"
+expect "parts are stored each in its way" 0 $?
+tiny "$T/own2" --set trainer.max_steps=40 "${own[@]}" --set parallel.zero=3
+check "gathered: byte-identical" same_files "$T/own" "$T/own2" 40
+check "which is none of the others" test "$(jq -c .loss "$T/own/metrics.jsonl" | head -n 3)" != "$(jq -c .loss "$half/metrics.jsonl" | head -n 3)"
+check "and takes bytes between" test "$(bytes "$half")" -lt "$(bytes "$T/own")" -a "$(bytes "$T/own")" -lt "$(bytes "$first")"
+killed=$T/own.killed
+train "$killed" "${own[@]}"
+for i in 1 2 3; do kill_role "$killed" trainer $((i % 2)); done
+wait_step "$killed" 5
+for role in "trainer 1" "trainer 0" "ckpt 0"; do
+    kill_role "$killed" $role
+    wait_step "$killed" $(($(step_of "$killed") + 3))
+done
+settle_own "parts are stored each in its way, killed" "$killed" "${own[@]}"
+tiny "$T/none3" --set 'trainer.groups=["*.bias frozen storage=fp8"]'
+check "a storage of nothing is refused" test $? -ne 0
+check "and the group is named" grep -q 'trainer.groups.* "\*.bias" is for the matrices' "$T/none3.out"

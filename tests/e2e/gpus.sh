@@ -64,7 +64,7 @@ for command in check start; do
     on "driver too old, $command" 10 old $command -- 'driver is too old'
     on "wrong architecture, $command" 10 arch $command -- 'cuda:1 is another kind'
     on "too few GPUs, $command" 8 two $command trainer.gpus=0,2 -- 'no cuda:2'
-    on "no peer access, $command" 3 apart $command -- 'cuda:[01] cannot reach the memory of cuda:[01]' 'trainer\.gpus'
+    on "no peer access, $command" 3 apart $command parallel.exchange=gpu -- 'cuda:[01] cannot reach the memory of cuda:[01]' 'trainer\.gpus'
     on "memory taken, $command" 6 held $command -- 'of cuda:1 \(Stub H200\), where 1\.0 GiB of 140\.0 GiB are free: others hold 139\.0 GiB' 'nvidia-smi'
     on "too small, $command" 6 small $command -- 'of cuda:[01] \(Stub H200\), which has 1\.0 GiB: lower trainer\.micro_batch_size'
     says "no backend, $command" 8 env LG_BACKEND_DIR="$T" "$LGSUP" $command "$TINY" --set device=cuda --set job.dir="$T/run" -- \
@@ -95,7 +95,7 @@ see "doctor: driver too old" 0 old -- 'note +GPUs +the driver is too old'
 see "doctor: wrong architecture" 0 arch -- 'ok +cuda:0' 'note +cuda:1 +cuda:1 is another kind'
 see "doctor: memory taken" 0 held -- 'note +cuda:1 .* 1\.0 GiB of 140\.0 GiB free' 'nvidia-smi'
 see "doctor: no cuDNN" 0 bare -- 'note +cuDNN' 'LG_CUDNN'
-see "doctor: no peer access" 0 apart -- 'note +cuda:0 and cuda:1'
+see "doctor: no peer access" 0 apart -- 'note +cuda:0 and cuda:1 +do not reach each other' 'through host memory'
 
 # ---- the real backend without a driver, or with one that is unfit ----
 if [ ! -f "$e2e_build/lib/liblg-cuda.so" ]; then

@@ -115,11 +115,39 @@ N2=${settled:-40}
 start_by_start "$T/own" "$N2" "${lora[@]}" --set checkpoint.keep=1000000
 same_as "an adapter, killed" "$killed" "$T/own" "$N2"
 
+# Texts in 8 bits, each in its way; who fills a shard dies, too.
+coded=(--set text.t5.storage=fp8 --set text.clip_g.storage=int8)
+killed=$T/coded.killed
+train "$killed" "${coded[@]}"
+for i in 1 2; do kill_role "$killed" text.t5 0; kill_role "$killed" text.clip_g 0; done
+wait_step "$killed" 5
+for role in "text.t5 0" "trainer 1" "text.clip_g 0"; do
+    kill_role "$killed" $role
+    wait_step "$killed" $(($(step_of "$killed") + 3))
+done
+settle "texts in 8 bits, killed" "$killed"
+N3=${settled:-40}
+start_by_start "$T/coded" "$N3" "${coded[@]}" --set checkpoint.keep=1000000
+same_as "texts in 8 bits, killed" "$killed" "$T/coded" "$N3"
+check "which is another run" test "$(head -n 1 "$killed/metrics.jsonl" | jq .loss)" != "$(head -n 1 "$a/metrics.jsonl" | jq .loss)"
+kib_of() { # CONFIG FIRST_FIELD: what check says, in KiB
+    timeout 60 "$LGSUP" check "$1/config.toml" | awk -v name="$2" '$1 == name { print int($4 == "MiB" ? $3 * 1024 : $3); exit }'
+}
+check "check prints fewer bytes: $(kib_of "$T/coded" text.t5/1/weights) of $(kib_of "$a" text.t5/1/weights) KiB" \
+    test "$(kib_of "$T/coded" text.t5/1/weights)" -lt "$(($(kib_of "$a" text.t5/1/weights) * 7 / 10))"
+cp -r "$T/coded" "$T/recoded"
+tiny "$T/recoded" "${coded[@]}" --set text.t5.storage=int8 --set trainer.max_steps=200
+check "another storage is another run" test $? -ne 0
+check "and the key is named" grep -q "text.t5.storage was .fp8. when the run began" "$T/recoded.out"
+
 draw() { timeout 120 "$e2e_build/bin/lg-sample" "a red circle" --steps 4 --seed 3 "$@" >"$T/said" 2>&1; }
 check "it can be drawn with" draw --from "$a" -o "$T/a.png"
 check "with another guidance" draw --from "$a" --guidance 1 -o "$T/b.png"
 check "with its adapter" draw --from "$T/own" -o "$T/c.png"
-check "three pictures" test "$(md5sum "$T"/[abc].png | cut -d' ' -f1 | sort -u | wc -l)" = 3
+sed -e 's/storage = "fp8"/storage = "auto"/' -e 's/storage = "int8"/storage = "auto"/' "$T/coded/config.toml" >"$T/whole.toml"
+check "with texts in 8 bits" draw --from "$T/coded" -o "$T/d.png"
+check "and as they are" draw --from "$T/coded" --config "$T/whole.toml" -o "$T/e.png"
+check "five pictures" test "$(md5sum "$T"/[abcde].png | cut -d' ' -f1 | sort -u | wc -l)" = 5
 
 timeout 60 "$LGSUP" export "$a" -o "$T/made" >"$T/out" 2>&1
 expect "export" 0 $?
@@ -141,6 +169,35 @@ refused() { # NAME PATTERN [--set ...]
 }
 refused "another depth" 'model.depth = 4, but the weights of model.from have 3' --set model.depth=4
 refused "CLIPs of two lengths" 'those of both CLIP stand side by side' --set text.clip_l.length=12
-jq 'del(.text_encoder_3, .tokenizer_3)' "$T/sd3/model_index.json" >"$T/scaled/model_index.json"
-refused "without T5" 'text.t5.model' --set pipeline="$T/scaled"
+refused "T5's section without T5" 'text.t5.shards without text.t5.model' --set text.t5.model=
+
+# Without T5: a folder that has none, as diffusers' pipeline is loaded with text_encoder_3=None; zeros in its place.
+mkdir "$T/lean"
+for part in "$T"/sd3/*; do case $part in *_3 | *.json) ;; *) ln -s "$part" "$T/lean/" ;; esac; done
+jq '.text_encoder_3 = [null, null] | .tokenizer_3 = [null, null]' "$T/sd3/model_index.json" >"$T/lean/model_index.json"
+sed -e '/^\[text.t5\]/,/^shards/d' -e "s|^pipeline = .*|pipeline = \"$T/lean\"|" "$TINY" >"$T/lean.toml"
+full=$TINY TINY=$T/lean.toml
+timeout 120 "$LGSUP" check "$TINY" --set "job.dir=$T/none" >"$T/out" 2>&1
+expect "check, without T5" 0 $?
+check "it names two encoders" test "$(grep -Ec '^text\.(clip_l|clip_g|t5) +[0-9]' "$T/out")" = 2
+check "and what is in T5's place" grep -q '256 zeros in place of text.t5, which has no model' "$T/out"
+lean=$T/lean.killed
+train "$lean" --set text.t5.length=12
+wait_step "$lean" 5
+for role in "text.clip_g 0" "trainer 1" "text.clip_l 0" "trainer 0"; do
+    kill_role "$lean" $role
+    wait_step "$lean" $(($(step_of "$lean") + 3))
+done
+settle "without T5, killed" "$lean"
+N4=${settled:-40}
+start_by_start "$T/lean.own" "$N4" --set text.t5.length=12 --set checkpoint.keep=1000000
+same_as "without T5, killed" "$lean" "$T/lean.own" "$N4"
+check "which is another run" test "$(head -n 1 "$lean/metrics.jsonl" | jq .loss)" != "$(head -n 1 "$a/metrics.jsonl" | jq .loss)"
+check "its width is the model's" jq -e '.joint_attention_dim == 192' "$(checkpoint_of "$T/lean.own" "$N4")/model/config.json"
+check "it can be drawn with" draw --from "$T/lean.own" -o "$T/f.png"
+check "and with T5, which is another picture" draw --from "$T/lean.own" --config "$a/config.toml" -o "$T/g.png"
+check "indeed" sh -c "! cmp -s '$T/f.png' '$T/g.png'"
+tiny "$T/lean.split" --set trainer.max_steps=20 --set text.t5.length=12 --set parallel.sp=2
+expect "its sequence can be split" 0 $?
+TINY=$full
 check "nothing is left running" nothing_runs

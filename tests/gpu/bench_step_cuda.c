@@ -178,7 +178,7 @@ static void open_weights(struct step *s)
     enum { PERIOD = 1 << 20 };
     static uint16_t host[PERIOD];
     const size_t bytes = lg_stored_bytes(&s->params, type), n = (bytes + 1) / 2;
-    const bool coded = s->params.storage != LG_STORAGE_AUTO;
+    const bool coded = lg_storage_any(&s->params);
     LG_ASSERT(lg_dtype_bytes(type) == 2);
     s->weights = noise(1, (int64_t)n, 0.03).data;
     if (!coded) return;

@@ -22,9 +22,11 @@ run() { # COMMAND...: adds its sums, or one for the whole when it prints none
 if compgen -G "$here/bin/test_*" >/dev/null; then run "$here/run.sh"; fi
 if [ -d "$here/late" ]; then LG_BACKEND_DIR=$here/late run "$here/run.sh"; fi
 # What an older GPU gets: its kernels, as the driver compiles them, where the bundle has them so.
-ampere=(env LG_CUDA_CAPABILITY=8.0 "$here/run.sh")
+older=(env LG_CUDA_CAPABILITY=8.0)
+ampere=("${older[@]}" "$here/run.sh")
 [ -d "$here/ptx" ] && ampere=(env LG_BACKEND_DIR="$here/ptx" "${ampere[@]}")
 if compgen -G "$here/bin/test_*" >/dev/null; then run "${ampere[@]}"; fi
+if compgen -G "$here/bin/test_share*" >/dev/null; then run env LG_CUDA_NO_PEER=1 "$here/run.sh" share; fi
 if python3 -c 'import torch' 2>/dev/null; then
     for objective in flow eps; do run python3 "$here/parity_train.py" "$here/.." --objective $objective; done
     run python3 "$here/parity_nets.py" "$here/.."
@@ -33,5 +35,8 @@ else
 fi
 run "$here/pipeline.sh" "$here/.." "$data" "$@"
 run "$here/modes.sh" "$here/.." "$data"
+# The same on an older GPU's path, and on one that reaches no other: twice, killed, on two GPUs.
+run "${older[@]}" "$here/pipeline.sh" "$here/.." "$data" --only acd "$@"
+run "${older[@]}" LG_CUDA_NO_PEER=1 "$here/pipeline.sh" "$here/.." "$data" --only de "$@"
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

@@ -5,9 +5,10 @@
 # Targets: gpu-bundle   its tests as a folder for a machine with a GPU
 # Targets: gpu-late     with them, a backend whose warps come late at random (come_late in wgmma.cuh)
 # Targets: gpu-ptx      with them, a backend of PTX 8.0, which the driver compiles: older GPUs' code on a newer one
+# Targets: gpu-fits     whether the kernels fit every GPU that this build has code for, without one (tests/gpu/fits.sh)
 # Targets: check-gpu    every test for GPUs, from the bundle (GPU_DATA: the emoji shards)
 # Targets: late-gpu     its tests with that backend, from the bundle
-# Targets: sanitize-gpu  the operations under memcheck, initcheck and racecheck, from the bundle
+# Targets: sanitize-gpu  the operations under memcheck, initcheck and racecheck, from the bundle; older GPUs' too
 # Targets: bench-gpu    every figure of docs/gpu-results.md, from the bundle
 
 GPU_SRC := $(wildcard tests/gpu/test_*.c) $(wildcard tests/gpu/bench_*.c)
@@ -17,7 +18,7 @@ GPU_OWN_OBJ := $(BUILD)/obj/tests/gpu/op_times.c.o
 # Small libraries that the GPU machine may lack.
 GPU_CARRIED := libxxhash.so.0 libcjson.so.1
 
-.PHONY: check-gpu gpu-bundle gpu-late gpu-ptx late-gpu bench-gpu sanitize-gpu whole-bundle
+.PHONY: check-gpu gpu-fits gpu-bundle gpu-late gpu-ptx late-gpu bench-gpu sanitize-gpu whole-bundle
 gpu-bundle: $(GPU) $(CUDA_SO) $(REF64_SO)
 	@mkdir -p $(BUILD)/gpu/lib
 	$(Q)cp -u $(CUDA_SO) $(REF64_SO) $(BUILD)/gpu/lib/
@@ -34,6 +35,16 @@ gpu-ptx: gpu-bundle
 	$(Q)$(MAKE) -s BUILD=$(BUILD)/ptx CUDA_ARCHS= CUDA_PTX=80 $(PTX_SO)
 	@mkdir -p $(BUILD)/gpu/ptx
 	$(Q)cp -u $(PTX_SO) $(REF64_SO) $(BUILD)/gpu/ptx/
+# The real kernels over a stand-in for CUDA's runtime.
+FITS_SO := $(BUILD)/tests/fits/liblg-cuda.so
+$(BUILD)/obj/tests/stub/cudart.c.o: CPPFLAGS += -isystem $(CUDA_HOME)/include
+$(FITS_SO): $(CUDA_OBJ) $(SHARED_OBJ) $(BUILD)/obj/tests/stub/cudart.c.o
+	@mkdir -p $(@D)
+	@echo "  SO    $@"
+	$(Q)$(CC) $(LDFLAGS) $(SO_LDFLAGS) -shared -Wl,-z,defs -o $@ $^ -lstdc++ -ldl -lrt -lpthread -lm
+gpu-fits: $(FITS_SO) $(GPU) $(REF64_SO) $(BUILD)/tests/stub/driver/libcuda.so.1
+	$(Q)ln -sf ../../lib/liblg-ref64.so $(BUILD)/tests/fits/
+	$(Q)tests/gpu/fits.sh $(BUILD)
 # From the bundle; built first where there is none: a machine that was given build/bundle needs only make.
 GPU_DATA ?= examples/emoji/data
 check-gpu bench-gpu late-gpu sanitize-gpu: | $(if $(wildcard $(BUILD)/bundle/gpu/check.sh),,whole-bundle)
@@ -45,6 +56,7 @@ late-gpu:
 	$(Q)LG_BACKEND_DIR=$(BUILD)/bundle/gpu/late $(BUILD)/bundle/gpu/run.sh
 sanitize-gpu:
 	$(Q)$(BUILD)/bundle/gpu/sanitize.sh
+	$(Q)LG_CUDA_CAPABILITY=8.0 $(BUILD)/bundle/gpu/sanitize.sh
 whole-bundle: gpu-late gpu-ptx
 	$(Q)$(MAKE) -s bundle
 

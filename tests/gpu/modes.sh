@@ -1,11 +1,12 @@
 #!/bin/bash
 # Every way to cut training over ranks, on a machine with GPUs: a shortened emoji run each, compared with each other, and
-# some killed on the way. Two ranks; where there is one GPU they share it.
+# some killed on the way. Two ranks, on a GPU each; where there is one they share it.
 #
 # usage: modes.sh BUNDLE DATA [--steps N] [--kills N] [--device host] [--only LIST]
 #   BUNDLE   directory made by `make bundle`; DATA: the emoji shards
 #   LIST     letters of  z: zero  s: sequence  o: optimizer in host memory  t: time of one rank
-#            b: buckets, on noise of other shapes  a: adapters, moments of 8 bits  (default all)
+#            b: buckets, on noise of other shapes  a: adapters, moments of 8 bits
+#            h: through host memory, as GPUs do that reach none (LG_CUDA_NO_PEER=1)  (default all)
 #
 # Prints ok/FAIL lines, samples a second of each run's second half, and "N passed, M failed"; exits with 1 when one failed.
 set -u
@@ -14,7 +15,7 @@ usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 2; }
 [ $# -ge 2 ] || usage
 bundle=$(cd "$1" && pwd) && data=$(cd "$2" && pwd) || usage
 shift 2
-steps=120 kills=5 device=cuda only=zsotba
+steps=120 kills=5 device=cuda only=zsotbah
 while [ $# -gt 0 ]; do
     case $1 in
     --steps) steps=$2 ;;
@@ -48,13 +49,16 @@ small=()
     --set vae.chunk=8 --set loader.chunk=8)
 batch=512
 [ "$device" = cuda ] || batch=16
+visible=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null)}
+gpus=0
+[ "$(tr ', ' '\n\n' <<<"$visible" | grep -c .)" -lt 2 ] || gpus=0,1
 # run NAME RANKS [...]: with a micro-batch that is a rank's whole share, where `micro` does not say otherwise
 start() {
     local name=$1 ranks=$2
     shift 2
     exec "$lgsup" start "$bundle/examples/emoji/pipeline-gpu.toml" "${small[@]}" --set job.dir="$T/$name" \
         --set data.path="$data" --set trainer.max_steps=$steps --set checkpoint.every=0 --set 'sample.captions=[]' \
-        --set trainer.ranks=$ranks --set trainer.micro_batch_size=${micro:-$((batch / ranks))} \
+        --set trainer.ranks=$ranks --set trainer.gpus=$gpus --set trainer.micro_batch_size=${micro:-$((batch / ranks))} \
         --set trainer.warmup_steps=5 --set supervisor.restarts_max=1000 "$@"
 }
 rate() { # samples a second of the second half, by its clock
@@ -66,7 +70,10 @@ rate() { # samples a second of the second half, by its clock
 run() { # NAME RANKS [...]
     (start "$@") >"$T/$1.out" 2>&1
     local code=$?
-    [ $code = 0 ] || { echo "exit $code: $(tail -n 2 "$T/$1.out" | tr '\n' ' ')"; return 1; }
+    [ $code = 0 ] && return
+    [ -z "${KEEP_LOGS-}" ] || cp -r "$T/$1/logs" "$KEEP_LOGS/modes-$1"
+    echo "exit $code: $(tail -n 2 "$T/$1.out" | tr '\n' ' ')"
+    return 1
 }
 timed() { # NAME RANKS [...]
     check "$1 completes" run "$@"
@@ -141,6 +148,30 @@ case $only in *a*)
     timed adamw8bit 2 --set trainer.optimizer=adamw8bit
     check "moments of 8 bits, killed" killed killed8 2 --set trainer.optimizer=adamw8bit
     check "moments of 8 bits, killed: the same bytes" same adamw8bit killed8
+    ;;
+esac
+case $only in *h*)
+    # The ranks, and the encoders on other GPUs than theirs.
+    apart=(--set parallel.exchange=host)
+    [ $gpus = 0 ] || apart+=(--set vae.gpus=1 --set text.gpus=1,0 --set text.instances=2 --set text.shards=2)
+    export LG_CUDA_NO_PEER=1
+    for z in 0 1 2 3; do
+        timed apart$z 2 "${apart[@]}" --set parallel.zero=$z
+        check "through host memory, zero = $z: the bytes of zero = 1" same zero1 apart$z
+    done
+    for z in 1 2; do
+        check "through host memory, zero = $z, killed" killed killedh$z 2 "${apart[@]}" --set parallel.zero=$z
+        check "through host memory, zero = $z, killed: the same bytes" same zero1 killedh$z
+    done
+    check "the ranks knew" grep -q '"apart":[[:space:]]*1' "$T/apart1/plan.json"
+    unset LG_CUDA_NO_PEER
+    micro=$batch timed straight 2 --set parallel.sp=2
+    export LG_CUDA_NO_PEER=1
+    micro=$batch timed aparts 2 "${apart[@]}" --set parallel.sp=2
+    check "a split sequence through host memory: the same bytes" same straight aparts
+    micro=$batch check "a split sequence through host memory, killed" killed killedp 2 "${apart[@]}" --set parallel.sp=2
+    check "a split sequence through host memory, killed: the same bytes" same straight killedp
+    unset LG_CUDA_NO_PEER
     ;;
 esac
 case $only in *b*)

@@ -2,7 +2,9 @@
  * the pidfd of a killed process has fired, nothing of it writes any more.
  *
  * The parent has no CUDA; it forks a keeper, one process that looks, and again and again a writer that
- * is killed in the middle of its work. FENCE=N sets the number of kills (default 16).
+ * is killed in the middle of its work. FENCE=N sets the number of kills (default 24): two thirds on a region of a GPU, a
+ * third on one of the host that a GPU has mapped (lg_device_map_host). With LG_CUDA_NO_PEER=1 no other GPU writes into
+ * that of cuda:0, which is refused.
  *
  * What a writer does when it is killed: kernels, copies on the GPU, copies from the host, copies to the
  * host (into the front of the region), and all of these from another GPU when there is one. */
@@ -17,7 +19,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-enum { PAYLOAD_BYTES = 256 << 20, FRONT_BYTES = 64 << 20, KILLS = 16, WAIT_MS_MAX = 60000 };
+enum { PAYLOAD_BYTES = 256 << 20, FRONT_BYTES = 64 << 20, KILLS = 24, WAIT_MS_MAX = 60000 };
 enum { LOOKS = 2, LOOK_PAUSE_US = 20000, GPUS_TRIED = 2 };
 enum writer { KERNEL, COPY, FROM_HOST, TO_HOST, WRITERS };
 static const char *const writer_name[] = {"kernels", "copies", "copies from the host",
@@ -40,21 +42,28 @@ static void place_unmap(const struct lg_region_place *p, void *at, size_t bytes)
     lg_device_unmap(p->device, at, bytes);
 }
 
-/* Memory of cuda:0, seen from d. */
-static lg_region *open_region(lg_device *d)
+static int place_map_host(const struct lg_region_place *p, void *host, size_t bytes, void **ret)
 {
-    struct lg_region_place place = {.name = "cuda:0",
-                                    .device = d,
+    return lg_device_map_host(p->device, host, bytes, ret);
+}
+
+/* Memory of cuda:0, or of the host, seen from d. */
+static lg_region *open_region(lg_device *d, bool host)
+{
+    struct lg_region_place place = {.device = d,
                                     .create = place_create,
                                     .map = place_map,
-                                    .unmap = place_unmap};
+                                    .unmap = place_unmap,
+                                    .map_host = place_map_host};
     lg_region *r;
-    gpu_need(lg_region_open(&(struct lg_region_spec){.keeper = keeper,
-                                                     .name = "test/0/region",
-                                                     .bytes = PAYLOAD_BYTES,
-                                                     .front_bytes = FRONT_BYTES,
-                                                     .place = &place},
-                            &r));
+    if (!host) strcpy(place.name, "cuda:0");
+    gpu_need(
+        lg_region_open(&(struct lg_region_spec){.keeper = keeper,
+                                                .name = host ? "test/1/region" : "test/0/region",
+                                                .bytes = PAYLOAD_BYTES,
+                                                .front_bytes = FRONT_BYTES,
+                                                .place = &place},
+                       &r));
     return r;
 }
 
@@ -67,14 +76,14 @@ static void scale(lg_stream *s, lg_tensor t, unsigned i)
 }
 
 /* Half of the payload is written over and over, with ever other values, until the process is killed. */
-static void write_for_ever(int gpu, enum writer what, int ready)
+static void write_for_ever(int gpu, bool host, enum writer what, int ready)
 {
     const size_t half = PAYLOAD_BYTES / 2;
     const int64_t n = (int64_t)(half / sizeof(float));
     lg_device *d = gpu_open(gpu ? "cuda:1" : "cuda:0", "fp32");
     lg_stream *s;
     void *own;
-    lg_region *r = open_region(d);
+    lg_region *r = open_region(d, host);
     gpu_need(lg_stream_open(d, &s));
     gpu_need(lg_device_alloc(d, half, &own));
     gpu_need(lg_device_pin(d, r->front, FRONT_BYTES));
@@ -100,17 +109,18 @@ static void write_for_ever(int gpu, enum writer what, int ready)
 static void look_for_ever(int in, int out)
 {
     lg_device *d = gpu_open("cuda:0", "fp32");
-    lg_region *r = open_region(d);
+    lg_region *of[] = {open_region(d, false), open_region(d, true)};
     lg_stream *s;
     char *copy = malloc(PAYLOAD_BYTES), byte;
     gpu_need(lg_stream_open(d, &s));
     gpu_need(lg_device_pin(d, copy, PAYLOAD_BYTES));
     LG_ASSERT(copy);
     memset(copy, 0x3c, PAYLOAD_BYTES);
-    lg_stream_upload(s, r->payload, copy, PAYLOAD_BYTES);
+    for (int i = 0; i < 2; i++) lg_stream_copy(s, of[i]->payload, copy, PAYLOAD_BYTES);
     lg_stream_sync(s);
     LG_ASSERT(write(out, "r", 1) == 1);
     while (read(in, &byte, 1) == 1) {
+        const lg_region *r = of[byte == 'h'];
         uint64_t hash[LOOKS];
         for (int i = 0; i < LOOKS; i++) {
             lg_stream_download(s, copy, r->payload, PAYLOAD_BYTES);
@@ -134,14 +144,14 @@ static int answer(int fd)
     return poll(&p, 1, WAIT_MS_MAX) == 1 && read(fd, &byte, 1) == 1 ? byte : -1;
 }
 
-static bool kill_one(int gpu, enum writer what, int ask, int told)
+static bool kill_one(int gpu, bool host, enum writer what, int ask, int told)
 {
     int ready[2];
     LG_ASSERT(pipe(ready) == 0);
     pid_t pid = fork();
     if (!pid) {
         close(ready[0]);
-        write_for_ever(gpu, what, ready[1]);
+        write_for_ever(gpu, host, what, ready[1]);
     }
     close(ready[1]);
     bool ok = answer(ready[0]) == 'r';
@@ -151,7 +161,7 @@ static bool kill_one(int gpu, enum writer what, int ask, int told)
     kill(pid, SIGKILL);
     struct pollfd p = {.fd = pidfd, .events = POLLIN};
     ok = ok && poll(&p, 1, WAIT_MS_MAX) == 1;
-    ok = ok && write(ask, "l", 1) == 1 && answer(told) == 'y';
+    ok = ok && write(ask, host ? "h" : "l", 1) == 1 && answer(told) == 'y';
     int status = 0;
     waitpid(pid, &status, 0);
     close(pidfd);
@@ -177,10 +187,28 @@ static int count_gpus(void)
     return WEXITSTATUS(status);
 }
 
+/* In a process of its own. */
+static bool is_refused(void)
+{
+    pid_t pid = fork();
+    if (!pid) {
+        int fd = -1;
+        lg_device *d = gpu_open("cuda:1", "fp32");
+        _exit(lg_device_share(d, 0, PAYLOAD_BYTES, &fd) == LG_ERR_CONFIG &&
+                      strstr(lg_err_message(), "LG_CUDA_NO_PEER")
+                  ? 0
+                  : 1);
+    }
+    int status = 1;
+    waitpid(pid, &status, 0);
+    return status == 0;
+}
+
 int main(void)
 {
     const char *wanted = getenv("FENCE");
     int kills = wanted ? atoi(wanted) : KILLS, ask[2], told[2], ready[2], gpus = count_gpus();
+    const bool no_peer = getenv("LG_CUDA_NO_PEER") != NULL;
     snprintf(keeper, sizeof keeper, "/tmp/lg-share-%d", (int)getpid());
     LG_ASSERT(pipe(ready) == 0 && pipe(ask) == 0 && pipe(told) == 0);
     pid_t server = fork();
@@ -192,13 +220,15 @@ int main(void)
         look_for_ever(ask[0], told[1]);
     }
     gpu_count(answer(told[0]) == 'r');
+    if (no_peer && gpus > 1) gpu_count(is_refused());
     for (int i = 0; i < kills; i++) {
         enum writer what = (enum writer)(i % WRITERS);
-        int gpu = gpus > 1 && i / WRITERS % 2;
-        bool ok = kill_one(gpu, what, ask[1], told[0]);
+        const bool host = i / WRITERS % 3 == 2;
+        const int gpu = gpus > 1 && (i / WRITERS % 3 == 1 || (host && i / WRITERS % 2));
+        bool ok = kill_one(gpu && (host || !no_peer), host, what, ask[1], told[0]);
         if (!ok)
-            printf("FAIL kill %d: %s of cuda:%d went on after its pidfd, or memory was lost\n", i,
-                   writer_name[what], gpu);
+            printf("FAIL kill %d: %s of cuda:%d%s went on after its pidfd, or memory was lost\n", i,
+                   writer_name[what], gpu, host ? " in host memory" : "");
         gpu_count(ok);
         if ((i + 1) % 50 == 0) printf("# %d of %d killed\n", i + 1, kills);
     }

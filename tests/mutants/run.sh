@@ -51,9 +51,10 @@ tests_of() {
     supervisor/core/park.*) echo supervise_adopt e2e:copies ;;
     shm/scatter.*) echo sim_protocol gradients ;;
     shm/sequence.*) echo sim_protocol e2e:sequence ;;
-    stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero ;;
+    stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero e2e:apart ;;
     stages/trainer/shards.*) echo shards e2e:zero ;;
-    stages/trainer/working.*) echo moments e2e:zero e2e:offload_optimizer ;;
+    stages/trainer/working.*) echo moments e2e:zero e2e:offload_optimizer e2e:apart ;;
+    stages/trainer/exchanges.* | stages/trainer/trainer.*) echo e2e:sequence e2e:apart ;;
     stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
     config/output.* | config/plan.*) echo config plan e2e:resume e2e:adapter ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
@@ -67,7 +68,8 @@ tests_of() {
     stages/io/source.* | stages/io/source_index.* | stages/io/source_parts.*) echo source samples e2e:sources ;;
     config/tokenizer_files.*) echo bpe config e2e:clip ;;
     config/rules.* | config/models.*) echo config plan e2e:resume ;;
-    stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 ;;
+    stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 text_storage ;;
+    stages/text/*) echo e2e:sd3 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter sequence ;;
@@ -75,6 +77,8 @@ tests_of() {
     stages/nets/kohya*) echo kohya ;;
     stages/stored* | stages/nets/storage* | kernels/rows8*) echo storage rows8 ;;
     stages/nets/joint.*) echo denoiser_golden sequence ;;
+    stages/nets/sd3.*) echo denoiser_shapes denoiser_golden ;;
+    config/texts.*) echo config plan ;;
     stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;
     stages/nets/denoiser_file.* | stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
     stages/trainer/batch.*) echo batch e2e:published e2e:buckets ;;

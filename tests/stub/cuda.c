@@ -6,7 +6,8 @@
  * is taken), small (both too small for any run), apart (no peer access), bare (no cuDNN),
  * unpinnable (with $LG_STUB_MEMORY).
  * LG_STUB_MEMORY: it computes, in memory of which nobody knows that it is the host's; copies go from one kind to the
- * other, and what casts and updates weights takes none of the host's.
+ * other, and what casts, copies, adds up gradients and updates weights takes none of the host's but what is mapped. With
+ * LG_STUB=apart a GPU neither makes nor maps memory of the other.
  * LG_STUB_LATE: with it, and as late as it may (late.h). */
 #include "base/check.h"
 #include "kernels/backend.h"
@@ -19,7 +20,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { COUNT = 2, PINNED_MAX = 64, OWN_MAX = 4096 };
+enum { COUNT = 2, PINNED_MAX = 64, OWN_MAX = 4096, OPEN_MAX = 16 };
 #define GIB ((uint64_t)1 << 30)
 
 static bool is(const char *what)
@@ -97,6 +98,22 @@ static bool is_own(const void *at)
     return false;
 }
 
+/* Numbers of the devices that are open. */
+static struct {
+    const lg_device *device;
+    int index;
+} g_open[OPEN_MAX];
+static int g_n_open;
+
+static int check_reach(const lg_device *d, int gpu)
+{
+    for (int i = 0; i < g_n_open && is("apart"); i++)
+        if (g_open[i].device == d && g_open[i].index != gpu)
+            return LG_FAIL(LG_ERR_CONFIG, "cuda:%d cannot reach cuda:%d (stub)", g_open[i].index,
+                           gpu);
+    return 0;
+}
+
 static int stub_alloc(lg_device *d, size_t bytes, void **ret)
 {
     LG_TRY(g_host.alloc(d, bytes, ret));
@@ -139,6 +156,25 @@ static void stub_ema(lg_stream *s, const struct lg_ema_args *a)
     g_host.ops->ema(s, a);
 }
 
+static void stub_reduce_ranks(lg_stream *s, const struct lg_reduce_ranks_args *a)
+{
+    LG_ASSERT(is_own(a->y.data) && is_own(a->squares.data));
+    for (int i = 0; i < a->count; i++) LG_ASSERT(is_own(a->x[i].data));
+    g_host.ops->reduce_ranks(s, a);
+}
+
+static void stub_copy_rows(lg_stream *s, const struct lg_copy_rows_args *a)
+{
+    LG_ASSERT(is_own(a->x.data) && is_own(a->y.data));
+    g_host.ops->copy_rows(s, a);
+}
+
+static void stub_copy(lg_stream *s, void *to, const void *from, size_t bytes)
+{
+    LG_ASSERT(!bytes || (is_own(to) && is_own(from)));
+    g_host.copy(s, to, from, bytes);
+}
+
 static void stub_upload(lg_stream *s, void *to, const void *from, size_t bytes)
 {
     LG_ASSERT(is_own(to) && !is_own(from));
@@ -147,8 +183,10 @@ static void stub_upload(lg_stream *s, void *to, const void *from, size_t bytes)
 
 static int stub_share(lg_device *d, int gpu, size_t bytes, int *ret_fd)
 {
-    (void)d, (void)gpu;
-    int fd = memfd_create("stub", MFD_CLOEXEC);
+    char name[16];
+    LG_TRY(check_reach(d, gpu));
+    snprintf(name, sizeof name, "stub-%d", gpu);
+    int fd = memfd_create(name, MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0)
         return LG_FAIL(LG_ERR_NOSPACE, "no memory (stub): %s", strerror(errno));
     *ret_fd = fd;
@@ -157,7 +195,12 @@ static int stub_share(lg_device *d, int gpu, size_t bytes, int *ret_fd)
 
 static int stub_map(lg_device *d, int fd, size_t bytes, void **ret)
 {
-    (void)d;
+    char link[64], name[64] = "";
+    int gpu = -1;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    LG_ASSERT(readlink(link, name, sizeof name - 1) > 0);
+    LG_ASSERT(sscanf(name, "/memfd:stub-%d", &gpu) == 1);
+    LG_TRY(check_reach(d, gpu));
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED) return LG_FAIL(LG_ERR_IO, "cannot map (stub): %s", strerror(errno));
     add_own(at, bytes);
@@ -189,6 +232,15 @@ static int stub_pin(lg_device *d, void *host, size_t bytes)
     return 0;
 }
 
+/* Host memory that is the device's as well. */
+static int stub_map_host(lg_device *d, void *host, size_t bytes, void **ret)
+{
+    LG_TRY(stub_pin(d, host, bytes));
+    add_own(host, bytes);
+    *ret = host;
+    return 0;
+}
+
 /* As CUDA wants it: a copy lies within one pinned piece or touches none. */
 static void stub_download(lg_stream *s, void *host, const void *from, size_t bytes)
 {
@@ -211,12 +263,17 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
     LG_TRY(open_fn(0, options, ret));
     if (!getenv("LG_STUB_MEMORY")) return 0;
     lg_device *d = *ret;
+    LG_ASSERT(g_n_open < OPEN_MAX);
+    g_open[g_n_open].device = d;
+    g_open[g_n_open++].index = index;
     g_host = *d;
     g_ops = *d->ops;
     g_ops.cast = stub_cast;
     g_ops.adamw = stub_adamw;
     g_ops.adamw8 = stub_adamw8;
     g_ops.ema = stub_ema;
+    g_ops.reduce_ranks = stub_reduce_ranks;
+    g_ops.copy_rows = stub_copy_rows;
     d->ops = &g_ops;
     d->is_host = false;
     d->alloc = stub_alloc;
@@ -225,6 +282,8 @@ int lg_backend_open(int index, const struct lg_device_options *options, lg_devic
     d->map = stub_map;
     d->unmap = stub_unmap;
     d->pin = stub_pin;
+    d->map_host = stub_map_host;
+    d->copy = stub_copy;
     d->upload = stub_upload;
     d->download = stub_download;
     if (getenv("LG_STUB_LATE")) late_device(d);

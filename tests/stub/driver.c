@@ -7,11 +7,13 @@
 #include <string.h>
 
 #define EXPORT __attribute__((visibility("default")))
-enum { NOT_FOUND = 500, FOUND = 0, SYMBOL_NOT_FOUND = 1 };
+enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500, FOUND = 0, SYMBOL_NOT_FOUND = 1 };
 
 EXPORT int cuInit(unsigned flags);
 EXPORT int cuDriverGetVersion(int *ret);
 EXPORT int cuDeviceGetCount(int *ret);
+EXPORT int cuMemAlloc_v2(uint64_t *ret, size_t bytes);
+EXPORT int cuMemFree_v2(uint64_t at);
 EXPORT int cuGetProcAddress_v2(const char *name, void **ret, int version, uint64_t flags,
                                int *ret_status);
 
@@ -36,6 +38,20 @@ int cuDriverGetVersion(int *ret)
 int cuDeviceGetCount(int *ret)
 {
     *ret = 0;
+    return 0;
+}
+
+/* What the tests' scratch memory is (gpu_test.h). */
+int cuMemAlloc_v2(uint64_t *ret, size_t bytes)
+{
+    void *at = malloc(bytes);
+    *ret = (uint64_t)(uintptr_t)at;
+    return at ? 0 : OUT_OF_MEMORY;
+}
+
+int cuMemFree_v2(uint64_t at)
+{
+    free((void *)(uintptr_t)at);
     return 0;
 }
 

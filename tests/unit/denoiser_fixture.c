@@ -165,7 +165,7 @@ static void fill_stored(struct denoiser_fixture *f)
 
 static void fill_weights(struct denoiser_fixture *f)
 {
-    if (f->params.storage != LG_STORAGE_AUTO) {
+    if (lg_storage_any(&f->params)) {
         fill_stored(f);
         return;
     }
@@ -224,8 +224,8 @@ static void fill_texts(struct denoiser_fixture *f, const int32_t *lengths)
 {
     enum { B = DENOISER_FIXTURE_BATCH };
     const struct lg_denoiser_text_info *has;
-    const int n = lg_denoiser_texts(f->config.kind, &has);
-    for (int k = 0; k < n; k++) {
+    lg_denoiser_texts(f->config.kind, &has);
+    for (int k = 0; k < f->config.n_texts; k++) {
         const struct lg_denoiser_text *c = &f->config.text[k];
         struct lg_text_states *t = &f->in.text[k];
         if (c->length)

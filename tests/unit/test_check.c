@@ -217,13 +217,34 @@ static void test_gpus(void **state)
            "trainer.gpus=0,1"); /* where the ranks are */
 }
 
+/* GPUs that do not reach each other: said, and the roles are asked for the bytes of that. */
+static void test_gpus_apart(void **state)
+{
+    (void)state;
+    command_program("lg-device", BOTH("9.14.0"));
+    command_program("lg-trainer", "echo \"$*\" >\"$LG_BIN_DIR/asked\"\n" PLAN("", ""));
+    EXPECT(0, "goes straight from GPU to GPU\n", "check", ON_GPUS);
+    char *asked;
+    size_t bytes;
+    assert_int_equal(lg_read_file(scratch_path("bin/asked"), 4096, &asked, &bytes), 0);
+    assert_null(strstr(asked, "exchange"));
+    free(asked);
+    command_program("lg-device", GPUS(GPU(0, "", "") "," GPU(1, "", "")));
+    EXPECT(0, "goes through host memory: cuda:0 cannot reach the memory of cuda:1\n", "check",
+           ON_GPUS);
+    assert_int_equal(lg_read_file(scratch_path("bin/asked"), 4096, &asked, &bytes), 0);
+    assert_non_null(strstr(asked, "--set parallel.exchange=host\n"));
+    free(asked);
+}
+
 static void test_gpus_that_are_unfit(void **state)
 {
     (void)state;
     command_program("lg-device", "echo 'lg-device: no NVIDIA driver here' >&2; exit 8");
     EXPECT(8, "lgsup: no NVIDIA driver here\n", "check", ON_GPUS);
     command_program("lg-device", GPUS(GPU(0, "", "") "," GPU(1, "", "")));
-    EXPECT(3, "cannot reach the memory of cuda:", "check", ON_GPUS);
+    EXPECT(3, "cannot reach the memory of cuda:", "check", ON_GPUS, "--set",
+           "parallel.exchange=gpu");
     command_program("lg-device", BOTH(""));
     command_program("lg-trainer", PLAN("", PRIVATE("cuda:0", "8053063680", "2")));
     EXPECT(6, "where 8.0 GiB of 10.0 GiB are free: others hold 2.0 GiB", "check", ON_GPUS);
@@ -256,6 +277,7 @@ int main(void)
         TEST(test_limit_of_the_group),
         TEST(test_limit_of_a_unit),
         TEST(test_gpus),
+        TEST(test_gpus_apart),
         TEST(test_gpus_that_are_unfit),
         TEST(test_too_many_gpus),
     };

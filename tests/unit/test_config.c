@@ -487,6 +487,12 @@ static void test_rules_training(void **state)
     BREAKS("model.frozen = \"int8\" is for weights that are not trained, but all are",
            "model.frozen=int8", "trainer.groups=['* lr=0.5']");
     assert_int_equal(CHECK("model.frozen=int8", "trainer.groups=['* lr=0.5', '*.bias frozen']"), 0);
+    assert_int_equal(CHECK("model.kind=flux", "text.model="), LG_ERR_CONFIG);
+    assert_message("model.kind = \"flux\" needs text.t5.model");
+    BREAKS("\"*.bias storage=int8\" has a storage, which is for weights that are not trained",
+           "trainer.groups=['*.bias storage=int8']");
+    assert_int_equal(
+        CHECK("trainer.groups=['*.ff.* frozen storage=int8', '* optimizer=adamw8bit']"), 0);
     BREAKS("trainer.min_snr_gamma = 5 has no meaning with trainer.objective = \"flow\"",
            "trainer.min_snr_gamma=5");
     BREAKS("trainer.beta1 = 1: expected less than 1", "trainer.beta1=1");
@@ -866,6 +872,23 @@ static void test_encoders(void **state)
     REFUSES("[text.clip]\nlength = 7\n",
             "unknown section [text.clip]: text encoders have these: [text.clip_l]");
     REFUSES_SET("text.t5.lenght=7", "unknown key text.t5.lenght", "text.t5.length");
+    /* SD3 may go without T5, of which then the length counts. */
+    c = load("[model]\nkind = 'sd3'\n[text]\nchunk = 2\n[text.clip_l]\nmodel = "
+             "'l'\n[text.t5]\nlength = 77\n",
+             NULL);
+    assert_int_equal(lg_config_texts(c, of), 2);
+    assert_string_equal(of[2].section, "text.t5");
+    assert_int_equal(of[2].length, 77);
+    text = lg_config_to_toml(c);
+    lg_config_free(&c);
+    scratch_write("again.toml", text);
+    free(text);
+    assert_int_equal(lg_config_load(scratch_path("again.toml"), NULL, 0, &c), 0);
+    assert_int_equal(lg_config_texts(c, of), 2);
+    assert_int_equal(of[2].length, 77);
+    lg_config_free(&c);
+    REFUSES("[model]\nkind = 'sd3'\n[text.t5]\nstorage = 'fp8'\n",
+            "p.toml:4: text.t5.storage without text.t5.model: name the encoder's folder");
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)

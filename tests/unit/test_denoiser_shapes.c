@@ -49,6 +49,48 @@ static void compare(const char *device, double tol)
     lg_st_close(&golden);
 }
 
+/* An SD3 without T5 is one that gets zeros from it. */
+static void without_t5(const char *device)
+{
+    struct lg_denoiser_config c = denoiser_fixture_sd3();
+    struct denoiser_fixture zeros, without;
+    denoiser_fixture_open(&zeros, device, NULL, &c, true);
+    c.n_texts = 2;
+    denoiser_fixture_open(&without, device, NULL, &c, true);
+    assert_int_equal(without.in.text[2].states.rank, 0);
+    assert_int_equal(zeros.params.count, without.params.count);
+    const size_t size = lg_dtype_bytes(zeros.type), n = (size_t)lg_numel(&zeros.out);
+    struct lg_text_states *t5 = &zeros.in.text[2];
+    denoiser_fixture_forward(&zeros);
+    denoiser_fixture_forward(&without);
+    assert_memory_not_equal(zeros.out.data, without.out.data, n * size);
+    memset(t5->states.data, 0, (size_t)lg_numel(&t5->states) * size);
+    for (int i = 0; i < 2; i++) {
+        denoiser_fixture_forward(&zeros);
+        denoiser_fixture_forward(&without);
+        assert_memory_equal(zeros.out.data, without.out.data, n * size);
+        denoiser_fixture_backward(&zeros, i);
+        denoiser_fixture_backward(&without, i);
+        assert_memory_equal(zeros.grads, without.grads, zeros.params.count * size);
+    }
+    denoiser_fixture_close(&zeros);
+    denoiser_fixture_close(&without);
+}
+
+static void test_without_t5(void **state)
+{
+    (void)state;
+    without_t5("ref64");
+    without_t5("host");
+    struct lg_denoiser_config c = denoiser_fixture_sd3();
+    c.n_texts = 1;
+    assert_int_equal(lg_denoiser_config_check(&c), LG_ERR_CONFIG);
+    c = denoiser_fixture_flux();
+    c.n_texts = 1;
+    assert_int_equal(lg_denoiser_config_check(&c), LG_ERR_CONFIG);
+    lg_err_clear();
+}
+
 /* Tolerances as in test_denoiser_golden.c. */
 static void test_ref64(void **state)
 {
@@ -141,9 +183,8 @@ static void test_same_events(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ref64),
-        cmocka_unit_test(test_host),
-        cmocka_unit_test(test_one_memory),
+        cmocka_unit_test(test_ref64),       cmocka_unit_test(test_host),
+        cmocka_unit_test(test_one_memory),  cmocka_unit_test(test_without_t5),
         cmocka_unit_test(test_same_events),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -395,8 +395,9 @@ static void test_check(void **state)
 {
     (void)state;
     scratch_make();
-    static const char *const sets[] = {"trainer.gpus=0", "vae.gpus=1,2", "text.gpus=0"};
-    lg_config *c = config(sets, 3);
+    static const char *const sets[] = {"trainer.gpus=0", "vae.gpus=1,2", "text.gpus=0",
+                                       "parallel.exchange=gpu"};
+    lg_config *c = config(sets, 4);
     checks_out(
         c,
         GPUS(GOOD(0, "\"cuda:1\", \"cuda:2\"") "," GOOD(1, "\"cuda:0\"") "," GOOD(2, "\"cuda:0\"")),
@@ -404,24 +405,59 @@ static void test_check(void **state)
     checks_out(
         c, GPUS(GOOD(0, "\"cuda:1\", \"cuda:2\"") "," GOOD(1, "\"cuda:0\"") "," GOOD(2, "")),
         LG_ERR_CONFIG,
-        "cuda:2 cannot reach the memory of cuda:0, and trainer ranks and encoders hand each other "
-        "data there: put both on one GPU with trainer.gpus");
+        "cuda:2 cannot reach the memory of cuda:0, as parallel.exchange = \"gpu\" asks: leave it "
+        "out, put all on one GPU with trainer.gpus");
     checks_out(c,
                GPUS(GOOD(0, "") ",{\"device\": \"cuda:1\", \"error\": \"it is too old\", "
                                 "\"code\": -10}," GOOD(2, "")),
                LG_ERR_MISMATCH, "it is too old");
     checks_out(c, GPUS(GOOD(0, "") "," GOOD(2, "")), LG_ERR_CORRUPT, "nothing of cuda:1");
     lg_config_free(&c);
-    static const char *const texts[] = {"trainer.gpus=0", "vae.gpus=0", "text.gpus=0,1"};
-    c = config(texts, 3);
+    scratch_remove();
+}
+
+/* Is this the way by which these GPUs hand over what they do? sets[0]: the way that is asked for. */
+static void goes_apart(const char *const *sets, const lg_plan *p, const char *answer, bool expected)
+{
+    struct lg_run_gpus g;
+    int from, to;
+    lg_config *c = config(sets, 4);
+    assert_int_equal(lg_run_gpus_parse(answer, &g), 0);
+    assert_int_equal(lg_run_gpus_check(c, p, &g), 0);
+    assert_int_equal(lg_run_gpus_apart(c, p, &g, &from, &to), expected);
+    lg_config_free(&c);
+}
+
+static void test_apart(void **state)
+{
+    (void)state;
+    scratch_make();
+    const char *sets[] = {"parallel.exchange=auto", "trainer.gpus=0", "vae.gpus=1,2",
+                          "text.gpus=0"};
+    const char *whole =
+        GPUS(GOOD(0, "\"cuda:1\", \"cuda:2\"") "," GOOD(1, "\"cuda:0\"") "," GOOD(2, "\"cuda:0\""));
+    const char *one_way =
+        GPUS(GOOD(0, "\"cuda:1\", \"cuda:2\"") "," GOOD(1, "\"cuda:0\"") "," GOOD(2, ""));
+    goes_apart(sets, &PLAN, whole, false);
+    goes_apart(sets, &PLAN, one_way, true);
+    assert_int_equal(setenv("LG_CUDA_NO_PEER", "1", 1), 0);
+    goes_apart(sets, &PLAN, whole, true);
+    assert_int_equal(setenv("LG_CUDA_NO_PEER", "0", 1), 0);
+    goes_apart(sets, &PLAN, whole, false);
+    assert_int_equal(unsetenv("LG_CUDA_NO_PEER"), 0);
+    sets[0] = "parallel.exchange=gpu";
+    goes_apart(sets, &PLAN, whole, false);
+    sets[0] = "parallel.exchange=host";
+    goes_apart(sets, &PLAN, whole, true);
+    /* Without ranks: VAE instances hand each other nothing, text encoders' shards lie on both. */
     lg_plan lonely = PLAN;
     lonely.instances[LG_ROLE_trainer] = lonely.instances[LG_ROLE_ema] = 0;
     lonely.instances[LG_ROLE_ckpt] = 0;
-    struct lg_run_gpus g;
-    assert_int_equal(lg_run_gpus_parse(GPUS(GOOD(0, "") "," GOOD(1, "")), &g), 0);
-    assert_int_equal(lg_run_gpus_check(c, &lonely, &g), LG_ERR_CONFIG);
-    assert_message("text encoders read each other's weights");
-    lg_config_free(&c);
+    sets[0] = "parallel.exchange=auto";
+    goes_apart(sets, &lonely, GPUS(GOOD(0, "") "," GOOD(1, "") "," GOOD(2, "")), false);
+    sets[2] = "vae.gpus=0";
+    sets[3] = "text.gpus=0,1";
+    goes_apart(sets, &lonely, GPUS(GOOD(0, "") "," GOOD(1, "")), true);
     scratch_remove();
 }
 
@@ -430,9 +466,9 @@ static void test_check(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_sums),         TEST(test_print),   TEST(test_refuses),    TEST(test_largest),
-        TEST(test_many_regions), TEST(test_devices), TEST(test_fits),       TEST(test_used),
-        TEST(test_parse),        TEST(test_check),   TEST(test_parse_many),
+        TEST(test_sums),         TEST(test_print),   TEST(test_refuses), TEST(test_largest),
+        TEST(test_many_regions), TEST(test_devices), TEST(test_fits),    TEST(test_used),
+        TEST(test_parse),        TEST(test_check),   TEST(test_apart),   TEST(test_parse_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

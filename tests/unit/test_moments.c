@@ -171,10 +171,36 @@ static void test_products(void **state)
     assert_true(lg_params_is_coded(&t, 0) && lg_params_is_coded(&t, 1));
     assert_false(lg_params_is_coded(&t, 2));
     assert_int_equal(lg_params_in_tensor(&t, 1), 2000);
-    assert_int_equal(lg_params_group(&t, groups), LG_ERR_CONFIG);
+    assert_int_equal(lg_params_group(&t, &(struct lg_params_grouping){.texts = groups}),
+                     LG_ERR_CONFIG);
     assert_non_null(strstr(lg_err_message(), "q and k are one product"));
     lg_err_clear();
     lg_params_free(&t);
+}
+
+/* A group's own optimizer, either way. */
+static void test_groups(void **state)
+{
+    (void)state;
+    static const char *const full[] = {"a optimizer=adamw", "? lr=2", NULL};
+    static const char *const coded[] = {"a optimizer=adamw8bit decay=0", NULL};
+    static const struct lg_params_grouping all[] = {{full, true}, {coded, false}, {full, false}};
+    static const bool want[][3] = {{false, true, false}, {true, false, false}, {false}};
+    for (size_t k = 0; k < LG_ARRAY_LEN(all); k++) {
+        lg_params t = {.in_blocks = lg_params_in_blocks(&all[k])};
+        bool is_coded;
+        assert_int_equal(t.in_blocks, k != 2);
+        lg_params_begin_unit(&t, "all");
+        lg_params_add(&t, &(struct lg_param){.name = "a", .rank = 1, .dim = {8192}});
+        lg_params_add(&t, &(struct lg_param){.name = "b", .rank = 1, .dim = {4096}});
+        lg_params_add(&t, &(struct lg_param){.name = "s", .rank = 1, .dim = {100}});
+        assert_int_equal(lg_params_group(&t, &all[k]), 0);
+        for (int i = 0; i < t.n; i++) assert_int_equal(lg_params_is_coded(&t, i), want[k][i]);
+        assert_int_equal(lg_params_coded_end(&t, 0, t.count, &is_coded),
+                         k == 2 ? t.count : (size_t)8192);
+        assert_int_equal(is_coded, want[k][0]);
+        lg_params_free(&t);
+    }
 }
 
 static void test_piece_within(void **state)
@@ -569,11 +595,17 @@ static void test_working_gone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_places),       cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_blocks),       cmocka_unit_test(test_products),
-        cmocka_unit_test(test_piece_within), cmocka_unit_test(test_dies_at_each_chunk),
-        cmocka_unit_test(test_lost_copies),  cmocka_unit_test(test_lost),
-        cmocka_unit_test(test_gone),         cmocka_unit_test(test_working_gone),
+        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_products),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_piece_within),
+        cmocka_unit_test(test_dies_at_each_chunk),
+        cmocka_unit_test(test_lost_copies),
+        cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_gone),
+        cmocka_unit_test(test_working_gone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

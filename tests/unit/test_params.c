@@ -98,7 +98,7 @@ static void test_groups(void **state)
 {
     lg_params t = small_table(); /* n, u, u2 (packed), one, zero */
     static const char *const texts[] = {"u? decay=0", "u* lr=0.5", "[no]* lr=2 decay=0.25", NULL};
-    assert_int_equal(lg_params_group(&t, texts), 0);
+    assert_int_equal(lg_params_group(&t, &(struct lg_params_grouping){.texts = texts}), 0);
     static const int want[] = {3, 2, 1, 3, 0};
     for (int i = 0; i < t.n; i++) assert_int_equal(t.p[i].group, want[i]);
     assert_true(t.group[1].decay == 0 && t.group[1].lr == 1 && t.group[2].lr == 0.5);
@@ -113,7 +113,8 @@ static void test_groups(void **state)
                      t.p[1].offset + 7);
     assert_int_equal(lg_params_group_end(&t, t.p[4].offset, t.count, &group), t.count);
     assert_int_equal(group, 0);
-    assert_int_equal(lg_params_group(&t, NULL), 0); /* and out of them again */
+    assert_int_equal(lg_params_group(&t, &(struct lg_params_grouping){0}),
+                     0); /* and out of them again */
     assert_int_equal(lg_params_group_end(&t, 0, t.count, &group), t.count);
     assert_int_equal(group, 0);
     lg_params_free(&t);
@@ -124,25 +125,38 @@ static void test_groups_refused(void **state)
     lg_params t = small_table();
     static const struct {
         const char *text, *why;
-    } bad[] = {{"v* frozen", "fits none of the 5 parameters"},
-               {"u frozen", "are one product"},
-               {"u2 frozen", "are one product"},
-               {"n", "does not say what becomes of them"},
-               {"", "it is empty"},
-               {"n frozen lr=2", "has no factors"},
-               {"n lr=-1", "a factor that is no number"},
-               {"n lr=0x1", "a factor that is no number"},
-               {"n lr=2e6", "a factor that is no number"},
-               {"n warm", "none of these"}};
+    } bad[] = {
+        {"v* frozen", "fits none of the 5 parameters"},
+        {"u frozen", "are one product"},
+        {"u2 frozen", "are one product"},
+        {"n", "does not say what becomes of them"},
+        {"", "it is empty"},
+        {"n frozen lr=2", "has no factors"},
+        {"n frozen optimizer=adamw", "no optimizer"},
+        {"n frozen storage=auto storage=fp8", "no optimizer"},
+        {"n storage=bf16", "none of these"},
+        {"n optimizer=sgd", "none of these"},
+        {"n optimizer=adamw8bit", "for tensors of at least 4096 elements, of which it has none"},
+        {"n lr=-1", "a factor that is no number"},
+        {"n lr=0x1", "a factor that is no number"},
+        {"n lr=2e6", "a factor that is no number"},
+        {"n warm", "none of these"}};
     for (size_t i = 0; i < LG_ARRAY_LEN(bad); i++) {
         const char *const texts[] = {bad[i].text, NULL};
-        assert_int_equal(lg_params_group(&t, texts), LG_ERR_CONFIG);
+        assert_int_equal(lg_params_group(&t, &(struct lg_params_grouping){.texts = texts}),
+                         LG_ERR_CONFIG);
         if (!strstr(lg_err_message(), bad[i].why))
             fail_msg("\"%s\": %s", bad[i].text, lg_err_message());
         lg_err_clear();
     }
+    static const char *const stored[] = {"u frozen storage=fp8", "u2 frozen storage=int8", NULL};
+    assert_int_equal(lg_params_group(&t, &(struct lg_params_grouping){.texts = stored}),
+                     LG_ERR_CONFIG);
+    assert_non_null(
+        strstr(lg_err_message(), "u and u2 are one product; give both the same storage"));
+    lg_err_clear();
     static const char *const both[] = {"u* frozen", NULL};
-    assert_int_equal(lg_params_group(&t, both), 0);
+    assert_int_equal(lg_params_group(&t, &(struct lg_params_grouping){.texts = both}), 0);
     lg_params_free(&t);
 }
 
@@ -217,6 +231,25 @@ static void test_init_shards(void **state)
     assert_memory_equal(whole, part, t.count * sizeof *whole);
     lg_params_init(&t, 78, part, 0, t.count);
     assert_memory_not_equal(whole, part, t.count * sizeof *whole);
+    free(whole);
+    free(part);
+    lg_params_free(&t);
+}
+
+/* So large that several threads fill it: the same values as of small pieces, each filled by one. */
+static void test_init_large(void **state)
+{
+    enum { PIECE = 1 << 20 };
+    lg_params t = {0};
+    const struct lg_param rows[] = {spec("a", 2, 3001, 4099, LG_INIT_UNIFORM, 0.5),
+                                    spec("b", 1, 4099, 0, LG_INIT_ONE, 1),
+                                    spec("c", 2, 2003, 999, LG_INIT_NORMAL, 0.02)};
+    for (size_t i = 0; i < LG_ARRAY_LEN(rows); i++) lg_params_add(&t, &rows[i]);
+    float *whole = malloc(t.count * sizeof *whole), *part = malloc(t.count * sizeof *part);
+    lg_params_init(&t, 5, whole, 0, t.count);
+    for (size_t at = 0; at < t.count; at += PIECE)
+        lg_params_init(&t, 5, part + at, at, LG_MIN(t.count - at, (size_t)PIECE));
+    assert_memory_equal(whole, part, t.count * sizeof *whole);
     free(whole);
     free(part);
     lg_params_free(&t);
@@ -405,13 +438,13 @@ static void test_index_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_places),         cmocka_unit_test(test_units),
-        cmocka_unit_test(test_groups),         cmocka_unit_test(test_groups_refused),
-        cmocka_unit_test(test_init_by_name),   cmocka_unit_test(test_packing),
-        cmocka_unit_test(test_init),           cmocka_unit_test(test_init_shards),
-        cmocka_unit_test(test_init_nets),      cmocka_unit_test(test_load),
-        cmocka_unit_test(test_load_sharded),   cmocka_unit_test(test_load_refusals),
-        cmocka_unit_test(test_index_refusals),
+        cmocka_unit_test(test_places),        cmocka_unit_test(test_units),
+        cmocka_unit_test(test_groups),        cmocka_unit_test(test_groups_refused),
+        cmocka_unit_test(test_init_by_name),  cmocka_unit_test(test_packing),
+        cmocka_unit_test(test_init),          cmocka_unit_test(test_init_shards),
+        cmocka_unit_test(test_init_large),    cmocka_unit_test(test_init_nets),
+        cmocka_unit_test(test_load),          cmocka_unit_test(test_load_sharded),
+        cmocka_unit_test(test_load_refusals), cmocka_unit_test(test_index_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -185,6 +185,15 @@ static void test_texts(void **state)
     if (lg_plan_load(scratch_path("plan.json"), &q) < 0) fail_msg("%s", lg_err_text());
     assert_true(q.hash == p.hash && q.bits_hash == hash && q.n_texts == 3);
     for (int k = 0; k < 3; k++) expect_text(&q.text[k], &p.text[k]);
+    /* Without T5 the number of its zeros decides, and nothing else of its section. */
+    const uint64_t without = SD3("text.model=").bits_hash;
+    p = SD3("text.model=");
+    assert_int_equal(p.n_texts, 2);
+    assert_int_equal(p.instances[LG_ROLE_text_t5], 0);
+    assert_true(without != hash && SD3("text.model=", "text.t5.length=77").bits_hash != without);
+    assert_true(
+        SD3("text.model=", "text.threads=3", "text.clip_l.threads=1", "text.clip_g.threads=1")
+            .bits_hash == without);
 #undef SD3
 }
 
@@ -292,12 +301,12 @@ static void test_hash(void **state)
                 MAKE("device=cuda", "memory.offload_optimizer=true").hash);
     /* What decides bits. */
     static const char *const sets[] = {
-        "trainer.lr=1e-3",     "trainer.ranks=2", "job.seed=1",         "text.length=25",
-        "trainer.threads=2",   "vae.threads=2",   "vae.slice=2",        "data.size=128",
-        "trainer.lr_steps=10", "ema.decay=0.9",   "model.depth=5",      "trainer.objective=eps",
-        "text.chunk=4",        "data.flip=true",  "model.kind=dit",     "vae.model=",
-        "device=cuda",         "precision=tf32",  "data.caption=first", "data.shuffle_tags=true",
-        "data.keep_tags=1",
+        "trainer.lr=1e-3",     "trainer.ranks=2",  "job.seed=1",         "text.length=25",
+        "trainer.threads=2",   "vae.threads=2",    "vae.slice=2",        "data.size=128",
+        "trainer.lr_steps=10", "ema.decay=0.9",    "model.depth=5",      "trainer.objective=eps",
+        "text.chunk=4",        "data.flip=true",   "model.kind=dit",     "vae.model=",
+        "device=cuda",         "precision=tf32",   "data.caption=first", "data.shuffle_tags=true",
+        "data.keep_tags=1",    "text.storage=fp8",
     };
     for (size_t i = 0; i < LG_ARRAY_LEN(sets); i++)
         if (base == MAKE(sets[i]).hash) fail_msg("%s does not change the hash", sets[i]);
@@ -375,6 +384,35 @@ static void replace_in_plan(const char *from, const char *to)
     snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
     scratch_write("bad.json", changed);
     free(text);
+}
+
+/* What lgsup found out of the GPUs is kept where the config leaves it open. */
+static void test_apart(void **state)
+{
+    (void)state;
+    lg_plan host = MAKE("parallel.exchange=host", "trainer.ranks=2"), p;
+    lg_plan open = MAKE("parallel.exchange=auto", "trainer.ranks=2");
+    assert_true(host.apart && !open.apart && host.hash == open.hash);
+    open.apart = 1;
+    const char *ways[] = {"auto", "gpu", "host"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(ways); i++) {
+        char set[40];
+        const char *sets[] = {set, "trainer.ranks=2"};
+        snprintf(set, sizeof set, "parallel.exchange=%s", ways[i]);
+        lg_config *c = load(sets, 2);
+        if (lg_plan_resume(c, &open, &p) < 0) fail_msg("%s", lg_err_text());
+        assert_int_equal(p.apart, strcmp(ways[i], "gpu") != 0);
+        lg_config_free(&c);
+    }
+    assert_int_equal(lg_plan_save(&open, scratch_path("plan.json")), 0);
+    if (lg_plan_load(scratch_path("plan.json"), &p) < 0) fail_msg("%s", lg_err_text());
+    assert_memory_equal(&open, &p, sizeof p);
+    replace_in_plan("\"apart\":\t1", "\"apart\":\t2");
+    assert_int_equal(lg_plan_load(scratch_path("bad.json"), &p), LG_ERR_CORRUPT);
+    assert_message("apart is missing or wrong");
+    replace_in_plan("\"apart\":\t1,", "");
+    assert_int_equal(lg_plan_load(scratch_path("bad.json"), &p), LG_ERR_CORRUPT);
+    assert_message("was changed after it was written");
 }
 
 static void test_save_load(void **state)
@@ -455,8 +493,8 @@ int main(void)
         TEST(test_roles),        TEST(test_dimensions), TEST(test_vae_defaults),
         TEST(test_absent_roles), TEST(test_isa),        TEST(test_hash),
         TEST(test_precision),    TEST(test_placement),  TEST(test_turns),
-        TEST(test_hash_models),  TEST(test_resume),     TEST(test_save_load),
-        TEST(test_buckets),      TEST(test_texts),
+        TEST(test_hash_models),  TEST(test_resume),     TEST(test_apart),
+        TEST(test_save_load),    TEST(test_buckets),    TEST(test_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -224,6 +224,58 @@ static void test_device_payload(void **state)
     lg_region_close(&a);
 }
 
+/* A process that uses the front alone makes nothing on the GPU, and has no second copy to tell of. */
+static void test_front_alone(void **state)
+{
+    lg_region *a, *b;
+    struct lg_region_place front = fake;
+    front.map = NULL;
+    made = mapped = 0;
+    spec.front_bytes = 100;
+    spec.place = &front;
+    assert_int_equal(lg_region_open(&spec, &a), 0);
+    assert_null(a->payload);
+    assert_int_equal(made, 0);
+    strcpy(a->front, "in front");
+    spec.place = &fake;
+    assert_int_equal(lg_region_open(&spec, &b), 0);
+    assert_int_equal(made, 1);
+    assert_string_equal(b->front, "in front");
+    assert_int_equal(lg_region_deposit(f.keeper, a), 0);
+    assert_false(lg_region_is_copied(a));
+    lg_region_close(&a);
+    assert_int_equal(mapped, 1);
+    lg_region_close(&b);
+}
+
+static int fake_map_host(const struct lg_region_place *p, void *host, size_t bytes, void **ret)
+{
+    assert_ptr_equal(p->device, &made);
+    assert_int_equal(bytes, spec.bytes);
+    *ret = (char *)host + 64; /* where this device sees it */
+    mapped++;
+    return 0;
+}
+
+/* Host memory that a device reaches is the region of those that need none. */
+static void test_host_payload_of_a_device(void **state)
+{
+    lg_region *a, *b;
+    const struct lg_region_place host = {.device = &made, .map_host = fake_map_host};
+    made = mapped = 0;
+    spec.place = &host;
+    assert_int_equal(lg_region_open(&spec, &a), 0);
+    spec.place = NULL;
+    assert_int_equal(lg_region_open(&spec, &b), 0);
+    assert_int_equal(made, 0);
+    assert_int_equal(mapped, 1);
+    strcpy((char *)a->payload - 64, "with the host");
+    assert_string_equal(b->payload, "with the host");
+    assert_int_equal(lg_region_deposit(f.keeper, a), 0);
+    lg_region_close(&a);
+    lg_region_close(&b);
+}
+
 /* A new keeper that knows the head but not yet the payload: nobody makes a second one. */
 static void test_device_payload_is_never_made_twice(void **state)
 {
@@ -565,11 +617,23 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(test_same_memory), T(test_refusals),       T(test_put_if_absent),
-        T(test_new_keeper),  T(test_device_refuses), T(test_device_payload_race),
-        T(test_other_heads), T(test_room),           T(test_fill_once),
-        T(test_speed),       T(test_device_payload), T(test_copies),
-        T(test_lost),        T(test_lost_window),    T(test_device_payload_is_never_made_twice),
+        T(test_same_memory),
+        T(test_refusals),
+        T(test_put_if_absent),
+        T(test_new_keeper),
+        T(test_device_refuses),
+        T(test_device_payload_race),
+        T(test_other_heads),
+        T(test_room),
+        T(test_fill_once),
+        T(test_speed),
+        T(test_device_payload),
+        T(test_copies),
+        T(test_front_alone),
+        T(test_host_payload_of_a_device),
+        T(test_lost),
+        T(test_lost_window),
+        T(test_device_payload_is_never_made_twice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

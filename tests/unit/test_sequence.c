@@ -270,7 +270,9 @@ static void test_trained_in_part(void **state)
     static const char *const groups[] = {"*.attn1.to_[qkv].weight frozen", NULL};
     static const char *const linear[] = {"linear", NULL};
     const struct lg_denoiser_config c = dit();
-    const struct lg_denoiser_config joint[] = {denoiser_fixture_sd3(), denoiser_fixture_flux()};
+    struct lg_denoiser_config joint[] = {denoiser_fixture_sd3(), denoiser_fixture_flux(),
+                                         denoiser_fixture_sd3()};
+    joint[2].n_texts = 2;
     for (int k = 0; k < 2; k++) {
         struct lg_denoiser_mode mode = split(2, (enum lg_sequence_kind)k);
         mode.training.groups = groups;

@@ -72,6 +72,49 @@ static void test_which(void **state)
     lg_err_clear();
 }
 
+/* A group's own storage, which may be none. */
+static void test_groups(void **state)
+{
+    (void)state;
+    const struct lg_denoiser_config dit = denoiser_fixture_dit();
+    struct lg_training training = {
+        .groups = (const char *const[]){"transformer_blocks.0.ff.net.2.* frozen storage=auto",
+                                        "transformer_blocks.1.ff.* frozen storage=int8",
+                                        "*.ff.* frozen", NULL},
+        .frozen = LG_STORAGE_FP8};
+    lg_params t;
+    assert_int_equal(lg_denoiser_table(&dit, &training, &t), 0);
+    for (int i = t.trained; i < t.n; i++) {
+        const char *name = t.p[i].name;
+        const bool second = strstr(name, "blocks.1."), matrix = strstr(name, ".weight");
+        assert_int_equal(t.p[i].in_8_bits, matrix && !strstr(name, "blocks.0.ff.net.2."));
+        if (t.p[i].in_8_bits)
+            assert_int_equal(t.p[i].format, second ? LG_ROWS8_INT8 : LG_ROWS8_FP8);
+    }
+    lg_params_free(&t);
+    static const struct {
+        const char *groups[3];
+        lg_storage frozen;
+        const char *of; /* what has nothing to store */
+    } none[] = {
+        {{"*.attn1.* frozen storage=int8"}, LG_STORAGE_AUTO, "\"*.attn1.*\""},
+        {{"*.ff.* frozen storage=int8"}, LG_STORAGE_FP8, "model.frozen"},
+        {{"*.ff.* storage=int8", "*.attn1.* frozen"}, LG_STORAGE_AUTO, "\"*.ff.*\""},
+    };
+    for (size_t i = 0; i < LG_ARRAY_LEN(none); i++) {
+        training = (struct lg_training){.groups = none[i].groups, .frozen = none[i].frozen};
+        assert_int_equal(lg_denoiser_table(&dit, &training, &t), LG_ERR_CONFIG);
+        assert_non_null(strstr(lg_err_message(), none[i].of));
+        lg_err_clear();
+    }
+    /* What an adapter adapts is frozen anyway. */
+    training = training_of(LG_STORAGE_AUTO);
+    training.groups = (const char *const[]){"*.ff.* storage=int8 lr=2", NULL};
+    assert_int_equal(lg_denoiser_table(&dit, &training, &t), 0);
+    expect_stored(&t, (const char *const[]){".ff.", NULL});
+    lg_params_free(&t);
+}
+
 /* What a parameter has, as ranges of bytes of the table: of its elements or codes, and of its scales. */
 struct range {
     size_t from, to;
@@ -217,10 +260,10 @@ static void test_not_finite(void **state)
 static void take_numbers(const struct denoiser_fixture *coded, const struct denoiser_fixture *plain)
 {
     const lg_params *t = &coded->params;
-    float value[256];
-    lg_rows8_values(lg_storage_format(t->storage), value);
     for (int i = 0; i < t->n; i++) {
         const struct lg_param *p = &t->p[i];
+        float value[256];
+        lg_rows8_values(p->format, value);
         const struct lg_stored at = lg_stored_place(t, i, coded->type);
         const char *unit =
             (const char *)coded->weights + lg_stored_unit_at(t, p->unit, coded->type);
@@ -239,12 +282,12 @@ static void same_bits(const char *what, const struct denoiser_fixture *a, const 
     if (memcmp(x, y, count * lg_dtype_bytes(a->type))) fail_msg("%s: other bits", what);
 }
 
-static void check_net(const char *device, const struct lg_denoiser_config *c, lg_storage storage,
-                      const char *const *recompute)
+static void check_net(const char *device, const struct lg_denoiser_config *c,
+                      const struct lg_training *training, const char *const *recompute)
 {
-    const struct lg_training training = training_of(storage), as_is = training_of(LG_STORAGE_AUTO);
+    const struct lg_training as_is = training_of(LG_STORAGE_AUTO);
     struct denoiser_fixture coded, plain;
-    denoiser_fixture_open_trained(&coded, device, c, &training, recompute);
+    denoiser_fixture_open_trained(&coded, device, c, training, recompute);
     denoiser_fixture_open_trained(&plain, device, c, &as_is, recompute);
     const size_t trained = coded.params.trained_count, size = lg_dtype_bytes(coded.type);
     memset(coded.grads, 0, trained * size);
@@ -280,13 +323,19 @@ static void test_computes_with_its_numbers(void **state)
     const struct lg_denoiser_config dit = denoiser_fixture_dit(),
                                     pixart = denoiser_fixture_pixart();
     for (size_t k = 0; k < LG_ARRAY_LEN(STORAGES); k++) {
-        check_net("ref64", &dit, STORAGES[k], NULL);
-        check_net("ref64", &pixart, STORAGES[k], block);
-        check_net("host", &dit, STORAGES[k], mlp);
-        check_net("host", &pixart, STORAGES[k], NULL);
-        check_net("host", &pixart, STORAGES[k], block);
-        check_net("host", &pixart, STORAGES[k], norms);
+        const struct lg_training training = training_of(STORAGES[k]);
+        check_net("ref64", &dit, &training, NULL);
+        check_net("ref64", &pixart, &training, block);
+        check_net("host", &dit, &training, mlp);
+        check_net("host", &pixart, &training, NULL);
+        check_net("host", &pixart, &training, block);
+        check_net("host", &pixart, &training, norms);
     }
+    struct lg_training mixed = training_of(LG_STORAGE_FP8);
+    mixed.groups = (const char *const[]){"transformer_blocks.0.ff.* storage=int8",
+                                         "*.attn1.to_?.weight storage=auto", NULL};
+    check_net("ref64", &dit, &mixed, NULL);
+    check_net("host", &pixart, &mixed, block);
 }
 
 /* Beside what the plain net needs, the largest matrix, which no place of something else may fit. */
@@ -324,11 +373,9 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_which),
-        cmocka_unit_test(test_where),
-        cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_computes_with_its_numbers),
+        cmocka_unit_test(test_which),      cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_where),      cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_computes_with_its_numbers),
         cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

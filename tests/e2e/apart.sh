@@ -1,0 +1,104 @@
+#!/bin/bash
+# What ranks and encoders hand each other through host memory (parallel.exchange = "host", which "auto" chooses where GPUs
+# do not reach each other's memory): the same run, byte for byte, whoever is killed.
+. "$(dirname "$0")/lib.sh"
+key=(--set parallel.exchange=host)
+
+# same NAME STEPS [...]: with the key and without.
+same() {
+    local name=$1 steps=$2 with=$T/with.${1// /_} without=$T/without.${1// /_}
+    tiny "$without" --set trainer.max_steps="$steps" "${@:3}"
+    expect "$name: without" 0 $?
+    tiny "$with" --set trainer.max_steps="$steps" "${key[@]}" "${@:3}"
+    expect "$name: with" 0 $?
+    check "$name: byte-identical" same_files "$without" "$with" "$steps"
+}
+for zero in 0 1 2 3; do
+    same "zero = $zero" 20 --set parallel.zero=$zero
+    same "zero = $zero, several micro-batches" 20 --set parallel.zero=$zero --set trainer.micro_batch_size=1
+done
+many=(--set trainer.ranks=4 --set trainer.micro_batch_size=2)
+same "two groups of two" 20 "${many[@]}" --set parallel.group=2
+same "one rank" 20 --set trainer.ranks=1
+for kind in ulysses fastseq; do
+    same "a split sequence, $kind" 20 "${many[@]}" --set parallel.sp=2 --set parallel.sp_kind=$kind
+done
+same "a state in host memory" 20 --set memory.offload_optimizer=true
+same "weights that stay" 20 --set parallel.zero=3 --set parallel.reshard=false
+
+# disturbed NAME RUN [...]: ranks die one by one and together, and so does the keeper.
+disturbed() {
+    local name=$1 run=$2
+    train "$run" "${key[@]}" "${@:3}"
+    wait_step "$run" 5
+    kill_role "$run" trainer 1
+    wait_step "$run" $(($(step_of "$run") + 3))
+    kill_role "$run" trainer 0 && kill_role "$run" vae 0
+    wait_step "$run" $(($(step_of "$run") + 3))
+    kill_role "$run" keeper 0 && kill_role "$run" trainer 0
+    wait_step "$run" $(($(step_of "$run") + 3))
+    check "$name: ranks were replaced" test "$(restarts_of "$run" trainer)" -ge 3
+}
+for zero in 1 2; do
+    disturbed "killed, zero = $zero" "$T/killed$zero" --set parallel.zero=$zero
+    settle_same "killed, zero = $zero" "$T/killed$zero"
+done
+run=$T/killeds
+disturbed "a split sequence, killed" "$run" --set parallel.sp=2 --set trainer.micro_batch_size=2
+settle "a split sequence, killed" "$run"
+if [ -n "$settled" ]; then
+    tiny "$T/whole" --set parallel.sp=2 --set trainer.micro_batch_size=2 --set trainer.max_steps="$settled"
+    same_as "a split sequence, killed" "$run" "$T/whole" "$settled"
+fi
+
+# ---- on GPUs ----
+stub=$e2e_build/tests/stub/liblg-cuda.so
+[ -f "$stub" ] || { fail "the stand-in" "no $stub: make e2e-programs first"; exit 1; }
+mkdir "$T/backends"
+ln -s "$stub" "$e2e_build/lib/liblg-host.so" "$T/backends"
+export LG_BACKEND_DIR=$T/backends LG_STUB=apart LG_STUB_MEMORY=1 LG_STUB_HOST=$e2e_build/lib/liblg-host.so
+gpus=(--set device=cuda --set trainer.gpus=0,1 --set vae.gpus=1,0 --set text.gpus=1,0 --set text.shards=2)
+
+# Two that do not reach each other: said, with what it costs, and planned.
+out=$T/check.out
+timeout 60 "$LGSUP" check "$TINY" "${gpus[@]}" --set job.dir="$T/none" >"$out" 2>&1
+expect "check: two GPUs apart" 0 $?
+check "check: which way is taken, and why" grep -q 'goes through host memory: cuda:[01] cannot reach the memory of cuda:[01]' "$out"
+check "check: and what it costs" grep -q 'through host memory, of each rank in a step: .* down, .* up' "$out"
+for region in trainer/0/grad trainer/1/working window/1/latent window/0/text; do
+    expect "check: $region lies with the host" host "$(awk -v r=$region '$1 == r {print $2; exit}' "$out")"
+done
+for region in trainer/1/state/a text/0/weights text/1/weights/1; do
+    expect "check: $region lies on its GPU" cuda:1 "$(awk -v r=$region '$1 == r {print $2; exit}' "$out")"
+done
+timeout 60 "$LGSUP" check "$TINY" "${gpus[@]}" --set parallel.exchange=gpu --set job.dir="$T/none" >"$out" 2>&1
+expect "check: straight from one to the other is refused" 3 $?
+LG_STUB=two timeout 60 "$LGSUP" check "$TINY" "${gpus[@]}" --set job.dir="$T/none" >"$out" 2>&1
+check "check: GPUs that reach each other" grep -q 'goes straight from GPU to GPU' "$out"
+expect "check: and gradients lie there" cuda:1 "$(awk '$1 == "trainer/1/grad" {print $2; exit}' "$out")"
+LG_STUB=two LG_CUDA_NO_PEER=1 timeout 60 "$LGSUP" check "$TINY" --set device=cuda --set job.dir="$T/none" >"$out" 2>&1
+check "check: \$LG_CUDA_NO_PEER, on one GPU too" grep -q 'goes through host memory$' "$out"
+
+# They do everything as late as they may (tests/stub/late.h), and neither makes nor maps memory of the other: nothing is read,
+# counted or given away too early, and nobody reaches across.
+export LG_STUB_LATE=1
+for more in parallel.zero=0 parallel.zero=1 parallel.zero=2 parallel.zero=3 parallel.sp=2 memory.offload_optimizer=true; do
+    for micro in 4 1; do
+        [ $more = parallel.sp=2 ] && micro=$((2 * micro))
+        set=(--set $more --set trainer.micro_batch_size=$micro --set trainer.max_steps=20)
+        tiny "$T/late.$more.$micro" "${gpus[@]}" "${set[@]}"
+        expect "late, $more, micro-batches of $micro" 0 $?
+        (unset LG_BACKEND_DIR && tiny "$T/host.$more.$micro" --set text.shards=2 "${set[@]}")
+        check "late, $more, micro-batches of $micro: byte-identical to the host" same_files "$T/host.$more.$micro" "$T/late.$more.$micro" 20
+    done
+done
+check "late: the plan says how" jq -e '.apart == 1' "$T/late.parallel.zero=1.4/plan.json"
+key=("${gpus[@]}")
+for zero in 1 3; do
+    run=$T/gpu$zero
+    disturbed "two GPUs apart, zero = $zero, killed" "$run" --set parallel.zero=$zero
+    settle "two GPUs apart, zero = $zero, killed" "$run"
+    [ -n "$settled" ] || continue
+    (unset LG_BACKEND_DIR && undisturbed "$settled")
+    check "two GPUs apart, zero = $zero, killed: byte-identical to the host" same_files "$reference" "$run" "$settled"
+done
