@@ -33,8 +33,9 @@ computing="adapter autoencoder batch denoiser_events denoiser_fd denoiser_golden
     sampler sequence storage"
 # whole runs of processes, whose code sim_supervisor, faults_supervise, supervise and orders go through as well;
 running="former sigkill sockets supervise_adopt supervise_blocked supervise_deaths supervise_views units_run"
-# and words in shared memory, of which ThreadSanitizer watches every access.
-atomics="sim_protocol turns"
+# words in shared memory, of which ThreadSanitizer watches every access, and what the disk does in power cuts, whose
+# writers ckpt and faults go through.
+atomics="sim_disk sim_protocol turns"
 
 # Seconds of CPU of all that has been waited for: what this costs also where others use the machine.
 cpu_s() { awk '{ printf "%d", ($16 + $17) / 100 }' /proc/$$/stat; }
