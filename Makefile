@@ -90,6 +90,7 @@ UNIT_SRC := $(wildcard tests/unit/test_*.c)
 UNIT     := $(UNIT_SRC:tests/unit/%.c=$(BUILD)/tests/%)
 TEST_LIB_SRC := $(filter-out tests/unit/test_%.c,$(wildcard tests/unit/*.c))
 TEST_LIB_OBJ := $(TEST_LIB_SRC:%=$(BUILD)/obj/%.o)
+TEST_LIB     := $(BUILD)/lib/libtest.a
 E2E_SRC   := $(wildcard tests/e2e/*.c)
 E2E       := $(E2E_SRC:tests/e2e/%.c=$(BUILD)/tests/e2e/%)
 # Stand-ins for a GPU's backend and driver (tests/e2e/gpus.sh).
@@ -141,10 +142,16 @@ include bundle/bundle.mk
 include tests/sim/sim.mk
 include tests/chaos/chaos.mk
 
-$(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB_OBJ) $(LIB)
+# What the unit tests share. An archive, like the library itself: a program gets what it needs, and is linked in half
+# the time. They need each other in turns.
+$(TEST_LIB): $(TEST_LIB_OBJ)
+	@mkdir -p $(@D)
+	@echo "  AR    $@"
+	$(Q)rm -f $@ && $(AR) rcs $@ $(TEST_LIB_OBJ)
+$(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB) $(LIB)
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
-	$(Q)$(CC) $(LDFLAGS) -o $@ $< $(TEST_LIB_OBJ) $(LIB) $(LIBS) -lcmocka
+	$(Q)$(CC) $(LDFLAGS) -o $@ $< -Wl,--start-group $(TEST_LIB) $(LIB) $(LIBS) -Wl,--end-group -lcmocka
 $(BUILD)/tests/test_rounding: | $(UNOPTIMIZED_SO)
 $(BUILD)/tests/stub/liblg-cuda.so: $(BUILD)/obj/tests/stub/cuda.c.o $(BUILD)/obj/tests/stub/late.c.o $(BUILD)/obj/kernels/interface.c.o
 $(BUILD)/tests/stub/driver/libcuda.so.1: $(BUILD)/obj/tests/stub/driver.c.o

@@ -4,12 +4,14 @@
 #
 # Builds, then runs on JOBS + 1 slots (some tests wait more than they work), the longest first
 # (tests/runner.sh): the unit tests, the layering, the end-to-end scripts, under AddressSanitizer and UBSan
-# (BUILD-asan) the unit tests that handle pointers and bytes from outside, under ThreadSanitizer (BUILD-tsan) those of shared memory and messages. Simulations run a
-# fixed number of seeds, the fuzz targets replay their corpora. The last line is "N passed, N failed".
+# (BUILD-asan) the unit tests that handle pointers and bytes from outside, under ThreadSanitizer (BUILD-tsan)
+# those of shared memory and messages. Simulations run a fixed number of seeds, the fuzz targets replay their
+# corpora. Each section says the seconds that passed and those of CPU; the last line is "N passed, N failed".
 #
 # CHECK_ALL=1 (`make check-all`) runs more: every unit test under the first two sanitizers, whose host backend
-# must compute the same bits; simulations from a fresh seed for a time; new inputs for every parser of
-# untrusted bytes (BUILD-fuzz, clang, FUZZ_S seconds each, 2); a run under a real systemd where this machine can.
+# must compute the same bits; all modes with all others where `make check` takes each once; simulations from a
+# fresh seed for a time; new inputs for every parser of untrusted bytes (BUILD-fuzz, clang, FUZZ_S seconds each,
+# 2); a run under a real systemd where this machine can.
 #
 # CHECK_ONLY="unit layering e2e asan tsan fuzz systemd" picks sections, E2E_ONLY="kills cli" end-to-end scripts.
 set -u
@@ -21,13 +23,24 @@ sections=" ${CHECK_ONLY:-unit layering e2e asan tsan${everything:+ fuzz systemd}
 passed=0 failed=0 failures=()
 # Tests whose threads or processes share memory.
 tsan_names="board bus commit keeper region turns window window_threads sim_protocol"
-# Tests that compute: finite differences, golden values, numbers against bounds.
-computing="autoencoder denoiser_fd denoiser_golden denoiser_host host objective ops_fd ops_host ops_ref rounding sampler"
-# Of these ThreadSanitizer watches every access, AddressSanitizer only in check-all.
-atomics="turns"
+# What only those of tsan_names are made of.
+tsan_library="base config shm bus"
+tsan_shared=$(echo tests/unit/{scratch,seeds,shm_fixture,sim,sim_scatter,sim_sequence,sim_stages}.c)
+# What AddressSanitizer watches only in check-all:
+# tests that compute: finite differences, golden values, numbers against bounds, the same bits in all modes;
+computing="adapter autoencoder batch denoiser_events denoiser_fd denoiser_golden denoiser_host denoiser_recompute
+    denoiser_shapes draw encode frozen gradients host moments objective offload ops_fd ops_host ops_ref rounding
+    sampler sequence storage"
+# whole runs of processes, whose code sim_supervisor, faults_supervise, supervise and orders go through as well;
+running="former sigkill sockets supervise_adopt supervise_blocked supervise_deaths supervise_views units_run"
+# words in shared memory, of which ThreadSanitizer watches every access, and what the disk does in power cuts, whose
+# writers ckpt and faults go through.
+atomics="sim_disk sim_protocol turns"
 
-begin() { section=$1 began=$SECONDS; echo "== $section"; }
-end() { echo "== $section: $((SECONDS - began)) s"; }
+# Seconds of CPU of all that has been waited for: what this costs also where others use the machine.
+cpu_s() { awk '{ printf "%d", ($16 + $17) / 100 }' /proc/$$/stat; }
+begin() { section=$1 began=$SECONDS began_cpu=$(cpu_s); echo "== $section"; }
+end() { echo "== $section: $((SECONDS - began)) s, $(($(cpu_s) - began_cpu)) s of CPU"; }
 wanted() { case "$sections" in *" $1 "*) return 0 ;; *) return 1 ;; esac; }
 broken() { failed=$((failed + 1)); failures+=("$1"); echo "FAIL $1"; }
 
@@ -86,14 +99,15 @@ case "$sections" in *" unit "* | *" layering "* | *" e2e "* | *" systemd "*)
     ;;
 esac
 if wanted asan; then
-    names=$(unit_names "$([ -n "$everything" ] || echo "$computing $atomics")")
-    if make_in "$build-asan" SAN=address OPT=-O1 all $(printf "$build-asan/tests/test_%s " $names); then
+    names=$(unit_names "$([ -n "$everything" ] || echo $computing $running $atomics)")
+    # Kernels take five times as long to compile when they are optimized, and no bit depends on it.
+    if make_in "$build-asan" SAN=address OPT=-O1 KFLAGS="-O1 -fopenmp" all $(printf "$build-asan/tests/test_%s " $names); then
         tests+=("$(list unit "$build-asan" $names)")
     fi
 fi
 if wanted tsan; then
     # libzmq is not instrumented: what it does between its own threads looks like a race.
-    if make_in "$build-tsan" SAN=thread OPT=-O1 $(printf "$build-tsan/tests/test_%s " $tsan_names); then
+    if make_in "$build-tsan" SAN=thread OPT=-O1 LIB_DIRS="$tsan_library" TEST_LIB_SRC="$tsan_shared" $(printf "$build-tsan/tests/test_%s " $tsan_names); then
         tests+=("$(list unit "$build-tsan" $tsan_names)")
     fi
 fi
@@ -148,6 +162,6 @@ if wanted fuzz; then
     end
 fi
 for f in ${failures[@]+"${failures[@]}"}; do echo "failed: $f"; done
-echo "all sections: $((SECONDS - began_all)) s"
+echo "all sections: $((SECONDS - began_all)) s, $(cpu_s) s of CPU"
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ] && [ $passed -gt 0 ]

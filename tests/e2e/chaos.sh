@@ -2,7 +2,7 @@
 # The crash campaign in short: at least CHAOS_KILLS kills and every other fault of
 # tests/chaos/faults.def over runs of examples/micro. KILLS_SEED repeats a campaign's choices.
 . "$(dirname "$0")/lib.sh"
-: "${KILLS_SEED:=$((SECONDS + $$ % 30000))}" "${CHAOS_KILLS:=200}"
+: "${KILLS_SEED:=$((SECONDS + $$ % 30000))}" "${CHAOS_KILLS:=$([ -n "${CHECK_ALL:-}" ] && echo 200 || echo 100)}"
 echo "# KILLS_SEED=$KILLS_SEED"
 micro=$e2e_root/examples/micro
 [ -f "$micro/made/.made" ] || { fail "models and pictures of examples/micro" "make micro-data first"; exit 1; }

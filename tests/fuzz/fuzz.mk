@@ -12,7 +12,7 @@ FUZZ_OBJ  := $(FUZZ_SRC:%=$(BUILD)/obj/%.o)
 FUZZ_PROGS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(filter-out tests/fuzz/fuzz.c,$(FUZZ_SRC)))
 
 $(BUILD)/tests/test_fuzz_corpus: $(FUZZ_OBJ)
-$(BUILD)/tests/test_fuzz_corpus: LIBS := $(FUZZ_OBJ) $(LIB) $(LIBS)
+$(BUILD)/tests/test_fuzz_corpus: LIBS := $(FUZZ_OBJ) $(LIBS)
 
 # Set by `make fuzz` for its own make.
 ifdef FUZZ_BUILD

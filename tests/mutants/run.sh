@@ -7,6 +7,11 @@
 # BUILD-mutants/results/NAME. A result is kept until the mutant, its file or the tests change, so an
 # interrupted run goes on where it was, and several runs may share the work. The report goes to
 # BUILD-mutants/report.md; exit 1 when a mutant survives that is not marked "survives:".
+#
+# A mutant is caught by a test that fails, which without the mutant passes (looked at once in each run). A test that
+# is not done after MUTANT_LIMIT_S (240) s has not failed: the next one is tried, and where none fails the verdict is
+# "time limit". The test that docs/mutants.md names comes first, then the others, the quickest first
+# (tests/durations), end-to-end scripts last.
 set -u
 build=${1:?usage: tests/mutants/run.sh BUILD [NAME ...]}
 shift
@@ -33,8 +38,8 @@ field() {
         want == "why" && line == 4 { print }
         want == "survives" && /^survives:/ { print substr($0, 11) }' "$list"
 }
-# The programs that have to notice, quickest first; then the end-to-end scripts.
-tests_of() {
+# The programs and end-to-end scripts that have to notice.
+tests_of_file() {
     case $1 in
     shm/data_set.* | config/data_set.*) echo data_set e2e:data ;;
     shm/window.*) echo sim_protocol window region sim_supervisor e2e:kills ;;
@@ -59,6 +64,8 @@ tests_of() {
     config/output.* | config/plan.*) echo config plan e2e:resume e2e:adapter ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
+    base/lifetimes.*) echo graph graph_recompute ;;
+    stages/nets/sincos.*) echo denoiser_golden denoiser_shapes published sequence ;;
     kernels/graph/grad.*) echo graph_grad ;;
     kernels/graph/exchange.*) echo graph_exchange sequence ;;
     kernels/graph/fuse.*) echo graph_fuse ;;
@@ -109,9 +116,19 @@ tests_of() {
     base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;
     supervisor/core/former.*) echo former ;;
-    supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former ;;
+    supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former supervise_blocked ;;
+    supervisor/core/launch_jobs.* | supervisor/launch/*) echo units_run ;;
+    supervisor/core/keep_jobs.*) echo supervise_deaths supervise_adopt ;;
+    supervisor/views/notify.*) echo supervise_blocked units_run ;;
     supervisor/*) echo sim_supervisor restarts supervise supervise_deaths supervise_adopt supervise_orders keeper e2e:lgsup_dies ;;
     esac
+}
+# Of mutant $1 of file $2, in the order in which they are tried.
+tests_of() {
+    { sed -n "s/^| $1 |.*| \([a-z0-9_:]*\) |\$/0 \1/p" docs/mutants.md
+      tests_of_file "$2" | tr ' ' '\n' | awk 'NR == FNR { s[$3] = $4; next }
+          /^e2e:/ { print 1000 + NR, $0; next } { print 1 + s[$0], $0 }' <(grep '^unit build ' tests/durations) -
+    } | sort -n -s -k1,1 | cut -d' ' -f2 | awk '!seen[$0]++'
 }
 key() { # what a result depends on
     { field "$1" file; field "$1" old; field "$1" new; cat "$(field "$1" file)" tests/unit/test_sim_*.c tests/unit/sim* tests/sim/*; } | cksum
@@ -136,11 +153,26 @@ plant() { # TREE NAME
     mv "$file.mutant" "$file"
 }
 
-run_one_test() { # TREE TEST LOG: 0 passes
+make_test() { # TREE TEST FILE LOG
+    local target=$build/tests/test_$2
+    case $3 in kernels/host/* | kernels/ref64/*) target="all $target" ;; esac # which programs open by name
+    case $2 in e2e:*) target="all e2e-programs chaos-programs example-data micro-data" ;; esac
+    (cd "$1" && env -u MAKEFLAGS -u MAKELEVEL make -s BUILD="$build" WARN=-w CWARN=-w $target) >"$4" 2>&1
+}
+run_one_test() { # TREE TEST LOG: 0 passes, 124 or 137 was not done in time
     case $2 in
-    e2e:*) (cd "$1" && timeout -k 10 "$limit_s" "tests/e2e/${2#e2e:}.sh" "$build") >"$3" 2>&1 && ! grep -q '^FAIL ' "$3" ;;
+    e2e:*) (cd "$1" && timeout -k 10 "$limit_s" "tests/e2e/${2#e2e:}.sh" "$build") >"$3" 2>&1 || return
+        ! grep -q '^FAIL ' "$3" ;;
     *) (cd "$1" && timeout -k 5 "$limit_s" "$build/tests/test_$2") >"$3" 2>&1 ;;
     esac
+}
+# Does the test pass in the tree as it is, without a mutant?
+is_sound() { # TREE TEST FILE
+    local said=$sound/${1##*/}.${2//:/_}
+    [ -e "$said" ] || {
+        make_test "$1" "$2" "$3" "$said.log" && run_one_test "$1" "$2" "$said.log" && echo yes || echo no
+    } >"$said"
+    grep -q yes "$said"
 }
 what_failed() { # LOG
     grep -aE 'replay with|, fault [0-9]+: |^ERROR: |assertion failed|^FAIL |cut at|MISSED|^\[  FAILED  \] [a-z]' "$1" | head -1 | tr '|\t' '  ' | cut -c1-110
@@ -150,21 +182,22 @@ try() { # TREE NAME -> verdict on stdout
     local tree=$1 name=$2 file t log=$1/mutant.log
     file=$(field "$name" file)
     plant "$tree" "$file" "$name" || { echo "stale|the line is not there exactly once"; cp "$root/$file" "$tree/$file"; return; }
-    local verdict="survived|"
-    for t in $(tests_of "$file"); do
-        local target=$build/tests/test_$t
-        case $file in kernels/host/* | kernels/ref64/*) target="all $target" ;; esac # which programs open by name
-        case $t in e2e:*) target="all e2e-programs example-data" ;; *) [ -f "tests/unit/test_$t.c" ] || continue ;; esac
-        if ! (cd "$tree" && env -u MAKEFLAGS -u MAKELEVEL make -s BUILD="$build" WARN=-w CWARN=-w $target) >"$log" 2>&1; then
+    local verdict="survived|" caught_by=
+    for t in $(tests_of "$name" "$file"); do
+        case $t in e2e:*) ;; *) [ -f "tests/unit/test_$t.c" ] || continue ;; esac
+        if ! make_test "$tree" "$t" "$file" "$log"; then
             verdict="does not build|$(grep -m1 error "$log" | tr '|' ' ' | cut -c1-110)"
             break
         fi
-        if ! run_one_test "$tree" "$t" "$log"; then
-            verdict="caught|$t: $(what_failed "$log")"
-            break
-        fi
+        run_one_test "$tree" "$t" "$log"
+        case $? in
+        0) ;;
+        124 | 137) verdict="time limit|$t: not done after $limit_s s" ;;
+        *) caught_by=$t verdict="caught|$t: $(what_failed "$log")"; break ;;
+        esac
     done
     cp "$root/$file" "$tree/$file" # a new time: the next make compiles it again
+    [ -z "$caught_by" ] || is_sound "$tree" "$caught_by" "$file" || verdict="unsound|$caught_by fails without the mutant, too"
     echo "$verdict"
 }
 
@@ -196,15 +229,16 @@ report() {
     echo "\`make mutants\` plants each line of tests/mutants/mutants.txt in a copy of the tree and runs the"
     echo "simulations, the unit tests of the module and an end-to-end script until one fails."
     echo
-    echo "**$caught of $all are caught.**"
+    echo "**$caught of $all are caught** (commit $(git rev-parse --short HEAD))."
     echo
     echo "| bug | file | why it is one | noticed by |"
     echo "|---|---|---|---|"
     for name in $(names); do
         verdict=$(sed -n 2p "$results/$name" 2>/dev/null)
         case $verdict in
-        caught*) verdict=$(printf '%s' "${verdict#*|}" | sed 's/:.*//') ;;
+        caught*) verdict=$(printf '%s' "${verdict#*|}" | sed 's/: .*//') ;;
         survived*) verdict="**survives**:$(field "$name" survives)" ;;
+        "") verdict="not run" ;;
         *) verdict="**${verdict%%|*}**" ;;
         esac
         echo "| $name | $(field "$name" file) | $(field "$name" why) | $verdict |"
@@ -212,6 +246,8 @@ report() {
 }
 
 rmdir "$results"/*.lock 2>/dev/null # of a run that was killed
+sound=$work/sound
+rm -rf "$sound" && mkdir "$sound" || exit 1
 began=$SECONDS
 for ((slot = 0; slot < jobs; slot++)); do job $slot & done
 wait

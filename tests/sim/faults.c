@@ -84,7 +84,52 @@ FAULT(int, rmdir, -1, EIO, (const char *p), (p))
 FAULT(int, stat, -1, EIO, (const char *p, struct stat *s), (p, s))
 FAULT(int, fstat, -1, EIO, (int fd, struct stat *s), (fd, s))
 FAULT(int, lstat, -1, EIO, (const char *p, struct stat *s), (p, s))
-FAULT(DIR *, opendir, NULL, EMFILE, (const char *p), (p))
+/* /proc as the scenario sees it: a folder that names its own process, the test's and the test's other children. Each other
+ * process of the machine would be calls that may fail, all alike. */
+extern DIR *__real_opendir(const char *p);
+static char g_proc[LG_PATH_BYTES];
+static void name_process(int pid, bool lives)
+{
+    char name[LG_PATH_BYTES + 16];
+    snprintf(name, sizeof name, "%s/%d", g_proc, pid);
+    if (lives)
+        __real_mkdir(name, 0700);
+    else
+        __real_rmdir(name);
+}
+static int parent_of(const char *pid)
+{
+    char path[300];
+    int parent = 0;
+    snprintf(path, sizeof path, "/proc/%s/stat", pid);
+    FILE *f = fopen(path, "re");
+    if (!f) return 0;
+    if (fscanf(f, "%*d (%*[^)]) %*c %d", &parent) != 1) parent = 0;
+    fclose(f);
+    return parent;
+}
+static void name_processes(void)
+{
+    snprintf(g_proc, sizeof g_proc, "%s", scratch_path("processes"));
+    __real_mkdir(g_proc, 0700);
+    name_process(getpid(), true);
+    DIR *proc = __real_opendir("/proc");
+    LG_ASSERT(proc);
+    for (struct dirent *e; (e = readdir(proc));)
+        if (atoi(e->d_name) > 0 && parent_of(e->d_name) == getpid())
+            name_process(atoi(e->d_name), true);
+    closedir(proc);
+}
+WRAP(DIR *, opendir, const char *p)
+{
+    if (fails("opendir")) {
+        errno = EMFILE;
+        return NULL;
+    }
+    bool all = !g_on || strcmp(p, "/proc") != 0;
+    if (!all) name_process(getpid(), true);
+    return __real_opendir(all ? p : g_proc);
+}
 FAULT(int, access, -1, EACCES, (const char *p, int m), (p, m))
 FAULT(ssize_t, readlink, -1, EIO, (const char *p, char *to, size_t n), (p, to, n))
 FAULT(ssize_t, __readlink_chk, -1, EIO, (const char *p, char *to, size_t n, size_t r),
@@ -235,6 +280,7 @@ static int run_one(const struct fault_scenario *s)
         run_child(s);
     }
     LG_ASSERT(waitpid(child, &status, 0) == child);
+    name_process(child, false);
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     if (code == FINE || code == NOTHING_FAILED || code == DIED) return code;
     if (code >= NO_MESSAGE && code <= FAILED_BY_ITSELF)
@@ -248,6 +294,7 @@ static int run_one(const struct fault_scenario *s)
 int faults_each(const struct fault_scenario *s)
 {
     int step = s->every ? s->every : 1, runs = 0;
+    name_processes();
     for (g_at = 1; g_at <= FAULTS_MAX; g_at += step, runs++) {
         int code = run_one(s);
         if (code < 0) return -1;

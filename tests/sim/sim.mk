@@ -6,7 +6,7 @@ wrap_calls = $(addprefix -Wl$(comma)--wrap=,$(shell cat $(1)))
 # $(call simulation,PROGRAM,FILES,LIST)   (private: not for what the programs need to be there)
 define simulation
 $(BUILD)/tests/$(1): $(2:%=$(BUILD)/obj/tests/sim/%.c.o)
-$(BUILD)/tests/$(1): private LIBS := $(2:%=$(BUILD)/obj/tests/sim/%.c.o) $(LIB) $(LIBS)
+$(BUILD)/tests/$(1): private LIBS := $(2:%=$(BUILD)/obj/tests/sim/%.c.o) $(LIBS)
 $(BUILD)/tests/$(1): private LDFLAGS += $(call wrap_calls,tests/sim/$(3).calls)
 endef
 $(eval $(call simulation,test_sim_disk,disk disk_nodes disk_world,disk))
