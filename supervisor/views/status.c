@@ -9,6 +9,7 @@
 #include "supervisor/run/run.h"
 #include <inttypes.h>
 #include <poll.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -135,10 +136,8 @@ cJSON *lg_status_json(const struct lg_status *st)
     cJSON_AddNumberToObject(j, "step", (double)st->step);
     cJSON_AddNumberToObject(j, "max_steps", (double)st->max_steps);
     cJSON_AddNumberToObject(j, "loss", st->loss);
-    if (st->has_vb) {
-        cJSON_AddNumberToObject(j, "loss_mse", st->loss - st->loss_vb);
-        cJSON_AddNumberToObject(j, "loss_vb", st->loss_vb);
-    }
+    cJSON_AddNumberToObject(j, "loss_mse", st->has_vb ? st->loss - st->loss_vb : (double)NAN);
+    cJSON_AddNumberToObject(j, "loss_vb", st->has_vb ? st->loss_vb : (double)NAN);
     cJSON_AddNumberToObject(j, "grad_norm", st->grad_norm);
     cJSON_AddNumberToObject(j, "lr", st->lr);
     cJSON_AddNumberToObject(j, "samples_per_s", st->samples_per_s);

@@ -6,7 +6,7 @@
 # `make gpu-fits` builds what it needs, where nvcc is, and runs it. A GPU for which that build has no machine code
 # (CUDA_ARCHS) is skipped: what its driver would make of PTX is not known.
 . "$(dirname "$0")/lib.sh"
-[ -f "$e2e_build/tests/fits/liblg-cuda.so" ] || { skip "kernels over a stand-in for CUDA's runtime" "make gpu-fits makes it"; exit 0; }
+[ -f "$e2e_build/tests/fits/liblg-cuda.so" ] || { skip "kernels over a stand-in for CUDA's runtime" "make gpu-fits makes it"; exit 77; }
 export LD_LIBRARY_PATH=$e2e_build/tests/stub/driver LG_BACKEND_DIR=$e2e_build/tests/fits SANITIZE=1 LG_CUDNN=none
 export LG_CUDA_CACHE=$T/none LG_STUB_LAUNCHED=$T/launched
 fits() { # PROGRAM: it has gone through when it says how many results there are, which are nobody's

@@ -7,6 +7,7 @@
 #include "tests/sim/wrap.h"
 #include <fcntl.h>
 #include <fts.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -38,6 +39,7 @@ REAL(void, lg_philox_normal_f32, float *, size_t, uint64_t, lg_purpose, uint64_t
 REAL(void, lg_stream_upload, lg_stream *, void *, const void *, size_t);
 REAL(void, lg_stream_download, lg_stream *, void *, const void *, size_t);
 REAL(int, lg_bus_wait, lg_bus *, int);
+REAL(int, sched_getaffinity, pid_t, size_t, cpu_set_t *);
 
 WRAP(int64_t, lg_now_ns, void)
 {
@@ -197,5 +199,12 @@ WRAP(int, lg_bus_wait, lg_bus *b, int timeout_ms)
     if (!g.row) return __real_lg_bus_wait(b, timeout_ms);
     pass(g.m.call_ns);
     if (g.at && slow_elapsed_ns() >= g.at_ns) g.at(g.arg);
+    return 0;
+}
+WRAP(int, sched_getaffinity, pid_t pid, size_t bytes, cpu_set_t *ret)
+{
+    if (!g.row) return __real_sched_getaffinity(pid, bytes, ret);
+    memset(ret, 0, bytes);
+    CPU_SET(0, ret);
     return 0;
 }

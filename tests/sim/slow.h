@@ -1,6 +1,7 @@
 /* A machine on which everything takes long, for test_heartbeat: what reads, writes, syncs, takes memory or
  * computes goes well and at once, but the clock says otherwise. Meanwhile somebody looks at the heartbeat
- * of a row of the board at every moment, as lgsup does, and remembers how old it became. */
+ * of a row of the board at every moment, as lgsup does, and remembers how old it became. It has one core: its clock is one for
+ * all threads, so that what helpers do at the same time would count as if it came before the watched thread's. */
 #pragma once
 #include "shm/board.h"
 
