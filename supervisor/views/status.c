@@ -8,8 +8,8 @@
 #include "supervisor/run/programs.h"
 #include "supervisor/run/run.h"
 #include <inttypes.h>
-#include <poll.h>
 #include <math.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

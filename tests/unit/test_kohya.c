@@ -386,14 +386,10 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, scratch_setup, scratch_teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_is_what_diffusers_reads),
-        TEST(test_every_net),
-        TEST(test_one_adapter_of_three_linears),
-        TEST(test_another_adapter_is_refused),
-        TEST(test_more_than_the_adapter_is_refused),
-        TEST(test_texts_are_refused),
-        TEST(test_what_the_original_lacks),
-        TEST(test_a_folder_with_either),
+        TEST(test_is_what_diffusers_reads),          TEST(test_every_net),
+        TEST(test_one_adapter_of_three_linears),     TEST(test_another_adapter_is_refused),
+        TEST(test_more_than_the_adapter_is_refused), TEST(test_texts_are_refused),
+        TEST(test_what_the_original_lacks),          TEST(test_a_folder_with_either),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
