@@ -64,7 +64,7 @@ whole-bundle: gpu-late gpu-ptx
 $(BUILD)/gpu/bin/%: LDFLAGS += -Wl,-rpath,'$$ORIGIN/../../lib'
 # The benches record CUDA events of their own.
 $(GPU_OWN_OBJ): CPPFLAGS += -isystem $(CUDA_HOME)/include
-$(filter %/bench_encoders_cuda %/bench_step_cuda,$(GPU)): $(GPU_OWN_OBJ)
+$(filter $(BUILD)/gpu/bin/bench_%,$(GPU)): $(GPU_OWN_OBJ)
 $(BUILD)/gpu/bin/bench_%: LIBS += $(GPU_OWN_OBJ) -L$(CUDA_HOME)/lib64 -lcudart_static -lrt
 $(BUILD)/gpu/bin/%: $(BUILD)/obj/tests/gpu/%.c.o $(GPU_LIB_OBJ) $(LIB)
 	@mkdir -p $(@D)
