@@ -97,7 +97,7 @@ tests_of_file() {
     supervisor/commands/check.*) echo check e2e:apart ;;
     supervisor/commands/export.*) echo e2e:published ;;
     kernels/ref64/diffusion.*) echo ops_ref ops_fd ;;
-    kernels/host/isa_train.*) echo ops_host ;;
+    kernels/host/isa_train.* | kernels/host/linear.*) echo ops_host ;;
     kernels/adamw8.*) echo ops_ref ;;
     stages/nets/params.*) echo params moments ;;
     stages/ckpt/checkpoint.*) echo ckpt_files ckpt ;;

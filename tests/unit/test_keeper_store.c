@@ -112,6 +112,21 @@ static void test_a_second_copy(void **state)
     lg_region_close(&r);
 }
 
+/* Of a payload that others make on a GPU, who uses the front alone knows nothing: the store has the head, and that is no
+ * second copy of all. */
+static void test_a_front_alone(void **state)
+{
+    const struct lg_region_place front = {.name = "cuda:0"};
+    const struct lg_region_spec spec = {
+        .keeper = f.keeper, .name = "x/0/a", .bytes = 100, .front_bytes = 100, .place = &front};
+    lg_region *r;
+    assert_int_equal(lg_region_open(&spec, &r), 0);
+    assert_false(lg_region_is_copied(r));
+    assert_int_equal(lg_region_deposit(f.keeper, r), 0);
+    assert_false(lg_region_is_copied(r));
+    lg_region_close(&r);
+}
+
 /* The answer waits for the barrier: a name that somebody was told of survives. */
 static void test_put_waits_for_the_store(void **state)
 {
@@ -335,6 +350,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         T(test_what_is_stored),
         T(test_a_second_copy),
+        T(test_a_front_alone),
         T(test_put_waits_for_the_store),
         T(test_next_keeper_has_everything),
         T(test_empty_store),
