@@ -51,9 +51,9 @@ tests_of_file() {
     stages/sample/draw.*) echo draw ;;
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
-    supervisor/core/keep.*) echo keep sim_supervisor supervise_adopt e2e:copies ;;
+    supervisor/core/keep*) echo keep sim_supervisor supervise_deaths supervise_adopt e2e:copies ;;
     supervisor/commands/park_resume.*) echo e2e:park ;;
-    supervisor/core/park.*) echo supervise_adopt e2e:copies ;;
+    supervisor/core/park.*) echo supervise_adopt e2e:park e2e:copies ;;
     shm/scatter.*) echo sim_protocol gradients ;;
     shm/sequence.*) echo sim_protocol e2e:sequence ;;
     stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero e2e:apart ;;
@@ -82,7 +82,7 @@ tests_of_file() {
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter sequence ;;
     stages/nets/adapter_file.*) echo adapter kohya e2e:unet ;;
-    stages/nets/adapter*) echo adapter kohya ;;
+    stages/nets/adapter* | stages/nets/linear.*) echo adapter kohya sequence ;;
     stages/nets/unet* | stages/nets/maps.* | config/unet.*) echo unet ;;
     config/denoisers.*) echo unet config ;;
     stages/nets/kohya*) echo kohya ;;
@@ -118,7 +118,6 @@ tests_of_file() {
     supervisor/core/former.*) echo former ;;
     supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former supervise_blocked ;;
     supervisor/core/launch_jobs.* | supervisor/launch/*) echo units_run ;;
-    supervisor/core/keep_jobs.*) echo supervise_deaths supervise_adopt ;;
     supervisor/views/notify.*) echo supervise_blocked units_run ;;
     supervisor/*) echo sim_supervisor restarts supervise supervise_deaths supervise_adopt supervise_orders keeper e2e:lgsup_dies ;;
     esac
