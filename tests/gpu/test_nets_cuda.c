@@ -492,7 +492,7 @@ static void check_adapted(const struct adapted *a)
         struct net net = NETS[i];
         net.name = a->name;
         training.adapter =
-            (struct lg_adapter){.rank = a->rank, .alpha = 0.5 * a->rank, .targets = a->targets};
+            (struct lg_adapter){.rank = a->rank, .alpha = 2 * a->rank, .targets = a->targets};
         check_net(&net);
     }
 }
