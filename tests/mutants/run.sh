@@ -51,9 +51,9 @@ tests_of_file() {
     stages/sample/draw.*) echo draw ;;
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
-    supervisor/core/keep*) echo keep sim_supervisor supervise_deaths supervise_adopt e2e:copies ;;
+    supervisor/core/keep*) echo keep adopt sim_supervisor supervise_deaths supervise_adopt e2e:copies ;;
     supervisor/commands/park_resume.*) echo e2e:park ;;
-    supervisor/core/park.*) echo supervise_adopt e2e:park e2e:copies ;;
+    supervisor/core/park.*) echo adopt supervise_adopt e2e:park e2e:copies ;;
     shm/scatter.*) echo sim_protocol gradients ;;
     shm/sequence.*) echo sim_protocol e2e:sequence ;;
     stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero e2e:apart ;;
@@ -116,6 +116,7 @@ tests_of_file() {
     base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;
     supervisor/core/former.*) echo former ;;
+    supervisor/core/adopt.*) echo adopt sim_supervisor supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former supervise_blocked ;;
     supervisor/core/launch_jobs.* | supervisor/launch/*) echo units_run ;;
     supervisor/views/notify.*) echo supervise_blocked units_run ;;
@@ -160,7 +161,7 @@ make_test() { # TREE TEST FILE LOG
 }
 run_one_test() { # TREE TEST LOG: 0 passes, 124 or 137 was not done in time
     case $2 in
-    e2e:*) (cd "$1" && timeout -k 10 "$limit_s" "tests/e2e/${2#e2e:}.sh" "$build") >"$3" 2>&1 || return
+    e2e:*) (cd "$1" && E2E_FIRST=1 timeout -k 10 "$limit_s" "tests/e2e/${2#e2e:}.sh" "$build") >"$3" 2>&1 || return
         ! grep -q '^FAIL ' "$3" ;;
     *) (cd "$1" && timeout -k 5 "$limit_s" "$build/tests/test_$2") >"$3" 2>&1 ;;
     esac
