@@ -116,6 +116,7 @@ tests_of_file() {
     base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;
     supervisor/core/former.*) echo former ;;
+    supervisor/core/watch.*) echo watch sim_supervisor supervise supervise_deaths supervise_adopt e2e:hangs ;;
     supervisor/core/adopt.*) echo adopt sim_supervisor supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former supervise_blocked ;;
     supervisor/core/launch_jobs.* | supervisor/launch/*) echo units_run ;;
