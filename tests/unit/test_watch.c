@@ -35,7 +35,7 @@ static void test_killed_and_still_there(void **state)
     (void)state;
     char want[96];
     struct lg_instance *i = add(LG_ROLE_vae, 0);
-    snprintf(want, sizeof want, "vae.0 (pid %d) was killed 5 s ago and is still there, in state S",
+    snprintf(want, sizeof want, "vae.0 (pid %d) was killed 5 s ago and is still there, in state ",
              i->child.pid);
     look();
     i->killed_ns = lg_now_ns() - 4 * LG_S_NS;
