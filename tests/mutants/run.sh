@@ -4,8 +4,8 @@
 # usage: tests/mutants/run.sh BUILD [NAME ...]     (BUILD: an up-to-date build, which is copied)
 #
 # Works in BUILD-mutants: one copy of the tree per job (MUTANT_JOBS, default 1), results in
-# BUILD-mutants/results/NAME. A result is kept until the mutant, its file or the tests change, so an
-# interrupted run goes on where it was, and several runs may share the work. The report goes to
+# BUILD-mutants/results/NAME. That one is caught is kept until the mutant, its file or the simulations change, so
+# an interrupted run goes on where it was; any other verdict is looked for again. The report goes to
 # BUILD-mutants/report.md; exit 1 when a mutant survives that is not marked "survives:".
 #
 # A mutant is caught by a test that fails, which without the mutant passes (looked at once in each run). A test that
@@ -247,6 +247,7 @@ report() {
 }
 
 rmdir "$results"/*.lock 2>/dev/null # of a run that was killed
+grep -L '^caught' "$results"/* 2>/dev/null | xargs -r rm -f
 sound=$work/sound
 rm -rf "$sound" && mkdir "$sound" || exit 1
 began=$SECONDS
