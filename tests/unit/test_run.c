@@ -165,6 +165,19 @@ static void test_runtime_dir_of_units(void **state)
     assert_false(lg_path_exists(scratch_path("run/runtime")));
 }
 
+/* One that nobody could find again, as its record cannot be written, is not left behind. */
+static void test_runtime_dir_without_a_record(void **state)
+{
+    (void)state;
+    const char *base = scratch_path("base");
+    setenv("XDG_RUNTIME_DIR", base, 1);
+    mkdir(base, 0700);
+    mkdir(scratch_path("run/runtime"), 0700);
+    assert_true(lg_run_runtime_create(&r) < 0);
+    assert_string_equal(r.runtime_dir, "");
+    assert_int_equal(rmdir(base), 0); /* it is empty */
+}
+
 static void test_runtime_dir(void **state)
 {
     (void)state;
@@ -557,6 +570,7 @@ int main(void)
         TEST(test_former_holder_is_waited_for),
         TEST(test_lock_is_taken),
         TEST(test_runtime_dir_of_units),
+        TEST(test_runtime_dir_without_a_record),
         TEST(test_runtime_dir),
         TEST(test_newest_checkpoint),
         TEST(test_checkpoint_of_another_plan),
