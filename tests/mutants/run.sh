@@ -165,7 +165,14 @@ run_one_test() { # TREE TEST LOG: 0 passes, 124 or 137 was not done in time
     case $2 in
     e2e:*) (cd "$1" && E2E_FIRST=1 timeout -k 10 "$limit_s" "tests/e2e/${2#e2e:}.sh" "$build") >"$3" 2>&1 || return
         ! grep -q '^FAIL ' "$3" ;;
-    *) (cd "$1" && timeout -k 5 "$limit_s" "$build/tests/test_$2") >"$3" 2>&1 ;;
+    *)
+        (cd "$1" && exec timeout -k 5 "$limit_s" "$build/tests/test_$2") >"$3" 2>&1 &
+        local group=$! code # which timeout makes of itself
+        wait $group
+        code=$?
+        kill -9 -- -$group 2>/dev/null # what a test that failed has left
+        return $code
+        ;;
     esac
 }
 # Does the test pass in the tree as it is, without a mutant?
