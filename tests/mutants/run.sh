@@ -166,11 +166,17 @@ run_one_test() { # TREE TEST LOG: 0 passes, 124 or 137 was not done in time
     e2e:*) (cd "$1" && E2E_FIRST=1 timeout -k 10 "$limit_s" "tests/e2e/${2#e2e:}.sh" "$build") >"$3" 2>&1 || return
         ! grep -q '^FAIL ' "$3" ;;
     *)
-        (cd "$1" && exec timeout -k 5 "$limit_s" "$build/tests/test_$2") >"$3" 2>&1 &
-        local group=$! code # which timeout makes of itself
+        local folder group code
+        folder=$(mktemp -d /tmp/lgm.XXXXXX) && chmod 711 "$folder" || return
+        (cd "$1" && TMPDIR=$folder XDG_RUNTIME_DIR=$folder exec timeout -k 5 "$limit_s" "$build/tests/test_$2") >"$3" 2>&1 &
+        group=$! # which timeout makes of itself
+        while kill -0 $group 2>/dev/null && ! grep -qa '^\[  FAILED  \]' "$3"; do sleep 0.1; done
+        kill -9 -- -$group 2>/dev/null # what has failed already goes no further
         wait $group
         code=$?
-        kill -9 -- -$group 2>/dev/null # what a test that failed has left
+        find /proc/[0-9]*/exe -lname "$1/*" 2>/dev/null | cut -d/ -f3 | xargs -r kill -9 2>/dev/null # whom it has left
+        rm -rf "$folder"
+        if grep -qa '^\[  FAILED  \]' "$3"; then return 1; fi
         return $code
         ;;
     esac
