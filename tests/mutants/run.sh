@@ -114,7 +114,7 @@ tests_of_file() {
     stages/ema/*) echo host_average e2e:offload_ema ;;
     base/printable.* | base/log.*) echo printable ;;
     base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
-    supervisor/run/run.*) echo run faults ;;
+    supervisor/run/run.* | supervisor/run/resume.*) echo run faults ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;
     supervisor/core/former.*) echo former ;;
     supervisor/core/watch.*) echo watch sim_supervisor supervise supervise_deaths supervise_adopt e2e:hangs ;;
