@@ -7,9 +7,15 @@ enum { LG_LIST_MAX = 256 };
 /* Sample numbers (steps x global batch) stay far below 2^63. */
 #define LG_STEPS_MAX INT64_C(1000000000000)
 
+enum { LG_FRAMES_MAX = 4096 }; /* of a sample */
+
 struct lg_strlist {
     char **v;
     int n;
+};
+
+struct lg_sides {
+    int64_t height, width;
 };
 
 /* A table [[data.source]]. */
@@ -37,6 +43,7 @@ typedef struct lg_config {
 #define LG_INT(section, key, def, min, max, doc) int64_t section##_##key;
 #define LG_NUM(section, key, def, min, max, doc) double section##_##key;
 #define LG_BOOL(section, key, def, doc)          bool section##_##key;
+#define LG_SIDES(section, key, def, min, max, doc) struct lg_sides section##_##key;
 #define LG_STR(section, key, def, doc)           char *section##_##key;
 #define LG_PATH(section, key, def, doc)          char *section##_##key; /* absolute, or "" */
 #define LG_ENUM(section, key, def, choices, doc) char *section##_##key;
@@ -56,6 +63,7 @@ typedef struct lg_config {
 #undef LG_INT
 #undef LG_NUM
 #undef LG_BOOL
+#undef LG_SIDES
 #undef LG_STR
 #undef LG_PATH
 #undef LG_ENUM

@@ -186,6 +186,7 @@ static void print_default(FILE *out, const lg_key *k)
 {
     switch (k->type) {
     case LG_KEY_INT:
+    case LG_KEY_SIDES:
         fprintf(out, "`%lld`", (long long)k->int_def);
         return;
     case LG_KEY_NUM:
