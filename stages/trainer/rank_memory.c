@@ -11,7 +11,7 @@
 
 int64_t lg_rank_height(const struct lg_batch_options *batch)
 {
-    return batch->band.height ? batch->band.height : batch->net->height;
+    return batch->band.height ? batch->band.height : lg_denoiser_rows(batch->net);
 }
 
 struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p, int rank)
