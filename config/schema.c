@@ -220,8 +220,7 @@ void lg_key_expected(const lg_key *k, char *ret, size_t bytes)
         snprintf(ret, bytes, "true or false");
         return;
     case LG_KEY_SIDES:
-        snprintf(ret, bytes,
-                 "a whole number from %lld to %lld, or a list of two, [height, width]",
+        snprintf(ret, bytes, "a whole number from %lld to %lld, or a list of two, [height, width]",
                  (long long)k->int_min, (long long)k->int_max);
         return;
     case LG_KEY_STR:
