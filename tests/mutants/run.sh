@@ -57,7 +57,6 @@ tests_of_file() {
     shm/scatter.*) echo sim_protocol gradients ;;
     shm/sequence.*) echo sim_protocol e2e:sequence ;;
     stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero e2e:apart ;;
-    stages/trainer/shards.*) echo shards e2e:zero ;;
     stages/trainer/working.*) echo moments e2e:zero e2e:offload_optimizer e2e:apart ;;
     stages/trainer/exchanges.* | stages/trainer/trainer.*) echo e2e:sequence e2e:apart ;;
     stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
@@ -75,7 +74,7 @@ tests_of_file() {
     stages/io/mixture.*) echo mixture e2e:sources ;;
     stages/io/source.* | stages/io/source_index.* | stages/io/source_parts.*) echo source samples e2e:sources ;;
     config/tokenizer_files.*) echo bpe config e2e:clip ;;
-    config/rules.* | config/models.*) echo config plan e2e:resume ;;
+    config/rules.* | config/models.*) echo config plan pretrained e2e:resume ;;
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 text_storage ;;
     stages/text/*) echo e2e:sd3 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
@@ -92,8 +91,7 @@ tests_of_file() {
     config/texts.*) echo config plan ;;
     stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;
     stages/nets/denoiser_file.*) echo unet pretrained e2e:published ;;
-    stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
-    stages/trainer/batch.*) echo batch e2e:published e2e:buckets ;;
+    stages/nets/weights.* | config/pretrained.*) echo pretrained e2e:published ;;
     supervisor/commands/check.*) echo check e2e:apart ;;
     supervisor/commands/export.*) echo e2e:published ;;
     kernels/ref64/diffusion.*) echo ops_ref ops_fd ;;
