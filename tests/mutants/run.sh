@@ -52,7 +52,7 @@ tests_of_file() {
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
     supervisor/core/keep*) echo keep adopt sim_supervisor supervise_deaths supervise_adopt e2e:copies ;;
-    supervisor/commands/park_resume.*) echo e2e:park ;;
+    supervisor/commands/park_resume.*) echo adopt e2e:park ;;
     supervisor/core/park.*) echo adopt supervise_adopt e2e:park e2e:copies ;;
     shm/scatter.*) echo sim_protocol gradients ;;
     shm/sequence.*) echo sim_protocol e2e:sequence ;;
@@ -189,7 +189,7 @@ is_sound() { # TREE TEST FILE
     grep -q yes "$said"
 }
 what_failed() { # LOG
-    grep -aE 'replay with|, fault [0-9]+: |^ERROR: |assertion failed|^FAIL |cut at|MISSED|^\[  FAILED  \] [a-z]' "$1" | head -1 | tr '|\t' '  ' | cut -c1-110
+    { grep -a '^FAIL ' "$1" || cat "$1"; } | grep -aE 'replay with|, fault [0-9]+: |^ERROR: |assertion failed|^FAIL |cut at|MISSED|^\[  FAILED  \] [a-z]' | head -1 | tr '|\t' '  ' | cut -c1-110
 }
 
 try() { # TREE NAME -> verdict on stdout
