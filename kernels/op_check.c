@@ -510,6 +510,25 @@ static void rule_clip_posterior_forward(const struct call *c)
     REQUIRE(a->x.dim[3] == 2 * C || a->x.dim[3] == C + 1);
 }
 
+static void require_tile(const struct call *c, lg_tensor tile, lg_tensor of, int top, int left)
+{
+    REQUIRE(top >= 0 && top + tile.dim[1] <= of.dim[1]);
+    REQUIRE(left >= 0 && left + tile.dim[2] <= of.dim[2]);
+}
+
+static void rule_tile_take(const struct call *c)
+{
+    ARGS(tile_take);
+    require_tile(c, a->y, a->x, a->top, a->left);
+    REQUIRE(a->x.dtype == a->y.dtype);
+}
+
+static void rule_tile_add(const struct call *c)
+{
+    ARGS(tile_add);
+    require_tile(c, a->x, a->y, a->top, a->left);
+}
+
 static void rule_t5_bias_forward(const struct call *c)
 {
     ARGS(t5_bias_forward);
@@ -571,6 +590,8 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(conv3d_forward),
     RULE(depth_to_space_forward),
     RULE(clip_posterior_forward),
+    RULE(tile_take),
+    RULE(tile_add),
     RULE(t5_bias_forward),
     RULE(timestep_embedding_forward),
     RULE(reduce_ranks),

@@ -176,3 +176,32 @@ void LG_K(clip_posterior_forward)(lg_stream *s, const struct lg_clip_posterior_f
         }
     }
 }
+
+void LG_K(tile_take)(lg_stream *s, const struct lg_tile_take_args *a)
+{
+    const int64_t h = a->y.dim[1], w = a->y.dim[2], H = a->x.dim[1], W = a->x.dim[2];
+    const int64_t rows = a->y.dim[0] * h, each = (int64_t)lg_dtype_bytes(a->x.dtype);
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t at = (row / h * H + row % h + a->top) * W + a->left;
+        memcpy((char *)a->y.data + row * w * each, (const char *)a->x.data + at * each,
+               (size_t)(w * each));
+    }
+}
+
+void LG_K(tile_add)(lg_stream *s, const struct lg_tile_add_args *a)
+{
+    const int64_t h = a->x.dim[1], w = a->x.dim[2], H = a->y.dim[1], W = a->y.dim[2];
+    const int64_t rows = a->x.dim[0] * h;
+    const float *weight = a->rows.data, *columns = a->columns.data;
+    LG_PARALLEL(lg_host_threads(s))
+    for (int64_t row = 0; row < rows; row++) {
+        const float *x = (const float *)a->x.data + row * w;
+        float *y = (float *)a->y.data + (row / h * H + row % h + a->top) * W + a->left;
+        const vf of_row = vf_set(weight[row % h]);
+        LG_VLOOP(i, r, w, {
+            vf factor = of_row * vf_load_n(columns + i, r);
+            vf_store_n(y + i, vf_fma(factor, vf_load_n(x + i, r), vf_load_n(y + i, r)), r);
+        });
+    }
+}

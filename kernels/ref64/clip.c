@@ -1,6 +1,7 @@
 /* One clip, (frames, H, W, C): convolution over time, norms of its channels, boxes of it as channels, and its ends. */
 #include "kernels/ref64/ref64.h"
 #include <math.h>
+#include <string.h>
 
 /* Position of y: frame, row, column, channel. */
 struct cell {
@@ -136,5 +137,26 @@ void ref64_clip_posterior_forward(lg_stream *s, const struct lg_clip_posterior_f
                                                      : l > 20 ? 20
                                                               : l) -
                                                     2 * log(spread); /* NaN stays */
+    }
+}
+
+void ref64_tile_take(lg_stream *s, const struct lg_tile_take_args *a)
+{
+    const int64_t h = a->y.dim[1], w = a->y.dim[2], H = a->x.dim[1], W = a->x.dim[2];
+    const size_t each = lg_dtype_bytes(a->x.dtype);
+    for (int64_t o = 0; o < lg_numel(&a->y); o++) {
+        const int64_t i = (o / (w * h) * H + o / w % h + a->top) * W + o % w + a->left;
+        memcpy((char *)a->y.data + (size_t)o * each, (const char *)a->x.data + (size_t)i * each,
+               each);
+    }
+}
+
+void ref64_tile_add(lg_stream *s, const struct lg_tile_add_args *a)
+{
+    const int64_t h = a->x.dim[1], w = a->x.dim[2], H = a->y.dim[1], W = a->y.dim[2];
+    for (int64_t o = 0; o < lg_numel(&a->x); o++) {
+        const int64_t r = o / w % h, c = o % w;
+        ref64_data(a->y)[(o / (w * h) * H + r + a->top) * W + c + a->left] +=
+            ref64_data(a->rows)[r] * ref64_data(a->columns)[c] * ref64_data(a->x)[o];
     }
 }

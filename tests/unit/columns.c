@@ -480,6 +480,16 @@ static void run_clip_posterior_forward(struct column_call *c)
     lg_stream_sync(c->stream);
 }
 
+static void run_tile_add(struct column_call *c)
+{
+    static float row = 0.7f;
+    copy_in(c, 0, 2, 1);
+    lg_tile_add(c->stream, &(struct lg_tile_add_args){.x = lg_t3(c->in[0], LG_F32, 1, 1, c->n),
+                                                      .rows = lg_t1(&row, LG_F32, 1),
+                                                      .columns = FLAT_IN(1),
+                                                      .y = lg_t3(c->out[0], LG_F32, 1, 1, c->n)});
+}
+
 /* The place in the sample is an input: it is the number of the noise. */
 static void run_diffuse_forward(struct column_call *c)
 {

@@ -762,6 +762,27 @@ BUILD(clip_posterior_forward)
     lg_clip_posterior_forward(r->stream, &a);
 }
 
+/* H x W of T x Tk, from (1, 2) on. */
+BUILD(tile_take)
+{
+    struct lg_tile_take_args a = {.top = 1, .left = 2};
+    const lg_dtype type = z->given ? LG_U8 : r->F;
+    a.x = z->given ? op_in_integers(r, LG_U8, OP_SAMPLE, 0, 255, DIMS(z->B, z->T, z->Tk))
+                   : op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->Tk));
+    a.y = op_out_typed(r, "y", type, OP_SAMPLE | OP_EXACT, DIMS(z->B, z->H, z->W));
+    lg_tile_take(r->stream, &a);
+}
+
+BUILD(tile_add)
+{
+    struct lg_tile_add_args a = {.top = 1, .left = 2};
+    a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->H, z->W));
+    a.rows = op_in(r, OP_STATS, 1, DIMS(z->H));
+    a.columns = op_in(r, OP_STATS, 1, DIMS(z->W));
+    a.y = op_out(r, "y", OP_SAMPLE | OP_FILLED, DIMS(z->B, z->T, z->Tk));
+    lg_tile_add(r->stream, &a);
+}
+
 BUILD(embedding_forward)
 {
     int64_t M = z->B * z->T;
