@@ -164,6 +164,9 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB) $(LIB)
 	@echo "  LD    $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< -Wl,--start-group $(TEST_LIB) $(LIB) $(LIBS) -Wl,--end-group -lcmocka
 $(BUILD)/tests/test_rounding: | $(UNOPTIMIZED_SO)
+# Films are made by libav's encoders (tests/unit/clip_fixture.c), and read through the shared object.
+$(BUILD)/tests/test_clip_read $(BUILD)/tests/test_clip_source: LIBS += -lavformat -lavcodec -lavutil -lwebpmux
+$(BUILD)/tests/test_clip_read $(BUILD)/tests/test_clip_source: | $(AV_SO)
 $(BUILD)/tests/stub/liblg-cuda.so: $(BUILD)/obj/tests/stub/cuda.c.o $(BUILD)/obj/tests/stub/late.c.o $(BUILD)/obj/kernels/interface.c.o
 $(BUILD)/tests/stub/driver/libcuda.so.1: $(BUILD)/obj/tests/stub/driver.c.o
 $(STALL): $(BUILD)/obj/tests/stub/stall.c.o

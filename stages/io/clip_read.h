@@ -59,7 +59,7 @@ struct lg_clip_info {
     uint32_t frames;      /* >= 1 */
     uint32_t duration_ms; /* rounded down; 0 of one frame */
 };
-/* Reads the whole file and decodes nothing. */
+/* Reads the whole file and decodes nothing, but of MPEG-4 in MP4 the first frame, which alone knows its size. */
 int lg_clip_look(const struct lg_clip_input *in, struct lg_clip_info *ret);
 
 /* Frames a second, or every so manyth frame of the file: data.fps and data.stride. */

@@ -18,6 +18,7 @@
 #include <string.h>
 
 enum { BUFFER_BYTES = 64 << 10, CALL_BYTES = 4096, STREAMS_MAX = 64, READS_OF_FILE = 16 };
+enum { REORDERED_MAX = 32 /* packets before the first frame */ };
 #define SPARE_BYTES (UINT64_C(64) << 20)
 
 static const enum AVCodecID codecs[] = {AV_CODEC_ID_H264, AV_CODEC_ID_HEVC, AV_CODEC_ID_VP8,
@@ -198,46 +199,6 @@ static int next_packet(struct film *f)
     }
 }
 
-/* ---- the index ---- */
-
-/* VP8 has frames that are there to be referred to: bit 4 of the first byte says whether one is shown (RFC 6386, 9.1). */
-static bool is_shown(const struct film *f)
-{
-    const AVPacket *p = f->packet;
-    if (p->flags & AV_PKT_FLAG_DISCARD) return false; /* an edit list leaves it out */
-    const bool is_vp8 = f->demuxer->streams[f->stream]->codecpar->codec_id == AV_CODEC_ID_VP8;
-    return !is_vp8 || !p->size || p->data[0] & 0x10;
-}
-
-static int add_packets(struct film *f, struct lg_clip_index *x)
-{
-    const AVStream *s = f->demuxer->streams[f->stream];
-    int rc;
-    x->width = s->codecpar->width;
-    x->height = s->codecpar->height;
-    x->unit_num = s->time_base.num;
-    x->unit_den = s->time_base.den;
-    while ((rc = next_packet(f)) == 0) {
-        const struct lg_clip_packet p = {.time = f->packet->pts,
-                                         .is_shown = is_shown(f),
-                                         .is_key = f->packet->flags & AV_PKT_FLAG_KEY};
-        if (f->packet->pts == AV_NOPTS_VALUE)
-            return LG_FAIL(LG_ERR_VOID, "clip has no time for packet %zu", x->n);
-        LG_TRY(lg_clip_index_add(x, &p));
-    }
-    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
-}
-
-static int index_film(const struct lg_clip_file *file, struct lg_clip_index *ret)
-{
-    struct film f;
-    int rc = open_film(file, &f);
-    if (rc == 0) rc = add_packets(&f, ret);
-    close_film(&f);
-    LG_TRY(rc);
-    return 0;
-}
-
 /* ---- decoding ---- */
 
 static int open_decoder(struct film *f)
@@ -263,6 +224,70 @@ static int open_decoder(struct film *f)
     if (rc < 0) return film_error(f, rc, "its decoder");
     return 0;
 }
+
+/* ---- the index ---- */
+
+/* VP8 has frames that are there to be referred to: bit 4 of the first byte says whether one is shown (RFC 6386, 9.1). */
+static bool is_shown(const struct film *f)
+{
+    const AVPacket *p = f->packet;
+    if (p->flags & AV_PKT_FLAG_DISCARD) return false; /* an edit list leaves it out */
+    const bool is_vp8 = f->demuxer->streams[f->stream]->codecpar->codec_id == AV_CODEC_ID_VP8;
+    return !is_vp8 || !p->size || p->data[0] & 0x10;
+}
+
+/* MPEG-4 in MP4: libav leaves the size to the decoder, which has the first packets until it has said it. */
+static int learn_size(struct film *f, struct lg_clip_index *x)
+{
+    if (x->n >= REORDERED_MAX) return LG_FAIL(LG_ERR_VOID, "clip has no size");
+    if (!f->decoder) LG_TRY(open_decoder(f));
+    int rc = avcodec_send_packet(f->decoder, f->packet);
+    if (rc == 0) rc = avcodec_receive_frame(f->decoder, f->frame);
+    if (rc == AVERROR(EAGAIN)) return 0;
+    if (rc < 0) return film_error(f, rc, "its first frame");
+    x->width = f->frame->width;
+    x->height = f->frame->height;
+    av_frame_unref(f->frame);
+    return 0;
+}
+
+static int add_packets(struct film *f, struct lg_clip_index *x)
+{
+    const AVStream *s = f->demuxer->streams[f->stream];
+    int64_t next = 0; /* a GIF's frames have durations alone */
+    int rc;
+    x->width = s->codecpar->width;
+    x->height = s->codecpar->height;
+    x->unit_num = s->time_base.num;
+    x->unit_den = s->time_base.den;
+    while ((rc = next_packet(f)) == 0) {
+        const bool is_gif = f->file->kind == LG_CLIP_GIF;
+        const int64_t shown = f->packet->pts == AV_NOPTS_VALUE
+                                  ? f->packet->dts
+                                  : f->packet->pts; /* old AVI in Matroska */
+        const struct lg_clip_packet p = {.time = is_gif ? next : shown,
+                                         .is_shown = is_shown(f),
+                                         .is_key = f->packet->flags & AV_PKT_FLAG_KEY && !is_gif};
+        if (p.time == AV_NOPTS_VALUE)
+            return LG_FAIL(LG_ERR_VOID, "clip has no time for packet %zu", x->n);
+        if (!x->width) LG_TRY(learn_size(f, x));
+        LG_TRY(lg_clip_index_add(x, &p));
+        if (is_gif) next += LG_MIN(LG_MAX(f->packet->duration, 0), INT32_MAX);
+    }
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
+static int index_film(const struct lg_clip_file *file, struct lg_clip_index *ret)
+{
+    struct film f;
+    int rc = open_film(file, &f);
+    if (rc == 0) rc = add_packets(&f, ret);
+    close_film(&f);
+    LG_TRY(rc);
+    return 0;
+}
+
+/* ---- frames ---- */
 
 /* What is not said is what players take it for: BT.709 where a frame is high or wide, else BT.601. */
 static int find_colours(const AVFrame *f, bool is_rgb, lg_clip_colours *ret)
