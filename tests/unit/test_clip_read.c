@@ -266,10 +266,9 @@ static void test_lying_containers(void **state)
     LIE(mp4, uint8_t *stsz = find_box(&f, "stsz"); put32(stsz + 4, 100);
         put32(stsz + 8, UINT32_MAX); expect_void(&f, ""););
     LIE(mp4, put32(find_box(&f, "stts") + 8, UINT32_MAX); expect_frames(&f););
-    /* Rate: all at one time, one in a hundred years, a million in a second. */
+    /* Rate: all at one time, hours for each (which the edit list cuts to one frame), thousands in a second. */
     LIE(h264, put32(find_box(&f, "stts") + 12, 0); expect_void(&f, ""););
-    LIE(h264, put32(find_box(&f, "mdhd") + 12, 1);
-        expect_void(&f, "a film has 1 to 1000 frames a second"););
+    LIE(h264, put32(find_box(&f, "mdhd") + 12, 1); expect_void(&f, ""););
     LIE(h264, put32(find_box(&f, "mdhd") + 12, 1280000);
         expect_void(&f, "a film has 1 to 1000 frames a second"););
     /* Size: of the sample entry, 16k x 16k and another than the frames have. */
