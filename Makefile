@@ -122,9 +122,11 @@ $(LIB): $(LIB_OBJ)
 	@echo "  AR    $@"
 	$(Q)rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
 
-AV_HEADERS := $(addprefix stages/io/,clip_decoder.h clip_read.h clip_rgb.h clip_times.h)
-$(BUILD)/obj/stages/io/clip_read.c.o $(BUILD)/obj/stages/io/av/clip_av.c.o: CPPFLAGS += \
-    -DLG_CLIP_INTERFACE='"lg-av-$(shell cat $(AV_HEADERS) | sha256sum | cut -c1-16)"'
+# The headers that programs and it must agree on.
+AV_HEADERS := $(wildcard stages/io/clip_*.h stages/io/clip_*.def)
+$(BUILD)/obj/stages/io/av.c.o $(BUILD)/obj/stages/io/av/interface.c.o: $(AV_HEADERS)
+$(BUILD)/obj/stages/io/av.c.o $(BUILD)/obj/stages/io/av/interface.c.o: CPPFLAGS += \
+    -DLG_AV_INTERFACE='"lg-av-$(shell cat $(AV_HEADERS) | sha256sum | cut -c1-16)"'
 $(AV_SO): $(patsubst %.c,$(BUILD)/obj/%.c.o,$(wildcard stages/io/av/*.c) stages/io/clip_index.c \
     base/err.c base/heartbeat.c base/log.c base/printable.c base/utf8.c base/clock.c)
 	@mkdir -p $(@D)

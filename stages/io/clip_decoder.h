@@ -19,7 +19,6 @@ struct lg_clip_file {
 typedef int (*lg_clip_on_decoded)(void *arg, size_t packet, const struct lg_clip_planes *frame);
 
 struct lg_clip_decoder {
-    const char *interface; /* LG_CLIP_INTERFACE of its build */
     /* Adds all packets to a zeroed index, which the caller closes and frees. */
     int (*index)(const struct lg_clip_file *f, struct lg_clip_index *ret);
     /* Decodes from packet `first` of the index on, until on_decoded has enough or the file ends. Frames come in the order in
@@ -28,9 +27,5 @@ struct lg_clip_decoder {
                   void *arg);
 };
 extern const struct lg_clip_decoder lg_clip_webp;
-/* Says which headers a build was made from: set by the Makefile. */
-#ifndef LG_CLIP_INTERFACE
-#define LG_CLIP_INTERFACE ""
-#endif
-/* The symbol that liblg-av.so exports, a struct lg_clip_decoder. */
+/* A struct lg_clip_decoder in liblg-av.so (av.h). */
 #define LG_CLIP_AV "lg_clip_av"

@@ -1,12 +1,10 @@
 /* Reading clips; see clip_read.h. What takes files apart is clip_webp.c, and stages/io/av in a shared object. */
 #include "stages/io/clip_read.h"
-#include "base/fs.h"
 #include "base/heartbeat.h"
+#include "stages/io/av.h"
 #include "stages/io/clip_decoder.h"
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- kinds ---- */
 
@@ -40,42 +38,6 @@ struct lg_clip_input lg_clip_memory(struct lg_clip_memory *m)
     return (struct lg_clip_input){.read = read_memory, .arg = m, .bytes = m->bytes};
 }
 
-/* ---- liblg-av.so ---- */
-
-/* Beside the program's folder, as backends are (kernels/device.c). */
-static int find_av(char ret_path[LG_PATH_BYTES])
-{
-    static const char *const up[] = {"../lib", "../../lib"};
-    char dir[LG_PATH_BYTES];
-    LG_TRY(lg_program_dir(dir));
-    for (size_t i = 0; i < LG_ARRAY_LEN(up); i++) {
-        LG_TRY(lg_path(ret_path, "%s/%s/liblg-av.so", dir, up[i]));
-        if (access(ret_path, R_OK) == 0) return 0;
-    }
-    return LG_FAIL(LG_ERR_NOTFOUND,
-                   "clips need liblg-av.so, which is not in %s/../lib: build it with make, where "
-                   "libavformat-dev and libavcodec-dev are installed",
-                   dir);
-}
-
-static int load_av(const struct lg_clip_decoder **ret)
-{
-    static const struct lg_clip_decoder *loaded;
-    char path[LG_PATH_BYTES];
-    *ret = loaded;
-    if (loaded) return 0;
-    LG_TRY(find_av(path));
-    void *dl = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (!dl)
-        return LG_FAIL(LG_ERR_NOTFOUND, "cannot load %s: %s: install libavformat and libavcodec",
-                       path, dlerror());
-    const struct lg_clip_decoder *d = dlsym(dl, LG_CLIP_AV);
-    if (!d || strcmp(d->interface, LG_CLIP_INTERFACE) != 0)
-        return LG_FAIL(LG_ERR_MISMATCH, "%s was built from other headers: build it again", path);
-    *ret = loaded = d;
-    return 0;
-}
-
 /* ---- reading ---- */
 
 static int open_file(const struct lg_clip_input *in, struct lg_clip_file *f,
@@ -92,7 +54,7 @@ static int open_file(const struct lg_clip_input *in, struct lg_clip_file *f,
         return LG_FAIL(LG_ERR_VOID,
                        "clip is none of MP4, QuickTime, Matroska, WebM, GIF and animated WebP");
     *ret = &lg_clip_webp;
-    if (f->kind != LG_CLIP_WEBP) LG_TRY(load_av(ret));
+    if (f->kind != LG_CLIP_WEBP) LG_TRY(lg_av_find(LG_CLIP_AV, (const void **)ret));
     return 0;
 }
 

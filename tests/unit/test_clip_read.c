@@ -210,10 +210,10 @@ static void test_cut_off(void **state)
 
 /* ---- lies ---- */
 
-/* The content of the first box of this type. */
+/* The content of the last box of this type; a film's moov stands at its end. */
 static uint8_t *find_box(struct film *f, const char *type)
 {
-    for (size_t i = 4; i + 8 < f->bytes; i++)
+    for (size_t i = f->bytes - 8; i > 4; i--)
         if (!memcmp(f->data + i, type, 4)) return f->data + i + 4;
     fail_msg("no box %s", type);
     return NULL;

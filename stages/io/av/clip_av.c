@@ -411,5 +411,4 @@ static int decode_film(const struct lg_clip_file *file, size_t first, lg_clip_on
 }
 
 __attribute__((visibility("default"))) extern const struct lg_clip_decoder lg_clip_av;
-const struct lg_clip_decoder lg_clip_av = {
-    .interface = LG_CLIP_INTERFACE, .index = index_film, .decode = decode_film};
+const struct lg_clip_decoder lg_clip_av = {.index = index_film, .decode = decode_film};
