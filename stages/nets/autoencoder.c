@@ -35,6 +35,12 @@ int lg_autoencoder_latent_frames(const struct lg_autoencoder_config *c, int fram
     return lg_vae_latent_frames(&(struct lg_vae_info){.factor_time = c->factor_time}, frames);
 }
 
+int lg_autoencoder_slice(const struct lg_autoencoder_config *c, int height, int width)
+{
+    const int64_t pixels = c->kind == LG_VAE_KL ? 1 << 20 : 1 << 24;
+    return (int)LG_MAX(pixels / ((int64_t)height * width), 1);
+}
+
 /* ---- parameters ---- */
 
 static int check_half(const struct lg_autoencoder_config *c, lg_aekl_half half)
