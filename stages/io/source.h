@@ -115,11 +115,15 @@ void lg_item_free(lg_item *item);
  * e = epoch + (n - first) / count, which is permutation(seed, e)[place]; every other choice is a function of
  * (seed, purpose, n). Of several sources mixture.h says which item a sample is. With buckets order.h does, and in which shape; some
  * are absent; an item that is repeated stands so often in its list. */
+struct lg_sample_shape {
+    int frames;        /* 1: a picture */
+    int height, width; /* pixels */
+};
 struct lg_sample_rule {
     uint64_t seed;
     uint64_t first, epoch; /* of the part of the run (config/data_set.h): 0 and 0 in its first */
-    int size;              /* S: side of the square, pixels */
-    const lg_order *order; /* NULL: no buckets */
+    struct lg_sample_shape shape;
+    const lg_order *order;            /* NULL: no buckets; else the shape is that of its bucket */
     const struct lg_buckets *buckets; /* the order's */
     bool random_crop;                 /* else the centre; only along the longer side */
     bool random_flip;                 /* mirrored in half of the samples */
@@ -140,8 +144,8 @@ typedef struct lg_sample {
     const char *caption;                /* "" when there is none or it was dropped */
     int64_t label;                      /* num_classes when dropped; -1 without labels */
     bool is_latent;                     /* no pixels: crop and flip do not apply */
-    float *latent_mean, *latent_logvar; /* (C, h, w), owned */
-    int latent_dim[3];
+    float *latent_mean, *latent_logvar; /* (C, f, h, w), owned */
+    int latent_dim[4];
     int stored_height, stored_width; /* of the picture in its file; 0 of a latent */
     int crop_top, crop_left;         /* lg_fit_corner; 0 of a latent */
     /* private */

@@ -45,25 +45,21 @@ static int with_key(int rc, const lg_sample *s)
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : rc;
 }
 
-struct shape {
-    int height, width;
-};
-
-static struct shape shape_of(const struct lg_sample_rule *rule, const lg_sample *s)
+static struct lg_sample_shape shape_of(const struct lg_sample_rule *rule, const lg_sample *s)
 {
-    if (!rule->order) return (struct shape){rule->size, rule->size};
+    if (!rule->order) return rule->shape;
     const struct lg_bucket *b = &rule->buckets->of[s->bucket];
-    return (struct shape){b->height, b->width};
+    return (struct lg_sample_shape){b->frames, b->height, b->width};
 }
 
 /* To which the JPEG decoder may shrink the shorter side. Half of the reduction is left to the Lanczos filter, so this
  * shortcut costs no quality. */
 static int side_min(const struct lg_sample_rule *rule, const lg_sample *s,
-                    const struct shape *shape)
+                    const struct lg_sample_shape *shape)
 {
     struct lg_picture_size size;
     size_t need;
-    if (!rule->order) return 2 * rule->size;
+    if (!rule->order && shape->height == shape->width) return 2 * shape->height;
     if (lg_picture_size(s->stored.picture, s->stored.picture_bytes, &need, &size) < 0 ||
         !size.width) {
         lg_err_clear();
@@ -77,7 +73,7 @@ static int side_min(const struct lg_sample_rule *rule, const lg_sample *s,
 static int make_pixels(const struct lg_sample_rule *rule, lg_sample *s, uint8_t *pixels)
 {
     struct lg_sample_work *w = s->work;
-    const struct shape shape = shape_of(rule, s);
+    const struct lg_sample_shape shape = shape_of(rule, s);
     LG_TRY(with_key(lg_picture_decode(s->stored.picture, s->stored.picture_bytes,
                                       side_min(rule, s, &shape), &w->picture),
                     s));
@@ -106,30 +102,32 @@ static int make_pixels(const struct lg_sample_rule *rule, lg_sample *s, uint8_t 
     return 0;
 }
 
-/* (C, h, w), or (1, C, h, w) as encoders write batches of one. */
-static int latent_shape(const struct lg_st_entry *e, const char *name, int ret_dim[3])
+/* (C, h, w), of clips (C, f, h, w), or (1, ..) as encoders write batches of one. To (C, f, h, w). */
+static int latent_shape(const struct lg_st_entry *e, const char *name, bool is_clip, int ret_dim[4])
 {
-    int skip = e && e->rank == 4 && e->dim[0] == 1;
-    if (!e || e->rank - skip != 3)
-        return LG_FAIL(LG_ERR_VOID, "its latent has no %s of shape (C, h, w)", name);
-    for (int i = 0; i < 3; i++) {
+    const int rank = is_clip ? 4 : 3, skip = e && e->rank == rank + 1 && e->dim[0] == 1;
+    if (!e || e->rank - skip != rank)
+        return LG_FAIL(LG_ERR_VOID, "its latent has no %s of shape (C, %sh, w)", name,
+                       is_clip ? "f, " : "");
+    ret_dim[1] = 1;
+    for (int i = 0; i < rank; i++) {
         if (e->dim[skip + i] < 1 || e->dim[skip + i] > 65536)
             return LG_FAIL(LG_ERR_VOID, "its %s has a dimension out of range", name);
-        ret_dim[i] = (int)e->dim[skip + i];
+        ret_dim[i > 0 && !is_clip ? i + 1 : i] = (int)e->dim[skip + i];
     }
     return 0;
 }
 
-static int read_latents(lg_sample *s, const lg_st_file *f)
+static int read_latents(lg_sample *s, bool is_clip, const lg_st_file *f)
 {
     const struct lg_st_entry *mean = lg_st_find(f, "latent_mean");
     const struct lg_st_entry *logvar = lg_st_find(f, "latent_logvar");
-    int dim[3];
-    LG_TRY(latent_shape(mean, "latent_mean", s->latent_dim));
-    LG_TRY(latent_shape(logvar, "latent_logvar", dim));
+    int dim[4];
+    LG_TRY(latent_shape(mean, "latent_mean", is_clip, s->latent_dim));
+    LG_TRY(latent_shape(logvar, "latent_logvar", is_clip, dim));
     if (memcmp(dim, s->latent_dim, sizeof dim) != 0)
         return LG_FAIL(LG_ERR_VOID, "its latent_mean and latent_logvar differ in shape");
-    size_t count = (size_t)dim[0] * (size_t)dim[1] * (size_t)dim[2];
+    size_t count = (size_t)dim[0] * (size_t)dim[1] * (size_t)dim[2] * (size_t)dim[3];
     if (count > s->work->latent_capacity) {
         free(s->latent_mean);
         s->work->latent_capacity = 0;
@@ -144,12 +142,12 @@ static int read_latents(lg_sample *s, const lg_st_file *f)
     return 0;
 }
 
-static int make_latents(lg_sample *s)
+static int make_latents(const struct lg_sample_rule *rule, lg_sample *s)
 {
     lg_st_file *f = NULL;
     int rc =
         lg_st_open_memory("its .latent.safetensors", s->stored.latent, s->stored.latent_bytes, &f);
-    if (rc == 0) rc = read_latents(s, f);
+    if (rc == 0) rc = read_latents(s, rule->shape.frames > 1, f);
     lg_st_close(&f);
     /* Whatever is wrong with the file (no safetensors, another type) stays wrong. */
     if (rc < 0 && rc != LG_ERR_NOSPACE) rc = LG_ERR_VOID;
@@ -182,7 +180,7 @@ int lg_source_sample(lg_source *s, const struct lg_sample_rule *rule, uint64_t n
     LG_TRY(rc);
     LG_TRY(choose_text(rule, ret));
     if (ret->is_latent)
-        LG_TRY(make_latents(ret));
+        LG_TRY(make_latents(rule, ret));
     else
         LG_TRY(make_pixels(rule, ret, pixels));
     return 0;

@@ -256,8 +256,8 @@ static int print_buckets(struct look *l)
     lg_order *o;
     struct lg_order_spec spec = l->cut;
     if (!l->buckets.n) {
-        printf("buckets: none, every picture becomes a square of data.size = %" PRId64 "\n",
-               l->config->data_size);
+        printf("buckets: none, every picture becomes one of data.size, %d x %d\n",
+               l->plan.image_height, l->plan.image_width);
         return 0;
     }
     spec.buckets = &l->buckets;
@@ -339,9 +339,14 @@ static int open_alone(struct look *l, const char *path)
     const struct lg_strlist ratio = {&word, 1};
     l->path = path;
     l->cut = (struct lg_order_spec){.ranks = 1, .micros = 1, .micro = 1};
-    return lg_buckets_make(
-        &ratio, &(struct lg_buckets_spec){.size = LOOK_SIZE, .unit = 16, .micro_batch = 1},
-        &l->buckets);
+    return lg_buckets_make(&ratio,
+                           &(struct lg_buckets_spec){.height = LOOK_SIZE,
+                                                     .width = LOOK_SIZE,
+                                                     .frames = 1,
+                                                     .unit = 16,
+                                                     .factor_time = 1,
+                                                     .micro_batch = 1},
+                           &l->buckets);
 }
 
 static int look(struct look *l)

@@ -70,6 +70,10 @@ int lg_denoiser_config_check(const struct lg_denoiser_config *c)
     WANT(c->height >= 1 && c->height <= LG_MODEL_SIDE_MAX && c->width >= 1 &&
              c->width <= LG_MODEL_SIDE_MAX,
          "a latent of %d x %d; 1 to %d are possible", c->height, c->width, LG_MODEL_SIDE_MAX);
+    WANT(c->frames >= 0 && c->frames <= LG_MODEL_SIDE_MAX &&
+             (int64_t)lg_denoiser_frames(c) * c->height <= LG_MODEL_ROWS_MAX,
+         "%d frames of height %d of the latent; at most %d frames, and %d rows of all of them",
+         c->frames, c->height, LG_MODEL_SIDE_MAX, LG_MODEL_ROWS_MAX);
     WANT(c->patch >= 1 && c->height % c->patch == 0 && c->width % c->patch == 0,
          "a latent of %d x %d cannot be cut into patches of %d; change patch or data.size",
          c->height, c->width, c->patch);
@@ -95,8 +99,8 @@ int lg_denoiser_config_check(const struct lg_denoiser_config *c)
 int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequence *s,
                      struct lg_band *ret)
 {
-    const int rows = c->height / c->patch;
-    *ret = (struct lg_band){.height = c->height, .share = 1};
+    const int rows = lg_denoiser_rows(c) / c->patch;
+    *ret = (struct lg_band){.height = lg_denoiser_rows(c), .share = 1};
     if (!lg_sequence_is_split(s)) return 0;
     LG_ASSERT(s->rank >= 0 && s->rank < s->degree);
     if (!lg_denoiser_info(c->kind)->is_split)
@@ -107,7 +111,7 @@ int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequenc
         return LG_FAIL(LG_ERR_CONFIG,
                        "a sequence of %d rows of patches (a latent of height %d, patches of %d) "
                        "cannot be split among %d ranks; use at most %d",
-                       rows, c->height, c->patch, s->degree, LG_MIN(rows, LG_RANKS_MAX));
+                       rows, lg_denoiser_rows(c), c->patch, s->degree, LG_MIN(rows, LG_RANKS_MAX));
     const struct lg_model *m = lg_model_of(c->kind);
     if (m->text_tokens && s->degree > m->text_tokens(c))
         return LG_FAIL(LG_ERR_CONFIG,
@@ -122,7 +126,7 @@ int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequenc
     const struct lg_cut cut = lg_cut_evenly(0, rows, c->patch, s->degree);
     ret->first = (int)cut.at[s->rank];
     ret->height = (int)cut.at[s->rank + 1] - ret->first;
-    ret->share = (double)ret->height / c->height;
+    ret->share = (double)ret->height / lg_denoiser_rows(c);
     return 0;
 }
 
@@ -141,7 +145,7 @@ static lg_tensor positions_shape(const struct lg_denoiser_config *c, int height,
     const struct lg_model *m = lg_model_of(c->kind);
     if (m->scale) return lg_t2(NULL, type, tokens(c, height), c->hidden);
     if (!m->angles) return LG_NONE;
-    const int64_t all = m->text_tokens(c) + tokens(c, c->height);
+    const int64_t all = m->text_tokens(c) + tokens(c, lg_denoiser_rows(c));
     return lg_t3(NULL, stats, 2, all, c->hidden / c->heads / 2);
 }
 
@@ -186,7 +190,7 @@ static lg_net declared(const struct lg_denoiser_config *c, const struct lg_train
     lg_net n = lg_net_declare(1);
     n.adapter = how->adapter;
     n.in_blocks = lg_params_in_blocks(&grouping);
-    struct lg_model_input in = input_shapes(c, c->height, &n);
+    struct lg_model_input in = input_shapes(c, lg_denoiser_rows(c), &n);
     lg_model_of(c->kind)->describe(&n, c, &in, output_shape(c, in.x));
     return n;
 }
@@ -348,7 +352,7 @@ static void add_backward(lg_denoiser *net, const lg_net *n, lg_tensor out, lg_te
 
 static struct lg_cut cut_tokens(const struct lg_denoiser_config *c, const struct lg_sequence *s)
 {
-    return lg_cut_evenly(1, c->height / c->patch, c->width / c->patch, s->degree);
+    return lg_cut_evenly(1, lg_denoiser_rows(c) / c->patch, c->width / c->patch, s->degree);
 }
 
 /* Where texts are no part of the sequence: of nothing. */
@@ -622,7 +626,8 @@ static int upload_positions(lg_denoiser *net)
     const size_t count = (size_t)lg_numel(&pos);
     void *staged = NULL;
     lg_stream *s = NULL;
-    float *host = malloc(LG_MAX(count, (size_t)(tokens(c, c->height) * c->hidden)) * sizeof *host);
+    float *host =
+        malloc(LG_MAX(count, (size_t)(tokens(c, lg_denoiser_rows(c)) * c->hidden)) * sizeof *host);
     LG_ASSERT(host);
     compute_positions(net, host);
     int rc;

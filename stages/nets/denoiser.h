@@ -22,9 +22,10 @@ enum { LG_DENOISER_DEPTH_MAX = 1024, LG_FLUX_AXES = 3 };
 struct lg_denoiser_config {
     lg_denoiser_kind kind;
     int channels; /* of the latent */
-    int height;   /* of the latent */
-    int width;    /* of the latent */
-    int patch;    /* patch size p: tokens T = (height / p) (width / p) */
+    int frames;   /* of the latent; 0: as 1, a picture */
+    int height;   /* of a frame of the latent */
+    int width;    /* of a frame of the latent */
+    int patch;    /* patch size p: tokens T = frames (height / p) (width / p) */
     int hidden;   /* D = heads * head_dim */
     int depth;    /* blocks */
     int heads;
@@ -63,6 +64,15 @@ struct lg_denoiser_config {
 static inline bool lg_denoiser_is_dual(const struct lg_denoiser_config *c, int block)
 {
     return c->dual[block / 64] >> block % 64 & 1;
+}
+static inline int lg_denoiser_frames(const struct lg_denoiser_config *c)
+{
+    return c->frames ? c->frames : 1;
+}
+/* A clip is a picture whose frames lie below one another: its height is that of all frames. */
+static inline int lg_denoiser_rows(const struct lg_denoiser_config *c)
+{
+    return lg_denoiser_frames(c) * c->height;
 }
 static inline int lg_denoiser_out_channels(const struct lg_denoiser_config *c)
 {
@@ -131,7 +141,7 @@ struct lg_denoiser_mode {
 };
 
 /* A rank's band of the latent, when the sequence is split: x, out and d out are (B, C, height, W) of rows
- * [first, first + height), by lg_send from a whole one (noise is drawn by the element's number in that). All other
+ * [first, first + height) of lg_denoiser_rows(), by lg_send from a whole one (noise is drawn by the element's number in that). All other
  * inputs are those of the whole net, and so are weights. Means over the band times `share` are its terms of means over the
  * latent: that of the loss, and lg_mse_loss and lg_learned_range_loss get a sample's weight times `share`. */
 struct lg_band {
@@ -193,7 +203,7 @@ struct lg_denoiser_input {
         ratio; // (B) of t's type: with lg_denoiser_has_ratio, height / width of what is trained on
     lg_tensor guidance; // (B) of t's type: with guidance, 1000 times its scale
 };
-/* out (B, C or 2C, H, W), as dout. With train, keeps what the backward needs. Forward and backward give the stream
+/* out (B, C or 2C, H, W), as dout, H = lg_denoiser_rows(). With train, keeps what the backward needs. Forward and backward give the stream
  * the net's own scratch memory: a caller whose other operations need some sets it again. */
 void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
                          const struct lg_denoiser_input *in, lg_tensor out);

@@ -52,7 +52,12 @@ const struct lg_model *lg_model_of(lg_denoiser_kind kind);
 /* The kind of this class; LG_DENOISER_KINDS: none. */
 lg_denoiser_kind lg_model_find(const char *class);
 
-enum { LG_MODEL_KEY_MAX = 1 << 24, LG_MODEL_SIDE_MAX = 4096, LG_MODEL_WIDTH_MAX = 1 << 16 };
+enum {
+    LG_MODEL_KEY_MAX = 1 << 24,
+    LG_MODEL_SIDE_MAX = 4096,
+    LG_MODEL_ROWS_MAX = 1 << 20,
+    LG_MODEL_WIDTH_MAX = 1 << 16
+};
 
 #define LG_DENOISERS_READ                                                                          \
     "DiT, PixArt, SD3 and FLUX transformers and the U-Nets of SD 2 and SDXL as diffusers has them"

@@ -245,7 +245,8 @@ static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_c
     LG_TRY(lg_stream_open(s->device, &d->stream));
     LG_TRY(load_weights(s, net, d));
     const int64_t B = lg_sampler_batch(d->sampler);
-    lg_tensor out = lg_t4(NULL, LG_F32, PICTURES_MAX, net->channels, net->height, net->width);
+    lg_tensor out =
+        lg_t4(NULL, LG_F32, PICTURES_MAX, net->channels, lg_denoiser_rows(net), net->width);
     LG_TRY(lg_port_open(s->device, out, &d->out));
     LG_TRY(alloc((size_t)B, sizeof *d->staging, &d->staging));
     if (net->size_conditions) LG_TRY(upload_size(s, net, d));
@@ -339,7 +340,7 @@ static int draw_latents(const struct lg_draw_spec *s, const struct lg_denoiser_c
 {
     struct drawing d = {0};
     int rc = drawing_open(s, net, &d);
-    size_t per = (size_t)(net->channels * net->height * net->width);
+    size_t per = (size_t)(net->channels * lg_denoiser_rows(net) * net->width);
     for (int first = 0; rc == 0 && first < s->n; first += PICTURES_MAX) {
         rc = draw_batch(s, net, c, &d, first);
         if (rc < 0) break;
@@ -356,7 +357,8 @@ static int decode(const struct lg_draw_spec *s, const struct lg_denoiser_config 
                   float *latents, lg_pictures *ret)
 {
     struct lg_vae_batches_spec spec = {.device = s->device, .dir = s->vae_dir};
-    const size_t values = (size_t)s->n * (size_t)(net->channels * net->height * net->width);
+    const size_t values =
+        (size_t)s->n * (size_t)(net->channels * lg_denoiser_rows(net) * net->width);
     lg_vae_batches *vae = NULL;
     LG_TRY(lg_aekl_config_load(s->vae_dir, &spec.config));
     const struct lg_aekl_config *c = &spec.config;
@@ -389,7 +391,7 @@ int lg_draw(const struct lg_draw_spec *s, lg_pictures *ret)
                                                    : encode_texts(s, &net, &c),
                 out);
     LG_TRY_GOTO(rc,
-                alloc((size_t)s->n * (size_t)(net.channels * net.height * net.width),
+                alloc((size_t)s->n * (size_t)(net.channels * lg_denoiser_rows(&net) * net.width),
                       sizeof *latents, &latents),
                 out);
     LG_TRY_GOTO(rc, draw_latents(s, &net, &c, latents), out);

@@ -80,8 +80,9 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
     *ret = (struct lg_denoiser_config){
         .kind = lg_denoiser_kind_of(c->model_kind),
         .channels = p->latent_channels,
-        .height = p->latent_size,
-        .width = p->latent_size,
+        .frames = p->latent_frames,
+        .height = p->latent_height,
+        .width = p->latent_width,
         .patch = (int)c->model_patch,
         .hidden = (int)c->model_hidden,
         .depth = (int)c->model_depth,

@@ -20,7 +20,12 @@ static struct lg_buckets buckets_of(int square, int micro, int n, const char *co
 {
     struct lg_buckets b;
     struct lg_strlist wanted = {(char **)words, n};
-    struct lg_buckets_spec spec = {.size = square, .unit = 4, .micro_batch = micro};
+    struct lg_buckets_spec spec = {.height = square,
+                                   .width = square,
+                                   .frames = 1,
+                                   .factor_time = 1,
+                                   .unit = 4,
+                                   .micro_batch = micro};
     if (lg_buckets_make(&wanted, &spec, &b) < 0) fail_msg("%s", lg_err_text());
     return b;
 }

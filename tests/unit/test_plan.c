@@ -72,9 +72,9 @@ static void test_dimensions(void **state)
     (void)state;
     lg_plan p = MAKE("trainer.ranks=2", "text.instances=6", "vae.threads=3", "trainer.threads=2",
                      "trainer.micro_batch_size=4");
-    assert_int_equal(p.image_size, 64);
+    assert_int_equal(p.image_height, 64);
     assert_int_equal(p.latent_channels, 16);
-    assert_int_equal(p.latent_size, 16);
+    assert_int_equal(p.latent_height, 16);
     assert_true(p.scaling_factor == 0.3611 && p.shift_factor == 0.1159);
     assert_int_equal(p.text[0].length, 24);
     assert_int_equal(p.text[0].dim, 192);
@@ -103,7 +103,7 @@ static void test_vae_defaults(void **state)
     scratch_write("vae/config.json", "{\"shift_factor\": null, \"block_out_channels\": [8]}");
     lg_plan p = make(NULL, 0);
     assert_int_equal(p.latent_channels, 4);
-    assert_int_equal(p.latent_size, 64);
+    assert_int_equal(p.latent_height, 64);
     assert_true(p.scaling_factor == 0.18215 && p.shift_factor == 0);
 }
 
@@ -113,15 +113,15 @@ static void test_absent_roles(void **state)
     lg_plan p = MAKE("model.kind=dit", "vae.model=", "data.latent_scaling=0.5");
     assert_int_equal(p.instances[LG_ROLE_text], 0);
     assert_int_equal(p.instances[LG_ROLE_vae], 0);
-    assert_int_equal(p.image_size, 0);
+    assert_int_equal(p.image_height, 0);
     assert_int_equal(p.text[0].length, 0);
     assert_int_equal(p.text[0].dim, 0);
     assert_int_equal(p.text[0].shards, 0);
     assert_int_equal(p.num_classes, 1000);
     assert_int_equal(p.latent_channels, 4);
-    assert_int_equal(p.latent_size, 8);
+    assert_int_equal(p.latent_height, 8);
     assert_true(p.scaling_factor == 0.5 && p.shift_factor == 0);
-    assert_int_equal(MAKE("vae.model=", "data.latent_size=32").latent_size, 32);
+    assert_int_equal(MAKE("vae.model=", "data.latent_size=32").latent_height, 32);
 }
 
 static void write_clip(const char *dir, int width, int projection)
@@ -460,7 +460,7 @@ static void test_buckets(void **state)
     assert_int_equal(s.latent_width, 16);
     assert_int_equal(s.rows, 2);
     assert_int_equal(lg_plan_shape(&p, 0).rows, 4);
-    assert_int_equal(p.image_size, 64); /* of previews */
+    assert_int_equal(p.image_height, 64); /* of previews */
     assert_int_equal(lg_plan_save(&p, scratch_path("plan.json")), 0);
     if (lg_plan_load(scratch_path("plan.json"), &q) < 0) fail_msg("%s", lg_err_text());
     assert_memory_equal(&p.buckets, &q.buckets, sizeof p.buckets);

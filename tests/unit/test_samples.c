@@ -20,7 +20,7 @@ static void test_sample_is_a_function_of_n(void **state)
     enum { COUNT = 7, S = 8 };
     lg_source *s = open_source(make_shard("s.tar", 0, COUNT));
     struct lg_sample_rule rule = {
-        .seed = 5, .size = S, .random_crop = true, .random_flip = true, .dropout = 0.3};
+        .seed = 5, .shape = {1, S, S}, .random_crop = true, .random_flip = true, .dropout = 0.3};
     lg_sample x = {0}, y = {0};
     uint8_t a[3 * S * S], b[3 * S * S];
     int dropped = 0, seen[3][COUNT] = {0};
@@ -70,7 +70,7 @@ static void test_random_choices(void **state)
     free(png);
     lg_source *s = open_source(scratch_path("r.tar"));
     struct lg_sample_rule rule = {.seed = 1,
-                                  .size = S,
+                                  .shape = {1, S, S},
                                   .random_crop = true,
                                   .random_flip = true,
                                   .dropout = 0.25,
@@ -116,7 +116,7 @@ static void test_half_a_picture_is_void(void **state)
     free(png);
     lg_source *s = open_source(scratch_path("v.tar"));
     lg_sample x = {0};
-    struct lg_sample_rule rule = {.size = S};
+    struct lg_sample_rule rule = {.shape = {1, S, S}};
     assert_int_equal(lg_source_sample(s, &rule, 4, out, &x), LG_ERR_VOID);
     assert_string_equal(x.key, "v.tar/bad");
     assert_int_equal(x.key_hash, lg_hash("v.tar/bad", 9));
@@ -160,13 +160,14 @@ static void test_latents(void **state)
     lg_source *s = open_source(scratch_path("l.tar"));
     assert_true(lg_source_has_latents(s));
     lg_sample x = {0};
-    struct lg_sample_rule rule = {.size = 8, .no_shuffle = true};
+    struct lg_sample_rule rule = {.shape = {1, 8, 8}, .no_shuffle = true};
     assert_int_equal(lg_source_sample(s, &rule, 0, NULL, &x), 0);
     assert_true(x.is_latent);
     assert_string_equal(x.caption, "encoded");
     assert_int_equal(x.latent_dim[0], 2);
-    assert_int_equal(x.latent_dim[1], 3);
-    assert_int_equal(x.latent_dim[2], 2);
+    assert_int_equal(x.latent_dim[1], 1);
+    assert_int_equal(x.latent_dim[2], 3);
+    assert_int_equal(x.latent_dim[3], 2);
     for (int i = 0; i < 12; i++)
         assert_true(x.latent_mean[i] == mean[i] && x.latent_logvar[i] == -mean[i]);
     assert_int_equal(lg_source_sample(s, &rule, 1, NULL, &x), LG_ERR_VOID);
