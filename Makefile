@@ -10,6 +10,8 @@
 # Targets: example-data make the emoji pictures
 # Targets: quickstart   train on them and draw
 # Targets: finetune     after it: an adapter that learns a new word
+# Targets: example-video make the clips of emoji
+# Targets: quickstart-video train on them and draw
 # Targets: check        the tests of every change: ten minutes on two cores
 # Targets: check-all    every test, with fresh seeds and inputs
 # Targets: unit         unit tests only
@@ -102,7 +104,7 @@ BENCH_SRC := $(wildcard tests/bench/*.c)
 BENCH     := $(BENCH_SRC:tests/bench/%.c=$(BUILD)/tests/bench/%)
 
 .DEFAULT_GOAL := all
-.PHONY: all help deps example-data quickstart finetune check check-all check-systemd mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
+.PHONY: all help deps example-data example-video quickstart quickstart-video finetune check check-all check-systemd mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
 .SECONDARY:
 
 all: $(PROGS) $(BACKENDS)
@@ -138,6 +140,7 @@ $(patsubst stages/%/main.c,$(BUILD)/bin/lg-%,$(ROLE_MAINS)) $(patsubst stages/to
 include kernels/kernels.mk
 include tests/gpu/gpu.mk
 include examples/emoji/emoji.mk
+include examples/emoji-video/emoji-video.mk
 include tests/fuzz/fuzz.mk
 include bundle/bundle.mk
 include tests/sim/sim.mk
@@ -184,6 +187,10 @@ JOBS := $(shell nproc)
 quickstart: deps
 	$(Q)$(MAKE) -s -j$(JOBS) all example-data
 	$(Q)$(BUILD)/bin/lgsup start examples/emoji/pipeline.toml
+
+quickstart-video: deps
+	$(Q)$(MAKE) -s -j$(JOBS) all example-video
+	$(Q)$(BUILD)/bin/lgsup start examples/emoji-video/pipeline.toml
 
 finetune: deps
 	$(Q)$(MAKE) -s -j$(JOBS) all example-data
