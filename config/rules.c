@@ -183,6 +183,33 @@ static void check_sequence(struct rules *r, int64_t rows)
                (long long)c->parallel_sp, (long long)rows);
 }
 
+/* What models say of clips whose latents have so many frames. */
+static void check_clips(struct rules *r, int64_t frames)
+{
+    const lg_config *c = r->c;
+    const lg_denoiser_kind kind = lg_denoiser_kind_of(c->model_kind);
+    if ((c->data_frames > 1 || frames > 1) && !lg_denoiser_info(kind)->clips)
+        broken(r, "data.frames",
+               "data.frames = %lld with model.kind = \"%s\", which takes pictures: set it to 1, or "
+               "use a model of clips, \"latte\" or \"ltx\"",
+               (long long)c->data_frames, c->model_kind);
+    if (kind == LG_LATTE && c->parallel_sp > frames)
+        broken(r, "parallel.sp",
+               "parallel.sp = %lld with model.kind = \"latte\", whose frames stay whole: latents "
+               "have %lld frames, which is the most",
+               (long long)c->parallel_sp, (long long)frames);
+    if (kind != LG_LTX) return;
+    if (c->parallel_sp > 1 && !strcmp(c->parallel_sp_kind, "fastseq"))
+        broken(r, "parallel.sp_kind",
+               "parallel.sp_kind = \"fastseq\" with model.kind = \"ltx\", whose queries and keys "
+               "are normed over all heads at once: set it to \"ulysses\"");
+    if (c->model_patch != 1)
+        broken(r, "model.patch",
+               "model.patch = %lld with model.kind = \"ltx\", whose tokens are the latent's cells: "
+               "set it to 1",
+               (long long)c->model_patch);
+}
+
 enum {
     LG_TRAINER_RANKS_SCATTER_MAX = 64 /* a sum has 64 parts at most, one of them the sum so far */
 };
@@ -347,6 +374,7 @@ static void check_geometry(struct rules *r, const struct lg_vae_info *vae)
                (long long)(c->data_frames + vae->factor_time - 2) / vae->factor_time *
                        vae->factor_time +
                    1);
+    check_clips(r, LG_MAX(frames, 1));
     check_buckets(r, unit, vae->factor_time);
 }
 
@@ -371,6 +399,7 @@ static void check_latents(struct rules *r)
                (long long)c->model_patch);
     else
         check_sequence(r, cells.height / c->model_patch * frames);
+    check_clips(r, frames);
 }
 
 static void check_model(struct rules *r)
@@ -638,6 +667,7 @@ static void check_noise(struct rules *r)
     } keys[] = {
         {"trainer.flow_shift", "flow", c->trainer_flow_shift != 1, flow},
         {"trainer.flow_shift_by", "flow", strcmp(c->trainer_flow_shift_by, "constant") != 0, flow},
+        {"sample.flow_end", "flow", c->sample_flow_end > 0, flow},
         {"trainer.loss_weighting", "flow", strcmp(c->trainer_loss_weighting, "none") != 0, flow},
         {"trainer.beta_schedule", "eps or v", !linear, !flow},
         {"trainer.beta_start", "eps or v", c->trainer_beta_start != 1e-4, !flow},

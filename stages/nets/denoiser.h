@@ -1,8 +1,9 @@
 /* The nets that the trainer trains and the sampler runs: DiT (class conditioning,
  * adaLN-Zero; Peebles & Xie 2023), PixArt (text by cross-attention, adaLN-single; Chen et al.
- * 2023), SD3 and FLUX (text and image in one attention; Esser et al. 2024), and the U-Nets of Stable Diffusion 2 and SDXL
- * (Rombach et al. 2022; Podell et al. 2023). Parameters are named and shaped as diffusers'. dit.c, pixart.c, sd3.c, flux.c
- * and unet.c describe one net each; denoiser.c runs them.
+ * 2023), SD3 and FLUX (text and image in one attention; Esser et al. 2024), the U-Nets of Stable Diffusion 2 and SDXL
+ * (Rombach et al. 2022; Podell et al. 2023), and of clips Latte (blocks in a frame, then along time; Ma et al. 2024) and LTX
+ * (attention among all tokens; HaCohen et al. 2024). Parameters are named and shaped as diffusers'. dit.c, pixart.c, sd3.c,
+ * flux.c, unet.c, latte.c and ltx.c describe one net each; denoiser.c runs them.
  *
  * A net owns no weights: forward and backward get a flat buffer cut by lg_denoiser_params(). It
  * owns its activations, planned once for a fixed batch; a smaller batch is padded by the caller.
@@ -58,6 +59,8 @@ struct lg_denoiser_config {
     int singles;            /* the last so many blocks have one stream */
     int axes[LG_FLUX_AXES]; /* features of a head that are turned by a token's text, row, column */
     bool guidance;          /* its scale is a condition */
+    /* LTX: a cell of the latent is a frame of so many seconds, and so many pixels wide and high; 0: 8 / 25, 32. */
+    double cell_seconds, cell_pixels;
     /* U-Nets: hidden, heads are those of the first level, depth is lg_unet_blocks. */
     struct lg_unet unet;
 };
@@ -188,7 +191,7 @@ struct lg_text_states {
     lg_tensor states; // (B, L, E)
     lg_tensor pooled; // (B, P)
     lg_tensor
-        length; // (B) i32, >= 1, where padding is masked: keys beyond it are; not read elsewhere
+        length; // (B) i32, >= 1, where the net does not see padding: keys beyond it are masked; not read elsewhere
 };
 
 /* One batch of inputs, on the device, in its compute type. */

@@ -222,8 +222,9 @@ static cJSON *config_json(const struct lg_denoiser_config *c)
 /* A key that o lacks is taken over. */
 static int take_keys(const lg_model_config *source, void *ret)
 {
-    static const char *const own[] = {KEY_HEIGHT,          KEY_WIDTH,          KEY_TEXT_LENGTH,
-                                      LG_KEY_TEXT_LENGTHS, LG_KEY_TEXT_WIDTHS, LG_KEY_TEXT_POOLED};
+    static const char *const own[] = {KEY_HEIGHT,          KEY_WIDTH,           KEY_TEXT_LENGTH,
+                                      LG_KEY_TEXT_LENGTHS, LG_KEY_TEXT_WIDTHS,  LG_KEY_TEXT_POOLED,
+                                      LG_KEY_FRAMES,       LG_KEY_CELL_SECONDS, LG_KEY_CELL_PIXELS};
     cJSON *o = ret;
     for (const cJSON *j = source->root->child; j; j = j->next) {
         bool skip = cJSON_GetObjectItemCaseSensitive(o, j->string) &&

@@ -83,7 +83,7 @@ static int encode_text(const struct lg_draw_spec *s, int k, const struct lg_deno
                                         .dir = s->text[k].dir,
                                         .batch = TEXT_BATCH,
                                         .length = s->text[k].length,
-                                        .attends_padding = !has->is_masked};
+                                        .attends_padding = has->padding != LG_PADDING_MASKED};
     lg_text_batches *encoder = NULL;
     int32_t *ids = NULL;
     int rc;

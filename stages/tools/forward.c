@@ -134,7 +134,7 @@ static int read_text(struct job *j, int64_t B, const struct lg_denoiser_text_inf
         if (ret->pooled.dim[0] != B || ret->pooled.dim[1] != c->pooled)
             return LG_FAIL(LG_ERR_USAGE, "%s: %s is not (B, %d)", j->in_path, name, c->pooled);
     }
-    if (!has->is_masked) return 0;
+    if (has->padding == LG_PADDING_SEEN) return 0;
     return upload_i32(j, text_name(j, "text_length", has->name, name), B, 1, c->length,
                       &ret->length);
 }

@@ -290,7 +290,7 @@ static void fill_texts(struct bench *b, int64_t B)
             t->pooled = lg_t2(alloc(b, (size_t)(B * P) * size), b->type, B, P);
             fill(b, t->pooled.data, 0, "pooled", (size_t)(B * P), 1.0);
         }
-        if (!has[k].is_masked) continue;
+        if (has[k].padding == LG_PADDING_SEEN) continue;
         for (int64_t i = 0; i < B; i++) lengths[i] = (double)(L - i * (L / 2 - 1));
         t->length = lg_t1(alloc(b, (size_t)B * 4), LG_I32, B);
         gpu_put(b->stream, t->length.data, LG_I32, lengths, (size_t)B);

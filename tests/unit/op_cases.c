@@ -15,7 +15,7 @@ struct shape {
     lg_dtype from, to;
     lg_rows8 rows8;
     bool bias, dbias_filled, pre, mod, frozen, mask, lse, packed, residual, alias, accumulate,
-        dpred, given, causal;
+        dpred, given, causal, rms;
     double scale;
 };
 
@@ -224,7 +224,7 @@ BUILD(rope)
 
 BUILD(norm_modulate_forward)
 {
-    struct lg_norm_modulate_forward_args a = {.eps = 1e-6};
+    struct lg_norm_modulate_forward_args a = {.eps = 1e-6, .rms = z->rms};
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     if (z->mod) {
         struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 6 * z->D);
@@ -240,11 +240,11 @@ BUILD(norm_modulate_forward)
 typedef struct lg_norm_modulate_backward_args norm_back;
 static norm_back make_norm_back(struct op_run *r, const struct shape *z)
 {
-    norm_back a = {.accumulate = z->accumulate};
+    norm_back a = {.accumulate = z->accumulate, .rms = z->rms};
     const int64_t rows = z->B * z->T;
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     a.dy = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
-    double *stats = op_row_stats(op_values_of(r, a.x), rows, z->D);
+    double *stats = op_row_stats(op_values_of(r, a.x), rows, z->D, z->rms);
     a.mean = op_in_values(r, r->stats, OP_STATS, stats, DIMS(z->B, z->T));
     a.rstd = op_in_values(r, r->stats, OP_STATS, stats + rows, DIMS(z->B, z->T));
     free(stats);
@@ -295,7 +295,7 @@ BUILD(gate_residual_backward)
 
 BUILD(residual_norm_forward)
 {
-    struct lg_residual_norm_forward_args a = {.norm = {.eps = 1e-6}};
+    struct lg_residual_norm_forward_args a = {.norm = {.eps = 1e-6, .rms = z->rms}};
     lg_tensor *out = &a.residual.out;
     op_in_out(r, z->alias, "out", OP_SAMPLE, &a.residual.x, out, DIMS(z->B, z->T, z->D));
     a.residual.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
@@ -418,7 +418,7 @@ BUILD(layer_norm_backward)
     a.dy = op_in(r, OP_SAMPLE, 1, DIMS(M, z->D));
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, z->D));
     a.w = op_in(r, 0, 1, DIMS(z->D));
-    double *stats = op_row_stats(op_values_of(r, a.x), M, z->D);
+    double *stats = op_row_stats(op_values_of(r, a.x), M, z->D, false);
     a.mean = op_in_values(r, r->stats, OP_STATS, stats, DIMS(M));
     a.rstd = op_in_values(r, r->stats, OP_STATS, stats + M, DIMS(M));
     free(stats);

@@ -877,7 +877,8 @@ static void test_encoders(void **state)
     struct lg_text_config of[LG_TEXTS_MAX];
     c = load("[text]\ndropout = 0.25\n", NULL);
     assert_int_equal(lg_config_texts(c, of), 1);
-    assert_true(of[0].role == LG_ROLE_text && of[0].dropout == 0.25 && of[0].info->is_masked);
+    assert_true(of[0].role == LG_ROLE_text && of[0].dropout == 0.25 &&
+                of[0].info->padding == LG_PADDING_MASKED);
     assert_string_equal(of[0].section, "text");
     lg_config_free(&c);
     REFUSES("[text.clip_l]\nlength = 7\n",
