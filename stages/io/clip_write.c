@@ -1,5 +1,6 @@
 /* Formats by name, bounds, PNG; see clip_write.h. */
 #include "base/fs.h"
+#include "stages/io/av.h"
 #include "stages/io/clip_write_private.h"
 #include "stages/io/picture.h"
 #include <stdlib.h>
@@ -36,20 +37,6 @@ int lg_clip_format_of(const char *path, lg_clip_format *ret)
                    path, lg_clip_endings);
 }
 
-int lg_clip_put(struct lg_clip_bytes *b, const void *data, size_t bytes)
-{
-    if (bytes > b->capacity - b->count) {
-        size_t capacity = LG_MAX(2 * b->capacity, b->count + bytes + 4096);
-        uint8_t *larger = realloc(b->data, capacity);
-        if (!larger) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a clip of %zu bytes", capacity);
-        b->data = larger;
-        b->capacity = capacity;
-    }
-    memcpy(b->data + b->count, data, bytes);
-    b->count += bytes;
-    return 0;
-}
-
 /* The frames side by side. */
 static int strip(const struct lg_clip *c, struct lg_clip_bytes *out)
 {
@@ -62,6 +49,13 @@ static int strip(const struct lg_clip *c, struct lg_clip_bytes *out)
     int rc = lg_picture_encode_png(rgb, c->frames * c->width, c->height, &out->data, &out->count);
     free(rgb);
     return rc;
+}
+
+static int write_film(const struct lg_clip *c, lg_clip_format format, struct lg_clip_bytes *out)
+{
+    const struct lg_clip_film_writer *w;
+    LG_TRY(lg_av_find(LG_CLIP_FILM_WRITER, (const void **)&w));
+    return w->write(c, format, out);
 }
 
 static int check(const struct lg_clip *c, lg_clip_format format)
@@ -83,9 +77,9 @@ int lg_clip_encode(const struct lg_clip *clip, lg_clip_format format, uint8_t **
     struct lg_clip_bytes out = {0};
     LG_TRY(check(clip, format));
     int rc = format == LG_CLIP_png    ? strip(clip, &out)
-             : format == LG_CLIP_gif  ? lg_clip_gif(clip, &out)
-             : format == LG_CLIP_webp ? lg_clip_webp(clip, &out)
-                                      : lg_clip_av(clip, format, &out);
+             : format == LG_CLIP_gif  ? lg_clip_write_gif(clip, &out)
+             : format == LG_CLIP_webp ? lg_clip_write_webp(clip, &out)
+                                      : write_film(clip, format, &out);
     if (rc < 0) {
         free(out.data);
         return lg_err_frame(rc, __FILE__, __LINE__, __func__);

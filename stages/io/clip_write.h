@@ -32,8 +32,8 @@ const char *lg_clip_format_name(lg_clip_format f);
 extern const char lg_clip_endings[]; /* " .png .gif", and so on */
 /* By the file's ending, in lower case; LG_ERR_USAGE with a list of all for another. */
 int lg_clip_format_of(const char *path, lg_clip_format *ret);
-/* The whole file in memory, which the caller frees. LG_ERR_USAGE: out of bounds; LG_ERR_NOTFOUND: libavcodec has no encoder
- * of the format; LG_ERR_NOSPACE; LG_ERR_FAILED: the library's reason. */
+/* The whole file in memory, which the caller frees. LG_ERR_USAGE: out of bounds; LG_ERR_NOTFOUND: there is no
+ * liblg-av.so, or no encoder of the format; LG_ERR_NOSPACE; LG_ERR_FAILED: the library's reason. */
 int lg_clip_encode(const struct lg_clip *clip, lg_clip_format format, uint8_t **ret_data,
                    size_t *ret_bytes);
 /* Encodes by the path's ending and publishes the file atomically. */

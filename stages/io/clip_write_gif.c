@@ -174,7 +174,7 @@ static int put_frames(const struct lg_clip *c, uint8_t *index, table *next,
     return 0;
 }
 
-int lg_clip_gif(const struct lg_clip *c, struct lg_clip_bytes *out)
+int lg_clip_write_gif(const struct lg_clip *c, struct lg_clip_bytes *out)
 {
     uint8_t *index = malloc((size_t)c->width * (size_t)c->height * (size_t)c->frames);
     table *next = malloc(sizeof *next);

@@ -62,7 +62,7 @@ static int assemble(WebPMux *mux, const struct lg_clip *c, WebPData *ret)
     return 0;
 }
 
-int lg_clip_webp(const struct lg_clip *c, struct lg_clip_bytes *out)
+int lg_clip_write_webp(const struct lg_clip *c, struct lg_clip_bytes *out)
 {
     WebPData data = {0};
     WebPMux *mux = WebPMuxNew();

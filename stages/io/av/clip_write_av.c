@@ -53,8 +53,7 @@ static int choose(lg_clip_format format, const struct codec **ret, const AVCodec
         *ret_encoder = e;
         return 0;
     }
-    return LG_FAIL(LG_ERR_NOTFOUND, "this libavcodec has no encoder for a .%s file; write a .gif",
-                   lg_clip_format_name(format));
+    return LG_FAIL(LG_ERR_NOTFOUND, "this libavcodec has no encoder for such a file; write a .gif");
 }
 
 /* ---- colours ---- */
@@ -181,7 +180,7 @@ static int put_frames(struct writer *w)
     return 0;
 }
 
-int lg_clip_av(const struct lg_clip *clip, lg_clip_format format, struct lg_clip_bytes *out)
+static int write_film(const struct lg_clip *clip, lg_clip_format format, struct lg_clip_bytes *out)
 {
     struct writer w = {.clip = clip};
     av_log_set_level(AV_LOG_QUIET); /* errors are said by us */
@@ -199,3 +198,6 @@ int lg_clip_av(const struct lg_clip *clip, lg_clip_format format, struct lg_clip
     av_packet_free(&w.packet);
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }
+
+__attribute__((visibility("default"))) extern const struct lg_clip_film_writer lg_clip_film_writer;
+const struct lg_clip_film_writer lg_clip_film_writer = {.write = write_film};
