@@ -83,7 +83,8 @@ static int vae_open(lg_vae_batches *b, const struct lg_vae_batches_spec *spec)
         int64_t fit = SLICE_PIXELS / ((int64_t)shape.height * shape.width);
         shape.slice = (int)LG_MAX(1, LG_MIN(fit, shape.batch));
     }
-    LG_TRY(lg_autoencoder_open_all(b->device, &spec->config, &shape, 1, &b->net)); /* checks sizes */
+    LG_TRY(
+        lg_autoencoder_open_all(b->device, &spec->config, &shape, 1, &b->net)); /* checks sizes */
     LG_TRY(lg_stream_open(b->device, &b->stream));
     LG_TRY(vae_weights(b, spec));
     LG_TRY(vae_ports(b, spec));
@@ -128,7 +129,8 @@ void lg_vae_batches_encode(lg_vae_batches *b, const uint8_t *pixels, int64_t n, 
         memset(b->host_pixels, 0, lg_tensor_bytes(&b->pixels));
         memcpy(b->host_pixels, pixels + at * picture, count * picture);
         lg_stream_upload(b->stream, b->pixels.data, b->host_pixels, lg_tensor_bytes(&b->pixels));
-        lg_autoencoder_encode(b->net, b->stream, b->weights, b->pixels, b->mean.device, b->logvar.device);
+        lg_autoencoder_encode(b->net, b->stream, b->weights, b->pixels, b->mean.device,
+                              b->logvar.device);
         lg_port_get(&b->mean, b->stream);
         lg_port_get(&b->logvar, b->stream);
         lg_stream_sync(b->stream);
@@ -144,7 +146,8 @@ void lg_vae_batches_decode(lg_vae_batches *b, const float *latent, int64_t n, fl
     for (int64_t first = 0; first < n; first += b->batch) {
         size_t at = (size_t)first * picture, count = (size_t)LG_MIN(b->batch, n - first);
         put(&b->mean, b->stream, latent + (size_t)first * sample_of(&b->mean), (int64_t)count);
-        lg_autoencoder_decode(b->net, b->stream, b->weights, b->mean.device, b->image.device, b->pixels);
+        lg_autoencoder_decode(b->net, b->stream, b->weights, b->mean.device, b->image.device,
+                              b->pixels);
         lg_port_get(&b->image, b->stream);
         lg_stream_download(b->stream, b->host_pixels, b->pixels.data, lg_tensor_bytes(&b->pixels));
         lg_stream_sync(b->stream);
