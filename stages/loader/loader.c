@@ -137,7 +137,7 @@ static int open_order(lg_stage *st, struct loader *l)
     if (!p->buckets.n) return 0;
     LG_TRY(lg_path(path, "%s/sizes", st->run_dir));
     LG_TRY(lg_source_sizes(l->source, path, &size));
-    int rc = lg_loader_order(p, l->source, size, &l->order);
+    int rc = lg_loader_order(st->config, p, l->source, size, &l->order);
     free(size);
     LG_TRY(rc);
     l->data_hash = lg_order_hash(l->order, l->data_hash);
@@ -207,6 +207,7 @@ static int loader_open(lg_stage *st)
     l->rule = (struct lg_sample_rule){
         .seed = (uint64_t)c->job_seed,
         .shape = {st->plan.frames, (int)c->data_size.height, (int)c->data_size.width},
+        .rate = lg_loader_rate(c),
         .random_crop = !strcmp(c->data_crop, "random"),
         .random_flip = c->data_flip,
         .caption = {.choice = lg_caption_choice_of(c->data_caption),

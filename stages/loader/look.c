@@ -19,13 +19,19 @@
 
 enum { NAMED_MAX = 20, TOKENS_MAX = 4096, LOOK_SIZE = 1024 };
 
-int lg_loader_order(const lg_plan *p, const lg_source *s, const struct lg_item_size *size,
-                    lg_order **ret)
+struct lg_clip_rate lg_loader_rate(const lg_config *c)
+{
+    return (struct lg_clip_rate){.fps = c->data_fps, .stride = (int)c->data_stride};
+}
+
+int lg_loader_order(const lg_config *c, const lg_plan *p, const lg_source *s,
+                    const struct lg_item_size *size, lg_order **ret)
 {
     LG_TRY(lg_source_order(s,
                            &(struct lg_order_spec){
                                .buckets = &p->buckets,
                                .size = size,
+                               .rate = lg_loader_rate(c),
                                .ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
                                .micros = (uint64_t)(p->rank_batch / p->micro_batch),
                                .micro = (uint64_t)p->micro_batch,
@@ -118,7 +124,7 @@ static int look_at_picture(struct look *l, struct item_look *i, struct lg_item_s
     i->bytes = l->stored.picture_bytes;
     i->hash = lg_hash(l->stored.picture, l->stored.picture_bytes);
     LG_TRY(lg_picture_size(l->stored.picture, l->stored.picture_bytes, &need, &whole));
-    *size = (struct lg_item_size){(uint16_t)whole.width, (uint16_t)whole.height};
+    *size = (struct lg_item_size){(uint16_t)whole.width, (uint16_t)whole.height, 1, 0};
     LG_TRY(lg_picture_decode(l->stored.picture, l->stored.picture_bytes, 1, &l->picture));
     return 0;
 }

@@ -92,7 +92,7 @@ static void test_shift_and_scale(void **state)
         .device = d,
     };
     need(lg_draw(&spec, &drawn));
-    assert_true(drawn.n == 1 && drawn.size == SIDE);
+    assert_true(drawn.n == 1 && drawn.frames == 1 && drawn.height == SIDE && drawn.width == SIDE);
     lg_philox_normal_f32(latent, LATENT, SEED, LG_PURPOSE_SAMPLE, 0, 0);
     for (int i = 0; i < LATENT; i++) latent[i] = (float)((double)latent[i] / scaling + shift);
     decode(d, latent, want);
