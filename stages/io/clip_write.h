@@ -18,7 +18,7 @@ typedef enum lg_clip_format {
 
 enum { LG_CLIP_SIDE_MAX = 16383 }; /* pixels of what is no PNG */
 /* Frames per second that every container can say. */
-#define LG_CLIP_FPS_MIN 0.1
+#define LG_CLIP_FPS_MIN 0.002
 #define LG_CLIP_FPS_MAX 1000
 
 struct lg_clip {
