@@ -204,6 +204,11 @@ bool lg_source_has_latents(const lg_source *s)
     return s->index.n_of_kind[LG_MEMBER_LATENT] > 0;
 }
 
+bool lg_source_has_clips(const lg_source *s)
+{
+    return s->index.n_of_kind[LG_MEMBER_CLIP] > 0;
+}
+
 int lg_source_parts_save(const lg_source *s, uint64_t hash, const char *path)
 {
     struct lg_parts there = {0}, p;

@@ -1,5 +1,6 @@
 /* Clips out of films of every kind: which frames they are; what lies or is cut off is void, in bounded work; a failing
  * disk is not. The arithmetic of choosing alone: test_clip_times. */
+#include "base/fs.h"
 #include "stages/io/clip_decoder.h"
 #include "tests/unit/clip_fixture.h"
 #include <libavutil/cpu.h>
@@ -419,8 +420,25 @@ static void test_instruction_sets(void **state)
     }
 }
 
+/* LG_REGENERATE=1: a small film of each kind as a seed for the fuzzer. */
+static int write_seeds(void)
+{
+    for (size_t k = 0; k < LG_ARRAY_LEN(kinds); k++) {
+        struct film_spec s = kinds[k];
+        char path[LG_PATH_BYTES];
+        s.width = s.height = 16, s.frames = 6, s.key_every = 3;
+        struct film f = film_make(&s);
+        if (lg_path(path, "tests/fuzz/corpus/clip/%zu-%s-%s", k, s.container, s.encoder) < 0 ||
+            lg_publish_file(path, f.data, f.bytes) < 0)
+            return 1;
+        film_free(&f);
+    }
+    return 0;
+}
+
 int main(void)
 {
+    if (getenv("LG_REGENERATE")) return write_seeds();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kinds),
         cmocka_unit_test(test_rates),
