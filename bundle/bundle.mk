@@ -6,5 +6,5 @@ BUNDLE_HOST ?= 1
 BUNDLE_FILMS ?= 0
 .PHONY: bundle
 # The GPU backend goes along where it was built (make cuda), as do its tests (make gpu-bundle).
-bundle: $(filter-out %/lg-emoji,$(PROGS)) $(if $(filter 0,$(BUNDLE_HOST)),,$(HOST_SO)) $(if $(filter 0,$(BUNDLE_FILMS)),,$(AV_SO))
+bundle: $(filter-out %/lg-emoji %/lg-emoji-video,$(PROGS)) $(if $(filter 0,$(BUNDLE_HOST)),,$(HOST_SO)) $(if $(filter 0,$(BUNDLE_FILMS)),,$(AV_SO))
 	$(Q)BUNDLE_FILMS=$(BUNDLE_FILMS) bundle/bundle.sh $(BUILD) $(BUILD)/bundle $(if $(filter 0,$(BUNDLE_HOST)),no-host,host)

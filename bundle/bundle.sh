@@ -19,7 +19,7 @@ new=$dir.new
 rm -rf "$new"
 mkdir -p "$new/bin" "$new/lib" "$new/licences"
 for p in "$build"/bin/*; do
-    case ${p##*/} in lg-emoji) continue ;; esac # makes the example's data from this system's fonts
+    case ${p##*/} in lg-emoji | lg-emoji-video) continue ;; esac # make the examples' data from this system's fonts
     cp "$p" "$new/bin/"
 done
 for l in host cuda; do

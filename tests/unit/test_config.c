@@ -1,6 +1,7 @@
 /* Reading a pipeline.toml: what is accepted, and the text of every kind of refusal. */
 #include "config/config.h"
 #include "config/denoisers.h"
+#include "config/sample.h"
 #include "config/schema.h"
 #include "config/texts.h"
 #include "config/toml.h"
@@ -607,6 +608,33 @@ static void test_rules_previews(void **state)
            "sample.captions=['a']", "vae.model=");
 }
 
+/* What previews are written as, and how fast they play. */
+static void test_previews_of_clips(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *sets[3];
+        const char *format;
+        double fps;
+    } cases[] = {{{"data.frames=1"}, "png", 8},
+                 {{"data.frames=9"}, "gif", 8},
+                 {{"data.latent_frames=2"}, "gif", 8},
+                 {{"data.frames=9", "data.fps=24"}, "gif", 24},
+                 {{"data.frames=9", "data.fps=24", "sample.fps=12"}, "gif", 12},
+                 {{"data.frames=9", "sample.format=\"webm\""}, "webm", 8},
+                 {{"sample.format=\"gif\""}, "gif", 8}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
+        int n = 0;
+        while (n < 3 && cases[i].sets[n]) n++;
+        lg_config *c = NULL;
+        if (lg_config_load(scratch_write("p.toml", ""), cases[i].sets, n, &c) < 0)
+            fail_msg("%s", lg_err_text());
+        assert_string_equal(lg_sample_format(c), cases[i].format);
+        assert_true(lg_sample_fps(c) == cases[i].fps);
+        lg_config_free(&c);
+    }
+}
+
 static void test_rules_histograms(void **state)
 {
     (void)state;
@@ -895,6 +923,8 @@ static void test_examples(void **state)
     } example[] = {
         {"examples/emoji/pipeline.toml", {data}, 1, 2, 16},
         {"examples/emoji/pipeline-gpu.toml", {data}, 1, 1, 512},
+        {"examples/emoji-video/pipeline.toml", {data}, 1, 2, 16},
+        {"examples/emoji-video/gpu.toml", {data}, 1, 1, 128},
         {"examples/dit-xl2/pipeline-class.toml", {data, vae}, 2, 1, 256},
         {"examples/dit-xl2/pipeline-text.toml",
          {data, vae, "text.model=examples/emoji/text_encoder"},
@@ -993,6 +1023,7 @@ int main(void)
         TEST(test_rules_sources),
         TEST(test_rules_files),
         TEST(test_rules_previews),
+        TEST(test_previews_of_clips),
         TEST(test_rules_memory),
         TEST(test_rules_restarts),
         TEST(test_rules_histograms),
