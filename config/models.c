@@ -233,15 +233,30 @@ int lg_vae_latent_frames(const struct lg_vae_info *vae, int frames)
     return (frames - 1) / vae->factor_time + 1;
 }
 
-int lg_vae_info_load(const char *dir, struct lg_vae_info *ret)
+static int vae_info(const char *dir, struct lg_vae_info *ret, uint64_t *ret_config_hash)
 {
     cJSON *json = NULL;
-    uint64_t config_hash = 0;
-    struct lg_vae_info info = {0};
-    LG_TRY(read_config(dir, &json, &config_hash));
-    int rc = read_vae(json, dir, &info);
+    *ret = (struct lg_vae_info){0};
+    LG_TRY(read_config(dir, &json, ret_config_hash));
+    int rc = read_vae(json, dir, ret);
     cJSON_Delete(json);
-    LG_TRY(rc);
+    return rc;
+}
+
+int lg_vae_info_read(const char *dir, struct lg_vae_info *ret)
+{
+    struct lg_vae_info info;
+    uint64_t hash;
+    LG_TRY(vae_info(dir, &info, &hash));
+    *ret = info;
+    return 0;
+}
+
+int lg_vae_info_load(const char *dir, struct lg_vae_info *ret)
+{
+    struct lg_vae_info info;
+    uint64_t config_hash = 0;
+    LG_TRY(vae_info(dir, &info, &config_hash));
     LG_TRY(hash_model(dir, "diffusion_pytorch_model", NULL, config_hash, &info.identity));
     *ret = info;
     return 0;

@@ -26,6 +26,8 @@ struct lg_text_info {
 /* A folder in diffusers layout: config.json and diffusion_pytorch_model.safetensors (or its index
  * and parts). LG_ERR_CONFIG names the folder and the missing file or key. */
 int lg_vae_info_load(const char *dir, struct lg_vae_info *ret);
+/* The same of config.json alone, without identity: the weights need not be there. */
+int lg_vae_info_read(const char *dir, struct lg_vae_info *ret);
 /* Latent frames of so many frames of pixels: (frames - 1) / factor_time + 1; 0: it takes no such number, for it wants a multiple
  * of factor_time, and one more. */
 int lg_vae_latent_frames(const struct lg_vae_info *vae, int frames);

@@ -70,35 +70,77 @@ static int side_min(const struct lg_sample_rule *rule, const lg_sample *s,
     return 2 * LG_MIN(full.width, full.height);
 }
 
-static int make_pixels(const struct lg_sample_rule *rule, lg_sample *s, uint8_t *pixels)
+/* Scaled, cut and mirrored, as all frames of its sample are. */
+struct fit {
+    const struct lg_sample_rule *rule;
+    lg_sample *sample;
+    struct lg_sample_shape shape;
+    uint8_t *pixels; /* (3, F, H, W) */
+};
+
+static int fit_frame(const struct fit *f, const lg_picture *p, int frame)
 {
-    struct lg_sample_work *w = s->work;
-    const struct lg_sample_shape shape = shape_of(rule, s);
-    LG_TRY(with_key(lg_picture_decode(s->stored.picture, s->stored.picture_bytes,
-                                      side_min(rule, s, &shape), &w->picture),
-                    s));
-    s->stored_height = w->picture.stored_height;
-    s->stored_width = w->picture.stored_width;
+    const struct lg_sample_rule *rule = f->rule;
+    lg_sample *s = f->sample;
+    const size_t pixels = (size_t)f->shape.height * (size_t)f->shape.width;
     double x = -1, y = -1;
     if (rule->random_crop) {
         x = lg_uniform_f64(draw(rule, LG_PURPOSE_CROP, s->n, 0));
         y = lg_uniform_f64(draw(rule, LG_PURPOSE_CROP, s->n, 1));
     }
     const struct lg_fit_args fit = {
-        .rgb = w->picture.rgb,
-        .width = w->picture.width,
-        .height = w->picture.height,
-        .out_w = shape.width,
-        .out_h = shape.height,
+        .rgb = p->rgb,
+        .width = p->width,
+        .height = p->height,
+        .out_w = f->shape.width,
+        .out_h = f->shape.height,
         .crop_x = x,
         .crop_y = y,
         .flip = rule->random_flip && (draw(rule, LG_PURPOSE_FLIP, s->n, 0) & 1),
-        .out = pixels,
+        .out = f->pixels + (size_t)frame * pixels,
+        .plane = (size_t)f->shape.frames * pixels,
     };
     const struct lg_fit_corner corner = lg_fit_corner(&fit);
+    s->stored_height = p->stored_height;
+    s->stored_width = p->stored_width;
     s->crop_top = corner.top;
     s->crop_left = corner.left;
-    LG_TRY(lg_fit(&fit, &w->scratch));
+    LG_TRY(lg_fit(&fit, &s->work->scratch));
+    return 0;
+}
+
+static int on_frame(void *arg, int first, int end, const lg_picture *p)
+{
+    for (int i = first; i < end; i++) LG_TRY(fit_frame(arg, p, i));
+    return 0;
+}
+
+static int make_clip(struct fit *f)
+{
+    lg_sample *s = f->sample;
+    const struct lg_clip_choice choice = {
+        .frames = f->shape.frames,
+        .rate = f->rule->rate,
+        .start = lg_uniform_f64(draw(f->rule, LG_PURPOSE_CLIP, s->n, 0))};
+    struct lg_clip_info info;
+    LG_TRY(with_key(lg_clip_read(s->stored.clip, &choice, on_frame, f, &info), s));
+    return 0;
+}
+
+static int make_pixels(const struct lg_sample_rule *rule, lg_sample *s, uint8_t *pixels)
+{
+    struct fit f = {.rule = rule, .sample = s, .shape = shape_of(rule, s), .pixels = pixels};
+    lg_picture *p = &s->work->picture;
+    if (s->stored.clip) {
+        LG_TRY(make_clip(&f));
+        return 0;
+    }
+    if (f.shape.frames > 1)
+        return LG_FAIL(LG_ERR_VOID, "%s: a picture, and there is no bucket of one frame", s->key);
+    LG_TRY(with_key(lg_picture_decode(s->stored.picture, s->stored.picture_bytes,
+                                      side_min(rule, s, &f.shape), p),
+                    s));
+    LG_TRY(fit_frame(&f, p, 0));
     return 0;
 }
 
@@ -147,7 +189,7 @@ static int make_latents(const struct lg_sample_rule *rule, lg_sample *s)
     lg_st_file *f = NULL;
     int rc =
         lg_st_open_memory("its .latent.safetensors", s->stored.latent, s->stored.latent_bytes, &f);
-    if (rc == 0) rc = read_latents(s, rule->shape.frames > 1, f);
+    if (rc == 0) rc = read_latents(s, rule->latents_have_frames, f);
     lg_st_close(&f);
     /* Whatever is wrong with the file (no safetensors, another type) stays wrong. */
     if (rc < 0 && rc != LG_ERR_NOSPACE) rc = LG_ERR_VOID;

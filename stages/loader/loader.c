@@ -119,11 +119,12 @@ static void log_buckets(const struct loader *l, const lg_plan *p)
     for (int k = 0; k < p->buckets.n; k++) {
         const struct lg_bucket *b = &p->buckets.of[k];
         const struct lg_order_bucket o = lg_order_bucket(l->order, k);
+        char shape[LG_BUCKET_TEXT_BYTES];
         if (!o.items) continue;
         lg_log(LG_INFO,
-               "bucket %dx%d: %" PRIu64 " items (it is the nearest to %" PRIu64 "), %" PRIu64
+               "bucket %s: %" PRIu64 " items (it is the nearest to %" PRIu64 "), %" PRIu64
                " times %d samples of a rank in an epoch",
-               b->height, b->width, o.items, o.nearest, o.groups, b->rows);
+               lg_bucket_text(b, shape), o.items, o.nearest, o.groups, b->rows);
     }
 }
 
@@ -137,7 +138,7 @@ static int open_order(lg_stage *st, struct loader *l)
     if (!p->buckets.n) return 0;
     LG_TRY(lg_path(path, "%s/sizes", st->run_dir));
     LG_TRY(lg_source_sizes(l->source, path, &size));
-    int rc = lg_loader_order(p, l->source, size, &l->order);
+    int rc = lg_loader_order(st->config, p, l->source, size, &l->order);
     free(size);
     LG_TRY(rc);
     l->data_hash = lg_order_hash(l->order, l->data_hash);
@@ -207,6 +208,8 @@ static int loader_open(lg_stage *st)
     l->rule = (struct lg_sample_rule){
         .seed = (uint64_t)c->job_seed,
         .shape = {st->plan.frames, (int)c->data_size.height, (int)c->data_size.width},
+        .rate = lg_loader_rate(c),
+        .latents_have_frames = st->plan.latent_frames > 1,
         .random_crop = !strcmp(c->data_crop, "random"),
         .random_flip = c->data_flip,
         .caption = {.choice = lg_caption_choice_of(c->data_caption),

@@ -329,7 +329,7 @@ int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float 
 static int write_values(lg_st_writer *w, const struct lg_param *p, const float *values)
 {
     if (p->layout == LG_LAYOUT_FILE) return lg_st_writer_data(w, values, p->count * sizeof *values);
-    const int64_t in = p->dim[1], pixels = p->dim[2] * p->dim[3], each = in * pixels;
+    const int64_t in = p->dim[1], each = (int64_t)p->count / p->dim[0], pixels = each / in;
     float *filter = malloc((size_t)each * sizeof *filter); /* of one output */
     if (!filter) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a filter of %s", p->name);
     int rc = 0;

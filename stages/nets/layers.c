@@ -186,6 +186,16 @@ lg_tensor lg_net_filter(lg_net *n, struct lg_init init, int64_t out, int64_t in,
     return param(n, &p, false, lg_t4(NULL, n->type, out, k, k, in));
 }
 
+lg_tensor lg_net_clip_filter(lg_net *n, struct lg_init init, int64_t out, int64_t in, int k,
+                             const char *name)
+{
+    const int64_t file[] = {out, in, k, k, k}, dim[] = {out, k, k, k, in};
+    struct lg_param p =
+        spec_of(n, init, lg_tensor_of(NULL, n->type, 5, file), name, "", ".weight");
+    p.layout = LG_LAYOUT_CONV_OHWI;
+    return param(n, &p, false, lg_tensor_of(NULL, n->type, 5, dim));
+}
+
 struct lg_of_parts lg_net_parts_of(const struct lg_layer *l, const char *name, const char *leaf)
 {
     static const char *const whole[] = {""};

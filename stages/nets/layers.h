@@ -84,6 +84,10 @@ lg_tensor lg_net_param(lg_net *n, struct lg_init init, lg_tensor shape, const ch
 lg_tensor lg_net_filter(lg_net *n, struct lg_init init, int64_t out, int64_t in, int k,
                         const char *name);
 
+/* The same over k frames: (out, k, k, k, in), in the file (out, in, k, k, k). */
+lg_tensor lg_net_clip_filter(lg_net *n, struct lg_init init, int64_t out, int64_t in, int k,
+                             const char *name);
+
 struct lg_layer {
     int64_t out; /* features of all parts together */
     struct lg_init init;

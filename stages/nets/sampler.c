@@ -194,11 +194,11 @@ static lg_sampler describe(lg_device *d, const struct lg_denoiser_config *c, int
                         .batch = batch,
                         .guided = guided,
                         .out_channels = lg_denoiser_out_channels(c),
-                        .tokens = (int64_t)(c->height / c->patch) * (c->width / c->patch),
+                        .tokens = (int64_t)(lg_denoiser_rows(c) / c->patch) * (c->width / c->patch),
                         .is_distilled = c->guidance,
                         .type = lg_device_dtype(d),
                         .time_type = lg_denoiser_grad_type(d),
-                        .shape = {batch, c->channels, c->height, c->width}};
+                        .shape = {batch, c->channels, lg_denoiser_rows(c), c->width}};
 }
 
 int lg_sampler_plan(lg_device *d, const struct lg_denoiser_config *c, int pictures, bool guided,

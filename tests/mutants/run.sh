@@ -49,6 +49,10 @@ tests_of_file() {
     stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills e2e:adapter e2e:frozen8 ;;
     stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo batch moments e2e:published e2e:buckets e2e:sd3 ;;
     stages/sample/draw.*) echo draw ;;
+    stages/sample/pictures.*) echo pictures ;;
+    stages/io/clip_write* | stages/io/av/clip_write* | stages/io/palette.*) echo clip_write pictures ;;
+    supervisor/views/tensorboard.*) echo tensorboard ;;
+    config/sample.*) echo config ;;
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
     supervisor/core/keep*) echo keep adopt sim_supervisor supervise_deaths supervise_adopt e2e:copies ;;
@@ -64,7 +68,8 @@ tests_of_file() {
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
     base/lifetimes.*) echo graph graph_recompute ;;
-    stages/nets/sincos.*) echo denoiser_golden denoiser_shapes published sequence ;;
+    stages/nets/sincos.*) echo denoiser_golden denoiser_shapes published clips sequence ;;
+    stages/nets/latte.* | stages/nets/ltx.* | stages/nets/adaln.*) echo clips sequence ;;
     kernels/graph/grad.*) echo graph_grad ;;
     kernels/graph/exchange.*) echo graph_exchange sequence ;;
     kernels/graph/fuse.*) echo graph_fuse ;;
@@ -79,7 +84,8 @@ tests_of_file() {
     stages/text/*) echo e2e:sd3 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
-    stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter sequence ;;
+    stages/nets/autoencoder* | stages/nets/video.* | stages/nets/tiles.*) echo ltx_vae autoencoder ;;
+    stages/nets/denoiser.*) echo clips denoiser_recompute denoiser_shapes adapter sequence ;;
     stages/nets/adapter_file.*) echo adapter kohya e2e:unet ;;
     stages/nets/adapter* | stages/nets/linear.*) echo adapter kohya sequence ;;
     stages/nets/unet* | stages/nets/maps.* | config/unet.*) echo unet ;;
@@ -94,8 +100,10 @@ tests_of_file() {
     stages/nets/weights.* | config/pretrained.*) echo pretrained e2e:published ;;
     supervisor/commands/check.*) echo check e2e:apart ;;
     supervisor/commands/export.*) echo e2e:published ;;
-    kernels/ref64/diffusion.*) echo ops_ref ops_fd ;;
-    kernels/host/isa_train.* | kernels/host/linear.*) echo ops_host ;;
+    kernels/ref64/diffusion.* | kernels/ref64/norm.*) echo ops_ref ops_fd ;;
+    stages/nets/sequence.*) echo clips sequence ;;
+    kernels/host/isa_clip.*) echo ltx_vae ops_host ;;
+    kernels/host/isa_train.* | kernels/host/isa_norm.* | kernels/host/linear.*) echo ops_host ;;
     kernels/adamw8.*) echo ops_ref ;;
     stages/nets/params.*) echo params moments ;;
     stages/ckpt/checkpoint.*) echo ckpt_files ckpt ;;
