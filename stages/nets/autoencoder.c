@@ -35,6 +35,12 @@ int lg_autoencoder_latent_frames(const struct lg_autoencoder_config *c, int fram
     return lg_vae_latent_frames(&(struct lg_vae_info){.factor_time = c->factor_time}, frames);
 }
 
+int lg_autoencoder_slice(const struct lg_autoencoder_config *c, int height, int width)
+{
+    const int64_t pixels = c->kind == LG_VAE_KL ? 1 << 20 : 1 << 24;
+    return (int)LG_MAX(pixels / ((int64_t)height * width), 1);
+}
+
 /* ---- parameters ---- */
 
 static int check_half(const struct lg_autoencoder_config *c, lg_aekl_half half)
@@ -52,7 +58,7 @@ int lg_autoencoder_params(const struct lg_autoencoder_config *c, lg_aekl_half ha
     lg_net n = lg_net_declare(1);
     lg_aeltx_declare_statistics(&n, &c->ltx);
     const struct lg_video_slice whole = {.frames = 1, .is_first = true, .is_last = true};
-    const struct lg_video_shape shape = {1, c->factor, c->factor};
+    const struct lg_video_shape shape = {1, c->factor, c->factor, LG_U8};
     for (lg_aekl_half h = LG_AEKL_ENCODER; h <= LG_AEKL_DECODER; h++) {
         struct lg_video clip = lg_video_of(c, h, &whole);
         const struct lg_video_ends ends = lg_video_ends_of(c, h, &shape, 1, n.type);
