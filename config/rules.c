@@ -326,6 +326,11 @@ static void check_buckets(struct rules *r, int64_t unit, int factor_time)
             "one number, or use a model that reads other shapes, as \"pixart\"",
             sides, c->model_kind);
     if (!b.n) return;
+    if (b.of[b.n - 1].frames > c->data_frames) /* sorted by them */
+        broken(r, "data.buckets",
+               "data.buckets has a shape of %d frames, data.frames = %lld: set that to the most "
+               "frames that a sample has",
+               b.of[b.n - 1].frames, (long long)c->data_frames);
     if (is_square)
         broken(r, "data.buckets",
                "data.buckets with model.kind = \"%s\", which is defined for squares only: remove "
@@ -784,9 +789,30 @@ static void check_weights(struct rules *r)
                "number of times: use repeats, or set data.buckets to \"square\"");
 }
 
+/* Of clips, beside their shapes. */
+static void check_clip_keys(struct rules *r)
+{
+    const lg_config *c = r->c;
+    if (c->data_fps > 0 && c->data_stride > 1)
+        broken(r, "data.stride",
+               "data.stride = %lld is for the file's own frames, data.fps = %g chooses frames by "
+               "their "
+               "times: remove one of them",
+               (long long)c->data_stride, c->data_fps);
+    if (c->data_frames == 1 && (c->data_fps > 0 || c->data_stride > 1))
+        broken(r, c->data_fps > 0 ? "data.fps" : "data.stride",
+               "data.fps and data.stride are for clips, and data.frames = 1: remove them, or set "
+               "data.frames");
+    if (c->data_latent_frames && c->vae_model[0])
+        broken(r, "data.latent_frames",
+               "data.latent_frames is for a data set of latents, and vae.model is set: remove one "
+               "of them");
+}
+
 static void check_data(struct rules *r)
 {
     const lg_config *c = r->c;
+    check_clip_keys(r);
     if (!c->data_path[0] && !c->data_source.n)
         broken(r, "data.path",
                "data.path is empty: name tar shards or a folder of pictures, or tables "

@@ -17,7 +17,8 @@ static int find_file(char ret_path[LG_PATH_BYTES])
     }
     return LG_FAIL(LG_ERR_NOTFOUND,
                    "films need liblg-av.so, which is not in %s/../lib: build it with make, where "
-                   "libavformat-dev and libavcodec-dev are installed",
+                   "libavformat-dev and libavcodec-dev are installed; a bundle has it with "
+                   "BUNDLE_FILMS=1",
                    dir);
 }
 

@@ -84,6 +84,8 @@ void lg_source_parts_compare(const lg_source *s, const char *path, uint64_t hash
                              size_t bytes);
 /* Some item carries a latent: then samples are latents, and items without one are void. */
 bool lg_source_has_latents(const lg_source *s);
+/* Some item is a clip by its file's name. */
+bool lg_source_has_clips(const lg_source *s);
 
 /* An item's key, "shard.tar/key" or "sub/key". */
 void lg_source_key(const lg_source *s, uint64_t item, char ret[LG_PATH_BYTES]);
@@ -136,6 +138,7 @@ struct lg_sample_rule {
     uint64_t first, epoch; /* of the part of the run (config/data_set.h): 0 and 0 in its first */
     struct lg_sample_shape shape;
     struct lg_clip_rate rate;
+    bool latents_have_frames;         /* a data set's latents are (C, f, h, w), not (C, h, w) */
     const lg_order *order;            /* NULL: no buckets; else the shape is that of its bucket */
     const struct lg_buckets *buckets; /* the order's */
     bool random_crop;                 /* else the centre; only along the longer side */

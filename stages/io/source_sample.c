@@ -189,7 +189,7 @@ static int make_latents(const struct lg_sample_rule *rule, lg_sample *s)
     lg_st_file *f = NULL;
     int rc =
         lg_st_open_memory("its .latent.safetensors", s->stored.latent, s->stored.latent_bytes, &f);
-    if (rc == 0) rc = read_latents(s, rule->shape.frames > 1, f);
+    if (rc == 0) rc = read_latents(s, rule->latents_have_frames, f);
     lg_st_close(&f);
     /* Whatever is wrong with the file (no safetensors, another type) stays wrong. */
     if (rc < 0 && rc != LG_ERR_NOSPACE) rc = LG_ERR_VOID;

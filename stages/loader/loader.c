@@ -208,6 +208,7 @@ static int loader_open(lg_stage *st)
         .seed = (uint64_t)c->job_seed,
         .shape = {st->plan.frames, (int)c->data_size.height, (int)c->data_size.width},
         .rate = lg_loader_rate(c),
+        .latents_have_frames = st->plan.latent_frames > 1,
         .random_crop = !strcmp(c->data_crop, "random"),
         .random_flip = c->data_flip,
         .caption = {.choice = lg_caption_choice_of(c->data_caption),

@@ -398,6 +398,62 @@ static void test_rules_hold(void **state)
     if (CHECK(init, resume, glob, "trainer.auto_resume=true") < 0) fail_msg("%s", lg_err_text());
 }
 
+static void test_sides(void **state)
+{
+    (void)state;
+    lg_config *a = load("[data]\nsize = [512, 768]\nlatent_size = 4\n", NULL);
+    for (int round = 0; round < 2; round++) { /* as written, and as saved */
+        assert_true(a->data_size.height == 512 && a->data_size.width == 768);
+        assert_true(a->data_latent_size.height == 4 && a->data_latent_size.width == 4);
+        char *saved = lg_config_to_toml(a);
+        assert_non_null(strstr(saved, "\nsize = [512, 768]\n"));
+        assert_non_null(strstr(saved, "\nlatent_size = 4\n"));
+        lg_config_free(&a);
+        a = load(saved, NULL);
+        free(saved);
+    }
+    lg_config_free(&a);
+    a = load("", "data.size=[96, 64]");
+    assert_true(a->data_size.height == 96 && a->data_size.width == 64);
+    assert_int_equal(lg_config_latent_size(a).height, 12);
+    assert_int_equal(lg_config_latent_size(a).width, 8);
+    lg_config_free(&a);
+    REFUSES("[data]\nsize = [64]\n",
+            "data.size is out of range: expected a whole number from 8 to 4096, or a list of two");
+    REFUSES("[data]\nsize = [64, 64, 64]\n", "data.size is out of range");
+    REFUSES("[data]\nsize = [64, 4097]\n", "data.size is out of range");
+    REFUSES("[data]\nsize = 7\n", "data.size is out of range");
+    REFUSES("[data]\nsize = [\"64\", \"a\"]\n", "data.size is out of range");
+    REFUSES("[data]\nsize = 64.5\n",
+            "data.size: expected a whole number from 8 to 4096, or a list of two");
+    REFUSES("[data]\nsize = \"64\"\n", "data.size: expected a whole number");
+}
+
+static void test_rules_clips(void **state)
+{
+    (void)state;
+    write_models();
+    assert_int_equal(
+        CHECK("model.kind=latte", "data.frames=5", "data.fps=8", "data.size=[64, 128]"), 0);
+    assert_int_equal(CHECK("model.kind=latte", "data.frames=5", "data.stride=3",
+                           "data.buckets=[\"64x64\", \"1x64x64\"]", "vae.chunk=4"),
+                     0);
+    BREAKS(
+        "data.stride = 3 is for the file's own frames, data.fps = 8 chooses frames by their times",
+        "model.kind=latte", "data.frames=5", "data.fps=8", "data.stride=3");
+    BREAKS("data.fps and data.stride are for clips, and data.frames = 1", "data.fps=8");
+    BREAKS("data.fps and data.stride are for clips, and data.frames = 1", "data.stride=2");
+    BREAKS("data.buckets has a shape of 9 frames, data.frames = 5", "model.kind=latte",
+           "data.frames=5", "data.buckets=[\"9x64x64\"]", "vae.chunk=4");
+    BREAKS("data.latent_frames is for a data set of latents", "model.kind=latte", "data.frames=5",
+           "data.latent_frames=5");
+    BREAKS("data.size = [64, 128] with model.kind = \"dit\", which is defined for squares only",
+           "model.kind=dit", "data.size=[64, 128]");
+    BREAKS("data.size = [64, 68] does not divide by 8", "data.size=[64, 68]");
+    BREAKS("latents of 8 x 7 cells (data.latent_size) do not divide by model.patch = 2",
+           "vae.model=", "data.latent_size=[8, 7]");
+}
+
 static void test_rules_batch(void **state)
 {
     (void)state;
@@ -942,18 +998,43 @@ static void test_encoders(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_defaults),       TEST(test_values),         TEST(test_paths),
-        TEST(test_overrides),      TEST(test_lists),          TEST(test_round_trip),
-        TEST(test_syntax),         TEST(test_deep_nesting),   TEST(test_types_and_ranges),
-        TEST(test_unknown_names),  TEST(test_bad_overrides),  TEST(test_collects),
-        TEST(test_rules_hold),     TEST(test_rules_batch),    TEST(test_rules_buckets),
-        TEST(test_rules_model),    TEST(test_rules_training), TEST(test_rules_device),
-        TEST(test_rules_captions), TEST(test_sources),        TEST(test_rules_sources),
-        TEST(test_rules_files),    TEST(test_rules_previews), TEST(test_previews_of_clips),
-        TEST(test_rules_memory),   TEST(test_rules_restarts), TEST(test_rules_histograms),
-        TEST(test_rules_clip),     TEST(test_encoders),       TEST(test_rules_collect),
-        TEST(test_compatible),     TEST(test_denoisers),      TEST(test_document),
-        TEST(test_exit_codes),     TEST(test_examples),
+        TEST(test_defaults),
+        TEST(test_values),
+        TEST(test_paths),
+        TEST(test_overrides),
+        TEST(test_lists),
+        TEST(test_round_trip),
+        TEST(test_syntax),
+        TEST(test_deep_nesting),
+        TEST(test_types_and_ranges),
+        TEST(test_unknown_names),
+        TEST(test_bad_overrides),
+        TEST(test_collects),
+        TEST(test_rules_hold),
+        TEST(test_rules_batch),
+        TEST(test_rules_clips),
+        TEST(test_sides),
+        TEST(test_rules_buckets),
+        TEST(test_rules_model),
+        TEST(test_rules_training),
+        TEST(test_rules_device),
+        TEST(test_rules_captions),
+        TEST(test_sources),
+        TEST(test_rules_sources),
+        TEST(test_rules_files),
+        TEST(test_rules_previews),
+        TEST(test_previews_of_clips),
+        TEST(test_rules_memory),
+        TEST(test_rules_restarts),
+        TEST(test_rules_histograms),
+        TEST(test_rules_clip),
+        TEST(test_encoders),
+        TEST(test_rules_collect),
+        TEST(test_compatible),
+        TEST(test_denoisers),
+        TEST(test_document),
+        TEST(test_exit_codes),
+        TEST(test_examples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
