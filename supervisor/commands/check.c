@@ -310,13 +310,14 @@ static void print_warnings(const struct check *k)
 static void print_buckets(const lg_plan *p)
 {
     const struct lg_buckets *b = &p->buckets;
-    printf(
-        "\nbuckets of %d shapes, height x width * samples of a micro-batch (what each holds: lgsup "
-        "data):",
-        b->n);
-    for (int k = 0; k < b->n; k++)
-        printf("%s%dx%d*%d", k % 8 ? "  " : "\n    ", b->of[k].height, b->of[k].width,
-               b->of[k].rows);
+    printf("\nbuckets of %d shapes, (frames x) height x width * samples of a micro-batch (what "
+           "each holds: lgsup "
+           "data):",
+           b->n);
+    for (int k = 0; k < b->n; k++) {
+        char shape[LG_BUCKET_TEXT_BYTES];
+        printf("%s%s*%d", k % 8 ? "  " : "\n    ", lg_bucket_text(&b->of[k], shape), b->of[k].rows);
+    }
 }
 
 static void print_text(const struct lg_plan_text *t)
