@@ -266,6 +266,8 @@ static void test_parked_memory_is_gone(void **state)
     wait_for_output("the parked run's memory cannot be used: its keeper has died");
     wait_for_output("resuming fake at step");
     wait_for_output("every role is ready");
+    assert_true(read_status());
+    wait_for_step(g_status.step + 1); /* else there is nothing that a checkpoint does not give */
     park();
     g_lgsup =
         LAUNCH("start", g_file, "--set", "trainer.max_steps=100000", "--set", "window.batches=8");
