@@ -1,6 +1,6 @@
 # Peer for throughput: SD3.5-medium with all weights trained and FLUX.1 with a LoRA on its attentions, in PyTorch, bf16, torch.compile,
 # fused AdamW, without EMA (as bench_step_cuda). Random weights; q, k, v of a stream are one product, as we have it.
-# Usage: python3 peer_mmdit.py sd35m|flux-lora SIDE BATCH      SIDE: of the latent (128: 1024 px)
+# Usage: python3 peer_mmdit.py sd35m|flux-lora SIDE BATCH [WAYS]      SIDE: of the latent (128: 1024 px); WAYS: of 2, how many
 # Prints one line per SDPA backend: ms/step, img/s, peak GiB. Compare against the best line.
 import sys
 import torch
@@ -200,7 +200,7 @@ def bench(kind, side, B, sdpa, iters=10):
 if __name__ == "__main__":
     kind = {"sd35m": Sd35, "flux-lora": Flux}[sys.argv[1]]
     print(torch.__version__, torch.cuda.get_device_name(), torch.backends.cudnn.version())
-    for sdpa in ([SDPBackend.CUDNN_ATTENTION], [SDPBackend.FLASH_ATTENTION]):
+    for sdpa in ([SDPBackend.CUDNN_ATTENTION], [SDPBackend.FLASH_ATTENTION])[:int(sys.argv[4]) if len(sys.argv) > 4 else None]:
         try:
             bench(kind, int(sys.argv[2]), int(sys.argv[3]), sdpa)
         except Exception as e:

@@ -500,8 +500,9 @@ static void check_adapted(const struct adapted *a)
 int main(int argc, char **argv)
 {
     for (size_t i = 0; i < LG_ARRAY_LEN(NETS); i++)
-        if (argc == 1 || !strcmp(argv[1], NETS[i].name)) check_net(&NETS[i]);
+        if ((argc == 1 || !strcmp(argv[1], NETS[i].name)) && gpu_my_turn()) check_net(&NETS[i]);
     for (size_t i = 0; i < LG_ARRAY_LEN(ADAPTED); i++)
-        if (argc == 1 || !strcmp(argv[1], ADAPTED[i].name)) check_adapted(&ADAPTED[i]);
+        if ((argc == 1 || !strcmp(argv[1], ADAPTED[i].name)) && gpu_my_turn())
+            check_adapted(&ADAPTED[i]);
     return gpu_summary();
 }
