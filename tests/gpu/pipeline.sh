@@ -120,12 +120,12 @@ pid_of() { # RUN ROLE INDEX
         grep -o "\"role\":\"$2\",\"index\":$3,\"pid\":[0-9]*" | grep -o '[0-9]*$'
 }
 same() { # RUN_A RUN_B STEP: checkpoints, ledger and losses
-    local f a=$1/checkpoints/emoji_step$3 b=$2/checkpoints/emoji_step$3
-    for f in model/diffusion_pytorch_model.safetensors ema/diffusion_pytorch_model.safetensors \
-        optimizer.safetensors; do
-        [ -s "$a/$f" ] || { echo "no $a/$f"; return 1; }
+    local f n=0 a=$1/checkpoints/emoji_step$3 b=$2/checkpoints/emoji_step$3
+    for f in $(cd "$a" && find . -name '*.safetensors'); do
         cmp "$a/$f" "$b/$f" || return 1
+        n=$((n + 1))
     done
+    [ $n -ge 3 ] || { echo "$n files in $a"; return 1; }
     cmp "$1/ledger" "$2/ledger"
 }
 forget() { [ -n "$keep" ] || rm -rf "$@"; }
