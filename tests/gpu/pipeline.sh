@@ -129,9 +129,11 @@ same() { # RUN_A RUN_B STEP: checkpoints, ledger and losses
     cmp "$1/ledger" "$2/ledger"
 }
 forget() { [ -n "$keep" ] || rm -rf "$@"; }
-rate() { # RUN: samples/s, median of the second half
-    sed -n 's/.*"samples_per_s": *\([0-9.]*\).*/\1/p' "$1/metrics.jsonl" | tail -n "$(($2 / 2))" | sort -n |
-        awk '{ v[NR] = $1 } END { printf "%.0f samples/s", v[int((NR + 1) / 2)] }'
+rate() { # RUN STEPS: of the second half, samples/s (median) and how much of the time rank 0 waited for data
+    tail -n "$(($2 / 2))" "$1/metrics.jsonl" |
+        sed -n 's/.*"samples_per_s": *\([0-9.]*\), *"data_wait_s": *\([0-9.]*\),.*"time": *\([0-9.]*\).*/\1 \2 \3/p' |
+        sort -n | awk '{ v[NR] = $1; wait += $2; if (NR == 1 || $3 < t0) t0 = $3; if ($3 > t1) t1 = $3 }
+            END { printf "%.0f samples/s, rank 0 waited for data %.2f %%", v[int((NR + 1) / 2)], t1 > t0 ? 100 * wait / (t1 - t0) : 0 }'
 }
 
 # The process of the last `start` in the background.
@@ -236,6 +238,7 @@ case $only in *c*)
     n=$((5 * kills + 10)) every=20
     start "$T/c1" $n
     finished "c: an undisturbed run of $n steps" $? "$T/c1"
+    echo "# $(rate "$T/c1" $n)"
     kill_many c "$T/c2" $n "$kills" loader.0 text.0 vae.0 trainer.0 ema.0 ckpt.0 keeper.0 lgsup --
     check "c: byte-identical" same "$T/c1" "$T/c2" $n
     every=
