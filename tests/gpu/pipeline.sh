@@ -133,7 +133,7 @@ rate() { # RUN STEPS: of the second half, samples/s (median) and how much of the
     tail -n "$(($2 / 2))" "$1/metrics.jsonl" |
         sed -n 's/.*"samples_per_s": *\([0-9.]*\), *"data_wait_s": *\([0-9.]*\),.*"time": *\([0-9.]*\).*/\1 \2 \3/p' |
         sort -n | awk '{ v[NR] = $1; wait += $2; if (NR == 1 || $3 < t0) t0 = $3; if ($3 > t1) t1 = $3 }
-            END { printf "%.0f samples/s, rank 0 waited for data %.2f %%", v[int((NR + 1) / 2)], t1 > t0 ? 100 * wait / (t1 - t0) : 0 }'
+            END { printf "%.0f samples/s, rank 0 waited for data %.2f %%", v[int((NR + 1) / 2)], (t1 > t0) ? 100 * wait / (t1 - t0) : 0 }'
 }
 
 # The process of the last `start` in the background.
