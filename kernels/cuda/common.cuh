@@ -58,16 +58,6 @@ template <typename T, int N> __device__ __forceinline__ void store(T *p, const f
     *reinterpret_cast<pack<T, N> *>(p) = y;
 }
 
-/* From here on a pack of 16 bytes has other values, as far as the compiler knows: what it has converted before it converts again,
- * and needs no registers for it until then. */
-template <typename T, int N> __device__ __forceinline__ void forget(pack<T, N> &p)
-{
-    if constexpr (sizeof p == sizeof(uint4)) {
-        uint4 &q = reinterpret_cast<uint4 &>(p);
-        asm volatile("" : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w));
-    }
-}
-
 /* Pairs of neighbours turned by angles of these cosines and sines; sign -1: back. Sums and products are fused as written, so
  * that a pair's bits do not depend on N. */
 template <int N>

@@ -11,6 +11,7 @@
  *
  * Bytes: x and dy twice, dx once; a sample's two maps of SD 2's first level are 5 MB, so that nothing stays in a
  * multiprocessor between 1 and 3. Together they are 3 % of a step of SDXL with adapters (docs/gpu-results.md). */
+#include "kernels/cuda/forget.cuh"
 #include "kernels/cuda/group_norm.cuh"
 
 /* More would cost registers, and so warps: with 8 of them a multiprocessor waited for memory most of the time. */

@@ -7,6 +7,7 @@
  * of columns, a warp every eighth row; the warps' sums are added in order, and the chunks' by cuda_add_partial_sums. Chunks
  * depend on the number of rows alone. (Both in one pass over x and dy takes 214 registers at 1280 columns, hence 8 warps a
  * multiprocessor, which wait for memory: 88 us of 8192 such rows on an H200.) */
+#include "kernels/cuda/forget.cuh"
 #include "kernels/cuda/norm.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS, CHUNKS_MAX = 256, CHUNK_MIN = 64 };
