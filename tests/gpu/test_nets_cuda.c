@@ -206,14 +206,15 @@ static struct lg_training training; /* of the net that is checked */
 static const struct adapted {
     const char *name, *of, *targets[3];
     int rank, draws; /* of inputs */
-    double bf16;     /* bound; 0: compare()'s */
+    double most,
+        mean; /* bounds in bf16 of a tensor's and of all tensors' root mean square; 0: compare()'s */
 } ADAPTED[] = {
-    /* PyTorch 2.15 in bf16 errs here by 0.024 to 0.107 in the worst tensor of a draw, by 0.0488 in the root mean square over
-     * these 8 (its own flux of peer_flux.py with adapters, on the CPU, against fp64). Allowed: 1.2 times that. */
-    {"tiny_flux_lora", "tiny_flux", {"linear"}, 3, 8, 0.0585},
-    {"flux_lora", "flux", {"attention"}, 16, 1, 0},
-    {"sd3_lora", "sd3", {"linear"}, 16, 1, 0},
-    {"pixart_lora", "pixart_xl", {"*.to_q", "*.to_v"}, 16, 1, 0},
+    /* Errors scatter here: PyTorch 2.15's own in bf16 (peer_flux.py's flux with adapters, on the CPU, against fp64) are, in the worst
+     * tensor of each of these 8 draws, 0.024 to 0.1068, and over all tensors and draws 0.0231. Allowed: 1.2 times these. */
+    {"tiny_flux_lora", "tiny_flux", {"linear"}, 3, 8, 0.128, 0.0277},
+    {"flux_lora", "flux", {"attention"}, 16, 1, 0, 0},
+    {"sd3_lora", "sd3", {"linear"}, 16, 1, 0, 0},
+    {"pixart_lora", "pixart_xl", {"*.to_q", "*.to_v"}, 16, 1, 0, 0},
 };
 static const struct adapted *adapted; /* NULL: the net by itself */
 
@@ -399,7 +400,9 @@ static void compare(const struct bench *b, const struct gpu_precision *p, const 
     const int n = b->params.trained;
     double limit = 2 * b->net->c.depth * p->tolerance, worst = 0, all = 0;
     const char *worst_name = "";
-    if (adapted && adapted->bf16 > 0 && p->round == LG_BF16) limit = adapted->bf16;
+    double mean = limit;
+    if (adapted && adapted->most > 0 && p->round == LG_BF16)
+        limit = adapted->most, mean = adapted->mean;
     for (int i = 0; i <= n; i++) {
         const char *name = i ? b->params.p[i - 1].name : "output";
         double e = sqrt(squares[i] / draws);
@@ -410,8 +413,11 @@ static void compare(const struct bench *b, const struct gpu_precision *p, const 
         all += e * e;
         if (!(e <= worst)) worst = e, worst_name = name;
     }
-    printf("%s %s: output %.2e; gradients: root mean square %.2e, largest %.2e (%s)\n",
-           b->net->name, p->name, sqrt(squares[0] / draws), sqrt(all / n), worst, worst_name);
+    all = sqrt(all / n);
+    gpu_count(all <= mean);
+    printf("%s%s %s: output %.2e; gradients: root mean square %.2e, largest %.2e (%s)\n",
+           all <= mean ? "" : "FAIL ", b->net->name, p->name, sqrt(squares[0] / draws), all, worst,
+           worst_name);
     fflush(stdout);
 }
 
