@@ -139,10 +139,11 @@ static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
     LG_TRY(check_room(r));
     LG_TRY(lg_launcher_record_owner(r));
     LG_TRY(lg_launcher_of(r)->runtime_create(r));
-    LG_TRY(make_board(r, &b));
-    int rc = lg_supervise(
-        &(struct lg_supervise_spec){.run = r, .board = b, .quiet = quiet, .ready_fd = ready_fd},
-        ret_exit, &outcome);
+    int rc = make_board(r, &b);
+    if (rc == 0)
+        rc = lg_supervise(
+            &(struct lg_supervise_spec){.run = r, .board = b, .quiet = quiet, .ready_fd = ready_fd},
+            ret_exit, &outcome);
     lg_board_close(&b);
     if (rc < 0) {
         lg_launcher_of(r)->runtime_remove(r);

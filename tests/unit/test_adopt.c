@@ -6,9 +6,11 @@
 #include "supervisor/core/keep_jobs.h"
 #include "supervisor/core/park.h"
 #include "supervisor/core/scale.h"
+#include "supervisor/run/terminal.h"
 #include "tests/unit/run_fixture.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervisor_fixture.h"
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -190,33 +192,61 @@ static void test_refused_starts_keep_parked_memory(void **state)
     assert_non_null(strstr(lg_err_message(), "cannot be opened any more"));
 }
 
-/* Memory that lies elsewhere than the new config wants it is let go, and the checkpoint counts. */
-static void test_parked_memory_on_another_gpu(void **state)
+#define TWO_GPUS "device=cuda", "trainer.ranks=2"
+
+/* A start with this key over a run that was parked with its memory: the memory is let go, for this reason, and the
+ * checkpoint counts. */
+static void assert_let_go(const char *set, const char *why)
+{
+    bool resumed = true;
+    int code;
+    pid_t keeper = parked();
+    lg_config *c = run_fixture_config((const char *const[]){TWO_GPUS, set, NULL});
+    fflush(stderr);
+    int terminal = dup(STDERR_FILENO), said = creat(scratch_path("said"), 0600);
+    dup2(said, STDERR_FILENO);
+    int rc = lg_park_resume(
+        &(struct lg_park_start){.run = &g_super_run, .config = &c, .quiet = true, .ready_fd = -1},
+        &resumed, &code);
+    lg_terminal_finish();
+    dup2(terminal, STDERR_FILENO);
+    close(terminal);
+    close(said);
+    if (rc < 0) fail_msg("%s: %s", set, lg_err_message());
+    assert_false(resumed);
+    assert_text("said", why);
+    assert_non_null(c); /* for the start from the checkpoint */
+    lg_config_free(&c);
+    assert_true(WIFSIGNALED(end_of(keeper)));
+    assert_int_equal(atomic_load(&g_super.board->s->memory_kept), 0);
+    lg_board_bury(g_super.board, lg_board_life(g_super.board, LG_ROLE_keeper, 0, NULL));
+}
+
+/* Memory that lies elsewhere, or is cut otherwise, than the new config wants it; or samples of another data set lie in it. */
+static void test_parked_memory_of_another_shape(void **state)
 {
     (void)state;
-    bool resumed = true;
+    static const struct {
+        const char *set, *why;
+    } all[] = {
+        {"trainer.gpus=\"1\"", "the GPU of a role has changed"},
+        {"vae.gpus=\"1\"", "the GPU of a role has changed"},
+        {"window.batches=7", "the window (window.batches) has changed"},
+        {"parallel.zero=0", "how state, gradients and weights are cut (parallel) has changed"},
+        {"parallel.exchange=host", "the way between GPUs (parallel.exchange) has changed"},
+        {"memory.offload_ema=true", "where the average lies (memory.offload_ema) has changed"},
+    };
     assert_int_equal(
-        lg_run_decide(&g_super_run, run_fixture_config((const char *const[]){"device=cuda", NULL})),
-        0);
+        lg_run_decide(&g_super_run, run_fixture_config((const char *const[]){TWO_GPUS, NULL})), 0);
     assert_int_equal(lg_run_save(&g_super_run), 0);
     for (int r = 0; r < LG_ROLE_keeper; r++) {
         char name[64];
         snprintf(name, sizeof name, "bin/%s", lg_role_program((lg_role)r));
         script(name, "exec sleep 100");
     }
-    pid_t keeper = parked();
-    lg_config *c =
-        run_fixture_config((const char *const[]){"device=cuda", "trainer.gpus=\"1\"", NULL});
-    int code, rc = lg_park_resume(
-                  &(struct lg_park_start){
-                      .run = &g_super_run, .config = &c, .quiet = true, .ready_fd = -1},
-                  &resumed, &code);
-    assert_int_equal(rc, 0);
-    assert_false(resumed);
-    assert_non_null(c); /* for the start from the checkpoint */
-    lg_config_free(&c);
-    assert_true(WIFSIGNALED(end_of(keeper)));
-    assert_int_equal(atomic_load(&g_super.board->s->memory_kept), 0);
+    for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) assert_let_go(all[i].set, all[i].why);
+    atomic_store(&g_super.board->s->data.changed, 1);
+    assert_let_go("data.allow_changed=true", "the data set has changed");
 }
 
 static bool g_whole;
@@ -249,9 +279,50 @@ static void test_what_can_be_kept(void **state)
     g_super.keep.service = true;
     assert_false(lg_park_may_keep(&g_super.keep, g_super.board));
     g_super.keep.service = false;
+    /* What is left of lost memory would park the next run as well. */
+    _Atomic(uint32_t) *lost = &lg_board_row(g_super.board, LG_ROLE_ema, 0)->lost;
+    atomic_store(lost, 1);
+    assert_false(lg_park_may_keep(&g_super.keep, g_super.board));
+    atomic_store(lost, 0);
+    g_super.keep.lost = true;
+    assert_false(lg_park_may_keep(&g_super.keep, g_super.board));
+    g_super.keep.lost = false;
+    assert_true(lg_park_may_keep(&g_super.keep, g_super.board));
     kill(keeper, SIGKILL);
     end_of(keeper);
     lg_child_reap(&g_super.keep.child);
+}
+
+/* ---- a keeper that dies before lgsup has copied everything ---- */
+
+static void assert_parked(const char *cause)
+{
+    workers_are_done();
+    assert_true(g_super.step >= LG_RUN_STEP_leaving);
+    if (!strstr(g_super.cause, cause)) fail_msg("\"%s\" lacks \"%s\"", g_super.cause, cause);
+}
+
+/* What nobody holds any more is lost, and no keeper is started that would have it made anew. */
+static void test_memory_lost_with_the_keeper(void **state)
+{
+    (void)state;
+    scratch_write("run/regions", "a\n");
+    script("bin/lg-keeper", "touch \"$(dirname \"$0\")/started\"; exit 1");
+    lg_keep_replace(&g_super, "killed");
+    assert_parked("the keeper has died and region a is in nobody's hands");
+    assert_true(g_super.keep.lost);
+    assert_false(lg_path_exists(scratch_path("bin/started")));
+}
+
+/* And what lgsup or a stage holds is not: here only the start of another keeper fails. */
+static void test_memory_that_outlives_the_keeper(void **state)
+{
+    (void)state;
+    scratch_write("run/regions", "");
+    script("bin/lg-keeper", "exit 1");
+    lg_keep_replace(&g_super, "killed");
+    assert_parked("the keeper cannot be restarted: lg-keeper ended before it listened");
+    assert_false(g_super.keep.lost);
 }
 
 int main(int argc, char **argv)
@@ -263,8 +334,10 @@ int main(int argc, char **argv)
         TEST(test_adoption_of_leavers),
         TEST(test_adoption_fills_rows),
         TEST(test_refused_starts_keep_parked_memory),
-        TEST(test_parked_memory_on_another_gpu),
+        TEST(test_parked_memory_of_another_shape),
         TEST(test_what_can_be_kept),
+        TEST(test_memory_lost_with_the_keeper),
+        TEST(test_memory_that_outlives_the_keeper),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
