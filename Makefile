@@ -147,6 +147,7 @@ $(BUILD)/bin/lgsup: $(BUILD)/obj/supervisor/lgsup_main.c.o $(LIB)
 	$(LINK)
 $(foreach r,$(patsubst stages/%/main.c,%,$(ROLE_MAINS)),$(eval $(BUILD)/bin/lg-$(r): $(BUILD)/obj/stages/$(r)/main.c.o))
 $(foreach t,$(patsubst stages/tools/%.c,%,$(TOOLS)),$(eval $(BUILD)/bin/lg-$(t): $(BUILD)/obj/stages/tools/$(t).c.o))
+$(BUILD)/bin/lg-random-model: $(BUILD)/obj/stages/tools/random/ltx_vae.c.o
 $(patsubst stages/%/main.c,$(BUILD)/bin/lg-%,$(ROLE_MAINS)) $(patsubst stages/tools/%.c,$(BUILD)/bin/lg-%,$(TOOLS)): $(LIB)
 	$(LINK)
 

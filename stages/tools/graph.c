@@ -16,7 +16,7 @@
  * program here (base/check.h, negated). */
 #include "base/check.h"
 #include "base/fs.h"
-#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/autoencoder.h"
 #include "stages/nets/model_config.h"
 #include "stages/nets/text_encoder.h"
 #include "stages/stage.h"
@@ -144,14 +144,12 @@ enum kind { TEXT_ENCODER, AUTOENCODER, DENOISER };
 
 static int find_kind(const char *path, enum kind *ret)
 {
-    static const char end[] = "Transformer2DModel";
+    static const char start[] = "Autoencoder";
     lg_model_config m = {0};
     LG_TRY(lg_model_config_open(path, &m));
     const cJSON *class = cJSON_GetObjectItemCaseSensitive(m.root, "_class_name");
     const char *name = cJSON_IsString(class) ? class->valuestring : "";
-    size_t n = strlen(name);
-    *ret = !class ? TEXT_ENCODER : AUTOENCODER;
-    if (n >= sizeof end - 1 && !strcmp(name + n - (sizeof end - 1), end)) *ret = DENOISER;
+    *ret = !class ? TEXT_ENCODER : !strncmp(name, start, sizeof start - 1) ? AUTOENCODER : DENOISER;
     lg_model_config_close(&m);
     return 0;
 }
@@ -169,13 +167,13 @@ static int print_text_encoder(const struct options *o, lg_device *d)
 
 static int print_autoencoder(const struct options *o, lg_device *d)
 {
-    struct lg_aekl_config c;
-    LG_TRY(lg_aekl_config_load(o->of, &c));
-    const struct lg_aekl_shape shape = {.half = LG_AEKL_BOTH,
+    struct lg_autoencoder_config c;
+    LG_TRY(lg_autoencoder_config_load(o->of, &c));
+    const struct lg_autoencoder_shape shape = {.half = LG_AEKL_BOTH,
                                         .batch = (int)LG_MAX(o->batch, 1),
                                         .height = (int)o->size,
                                         .width = (int)o->size};
-    LG_TRY(lg_aekl_print(d, &c, &shape, stdout));
+    LG_TRY(lg_autoencoder_print(d, &c, &shape, stdout));
     return 0;
 }
 

@@ -2,7 +2,7 @@
  * weights and real pictures are not at hand. What it makes has the shapes, files and names of the real
  * thing; nothing can be learned from it.
  *
- * usage: lg-random-model vae --preset sd|sdxl|sd3|flux|tiny|tiny-sd3 DIR
+ * usage: lg-random-model vae --preset sd|sdxl|sd3|flux|ltx|ltx-095|tiny|tiny-sd3|tiny-ltx|tiny-ltx-095 DIR
  *        lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR
  *        lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR
  *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|sd3-medium|sd35-medium|sd35-large|flux-dev|
@@ -33,9 +33,10 @@
 #include "stages/io/safetensors.h"
 #include "stages/io/tar.h"
 #include "stages/io/tokenizer.h"
-#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/autoencoder.h"
 #include "stages/nets/denoiser.h"
 #include "stages/nets/text_encoder.h"
+#include "stages/tools/random/ltx_vae.h"
 #include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
@@ -186,27 +187,38 @@ static int write_vae_config(const struct options *o, const struct vae_preset *v)
     return 0;
 }
 
+static int write_config(const struct options *o)
+{
+    const char *ltx = lg_random_ltx_vae(o->preset);
+    char path[LG_PATH_BYTES];
+    for (size_t i = 0; i < LG_ARRAY_LEN(VAE) && !ltx; i++)
+        if (!strcmp(o->preset, VAE[i].name)) return write_vae_config(o, &VAE[i]);
+    if (!ltx)
+        return LG_FAIL(LG_ERR_USAGE,
+                       "no vae preset \"%s\": sd, sdxl, sd3, flux, ltx, ltx-095, tiny, tiny-sd3, "
+                       "tiny-ltx and tiny-ltx-095 exist",
+                       o->preset);
+    LG_TRY(lg_path(path, "%s/config.json", o->dir));
+    LG_TRY(lg_publish_file(path, ltx, strlen(ltx)));
+    return 0;
+}
+
 static int make_vae(const struct options *o, lg_dtype dtype)
 {
-    const struct vae_preset *v = NULL;
-    for (size_t i = 0; i < LG_ARRAY_LEN(VAE); i++)
-        if (!strcmp(o->preset, VAE[i].name)) v = &VAE[i];
-    if (!v)
-        return LG_FAIL(LG_ERR_USAGE,
-                       "no vae preset \"%s\": sd, sdxl, sd3, flux, tiny and tiny-sd3 exist",
-                       o->preset);
-    struct lg_aekl_config c;
+    struct lg_autoencoder_config c;
     lg_params t = {0};
     char path[LG_PATH_BYTES];
-    LG_TRY(write_vae_config(o, v));
-    LG_TRY(lg_aekl_config_load(o->dir, &c));
-    LG_TRY(lg_aekl_params(&c, LG_AEKL_BOTH, &t));
+    LG_TRY(write_config(o));
+    LG_TRY(lg_autoencoder_config_load(o->dir, &c));
+    LG_TRY(lg_autoencoder_params(&c, LG_AEKL_BOTH, &t));
     for (int i = 0; i < t.n; i++) {
         struct lg_param *p = &t.p[i];
         if (p->rank > 1)
             set_deviation(p, 1 / sqrt(fan_in(p)));
         else
-            p->init = ends_with(p->name, ".bias") ? LG_INIT_ZERO : LG_INIT_ONE;
+            p->init = ends_with(p->name, ".bias") || ends_with(p->name, "latents_mean")
+                          ? LG_INIT_ZERO
+                          : LG_INIT_ONE;
     }
     LG_TRY(lg_path(path, "%s/diffusion_pytorch_model.safetensors", o->dir));
     int rc = write_weights(path, &t, o->seed, dtype);
@@ -637,6 +649,30 @@ static const struct pipeline_preset {
                .middle_depth = 10,
                .groups = 32,
                .number_waves = 256}}},
+    {"latte-1",
+     "LattePipeline",
+     "LatteTransformer3DModel",
+     "DDIMScheduler",
+     "sd",
+     {NULL},
+     "xxl",
+     {.kind = LG_LATTE, .frames = 16, .height = 64, .hidden = 1152, .depth = 28, .heads = 16}},
+    {"tiny-latte",
+     "LattePipeline",
+     "LatteTransformer3DModel",
+     "DDIMScheduler",
+     "tiny",
+     {NULL},
+     "tiny",
+     {.kind = LG_LATTE, .frames = 4, .height = 4, .hidden = 48, .depth = 2, .heads = 4}},
+    {"tiny-ltx",
+     "LTXPipeline",
+     "LTXVideoTransformer3DModel",
+     "FlowMatchEulerDiscreteScheduler",
+     "tiny",
+     {NULL},
+     "tiny",
+     {.kind = LG_LTX, .frames = 4, .height = 4, .hidden = 64, .depth = 2, .heads = 4}},
     {"tiny-sd2",
      "StableDiffusionPipeline",
      UNET,
@@ -705,6 +741,11 @@ static const char DYNAMIC_SHIFT[] = "  \"base_image_seq_len\": 256,\n  \"base_sh
                                     "  \"num_train_timesteps\": 1000,\n  \"shift\": 3.0,\n"
                                     "  \"use_dynamic_shifting\": true\n";
 
+static const char LTX_SHIFT[] = "  \"base_image_seq_len\": 1024,\n  \"base_shift\": 0.95,\n"
+                                "  \"max_image_seq_len\": 4096,\n  \"max_shift\": 2.05,\n"
+                                "  \"num_train_timesteps\": 1000,\n  \"shift\": 1.0,\n"
+                                "  \"shift_terminal\": 0.1,\n  \"use_dynamic_shifting\": true\n";
+
 static const char *clip_class(const struct pipeline_preset *p, int i)
 {
     return p->net.kind == LG_SD3 || (p->net.kind == LG_SDXL && i) ? "CLIPTextModelWithProjection"
@@ -746,6 +787,7 @@ static int write_scheduler(const char *dir, const struct pipeline_preset *p)
                            flux && p->net.guidance ? DYNAMIC_SHIFT
                            : flux                  ? NO_SHIFT
                            : p->net.kind == LG_SD3 ? SHIFT
+                           : p->net.kind == LG_LTX ? LTX_SHIFT
                            : is_unet(p)            ? betas
                                                    : BETAS);
     LG_ASSERT(n > 0 && n < (int)sizeof text);
@@ -757,8 +799,8 @@ static int write_scheduler(const char *dir, const struct pipeline_preset *p)
 static struct lg_denoiser_config net_of(const struct pipeline_preset *p)
 {
     struct lg_denoiser_config c = p->net;
-    c.patch = 2, c.mlp_ratio = 4, c.width = c.height;
-    c.learned_variance = c.kind == LG_DIT || c.kind == LG_PIXART;
+    c.patch = c.kind == LG_LTX ? 1 : 2, c.mlp_ratio = 4, c.width = c.height;
+    c.learned_variance = c.kind == LG_DIT || c.kind == LG_PIXART || c.kind == LG_LATTE;
     c.norm_eps = p->t5 ? 1e-6 : 1e-5;
     for (size_t k = 0; k < LG_ARRAY_LEN(VAE); k++)
         if (!strcmp(p->vae, VAE[k].name)) c.channels = VAE[k].latent_channels;
@@ -780,6 +822,8 @@ static struct lg_denoiser_config net_of(const struct pipeline_preset *p)
         if (!strcmp(p->t5, T5[k].name)) t->width = T5[k].d_model;
     t->length = !strcmp(p->class, "PixArtAlphaPipeline")   ? 120
                 : !strcmp(p->class, "PixArtSigmaPipeline") ? 300
+                : c.kind == LG_LATTE                       ? 120
+                : c.kind == LG_LTX                         ? 128
                 : c.kind == LG_SD3                         ? 256
                                                            : 512;
     return c;
@@ -1188,7 +1232,8 @@ int main(int argc, char **argv)
     if (parse_options(argc, argv, &o) < 0) {
         fprintf(
             stderr,
-            "usage: lg-random-model vae --preset sd|sdxl|sd3|flux|tiny|tiny-sd3 DIR\n"
+            "usage: lg-random-model vae --preset "
+            "sd|sdxl|sd3|flux|ltx|ltx-095|tiny|tiny-sd3|tiny-ltx|tiny-ltx-095 DIR\n"
             "       lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR\n"
             "       lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR\n"
             "       lg-random-model pipeline --preset "
