@@ -199,25 +199,30 @@ void lg_aeltx_describe_encoder(lg_net *n, const struct lg_aeltx_config *c, struc
                   .mean = ends->to[0], .logvar = ends->to[1]);
 }
 
-static lg_tensor up_block(struct part *p, lg_tensor x, const struct lg_aeltx_block *b,
-                          lg_tensor timestep)
+/* Room for what block b grows, of the shape of x, where that is what comes to it; without frames where it is not. */
+static struct lg_frames room_before(const struct part *p, lg_tensor x,
+                                    const struct lg_aeltx_block *b)
 {
-    const bool widens = b->in != b->out, grows = b->way != LG_AELTX_KEEPS;
-    struct lg_frames f;
-    if (grows && widens) {
+    if (b->way == LG_AELTX_KEEPS || b->in != b->out) return (struct lg_frames){0};
+    return lg_video_room(p->n, p->clip, x, 1, 0);
+}
+
+/* f: of x, as room_before has it; then that of the block behind this one, if there is one. */
+static lg_tensor up_block(struct part *p, lg_tensor x, const struct lg_aeltx_block *b,
+                          lg_tensor timestep, struct lg_frames *f, bool is_last)
+{
+    const bool grows = b->way != LG_AELTX_KEEPS;
+    p->embedded = LG_NONE;
+    if (b->in != b->out) {
         const lg_tensor wide = lg_t4(NULL, p->n->type, x.dim[0], x.dim[1], x.dim[2], b->out);
-        f = lg_video_room(p->n, p->clip, wide, 1, 0);
-    }
-    if (widens) {
+        if (grows) *f = lg_video_room(p->n, p->clip, wide, 1, 0);
         scope(p, "conv_in", -1);
-        x = resnet(p, x, b->out, grows ? f.own : LG_NONE);
-    } else if (grows) {
-        f = lg_video_room(p->n, p->clip, x, 1, 0);
-        LG_NET_RECORD(p->n, copy_rows, .x = lg_net_rows(x), .y = lg_net_rows(f.own));
+        x = resnet(p, x, b->out, f->own);
     }
     p->embedded = embed(p, timestep, 4 * b->in);
-    if (grows) x = up(p, &f, b);
-    return resnets(p, x, b->layers, LG_NONE);
+    if (grows) x = up(p, f, b);
+    *f = is_last ? (struct lg_frames){0} : room_before(p, x, b + 1);
+    return resnets(p, x, b->layers, f->own);
 }
 
 void lg_aeltx_describe_decoder(lg_net *n, const struct lg_aeltx_config *c, struct lg_video *clip,
@@ -240,11 +245,11 @@ void lg_aeltx_describe_decoder(lg_net *n, const struct lg_aeltx_config *c, struc
     lg_tensor x =
         lg_video_conv(n, clip, &f, (struct lg_video_conv){.out = d->first}, "conv_in.conv");
     p.embedded = embed(&p, timestep, 4 * d->middle);
-    x = resnets(&p, x, d->middle_layers, LG_NONE);
+    struct lg_frames room = room_before(&p, x, &d->block[0]);
+    x = resnets(&p, x, d->middle_layers, room.own);
     for (int i = 0; i < d->blocks; i++) {
         snprintf(p.name, sizeof p.name, "decoder.up_blocks.%d.", i);
-        p.embedded = LG_NONE;
-        x = up_block(&p, x, &d->block[i], timestep);
+        x = up_block(&p, x, &d->block[i], timestep, &room, i + 1 == d->blocks);
     }
     snprintf(p.name, sizeof p.name, "decoder.");
     const lg_tensor embedded = embed(&p, timestep, 2 * x.dim[3]);
