@@ -18,6 +18,11 @@ int lg_autoencoder_config_load(const char *dir, struct lg_autoencoder_config *re
         c.factor = c.ltx.factor;
         c.factor_time = c.ltx.factor_time;
         c.scaling_factor = c.ltx.scaling_factor;
+        if (c.factor != info.factor || c.factor_time != info.factor_time)
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "%s/config.json: spatio_temporal_scaling has entries for more blocks "
+                           "than there are",
+                           dir);
     } else {
         LG_TRY(lg_aekl_config_load(dir, &c.kl));
         c.latent_channels = c.kl.latent_channels;

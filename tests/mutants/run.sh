@@ -84,6 +84,7 @@ tests_of_file() {
     stages/text/*) echo e2e:sd3 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
+    stages/nets/autoencoder* | stages/nets/video.* | stages/nets/tiles.*) echo ltx_vae autoencoder ;;
     stages/nets/denoiser.*) echo clips denoiser_recompute denoiser_shapes adapter sequence ;;
     stages/nets/adapter_file.*) echo adapter kohya e2e:unet ;;
     stages/nets/adapter* | stages/nets/linear.*) echo adapter kohya sequence ;;
@@ -101,6 +102,7 @@ tests_of_file() {
     supervisor/commands/export.*) echo e2e:published ;;
     kernels/ref64/diffusion.* | kernels/ref64/norm.*) echo ops_ref ops_fd ;;
     stages/nets/sequence.*) echo clips sequence ;;
+    kernels/host/isa_clip.*) echo ltx_vae ops_host ;;
     kernels/host/isa_train.* | kernels/host/isa_norm.* | kernels/host/linear.*) echo ops_host ;;
     kernels/adamw8.*) echo ops_ref ;;
     stages/nets/params.*) echo params moments ;;

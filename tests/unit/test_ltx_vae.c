@@ -18,7 +18,6 @@
 #define SMALL         "tests/golden/encoders/"
 #define TOLERANCE     1e-5
 #define TOLERANCE_F64 1e-6 /* the goldens are stored in fp32: 2^-24 each */
-/* Means in fp32 lose digits where a frame's statistics are large beside what is left. */
 
 #define OK(expr)                                                                                   \
     do {                                                                                           \
@@ -427,6 +426,7 @@ static void bad_configs(void **state)
         {"\"timestep_conditioning\": true, \"decoder_block_out_channels\": [4, 8, 8, 8]",
          "timestep_conditioning"},
         {"\"scaling_factor\": 0", "scaling_factor"},
+        {"\"spatio_temporal_scaling\": [true, true, true, false, true]", "more blocks"},
     };
     struct lg_autoencoder_config c;
     char text[512];
