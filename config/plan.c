@@ -56,7 +56,8 @@ typedef enum field_type {
     FIELD_I32,
     FIELD_I64,
     FIELD_NUM,
-    FIELD_FLAG, /* absent when 0, as in builds that did not know it */
+    FIELD_FLAG,  /* absent when 0, as in builds that did not know it */
+    FIELD_HOSTS, /* likewise when 1 */
     FIELD_TEXT,
     FIELD_ROLES,
     FIELD_BUCKETS,
@@ -80,6 +81,8 @@ typedef enum field_type {
     X(batch, FIELD_I64, true)                                                                      \
     X(rank_batch, FIELD_I64, true)                                                                 \
     X(micro_batch, FIELD_I64, true)                                                                \
+    X(hosts, FIELD_HOSTS, true)                                                                    \
+    X(host, FIELD_FLAG, false)                                                                     \
     X(sequence, FIELD_I32, true)                                                                   \
     X(shards, FIELD_I32, false)                                                                    \
     X(scatters, FIELD_I32, false)                                                                  \
@@ -119,10 +122,12 @@ static const void *field_of(const lg_plan *p, const struct field *f)
     return (const char *)p + f->offset;
 }
 
-/* The roles of one encoder of several are named only in a run that has them, as in builds that had none. */
+/* The roles of one encoder of several, and of several hosts, are named only in a run that has them, as in builds that had
+ * none. */
 static bool has_role(const lg_plan *p, lg_role r)
 {
-    return r == LG_ROLE_text || !lg_role_is_text(r) || p->instances[r];
+    const bool is_optional = r == LG_ROLE_exchange || (lg_role_is_text(r) && r != LG_ROLE_text);
+    return !is_optional || p->instances[r];
 }
 
 /* "text.clip_l:77:768:768:8,text.t5:256:4096:0:8": tokens, width, pooled width, chunk. */
@@ -144,6 +149,7 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
     switch (f->type) {
     case FIELD_I32:
     case FIELD_FLAG:
+    case FIELD_HOSTS:
         fprintf(out, "%d", *(const int *)at);
         break;
     case FIELD_I64:
@@ -183,6 +189,7 @@ static bool is_none(const lg_plan *p, const struct field *f)
 {
     if (f->type == FIELD_TEXTS || f->type == FIELD_TEXT_SHARDS) return p->n_texts < 2;
     if (f->type == FIELD_FLAG) return !*(const int *)field_of(p, f);
+    if (f->type == FIELD_HOSTS) return *(const int *)field_of(p, f) == 1;
     return f->type == FIELD_BUCKETS && ((const struct lg_buckets *)field_of(p, f))->n == 0;
 }
 
@@ -311,6 +318,7 @@ static bool is_silent(const lg_config *c, bool has_buckets, const char *key)
     if (!strcmp(key, "data.caption")) return !strcmp(c->data_caption, "listed");
     if (!strcmp(key, "data.shuffle_tags")) return !c->data_shuffle_tags;
     if (!strcmp(key, "data.keep_tags")) return !c->data_keep_tags;
+    if (!strcmp(key, "hosts.count")) return c->hosts_count == 1;
     if (!strcmp(key, "model.frozen")) return !strcmp(c->model_frozen, "auto");
     return false;
 }
@@ -432,7 +440,7 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     struct identities of = {0};
     for (lg_role r = 0; r < LG_ROLE_COUNT; r++) {
         p.threads[r] = 1;
-        p.instances[r] = !lg_role_is_text(r) && r != LG_ROLE_vae;
+        p.instances[r] = !lg_role_is_text(r) && r != LG_ROLE_vae && r != LG_ROLE_exchange;
     }
     LG_TRY(set_isa(&p, isa));
     LG_TRY(plan_latents(&p, c, &of.vae));
@@ -443,7 +451,9 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     LG_TRY(find_base(c, &of.base));
     p.batch = c->trainer_global_batch_size;
     p.sequence = (int)c->parallel_sp;
-    p.rank_batch = p.batch * p.sequence / c->trainer_ranks;
+    p.hosts = (int)c->hosts_count;
+    p.host = (int)c->hosts_number;
+    p.rank_batch = lg_plan_host_batch(&p) * p.sequence / c->trainer_ranks;
     p.micro_batch = c->trainer_micro_batch_size;
     p.shards = !c->parallel_zero   ? 1
                : c->parallel_group ? (int)c->parallel_group
@@ -452,10 +462,11 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.gathers = c->parallel_zero == 3;
     p.apart = !strcmp(c->parallel_exchange, "host");
     p.sums_micro_batches = p.scatters && p.rank_batch > p.micro_batch;
-    p.window_slots = c->window_batches * p.batch;
+    p.window_slots = c->window_batches * lg_plan_host_batch(&p);
     p.loader_chunk = (int)c->loader_chunk;
     p.instances[LG_ROLE_loader] = (int)c->loader_instances;
     p.instances[LG_ROLE_trainer] = (int)c->trainer_ranks;
+    if (p.hosts > 1) p.instances[LG_ROLE_exchange] = (int)c->trainer_ranks;
     p.threads[LG_ROLE_vae] = (int)c->vae_threads;
     p.threads[LG_ROLE_trainer] = (int)c->trainer_threads;
     LG_ASSERT(strlen(c->_precision) < sizeof p.precision);
@@ -560,6 +571,7 @@ static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
     cJSON *table;
     switch (f->type) {
     case FIELD_FLAG:
+    case FIELD_HOSTS:
         if (is_none(p, f)) return;
         /* fall through */
     case FIELD_I32:
@@ -687,10 +699,11 @@ static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
     int64_t n;
     switch (f->type) {
     case FIELD_FLAG:
-        if (!v) return true;
+    case FIELD_HOSTS:
+        if (!v) return true; /* as lg_plan_load has it */
         /* fall through */
     case FIELD_I32:
-        if (!get_int(json, f->name, f->type == FIELD_FLAG ? 1 : INT32_MAX, &n)) return false;
+        if (!get_int(json, f->name, INT32_MAX, &n)) return false;
         *(int *)at = (int)n;
         return true;
     case FIELD_I64:
@@ -718,8 +731,8 @@ static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
         break;
     }
     for (lg_role r = 0; r < LG_ROLE_COUNT; r++) {
-        const bool is_several = lg_role_is_text(r) && r != LG_ROLE_text;
-        if (is_several && !cJSON_GetObjectItemCaseSensitive(v, roles[r].name)) {
+        const bool is_optional = r == LG_ROLE_exchange || (lg_role_is_text(r) && r != LG_ROLE_text);
+        if (is_optional && !cJSON_GetObjectItemCaseSensitive(v, roles[r].name)) {
             ((int *)at)[r] = f->offset == offsetof(lg_plan, threads); /* the run has none */
             continue;
         }
@@ -753,7 +766,7 @@ int lg_plan_load(const char *path, lg_plan *ret)
 {
     char *data = NULL;
     size_t bytes = 0;
-    lg_plan p = {0};
+    lg_plan p = {.hosts = 1};
     LG_TRY(lg_read_file(path, PLAN_BYTES_MAX, &data, &bytes));
     cJSON *json = NULL;
     int rc = lg_json_tree(path, data, bytes, PLAN_TOKENS_MAX, &json);

@@ -102,11 +102,14 @@ static bool checkpoint_pending(lg_board *b, uint64_t s)
 unsigned lg_commit_decide(lg_board *b, uint64_t step)
 {
     struct lg_board_shared *s = b->s;
-    bool stop = step + 1 >= s->max_steps || atomic_load_explicit(&s->drain, memory_order_acquire);
+    const unsigned asks = lg_hosts_are_several(b) ? lg_hosts_asks(b) : 0;
+    bool stop = step + 1 >= s->max_steps || (asks & LG_HOST_ASKS_DRAIN) ||
+                atomic_load_explicit(&s->drain, memory_order_acquire);
     bool due = s->checkpoint_every > 0 && (step + 1) % (uint64_t)s->checkpoint_every == 0;
     unsigned flags = LG_VERDICT_GO;
     if (stop) flags |= LG_VERDICT_STOP;
-    if (atomic_load_explicit(&s->yield, memory_order_acquire)) flags |= LG_VERDICT_YIELD;
+    if ((asks & LG_HOST_ASKS_YIELD) || atomic_load_explicit(&s->yield, memory_order_acquire))
+        flags |= LG_VERDICT_YIELD;
     if (stop || (due && !checkpoint_pending(b, step))) flags |= LG_VERDICT_CHECKPOINT;
 
     _Atomic(uint64_t) *word = &s->verdict[step % LG_VERDICTS];
@@ -168,16 +171,46 @@ static const char *update_floor(lg_board *b, uint64_t s)
     return NULL;
 }
 
+/* Of a rank of several hosts that has no state yet. */
+static struct lg_action begin(lg_board *b, int rank)
+{
+    const uint64_t start = b->s->start_step;
+    if (lg_hosts_fetched(b, rank)) return act(LG_DO_INIT, start);
+    switch (lg_hosts_begin(b)) {
+    case LG_HOST_BEGIN_ORIGIN:
+        return act(LG_DO_INIT, start);
+    case LG_HOST_BEGIN_FETCH:
+        return wait_for(start, "the state of another host");
+    case LG_HOST_BEGIN_WAIT:
+        break;
+    }
+    return wait_for(start, "the other hosts");
+}
+
+/* A rank of several hosts whose gradients are marked; its sums are not. */
+static struct lg_action exchange(lg_board *b, int rank, uint64_t s)
+{
+    const struct lg_board_row *row = lg_board_row(b, LG_ROLE_exchange, rank);
+    if (own(&trainer(b, rank)->local) < lg_mark_of(s)) return act(LG_DO_REDUCE, s);
+    if (look(&row->exchanged) < lg_mark_of(s)) return wait_for(s, "gradients of the other hosts");
+    return act(LG_DO_TOTAL, s);
+}
+
 struct lg_action lg_trainer_next(lg_board *b, int rank)
 {
     struct lg_board_row *row = trainer(b, rank);
+    const bool several = lg_hosts_are_several(b);
     lg_mark commit = own(&row->commit);
-    if (commit == LG_MARK_NONE) return act(LG_DO_INIT, b->s->start_step);
+    if (commit == LG_MARK_NONE) return several ? begin(b, rank) : act(LG_DO_INIT, b->s->start_step);
     uint64_t s = lg_mark_state(commit), final;
     if (lg_commit_final(b, &final) && s >= final) return act(LG_DO_DONE, s);
     if (!all_at_least(b, offsetof(struct lg_board_row, commit), commit))
         return wait_for(s, "commits of the other ranks");
-    if (!lg_commit_verdict(b, s)) return act(LG_DO_DECIDE, s);
+    if (!lg_commit_verdict(b, s)) {
+        if (several && !(lg_hosts_is_leader(b) && lg_hosts_may_decide(b)))
+            return wait_for(s, "the leading host's word");
+        return act(LG_DO_DECIDE, s);
+    }
     if (own(&row->grads) < lg_mark_of(s)) return act(LG_DO_FORWARD, s);
     if (own(&row->partial) < lg_mark_of(s)) {
         if (b->s->scatters && lg_scatter_added(b, rank) < lg_scatter_begin(s + 1))
@@ -187,10 +220,11 @@ struct lg_action lg_trainer_next(lg_board *b, int rank)
         if (!b->s->scatters &&
             !all_at_least(b, offsetof(struct lg_board_row, grads), lg_mark_of(s)))
             return wait_for(s, "gradients of the other ranks");
-        return act(LG_DO_REDUCE, s);
+        return several ? exchange(b, rank, s) : act(LG_DO_REDUCE, s);
     }
     if (!all_at_least(b, offsetof(struct lg_board_row, partial), lg_mark_of(s)))
         return wait_for(s, "sums of the other ranks");
+    if (several && !lg_hosts_have_exchanged(b, s)) return wait_for(s, "the other hosts");
     const char *floor = update_floor(b, s);
     return floor ? wait_for(s, floor) : act(LG_DO_UPDATE, s);
 }
@@ -230,7 +264,12 @@ struct lg_action lg_ckpt_next(lg_board *b)
     lg_mark staged = own(&row->staged), published = own(&row->published);
     lg_mark moments = own(&row->staged_moments);
     uint64_t start = b->s->start_step, final;
-    if (staged != published) return act(LG_DO_WRITE, lg_mark_state(staged));
+    if (staged != published) {
+        const uint64_t s = lg_mark_state(staged);
+        if (lg_hosts_write(b, s) == LG_HOST_WRITE_WAIT)
+            return wait_for(s, "the leading host's files");
+        return act(LG_DO_WRITE, s);
+    }
     if (moments != staged) { /* the first half of a snapshot is there */
         uint64_t s = lg_mark_state(moments);
         if (b->s->has_ema && look(&ema(b)->commit) < lg_mark_of(s)) return wait_for(s, "ema");
@@ -274,6 +313,13 @@ void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step, struct lg_loss_
     LG_ASSERT(own(&row->commit) == lg_mark_of(step) && own(&row->grads) == before(b, step));
     row->loss_sum[step & 1] = loss_sum;
     store(&row->grads, lg_mark_of(step));
+}
+
+void lg_trainer_mark_local(lg_board *b, int rank, uint64_t step)
+{
+    struct lg_board_row *row = trainer(b, rank);
+    LG_ASSERT(own(&row->grads) == lg_mark_of(step) && own(&row->local) == before(b, step));
+    store(&row->local, lg_mark_of(step));
 }
 
 void lg_trainer_mark_partial(lg_board *b, int rank, uint64_t step,

@@ -22,15 +22,16 @@ enum { NAMED_MAX = 20, TOKENS_MAX = 4096, LOOK_SIZE = 1024 };
 int lg_loader_order(const lg_plan *p, const lg_source *s, const struct lg_item_size *size,
                     lg_order **ret)
 {
-    LG_TRY(lg_source_order(s,
-                           &(struct lg_order_spec){
-                               .buckets = &p->buckets,
-                               .size = size,
-                               .ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
-                               .micros = (uint64_t)(p->rank_batch / p->micro_batch),
-                               .micro = (uint64_t)p->micro_batch,
-                           },
-                           ret));
+    LG_TRY(lg_source_order(
+        s,
+        &(struct lg_order_spec){
+            .buckets = &p->buckets,
+            .size = size,
+            .ranks = (uint64_t)(p->hosts * p->instances[LG_ROLE_trainer] / p->sequence),
+            .micros = (uint64_t)(p->rank_batch / p->micro_batch),
+            .micro = (uint64_t)p->micro_batch,
+        },
+        ret));
     return 0;
 }
 
