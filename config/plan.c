@@ -57,7 +57,8 @@ typedef enum field_type {
     FIELD_I64,
     FIELD_NUM,
     FIELD_FLAG,  /* absent when 0, as in builds that did not know it */
-    FIELD_HOSTS, /* likewise when 1 */
+    FIELD_HOSTS, /* absent when there is one */
+    FIELD_HOST,  /* absent when 0 */
     FIELD_TEXT,
     FIELD_ROLES,
     FIELD_BUCKETS,
@@ -82,7 +83,7 @@ typedef enum field_type {
     X(rank_batch, FIELD_I64, true)                                                                 \
     X(micro_batch, FIELD_I64, true)                                                                \
     X(hosts, FIELD_HOSTS, true)                                                                    \
-    X(host, FIELD_FLAG, false)                                                                     \
+    X(host, FIELD_HOST, false)                                                                     \
     X(sequence, FIELD_I32, true)                                                                   \
     X(shards, FIELD_I32, false)                                                                    \
     X(scatters, FIELD_I32, false)                                                                  \
@@ -150,6 +151,7 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
     case FIELD_I32:
     case FIELD_FLAG:
     case FIELD_HOSTS:
+    case FIELD_HOST:
         fprintf(out, "%d", *(const int *)at);
         break;
     case FIELD_I64:
@@ -188,8 +190,8 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
 static bool is_none(const lg_plan *p, const struct field *f)
 {
     if (f->type == FIELD_TEXTS || f->type == FIELD_TEXT_SHARDS) return p->n_texts < 2;
-    if (f->type == FIELD_FLAG) return !*(const int *)field_of(p, f);
-    if (f->type == FIELD_HOSTS) return *(const int *)field_of(p, f) == 1;
+    if (f->type == FIELD_FLAG || f->type == FIELD_HOST) return !*(const int *)field_of(p, f);
+    if (f->type == FIELD_HOSTS) return *(const int *)field_of(p, f) <= 1;
     return f->type == FIELD_BUCKETS && ((const struct lg_buckets *)field_of(p, f))->n == 0;
 }
 
@@ -572,6 +574,7 @@ static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
     switch (f->type) {
     case FIELD_FLAG:
     case FIELD_HOSTS:
+    case FIELD_HOST:
         if (is_none(p, f)) return;
         /* fall through */
     case FIELD_I32:
@@ -700,10 +703,11 @@ static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
     switch (f->type) {
     case FIELD_FLAG:
     case FIELD_HOSTS:
+    case FIELD_HOST:
         if (!v) return true; /* as lg_plan_load has it */
         /* fall through */
     case FIELD_I32:
-        if (!get_int(json, f->name, INT32_MAX, &n)) return false;
+        if (!get_int(json, f->name, f->type == FIELD_FLAG ? 1 : INT32_MAX, &n)) return false;
         *(int *)at = (int)n;
         return true;
     case FIELD_I64:

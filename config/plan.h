@@ -88,7 +88,7 @@ typedef struct lg_plan {
 /* Samples of a step on one host. */
 static inline int64_t lg_plan_host_batch(const lg_plan *p)
 {
-    return p->batch / p->hosts;
+    return p->batch / LG_MAX(p->hosts, 1);
 }
 /* Which text this role encodes; -1: the run has no such role, or it is none of a text encoder. */
 int lg_plan_text_of(const lg_plan *p, lg_role role);

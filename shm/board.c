@@ -95,7 +95,7 @@ static int describe(lg_board *b, const struct lg_board_spec *spec)
     s->start_step = spec->start_step;
     s->max_steps = spec->max_steps;
     s->batch = (uint64_t)lg_plan_host_batch(p);
-    s->hosts.count = p->hosts;
+    s->hosts.count = LG_MAX(p->hosts, 1);
     s->hosts.host = p->host;
     s->hosts.comes = spec->comes;
     s->checkpoint_every = spec->checkpoint_every;

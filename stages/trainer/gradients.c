@@ -179,7 +179,8 @@ static int open_memory(lg_gradients *g, const lg_denoiser *net)
 {
     const lg_params *t = &g->state->params;
     const size_t shard = lg_trainer_shard(g->state, g->me);
-    if (g->st->plan.hosts > 1) LG_TRY(lg_host_gradients_open(g->st, g->state, &g->host));
+    if (lg_hosts_are_several(g->st->board))
+        LG_TRY(lg_host_gradients_open(g->st, g->state, &g->host));
     LG_TRY(open_regions(g, lg_gradients_bytes_of(&g->st->plan, t, net, shard)));
     LG_TRY(alloc(g->device, squares_count(shard) * sizeof(double), &g->squares));
     g->host_squares = calloc(squares_count(shard) + 1, sizeof(double));

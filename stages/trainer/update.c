@@ -23,8 +23,8 @@ enum { VOID_CHECK_SAMPLES = 100 }; /* the share of voids is judged from this man
 /* What UPDATE needs. */
 static int reduce(lg_stage *st, struct trainer *t, uint64_t step, struct lg_exact_sum *ret_squares)
 {
-    LG_TRY(st->plan.hosts > 1 ? lg_gradients_total(t->gradients, step, ret_squares)
-                              : lg_gradients_reduce(t->gradients, step, ret_squares));
+    LG_TRY(lg_hosts_are_several(st->board) ? lg_gradients_total(t->gradients, step, ret_squares)
+                                           : lg_gradients_reduce(t->gradients, step, ret_squares));
     t->reduced_of = lg_mark_of(step);
     return 0;
 }
@@ -41,7 +41,7 @@ int lg_rank_total(lg_stage *st, struct trainer *t, uint64_t step)
 int lg_rank_reduce(lg_stage *st, struct trainer *t, uint64_t step)
 {
     struct lg_exact_sum squares; /* those of one host of several say nothing */
-    if (st->plan.hosts == 1) return lg_rank_total(st, t, step);
+    if (!lg_hosts_are_several(st->board)) return lg_rank_total(st, t, step);
     LG_TRY(lg_gradients_reduce(t->gradients, step, &squares));
     lg_trainer_mark_local(st->board, st->index, step);
     lg_bus_notify(st->bus);
@@ -60,7 +60,8 @@ static struct step_sums sum_ranks(lg_stage *st, struct trainer *t, uint64_t step
     struct lg_exact_sum squares = {0};
     for (int r = 0; r < t->state->ranks; r++) {
         const struct lg_board_row *row = lg_board_row(st->board, LG_ROLE_trainer, r);
-        const lg_role has_loss = st->plan.hosts > 1 ? LG_ROLE_exchange : LG_ROLE_trainer;
+        const lg_role has_loss =
+            lg_hosts_are_several(st->board) ? LG_ROLE_exchange : LG_ROLE_trainer;
         const struct lg_loss_sum *loss = lg_board_row(st->board, has_loss, r)->loss_sum;
         s.loss.all += loss[step & 1].all;
         s.loss.vb += loss[step & 1].vb;
