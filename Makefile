@@ -65,7 +65,7 @@ endif
 Q := $(if $(V),,@)
 
 LIB_DIRS := base config shm bus kernels/graph stages/nets stages/io stages stages/loader stages/text stages/vae \
-            stages/trainer stages/ema stages/ckpt stages/sample stages/encode \
+            stages/trainer stages/ema stages/ckpt stages/exchange stages/sample stages/encode \
             $(SUPERVISOR_DIRS)
 ifdef FUZZ_BUILD # what the targets call
 LIB_DIRS := base config shm bus kernels/graph stages/nets stages/io
