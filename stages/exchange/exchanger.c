@@ -229,11 +229,13 @@ static void read_note(lg_exchanger *x, const struct lg_note *n)
     if (n->kind == LG_NOTE_ASK) lg_exchanger_asked(x, (int)n->host, &n->of.ask);
 }
 
+/* In the order in which they have come, for the later of two counts. */
 static int take_notes(lg_exchanger *x)
 {
     int done = 0;
-    for (int i = 0; i < LG_NOTES; i++) {
-        if (!x->in[i].transfer.done) continue;
+    for (int n = 0; n < LG_NOTES && x->in[x->next_note].transfer.done; n++) {
+        const int i = x->next_note;
+        x->next_note = (i + 1) % LG_NOTES;
         const bool failed = x->in[i].transfer.failed;
         const struct lg_note note = x->in[i].note;
         receive_note(x, i);

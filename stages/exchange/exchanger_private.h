@@ -71,6 +71,7 @@ struct lg_exchanger {
         struct lg_transfer transfer;
         int peer;
     } out[LG_NOTES], in[LG_NOTES];
+    int next_note; /* of `in`: the next that will come */
     struct lg_host_said said;
     uint64_t card;       /* number of `said`; 0: none in this epoch */
     lg_mark taking;      /* the step whose questions are asked */

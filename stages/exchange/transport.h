@@ -46,7 +46,8 @@ struct lg_transport_kind {
     void (*disconnect)(lg_transport *t, int peer);
     bool (*has_failed)(lg_transport *t, int peer); /* since connect */
     void (*send)(lg_transport *t, int peer, struct lg_transfer *m);
-    /* Notes go to any place that is posted with LG_TAG_NOTE. */
+    /* Notes go to the places that are posted with LG_TAG_NOTE, in the order in which these were; one comes whole or not
+     * at all. */
     void (*receive)(lg_transport *t, struct lg_transfer *m);
     /* Of a receive: it is done soon, perhaps by what has come. */
     void (*cancel)(lg_transport *t, struct lg_transfer *m);

@@ -400,6 +400,36 @@ static void close_world(struct world *w)
     free(w);
 }
 
+/* Where everybody stands, for a trace of a standstill. */
+static void tell_all(struct world *w)
+{
+    const char *why = "";
+    for (int h = 0; h < w->hosts; h++) {
+        struct life *l = w->host[h];
+        sim_hosts_trace(w, "host %d (life %d)%s%s: epoch %d", h, l->number, l->up ? "" : " dead",
+                        l->shut_out ? " shut out" : "", (int)lg_hosts_epoch(&l->board, NULL));
+        for (int r = 0; r < w->ranks && l->up; r++) {
+            const struct lg_action a = lg_trainer_next(&l->board, r);
+            const struct lg_board_row *row = lg_board_row(&l->board, LG_ROLE_exchange, r);
+            if (l->node[r]) lg_exchanger_step(l->node[r]->x, &why);
+            sim_hosts_trace(w,
+                            "  rank %d: action %d %s of %d; exchange: %s, marks %d %d %d, epoch %d",
+                            r, (int)a.kind, a.why ? a.why : "", (int)a.step, why,
+                            (int)atomic_load(&lg_board_row(&l->board, LG_ROLE_trainer, r)->local),
+                            (int)atomic_load(&row->exchanged), (int)atomic_load(&row->fetched),
+                            (int)atomic_load(&row->entered));
+        }
+        const struct lg_action a = lg_ckpt_next(&l->board);
+        sim_hosts_trace(w, "  writer: action %d %s of %d", (int)a.kind, a.why ? a.why : "",
+                        (int)a.step);
+        for (int k = 0; k < w->hosts; k++) {
+            const struct lg_host_card *c = &l->board.s->hosts.card[k];
+            sim_hosts_trace(w, "  card of %d: said in %d, commit %d, exchanged %d", k,
+                            (int)c->said_in, (int)c->commit, (int)c->exchanged);
+        }
+    }
+}
+
 void sim_hosts_run(const struct sim_hosts_options *options, struct sim_hosts_result *ret)
 {
     struct world *w = calloc(1, sizeof *w);
@@ -411,8 +441,10 @@ void sim_hosts_run(const struct sim_hosts_options *options, struct sim_hosts_res
         open_world(w);
         while (!is_over(w)) {
             turn(w);
-            if (w->calm && ret->turns - w->last_progress > STANDSTILL)
+            if (w->calm && ret->turns - w->last_progress > STANDSTILL) {
+                tell_all(w);
                 sim_hosts_fail(w, "standstill");
+            }
             if (ret->turns > TURNS_LIMIT) sim_hosts_fail(w, "it does not come to its end");
         }
         check_end(w);

@@ -24,7 +24,7 @@ static void finish(struct lg_transfer *m, bool failed)
 
 static void unpost(struct node *n, int i)
 {
-    n->posted[i] = n->posted[--n->n_posted];
+    memmove(n->posted + i, n->posted + i + 1, (size_t)(--n->n_posted - i) * sizeof *n->posted);
 }
 
 /* The first message goes; its sender is done with it. */
@@ -55,56 +55,58 @@ static struct lg_transfer *place_for(struct node *n, const struct message *m)
     return NULL;
 }
 
-static void deliver(struct connection *c)
+/* False: it waits for a place. */
+static bool deliver(struct connection *c)
 {
     struct message *m = &c->queue[0];
     const char *from = m->sent ? m->sent->data : m->note;
     const size_t half = m->bytes / 2;
     if (!m->place) {
         m->place = place_for(c->to, m);
-        if (!m->place && (m->tag & LG_TAG_NOTE)) return; /* it waits */
+        if (!m->place && (m->tag & LG_TAG_NOTE)) return false;
         if (!m->place) {
             pop(c, false);
-            return;
+            return true;
         }
         if (m->place->bytes != m->bytes) {
             finish(m->place, true);
             m->place = NULL;
             pop(c, false);
-            return;
+            return true;
         }
         memcpy(m->place->data, from, half);
         if (sim_hosts_is(c->from->w, SIM_HOSTS_DONE_EARLY) && !(m->tag & LG_TAG_NOTE))
             m->place->done = true;
-        return;
+        if (!(m->tag & LG_TAG_NOTE)) return true;
     }
     memcpy((char *)m->place->data + half, from + half, m->bytes - half);
     finish(m->place, false);
     m->place = NULL;
     c->to->happened = true;
     pop(c, false);
+    return true;
 }
 
 void sim_hosts_net_turn(struct world *w)
 {
-    const uint64_t first = sim_hosts_random(w, CONNECTIONS);
-    for (uint64_t i = 0; i < CONNECTIONS; i++) {
-        struct connection *c = &w->connection[(first + i) % CONNECTIONS];
+    const int most = 4 * HOSTS * HOSTS * RANKS; /* few are in use, and those are the first */
+    const int first = (int)sim_hosts_random(w, (uint64_t)most);
+    for (int i = 0; i < CONNECTIONS; i++) {
+        struct connection *c = &w->connection[i < most ? (first + i) % most : i];
         if (!c->used || c->failed || !c->n || w->cut[c->from_host][c->to_host]) continue;
         if (!c->to || !c->to->alive) { /* of a dead host nothing is heard */
             if (!c->to || c->to->of->up) c->failed = true;
             if (c->failed && c->from) c->from->happened = true;
             continue;
         }
-        deliver(c);
-        return;
+        if (deliver(c)) return;
     }
 }
 
 /* A connection breaks, with what is on it. */
 void sim_hosts_net_fail_one(struct world *w)
 {
-    struct connection *c = &w->connection[sim_hosts_random(w, 8)];
+    struct connection *c = &w->connection[sim_hosts_random(w, 2 * HOSTS * RANKS)];
     if (!c->used || c->failed) return;
     drop_all(c);
     c->failed = true;
