@@ -454,7 +454,7 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.batch = c->trainer_global_batch_size;
     p.sequence = (int)c->parallel_sp;
     p.hosts = (int)c->hosts_count;
-    p.host = (int)c->hosts_number;
+    p.host = c->hosts_number < 0 || c->hosts_number >= c->hosts_count ? 0 : (int)c->hosts_number; /* see hosts.number */
     p.rank_batch = lg_plan_host_batch(&p) * p.sequence / c->trainer_ranks;
     p.micro_batch = c->trainer_micro_batch_size;
     p.shards = !c->parallel_zero   ? 1

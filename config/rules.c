@@ -223,13 +223,27 @@ static void check_parallel(struct rules *r)
 static void check_hosts(struct rules *r)
 {
     const lg_config *c = r->c;
-    if (c->hosts_number >= c->hosts_count)
-        broken(r, "hosts.number", "hosts.number = %lld, but there are hosts 0 to %lld",
-               (long long)c->hosts_number, (long long)c->hosts_count - 1);
-    if (c->hosts_count == 1) return;
-    if (c->hosts_list.n != c->hosts_count)
-        broken(r, "hosts.list", "hosts.list names %d addresses, hosts.count is %lld: one for each",
-               c->hosts_list.n, (long long)c->hosts_count);
+    const int64_t places = c->hosts_count + c->hosts_spare;
+    if (c->hosts_count == 1) {
+        if (c->hosts_spare || c->hosts_list.n)
+            broken(r, "hosts.count", "hosts.count = 1: a run of one host has no list and no spares");
+        return;
+    }
+    if (places > 64)
+        broken(r, "hosts.spare", "hosts.count + hosts.spare = %lld: at most 64 machines",
+               (long long)places);
+    if (c->hosts_list.n && c->hosts_list.n != places)
+        broken(r, "hosts.list",
+               "hosts.list names %d machines, hosts.count + hosts.spare is %lld: one for each",
+               c->hosts_list.n, (long long)places);
+    if (c->hosts_number >= places)
+        broken(r, "hosts.number", "hosts.number = %lld, but the list has places 0 to %lld",
+               (long long)c->hosts_number, (long long)places - 1);
+    if (!c->hosts_key[0])
+        broken(r, "hosts.key",
+               "hosts.count = %lld without hosts.key: hosts talk to each other by a key alone; "
+               "`lgsup keys cluster.key` makes one, which all of them get a copy of",
+               (long long)c->hosts_count);
     if (strcmp(c->_device, "host") != 0)
         broken(r, "hosts.count",
                "hosts.count = %lld with device = \"%s\": several hosts train with device = "

@@ -98,6 +98,7 @@ static int describe(lg_board *b, const struct lg_board_spec *spec)
     s->hosts.count = LG_MAX(p->hosts, 1);
     s->hosts.host = p->host;
     s->hosts.comes = spec->comes;
+    s->hosts.life = spec->life;
     s->checkpoint_every = spec->checkpoint_every;
     s->ranks = p->instances[LG_ROLE_trainer];
     s->sequence = p->sequence;

@@ -184,7 +184,8 @@ struct lg_board_spec {
     const struct lg_data_part *data; /* n_data parts: what the run was trained on so far */
     int n_data;
     bool data_may_change;
-    bool comes; /* of several hosts, to a run that goes on (shm/hosts.h) */
+    bool comes;    /* of several hosts, to a run that goes on (shm/hosts.h) */
+    uint64_t life; /* of this host among several */
 };
 /* Creates (replacing) the file, fully allocated. */
 int lg_board_create(const char *path, const struct lg_board_spec *spec, lg_board **ret);

@@ -82,23 +82,35 @@ struct lg_host_card {
 struct lg_host_member {
     char address[LG_HOST_ADDRESS_BYTES]; /* numeric, IPv4 or IPv6 */
     uint32_t port;
-    uint64_t life; /* of the host's board: its run_id; another one is another life of the host */
+    uint32_t place; /* of its machine in hosts.list */
+    uint64_t life;  /* another one is another life of the host, which knows nothing of the former */
 };
 
 struct lg_hosts_record {
-    uint64_t number;  /* from 1 */
+    uint64_t formation; /* the same in all epochs of a run that was formed once by all hosts */
+    uint64_t number;    /* from 1 */
     uint64_t members; /* bit h: host h */
     int leader;       /* a member that has the state, if any member has it */
     struct lg_host_member member[LG_HOSTS_MAX];
 };
 
+/* What lgsup has promised the others about the epoch that follows on `base` (supervisor/hosts/group.h): its successor
+ * must not promise anything else. Writer: lgsup, into the side that is not in force, then vote_at with release. */
+struct lg_hosts_vote {
+    uint64_t base, promised, accepted;
+    struct lg_hosts_record record; /* that was accepted; number 0: none */
+};
+
 struct lg_board_hosts {
     int count, host; /* H and h; 1 and 0: there are no others */
+    uint64_t life;   /* of this host */
     bool comes;      /* to a run that goes on: its first state is the leader's, whatever happens */
     _Atomic(uint64_t) epoch;
     _Atomic(uint32_t) lost;
     struct lg_hosts_record of[LG_HOST_EPOCHS];
     struct lg_host_card card[LG_HOSTS_MAX];
+    struct lg_hosts_vote vote[2];
+    _Atomic(uint32_t) vote_at;
 };
 
 typedef struct lg_board lg_board;
