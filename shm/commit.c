@@ -154,7 +154,10 @@ bool lg_commit_complete(lg_board *b)
     if (!lg_commit_final(b, &final)) return false;
     if (lg_board_global_commit(b) < lg_mark_of(final)) return false;
     if (b->s->has_ema && look(&ema(b)->commit) < lg_mark_of(final)) return false;
-    return final < first_made(b) || look(&ckpt(b)->published) >= lg_mark_of(final);
+    if (final < first_made(b)) return true;
+    if (look(&ckpt(b)->published) < lg_mark_of(final)) return false;
+    /* Whoever is not the leader waits for its files; so it goes last. */
+    return !lg_hosts_are_several(b) || !lg_hosts_is_leader(b) || lg_hosts_published(b, final);
 }
 
 /* Trainer. */

@@ -309,6 +309,7 @@ static int listen_at(lg_exchanger *x, const struct lg_hosts_record *r)
                                     .host = x->me,
                                     .address = r->member[x->me].address,
                                     .port = r->member[x->me].port + (uint32_t)x->spec.rank,
+                                    .interface = x->spec.interface,
                                     .arg = x->spec.transport_arg},
         &x->transport));
     for (int i = 0; i < LG_NOTES; i++) receive_note(x, i);
@@ -375,6 +376,22 @@ int lg_exchanger_step(lg_exchanger *x, const char **ret_why)
     LG_TRY(answered);
     if (took) done |= tell(x);
     return done | took | answered;
+}
+
+void lg_exchanger_end(lg_exchanger *x, int ms)
+{
+    const int64_t end = x->spec.now() + ms * LG_MS_NS;
+    bool sent = !x->epoch;
+    while (!sent && x->spec.now() < end) {
+        tell(x);
+        x->spec.transport->progress(x->transport);
+        sent = true;
+        for (int i = 0; i < LG_NOTES; i++) sent &= lg_transfer_is_free(&x->out[i].transfer);
+        for (int h = 0; h < x->hosts; h++) {
+            const struct lg_peer *p = &x->peer[h];
+            sent &= x->spec.rank != 0 || !p->greeted || p->card_sent == x->card;
+        }
+    }
 }
 
 bool lg_exchanger_sleeps(lg_exchanger *x)

@@ -32,6 +32,7 @@ struct lg_exchanger_spec {
     int rank;
     const struct lg_transport_kind *transport;
     void *transport_arg;
+    const char *interface;      /* hosts.interface */
     float *outgoing, *incoming; // (count), trainer/gradients.h
     struct lg_stamp *outgoing_stamp, *incoming_stamp;
     size_t count;
@@ -60,5 +61,7 @@ int lg_exchanger_step(lg_exchanger *x, const char **ret_why);
 /* May the caller sleep until fd is readable, or the board changes? */
 bool lg_exchanger_sleeps(lg_exchanger *x);
 int lg_exchanger_fd(lg_exchanger *x);
+/* This process ends: sends what it has to say, for at most so long. */
+void lg_exchanger_end(lg_exchanger *x, int ms);
 /* Bytes of private memory. */
 size_t lg_exchanger_bytes(size_t count, int hosts, size_t message_bytes);

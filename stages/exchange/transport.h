@@ -32,7 +32,9 @@ struct lg_transport_spec {
     int hosts, host;
     const char *address; /* to listen at, numeric */
     uint32_t port;
-    void *arg; /* of a test's transport */
+    const char
+        *interface; /* network device; NULL or "": that of the address, or as the transport finds */
+    void *arg;      /* of a test's transport */
 };
 
 struct lg_transport_kind {
@@ -42,7 +44,7 @@ struct lg_transport_kind {
     /* Begins to connect to host `peer`; messages may be sent at once. An error: it cannot even be tried. Only from
      * addresses that were connected to are connections taken. */
     int (*connect)(lg_transport *t, int peer, const char *address, uint32_t port);
-    /* By force: what is being sent is done, as failed, before it returns. No effect without a connection. */
+    /* By force: what is being sent is done soon, as failed. No effect without a connection. */
     void (*disconnect)(lg_transport *t, int peer);
     bool (*has_failed)(lg_transport *t, int peer); /* since connect */
     void (*send)(lg_transport *t, int peer, struct lg_transfer *m);

@@ -1,4 +1,5 @@
 /* The pretended network: connections that deliver late, in halves, or never; a transport for exchangers. */
+#include "stages/exchange/exchanger_private.h"
 #include "tests/unit/sim_hosts_world.h"
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +69,8 @@ static bool deliver(struct connection *c)
             pop(c, false);
             return true;
         }
+        if (sim_hosts_is(c->to->w, SIM_HOSTS_OLD_EPOCHS) && (m->tag & LG_TAG_NOTE))
+            ((struct lg_note *)m->note)->epoch = lg_hosts_epoch(&c->to->of->board, NULL);
         if (m->place->bytes != m->bytes) {
             finish(m->place, true);
             m->place = NULL;

@@ -210,6 +210,11 @@ static bool reduce(struct life *h, int r, uint64_t s)
 static void check_record(struct life *h, uint64_t s)
 {
     struct world *w = h->w;
+    const unsigned verdict = lg_commit_verdict(&h->board, s);
+    if (w->verdict[s] && w->verdict[s] != verdict)
+        sim_hosts_fail(w, "host %d obeys another verdict of step %d: %x, not %x", h->host, (int)s,
+                       verdict, w->verdict[s]);
+    w->verdict[s] = verdict;
     struct lg_loss_sum loss = {0};
     struct lg_host_sums sums;
     for (int r = 0; r < w->ranks; r++) {

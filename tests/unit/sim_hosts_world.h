@@ -86,6 +86,7 @@ struct world {
     uint64_t rng, now;
     int hosts, ranks;
     bool has_written[STEPS + 1];
+    unsigned verdict[STEPS]; /* 0: none yet */
     struct life *host[HOSTS]; /* the present life of each number */
     struct life *life[LIVES];
     int n_lives;
