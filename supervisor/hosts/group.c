@@ -5,6 +5,9 @@
 #include <string.h>
 
 enum { LONELY_SILENCES = 50 };
+/* The operator's epochs have numbers of their own, different for each host: nothing that has been decided without our
+ * knowing has that one. */
+enum { TAKEN_STEP = 100000, TAKEN_OF_HOST = 1000 };
 
 const char *lg_group_phase_name(lg_group_phase p)
 {
@@ -109,6 +112,15 @@ uint64_t lg_group_present(const struct lg_group *g, int64_t now_ns)
 
 /* ---- epochs ---- */
 
+/* Which member this host is in it; -1: none. */
+static int number_in(const struct lg_group *g, const struct lg_epoch *e)
+{
+    for (int h = 0; h < g->setup.count; h++)
+        if ((e->members >> h & 1) && e->place[h] == g->setup.place && e->life[h] == g->own.life)
+            return h;
+    return -1;
+}
+
 unsigned lg_group_enter(struct lg_group *g, const struct lg_epoch *e)
 {
     g->own.epoch = *e;
@@ -117,20 +129,10 @@ unsigned lg_group_enter(struct lg_group *g, const struct lg_epoch *e)
     g->own.accepted_epoch.number = 0;
     memset(&g->own.offer, 0, sizeof g->own.offer);
     lg_group_rest(g);
-    for (int h = 0; h < g->setup.count; h++)
-        if ((e->members >> h & 1) && e->life[h] == g->own.life && e->place[h] == g->setup.place)
-            g->own.number = h;
+    g->own.number = number_in(g, e);
     LG_ASSERT(g->own.number >= 0);
     if (e->number == 1) g->own.comes = g->own.origin.step != e->first_step;
     return LG_GROUP_ENTERED | LG_GROUP_VOTED;
-}
-
-static bool is_in(const struct lg_group *g, const struct lg_epoch *e)
-{
-    for (int h = 0; h < g->setup.count; h++)
-        if ((e->members >> h & 1) && e->place[h] == g->setup.place && e->life[h] == g->own.life)
-            return true;
-    return false;
 }
 
 static unsigned lose(struct lg_group *g, const char *why)
@@ -155,7 +157,10 @@ static unsigned obey(struct lg_group *g, const struct lg_epoch *e)
     if (has_part(g) && !is_known)
         return lose(g, "the hosts have formed this run anew without this one");
     if (has_part(g) && e->number <= g->own.epoch.number) return 0;
-    if (is_in(g, e)) return lg_group_enter(g, e);
+    const int number = number_in(g, e);
+    if (g->own.phase == LG_GROUP_coming && number >= 0 && number != g->own.number)
+        return lose(g, "the hosts have formed this run anew, with this one in another place");
+    if (number >= 0) return lg_group_enter(g, e);
     if (!has_part(g)) return 0;
     snprintf(why, sizeof why, "epoch %" PRIu64 " goes on without this host", e->number);
     return lose(g, why);
@@ -416,7 +421,7 @@ int lg_group_take(struct lg_group *g, int64_t now_ns, unsigned *ret_news)
     if (g->own.phase != LG_GROUP_member || present == e.members) return LG_ERR_FAILED;
     e.leader = leader_of(g, &e, present);
     if (e.leader < 0) return LG_ERR_FAILED;
-    e.number++;
+    e.number = (e.number / TAKEN_STEP + 1) * TAKEN_STEP + TAKEN_OF_HOST * (uint64_t)g->own.number;
     e.members = present;
     *ret_news = lg_group_enter(g, &e);
     return 0;

@@ -346,7 +346,7 @@ static void obey(struct machine *m, unsigned news)
     }
     place_board(m);
     if (m->board.made && m->group.own.phase == LG_GROUP_member) m->board.epoch = m->group.own.epoch;
-    if (w.plant == PLANT_VOTES_LATE && (news & LG_GROUP_VOTED) && draw(3) == 0) {
+    if (w.plant == PLANT_VOTES_LATE && w.trouble && (news & LG_GROUP_VOTED) && draw(3) == 0) {
         send(place);
         m->supervised = false; /* and dies */
         m->back_ms = w.now_ms + 50;
