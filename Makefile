@@ -56,7 +56,7 @@ CFLAGS   += $(SANFLAGS)
 CXXFLAGS += $(SANFLAGS)
 LDFLAGS  += $(SANFLAGS)
 endif
-SUPERVISOR_DIRS := $(addprefix supervisor/,run views core launch commands)
+SUPERVISOR_DIRS := $(addprefix supervisor/,run hosts views core launch commands)
 # Counts branches where the promise is kept; see tests/coverage.sh.
 ifdef COVERAGE
 $(foreach d,shm bus $(subst /,_,$(SUPERVISOR_DIRS)) stages_ckpt,$(eval CFLAGS_$(d) += -Og --coverage -fprofile-update=atomic))

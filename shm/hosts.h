@@ -87,10 +87,11 @@ struct lg_host_member {
 };
 
 struct lg_hosts_record {
-    uint64_t formation; /* the same in all epochs of a run that was formed once by all hosts */
-    uint64_t number;    /* from 1 */
-    uint64_t members;   /* bit h: host h */
-    int leader;         /* a member that has the state, if any member has it */
+    uint64_t formation;  /* the same in all epochs of a run that was formed once by all hosts */
+    uint64_t number;     /* from 1 */
+    uint64_t first_step; /* with which the formation began */
+    uint64_t members;    /* bit h: host h */
+    int leader;          /* a member that has the state, if any member has it */
     struct lg_host_member member[LG_HOSTS_MAX];
 };
 

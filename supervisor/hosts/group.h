@@ -38,6 +38,7 @@ enum { LG_PLACES_MAX = 64, LG_GROUP_TEXT = 200 };
 /* An epoch as it is agreed on. */
 struct lg_epoch {
     uint64_t formation, number; /* number 0: none */
+    uint64_t first_step;        /* with which the formation began */
     uint64_t members;           /* bit h: host number h */
     int32_t leader;
     uint8_t place[LG_HOSTS_MAX]; /* of the members, 0 of others */
@@ -48,8 +49,8 @@ struct lg_epoch {
     X(joining) /* has no number */                                                                 \
     X(coming)  /* has taken what was offered: its board is made for that state */                  \
     X(member)                                                                                      \
-    X(done)    /* a member that has nothing left to do: its silence is no loss */                  \
-    X(lost)    /* is in no epoch any more, and ends */
+    X(done) /* a member that has nothing left to do: its silence is no loss */                     \
+    X(lost) /* is in no epoch any more, and ends */
 typedef enum lg_group_phase {
 #define X(name) LG_GROUP_##name,
     LG_GROUP_PHASES(X)
@@ -80,11 +81,11 @@ struct lg_beat {
         int64_t sent_ns;
     } heard[LG_PLACES_MAX]; /* the last beat of each */
     struct lg_identity identity;
-    struct lg_origin origin; /* joining: what it would go on from */
+    struct lg_origin origin;             /* joining: what it would go on from */
     char address[LG_HOST_ADDRESS_BYTES]; /* of its exchange processes */
     int32_t number;                      /* coming, member, done: which host it is; -1 */
     uint64_t state;                      /* coming: for which its board is made */
-    uint32_t has_state, may_begin;       /* has one; would begin one by itself */
+    uint32_t has_state, comes;           /* has one; its first one is another's */
     struct lg_epoch epoch;               /* the newest that it knows */
     /* to somebody who comes; life 0: nobody */
     struct {
@@ -111,7 +112,7 @@ struct lg_group_setup {
 
 /* What the board says. */
 struct lg_group_facts {
-    bool has_state, may_begin;
+    bool has_state;
     bool settled; /* lg_hosts_settled: in this state, with this data set */
     struct lg_origin rest;
 };
@@ -120,7 +121,7 @@ enum lg_group_news {
     LG_GROUP_ENTERED = 1, /* own.epoch is another: it goes onto the board */
     LG_GROUP_LOST = 2,    /* `text` says why */
     LG_GROUP_LINK = 4,    /* `linking` is to be made a file: lg_group_linked says what came of it */
-    LG_GROUP_VOTED = 8,   /* own.promised, own.accepted: onto the board, before the next beat goes */
+    LG_GROUP_VOTED = 8, /* own.promised, own.accepted: onto the board, before the next beat goes */
     LG_GROUP_REFUSED = 16 /* joining: the others are not alike, `text` says in what */
 };
 
@@ -133,6 +134,7 @@ struct lg_group {
     struct lg_epoch linking; /* number 0: none under way */
     bool link_waits;
     int64_t ballot_ns;
+    int64_t company_ns;  /* coming: when a member was up last */
     bool quorum_missing; /* members are lost, and what is left may not decide: for people */
     bool done;
     char text[LG_GROUP_TEXT];
@@ -140,8 +142,14 @@ struct lg_group {
 
 void lg_group_init(struct lg_group *g, const struct lg_group_setup *setup);
 /* Of a board whose former supervisor has died: its epoch and votes. */
-void lg_group_restore(struct lg_group *g, const struct lg_epoch *epoch, int number,
-                      const struct lg_beat *voted);
+struct lg_group_before {
+    struct lg_epoch epoch;
+    int number;
+    bool comes;
+    uint64_t start_step, promised, accepted;
+    struct lg_epoch accepted_epoch;
+};
+void lg_group_restore(struct lg_group *g, const struct lg_group_before *b);
 /* A beat came. False: it makes no sense (dropped). */
 bool lg_group_hear(struct lg_group *g, const struct lg_beat *b, int64_t now_ns);
 /* What follows from all that is known. Returns lg_group_news, OR-ed. */
@@ -154,7 +162,8 @@ unsigned lg_group_linked(struct lg_group *g, const struct lg_epoch *e);
  * host is in no epoch. */
 int lg_group_take(struct lg_group *g, int64_t now_ns, unsigned *ret_news);
 /* Joining: has something been offered, or an epoch been entered (*ret_number its host)? */
-bool lg_group_place(const struct lg_group *g, int *ret_number, struct lg_origin *ret, bool *ret_comes);
+bool lg_group_place(const struct lg_group *g, int *ret_number, struct lg_origin *ret,
+                    bool *ret_comes);
 /* The board is made for what lg_group_place said. */
 void lg_group_come(struct lg_group *g, int number, uint64_t state);
 /* Nothing is left to do here. True: the others know, or are gone themselves. */
