@@ -6,7 +6,8 @@
 #include <zmq.h>
 
 enum {
-    QUEUE_MAX = 8, /* messages to one that does not take them: older ones say nothing new */
+    QUEUE_MAX = 8,      /* messages to one that does not take them: older ones say nothing new */
+    LAST_WORD_MS = 100, /* how long the end waits for what has been said just now */
     HANDSHAKE_MS = 1000,
     CONNECT_MS = 1000,
     RECONNECT_MS = 50,
@@ -65,7 +66,7 @@ static int make(const struct lg_channel_spec *s, void *context, int type, void *
     const struct {
         int option, value;
     } settings[] = {
-        {ZMQ_LINGER, 0},
+        {ZMQ_LINGER, LAST_WORD_MS},
         {ZMQ_IPV6, is_v6(s->address[s->place])},
         {ZMQ_SNDHWM, QUEUE_MAX},
         {ZMQ_RCVHWM, QUEUE_MAX},
