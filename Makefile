@@ -40,7 +40,7 @@ CFLAGS   += -std=c17 $(DEBUG) $(OPT) -fPIC -fno-math-errno -ffp-contract=off -fv
 CXXFLAGS += -std=c++17 $(DEBUG) $(OPT) -fPIC -fvisibility=hidden
 # DT_RPATH, not DT_RUNPATH: it also serves the libraries' own needs when they are brought along (bundle/).
 LDFLAGS  += -Wl,--as-needed -rdynamic -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib'
-LIBS     := -lzmq -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lsentencepiece -lutf8proc \
+LIBS     := -lzmq -lucp -lucs -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lsentencepiece -lutf8proc \
             -lncursesw -ltinfo -lstdc++ -ldl -lpthread -lm
 ifdef SAN
 ifeq ($(SAN),address)
@@ -65,7 +65,7 @@ endif
 Q := $(if $(V),,@)
 
 LIB_DIRS := base config shm bus kernels/graph stages/nets stages/io stages stages/loader stages/text stages/vae \
-            stages/trainer stages/ema stages/ckpt stages/sample stages/encode \
+            stages/trainer stages/ema stages/ckpt stages/exchange stages/sample stages/encode \
             $(SUPERVISOR_DIRS)
 ifdef FUZZ_BUILD # what the targets call
 LIB_DIRS := base config shm bus kernels/graph stages/nets stages/io
@@ -169,7 +169,7 @@ $(BUILD)/tests/e2e/%: $(BUILD)/obj/tests/e2e/%.c.o $(LIB)
 DEPS := gcc g++ make pkg-config libzmq3-dev libmsgpack-dev libtomlplusplus-dev libdnnl-dev \
         libsentencepiece-dev libutf8proc-dev libcjson-dev libxxhash-dev libcmocka-dev libarchive-dev libpng-dev \
         libjpeg62-turbo-dev libwebp-dev libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji \
-        unicode-data jq libncurses-dev libsystemd-dev
+        unicode-data jq libncurses-dev libsystemd-dev libucx-dev
 deps:
 	$(Q)missing=$$(for p in $(DEPS); do dpkg-query -W -f='$${Status}\n' $$p 2>/dev/null | \
 	    grep -q 'install ok installed' || echo $$p; done); \

@@ -72,10 +72,17 @@ unsigned lg_commit_verdict(lg_board *b, uint64_t step)
     return v && v >> LG_VERDICT_BITS == step ? (unsigned)(v & ((1u << LG_VERDICT_BITS) - 1)) : 0;
 }
 
+/* The first state that a step of this run has made. A host that comes to a run that goes on begins with such a one: it may
+ * be the last, or one that is to be written. */
+static uint64_t first_made(lg_board *b)
+{
+    return b->s->start_step + !(b->s->hosts.comes && b->s->start_step > 0);
+}
+
 /* Is `state` to be checkpointed? The first state came from a checkpoint or from nothing. */
 static bool is_checkpoint(lg_board *b, uint64_t state)
 {
-    return state > b->s->start_step && (lg_commit_verdict(b, state - 1) & LG_VERDICT_CHECKPOINT);
+    return state >= first_made(b) && (lg_commit_verdict(b, state - 1) & LG_VERDICT_CHECKPOINT);
 }
 
 /* May the owner of a state that is to be overwritten do so, as far as the writer is concerned? */
@@ -96,7 +103,7 @@ static bool checkpoint_pending(lg_board *b, uint64_t s)
     lg_mark published = look(&ckpt(b)->published), staged = look(&ckpt(b)->staged);
     if (staged != published) return true;
     if (is_checkpoint(b, s) && staged < lg_mark_of(s)) return true;
-    return s > b->s->start_step && is_checkpoint(b, s - 1) && staged < lg_mark_of(s - 1);
+    return s > first_made(b) && is_checkpoint(b, s - 1) && staged < lg_mark_of(s - 1);
 }
 
 unsigned lg_commit_decide(lg_board *b, uint64_t step)
@@ -133,7 +140,7 @@ bool lg_commit_final(lg_board *b, uint64_t *ret_state)
     }
     lg_mark m = lg_board_global_commit(b);
     uint64_t g = m == LG_MARK_NONE ? start : lg_mark_state(m);
-    for (uint64_t s = g > start ? g - 1 : g; s <= g; s++)
+    for (uint64_t s = g >= first_made(b) ? g - 1 : g; s <= g; s++)
         if (lg_commit_verdict(b, s) & LG_VERDICT_STOP) {
             *ret_state = s + 1;
             return true;
@@ -147,7 +154,10 @@ bool lg_commit_complete(lg_board *b)
     if (!lg_commit_final(b, &final)) return false;
     if (lg_board_global_commit(b) < lg_mark_of(final)) return false;
     if (b->s->has_ema && look(&ema(b)->commit) < lg_mark_of(final)) return false;
-    return final == b->s->start_step || look(&ckpt(b)->published) >= lg_mark_of(final);
+    if (final < first_made(b)) return true;
+    if (look(&ckpt(b)->published) < lg_mark_of(final)) return false;
+    /* Whoever is not the leader waits for its files; so it goes last. */
+    return !lg_hosts_are_several(b) || !lg_hosts_is_leader(b) || lg_hosts_published(b, final);
 }
 
 /* Trainer. */
@@ -164,7 +174,7 @@ static bool all_at_least(lg_board *b, size_t offset, lg_mark m)
 /* What UPDATE(s) waits for; NULL when it may go on. It overwrites state s - 1, and the moments of s. */
 static const char *update_floor(lg_board *b, uint64_t s)
 {
-    if (s == b->s->start_step) return NULL; /* the other side is empty */
+    if (s < first_made(b)) return NULL; /* the other side is empty */
     if (!has_staged_moments_if_wanted(b, s)) return LG_WHY_STAGING;
     if (b->s->has_ema && look(&ema(b)->commit) < lg_mark_of(s - 1)) return "ema";
     if (!is_staged_if_wanted(b, s - 1)) return LG_WHY_STAGING;
@@ -275,7 +285,7 @@ struct lg_action lg_ckpt_next(lg_board *b)
         if (b->s->has_ema && look(&ema(b)->commit) < lg_mark_of(s)) return wait_for(s, "ema");
         return act(LG_DO_STAGE, s);
     }
-    if (lg_commit_final(b, &final) && (final == start || published >= lg_mark_of(final)))
+    if (lg_commit_final(b, &final) && (final < first_made(b) || published >= lg_mark_of(final)))
         return act(LG_DO_DONE, final);
     lg_mark global = lg_board_global_commit(b);
     if (global == LG_MARK_NONE) return wait_for(start, "first state of the trainer");

@@ -167,6 +167,16 @@ lg_host_write lg_hosts_write(lg_board *b, uint64_t state)
     return is ? LG_HOST_WRITTEN : LG_HOST_WRITE_WAIT;
 }
 
+static bool has_published(const struct lg_host_card *c, void *arg)
+{
+    return look(&c->published) >= lg_mark_of(*(const uint64_t *)arg);
+}
+
+bool lg_hosts_published(lg_board *b, uint64_t state)
+{
+    return of_all(b, has_published, &state);
+}
+
 struct rest {
     lg_mark state; /* of those that have one */
     bool same;

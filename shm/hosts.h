@@ -167,6 +167,8 @@ typedef enum lg_host_write {
     LG_HOST_WRITE_WAIT /* it has not, or nobody leads */
 } lg_host_write;
 lg_host_write lg_hosts_write(lg_board *b, uint64_t state);
+/* Leader: have all members said that this checkpoint is published for them, too? Who leads ends last. */
+bool lg_hosts_published(lg_board *b, uint64_t state);
 /* Has the present epoch come to rest? True when all members have state *ret_state and not all have exchanged that step:
  * without a host that is missing none of them will ever go on. A complete epoch never rests. */
 bool lg_hosts_settled(lg_board *b, uint64_t *ret_state);
