@@ -395,9 +395,12 @@ void lg_cluster_waits_for(lg_cluster *c, char *ret, size_t bytes)
                  "the run goes on with all of its %d hosts: this one waits until one is "
                  "lost",
                  c->group.setup.count);
-    else
+    else if (missing)
         snprintf(ret, bytes, "machine %d of hosts.list waits for machine%s %s", c->places.own,
                  missing & (missing - 1) ? "s" : "", places);
+    else
+        snprintf(ret, bytes, "machine %d of hosts.list waits for the run to be formed",
+                 c->places.own);
     pthread_mutex_unlock(&c->lock);
 }
 
