@@ -327,26 +327,25 @@ static void ucx_send(lg_transport *t, int peer, struct lg_transfer *m)
     if (UCS_PTR_IS_ERR(r)) p->failed = true;
     if (!r || UCS_PTR_IS_ERR(r))
         finish(m, r != NULL);
-    else
+    else if (!m->done)
         m->request = r;
 }
 
 static void ucx_receive(lg_transport *t, struct lg_transfer *m)
 {
     const bool note = m->tag & LG_TAG_NOTE;
-    ucp_tag_recv_info_t info = {0};
+    /* Its length is told to the callback alone. */
     const ucp_request_param_t how = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                      UCP_OP_ATTR_FIELD_USER_DATA |
-                                                     UCP_OP_ATTR_FIELD_RECV_INFO,
+                                                     UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
                                      .cb.recv = on_received,
-                                     .recv_info.tag_info = &info,
                                      .user_data = m};
     m->of = t;
     ucs_status_ptr_t r = ucp_tag_recv_nbx(t->worker, m->data, m->bytes, m->tag,
                                           note ? LG_TAG_NOTE : UINT64_MAX, &how);
     if (!r || UCS_PTR_IS_ERR(r))
-        finish(m, r != NULL || info.length != m->bytes);
-    else
+        finish(m, true);
+    else if (!m->done) /* the callback may have been there before us */
         m->request = r;
 }
 
