@@ -454,7 +454,9 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.batch = c->trainer_global_batch_size;
     p.sequence = (int)c->parallel_sp;
     p.hosts = (int)c->hosts_count;
-    p.host = c->hosts_number < 0 || c->hosts_number >= c->hosts_count ? 0 : (int)c->hosts_number; /* see hosts.number */
+    p.host = c->hosts_number < 0 || c->hosts_number >= c->hosts_count
+                 ? 0
+                 : (int)c->hosts_number; /* see hosts.number */
     p.rank_batch = lg_plan_host_batch(&p) * p.sequence / c->trainer_ranks;
     p.micro_batch = c->trainer_micro_batch_size;
     p.shards = !c->parallel_zero   ? 1
@@ -468,7 +470,10 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.loader_chunk = (int)c->loader_chunk;
     p.instances[LG_ROLE_loader] = (int)c->loader_instances;
     p.instances[LG_ROLE_trainer] = (int)c->trainer_ranks;
-    if (p.hosts > 1) p.instances[LG_ROLE_exchange] = (int)c->trainer_ranks;
+    if (p.hosts > 1) {
+        p.instances[LG_ROLE_exchange] = (int)c->trainer_ranks;
+        p.threads[LG_ROLE_exchange] = (int)c->trainer_threads;
+    }
     p.threads[LG_ROLE_vae] = (int)c->vae_threads;
     p.threads[LG_ROLE_trainer] = (int)c->trainer_threads;
     LG_ASSERT(strlen(c->_precision) < sizeof p.precision);
