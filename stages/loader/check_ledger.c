@@ -74,7 +74,7 @@ static int open_data(struct checked *k, bool *ret_same)
     if (k->plan.buckets.n) {
         LG_TRY(lg_path(cache, "%s/sizes", k->dir));
         LG_TRY(lg_source_sizes(k->source, cache, &size));
-        int rc = lg_loader_order(&k->plan, k->source, size, &k->order);
+        int rc = lg_loader_order(k->config, &k->plan, k->source, size, &k->order);
         free(size);
         LG_TRY(rc);
         hash = lg_order_hash(k->order, hash);
