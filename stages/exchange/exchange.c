@@ -129,14 +129,14 @@ static int open_exchanger(lg_stage *st, struct exchange *e)
 static int exchange_open(lg_stage *st)
 {
     struct exchange *e = calloc(1, sizeof *e);
-    lg_device *maps[LG_INSTANCES_MAX] = {NULL};
+    lg_device *maps[LG_INSTANCES_MAX];
     LG_ASSERT(e);
     st->state = e;
     e->stage = st;
     e->known = st->board->s->start_step;
     LG_TRY(lg_stage_host_device(st, LG_ROLE_exchange, &e->device));
     LG_TRY(lg_stream_open(e->device, &e->stream));
-    maps[st->index] = e->device;
+    for (int r = 0; r < LG_INSTANCES_MAX; r++) maps[r] = e->device;
     LG_TRY(lg_trainer_state_open(st, maps, &e->state));
     LG_TRY(lg_state_bytes_open(st, e->device, e->state, &e->bytes));
     LG_TRY(lg_host_gradients_open(st, e->state, &e->gradients));

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <ucp/api/ucp.h>
+#include <ucs/config/global_opts.h>
 
 enum { ACCEPTED_MAX = 256, PROGRESS_MAX = 64 };
 
@@ -69,9 +70,17 @@ static int parse_address(const char *text, uint32_t port, struct sockaddr_storag
     return LG_FAIL(LG_ERR_CONFIG, "\"%.60s\" is no numeric address of a host", text);
 }
 
+static bool is_loopback(const struct sockaddr_storage *a)
+{
+    const uint32_t v4 = ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr);
+    return a->ss_family == AF_INET && v4 >> 24 == 127;
+}
+
+/* From any loopback address one goes out as the first. */
 static bool is_same_host(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
 {
     if (a->ss_family != b->ss_family) return false;
+    if (is_loopback(a) && is_loopback(b)) return true;
     if (a->ss_family == AF_INET)
         return ((const struct sockaddr_in *)a)->sin_addr.s_addr ==
                ((const struct sockaddr_in *)b)->sin_addr.s_addr;
@@ -154,17 +163,17 @@ static void keep_accepted(lg_transport *t)
 
 /* ---- opening ---- */
 
-/* What the environment does not say. */
-static void choose_settings(void)
+/* What the environment does not say. UCX has read some of it before main() has begun; deaths are no news. */
+static void choose_settings(const char *interface)
 {
     static const char *const setting[][2] = {
         {"UCX_TCP_CM_REUSEADDR", "y"}, /* a successor listens where its predecessor was killed */
-        {"UCX_TCP_KEEPIDLE", "2s"},    {"UCX_TCP_KEEPINTVL", "1s"},
-        {"UCX_TCP_KEEPCNT", "3"},      {"UCX_LOG_LEVEL", "fatal"}, /* deaths are no news */
-        {"UCX_HANDLE_ERRORS", "none"}, {"UCX_ERROR_SIGNALS", ""},  /* signals are ours */
-        {"UCX_MEM_EVENTS", "n"},       {"UCX_WARN_UNUSED_ENV_VARS", "n"},
-        {"UCX_USE_MT_MUTEX", "n"}};
+        {"UCX_TCP_KEEPIDLE", "2s"},
+        {"UCX_TCP_KEEPINTVL", "1s"},
+        {"UCX_TCP_KEEPCNT", "3"}};
+    if (!getenv("UCX_LOG_LEVEL")) ucs_global_opts_set_value("LOG_LEVEL", "fatal");
     for (size_t i = 0; i < LG_ARRAY_LEN(setting); i++) setenv(setting[i][0], setting[i][1], 0);
+    if (interface && interface[0]) setenv("UCX_NET_DEVICES", interface, 0);
 }
 
 static int listen_at(lg_transport *t, const struct lg_transport_spec *spec)
@@ -191,8 +200,7 @@ static int open_ucx(lg_transport *t, const struct lg_transport_spec *spec)
     const ucp_worker_params_t w = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                                    .thread_mode = UCS_THREAD_MODE_SINGLE};
     ucp_config_t *config;
-    choose_settings();
-    if (spec->interface && spec->interface[0]) setenv("UCX_NET_DEVICES", spec->interface, 0);
+    choose_settings(spec->interface);
     UCX_TRY(ucp_config_read(NULL, NULL, &config));
     const ucs_status_t s = ucp_init(&p, config, &t->context);
     ucp_config_release(config);
@@ -319,26 +327,25 @@ static void ucx_send(lg_transport *t, int peer, struct lg_transfer *m)
     if (UCS_PTR_IS_ERR(r)) p->failed = true;
     if (!r || UCS_PTR_IS_ERR(r))
         finish(m, r != NULL);
-    else
+    else if (!m->done)
         m->request = r;
 }
 
 static void ucx_receive(lg_transport *t, struct lg_transfer *m)
 {
     const bool note = m->tag & LG_TAG_NOTE;
-    ucp_tag_recv_info_t info = {0};
+    /* Its length is told to the callback alone. */
     const ucp_request_param_t how = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                      UCP_OP_ATTR_FIELD_USER_DATA |
-                                                     UCP_OP_ATTR_FIELD_RECV_INFO,
+                                                     UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
                                      .cb.recv = on_received,
-                                     .recv_info.tag_info = &info,
                                      .user_data = m};
     m->of = t;
     ucs_status_ptr_t r = ucp_tag_recv_nbx(t->worker, m->data, m->bytes, m->tag,
                                           note ? LG_TAG_NOTE : UINT64_MAX, &how);
     if (!r || UCS_PTR_IS_ERR(r))
-        finish(m, r != NULL || info.length != m->bytes);
-    else
+        finish(m, true);
+    else if (!m->done) /* the callback may have been there before us */
         m->request = r;
 }
 
