@@ -23,6 +23,7 @@ static int wait_for_others(lg_cluster *c, bool quiet, struct lg_cluster_place *r
     char what[300];
     for (int n = 0;; n++) {
         const int rc = lg_cluster_join(c, ASK_MS, ret);
+        if (rc == LG_ERR_STOP) return rc;
         LG_TRY(rc);
         if (rc == 1) return 0;
         lg_cluster_waits_for(c, what, sizeof what);
@@ -43,6 +44,7 @@ int lg_hosts_join(lg_run *r, bool quiet, struct lg_cluster_place *ret, lg_cluste
     LG_TRY(lg_cluster_open(&spec, ret_cluster));
     const int rc = wait_for_others(*ret_cluster, quiet, ret);
     if (rc < 0) lg_cluster_close(ret_cluster);
+    if (rc == LG_ERR_STOP) return rc;
     LG_TRY(rc);
     take_over(r, ret);
     if (!quiet)

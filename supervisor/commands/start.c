@@ -166,8 +166,14 @@ static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
 {
     struct lg_supervise_spec spec = {.quiet = quiet, .ready_fd = ready_fd};
     struct lg_cluster_place among;
-    LG_TRY(lg_hosts_join(r, quiet, &among, &spec.cluster));
-    const int rc = begin_among(r, &among, &spec, ret_exit);
+    int rc = lg_hosts_join(r, quiet, &among, &spec.cluster);
+    if (rc == LG_ERR_STOP) {
+        if (!quiet) lg_terminal_say(STDOUT_FILENO, "the run has ended without this machine\n");
+        *ret_exit = 0;
+        return 0;
+    }
+    LG_TRY(rc);
+    rc = begin_among(r, &among, &spec, ret_exit);
     lg_cluster_close(&spec.cluster);
     LG_TRY(rc);
     return 0;

@@ -13,6 +13,7 @@ enum {
     RECONNECT_MS = 50,
     RECONNECT_MS_MAX = 1000,
     BACKLOG = 512,
+    SEALED_BYTES_MAX = 128, /* what CURVE adds to a message */
     ZAP_PART_BYTES = 256,
     ZAP_BATCH_MAX = 64,
     URL_BYTES = 3 * LG_HOST_ADDRESS_BYTES,
@@ -62,7 +63,7 @@ static const char *right(const char *address)
 static int make(const struct lg_channel_spec *s, void *context, int type, void **ret)
 {
     void *socket = zmq_socket(context, type);
-    int64_t message_max = LG_CHANNEL_BYTES;
+    int64_t message_max = LG_CHANNEL_BYTES + SEALED_BYTES_MAX;
     const struct {
         int option, value;
     } settings[] = {

@@ -38,7 +38,7 @@ struct lg_cluster {
     lg_board *board;
     int64_t beat_ns, next_beat_ns, next_said_ns;
     int wake_fd;
-    bool runs, ends, lost, refused, quorum_missing;
+    bool runs, ends, lost, refused, ended, quorum_missing;
     uint64_t up; /* places that were up at the last look */
     struct lg_cluster_news news[NEWS_MAX];
     int first_news, n_news;
@@ -159,6 +159,7 @@ static void obey(lg_cluster *c, unsigned news)
         lg_group_write_votes(c->board, &c->group.own);
     if (news & LG_GROUP_ENTERED) say_epoch(c);
     if (news & LG_GROUP_REFUSED) c->refused = true;
+    if (news & LG_GROUP_ENDED) c->ended = true;
     if (news & LG_GROUP_LINK) give_link(c);
     if ((news & LG_GROUP_LOST) && !c->lost) {
         c->lost = true;
@@ -368,6 +369,8 @@ int lg_cluster_join(lg_cluster *c, int timeout_ms, struct lg_cluster_place *ret)
             rc = LG_FAIL(LG_ERR_MISMATCH, "%s: start the same on all hosts", c->group.text);
         else if (c->lost)
             rc = LG_FAIL(LG_ERR_BUSY, "%s", c->group.text);
+        else if (c->ended)
+            rc = LG_ERR_STOP;
         else if (lg_group_place(&c->group, &p.host, &p.origin, &p.comes))
             rc = 1;
         else

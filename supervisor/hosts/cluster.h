@@ -29,7 +29,8 @@ struct lg_cluster_place {
     struct lg_origin origin; /* the state for which the board is to be made */
 };
 /* Waits for at most timeout_ms. 1: *ret is there, and the others count on it; 0: not yet. LG_ERR_MISMATCH: the others run something else;
- * LG_ERR_BUSY: the place that was offered has been taken by another. */
+ * LG_ERR_BUSY: the place that was offered has been taken by another; LG_ERR_STOP, without a text: the run has ended
+ * and did not need this machine. */
 int lg_cluster_join(lg_cluster *c, int timeout_ms, struct lg_cluster_place *ret);
 /* "waiting for places 1, 2 of hosts.list" */
 void lg_cluster_waits_for(lg_cluster *c, char *ret, size_t bytes);

@@ -222,8 +222,21 @@ static unsigned form(struct lg_group *g, int64_t now_ns)
     return lg_group_enter(g, &e);
 }
 
+/* Those whom this one has waited for say that they have nothing left to do. */
+static bool has_ended(const struct lg_group *g, int64_t now_ns)
+{
+    bool done = false;
+    for (int p = 0; p < g->setup.places; p++) {
+        if (p == g->setup.place || !lg_group_is_up(g, p, now_ns)) continue;
+        if (g->last[p].phase == LG_GROUP_member) return false;
+        done |= g->last[p].phase == LG_GROUP_done;
+    }
+    return done && g->company_ns;
+}
+
 static unsigned join(struct lg_group *g, int64_t now_ns)
 {
+    if (has_ended(g, now_ns)) return LG_GROUP_ENDED;
     for (int p = 0; p < g->setup.places; p++)
         if (p != g->setup.place && lg_group_is_up(g, p, now_ns) && differs(g, &g->last[p]))
             return LG_GROUP_REFUSED;

@@ -122,7 +122,8 @@ enum lg_group_news {
     LG_GROUP_LOST = 2,    /* `text` says why */
     LG_GROUP_LINK = 4,    /* `linking` is to be made a file: lg_group_linked says what came of it */
     LG_GROUP_VOTED = 8, /* own.promised, own.accepted: onto the board, before the next beat goes */
-    LG_GROUP_REFUSED = 16 /* joining: the others are not alike, `text` says in what */
+    LG_GROUP_REFUSED = 16, /* joining: the others are not alike, `text` says in what */
+    LG_GROUP_ENDED = 32,   /* joining: the run that it waited for has ended */
 };
 
 struct lg_group {
@@ -134,7 +135,7 @@ struct lg_group {
     struct lg_epoch linking; /* number 0: none under way */
     bool link_waits;
     int64_t ballot_ns;
-    int64_t company_ns;  /* coming: when a member was up last */
+    int64_t company_ns;  /* joining, coming: when a member was up last; 0: never */
     bool quorum_missing; /* members are lost, and what is left may not decide: for people */
     bool done;
     char text[LG_GROUP_TEXT];

@@ -47,7 +47,8 @@ first='
 read -r pid _ </proc/self/stat
 mount -t proc proc /proc && hostname "$NAME" || exit 1
 for d in /run /dev/shm; do mount -t tmpfs -o mode=1777 tmpfs $d || exit 1; done
-mount -t sysfs sysfs /sys 2>/dev/null
+mkdir -p "$PLACE/cgroup" && mount --rbind /sys/fs/cgroup "$PLACE/cgroup" 2>/dev/null
+mount -t sysfs sysfs /sys 2>/dev/null && mount --rbind "$PLACE/cgroup" /sys/fs/cgroup
 cat /proc/sys/kernel/random/uuid >"$PLACE/boot_id"
 mount --bind "$PLACE/boot_id" /proc/sys/kernel/random/boot_id || exit 1
 mount --bind "$PLACE/../etc_hosts" /etc/hosts
@@ -94,7 +95,7 @@ down() {
     for name in "$dir"/*.pid; do
         pid=$(cat "$name" 2>/dev/null) && [ -n "$pid" ] && kill -9 "$pid" 2>/dev/null && gone "$pid"
     done
-    rm -rf --one-file-system "$dir"
+    rm -rf --one-file-system "$dir" # no mount of a host is left: its namespace is gone
 }
 
 # Classic BPF at the bridge's port: ingress is what the host sends. 2 drops, 0 passes.
