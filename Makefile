@@ -42,11 +42,7 @@ CFLAGS   += -std=c17 $(DEBUG) $(OPT) -fPIC -fno-math-errno -ffp-contract=off -fv
 CXXFLAGS += -std=c++17 $(DEBUG) $(OPT) -fPIC -fvisibility=hidden
 # DT_RPATH, not DT_RUNPATH: it also serves the libraries' own needs when they are brought along (bundle/).
 LDFLAGS  += -Wl,--as-needed -rdynamic -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib'
-<<<<<<< HEAD
-LIBS     := -lzmq -lucp -lucs -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lsentencepiece -lutf8proc \
-=======
-LIBS     := -lzmq -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lwebpdemux -lwebpmux -lsentencepiece -lutf8proc \
->>>>>>> main
+LIBS     := -lzmq -lucp -lucs -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lwebpdemux -lwebpmux -lsentencepiece -lutf8proc \
             -lncursesw -ltinfo -lstdc++ -ldl -lpthread -lm
 ifdef SAN
 ifeq ($(SAN),address)
@@ -193,13 +189,8 @@ $(BUILD)/tests/e2e/%: $(BUILD)/obj/tests/e2e/%.c.o $(LIB)
 # Debian packages to build, test and run; the stamp names what was installed.
 DEPS := gcc g++ make pkg-config libzmq3-dev libmsgpack-dev libtomlplusplus-dev libdnnl-dev \
         libsentencepiece-dev libutf8proc-dev libcjson-dev libxxhash-dev libcmocka-dev libarchive-dev libpng-dev \
-<<<<<<< HEAD
-        libjpeg62-turbo-dev libwebp-dev libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji \
-        unicode-data jq libncurses-dev libsystemd-dev libucx-dev
-=======
         libjpeg62-turbo-dev libwebp-dev libavformat-dev libavcodec-dev libavutil-dev libfreetype-dev libharfbuzz-dev \
-        fonts-noto-color-emoji unicode-data jq libncurses-dev libsystemd-dev
->>>>>>> main
+        fonts-noto-color-emoji unicode-data jq libncurses-dev libsystemd-dev libucx-dev
 deps:
 	$(Q)missing=$$(for p in $(DEPS); do dpkg-query -W -f='$${Status}\n' $$p 2>/dev/null | \
 	    grep -q 'install ok installed' || echo $$p; done); \

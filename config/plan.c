@@ -56,13 +56,7 @@ typedef enum field_type {
     FIELD_I32,
     FIELD_I64,
     FIELD_NUM,
-<<<<<<< HEAD
-    FIELD_FLAG,  /* absent when 0, as in builds that did not know it */
-    FIELD_HOSTS, /* absent when there is one */
-    FIELD_HOST,  /* absent when 0 */
-=======
     FIELD_LATER, /* an I32 that is absent when it is what it was in builds that did not know it: see before() */
->>>>>>> main
     FIELD_TEXT,
     FIELD_ROLES,
     FIELD_BUCKETS,
@@ -91,8 +85,8 @@ typedef enum field_type {
     X(batch, FIELD_I64, true)                                                                      \
     X(rank_batch, FIELD_I64, true)                                                                 \
     X(micro_batch, FIELD_I64, true)                                                                \
-    X(hosts, FIELD_HOSTS, true)                                                                    \
-    X(host, FIELD_HOST, false)                                                                     \
+    X(hosts, FIELD_LATER, true)                                                                    \
+    X(host, FIELD_LATER, false)                                                                    \
     X(sequence, FIELD_I32, true)                                                                   \
     X(shards, FIELD_I32, false)                                                                    \
     X(scatters, FIELD_I32, false)                                                                  \
@@ -132,11 +126,7 @@ static const void *field_of(const lg_plan *p, const struct field *f)
     return (const char *)p + f->offset;
 }
 
-<<<<<<< HEAD
-/* The roles of one encoder of several, and of several hosts, are named only in a run that has them, as in builds that had
- * none. */
-=======
-/* Of a FIELD_LATER: pictures were squares, and nothing had frames. */
+/* Of a FIELD_LATER: pictures were squares, nothing had frames, and there was one host. */
 static int before(const lg_plan *p, const struct field *f)
 {
     switch (f->offset) {
@@ -145,14 +135,15 @@ static int before(const lg_plan *p, const struct field *f)
     case offsetof(lg_plan, latent_width):
         return p->latent_height;
     case offsetof(lg_plan, apart):
+    case offsetof(lg_plan, host):
         return 0;
     default:
         return 1;
     }
 }
 
-/* The roles of one encoder of several are named only in a run that has them, as in builds that had none. */
->>>>>>> main
+/* The roles of one encoder of several, and of several hosts, are named only in a run that has them, as in builds that had
+ * none. */
 static bool has_role(const lg_plan *p, lg_role r)
 {
     const bool is_optional = r == LG_ROLE_exchange || (lg_role_is_text(r) && r != LG_ROLE_text);
@@ -177,13 +168,7 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
     fprintf(out, "%s=", f->name);
     switch (f->type) {
     case FIELD_I32:
-<<<<<<< HEAD
-    case FIELD_FLAG:
-    case FIELD_HOSTS:
-    case FIELD_HOST:
-=======
     case FIELD_LATER:
->>>>>>> main
         fprintf(out, "%d", *(const int *)at);
         break;
     case FIELD_I64:
@@ -222,12 +207,7 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
 static bool is_none(const lg_plan *p, const struct field *f)
 {
     if (f->type == FIELD_TEXTS || f->type == FIELD_TEXT_SHARDS) return p->n_texts < 2;
-<<<<<<< HEAD
-    if (f->type == FIELD_FLAG || f->type == FIELD_HOST) return !*(const int *)field_of(p, f);
-    if (f->type == FIELD_HOSTS) return *(const int *)field_of(p, f) <= 1;
-=======
     if (f->type == FIELD_LATER) return *(const int *)field_of(p, f) == before(p, f);
->>>>>>> main
     return f->type == FIELD_BUCKETS && ((const struct lg_buckets *)field_of(p, f))->n == 0;
 }
 
@@ -634,13 +614,7 @@ static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
     char hex[20], text[LG_BUCKETS_TEXT_BYTES];
     cJSON *table;
     switch (f->type) {
-<<<<<<< HEAD
-    case FIELD_FLAG:
-    case FIELD_HOSTS:
-    case FIELD_HOST:
-=======
     case FIELD_LATER:
->>>>>>> main
         if (is_none(p, f)) return;
         /* fall through */
     case FIELD_I32:
@@ -767,16 +741,9 @@ static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
     const cJSON *v = cJSON_GetObjectItemCaseSensitive(json, f->name);
     int64_t n;
     switch (f->type) {
-<<<<<<< HEAD
-    case FIELD_FLAG:
-    case FIELD_HOSTS:
-    case FIELD_HOST:
-        if (!v) return true; /* as lg_plan_load has it */
-=======
     case FIELD_LATER:
         *(int *)at = before(p, f);
         if (!v) return true;
->>>>>>> main
         /* fall through */
     case FIELD_I32:
         if (!get_int(json, f->name, f->offset == offsetof(lg_plan, apart) ? 1 : INT32_MAX, &n))
@@ -843,7 +810,7 @@ int lg_plan_load(const char *path, lg_plan *ret)
 {
     char *data = NULL;
     size_t bytes = 0;
-    lg_plan p = {.hosts = 1};
+    lg_plan p = {0};
     LG_TRY(lg_read_file(path, PLAN_BYTES_MAX, &data, &bytes));
     cJSON *json = NULL;
     int rc = lg_json_tree(path, data, bytes, PLAN_TOKENS_MAX, &json);

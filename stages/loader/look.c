@@ -28,29 +28,17 @@ struct lg_clip_rate lg_loader_rate(const lg_config *c)
 int lg_loader_order(const lg_config *c, const lg_plan *p, const lg_source *s,
                     const struct lg_item_size *size, lg_order **ret)
 {
-<<<<<<< HEAD
     LG_TRY(lg_source_order(
         s,
         &(struct lg_order_spec){
             .buckets = &p->buckets,
             .size = size,
+            .rate = lg_loader_rate(c),
             .ranks = (uint64_t)(p->hosts * p->instances[LG_ROLE_trainer] / p->sequence),
             .micros = (uint64_t)(p->rank_batch / p->micro_batch),
             .micro = (uint64_t)p->micro_batch,
         },
         ret));
-=======
-    LG_TRY(lg_source_order(s,
-                           &(struct lg_order_spec){
-                               .buckets = &p->buckets,
-                               .size = size,
-                               .rate = lg_loader_rate(c),
-                               .ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
-                               .micros = (uint64_t)(p->rank_batch / p->micro_batch),
-                               .micro = (uint64_t)p->micro_batch,
-                           },
-                           ret));
->>>>>>> main
     return 0;
 }
 
