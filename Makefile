@@ -16,6 +16,7 @@
 # Targets: check-all    every test, with fresh seeds and inputs
 # Targets: unit         unit tests only
 # Targets: check-systemd a run as units of a real systemd, in a container (root)
+# Targets: check-slurm   examples/slurm under a real Slurm on pretended hosts (root)
 # Targets: mutants      plants bugs, which the tests must notice (docs/mutants.md)
 # Targets: coverage     branches of shm, bus, supervisor and the checkpoint writer
 # Targets: bench        figures as JSON lines (docs/bench.md)
@@ -105,7 +106,7 @@ BENCH_SRC := $(wildcard tests/bench/*.c)
 BENCH     := $(BENCH_SRC:tests/bench/%.c=$(BUILD)/tests/bench/%)
 
 .DEFAULT_GOAL := all
-.PHONY: all help deps example-data example-video quickstart quickstart-video finetune check check-all check-systemd mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
+.PHONY: all help deps example-data example-video quickstart quickstart-video finetune check check-all check-systemd check-slurm mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
 .SECONDARY:
 
 all: $(PROGS) $(BACKENDS) $(AV_SO)
@@ -229,6 +230,11 @@ check-systemd: DEPS += systemd-sysv systemd-container
 check-systemd: deps
 	$(Q)$(MAKE) -s -j$(JOBS) all example-data micro-data
 	$(Q)tests/systemd/run.sh $(BUILD)
+
+check-slurm: DEPS += slurmctld slurmd slurm-client munge iproute2
+check-slurm: deps
+	$(Q)$(MAKE) -s -j$(JOBS) all example-data micro-data
+	$(Q)tests/slurm/run.sh $(BUILD)
 
 mutants: deps
 	$(Q)$(MAKE) -s -j$(JOBS) all example-data unit-programs

@@ -28,7 +28,7 @@ enum {
 
 struct lg_cluster {
     struct lg_group group;
-    struct lg_places places;
+    struct lg_host_places places;
     char exchange[LG_PLACES_MAX][LG_HOST_ADDRESS_BYTES]; /* as the places say */
     uint32_t port;                                       /* of exchange processes */
     uint64_t lineage;
@@ -288,7 +288,7 @@ static int make_group(lg_cluster *c, const struct lg_cluster_spec *s)
 static int open_all(lg_cluster *c, const struct lg_cluster_spec *s)
 {
     const lg_config *k = s->config;
-    LG_TRY(lg_places_find(k, &c->places));
+    LG_TRY(lg_host_places_find(k, &c->places));
     memcpy(c->exchange, c->places.address, sizeof c->exchange);
     memcpy(c->exchange[c->places.own], c->places.exchange, sizeof c->places.exchange);
     c->port = (uint32_t)k->hosts_port + 1;

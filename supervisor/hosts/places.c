@@ -24,7 +24,7 @@ static int resolve(const char *name, char ret[LG_HOST_ADDRESS_BYTES])
 
 static int add(void *arg, const char *name)
 {
-    struct lg_places *p = arg;
+    struct lg_host_places *p = arg;
     if (p->n == LG_PLACES_MAX)
         return LG_FAIL(LG_ERR_CONFIG, "more than %d machines", LG_PLACES_MAX);
     LG_TRY(resolve(name, p->address[p->n]));
@@ -39,7 +39,7 @@ static const char *of_slurm(const char *step, const char *job)
 }
 
 /* The order of the list is that of SLURM_NODEID. */
-static int take_slurm(const lg_config *c, struct lg_places *p)
+static int take_slurm(const lg_config *c, struct lg_host_places *p)
 {
     const char *list = of_slurm("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
     const int64_t wanted = c->hosts_count + c->hosts_spare;
@@ -80,7 +80,7 @@ static bool own_address(bool (*is)(void *arg, const char *address, const char *i
 
 static bool is_listed(void *arg, const char *address, const char *interface)
 {
-    struct lg_places *p = arg;
+    struct lg_host_places *p = arg;
     (void)interface;
     for (int i = 0; i < p->n && p->own < 0; i++)
         if (!strcmp(p->address[i], address)) p->own = i;
@@ -101,7 +101,7 @@ static bool is_of_interface(void *arg, const char *address, const char *interfac
     return true;
 }
 
-static int find_own(const lg_config *c, struct lg_places *p)
+static int find_own(const lg_config *c, struct lg_host_places *p)
 {
     const char *node = of_slurm("SLURM_NODEID", "SLURM_PROCID");
     p->own = (int)c->hosts_number;
@@ -114,9 +114,9 @@ static int find_own(const lg_config *c, struct lg_places *p)
     return 0;
 }
 
-int lg_places_find(const lg_config *c, struct lg_places *ret)
+int lg_host_places_find(const lg_config *c, struct lg_host_places *ret)
 {
-    struct lg_places p = {.own = -1};
+    struct lg_host_places p = {.own = -1};
     if (!c->hosts_list.n) LG_TRY(take_slurm(c, &p));
     for (int i = 0; i < c->hosts_list.n; i++) LG_TRY(add(&p, c->hosts_list.v[i]));
     LG_TRY(find_own(c, &p));
