@@ -139,8 +139,7 @@ static uint64_t first_sample(struct life *h, uint64_t s)
 static void expect_weights(struct life *h, int r, uint64_t s, const char *who)
 {
     const struct rank_memory *m = &h->rank[r];
-    const bool unstamped = sim_hosts_is(h->w, SIM_HOSTS_STATE_UNSTAMPED);
-    if (!unstamped && !lg_stamp_is(&m->stamp[s & 1], s))
+    if (!lg_stamp_is(&m->stamp[s & 1], s))
         sim_hosts_fail(h->w, "%s: host %d rank %d: no stamp of state %d", who, h->host, r, (int)s);
     if (memcmp(m->w[s & 1], h->w->ref.w[s][r], sizeof m->w[0]) != 0)
         sim_hosts_fail(h->w, "%s: host %d rank %d: state %d is another one", who, h->host, r,
@@ -162,7 +161,7 @@ static bool init(struct life *h, int r, uint64_t s)
 {
     struct rank_memory *m = &h->rank[r];
     if (lg_hosts_fetched(&h->board, r)) {
-        if (!sim_hosts_is(h->w, SIM_HOSTS_STATE_UNSTAMPED) && !lg_stamp_is(&m->stamp[s & 1], s))
+        if (!lg_stamp_is(&m->stamp[s & 1], s))
             sim_hosts_fail(h->w, "host %d rank %d begins with a state that is not stamped", h->host,
                            r);
         lg_trainer_mark_init(&h->board, r);
@@ -252,8 +251,7 @@ static bool decides_wrongly(struct life *h, const struct lg_action *a)
 {
     struct world *w = h->w;
     if (a->kind != LG_DO_WAIT || strcmp(a->why, "the leading host's word") != 0) return false;
-    if (sim_hosts_is(w, SIM_HOSTS_DECIDE_ANYWHERE)) return !lg_hosts_is_leader(&h->board);
-    return sim_hosts_is(w, SIM_HOSTS_ADOPT_NOT) && lg_hosts_is_leader(&h->board);
+    return sim_hosts_is(w, SIM_HOSTS_DECIDE_ANYWHERE) && !lg_hosts_is_leader(&h->board);
 }
 
 void sim_hosts_rank_turn(struct world *w, struct life *h, int r)
