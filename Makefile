@@ -16,6 +16,7 @@
 # Targets: check-all    every test, with fresh seeds and inputs
 # Targets: unit         unit tests only
 # Targets: check-systemd a run as units of a real systemd, in a container (root)
+# Targets: check-slurm   examples/slurm under a real Slurm on pretended hosts (root)
 # Targets: mutants      plants bugs, which the tests must notice (docs/mutants.md)
 # Targets: coverage     branches of shm, bus, supervisor and the checkpoint writer
 # Targets: bench        figures as JSON lines (docs/bench.md)
@@ -42,7 +43,7 @@ CFLAGS   += -std=c17 $(DEBUG) $(OPT) -fPIC -fno-math-errno -ffp-contract=off -fv
 CXXFLAGS += -std=c++17 $(DEBUG) $(OPT) -fPIC -fvisibility=hidden
 # DT_RPATH, not DT_RUNPATH: it also serves the libraries' own needs when they are brought along (bundle/).
 LDFLAGS  += -Wl,--as-needed -rdynamic -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib'
-LIBS     := -lzmq -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lwebpdemux -lwebpmux -lsentencepiece -lutf8proc \
+LIBS     := -lzmq -lucp -lucs -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lwebpdemux -lwebpmux -lsentencepiece -lutf8proc \
             -lncursesw -ltinfo -lstdc++ -ldl -lpthread -lm
 ifdef SAN
 ifeq ($(SAN),address)
@@ -58,7 +59,7 @@ CFLAGS   += $(SANFLAGS)
 CXXFLAGS += $(SANFLAGS)
 LDFLAGS  += $(SANFLAGS)
 endif
-SUPERVISOR_DIRS := $(addprefix supervisor/,run views core launch commands)
+SUPERVISOR_DIRS := $(addprefix supervisor/,run hosts views core launch commands)
 # Counts branches where the promise is kept; see tests/coverage.sh.
 ifdef COVERAGE
 $(foreach d,shm bus $(subst /,_,$(SUPERVISOR_DIRS)) stages_ckpt,$(eval CFLAGS_$(d) += -Og --coverage -fprofile-update=atomic))
@@ -67,7 +68,7 @@ endif
 Q := $(if $(V),,@)
 
 LIB_DIRS := base config shm bus kernels/graph stages/nets stages/io stages stages/loader stages/text stages/vae \
-            stages/trainer stages/ema stages/ckpt stages/sample stages/encode \
+            stages/trainer stages/ema stages/ckpt stages/exchange stages/sample stages/encode \
             $(SUPERVISOR_DIRS)
 ifdef FUZZ_BUILD # what the targets call
 LIB_DIRS := base config shm bus kernels/graph stages/nets stages/io
@@ -105,7 +106,7 @@ BENCH_SRC := $(wildcard tests/bench/*.c)
 BENCH     := $(BENCH_SRC:tests/bench/%.c=$(BUILD)/tests/bench/%)
 
 .DEFAULT_GOAL := all
-.PHONY: all help deps example-data example-video quickstart quickstart-video finetune check check-all check-systemd mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
+.PHONY: all help deps example-data example-video quickstart quickstart-video finetune check check-all check-systemd check-slurm mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
 .SECONDARY:
 
 all: $(PROGS) $(BACKENDS) $(AV_SO)
@@ -192,7 +193,7 @@ $(BUILD)/tests/e2e/%: $(BUILD)/obj/tests/e2e/%.c.o $(LIB)
 DEPS := gcc g++ make pkg-config libzmq3-dev libmsgpack-dev libtomlplusplus-dev libdnnl-dev \
         libsentencepiece-dev libutf8proc-dev libcjson-dev libxxhash-dev libcmocka-dev libarchive-dev libpng-dev \
         libjpeg62-turbo-dev libwebp-dev libavformat-dev libavcodec-dev libavutil-dev libfreetype-dev libharfbuzz-dev \
-        fonts-noto-color-emoji unicode-data jq libncurses-dev libsystemd-dev
+        fonts-noto-color-emoji unicode-data jq libncurses-dev libsystemd-dev libucx-dev
 deps:
 	$(Q)missing=$$(for p in $(DEPS); do dpkg-query -W -f='$${Status}\n' $$p 2>/dev/null | \
 	    grep -q 'install ok installed' || echo $$p; done); \
@@ -231,6 +232,11 @@ check-systemd: DEPS += systemd-sysv systemd-container
 check-systemd: deps
 	$(Q)$(MAKE) -s -j$(JOBS) all example-data micro-data
 	$(Q)tests/systemd/run.sh $(BUILD)
+
+check-slurm: DEPS += slurmctld slurmd slurm-client munge iproute2
+check-slurm: deps
+	$(Q)$(MAKE) -s -j$(JOBS) all example-data micro-data
+	$(Q)tests/slurm/run.sh $(BUILD)
 
 mutants: deps
 	$(Q)$(MAKE) -s -j$(JOBS) all example-data unit-programs

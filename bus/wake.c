@@ -17,6 +17,7 @@
 
 struct lg_bus {
     void *context, *pub, *sub, *dealer;
+    int also; /* a descriptor that wakes, too; -1: none */
     lg_role role;
     int index;
     lg_incarnation incarnation;
@@ -99,6 +100,7 @@ static int open_bus(lg_bus *b, const struct lg_bus_spec *spec)
                        spec->runtime_dir);
     strcpy(b->runtime_dir, spec->runtime_dir);
     b->role = spec->role;
+    b->also = -1;
     b->index = spec->index;
     b->incarnation = spec->incarnation;
     b->context = zmq_ctx_new();
@@ -140,12 +142,19 @@ void lg_bus_notify(lg_bus *b)
     zmq_send(b->pub, body, sizeof body, ZMQ_DONTWAIT);
 }
 
+void lg_bus_also(lg_bus *b, int fd)
+{
+    b->also = fd;
+}
+
 int lg_bus_wait(lg_bus *b, int timeout_ms)
 {
     zmq_pollitem_t items[] = {{.socket = b->sub, .events = ZMQ_POLLIN},
-                              {.socket = b->dealer, .events = ZMQ_POLLIN}};
-    if (zmq_poll(items, LG_ARRAY_LEN(items), timeout_ms) <= 0) return 0;
-    return lg_socket_drain(b->sub) + lg_socket_drain(b->dealer) > 0;
+                              {.socket = b->dealer, .events = ZMQ_POLLIN},
+                              {.fd = b->also, .events = ZMQ_POLLIN}};
+    const int n = (int)LG_ARRAY_LEN(items) - (b->also < 0);
+    if (zmq_poll(items, n, timeout_ms) <= 0) return 0;
+    return lg_socket_drain(b->sub) + lg_socket_drain(b->dealer) + (b->also >= 0) > 0;
 }
 
 static void tell(lg_bus *b, lg_message_kind kind, int level, const char *text)

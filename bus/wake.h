@@ -32,6 +32,8 @@ int lg_bus_socket(const char *runtime_dir, lg_role role, int index, char ret[LG_
 int lg_bus_follow(lg_bus *b, lg_role role, int index, bool there);
 /* Wakes everybody who listens to this instance. Never blocks. */
 void lg_bus_notify(lg_bus *b);
+/* From now on lg_bus_wait also wakes when this descriptor is readable; -1: no more. */
+void lg_bus_also(lg_bus *b, int fd);
 /* Sleeps until somebody notifies, lgsup sends something, or timeout_ms is over. Drains all pending
  * wake-ups. Returns 1 when woken, 0 on timeout. */
 int lg_bus_wait(lg_bus *b, int timeout_ms);

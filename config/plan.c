@@ -85,6 +85,8 @@ typedef enum field_type {
     X(batch, FIELD_I64, true)                                                                      \
     X(rank_batch, FIELD_I64, true)                                                                 \
     X(micro_batch, FIELD_I64, true)                                                                \
+    X(hosts, FIELD_LATER, true)                                                                    \
+    X(host, FIELD_LATER, false)                                                                    \
     X(sequence, FIELD_I32, true)                                                                   \
     X(shards, FIELD_I32, false)                                                                    \
     X(scatters, FIELD_I32, false)                                                                  \
@@ -124,7 +126,7 @@ static const void *field_of(const lg_plan *p, const struct field *f)
     return (const char *)p + f->offset;
 }
 
-/* Of a FIELD_LATER: pictures were squares, and nothing had frames. */
+/* Of a FIELD_LATER: pictures were squares, nothing had frames, and there was one host. */
 static int before(const lg_plan *p, const struct field *f)
 {
     switch (f->offset) {
@@ -133,16 +135,19 @@ static int before(const lg_plan *p, const struct field *f)
     case offsetof(lg_plan, latent_width):
         return p->latent_height;
     case offsetof(lg_plan, apart):
+    case offsetof(lg_plan, host):
         return 0;
     default:
         return 1;
     }
 }
 
-/* The roles of one encoder of several are named only in a run that has them, as in builds that had none. */
+/* The roles of one encoder of several, and of several hosts, are named only in a run that has them, as in builds that had
+ * none. */
 static bool has_role(const lg_plan *p, lg_role r)
 {
-    return r == LG_ROLE_text || !lg_role_is_text(r) || p->instances[r];
+    const bool is_optional = r == LG_ROLE_exchange || (lg_role_is_text(r) && r != LG_ROLE_text);
+    return !is_optional || p->instances[r];
 }
 
 /* "text.clip_l:77:768:768:8,text.t5:256:4096:0:8": tokens, width, pooled width, chunk. */
@@ -335,6 +340,7 @@ static bool is_silent(const lg_config *c, bool has_buckets, const char *key)
     if (!strcmp(key, "data.caption")) return !strcmp(c->data_caption, "listed");
     if (!strcmp(key, "data.shuffle_tags")) return !c->data_shuffle_tags;
     if (!strcmp(key, "data.keep_tags")) return !c->data_keep_tags;
+    if (!strcmp(key, "hosts.count")) return c->hosts_count == 1;
     if (!strcmp(key, "model.frozen")) return !strcmp(c->model_frozen, "auto");
     return false;
 }
@@ -468,7 +474,7 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     struct identities of = {0};
     for (lg_role r = 0; r < LG_ROLE_COUNT; r++) {
         p.threads[r] = 1;
-        p.instances[r] = !lg_role_is_text(r) && r != LG_ROLE_vae;
+        p.instances[r] = !lg_role_is_text(r) && r != LG_ROLE_vae && r != LG_ROLE_exchange;
     }
     LG_TRY(set_isa(&p, isa));
     LG_TRY(plan_latents(&p, c, &of.vae));
@@ -479,7 +485,11 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     LG_TRY(find_base(c, &of.base));
     p.batch = c->trainer_global_batch_size;
     p.sequence = (int)c->parallel_sp;
-    p.rank_batch = p.batch * p.sequence / c->trainer_ranks;
+    p.hosts = (int)c->hosts_count;
+    p.host = c->hosts_number < 0 || c->hosts_number >= c->hosts_count
+                 ? 0
+                 : (int)c->hosts_number; /* see hosts.number */
+    p.rank_batch = lg_plan_host_batch(&p) * p.sequence / c->trainer_ranks;
     p.micro_batch = c->trainer_micro_batch_size;
     p.shards = !c->parallel_zero   ? 1
                : c->parallel_group ? (int)c->parallel_group
@@ -488,10 +498,14 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.gathers = c->parallel_zero == 3;
     p.apart = !strcmp(c->parallel_exchange, "host");
     p.sums_micro_batches = p.scatters && p.rank_batch > p.micro_batch;
-    p.window_slots = c->window_batches * p.batch;
+    p.window_slots = c->window_batches * lg_plan_host_batch(&p);
     p.loader_chunk = (int)c->loader_chunk;
     p.instances[LG_ROLE_loader] = (int)c->loader_instances;
     p.instances[LG_ROLE_trainer] = (int)c->trainer_ranks;
+    if (p.hosts > 1) {
+        p.instances[LG_ROLE_exchange] = (int)c->trainer_ranks;
+        p.threads[LG_ROLE_exchange] = (int)c->trainer_threads;
+    }
     p.threads[LG_ROLE_vae] = (int)c->vae_threads;
     p.threads[LG_ROLE_trainer] = (int)c->trainer_threads;
     LG_ASSERT(strlen(c->_precision) < sizeof p.precision);
@@ -761,8 +775,8 @@ static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
         break;
     }
     for (lg_role r = 0; r < LG_ROLE_COUNT; r++) {
-        const bool is_several = lg_role_is_text(r) && r != LG_ROLE_text;
-        if (is_several && !cJSON_GetObjectItemCaseSensitive(v, roles[r].name)) {
+        const bool is_optional = r == LG_ROLE_exchange || (lg_role_is_text(r) && r != LG_ROLE_text);
+        if (is_optional && !cJSON_GetObjectItemCaseSensitive(v, roles[r].name)) {
             ((int *)at)[r] = f->offset == offsetof(lg_plan, threads); /* the run has none */
             continue;
         }

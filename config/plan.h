@@ -58,6 +58,9 @@ typedef struct lg_plan {
     int num_classes;                        /* 0 without labels */
     /* batch: step s trains n in [s B, (s + 1) B); rank r's share is the r-th of R equal parts */
     int64_t batch, rank_batch, micro_batch;
+    int hosts,
+        host; /* several hosts (shm/hosts.h), and which of them this plan is of; each has the h-th of H equal parts
+                      * of the batch, and R ranks for it */
     /* ranks that hold one copy of the state together; the others hold the same (stages/trainer/shards.h) */
     int shards;
     int sequence; /* ranks that compute a micro-batch together, each on its part of the tokens */
@@ -81,10 +84,15 @@ typedef struct lg_plan {
         is_described; /* its GPUs are not there: their memory is bounded (lg_device_describe); in no file */
     uint64_t bits_hash; /* of the [bits] keys and of the models' identity (config/models.h) */
     /* Of bits_hash and all of the above that decides bits: dimensions, batch, chunks, isa, threads.
-     * Not of window_slots, shards, scatters, gathers, apart, shards of texts, lr_steps and instances, which may change at a resume. */
+     * Not of host, window_slots, shards, scatters, gathers, apart, shards of texts, lr_steps and instances, which may change at a resume. */
     uint64_t hash;
 } lg_plan;
 
+/* Samples of a step on one host. */
+static inline int64_t lg_plan_host_batch(const lg_plan *p)
+{
+    return p->batch / LG_MAX(p->hosts, 1);
+}
 /* Which text this role encodes; -1: the run has no such role, or it is none of a text encoder. */
 int lg_plan_text_of(const lg_plan *p, lg_role role);
 

@@ -144,6 +144,15 @@ static void check_batch(struct rules *r)
                (long long)c->parallel_sp, (long long)ranks);
         return;
     }
+    if (c->hosts_count > 1 && batch % c->hosts_count) {
+        broken(
+            r, "trainer.global_batch_size",
+            "trainer.global_batch_size = %lld does not divide by hosts.count = %lld: set it to a "
+            "multiple of %lld",
+            (long long)batch, (long long)c->hosts_count, (long long)c->hosts_count);
+        return;
+    }
+    batch /= c->hosts_count;
     ranks /= c->parallel_sp; /* those of a sequence group have one share */
     if (batch % ranks != 0) {
         broken(
@@ -238,6 +247,37 @@ static void check_parallel(struct rules *r)
                (long long)c->parallel_group);
 }
 
+static void check_hosts(struct rules *r)
+{
+    const lg_config *c = r->c;
+    const int64_t places = c->hosts_count + c->hosts_spare;
+    if (c->hosts_count == 1) {
+        if (c->hosts_spare || c->hosts_list.n)
+            broken(r, "hosts.count", "hosts.count = 1: a run of one host has no list and no spares");
+        return;
+    }
+    if (places > 64)
+        broken(r, "hosts.spare", "hosts.count + hosts.spare = %lld: at most 64 machines",
+               (long long)places);
+    if (c->hosts_list.n && c->hosts_list.n != places)
+        broken(r, "hosts.list",
+               "hosts.list names %d machines, hosts.count + hosts.spare is %lld: one for each",
+               c->hosts_list.n, (long long)places);
+    if (c->hosts_number >= places)
+        broken(r, "hosts.number", "hosts.number = %lld, but the list has places 0 to %lld",
+               (long long)c->hosts_number, (long long)places - 1);
+    if (!c->hosts_key[0])
+        broken(r, "hosts.key",
+               "hosts.count = %lld without hosts.key: hosts talk to each other by a key alone; "
+               "`lgsup keys cluster.key` makes one, which all of them get a copy of",
+               (long long)c->hosts_count);
+    if (strcmp(c->_device, "host") != 0)
+        broken(r, "hosts.count",
+               "hosts.count = %lld with device = \"%s\": several hosts train with device = "
+               "\"host\" so far",
+               (long long)c->hosts_count, c->_device);
+}
+
 /* What changes the order of sums, and no state. */
 static void check_resume_changes(struct rules *r)
 {
@@ -258,7 +298,8 @@ static void check_window_role(struct rules *r, const char *role, int64_t instanc
 {
     char key[48];
     snprintf(key, sizeof key, "%s.chunk", role);
-    int64_t batch = r->c->trainer_global_batch_size, batches = r->c->window_batches;
+    int64_t batch = r->c->trainer_global_batch_size / r->c->hosts_count;
+    int64_t batches = r->c->window_batches;
     int64_t window = batches * batch, need = 2 * batch + instances * chunk;
     if (window % chunk != 0)
         broken(r, key,
@@ -870,6 +911,7 @@ int lg_config_check(const lg_config *c)
     check_conditioning(&r);
     check_batch(&r);
     check_parallel(&r);
+    check_hosts(&r);
     check_resume_changes(&r);
     check_window(&r);
     check_training(&r);

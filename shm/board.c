@@ -94,7 +94,11 @@ static int describe(lg_board *b, const struct lg_board_spec *spec)
     s->data.may_change = spec->data_may_change;
     s->start_step = spec->start_step;
     s->max_steps = spec->max_steps;
-    s->batch = (uint64_t)p->batch;
+    s->batch = (uint64_t)lg_plan_host_batch(p);
+    s->hosts.count = LG_MAX(p->hosts, 1);
+    s->hosts.host = p->host;
+    s->hosts.comes = spec->comes;
+    s->hosts.life = spec->life;
     s->checkpoint_every = spec->checkpoint_every;
     s->ranks = p->instances[LG_ROLE_trainer];
     s->sequence = p->sequence;
@@ -158,6 +162,10 @@ static int check_content(const char *path, const struct lg_board_shared *s, uint
     if (s->ranks < 1 || s->ranks > LG_INSTANCES_MAX || s->batch == 0)
         return LG_FAIL(LG_ERR_CORRUPT, "%s is a damaged board: %d ranks, %llu samples a step", path,
                        s->ranks, (unsigned long long)s->batch);
+    if (s->hosts.count < 1 || s->hosts.count > LG_HOSTS_MAX || s->hosts.host < 0 ||
+        s->hosts.host >= s->hosts.count)
+        return LG_FAIL(LG_ERR_CORRUPT, "%s is a damaged board: host %d of %d", path, s->hosts.host,
+                       s->hosts.count);
     if (plan_hash && s->preamble.plan_hash != plan_hash)
         return LG_FAIL(LG_ERR_MISMATCH,
                        "%s belongs to plan %016llx, this process has plan %016llx: the "

@@ -44,6 +44,7 @@
 #include "base/exact_sum.h"
 #include "config/plan.h"
 #include "shm/data_set.h"
+#include "shm/hosts.h"
 #include "shm/layout.h"
 #include "shm/preamble.h"
 #include "shm/turns.h"
@@ -109,7 +110,10 @@ struct lg_board_row {
     _Atomic(lg_mark) partial; /* trainer: sums of step s below are valid */
     _Atomic(uint64_t) given, added; /* trainer: numbers of scattered gradients (shm/scatter.h) */
     _Atomic(uint64_t) lives, joined, sent,
-        made;                /* trainer: of its sequence group (shm/sequence.h) */
+        made; /* trainer: of its sequence group (shm/sequence.h) */
+    /* of several hosts (shm/hosts.h): trainer; exchange */
+    _Atomic(lg_mark) local, exchanged, fetched;
+    _Atomic(uint64_t) entered;
     _Atomic(lg_mark) staged; /* ckpt: snapshot of state s lies in the staging region */
     /* ckpt: of that snapshot the moments, which come first: as staged, or one checkpoint ahead */
     _Atomic(lg_mark) staged_moments;
@@ -117,7 +121,8 @@ struct lg_board_row {
     struct lg_exact_sum
         sum_squares[2]; /* trainer, [s & 1]: of this rank's shard of the summed gradient */
     struct lg_loss_sum loss_so_far[2]; /* trainer: see shm/scatter.h */
-    struct lg_loss_sum loss_sum[2]; /* trainer, [s & 1]: of this rank's samples; valid with grads */
+    /* [s & 1]: trainer: of this rank's samples, valid with grads; exchange: of all hosts, valid with exchanged */
+    struct lg_loss_sum loss_sum[2];
     /* figures */
     _Atomic(uint64_t) samples; /* encoded, loaded or trained by this logical instance */
     _Atomic(uint64_t) busy_ns; /* time spent working */
@@ -137,7 +142,7 @@ struct lg_board_shared {
     struct lg_board_preamble preamble; /* at the file's beginning, for ever */
     uint64_t lineage; /* of the run (config/lineage.h), in everything that it writes */
     uint64_t start_step, max_steps; /* max_steps: lgsup, before start */
-    uint64_t batch;                 /* samples per step */
+    uint64_t batch;                 /* samples per step, of several hosts on this one */
     int64_t checkpoint_every;       /* 0: only the last step */
     int ranks;
     int sequence; /* ranks that compute a micro-batch together (shm/sequence.h); 1: each by itself */
@@ -162,14 +167,15 @@ struct lg_board_shared {
     _Atomic(uint64_t) verdict[LG_VERDICTS]; /* step << LG_VERDICT_BITS | flags; 0: none */
     struct lg_board_metrics metrics;
     struct lg_board_data data;                /* shm/data_set.h has its rules */
+    struct lg_board_hosts hosts;              /* shm/hosts.h has its rules */
     struct lg_turn_shared turn[LG_TURNS_MAX]; /* by lg_plan_turn; shm/turns.h has their rules */
     _Alignas(128) struct lg_board_row row[LG_ROWS];
 };
 
-typedef struct lg_board {
+struct lg_board {
     struct lg_board_shared *s;
     int fd;
-} lg_board;
+};
 
 struct lg_board_spec {
     const lg_plan *plan;
@@ -178,6 +184,8 @@ struct lg_board_spec {
     const struct lg_data_part *data; /* n_data parts: what the run was trained on so far */
     int n_data;
     bool data_may_change;
+    bool comes;    /* of several hosts, to a run that goes on (shm/hosts.h) */
+    uint64_t life; /* of this host among several */
 };
 /* Creates (replacing) the file, fully allocated. */
 int lg_board_create(const char *path, const struct lg_board_spec *spec, lg_board **ret);

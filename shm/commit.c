@@ -72,10 +72,17 @@ unsigned lg_commit_verdict(lg_board *b, uint64_t step)
     return v && v >> LG_VERDICT_BITS == step ? (unsigned)(v & ((1u << LG_VERDICT_BITS) - 1)) : 0;
 }
 
+/* The first state that a step of this run has made. A host that comes to a run that goes on begins with such a one: it may
+ * be the last, or one that is to be written. */
+static uint64_t first_made(lg_board *b)
+{
+    return b->s->start_step + !(b->s->hosts.comes && b->s->start_step > 0);
+}
+
 /* Is `state` to be checkpointed? The first state came from a checkpoint or from nothing. */
 static bool is_checkpoint(lg_board *b, uint64_t state)
 {
-    return state > b->s->start_step && (lg_commit_verdict(b, state - 1) & LG_VERDICT_CHECKPOINT);
+    return state >= first_made(b) && (lg_commit_verdict(b, state - 1) & LG_VERDICT_CHECKPOINT);
 }
 
 /* May the owner of a state that is to be overwritten do so, as far as the writer is concerned? */
@@ -96,17 +103,20 @@ static bool checkpoint_pending(lg_board *b, uint64_t s)
     lg_mark published = look(&ckpt(b)->published), staged = look(&ckpt(b)->staged);
     if (staged != published) return true;
     if (is_checkpoint(b, s) && staged < lg_mark_of(s)) return true;
-    return s > b->s->start_step && is_checkpoint(b, s - 1) && staged < lg_mark_of(s - 1);
+    return s > first_made(b) && is_checkpoint(b, s - 1) && staged < lg_mark_of(s - 1);
 }
 
 unsigned lg_commit_decide(lg_board *b, uint64_t step)
 {
     struct lg_board_shared *s = b->s;
-    bool stop = step + 1 >= s->max_steps || atomic_load_explicit(&s->drain, memory_order_acquire);
+    const unsigned asks = lg_hosts_are_several(b) ? lg_hosts_asks(b) : 0;
+    bool stop = step + 1 >= s->max_steps || (asks & LG_HOST_ASKS_DRAIN) ||
+                atomic_load_explicit(&s->drain, memory_order_acquire);
     bool due = s->checkpoint_every > 0 && (step + 1) % (uint64_t)s->checkpoint_every == 0;
     unsigned flags = LG_VERDICT_GO;
     if (stop) flags |= LG_VERDICT_STOP;
-    if (atomic_load_explicit(&s->yield, memory_order_acquire)) flags |= LG_VERDICT_YIELD;
+    if ((asks & LG_HOST_ASKS_YIELD) || atomic_load_explicit(&s->yield, memory_order_acquire))
+        flags |= LG_VERDICT_YIELD;
     if (stop || (due && !checkpoint_pending(b, step))) flags |= LG_VERDICT_CHECKPOINT;
 
     _Atomic(uint64_t) *word = &s->verdict[step % LG_VERDICTS];
@@ -130,7 +140,7 @@ bool lg_commit_final(lg_board *b, uint64_t *ret_state)
     }
     lg_mark m = lg_board_global_commit(b);
     uint64_t g = m == LG_MARK_NONE ? start : lg_mark_state(m);
-    for (uint64_t s = g > start ? g - 1 : g; s <= g; s++)
+    for (uint64_t s = g >= first_made(b) ? g - 1 : g; s <= g; s++)
         if (lg_commit_verdict(b, s) & LG_VERDICT_STOP) {
             *ret_state = s + 1;
             return true;
@@ -144,7 +154,10 @@ bool lg_commit_complete(lg_board *b)
     if (!lg_commit_final(b, &final)) return false;
     if (lg_board_global_commit(b) < lg_mark_of(final)) return false;
     if (b->s->has_ema && look(&ema(b)->commit) < lg_mark_of(final)) return false;
-    return final == b->s->start_step || look(&ckpt(b)->published) >= lg_mark_of(final);
+    if (final < first_made(b)) return true;
+    if (look(&ckpt(b)->published) < lg_mark_of(final)) return false;
+    /* Whoever is not the leader waits for its files; so it goes last. */
+    return !lg_hosts_are_several(b) || !lg_hosts_is_leader(b) || lg_hosts_published(b, final);
 }
 
 /* Trainer. */
@@ -161,23 +174,53 @@ static bool all_at_least(lg_board *b, size_t offset, lg_mark m)
 /* What UPDATE(s) waits for; NULL when it may go on. It overwrites state s - 1, and the moments of s. */
 static const char *update_floor(lg_board *b, uint64_t s)
 {
-    if (s == b->s->start_step) return NULL; /* the other side is empty */
+    if (s < first_made(b)) return NULL; /* the other side is empty */
     if (!has_staged_moments_if_wanted(b, s)) return LG_WHY_STAGING;
     if (b->s->has_ema && look(&ema(b)->commit) < lg_mark_of(s - 1)) return "ema";
     if (!is_staged_if_wanted(b, s - 1)) return LG_WHY_STAGING;
     return NULL;
 }
 
+/* Of a rank of several hosts that has no state yet. */
+static struct lg_action begin(lg_board *b, int rank)
+{
+    const uint64_t start = b->s->start_step;
+    if (lg_hosts_fetched(b, rank)) return act(LG_DO_INIT, start);
+    switch (lg_hosts_begin(b)) {
+    case LG_HOST_BEGIN_ORIGIN:
+        return act(LG_DO_INIT, start);
+    case LG_HOST_BEGIN_FETCH:
+        return wait_for(start, "the state of another host");
+    case LG_HOST_BEGIN_WAIT:
+        break;
+    }
+    return wait_for(start, "the other hosts");
+}
+
+/* A rank of several hosts whose gradients are marked; its sums are not. */
+static struct lg_action exchange(lg_board *b, int rank, uint64_t s)
+{
+    const struct lg_board_row *row = lg_board_row(b, LG_ROLE_exchange, rank);
+    if (own(&trainer(b, rank)->local) < lg_mark_of(s)) return act(LG_DO_REDUCE, s);
+    if (look(&row->exchanged) < lg_mark_of(s)) return wait_for(s, "gradients of the other hosts");
+    return act(LG_DO_TOTAL, s);
+}
+
 struct lg_action lg_trainer_next(lg_board *b, int rank)
 {
     struct lg_board_row *row = trainer(b, rank);
+    const bool several = lg_hosts_are_several(b);
     lg_mark commit = own(&row->commit);
-    if (commit == LG_MARK_NONE) return act(LG_DO_INIT, b->s->start_step);
+    if (commit == LG_MARK_NONE) return several ? begin(b, rank) : act(LG_DO_INIT, b->s->start_step);
     uint64_t s = lg_mark_state(commit), final;
     if (lg_commit_final(b, &final) && s >= final) return act(LG_DO_DONE, s);
     if (!all_at_least(b, offsetof(struct lg_board_row, commit), commit))
         return wait_for(s, "commits of the other ranks");
-    if (!lg_commit_verdict(b, s)) return act(LG_DO_DECIDE, s);
+    if (!lg_commit_verdict(b, s)) {
+        if (several && !(lg_hosts_is_leader(b) && lg_hosts_may_decide(b)))
+            return wait_for(s, "the leading host's word");
+        return act(LG_DO_DECIDE, s);
+    }
     if (own(&row->grads) < lg_mark_of(s)) return act(LG_DO_FORWARD, s);
     if (own(&row->partial) < lg_mark_of(s)) {
         if (b->s->scatters && lg_scatter_added(b, rank) < lg_scatter_begin(s + 1))
@@ -187,10 +230,11 @@ struct lg_action lg_trainer_next(lg_board *b, int rank)
         if (!b->s->scatters &&
             !all_at_least(b, offsetof(struct lg_board_row, grads), lg_mark_of(s)))
             return wait_for(s, "gradients of the other ranks");
-        return act(LG_DO_REDUCE, s);
+        return several ? exchange(b, rank, s) : act(LG_DO_REDUCE, s);
     }
     if (!all_at_least(b, offsetof(struct lg_board_row, partial), lg_mark_of(s)))
         return wait_for(s, "sums of the other ranks");
+    if (several && !lg_hosts_have_exchanged(b, s)) return wait_for(s, "the other hosts");
     const char *floor = update_floor(b, s);
     return floor ? wait_for(s, floor) : act(LG_DO_UPDATE, s);
 }
@@ -230,13 +274,18 @@ struct lg_action lg_ckpt_next(lg_board *b)
     lg_mark staged = own(&row->staged), published = own(&row->published);
     lg_mark moments = own(&row->staged_moments);
     uint64_t start = b->s->start_step, final;
-    if (staged != published) return act(LG_DO_WRITE, lg_mark_state(staged));
+    if (staged != published) {
+        const uint64_t s = lg_mark_state(staged);
+        if (lg_hosts_write(b, s) == LG_HOST_WRITE_WAIT)
+            return wait_for(s, "the leading host's files");
+        return act(LG_DO_WRITE, s);
+    }
     if (moments != staged) { /* the first half of a snapshot is there */
         uint64_t s = lg_mark_state(moments);
         if (b->s->has_ema && look(&ema(b)->commit) < lg_mark_of(s)) return wait_for(s, "ema");
         return act(LG_DO_STAGE, s);
     }
-    if (lg_commit_final(b, &final) && (final == start || published >= lg_mark_of(final)))
+    if (lg_commit_final(b, &final) && (final < first_made(b) || published >= lg_mark_of(final)))
         return act(LG_DO_DONE, final);
     lg_mark global = lg_board_global_commit(b);
     if (global == LG_MARK_NONE) return wait_for(start, "first state of the trainer");
@@ -274,6 +323,13 @@ void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step, struct lg_loss_
     LG_ASSERT(own(&row->commit) == lg_mark_of(step) && own(&row->grads) == before(b, step));
     row->loss_sum[step & 1] = loss_sum;
     store(&row->grads, lg_mark_of(step));
+}
+
+void lg_trainer_mark_local(lg_board *b, int rank, uint64_t step)
+{
+    struct lg_board_row *row = trainer(b, rank);
+    LG_ASSERT(own(&row->grads) == lg_mark_of(step) && own(&row->local) == before(b, step));
+    store(&row->local, lg_mark_of(step));
 }
 
 void lg_trainer_mark_partial(lg_board *b, int rank, uint64_t step,

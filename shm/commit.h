@@ -35,6 +35,12 @@
  * states, moments, staging (one for its moments, one for the rest). Whoever is about to read one because of a
  * mark compares them first.
  *
+ * With several hosts (shm/hosts.h) REDUCE(s) ends with local = mark(s) instead of partial. When the exchange process of
+ * the rank has marked the step exchanged, TOTAL(s) takes the squares of what has come and sets partial; and UPDATE(s)
+ * needs, too, that every host of the epoch has exchanged s. The verdict is the leading host's. The checkpoint is
+ * written by the leader; the writers of the others, which stage it like that one, take it for published when that
+ * one has, and write it themselves when they have become the leader in between.
+ *
  * A rank's gradients are overwritten in FORWARD(s + 1), after every rank has committed s + 1, that
  * is after every reader of step s is done. Likewise its sums on the board.
  *
@@ -56,7 +62,8 @@ typedef enum lg_action_kind {
     LG_DO_DECIDE,  /* trainer: call lg_commit_decide(b, step) and ask again */
     LG_DO_FORWARD, /* trainer */
     LG_DO_ADD,     /* trainer */
-    LG_DO_REDUCE,  /* trainer */
+    LG_DO_REDUCE,  /* trainer; with several hosts into `outgoing`, and mark_local */
+    LG_DO_TOTAL,   /* trainer, with several hosts: the squares of `incoming` */
     LG_DO_UPDATE,  /* trainer */
     LG_DO_ADVANCE, /* ema: make EMA state `step` */
     /* ckpt: the first half of a snapshot */
@@ -104,6 +111,8 @@ void lg_trainer_mark_init(lg_board *b, int rank);
 /* loss_sum: of this rank's samples; stored before the mark, since the process may die right after.
  */
 void lg_trainer_mark_grads(lg_board *b, int rank, uint64_t step, struct lg_loss_sum loss_sum);
+/* With several hosts: the shard's sum over this host's ranks lies in `outgoing`. */
+void lg_trainer_mark_local(lg_board *b, int rank, uint64_t step);
 /* sum_squares: of this rank's shard; stored before the mark likewise. */
 void lg_trainer_mark_partial(lg_board *b, int rank, uint64_t step,
                              const struct lg_exact_sum *sum_squares);

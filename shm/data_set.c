@@ -58,7 +58,8 @@ int lg_data_parts(lg_board *b, struct lg_data_part ret[LG_DATA_PARTS_MAX])
     }
     const struct lg_data_part *last = &ret[n - 1];
     if (last->hash == hash && last->items == items) return n;
-    struct lg_data_part next = lg_data_next(last, b->s->start_step * b->s->batch, items, hash);
+    const uint64_t batch = b->s->batch * (uint64_t)b->s->hosts.count;
+    struct lg_data_part next = lg_data_next(last, b->s->start_step * batch, items, hash);
     if (next.first == last->first) n--; /* nothing was trained on that one */
     LG_ASSERT(n < LG_DATA_PARTS_MAX);
     ret[n] = next;

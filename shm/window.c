@@ -71,7 +71,7 @@ void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret)
     const size_t latent_element = p->image_height ? (size_t)p->element_bytes : sizeof(float);
     *ret = (struct lg_window_geometry){
         .slots = (uint64_t)p->window_slots,
-        .batch = (uint64_t)p->batch,
+        .batch = (uint64_t)lg_plan_host_batch(p),
         .ranks = p->instances[LG_ROLE_trainer] / p->sequence,
         .pixels_bytes = 3 * pixels,
         .latent_bytes = 2 * (size_t)p->latent_channels * cells * latent_element,

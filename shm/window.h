@@ -95,7 +95,7 @@ struct lg_window_text {
 
 struct lg_window_geometry {
     uint64_t slots;            /* W */
-    uint64_t batch;            /* samples per step */
+    uint64_t batch;            /* samples per step, of this host */
     int chunk[LG_FIELD_COUNT]; /* samples per claim; 0: the field is not used in this run */
     size_t pixels_bytes;       /* per slot: (3, F, H, W) u8; 0 when unused */
     size_t latent_bytes; /* per slot: (2, C, f, h, w) of the plan's elements: mean and logvar; fp32

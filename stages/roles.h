@@ -4,4 +4,4 @@
 #include "stages/stage.h"
 
 extern const struct lg_stage_def lg_loader_def, lg_text_def, lg_vae_def, lg_trainer_def, lg_ema_def,
-    lg_ckpt_def;
+    lg_ckpt_def, lg_exchange_def;

@@ -510,6 +510,11 @@ int lg_stage_park_if_lasting(lg_stage *st, int rc, const char *what)
     return lg_stage_park(st, "%s: %s", what, lg_err_message());
 }
 
+uint64_t lg_stage_sample(const lg_stage *st, uint64_t n)
+{
+    return lg_host_sample(lg_hosts_place(st->board), n);
+}
+
 uint64_t lg_stage_end(lg_stage *st)
 {
     uint64_t final = st->board->s->max_steps;

@@ -158,5 +158,7 @@ int lg_stage_park_if_lasting(lg_stage *st, int rc, const char *what);
 void lg_stage_beats(lg_stage *st);
 /* Has the process or the run been told to end? */
 bool lg_stage_should_quit(const lg_stage *st);
-/* Last sample number + 1 of the run (max_steps * batch, or the final state's when stopping). */
+/* The run's number of this host's sample: what decides its bits (shm/hosts.h). */
+uint64_t lg_stage_sample(const lg_stage *st, uint64_t n);
+/* Last sample number + 1 of this host in the run (max_steps * batch, or the final state's when stopping). */
 uint64_t lg_stage_end(lg_stage *st);

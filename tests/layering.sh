@@ -50,12 +50,12 @@ allowed() {
     kernels/*) echo base kernels ;;
     stages) echo base config shm bus kernels kernels/graph ;;
     supervisor/run) echo base config shm bus ;;
-    supervisor/views | supervisor/launch) echo base config shm bus supervisor/run ;;
-    supervisor/core) echo base config shm bus supervisor/run supervisor/views supervisor/launch ;;
-    supervisor/commands) echo base config shm bus supervisor/run supervisor/views supervisor/launch supervisor/core ;;
+    supervisor/views | supervisor/launch | supervisor/hosts) echo base config shm bus supervisor/run ;;
+    supervisor/core) echo base config shm bus supervisor/run supervisor/views supervisor/launch supervisor/hosts ;;
+    supervisor/commands) echo base config shm bus supervisor/run supervisor/views supervisor/launch supervisor/hosts supervisor/core ;;
     supervisor) echo base shm supervisor/commands ;; # the programs' main files
     tests) echo base config shm bus kernels kernels/graph kernels/host kernels/ref64 kernels/cuda stages \
-        supervisor/run supervisor/views supervisor/launch supervisor/core supervisor/commands ;;
+        supervisor/run supervisor/views supervisor/launch supervisor/hosts supervisor/core supervisor/commands ;;
     *) echo ;;
     esac
 }

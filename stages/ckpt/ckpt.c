@@ -258,7 +258,7 @@ static lg_manifest *manifest_of(const lg_stage *st, const struct ckpt *c)
     LG_ASSERT(m);
     snprintf(m->name, sizeof m->name, "%s", st->config->job_name);
     m->step = head->scalars.state;
-    m->next_n = head->scalars.state * st->board->s->batch;
+    m->next_n = head->scalars.state * (uint64_t)st->plan.batch;
     m->seed = (uint64_t)st->config->job_seed;
     m->plan_hash = st->plan.hash;
     m->lineage = st->board->s->lineage;
@@ -384,6 +384,10 @@ static int ckpt_step(lg_stage *st)
         break;
     case LG_DO_WRITE: {
         LG_TRY(expect_staged(st, c, a.step));
+        if (lg_hosts_write(st->board, a.step) == LG_HOST_WRITTEN) {
+            lg_ckpt_mark_published(st->board, a.step);
+            break;
+        }
         int rc = try_write(st, c, a.step);
         if (rc != LG_STEP_WORKED) return rc;
         break;

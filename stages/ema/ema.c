@@ -117,6 +117,12 @@ static int init(lg_stage *st, struct ema *e, uint64_t state)
     char dir[LG_PATH_BYTES], ema_dir[LG_PATH_BYTES];
     float *all = NULL;
     LG_TRY(lg_trainer_state_expect(st, e->trainer, state));
+    if (lg_hosts_fetched(st->board, 0)) { /* it came with the weights */
+        for (int r = 0; r < e->trainer->shards; r++)
+            LG_TRY(lg_stage_expect(st, e->side[r][state & 1], state));
+        lg_ema_mark(st->board, state);
+        return 0;
+    }
     LG_TRY(lg_run_origin(st, &origin, dir));
     int rc = 0;
     if (origin == LG_ORIGIN_RESUME) {

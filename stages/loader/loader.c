@@ -232,11 +232,12 @@ static void sleep_ms(int ms)
 static int read_sample(lg_stage *st, struct loader *l, uint64_t n, uint8_t *pixels)
 {
     for (int tries = 1;; tries++) {
-        int rc = lg_source_sample(l->source, &l->rule, n, pixels, &l->sample);
+        int rc = lg_source_sample(l->source, &l->rule, lg_stage_sample(st, n), pixels, &l->sample);
         if (rc == 0 || rc == LG_ERR_VOID) return rc;
         if (rc != LG_ERR_IO || tries == IO_TRIES)
             return lg_err_frame(rc, __FILE__, __LINE__, __func__);
-        lg_log(LG_WARN, "sample %" PRIu64 ": %s; trying again", n, lg_err_message());
+        lg_log(LG_WARN, "sample %" PRIu64 ": %s; trying again", lg_stage_sample(st, n),
+               lg_err_message());
         lg_board_beat(st->row, LG_PHASE_WAITING);
         sleep_ms(IO_WAIT_MS << tries);
     }
@@ -279,14 +280,14 @@ static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
 {
     lg_window *w = l->window;
     struct lg_slot *slot = lg_window_slot(w, n);
-    slot->bucket = (uint32_t)lg_source_place(l->source, &l->rule, n).bucket;
+    slot->bucket = (uint32_t)lg_source_place(l->source, &l->rule, lg_stage_sample(st, n)).bucket;
     const struct lg_window_shape shape = lg_window_shape(w, n);
     const size_t half = shape.half_bytes;
     uint8_t *pixels = shape.pixels_bytes ? lg_window_pixels(w, n) : NULL; /* latents need none */
     int rc = read_sample(st, l, n, pixels);
     if (rc < 0 && rc != LG_ERR_VOID) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     const bool is_void = rc == LG_ERR_VOID, is_empty = is_void || l->sample.is_absent;
-    if (is_void) report_void(st, l, n);
+    if (is_void) report_void(st, l, lg_stage_sample(st, n));
     if (is_empty && shape.pixels_bytes && lg_window_has_place(w, n))
         memset(pixels, 0, shape.pixels_bytes);
     slot->is_void = is_void;
@@ -301,7 +302,7 @@ static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
     slot->label = is_empty ? st->plan.num_classes : (int32_t)l->sample.label;
     for (int k = 0; k < st->plan.n_texts; k++) {
         int length;
-        const bool none = is_empty || is_dropped(l, k, n);
+        const bool none = is_empty || is_dropped(l, k, lg_stage_sample(st, n));
         LG_TRY(lg_tokenizer_encode(l->tokenizer[k], none ? "" : l->sample.caption,
                                    st->plan.text[k].length, (int32_t *)lg_window_tokens(w, k, n),
                                    &length));

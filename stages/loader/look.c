@@ -28,16 +28,17 @@ struct lg_clip_rate lg_loader_rate(const lg_config *c)
 int lg_loader_order(const lg_config *c, const lg_plan *p, const lg_source *s,
                     const struct lg_item_size *size, lg_order **ret)
 {
-    LG_TRY(lg_source_order(s,
-                           &(struct lg_order_spec){
-                               .buckets = &p->buckets,
-                               .size = size,
-                               .rate = lg_loader_rate(c),
-                               .ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
-                               .micros = (uint64_t)(p->rank_batch / p->micro_batch),
-                               .micro = (uint64_t)p->micro_batch,
-                           },
-                           ret));
+    LG_TRY(lg_source_order(
+        s,
+        &(struct lg_order_spec){
+            .buckets = &p->buckets,
+            .size = size,
+            .rate = lg_loader_rate(c),
+            .ranks = (uint64_t)(p->hosts * p->instances[LG_ROLE_trainer] / p->sequence),
+            .micros = (uint64_t)(p->rank_batch / p->micro_batch),
+            .micro = (uint64_t)p->micro_batch,
+        },
+        ret));
     return 0;
 }
 
@@ -343,10 +344,10 @@ static int open_config(struct look *l, const char *file, const char *const *set,
     const lg_plan *p = &l->plan;
     l->path = lg_config_data(l->config);
     l->buckets = p->buckets;
-    l->cut =
-        (struct lg_order_spec){.ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
-                               .micros = (uint64_t)(p->rank_batch / p->micro_batch),
-                               .micro = (uint64_t)p->micro_batch};
+    l->cut = (struct lg_order_spec){
+        .ranks = (uint64_t)(p->hosts * p->instances[LG_ROLE_trainer] / p->sequence),
+        .micros = (uint64_t)(p->rank_batch / p->micro_batch),
+        .micro = (uint64_t)p->micro_batch};
     l->by_line = lg_caption_choice_of(l->config->data_caption) != LG_CAPTION_LISTED;
     for (int t = 0; t < p->n_texts; t++)
         LG_TRY(lg_tokenizer_open(lg_text_keys(l->config, p->text[t].role).model, &l->tokenizer[t]));

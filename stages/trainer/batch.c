@@ -189,8 +189,8 @@ static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *sp
     const struct lg_objective objective = lg_objective_of_size(
         spec->objective, (int64_t)(lg_denoiser_rows(net) / net->patch) * (net->width / net->patch));
     struct lg_objective_sample draw;
-    lg_objective_draw(&objective, spec->seed, n, &draw);
-    ((int64_t *)(b->host + b->at.n))[row] = (int64_t)n;
+    lg_objective_draw(&objective, spec->seed, spec->of_run + row, &draw);
+    ((int64_t *)(b->host + b->at.n))[row] = (int64_t)(spec->of_run + row);
     for (int i = 0; i < 4; i++)
         ((float *)(b->host + b->at.coef))[4 * row + (size_t)i] = (float)draw.coef[i];
     ((float *)(b->host + b->at.t))[row] = (float)draw.t;

@@ -37,9 +37,10 @@ const struct lg_batch_tensors *lg_batch_tensors(const lg_batch *b);
 const float *lg_batch_weights(const lg_batch *b);
 
 struct lg_batch_spec {
-    int kind;       /* of the options */
-    uint64_t first; /* sample number of row 0 */
-    double divisor; /* non-void samples of the global batch, >= 1 */
+    int kind;        /* of the options */
+    uint64_t first;  /* this host's sample number of row 0 */
+    uint64_t of_run; /* and the run's (lg_stage_sample): those of the next rows follow it */
+    double divisor;  /* non-void samples of the global batch, >= 1 */
     uint64_t seed;
     double scaling_factor, shift_factor;
     const struct lg_objective *objective;

@@ -13,12 +13,8 @@ static int no_data_yet(struct trainer *t)
  * whole global batch is known, and counts the same voids and absent ones. */
 static bool count_valid(lg_stage *st, struct trainer *t, uint64_t step)
 {
-    uint64_t first = step * st->board->s->batch, valid = 0;
-    if (!lg_window_range_ready(t->window, 1u << LG_FIELD_SOURCE, first, st->board->s->batch))
-        return false;
-    for (uint64_t n = first; n < first + st->board->s->batch; n++)
-        valid += !lg_window_slot(t->window, n)->is_void && !lg_window_slot(t->window, n)->is_absent;
-    t->divisor = (double)LG_MAX(valid, (uint64_t)1);
+    if (!lg_samples_of_step(st->board, t->window, step, &t->samples)) return false;
+    t->divisor = (double)LG_MAX(t->samples.valid, (uint64_t)1);
     return true;
 }
 
@@ -46,6 +42,7 @@ static int begin_micro(lg_stage *st, struct trainer *t, uint64_t step, uint64_t 
     lg_batch_load(t->batch, t->stream, t->window,
                   &(struct lg_batch_spec){.kind = kind,
                                           .first = n,
+                                          .of_run = lg_stage_sample(st, n),
                                           .divisor = t->divisor / lg_rank_loss_scale(st, t, step),
                                           .seed = (uint64_t)st->config->job_seed,
                                           .scaling_factor = st->plan.scaling_factor,

@@ -24,6 +24,7 @@ struct lg_gradients {
     bool scatters;
     uint64_t micros;
     lg_region *grad[LG_INSTANCES_MAX], *sum;
+    struct lg_host_gradients host; /* all NULL with one */
     struct lg_ring ring;
     char *made;              /* where the backward writes: the own region, or memory cut like it */
     struct range *untouched; /* what no backward writes: gaps, in order */
@@ -62,7 +63,10 @@ struct lg_gradients_bytes lg_gradients_bytes_of(const lg_plan *p, const lg_param
     struct lg_gradients_bytes b = {.own = squares_count(shard) * sizeof(double)};
     if (!p->scatters) {
         b.grad = t->count * sizeof(float);
-        if (p->instances[LG_ROLE_trainer] > 1) b.own += shard * sizeof(float);
+        if (p->hosts > 1)
+            b.host = shard * sizeof(float);
+        else if (p->instances[LG_ROLE_trainer] > 1)
+            b.own += shard * sizeof(float);
         if (is_apart(p)) b.own += b.grad;
         return b;
     }
@@ -70,9 +74,29 @@ struct lg_gradients_bytes lg_gradients_bytes_of(const lg_plan *p, const lg_param
     lg_ring_plan(t, net, &ring);
     b.grad = ring.bytes;
     b.sum = LG_MAX(shard, (size_t)1) * sizeof(float) * (micros_of(p) > 1 ? 2 : 1);
+    if (p->hosts > 1) b.host = shard * sizeof(float);
     b.own += ring.largest + (is_apart(p) ? ring.bytes : 0);
     lg_ring_free(&ring);
     return b;
+}
+
+int lg_host_gradients_open(lg_stage *st, const lg_trainer_state *s, struct lg_host_gradients *ret)
+{
+    struct {
+        const char *name;
+        lg_region **to;
+    } part[] = {{"outgoing", &ret->outgoing}, {"incoming", &ret->incoming}};
+    ret->count = lg_trainer_shard(s, st->index);
+    for (size_t i = 0; i < LG_ARRAY_LEN(part); i++)
+        LG_TRY(lg_stage_region(
+            st,
+            &(struct lg_stage_memory){.bytes = LG_MAX(ret->count, (size_t)1) * sizeof(float),
+                                      .front_bytes = sizeof(struct lg_stamp),
+                                      .role = LG_ROLE_trainer,
+                                      .index = st->index,
+                                      .is_made = lg_trainer_began(st->board)},
+            part[i].to, "trainer/%d/%s", st->index, part[i].name));
+    return 0;
 }
 
 static int open_regions(lg_gradients *g, struct lg_gradients_bytes b)
@@ -155,6 +179,8 @@ static int open_memory(lg_gradients *g, const lg_denoiser *net)
 {
     const lg_params *t = &g->state->params;
     const size_t shard = lg_trainer_shard(g->state, g->me);
+    if (lg_hosts_are_several(g->st->board))
+        LG_TRY(lg_host_gradients_open(g->st, g->state, &g->host));
     LG_TRY(open_regions(g, lg_gradients_bytes_of(&g->st->plan, t, net, shard)));
     LG_TRY(alloc(g->device, squares_count(shard) * sizeof(double), &g->squares));
     g->host_squares = calloc(squares_count(shard) + 1, sizeof(double));
@@ -162,7 +188,8 @@ static int open_memory(lg_gradients *g, const lg_denoiser *net)
     LG_ASSERT(g->host_squares && g->squares_of);
     for (int i = 0; i < 2; i++) LG_TRY(lg_event_open(g->device, &g->event[i]));
     if (!g->scatters)
-        return alloc(g->device, g->ranks > 1 ? shard * sizeof(float) : 0, &g->reduced);
+        return alloc(g->device, g->ranks > 1 && !g->host.outgoing ? shard * sizeof(float) : 0,
+                     &g->reduced);
     lg_ring_plan(t, net, &g->ring);
     LG_TRY(check_rings(g));
     find_untouched(g);
@@ -426,9 +453,17 @@ int lg_gradients_add(lg_gradients *g)
     return 1;
 }
 
+/* Where REDUCE leaves the shard. */
+static float *reduced_to(const lg_gradients *g)
+{
+    if (g->host.outgoing) return g->host.outgoing->payload;
+    if (g->scatters) return sum_after(g, g->micros);
+    return g->reduced ? g->reduced : g->grad[g->me]->payload;
+}
+
 static void reduce_whole(lg_gradients *g, struct lg_piece p)
 {
-    struct lg_reduce_ranks_args a = reduction(g, p, lg_gradients_sum(g));
+    struct lg_reduce_ranks_args a = reduction(g, p, reduced_to(g));
     for (int r = 0; r < g->ranks; r++) add_part(&a, (const float *)g->grad[r]->payload + p.first);
     lg_reduce_ranks(g->compute, &a);
 }
@@ -436,26 +471,33 @@ static void reduce_whole(lg_gradients *g, struct lg_piece p)
 /* The sum is there; its squares are too, unless a former life has added it. */
 static void reduce_scattered(lg_gradients *g, int unit, struct lg_piece p)
 {
-    if (g->squares_of[unit] == lg_mark_of(g->step)) return;
+    if (g->squares_of[unit] == lg_mark_of(g->step) && !g->host.outgoing) return;
+    struct lg_reduce_ranks_args a = reduction(g, p, reduced_to(g));
+    add_part(&a, sum_after(g, g->micros) + p.at);
+    lg_reduce_ranks(g->compute, &a);
+}
+
+/* The sum over all hosts is there. */
+static void take_squares(lg_gradients *g, struct lg_piece p)
+{
     struct lg_reduce_ranks_args a = reduction(g, p, lg_gradients_sum(g));
     add_part(&a, a.y.data);
     lg_reduce_ranks(g->compute, &a);
 }
 
-int lg_gradients_reduce(lg_gradients *g, uint64_t step, struct lg_exact_sum *ret_squares)
+/* Of each unit, with squares of all. */
+static void reduce_units(lg_gradients *g, bool total, struct lg_exact_sum *ret_squares)
 {
     const size_t squares = squares_count(lg_trainer_shard(g->state, g->me));
     *ret_squares = (struct lg_exact_sum){0};
-    g->step = step;
-    if (g->scatters) LG_TRY(lg_stage_expect(g->st, g->sum, step));
-    for (int r = 0; r < g->ranks && !g->scatters; r++)
-        LG_TRY(lg_stage_expect(g->st, g->grad[r], step));
-    if (!squares) return 0;
+    if (!squares) return;
     lg_turn_begin(&g->st->turn);
     for (int u = 0; u < g->state->params.n_units; u++) {
         struct lg_piece p = own_piece(g, u);
         if (!p.count) continue;
-        if (g->scatters)
+        if (total)
+            take_squares(g, p);
+        else if (g->scatters)
             reduce_scattered(g, u, p);
         else
             reduce_whole(g, p);
@@ -464,11 +506,27 @@ int lg_gradients_reduce(lg_gradients *g, uint64_t step, struct lg_exact_sum *ret
     lg_stream_sync(g->compute);
     lg_turn_end(&g->st->turn);
     for (size_t i = 0; i < squares; i++) lg_exact_sum_add(ret_squares, g->host_squares[i]);
+}
+
+int lg_gradients_reduce(lg_gradients *g, uint64_t step, struct lg_exact_sum *ret_squares)
+{
+    g->step = step;
+    if (g->scatters) LG_TRY(lg_stage_expect(g->st, g->sum, step));
+    for (int r = 0; r < g->ranks && !g->scatters; r++)
+        LG_TRY(lg_stage_expect(g->st, g->grad[r], step));
+    reduce_units(g, false, ret_squares);
+    if (g->host.outgoing) lg_stamp_set(g->host.outgoing->front, step);
+    return 0;
+}
+
+int lg_gradients_total(lg_gradients *g, uint64_t step, struct lg_exact_sum *ret_squares)
+{
+    LG_TRY(lg_stage_expect(g->st, g->host.incoming, step));
+    reduce_units(g, true, ret_squares);
     return 0;
 }
 
 float *lg_gradients_sum(const lg_gradients *g)
 {
-    if (g->scatters) return sum_after(g, g->micros);
-    return g->reduced ? g->reduced : g->grad[g->me]->payload;
+    return g->host.incoming ? g->host.incoming->payload : reduced_to(g);
 }

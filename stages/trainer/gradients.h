@@ -30,6 +30,20 @@
 #include "stages/trainer/ring.h"
 #include "stages/trainer/state.h"
 
+/* With several hosts (shm/hosts.h) a rank's shard, added up over this host, leaves it and comes back as the sum over all:
+ *
+ *   trainer/<r>/outgoing  front: lg_stamp; fp32 (shard). Written by rank r in REDUCE, read by exchange r.
+ *   trainer/<r>/incoming  front: lg_stamp; fp32 (shard). Written by exchange r, read by rank r and exchange r.
+ *
+ * Both lie with the host; their stamps are set before the marks `local` and `exchanged`. They are not cleared: of what is
+ * being written over nobody reads any more. */
+struct lg_host_gradients {
+    lg_region *outgoing, *incoming;
+    size_t count; /* elements of each */
+};
+/* Of rank st->index; for the rank and for its exchange process. The stage closes the regions. */
+int lg_host_gradients_open(lg_stage *st, const lg_trainer_state *s, struct lg_host_gradients *ret);
+
 struct lg_gradients_front {
     struct lg_stamp stamp;
     _Atomic(uint64_t)
@@ -39,6 +53,7 @@ struct lg_gradients_front {
 
 struct lg_gradients_bytes {
     size_t grad, sum; /* regions of a rank; sum: 0: it has none */
+    size_t host;      /* outgoing, and incoming; 0: there is one host */
     size_t own;       /* private */
 };
 /* net: compiled; shard: elements. */
@@ -76,7 +91,10 @@ int lg_gradients_add(lg_gradients *g);
 /* Does the backward add to what a former micro-batch left? Else it overwrites. */
 bool lg_gradients_accumulate(const lg_gradients *g);
 
-/* REDUCE: the own shard of the sum, and the sum of its squares. May be done again. */
+/* REDUCE: the own shard of the sum, and the sum of its squares. May be done again. With several hosts it lies in
+ * `outgoing` then. */
 int lg_gradients_reduce(lg_gradients *g, uint64_t step, struct lg_exact_sum *ret_squares);
-/* UPDATE, after it: (shard). */
+/* TOTAL: the same of `incoming`. */
+int lg_gradients_total(lg_gradients *g, uint64_t step, struct lg_exact_sum *ret_squares);
+/* UPDATE, after them: (shard). */
 float *lg_gradients_sum(const lg_gradients *g);

@@ -8,6 +8,7 @@
 #include "stages/trainer/gradients.h"
 #include "stages/trainer/rank_memory.h"
 #include "stages/trainer/records.h"
+#include "stages/trainer/samples.h"
 #include "stages/trainer/state.h"
 #include "stages/trainer/working.h"
 
@@ -42,6 +43,7 @@ struct trainer {
     uint64_t begin_with; /* micro-batch of the step, where others lack one; UINT64_MAX: none do */
     bool is_backward;    /* it has begun */
     struct lg_loss_sum loss_sum; /* of them */
+    struct lg_host_sums samples; /* of the whole batch of step forward_of */
     double
         divisor; /* samples that are neither void nor absent of the global batch of step forward_of */
     int64_t wait_start_ns;  /* 0: not waiting for data */
@@ -65,4 +67,5 @@ void lg_rank_sign(const struct trainer *t, const struct lg_state_view *to);
  * yet, or an error. */
 int lg_rank_forward(lg_stage *st, struct trainer *t, uint64_t step);
 int lg_rank_reduce(lg_stage *st, struct trainer *t, uint64_t step);
+int lg_rank_total(lg_stage *st, struct trainer *t, uint64_t step);
 int lg_rank_update(lg_stage *st, struct trainer *t, uint64_t step);

@@ -249,6 +249,8 @@ static void add_rank(const lg_config *c, const lg_plan *p, const struct rank_byt
     add_row(rows, n, b->moments, &state, "moments");
     add_row(rows, n, b->gradients.grad, grads, "grad");
     add_row(rows, n, b->gradients.sum, &own, "sum");
+    add_row(rows, n, b->gradients.host, &host, "outgoing");
+    add_row(rows, n, b->gradients.host, &host, "incoming");
     add_row(rows, n, b->working.region, weights, "working");
     add_row(rows, n, b->exchanged, p->apart ? &host : &own, "exchanged");
     rows[*n] = (struct lg_stage_bytes){.name = "private", .processes = 1, .bytes = b->own};

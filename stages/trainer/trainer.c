@@ -231,9 +231,21 @@ static void upload_state(lg_stage *st, struct trainer *t, const struct first_sta
     lg_rank_sign(t, to);
 }
 
+/* State start_step lies here already: it is another host's. */
+static int begin_fetched(lg_stage *st, struct trainer *t, uint64_t state)
+{
+    LG_TRY(lg_stage_expect(st, t->state->side[st->index][state & 1], state));
+    LG_TRY(lg_stage_expect(st, t->state->moments[st->index], state));
+    lg_working_make(t->working, state);
+    lg_trainer_mark_init(st->board, st->index);
+    lg_log(LG_INFO, "state %" PRIu64 " from the leading host", state);
+    return 0;
+}
+
 /* Makes state start_step of this rank's shard. Cut off halfway it is simply made again. */
 static int init(lg_stage *st, struct trainer *t, uint64_t state)
 {
+    if (lg_hosts_fetched(st->board, st->index)) return begin_fetched(st, t, state);
     lg_origin origin;
     char dir[LG_PATH_BYTES];
     struct lg_state_view v = lg_trainer_state_view(t->state, st->index, state);
@@ -284,6 +296,8 @@ static int trainer_step(lg_stage *st)
         return LG_STEP_WORKED;
     case LG_DO_REDUCE:
         return lg_rank_reduce(st, t, a.step);
+    case LG_DO_TOTAL:
+        return lg_rank_total(st, t, a.step);
     case LG_DO_UPDATE:
         return lg_rank_update(st, t, a.step);
     case LG_DO_DONE:

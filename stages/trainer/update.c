@@ -1,5 +1,6 @@
 /* The end of a step, seen by one rank (shards.h says what it owns):
  *   REDUCE   own shard = sum of all ranks' gradients in rank order; sum of squares
+ *   TOTAL    with several hosts: the sum of squares, of what all hosts have added up
  *   UPDATE   total norm, clip, AdamW chunk by chunk from side s & 1 into the other, from the moments' places
  *            into their next ones, and into the working weights of every rank of the group; rank 0 writes
  *            the record; commit
@@ -16,22 +17,33 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 enum { VOID_CHECK_SAMPLES = 100 }; /* the share of voids is judged from this many samples on */
 
-static int reduce(struct trainer *t, uint64_t step, struct lg_exact_sum *ret_squares)
+/* What UPDATE needs. */
+static int reduce(lg_stage *st, struct trainer *t, uint64_t step, struct lg_exact_sum *ret_squares)
 {
-    LG_TRY(lg_gradients_reduce(t->gradients, step, ret_squares));
+    LG_TRY(lg_hosts_are_several(st->board) ? lg_gradients_total(t->gradients, step, ret_squares)
+                                           : lg_gradients_reduce(t->gradients, step, ret_squares));
     t->reduced_of = lg_mark_of(step);
     return 0;
 }
 
-int lg_rank_reduce(lg_stage *st, struct trainer *t, uint64_t step)
+int lg_rank_total(lg_stage *st, struct trainer *t, uint64_t step)
 {
     struct lg_exact_sum squares;
-    LG_TRY(reduce(t, step, &squares));
+    LG_TRY(reduce(st, t, step, &squares));
     lg_trainer_mark_partial(st->board, st->index, step, &squares);
+    lg_bus_notify(st->bus);
+    return LG_STEP_WORKED;
+}
+
+int lg_rank_reduce(lg_stage *st, struct trainer *t, uint64_t step)
+{
+    struct lg_exact_sum squares; /* those of one host of several say nothing */
+    if (!lg_hosts_are_several(st->board)) return lg_rank_total(st, t, step);
+    LG_TRY(lg_gradients_reduce(t->gradients, step, &squares));
+    lg_trainer_mark_local(st->board, st->index, step);
     lg_bus_notify(st->bus);
     return LG_STEP_WORKED;
 }
@@ -48,8 +60,11 @@ static struct step_sums sum_ranks(lg_stage *st, struct trainer *t, uint64_t step
     struct lg_exact_sum squares = {0};
     for (int r = 0; r < t->state->ranks; r++) {
         const struct lg_board_row *row = lg_board_row(st->board, LG_ROLE_trainer, r);
-        s.loss.all += row->loss_sum[step & 1].all;
-        s.loss.vb += row->loss_sum[step & 1].vb;
+        const lg_role has_loss =
+            lg_hosts_are_several(st->board) ? LG_ROLE_exchange : LG_ROLE_trainer;
+        const struct lg_loss_sum *loss = lg_board_row(st->board, has_loss, r)->loss_sum;
+        s.loss.all += loss[step & 1].all;
+        s.loss.vb += loss[step & 1].vb;
         if (r < t->state->shards) lg_exact_sum_merge(&squares, &row->sum_squares[step & 1]);
     }
     s.norm = sqrt(lg_exact_sum_total(&squares)) / lg_rank_loss_scale(st, t, step);
@@ -314,28 +329,21 @@ static int make_state(lg_stage *st, struct trainer *t, uint64_t step, const stru
     return 0;
 }
 
-/* Voids and key hashes of the step's samples, from the window: the slots are still ours. */
+/* The slots are still ours, the words of the other hosts too. */
 static struct lg_ledger_record ledger_record(lg_stage *st, struct trainer *t, uint64_t step,
                                              const struct step_sums *sums)
 {
-    const uint64_t batch = st->board->s->batch, first = step * batch;
-    XXH3_state_t *hash = XXH3_createState();
-    LG_ASSERT(hash);
-    XXH3_64bits_reset(hash);
-    struct lg_ledger_record r = {.step = step + 1,
-                                 .first = first,
-                                 .last = first + batch - 1,
-                                 .skipped = !sums->finite,
-                                 .loss = sums->loss.all,
-                                 .lineage = st->board->s->lineage};
-    for (uint64_t n = first; n < first + batch; n++) {
-        const struct lg_slot *slot = lg_window_slot(t->window, n);
-        XXH3_64bits_update(hash, &slot->key_hash, sizeof slot->key_hash);
-        r.voids += slot->is_void;
-    }
-    r.keys_hash = XXH3_64bits_digest(hash);
-    XXH3_freeState(hash);
-    return r;
+    const uint64_t batch = (uint64_t)st->plan.batch, first = step * batch;
+    struct lg_host_sums samples;
+    LG_ASSERT(lg_samples_of_step(st->board, t->window, step, &samples));
+    return (struct lg_ledger_record){.step = step + 1,
+                                     .first = first,
+                                     .last = first + batch - 1,
+                                     .keys_hash = samples.keys_hash,
+                                     .voids = (uint32_t)samples.voids,
+                                     .skipped = !sums->finite,
+                                     .loss = sums->loss.all,
+                                     .lineage = st->board->s->lineage};
 }
 
 static void write_record(lg_stage *st, struct trainer *t, const struct lg_step_record *r)
@@ -360,7 +368,7 @@ static void write_record(lg_stage *st, struct trainer *t, const struct lg_step_r
 static int check_health(lg_stage *st, const struct lg_state_scalars *s)
 {
     const lg_config *c = st->config;
-    double samples = (double)((s->state - st->board->s->start_step) * st->board->s->batch);
+    double samples = (double)((s->state - st->board->s->start_step) * (uint64_t)st->plan.batch);
     if ((int64_t)s->skipped_in_row >= c->trainer_nonfinite_max)
         return lg_stage_park(st,
                              "%" PRIu64 " steps in a row had a loss or gradient that is not finite "
@@ -387,7 +395,7 @@ int lg_rank_update(lg_stage *st, struct trainer *t, uint64_t step)
     double lr = lg_schedule_rate(&t->schedule, (int64_t)step);
     if (t->reduced_of != lg_mark_of(step)) { /* a former life published the sums */
         struct lg_exact_sum published;
-        LG_TRY(reduce(t, step, &published));
+        LG_TRY(reduce(st, t, step, &published));
     }
     LG_TRY(make_state(st, t, step, &sums, lr));
     struct lg_state_view to = lg_trainer_state_view(t->state, st->index, step + 1);
@@ -403,8 +411,7 @@ int lg_rank_update(lg_stage *st, struct trainer *t, uint64_t step)
     to.scalars->voids += record.ledger.voids;
     int64_t now = lg_now_ns();
     if (t->last_commit_ns)
-        record.samples_per_s =
-            (double)st->board->s->batch * LG_S_NS / (double)(now - t->last_commit_ns);
+        record.samples_per_s = (double)st->plan.batch * LG_S_NS / (double)(now - t->last_commit_ns);
     t->last_commit_ns = now;
     t->wait_ns = t->floor_ns = 0;
     if (st->index == 0) {

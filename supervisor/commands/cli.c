@@ -4,11 +4,13 @@
 #include "supervisor/commands/check.h"
 #include "supervisor/commands/doctor.h"
 #include "supervisor/commands/export.h"
+#include "supervisor/commands/hosts.h"
 #include "supervisor/commands/logs.h"
 #include "supervisor/commands/order.h"
 #include "supervisor/commands/start.h"
 #include "supervisor/commands/units_write.h"
 #include "supervisor/commands/verify.h"
+#include "supervisor/hosts/keys.h"
 #include "supervisor/launch/role.h"
 #include "supervisor/run/child.h"
 #include "supervisor/run/terminal.h"
@@ -31,7 +33,7 @@ struct words {
     const char *set[SETS_MAX];
     int n_sets;
     const char *units, *dir, *prefix, *bin, *out, *weights, *format, *memory;
-    bool merge, detach, set_aside, json, follow, once, kill;
+    bool merge, detach, set_aside, json, follow, once, kill, take;
 };
 
 struct command {
@@ -124,6 +126,8 @@ static int parse(const char *name, const char *allowed, int argc, char **argv, s
             ret->json = true;
         } else if (!strcmp(a, "--kill") && strstr(allowed, "--kill")) {
             ret->kill = true;
+        } else if (!strcmp(a, "--take") && strstr(allowed, "--take")) {
+            ret->take = true;
         } else if (!strcmp(a, "--once") && strstr(allowed, "--once")) {
             ret->once = true;
         } else if ((!strcmp(a, "-f") || !strcmp(a, "--follow")) && strstr(allowed, "-f")) {
@@ -248,6 +252,25 @@ static int command_swap(int argc, char **argv, int *ret_exit)
     LG_TRY(parse("swap", "--bin", argc, argv, &w));
     if (w.n_places < 1 || w.n_places > 2) return usage("swap");
     LG_TRY(lg_order_swap(w.n_places == 2 ? w.place[1] : ".", w.place[0], w.bin));
+    return 0;
+}
+
+static int command_hosts(int argc, char **argv, int *ret_exit)
+{
+    struct words w;
+    *ret_exit = 0;
+    LG_TRY(parse_one_place("hosts", "--take", argc, argv, &w));
+    LG_TRY(lg_hosts_command(w.place[0], w.take));
+    return 0;
+}
+
+static int command_keys(int argc, char **argv, int *ret_exit)
+{
+    struct words w;
+    *ret_exit = 0;
+    LG_TRY(parse_one_place("keys", "", argc, argv, &w));
+    LG_TRY(lg_cluster_key_make(w.place[0]));
+    printf("%s: copy it to every host of the run, and to nobody else\n", w.place[0]);
     return 0;
 }
 

@@ -112,7 +112,10 @@ void lg_finish(lg_run *r, lg_run_state outcome, bool quiet, int *exit_code)
         add_to_tensorboard(r, m->step);
     }
     if (rc == 0 && !quiet) lg_terminal_say(STDOUT_FILENO, "checkpoint  %s\n", newest);
-    if (rc < 0 && outcome == LG_RUN_DONE && *exit_code == 0) {
+    if (rc == LG_ERR_NOTFOUND && r->plan.hosts > 1) {
+        if (!quiet)
+            lg_terminal_say(STDOUT_FILENO, "checkpoints are where the leading host's job.dir is\n");
+    } else if (rc < 0 && outcome == LG_RUN_DONE && *exit_code == 0) {
         lg_terminal_say(STDERR_FILENO,
                         "error: the run is done, but no complete checkpoint is in %s\n",
                         checkpoints);

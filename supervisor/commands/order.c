@@ -131,3 +131,9 @@ int lg_order_swap(const char *dir, const char *what, const char *program)
     LG_TRY(send(dir, &m));
     return 0;
 }
+
+int lg_order_take(const char *dir)
+{
+    LG_TRY(send(dir, &(struct lg_message){.kind = LG_MESSAGE_take}));
+    return 0;
+}

@@ -7,3 +7,5 @@
 int lg_order_scale(const char *dir, const char *role, const char *n);
 /* what: "ckpt", "vae" or "vae.1"; program: path of the new program, NULL: the one in force again. */
 int lg_order_swap(const char *dir, const char *what, const char *program);
+/* `lgsup hosts --take`. */
+int lg_order_take(const char *dir);

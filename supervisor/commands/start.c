@@ -8,6 +8,7 @@
 #include "supervisor/commands/check.h"
 #include "supervisor/commands/detach.h"
 #include "supervisor/commands/finish.h"
+#include "supervisor/commands/hosts.h"
 #include "supervisor/commands/park_resume.h"
 #include "supervisor/core/former.h"
 #include "supervisor/core/park.h"
@@ -41,7 +42,10 @@ static int adopt_board(lg_run *r, lg_board *b, struct lg_supervise_spec *spec, i
     spec->run = r;
     spec->board = b;
     spec->adopt = true;
-    LG_TRY(lg_supervise(spec, ret_exit, &outcome));
+    LG_TRY(lg_hosts_rejoin(r, b, &spec->cluster));
+    const int rc = lg_supervise(spec, ret_exit, &outcome);
+    lg_cluster_close(&spec->cluster);
+    LG_TRY(rc);
     lg_finish(r, outcome, spec->quiet, ret_exit);
     return 0;
 }
@@ -74,7 +78,7 @@ int lg_start_adopt(lg_run *r, bool drain, bool quiet, int ready_fd, bool *ret_ad
     return 0;
 }
 
-static int make_board(const lg_run *r, lg_board **ret)
+static int make_board(const lg_run *r, const struct lg_cluster_place *among, lg_board **ret)
 {
     char path[LG_PATH_BYTES];
     LG_TRY(lg_run_path(r, path, "regions")); /* of an earlier start */
@@ -89,7 +93,9 @@ static int make_board(const lg_run *r, lg_board **ret)
                                                 .checkpoint_every = r->config->checkpoint_every,
                                                 .data = r->data,
                                                 .n_data = r->n_data,
-                                                .data_may_change = r->config->data_allow_changed},
+                                                .data_may_change = r->config->data_allow_changed,
+                                                .comes = among->comes,
+                                                .life = among->life},
                         ret));
     return 0;
 }
@@ -129,27 +135,47 @@ static int check_room(lg_run *r)
     return 0;
 }
 
-static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
+/* spec->cluster: of several hosts, or NULL; then `among` is all 0. */
+static int begin_among(lg_run *r, const struct lg_cluster_place *among,
+                       struct lg_supervise_spec *spec, int *ret_exit)
 {
     lg_board *b = NULL;
     lg_run_state outcome;
-    say_what(r, quiet);
+    say_what(r, spec->quiet);
     LG_TRY(lg_run_save(r));
     leave_earlier_runtime(r); /* which may have held memory that is needed now */
     LG_TRY(check_room(r));
     LG_TRY(lg_launcher_record_owner(r));
     LG_TRY(lg_launcher_of(r)->runtime_create(r));
-    int rc = make_board(r, &b);
-    if (rc == 0)
-        rc = lg_supervise(
-            &(struct lg_supervise_spec){.run = r, .board = b, .quiet = quiet, .ready_fd = ready_fd},
-            ret_exit, &outcome);
+    int rc = make_board(r, among, &b);
+    spec->run = r;
+    spec->board = b;
+    if (rc == 0 && spec->cluster) lg_cluster_attach(spec->cluster, b);
+    if (rc == 0) rc = lg_supervise(spec, ret_exit, &outcome);
+    lg_cluster_close(&spec->cluster); /* before its board */
     lg_board_close(&b);
     if (rc < 0) {
         lg_launcher_of(r)->runtime_remove(r);
         return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     }
-    lg_finish(r, outcome, quiet, ret_exit);
+    lg_finish(r, outcome, spec->quiet, ret_exit);
+    return 0;
+}
+
+static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
+{
+    struct lg_supervise_spec spec = {.quiet = quiet, .ready_fd = ready_fd};
+    struct lg_cluster_place among;
+    int rc = lg_hosts_join(r, quiet, &among, &spec.cluster);
+    if (rc == LG_ERR_STOP) {
+        if (!quiet) lg_terminal_say(STDOUT_FILENO, "the run has ended without this machine\n");
+        *ret_exit = 0;
+        return 0;
+    }
+    LG_TRY(rc);
+    rc = begin_among(r, &among, &spec, ret_exit);
+    lg_cluster_close(&spec.cluster);
+    LG_TRY(rc);
     return 0;
 }
 

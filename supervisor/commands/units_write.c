@@ -315,6 +315,13 @@ int lg_units_write(const struct lg_units_args *args)
                        PREFIX_CHARS_MAX, args->prefix);
     LG_TRY(lg_config_load(args->file, args->set, args->n_set, &config));
     LG_TRY_GOTO(rc, lg_config_check(config), out);
+    if (config->hosts_count > 1)
+        LG_TRY_GOTO(rc,
+                    LG_FAIL(LG_ERR_CONFIG,
+                            "hosts.count = %d: a run of several hosts is started by hand or by "
+                            "Slurm, not as systemd units so far",
+                            (int)config->hosts_count),
+                    out);
     LG_TRY_GOTO(rc, write_for(args, config), out);
 out:
     lg_config_free(&config);

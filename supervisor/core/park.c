@@ -12,7 +12,9 @@ bool lg_park_is_lost(const lg_keep *k, const lg_board *b)
 
 bool lg_park_may_keep(const lg_keep *k, lg_board *b)
 {
-    return !lg_park_is_lost(k, b) && !k->service && lg_status_step(b) > b->s->start_step;
+    /* What one of several hosts keeps is of a state that the others leave behind. */
+    return !lg_park_is_lost(k, b) && !k->service && lg_status_step(b) > b->s->start_step &&
+           !lg_hosts_are_several(b);
 }
 
 int lg_park_open(const char *dir, lg_board **ret)

@@ -135,6 +135,14 @@ void lg_run_park(lg_supervisor *s)
         on_memory(s, false);
 }
 
+/* Its state is older than the others', or will be: when it comes again it takes theirs. */
+void lg_run_lose(lg_supervisor *s)
+{
+    end_as(s, LG_RUN_FAILED, -LG_ERR_BUSY);
+    lg_progress_say(&s->progress, LG_ERROR, "%s; `lgsup start` joins them again", s->cause);
+    kill_all(s);
+}
+
 void lg_run_finish(lg_supervisor *s)
 {
     (void)s; /* the loop ends with the state */

@@ -212,6 +212,7 @@ static void iterate(lg_supervisor *s)
         for (int i = others + 3; i < all; i++) views |= p[i].revents != 0;
     }
     lg_background_collect(s);
+    lg_cluster_look(s);
     lg_watch_look(s);
     lg_sockets_look(s);
     show(s, views);
@@ -333,6 +334,7 @@ int lg_supervise(const struct lg_supervise_spec *spec, int *ret_exit, lg_run_sta
     s->run = spec->run;
     s->board = spec->board;
     s->launcher = lg_launcher_of(spec->run);
+    s->cluster = spec->cluster;
     s->ready_fd = spec->ready_fd;
     s->signal_fd = s->progress.log_fd = s->background.wake_fd = -1;
     s->keep.child = LG_CHILD_NONE;

@@ -14,6 +14,7 @@
 #include "supervisor/core/background.h"
 #include "supervisor/core/intensity.h"
 #include "supervisor/core/keep.h"
+#include "supervisor/hosts/cluster.h"
 #include "supervisor/launch/launcher.h"
 #include "supervisor/run/child.h"
 #include "supervisor/run/programs.h"
@@ -23,7 +24,7 @@
 
 #define LG_RUN_STATES(X) X(starting) X(running) X(draining) X(leaving) X(killing) X(over)
 #define LG_RUN_EVENTS(X)                                                                           \
-    X(all_ready) X(complete) X(stop) X(interrupt) X(crash_loop) X(overdue) X(all_gone)
+    X(all_ready) X(complete) X(stop) X(interrupt) X(crash_loop) X(lost) X(overdue) X(all_gone)
 #define LG_INSTANCE_STATES(X)                                                                      \
     X(down) X(starting) X(ready) X(doomed) X(resting) X(yielding) X(draining) X(leaving) X(absent)
 #define LG_INSTANCE_EVENTS(X) X(start) X(ready) X(died) X(left) X(late) X(yield) X(drain) X(leave)
@@ -82,6 +83,7 @@ typedef struct lg_supervisor {
     lg_run *run;
     lg_board *board;
     const struct lg_launcher *launcher; /* of the run */
+    lg_cluster *cluster;                /* NULL: the run has one host; the caller's */
     lg_control *control;
     lg_keep keep;
     lg_progress progress;
@@ -124,12 +126,13 @@ typedef struct lg_supervisor {
 } lg_supervisor;
 
 struct lg_supervise_spec {
-    lg_run *run;     /* locked, with config, plan, runtime directory */
-    lg_board *board; /* created, or opened again */
-    bool adopt;      /* take over what an earlier lgsup has left */
-    bool drain;      /* end it at once, in order (`lgsup stop` of an orphaned run) */
-    int ready_fd;    /* -1: nobody asks */
-    bool quiet;      /* no progress on the terminal: only logs/lgsup.log */
+    lg_run *run;         /* locked, with config, plan, runtime directory */
+    lg_board *board;     /* created, or opened again */
+    bool adopt;          /* take over what an earlier lgsup has left */
+    bool drain;          /* end it at once, in order (`lgsup stop` of an orphaned run) */
+    lg_cluster *cluster; /* of several hosts; NULL: there is one */
+    int ready_fd;        /* -1: nobody asks */
+    bool quiet;          /* no progress on the terminal: only logs/lgsup.log */
 };
 /* Runs until the run is over. LG_ERR_NOTFOUND with adopt: see lg_adopt_instances. *ret_exit: 0, 11 (parked), 130 (interrupted twice) ...; *ret_outcome
  * what the status says from now on. SIGINT, SIGTERM and SIGHUP are blocked on return. */
@@ -158,6 +161,12 @@ void lg_instance_sigkill(struct lg_instance *i);
 /* "vae.1" */
 void lg_instance_name(const struct lg_instance *i, char ret[32]);
 int lg_instance_log(const lg_supervisor *s, const struct lg_instance *i, char ret[LG_PATH_BYTES]);
+/* other_hosts.c: what the other hosts do. */
+void lg_cluster_look(lg_supervisor *s);
+/* The operator's word. */
+void lg_cluster_on_take(lg_supervisor *s, struct lg_message *ret_answer);
+/* All is done here: may the processes leave, or does another host still need them? */
+bool lg_cluster_lets_go(lg_supervisor *s);
 /* Every stage looks at the board now. */
 void lg_nudge_all(lg_supervisor *s);
 /* What stages and commands have sent. */

@@ -178,7 +178,8 @@ void lg_watch_look(lg_supervisor *s)
         s->announced = true;
         lg_run_raise(s, LG_RUN_EVENT_all_ready);
     }
-    if (lg_commit_complete(s->board)) lg_run_raise(s, LG_RUN_EVENT_complete);
+    if (lg_commit_complete(s->board) && lg_cluster_lets_go(s))
+        lg_run_raise(s, LG_RUN_EVENT_complete);
     if (all_gone(s))
         lg_run_raise(s, LG_RUN_EVENT_all_gone);
     else if (s->leave_by_ns && now_ns > s->leave_by_ns)
@@ -232,6 +233,10 @@ static void on_message(lg_supervisor *s, const struct lg_peer *peer, const struc
         return;
     case LG_MESSAGE_swap:
         lg_swap_order(s, peer, m->role, m->level ? m->index : -1, m->text);
+        return;
+    case LG_MESSAGE_take:
+        lg_cluster_on_take(s, &answer);
+        lg_control_answer(s->control, peer, &answer);
         return;
     case LG_MESSAGE_ping:
         break;

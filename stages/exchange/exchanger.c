@@ -1,0 +1,409 @@
+/* An exchanger: epochs, connections and notes; exchanger.h has the protocol.
+ *
+ * What is known of a peer belongs to one life of its process and one session of its connection. When either changes, what
+ * was under way between the two is given up and asked for again. */
+#include "base/clock.h"
+#include "base/philox.h"
+#include "shm/commit.h"
+#include "stages/exchange/exchanger_private.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { RETRY_MS = 20, STUCK_S = 3, MESSAGES_MAX = 1 << 16, PART_ALIGN = 16 };
+#define ID_BITS 47
+
+uint64_t lg_exchanger_random(lg_exchanger *x)
+{
+    const lg_philox_out o = lg_philox(x->spec.life, LG_PURPOSE_NOISE, x->random++, 0);
+    const uint64_t id = ((uint64_t)o.v[0] << 32 | o.v[1]) & ((UINT64_C(1) << ID_BITS) - 1);
+    return id ? id : 1;
+}
+
+static struct lg_stretch part_of(size_t count, int host, int hosts)
+{
+    size_t per = (count + (size_t)hosts - 1) / (size_t)hosts;
+    per = (per + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN;
+    const size_t first = LG_MIN(per * (size_t)host, count);
+    return (struct lg_stretch){.first = first, .count = LG_MIN(per, count - first)};
+}
+
+struct lg_stretch lg_exchanger_part(const lg_exchanger *x, int host)
+{
+    return part_of(x->spec.count, host, x->hosts);
+}
+
+static size_t message_count(const lg_exchanger *x)
+{
+    return x->spec.message_bytes / sizeof(float);
+}
+
+int lg_exchanger_messages(const lg_exchanger *x, size_t count)
+{
+    const size_t n = (count + message_count(x) - 1) / message_count(x);
+    LG_ASSERT(n < MESSAGES_MAX);
+    return (int)n;
+}
+
+struct lg_stretch lg_exchanger_message(const lg_exchanger *x, struct lg_stretch part, int i)
+{
+    const size_t at = (size_t)i * message_count(x);
+    return (struct lg_stretch){
+        .first = part.first + at, .count = LG_MIN(message_count(x), part.count - at), .at = at};
+}
+
+uint64_t lg_exchanger_state_pieces(const lg_exchanger *x, uint64_t state)
+{
+    const size_t bytes = x->spec.state_bytes(x->spec.arg, state);
+    return (bytes + x->spec.message_bytes - 1) / x->spec.message_bytes;
+}
+
+struct lg_exchanger_state lg_exchanger_state_piece(const lg_exchanger *x, uint64_t state,
+                                                   uint64_t i)
+{
+    const size_t at = (size_t)i * x->spec.message_bytes;
+    const size_t bytes = x->spec.state_bytes(x->spec.arg, state);
+    return (struct lg_exchanger_state){
+        .state = state, .at = at, .bytes = LG_MIN(x->spec.message_bytes, bytes - at)};
+}
+
+/* ---- memory ---- */
+
+static struct lg_transfer *new_transfers(int n)
+{
+    struct lg_transfer *m = calloc((size_t)LG_MAX(n, 1), sizeof *m);
+    LG_ASSERT(m);
+    return m;
+}
+
+static void open_peer(lg_exchanger *x, int h)
+{
+    struct lg_peer *p = &x->peer[h];
+    const struct lg_stretch own = lg_exchanger_part(x, x->me), its = lg_exchanger_part(x, h);
+    const int n_own = lg_exchanger_messages(x, own.count),
+              n_its = lg_exchanger_messages(x, its.count);
+    if (h == x->me) return;
+    const int questions[] = {n_own + 1, n_its, 1}, answers[] = {n_its + 1, n_own, 1};
+    for (int k = 0; k < LG_ASK_KINDS; k++) {
+        p->question[k].n = questions[k];
+        p->question[k].message = new_transfers(questions[k]);
+        p->answer[k].n = answers[k];
+        p->answer[k].message = new_transfers(answers[k]);
+    }
+    p->parts = malloc(LG_MAX(own.count, (size_t)1) * sizeof *p->parts);
+    p->state = malloc(x->spec.message_bytes);
+    LG_ASSERT(p->parts && p->state);
+}
+
+size_t lg_exchanger_bytes(size_t count, int hosts, size_t message_bytes)
+{
+    return (size_t)(hosts - 1) * (part_of(count, 0, hosts).count * sizeof(float) + message_bytes);
+}
+
+int lg_exchanger_open(const struct lg_exchanger_spec *spec, lg_exchanger **ret)
+{
+    lg_exchanger *x = calloc(1, sizeof *x);
+    LG_ASSERT(x && spec->life && spec->message_bytes % sizeof(float) == 0);
+    const struct lg_board_hosts *b = &spec->board->s->hosts;
+    *ret = x; /* half-built objects may be closed */
+    x->spec = *spec;
+    x->hosts = b->count;
+    x->me = b->host;
+    x->peer = calloc((size_t)x->hosts, sizeof *x->peer);
+    LG_ASSERT(x->peer);
+    for (int h = 0; h < x->hosts; h++) open_peer(x, h);
+    return 0;
+}
+
+void lg_exchanger_close(lg_exchanger **ret)
+{
+    lg_exchanger *x = *ret;
+    if (!x) return;
+    if (x->transport) x->spec.transport->close(&x->transport);
+    for (int h = 0; h < x->hosts; h++) {
+        struct lg_peer *p = &x->peer[h];
+        for (int k = 0; k < LG_ASK_KINDS; k++) {
+            free(p->question[k].message);
+            free(p->answer[k].message);
+        }
+        free(p->parts);
+        free(p->state);
+    }
+    free(x->peer);
+    free(x);
+    *ret = NULL;
+}
+
+/* ---- notes ---- */
+
+static void receive_note(lg_exchanger *x, int i)
+{
+    x->in[i].transfer = (struct lg_transfer){
+        .tag = LG_TAG_NOTE, .data = &x->in[i].note, .bytes = sizeof x->in[i].note, .posted = true};
+    x->spec.transport->receive(x->transport, &x->in[i].transfer);
+}
+
+bool lg_exchanger_send_note(lg_exchanger *x, int peer, const struct lg_note *note)
+{
+    struct lg_peer *p = &x->peer[peer];
+    if (!p->connected) return false;
+    for (int i = 0; i < LG_NOTES; i++) {
+        struct lg_transfer *m = &x->out[i].transfer;
+        if (!lg_transfer_is_free(m)) continue;
+        struct lg_note *n = &x->out[i].note;
+        *n = *note;
+        n->magic = LG_NOTE_MAGIC;
+        n->epoch = x->epoch;
+        n->host = (uint32_t)x->me;
+        n->rank = (uint32_t)x->spec.rank;
+        n->life = x->spec.life;
+        n->session = p->my_session;
+        *m =
+            (struct lg_transfer){.tag = LG_TAG_NOTE, .data = n, .bytes = sizeof *n, .posted = true};
+        x->out[i].peer = peer;
+        x->spec.transport->send(x->transport, peer, m);
+        return true;
+    }
+    return false;
+}
+
+/* ---- connections ---- */
+
+static void say_again(lg_exchanger *x, int h)
+{
+    struct lg_peer *p = &x->peer[h];
+    for (int k = 0; k < LG_ASK_KINDS; k++) p->question[k].sent = false;
+    p->card_sent = 0;
+}
+
+static void disconnect(lg_exchanger *x, int h)
+{
+    struct lg_peer *p = &x->peer[h];
+    x->spec.transport->disconnect(x->transport, h);
+    p->connected = p->greeted = false;
+    lg_exchanger_drop_answers(x, h); /* it asks again when it sees another session */
+    say_again(x, h);
+}
+
+static bool keep_connected(lg_exchanger *x, int h)
+{
+    struct lg_peer *p = &x->peer[h];
+    const struct lg_host_member *at = &x->record.member[h];
+    const int64_t now = x->spec.now();
+    if (p->connected && x->spec.transport->has_failed(x->transport, h)) {
+        disconnect(x, h);
+        p->retry_ns = now + RETRY_MS * LG_MS_NS;
+    }
+    if (!p->connected && now >= p->retry_ns) {
+        p->retry_ns = now + RETRY_MS * LG_MS_NS;
+        if (x->spec.transport->connect(x->transport, h, at->address,
+                                       at->port + (uint32_t)x->spec.rank) < 0) {
+            lg_err_clear();
+            return false;
+        }
+        p->connected = true;
+        p->my_session = lg_exchanger_random(x);
+    }
+    if (!p->connected || p->greeted) return false;
+    p->greeted = lg_exchanger_send_note(x, h, &(struct lg_note){.kind = LG_NOTE_HELLO});
+    return p->greeted;
+}
+
+static void heard(lg_exchanger *x, int h, const struct lg_note *n)
+{
+    struct lg_peer *p = &x->peer[h];
+    if (p->life == n->life && p->session == n->session) return;
+    const bool is_first = !p->life, is_same = p->life == n->life;
+    p->life = n->life;
+    p->session = n->session;
+    if (is_first) { /* what was said before may have come to a former process, or to one in another epoch */
+        say_again(x, h);
+        return;
+    }
+    if (!is_same) disconnect(x, h);
+    lg_exchanger_ask_again(x, h);
+}
+
+static void read_note(lg_exchanger *x, const struct lg_note *n)
+{
+    if (n->magic != LG_NOTE_MAGIC || n->epoch != x->epoch || !x->epoch) return;
+    if (n->host >= (uint32_t)x->hosts || (int)n->host == x->me) return;
+    if (n->rank != (uint32_t)x->spec.rank || !x->peer[n->host].is_member || !n->life) return;
+    heard(x, (int)n->host, n);
+    if (n->kind == LG_NOTE_CARD) lg_hosts_hear(x->spec.board, (int)n->host, n->epoch, &n->of.said);
+    if (n->kind == LG_NOTE_ASK) lg_exchanger_asked(x, (int)n->host, &n->of.ask);
+}
+
+/* In the order in which they have come, for the later of two counts. */
+static int take_notes(lg_exchanger *x)
+{
+    int done = 0;
+    for (int n = 0; n < LG_NOTES && x->in[x->next_note].transfer.done; n++) {
+        const int i = x->next_note;
+        x->next_note = (i + 1) % LG_NOTES;
+        const bool failed = x->in[i].transfer.failed;
+        const struct lg_note note = x->in[i].note;
+        receive_note(x, i);
+        if (failed) continue;
+        read_note(x, &note);
+        done = 1;
+    }
+    return done;
+}
+
+/* Exchange 0 speaks for the host. */
+static int tell(lg_exchanger *x)
+{
+    struct lg_host_said now;
+    int done = 0;
+    if (x->spec.rank != 0 || !lg_hosts_say(x->spec.board, x->epoch, &now)) return 0;
+    if (!x->card || memcmp(&now, &x->said, sizeof now) != 0) {
+        x->said = now;
+        x->card++;
+        lg_hosts_hear(x->spec.board, x->me, x->epoch, &now);
+        done = 1;
+    }
+    for (int h = 0; h < x->hosts; h++) {
+        struct lg_peer *p = &x->peer[h];
+        if (!p->is_member || h == x->me || p->card_sent == x->card || !p->greeted) continue;
+        if (!lg_exchanger_send_note(x, h,
+                                    &(struct lg_note){.kind = LG_NOTE_CARD, .of.said = x->said}))
+            continue;
+        p->card_sent = x->card;
+        done = 1;
+    }
+    return done;
+}
+
+/* ---- epochs ---- */
+
+static bool all_are_free(const lg_exchanger *x)
+{
+    for (int h = 0; h < x->hosts; h++) {
+        const struct lg_peer *p = &x->peer[h];
+        if (!lg_exchanger_is_free(x, h)) return false;
+        for (int k = 0; k < LG_ASK_KINDS; k++)
+            for (int i = 0; i < p->answer[k].n; i++)
+                if (!lg_transfer_is_free(&p->answer[k].message[i])) return false;
+    }
+    return true;
+}
+
+static void leave(lg_exchanger *x)
+{
+    for (int h = 0; h < x->hosts; h++) {
+        struct lg_peer *p = &x->peer[h];
+        if (p->connected) disconnect(x, h);
+        lg_exchanger_drop_questions(x, h);
+        p->is_member = false;
+        p->life = p->session = 0;
+        p->retry_ns = 0;
+    }
+    x->epoch = 0;
+    x->card = 0;
+    x->taking = LG_MARK_NONE;
+    x->fetched_to = 0;
+}
+
+/* The address to listen at is told by the first epoch. */
+static int listen_at(lg_exchanger *x, const struct lg_hosts_record *r)
+{
+    if (x->transport) return 0;
+    LG_TRY(x->spec.transport->open(
+        &(struct lg_transport_spec){.hosts = x->hosts,
+                                    .host = x->me,
+                                    .address = r->member[x->me].address,
+                                    .port = r->member[x->me].port + (uint32_t)x->spec.rank,
+                                    .interface = x->spec.interface,
+                                    .arg = x->spec.transport_arg},
+        &x->transport));
+    for (int i = 0; i < LG_NOTES; i++) receive_note(x, i);
+    return 0;
+}
+
+static int enter(lg_exchanger *x, const struct lg_hosts_record *r)
+{
+    LG_TRY(listen_at(x, r));
+    x->record = *r;
+    x->epoch = r->number;
+    for (int h = 0; h < x->hosts; h++) x->peer[h].is_member = r->members >> h & 1;
+    lg_exchange_mark_entered(x->spec.board, x->spec.rank, x->epoch);
+    return 1;
+}
+
+/* 1: in the present epoch. */
+static int follow_epoch(lg_exchanger *x)
+{
+    struct lg_hosts_record now;
+    const uint64_t epoch = lg_hosts_epoch(x->spec.board, &now);
+    if (epoch == x->epoch) return epoch != 0;
+    if (x->epoch) leave(x);
+    if (!all_are_free(x)) return 0;
+    return epoch ? enter(x, &now) : 0;
+}
+
+static int watch_places(lg_exchanger *x, bool free)
+{
+    const int64_t now = x->spec.now();
+    if (free) x->stuck_ns = 0;
+    if (free) return 0;
+    if (!x->stuck_ns) x->stuck_ns = now;
+    if (now - x->stuck_ns > STUCK_S * LG_S_NS)
+        return LG_FAIL(LG_ERR_TIMEOUT,
+                       "the transport %s does not give back what was to be received from a host "
+                       "that is gone: this process begins anew",
+                       x->spec.transport->name);
+    return 0;
+}
+
+int lg_exchanger_step(lg_exchanger *x, const char **ret_why)
+{
+    *ret_why = "an epoch of the hosts";
+    int done = x->transport && x->spec.transport->progress(x->transport);
+    const int in = follow_epoch(x);
+    LG_TRY(in);
+    bool free = in || all_are_free(x);
+    if (!in) {
+        LG_TRY(watch_places(x, free));
+        return done;
+    }
+    done |= take_notes(x);
+    for (int h = 0; h < x->hosts; h++) {
+        if (!x->peer[h].is_member || h == x->me) continue;
+        done |= keep_connected(x, h);
+        free &= lg_exchanger_is_free(x, h);
+    }
+    LG_TRY(watch_places(x, free));
+    done |= tell(x);
+    const int took = lg_exchanger_take(x, ret_why);
+    LG_TRY(took);
+    const int answered = lg_exchanger_answer(x);
+    LG_TRY(answered);
+    if (took) done |= tell(x);
+    return done | took | answered;
+}
+
+void lg_exchanger_end(lg_exchanger *x, int ms)
+{
+    const int64_t end = x->spec.now() + ms * LG_MS_NS;
+    bool sent = !x->epoch;
+    while (!sent && x->spec.now() < end) {
+        tell(x);
+        x->spec.transport->progress(x->transport);
+        sent = true;
+        for (int i = 0; i < LG_NOTES; i++) sent &= lg_transfer_is_free(&x->out[i].transfer);
+        for (int h = 0; h < x->hosts; h++) {
+            const struct lg_peer *p = &x->peer[h];
+            sent &= x->spec.rank != 0 || !p->greeted || p->card_sent == x->card;
+        }
+    }
+}
+
+bool lg_exchanger_sleeps(lg_exchanger *x)
+{
+    return !x->transport || x->spec.transport->sleeps(x->transport);
+}
+
+int lg_exchanger_fd(lg_exchanger *x)
+{
+    return x->transport ? x->spec.transport->fd(x->transport) : -1;
+}

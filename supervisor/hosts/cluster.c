@@ -1,0 +1,457 @@
+/* The thread that hears and speaks; see cluster.h. Everything but the wait for messages is done under one lock. What may
+ * take long, the file of an epoch, is a worker's. */
+#include "supervisor/hosts/cluster.h"
+#include "base/clock.h"
+#include "supervisor/hosts/channel.h"
+#include "supervisor/hosts/on_board.h"
+#include "supervisor/hosts/places.h"
+#include "supervisor/hosts/shared.h"
+#include "supervisor/run/worker.h"
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    BEATS_PER_SILENCE = 3,
+    LOOK_MS = 25,
+    NEWS_MAX = 32,
+    REFUSED_SAY_MS = 10000,
+    LINK_PATIENCE_MS = 2000,
+    BATCH_MAX = 1024
+};
+
+struct lg_cluster {
+    struct lg_group group;
+    struct lg_host_places places;
+    char exchange[LG_PLACES_MAX][LG_HOST_ADDRESS_BYTES]; /* as the places say */
+    uint32_t port;                                       /* of exchange processes */
+    uint64_t lineage;
+    char shared[LG_PATH_BYTES];
+    lg_channel *channel;
+    lg_worker *worker; /* makes files of epochs */
+    lg_board *board;
+    int64_t beat_ns, next_beat_ns, next_said_ns;
+    int wake_fd;
+    bool runs, ends, lost, refused, ended, quorum_missing;
+    uint64_t up; /* places that were up at the last look */
+    struct lg_cluster_news news[NEWS_MAX];
+    int first_news, n_news;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+};
+
+static void say(lg_cluster *c, bool bad, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void say(lg_cluster *c, bool bad, const char *fmt, ...)
+{
+    if (c->n_news == NEWS_MAX) return; /* nobody collects them: still joining */
+    struct lg_cluster_news *n = &c->news[(c->first_news + c->n_news++) % NEWS_MAX];
+    va_list ap;
+    *n = (struct lg_cluster_news){.bad = bad};
+    va_start(ap, fmt);
+    vsnprintf(n->text, sizeof n->text, fmt, ap);
+    va_end(ap);
+}
+
+static void wake(const lg_cluster *c)
+{
+    const uint64_t one = 1;
+    const ssize_t ignored = write(c->wake_fd, &one, sizeof one);
+    (void)ignored;
+}
+
+/* "0, 2" of the bits. */
+static void list_text(uint64_t bits, char *ret, size_t bytes)
+{
+    size_t at = 0;
+    ret[0] = 0;
+    for (int h = 0; h < 64 && at < bytes; h++)
+        if (bits >> h & 1) at += (size_t)snprintf(ret + at, bytes - at, "%s%d", at ? ", " : "", h);
+}
+
+/* ---- files of epochs ---- */
+
+struct link_job {
+    struct lg_job job;
+    char folder[LG_PATH_BYTES];
+    uint64_t lineage;
+    struct lg_epoch want, is;
+    int rc;
+    char why[256];
+};
+
+static void obey(lg_cluster *c, unsigned news);
+
+static void make_link(struct lg_job *job)
+{
+    struct link_job *j = (struct link_job *)job;
+    j->rc = lg_shared_link(j->folder, j->lineage, &j->want, &j->is);
+    if (j->rc < 0) snprintf(j->why, sizeof j->why, "%s", lg_err_message());
+    lg_err_clear();
+}
+
+static void link_made(struct lg_job *job, void *context)
+{
+    struct link_job *j = (struct link_job *)job;
+    lg_cluster *c = context;
+    if (j->rc < 0) say(c, true, "hosts.shared: %.250s; tried again", j->why);
+    obey(c, lg_group_linked(&c->group, j->rc < 0 ? NULL : &j->is));
+}
+
+static void give_link(lg_cluster *c)
+{
+    struct link_job *j = calloc(1, sizeof *j);
+    LG_ASSERT(j);
+    j->job = (struct lg_job){.work = make_link, .done = link_made};
+    memcpy(j->folder, c->shared, sizeof j->folder);
+    j->lineage = c->lineage;
+    j->want = c->group.linking;
+    if (!lg_worker_give(c->worker, &j->job)) lg_group_linked(&c->group, NULL);
+}
+
+/* ---- what follows ---- */
+
+static void learn_addresses(lg_cluster *c)
+{
+    for (int p = 0; p < c->places.n; p++)
+        if (p != c->places.own && c->group.last[p].life)
+            memcpy(c->exchange[p], c->group.last[p].address, LG_HOST_ADDRESS_BYTES);
+}
+
+static void write_epoch(lg_cluster *c)
+{
+    const struct lg_group_addresses a = {c->exchange, c->port};
+    if (!c->board || c->group.own.phase < LG_GROUP_member || c->lost) return;
+    learn_addresses(c);
+    lg_group_write_epoch(c->board, &c->group.own.epoch, &a);
+}
+
+static void say_epoch(lg_cluster *c)
+{
+    const struct lg_epoch *e = &c->group.own.epoch;
+    char members[200];
+    list_text(e->members, members, sizeof members);
+    say(c, false, "epoch %" PRIu64 ": host%s %s of %d; host %d leads", e->number,
+        e->members & (e->members - 1) ? "s" : "", members, c->group.setup.count, e->leader);
+}
+
+static void send_all(lg_cluster *c)
+{
+    const struct lg_beat *b = lg_group_beat(&c->group, lg_now_ns());
+    for (int p = 0; p < c->places.n; p++)
+        if (p != c->places.own) lg_channel_send(c->channel, p, b, sizeof *b);
+    c->next_beat_ns = lg_now_ns() + c->beat_ns;
+}
+
+/* The board before anybody hears of it. */
+static void obey(lg_cluster *c, unsigned news)
+{
+    if (!news) return;
+    write_epoch(c);
+    if ((news & (LG_GROUP_VOTED | LG_GROUP_ENTERED)) && c->board)
+        lg_group_write_votes(c->board, &c->group.own);
+    if (news & LG_GROUP_ENTERED) say_epoch(c);
+    if (news & LG_GROUP_REFUSED) c->refused = true;
+    if (news & LG_GROUP_ENDED) c->ended = true;
+    if (news & LG_GROUP_LINK) give_link(c);
+    if ((news & LG_GROUP_LOST) && !c->lost) {
+        c->lost = true;
+        if (c->board) lg_hosts_lose(c->board);
+    }
+    send_all(c);
+    pthread_cond_broadcast(&c->changed);
+}
+
+static void say_changes(lg_cluster *c, int64_t now_ns)
+{
+    char who[LG_HOST_ADDRESS_BYTES];
+    for (int p = 0; p < c->places.n; p++) {
+        const uint64_t bit = UINT64_C(1) << p;
+        const bool up = lg_group_is_up(&c->group, p, now_ns);
+        if (p == c->places.own || up == !!(c->up & bit)) continue;
+        c->up ^= bit;
+        const bool done = c->group.last[p].phase >= LG_GROUP_done;
+        say(c, !up && !done, "machine %d (%s) %s", p, c->places.address[p],
+            up     ? "is there"
+            : done ? "has left"
+                   : "is silent");
+    }
+    if (c->group.quorum_missing && !c->quorum_missing)
+        say(c, true,
+            "too few hosts are left to decide: waiting for the others, or for `lgsup hosts "
+            "--take` where they are gone for good");
+    c->quorum_missing = c->group.quorum_missing;
+    if (now_ns < c->next_said_ns) return;
+    const int n = lg_channel_refused(c->channel, who);
+    if (!n) return;
+    say(c, true, "refused %d times somebody without this cluster's key, the last time from %s", n,
+        who);
+    c->next_said_ns = now_ns + REFUSED_SAY_MS * LG_MS_NS;
+}
+
+static void turn(lg_cluster *c)
+{
+    struct lg_beat b;
+    struct lg_group_facts facts = {0};
+    for (int i = 0; i < BATCH_MAX; i++) {
+        const size_t bytes = lg_channel_receive(c->channel, &b, sizeof b);
+        if (!bytes) break;
+        if (bytes == sizeof b) lg_group_hear(&c->group, &b, lg_now_ns());
+    }
+    lg_worker_collect(c->worker, c);
+    if (c->board) lg_group_read_facts(c->board, &facts);
+    const int64_t now_ns = lg_now_ns();
+    obey(c, lg_group_look(&c->group, &facts, now_ns));
+    say_changes(c, now_ns);
+    if (now_ns >= c->next_beat_ns) send_all(c);
+}
+
+static void *run(void *arg)
+{
+    lg_cluster *c = arg;
+    pthread_mutex_lock(&c->lock);
+    while (!c->ends) {
+        uint64_t scrap;
+        turn(c);
+        pthread_mutex_unlock(&c->lock);
+        lg_channel_wait(c->channel, c->wake_fd, LOOK_MS);
+        const ssize_t ignored = read(c->wake_fd, &scrap, sizeof scrap);
+        (void)ignored;
+        pthread_mutex_lock(&c->lock);
+    }
+    send_all(c);
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+/* ---- beginning and end ---- */
+
+/* Signals are the loop's. */
+static int start_thread(lg_cluster *c)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int e = pthread_create(&c->thread, NULL, run, c);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (e) return LG_FAIL(LG_ERR_NOSPACE, "cannot start a thread: %s", strerror(e));
+    c->runs = true;
+    return 0;
+}
+
+static int identify(const struct lg_cluster_spec *s, struct lg_identity *ret)
+{
+    uint64_t bytes, program;
+    LG_TRY(lg_hash_file("/proc/self/exe", &program, &bytes));
+    *ret = (struct lg_identity){
+        .plan = s->plan_hash, .lineage = s->lineage, .build = program ^ lg_layout_hash()};
+    return 0;
+}
+
+static uint64_t new_life(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static int make_group(lg_cluster *c, const struct lg_cluster_spec *s)
+{
+    const lg_config *k = s->config;
+    struct lg_group_setup setup = {.place = c->places.own,
+                                   .places = c->places.n,
+                                   .count = (int)k->hosts_count,
+                                   .life = s->board ? s->board->s->hosts.life : new_life(),
+                                   .silence_ns = k->hosts_silence_ms * LG_MS_NS,
+                                   .shared = k->hosts_shared[0] != 0,
+                                   .origin = s->origin};
+    struct lg_group_before before;
+    LG_TRY(identify(s, &setup.identity));
+    memcpy(setup.address, c->places.exchange, sizeof setup.address);
+    lg_group_init(&c->group, &setup);
+    if (!s->board) return 0;
+    if (!lg_group_read_before(s->board, &before))
+        return LG_FAIL(LG_ERR_NOTFOUND,
+                       "lgsup died before this host was one of the run: nothing to take over");
+    lg_group_restore(&c->group, &before);
+    c->board = s->board;
+    return 0;
+}
+
+static int open_all(lg_cluster *c, const struct lg_cluster_spec *s)
+{
+    const lg_config *k = s->config;
+    LG_TRY(lg_host_places_find(k, &c->places));
+    memcpy(c->exchange, c->places.address, sizeof c->exchange);
+    memcpy(c->exchange[c->places.own], c->places.exchange, sizeof c->places.exchange);
+    c->port = (uint32_t)k->hosts_port + 1;
+    c->lineage = s->lineage;
+    c->beat_ns = k->hosts_silence_ms * LG_MS_NS / BEATS_PER_SILENCE;
+    LG_TRY(lg_path(c->shared, "%s", k->hosts_shared));
+    LG_TRY(make_group(c, s));
+    struct lg_channel_spec channel = {.place = c->places.own,
+                                      .places = c->places.n,
+                                      .port = (int)k->hosts_port,
+                                      .address = c->places.address,
+                                      .silence_ms = (int)k->hosts_silence_ms};
+    LG_TRY(lg_cluster_key_load(k->hosts_key, &channel.key));
+    const int rc = lg_channel_open(&channel, &c->channel);
+    explicit_bzero(&channel.key, sizeof channel.key);
+    LG_TRY(rc);
+    c->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (c->wake_fd < 0) return LG_FAIL(LG_ERR_IO, "eventfd: %s", strerror(errno));
+    LG_TRY(lg_worker_open(
+        &(struct lg_worker_spec){.name = "lg-epochs", .jobs_max = 4, .wake_fd = c->wake_fd},
+        &c->worker));
+    LG_TRY(start_thread(c));
+    return 0;
+}
+
+int lg_cluster_open(const struct lg_cluster_spec *s, lg_cluster **ret)
+{
+    pthread_condattr_t monotonic;
+    lg_cluster *c = calloc(1, sizeof *c);
+    static_assert(sizeof(struct lg_beat) <= LG_CHANNEL_BYTES, "a beat fits into a message");
+    if (!c) return LG_FAIL(LG_ERR_NOSPACE, "no memory for other hosts");
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->changed, &monotonic);
+    c->wake_fd = -1;
+    const int rc = open_all(c, s);
+    if (rc < 0) {
+        lg_cluster_close(&c);
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    *ret = c;
+    return 0;
+}
+
+void lg_cluster_close(lg_cluster **pc)
+{
+    lg_cluster *c = *pc;
+    *pc = NULL;
+    if (!c) return;
+    if (c->runs) {
+        pthread_mutex_lock(&c->lock);
+        if (c->group.own.phase != LG_GROUP_done) c->group.own.phase = LG_GROUP_lost;
+        c->ends = true;
+        pthread_mutex_unlock(&c->lock);
+        wake(c);
+        pthread_join(c->thread, NULL);
+    }
+    if (c->worker) lg_worker_close(&c->worker, LINK_PATIENCE_MS);
+    lg_channel_close(&c->channel);
+    if (c->wake_fd >= 0) close(c->wake_fd);
+    pthread_cond_destroy(&c->changed);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+/* ---- the loop's and the start's side ---- */
+
+int lg_cluster_join(lg_cluster *c, int timeout_ms, struct lg_cluster_place *ret)
+{
+    const int64_t until_ns = lg_now_ns() + timeout_ms * LG_MS_NS;
+    const struct timespec until = {until_ns / LG_S_NS, until_ns % LG_S_NS};
+    struct lg_cluster_place p;
+    int rc = 0, late = 0;
+    pthread_mutex_lock(&c->lock);
+    do {
+        if (c->refused)
+            rc = LG_FAIL(LG_ERR_MISMATCH, "%s: start the same on all hosts", c->group.text);
+        else if (c->lost)
+            rc = LG_FAIL(LG_ERR_BUSY, "%s", c->group.text);
+        else if (c->ended)
+            rc = LG_ERR_STOP;
+        else if (lg_group_place(&c->group, &p.host, &p.origin, &p.comes))
+            rc = 1;
+        else
+            late = pthread_cond_timedwait(&c->changed, &c->lock, &until);
+    } while (rc == 0 && !late);
+    if (rc == 1) {
+        p.life = c->group.own.life;
+        if (c->group.own.phase == LG_GROUP_joining) lg_group_come(&c->group, p.host, p.origin.step);
+        *ret = p;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}
+
+void lg_cluster_waits_for(lg_cluster *c, char *ret, size_t bytes)
+{
+    char places[200];
+    uint64_t missing = 0;
+    pthread_mutex_lock(&c->lock);
+    for (int p = 0; p < c->group.setup.count; p++)
+        if (!lg_group_is_up(&c->group, p, lg_now_ns())) missing |= UINT64_C(1) << p;
+    list_text(missing, places, sizeof places);
+    if (c->group.own.epoch.number)
+        snprintf(ret, bytes,
+                 "the run goes on with all of its %d hosts: this one waits until one is "
+                 "lost",
+                 c->group.setup.count);
+    else if (missing)
+        snprintf(ret, bytes, "machine %d of hosts.list waits for machine%s %s", c->places.own,
+                 missing & (missing - 1) ? "s" : "", places);
+    else
+        snprintf(ret, bytes, "machine %d of hosts.list waits for the run to be formed",
+                 c->places.own);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void lg_cluster_attach(lg_cluster *c, lg_board *b)
+{
+    pthread_mutex_lock(&c->lock);
+    c->board = b;
+    if (c->lost) lg_hosts_lose(b);
+    write_epoch(c);
+    if (c->group.own.phase == LG_GROUP_member) lg_group_write_votes(b, &c->group.own);
+    pthread_mutex_unlock(&c->lock);
+    wake(c);
+}
+
+bool lg_cluster_news(lg_cluster *c, struct lg_cluster_news *ret)
+{
+    pthread_mutex_lock(&c->lock);
+    const bool some = c->n_news > 0;
+    if (some) {
+        *ret = c->news[c->first_news];
+        c->first_news = (c->first_news + 1) % NEWS_MAX;
+        c->n_news--;
+    } else if (c->lost) {
+        *ret = (struct lg_cluster_news){.lost = true, .bad = true};
+        snprintf(ret->text, sizeof ret->text, "%s", c->group.text);
+    }
+    const bool lost = c->lost;
+    pthread_mutex_unlock(&c->lock);
+    return some || lost;
+}
+
+bool lg_cluster_finish(lg_cluster *c)
+{
+    pthread_mutex_lock(&c->lock);
+    const bool first = !c->group.done;
+    lg_group_finish(&c->group);
+    const bool finished = lg_group_is_finished(&c->group, lg_now_ns());
+    pthread_mutex_unlock(&c->lock);
+    if (first) wake(c);
+    return finished;
+}
+
+int lg_cluster_take(lg_cluster *c)
+{
+    unsigned news = 0;
+    pthread_mutex_lock(&c->lock);
+    const int rc = lg_group_take(&c->group, lg_now_ns(), &news);
+    obey(c, news);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
+}

@@ -1,0 +1,81 @@
+#!/bin/bash
+# Several hosts: the same bits in every run, whatever machine, network or lgsup is lost.
+. "$(dirname "$0")/lib.sh"
+. "$(dirname "$0")/hosts_lib.sh"
+
+# same_hosts NAME RUN STEP OF: the checkpoint and what led to it are the undisturbed run's.
+same_hosts() {
+    local run=$T/$2/$4
+    undisturbed_hosts "$3"
+    check "$1: byte-identical to an undisturbed run at step $3" same_files "$T/plain/0" "$run" "$3"
+    check "$1: the ledger is the undisturbed run's" cmp -n $((64 * $3)) "$T/plain/0/ledger" "$run/ledger"
+}
+# One undisturbed run, which goes on as far as it is needed.
+undisturbed_hosts() { # STEP
+    [ -d "$(checkpoint_of "$T/plain/0" "$1")" ] && return
+    places 2 0
+    hosts_start plain
+    check "an undisturbed run" wait_until 600 test -d "$(checkpoint_of "$T/plain/0" "$1")"
+    host_stop plain 0
+    hosts_wait plain 0 1
+    expect "an undisturbed run ends on both hosts" "0 0" "$codes"
+}
+# settle_hosts NAME RUN HOST CODES I...: a checkpoint after what happened, then HOST stops all; the lgsups of hosts I
+# end with CODES.
+settle_hosts() {
+    local name=$1 run=$2 host=$3 wanted=$4 at found
+    shift 4
+    at=$(step_of "$T/$run/$host")
+    check "$name: goes on after step $at" wait_until 300 hosts_have_checkpoint_after "$run" "$at"
+    found=$(hosts_checkpoint_after "$run" "$at")
+    host_stop "$run" "$host"
+    hosts_wait "$run" "$@"
+    expect "$name: stopped from host $host; exit codes" "$wanted" "$codes"
+    [ $e2e_failed -eq 0 ] || tail -n 8 "$T/$run"/*.out
+    "$HOSTS" down
+    [ -z "$found" ] || same_hosts "$name" "$run" "${found#* }" "${found% *}"
+}
+
+# Twice, once stopped from the host that does not lead.
+undisturbed_hosts 60
+places 2 0
+hosts_start again
+wait_until 300 hosts_have_checkpoint_after again 40
+settle_hosts "a second time" again 1 "0 0" 0 1
+
+# A machine is lost, and the spare takes its number.
+places 2 1 --set "hosts.shared=$T/shared"
+hosts_start lost
+wait_step "$T/lost/0" 30
+"$HOSTS" off 1
+check "a lost machine is noticed" wait_until 60 said lost 0 "epoch 2: host 0 of 2"
+check "the spare takes its number" wait_until 120 said lost 2 "host 1 of 2, from step"
+settle_hosts "a machine is lost" lost 0 "0 0" 0 2
+
+# The one that leads.
+places 2 1 --set "hosts.shared=$T/shared"
+hosts_start leader
+wait_step "$T/leader/1" 30
+"$HOSTS" off 0
+check "the other one leads" wait_until 60 said leader 1 "host 1 leads"
+settle_hosts "the leader is lost" leader 1 "0 0" 1 2
+
+# A cut: of three two decide, and the one that is alone stops and says so when it hears of them.
+places 3 0 --set trainer.global_batch_size=12
+hosts_start cut
+wait_step "$T/cut/0" 20
+"$HOSTS" cut 2
+check "a host is cut off" wait_until 60 said cut 0 "epoch 2: hosts 0, 1 of 3"
+check "alone it decides nothing" wait_until 60 said cut 2 "too few hosts are left"
+"$HOSTS" heal
+hosts_wait cut 2
+expect "and has lost when it hears of the others" 7 "$codes"
+check "which it says" said cut 2 "goes on without this host"
+host_start cut 2
+check "it joins them again" wait_until 60 said cut 2 "host 2 of 3, from step [1-9]"
+at=$(step_of "$T/cut/0")
+check "and they go on" wait_step "$T/cut/0" $((at + 5)) 120
+host_stop cut 1
+hosts_wait cut 0 1 2
+expect "all stop" "0 0 0" "$codes"
+[ $e2e_failed -eq 0 ] || tail -n 8 "$T/cut"/*.out
