@@ -10,6 +10,8 @@
 # Targets: example-data make the emoji pictures
 # Targets: quickstart   train on them and draw
 # Targets: finetune     after it: an adapter that learns a new word
+# Targets: example-video make the clips of emoji
+# Targets: quickstart-video train on them and draw
 # Targets: check        the tests of every change: ten minutes on two cores
 # Targets: check-all    every test, with fresh seeds and inputs
 # Targets: unit         unit tests only
@@ -41,7 +43,7 @@ CFLAGS   += -std=c17 $(DEBUG) $(OPT) -fPIC -fno-math-errno -ffp-contract=off -fv
 CXXFLAGS += -std=c++17 $(DEBUG) $(OPT) -fPIC -fvisibility=hidden
 # DT_RPATH, not DT_RUNPATH: it also serves the libraries' own needs when they are brought along (bundle/).
 LDFLAGS  += -Wl,--as-needed -rdynamic -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/../lib'
-LIBS     := -lzmq -lucp -lucs -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lsentencepiece -lutf8proc \
+LIBS     := -lzmq -lucp -lucs -lsystemd -lmsgpackc -lcjson -lxxhash -larchive -ljpeg -lpng -lwebp -lwebpdemux -lwebpmux -lsentencepiece -lutf8proc \
             -lncursesw -ltinfo -lstdc++ -ldl -lpthread -lm
 ifdef SAN
 ifeq ($(SAN),address)
@@ -86,6 +88,8 @@ PROGS := $(patsubst stages/%/main.c,$(BUILD)/bin/lg-%,$(ROLE_MAINS)) \
 HOST_SO  := $(BUILD)/lib/liblg-host.so
 REF64_SO := $(BUILD)/lib/liblg-ref64.so
 BACKENDS := $(HOST_SO) $(REF64_SO)
+# Films (stages/io/clip_read.h, clip_write.h): what links libav is loaded with the first one.
+AV_SO    := $(BUILD)/lib/liblg-av.so
 
 UNIT_SRC := $(wildcard tests/unit/test_*.c)
 UNIT     := $(UNIT_SRC:tests/unit/%.c=$(BUILD)/tests/%)
@@ -102,10 +106,10 @@ BENCH_SRC := $(wildcard tests/bench/*.c)
 BENCH     := $(BENCH_SRC:tests/bench/%.c=$(BUILD)/tests/bench/%)
 
 .DEFAULT_GOAL := all
-.PHONY: all help deps example-data quickstart finetune check check-all check-systemd check-slurm mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
+.PHONY: all help deps example-data example-video quickstart quickstart-video finetune check check-all check-systemd check-slurm mutants coverage unit unit-programs e2e-programs bench fuzz format install clean
 .SECONDARY:
 
-all: $(PROGS) $(BACKENDS)
+all: $(PROGS) $(BACKENDS) $(AV_SO)
 
 $(BUILD)/obj/%.c.o: %.c
 	@mkdir -p $(@D)
@@ -120,6 +124,17 @@ $(LIB): $(LIB_OBJ)
 	@mkdir -p $(@D)
 	@echo "  AR    $@"
 	$(Q)rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
+
+# The headers that programs and it must agree on.
+AV_HEADERS := $(wildcard stages/io/clip_*.h stages/io/clip_*.def)
+$(BUILD)/obj/stages/io/av.c.o $(BUILD)/obj/stages/io/av/interface.c.o: $(AV_HEADERS)
+$(BUILD)/obj/stages/io/av.c.o $(BUILD)/obj/stages/io/av/interface.c.o: CPPFLAGS += \
+    -DLG_AV_INTERFACE='"lg-av-$(shell cat $(AV_HEADERS) | sha256sum | cut -c1-16)"'
+$(AV_SO): $(patsubst %.c,$(BUILD)/obj/%.c.o,$(wildcard stages/io/av/*.c) stages/io/clip_index.c stages/io/clip_bytes.c \
+    base/err.c base/heartbeat.c base/log.c base/printable.c base/utf8.c base/clock.c)
+	@mkdir -p $(@D)
+	@echo "  SO    $@"
+	$(Q)$(CC) $(LDFLAGS) $(SO_LDFLAGS) -shared -o $@ $^ -lavformat -lavcodec -lavutil -lm
 
 # The unit templates are part of the program.
 $(BUILD)/obj/supervisor/commands/units_write.c.o: $(wildcard systemd/*.in)
@@ -138,6 +153,7 @@ $(patsubst stages/%/main.c,$(BUILD)/bin/lg-%,$(ROLE_MAINS)) $(patsubst stages/to
 include kernels/kernels.mk
 include tests/gpu/gpu.mk
 include examples/emoji/emoji.mk
+include examples/emoji-video/emoji-video.mk
 include tests/fuzz/fuzz.mk
 include bundle/bundle.mk
 include tests/sim/sim.mk
@@ -154,6 +170,11 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/unit/%.c.o $(TEST_LIB) $(LIB)
 	@echo "  LD    $@"
 	$(Q)$(CC) $(LDFLAGS) -o $@ $< -Wl,--start-group $(TEST_LIB) $(LIB) $(LIBS) -Wl,--end-group -lcmocka
 $(BUILD)/tests/test_rounding: | $(UNOPTIMIZED_SO)
+# Films are made by libav's encoders (tests/unit/clip_fixture.c) and read by its decoders (read_clip.c), and by ours through the
+# shared object.
+CLIP_TESTS := $(addprefix $(BUILD)/tests/test_,clip_read clip_source clip_write pictures)
+$(CLIP_TESTS): LIBS += -lavformat -lavcodec -lavutil
+$(CLIP_TESTS): | $(AV_SO)
 $(BUILD)/tests/stub/liblg-cuda.so: $(BUILD)/obj/tests/stub/cuda.c.o $(BUILD)/obj/tests/stub/late.c.o $(BUILD)/obj/kernels/interface.c.o
 $(BUILD)/tests/stub/driver/libcuda.so.1: $(BUILD)/obj/tests/stub/driver.c.o
 $(STALL): $(BUILD)/obj/tests/stub/stall.c.o
@@ -169,8 +190,8 @@ $(BUILD)/tests/e2e/%: $(BUILD)/obj/tests/e2e/%.c.o $(LIB)
 # Debian packages to build, test and run; the stamp names what was installed.
 DEPS := gcc g++ make pkg-config libzmq3-dev libmsgpack-dev libtomlplusplus-dev libdnnl-dev \
         libsentencepiece-dev libutf8proc-dev libcjson-dev libxxhash-dev libcmocka-dev libarchive-dev libpng-dev \
-        libjpeg62-turbo-dev libwebp-dev libfreetype-dev libharfbuzz-dev fonts-noto-color-emoji \
-        unicode-data jq libncurses-dev libsystemd-dev libucx-dev
+        libjpeg62-turbo-dev libwebp-dev libavformat-dev libavcodec-dev libavutil-dev libfreetype-dev libharfbuzz-dev \
+        fonts-noto-color-emoji unicode-data jq libncurses-dev libsystemd-dev libucx-dev
 deps:
 	$(Q)missing=$$(for p in $(DEPS); do dpkg-query -W -f='$${Status}\n' $$p 2>/dev/null | \
 	    grep -q 'install ok installed' || echo $$p; done); \
@@ -184,6 +205,10 @@ JOBS := $(shell nproc)
 quickstart: deps
 	$(Q)$(MAKE) -s -j$(JOBS) all example-data
 	$(Q)$(BUILD)/bin/lgsup start examples/emoji/pipeline.toml
+
+quickstart-video: deps
+	$(Q)$(MAKE) -s -j$(JOBS) all example-video
+	$(Q)$(BUILD)/bin/lgsup start examples/emoji-video/pipeline.toml
 
 finetune: deps
 	$(Q)$(MAKE) -s -j$(JOBS) all example-data
@@ -228,7 +253,7 @@ bench: deps
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib
 	install -m 755 $(PROGS) $(DESTDIR)$(PREFIX)/bin
-	install -m 644 $(BACKENDS) $(DESTDIR)$(PREFIX)/lib
+	install -m 644 $(BACKENDS) $(AV_SO) $(DESTDIR)$(PREFIX)/lib
 
 help:
 	@sed -n 's/^# Targets: *//p' $(MAKEFILE_LIST)

@@ -6,7 +6,8 @@
 #
 # no-host leaves the host backend and oneDNN out, for a machine that trains on GPUs alone. chaos is a
 # bundle that carries the crash campaign (tests/chaos) and its example instead of the other examples and
-# whatever belongs to GPUs: DIR/chaos.sh runs it. The libraries are found by ldd, so all of them at any depth; the programs' DT_RPATH ($ORIGIN/../lib)
+# whatever belongs to GPUs: DIR/chaos.sh runs it. BUNDLE_FILMS=1 brings liblg-av.so along, which reads films, and with it FFmpeg and 130 MB
+# of what that needs. The libraries are found by ldd, so all of them at any depth; the programs' DT_RPATH ($ORIGIN/../lib)
 # serves them too. DIR appears whole or not at all.
 set -eu
 build=$1 dir=$2 kind=${3:-host}
@@ -18,13 +19,14 @@ new=$dir.new
 rm -rf "$new"
 mkdir -p "$new/bin" "$new/lib" "$new/licences"
 for p in "$build"/bin/*; do
-    case ${p##*/} in lg-emoji) continue ;; esac # makes the example's data from this system's fonts
+    case ${p##*/} in lg-emoji | lg-emoji-video) continue ;; esac # make the examples' data from this system's fonts
     cp "$p" "$new/bin/"
 done
 for l in host cuda; do
     case $l-$kind in host-no-host | cuda-chaos) continue ;; esac
     [ ! -f "$build/lib/liblg-$l.so" ] || cp "$build/lib/liblg-$l.so" "$new/lib/"
 done
+[ "${BUNDLE_FILMS:-0}" = 0 ] || cp "$build/lib/liblg-av.so" "$new/lib/"
 if [ "$kind" = chaos ]; then
     mkdir -p "$new/tests/chaos"
     cp "$build"/tests/chaos/* "$new/tests/chaos/"

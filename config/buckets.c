@@ -1,5 +1,6 @@
-/* Aspect-ratio buckets; see buckets.h. */
+/* Buckets; see buckets.h. */
 #include "config/buckets.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,24 +8,25 @@
 static int by_shape(const void *a, const void *b)
 {
     const struct lg_bucket *x = a, *y = b;
-    return x->height != y->height ? (x->height < y->height ? -1 : 1)
-                                  : (x->width > y->width) - (x->width < y->width);
+    const int by[] = {x->frames - y->frames, x->height - y->height, x->width - y->width};
+    return by[0] ? by[0] : by[1] ? by[1] : by[2];
 }
 
-static bool has(const struct lg_buckets *b, int height, int width)
+static bool has(const struct lg_buckets *b, const struct lg_bucket *k)
 {
     for (int i = 0; i < b->n; i++)
-        if (b->of[i].height == height && b->of[i].width == width) return true;
+        if (by_shape(&b->of[i], k) == 0) return true;
     return false;
 }
 
 /* What is there already is left out. */
-static int add(struct lg_buckets *b, int height, int width)
+static int add(struct lg_buckets *b, int frames, int height, int width)
 {
-    if (has(b, height, width)) return 0;
+    const struct lg_bucket k = {.frames = frames, .height = height, .width = width};
+    if (has(b, &k)) return 0;
     if (b->n == LG_BUCKETS_MAX)
         return LG_FAIL(LG_ERR_CONFIG, "more than %d buckets", LG_BUCKETS_MAX);
-    b->of[b->n++] = (struct lg_bucket){.height = height, .width = width};
+    b->of[b->n++] = k;
     return 0;
 }
 
@@ -35,18 +37,25 @@ static int up_to_multiple(int n, int of)
     return (n + of - 1) / of * of;
 }
 
+/* Side of the square with as many pixels. */
+static int size_of(const struct lg_buckets_spec *s)
+{
+    return (int)sqrt((double)s->height * s->width); /* exact: both factors are below 2^13 */
+}
+
 static int make_ratio(const struct lg_buckets_spec *s, struct lg_buckets *b)
 {
-    const bool usual = s->size >= 512;
-    const int step = up_to_multiple(usual ? 64 : LG_MAX(s->size / 8, 1), s->unit);
-    const int least = LG_MAX(usual ? 256 : s->size / 2, step) / step * step, most = 2 * s->size;
-    const int square = LG_MAX(s->size / step, 1) * step;
-    LG_TRY(add(b, square, square));
+    const int size = size_of(s);
+    const bool usual = size >= 512;
+    const int step = up_to_multiple(usual ? 64 : LG_MAX(size / 8, 1), s->unit);
+    const int least = LG_MAX(usual ? 256 : size / 2, step) / step * step, most = 2 * size;
+    const int square = LG_MAX(size / step, 1) * step;
+    LG_TRY(add(b, s->frames, square, square));
     for (int width = least; width <= most; width += step) {
-        int height = LG_MIN(most, s->size * s->size / width) / step * step;
+        int height = LG_MIN(most, size * size / width) / step * step;
         if (height < least) continue;
-        LG_TRY(add(b, height, width));
-        LG_TRY(add(b, width, height));
+        LG_TRY(add(b, s->frames, height, width));
+        LG_TRY(add(b, s->frames, width, height));
     }
     return 0;
 }
@@ -59,31 +68,48 @@ static int make_pixart(const struct lg_buckets_spec *s, struct lg_buckets *b)
         {20, 50}, {20, 48}, {22, 46}, {22, 44}, {22, 42}, {24, 42}, {24, 40},
         {26, 38}, {26, 36}, {28, 36}, {28, 34}, {30, 34}, {30, 32}, {32, 32},
     };
-    if (s->size != 256 && s->size != 512 && s->size != 1024)
+    const int size = size_of(s), part = size / 32;
+    if (size != 256 && size != 512 && size != 1024)
         return LG_FAIL(LG_ERR_CONFIG,
                        "\"pixart\" is a table for data.size = 256, 512 or 1024, not %d: set one of "
                        "them, or use \"ratio\"",
-                       s->size);
-    const int part = s->size / 32;
+                       size);
     for (size_t i = 0; i < LG_ARRAY_LEN(shape); i++) {
-        LG_TRY(add(b, shape[i][0] * part, shape[i][1] * part));
+        LG_TRY(add(b, s->frames, shape[i][0] * part, shape[i][1] * part));
         if (shape[i][0] == 22 && shape[i][1] == 42) continue; /* 1344 x 704 is none of theirs */
-        LG_TRY(add(b, shape[i][1] * part, shape[i][0] * part));
+        LG_TRY(add(b, s->frames, shape[i][1] * part, shape[i][0] * part));
     }
     return 0;
 }
 
-static int add_named(const char *text, struct lg_buckets *b)
+/* One of the plan's file or of a config, "17x64x32" or "64x32": how many characters it has; 0: it is none. Without
+ * frames ret's stay. */
+static int read_shape(const char *text, struct lg_bucket *ret)
 {
-    int height = 0, width = 0, used = 0;
-    if (sscanf(text, "%5dx%5d%n", &height, &width, &used) != 2 || text[used] || height < 1 ||
-        width < 1 || height > LG_BUCKET_SIDE_MAX || width > LG_BUCKET_SIDE_MAX)
+    int a = 0, b = 0, c = 0, used = 0, all = 0;
+    const int n = sscanf(text, "%5dx%5d%nx%5d%n", &a, &b, &used, &c, &all);
+    if (n < 2) return 0;
+    if (n == 3) ret->frames = a;
+    ret->height = n == 3 ? b : a;
+    ret->width = n == 3 ? c : b;
+    const bool well = ret->frames >= 1 && ret->frames <= LG_FRAMES_MAX && ret->height >= 1 &&
+                      ret->width >= 1 && ret->height <= LG_BUCKET_SIDE_MAX &&
+                      ret->width <= LG_BUCKET_SIDE_MAX;
+    return !well ? 0 : n == 3 ? all : used;
+}
+
+static int add_named(const char *text, const struct lg_buckets_spec *s, struct lg_buckets *b)
+{
+    struct lg_bucket k = {.frames = s->frames};
+    const int used = read_shape(text, &k);
+    if (!used || text[used])
         return LG_FAIL(LG_ERR_CONFIG,
                        "\"%.40s\": expected HEIGHTxWIDTH in pixels, at most %d each, as "
-                       "\"832x1216\"; or one of \"square\", \"ratio\", \"pixart\" alone",
+                       "\"832x1216\", of clips FRAMESxHEIGHTxWIDTH; or one of \"square\", "
+                       "\"ratio\", \"pixart\" alone",
                        text, LG_BUCKET_SIDE_MAX);
-    if (has(b, height, width)) return LG_FAIL(LG_ERR_CONFIG, "%s stands there twice", text);
-    LG_TRY(add(b, height, width));
+    if (has(b, &k)) return LG_FAIL(LG_ERR_CONFIG, "%s stands there twice", text);
+    LG_TRY(add(b, k.frames, k.height, k.width));
     return 0;
 }
 
@@ -92,7 +118,13 @@ static int add_named(const char *text, struct lg_buckets *b)
 static int check_sides(const struct lg_buckets_spec *s, const struct lg_buckets *b)
 {
     for (int i = 0; i < b->n; i++) {
+        const int f = b->of[i].frames, t = s->factor_time;
         const int h = b->of[i].height, w = b->of[i].width, u = s->unit;
+        if (!lg_frames_fit(f, t))
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "%dx%dx%d: frames must be a multiple of %d (the VAE's factor in time) "
+                           "and one more, as %dx%dx%d",
+                           f, h, w, t, (f + t - 2) / t * t + 1, h, w);
         if (h % u == 0 && w % u == 0) continue;
         return LG_FAIL(LG_ERR_CONFIG,
                        "%dx%d: sides must be multiples of %d pixels (the VAE's factor x "
@@ -107,8 +139,9 @@ int lg_buckets_make(const struct lg_strlist *wanted, const struct lg_buckets_spe
 {
     struct lg_buckets b = {0};
     const char *first = wanted->n ? wanted->v[0] : "square";
-    const int64_t room = (int64_t)spec->micro_batch * spec->size * spec->size;
-    LG_ASSERT(spec->size >= 1 && spec->unit >= 1 && spec->micro_batch >= 1);
+    const int64_t room = (int64_t)spec->micro_batch * spec->frames * spec->height * spec->width;
+    LG_ASSERT(spec->height >= 1 && spec->width >= 1 && spec->frames >= 1 && spec->unit >= 1 &&
+              spec->factor_time >= 1 && spec->micro_batch >= 1);
     *ret = b;
     if (wanted->n <= 1 && !strcmp(first, "square")) return 0;
     if (wanted->n == 1 && !strcmp(first, "ratio")) {
@@ -116,12 +149,12 @@ int lg_buckets_make(const struct lg_strlist *wanted, const struct lg_buckets_spe
     } else if (wanted->n == 1 && !strcmp(first, "pixart")) {
         LG_TRY(make_pixart(spec, &b));
     } else {
-        for (int i = 0; i < wanted->n; i++) LG_TRY(add_named(wanted->v[i], &b));
+        for (int i = 0; i < wanted->n; i++) LG_TRY(add_named(wanted->v[i], spec, &b));
     }
     LG_TRY(check_sides(spec, &b));
     qsort(b.of, (size_t)b.n, sizeof *b.of, by_shape);
     for (int i = 0; i < b.n; i++) {
-        int64_t fit = room / ((int64_t)b.of[i].height * b.of[i].width);
+        int64_t fit = room / ((int64_t)b.of[i].frames * b.of[i].height * b.of[i].width);
         b.of[i].rows = (int)LG_MIN(LG_MAX(fit, 1), spec->micro_batch);
     }
     *ret = b;
@@ -180,9 +213,13 @@ void lg_buckets_print(const struct lg_buckets *b, char ret[LG_BUCKETS_TEXT_BYTES
 {
     size_t at = 0;
     ret[0] = 0;
-    for (int i = 0; i < b->n; i++)
-        at += (size_t)snprintf(ret + at, LG_BUCKETS_TEXT_BYTES - at, "%s%dx%d*%d", i ? "," : "",
-                               b->of[i].height, b->of[i].width, b->of[i].rows);
+    for (int i = 0; i < b->n; i++) {
+        const struct lg_bucket *k = &b->of[i];
+        char frames[16] = ""; /* left out where they were before there were clips */
+        if (k->frames > 1) snprintf(frames, sizeof frames, "%dx", k->frames);
+        at += (size_t)snprintf(ret + at, LG_BUCKETS_TEXT_BYTES - at, "%s%s%dx%d*%d", i ? "," : "",
+                               frames, k->height, k->width, k->rows);
+    }
     LG_ASSERT(at < LG_BUCKETS_TEXT_BYTES);
 }
 
@@ -190,12 +227,11 @@ int lg_buckets_parse(const char *text, struct lg_buckets *ret)
 {
     struct lg_buckets b = {0};
     for (const char *at = text; *at;) {
-        struct lg_bucket k;
-        int used = 0;
-        bool well = b.n < LG_BUCKETS_MAX &&
-                    sscanf(at, "%5dx%5d*%6d%n", &k.height, &k.width, &k.rows, &used) == 3 &&
-                    k.height >= 1 && k.width >= 1 && k.rows >= 1 &&
-                    k.height <= LG_BUCKET_SIDE_MAX && k.width <= LG_BUCKET_SIDE_MAX;
+        struct lg_bucket k = {.frames = 1};
+        int used = read_shape(at, &k), rows = 0;
+        bool well = used && b.n < LG_BUCKETS_MAX &&
+                    sscanf(at + used, "*%6d%n", &k.rows, &rows) == 1 && k.rows >= 1;
+        used += rows;
         at += used;
         well = well && (*at == ',' ? at[1] != 0 : *at == 0);
         if (!well) return LG_FAIL(LG_ERR_CORRUPT, "buckets \"%.60s\" are none", text);

@@ -163,6 +163,22 @@ static bool set_list_from(void *of, const lg_key *k, const struct lg_toml_item *
     return true;
 }
 
+/* [height, width]: a list's entries are texts. False: it is no such list, or out of range. */
+static bool read_sides(const lg_key *k, const struct lg_toml_item *item, struct lg_sides *ret)
+{
+    int64_t side[2] = {item->i, item->i};
+    if (item->type != LG_TOML_INT && item->n_list != 2) return false;
+    for (int i = 0; i < 2; i++) {
+        char *end = NULL;
+        errno = 0;
+        if (item->type == LG_TOML_LIST) side[i] = strtoll(item->list[i], &end, 10);
+        if ((end && (*end || end == item->list[i])) || errno) return false;
+        if (side[i] < k->int_min || side[i] > k->int_max) return false;
+    }
+    *ret = (struct lg_sides){.height = side[0], .width = side[1]};
+    return true;
+}
+
 /* The value as the user wrote it, shortened, for messages. */
 static void describe(const struct lg_toml_item *item, char *ret, size_t bytes)
 {
@@ -274,6 +290,10 @@ static void set_value(void *of, const lg_key *k, const struct lg_toml_item *item
         if (item->type != LG_TOML_BOOL) break;
         *(bool *)lg_key_field(of, k) = item->b;
         return;
+    case LG_KEY_SIDES:
+        if (item->type != LG_TOML_INT && item->type != LG_TOML_LIST) break;
+        in_range = read_sides(k, item, lg_key_field(of, k));
+        goto range;
     case LG_KEY_ENUM:
         if (item->type != LG_TOML_TEXT) break;
         in_range = is_choice(k->choices, item->text);
@@ -421,6 +441,9 @@ static void set_defaults(lg_config *c, const char *dir, struct lg_problems *p)
             break;
         case LG_KEY_BOOL:
             *(bool *)field = k->bool_def;
+            break;
+        case LG_KEY_SIDES:
+            *(struct lg_sides *)field = (struct lg_sides){k->int_def, k->int_def};
             break;
         case LG_KEY_STR:
         case LG_KEY_PATH:

@@ -7,9 +7,15 @@ enum { LG_LIST_MAX = 256 };
 /* Sample numbers (steps x global batch) stay far below 2^63. */
 #define LG_STEPS_MAX INT64_C(1000000000000)
 
+enum { LG_FRAMES_MAX = 4096 }; /* of a sample */
+
 struct lg_strlist {
     char **v;
     int n;
+};
+
+struct lg_sides {
+    int64_t height, width;
 };
 
 /* A table [[data.source]]. */
@@ -34,14 +40,15 @@ typedef struct lg_config {
     char *
         *chosen; /* likewise: the file of a published model that says it (pretrained.h), or NULL */
 #define LG_SECTION(section, doc)
-#define LG_INT(section, key, def, min, max, doc) int64_t section##_##key;
-#define LG_NUM(section, key, def, min, max, doc) double section##_##key;
-#define LG_BOOL(section, key, def, doc)          bool section##_##key;
-#define LG_STR(section, key, def, doc)           char *section##_##key;
-#define LG_PATH(section, key, def, doc)          char *section##_##key; /* absolute, or "" */
-#define LG_ENUM(section, key, def, choices, doc) char *section##_##key;
-#define LG_LIST(section, key, doc)               struct lg_strlist section##_##key;
-#define LG_TABLES(section, key, doc)             struct lg_data_sources section##_##key;
+#define LG_INT(section, key, def, min, max, doc)   int64_t section##_##key;
+#define LG_NUM(section, key, def, min, max, doc)   double section##_##key;
+#define LG_BOOL(section, key, def, doc)            bool section##_##key;
+#define LG_SIDES(section, key, def, min, max, doc) struct lg_sides section##_##key;
+#define LG_STR(section, key, def, doc)             char *section##_##key;
+#define LG_PATH(section, key, def, doc)            char *section##_##key; /* absolute, or "" */
+#define LG_ENUM(section, key, def, choices, doc)   char *section##_##key;
+#define LG_LIST(section, key, doc)                 struct lg_strlist section##_##key;
+#define LG_TABLES(section, key, doc)               struct lg_data_sources section##_##key;
 #define LG_ENCODER(name)
 #include "config/schema.def"
 #undef LG_ENCODER
@@ -56,6 +63,7 @@ typedef struct lg_config {
 #undef LG_INT
 #undef LG_NUM
 #undef LG_BOOL
+#undef LG_SIDES
 #undef LG_STR
 #undef LG_PATH
 #undef LG_ENUM
@@ -81,6 +89,8 @@ int lg_config_keys(void);
 char *lg_config_key_text(const lg_config *c, int i);
 /* The weights that a new run begins with: trainer.init_from, else model.from, else "" (from the seed). */
 const char *lg_config_begins_with(const lg_config *c);
+/* Cells of latents that a data set holds: data.latent_size, or what it stands for. */
+struct lg_sides lg_config_latent_size(const lg_config *c);
 /* What a run is trained on, for messages: data.path, or "data.source". */
 const char *lg_config_data(const lg_config *c);
 /* Does memory.offload_optimizer decide bits? It does where it moves work from a GPU to the host. */

@@ -26,6 +26,13 @@ typedef enum lg_text_output {
 } lg_text_output;
 #define LG_TEXT_BIT(output) (1u << (output))
 
+/* What lies behind a caption's end. */
+typedef enum lg_padding {
+    LG_PADDING_SEEN,   /* is as good as any token */
+    LG_PADDING_MASKED, /* is attended to by nobody */
+    LG_PADDING_ENCODED /* the encoder attends to it, the net does not */
+} lg_padding;
+
 /* A text that a denoiser wants of each sample: which encoder makes it, and what of that it takes. */
 struct lg_denoiser_text_info {
     lg_denoiser_kind of;
@@ -33,7 +40,7 @@ struct lg_denoiser_text_info {
     lg_text_encoder_kind encoder; /* LG_TEXT_KINDS: any that has the outputs */
     lg_text_output states;        /* one value for each token; LG_TEXT_OUTPUTS: none is wanted */
     lg_text_output pooled;        /* one value for each caption; LG_TEXT_OUTPUTS: none is wanted */
-    bool is_masked; /* what lies behind a caption's end is masked, in the encoder and in the net */
+    lg_padding padding;
     bool is_optional; /* without an encoder its states are zeros; the last of its denoiser's */
     int length;       /* tokens, unless text.length says another number */
 };
@@ -45,6 +52,7 @@ struct lg_denoiser_info {
     bool labels, text;
     bool is_square;   /* reads squares alone: no data.buckets */
     bool is_split;    /* a sequence of tokens, which several ranks may share: parallel.sp */
+    bool clips;       /* its latents may have frames: data.frames */
     const char *part; /* what diffusers' pipelines call it: the name of its folder */
 };
 const struct lg_denoiser_info *lg_denoiser_info(lg_denoiser_kind kind);

@@ -167,13 +167,8 @@ out:
 
 /* ---- the two kinds of model ---- */
 
-static int read_vae(const cJSON *json, const char *dir, struct lg_vae_info *info)
+static int read_kl(const cJSON *json, const char *dir, struct lg_vae_info *info)
 {
-    const cJSON *name = cJSON_GetObjectItemCaseSensitive(json, "_class_name");
-    if (cJSON_IsString(name) && strcmp(name->valuestring, "AutoencoderKL") != 0)
-        return LG_FAIL(LG_ERR_CONFIG,
-                       "%s/config.json: _class_name is %.60s: expected AutoencoderKL", dir,
-                       name->valuestring);
     const cJSON *blocks = cJSON_GetObjectItemCaseSensitive(json, "block_out_channels");
     int n = blocks ? cJSON_GetArraySize(blocks) : 1;
     if ((blocks && !cJSON_IsArray(blocks)) || n < 1 || n > BLOCKS_MAX)
@@ -181,23 +176,87 @@ static int read_vae(const cJSON *json, const char *dir, struct lg_vae_info *info
                        "%s/config.json: block_out_channels: expected a list of 1 to %d entries",
                        dir, BLOCKS_MAX);
     info->factor = 1 << (n - 1);
+    info->factor_time = 1;
     LG_TRY(read_int(json, dir, "latent_channels", 4, 1, 1024, &info->latent_channels));
     LG_TRY(read_num(json, dir, "scaling_factor", 0.18215, &info->scaling_factor));
     LG_TRY(read_num(json, dir, "shift_factor", 0, &info->shift_factor));
+    return 0;
+}
+
+/* What block i makes smaller: in space, in time, or, by diffusers' default, both. */
+static void shrink(const cJSON *types, int i, struct lg_vae_info *info)
+{
+    const cJSON *type = cJSON_GetArrayItem(types, i);
+    const char *name = cJSON_IsString(type) ? type->valuestring : "conv";
+    if (strcmp(name, "temporal") != 0) info->factor *= 2;
+    if (strcmp(name, "spatial") != 0) info->factor_time *= 2;
+}
+
+static int read_ltx(const cJSON *json, const char *dir, struct lg_vae_info *info)
+{
+    const cJSON *scales = cJSON_GetObjectItemCaseSensitive(json, "spatio_temporal_scaling");
+    const cJSON *types = cJSON_GetObjectItemCaseSensitive(json, "downsample_type");
+    const int n = scales ? cJSON_GetArraySize(scales) : 3;
+    if ((scales && !cJSON_IsArray(scales)) || n > BLOCKS_MAX)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s/config.json: spatio_temporal_scaling: expected a list of at most %d "
+                       "entries",
+                       dir, BLOCKS_MAX);
+    LG_TRY(read_int(json, dir, "patch_size", 4, 1, 64, &info->factor));
+    info->factor_time = 1;
+    for (int i = 0; i < n; i++)
+        if (!scales || cJSON_IsTrue(cJSON_GetArrayItem(scales, i))) shrink(types, i, info);
+    LG_TRY(read_int(json, dir, "latent_channels", 128, 1, 1024, &info->latent_channels));
+    LG_TRY(read_num(json, dir, "scaling_factor", 1, &info->scaling_factor));
+    return 0;
+}
+
+static int read_vae(const cJSON *json, const char *dir, struct lg_vae_info *info)
+{
+    const cJSON *name = cJSON_GetObjectItemCaseSensitive(json, "_class_name");
+    const char *class = cJSON_IsString(name) ? name->valuestring : "AutoencoderKL";
+    info->kind = strcmp(class, "AutoencoderKLLTXVideo") ? LG_VAE_KL : LG_VAE_LTX;
+    if (info->kind == LG_VAE_KL && strcmp(class, "AutoencoderKL") != 0)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "%s/config.json: _class_name is %.60s: expected AutoencoderKL or "
+                       "AutoencoderKLLTXVideo",
+                       dir, class);
+    LG_TRY((info->kind == LG_VAE_LTX ? read_ltx : read_kl)(json, dir, info));
     if (info->scaling_factor == 0)
         return LG_FAIL(LG_ERR_CONFIG, "%s/config.json: scaling_factor is 0", dir);
     return 0;
 }
 
-int lg_vae_info_load(const char *dir, struct lg_vae_info *ret)
+int lg_vae_latent_frames(const struct lg_vae_info *vae, int frames)
+{
+    if (frames < 1 || (frames - 1) % vae->factor_time) return 0;
+    return (frames - 1) / vae->factor_time + 1;
+}
+
+static int vae_info(const char *dir, struct lg_vae_info *ret, uint64_t *ret_config_hash)
 {
     cJSON *json = NULL;
-    uint64_t config_hash = 0;
-    struct lg_vae_info info = {0};
-    LG_TRY(read_config(dir, &json, &config_hash));
-    int rc = read_vae(json, dir, &info);
+    *ret = (struct lg_vae_info){0};
+    LG_TRY(read_config(dir, &json, ret_config_hash));
+    int rc = read_vae(json, dir, ret);
     cJSON_Delete(json);
-    LG_TRY(rc);
+    return rc;
+}
+
+int lg_vae_info_read(const char *dir, struct lg_vae_info *ret)
+{
+    struct lg_vae_info info;
+    uint64_t hash;
+    LG_TRY(vae_info(dir, &info, &hash));
+    *ret = info;
+    return 0;
+}
+
+int lg_vae_info_load(const char *dir, struct lg_vae_info *ret)
+{
+    struct lg_vae_info info;
+    uint64_t config_hash = 0;
+    LG_TRY(vae_info(dir, &info, &config_hash));
     LG_TRY(hash_model(dir, "diffusion_pytorch_model", NULL, config_hash, &info.identity));
     *ret = info;
     return 0;

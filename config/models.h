@@ -5,9 +5,12 @@
 #include "base/fs.h"
 #include "config/denoisers.h"
 
+typedef enum lg_vae_kind { LG_VAE_KL, LG_VAE_LTX } lg_vae_kind;
 struct lg_vae_info {
+    lg_vae_kind kind; /* AutoencoderKL, which sees each frame alone, or AutoencoderKLLTXVideo */
     int latent_channels;
-    int factor; /* pixels per latent cell on a side: 2^(len(block_out_channels) - 1) */
+    int factor; /* pixels per latent cell on a side */
+    int factor_time; /* frames per latent frame, but the first, which is a latent frame itself; 1: all are */
     double scaling_factor, shift_factor;
     uint64_t identity; /* see lg_text_info */
 };
@@ -23,6 +26,11 @@ struct lg_text_info {
 /* A folder in diffusers layout: config.json and diffusion_pytorch_model.safetensors (or its index
  * and parts). LG_ERR_CONFIG names the folder and the missing file or key. */
 int lg_vae_info_load(const char *dir, struct lg_vae_info *ret);
+/* The same of config.json alone, without identity: the weights need not be there. */
+int lg_vae_info_read(const char *dir, struct lg_vae_info *ret);
+/* Latent frames of so many frames of pixels: (frames - 1) / factor_time + 1; 0: it takes no such number, for it wants a multiple
+ * of factor_time, and one more. */
+int lg_vae_latent_frames(const struct lg_vae_info *vae, int frames);
 /* A folder in Hugging Face layout: config.json, whose model_type says whether it is a T5 or a CLIP, the tokenizer
  * (tokenizer_files.h), model.safetensors (or index and parts). */
 int lg_text_info_load(const char *dir, struct lg_text_info *ret);

@@ -67,6 +67,13 @@ const char *lg_config_begins_with(const lg_config *c)
     return c->trainer_init_from[0] ? c->trainer_init_from : c->model_fresh ? "" : c->model_from;
 }
 
+struct lg_sides lg_config_latent_size(const lg_config *c)
+{
+    const struct lg_sides cells = c->data_latent_size, size = c->data_size;
+    return (struct lg_sides){.height = cells.height ? cells.height : size.height / 8,
+                             .width = cells.width ? cells.width : size.width / 8};
+}
+
 const char *lg_config_data(const lg_config *c)
 {
     return c->data_source.n ? "data.source" : c->data_path;
@@ -186,6 +193,7 @@ static void print_default(FILE *out, const lg_key *k)
 {
     switch (k->type) {
     case LG_KEY_INT:
+    case LG_KEY_SIDES:
         fprintf(out, "`%lld`", (long long)k->int_def);
         return;
     case LG_KEY_NUM:

@@ -56,9 +56,7 @@ typedef enum field_type {
     FIELD_I32,
     FIELD_I64,
     FIELD_NUM,
-    FIELD_FLAG,  /* absent when 0, as in builds that did not know it */
-    FIELD_HOSTS, /* absent when there is one */
-    FIELD_HOST,  /* absent when 0 */
+    FIELD_LATER, /* an I32 that is absent when it is what it was in builds that did not know it: see before() */
     FIELD_TEXT,
     FIELD_ROLES,
     FIELD_BUCKETS,
@@ -69,9 +67,14 @@ typedef enum field_type {
 
 /* X(field, type, decides bits); Y(name, field, type, decides bits) */
 #define PLAN_FIELDS(X, Y)                                                                          \
-    X(image_size, FIELD_I32, true)                                                                 \
+    Y(image_size, image_height, FIELD_I32, true)                                                   \
+    X(image_width, FIELD_LATER, true)                                                              \
+    X(frames, FIELD_LATER, true)                                                                   \
     X(latent_channels, FIELD_I32, true)                                                            \
-    X(latent_size, FIELD_I32, true)                                                                \
+    Y(latent_size, latent_height, FIELD_I32, true)                                                 \
+    X(latent_width, FIELD_LATER, true)                                                             \
+    X(latent_frames, FIELD_LATER, true)                                                            \
+    X(factor_time, FIELD_LATER, true)                                                              \
     X(buckets, FIELD_BUCKETS, true)                                                                \
     X(scaling_factor, FIELD_NUM, true)                                                             \
     X(shift_factor, FIELD_NUM, true)                                                               \
@@ -82,13 +85,13 @@ typedef enum field_type {
     X(batch, FIELD_I64, true)                                                                      \
     X(rank_batch, FIELD_I64, true)                                                                 \
     X(micro_batch, FIELD_I64, true)                                                                \
-    X(hosts, FIELD_HOSTS, true)                                                                    \
-    X(host, FIELD_HOST, false)                                                                     \
+    X(hosts, FIELD_LATER, true)                                                                    \
+    X(host, FIELD_LATER, false)                                                                    \
     X(sequence, FIELD_I32, true)                                                                   \
     X(shards, FIELD_I32, false)                                                                    \
     X(scatters, FIELD_I32, false)                                                                  \
     X(gathers, FIELD_I32, false)                                                                   \
-    X(apart, FIELD_FLAG, false)                                                                    \
+    X(apart, FIELD_LATER, false)                                                                   \
     X(sums_micro_batches, FIELD_I32, true)                                                         \
     X(window_slots, FIELD_I64, false)                                                              \
     X(loader_chunk, FIELD_I32, true)                                                               \
@@ -123,6 +126,22 @@ static const void *field_of(const lg_plan *p, const struct field *f)
     return (const char *)p + f->offset;
 }
 
+/* Of a FIELD_LATER: pictures were squares, nothing had frames, and there was one host. */
+static int before(const lg_plan *p, const struct field *f)
+{
+    switch (f->offset) {
+    case offsetof(lg_plan, image_width):
+        return p->image_height;
+    case offsetof(lg_plan, latent_width):
+        return p->latent_height;
+    case offsetof(lg_plan, apart):
+    case offsetof(lg_plan, host):
+        return 0;
+    default:
+        return 1;
+    }
+}
+
 /* The roles of one encoder of several, and of several hosts, are named only in a run that has them, as in builds that had
  * none. */
 static bool has_role(const lg_plan *p, lg_role r)
@@ -149,9 +168,7 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
     fprintf(out, "%s=", f->name);
     switch (f->type) {
     case FIELD_I32:
-    case FIELD_FLAG:
-    case FIELD_HOSTS:
-    case FIELD_HOST:
+    case FIELD_LATER:
         fprintf(out, "%d", *(const int *)at);
         break;
     case FIELD_I64:
@@ -190,8 +207,7 @@ static void print_field(FILE *out, const lg_plan *p, const struct field *f)
 static bool is_none(const lg_plan *p, const struct field *f)
 {
     if (f->type == FIELD_TEXTS || f->type == FIELD_TEXT_SHARDS) return p->n_texts < 2;
-    if (f->type == FIELD_FLAG || f->type == FIELD_HOST) return !*(const int *)field_of(p, f);
-    if (f->type == FIELD_HOSTS) return *(const int *)field_of(p, f) <= 1;
+    if (f->type == FIELD_LATER) return *(const int *)field_of(p, f) == before(p, f);
     return f->type == FIELD_BUCKETS && ((const struct lg_buckets *)field_of(p, f))->n == 0;
 }
 
@@ -317,6 +333,10 @@ struct identities {
 static bool is_silent(const lg_config *c, bool has_buckets, const char *key)
 {
     if (!strcmp(key, "data.buckets")) return !has_buckets;
+    if (!strcmp(key, "data.frames")) return c->data_frames == 1;
+    if (!strcmp(key, "data.fps")) return c->data_fps == 0;
+    if (!strcmp(key, "data.stride")) return c->data_stride == 1;
+    if (!strcmp(key, "data.latent_frames")) return !c->data_latent_frames;
     if (!strcmp(key, "data.caption")) return !strcmp(c->data_caption, "listed");
     if (!strcmp(key, "data.shuffle_tags")) return !c->data_shuffle_tags;
     if (!strcmp(key, "data.keep_tags")) return !c->data_keep_tags;
@@ -361,17 +381,26 @@ static uint64_t hash_bits(const lg_config *c, bool has_buckets, const struct ide
 static int plan_latents(lg_plan *p, const lg_config *c, uint64_t *ret_identity)
 {
     *ret_identity = 0;
+    p->frames = (int)c->data_frames;
+    p->factor_time = 1;
     if (!c->vae_model[0]) {
+        const struct lg_sides cells = lg_config_latent_size(c);
         p->latent_channels = (int)c->data_latent_channels;
-        p->latent_size = (int)(c->data_latent_size ? c->data_latent_size : c->data_size / 8);
+        p->latent_frames = (int)(c->data_latent_frames ? c->data_latent_frames : c->data_frames);
+        p->latent_height = (int)cells.height;
+        p->latent_width = (int)cells.width;
         p->scaling_factor = c->data_latent_scaling;
         return 0;
     }
     struct lg_vae_info vae;
     LG_TRY(lg_vae_info_load(c->vae_model, &vae));
-    p->image_size = (int)c->data_size;
+    p->image_height = (int)c->data_size.height;
+    p->image_width = (int)c->data_size.width;
     p->latent_channels = vae.latent_channels;
-    p->latent_size = (int)c->data_size / vae.factor;
+    p->latent_frames = lg_vae_latent_frames(&vae, p->frames);
+    p->latent_height = p->image_height / vae.factor;
+    p->latent_width = p->image_width / vae.factor;
+    p->factor_time = vae.factor_time;
     p->scaling_factor = vae.scaling_factor;
     p->shift_factor = vae.shift_factor;
     p->vae_chunk = (int)c->vae_chunk;
@@ -379,8 +408,11 @@ static int plan_latents(lg_plan *p, const lg_config *c, uint64_t *ret_identity)
     *ret_identity = vae.identity;
     LG_TRY(
         lg_buckets_make(&c->data_buckets,
-                        &(struct lg_buckets_spec){.size = (int)c->data_size,
+                        &(struct lg_buckets_spec){.height = p->image_height,
+                                                  .width = p->image_width,
+                                                  .frames = p->frames,
                                                   .unit = vae.factor * (int)c->model_patch,
+                                                  .factor_time = vae.factor_time,
                                                   .micro_batch = (int)c->trainer_micro_batch_size},
                         &p->buckets));
     return 0;
@@ -454,7 +486,9 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.batch = c->trainer_global_batch_size;
     p.sequence = (int)c->parallel_sp;
     p.hosts = (int)c->hosts_count;
-    p.host = c->hosts_number < 0 || c->hosts_number >= c->hosts_count ? 0 : (int)c->hosts_number; /* see hosts.number */
+    p.host = c->hosts_number < 0 || c->hosts_number >= c->hosts_count
+                 ? 0
+                 : (int)c->hosts_number; /* see hosts.number */
     p.rank_batch = lg_plan_host_batch(&p) * p.sequence / c->trainer_ranks;
     p.micro_batch = c->trainer_micro_batch_size;
     p.shards = !c->parallel_zero   ? 1
@@ -468,7 +502,10 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.loader_chunk = (int)c->loader_chunk;
     p.instances[LG_ROLE_loader] = (int)c->loader_instances;
     p.instances[LG_ROLE_trainer] = (int)c->trainer_ranks;
-    if (p.hosts > 1) p.instances[LG_ROLE_exchange] = (int)c->trainer_ranks;
+    if (p.hosts > 1) {
+        p.instances[LG_ROLE_exchange] = (int)c->trainer_ranks;
+        p.threads[LG_ROLE_exchange] = (int)c->trainer_threads;
+    }
     p.threads[LG_ROLE_vae] = (int)c->vae_threads;
     p.threads[LG_ROLE_trainer] = (int)c->trainer_threads;
     LG_ASSERT(strlen(c->_precision) < sizeof p.precision);
@@ -478,7 +515,8 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
     p.lr_steps = c->trainer_lr_steps ? c->trainer_lr_steps : c->trainer_max_steps;
     p.bits_hash = hash_bits(c, p.buckets.n > 0, &of);
     p.hash = hash_fields(&p, true);
-    LG_ASSERT(p.latent_size > 0 && p.rank_batch % p.micro_batch == 0); /* lg_config_check */
+    LG_ASSERT(p.latent_height > 0 && p.latent_width > 0 && p.latent_frames > 0);
+    LG_ASSERT(p.rank_batch % p.micro_batch == 0); /* lg_config_check */
     *ret = p;
     return 0;
 }
@@ -487,15 +525,19 @@ struct lg_plan_shape lg_plan_shape(const lg_plan *p, int k)
 {
     LG_ASSERT(k >= 0 && k < lg_plan_shapes(p));
     if (!p->buckets.n)
-        return (struct lg_plan_shape){.height = p->image_size,
-                                      .width = p->image_size,
-                                      .latent_height = p->latent_size,
-                                      .latent_width = p->latent_size,
+        return (struct lg_plan_shape){.frames = p->frames,
+                                      .height = p->image_height,
+                                      .width = p->image_width,
+                                      .latent_frames = p->latent_frames,
+                                      .latent_height = p->latent_height,
+                                      .latent_width = p->latent_width,
                                       .rows = (int)p->micro_batch};
     const struct lg_bucket *b = &p->buckets.of[k];
-    const int factor = p->image_size / p->latent_size;
-    return (struct lg_plan_shape){.height = b->height,
+    const int factor = p->image_height / p->latent_height;
+    return (struct lg_plan_shape){.frames = b->frames,
+                                  .height = b->height,
                                   .width = b->width,
+                                  .latent_frames = (b->frames - 1) / p->factor_time + 1,
                                   .latent_height = b->height / factor,
                                   .latent_width = b->width / factor,
                                   .rows = b->rows};
@@ -572,9 +614,7 @@ static void put_field(cJSON *json, const lg_plan *p, const struct field *f)
     char hex[20], text[LG_BUCKETS_TEXT_BYTES];
     cJSON *table;
     switch (f->type) {
-    case FIELD_FLAG:
-    case FIELD_HOSTS:
-    case FIELD_HOST:
+    case FIELD_LATER:
         if (is_none(p, f)) return;
         /* fall through */
     case FIELD_I32:
@@ -701,13 +741,13 @@ static bool get_field(const cJSON *json, lg_plan *p, const struct field *f)
     const cJSON *v = cJSON_GetObjectItemCaseSensitive(json, f->name);
     int64_t n;
     switch (f->type) {
-    case FIELD_FLAG:
-    case FIELD_HOSTS:
-    case FIELD_HOST:
-        if (!v) return true; /* as lg_plan_load has it */
+    case FIELD_LATER:
+        *(int *)at = before(p, f);
+        if (!v) return true;
         /* fall through */
     case FIELD_I32:
-        if (!get_int(json, f->name, f->type == FIELD_FLAG ? 1 : INT32_MAX, &n)) return false;
+        if (!get_int(json, f->name, f->offset == offsetof(lg_plan, apart) ? 1 : INT32_MAX, &n))
+            return false;
         *(int *)at = (int)n;
         return true;
     case FIELD_I64:
@@ -770,7 +810,7 @@ int lg_plan_load(const char *path, lg_plan *ret)
 {
     char *data = NULL;
     size_t bytes = 0;
-    lg_plan p = {.hosts = 1};
+    lg_plan p = {0};
     LG_TRY(lg_read_file(path, PLAN_BYTES_MAX, &data, &bytes));
     cJSON *json = NULL;
     int rc = lg_json_tree(path, data, bytes, PLAN_TOKENS_MAX, &json);

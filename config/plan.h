@@ -45,9 +45,12 @@ struct lg_plan_text {
 
 typedef struct lg_plan {
     /* pictures and latents */
-    int image_size;                   /* S: pixels are (3, S, S) u8; 0 without a VAE */
-    int latent_channels, latent_size; /* latents are (C, h, h) mean + (C, h, h) logvar */
-    struct lg_buckets buckets;        /* samples have these shapes instead; n 0: all are squares */
+    int frames; /* F; 1: pictures. A clip's frames lie below one another wherever they are */
+    int image_height, image_width;      /* H, W: pixels are (3, F, H, W) u8; 0 without a VAE */
+    int latent_channels, latent_frames; /* latents are (C, f, h, w) mean + the same of logvar */
+    int latent_height, latent_width;
+    int factor_time; /* frames of a latent frame, but the first, which is one itself; 1: each is */
+    struct lg_buckets buckets; /* samples have these shapes instead; n 0: all have the above */
     double scaling_factor, shift_factor;
     /* conditioning */
     int n_texts;
@@ -93,12 +96,21 @@ static inline int64_t lg_plan_host_batch(const lg_plan *p)
 /* Which text this role encodes; -1: the run has no such role, or it is none of a text encoder. */
 int lg_plan_text_of(const lg_plan *p, lg_role role);
 
-/* The shapes that samples have, at least one: bucket k's, or the square's. */
+/* The shapes that samples have, at least one: bucket k's, or the plan's own. */
 struct lg_plan_shape {
-    int height, width;               /* pixels; 0 without a VAE */
-    int latent_height, latent_width; /* cells */
-    int rows;                        /* samples of it in a micro-batch */
+    int frames, height, width;                      /* pixels; height and width 0 without a VAE */
+    int latent_frames, latent_height, latent_width; /* cells */
+    int rows;                                       /* samples of it in a micro-batch */
 };
+/* Elements of one channel. */
+static inline size_t lg_plan_shape_pixels(const struct lg_plan_shape *s)
+{
+    return (size_t)s->frames * (size_t)s->height * (size_t)s->width;
+}
+static inline size_t lg_plan_shape_cells(const struct lg_plan_shape *s)
+{
+    return (size_t)s->latent_frames * (size_t)s->latent_height * (size_t)s->latent_width;
+}
 static inline int lg_plan_shapes(const lg_plan *p)
 {
     return LG_MAX(p->buckets.n, 1);

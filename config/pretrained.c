@@ -179,6 +179,8 @@ static const struct transformer {
     {"PixArtTransformer2DModel", "ada_norm_single", "pixart", false, 8, 4, 16, 72, 28},
     {"SD3Transformer2DModel", NULL, "sd3", false, 16, 16, 18, 64, 18},
     {"FluxTransformer2DModel", NULL, "flux", false, 0, 64, 24, 128, 19},
+    {"LatteTransformer3DModel", NULL, "latte", false, 0, 4, 16, 88, 1},
+    {"LTXVideoTransformer3DModel", NULL, "ltx", false, 0, 128, 32, 64, 28},
     {UNET, NULL, "sd2", false, 0, 4, 0, 0, 0}, /* or sdxl: read_unet */
 };
 
@@ -195,8 +197,8 @@ static int find_transformer(const struct findings *f, const struct transformer *
     }
     return LG_FAIL(LG_ERR_CONFIG,
                    "%s: \"_class_name\" is \"%.64s\": expected DiTTransformer2DModel, "
-                   "PixArtTransformer2DModel, SD3Transformer2DModel, FluxTransformer2DModel or "
-                   "UNet2DConditionModel",
+                   "PixArtTransformer2DModel, SD3Transformer2DModel, FluxTransformer2DModel, "
+                   "LatteTransformer3DModel, LTXVideoTransformer3DModel or UNet2DConditionModel",
                    f->file, class);
 }
 
@@ -210,7 +212,7 @@ static int read_transformer(struct findings *f, const char *dir)
     LG_TRY(whole(f, "num_attention_heads", t->heads, &heads));
     LG_TRY(whole(f, "attention_head_dim", t->width, &width));
     LG_TRY(whole(f, "num_layers", t->depth, &depth));
-    LG_TRY(whole(f, "patch_size", 2, &patch));
+    LG_TRY(whole(f, "patch_size", strcmp(t->kind, "ltx") ? 2 : 1, &patch));
     LG_TRY(whole(f, "num_embeds_ada_norm", 1000, &classes));
     LG_TRY(whole(f, "in_channels", t->channels, &in));
     const bool said = cJSON_GetObjectItemCaseSensitive(f->json, "out_channels");
@@ -249,6 +251,8 @@ static const struct pipeline {
     {"FluxPipeline", 0, 28, 3.5, NULL},
     {"StableDiffusionPipeline", 77, 50, 7.5, NULL},
     {"StableDiffusionXLPipeline", 77, 50, 5, NULL},
+    {"LattePipeline", 120, 50, 7.5, NULL},
+    {"LTXPipeline", 128, 50, 3, NULL},
 };
 
 /* Which encoders the parts text_encoder, text_encoder_2 .. of a pipeline with several are. */
@@ -311,7 +315,7 @@ static int read_index(struct findings *f, const char *dir)
     if (!has_part(f, "transformer") && !has_part(f, "unet"))
         return LG_FAIL(LG_ERR_CONFIG,
                        "%s names no transformer and no unet: %.64s is none of the models that can "
-                       "be trained here (DiT, PixArt, SD3, FLUX, SD 2, SDXL)",
+                       "be trained here (DiT, PixArt, SD3, FLUX, SD 2, SDXL, Latte, LTX)",
                        f->file, class);
     const char *const *texts = encoders_of(class);
     for (size_t i = 0; i < LG_ARRAY_LEN(parts); i++)
@@ -372,32 +376,37 @@ static int read_betas(struct findings *f)
     return add_text(f, "trainer.timesteps", "uniform");
 }
 
-/* FLUX's: the one that trainer.flow_shift_by knows. */
+/* FLUX's or LTX's: those that trainer.flow_shift_by knows. */
 static int read_dynamic_shift(struct findings *f)
 {
     static const struct {
         const char *key;
-        double is;
-    } want[] = {{"base_shift", 0.5},
-                {"max_shift", 1.15},
-                {"base_image_seq_len", 256},
-                {"max_image_seq_len", 4096}};
+        double is[2];
+    } want[] = {{"base_shift", {0.5, 0.95}},
+                {"max_shift", {1.15, 2.05}},
+                {"base_image_seq_len", {256, 1024}},
+                {"max_image_seq_len", {4096, 4096}}};
     const char *type;
+    double base, end;
     LG_TRY(text(f, "time_shift_type", "exponential", &type));
     if (strcmp(type, "exponential"))
         return LG_FAIL(LG_ERR_CONFIG,
                        "%s: \"time_shift_type\" is \"%.32s\": expected exponential; write "
                        "trainer.flow_shift_by",
                        f->file, type);
+    LG_TRY(number(f, "base_shift", 0.5, &base));
+    LG_TRY(number(f, "shift_terminal", 0, &end));
+    const bool ltx = base == want[0].is[1];
     for (size_t i = 0; i < LG_ARRAY_LEN(want); i++) {
         double v;
-        LG_TRY(number(f, want[i].key, want[i].is, &v));
-        if (v != want[i].is)
+        LG_TRY(number(f, want[i].key, want[i].is[0], &v));
+        if (v != want[i].is[ltx])
             return LG_FAIL(LG_ERR_CONFIG,
                            "%s: \"%s\" is %g: expected %g; write trainer.flow_shift_by", f->file,
-                           want[i].key, v, want[i].is);
+                           want[i].key, v, want[i].is[ltx]);
     }
-    return add_text(f, "trainer.flow_shift_by", "tokens");
+    if (end > 0) add_number(f, "sample.flow_end", end);
+    return add_text(f, "trainer.flow_shift_by", ltx ? "tokens_ltx" : "tokens");
 }
 
 /* Of an objective that is decided: the rest of the scheduler. */
@@ -469,17 +478,10 @@ static void take(lg_config *c, struct findings *f, int rc, const char *key, stru
 static const char *const OF_INDEX[] = {"model.from",  "vae.model",    "text.model",
                                        "text.length", "sample.steps", "sample.guidance",
                                        NULL};
-static const char *const OF_SCHEDULER[] = {"trainer.objective",
-                                           "trainer.beta_schedule",
-                                           "trainer.beta_start",
-                                           "trainer.beta_end",
-                                           "trainer.zero_snr",
-                                           "trainer.timesteps",
-                                           "trainer.flow_shift",
-                                           "sample.sampler",
-                                           "sample.spacing",
-                                           "trainer.flow_shift_by",
-                                           NULL};
+static const char *const OF_SCHEDULER[] = {
+    "trainer.objective", "trainer.beta_schedule", "trainer.beta_start", "trainer.beta_end",
+    "trainer.zero_snr",  "trainer.timesteps",     "trainer.flow_shift", "sample.sampler",
+    "sample.spacing",    "trainer.flow_shift_by", "sample.flow_end",    NULL};
 static const char *const OF_TRANSFORMER[] = {
     "model.kind",  "model.hidden",    "model.heads",       "model.depth",
     "model.patch", "model.mlp_ratio", "model.num_classes", "model.learned_variance",

@@ -192,6 +192,33 @@ static void check_sequence(struct rules *r, int64_t rows)
                (long long)c->parallel_sp, (long long)rows);
 }
 
+/* What models say of clips whose latents have so many frames. */
+static void check_clips(struct rules *r, int64_t frames)
+{
+    const lg_config *c = r->c;
+    const lg_denoiser_kind kind = lg_denoiser_kind_of(c->model_kind);
+    if ((c->data_frames > 1 || frames > 1) && !lg_denoiser_info(kind)->clips)
+        broken(r, "data.frames",
+               "data.frames = %lld with model.kind = \"%s\", which takes pictures: set it to 1, or "
+               "use a model of clips, \"latte\" or \"ltx\"",
+               (long long)c->data_frames, c->model_kind);
+    if (kind == LG_LATTE && c->parallel_sp > frames)
+        broken(r, "parallel.sp",
+               "parallel.sp = %lld with model.kind = \"latte\", whose frames stay whole: latents "
+               "have %lld frames, which is the most",
+               (long long)c->parallel_sp, (long long)frames);
+    if (kind != LG_LTX) return;
+    if (c->parallel_sp > 1 && !strcmp(c->parallel_sp_kind, "fastseq"))
+        broken(r, "parallel.sp_kind",
+               "parallel.sp_kind = \"fastseq\" with model.kind = \"ltx\", whose queries and keys "
+               "are normed over all heads at once: set it to \"ulysses\"");
+    if (c->model_patch != 1)
+        broken(r, "model.patch",
+               "model.patch = %lld with model.kind = \"ltx\", whose tokens are the latent's cells: "
+               "set it to 1",
+               (long long)c->model_patch);
+}
+
 enum {
     LG_TRAINER_RANKS_SCATTER_MAX = 64 /* a sum has 64 parts at most, one of them the sum so far */
 };
@@ -306,21 +333,46 @@ static void check_window(struct rules *r)
 
 /* ---- model and training ---- */
 
+static void sides_text(const struct lg_sides *s, char ret[64])
+{
+    if (s->height == s->width)
+        snprintf(ret, 64, "%lld", (long long)s->height);
+    else
+        snprintf(ret, 64, "[%lld, %lld]", (long long)s->height, (long long)s->width);
+}
+
 /* unit: pixels of a patch. */
-static void check_buckets(struct rules *r, int64_t unit)
+static void check_buckets(struct rules *r, int64_t unit, int factor_time)
 {
     const lg_config *c = r->c;
     struct lg_buckets b;
     if (lg_buckets_make(&c->data_buckets,
-                        &(struct lg_buckets_spec){.size = (int)c->data_size,
+                        &(struct lg_buckets_spec){.height = (int)c->data_size.height,
+                                                  .width = (int)c->data_size.width,
+                                                  .frames = (int)c->data_frames,
                                                   .unit = (int)unit,
+                                                  .factor_time = factor_time,
                                                   .micro_batch = (int)c->trainer_micro_batch_size},
                         &b) < 0) {
         broken(r, "data.buckets", "data.buckets: %s", lg_err_message());
         lg_err_clear();
     }
+    const bool is_square = lg_denoiser_info(lg_denoiser_kind_of(c->model_kind))->is_square;
+    char sides[64];
+    sides_text(&c->data_size, sides);
+    if (is_square && c->data_size.height != c->data_size.width)
+        broken(
+            r, "data.size",
+            "data.size = %s with model.kind = \"%s\", which is defined for squares only: set it to "
+            "one number, or use a model that reads other shapes, as \"pixart\"",
+            sides, c->model_kind);
     if (!b.n) return;
-    if (lg_denoiser_info(lg_denoiser_kind_of(c->model_kind))->is_square)
+    if (b.of[b.n - 1].frames > c->data_frames) /* sorted by them */
+        broken(r, "data.buckets",
+               "data.buckets has a shape of %d frames, data.frames = %lld: set that to the most "
+               "frames that a sample has",
+               b.of[b.n - 1].frames, (long long)c->data_frames);
+    if (is_square)
         broken(r, "data.buckets",
                "data.buckets with model.kind = \"%s\", which is defined for squares only: remove "
                "it, or use a model that reads other shapes, as \"pixart\"",
@@ -344,19 +396,56 @@ static bool wants_buckets(const lg_config *c)
     return l->n > 1 || (l->n == 1 && strcmp(l->v[0], "square") != 0);
 }
 
-static void check_geometry(struct rules *r, int64_t size, int64_t factor)
+static void check_geometry(struct rules *r, const struct lg_vae_info *vae)
 {
     const lg_config *c = r->c;
-    int64_t unit = factor * c->model_patch;
-    if (size % unit != 0)
+    const int64_t unit = vae->factor * c->model_patch;
+    const struct lg_sides size = c->data_size;
+    const int frames = lg_vae_latent_frames(vae, (int)c->data_frames);
+    char sides[64];
+    sides_text(&size, sides);
+    if (size.height % unit || size.width % unit)
         broken(r, "data.size",
-               "data.size = %lld does not divide by %lld (the VAE's factor %lld x model.patch = "
+               "data.size = %s does not divide by %lld (the VAE's factor %lld x model.patch = "
                "%lld): set it to a multiple of %lld",
-               (long long)size, (long long)unit, (long long)factor, (long long)c->model_patch,
+               sides, (long long)unit, (long long)vae->factor, (long long)c->model_patch,
                (long long)unit);
     else
-        check_sequence(r, size / unit);
-    check_buckets(r, unit);
+        check_sequence(r, size.height / unit * LG_MAX(frames, 1));
+    if (!frames)
+        broken(r, "data.frames",
+               "data.frames = %lld: frames must be a multiple of %d (the VAE's factor in time) and "
+               "one more, as %lld",
+               (long long)c->data_frames, vae->factor_time,
+               (long long)(c->data_frames + vae->factor_time - 2) / vae->factor_time *
+                       vae->factor_time +
+                   1);
+    check_clips(r, LG_MAX(frames, 1));
+    check_buckets(r, unit, vae->factor_time);
+}
+
+/* The latents of a data set, without a VAE. */
+static void check_latents(struct rules *r)
+{
+    const lg_config *c = r->c;
+    const struct lg_sides cells = lg_config_latent_size(c);
+    const bool given = c->data_latent_size.height;
+    const int64_t frames = c->data_latent_frames ? c->data_latent_frames : c->data_frames;
+    if (wants_buckets(c))
+        broken(r, "data.buckets",
+               "data.buckets without vae.model: latents of a data set have one shape; set "
+               "vae.model and name pictures in data.path, or set data.buckets to \"square\"");
+    if (cells.height < 1 || cells.width < 1 || cells.height % c->model_patch ||
+        cells.width % c->model_patch)
+        broken(r, given ? "data.latent_size" : "data.size",
+               "latents of %lld x %lld cells (%s) do not divide by model.patch = %lld: set "
+               "data.latent_size to the side of the data set's latents",
+               (long long)cells.height, (long long)cells.width,
+               given ? "data.latent_size" : "data.size / 8, since vae.model is empty",
+               (long long)c->model_patch);
+    else
+        check_sequence(r, cells.height / c->model_patch * frames);
+    check_clips(r, frames);
 }
 
 static void check_model(struct rules *r)
@@ -389,23 +478,10 @@ static void check_model(struct rules *r)
             lg_err_clear();
             return;
         }
-        check_geometry(r, c->data_size, vae.factor);
+        check_geometry(r, &vae);
         return;
     }
-    if (wants_buckets(c))
-        broken(r, "data.buckets",
-               "data.buckets without vae.model: latents of a data set have one shape; set "
-               "vae.model and name pictures in data.path, or set data.buckets to \"square\"");
-    int64_t latent = c->data_latent_size ? c->data_latent_size : c->data_size / 8;
-    if (latent < 1 || latent % c->model_patch != 0)
-        broken(r, c->data_latent_size ? "data.latent_size" : "data.size",
-               "latents of %lld x %lld cells (%s) do not divide by model.patch = %lld: set "
-               "data.latent_size to the side of the data set's latents",
-               (long long)latent, (long long)latent,
-               c->data_latent_size ? "data.latent_size" : "data.size / 8, since vae.model is empty",
-               (long long)c->model_patch);
-    else
-        check_sequence(r, latent / c->model_patch);
+    check_latents(r);
 }
 
 /* What is done with captions, and whether there are any. */
@@ -637,6 +713,7 @@ static void check_noise(struct rules *r)
     } keys[] = {
         {"trainer.flow_shift", "flow", c->trainer_flow_shift != 1, flow},
         {"trainer.flow_shift_by", "flow", strcmp(c->trainer_flow_shift_by, "constant") != 0, flow},
+        {"sample.flow_end", "flow", c->sample_flow_end > 0, flow},
         {"trainer.loss_weighting", "flow", strcmp(c->trainer_loss_weighting, "none") != 0, flow},
         {"trainer.beta_schedule", "eps or v", !linear, !flow},
         {"trainer.beta_start", "eps or v", c->trainer_beta_start != 1e-4, !flow},
@@ -753,9 +830,30 @@ static void check_weights(struct rules *r)
                "number of times: use repeats, or set data.buckets to \"square\"");
 }
 
+/* Of clips, beside their shapes. */
+static void check_clip_keys(struct rules *r)
+{
+    const lg_config *c = r->c;
+    if (c->data_fps > 0 && c->data_stride > 1)
+        broken(r, "data.stride",
+               "data.stride = %lld is for the file's own frames, data.fps = %g chooses frames by "
+               "their "
+               "times: remove one of them",
+               (long long)c->data_stride, c->data_fps);
+    if (c->data_frames == 1 && (c->data_fps > 0 || c->data_stride > 1))
+        broken(r, c->data_fps > 0 ? "data.fps" : "data.stride",
+               "data.fps and data.stride are for clips, and data.frames = 1: remove them, or set "
+               "data.frames");
+    if (c->data_latent_frames && c->vae_model[0])
+        broken(r, "data.latent_frames",
+               "data.latent_frames is for a data set of latents, and vae.model is set: remove one "
+               "of them");
+}
+
 static void check_data(struct rules *r)
 {
     const lg_config *c = r->c;
+    check_clip_keys(r);
     if (!c->data_path[0] && !c->data_source.n)
         broken(r, "data.path",
                "data.path is empty: name tar shards or a folder of pictures, or tables "

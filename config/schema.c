@@ -18,6 +18,8 @@ static const lg_key keys[] = {
 #define LG_NUM(s, k, def, min, max, d)                                                             \
     {NAMED(s, k, d), .type = LG_KEY_NUM, .num_def = (def), .num_min = (min), .num_max = (max)},
 #define LG_BOOL(s, k, def, d) {NAMED(s, k, d), .type = LG_KEY_BOOL, .bool_def = (def)},
+#define LG_SIDES(s, k, def, min, max, d)                                                           \
+    {NAMED(s, k, d), .type = LG_KEY_SIDES, .int_def = (def), .int_min = (min), .int_max = (max)},
 #define LG_STR(s, k, def, d)  {NAMED(s, k, d), .type = LG_KEY_STR, .text_def = (def)},
 #define LG_PATH(s, k, def, d) {NAMED(s, k, d), .type = LG_KEY_PATH, .text_def = (def)},
 #define LG_ENUM(s, k, def, ch, d)                                                                  \
@@ -31,6 +33,7 @@ static const lg_key keys[] = {
 #undef LG_INT
 #undef LG_NUM
 #undef LG_BOOL
+#undef LG_SIDES
 #undef LG_STR
 #undef LG_PATH
 #undef LG_ENUM
@@ -43,6 +46,7 @@ const lg_section lg_sections[] = {
 #define LG_INT(s, k, def, min, max, d)
 #define LG_NUM(s, k, def, min, max, d)
 #define LG_BOOL(s, k, def, d)
+#define LG_SIDES(s, k, def, min, max, d)
 #define LG_STR(s, k, def, d)
 #define LG_PATH(s, k, def, d)
 #define LG_ENUM(s, k, def, ch, d)
@@ -53,6 +57,7 @@ const lg_section lg_sections[] = {
 #undef LG_INT
 #undef LG_NUM
 #undef LG_BOOL
+#undef LG_SIDES
 #undef LG_STR
 #undef LG_PATH
 #undef LG_ENUM
@@ -214,6 +219,10 @@ void lg_key_expected(const lg_key *k, char *ret, size_t bytes)
     case LG_KEY_BOOL:
         snprintf(ret, bytes, "true or false");
         return;
+    case LG_KEY_SIDES:
+        snprintf(ret, bytes, "a whole number from %lld to %lld, or a list of two, [height, width]",
+                 (long long)k->int_min, (long long)k->int_max);
+        return;
     case LG_KEY_STR:
         snprintf(ret, bytes, "a text in quotes");
         return;
@@ -292,9 +301,16 @@ static void print_sources(FILE *out, const struct lg_data_sources *l)
 void lg_key_print(FILE *out, const void *of, const lg_key *k)
 {
     const void *field = lg_key_field(of, k);
+    const struct lg_sides *sides = field;
     switch (k->type) {
     case LG_KEY_INT:
         fprintf(out, "%lld", (long long)*(const int64_t *)field);
+        return;
+    case LG_KEY_SIDES:
+        if (sides->height == sides->width)
+            fprintf(out, "%lld", (long long)sides->height);
+        else
+            fprintf(out, "[%lld, %lld]", (long long)sides->height, (long long)sides->width);
         return;
     case LG_KEY_NUM:
         print_number(out, *(const double *)field);

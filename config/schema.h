@@ -7,6 +7,7 @@ typedef enum lg_key_type {
     LG_KEY_INT,
     LG_KEY_NUM,
     LG_KEY_BOOL,
+    LG_KEY_SIDES,
     LG_KEY_STR,
     LG_KEY_PATH,
     LG_KEY_ENUM,

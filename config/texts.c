@@ -185,6 +185,7 @@ bool lg_key_applies(const lg_config *c, const lg_key *k)
     if (!strcmp(k->name, "model.guidance")) return !strcmp(c->model_kind, "flux");
     if (!strcmp(k->name, "trainer.flow_shift_by"))
         return strcmp(c->trainer_flow_shift_by, "constant");
+    if (!strcmp(k->name, "sample.flow_end")) return c->sample_flow_end > 0;
     const struct lg_denoiser_text_info *has;
     const int n = texts_of(c, &has);
     const char *name = lg_key_encoder(k);

@@ -68,6 +68,7 @@ static size_t scratch_bytes(lg_device *d, lg_op_id op, const void *args)
                       in_fp32(&((const struct lg_linear_backward_weight_args *)args)->dy));
     case LG_OP_conv2d_forward:
     case LG_OP_norm_conv2d_forward:
+    case LG_OP_conv3d_forward:
         return CONV_BYTES + sums;
     case LG_OP_attention_forward: {
         const struct lg_attention_forward_args *a = args;

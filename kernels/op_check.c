@@ -484,6 +484,51 @@ static void rule_norm_conv2d_forward(const struct call *c)
             0); /* the convolution's, where the norm rides on it */
 }
 
+static void rule_conv3d_forward(const struct call *c)
+{
+    ARGS(conv3d_forward);
+    const int64_t *x = a->x.dim, *w = a->w.dim, *y = a->y.dim;
+    REQUIRE(a->stride_time >= 1 && a->stride >= 1 && a->pad >= 0);
+    REQUIRE(x[0] >= w[1] && x[1] + 2 * a->pad >= w[2] && x[2] + 2 * a->pad >= w[3]);
+    REQUIRE(y[0] == (x[0] - w[1]) / a->stride_time + 1);
+    REQUIRE(y[1] == (x[1] + 2 * a->pad - w[2]) / a->stride + 1);
+    REQUIRE(y[2] == (x[2] + 2 * a->pad - w[3]) / a->stride + 1);
+}
+
+static void rule_depth_to_space_forward(const struct call *c)
+{
+    ARGS(depth_to_space_forward);
+    const int64_t dropped = a->x.dim[0] * a->time - a->y.dim[0];
+    REQUIRE(dropped >= 0 && dropped < a->time);
+    REQUIRE(!is_there(c, &a->repeated) || a->x.dim[3] % a->repeated.dim[3] == 0);
+}
+
+static void rule_clip_posterior_forward(const struct call *c)
+{
+    ARGS(clip_posterior_forward);
+    const int64_t C = a->mean.dim[0];
+    REQUIRE(a->x.dim[3] == 2 * C || a->x.dim[3] == C + 1);
+}
+
+static void require_tile(const struct call *c, lg_tensor tile, lg_tensor of, int top, int left)
+{
+    REQUIRE(top >= 0 && top + tile.dim[1] <= of.dim[1]);
+    REQUIRE(left >= 0 && left + tile.dim[2] <= of.dim[2]);
+}
+
+static void rule_tile_take(const struct call *c)
+{
+    ARGS(tile_take);
+    require_tile(c, a->y, a->x, a->top, a->left);
+    REQUIRE(a->x.dtype == a->y.dtype);
+}
+
+static void rule_tile_add(const struct call *c)
+{
+    ARGS(tile_add);
+    require_tile(c, a->x, a->y, a->top, a->left);
+}
+
 static void rule_t5_bias_forward(const struct call *c)
 {
     ARGS(t5_bias_forward);
@@ -542,6 +587,11 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(conv2d_backward_weight),
     RULE(upsample2x_forward),
     RULE(upsample2x_backward),
+    RULE(conv3d_forward),
+    RULE(depth_to_space_forward),
+    RULE(clip_posterior_forward),
+    RULE(tile_take),
+    RULE(tile_add),
     RULE(t5_bias_forward),
     RULE(timestep_embedding_forward),
     RULE(reduce_ranks),

@@ -14,11 +14,12 @@ typedef enum lg_operand_types { /* what a tensor may be; see ops.def */
                                 LG_TYPES_F64 = LG_TYPES_OF(LG_F64),
                                 LG_TYPES_I32 = LG_TYPES_OF(LG_I32),
                                 LG_TYPES_I64 = LG_TYPES_OF(LG_I64),
-                                LG_TYPES_U8 = LG_TYPES_OF(LG_U8)
+                                LG_TYPES_U8 = LG_TYPES_OF(LG_U8),
+                                LG_TYPES_F_OR_U8 = LG_TYPES_F | LG_TYPES_U8
 #undef LG_TYPES_OF
 } lg_operand_types;
 
-enum { LG_FACTORS_MAX = 3, LG_OPERANDS_MAX = 16, LG_SCALARS_MAX = 16, LG_OPERAND_NAME_BYTES = 32 };
+enum { LG_FACTORS_MAX = 4, LG_OPERANDS_MAX = 16, LG_SCALARS_MAX = 16, LG_OPERAND_NAME_BYTES = 32 };
 
 /* One dimension: number times the letters. */
 struct lg_dim {

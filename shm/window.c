@@ -39,11 +39,11 @@ static void add_shapes(const lg_plan *p, struct lg_window_geometry *g)
     g->micro = (uint64_t)p->micro_batch;
     for (int k = 0; k < g->n_shapes; k++) {
         const struct lg_plan_shape s = lg_plan_shape(p, k);
-        const size_t cells = (size_t)s.latent_height * (size_t)s.latent_width;
-        g->shape[k] = (struct lg_window_shape){
-            .rows = s.rows,
-            .pixels_bytes = 3 * (size_t)s.height * (size_t)s.width,
-            .half_bytes = (size_t)p->latent_channels * cells * (size_t)p->element_bytes};
+        const size_t cells = lg_plan_shape_cells(&s);
+        g->shape[k] = (struct lg_window_shape){.rows = s.rows,
+                                               .pixels_bytes = 3 * lg_plan_shape_pixels(&s),
+                                               .half_bytes = (size_t)p->latent_channels * cells *
+                                                             (size_t)p->element_bytes};
         pixels = LG_MAX(pixels, (size_t)s.rows * g->shape[k].pixels_bytes);
         half = LG_MAX(half, (size_t)s.rows * g->shape[k].half_bytes);
     }
@@ -65,19 +65,21 @@ static struct lg_window_text text_of(const lg_plan *p, int k)
 
 void lg_window_geometry_of(const lg_plan *p, struct lg_window_geometry *ret)
 {
-    size_t s = (size_t)p->image_size, h = (size_t)p->latent_size;
-    size_t latent_element = p->image_size ? (size_t)p->element_bytes : sizeof(float);
+    const size_t pixels = (size_t)p->frames * (size_t)p->image_height * (size_t)p->image_width;
+    const size_t cells =
+        (size_t)p->latent_frames * (size_t)p->latent_height * (size_t)p->latent_width;
+    const size_t latent_element = p->image_height ? (size_t)p->element_bytes : sizeof(float);
     *ret = (struct lg_window_geometry){
         .slots = (uint64_t)p->window_slots,
         .batch = (uint64_t)lg_plan_host_batch(p),
         .ranks = p->instances[LG_ROLE_trainer] / p->sequence,
-        .pixels_bytes = 3 * s * s,
-        .latent_bytes = 2 * (size_t)p->latent_channels * h * h * latent_element,
+        .pixels_bytes = 3 * pixels,
+        .latent_bytes = 2 * (size_t)p->latent_channels * cells * latent_element,
     };
     if (p->buckets.n) add_shapes(p, ret);
     ret->chunk[LG_FIELD_SOURCE] = p->loader_chunk;
     /* Without a VAE the loader provides the latents. */
-    ret->chunk[LG_FIELD_LATENT] = p->image_size ? p->vae_chunk : p->loader_chunk;
+    ret->chunk[LG_FIELD_LATENT] = p->image_height ? p->vae_chunk : p->loader_chunk;
     for (int k = 0; k < p->n_texts; k++) {
         ret->text[k] = text_of(p, k);
         ret->chunk[lg_field_text(k)] = p->text[k].chunk;

@@ -80,8 +80,8 @@ static_assert(sizeof(struct lg_slot) == 192, "three cache lines");
 /* Payload of a sample of one bucket, in bytes. */
 struct lg_window_shape {
     int rows;            /* samples of it in a micro-batch */
-    size_t pixels_bytes; /* (3, height, width) u8 */
-    size_t half_bytes;   /* (C, h, w): the mean, or the logvar */
+    size_t pixels_bytes; /* (3, F, H, W) u8 */
+    size_t half_bytes;   /* (C, f, h, w): the mean, or the logvar */
 };
 
 /* Payload of one text of a sample, in bytes. */
@@ -97,8 +97,8 @@ struct lg_window_geometry {
     uint64_t slots;            /* W */
     uint64_t batch;            /* samples per step, of this host */
     int chunk[LG_FIELD_COUNT]; /* samples per claim; 0: the field is not used in this run */
-    size_t pixels_bytes;       /* per slot: 3 S S u8; 0 when unused */
-    size_t latent_bytes; /* per slot: (2, C, h, h) of the plan's elements: mean and logvar; fp32
+    size_t pixels_bytes;       /* per slot: (3, F, H, W) u8; 0 when unused */
+    size_t latent_bytes; /* per slot: (2, C, f, h, w) of the plan's elements: mean and logvar; fp32
                           * where a loader provides them */
     struct lg_window_text text[LG_TEXTS_MAX]; /* per slot; all 0: there is none */
     int ranks; /* trainer ranks, those of a sequence group as one; 0: 1. It divides batch */

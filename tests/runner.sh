@@ -48,8 +48,12 @@ tell() { # KIND BUILD NAME FAILED LOG; the lines come from standard input
 
 run_unit() { # BUILD NAME
     local log=$1/tests/test_$2.log code p f
+    TMPDIR=$(mktemp -d /tmp/lgu.XXXXXX) || return 1 # what a test that crashes leaves
+    export TMPDIR XDG_RUNTIME_DIR=$TMPDIR
+    chmod 711 "$TMPDIR" # a test plays another user
     timed "$results/unit.${1##*/}.$2" timeout -k 5 "${UNIT_LIMIT_S:-300}" "$1/tests/test_$2" >"$log" 2>&1 </dev/null
     code=$?
+    rm -rf "$TMPDIR"
     p=$(grep -ac '^\[       OK \]' "$log")
     # cmocka names a failed test twice: when it fails, and in the list at the end.
     f=$(grep -a '^\[  FAILED  \] [A-Za-z0-9_]*$' "$log" | sort -u | wc -l)

@@ -1,7 +1,7 @@
 /* The backward of convolutions: who does it.
  *
  * 1 x 1 of stride 1 without padding: the products of a linear layer (linear.c). By data at stride 1: the forward of dy by
- * the filters turned round, with tile_conv.cu where that takes it; dx that is added to is its residual. By weight:
+ * the flipped filters, with tile_conv.cu where that takes it; dx that is added to is its residual. By weight:
  * conv_weight.cu. What these do not take cuDNN does; and where cuDNN does not, or not in fp32, windows are copied to
  * rows (conv_columns.cu) of a bounded piece of scratch memory, and cuBLASLt multiplies them, one piece after the other. A piece
  * of dx is one of a sample, or whole samples as many as in every other piece, so that a sample's bits do not depend on its slot.
@@ -64,7 +64,7 @@ static size_t zero_bias_bytes(const struct lg_conv2d_backward_data_args *a)
     return lg_cuda_round_up((size_t)a->dx.dim[3] * lg_dtype_bytes(a->dx.dtype));
 }
 
-/* The same as a forward: scratch holds the turned filters, then a bias of zeros. */
+/* The same as a forward: scratch holds the flipped filters, then a bias of zeros. */
 static struct lg_conv2d_forward_args as_forward(const struct lg_conv2d_backward_data_args *a,
                                                 char *scratch)
 {
@@ -169,7 +169,7 @@ static void data_in_pieces(lg_stream *s, const struct lg_conv2d_backward_data_ar
                                    .down = a->stride,
                                    .top = (int)a->w.dim[1] - 1 - a->top,
                                    .left = (int)a->w.dim[2] - 1 - a->left};
-    cuda_turn_filters(stream, a->w, filters);
+    cuda_flip_filters(stream, a->w, filters);
     for (int64_t at = 0, count; at < pixels; at += count) {
         count = piece < each ? LG_MIN(piece, each - at % each) : piece;
         struct lg_cuda_product x = data_product(a, count);
@@ -188,7 +188,7 @@ void cuda_conv2d_backward_data(lg_stream *s, const struct lg_conv2d_backward_dat
         cuda_linear_backward_data(s, &l);
     } else if (data_in_tiles(lg_cuda_device_of(s), a)) {
         const struct lg_conv2d_forward_args f = as_forward(a, s->scratch);
-        cuda_turn_filters(lg_cuda_stream_of(s), a->w, f.w.data);
+        cuda_flip_filters(lg_cuda_stream_of(s), a->w, f.w.data);
         LG_CUDA(cudaMemsetAsync(f.bias.data, 0, lg_tensor_bytes(&f.bias), lg_cuda_stream_of(s)));
         cuda_tile_conv(s, &f, NULL, NULL);
     } else if (!lg_cudnn_conv2d_data(s, a)) {

@@ -1,7 +1,7 @@
-/* What makes products of a convolution's backward: windows copied to rows, filters turned round (a product's
+/* What makes products of a convolution's backward: windows copied to rows, filters flipped (a product's
  * operand, or the filters of the forward that the backward by data is at stride 1), and sums in another type.
  *
- * Bytes: windows u v times those of the map; turned filters and additions read and write each once. */
+ * Bytes: windows u v times those of the map; flipped filters and additions read and write each once. */
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/conv_columns.h"
 
@@ -60,7 +60,7 @@ template <typename T> static __global__ void end_rows_kernel(T *to, int64_t used
     for (int64_t k = used + threadIdx.x; k < stride; k += WARP)
         to[blockIdx.x * stride + k] = from_float<T>(0);
 }
-void cuda_turn_filters(cudaStream_t stream, lg_tensor w, void *to)
+void cuda_flip_filters(cudaStream_t stream, lg_tensor w, void *to)
 {
     const int O = (int)w.dim[0], taps = (int)(w.dim[1] * w.dim[2]), I = (int)w.dim[3];
     const int64_t used = (int64_t)taps * O, stride = cuda_window_stride(w.dtype, used);

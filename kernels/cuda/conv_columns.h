@@ -1,4 +1,4 @@
-/* A convolution as products of matrices: its windows as rows, its filters turned round; and what is made in
+/* A convolution as products of matrices: its windows as rows, its filters flipped; and what is made in
  * one type added to another. See conv_columns.cu. */
 #pragma once
 #include "kernels/cuda/cuda.h"
@@ -25,8 +25,8 @@ static inline int64_t cuda_window_stride(lg_dtype type, int64_t elements)
 /* to (count, cuda_window_stride(u v C)): the windows of pixels [first, first + count) of the grid, by (i, j, c). */
 void cuda_take_windows(cudaStream_t stream, const struct cuda_windows *z, int64_t first,
                        int64_t count, void *to);
-/* to (I, cuda_window_stride(u v O)): filters w (O, u, v, I) turned by half a circle, by (i, j, o). */
-void cuda_turn_filters(cudaStream_t stream, lg_tensor w, void *to);
+/* to (I, cuda_window_stride(u v O)): filters w (O, u, v, I) flipped in both directions (rotated by 180 degrees), by (i, j, o). */
+void cuda_flip_filters(cudaStream_t stream, lg_tensor w, void *to);
 /* y (+)= x; as many elements, types of this device. */
 void cuda_add_converted(cudaStream_t stream, lg_tensor x, lg_tensor y, bool accumulate);
 #ifdef __cplusplus

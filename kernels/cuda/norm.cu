@@ -11,8 +11,8 @@ enum { WARPS = 8, THREADS = WARP * WARPS };
 
 template <typename T, int N>
 __global__ void norm_forward_kernel(const T *x, const T *shift, const T *scale, int64_t stride,
-                                    T *y, float *mean, float *rstd, float eps, int64_t rows,
-                                    int64_t tokens, int64_t D)
+                                    T *y, float *mean, float *rstd, float eps, bool rms,
+                                    int64_t rows, int64_t tokens, int64_t D)
 {
     int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     if (row >= rows) return;
@@ -24,7 +24,7 @@ __global__ void norm_forward_kernel(const T *x, const T *shift, const T *scale, 
 #pragma unroll
         for (int e = 0; e < N; e++) sum += v[e];
     }
-    float average = warp_sum(sum) / (float)D;
+    float average = rms ? 0 : warp_sum(sum) / (float)D;
     for (int64_t i = first; i < D; i += WARP * N) {
         load<T, N>(in + i, v);
 #pragma unroll
@@ -64,16 +64,16 @@ void cuda_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_forw
             fits, T, N,
             (norm_forward_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
                 (const T *)a->x.data, (const T *)a->shift.data, (const T *)a->scale.data, stride,
-                (T *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data, (float)a->eps, rows,
-                tokens, D)))})
+                (T *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data, (float)a->eps, a->rms,
+                rows, tokens, D)))})
     LG_CUDA_LAUNCHED();
 }
 
-/* With n = (x - mean) rstd and g = dy (1 + scale): dx = rstd (g - avg(g) - n avg(g n)). */
+/* With n = (x - mean) rstd and g = dy (1 + scale): dx = rstd (g - avg(g) - n avg(g n)), of an RMSNorm without avg(g). */
 template <typename T, int N>
 __global__ void norm_backward_kernel(const T *dy, const T *x, const float *mean, const float *rstd,
                                      const T *scale, int64_t stride, T *dx, bool accumulate,
-                                     int64_t rows, int64_t tokens, int64_t D)
+                                     bool rms, int64_t rows, int64_t tokens, int64_t D)
 {
     int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     if (row >= rows) return;
@@ -97,7 +97,7 @@ __global__ void norm_backward_kernel(const T *dy, const T *x, const float *mean,
             sum_gn += g[e] * n[e];
         }
     }
-    float avg_g = warp_sum(sum_g) / (float)D, avg_gn = warp_sum(sum_gn) / (float)D;
+    float avg_g = rms ? 0 : warp_sum(sum_g) / (float)D, avg_gn = warp_sum(sum_gn) / (float)D;
     for (int64_t i = first; i < D; i += WARP * N) {
         LOAD_G_N(i)
         float old[N];
@@ -219,7 +219,7 @@ void cuda_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_bac
             norm_backward_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(
                 (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
                 (const float *)a->rstd.data, (const T *)a->scale.data, stride, (T *)a->dx.data,
-                a->accumulate, rows, tokens, D);
+                a->accumulate, a->rms, rows, tokens, D);
             dim3 grid((unsigned)ceil_div(D, WARP * N), (unsigned)B, (unsigned)sum_pieces(tokens));
             if (a->dscale.data)
                 modulation_backward_kernel<T, N><<<grid, THREADS, 0, stream>>>(

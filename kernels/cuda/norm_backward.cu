@@ -1,7 +1,7 @@
 /* Backward of the modulated LayerNorm for 16-bit rows of at most WIDE_ROW_MAX elements, also with that of the
  * gated residual before it; each row is read once (norm.cu has the general ones).
  *
- * Per row n = (x - mean) rstd, g = dy (1 + scale): dx (+)= rstd (g - avg(g) - n avg(g n)), and behind it
+ * Per row n = (x - mean) rstd, g = dy (1 + scale): dx (+)= rstd (g - avg(g) - n avg(g n)), of an RMSNorm without avg(g), and behind it
  * below = gate dx. Per sample dshift = sum over T of dy, dscale of dy n, dgate of dx y, and dbias of below.
  *
  * A row is a team's: one warp, or for rows wider than ROW_MAX two or four, that add up what each has of a row's sums. A block
@@ -31,7 +31,7 @@ template <typename T> struct rows_args {
     int64_t mod_stride, gate_stride;
     int tokens, D;
     float inverse_D;
-    bool accumulate;
+    bool accumulate, rms;
 };
 
 /* Who does a row: LANES, of which each has packs l, l + LANES ... of it. */
@@ -292,7 +292,7 @@ static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args
         row_in_ring in = {row, scales, scales + G::ROW};
         float2 sum =
             team_sum<G>(first_pass<T, G, SUMS>(in, r, c, norm), (float2 *)(shared + L::TOLD), k);
-        float avg_g = sum.x * a.inverse_D, avg_gn = sum.y * a.inverse_D;
+        float avg_g = a.rms ? 0 : sum.x * a.inverse_D, avg_gn = sum.y * a.inverse_D;
         /* r (g - avg(g) - n avg(g n)) */
         line l = {r, -r * r * avg_gn, -r * (avg_g + c * avg_gn)};
         second_pass<T, G, RESIDUAL, SUMS>(a, in, l, base + (int64_t)t * a.D, last, residual);
@@ -335,6 +335,7 @@ static bool run(lg_stream *s, const struct lg_norm_modulate_backward_args *a,
     r.D = (int)a->x.dim[2];
     r.inverse_D = 1 / (float)r.D;
     r.accumulate = a->accumulate;
+    r.rms = a->rms;
     r.pieces = sum_pieces(r.tokens) > 1 ? pieces : NULL;
     struct piece_sums sums = {pieces, B, sum_pieces(r.tokens), r.D};
     sums.mod_stride = r.mod_stride;

@@ -25,6 +25,7 @@ template <typename T> struct rows_args {
     float *mean, *rstd;
     float eps, inverse_D;
     int tokens, chunks, D; /* chunks of CHUNK_ROWS rows, of a sample */
+    bool rms;
 };
 
 /* Pack j of a row, for this lane; 0 where it has none. */
@@ -76,7 +77,7 @@ static __global__ void __launch_bounds__(THREADS, blocks_of(PACKS, RESIDUAL))
             }
             if (RESIDUAL && (j + 1 < PACKS || last)) ((quad *)(a.out + at))[j * WARP] = x[j];
         }
-        float average = warp_sum(sum) * a.inverse_D;
+        float average = a.rms ? 0 : warp_sum(sum) * a.inverse_D;
 #pragma unroll
         for (int j = 0; j < PACKS; j++)
             if (j + 1 < PACKS || last)
@@ -122,6 +123,7 @@ static void launch(cudaStream_t stream, const struct lg_gate_residual_forward_ar
     r.tokens = (int)a->x.dim[1];
     r.chunks = (int)chunks;
     r.D = (int)D;
+    r.rms = a->rms;
     if (before) {
         r.x = (const T *)before->x.data;
         r.y = (const T *)before->y.data;

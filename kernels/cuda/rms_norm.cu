@@ -11,8 +11,8 @@
  * A token of many vectors (heads) has a block, and no dw: what its vectors have alike (angles, addresses) is worked out once,
  * and conversions go two at a time, for it is instructions that these kernels wait for, not memory.
  *
- * Turning: where a lane holds a vector's pairs and a vector is a pack a lane, they are turned in registers, after rounding,
- * which has the bits of the two operations (turn_pack is rope's). Else rope runs by itself, in place.
+ * Turning: where pairs are parts of packs, and a vector is at most LANE_MAX elements a lane, they are turned in registers, after
+ * rounding, which has the bits of the two operations (turn_pack is rope's). Else rope runs by itself, in place.
  *
  * In place what is not normed is not touched. kept, if wanted, costs its own bytes; the backward reads it in place of x. */
 #include "kernels/cuda/norm.cuh"
@@ -313,6 +313,10 @@ static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forw
             load<T, N>(w + i, u);
 #pragma unroll
             for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
+            if (a.cosine) {
+                const int64_t t = token - at.sample * a.p.tokens.by;
+                turn_at<T, N>(v, a.cosine, a.sine, t, a.p.D, i, 1);
+            }
         }
         store<T, N>(a.y + at.sample * a.p.stride_out + at.within + i, v);
     }
@@ -356,12 +360,12 @@ static bool packs_fit(const lg_tensor *const *t, int count, const lg_tensor &w)
     return fits;
 }
 
-/* Whether vectors are turned where they are normed: pairs and their angles are parts of packs, of which a lane has one. */
+/* Whether vectors are turned where they are normed: pairs and their angles are parts of packs, of which a lane has a few. */
 static bool turns_here(bool fits, const lg_tensor &w, const lg_tensor &cosine,
                        const lg_tensor &sine)
 {
     const int64_t pack = 16 / (int64_t)lg_dtype_bytes(w.dtype);
-    return cosine.data && fits && pack >= 2 && w.dim[1] <= WARP * pack &&
+    return cosine.data && fits && pack >= 2 && w.dim[1] <= WARP * LANE_MAX &&
            lg_cuda_aligned_16(cosine.data) && lg_cuda_aligned_16(sine.data);
 }
 
@@ -498,7 +502,7 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
             if (!there || i >= a.p.D) continue;
             px[j] = *(const pack<T, N> *)(x + i);
             pd[j] = *(const pack<T, N> *)(dy + i);
-            if (PACKS == 1 && a.cosine) {
+            if (a.cosine) {
                 float d[N];
 #pragma unroll
                 for (int e = 0; e < N; e++) d[e] = to_float(pd[j].v[e]);

@@ -382,8 +382,12 @@ RULE(rope)
 
 RULE(norm_modulate_forward)
 {
-    struct lg_norm_modulate_backward_args b = {
-        .dy = gradient(c, &a->y), .x = a->x, .mean = a->mean, .rstd = a->rstd, .scale = a->scale};
+    struct lg_norm_modulate_backward_args b = {.dy = gradient(c, &a->y),
+                                               .x = a->x,
+                                               .mean = a->mean,
+                                               .rstd = a->rstd,
+                                               .scale = a->scale,
+                                               .rms = a->rms};
     if (wants(c, &a->shift) || wants(c, &a->scale)) {
         b.dshift = fresh(c, &a->shift);
         b.dscale = fresh(c, &a->scale);

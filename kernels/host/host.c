@@ -67,6 +67,7 @@ static size_t host_scratch_bytes(lg_device *d, lg_op_id op, const void *args)
         return lg_host_linear_scratch(h->onednn, op, args);
     case LG_OP_conv2d_backward_data:
     case LG_OP_conv2d_backward_weight:
+    case LG_OP_conv3d_forward:
         return lg_onednn_scratch(h->onednn, op, args);
     case LG_OP_conv2d_forward:
         return conv2d_scratch(h, args);

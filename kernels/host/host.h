@@ -61,6 +61,7 @@ void lg_onednn_linear_backward_weight(lg_stream *s, const struct lg_linear_backw
 void lg_onednn_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a);
 void lg_onednn_conv2d_backward_data(lg_stream *s, const struct lg_conv2d_backward_data_args *a);
 void lg_onednn_conv2d_backward_weight(lg_stream *s, const struct lg_conv2d_backward_weight_args *a);
+void lg_onednn_conv3d_forward(lg_stream *s, const struct lg_conv3d_forward_args *a);
 /* Scratch bytes of one of the operations above, 0 for any other. */
 size_t lg_onednn_scratch(struct lg_onednn *o, lg_op_id op, const void *args);
 

@@ -46,7 +46,7 @@ void LG_K(norm_modulate_forward)(lg_stream *s, const struct lg_norm_modulate_for
     for (int64_t row = 0; row < rows; row++) {
         const float *x = (const float *)a->x.data + row * D;
         float *y = (float *)a->y.data + row * D;
-        const float mean = row_sum(x, D) / (float)D;
+        const float mean = a->rms ? 0 : row_sum(x, D) / (float)D;
         const float rstd = (float)(1.0 / sqrt((double)row_spread(x, mean, D) / (double)D + a->eps));
         if (mean_out) mean_out[row] = mean;
         if (rstd_out) rstd_out[row] = rstd;
@@ -71,7 +71,7 @@ struct norm_row {
     float one; /* what the scale is added to: 1, of an affine norm's weight 0 */
     float mean, rstd;
     int64_t D;
-    bool accumulate;
+    bool accumulate, rms;
 };
 
 LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated, const bool sums)
@@ -92,7 +92,7 @@ LG_INLINE void norm_row_backward(const struct norm_row *p, const bool modulated,
         sum_g += g;
         sum_gh = vf_fma(g, h, sum_gh);
     });
-    const float mg = vf_sum(sum_g) / (float)p->D, mgh = vf_sum(sum_gh) / (float)p->D;
+    const float mg = p->rms ? 0 : vf_sum(sum_g) / (float)p->D, mgh = vf_sum(sum_gh) / (float)p->D;
     LG_VLOOP(i, r, p->D, {
         vf h = (vf_load_n(x + i, r) - mean) * rstd;
         vf g = vf_load_n(dy + i, r);
@@ -111,7 +111,7 @@ void LG_K(norm_modulate_backward)(lg_stream *s, const struct lg_norm_modulate_ba
     const float *mean = a->mean.data, *rstd = a->rstd.data;
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t b = 0; b < B; b++) {
-        struct norm_row p = {.D = D, .one = 1, .accumulate = a->accumulate};
+        struct norm_row p = {.D = D, .one = 1, .accumulate = a->accumulate, .rms = a->rms};
         if (modulated) p.scale = (const float *)a->scale.data + b * stride;
         if (sums) {
             p.dshift = (float *)a->dshift.data + b * stride;

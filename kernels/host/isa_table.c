@@ -34,6 +34,11 @@ void LG_K(conv2d_backward_weight)(lg_stream *s, const struct lg_conv2d_backward_
     lg_onednn_conv2d_backward_weight(s, a);
 }
 
+void LG_K(conv3d_forward)(lg_stream *s, const struct lg_conv3d_forward_args *a)
+{
+    lg_onednn_conv3d_forward(s, a);
+}
+
 void LG_K(norm_conv2d_forward)(lg_stream *s, const struct lg_norm_conv2d_forward_args *a)
 {
     LG_K(group_norm_forward)(s, &a->norm);

@@ -24,7 +24,7 @@
 
 enum { TABLE_SLOTS = 4096, KEY_WORDS = 17 };
 
-enum kind { MATMUL = 1, CONV };
+enum kind { MATMUL = 1, CONV, CONV3D };
 enum pass { FORWARD, DATA, WEIGHT }; /* of a convolution */
 
 struct key {
@@ -182,6 +182,22 @@ struct conv_shape {
     bool bias, sum, transposed; /* weights (Ci, Co) instead of (Co, kh, kw, Ci); 1x1 only */
 };
 
+/* Weights that lie as `plain` says, and are reordered where the primitive wants others. e->pass is set. */
+static void take_weights(struct lg_onednn *o, struct entry *e, const dnnl_memory_desc_t *plain,
+                         const dnnl_memory_desc_t *wanted)
+{
+    e->weights = new_memory(o, wanted);
+    if (dnnl_memory_desc_equal(plain, wanted)) return;
+    e->plain_weights = new_memory(o, plain);
+    e->weights_bytes = lg_host_align(dnnl_memory_desc_get_size(wanted));
+    dnnl_primitive_desc_t pd = NULL;
+    const bool last = e->pass == WEIGHT;
+    CHECK(dnnl_reorder_primitive_desc_create(&pd, last ? wanted : plain, o->engine,
+                                             last ? plain : wanted, o->engine, NULL));
+    CHECK(dnnl_primitive_create(&e->reorder, pd));
+    CHECK(dnnl_primitive_desc_destroy(pd));
+}
+
 static void conv_weights(struct lg_onednn *o, struct entry *e, const struct conv_shape *p,
                          const dnnl_memory_desc_t *wanted)
 {
@@ -190,16 +206,7 @@ static void conv_weights(struct lg_onednn *o, struct entry *e, const struct conv
     if (p->transposed) stride[0] = 1, stride[1] = p->co, stride[2] = stride[3] = 1;
     dnnl_memory_desc_t plain;
     CHECK(dnnl_memory_desc_init_by_strides(&plain, 4, dim, dnnl_f32, stride));
-    e->weights = new_memory(o, wanted);
-    if (dnnl_memory_desc_equal(&plain, wanted)) return;
-    e->plain_weights = new_memory(o, &plain);
-    e->weights_bytes = lg_host_align(dnnl_memory_desc_get_size(wanted));
-    dnnl_primitive_desc_t pd = NULL;
-    const bool last = p->pass == WEIGHT;
-    CHECK(dnnl_reorder_primitive_desc_create(&pd, last ? wanted : &plain, o->engine,
-                                             last ? &plain : wanted, o->engine, NULL));
-    CHECK(dnnl_primitive_create(&e->reorder, pd));
-    CHECK(dnnl_primitive_desc_destroy(pd));
+    take_weights(o, e, &plain, wanted);
 }
 
 struct conv_descs {
@@ -273,6 +280,43 @@ static struct entry *conv_entry(struct lg_onednn *o, const struct conv_shape *p)
     return e;
 }
 
+/* A convolution over time of the frames of one result, so that its bits do not depend on how many there are. */
+static struct entry *conv3d_entry(struct lg_onednn *o, const struct lg_conv3d_forward_args *a)
+{
+    const int64_t *x = a->x.dim, *w = a->w.dim, *y = a->y.dim, t = w[1];
+    const bool sum = a->residual.rank > 0;
+    struct key key = {{CONV3D, x[1], x[2], x[3], w[0], t, w[2], w[3], a->stride, a->pad, sum}};
+    struct entry **slot = slot_of(o, &key);
+    if (*slot) return *slot;
+    struct entry *e = add_entry(o, slot, &key);
+    dnnl_dims_t s_dim = {1, x[3], t, x[1], x[2]}, w_dim = {w[0], x[3], t, w[2], w[3]},
+                d_dim = {1, w[0], 1, y[1], y[2]}, b_dim = {w[0]};
+    dnnl_dims_t step = {1, a->stride, a->stride}, before = {0, a->pad, a->pad},
+                after = {0, (y[1] - 1) * a->stride + w[2] - x[1] - a->pad,
+                         (y[2] - 1) * a->stride + w[3] - x[2] - a->pad};
+    dnnl_memory_desc_t src, weights, bias, dst;
+    CHECK(dnnl_memory_desc_init_by_tag(&src, 5, s_dim, dnnl_f32, dnnl_ndhwc));
+    CHECK(dnnl_memory_desc_init_by_tag(&weights, 5, w_dim, dnnl_f32, dnnl_format_tag_any));
+    CHECK(dnnl_memory_desc_init_by_tag(&dst, 5, d_dim, dnnl_f32, dnnl_ndhwc));
+    CHECK(dnnl_memory_desc_init_by_tag(&bias, 1, b_dim, dnnl_f32, dnnl_a));
+    dnnl_convolution_desc_t desc;
+    dnnl_primitive_desc_t pd = NULL;
+    CHECK(dnnl_convolution_forward_desc_init(&desc, dnnl_forward_inference, dnnl_convolution_direct,
+                                             &src, &weights, &bias, &dst, step, before, after));
+    dnnl_primitive_attr_t attr = new_attr(sum);
+    CHECK(dnnl_primitive_desc_create(&pd, &desc, attr, o->engine, NULL));
+    CHECK(dnnl_primitive_attr_destroy(attr));
+    e->src = new_memory(o, &src);
+    e->bias = new_memory(o, &bias);
+    e->dst = new_memory(o, &dst);
+    dnnl_dims_t stride = {t * w[2] * w[3] * w[4], 1, w[2] * w[3] * w[4], w[3] * w[4], w[4]};
+    dnnl_memory_desc_t plain;
+    CHECK(dnnl_memory_desc_init_by_strides(&plain, 5, w_dim, dnnl_f32, stride));
+    take_weights(o, e, &plain, dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0));
+    finish_entry(o, e, pd);
+    return e;
+}
+
 static void point(dnnl_memory_t m, const void *p)
 {
     CHECK(dnnl_memory_set_data_handle(m, (void *)(uintptr_t)p));
@@ -286,19 +330,25 @@ static void reorder_weights(struct lg_onednn *o, struct entry *e)
     CHECK(dnnl_primitive_execute(e->reorder, o->stream, LG_ARRAY_LEN(args), args));
 }
 
-static void execute(struct lg_onednn *o, struct entry *e, lg_stream *s, const struct operands *p)
+/* Sets the pointers of the weights and of scratch memory, and brings the weights into order. */
+static void prepare(struct lg_onednn *o, struct entry *e, lg_stream *s, const void *weights)
+{
+    LG_ASSERT(e->weights_bytes + e->pad_bytes <= s->scratch_bytes);
+    char *scratch = s->scratch;
+    if (e->reorder) point(e->plain_weights, weights);
+    point(e->weights, e->reorder ? scratch : weights);
+    point(e->pad, e->pad_bytes ? scratch + e->weights_bytes : NULL);
+    if (e->reorder && e->pass != WEIGHT) reorder_weights(o, e);
+}
+
+static void compute(struct lg_onednn *o, struct entry *e, const struct operands *p)
 {
     static const int ARG[][3] = {
         [FORWARD] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST},
         [DATA] = {DNNL_ARG_DIFF_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DIFF_DST},
         [WEIGHT] = {DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, DNNL_ARG_DIFF_DST}};
-    LG_ASSERT(e->weights_bytes + e->pad_bytes <= s->scratch_bytes);
-    char *scratch = s->scratch;
-    if (e->reorder) point(e->plain_weights, p->weights);
-    point(e->weights, e->reorder ? scratch : p->weights);
     point(e->src, p->src);
     point(e->dst, p->dst);
-    point(e->pad, e->pad_bytes ? scratch + e->weights_bytes : NULL);
     if (e->bias) point(e->bias, p->bias);
     dnnl_exec_arg_t args[] = {{ARG[e->pass][0], e->src},
                               {ARG[e->pass][1], e->weights},
@@ -306,8 +356,13 @@ static void execute(struct lg_onednn *o, struct entry *e, lg_stream *s, const st
                               {DNNL_ARG_SCRATCHPAD, e->pad},
                               {DNNL_ARG_BIAS, e->bias}};
     int count = (int)LG_ARRAY_LEN(args) - !e->bias;
-    if (e->reorder && e->pass != WEIGHT) reorder_weights(o, e);
     CHECK(dnnl_primitive_execute(e->primitive, o->stream, count, args));
+}
+
+static void execute(struct lg_onednn *o, struct entry *e, lg_stream *s, const struct operands *p)
+{
+    prepare(o, e, s, p->weights);
+    compute(o, e, p);
     if (e->reorder && e->pass == WEIGHT) reorder_weights(o, e);
 }
 
@@ -436,6 +491,24 @@ void lg_onednn_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args 
     leave(o);
 }
 
+void lg_onednn_conv3d_forward(lg_stream *s, const struct lg_conv3d_forward_args *a)
+{
+    struct lg_onednn *o = lg_host(s)->onednn;
+    const int64_t frame_in = lg_host_numel(&a->x) / a->x.dim[0] * a->stride_time;
+    const int64_t frame_out = lg_host_numel(&a->y) / a->y.dim[0];
+    if (present(&a->residual) && a->residual.data != a->y.data)
+        memcpy(a->y.data, a->residual.data, (size_t)lg_host_numel(&a->y) * sizeof(float));
+    enter(o);
+    struct entry *e = conv3d_entry(o, a);
+    prepare(o, e, s, a->w.data);
+    for (int64_t i = 0; i < a->y.dim[0]; i++)
+        compute(o, e,
+                &(struct operands){.src = (const float *)a->x.data + i * frame_in,
+                                   .bias = a->bias.data,
+                                   .dst = (float *)a->y.data + i * frame_out});
+    leave(o);
+}
+
 static struct entry *conv2d_data_entry(struct lg_onednn *o,
                                        const struct lg_conv2d_backward_data_args *a)
 {
@@ -540,6 +613,9 @@ size_t lg_onednn_scratch(struct lg_onednn *o, lg_op_id op, const void *args)
         e = conv2d_entry(o, a, a->bias.rank > 0, a->residual.rank > 0);
         break;
     }
+    case LG_OP_conv3d_forward:
+        e = conv3d_entry(o, args);
+        break;
     case LG_OP_conv2d_backward_data: {
         const struct lg_conv2d_backward_data_args *a = args;
         e = conv2d_data_entry(o, a);

@@ -15,7 +15,7 @@ void ref64_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_for
         double *y = ref64_data(a->y) + row * D;
         int64_t mod = row / T * stride;
         double mean = 0, var = 0;
-        for (int64_t i = 0; i < D; i++) mean += x[i];
+        for (int64_t i = 0; i < D && !a->rms; i++) mean += x[i];
         mean /= (double)D;
         for (int64_t i = 0; i < D; i++) var += (x[i] - mean) * (x[i] - mean);
         double rstd = 1 / sqrt(var / (double)D + a->eps);
@@ -28,7 +28,7 @@ void ref64_norm_modulate_forward(lg_stream *s, const struct lg_norm_modulate_for
     }
 }
 
-/* With n = (x - mean) rstd and g = dy (1 + scale): dx = rstd (g - avg(g) - n avg(g n)),
+/* With n = (x - mean) rstd and g = dy (1 + scale): dx = rstd (g - avg(g) - n avg(g n)), of an RMSNorm without avg(g),
  * dshift = sum over T of dy, dscale = sum over T of dy n. */
 void ref64_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_backward_args *a)
 {
@@ -47,7 +47,7 @@ void ref64_norm_modulate_backward(lg_stream *s, const struct lg_norm_modulate_ba
         for (int64_t i = 0; i < D; i++) {
             double normed = (x[i] - mean) * rstd;
             double g = scale ? dy[i] * (1 + scale[mod + i]) : dy[i];
-            avg_g += g / (double)D;
+            if (!a->rms) avg_g += g / (double)D;
             avg_gn += g * normed / (double)D;
             if (dscale) {
                 dshift[mod + i] += dy[i];

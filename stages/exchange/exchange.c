@@ -66,6 +66,12 @@ static void add(void *arg, float *y, const float *const x[], int n, size_t count
     lg_stream_sync(e->stream);
 }
 
+static size_t state_bytes(void *arg, uint64_t state)
+{
+    const struct exchange *e = arg;
+    return lg_state_bytes_count(e->bytes, state);
+}
+
 static bool has_state(void *arg, uint64_t state)
 {
     const struct exchange *e = arg;
@@ -89,9 +95,10 @@ static int written(void *arg)
 {
     struct exchange *e = arg;
     const double s = (double)(lg_now_ns() - e->began_ns) / LG_S_NS;
-    lg_state_bytes_end(e->bytes, e->stage->board->s->start_step);
-    lg_log(LG_INFO, "took state %" PRIu64 " from the leading host: %.1f MB in %.2f s",
-           e->stage->board->s->start_step, (double)lg_state_bytes_count(e->bytes) / 1e6, s);
+    const uint64_t state = e->stage->board->s->start_step;
+    lg_state_bytes_end(e->bytes, state);
+    lg_log(LG_INFO, "took state %" PRIu64 " from the leading host: %.1f MB in %.2f s", state,
+           (double)lg_state_bytes_count(e->bytes, state) / 1e6, s);
     return 0;
 }
 
@@ -113,7 +120,7 @@ static int open_exchanger(lg_stage *st, struct exchange *e)
                                     .incoming_stamp = e->gradients.incoming->front,
                                     .count = e->gradients.count,
                                     .message_bytes = MESSAGE_BYTES,
-                                    .state_bytes = lg_state_bytes_count(e->bytes),
+                                    .state_bytes = state_bytes,
                                     .arg = e,
                                     .add = add,
                                     .has_state = has_state,

@@ -51,15 +51,19 @@ struct lg_stretch lg_exchanger_message(const lg_exchanger *x, struct lg_stretch 
         .first = part.first + at, .count = LG_MIN(message_count(x), part.count - at), .at = at};
 }
 
-uint64_t lg_exchanger_state_pieces(const lg_exchanger *x)
+uint64_t lg_exchanger_state_pieces(const lg_exchanger *x, uint64_t state)
 {
-    return (x->spec.state_bytes + x->spec.message_bytes - 1) / x->spec.message_bytes;
+    const size_t bytes = x->spec.state_bytes(x->spec.arg, state);
+    return (bytes + x->spec.message_bytes - 1) / x->spec.message_bytes;
 }
 
-size_t lg_exchanger_state_piece(const lg_exchanger *x, uint64_t i)
+struct lg_exchanger_state lg_exchanger_state_piece(const lg_exchanger *x, uint64_t state,
+                                                   uint64_t i)
 {
     const size_t at = (size_t)i * x->spec.message_bytes;
-    return LG_MIN(x->spec.message_bytes, x->spec.state_bytes - at);
+    const size_t bytes = x->spec.state_bytes(x->spec.arg, state);
+    return (struct lg_exchanger_state){
+        .state = state, .at = at, .bytes = LG_MIN(x->spec.message_bytes, bytes - at)};
 }
 
 /* ---- memory ---- */

@@ -37,11 +37,12 @@ struct lg_exchanger_spec {
     struct lg_stamp *outgoing_stamp, *incoming_stamp;
     size_t count;
     size_t message_bytes; /* the longest message; a multiple of 4 */
-    size_t state_bytes;   /* of a state, as read() and write() know it */
     void *arg;
     /* y = x[0] + x[1] + .., n of them, each of count elements. */
     void (*add)(void *arg, float *y, const float *const x[], int n, size_t count);
-    /* A state that the host has, for another: is it here, whole? And bytes [at, at + bytes) of it. */
+    /* Of a state, as a row of bytes that is the same on all hosts: how many they are. */
+    size_t (*state_bytes)(void *arg, uint64_t state);
+    /* One that the host has, for another: is it here, whole? And bytes [at, at + bytes) of it. */
     bool (*has_state)(void *arg, uint64_t state);
     int (*read)(void *arg, const struct lg_exchanger_state *of, void *to);
     /* State start_step of another host: bytes of it, and, when all have come, their stamps. */

@@ -74,13 +74,11 @@ static int answer_total(lg_exchanger *x, int peer, struct lg_answer *a)
 static int answer_state(lg_exchanger *x, int peer, struct lg_answer *a)
 {
     lg_board *b = x->spec.board;
-    if (a->ask.index >= lg_exchanger_state_pieces(x)) return 0;
     if (lg_board_global_commit(b) != lg_mark_of(a->ask.step) ||
-        !x->spec.has_state(x->spec.arg, a->ask.step))
+        !x->spec.has_state(x->spec.arg, a->ask.step) ||
+        a->ask.index >= lg_exchanger_state_pieces(x, a->ask.step))
         return 0;
-    const struct lg_exchanger_state of = {.state = a->ask.step,
-                                          .at = (size_t)a->ask.index * x->spec.message_bytes,
-                                          .bytes = lg_exchanger_state_piece(x, a->ask.index)};
+    const struct lg_exchanger_state of = lg_exchanger_state_piece(x, a->ask.step, a->ask.index);
     LG_TRY(x->spec.read(x->spec.arg, &of, x->peer[peer].state));
     send(x, peer, a, x->peer[peer].state, of.bytes);
     return 1;

@@ -88,8 +88,10 @@ struct lg_stretch lg_exchanger_part(const lg_exchanger *x, int host);
 /* Messages of a part of so many elements, and elements [at, at + n) of message i. */
 int lg_exchanger_messages(const lg_exchanger *x, size_t count);
 struct lg_stretch lg_exchanger_message(const lg_exchanger *x, struct lg_stretch part, int i);
-uint64_t lg_exchanger_state_pieces(const lg_exchanger *x);
-size_t lg_exchanger_state_piece(const lg_exchanger *x, uint64_t i);
+/* Pieces of a state, each one message, and the bytes that one of them is. */
+uint64_t lg_exchanger_state_pieces(const lg_exchanger *x, uint64_t state);
+struct lg_exchanger_state lg_exchanger_state_piece(const lg_exchanger *x, uint64_t state,
+                                                   uint64_t i);
 bool lg_exchanger_send_note(lg_exchanger *x, int peer, const struct lg_note *note);
 static inline bool lg_transfer_is_free(const struct lg_transfer *m)
 {

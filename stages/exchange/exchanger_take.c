@@ -65,7 +65,7 @@ static void post(lg_exchanger *x, int h, lg_ask_kind kind)
     struct lg_peer *p = &x->peer[h];
     struct lg_question *q = &p->question[kind];
     if (kind == LG_ASK_STATE) {
-        expect(x, q, 0, p->state, lg_exchanger_state_piece(x, q->ask.index));
+        expect(x, q, 0, p->state, lg_exchanger_state_piece(x, q->ask.step, q->ask.index).bytes);
         return;
     }
     const struct lg_stretch part = lg_exchanger_part(x, kind == LG_ASK_PART ? x->me : h);
@@ -185,7 +185,7 @@ static int take_step(lg_exchanger *x, const char **ret_why)
 static int take_state(lg_exchanger *x, const char **ret_why)
 {
     lg_board *b = x->spec.board;
-    const uint64_t step = b->s->start_step, pieces = lg_exchanger_state_pieces(x);
+    const uint64_t step = b->s->start_step, pieces = lg_exchanger_state_pieces(x, step);
     const int from = x->record.leader;
     struct lg_peer *p = &x->peer[from];
     *ret_why = "the leading host's state";
@@ -197,9 +197,7 @@ static int take_state(lg_exchanger *x, const char **ret_why)
     }
     const int asked = ask(x, from, LG_ASK_STATE, step, x->fetched_to);
     if (!has_come(&p->question[LG_ASK_STATE], 0)) return asked;
-    const struct lg_exchanger_state of = {.state = step,
-                                          .at = (size_t)x->fetched_to * x->spec.message_bytes,
-                                          .bytes = lg_exchanger_state_piece(x, x->fetched_to)};
+    const struct lg_exchanger_state of = lg_exchanger_state_piece(x, step, x->fetched_to);
     LG_TRY(x->spec.write(x->spec.arg, &of, p->state));
     x->fetched_to++;
     return 1;

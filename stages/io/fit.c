@@ -59,7 +59,8 @@ int lg_fit(const struct lg_fit_args *a, lg_resize_scratch *scratch)
             for (size_t x = 0; x < w; x++) {
                 const uint8_t *p = rgb + (y * w + x) * 3;
                 size_t at = y * w + (a->flip ? w - 1 - x : x);
-                for (size_t c = 0; c < 3; c++) a->out[c * plane + at] = p[c];
+                for (size_t c = 0; c < 3; c++)
+                    a->out[c * (a->plane ? a->plane : plane) + at] = p[c];
             }
     free(rgb);
     if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);

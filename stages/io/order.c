@@ -27,25 +27,56 @@ static uint64_t group_items(const lg_order *o, int k)
 
 /* ---- making ---- */
 
-static void find_nearest(lg_order *o, const struct lg_item_size *size)
+/* The nearest in ratio of those of `used` (NULL: all) with the most frames, up to `frames`, of clips more than one; -1: there
+ * is none. */
+static int nearest(const lg_order *o, const bool *used, uint32_t frames, bool is_clip, int height,
+                   int width)
+{
+    bool can[LG_BUCKETS_MAX];
+    int most = 0;
+    for (int k = 0; k < o->buckets.n; k++) {
+        const int f = o->buckets.of[k].frames;
+        can[k] = (!used || used[k]) && (f > 1) == is_clip && (uint32_t)f <= frames;
+        if (can[k]) most = LG_MAX(most, f);
+    }
+    for (int k = 0; k < o->buckets.n; k++) can[k] = can[k] && o->buckets.of[k].frames == most;
+    return most ? lg_buckets_nearest(&o->buckets, can, height, width) : -1;
+}
+
+static void find_nearest(lg_order *o, const struct lg_order_spec *spec)
 {
     for (uint64_t i = 0; i < o->count; i++) {
-        const bool known = size[i].height && size[i].width;
-        int k = lg_buckets_nearest(&o->buckets, NULL, known ? size[i].height : 1,
-                                   known ? size[i].width : 1);
+        const struct lg_item_size *s = &spec->size[i];
+        const bool known = s->height && s->width, is_clip = s->frames > 1;
+        const int height = known ? s->height : 1, width = known ? s->width : 1;
+        const struct lg_clip_info info = {.frames = LG_MAX(s->frames, 1u),
+                                          .duration_ms = s->duration_ms};
+        int k = nearest(o, NULL, lg_clip_frames_at(&info, &spec->rate), is_clip, height, width);
+        if (k < 0) k = lg_buckets_nearest(&o->buckets, NULL, height, width);
         o->bucket[i] = (uint8_t)k;
         o->of[k].nearest++;
         if (i % 65536 == 0) lg_heartbeat();
     }
 }
 
-/* The used bucket with the fewest items, if these do not fill a group; -1: there is none. */
+/* The bucket that may have the items of k; -1: there is none. */
+static int neighbour(const lg_order *o, const bool *used, int k)
+{
+    const struct lg_bucket *b = &o->buckets.of[k];
+    bool others[LG_BUCKETS_MAX];
+    memcpy(others, used, sizeof others);
+    others[k] = false;
+    return nearest(o, others, (uint32_t)b->frames, b->frames > 1, b->height, b->width);
+}
+
+/* The used bucket with the fewest items, if these do not fill a group and another may have them; -1: there is none. */
 static int smallest(const lg_order *o, const bool *used)
 {
     int least = -1;
     for (int k = 0; k < o->buckets.n; k++) {
         if (!used[k] || o->of[k].items >= group_items(o, k)) continue;
-        if (least < 0 || o->of[k].items < o->of[least].items) least = k;
+        if (least >= 0 && o->of[k].items >= o->of[least].items) continue;
+        if (neighbour(o, used, k) >= 0) least = k;
     }
     return least;
 }
@@ -54,23 +85,20 @@ static int smallest(const lg_order *o, const bool *used)
 static void give_up_small(lg_order *o, int *into)
 {
     bool used[LG_BUCKETS_MAX] = {false};
-    int n_used = 0;
     for (int k = 0; k < o->buckets.n; k++) {
         into[k] = k;
         o->of[k].items = o->of[k].nearest;
         used[k] = o->of[k].items > 0;
-        n_used += used[k];
     }
-    for (int k; n_used > 1 && (k = smallest(o, used)) >= 0; n_used--) {
+    for (int k; (k = smallest(o, used)) >= 0;) {
+        const int to = neighbour(o, used, k);
         used[k] = false;
-        const struct lg_bucket *b = &o->buckets.of[k];
-        const int to = lg_buckets_nearest(&o->buckets, used, b->height, b->width);
         o->of[to].items += o->of[k].items;
         o->of[k].items = 0;
         for (int i = 0; i < o->buckets.n; i++)
             if (into[i] == k) into[i] = to;
     }
-    o->used = n_used;
+    for (int k = 0; k < o->buckets.n; k++) o->used += used[k];
 }
 
 /* A counting sort. */
@@ -105,7 +133,7 @@ int lg_order_make(const struct lg_order_spec *spec, lg_order **ret)
     o->item = calloc(o->count, sizeof *o->item);
     o->bucket = calloc(o->count, sizeof *o->bucket);
     if (!o->item || !o->bucket) goto fail;
-    find_nearest(o, spec->size);
+    find_nearest(o, spec);
     give_up_small(o, into);
     sort_items(o, into);
     *ret = o;

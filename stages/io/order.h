@@ -9,26 +9,33 @@
  * So each item comes once in an epoch. What the last group of a bucket lacks, and the places of a micro-batch from B_k
  * on, are *absent*: no item stands there. The epoch's groups follow one another without regard to steps.
  *
- * Item i's bucket is the nearest in ratio to its picture; what has no readable picture counts as a square. A bucket
- * with fewer items than a group holds is given up, the smallest first, to the nearest in ratio of those that are left.
+ * Item i's bucket is the nearest in ratio to its picture; what has no readable picture counts as a square. A clip goes to
+ * buckets of the most frames that it has, but more than one, a picture to those of one; what suits no bucket goes to the
+ * nearest of all, where it is void when it is read. A bucket with fewer items than a group holds is given up, the smallest
+ * first, to the nearest in ratio of those that are left, of the most frames that all its clips have (pictures: of one
+ * frame); where there is none, it stays.
  *
  * Keys: permute.h's, with bits 48 on of the epoch for the bucket (groups: 2^16 - 1). With one bucket alone the groups
  * keep their order and its key is 0: for one rank, or one micro-batch a step, its whole groups are the samples of the
  * square's rule. All is O(1) in time but the search of a group's bucket, O(log n of buckets). */
 #pragma once
 #include "config/buckets.h"
+#include "stages/io/clip_read.h"
 #include <assert.h>
 #include <stdint.h>
 
 /* Pixels of an item's picture; 0: no readable one. */
 struct lg_item_size {
     uint16_t width, height;
+    uint32_t frames;      /* 0 or 1: a picture */
+    uint32_t duration_ms; /* of a clip */
 };
 
 struct lg_order_spec {
     const struct lg_buckets *buckets;
     const struct lg_item_size *size; /* (count) */
     uint64_t count;                  /* items, >= 1 */
+    struct lg_clip_rate rate;        /* at which clips have their frames */
     uint64_t ranks, micros, micro;   /* R, M, and places of a micro-batch */
 };
 typedef struct lg_order lg_order;

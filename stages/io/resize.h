@@ -39,7 +39,8 @@ struct lg_fit_args {
     double crop_x, crop_y; /* [0, 1): place of the cut in what one side has too much; below 0: the
                               centre */
     bool flip;             /* mirror left and right */
-    uint8_t *out;          /* (3, out_h, out_w) planar */
+    uint8_t *out;          /* (3, out_h, out_w) planar, */
+    size_t plane;          /* each so many bytes behind the other; 0: out_h * out_w */
 };
 /* Where that lies in the resized picture, mirrored if it is: its top and left edge. */
 struct lg_fit_corner {

@@ -90,7 +90,9 @@ int lg_source_open_data(const lg_config *c, const struct lg_source_options *opti
     for (int i = 0; i < l->n; i++)
         spec[i] = (struct lg_source_spec){
             .path = l->v[i].path, .weight = l->v[i].weight, .repeats = (uint64_t)l->v[i].repeats};
-    LG_TRY(lg_source_open_all(spec, LG_MAX(l->n, 1), options, ret));
+    struct lg_source_options o = options ? *options : (struct lg_source_options){0};
+    o.clips |= c->data_frames > 1;
+    LG_TRY(lg_source_open_all(spec, LG_MAX(l->n, 1), &o, ret));
     return 0;
 }
 
@@ -202,6 +204,11 @@ bool lg_source_has_latents(const lg_source *s)
     return s->index.n_of_kind[LG_MEMBER_LATENT] > 0;
 }
 
+bool lg_source_has_clips(const lg_source *s)
+{
+    return s->index.n_of_kind[LG_MEMBER_CLIP] > 0;
+}
+
 int lg_source_parts_save(const lg_source *s, uint64_t hash, const char *path)
 {
     struct lg_parts there = {0}, p;
@@ -283,36 +290,85 @@ static int read_exactly(int fd, const char *path, uint64_t at, char *dst, size_t
     return 0;
 }
 
+static int read_from_tar(lg_source *s, size_t shard, uint64_t at, void *dst, size_t bytes)
+{
+    int fd;
+    LG_TRY(shard_fd(s, shard, &fd));
+    int rc = read_exactly(fd, s->index.shard[shard].path, at, dst, bytes);
+    if (rc < 0) {
+        forget_fd(s, fd); /* the next try opens it anew: a handle may be stale */
+        return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    }
+    return 0;
+}
+
+/* A file in a folder. */
+static int open_member(const lg_source *s, size_t shard, const struct lg_index_member *m,
+                       char ret_path[LG_PATH_BYTES], int *ret_fd)
+{
+    const struct lg_place *place = &s->index.shard[shard];
+    LG_TRY(lg_path(ret_path, "%s/%s", place->path, s->index.names + m->at));
+    int fd = lg_open_beneath(place->path, s->index.names + m->at);
+    if (fd < 0)
+        return LG_FAIL(LG_ERR_IO, "cannot open %s: %s", ret_path,
+                       errno == EXDEV ? "it leads out of the folder now" : strerror(errno));
+    struct stat st;
+    if (fstat(fd, &st) < 0 || LG_MIN((uint64_t)st.st_size, UINT32_MAX) != m->bytes) {
+        close(fd);
+        return LG_FAIL(LG_ERR_IO, "%s has changed since the run began; put the old file back",
+                       ret_path);
+    }
+    *ret_fd = fd;
+    return 0;
+}
+
 /* Its first bytes. */
 static int read_member(lg_source *s, size_t shard, const struct lg_index_member *m, size_t bytes,
                        char *dst)
 {
-    const struct lg_place *place = &s->index.shard[shard];
+    char path[LG_PATH_BYTES];
     int fd;
-    if (!place->is_folder) {
-        LG_TRY(shard_fd(s, shard, &fd));
-        int rc = read_exactly(fd, place->path, m->at, dst, bytes);
-        if (rc < 0) {
-            forget_fd(s, fd); /* the next try opens it anew: a handle may be stale */
-            return lg_err_frame(rc, __FILE__, __LINE__, __func__);
-        }
+    if (!s->index.shard[shard].is_folder) {
+        LG_TRY(read_from_tar(s, shard, m->at, dst, bytes));
         return 0;
     }
-    char path[LG_PATH_BYTES];
-    LG_TRY(lg_path(path, "%s/%s", place->path, s->index.names + m->at));
-    fd = lg_open_beneath(place->path, s->index.names + m->at);
-    if (fd < 0)
-        return LG_FAIL(LG_ERR_IO, "cannot open %s: %s", path,
-                       errno == EXDEV ? "it leads out of the folder now" : strerror(errno));
-    struct stat st;
-    int rc = 0;
-    if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != m->bytes)
-        rc = LG_FAIL(LG_ERR_IO, "%s has changed since the run began; put the old file back", path);
-    else
-        rc = read_exactly(fd, path, 0, dst, bytes);
+    LG_TRY(open_member(s, shard, m, path, &fd));
+    int rc = read_exactly(fd, path, 0, dst, bytes);
     close(fd);
-    if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
+    LG_TRY(rc);
     return 0;
+}
+
+/* Of a clip, whose file stays open. */
+static int read_clip(void *arg, uint64_t at, void *dst, size_t bytes)
+{
+    struct lg_item_clip *c = arg;
+    lg_source *s = c->source;
+    char path[LG_PATH_BYTES];
+    int fd;
+    if (!s->index.shard[c->shard].is_folder) {
+        LG_TRY(read_from_tar(s, c->shard, c->member->at + at, dst, bytes));
+        return 0;
+    }
+    if (!c->fd) {
+        LG_TRY(open_member(s, c->shard, c->member, path, &fd));
+        c->fd = fd + 1;
+    }
+    LG_TRY(read_exactly(c->fd - 1, s->index.names + c->member->at, at, dst, bytes));
+    return 0;
+}
+
+static void close_clip(struct lg_item_clip *c)
+{
+    if (c->fd) close(c->fd - 1);
+    *c = (struct lg_item_clip){0};
+}
+
+static void open_clip(lg_source *s, size_t shard, const struct lg_index_member *m,
+                      struct lg_item_clip *ret)
+{
+    *ret = (struct lg_item_clip){.source = s, .shard = shard, .member = m};
+    ret->input = (struct lg_clip_input){.read = read_clip, .arg = ret, .bytes = m->bytes};
 }
 
 /* ---- text ---- */
@@ -427,6 +483,7 @@ static int plan_spans(const lg_source *s, uint64_t item, size_t key_bytes, struc
         const struct lg_index_member *m = &s->index.member[i];
         bool text = m->kind != LG_MEMBER_PICTURE && m->kind != LG_MEMBER_LATENT;
         p->member[m->kind] = m;
+        if (m->kind == LG_MEMBER_CLIP) continue; /* read as it is needed */
         if (m->bytes > (text ? LG_SOURCE_TEXT_BYTES_MAX : LG_SOURCE_MEMBER_BYTES_MAX)) return -1;
         p->at[m->kind] = at;
         at += round_up((size_t)m->bytes + 1);
@@ -475,6 +532,8 @@ static int begin(const lg_source *s, uint64_t at, lg_item *item, size_t extra)
     item->key_hash = lg_hash(item->key, strlen(item->key));
     item->picture = item->latent = NULL;
     item->picture_bytes = item->latent_bytes = 0;
+    item->clip = NULL;
+    close_clip(&item->film);
     item->n_captions = 0;
     item->label = -1;
     return 0;
@@ -498,15 +557,27 @@ static int parse(const lg_source *s, lg_item *item, const struct spans *p)
         item->caption[item->n_captions++] = trimmed(item->data + p->at[LG_MEMBER_TXT], m->bytes);
     if ((m = p->member[LG_MEMBER_CLS]))
         LG_TRY(parse_label(item, item->data + p->at[LG_MEMBER_CLS], m->bytes));
-    if (lg_source_has_latents(s) ? !item->latent : !item->picture)
+    if (lg_source_has_latents(s) ? !item->latent : !item->picture && !item->clip)
         return LG_FAIL(LG_ERR_VOID, "%s: has no %s", item->key,
                        lg_source_has_latents(s) ? ".latent.safetensors, unlike others"
+                       : s->options.clips       ? "picture or clip"
                                                 : "picture (.png, .jpg, .jpeg or .webp)");
     if (s->options.need_caption && item->n_captions == 0)
         return LG_FAIL(LG_ERR_VOID, "%s: has no caption (.txt or .json)", item->key);
     if (s->options.need_label && item->label < 0)
         return LG_FAIL(LG_ERR_VOID, "%s: has no class label (.cls)", item->key);
     return 0;
+}
+
+/* Where clips are looked for, an animated WebP is one. */
+static void find_animation(const lg_source *s, lg_item *item)
+{
+    if (!s->options.clips || item->clip || !item->picture) return;
+    if (!lg_clip_is(item->picture, item->picture_bytes)) return;
+    item->film.memory =
+        (struct lg_clip_memory){.data = item->picture, .bytes = item->picture_bytes};
+    item->film.input = lg_clip_memory(&item->film.memory);
+    item->clip = &item->film.input;
 }
 
 int lg_source_read(lg_source *s, uint64_t item, lg_item *ret)
@@ -523,9 +594,14 @@ int lg_source_read(lg_source *s, uint64_t item, lg_item *ret)
         return LG_FAIL(LG_ERR_VOID, "%s: larger than a picture of %u or a text of %u bytes",
                        ret->key, LG_SOURCE_MEMBER_BYTES_MAX, LG_SOURCE_TEXT_BYTES_MAX);
     for (int k = 0; k < LG_MEMBER_KINDS; k++)
-        if (p.member[k])
+        if (p.member[k] && k != LG_MEMBER_CLIP)
             LG_TRY(read_member(s, e->shard, p.member[k], p.member[k]->bytes, ret->data + p.at[k]));
+    if (p.member[LG_MEMBER_CLIP]) {
+        open_clip(s, e->shard, p.member[LG_MEMBER_CLIP], &ret->film);
+        ret->clip = &ret->film.input;
+    }
     LG_TRY(parse(s, ret, &p));
+    find_animation(s, ret);
     return 0;
 }
 
@@ -546,24 +622,58 @@ static int find_size(lg_source *s, size_t shard, const struct lg_index_member *m
     return 0;
 }
 
-int lg_source_size(lg_source *s, uint64_t item, struct lg_picture_size *ret)
+static int look_at_clip(lg_source *s, size_t shard, const struct lg_index_member *m,
+                        struct lg_item_size *ret)
+{
+    struct lg_item_clip film;
+    struct lg_clip_info info;
+    open_clip(s, shard, m, &film);
+    int rc = lg_clip_look(&film.input, &info);
+    close_clip(&film);
+    LG_TRY(rc);
+    *ret = (struct lg_item_size){.width = (uint16_t)info.width,
+                                 .height = (uint16_t)info.height,
+                                 .frames = info.frames,
+                                 .duration_ms = info.duration_ms};
+    return 0;
+}
+
+/* A member of an item, or NULL. */
+static const struct lg_index_member *find_member(const lg_source *s, uint64_t item,
+                                                 enum lg_member_kind kind)
+{
+    const struct lg_index_entry *e = &s->index.entry[item];
+    for (size_t i = e->first_member; i < e[1].first_member; i++)
+        if (s->index.member[i].kind == kind) return &s->index.member[i];
+    return NULL;
+}
+
+int lg_source_size(lg_source *s, uint64_t item, struct lg_item_size *ret)
 {
     LG_ASSERT(item < s->index.count);
-    const struct lg_index_entry *e = &s->index.entry[item];
-    for (size_t i = e->first_member; i < e[1].first_member; i++) {
-        const struct lg_index_member *m = &s->index.member[i];
-        if (m->kind != LG_MEMBER_PICTURE) continue;
-        if (m->bytes > LG_SOURCE_MEMBER_BYTES_MAX)
-            return LG_FAIL(LG_ERR_VOID, "a picture of more than %u bytes",
-                           LG_SOURCE_MEMBER_BYTES_MAX);
-        LG_TRY(find_size(s, e->shard, m, ret));
+    const size_t shard = s->index.entry[item].shard;
+    const struct lg_index_member *m = find_member(s, item, LG_MEMBER_CLIP);
+    struct lg_picture_size size;
+    if (m) {
+        LG_TRY(look_at_clip(s, shard, m, ret));
         return 0;
     }
-    return LG_FAIL(LG_ERR_VOID, "has no picture");
+    m = find_member(s, item, LG_MEMBER_PICTURE);
+    if (!m) return LG_FAIL(LG_ERR_VOID, "has no picture");
+    if (m->bytes > LG_SOURCE_MEMBER_BYTES_MAX)
+        return LG_FAIL(LG_ERR_VOID, "a picture of more than %u bytes", LG_SOURCE_MEMBER_BYTES_MAX);
+    LG_TRY(find_size(s, shard, m, &size));
+    if (s->options.clips && lg_clip_is(s->head.data, LG_MIN((size_t)FIRST_BYTES, m->bytes))) {
+        LG_TRY(look_at_clip(s, shard, m, ret));
+        return 0;
+    }
+    *ret = (struct lg_item_size){(uint16_t)size.width, (uint16_t)size.height, 1, 0};
+    return 0;
 }
 
 void lg_item_free(lg_item *item)
 {
+    close_clip(&item->film);
     free(item->data);
     *item = (lg_item){0};
 }

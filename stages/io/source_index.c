@@ -27,6 +27,9 @@ static const struct {
     {".jpeg", LG_MEMBER_PICTURE}, {".webp", LG_MEMBER_PICTURE},
     {".txt", LG_MEMBER_TXT},      {".json", LG_MEMBER_JSON},
     {".cls", LG_MEMBER_CLS},      {".latent.safetensors", LG_MEMBER_LATENT},
+    {".mp4", LG_MEMBER_CLIP},     {".m4v", LG_MEMBER_CLIP},
+    {".mov", LG_MEMBER_CLIP},     {".webm", LG_MEMBER_CLIP},
+    {".mkv", LG_MEMBER_CLIP},     {".gif", LG_MEMBER_CLIP},
 };
 
 /* ---- growing ---- */
@@ -78,6 +81,7 @@ static int add_member(struct lg_index *x, enum lg_member_kind kind, uint64_t at,
 
 struct shard_scan {
     struct lg_index *x;
+    bool clips;
     size_t shard, first_entry;
     char key[LG_TAR_NAME_MAX];
     size_t key_len;
@@ -109,6 +113,7 @@ static int on_tar_member(void *ctx, const struct lg_tar_member *m)
     }
     for (size_t k = 0; k < LG_ARRAY_LEN(KINDS); k++) {
         if (strcasecmp(extension, KINDS[k].extension) != 0) continue;
+        if (KINDS[k].kind == LG_MEMBER_CLIP && !s->clips) continue;
         if (!s->has_entry) LG_TRY(add_entry(s->x, s->shard, s->key, s->key_len));
         s->has_entry = true;
         LG_TRY(add_member(s->x, KINDS[k].kind, m->offset, m->size));
@@ -133,7 +138,7 @@ static void keep_complete(struct shard_scan *s, const struct lg_tar_cut *cut)
     lg_err_clear();
 }
 
-static int index_tar(struct lg_index *x, size_t shard, bool allow_truncated)
+static int index_tar(struct lg_index *x, size_t shard, const struct lg_source_options *o)
 {
     const char *path = x->shard[shard].path;
     int fd;
@@ -146,11 +151,11 @@ static int index_tar(struct lg_index *x, size_t shard, bool allow_truncated)
         rc = LG_FAIL(LG_ERR_NOSPACE, "no memory to index %s", path);
         goto out;
     }
-    *s = (struct shard_scan){.x = x, .shard = shard, .first_entry = x->count};
+    *s = (struct shard_scan){.x = x, .clips = o->clips, .shard = shard, .first_entry = x->count};
     cut->offset = UINT64_MAX;
     x->shard_bytes[shard] = bytes;
     rc = lg_tar_scan(fd, path, on_tar_member, s, cut);
-    if (rc == LG_ERR_CORRUPT && cut->offset != UINT64_MAX && allow_truncated) {
+    if (rc == LG_ERR_CORRUPT && cut->offset != UINT64_MAX && o->allow_truncated) {
         keep_complete(s, cut);
         rc = 0;
     }
@@ -172,6 +177,7 @@ struct file {
 };
 
 struct files {
+    bool clips;
     struct file *at;
     size_t count, capacity;
 };
@@ -190,6 +196,7 @@ static int add_file(struct files *f, const char *path, uint64_t bytes)
     size_t len = strlen(path), best = SIZE_MAX, cut = 0;
     for (size_t k = 0; k < LG_ARRAY_LEN(KINDS); k++) {
         size_t n = strlen(KINDS[k].extension);
+        if (KINDS[k].kind == LG_MEMBER_CLIP && !f->clips) continue;
         if (len > n && path[len - n - 1] != '/' &&
             strcasecmp(path + len - n, KINDS[k].extension) == 0) {
             best = k;
@@ -246,9 +253,9 @@ static int walk(const char *root, struct files *f, struct lg_links_out *out)
     return rc;
 }
 
-static int index_folder(struct lg_index *x, size_t shard)
+static int index_folder(struct lg_index *x, size_t shard, const struct lg_source_options *o)
 {
-    struct files f = {0};
+    struct files f = {.clips = o->clips};
     int rc;
     struct lg_links_out links = {0};
     LG_TRY_GOTO(rc, walk(x->shard[shard].path, &f, &links), out);
@@ -260,7 +267,8 @@ static int index_folder(struct lg_index *x, size_t shard)
         for (end = i; end < f.count && f.at[end].key_len == f.at[i].key_len &&
                       memcmp(f.at[end].path, f.at[i].path, f.at[i].key_len) == 0;
              end++)
-            usable |= f.at[end].kind == LG_MEMBER_PICTURE || f.at[end].kind == LG_MEMBER_LATENT;
+            usable |= f.at[end].kind == LG_MEMBER_PICTURE || f.at[end].kind == LG_MEMBER_LATENT ||
+                      f.at[end].kind == LG_MEMBER_CLIP;
         if (!usable) continue;
         LG_TRY_GOTO(rc, add_entry(x, shard, f.at[i].path, f.at[i].key_len), out);
         for (size_t k = i; k < end; k++) {
@@ -339,12 +347,13 @@ static int check(const struct lg_index *x, const struct lg_index_source *s, cons
                  const struct lg_source_options *o)
 {
     const uint64_t *n = s->n_of_kind;
-    if (n[LG_MEMBER_PICTURE] + n[LG_MEMBER_LATENT] == 0)
+    if (n[LG_MEMBER_PICTURE] + n[LG_MEMBER_CLIP] + n[LG_MEMBER_LATENT] == 0)
         return LG_FAIL(LG_ERR_CONFIG,
                        "data.path: no picture in %s (%zu shards or folders, %zu samples without a "
                        "picture, %zu links out of the folder, which are not followed); looked for "
-                       ".png, .jpg, .jpeg, .webp and .latent.safetensors",
-                       path, s->n_shards, (size_t)s->count, x->links_out);
+                       ".png, .jpg, .jpeg, .webp%s and .latent.safetensors",
+                       path, s->n_shards, (size_t)s->count, x->links_out,
+                       o->clips ? ", .mp4, .m4v, .mov, .webm, .mkv, .gif" : "");
     if (!n[LG_MEMBER_LATENT] != !x->source[0].n_of_kind[LG_MEMBER_LATENT])
         return LG_FAIL(LG_ERR_CONFIG,
                        "data.path: %s holds %s, unlike the first source: encode all of them before "
@@ -395,9 +404,9 @@ static int index_source(struct lg_index *x, const struct lg_source_spec *spec,
     s->n_shards = x->n_shards - s->first_shard;
     for (size_t i = s->first_shard; i < x->n_shards; i++) {
         if (x->shard[i].is_folder)
-            LG_TRY(index_folder(x, i));
+            LG_TRY(index_folder(x, i, options));
         else
-            LG_TRY(index_tar(x, i, options->allow_truncated));
+            LG_TRY(index_tar(x, i, options));
     }
     s->count = x->count - s->first;
     return 0;

@@ -12,6 +12,7 @@ enum lg_member_kind {
     LG_MEMBER_TXT,
     LG_MEMBER_JSON,
     LG_MEMBER_CLS,
+    LG_MEMBER_CLIP, /* where options.clips says so */
     LG_MEMBER_KINDS
 };
 

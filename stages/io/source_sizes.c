@@ -1,4 +1,4 @@
-/* The sizes of all pictures of a data set, remembered in a file; see source.h.
+/* The sizes of all pictures and clips of a data set, remembered in a file; see source.h.
  *
  * The file: a head of four words and (count) sizes. Its hash covers all of it, so that a file of another build or data
  * set, or a damaged one, is found and made again. What the pictures are may only change with the data set's
@@ -16,7 +16,7 @@ struct head {
     uint64_t source, count;
     uint64_t hash; /* of the sizes and the words before */
 };
-static const char MAGIC[8] = {'l', 'g', 's', 'i', 'z', 'e', 's', '1'};
+static const char MAGIC[8] = {'l', 'g', 's', 'i', 'z', 'e', 's', '2'};
 
 static size_t file_bytes(uint64_t count)
 {
@@ -69,8 +69,7 @@ static int look(lg_source *s, struct lg_item_size *ret)
 {
     uint64_t unreadable = 0;
     for (uint64_t i = 0; i < lg_source_count(s); i++) {
-        struct lg_picture_size size;
-        int rc = lg_source_size(s, i, &size);
+        int rc = lg_source_size(s, i, &ret[i]);
         lg_heartbeat();
         if (rc == LG_ERR_VOID) {
             lg_err_clear();
@@ -78,7 +77,6 @@ static int look(lg_source *s, struct lg_item_size *ret)
             continue;
         }
         LG_TRY(rc);
-        ret[i] = (struct lg_item_size){(uint16_t)size.width, (uint16_t)size.height};
     }
     if (unreadable)
         lg_log(LG_WARN, "%" PRIu64 " of %" PRIu64 " samples show no picture's size", unreadable,

@@ -3,6 +3,7 @@
 #include "base/printable.h"
 #include "config/ledger.h"
 #include "config/manifest.h"
+#include "shm/hosts.h"
 #include "stages/io/source.h"
 #include "stages/loader/look.h"
 #include <fcntl.h>
@@ -73,7 +74,7 @@ static int open_data(struct checked *k, bool *ret_same)
     if (k->plan.buckets.n) {
         LG_TRY(lg_path(cache, "%s/sizes", k->dir));
         LG_TRY(lg_source_sizes(k->source, cache, &size));
-        int rc = lg_loader_order(&k->plan, k->source, size, &k->order);
+        int rc = lg_loader_order(k->config, &k->plan, k->source, size, &k->order);
         free(size);
         LG_TRY(rc);
         hash = lg_order_hash(k->order, hash);
@@ -143,11 +144,20 @@ static int add_sample(struct checked *k, XXH3_state_t *h, uint64_t n)
     return 0;
 }
 
+/* Of several hosts the hash is that of theirs, each of its own part (shm/hosts.h). */
 static int check_step(struct checked *k, const struct lg_ledger_record *r, XXH3_state_t *h)
 {
-    XXH3_64bits_reset(h);
-    for (uint64_t n = r->first; n <= r->last; n++) LG_TRY(add_sample(k, h, n));
-    if (XXH3_64bits_digest(h) == r->keys_hash) return 0;
+    uint64_t of_host[LG_HOSTS_MAX], n = r->first;
+    const int hosts = k->plan.hosts;
+    const uint64_t share = (r->last - r->first + 1) / (uint64_t)hosts;
+    for (int i = 0; i < hosts; i++) {
+        XXH3_64bits_reset(h);
+        for (uint64_t end = n + share; n < end; n++) LG_TRY(add_sample(k, h, n));
+        of_host[i] = XXH3_64bits_digest(h);
+    }
+    const uint64_t all =
+        hosts > 1 ? XXH3_64bits(of_host, (size_t)hosts * sizeof *of_host) : of_host[0];
+    if (all == r->keys_hash) return 0;
     return LG_FAIL(LG_ERR_CORRUPT,
                    "%s: step %" PRIu64 " was trained on other items than the order of samples says",
                    k->path, r->step);

@@ -31,7 +31,6 @@ struct loader {
     uint64_t data_hash; /* by which the run knows the data set */
     struct lg_sample_rule rule;
     lg_sample sample;
-    uint8_t *pixels; /* (3, S, S): where a sample goes when the window has no pixels */
     int void_events;
     bool latents; /* the data set holds latents: LATENT is published too */
 };
@@ -138,7 +137,7 @@ static int open_order(lg_stage *st, struct loader *l)
     if (!p->buckets.n) return 0;
     LG_TRY(lg_path(path, "%s/sizes", st->run_dir));
     LG_TRY(lg_source_sizes(l->source, path, &size));
-    int rc = lg_loader_order(p, l->source, size, &l->order);
+    int rc = lg_loader_order(st->config, p, l->source, size, &l->order);
     free(size);
     LG_TRY(rc);
     l->data_hash = lg_order_hash(l->order, l->data_hash);
@@ -205,20 +204,21 @@ static int loader_open(lg_stage *st)
     LG_TRY(rc);
     LG_TRY(check_source(st, l));
     for (int k = 0; k < st->plan.n_texts; k++) LG_TRY(open_tokenizer(st, l, k));
-    l->rule = (struct lg_sample_rule){.seed = (uint64_t)c->job_seed,
-                                      .size = (int)c->data_size,
-                                      .random_crop = !strcmp(c->data_crop, "random"),
-                                      .random_flip = c->data_flip,
-                                      .caption = {.choice = lg_caption_choice_of(c->data_caption),
-                                                  .shuffle_tags = c->data_shuffle_tags,
-                                                  .keep_tags = c->data_keep_tags},
-                                      .dropout = c->trainer_cond_dropout,
-                                      .num_classes = st->plan.num_classes,
-                                      .no_shuffle = !c->data_shuffle};
+    l->rule = (struct lg_sample_rule){
+        .seed = (uint64_t)c->job_seed,
+        .shape = {st->plan.frames, (int)c->data_size.height, (int)c->data_size.width},
+        .rate = lg_loader_rate(c),
+        .latents_have_frames = st->plan.latent_frames > 1,
+        .random_crop = !strcmp(c->data_crop, "random"),
+        .random_flip = c->data_flip,
+        .caption = {.choice = lg_caption_choice_of(c->data_caption),
+                    .shuffle_tags = c->data_shuffle_tags,
+                    .keep_tags = c->data_keep_tags},
+        .dropout = c->trainer_cond_dropout,
+        .num_classes = st->plan.num_classes,
+        .no_shuffle = !c->data_shuffle};
     LG_TRY(open_order(st, l));
     LG_TRY(agree_on_data(st, l));
-    l->pixels = malloc((size_t)3 * l->rule.size * l->rule.size);
-    LG_ASSERT(l->pixels);
     return 0;
 }
 
@@ -257,11 +257,14 @@ static int check_latent(lg_stage *st, struct loader *l)
 {
     const int *dim = l->sample.latent_dim;
     const lg_plan *p = &st->plan;
-    if (dim[0] == p->latent_channels && dim[1] == p->latent_size && dim[2] == p->latent_size)
+    if (dim[0] == p->latent_channels && dim[1] == p->latent_frames && dim[2] == p->latent_height &&
+        dim[3] == p->latent_width)
         return 0;
-    return lg_stage_park(st, "%s: the latent is (%d, %d, %d), the plan says (%d, %d, %d)",
-                         l->sample.key, dim[0], dim[1], dim[2], p->latent_channels, p->latent_size,
-                         p->latent_size);
+    return lg_stage_park(st,
+                         "%s: the latent is (%d, %d, %d, %d), channels, frames, height and width; "
+                         "the plan says (%d, %d, %d, %d)",
+                         l->sample.key, dim[0], dim[1], dim[2], dim[3], p->latent_channels,
+                         p->latent_frames, p->latent_height, p->latent_width);
 }
 
 /* Does text k alone do without its caption? Each is drawn by itself, and beside trainer.cond_dropout, which empties the
@@ -279,7 +282,7 @@ static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
     slot->bucket = (uint32_t)lg_source_place(l->source, &l->rule, lg_stage_sample(st, n)).bucket;
     const struct lg_window_shape shape = lg_window_shape(w, n);
     const size_t half = shape.half_bytes;
-    uint8_t *pixels = shape.pixels_bytes ? lg_window_pixels(w, n) : l->pixels;
+    uint8_t *pixels = shape.pixels_bytes ? lg_window_pixels(w, n) : NULL; /* latents need none */
     int rc = read_sample(st, l, n, pixels);
     if (rc < 0 && rc != LG_ERR_VOID) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     const bool is_void = rc == LG_ERR_VOID, is_empty = is_void || l->sample.is_absent;
@@ -289,8 +292,8 @@ static int fill_slot(lg_stage *st, struct loader *l, uint64_t n)
     slot->is_void = is_void;
     slot->is_absent = l->sample.is_absent;
     const bool known = !is_empty && l->sample.stored_height > 0;
-    slot->original_height = (uint32_t)(known ? l->sample.stored_height : l->rule.size);
-    slot->original_width = (uint32_t)(known ? l->sample.stored_width : l->rule.size);
+    slot->original_height = (uint32_t)(known ? l->sample.stored_height : l->rule.shape.height);
+    slot->original_width = (uint32_t)(known ? l->sample.stored_width : l->rule.shape.width);
     slot->crop_top = (uint32_t)(known ? l->sample.crop_top : 0);
     slot->crop_left = (uint32_t)(known ? l->sample.crop_left : 0);
     slot->item = l->sample.item;
@@ -346,7 +349,6 @@ static void loader_close(lg_stage *st)
     for (int k = 0; k < LG_TEXTS_MAX; k++) lg_tokenizer_close(&l->tokenizer[k]);
     lg_window_close(&l->window);
     lg_order_free(&l->order);
-    free(l->pixels);
     free(l);
     st->state = NULL;
 }

@@ -11,6 +11,7 @@
 #include "config/texts.h"
 #include "stages/io/source.h"
 #include "stages/io/tokenizer.h"
+#include "stages/loader/look_clips.h"
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,14 +20,20 @@
 
 enum { NAMED_MAX = 20, TOKENS_MAX = 4096, LOOK_SIZE = 1024 };
 
-int lg_loader_order(const lg_plan *p, const lg_source *s, const struct lg_item_size *size,
-                    lg_order **ret)
+struct lg_clip_rate lg_loader_rate(const lg_config *c)
+{
+    return (struct lg_clip_rate){.fps = c->data_fps, .stride = (int)c->data_stride};
+}
+
+int lg_loader_order(const lg_config *c, const lg_plan *p, const lg_source *s,
+                    const struct lg_item_size *size, lg_order **ret)
 {
     LG_TRY(lg_source_order(
         s,
         &(struct lg_order_spec){
             .buckets = &p->buckets,
             .size = size,
+            .rate = lg_loader_rate(c),
             .ranks = (uint64_t)(p->hosts * p->instances[LG_ROLE_trainer] / p->sequence),
             .micros = (uint64_t)(p->rank_batch / p->micro_batch),
             .micro = (uint64_t)p->micro_batch,
@@ -119,8 +126,19 @@ static int look_at_picture(struct look *l, struct item_look *i, struct lg_item_s
     i->bytes = l->stored.picture_bytes;
     i->hash = lg_hash(l->stored.picture, l->stored.picture_bytes);
     LG_TRY(lg_picture_size(l->stored.picture, l->stored.picture_bytes, &need, &whole));
-    *size = (struct lg_item_size){(uint16_t)whole.width, (uint16_t)whole.height};
+    *size = (struct lg_item_size){(uint16_t)whole.width, (uint16_t)whole.height, 1, 0};
     LG_TRY(lg_picture_decode(l->stored.picture, l->stored.picture_bytes, 1, &l->picture));
+    return 0;
+}
+
+static int look_at_clip(struct look *l, struct item_look *i, struct lg_item_size *size)
+{
+    struct lg_clip_hash hash = {0};
+    const int frames = l->config ? l->plan.frames : 1;
+    int rc = lg_look_at_clip(l->stored.clip, frames, size, &hash);
+    i->hash = hash.hash;
+    i->bytes = hash.bytes;
+    LG_TRY(rc);
     return 0;
 }
 
@@ -128,7 +146,10 @@ static int look_at(struct look *l, uint64_t n)
 {
     struct item_look *i = &l->item[n];
     LG_TRY(lg_source_read(l->source, n, &l->stored));
-    if (l->stored.picture) LG_TRY(look_at_picture(l, i, &l->size[n]));
+    if (l->stored.clip)
+        LG_TRY(look_at_clip(l, i, &l->size[n]));
+    else if (l->stored.picture)
+        LG_TRY(look_at_picture(l, i, &l->size[n]));
     LG_TRY(look_at_captions(l, i));
     return 0;
 }
@@ -157,24 +178,6 @@ static int look_at_all(struct look *l)
 
 /* ---- figures ---- */
 
-static int by_number(const void *a, const void *b)
-{
-    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return (x > y) - (x < y);
-}
-
-struct spread {
-    uint32_t least, median, most;
-};
-
-/* Sorts v. */
-static struct spread spread_of(uint32_t *v, uint64_t n)
-{
-    if (!n) return (struct spread){0, 0, 0};
-    qsort(v, n, sizeof *v, by_number);
-    return (struct spread){v[0], v[n / 2], v[n - 1]};
-}
-
 static void print_sizes(const struct look *l, uint32_t *v)
 {
     static const char *const name[] = {"width", "height", "shorter side"};
@@ -184,7 +187,7 @@ static void print_sizes(const struct look *l, uint32_t *v)
             const uint32_t w = l->size[i].width, h = l->size[i].height;
             if (w && h) v[n++] = k == 0 ? w : k == 1 ? h : LG_MIN(w, h);
         }
-        const struct spread s = spread_of(v, n);
+        const struct lg_spread s = lg_spread_of(v, n);
         if (n) printf("%s: %u to %u pixels, median %u\n", name[k], s.least, s.most, s.median);
     }
 }
@@ -198,7 +201,7 @@ static void print_captions(const struct look *l, uint32_t *v)
         lines += l->item[i].has_lines;
         if (l->item[i].has_caption) v[n++] = l->item[i].words;
     }
-    const struct spread s = spread_of(v, n);
+    const struct lg_spread s = lg_spread_of(v, n);
     printf("captions: %" PRIu64 " samples have one, %" PRIu64 " have none", n, without);
     if (n)
         printf("; %u to %u %s, median %u", s.least, s.most, l->plan.n_texts ? "tokens" : "words",
@@ -213,6 +216,19 @@ static void print_captions(const struct look *l, uint32_t *v)
         printf("    %" PRIu64 " samples have captions of several lines, which are one text: "
                "data.caption = \"first\" or \"random\" takes one of them\n",
                lines);
+}
+
+static void print_clips(const struct look *l, uint32_t *v)
+{
+    struct lg_look_clips c = {.size = l->size, .count = l->count, .v = v};
+    if (l->config) c.rate = lg_loader_rate(l->config);
+    if (l->config && l->plan.frames > 1) c.frames = l->plan.frames;
+    for (int k = 0; k < l->plan.buckets.n; k++) {
+        const int frames = l->plan.buckets.of[k].frames;
+        c.has_pictures |= frames == 1;
+        if (frames > 1) c.frames = LG_MIN(c.frames, frames);
+    }
+    lg_look_print_clips(&c);
 }
 
 static const struct item_look *sorted_items; /* of by_hash */
@@ -257,12 +273,14 @@ static int print_buckets(struct look *l)
     lg_order *o;
     struct lg_order_spec spec = l->cut;
     if (!l->buckets.n) {
-        printf("buckets: none, every picture becomes a square of data.size = %" PRId64 "\n",
-               l->config->data_size);
+        printf("buckets: none, every picture becomes one of data.size, %d x %d\n",
+               l->plan.image_height, l->plan.image_width);
         return 0;
     }
+    for (uint64_t i = 0; !l->config && i < l->count; i++) l->size[i].frames = 1; /* shapes alone */
     spec.buckets = &l->buckets;
     spec.size = l->size;
+    if (l->config) spec.rate = lg_loader_rate(l->config);
     LG_TRY(lg_source_order(l->source, &spec, &o));
     if (l->config)
         printf("buckets (height x width), %" PRIu64 " ranks, micro-batches of %" PRIu64 ":\n",
@@ -278,7 +296,9 @@ static int print_buckets(struct look *l)
         stands += of.items;
         if (!of.items) moved += of.nearest;
         if (!of.nearest) continue;
-        printf("    %4d x %-4d nearest to %" PRIu64, b->height, b->width, of.nearest);
+        printf("    ");
+        if (b->frames > 1) printf("%d x ", b->frames);
+        printf("%4d x %-4d nearest to %" PRIu64, b->height, b->width, of.nearest);
         if (!of.items)
             printf(": too few, they go to a neighbour\n");
         else
@@ -324,10 +344,10 @@ static int open_config(struct look *l, const char *file, const char *const *set,
     const lg_plan *p = &l->plan;
     l->path = lg_config_data(l->config);
     l->buckets = p->buckets;
-    l->cut =
-        (struct lg_order_spec){.ranks = (uint64_t)(p->instances[LG_ROLE_trainer] / p->sequence),
-                               .micros = (uint64_t)(p->rank_batch / p->micro_batch),
-                               .micro = (uint64_t)p->micro_batch};
+    l->cut = (struct lg_order_spec){
+        .ranks = (uint64_t)(p->hosts * p->instances[LG_ROLE_trainer] / p->sequence),
+        .micros = (uint64_t)(p->rank_batch / p->micro_batch),
+        .micro = (uint64_t)p->micro_batch};
     l->by_line = lg_caption_choice_of(l->config->data_caption) != LG_CAPTION_LISTED;
     for (int t = 0; t < p->n_texts; t++)
         LG_TRY(lg_tokenizer_open(lg_text_keys(l->config, p->text[t].role).model, &l->tokenizer[t]));
@@ -340,15 +360,20 @@ static int open_alone(struct look *l, const char *path)
     const struct lg_strlist ratio = {&word, 1};
     l->path = path;
     l->cut = (struct lg_order_spec){.ranks = 1, .micros = 1, .micro = 1};
-    return lg_buckets_make(
-        &ratio, &(struct lg_buckets_spec){.size = LOOK_SIZE, .unit = 16, .micro_batch = 1},
-        &l->buckets);
+    return lg_buckets_make(&ratio,
+                           &(struct lg_buckets_spec){.height = LOOK_SIZE,
+                                                     .width = LOOK_SIZE,
+                                                     .frames = 1,
+                                                     .unit = 16,
+                                                     .factor_time = 1,
+                                                     .micro_batch = 1},
+                           &l->buckets);
 }
 
 static int look(struct look *l)
 {
     /* What a model needs of a sample is said, not demanded. */
-    const struct lg_source_options options = {.allow_truncated = true};
+    const struct lg_source_options options = {.allow_truncated = true, .clips = !l->config};
     LG_TRY(l->config ? lg_source_open_data(l->config, &options, &l->source)
                      : lg_source_open(l->path, &options, &l->source));
     l->count = lg_source_count(l->source);
@@ -360,13 +385,16 @@ static int look(struct look *l)
                  : LG_FAIL(LG_ERR_NOSPACE, "no memory for %" PRIu64 " items", l->count);
     if (rc == 0) {
         lg_print(stdout, "%s: %" PRIu64 " samples of %s\n", l->path, l->count,
-                 lg_source_has_latents(l->source) ? "latents" : "pictures");
+                 lg_source_has_latents(l->source) ? "latents"
+                 : lg_source_has_clips(l->source) ? "clips and pictures"
+                                                  : "pictures");
         print_sources(l);
         rc = look_at_all(l);
     }
     if (rc == 0) {
         if (!l->voids) printf("all of them can be read\n");
         print_sizes(l, v);
+        print_clips(l, v);
         print_captions(l, v);
         rc = print_copies(l);
     }

@@ -3,9 +3,11 @@
 #include "config/plan.h"
 #include "stages/io/source.h"
 
+/* At which a run's clips have their frames. */
+struct lg_clip_rate lg_loader_rate(const lg_config *c);
 /* The order of samples of a run with buckets. size: of all items. */
-int lg_loader_order(const lg_plan *p, const lg_source *s, const struct lg_item_size *size,
-                    lg_order **ret);
+int lg_loader_order(const lg_config *c, const lg_plan *p, const lg_source *s,
+                    const struct lg_item_size *size, lg_order **ret);
 
 /* `lg-loader --look TARGET [--set KEY=VALUE ...]`, behind `lgsup data`: prints what is in a data set, in words: items,
  * pictures that do not decode (by name), sizes, buckets, captions, copies. Every picture is read and decoded once.

@@ -107,14 +107,11 @@ static struct lg_map up_block(lg_net *n, const struct lg_aekl_config *c, struct 
                 "conv");
 }
 
-void lg_aekl_describe_encoder(lg_net *n, const struct lg_aekl_config *c, lg_tensor pixels,
-                              lg_tensor mean, lg_tensor logvar)
+/* Pictures (n, H, W, 3) to means and logarithms (n, h, w, 2 C). */
+static lg_tensor encoder(lg_net *n, const struct lg_aekl_config *c, lg_tensor pictures)
 {
     const int64_t out = 2 * c->latent_channels;
-    struct lg_map m = {.x = lg_net_value(n, "pixels",
-                                         lg_t4(NULL, n->type, n->batch, pixels.dim[2],
-                                               pixels.dim[3], c->in_channels))};
-    LG_NET_RECORD(n, pixels_to_nhwc, .x = pixels, .y = m.x);
+    struct lg_map m = {.x = pictures};
     lg_net_unit(n, unit);
     lg_net_scope(n, "encoder.");
     m = conv(n, c, m, c->block_out_channels[0], true, "conv_in");
@@ -125,16 +122,14 @@ void lg_aekl_describe_encoder(lg_net *n, const struct lg_aekl_config *c, lg_tens
     m = conv(n, c, m, out, false, "conv_out");
     lg_net_scope(n, NULL);
     if (c->quant_conv) m = pointwise(n, m, out, "quant_conv");
-    LG_NET_RECORD(n, posterior_split, .x = m.x, .mean = mean, .logvar = logvar);
+    return m.x;
 }
 
-void lg_aekl_describe_decoder(lg_net *n, const struct lg_aekl_config *c, lg_tensor latent,
-                              lg_tensor picture)
+/* Latents (n, h, w, C) to pictures (n, H, W, 3). */
+static void decoder(lg_net *n, const struct lg_aekl_config *c, lg_tensor latents,
+                    lg_tensor pictures)
 {
-    struct lg_map m = {.x = lg_net_value(n, "latent",
-                                         lg_t4(NULL, n->type, n->batch, latent.dim[2],
-                                               latent.dim[3], c->latent_channels))};
-    LG_NET_RECORD(n, nchw_to_nhwc, .x = latent, .y = m.x);
+    struct lg_map m = {.x = latents};
     lg_net_unit(n, unit);
     lg_net_scope(n, NULL);
     if (c->post_quant_conv) m = pointwise(n, m, c->latent_channels, "post_quant_conv");
@@ -144,6 +139,49 @@ void lg_aekl_describe_decoder(lg_net *n, const struct lg_aekl_config *c, lg_tens
     for (int i = 0; i < c->blocks; i++) m = up_block(n, c, m, i);
     lg_net_scope(n, "decoder.");
     m = lg_net_group_norm(n, m, norm(c, "conv_norm_out", LG_ACT_SILU));
-    lg_net_conv(n, m, (struct lg_conv){.out = c->out_channels, .kernel = 3, .y = picture},
+    lg_net_conv(n, m, (struct lg_conv){.out = c->out_channels, .kernel = 3, .y = pictures},
                 "conv_out");
+}
+
+void lg_aekl_describe_encoder(lg_net *n, const struct lg_aekl_config *c, lg_tensor pixels,
+                              lg_tensor mean, lg_tensor logvar)
+{
+    const lg_tensor shape =
+        lg_t4(NULL, n->type, n->batch, pixels.dim[2], pixels.dim[3], c->in_channels);
+    lg_tensor x = lg_net_value(n, "pixels", shape);
+    LG_NET_RECORD(n, pixels_to_nhwc, .x = pixels, .y = x);
+    x = encoder(n, c, x);
+    LG_NET_RECORD(n, posterior_split, .x = x, .mean = mean, .logvar = logvar);
+}
+
+void lg_aekl_describe_decoder(lg_net *n, const struct lg_aekl_config *c, lg_tensor latent,
+                              lg_tensor picture)
+{
+    const lg_tensor shape =
+        lg_t4(NULL, n->type, n->batch, latent.dim[2], latent.dim[3], c->latent_channels);
+    lg_tensor x = lg_net_value(n, "latent", shape);
+    LG_NET_RECORD(n, nchw_to_nhwc, .x = latent, .y = x);
+    decoder(n, c, x, picture);
+}
+
+/* Frames (C|D H W) of a clip as pictures (D, H, W, C). */
+static lg_tensor frames(lg_net *n, lg_tensor clip)
+{
+    const int64_t *dim = clip.dim;
+    lg_tensor y = lg_net_value(n, "frames", lg_t4(NULL, n->type, dim[1], dim[2], dim[3], dim[0]));
+    LG_NET_RECORD(n, clip_to_patches_forward, .x = clip, .y = y, .patch = 1);
+    return y;
+}
+
+void lg_aekl_describe_video_encoder(lg_net *n, const struct lg_aekl_config *c,
+                                    const struct lg_video_ends *ends)
+{
+    lg_tensor x = encoder(n, c, frames(n, ends->from));
+    LG_NET_RECORD(n, clip_posterior_forward, .x = x, .mean = ends->to[0], .logvar = ends->to[1]);
+}
+
+void lg_aekl_describe_video_decoder(lg_net *n, const struct lg_aekl_config *c,
+                                    const struct lg_video_ends *ends)
+{
+    decoder(n, c, frames(n, ends->from), ends->to[0]);
 }

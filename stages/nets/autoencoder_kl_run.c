@@ -6,7 +6,7 @@
  * many there are. Each half is a program (kernels/graph) for one slice. Their arenas, the picture of
  * a slice, the staging of one where the batch needs it, and the backend's scratch are the net's memory;
  * encoder and decoder share all of it. */
-#include "stages/nets/encoders.h"
+#include "stages/nets/autoencoder_private.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,10 +67,6 @@ struct lg_aekl {
     char *arena, *scratch;
     size_t arena_bytes, scratch_bytes; /* that it needs */
     bool borrows;                      /* arena and scratch are another net's */
-};
-
-struct memory {
-    size_t arena, scratch; /* bytes */
 };
 
 static int64_t latent_side(const lg_aekl *net, int pixels)
@@ -265,9 +261,8 @@ static int check_shape(const struct lg_aekl_config *c, const struct lg_aekl_shap
     return 0;
 }
 
-/* A net without memory, its sizes known. */
-static int plan(lg_device *d, const struct lg_aekl_config *c, const struct lg_aekl_shape *shape,
-                lg_aekl **ret)
+int lg_aekl_make(lg_device *d, const struct lg_aekl_config *c, const struct lg_aekl_shape *shape,
+                 lg_aekl **ret)
 {
     LG_TRY(check_shape(c, shape));
     lg_aekl *net = calloc(1, sizeof *net);
@@ -295,7 +290,14 @@ int lg_aekl_print(lg_device *d, const struct lg_aekl_config *c, const struct lg_
                   FILE *to)
 {
     lg_aekl *net = NULL;
-    LG_TRY(plan(d, c, shape, &net));
+    LG_TRY(lg_aekl_make(d, c, shape, &net));
+    lg_aekl_print_programs(net, to);
+    lg_aekl_close(&net);
+    return 0;
+}
+
+void lg_aekl_print_programs(const lg_aekl *net, FILE *to)
+{
     if (net->encode) {
         fprintf(to, "encoder\n");
         lg_program_print(net->encode, to);
@@ -304,14 +306,30 @@ int lg_aekl_print(lg_device *d, const struct lg_aekl_config *c, const struct lg_
         fprintf(to, "%sdecoder\n", net->encode ? "\n" : "");
         lg_program_print(net->decode, to);
     }
-    lg_aekl_close(&net);
-    return 0;
+}
+
+struct lg_net_memory lg_aekl_memory(const lg_aekl *net)
+{
+    return (struct lg_net_memory){net->arena_bytes, net->scratch_bytes};
+}
+
+void lg_aekl_lend(lg_aekl *net, char *arena, char *scratch)
+{
+    net->borrows = true;
+    net->arena = arena;
+    net->scratch = scratch;
+}
+
+double lg_aekl_flops(const lg_aekl *net)
+{
+    return (net->encode ? lg_program_flops(net->encode) : 0) +
+           (net->decode ? lg_program_flops(net->decode) : 0);
 }
 
 /* The largest of all. */
-static struct memory largest(lg_aekl *const *nets, int n)
+static struct lg_net_memory largest(lg_aekl *const *nets, int n)
 {
-    struct memory most = {0, 0};
+    struct lg_net_memory most = {0, 0};
     for (int i = 0; i < n; i++) {
         most.arena = LG_MAX(most.arena, nets[i]->arena_bytes);
         most.scratch = LG_MAX(most.scratch, nets[i]->scratch_bytes);
@@ -324,7 +342,7 @@ static int plan_all(lg_device *d, const struct lg_aekl_config *c,
 {
     int rc = 0;
     for (int i = 0; i < n; i++) ret[i] = NULL;
-    for (int i = 0; i < n && rc == 0; i++) rc = plan(d, c, &shapes[i], &ret[i]);
+    for (int i = 0; i < n && rc == 0; i++) rc = lg_aekl_make(d, c, &shapes[i], &ret[i]);
     if (rc < 0) return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     return 0;
 }
@@ -341,7 +359,7 @@ int lg_aekl_plan_all(lg_device *d, const struct lg_aekl_config *c,
     LG_ASSERT(nets);
     int rc = plan_all(d, c, shapes, n, nets);
     if (rc == 0) {
-        const struct memory m = largest(nets, n);
+        const struct lg_net_memory m = largest(nets, n);
         *ret_bytes = m.arena + m.scratch;
     }
     close_all(nets, n);
@@ -361,14 +379,10 @@ int lg_aekl_open_all(lg_device *d, const struct lg_aekl_config *c,
 {
     int rc;
     LG_TRY_GOTO(rc, plan_all(d, c, shapes, n, ret), fail);
-    const struct memory m = largest(ret, n);
+    const struct lg_net_memory m = largest(ret, n);
     LG_TRY_GOTO(rc, lg_device_alloc(d, m.arena, (void **)&ret[0]->arena), fail);
     if (m.scratch) LG_TRY_GOTO(rc, lg_device_alloc(d, m.scratch, (void **)&ret[0]->scratch), fail);
-    for (int i = 1; i < n; i++) {
-        ret[i]->borrows = true;
-        ret[i]->arena = ret[0]->arena;
-        ret[i]->scratch = ret[0]->scratch;
-    }
+    for (int i = 1; i < n; i++) lg_aekl_lend(ret[i], ret[0]->arena, ret[0]->scratch);
     return 0;
 fail:
     close_all(ret, n);

@@ -70,6 +70,13 @@ int lg_denoiser_config_check(const struct lg_denoiser_config *c)
     WANT(c->height >= 1 && c->height <= LG_MODEL_SIDE_MAX && c->width >= 1 &&
              c->width <= LG_MODEL_SIDE_MAX,
          "a latent of %d x %d; 1 to %d are possible", c->height, c->width, LG_MODEL_SIDE_MAX);
+    WANT(c->frames >= 0 && c->frames <= LG_MODEL_SIDE_MAX &&
+             (int64_t)lg_denoiser_frames(c) * c->height <= LG_MODEL_ROWS_MAX,
+         "%d frames of height %d of the latent; at most %d frames, and %d rows of all of them",
+         c->frames, c->height, LG_MODEL_SIDE_MAX, LG_MODEL_ROWS_MAX);
+    WANT(lg_denoiser_frames(c) == 1 || lg_denoiser_info(c->kind)->clips,
+         "%d frames of the latent; a %s takes pictures: set data.frames = 1", c->frames,
+         lg_denoiser_info(c->kind)->name);
     WANT(c->patch >= 1 && c->height % c->patch == 0 && c->width % c->patch == 0,
          "a latent of %d x %d cannot be cut into patches of %d; change patch or data.size",
          c->height, c->width, c->patch);
@@ -92,23 +99,40 @@ int lg_denoiser_config_check(const struct lg_denoiser_config *c)
     return lg_model_of(c->kind)->check(c);
 }
 
+/* Rows of the latent that stay together when a sequence is split: of patches, or frames. */
+static int rows_together(const struct lg_denoiser_config *c)
+{
+    return lg_model_of(c->kind)->has_frame_table ? c->height : c->patch;
+}
+
 int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequence *s,
                      struct lg_band *ret)
 {
-    const int rows = c->height / c->patch;
-    *ret = (struct lg_band){.height = c->height, .share = 1};
+    const int together = rows_together(c), rows = lg_denoiser_rows(c) / together;
+    *ret = (struct lg_band){.height = lg_denoiser_rows(c), .share = 1};
     if (!lg_sequence_is_split(s)) return 0;
     LG_ASSERT(s->rank >= 0 && s->rank < s->degree);
     if (!lg_denoiser_info(c->kind)->is_split)
         return LG_FAIL(LG_ERR_CONFIG,
                        "a %s has no sequence that several ranks could share: set parallel.sp = 1",
                        lg_denoiser_info(c->kind)->name);
+    const struct lg_model *m = lg_model_of(c->kind);
+    if (m->has_frame_table && (s->degree > rows || s->degree > LG_RANKS_MAX))
+        return LG_FAIL(
+            LG_ERR_CONFIG,
+            "a sequence of %d frames of the latent, which a %s has whole, cannot be split "
+            "among %d ranks; use at most %d",
+            rows, lg_denoiser_info(c->kind)->name, s->degree, LG_MIN(rows, LG_RANKS_MAX));
+    if (m->turns_channels && s->kind == LG_SEQUENCE_FASTSEQ)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "a %s has norms over the queries and keys of all heads, which parallel."
+                       "sp_kind = \"fastseq\" would make apart: set it to \"ulysses\"",
+                       lg_denoiser_info(c->kind)->name);
     if (s->degree > rows || s->degree > LG_RANKS_MAX)
         return LG_FAIL(LG_ERR_CONFIG,
                        "a sequence of %d rows of patches (a latent of height %d, patches of %d) "
                        "cannot be split among %d ranks; use at most %d",
-                       rows, c->height, c->patch, s->degree, LG_MIN(rows, LG_RANKS_MAX));
-    const struct lg_model *m = lg_model_of(c->kind);
+                       rows, lg_denoiser_rows(c), c->patch, s->degree, LG_MIN(rows, LG_RANKS_MAX));
     if (m->text_tokens && s->degree > m->text_tokens(c))
         return LG_FAIL(LG_ERR_CONFIG,
                        "texts of %d tokens cannot be split among %d ranks of a sequence; use at "
@@ -119,10 +143,10 @@ int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequenc
                        "%d heads of attention cannot be split among %d ranks of a sequence; use at "
                        "most %d",
                        c->heads, s->degree, c->heads);
-    const struct lg_cut cut = lg_cut_evenly(0, rows, c->patch, s->degree);
+    const struct lg_cut cut = lg_cut_evenly(0, rows, together, s->degree);
     ret->first = (int)cut.at[s->rank];
     ret->height = (int)cut.at[s->rank + 1] - ret->first;
-    ret->share = (double)ret->height / c->height;
+    ret->share = (double)ret->height / lg_denoiser_rows(c);
     return 0;
 }
 
@@ -134,15 +158,25 @@ static int64_t tokens(const struct lg_denoiser_config *c, int height)
     return (int64_t)(height / c->patch) * (c->width / c->patch);
 }
 
-/* What is fixed of so many rows, of the compute type; or of all tokens, angles, of statistics'. rank 0: nothing. */
-static lg_tensor positions_shape(const struct lg_denoiser_config *c, int height, lg_dtype type,
-                                 lg_dtype stats)
+/* So many rows of so many samples. */
+struct samples {
+    int64_t batch;
+    int height;
+    lg_dtype type, stats;
+};
+
+/* What is fixed of them, of the compute type; or, angles, of statistics': of their tokens, or, where texts are in the sequence, of
+ * all. rank 0: nothing. */
+static lg_tensor positions_shape(const struct lg_denoiser_config *c, struct samples s)
 {
     const struct lg_model *m = lg_model_of(c->kind);
-    if (m->scale) return lg_t2(NULL, type, tokens(c, height), c->hidden);
+    const int64_t of_frames = lg_denoiser_frames(c) > 1 ? s.batch * (s.height / c->height) : 0;
+    if (m->has_frame_table) return lg_t2(NULL, s.type, tokens(c, c->height) + of_frames, c->hidden);
+    if (m->scale) return lg_t2(NULL, s.type, tokens(c, s.height), c->hidden);
+    if (m->turns_channels) return lg_t3(NULL, s.stats, 2, tokens(c, s.height), c->hidden / 2);
     if (!m->angles) return LG_NONE;
-    const int64_t all = m->text_tokens(c) + tokens(c, c->height);
-    return lg_t3(NULL, stats, 2, all, c->hidden / c->heads / 2);
+    const int64_t all = m->text_tokens(c) + tokens(c, lg_denoiser_rows(c));
+    return lg_t3(NULL, s.stats, 2, all, c->hidden / c->heads / 2);
 }
 
 /* Shapes alone, of so many rows. */
@@ -152,7 +186,7 @@ static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, in
     const int64_t B = n->batch;
     struct lg_model_input in = {.x = lg_t4(NULL, n->type, B, c->channels, height, c->width),
                                 .t = lg_t1(NULL, n->stats, B)};
-    in.positions = positions_shape(c, height, n->type, n->stats);
+    in.positions = positions_shape(c, (struct samples){B, height, n->type, n->stats});
     if (lg_denoiser_info(c->kind)->labels) in.label = lg_t1(NULL, LG_I32, B);
     const struct lg_denoiser_text_info *has;
     lg_denoiser_texts(c->kind, &has);
@@ -160,7 +194,7 @@ static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, in
         const struct lg_denoiser_text *t = &c->text[k];
         if (t->length) in.text[k].states = lg_t3(NULL, n->type, B, t->length, t->width);
         if (t->pooled) in.text[k].pooled = lg_t2(NULL, n->type, B, t->pooled);
-        if (has[k].is_masked) in.text[k].length = lg_t1(NULL, LG_I32, B);
+        if (has[k].padding != LG_PADDING_SEEN) in.text[k].length = lg_t1(NULL, LG_I32, B);
     }
     if (lg_denoiser_numbers(c)) in.size = lg_t1(NULL, n->stats, lg_denoiser_numbers(c) * B);
     if (lg_denoiser_has_ratio(c)) in.ratio = lg_t1(NULL, n->stats, B);
@@ -186,7 +220,7 @@ static lg_net declared(const struct lg_denoiser_config *c, const struct lg_train
     lg_net n = lg_net_declare(1);
     n.adapter = how->adapter;
     n.in_blocks = lg_params_in_blocks(&grouping);
-    struct lg_model_input in = input_shapes(c, c->height, &n);
+    struct lg_model_input in = input_shapes(c, lg_denoiser_rows(c), &n);
     lg_model_of(c->kind)->describe(&n, c, &in, output_shape(c, in.x));
     return n;
 }
@@ -348,7 +382,8 @@ static void add_backward(lg_denoiser *net, const lg_net *n, lg_tensor out, lg_te
 
 static struct lg_cut cut_tokens(const struct lg_denoiser_config *c, const struct lg_sequence *s)
 {
-    return lg_cut_evenly(1, c->height / c->patch, c->width / c->patch, s->degree);
+    const int together = rows_together(c);
+    return lg_cut_evenly(1, lg_denoiser_rows(c) / together, tokens(c, together), s->degree);
 }
 
 /* Where texts are no part of the sequence: of nothing. */
@@ -501,8 +536,10 @@ static int compile_mode(lg_denoiser *net)
 
 static lg_tensor positions_of(const lg_denoiser *net)
 {
-    lg_tensor t = positions_shape(&net->config, net->band.height, lg_device_dtype(net->device),
-                                  lg_denoiser_grad_type(net->device));
+    lg_tensor t =
+        positions_shape(&net->config, (struct samples){net->mode.batch, net->band.height,
+                                                       lg_device_dtype(net->device),
+                                                       lg_denoiser_grad_type(net->device)});
     t.data = net->positions;
     return t;
 }
@@ -595,40 +632,64 @@ static void deal_angles(const lg_denoiser *net, float *angles)
     free(from);
 }
 
-/* Those of the whole latent. */
+/* Of two tables of all tokens the band's, (2, T, pairs). */
+static void take_angles(const lg_denoiser *net, float *angles)
+{
+    const struct lg_denoiser_config *c = &net->config;
+    const size_t pairs = (size_t)c->hidden / 2,
+                 all = (size_t)tokens(c, lg_denoiser_rows(c)) * pairs;
+    const size_t first = (size_t)tokens(c, net->band.first) * pairs;
+    const size_t own = (size_t)tokens(c, net->band.height) * pairs;
+    memmove(angles, angles + first, own * sizeof *angles);
+    memmove(angles + own, angles + all + first, own * sizeof *angles);
+}
+
+/* Those of the band, or, where texts are in the sequence, of all. ret has place for those of the whole latent. */
 static void compute_positions(const lg_denoiser *net, float *ret)
 {
     const struct lg_denoiser_config *c = &net->config;
     if (net->model->angles) {
         net->model->angles(c, ret);
-        if (lg_sequence_is_split(&net->mode.sequence)) deal_angles(net, ret);
+        if (net->model->turns_channels)
+            take_angles(net, ret);
+        else if (lg_sequence_is_split(&net->mode.sequence))
+            deal_angles(net, ret);
         return;
     }
     const int side = c->sample_size ? c->sample_size : c->height;
+    const size_t D = (size_t)c->hidden, place = (size_t)tokens(c, c->height) * D;
     const struct lg_grid grid = {.rows = c->height / c->patch,
                                  .columns = c->width / c->patch,
                                  .base = side / c->patch,
                                  .scale = c->interpolation > 0 ? c->interpolation
                                                                : net->model->scale(side)};
     lg_net_positions(&grid, c->hidden, ret);
+    if (!net->model->has_frame_table) {
+        const size_t first = (size_t)tokens(c, net->band.first) * D;
+        memmove(ret, ret + first, (size_t)tokens(c, net->band.height) * D * sizeof *ret);
+    } else if (lg_denoiser_frames(c) > 1) {
+        const int frames = net->band.height / c->height;
+        for (int b = 0; b < net->mode.batch; b++)
+            lg_net_frame_positions(net->band.first / c->height, frames, c->hidden,
+                                   ret + place + (size_t)b * (size_t)frames * D);
+    }
 }
 
-/* Computes the positions and brings the band's to the device, of angles all. */
 static int upload_positions(lg_denoiser *net)
 {
     const struct lg_denoiser_config *c = &net->config;
     lg_tensor pos = positions_of(net), from = pos;
-    const size_t before = net->model->angles ? 0 : (size_t)(tokens(c, net->band.first) * c->hidden);
     const size_t count = (size_t)lg_numel(&pos);
     void *staged = NULL;
     lg_stream *s = NULL;
-    float *host = malloc(LG_MAX(count, (size_t)(tokens(c, c->height) * c->hidden)) * sizeof *host);
+    float *host =
+        malloc(LG_MAX(count, (size_t)(tokens(c, lg_denoiser_rows(c)) * c->hidden)) * sizeof *host);
     LG_ASSERT(host);
     compute_positions(net, host);
     int rc;
     LG_TRY_GOTO(rc, lg_device_alloc(net->device, count * sizeof *host, &staged), out);
     LG_TRY_GOTO(rc, lg_stream_open(net->device, &s), out);
-    lg_stream_upload(s, staged, host + before, count * sizeof *host);
+    lg_stream_upload(s, staged, host, count * sizeof *host);
     from.data = staged;
     from.dtype = LG_F32;
     lg_cast(s, &(struct lg_cast_args){.x = from, .y = pos});

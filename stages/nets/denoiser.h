@@ -1,8 +1,9 @@
 /* The nets that the trainer trains and the sampler runs: DiT (class conditioning,
  * adaLN-Zero; Peebles & Xie 2023), PixArt (text by cross-attention, adaLN-single; Chen et al.
- * 2023), SD3 and FLUX (text and image in one attention; Esser et al. 2024), and the U-Nets of Stable Diffusion 2 and SDXL
- * (Rombach et al. 2022; Podell et al. 2023). Parameters are named and shaped as diffusers'. dit.c, pixart.c, sd3.c, flux.c
- * and unet.c describe one net each; denoiser.c runs them.
+ * 2023), SD3 and FLUX (text and image in one attention; Esser et al. 2024), the U-Nets of Stable Diffusion 2 and SDXL
+ * (Rombach et al. 2022; Podell et al. 2023), and of clips Latte (blocks in a frame, then along time; Ma et al. 2024) and LTX
+ * (attention among all tokens; HaCohen et al. 2024). Parameters are named and shaped as diffusers'. dit.c, pixart.c, sd3.c,
+ * flux.c, unet.c, latte.c and ltx.c describe one net each; denoiser.c runs them.
  *
  * A net owns no weights: forward and backward get a flat buffer cut by lg_denoiser_params(). It
  * owns its activations, planned once for a fixed batch; a smaller batch is padded by the caller.
@@ -22,9 +23,10 @@ enum { LG_DENOISER_DEPTH_MAX = 1024, LG_FLUX_AXES = 3 };
 struct lg_denoiser_config {
     lg_denoiser_kind kind;
     int channels; /* of the latent */
-    int height;   /* of the latent */
-    int width;    /* of the latent */
-    int patch;    /* patch size p: tokens T = (height / p) (width / p) */
+    int frames;   /* of the latent; 0: as 1, a picture */
+    int height;   /* of a frame of the latent */
+    int width;    /* of a frame of the latent */
+    int patch;    /* patch size p: tokens T = frames (height / p) (width / p) */
     int hidden;   /* D = heads * head_dim */
     int depth;    /* blocks */
     int heads;
@@ -57,12 +59,23 @@ struct lg_denoiser_config {
     int singles;            /* the last so many blocks have one stream */
     int axes[LG_FLUX_AXES]; /* features of a head that are turned by a token's text, row, column */
     bool guidance;          /* its scale is a condition */
+    /* LTX: a cell of the latent is a frame of so many seconds, and so many pixels wide and high; 0: 8 / 25, 32. */
+    double cell_seconds, cell_pixels;
     /* U-Nets: hidden, heads are those of the first level, depth is lg_unet_blocks. */
     struct lg_unet unet;
 };
 static inline bool lg_denoiser_is_dual(const struct lg_denoiser_config *c, int block)
 {
     return c->dual[block / 64] >> block % 64 & 1;
+}
+static inline int lg_denoiser_frames(const struct lg_denoiser_config *c)
+{
+    return c->frames ? c->frames : 1;
+}
+/* A clip is a picture whose frames lie below one another: its height is that of all frames. */
+static inline int lg_denoiser_rows(const struct lg_denoiser_config *c)
+{
+    return lg_denoiser_frames(c) * c->height;
 }
 static inline int lg_denoiser_out_channels(const struct lg_denoiser_config *c)
 {
@@ -131,7 +144,7 @@ struct lg_denoiser_mode {
 };
 
 /* A rank's band of the latent, when the sequence is split: x, out and d out are (B, C, height, W) of rows
- * [first, first + height), by lg_send from a whole one (noise is drawn by the element's number in that). All other
+ * [first, first + height) of lg_denoiser_rows(), by lg_send from a whole one (noise is drawn by the element's number in that). All other
  * inputs are those of the whole net, and so are weights. Means over the band times `share` are its terms of means over the
  * latent: that of the loss, and lg_mse_loss and lg_learned_range_loss get a sample's weight times `share`. */
 struct lg_band {
@@ -178,7 +191,7 @@ struct lg_text_states {
     lg_tensor states; // (B, L, E)
     lg_tensor pooled; // (B, P)
     lg_tensor
-        length; // (B) i32, >= 1, where padding is masked: keys beyond it are; not read elsewhere
+        length; // (B) i32, >= 1, where the net does not see padding: keys beyond it are masked; not read elsewhere
 };
 
 /* One batch of inputs, on the device, in its compute type. */
@@ -193,7 +206,7 @@ struct lg_denoiser_input {
         ratio; // (B) of t's type: with lg_denoiser_has_ratio, height / width of what is trained on
     lg_tensor guidance; // (B) of t's type: with guidance, 1000 times its scale
 };
-/* out (B, C or 2C, H, W), as dout. With train, keeps what the backward needs. Forward and backward give the stream
+/* out (B, C or 2C, H, W), as dout, H = lg_denoiser_rows(). With train, keeps what the backward needs. Forward and backward give the stream
  * the net's own scratch memory: a caller whose other operations need some sets it again. */
 void lg_denoiser_forward(lg_denoiser *net, lg_stream *s, const void *weights,
                          const struct lg_denoiser_input *in, lg_tensor out);

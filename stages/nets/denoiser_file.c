@@ -222,8 +222,9 @@ static cJSON *config_json(const struct lg_denoiser_config *c)
 /* A key that o lacks is taken over. */
 static int take_keys(const lg_model_config *source, void *ret)
 {
-    static const char *const own[] = {KEY_HEIGHT,          KEY_WIDTH,          KEY_TEXT_LENGTH,
-                                      LG_KEY_TEXT_LENGTHS, LG_KEY_TEXT_WIDTHS, LG_KEY_TEXT_POOLED};
+    static const char *const own[] = {KEY_HEIGHT,          KEY_WIDTH,           KEY_TEXT_LENGTH,
+                                      LG_KEY_TEXT_LENGTHS, LG_KEY_TEXT_WIDTHS,  LG_KEY_TEXT_POOLED,
+                                      LG_KEY_FRAMES,       LG_KEY_CELL_SECONDS, LG_KEY_CELL_PIXELS};
     cJSON *o = ret;
     for (const cJSON *j = source->root->child; j; j = j->next) {
         bool skip = cJSON_GetObjectItemCaseSensitive(o, j->string) &&
@@ -328,7 +329,7 @@ int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float 
 static int write_values(lg_st_writer *w, const struct lg_param *p, const float *values)
 {
     if (p->layout == LG_LAYOUT_FILE) return lg_st_writer_data(w, values, p->count * sizeof *values);
-    const int64_t in = p->dim[1], pixels = p->dim[2] * p->dim[3], each = in * pixels;
+    const int64_t in = p->dim[1], each = (int64_t)p->count / p->dim[0], pixels = each / in;
     float *filter = malloc((size_t)each * sizeof *filter); /* of one output */
     if (!filter) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a filter of %s", p->name);
     int rc = 0;

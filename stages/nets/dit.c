@@ -54,10 +54,12 @@ static lg_tensor block(lg_net *n, const struct lg_denoiser_config *c, lg_tensor 
 {
     struct lg_modulation first = lg_net_chunks(mod, c->hidden, 6 * i);
     struct lg_modulation second = lg_net_chunks(mod, c->hidden, 6 * i + 3);
+    char name[48];
+    snprintf(name, sizeof name, "transformer_blocks.%d", i);
     lg_net_block(n, i);
-    lg_tensor h = lg_model_self_attention(n, c, lg_net_norm(n, x, first, FIXED_EPS), i);
+    lg_tensor h = lg_model_self_attention(n, c, lg_net_norm(n, x, first, FIXED_EPS), name);
     x = lg_net_residual(n, x, h, first.gate);
-    h = lg_model_feed_forward(n, c, lg_net_norm(n, x, second, c->norm_eps), i);
+    h = lg_model_feed_forward(n, c, lg_net_norm(n, x, second, c->norm_eps), name);
     return lg_net_residual(n, x, h, second.gate);
 }
 

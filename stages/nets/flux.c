@@ -77,15 +77,6 @@ static lg_tensor condition(lg_net *n, const struct lg_denoiser_config *c,
     return lg_net_act(n, lg_net_add(n, e, h), LG_ACT_SILU);
 }
 
-static lg_tensor patches(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x)
-{
-    const int64_t p = c->patch, T = x.dim[2] / p * (x.dim[3] / p);
-    lg_tensor flat =
-        lg_net_value(n, "patches", lg_t3(NULL, n->type, n->batch, T, c->channels * p * p));
-    LG_NET_RECORD(n, patchify_forward, .x = x, .y = flat, .patch = (int)p);
-    return lg_joint_linear(n, c, flat, "x_embedder");
-}
-
 void lg_flux_describe(lg_net *n, const struct lg_denoiser_config *c,
                       const struct lg_model_input *in, lg_tensor out)
 {
@@ -94,7 +85,8 @@ void lg_flux_describe(lg_net *n, const struct lg_denoiser_config *c,
         .config = c, .norms = true, .text_first = true, .angles = in->positions};
     const int doubles = c->depth - c->singles;
     lg_net_unit(n, "embed");
-    struct lg_streams s = {.x = patches(n, c, in->x)};
+    struct lg_streams s;
+    s.x = lg_joint_linear(n, c, lg_net_flat_patches(n, in->x, c->patch), "x_embedder");
     s.text = lg_joint_linear(n, c, lg_joint_own_text(n, in->text[LG_FLUX_T5].states),
                              "context_embedder");
     const lg_tensor e = condition(n, c, in);

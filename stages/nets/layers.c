@@ -186,6 +186,16 @@ lg_tensor lg_net_filter(lg_net *n, struct lg_init init, int64_t out, int64_t in,
     return param(n, &p, false, lg_t4(NULL, n->type, out, k, k, in));
 }
 
+lg_tensor lg_net_clip_filter(lg_net *n, struct lg_init init, int64_t out, int64_t in, int k,
+                             const char *name)
+{
+    const int64_t file[] = {out, in, k, k, k}, dim[] = {out, k, k, k, in};
+    struct lg_param p =
+        spec_of(n, init, lg_tensor_of(NULL, n->type, 5, file), name, "", ".weight");
+    p.layout = LG_LAYOUT_CONV_OHWI;
+    return param(n, &p, false, lg_tensor_of(NULL, n->type, 5, dim));
+}
+
 struct lg_of_parts lg_net_parts_of(const struct lg_layer *l, const char *name, const char *leaf)
 {
     static const char *const whole[] = {""};
@@ -287,14 +297,24 @@ struct lg_modulation lg_net_chunks(lg_tensor buffer, int64_t D, int first)
                                   .gate = lg_slice(buffer, 1, (first + 2) * D, D)};
 }
 
-lg_tensor lg_net_norm(lg_net *n, lg_tensor x, struct lg_modulation m, double eps)
+static lg_tensor norm_modulate(lg_net *n, lg_tensor x, struct lg_modulation m, double eps, bool rms)
 {
     const lg_tensor stat = lg_t2(NULL, n->stats, x.dim[0], x.dim[1]);
     lg_tensor y = lg_net_value(n, "norm", x);
     LG_NET_RECORD(n, norm_modulate_forward, .x = x, .shift = m.shift, .scale = m.scale, .y = y,
                   .mean = lg_net_value(n, "mean", stat), .rstd = lg_net_value(n, "rstd", stat),
-                  .eps = eps);
+                  .eps = eps, .rms = rms);
     return y;
+}
+
+lg_tensor lg_net_norm(lg_net *n, lg_tensor x, struct lg_modulation m, double eps)
+{
+    return norm_modulate(n, x, m, eps, false);
+}
+
+lg_tensor lg_net_rms_modulate(lg_net *n, lg_tensor x, struct lg_modulation m, double eps)
+{
+    return norm_modulate(n, x, m, eps, true);
 }
 
 lg_tensor lg_net_residual(lg_net *n, lg_tensor x, lg_tensor y, lg_tensor gate)
@@ -441,17 +461,25 @@ lg_tensor lg_net_embedding(lg_net *n, lg_tensor ids, int64_t rows, int64_t D, co
     return y;
 }
 
+lg_tensor lg_net_flat_patches(lg_net *n, lg_tensor x, int patch)
+{
+    const int64_t T = (x.dim[2] / patch) * (x.dim[3] / patch);
+    lg_tensor flat =
+        lg_net_value(n, "patches", lg_t3(NULL, n->type, n->batch, T, x.dim[1] * patch * patch));
+    LG_NET_RECORD(n, patchify_forward, .x = x, .y = flat, .patch = patch);
+    return flat;
+}
+
 /* The convolution's weight (D, C, p, p) is the matrix of the product as it lies. */
 lg_tensor lg_net_patches(lg_net *n, lg_tensor x, int patch, lg_tensor positions, const char *name)
 {
-    const int64_t C = x.dim[1], P = C * patch * patch, D = positions.dim[1], T = positions.dim[0];
+    const int64_t C = x.dim[1], P = C * patch * patch, D = positions.dim[1];
     struct lg_init init = {.kind = LG_INIT_UNIFORM, .scale = sqrt(6.0 / (double)(D + P))};
     lg_tensor w =
         lg_net_param(n, init, lg_t4(NULL, n->type, D, C, patch, patch), "%s.weight", name);
     lg_tensor bias = lg_net_param(n, LG_NET_ZERO, lg_t1(NULL, n->type, D), "%s.bias", name);
-    lg_tensor flat = lg_net_value(n, "patches", lg_t3(NULL, n->type, n->batch, T, P));
-    lg_tensor y = lg_net_value(n, name, lg_t3(NULL, n->type, n->batch, T, D));
-    LG_NET_RECORD(n, patchify_forward, .x = x, .y = flat, .patch = patch);
+    lg_tensor flat = lg_net_flat_patches(n, x, patch);
+    lg_tensor y = lg_net_value(n, name, lg_t3(NULL, n->type, n->batch, flat.dim[1], D));
     LG_NET_RECORD(n, linear_forward, .x = lg_net_rows(flat),
                   .w = lg_at(w, 0, lg_t2(NULL, n->type, D, P)), .bias = bias, .y = lg_net_rows(y));
     n->flops += 2.0 * (double)lg_numel(&y) * (double)P;

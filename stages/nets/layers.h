@@ -84,6 +84,10 @@ lg_tensor lg_net_param(lg_net *n, struct lg_init init, lg_tensor shape, const ch
 lg_tensor lg_net_filter(lg_net *n, struct lg_init init, int64_t out, int64_t in, int k,
                         const char *name);
 
+/* The same over k frames: (out, k, k, k, in), in the file (out, in, k, k, k). */
+lg_tensor lg_net_clip_filter(lg_net *n, struct lg_init init, int64_t out, int64_t in, int k,
+                             const char *name);
+
 struct lg_layer {
     int64_t out; /* features of all parts together */
     struct lg_init init;
@@ -128,8 +132,9 @@ struct lg_modulation {
 };
 /* Three chunks of D from chunk `first` on of buffer (B, chunks D). */
 struct lg_modulation lg_net_chunks(lg_tensor buffer, int64_t D, int first);
-/* LayerNorm without affine, then x (1 + scale) + shift. */
+/* LayerNorm without affine, then x (1 + scale) + shift; and the same with an RMSNorm. */
 lg_tensor lg_net_norm(lg_net *n, lg_tensor x, struct lg_modulation m, double eps);
+lg_tensor lg_net_rms_modulate(lg_net *n, lg_tensor x, struct lg_modulation m, double eps);
 /* x + gate y; LG_NONE: x + y. */
 lg_tensor lg_net_residual(lg_net *n, lg_tensor x, lg_tensor y, lg_tensor gate);
 
@@ -185,6 +190,18 @@ void lg_net_unused(lg_net *n, lg_tensor param);
 lg_tensor lg_net_self_attention(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,
                                 const char *name);
 
+/* The same of clips, tokens frame by frame, x (B, F S, D), whose tokens do not all see each other: those of a frame do; or
+ * those at one place of all frames do. A rank of a split sequence has whole frames: the first need no other rank. */
+struct lg_clip_attention {
+    struct lg_layer packed; /* of q, k, v */
+    int64_t heads, frames;
+    const char *name;
+};
+lg_tensor lg_net_frame_attention(lg_net *n, lg_tensor x, const struct lg_clip_attention *a);
+lg_tensor lg_net_place_attention(lg_net *n, lg_tensor x, const struct lg_clip_attention *a);
+/* All tokens among each other, of packed q, k, v of own tokens (B, T, 3 H d); a split sequence by Ulysses: (B, T, H d). */
+lg_tensor lg_net_attend_packed(lg_net *n, lg_tensor packed, int64_t heads);
+
 /* Of a sequence that is split, for other attentions; `cut` is that of their tokens, along dimension 1. */
 bool lg_net_is_split(const lg_net *n);
 struct lg_heads {
@@ -206,7 +223,10 @@ lg_tensor lg_net_timestep(lg_net *n, lg_tensor t, int64_t D, double freq_shift, 
 /* Row ids[m] of a table (rows, D): (M, D). */
 lg_tensor lg_net_embedding(lg_net *n, lg_tensor ids, int64_t rows, int64_t D, const char *name);
 
-/* Patches in: x (B, C, H, W) -> (B, T, D), a convolution of stride p as one product, plus fixed positions (T, D). */
+/* Patches of p x p as they are, channels first: x (B, C, H, W) -> (B, T, C p p). */
+lg_tensor lg_net_flat_patches(lg_net *n, lg_tensor x, int patch);
+/* Patches in: x (B, C, H, W) -> (B, T, D), a convolution of stride p as one product, plus fixed positions (T, D), or those of
+ * each of several frames. */
 lg_tensor lg_net_patches(lg_net *n, lg_tensor x, int patch, lg_tensor positions, const char *name);
 /* Patches out: x (B, T, p p C) -> out (B, C, H, W). */
 void lg_net_unpatchify(lg_net *n, lg_tensor x, int patch, lg_tensor out);

@@ -4,8 +4,8 @@
 #include <string.h>
 
 static const struct lg_model *const MODELS[LG_DENOISER_KINDS] = {
-    [LG_DIT] = &lg_dit,   [LG_PIXART] = &lg_pixart, [LG_SD3] = &lg_sd3,
-    [LG_FLUX] = &lg_flux, [LG_SD2] = &lg_sd2,       [LG_SDXL] = &lg_sdxl,
+    [LG_DIT] = &lg_dit, [LG_PIXART] = &lg_pixart, [LG_SD3] = &lg_sd3,     [LG_FLUX] = &lg_flux,
+    [LG_SD2] = &lg_sd2, [LG_SDXL] = &lg_sdxl,     [LG_LATTE] = &lg_latte, [LG_LTX] = &lg_ltx,
 };
 
 const struct lg_model *lg_model_of(lg_denoiser_kind kind)
@@ -23,26 +23,32 @@ lg_denoiser_kind lg_model_find(const char *class)
 
 /* ---- the halves of a block ---- */
 
-lg_tensor lg_model_self_attention(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x, int i)
+struct lg_layer lg_model_qkv(const struct lg_denoiser_config *c)
 {
     static const char *const names[] = {".to_q", ".to_k", ".to_v"};
-    const struct lg_layer packed = {.out = 3 * c->hidden,
-                                    .init = LG_NET_XAVIER,
-                                    .parts = names,
-                                    .n_parts = 3,
-                                    .no_bias = c->no_attention_bias};
-    const struct lg_layer out = {.out = c->hidden, .init = LG_NET_XAVIER};
-    char name[LG_PARAM_NAME_BYTES];
-    snprintf(name, sizeof name, "transformer_blocks.%d.attn1", i);
-    lg_tensor o = lg_net_self_attention(n, x, packed, c->heads, name);
-    return lg_net_linear(n, o, out, "transformer_blocks.%d.attn1.to_out.0", i);
+    return (struct lg_layer){.out = 3 * c->hidden,
+                             .init = LG_NET_XAVIER,
+                             .parts = names,
+                             .n_parts = 3,
+                             .no_bias = c->no_attention_bias};
 }
 
-lg_tensor lg_model_feed_forward(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x, int i)
+lg_tensor lg_model_self_attention(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
+                                  const char *block)
+{
+    const struct lg_layer out = {.out = c->hidden, .init = LG_NET_XAVIER};
+    char name[LG_PARAM_NAME_BYTES];
+    snprintf(name, sizeof name, "%s.attn1", block);
+    lg_tensor o = lg_net_self_attention(n, x, lg_model_qkv(c), c->heads, name);
+    return lg_net_linear(n, o, out, "%s.to_out.0", name);
+}
+
+lg_tensor lg_model_feed_forward(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
+                                const char *block)
 {
     const struct lg_layer up = {
         .out = c->mlp_ratio * c->hidden, .init = LG_NET_XAVIER, .act = LG_ACT_GELU_TANH};
     const struct lg_layer down = {.out = c->hidden, .init = LG_NET_XAVIER};
-    lg_tensor h = lg_net_linear(n, x, up, "transformer_blocks.%d.ff.net.0.proj", i);
-    return lg_net_linear(n, h, down, "transformer_blocks.%d.ff.net.2", i);
+    lg_tensor h = lg_net_linear(n, x, up, "%s.ff.net.0.proj", block);
+    return lg_net_linear(n, h, down, "%s.ff.net.2", block);
 }

@@ -9,6 +9,7 @@
 
 static const char *const NAMES[] = {"eps", "v", "flow"};
 static const char *const TIMESTEPS[] = {"uniform", "logit_normal", "mode"};
+static const char *const SHIFTS_BY[] = {"constant", "tokens", "tokens_ltx"};
 static const char *const WEIGHTINGS[] = {"none", "sigma_sqrt", "cosmap"};
 
 /* Of a key whose choices are these. */
@@ -30,12 +31,13 @@ int lg_objective_of(const lg_config *c, struct lg_objective *ret)
                   .scaled_linear = !strcmp(c->trainer_beta_schedule, "scaled_linear"),
                   .zero_snr = c->trainer_zero_snr},
         .flow_shift = c->trainer_flow_shift,
-        .shift_by_tokens = !strcmp(c->trainer_flow_shift_by, "tokens"),
         .has_variance = c->model_learned_variance,
         .variance_weight = strcmp(c->trainer_variance_loss, "none") ? 1 : 0};
     LG_TRY(lg_objective_parse(c->trainer_objective, &o.kind));
     o.timesteps =
         (lg_timesteps_kind)choice(TIMESTEPS, LG_ARRAY_LEN(TIMESTEPS), c->trainer_timesteps);
+    o.shift_by =
+        (lg_flow_shift_by)choice(SHIFTS_BY, LG_ARRAY_LEN(SHIFTS_BY), c->trainer_flow_shift_by);
     o.weighting =
         (lg_weighting_kind)choice(WEIGHTINGS, LG_ARRAY_LEN(WEIGHTINGS), c->trainer_loss_weighting);
     LG_TRY(lg_objective_check(&o));
@@ -56,12 +58,11 @@ int lg_objective_check(const struct lg_objective *o)
             o->min_snr_gamma);
     if (o->kind != LG_OBJECTIVE_FLOW && (o->weighting || (o->flow_shift && o->flow_shift != 1)))
         return LG_FAIL(LG_ERR_CONFIG, "flow_shift and loss_weighting are for flow; remove them");
-    if (o->shift_by_tokens &&
-        (o->kind != LG_OBJECTIVE_FLOW || (o->flow_shift && o->flow_shift != 1)))
+    if (o->shift_by && (o->kind != LG_OBJECTIVE_FLOW || (o->flow_shift && o->flow_shift != 1)))
         return LG_FAIL(
             LG_ERR_CONFIG,
-            "flow_shift_by = \"tokens\" is for flow, and says what flow_shift is: remove "
-            "one of them");
+            "flow_shift_by = \"%s\" is for flow, and says what flow_shift is: remove one of them",
+            SHIFTS_BY[o->shift_by]);
     if (o->betas.zero_snr && o->kind != LG_OBJECTIVE_V)
         return LG_FAIL(LG_ERR_CONFIG,
                        "zero_snr leaves nothing of the picture at the last timestep, where only v "
@@ -136,12 +137,17 @@ static void variance_terms(const struct lg_betas *b, int t, double ret[6])
 
 struct lg_objective lg_objective_of_size(const struct lg_objective *o, int64_t tokens)
 {
-    enum { FEW = 256, MANY = 4096 };
-    static const double few = 0.5, many = 1.15;
+    static const struct line {
+        int few, many; /* tokens */
+        double of_few, of_many;
+    } lines[] = {[LG_FLOW_SHIFT_TOKENS] = {256, 4096, 0.5, 1.15},
+                 [LG_FLOW_SHIFT_TOKENS_LTX] = {1024, 4096, 0.95, 2.05}};
+    const struct line *l = &lines[o->shift_by];
     struct lg_objective of = *o;
-    if (!o->shift_by_tokens) return of;
-    of.flow_shift = exp(few + (many - few) * (double)(tokens - FEW) / (MANY - FEW));
-    of.shift_by_tokens = false;
+    if (!o->shift_by) return of;
+    of.flow_shift =
+        exp(l->of_few + (l->of_many - l->of_few) * (double)(tokens - l->few) / (l->many - l->few));
+    of.shift_by = LG_FLOW_SHIFT_CONSTANT;
     return of;
 }
 

@@ -30,6 +30,12 @@ typedef enum lg_weighting_kind {
     LG_WEIGHTING_SIGMA_SQRT, /* t^-2 */
     LG_WEIGHTING_COSMAP
 } lg_weighting_kind;
+/* What flow_shift follows from: nothing, or exp(m) with m linear in the tokens of a picture or clip: */
+typedef enum lg_flow_shift_by {
+    LG_FLOW_SHIFT_CONSTANT,
+    LG_FLOW_SHIFT_TOKENS,    /* 0.5 for 256 and 1.15 for 4096 (FLUX) */
+    LG_FLOW_SHIFT_TOKENS_LTX /* 0.95 for 1024 and 2.05 for 4096 (LTX-Video) */
+} lg_flow_shift_by;
 enum { LG_TRAIN_TIMESTEPS = 1000 };
 
 /* The noise schedule of eps and v. All 0: linear from 1e-4 to 0.02 (Ho et al. 2020). */
@@ -47,8 +53,8 @@ struct lg_objective {
     double timesteps_mean, timesteps_std; /* of the normal; std 0: 1 */
     double min_snr_gamma;                 /* 0: off */
     struct lg_betas betas;
-    double flow_shift;    /* 0: 1 */
-    bool shift_by_tokens; /* flow_shift follows from a picture's size: lg_objective_of_size */
+    double flow_shift;         /* 0: 1 */
+    lg_flow_shift_by shift_by; /* what it follows from: lg_objective_of_size */
     lg_weighting_kind weighting;
     bool has_variance;      /* the net predicts one as well (lg_learned_range_loss) */
     double variance_weight; /* of its loss */
@@ -57,8 +63,8 @@ struct lg_objective {
 int lg_objective_of(const lg_config *c, struct lg_objective *ret);
 /* LG_ERR_CONFIG for what does not belong together: a gamma with flow or below 0, a variance without eps ... */
 int lg_objective_check(const struct lg_objective *o);
-/* For pictures of so many tokens, patches of the latent: where the shift follows from them, exp(m), m linear in their number,
- * 0.5 for 256 and 1.15 for 4096 (FLUX), it is this one's flow_shift. */
+/* For pictures or clips of so many tokens, patches of the latent: where the shift follows from them it is this one's
+ * flow_shift. */
 struct lg_objective lg_objective_of_size(const struct lg_objective *o, int64_t tokens);
 /* k t / (1 + (k - 1) t) */
 double lg_flow_shift(const struct lg_objective *o, double t);

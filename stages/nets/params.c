@@ -60,8 +60,9 @@ void lg_params_begin_unit(lg_params *t, const char *name_fmt, ...)
 
 static int add_at(lg_params *t, const struct lg_param *spec, size_t offset)
 {
-    LG_ASSERT(spec->rank >= 1 && spec->rank <= 4 && lg_params_find(t, spec->name) < 0);
-    LG_ASSERT(spec->layout == LG_LAYOUT_FILE || spec->rank == 4);
+    LG_ASSERT(spec->rank >= 1 && spec->rank <= LG_PARAM_RANK_MAX);
+    LG_ASSERT(lg_params_find(t, spec->name) < 0);
+    LG_ASSERT(spec->layout == LG_LAYOUT_FILE || spec->rank >= 4);
     t->p = grown(t->p, t->n, sizeof *t->p);
     struct lg_param *p = &t->p[t->n];
     *p = *spec;
@@ -431,10 +432,10 @@ static bool shape_equal(const struct lg_param *p, const struct lg_st_entry *e)
     return true;
 }
 
-/* (Co, Ci, kh, kw) -> (Co, kh, kw, Ci). */
+/* (Co, Ci, .. kh, kw) -> (Co, .. kh, kw, Ci). */
 static void to_ohwi(const struct lg_param *p, const float *file, float *ret)
 {
-    int64_t co = p->dim[0], ci = p->dim[1], hw = p->dim[2] * p->dim[3];
+    int64_t co = p->dim[0], ci = p->dim[1], hw = (int64_t)p->count / (co * ci);
     for (int64_t o = 0; o < co; o++)
         for (int64_t k = 0; k < hw; k++)
             for (int64_t i = 0; i < ci; i++)

@@ -9,11 +9,11 @@
 #include "kernels/rows8.h"
 #include "kernels/tensor.h"
 
-enum { LG_PARAM_NAME_BYTES = 112 };
+enum { LG_PARAM_NAME_BYTES = 112, LG_PARAM_RANK_MAX = 5 };
 
 typedef enum lg_param_layout {
     LG_LAYOUT_FILE,      /* as in the file */
-    LG_LAYOUT_CONV_OHWI, /* file (Co, Ci, kh, kw), buffer (Co, kh, kw, Ci) */
+    LG_LAYOUT_CONV_OHWI, /* file (Co, Ci, kh, kw), buffer (Co, kh, kw, Ci); over time with kt before kh */
 } lg_param_layout;
 
 typedef enum lg_param_init {
@@ -27,7 +27,7 @@ typedef enum lg_param_init {
 struct lg_param {
     char name[LG_PARAM_NAME_BYTES];
     int rank;
-    int64_t dim[4]; /* as in the file */
+    int64_t dim[LG_PARAM_RANK_MAX]; /* as in the file */
     lg_param_layout layout;
     lg_param_init init;
     double init_scale;

@@ -15,75 +15,32 @@
  * of the cross-attention as one) and patches, normal with 0.02 for the timestep MLP, the adaLN
  * linear and the caption projection, normal / sqrt(D) for the tables, zero for all biases, for the
  * cross-attention's output linear and for the last projection. */
-#include "stages/nets/models.h"
-#include <math.h>
+#include "stages/nets/adaln.h"
 #include <stdio.h>
 
 static const double FIXED_EPS = 1e-6; /* the output norm's, whatever norm_eps is */
-
-static lg_tensor table(lg_net *n, const struct lg_denoiser_config *c, int rows, const char *name)
-{
-    const struct lg_init init = {.kind = LG_INIT_NORMAL, .scale = 1.0 / sqrt((double)c->hidden)};
-    return lg_net_param(n, init, lg_t2(NULL, n->type, rows, c->hidden), "%s", name);
-}
-
-static lg_tensor cross_attention(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
-                                 lg_tensor text, lg_tensor text_length, int i)
-{
-    static const char *const names[] = {".to_k", ".to_v"};
-    const int d = c->hidden / c->heads;
-    const struct lg_layer packed = {.out = 2 * c->hidden,
-                                    .init = LG_NET_XAVIER,
-                                    .parts = names,
-                                    .n_parts = 2,
-                                    .no_bias = c->no_attention_bias};
-    const struct lg_layer query = {
-        .out = c->hidden, .init = LG_NET_XAVIER, .no_bias = c->no_attention_bias};
-    const struct lg_layer out = {.out = c->hidden, .init = LG_NET_ZERO};
-    lg_tensor q = lg_net_linear(n, x, query, "transformer_blocks.%d.attn2.to_q", i);
-    lg_tensor kv = lg_net_linear(n, text, packed, "transformer_blocks.%d.attn2", i);
-    lg_tensor o = lg_net_attention(n, (struct lg_attention){.q = lg_net_heads(q, c->heads, d, 0),
-                                                            .k = lg_net_heads(kv, c->heads, d, 0),
-                                                            .v = lg_net_heads(kv, c->heads, d, 1),
-                                                            .keys = text_length});
-    return lg_net_linear(n, o, out, "transformer_blocks.%d.attn2.to_out.0", i);
-}
 
 struct condition {
     lg_tensor t6;                // (B, 6 D)
     lg_tensor text, text_length; // (B, L, D), (B)
 };
 
-/* t6's gradient is summed over the blocks, block by block, since the sum with the table stands in each. */
 static lg_tensor block(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
                        const struct condition *with, int i)
 {
-    char name[64];
+    char name[48];
+    snprintf(name, sizeof name, "transformer_blocks.%d", i);
     lg_net_block(n, i);
-    snprintf(name, sizeof name, "transformer_blocks.%d.scale_shift_table", i);
-    lg_tensor mod = lg_net_add(n, with->t6, table(n, c, 6, name));
+    lg_tensor mod = lg_adaln_of_block(n, c, with->t6, name);
     struct lg_modulation first = lg_net_chunks(mod, c->hidden, 0);
     struct lg_modulation second = lg_net_chunks(mod, c->hidden, 3);
-    lg_tensor h = lg_model_self_attention(n, c, lg_net_norm(n, x, first, c->norm_eps), i);
+    const struct lg_cross cross = {.text = with->text, .length = with->text_length, .block = name};
+    lg_tensor h = lg_model_self_attention(n, c, lg_net_norm(n, x, first, c->norm_eps), name);
     x = lg_net_residual(n, x, h, first.gate);
-    h = cross_attention(n, c, x, with->text, with->text_length, i);
+    h = lg_adaln_cross_attention(n, c, x, &cross);
     x = lg_net_residual(n, x, h, LG_NONE);
-    h = lg_model_feed_forward(n, c, lg_net_norm(n, x, second, c->norm_eps), i);
+    h = lg_model_feed_forward(n, c, lg_net_norm(n, x, second, c->norm_eps), name);
     return lg_net_residual(n, x, h, second.gate);
-}
-
-/* table_out + e: (2, B, D), the shifts of all samples, then their scales. */
-static struct lg_modulation output_modulation(lg_net *n, const struct lg_denoiser_config *c,
-                                              lg_tensor e)
-{
-    const int64_t B = n->batch, D = c->hidden;
-    lg_tensor rows = table(n, c, 2, "scale_shift_table");
-    lg_tensor both = lg_net_value(n, "output modulation", lg_t3(NULL, n->type, 2, B, D)), half[2];
-    for (int i = 1; i >= 0; i--) {
-        half[i] = lg_at(both, i * B * D, lg_t2(NULL, n->type, B, D));
-        lg_net_add_into(n, e, lg_at(rows, i * D, lg_t1(NULL, n->type, D)), half[i]);
-    }
-    return (struct lg_modulation){.shift = half[0], .scale = half[1]};
 }
 
 #define EMBEDDERS "adaln_single.emb."
@@ -105,23 +62,16 @@ static lg_tensor embedding(lg_net *n, const struct lg_denoiser_config *c,
 static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct lg_model_input *in,
                      lg_tensor out)
 {
-    const int64_t D = c->hidden, P = (int64_t)lg_denoiser_out_channels(c) * c->patch * c->patch;
+    const int64_t P = (int64_t)lg_denoiser_out_channels(c) * c->patch * c->patch;
     struct condition with = {.text_length = in->text[0].length};
     lg_net_unit(n, "embed");
     lg_tensor x = lg_net_patches(n, in->x, c->patch, in->positions, "pos_embed.proj");
     lg_tensor e = embedding(n, c, in);
-    with.t6 = lg_net_linear(n, lg_net_act(n, e, LG_ACT_SILU),
-                            (struct lg_layer){.out = 6 * D, .init = LG_NET_NORMAL},
-                            "adaln_single.linear");
-    with.text =
-        lg_net_linear(n, in->text[0].states,
-                      (struct lg_layer){.out = D, .init = LG_NET_NORMAL, .act = LG_ACT_GELU_TANH},
-                      "caption_projection.linear_1");
-    with.text = lg_net_linear(n, with.text, (struct lg_layer){.out = D, .init = LG_NET_NORMAL},
-                              "caption_projection.linear_2");
+    with.t6 = lg_adaln_linear(n, c, e, "adaln_single.linear");
+    with.text = lg_adaln_text(n, c, in->text[0].states);
     for (int i = 0; i < c->depth; i++) x = block(n, c, x, &with, i);
     lg_net_unit(n, "out");
-    struct lg_modulation m = output_modulation(n, c, e);
+    struct lg_modulation m = lg_adaln_of_output(n, c, e);
     lg_tensor y = lg_net_linear(n, lg_net_norm(n, x, m, FIXED_EPS),
                                 (struct lg_layer){.out = P, .init = LG_NET_ZERO}, "proj_out");
     lg_net_unpatchify(n, y, c->patch, out);

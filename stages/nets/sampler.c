@@ -49,7 +49,8 @@ int lg_sampler_method_of(const lg_config *c, struct lg_sampler_method *ret)
     m.objective = o.kind;
     m.betas = o.betas;
     m.flow_shift = o.flow_shift;
-    m.shift_by_tokens = o.shift_by_tokens;
+    m.shift_by = o.shift_by;
+    m.flow_end = c->sample_flow_end;
     LG_TRY(lg_sampler_method_check(&m));
     *ret = m;
     return 0;
@@ -72,16 +73,23 @@ static bool is_linspace(const struct lg_sampler_method *m)
     return m->sampler == LG_SAMPLER_DPM;
 }
 
-static double flow_time(const struct lg_sampler_method *m, int steps, int i)
+static double shifted_time(const struct lg_sampler_method *m, int steps, int i)
 {
     const struct lg_objective o = {.flow_shift = m->flow_shift};
-    if (i == steps) return 0;
     double t = 1.0 - (double)i / steps;
     if (is_linspace(m) && steps > 1) {
         const double last = lg_flow_shift(&o, 1.0 / LG_TRAIN_TIMESTEPS);
         t = 1.0 + (last - 1.0) * i / (steps - 1);
     }
     return lg_flow_shift(&o, t);
+}
+
+static double flow_time(const struct lg_sampler_method *m, int steps, int i)
+{
+    if (i == steps) return 0;
+    const double t = shifted_time(m, steps, i);
+    if (m->flow_end <= 0 || steps == 1) return t;
+    return 1 - (1 - t) * (1 - m->flow_end) / (1 - shifted_time(m, steps, steps - 1));
 }
 
 static struct lg_sampler_step flow_step(const struct lg_sampler_method *m, int steps, int i)
@@ -186,11 +194,11 @@ static lg_sampler describe(lg_device *d, const struct lg_denoiser_config *c, int
                         .batch = batch,
                         .guided = guided,
                         .out_channels = lg_denoiser_out_channels(c),
-                        .tokens = (int64_t)(c->height / c->patch) * (c->width / c->patch),
+                        .tokens = (int64_t)(lg_denoiser_rows(c) / c->patch) * (c->width / c->patch),
                         .is_distilled = c->guidance,
                         .type = lg_device_dtype(d),
                         .time_type = lg_denoiser_grad_type(d),
-                        .shape = {batch, c->channels, c->height, c->width}};
+                        .shape = {batch, c->channels, lg_denoiser_rows(c), c->width}};
 }
 
 int lg_sampler_plan(lg_device *d, const struct lg_denoiser_config *c, int pictures, bool guided,
@@ -335,11 +343,10 @@ static void step(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *
 /* The shift of the latent's size. */
 static struct lg_sampler_method sized(const lg_sampler *s, const struct lg_sampler_method *m)
 {
-    const struct lg_objective o = {.flow_shift = m->flow_shift,
-                                   .shift_by_tokens = m->shift_by_tokens};
+    const struct lg_objective o = {.flow_shift = m->flow_shift, .shift_by = m->shift_by};
     struct lg_sampler_method of = *m;
     of.flow_shift = lg_objective_of_size(&o, s->tokens).flow_shift;
-    of.shift_by_tokens = false;
+    of.shift_by = LG_FLOW_SHIFT_CONSTANT;
     return of;
 }
 

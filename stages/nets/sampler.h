@@ -31,7 +31,8 @@ struct lg_sampler_method {
     lg_objective_kind objective;
     struct lg_betas betas; /* eps, v */
     double flow_shift;     /* flow; 0: 1 */
-    bool shift_by_tokens;  /* flow: it is the one of the net's size (lg_objective_of_size) */
+    lg_flow_shift_by shift_by; /* flow: it is the one of the net's size (lg_objective_of_size) */
+    double flow_end;           /* flow: below */
 };
 /* Of [sample] and [trainer]. */
 int lg_sampler_method_of(const lg_config *c, struct lg_sampler_method *ret);
@@ -46,7 +47,7 @@ struct lg_sampler_step {
     double c[2];   /* x' = cx x + c[0] p + c[1] (p of the step before) */
 };
 /* Step i of `steps`. Trailing: flow: t goes 1, 1 - 1/steps, ..., 1/steps, each shifted, then 0; eps, v: round(1000 - i 1000 /
- * steps) - 1. Linspace: flow: from 1 to the shifted 1/1000, each shifted, then 0; eps, v: from 999 downwards, the last one
+ * steps) - 1. With flow_end 1 - t is scaled so that t before the last step is that (diffusers' shift_terminal; 0: it is not). Linspace: flow: from 1 to the shifted 1/1000, each shifted, then 0; eps, v: from 999 downwards, the last one
  * (steps + 1 would end at 0). The last step goes to alpha_bar = 1. */
 struct lg_sampler_step lg_sampler_step_at(const struct lg_sampler_method *m, int steps, int i);
 

@@ -70,12 +70,11 @@ lg_tensor lg_net_all_heads(lg_net *n, lg_tensor o, const struct lg_cut *cut, int
     return lg_at(o, 0, lg_t3(NULL, n->type, B, o.dim[1], heads * d));
 }
 
-static lg_tensor ulysses(lg_net *n, lg_tensor x, struct lg_layer packed, int64_t heads,
-                         const char *name)
+lg_tensor lg_net_attend_packed(lg_net *n, lg_tensor packed, int64_t heads)
 {
-    lg_tensor qkv = lg_net_linear(n, x, packed, "%s", name);
-    qkv = lg_net_all_tokens(n, qkv, &n->tokens, 3, heads);
-    lg_tensor o = attend(n, qkv, lg_net_own_heads(n, heads).count);
+    if (!lg_net_is_split(n)) return attend(n, packed, heads);
+    packed = lg_net_all_tokens(n, packed, &n->tokens, 3, heads);
+    lg_tensor o = attend(n, packed, lg_net_own_heads(n, heads).count);
     return lg_net_all_heads(n, o, &n->tokens, heads);
 }
 
@@ -94,10 +93,57 @@ lg_tensor lg_net_self_attention(lg_net *n, lg_tensor x, struct lg_layer packed, 
 {
     const int64_t each = packed.out / 3;
     LG_ASSERT(packed.n_parts == 3);
-    if (n->g && !lg_sequence_is_split(&n->sequence) && lg_net_is_adapted(n, &packed, name))
+    if (lg_net_is_split(n) && n->sequence.kind == LG_SEQUENCE_FASTSEQ)
+        return fastseq(n, x, packed, heads, name);
+    if (n->g && !lg_net_is_split(n) && lg_net_is_adapted(n, &packed, name))
         return attend_parts(n, x, packed, 0, each, each / heads, name);
-    if (!n->g || !lg_sequence_is_split(&n->sequence))
-        return attend(n, lg_net_linear(n, x, packed, "%s", name), heads);
-    return n->sequence.kind == LG_SEQUENCE_ULYSSES ? ulysses(n, x, packed, heads, name)
-                                                   : fastseq(n, x, packed, heads, name);
+    return lg_net_attend_packed(n, lg_net_linear(n, x, packed, "%s", name), heads);
+}
+
+/* ---- tokens of clips ---- */
+
+lg_tensor lg_net_frame_attention(lg_net *n, lg_tensor x, const struct lg_clip_attention *a)
+{
+    const int64_t B = x.dim[0], T = x.dim[1], D = x.dim[2], each = a->packed.out / 3;
+    LG_ASSERT(a->packed.n_parts == 3 && T % a->frames == 0);
+    x = lg_at(x, 0, lg_t3(NULL, n->type, B * a->frames, T / a->frames, D));
+    lg_tensor o = n->g && lg_net_is_adapted(n, &a->packed, a->name)
+                      ? attend_parts(n, x, a->packed, 0, each, each / a->heads, a->name)
+                      : attend(n, lg_net_linear(n, x, a->packed, "%s", a->name), a->heads);
+    return lg_at(o, 0, lg_t3(NULL, n->type, B, T, each));
+}
+
+/* q, k, v by products of their own, each (B, T, H d) of all tokens and own heads. */
+static void project_parts(lg_net *n, lg_tensor x, const struct lg_clip_attention *a, lg_tensor *ret)
+{
+    const int64_t each = a->packed.out / 3, d = each / a->heads;
+    if (!n->g) { /* what is declared is one product, and shapes count */
+        lg_tensor all = lg_net_linear(n, x, a->packed, "%s", a->name);
+        for (int i = 0; i < 3; i++) ret[i] = lg_slice(all, 2, i * each, each);
+    } else if (lg_net_is_split(n) && n->sequence.kind == LG_SEQUENCE_FASTSEQ) {
+        const struct lg_heads own = lg_net_own_heads(n, a->heads);
+        x = lg_net_gather_tokens(n, x, &n->tokens);
+        lg_net_linear_parts(n, x, a->packed, own.first * d, own.count * d, ret, a->name);
+    } else {
+        lg_net_linear_parts(n, x, a->packed, 0, each, ret, a->name);
+        for (int i = 0; i < 3 && lg_net_is_split(n); i++)
+            ret[i] = lg_net_all_tokens(n, ret[i], &n->tokens, 1, a->heads);
+    }
+}
+
+/* A frame's places and their heads lie behind each other, (F, S H d): to an attention along the frames they are S H heads,
+ * and nothing is transposed. */
+lg_tensor lg_net_place_attention(lg_net *n, lg_tensor x, const struct lg_clip_attention *a)
+{
+    const int64_t B = x.dim[0], S = x.dim[1] / a->frames, d = a->packed.out / 3 / a->heads;
+    lg_tensor part[3];
+    LG_ASSERT(a->packed.n_parts == 3 && x.dim[1] % a->frames == 0);
+    project_parts(n, x, a, part);
+    const int64_t T = part[0].dim[1], own = part[0].dim[2];
+    for (int i = 0; i < 3; i++)
+        part[i] = lg_at(part[i], 0, lg_t4(NULL, n->type, B, T / S, S * own / d, d));
+    lg_tensor o =
+        lg_net_attention(n, (struct lg_attention){.q = part[0], .k = part[1], .v = part[2]});
+    o = lg_at(o, 0, lg_t3(NULL, n->type, B, T, own));
+    return lg_net_is_split(n) ? lg_net_all_heads(n, o, &n->tokens, a->heads) : o;
 }

@@ -46,3 +46,15 @@ void lg_net_positions(const struct lg_grid *grid, int D, float *ret)
         }
     }
 }
+
+void lg_net_frame_positions(int first, int count, int D, float *ret)
+{
+    const int half = D / 2;
+    for (int i = 0; i < count; i++, ret += D) {
+        for (int k = 0; k < half; k++) {
+            const double a = angle((float)(first + i), k, half);
+            ret[k] = (float)sin(a);
+            ret[half + k] = (float)cos(a);
+        }
+    }
+}

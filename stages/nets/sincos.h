@@ -12,3 +12,5 @@ struct lg_grid {
 float lg_sincos(const struct lg_grid *grid, int D, size_t e);
 /* All of them. */
 void lg_net_positions(const struct lg_grid *grid, int D, float *ret);
+/* diffusers' get_1d_sincos_pos_embed of numbers first .. first + count - 1: (count, D), D/2 sines, then D/2 cosines. */
+void lg_net_frame_positions(int first, int count, int D, float *ret);

@@ -5,7 +5,6 @@
 #include "config/models.h"
 #include "stages/encode/batches.h"
 #include "stages/encode/port.h"
-#include "stages/io/picture.h"
 #include "stages/io/tokenizer.h"
 #include "stages/nets/adapter_file.h"
 #include "stages/nets/denoiser.h"
@@ -13,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PICTURES_MAX = 8, TEXT_BATCH = 8, DECODE_BATCH = 4, GAP = 2 };
+enum { PICTURES_MAX = 8, TEXT_BATCH = 8, DECODE_BATCH = 4 };
 
 /* Conditions of all prompts, then one row for the unconditional half. */
 struct conditions {
@@ -84,7 +83,7 @@ static int encode_text(const struct lg_draw_spec *s, int k, const struct lg_deno
                                         .dir = s->text[k].dir,
                                         .batch = TEXT_BATCH,
                                         .length = s->text[k].length,
-                                        .attends_padding = !has->is_masked};
+                                        .attends_padding = has->padding != LG_PADDING_MASKED};
     lg_text_batches *encoder = NULL;
     int32_t *ids = NULL;
     int rc;
@@ -245,7 +244,8 @@ static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_c
     LG_TRY(lg_stream_open(s->device, &d->stream));
     LG_TRY(load_weights(s, net, d));
     const int64_t B = lg_sampler_batch(d->sampler);
-    lg_tensor out = lg_t4(NULL, LG_F32, PICTURES_MAX, net->channels, net->height, net->width);
+    lg_tensor out =
+        lg_t4(NULL, LG_F32, PICTURES_MAX, net->channels, lg_denoiser_rows(net), net->width);
     LG_TRY(lg_port_open(s->device, out, &d->out));
     LG_TRY(alloc((size_t)B, sizeof *d->staging, &d->staging));
     if (net->size_conditions) LG_TRY(upload_size(s, net, d));
@@ -339,7 +339,7 @@ static int draw_latents(const struct lg_draw_spec *s, const struct lg_denoiser_c
 {
     struct drawing d = {0};
     int rc = drawing_open(s, net, &d);
-    size_t per = (size_t)(net->channels * net->height * net->width);
+    size_t per = (size_t)(net->channels * lg_denoiser_rows(net) * net->width);
     for (int first = 0; rc == 0 && first < s->n; first += PICTURES_MAX) {
         rc = draw_batch(s, net, c, &d, first);
         if (rc < 0) break;
@@ -352,11 +352,43 @@ static int draw_latents(const struct lg_draw_spec *s, const struct lg_denoiser_c
 
 /* ---- pixels ---- */
 
+/* Each frame is a picture of its own: (C, f, h, w) to (f, C, h, w) of every clip, or back. */
+struct frames {
+    size_t channels, frames, plane; /* bytes of a channel of a frame */
+};
+static void turn(const void *from, void *to, const struct frames *t, bool back)
+{
+    for (size_t c = 0; c < t->channels; c++)
+        for (size_t f = 0; f < t->frames; f++) {
+            const size_t in_clip = (c * t->frames + f) * t->plane,
+                         alone = (f * t->channels + c) * t->plane;
+            memcpy((char *)to + (back ? in_clip : alone),
+                   (const char *)from + (back ? alone : in_clip), t->plane);
+        }
+}
+
+/* n clips, by way of a copy. */
+static int turn_all(void *data, int n, const struct frames *t, bool back)
+{
+    const size_t bytes = t->channels * t->frames * t->plane;
+    char *one, *at = data;
+    if (t->frames == 1) return 0;
+    LG_TRY(alloc(bytes, 1, &one));
+    for (int i = 0; i < n; i++, at += bytes) {
+        memcpy(one, at, bytes);
+        turn(one, at, t, back);
+    }
+    free(one);
+    return 0;
+}
+
 static int decode(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
                   float *latents, lg_pictures *ret)
 {
     struct lg_vae_batches_spec spec = {.device = s->device, .dir = s->vae_dir};
-    const size_t values = (size_t)s->n * (size_t)(net->channels * net->height * net->width);
+    const int frames = lg_denoiser_frames(net);
+    const size_t cells = (size_t)net->height * (size_t)net->width;
+    const size_t values = (size_t)s->n * (size_t)(net->channels * frames) * cells;
     lg_vae_batches *vae = NULL;
     LG_TRY(lg_aekl_config_load(s->vae_dir, &spec.config));
     const struct lg_aekl_config *c = &spec.config;
@@ -364,15 +396,40 @@ static int decode(const struct lg_draw_spec *s, const struct lg_denoiser_config 
         return LG_FAIL(LG_ERR_MISMATCH, "%s has %d latent channels, the transformer %d", s->vae_dir,
                        c->latent_channels, net->channels);
     ret->n = s->n;
-    ret->size = net->height * lg_aekl_factor(c);
+    ret->frames = frames;
+    ret->height = net->height * lg_aekl_factor(c);
+    ret->width = net->width * lg_aekl_factor(c);
     spec.shape = (struct lg_aekl_shape){
-        .half = LG_AEKL_DECODER, .batch = DECODE_BATCH, .height = ret->size, .width = ret->size};
+        .half = LG_AEKL_DECODER, .batch = DECODE_BATCH, .height = ret->height, .width = ret->width};
     for (size_t i = 0; i < values; i++)
         latents[i] = (float)((double)latents[i] / c->scaling_factor + c->shift_factor);
-    LG_TRY(alloc((size_t)s->n * 3 * (size_t)ret->size, (size_t)ret->size, &ret->pixels));
+    const size_t pixels = (size_t)ret->height * (size_t)ret->width;
+    LG_TRY(alloc((size_t)(s->n * frames) * 3, pixels, &ret->pixels));
+    LG_TRY(turn_all(
+        latents, s->n,
+        &(struct frames){(size_t)net->channels, (size_t)frames, cells * sizeof *latents}, false));
     LG_TRY(lg_vae_batches_open(&spec, &vae));
-    lg_vae_batches_decode(vae, latents, s->n, NULL, ret->pixels);
+    lg_vae_batches_decode(vae, latents, s->n * frames, NULL, ret->pixels);
     lg_vae_batches_close(&vae);
+    return turn_all(ret->pixels, s->n, &(struct frames){3, (size_t)frames, pixels}, true);
+}
+
+/* What was asked for, in cells of the latent. */
+static int resize_net(const struct lg_draw_spec *s, struct lg_denoiser_config *net)
+{
+    struct lg_vae_info vae;
+    if (!s->frames && !s->height && !s->width) return 0;
+    LG_TRY(lg_vae_info_load(s->vae_dir, &vae));
+    const int unit = vae.factor * net->patch;
+    if (s->height % unit || s->width % unit)
+        return LG_FAIL(LG_ERR_USAGE,
+                       "%d x %d pixels: with %s and patches of %d cells sides are multiples of %d",
+                       s->height, s->width, s->vae_dir, net->patch, unit);
+    if (s->height) net->height = s->height / vae.factor;
+    if (s->width) net->width = s->width / vae.factor;
+    if (s->frames && !(net->frames = lg_vae_latent_frames(&vae, s->frames)))
+        return LG_FAIL(LG_ERR_USAGE, "%d frames: with %s it is a multiple of %d, and one more",
+                       s->frames, s->vae_dir, vae.factor_time);
     return 0;
 }
 
@@ -384,12 +441,13 @@ int lg_draw(const struct lg_draw_spec *s, lg_pictures *ret)
     int rc;
     *ret = (lg_pictures){0};
     LG_TRY(lg_whole_config_load(s->weights_dir, &net));
+    LG_TRY(resize_net(s, &net));
     LG_TRY_GOTO(rc,
                 lg_denoiser_info(net.kind)->labels ? parse_labels(s, &net, &c)
                                                    : encode_texts(s, &net, &c),
                 out);
     LG_TRY_GOTO(rc,
-                alloc((size_t)s->n * (size_t)(net.channels * net.height * net.width),
+                alloc((size_t)s->n * (size_t)(net.channels * lg_denoiser_rows(&net) * net.width),
                       sizeof *latents, &latents),
                 out);
     LG_TRY_GOTO(rc, draw_latents(s, &net, &c, latents), out);
@@ -399,39 +457,4 @@ out:
     conditions_free(&c);
     free(latents);
     return rc;
-}
-
-void lg_pictures_free(lg_pictures *p)
-{
-    free(p->pixels);
-    *p = (lg_pictures){0};
-}
-
-int lg_pictures_save_grid(const lg_pictures *p, int columns, const char *path)
-{
-    if (columns <= 0)
-        for (columns = 1; columns * columns < p->n;) columns++;
-    columns = LG_MIN(columns, p->n);
-    const int rows = (p->n + columns - 1) / columns, cell = p->size + 2 * GAP;
-    const int width = columns * cell, height = rows * cell;
-    uint8_t *rgb, *png = NULL;
-    size_t bytes;
-    LG_TRY(alloc((size_t)width * (size_t)height, 3, &rgb));
-    memset(rgb, 255, (size_t)width * (size_t)height * 3);
-    for (int i = 0; i < p->n; i++)
-        for (int c = 0; c < 3; c++)
-            for (int y = 0; y < p->size; y++)
-                for (int x = 0; x < p->size; x++) {
-                    size_t at = (size_t)(i / columns * cell + GAP + y) * (size_t)width +
-                                (size_t)(i % columns * cell + GAP + x);
-                    rgb[at * 3 + (size_t)c] =
-                        p->pixels[((size_t)(i * 3 + c) * (size_t)p->size + (size_t)y) *
-                                      (size_t)p->size +
-                                  (size_t)x];
-                }
-    int rc = lg_picture_encode_png(rgb, width, height, &png, &bytes);
-    if (rc == 0) rc = lg_publish_file(path, png, bytes);
-    free(rgb);
-    free(png);
-    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }

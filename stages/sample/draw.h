@@ -1,10 +1,11 @@
-/* Drawing pictures: captions or labels -> conditions -> latents -> pixels, with weights of a checkpoint
+/* Drawing pictures and clips: captions or labels -> conditions -> latents -> pixels, with weights of a checkpoint
  * or a diffusers folder. Everything runs in this process, at fixed padded batches: a picture depends on
  * (weights, seed, index, condition, steps, guidance) alone. */
 #pragma once
 #include "kernels/device.h"
 #include "stages/nets/sampler.h"
 #include "stages/nets/storage.h"
+#include "stages/sample/pictures.h"
 
 struct lg_draw_spec {
     const char *weights_dir; /* diffusers folder of the transformer */
@@ -24,16 +25,9 @@ struct lg_draw_spec {
     int steps;
     double guidance; /* 1: off */
     uint64_t seed;
+    int frames, height, width; /* pixels of a picture; 0: as the net was trained */
     lg_device *device;
 };
 
-typedef struct lg_pictures {
-    int n, size;     /* pictures of (3, size, size) */
-    uint8_t *pixels; /* (n, 3, size, size), owned */
-} lg_pictures;
-
+/* LG_ERR_USAGE, beside what files and devices fail with: a label or a size that the models do not take. */
 int lg_draw(const struct lg_draw_spec *spec, lg_pictures *ret);
-void lg_pictures_free(lg_pictures *p);
-/* (rows, columns) grid with a white border of 2 pixels around each; published atomically as PNG.
- * columns 0: about square. */
-int lg_pictures_save_grid(const lg_pictures *p, int columns, const char *path);

@@ -134,7 +134,7 @@ static int read_text(struct job *j, int64_t B, const struct lg_denoiser_text_inf
         if (ret->pooled.dim[0] != B || ret->pooled.dim[1] != c->pooled)
             return LG_FAIL(LG_ERR_USAGE, "%s: %s is not (B, %d)", j->in_path, name, c->pooled);
     }
-    if (!has->is_masked) return 0;
+    if (has->padding == LG_PADDING_SEEN) return 0;
     return upload_i32(j, text_name(j, "text_length", has->name, name), B, 1, c->length,
                       &ret->length);
 }
@@ -159,10 +159,10 @@ static int read_input(struct job *j, struct lg_denoiser_input *ret)
     struct lg_denoiser_config *c = &j->config;
     LG_TRY(upload_entry(j, "x", 4, &ret->x));
     int64_t B = ret->x.dim[0];
-    if (B < 1 || B > 4096 || ret->x.dim[1] != c->channels || ret->x.dim[2] != c->height ||
+    if (B < 1 || B > 4096 || ret->x.dim[1] != c->channels || ret->x.dim[2] != lg_denoiser_rows(c) ||
         ret->x.dim[3] != c->width)
         return LG_FAIL(LG_ERR_USAGE, "%s: x is not (B, %d, %d, %d)", j->in_path, c->channels,
-                       c->height, c->width);
+                       lg_denoiser_rows(c), c->width);
     LG_TRY(upload_numbers(j, "t", B, &ret->t));
     const int numbers = lg_denoiser_numbers(c);
     if (numbers) LG_TRY(upload_numbers(j, "size", numbers * B, &ret->size));

@@ -144,14 +144,12 @@ enum kind { TEXT_ENCODER, AUTOENCODER, DENOISER };
 
 static int find_kind(const char *path, enum kind *ret)
 {
-    static const char end[] = "Transformer2DModel";
+    static const char start[] = "Autoencoder";
     lg_model_config m = {0};
     LG_TRY(lg_model_config_open(path, &m));
     const cJSON *class = cJSON_GetObjectItemCaseSensitive(m.root, "_class_name");
     const char *name = cJSON_IsString(class) ? class->valuestring : "";
-    size_t n = strlen(name);
-    *ret = !class ? TEXT_ENCODER : AUTOENCODER;
-    if (n >= sizeof end - 1 && !strcmp(name + n - (sizeof end - 1), end)) *ret = DENOISER;
+    *ret = !class ? TEXT_ENCODER : !strncmp(name, start, sizeof start - 1) ? AUTOENCODER : DENOISER;
     lg_model_config_close(&m);
     return 0;
 }

@@ -637,6 +637,30 @@ static const struct pipeline_preset {
                .middle_depth = 10,
                .groups = 32,
                .number_waves = 256}}},
+    {"latte-1",
+     "LattePipeline",
+     "LatteTransformer3DModel",
+     "DDIMScheduler",
+     "sd",
+     {NULL},
+     "xxl",
+     {.kind = LG_LATTE, .frames = 16, .height = 64, .hidden = 1152, .depth = 28, .heads = 16}},
+    {"tiny-latte",
+     "LattePipeline",
+     "LatteTransformer3DModel",
+     "DDIMScheduler",
+     "tiny",
+     {NULL},
+     "tiny",
+     {.kind = LG_LATTE, .frames = 4, .height = 4, .hidden = 48, .depth = 2, .heads = 4}},
+    {"tiny-ltx",
+     "LTXPipeline",
+     "LTXVideoTransformer3DModel",
+     "FlowMatchEulerDiscreteScheduler",
+     "tiny",
+     {NULL},
+     "tiny",
+     {.kind = LG_LTX, .frames = 4, .height = 4, .hidden = 64, .depth = 2, .heads = 4}},
     {"tiny-sd2",
      "StableDiffusionPipeline",
      UNET,
@@ -705,6 +729,11 @@ static const char DYNAMIC_SHIFT[] = "  \"base_image_seq_len\": 256,\n  \"base_sh
                                     "  \"num_train_timesteps\": 1000,\n  \"shift\": 3.0,\n"
                                     "  \"use_dynamic_shifting\": true\n";
 
+static const char LTX_SHIFT[] = "  \"base_image_seq_len\": 1024,\n  \"base_shift\": 0.95,\n"
+                                "  \"max_image_seq_len\": 4096,\n  \"max_shift\": 2.05,\n"
+                                "  \"num_train_timesteps\": 1000,\n  \"shift\": 1.0,\n"
+                                "  \"shift_terminal\": 0.1,\n  \"use_dynamic_shifting\": true\n";
+
 static const char *clip_class(const struct pipeline_preset *p, int i)
 {
     return p->net.kind == LG_SD3 || (p->net.kind == LG_SDXL && i) ? "CLIPTextModelWithProjection"
@@ -746,6 +775,7 @@ static int write_scheduler(const char *dir, const struct pipeline_preset *p)
                            flux && p->net.guidance ? DYNAMIC_SHIFT
                            : flux                  ? NO_SHIFT
                            : p->net.kind == LG_SD3 ? SHIFT
+                           : p->net.kind == LG_LTX ? LTX_SHIFT
                            : is_unet(p)            ? betas
                                                    : BETAS);
     LG_ASSERT(n > 0 && n < (int)sizeof text);
@@ -757,8 +787,8 @@ static int write_scheduler(const char *dir, const struct pipeline_preset *p)
 static struct lg_denoiser_config net_of(const struct pipeline_preset *p)
 {
     struct lg_denoiser_config c = p->net;
-    c.patch = 2, c.mlp_ratio = 4, c.width = c.height;
-    c.learned_variance = c.kind == LG_DIT || c.kind == LG_PIXART;
+    c.patch = c.kind == LG_LTX ? 1 : 2, c.mlp_ratio = 4, c.width = c.height;
+    c.learned_variance = c.kind == LG_DIT || c.kind == LG_PIXART || c.kind == LG_LATTE;
     c.norm_eps = p->t5 ? 1e-6 : 1e-5;
     for (size_t k = 0; k < LG_ARRAY_LEN(VAE); k++)
         if (!strcmp(p->vae, VAE[k].name)) c.channels = VAE[k].latent_channels;
@@ -780,6 +810,8 @@ static struct lg_denoiser_config net_of(const struct pipeline_preset *p)
         if (!strcmp(p->t5, T5[k].name)) t->width = T5[k].d_model;
     t->length = !strcmp(p->class, "PixArtAlphaPipeline")   ? 120
                 : !strcmp(p->class, "PixArtSigmaPipeline") ? 300
+                : c.kind == LG_LATTE                       ? 120
+                : c.kind == LG_LTX                         ? 128
                 : c.kind == LG_SD3                         ? 256
                                                            : 512;
     return c;

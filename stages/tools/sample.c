@@ -1,5 +1,6 @@
-/* lg-sample: draws pictures from a checkpoint (its EMA weights), a run's newest one, or a diffusers
+/* lg-sample: draws pictures, or clips, from a checkpoint (its EMA weights), a run's newest one, or a diffusers
  * folder. What is not said on the command line comes from the run's config.toml. */
+#include "config/sample.h"
 #include "base/log.h"
 #include "base/printable.h"
 #include "config/config.h"
@@ -7,6 +8,7 @@
 #include "config/plan.h"
 #include "config/texts.h"
 #include "stages/ckpt/checkpoint.h"
+#include "stages/io/clip_write.h"
 #include "stages/sample/draw.h"
 #include "stages/tools/owner.h"
 #include <getopt.h>
@@ -15,11 +17,16 @@
 #include <string.h>
 
 static const char usage_text[] =
-    "usage: lg-sample [\"caption\" ...] --from DIR -o OUT.png [options]\n"
+    "usage: lg-sample [\"caption\" ...] --from DIR -o FILE [options]\n"
     "  --from DIR        run directory (its newest checkpoint), checkpoint, or diffusers folder\n"
-    "  -o FILE           the picture grid, PNG\n"
+    "  -o FILE           the grid; what it is says the name's ending:\n"
+#define LG_CLIP_FORMAT(name, is_exact, text) "      ." #name ": " text "\n"
+#include "stages/io/clip_formats.def"
+#undef LG_CLIP_FORMAT
     "  --config FILE     pipeline.toml with models and sampler (default: the run's own)\n"
     "  --seed N --steps N --guidance X --negative TEXT --columns N\n"
+    "  --size N|HxW      pixels of a picture, --frames N and --fps X of a clip (default: as "
+    "trained)\n"
     "  --weights ema|model   which weights of a checkpoint (default ema)\n"
     "  --device NAME         host, cuda:0 (default: the config's, the first GPU of trainer.gpus)\n"
     "  --owner PID           end when this process, which must be our parent, has died\n"
@@ -29,7 +36,8 @@ static const char usage_text[] =
 struct options {
     const char *from, *out, *config, *negative, *weights, *device, *precision;
     const char *owner;
-    const char *seed, *steps, *guidance, *columns; /* NULL: from the config */
+    const char *seed, *steps, *guidance, *columns, *fps; /* NULL: from the config */
+    const char *size, *frames;                           /* NULL: as trained */
     const char *const *captions;
     int n_captions;
 };
@@ -44,6 +52,9 @@ static int parse(int argc, char **argv, struct options *o)
                                           {"guidance", required_argument, 0, 'g'},
                                           {"negative", required_argument, 0, 'x'},
                                           {"columns", required_argument, 0, 'k'},
+                                          {"size", required_argument, 0, 'z'},
+                                          {"frames", required_argument, 0, 't'},
+                                          {"fps", required_argument, 0, 'r'},
                                           {"weights", required_argument, 0, 'w'},
                                           {"device", required_argument, 0, 'd'},
                                           {"precision", required_argument, 0, 'p'},
@@ -75,6 +86,15 @@ static int parse(int argc, char **argv, struct options *o)
             break;
         case 'k':
             o->columns = optarg;
+            break;
+        case 'z':
+            o->size = optarg;
+            break;
+        case 't':
+            o->frames = optarg;
+            break;
+        case 'r':
+            o->fps = optarg;
             break;
         case 'w':
             o->weights = optarg;
@@ -139,6 +159,21 @@ static int number(const char *text, const char *what, double min, double max, do
     return 0;
 }
 
+/* "64" or "32x48", height first. */
+static int parse_size(const char *text, int *ret_height, int *ret_width)
+{
+    char *end;
+    if (!text) return 0;
+    long height = strtol(text, &end, 10), width = height;
+    if (*end == 'x') width = strtol(end + 1, &end, 10);
+    if (*end || height < 1 || width < 1 || LG_MAX(height, width) > LG_CLIP_SIDE_MAX)
+        return LG_FAIL(LG_ERR_USAGE, "--size %s: one side of a square, or HEIGHTxWIDTH, is wanted",
+                       text);
+    *ret_height = (int)height;
+    *ret_width = (int)width;
+    return 0;
+}
+
 /* Pictures are drawn in fp32 whatever the run trains in: it costs seconds. */
 static int open_device(const struct options *o, const lg_config *c, lg_device **ret)
 {
@@ -154,7 +189,8 @@ static int open_device(const struct options *o, const lg_config *c, lg_device **
 
 static int draw(const struct options *o, const lg_config *c, const char *weights)
 {
-    double seed, steps, guidance, columns;
+    double seed, steps, guidance, columns, frames, fps;
+    lg_clip_format format;
     lg_pictures pictures;
     struct lg_draw_spec s = {.weights_dir = weights,
                              .vae_dir = c->vae_model,
@@ -171,6 +207,11 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
     LG_TRY(number(o->steps, "steps", 1, 1000, (double)c->sample_steps, &steps));
     LG_TRY(number(o->guidance, "guidance", 0, 100, c->sample_guidance, &guidance));
     LG_TRY(number(o->columns, "columns", 0, 1000, (double)c->sample_columns, &columns));
+    LG_TRY(number(o->frames, "frames", 1, LG_FRAMES_MAX, 0, &frames));
+    LG_TRY(number(o->fps, "fps", LG_CLIP_FPS_MIN, LG_CLIP_FPS_MAX, lg_sample_fps(c), &fps));
+    LG_TRY(parse_size(o->size, &s.height, &s.width));
+    LG_TRY(lg_clip_format_of(o->out, &format)); /* before all the work */
+    s.frames = (int)frames;
     s.seed = (uint64_t)seed, s.steps = (int)steps, s.guidance = guidance;
     if (!s.n) {
         s.prompts = (const char *const *)c->sample_captions.v;
@@ -185,10 +226,13 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
     int rc = lg_draw(&s, &pictures);
     lg_device_close(&s.device);
     LG_TRY(rc);
-    rc = lg_pictures_save_grid(&pictures, (int)columns, o->out);
+    rc = lg_pictures_save(&pictures, &(struct lg_grid_look){.columns = (int)columns, .fps = fps},
+                          o->out);
+    char what[64] = "pictures";
+    if (pictures.frames > 1) snprintf(what, sizeof what, "clips of %d frames", pictures.frames);
     lg_pictures_free(&pictures);
     LG_TRY(rc);
-    lg_print(stdout, "%s: %d pictures from %s, seed %.0f, %d steps, guidance %g\n", o->out, s.n,
+    lg_print(stdout, "%s: %d %s from %s, seed %.0f, %d steps, guidance %g\n", o->out, s.n, what,
              weights, seed, s.steps, s.guidance);
     return 0;
 }

@@ -54,7 +54,7 @@ static size_t weights_of(const struct lg_batch_options *o)
 static struct layout layout_of(const lg_device *d, const struct lg_batch_options *o)
 {
     size_t B = (size_t)o->size, used = 0, f = sizeof(float);
-    size_t values = B * (size_t)(o->net->channels * o->net->height * o->net->width);
+    size_t values = B * (size_t)(o->net->channels * lg_denoiser_rows(o->net) * o->net->width);
     size_t latent = values * lg_dtype_bytes(lg_device_dtype(d));
     struct layout l = {0};
     l.n = take(&used, B * sizeof(int64_t));
@@ -83,7 +83,7 @@ static struct layout layout_of(const lg_device *d, const struct lg_batch_options
     l.x_t = take(&used, latent);
     l.target = take(&used, latent);
     if (o->band.height) {
-        const size_t band = latent / (size_t)o->net->height * (size_t)o->band.height;
+        const size_t band = latent / (size_t)lg_denoiser_rows(o->net) * (size_t)o->band.height;
         l.band_x_t = take(&used, band);
         l.band_target = take(&used, band);
     }
@@ -100,7 +100,8 @@ size_t lg_batch_bytes(const lg_device *d, const struct lg_batch_options *o, int 
 
 static lg_tensor latent_tensor(const lg_batch *b, void *data)
 {
-    return lg_t4(data, b->type, b->o.size, b->o.net->channels, b->o.net->height, b->o.net->width);
+    return lg_t4(data, b->type, b->o.size, b->o.net->channels, lg_denoiser_rows(b->o.net),
+                 b->o.net->width);
 }
 
 static lg_tensor band_tensor(const lg_batch *b, void *data)
@@ -186,7 +187,7 @@ static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *sp
     const struct lg_slot *slot = lg_window_slot(w, n);
     const struct lg_denoiser_config *net = b->o.net;
     const struct lg_objective objective = lg_objective_of_size(
-        spec->objective, (int64_t)(net->height / net->patch) * (net->width / net->patch));
+        spec->objective, (int64_t)(lg_denoiser_rows(net) / net->patch) * (net->width / net->patch));
     struct lg_objective_sample draw;
     lg_objective_draw(&objective, spec->seed, spec->of_run + row, &draw);
     ((int64_t *)(b->host + b->at.n))[row] = (int64_t)(spec->of_run + row);

@@ -11,7 +11,7 @@
 
 int64_t lg_rank_height(const struct lg_batch_options *batch)
 {
-    return batch->band.height ? batch->band.height : batch->net->height;
+    return batch->band.height ? batch->band.height : lg_denoiser_rows(batch->net);
 }
 
 struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p, int rank)
@@ -34,7 +34,7 @@ static int find_batch(const lg_config *c, const lg_plan *p, const struct lg_deno
     *ret = (struct lg_batch_options){.net = net,
                                      .size = mode->batch,
                                      .guidance = c->model_guidance,
-                                     .factor = p->image_size / p->latent_size,
+                                     .factor = p->image_height / p->latent_height,
                                      .latents_on_host = lg_stage_latents_on_host(p),
                                      .texts_on_host = p->apart};
     if (lg_sequence_is_split(&mode->sequence))
@@ -52,6 +52,7 @@ int lg_rank_nets_compile(lg_device *d, const lg_config *c, const lg_plan *p, int
         mode.batch = shape.rows;
         ret->config[k] = *square;
         ret->config[k].sample_size = square->sample_size ? square->sample_size : square->height;
+        ret->config[k].frames = shape.latent_frames;
         ret->config[k].height = shape.latent_height;
         ret->config[k].width = shape.latent_width;
         LG_TRY(find_batch(c, p, &ret->config[k], &mode, &ret->batch[k]));

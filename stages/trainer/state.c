@@ -18,7 +18,8 @@ static int take_from(const char *dir, struct lg_denoiser_config *ret)
     if (from.channels != ret->channels)
         return LG_FAIL(LG_ERR_CONFIG, "%s: \"in_channels\" is %d, but latents have %d channels",
                        path, from.channels, ret->channels);
-    if (from.kind == LG_PIXART && from.text[0].width != ret->text[0].width)
+    if ((from.kind == LG_PIXART || from.kind == LG_LATTE || from.kind == LG_LTX) &&
+        from.text[0].width != ret->text[0].width)
         return LG_FAIL(LG_ERR_CONFIG, "%s: \"caption_channels\" is %d, but text.model has width %d",
                        path, from.text[0].width, ret->text[0].width);
     if (from.kind == LG_SD3 && ret->n_texts < from.n_texts)
@@ -75,13 +76,24 @@ static void choose_flux(struct lg_denoiser_config *c)
     c->axes[2] = d - c->axes[0] - c->axes[1];
 }
 
+/* What a cell of the latent shows; a clip of files of any rate counts as LTX-Video's, 25 frames a second. */
+static void choose_cells(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret)
+{
+    enum { RATE = 25 };
+    const double rate = c->data_fps > 0 ? c->data_fps : RATE;
+    if (p->latent_frames > 1)
+        ret->cell_seconds = (double)(p->frames - 1) / (p->latent_frames - 1) / rate;
+    if (p->image_height) ret->cell_pixels = (double)p->image_height / p->latent_height;
+}
+
 int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_config *ret)
 {
     *ret = (struct lg_denoiser_config){
         .kind = lg_denoiser_kind_of(c->model_kind),
         .channels = p->latent_channels,
-        .height = p->latent_size,
-        .width = p->latent_size,
+        .frames = p->latent_frames,
+        .height = p->latent_height,
+        .width = p->latent_width,
         .patch = (int)c->model_patch,
         .hidden = (int)c->model_hidden,
         .depth = (int)c->model_depth,
@@ -108,6 +120,7 @@ int lg_net_config_of(const lg_config *c, const lg_plan *p, struct lg_denoiser_co
         ret->positions_side = 3 * LG_MAX(ret->height / LG_MAX(ret->patch, 1), 1);
     }
     if (ret->kind == LG_FLUX) choose_flux(ret);
+    if (ret->kind == LG_LTX) choose_cells(c, p, ret);
     if (c->model_from[0]) LG_TRY(take_from(c->model_from, ret));
     if (c->model_guidance != 1 && !ret->guidance)
         return LG_FAIL(LG_ERR_CONFIG,

@@ -6,7 +6,7 @@
  * (stages/memo.h). */
 #include "base/log.h"
 #include "stages/memo.h"
-#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/autoencoder.h"
 #include "stages/roles.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,10 +24,10 @@ struct rows {
 };
 
 struct vae {
-    struct lg_aekl_config net_config;
+    struct lg_autoencoder_config net_config;
     lg_device *device;
     lg_stream *stream;
-    lg_aekl *net[LG_BUCKETS_MAX]; /* by the shapes of the plan, in memory of the first */
+    lg_autoencoder *net[LG_BUCKETS_MAX]; /* by the shapes of the plan, in memory of the first */
     int n_nets;
     lg_window *window;
     const void *weights;
@@ -36,45 +36,46 @@ struct vae {
     struct rows rows;
 };
 
-/* A picture's means, then its log-variances, keyed by its pixels and their shape. */
+/* The means of a picture, or clip, then its log-variances, keyed by its pixels and their shape. */
 static struct lg_stage_memo_options memo_of(const lg_config *c, const lg_plan *p)
 {
     size_t most = 0;
     for (int k = 0; k < lg_plan_shapes(p); k++) {
         const struct lg_plan_shape s = lg_plan_shape(p, k);
-        most = LG_MAX(most, (size_t)s.latent_height * (size_t)s.latent_width);
+        most = LG_MAX(most, lg_plan_shape_cells(&s));
     }
-    return (struct lg_stage_memo_options){.role = "vae",
-                                          .size = c->vae_memo,
-                                          .bytes = 2 * (size_t)p->latent_channels * most *
-                                                   (size_t)p->element_bytes,
-                                          .of_item = !strcmp(c->data_crop, "random") ? 0
-                                                     : c->data_flip                  ? 2
-                                                                                     : 1};
+    return (struct lg_stage_memo_options){
+        .role = "vae",
+        .size = c->vae_memo,
+        .bytes = 2 * (size_t)p->latent_channels * most * (size_t)p->element_bytes,
+        .of_item = !strcmp(c->data_crop, "random") || p->frames > 1 ? 0
+                   : c->data_flip                                   ? 2
+                                                                    : 1};
 }
 
-/* Pictures of shape k that a chunk holds at most. */
+/* Pictures, or clips, of shape k that a chunk holds at most. */
 static int chunk_of(const lg_plan *p, int k)
 {
     return p->buckets.n ? LG_MIN(p->vae_chunk, lg_plan_shape(p, k).rows) : p->vae_chunk;
 }
 
-static void shapes_of(const lg_config *c, const lg_plan *p, struct lg_aekl_shape *ret)
+static void shapes_of(const lg_config *c, const lg_plan *p, struct lg_autoencoder_shape *ret)
 {
     for (int k = 0; k < lg_plan_shapes(p); k++) {
         const struct lg_plan_shape s = lg_plan_shape(p, k);
-        ret[k] = (struct lg_aekl_shape){.half = LG_AEKL_ENCODER,
-                                        .batch = chunk_of(p, k),
-                                        .height = s.height,
-                                        .width = s.width,
-                                        .slice = (int)c->vae_slice};
+        ret[k] = (struct lg_autoencoder_shape){.half = LG_AEKL_ENCODER,
+                                               .batch = chunk_of(p, k),
+                                               .frames = s.frames,
+                                               .height = s.height,
+                                               .width = s.width,
+                                               .slice = (int)c->vae_slice};
     }
 }
 
-static int weights_count(const struct lg_aekl_config *c, size_t *ret)
+static int weights_count(const struct lg_autoencoder_config *c, size_t *ret)
 {
     lg_params t;
-    LG_TRY(lg_aekl_params(c, LG_AEKL_ENCODER, &t));
+    LG_TRY(lg_autoencoder_params(c, LG_AEKL_ENCODER, &t));
     *ret = t.count;
     lg_params_free(&t);
     return 0;
@@ -93,22 +94,21 @@ static size_t chunk_bytes(const lg_plan *p, size_t ret[2])
     for (int k = 0; k < lg_plan_shapes(p); k++) {
         const struct lg_plan_shape s = lg_plan_shape(p, k);
         const size_t B = (size_t)chunk_of(p, k), C = (size_t)p->latent_channels;
-        const size_t cells = (size_t)s.latent_height * (size_t)s.latent_width;
-        ret[0] = LG_MAX(ret[0], B * 3 * (size_t)s.height * (size_t)s.width);
-        ret[1] = LG_MAX(ret[1], B * C * cells * (size_t)p->element_bytes);
+        ret[0] = LG_MAX(ret[0], B * 3 * lg_plan_shape_pixels(&s));
+        ret[1] = LG_MAX(ret[1], B * C * lg_plan_shape_cells(&s) * (size_t)p->element_bytes);
     }
     return ret[0] + 2 * ret[1];
 }
 
-static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_aekl_config *net,
-                         int index, size_t *ret)
+static int private_bytes(const lg_config *c, const lg_plan *p,
+                         const struct lg_autoencoder_config *net, int index, size_t *ret)
 {
-    struct lg_aekl_shape shape[LG_BUCKETS_MAX];
+    struct lg_autoencoder_shape shape[LG_BUCKETS_MAX];
     lg_device *d;
     size_t part[2], bytes = 0;
     LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_vae, index, &d));
     shapes_of(c, p, shape);
-    int rc = lg_aekl_plan_all(d, net, shape, lg_plan_shapes(p), &bytes);
+    int rc = lg_autoencoder_plan_all(d, net, shape, lg_plan_shapes(p), &bytes);
     lg_device_close(&d);
     LG_TRY(rc);
     *ret = bytes + chunk_bytes(p, part);
@@ -118,12 +118,12 @@ static int private_bytes(const lg_config *c, const lg_plan *p, const struct lg_a
 static int vae_bytes(const lg_config *c, const lg_plan *p, lg_role role,
                      struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
-    struct lg_aekl_config net;
+    struct lg_autoencoder_config net;
     size_t count, activations;
     int n = 0;
     *ret_n = 0;
     if (!p->instances[LG_ROLE_vae]) return 0;
-    LG_TRY(lg_aekl_config_load(c->vae_model, &net));
+    LG_TRY(lg_autoencoder_config_load(c->vae_model, &net));
     LG_TRY(weights_count(&net, &count));
     LG_TRY(private_bytes(c, p, &net, 0, &activations));
     for (int i = 0; i < p->instances[LG_ROLE_vae]; i++) {
@@ -153,7 +153,7 @@ static int load_weights(lg_stage *st, size_t first, size_t count, float *ret, vo
     const struct vae *v = st->state;
     (void)first, (void)count, (void)arg; /* all at once */
     lg_log(LG_INFO, "reading the encoder from %s", st->config->vae_model);
-    return lg_aekl_load(&v->net_config, st->config->vae_model, LG_AEKL_ENCODER, ret);
+    return lg_autoencoder_load(&v->net_config, st->config->vae_model, LG_AEKL_ENCODER, ret);
 }
 
 static int open_weights(lg_stage *st, struct vae *v)
@@ -181,16 +181,16 @@ static int vae_open(lg_stage *st)
     LG_ASSERT(v);
     st->state = v;
     const lg_plan *p = &st->plan;
-    struct lg_aekl_shape shape[LG_BUCKETS_MAX];
+    struct lg_autoencoder_shape shape[LG_BUCKETS_MAX];
     shapes_of(st->config, p, shape);
-    LG_TRY(lg_aekl_config_load(st->config->vae_model, &v->net_config));
+    LG_TRY(lg_autoencoder_config_load(st->config->vae_model, &v->net_config));
     LG_TRY(lg_stage_device(st, LG_ROLE_vae, st->index, &v->device));
     LG_TRY(lg_stage_window(st, v->device, &v->window));
     LG_TRY(lg_device_pin(v->device, v->window->pixels,
                          v->window->g.slots * v->window->g.pixels_bytes));
     LG_TRY(open_weights(st, v));
     LG_TRY(lg_stream_open(v->device, &v->stream));
-    LG_TRY(lg_aekl_open_all(v->device, &v->net_config, shape, lg_plan_shapes(p), v->net));
+    LG_TRY(lg_autoencoder_open_all(v->device, &v->net_config, shape, lg_plan_shapes(p), v->net));
     v->n_nets = lg_plan_shapes(p);
     size_t bytes[2];
     chunk_bytes(p, bytes);
@@ -217,11 +217,12 @@ static void run_net(lg_stage *st, struct vae *v, int k)
 {
     const struct lg_plan_shape s = lg_plan_shape(&st->plan, k);
     const int64_t B = chunk_of(&st->plan, k), C = st->plan.latent_channels;
+    const int64_t rows = (int64_t)s.latent_frames * s.latent_height;
     const lg_dtype type = lg_device_dtype(v->device);
-    lg_aekl_encode(v->net[k], v->stream, v->weights,
-                   lg_t4(v->pixels, LG_U8, B, 3, s.height, s.width),
-                   lg_t4(v->mean, type, B, C, s.latent_height, s.latent_width),
-                   lg_t4(v->logvar, type, B, C, s.latent_height, s.latent_width));
+    lg_autoencoder_encode(v->net[k], v->stream, v->weights,
+                          lg_t4(v->pixels, LG_U8, B, 3, s.frames * s.height, s.width),
+                          lg_t4(v->mean, type, B, C, rows, s.latent_width),
+                          lg_t4(v->logvar, type, B, C, rows, s.latent_width));
 }
 
 /* The bytes of a picture may be those of another one of another shape. */
@@ -336,7 +337,7 @@ static void vae_close(lg_stage *st)
 {
     struct vae *v = st->state;
     lg_stage_memo_close(&v->memo, "pictures");
-    for (int k = v->n_nets - 1; k >= 0; k--) lg_aekl_close(&v->net[k]);
+    for (int k = v->n_nets - 1; k >= 0; k--) lg_autoencoder_close(&v->net[k]);
     lg_stream_close(&v->stream);
     lg_window_close(&v->window);
     free(v);

@@ -345,7 +345,7 @@ static void print_plan(const lg_config *c, const lg_plan *p)
              p->instances[LG_ROLE_trainer], p->micro_batch, p->isa, p->precision);
     lg_print(stdout, "run directory %s\n", c->job_dir);
     printf("window of %" PRId64 " samples; latents (%d, %d, %d)", p->window_slots,
-           p->latent_channels, p->latent_size, p->latent_size);
+           p->latent_channels, p->latent_frames * p->latent_height, p->latent_width);
     for (int k = 0; k < p->n_texts; k++) print_text(&p->text[k]);
     print_zeros(c, p);
     if (p->num_classes) printf("; %d classes", p->num_classes);

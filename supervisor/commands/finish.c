@@ -3,6 +3,7 @@
 #include "supervisor/commands/finish.h"
 #include "base/printable.h"
 #include "config/manifest.h"
+#include "config/sample.h"
 #include "supervisor/core/park.h"
 #include "supervisor/launch/launcher.h"
 #include "supervisor/run/processes.h"
@@ -61,10 +62,12 @@ static void count(const lg_run *r, uint64_t last)
 static void draw(const lg_run *r, const char *newest, uint64_t last, bool quiet)
 {
     struct lg_preview_job job = {0};
+    char path[LG_PATH_BYTES];
     bool is_last = false, stop = false;
     if (r->config->sample_captions.n == 0) return;
     if (!quiet)
-        lg_terminal_say(STDOUT_FILENO, "drawing %d pictures ...\n", r->config->sample_captions.n);
+        lg_terminal_say(STDOUT_FILENO, "drawing %d %s ...\n", r->config->sample_captions.n,
+                        lg_sample_is_clip(r->config) ? "clips" : "pictures");
     while (!is_last && !stop) {
         if (!lg_preview_next(r, LG_PREVIEW_PICTURES, job.step, &job) || job.step >= last) {
             is_last = true;
@@ -74,9 +77,9 @@ static void draw(const lg_run *r, const char *newest, uint64_t last, bool quiet)
         if (make_one(r, &job, &stop) < 0)
             lg_terminal_say(STDERR_FILENO, "warning: no pictures of step %" PRIu64 ": %s\n",
                             job.step, lg_err_message());
-        else if (!quiet)
-            lg_terminal_say(STDOUT_FILENO, "pictures    %s/samples/step%" PRIu64 ".png\n", r->dir,
-                            job.step);
+        else if (!quiet && lg_preview_path(r, job.kind, job.step, path) == 0)
+            lg_terminal_say(STDOUT_FILENO, "%-11s %s\n",
+                            lg_sample_is_clip(r->config) ? "clips" : "pictures", path);
         lg_err_clear();
     }
 }

@@ -147,11 +147,11 @@ static int begin_among(lg_run *r, const struct lg_cluster_place *among,
     LG_TRY(check_room(r));
     LG_TRY(lg_launcher_record_owner(r));
     LG_TRY(lg_launcher_of(r)->runtime_create(r));
-    LG_TRY(make_board(r, among, &b));
+    int rc = make_board(r, among, &b);
     spec->run = r;
     spec->board = b;
-    if (spec->cluster) lg_cluster_attach(spec->cluster, b);
-    int rc = lg_supervise(spec, ret_exit, &outcome);
+    if (rc == 0 && spec->cluster) lg_cluster_attach(spec->cluster, b);
+    if (rc == 0) rc = lg_supervise(spec, ret_exit, &outcome);
     lg_cluster_close(&spec->cluster); /* before its board */
     lg_board_close(&b);
     if (rc < 0) {

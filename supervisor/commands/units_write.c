@@ -231,7 +231,6 @@ static int prepare(struct writer *w, struct texts *t, const struct lg_units_args
     char absolute[LG_PATH_BYTES];
     const struct passwd *user = getpwuid(geteuid());
     if (!user) return LG_FAIL(LG_ERR_FAILED, "user %u has no name", (unsigned)geteuid());
-    LG_TRY(lg_mkdirs(c->job_dir));
     if (!realpath(args->file, absolute))
         return LG_FAIL(lg_err_from_errno(errno), "%s: %s", args->file, strerror(errno));
     LG_TRY(quote_program("lgsup", t->lgsup));
@@ -243,6 +242,7 @@ static int prepare(struct writer *w, struct texts *t, const struct lg_units_args
     LG_TRY(lg_units_quote(c->job_dir, true, t->run, sizeof t->run));
     LG_TRY(lg_units_quote(c->job_dir, false, t->run_path, sizeof t->run_path));
     LG_TRY(lg_units_quote(c->job_name, false, t->job, sizeof t->job));
+    LG_TRY(lg_mkdirs(c->job_dir)); /* a unit can only open up what is there */
     snprintf(t->runtime, sizeof t->runtime, "/run/%s", w->prefix);
     snprintf(t->regions, sizeof t->regions, "%d", LG_KEEPER_REGIONS_MAX);
     t->roles = role_units(w->plan, w->prefix);

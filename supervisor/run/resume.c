@@ -41,11 +41,7 @@ static int load_origin(const char *run_dir, struct origin *ret)
 static int plan_changed(lg_run *r, const struct origin *o, const lg_manifest *m)
 {
     lg_plan before;
-    if (!o->has_plan)
-        return LG_FAIL(LG_ERR_MISMATCH,
-                       "trainer.resume_changes: the plan of the run that made %s is not there any "
-                       "more (plan.json, config.toml): without them nothing can be compared",
-                       r->resume);
+    LG_ASSERT(o->has_plan); /* where there is a config (load_origin) */
     LG_TRY(lg_plan_resume(o->config, &o->plan, &before));
     if (before.hash != m->plan_hash)
         return LG_FAIL(LG_ERR_MISMATCH, "the checkpoint %s was made by another plan than its run's",

@@ -161,7 +161,12 @@ int lg_run_runtime_create(lg_run *r)
                        "no directory for sockets: set XDG_RUNTIME_DIR to a short path "
                        "that you may write (tried it, %s and /tmp)",
                        user);
-    LG_TRY(record_runtime(r));
+    rc = record_runtime(r);
+    if (rc < 0) { /* nobody would ever find it */
+        rmdir(r->runtime_dir);
+        r->runtime_dir[0] = 0;
+    }
+    LG_TRY(rc);
     return 0;
 }
 

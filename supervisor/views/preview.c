@@ -2,6 +2,7 @@
 #include "supervisor/views/preview.h"
 #include "base/clock.h"
 #include "config/manifest.h"
+#include "config/sample.h"
 #include <ctype.h>
 #include <dirent.h>
 #include <inttypes.h>
@@ -23,13 +24,13 @@ enum {
 };
 
 static const struct {
-    const char *program, *folder, *suffix, *log; /* RUN/folder/step<N>suffix, RUN/log */
-    const char *name, *done, *again;             /* for people */
+    const char *program, *folder, *log; /* RUN/folder/step<N>.ending, RUN/log */
+    const char *name, *done, *again;    /* for people */
 } made[LG_PREVIEW_KINDS] = {
-    [LG_PREVIEW_PICTURES] = {"lg-sample", "samples", ".png", "logs/sample.log", "preview", "drawn",
+    [LG_PREVIEW_PICTURES] = {"lg-sample", "samples", "logs/sample.log", "preview", "drawn",
                              "drawn again"},
-    [LG_PREVIEW_HISTOGRAMS] = {"lg-histogram", "histograms", ".json", "logs/histogram.log",
-                               "histograms", "counted", "counted again"},
+    [LG_PREVIEW_HISTOGRAMS] = {"lg-histogram", "histograms", "logs/histogram.log", "histograms",
+                               "counted", "counted again"},
 };
 
 static uint64_t every_of(const lg_run *r, lg_preview_kind kind)
@@ -38,9 +39,10 @@ static uint64_t every_of(const lg_run *r, lg_preview_kind kind)
                                                   : r->config->tensorboard_histograms_every);
 }
 
-static int out_path(const lg_run *r, lg_preview_kind kind, uint64_t step, char ret[LG_PATH_BYTES])
+int lg_preview_path(const lg_run *r, lg_preview_kind kind, uint64_t step, char ret[LG_PATH_BYTES])
 {
-    return lg_run_path(r, ret, "%s/step%" PRIu64 "%s", made[kind].folder, step, made[kind].suffix);
+    return lg_run_path(r, ret, "%s/step%" PRIu64 ".%s", made[kind].folder, step,
+                       kind == LG_PREVIEW_PICTURES ? lg_sample_format(r->config) : "json");
 }
 
 /* Step of a checkpoint's folder name, 0: another file. */
@@ -59,7 +61,7 @@ static bool is_made(const lg_run *r, const struct lg_preview_job *job)
 {
     char path[LG_PATH_BYTES];
     struct stat out, manifest;
-    if (out_path(r, job->kind, job->step, path) < 0) return true;
+    if (lg_preview_path(r, job->kind, job->step, path) < 0) return true;
     if (stat(path, &out) < 0) return false;
     if (lg_path(path, "%s/manifest.json", job->checkpoint) < 0 || stat(path, &manifest) < 0)
         return true;
@@ -98,7 +100,7 @@ int lg_preview_spawn(const lg_run *r, const struct lg_preview_job *job, struct l
     LG_TRY(lg_run_path(r, log, "%s", made[job->kind].log));
     LG_TRY(lg_run_path(r, folder, "%s", made[job->kind].folder));
     LG_TRY(lg_mkdirs(folder));
-    LG_TRY(out_path(r, job->kind, job->step, out));
+    LG_TRY(lg_preview_path(r, job->kind, job->step, out));
     snprintf(owner, sizeof owner, "%d", (int)getpid());
     bool draws = job->kind == LG_PREVIEW_PICTURES; /* what is drawn stands in the config */
     char *argv[] = {program,

@@ -2,7 +2,8 @@
  * tensorboard.histograms_every are multiples of checkpoint.every, and nobody who trains waits for a
  * reader.
  *
- *   pictures     DIR/samples/step<N>.png, [sample] captions drawn by lg-sample from the EMA weights
+ *   pictures     DIR/samples/step<N>.png, [sample] captions drawn by lg-sample from the EMA weights; of clips .gif, or
+ *                what sample.format says
  *   histograms   DIR/histograms/step<N>.json, counted by lg-histogram, for TensorBoard
  *
  * What is to be made follows from the files: complete checkpoints of which it is missing or older.
@@ -35,6 +36,8 @@ typedef struct lg_preview {
     int64_t next_ns, deadline_ns;
 } lg_preview;
 
+/* RUN/samples/step<N>.png, or what else is made of this step. */
+int lg_preview_path(const lg_run *r, lg_preview_kind kind, uint64_t step, char ret[LG_PATH_BYTES]);
 /* The job of this kind with the least step > past. False: none. */
 bool lg_preview_next(const lg_run *r, lg_preview_kind kind, uint64_t past,
                      struct lg_preview_job *ret);

@@ -27,7 +27,7 @@ enum {
     FILES_MS = 5000,
     ROWS_MAX = 512,
     ROW_BYTES_MAX = 1024,
-    FILE_BYTES_MAX = 32 << 20, /* a larger PNG or JSON is passed over */
+    FILE_BYTES_MAX = 32 << 20, /* a larger picture or JSON is passed over */
     FILES_MAX = 1000000,
 };
 
@@ -213,46 +213,60 @@ static bool write_rows(lg_tensorboard *t, uint64_t committed, int *ret_rows)
 
 /* The least step in (past, committed] of which there is a file; 0: none. */
 struct lookup {
-    const char *folder, *suffix; /* "samples", ".png" */
+    const char *folder;    /* "samples" */
+    const char *ending[2]; /* ".png", ".gif" or NULL */
     uint64_t past, committed;
 };
 static uint64_t next_file(const lg_tensorboard *t, const struct lookup *l,
                           char ret_path[LG_PATH_BYTES])
 {
     uint64_t least = 0;
+    const char *ending = "";
     if (lg_path(ret_path, "%s/%s", t->run_dir, l->folder) < 0) return 0;
     DIR *d = opendir(ret_path);
     for (struct dirent *e; d && (e = readdir(d));) {
         char *end;
         if (strncmp(e->d_name, "step", 4) || !isdigit((unsigned char)e->d_name[4])) continue;
         uint64_t step = strtoull(e->d_name + 4, &end, 10);
-        if (strcmp(end, l->suffix) || step <= l->past || step > l->committed) continue;
-        if (!least || step < least) least = step;
+        if (step <= l->past || step > l->committed || (least && step > least)) continue;
+        for (size_t i = 0; i < LG_ARRAY_LEN(l->ending); i++)
+            if (l->ending[i] && !strcmp(end, l->ending[i])) least = step, ending = l->ending[i];
     }
     if (d) closedir(d);
-    if (lg_path(ret_path, "%s/%s/step%" PRIu64 "%s", t->run_dir, l->folder, least, l->suffix) < 0)
+    if (lg_path(ret_path, "%s/%s/step%" PRIu64 "%s", t->run_dir, l->folder, least, ending) < 0)
         return 0;
     return least;
 }
 
-static uint32_t big_endian(const char *p)
+static uint32_t big_endian(const uint8_t *p)
 {
-    const uint8_t *u = (const uint8_t *)p;
-    return (uint32_t)u[0] << 24 | (uint32_t)u[1] << 16 | (uint32_t)u[2] << 8 | u[3];
+    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
 }
 
-static bool write_png(lg_tensorboard *t, uint64_t step, const char *png, size_t bytes)
+/* The size that a PNG or a GIF says; false: neither. */
+static bool size_of(const uint8_t *file, size_t bytes, struct lg_tf_image *image)
+{
+    if (bytes >= 24 && !memcmp(file, "\x89PNG\r\n\x1a\n", 8)) {
+        image->width = big_endian(file + 16);
+        image->height = big_endian(file + 20);
+    } else if (bytes >= 10 && !memcmp(file, "GIF89a", 6)) {
+        image->width = (uint32_t)file[6] | (uint32_t)file[7] << 8;
+        image->height = (uint32_t)file[8] | (uint32_t)file[9] << 8;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* What is neither a PNG nor a GIF is passed over. */
+static bool write_picture(lg_tensorboard *t, uint64_t step, const char *file, size_t bytes)
 {
     struct lg_tf_buffer b = {.cap = bytes + LG_TF_PICTURE_EXTRA};
-    if (bytes < 24 || memcmp(png, "\x89PNG\r\n\x1a\n", 8)) return true; /* none: passed over */
+    struct lg_tf_image image = {.tag = "samples", .file = (const uint8_t *)file, .bytes = bytes};
+    if (!size_of(image.file, bytes, &image)) return true;
     b.data = malloc(b.cap);
     if (!b.data) return false;
-    lg_tf_picture(&b, wall_s(), step,
-                  &(struct lg_tf_image){.tag = "samples",
-                                        .png = (const uint8_t *)png,
-                                        .bytes = bytes,
-                                        .width = big_endian(png + 16),
-                                        .height = big_endian(png + 20)});
+    lg_tf_picture(&b, wall_s(), step, &image);
     LG_ASSERT(!b.full);
     bool well = write_buffer(t, b.data, b.bytes);
     free(b.data);
@@ -277,13 +291,13 @@ static bool write_file(lg_tensorboard *t, uint64_t committed, bool picture, bool
     char path[LG_PATH_BYTES], *data = NULL;
     size_t bytes;
     uint64_t *last = picture ? &t->last_picture : &t->last_histogram;
-    struct lookup l = {picture ? "samples" : "histograms", picture ? ".png" : ".json", *last,
-                       committed};
-    uint64_t step = next_file(t, &l, path);
+    const struct lookup pictures = {"samples", {".png", ".gif"}, *last, committed},
+                        histograms = {"histograms", {".json"}, *last, committed};
+    uint64_t step = next_file(t, picture ? &pictures : &histograms, path);
     if (!step) return true;
     bool well = true;
     if (lg_read_file(path, FILE_BYTES_MAX, &data, &bytes) == 0)
-        well = (picture ? write_png : write_json)(t, step, data, bytes);
+        well = (picture ? write_picture : write_json)(t, step, data, bytes);
     lg_err_clear();
     free(data);
     if (well) *last = step;

@@ -192,7 +192,7 @@ void lg_tf_picture(struct lg_tf_buffer *b, double wall_s, uint64_t step,
     put_number(b, 1, i->height);
     put_number(b, 2, i->width);
     put_number(b, 3, 3); /* RGB */
-    put_bytes(b, 4, i->png, i->bytes);
+    put_bytes(b, 4, i->file, i->bytes);
     close_nested(b, image);
     close_nested(b, value);
     close_nested(b, summary);

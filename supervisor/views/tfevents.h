@@ -29,13 +29,13 @@ void lg_tf_scalars(struct lg_tf_buffer *b, double wall_s, uint64_t step,
                    const struct lg_tf_scalar *v, int n);
 struct lg_tf_image {
     const char *tag;
-    const uint8_t *png;
+    const uint8_t *file; /* PNG or GIF, which TensorBoard tells apart */
     size_t bytes;
     uint32_t width, height;
 };
 void lg_tf_picture(struct lg_tf_buffer *b, double wall_s, uint64_t step,
                    const struct lg_tf_image *i);
-/* Bytes that a picture's record needs at most beside its PNG. */
+/* Bytes that a picture's record needs at most beside its file. */
 enum { LG_TF_PICTURE_EXTRA = 256 };
 
 /* limits: upper ones, rising; counts: of each bucket. */

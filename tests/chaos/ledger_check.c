@@ -6,7 +6,7 @@
  * Written from docs/operations.md ("The ledger") alone: nothing of the project is included or linked,
  * so a mistake in the writer cannot hide in the checker. With --metrics also compares steps and
  * losses of metrics.jsonl. With --tar (the only shard of the data set, plain ustar) computes which
- * samples each step must have had, and their hash; with --buckets ("buckets" of the run's plan.json) from the sizes
+ * samples each step must have had, and their hash (its items are PNGs and WebPs); with --buckets ("buckets" of the run's plan.json) from the sizes
  * of its PNGs, for R ranks and micro-batches of M. Prints one line; exit code 0: all is well, 1: it
  * is not, 2: usage. */
 #include <inttypes.h>
@@ -141,7 +141,8 @@ static void read_items(const char *path, struct data *d)
     for (size_t at = 0; at + BLOCK <= bytes && tar[at];) {
         const char *name = (const char *)tar + at, *dot = memchr(name, '.', 100);
         size_t size = strtoull(name + 124, NULL, 8);
-        if (dot && !strncmp(dot, ".png", 4) && d->count < ITEMS_MAX && at + BLOCK + 24 <= bytes) {
+        if (dot && (!strncmp(dot, ".png", 4) || !strncmp(dot, ".webp", 5)) &&
+            d->count < ITEMS_MAX && at + BLOCK + 24 <= bytes) {
             char key[512];
             int n = snprintf(key, sizeof key, "%s/%.*s", shard, (int)(dot - name), name);
             d->item[d->count++] = (struct item){.key = XXH3_64bits(key, (size_t)n),

@@ -99,6 +99,8 @@ for zero in 1 3; do
     disturbed "two GPUs apart, zero = $zero, killed" "$run" --set parallel.zero=$zero
     settle "two GPUs apart, zero = $zero, killed" "$run"
     [ -n "$settled" ] || continue
-    (unset LG_BACKEND_DIR && undisturbed "$settled")
+    unset LG_BACKEND_DIR
+    undisturbed "$settled"
+    export LG_BACKEND_DIR=$T/backends
     check "two GPUs apart, zero = $zero, killed: byte-identical to the host" same_files "$reference" "$run" "$settled"
 done

@@ -6,6 +6,8 @@
 # when one failed. Each script has a directory of its own under /tmp, and ends every process that was
 # started with a path in it. With E2E_KEEP=1 the directory stays.
 #
+# With E2E_FIRST=1 it ends at the first check that fails.
+#
 # E2E_REFERENCE=DIR lets scripts of one `make check`, also at the same time, share undisturbed runs: the first one
 # that needs a reference makes it there.
 set -u
@@ -65,6 +67,7 @@ ok() { echo "ok $e2e_name: $1"; }
 fail() {
     echo "FAIL $e2e_name: $1${2:+ -- $2}"
     e2e_failed=1
+    [ -z "${E2E_FIRST:-}" ] || exit 1
 }
 skip() { echo "skip $e2e_name: $1 -- $2"; }
 # check NAME COMMAND...: ok when the command succeeds; its output is the reason when it does not.

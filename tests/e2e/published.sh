@@ -108,7 +108,7 @@ check "begins with its weights" cmp "$(checkpoint_of "$T/again" 1)/model/diffusi
 
 # The examples, with tiny models in the place of the published ones, here without GPUs.
 check "a DiT's folder" "$RANDOM_MODEL" pipeline --preset tiny-dit "$T/dit"
-for kind in sd3 flux; do
+for kind in sd3 flux latte ltx; do
     check "a folder of $kind" "$RANDOM_MODEL" pipeline --preset tiny-$kind --spiece "$EMOJI/text_encoder/spiece.model" "$T/$kind"
 done
 example() { # NAME PIPELINE
@@ -124,3 +124,5 @@ check "examples/flux-lora.toml" example flux-lora flux
 check "examples/sd3-medium.toml" example sd3-medium sd3
 check "examples/sd35-large.toml" example sd35-large sd3
 check "examples/flux-schnell.toml" example flux-schnell flux
+check "examples/latte.toml" example latte latte
+check "examples/ltx-video.toml" example ltx-video ltx

@@ -76,7 +76,8 @@ static void check_item(const lg_item *item)
 static void read_all(lg_source *s)
 {
     static uint8_t pixels[3 * SIDE * SIDE];
-    struct lg_sample_rule rule = {.size = SIDE, .num_classes = CLASSES, .no_shuffle = true};
+    struct lg_sample_rule rule = {
+        .shape = {1, SIDE, SIDE}, .num_classes = CLASSES, .no_shuffle = true};
     lg_item item = {0};
     lg_sample sample = {0};
     for (uint64_t i = 0; i < lg_source_count(s); i++) {

@@ -11,7 +11,7 @@ FUZZ_SRC  := $(wildcard tests/fuzz/*.c)
 FUZZ_OBJ  := $(FUZZ_SRC:%=$(BUILD)/obj/%.o)
 FUZZ_PROGS := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(filter-out tests/fuzz/fuzz.c,$(FUZZ_SRC)))
 
-$(BUILD)/tests/test_fuzz_corpus: $(FUZZ_OBJ)
+$(BUILD)/tests/test_fuzz_corpus: $(FUZZ_OBJ) | $(AV_SO)
 $(BUILD)/tests/test_fuzz_corpus: LIBS := $(FUZZ_OBJ) $(LIBS)
 
 # Set by `make fuzz` for its own make.
@@ -25,6 +25,8 @@ $(BUILD)/fuzz/%: $(BUILD)/obj/tests/fuzz/%.c.o $(BUILD)/obj/tests/fuzz/fuzz.c.o 
 	@mkdir -p $(@D)
 	@echo "  LD    $@"
 	$(Q)$(CXX) $(LDFLAGS) -fsanitize=fuzzer -o $@ $(filter %.o,$^) $(LIB) $(LIBS)
+
+$(BUILD)/fuzz/clip: | $(AV_SO)
 
 .PHONY: fuzz fuzz-programs fuzz-deps
 fuzz-programs: $(FUZZ_PROGS)

@@ -130,6 +130,8 @@ def noise_cases(out):
 # ---- samplers ----
 
 TOKENS = (24, 256, 1000, 4096)
+LTX_TOKENS = (384, 1024, 2496)
+
 
 def dpm(prediction, spacing, steps, scaled=False, zero=False):
     s = DPMSolverMultistepScheduler(
@@ -146,6 +148,15 @@ def dynamic_flow(steps, tokens):
                                         base_image_seq_len=256, max_image_seq_len=4096)
     s.set_timesteps(sigmas=np.linspace(1.0, 1.0 / steps, steps),
                     mu=calculate_shift(tokens, 256, 4096, 0.5, 1.15))
+    return s
+
+
+def ltx_flow(steps, tokens):
+    """As LTX-Video's pipeline and its scheduler's config set it for a clip of so many tokens."""
+    s = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.95, max_shift=2.05,
+                                        base_image_seq_len=1024, max_image_seq_len=4096, shift_terminal=0.1)
+    s.set_timesteps(sigmas=np.linspace(1.0, 1.0 / steps, steps),
+                    mu=calculate_shift(tokens, 1024, 4096, 0.95, 2.05))
     return s
 
 
@@ -180,6 +191,10 @@ def sampler_cases(out):
         s = dynamic_flow(10, tokens)
         out[f"flow.tokens.{tokens}"] = run(s, toy, x).numpy()
         out[f"flow.tokens.{tokens}.t"] = s.timesteps.double().numpy()
+    for tokens in LTX_TOKENS:
+        s = ltx_flow(10, tokens)
+        out[f"flow.ltx.{tokens}"] = run(s, toy, x).numpy()
+        out[f"flow.ltx.{tokens}.t"] = s.timesteps.double().numpy()
     out["dpm.v.zero_snr"] = run(dpm("v", "trailing", 10, scaled=True, zero=True), toy, x).numpy()
     config, (h, w) = PIXARTS["pixart.size"]
     net, text = make_pixart(config), double("text", (3, 6, 20), 1.0)

@@ -75,6 +75,19 @@ static int64_t batch = 256;
             .number_waves = 256                                                                    \
         }                                                                                          \
     }
+/* LTX-Video with latents of so many frames of h x w, and Latte-1 at 256 px. */
+#define LTX(f, h, w)                                                                               \
+    {                                                                                              \
+        .kind = LG_LTX, .channels = 128, .frames = f, .height = h, .width = w, .patch = 1,         \
+        .hidden = 2048, .depth = 28, .heads = 32, .mlp_ratio = 4, .n_texts = 1,                    \
+        .text = {{.length = 128, .width = 4096}}, .norm_eps = 1e-6                                 \
+    }
+#define LATTE(f, side)                                                                             \
+    {                                                                                              \
+        .kind = LG_LATTE, .channels = 4, .frames = f, .height = side, .width = side, .patch = 2,   \
+        .hidden = 1152, .depth = 28, .heads = 16, .mlp_ratio = 4, .n_texts = 1,                    \
+        .text = {{.length = 120, .width = 4096}}, .norm_eps = 1e-6, .sample_size = 64              \
+    }
 static const struct preset {
     const char *name;
     struct lg_denoiser_config c;
@@ -93,6 +106,9 @@ static const struct preset {
     {"SD21-512", SD21(64), 0},
     {"SD21-768", SD21(96), 0},
     {"SDXL-1024-lora", SDXL(128), 16},
+    {"LTX-2496", LTX(13, 12, 16), 0},  /* 97 frames of 384 x 512 */
+    {"LTX-16000", LTX(16, 25, 40), 0}, /* 121 frames of 800 x 1280 */
+    {"Latte-16x256", LATTE(16, 32), 0},
 };
 static const struct preset *preset = presets;
 static size_t allocated;
@@ -160,7 +176,7 @@ struct step {
 
 static lg_tensor like4(lg_tensor flat, const struct lg_denoiser_config *c)
 {
-    return lg_t4(flat.data, flat.dtype, batch, c->channels, c->height, c->width);
+    return lg_t4(flat.data, flat.dtype, batch, c->channels, lg_denoiser_rows(c), c->width);
 }
 
 static void fill_fp32(lg_tensor t, float value)
@@ -256,7 +272,7 @@ static void open_step(struct step *s)
     printf("opened in %.1f s; activations %.1f GiB, scratch %.2f GiB\n", (now_ms() - before) * 1e-3,
            (double)bytes.activations * 0x1p-30, (double)bytes.scratch * 0x1p-30);
     int64_t n = (int64_t)s->params.trained_count;
-    int64_t values = batch * s->c.channels * s->c.height * s->c.width;
+    int64_t values = batch * s->c.channels * lg_denoiser_rows(&s->c) * s->c.width;
     open_weights(s);
     s->w = lg_t1(s->weights, type, n);
     printf("weights %.1f GiB, %.1f M trained\n",

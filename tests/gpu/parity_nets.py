@@ -6,11 +6,13 @@ with them get the same random weights and inputs, rounded to bf16 first.
                 batch): the output, and the gradient of every parameter for a random gradient of the output
   sd3           blocks of SD3.5-medium (4, two of them with a second attention), as DiT
   flux          blocks of FLUX.1-dev (1 of two streams, 2 of one), as DiT
+  latte, ltx    blocks of Latte-1 (2, and as many along time; 16 frames of 256 px) and of LTX-Video (2; 13 frames of 384 x 512
+                px), as DiT
   vae           Stable Diffusion's autoencoder at 128, 256, 512 pixels: mean and logvar, and the picture
   t5            the encoder of a T5 v1.1 of XXL's width, 4 layers (--t5-layers): 77 and 120 ids, padded
   clip          the text encoder of CLIP L: 77 and 20 ids
 
-Usage: parity_nets.py BUNDLE [--device cuda|host] [--only dit,pixart,sd3,flux,vae,t5,clip] [--tiny] [--t5-layers 4]
+Usage: parity_nets.py BUNDLE [--device cuda|host] [--only dit,pixart,sd3,flux,latte,ltx,vae,t5,clip] [--tiny] [--t5-layers 4]
                       [--draws 8] [--jobs 4] [--work DIR]
 
 The error of a tensor is its distance to fp64 in the 2-norm, relative to fp64's norm. Beside it stands the
@@ -42,6 +44,7 @@ import time
 import torch
 
 from peer_clip import clip, clip_files
+from peer_clips import Clip, clip_files as clips_files, clip_inputs, clip_net
 from peer_flux import Flux, flux, flux_files, flux_inputs
 from peer_nets import (Mmdit, Random, Trunk, decode, encode, read, sd3, sd3_files, sd3_inputs, t5, t5_files, trunk, trunk_files, trunk_inputs,
                        trunk_weights, vae_files, write)
@@ -111,7 +114,7 @@ def joint_case(name, folder, w, trained, inputs, function):
     """SD3 or FLUX: function(parameters, inputs)."""
     def theirs(dtype, device, inputs):
         p = {k: v.to(dtype).requires_grad_(k in trained) for k, v in w.items()}
-        x = {k: v.to(device) if k in ("t", "guidance") else v.to(device, dtype) for k, v in inputs.items()}
+        x = {k: v.to(device) if k in ("t", "guidance", "text_length") else v.to(device, dtype) for k, v in inputs.items()}
         out = function(p, x)
         names = sorted(trained)
         grads = torch.autograd.grad(out, [p[k] for k in names], x["dout"])
@@ -119,6 +122,16 @@ def joint_case(name, folder, w, trained, inputs, function):
 
     return Case(name, folder, [inputs], lambda model, i, o, p: ["lg-forward", model, i, o, p.device] +
                 ([p.name] if p.device == "cuda:0" else []), theirs, {})
+
+
+def clips_cases(kind, a, work, random):
+    if kind == "latte":
+        c = Clip(kind, 48, 2, 4, 4, (3, 8, 12), 7, 24) if a.tiny else Clip(kind, 1152, 2, 16, 4, (16, 32, 32), 120, 4096)
+    else:
+        c = Clip(kind, 64, 2, 4, 8, (3, 5, 7), 7, 24) if a.tiny else Clip(kind, 2048, 2, 32, 128, (13, 12, 16), 128, 4096)
+    w = clips_files(f"{work}/{kind}", c, random)
+    name = f"{kind.upper() if kind == 'ltx' else 'Latte'} {c.depth} x {c.hidden}, batch 2"
+    return [joint_case(name, f"{work}/{kind}", w, set(w), clip_inputs(c, 2, random), lambda p, x: clip_net(p, c, x))]
 
 
 def flux_cases(a, work, random):
@@ -290,6 +303,7 @@ def run(a, work):
     precisions = CUDA if a.device == "cuda" else HOST
     make = {"dit": lambda r: trunk_cases("dit", a, work, r), "pixart": lambda r: trunk_cases("pixart", a, work, r),
             "sd3": lambda r: sd3_cases(a, work, r), "flux": lambda r: flux_cases(a, work, r),
+            "latte": lambda r: clips_cases("latte", a, work, r), "ltx": lambda r: clips_cases("ltx", a, work, r),
             "vae": lambda r: vae_cases(a, work, r), "t5": lambda r: t5_cases(a, work, r),
             "clip": lambda r: clip_cases(a, work, r)}
     cases, passed, failed = [], 0, 0
@@ -325,7 +339,7 @@ def run(a, work):
 
 
 def main():
-    kinds = ["dit", "pixart", "sd3", "flux", "vae", "t5", "clip"]
+    kinds = ["dit", "pixart", "sd3", "flux", "latte", "ltx", "vae", "t5", "clip"]
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("bundle")
     p.add_argument("--device", default="cuda", choices=["cuda", "host"])

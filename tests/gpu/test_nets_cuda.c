@@ -7,7 +7,7 @@
  *
  * usage: test_nets_cuda [NET]
  *        NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart, tiny_sd3, sd3,
- *        tiny_flux, flux, tiny_sd2, tiny_sdxl, unet, or one of ADAPTED */
+ *        tiny_flux, flux, tiny_sd2, tiny_sdxl, unet, tiny_latte, latte, tiny_ltx, ltx, or one of ADAPTED */
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/denoiser_fixture.h"
 #include <string.h>
@@ -198,6 +198,68 @@ static const struct net NETS[] = {
                .depths = {1, 1},
                .middle_depth = 1,
                .groups = 32}}},
+    {"tiny_latte",
+     3,
+     {.kind = LG_LATTE,
+      .channels = 4,
+      .frames = 3,
+      .height = 6,
+      .width = 10,
+      .patch = 2,
+      .hidden = 96,
+      .depth = 2,
+      .heads = 3,
+      .mlp_ratio = 4,
+      .n_texts = 1,
+      .text = {{.length = 6, .width = 40}},
+      .norm_eps = 1e-6,
+      .learned_variance = true}},
+    {"latte", /* heads of Latte-1's width, its frames at 128 px */
+     1,
+     {.kind = LG_LATTE,
+      .channels = 4,
+      .frames = 16,
+      .height = 16,
+      .width = 16,
+      .patch = 2,
+      .hidden = 1152,
+      .depth = 1,
+      .heads = 16,
+      .mlp_ratio = 4,
+      .n_texts = 1,
+      .text = {{.length = 77, .width = 512}},
+      .norm_eps = 1e-6,
+      .learned_variance = true}},
+    {"tiny_ltx",
+     3,
+     {.kind = LG_LTX,
+      .channels = 8,
+      .frames = 3,
+      .height = 5,
+      .width = 7,
+      .patch = 1,
+      .hidden = 64,
+      .depth = 2,
+      .heads = 4,
+      .mlp_ratio = 4,
+      .n_texts = 1,
+      .text = {{.length = 6, .width = 40}},
+      .norm_eps = 1e-6}},
+    {"ltx", /* LTX-Video's width, as many tokens as its long attention wants */
+     1,
+     {.kind = LG_LTX,
+      .channels = 128,
+      .frames = 5,
+      .height = 8,
+      .width = 16,
+      .patch = 1,
+      .hidden = 2048,
+      .depth = 1,
+      .heads = 32,
+      .mlp_ratio = 4,
+      .n_texts = 1,
+      .text = {{.length = 128, .width = 512}},
+      .norm_eps = 1e-6}},
 };
 
 static struct lg_training training; /* of the net that is checked */
@@ -210,6 +272,7 @@ static const struct adapted {
     {"flux_lora", "flux", {"attention"}, 16},
     {"sd3_lora", "sd3", {"linear"}, 16},
     {"pixart_lora", "pixart_xl", {"*.to_q", "*.to_v"}, 16},
+    {"ltx_lora", "ltx", {"attention"}, 16},
 };
 
 /* A net on a device with its inputs and outputs. */
@@ -290,7 +353,7 @@ static void fill_texts(struct bench *b, int64_t B)
             t->pooled = lg_t2(alloc(b, (size_t)(B * P) * size), b->type, B, P);
             fill(b, t->pooled.data, 0, "pooled", (size_t)(B * P), 1.0);
         }
-        if (!has[k].is_masked) continue;
+        if (has[k].padding == LG_PADDING_SEEN) continue;
         for (int64_t i = 0; i < B; i++) lengths[i] = (double)(L - i * (L / 2 - 1));
         t->length = lg_t1(alloc(b, (size_t)B * 4), LG_I32, B);
         gpu_put(b->stream, t->length.data, LG_I32, lengths, (size_t)B);
@@ -302,10 +365,11 @@ static void fill_inputs(struct bench *b)
     static const double labels[BATCH_MAX] = {2, 5, 0, 1}, t[BATCH_MAX] = {421, 999, 3, 812};
     const struct lg_denoiser_config *c = &b->net->c;
     int64_t B = b->net->batch;
-    size_t n = (size_t)B * (size_t)(c->channels * c->height * c->width);
+    const int rows = lg_denoiser_rows(c);
+    size_t n = (size_t)B * (size_t)(c->channels * rows * c->width);
     size_t size = lg_dtype_bytes(b->type);
-    b->in.x = lg_t4(alloc(b, n * size), b->type, B, c->channels, c->height, c->width);
-    b->out = lg_t4(NULL, b->type, B, lg_denoiser_out_channels(c), c->height, c->width);
+    b->in.x = lg_t4(alloc(b, n * size), b->type, B, c->channels, rows, c->width);
+    b->out = lg_t4(NULL, b->type, B, lg_denoiser_out_channels(c), rows, c->width);
     b->dout = b->out;
     b->out.data = alloc(b, lg_tensor_bytes(&b->out));
     b->dout.data = alloc(b, lg_tensor_bytes(&b->dout));

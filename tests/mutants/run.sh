@@ -4,8 +4,8 @@
 # usage: tests/mutants/run.sh BUILD [NAME ...]     (BUILD: an up-to-date build, which is copied)
 #
 # Works in BUILD-mutants: one copy of the tree per job (MUTANT_JOBS, default 1), results in
-# BUILD-mutants/results/NAME. A result is kept until the mutant, its file or the tests change, so an
-# interrupted run goes on where it was, and several runs may share the work. The report goes to
+# BUILD-mutants/results/NAME. That one is caught is kept until the mutant, its file or the simulations change, so
+# an interrupted run goes on where it was; any other verdict is looked for again. The report goes to
 # BUILD-mutants/report.md; exit 1 when a mutant survives that is not marked "survives:".
 #
 # A mutant is caught by a test that fails, which without the mutant passes (looked at once in each run). A test that
@@ -49,11 +49,15 @@ tests_of_file() {
     stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills e2e:adapter ;;
     stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo batch moments e2e:published e2e:buckets e2e:sd3 ;;
     stages/sample/draw.*) echo draw ;;
+    stages/sample/pictures.*) echo pictures ;;
+    stages/io/clip_write* | stages/io/av/clip_write* | stages/io/palette.*) echo clip_write pictures ;;
+    supervisor/views/tensorboard.*) echo tensorboard ;;
+    config/sample.*) echo config ;;
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
-    supervisor/core/keep*) echo keep sim_supervisor supervise_deaths supervise_adopt e2e:copies ;;
+    supervisor/core/keep*) echo keep adopt sim_supervisor supervise_deaths supervise_adopt e2e:copies ;;
     supervisor/commands/park_resume.*) echo e2e:park ;;
-    supervisor/core/park.*) echo supervise_adopt e2e:park e2e:copies ;;
+    supervisor/core/park.*) echo adopt supervise_adopt e2e:park e2e:copies ;;
     shm/scatter.*) echo sim_protocol gradients ;;
     shm/sequence.*) echo sim_protocol e2e:sequence ;;
     stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero e2e:apart ;;
@@ -65,7 +69,8 @@ tests_of_file() {
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/commit.*) echo sim_protocol commit sim_supervisor e2e:kills ;;
     base/lifetimes.*) echo graph graph_recompute ;;
-    stages/nets/sincos.*) echo denoiser_golden denoiser_shapes published sequence ;;
+    stages/nets/sincos.*) echo denoiser_golden denoiser_shapes published clips sequence ;;
+    stages/nets/latte.* | stages/nets/ltx.* | stages/nets/adaln.*) echo clips sequence ;;
     kernels/graph/grad.*) echo graph_grad ;;
     kernels/graph/exchange.*) echo graph_exchange sequence ;;
     kernels/graph/fuse.*) echo graph_fuse ;;
@@ -80,7 +85,7 @@ tests_of_file() {
     stages/text/*) echo e2e:sd3 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
-    stages/nets/denoiser.*) echo denoiser_recompute denoiser_shapes adapter sequence ;;
+    stages/nets/denoiser.*) echo clips denoiser_recompute denoiser_shapes adapter sequence ;;
     stages/nets/adapter_file.*) echo adapter kohya e2e:unet ;;
     stages/nets/adapter* | stages/nets/linear.*) echo adapter kohya sequence ;;
     stages/nets/unet* | stages/nets/maps.* | config/unet.*) echo unet ;;
@@ -96,8 +101,9 @@ tests_of_file() {
     stages/trainer/batch.*) echo batch e2e:published e2e:buckets ;;
     supervisor/commands/check.*) echo check e2e:apart ;;
     supervisor/commands/export.*) echo e2e:published ;;
-    kernels/ref64/diffusion.*) echo ops_ref ops_fd ;;
-    kernels/host/isa_train.* | kernels/host/linear.*) echo ops_host ;;
+    kernels/ref64/diffusion.* | kernels/ref64/norm.*) echo ops_ref ops_fd ;;
+    stages/nets/sequence.*) echo clips sequence ;;
+    kernels/host/isa_train.* | kernels/host/isa_norm.* | kernels/host/linear.*) echo ops_host ;;
     kernels/adamw8.*) echo ops_ref ;;
     stages/nets/params.*) echo params moments ;;
     stages/ckpt/checkpoint.*) echo ckpt_files ckpt ;;
@@ -114,8 +120,11 @@ tests_of_file() {
     stages/ema/*) echo host_average e2e:offload_ema ;;
     base/printable.* | base/log.*) echo printable ;;
     base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
+    supervisor/run/run.* | supervisor/run/resume.*) echo run faults ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;
     supervisor/core/former.*) echo former ;;
+    supervisor/core/watch.*) echo watch sim_supervisor supervise supervise_deaths supervise_adopt e2e:hangs ;;
+    supervisor/core/adopt.*) echo adopt sim_supervisor supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former supervise_blocked ;;
     supervisor/core/launch_jobs.* | supervisor/launch/*) echo units_run ;;
     supervisor/views/notify.*) echo supervise_blocked units_run ;;
@@ -160,13 +169,27 @@ make_test() { # TREE TEST FILE LOG
 }
 run_one_test() { # TREE TEST LOG: 0 passes, 124 or 137 was not done in time
     case $2 in
-    e2e:*) (cd "$1" && timeout -k 10 "$limit_s" "tests/e2e/${2#e2e:}.sh" "$build") >"$3" 2>&1 || return
+    e2e:*) (cd "$1" && E2E_FIRST=1 timeout -k 10 "$limit_s" "tests/e2e/${2#e2e:}.sh" "$build") >"$3" 2>&1 || return
         ! grep -q '^FAIL ' "$3" ;;
-    *) (cd "$1" && timeout -k 5 "$limit_s" "$build/tests/test_$2") >"$3" 2>&1 ;;
+    *)
+        local folder group code
+        folder=$(mktemp -d /tmp/lgm.XXXXXX) && chmod 711 "$folder" || return
+        (cd "$1" && TMPDIR=$folder XDG_RUNTIME_DIR=$folder exec timeout -k 5 "$limit_s" "$build/tests/test_$2") >"$3" 2>&1 &
+        group=$! # which timeout makes of itself
+        while kill -0 $group 2>/dev/null && ! grep -qa '^\[  FAILED  \]' "$3"; do sleep 0.1; done
+        kill -9 -- -$group 2>/dev/null # what has failed already goes no further
+        wait $group
+        code=$?
+        find /proc/[0-9]*/exe -lname "$1/*" 2>/dev/null | cut -d/ -f3 | xargs -r kill -9 2>/dev/null # whom it has left
+        rm -rf "$folder"
+        if grep -qa '^\[  FAILED  \]' "$3"; then return 1; fi
+        return $code
+        ;;
     esac
 }
-# Does the test pass in the tree as it is, without a mutant?
+# Does the test pass in the tree as it is, without a mutant? It has to come to its end for that.
 is_sound() { # TREE TEST FILE
+    local limit_s=$((4 * limit_s))
     local said=$sound/${1##*/}.${2//:/_}
     [ -e "$said" ] || {
         make_test "$1" "$2" "$3" "$said.log" && run_one_test "$1" "$2" "$said.log" && echo yes || echo no
@@ -245,6 +268,7 @@ report() {
 }
 
 rmdir "$results"/*.lock 2>/dev/null # of a run that was killed
+grep -L '^caught' "$results"/* 2>/dev/null | xargs -r rm -f
 sound=$work/sound
 rm -rf "$sound" && mkdir "$sound" || exit 1
 began=$SECONDS

@@ -410,6 +410,86 @@ static void run_nhwc_to_pixels(struct column_call *c)
                                                     .y = lg_t4(c->out[0], LG_U8, 1, 1, 1, c->n)});
 }
 
+static void run_rms_act_forward(struct column_call *c)
+{
+    struct lg_rms_act_forward_args a = {
+        .x = ROWS_IN(0), .y = ROWS_OUT(0), .eps = 1e-6, .act = LG_ACT_SILU};
+    if (c->variant) a.shift = FLAT_IN(1), a.scale = FLAT_IN(2);
+    lg_rms_act_forward(c->stream, &a);
+}
+
+/* One pixel, whose column is the mean of two of `mean_of`. */
+static void run_space_to_depth_forward(struct column_call *c)
+{
+    static float both[2 * COLUMN_WIDE];
+    for (int64_t i = 0; i < c->n; i++)
+        for (int k = 0; k < 2; k++) both[2 * i + k] = ((float *)c->in[1 + k])[i];
+    lg_space_to_depth_forward(c->stream, &(struct lg_space_to_depth_forward_args){
+                                             .x = lg_t4(c->in[0], LG_F32, 1, 1, 1, c->n),
+                                             .mean_of = lg_t4(both, LG_F32, 1, 1, 1, 2 * c->n),
+                                             .y = lg_t4(c->out[0], LG_F32, 1, 1, 1, c->n),
+                                             .time = 1,
+                                             .space = 1});
+    lg_stream_sync(c->stream);
+}
+
+static void run_depth_to_space_forward(struct column_call *c)
+{
+    lg_depth_to_space_forward(c->stream, &(struct lg_depth_to_space_forward_args){
+                                             .x = lg_t4(c->in[0], LG_F32, 1, 1, 1, c->n),
+                                             .repeated = lg_t4(c->in[1], LG_F32, 1, 1, 1, c->n),
+                                             .y = lg_t4(c->out[0], LG_F32, 1, 1, 1, c->n),
+                                             .time = 1,
+                                             .space = 1});
+}
+
+/* A column is a pixel, or a channel. */
+static void run_clip_to_patches_forward(struct column_call *c)
+{
+    struct lg_clip_to_patches_forward_args a = {.patch = 1};
+    a.x = lg_t4(c->in[0], LG_U8, 1, 1, 1, c->n);
+    a.y = lg_t4(c->out[0], LG_F32, 1, 1, c->n, 1);
+    if (c->variant) {
+        a.x = lg_t4(c->in[0], LG_F32, c->n, 1, 1, 1);
+        a.y = lg_t4(c->out[0], LG_F32, 1, 1, 1, c->n);
+        a.scale = FLAT_IN(1), a.shift = FLAT_IN(2);
+    }
+    lg_clip_to_patches_forward(c->stream, &a);
+}
+
+static void run_patches_to_clip_forward(struct column_call *c)
+{
+    lg_patches_to_clip_forward(c->stream, &(struct lg_patches_to_clip_forward_args){
+                                              .x = lg_t4(c->in[0], LG_F32, 1, 1, c->n, 1),
+                                              .y = lg_t4(c->out[0], LG_U8, 1, 1, 1, c->n),
+                                              .patch = 1});
+}
+
+/* A column is a channel; all have one logarithm of a variance. */
+static void run_clip_posterior_forward(struct column_call *c)
+{
+    static float x[COLUMN_WIDE + 1];
+    memcpy(x, c->in[0], (size_t)c->n * sizeof *x);
+    x[c->n] = 0.5f;
+    lg_clip_posterior_forward(c->stream, &(struct lg_clip_posterior_forward_args){
+                                             .x = lg_t4(x, LG_F32, 1, 1, 1, c->n + 1),
+                                             .center = FLAT_IN(1),
+                                             .spread = FLAT_IN(2),
+                                             .mean = lg_t4(c->out[0], LG_F32, c->n, 1, 1, 1),
+                                             .logvar = lg_t4(c->out[1], LG_F32, c->n, 1, 1, 1)});
+    lg_stream_sync(c->stream);
+}
+
+static void run_tile_add(struct column_call *c)
+{
+    static float row = 0.7f;
+    copy_in(c, 0, 2, 1);
+    lg_tile_add(c->stream, &(struct lg_tile_add_args){.x = lg_t3(c->in[0], LG_F32, 1, 1, c->n),
+                                                      .rows = lg_t1(&row, LG_F32, 1),
+                                                      .columns = FLAT_IN(1),
+                                                      .y = lg_t3(c->out[0], LG_F32, 1, 1, c->n)});
+}
+
 /* The place in the sample is an input: it is the number of the noise. */
 static void run_diffuse_forward(struct column_call *c)
 {

@@ -280,6 +280,42 @@ struct lg_denoiser_config denoiser_fixture_sdxl(void)
     return c;
 }
 
+struct lg_denoiser_config denoiser_fixture_latte(void)
+{
+    return (struct lg_denoiser_config){.kind = LG_LATTE,
+                                       .channels = 4,
+                                       .frames = 3,
+                                       .height = 6,
+                                       .width = 10,
+                                       .patch = 2,
+                                       .hidden = 24,
+                                       .depth = 2,
+                                       .heads = 3,
+                                       .mlp_ratio = 4,
+                                       .n_texts = 1,
+                                       .text = {{.length = 6, .width = 20}},
+                                       .norm_eps = 1e-6,
+                                       .learned_variance = true,
+                                       .sample_size = 8};
+}
+
+struct lg_denoiser_config denoiser_fixture_ltx(void)
+{
+    return (struct lg_denoiser_config){.kind = LG_LTX,
+                                       .channels = 4,
+                                       .frames = 3,
+                                       .height = 5,
+                                       .width = 7,
+                                       .patch = 1,
+                                       .hidden = 32,
+                                       .depth = 2,
+                                       .heads = 2,
+                                       .mlp_ratio = 4,
+                                       .n_texts = 1,
+                                       .text = {{.length = 6, .width = 20}},
+                                       .norm_eps = 1e-6};
+}
+
 /* "text", "text1" .., "pooled", "pooled1" .. */
 static lg_tensor new_text(struct denoiser_fixture *f, const char *what, int k, lg_tensor shape)
 {
@@ -301,7 +337,7 @@ static void fill_texts(struct denoiser_fixture *f, const int32_t *lengths)
         if (c->length)
             t->states = new_text(f, "text", k, lg_t3(NULL, f->type, B, c->length, c->width));
         if (c->pooled) t->pooled = new_text(f, "pooled", k, lg_t2(NULL, f->type, B, c->pooled));
-        if (!has[k].is_masked) continue;
+        if (has[k].padding == LG_PADDING_SEEN) continue;
         t->length = lg_t1(alloc(f, B * sizeof *lengths), LG_I32, B);
         set_i32(t->length, lengths);
     }
@@ -312,11 +348,11 @@ static void fill_inputs(struct denoiser_fixture *f)
     static const int32_t labels[] = {2, 5, 0}, lengths[] = {6, 1, 4};
     static const double dit_t[] = {999, 0, 421}, pixart_t[] = {812.5, 3.25, 500};
     const struct lg_denoiser_config *c = &f->config;
-    size_t size = lg_dtype_bytes(f->type), n = (size_t)(c->channels * c->height * c->width);
-    int64_t B = DENOISER_FIXTURE_BATCH;
+    const int64_t B = DENOISER_FIXTURE_BATCH, rows = lg_denoiser_rows(c);
+    size_t size = lg_dtype_bytes(f->type), n = (size_t)(c->channels * rows * c->width);
     size_t bytes = (size_t)B * n * size;
-    f->in.x = lg_t4(alloc(f, bytes), f->type, B, c->channels, c->height, c->width);
-    f->out = lg_t4(NULL, f->type, B, lg_denoiser_out_channels(c), c->height, c->width);
+    f->in.x = lg_t4(alloc(f, bytes), f->type, B, c->channels, rows, c->width);
+    f->out = lg_t4(NULL, f->type, B, lg_denoiser_out_channels(c), rows, c->width);
     f->dout = f->out;
     f->out.data = alloc(f, lg_tensor_bytes(&f->out));
     f->dout.data = alloc(f, lg_tensor_bytes(&f->dout));
@@ -412,4 +448,71 @@ struct distance denoiser_fixture_distance(const struct denoiser_fixture *f, cons
         norm += want[i] * want[i];
     }
     return (struct distance){sqrt(diff), sqrt(norm)};
+}
+
+/* ---- golden files ---- */
+
+/* The values of a parameter's gradient, in the order of the golden file. */
+static double *gradient_of(const struct denoiser_fixture *f, const struct lg_param *p)
+{
+    double *v = malloc(p->count * sizeof *v);
+    LG_ASSERT(v);
+    for (size_t i = 0; i < p->count; i++)
+        v[i] = denoiser_fixture_get(f, f->grads, p->offset + denoiser_fixture_place(p, i));
+    return v;
+}
+
+static int check_golden(const struct denoiser_golden *g, const char *what, const double *got,
+                        size_t count)
+{
+    char name[2 * LG_PARAM_NAME_BYTES];
+    double diff = 0, norm = 0;
+    snprintf(name, sizeof name, "%s.%s", g->net, what);
+    double *want = golden_read_of(g->path, name, count);
+    for (size_t i = 0; i < count; i++) {
+        diff += (got[i] - want[i]) * (got[i] - want[i]);
+        norm += want[i] * want[i];
+    }
+    free(want);
+    if (sqrt(diff) <= g->tolerance * fmax(sqrt(norm), 0.3)) return 0;
+    printf("  %s: distance %.3e, norm %.3e\n", name, sqrt(diff), sqrt(norm));
+    return 1;
+}
+
+static int check_gradients(const struct denoiser_fixture *f, const struct denoiser_golden *g)
+{
+    int wrong = 0;
+    for (int i = 0; i < f->params.trained; i++) {
+        const struct lg_param *p = &f->params.p[i];
+        char what[LG_PARAM_NAME_BYTES + 8];
+        double *v = gradient_of(f, p);
+        snprintf(what, sizeof what, "grad.%s", p->name);
+        wrong += check_golden(g, what, v, p->count);
+        free(v);
+    }
+    return wrong;
+}
+
+static int check_output(const struct denoiser_fixture *f, const struct denoiser_golden *g)
+{
+    const size_t n = (size_t)lg_numel(&f->out);
+    double *v = malloc(n * sizeof *v);
+    LG_ASSERT(v);
+    for (size_t i = 0; i < n; i++) v[i] = denoiser_fixture_get(f, f->out.data, i);
+    int wrong = check_golden(g, "out", v, n);
+    free(v);
+    return wrong;
+}
+
+int denoiser_fixture_compare(const char *device, const struct lg_denoiser_config *c,
+                             const struct denoiser_golden *g)
+{
+    struct denoiser_fixture f;
+    denoiser_fixture_open(&f, device, NULL, c, true);
+    denoiser_fixture_forward(&f);
+    int wrong = check_output(&f, g);
+    denoiser_fixture_backward(&f, false);
+    if (g->gradients) wrong += check_gradients(&f, g);
+    denoiser_fixture_close(&f);
+    return wrong;
 }

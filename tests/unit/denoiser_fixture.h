@@ -26,6 +26,12 @@ struct lg_denoiser_config denoiser_fixture_flux(void);
 struct lg_denoiser_config denoiser_fixture_sd2(void);
 /* 2 levels of 8 and 16 channels, transformers of 2 blocks in the second, 4x5x6 latents, texts of widths 12 and 20. */
 struct lg_denoiser_config denoiser_fixture_sdxl(void);
+
+/* hidden 24, 3 heads, 2 blocks, latents of 3 frames of 4x6x10, 6 text tokens of width 20. */
+struct lg_denoiser_config denoiser_fixture_latte(void);
+/* hidden 32, 2 heads, 2 blocks, latents of 3 frames of 4x5x7, 6 text tokens of width 20. */
+struct lg_denoiser_config denoiser_fixture_ltx(void);
+
 /* Where element i of a parameter of the file lies behind its offset (lg_param_layout). */
 size_t denoiser_fixture_place(const struct lg_param *p, size_t i);
 
@@ -68,6 +74,15 @@ void denoiser_fixture_backward(struct denoiser_fixture *f, bool accumulate);
 /* Element i of a tensor or of a flat buffer of the device's type. */
 double denoiser_fixture_get(const struct denoiser_fixture *f, const void *data, size_t i);
 void denoiser_fixture_set(const struct denoiser_fixture *f, void *data, size_t i, double value);
+/* Is a net's output NET.out of a golden file, and its gradients NET.grad.PARAMETER? Says which are not; how many. The gradient of a
+ * to_k.bias may be zero but for rounding, so norms below 0.3 count as that. */
+struct denoiser_golden {
+    const char *path, *net;
+    bool gradients;
+    double tolerance;
+};
+int denoiser_fixture_compare(const char *device, const struct lg_denoiser_config *c,
+                             const struct denoiser_golden *g);
 /* ||a - b|| and ||b|| over count elements; a NaN anywhere makes the distance NaN. */
 struct distance {
     double diff, norm;

@@ -310,13 +310,13 @@ void op_release(struct op_run *r)
     r->n_buffers = r->n_outs = 0;
 }
 
-double *op_row_stats(const double *x, int64_t rows, int64_t D)
+double *op_row_stats(const double *x, int64_t rows, int64_t D, bool rms)
 {
     double *mean = calloc(2 * (size_t)rows, sizeof *mean), *rstd = mean + rows;
     LG_ASSERT(mean);
     for (int64_t m = 0; m < rows; m++, x += D) {
         double squares = 0;
-        for (int64_t i = 0; i < D; i++) mean[m] += x[i] / (double)D;
+        for (int64_t i = 0; i < D && !rms; i++) mean[m] += x[i] / (double)D;
         for (int64_t i = 0; i < D; i++) squares += pow(x[i] - mean[m], 2);
         rstd[m] = 1 / sqrt(squares / (double)D + 1e-6);
     }

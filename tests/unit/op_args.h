@@ -87,8 +87,9 @@ void op_collect(struct op_run *r, struct op_result *ret);
 /* Frees the buffers; the run can be filled again. */
 void op_release(struct op_run *r);
 
-/* The means of all rows of x (rows, D), then all 1 / sqrt(variance + 1e-6); the caller frees. */
-double *op_row_stats(const double *x, int64_t rows, int64_t D);
+/* The means of all rows of x (rows, D), of an RMSNorm zeros, then all 1 / sqrt(mean of the squares about it + 1e-6); the
+ * caller frees. */
+double *op_row_stats(const double *x, int64_t rows, int64_t D, bool rms);
 /* o (B, T, H, d) and lse (B, H, T) of attention, from the inputs' values. */
 void op_softmax_rows(const struct op_run *r, const struct lg_attention_backward_args *a,
                      double *ret_o, double *ret_lse);

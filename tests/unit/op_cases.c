@@ -15,7 +15,7 @@ struct shape {
     lg_dtype from, to;
     lg_rows8 rows8;
     bool bias, dbias_filled, pre, mod, frozen, mask, lse, packed, residual, alias, accumulate,
-        dpred, given, causal;
+        dpred, given, causal, rms;
     double scale;
 };
 
@@ -224,7 +224,7 @@ BUILD(rope)
 
 BUILD(norm_modulate_forward)
 {
-    struct lg_norm_modulate_forward_args a = {.eps = 1e-6};
+    struct lg_norm_modulate_forward_args a = {.eps = 1e-6, .rms = z->rms};
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     if (z->mod) {
         struct op_pack p = op_pack(r, OP_SAMPLE, z->B, 6 * z->D);
@@ -240,11 +240,11 @@ BUILD(norm_modulate_forward)
 typedef struct lg_norm_modulate_backward_args norm_back;
 static norm_back make_norm_back(struct op_run *r, const struct shape *z)
 {
-    norm_back a = {.accumulate = z->accumulate};
+    norm_back a = {.accumulate = z->accumulate, .rms = z->rms};
     const int64_t rows = z->B * z->T;
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
     a.dy = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
-    double *stats = op_row_stats(op_values_of(r, a.x), rows, z->D);
+    double *stats = op_row_stats(op_values_of(r, a.x), rows, z->D, z->rms);
     a.mean = op_in_values(r, r->stats, OP_STATS, stats, DIMS(z->B, z->T));
     a.rstd = op_in_values(r, r->stats, OP_STATS, stats + rows, DIMS(z->B, z->T));
     free(stats);
@@ -295,7 +295,7 @@ BUILD(gate_residual_backward)
 
 BUILD(residual_norm_forward)
 {
-    struct lg_residual_norm_forward_args a = {.norm = {.eps = 1e-6}};
+    struct lg_residual_norm_forward_args a = {.norm = {.eps = 1e-6, .rms = z->rms}};
     lg_tensor *out = &a.residual.out;
     op_in_out(r, z->alias, "out", OP_SAMPLE, &a.residual.x, out, DIMS(z->B, z->T, z->D));
     a.residual.y = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->D));
@@ -418,7 +418,7 @@ BUILD(layer_norm_backward)
     a.dy = op_in(r, OP_SAMPLE, 1, DIMS(M, z->D));
     a.x = op_in(r, OP_SAMPLE, 1, DIMS(M, z->D));
     a.w = op_in(r, 0, 1, DIMS(z->D));
-    double *stats = op_row_stats(op_values_of(r, a.x), M, z->D);
+    double *stats = op_row_stats(op_values_of(r, a.x), M, z->D, false);
     a.mean = op_in_values(r, r->stats, OP_STATS, stats, DIMS(M));
     a.rstd = op_in_values(r, r->stats, OP_STATS, stats + M, DIMS(M));
     free(stats);
@@ -663,6 +663,124 @@ BUILD(upsample2x_backward)
     a.dx =
         op_out(r, "dx", OP_SAMPLE | (z->accumulate ? OP_FILLED : 0), DIMS(z->B, z->H, z->W, z->C));
     lg_upsample2x_backward(r->stream, &a);
+}
+
+/* T: frames of x; Tk: of the filter; count: its stride in time. */
+BUILD(conv3d_forward)
+{
+    if (r->lead) r->lead = 16;
+    struct lg_conv3d_forward_args a = {
+        .stride_time = (int)z->count, .stride = (int)z->stride, .pad = (int)z->pad[0]};
+    const int64_t E = (z->T - z->Tk) / z->count + 1;
+    const int64_t Ho = (z->H + 2 * z->pad[0] - z->kernel) / z->stride + 1;
+    const int64_t Wo = (z->W + 2 * z->pad[0] - z->kernel) / z->stride + 1;
+    a.x = op_in(r, 0, 1, DIMS(z->T, z->H, z->W, z->C));
+    a.w = op_in(r, 0, 1, DIMS(z->Co, z->Tk, z->kernel, z->kernel, z->C));
+    a.bias = op_in(r, 0, 1, DIMS(z->Co));
+    if (z->residual && !z->alias) a.residual = op_in(r, 0, 1, DIMS(E, Ho, Wo, z->Co));
+    a.y = op_out(r, "y", z->alias ? OP_FILLED : 0, DIMS(E, Ho, Wo, z->Co));
+    if (z->alias) a.residual = a.y;
+    lg_conv3d_forward(r->stream, &a);
+}
+
+BUILD(rms_act_forward)
+{
+    struct lg_rms_act_forward_args a = {.eps = z->scale, .act = z->act};
+    op_in_out(r, z->alias, "y", OP_SAMPLE, &a.x, &a.y, DIMS(z->B, z->D));
+    if (z->mod) a.scale = op_in(r, 0, 1, DIMS(z->D)), a.shift = op_in(r, 0, 1, DIMS(z->D));
+    lg_rms_act_forward(r->stream, &a);
+}
+
+/* B x H x W boxes of Tk x kernel x kernel; groups: channels of which one is the mean. */
+BUILD(space_to_depth_forward)
+{
+    const int64_t t = z->Tk, u = z->kernel, g = z->groups;
+    struct lg_space_to_depth_forward_args a = {.time = (int)t, .space = (int)u};
+    a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B * t, z->H * u, z->W * u, z->C));
+    if (g) a.mean_of = op_in(r, OP_SAMPLE, 1, DIMS(z->B * t, z->H * u, z->W * u, z->C * g));
+    a.y = op_out(r, "y", g ? 0 : OP_EXACT, DIMS(z->B, z->H, z->W, z->C * t * u * u));
+    lg_space_to_depth_forward(r->stream, &a);
+}
+
+/* pad: how many frames are left out. */
+BUILD(depth_to_space_forward)
+{
+    const int64_t t = z->Tk, u = z->kernel, all = t * u * u, R = z->groups;
+    struct lg_depth_to_space_forward_args a = {.time = (int)t, .space = (int)u};
+    a.x = op_in(r, 0, 1, DIMS(z->B, z->H, z->W, z->C * all));
+    if (R) a.repeated = op_in(r, 0, 1, DIMS(z->B, z->H, z->W, R * all));
+    a.y = op_out(r, "y", R ? 0 : OP_EXACT, DIMS(z->B * t - z->pad[0], z->H * u, z->W * u, z->C));
+    lg_depth_to_space_forward(r->stream, &a);
+}
+
+/* Frames [1, 1 + T) of a clip of T + 3. */
+static lg_tensor frames_of(lg_tensor clip, int64_t T)
+{
+    return lg_slice(clip, 1, 1, T);
+}
+
+BUILD(clip_to_patches_forward)
+{
+    const int64_t p = z->kernel, T = z->T, C = z->C;
+    struct lg_clip_to_patches_forward_args a = {.patch = (int)p};
+    a.x = z->given ? op_in_integers(r, LG_U8, 0, 0, 255, DIMS(C, T + 3, z->H * p, z->W * p))
+                   : op_in(r, 0, 1, DIMS(C, T + 3, z->H * p, z->W * p));
+    a.x = frames_of(a.x, T);
+    if (z->mod) a.scale = op_in(r, 0, 1, DIMS(C)), a.shift = op_in(r, 0, 1, DIMS(C));
+    a.y = op_out(r, "y", z->mod || z->given ? 0 : OP_EXACT, DIMS(T, z->H, z->W, C * p * p));
+    lg_clip_to_patches_forward(r->stream, &a);
+}
+
+/* An output (rows, row) whose rows have a gap behind them, as (rows, D, H, W). */
+static lg_tensor clip_out(struct op_run *r, const char *name, const struct shape *z, int64_t p)
+{
+    const int64_t row = z->T * z->H * p * z->W * p;
+    const struct op_pack wide = op_pack(r, OP_OUTPUT, z->C, row + 40);
+    return op_slice(r, wide, name, 0, row, DIMS(z->C, z->T, z->H * p, z->W * p));
+}
+
+BUILD(patches_to_clip_forward)
+{
+    const int64_t p = z->kernel;
+    struct lg_patches_to_clip_forward_args a = {.patch = (int)p};
+    a.x = op_in(r, 0, 1, DIMS(z->T, z->H, z->W, z->C * p * p));
+    a.y = z->given ? op_out_typed(r, "y", LG_U8, OP_EXACT, DIMS(z->C, z->T, z->H * p, z->W * p))
+                   : clip_out(r, "y", z, p);
+    lg_patches_to_clip_forward(r->stream, &a);
+}
+
+/* given: one logarithm for all channels. */
+BUILD(clip_posterior_forward)
+{
+    struct lg_clip_posterior_forward_args a = {0};
+    a.x = op_in(r, 0, 20, DIMS(z->T, z->H, z->W, z->given ? z->C + 1 : 2 * z->C));
+    if (z->mod)
+        a.center = op_in(r, 0, 1, DIMS(z->C)),
+        a.spread = op_in_integers(r, r->F, 0, 1, 5, DIMS(z->C));
+    a.mean = clip_out(r, "mean", z, 1);
+    a.logvar = clip_out(r, "logvar", z, 1);
+    lg_clip_posterior_forward(r->stream, &a);
+}
+
+/* H x W of T x Tk, from (1, 2) on. */
+BUILD(tile_take)
+{
+    struct lg_tile_take_args a = {.top = 1, .left = 2};
+    const lg_dtype type = z->given ? LG_U8 : r->F;
+    a.x = z->given ? op_in_integers(r, LG_U8, OP_SAMPLE, 0, 255, DIMS(z->B, z->T, z->Tk))
+                   : op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->Tk));
+    a.y = op_out_typed(r, "y", type, OP_SAMPLE | OP_EXACT, DIMS(z->B, z->H, z->W));
+    lg_tile_take(r->stream, &a);
+}
+
+BUILD(tile_add)
+{
+    struct lg_tile_add_args a = {.top = 1, .left = 2};
+    a.x = op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->H, z->W));
+    a.rows = op_in(r, OP_STATS, 1, DIMS(z->H));
+    a.columns = op_in(r, OP_STATS, 1, DIMS(z->W));
+    a.y = op_out(r, "y", OP_SAMPLE | OP_FILLED, DIMS(z->B, z->T, z->Tk));
+    lg_tile_add(r->stream, &a);
 }
 
 BUILD(embedding_forward)

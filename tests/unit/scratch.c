@@ -9,12 +9,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char folder[64];
+static char folder[SCRATCH_BYTES];
+
+void scratch_folder(char ret[SCRATCH_BYTES])
+{
+    enum { BASE_BYTES_MAX = 24 };
+    const char *base = getenv("TMPDIR");
+    if (!base || base[0] != '/' || strlen(base) > BASE_BYTES_MAX) base = "/tmp";
+    snprintf(ret, SCRATCH_BYTES, "%s/lg-test-XXXXXX", base);
+    LG_ASSERT(mkdtemp(ret));
+}
 
 const char *scratch_make(void)
 {
-    strcpy(folder, "/tmp/lg-test-XXXXXX");
-    LG_ASSERT(mkdtemp(folder));
+    scratch_folder(folder);
     return folder;
 }
 

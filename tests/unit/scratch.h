@@ -3,7 +3,11 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-/* A fresh folder; its path is valid until the next call. */
+enum { SCRATCH_BYTES = 64 };
+
+/* A fresh folder in $TMPDIR, or /tmp where that is not set or too long for the paths of sockets. */
+void scratch_folder(char ret[SCRATCH_BYTES]);
+/* The folder of this test; its path is valid until the next call. */
 const char *scratch_make(void);
 void scratch_remove(void);
 /* The same two as cmocka's setup and teardown. */

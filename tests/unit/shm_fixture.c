@@ -18,8 +18,7 @@ enum { END_MS_MAX = 10000 };
 void shm_fixture_open(struct shm_fixture *f, int ranks)
 {
     memset(f, 0, sizeof *f);
-    snprintf(f->dir, sizeof f->dir, "/tmp/lg-test-XXXXXX");
-    LG_ASSERT(mkdtemp(f->dir) != NULL);
+    scratch_folder(f->dir);
     snprintf(f->board_path, sizeof f->board_path, "%s/board", f->dir);
     snprintf(f->keeper, sizeof f->keeper, "%s/keeper", f->dir);
     f->plan = (lg_plan){.batch = 4, .sequence = 1, .window_slots = 16, .hash = 0x1234};

@@ -2,10 +2,11 @@
  * Failures are assertions: a test without its fixture has nothing to say. */
 #pragma once
 #include "shm/board.h"
+#include "tests/unit/scratch.h"
 #include <sys/types.h>
 
 struct shm_fixture {
-    char dir[64], board_path[128], keeper[128];
+    char dir[SCRATCH_BYTES], board_path[128], keeper[128];
     lg_plan plan;
     lg_board *board;
     pid_t keeper_pid; /* 0: none */

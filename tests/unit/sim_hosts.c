@@ -86,7 +86,7 @@ static struct life *bear(struct world *w, int host, uint64_t start, bool comes)
     *s = (struct lg_board_shared){.start_step = start,
                                   .max_steps = STEPS,
                                   .batch = SAMPLES,
-                                  .checkpoint_every = 3,
+                                  .checkpoint_every = w->checkpoint_every,
                                   .ranks = w->ranks,
                                   .sequence = 1,
                                   .hosts = {.count = w->hosts, .host = host, .comes = comes}};
@@ -383,6 +383,7 @@ static void open_world(struct world *w)
     w->rng = w->options->seed * UINT64_C(0x2545f4914f6cdd1d) + 1;
     w->hosts = 2 + (int)sim_hosts_random(w, HOSTS - 1);
     w->ranks = 1 + (int)sim_hosts_random(w, RANKS);
+    w->checkpoint_every = 1 + (int64_t)sim_hosts_random(w, 3);
     sim_hosts_make_reference(w);
     for (int h = 0; h < w->hosts; h++) bear(w, h, 0, false);
     new_epoch(w, lg_hosts_all(w->hosts));

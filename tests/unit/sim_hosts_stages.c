@@ -351,6 +351,12 @@ static void add(void *arg, float *y, const float *const x[], int n, size_t count
     }
 }
 
+static size_t state_bytes(void *arg, uint64_t state)
+{
+    (void)state;
+    return sizeof memory_of(arg)->w[0];
+}
+
 static bool has_state(void *arg, uint64_t state)
 {
     return lg_stamp_is(&memory_of(arg)->stamp[state & 1], state);
@@ -403,7 +409,7 @@ int sim_hosts_exchanger(struct node *n, lg_exchanger **ret)
                                     .incoming_stamp = &m->in,
                                     .count = COUNT,
                                     .message_bytes = MESSAGE_BYTES,
-                                    .state_bytes = sizeof m->w[0],
+                                    .state_bytes = state_bytes,
                                     .arg = n,
                                     .add = add,
                                     .has_state = has_state,

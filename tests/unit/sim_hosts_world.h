@@ -85,8 +85,9 @@ struct world {
     int dies_in;  /* calls of the transport; 0: not in this turn */
     uint64_t rng, now;
     int hosts, ranks;
+    int64_t checkpoint_every;
     bool has_written[STEPS + 1];
-    unsigned verdict[STEPS]; /* 0: none yet */
+    unsigned verdict[STEPS];  /* 0: none yet */
     struct life *host[HOSTS]; /* the present life of each number */
     struct life *life[LIVES];
     int n_lives;

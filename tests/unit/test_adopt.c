@@ -249,9 +249,50 @@ static void test_what_can_be_kept(void **state)
     g_super.keep.service = true;
     assert_false(lg_park_may_keep(&g_super.keep, g_super.board));
     g_super.keep.service = false;
+    /* What is left of lost memory would park the next run as well. */
+    _Atomic(uint32_t) *lost = &lg_board_row(g_super.board, LG_ROLE_ema, 0)->lost;
+    atomic_store(lost, 1);
+    assert_false(lg_park_may_keep(&g_super.keep, g_super.board));
+    atomic_store(lost, 0);
+    g_super.keep.lost = true;
+    assert_false(lg_park_may_keep(&g_super.keep, g_super.board));
+    g_super.keep.lost = false;
+    assert_true(lg_park_may_keep(&g_super.keep, g_super.board));
     kill(keeper, SIGKILL);
     end_of(keeper);
     lg_child_reap(&g_super.keep.child);
+}
+
+/* ---- a keeper that dies before lgsup has copied everything ---- */
+
+static void assert_parked(const char *cause)
+{
+    workers_are_done();
+    assert_true(g_super.step >= LG_RUN_STEP_leaving);
+    if (!strstr(g_super.cause, cause)) fail_msg("\"%s\" lacks \"%s\"", g_super.cause, cause);
+}
+
+/* What nobody holds any more is lost, and no keeper is started that would have it made anew. */
+static void test_memory_lost_with_the_keeper(void **state)
+{
+    (void)state;
+    scratch_write("run/regions", "a\n");
+    script("bin/lg-keeper", "touch \"$(dirname \"$0\")/started\"; exit 1");
+    lg_keep_replace(&g_super, "killed");
+    assert_parked("the keeper has died and region a is in nobody's hands");
+    assert_true(g_super.keep.lost);
+    assert_false(lg_path_exists(scratch_path("bin/started")));
+}
+
+/* And what lgsup or a stage holds is not: here only the start of another keeper fails. */
+static void test_memory_that_outlives_the_keeper(void **state)
+{
+    (void)state;
+    scratch_write("run/regions", "");
+    script("bin/lg-keeper", "exit 1");
+    lg_keep_replace(&g_super, "killed");
+    assert_parked("the keeper cannot be restarted: lg-keeper ended before it listened");
+    assert_false(g_super.keep.lost);
 }
 
 int main(int argc, char **argv)
@@ -265,6 +306,8 @@ int main(int argc, char **argv)
         TEST(test_refused_starts_keep_parked_memory),
         TEST(test_parked_memory_on_another_gpu),
         TEST(test_what_can_be_kept),
+        TEST(test_memory_lost_with_the_keeper),
+        TEST(test_memory_that_outlives_the_keeper),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

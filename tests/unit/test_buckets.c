@@ -14,9 +14,14 @@ static int make(struct lg_buckets *ret, int size, int unit, int micro_batch, int
                 const char *const *words)
 {
     struct lg_strlist wanted = {(char **)words, n};
-    return lg_buckets_make(
-        &wanted, &(struct lg_buckets_spec){.size = size, .unit = unit, .micro_batch = micro_batch},
-        ret);
+    return lg_buckets_make(&wanted,
+                           &(struct lg_buckets_spec){.height = size,
+                                                     .width = size,
+                                                     .frames = 1,
+                                                     .factor_time = 1,
+                                                     .unit = unit,
+                                                     .micro_batch = micro_batch},
+                           ret);
 }
 #define MAKE(ret, size, unit, micro_batch, ...)                                                    \
     make(ret, size, unit, micro_batch, (int)LG_ARRAY_LEN(((const char *const[]){__VA_ARGS__})),    \
@@ -108,7 +113,9 @@ static void test_list(void **state)
     } wrong[] = {
         {"1024", "expected HEIGHTxWIDTH"},
         {"1024x", "expected HEIGHTxWIDTH"},
-        {"1024x512x3", "expected HEIGHTxWIDTH"},
+        {"1024x512x3x4", "expected HEIGHTxWIDTH"},
+        {"0x512x512", "expected HEIGHTxWIDTH"},
+        {"4097x512x512", "expected HEIGHTxWIDTH"},
         {"0x512", "expected HEIGHTxWIDTH"},
         {"-16x512", "expected HEIGHTxWIDTH"},
         {"16384x512", "at most 8192"},
@@ -122,6 +129,39 @@ static void test_list(void **state)
         if (!strstr(lg_err_message(), wrong[i].says)) fail_msg("%s", lg_err_message());
         assert_int_equal(b.n, 0);
     }
+}
+
+/* Beside pictures; a shape without frames has those of data.frames. */
+static void test_frames(void **state)
+{
+    (void)state;
+    const char *words[] = {"1x64x64", "17x64x64", "32x64", "9x64x64", "17x64x32", "17x64x96"};
+    struct lg_strlist wanted = {(char **)words, 4};
+    struct lg_buckets_spec spec = {
+        .height = 64, .width = 64, .frames = 17, .unit = 16, .factor_time = 8, .micro_batch = 4};
+    struct lg_buckets b, again;
+    char text[LG_BUCKETS_TEXT_BYTES];
+    assert_int_equal(lg_buckets_make(&wanted, &spec, &b), 0);
+    lg_buckets_print(&b, text);
+    assert_string_equal(text, "64x64*4,9x64x64*4,17x32x64*4,17x64x64*4");
+    assert_int_equal(lg_buckets_parse(text, &again), 0);
+    assert_memory_equal(&b, &again, sizeof b);
+    wanted = (struct lg_strlist){(char **)words + 4, 2};
+    assert_int_equal(lg_buckets_make(&wanted, &spec, &b), 0);
+    assert_int_equal(b.of[1].rows, 2); /* 4 x 17 x 64 x 64 pixels and no more */
+    words[0] = "16x64x64";
+    wanted = (struct lg_strlist){(char **)words, 1};
+    assert_int_equal(lg_buckets_make(&wanted, &spec, &b), LG_ERR_CONFIG);
+    assert_non_null(strstr(lg_err_message(), "16x64x64: frames must be a multiple of 8 (the VAE's "
+                                             "factor in time) and one more, as 17x64x64"));
+    spec.factor_time = 1;
+    assert_int_equal(lg_buckets_make(&wanted, &spec, &b), 0);
+    words[0] = "ratio", spec.frames = 5;
+    assert_int_equal(lg_buckets_make(&wanted, &spec, &b), 0);
+    for (int k = 0; k < b.n; k++) assert_int_equal(b.of[k].frames, 5);
+    static const char *const wrong[] = {"0x64x64*4", "17x64*4*4", "17x64x64x2*4", "5000x64x64*1"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(wrong); i++)
+        assert_int_equal(lg_buckets_parse(wrong[i], &again), LG_ERR_CORRUPT);
 }
 
 /* Against the definition in doubles, for ratios that are not nearly as far from two buckets. */
@@ -192,7 +232,7 @@ int main(void)
         cmocka_unit_test(test_none),    cmocka_unit_test(test_ratio),
         cmocka_unit_test(test_pixart),  cmocka_unit_test(test_list),
         cmocka_unit_test(test_nearest), cmocka_unit_test(test_nearest_of_one_ratio),
-        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_text),    cmocka_unit_test(test_frames),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@
 
 #include <cmocka.h>
 
-static char g_dir[] = "/tmp/lg-bus-XXXXXX";
+static char g_dir[SCRATCH_BYTES];
 static lg_plan g_plan;
 
 static struct lg_message sample_message(void)
@@ -465,7 +465,7 @@ static void test_long_path_is_refused(void **state)
 
 int main(void)
 {
-    if (!mkdtemp(g_dir)) return 1;
+    scratch_folder(g_dir);
     g_plan.instances[LG_ROLE_loader] = 1;
     g_plan.instances[LG_ROLE_text] = 2;
     g_plan.instances[LG_ROLE_vae] = 2;

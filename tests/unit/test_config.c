@@ -1,6 +1,7 @@
 /* Reading a pipeline.toml: what is accepted, and the text of every kind of refusal. */
 #include "config/config.h"
 #include "config/denoisers.h"
+#include "config/sample.h"
 #include "config/schema.h"
 #include "config/texts.h"
 #include "config/toml.h"
@@ -397,6 +398,62 @@ static void test_rules_hold(void **state)
     if (CHECK(init, resume, glob, "trainer.auto_resume=true") < 0) fail_msg("%s", lg_err_text());
 }
 
+static void test_sides(void **state)
+{
+    (void)state;
+    lg_config *a = load("[data]\nsize = [512, 768]\nlatent_size = 4\n", NULL);
+    for (int round = 0; round < 2; round++) { /* as written, and as saved */
+        assert_true(a->data_size.height == 512 && a->data_size.width == 768);
+        assert_true(a->data_latent_size.height == 4 && a->data_latent_size.width == 4);
+        char *saved = lg_config_to_toml(a);
+        assert_non_null(strstr(saved, "\nsize = [512, 768]\n"));
+        assert_non_null(strstr(saved, "\nlatent_size = 4\n"));
+        lg_config_free(&a);
+        a = load(saved, NULL);
+        free(saved);
+    }
+    lg_config_free(&a);
+    a = load("", "data.size=[96, 64]");
+    assert_true(a->data_size.height == 96 && a->data_size.width == 64);
+    assert_int_equal(lg_config_latent_size(a).height, 12);
+    assert_int_equal(lg_config_latent_size(a).width, 8);
+    lg_config_free(&a);
+    REFUSES("[data]\nsize = [64]\n",
+            "data.size is out of range: expected a whole number from 8 to 4096, or a list of two");
+    REFUSES("[data]\nsize = [64, 64, 64]\n", "data.size is out of range");
+    REFUSES("[data]\nsize = [64, 4097]\n", "data.size is out of range");
+    REFUSES("[data]\nsize = 7\n", "data.size is out of range");
+    REFUSES("[data]\nsize = [\"64\", \"a\"]\n", "data.size is out of range");
+    REFUSES("[data]\nsize = 64.5\n",
+            "data.size: expected a whole number from 8 to 4096, or a list of two");
+    REFUSES("[data]\nsize = \"64\"\n", "data.size: expected a whole number");
+}
+
+static void test_rules_clips(void **state)
+{
+    (void)state;
+    write_models();
+    assert_int_equal(
+        CHECK("model.kind=latte", "data.frames=5", "data.fps=8", "data.size=[64, 128]"), 0);
+    assert_int_equal(CHECK("model.kind=latte", "data.frames=5", "data.stride=3",
+                           "data.buckets=[\"64x64\", \"1x64x64\"]", "vae.chunk=4"),
+                     0);
+    BREAKS(
+        "data.stride = 3 is for the file's own frames, data.fps = 8 chooses frames by their times",
+        "model.kind=latte", "data.frames=5", "data.fps=8", "data.stride=3");
+    BREAKS("data.fps and data.stride are for clips, and data.frames = 1", "data.fps=8");
+    BREAKS("data.fps and data.stride are for clips, and data.frames = 1", "data.stride=2");
+    BREAKS("data.buckets has a shape of 9 frames, data.frames = 5", "model.kind=latte",
+           "data.frames=5", "data.buckets=[\"9x64x64\"]", "vae.chunk=4");
+    BREAKS("data.latent_frames is for a data set of latents", "model.kind=latte", "data.frames=5",
+           "data.latent_frames=5");
+    BREAKS("data.size = [64, 128] with model.kind = \"dit\", which is defined for squares only",
+           "model.kind=dit", "data.size=[64, 128]");
+    BREAKS("data.size = [64, 68] does not divide by 8", "data.size=[64, 68]");
+    BREAKS("latents of 8 x 7 cells (data.latent_size) do not divide by model.patch = 2",
+           "vae.model=", "data.latent_size=[8, 7]");
+}
+
 static void test_rules_batch(void **state)
 {
     (void)state;
@@ -551,6 +608,33 @@ static void test_rules_previews(void **state)
            "sample.captions=['a']", "vae.model=");
 }
 
+/* What previews are written as, and how fast they play. */
+static void test_previews_of_clips(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *sets[3];
+        const char *format;
+        double fps;
+    } cases[] = {{{"data.frames=1"}, "png", 8},
+                 {{"data.frames=9"}, "gif", 8},
+                 {{"data.latent_frames=2"}, "gif", 8},
+                 {{"data.frames=9", "data.fps=24"}, "gif", 24},
+                 {{"data.frames=9", "data.fps=24", "sample.fps=12"}, "gif", 12},
+                 {{"data.frames=9", "sample.format=\"webm\""}, "webm", 8},
+                 {{"sample.format=\"gif\""}, "gif", 8}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
+        int n = 0;
+        while (n < 3 && cases[i].sets[n]) n++;
+        lg_config *c = NULL;
+        if (lg_config_load(scratch_write("p.toml", ""), cases[i].sets, n, &c) < 0)
+            fail_msg("%s", lg_err_text());
+        assert_string_equal(lg_sample_format(c), cases[i].format);
+        assert_true(lg_sample_fps(c) == cases[i].fps);
+        lg_config_free(&c);
+    }
+}
+
 static void test_rules_histograms(void **state)
 {
     (void)state;
@@ -693,7 +777,8 @@ static void test_rules_files(void **state)
     assert_int_equal(unlink(scratch_path("vae/diffusion_pytorch_model.safetensors")), 0);
     BREAKS("vae/diffusion_pytorch_model.safetensors does not exist", "trainer.ranks=1");
     scratch_write("vae/config.json", "{\"_class_name\": \"VQModel\"}");
-    BREAKS("_class_name is VQModel: expected AutoencoderKL", "trainer.ranks=1");
+    BREAKS("_class_name is VQModel: expected AutoencoderKL or AutoencoderKLLTXVideo",
+           "trainer.ranks=1");
 }
 
 /* A CLIP, whose tokenizer lies beside it as in a folder of diffusers'. */
@@ -838,6 +923,8 @@ static void test_examples(void **state)
     } example[] = {
         {"examples/emoji/pipeline.toml", {data}, 1, 2, 16},
         {"examples/emoji/pipeline-gpu.toml", {data}, 1, 1, 512},
+        {"examples/emoji-video/pipeline.toml", {data}, 1, 2, 16},
+        {"examples/emoji-video/gpu.toml", {data}, 1, 1, 128},
         {"examples/dit-xl2/pipeline-class.toml", {data, vae}, 2, 1, 256},
         {"examples/dit-xl2/pipeline-text.toml",
          {data, vae, "text.model=examples/emoji/text_encoder"},
@@ -876,7 +963,8 @@ static void test_encoders(void **state)
     struct lg_text_config of[LG_TEXTS_MAX];
     c = load("[text]\ndropout = 0.25\n", NULL);
     assert_int_equal(lg_config_texts(c, of), 1);
-    assert_true(of[0].role == LG_ROLE_text && of[0].dropout == 0.25 && of[0].info->is_masked);
+    assert_true(of[0].role == LG_ROLE_text && of[0].dropout == 0.25 &&
+                of[0].info->padding == LG_PADDING_MASKED);
     assert_string_equal(of[0].section, "text");
     lg_config_free(&c);
     REFUSES("[text.clip_l]\nlength = 7\n",
@@ -924,6 +1012,8 @@ int main(void)
         TEST(test_collects),
         TEST(test_rules_hold),
         TEST(test_rules_batch),
+        TEST(test_rules_clips),
+        TEST(test_sides),
         TEST(test_rules_buckets),
         TEST(test_rules_model),
         TEST(test_rules_training),
@@ -933,6 +1023,7 @@ int main(void)
         TEST(test_rules_sources),
         TEST(test_rules_files),
         TEST(test_rules_previews),
+        TEST(test_previews_of_clips),
         TEST(test_rules_memory),
         TEST(test_rules_restarts),
         TEST(test_rules_histograms),

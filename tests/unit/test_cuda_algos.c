@@ -1,17 +1,17 @@
 /* The files of pinned algorithms: first come counts, the run's own file before the shared one. */
 #include "base/fs.h"
 #include "kernels/cuda/algos.c"
+#include "tests/unit/scratch.h"
 #include <setjmp.h>
 #include <stdarg.h>
 
 #include <cmocka.h>
 
-static char dir[64], shared[128], run[128];
+static char dir[SCRATCH_BYTES], shared[128], run[128];
 
 static int setup(void **state)
 {
-    strcpy(dir, "/tmp/lg-test-XXXXXX");
-    assert_non_null(mkdtemp(dir));
+    scratch_folder(dir);
     snprintf(shared, sizeof shared, "%s/cache/shared", dir);
     snprintf(run, sizeof run, "%s/algorithms", dir);
     setenv("LG_CUDA_CACHE", shared, 1);

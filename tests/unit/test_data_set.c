@@ -251,7 +251,7 @@ static void test_samples_of_a_part(void **state)
     lg_source *s = open_source(make_shard("a.tar", 0, ITEMS));
     static uint8_t pixels[3 * 8 * 8];
     lg_sample x = {0};
-    struct lg_sample_rule rule = {.seed = 5, .size = 8, .first = FIRST, .epoch = EPOCH};
+    struct lg_sample_rule rule = {.seed = 5, .shape = {1, 8, 8}, .first = FIRST, .epoch = EPOCH};
     for (uint64_t epoch = EPOCH; epoch < EPOCH + 3; epoch++) {
         unsigned seen = 0;
         for (uint64_t i = 0; i < ITEMS; i++) {

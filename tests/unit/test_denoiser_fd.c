@@ -17,10 +17,12 @@ static const double H = 1e-3, TOL = 1e-7;
 
 /* Sum over samples of weight mse(out, target), the target being the fixture's dout as it was
  * filled; with `backward`, f->dout receives the gradient of the output. */
+enum { OUT_MAX = 8 * 18 * 10 }; /* of a sample: Latte's */
+
 struct loss {
     struct denoiser_fixture *f;
     lg_tensor target, weight, each;
-    double target_data[DENOISER_FIXTURE_BATCH * 4 * 8 * 12], weight_data[DENOISER_FIXTURE_BATCH];
+    double target_data[DENOISER_FIXTURE_BATCH * OUT_MAX], weight_data[DENOISER_FIXTURE_BATCH];
     double each_data[DENOISER_FIXTURE_BATCH];
 };
 
@@ -28,6 +30,7 @@ static void loss_init(struct loss *l, struct denoiser_fixture *f)
 {
     static const double weights[DENOISER_FIXTURE_BATCH] = {0.5, 1.25, 0.75};
     size_t n = (size_t)lg_numel(&f->out);
+    LG_ASSERT(n <= LG_ARRAY_LEN(l->target_data));
     l->f = f;
     l->target = f->out;
     l->target.data = l->target_data;
@@ -118,8 +121,9 @@ static void check_net(const struct lg_denoiser_config *c)
         wrong += check_param(&l, p);
         zero += !(norm_of((double *)f.grads + p->offset, p->count) > 1e-6);
     }
-    /* Biases of keys; of SD3, whose keys are normed, the last block's queries of the text, which nothing reads. */
-    int zeros = c->kind == LG_SD3 ? 3 : c->depth * (c->kind == LG_PIXART ? 2 : 1);
+    /* Biases of keys, of which Latte has three attentions a block, and LTX, whose keys are normed, none; of SD3, whose keys are normed, the last block's queries of the text, which nothing reads. */
+    const int of_keys[LG_DENOISER_KINDS] = {[LG_DIT] = 1, [LG_PIXART] = 2, [LG_LATTE] = 3};
+    int zeros = c->kind == LG_SD3 ? 3 : c->depth * of_keys[c->kind];
     denoiser_fixture_close(&f);
     assert_int_equal(wrong, 0);
     assert_int_equal(zero, zeros); /* the check means something for all the others */
@@ -144,9 +148,17 @@ static void test_sd3(void **state)
     check_net(&c);
 }
 
+static void test_clips(void **state)
+{
+    struct lg_denoiser_config latte = denoiser_fixture_latte(), ltx = denoiser_fixture_ltx();
+    latte.depth = ltx.depth = 1;
+    check_net(&latte);
+    check_net(&ltx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_dit), cmocka_unit_test(test_pixart),
-                                       cmocka_unit_test(test_sd3)};
+                                       cmocka_unit_test(test_sd3), cmocka_unit_test(test_clips)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

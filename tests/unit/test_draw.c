@@ -13,21 +13,21 @@
 
 #include <cmocka.h>
 
-#define VAE "tests/golden/encoders/vae_sd3" /* shifted and scaled, 16 channels, 8 pixels a cell */
-enum { CHANNELS = 16, CELLS = 4, SIDE = 8 * CELLS, SEED = 5 };
-enum { LATENT = CHANNELS * CELLS * CELLS, PIXELS = 3 * SIDE * SIDE };
+#define VAE  "tests/golden/encoders/vae_sd3" /* shifted and scaled, 16 channels, 8 pixels a cell */
+#define TEXT "examples/emoji/text_encoder"
+enum { CHANNELS = 16, FACTOR = 8, SEED = 5, TEXT_LENGTH = 6, TEXT_WIDTH = 192 };
+static const double scaling = 1.5305, shift = 0.0609; /* the autoencoder's */
 
 static void need(int rc)
 {
     if (rc < 0) fail_msg("%s", lg_err_text());
 }
 
-/* A DiT of zeros. */
-static void write_net(const char *dir)
+/* Zeros. */
+static void write_net(struct lg_denoiser_config c, const char *dir)
 {
-    struct lg_denoiser_config c = denoiser_fixture_dit();
     lg_params t;
-    c.channels = CHANNELS, c.height = c.width = CELLS;
+    c.channels = CHANNELS;
     need(lg_mkdirs(dir));
     need(lg_denoiser_params(&c, &t));
     float *zeros = calloc(t.count, sizeof *zeros);
@@ -44,69 +44,146 @@ static void *alloc(lg_device *d, size_t bytes)
     return p;
 }
 
-static void decode(lg_device *d, const float *latent, uint8_t *ret)
+struct size {
+    int frames, height, width; /* cells */
+};
+
+static size_t cells_of(const struct size *z)
 {
+    return (size_t)(z->frames * z->height * z->width);
+}
+
+/* latent (C, 1, h, w), ret (3, 1, H, W). */
+static void decode(lg_device *d, const float *latent, const struct size *z, uint8_t *ret)
+{
+    const int height = z->height * FACTOR, width = z->width * FACTOR;
+    const size_t bytes = CHANNELS * cells_of(z) * sizeof(float),
+                 pixels = (size_t)(3 * height * width);
     struct lg_aekl_config c;
     lg_params t;
     lg_stream *s;
     lg_aekl *net;
     need(lg_aekl_config_load(VAE, &c));
     need(lg_aekl_params(&c, LG_AEKL_DECODER, &t));
-    float *weights = alloc(d, t.count * sizeof *weights), *x = alloc(d, LATENT * sizeof *x);
-    uint8_t *pixels = alloc(d, PIXELS);
+    float *weights = alloc(d, t.count * sizeof *weights), *x = alloc(d, bytes);
+    uint8_t *out = alloc(d, pixels);
     need(lg_aekl_load(&c, VAE, LG_AEKL_DECODER, weights));
-    memcpy(x, latent, LATENT * sizeof *x);
+    memcpy(x, latent, bytes);
     need(lg_stream_open(d, &s));
-    const struct lg_aekl_shape shape = {LG_AEKL_DECODER, 1, SIDE, SIDE, 0};
+    const struct lg_aekl_shape shape = {
+        .half = LG_AEKL_DECODER, .batch = 1, .height = height, .width = width};
     need(lg_aekl_open(d, &c, &shape, &net));
-    lg_aekl_decode(net, s, weights, lg_t4(x, LG_F32, 1, CHANNELS, CELLS, CELLS), LG_NONE,
-                   lg_t4(pixels, LG_U8, 1, 3, SIDE, SIDE));
+    lg_aekl_decode(net, s, weights, lg_t4(x, LG_F32, 1, CHANNELS, z->height, z->width), LG_NONE,
+                   lg_t4(out, LG_U8, 1, 3, height, width));
     lg_stream_sync(s);
-    memcpy(ret, pixels, PIXELS);
+    memcpy(ret, out, pixels);
     lg_aekl_close(&net);
     lg_stream_close(&s);
     lg_params_free(&t);
 }
 
+/* Picture i is that of its noise, frame by frame. */
+static void check_drawn(lg_device *d, const lg_pictures *p, int i, const struct size *z)
+{
+    const struct size one = {1, z->height, z->width};
+    const size_t cells = cells_of(&one), pixels = cells * FACTOR * FACTOR,
+                 frames = (size_t)z->frames;
+    float *noise = malloc(CHANNELS * cells * frames * sizeof *noise),
+          *latent = malloc(CHANNELS * cells * sizeof *latent);
+    uint8_t *want = malloc(3 * pixels);
+    assert_true(noise && latent && want);
+    assert_true(p->frames == z->frames && p->height == z->height * FACTOR &&
+                p->width == z->width * FACTOR);
+    lg_philox_normal_f32(noise, CHANNELS * cells * frames, SEED, LG_PURPOSE_SAMPLE, (uint64_t)i, 0);
+    for (size_t f = 0; f < frames; f++) {
+        for (size_t k = 0; k < CHANNELS * cells; k++)
+            latent[k] =
+                (float)((double)noise[(k / cells * frames + f) * cells + k % cells] / scaling +
+                        shift);
+        decode(d, latent, &one, want);
+        /* Between batches of other sizes a sum may differ in its last bit, and a pixel in its last level. */
+        for (size_t k = 0; k < 3 * pixels; k++) {
+            const uint8_t drawn =
+                p->pixels[(((size_t)(3 * i) + k / pixels) * frames + f) * pixels + k % pixels];
+            if (abs(drawn - want[k]) > 1)
+                fail_msg("picture %d, frame %zu, value %zu is %d, not %d", i, f, k, drawn, want[k]);
+        }
+    }
+    free(noise);
+    free(latent);
+    free(want);
+}
+
+static struct lg_draw_spec spec_of(lg_device *d, const char *const *prompts, int n)
+{
+    return (struct lg_draw_spec){.weights_dir = scratch_path("net"),
+                                 .vae_dir = VAE,
+                                 .text = {{.dir = TEXT, .length = TEXT_LENGTH}},
+                                 .method = {.objective = LG_OBJECTIVE_FLOW, .flow_shift = 1},
+                                 .prompts = prompts,
+                                 .n = n,
+                                 .negative = "",
+                                 .steps = 3,
+                                 .guidance = 1,
+                                 .seed = SEED,
+                                 .device = d};
+}
+
 static void test_shift_and_scale(void **state)
 {
     (void)state;
-    static const double scaling = 1.5305, shift = 0.0609;
-    float latent[LATENT];
-    uint8_t want[PIXELS];
+    const struct size size = {1, 4, 4};
+    struct lg_denoiser_config c = denoiser_fixture_dit();
     lg_device *d;
     lg_pictures drawn;
     scratch_make();
-    write_net(scratch_path("net"));
+    c.height = c.width = size.height;
+    write_net(c, scratch_path("net"));
     need(lg_device_open("host", NULL, &d));
-    const struct lg_draw_spec spec = {
-        .weights_dir = scratch_path("net"),
-        .vae_dir = VAE,
-        .method = {.objective = LG_OBJECTIVE_FLOW, .flow_shift = 1},
-        .prompts = (const char *const[]){"2"},
-        .n = 1,
-        .negative = "",
-        .steps = 3,
-        .guidance = 1,
-        .seed = SEED,
-        .device = d,
-    };
+    const struct lg_draw_spec spec = spec_of(d, (const char *const[]){"2"}, 1);
     need(lg_draw(&spec, &drawn));
-    assert_true(drawn.n == 1 && drawn.size == SIDE);
-    lg_philox_normal_f32(latent, LATENT, SEED, LG_PURPOSE_SAMPLE, 0, 0);
-    for (int i = 0; i < LATENT; i++) latent[i] = (float)((double)latent[i] / scaling + shift);
-    decode(d, latent, want);
-    /* Between batches of other sizes a sum may differ in its last bit, and a pixel in its last level. */
-    for (int i = 0; i < PIXELS; i++)
-        if (abs(drawn.pixels[i] - want[i]) > 1)
-            fail_msg("pixel %d is %d, not %d", i, drawn.pixels[i], want[i]);
+    assert_int_equal(drawn.n, 1);
+    check_drawn(d, &drawn, 0, &size);
     lg_pictures_free(&drawn);
+    lg_device_close(&d);
+    scratch_remove();
+}
+
+/* Clips, as trained and of another size; what no latent has is refused. */
+static void test_clips(void **state)
+{
+    (void)state;
+    static const char *const prompts[] = {"a", "b"};
+    struct lg_denoiser_config c = denoiser_fixture_latte();
+    const struct size trained = {3, 4, 6}, other = {2, 6, 2};
+    lg_device *d;
+    lg_pictures drawn;
+    scratch_make();
+    c.frames = trained.frames, c.height = trained.height, c.width = trained.width;
+    c.text[0].width = TEXT_WIDTH;
+    c.learned_variance = false;
+    write_net(c, scratch_path("net"));
+    need(lg_device_open("host", NULL, &d));
+    struct lg_draw_spec spec = spec_of(d, prompts, 2);
+    need(lg_draw(&spec, &drawn));
+    for (int i = 0; i < 2; i++) check_drawn(d, &drawn, i, &trained);
+    lg_pictures_free(&drawn);
+    spec.frames = other.frames, spec.height = other.height * FACTOR,
+    spec.width = other.width * FACTOR;
+    need(lg_draw(&spec, &drawn));
+    for (int i = 0; i < 2; i++) check_drawn(d, &drawn, i, &other);
+    lg_pictures_free(&drawn);
+    spec.height = 3 * FACTOR; /* half a patch */
+    assert_int_equal(lg_draw(&spec, &drawn), LG_ERR_USAGE);
+    assert_non_null(strstr(lg_err_message(), "multiples of 16"));
+    lg_err_clear();
     lg_device_close(&d);
     scratch_remove();
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_shift_and_scale)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_shift_and_scale),
+                                       cmocka_unit_test(test_clips)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

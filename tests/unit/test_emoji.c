@@ -86,7 +86,7 @@ static void test_against_golden(void **state)
     assert_int_equal(lg_source_count(a), cJSON_GetArraySize(captions));
     assert_true(lg_source_hash(a) == lg_source_hash(b));
     const uint8_t *want = lg_st_find(golden, "pixels")->data;
-    struct lg_sample_rule rule = {.size = SIZE, .no_shuffle = true};
+    struct lg_sample_rule rule = {.shape = {1, SIZE, SIZE}, .no_shuffle = true};
     lg_sample sample = {0};
     for (uint64_t i = 0; i < lg_source_count(a); i++) {
         assert_int_equal(lg_source_sample(a, &rule, i, pixels, &sample), 0);
@@ -116,7 +116,7 @@ static void test_list(void **state)
     assert_int_equal(lg_source_open(scratch_path("listed"), NULL, &s), 0);
     assert_int_equal(lg_source_count(s), 2);
     static uint8_t pixels[PIXELS];
-    struct lg_sample_rule rule = {.size = SIZE, .no_shuffle = true};
+    struct lg_sample_rule rule = {.shape = {1, SIZE, SIZE}, .no_shuffle = true};
     lg_sample sample = {0};
     bool renamed = false, named = false;
     for (uint64_t i = 0; i < 2; i++) {

@@ -260,7 +260,7 @@ static void test_dataset(void **state)
     OK(lg_source_open(scratch_path("shards"), NULL, &latents));
     assert_true(lg_source_has_latents(latents));
     assert_int_equal(lg_source_count(latents), PICTURES - 1); /* the cut one is left out */
-    struct lg_sample_rule rule = {.size = SIDE, .no_shuffle = true};
+    struct lg_sample_rule rule = {.shape = {1, SIDE, SIDE}, .no_shuffle = true};
     lg_sample from = {0}, to = {0};
     lg_item a = {0}, b = {0};
     uint8_t pixels[3 * SIDE * SIDE];
@@ -277,7 +277,7 @@ static void test_dataset(void **state)
         OK(lg_encode_pictures(&vae, scratch_path("one"), scratch_path("direct")));
         float *want = read_tensor(scratch_path("direct"), "latent_logvar", &e);
         OK(lg_source_sample(latents, &rule, (uint64_t)k, NULL, &to));
-        assert_true(to.is_latent && to.latent_dim[0] == 4 && to.latent_dim[1] == SIDE / 4);
+        assert_true(to.is_latent && to.latent_dim[0] == 4 && to.latent_dim[2] == SIDE / 4);
         assert_memory_equal(to.latent_logvar, want, e.bytes);
         free(want);
         OK(lg_source_read(pictures, (uint64_t)i, &a));

@@ -30,10 +30,13 @@ static const char *board_path(void)
     return scratch_path("run/board");
 }
 
-/* The run lives without its lgsup, and its board is mapped. */
+/* The run lives without its lgsup, which has written its status before (a worker does that), and its board is
+ * mapped. */
 static void orphan(void)
 {
     start_long();
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
+        if (lg_path_exists(scratch_path("run/status.json"))) break;
     kill_lgsup();
     assert_int_equal(lg_board_open(board_path(), 0, &g_board), 0);
 }

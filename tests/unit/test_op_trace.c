@@ -130,7 +130,7 @@ static void test_words(void **state)
                              .rstd = lg_t2(m + 384, LG_F32, 2, 2),
                              .eps = 1e-6}});
     assert_non_null(
-        strstr(last_line(), "residual_norm_forward norm.eps=9.9999999999999995e-07 | "));
+        strstr(last_line(), "residual_norm_forward norm.eps=9.9999999999999995e-07 norm.rms=0 | "));
     assert_non_null(strstr(text, " | residual.gate f32 2,4/12 "));
     assert_non_null(strstr(text, " | norm.shift - | "));
     lg_device_free(device, (void **)&m);

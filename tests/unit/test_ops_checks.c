@@ -53,6 +53,7 @@ enum types {
     F = 1 << 8, /* these two depend on the device */
     S = 1 << 9,
     W = F | S,
+    F_OR_U8 = F | U8,
 };
 static const lg_dtype DTYPES[] = {LG_F32, LG_F64, LG_F16, LG_BF16, LG_I32, LG_U8, LG_I64};
 

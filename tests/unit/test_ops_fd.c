@@ -308,25 +308,31 @@ static lg_tensor heads(double *rows, const int64_t dim[4], int64_t stride, int64
     return lg_split(lg_split(t, 1, dim[3]), 0, dim[1]);
 }
 
-static void norm_with(int64_t B, int64_t T, int64_t D, bool mod, bool accumulate)
+struct norm_kind {
+    bool mod, accumulate, rms;
+};
+
+static void norm_with(int64_t B, int64_t T, int64_t D, struct norm_kind k)
 {
     int64_t n = B * T * D, stride = 3 * D;
     double *x = normals(n), *y = poison(n), *r = normals(n), *m = normals(B * stride);
     double *mean = poison(B * T), *rstd = poison(B * T), *dm = zeros(B * stride);
-    double *dx = accumulate ? normals(n) : poison(n);
-    const double *dx0 = accumulate ? copy_of(dx, n) : NULL;
+    double *dx = k.accumulate ? normals(n) : poison(n);
+    const double *dx0 = k.accumulate ? copy_of(dx, n) : NULL;
     struct lg_norm_modulate_forward_args f = {.x = T3(x, B, T, D),
                                               .y = T3(y, B, T, D),
                                               .mean = T2(mean, B, T),
                                               .rstd = T2(rstd, B, T),
-                                              .eps = 1e-6};
+                                              .eps = 1e-6,
+                                              .rms = k.rms};
     struct lg_norm_modulate_backward_args b = {.dy = T3(r, B, T, D),
                                                .x = f.x,
                                                .mean = f.mean,
                                                .rstd = f.rstd,
                                                .dx = T3(dx, B, T, D),
-                                               .accumulate = accumulate};
-    if (mod) {
+                                               .accumulate = k.accumulate,
+                                               .rms = k.rms};
+    if (k.mod) {
         f.shift = slice(m, B, stride, 0, D), f.scale = slice(m, B, stride, 2 * D, D);
         b.dshift = slice(dm, B, stride, 0, D), b.dscale = slice(dm, B, stride, 2 * D, D);
         b.scale = f.scale;
@@ -341,9 +347,11 @@ static void norm_with(int64_t B, int64_t T, int64_t D, bool mod, bool accumulate
 
 static void norm_modulate(void **state)
 {
-    norm_with(1, 1, 3, true, false);
-    norm_with(3, 4, 5, true, true);
-    norm_with(2, 3, 7, false, false);
+    norm_with(1, 1, 3, (struct norm_kind){.mod = true});
+    norm_with(3, 4, 5, (struct norm_kind){.mod = true, .accumulate = true});
+    norm_with(2, 3, 7, (struct norm_kind){.mod = false});
+    norm_with(3, 4, 5, (struct norm_kind){.mod = true, .rms = true});
+    norm_with(2, 3, 7, (struct norm_kind){.accumulate = true, .rms = true});
 }
 
 /* Tokens of h vectors in a buffer of wider samples; what lies between them stays. */

@@ -20,7 +20,12 @@ static struct lg_buckets buckets_of(int square, int micro, int n, const char *co
 {
     struct lg_buckets b;
     struct lg_strlist wanted = {(char **)words, n};
-    struct lg_buckets_spec spec = {.size = square, .unit = 4, .micro_batch = micro};
+    struct lg_buckets_spec spec = {.height = square,
+                                   .width = square,
+                                   .frames = 1,
+                                   .factor_time = 1,
+                                   .unit = 4,
+                                   .micro_batch = micro};
     if (lg_buckets_make(&wanted, &spec, &b) < 0) fail_msg("%s", lg_err_text());
     return b;
 }
@@ -50,7 +55,7 @@ static void draw_sizes(uint64_t seed)
         lg_philox_out r = lg_philox(seed, LG_PURPOSE_TEST, (uint64_t)i, 0);
         const bool unknown = r.v[2] % 31 == 0;
         size[i] = (struct lg_item_size){unknown ? 0 : (uint16_t)(10 + r.v[0] % 50),
-                                        unknown ? 0 : (uint16_t)(10 + r.v[1] % 50)};
+                                        unknown ? 0 : (uint16_t)(10 + r.v[1] % 50), 1, 0};
     }
 }
 
@@ -148,7 +153,7 @@ static void test_shuffled(void **state)
     enum { COUNT = 320 };
     const struct lg_buckets b = BUCKETS(16, 4, "16x16", "12x20");
     for (int i = 0; i < COUNT; i++)
-        size[i] = (struct lg_item_size){i % 2 ? 16 : 20, i % 2 ? 16 : 12};
+        size[i] = (struct lg_item_size){i % 2 ? 16 : 20, i % 2 ? 16 : 12, 1, 0};
     lg_order *o = make(&b, COUNT, 2, 1, 4);
     struct lg_order_key key = {.seed = 1}, other = {.seed = 2};
     int same_epoch = 0, same_seed = 0, runs = 0;
@@ -179,7 +184,7 @@ static void test_small_buckets_are_given_up(void **state)
     int n = 0;
     for (size_t k = 0; k < LG_ARRAY_LEN(of); k++)
         for (int i = 0; i < of[k].count; i++)
-            size[n++] = (struct lg_item_size){(uint16_t)of[k].width, (uint16_t)of[k].height};
+            size[n++] = (struct lg_item_size){(uint16_t)of[k].width, (uint16_t)of[k].height, 1, 0};
     lg_order *o = make(&b, (uint64_t)n, 2, 1, 4); /* a group holds 8 */
     /* 8x32 (2) goes to 12x20, 32x8 (3) to 20x12, 16x16 (7) to 12x20, the first of the two as near. */
     assert_int_equal(lg_order_bucket(o, 0).items, 0);
@@ -203,6 +208,65 @@ static void test_small_buckets_are_given_up(void **state)
     lg_order_free(&o);
 }
 
+/* Clips: the most frames that they have, then the nearest ratio; pictures: one frame. */
+static void test_frames(void **state)
+{
+    (void)state;
+    const struct lg_buckets b =
+        BUCKETS(16, 1, "1x16x16", "5x16x16", "5x12x20", "9x16x16", "9x12x20");
+    static const struct lg_item_size of[] = {
+        {16, 16, 1, 0},   {20, 12, 1, 0},       {0, 0, 0, 0}, /* pictures */
+        {16, 16, 4, 400}, {16, 16, 5, 500},     {20, 12, 8, 800},
+        {20, 12, 9, 900}, {10, 10, 900, 90000},
+    };
+    static const int want[] = {0, 0, 0, 2,
+                               2, 1, 3, 4}; /* as they are sorted: 5x12x20 before 5x16x16 */
+    for (int twice = 0; twice < 2; twice++) {
+        for (size_t i = 0; i < LG_ARRAY_LEN(of); i++) {
+            size[0] = of[i];
+            lg_order *o;
+            /* The same frames by their time; every second one, of twice as many. */
+            const struct lg_clip_rate rate = {.fps = twice == 1 ? 10 : 0};
+            assert_int_equal(lg_order_make(&(struct lg_order_spec){.buckets = &b,
+                                                                   .size = size,
+                                                                   .count = 1,
+                                                                   .rate = rate,
+                                                                   .ranks = 1,
+                                                                   .micros = 1,
+                                                                   .micro = 1},
+                                           &o),
+                             0);
+            /* Too short for any: the nearest of all, of whatever frames. */
+            for (int k = 0; k < b.n; k++)
+                if (i != 3) assert_int_equal(lg_order_bucket(o, k).nearest, k == want[i]);
+            lg_order_free(&o);
+        }
+    }
+}
+
+/* Clips that are given up go to fewer frames, never to pictures, and pictures never to clips. */
+static void test_frames_given_up(void **state)
+{
+    (void)state;
+    const struct lg_buckets b = BUCKETS(16, 4, "1x16x16", "5x16x16", "9x12x20", "9x16x16");
+    static const struct {
+        struct lg_item_size of;
+        int count;
+    } some[] = {
+        {{16, 16, 1, 0}, 2}, {{16, 16, 6, 600}, 1}, {{20, 12, 9, 900}, 3}, {{16, 16, 12, 1200}, 9}};
+    int n = 0;
+    for (size_t k = 0; k < LG_ARRAY_LEN(some); k++)
+        for (int i = 0; i < some[k].count; i++) size[n++] = some[k].of;
+    assert_int_equal(b.of[0].rows, 4);
+    lg_order *o = make(&b, (uint64_t)n, 4, 1, 4);
+    /* A group of pictures holds 16, of clips 4: 9x12x20 (3) goes to 9x16x16; 5x16x16 and the pictures have nowhere to go. */
+    assert_int_equal(lg_order_bucket(o, 0).items, 2);
+    assert_int_equal(lg_order_bucket(o, 1).items, 1);
+    assert_int_equal(lg_order_bucket(o, 2).items, 0);
+    assert_int_equal(lg_order_bucket(o, 3).items, 12);
+    lg_order_free(&o);
+}
+
 static void test_hash(void **state)
 {
     (void)state;
@@ -223,7 +287,7 @@ static void test_hash(void **state)
     lg_order_free(&o);
     uint64_t wide_or_high[2]; /* one item's bucket */
     for (int i = 0; i < 2; i++) {
-        size[50] = (struct lg_item_size){i ? 10 : 60, i ? 60 : 10};
+        size[50] = (struct lg_item_size){i ? 10 : 60, i ? 60 : 10, 1, 0};
         o = make(&b, 100, 2, 1, 4);
         wide_or_high[i] = lg_order_hash(o, 7);
         lg_order_free(&o);
@@ -236,6 +300,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_item_once), cmocka_unit_test(test_one_bucket_is_the_square),
         cmocka_unit_test(test_shuffled),       cmocka_unit_test(test_small_buckets_are_given_up),
+        cmocka_unit_test(test_frames),         cmocka_unit_test(test_frames_given_up),
         cmocka_unit_test(test_hash),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

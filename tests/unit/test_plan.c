@@ -72,9 +72,9 @@ static void test_dimensions(void **state)
     (void)state;
     lg_plan p = MAKE("trainer.ranks=2", "text.instances=6", "vae.threads=3", "trainer.threads=2",
                      "trainer.micro_batch_size=4");
-    assert_int_equal(p.image_size, 64);
+    assert_int_equal(p.image_height, 64);
     assert_int_equal(p.latent_channels, 16);
-    assert_int_equal(p.latent_size, 16);
+    assert_int_equal(p.latent_height, 16);
     assert_true(p.scaling_factor == 0.3611 && p.shift_factor == 0.1159);
     assert_int_equal(p.text[0].length, 24);
     assert_int_equal(p.text[0].dim, 192);
@@ -103,7 +103,7 @@ static void test_vae_defaults(void **state)
     scratch_write("vae/config.json", "{\"shift_factor\": null, \"block_out_channels\": [8]}");
     lg_plan p = make(NULL, 0);
     assert_int_equal(p.latent_channels, 4);
-    assert_int_equal(p.latent_size, 64);
+    assert_int_equal(p.latent_height, 64);
     assert_true(p.scaling_factor == 0.18215 && p.shift_factor == 0);
 }
 
@@ -113,15 +113,15 @@ static void test_absent_roles(void **state)
     lg_plan p = MAKE("model.kind=dit", "vae.model=", "data.latent_scaling=0.5");
     assert_int_equal(p.instances[LG_ROLE_text], 0);
     assert_int_equal(p.instances[LG_ROLE_vae], 0);
-    assert_int_equal(p.image_size, 0);
+    assert_int_equal(p.image_height, 0);
     assert_int_equal(p.text[0].length, 0);
     assert_int_equal(p.text[0].dim, 0);
     assert_int_equal(p.text[0].shards, 0);
     assert_int_equal(p.num_classes, 1000);
     assert_int_equal(p.latent_channels, 4);
-    assert_int_equal(p.latent_size, 8);
+    assert_int_equal(p.latent_height, 8);
     assert_true(p.scaling_factor == 0.5 && p.shift_factor == 0);
-    assert_int_equal(MAKE("vae.model=", "data.latent_size=32").latent_size, 32);
+    assert_int_equal(MAKE("vae.model=", "data.latent_size=32").latent_height, 32);
 }
 
 static void write_clip(const char *dir, int width, int projection)
@@ -460,7 +460,7 @@ static void test_buckets(void **state)
     assert_int_equal(s.latent_width, 16);
     assert_int_equal(s.rows, 2);
     assert_int_equal(lg_plan_shape(&p, 0).rows, 4);
-    assert_int_equal(p.image_size, 64); /* of previews */
+    assert_int_equal(p.image_height, 64); /* of previews */
     assert_int_equal(lg_plan_save(&p, scratch_path("plan.json")), 0);
     if (lg_plan_load(scratch_path("plan.json"), &q) < 0) fail_msg("%s", lg_err_text());
     assert_memory_equal(&p.buckets, &q.buckets, sizeof p.buckets);
@@ -485,6 +485,67 @@ static void test_buckets(void **state)
     assert_true(p.hash != square.hash);
 }
 
+/* Rectangles and frames; squares of one frame have the hash that they had before there were others. */
+static void test_clips(void **state)
+{
+    (void)state;
+    lg_plan p = MAKE("model.kind=latte", "data.size=[64, 96]", "data.frames=9",
+                     "data.buckets=[\"64x96\", \"1x64x64\", \"5x128x64\"]",
+                     "trainer.micro_batch_size=2"),
+            q;
+    const lg_plan one = MAKE("model.kind=latte", "data.size=[64, 96]", "data.frames=9");
+    assert_int_equal(p.image_height, 64);
+    assert_int_equal(p.image_width, 96);
+    assert_int_equal(p.latent_height, 16);
+    assert_int_equal(p.latent_width, 24);
+    assert_int_equal(p.frames, 9);
+    assert_int_equal(p.latent_frames, 9);
+    struct lg_plan_shape s = lg_plan_shape(&p, 1);
+    assert_true(s.frames == 5 && s.height == 128 && s.width == 64);
+    assert_true(s.latent_frames == 5 && s.latent_height == 32 && s.latent_width == 16);
+    assert_int_equal(lg_plan_shape_pixels(&s), 5 * 128 * 64);
+    assert_int_equal(lg_plan_shape_cells(&s), 5 * 32 * 16);
+    assert_int_equal(s.rows, 2);
+    s = lg_plan_shape(&one, 0);
+    assert_true(s.frames == 9 && s.width == 96 && s.latent_frames == 9 && s.latent_width == 24);
+    assert_int_equal(lg_plan_save(&p, scratch_path("plan.json")), 0);
+    if (lg_plan_load(scratch_path("plan.json"), &q) < 0) fail_msg("%s", lg_err_text());
+    assert_memory_equal(&p, &q, sizeof p);
+    replace_in_plan("\"frames\":\t9", "\"frames\":\t8");
+    assert_int_equal(lg_plan_load(scratch_path("bad.json"), &q), LG_ERR_CORRUPT);
+    assert_message("was changed");
+    /* Each decides bits. */
+    const lg_plan others[] = {
+        MAKE("model.kind=latte", "data.size=[64, 96]", "data.frames=8"),
+        MAKE("model.kind=latte", "data.size=[96, 64]", "data.frames=9"),
+        MAKE("model.kind=latte", "data.size=64", "data.frames=9"),
+        MAKE("model.kind=latte", "data.size=[64, 96]", "data.frames=9", "data.fps=8"),
+        MAKE("model.kind=latte", "data.size=[64, 96]", "data.frames=9", "data.stride=2")};
+    for (size_t i = 0; i < LG_ARRAY_LEN(others); i++) assert_true(others[i].hash != one.hash);
+    const lg_plan square = MAKE("data.size=[64, 64]", "data.frames=1", "data.stride=1"),
+                  plain = make(NULL, 0);
+    assert_true(square.hash == plain.hash && square.bits_hash == plain.bits_hash);
+    assert_int_equal(lg_plan_save(&plain, scratch_path("plan.json")), 0);
+    char *text = NULL;
+    size_t bytes;
+    assert_int_equal(lg_read_file(scratch_path("plan.json"), 1 << 16, &text, &bytes), 0);
+    static const char *const none[] = {"image_width", "\"frames", "latent_width", "latent_frames",
+                                       "factor_time"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(none); i++) assert_null(strstr(text, none[i]));
+    free(text);
+    /* Latents of a data set; frames of an autoencoder that takes several for one. */
+    p = MAKE("model.kind=latte", "vae.model=", "data.latent_size=[8, 12]", "data.frames=9",
+             "data.latent_frames=2");
+    assert_true(p.latent_height == 8 && p.latent_width == 12 && p.latent_frames == 2 &&
+                p.frames == 9);
+    scratch_write("vae/config.json", "{\"_class_name\": \"AutoencoderKLLTXVideo\"}");
+    p = MAKE("model.kind=latte", "data.size=[64, 96]", "data.frames=17",
+             "data.buckets=[\"64x96\", \"1x64x64\"]", "model.patch=1");
+    assert_true(p.factor_time == 8 && p.latent_frames == 3 && p.latent_height == 2 &&
+                p.latent_width == 3);
+    assert_true(lg_plan_shape(&p, 0).latent_frames == 1 && lg_plan_shape(&p, 1).latent_frames == 3);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -495,6 +556,7 @@ int main(void)
         TEST(test_precision),    TEST(test_placement),  TEST(test_turns),
         TEST(test_hash_models),  TEST(test_resume),     TEST(test_apart),
         TEST(test_save_load),    TEST(test_buckets),    TEST(test_texts),
+        TEST(test_clips),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

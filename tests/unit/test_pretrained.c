@@ -371,6 +371,49 @@ static void flux(void **state)
     scratch_remove();
 }
 
+/* Of clips: Latte's pipeline, and LTX-Video's, whose shift has a line of its own. */
+static void clips(void **state)
+{
+    scratch_make();
+    scratch_write("pipe/model_index.json",
+                  "{\"_class_name\": \"LTXPipeline\", \"transformer\": [\"diffusers\", "
+                  "\"LTXVideoTransformer3DModel\"]}");
+    scratch_write("pipe/transformer/config.json",
+                  "{\"_class_name\": \"LTXVideoTransformer3DModel\"}");
+    scratch_write("pipe/scheduler/scheduler_config.json",
+                  "{\"_class_name\": \"FlowMatchEulerDiscreteScheduler\", \"shift\": 1.0, "
+                  "\"use_dynamic_shifting\": true, \"base_shift\": 0.95, \"max_shift\": 2.05, "
+                  "\"base_image_seq_len\": 1024, \"max_image_seq_len\": 4096, "
+                  "\"shift_terminal\": 0.1}");
+    lg_config *c = load(PIPE);
+    assert_string_equal(c->model_kind, "ltx");
+    assert_true(c->model_depth == 28 && c->model_hidden == 2048 && c->model_heads == 32);
+    assert_true(c->model_patch == 1 && !c->model_learned_variance && c->text_length == 128);
+    assert_string_equal(c->trainer_objective, "flow");
+    assert_string_equal(c->trainer_flow_shift_by, "tokens_ltx");
+    assert_true(c->sample_flow_end == 0.1 && c->sample_guidance == 3 && c->sample_steps == 50);
+    lg_config_free(&c);
+    refused("[trainer]\nobjective = 'eps'\n[sample]\nflow_end = 0.1\n",
+            "sample.flow_end has no meaning");
+    scratch_write("pipe/model_index.json",
+                  "{\"_class_name\": \"LattePipeline\", \"transformer\": [\"diffusers\", "
+                  "\"LatteTransformer3DModel\"]}");
+    scratch_write("pipe/transformer/config.json",
+                  "{\"_class_name\": \"LatteTransformer3DModel\", \"attention_head_dim\": 72, "
+                  "\"num_layers\": 28, \"in_channels\": 4, \"out_channels\": 8}");
+    scratch_write("pipe/scheduler/scheduler_config.json",
+                  "{\"_class_name\": \"DDIMScheduler\", \"beta_schedule\": \"linear\", "
+                  "\"beta_start\": 0.0001, \"beta_end\": 0.02}");
+    c = load(PIPE);
+    assert_string_equal(c->model_kind, "latte");
+    assert_true(c->model_depth == 28 && c->model_hidden == 1152 && c->model_heads == 16);
+    assert_true(c->model_patch == 2 && c->model_learned_variance && c->text_length == 120);
+    assert_string_equal(c->trainer_objective, "eps");
+    assert_true(c->sample_guidance == 7.5);
+    lg_config_free(&c);
+    scratch_remove();
+}
+
 /* SD3's pipeline has three text encoders, of which a folder may lack T5, and draws at its scheduler's own timesteps. */
 static void sd3(void **state)
 {
@@ -449,6 +492,7 @@ int main(void)
         cmocka_unit_test(a_pipeline_fills_what_is_unwritten),
         cmocka_unit_test(what_is_written_wins),
         cmocka_unit_test(flux),
+        cmocka_unit_test(clips),
         cmocka_unit_test(sd3),
         cmocka_unit_test(refusals_name_key_and_file),
     };

@@ -213,11 +213,12 @@ static void refused(struct lg_objective o, const char *word)
 static void refusals(void **state)
 {
     refused((struct lg_objective){.kind = LG_OBJECTIVE_V, .flow_shift = 3}, "flow_shift");
-    refused((struct lg_objective){.kind = LG_OBJECTIVE_V, .shift_by_tokens = true},
+    refused((struct lg_objective){.kind = LG_OBJECTIVE_V, .shift_by = LG_FLOW_SHIFT_TOKENS},
             "flow_shift_by");
-    refused(
-        (struct lg_objective){.kind = LG_OBJECTIVE_FLOW, .shift_by_tokens = true, .flow_shift = 3},
-        "flow_shift_by");
+    refused((struct lg_objective){.kind = LG_OBJECTIVE_FLOW,
+                                  .shift_by = LG_FLOW_SHIFT_TOKENS,
+                                  .flow_shift = 3},
+            "flow_shift_by");
     refused((struct lg_objective){.kind = LG_OBJECTIVE_EPS, .weighting = LG_WEIGHTING_COSMAP},
             "loss_weighting");
     refused((struct lg_objective){.kind = LG_OBJECTIVE_EPS, .betas.zero_snr = true}, "zero_snr");
@@ -282,11 +283,23 @@ static void samplers(void **state)
         }
     static const int tokens[] = {24, 256, 1000, 4096};
     for (size_t i = 0; i < LG_ARRAY_LEN(tokens); i++) {
-        const struct lg_objective by = {.kind = LG_OBJECTIVE_FLOW, .shift_by_tokens = true};
+        const struct lg_objective by = {.kind = LG_OBJECTIVE_FLOW,
+                                        .shift_by = LG_FLOW_SHIFT_TOKENS};
         const struct lg_sampler_method flow = {.objective = LG_OBJECTIVE_FLOW,
                                                .flow_shift =
                                                    lg_objective_of_size(&by, tokens[i]).flow_shift};
         snprintf(name, sizeof name, "flow.tokens.%d", tokens[i]);
+        trajectory(name, &flow, 10, true);
+    }
+    static const int of_ltx[] = {384, 1024, 2496};
+    for (size_t i = 0; i < LG_ARRAY_LEN(of_ltx); i++) {
+        const struct lg_objective by = {.kind = LG_OBJECTIVE_FLOW,
+                                        .shift_by = LG_FLOW_SHIFT_TOKENS_LTX};
+        const struct lg_sampler_method flow = {.objective = LG_OBJECTIVE_FLOW,
+                                               .flow_end = 0.1,
+                                               .flow_shift =
+                                                   lg_objective_of_size(&by, of_ltx[i]).flow_shift};
+        snprintf(name, sizeof name, "flow.ltx.%d", of_ltx[i]);
         trajectory(name, &flow, 10, true);
     }
     struct lg_sampler_method zero = {.sampler = LG_SAMPLER_DPM,
@@ -348,7 +361,7 @@ static void drawn_by_flux(const char *device, double tol)
     assert_int_equal(lg_sampler_open(f.device, &c, 1, false, &s), 0);
     assert_int_equal(lg_device_alloc(f.device, each * lg_dtype_bytes(f.type), &memory), 0);
     struct lg_sampler_run run = {
-        .method = {.objective = LG_OBJECTIVE_FLOW, .shift_by_tokens = true},
+        .method = {.objective = LG_OBJECTIVE_FLOW, .shift_by = LG_FLOW_SHIFT_TOKENS},
         .steps = 6,
         .guidance = 3.5,
         .seed = 7,

@@ -234,6 +234,11 @@ static void test_cut_strange_lines(void **state)
     fputs("{\"step\": 3}\n", f);
     fclose(f);
     assert_int_equal(last_after(20), 20);
+    /* A small one: what is left of the line would be a whole one of the next step. */
+    f = fopen(scratch_path("metrics.jsonl"), "a");
+    fwrite("\0\0\0{\"step\": 21}\n", 1, 16, f);
+    fclose(f);
+    assert_int_equal(last_after(30), 20);
 }
 
 /* The ledger too: what was never committed, or comes from a later step than this life begins with, goes. */

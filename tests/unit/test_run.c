@@ -165,6 +165,19 @@ static void test_runtime_dir_of_units(void **state)
     assert_false(lg_path_exists(scratch_path("run/runtime")));
 }
 
+/* One that nobody could find again, as its record cannot be written, is not left behind. */
+static void test_runtime_dir_without_a_record(void **state)
+{
+    (void)state;
+    const char *base = scratch_path("base");
+    setenv("XDG_RUNTIME_DIR", base, 1);
+    mkdir(base, 0700);
+    mkdir(scratch_path("run/runtime"), 0700);
+    assert_true(lg_run_runtime_create(&r) < 0);
+    assert_string_equal(r.runtime_dir, "");
+    assert_int_equal(rmdir(base), 0); /* it is empty */
+}
+
 static void test_runtime_dir(void **state)
 {
     (void)state;
@@ -241,6 +254,25 @@ static void test_checkpoint_of_another_plan(void **state)
     assert_non_null(strstr(lg_err_message(), "plan.json"));
     unlink(scratch_path("run/plan.json")); /* nothing is known of its plan but the hash */
     assert_says(decide(NULL), LG_ERR_MISMATCH, "was made by another plan");
+}
+
+/* A key that trainer.resume_changes names may differ, but only from the plan that the checkpoint was made by: a folder
+ * with files of two runs is refused. */
+static void test_resume_changes(void **state)
+{
+    (void)state;
+    const char *const set[] = {"trainer.lr=0.5", "trainer.resume_changes=[\"trainer.lr\"]", NULL};
+    lg_run other = r;
+    run_fixture_checkpoint(&r, r.dir, 20);
+    assert_says(DECIDE("trainer.lr=0.5"), LG_ERR_MISMATCH, "trainer.lr");
+    assert_int_equal(decide(set), 0);
+    assert_int_equal(r.start_step, 20);
+    other.config = r.config;
+    other.plan.hash++;
+    run_fixture_checkpoint(&other, r.dir, 40);
+    assert_says(decide(set), LG_ERR_MISMATCH, "by another plan than its run's");
+    unlink(scratch_path("run/plan.json")); /* nothing is known of its plan but the hash */
+    assert_says(decide(set), LG_ERR_MISMATCH, "was made by another plan");
 }
 
 static void test_resume_from(void **state)
@@ -557,9 +589,11 @@ int main(void)
         TEST(test_former_holder_is_waited_for),
         TEST(test_lock_is_taken),
         TEST(test_runtime_dir_of_units),
+        TEST(test_runtime_dir_without_a_record),
         TEST(test_runtime_dir),
         TEST(test_newest_checkpoint),
         TEST(test_checkpoint_of_another_plan),
+        TEST(test_resume_changes),
         TEST(test_resume_from),
         TEST(test_programs),
         TEST(test_damaged_programs),

@@ -2,6 +2,7 @@
  * header be wrong is refused with a message that names the fault. */
 #include "base/fs.h"
 #include "stages/io/safetensors.h"
+#include "tests/unit/scratch.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,13 +15,13 @@
 #include <cmocka.h>
 // clang-format on
 
-static char dir[64];
+static char dir[SCRATCH_BYTES];
 
 static int make_dir(void **state)
 {
     (void)state;
-    strcpy(dir, "/tmp/lg-test-st-XXXXXX");
-    return mkdtemp(dir) ? 0 : -1;
+    scratch_folder(dir);
+    return 0;
 }
 
 static int drop_dir(void **state)

@@ -20,7 +20,7 @@ static void test_sample_is_a_function_of_n(void **state)
     enum { COUNT = 7, S = 8 };
     lg_source *s = open_source(make_shard("s.tar", 0, COUNT));
     struct lg_sample_rule rule = {
-        .seed = 5, .size = S, .random_crop = true, .random_flip = true, .dropout = 0.3};
+        .seed = 5, .shape = {1, S, S}, .random_crop = true, .random_flip = true, .dropout = 0.3};
     lg_sample x = {0}, y = {0};
     uint8_t a[3 * S * S], b[3 * S * S];
     int dropped = 0, seen[3][COUNT] = {0};
@@ -70,7 +70,7 @@ static void test_random_choices(void **state)
     free(png);
     lg_source *s = open_source(scratch_path("r.tar"));
     struct lg_sample_rule rule = {.seed = 1,
-                                  .size = S,
+                                  .shape = {1, S, S},
                                   .random_crop = true,
                                   .random_flip = true,
                                   .dropout = 0.25,
@@ -116,7 +116,7 @@ static void test_half_a_picture_is_void(void **state)
     free(png);
     lg_source *s = open_source(scratch_path("v.tar"));
     lg_sample x = {0};
-    struct lg_sample_rule rule = {.size = S};
+    struct lg_sample_rule rule = {.shape = {1, S, S}};
     assert_int_equal(lg_source_sample(s, &rule, 4, out, &x), LG_ERR_VOID);
     assert_string_equal(x.key, "v.tar/bad");
     assert_int_equal(x.key_hash, lg_hash("v.tar/bad", 9));
@@ -145,6 +145,53 @@ static void put_latent(lg_tar_writer *w, const char *name, const float *mean, bo
     free(data);
 }
 
+/* (C, f, h, w), or (1, C, f, h, w): what has frames is told by the rule, since (1, C, h, w) is one without. */
+static void test_latents_with_frames(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][5] = {{2, 3, 1, 2}, {1, 2, 3, 1, 2}, {1, 3, 2, 2}, {3, 2, 2}};
+    static const int rank[] = {4, 5, 4, 3};
+    float mean[12];
+    lg_tar_writer *w = tar_open("f.tar");
+    for (int i = 0; i < 12; i++) mean[i] = (float)i;
+    for (size_t k = 0; k < LG_ARRAY_LEN(shapes); k++) {
+        lg_st_writer *st;
+        void *data;
+        size_t bytes;
+        char name[40];
+        snprintf(name, sizeof name, "%zu.latent.safetensors", k);
+        assert_int_equal(lg_st_writer_open_memory(&st), 0);
+        assert_int_equal(lg_st_writer_declare(st, "latent_mean", LG_F32, rank[k], shapes[k]), 0);
+        assert_int_equal(lg_st_writer_declare(st, "latent_logvar", LG_F32, rank[k], shapes[k]), 0);
+        assert_int_equal(lg_st_writer_data(st, mean, sizeof mean), 0);
+        assert_int_equal(lg_st_writer_data(st, mean, sizeof mean), 0);
+        assert_int_equal(lg_st_writer_finish_memory(&st, &data, &bytes), 0);
+        assert_int_equal(lg_tar_writer_add(w, name, data, bytes), 0);
+        free(data);
+    }
+    assert_int_equal(lg_tar_writer_finish(&w), 0);
+    lg_source *s = open_source(scratch_path("f.tar"));
+    lg_sample x = {0};
+    struct lg_sample_rule rule = {
+        .shape = {1, 8, 8}, .latents_have_frames = true, .no_shuffle = true};
+    static const int want[][4] = {{2, 3, 1, 2}, {2, 3, 1, 2}, {1, 3, 2, 2}};
+    for (uint64_t n = 0; n < 3; n++) {
+        if (lg_source_sample(s, &rule, n, NULL, &x) < 0) fail_msg("%s", lg_err_text());
+        assert_memory_equal(x.latent_dim, want[n], sizeof want[n]);
+        assert_true(x.latent_mean[7] == 7 && x.latent_logvar[11] == 11);
+    }
+    assert_int_equal(lg_source_sample(s, &rule, 3, NULL, &x), LG_ERR_VOID);
+    assert_non_null(strstr(lg_err_message(), "no latent_mean of shape (C, f, h, w)"));
+    rule.latents_have_frames = false;
+    assert_int_equal(lg_source_sample(s, &rule, 0, NULL, &x), LG_ERR_VOID);
+    assert_int_equal(lg_source_sample(s, &rule, 1, NULL, &x), LG_ERR_VOID);
+    assert_int_equal(lg_source_sample(s, &rule, 2, NULL, &x), 0);
+    static const int flat[] = {3, 1, 2, 2};
+    assert_memory_equal(x.latent_dim, flat, sizeof flat);
+    lg_sample_free(&x);
+    lg_source_close(&s);
+}
+
 static void test_latents(void **state)
 {
     (void)state;
@@ -160,13 +207,14 @@ static void test_latents(void **state)
     lg_source *s = open_source(scratch_path("l.tar"));
     assert_true(lg_source_has_latents(s));
     lg_sample x = {0};
-    struct lg_sample_rule rule = {.size = 8, .no_shuffle = true};
+    struct lg_sample_rule rule = {.shape = {1, 8, 8}, .no_shuffle = true};
     assert_int_equal(lg_source_sample(s, &rule, 0, NULL, &x), 0);
     assert_true(x.is_latent);
     assert_string_equal(x.caption, "encoded");
     assert_int_equal(x.latent_dim[0], 2);
-    assert_int_equal(x.latent_dim[1], 3);
-    assert_int_equal(x.latent_dim[2], 2);
+    assert_int_equal(x.latent_dim[1], 1);
+    assert_int_equal(x.latent_dim[2], 3);
+    assert_int_equal(x.latent_dim[3], 2);
     for (int i = 0; i < 12; i++)
         assert_true(x.latent_mean[i] == mean[i] && x.latent_logvar[i] == -mean[i]);
     assert_int_equal(lg_source_sample(s, &rule, 1, NULL, &x), LG_ERR_VOID);
@@ -182,10 +230,9 @@ static void test_latents(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        SOURCE_TEST(test_sample_is_a_function_of_n),
-        SOURCE_TEST(test_random_choices),
-        SOURCE_TEST(test_half_a_picture_is_void),
-        SOURCE_TEST(test_latents),
+        SOURCE_TEST(test_sample_is_a_function_of_n), SOURCE_TEST(test_random_choices),
+        SOURCE_TEST(test_half_a_picture_is_void),    SOURCE_TEST(test_latents),
+        SOURCE_TEST(test_latents_with_frames),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

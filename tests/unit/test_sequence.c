@@ -211,6 +211,35 @@ static void test_flux(void **state)
     check_kinds(&c, 3);
 }
 
+/* Three frames and three heads: frames stay whole, and attention along time goes through all ranks. */
+static void test_latte(void **state)
+{
+    (void)state;
+    struct lg_denoiser_config c = denoiser_fixture_latte();
+    check_kinds(&c, 3);
+    c.frames = 5;
+    const struct lg_denoiser_mode mode = split(2, LG_SEQUENCE_ULYSSES);
+    check("ref64", &c, &mode);
+}
+
+/* Fifteen rows of seven and four heads, by Ulysses alone. */
+static void test_ltx(void **state)
+{
+    (void)state;
+    static const char *const linear[] = {"linear", NULL};
+    struct lg_denoiser_config c = denoiser_fixture_ltx();
+    c.heads = 4;
+    for (int degree = 2; degree <= 4; degree++) {
+        struct lg_denoiser_mode mode = split(degree, LG_SEQUENCE_ULYSSES);
+        check("host", &c, &mode);
+        mode.recompute = block;
+        check("ref64", &c, &mode);
+    }
+    struct lg_denoiser_mode mode = split(2, LG_SEQUENCE_ULYSSES);
+    mode.training = (struct lg_training){.adapter = {.rank = 2, .alpha = 3, .targets = linear}};
+    check("ref64", &c, &mode);
+}
+
 /* Eight rows and four heads over three ranks: what has enough bytes on one of them alone waits on all. */
 static void test_offload(void **state)
 {
@@ -271,7 +300,7 @@ static void test_trained_in_part(void **state)
     static const char *const linear[] = {"linear", NULL};
     const struct lg_denoiser_config c = dit();
     struct lg_denoiser_config joint[] = {denoiser_fixture_sd3(), denoiser_fixture_flux(),
-                                         denoiser_fixture_sd3()};
+                                         denoiser_fixture_sd3(), denoiser_fixture_latte()};
     joint[2].n_texts = 2;
     for (int k = 0; k < 2; k++) {
         struct lg_denoiser_mode mode = split(2, (enum lg_sequence_kind)k);
@@ -438,6 +467,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_pixart),
         cmocka_unit_test(test_sd3),
         cmocka_unit_test(test_flux),
+        cmocka_unit_test(test_latte),
+        cmocka_unit_test(test_ltx),
         cmocka_unit_test(test_offload),
         cmocka_unit_test(test_budget),
         cmocka_unit_test(test_trained_in_part),

@@ -170,8 +170,8 @@ static void test_remembered(void **state)
     put("p/a.png", 300, 20, &bytes);
     put("p/c.png", 7, 9, &other);
     scratch_write("p/b.png", "no picture");
-    const struct lg_item_size first[] = {{300, 20}, {0, 0}, {7, 9}},
-                              later[] = {{5, 6}, {0, 0}, {7, 9}};
+    const struct lg_item_size first[] = {{300, 20, 1, 0}, {0}, {7, 9, 1, 0}},
+                              later[] = {{5, 6, 1, 0}, {0}, {7, 9, 1, 0}};
     expect_sizes("sizes", first, 3);
     exchange("p/a.png", 5, 6, bytes);
     expect_sizes(NULL, later, 3);
@@ -195,12 +195,12 @@ static void test_remembered(void **state)
     assert_int_equal(lg_publish_file(scratch_path("sizes"), file, bytes), 0);
     /* Another data set: another fingerprint. */
     scratch_write("p/d.png", "nor this");
-    const struct lg_item_size four[] = {{5, 6}, {0, 0}, {7, 9}, {0, 0}};
+    const struct lg_item_size four[] = {{5, 6, 1, 0}, {0}, {7, 9, 1, 0}, {0}};
     expect_sizes("sizes", four, 4);
     expect_sizes("sizes", four, 4);
     /* As many items, others. */
     assert_int_equal(rename(scratch_path("p/c.png"), scratch_path("p/f.png")), 0);
-    const struct lg_item_size moved[] = {{5, 6}, {0, 0}, {0, 0}, {7, 9}};
+    const struct lg_item_size moved[] = {{5, 6, 1, 0}, {0}, {0}, {7, 9, 1, 0}};
     expect_sizes("sizes", moved, 4);
     expect_sizes("no/such/folder/sizes", moved, 4); /* cannot be kept: no failure */
     free(file);
@@ -229,7 +229,7 @@ static void test_late_size(void **state)
     lg_source *s = open_source(scratch_path("l.tar"));
     static const int rc[] = {0, 0, LG_ERR_VOID, LG_ERR_VOID, 0};
     for (uint64_t i = 0; i < 5; i++) {
-        struct lg_picture_size size;
+        struct lg_item_size size;
         assert_int_equal(lg_source_size(s, i, &size), rc[i]);
         if (rc[i] == 0) assert_int_equal(size.width, i == 1 ? pic.width : 12);
         if (rc[i] == 0) assert_int_equal(size.height, i == 1 ? pic.height : 8);
@@ -276,7 +276,7 @@ static void test_rectangle(void **state)
         const int w = turned ? H : W, h = turned ? W : H;
         const int out_w = turned ? OUT_H : OUT_W, out_h = turned ? OUT_W : OUT_H;
         for (int flip = 0; flip < 2; flip++) {
-            struct lg_fit_args a = {rgb, w, h, out_w, out_h, -1, -1, flip, out};
+            struct lg_fit_args a = {rgb, w, h, out_w, out_h, -1, -1, flip, out, 0};
             assert_int_equal(lg_fit(&a, &scratch), 0);
             const int x0 = turned ? 0 : 2, y0 = turned ? 2 : 0;
             for (int c = 0; c < 3; c++)

@@ -194,7 +194,7 @@ static void test_bytes(void **state)
     lg_tf_scalars(&b, 3.5, 300, (struct lg_tf_scalar[]){{"a", 0.25}, {"b", (double)NAN}}, 2);
     lg_tf_picture(&b, 4.5, UINT64_C(5000000000),
                   &(struct lg_tf_image){
-                      .tag = "t", .png = png, .bytes = sizeof png, .width = 640, .height = 48});
+                      .tag = "t", .file = png, .bytes = sizeof png, .width = 640, .height = 48});
     assert_false(b.full);
     FILE *f = fopen(scratch_write("e", ""), "w");
     fwrite(data, 1, b.bytes, f);
@@ -254,7 +254,7 @@ static void test_reading_back(void **state)
     struct lg_tf_record r;
     lg_tf_scalars(&b, 3.5, 300, (struct lg_tf_scalar[]){{"a", 0.25}}, 1);
     size_t n = b.bytes;
-    lg_tf_picture(&b, 3.5, 301, &(struct lg_tf_image){.tag = "t", .png = data, .bytes = 9});
+    lg_tf_picture(&b, 3.5, 301, &(struct lg_tf_image){.tag = "t", .file = data, .bytes = 9});
     assert_true(lg_tf_read(data, b.bytes, &r));
     assert_true(r.bytes == n && r.kind == LG_TF_SCALARS && r.step == 300);
     assert_true(lg_tf_read(data + n, b.bytes - n, &r));
@@ -341,6 +341,17 @@ static void write_sample(int step)
     snprintf(name, sizeof name, "run/samples/step%d.png", step);
     FILE *f = fopen(scratch_write(name, ""), "w");
     fwrite(png, 1, sizeof png, f);
+    fclose(f);
+}
+
+/* An animation of 258 x 7; or only a part of its head. */
+static void write_clip(int step, size_t bytes)
+{
+    char name[64];
+    uint8_t gif[33] = "GIF89a\2\1\7\0....";
+    snprintf(name, sizeof name, "run/samples/step%d.gif", step);
+    FILE *f = fopen(scratch_write(name, ""), "w");
+    fwrite(gif, 1, bytes, f);
     fclose(f);
 }
 
@@ -494,6 +505,20 @@ static void test_pictures(void **state)
     assert_text("\n.2=10\n.5.1.1=samples\n.5.1.4.1=7\n.5.1.4.2=258\n.5.1.4.3=3\n.5.1.4.4=");
 }
 
+static void test_clips(void **state)
+{
+    (void)state;
+    append_steps(1, 30);
+    write_clip(10, 33);
+    write_clip(15, 9);
+    write_sample(20);
+    scratch_write("run/samples/step25.webm", "GIF89a no animation");
+    export_up_to(0, 30);
+    assert_steps(30);
+    for (int s = 0; s < STEPS_MAX; s++) assert_int_equal(g_pictures[s], s == 10 || s == 20);
+    assert_text("\n.2=10\n.5.1.1=samples\n.5.1.4.1=7\n.5.1.4.2=258\n.5.1.4.3=3\n.5.1.4.4=");
+}
+
 static void write_histograms(int step, const char *name)
 {
     char path[64], text[512];
@@ -589,6 +614,7 @@ int main(void)
         TEST(test_back_to_a_checkpoint),
         TEST(test_hole),
         TEST(test_pictures),
+        TEST(test_clips),
         TEST(test_histograms),
         TEST(test_looks),
     };

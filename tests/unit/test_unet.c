@@ -19,68 +19,12 @@
 
 static const char GOLDEN[] = "tests/golden/unet.safetensors";
 
-/* The values of a parameter's gradient, in the order of the golden file. */
-static double *of_file(const struct denoiser_fixture *f, const struct lg_param *p)
-{
-    double *v = malloc(p->count * sizeof *v);
-    LG_ASSERT(v);
-    for (size_t i = 0; i < p->count; i++)
-        v[i] = denoiser_fixture_get(f, f->grads, p->offset + denoiser_fixture_place(p, i));
-    return v;
-}
-
-static int check(const char *net, const char *what, const double *got, size_t count, double tol)
-{
-    char name[160];
-    double diff = 0, norm = 0;
-    snprintf(name, sizeof name, "%s.%s", net, what);
-    double *want = golden_read_of(GOLDEN, name, count);
-    for (size_t i = 0; i < count; i++) {
-        diff += (got[i] - want[i]) * (got[i] - want[i]);
-        norm += want[i] * want[i];
-    }
-    free(want);
-    if (sqrt(diff) <= tol * fmax(sqrt(norm), 0.3)) return 0;
-    printf("  %s: distance %.3e, norm %.3e\n", name, sqrt(diff), sqrt(norm));
-    return 1;
-}
-
-static int check_gradients(const struct denoiser_fixture *f, const char *net, double tol)
-{
-    int wrong = 0;
-    for (int i = 0; i < f->params.trained; i++) {
-        const struct lg_param *p = &f->params.p[i];
-        char what[140];
-        double *v = of_file(f, p);
-        snprintf(what, sizeof what, "grad.%s", p->name);
-        wrong += check(net, what, v, p->count, tol);
-        free(v);
-    }
-    return wrong;
-}
-
-static int check_output(const struct denoiser_fixture *f, const char *net, double tol)
-{
-    const size_t n = (size_t)lg_numel(&f->out);
-    double *v = malloc(n * sizeof *v);
-    LG_ASSERT(v);
-    for (size_t i = 0; i < n; i++) v[i] = denoiser_fixture_get(f, f->out.data, i);
-    int wrong = check(net, "out", v, n, tol);
-    free(v);
-    return wrong;
-}
-
 static void compare(const char *device, const char *net, const struct lg_denoiser_config *c,
                     bool gradients, double tol)
 {
-    struct denoiser_fixture f;
-    denoiser_fixture_open(&f, device, NULL, c, true);
-    denoiser_fixture_forward(&f);
-    int wrong = check_output(&f, net, tol);
-    denoiser_fixture_backward(&f, false);
-    if (gradients) wrong += check_gradients(&f, net, tol);
-    denoiser_fixture_close(&f);
-    assert_int_equal(wrong, 0);
+    const struct denoiser_golden g = {
+        .path = GOLDEN, .net = net, .gradients = gradients, .tolerance = tol};
+    assert_int_equal(denoiser_fixture_compare(device, c, &g), 0);
 }
 
 static void compare_all(const char *device, double tol)

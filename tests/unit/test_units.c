@@ -59,21 +59,23 @@ static void test_fill(void **state)
     free(text);
 }
 
+/* From the scratch folder, where the run's folder is made. */
 static void write_units(const char *dir)
 {
+    char cwd[LG_PATH_BYTES];
+    assert_non_null(getcwd(cwd, sizeof cwd));
+    assert_int_equal(chdir(scratch_path("")), 0);
     assert_exit(RUN("units", g_file, "--dir", dir, "--prefix", "job", "--set", "job.dir=a run, 5%",
                     "--set", "checkpoint.every=7"),
                 0);
+    assert_int_equal(chdir(cwd), 0);
 }
 
 static void test_units_are_written(void **state)
 {
     (void)state;
-    char unit[LG_PATH_BYTES], cwd[LG_PATH_BYTES], line[2 * LG_PATH_BYTES];
-    assert_non_null(getcwd(cwd, sizeof cwd));
-    assert_int_equal(chdir(scratch_path("")), 0);
+    char unit[LG_PATH_BYTES], line[2 * LG_PATH_BYTES];
     write_units(scratch_path("units"));
-    assert_int_equal(chdir(cwd), 0);
     snprintf(unit, sizeof unit, "%s", scratch_path("units/jobsup.service"));
     assert_has(unit, "Type=notify\n");
     assert_has(unit, "WatchdogSec=");
@@ -104,7 +106,7 @@ static void test_units_are_written(void **state)
     assert_exit(RUN("units", g_file, "--set", "trainer.rankz=1"), 3);
 }
 
-/* What cannot stand in a unit file is refused by name, before a unit is written. */
+/* What cannot stand in a unit file is refused by name, before a unit or a folder is made. */
 static void test_units_that_cannot_be(void **state)
 {
     (void)state;
@@ -113,6 +115,7 @@ static void test_units_that_cannot_be(void **state)
     assert_non_null(getcwd(cwd, sizeof cwd));
     assert_exit(RUN("units", g_file, "--dir", units, "--set", "job.dir=two\nlines"), 3);
     assert_output("has a control character: it cannot stand in a unit file");
+    assert_false(lg_path_exists("two\nlines"));
     snprintf(quoted, sizeof quoted, "%s", scratch_path("a \"folder\""));
     assert_int_equal(mkdir(quoted, 0700), 0);
     assert_int_equal(chdir(quoted), 0);

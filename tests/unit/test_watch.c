@@ -1,5 +1,5 @@
 /* What lgsup finds at its looks: a process that was killed and does not end is said, once, with where it
- * is; while the run ends its status says so, too. */
+ * is; while the run ends its status says so, too. And when one that sets up counts as hung. */
 #include "base/clock.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervisor_fixture.h"
@@ -35,7 +35,7 @@ static void test_killed_and_still_there(void **state)
     (void)state;
     char want[96];
     struct lg_instance *i = add(LG_ROLE_vae, 0);
-    snprintf(want, sizeof want, "vae.0 (pid %d) was killed 5 s ago and is still there, in state S",
+    snprintf(want, sizeof want, "vae.0 (pid %d) was killed 5 s ago and is still there, in state ",
              i->child.pid);
     look();
     i->killed_ns = lg_now_ns() - 4 * LG_S_NS;
@@ -61,6 +61,38 @@ static void test_killed_and_still_there_at_the_end(void **state)
     assert_non_null(strstr(g_super.board->s->cause, "does not answer"));
 }
 
+/* A look a second and a half after the one before, between which lgsup ran normally. */
+static void look_for_hangs(void)
+{
+    g_super.last_hang_look_ns = lg_now_ns() - 1500 * LG_MS_NS;
+    lg_watch_look(&g_super);
+}
+
+/* Who sets up has ready_s from its start or its last heartbeat on, whatever its predecessor has left in the row;
+ * one look that finds it late is not believed. */
+static void test_late_in_its_setup(void **state)
+{
+    (void)state;
+    const int64_t ready_ns = g_super_run.config->supervisor_ready_s * LG_S_NS;
+    struct lg_instance *i = add(LG_ROLE_vae, 0);
+    struct lg_board_row *row = lg_board_row(g_super.board, LG_ROLE_vae, 0);
+    atomic_store(&row->ready, 0);
+    i->state = LG_INSTANCE_starting;
+    i->spawned_ns = lg_now_ns();
+    atomic_store(&row->heartbeat_ns, lg_now_ns() - 10 * ready_ns);
+    for (int n = 0; n < 3; n++) look_for_hangs();
+    assert_int_equal(i->state, LG_INSTANCE_starting);
+    i->spawned_ns -= 2 * ready_ns;
+    atomic_store(&row->heartbeat_ns, lg_now_ns());
+    for (int n = 0; n < 3; n++) look_for_hangs();
+    assert_int_equal(i->state, LG_INSTANCE_starting);
+    atomic_store(&row->heartbeat_ns, lg_now_ns() - 2 * ready_ns);
+    look_for_hangs();
+    assert_int_equal(i->state, LG_INSTANCE_starting);
+    look_for_hangs();
+    assert_int_equal(i->state, LG_INSTANCE_doomed);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
@@ -68,6 +100,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(test_killed_and_still_there),
         TEST(test_killed_and_still_there_at_the_end),
+        TEST(test_late_in_its_setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -331,9 +331,14 @@ static void several_texts(const lg_plan *one)
 static void test_memory(void **state)
 {
     lg_plan plan = {.sequence = 1,
-                    .image_size = 8,
+                    .frames = 1,
+                    .image_height = 8,
+                    .image_width = 8,
                     .latent_channels = 4,
-                    .latent_size = 2,
+                    .latent_frames = 1,
+                    .latent_height = 2,
+                    .latent_width = 2,
+                    .factor_time = 1,
                     .n_texts = 1,
                     .text = {{LG_ROLE_text, 6, 16, 0, 8, 1}},
                     .batch = 4,
@@ -365,7 +370,7 @@ static void test_memory(void **state)
     assert_null(v);
     free(memory);
     several_texts(&plan);
-    plan.image_size = plan.n_texts = 0; /* latents from the data set, no text */
+    plan.image_height = plan.n_texts = 0; /* latents from the data set, no text */
     lg_window_geometry_of(&plan, &g);
     assert_int_equal(g.pixels_bytes, 0);
     assert_int_equal(g.chunk[L], 4);
@@ -405,9 +410,14 @@ static lg_plan bucket_plan(void)
 {
     return (lg_plan){.sequence = 1,
                      .instances = {[LG_ROLE_trainer] = 2},
-                     .image_size = 16,
+                     .frames = 1,
+                     .image_height = 16,
+                     .image_width = 16,
                      .latent_channels = 4,
-                     .latent_size = 4,
+                     .latent_frames = 1,
+                     .latent_height = 4,
+                     .latent_width = 4,
+                     .factor_time = 1,
                      .n_texts = 1,
                      .text = {{LG_ROLE_text, 6, 16, 0, 4, 1}},
                      .batch = 24,
@@ -417,7 +427,7 @@ static lg_plan bucket_plan(void)
                      .loader_chunk = 8,
                      .vae_chunk = 2,
                      .element_bytes = 2,
-                     .buckets = {.n = 3, .of = {{16, 16, 4}, {32, 20, 2}, {36, 32, 1}}}};
+                     .buckets = {.n = 3, .of = {{1, 16, 16, 4}, {1, 32, 20, 2}, {1, 36, 32, 1}}}};
 }
 
 /* A span of memory, and who has it. */

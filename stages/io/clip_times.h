@@ -1,0 +1,33 @@
+/* Which frames of a film a clip is, by the times of its packets; see clip_read.h. Pure arithmetic. */
+#pragma once
+#include "stages/io/clip_read.h"
+
+struct lg_clip_packet {
+    int64_t time;  /* of its frame, in units of the index */
+    bool is_shown; /* it makes a frame that is shown */
+    bool is_key;   /* decoding may begin with it */
+};
+/* All packets of a track, in the order of the file. */
+struct lg_clip_index {
+    int width, height;
+    int64_t unit_num, unit_den; /* of times: unit_num / unit_den seconds */
+    size_t n, capacity;
+    struct lg_clip_packet *packet; /* (n), owned */
+    /* made by lg_clip_index_close */
+    uint32_t n_shown;
+    uint32_t *shown; /* (n_shown) packets by time, owned */
+};
+/* LG_ERR_VOID: more than LG_CLIP_READ_FRAMES_MAX. */
+int lg_clip_index_add(struct lg_clip_index *x, const struct lg_clip_packet *p);
+/* When all have been added: orders them. LG_ERR_VOID as in clip_read.h. */
+int lg_clip_index_close(struct lg_clip_index *x, struct lg_clip_info *ret);
+void lg_clip_index_free(struct lg_clip_index *x);
+
+struct lg_clip_wanted {
+    size_t first;     /* packet with which decoding begins */
+    int n;            /* frames of the clip */
+    uint32_t *packet; /* (n): that make them, owned; times never fall */
+};
+/* LG_ERR_VOID: too few frames, or too much work. */
+int lg_clip_pick(const struct lg_clip_index *x, const struct lg_clip_info *info,
+                 const struct lg_clip_choice *c, struct lg_clip_wanted *ret);

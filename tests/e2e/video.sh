@@ -1,0 +1,122 @@
+#!/bin/bash
+# Clips, from files to files: Latte and LTX, tiny, train on moving emoji through an autoencoder, whoever dies and however ranks are cut
+# to the same bytes, each clip once in an epoch, and draw clips again.
+. "$(dirname "$0")/lib.sh"
+RANDOM_MODEL=$e2e_build/bin/lg-random-model
+check "clips" timeout 120 "$e2e_build/bin/lg-emoji-video" --size 16 --frames 9 --fps 8 --only "red heart" --only dog --only pizza "$T/clips"
+CLIPS=$T/clips/clips-00000.tar
+for kind in latte ltx; do
+    check "$kind: a pipeline's folder" "$RANDOM_MODEL" pipeline --preset tiny-$kind --dtype f32 --seed 3 \
+        --spiece "$MICRO/text_encoder/spiece.model" "$T/$kind"
+    cat >"$T/$kind.toml" <<END
+pipeline = "$T/$kind"
+[job]
+name = "tiny"
+seed = 7
+[data]
+path = "$CLIPS"
+size = 16
+frames = 4
+fps = 4
+[loader]
+chunk = 4
+[text]
+chunk = 4
+length = 12
+[vae]
+chunk = 4
+[trainer]
+ranks = 2
+max_steps = 80
+global_batch_size = 8
+micro_batch_size = 4
+lr = 1e-3
+[parallel]
+zero = 2
+[ema]
+decay = 0.99
+[checkpoint]
+every = 20
+keep = 100
+END
+done
+[ $e2e_failed -eq 0 ] || exit 1
+
+# The ledger has every clip once in an epoch, as often as the data set has clips.
+ledger_is_right() { # RUN STEPS
+    head -c $((64 * $2)) "$1/ledger" >"$T/ledger"
+    "$e2e_build/tests/chaos/ledger_check" --steps "$2" --batch 8 --tar "$CLIPS" --seed 7 "$T/ledger"
+}
+draw() { timeout 120 "$e2e_build/bin/lg-sample" "a dog moves right" --steps 3 --seed 3 "$@" >"$T/said" 2>&1; }
+refused() { # NAME PATTERN [--set ...]
+    tiny "$T/refused" "${@:3}"
+    expect "$1: exit" 3 $?
+    check "$1: says why" grep -Eq "$2" "$T/refused.out"
+    rm -rf "$T/refused" "$T/refused.out"
+}
+
+for kind in latte ltx; do
+    TINY=$T/$kind.toml a=$T/$kind.a
+    start_by_start "$a" 40
+    expect "$kind: trained" 0 $?
+    [ $e2e_failed -eq 0 ] || { tail -n 5 "$a.out"; exit 1; }
+    check "$kind: no clip is void" test "$(jq -s 'map(.voids) | add' "$a/metrics.jsonl")" = 0
+    check "$kind: its clips" ledger_is_right "$a" 40
+    config=$(checkpoint_of "$a" 40)/model/config.json
+    if [ $kind = latte ]; then
+        check "$kind: its frames are written back" jq -e '.video_length == 4 and .num_layers == 2' "$config"
+    else
+        check "$kind: its frames are written back" jq -e '._sample_frames == 4 and ._cell_seconds == 0.25 and ._cell_pixels == 8' "$config"
+    fi
+
+    same() { # NAME [...]: another way to the same bytes
+        local run=$T/${1// /_}
+        tiny "$run" --set trainer.max_steps=40 "${@:2}"
+        expect "$1" 0 $?
+        check "$1: byte-identical" same_files "$a" "$run" 40
+        rm -rf "$run"
+    }
+    same "$kind, whole state" --set parallel.zero=0
+    same "$kind, gathered weights" --set parallel.zero=3 --set memory.recompute=block
+    same "$kind, two autoencoders" --set vae.instances=2 --set loader.instances=2
+
+    killed=$T/$kind.killed
+    train "$killed"
+    wait_step "$killed" 5
+    for role in "trainer 1" "vae 0" "loader 0" "text 0" "ckpt 0" "ema 0" "trainer 0"; do
+        kill_role "$killed" $role
+        wait_step "$killed" $(($(step_of "$killed") + 3))
+    done
+    settle "$kind, killed" "$killed"
+    N=${settled:-40}
+    start_by_start "$T/$kind.whole" "$N" --set checkpoint.keep=1000000
+    same_as "$kind, killed" "$killed" "$T/$kind.whole" "$N"
+    check "$kind, killed: its clips" ledger_is_right "$killed" "$N"
+
+    # A clip is split among two ranks, of two such pairs; a member of each dies in the midst of it.
+    split=(--set trainer.ranks=4 --set parallel.sp=2 --set trainer.micro_batch_size=2)
+    train "$killed.split" "${split[@]}"
+    wait_step "$killed.split" 4
+    for rank in 1 2 0; do
+        kill_role "$killed.split" trainer $rank
+        wait_step "$killed.split" $(($(step_of "$killed.split") + 3))
+    done
+    settle "$kind, split, killed" "$killed.split"
+    N=${settled:-20}
+    start_by_start "$T/$kind.split" "$N" "${split[@]}" --set checkpoint.keep=1000000
+    same_as "$kind, split, killed" "$killed.split" "$T/$kind.split" "$N"
+
+    for ending in gif mp4 png; do
+        check "$kind: drawn as $ending" draw --from "$a" -o "$T/$kind.$ending"
+        check "$kind: a file" test -s "$T/$kind.$ending"
+    done
+    draw --from "$a" -o "$T/$kind.again.gif"
+    check "$kind: drawn twice alike" cmp "$T/$kind.gif" "$T/$kind.again.gif"
+    [ $e2e_failed -eq 0 ] || exit 1
+done
+
+refused "ltx, fastseq" 'fastseq.*normed over all heads' --set parallel.sp=2 --set parallel.sp_kind=fastseq
+refused "pictures alone" 'data.frames = 4 with model.kind = "pixart"' --set model.from= --set model.kind=pixart --set model.patch=1 --set pipeline=
+TINY=$T/latte.toml
+refused "more ranks than frames" 'whose frames stay whole' --set trainer.ranks=4 --set parallel.sp=4 --set data.frames=2
+check "nothing is left running" nothing_runs

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Makes tests/golden/video.safetensors: outputs and gradients of diffusers' transformers of clips, Latte and LTX.
+
+Usage: python3 tests/golden/make_video.py [OUT.safetensors]
+Needs numpy, torch, diffusers, safetensors.
+
+Everything is computed in fp64, also what diffusers computes in fp32: sinusoids of timesteps, rotary angles (whose fp32 is up
+to 1e-3 off at the highest frequency). Weights and inputs: see make_denoiser.py.
+"""
+import math
+import os
+import sys
+
+import numpy as np
+import torch
+from diffusers import LatteTransformer3DModel, LTXVideoTransformer3DModel
+from diffusers.models import normalization
+from diffusers.models.transformers import transformer_ltx
+from safetensors.numpy import save_file
+
+sys.path.insert(0, os.path.dirname(__file__))
+from make_denoiser import double, fill_model, record  # noqa: E402
+
+
+def rms_norm_f64(self, x):
+    y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+    return y if self.weight is None else y * self.weight
+
+
+def rope_f64(self, hidden_states, num_frames, height, width, rope_interpolation_scale, video_coords=None):
+    """LTXVideoRotaryPosEmbed.forward in fp64."""
+    axes = [torch.arange(n, dtype=torch.float64) for n in (num_frames, height, width)]
+    grid = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, 2)
+    base = torch.tensor([self.base_num_frames, self.base_height, self.base_width], dtype=torch.float64)
+    grid = grid * torch.tensor(rope_interpolation_scale, dtype=torch.float64) / base
+    w = self.theta ** torch.linspace(0, 1, self.dim // 6, dtype=torch.float64) * math.pi / 2
+    a = (w * (grid[..., None] * 2 - 1)).transpose(-1, -2).flatten(1).repeat_interleave(2, -1)
+    pad = torch.zeros(a.shape[0], self.dim % 6, dtype=torch.float64)
+    a = torch.cat([pad, a], -1)[None]
+    return a.cos(), a.sin()
+
+
+def apply_rope_f64(x, freqs):
+    cos, sin = freqs
+    a, b = x.unflatten(2, (-1, 2)).unbind(-1)
+    return x * cos + torch.stack([-b, a], -1).flatten(2) * sin
+
+
+normalization.RMSNorm.forward = rms_norm_f64
+transformer_ltx.LTXVideoRotaryPosEmbed.forward = rope_f64
+transformer_ltx.apply_rotary_emb = apply_rope_f64
+
+T, LENGTHS = [812.5, 3.25, 500.0], [6, 1, 4]
+MASK = torch.arange(6)[None] < torch.tensor(LENGTHS)[:, None]
+
+
+def clip(name, channels, size, scale):
+    """The frames lie below one another in the hash's order, (B, C, F H, W), which is (B, C, F, H, W)."""
+    f, h, w = size
+    return double(name, (3, channels, f, h, w), scale)
+
+
+def latte(out, prefix, size, layers):
+    f, h, w = size
+    m = LatteTransformer3DModel(num_attention_heads=3, attention_head_dim=8, in_channels=4, out_channels=8,
+                                num_layers=layers, cross_attention_dim=24, attention_bias=True, sample_size=8, patch_size=2,
+                                activation_fn="gelu-approximate", num_embeds_ada_norm=1000,
+                                norm_type="ada_norm_single", norm_elementwise_affine=False, norm_eps=1e-6,
+                                caption_channels=20, video_length=f).eval()
+    fill_model(m)
+    m.double()
+    bias = ((1 - MASK.double()) * -10000).repeat_interleave(f, 0)[:, None]
+    y = m(clip("x", 4, size, 1.5), timestep=torch.tensor(T).double(), encoder_hidden_states=double("text", (3, 6, 20), 1.0),
+          encoder_attention_mask=bias).sample
+    record(out, prefix, m, y, clip("dout", 8, size, 1.0))
+
+
+def ltx(out, prefix, size, layers):
+    f, h, w = size
+    m = LTXVideoTransformer3DModel(in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16,
+                                   cross_attention_dim=32, num_layers=layers, caption_channels=20).eval()
+    fill_model(m)
+    m.double()
+    y = m(clip("x", 4, size, 1.5).flatten(2).transpose(1, 2), encoder_hidden_states=double("text", (3, 6, 20), 1.0),
+          timestep=torch.tensor(T).double(), encoder_attention_mask=MASK, num_frames=f, height=h, width=w,
+          rope_interpolation_scale=(8 / 25, 32, 32)).sample
+    record(out, prefix, m, y.transpose(1, 2).unflatten(2, size), clip("dout", 4, size, 1.0))
+
+
+def main():
+    torch.set_num_threads(1)
+    out = {}
+    latte(out, "latte", (3, 6, 10), 2)
+    latte(out, "latte_other", (5, 4, 2), 1)
+    latte(out, "latte_picture", (1, 4, 10), 1)
+    ltx(out, "ltx", (3, 5, 7), 2)
+    ltx(out, "ltx_other", (4, 3, 2), 1)
+    ltx(out, "ltx_picture", (1, 6, 5), 1)
+    path = sys.argv[1] if len(sys.argv) > 1 else "tests/golden/video.safetensors"
+    save_file({k: np.ascontiguousarray(v) for k, v in sorted(out.items())}, path)
+    print(path, len(out), "tensors")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,456 @@
+/* Clips out of films of every kind: which frames they are; what lies or is cut off is void, in bounded work; a failing
+ * disk is not. The arithmetic of choosing alone: test_clip_times. */
+#include "base/fs.h"
+#include "stages/io/clip_decoder.h"
+#include "tests/unit/clip_fixture.h"
+#include <libavutil/cpu.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+enum { W = 64, H = 48, FRAMES = 30, RATE = 25, TAKEN_MAX = 64 };
+
+static const struct film_spec kinds[] = {
+    {"mp4", "libx264", "crf=4:preset=veryfast", NULL, W, H, FRAMES, RATE, .at = NULL},
+    {"mov", "libx264", "crf=4:bf=3:x264-params=open-gop=1", NULL, W, H, FRAMES, RATE,
+     .key_every = 8, .has_sound = true},
+    {"matroska", "libx264", "crf=4:bf=2", "yuv444p", W, H, FRAMES, RATE, .key_every = 6},
+    {"mov", "libx265", "crf=4:x265-params=log-level=none", "yuv420p10le", W, H, FRAMES, RATE,
+     .key_every = 10},
+    {"mp4", "mpeg4", "qmin=1:qmax=2:bf=2", NULL, W, H, FRAMES, RATE, .key_every = 9},
+    {"webm", "libvpx", "crf=4:auto-alt-ref=1:lag-in-frames=16", NULL, W, H, FRAMES, RATE,
+     .key_every = 11},
+    {"webm", "libvpx-vp9", "crf=4:auto-alt-ref=1:lag-in-frames=16", NULL, W, H, FRAMES, RATE,
+     .key_every = 11},
+    {"matroska", "libaom-av1", "crf=10:cpu-used=8", NULL, W, H, FRAMES, RATE, .key_every = 12},
+    {"matroska", "ffv1", NULL, "bgr0", W, H, FRAMES, RATE, .at = NULL},
+    {"gif", "gif", NULL, "gray", W, H, FRAMES, RATE, .at = NULL},
+    {"webp", "webp", NULL, NULL, W, H, FRAMES, RATE, .at = NULL},
+};
+
+/* What came. */
+struct taken {
+    int n, number[TAKEN_MAX];
+    int calls, fail_at; /* fail_at: the call that fails, from 1 */
+    lg_picture last;
+};
+
+static int take(void *arg, int first, int end, const lg_picture *p)
+{
+    struct taken *t = arg;
+    const struct film_levels levels = film_levels_of(p);
+    assert_int_equal(first, t->n);
+    assert_true(end > first && end <= TAKEN_MAX);
+    if (++t->calls == t->fail_at) return LG_FAIL(LG_ERR_STOP, "enough");
+    while (t->n < end) t->number[t->n++] = film_number(levels.left);
+    assert_in_range(levels.left + levels.right, 255 - 8, 255 + 8);
+    return 0;
+}
+
+static int read_film(const struct film *f, const struct lg_clip_choice *c, struct taken *ret,
+                     struct lg_clip_info *ret_info)
+{
+    struct lg_clip_memory m = {f->data, f->bytes};
+    const struct lg_clip_input in = lg_clip_memory(&m);
+    *ret = (struct taken){0};
+    return lg_clip_read(&in, c, take, ret, ret_info);
+}
+
+#define READ(f, c, t, info)                                                                        \
+    do {                                                                                           \
+        if (read_film(f, c, t, info) < 0) fail_msg("%s", lg_err_text());                           \
+    } while (0)
+
+static void test_kinds(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < LG_ARRAY_LEN(kinds); k++) {
+        struct film f = film_make(&kinds[k]);
+        struct lg_clip_memory m = {f.data, f.bytes};
+        const struct lg_clip_input in = lg_clip_memory(&m);
+        struct lg_clip_info info, seen;
+        struct taken t;
+        assert_true(lg_clip_is(f.data, f.bytes));
+        if (lg_clip_look(&in, &info) < 0) fail_msg("%s: %s", kinds[k].encoder, lg_err_text());
+        assert_int_equal(info.width, W);
+        assert_int_equal(info.height, H);
+        assert_int_equal(info.frames, FRAMES);
+        assert_in_range(info.duration_ms, 1000 * FRAMES / RATE - 1, 1000 * FRAMES / RATE);
+        for (int start = 0; start <= FRAMES - 8; start++) {
+            const struct lg_clip_choice c = {.frames = 8, .start = (start + 0.5) / (FRAMES - 7)};
+            READ(&f, &c, &t, &seen);
+            assert_memory_equal(&info, &seen, sizeof info);
+            assert_int_equal(t.n, 8);
+            for (int i = 0; i < 8; i++)
+                if (t.number[i] != start + i)
+                    fail_msg("%s in %s: frame %d of the clip at %d is %d", kinds[k].encoder,
+                             kinds[k].container, i, start, t.number[i]);
+        }
+        film_free(&f);
+    }
+}
+
+static void test_rates(void **state)
+{
+    (void)state;
+    struct film f = film_make(&kinds[1]);
+    struct lg_clip_info info;
+    struct taken t;
+    READ(&f, (&(struct lg_clip_choice){.frames = 5, .rate = {.stride = 6}, .start = 0.99}), &t,
+         &info);
+    for (int i = 0; i < 5; i++) assert_int_equal(t.number[i], 5 + 6 * i);
+    READ(&f, (&(struct lg_clip_choice){.frames = 6, .rate = {.fps = 5}}), &t, &info);
+    for (int i = 0; i < 6; i++) assert_int_equal(t.number[i], 5 * i);
+    READ(&f, (&(struct lg_clip_choice){.frames = 60, .rate = {.fps = 50}}), &t, &info);
+    assert_int_equal(t.calls, FRAMES); /* each is brought once, for both */
+    for (int i = 0; i < 60; i++) assert_int_equal(t.number[i], i / 2);
+    assert_int_equal(
+        read_film(&f, &(struct lg_clip_choice){.frames = 61, .rate = {.fps = 50}}, &t, &info),
+        LG_ERR_VOID);
+    assert_non_null(strstr(lg_err_message(), "too short: 30 frames in 1.200 s make 60 of the 61"));
+    assert_int_equal(read_film(&f, &(struct lg_clip_choice){.frames = 31}, &t, &info), LG_ERR_VOID);
+    film_free(&f);
+    /* Uneven times: what stands for long comes again. */
+    static const int at[] = {0, 1, 2, 10, 11, 12, 13, 14, 15, 16};
+    struct film_spec s = kinds[1];
+    s.frames = LG_ARRAY_LEN(at), s.at = at, s.has_sound = false;
+    f = film_make(&s);
+    READ(&f, (&(struct lg_clip_choice){.frames = 9, .rate = {.fps = 12.5}}), &t, &info);
+    static const int want[] = {0, 2, 2, 2, 2, 3, 5, 7, 9};
+    for (int i = 0; i < 9; i++) assert_int_equal(t.number[i], want[i]);
+    film_free(&f);
+}
+
+static void test_caller_fails(void **state)
+{
+    (void)state;
+    struct film f = film_make(&kinds[0]);
+    struct lg_clip_memory m = {f.data, f.bytes};
+    const struct lg_clip_input in = lg_clip_memory(&m);
+    struct taken t = {.fail_at = 2};
+    struct lg_clip_info info;
+    assert_int_equal(lg_clip_read(&in, &(struct lg_clip_choice){.frames = 4}, take, &t, &info),
+                     LG_ERR_STOP);
+    assert_int_equal(t.calls, 2);
+    film_free(&f);
+}
+
+/* A disk that fails after so many bytes. */
+struct bad_disk {
+    const struct film *film;
+    int64_t left;
+};
+
+static int read_bad(void *arg, uint64_t at, void *dst, size_t bytes)
+{
+    struct bad_disk *b = arg;
+    assert_true(at <= b->film->bytes && bytes <= b->film->bytes - at);
+    b->left -= (int64_t)bytes;
+    if (b->left < 0) return LG_FAIL(LG_ERR_IO, "the disk is broken");
+    memcpy(dst, b->film->data + at, bytes);
+    return 0;
+}
+
+/* It never makes a sample void: the protocol's rule 6. */
+static void test_disk_fails(void **state)
+{
+    (void)state;
+    static const size_t some[] = {0, 2, 4, 5, 9, 10};
+    for (size_t k = 0; k < LG_ARRAY_LEN(some); k++) {
+        struct film f = film_make(&kinds[some[k]]);
+        int well = 0;
+        for (int64_t left = 0; left < 6 * (int64_t)f.bytes; left += 1 + (int64_t)f.bytes / 7) {
+            struct bad_disk b = {&f, left};
+            const struct lg_clip_input in = {.read = read_bad, .arg = &b, .bytes = f.bytes};
+            struct taken t = {0};
+            struct lg_clip_info info;
+            int rc = lg_clip_read(&in, &(struct lg_clip_choice){.frames = 4, .start = 0.6}, take,
+                                  &t, &info);
+            if (rc != 0 && rc != LG_ERR_IO)
+                fail_msg("%s: %s", kinds[some[k]].encoder, lg_err_text());
+            well += rc == 0;
+            if (rc) assert_non_null(strstr(lg_err_message(), "the disk is broken"));
+            lg_err_clear();
+        }
+        assert_true(well > 0);
+        film_free(&f);
+    }
+}
+
+/* A file that is cut gives its frames or is void, by what is left alone. */
+static void test_cut_off(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < LG_ARRAY_LEN(kinds); k++) {
+        struct film f = film_make(&kinds[k]);
+        const size_t whole = f.bytes;
+        int voids = 0;
+        for (size_t cut = 0; cut < whole; cut += 1 + whole / 23) {
+            struct lg_clip_info info;
+            struct taken t;
+            f.bytes = cut;
+            uint8_t *exact =
+                malloc(LG_MAX(cut, (size_t)1)); /* a sanitizer sees what is read behind it */
+            memcpy(exact, f.data, cut);
+            const struct film part = {exact, cut};
+            int rc = read_film(&part, &(struct lg_clip_choice){.frames = 8}, &t, &info);
+            if (rc != 0 && rc != LG_ERR_VOID) fail_msg("%s: %s", kinds[k].encoder, lg_err_text());
+            for (int i = 0; rc == 0 && i < 8; i++) assert_int_equal(t.number[i], i);
+            voids += rc != 0;
+            lg_err_clear();
+            free(exact);
+        }
+        assert_true(voids >= 5);
+        film_free(&f);
+    }
+}
+
+/* ---- lies ---- */
+
+/* The content of the last box of this type; a film's moov stands at its end. */
+static uint8_t *find_box(struct film *f, const char *type)
+{
+    for (size_t i = f->bytes - 8; i > 4; i--)
+        if (!memcmp(f->data + i, type, 4)) return f->data + i + 4;
+    fail_msg("no box %s", type);
+    return NULL;
+}
+
+static void put32(uint8_t *at, uint32_t v)
+{
+    for (int i = 0; i < 4; i++) at[i] = (uint8_t)(v >> (24 - 8 * i));
+}
+
+#define expect_void(f, why) expect_void_at(f, why, __LINE__)
+static void expect_void_at(const struct film *f, const char *why, int line)
+{
+    struct lg_clip_info info;
+    struct taken t;
+    int rc = read_film(f, &(struct lg_clip_choice){.frames = 8}, &t, &info);
+    if (rc != LG_ERR_VOID || !strstr(lg_err_message(), why))
+        fail_msg("line %d: expected \"%s\", got %d: %s", line, why, rc, lg_err_text());
+    lg_err_clear();
+}
+
+static void expect_frames(const struct film *f)
+{
+    struct lg_clip_info info;
+    struct taken t;
+    READ(f, (&(struct lg_clip_choice){.frames = 8}), &t, &info);
+    for (int i = 0; i < 8; i++) assert_int_equal(t.number[i], i);
+    assert_int_equal(info.frames, FRAMES);
+    assert_int_equal(info.duration_ms, 1000 * FRAMES / RATE);
+}
+
+#define LIE(spec, ...)                                                                             \
+    do {                                                                                           \
+        struct film f = film_make(spec);                                                           \
+        __VA_ARGS__                                                                                \
+        film_free(&f);                                                                             \
+    } while (0)
+
+static void test_lying_containers(void **state)
+{
+    (void)state;
+    const struct film_spec *mp4 = &kinds[4], *h264 = &kinds[0];
+    /* Length: what a header says of it is not looked at. */
+    LIE(mp4, put32(find_box(&f, "mvhd") + 16, 36000000); put32(find_box(&f, "mdhd") + 16, 1);
+        expect_frames(&f););
+    /* Number of samples: more than are there, and more than fit into any memory. */
+    LIE(mp4, put32(find_box(&f, "stsz") + 8, 31); expect_frames(&f););
+    LIE(mp4, put32(find_box(&f, "stsz") + 8, 33); put32(find_box(&f, "stsc") + 12, 33);
+        put32(find_box(&f, "stts") + 8, 33); expect_void(&f, ""););
+    LIE(mp4, uint8_t *stsz = find_box(&f, "stsz"); put32(stsz + 4, 100);
+        put32(stsz + 8, UINT32_MAX); expect_void(&f, ""););
+    LIE(mp4, put32(find_box(&f, "stts") + 8, UINT32_MAX); expect_frames(&f););
+    /* Rate: all at one time, hours for each (which the edit list cuts to one frame), thousands in a second. */
+    LIE(h264, put32(find_box(&f, "stts") + 12, 0); expect_void(&f, ""););
+    LIE(h264, put32(find_box(&f, "mdhd") + 12, 1); expect_void(&f, ""););
+    LIE(h264, put32(find_box(&f, "mdhd") + 12, 1280000);
+        expect_void(&f, "a film has 1 to 1000 frames a second"););
+    /* Size: of the sample entry, 16k x 16k and another than the frames have. */
+    LIE(h264, put32(find_box(&f, "avc1") + 24, 16384u << 16 | 16384);
+        expect_void(&f, "the bounds are"););
+    LIE(h264, put32(find_box(&f, "avc1") + 24, 32u << 16 | 32);
+        expect_void(&f, "has a frame of 64 x 48, its container says 32 x 32"););
+}
+
+/* The frames' own header says 16383 x 16383, the container the truth. */
+static void test_large_frames(void **state)
+{
+    (void)state;
+    struct film f = film_make(&kinds[5]);
+    int found = 0;
+    for (size_t i = 0; i + 7 < f.bytes; i++)
+        if (!memcmp(f.data + i, "\x9d\x01\x2a", 3)) { /* a key frame of VP8 */
+            memcpy(f.data + i + 3, "\xff\x3f\xff\x3f", 4);
+            found++;
+        }
+    assert_true(found > 0);
+    expect_void(&f, "");
+    film_free(&f);
+    f = film_make(&kinds[9]);
+    memcpy(f.data + 6, "\x00\x40\x00\x40", 4); /* a GIF's screen */
+    expect_void(&f, "16384 x 16384 pixels; the bounds are");
+    film_free(&f);
+    f = film_make(&kinds[10]);
+    memcpy(f.data + 24, "\xff\x3f\x00\xff\x3f\x00", 6); /* a WebP's canvas */
+    expect_void(&f, "16384 x 16384 pixels; the bounds are");
+    film_free(&f);
+}
+
+/* Ten hours at one frame a second, and one key frame: what is near it is there, what is far is too much work. */
+static void test_ten_hours(void **state)
+{
+    (void)state;
+    static const struct film_spec spec = {"mp4", "mpeg4",         NULL, NULL, 16, 16, 36000,
+                                          1,     .key_every = 600};
+    struct film f = film_make(&spec);
+    struct lg_clip_info info;
+    struct taken t;
+    READ(&f, (&(struct lg_clip_choice){.frames = 8}), &t, &info);
+    assert_int_equal(info.frames, 36000);
+    assert_int_equal(info.duration_ms, 36000000);
+    READ(&f, (&(struct lg_clip_choice){.frames = 8, .start = 0.999}), &t, &info);
+    uint8_t *stss = find_box(&f, "stss"); /* the list of key frames: now the first alone */
+    put32(stss + 4, 1);
+    READ(&f, (&(struct lg_clip_choice){.frames = 8, .start = 0.4}), &t, &info);
+    assert_int_equal(read_film(&f, &(struct lg_clip_choice){.frames = 8, .start = 0.5}, &t, &info),
+                     LG_ERR_VOID);
+    assert_non_null(strstr(lg_err_message(), "too much work: 18004 frames of 16 x 16"));
+    film_free(&f);
+}
+
+/* In the middle of a group of pictures bytes are gone: void where they are needed, read where they are not. */
+static void test_damaged_group(void **state)
+{
+    (void)state;
+    struct film_spec spec = kinds[0];
+    spec.key_every = 15;
+    spec.options = "crf=1:bf=0:refs=1:x264-params=scenecut=0";
+    struct film f = film_make(&spec);
+    uint8_t *stsz = find_box(&f, "stsz"), *stco = find_box(&f, "stco");
+    uint32_t at = (uint32_t)(stco[8] << 24 | stco[9] << 16 | stco[10] << 8 | stco[11]);
+    for (int i = 0; i < 20; i++) /* the first half's frames and the second's first */
+        at += (uint32_t)(stsz[12 + 4 * i + 2] << 8 | stsz[12 + 4 * i + 3]);
+    memset(f.data + at, 0, 8); /* frame 20 */
+    struct lg_clip_info info;
+    struct taken t;
+    READ(&f, (&(struct lg_clip_choice){.frames = 15}), &t, &info);
+    READ(&f, (&(struct lg_clip_choice){.frames = 5, .start = 15.5 / 26}), &t, &info);
+    for (int i = 0; i < 5; i++) assert_int_equal(t.number[i], 15 + i);
+    assert_int_equal(
+        read_film(&f, &(struct lg_clip_choice){.frames = 3, .start = 24.5 / 28}, &t, &info),
+        LG_ERR_VOID);
+    film_free(&f);
+}
+
+static void test_other_files(void **state)
+{
+    (void)state;
+    static const char *const others[] = {"", "GIF88a", "RIFF....AVI LIST", "\x89PNG\r\n\x1a\n",
+                                         "ftyp"};
+    for (size_t i = 0; i < LG_ARRAY_LEN(others); i++) {
+        struct film f = {(uint8_t *)others[i], strlen(others[i])};
+        assert_false(lg_clip_is(f.data, f.bytes));
+        expect_void(&f, "none of MP4");
+    }
+    static const struct film_spec snow = {"matroska", "mjpeg", NULL, "yuvj420p", W,
+                                          H,          3,       RATE, .at = NULL};
+    struct film f = film_make(&snow);
+    expect_void(&f, "coded as mjpeg");
+    film_free(&f);
+    struct bad_disk b = {0};
+    const struct lg_clip_input large = {
+        .read = read_bad, .arg = &b, .bytes = (uint64_t)LG_CLIP_READ_BYTES_MAX + 1};
+    struct lg_clip_info info;
+    assert_int_equal(lg_clip_look(&large, &info), LG_ERR_VOID);
+}
+
+/* ---- bits ---- */
+
+struct all_bits {
+    uint8_t *data;
+    size_t bytes, capacity;
+};
+
+static int keep(void *arg, int first, int end, const lg_picture *p)
+{
+    struct all_bits *a = arg;
+    const size_t n = 3 * (size_t)p->width * (size_t)p->height;
+    assert_true(a->bytes + n <= a->capacity && end == first + 1);
+    memcpy(a->data + a->bytes, p->rgb, n);
+    a->bytes += n;
+    return 0;
+}
+
+/* No SIMD code gives other bits than the plain code. */
+static void test_instruction_sets(void **state)
+{
+    (void)state;
+    enum { SETS = 3 };
+    const int flags[SETS] = {
+        av_get_cpu_flags(),
+        AV_CPU_FLAG_MMX | AV_CPU_FLAG_MMXEXT | AV_CPU_FLAG_SSE | AV_CPU_FLAG_SSE2, 0};
+    for (size_t k = 0; k < LG_ARRAY_LEN(kinds); k++) {
+        struct film_spec s = kinds[k];
+        s.width = 70, s.height = 50;
+        struct film f = film_make(&s);
+        struct lg_clip_memory m = {f.data, f.bytes};
+        const struct lg_clip_input in = lg_clip_memory(&m);
+        struct all_bits a[SETS];
+        for (int i = 0; i < SETS; i++) {
+            const size_t room = (size_t)FRAMES * 3 * 70 * 50;
+            struct lg_clip_info info;
+            a[i] = (struct all_bits){malloc(room), 0, room};
+            av_force_cpu_flags(flags[i]);
+            int rc =
+                lg_clip_read(&in, &(struct lg_clip_choice){.frames = FRAMES}, keep, &a[i], &info);
+            av_force_cpu_flags(flags[0]);
+            if (rc < 0) fail_msg("%s", lg_err_text());
+            assert_int_equal(a[i].bytes, room);
+            assert_memory_equal(a[0].data, a[i].data, room);
+        }
+        for (int i = 0; i < SETS; i++) free(a[i].data);
+        film_free(&f);
+    }
+}
+
+/* LG_REGENERATE=1: a small film of each kind as a seed for the fuzzer. */
+static int write_seeds(void)
+{
+    for (size_t k = 0; k < LG_ARRAY_LEN(kinds); k++) {
+        struct film_spec s = kinds[k];
+        char path[LG_PATH_BYTES];
+        s.width = s.height = 16, s.frames = 6, s.key_every = 3;
+        struct film f = film_make(&s);
+        if (lg_path(path, "tests/fuzz/corpus/clip/%zu-%s-%s", k, s.container, s.encoder) < 0 ||
+            lg_publish_file(path, f.data, f.bytes) < 0)
+            return 1;
+        film_free(&f);
+    }
+    return 0;
+}
+
+int main(void)
+{
+    if (getenv("LG_REGENERATE")) return write_seeds();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_rates),
+        cmocka_unit_test(test_caller_fails),
+        cmocka_unit_test(test_disk_fails),
+        cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_lying_containers),
+        cmocka_unit_test(test_large_frames),
+        cmocka_unit_test(test_ten_hours),
+        cmocka_unit_test(test_damaged_group),
+        cmocka_unit_test(test_other_files),
+        cmocka_unit_test(test_instruction_sets),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,242 @@
+/* Which frames a clip is, by times alone, against the definition; and colours against the formula in doubles. */
+#include "base/philox.h"
+#include "stages/io/clip_decoder.h"
+#include <math.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+// clang-format off
+#include <cmocka.h>
+// clang-format on
+
+/* Shown at these times in 1 / den s, in the order of the file; every `key`-th a key frame. */
+static int make(const int64_t *time, size_t n, int key, int64_t den, struct lg_clip_index *x,
+                struct lg_clip_info *info)
+{
+    *x = (struct lg_clip_index){.width = 16, .height = 8, .unit_num = 1, .unit_den = den};
+    for (size_t i = 0; i < n; i++) {
+        const struct lg_clip_packet p = {
+            .time = time[i], .is_shown = true, .is_key = i % (size_t)key == 0};
+        assert_int_equal(lg_clip_index_add(x, &p), 0);
+    }
+    return lg_clip_index_close(x, info);
+}
+
+/* Microsecond by microsecond places; frame j is the last at or before start + j / fps. */
+static void test_against_definition(void **state)
+{
+    (void)state;
+    static const double rates[] = {5, 7.5, 23.976, 24, 25, 30, 60, 100};
+    for (uint64_t round = 0; round < 200; round++) {
+        const lg_philox_out r = lg_philox(1, LG_PURPOSE_TEST, round, 0);
+        const size_t n = 2 + r.v[0] % 40;
+        const int64_t den = 1000 + r.v[1] % 90000;
+        const double fps = rates[r.v[2] % LG_ARRAY_LEN(rates)], start = lg_uniform_f64(r.v[3]);
+        int64_t time[64], at = -500;
+        for (size_t i = 0; i < n; i++) {
+            time[i] = at;
+            at += den / 50 + lg_philox(1, LG_PURPOSE_TEST, round, 1 + i).v[0] % (den / 20);
+        }
+        struct lg_clip_index x;
+        struct lg_clip_info info;
+        assert_int_equal(make(time, n, 6, den, &x, &info), 0);
+        const double span = (double)(time[n - 1] - time[0]) / (double)den;
+        const double whole = span * (double)n / (double)(n - 1);
+        assert_true(fabs((double)info.duration_ms / 1000 - whole) <= 0.0011);
+        const struct lg_clip_rate rate = {.fps = fps};
+        const uint32_t most = lg_clip_frames_at(&info, &rate);
+        /* The last of them begins before the end, one more would not. */
+        assert_true((most - 1) / fps < info.duration_ms / 1e3 + 1e-6);
+        assert_true(most / fps > info.duration_ms / 1e3 - 1e-6);
+        const int frames = 1 + (int)(r.v[1] % most);
+        const struct lg_clip_choice c = {.frames = frames, .rate = rate, .start = start};
+        struct lg_clip_wanted w;
+        assert_int_equal(lg_clip_pick(&x, &info, &c, &w), 0);
+        const int64_t places =
+            (int64_t)info.duration_ms * 1000 - (int64_t)floor((frames - 1) * 1e6 / fps);
+        const int64_t first = LG_MIN((int64_t)(start * (double)places), places - 1);
+        for (int j = 0; j < frames; j++) {
+            const int64_t us = first + (int64_t)floor(j * 1e6 / fps);
+            size_t want = 0;
+            while (want + 1 < n && (time[want + 1] - time[0]) * 1000000 / den <= us) want++;
+            assert_int_equal(w.packet[j], want);
+        }
+        assert_int_equal(w.first, w.packet[0] / 6 * 6);
+        free(w.packet);
+        lg_clip_index_free(&x);
+    }
+}
+
+/* I P B B P B B I B B: packets in the order of the file, times in that of the screen. An I that is shown after the wanted frame
+ * does not serve, although it stands before it. */
+static void test_reordered(void **state)
+{
+    (void)state;
+    static const int64_t time[] = {0, 3, 1, 2, 6, 4, 5, 9, 7, 8};
+    struct lg_clip_index x = {.width = 16, .height = 8, .unit_num = 1, .unit_den = 25};
+    struct lg_clip_info info;
+    struct lg_clip_wanted w;
+    for (size_t i = 0; i < LG_ARRAY_LEN(time); i++)
+        assert_int_equal(
+            lg_clip_index_add(&x, &(struct lg_clip_packet){time[i], true, i == 0 || i == 7}), 0);
+    assert_int_equal(lg_clip_index_close(&x, &info), 0);
+    static const uint32_t order[] = {0, 2, 3, 1, 5, 6, 4, 8, 9, 7};
+    static const size_t key[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 7};
+    for (int s = 0; s < 10; s++) {
+        assert_int_equal(
+            lg_clip_pick(&x, &info, &(struct lg_clip_choice){.frames = 1, .start = (s + 0.5) / 10},
+                         &w),
+            0);
+        assert_int_equal(w.packet[0], order[s]);
+        assert_int_equal(w.first, key[s]);
+        free(w.packet);
+    }
+    lg_clip_index_free(&x);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    static const int64_t twice[] = {0, 4, 8, 4}, slow[] = {0, 26, 52}, quick[] = {0, 1, 2},
+                         far_apart[] = {INT64_MIN + 1, INT64_MAX};
+    struct lg_clip_index x;
+    struct lg_clip_info info;
+    assert_int_equal(make(twice, 4, 1, 25, &x, &info), LG_ERR_VOID);
+    assert_non_null(strstr(lg_err_message(), "two frames at one time, 0.16 s after"));
+    lg_clip_index_free(&x);
+    assert_int_equal(make(slow, 3, 1, 25, &x, &info), LG_ERR_VOID);
+    lg_clip_index_free(&x);
+    assert_int_equal(make(slow, 3, 1, 26, &x, &info), 0); /* one a second */
+    lg_clip_index_free(&x);
+    assert_int_equal(make(quick, 3, 1, 1001, &x, &info), LG_ERR_VOID);
+    lg_clip_index_free(&x);
+    assert_int_equal(make(quick, 3, 1, 1000, &x, &info), 0);
+    lg_clip_index_free(&x);
+    assert_int_equal(make(far_apart, 2, 1, 1, &x, &info), LG_ERR_VOID);
+    lg_clip_index_free(&x);
+    assert_int_equal(make(NULL, 0, 1, 25, &x, &info), LG_ERR_VOID);
+    lg_clip_index_free(&x);
+    assert_int_equal(make(quick, 3, 1, 0, &x, &info), LG_ERR_VOID);
+    lg_clip_index_free(&x);
+    static const int sides[][2] = {{0, 8}, {8193, 8}, {8, 8193}, {4097, 4097}, {-1, 4}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(sides); i++) {
+        x = (struct lg_clip_index){
+            .width = sides[i][0], .height = sides[i][1], .unit_num = 1, .unit_den = 25};
+        assert_int_equal(lg_clip_index_close(&x, &info), LG_ERR_VOID);
+        lg_clip_index_free(&x);
+    }
+}
+
+/* ---- colours ---- */
+
+static uint8_t rounded(double v)
+{
+    return (uint8_t)(v < 0 ? 0 : v > 255 ? 255 : floor(v + 0.5));
+}
+
+static void test_colours(void **state)
+{
+    (void)state;
+    static const double kr[] = {[LG_CLIP_BT601] = .299,
+                                [LG_CLIP_BT709] = .2126,
+                                [LG_CLIP_BT2020] = .2627,
+                                [LG_CLIP_SMPTE240M] = .212,
+                                [LG_CLIP_FCC] = .3};
+    static const double kb[] = {[LG_CLIP_BT601] = .114,
+                                [LG_CLIP_BT709] = .0722,
+                                [LG_CLIP_BT2020] = .0593,
+                                [LG_CLIP_SMPTE240M] = .087,
+                                [LG_CLIP_FCC] = .11};
+    enum { SIDE = 64 };
+    uint16_t plane[3][SIDE * SIDE];
+    lg_picture pic = {0};
+    for (int colours = LG_CLIP_BT601; colours <= LG_CLIP_FCC; colours++)
+        for (int depth = 8; depth <= 16; depth += 2)
+            for (int full = 0; full < 2; full++) {
+                struct lg_clip_planes p = {.width = SIDE,
+                                           .height = SIDE,
+                                           .is_full = full,
+                                           .n = 3,
+                                           .colours = (lg_clip_colours)colours};
+                for (int c = 0; c < 3; c++) {
+                    for (uint64_t i = 0; i < SIDE * SIDE; i++)
+                        plane[c][i] =
+                            (uint16_t)(lg_philox(2, LG_PURPOSE_TEST, i, (uint64_t)c).v[0] >>
+                                       (32 - depth));
+                    p.of[c] = (struct lg_clip_component){.data = (const uint8_t *)plane[c],
+                                                         .stride = 2 * SIDE,
+                                                         .step = 2,
+                                                         .depth = depth};
+                }
+                if (lg_clip_rgb(&p, &pic) < 0) fail_msg("%s", lg_err_text());
+                const double r = kr[colours], b = kb[colours], g = 1 - r - b,
+                             steps = 1 << (depth - 8);
+                const double most = (1 << depth) - 1, luma = full ? most : 219 * steps,
+                             chroma = full ? most : 224 * steps;
+                for (int i = 0; i < SIDE * SIDE; i++) {
+                    const unsigned mask = depth > 8 ? 0xffff : 0xff;
+                    const double y = ((plane[0][i] & mask) - (full ? 0 : 16 * steps)) / luma;
+                    const double cb = ((plane[1][i] & mask) - 128 * steps) / chroma,
+                                 cr = ((plane[2][i] & mask) - 128 * steps) / chroma;
+                    const double want[3] = {y + 2 * (1 - r) * cr,
+                                            y - 2 * b * (1 - b) / g * cb - 2 * r * (1 - r) / g * cr,
+                                            y + 2 * (1 - b) * cb};
+                    for (int c = 0; c < 3; c++)
+                        assert_in_range(pic.rgb[3 * i + c] + 1, rounded(255 * want[c]),
+                                        rounded(255 * want[c]) + 2);
+                }
+            }
+    lg_picture_free(&pic);
+}
+
+/* Samples that cover several pixels, a packed format with opacity, grey. */
+static void test_layouts(void **state)
+{
+    (void)state;
+    lg_picture pic = {0};
+    const uint8_t y[] = {16, 235, 126, 16, 16, 16}, cb[] = {128, 240}, cr[] = {128, 128};
+    struct lg_clip_planes p = {
+        .width = 3,
+        .height = 2,
+        .colours = LG_CLIP_BT601,
+        .n = 3,
+        .of = {{y, 3, 1, 8, 0, 0, 0}, {cb, 2, 1, 8, 0, 1, 1}, {cr, 2, 1, 8, 0, 1, 1}}};
+    assert_int_equal(lg_clip_rgb(&p, &pic), 0);
+    assert_int_equal(pic.rgb[0], 0);
+    assert_int_equal(pic.rgb[5], 255);
+    assert_int_equal(pic.rgb[6], 128);
+    assert_int_equal(pic.rgb[8], 255);         /* the third column has the second sample of Cb */
+    assert_int_equal(pic.rgb[3 * 5 + 2], 226); /* and so has the second row */
+    const uint8_t bgra[] = {1, 2, 3, 255, 10, 20, 30, 0, 0, 100, 255, 51};
+    p = (struct lg_clip_planes){.width = 3,
+                                .height = 1,
+                                .colours = LG_CLIP_RGB,
+                                .is_full = true,
+                                .n = 4,
+                                .of = {{bgra + 2, 12, 4, 8, 0, 0, 0},
+                                       {bgra + 1, 12, 4, 8, 0, 0, 0},
+                                       {bgra, 12, 4, 8, 0, 0, 0},
+                                       {bgra + 3, 12, 4, 8, 0, 0, 0}}};
+    assert_int_equal(lg_clip_rgb(&p, &pic), 0);
+    static const uint8_t want[] = {3, 2, 1, 255, 255, 255, 255, 224, 204};
+    assert_memory_equal(pic.rgb, want, sizeof want);
+    p = (struct lg_clip_planes){
+        .width = 3, .height = 1, .colours = LG_CLIP_BT709, .n = 1, .of = {{y, 3, 1, 8, 0, 0, 0}}};
+    assert_int_equal(lg_clip_rgb(&p, &pic), 0);
+    static const uint8_t grey[] = {0, 0, 0, 255, 255, 255, 128, 128, 128};
+    assert_memory_equal(pic.rgb, grey, sizeof grey);
+    lg_picture_free(&pic);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_definition),
+        cmocka_unit_test(test_reordered),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_colours),
+        cmocka_unit_test(test_layouts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
