@@ -125,6 +125,7 @@ $(LIB): $(LIB_OBJ)
 	@echo "  AR    $@"
 	$(Q)rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
 
+$(BUILD)/obj/stages/io/clip_rgb.c.o: CFLAGS += -O3
 # The headers that programs and it must agree on.
 AV_HEADERS := $(wildcard stages/io/clip_*.h stages/io/clip_*.def)
 $(BUILD)/obj/stages/io/av.c.o $(BUILD)/obj/stages/io/av/interface.c.o: $(AV_HEADERS)
@@ -147,6 +148,7 @@ $(BUILD)/bin/lgsup: $(BUILD)/obj/supervisor/lgsup_main.c.o $(LIB)
 	$(LINK)
 $(foreach r,$(patsubst stages/%/main.c,%,$(ROLE_MAINS)),$(eval $(BUILD)/bin/lg-$(r): $(BUILD)/obj/stages/$(r)/main.c.o))
 $(foreach t,$(patsubst stages/tools/%.c,%,$(TOOLS)),$(eval $(BUILD)/bin/lg-$(t): $(BUILD)/obj/stages/tools/$(t).c.o))
+$(BUILD)/bin/lg-random-model: $(BUILD)/obj/stages/tools/random/ltx_vae.c.o
 $(patsubst stages/%/main.c,$(BUILD)/bin/lg-%,$(ROLE_MAINS)) $(patsubst stages/tools/%.c,$(BUILD)/bin/lg-%,$(TOOLS)): $(LIB)
 	$(LINK)
 

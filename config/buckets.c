@@ -209,16 +209,24 @@ int lg_buckets_nearest(const struct lg_buckets *b, const bool *used, int height,
 
 /* ---- as text ---- */
 
+/* Frames are left out where they were before there were clips. */
+const char *lg_bucket_text(const struct lg_bucket *b, char ret[LG_BUCKET_TEXT_BYTES])
+{
+    if (b->frames > 1)
+        snprintf(ret, LG_BUCKET_TEXT_BYTES, "%dx%dx%d", b->frames, b->height, b->width);
+    else
+        snprintf(ret, LG_BUCKET_TEXT_BYTES, "%dx%d", b->height, b->width);
+    return ret;
+}
+
 void lg_buckets_print(const struct lg_buckets *b, char ret[LG_BUCKETS_TEXT_BYTES])
 {
     size_t at = 0;
     ret[0] = 0;
     for (int i = 0; i < b->n; i++) {
-        const struct lg_bucket *k = &b->of[i];
-        char frames[16] = ""; /* left out where they were before there were clips */
-        if (k->frames > 1) snprintf(frames, sizeof frames, "%dx", k->frames);
-        at += (size_t)snprintf(ret + at, LG_BUCKETS_TEXT_BYTES - at, "%s%s%dx%d*%d", i ? "," : "",
-                               frames, k->height, k->width, k->rows);
+        char shape[LG_BUCKET_TEXT_BYTES];
+        at += (size_t)snprintf(ret + at, LG_BUCKETS_TEXT_BYTES - at, "%s%s*%d", i ? "," : "",
+                               lg_bucket_text(&b->of[i], shape), b->of[i].rows);
     }
     LG_ASSERT(at < LG_BUCKETS_TEXT_BYTES);
 }

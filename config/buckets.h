@@ -49,6 +49,9 @@ static inline bool lg_frames_fit(int frames, int factor_time)
  * the picture covers without being enlarged, else the smallest. Integers alone: every machine finds the same. */
 int lg_buckets_nearest(const struct lg_buckets *b, const bool *used, int height, int width);
 
+/* "64x32", of more frames than one "17x64x32". */
+enum { LG_BUCKET_TEXT_BYTES = 40 };
+const char *lg_bucket_text(const struct lg_bucket *b, char ret[LG_BUCKET_TEXT_BYTES]);
 /* "64x32*4,64x64*4,17x64x64*2", for the plan's file; "" for none. Read: LG_ERR_CORRUPT. */
 enum { LG_BUCKETS_TEXT_BYTES = 32 * LG_BUCKETS_MAX };
 void lg_buckets_print(const struct lg_buckets *b, char ret[LG_BUCKETS_TEXT_BYTES]);

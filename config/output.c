@@ -156,7 +156,7 @@ static const char intro[] =
     "`trainer.micro_batch_size`.\n"
     "- The window, `window.batches * trainer.global_batch_size` samples, is a multiple of every "
     "`chunk` in use and holds at least two batches plus `instances * chunk` of each role.\n"
-    "- `vae.slice` is at most `vae.chunk`.\n"
+    "- `vae.slice` is at most `vae.chunk`, with clips `data.frames`.\n"
     "- `model.hidden` divides by `model.heads` and by 4 (the position embedding has sine and "
     "cosine "
     "of two coordinates).\n"

@@ -325,10 +325,11 @@ static void check_window(struct rules *r)
     for (int k = 0; k < n; k++)
         check_window_role(r, text[k].section, text[k].instances, text[k].chunk);
     if (c->vae_model[0]) check_window_role(r, "vae", c->vae_instances, c->vae_chunk);
-    if (c->vae_slice > c->vae_chunk)
-        broken(r, "vae.slice",
-               "vae.slice = %lld is larger than vae.chunk = %lld: set it to at most %lld",
-               (long long)c->vae_slice, (long long)c->vae_chunk, (long long)c->vae_chunk);
+    const bool clips = c->data_frames > 1; /* of which slices are frames */
+    const long long most = clips ? c->data_frames : c->vae_chunk;
+    if (c->vae_slice > most)
+        broken(r, "vae.slice", "vae.slice = %lld is larger than %s = %lld: set it to at most %lld",
+               (long long)c->vae_slice, clips ? "data.frames" : "vae.chunk", most, most);
 }
 
 /* ---- model and training ---- */

@@ -77,26 +77,27 @@ void cuda_any_gemm(cudaStream_t stream, const struct cuda_any_gemm *g)
 
 /* ---- convolution ---- */
 
+/* Over time where t > 1: pictures are frames of one clip. */
 struct conv {
-    int H, W, Ci, Ho, Wo, Co, kh, kw, stride, top, left;
+    int H, W, Ci, Ho, Wo, Co, t, kh, kw, stride_time, stride, top, left;
     int64_t pixels; /* N Ho Wo */
 };
-/* Rows: output pixels; columns: output channels; inner dimension: (kh, kw, Ci). */
+/* Rows: output pixels; columns: output channels; inner dimension: (t, kh, kw, Ci). */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     conv_kernel(const T *x, const T *w, const T *bias, const T *residual, T *y, const conv z)
 {
     int64_t p0 = (int64_t)blockIdx.x * TILE, c0 = (int64_t)blockIdx.y * TILE;
-    int depth = z.kh * z.kw * z.Ci;
+    int depth = z.t * z.kh * z.kw * z.Ci;
     float sum[EACH][EACH] = {};
     tile_product(
         p0, c0, depth,
         [&](int64_t p, int64_t k) -> float {
-            int c = (int)k % z.Ci, j = (int)k / z.Ci % z.kw, i = (int)k / z.Ci / z.kw;
+            int c = (int)k % z.Ci, j = (int)k / z.Ci % z.kw, i = (int)k / z.Ci / z.kw % z.kh;
             int h = (int)(p / z.Wo % z.Ho) * z.stride + i - z.top;
             int v = (int)(p % z.Wo) * z.stride + j - z.left;
             if (p >= z.pixels || h < 0 || h >= z.H || v < 0 || v >= z.W) return 0;
-            int64_t n = p / ((int64_t)z.Ho * z.Wo);
+            int64_t n = p / ((int64_t)z.Ho * z.Wo) * z.stride_time + k / z.Ci / (z.kw * z.kh);
             return to_float(x[((n * z.H + h) * z.W + v) * z.Ci + c]);
         },
         [&](int64_t c, int64_t k) -> float { return c < z.Co ? to_float(w[c * depth + k]) : 0; },
@@ -108,17 +109,42 @@ static __global__ void __launch_bounds__(THREADS)
         y[p * z.Co + c] = from_float<T>(v);
     });
 }
-void cuda_any_conv(cudaStream_t stream, const struct lg_conv2d_forward_args *a)
+static void any_conv(cudaStream_t stream, const struct lg_conv3d_forward_args *a, const conv &z)
 {
-    conv z = {(int)a->x.dim[1], (int)a->x.dim[2], (int)a->x.dim[3], (int)a->y.dim[1],
-              (int)a->y.dim[2], (int)a->y.dim[3], (int)a->w.dim[1], (int)a->w.dim[2],
-              a->stride,        a->top,           a->left,          lg_cuda_rows(&a->y)};
     dim3 grid((unsigned)ceil_div(z.pixels, TILE), (unsigned)ceil_div(z.Co, TILE));
     WITH_TYPE(a->x.dtype, T,
               (conv_kernel<T><<<grid, THREADS, 0, stream>>>(
                   (const T *)a->x.data, (const T *)a->w.data, (const T *)a->bias.data,
                   (const T *)a->residual.data, (T *)a->y.data, z)))
     LG_CUDA_LAUNCHED();
+}
+void cuda_any_conv(cudaStream_t stream, const struct lg_conv2d_forward_args *a)
+{
+    const conv z = {(int)a->x.dim[1],
+                    (int)a->x.dim[2],
+                    (int)a->x.dim[3],
+                    (int)a->y.dim[1],
+                    (int)a->y.dim[2],
+                    (int)a->y.dim[3],
+                    1,
+                    (int)a->w.dim[1],
+                    (int)a->w.dim[2],
+                    1,
+                    a->stride,
+                    a->top,
+                    a->left,
+                    lg_cuda_rows(&a->y)};
+    struct lg_conv3d_forward_args of = {};
+    of.x = a->x, of.w = a->w, of.bias = a->bias, of.residual = a->residual, of.y = a->y;
+    any_conv(stream, &of, z);
+}
+void cuda_any_conv3d(cudaStream_t stream, const struct lg_conv3d_forward_args *a)
+{
+    const conv z = {(int)a->x.dim[1], (int)a->x.dim[2],   (int)a->x.dim[3], (int)a->y.dim[1],
+                    (int)a->y.dim[2], (int)a->y.dim[3],   (int)a->w.dim[1], (int)a->w.dim[2],
+                    (int)a->w.dim[3], a->stride_time,     a->stride,        a->pad,
+                    a->pad,           lg_cuda_rows(&a->y)};
+    any_conv(stream, a, z);
 }
 
 /* Who does it. */
@@ -166,6 +192,20 @@ static void convolve(lg_stream *s, const struct lg_conv2d_forward_args *a, const
 void cuda_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
 {
     convolve(s, a, nullptr);
+}
+
+/* ---- over time ---- */
+
+size_t cuda_conv3d_forward_scratch(lg_cuda_device *d, const struct lg_conv3d_forward_args *a)
+{
+    return cuda_tile_conv3d_fits(d, a) ? 0 : lg_cudnn_conv3d_scratch(d, a);
+}
+void cuda_conv3d_forward(lg_stream *s, const struct lg_conv3d_forward_args *a)
+{
+    if (cuda_tile_conv3d_fits(lg_cuda_device_of(s), a))
+        cuda_tile_conv3d(s, a);
+    else if (!lg_cudnn_conv3d(s, a))
+        cuda_any_conv3d(lg_cuda_stream_of(s), a);
 }
 
 /* ---- a norm, then a convolution ---- */

@@ -103,6 +103,7 @@ size_t cuda_conv2d_backward_data_scratch(lg_cuda_device *d,
                                          const struct lg_conv2d_backward_data_args *a);
 size_t cuda_conv2d_backward_weight_scratch(lg_cuda_device *d,
                                            const struct lg_conv2d_backward_weight_args *a);
+size_t cuda_conv3d_forward_scratch(lg_cuda_device *d, const struct lg_conv3d_forward_args *a);
 size_t cuda_layer_norm_backward_scratch(const struct lg_layer_norm_backward_args *a);
 size_t cuda_group_norm_backward_scratch(const struct lg_group_norm_backward_args *a);
 size_t cuda_shift_backward_scratch(const struct lg_shift_backward_args *a);

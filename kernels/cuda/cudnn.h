@@ -19,6 +19,7 @@ size_t lg_cudnn_attention_forward_scratch(lg_cuda_device *d,
 size_t lg_cudnn_attention_backward_scratch(lg_cuda_device *d,
                                            const struct lg_attention_backward_args *a);
 size_t lg_cudnn_conv2d_scratch(lg_cuda_device *d, const struct lg_conv2d_forward_args *a);
+size_t lg_cudnn_conv3d_scratch(lg_cuda_device *d, const struct lg_conv3d_forward_args *a);
 /* False when cuDNN does not do it; else *ret: scratch bytes. */
 bool lg_cudnn_conv2d_data_scratch(lg_cuda_device *d, const struct lg_conv2d_backward_data_args *a,
                                   size_t *ret);
@@ -28,12 +29,14 @@ bool lg_cudnn_conv2d_weight_scratch(lg_cuda_device *d,
 bool lg_cudnn_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a);
 bool lg_cudnn_attention_backward(lg_stream *s, const struct lg_attention_backward_args *a);
 bool lg_cudnn_conv2d(lg_stream *s, const struct lg_conv2d_forward_args *a);
+bool lg_cudnn_conv3d(lg_stream *s, const struct lg_conv3d_forward_args *a);
 bool lg_cudnn_conv2d_data(lg_stream *s, const struct lg_conv2d_backward_data_args *a);
 /* dw alone. */
 bool lg_cudnn_conv2d_weight(lg_stream *s, const struct lg_conv2d_backward_weight_args *a);
 
-/* Own convolution, any shape. */
+/* Own convolutions, any shape. */
 void cuda_any_conv(cudaStream_t stream, const struct lg_conv2d_forward_args *a);
+void cuda_any_conv3d(cudaStream_t stream, const struct lg_conv3d_forward_args *a);
 #ifdef __cplusplus
 }
 #endif

@@ -65,7 +65,8 @@ void cudnn_finish(struct cudnn_graph *g, cudnnBackendDescriptor_t d);
 struct cudnn_tensor_spec {
     int64_t uid; /* 0: virtual */
     cudnnDataType_t type;
-    int64_t dim[4], stride[4];
+    int64_t dim[5], stride[5];
+    int rank;      /* 0: 4 */
     bool by_value; /* on the host */
 };
 cudnnBackendDescriptor_t cudnn_tensor(struct cudnn_graph *g, const struct cudnn_tensor_spec *t);

@@ -1,5 +1,6 @@
 /* Convolutions through cuDNN, NHWC: x * w + bias in one plan, the residual by an elementwise addition; and
- * their backward by data and by weight. (What tile_conv.cu, picture_conv.cu and conv_weight.cu take does not
+ * their backward by data and by weight. One over time is made frame by frame, so that a frame's bits do not depend on how many
+ * there are. (What tile_conv.cu, picture_conv.cu and conv_weight.cu take does not
  * come here.)
  *
  * The first time a shape is seen its engine configurations are timed on noise; one counts only if every
@@ -39,35 +40,48 @@ enum {
     N_BOTTOM,
     N_RIGHT,
     N_OUT, /* type of what is written */
+    N_T,   /* frames that one of y sees; 0: pictures */
     N_COUNT
 };
 
 typedef cudnnBackendDescriptor_t desc;
 
-/* (n, c, h, w) whose memory is NHWC. */
-static desc picture(struct cudnn_graph *g, int64_t uid, cudnnDataType_t type, const int64_t n[4])
+/* Pictures, filters, or one clip, whose memory is NHWC. */
+struct map {
+    int64_t n, c, t, h, w; /* t 0: pictures */
+};
+static desc picture(struct cudnn_graph *g, int64_t uid, cudnnDataType_t type, const struct map *m)
 {
-    int64_t c = n[1], h = n[2], w = n[3];
-    return cudnn_tensor(g, &(struct cudnn_tensor_spec){.uid = uid,
-                                                       .type = type,
-                                                       .dim = {n[0], c, h, w},
-                                                       .stride = {c * h * w, 1, c * w, c}});
+    const int64_t c = m->c, h = m->h, w = m->w, frame = h * w * c;
+    if (!m->t)
+        return cudnn_tensor(g, &(struct cudnn_tensor_spec){.uid = uid,
+                                                           .type = type,
+                                                           .dim = {m->n, c, h, w},
+                                                           .stride = {frame, 1, c * w, c}});
+    return cudnn_tensor(g,
+                        &(struct cudnn_tensor_spec){.uid = uid,
+                                                    .type = type,
+                                                    .rank = 5,
+                                                    .dim = {m->n, c, m->t, h, w},
+                                                    .stride = {m->t * frame, 1, frame, c * w, c}});
 }
 
 static desc convolution_of(struct cudnn_graph *g, const int64_t *n)
 {
-    int64_t dims = 2, before[2] = {n[N_TOP], n[N_LEFT]}, after[2] = {n[N_BOTTOM], n[N_RIGHT]};
-    int64_t stride[2] = {n[N_STRIDE], n[N_STRIDE]}, dilation[2] = {1, 1};
+    const int skip = n[N_T] ? 0 : 1; /* time comes first */
+    int64_t dims = 3 - skip, before[3] = {0, n[N_TOP], n[N_LEFT]};
+    int64_t after[3] = {0, n[N_BOTTOM], n[N_RIGHT]}, dilation[3] = {1, 1, 1};
+    int64_t stride[3] = {1, n[N_STRIDE], n[N_STRIDE]};
     cudnnDataType_t compute = CUDNN_DATA_FLOAT;
     cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
     desc c = cudnn_make(g, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
     cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &dims);
     cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &compute);
     cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
-    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, before);
-    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, after);
-    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, stride);
-    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, dilation);
+    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, dims, before + skip);
+    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, dims, after + skip);
+    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, dims, stride + skip);
+    cudnn_set(g, c, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, dims, dilation + skip);
     cudnn_finish(g, c);
     return c;
 }
@@ -117,21 +131,23 @@ static lg_dtype type_of(const int64_t *n, enum uid of, enum uid writes)
 static desc describe(struct cudnn_graph *g, int64_t op, const int64_t *n)
 {
     enum uid writes = written_by(op);
-    const int64_t x_dim[] = {n[N_N], n[N_CI], n[N_H], n[N_W]};
-    const int64_t w_dim[] = {n[N_CO], n[N_CI], n[N_KH], n[N_KW]};
-    const int64_t y_dim[] = {n[N_N], n[N_CO], n[N_HO], n[N_WO]}, b_dim[] = {1, n[N_CO], 1, 1};
-    struct roles r = {.x = picture(g, X, cudnn_type(type_of(n, X, writes)), x_dim),
-                      .w = picture(g, W, cudnn_type(type_of(n, W, writes)), w_dim),
+    const int64_t one = n[N_T] ? 1 : 0;
+    const struct map x_map = {n[N_N], n[N_CI], n[N_T], n[N_H], n[N_W]};
+    const struct map w_map = {n[N_CO], n[N_CI], n[N_T], n[N_KH], n[N_KW]};
+    const struct map y_map = {n[N_N], n[N_CO], one, n[N_HO], n[N_WO]};
+    const struct map b_map = {1, n[N_CO], one, 1, 1};
+    struct roles r = {.x = picture(g, X, cudnn_type(type_of(n, X, writes)), &x_map),
+                      .w = picture(g, W, cudnn_type(type_of(n, W, writes)), &w_map),
                       .writes = writes};
-    desc y = picture(g, Y, cudnn_type(type_of(n, Y, writes)), y_dim);
-    r.y = writes == Y ? picture(g, 0, CUDNN_DATA_FLOAT, y_dim) : y;
+    desc y = picture(g, Y, cudnn_type(type_of(n, Y, writes)), &y_map);
+    r.y = writes == Y ? picture(g, 0, CUDNN_DATA_FLOAT, &y_map) : y;
     add_convolution(g, n, &r);
     if (writes == Y)
         cudnn_pointwise(
             g, &(struct cudnn_pointwise_spec){.mode = CUDNN_POINTWISE_ADD,
                                               .precision = CUDNN_DATA_FLOAT,
                                               .x = r.y,
-                                              .b = picture(g, BIAS, cudnn_type(n[N_TYPE]), b_dim),
+                                              .b = picture(g, BIAS, cudnn_type(n[N_TYPE]), &b_map),
                                               .y = y});
     return cudnn_operation_graph(g);
 }
@@ -238,8 +254,9 @@ struct trial {
 static bool trial_open(int64_t op, const int64_t *n, struct trial *ret)
 {
     const enum uid writes = written_by(op);
-    const int64_t each[UID_COUNT] = {[X] = n[N_H] * n[N_W] * n[N_CI],
-                                     [W] = n[N_CO] * n[N_KH] * n[N_KW] * n[N_CI],
+    const int64_t T = LG_MAX(n[N_T], 1);
+    const int64_t each[UID_COUNT] = {[X] = T * n[N_H] * n[N_W] * n[N_CI],
+                                     [W] = n[N_CO] * T * n[N_KH] * n[N_KW] * n[N_CI],
                                      [BIAS] = n[N_CO],
                                      [Y] = n[N_HO] * n[N_WO] * n[N_CO]};
     size_t at[UID_COUNT], end = 0;
@@ -340,11 +357,12 @@ static bool build(struct lg_cudnn *c, const struct cudnn_key *key, struct cudnn_
 {
     struct cudnn_graph g = {.c = c};
     const int64_t *n = key->n;
-    char name[LG_CUDA_KEY_BYTES], mine[LG_CUDA_VALUE_BYTES];
+    char name[LG_CUDA_KEY_BYTES], mine[LG_CUDA_VALUE_BYTES], time[16] = "";
+    if (n[N_T]) snprintf(time, sizeof time, "3d-%d", (int)n[N_T]);
     static const char *const KINDS[UID_COUNT] = {[X] = "-data", [W] = "-weight", [Y] = ""};
     snprintf(name, sizeof name,
-             "conv%s %s%s%s x%lldx%lldx%lldx%lld w%lldx%lldx%lld s%lld p%lld,%lld,%lld,%lld",
-             KINDS[written_by(key->op)], lg_dtype_name((lg_dtype)n[N_TYPE]),
+             "conv%s%s %s%s%s x%lldx%lldx%lldx%lld w%lldx%lldx%lld s%lld p%lld,%lld,%lld,%lld",
+             time, KINDS[written_by(key->op)], lg_dtype_name((lg_dtype)n[N_TYPE]),
              n[N_OUT] != n[N_TYPE] ? "-" : "",
              n[N_OUT] != n[N_TYPE] ? lg_dtype_name((lg_dtype)n[N_OUT]) : "", (long long)n[N_N],
              (long long)n[N_H], (long long)n[N_W], (long long)n[N_CI], (long long)n[N_CO],
@@ -404,9 +422,23 @@ static struct cudnn_plan *plan_of(lg_cuda_device *d, lg_op_id op,
     struct cudnn_key key;
     memset(&key, 0, sizeof key);
     _Static_assert(N_COUNT <= sizeof key.n / sizeof key.n[0], "the key has room");
-    int64_t n[] = {a->x.dtype,  a->x.dim[0], a->x.dim[1], a->x.dim[2], a->x.dim[3], a->y.dim[1],
-                   a->y.dim[2], a->y.dim[3], a->w.dim[1], a->w.dim[2], a->stride,   a->top,
-                   a->left,     a->bottom,   a->right,    out};
+    int64_t n[] = {a->x.dtype,
+                   a->x.dim[0],
+                   a->x.dim[1],
+                   a->x.dim[2],
+                   a->x.dim[3],
+                   a->y.dim[1],
+                   a->y.dim[2],
+                   a->y.dim[3],
+                   a->w.dim[1],
+                   a->w.dim[2],
+                   a->stride,
+                   a->top,
+                   a->left,
+                   a->bottom,
+                   a->right,
+                   out,
+                   0};
     key.op = op;
     memcpy(key.n, n, sizeof n);
     return cudnn_plan_of(d->cudnn, &key, build);
@@ -468,6 +500,72 @@ bool lg_cudnn_conv2d(lg_stream *s, const struct lg_conv2d_forward_args *a)
     cudnn_bind(&b, BIAS, a->bias.data);
     cudnn_bind(&b, Y, sum.data);
     cudnn_run(d->cudnn, plan->plan, &b, (char *)s->scratch + sum_bytes(a), stream);
+    if (a->residual.data)
+        cuda_add_forward(s, &(struct lg_add_forward_args){.a = sum, .b = a->residual, .y = a->y});
+    return true;
+}
+
+/* One frame of y and the frames that it sees: t pictures as one. */
+static struct cudnn_plan *time_plan(lg_cuda_device *d, const struct lg_conv3d_forward_args *a)
+{
+    const struct lg_conv2d_forward_args one = {
+        .x = lg_slice(a->x, 0, 0, 1), .w = a->w, .y = lg_slice(a->y, 0, 0, 1)};
+    if (!d->cudnn || in_fp32(d, &one)) return NULL;
+    struct cudnn_key key;
+    memset(&key, 0, sizeof key);
+    const int64_t *x = a->x.dim, *w = a->w.dim, *y = a->y.dim;
+    const int64_t after[] = {(y[1] - 1) * a->stride + w[2] - x[1] - a->pad,
+                             (y[2] - 1) * a->stride + w[3] - x[2] - a->pad};
+    const int64_t n[N_COUNT] = {[N_TYPE] = a->x.dtype,
+                                [N_N] = 1,
+                                [N_H] = x[1],
+                                [N_W] = x[2],
+                                [N_CI] = x[3],
+                                [N_HO] = y[1],
+                                [N_WO] = y[2],
+                                [N_CO] = y[3],
+                                [N_KH] = w[2],
+                                [N_KW] = w[3],
+                                [N_STRIDE] = a->stride,
+                                [N_TOP] = a->pad,
+                                [N_LEFT] = a->pad,
+                                [N_BOTTOM] = after[0],
+                                [N_RIGHT] = after[1],
+                                [N_OUT] = a->x.dtype,
+                                [N_T] = w[1]};
+    if (after[0] < 0 || after[1] < 0) return NULL;
+    key.op = LG_OP_conv3d_forward;
+    memcpy(key.n, n, sizeof n);
+    return cudnn_plan_of(d->cudnn, &key, build);
+}
+
+size_t lg_cudnn_conv3d_scratch(lg_cuda_device *d, const struct lg_conv3d_forward_args *a)
+{
+    const struct cudnn_plan *plan = time_plan(d, a);
+    if (!plan) return 0;
+    const size_t sum = a->residual.rank ? lg_cuda_round_up(lg_tensor_bytes(&a->y)) : 0;
+    return sum + (size_t)plan->workspace;
+}
+
+bool lg_cudnn_conv3d(lg_stream *s, const struct lg_conv3d_forward_args *a)
+{
+    lg_cuda_device *d = lg_cuda_device_of(s);
+    const struct cudnn_plan *plan = time_plan(d, a);
+    if (!plan) return false;
+    lg_tensor sum = a->y;
+    char *scratch = s->scratch;
+    if (a->residual.data) {
+        sum.data = scratch;
+        scratch += lg_cuda_round_up(lg_tensor_bytes(&a->y));
+    }
+    for (int64_t i = 0; i < sum.dim[0]; i++) {
+        struct cudnn_binding b = {0};
+        cudnn_bind(&b, X, lg_slice(a->x, 0, i * a->stride_time, 1).data);
+        cudnn_bind(&b, W, a->w.data);
+        cudnn_bind(&b, BIAS, a->bias.data);
+        cudnn_bind(&b, Y, lg_slice(sum, 0, i, 1).data);
+        cudnn_run(d->cudnn, plan->plan, &b, scratch, lg_cuda_stream_of(s));
+    }
     if (a->residual.data)
         cuda_add_forward(s, &(struct lg_add_forward_args){.a = sum, .b = a->residual, .y = a->y});
     return true;

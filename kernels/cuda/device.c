@@ -66,6 +66,8 @@ static size_t scratch_bytes(lg_device *base, lg_op_id op, const void *args)
         return cuda_conv2d_backward_data_scratch(d, args);
     case LG_OP_conv2d_backward_weight:
         return cuda_conv2d_backward_weight_scratch(d, args);
+    case LG_OP_conv3d_forward:
+        return cuda_conv3d_forward_scratch(d, args);
     case LG_OP_layer_norm_backward:
         return cuda_layer_norm_backward_scratch(args);
     case LG_OP_group_mean_var_forward:

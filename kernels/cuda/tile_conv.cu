@@ -69,6 +69,8 @@ struct problem {
     const float *factors;  /* (N, 2, Ci): factors and offsets of x, or NULL */
     float2 *sums;          /* (N, half tiles, Co / 2), or NULL */
     int pictures, in, out; /* channels */
+    int steps;             /* of DEPTH channels each, of all frames that a picture of y sees */
+    int stride_time;       /* picture n of y sees frames of x from n stride_time on */
     int H, W;              /* of x */
     int wide, high;        /* tiles of a picture */
     int slices;            /* of 128 of its channels */
@@ -140,6 +142,19 @@ static __device__ __forceinline__ spot spot_of(const problem &z, int tile)
 #define FOR_EACH_TILE(z, tile)                                                                     \
     for (int tile = blockIdx.x / CLUSTER; tile < (z).tiles; tile += gridDim.x / CLUSTER)
 
+/* DEPTH channels from c on of a frame: first all channels of one, then those of the next. What lies behind the last channel
+ * comes as zeros of x, which what there is of w cannot change. */
+struct step {
+    int c, frame;
+    __device__ __forceinline__ void next(const problem &z)
+    {
+        c += DEPTH;
+        if (c < z.in) return;
+        c = 0;
+        frame++;
+    }
+};
+
 template <bool ADD, int STRIDE> static __device__ void load_patches(const problem &z, shared &s)
 {
     enum { PATCH = patch_side(STRIDE) };
@@ -147,13 +162,14 @@ template <bool ADD, int STRIDE> static __device__ void load_patches(const proble
     FOR_EACH_TILE(z, tile)
     {
         spot p = spot_of(z, tile);
-        for (int c = 0; c < z.in; c += DEPTH)
+        step k = {0, p.n * z.stride_time};
+        for (int left = z.steps; left > 0; left--, k.next(z))
             for (int i = 0; i < STRIDE; i++)
                 for (int j = 0; j < STRIDE; j++, at.next()) {
                     barrier_wait(&s.patch_empty[at.slot], at.phase ^ 1);
                     barrier_expect(&s.patch_full[at.slot], PATCH * PATCH * ROW);
-                    load_map(s.patch[at.slot], &z.x, &s.patch_full[at.slot], c,
-                             p.w * STRIDE + j - z.left, p.h * STRIDE + i - z.top, p.n);
+                    load_map(s.patch[at.slot], &z.x, &s.patch_full[at.slot], k.c,
+                             p.w * STRIDE + j - z.left, p.h * STRIDE + i - z.top, k.frame);
                 }
         for (int c = 0; c < CHANNELS; c += DEPTH, at.next()) {
             uint64_t *full = &s.patch_full[at.slot];
@@ -178,14 +194,16 @@ template <int STRIDE> static __device__ void load_all_weights(const problem &z, 
     FOR_EACH_TILE(z, tile)
     {
         int first = spot_of(z, tile).c + rank * SHARE;
-        for (int c = 0; c < z.in; c += DEPTH)
+        step of = {0, 0};
+        for (int left = z.steps; left > 0; left--, of.next(z))
             for (int k = 0; k < TAPS * TAPS; k++, at.next()) {
                 /* Of stride 2 patch by patch: taps (0, 0) (0, 2) (2, 0) (2, 2), (0, 1) ... */
                 int tap = STRIDE == 1 ? k : (int)(0x453718620 >> 4 * k & 15);
+                tap += of.frame * TAPS * TAPS;
                 barrier_wait(&s.weight_empty[at.slot], at.phase ^ 1);
                 barrier_expect(&s.weight_full[at.slot], WEIGHT_SLOT);
                 load_for_all(s.weight[at.slot] + rank * SHARE * ROW, &z.w, &s.weight_full[at.slot],
-                             CLUSTER, tap * z.in + c, first);
+                             CLUSTER, tap * z.in + of.c, first);
             }
     }
 }
@@ -227,7 +245,7 @@ static __device__ __forceinline__ void multiply(const problem &z, shared &s, con
 {
     enum { PATCH = patch_side(STRIDE), GROUP_ROWS = SIDE / GROUPS, PATCH_KINDS = STRIDE * STRIDE };
     int add = 0, patch_before = 0, weight_before = 0;
-    for (int c = 0; c < z.in; c += DEPTH) {
+    for (int step = 0; step < z.steps; step++) {
 #pragma unroll
         for (int kind = 0; kind < PATCH_KINDS; kind++) {
             int slot = me.patch.slot;
@@ -255,7 +273,7 @@ static __device__ __forceinline__ void multiply(const problem &z, shared &s, con
                 }
                 products_end();
                 products_wait<1>();
-                if (c > 0 || kind > 0 || !first) { /* the step before this one is done */
+                if (step > 0 || kind > 0 || !first) { /* the step before this one is done */
                     free_weight(s, weight_before);
                     if (first) free_patch(s, patch_before);
                 }
@@ -448,7 +466,7 @@ static __device__ void store_all(const problem &z, shared &s, int group)
     {
         spot p = spot_of(z, tile);
         int64_t sums = ((int64_t)p.n * z.wide * z.high + p.number) * GROUPS + group;
-        at.skip(z.in / DEPTH * STRIDE * STRIDE);
+        at.skip(z.steps * STRIDE * STRIDE);
         __syncwarp();
         if (SUMS) barrier_arrive(SUMS_READ + group, SUMS_THREADS);
         for (int i = 0; i < CHUNKS; i++, at.skip(1)) {
@@ -592,34 +610,81 @@ template <typename T> static void launch_for(lg_stream *s, const problem &z, boo
         z.factors ? launch_for<T, true>(s, z, add) : launch_for<T, false>(s, z, add);
 }
 
+/* What both have: pictures of y, in tiles. */
+struct shapes {
+    const lg_tensor &x, &w, &bias, &residual, &y; /* w (Co, taps, Ci) */
+    int stride, stride_time, frames, top, left;
+};
+static problem problem_of(const shapes &a)
+{
+    int wide = (int)ceil_div(a.y.dim[2], SIDE), high = (int)ceil_div(a.y.dim[1], SIDE);
+    int64_t pairs = ceil_div(a.y.dim[0] * wide * high, CLUSTER), slices = a.y.dim[3] / CHANNELS;
+    int64_t rest = a.y.dim[3] % CHANNELS ? pairs : 0;
+    int patch = patch_side(a.stride);
+    const lg_tensor &residual = a.residual.data ? a.residual : a.y;
+    return {.x = describe_map(a.x, patch, patch, a.stride),
+            .w = describe_weights(a.w),
+            .residual = describe_map(residual, SIDE, SIDE / GROUPS, 1),
+            .y = describe_map(a.y, SIDE, SIDE / GROUPS, 1),
+            .bias = a.bias.data,
+            .factors = nullptr,
+            .sums = nullptr,
+            .pictures = (int)a.y.dim[0],
+            .in = (int)a.x.dim[3],
+            .out = (int)a.y.dim[3],
+            .steps = a.frames * (int)ceil_div(a.x.dim[3], DEPTH),
+            .stride_time = a.stride_time,
+            .H = (int)a.x.dim[1],
+            .W = (int)a.x.dim[2],
+            .wide = wide,
+            .high = high,
+            .slices = (int)slices,
+            .whole = (int)(pairs * slices),
+            .tiles = (int)(pairs * slices + rest),
+            .top = a.top,
+            .left = a.left};
+}
+
 void cuda_tile_conv(lg_stream *s, const struct lg_conv2d_forward_args *a, const float *factors,
                     float *sums)
 {
-    int wide = (int)a->y.dim[2] / SIDE, high = (int)a->y.dim[1] / SIDE;
-    int64_t pairs = ceil_div(a->y.dim[0] * wide * high, CLUSTER), slices = a->y.dim[3] / CHANNELS;
-    int64_t rest = a->y.dim[3] % CHANNELS ? pairs : 0;
-    LG_ASSERT(!factors || !rest);
+    problem z =
+        problem_of({a->x, a->w, a->bias, a->residual, a->y, a->stride, 1, 1, a->top, a->left});
+    LG_ASSERT(!factors || z.tiles == z.whole);
+    z.factors = factors;
+    z.sums = (float2 *)sums;
     bool add = a->residual.data != NULL;
-    int patch = patch_side(a->stride);
-    problem z = {.x = describe_map(a->x, patch, patch, a->stride),
-                 .w = describe_weights(a->w),
-                 .residual = describe_map(add ? a->residual : a->y, SIDE, SIDE / GROUPS, 1),
-                 .y = describe_map(a->y, SIDE, SIDE / GROUPS, 1),
-                 .bias = a->bias.data,
-                 .factors = factors,
-                 .sums = (float2 *)sums,
-                 .pictures = (int)a->y.dim[0],
-                 .in = (int)a->x.dim[3],
-                 .out = (int)a->y.dim[3],
-                 .H = (int)a->x.dim[1],
-                 .W = (int)a->x.dim[2],
-                 .wide = wide,
-                 .high = high,
-                 .slices = (int)slices,
-                 .whole = (int)(pairs * slices),
-                 .tiles = (int)(pairs * slices + rest),
-                 .top = a->top,
-                 .left = a->left};
     a->x.dtype == LG_BF16 ? launch_for<bf16>(s, z, add, a->stride)
                           : launch_for<fp16>(s, z, add, a->stride);
+}
+
+bool cuda_tile_conv3d_fits(const lg_cuda_device *d, const struct lg_conv3d_forward_args *a)
+{
+    const int64_t steps = a->w.dim[1] * ceil_div(a->x.dim[3], DEPTH), C = a->y.dim[3];
+    const int64_t tiles = a->y.dim[0] * ceil_div(a->y.dim[1], SIDE) * ceil_div(a->y.dim[2], SIDE);
+    return lg_cuda_is_hopper(d) && (a->x.dtype == LG_BF16 || a->x.dtype == LG_F16) &&
+           a->w.dim[2] == TAPS && a->w.dim[3] == TAPS &&
+           (a->stride == 1 || (a->stride == 2 && !a->residual.rank)) && a->x.dim[3] % 8 == 0 &&
+           steps >= PATCHES - CHUNKS && C % (CHANNELS / 2) == 0 &&
+           (tiles + 1) * C / (CHANNELS / 2) < INT32_MAX;
+}
+template <typename T> static void launch_plain(lg_stream *s, const problem &z, bool add, int stride)
+{
+    if (stride == 2)
+        launch_for<T, false, false, false, 2>(s, z);
+    else
+        add ? launch_for<T, false, true, false, 1>(s, z)
+            : launch_for<T, false, false, false, 1>(s, z);
+}
+void cuda_tile_conv3d(lg_stream *s, const struct lg_conv3d_forward_args *a)
+{
+    const int frames = (int)a->w.dim[1];
+    lg_tensor w = a->w; /* as a filter of so many rows */
+    w.rank = 4;
+    w.dim[1] *= w.dim[2], w.dim[2] = w.dim[3], w.dim[3] = w.dim[4];
+    const problem z = problem_of(
+        {a->x, w, a->bias, a->residual, a->y, a->stride, a->stride_time, frames, a->pad, a->pad});
+    bool add = a->residual.data != NULL;
+    a->x.dtype == LG_BF16 ? launch_plain<bf16>(s, z, add, a->stride)
+                          : launch_plain<fp16>(s, z, add, a->stride);
 }

@@ -180,12 +180,17 @@ void LG_K(clip_posterior_forward)(lg_stream *s, const struct lg_clip_posterior_f
 void LG_K(tile_take)(lg_stream *s, const struct lg_tile_take_args *a)
 {
     const int64_t h = a->y.dim[1], w = a->y.dim[2], H = a->x.dim[1], W = a->x.dim[2];
-    const int64_t rows = a->y.dim[0] * h, each = (int64_t)lg_dtype_bytes(a->x.dtype);
+    const int64_t rows = a->y.dim[0] * h;
     LG_PARALLEL(lg_host_threads(s))
     for (int64_t row = 0; row < rows; row++) {
         const int64_t at = (row / h * H + row % h + a->top) * W + a->left;
-        memcpy((char *)a->y.data + row * w * each, (const char *)a->x.data + at * each,
-               (size_t)(w * each));
+        float *y = (float *)a->y.data + row * w;
+        if (a->x.dtype != LG_U8) {
+            memcpy(y, (const float *)a->x.data + at, (size_t)w * sizeof *y);
+            continue;
+        }
+        const uint8_t *x = (const uint8_t *)a->x.data + at;
+        for (int64_t i = 0; i < w; i++) y[i] = (float)x[i] / 127.5f - 1.0f;
     }
 }
 

@@ -1,7 +1,6 @@
 /* One clip, (frames, H, W, C): convolution over time, norms of its channels, boxes of it as channels, and its ends. */
 #include "kernels/ref64/ref64.h"
 #include <math.h>
-#include <string.h>
 
 /* Position of y: frame, row, column, channel. */
 struct cell {
@@ -143,11 +142,10 @@ void ref64_clip_posterior_forward(lg_stream *s, const struct lg_clip_posterior_f
 void ref64_tile_take(lg_stream *s, const struct lg_tile_take_args *a)
 {
     const int64_t h = a->y.dim[1], w = a->y.dim[2], H = a->x.dim[1], W = a->x.dim[2];
-    const size_t each = lg_dtype_bytes(a->x.dtype);
     for (int64_t o = 0; o < lg_numel(&a->y); o++) {
         const int64_t i = (o / (w * h) * H + o / w % h + a->top) * W + o % w + a->left;
-        memcpy((char *)a->y.data + (size_t)o * each, (const char *)a->x.data + (size_t)i * each,
-               each);
+        ref64_data(a->y)[o] =
+            a->x.dtype == LG_U8 ? ((const uint8_t *)a->x.data)[i] / 127.5 - 1 : ref64_data(a->x)[i];
     }
 }
 

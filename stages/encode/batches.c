@@ -28,11 +28,11 @@ static void put(struct lg_port *p, lg_stream *s, const float *values, int64_t n)
 struct lg_vae_batches {
     lg_device *device;
     lg_stream *stream;
-    lg_aekl *net;
+    lg_autoencoder *net;
     void *weights;
     int64_t batch;
     struct lg_port mean, logvar, image; /* mean is the decoder's input */
-    lg_tensor pixels;                   // (B, 3, H, W)
+    lg_tensor pixels;                   // (B, 3, F H, W)
     uint8_t *host_pixels;
 };
 
@@ -41,13 +41,13 @@ static int vae_weights(lg_vae_batches *b, const struct lg_vae_batches_spec *spec
     lg_params t = {0};
     float *w = NULL;
     int rc;
-    LG_TRY_GOTO(rc, lg_aekl_params(&spec->config, spec->shape.half, &t), out);
+    LG_TRY_GOTO(rc, lg_autoencoder_params(&spec->config, spec->shape.half, &t), out);
     w = malloc(t.count * sizeof *w);
     if (!w) {
         rc = LG_FAIL(LG_ERR_NOSPACE, "no memory for the %zu weights of %s", t.count, spec->dir);
         goto out;
     }
-    LG_TRY_GOTO(rc, lg_aekl_load(&spec->config, spec->dir, spec->shape.half, w), out);
+    LG_TRY_GOTO(rc, lg_autoencoder_load(&spec->config, spec->dir, spec->shape.half, w), out);
     LG_TRY_GOTO(rc, lg_put_weights(b->device, b->stream, w, t.count, &b->weights), out);
 out:
     free(w);
@@ -57,11 +57,12 @@ out:
 
 static int vae_ports(lg_vae_batches *b, const struct lg_vae_batches_spec *spec)
 {
-    const struct lg_aekl_shape *s = &spec->shape;
-    int f = lg_aekl_factor(&spec->config);
-    lg_tensor latent =
-        lg_t4(NULL, LG_F32, s->batch, spec->config.latent_channels, s->height / f, s->width / f);
-    b->pixels = lg_t4(NULL, LG_U8, s->batch, 3, s->height, s->width);
+    const struct lg_autoencoder_shape *s = &spec->shape;
+    const int f = spec->config.factor, frames = LG_MAX(s->frames, 1);
+    const int latents = lg_autoencoder_latent_frames(&spec->config, frames);
+    lg_tensor latent = lg_t4(NULL, LG_F32, s->batch, spec->config.latent_channels,
+                             latents * (s->height / f), s->width / f);
+    b->pixels = lg_t4(NULL, LG_U8, s->batch, 3, (int64_t)frames * s->height, s->width);
     LG_TRY(lg_port_open(b->device, latent, &b->mean));
     if (s->half & LG_AEKL_DECODER) LG_TRY(lg_port_open(b->device, b->pixels, &b->image));
     if (s->half & LG_AEKL_ENCODER) LG_TRY(lg_port_open(b->device, latent, &b->logvar));
@@ -73,14 +74,17 @@ static int vae_ports(lg_vae_batches *b, const struct lg_vae_batches_spec *spec)
 
 static int vae_open(lg_vae_batches *b, const struct lg_vae_batches_spec *spec)
 {
-    struct lg_aekl_shape shape = spec->shape;
+    struct lg_autoencoder_shape shape = spec->shape;
     b->device = spec->device;
     b->batch = shape.batch;
-    if (!shape.slice) {
+    if (!shape.slice && shape.frames > 1) {
+        shape.slice = lg_autoencoder_slice(&spec->config, shape.height, shape.width);
+    } else if (!shape.slice) {
         int64_t fit = SLICE_PIXELS / ((int64_t)shape.height * shape.width);
         shape.slice = (int)LG_MAX(1, LG_MIN(fit, shape.batch));
     }
-    LG_TRY(lg_aekl_open(b->device, &spec->config, &shape, &b->net)); /* checks the picture's size */
+    LG_TRY(
+        lg_autoencoder_open_all(b->device, &spec->config, &shape, 1, &b->net)); /* checks sizes */
     LG_TRY(lg_stream_open(b->device, &b->stream));
     LG_TRY(vae_weights(b, spec));
     LG_TRY(vae_ports(b, spec));
@@ -104,7 +108,7 @@ void lg_vae_batches_close(lg_vae_batches **b)
 {
     if (!*b) return;
     lg_vae_batches *v = *b;
-    lg_aekl_close(&v->net);
+    lg_autoencoder_close(&v->net);
     if (v->stream) lg_stream_close(&v->stream);
     lg_port_close(v->device, &v->mean);
     lg_port_close(v->device, &v->logvar);
@@ -125,7 +129,8 @@ void lg_vae_batches_encode(lg_vae_batches *b, const uint8_t *pixels, int64_t n, 
         memset(b->host_pixels, 0, lg_tensor_bytes(&b->pixels));
         memcpy(b->host_pixels, pixels + at * picture, count * picture);
         lg_stream_upload(b->stream, b->pixels.data, b->host_pixels, lg_tensor_bytes(&b->pixels));
-        lg_aekl_encode(b->net, b->stream, b->weights, b->pixels, b->mean.device, b->logvar.device);
+        lg_autoencoder_encode(b->net, b->stream, b->weights, b->pixels, b->mean.device,
+                              b->logvar.device);
         lg_port_get(&b->mean, b->stream);
         lg_port_get(&b->logvar, b->stream);
         lg_stream_sync(b->stream);
@@ -141,7 +146,8 @@ void lg_vae_batches_decode(lg_vae_batches *b, const float *latent, int64_t n, fl
     for (int64_t first = 0; first < n; first += b->batch) {
         size_t at = (size_t)first * picture, count = (size_t)LG_MIN(b->batch, n - first);
         put(&b->mean, b->stream, latent + (size_t)first * sample_of(&b->mean), (int64_t)count);
-        lg_aekl_decode(b->net, b->stream, b->weights, b->mean.device, b->image.device, b->pixels);
+        lg_autoencoder_decode(b->net, b->stream, b->weights, b->mean.device, b->image.device,
+                              b->pixels);
         lg_port_get(&b->image, b->stream);
         lg_stream_download(b->stream, b->host_pixels, b->pixels.data, lg_tensor_bytes(&b->pixels));
         lg_stream_sync(b->stream);

@@ -2,23 +2,24 @@
  * bits depend on neither how many there are nor what stands beside it. For tools; the stages of a
  * run have the window instead. Everything on the caller's side is host memory in fp32. */
 #pragma once
-#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/autoencoder.h"
 #include "stages/nets/text_encoder.h"
 
 typedef struct lg_vae_batches lg_vae_batches;
 struct lg_vae_batches_spec {
     lg_device *device; /* must outlive the batches */
     const char *dir;   /* the model's folder, diffusers layout */
-    struct lg_aekl_config config;
-    struct lg_aekl_shape shape; /* one half; slice 0: as many pictures as make a megapixel */
+    struct lg_autoencoder_config config;
+    struct lg_autoencoder_shape shape; /* one half; slice 0: as many pictures as make a megapixel,
+                                          of clips lg_autoencoder_slice's frames */
 };
 /* Loads the weights. Allocates on the device what a batch needs. */
 int lg_vae_batches_open(const struct lg_vae_batches_spec *spec, lg_vae_batches **ret);
 void lg_vae_batches_close(lg_vae_batches **b);
-/* pixels (n, 3, H, W); mean and logvar (n, C, h, w). */
+/* pixels (n, 3, F H, W); mean and logvar (n, C, f h, w); F and f are 1 of pictures. */
 void lg_vae_batches_encode(lg_vae_batches *b, const uint8_t *pixels, int64_t n, float *ret_mean,
                            float *ret_logvar);
-/* latent (n, C, h, w); image (n, 3, H, W) about [-1, 1] and pixels (n, 3, H, W), either may be NULL. */
+/* latent (n, C, f h, w); image (n, 3, F H, W) about [-1, 1] and pixels, the same in u8, either may be NULL. */
 void lg_vae_batches_decode(lg_vae_batches *b, const float *latent, int64_t n, float *ret_image,
                            uint8_t *ret_pixels);
 

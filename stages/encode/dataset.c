@@ -34,7 +34,7 @@ struct waiting {
 
 struct job {
     const struct lg_encode_dataset_spec *spec;
-    struct lg_aekl_config config;
+    struct lg_autoencoder_config config;
     lg_source *source;
     lg_vae_batches *vae;
     lg_item item;
@@ -54,7 +54,7 @@ struct job {
 static int64_t latent_dim(const struct job *j, int64_t dim[3])
 {
     dim[0] = j->config.latent_channels;
-    dim[1] = dim[2] = j->spec->size / lg_aekl_factor(&j->config);
+    dim[1] = dim[2] = j->spec->size / j->config.factor;
     return dim[0] * dim[1] * dim[2];
 }
 
@@ -235,7 +235,7 @@ static int allocate(struct job *j)
 static int job_run(struct job *j)
 {
     const struct lg_encode_dataset_spec *s = j->spec;
-    LG_TRY(lg_aekl_config_load(s->o.model, &j->config));
+    LG_TRY(lg_autoencoder_config_load(s->o.model, &j->config));
     LG_TRY(lg_source_open(s->data, NULL, &j->source));
     if (lg_source_has_latents(j->source))
         return LG_FAIL(LG_ERR_CONFIG, "%s holds latents already", s->data);

@@ -61,45 +61,89 @@ static int write_f32(lg_st_writer *w, int rank, const int64_t *dim, int count,
 
 /* ---- pictures ---- */
 
+/* What a file has: pictures (N, C, H, W), or clips (N, C, F, H, W). */
+struct clips {
+    int rank;
+    int64_t n, channels, frames, height, width;
+};
+static int find_clips(const lg_st_file *f, const char *in, const char *name, const char *shape,
+                      const struct lg_st_entry **ret, struct clips *ret_clips)
+{
+    const struct lg_st_entry *e = lg_st_find(f, name);
+    const int rank = e && e->rank == 5 ? 5 : 4;
+    LG_TRY(find(f, in, name, rank, shape, ret));
+    e = *ret;
+    *ret_clips = (struct clips){.rank = rank,
+                                .n = e->dim[0],
+                                .channels = e->dim[1],
+                                .frames = rank == 5 ? e->dim[2] : 1,
+                                .height = e->dim[rank - 2],
+                                .width = e->dim[rank - 1]};
+    return 0;
+}
+
+static int write_clips(lg_st_writer *w, const struct clips *c, int count, const char *const *names,
+                       float *const *values)
+{
+    const int64_t picture[] = {c->n, c->channels, c->height, c->width};
+    const int64_t clip[] = {c->n, c->channels, c->frames, c->height, c->width};
+    LG_TRY(write_f32(w, c->rank, c->rank == 5 ? clip : picture, count, names, values));
+    return 0;
+}
+
+static int allocate(const struct clips *c, float **ret)
+{
+    LG_TRY(room((size_t)c->n, (size_t)(c->channels * c->frames * c->height * c->width), ret));
+    return 0;
+}
+
 static int open_vae(const struct lg_encode_options *o, lg_aekl_half half,
-                    const struct lg_aekl_config *c, int64_t height, int64_t width,
+                    const struct lg_autoencoder_config *c, const struct clips *pixels,
                     lg_vae_batches **ret)
 {
-    if (height > SIDE_MAX || width > SIDE_MAX)
-        return LG_FAIL(LG_ERR_MISMATCH, "pictures of %lld x %lld pixels: at most %d are possible",
-                       (long long)width, (long long)height, SIDE_MAX);
-    return lg_vae_batches_open(&(struct lg_vae_batches_spec){.device = o->device,
-                                                             .dir = o->model,
-                                                             .config = *c,
-                                                             .shape = {.half = half,
-                                                                       .batch = o->batch,
-                                                                       .height = (int)height,
-                                                                       .width = (int)width,
-                                                                       .slice = o->slice}},
-                               ret);
+    if (pixels->height > SIDE_MAX || pixels->width > SIDE_MAX || pixels->frames > SIDE_MAX)
+        return LG_FAIL(LG_ERR_MISMATCH,
+                       "%lld frames of %lld x %lld pixels: at most %d are possible of each",
+                       (long long)pixels->frames, (long long)pixels->width,
+                       (long long)pixels->height, SIDE_MAX);
+    return lg_vae_batches_open(
+        &(struct lg_vae_batches_spec){.device = o->device,
+                                      .dir = o->model,
+                                      .config = *c,
+                                      .shape = {.half = half,
+                                                .batch = pixels->frames > 1 ? 1 : o->batch,
+                                                .frames = (int)pixels->frames,
+                                                .height = (int)pixels->height,
+                                                .width = (int)pixels->width,
+                                                .slice = o->slice,
+                                                .tile = o->tile}},
+        ret);
 }
 
 static int encode_pixels(const struct lg_encode_options *o, const lg_st_file *f, const char *in,
                          lg_st_writer *w)
 {
     const struct lg_st_entry *e;
-    struct lg_aekl_config c;
+    struct lg_autoencoder_config c;
+    struct clips pixels;
     lg_vae_batches *vae = NULL;
     float *latent[2] = {NULL, NULL};
     int rc;
-    LG_TRY(find(f, in, "pixels", 4, "(N, 3, H, W) u8", &e));
+    LG_TRY(find_clips(f, in, "pixels", "(N, 3, H, W) or (N, 3, F, H, W) u8", &e, &pixels));
     LG_TRY(check_type(e, in, LG_U8));
-    if (e->dim[1] != 3)
+    if (pixels.channels != 3)
         return LG_FAIL(LG_ERR_MISMATCH, "%s: \"pixels\" has %lld channels, wanted is (N, 3, H, W)",
-                       in, (long long)e->dim[1]);
-    LG_TRY(lg_aekl_config_load(o->model, &c));
-    LG_TRY_GOTO(rc, open_vae(o, LG_AEKL_ENCODER, &c, e->dim[2], e->dim[3], &vae), out);
-    int64_t factor = lg_aekl_factor(&c);
-    int64_t dim[4] = {e->dim[0], c.latent_channels, e->dim[2] / factor, e->dim[3] / factor};
-    for (int i = 0; i < 2; i++)
-        LG_TRY_GOTO(rc, room((size_t)dim[0], (size_t)(dim[1] * dim[2] * dim[3]), &latent[i]), out);
-    lg_vae_batches_encode(vae, e->data, e->dim[0], latent[0], latent[1]);
-    rc = write_f32(w, 4, dim, 2, (const char *const[]){"latent_mean", "latent_logvar"}, latent);
+                       in, (long long)pixels.channels);
+    LG_TRY(lg_autoencoder_config_load(o->model, &c));
+    LG_TRY_GOTO(rc, open_vae(o, LG_AEKL_ENCODER, &c, &pixels, &vae), out);
+    struct clips made = pixels;
+    made.channels = c.latent_channels;
+    made.frames = lg_autoencoder_latent_frames(&c, (int)pixels.frames);
+    made.height /= c.factor;
+    made.width /= c.factor;
+    for (int i = 0; i < 2; i++) LG_TRY_GOTO(rc, allocate(&made, &latent[i]), out);
+    lg_vae_batches_encode(vae, e->data, made.n, latent[0], latent[1]);
+    rc = write_clips(w, &made, 2, (const char *const[]){"latent_mean", "latent_logvar"}, latent);
 out:
     lg_vae_batches_close(&vae);
     free(latent[0]);
@@ -111,24 +155,27 @@ static int decode_latents(const struct lg_encode_options *o, const lg_st_file *f
                           lg_st_writer *w)
 {
     const struct lg_st_entry *e;
-    struct lg_aekl_config c;
+    struct lg_autoencoder_config c;
+    struct clips latents;
     lg_vae_batches *vae = NULL;
     float *latent = NULL, *image = NULL;
     int rc;
-    LG_TRY(find(f, in, "latent_mean", 4, "(N, C, h, w)", &e));
-    LG_TRY(lg_aekl_config_load(o->model, &c));
-    int64_t factor = lg_aekl_factor(&c);
-    int64_t dim[4] = {e->dim[0], 3, e->dim[2] * factor, e->dim[3] * factor};
-    if (e->dim[1] != c.latent_channels)
+    LG_TRY(find_clips(f, in, "latent_mean", "(N, C, h, w) or (N, C, f, h, w)", &e, &latents));
+    LG_TRY(lg_autoencoder_config_load(o->model, &c));
+    if (latents.channels != c.latent_channels)
         return LG_FAIL(LG_ERR_MISMATCH, "%s: \"latent_mean\" has %lld channels, the model in %s %d",
-                       in, (long long)e->dim[1], o->model, c.latent_channels);
-    LG_TRY_GOTO(rc, open_vae(o, LG_AEKL_DECODER, &c, dim[2], dim[3], &vae), out);
-    size_t sample = (size_t)(e->dim[1] * e->dim[2] * e->dim[3]);
-    LG_TRY_GOTO(rc, room((size_t)dim[0], sample, &latent), out);
-    LG_TRY_GOTO(rc, room((size_t)dim[0], (size_t)(3 * dim[2] * dim[3]), &image), out);
-    LG_TRY_GOTO(rc, lg_st_read_f32(e, latent, 0, (size_t)dim[0] * sample), out);
-    lg_vae_batches_decode(vae, latent, dim[0], image, NULL);
-    rc = write_f32(w, 4, dim, 1, (const char *const[]){"decoded"}, &image);
+                       in, (long long)latents.channels, o->model, c.latent_channels);
+    struct clips made = latents;
+    made.channels = 3;
+    made.frames = (latents.frames - 1) * c.factor_time + 1;
+    made.height *= c.factor;
+    made.width *= c.factor;
+    LG_TRY_GOTO(rc, open_vae(o, LG_AEKL_DECODER, &c, &made, &vae), out);
+    LG_TRY_GOTO(rc, allocate(&latents, &latent), out);
+    LG_TRY_GOTO(rc, allocate(&made, &image), out);
+    LG_TRY_GOTO(rc, lg_st_read_f32(e, latent, 0, e->bytes / lg_dtype_bytes(e->dtype)), out);
+    lg_vae_batches_decode(vae, latent, made.n, image, NULL);
+    rc = write_clips(w, &made, 1, (const char *const[]){"decoded"}, &image);
 out:
     lg_vae_batches_close(&vae);
     free(latent);

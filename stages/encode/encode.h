@@ -5,14 +5,17 @@
 struct lg_encode_options {
     lg_device *device;
     const char *model; /* folder */
-    int batch, slice;  /* samples at once, of them in flight in the autoencoder; slice 0: chosen */
+    int batch; /* samples at once */
+    int slice; /* of them, or of a clip's frames, in flight in the autoencoder; 0: chosen */
+    int tile;  /* pixels, as in lg_autoencoder_shape */
     int length; /* token ids of a caption in a text file; 0: the longest that a CLIP takes, of a T5 120 */
     const char *spiece; /* sentencepiece model, NULL: the model's own */
 };
-/* in: safetensors with pixels (N, 3, H, W) u8. out: latent_mean and latent_logvar (N, C, h, w). */
+/* in: safetensors with pixels (N, 3, H, W) u8, or of clips (N, 3, F, H, W). out: latent_mean and latent_logvar (N, C, h, w) or
+ * (N, C, f, h, w), of LTX-Video without the latents' statistics. */
 int lg_encode_pictures(const struct lg_encode_options *o, const char *in, const char *out);
-/* in: safetensors with latent_mean (N, C, h, w), not scaled. out: decoded (N, 3, H, W), in [-1, 1]
- * as far as the model keeps to it. */
+/* in: safetensors with latent_mean as above, not scaled. out: decoded (N, 3, H, W) or (N, 3, F, H, W), in [-1, 1] as far as
+ * the model keeps to it. */
 int lg_decode_pictures(const struct lg_encode_options *o, const char *in, const char *out);
 /* in: safetensors with token_ids (N, L) i32, or a text file (NAME.txt) with a caption per line. out:
  * text_hidden (N, L, d_model) and token_ids. */

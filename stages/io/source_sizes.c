@@ -1,4 +1,4 @@
-/* The sizes of all pictures and clips of a data set, remembered in a file; see source.h.
+/* The sizes of pictures and clips of a data set, those of all remembered in a file; see source.h.
  *
  * The file: a head of four words and (count) sizes. Its hash covers all of it, so that a file of another build or data
  * set, or a damaged one, is found and made again. What the pictures are may only change with the data set's
@@ -6,10 +6,12 @@
 #include "base/fs.h"
 #include "base/heartbeat.h"
 #include "base/log.h"
-#include "stages/io/source.h"
+#include "stages/io/source_private.h"
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { FIRST_BYTES = 4096 /* of a picture, which mostly show its size */ };
 
 struct head {
     char magic[8];
@@ -17,6 +19,76 @@ struct head {
     uint64_t hash; /* of the sizes and the words before */
 };
 static const char MAGIC[8] = {'l', 'g', 's', 'i', 'z', 'e', 's', '2'};
+
+/* ---- of an item ---- */
+
+/* More of the picture is read until it shows its size: twice as much each time, so that a file of a million small segments
+ * costs no more than reading it twice. */
+static int find_size(lg_source *s, size_t shard, const struct lg_index_member *m,
+                     struct lg_picture_size *ret)
+{
+    size_t need = FIRST_BYTES, have = 0;
+    *ret = (struct lg_picture_size){0};
+    while (!ret->width) {
+        if (have == m->bytes) return LG_FAIL(LG_ERR_VOID, "picture is cut off before its size");
+        have = LG_MIN(LG_MAX(need, 2 * have), (size_t)m->bytes);
+        LG_TRY(lg_item_reserve(&s->head, have));
+        LG_TRY(lg_source_read_member(s, shard, m, have, s->head.data));
+        LG_TRY(lg_picture_size(s->head.data, have, &need, ret));
+    }
+    return 0;
+}
+
+static int look_at_clip(lg_source *s, size_t shard, const struct lg_index_member *m,
+                        struct lg_item_size *ret)
+{
+    struct lg_item_clip film;
+    struct lg_clip_info info;
+    lg_item_clip_open(s, shard, m, &film);
+    int rc = lg_clip_look(&film.input, &info);
+    lg_item_clip_close(&film);
+    LG_TRY(rc);
+    *ret = (struct lg_item_size){.width = (uint16_t)info.width,
+                                 .height = (uint16_t)info.height,
+                                 .frames = info.frames,
+                                 .duration_ms = info.duration_ms};
+    return 0;
+}
+
+/* A member of an item, or NULL. */
+static const struct lg_index_member *find_member(const lg_source *s, uint64_t item,
+                                                 enum lg_member_kind kind)
+{
+    const struct lg_index_entry *e = &s->index.entry[item];
+    for (size_t i = e->first_member; i < e[1].first_member; i++)
+        if (s->index.member[i].kind == kind) return &s->index.member[i];
+    return NULL;
+}
+
+int lg_source_size(lg_source *s, uint64_t item, struct lg_item_size *ret)
+{
+    LG_ASSERT(item < s->index.count);
+    const size_t shard = s->index.entry[item].shard;
+    const struct lg_index_member *m = find_member(s, item, LG_MEMBER_CLIP);
+    struct lg_picture_size size;
+    if (m) {
+        LG_TRY(look_at_clip(s, shard, m, ret));
+        return 0;
+    }
+    m = find_member(s, item, LG_MEMBER_PICTURE);
+    if (!m) return LG_FAIL(LG_ERR_VOID, "has no picture");
+    if (m->bytes > LG_SOURCE_MEMBER_BYTES_MAX)
+        return LG_FAIL(LG_ERR_VOID, "a picture of more than %u bytes", LG_SOURCE_MEMBER_BYTES_MAX);
+    LG_TRY(find_size(s, shard, m, &size));
+    if (s->options.clips && lg_clip_is(s->head.data, LG_MIN((size_t)FIRST_BYTES, m->bytes))) {
+        LG_TRY(look_at_clip(s, shard, m, ret));
+        return 0;
+    }
+    *ret = (struct lg_item_size){(uint16_t)size.width, (uint16_t)size.height, 1, 0};
+    return 0;
+}
+
+/* ---- of all ---- */
 
 static size_t file_bytes(uint64_t count)
 {

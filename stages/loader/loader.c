@@ -119,11 +119,12 @@ static void log_buckets(const struct loader *l, const lg_plan *p)
     for (int k = 0; k < p->buckets.n; k++) {
         const struct lg_bucket *b = &p->buckets.of[k];
         const struct lg_order_bucket o = lg_order_bucket(l->order, k);
+        char shape[LG_BUCKET_TEXT_BYTES];
         if (!o.items) continue;
         lg_log(LG_INFO,
-               "bucket %dx%d: %" PRIu64 " items (it is the nearest to %" PRIu64 "), %" PRIu64
+               "bucket %s: %" PRIu64 " items (it is the nearest to %" PRIu64 "), %" PRIu64
                " times %d samples of a rank in an epoch",
-               b->height, b->width, o.items, o.nearest, o.groups, b->rows);
+               lg_bucket_text(b, shape), o.items, o.nearest, o.groups, b->rows);
     }
 }
 

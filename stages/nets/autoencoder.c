@@ -18,6 +18,11 @@ int lg_autoencoder_config_load(const char *dir, struct lg_autoencoder_config *re
         c.factor = c.ltx.factor;
         c.factor_time = c.ltx.factor_time;
         c.scaling_factor = c.ltx.scaling_factor;
+        if (c.factor != info.factor || c.factor_time != info.factor_time)
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "%s/config.json: spatio_temporal_scaling has entries for more blocks "
+                           "than there are",
+                           dir);
     } else {
         LG_TRY(lg_aekl_config_load(dir, &c.kl));
         c.latent_channels = c.kl.latent_channels;
@@ -33,6 +38,12 @@ int lg_autoencoder_config_load(const char *dir, struct lg_autoencoder_config *re
 int lg_autoencoder_latent_frames(const struct lg_autoencoder_config *c, int frames)
 {
     return lg_vae_latent_frames(&(struct lg_vae_info){.factor_time = c->factor_time}, frames);
+}
+
+int lg_autoencoder_slice(const struct lg_autoencoder_config *c, int height, int width)
+{
+    const int64_t pixels = c->kind == LG_VAE_KL ? 1 << 20 : 1 << 24;
+    return (int)LG_MAX(pixels / ((int64_t)height * width), 1);
 }
 
 /* ---- parameters ---- */
@@ -52,7 +63,7 @@ int lg_autoencoder_params(const struct lg_autoencoder_config *c, lg_aekl_half ha
     lg_net n = lg_net_declare(1);
     lg_aeltx_declare_statistics(&n, &c->ltx);
     const struct lg_video_slice whole = {.frames = 1, .is_first = true, .is_last = true};
-    const struct lg_video_shape shape = {1, c->factor, c->factor};
+    const struct lg_video_shape shape = {1, c->factor, c->factor, LG_U8};
     for (lg_aekl_half h = LG_AEKL_ENCODER; h <= LG_AEKL_DECODER; h++) {
         struct lg_video clip = lg_video_of(c, h, &whole);
         const struct lg_video_ends ends = lg_video_ends_of(c, h, &shape, 1, n.type);

@@ -39,6 +39,8 @@ struct lg_autoencoder_shape {
     lg_aekl_half half;
     int batch, frames, height, width, slice, tile;
 };
+/* What slice is best of clips of these sizes, where nobody says: as many frames as make 16 megapixels, of an AutoencoderKL one. */
+int lg_autoencoder_slice(const struct lg_autoencoder_config *c, int height, int width);
 /* Nets of n shapes that never run at the same time, in one piece of memory, as large as the largest needs. ret[0] owns it
  * and is closed last. On failure none is open. */
 int lg_autoencoder_open_all(lg_device *d, const struct lg_autoencoder_config *c,

@@ -26,6 +26,7 @@ struct lg_video_slice {
 /* A clip, or a tile of one: frames of pixels, and their size. */
 struct lg_video_shape {
     int frames, height, width;
+    lg_dtype pixels; /* LG_U8, or of a tile the compute type, in [-1, 1] */
 };
 struct lg_video lg_video_of(const struct lg_autoencoder_config *c, lg_aekl_half half,
                             const struct lg_video_slice *slice);

@@ -76,7 +76,7 @@ struct lg_video_ends lg_video_ends_of(const struct lg_autoencoder_config *c, lg_
 {
     const int64_t H = clip->height, W = clip->width, f = c->factor, p = patch_of(c);
     const int64_t all = latent_frames(c, clip->frames), some = latent_frames(c, frames);
-    const lg_tensor pixels = lg_t4(NULL, LG_U8, 3, clip->frames, H, W);
+    const lg_tensor pixels = lg_t4(NULL, clip->pixels, 3, clip->frames, H, W);
     const lg_tensor latent = lg_t4(NULL, type, c->latent_channels, all, H / f, W / f);
     if (half == LG_AEKL_ENCODER)
         return (struct lg_video_ends){lg_slice(pixels, 1, 0, frames),
@@ -105,10 +105,11 @@ static bool next_slice(const lg_video_net *net, lg_aekl_half half, int *at,
     const struct lg_autoencoder_config *c = &net->c;
     const int frames = net->shape.frames, time = c->factor_time;
     const bool is_cut = c->kind == LG_VAE_KL || is_causal(c, half);
-    int most = net->shape.slice && is_cut ? net->shape.slice : frames;
     if (*at >= frames) return false;
-    most = LG_MAX(most / time, 1) * time; /* whole latent frames, */
-    if (*at == 0) most -= time - 1;       /* of which the first is one frame */
+    int most = frames;
+    if (net->shape.slice && is_cut) /* whole latent frames, of which the first is one frame */
+        most = *at ? LG_MAX(net->shape.slice / time, 1) * time
+                   : (net->shape.slice - 1) / time * time + 1;
     ret->frames = LG_MIN(most, frames - *at);
     ret->is_first = *at == 0 || c->kind == LG_VAE_KL;
     ret->is_last = ret->frames == frames || c->kind == LG_VAE_KL; /* else it may have a successor */
@@ -203,7 +204,7 @@ static size_t latents_of(const lg_video_net *net, const struct lg_video_shape *s
 static void cut_arena(lg_video_net *net)
 {
     const struct lg_autoencoder_shape *b = &net->shape;
-    const struct lg_video_shape whole = {b->frames, b->height, b->width};
+    const struct lg_video_shape whole = {b->frames, b->height, b->width, LG_U8};
     struct places *at = &net->at;
     int most = 0;
     net->need.arena = (net->need.arena + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
@@ -211,10 +212,10 @@ static void cut_arena(lg_video_net *net)
         at->carried[i] =
             reserve(net, (size_t)LG_MAX(net->encoder.carried, net->decoder.carried), net->dtype);
     for (int k = 0; k < net->decoder.n_kinds; k++) most = LG_MAX(most, net->decoder.kind[k].frames);
-    const struct lg_video_shape slice = {most, net->tile.height, net->tile.width};
+    const struct lg_video_shape slice = {most, net->tile.height, net->tile.width, LG_U8};
     at->patches = reserve(net, pixels_of(&slice), net->dtype);
     if (!net->is_tiled) return;
-    at->pixels = reserve(net, pixels_of(&net->tile), LG_U8);
+    at->pixels = reserve(net, pixels_of(&net->tile), net->dtype);
     at->latent = reserve(net, latents_of(net, &net->tile), net->dtype);
     at->logvar = reserve(net, latents_of(net, &net->tile), net->dtype);
     if (net->decoder.n_kinds) {
@@ -260,8 +261,9 @@ int lg_video_net_make(lg_device *d, const struct lg_autoencoder_config *c,
     net->rows = lg_tiles_cut(b.height / c->factor, b.tile / c->factor);
     net->columns = lg_tiles_cut(b.width / c->factor, b.tile / c->factor);
     net->is_tiled = net->rows.n > 1 || net->columns.n > 1;
-    net->tile = (struct lg_video_shape){b.frames, net->rows.size * c->factor,
-                                        net->columns.size * c->factor};
+    net->tile =
+        (struct lg_video_shape){b.frames, net->rows.size * c->factor, net->columns.size * c->factor,
+                                net->is_tiled ? net->dtype : LG_U8};
     LG_TRY_GOTO(rc, lg_autoencoder_params(c, b.half, &net->table), fail);
     if (b.half & LG_AEKL_ENCODER)
         LG_TRY_GOTO(rc, make_side(net, &net->encoder, LG_AEKL_ENCODER), fail);
@@ -477,7 +479,7 @@ static void encode_clip(const struct run *r, lg_tensor pixels, lg_tensor mean, l
         encode_frames(r, pixels, mean, logvar);
         return;
     }
-    const lg_tensor of_tile = pixels_at(&net->tile, place(net, net->at.pixels), LG_U8);
+    const lg_tensor of_tile = pixels_at(&net->tile, place(net, net->at.pixels), net->dtype);
     const lg_tensor made[] = {latents_at(net, &net->tile, place(net, net->at.latent)),
                               latents_at(net, &net->tile, place(net, net->at.logvar))};
     zero(r, mean);
@@ -501,7 +503,8 @@ static void decode_clip(const struct run *r, lg_tensor latent, lg_tensor image, 
     }
     const lg_tensor of_tile = latents_at(net, &net->tile, place(net, net->at.latent));
     const lg_tensor made = pixels_at(&net->tile, place(net, net->at.image), net->dtype);
-    const struct lg_video_shape whole = {net->shape.frames, net->shape.height, net->shape.width};
+    const struct lg_video_shape whole = {net->shape.frames, net->shape.height, net->shape.width,
+                                         LG_U8};
     if (!image.data) image = pixels_at(&whole, place(net, net->at.whole), net->dtype);
     zero(r, image);
     EACH_TILE(net, t, net->c.factor)
@@ -531,7 +534,8 @@ void lg_video_net_encode(lg_video_net *net, lg_stream *s, const void *weights, l
                          lg_tensor mean, lg_tensor logvar)
 {
     const struct run r = {net, s, weights};
-    const struct lg_video_shape whole = {net->shape.frames, net->shape.height, net->shape.width};
+    const struct lg_video_shape whole = {net->shape.frames, net->shape.height, net->shape.width,
+                                         LG_U8};
     const lg_tensor in = pixels_at(&whole, NULL, LG_U8), out = latents_at(net, &whole, NULL);
     LG_ASSERT(net->encoder.n_kinds && pixels.dim[0] == net->shape.batch);
     for (int64_t b = 0; b < net->shape.batch; b++)
@@ -542,7 +546,8 @@ void lg_video_net_decode(lg_video_net *net, lg_stream *s, const void *weights, l
                          lg_tensor image, lg_tensor pixels)
 {
     const struct run r = {net, s, weights};
-    const struct lg_video_shape whole = {net->shape.frames, net->shape.height, net->shape.width};
+    const struct lg_video_shape whole = {net->shape.frames, net->shape.height, net->shape.width,
+                                         LG_U8};
     const lg_tensor in = latents_at(net, &whole, NULL);
     LG_ASSERT(net->decoder.n_kinds && latent.dim[0] == net->shape.batch);
     for (int64_t b = 0; b < net->shape.batch; b++)

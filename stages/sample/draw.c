@@ -200,12 +200,12 @@ static int load_weights(const struct lg_draw_spec *s, const struct lg_denoiser_c
 static int upload_size(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
                        struct drawing *d)
 {
-    struct lg_aekl_config vae;
+    struct lg_vae_info vae;
     const int B = lg_sampler_batch(d->sampler);
     float *v;
-    LG_TRY(lg_aekl_config_load(s->vae_dir, &vae));
-    const int numbers = lg_denoiser_numbers(net), height = net->height * lg_aekl_factor(&vae),
-              width = net->width * lg_aekl_factor(&vae);
+    LG_TRY(lg_vae_info_read(s->vae_dir, &vae));
+    const int numbers = lg_denoiser_numbers(net), height = net->height * vae.factor,
+              width = net->width * vae.factor;
     const int number[] = {height, width, 0, 0, height, width}; /* it is whole */
     LG_TRY(alloc((size_t)B * (size_t)(numbers + 1), sizeof *v, &v));
     for (int i = 0; i < B; i++) {
@@ -352,36 +352,6 @@ static int draw_latents(const struct lg_draw_spec *s, const struct lg_denoiser_c
 
 /* ---- pixels ---- */
 
-/* Each frame is a picture of its own: (C, f, h, w) to (f, C, h, w) of every clip, or back. */
-struct frames {
-    size_t channels, frames, plane; /* bytes of a channel of a frame */
-};
-static void turn(const void *from, void *to, const struct frames *t, bool back)
-{
-    for (size_t c = 0; c < t->channels; c++)
-        for (size_t f = 0; f < t->frames; f++) {
-            const size_t in_clip = (c * t->frames + f) * t->plane,
-                         alone = (f * t->channels + c) * t->plane;
-            memcpy((char *)to + (back ? in_clip : alone),
-                   (const char *)from + (back ? alone : in_clip), t->plane);
-        }
-}
-
-/* n clips, by way of a copy. */
-static int turn_all(void *data, int n, const struct frames *t, bool back)
-{
-    const size_t bytes = t->channels * t->frames * t->plane;
-    char *one, *at = data;
-    if (t->frames == 1) return 0;
-    LG_TRY(alloc(bytes, 1, &one));
-    for (int i = 0; i < n; i++, at += bytes) {
-        memcpy(one, at, bytes);
-        turn(one, at, t, back);
-    }
-    free(one);
-    return 0;
-}
-
 static int decode(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
                   float *latents, lg_pictures *ret)
 {
@@ -390,28 +360,28 @@ static int decode(const struct lg_draw_spec *s, const struct lg_denoiser_config 
     const size_t cells = (size_t)net->height * (size_t)net->width;
     const size_t values = (size_t)s->n * (size_t)(net->channels * frames) * cells;
     lg_vae_batches *vae = NULL;
-    LG_TRY(lg_aekl_config_load(s->vae_dir, &spec.config));
-    const struct lg_aekl_config *c = &spec.config;
+    LG_TRY(lg_autoencoder_config_load(s->vae_dir, &spec.config));
+    const struct lg_autoencoder_config *c = &spec.config;
     if (c->latent_channels != net->channels)
         return LG_FAIL(LG_ERR_MISMATCH, "%s has %d latent channels, the transformer %d", s->vae_dir,
                        c->latent_channels, net->channels);
     ret->n = s->n;
-    ret->frames = frames;
-    ret->height = net->height * lg_aekl_factor(c);
-    ret->width = net->width * lg_aekl_factor(c);
-    spec.shape = (struct lg_aekl_shape){
-        .half = LG_AEKL_DECODER, .batch = DECODE_BATCH, .height = ret->height, .width = ret->width};
+    ret->frames = (frames - 1) * c->factor_time + 1;
+    ret->height = net->height * c->factor;
+    ret->width = net->width * c->factor;
+    spec.shape = (struct lg_autoencoder_shape){.half = LG_AEKL_DECODER,
+                                               .batch = ret->frames > 1 ? 1 : DECODE_BATCH,
+                                               .frames = ret->frames,
+                                               .height = ret->height,
+                                               .width = ret->width};
     for (size_t i = 0; i < values; i++)
         latents[i] = (float)((double)latents[i] / c->scaling_factor + c->shift_factor);
     const size_t pixels = (size_t)ret->height * (size_t)ret->width;
-    LG_TRY(alloc((size_t)(s->n * frames) * 3, pixels, &ret->pixels));
-    LG_TRY(turn_all(
-        latents, s->n,
-        &(struct frames){(size_t)net->channels, (size_t)frames, cells * sizeof *latents}, false));
+    LG_TRY(alloc((size_t)(s->n * ret->frames) * 3, pixels, &ret->pixels));
     LG_TRY(lg_vae_batches_open(&spec, &vae));
-    lg_vae_batches_decode(vae, latents, s->n * frames, NULL, ret->pixels);
+    lg_vae_batches_decode(vae, latents, s->n, NULL, ret->pixels);
     lg_vae_batches_close(&vae);
-    return turn_all(ret->pixels, s->n, &(struct frames){3, (size_t)frames, pixels}, true);
+    return 0;
 }
 
 /* What was asked for, in cells of the latent. */

@@ -14,7 +14,8 @@ static const char usage_text[] =
     "       lg-encode text   --model DIR [options] IN.safetensors|IN.txt OUT.safetensors\n"
     "       lg-encode decode vae --model DIR [options] IN.safetensors OUT.safetensors\n"
     "       lg-encode dataset --vae DIR --data PATH --out DIR [options]\n"
-    "vae:     pixels (N,3,H,W) u8 -> latent_mean, latent_logvar (N,C,h,w)\n"
+    "vae:     pixels (N,3,H,W) u8 -> latent_mean, latent_logvar (N,C,h,w); clips (N,3,F,H,W)\n"
+    "         -> (N,C,f,h,w)\n"
     "text:    token_ids (N,L) i32, or a caption per line -> text_hidden (N,L,D), token_ids\n"
     "decode:  latent_mean -> decoded (N,3,H,W), about [-1, 1]\n"
     "dataset: tar shards or a folder of pictures -> tar shards of latents that lg-loader reads\n"
@@ -24,8 +25,12 @@ static const char usage_text[] =
     "  --threads N       default 2\n"
     "  --batch N         samples at once (default 16); results do not depend on the number of "
     "samples\n"
-    "  --slice N         pictures in flight in the autoencoder (default: about a megapixel of "
-    "them)\n"
+    "  --slice N         pictures, or of a clip frames, in flight in the autoencoder (default: "
+    "about "
+    "a\n"
+    "                    megapixel of pictures, 16 of frames)\n"
+    "  --tile N          clips larger on a side in tiles of N pixels, which are blended (default: "
+    "whole)\n"
     "  --length L        text: token ids per caption of a text file (default: the longest a CLIP "
     "takes, 77; T5 120)\n"
     "  --spiece FILE     text: the sentencepiece model (default DIR/spiece.model)\n"
@@ -34,7 +39,7 @@ static const char usage_text[] =
 
 struct options {
     const char *model, *device, *precision, *spiece, *data, *out;
-    int threads, batch, slice, length, size, shard_size;
+    int threads, batch, slice, tile, length, size, shard_size;
     char **words; /* what is not an option */
     int n_words;
 };
@@ -80,6 +85,7 @@ static int parse(int argc, char **argv, struct options *o)
         {.name = "threads", .number = &o->threads, .min = 1, .max = 1024},
         {.name = "batch", .number = &o->batch, .min = 1, .max = 4096},
         {.name = "slice", .number = &o->slice, .min = 1, .max = 4096},
+        {.name = "tile", .number = &o->tile, .min = 1, .max = 16384},
         {.name = "length", .number = &o->length, .min = 1, .max = 4096},
         {.name = "size", .number = &o->size, .min = 8, .max = 4096},
         {.name = "shard-size", .number = &o->shard_size, .min = 1, .max = 1000000},
@@ -142,6 +148,7 @@ static int run(int argc, char **argv)
     e.model = o.model;
     e.batch = o.batch;
     e.slice = o.slice;
+    e.tile = o.tile;
     e.length = o.length;
     e.spiece = o.spiece;
     int rc = dispatch(&o, &e);

@@ -16,7 +16,7 @@
  * program here (base/check.h, negated). */
 #include "base/check.h"
 #include "base/fs.h"
-#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/autoencoder.h"
 #include "stages/nets/model_config.h"
 #include "stages/nets/text_encoder.h"
 #include "stages/stage.h"
@@ -167,13 +167,13 @@ static int print_text_encoder(const struct options *o, lg_device *d)
 
 static int print_autoencoder(const struct options *o, lg_device *d)
 {
-    struct lg_aekl_config c;
-    LG_TRY(lg_aekl_config_load(o->of, &c));
-    const struct lg_aekl_shape shape = {.half = LG_AEKL_BOTH,
+    struct lg_autoencoder_config c;
+    LG_TRY(lg_autoencoder_config_load(o->of, &c));
+    const struct lg_autoencoder_shape shape = {.half = LG_AEKL_BOTH,
                                         .batch = (int)LG_MAX(o->batch, 1),
                                         .height = (int)o->size,
                                         .width = (int)o->size};
-    LG_TRY(lg_aekl_print(d, &c, &shape, stdout));
+    LG_TRY(lg_autoencoder_print(d, &c, &shape, stdout));
     return 0;
 }
 

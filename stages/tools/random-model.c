@@ -2,7 +2,7 @@
  * weights and real pictures are not at hand. What it makes has the shapes, files and names of the real
  * thing; nothing can be learned from it.
  *
- * usage: lg-random-model vae --preset sd|sdxl|sd3|flux|tiny|tiny-sd3 DIR
+ * usage: lg-random-model vae --preset sd|sdxl|sd3|flux|ltx|ltx-095|tiny|tiny-sd3|tiny-ltx|tiny-ltx-095 DIR
  *        lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR
  *        lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR
  *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|sd3-medium|sd35-medium|sd35-large|flux-dev|
@@ -33,9 +33,10 @@
 #include "stages/io/safetensors.h"
 #include "stages/io/tar.h"
 #include "stages/io/tokenizer.h"
-#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/autoencoder.h"
 #include "stages/nets/denoiser.h"
 #include "stages/nets/text_encoder.h"
+#include "stages/tools/random/ltx_vae.h"
 #include <getopt.h>
 #include <inttypes.h>
 #include <math.h>
@@ -186,27 +187,38 @@ static int write_vae_config(const struct options *o, const struct vae_preset *v)
     return 0;
 }
 
+static int write_config(const struct options *o)
+{
+    const char *ltx = lg_random_ltx_vae(o->preset);
+    char path[LG_PATH_BYTES];
+    for (size_t i = 0; i < LG_ARRAY_LEN(VAE) && !ltx; i++)
+        if (!strcmp(o->preset, VAE[i].name)) return write_vae_config(o, &VAE[i]);
+    if (!ltx)
+        return LG_FAIL(LG_ERR_USAGE,
+                       "no vae preset \"%s\": sd, sdxl, sd3, flux, ltx, ltx-095, tiny, tiny-sd3, "
+                       "tiny-ltx and tiny-ltx-095 exist",
+                       o->preset);
+    LG_TRY(lg_path(path, "%s/config.json", o->dir));
+    LG_TRY(lg_publish_file(path, ltx, strlen(ltx)));
+    return 0;
+}
+
 static int make_vae(const struct options *o, lg_dtype dtype)
 {
-    const struct vae_preset *v = NULL;
-    for (size_t i = 0; i < LG_ARRAY_LEN(VAE); i++)
-        if (!strcmp(o->preset, VAE[i].name)) v = &VAE[i];
-    if (!v)
-        return LG_FAIL(LG_ERR_USAGE,
-                       "no vae preset \"%s\": sd, sdxl, sd3, flux, tiny and tiny-sd3 exist",
-                       o->preset);
-    struct lg_aekl_config c;
+    struct lg_autoencoder_config c;
     lg_params t = {0};
     char path[LG_PATH_BYTES];
-    LG_TRY(write_vae_config(o, v));
-    LG_TRY(lg_aekl_config_load(o->dir, &c));
-    LG_TRY(lg_aekl_params(&c, LG_AEKL_BOTH, &t));
+    LG_TRY(write_config(o));
+    LG_TRY(lg_autoencoder_config_load(o->dir, &c));
+    LG_TRY(lg_autoencoder_params(&c, LG_AEKL_BOTH, &t));
     for (int i = 0; i < t.n; i++) {
         struct lg_param *p = &t.p[i];
         if (p->rank > 1)
             set_deviation(p, 1 / sqrt(fan_in(p)));
         else
-            p->init = ends_with(p->name, ".bias") ? LG_INIT_ZERO : LG_INIT_ONE;
+            p->init = ends_with(p->name, ".bias") || ends_with(p->name, "latents_mean")
+                          ? LG_INIT_ZERO
+                          : LG_INIT_ONE;
     }
     LG_TRY(lg_path(path, "%s/diffusion_pytorch_model.safetensors", o->dir));
     int rc = write_weights(path, &t, o->seed, dtype);
@@ -1220,7 +1232,8 @@ int main(int argc, char **argv)
     if (parse_options(argc, argv, &o) < 0) {
         fprintf(
             stderr,
-            "usage: lg-random-model vae --preset sd|sdxl|sd3|flux|tiny|tiny-sd3 DIR\n"
+            "usage: lg-random-model vae --preset "
+            "sd|sdxl|sd3|flux|ltx|ltx-095|tiny|tiny-sd3|tiny-ltx|tiny-ltx-095 DIR\n"
             "       lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR\n"
             "       lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR\n"
             "       lg-random-model pipeline --preset "

@@ -59,16 +59,19 @@ static int chunk_of(const lg_plan *p, int k)
     return p->buckets.n ? LG_MIN(p->vae_chunk, lg_plan_shape(p, k).rows) : p->vae_chunk;
 }
 
-static void shapes_of(const lg_config *c, const lg_plan *p, struct lg_autoencoder_shape *ret)
+static void shapes_of(const lg_config *c, const lg_plan *p, const struct lg_autoencoder_config *net,
+                      struct lg_autoencoder_shape *ret)
 {
     for (int k = 0; k < lg_plan_shapes(p); k++) {
         const struct lg_plan_shape s = lg_plan_shape(p, k);
+        const int most = s.frames > 1 ? lg_autoencoder_slice(net, s.height, s.width) : 0;
         ret[k] = (struct lg_autoencoder_shape){.half = LG_AEKL_ENCODER,
                                                .batch = chunk_of(p, k),
                                                .frames = s.frames,
                                                .height = s.height,
                                                .width = s.width,
-                                               .slice = (int)c->vae_slice};
+                                               .slice = c->vae_slice ? (int)c->vae_slice : most,
+                                               .tile = (int)c->vae_tile};
     }
 }
 
@@ -107,7 +110,7 @@ static int private_bytes(const lg_config *c, const lg_plan *p,
     lg_device *d;
     size_t part[2], bytes = 0;
     LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_vae, index, &d));
-    shapes_of(c, p, shape);
+    shapes_of(c, p, net, shape);
     int rc = lg_autoencoder_plan_all(d, net, shape, lg_plan_shapes(p), &bytes);
     lg_device_close(&d);
     LG_TRY(rc);
@@ -182,8 +185,8 @@ static int vae_open(lg_stage *st)
     st->state = v;
     const lg_plan *p = &st->plan;
     struct lg_autoencoder_shape shape[LG_BUCKETS_MAX];
-    shapes_of(st->config, p, shape);
     LG_TRY(lg_autoencoder_config_load(st->config->vae_model, &v->net_config));
+    shapes_of(st->config, p, &v->net_config, shape);
     LG_TRY(lg_stage_device(st, LG_ROLE_vae, st->index, &v->device));
     LG_TRY(lg_stage_window(st, v->device, &v->window));
     LG_TRY(lg_device_pin(v->device, v->window->pixels,

@@ -306,17 +306,17 @@ static void print_warnings(const struct check *k)
         printf("warning: the host has less than that free now: it will swap, or end processes\n");
 }
 
-/* How many pictures each has, the data set knows. */
+/* How many pictures or clips each has, the data set knows. */
 static void print_buckets(const lg_plan *p)
 {
     const struct lg_buckets *b = &p->buckets;
-    printf(
-        "\nbuckets of %d shapes, height x width * samples of a micro-batch (what each holds: lgsup "
-        "data):",
-        b->n);
-    for (int k = 0; k < b->n; k++)
-        printf("%s%dx%d*%d", k % 8 ? "  " : "\n    ", b->of[k].height, b->of[k].width,
-               b->of[k].rows);
+    printf("\nbuckets of %d shapes, %sheight x width * samples of a micro-batch (what each holds: "
+           "lgsup data):",
+           b->n, p->frames > 1 ? "frames x " : "");
+    for (int k = 0; k < b->n; k++) {
+        char shape[LG_BUCKET_TEXT_BYTES];
+        printf("%s%s*%d", k % 8 ? "  " : "\n    ", lg_bucket_text(&b->of[k], shape), b->of[k].rows);
+    }
 }
 
 static void print_text(const struct lg_plan_text *t)
@@ -344,8 +344,11 @@ static void print_plan(const lg_config *c, const lg_plan *p)
              c->job_name, c->model_kind, c->trainer_max_steps, p->batch,
              p->instances[LG_ROLE_trainer], p->micro_batch, p->isa, p->precision);
     lg_print(stdout, "run directory %s\n", c->job_dir);
-    printf("window of %" PRId64 " samples; latents (%d, %d, %d)", p->window_slots,
-           p->latent_channels, p->latent_frames * p->latent_height, p->latent_width);
+    printf("window of %" PRId64 " samples", p->window_slots);
+    if (p->frames > 1) printf(" of %d frames", p->frames);
+    printf("; latents (%d, ", p->latent_channels);
+    if (p->latent_frames > 1) printf("%d, ", p->latent_frames);
+    printf("%d, %d)", p->latent_height, p->latent_width);
     for (int k = 0; k < p->n_texts; k++) print_text(&p->text[k]);
     print_zeros(c, p);
     if (p->num_classes) printf("; %d classes", p->num_classes);

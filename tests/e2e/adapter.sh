@@ -119,12 +119,16 @@ check "and it is named" grep -rq 'adapter.targets: "\*.to_x" fits none' "$T/none
 # ---- a model of which parts are frozen ----
 groups=(--set 'trainer.groups=["transformer_blocks.0.* frozen", "*.attn2.*.weight frozen", "*.bias lr=0.5 decay=0"]')
 half=$T/half
-start_by_start "$half" 60 "${groups[@]}"
+start_by_start "$half" 40 "${groups[@]}"
 expect "parts are frozen" 0 $?
+# What is not trained is read from a checkpoint at each one, also when that of the start is gone.
+tiny "$half" --set trainer.max_steps=100 --set checkpoint.keep=1 "${groups[@]}"
+expect "and gone on with" 0 $?
+check "the checkpoint that it went on from is gone" test ! -e "$(checkpoint_of "$half" 40)"
 whole=$T/whole
-tiny "$whole" --set trainer.max_steps=60 --set checkpoint.keep=1 "${groups[@]}" --set parallel.zero=3
+tiny "$whole" --set trainer.max_steps=100 --set checkpoint.keep=1 "${groups[@]}" --set parallel.zero=3
 expect "and gathered" 0 $?
-check "gathered: byte-identical" same_files "$half" "$whole" 60
+check "gathered: byte-identical" same_files "$half" "$whole" 100
 disturbed=$T/disturbed
 train "$disturbed" "${groups[@]}"
 wait_step "$disturbed" 5

@@ -139,15 +139,20 @@ check "and verifies" sh -c "'$LGSUP' verify '$T/broken' | grep -q 'every item on
 mkdir "$T/black"
 base64 -d >"$T/black/wide.png" <<<iVBORw0KGgoAAAANSUhEUgAAABgAAAAMCAAAAABdWyKpAAAADUlEQVR42mNgGAXEAgABLAAB2NTUPgAAAABJRU5ErkJggg==
 base64 -d >"$T/black/tall.png" <<<iVBORw0KGgoAAAANSUhEUgAAAAwAAAAYCAAAAADrWUO2AAAADUlEQVR42mNgGAXkAAABOAABQY5HBQAAAABJRU5ErkJggg==
-cp "$T/pictures/00001.txt" "$T/black/wide.txt"
-cp "$T/pictures/00001.txt" "$T/black/tall.txt"
-cp "$T/pictures"/0000[45678].* "$T/black"
+for i in {1..16}; do # as many as a bucket of its own needs
+    for shape in wide tall; do
+        cp "$T/black/$shape.png" "$T/black/$shape$i.png"
+        cp "$T/pictures/00001.txt" "$T/black/$shape$i.txt"
+    done
+done
+rm "$T/black/wide.png" "$T/black/tall.png"
 for memo in 0 4MiB; do
     tiny "$T/memo-$memo" --set data.path="$T/black" --set 'data.buckets=["12x24","16x16","24x12"]' --set trainer.max_steps=20 \
         --set data.flip=false --set vae.instances=1 --set vae.memo=$memo --set text.memo=$memo --set checkpoint.every=10
     expect "memo of $memo" 0 $?
 done
 check "pictures were remembered" grep -Eq '[1-9][0-9]* of [0-9]+ pictures were remembered' "$T/memo-4MiB/logs/vae.0.log"
+check "of two shapes" grep -q 'bucket 12x24: 16 items' "$T/memo-4MiB/logs/loader.0.log"
 check "of what shape, too" same_files "$T/memo-0" "$T/memo-4MiB" 20
 
 # What cannot be is refused by name.

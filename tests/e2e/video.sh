@@ -5,25 +5,19 @@
 RANDOM_MODEL=$e2e_build/bin/lg-random-model
 check "clips" timeout 120 "$e2e_build/bin/lg-emoji-video" --size 16 --frames 9 --fps 8 --only "red heart" --only dog --only pizza "$T/clips"
 CLIPS=$T/clips/clips-00000.tar
-for kind in latte ltx; do
-    check "$kind: a pipeline's folder" "$RANDOM_MODEL" pipeline --preset tiny-$kind --dtype f32 --seed 3 \
-        --spiece "$MICRO/text_encoder/spiece.model" "$T/$kind"
-    cat >"$T/$kind.toml" <<END
-pipeline = "$T/$kind"
+check "a pipeline's folder" "$RANDOM_MODEL" pipeline --preset tiny-latte --dtype f32 --seed 3 \
+    --spiece "$MICRO/text_encoder/spiece.model" "$T/latte"
+common() { # FRAMES FPS
+    cat <<END
 [job]
 name = "tiny"
 seed = 7
 [data]
 path = "$CLIPS"
 size = 16
-frames = 4
-fps = 4
+frames = $1
+fps = $2
 [loader]
-chunk = 4
-[text]
-chunk = 4
-length = 12
-[vae]
 chunk = 4
 [trainer]
 ranks = 2
@@ -39,7 +33,19 @@ decay = 0.99
 every = 20
 keep = 100
 END
-done
+}
+# Latte, frame by frame; LTX with its own autoencoder, which is causal in time.
+{
+    echo "pipeline = \"$T/latte\""
+    common 4 4
+    printf '[text]\nchunk = 4\nlength = 12\n[vae]\nchunk = 4\n'
+} >"$T/latte.toml"
+{
+    common 9 8
+    sed 's/^/[text]\nmodel = /' <<<"\"$MICRO/text_encoder\""
+    printf 'chunk = 4\nlength = 12\n[vae]\nmodel = "%s"\nchunk = 4\n' "$e2e_root/tests/golden/encoders/ltx_095"
+    printf '[model]\nkind = "ltx"\nhidden = 64\ndepth = 2\nheads = 4\npatch = 1\n[sample]\nflow_end = 0.1\n'
+} | sed 's/^lr = .*/&\nflow_shift_by = "tokens_ltx"/' >"$T/ltx.toml"
 [ $e2e_failed -eq 0 ] || exit 1
 
 # The ledger has every clip once in an epoch, as often as the data set has clips.
@@ -66,7 +72,7 @@ for kind in latte ltx; do
     if [ $kind = latte ]; then
         check "$kind: its frames are written back" jq -e '.video_length == 4 and .num_layers == 2' "$config"
     else
-        check "$kind: its frames are written back" jq -e '._sample_frames == 4 and ._cell_seconds == 0.25 and ._cell_pixels == 8' "$config"
+        check "$kind: its frames are written back" jq -e '._sample_frames == 3 and ._cell_seconds == 0.5 and ._cell_pixels == 8' "$config"
     fi
 
     same() { # NAME [...]: another way to the same bytes
@@ -115,8 +121,24 @@ for kind in latte ltx; do
     [ $e2e_failed -eq 0 ] || exit 1
 done
 
+# Pictures beside clips, in a bucket of one frame.
+mkdir "$T/both" && cp "$CLIPS" "$MICRO/data/micro-00000.tar" "$T/both"
+both=(--set data.path="$T/both" --set 'data.buckets=["9x16x16","1x16x16"]')
+killed=$T/both.killed
+train "$killed" "${both[@]}"
+wait_step "$killed" 4
+for role in "trainer 0" "vae 0" "loader 0"; do
+    kill_role "$killed" $role
+    wait_step "$killed" $(($(step_of "$killed") + 3))
+done
+settle "pictures beside clips, killed" "$killed"
+N=${settled:-40}
+start_by_start "$T/both.whole" "$N" "${both[@]}" --set checkpoint.keep=1000000
+same_as "pictures beside clips, killed" "$killed" "$T/both.whole" "$N"
+check "pictures beside clips: none is void" test "$(jq -s 'map(.voids) | add' "$T/both.whole/metrics.jsonl")" = 0
+
 refused "ltx, fastseq" 'fastseq.*normed over all heads' --set parallel.sp=2 --set parallel.sp_kind=fastseq
-refused "pictures alone" 'data.frames = 4 with model.kind = "pixart"' --set model.from= --set model.kind=pixart --set model.patch=1 --set pipeline=
+refused "pictures alone" 'data.frames = 9 with model.kind = "pixart"' --set model.kind=pixart
 TINY=$T/latte.toml
 refused "more ranks than frames" 'whose frames stay whole' --set trainer.ranks=4 --set parallel.sp=4 --set data.frames=2
 check "nothing is left running" nothing_runs

@@ -1,7 +1,7 @@
 /* Fuzz target: a model's config.json, read by everything that reads one. What loads must give a table
  * of parameters without overflow; the planner's readers find empty weight files beside it. */
 #include "config/models.h"
-#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/autoencoder.h"
 #include "stages/nets/denoiser.h"
 #include "stages/nets/text_encoder.h"
 #include "tests/fuzz/fuzz.h"
@@ -37,12 +37,12 @@ static void read_text_encoder(const char *dir)
 
 static void read_vae(const char *dir)
 {
-    struct lg_aekl_config c;
+    struct lg_autoencoder_config c;
     lg_params t;
-    if (lg_aekl_config_load(dir, &c) < 0) return;
-    LG_ASSERT(lg_aekl_factor(&c) >= 1);
-    if (lg_aekl_params(&c, LG_AEKL_ENCODER, &t) == 0) check_params(&t);
-    if (lg_aekl_params(&c, LG_AEKL_DECODER, &t) == 0) check_params(&t);
+    if (lg_autoencoder_config_load(dir, &c) < 0) return;
+    LG_ASSERT(c.factor >= 1 && c.factor_time >= 1);
+    if (lg_autoencoder_params(&c, LG_AEKL_ENCODER, &t) == 0) check_params(&t);
+    if (lg_autoencoder_params(&c, LG_AEKL_DECODER, &t) == 0) check_params(&t);
 }
 
 LG_FUZZ_TARGET(model_config)

@@ -1,10 +1,11 @@
 /* Times the encoders in bf16 with random weights on one GPU: the SD autoencoder's encoder at 256 and 512
- * pixels, T5 v1.1 XXL's encoder with 120 tokens. Each: median of RUNS runs between syncs, then its
+ * pixels, those of LTX-Video 0.9.0 and 0.9.5 on 121 frames of 512 x 768 (peer_ltx_vae.py), whole and in slices, T5 v1.1 XXL's
+ * encoder with 120 tokens. Each: median of RUNS runs between syncs, then its
  * operations with their time within TIMED_RUNS more (op_times.h).
  *
- * usage: bench_encoders_cuda [PRECISION [vae|t5]]      (bf16, both) */
+ * usage: bench_encoders_cuda [PRECISION [vae|ltx|t5]]      (bf16, all) */
 #include "base/clock.h"
-#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/autoencoder.h"
 #include "stages/nets/text_encoder.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/gpu/op_times.h"
@@ -110,6 +111,75 @@ static void bench_vae(int side, int batch)
     for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]);
 }
 
+/* Encoders as lg-random-model's presets ltx and ltx-095 have them. */
+static struct lg_autoencoder_config ltx(bool is_095)
+{
+    static const struct lg_aeltx_half of_090 = {.block = {{128, 256, 4, LG_AELTX_CONV, false},
+                                                          {256, 512, 3, LG_AELTX_CONV, false},
+                                                          {512, 512, 3, LG_AELTX_CONV, false},
+                                                          {512, 512, 3, LG_AELTX_KEEPS, false}},
+                                                .blocks = 4,
+                                                .first = 128,
+                                                .middle = 512,
+                                                .middle_layers = 4};
+    static const struct lg_aeltx_half of_095 = {.block = {{128, 256, 4, LG_AELTX_SPACE, false},
+                                                          {256, 512, 6, LG_AELTX_TIME, false},
+                                                          {512, 1024, 6, LG_AELTX_BOTH, false},
+                                                          {1024, 2048, 2, LG_AELTX_BOTH, false}},
+                                                .blocks = 4,
+                                                .first = 128,
+                                                .middle = 2048,
+                                                .middle_layers = 2};
+    return (struct lg_autoencoder_config){.kind = LG_VAE_LTX,
+                                          .ltx = {.latent_channels = 128,
+                                                  .patch = 4,
+                                                  .factor = 32,
+                                                  .factor_time = 8,
+                                                  .eps = 1e-6,
+                                                  .scaling_factor = 1,
+                                                  .is_095 = is_095,
+                                                  .encoder = is_095 ? of_095 : of_090},
+                                          .latent_channels = 128,
+                                          .factor = 32,
+                                          .factor_time = 8,
+                                          .scaling_factor = 1};
+}
+
+static void bench_ltx(bool is_095, int slice)
+{
+    enum { F = 121, H = 512, W = 768, f = 16, h = H / 32, w = W / 32, C = 128 };
+    const struct lg_autoencoder_config c = ltx(is_095);
+    const struct lg_autoencoder_shape shape = {LG_AEKL_ENCODER, 1, F, H, W, slice, 0};
+    const size_t pixels = (size_t)3 * F * H * W, cells = (size_t)C * f * h * w;
+    const lg_dtype t = lg_device_dtype(device);
+    lg_autoencoder *net;
+    lg_params params;
+    size_t bytes;
+    double ms;
+    gpu_need(lg_autoencoder_params(&c, LG_AEKL_ENCODER, &params));
+    gpu_need(lg_autoencoder_plan_all(device, &c, &shape, 1, &bytes));
+    gpu_need(lg_autoencoder_open_all(device, &c, &shape, 1, &net));
+    void *weights = noise(params.count, 0.03f);
+    lg_tensor clip = lg_t4(room(pixels), LG_U8, 1, 3, F * H, W);
+    uint8_t *host = malloc(pixels);
+    LG_ASSERT(host);
+    for (size_t i = 0; i < pixels; i++) host[i] = (uint8_t)(i * 2654435761u >> 13);
+    lg_stream_upload(stream, clip.data, host, pixels);
+    lg_tensor mean = lg_t4(noise(cells, 1), t, 1, C, f * h, w), logvar = mean;
+    logvar.data = noise(cells, 1);
+    MEDIAN_MS(ms, lg_autoencoder_encode(net, stream, weights, clip, mean, logvar));
+    printf("LTX %dx%dx%d, encoder of %s, slices of %d: %.1f ms, %.0f frames/s, %.0f TFLOP/s, %.1f "
+           "GiB\n",
+           F, H, W, is_095 ? "0.9.5" : "0.9.0", slice, ms, F / ms * 1e3,
+           lg_autoencoder_flops(net) / ms * 1e-9, (double)bytes * 0x1p-30);
+    PRINT_OPERATIONS(lg_autoencoder_encode(net, stream, weights, clip, mean, logvar));
+    free(host);
+    lg_autoencoder_close(&net);
+    lg_params_free(&params);
+    void *all[] = {weights, clip.data, mean.data, logvar.data};
+    for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]);
+}
+
 static void bench_t5(int batch, int length)
 {
     const struct lg_text_encoder_config c = {
@@ -151,6 +221,11 @@ int main(int argc, char **argv)
     if (!only || !strcmp(only, "vae")) {
         bench_vae(256, 32);
         bench_vae(512, 16);
+    }
+    if (!only || !strcmp(only, "ltx")) {
+        bench_ltx(false, 0);
+        bench_ltx(false, 41);
+        bench_ltx(true, 0);
     }
     if (!only || !strcmp(only, "t5")) bench_t5(64, 120);
     lg_stream_close(&stream);

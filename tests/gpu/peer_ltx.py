@@ -1,7 +1,7 @@
 # Peer for throughput: LTX-Video's transformer (width 2048, 28 blocks) with all weights trained, in PyTorch, bf16, torch.compile,
 # fused AdamW, without EMA (as bench_step_cuda). Random weights; q, k, v of the self-attention are one product, as we have it.
-# Usage: python3 peer_ltx.py FRAMES HEIGHT WIDTH BATCH [checkpoint]     of the latent: 13 12 16 has 2,496 tokens, 16 25 40 16,000
-#        checkpoint: blocks are recomputed in the backward
+# Usage: python3 peer_ltx.py FRAMES HEIGHT WIDTH BATCH [checkpoint] [blocks]     of the latent: 13 12 16 has 2,496 tokens, 16 25 40 16,000
+#        checkpoint: blocks are recomputed in the backward; blocks: each block is compiled by itself, which takes less time
 # Prints one line per SDPA backend: ms/step, samples/s, peak GiB. Compare against the best line.
 import math
 import sys
@@ -78,12 +78,14 @@ class Ltx(nn.Module):
         return s.out(F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + sc) + sh)
 
 
-def bench(size, B, recompute, sdpa, iters=8):
+def bench(size, B, words, sdpa, iters=8):
     torch.manual_seed(0)
     with torch.device("cuda"):
-        m = Ltx(size, recompute=recompute)
+        m = Ltx(size, recompute="checkpoint" in words)
     opt = torch.optim.AdamW(m.parameters(), lr=1e-4, weight_decay=0, fused=True)
-    f = torch.compile(m)
+    f = m if "blocks" in words else torch.compile(m)
+    for b in m.blocks if "blocks" in words else ():
+        b.compile()
     N, like = math.prod(size), dict(device="cuda", dtype=torch.bfloat16)
     x, text, target = torch.randn(B, N, CHANNELS, **like), torch.randn(B, TEXT, WIDE, **like), torch.randn(B, N, CHANNELS, device="cuda")
     t, lengths = torch.randint(0, 1000, (B,), device="cuda"), torch.randint(1, TEXT + 1, (B,), device="cuda")
@@ -111,7 +113,7 @@ def bench(size, B, recompute, sdpa, iters=8):
             times.append(a.elapsed_time(b))
     times.sort()
     ms = times[len(times) // 2]
-    print(f"LTX {N} tokens B={B} {sum(p.numel() for p in m.parameters()) / 1e6:.1f} M{' recomputed' if recompute else ''} "
+    print(f"LTX {N} tokens B={B} {sum(p.numel() for p in m.parameters()) / 1e6:.1f} M {' '.join(words)} "
           f"sdpa={[b.name for b in sdpa]}: {ms:.1f} ms/step {B / ms * 1e3:.3f} samples/s  "
           f"peak {torch.cuda.max_memory_allocated() / 2 ** 30:.1f} GiB", flush=True)
 
@@ -122,7 +124,7 @@ if __name__ == "__main__":
     # The text's mask is none of flash attention's, which leaves that attention to the memory-efficient one.
     for sdpa in ([SDPBackend.CUDNN_ATTENTION], [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
         try:
-            bench(size, B, "checkpoint" in sys.argv[5:], sdpa)
+            bench(size, B, sys.argv[5:], sdpa)
         except Exception as e:
             print("ERR", sys.argv, sdpa, str(e)[:300], flush=True)
         torch.cuda.empty_cache()

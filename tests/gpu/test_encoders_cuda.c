@@ -1,9 +1,10 @@
 /* The encoders on the CUDA backend against ref64, with random weights rounded to bf16: the SD autoencoder's
- * channels (128, 256, 512, 512) on small pictures, both halves; a T5 v1.1 encoder with heads of 64. A
+ * channels (128, 256, 512, 512) on small pictures, both halves; LTX-Video's, of either kind, on clips, whole and in slices of
+ * frames, which have the same bits; a T5 v1.1 encoder with heads of 64. A
  * picture's and a caption's bits may not depend on their neighbours.
  *
  * Errors add up along 30 convolutions or 4 layers: a few times one operation's. */
-#include "stages/nets/autoencoder_kl.h"
+#include "stages/nets/autoencoder.h"
 #include "stages/nets/text_encoder.h"
 #include "tests/gpu/gpu_test.h"
 #include "tests/unit/denoiser_fixture.h"
@@ -90,6 +91,112 @@ static void run_autoencoder(lg_device *d, uint64_t variant, struct outputs *ret)
     lg_aekl_close(&net);
     lg_params_free(&params);
     lg_stream_close(&s);
+}
+
+/* The second run has another second clip, and sees the first one in slices. */
+static void run_ltx(lg_device *d, uint64_t variant, const struct lg_aeltx_config *ltx,
+                    struct outputs *ret)
+{
+    enum { CLIPS = 2, F = 9, H = 64, W = 48 };
+    const struct lg_autoencoder_config c = {.kind = LG_VAE_LTX,
+                                            .ltx = *ltx,
+                                            .latent_channels = ltx->latent_channels,
+                                            .factor = ltx->factor,
+                                            .factor_time = ltx->factor_time,
+                                            .scaling_factor = 1};
+    const struct lg_autoencoder_shape shape = {LG_AEKL_BOTH, CLIPS, F, H, W, variant ? 4 : 0, 0};
+    const int f = lg_autoencoder_latent_frames(&c, F), h = H / c.factor, w = W / c.factor;
+    const size_t pixels = (size_t)CLIPS * 3 * F * H * W;
+    const size_t cells = (size_t)(CLIPS * c.latent_channels * f * h * w);
+    const lg_dtype t = lg_device_dtype(d);
+    lg_stream *s;
+    lg_autoencoder *net;
+    lg_params params;
+    gpu_need(lg_stream_open(d, &s));
+    gpu_need(lg_autoencoder_params(&c, LG_AEKL_BOTH, &params));
+    gpu_need(lg_autoencoder_open_all(d, &c, &shape, 1, &net));
+    void *weights = random_weights(d, s, &params);
+    uint8_t *bytes = malloc(pixels);
+    double *noise = malloc(pixels * sizeof *noise);
+    LG_ASSERT(bytes && noise);
+    golden_fill("pixels", pixels, 1, noise);
+    for (size_t i = 0; i < pixels; i++) {
+        bool first = i < pixels / CLIPS;
+        bytes[i] = (uint8_t)(127.5 + 127 * noise[first ? i : (i + (size_t)variant * 7) % pixels]);
+    }
+    lg_tensor clip = lg_t4(room(d, pixels), LG_U8, CLIPS, 3, F * H, W);
+    lg_stream_upload(s, clip.data, bytes, pixels);
+    lg_tensor mean = lg_t4(room(d, cells * 8), t, CLIPS, c.latent_channels, f * h, w);
+    lg_tensor image = lg_t4(room(d, pixels * 8), t, CLIPS, 3, F * H, W), latent = mean;
+    lg_tensor logvar = mean;
+    logvar.data = room(d, cells * 8);
+    latent.data = room(d, cells * 8);
+    lg_autoencoder_encode(net, s, weights, clip, mean, logvar);
+    golden_fill("latent", cells, 1, noise);
+    for (size_t i = 0; i < cells; i++)
+        noise[i] = gpu_to_bf16(i < cells / CLIPS ? noise[i] : noise[i] * (1 + (double)variant));
+    gpu_put(s, latent.data, t, noise, cells);
+    lg_autoencoder_decode(net, s, weights, latent, image, LG_NONE);
+    *ret = (struct outputs){{gpu_get(s, mean.data, t, cells), gpu_get(s, logvar.data, t, cells),
+                             gpu_get(s, image.data, t, pixels)},
+                            {cells, cells, pixels}};
+    free(bytes);
+    free(noise);
+    lg_autoencoder_close(&net);
+    lg_params_free(&params);
+    lg_stream_close(&s);
+}
+
+static void run_ltx_090(lg_device *d, uint64_t variant, struct outputs *ret)
+{
+    static const struct lg_aeltx_config c = {
+        .latent_channels = 24,
+        .patch = 4,
+        .factor = 16,
+        .factor_time = 4,
+        .eps = 1e-6,
+        .scaling_factor = 1,
+        .encoder = {.block = {{64, 128, 1, LG_AELTX_CONV, false},
+                              {128, 192, 1, LG_AELTX_CONV, false},
+                              {192, 192, 1, LG_AELTX_KEEPS, false}},
+                    .blocks = 3,
+                    .first = 64,
+                    .middle = 192,
+                    .middle_layers = 1},
+        .decoder = {.block = {{192, 128, 1, LG_AELTX_BOTH, false},
+                              {128, 64, 1, LG_AELTX_BOTH, false},
+                              {64, 64, 1, LG_AELTX_KEEPS, false}},
+                    .blocks = 3,
+                    .first = 192,
+                    .middle = 192,
+                    .middle_layers = 1}};
+    run_ltx(d, variant, &c, ret);
+}
+
+static void run_ltx_095(lg_device *d, uint64_t variant, struct outputs *ret)
+{
+    static const struct lg_aeltx_config c = {
+        .latent_channels = 24,
+        .patch = 4,
+        .factor = 16,
+        .factor_time = 4,
+        .eps = 1e-6,
+        .scaling_factor = 1,
+        .is_095 = true,
+        .has_timestep = true,
+        .encoder = {.block = {{64, 256, 1, LG_AELTX_SPACE, false},
+                              {256, 256, 1, LG_AELTX_TIME, false},
+                              {256, 512, 1, LG_AELTX_BOTH, false}},
+                    .blocks = 3,
+                    .first = 64,
+                    .middle = 512,
+                    .middle_layers = 1},
+        .decoder = {.block = {{64, 64, 1, LG_AELTX_BOTH, true}, {32, 32, 1, LG_AELTX_BOTH, true}},
+                    .blocks = 2,
+                    .first = 128,
+                    .middle = 128,
+                    .middle_layers = 1}};
+    run_ltx(d, variant, &c, ret);
 }
 
 static void run_t5(lg_device *d, uint64_t variant, struct outputs *ret)
@@ -204,6 +311,8 @@ static void check(const char *name, encoder *run, size_t samples)
 int main(void)
 {
     check("SD autoencoder", run_autoencoder, PICTURES);
+    check("LTX-Video 0.9.0's autoencoder", run_ltx_090, 2);
+    check("LTX-Video 0.9.5's autoencoder", run_ltx_095, 2);
     check("T5 v1.1", run_t5, CAPTIONS);
     check("CLIP", run_clip, CAPTIONS);
     return gpu_summary();

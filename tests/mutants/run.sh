@@ -46,7 +46,7 @@ tests_of_file() {
     shm/memo.*) echo memo ;;
     shm/region.* | shm/keeper.*) echo region keeper_store keep e2e:copies ;;
     shm/stamp.*) echo sim_protocol moments ckpt e2e:copies ;;
-    stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills e2e:adapter ;;
+    stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills e2e:adapter e2e:frozen8 ;;
     stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo batch moments e2e:published e2e:buckets e2e:sd3 ;;
     stages/sample/draw.*) echo draw ;;
     stages/sample/pictures.*) echo pictures ;;
@@ -56,12 +56,11 @@ tests_of_file() {
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
     stages/stage.*) echo ckpt e2e:copies ;;
     supervisor/core/keep*) echo keep adopt sim_supervisor supervise_deaths supervise_adopt e2e:copies ;;
-    supervisor/commands/park_resume.*) echo e2e:park ;;
+    supervisor/commands/park_resume.*) echo adopt e2e:park ;;
     supervisor/core/park.*) echo adopt supervise_adopt e2e:park e2e:copies ;;
     shm/scatter.*) echo sim_protocol gradients ;;
     shm/sequence.*) echo sim_protocol e2e:sequence ;;
     stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero e2e:apart ;;
-    stages/trainer/shards.*) echo shards e2e:zero ;;
     stages/trainer/working.*) echo moments e2e:zero e2e:offload_optimizer e2e:apart ;;
     stages/trainer/exchanges.* | stages/trainer/trainer.*) echo e2e:sequence e2e:apart ;;
     stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
@@ -80,11 +79,12 @@ tests_of_file() {
     stages/io/mixture.*) echo mixture e2e:sources ;;
     stages/io/source.* | stages/io/source_index.* | stages/io/source_parts.*) echo source samples e2e:sources ;;
     config/tokenizer_files.*) echo bpe config e2e:clip ;;
-    config/rules.* | config/models.*) echo config plan e2e:resume ;;
+    config/rules.* | config/models.*) echo config plan pretrained e2e:resume ;;
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 text_storage ;;
     stages/text/*) echo e2e:sd3 ;;
     kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
     kernels/op_check.*) echo ops_checks ;;
+    stages/nets/autoencoder* | stages/nets/video.* | stages/nets/tiles.*) echo ltx_vae autoencoder ;;
     stages/nets/denoiser.*) echo clips denoiser_recompute denoiser_shapes adapter sequence ;;
     stages/nets/adapter_file.*) echo adapter kohya e2e:unet ;;
     stages/nets/adapter* | stages/nets/linear.*) echo adapter kohya sequence ;;
@@ -97,12 +97,12 @@ tests_of_file() {
     config/texts.*) echo config plan ;;
     stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;
     stages/nets/denoiser_file.*) echo unet pretrained e2e:published ;;
-    stages/nets/weights.* | config/pretrained.* | config/models.*) echo pretrained e2e:published ;;
-    stages/trainer/batch.*) echo batch e2e:published e2e:buckets ;;
+    stages/nets/weights.* | config/pretrained.*) echo pretrained e2e:published ;;
     supervisor/commands/check.*) echo check e2e:apart ;;
     supervisor/commands/export.*) echo e2e:published ;;
     kernels/ref64/diffusion.* | kernels/ref64/norm.*) echo ops_ref ops_fd ;;
     stages/nets/sequence.*) echo clips sequence ;;
+    kernels/host/isa_clip.*) echo ltx_vae ops_host ;;
     kernels/host/isa_train.* | kernels/host/isa_norm.* | kernels/host/linear.*) echo ops_host ;;
     kernels/adamw8.*) echo ops_ref ;;
     stages/nets/params.*) echo params moments ;;
@@ -197,7 +197,7 @@ is_sound() { # TREE TEST FILE
     grep -q yes "$said"
 }
 what_failed() { # LOG
-    grep -aE 'replay with|, fault [0-9]+: |^ERROR: |assertion failed|^FAIL |cut at|MISSED|^\[  FAILED  \] [a-z]' "$1" | head -1 | tr '|\t' '  ' | cut -c1-110
+    { grep -a '^FAIL ' "$1" || cat "$1"; } | grep -aE 'replay with|, fault [0-9]+: |^ERROR: |assertion failed|^FAIL |cut at|MISSED|^\[  FAILED  \] [a-z]' | head -1 | tr '|\t' '  ' | cut -c1-110
 }
 
 try() { # TREE NAME -> verdict on stdout

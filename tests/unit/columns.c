@@ -480,6 +480,12 @@ static void run_clip_posterior_forward(struct column_call *c)
     lg_stream_sync(c->stream);
 }
 
+static void run_tile_take(struct column_call *c)
+{
+    lg_tile_take(c->stream, &(struct lg_tile_take_args){.x = lg_t3(c->in[0], LG_U8, 1, 1, c->n),
+                                                        .y = lg_t3(c->out[0], LG_F32, 1, 1, c->n)});
+}
+
 static void run_tile_add(struct column_call *c)
 {
     static float row = 0.7f;

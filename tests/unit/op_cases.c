@@ -766,10 +766,9 @@ BUILD(clip_posterior_forward)
 BUILD(tile_take)
 {
     struct lg_tile_take_args a = {.top = 1, .left = 2};
-    const lg_dtype type = z->given ? LG_U8 : r->F;
     a.x = z->given ? op_in_integers(r, LG_U8, OP_SAMPLE, 0, 255, DIMS(z->B, z->T, z->Tk))
                    : op_in(r, OP_SAMPLE, 1, DIMS(z->B, z->T, z->Tk));
-    a.y = op_out_typed(r, "y", type, OP_SAMPLE | OP_EXACT, DIMS(z->B, z->H, z->W));
+    a.y = op_out(r, "y", OP_SAMPLE | (z->given ? 0 : OP_EXACT), DIMS(z->B, z->H, z->W));
     lg_tile_take(r->stream, &a);
 }
 

@@ -6,9 +6,11 @@
 #include "supervisor/core/keep_jobs.h"
 #include "supervisor/core/park.h"
 #include "supervisor/core/scale.h"
+#include "supervisor/run/terminal.h"
 #include "tests/unit/run_fixture.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervisor_fixture.h"
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -190,33 +192,61 @@ static void test_refused_starts_keep_parked_memory(void **state)
     assert_non_null(strstr(lg_err_message(), "cannot be opened any more"));
 }
 
-/* Memory that lies elsewhere than the new config wants it is let go, and the checkpoint counts. */
-static void test_parked_memory_on_another_gpu(void **state)
+#define TWO_GPUS "device=cuda", "trainer.ranks=2"
+
+/* A start with this key over a run that was parked with its memory: the memory is let go, for this reason, and the
+ * checkpoint counts. */
+static void assert_let_go(const char *set, const char *why)
+{
+    bool resumed = true;
+    int code;
+    pid_t keeper = parked();
+    lg_config *c = run_fixture_config((const char *const[]){TWO_GPUS, set, NULL});
+    fflush(stderr);
+    int terminal = dup(STDERR_FILENO), said = creat(scratch_path("said"), 0600);
+    dup2(said, STDERR_FILENO);
+    int rc = lg_park_resume(
+        &(struct lg_park_start){.run = &g_super_run, .config = &c, .quiet = true, .ready_fd = -1},
+        &resumed, &code);
+    lg_terminal_finish();
+    dup2(terminal, STDERR_FILENO);
+    close(terminal);
+    close(said);
+    if (rc < 0) fail_msg("%s: %s", set, lg_err_message());
+    assert_false(resumed);
+    assert_text("said", why);
+    assert_non_null(c); /* for the start from the checkpoint */
+    lg_config_free(&c);
+    assert_true(WIFSIGNALED(end_of(keeper)));
+    assert_int_equal(atomic_load(&g_super.board->s->memory_kept), 0);
+    lg_board_bury(g_super.board, lg_board_life(g_super.board, LG_ROLE_keeper, 0, NULL));
+}
+
+/* Memory that lies elsewhere, or is cut otherwise, than the new config wants it; or samples of another data set lie in it. */
+static void test_parked_memory_of_another_shape(void **state)
 {
     (void)state;
-    bool resumed = true;
+    static const struct {
+        const char *set, *why;
+    } all[] = {
+        {"trainer.gpus=\"1\"", "the GPU of a role has changed"},
+        {"vae.gpus=\"1\"", "the GPU of a role has changed"},
+        {"window.batches=7", "the window (window.batches) has changed"},
+        {"parallel.zero=0", "how state, gradients and weights are cut (parallel) has changed"},
+        {"parallel.exchange=host", "the way between GPUs (parallel.exchange) has changed"},
+        {"memory.offload_ema=true", "where the average lies (memory.offload_ema) has changed"},
+    };
     assert_int_equal(
-        lg_run_decide(&g_super_run, run_fixture_config((const char *const[]){"device=cuda", NULL})),
-        0);
+        lg_run_decide(&g_super_run, run_fixture_config((const char *const[]){TWO_GPUS, NULL})), 0);
     assert_int_equal(lg_run_save(&g_super_run), 0);
     for (int r = 0; r < LG_ROLE_keeper; r++) {
         char name[64];
         snprintf(name, sizeof name, "bin/%s", lg_role_program((lg_role)r));
         script(name, "exec sleep 100");
     }
-    pid_t keeper = parked();
-    lg_config *c =
-        run_fixture_config((const char *const[]){"device=cuda", "trainer.gpus=\"1\"", NULL});
-    int code, rc = lg_park_resume(
-                  &(struct lg_park_start){
-                      .run = &g_super_run, .config = &c, .quiet = true, .ready_fd = -1},
-                  &resumed, &code);
-    assert_int_equal(rc, 0);
-    assert_false(resumed);
-    assert_non_null(c); /* for the start from the checkpoint */
-    lg_config_free(&c);
-    assert_true(WIFSIGNALED(end_of(keeper)));
-    assert_int_equal(atomic_load(&g_super.board->s->memory_kept), 0);
+    for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) assert_let_go(all[i].set, all[i].why);
+    atomic_store(&g_super.board->s->data.changed, 1);
+    assert_let_go("data.allow_changed=true", "the data set has changed");
 }
 
 static bool g_whole;
@@ -304,7 +334,7 @@ int main(int argc, char **argv)
         TEST(test_adoption_of_leavers),
         TEST(test_adoption_fills_rows),
         TEST(test_refused_starts_keep_parked_memory),
-        TEST(test_parked_memory_on_another_gpu),
+        TEST(test_parked_memory_of_another_shape),
         TEST(test_what_can_be_kept),
         TEST(test_memory_lost_with_the_keeper),
         TEST(test_memory_that_outlives_the_keeper),

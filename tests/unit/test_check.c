@@ -53,6 +53,19 @@ static void test_host(void **state)
     assert_false(lg_path_exists(scratch_path("run"))); /* it creates nothing */
 }
 
+/* Sizes are said with their frames, where there are some. */
+static void test_clips(void **state)
+{
+    (void)state;
+    EXPECT(0, " samples; latents (4, 16, 16); text (", "check", g_file);
+    EXPECT(0, " samples of 3 frames; latents (4, 3, 16, 16); text (", "check", g_file, "--set",
+           "model.kind=latte", "--set", "data.frames=3");
+    EXPECT(0, "buckets of 2 shapes, frames x height x width * samples", "check", g_file, "--set",
+           "model.kind=latte", "--set", "data.frames=3", "--set",
+           "data.buckets=[\"3x64x64\", \"1x64x32\"]");
+    command_also("\n    1x64x32*8  3x64x64*");
+}
+
 /* Each role gets the file and every --set, so that all speak of the same run. */
 static void test_roles_are_asked_for_the_same_run(void **state)
 {
@@ -270,6 +283,7 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_host),
+        TEST(test_clips),
         TEST(test_roles_are_asked_for_the_same_run),
         TEST(test_classes),
         TEST(test_roles_that_fail),

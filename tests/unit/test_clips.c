@@ -193,7 +193,12 @@ static void others_are_refused(void **state)
     refused(PUBLISHED_LTX, "out_channels", "256", "learned_variance");
     refused(PUBLISHED_LATTE, "cross_attention_dim", "1024", "cross_attention_dim");
     refused(PUBLISHED_LATTE, "activation_fn", "\"geglu\"", "activation_fn");
-    struct lg_denoiser_config c = denoiser_fixture_pixart();
+    struct lg_denoiser_config c = denoiser_fixture_latte();
+    c.height = c.width = 296; /* 148 x 148 patches of 3 heads: 65,712 */
+    assert_int_equal(lg_denoiser_config_check(&c), LG_ERR_CONFIG);
+    assert_non_null(strstr(lg_err_text(), "at most 65535"));
+    lg_err_clear();
+    c = denoiser_fixture_pixart();
     c.frames = 2;
     assert_int_equal(lg_denoiser_config_check(&c), LG_ERR_CONFIG);
     assert_non_null(strstr(lg_err_text(), "pixart takes pictures"));

@@ -475,6 +475,9 @@ static void test_rules_batch(void **state)
     BREAKS("for every text instance", "text.instances=5");
     BREAKS("for every loader instance", "loader.instances=5");
     BREAKS("--set: vae.slice = 9 is larger than vae.chunk = 8", "vae.slice=9");
+    BREAKS("--set: vae.slice = 6 is larger than data.frames = 5", "model.kind=latte",
+           "data.frames=5", "vae.slice=6");
+    assert_int_equal(CHECK("model.kind=latte", "data.frames=9", "vae.slice=9"), 0);
     assert_int_equal(CHECK("text.chunk=7", "model.kind=dit"), 0); /* no such role, no rule */
 }
 

@@ -46,7 +46,7 @@ static const char *const ELSEWHERE[] = {
     "linear_forward", "linear_backward_data", "linear_backward_weight", "conv2d_forward",
     "conv2d_backward_data", "conv2d_backward_weight", "upsample2x_forward", "embedding_forward",
     "t5_bias_forward", "patchify_forward", "unpatchify_forward", "unpatchify_backward",
-    "nchw_to_nhwc", "nhwc_to_nchw", "copy_rows", "posterior_split", "conv3d_forward", "tile_take",
+    "nchw_to_nhwc", "nhwc_to_nchw", "copy_rows", "posterior_split", "conv3d_forward",
     /* two of those here: */
     "residual_norm_forward", "norm_residual_backward", "norm_conv2d_forward",
     /* group_norm_forward's first half: */
