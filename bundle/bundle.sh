@@ -95,7 +95,7 @@ if [ "$kind" = chaos ]; then
     git diff --quiet HEAD 2>/dev/null || commit+=+
     echo "$commit" >"$new/commit"
 else # examples without what is made for them
-    example examples/*/*.toml examples/*/*.md examples/emoji/vae examples/emoji/text_encoder
+    example examples/*.toml examples/*/*.toml examples/*/*.md examples/emoji/vae examples/emoji/text_encoder examples/emoji-unet/unet
     mkdir -p "$new/gpu"
     cp tests/gpu/*.sh tests/gpu/*.py "$new/gpu/"
 fi

@@ -71,7 +71,7 @@ static __global__ void add_partial_kernel(const float *partial, W *y, int64_t ch
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int64_t i = (int64_t)blockIdx.x * WARP + lane;
     float sum = 0;
-#pragma unroll 4
+#pragma unroll 16
     for (int64_t c = warp; i < N && c < chunks; c += WARPS) sum += partial[c * N + i];
     sums[warp][lane] = sum;
     __syncthreads();

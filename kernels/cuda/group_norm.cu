@@ -1,7 +1,7 @@
 /* GroupNorm with affine and activation over (N, H, W, C), in three launches, or two where a
  * convolution has summed (tile_conv.cu, picture_conv.cu) and mean and variance are given.
  *
- * 1. sums: a block takes PIXELS pixels of one sample. A thread keeps one pack of channels and
+ * 1. sums: a block takes 64 or 256 pixels of one sample. A thread keeps one pack of channels and
  *    walks the pixels; it sums d = x - k and d^2 with k the group's first element: the variance
  *    does not suffer from a mean far from 0.
  * 2. statistics: one block per (sample, group) adds the blocks' and channels' sums in double. The
@@ -22,13 +22,13 @@ template <typename T, int P> __global__ void sums_kernel(const T *x, float *sums
     int64_t n = blockIdx.y, c = ((int64_t)blockIdx.z * l.columns + column) * P;
     const T *sample = x + n * z.HW * z.C;
     float k[P], v[P], sum[P] = {}, squares[P] = {};
-    int64_t last = ((int64_t)blockIdx.x + 1) * PIXELS;
+    int64_t last = ((int64_t)blockIdx.x + 1) * z.pixels;
     if (last > z.HW) last = z.HW;
     if (row < l.rows && c < z.C) {
 #pragma unroll
         for (int e = 0; e < P; e++) k[e] = to_float(sample[((int)c + e) / z.wide * z.wide]);
 #pragma unroll 4
-        for (int64_t p = (int64_t)blockIdx.x * PIXELS + row; p < last; p += l.rows) {
+        for (int64_t p = (int64_t)blockIdx.x * z.pixels + row; p < last; p += l.rows) {
             load<T, P>(sample + p * z.C + c, v);
 #pragma unroll
             for (int e = 0; e < P; e++) {

@@ -1,7 +1,7 @@
 /* The backward of GroupNorm with affine and activation over (N, H, W, C), in three launches and two for dw and db. With
  * n = (x - mean) rstd and d = dy act'(n w + b):
  *
- * 1. sums: a block takes PIXELS pixels of one sample. A thread keeps one pack of channels and walks the pixels; it sums d
+ * 1. sums: a block takes 64 or 256 pixels of one sample. A thread keeps one pack of channels and walks the pixels; it sums d
  *    n and d.
  * 2. means: one block per (sample, group) adds the blocks' sums, then w times these in double, and divides.
  * 3. result: a thread keeps one pack of channels and works d out again: dx (+)= rstd (d w - mean(d w) - n mean(d w n)).
@@ -11,9 +11,11 @@
  *
  * Bytes: x and dy twice, dx once; a sample's two maps of SD 2's first level are 5 MB, so that nothing stays in a
  * multiprocessor between 1 and 3. Together they are 3 % of a step of SDXL with adapters (docs/gpu-results.md). */
+#include "kernels/cuda/forget.cuh"
 #include "kernels/cuda/group_norm.cuh"
 
-enum { COLUMNS_MAX = 64 }; /* packs: small maps have several pixels under way at once, too */
+/* More would cost registers, and so warps: with 8 of them a multiprocessor waited for memory most of the time. */
+enum { BLOCKS_AT_ONCE = 3, LOADS = 2 };
 
 template <typename T> struct backward_args {
     const T *dy, *x, *w, *b;
@@ -37,34 +39,51 @@ template <typename T, bool SILU> static __device__ __forceinline__ float slope(l
     return sigmoid * (1 + x * (1 - sigmoid));
 }
 
-/* What a thread knows of its channels. */
+/* What a thread knows of its channels, of which two neighbours are of one group where they come in packs. */
 template <typename T, int P> struct channels {
-    float mean[P], rstd[P], w[P], b[P];
+    enum { PAIR = P > 1 ? 2 : 1, PAIRS = P / PAIR };
+    float mean[PAIRS], rstd[PAIRS];
+    pack<T, P> w, b;
     __device__ __forceinline__ channels(const backward_args<T> &a, int64_t n, int64_t c)
     {
-        load<T, P>(a.w + c, w);
-        load<T, P>(a.b + c, b);
+        w = *reinterpret_cast<const pack<T, P> *>(a.w + c);
+        b = *reinterpret_cast<const pack<T, P> *>(a.b + c);
 #pragma unroll
-        for (int e = 0; e < P; e++) {
-            const double *at = a.mean_var + (n * a.z.groups + ((int)c + e) / a.z.wide) * 2;
-            mean[e] = (float)at[0];
-            rstd[e] = 1 / sqrtf((float)(at[1] + a.eps));
+        for (int i = 0; i < PAIRS; i++) {
+            const double *at = a.mean_var + group(a, n, c, i) * 2;
+            mean[i] = (float)at[0];
+            rstd[i] = 1 / sqrtf((float)(at[1] + a.eps));
         }
+    }
+    static __device__ __forceinline__ int64_t group(const backward_args<T> &a, int64_t n, int64_t c,
+                                                    int pair)
+    {
+        return n * a.z.groups + ((int)c + pair * PAIR) / a.z.wide;
+    }
+    __device__ __forceinline__ float normed(float x, int e) const
+    {
+        return (x - mean[e / PAIR]) * rstd[e / PAIR];
+    }
+    /* Of what the activation takes. */
+    __device__ __forceinline__ float affine(float normed, int e) const
+    {
+        return normed * to_float(w.v[e]) + to_float(b.v[e]);
     }
 };
 
 /* grid (blocks, N, ceil(C / (columns packs))) */
 template <typename T, int P, bool SILU>
-static __global__ void __launch_bounds__(THREADS) sums_kernel(const backward_args<T> a)
+static __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
+    sums_kernel(const backward_args<T> a)
 {
     __shared__ float partial[2 * P][THREADS + 1];
     const dims &z = a.z;
     const int row = threadIdx.x / a.l.columns, column = threadIdx.x % a.l.columns;
     const int64_t n = blockIdx.y, c = ((int64_t)blockIdx.z * a.l.columns + column) * P;
-    const int64_t first = (int64_t)blockIdx.x * PIXELS, last = min(first + PIXELS, z.HW);
+    const int64_t first = (int64_t)blockIdx.x * z.pixels, last = min(first + z.pixels, z.HW);
     float dn[P] = {}, d[P] = {};
     if (row < a.l.rows && c < z.C) {
-        const channels<T, P> k(a, n, c);
+        channels<T, P> k(a, n, c);
 #pragma unroll 4
         for (int64_t p = first + row; p < last; p += a.l.rows) {
             float x[P], dy[P];
@@ -72,8 +91,8 @@ static __global__ void __launch_bounds__(THREADS) sums_kernel(const backward_arg
             load<T, P>(a.dy + (n * z.HW + p) * z.C + c, dy);
 #pragma unroll
             for (int e = 0; e < P; e++) {
-                const float normed = (x[e] - k.mean[e]) * k.rstd[e];
-                const float g = dy[e] * slope<T, SILU>(a.act, normed * k.w[e] + k.b[e]);
+                const float normed = k.normed(x[e], e);
+                const float g = dy[e] * slope<T, SILU>(a.act, k.affine(normed, e));
                 dn[e] += g * normed;
                 d[e] += g;
             }
@@ -131,43 +150,44 @@ template <typename T> static __global__ void means_kernel(const backward_args<T>
 
 /* grid (pixels / (rows WALK), N, ceil(C / (columns packs))) */
 template <typename T, int P, bool SILU>
-static __global__ void __launch_bounds__(THREADS) result_kernel(const backward_args<T> a)
+static __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
+    result_kernel(const backward_args<T> a)
 {
     const dims &z = a.z;
     const int row = threadIdx.x / a.l.columns, column = threadIdx.x % a.l.columns;
     const int64_t n = blockIdx.y, c = ((int64_t)blockIdx.z * a.l.columns + column) * P;
     if (row >= a.l.rows || c >= z.C) return;
-    const channels<T, P> k(a, n, c);
-    float factor[P], offset[P], of_n[P]; /* dx = d factor - n of_n - offset */
+    channels<T, P> k(a, n, c);
+    float offset[k.PAIRS], of_n[k.PAIRS]; /* dx = d rstd w - n of_n - offset */
 #pragma unroll
-    for (int e = 0; e < P; e++) {
-        const float *at = a.means + (n * z.groups + ((int)c + e) / z.wide) * 2;
-        factor[e] = k.rstd[e] * k.w[e];
-        offset[e] = k.rstd[e] * at[0];
-        of_n[e] = k.rstd[e] * at[1];
+    for (int i = 0; i < k.PAIRS; i++) {
+        const float *at = a.means + k.group(a, n, c, i) * 2;
+        offset[i] = k.rstd[i] * at[0];
+        of_n[i] = k.rstd[i] * at[1];
     }
     const int64_t first = (int64_t)blockIdx.x * a.l.rows * WALK + row, step = a.l.rows * z.C;
     const int64_t last = min(first + (int64_t)a.l.rows * WALK, z.HW);
     int64_t at = (n * z.HW + first) * z.C + c;
-    for (int64_t p = first; p < last; p += a.l.rows * STEPS, at += STEPS * step) {
-        pack<T, P> x[STEPS], dy[STEPS], old[STEPS];
+    for (int64_t p = first; p < last; p += a.l.rows * LOADS, at += LOADS * step) {
+        pack<T, P> x[LOADS], dy[LOADS], old[LOADS];
 #pragma unroll
-        for (int i = 0; i < STEPS; i++) {
+        for (int i = 0; i < LOADS; i++) {
             if (p + i * a.l.rows >= last) break;
             x[i] = *reinterpret_cast<const pack<T, P> *>(a.x + at + i * step);
             dy[i] = *reinterpret_cast<const pack<T, P> *>(a.dy + at + i * step);
             if (a.accumulate) old[i] = *reinterpret_cast<const pack<T, P> *>(a.dx + at + i * step);
         }
 #pragma unroll
-        for (int i = 0; i < STEPS; i++) {
+        for (int i = 0; i < LOADS; i++) {
             if (p + i * a.l.rows >= last) break;
             float v[P];
+            forget(k.w), forget(k.b), forget(x[i]), forget(dy[i]);
 #pragma unroll
             for (int e = 0; e < P; e++) {
-                const float normed = (to_float(x[i].v[e]) - k.mean[e]) * k.rstd[e];
-                const float d =
-                    to_float(dy[i].v[e]) * slope<T, SILU>(a.act, normed * k.w[e] + k.b[e]);
-                v[e] = d * factor[e] - normed * of_n[e] - offset[e];
+                const int pair = e / k.PAIR;
+                const float normed = k.normed(to_float(x[i].v[e]), e);
+                const float d = to_float(dy[i].v[e]) * slope<T, SILU>(a.act, k.affine(normed, e));
+                v[e] = d * (k.rstd[pair] * to_float(k.w.v[e])) - normed * of_n[pair] - offset[pair];
                 if (a.accumulate) v[e] += to_float(old[i].v[e]);
             }
             store<T, P>(a.dx + at + i * step, v);
@@ -204,7 +224,7 @@ void cuda_group_norm_backward(lg_stream *s, const struct lg_group_norm_backward_
     bool aligned = lg_cuda_aligned_16(a->x.data) && lg_cuda_aligned_16(a->dy.data) &&
                    lg_cuda_aligned_16(a->dx.data) && lg_cuda_aligned_16(a->w.data) &&
                    lg_cuda_aligned_16(a->b.data);
-    WITH_TYPE(a->x.dtype, T, {WITH_PACK(aligned && z.C % PACK<T> == 0, T, P, {
+    WITH_TYPE(a->x.dtype, T, {WITH_PACK(aligned && z.C % PACK<T> == 0 && z.wide % 2 == 0, T, P, {
                   backward_args<T> b = {};
                   b.dy = (const T *)a->dy.data;
                   b.x = (const T *)a->x.data;
@@ -219,7 +239,7 @@ void cuda_group_norm_backward(lg_stream *s, const struct lg_group_norm_backward_
                   b.act = a->act;
                   b.accumulate = a->accumulate;
                   b.z = z;
-                  b.l = lay_of(z, P, COLUMNS_MAX);
+                  b.l = lay_of(z, P);
                   if (a->act == LG_ACT_SILU)
                       run<T, P, true>(stream, b);
                   else

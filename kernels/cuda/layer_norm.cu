@@ -3,10 +3,11 @@
  * Forward: a warp per row; mean, then the squares of distances from it, then the result. The row stays in registers, or
  * where it does not fit comes from L1 after the first time; the order of sums is the same.
  *
- * Backward: a block owns a chunk of rows, a warp every eighth of them, of which it reads x and dy once. A lane keeps its
- * columns' sums for dw and db in registers; at the end those of the warps are added in order, and the chunks' by
- * cuda_add_partial_sums. Chunks depend on the number of rows alone. What does not fit (fp32, beyond ROW_MAX columns, rows
- * that are not aligned) takes two general kernels. */
+ * Backward: a warp per row for dx, as forward. For dw and db, where they are wanted, a block owns a chunk of rows and 32 packs
+ * of columns, a warp every eighth row; the warps' sums are added in order, and the chunks' by cuda_add_partial_sums. Chunks
+ * depend on the number of rows alone. (Both in one pass over x and dy takes 214 registers at 1280 columns, hence 8 warps a
+ * multiprocessor, which wait for memory: 88 us of 8192 such rows on an H200.) */
+#include "kernels/cuda/forget.cuh"
 #include "kernels/cuda/norm.cuh"
 
 enum { WARPS = 8, THREADS = WARP * WARPS, CHUNKS_MAX = 256, CHUNK_MIN = 64 };
@@ -150,66 +151,57 @@ static __device__ __forceinline__ void put_sums(const float (&sum)[N], float *to
     }
 }
 
+/* dx alone: a warp per row, in registers. */
 template <typename T, int PACKS>
-static __global__ void __launch_bounds__(THREADS) rows_kernel(const backward_args<T> a)
+static __global__ void __launch_bounds__(THREADS, PACKS > 3 ? 3 : 4)
+    dx_rows_kernel(const backward_args<T> a)
 {
     constexpr int N = ROW_PACK;
-    const range chunk = chunk_rows(a.rows);
+    const int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     const int lane = threadIdx.x % WARP * N;
-    float dw[PACKS][N] = {}, db[PACKS][N] = {};
-    for (int64_t row = chunk.first + threadIdx.x / WARP; row < chunk.last; row += WARPS) {
-        const float mean = a.mean[row], r = a.rstd[row];
-        pack<T, N> x[PACKS], dy[PACKS];
-        float sum = 0, sum_n = 0;
-#pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-            const int i = j * ROW_STEP + lane;
-            if (i >= a.D) continue;
-            x[j] = *(const pack<T, N> *)(a.x + row * a.D + i);
-            dy[j] = *(const pack<T, N> *)(a.dy + row * a.D + i);
-        }
-#pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-            const int i = j * ROW_STEP + lane;
-            float w[N];
-            if (i >= a.D) continue;
-            load<T, N>(a.w + i, w);
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                const float d = to_float(dy[j].v[e]), n = (to_float(x[j].v[e]) - mean) * r;
-                dw[j][e] += d * n;
-                db[j][e] += d;
-                sum += d * w[e];
-                sum_n += d * w[e] * n;
-            }
-        }
-        sum = warp_sum(sum) / (float)a.D;
-        sum_n = warp_sum(sum_n) / (float)a.D;
-#pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-            const int i = j * ROW_STEP + lane;
-            float w[N], v[N], old[N];
-            if (i >= a.D) continue;
-            load<T, N>(a.w + i, w);
-            if (a.accumulate) load<T, N>(a.dx + row * a.D + i, old);
-#pragma unroll
-            for (int e = 0; e < N; e++) {
-                const float n = (to_float(x[j].v[e]) - mean) * r;
-                v[e] = r * (to_float(dy[j].v[e]) * w[e] - sum - n * sum_n);
-                if (a.accumulate) v[e] += old[e];
-            }
-            store<T, N>(a.dx + row * a.D + i, v);
-        }
-    }
-    if (!a.partial) return;
+    if (row >= a.rows) return;
+    const float mean = a.mean[row], r = a.rstd[row];
+    pack<T, N> x[PACKS], dy[PACKS];
+    float w[N], v[N], old[N], sum = 0, sum_n = 0;
 #pragma unroll
     for (int j = 0; j < PACKS; j++) {
-        put_sums<N>(dw[j], a.partial + blockIdx.x * a.D, j * ROW_STEP, a.D);
-        put_sums<N>(db[j], a.partial + ((int64_t)gridDim.x + blockIdx.x) * a.D, j * ROW_STEP, a.D);
+        const int i = j * ROW_STEP + lane;
+        if (i >= a.D) continue;
+        x[j] = *(const pack<T, N> *)(a.x + row * a.D + i);
+        dy[j] = *(const pack<T, N> *)(a.dy + row * a.D + i);
+    }
+#pragma unroll
+    for (int j = 0; j < PACKS; j++) {
+        const int i = j * ROW_STEP + lane;
+        if (i >= a.D) continue;
+        load<T, N>(a.w + i, w);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            const float d = to_float(dy[j].v[e]) * w[e];
+            sum += d;
+            sum_n += d * ((to_float(x[j].v[e]) - mean) * r);
+        }
+        forget(x[j]), forget(dy[j]);
+    }
+    sum = warp_sum(sum) / (float)a.D;
+    sum_n = warp_sum(sum_n) / (float)a.D;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++) {
+        const int i = j * ROW_STEP + lane;
+        if (i >= a.D) continue;
+        load<T, N>(a.w + i, w);
+        if (a.accumulate) load<T, N>(a.dx + row * a.D + i, old);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            const float n = (to_float(x[j].v[e]) - mean) * r;
+            v[e] = r * (to_float(dy[j].v[e]) * w[e] - sum - n * sum_n);
+            if (a.accumulate) v[e] += old[e];
+        }
+        store<T, N>(a.dx + row * a.D + i, v);
     }
 }
 
-/* dx alone: a warp per row, which it reads twice. */
+/* The same of any row, which it reads twice. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) dx_kernel(const backward_args<T> a)
 {
@@ -243,13 +235,14 @@ static __global__ void __launch_bounds__(THREADS) dx_kernel(const backward_args<
         store<T, N>(a.dx + row * a.D + i, x);
     }
 }
-/* A chunk's sums: a block takes 32 packs of columns, its warps every eighth row. grid (chunks, columns) */
+/* A chunk's sums. grid (chunks, columns) */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) columns_kernel(const backward_args<T> a)
 {
     const range chunk = chunk_rows(a.rows);
     const int64_t first = (int64_t)blockIdx.y * WARP * N, i = first + threadIdx.x % WARP * N;
     float dw[N] = {}, db[N] = {}, x[N], d[N];
+#pragma unroll 4
     for (int64_t row = chunk.first + threadIdx.x / WARP; i < a.D && row < chunk.last;
          row += WARPS) {
         const float mean = a.mean[row], r = a.rstd[row];
@@ -274,18 +267,11 @@ size_t cuda_layer_norm_backward_scratch(const struct lg_layer_norm_backward_args
     return a->dw.rank ? (size_t)(2 * chunks_of(a->x.dim[0]) * a->x.dim[1]) * sizeof(float) : 0;
 }
 
-template <typename T>
-static void in_registers(cudaStream_t stream, unsigned chunks, const backward_args<T> &a)
+template <typename T> static void dx_in_registers(cudaStream_t stream, const backward_args<T> &a)
 {
+    const unsigned blocks = (unsigned)ceil_div(a.rows, WARPS);
     if constexpr (sizeof(T) == 2)
-        WITH_PACKS(a.D, PACKS, (rows_kernel<T, PACKS><<<chunks, THREADS, 0, stream>>>(a)))
-}
-template <typename T, int N>
-static void in_general(cudaStream_t stream, unsigned chunks, const backward_args<T> &a)
-{
-    const dim3 columns(chunks, (unsigned)ceil_div(a.D, (int64_t)WARP * N));
-    if (a.partial) columns_kernel<T, N><<<columns, THREADS, 0, stream>>>(a);
-    dx_kernel<T, N><<<(unsigned)ceil_div(a.rows, WARPS), THREADS, 0, stream>>>(a);
+        WITH_PACKS(a.D, PACKS, (dx_rows_kernel<T, PACKS><<<blocks, THREADS, 0, stream>>>(a)))
 }
 void cuda_layer_norm_backward(lg_stream *s, const struct lg_layer_norm_backward_args *a)
 {
@@ -306,10 +292,14 @@ void cuda_layer_norm_backward(lg_stream *s, const struct lg_layer_norm_backward_
         b.rows = rows;
         b.D = D;
         b.accumulate = a->accumulate;
-        if (fits && a->x.dtype != LG_F32 && D <= ROW_MAX)
-            in_registers<T>(stream, (unsigned)chunks, b);
-        else
-            WITH_PACK(fits, T, N, (in_general<T, N>(stream, (unsigned)chunks, b)))
+        const bool in_registers = fits && a->x.dtype != LG_F32 && D <= ROW_MAX;
+        WITH_PACK(fits, T, N, {
+            const dim3 columns((unsigned)chunks, (unsigned)ceil_div(D, (int64_t)WARP * N));
+            if (partial) columns_kernel<T, N><<<columns, THREADS, 0, stream>>>(b);
+            if (!in_registers)
+                dx_kernel<T, N><<<(unsigned)ceil_div(rows, WARPS), THREADS, 0, stream>>>(b);
+        })
+        if (in_registers) dx_in_registers<T>(stream, b);
     })
     LG_CUDA_LAUNCHED();
     if (!partial) return;

@@ -16,7 +16,7 @@
  * Shared memory: the own rows, then the walked ones in two stages, the next on its way while one is used. A row
  * takes its D values, d rounded up to 32, 64, 80 or 128, and 16 bytes more: an odd number of 16s, so that eight
  * rows that are read at once touch all banks once. What lies beyond d, the tokens or the sample's keys is filled
- * with zeros, and P is 0 there. At most 88 KB (attention_room below), so that it fits GPUs with 99 KiB.
+ * with zeros, and P is 0 there. Of D the products take C, in eights: heads of 72 are spared a tenth. At most 88 KB (attention_room below), so that it fits GPUs with 99 KiB.
  * Results leave by way of their own rows' place.
  *
  * A head's bits depend on nothing but its rows and its keys. */
@@ -103,13 +103,13 @@ static __device__ __forceinline__ void fetch_tokens(float *to, const attention_a
     else
         to[N + i] = query < a.Tq ? a.row_values(a.delta)[query] : 0;
 }
-/* The warp's rows of a result by way of its rows in shared memory, which no other warp reads; `rows`: how many of
+/* The warp's rows (C eights) of a result by way of its rows in shared memory, which no other warp reads; `rows`: how many of
  * the block's there are in the tensor. */
-template <typename T, int D, int R>
-static __device__ __forceinline__ void store_rows(char *own, const float (&x)[R][D / 8][4], T *to,
+template <typename T, int D, int C, int R>
+static __device__ __forceinline__ void store_rows(char *own, const float (&x)[R][C][4], T *to,
                                                   int64_t stride, int rows, int d)
 {
-    constexpr int ROW = 2 * D + 16, CHUNKS = D / 8;
+    constexpr int ROW = 2 * D + 16, CHUNKS = C;
     int lane = threadIdx.x % WARP, first = threadIdx.x / WARP * 16 * R;
     __syncwarp();
 #pragma unroll
@@ -133,8 +133,24 @@ static __device__ __forceinline__ void store_rows(char *own, const float (&x)[R]
 
 /* ---- a warp's products ---- */
 
-/* x = own rows by the tile's: sums over d. */
-template <typename T, int D, int R, int N>
+/* product() over the first 8 of its 16 k. */
+template <typename T>
+static __device__ __forceinline__ void product_of_8(float (&d)[4], const uint32_t *a, uint32_t b)
+{
+#define PRODUCT(type)                                                                              \
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." type "." type                             \
+                 ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"                        \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(b))
+    if constexpr (__is_same(T, bf16))
+        PRODUCT("bf16");
+    else
+        PRODUCT("f16");
+#undef PRODUCT
+}
+
+/* x = own rows by the tile's: sums over d, C eights. */
+template <typename T, int D, int C, int R, int N>
 static __device__ __forceinline__ void multiply(float (&x)[R][N / 8][4], uint32_t own,
                                                 uint32_t tile)
 {
@@ -147,7 +163,7 @@ static __device__ __forceinline__ void multiply(float (&x)[R][N / 8][4], uint32_
 #pragma unroll
         for (int j = 0; j < N / 8; j++) x[r][j][0] = x[r][j][1] = x[r][j][2] = x[r][j][3] = 0;
 #pragma unroll
-    for (int k = 0; k < D / 16; k++) {
+    for (int k = 0; k < (C + 1) / 2; k++) {
         uint32_t a[R][4], b[4];
 #pragma unroll
         for (int r = 0; r < R; r++) load_matrices(a[r], own + r * 16 * ROW + k * 32);
@@ -156,15 +172,20 @@ static __device__ __forceinline__ void multiply(float (&x)[R][N / 8][4], uint32_
             load_matrices(b, tile + j * 8 * ROW + k * 32);
 #pragma unroll
             for (int r = 0; r < R; r++) {
-                product<T>(x[r][j], a[r], b);
-                product<T>(x[r][j + 1], a[r], b + 2);
+                if (2 * k + 1 < C) {
+                    product<T>(x[r][j], a[r], b);
+                    product<T>(x[r][j + 1], a[r], b + 2);
+                } else {
+                    product_of_8<T>(x[r][j], a[r], b[0]);
+                    product_of_8<T>(x[r][j + 1], a[r], b[2]);
+                }
             }
         }
     }
 }
 /* y += x by the tile's rows: sums over these. */
-template <typename T, int D, int R, int N>
-static __device__ __forceinline__ void add_weighted(float (&y)[R][D / 8][4],
+template <typename T, int D, int C, int R, int N>
+static __device__ __forceinline__ void add_weighted(float (&y)[R][C][4],
                                                     const float (&x)[R][N / 8][4], uint32_t tile)
 {
     constexpr int ROW = 2 * D + 16;
@@ -179,12 +200,12 @@ static __device__ __forceinline__ void add_weighted(float (&y)[R][D / 8][4],
             for (int i = 0; i < 4; i++)
                 a[r][i] = packed(x[r][j + i / 2][i % 2 * 2], x[r][j + i / 2][i % 2 * 2 + 1], T());
 #pragma unroll
-        for (int c = 0; c < D / 8; c += 2) {
+        for (int c = 0; c < C; c += 2) {
             load_transposed_matrices(b, tile + j * 8 * ROW + c * 16);
 #pragma unroll
             for (int r = 0; r < R; r++) {
                 product<T>(y[r][c], a[r], b);
-                product<T>(y[r][c + 1], a[r], b + 2);
+                if (c + 1 < C) product<T>(y[r][c + 1], a[r], b + 2);
             }
         }
     }
@@ -194,8 +215,8 @@ static __device__ __forceinline__ void add_weighted(float (&y)[R][D / 8][4],
 
 /* Scores to weights of the new maximum, to which sums (the thread's share) and o come down, too. left: how many
  * of the tile's keys from the thread's first on count; top: of the scores before `factor`. */
-template <int D, int R, int N>
-static __device__ __forceinline__ void soften(float (&x)[R][N / 8][4], float (&o)[R][D / 8][4],
+template <int C, int R, int N>
+static __device__ __forceinline__ void soften(float (&x)[R][N / 8][4], float (&o)[R][C][4],
                                               float (&top)[R][2], float (&sums)[R][2], int left,
                                               float factor)
 {
@@ -224,11 +245,11 @@ static __device__ __forceinline__ void soften(float (&x)[R][N / 8][4], float (&o
             }
         sums[r][i % 2] = sums[r][i % 2] * fade + sum;
 #pragma unroll
-        for (int c = 0; c < D / 8; c++) o[r][c][h] *= fade, o[r][c][h + 1] *= fade;
+        for (int c = 0; c < C; c++) o[r][c][h] *= fade, o[r][c][h + 1] *= fade;
     }
 }
 
-template <typename T, int D, int R, int N>
+template <typename T, int D, int C, int R, int N>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
     mma_forward_kernel(const __grid_constant__ attention_args<T> a)
 {
@@ -241,7 +262,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     fetch<D, N>(stage, ks, a.kv_stride, 0, keys, a.d);
     fetch<D, N>(stage + L::MATRIX, vs, a.kv_stride, 0, keys, a.d);
     copies_end();
-    float o[R][D / 8][4] = {}, top[R][2], sums[R][2] = {};
+    float o[R][C][4] = {}, top[R][2], sums[R][2] = {};
 #pragma unroll
     for (int r = 0; r < R; r++) top[r][0] = top[r][1] = LEAST_SCORE;
 #pragma unroll 1
@@ -254,9 +275,9 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
         copies_end();
         copies_land<1>(); /* all but the next tile's */
         __syncthreads();
-        multiply<T, D, R, N>(x, own, stage);
-        soften<D, R, N>(x, o, top, sums, keys - k0 - lane % 4 * 2, a.factor);
-        add_weighted<T, D, R, N>(o, x, stage + L::MATRIX);
+        multiply<T, D, C, R, N>(x, own, stage);
+        soften<C, R, N>(x, o, top, sums, keys - k0 - lane % 4 * 2, a.factor);
+        add_weighted<T, D, C, R, N>(o, x, stage + L::MATRIX);
         __syncthreads(); /* the stage is free */
         uint32_t was = stage;
         stage = other, other = was;
@@ -267,19 +288,19 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
             query = first + (threadIdx.x / WARP * R + r) * 16 + h * 8 + lane / 4;
         float sum = quad_sum(sums[r][h]), share = 1 / sum;
 #pragma unroll
-        for (int c = 0; c < D / 8; c++) o[r][c][2 * h] *= share, o[r][c][2 * h + 1] *= share;
+        for (int c = 0; c < C; c++) o[r][c][2 * h] *= share, o[r][c][2 * h + 1] *= share;
         if (a.lse && lane % 4 == 0 && query < a.Tq)
             a.row_values(a.lse)[query] = (top[r][h] * a.factor + log2f(sum)) * LN_2;
     }
     int64_t stride = (int64_t)a.H * a.d;
     T *to = a.head(a.o, stride, a.Tq) + first * stride;
-    store_rows<T, D, R>(memory, o, to, stride, a.Tq - first, a.d);
+    store_rows<T, D, C, R>(memory, o, to, stride, a.Tq - first, a.d);
 }
 
 /* ---- backward ---- */
 
 /* dK and dV: owns keys (of K, then V), walks queries (Q, then dout). */
-template <typename T, int D, int N>
+template <typename T, int D, int C, int N>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
     mma_keys_kernel(const __grid_constant__ attention_args<T> a)
 {
@@ -290,7 +311,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     int first = blockIdx.x * L::ROWS, lane = threadIdx.x % WARP, keys = a.keys();
     int64_t width = (int64_t)a.H * a.d;
     const T *qs = a.head(a.q, a.q_stride, a.Tq), *douts = a.head(a.dout, width, a.Tq);
-    float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
+    float dk[1][C][4] = {}, dv[1][C][4] = {};
     int end = first < keys ? a.Tq : 0; /* without a key there is nothing to walk */
     if (end) {
         fetch<D, L::ROWS>(own, a.head(a.k, a.kv_stride, a.Tk), a.kv_stride, first, keys, a.d);
@@ -312,8 +333,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
         copies_end();
         copies_land<1>(); /* all but the next tile's */
         __syncthreads();
-        multiply<T, D, 1, N>(p, own, stage);
-        multiply<T, D, 1, N>(ds, own + L::OWN_MATRIX, stage + L::MATRIX);
+        multiply<T, D, C, 1, N>(p, own, stage);
+        multiply<T, D, C, 1, N>(ds, own + L::OWN_MATRIX, stage + L::MATRIX);
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
             int at = j * 8 + lane % 4 * 2;
@@ -326,8 +347,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
                 g = w * (g - (e % 2 ? delta.y : delta.x));
             }
         }
-        add_weighted<T, D, 1, N>(dv, p, stage + L::MATRIX);
-        add_weighted<T, D, 1, N>(dk, ds, stage);
+        add_weighted<T, D, C, 1, N>(dv, p, stage + L::MATRIX);
+        add_weighted<T, D, C, 1, N>(dk, ds, stage);
         __syncthreads(); /* the stage is free */
         uint32_t was = stage;
         stage = other, other = was;
@@ -335,7 +356,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
         tokens = next_tokens, next_tokens = were;
     }
 #pragma unroll
-    for (int i = 0; i < D / 2; i++) {
+    for (int i = 0; i < 4 * C; i++) {
         int key = first + threadIdx.x / WARP * 16 + i % 4 / 2 * 8 + lane / 4;
         float &k = dk[0][i / 4][i % 4], &v = dv[0][i / 4][i % 4];
         k = key < keys ? k * a.scale : 0;
@@ -343,14 +364,14 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     int64_t from = first * a.dkv_stride;
     int rows = a.Tk - first;
-    store_rows<T, D, 1>(memory, dk, a.head(a.dk, a.dkv_stride, a.Tk) + from, a.dkv_stride, rows,
-                        a.d);
-    store_rows<T, D, 1>(memory + L::OWN_MATRIX, dv, a.head(a.dv, a.dkv_stride, a.Tk) + from,
-                        a.dkv_stride, rows, a.d);
+    store_rows<T, D, C, 1>(memory, dk, a.head(a.dk, a.dkv_stride, a.Tk) + from, a.dkv_stride, rows,
+                           a.d);
+    store_rows<T, D, C, 1>(memory + L::OWN_MATRIX, dv, a.head(a.dv, a.dkv_stride, a.Tk) + from,
+                           a.dkv_stride, rows, a.d);
 }
 
 /* dQ: owns queries (of Q, then dout), walks keys (K, then V). */
-template <typename T, int D, int R, int N>
+template <typename T, int D, int C, int R, int N>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
     mma_queries_kernel(const __grid_constant__ attention_args<T> a)
 {
@@ -365,7 +386,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     fetch<D, N>(stage, ks, a.kv_stride, 0, keys, a.d);
     fetch<D, N>(stage + L::MATRIX, vs, a.kv_stride, 0, keys, a.d);
     copies_end();
-    float dq[R][D / 8][4] = {}, lse[R][2], delta[R][2];
+    float dq[R][C][4] = {}, lse[R][2], delta[R][2];
 #pragma unroll
     for (int i = 0; i < 2 * R; i++) {
         int query = first + (threadIdx.x / WARP * R + i / 2) * 16 + i % 2 * 8 + lane / 4;
@@ -383,8 +404,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
         copies_end();
         copies_land<1>(); /* all but the next tile's */
         __syncthreads();
-        multiply<T, D, R, N>(p, own, stage);
-        multiply<T, D, R, N>(ds, own + L::OWN_MATRIX, stage + L::MATRIX);
+        multiply<T, D, C, R, N>(p, own, stage);
+        multiply<T, D, C, R, N>(ds, own + L::OWN_MATRIX, stage + L::MATRIX);
         int left = keys - k0 - lane % 4 * 2;
 #pragma unroll
         for (int r = 0; r < R; r++)
@@ -396,15 +417,15 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
                     bool there = j * 8 + e % 2 < left;
                     ds[r][j][e] = there ? w * (ds[r][j][e] - delta[r][e / 2]) : 0;
                 }
-        add_weighted<T, D, R, N>(dq, ds, stage);
+        add_weighted<T, D, C, R, N>(dq, ds, stage);
         __syncthreads(); /* the stage is free */
         uint32_t was = stage;
         stage = other, other = was;
     }
 #pragma unroll
-    for (int i = 0; i < R * D / 2; i++) dq[i / (D / 2)][i / 4 % (D / 8)][i % 4] *= a.scale;
+    for (int i = 0; i < 4 * R * C; i++) dq[i / (4 * C)][i / 4 % C][i % 4] *= a.scale;
     T *to = a.head(a.dq, a.dq_stride, a.Tq) + first * a.dq_stride;
-    store_rows<T, D, R>(memory, dq, to, a.dq_stride, a.Tq - first, a.d);
+    store_rows<T, D, C, R>(memory, dq, to, a.dq_stride, a.Tq - first, a.d);
 }
 
 /* ---- on the host ---- */
@@ -419,31 +440,34 @@ static void launch(lg_stream *s, K *kernel, const attention_args<T> &a, int toke
     kernel<<<grid, THREADS, L::BYTES, lg_cuda_stream_of(s)>>>(a);
     LG_CUDA_LAUNCHED();
 }
-template <typename T, int D>
+template <typename T, int D, int C>
 static void launch_forward(lg_stream *s, const attention_args<T> &a, int64_t B)
 {
     constexpr int R = D <= 80 ? 2 : 1;
-    launch<forward_room<D>>(s, mma_forward_kernel<T, D, R, 64>, a, a.Tq, B);
+    launch<forward_room<D>>(s, mma_forward_kernel<T, D, C, R, 64>, a, a.Tq, B);
 }
-template <typename T, int D>
+template <typename T, int D, int C>
 static void launch_backward(lg_stream *s, const attention_args<T> &a, int64_t B)
 {
     constexpr int R = D <= 80 ? 2 : 1, N = D <= 80 ? 64 : 32;
-    launch<keys_room<D>>(s, mma_keys_kernel<T, D, N>, a, a.Tk, B);
-    launch<queries_room<D>>(s, mma_queries_kernel<T, D, R, 32>, a, a.Tq, B);
+    launch<keys_room<D>>(s, mma_keys_kernel<T, D, C, N>, a, a.Tk, B);
+    launch<queries_room<D>>(s, mma_queries_kernel<T, D, C, R, 32>, a, a.Tq, B);
 }
-#define WITH_HEAD(d, D, ...)                                                                       \
+#define WITH_HEAD(d, D, C, ...)                                                                    \
     if ((d) <= 32) {                                                                               \
-        constexpr int D = 32;                                                                      \
+        constexpr int D = 32, C = 4;                                                               \
         __VA_ARGS__;                                                                               \
     } else if ((d) <= 64) {                                                                        \
-        constexpr int D = 64;                                                                      \
+        constexpr int D = 64, C = 8;                                                               \
+        __VA_ARGS__;                                                                               \
+    } else if ((d) <= 72) {                                                                        \
+        constexpr int D = 80, C = 9;                                                               \
         __VA_ARGS__;                                                                               \
     } else if ((d) <= 80) {                                                                        \
-        constexpr int D = 80;                                                                      \
+        constexpr int D = 80, C = 10;                                                              \
         __VA_ARGS__;                                                                               \
     } else {                                                                                       \
-        constexpr int D = HEAD_MAX;                                                                \
+        constexpr int D = HEAD_MAX, C = HEAD_MAX / 8;                                              \
         __VA_ARGS__;                                                                               \
     }
 
@@ -491,7 +515,7 @@ template <typename T> static void forward(lg_stream *s, const struct lg_attentio
 {
     attention_args<T> r = args_of<T>(a);
     r.o = (T *)a->o.data;
-    WITH_HEAD(r.d, D, launch_forward<T, D>(s, r, a->q.dim[0]))
+    WITH_HEAD(r.d, D, C, launch_forward<T, D, C>(s, r, a->q.dim[0]))
 }
 void cuda_mma_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)
 {
@@ -517,7 +541,7 @@ static void backward(lg_stream *s, const struct lg_attention_backward_args *a, c
     r.dq = (T *)a->dq.data;
     r.dk = (T *)a->dk.data;
     r.dv = (T *)a->dv.data;
-    WITH_HEAD(r.d, D, launch_backward<T, D>(s, r, a->q.dim[0]))
+    WITH_HEAD(r.d, D, C, launch_backward<T, D, C>(s, r, a->q.dim[0]))
 }
 void cuda_mma_attention_backward(lg_stream *s, const struct lg_attention_backward_args *a,
                                  const float *delta)

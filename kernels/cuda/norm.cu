@@ -3,7 +3,7 @@
  * Rows (B T, D): one warp per row; each lane takes packs lane, lane + 32, ... The row is read three
  * times, from L1 after the first: mean, variance about it, result. Statistics are fp32.
  * 16-bit rows that norm_forward.cu and norm_backward.cu take are done there, read once.
- * Sums over T (dshift, dscale, dgate): a block takes 32 packs of columns of SUM_TOKENS rows of one sample; 8 warps take
+ * Sums over T (dshift, dscale, dgate): a block takes 32 packs of columns of sum_tokens() rows of one sample; 8 warps take
  * every eighth row; the 8 partial sums are added in order, and behind that those of the blocks. */
 #include "kernels/cuda/norm.cuh"
 
@@ -180,7 +180,8 @@ __global__ void modulation_backward_kernel(const T *dy, const T *x, const float 
     int64_t b = blockIdx.y, i = ((int64_t)blockIdx.x * WARP + threadIdx.x % WARP) * N;
     bool active = i < D;
     float shift[N] = {}, scale[N] = {}, g[N], n[N];
-    int64_t begin = (int64_t)blockIdx.z * SUM_TOKENS, end = min(begin + SUM_TOKENS, tokens);
+    const int64_t piece = sum_tokens(tokens), begin = blockIdx.z * piece;
+    const int64_t end = min(begin + piece, tokens);
     for (int64_t t = begin + threadIdx.x / WARP; active && t < end; t += WARPS) {
         int64_t row = b * tokens + t;
         float average = mean[row], r = rstd[row];
@@ -276,7 +277,8 @@ __global__ void gate_backward_kernel(const T *dout, const T *y, const T *gate, T
     bool active = i < D;
     float sum[N] = {}, plain[N] = {}, g[N] = {}, d[N], v[N];
     if (active) load<T, N>(gate + b * stride + i, g);
-    int64_t begin = (int64_t)blockIdx.z * SUM_TOKENS, end = min(begin + SUM_TOKENS, tokens);
+    const int64_t piece = sum_tokens(tokens), begin = blockIdx.z * piece;
+    const int64_t end = min(begin + piece, tokens);
     for (int64_t t = begin + threadIdx.x / WARP; active && t < end; t += WARPS) {
         int64_t at = (b * tokens + t) * D + i;
         load<T, N>(dout + at, d);

@@ -30,12 +30,15 @@ static inline bool rows_fit(lg_dtype t, int64_t D, int64_t stride, const void *c
         __VA_ARGS__;                                                                               \
     } break;
 
-/* Sums over the tokens of a sample are those of pieces of SUM_TOKENS rows, added in order: few samples of many tokens keep
- * a GPU busy too, and a sample's sums depend on its tokens alone. */
-enum { SUM_TOKENS = 256 };
+/* Sums over the tokens of a sample are those of pieces, added in order: few samples of many tokens keep a GPU busy too, and a
+ * sample's sums depend on its tokens alone. Texts (333 tokens with SD3) come with few samples: their pieces are short. */
+static inline __host__ __device__ int64_t sum_tokens(int64_t tokens)
+{
+    return tokens > 256 && tokens < 1024 ? 64 : 256;
+}
 static inline int64_t sum_pieces(int64_t tokens)
 {
-    return ceil_div(tokens, (int64_t)SUM_TOKENS);
+    return ceil_div(tokens, sum_tokens(tokens));
 }
 /* Which sums: of dy, and of dy n, in the norm; of dx y, and of dx, in the residual. */
 enum sum_kind { SUM_SHIFT, SUM_SCALE, SUM_GATE, SUM_BIAS, SUM_KINDS };

@@ -5,7 +5,7 @@
  * below = gate dx. Per sample dshift = sum over T of dy, dscale of dy n, dgate of dx y, and dbias of below.
  *
  * A row is a team's: one warp, or for rows wider than ROW_MAX two or four, that add up what each has of a row's sums. A block
- * owns SUM_TOKENS rows of a sample, its teams every eighth (fourth, second) of them. A lane keeps the sums of its columns in
+ * owns sum_tokens() rows of a sample, its teams every eighth (fourth, second) of them. A lane keeps the sums of its columns in
  * registers over all its rows; at the end the teams' sums are added in order, and behind that those of a sample's blocks. Rows
  * come through shared memory, one ahead; a lane copies just what it will read itself, so no team waits for another. What no lane copies
  * stays 0: packs behind the row's end, dx where nothing is added to it, and y where dgate is not wanted.
@@ -20,7 +20,10 @@
 
 enum { WARPS = 8, THREADS = WARP * WARPS, STAGES = 2, TOKENS_MIN = 64 };
 /* Rows of a block. */
-template <bool SUMS> constexpr int ROWS = SUMS ? (int)SUM_TOKENS : 16;
+template <bool SUMS> static inline __host__ __device__ int block_rows(int tokens)
+{
+    return SUMS ? (int)sum_tokens(tokens) : 16;
+}
 
 template <typename T> struct rows_args {
     const T *dy, *x, *scale, *y, *gate;
@@ -259,7 +262,8 @@ static __global__ void __launch_bounds__(THREADS, 1) rows_kernel(const rows_args
     extern __shared__ __align__(128) char shared[];
     int lane = threadIdx.x % G::LANES, team = threadIdx.x / G::LANES, place = threadIdx.x % WARP;
     int64_t b = blockIdx.y, base = b * a.tokens * a.D + lane * ROW_PACK;
-    const int begin = (int)blockIdx.x * ROWS<SUMS>, end = min(begin + ROWS<SUMS>, a.tokens);
+    const int rows = block_rows<SUMS>(a.tokens);
+    const int begin = (int)blockIdx.x * rows, end = min(begin + rows, a.tokens);
     const bool last = (lane + G::LANES * (G::PACKS - 1)) * ROW_PACK < a.D;
     const T *const from[4] = {a.dy + base, a.x + base, a.dx + base, a.y ? a.y + base : nullptr};
     for (int i = threadIdx.x; i < L::BYTES / 16; i += THREADS) ((quad *)shared)[i] = quad{};
@@ -307,7 +311,7 @@ static void launch(cudaStream_t stream, int64_t B, const rows_args<T> &r)
     typedef layout<G, RESIDUAL> L;
     LG_CUDA(cudaFuncSetAttribute(rows_kernel<T, G, RESIDUAL, SUMS>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
-    dim3 grid((unsigned)ceil_div(r.tokens, ROWS<SUMS>), (unsigned)B);
+    dim3 grid((unsigned)ceil_div(r.tokens, block_rows<SUMS>(r.tokens)), (unsigned)B);
     rows_kernel<T, G, RESIDUAL, SUMS><<<grid, THREADS, L::BYTES, stream>>>(r);
     LG_CUDA_LAUNCHED();
 }

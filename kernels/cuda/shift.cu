@@ -1,6 +1,6 @@
 /* A shift per sample, y = x + shift, and the sum over a sample's tokens that is its gradient.
  *
- * The sum: a block takes 32 packs of columns of SUM_TOKENS tokens of one sample, its 8 warps every eighth of them, and
+ * The sum: a block takes 32 packs of columns of sum_tokens() tokens of one sample, its 8 warps every eighth of them, and
  * their sums are added in order; those of a sample's blocks, in fp32, by a second kernel. So a sample's bits depend on its
  * tokens alone. Bytes: forward two maps, backward one. */
 #include "kernels/cuda/norm.cuh"
@@ -45,7 +45,8 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ float shared[WARPS][WARP * N];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int64_t first = (int64_t)blockIdx.x * WARP * N, i = first + lane * N;
-    const int64_t begin = (int64_t)blockIdx.y * SUM_TOKENS, end = min(begin + SUM_TOKENS, tokens);
+    const int64_t piece = sum_tokens(tokens), begin = blockIdx.y * piece;
+    const int64_t end = min(begin + piece, tokens);
     const T *sample = dy + blockIdx.z * tokens * D;
     float sum[N] = {}, v[N];
 #pragma unroll 4

@@ -12,95 +12,27 @@
  *     decoder:  convolution, resnets, ups, norm, silu, convolution, patches
  *
  * With a timestep norms are modulated: by a table's rows plus what the block's embedder makes of it. */
+#include "stages/nets/autoencoder_ltx_parts.h"
 #include "stages/nets/encoders.h"
-#include "stages/nets/video.h"
 #include <stdio.h>
 
 static const char unit[] = "weights";
-static const double NORM_EPS = 1e-8;
-
-/* A stretch of the net: what its layers share. */
-struct part {
-    lg_net *n;
-    struct lg_video *clip;
-    const struct lg_aeltx_config *c;
-    lg_tensor embedded; // (4 channels): what the block's embedder makes of the timestep, or LG_NONE
-    char name[64];      /* "encoder.down_blocks.0." */
-};
-
-static void scope(const struct part *p, const char *name, int i)
-{
-    if (i < 0)
-        lg_net_scope(p->n, "%s%s.", p->name, name);
-    else
-        lg_net_scope(p->n, "%s%s.%d.", p->name, name, i);
-}
-
-/* count vectors (channels): what the timestep became, and the table of this layer. */
-static lg_tensor modulation(lg_net *n, lg_tensor embedded, int count, int64_t channels)
-{
-    if (!embedded.rank) return LG_NONE;
-    const lg_tensor shape = lg_t2(NULL, n->type, count, channels);
-    lg_tensor table = lg_net_param(n, LG_NET_ZERO, shape, "scale_shift_table");
-    return lg_net_add(n, lg_at(embedded, 0, shape), table);
-}
-
-/* Norm i: rows 2 i and 2 i + 1 of the modulation are its shift and scale. */
-static struct lg_video_norm norm_of(lg_tensor modulation, int i)
-{
-    struct lg_video_norm norm = {.eps = NORM_EPS};
-    if (!modulation.rank) return norm;
-    const lg_tensor row = lg_t1(NULL, modulation.dtype, modulation.dim[1]);
-    norm.shift = lg_at(modulation, 2 * i * row.dim[0], row);
-    norm.scale = lg_at(modulation, (2 * i + 1) * row.dim[0], row);
-    return norm;
-}
-
-/* silu(norm(x)), convolved. */
-static lg_tensor normed_conv(const struct part *p, lg_tensor x, struct lg_video_norm norm,
-                             struct lg_video_conv conv, const char *name)
-{
-    const struct lg_frames f = lg_video_room(p->n, p->clip, x, 1, 0);
-    lg_video_norm_silu(p->n, x, norm, f.own);
-    return lg_video_conv(p->n, p->clip, &f, conv, name);
-}
-
-static lg_tensor resnet(const struct part *p, lg_tensor x, int out, lg_tensor y)
-{
-    const lg_tensor m = modulation(p->n, p->embedded, 4, x.dim[3]);
-    lg_tensor h =
-        normed_conv(p, x, norm_of(m, 0), (struct lg_video_conv){.out = out}, "conv1.conv");
-    if (x.dim[3] != out)
-        x = lg_video_shortcut(p->n, x, out, p->c->eps, "norm3", "conv_shortcut.conv");
-    const struct lg_video_conv second = {.out = out, .residual = x, .y = y};
-    return normed_conv(p, h, norm_of(m, 1), second, "conv2.conv");
-}
-
-/* y: of the last one. */
-static lg_tensor resnets(const struct part *p, lg_tensor x, int count, lg_tensor y)
-{
-    for (int i = 0; i < count; i++) {
-        scope(p, "resnets", i);
-        x = resnet(p, x, (int)x.dim[3], i == count - 1 ? y : LG_NONE);
-    }
-    return x;
-}
 
 static lg_tensor of_shape(lg_net *n, lg_tensor t, int64_t frames, int factor, int64_t channels)
 {
     return lg_t4(NULL, n->type, frames, t.dim[1] / factor, t.dim[2] / factor, channels);
 }
 
-static lg_tensor down(const struct part *p, lg_tensor x, const struct lg_aeltx_block *b)
+static lg_tensor down(const struct lg_aeltx_part *p, lg_tensor x, const struct lg_aeltx_block *b)
 {
     lg_net *n = p->n;
     const bool has_boxes = b->way >= LG_AELTX_SPACE;
-    if (b->way == LG_AELTX_KEEPS) return resnets(p, x, b->layers, LG_NONE);
+    if (b->way == LG_AELTX_KEEPS) return lg_aeltx_resnets(p, x, b->layers, LG_NONE);
     const int time = b->way == LG_AELTX_SPACE ? 1 : 2, space = b->way == LG_AELTX_TIME ? 1 : 2;
     const int extra = has_boxes && p->clip->is_first ? time - 1 : 0;
     const struct lg_frames f = lg_video_room(n, p->clip, x, has_boxes ? 1 : 2, extra);
-    resnets(p, x, b->layers, f.own);
-    scope(p, "downsamplers", 0);
+    lg_aeltx_resnets(p, x, b->layers, f.own);
+    lg_aeltx_scope(p, "downsamplers", 0);
     if (!has_boxes)
         return lg_video_conv(n, p->clip, &f, (struct lg_video_conv){.out = b->in, .stride = 2},
                              "conv");
@@ -113,20 +45,22 @@ static lg_tensor down(const struct part *p, lg_tensor x, const struct lg_aeltx_b
     return y;
 }
 
-static lg_tensor down_block(const struct part *p, lg_tensor x, const struct lg_aeltx_block *b)
+static lg_tensor down_block(const struct lg_aeltx_part *p, lg_tensor x,
+                            const struct lg_aeltx_block *b)
 {
     x = down(p, x, b);
     if (b->out == b->in || b->way >= LG_AELTX_SPACE) return x;
-    scope(p, "conv_out", -1);
-    return resnet(p, x, b->out, LG_NONE);
+    lg_aeltx_scope(p, "conv_out", -1);
+    return lg_aeltx_resnet(p, x, b->out, LG_NONE);
 }
 
 /* x is written where the convolution reads it. */
-static lg_tensor up(const struct part *p, const struct lg_frames *f, const struct lg_aeltx_block *b)
+static lg_tensor up(const struct lg_aeltx_part *p, const struct lg_frames *f,
+                    const struct lg_aeltx_block *b)
 {
     enum { TIME = 2, SPACE = 2, ALL = TIME * SPACE * SPACE };
     lg_net *n = p->n;
-    scope(p, "upsamplers", 0);
+    lg_aeltx_scope(p, "upsamplers", 0);
     const struct lg_video_conv conv = {.out = b->out * ALL};
     lg_tensor h = lg_video_conv(n, p->clip, f, conv, "conv.conv");
     const int64_t frames = h.dim[0] * TIME - (p->clip->is_first ? TIME - 1 : 0);
@@ -138,7 +72,7 @@ static lg_tensor up(const struct part *p, const struct lg_frames *f, const struc
 }
 
 /* What a block's embedder makes of the timestep: count vectors (channels). */
-static lg_tensor embed(const struct part *p, lg_tensor timestep, int64_t count)
+static lg_tensor embed(const struct lg_aeltx_part *p, lg_tensor timestep, int64_t count)
 {
     if (!timestep.rank) return LG_NONE;
     lg_net_scope(p->n, "%s", p->name);
@@ -172,7 +106,7 @@ void lg_aeltx_describe_encoder(lg_net *n, const struct lg_aeltx_config *c, struc
                                const struct lg_video_ends *ends)
 {
     const struct lg_aeltx_half *e = &c->encoder;
-    struct part p = {.n = n, .clip = clip, .c = c, .name = "encoder."};
+    struct lg_aeltx_part p = {.n = n, .clip = clip, .c = c, .name = "encoder."};
     lg_net_unit(n, unit);
     const struct statistics s = statistics_of(n, c);
     const lg_tensor pixels = ends->from;
@@ -191,40 +125,46 @@ void lg_aeltx_describe_encoder(lg_net *n, const struct lg_aeltx_config *c, struc
         x = down_block(&p, x, &e->block[i]);
     }
     snprintf(p.name, sizeof p.name, "encoder.mid_block.");
-    x = resnets(&p, x, e->middle_layers, LG_NONE);
+    x = lg_aeltx_resnets(&p, x, e->middle_layers, LG_NONE);
     lg_net_scope(n, "encoder.");
-    x = normed_conv(&p, x, norm_of(LG_NONE, 0),
-                    (struct lg_video_conv){.out = c->latent_channels + 1}, "conv_out.conv");
+    x = lg_aeltx_normed_conv(&p, x, lg_aeltx_norm(LG_NONE, 0),
+                             (struct lg_video_conv){.out = c->latent_channels + 1},
+                             "conv_out.conv");
     LG_NET_RECORD(n, clip_posterior_forward, .x = x, .center = s.center, .spread = s.spread,
                   .mean = ends->to[0], .logvar = ends->to[1]);
 }
 
-static lg_tensor up_block(struct part *p, lg_tensor x, const struct lg_aeltx_block *b,
-                          lg_tensor timestep)
+/* Room for what block b grows, of the shape of x, where that is what comes to it; without frames where it is not. */
+static struct lg_frames room_before(const struct lg_aeltx_part *p, lg_tensor x,
+                                    const struct lg_aeltx_block *b)
 {
-    const bool widens = b->in != b->out, grows = b->way != LG_AELTX_KEEPS;
-    struct lg_frames f;
-    if (grows && widens) {
+    if (b->way == LG_AELTX_KEEPS || b->in != b->out) return (struct lg_frames){0};
+    return lg_video_room(p->n, p->clip, x, 1, 0);
+}
+
+/* f: of x, as room_before has it; then that of the block behind this one, if there is one. */
+static lg_tensor up_block(struct lg_aeltx_part *p, lg_tensor x, const struct lg_aeltx_block *b,
+                          lg_tensor timestep, struct lg_frames *f, bool is_last)
+{
+    const bool grows = b->way != LG_AELTX_KEEPS;
+    p->embedded = LG_NONE;
+    if (b->in != b->out) {
         const lg_tensor wide = lg_t4(NULL, p->n->type, x.dim[0], x.dim[1], x.dim[2], b->out);
-        f = lg_video_room(p->n, p->clip, wide, 1, 0);
-    }
-    if (widens) {
-        scope(p, "conv_in", -1);
-        x = resnet(p, x, b->out, grows ? f.own : LG_NONE);
-    } else if (grows) {
-        f = lg_video_room(p->n, p->clip, x, 1, 0);
-        LG_NET_RECORD(p->n, copy_rows, .x = lg_net_rows(x), .y = lg_net_rows(f.own));
+        if (grows) *f = lg_video_room(p->n, p->clip, wide, 1, 0);
+        lg_aeltx_scope(p, "conv_in", -1);
+        x = lg_aeltx_resnet(p, x, b->out, f->own);
     }
     p->embedded = embed(p, timestep, 4 * b->in);
-    if (grows) x = up(p, &f, b);
-    return resnets(p, x, b->layers, LG_NONE);
+    if (grows) x = up(p, f, b);
+    *f = is_last ? (struct lg_frames){0} : room_before(p, x, b + 1);
+    return lg_aeltx_resnets(p, x, b->layers, f->own);
 }
 
 void lg_aeltx_describe_decoder(lg_net *n, const struct lg_aeltx_config *c, struct lg_video *clip,
                                const struct lg_video_ends *ends)
 {
     const struct lg_aeltx_half *d = &c->decoder;
-    struct part p = {.n = n, .clip = clip, .c = c, .name = "decoder.mid_block."};
+    struct lg_aeltx_part p = {.n = n, .clip = clip, .c = c, .name = "decoder.mid_block."};
     lg_tensor timestep = LG_NONE;
     lg_net_unit(n, unit);
     if (c->has_timestep) timestep = lg_net_value(n, "timestep", lg_t1(NULL, n->stats, 1));
@@ -240,17 +180,17 @@ void lg_aeltx_describe_decoder(lg_net *n, const struct lg_aeltx_config *c, struc
     lg_tensor x =
         lg_video_conv(n, clip, &f, (struct lg_video_conv){.out = d->first}, "conv_in.conv");
     p.embedded = embed(&p, timestep, 4 * d->middle);
-    x = resnets(&p, x, d->middle_layers, LG_NONE);
+    struct lg_frames room = room_before(&p, x, &d->block[0]);
+    x = lg_aeltx_resnets(&p, x, d->middle_layers, room.own);
     for (int i = 0; i < d->blocks; i++) {
         snprintf(p.name, sizeof p.name, "decoder.up_blocks.%d.", i);
-        p.embedded = LG_NONE;
-        x = up_block(&p, x, &d->block[i], timestep);
+        x = up_block(&p, x, &d->block[i], timestep, &room, i + 1 == d->blocks);
     }
     snprintf(p.name, sizeof p.name, "decoder.");
     const lg_tensor embedded = embed(&p, timestep, 2 * x.dim[3]);
     lg_net_scope(n, "decoder.");
-    const lg_tensor m = modulation(n, embedded, 2, x.dim[3]);
-    normed_conv(&p, x, norm_of(m, 0),
-                (struct lg_video_conv){.out = 3 * c->patch * c->patch, .y = ends->to[0]},
-                "conv_out.conv");
+    const lg_tensor m = lg_aeltx_modulation(n, embedded, 2, x.dim[3]);
+    lg_aeltx_normed_conv(&p, x, lg_aeltx_norm(m, 0),
+                         (struct lg_video_conv){.out = 3 * c->patch * c->patch, .y = ends->to[0]},
+                         "conv_out.conv");
 }

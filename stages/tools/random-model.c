@@ -669,10 +669,30 @@ static const struct pipeline_preset {
      "LTXPipeline",
      "LTXVideoTransformer3DModel",
      "FlowMatchEulerDiscreteScheduler",
-     "tiny",
+     "tiny-ltx",
      {NULL},
      "tiny",
-     {.kind = LG_LTX, .frames = 4, .height = 4, .hidden = 64, .depth = 2, .heads = 4}},
+     {.kind = LG_LTX,
+      .channels = 8,
+      .frames = 2,
+      .height = 4,
+      .hidden = 64,
+      .depth = 2,
+      .heads = 4}},
+    {"ltx-video",
+     "LTXPipeline",
+     "LTXVideoTransformer3DModel",
+     "FlowMatchEulerDiscreteScheduler",
+     "ltx",
+     {NULL},
+     "xxl",
+     {.kind = LG_LTX,
+      .channels = 128,
+      .frames = 16,
+      .height = 16,
+      .hidden = 2048,
+      .depth = 28,
+      .heads = 32}},
     {"tiny-sd2",
      "StableDiffusionPipeline",
      UNET,
@@ -771,8 +791,9 @@ static int write_index(const struct options *o, const struct pipeline_preset *p)
                           : "T5Tokenizer");
     fprintf(f,
             "  \"%s\": [\"diffusers\", \"%s\"],\n"
-            "  \"vae\": [\"diffusers\", \"AutoencoderKL\"]\n}\n",
-            is_unet(p) ? "unet" : "transformer", p->transformer);
+            "  \"vae\": [\"diffusers\", \"%s\"]\n}\n",
+            is_unet(p) ? "unet" : "transformer", p->transformer,
+            lg_random_ltx_vae(p->vae) ? "AutoencoderKLLTXVideo" : "AutoencoderKL");
     LG_TRY(publish_text(o->dir, "model_index.json", f, &text, &bytes));
     return 0;
 }

@@ -5,19 +5,28 @@
 RANDOM_MODEL=$e2e_build/bin/lg-random-model
 check "clips" timeout 120 "$e2e_build/bin/lg-emoji-video" --size 16 --frames 9 --fps 8 --only "red heart" --only dog --only pizza "$T/clips"
 CLIPS=$T/clips/clips-00000.tar
-check "a pipeline's folder" "$RANDOM_MODEL" pipeline --preset tiny-latte --dtype f32 --seed 3 \
-    --spiece "$MICRO/text_encoder/spiece.model" "$T/latte"
-common() { # FRAMES FPS
-    cat <<END
+for kind in latte ltx; do
+    check "$kind: a pipeline's folder" "$RANDOM_MODEL" pipeline --preset tiny-$kind --dtype f32 --seed 3 \
+        --spiece "$MICRO/text_encoder/spiece.model" "$T/$kind"
+done
+# Latte, frame by frame; LTX with its own autoencoder, which is causal in time.
+config() { # KIND FRAMES FPS
+    cat >"$T/$1.toml" <<END
+pipeline = "$T/$1"
 [job]
 name = "tiny"
 seed = 7
 [data]
 path = "$CLIPS"
 size = 16
-frames = $1
-fps = $2
+frames = $2
+fps = $3
 [loader]
+chunk = 4
+[text]
+chunk = 4
+length = 12
+[vae]
 chunk = 4
 [trainer]
 ranks = 2
@@ -34,18 +43,8 @@ every = 20
 keep = 100
 END
 }
-# Latte, frame by frame; LTX with its own autoencoder, which is causal in time.
-{
-    echo "pipeline = \"$T/latte\""
-    common 4 4
-    printf '[text]\nchunk = 4\nlength = 12\n[vae]\nchunk = 4\n'
-} >"$T/latte.toml"
-{
-    common 9 8
-    sed 's/^/[text]\nmodel = /' <<<"\"$MICRO/text_encoder\""
-    printf 'chunk = 4\nlength = 12\n[vae]\nmodel = "%s"\nchunk = 4\n' "$e2e_root/tests/golden/encoders/ltx_095"
-    printf '[model]\nkind = "ltx"\nhidden = 64\ndepth = 2\nheads = 4\npatch = 1\n[sample]\nflow_end = 0.1\n'
-} | sed 's/^lr = .*/&\nflow_shift_by = "tokens_ltx"/' >"$T/ltx.toml"
+config latte 4 4
+config ltx 9 8
 [ $e2e_failed -eq 0 ] || exit 1
 
 # The ledger has every clip once in an epoch, as often as the data set has clips.
@@ -138,7 +137,7 @@ same_as "pictures beside clips, killed" "$killed" "$T/both.whole" "$N"
 check "pictures beside clips: none is void" test "$(jq -s 'map(.voids) | add' "$T/both.whole/metrics.jsonl")" = 0
 
 refused "ltx, fastseq" 'fastseq.*normed over all heads' --set parallel.sp=2 --set parallel.sp_kind=fastseq
-refused "pictures alone" 'data.frames = 9 with model.kind = "pixart"' --set model.kind=pixart
+refused "pictures alone" 'data.frames = 9 with model.kind = "pixart"' --set model.from= --set pipeline= --set model.kind=pixart
 TINY=$T/latte.toml
 refused "more ranks than frames" 'whose frames stay whole' --set trainer.ranks=4 --set parallel.sp=4 --set data.frames=2
 check "nothing is left running" nothing_runs

@@ -8,7 +8,7 @@
 #            b: buckets, on noise of other shapes  a: adapters, moments of 8 bits
 #            h: through host memory, as GPUs do that reach none (LG_CUDA_NO_PEER=1)  x: a split sequence so  (default all)
 #
-# Prints ok/FAIL lines, samples a second of each run's second half, and "N passed, M failed"; exits with 1 when one failed.
+# Prints ok/FAIL lines, samples a second of each run's second half and how much of it rank 0 waited for data, and "N passed, M failed"; exits with 1 when one failed.
 set -u
 export LC_ALL=C
 usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 2; }
@@ -61,11 +61,12 @@ start() {
         --set trainer.ranks=$ranks --set trainer.gpus=$gpus --set trainer.micro_batch_size=${micro:-$((batch / ranks))} \
         --set trainer.warmup_steps=5 --set supervisor.restarts_max=1000 "$@"
 }
-rate() { # samples a second of the second half, by its clock
+rate() { # of the second half: samples a second by its clock, rank 0's wait
     awk -v from=$((steps / 2)) -v batch=$batch 'match($0, /"step": [0-9]+/) {
         step = substr($0, RSTART + 8, RLENGTH - 8) + 0; match($0, /"time": [0-9.]+/)
         t = substr($0, RSTART + 8, RLENGTH - 8); if (step == from) t0 = t; last = t; n = step }
-        END { if (last > t0) printf "%.0f samples/s", (n - from) * batch / (last - t0) }' "$T/$1/metrics.jsonl"
+        step > from && match($0, /"data_wait_s": [0-9.]+/) { wait += substr($0, RSTART + 15, RLENGTH - 15) }
+        END { if (last > t0) printf "%.0f samples/s, rank 0 waited for data %.2f %%", (n - from) * batch / (last - t0), 100 * wait / (last - t0) }' "$T/$1/metrics.jsonl"
 }
 run() { # NAME RANKS [...]
     (start "$@") >"$T/$1.out" 2>&1

@@ -105,7 +105,7 @@ if __name__ == "__main__":
     masked = int(sys.argv[3]) if len(sys.argv) > 3 else 1
     print(torch.__version__, torch.cuda.get_device_name(), torch.backends.cudnn.version())
     both = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-    for sdpa in (both, [SDPBackend.CUDNN_ATTENTION]):
+    for sdpa in (both, [SDPBackend.CUDNN_ATTENTION])[:int(sys.argv[4]) if len(sys.argv) > 4 else None]:
         try:
             bench(side, B, masked, sdpa)
         except Exception as e:

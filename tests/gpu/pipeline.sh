@@ -10,6 +10,7 @@
 #   --kills N     in the run that is killed (default 20); --seed S chooses whom and when
 #   --only LIST   letters of a b c d e, see below (default all)
 #   --victims LIST  who dies in e, as "trainer.0 trainer.1" (default: every role)
+#   --pipeline FILE  of the bundle, whose job is called emoji (default examples/emoji/pipeline-gpu.toml)
 #   --keep        leaves the runs for a look
 #   anything else goes to lgsup start: --set KEY=VALUE
 #
@@ -21,7 +22,7 @@ usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 2; }
 [ $# -ge 2 ] || usage
 bundle=$(cd "$1" && pwd) && data=$(cd "$2" && pwd) || usage
 shift 2
-device=cuda steps=60 kills=20 seed=$((SECONDS + $$ % 30000)) only=abcde keep= extra=()
+device=cuda steps=60 kills=20 seed=$((SECONDS + $$ % 30000)) only=abcde keep= pipeline=examples/emoji/pipeline-gpu.toml extra=()
 victims_of_e="trainer.0 trainer.1 vae.0 vae.1 text.0 ema.0 ckpt.0 loader.0 keeper.0 lgsup"
 while [ $# -gt 0 ]; do
     case $1 in
@@ -31,6 +32,7 @@ while [ $# -gt 0 ]; do
     --seed) seed=$2; shift ;;
     --only) only=$2; shift ;;
     --victims) victims_of_e=$2; shift ;;
+    --pipeline) pipeline=$2; shift ;;
     --keep) keep=1 ;;
     *) extra+=("$1") ;;
     esac
@@ -78,9 +80,9 @@ now_ms() { local t=${EPOCHREALTIME/./}; echo "${t%???}"; }
 # ---- runs ----
 
 if [ "$device" = host ]; then
-    small=(--set precision=fp32 --set model.hidden=64 --set model.depth=2 --set model.heads=4
-        --set trainer.global_batch_size=8 --set trainer.micro_batch_size=4 --set loader.chunk=4
-        --set text.chunk=4 --set vae.chunk=4 --set loader.instances=1)
+    small=(--set precision=fp32 --set trainer.global_batch_size=8 --set trainer.micro_batch_size=4
+        --set loader.chunk=4 --set text.chunk=4 --set vae.chunk=4 --set loader.instances=1)
+    [[ $pipeline != *pipeline-gpu.toml ]] || small+=(--set model.hidden=64 --set model.depth=2 --set model.heads=4)
     gpus=0
 else
     # Half the batch fits two ranks too: the same micro-batch everywhere.
@@ -92,7 +94,7 @@ fi
 start() {
     local run=$1 n=$2
     shift 2
-    timeout --foreground -k 5 "${RUN_LIMIT_S:-200}" "$lgsup" start "$bundle/examples/emoji/pipeline-gpu.toml" \
+    timeout --foreground -k 5 "${RUN_LIMIT_S:-200}" "$lgsup" start "$bundle/$pipeline" \
         --set device="$device" --set data.path="$data" --set job.dir="$run" --set 'sample.captions=[]' \
         --set trainer.lr_steps=1000 --set trainer.max_steps="$n" --set checkpoint.every="${every:-$n}" \
         "${small[@]}" ${extra[@]+"${extra[@]}"} "$@" >>"$run.out" 2>&1 </dev/null
@@ -118,18 +120,20 @@ pid_of() { # RUN ROLE INDEX
         grep -o "\"role\":\"$2\",\"index\":$3,\"pid\":[0-9]*" | grep -o '[0-9]*$'
 }
 same() { # RUN_A RUN_B STEP: checkpoints, ledger and losses
-    local f a=$1/checkpoints/emoji_step$3 b=$2/checkpoints/emoji_step$3
-    for f in model/diffusion_pytorch_model.safetensors ema/diffusion_pytorch_model.safetensors \
-        optimizer.safetensors; do
-        [ -s "$a/$f" ] || { echo "no $a/$f"; return 1; }
+    local f n=0 a=$1/checkpoints/emoji_step$3 b=$2/checkpoints/emoji_step$3
+    for f in $(cd "$a" && find . -name '*.safetensors'); do
         cmp "$a/$f" "$b/$f" || return 1
+        n=$((n + 1))
     done
+    [ $n -ge 3 ] || { echo "$n files in $a"; return 1; }
     cmp "$1/ledger" "$2/ledger"
 }
 forget() { [ -n "$keep" ] || rm -rf "$@"; }
-rate() { # RUN: samples/s, median of the second half
-    sed -n 's/.*"samples_per_s": *\([0-9.]*\).*/\1/p' "$1/metrics.jsonl" | tail -n "$(($2 / 2))" | sort -n |
-        awk '{ v[NR] = $1 } END { printf "%.0f samples/s", v[int((NR + 1) / 2)] }'
+rate() { # RUN STEPS: of the second half, samples/s (median) and how much of the time rank 0 waited for data
+    tail -n "$(($2 / 2))" "$1/metrics.jsonl" |
+        sed -n 's/.*"samples_per_s": *\([0-9.]*\), *"data_wait_s": *\([0-9.]*\),.*"time": *\([0-9.]*\).*/\1 \2 \3/p' |
+        sort -n | awk '{ v[NR] = $1; wait += $2; if (NR == 1 || $3 < t0) t0 = $3; if ($3 > t1) t1 = $3 }
+            END { printf "%.0f samples/s, rank 0 waited for data %.2f %%", v[int((NR + 1) / 2)], (t1 > t0) ? 100 * wait / (t1 - t0) : 0 }'
 }
 
 # The process of the last `start` in the background.
@@ -234,6 +238,7 @@ case $only in *c*)
     n=$((5 * kills + 10)) every=20
     start "$T/c1" $n
     finished "c: an undisturbed run of $n steps" $? "$T/c1"
+    echo "# $(rate "$T/c1" $n)"
     kill_many c "$T/c2" $n "$kills" loader.0 text.0 vae.0 trainer.0 ema.0 ckpt.0 keeper.0 lgsup --
     check "c: byte-identical" same "$T/c1" "$T/c2" $n
     every=

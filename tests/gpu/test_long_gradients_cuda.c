@@ -121,7 +121,10 @@ static void check_weight(const struct shape *z, const char *precision, const str
         difference += pow(first[at] - before[at] - want, 2);
         norm += want * want;
     }
-    settle(z, "gradient by weight", precision, same, sqrt(difference / norm), 1e-3);
+    /* The library gives it in 16 bits, of which bf16 has 8: rounding normal values costs 1.7e-3. */
+    const bool own = !strcmp(lg_device_isa(device), "sm_90a");
+    settle(z, "gradient by weight", precision, same, sqrt(difference / norm),
+           own || type != LG_BF16 ? 1e-3 : 2e-3);
     free(before), free(first), free(again), free(dy), free(x);
 }
 

@@ -3,7 +3,8 @@
  * and inputs are rounded to bf16, so that one reference serves every precision.
  *
  * A gradient counts relative to its own norm, but at least to 10 % of the gradients' root mean square
- * over tensors: the bias of the keys has none but rounding.
+ * over tensors: the bias of the keys has none but rounding. Where the error of one draw of inputs scatters much, it is the
+ * root mean square over several.
  *
  * usage: test_nets_cuda [NET]
  *        NET: tiny_dit, tiny_pixart, sized_pixart, dit_xl, pixart_xl, deep_pixart, bucket_pixart, tiny_sd3, sd3,
@@ -266,14 +267,19 @@ static struct lg_training training; /* of the net that is checked */
 /* Of these nets adapters alone, rank 16, and one whose rows are no multiple of 16 bytes. */
 static const struct adapted {
     const char *name, *of, *targets[3];
-    int rank;
+    int rank, draws; /* of inputs */
+    /* Bounds in bf16 of a tensor's and of all tensors' root mean square; 0: compare()'s. */
+    double most, mean;
 } ADAPTED[] = {
-    {"tiny_flux_lora", "tiny_flux", {"linear"}, 3},
-    {"flux_lora", "flux", {"attention"}, 16},
-    {"sd3_lora", "sd3", {"linear"}, 16},
-    {"pixart_lora", "pixart_xl", {"*.to_q", "*.to_v"}, 16},
-    {"ltx_lora", "ltx", {"attention"}, 16},
+    /* Errors scatter here: PyTorch 2.15's own in bf16 (peer_flux.py's flux with adapters, on the CPU, against fp64) are, in the worst
+     * tensor of each of these 8 draws, 0.024 to 0.1068, and over all tensors and draws 0.0231. Allowed: 1.2 times these. */
+    {"tiny_flux_lora", "tiny_flux", {"linear"}, 3, 8, 0.128, 0.0277},
+    {"flux_lora", "flux", {"attention"}, 16, 1, 0, 0},
+    {"sd3_lora", "sd3", {"linear"}, 16, 1, 0, 0},
+    {"pixart_lora", "pixart_xl", {"*.to_q", "*.to_v"}, 16, 1, 0, 0},
+    {"ltx_lora", "ltx", {"attention"}, 16, 1, 0, 0},
 };
+static const struct adapted *adapted; /* NULL: the net by itself */
 
 /* A net on a device with its inputs and outputs. */
 struct bench {
@@ -305,6 +311,15 @@ static void fill(struct bench *b, void *device, size_t first, const char *name, 
     for (size_t i = 0; i < n; i++) v[i] = gpu_to_bf16(v[i]);
     gpu_put(b->stream, (char *)device + first * lg_dtype_bytes(b->type), b->type, v, n);
     free(v);
+}
+
+/* The same of an input, whose values belong to draw `draw`. */
+static int draw;
+static void fill_input(struct bench *b, void *device, const char *name, size_t n, double scale)
+{
+    char of[32];
+    snprintf(of, sizeof of, draw ? "%s%d" : "%s", name, draw);
+    fill(b, device, 0, of, n, scale);
 }
 
 static void fill_weights(struct bench *b)
@@ -347,11 +362,11 @@ static void fill_texts(struct bench *b, int64_t B)
         double lengths[BATCH_MAX];
         if (L) {
             t->states = lg_t3(alloc(b, (size_t)(B * L * E) * size), b->type, B, L, E);
-            fill(b, t->states.data, 0, "text", (size_t)(B * L * E), 1.0);
+            fill_input(b, t->states.data, "text", (size_t)(B * L * E), 1.0);
         }
         if (P) {
             t->pooled = lg_t2(alloc(b, (size_t)(B * P) * size), b->type, B, P);
-            fill(b, t->pooled.data, 0, "pooled", (size_t)(B * P), 1.0);
+            fill_input(b, t->pooled.data, "pooled", (size_t)(B * P), 1.0);
         }
         if (has[k].padding == LG_PADDING_SEEN) continue;
         for (int64_t i = 0; i < B; i++) lengths[i] = (double)(L - i * (L / 2 - 1));
@@ -373,8 +388,8 @@ static void fill_inputs(struct bench *b)
     b->dout = b->out;
     b->out.data = alloc(b, lg_tensor_bytes(&b->out));
     b->dout.data = alloc(b, lg_tensor_bytes(&b->dout));
-    fill(b, b->in.x.data, 0, "x", n, 1.5);
-    fill(b, b->dout.data, 0, "dout", (size_t)lg_numel(&b->dout), 1.0);
+    fill_input(b, b->in.x.data, "x", n, 1.5);
+    fill_input(b, b->dout.data, "dout", (size_t)lg_numel(&b->dout), 1.0);
     if (c->size_conditions) fill_sizes(b, B);
     b->in.t = lg_t1(alloc(b, (size_t)B * lg_dtype_bytes(b->wide)), b->wide, B);
     gpu_put(b->stream, b->in.t.data, b->wide, t, (size_t)B);
@@ -429,29 +444,44 @@ static double norm_of(const double *v, size_t n)
     for (size_t i = 0; i < n; i++) sum += v[i] * v[i];
     return sqrt(sum);
 }
-/* A net adds up its operations' errors: twice the tolerance of one for each block. */
-static void compare(const struct bench *b, const struct gpu_precision *p,
-                    const double *const got[2], const double *const want[2])
+/* Adds the squares of relative errors: of the output, then of each gradient. */
+static void add_errors(const struct bench *b, const double *const got[2],
+                       const double *const want[2], double *squares)
 {
-    double error = gpu_error(got[0], want[0], (size_t)lg_numel(&b->out), 0), worst = 0, squares = 0;
     const int n = b->params.trained;
-    double total = norm_of(want[1], b->params.trained_count), floor = 0.1 * total / sqrt(n);
-    double limit = 2 * b->net->c.depth * p->tolerance;
-    const char *worst_name = "";
+    double floor = 0.1 * norm_of(want[1], b->params.trained_count) / sqrt(n);
+    squares[0] += pow(gpu_error(got[0], want[0], (size_t)lg_numel(&b->out), 0), 2);
     for (int i = 0; i < n; i++) {
         const struct lg_param *q = &b->params.p[i];
-        double e = gpu_error(got[1] + q->offset, want[1] + q->offset, q->count, floor);
-        bool ok = e <= limit;
-        if (!ok) printf("FAIL %s in %s: gradient of %s: %.3g\n", b->net->name, p->name, q->name, e);
-        gpu_count(ok);
-        squares += e * e;
-        if (!(e <= worst)) worst = e, worst_name = q->name;
+        squares[1 + i] +=
+            pow(gpu_error(got[1] + q->offset, want[1] + q->offset, q->count, floor), 2);
     }
-    bool ok = error <= limit;
-    if (!ok) printf("FAIL %s in %s: output: %.3g\n", b->net->name, p->name, error);
-    gpu_count(ok);
-    printf("%s %s: output %.2e; gradients: root mean square %.2e, largest %.2e (%s)\n",
-           b->net->name, p->name, error, sqrt(squares / n), worst, worst_name);
+}
+/* Of their roots of the mean over draws. A net adds up its operations' errors: twice the tolerance of one for each block. */
+static void compare(const struct bench *b, const struct gpu_precision *p, const double *squares,
+                    int draws)
+{
+    const int n = b->params.trained;
+    double limit = 2 * b->net->c.depth * p->tolerance, worst = 0, all = 0;
+    const char *worst_name = "";
+    double mean = limit;
+    if (adapted && adapted->most > 0 && p->round == LG_BF16)
+        limit = adapted->most, mean = adapted->mean;
+    for (int i = 0; i <= n; i++) {
+        const char *name = i ? b->params.p[i - 1].name : "output";
+        double e = sqrt(squares[i] / draws);
+        bool ok = e <= limit;
+        if (!ok) printf("FAIL %s in %s: %s: %.3g\n", b->net->name, p->name, name, e);
+        gpu_count(ok);
+        if (i == 0) continue;
+        all += e * e;
+        if (!(e <= worst)) worst = e, worst_name = name;
+    }
+    all = sqrt(all / n);
+    gpu_count(all <= mean);
+    printf("%s%s %s: output %.2e; gradients: root mean square %.2e, largest %.2e (%s)\n",
+           all <= mean ? "" : "FAIL ", b->net->name, p->name, sqrt(squares[0] / draws), all, worst,
+           worst_name);
     fflush(stdout);
 }
 
@@ -520,19 +550,25 @@ static void check_shared(struct bench *b, const struct gpu_precision *p, const d
 
 static void check_net(const struct net *net)
 {
+    enum { DRAWS_MAX = 8 };
     struct bench ref;
-    double *out, *grads;
+    const int draws = adapted ? adapted->draws : 1;
+    double *want[DRAWS_MAX][2];
+    LG_ASSERT(draws <= DRAWS_MAX);
+    draw = 0;
     bench_open(&ref, net, "ref64", NULL);
-    bench_run(&ref, &out, &grads);
+    for (; draw < draws; draw++) {
+        if (draw) fill_inputs(&ref);
+        bench_run(&ref, &want[draw][0], &want[draw][1]);
+    }
     for (int k = 0; k < GPU_PRECISION_COUNT; k++) {
         struct bench b;
         double *got[2], *again[2];
         if (GPU_PRECISIONS[k].round == LG_F16) continue; /* bf16's values leave its range */
+        draw = 0;
         bench_open(&b, net, "cuda:0", GPU_PRECISIONS[k].name);
         bench_run(&b, &got[0], &got[1]);
         bench_run(&b, &again[0], &again[1]);
-        compare(&b, &GPU_PRECISIONS[k], (const double *[]){got[0], got[1]},
-                (const double *[]){out, grads});
         bool same = !memcmp(got[0], again[0], (size_t)lg_numel(&b.out) * sizeof(double)) &&
                     !memcmp(got[1], again[1], b.params.trained_count * sizeof(double));
         if (!same)
@@ -541,11 +577,21 @@ static void check_net(const struct net *net)
         gpu_count(same);
         check_shared(&b, &GPU_PRECISIONS[k], (const double *[]){got[0], got[1]});
         check_recomputed(&b, &GPU_PRECISIONS[k], (const double *[]){got[0], got[1]});
-        for (int i = 0; i < 2; i++) free(got[i]), free(again[i]);
+        double *squares = calloc((size_t)b.params.trained + 1, sizeof *squares);
+        LG_ASSERT(squares);
+        for (draw = 0; draw < draws; draw++) {
+            if (draw) fill_inputs(&b);
+            if (draw) bench_run(&b, &got[0], &got[1]);
+            add_errors(&b, (const double *[]){got[0], got[1]},
+                       (const double *[]){want[draw][0], want[draw][1]}, squares);
+            for (int i = 0; i < 2; i++) free(got[i]);
+        }
+        for (int i = 0; i < 2; i++) free(again[i]);
+        compare(&b, &GPU_PRECISIONS[k], squares, draws);
+        free(squares);
         bench_close(&b);
     }
-    free(out);
-    free(grads);
+    for (int i = 0; i < draws; i++) free(want[i][0]), free(want[i][1]);
     bench_close(&ref);
 }
 
@@ -555,6 +601,7 @@ static void check_adapted(const struct adapted *a)
         if (strcmp(NETS[i].name, a->of)) continue;
         struct net net = NETS[i];
         net.name = a->name;
+        adapted = a;
         training.adapter =
             (struct lg_adapter){.rank = a->rank, .alpha = 2 * a->rank, .targets = a->targets};
         check_net(&net);
@@ -564,8 +611,9 @@ static void check_adapted(const struct adapted *a)
 int main(int argc, char **argv)
 {
     for (size_t i = 0; i < LG_ARRAY_LEN(NETS); i++)
-        if (argc == 1 || !strcmp(argv[1], NETS[i].name)) check_net(&NETS[i]);
+        if ((argc == 1 || !strcmp(argv[1], NETS[i].name)) && gpu_my_turn()) check_net(&NETS[i]);
     for (size_t i = 0; i < LG_ARRAY_LEN(ADAPTED); i++)
-        if (argc == 1 || !strcmp(argv[1], ADAPTED[i].name)) check_adapted(&ADAPTED[i]);
+        if ((argc == 1 || !strcmp(argv[1], ADAPTED[i].name)) && gpu_my_turn())
+            check_adapted(&ADAPTED[i]);
     return gpu_summary();
 }

@@ -211,7 +211,11 @@ struct film film_make(const struct film_spec *s)
     must(avcodec_parameters_from_context(m.film->codecpar, m.encoder) >= 0, "parameters");
     if (s->has_sound) add_sound(&m);
     must(avio_open_dyn_buf(&m.file->pb) >= 0, "memory");
-    must(avformat_write_header(m.file, NULL) >= 0, "a header");
+    AVDictionary *muxing = NULL;
+    must(av_dict_parse_string(&muxing, s->muxing ? s->muxing : "", "=", ":", 0) >= 0, "options");
+    must(avformat_write_header(m.file, &muxing) >= 0, "a header");
+    must(av_dict_count(muxing) == 0, "an option that the container does not know");
+    av_dict_free(&muxing);
     m.frame->format = m.encoder->pix_fmt;
     m.frame->width = s->width, m.frame->height = s->height;
     must(av_frame_get_buffer(m.frame, 0) >= 0, "memory");

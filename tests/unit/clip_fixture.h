@@ -9,10 +9,11 @@ struct film_spec {
     const char *options;             /* of the encoder, "key=value:key=value", or NULL */
     const char *pixels;              /* "yuv420p" when NULL */
     int width, height, frames;
-    int rate;       /* frames a second */
-    const int *at;  /* (frames): their times in 1 / rate s; NULL: one after the other */
-    int key_every;  /* frames between key frames at most; 0: the encoder's habit */
-    bool has_sound; /* an audio track beside it, PCM, of which half comes first */
+    int rate;           /* frames a second */
+    const int *at;      /* (frames): their times in 1 / rate s; NULL: one after the other */
+    int key_every;      /* frames between key frames at most; 0: the encoder's habit */
+    const char *muxing; /* options of the container, or NULL */
+    bool has_sound;     /* an audio track beside it, PCM, of which half comes first */
 };
 struct film {
     uint8_t *data; /* owned */

@@ -30,6 +30,8 @@ static const struct film_spec kinds[] = {
     {"matroska", "ffv1", NULL, "bgr0", W, H, FRAMES, RATE, .at = NULL},
     {"gif", "gif", NULL, "gray", W, H, FRAMES, RATE, .at = NULL},
     {"webp", "webp", NULL, NULL, W, H, FRAMES, RATE, .at = NULL},
+    {"mp4", "libx264", "crf=4:bf=2", NULL, W, H, FRAMES, RATE, .key_every = 7,
+     .muxing = "movflags=frag_keyframe+empty_moov"},
 };
 
 /* What came. */
