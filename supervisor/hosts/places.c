@@ -32,16 +32,9 @@ static int add(void *arg, const char *name)
     return 0;
 }
 
-static const char *of_slurm(const char *step, const char *job)
-{
-    const char *s = getenv(step);
-    return s && *s ? s : getenv(job);
-}
-
-/* The order of the list is that of SLURM_NODEID. */
 static int take_slurm(const lg_config *c, struct lg_host_places *p)
 {
-    const char *list = of_slurm("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
+    const char *list = getenv("SLURM_JOB_NODELIST");
     const int64_t wanted = c->hosts_count + c->hosts_spare;
     if (!list || !*list)
         return LG_FAIL(LG_ERR_CONFIG,
@@ -103,9 +96,11 @@ static bool is_of_interface(void *arg, const char *address, const char *interfac
 
 static int find_own(const lg_config *c, struct lg_host_places *p)
 {
-    const char *node = of_slurm("SLURM_NODEID", "SLURM_PROCID");
+    const char *node = getenv("SLURM_NODEID"), *nodes = getenv("SLURM_STEP_NUM_NODES");
+    const bool is_whole = !c->hosts_list.n && node && nodes && atoi(nodes) == p->n;
     p->own = (int)c->hosts_number;
-    if (p->own < 0 && !c->hosts_list.n && node) p->own = atoi(node);
+    if (p->own < 0 && is_whole)
+        p->own = atoi(node); /* of a step on all nodes, in the list's order */
     if (p->own < 0) own_address(is_listed, p);
     if (p->own < 0 || p->own >= p->n)
         return LG_FAIL(LG_ERR_CONFIG,

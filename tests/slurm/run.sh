@@ -76,7 +76,7 @@ check "Slurm has $nodes nodes" wait_until 60 all_idle
     printf '[hosts]\ncount = 2\nspare = 1\nkey = "cluster.key"\nshared = "shared"\nsilence_ms = 1500\n'
 } >"$T/pipeline.toml"
 # How many minutes it may take, and how long before Slurm sends the signal: Slurm looks at limits every 30 s or so.
-job=$(RUN=$T/run LGSUP=$LGSUP slurm sbatch --parsable --time=2 --signal=HUP@45 --output="$T/job.out" \
+job=$(RUN=$T/run LGSUP=$LGSUP slurm sbatch --parsable --time=2 --signal=B:HUP@45 --output="$T/job.out" \
     "$e2e_root/examples/slurm/train.sbatch" "$T/pipeline.toml")
 check "the job trains" wait_until 90 trains_beyond 30
 [ $e2e_failed -eq 0 ] || tail -n 20 "$T/job.out"

@@ -481,6 +481,24 @@ static void test_rules_batch(void **state)
     assert_int_equal(CHECK("text.chunk=7", "model.kind=dit"), 0); /* no such role, no rule */
 }
 
+static void test_rules_hosts(void **state)
+{
+    (void)state;
+    write_models();
+    assert_int_equal(CHECK("hosts.count=2", "hosts.key=k", "hosts.list=['a','b']"), 0);
+    assert_int_equal(CHECK("hosts.count=2", "hosts.spare=1", "hosts.key=k"), 0); /* Slurm's */
+    BREAKS("hosts.count = 2 without hosts.key", "hosts.count=2", "hosts.list=['a','b']");
+    BREAKS("hosts.list names 1 machines, hosts.count + hosts.spare is 3", "hosts.count=2",
+           "hosts.spare=1", "hosts.key=k", "hosts.list=['a']");
+    BREAKS("hosts.number = 3, but the list has places 0 to 2", "hosts.count=2", "hosts.spare=1",
+           "hosts.key=k", "hosts.number=3");
+    BREAKS("hosts.count + hosts.spare = 65: at most 64 machines", "hosts.count=2", "hosts.spare=63",
+           "hosts.key=k");
+    BREAKS("a run of one host has no list and no spares", "hosts.spare=1");
+    assert_int_equal(CHECK("hosts.count=3", "hosts.key=k"), LG_ERR_CONFIG);
+    assert_message("does not divide by hosts.count = 3"); /* nor does the window, then */
+}
+
 static void test_rules_buckets(void **state)
 {
     (void)state;
@@ -1015,6 +1033,7 @@ int main(void)
         TEST(test_collects),
         TEST(test_rules_hold),
         TEST(test_rules_batch),
+        TEST(test_rules_hosts),
         TEST(test_rules_clips),
         TEST(test_sides),
         TEST(test_rules_buckets),

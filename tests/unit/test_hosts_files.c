@@ -156,13 +156,16 @@ static void test_places(void **state)
     c.hosts_spare = 1;
     const int rc = lg_host_places_find(&c, &p);
     assert_true(rc == LG_ERR_CONFIG || (rc == 0 && !strcmp(p.address[2], "::1")));
-    unsetenv("SLURM_STEP_NODELIST");
     unsetenv("SLURM_JOB_NODELIST");
     c.hosts_list.n = 0;
     c.hosts_number = -1;
     assert_int_equal(lg_host_places_find(&c, &p), LG_ERR_CONFIG);
     setenv("SLURM_JOB_NODELIST", "127.0.0.[1-3]", 1);
     setenv("SLURM_NODEID", "2", 1);
+    setenv("SLURM_STEP_NUM_NODES", "1", 1); /* a step of its own: found by the address */
+    assert_int_equal(lg_host_places_find(&c, &p), 0);
+    assert_int_equal(p.own, 0);
+    setenv("SLURM_STEP_NUM_NODES", "3", 1);
     assert_int_equal(lg_host_places_find(&c, &p), 0);
     assert_int_equal(p.n, 3);
     assert_int_equal(p.own, 2);

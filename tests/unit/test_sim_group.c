@@ -578,6 +578,31 @@ static void test_honest(void **state)
     assert_true(g_sum.losses > runs / 2 && g_sum.takes > runs / 10);
 }
 
+/* Machine 2 does not hear machine 0, which hears it, and machine 1 hears both: only the echoes tell. */
+static void test_one_way(void **state)
+{
+    (void)state;
+    uint64_t at;
+    memset(&w, 0, sizeof w);
+    w.seed = 1;
+    w.count = w.places = 3;
+    for (int p = 0; p < w.places; p++) w.machine[p].back_ms = 1;
+    int64_t cut_ms = 0;
+    for (w.now_ms = TICK_MS; w.now_ms < 20000; w.now_ms += TICK_MS) {
+        deliver();
+        for (int p = 0; p < w.places; p++) turn(&w.machine[p]);
+        if (!cut_ms && together(&at)) {
+            cut_ms = w.now_ms;
+            w.cut[0][2] = true;
+        }
+        if (cut_ms && w.epochs > 1) break;
+    }
+    assert_string_equal(w.why, "");
+    assert_true(cut_ms > 0 && w.epochs > 1);
+    assert_true(w.now_ms - cut_ms < 5 * SILENCE_MS);
+    assert_int_equal(w.seen[1].members, 3);
+}
+
 static void test_plants(void **state)
 {
     (void)state;
@@ -589,6 +614,7 @@ int main(int argc, char **argv)
     const int code = seeds_replay(argc, argv, &g_spec);
     if (code >= 0) return code;
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_honest),
+                                       cmocka_unit_test(test_one_way),
                                        cmocka_unit_test(test_plants)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
