@@ -312,7 +312,7 @@ static void print_buckets(const lg_plan *p)
     const struct lg_buckets *b = &p->buckets;
     printf("\nbuckets of %d shapes, %sheight x width * samples of a micro-batch (what each holds: "
            "lgsup data):",
-           b->n, p->frames > 1 ? "frames x " : "");
+           b->n, p->frames > 1 ? "(frames x) " : "");
     for (int k = 0; k < b->n; k++) {
         char shape[LG_BUCKET_TEXT_BYTES];
         printf("%s%s*%d", k % 8 ? "  " : "\n    ", lg_bucket_text(&b->of[k], shape), b->of[k].rows);

@@ -264,7 +264,7 @@ static void test_fit(void **state)
     lg_resize_scratch scratch = {0};
     for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++)
         for (int flip = 0; flip < 2; flip++) {
-            struct lg_fit_args a = {rgb, W, H, S, S, cases[i].crop_x, 0.5, flip, out};
+            struct lg_fit_args a = {rgb, W, H, S, S, cases[i].crop_x, 0.5, flip, out, 0};
             assert_int_equal(lg_fit(&a, &scratch), 0);
             for (int c = 0; c < 3; c++)
                 for (int y = 0; y < S; y++)
@@ -284,7 +284,7 @@ static void test_flat_stays_flat(void **state)
     memset(rgb, 201, W * H * 3);
     lg_resize_scratch scratch = {0};
     for (int size = 1; size <= 24; size++) {
-        struct lg_fit_args a = {rgb, W, H, size, size, 0.7, 0.2, false, out};
+        struct lg_fit_args a = {rgb, W, H, size, size, 0.7, 0.2, false, out, 0};
         assert_int_equal(lg_fit(&a, &scratch), 0);
         for (int i = 0; i < 3 * size * size; i++) assert_int_equal(out[i], 201);
     }
