@@ -78,8 +78,12 @@ lg_tensor lg_video_shortcut(lg_net *n, lg_tensor x, int64_t out, double eps, con
                                "%s.weight", name);
     lg_tensor bias = lg_net_param(n, LG_NET_ZERO, lg_t1(NULL, n->type, out), "%s.bias", name);
     lg_tensor y = lg_net_value(n, name, like(n, x, x.dim[0], out));
-    LG_NET_RECORD(n, linear_forward, .x = h, .w = lg_at(w, 0, lg_t2(NULL, n->type, out, in)),
-                  .bias = bias, .y = lg_net_rows(y));
+    /* Frame by frame: a library may take another algorithm, and with it other bits, for another number of rows. */
+    const int64_t rows = x.dim[1] * x.dim[2];
+    for (int64_t i = 0; i < x.dim[0]; i++)
+        LG_NET_RECORD(n, linear_forward, .x = lg_slice(h, 0, i * rows, rows),
+                      .w = lg_at(w, 0, lg_t2(NULL, n->type, out, in)), .bias = bias,
+                      .y = lg_net_rows(lg_slice(y, 0, i, 1)));
     n->flops += 2.0 * (double)lg_numel(&y) * (double)in;
     return y;
 }
