@@ -113,7 +113,7 @@ static void test_lgsup_alive(void **state)
     char now[LG_PATH_BYTES];
     runtime_of(now);
     assert_string_equal(now, b.runtime);
-    assert_output("the directory of the sockets was removed: made again");
+    wait_for_output("the directory of the sockets was removed: made again");
     assert_same(&b);
 }
 
