@@ -74,7 +74,7 @@ pid_on() { # MACHINE RUN ROLE INDEX
         jq -r "[.instances[] | select(.role == \"$3\" and .index == $4) | .pid][0] // 0"
 }
 victims=(loader.0 text.0 vae.0 trainer.0 trainer.1 ema.0 ckpt.0 exchange.0 exchange.1 keeper.0 exchange.0 trainer.1)
-N=400
+N=1000
 start_hosts "$T/calm" 2
 end_hosts "$N steps" "$T/calm"
 reference=$T/calm/0
@@ -83,7 +83,7 @@ killed=0
 wait_until 100 step_reached "$T/killed/0" 1
 for victim in "${victims[@]}"; do
     host=$((RANDOM % 2)) pid=0
-    sleep "0.$((RANDOM % 3))$((RANDOM % 10))"
+    sleep "0.0$((RANDOM % 10))"
     for _ in {1..50}; do # one that is just being replaced is waited for
         pid=$(pid_on $host "$T/killed/$host" "${victim%.*}" "${victim#*.}")
         [ "${pid:-0}" -eq 0 ] || break
@@ -96,6 +96,10 @@ expect "kills while it trained" ${#victims[@]} $killed
 same_run "processes of both hosts killed" "$T/killed"
 check "the ledger is that of the run that nobody disturbed" cmp "$reference/ledger" "$T/killed/0/ledger"
 
+N=400
+start_hosts "$T/short" 2
+end_hosts "$N steps" "$T/short"
+reference=$T/short/0
 # A host loses its power, the leading one as well; a spare takes its number, and the state of the other.
 for victim in 1 0; do
     name="power of host $victim off" run=$T/off$victim

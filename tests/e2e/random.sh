@@ -34,7 +34,7 @@ check "a pipeline" make_one pipeline "${pipe[@]}" "$T/flux"
 check "its transformer alone" make_one transformer --preset tiny-flux "$T/alone"
 check "is the same" diff -r "$T/flux/transformer" "$T/alone"
 check "a preset that does not exist" sh -c \
-    "'$e2e_build/bin/lg-random-model' vae --preset huge '$T/x' 2>&1 | grep -q 'sd, sdxl, sd3, flux, tiny and tiny-sd3'"
+    "'$e2e_build/bin/lg-random-model' vae --preset huge '$T/x' 2>&1 | grep -q 'sd, sdxl, sd3, flux, ltx, ltx-095, tiny, '"
 check "a clip preset that does not exist" sh -c \
     "'$e2e_build/bin/lg-random-model' clip --preset g '$T/x' 2>&1 | grep -q 'bigg, tiny and tiny-g'"
 check "t5 without a tokenizer" sh -c \
