@@ -22,7 +22,9 @@ everything=${CHECK_ALL:-}
 sections=" ${CHECK_ONLY:-unit layering e2e asan tsan${everything:+ fuzz systemd}} "
 passed=0 failed=0 failures=()
 # Tests whose threads or processes share memory.
-tsan_names="board bus commit keeper region turns window window_threads sim_protocol"
+tsan_names="board bus commit keeper region turns window window_threads"
+# The simulation of the protocol has one thread, in which nothing can race: AddressSanitizer watches it.
+[ -z "$everything" ] || tsan_names+=" sim_protocol"
 # What only those of tsan_names are made of.
 tsan_library="base config shm bus"
 tsan_shared=$(echo tests/unit/{scratch,seeds,shm_fixture,sim,sim_scatter,sim_sequence,sim_stages}.c)
@@ -35,7 +37,7 @@ computing="adapter autoencoder batch denoiser_events denoiser_fd denoiser_golden
 running="former sigkill sockets supervise_adopt supervise_blocked supervise_deaths supervise_views units_run"
 # words in shared memory, of which ThreadSanitizer watches every access, and what the disk does in power cuts, whose
 # writers ckpt and faults go through.
-atomics="sim_disk sim_protocol turns"
+atomics="sim_disk turns"
 
 # Seconds of CPU of all that has been waited for: what this costs also where others use the machine.
 cpu_s() { awk '{ printf "%d", ($16 + $17) / 100 }' /proc/$$/stat; }
