@@ -51,6 +51,10 @@ tests_of_file() {
     stages/sample/draw.*) echo draw ;;
     stages/sample/pictures.*) echo pictures ;;
     stages/io/clip_write* | stages/io/av/clip_write* | stages/io/palette.*) echo clip_write pictures ;;
+    stages/io/clip_* | stages/io/av/*) echo clip_read clip_times clip_source ;;
+    stages/io/source_item.* | stages/io/source_sample.*) echo clip_source source samples ;;
+    stages/nets/latte.* | stages/nets/ltx.*) echo clips sequence ;;
+    supervisor/hosts/*) echo sim_group hosts_channel ;;
     supervisor/views/tensorboard.*) echo tensorboard ;;
     config/sample.*) echo config ;;
     stages/trainer/exchange.*) echo moments ckpt e2e:resume ;;
@@ -80,7 +84,7 @@ tests_of_file() {
     stages/io/bpe*) echo bpe ;;
     stages/io/caption.*) echo caption ;;
     stages/io/mixture.*) echo mixture e2e:sources ;;
-    stages/io/source.* | stages/io/source_index.* | stages/io/source_parts.*) echo source samples e2e:sources ;;
+    stages/io/source.* | stages/io/source_index.* | stages/io/source_parts.*) echo source clip_source samples e2e:sources ;;
     config/tokenizer_files.*) echo bpe config e2e:clip ;;
     config/rules.* | config/models.*) echo config plan pretrained e2e:resume ;;
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 text_storage ;;
@@ -98,7 +102,7 @@ tests_of_file() {
     stages/nets/joint.*) echo denoiser_golden sequence ;;
     stages/nets/sd3.*) echo denoiser_shapes denoiser_golden ;;
     config/texts.*) echo config plan ;;
-    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence ;;
+    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence draw ;;
     stages/nets/denoiser_file.*) echo unet pretrained e2e:published ;;
     stages/nets/weights.* | config/pretrained.*) echo pretrained e2e:published ;;
     supervisor/commands/check.*) echo check e2e:apart ;;
