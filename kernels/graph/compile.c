@@ -6,6 +6,8 @@
  * 3. Storages are placed largest first, each at the lowest offset where it meets none that is in use at the same
  *    time. Greedy, and the same for the same graph. What arrives in exchanges has memory apart, in which all
  *    ranks place alike: nothing else takes it over, and nothing of it depends on one rank's part.
+ * 4. Memory that is lent (lg_graph_lend) is free until what will lie there is first used. Storages go there first, and into
+ *    the arena where they find no place.
  */
 #include "base/check.h"
 #include "base/lifetimes.h"
@@ -97,17 +99,95 @@ static int find_storages(const lg_graph *g, const lg_program *p, int where, stru
     return n;
 }
 
+/* Of what is lent: from when on it is not free, and what lies between is never. Returns how many. */
+static int find_taken(const lg_graph *g, struct lg_lifetime *ret)
+{
+    int n = 0;
+    size_t end = 0;
+    for (int k = 0; k < g->n_lent; k++) {
+        const struct lg_lent *part = &g->lent[k];
+        int first = 0;
+        for (int i = 0; i < g->n_values; i++)
+            if (g->value[i].bound == part->bound) first = LG_MAX(g->value[i].first, 0);
+        if (end < part->at)
+            ret[n++] = (struct lg_lifetime){
+                .at = end, .bytes = part->at - end, .first = 0, .last = g->n_nodes};
+        ret[n++] = (struct lg_lifetime){
+            .at = part->at, .bytes = part->bytes, .first = first, .last = g->n_nodes};
+        end = part->at + part->bytes;
+    }
+    return n;
+}
+
+/* The most bytes that are in use at once. */
+static size_t find_most(const struct lg_lifetime *l, int n, int nodes)
+{
+    size_t most = 0, now = 0;
+    size_t *begins = calloc((size_t)nodes + 2, sizeof *begins);
+    size_t *ends = calloc((size_t)nodes + 2, sizeof *ends);
+    LG_ASSERT(begins && ends);
+    for (int i = 0; i < n; i++) {
+        begins[l[i].first] += l[i].bytes;
+        ends[l[i].last + 1] += l[i].bytes;
+    }
+    for (int k = 0; k <= nodes; k++) {
+        now += begins[k] - ends[k];
+        most = LG_MAX(most, now);
+    }
+    free(begins);
+    free(ends);
+    return most;
+}
+
+/* What of the storages finds a place in what is lent; the others get LG_NO_PLACE. */
+static void place_in_lent(const lg_graph *g, lg_program *p, struct lg_lifetime *l, int n)
+{
+    const struct lg_lent *end = &g->lent[g->n_lent - 1];
+    p->taken = calloc((size_t)(2 * g->n_lent + n), sizeof *p->taken);
+    LG_ASSERT(p->taken);
+    p->room_bytes = end->at + end->bytes;
+    p->n_taken = find_taken(g, p->taken);
+    lg_program_place_lent(p, l, n);
+    const int before = p->n_taken;
+    for (int i = 0; i < n; i++)
+        if (l[i].at != LG_NO_PLACE) p->taken[p->n_taken++] = l[i];
+    p->lent_bytes = find_most(p->taken + before, p->n_taken - before, g->n_nodes);
+}
+
+/* The arena, for those that have no place yet. */
+static size_t place_others(struct lg_lifetime *l, int n)
+{
+    struct lg_lifetime *other = calloc((size_t)LG_MAX(n, 1), sizeof *other);
+    int n_others = 0;
+    LG_ASSERT(other);
+    for (int i = 0; i < n; i++)
+        if (l[i].at == LG_NO_PLACE) other[n_others++] = l[i];
+    const size_t bytes = lg_lifetimes_place(other, n_others);
+    for (int i = 0, k = 0; i < n; i++)
+        if (l[i].at == LG_NO_PLACE) l[i].at = other[k++].at;
+    free(other);
+    return bytes;
+}
+
 static size_t place(const lg_graph *g, lg_program *p, int where)
 {
     const size_t room = (size_t)LG_MAX(g->n_values, 1);
     struct lg_lifetime *l = calloc(room, sizeof *l);
-    int *number = calloc(room, sizeof *number);
-    LG_ASSERT(l && number);
-    size_t bytes = lg_lifetimes_place(l, find_storages(g, p, where, l, number));
-    for (int i = 0; i < g->n_values; i++)
-        if (lies_in(g, p, i, where)) p->value[i].at = l[number[i]].at;
+    int *number = calloc(room, sizeof *number), *at = calloc(room, sizeof *at);
+    LG_ASSERT(l && number && at);
+    const int n = find_storages(g, p, where, l, number);
+    for (int i = 0; i < n; i++) l[i].at = LG_NO_PLACE;
+    if (where == LG_PLACE_ARENA && g->n_lent) place_in_lent(g, p, l, n);
+    for (int i = 0; i < n; i++) at[i] = l[i].at == LG_NO_PLACE ? where : LG_PLACE_LENT;
+    const size_t bytes = place_others(l, n);
+    for (int i = 0; i < g->n_values; i++) {
+        if (!lies_in(g, p, i, where)) continue;
+        p->value[i].at = l[number[i]].at;
+        p->value[i].where = at[number[i]];
+    }
     free(l);
     free(number);
+    free(at);
     return bytes;
 }
 
@@ -141,8 +221,7 @@ static void make_places(const lg_graph *g, lg_program *p)
         for (int i = 0; i < count; i++) {
             const struct lg_value *v = &g->value[use[i].value];
             size_t at = v->bound < 0 ? p->value[use[i].value].at : 0;
-            int where = lies_in(g, p, use[i].value, LG_PLACE_EXCHANGED) ? LG_PLACE_EXCHANGED
-                                                                        : LG_PLACE_ARENA;
+            const int where = p->value[use[i].value].where;
             find_toggle(p, n, v, &use[i]);
             p->place[p->n_places++] =
                 (struct lg_place){.tensor = (size_t)((const char *)use[i].t - g->args),

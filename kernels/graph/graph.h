@@ -40,6 +40,15 @@ lg_tensor lg_graph_bind(lg_graph *g, const char *name, lg_tensor shape);
 /* A bound one into which every run writes a result, or to which it adds it: program.h, `add`. */
 lg_tensor lg_graph_bind_sum(lg_graph *g, const char *name, lg_tensor shape);
 
+/* Memory of the caller's in which a bound sum will lie, and which holds nothing until a node uses that: `bytes` at `at` of
+ * lg_program_memory.lent may be values' until then. For runs that overwrite their sums. In the order of their places; what is not lent stays as
+ * it is. */
+struct lg_lent {
+    int bound; /* the sum's number */
+    size_t at, bytes;
+};
+void lg_graph_lend(lg_graph *g, struct lg_lent part);
+
 /* Writes zeros to t, which is contiguous. */
 void lg_graph_zero(lg_graph *g, lg_tensor t);
 

@@ -62,6 +62,8 @@ struct lg_graph {
     int n_nodes;
     char *args;
     size_t args_bytes;
+    struct lg_lent *lent;
+    int n_lent;
     int n_copies;
     size_t host_bytes;   /* where these wait */
     int block, n_blocks; /* of the nodes to come; -1: none */

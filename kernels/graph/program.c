@@ -19,6 +19,7 @@ void lg_program_free(lg_program **program)
     free(p->place);
     free(p->first_place);
     free(p->toggle);
+    free(p->taken);
     free(p);
     *program = NULL;
 }
@@ -31,6 +32,19 @@ size_t lg_program_arena_bytes(const lg_program *p)
 size_t lg_program_scratch_bytes(const lg_program *p)
 {
     return p->scratch_bytes;
+}
+
+size_t lg_program_lent_bytes(const lg_program *p)
+{
+    return p->lent_bytes;
+}
+
+void lg_program_place_lent(const lg_program *p, struct lg_lifetime *l, int n)
+{
+    lg_lifetimes_place_in(&(struct lg_lifetimes_room){.bytes = p->room_bytes,
+                                                      .taken = p->taken,
+                                                      .n_taken = p->n_taken},
+                          l, n);
 }
 
 size_t lg_program_host_bytes(const lg_program *p)
@@ -126,6 +140,7 @@ void lg_program_run_nodes(lg_program *p, lg_stream *s, const struct lg_program_m
 {
     LG_ASSERT(!lg_stream_is_dry(s) && (m->arena || !p->arena_bytes));
     LG_ASSERT(from >= 0 && to <= p->n_nodes);
+    LG_ASSERT(!p->lent_bytes || (m->lent && !m->add)); /* what is added to would be gone */
     lg_stream_set_scratch(s, m->scratch, p->scratch_bytes);
     lg_program_toggle(p, m->add);
     for (int n = from; n < to; n++) run_node(p, s, m, n);

@@ -1,6 +1,7 @@
 /* A graph made ready to run: a flat array of calls, every tensor at its place in one arena or in what is bound.
  * Running one allocates nothing and decides nothing. */
 #pragma once
+#include "base/lifetimes.h"
 #include "kernels/graph/graph.h"
 #include <stdio.h>
 
@@ -15,6 +16,10 @@ size_t lg_program_arena_bytes(const lg_program *p);
 size_t lg_program_scratch_bytes(const lg_program *p);
 /* And in host memory, best pinned, for what is offloaded (offload.h); 0: nothing is. */
 size_t lg_program_host_bytes(const lg_program *p);
+/* How much of what was lent (lg_graph_lend) is in use at once, at most. */
+size_t lg_program_lent_bytes(const lg_program *p);
+/* Places in it beside the program's, for what the caller needs from one node to another (lifetimes.h; first, last: nodes). */
+void lg_program_place_lent(const lg_program *p, struct lg_lifetime *l, int n);
 /* Streams and events for the copies, before the first run; the program's. */
 int lg_program_open_lanes(lg_program *p, lg_device *d);
 
@@ -23,6 +28,7 @@ struct lg_program_memory {
     void *scratch;
     void *host;      /* of lg_program_host_bytes */
     void *exchanged; /* of lg_program_exchanged_bytes (exchange.h) */
+    void *lent;      /* 64-byte aligned: of lg_graph_lend; NULL: nothing is */
     void *const
         *bound; /* by the numbers of lg_graph_bind; those that the part does not use may be NULL */
     bool add;   /* results are added to what lies in the bound sums, else overwrite it */

@@ -211,12 +211,19 @@ void lg_denoiser_set_exchanged(lg_denoiser *net, void *memory)
     net->exchanged = memory;
 }
 
+void lg_denoiser_set_lent(lg_denoiser *net, void *gradients)
+{
+    LG_ASSERT(net->mode.lends);
+    net->lent = gradients;
+}
+
 static struct lg_program_memory memory_of(const lg_denoiser *net)
 {
     return (struct lg_program_memory){.arena = net->arena,
                                       .scratch = net->scratch,
                                       .host = net->host,
                                       .exchanged = net->exchanged,
+                                      .lent = net->lent,
                                       .bound = net->bound,
                                       .add = net->adds};
 }

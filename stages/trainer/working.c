@@ -59,7 +59,7 @@ struct lg_working {
     lg_stream *compute, *lane;
     const lg_trainer_state *state;
     int me, group, shards; /* group: its first rank */
-    bool gathers, reshards;
+    bool gathers, reshards, casts;
     lg_transfer *transfer;               /* the state lies in host memory; else NULL */
     lg_region *region[LG_INSTANCES_MAX]; /* of the ranks of the group, by rank */
     lg_mark
@@ -84,15 +84,16 @@ static bool gathers(const lg_plan *p)
     return p->gathers || is_apart(p);
 }
 
+/* What is cast for each use would otherwise be a copy again. */
 static bool reshards(const lg_config *c, const lg_plan *p)
 {
-    return p->gathers && c->parallel_reshard;
+    return p->gathers && (c->parallel_reshard || c->memory_cast_weights);
 }
 
 static bool has_region(const lg_config *c, const lg_plan *p, lg_dtype type)
 {
-    return type != LG_F32 || c->memory_offload_optimizer || is_apart(p) ||
-           (p->shards > 1 && !p->gathers);
+    return (type != LG_F32 && !c->memory_cast_weights) || c->memory_offload_optimizer ||
+           is_apart(p) || (p->shards > 1 && !p->gathers);
 }
 
 struct lg_working_bytes lg_working_bytes_of(const lg_config *c, const lg_plan *p, lg_dtype type,
@@ -187,7 +188,8 @@ int lg_working_open(lg_stage *st, lg_device *d, lg_stream *compute, const lg_tra
                       .group = st->index / s->shards * s->shards,
                       .shards = s->shards,
                       .gathers = gathers(&st->plan),
-                      .reshards = reshards(st->config, &st->plan)};
+                      .reshards = reshards(st->config, &st->plan),
+                      .casts = st->config->memory_cast_weights};
     LG_TRY(open_regions(w, net));
     if (st->config->memory_offload_optimizer)
         LG_TRY(lg_transfer_open(d, compute, lg_trainer_shard(s, w->me), &w->transfer));
@@ -292,7 +294,8 @@ int lg_working_begin(lg_working *w, uint64_t state)
 static void gather(lg_working *w, int i)
 {
     const struct stay *s = &w->places.stay[i];
-    const size_t element = lg_dtype_bytes(lg_device_dtype(w->device));
+    const lg_dtype type = lg_device_dtype(w->device);
+    const size_t element = lg_dtype_bytes(type);
     if (!w->reshards && w->gathered_of[s->unit] == lg_mark_of(w->of)) return;
     w->gathered_of[s->unit] = lg_mark_of(w->of);
     lg_stream_record(w->compute, w->free);
@@ -300,11 +303,20 @@ static void gather(lg_working *w, int i)
     for (int k = 0; k < w->shards; k++) {
         const int r = w->group + k;
         const struct lg_piece p = piece_of(w, s->unit, k);
-        const char *from = w->region[r] ? w->region[r]->payload
-                                        : (const void *)lg_trainer_state_view(w->state, r, w->of).w;
         const size_t in_unit = p.first - w->state->params.unit[s->unit].first;
-        lg_stream_copy(w->lane, w->memory + s->at + in_unit * element, from + p.at * element,
-                       p.count * element);
+        char *to = w->memory + s->at + in_unit * element;
+        if (w->region[r]) {
+            lg_stream_copy(w->lane, to, (const char *)w->region[r]->payload + p.at * element,
+                           p.count * element);
+            continue;
+        }
+        const float *from = lg_trainer_state_view(w->state, r, w->of).w + p.at;
+        if (w->casts && p.count)
+            lg_cast(w->lane,
+                    &(struct lg_cast_args){.x = lg_t1((void *)from, LG_F32, (int64_t)p.count),
+                                           .y = lg_t1(to, type, (int64_t)p.count)});
+        else
+            lg_stream_copy(w->lane, to, from, p.count * sizeof *from);
     }
     lg_stream_record(w->lane, w->done[i]);
 }
