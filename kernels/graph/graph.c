@@ -59,6 +59,14 @@ void lg_graph_lend(lg_graph *g, struct lg_lent part)
     g->lent[g->n_lent++] = part;
 }
 
+void lg_graph_place_input(lg_graph *g, int bound, bool ahead)
+{
+    if (!g->is_placed) g->is_placed = calloc((size_t)g->n_bound, sizeof *g->is_placed);
+    LG_ASSERT(g->is_placed && bound >= 0 && bound < g->n_bound);
+    g->is_placed[bound] = true;
+    g->ahead = ahead;
+}
+
 lg_tensor lg_graph_twin(lg_graph *g, int value)
 {
     const struct lg_value v = g->value[value];
@@ -339,6 +347,7 @@ void lg_graph_free(lg_graph **graph)
     free(g->node);
     free(g->args);
     free(g->lent);
+    free(g->is_placed);
     free(g);
     *graph = NULL;
 }

@@ -19,7 +19,7 @@ void lg_program_free(lg_program **program)
     free(p->place);
     free(p->first_place);
     free(p->toggle);
-    free(p->taken);
+    free(p->input);
     free(p);
     *program = NULL;
 }
@@ -39,12 +39,13 @@ size_t lg_program_lent_bytes(const lg_program *p)
     return p->lent_bytes;
 }
 
-void lg_program_place_lent(const lg_program *p, struct lg_lifetime *l, int n)
+void *lg_program_input_at(const lg_program *p, const struct lg_program_memory *m, int bound,
+                          bool backward)
 {
-    lg_lifetimes_place_in(&(struct lg_lifetimes_room){.bytes = p->room_bytes,
-                                                      .taken = p->taken,
-                                                      .n_taken = p->n_taken},
-                          l, n);
+    LG_ASSERT(p->input && bound >= 0 && bound < p->n_bound);
+    const struct lg_input_place *i = &p->input[bound][backward];
+    LG_ASSERT(i->at != LG_NO_PLACE);
+    return (char *)lg_program_base(m, i->where) + i->at;
 }
 
 size_t lg_program_host_bytes(const lg_program *p)

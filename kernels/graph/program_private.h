@@ -23,6 +23,11 @@ struct lg_placed {
     size_t at;   /* in that memory */
 };
 
+struct lg_input_place {
+    int where; /* LG_PLACE_* */
+    size_t at; /* LG_NO_PLACE: it has none */
+};
+
 struct lg_program {
     struct lg_placed *value;
     int n_values, n_bound;
@@ -35,10 +40,7 @@ struct lg_program {
     size_t *toggle;   /* bools in args that a run sets: add, or overwrite */
     int n_toggles;
     size_t arena_bytes, scratch_bytes, exchanged_bytes, lent_bytes;
-    /* Of what is lent: its bytes, what is taken of it (between which nodes), values included. */
-    size_t room_bytes;
-    struct lg_lifetime *taken;
-    int n_taken;
+    struct lg_input_place (*input)[2]; /* [n_bound], or NULL: in forward and backward */
     int n_copies;
     size_t host_bytes;
     lg_stream *out, *in;      /* the lanes of copies; NULL until they are opened */

@@ -416,24 +416,20 @@ static lg_net record(lg_denoiser *net)
     return n;
 }
 
-/* Parameters without a gap between them are one part. */
+/* Parameters that are one product are one part. */
 static void lend_gradients(const lg_denoiser *net, lg_graph *g)
 {
     const lg_params *t = &net->params;
     const size_t element = lg_dtype_bytes(lg_denoiser_grad_type(net->device));
-    struct lg_lent part = {0};
-    for (int i = 0; i < t->trained; i++) {
-        const struct lg_param *p = &t->p[i];
-        const int bound = BOUND_WEIGHTS + t->n_units + p->unit;
-        const size_t at = p->offset * element, bytes = p->count * element;
-        if (part.bytes && part.bound == bound && part.at + part.bytes == at) {
-            part.bytes += bytes;
-            continue;
-        }
-        if (part.bytes) lg_graph_lend(g, part);
-        part = (struct lg_lent){.bound = bound, .at = at, .bytes = bytes};
+    for (int i = 0, end; i < t->trained; i = end) {
+        const struct lg_param *p = &t->p[i], *last = p;
+        for (end = i + 1; end < t->trained && t->p[end].packed; end++) last = &t->p[end];
+        lg_graph_lend(g,
+                      (struct lg_lent){.bound = BOUND_WEIGHTS + t->n_units + p->unit,
+                                       .at = p->offset * element,
+                                       .bytes = (last->offset + last->count - p->offset) * element,
+                                       .offset = (p->offset - t->unit[p->unit].first) * element});
     }
-    if (part.bytes) lg_graph_lend(g, part);
 }
 
 static int compile(lg_denoiser *net, const unsigned *drop)
@@ -444,6 +440,8 @@ static int compile(lg_denoiser *net, const unsigned *drop)
     if (net->mode.train) lg_graph_repeat_weights(n.g);
     if (net->mode.train && net->mode.offload) lg_graph_offload(n.g, OFFLOAD_MIN);
     if (net->mode.train && net->mode.lends) lend_gradients(net, n.g);
+    for (int u = 0; u < net->params.trained_units && net->mode.places_weights; u++)
+        lg_graph_place_input(n.g, BOUND_WEIGHTS + u, net->mode.ahead);
     return lg_net_compile(&n, &net->program);
 }
 

@@ -142,6 +142,9 @@ struct lg_denoiser_mode {
     /* Activations may lie where gradients will: in the flat buffer of them, which lg_denoiser_set_lent names, until the
      * backward comes to write them. Then no backward may accumulate. */
     bool lends;
+    /* Weights of what is trained come for each use alone, and the net has places for them (lg_denoiser_weights_place); `ahead`:
+     * from when those of the unit before come. */
+    bool places_weights, ahead;
     struct lg_training training;
     struct lg_sequence sequence; /* a rank of several: see lg_band */
 };
@@ -251,6 +254,9 @@ void lg_denoiser_begin_backward(lg_denoiser *net, const struct lg_denoiser_input
 /* With mode.lends, once, before the first forward: the flat buffer into which every backward writes, cut as the part of the
  * table that is trained, 64-byte aligned. Its gaps are written by nobody. */
 void lg_denoiser_set_lent(lg_denoiser *net, void *gradients);
+/* With mode.places_weights: where a unit's weights may lie in the net's memory in the forward, or in the backward, from their
+ * event to that which says that they are done. */
+void *lg_denoiser_weights_place(const lg_denoiser *net, int unit, bool backward);
 void lg_denoiser_set_weights(lg_denoiser *net, int unit, const void *weights);
 void lg_denoiser_set_gradient(lg_denoiser *net, int unit, void *gradient);
 void lg_denoiser_run(lg_denoiser *net, lg_stream *s, const struct lg_denoiser_event *e);

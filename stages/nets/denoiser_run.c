@@ -228,6 +228,13 @@ static struct lg_program_memory memory_of(const lg_denoiser *net)
                                       .add = net->adds};
 }
 
+void *lg_denoiser_weights_place(const lg_denoiser *net, int unit, bool backward)
+{
+    const struct lg_program_memory m = memory_of(net);
+    LG_ASSERT(unit >= 0 && unit < net->params.trained_units);
+    return lg_program_input_at(net->program, &m, BOUND_WEIGHTS + unit, backward);
+}
+
 struct lg_sent lg_denoiser_sends(const lg_denoiser *net, int exchange, int to, void *theirs)
 {
     const struct lg_program_memory m = memory_of(net);

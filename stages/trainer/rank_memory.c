@@ -23,6 +23,8 @@ struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p, int r
         .recompute = (const char *const *)c->memory_recompute.v,
         .offload = c->memory_offload_activations,
         .lends = lg_gradients_lends(p),
+        .places_weights = lg_working_lies_in_net(c, p),
+        .ahead = true,
         .training = lg_training_of(c),
         .sequence = {.rank = rank % p->sequence,
                      .degree = p->sequence,

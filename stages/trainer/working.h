@@ -53,6 +53,9 @@ struct lg_working_bytes {
 struct lg_working_bytes lg_working_bytes_of(const lg_config *c, const lg_plan *p, lg_dtype type,
                                             const lg_params *t, const lg_denoiser *net, int shard);
 
+/* Do gathered weights lie in the memory of the net (denoiser.h, `places_weights`, `ahead`), which then is compiled so? */
+bool lg_working_lies_in_net(const lg_config *c, const lg_plan *p);
+
 typedef struct lg_working lg_working;
 /* For rank st->index on device d, which computes on `compute`; maps the peers' regions. All must outlive it. The stage
  * closes the regions. */

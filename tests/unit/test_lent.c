@@ -25,6 +25,52 @@ static char *owned(const lg_params *t, size_t element)
     return is;
 }
 
+/* A unit's weights to where the net has a place for them in that part. */
+static void gather(struct denoiser_fixture *f, int unit, bool backward)
+{
+    const struct lg_param_unit *u = &f->params.unit[unit];
+    const size_t element = lg_dtype_bytes(f->type);
+    memcpy(lg_denoiser_weights_place(f->net, unit, backward),
+           (char *)f->weights + u->first * element, u->count * element);
+}
+
+/* The next unit that is used from event i on is gathered, with `ahead` when the one before it begins to be used. */
+static void gather_next(struct denoiser_fixture *f, int i)
+{
+    int n, n_forward;
+    const struct lg_denoiser_event *e = lg_denoiser_events(f->net, &n, &n_forward);
+    while (i < n && (e[i].kind != LG_EVENT_WEIGHTS || e[i].unit >= f->params.trained_units)) i++;
+    if (i < n) gather(f, e[i].unit, i >= n_forward);
+}
+
+/* Weights come for each use and are spoilt when they are done with, as late as they may and as early. */
+static void run_gathered(struct denoiser_fixture *f, const struct lg_denoiser_mode *mode)
+{
+    int n, n_forward;
+    const struct lg_denoiser_event *e = lg_denoiser_events(f->net, &n, &n_forward);
+    const size_t element = lg_dtype_bytes(f->type);
+    if (mode->ahead) gather_next(f, 0);
+    lg_denoiser_begin_forward(f->net, &f->in, f->out);
+    for (int i = 0; i < n; i++) {
+        const int u = e[i].unit;
+        const bool backward = i >= n_forward, trained = u < f->params.trained_units;
+        const struct lg_param_unit *unit = &f->params.unit[u];
+        if (i == n_forward) lg_denoiser_begin_backward(f->net, &f->in, f->dout, false);
+        if (e[i].kind == LG_EVENT_RUN) lg_denoiser_run(f->net, f->stream, &e[i]);
+        if (e[i].kind == LG_EVENT_GRADIENT)
+            lg_denoiser_set_gradient(f->net, u, (char *)f->grads + unit->first * element);
+        if (e[i].kind == LG_EVENT_WEIGHTS && !trained)
+            lg_denoiser_set_weights(f->net, u, (char *)f->weights + unit->first * element);
+        if (e[i].kind == LG_EVENT_WEIGHTS && trained) {
+            gather_next(f, i + mode->ahead);
+            lg_denoiser_set_weights(f->net, u, lg_denoiser_weights_place(f->net, u, backward));
+        }
+        if (e[i].kind == LG_EVENT_WEIGHTS_DONE && trained)
+            memset(lg_denoiser_weights_place(f->net, u, backward), 0xff, unit->count * element);
+    }
+    lg_stream_sync(f->stream);
+}
+
 static void run(struct denoiser_fixture *f, const struct lg_denoiser_mode *mode, char *ret)
 {
     const size_t out = lg_tensor_bytes(&f->out), grads = f->params.count * lg_dtype_bytes(f->type);
@@ -34,6 +80,10 @@ static void run(struct denoiser_fixture *f, const struct lg_denoiser_mode *mode,
     memset(f->grads, GAP, grads);
     if (mode->lends) lg_denoiser_set_lent(f->net, f->grads);
     for (int i = 0; i < 2; i++) { /* the second finds gradients where activations go */
+        if (mode->places_weights) {
+            run_gathered(f, mode);
+            continue;
+        }
         denoiser_fixture_forward(f);
         denoiser_fixture_backward(f, false);
     }
@@ -59,6 +109,13 @@ static void compare(struct denoiser_fixture *f, struct lg_denoiser_mode mode)
     assert_int_equal(before.lent, 0);
     assert_true(after.lent > 0 && after.lent <= grads);
     assert_true(after.activations < before.activations);
+    for (int k = 0; k < 3; k++) { /* and weights that come for each use; the last lend nothing */
+        mode.places_weights = true;
+        mode.ahead = k != 1;
+        mode.lends = k != 2;
+        run(f, &mode, lent);
+        assert_memory_equal(apart, lent, out + grads);
+    }
     free(apart);
     free(lent);
     free(is);
