@@ -226,7 +226,7 @@ static int status(void)
     if (rc == 0) {
         cJSON *j = lg_status_json(&st);
         cJSON_Delete(j);
-        lg_status_print(&st);
+        lg_status_print(&st, stdout);
     }
     if (rc == 0) lg_status_save(g_run, f.board);
     faults_end();

@@ -72,7 +72,7 @@ static int prometheus(void)
 static int top(void)
 {
     faults_begin();
-    int rc = lg_top(r.dir, true);
+    int rc = lg_top(r.dir, true, NULL);
     faults_end();
     return rc;
 }
