@@ -10,7 +10,8 @@
 enum {
     LOG_BYTES_MAX = 256 << 20,
     ELSEWHERE_BYTES_MAX = 64 << 20, /* of a file that another host sees for the first time */
-    ELSEWHERE_PIECE_MAX = 64 << 10
+    ELSEWHERE_PIECE_MAX = 64 << 10,
+    ELSEWHERE_PIECE_MIN = 16 << 10 /* where less room is left the next answer has more */
 };
 
 /* "vae" takes vae.0.log and vae.1.log; "vae.1" and "lgsup" their own file. */
@@ -110,7 +111,7 @@ static void find_shown(const struct lg_question *q, struct lg_log_file *f)
 static void put_piece(struct pieces *p, struct lg_log_file *f)
 {
     size_t bytes = 0, room = LG_ANSWER_TEXT_MAX - p->n;
-    if (room <= sizeof(struct lg_log_piece) + 1) {
+    if (room < sizeof(struct lg_log_piece) + ELSEWHERE_PIECE_MIN) {
         p->more = true;
         return;
     }

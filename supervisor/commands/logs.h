@@ -1,4 +1,4 @@
-/* `lgsup logs [-f] [--host N] [ROLE[.INDEX]] DIR`: the lines of all processes in the order of their time; of several
+/* `lgsup logs [-f] [--host H] [ROLE[.INDEX]] DIR`: the lines of all processes in the order of their time; of several
  * hosts with a column that says on which. */
 #pragma once
 #include "base/check.h"

@@ -213,7 +213,7 @@ static int verify_run(void)
 static int logs(void)
 {
     faults_begin();
-    int rc = lg_logs(g_run, NULL, false);
+    int rc = lg_logs(&(struct lg_logs_args){.dir = g_run});
     faults_end();
     return rc;
 }
