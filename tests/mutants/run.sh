@@ -54,6 +54,9 @@ tests_of_file() {
     stages/io/clip_* | stages/io/av/*) echo clip_read clip_times clip_source ;;
     stages/io/source_item.* | stages/io/source_sample.*) echo clip_source source samples ;;
     stages/nets/latte.* | stages/nets/ltx.*) echo clips sequence ;;
+    supervisor/hosts/answers.*) echo hosts_answers e2e:hosts_seen ;;
+    supervisor/commands/log_files.* | supervisor/commands/logs.*) echo hosts_answers e2e:hosts_seen ;;
+    supervisor/commands/elsewhere.* | supervisor/commands/whole.* | supervisor/core/other_hosts.*) echo e2e:hosts_seen ;;
     supervisor/hosts/*) echo sim_group hosts_channel ;;
     supervisor/views/tensorboard.*) echo tensorboard ;;
     config/sample.*) echo config ;;
