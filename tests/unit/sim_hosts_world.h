@@ -30,6 +30,9 @@ struct node {
     lg_exchanger *x;
     struct lg_transfer *posted[256];
     int n_posted;
+    struct lg_transfer
+        *half[HOSTS * HOSTS]; /* places in which half of a message lies whose sender is gone */
+    int n_half;
     bool happened;
 };
 

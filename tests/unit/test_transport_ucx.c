@@ -198,6 +198,50 @@ static void test_cut_off(void **state)
     free(to);
 }
 
+/* A message has begun to come, and its sender does nothing any more, as on a host without power: the place comes back when all
+ * is cut off, and who is still there can connect again. */
+static void test_half_a_message(void **state)
+{
+    (void)state;
+    char *from = calloc(1, LONG), *to = calloc(1, LONG), a = 'a', b = 0;
+    struct lg_transfer begin[2], out = transfer(41, from, LONG), in = transfer(41, to, LONG);
+    begin[0] = transfer(42, &a, 1);
+    begin[1] = transfer(42, &b, 1);
+    g_kind->receive(g_side[1], &begin[1]);
+    g_kind->send(g_side[0], 1, &begin[0]);
+    assert_true(wait_for(&begin[1]) && wait_for(&begin[0])); /* it is connected */
+    g_kind->receive(g_side[1], &in);
+    g_kind->send(g_side[0], 1, &out);
+    g_kind->progress(g_side[0]); /* says that it will come */
+    for (int i = 0; i < 1000; i++) g_kind->progress(g_side[1]);
+    assert_false(in.done);
+    g_kind->cancel(g_side[1], &in);
+    g_kind->cut_off(g_side[1]);
+    const int64_t end = lg_now_ns() + WAIT_S * LG_S_NS;
+    while (!in.done && lg_now_ns() < end) g_kind->progress(g_side[1]);
+    assert_true(in.done && in.failed);
+    assert_true(fails(0, 1));
+    g_kind->disconnect(g_side[0], 1);
+    assert_true(wait_for(&out));
+    connect_to(0, 1);
+    begin[0] = transfer(43, &a, 1);
+    begin[1] = transfer(43, &b, 1);
+    g_kind->receive(g_side[1], &begin[1]);
+    g_kind->send(g_side[0], 1, &begin[0]);
+    assert_true(wait_for(&begin[1]) && !begin[1].failed);
+    free(from);
+    free(to);
+}
+
+/* Memory that is shared would be read at once. */
+static int open_both_by_tcp(void **state)
+{
+    setenv("UCX_TLS", "tcp", 1);
+    const int rc = open_both(state);
+    unsetenv("UCX_TLS");
+    return rc;
+}
+
 /* Whom nobody connects to is not let in. */
 static void test_stranger(void **state)
 {
@@ -224,6 +268,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_size_and_cancel, open_both, close_both),
         cmocka_unit_test_setup_teardown(test_successor, open_both, close_both),
         cmocka_unit_test_setup_teardown(test_cut_off, open_both, close_both),
+        cmocka_unit_test_setup_teardown(test_half_a_message, open_both_by_tcp, close_both),
         cmocka_unit_test_teardown(test_stranger, close_both)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
