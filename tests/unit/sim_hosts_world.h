@@ -98,6 +98,8 @@ struct world {
     bool leads_known;
     bool cut[HOSTS][HOSTS];
     uint64_t heals_at;
+    struct life *victim; /* dies then; NULL: nobody */
+    uint64_t victim_dies;
     struct connection connection[CONNECTIONS];
     struct node *all[LIVES * 64];
     int n_nodes;
