@@ -7,10 +7,10 @@
 #   campaign.sh [BUILD] [--kills N] [--deaths N] [--cuts N] [--leaders N] [--seed S] [--seconds S] [--out DIR]
 #               [--shapes "NAME .."] [--steps N]
 #
-# Goes on until so many have fallen (500, 100, 50, 20), or --seconds have passed; what is left over is said. A line of
-# DIR/records (default build/hosts) tells of each run, DIR/failed.N is one that did not end as it should. Exit code 1: there was
-# one. README.md beside this file says more. As root, or within `unshare -Ur --mount --pid --fork --mount-proc`.
-build=build kills=500 deaths=100 cuts=50 leaders=20 seed=1 seconds=1000000 out= steps=1500 shapes="two three most pair"
+# Goes on until so many have fallen (500, 100, 50, 20), or --seconds have passed; an interrupted one goes on where it was. A
+# line of DIR/records (default build/hosts) tells of each run, DIR/failed.N is one that did not end as it should. Exit code 1:
+# there was one. README.md beside this file says more. As root, or within `unshare -Ur --mount --pid --fork --mount-proc`.
+build=build kills=500 deaths=100 cuts=50 leaders=20 seed=1 seconds=1000000 out= steps=1500 shapes="two ranks three most pair"
 [ $# -eq 0 ] || [ "${1#--}" != "$1" ] || { build=$1 && shift; }
 while [ $# -ge 2 ]; do
     case $1 in
@@ -308,26 +308,30 @@ keep_failed() { # NUMBER: and ends what is left of it
     rm -rf "$out/failed.$1" && cp -r "$T/$run" "$out/failed.$1"
 }
 
-all_kills=0 all_deaths=0 all_cuts=0 all_leaders=0 failures=0 number=0
+# runs, kills, deaths, leaders, cuts, bad ones of all records
+totals() {
+    awk '{ runs++; for (i = 1; i < NF; i++) n[$i] += $(i + 1); bad += $NF != "good" }
+        END { print runs + 0, n["kills"] + 0, n["deaths"] + 0, n["leaders"] + 0, n["cuts"] + 0, bad + 0 }' "$records"
+}
+: >>"$records"
+read -r number all_kills all_deaths all_leaders all_cuts failures < <(totals)
 end=$((SECONDS + seconds))
 names=($shapes)
 while [ $SECONDS -lt $end ]; do
+    [ "$all_kills" -lt "$kills" ] || [ "$all_deaths" -lt "$deaths" ] || [ "$all_cuts" -lt "$cuts" ] ||
+        [ "$all_leaders" -lt "$leaders" ] || break
     number=$((number + 1))
     name=${names[number % ${#names[@]}]}
     RANDOM=$(((seed * 1000 + number) % 32768))
     shape_of "$name"
     undisturbed_of
-    [ $all_kills -lt $kills ] || [ $all_deaths -lt $deaths ] || [ $all_cuts -lt $cuts ] || [ $all_leaders -lt $leaders ] || break
     disturbed $number "$name"
 done
 "$HOSTS" down
-awk '{ runs++; for (i = 1; i < NF; i++) { if ($i == "kills") k += $(i + 1); if ($i == "deaths") d += $(i + 1)
-        if ($i == "cuts") c += $(i + 1); if ($i == "leaders") l += $(i + 1)
-        if ($i == "times" && $(i + 1) != "-") { n = split($(i + 1), t, ","); for (j = 1; j <= n; j++) all[m++] = t[j] } }
-        if ($NF != "good") bad++ }
-    END { for (i = 0; i < m; i++) for (j = i + 1; j < m; j++) if (all[j] < all[i]) { x = all[i]; all[i] = all[j]; all[j] = x }
-        printf "%d runs: %d processes killed, %d hosts dead (%d that led), %d cuts; %d runs not as they should be\n",
-            runs, k, d, l, c, bad
-        if (m) printf "from a death to the next commits, a spare waiting: %d deaths, p50 %d ms, longest %d ms\n", m,
-            all[int(m / 2)], all[m - 1] }' "$records"
-[ $failures -eq 0 ]
+read -r number all_kills all_deaths all_leaders all_cuts failures < <(totals)
+echo "$number runs: $all_kills of $kills processes killed, $all_deaths of $deaths hosts dead ($all_leaders of $leaders that led)," \
+    "$all_cuts of $cuts cuts; $failures runs not as they should be"
+grep -o 'times [0-9,]*' "$records" | tr -dc '0-9,\n' | tr , '\n' | sort -n | awk 'NF { t[n++] = $1 }
+    END { if (n) printf "from a death to the next steps, a spare waiting: %d deaths, p50 %d ms, longest %d ms\n", n,
+              t[int(n / 2)], t[n - 1] }'
+[ "$failures" -eq 0 ]

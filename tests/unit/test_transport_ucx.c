@@ -34,15 +34,6 @@ static void connect_to(int i, int peer)
     assert_int_equal(rc, 0);
 }
 
-static int open_both(void **state)
-{
-    (void)state;
-    g_port = 20000 + (uint32_t)getpid() % 20000;
-    for (int i = 0; i < 2; i++) open_side(i);
-    for (int i = 0; i < 2; i++) connect_to(i, 1 - i);
-    return 0;
-}
-
 static int close_both(void **state)
 {
     (void)state;
@@ -67,6 +58,29 @@ static bool wait_for(const struct lg_transfer *m)
 static struct lg_transfer transfer(uint64_t tag, void *data, size_t bytes)
 {
     return (struct lg_transfer){.tag = tag, .data = data, .bytes = bytes, .posted = true};
+}
+
+/* A byte from side i to the other one: they are connected. UCX 1.13 aborts when a process goes in the middle of that
+ * (an assertion in its tcp_sockcm_ep.c), which costs a run no more than a restart of lg-exchange. */
+static void greet(int i)
+{
+    char a = 'a', b = 0;
+    struct lg_transfer out = transfer(1 + (uint64_t)i, &a, 1),
+                       in = transfer(1 + (uint64_t)i, &b, 1);
+    g_kind->receive(g_side[1 - i], &in);
+    g_kind->send(g_side[i], 1 - i, &out);
+    assert_true(wait_for(&in) && wait_for(&out));
+    assert_true(!in.failed && b == 'a');
+}
+
+static int open_both(void **state)
+{
+    (void)state;
+    g_port = 20000 + (uint32_t)getpid() % 20000;
+    for (int i = 0; i < 2; i++) open_side(i);
+    for (int i = 0; i < 2; i++) connect_to(i, 1 - i);
+    for (int i = 0; i < 2; i++) greet(i);
+    return 0;
 }
 
 /* Short ones and one of several pieces, which come into the places of their tags. */
@@ -203,13 +217,8 @@ static void test_cut_off(void **state)
 static void test_half_a_message(void **state)
 {
     (void)state;
-    char *from = calloc(1, LONG), *to = calloc(1, LONG), a = 'a', b = 0;
-    struct lg_transfer begin[2], out = transfer(41, from, LONG), in = transfer(41, to, LONG);
-    begin[0] = transfer(42, &a, 1);
-    begin[1] = transfer(42, &b, 1);
-    g_kind->receive(g_side[1], &begin[1]);
-    g_kind->send(g_side[0], 1, &begin[0]);
-    assert_true(wait_for(&begin[1]) && wait_for(&begin[0])); /* it is connected */
+    char *from = calloc(1, LONG), *to = calloc(1, LONG);
+    struct lg_transfer out = transfer(41, from, LONG), in = transfer(41, to, LONG);
     g_kind->receive(g_side[1], &in);
     g_kind->send(g_side[0], 1, &out);
     g_kind->progress(g_side[0]); /* says that it will come */
@@ -224,11 +233,7 @@ static void test_half_a_message(void **state)
     g_kind->disconnect(g_side[0], 1);
     assert_true(wait_for(&out));
     connect_to(0, 1);
-    begin[0] = transfer(43, &a, 1);
-    begin[1] = transfer(43, &b, 1);
-    g_kind->receive(g_side[1], &begin[1]);
-    g_kind->send(g_side[0], 1, &begin[0]);
-    assert_true(wait_for(&begin[1]) && !begin[1].failed);
+    greet(0);
     free(from);
     free(to);
 }
