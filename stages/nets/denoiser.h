@@ -14,6 +14,7 @@
 #include "kernels/device.h"
 #include "kernels/graph/exchange.h"
 #include "kernels/ops.h"
+#include "stages/io/safetensors.h"
 #include "stages/nets/adapter.h"
 #include "stages/nets/params.h"
 #include "stages/nets/sequence.h"
@@ -131,6 +132,8 @@ struct lg_denoiser_weights {
 };
 int lg_denoiser_save(const struct lg_denoiser_config *c, const char *dir,
                      const struct lg_denoiser_weights *w);
+/* The next data of a file: values of parameter p, or their gradients, in the order of diffusers' files (filters lie (O, H, W, I) in memory). */
+int lg_denoiser_write_values(lg_st_writer *w, const struct lg_param *p, const float *values);
 
 typedef struct lg_denoiser lg_denoiser;
 

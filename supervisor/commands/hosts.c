@@ -1,5 +1,6 @@
 /* Several hosts, from the command line; see hosts.h. */
 #include "supervisor/commands/hosts.h"
+#include "supervisor/commands/answerer.h"
 #include "supervisor/commands/order.h"
 #include "supervisor/run/terminal.h"
 #include <inttypes.h>
@@ -20,14 +21,16 @@ static void take_over(lg_run *r, const struct lg_cluster_place *p)
 
 static int wait_for_others(lg_cluster *c, bool quiet, struct lg_cluster_place *ret)
 {
-    char what[300];
+    char what[300], said[300] = "";
     for (int n = 0;; n++) {
         const int rc = lg_cluster_join(c, ASK_MS, ret);
         if (rc == LG_ERR_STOP) return rc;
         LG_TRY(rc);
         if (rc == 1) return 0;
         lg_cluster_waits_for(c, what, sizeof what);
-        if (!quiet && n % SAY_EVERY == 0) lg_terminal_say(STDOUT_FILENO, "%s\n", what);
+        if (!quiet && (n % SAY_EVERY == 0 || strcmp(what, said) != 0))
+            lg_terminal_say(STDOUT_FILENO, "%s\n", what);
+        memcpy(said, what, sizeof said);
     }
 }
 
@@ -41,6 +44,7 @@ int lg_hosts_join(lg_run *r, bool quiet, struct lg_cluster_place *ret, lg_cluste
     *ret_cluster = NULL;
     if (r->plan.hosts == 1) return 0;
     memcpy(spec.origin.data, r->data, sizeof r->data);
+    LG_TRY(lg_answerer_make(r->dir, &spec.answerer));
     LG_TRY(lg_cluster_open(&spec, ret_cluster));
     const int rc = wait_for_others(*ret_cluster, quiet, ret);
     if (rc < 0) lg_cluster_close(ret_cluster);
@@ -59,6 +63,7 @@ int lg_hosts_rejoin(lg_run *r, lg_board *b, lg_cluster **ret_cluster)
         .config = r->config, .plan_hash = r->plan.hash, .lineage = b->s->lineage, .board = b};
     *ret_cluster = NULL;
     if (r->plan.hosts == 1) return 0;
+    LG_TRY(lg_answerer_make(r->dir, &spec.answerer));
     const int rc = lg_cluster_open(&spec, ret_cluster);
     r->memory_lost = rc == LG_ERR_NOTFOUND;
     LG_TRY(rc);

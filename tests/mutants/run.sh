@@ -54,6 +54,9 @@ tests_of_file() {
     stages/io/clip_* | stages/io/av/*) echo clip_read clip_times clip_source ;;
     stages/io/source_item.* | stages/io/source_sample.*) echo clip_source source samples ;;
     stages/nets/latte.* | stages/nets/ltx.*) echo clips sequence ;;
+    supervisor/hosts/answers.*) echo hosts_answers e2e:hosts_seen ;;
+    supervisor/commands/log_files.* | supervisor/commands/logs.*) echo hosts_answers e2e:hosts_seen ;;
+    supervisor/commands/elsewhere.* | supervisor/commands/whole.* | supervisor/core/other_hosts.*) echo e2e:hosts_seen ;;
     supervisor/hosts/*) echo sim_group hosts_channel ;;
     supervisor/views/tensorboard.*) echo tensorboard ;;
     config/sample.*) echo config ;;
@@ -70,9 +73,9 @@ tests_of_file() {
     stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
     config/output.* | config/plan.*) echo config plan e2e:resume e2e:adapter ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
-    shm/hosts.*) echo sim_hosts e2e:hosts ;;
+    shm/hosts.*) echo hosts_rules sim_hosts e2e:hosts ;;
     stages/exchange/ucx.*) echo transport_ucx e2e:hosts ;;
-    stages/exchange/*) echo sim_hosts e2e:hosts ;;
+    stages/exchange/*) echo sim_hosts transport_ucx e2e:hosts ;;
     shm/commit.*) echo sim_protocol sim_hosts commit sim_supervisor e2e:kills ;;
     base/lifetimes.*) echo graph graph_recompute lent ;;
     stages/nets/sincos.*) echo denoiser_golden denoiser_shapes published clips sequence ;;
