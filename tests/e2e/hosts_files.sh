@@ -30,7 +30,7 @@ half=$(cd "$S/checkpoints" && ls -d .tmp-tiny_step* | sed 's/.*_step\([0-9]*\).*
 "$HOSTS" off 0
 check "step $half is not published yet" test ! -e "$S/checkpoints/tiny_step$half"
 check "another host publishes the same checkpoint" wait_until 120 test -f "$S/checkpoints/tiny_step$half/manifest.json"
-check "from what it had staged itself" grep -q "published .*_step$half in" "$D/1/logs/ckpt.0.log"
+check "from what it had staged itself" wait_until 60 grep -q "published .*_step$half in" "$D/1/logs/ckpt.0.log"
 expect "once" 1 "$(written "$half")"
 check "the run goes on" wait_until 120 newer_than "$half"
 check "and what the lost host had half written goes" wait_until 60 test ! -e "$S/checkpoints"/.tmp-tiny_step"$half".*
@@ -38,10 +38,12 @@ rm "$T/stall"
 
 # The machine comes back as a spare, while others write; the one that is there leads and stops the run.
 "$HOSTS" on 0
+mkdir "$S/checkpoints/.tmp-tiny_step999999.ff" # that somebody is writing
 LD_PRELOAD=$stall host_start files 0
 sleep 1
 at=$(newest)
-check "who comes disturbs nobody" wait_until 120 newer_than "$at"
+check "who comes is no trouble" wait_until 120 newer_than "$at"
+check "and takes nothing away that another is writing" rmdir "$S/checkpoints/.tmp-tiny_step999999.ff"
 host_stop files 1
 hosts_wait files 1 2 0
 expect "all stop" "0 0 0" "$codes"
