@@ -253,7 +253,8 @@ static void check_hosts(struct rules *r)
     const int64_t places = c->hosts_count + c->hosts_spare;
     if (c->hosts_count == 1) {
         if (c->hosts_spare || c->hosts_list.n)
-            broken(r, "hosts.count", "hosts.count = 1: a run of one host has no list and no spares");
+            broken(r, "hosts.count",
+                   "hosts.count = 1: a run of one host has no list and no spares");
         return;
     }
     if (places > 64)
@@ -342,6 +343,23 @@ static void sides_text(const struct lg_sides *s, char ret[64])
         snprintf(ret, 64, "[%lld, %lld]", (long long)s->height, (long long)s->width);
 }
 
+/* Has every rank of a sequence group something of this bucket, too? unit: pixels of a patch. */
+static void check_bucket_sequence(struct rules *r, const struct lg_bucket *b, int64_t unit,
+                                  int factor_time)
+{
+    const lg_config *c = r->c;
+    const int64_t frames = (b->frames + factor_time - 1) / factor_time;
+    const bool whole = lg_denoiser_kind_of(c->model_kind) == LG_LATTE;
+    const int64_t most = whole ? frames : frames * (b->height / unit);
+    char text[LG_BUCKET_TEXT_BYTES];
+    if (c->parallel_sp > most)
+        broken(r, "data.buckets",
+               "data.buckets: %s with parallel.sp = %lld, which is more than the %lld %s of its "
+               "latents: set parallel.sp to at most that, or remove this shape",
+               lg_bucket_text(b, text), (long long)c->parallel_sp, (long long)most,
+               whole ? "frames" : "rows of patches");
+}
+
 /* unit: pixels of a patch. */
 static void check_buckets(struct rules *r, int64_t unit, int factor_time)
 {
@@ -378,11 +396,7 @@ static void check_buckets(struct rules *r, int64_t unit, int factor_time)
                "data.buckets with model.kind = \"%s\", which is defined for squares only: remove "
                "it, or use a model that reads other shapes, as \"pixart\"",
                c->model_kind);
-    if (c->parallel_sp > 1)
-        broken(r, "data.buckets",
-               "data.buckets with parallel.sp = %lld: a sequence is split for one shape only; set "
-               "parallel.sp to 1, or data.buckets to \"square\"",
-               (long long)c->parallel_sp);
+    for (int k = 0; k < b.n; k++) check_bucket_sequence(r, &b.of[k], unit, factor_time);
     if (c->trainer_micro_batch_size % c->vae_chunk)
         broken(r, "vae.chunk",
                "vae.chunk = %lld does not divide trainer.micro_batch_size = %lld: with "

@@ -734,6 +734,8 @@ static struct lg_denoiser_bytes largest(lg_denoiser *const *nets, int n)
         most.activations = LG_MAX(most.activations, arena);
         most.scratch = LG_MAX(most.scratch, nets[i]->bytes.scratch);
         most.host = LG_MAX(most.host, nets[i]->bytes.host);
+        most.exchanged = LG_MAX(most.exchanged, nets[i]->bytes.exchanged);
+        most.traffic = LG_MAX(most.traffic, nets[i]->bytes.traffic);
     }
     return most;
 }

@@ -97,7 +97,7 @@ static bool go_on(struct trainer *t, const struct lg_denoiser_event *e)
         lg_gradients_done(t->gradients, e->unit);
         return true;
     case LG_EVENT_EXCHANGE:
-        return lg_exchanges_go(t->exchanges, t->micro, e->exchange);
+        return lg_exchanges_go(t->exchanges, t->net, t->micro, e->exchange);
     case LG_EVENT_WEIGHTS_DONE:
         return true;
     }
