@@ -75,14 +75,18 @@ def latte(out, prefix, size, layers):
     record(out, prefix, m, y, clip("dout", 8, size, 1.0))
 
 
-def ltx(out, prefix, size, layers):
+def ltx(out, prefix, size, layers, frame_times=False):
+    """frame_times: frame i of f has i / (f - 1) of its sample's timestep, given token by token (image-to-video)."""
     f, h, w = size
+    t = torch.tensor(T).double()
+    if frame_times:
+        t = (t[:, None] * torch.arange(f).double() / (f - 1)).repeat_interleave(h * w, 1)
     m = LTXVideoTransformer3DModel(in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16,
                                    cross_attention_dim=32, num_layers=layers, caption_channels=20).eval()
     fill_model(m)
     m.double()
     y = m(clip("x", 4, size, 1.5).flatten(2).transpose(1, 2), encoder_hidden_states=double("text", (3, 6, 20), 1.0),
-          timestep=torch.tensor(T).double(), encoder_attention_mask=MASK, num_frames=f, height=h, width=w,
+          timestep=t, encoder_attention_mask=MASK, num_frames=f, height=h, width=w,
           rope_interpolation_scale=(8 / 25, 32, 32)).sample
     record(out, prefix, m, y.transpose(1, 2).unflatten(2, size), clip("dout", 4, size, 1.0))
 
@@ -96,6 +100,7 @@ def main():
     ltx(out, "ltx", (3, 5, 7), 2)
     ltx(out, "ltx_other", (4, 3, 2), 1)
     ltx(out, "ltx_picture", (1, 6, 5), 1)
+    ltx(out, "ltx_frame_times", (3, 5, 7), 1, True)
     path = sys.argv[1] if len(sys.argv) > 1 else "tests/golden/video.safetensors"
     save_file({k: np.ascontiguousarray(v) for k, v in sorted(out.items())}, path)
     print(path, len(out), "tensors")
