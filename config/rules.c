@@ -202,6 +202,12 @@ static void check_clips(struct rules *r, int64_t frames)
                "data.frames = %lld with model.kind = \"%s\", which takes pictures: set it to 1, or "
                "use a model of clips, \"latte\" or \"ltx\"",
                (long long)c->data_frames, c->model_kind);
+    if (c->trainer_clean_first_frame > 0 && frames < 2)
+        broken(
+            r, "trainer.clean_first_frame",
+            "trainer.clean_first_frame = %g with latents of one frame: it is for clips, of which "
+            "the frames behind the first are trained on; remove it, or set data.frames",
+            c->trainer_clean_first_frame);
     if (kind == LG_LATTE && c->parallel_sp > frames)
         broken(r, "parallel.sp",
                "parallel.sp = %lld with model.kind = \"latte\", whose frames stay whole: latents "
@@ -730,6 +736,7 @@ static void check_noise(struct rules *r)
         {"trainer.flow_shift_by", "flow", strcmp(c->trainer_flow_shift_by, "constant") != 0, flow},
         {"sample.flow_end", "flow", c->sample_flow_end > 0, flow},
         {"trainer.loss_weighting", "flow", strcmp(c->trainer_loss_weighting, "none") != 0, flow},
+        {"trainer.clean_first_frame", "flow", c->trainer_clean_first_frame > 0, flow},
         {"trainer.beta_schedule", "eps or v", !linear, !flow},
         {"trainer.beta_start", "eps or v", c->trainer_beta_start != 1e-4, !flow},
         {"trainer.beta_end", "eps or v", c->trainer_beta_end != 0.02, !flow},

@@ -23,6 +23,7 @@ struct lg_batch_options {
     bool latents_on_host; /* as fp32, while the device computes elsewhere or otherwise */
     bool
         texts_on_host; /* in the device's type, where it reaches them: copied, since products read them often */
+    bool frame_times; /* as the net's mode: a clip's first frame may be clean */
     struct lg_band
         band; /* of the latents, where others of a sequence group have the rest; height 0: all */
 };
@@ -49,3 +50,6 @@ struct lg_batch_spec {
  * The loss weight of a row is objective weight / divisor, 0 for void and
  * absent samples. */
 void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batch_spec *spec);
+/* Of samples whose first frame is clean that frame of the prediction, (B, C or 2 C, H, W) or its band, becomes the target's:
+ * it has no part in the loss or its gradient. Their weights make of the mean over all frames that over the others. */
+void lg_batch_leave_out(lg_batch *b, lg_stream *s, lg_tensor pred);

@@ -57,6 +57,7 @@ static int begin_micro(lg_stage *st, struct trainer *t, uint64_t step, uint64_t 
 static void begin_backward(struct trainer *t)
 {
     const struct lg_batch_tensors *b = lg_batch_tensors(t->batch);
+    lg_batch_leave_out(t->batch, t->stream, t->pred);
     if (b->terms.rank)
         lg_learned_range_loss(t->stream, &(struct lg_learned_range_loss_args){.pred = t->pred,
                                                                               .target = b->target,

@@ -131,7 +131,8 @@ done
 # train on what single ranks train on, in the same order: but for rounding the losses are theirs.
 "$e2e_build/bin/lg-emoji-video" --size 24 --frames 5 --fps 8 --only fox "$T/short" >/dev/null
 mkdir "$T/both" && cp "$CLIPS" "$MICRO/data/micro-00000.tar" "$T/both" && cp "$T/short/clips-00000.tar" "$T/both/short-00000.tar"
-both=(--set data.path="$T/both" --set 'data.buckets=["9x16x16","5x16x24","1x24x16"]' --set trainer.micro_batch_size=2 --set vae.chunk=2)
+both=(--set data.path="$T/both" --set 'data.buckets=["9x16x16","5x16x24","1x24x16"]' --set trainer.micro_batch_size=2 --set vae.chunk=2 \
+    --set trainer.clean_first_frame=0.5)
 pairs=(--set trainer.ranks=4 --set parallel.sp=2)
 tiny "$T/both.one" "${both[@]}" --set trainer.max_steps=20
 expect "pictures beside clips" 0 $?

@@ -447,6 +447,13 @@ static void test_rules_clips(void **state)
            "data.frames=5", "data.buckets=[\"9x64x64\"]", "vae.chunk=4");
     BREAKS("data.latent_frames is for a data set of latents", "model.kind=latte", "data.frames=5",
            "data.latent_frames=5");
+    assert_int_equal(CHECK("model.kind=latte", "data.frames=5", "trainer.clean_first_frame=0.1"),
+                     0);
+    BREAKS("trainer.clean_first_frame = 0.1 with latents of one frame",
+           "trainer.clean_first_frame=0.1");
+    BREAKS("trainer.clean_first_frame has no meaning with trainer.objective = \"eps\"",
+           "model.kind=latte", "data.frames=5", "trainer.objective=eps",
+           "trainer.clean_first_frame=0.1");
     BREAKS("data.size = [64, 128] with model.kind = \"dit\", which is defined for squares only",
            "model.kind=dit", "data.size=[64, 128]");
     BREAKS("data.size = [64, 68] does not divide by 8", "data.size=[64, 68]");

@@ -222,6 +222,8 @@ static void refusals(void **state)
     refused((struct lg_objective){.kind = LG_OBJECTIVE_EPS, .weighting = LG_WEIGHTING_COSMAP},
             "loss_weighting");
     refused((struct lg_objective){.kind = LG_OBJECTIVE_EPS, .betas.zero_snr = true}, "zero_snr");
+    refused((struct lg_objective){.kind = LG_OBJECTIVE_V, .clean_first_frame = 0.1},
+            "clean_first_frame");
     refused((struct lg_objective){.kind = LG_OBJECTIVE_FLOW,
                                   .has_variance = true,
                                   .variance_weight = 1},
