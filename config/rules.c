@@ -208,6 +208,13 @@ static void check_clips(struct rules *r, int64_t frames)
             "trainer.clean_first_frame = %g with latents of one frame: it is for clips, of which "
             "the frames behind the first are trained on; remove it, or set data.frames",
             c->trainer_clean_first_frame);
+    if (c->sample_first_frame[0] && frames < 2)
+        broken(r, "sample.first_frame",
+               "sample.first_frame with latents of one frame: it is for clips, of which the frames "
+               "behind the first are drawn; remove it, or set data.frames");
+    if (c->sample_first_frame[0] && !lg_path_exists(c->sample_first_frame))
+        broken(r, "sample.first_frame", "sample.first_frame: %s does not exist",
+               c->sample_first_frame);
     if (kind == LG_LATTE && c->parallel_sp > frames)
         broken(r, "parallel.sp",
                "parallel.sp = %lld with model.kind = \"latte\", whose frames stay whole: latents "
@@ -741,6 +748,7 @@ static void check_noise(struct rules *r)
         {"trainer.beta_start", "eps or v", c->trainer_beta_start != 1e-4, !flow},
         {"trainer.beta_end", "eps or v", c->trainer_beta_end != 0.02, !flow},
         {"trainer.zero_snr", "v", c->trainer_zero_snr, is_objective(c, "v")},
+        {"sample.first_frame", "flow", c->sample_first_frame[0] != 0, flow},
         {"sample.sampler", "flow", !strcmp(c->sample_sampler, "euler"), flow},
         {"sample.sampler", "eps or v",
          !strcmp(c->sample_sampler, "ddim") || !strcmp(c->sample_sampler, "dpm++"), !flow},

@@ -124,6 +124,8 @@ for kind in latte ltx; do
     done
     draw --from "$a" -o "$T/$kind.again.gif"
     check "$kind: drawn twice alike" cmp "$T/$kind.gif" "$T/$kind.again.gif"
+    check "$kind: drawn from a picture" draw --from "$a" --first-frame "$T/$kind.png" -o "$T/$kind.from.gif"
+    check "$kind: which is another clip" sh -c "! cmp -s '$T/$kind.gif' '$T/$kind.from.gif'"
     [ $e2e_failed -eq 0 ] || exit 1
 done
 

@@ -449,6 +449,12 @@ static void test_rules_clips(void **state)
            "data.latent_frames=5");
     assert_int_equal(CHECK("model.kind=latte", "data.frames=5", "trainer.clean_first_frame=0.1"),
                      0);
+    BREAKS("sample.first_frame with latents of one frame", "sample.first_frame=Makefile");
+    BREAKS("sample.first_frame: /nowhere.png does not exist", "model.kind=latte", "data.frames=5",
+           "sample.first_frame=/nowhere.png");
+    BREAKS("sample.first_frame has no meaning with trainer.objective = \"eps\"",
+           "model.kind=latte", "data.frames=5", "trainer.objective=eps",
+           "sample.first_frame=Makefile");
     BREAKS("trainer.clean_first_frame = 0.1 with latents of one frame",
            "trainer.clean_first_frame=0.1");
     BREAKS("trainer.clean_first_frame has no meaning with trainer.objective = \"eps\"",
