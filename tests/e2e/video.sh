@@ -124,10 +124,12 @@ for kind in latte ltx; do
     done
     draw --from "$a" -o "$T/$kind.again.gif"
     check "$kind: drawn twice alike" cmp "$T/$kind.gif" "$T/$kind.again.gif"
-    check "$kind: drawn from a picture" draw --from "$a" --first-frame "$T/$kind.png" -o "$T/$kind.from.gif"
-    check "$kind: which is another clip" sh -c "! cmp -s '$T/$kind.gif' '$T/$kind.from.gif'"
     [ $e2e_failed -eq 0 ] || exit 1
 done
+check "drawn from a picture" draw --from "$T/ltx.a" --first-frame "$T/ltx.png" -o "$T/from.gif"
+check "which is another clip" sh -c "! cmp -s '$T/ltx.gif' '$T/from.gif'"
+check "drawn from a picture by a model of eps" sh -c "! '$e2e_build/bin/lg-sample' a --from '$T/latte.a' --first-frame '$T/ltx.png' -o '$T/none.gif' 2>'$T/said' &&
+    grep -q 'models of flow alone, not of eps' '$T/said'"
 
 # Pictures beside clips of two lengths, each split among two ranks, of two such pairs; a picture's three rows do not halve. Pairs
 # train on what single ranks train on, in the same order: but for rounding the losses are theirs.
