@@ -325,16 +325,6 @@ static void clean_first_frames(lg_batch *b, lg_stream *s, lg_tensor without_nois
                                         .to = first_rows(b, b->x_t, i, rows)});
 }
 
-void lg_batch_leave_out(lg_batch *b, lg_stream *s, lg_tensor pred)
-{
-    const struct lg_band band = band_of(&b->o);
-    const int rows = LG_MIN(b->o.net->height - band.first, band.height);
-    for (int i = 0; i < b->o.size && rows > 0; i++)
-        if (b->clean[i])
-            lg_send(s, (struct lg_sent){.from = first_rows(b, b->tensors.target, i, rows),
-                                        .to = first_rows(b, pred, i, rows)});
-}
-
 static bool any_is_clean(const lg_batch *b)
 {
     for (int64_t i = 0; i < b->o.size; i++)
@@ -391,4 +381,35 @@ void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batc
     if (!b->o.band.height) return;
     take_band(b, s, b->x_t, b->tensors.in.x);
     take_band(b, s, b->target, b->tensors.target);
+}
+
+/* What is the target's counts as no error. */
+static void leave_out(lg_batch *b, lg_stream *s, lg_tensor pred)
+{
+    const struct lg_band band = band_of(&b->o);
+    const int rows = LG_MIN(b->o.net->height - band.first, band.height);
+    for (int i = 0; i < b->o.size && rows > 0; i++)
+        if (b->clean[i])
+            lg_send(s, (struct lg_sent){.from = first_rows(b, b->tensors.target, i, rows),
+                                        .to = first_rows(b, pred, i, rows)});
+}
+
+void lg_batch_loss(lg_batch *b, lg_stream *s, lg_tensor pred, lg_tensor loss)
+{
+    const struct lg_batch_tensors *t = &b->tensors;
+    leave_out(b, s, pred);
+    if (t->terms.rank)
+        lg_learned_range_loss(s, &(struct lg_learned_range_loss_args){.pred = pred,
+                                                                      .target = t->target,
+                                                                      .x_t = t->in.x,
+                                                                      .terms = t->terms,
+                                                                      .weight = t->weight,
+                                                                      .loss = loss,
+                                                                      .dpred = pred});
+    else
+        lg_mse_loss(s, &(struct lg_mse_loss_args){.pred = pred,
+                                                  .target = t->target,
+                                                  .weight = t->weight,
+                                                  .loss = loss,
+                                                  .dpred = pred});
 }

@@ -50,6 +50,7 @@ struct lg_batch_spec {
  * The loss weight of a row is objective weight / divisor, 0 for void and
  * absent samples. */
 void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batch_spec *spec);
-/* Of samples whose first frame is clean that frame of the prediction, (B, C or 2 C, H, W) or its band, becomes the target's:
- * it has no part in the loss or its gradient. Their weights make of the mean over all frames that over the others. */
-void lg_batch_leave_out(lg_batch *b, lg_stream *s, lg_tensor pred);
+/* Of the prediction (B, C or 2 C, H, W), or its band, the loss, (B) or (B, 2) as the weights are, and the gradient of its weighted
+ * sum, which takes the prediction's place. A first frame that is clean has no part in either: its samples' weights make of the
+ * mean over all frames that over the others. */
+void lg_batch_loss(lg_batch *b, lg_stream *s, lg_tensor pred, lg_tensor loss);

@@ -209,24 +209,32 @@ static void check_clip(const struct lg_batch_tensors *got, const float *noisy, c
          n == 1 || n == 2 ? 0 : weight * (band->share > 0 ? band->share : 1) / 2);
 }
 
-/* pred is 7 everywhere. */
-static void check_left_out(struct clip_batch *of, const struct lg_band *band)
+/* A prediction of 7 everywhere. */
+static void check_loss(struct clip_batch *of, const struct lg_band *band)
 {
     const struct lg_objective flow = {.kind = LG_OBJECTIVE_FLOW, .clean_first_frame = 0.5};
     const struct lg_batch_tensors *t = lg_batch_tensors(of->b);
-    static float seven[B * VALUES];
+    static float seven[B * VALUES], loss[B];
     lg_tensor pred = t->target;
+    const int64_t each = lg_numel(&pred) / B;
+    double want[B] = {0};
     pred.data = seven;
     for (int i = 0; i < B * VALUES; i++) seven[i] = 7;
-    lg_batch_leave_out(of->b, of->s, pred);
+    lg_batch_loss(of->b, of->s, pred, lg_t1(loss, LG_F32, B));
     lg_stream_sync(of->s);
     for (int64_t i = 0; i < lg_numel(&pred); i++) {
-        const int n = (int)(i / (4 * band->height * SIDE)), y = (int)(i / SIDE % band->height);
+        const int n = (int)(i / each), y = (int)(i / SIDE % band->height);
+        const double weight = (double)lg_batch_weights(of->b)[n];
         struct lg_objective_sample s;
         lg_objective_draw(&flow, 11, (uint64_t)n, &s);
-        const bool clean = s.first_is_clean && band->first + y < ROWS;
-        assert_true(seven[i] == (clean ? ((const float *)t->target.data)[i] : 7));
+        const bool counts = weight != 0 && !(s.first_is_clean && band->first + y < ROWS);
+        const double error = counts ? 7 - (double)((const float *)t->target.data)[i] : 0;
+        want[n] += error * error / (double)each;
+        same(&seven[i], 2 * weight * error / (double)each);
     }
+    for (int n = 0; n < B; n++)
+        if (!(fabs((double)loss[n] - want[n]) <= 1e-5 * want[n]))
+            fail_msg("loss %d is %g, not %g", n, (double)loss[n], want[n]);
 }
 
 static void check_band(const struct lg_band *band, int64_t times)
@@ -259,7 +267,7 @@ static void check_band(const struct lg_band *band, int64_t times)
     assert_int_equal(t->in.t.dim[0], B * times);
     const struct lg_band *seen = band->height ? band : &whole;
     for (int n = 0; n < B; n++) check_clip(t, noisy, target, seen, n);
-    check_left_out(&of, seen);
+    check_loss(&of, seen);
     free(noisy);
     free(target);
     lg_batch_close(&of.b);
