@@ -113,7 +113,8 @@ tests_of_file() {
     kernels/ref64/diffusion.* | kernels/ref64/norm.*) echo ops_ref ops_fd ;;
     stages/nets/sequence.*) echo clips sequence ;;
     kernels/host/isa_clip.*) echo ltx_vae ops_host ;;
-    kernels/host/isa_train.* | kernels/host/isa_norm.* | kernels/host/linear.*) echo ops_host ;;
+    kernels/host/isa_layout.*) echo ops_host long ;;
+    kernels/host/isa_train.* | kernels/host/isa_norm.* | kernels/host/linear.*) echo ops_host long ;;
     kernels/adamw8.*) echo ops_ref ;;
     stages/nets/params.*) echo params moments ;;
     stages/ckpt/publish.* | stages/ckpt/retention.*) echo ckpt_files ckpt sim_disk e2e:hosts_files ;;
