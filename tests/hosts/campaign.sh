@@ -27,7 +27,7 @@ set -- "$build"
 . "$root/tests/e2e/hosts_lib.sh"
 out=$(realpath -m "${out:-$e2e_build/hosts}")
 mkdir -p "$out" && records=$out/records || exit 1
-export SILENCE_MS=${SILENCE_MS:-1500}
+export SILENCE_MS=${SILENCE_MS:-1000}
 roles=(loader text vae trainer ema ckpt exchange keeper lgsup)
 STUCK_S=90 CALM_STEPS=200
 
