@@ -33,7 +33,6 @@
 #include <string.h>
 
 enum { PROPOSED_MAX = 24, CANDIDATES_MAX = 512, RUNS = 3, PLANS_MAX = 4096 };
-enum { PART_FROM = 65536, PART = 32768 }; /* rows, or what is summed over */
 enum { FINALISTS = 6, ROUNDS = 3, LONG_RUNS = 15 };
 #define LONG_FLOPS    2e10 /* from here on every tile is tried */
 #define WORKSPACE_MAX ((size_t)32 << 20)
@@ -315,17 +314,6 @@ static int with_other_tiles(struct lg_cuda_gemm *g, const struct problem *p, con
     return n;
 }
 
-/* What candidates are timed on: of a problem that is long beyond need a part. With so many tiles the fastest for a part is the
- * fastest for all, while some 1,100 runs of products of 131,072 rows take 7 s, and their operands memory that may be lacking. */
-static struct problem part_of(const struct problem *p)
-{
-    struct problem part = *p;
-    int64_t *const side[] = {&part.m, &part.n, &part.k};
-    for (size_t i = 0; i < LG_ARRAY_LEN(side); i++)
-        if (*side[i] > PART_FROM) *side[i] = PART;
-    return part;
-}
-
 /* Where candidates are timed. */
 struct trial {
     struct operands x;
@@ -403,7 +391,6 @@ static void run_apart(struct lg_cuda_gemm *g, const struct problem *p, const str
 /* Milliseconds of the product and what the epilogue does as two launches. */
 static float time_apart(struct lg_cuda_gemm *g, const struct problem *p, const struct trial *fused)
 {
-    const struct problem part = part_of(p);
     struct problem alone = *p;
     struct trial t = *fused;
     float ms;
@@ -411,12 +398,11 @@ static float time_apart(struct lg_cuda_gemm *g, const struct problem *p, const s
     alone.side = 0;
     struct plan plan = plan_locked(g, &alone);
     if (plan.none) return INFINITY;
-    alone = part_of(&alone);
     put_into_words(&alone, &t.x, &t.w);
     float product_ms = time_one(g, &t, &plan, LONG_RUNS);
-    run_apart(g, &part, &t.x, t.stream);
+    run_apart(g, p, &t.x, t.stream);
     LG_CUDA(cudaEventRecord(t.event[0], t.stream));
-    for (int i = 0; i < LONG_RUNS; i++) run_apart(g, &part, &t.x, t.stream);
+    for (int i = 0; i < LONG_RUNS; i++) run_apart(g, p, &t.x, t.stream);
     LG_CUDA(cudaEventRecord(t.event[1], t.stream));
     LG_CUDA(cudaEventSynchronize(t.event[1]));
     LG_CUDA(cudaEventElapsedTime(&ms, t.event[0], t.event[1]));
@@ -460,9 +446,8 @@ static struct plan fastest(struct lg_cuda_gemm *g, const struct problem *p,
     bool fused = p->epilogue == BIAS_GELU || p->epilogue == BIAS_GRADIENT;
     LG_CUDA(cudaStreamCreateWithFlags(&t.stream, cudaStreamNonBlocking));
     for (int i = 0; i < 2; i++) LG_CUDA(cudaEventCreate(&t.event[i]));
-    const struct problem part = part_of(p);
-    if (make_operands(&part, t.stream, &memory, &t.x)) {
-        put_into_words(&part, &t.x, &t.w);
+    if (make_operands(p, t.stream, &memory, &t.x)) {
+        put_into_words(p, &t.x, &t.w);
         struct timed best = race(g, &t, found, n);
         plan = found[best.candidate];
         if (fused) plan.none = isinf(best.ms) || time_apart(g, p, &t) <= best.ms;

@@ -1,6 +1,7 @@
 # The crash campaign; tests/chaos/README.md says what it does.
 #
 # Targets: micro-data   models and pictures of examples/micro
+# Targets: micro-video  and its clips
 # Targets: chaos        the crash campaign: KILLS=20000 SEED=1 JOBS=1; writes docs/reliability.md
 # Targets: chaos-hosts  several hosts under fire: KILLS=500 DEATHS=100 CUTS=50 LEADERS=20 SEED=1 (root; tests/hosts/README.md)
 # Targets: chaos-bundle the campaign for another machine: relocatable directory build/chaos-bundle
@@ -30,11 +31,17 @@ $(CHAOS_DIR)/libchaos.so: tests/chaos/shim.c tests/chaos/shim.h tests/chaos/call
 	@echo "  CC    $<"
 	$(Q)$(CC) -std=c17 -g -O2 -D_GNU_SOURCE -I. -fPIC -shared $(CWARN) -o $@ $< -ldl
 
-.PHONY: micro-data chaos chaos-hosts chaos-programs chaos-bundle
+.PHONY: micro-data micro-video chaos chaos-hosts chaos-programs chaos-bundle
 $(MICRO)/.made: tests/chaos/make_micro.c $(SPIECE) | $(CHAOS_DIR)/make_micro
 	@echo "  DATA  $(MICRO)"
 	$(Q)rm -rf $(MICRO) && $(CHAOS_DIR)/make_micro $(SPIECE) $(MICRO) && touch $@
 micro-data: $(MICRO)/.made
+$(MICRO)/.made-video: $(MICRO)/.made | $(BUILD)/bin/lg-emoji-video $(BUILD)/bin/lg-random-model
+	@echo "  DATA  $(MICRO)/clips"
+	$(Q)rm -rf $(MICRO)/clips $(MICRO)/ltx
+	$(Q)$(BUILD)/bin/lg-emoji-video --size 16 --frames 9 --fps 8 --only "red heart" --only dog --only pizza $(MICRO)/clips
+	$(Q)$(BUILD)/bin/lg-random-model pipeline --preset tiny-ltx --dtype f32 --seed 3 --spiece $(SPIECE) $(MICRO)/ltx && touch $@
+micro-video: $(MICRO)/.made-video
 chaos-programs: $(CHAOS_PROGS)
 
 # A campaign that is interrupted goes on where it was; CHAOS_HOME keeps its records and failed runs.
@@ -43,14 +50,14 @@ SEED   ?= 1
 JOBS_AT_A_TIME = $(if $(filter command environment,$(firstword $(origin JOBS))),$(JOBS),1)
 STEPS  ?= 1000
 PIPELINE ?= examples/micro/pipeline.toml
-CHAOS_TAR ?= $(if $(findstring micro/buckets,$(PIPELINE)),$(MICRO)/sizes/sizes-00000.tar,$(if \
-             $(findstring micro,$(PIPELINE)),$(MICRO)/data/micro-00000.tar))
+CHAOS_TAR ?= $(if $(findstring micro/video,$(PIPELINE)),$(MICRO)/clips/clips-00000.tar,$(if $(findstring micro/buckets,$(PIPELINE)),$(MICRO)/sizes/sizes-00000.tar,$(if \
+             $(findstring micro,$(PIPELINE)),$(MICRO)/data/micro-00000.tar)))
 CHAOS_HOME ?= $(BUILD)/chaos/$(notdir $(patsubst %/,%,$(dir $(PIPELINE))))
 REPORT ?= docs/reliability.md
 CHAOS_COMMIT = $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- \
                base config shm bus kernels stages supervisor 2>/dev/null || echo +)
 chaos: deps
-	$(Q)$(MAKE) -s -j$(shell nproc) all chaos-programs micro-data
+	$(Q)$(MAKE) -s -j$(shell nproc) all chaos-programs micro-data $(if $(findstring micro/video,$(PIPELINE)),micro-video)
 	$(Q)rc=0; $(CHAOS_DIR)/chaos --build $(BUILD) --pipeline $(PIPELINE) --home $(CHAOS_HOME) --kills $(KILLS) \
 	    --seed $(SEED) --jobs $(JOBS_AT_A_TIME) --steps $(STEPS) --commit $(CHAOS_COMMIT) \
 	    $(if $(CHAOS_TAR),--tar $(CHAOS_TAR)) $(CHAOS_ARGS) || rc=$$?; \

@@ -48,7 +48,7 @@ tests_of_file() {
     shm/stamp.*) echo sim_protocol moments ckpt e2e:copies ;;
     stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills e2e:adapter e2e:frozen8 ;;
     stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo batch moments e2e:published e2e:buckets e2e:sd3 ;;
-    stages/sample/draw.*) echo draw ;;
+    stages/sample/draw.* | stages/sample/first_frame.*) echo draw ;;
     stages/sample/pictures.*) echo pictures ;;
     stages/io/clip_write* | stages/io/av/clip_write* | stages/io/palette.*) echo clip_write pictures ;;
     stages/io/clip_* | stages/io/av/*) echo clip_read clip_times clip_source ;;
@@ -69,7 +69,7 @@ tests_of_file() {
     shm/sequence.*) echo sim_protocol e2e:sequence ;;
     stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:cast_weights e2e:zero e2e:apart ;;
     stages/trainer/working.*) echo moments e2e:cast_weights e2e:zero e2e:offload_optimizer e2e:apart ;;
-    stages/trainer/exchanges.* | stages/trainer/trainer.*) echo e2e:sequence e2e:apart ;;
+    stages/trainer/exchanges.* | stages/trainer/trainer.*) echo e2e:sequence e2e:apart e2e:video ;;
     stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
     config/output.* | config/plan.*) echo config plan e2e:resume e2e:adapter ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
@@ -105,7 +105,7 @@ tests_of_file() {
     stages/nets/joint.*) echo denoiser_golden sequence ;;
     stages/nets/sd3.*) echo denoiser_shapes denoiser_golden ;;
     config/texts.*) echo config plan ;;
-    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence draw ;;
+    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence draw objective sampler ;;
     stages/nets/denoiser_file.*) echo unet pretrained e2e:published ;;
     stages/nets/weights.* | config/pretrained.*) echo pretrained e2e:published ;;
     supervisor/commands/check.*) echo check e2e:apart ;;
@@ -117,6 +117,7 @@ tests_of_file() {
     kernels/host/isa_train.* | kernels/host/isa_norm.* | kernels/host/linear.*) echo ops_host long ;;
     kernels/adamw8.*) echo ops_ref ;;
     stages/nets/params.*) echo params moments ;;
+    stages/ckpt/publish.* | stages/ckpt/retention.*) echo ckpt_files ckpt sim_disk e2e:hosts_files ;;
     stages/ckpt/checkpoint.*) echo ckpt_files ckpt ;;
     kernels/*) echo heartbeat ;;
     stages/stage_memory.*) echo heartbeat ;;
@@ -131,12 +132,12 @@ tests_of_file() {
     stages/ema/*) echo host_average e2e:offload_ema ;;
     base/printable.* | base/log.*) echo printable ;;
     base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
-    supervisor/run/run.* | supervisor/run/resume.*) echo run faults ;;
+    supervisor/run/run.* | supervisor/run/resume.*) echo run faults e2e:hosts_files ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;
     supervisor/core/former.*) echo former ;;
     supervisor/core/watch.*) echo watch sim_supervisor supervise supervise_deaths supervise_adopt e2e:hangs ;;
     supervisor/core/adopt.*) echo adopt sim_supervisor supervise_deaths supervise_adopt e2e:lgsup_dies ;;
-    supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former supervise_blocked ;;
+    supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former supervise_blocked e2e:hosts_files ;;
     supervisor/core/launch_jobs.* | supervisor/launch/*) echo units_run ;;
     supervisor/views/notify.*) echo supervise_blocked units_run ;;
     supervisor/*) echo sim_supervisor restarts supervise supervise_deaths supervise_adopt supervise_orders keeper e2e:lgsup_dies ;;
