@@ -139,6 +139,7 @@ tests_of_file() {
     supervisor/core/adopt.*) echo adopt sim_supervisor supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former supervise_blocked e2e:hosts_files ;;
     supervisor/core/launch_jobs.* | supervisor/launch/*) echo units_run ;;
+    supervisor/views/top.*) echo screen e2e:hosts_seen ;;
     supervisor/views/notify.*) echo supervise_blocked units_run ;;
     supervisor/*) echo sim_supervisor restarts supervise supervise_deaths supervise_adopt supervise_orders keeper e2e:lgsup_dies ;;
     esac
