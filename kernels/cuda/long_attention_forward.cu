@@ -387,7 +387,7 @@ bool cuda_long_attention_forward_takes(const lg_cuda_device *gpu,
     int64_t d = a->q.dim[3];
     if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72 && d != 128))
         return false;
-    if (a->q.dim[1] < LONG_LEAST || a->k.dim[1] < LONG_LEAST) return false;
+    if (!long_enough(a->q.dim[1], a->k.dim[1], d)) return false;
     if (a->k_length.rank || a->bias.rank || a->causal || !(a->scale > 0)) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;

@@ -9,13 +9,19 @@
 #pragma once
 #include "kernels/cuda/head_boxes.cuh"
 
-enum { GROUP = 128, LONG_LEAST = 512 };
+enum { GROUP = 128, LONG_LEAST = 512, LONG_LEAST_KEYS = 128 };
 enum {
     COLUMNS = SWIZZLED_COLUMNS,
     ROW = 128,
     REST_ROW = 16,
     ZEROS = 64 * REST_ROW
 }; /* bytes, but COLUMNS */
+
+/* What these kernels take: with heads of 64 also the few keys of a text. */
+static inline bool long_enough(int64_t queries, int64_t keys, int64_t d)
+{
+    return queries >= LONG_LEAST && keys >= (d == 64 ? LONG_LEAST_KEYS : LONG_LEAST);
+}
 
 template <int D> struct panels {
     static constexpr int COUNT = D / COLUMNS, STEPS = COUNT * COLUMNS / 16;

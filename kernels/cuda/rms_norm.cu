@@ -6,19 +6,24 @@
  * Backward: a block owns a chunk of the vectors that one row of w norms (or of those that were copied). A lane keeps its
  * columns' sums for dw in registers over all its vectors, of which x and dy are read once; at the end the sums of a warp,
  * then those of the warps, are added in order, and the chunks' by cuda_add_partial_sums. Chunks depend on the number of
- * vectors alone. What does not fit (D beyond 64 elements a lane, rows that are not aligned) takes two general kernels.
+ * vectors alone. What does not fit (D beyond 4 packs a lane, rows that are not aligned) takes two general kernels.
+ *
+ * Wide vectors (whole tokens: LTX-Video norms all 2048 channels of queries and of keys), of which a token has one for each row of
+ * w, are a team's: two, four or eight warps, which have a token's normed vectors at once, so that its angles are read once. A
+ * block takes a token of all samples before the next token, whose angles are the same.
  *
  * A token of many vectors (heads) has a block, and no dw: what its vectors have alike (angles, addresses) is worked out once,
  * and conversions go two at a time, for it is instructions that these kernels wait for, not memory.
  *
- * Turning: where pairs are parts of packs, and a vector is at most LANE_MAX elements a lane, they are turned in registers, after
+ * Turning: where pairs are parts of packs (and, in the backward, a vector's are in registers), they are turned there, after
  * rounding, which has the bits of the two operations (turn_pack is rope's). Else rope runs by itself, in place.
  *
  * In place what is not normed is not touched. kept, if wanted, costs its own bytes; the backward reads it in place of x. */
 #include "kernels/cuda/norm.cuh"
 
-enum { WARPS = 8, THREADS = WARP * WARPS, AT_ONCE = 4, LANE_MAX = 64 /* elements in registers */ };
+enum { WARPS = 8, THREADS = WARP * WARPS, AT_ONCE = 4, LANE_PACKS = 4 /* in registers, at most */ };
 enum { CHUNKS_MAX = 512, CHUNK_MIN = 64 };
+enum { WIDE_PACKS = 2 /* of a lane */, WIDE_WEIGHTS = 2, WIDE_CHUNK_MIN = 8 };
 
 /* n / by for n < 2^31. */
 struct divisor {
@@ -90,17 +95,14 @@ template <int LANES> static __device__ __forceinline__ float lanes_sum(float x)
         LANES_CASE(packs_ <= 32, N, 32, 1, L, P, __VA_ARGS__)                                      \
         LANES_CASE(packs_ <= 64, N, 32, 2, L, P, __VA_ARGS__)                                      \
         LANES_CASE(packs_ <= 128, N, 32, 4, L, P, __VA_ARGS__)                                     \
-        LANES_CASE(packs_ <= 192, N, 32, 6, L, P, __VA_ARGS__)                                     \
-        LANES_CASE(packs_ <= 256, N, 32, 8, L, P, __VA_ARGS__)                                     \
-        LANES_CASE(packs_ <= 512, N, 32, 16, L, P, __VA_ARGS__)                                    \
     } while (0)
 #define LANES_CASE(fits, N, l, n, L, P, ...)                                                       \
-    if constexpr ((n) * (N) <= LANE_MAX)                                                           \
-        if (fits) {                                                                                \
-            constexpr int L = l, P = n;                                                            \
-            __VA_ARGS__;                                                                           \
-            break;                                                                                 \
-        }
+    if (fits) {                                                                                    \
+        static_assert(n <= LANE_PACKS, "");                                                        \
+        constexpr int L = l, P = n;                                                                \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }
 
 /* ---- forward ---- */
 
@@ -288,6 +290,126 @@ static __global__ void __launch_bounds__(THREADS) token_forward_kernel(const for
     }
 }
 
+/* ---- wide vectors: a team has a token ---- */
+
+template <int TEAM> struct wide {
+    static constexpr int LANES = TEAM * WARP, TEAMS = WARPS / TEAM, PACKS = WIDE_PACKS;
+};
+/* Normed vectors that these kernels take, in packs of `pack` elements: one for each row of w. */
+static bool is_wide(const lg_tensor &w, int each, int64_t pack)
+{
+    const int64_t packs = ceil_div(w.dim[1], pack);
+    return each == 1 && w.dim[0] <= WIDE_WEIGHTS && pack > 1 && packs > WARP * WIDE_PACKS * 2 &&
+           packs <= WARP * WIDE_PACKS * WARPS;
+}
+/* Runs the body with TEAM warps a token, and W vectors of it. */
+#define WITH_TEAM(p, N, TEAM, W, ...)                                                              \
+    do {                                                                                           \
+        const bool half_ = ceil_div((p).D, N) <= WARP * WIDE_PACKS * WARPS / 2;                    \
+        TEAM_CASE(half_ && (p).weights == 1, 4, 1, TEAM, W, __VA_ARGS__)                           \
+        TEAM_CASE(half_, 4, 2, TEAM, W, __VA_ARGS__)                                               \
+        TEAM_CASE((p).weights == 1, 8, 1, TEAM, W, __VA_ARGS__)                                    \
+        TEAM_CASE(true, 8, 2, TEAM, W, __VA_ARGS__)                                                \
+    } while (0)
+#define TEAM_CASE(fits, t, w, TEAM, W, ...)                                                        \
+    if (fits) {                                                                                    \
+        constexpr int TEAM = t, W = w;                                                             \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }
+
+/* The k-th token: all samples' first ones, which have their angles in common, then their second ones. */
+static __device__ __forceinline__ place wide_place(const places &p, uint32_t k, uint32_t samples)
+{
+    const uint32_t t = k / samples, sample = k - t * samples;
+    return {sample, sample * p.tokens.by + t, 0, (int64_t)t * p.heads.by * p.D};
+}
+/* The team's sums, warp by warp in order. told: 2 W WARPS, of which turns use the halves alternately: one barrier is enough,
+ * since a half is written again behind the barrier of the next turn, to which all come when they have read it. */
+template <int TEAM, int W>
+static __device__ __forceinline__ void team_sums(float (&v)[W], float *told, int turn)
+{
+    const int warp = threadIdx.x / WARP, team = threadIdx.x / wide<TEAM>::LANES;
+    told += turn % 2 * W * WARPS;
+#pragma unroll
+    for (int w = 0; w < W; w++) {
+        v[w] = warp_sum(v[w]);
+        if (threadIdx.x % WARP == 0) told[w * WARPS + warp] = v[w];
+    }
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(wide<TEAM>::LANES) : "memory");
+#pragma unroll
+    for (int w = 0; w < W; w++) {
+        v[w] = 0;
+#pragma unroll
+        for (int i = 0; i < TEAM; i++) v[w] += told[w * WARPS + team * TEAM + i];
+    }
+}
+
+template <typename T, int N, int TEAM, int W>
+static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forward_args<T> a)
+{
+    constexpr int LANES = wide<TEAM>::LANES, TEAMS = wide<TEAM>::TEAMS, PACKS = wide<TEAM>::PACKS;
+    __shared__ float told[2 * W * WARPS];
+    const uint32_t tokens = a.p.vectors / a.p.heads, samples = tokens / a.p.tokens;
+    const uint32_t k = blockIdx.x * TEAMS + threadIdx.x / LANES;
+    const int lane = threadIdx.x % LANES * N;
+    const bool there = k < tokens;
+    const place at = wide_place(a.p, there ? k : 0, samples);
+    const T *x = a.x + at.sample * a.p.stride_in + at.within;
+    T *y = a.y + at.sample * a.p.stride_out + at.within;
+    pack<T, N> in[W][PACKS] = {};
+    float squares[W] = {};
+#pragma unroll
+    for (int w = 0; w < W; w++)
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) {
+            const int i = j * LANES * N + lane;
+            if (there && i < a.p.D) in[w][j] = *(const pack<T, N> *)(x + w * a.p.D + i);
+        }
+#pragma unroll
+    for (int w = 0; w < W; w++)
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) {
+            float v[N];
+            unpack<T, N>(in[w][j], v);
+#pragma unroll
+            for (int e = 0; e < N; e++) squares[w] += v[e] * v[e];
+        }
+    team_sums<TEAM, W>(squares, told, 0);
+    if (!there) return;
+#pragma unroll
+    for (int j = 0; j < PACKS; j++) {
+        const int i = j * LANES * N + lane;
+        float c[N / 2], z[N / 2];
+        if (i >= a.p.D) continue;
+        if (a.cosine) {
+            const int64_t from =
+                (int64_t)(at.token - at.sample * a.p.tokens.by) * (a.p.D / 2) + i / 2;
+            load<float, N / 2>(a.cosine + from, c);
+            load<float, N / 2>(a.sine + from, z);
+        }
+#pragma unroll
+        for (int w = 0; w < W; w++) {
+            const float r = 1 / sqrtf(squares[w] / (float)a.p.D + a.eps);
+            float v[N], u[N];
+            if (a.kept)
+                *(pack<T, N> *)(a.kept + ((int64_t)at.token * W + w) * a.p.D + i) = in[w][j];
+            unpack<T, N>(in[w][j], v);
+            unpack<T, N>(*(const pack<T, N> *)(a.w + w * a.p.D + i), u);
+#pragma unroll
+            for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
+            if (a.cosine) {
+                unpack<T, N>(packed<T, N>(v), v);
+                turn_pack<N>(v, c, z, 1);
+            }
+            *(pack<T, N> *)(y + w * a.p.D + i) = packed<T, N>(v);
+            if (a.rstd && i == 0) a.rstd[(int64_t)at.token * W + w] = r;
+        }
+        for (uint32_t h = W; !a.p.in_place && h < a.p.heads.by; h++)
+            *(pack<T, N> *)(y + h * a.p.D + i) = *(const pack<T, N> *)(x + h * a.p.D + i);
+    }
+}
+
 /* A warp per vector, which it reads twice, from L1 the second time. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forward_args<T> a)
@@ -329,9 +451,20 @@ static bool fill_a_block(const places &p, int lanes)
     return (int64_t)p.normed * lanes * 4 >= (int64_t)THREADS * 3;
 }
 
-template <typename T, int N> static void forward(cudaStream_t stream, const forward_args<T> &a)
+template <typename T, int N>
+static void forward(cudaStream_t stream, const forward_args<T> &a, bool wide_vectors)
 {
     const int64_t packs = ceil_div(a.p.D, N), vectors = a.p.vectors;
+    if constexpr (N > 1)
+        if (wide_vectors) {
+            const int64_t tokens = vectors / a.p.heads.by;
+            WITH_TEAM(a.p, N, TEAM, W, {
+                wide_forward_kernel<T, N, TEAM, W>
+                    <<<(unsigned)ceil_div(tokens, wide<TEAM>::TEAMS), THREADS, 0, stream>>>(a);
+            });
+            LG_CUDA_LAUNCHED();
+            return;
+        }
     if (packs > WARP)
         long_forward_kernel<T, N><<<(unsigned)ceil_div(vectors, WARPS), THREADS, 0, stream>>>(a);
     else
@@ -360,20 +493,17 @@ static bool packs_fit(const lg_tensor *const *t, int count, const lg_tensor &w)
     return fits;
 }
 
-/* Whether vectors are turned where they are normed: pairs and their angles are parts of packs, of which a lane has a few. */
-static bool turns_here(bool fits, const lg_tensor &w, const lg_tensor &cosine,
-                       const lg_tensor &sine)
+/* Whether vectors are turned where they are normed: pairs and their angles are parts of packs. */
+static bool turns_here(bool fits, const lg_tensor &cosine, const lg_tensor &sine)
 {
-    const int64_t pack = 16 / (int64_t)lg_dtype_bytes(w.dtype);
-    return cosine.data && fits && pack >= 2 && w.dim[1] <= WARP * LANE_MAX &&
-           lg_cuda_aligned_16(cosine.data) && lg_cuda_aligned_16(sine.data);
+    return cosine.data && fits && lg_cuda_aligned_16(cosine.data) && lg_cuda_aligned_16(sine.data);
 }
 
 void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
     const lg_tensor *t[] = {&a->x, &a->y};
     const bool fits = packs_fit(t, 2, a->w) && lg_cuda_aligned_16(a->kept.data),
-               turns = turns_here(fits, a->w, a->cos, a->sin);
+               turns = turns_here(fits, a->cos, a->sin);
     cudaStream_t stream = lg_cuda_stream_of(s);
     WITH_TYPE(a->x.dtype, T, {
         forward_args<T> f = {};
@@ -385,7 +515,7 @@ void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *
         f.eps = (float)a->eps;
         f.p = places_of(a->x, a->y, a->w, a->each);
         if (turns) f.cosine = (const float *)a->cos.data, f.sine = (const float *)a->sin.data;
-        WITH_PACK(fits, T, N, (forward<T, N>(stream, f)));
+        WITH_PACK(fits, T, N, (forward<T, N>(stream, f, is_wide(a->w, a->each, N))));
     })
     if (!a->cos.data || turns) return;
     lg_rope_args rope = {};
@@ -546,6 +676,122 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
             a.partial + ((int64_t)blockIdx.x * a.p.weights + blockIdx.y) * a.p.D, a.p.D, sum);
 }
 
+/* The sums of all threads' columns, team by team in order, to a block's row of a.partial. Call with all threads. */
+template <int N, int TEAM>
+static __device__ __forceinline__ void store_wide_partial(float *partial, int D,
+                                                          const float (&sum)[WIDE_PACKS][N])
+{
+    __shared__ float shared[THREADS * WIDE_PACKS * N];
+    constexpr int WIDTH = wide<TEAM>::LANES * WIDE_PACKS * N;
+    __syncthreads(); /* the vector before has been read */
+#pragma unroll
+    for (int j = 0; j < WIDE_PACKS; j++) {
+        const int team = threadIdx.x / wide<TEAM>::LANES, lane = threadIdx.x % wide<TEAM>::LANES;
+        float *to = shared + team * WIDTH + (j * wide<TEAM>::LANES + lane) * N;
+#pragma unroll
+        for (int e = 0; e < N; e += 4)
+            *(float4 *)(to + e) =
+                make_float4(sum[j][e], sum[j][e + 1], sum[j][e + 2], sum[j][e + 3]);
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < D; c += THREADS) {
+        float all = 0;
+#pragma unroll
+        for (int t = 0; t < wide<TEAM>::TEAMS; t++) all += shared[t * WIDTH + c];
+        partial[c] = all;
+    }
+}
+
+template <typename T, int N, int TEAM, int W>
+static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
+    wide_backward_kernel(const backward_args<T> a)
+{
+    constexpr int LANES = wide<TEAM>::LANES, TEAMS = wide<TEAM>::TEAMS, PACKS = wide<TEAM>::PACKS;
+    __shared__ float told[2 * W * WARPS];
+    if (blockIdx.y > 0) return copy_vectors<T, N>(a, WARP);
+    const uint32_t tokens = a.p.vectors / a.p.heads, samples = tokens / a.p.tokens;
+    const uint32_t step = (tokens + gridDim.x - 1) / gridDim.x, first = blockIdx.x * step;
+    const uint32_t last = min(first + step, tokens);
+    const int lane = threadIdx.x % LANES * N;
+    float sum[W][PACKS][N] = {};
+    int turns = 0;
+    /* All teams take as many turns. */
+    for (uint32_t turn = first; turn < last; turn += TEAMS, turns++) {
+        const uint32_t k = turn + threadIdx.x / LANES;
+        const bool there = k < last;
+        const place at = wide_place(a.p, there ? k : first, samples);
+        const T *dy = a.dy + at.sample * a.p.stride_in + at.within + lane;
+        const T *x = a.kept + (int64_t)at.token * W * a.p.D + lane;
+        T *dx = a.dx + at.sample * a.p.stride_out + at.within + lane;
+        pack<T, N> px[W][PACKS] = {}, pd[W][PACKS] = {};
+        float mean[W] = {}, r[W];
+#pragma unroll
+        for (int w = 0; w < W; w++) {
+            r[w] = a.rstd[(int64_t)at.token * W + w];
+#pragma unroll
+            for (int j = 0; j < PACKS; j++) {
+                const int i = j * LANES * N;
+                if (!there || i + lane >= a.p.D) continue;
+                px[w][j] = *(const pack<T, N> *)(x + w * a.p.D + i);
+                pd[w][j] = *(const pack<T, N> *)(dy + w * a.p.D + i);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < PACKS; j++) {
+            const int i = j * LANES * N + lane;
+            float c[N / 2], z[N / 2];
+            if (!there || i >= a.p.D) continue;
+            if (a.cosine) {
+                const int64_t t = at.token - at.sample * a.p.tokens.by;
+                load<float, N / 2>(a.cosine + t * (a.p.D / 2) + i / 2, c);
+                load<float, N / 2>(a.sine + t * (a.p.D / 2) + i / 2, z);
+            }
+#pragma unroll
+            for (int w = 0; w < W; w++) {
+                float d[N], n[N], u[N];
+                unpack<T, N>(pd[w][j], d);
+                if (a.cosine) {
+                    turn_pack<N>(d, c, z, -1);
+                    pd[w][j] = packed<T, N>(d);
+                    unpack<T, N>(pd[w][j], d);
+                }
+                unpack<T, N>(px[w][j], n);
+                unpack<T, N>(*(const pack<T, N> *)(a.w + w * a.p.D + i), u);
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    n[e] *= r[w];
+                    sum[w][j][e] += d[e] * n[e];
+                    mean[w] += d[e] * u[e] * n[e];
+                }
+            }
+        }
+        team_sums<TEAM, W>(mean, told, turns);
+#pragma unroll
+        for (int w = 0; w < W; w++)
+#pragma unroll
+            for (int j = 0; j < PACKS; j++) {
+                const int i = j * LANES * N;
+                const float slope = r[w] * r[w] * (mean[w] / (float)a.p.D);
+                float v[N], d[N], n[N], u[N], old[N];
+                if (!there || i + lane >= a.p.D) continue;
+                T *to = dx + w * a.p.D + i;
+                unpack<T, N>(pd[w][j], d);
+                unpack<T, N>(px[w][j], n);
+                unpack<T, N>(*(const pack<T, N> *)(a.w + w * a.p.D + i + lane), u);
+                if (a.accumulate) unpack<T, N>(*(const pack<T, N> *)to, old);
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    v[e] = d[e] * u[e] * r[w] - n[e] * slope;
+                    if (a.accumulate) v[e] += old[e];
+                }
+                *(pack<T, N> *)to = packed<T, N>(v);
+            }
+    }
+    for (int w = 0; a.partial && w < W; w++)
+        store_wide_partial<N, TEAM>(a.partial + ((int64_t)blockIdx.x * W + w) * a.p.D, a.p.D,
+                                    sum[w]);
+}
+
 /* dx alone, of a token. */
 template <typename T, int N, int LANES>
 static __global__ void __launch_bounds__(THREADS) token_dx_kernel(const backward_args<T> a)
@@ -654,22 +900,34 @@ static __global__ void __launch_bounds__(THREADS) long_dw_kernel(const backward_
     store_partial<N, WARP, 1>(a.partial + row * a.p.D + first, a.p.D - first, sum);
 }
 
-/* By the number of vectors that a weight norms. */
-static int64_t chunks_of(const struct lg_rms_norm_backward_args *a)
+/* By the number of vectors that a weight norms, and whether they are wide: then blocks of which an H200 has all at once. */
+static int64_t chunks_of(const struct lg_rms_norm_backward_args *a, bool wide_vectors)
 {
-    const int64_t vectors = a->dy.dim[0] * a->dy.dim[1] * a->each;
-    return LG_MIN(ceil_div(vectors, CHUNK_MIN), (int64_t)CHUNKS_MAX);
+    const int64_t vectors = a->dy.dim[0] * a->dy.dim[1] * a->each,
+                  most = a->w.dim[0] == 1 ? 396 : 264;
+    return wide_vectors ? LG_MIN(ceil_div(vectors, WIDE_CHUNK_MIN), most)
+                        : LG_MIN(ceil_div(vectors, CHUNK_MIN), (int64_t)CHUNKS_MAX);
 }
 size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
 {
-    return a->dw.rank ? (size_t)(chunks_of(a) * lg_numel(&a->dw)) * sizeof(float) : 0;
+    const int64_t chunks = LG_MAX(chunks_of(a, true), chunks_of(a, false));
+    return a->dw.rank ? (size_t)(chunks * lg_numel(&a->dw)) * sizeof(float) : 0;
 }
 
 template <typename T, int N>
-static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T> &a)
+static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T> &a,
+                     bool wide_vectors)
 {
     const bool copies = a.p.heads.by > a.p.normed && !a.p.in_place;
     const dim3 grid((unsigned)chunks, (unsigned)(a.p.weights + copies));
+    if constexpr (N > 1)
+        if (wide_vectors) {
+            const dim3 tokens((unsigned)chunks, 1 + copies);
+            WITH_TEAM(a.p, N, TEAM, W,
+                      { wide_backward_kernel<T, N, TEAM, W><<<tokens, THREADS, 0, stream>>>(a); });
+            LG_CUDA_LAUNCHED();
+            return;
+        }
     WITH_LANES(a.p.D, N, LANES, PACKS, {
         if constexpr (PACKS == 1 && N > 1)
             if (!a.partial && fill_a_block(a.p, LANES)) {
@@ -691,10 +949,13 @@ static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T>
 void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args *a)
 {
     const lg_tensor *t[] = {&a->dy, &a->dx};
+    const int64_t pack = 16 / (int64_t)lg_dtype_bytes(a->w.dtype);
     const bool fits = packs_fit(t, 2, a->w) && lg_cuda_aligned_16(a->kept.data),
-               turns = turns_here(fits, a->w, a->cos, a->sin);
+               is_one = fits && is_wide(a->w, a->each, pack);
+    const bool turns =
+        turns_here(fits, a->cos, a->sin) && (is_one || a->w.dim[1] <= WARP * LANE_PACKS * pack);
     const bool apart = a->cos.data && !turns; /* then what is turned back lies where dx will */
-    const int64_t chunks = chunks_of(a);
+    const int64_t chunks = chunks_of(a, is_one);
     const lg_tensor dy = apart ? a->dx : a->dy;
     cudaStream_t stream = lg_cuda_stream_of(s);
     if (apart) {
@@ -716,7 +977,7 @@ void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args
         b.accumulate = a->accumulate;
         b.p = places_of(dy, a->dx, a->w, a->each);
         if (turns) b.cosine = (const float *)a->cos.data, b.sine = (const float *)a->sin.data;
-        WITH_PACK(fits, T, N, (backward<T, N>(stream, chunks, b)));
+        WITH_PACK(fits, T, N, (backward<T, N>(stream, chunks, b, is_one)));
     })
     if (a->dw.data)
         cuda_add_partial_sums(stream, (const float *)s->scratch, chunks, a->dw, a->accumulate_dw);

@@ -25,6 +25,9 @@ struct shape {
 static const struct shape SHAPES[] = {{64, 26, 256, 256, 16}, /* 416 heads: three or four a block */
                                       {72, 26, 256, 256, 16},
                                       LONG(64),
+                                      {64, 2, 2496, 128, 5}, /* few keys: queries in parts */
+                                      {64, 2, 1100, 200, 67},
+                                      {64, 2, 4100, 511, 3},
                                       LONG(72),
                                       LONG(128)};
 
