@@ -54,42 +54,31 @@ static __device__ __forceinline__ void finish(const rms_args<T> &a, int64_t row,
     store<T, N>(a.y + row * a.D + i, v);
 }
 
-/* A row is PACKS packs of each of LANES lanes, at most. Lanes have ROWS rows at once: one alone leaves memory waiting. */
-enum { PACKS_AT_ONCE = 4 };
+/* A row is PACKS packs of each of LANES lanes, at most. */
 template <typename T, int LANES, int PACKS>
 static __global__ void __launch_bounds__(THREADS) rms_rows_kernel(const rms_args<T> a)
 {
-    enum { N = PACK<T>, STEP = LANES * N, EACH = THREADS / LANES };
-    enum { ROWS = PACKS < PACKS_AT_ONCE ? PACKS_AT_ONCE / PACKS : 1 };
-    const int64_t row = (int64_t)blockIdx.x * (EACH * ROWS) + threadIdx.x / LANES;
+    enum { N = PACK<T>, STEP = LANES * N };
+    const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / LANES;
     const int first = threadIdx.x % LANES * N;
-    pack<T, N> in[ROWS][PACKS];
+    const bool there = row < a.rows;
+    pack<T, N> in[PACKS];
+    float squares = 0, v[N];
 #pragma unroll
-    for (int k = 0; k < ROWS; k++)
+    for (int j = 0; j < PACKS; j++) {
+        if (!there || first + j * STEP >= a.D) continue;
+        in[j] = *reinterpret_cast<const pack<T, N> *>(a.x + row * a.D + first + j * STEP);
 #pragma unroll
-        for (int j = 0; j < PACKS; j++)
-            if (row + k * EACH < a.rows && first + j * STEP < a.D)
-                in[k][j] = *reinterpret_cast<const pack<T, N> *>(a.x + (row + k * EACH) * a.D +
-                                                                 first + j * STEP);
+        for (int e = 0; e < N; e++)
+            squares = fmaf(to_float(in[j].v[e]), to_float(in[j].v[e]), squares);
+    }
+    const float rstd = 1 / sqrtf(lanes_sum<LANES>(squares) / (float)a.D + a.eps);
 #pragma unroll
-    for (int k = 0; k < ROWS; k++) {
-        const bool there = row + k * EACH < a.rows;
-        float squares = 0, v[N];
+    for (int j = 0; j < PACKS; j++) {
+        if (!there || first + j * STEP >= a.D) continue;
 #pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-            if (!there || first + j * STEP >= a.D) continue;
-#pragma unroll
-            for (int e = 0; e < N; e++)
-                squares = fmaf(to_float(in[k][j].v[e]), to_float(in[k][j].v[e]), squares);
-        }
-        const float rstd = 1 / sqrtf(lanes_sum<LANES>(squares) / (float)a.D + a.eps);
-#pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-            if (!there || first + j * STEP >= a.D) continue;
-#pragma unroll
-            for (int e = 0; e < N; e++) v[e] = to_float(in[k][j].v[e]);
-            finish<T, N>(a, row + k * EACH, first + j * STEP, rstd, v);
-        }
+        for (int e = 0; e < N; e++) v[e] = to_float(in[j].v[e]);
+        finish<T, N>(a, row, first + j * STEP, rstd, v);
     }
 }
 template <typename T>
@@ -112,8 +101,8 @@ static __global__ void __launch_bounds__(THREADS) rms_kernel(const rms_args<T> a
 template <typename T, int LANES, int PACKS>
 static void launch_rows(cudaStream_t stream, const rms_args<T> &a)
 {
-    const int64_t rows = THREADS / LANES * (PACKS < PACKS_AT_ONCE ? PACKS_AT_ONCE / PACKS : 1);
-    rms_rows_kernel<T, LANES, PACKS><<<(unsigned)ceil_div(a.rows, rows), THREADS, 0, stream>>>(a);
+    rms_rows_kernel<T, LANES, PACKS>
+        <<<(unsigned)ceil_div(a.rows, THREADS / LANES), THREADS, 0, stream>>>(a);
 }
 void cuda_rms_act_forward(lg_stream *s, const struct lg_rms_act_forward_args *a)
 {

@@ -1,5 +1,5 @@
 /* Backward of attention over many tokens on the tensor cores (wgmma): any numbers of queries and keys, d = 64, 72 or
- * 128, bf16 or fp16, no key lengths. Always the same bits.
+ * 128, bf16 or fp16. Always the same bits.
  *
  *     r = rows' sums of dout o,  P = exp(scale Q K^T - lse),  dS = P (dO V^T - r)
  *     dV = P^T dO,  dK = scale dS^T Q,  dQ = scale dS K
@@ -16,8 +16,8 @@
  * dS is computed with P as it was rounded for dV: then P need not be kept twice. Its error is as large as that of
  * rounding dS itself.
  *
- * Queries beyond the last come as zeros, with -lse = -inf: their P and dS are 0. Scores of keys beyond the last are
- * set to -inf.
+ * Queries beyond the last come as zeros, with -lse = -inf: their P and dS are 0. Scores of keys beyond the last, or the
+ * sample's length, are set to -inf.
  *
  * Shared memory: K and V (d = 128: once, else twice), Q and dO twice, dS twice, a part of dQ. Bytes at d = 64: 231,856.
  *
@@ -305,7 +305,8 @@ template <typename T, int D> struct computing {
             float s[S], dk[D / 2] = {}, dv[D / 2] = {};
             settled(dk); /* the zeros, too, before products begin */
             settled(dv);
-            int keys = a.Tk - z.at.token - group * ROWS; /* that the group has */
+            int keys =
+                keys_of(a.lengths, z.at.sample, a.Tk) - z.at.token - group * ROWS; /* the group's */
             wait_came<L::KV_STAGES>(shared + L::K_CAME, n);
             uint32_t g[P];
             begin_scores(s);
@@ -382,6 +383,7 @@ static void launch(lg_stream *stream, const struct lg_attention_backward_args *a
                        maps_of<D>(&a->dk, 16),
                        maps_of<D>(&a->dv, 16),
                        scratch,
+                       (const int32_t *)a->k_length.data,
                        (float)a->scale,
                        Tk,
                        H,
@@ -416,7 +418,7 @@ bool cuda_long_attention_takes(const lg_cuda_device *gpu,
     if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72 && d != 128))
         return false;
     if (!long_enough(a->q.dim[1], a->k.dim[1], d)) return false;
-    if (a->k_length.rank || !(a->scale > 0)) return false;
+    if (!(a->scale > 0)) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

@@ -1,5 +1,5 @@
 /* Forward of attention over many tokens on the tensor cores (wgmma): any numbers of queries and keys, d = 64, 72 or
- * 128, bf16 or fp16, no key lengths, no bias.
+ * 128, bf16 or fp16, no bias.
  *
  *     S = Q K^T,  P = exp(scale (S - top)),  o = P V / sum of P,  lse = scale top + log(sum of P)
  *
@@ -36,7 +36,8 @@ template <int D> struct forward_layout {
 };
 struct forward_args {
     tensor_maps q, k, v, o;
-    float *lse; // (B, H, Tq) or NULL
+    float *lse;             // (B, H, Tq) or NULL
+    const int32_t *lengths; // (B) or NULL
     float scale;
     int Tq, Tk, H;
     int tiles, items; /* of queries of a head, of all heads */
@@ -102,7 +103,6 @@ static __device__ __forceinline__ void produce(const forward_args &a, uint32_t s
 {
     using L = forward_layout<D>;
     rings<D> r(shared);
-    int n = (int)ceil_div(a.Tk, KEYS);
     for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
         int head = item / a.tiles;
         place at = {item % a.tiles * L::QUERIES, head % a.H, head / a.H};
@@ -110,7 +110,7 @@ static __device__ __forceinline__ void produce(const forward_args &a, uint32_t s
         mbarrier_expect(r.q.came(), L::Q_TILE);
         fetch_tile<D, L::QUERIES>(shared + r.q.at * L::Q_TILE, a.q, at, r.q.came());
         r.q.next();
-        for (int i = n - 1; i >= 0; i--) {
+        for (int i = (keys_of(a.lengths, at.sample, a.Tk) - 1) / KEYS; i >= 0; i--) {
             at.token = i * KEYS;
             r.k.wait_free();
             mbarrier_expect(r.k.came(), L::TILE);
@@ -228,13 +228,13 @@ static __device__ __forceinline__ void mask(float (&x)[64], int keys)
 template <typename T, int D>
 static __device__ __forceinline__ void attend(const forward_args &a, float (&o)[D / 2],
                                               row_state &w, rings<D> &r, uint32_t shared,
-                                              uint32_t q, int group)
+                                              uint32_t q, int group, int keys)
 {
     using L = forward_layout<D>;
     constexpr int GROUPS = L::GROUPS;
     float x[64], factor = a.scale * LOG2_E;
     uint32_t p[KEYS / 4];
-    int n = (int)ceil_div(a.Tk, KEYS);
+    int n = (keys + KEYS - 1) / KEYS;
     uint32_t k0 = shared + L::K, v0 = shared + L::V;
     w = {{LEAST_SCORE, LEAST_SCORE}, {0, 0}, {1, 1}};
     r.k.wait_came();
@@ -245,7 +245,7 @@ static __device__ __forceinline__ void attend(const forward_args &a, float (&o)[
     give_turn<GROUPS>(group);
     warp_arrive(r.k.free());
     r.k.next();
-    if (a.Tk % KEYS) mask(x, a.Tk % KEYS);
+    if (keys % KEYS) mask(x, keys % KEYS);
     soften(x, w, factor);
     round_weights<T>(p, x);
 #pragma unroll 1
@@ -291,7 +291,7 @@ static __device__ __forceinline__ void consume(const forward_args &a, uint32_t s
         float o[D / 2];
         row_state w;
         r.q.wait_came();
-        attend<T, D>(a, o, w, r, shared, tile, group);
+        attend<T, D>(a, o, w, r, shared, tile, group, keys_of(a.lengths, at.sample, a.Tk));
         w.sums[0] = quad_sum(w.sums[0]), w.sums[1] = quad_sum(w.sums[1]);
         const float shares[2] = {__fdividef(1, w.sums[0]), __fdividef(1, w.sums[1])};
         scale_rows(o, shares);
@@ -361,6 +361,7 @@ static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
                       maps_of<D>(&a->v, KEYS),
                       maps_of<D>(&a->o, 16),
                       (float *)a->lse.data,
+                      (const int32_t *)a->k_length.data,
                       (float)a->scale,
                       (int)a->q.dim[1],
                       (int)a->k.dim[1],
@@ -388,7 +389,7 @@ bool cuda_long_attention_forward_takes(const lg_cuda_device *gpu,
     if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72 && d != 128))
         return false;
     if (!long_enough(a->q.dim[1], a->k.dim[1], d)) return false;
-    if (a->k_length.rank || a->bias.rank || a->causal || !(a->scale > 0)) return false;
+    if (a->bias.rank || a->causal || !(a->scale > 0)) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
     return lg_row_stride(&a->q, 2) % 8 == 0 && lg_row_stride(&a->k, 2) % 8 == 0;

@@ -37,6 +37,7 @@ template <int D> struct backward_layout {
 struct backward_args {
     tensor_maps q, k, v, dout, dk, dv;
     scratch_memory scratch;
+    const int32_t *lengths; // (samples) of keys, or NULL
     float scale;
     int Tk, H, heads, blocks, tiles; /* blocks of queries and tiles of keys of a head */
     int parts, of_part;              /* of a head's blocks, and how many one has */

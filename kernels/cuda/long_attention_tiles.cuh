@@ -39,6 +39,14 @@ struct tensor_maps {
     CUtensorMap main, rest; /* rest: at d = 72 */
 };
 
+/* How many keys a sample has; lengths: of all samples, or NULL. */
+static __device__ __forceinline__ int keys_of(const int32_t *lengths, int sample, int Tk)
+{
+    int n = lengths ? lengths[sample] : Tk;
+    if (n < 1 || n > Tk) __trap();
+    return n;
+}
+
 /* ---- TMA ---- */
 
 /* Which rows of which head. */
