@@ -1,5 +1,5 @@
 /* Backward of attention over many tokens on the tensor cores (wgmma): any numbers of queries and keys, d = 64, 72 or
- * 128, bf16 or fp16. Always the same bits.
+ * 128, bf16 or fp16, with d = 64 key lengths. Always the same bits.
  *
  *     r = rows' sums of dout o,  P = exp(scale Q K^T - lse),  dS = P (dO V^T - r)
  *     dV = P^T dO,  dK = scale dS^T Q,  dQ = scale dS K
@@ -417,8 +417,8 @@ bool cuda_long_attention_takes(const lg_cuda_device *gpu,
     int64_t d = a->q.dim[3];
     if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72 && d != 128))
         return false;
-    if (!long_enough(a->q.dim[1], a->k.dim[1], d)) return false;
-    if (!(a->scale > 0)) return false;
+    if (!long_enough(a->q.dim[1], a->k.dim[1], d, BACKWARD_FEW_KEYS)) return false;
+    if (!(a->scale > 0) || (a->k_length.rank && d != 64)) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

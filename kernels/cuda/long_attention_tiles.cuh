@@ -17,10 +17,13 @@ enum {
     ZEROS = 64 * REST_ROW
 }; /* bytes, but COLUMNS */
 
-/* What these kernels take: with heads of 64 also the few keys of a text. */
-static inline bool long_enough(int64_t queries, int64_t keys, int64_t d)
+/* What these kernels take: with heads of 64 also the few keys of a text, from so many queries on. The backward of 4 x 2496 queries of
+ * 32 heads and 128 keys takes 0.19 ms and cuDNN's 0.17, of 16000 queries 0.29 and 0.54. */
+enum { FORWARD_FEW_KEYS = LONG_LEAST, BACKWARD_FEW_KEYS = 4096 };
+static inline bool long_enough(int64_t queries, int64_t keys, int64_t d, int few_keys)
 {
-    return queries >= LONG_LEAST && keys >= (d == 64 ? LONG_LEAST_KEYS : LONG_LEAST);
+    if (d == 64 && keys >= LONG_LEAST_KEYS && queries >= few_keys) return true;
+    return queries >= LONG_LEAST && keys >= LONG_LEAST;
 }
 
 template <int D> struct panels {
