@@ -9,7 +9,7 @@
  * vectors alone. What does not fit (D beyond 4 packs a lane, rows that are not aligned) takes two general kernels.
  *
  * Wide vectors (whole tokens: LTX-Video norms all 2048 channels of queries and of keys), of which a token has one for each row of
- * w, are a team's: two, four or eight warps, which have a token's normed vectors at once, so that its angles are read once. A
+ * w, are a team's: four or eight warps, which have a token's normed vectors at once, so that its angles are read once. A
  * block takes a token of all samples before the next token, whose angles are the same.
  *
  * A token of many vectors (heads) has a block, and no dw: what its vectors have alike (angles, addresses) is worked out once,
@@ -19,72 +19,7 @@
  * rounding, which has the bits of the two operations (turn_pack is rope's). Else rope runs by itself, in place.
  *
  * In place what is not normed is not touched. kept, if wanted, costs its own bytes; the backward reads it in place of x. */
-#include "kernels/cuda/norm.cuh"
-
-enum { WARPS = 8, THREADS = WARP * WARPS, AT_ONCE = 4, LANE_PACKS = 4 /* in registers, at most */ };
-enum { CHUNKS_MAX = 512, CHUNK_MIN = 64 };
-enum { WIDE_PACKS = 2 /* of a lane */, WIDE_WEIGHTS = 2, WIDE_CHUNK_MIN = 8 };
-
-/* n / by for n < 2^31. */
-struct divisor {
-    uint32_t by, shift;
-    uint64_t magic;
-};
-static divisor divide_by(int64_t by)
-{
-    divisor d = {(uint32_t)by, 31, 0};
-    while ((int64_t)1 << (d.shift - 31) < by) d.shift++;
-    d.magic = (((uint64_t)1 << d.shift) + (uint64_t)by - 1) / (uint64_t)by;
-    return d;
-}
-static __device__ __forceinline__ uint32_t operator/(uint32_t n, const divisor &d)
-{
-    return (uint32_t)(n * d.magic >> d.shift);
-}
-
-/* Where vectors lie: what is read and what is written. */
-struct places {
-    int64_t stride_in, stride_out; // of samples
-    bool in_place;
-    divisor tokens, heads, each, copied; // tokens of a sample; vectors of a token
-    uint32_t vectors, normed;            // all; of a token
-    int D, weights;
-};
-static places places_of(const lg_tensor &x, const lg_tensor &out, const lg_tensor &w, int each)
-{
-    const int64_t h = x.dim[2], normed = w.dim[0] * each, vectors = lg_numel(&x) / x.dim[3];
-    LG_ASSERT(vectors < (int64_t)1 << 31 && x.dim[3] < 1 << 30);
-    places p = {};
-    p.stride_in = lg_row_stride(&x, 1);
-    p.stride_out = lg_row_stride(&out, 1);
-    p.in_place = x.data == out.data;
-    p.tokens = divide_by(x.dim[1]);
-    p.heads = divide_by(h);
-    p.each = divide_by(each);
-    p.copied = divide_by(LG_MAX(h - normed, (int64_t)1));
-    p.vectors = (uint32_t)vectors;
-    p.normed = (uint32_t)normed;
-    p.D = (int)x.dim[3];
-    p.weights = (int)w.dim[0];
-    return p;
-}
-/* Vector `head` of a token, behind its sample's first element. */
-struct place {
-    uint32_t sample, token, head;
-    int64_t within;
-};
-static __device__ __forceinline__ place place_of(const places &p, uint32_t token, uint32_t head)
-{
-    const uint32_t sample = token / p.tokens, t = token - sample * p.tokens.by;
-    return {sample, token, head, ((int64_t)t * p.heads.by + head) * p.D};
-}
-
-template <int LANES> static __device__ __forceinline__ float lanes_sum(float x)
-{
-#pragma unroll
-    for (int o = LANES / 2; o > 0; o /= 2) x += __shfl_xor_sync(0xffffffff, x, o);
-    return x;
-}
+#include "kernels/cuda/rms_norm_wide.cuh"
 
 /* Runs the body with L lanes and P packs a lane for vectors of D elements in packs of N; several packs in a warp alone. */
 #define WITH_LANES(D, N, L, P, ...)                                                                \
@@ -105,27 +40,6 @@ template <int LANES> static __device__ __forceinline__ float lanes_sum(float x)
     }
 
 /* ---- forward ---- */
-
-template <typename T> struct forward_args {
-    const T *x, *w;
-    const float *cosine, *sine; // (tokens, D / 2), or NULL
-    T *y, *kept;                // kept (tokens, normed, D), or NULL
-    float *rstd;                // or NULL
-    float eps;
-    places p;
-};
-
-/* A normed vector in what is kept. */
-static __device__ __forceinline__ int64_t kept_at(const places &p, const place &at)
-{
-    return ((int64_t)at.token * p.normed + at.head) * p.D;
-}
-
-/* What T keeps of a value. */
-template <typename T> static __device__ __forceinline__ float rounded(float v)
-{
-    return to_float(from_float<T>(v));
-}
 
 /* Elements [i, i + N) of a vector of token t, turned by its angles. */
 template <typename T, int N>
@@ -182,37 +96,6 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
         if (a.rstd && i == 0 && at[k].head < a.p.normed)
             a.rstd[(int64_t)at[k].token * a.p.normed + at[k].head] = r;
     }
-}
-
-/* A pack as floats and back, two at a time where T has 16 bits. */
-template <typename T, int N>
-static __device__ __forceinline__ void unpack(const pack<T, N> &p, float (&ret)[N])
-{
-    if constexpr (sizeof p == sizeof(quad) && sizeof(T) == 2) {
-        const quad &q = reinterpret_cast<const quad &>(p);
-#pragma unroll
-        for (int k = 0; k < N / 2; k++) {
-            const float2 f = two<T>(q.v[k]);
-            ret[2 * k] = f.x, ret[2 * k + 1] = f.y;
-        }
-    } else {
-#pragma unroll
-        for (int e = 0; e < N; e++) ret[e] = to_float(p.v[e]);
-    }
-}
-template <typename T, int N>
-static __device__ __forceinline__ pack<T, N> packed(const float (&v)[N])
-{
-    pack<T, N> p;
-    if constexpr (sizeof p == sizeof(quad) && sizeof(T) == 2) {
-        quad &q = reinterpret_cast<quad &>(p);
-#pragma unroll
-        for (int k = 0; k < N / 2; k++) q.v[k] = from_two<T>(v[2 * k], v[2 * k + 1]);
-    } else {
-#pragma unroll
-        for (int e = 0; e < N; e++) p.v[e] = from_float<T>(v[e]);
-    }
-    return p;
 }
 
 /* A block's token, and its thread's part of each vector. */
@@ -290,126 +173,6 @@ static __global__ void __launch_bounds__(THREADS) token_forward_kernel(const for
     }
 }
 
-/* ---- wide vectors: a team has a token ---- */
-
-template <int TEAM> struct wide {
-    static constexpr int LANES = TEAM * WARP, TEAMS = WARPS / TEAM, PACKS = WIDE_PACKS;
-};
-/* Normed vectors that these kernels take, in packs of `pack` elements: one for each row of w. */
-static bool is_wide(const lg_tensor &w, int each, int64_t pack)
-{
-    const int64_t packs = ceil_div(w.dim[1], pack);
-    return each == 1 && w.dim[0] <= WIDE_WEIGHTS && pack > 1 && packs > WARP * WIDE_PACKS * 2 &&
-           packs <= WARP * WIDE_PACKS * WARPS;
-}
-/* Runs the body with TEAM warps a token, and W vectors of it. */
-#define WITH_TEAM(p, N, TEAM, W, ...)                                                              \
-    do {                                                                                           \
-        const bool half_ = ceil_div((p).D, N) <= WARP * WIDE_PACKS * WARPS / 2;                    \
-        TEAM_CASE(half_ && (p).weights == 1, 4, 1, TEAM, W, __VA_ARGS__)                           \
-        TEAM_CASE(half_, 4, 2, TEAM, W, __VA_ARGS__)                                               \
-        TEAM_CASE((p).weights == 1, 8, 1, TEAM, W, __VA_ARGS__)                                    \
-        TEAM_CASE(true, 8, 2, TEAM, W, __VA_ARGS__)                                                \
-    } while (0)
-#define TEAM_CASE(fits, t, w, TEAM, W, ...)                                                        \
-    if (fits) {                                                                                    \
-        constexpr int TEAM = t, W = w;                                                             \
-        __VA_ARGS__;                                                                               \
-        break;                                                                                     \
-    }
-
-/* The k-th token: all samples' first ones, which have their angles in common, then their second ones. */
-static __device__ __forceinline__ place wide_place(const places &p, uint32_t k, uint32_t samples)
-{
-    const uint32_t t = k / samples, sample = k - t * samples;
-    return {sample, sample * p.tokens.by + t, 0, (int64_t)t * p.heads.by * p.D};
-}
-/* The team's sums, warp by warp in order. told: 2 W WARPS, of which turns use the halves alternately: one barrier is enough,
- * since a half is written again behind the barrier of the next turn, to which all come when they have read it. */
-template <int TEAM, int W>
-static __device__ __forceinline__ void team_sums(float (&v)[W], float *told, int turn)
-{
-    const int warp = threadIdx.x / WARP, team = threadIdx.x / wide<TEAM>::LANES;
-    told += turn % 2 * W * WARPS;
-#pragma unroll
-    for (int w = 0; w < W; w++) {
-        v[w] = warp_sum(v[w]);
-        if (threadIdx.x % WARP == 0) told[w * WARPS + warp] = v[w];
-    }
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(wide<TEAM>::LANES) : "memory");
-#pragma unroll
-    for (int w = 0; w < W; w++) {
-        v[w] = 0;
-#pragma unroll
-        for (int i = 0; i < TEAM; i++) v[w] += told[w * WARPS + team * TEAM + i];
-    }
-}
-
-template <typename T, int N, int TEAM, int W>
-static __global__ void __launch_bounds__(THREADS) wide_forward_kernel(const forward_args<T> a)
-{
-    constexpr int LANES = wide<TEAM>::LANES, TEAMS = wide<TEAM>::TEAMS, PACKS = wide<TEAM>::PACKS;
-    __shared__ float told[2 * W * WARPS];
-    const uint32_t tokens = a.p.vectors / a.p.heads, samples = tokens / a.p.tokens;
-    const uint32_t k = blockIdx.x * TEAMS + threadIdx.x / LANES;
-    const int lane = threadIdx.x % LANES * N;
-    const bool there = k < tokens;
-    const place at = wide_place(a.p, there ? k : 0, samples);
-    const T *x = a.x + at.sample * a.p.stride_in + at.within;
-    T *y = a.y + at.sample * a.p.stride_out + at.within;
-    pack<T, N> in[W][PACKS] = {};
-    float squares[W] = {};
-#pragma unroll
-    for (int w = 0; w < W; w++)
-#pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-            const int i = j * LANES * N + lane;
-            if (there && i < a.p.D) in[w][j] = *(const pack<T, N> *)(x + w * a.p.D + i);
-        }
-#pragma unroll
-    for (int w = 0; w < W; w++)
-#pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-            float v[N];
-            unpack<T, N>(in[w][j], v);
-#pragma unroll
-            for (int e = 0; e < N; e++) squares[w] += v[e] * v[e];
-        }
-    team_sums<TEAM, W>(squares, told, 0);
-    if (!there) return;
-#pragma unroll
-    for (int j = 0; j < PACKS; j++) {
-        const int i = j * LANES * N + lane;
-        float c[N / 2], z[N / 2];
-        if (i >= a.p.D) continue;
-        if (a.cosine) {
-            const int64_t from =
-                (int64_t)(at.token - at.sample * a.p.tokens.by) * (a.p.D / 2) + i / 2;
-            load<float, N / 2>(a.cosine + from, c);
-            load<float, N / 2>(a.sine + from, z);
-        }
-#pragma unroll
-        for (int w = 0; w < W; w++) {
-            const float r = 1 / sqrtf(squares[w] / (float)a.p.D + a.eps);
-            float v[N], u[N];
-            if (a.kept)
-                *(pack<T, N> *)(a.kept + ((int64_t)at.token * W + w) * a.p.D + i) = in[w][j];
-            unpack<T, N>(in[w][j], v);
-            unpack<T, N>(*(const pack<T, N> *)(a.w + w * a.p.D + i), u);
-#pragma unroll
-            for (int e = 0; e < N; e++) v[e] = v[e] * r * u[e];
-            if (a.cosine) {
-                unpack<T, N>(packed<T, N>(v), v);
-                turn_pack<N>(v, c, z, 1);
-            }
-            *(pack<T, N> *)(y + w * a.p.D + i) = packed<T, N>(v);
-            if (a.rstd && i == 0) a.rstd[(int64_t)at.token * W + w] = r;
-        }
-        for (uint32_t h = W; !a.p.in_place && h < a.p.heads.by; h++)
-            *(pack<T, N> *)(y + h * a.p.D + i) = *(const pack<T, N> *)(x + h * a.p.D + i);
-    }
-}
-
 /* A warp per vector, which it reads twice, from L1 the second time. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) long_forward_kernel(const forward_args<T> a)
@@ -459,8 +222,9 @@ static void forward(cudaStream_t stream, const forward_args<T> &a, bool wide_vec
         if (wide_vectors) {
             const int64_t tokens = vectors / a.p.heads.by;
             WITH_TEAM(a.p, N, TEAM, W, {
-                wide_forward_kernel<T, N, TEAM, W>
-                    <<<(unsigned)ceil_div(tokens, wide<TEAM>::TEAMS), THREADS, 0, stream>>>(a);
+                if constexpr (W == WIDE_WEIGHTS)
+                    wide_forward_kernel<T, N, TEAM, W>
+                        <<<(unsigned)ceil_div(tokens, wide<TEAM>::TEAMS), THREADS, 0, stream>>>(a);
             });
             LG_CUDA_LAUNCHED();
             return;
@@ -528,58 +292,6 @@ void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *
 }
 
 /* ---- backward ---- */
-
-template <typename T> struct backward_args {
-    const T *dy, *kept, *w;
-    const float *cosine, *sine; // (tokens, D / 2): dy is turned back; or NULL
-    const float *rstd;
-    T *dx;
-    float *partial; // (chunks, weights, D), or NULL
-    bool accumulate;
-    places p;
-};
-
-/* The vectors of a block: [first, last) of those that weight blockIdx.y norms, or, behind the last one, that were copied. */
-struct range {
-    uint32_t first, last;
-};
-static __device__ __forceinline__ range range_of(const places &p, bool copies)
-{
-    const uint32_t tokens = p.vectors / p.heads;
-    const int64_t all = (int64_t)tokens * (copies ? p.copied.by : p.each.by);
-    const int64_t step = (all + gridDim.x - 1) / gridDim.x, first = blockIdx.x * step;
-    return {(uint32_t)min(first, all), (uint32_t)min(first + step, all)};
-}
-static __device__ __forceinline__ place in_range(const places &p, bool copies, uint32_t k)
-{
-    const divisor &each = copies ? p.copied : p.each;
-    const uint32_t token = k / each, head = k - token * each.by;
-    return place_of(p, token, copies ? p.normed + head : blockIdx.y * each.by + head);
-}
-
-/* dx (+)= dy. */
-template <typename T, int N>
-static __device__ __forceinline__ void copy_vectors(const backward_args<T> &a, int lanes)
-{
-    const range k = range_of(a.p, true);
-    const int lane = threadIdx.x % lanes;
-    if (a.p.in_place) return;
-    for (uint32_t n = k.first + threadIdx.x / lanes; n < k.last; n += THREADS / lanes) {
-        const place at = in_range(a.p, true, n);
-        const T *dy = a.dy + at.sample * a.p.stride_in + at.within;
-        T *dx = a.dx + at.sample * a.p.stride_out + at.within;
-        for (int i = lane * N; i < a.p.D; i += lanes * N) {
-            float v[N], old[N];
-            load<T, N>(dy + i, v);
-            if (a.accumulate) {
-                load<T, N>(dx + i, old);
-#pragma unroll
-                for (int e = 0; e < N; e++) v[e] += old[e];
-            }
-            store<T, N>(dx + i, v);
-        }
-    }
-}
 
 /* This lane's column sums of all groups of the block, in order, to the block's row of a.partial. Call with all threads. */
 template <int N, int LANES, int PACKS>
@@ -676,122 +388,6 @@ static __global__ void __launch_bounds__(THREADS, PACKS == 1 ? 4 : 1)
     if (a.partial)
         store_partial<N, LANES, PACKS>(
             a.partial + ((int64_t)blockIdx.x * a.p.weights + blockIdx.y) * a.p.D, a.p.D, sum);
-}
-
-/* The sums of all threads' columns, team by team in order, to a block's row of a.partial. Call with all threads. */
-template <int N, int TEAM>
-static __device__ __forceinline__ void store_wide_partial(float *partial, int D,
-                                                          const float (&sum)[WIDE_PACKS][N])
-{
-    __shared__ float shared[THREADS * WIDE_PACKS * N];
-    constexpr int WIDTH = wide<TEAM>::LANES * WIDE_PACKS * N;
-    __syncthreads(); /* the vector before has been read */
-#pragma unroll
-    for (int j = 0; j < WIDE_PACKS; j++) {
-        const int team = threadIdx.x / wide<TEAM>::LANES, lane = threadIdx.x % wide<TEAM>::LANES;
-        float *to = shared + team * WIDTH + (j * wide<TEAM>::LANES + lane) * N;
-#pragma unroll
-        for (int e = 0; e < N; e += 4)
-            *(float4 *)(to + e) =
-                make_float4(sum[j][e], sum[j][e + 1], sum[j][e + 2], sum[j][e + 3]);
-    }
-    __syncthreads();
-    for (int c = threadIdx.x; c < D; c += THREADS) {
-        float all = 0;
-#pragma unroll
-        for (int t = 0; t < wide<TEAM>::TEAMS; t++) all += shared[t * WIDTH + c];
-        partial[c] = all;
-    }
-}
-
-template <typename T, int N, int TEAM, int W>
-static __global__ void __launch_bounds__(THREADS, W == 1 ? 3 : 2)
-    wide_backward_kernel(const backward_args<T> a)
-{
-    constexpr int LANES = wide<TEAM>::LANES, TEAMS = wide<TEAM>::TEAMS, PACKS = wide<TEAM>::PACKS;
-    __shared__ float told[2 * W * WARPS];
-    if (blockIdx.y > 0) return copy_vectors<T, N>(a, WARP);
-    const uint32_t tokens = a.p.vectors / a.p.heads, samples = tokens / a.p.tokens;
-    const uint32_t step = (tokens + gridDim.x - 1) / gridDim.x, first = blockIdx.x * step;
-    const uint32_t last = min(first + step, tokens);
-    const int lane = threadIdx.x % LANES * N;
-    float sum[W][PACKS][N] = {};
-    int turns = 0;
-    /* All teams take as many turns. */
-    for (uint32_t turn = first; turn < last; turn += TEAMS, turns++) {
-        const uint32_t k = turn + threadIdx.x / LANES;
-        const bool there = k < last;
-        const place at = wide_place(a.p, there ? k : first, samples);
-        const T *dy = a.dy + at.sample * a.p.stride_in + at.within + lane;
-        const T *x = a.kept + (int64_t)at.token * W * a.p.D + lane;
-        T *dx = a.dx + at.sample * a.p.stride_out + at.within + lane;
-        pack<T, N> px[W][PACKS] = {}, pd[W][PACKS] = {};
-        float mean[W] = {}, r[W];
-#pragma unroll
-        for (int w = 0; w < W; w++) {
-            r[w] = a.rstd[(int64_t)at.token * W + w];
-#pragma unroll
-            for (int j = 0; j < PACKS; j++) {
-                const int i = j * LANES * N;
-                if (!there || i + lane >= a.p.D) continue;
-                px[w][j] = *(const pack<T, N> *)(x + w * a.p.D + i);
-                pd[w][j] = *(const pack<T, N> *)(dy + w * a.p.D + i);
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < PACKS; j++) {
-            const int i = j * LANES * N + lane;
-            float c[N / 2], z[N / 2];
-            if (!there || i >= a.p.D) continue;
-            if (a.cosine) {
-                const int64_t t = at.token - at.sample * a.p.tokens.by;
-                load<float, N / 2>(a.cosine + t * (a.p.D / 2) + i / 2, c);
-                load<float, N / 2>(a.sine + t * (a.p.D / 2) + i / 2, z);
-            }
-#pragma unroll
-            for (int w = 0; w < W; w++) {
-                float d[N], n[N], u[N];
-                unpack<T, N>(pd[w][j], d);
-                if (a.cosine) {
-                    turn_pack<N>(d, c, z, -1);
-                    pd[w][j] = packed<T, N>(d);
-                    unpack<T, N>(pd[w][j], d);
-                }
-                unpack<T, N>(px[w][j], n);
-                unpack<T, N>(*(const pack<T, N> *)(a.w + w * a.p.D + i), u);
-#pragma unroll
-                for (int e = 0; e < N; e++) {
-                    n[e] *= r[w];
-                    sum[w][j][e] += d[e] * n[e];
-                    mean[w] += d[e] * u[e] * n[e];
-                }
-            }
-        }
-        team_sums<TEAM, W>(mean, told, turns);
-#pragma unroll
-        for (int w = 0; w < W; w++)
-#pragma unroll
-            for (int j = 0; j < PACKS; j++) {
-                const int i = j * LANES * N;
-                const float slope = r[w] * r[w] * (mean[w] / (float)a.p.D);
-                float v[N], d[N], n[N], u[N], old[N];
-                if (!there || i + lane >= a.p.D) continue;
-                T *to = dx + w * a.p.D + i;
-                unpack<T, N>(pd[w][j], d);
-                unpack<T, N>(px[w][j], n);
-                unpack<T, N>(*(const pack<T, N> *)(a.w + w * a.p.D + i + lane), u);
-                if (a.accumulate) unpack<T, N>(*(const pack<T, N> *)to, old);
-#pragma unroll
-                for (int e = 0; e < N; e++) {
-                    v[e] = d[e] * u[e] * r[w] - n[e] * slope;
-                    if (a.accumulate) v[e] += old[e];
-                }
-                *(pack<T, N> *)to = packed<T, N>(v);
-            }
-    }
-    for (int w = 0; a.partial && w < W; w++)
-        store_wide_partial<N, TEAM>(a.partial + ((int64_t)blockIdx.x * W + w) * a.p.D, a.p.D,
-                                    sum[w]);
 }
 
 /* dx alone, of a token. */
