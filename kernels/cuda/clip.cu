@@ -3,7 +3,7 @@
  *
  * Norm: lanes that make up a row keep it in registers, 16 of them where a row has at most 128 channels of 16 bits, else a
  * warp; it is read once. Rows of other types, sizes or places are read twice, in the same order. What moves elements has one
- * thread for each that is written. */
+ * thread for each that is written, or, where a clip's patches are of 4 x 4, for 16. */
 #include "kernels/cuda/common.cuh"
 
 enum { THREADS = 256 };
@@ -138,44 +138,49 @@ void cuda_rms_act_forward(lg_stream *s, const struct lg_rms_act_forward_args *a)
 
 /* ---- boxes ---- */
 
+/* In 32 bits: divisions of 64 bits are what kernels that only move elements would wait for. */
 struct cell {
-    int64_t d, h, w, c;
+    uint32_t d, h, w, c;
 };
 struct volume { /* (.., H, W, C) */
-    int64_t H, W, C;
+    uint32_t H, W, C;
 };
 static volume volume_of(const lg_tensor &t)
 {
-    return {t.dim[1], t.dim[2], t.dim[3]};
+    return {(uint32_t)t.dim[1], (uint32_t)t.dim[2], (uint32_t)t.dim[3]};
 }
 static __device__ __forceinline__ cell cell_of(volume z, int64_t e)
 {
-    return {e / (z.C * z.W * z.H), e / (z.C * z.W) % z.H, e / z.C % z.W, e % z.C};
+    if (e > UINT32_MAX)
+        return {(uint32_t)(e / z.C / z.W / z.H), (uint32_t)(e / z.C / z.W % z.H),
+                (uint32_t)(e / z.C % z.W), (uint32_t)(e % z.C)};
+    const uint32_t n = (uint32_t)e;
+    return {n / z.C / z.W / z.H, n / z.C / z.W % z.H, n / z.C % z.W, n % z.C};
 }
 static __device__ __forceinline__ int64_t place(volume z, cell p)
 {
-    return ((p.d * z.H + p.h) * z.W + p.w) * z.C + p.c;
+    return (((int64_t)p.d * z.H + p.h) * z.W + p.w) * z.C + p.c;
 }
 /* What channel c of boxes at p is in space. */
-static __device__ __forceinline__ cell in_space(cell p, int64_t c, int t, int u)
+static __device__ __forceinline__ cell in_space(cell p, uint32_t c, uint32_t t, uint32_t u)
 {
     return {p.d * t + c / (u * u) % t, p.h * u + c / u % u, p.w * u + c % u, c / (u * u * t)};
 }
 /* Where p lies in boxes. */
-static __device__ __forceinline__ cell in_depth(cell p, int t, int u)
+static __device__ __forceinline__ cell in_depth(cell p, uint32_t t, uint32_t u)
 {
     return {p.d / t, p.h / u, p.w / u, p.c * t * u * u + (p.d % t * u + p.h % u) * u + p.w % u};
 }
 
 template <typename T>
 static __global__ void space_to_depth_kernel(const T *x, const T *of, T *y, volume x_z, volume of_z,
-                                             volume y_z, int t, int u, int64_t count)
+                                             volume y_z, uint32_t t, uint32_t u, int64_t count)
 {
     THIS_ELEMENT;
     const cell p = cell_of(y_z, e);
-    const int64_t g = of_z.C / x_z.C;
+    const uint32_t g = of_z.C / x_z.C;
     float v = to_float(x[place(x_z, in_space(p, p.c, t, u))]), sum = 0;
-    for (int64_t i = p.c * g; of && i < (p.c + 1) * g; i++)
+    for (uint32_t i = p.c * g; of && i < (p.c + 1) * g; i++)
         sum += to_float(of[place(of_z, in_space(p, i, t, u))]);
     y[e] = from_float<T>(of ? v + sum / (float)g : v);
 }
@@ -192,8 +197,8 @@ void cuda_space_to_depth_forward(lg_stream *s, const struct lg_space_to_depth_fo
 
 template <typename T>
 static __global__ void depth_to_space_kernel(const T *x, const T *more, T *y, volume x_z,
-                                             volume more_z, volume y_z, int t, int u,
-                                             int64_t dropped, int64_t count)
+                                             volume more_z, volume y_z, uint32_t t, uint32_t u,
+                                             uint32_t dropped, int64_t count)
 {
     THIS_ELEMENT;
     cell p = cell_of(y_z, e);
@@ -210,9 +215,10 @@ void cuda_depth_to_space_forward(lg_stream *s, const struct lg_depth_to_space_fo
     const int64_t count = lg_numel(&a->y), dropped = a->x.dim[0] * a->time - a->y.dim[0];
     const volume more = a->repeated.data ? volume_of(a->repeated) : volume{1, 1, 1};
     WITH_TYPE(a->x.dtype, T,
-              (depth_to_space_kernel<<<GRID(count)>>>(
-                  (const T *)a->x.data, (const T *)a->repeated.data, (T *)a->y.data,
-                  volume_of(a->x), more, volume_of(a->y), a->time, a->space, dropped, count)))
+              (depth_to_space_kernel<<<GRID(count)>>>((const T *)a->x.data,
+                                                      (const T *)a->repeated.data, (T *)a->y.data,
+                                                      volume_of(a->x), more, volume_of(a->y),
+                                                      a->time, a->space, (uint32_t)dropped, count)))
     LG_CUDA_LAUNCHED();
 }
 
@@ -230,9 +236,19 @@ static patches patches_of(const lg_tensor &patch, const lg_tensor &clip, int p)
 }
 static __device__ __forceinline__ int64_t in_clip(const patches &g, const cell &k, int64_t *ret_c)
 {
-    const int64_t p = g.p, c = k.c / (p * p), H = g.z.H * p;
+    const uint32_t p = (uint32_t)g.p, c = k.c / (p * p), H = g.z.H * p;
     *ret_c = c;
-    return c * g.row + (k.d * H + k.h * p + k.c % p) * g.W + k.w * p + k.c / p % p;
+    return c * g.row + ((int64_t)k.d * H + k.h * p + k.c % p) * g.W + k.w * p + k.c / p % p;
+}
+template <typename X, typename T>
+static __device__ __forceinline__ float in_patch(X x, const T *scale, const T *shift, int64_t c)
+{
+    float v;
+    if constexpr (sizeof(X) == 1)
+        v = (float)x / 127.5f - 1;
+    else
+        v = to_float(x);
+    return scale ? fmaf(v, to_float(scale[c]), to_float(shift[c])) : v;
 }
 template <typename X, typename T>
 static __global__ void to_patches_kernel(const X *x, const T *scale, const T *shift, T *y,
@@ -240,28 +256,54 @@ static __global__ void to_patches_kernel(const X *x, const T *scale, const T *sh
 {
     THIS_ELEMENT;
     int64_t c, i = in_clip(g, cell_of(g.z, e), &c);
-    float v;
-    if constexpr (sizeof(X) == 1)
-        v = (float)x[i] / 127.5f - 1;
+    y[e] = from_float<T>(in_patch(x[i], scale, shift, c));
+}
+/* Patches of 4 x 4: a thread has one channel of one, four rows of four neighbours, which it turns round. */
+enum { FOUR = 4 };
+template <typename X, typename T>
+static __global__ void __launch_bounds__(THREADS)
+    to_patches_of_4_kernel(const X *x, const T *scale, const T *shift, T *y, patches g,
+                           uint32_t channels, int64_t count)
+{
+    THIS_ELEMENT;
+    enum { N = PACK<T>, ALL = FOUR * FOUR };
+    const uint32_t n = (uint32_t)e, c = n % channels, cell = n / channels;
+    const uint32_t W = (uint32_t)g.z.W, w = cell % W, row = cell / W; /* row: of all frames */
+    const X *from = x + c * g.row + (int64_t)row * FOUR * g.W + w * FOUR;
+    pack<X, FOUR> in[FOUR];
+    float v[ALL];
+#pragma unroll
+    for (int i = 0; i < FOUR; i++) in[i] = *(const pack<X, FOUR> *)(from + i * g.W);
+#pragma unroll
+    for (int k = 0; k < ALL; k++) v[k] = in_patch(in[k % FOUR].v[k / FOUR], scale, shift, c);
+#pragma unroll
+    for (int k = 0; k < ALL; k += N)
+        store<T, N>(y + e * ALL + k, reinterpret_cast<const float(&)[N]>(v[k]));
+}
+template <typename X, typename T>
+static void to_patches(lg_stream *s, const struct lg_clip_to_patches_forward_args *a)
+{
+    const int64_t count = lg_numel(&a->y), each = FOUR * FOUR;
+    const patches g = patches_of(a->y, a->x, a->patch);
+    const X *x = (const X *)a->x.data;
+    const T *scale = (const T *)a->scale.data, *shift = (const T *)a->shift.data;
+    const bool fits = a->patch == FOUR && count / each < INT32_MAX && g.row % FOUR == 0 &&
+                      (uintptr_t)x % (FOUR * sizeof(X)) == 0 && lg_cuda_aligned_16(a->y.data);
+    if (fits)
+        to_patches_of_4_kernel<X, T><<<GRID(count / each)>>>(
+            x, scale, shift, (T *)a->y.data, g, (uint32_t)(g.z.C / each), count / each);
     else
-        v = to_float(x[i]);
-    if (scale) v = fmaf(v, to_float(scale[c]), to_float(shift[c]));
-    y[e] = from_float<T>(v);
+        to_patches_kernel<X, T><<<GRID(count)>>>(x, scale, shift, (T *)a->y.data, g, count);
+    LG_CUDA_LAUNCHED();
 }
 void cuda_clip_to_patches_forward(lg_stream *s, const struct lg_clip_to_patches_forward_args *a)
 {
-    const int64_t count = lg_numel(&a->y);
-    const patches g = patches_of(a->y, a->x, a->patch);
     WITH_TYPE(a->y.dtype, T, {
-        const T *scale = (const T *)a->scale.data, *shift = (const T *)a->shift.data;
         if (a->x.dtype == LG_U8)
-            to_patches_kernel<<<GRID(count)>>>((const uint8_t *)a->x.data, scale, shift,
-                                               (T *)a->y.data, g, count);
+            to_patches<uint8_t, T>(s, a);
         else
-            to_patches_kernel<<<GRID(count)>>>((const T *)a->x.data, scale, shift, (T *)a->y.data,
-                                               g, count);
+            to_patches<T, T>(s, a);
     })
-    LG_CUDA_LAUNCHED();
 }
 
 template <typename T>
