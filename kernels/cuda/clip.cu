@@ -138,49 +138,44 @@ void cuda_rms_act_forward(lg_stream *s, const struct lg_rms_act_forward_args *a)
 
 /* ---- boxes ---- */
 
-/* In 32 bits: divisions of 64 bits are what kernels that only move elements would wait for. */
 struct cell {
-    uint32_t d, h, w, c;
+    int64_t d, h, w, c;
 };
 struct volume { /* (.., H, W, C) */
-    uint32_t H, W, C;
+    int64_t H, W, C;
 };
 static volume volume_of(const lg_tensor &t)
 {
-    return {(uint32_t)t.dim[1], (uint32_t)t.dim[2], (uint32_t)t.dim[3]};
+    return {t.dim[1], t.dim[2], t.dim[3]};
 }
 static __device__ __forceinline__ cell cell_of(volume z, int64_t e)
 {
-    if (e > UINT32_MAX)
-        return {(uint32_t)(e / z.C / z.W / z.H), (uint32_t)(e / z.C / z.W % z.H),
-                (uint32_t)(e / z.C % z.W), (uint32_t)(e % z.C)};
-    const uint32_t n = (uint32_t)e;
-    return {n / z.C / z.W / z.H, n / z.C / z.W % z.H, n / z.C % z.W, n % z.C};
+    return {e / (z.C * z.W * z.H), e / (z.C * z.W) % z.H, e / z.C % z.W, e % z.C};
 }
 static __device__ __forceinline__ int64_t place(volume z, cell p)
 {
-    return (((int64_t)p.d * z.H + p.h) * z.W + p.w) * z.C + p.c;
+    return ((p.d * z.H + p.h) * z.W + p.w) * z.C + p.c;
 }
 /* What channel c of boxes at p is in space. */
-static __device__ __forceinline__ cell in_space(cell p, uint32_t c, uint32_t t, uint32_t u)
+static __device__ __forceinline__ cell in_space(cell p, int64_t c, int t, int u)
 {
     return {p.d * t + c / (u * u) % t, p.h * u + c / u % u, p.w * u + c % u, c / (u * u * t)};
 }
 /* Where p lies in boxes. */
-static __device__ __forceinline__ cell in_depth(cell p, uint32_t t, uint32_t u)
+static __device__ __forceinline__ cell in_depth(cell p, int t, int u)
 {
     return {p.d / t, p.h / u, p.w / u, p.c * t * u * u + (p.d % t * u + p.h % u) * u + p.w % u};
 }
 
 template <typename T>
 static __global__ void space_to_depth_kernel(const T *x, const T *of, T *y, volume x_z, volume of_z,
-                                             volume y_z, uint32_t t, uint32_t u, int64_t count)
+                                             volume y_z, int t, int u, int64_t count)
 {
     THIS_ELEMENT;
     const cell p = cell_of(y_z, e);
-    const uint32_t g = of_z.C / x_z.C;
+    const int64_t g = of_z.C / x_z.C;
     float v = to_float(x[place(x_z, in_space(p, p.c, t, u))]), sum = 0;
-    for (uint32_t i = p.c * g; of && i < (p.c + 1) * g; i++)
+    for (int64_t i = p.c * g; of && i < (p.c + 1) * g; i++)
         sum += to_float(of[place(of_z, in_space(p, i, t, u))]);
     y[e] = from_float<T>(of ? v + sum / (float)g : v);
 }
@@ -197,8 +192,8 @@ void cuda_space_to_depth_forward(lg_stream *s, const struct lg_space_to_depth_fo
 
 template <typename T>
 static __global__ void depth_to_space_kernel(const T *x, const T *more, T *y, volume x_z,
-                                             volume more_z, volume y_z, uint32_t t, uint32_t u,
-                                             uint32_t dropped, int64_t count)
+                                             volume more_z, volume y_z, int t, int u,
+                                             int64_t dropped, int64_t count)
 {
     THIS_ELEMENT;
     cell p = cell_of(y_z, e);
@@ -215,10 +210,9 @@ void cuda_depth_to_space_forward(lg_stream *s, const struct lg_depth_to_space_fo
     const int64_t count = lg_numel(&a->y), dropped = a->x.dim[0] * a->time - a->y.dim[0];
     const volume more = a->repeated.data ? volume_of(a->repeated) : volume{1, 1, 1};
     WITH_TYPE(a->x.dtype, T,
-              (depth_to_space_kernel<<<GRID(count)>>>((const T *)a->x.data,
-                                                      (const T *)a->repeated.data, (T *)a->y.data,
-                                                      volume_of(a->x), more, volume_of(a->y),
-                                                      a->time, a->space, (uint32_t)dropped, count)))
+              (depth_to_space_kernel<<<GRID(count)>>>(
+                  (const T *)a->x.data, (const T *)a->repeated.data, (T *)a->y.data,
+                  volume_of(a->x), more, volume_of(a->y), a->time, a->space, dropped, count)))
     LG_CUDA_LAUNCHED();
 }
 
@@ -236,9 +230,9 @@ static patches patches_of(const lg_tensor &patch, const lg_tensor &clip, int p)
 }
 static __device__ __forceinline__ int64_t in_clip(const patches &g, const cell &k, int64_t *ret_c)
 {
-    const uint32_t p = (uint32_t)g.p, c = k.c / (p * p), H = g.z.H * p;
+    const int64_t p = g.p, c = k.c / (p * p), H = g.z.H * p;
     *ret_c = c;
-    return c * g.row + ((int64_t)k.d * H + k.h * p + k.c % p) * g.W + k.w * p + k.c / p % p;
+    return c * g.row + (k.d * H + k.h * p + k.c % p) * g.W + k.w * p + k.c / p % p;
 }
 template <typename X, typename T>
 static __device__ __forceinline__ float in_patch(X x, const T *scale, const T *shift, int64_t c)
