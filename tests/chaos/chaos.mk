@@ -3,6 +3,7 @@
 # Targets: micro-data   models and pictures of examples/micro
 # Targets: micro-video  and its clips
 # Targets: chaos        the crash campaign: KILLS=20000 SEED=1 JOBS=1; writes docs/reliability.md
+# Targets: chaos-hosts  several hosts under fire: KILLS=500 DEATHS=100 CUTS=50 LEADERS=20 SEED=1 (root; tests/hosts/README.md)
 # Targets: chaos-bundle the campaign for another machine: relocatable directory build/chaos-bundle
 
 CHAOS_DIR   := $(BUILD)/tests/chaos
@@ -30,7 +31,7 @@ $(CHAOS_DIR)/libchaos.so: tests/chaos/shim.c tests/chaos/shim.h tests/chaos/call
 	@echo "  CC    $<"
 	$(Q)$(CC) -std=c17 -g -O2 -D_GNU_SOURCE -I. -fPIC -shared $(CWARN) -o $@ $< -ldl
 
-.PHONY: micro-data micro-video chaos chaos-programs chaos-bundle
+.PHONY: micro-data micro-video chaos chaos-hosts chaos-programs chaos-bundle
 $(MICRO)/.made: tests/chaos/make_micro.c $(SPIECE) | $(CHAOS_DIR)/make_micro
 	@echo "  DATA  $(MICRO)"
 	$(Q)rm -rf $(MICRO) && $(CHAOS_DIR)/make_micro $(SPIECE) $(MICRO) && touch $@
@@ -62,6 +63,13 @@ chaos: deps
 	    $(if $(CHAOS_TAR),--tar $(CHAOS_TAR)) $(CHAOS_ARGS) || rc=$$?; \
 	$(CHAOS_DIR)/chaos --report $(REPORT) --notes tests/chaos/notes.md $(sort $(wildcard $(BUILD)/chaos/*) $(CHAOS_HOME)) && echo "report: $(REPORT)"; \
 	exit $$rc
+
+chaos-hosts: KILLS = 500
+chaos-hosts: DEPS += iproute2
+chaos-hosts: deps
+	$(Q)$(MAKE) -s -j$(shell nproc) all example-data micro-data e2e-programs
+	$(Q)tests/hosts/campaign.sh $(BUILD) --kills $(KILLS) --deaths $(or $(DEATHS),100) --cuts $(or $(CUTS),50) \
+	    --leaders $(or $(LEADERS),20) --seed $(SEED) $(CHAOS_ARGS)
 
 chaos-bundle: $(filter-out %/lg-emoji,$(PROGS)) $(HOST_SO) chaos-programs micro-data
 	$(Q)bundle/bundle.sh $(BUILD) $(BUILD)/chaos-bundle chaos

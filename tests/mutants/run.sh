@@ -74,9 +74,9 @@ tests_of_file() {
     stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
     config/output.* | config/plan.*) echo config plan e2e:resume e2e:adapter ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
-    shm/hosts.*) echo sim_hosts e2e:hosts ;;
+    shm/hosts.*) echo hosts_rules sim_hosts e2e:hosts ;;
     stages/exchange/ucx.*) echo transport_ucx e2e:hosts ;;
-    stages/exchange/*) echo sim_hosts e2e:hosts ;;
+    stages/exchange/*) echo sim_hosts transport_ucx e2e:hosts ;;
     shm/commit.*) echo sim_protocol sim_hosts commit sim_supervisor e2e:kills ;;
     base/lifetimes.*) echo graph graph_recompute lent ;;
     stages/nets/sincos.*) echo denoiser_golden denoiser_shapes published clips sequence ;;
