@@ -73,8 +73,13 @@ pid_on() { # MACHINE RUN ROLE INDEX
     on "$1" timeout 20 "$LGSUP" status --json "$2" 2>/dev/null |
         jq -r "[.instances[] | select(.role == \"$3\" and .index == $4) | .pid][0] // 0"
 }
-victims=(loader.0 text.0 vae.0 trainer.0 trainer.1 ema.0 ckpt.0 exchange.0 exchange.1 keeper.0 exchange.0 trainer.1)
-N=1000
+# On an idle machine one falls every 30 steps, and all have fallen long before the last step.
+victims=(loader.0 vae.0 trainer.0 exchange.0 trainer.1 exchange.1 ckpt.0 keeper.0)
+N=600
+if [ -n "${CHECK_ALL:-}" ]; then
+    victims=(loader.0 text.0 vae.0 trainer.0 trainer.1 ema.0 ckpt.0 exchange.0 exchange.1 keeper.0 exchange.0 trainer.1)
+    N=1000
+fi
 start_hosts "$T/calm" 2
 end_hosts "$N steps" "$T/calm"
 reference=$T/calm/0
@@ -96,7 +101,7 @@ expect "kills while it trained" ${#victims[@]} $killed
 same_run "processes of both hosts killed" "$T/killed"
 check "the ledger is that of the run that nobody disturbed" cmp "$reference/ledger" "$T/killed/0/ledger"
 
-N=400
+N=240
 start_hosts "$T/short" 2
 end_hosts "$N steps" "$T/short"
 reference=$T/short/0

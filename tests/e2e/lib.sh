@@ -118,18 +118,18 @@ kill_role() {
 restarts_of() { status_get "$1" "[.instances[] | select(.role == \"$2\") | .restarts] | add // 0"; }
 # The last step of metrics.jsonl, 0 when there is none.
 step_of() {
-    local s
-    s=$(tail -n 1 "$1/metrics.jsonl" 2>/dev/null | sed -n 's/^{"step": *\([0-9]*\),.*/\1/p')
-    echo "${s:-0}"
+    local line
+    line=$(tail -n 1 "$1/metrics.jsonl" 2>/dev/null)
+    if [[ $line =~ ^\{\"step\":\ *([0-9]+), ]]; then echo "${BASH_REMATCH[1]}"; else echo 0; fi
 }
-# wait_until SECONDS COMMAND...: looks again and again. The limit ends a script that would never end; it says
-# nothing of how fast something is, so it is generous.
+# wait_until SECONDS COMMAND...: looks again and again, less often after a while: what it waits for needs the cores, too.
+# The limit ends a script that would never end; it says nothing of how fast something is, so it is generous.
 wait_until() {
-    local end=$((SECONDS + $1))
+    local end=$((SECONDS + $1)) tries=0
     shift
     until "$@" >/dev/null 2>&1; do
         [ $SECONDS -lt $end ] || return 1
-        sleep 0.02
+        if [ $((tries += 1)) -le 10 ]; then sleep 0.02; else sleep 0.1; fi
     done
 }
 step_reached() { [ "$(step_of "$1")" -ge "$2" ]; }

@@ -24,11 +24,6 @@
 // clang-format on
 
 enum { WAIT_MS_MAX = 20000, STEPS_MAX = 50 };
-#ifdef __SANITIZE_ADDRESS__
-enum { EVERY = 5 }; /* each run is slow under the sanitizer */
-#else
-enum { EVERY = 1 };
-#endif
 
 static struct ckpt_world w;
 static int64_t g_skew_ns; /* added to every look at the clock */
@@ -481,7 +476,7 @@ static void each_call(const char *name, bool dies)
     last = 0;
     ckpt_world_open(&w, &(struct ckpt_world_spec){.device = "host", .ranks = 2});
     int n = faults_each(&(struct fault_scenario){
-        .name = name, .run = write_one, .every = EVERY, .dies = dies, .after = is_made_good});
+        .name = name, .run = write_one, .dies = dies, .after = is_made_good});
     print_message("%d faults\n", n);
     assert_true(n > 0);
     ckpt_world_close(&w);
