@@ -135,6 +135,7 @@ tests_of_file() {
     supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former supervise_blocked ;;
     supervisor/core/launch_jobs.* | supervisor/launch/*) echo units_run ;;
     supervisor/views/notify.*) echo supervise_blocked units_run ;;
+    systemd/*) echo units ;;
     supervisor/*) echo sim_supervisor restarts supervise supervise_deaths supervise_adopt supervise_orders keeper e2e:lgsup_dies ;;
     esac
 }
