@@ -160,8 +160,8 @@ metrics_are_whole() {
 # No process of any run of this script; the keeper is known by its socket alone.
 nothing_runs() { [ -z "$(e2e_pids "$T")" ]; }
 
-# An undisturbed run. Each of its checkpoints is the last of a start: one that is due while another is still
-# written would be passed over.
+# An undisturbed run with all its checkpoints, each of which is the last of a start: one that is due while another is still
+# written would be passed over. Where its end alone is compared, `tiny` in one go costs less.
 start_by_start() { # RUN STEPS [...]
     local at first=20
     [ "$2" -le 100 ] || first=$2 # of a long run only the last one is asked for, or what happens to be there

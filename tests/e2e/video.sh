@@ -71,7 +71,7 @@ whoever_dies() {
     done
     settle "$kind, killed" "$killed"
     N=${settled:-40}
-    start_by_start "$T/$kind.whole" "$N" --set checkpoint.keep=1000000
+    tiny "$T/$kind.whole" --set trainer.max_steps="$N"
     same_as "$kind, killed" "$killed" "$T/$kind.whole" "$N"
     check "$kind, killed: its clips" ledger_is_right "$killed" "$N"
 }
@@ -87,7 +87,7 @@ split_among_ranks() {
     done
     settle "$kind, split, killed" "$run"
     N=${settled:-20}
-    start_by_start "$T/$kind.split" "$N" "${split[@]}" --set checkpoint.keep=1000000
+    tiny "$T/$kind.split" --set trainer.max_steps="$N" "${split[@]}"
     same_as "$kind, split, killed" "$run" "$T/$kind.split" "$N"
 }
 
@@ -141,7 +141,7 @@ for role in "trainer 0" "vae 0" "loader 0"; do
 done
 settle "pictures beside clips, killed" "$killed"
 N=${settled:-40}
-start_by_start "$T/both.whole" "$N" "${both[@]}" --set checkpoint.keep=1000000
+tiny "$T/both.whole" --set trainer.max_steps="$N" "${both[@]}"
 same_as "pictures beside clips, killed" "$killed" "$T/both.whole" "$N"
 check "pictures beside clips: none is void" test "$(jq -s 'map(.voids) | add' "$T/both.whole/metrics.jsonl")" = 0
 
