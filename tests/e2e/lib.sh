@@ -224,7 +224,7 @@ settle() {
 }
 # undisturbed STEP: $reference is an undisturbed run with a checkpoint of this step: one long run for nearly all,
 # else one that ends there (it goes further, or left that checkpoint out since the one before was being written).
-LONG_RUN_STEPS=1200
+LONG_RUN_STEPS=600
 undisturbed() {
     if [ "$1" -le $LONG_RUN_STEPS ]; then
         reference $LONG_RUN_STEPS --set checkpoint.keep=1000000
