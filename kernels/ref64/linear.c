@@ -1,5 +1,4 @@
 /* Matrix products with the weights stored (N, K), as PyTorch's nn.Linear has them; or several side by side. */
-#include "base/check.h"
 #include "kernels/ref64/ref64.h"
 
 void ref64_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
@@ -9,24 +8,13 @@ void ref64_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
     const double *x = ref64_data(a->x), *w = ref64_data(a->w), *bias = ref64_data(a->bias);
     const double *residual = ref64_data(a->residual);
     double *y = ref64_data(a->y), *pre = ref64_data(a->pre);
-    enum {
-        ROWS = 4
-    }; /* at a time: a sum waits for its last addition, several do not wait for each other */
-    for (int64_t first = 0; first < M; first += ROWS) {
+    for (int64_t m = 0; m < M; m++) {
         for (int64_t n = 0; n < all; n++) {
-            const double *of[ROWS];
-            double sum[ROWS];
-            for (int r = 0; r < ROWS; r++) {
-                const int64_t m = LG_MIN(first + r, M - 1); /* behind the last: it again */
-                of[r] = &x[m * width + n / N * K];
-                sum[r] = (bias ? bias[n] : 0) + (residual ? residual[m * all + n] : 0);
-            }
-            for (int64_t k = 0; k < K; k++)
-                for (int r = 0; r < ROWS; r++) sum[r] += of[r][k] * w[n * apart + k];
-            for (int64_t m = first; m < LG_MIN(first + ROWS, M); m++) {
-                if (pre) pre[m * all + n] = sum[m - first];
-                y[m * all + n] = ref64_act(a->act, sum[m - first]);
-            }
+            const double *of = &x[m * width + n / N * K];
+            double sum = (bias ? bias[n] : 0) + (residual ? residual[m * all + n] : 0);
+            for (int64_t k = 0; k < K; k++) sum += of[k] * w[n * apart + k];
+            if (pre) pre[m * all + n] = sum;
+            y[m * all + n] = ref64_act(a->act, sum);
         }
     }
 }
