@@ -253,7 +253,8 @@ static void check_hosts(struct rules *r)
     const int64_t places = c->hosts_count + c->hosts_spare;
     if (c->hosts_count == 1) {
         if (c->hosts_spare || c->hosts_list.n)
-            broken(r, "hosts.count", "hosts.count = 1: a run of one host has no list and no spares");
+            broken(r, "hosts.count",
+                   "hosts.count = 1: a run of one host has no list and no spares");
         return;
     }
     if (places > 64)
@@ -765,6 +766,10 @@ static void check_memory(struct rules *r)
         return;
     }
     lg_recompute_free(&recompute);
+    if (c->memory_cast_weights && c->memory_offload_optimizer)
+        broken(r, "memory.cast_weights",
+               "memory.cast_weights = true casts weights where the GPU has them, which with "
+               "memory.offload_optimizer lie in host memory: set one of the two to false");
 }
 
 /* ---- files ---- */

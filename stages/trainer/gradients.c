@@ -80,6 +80,16 @@ struct lg_gradients_bytes lg_gradients_bytes_of(const lg_plan *p, const lg_param
     return b;
 }
 
+bool lg_gradients_lends(const lg_plan *p)
+{
+    return !p->scatters && micros_of(p) == 1;
+}
+
+void *lg_gradients_lent(const lg_gradients *g)
+{
+    return g->made;
+}
+
 int lg_host_gradients_open(lg_stage *st, const lg_trainer_state *s, struct lg_host_gradients *ret)
 {
     struct {
