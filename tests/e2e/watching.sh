@@ -2,7 +2,7 @@
 # For those who watch: event files for TensorBoard with histograms, figures for Prometheus and previews, on a run that is
 # left alone and on one in which lgsup, the drawing process and everything are killed.
 . "$(dirname "$0")/lib.sh"
-N=200 first=100
+N=400 first=100
 port=$((20000 + $$ % 20000))
 options=(--set trainer.max_steps=$N --set checkpoint.every=$first --set checkpoint.keep=9 --set tensorboard.enabled=true
     --set tensorboard.histograms_every=$first
