@@ -219,7 +219,7 @@ finetune: deps
 	$(Q)$(BUILD)/bin/lgsup start examples/finetune/pipeline.toml
 
 unit-programs: $(UNIT)
-e2e-programs: $(E2E) $(STUB)
+e2e-programs: $(E2E) $(STUB) $(STALL)
 unit: all $(UNIT)
 	$(Q)UNIT_JOBS=$(JOBS) tests/run_unit.sh $(BUILD)
 

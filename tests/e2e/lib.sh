@@ -197,7 +197,7 @@ reference() {
 train() { tiny_in_background "$1" --set trainer.max_steps=1000000 --set checkpoint.keep=1000000 "${@:2}"; }
 # Steps of the complete checkpoints that every run of train() makes, oldest first.
 complete_of() {
-    find "$1/checkpoints" -maxdepth 1 -name 'tiny_step*0' -printf '%f\n' 2>/dev/null | sed 's/^tiny_step//' |
+    find "$1/checkpoints/" -maxdepth 1 -name 'tiny_step*0' -printf '%f\n' 2>/dev/null | sed 's/^tiny_step//' |
         sort -n | awk '$1 % 20 == 0'
 }
 newest_checkpoint_of() { complete_of "$1" | tail -n 1; }

@@ -173,13 +173,40 @@ static void test_units_are_valid(void **state)
     free(text);
 }
 
+/* The unit of a run of several hosts (examples/hosts): what systemd knows of it, and that a stop of it is no stop of the
+ * run. */
+static void test_unit_of_a_host(void **state)
+{
+    (void)state;
+    const char *unit = "examples/hosts/lg-host.service";
+    char bash[2 * LG_PATH_BYTES], *text;
+    int exit_code = -1;
+    assert_has(unit, "KillSignal=SIGKILL\n");
+    assert_has(unit, "RestartForceExitStatus=4 7 9\n"); /* docs/exit-codes.md: IO, BUSY, TIMEOUT */
+    assert_has(unit, "WantedBy=multi-user.target\n");
+    assert_int_equal(-LG_ERR_IO, 4);
+    assert_int_equal(-LG_ERR_BUSY, 7);
+    assert_int_equal(-LG_ERR_TIMEOUT, 9);
+    if (access("/usr/bin/systemd-analyze", X_OK) < 0) skip();
+    snprintf(bash, sizeof bash,
+             "sed 's|/usr/local/bin/lgsup|/bin/true|' %s >'%s/lg-host.service' && "
+             "systemd-analyze verify --man=no '%s/lg-host.service' 2>&1 | grep -F lg-host",
+             unit, scratch_path(""), scratch_path(""));
+    const char *words[] = {"bash", "-c", bash, NULL};
+    assert_int_equal(
+        lg_child_capture("/bin/bash", (char *const *)words, 1 << 16, &text, &exit_code), 0);
+    assert_string_equal(text, "");
+    free(text);
+}
+
 int main(int argc, char **argv)
 {
     lgsup_tests_begin(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quote),          cmocka_unit_test(test_prefix),
-        cmocka_unit_test(test_fill),           LGSUP_TEST(test_units_are_written),
-        LGSUP_TEST(test_units_that_cannot_be), LGSUP_TEST(test_units_are_valid),
+        cmocka_unit_test(test_unit_of_a_host), cmocka_unit_test(test_quote),
+        cmocka_unit_test(test_prefix),         cmocka_unit_test(test_fill),
+        LGSUP_TEST(test_units_are_written),    LGSUP_TEST(test_units_that_cannot_be),
+        LGSUP_TEST(test_units_are_valid),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
