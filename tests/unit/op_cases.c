@@ -1073,11 +1073,13 @@ void op_case_run(int i, lg_device *d, const struct op_variant *variant, struct o
         r.round = variant->round;
     }
 
+    r.dry = true;
     op_must(lg_stream_open_dry(d, &r.stream)); /* sizes the scratch memory */
     z->build(&r, &z->shape);
     size_t scratch_bytes = lg_stream_scratch_need(r.stream);
     lg_stream_close(&r.stream);
     op_release(&r);
+    r.dry = false;
 
     /* Scratch memory holds anything at the start, and ends where the backend said. */
     bool fresh = variant && variant->fresh_scratch;
