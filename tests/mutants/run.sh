@@ -46,9 +46,10 @@ tests_of_file() {
     shm/memo.*) echo memo ;;
     shm/region.* | shm/keeper.*) echo region keeper_store keep e2e:copies ;;
     shm/stamp.*) echo sim_protocol moments ckpt e2e:copies ;;
-    stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills e2e:adapter e2e:frozen8 ;;
+    stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards ckpt e2e:kills e2e:adapter e2e:frozen8 ;;
     stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo batch moments e2e:published e2e:buckets e2e:sd3 ;;
     stages/sample/draw.* | stages/sample/first_frame.*) echo draw ;;
+    stages/sample/decode_noise.*) echo ltx_vae ;;
     stages/sample/pictures.*) echo pictures ;;
     stages/io/clip_write* | stages/io/av/clip_write* | stages/io/palette.*) echo clip_write pictures ;;
     stages/io/clip_* | stages/io/av/*) echo clip_read clip_times clip_source ;;
@@ -139,7 +140,9 @@ tests_of_file() {
     supervisor/core/adopt.*) echo adopt sim_supervisor supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former supervise_blocked e2e:hosts_files ;;
     supervisor/core/launch_jobs.* | supervisor/launch/*) echo units_run ;;
+    supervisor/views/top.*) echo screen e2e:hosts_seen ;;
     supervisor/views/notify.*) echo supervise_blocked units_run ;;
+    systemd/*) echo units ;;
     supervisor/*) echo sim_supervisor restarts supervise supervise_deaths supervise_adopt supervise_orders keeper e2e:lgsup_dies ;;
     esac
 }

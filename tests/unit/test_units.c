@@ -131,7 +131,8 @@ static void test_units_that_cannot_be(void **state)
     assert_false(lg_path_exists(units));
 }
 
-/* Every text is whole, and systemd, where it is, has nothing to say against it. */
+/* Every text is whole, no process may do more than it needs (systemd/README.md), and systemd, where it is, has nothing to
+ * say against it. */
 static void test_units_are_valid(void **state)
 {
     (void)state;
@@ -148,6 +149,10 @@ static void test_units_are_valid(void **state)
         assert_int_equal(lg_read_file(scratch_path(path), 1 << 20, &text, &bytes), 0);
         for (const char *at = text; (at = strchr(at, '@')); at++)
             if (at[1] >= 'A' && at[1] <= 'Z') fail_msg("%s: not filled: %.20s", path, at);
+        if (strstr(path, ".service") && !strstr(text, "\nCapabilityBoundingSet=CAP_DAC_OVERRIDE\n"
+                                                      "SystemCallFilter=@system-service\n"
+                                                      "SystemCallFilter=~@privileged @keyring\n"))
+            fail_msg("%s: may call what it does not need", path);
         free(text);
     }
     closedir(d);
