@@ -89,14 +89,19 @@ static void open_peer(lg_exchanger *x, int h)
         p->answer[k].n = answers[k];
         p->answer[k].message = new_transfers(answers[k]);
     }
-    p->parts = malloc(LG_MAX(own.count, (size_t)1) * sizeof *p->parts);
+    p->parts = x->spec.parts + (size_t)(h > x->me ? h - 1 : h) * own.count;
     p->state = malloc(x->spec.message_bytes);
-    LG_ASSERT(p->parts && p->state);
+    LG_ASSERT(p->state);
 }
 
-size_t lg_exchanger_bytes(size_t count, int hosts, size_t message_bytes)
+size_t lg_exchanger_parts(size_t count, int hosts)
 {
-    return (size_t)(hosts - 1) * (part_of(count, 0, hosts).count * sizeof(float) + message_bytes);
+    return (size_t)(hosts - 1) * part_of(count, 0, hosts).count;
+}
+
+size_t lg_exchanger_bytes(int hosts, size_t message_bytes)
+{
+    return (size_t)(hosts - 1) * message_bytes;
 }
 
 int lg_exchanger_open(const struct lg_exchanger_spec *spec, lg_exchanger **ret)
@@ -125,7 +130,6 @@ void lg_exchanger_close(lg_exchanger **ret)
             free(p->question[k].message);
             free(p->answer[k].message);
         }
-        free(p->parts);
         free(p->state);
     }
     free(x->peer);

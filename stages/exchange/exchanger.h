@@ -36,6 +36,8 @@ struct lg_exchanger_spec {
     float *outgoing, *incoming; // (count), trainer/gradients.h
     struct lg_stamp *outgoing_stamp, *incoming_stamp;
     size_t count;
+    float *parts;         // (lg_exchanger_parts): what other hosts send of the own part
+    bool on_device;       /* these three are memory of the transport's device */
     size_t message_bytes; /* the longest message; a multiple of 4 */
     void *arg;
     /* y = x[0] + x[1] + .., n of them, each of count elements. */
@@ -64,5 +66,6 @@ bool lg_exchanger_sleeps(lg_exchanger *x);
 int lg_exchanger_fd(lg_exchanger *x);
 /* This process ends: sends what it has to say, for at most so long. */
 void lg_exchanger_end(lg_exchanger *x, int ms);
-/* Bytes of private memory. */
-size_t lg_exchanger_bytes(size_t count, int hosts, size_t message_bytes);
+/* Elements of `parts`, and bytes of its own private memory. */
+size_t lg_exchanger_parts(size_t count, int hosts);
+size_t lg_exchanger_bytes(int hosts, size_t message_bytes);

@@ -28,12 +28,14 @@ static bool is_free(const struct lg_answer *a)
     return true;
 }
 
-static void send(lg_exchanger *x, int peer, struct lg_answer *a, const void *data, size_t bytes)
+static void send(lg_exchanger *x, int peer, struct lg_answer *a, const void *data, size_t bytes,
+                 bool on_device)
 {
     struct lg_transfer *m = &a->message[a->next];
     *m = (struct lg_transfer){.tag = a->ask.id << 16 | (uint64_t)a->next,
                               .data = (void *)data,
                               .bytes = bytes,
+                              .on_device = on_device,
                               .posted = true};
     a->next++;
     x->spec.transport->send(x->transport, peer, m);
@@ -43,7 +45,7 @@ static int send_floats(lg_exchanger *x, int peer, struct lg_answer *a, struct lg
                        const float *of)
 {
     const struct lg_stretch m = lg_exchanger_message(x, part, a->next);
-    send(x, peer, a, of + m.first, m.count * sizeof *of);
+    send(x, peer, a, of + m.first, m.count * sizeof *of, x->spec.on_device);
     return 1;
 }
 
@@ -57,7 +59,7 @@ static int answer_part(lg_exchanger *x, int peer, struct lg_answer *a)
                        (unsigned long long)a->ask.step);
     if (a->next + 1 < a->n)
         return send_floats(x, peer, a, lg_exchanger_part(x, peer), x->spec.outgoing);
-    send(x, peer, a, &row->loss_sum[a->ask.step & 1], sizeof row->loss_sum[0]);
+    send(x, peer, a, &row->loss_sum[a->ask.step & 1], sizeof row->loss_sum[0], false);
     return 1;
 }
 
@@ -80,7 +82,7 @@ static int answer_state(lg_exchanger *x, int peer, struct lg_answer *a)
         return 0;
     const struct lg_exchanger_state of = lg_exchanger_state_piece(x, a->ask.step, a->ask.index);
     LG_TRY(x->spec.read(x->spec.arg, &of, x->peer[peer].state));
-    send(x, peer, a, x->peer[peer].state, of.bytes);
+    send(x, peer, a, x->peer[peer].state, of.bytes, false);
     return 1;
 }
 

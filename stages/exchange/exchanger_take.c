@@ -53,10 +53,14 @@ void lg_exchanger_drop_questions(lg_exchanger *x, int peer)
         x->peer[peer].question[k].ask.step = UINT64_MAX;
 }
 
-static void expect(lg_exchanger *x, struct lg_question *q, int i, void *data, size_t bytes)
+static void expect(lg_exchanger *x, struct lg_question *q, int i, void *data, size_t bytes,
+                   bool on_device)
 {
-    q->message[i] = (struct lg_transfer){
-        .tag = q->ask.id << 16 | (uint64_t)i, .data = data, .bytes = bytes, .posted = true};
+    q->message[i] = (struct lg_transfer){.tag = q->ask.id << 16 | (uint64_t)i,
+                                         .data = data,
+                                         .bytes = bytes,
+                                         .on_device = on_device,
+                                         .posted = true};
     x->spec.transport->receive(x->transport, &q->message[i]);
 }
 
@@ -65,7 +69,8 @@ static void post(lg_exchanger *x, int h, lg_ask_kind kind)
     struct lg_peer *p = &x->peer[h];
     struct lg_question *q = &p->question[kind];
     if (kind == LG_ASK_STATE) {
-        expect(x, q, 0, p->state, lg_exchanger_state_piece(x, q->ask.step, q->ask.index).bytes);
+        expect(x, q, 0, p->state, lg_exchanger_state_piece(x, q->ask.step, q->ask.index).bytes,
+               false);
         return;
     }
     const struct lg_stretch part = lg_exchanger_part(x, kind == LG_ASK_PART ? x->me : h);
@@ -73,9 +78,9 @@ static void post(lg_exchanger *x, int h, lg_ask_kind kind)
     const int n = lg_exchanger_messages(x, part.count);
     for (int i = 0; i < n; i++) {
         const struct lg_stretch m = lg_exchanger_message(x, part, i);
-        expect(x, q, i, to + m.at, m.count * sizeof *to);
+        expect(x, q, i, to + m.at, m.count * sizeof *to, x->spec.on_device);
     }
-    if (kind == LG_ASK_PART) expect(x, q, n, &p->loss, sizeof p->loss);
+    if (kind == LG_ASK_PART) expect(x, q, n, &p->loss, sizeof p->loss, false);
 }
 
 /* Asks, or asks again where something has failed: 1 when something was done. */

@@ -342,7 +342,7 @@ static void ucx_receive(lg_transport *t, struct lg_transfer *m)
                                      .user_data = m};
     m->of = t;
     ucs_status_ptr_t r = ucp_tag_recv_nbx(t->worker, m->data, m->bytes, m->tag,
-                                          note ? LG_TAG_NOTE : UINT64_MAX, &how);
+                                          note ? LG_TAG_NOTE | LG_TAG_INNER : UINT64_MAX, &how);
     if (!r || UCS_PTR_IS_ERR(r))
         finish(m, true);
     else if (!m->done) /* the callback may have been there before us */

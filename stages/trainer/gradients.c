@@ -29,8 +29,9 @@ struct lg_gradients {
     char *made;              /* where the backward writes: the own region, or memory cut like it */
     struct range *untouched; /* what no backward writes: gaps, in order */
     size_t n_untouched;
-    float *sink;                    /* where units go that are given already */
-    float *reduced;                 /* (shard): whole gradients of several ranks, added up */
+    float *sink;    /* where units go that are given already */
+    float *reduced; /* (shard): whole gradients of several ranks, added up */
+    float *staged;  /* (shard): LG_HOST_WAY_STAGED: what goes to the other hosts, what came */
     double *squares, *host_squares; // (pieces of the shard), device and host
     lg_mark *squares_of;            /* [units]: the step whose squares lie there */
     lg_event *event[2];
@@ -61,12 +62,10 @@ struct lg_gradients_bytes lg_gradients_bytes_of(const lg_plan *p, const lg_param
                                                 const lg_denoiser *net, size_t shard)
 {
     struct lg_gradients_bytes b = {.own = squares_count(shard) * sizeof(double)};
+    if (p->hosts > 1) b.host = b.staged = shard * sizeof(float);
     if (!p->scatters) {
         b.grad = t->count * sizeof(float);
-        if (p->hosts > 1)
-            b.host = shard * sizeof(float);
-        else if (p->instances[LG_ROLE_trainer] > 1)
-            b.own += shard * sizeof(float);
+        if (p->hosts < 2 && p->instances[LG_ROLE_trainer] > 1) b.own += shard * sizeof(float);
         if (is_apart(p)) b.own += b.grad;
         return b;
     }
@@ -74,14 +73,21 @@ struct lg_gradients_bytes lg_gradients_bytes_of(const lg_plan *p, const lg_param
     lg_ring_plan(t, net, &ring);
     b.grad = ring.bytes;
     b.sum = LG_MAX(shard, (size_t)1) * sizeof(float) * (micros_of(p) > 1 ? 2 : 1);
-    if (p->hosts > 1) b.host = shard * sizeof(float);
     b.own += ring.largest + (is_apart(p) ? ring.bytes : 0);
     lg_ring_free(&ring);
     return b;
 }
 
-int lg_host_gradients_open(lg_stage *st, const lg_trainer_state *s, struct lg_host_gradients *ret)
+lg_host_way lg_host_way_of(const lg_config *c)
 {
+    if (strcmp(c->_device, "cuda") != 0) return LG_HOST_WAY_HERE;
+    return strcmp(c->hosts_transport, "nccl") ? LG_HOST_WAY_STAGED : LG_HOST_WAY_ON_GPU;
+}
+
+int lg_host_gradients_open(lg_stage *st, lg_device *d, const lg_trainer_state *s,
+                           struct lg_host_gradients *ret)
+{
+    const bool on_gpu = lg_host_way_of(st->config) == LG_HOST_WAY_ON_GPU;
     struct {
         const char *name;
         lg_region **to;
@@ -92,9 +98,11 @@ int lg_host_gradients_open(lg_stage *st, const lg_trainer_state *s, struct lg_ho
             st,
             &(struct lg_stage_memory){.bytes = LG_MAX(ret->count, (size_t)1) * sizeof(float),
                                       .front_bytes = sizeof(struct lg_stamp),
+                                      .device = d,
                                       .role = LG_ROLE_trainer,
                                       .index = st->index,
-                                      .is_made = lg_trainer_began(st->board)},
+                                      .is_made = lg_trainer_began(st->board),
+                                      .is_with_host = !on_gpu},
             part[i].to, "trainer/%d/%s", st->index, part[i].name));
     return 0;
 }
@@ -179,8 +187,11 @@ static int open_memory(lg_gradients *g, const lg_denoiser *net)
 {
     const lg_params *t = &g->state->params;
     const size_t shard = lg_trainer_shard(g->state, g->me);
-    if (lg_hosts_are_several(g->st->board))
-        LG_TRY(lg_host_gradients_open(g->st, g->state, &g->host));
+    if (lg_hosts_are_several(g->st->board)) {
+        LG_TRY(lg_host_gradients_open(g->st, g->device, g->state, &g->host));
+        if (lg_host_way_of(g->st->config) == LG_HOST_WAY_STAGED)
+            LG_TRY(alloc(g->device, LG_MAX(shard, (size_t)1) * sizeof(float), &g->staged));
+    }
     LG_TRY(open_regions(g, lg_gradients_bytes_of(&g->st->plan, t, net, shard)));
     LG_TRY(alloc(g->device, squares_count(shard) * sizeof(double), &g->squares));
     g->host_squares = calloc(squares_count(shard) + 1, sizeof(double));
@@ -456,6 +467,7 @@ int lg_gradients_add(lg_gradients *g)
 /* Where REDUCE leaves the shard. */
 static float *reduced_to(const lg_gradients *g)
 {
+    if (g->staged) return g->staged;
     if (g->host.outgoing) return g->host.outgoing->payload;
     if (g->scatters) return sum_after(g, g->micros);
     return g->reduced ? g->reduced : g->grad[g->me]->payload;
@@ -491,7 +503,9 @@ static void reduce_units(lg_gradients *g, bool total, struct lg_exact_sum *ret_s
     const size_t squares = squares_count(lg_trainer_shard(g->state, g->me));
     *ret_squares = (struct lg_exact_sum){0};
     if (!squares) return;
+    const size_t bytes = lg_trainer_shard(g->state, g->me) * sizeof(float);
     lg_turn_begin(&g->st->turn);
+    if (g->staged && total) lg_stream_copy(g->compute, g->staged, g->host.incoming->payload, bytes);
     for (int u = 0; u < g->state->params.n_units; u++) {
         struct lg_piece p = own_piece(g, u);
         if (!p.count) continue;
@@ -502,6 +516,8 @@ static void reduce_units(lg_gradients *g, bool total, struct lg_exact_sum *ret_s
         else
             reduce_whole(g, p);
     }
+    if (g->staged && !total)
+        lg_stream_copy(g->compute, g->host.outgoing->payload, g->staged, bytes);
     lg_stream_download(g->compute, g->host_squares, g->squares, squares * sizeof(double));
     lg_stream_sync(g->compute);
     lg_turn_end(&g->st->turn);
@@ -528,5 +544,5 @@ int lg_gradients_total(lg_gradients *g, uint64_t step, struct lg_exact_sum *ret_
 
 float *lg_gradients_sum(const lg_gradients *g)
 {
-    return g->host.incoming ? g->host.incoming->payload : reduced_to(g);
+    return g->host.incoming && !g->staged ? g->host.incoming->payload : reduced_to(g);
 }

@@ -406,6 +406,7 @@ int sim_hosts_exchanger(struct node *n, lg_exchanger **ret)
                                     .outgoing_stamp = &m->out,
                                     .incoming_stamp = &m->in,
                                     .count = COUNT,
+                                    .parts = m->parts,
                                     .message_bytes = MESSAGE_BYTES,
                                     .state_bytes = state_bytes,
                                     .arg = n,

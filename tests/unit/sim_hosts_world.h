@@ -50,7 +50,7 @@ struct connection {
 };
 
 struct rank_memory {
-    float w[2][COUNT], outgoing[COUNT], incoming[COUNT];
+    float w[2][COUNT], outgoing[COUNT], incoming[COUNT], parts[4 * COUNT];
     struct lg_stamp stamp[2], out, in;
 };
 
