@@ -64,8 +64,8 @@ static int exchange_bytes(const lg_config *c, const lg_plan *p, lg_role role,
     size_t host = 0;
     *ret_n = 1;
     for (int r = 0; r < ranks; r++) {
-        const size_t parts =
-            lg_exchanger_parts(lg_shard_count(&trained, r % p->shards, p->shards), p->hosts);
+        const size_t parts = lg_exchanger_parts(lg_shard_count(&trained, r % p->shards, p->shards),
+                                                p->hosts, message_bytes(c));
         host += lg_exchanger_bytes(p->hosts, message_bytes(c));
         if (lg_host_way_of(c) != LG_HOST_WAY_ON_GPU) host += parts * sizeof(float);
         add_context(c, r, parts, rows, ret_n);
@@ -131,6 +131,7 @@ static int written(void *arg)
 
 static int open_exchanger(lg_stage *st, struct exchange *e)
 {
+    const struct lg_outgoing_front *front = e->gradients.outgoing->front;
     uint64_t life;
     if (getrandom(&life, sizeof life, 0) != sizeof life)
         return LG_FAIL(LG_ERR_IO, "getrandom fails");
@@ -143,6 +144,7 @@ static int open_exchanger(lg_stage *st, struct exchange *e)
                                     .outgoing = e->gradients.outgoing->payload,
                                     .incoming = e->gradients.incoming->payload,
                                     .outgoing_stamp = e->gradients.outgoing->front,
+                                    .leaving = &front->leaving,
                                     .incoming_stamp = e->gradients.incoming->front,
                                     .count = e->gradients.count,
                                     .parts = e->parts,
@@ -164,7 +166,8 @@ static int open_exchanger(lg_stage *st, struct exchange *e)
 /* Of the device that adds. */
 static int open_memory(lg_stage *st, struct exchange *e)
 {
-    const size_t parts = lg_exchanger_parts(e->gradients.count, st->plan.hosts);
+    const size_t parts =
+        lg_exchanger_parts(e->gradients.count, st->plan.hosts, message_bytes(st->config));
     const size_t pieces = message_bytes(st->config) / sizeof(float) / LG_SQUARES_PIECE + 1;
     void *memory;
     LG_TRY(lg_device_alloc(e->device, LG_MAX(parts, (size_t)1) * sizeof *e->parts, &memory));

@@ -73,12 +73,11 @@ static void post(lg_exchanger *x, int h, lg_ask_kind kind)
                false);
         return;
     }
-    const struct lg_stretch part = lg_exchanger_part(x, kind == LG_ASK_PART ? x->me : h);
-    float *to = kind == LG_ASK_PART ? p->parts : x->spec.incoming + part.first;
-    const int n = lg_exchanger_messages(x, part.count);
+    const int of = kind == LG_ASK_PART ? x->me : h, n = lg_exchanger_messages(x, of);
     for (int i = 0; i < n; i++) {
-        const struct lg_stretch m = lg_exchanger_message(x, part, i);
-        expect(x, q, i, to + m.at, m.count * sizeof *to, x->spec.on_device);
+        const struct lg_stretch m = lg_exchanger_message(x, of, i);
+        float *to = kind == LG_ASK_PART ? p->parts + m.at : x->spec.incoming + m.first;
+        expect(x, q, i, to, m.count * sizeof *to, x->spec.on_device);
     }
     if (kind == LG_ASK_PART) expect(x, q, n, &p->loss, sizeof p->loss, false);
 }
@@ -123,8 +122,7 @@ static bool others_came(const lg_exchanger *x, lg_ask_kind kind, int i)
 /* The parts of all hosts, in host order. */
 static void add_message(lg_exchanger *x, int i)
 {
-    const struct lg_stretch part = lg_exchanger_part(x, x->me),
-                            m = lg_exchanger_message(x, part, i);
+    const struct lg_stretch m = lg_exchanger_message(x, x->me, i);
     const float *of[LG_HOSTS_MAX];
     for (int h = 0; h < x->hosts; h++)
         of[h] = h == x->me ? x->spec.outgoing + m.first : x->peer[h].parts + m.at;
@@ -158,7 +156,7 @@ static void end_step(lg_exchanger *x, uint64_t step)
 static int take_step(lg_exchanger *x, const char **ret_why)
 {
     const uint64_t step = lg_exchange_next(x->spec.board, x->spec.rank);
-    const int messages = lg_exchanger_messages(x, lg_exchanger_part(x, x->me).count);
+    const int messages = lg_exchanger_messages(x, x->me);
     int done = 0;
     if (x->taking != lg_mark_of(step)) {
         x->taking = lg_mark_of(step);
@@ -169,17 +167,19 @@ static int take_step(lg_exchanger *x, const char **ret_why)
         done |= ask(x, h, LG_ASK_PART, step, 0);
         done |= ask(x, h, LG_ASK_TOTAL, step, 0);
     }
-    *ret_why = "gradients of its rank";
-    if (look(&row_of(x, LG_ROLE_trainer)->local) < lg_mark_of(step)) return done;
-    if (!lg_stamp_is(x->spec.outgoing_stamp, step))
-        return LG_FAIL(LG_ERR_CORRUPT, "trainer/%d/outgoing does not hold step %llu", x->spec.rank,
-                       (unsigned long long)step);
-    *ret_why = "gradients of the other hosts";
+    int has_left = lg_exchanger_has_left(x, step, 0);
+    LG_TRY(has_left);
+    *ret_why = has_left ? "gradients of the other hosts" : "gradients of its rank";
     while (x->added < messages && others_came(x, LG_ASK_PART, x->added)) {
+        const int may =
+            lg_exchanger_has_left(x, step, lg_exchanger_message(x, x->me, x->added).first);
+        LG_TRY(may);
+        if (!may) break;
         add_message(x, x->added++);
         done = 1;
     }
-    if (x->added < messages || !others_came(x, LG_ASK_PART, messages) || !has_totals(x))
+    if (!has_left || x->added < messages || !others_came(x, LG_ASK_PART, messages) ||
+        !has_totals(x))
         return done;
     end_step(x, step);
     return 1;

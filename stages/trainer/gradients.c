@@ -97,7 +97,8 @@ int lg_host_gradients_open(lg_stage *st, lg_device *d, const lg_trainer_state *s
         LG_TRY(lg_stage_region(
             st,
             &(struct lg_stage_memory){.bytes = LG_MAX(ret->count, (size_t)1) * sizeof(float),
-                                      .front_bytes = sizeof(struct lg_stamp),
+                                      .front_bytes = i ? sizeof(struct lg_stamp)
+                                                       : sizeof(struct lg_outgoing_front),
                                       .device = d,
                                       .role = LG_ROLE_trainer,
                                       .index = st->index,
@@ -444,6 +445,40 @@ static void add_unit(lg_gradients *g, uint64_t step, uint64_t n)
     g->squares_of[unit] = micro + 1 == g->micros ? lg_mark_of(step) : LG_MARK_NONE;
 }
 
+/* ---- to the other hosts ---- */
+
+static struct lg_outgoing_front *outgoing_front(const lg_gradients *g)
+{
+    return g->host.outgoing->front;
+}
+
+/* What was added of the last micro-batch goes, behind the additions. */
+static void bring_out(lg_gradients *g, int unit)
+{
+    const struct lg_piece p = own_piece(g, unit);
+    lg_stream_copy(g->adder, (float *)g->host.outgoing->payload + p.at,
+                   sum_after(g, g->micros) + p.at, p.count * sizeof(float));
+}
+
+/* Elements at the shard's end that so many units of the last micro-batch make whole. */
+static size_t whole_at_end(const lg_gradients *g, uint64_t units)
+{
+    size_t rest = 0;
+    for (uint64_t n = units; n < (uint64_t)g->ring.units; n++) {
+        const struct lg_piece p = own_piece(g, g->ring.by_order[n]);
+        if (p.count) rest = LG_MAX(rest, p.at + p.count);
+    }
+    return lg_trainer_shard(g->state, g->me) - rest;
+}
+
+/* After `added` units of the step, of all micro-batches. */
+static void tell_leaving(lg_gradients *g, uint64_t step, uint64_t added)
+{
+    const uint64_t before = (g->micros - 1) * (uint64_t)g->ring.units;
+    if (!g->host.outgoing || added <= before) return;
+    lg_leaving_mark(&outgoing_front(g)->leaving, step, whole_at_end(g, added - before));
+}
+
 int lg_gradients_add(lg_gradients *g)
 {
     if (!g->scatters) return 0;
@@ -456,10 +491,16 @@ int lg_gradients_add(lg_gradients *g)
                    to = lg_scatter_count(given, step, all);
     for (int r = 0; r < g->ranks; r++) LG_TRY(lg_stage_expect(g->st, g->grad[r], step));
     if (from) LG_TRY(lg_stage_expect(g->st, g->sum, step));
+    const uint64_t last = (g->micros - 1) * (uint64_t)g->ring.units;
     lg_stamp_set(stamp_of(g->sum), step);
-    for (uint64_t n = from; n < to; n++) add_unit(g, step, n);
+    if (g->host.outgoing && to > last) lg_stamp_set(&outgoing_front(g)->stamp, step);
+    for (uint64_t n = from; n < to; n++) {
+        add_unit(g, step, n);
+        if (g->host.outgoing && n >= last) bring_out(g, g->ring.by_order[n - last]);
+    }
     lg_stream_sync(g->adder);
     lg_scatter_mark_added(b, g->me, given);
+    tell_leaving(g, step, to);
     lg_bus_notify(g->st->bus);
     return 1;
 }
@@ -483,7 +524,7 @@ static void reduce_whole(lg_gradients *g, struct lg_piece p)
 /* The sum is there; its squares are too, unless a former life has added it. */
 static void reduce_scattered(lg_gradients *g, int unit, struct lg_piece p)
 {
-    if (g->squares_of[unit] == lg_mark_of(g->step) && !g->host.outgoing) return;
+    if (g->squares_of[unit] == lg_mark_of(g->step)) return;
     struct lg_reduce_ranks_args a = reduction(g, p, reduced_to(g));
     add_part(&a, sum_after(g, g->micros) + p.at);
     lg_reduce_ranks(g->compute, &a);
@@ -528,6 +569,11 @@ int lg_gradients_reduce(lg_gradients *g, uint64_t step, struct lg_exact_sum *ret
 {
     g->step = step;
     if (g->scatters) LG_TRY(lg_stage_expect(g->st, g->sum, step));
+    if (g->scatters && g->host.outgoing) { /* it has left while it was added */
+        LG_TRY(lg_stage_expect(g->st, g->host.outgoing, step));
+        *ret_squares = (struct lg_exact_sum){0};
+        return 0;
+    }
     for (int r = 0; r < g->ranks && !g->scatters; r++)
         LG_TRY(lg_stage_expect(g->st, g->grad[r], step));
     reduce_units(g, false, ret_squares);

@@ -23,6 +23,7 @@
  *                      who does the same again. Read and written by its rank alone. Its stamp names the step from the
  *                      first addition on. */
 #pragma once
+#include "shm/leaving.h"
 #include "shm/scatter.h"
 #include "shm/stamp.h"
 #include "stages/nets/denoiser.h"
@@ -46,6 +47,11 @@ typedef enum lg_host_way {
     LG_HOST_WAY_ON_GPU /* GPUs, "nccl": on the rank's GPU */
 } lg_host_way;
 lg_host_way lg_host_way_of(const lg_config *c);
+
+struct lg_outgoing_front {
+    struct lg_stamp stamp;
+    struct lg_leaving leaving; /* scattered gradients alone */
+};
 
 struct lg_host_gradients {
     lg_region *outgoing, *incoming;

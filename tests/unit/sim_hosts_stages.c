@@ -197,11 +197,13 @@ static bool reduce(struct life *h, int r, uint64_t s)
         lg_stamp_set(&m->out, s);
         lg_trainer_mark_local(&h->board, r, s);
     }
-    for (int j = h->task[r].pc * COUNT / 2; j < (h->task[r].pc + 1) * COUNT / 2; j++)
-        m->outgoing[j] = gradient(m->w[s & 1], first_sample(h, s), r, j, divisor);
-    if (++h->task[r].pc < 2) return false;
-    if (early) return true;
     lg_stamp_set(&m->out, s);
+    for (int j = (1 - h->task[r].pc) * COUNT / 2; j < (2 - h->task[r].pc) * COUNT / 2; j++)
+        m->outgoing[j] = gradient(m->w[s & 1], first_sample(h, s), r, j, divisor);
+    h->task[r].pc++;
+    lg_leaving_mark(&m->leaving, s, (size_t)(h->task[r].pc * COUNT / 2));
+    if (h->task[r].pc < 2) return false;
+    if (early) return true;
     lg_trainer_mark_local(&h->board, r, s);
     return true;
 }
@@ -407,6 +409,7 @@ int sim_hosts_exchanger(struct node *n, lg_exchanger **ret)
                                     .incoming_stamp = &m->in,
                                     .count = COUNT,
                                     .parts = m->parts,
+                                    .leaving = &m->leaving,
                                     .message_bytes = MESSAGE_BYTES,
                                     .state_bytes = state_bytes,
                                     .arg = n,

@@ -50,8 +50,9 @@ struct connection {
 };
 
 struct rank_memory {
-    float w[2][COUNT], outgoing[COUNT], incoming[COUNT], parts[4 * COUNT];
+    float w[2][COUNT], outgoing[COUNT], incoming[COUNT], parts[8 * COUNT];
     struct lg_stamp stamp[2], out, in;
+    struct lg_leaving leaving;
 };
 
 struct life {
