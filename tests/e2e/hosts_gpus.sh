@@ -11,10 +11,10 @@ ln -s "$e2e_build/tests/stub/liblg-cuda.so" "$e2e_build/lib/liblg-host.so" "$T/b
 export LG_STUB=two LG_STUB_MEMORY=1 LG_STUB_LATE=1 LG_STUB_HOST=$e2e_build/lib/liblg-host.so
 keys=(--set trainer.ranks=2 --set trainer.micro_batch_size=2 --set "hosts.shared=$T/shared")
 
-# ends NAME RUN STEPS HOST ...: they end in order, and the leading host has the files.
+# ends NAME RUN HOST ...: they end in order.
 ends() {
-    local name=$1 run=$2 n=$3
-    shift 3
+    local name=$1 run=$2
+    shift 2
     hosts_wait "$run" "$@"
     expect "$name: all end in order" "$(printf '0 %.0s' "$@")" "$codes "
     [ $e2e_failed -eq 0 ] || tail -n 6 "$T/$run"/*.out
@@ -30,17 +30,56 @@ pid_on() { # HOST RUN ROLE INDEX
     on "$1" timeout 20 "$LGSUP" status --json "$T/$2/$1" 2>/dev/null |
         jq -r "[.instances[] | select(.role == \"$3\" and .index == $4) | .pid][0] // 0"
 }
+same_run() { # NAME OF RUN STEPS
+    check "$1: byte-identical to hosts without GPUs" same_files "$(files_of "$2" "$4")" "$(files_of "$3" "$4")" "$4"
+}
 
-places 2 1
+places 2 0
 N=20
-hosts_n=2
 for zero in 1 2; do
-    both "host$zero" $N --set parallel.zero=$zero --set hosts.spare=0 --set 'hosts.list=["10.77.0.1","10.77.0.2"]'
-    ends "no GPUs, zero = $zero" "host$zero" $N 0 1
+    both host$zero $N --set parallel.zero=$zero
+    ends "no GPUs, zero = $zero" host$zero 0 1
     for transport in ucx nccl; do
-        run=$transport$zero
-        gpu $transport "$run" $N --set parallel.zero=$zero --set hosts.spare=0 --set 'hosts.list=["10.77.0.1","10.77.0.2"]'
-        ends "$transport, zero = $zero" "$run" $N 0 1
-        check "$transport, zero = $zero: byte-identical to hosts without GPUs" same_files "$(files_of "host$zero" $N)" "$(files_of "$run" $N)" $N
+        gpu $transport $transport$zero $N --set parallel.zero=$zero
+        ends "$transport, zero = $zero" $transport$zero 0 1
+        same_run "$transport, zero = $zero" host$zero $transport$zero $N
     done
+done
+check "they did compute on GPUs" grep -q 'device = "cuda"' "$T/nccl2/0/config.toml"
+
+# Processes of both hosts die, exchanges and ranks above all: in the middle of what they send, add, and let go.
+N=300
+both calm $N --set parallel.zero=2
+ends "$N steps" calm 0 1
+for transport in ucx nccl; do
+    run=$transport.killed killed=0
+    gpu $transport $run $N --set parallel.zero=2
+    wait_until 100 step_reached "$T/$run/0" 1
+    for victim in exchange.0 trainer.1 exchange.1 trainer.0 exchange.0 keeper.0 exchange.1 vae.0; do
+        host=$((RANDOM % 2)) pid=0
+        sleep "0.0$((RANDOM % 10))"
+        for _ in {1..50}; do # one that is just being replaced is waited for
+            pid=$(pid_on $host $run "${victim%.*}" "${victim#*.}")
+            [ "${pid:-0}" -eq 0 ] || break
+        done
+        step_reached "$T/$run/$host" $N || { on $host kill -9 "$pid" 2>/dev/null && killed=$((killed + 1)); }
+        echo "# killed $victim of host $host at step $(step_of "$T/$run/$host")"
+    done
+    ends "$transport, $killed processes killed" $run 0 1
+    expect "$transport: kills while it trained" 8 $killed
+    same_run "$transport, killed" calm $run $N
+done
+
+# The power of a host: a spare takes its number, and the state into the memory of its GPUs.
+places 2 1
+for transport in ucx nccl; do
+    run=$transport.off
+    gpu $transport $run $N --set parallel.zero=2
+    wait_until 100 step_reached "$T/$run/1" 30
+    "$HOSTS" off 1
+    echo "# power of host 1 off at step $(step_of "$T/$run/1")"
+    ends "$transport, power of a host off" $run 0 2
+    same_run "$transport, power of a host off" calm $run $N
+    check "$transport: the spare has trained" grep -q 'took state' "$T/$run/2/logs/exchange.0.log"
+    "$HOSTS" on 1
 done
