@@ -75,6 +75,7 @@ static bool more_parts(void *socket)
 static int receive_one(lg_control *c, struct lg_peer *ret_peer, struct lg_message *ret)
 {
     unsigned char body[LG_MESSAGE_BYTES];
+    ret_peer->order = 0;
     int id = zmq_recv(c->router, ret_peer->id, sizeof ret_peer->id, ZMQ_DONTWAIT);
     if (id < 0) return 0;
     ret_peer->bytes = LG_MIN((size_t)id, sizeof ret_peer->id);
@@ -105,6 +106,7 @@ static void send_to(lg_control *c, const void *id, size_t id_bytes, const struct
 
 void lg_control_answer(lg_control *c, const struct lg_peer *peer, const struct lg_message *m)
 {
+    LG_ASSERT(!peer->order);
     send_to(c, peer->id, peer->bytes, m);
 }
 

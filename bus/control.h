@@ -8,6 +8,8 @@ enum { LG_PEER_BYTES = 64 };
 struct lg_peer {
     unsigned char id[LG_PEER_BYTES];
     size_t bytes;
+    uint64_t
+        order; /* not of this line: another host's, by this name (supervisor/hosts); 0: of this line */
 };
 
 typedef struct lg_control lg_control;

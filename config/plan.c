@@ -498,7 +498,7 @@ int lg_plan_make(const lg_config *c, const char *isa, lg_plan *ret)
                : c->parallel_group ? (int)c->parallel_group
                                    : (int)c->trainer_ranks;
     p.scatters = c->parallel_zero >= 2;
-    p.gathers = c->parallel_zero == 3;
+    p.gathers = c->parallel_zero == 3 || c->memory_cast_weights;
     p.apart = !strcmp(c->parallel_exchange, "host");
     p.sums_micro_batches = p.scatters && p.rank_batch > p.micro_batch;
     p.window_slots = c->window_batches * lg_plan_host_batch(&p);

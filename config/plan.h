@@ -65,7 +65,7 @@ typedef struct lg_plan {
     int shards;
     int sequence; /* ranks that compute a micro-batch together, each on its part of the tokens */
     int scatters; /* 1: gradients leave unit by unit (ZeRO-2, 3) */
-    int gathers;  /* 1: and weights come so (ZeRO-3) */
+    int gathers;  /* 1: weights come so (ZeRO-3, or memory.cast_weights) */
     int apart; /* 1: what ranks and encoders hand each other goes through host memory (parallel.exchange);
                    * with "auto" lgsup finds out, once it has asked for the GPUs */
     int sums_micro_batches; /* 1: each is added up over the ranks, else each rank adds up its own first */

@@ -766,6 +766,10 @@ static void check_memory(struct rules *r)
         return;
     }
     lg_recompute_free(&recompute);
+    if (c->memory_cast_weights && c->memory_offload_optimizer)
+        broken(r, "memory.cast_weights",
+               "memory.cast_weights = true casts weights where the GPU has them, which with "
+               "memory.offload_optimizer lie in host memory: set one of the two to false");
 }
 
 /* ---- files ---- */

@@ -39,6 +39,8 @@
  *                    computes them, so they count whatever epoch they were said in. `of` is stored last, release. Host h
  *                    says s only when it has state s - 1 at least, and nobody is further than one state from another, so
  *                    that four places are enough.
+ *   heard_ns[p]      when the machine of place p was heard last, CLOCK_MONOTONIC of this host; 0: never. Writer: lgsup,
+ *                    again and again. Readers: who shows the run to people. Nothing is decided by it.
  *   verdict          of the leader, or of a survivor that holds one of a former leader, by the same cards (board.h, rule 5).
  *
  *   row.local        trainer r: see above. Writer: the rank, release, when the device is done. Reader: exchange r, which
@@ -112,6 +114,7 @@ struct lg_board_hosts {
     struct lg_host_card card[LG_HOSTS_MAX];
     struct lg_hosts_vote vote[2];
     _Atomic(uint32_t) vote_at;
+    _Atomic(int64_t) heard_ns[LG_HOSTS_MAX];
 };
 
 typedef struct lg_board lg_board;

@@ -68,6 +68,7 @@ static const size_t board[] = {
     B(hosts.card),
     B(hosts.vote),
     B(hosts.vote_at),
+    B(hosts.heard_ns),
     sizeof(struct lg_hosts_record),
     AT(struct lg_hosts_record, formation),
     AT(struct lg_hosts_record, members),

@@ -6,6 +6,8 @@
  * 3. Storages are placed largest first, each at the lowest offset where it meets none that is in use at the same
  *    time. Greedy, and the same for the same graph. What arrives in exchanges has memory apart, in which all
  *    ranks place alike: nothing else takes it over, and nothing of it depends on one rank's part.
+ * 4. Memory that is lent (lg_graph_lend) is free until what will lie there is first used. Storages go there first, and into
+ *    the arena where they find no place.
  */
 #include "base/check.h"
 #include "base/lifetimes.h"
@@ -97,17 +99,198 @@ static int find_storages(const lg_graph *g, const lg_program *p, int where, stru
     return n;
 }
 
+static size_t end_of(const lg_tensor *t)
+{
+    int64_t last = 0;
+    for (int i = 0; i < t->rank; i++) last += (t->dim[i] - 1) * t->stride[i];
+    return (size_t)(last + 1) * lg_dtype_bytes(t->dtype);
+}
+
+/* What of a sum a node uses is not free from then on. part: those of the sum, up to `end`. */
+static void take_parts(const struct lg_lent *part, const struct lg_lent *end,
+                       const struct lg_use *u, int node, int *first)
+{
+    for (int i = 0; &part[i] < end && part[i].bound == part->bound; i++)
+        if (first[i] < 0 && part[i].offset < u->offset + end_of(u->t) &&
+            u->offset < part[i].offset + part[i].bytes)
+            first[i] = node;
+}
+
+/* The nodes that first use what is lent; -1: none does. */
+static int *find_first_uses(const lg_graph *g)
+{
+    const struct lg_lent *end = g->lent + g->n_lent;
+    int *first = malloc((size_t)g->n_lent * sizeof *first);
+    int *of = malloc((size_t)g->n_bound * sizeof *of); /* bound: its first part */
+    LG_ASSERT(first && of);
+    for (int i = 0; i < g->n_bound; i++) of[i] = -1;
+    for (int k = g->n_lent - 1; k >= 0; k--) {
+        first[k] = -1;
+        of[g->lent[k].bound] = k;
+    }
+    for (int n = 0; n < g->n_nodes; n++) {
+        struct lg_use use[LG_USES_MAX];
+        const int count = lg_graph_uses(g, n, use);
+        for (int i = 0; i < count; i++) {
+            const int bound = g->value[use[i].value].bound, k = bound < 0 ? -1 : of[bound];
+            if (k >= 0) take_parts(&g->lent[k], end, &use[i], n, &first[k]);
+        }
+    }
+    free(of);
+    return first;
+}
+
+/* Of what is lent: from when on it is not free; what nobody uses is never, nor what lies between. Returns how many. */
+static int find_taken(const lg_graph *g, struct lg_lifetime *ret)
+{
+    int n = 0, *first = find_first_uses(g);
+    size_t end = 0;
+    for (int k = 0; k < g->n_lent; k++) {
+        const struct lg_lent *part = &g->lent[k];
+        if (end < part->at)
+            ret[n++] = (struct lg_lifetime){
+                .at = end, .bytes = part->at - end, .first = 0, .last = g->n_nodes};
+        ret[n++] = (struct lg_lifetime){
+            .at = part->at, .bytes = part->bytes, .first = LG_MAX(first[k], 0), .last = g->n_nodes};
+        end = part->at + part->bytes;
+    }
+    free(first);
+    return n;
+}
+
+/* The most bytes that are in use at once. */
+static size_t find_most(const struct lg_lifetime *l, int n, int nodes)
+{
+    size_t most = 0, now = 0;
+    size_t *begins = calloc((size_t)nodes + 2, sizeof *begins);
+    size_t *ends = calloc((size_t)nodes + 2, sizeof *ends);
+    LG_ASSERT(begins && ends);
+    for (int i = 0; i < n; i++) {
+        begins[l[i].first] += l[i].bytes;
+        ends[l[i].last + 1] += l[i].bytes;
+    }
+    for (int k = 0; k <= nodes; k++) {
+        now += begins[k] - ends[k];
+        most = LG_MAX(most, now);
+    }
+    free(begins);
+    free(ends);
+    return most;
+}
+
+/* Of an input that is lent to, in one part of the program. */
+struct input_use {
+    int bound;
+    bool backward;
+    int node; /* the first that uses it */
+    struct lg_lifetime l;
+};
+
+/* The node of the last one that is used before node k; 0: there is none. */
+static int node_before(const struct input_use *use, int n, int k)
+{
+    while (n > 0 && use[n - 1].node == k) n--;
+    return n > 0 ? use[n - 1].node : 0;
+}
+
+/* In the order of the nodes that they are first used by. */
+static int find_input_uses(const lg_graph *g, struct input_use *ret)
+{
+    int n = 0;
+    int *at = malloc((size_t)g->n_bound * sizeof *at); /* its use in this part; -1: none yet */
+    LG_ASSERT(at);
+    for (int k = 0; k < g->n_nodes; k++) {
+        struct lg_use use[LG_USES_MAX];
+        const int count = lg_graph_uses(g, k, use);
+        if (k == 0 || g->node[k].backward != g->node[k - 1].backward)
+            for (int i = 0; i < g->n_bound; i++) at[i] = -1;
+        for (int i = 0; i < count; i++) {
+            const struct lg_value *v = &g->value[use[i].value];
+            if (v->bound < 0 || !g->is_placed[v->bound]) continue;
+            if (at[v->bound] < 0) {
+                const int first = g->ahead ? node_before(ret, n, k) : k;
+                at[v->bound] = n;
+                ret[n++] = (struct input_use){
+                    v->bound, g->node[k].backward, k, {.bytes = v->bytes, .first = first}};
+            }
+            ret[at[v->bound]].l.last = k;
+        }
+    }
+    free(at);
+    return n;
+}
+
+/* What finds a place in what is lent; the rest gets LG_NO_PLACE. l: n_inputs inputs, which go first since they are the
+ * largest, then the storages. */
+static void place_in_lent(const lg_graph *g, lg_program *p, struct lg_lifetime *l, int n_inputs,
+                          int n)
+{
+    const struct lg_lent *end = &g->lent[g->n_lent - 1];
+    struct lg_lifetime *taken = calloc((size_t)(2 * g->n_lent + n), sizeof *taken);
+    LG_ASSERT(taken);
+    struct lg_lifetimes_room room = {
+        .bytes = end->at + end->bytes, .taken = taken, .n_taken = find_taken(g, taken)};
+    const int before = room.n_taken, cut[] = {0, n_inputs, n};
+    for (int part = 0; part < 2; part++) {
+        lg_lifetimes_place_in(&room, l + cut[part], cut[part + 1] - cut[part]);
+        for (int i = cut[part]; i < cut[part + 1]; i++)
+            if (l[i].at != LG_NO_PLACE) taken[room.n_taken++] = l[i];
+    }
+    p->lent_bytes = find_most(taken + before, room.n_taken - before, g->n_nodes);
+    free(taken);
+}
+
+/* The arena, for those that have no place yet. */
+static size_t place_others(struct lg_lifetime *l, int n)
+{
+    struct lg_lifetime *other = calloc((size_t)LG_MAX(n, 1), sizeof *other);
+    int n_others = 0;
+    LG_ASSERT(other);
+    for (int i = 0; i < n; i++)
+        if (l[i].at == LG_NO_PLACE) other[n_others++] = l[i];
+    const size_t bytes = lg_lifetimes_place(other, n_others);
+    for (int i = 0, k = 0; i < n; i++)
+        if (l[i].at == LG_NO_PLACE) l[i].at = other[k++].at;
+    free(other);
+    return bytes;
+}
+
+static void note_inputs(const lg_graph *g, lg_program *p, const struct input_use *use,
+                        const struct lg_lifetime *l, const int *where, int n)
+{
+    p->input = malloc((size_t)g->n_bound * sizeof *p->input);
+    LG_ASSERT(p->input);
+    for (int i = 0; i < g->n_bound; i++) p->input[i][0].at = p->input[i][1].at = LG_NO_PLACE;
+    for (int i = 0; i < n; i++)
+        p->input[use[i].bound][use[i].backward] =
+            (struct lg_input_place){.where = where[i], .at = l[i].at};
+}
+
 static size_t place(const lg_graph *g, lg_program *p, int where)
 {
-    const size_t room = (size_t)LG_MAX(g->n_values, 1);
+    const size_t inputs = g->is_placed && where == LG_PLACE_ARENA ? (size_t)(2 * g->n_bound) : 0;
+    const size_t room = (size_t)g->n_values + inputs + 1;
     struct lg_lifetime *l = calloc(room, sizeof *l);
-    int *number = calloc(room, sizeof *number);
-    LG_ASSERT(l && number);
-    size_t bytes = lg_lifetimes_place(l, find_storages(g, p, where, l, number));
-    for (int i = 0; i < g->n_values; i++)
-        if (lies_in(g, p, i, where)) p->value[i].at = l[number[i]].at;
+    struct input_use *use = calloc(inputs + 1, sizeof *use);
+    int *number = calloc(room, sizeof *number), *at = calloc(room, sizeof *at);
+    LG_ASSERT(l && use && number && at);
+    const int n_inputs = inputs ? find_input_uses(g, use) : 0;
+    for (int i = 0; i < n_inputs; i++) l[i] = use[i].l;
+    const int n = n_inputs + find_storages(g, p, where, l + n_inputs, number);
+    for (int i = 0; i < n; i++) l[i].at = LG_NO_PLACE;
+    if (where == LG_PLACE_ARENA && g->n_lent) place_in_lent(g, p, l, n_inputs, n);
+    for (int i = 0; i < n; i++) at[i] = l[i].at == LG_NO_PLACE ? where : LG_PLACE_LENT;
+    const size_t bytes = place_others(l, n);
+    for (int i = 0; i < g->n_values; i++) {
+        if (!lies_in(g, p, i, where)) continue;
+        p->value[i].at = l[n_inputs + number[i]].at;
+        p->value[i].where = at[n_inputs + number[i]];
+    }
+    if (n_inputs) note_inputs(g, p, use, l, at, n_inputs);
     free(l);
+    free(use);
     free(number);
+    free(at);
     return bytes;
 }
 
@@ -141,8 +324,7 @@ static void make_places(const lg_graph *g, lg_program *p)
         for (int i = 0; i < count; i++) {
             const struct lg_value *v = &g->value[use[i].value];
             size_t at = v->bound < 0 ? p->value[use[i].value].at : 0;
-            int where = lies_in(g, p, use[i].value, LG_PLACE_EXCHANGED) ? LG_PLACE_EXCHANGED
-                                                                        : LG_PLACE_ARENA;
+            const int where = p->value[use[i].value].where;
             find_toggle(p, n, v, &use[i]);
             p->place[p->n_places++] =
                 (struct lg_place){.tensor = (size_t)((const char *)use[i].t - g->args),

@@ -130,7 +130,7 @@ struct lg_arrival lg_program_arrival(const lg_program *p, int exchange)
 size_t lg_program_traffic(const lg_program *p)
 {
     static char nowhere[64]; /* only addresses are made of it */
-    const struct lg_program_memory m = {.arena = nowhere, .exchanged = nowhere};
+    const struct lg_program_memory m = {.arena = nowhere, .exchanged = nowhere, .lent = nowhere};
     size_t bytes = 0;
     for (int i = 0; i < lg_program_exchanges(p); i++) {
         const struct lg_exchange_args *x = (const void *)(p->args + p->node[node_of(p, i)].args);

@@ -48,6 +48,25 @@ lg_tensor lg_graph_bind_sum(lg_graph *g, const char *name, lg_tensor shape)
     return t;
 }
 
+void lg_graph_lend(lg_graph *g, struct lg_lent part)
+{
+    if (!(g->n_lent & (g->n_lent - 1))) {
+        g->lent = realloc(g->lent, (size_t)LG_MAX(2 * g->n_lent, 1) * sizeof *g->lent);
+        LG_ASSERT(g->lent);
+    }
+    LG_ASSERT(!g->n_lent ||
+              g->lent[g->n_lent - 1].at + g->lent[g->n_lent - 1].bytes <= part.at); /* in order */
+    g->lent[g->n_lent++] = part;
+}
+
+void lg_graph_place_input(lg_graph *g, int bound, bool ahead)
+{
+    if (!g->is_placed) g->is_placed = calloc((size_t)g->n_bound, sizeof *g->is_placed);
+    LG_ASSERT(g->is_placed && bound >= 0 && bound < g->n_bound);
+    g->is_placed[bound] = true;
+    g->ahead = ahead;
+}
+
 lg_tensor lg_graph_twin(lg_graph *g, int value)
 {
     const struct lg_value v = g->value[value];
@@ -327,6 +346,8 @@ void lg_graph_free(lg_graph **graph)
     free(g->value);
     free(g->node);
     free(g->args);
+    free(g->lent);
+    free(g->is_placed);
     free(g);
     *graph = NULL;
 }

@@ -40,6 +40,19 @@ lg_tensor lg_graph_bind(lg_graph *g, const char *name, lg_tensor shape);
 /* A bound one into which every run writes a result, or to which it adds it: program.h, `add`. */
 lg_tensor lg_graph_bind_sum(lg_graph *g, const char *name, lg_tensor shape);
 
+/* Memory of the caller's in which a part of a bound sum will lie, and which holds nothing until a node uses that: `bytes` at
+ * `at` of lg_program_memory.lent may be values' until then. For runs that overwrite their sums. In the order of their places,
+ * those of one sum together; what is not lent stays as it is. */
+struct lg_lent {
+    int bound; /* the sum's number */
+    size_t at, bytes;
+    size_t offset; /* bytes in the sum */
+};
+void lg_graph_lend(lg_graph *g, struct lg_lent part);
+/* A bound input whose bytes come for each use: it gets a place in the program's memory, in the forward and in the backward
+ * apart, from its first use to its last; with `ahead` from the first use of the one before it (lg_program_input_at). */
+void lg_graph_place_input(lg_graph *g, int bound, bool ahead);
+
 /* Writes zeros to t, which is contiguous. */
 void lg_graph_zero(lg_graph *g, lg_tensor t);
 

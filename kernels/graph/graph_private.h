@@ -62,6 +62,10 @@ struct lg_graph {
     int n_nodes;
     char *args;
     size_t args_bytes;
+    struct lg_lent *lent;
+    int n_lent;
+    bool *is_placed; /* [n_bound], or NULL: lg_graph_place_input */
+    bool ahead;
     int n_copies;
     size_t host_bytes;   /* where these wait */
     int block, n_blocks; /* of the nodes to come; -1: none */

@@ -18,7 +18,10 @@ static void print_value(const lg_program *p, int i, FILE *to)
     if (v->of.bound >= 0)
         fprintf(to, ", bound %d", v->of.bound);
     else if (v->of.first >= 0)
-        fprintf(to, " at %zu%s", v->at, p->value[v->storage].of.room ? " of what arrives" : "");
+        fprintf(to, " at %zu%s", v->at,
+                v->where == LG_PLACE_EXCHANGED ? " of what arrives"
+                : v->where == LG_PLACE_LENT    ? " of what is lent"
+                                               : "");
     if (v->of.bound < 0 && v->storage != i) fprintf(to, " in place of v%d", v->storage);
     if (v->of.first >= 0) fprintf(to, ", made by n%d", v->of.first);
     if (v->of.last >= 0) fprintf(to, ", used up to n%d", v->of.last);
@@ -188,6 +191,7 @@ void lg_program_print(const lg_program *p, FILE *to)
     }
     fprintf(to, "%d nodes, %d values, arena %zu bytes", p->n_nodes, p->n_values, p->arena_bytes);
     if (peak >= 0) fprintf(to, ", of which n%d uses %zu", peak, most);
+    if (p->lent_bytes) fprintf(to, ", %zu bytes of what is lent", p->lent_bytes);
     if (p->exchanged_bytes) fprintf(to, ", %zu bytes of what arrives", p->exchanged_bytes);
     if (p->host_bytes) fprintf(to, ", %zu bytes in host memory", p->host_bytes);
     fprintf(to, "; scratch %zu bytes; %.4g GFLOP\n", p->scratch_bytes, 1e-9 * lg_program_flops(p));

@@ -19,6 +19,7 @@ void lg_program_free(lg_program **program)
     free(p->place);
     free(p->first_place);
     free(p->toggle);
+    free(p->input);
     free(p);
     *program = NULL;
 }
@@ -31,6 +32,20 @@ size_t lg_program_arena_bytes(const lg_program *p)
 size_t lg_program_scratch_bytes(const lg_program *p)
 {
     return p->scratch_bytes;
+}
+
+size_t lg_program_lent_bytes(const lg_program *p)
+{
+    return p->lent_bytes;
+}
+
+void *lg_program_input_at(const lg_program *p, const struct lg_program_memory *m, int bound,
+                          bool backward)
+{
+    LG_ASSERT(p->input && bound >= 0 && bound < p->n_bound);
+    const struct lg_input_place *i = &p->input[bound][backward];
+    LG_ASSERT(i->at != LG_NO_PLACE);
+    return (char *)lg_program_base(m, i->where) + i->at;
 }
 
 size_t lg_program_host_bytes(const lg_program *p)
@@ -126,6 +141,7 @@ void lg_program_run_nodes(lg_program *p, lg_stream *s, const struct lg_program_m
 {
     LG_ASSERT(!lg_stream_is_dry(s) && (m->arena || !p->arena_bytes));
     LG_ASSERT(from >= 0 && to <= p->n_nodes);
+    LG_ASSERT(!p->lent_bytes || (m->lent && !m->add)); /* what is added to would be gone */
     lg_stream_set_scratch(s, m->scratch, p->scratch_bytes);
     lg_program_toggle(p, m->add);
     for (int n = from; n < to; n++) run_node(p, s, m, n);

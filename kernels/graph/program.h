@@ -15,6 +15,8 @@ size_t lg_program_arena_bytes(const lg_program *p);
 size_t lg_program_scratch_bytes(const lg_program *p);
 /* And in host memory, best pinned, for what is offloaded (offload.h); 0: nothing is. */
 size_t lg_program_host_bytes(const lg_program *p);
+/* How much of what was lent (lg_graph_lend) is in use at once, at most. */
+size_t lg_program_lent_bytes(const lg_program *p);
 /* Streams and events for the copies, before the first run; the program's. */
 int lg_program_open_lanes(lg_program *p, lg_device *d);
 
@@ -23,10 +25,14 @@ struct lg_program_memory {
     void *scratch;
     void *host;      /* of lg_program_host_bytes */
     void *exchanged; /* of lg_program_exchanged_bytes (exchange.h) */
+    void *lent;      /* 64-byte aligned: of lg_graph_lend; NULL: nothing is */
     void *const
         *bound; /* by the numbers of lg_graph_bind; those that the part does not use may be NULL */
     bool add;   /* results are added to what lies in the bound sums, else overwrite it */
 };
+/* Where a bound input has a place of the program's in one of its parts (lg_graph_place_input), which uses it there. */
+void *lg_program_input_at(const lg_program *p, const struct lg_program_memory *m, int bound,
+                          bool backward);
 /* The backward of a graph is what was recorded from lg_graph_grad on; it may run once its forward has, with the same
  * arena, which nobody may have touched in between. */
 enum lg_program_part { LG_PROGRAM_FORWARD = 1, LG_PROGRAM_BACKWARD = 2, LG_PROGRAM_ALL = 3 };

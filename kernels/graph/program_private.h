@@ -1,10 +1,11 @@
 /* A program's parts. Only kernels/graph includes this. */
 #pragma once
 #include "base/check.h"
+#include "base/lifetimes.h"
 #include "kernels/graph/graph_private.h"
 #include "kernels/graph/program.h"
 
-enum { LG_PLACE_ARENA = -1, LG_PLACE_EXCHANGED = -2 };
+enum { LG_PLACE_ARENA = -1, LG_PLACE_EXCHANGED = -2, LG_PLACE_LENT = -3 };
 /* A tensor of a call: `offset` bytes behind the arena's start, or that of what is bound. */
 struct lg_place {
     size_t tensor; /* the lg_tensor, in bytes from the start of args */
@@ -18,7 +19,13 @@ struct lg_place {
 struct lg_placed {
     struct lg_value of;
     int storage; /* the value whose memory it has; its own number: its own */
-    size_t at;   /* in the arena, or in the memory for what arrives */
+    int where;   /* LG_PLACE_*; of one that is bound nothing */
+    size_t at;   /* in that memory */
+};
+
+struct lg_input_place {
+    int where; /* LG_PLACE_* */
+    size_t at; /* LG_NO_PLACE: it has none */
 };
 
 struct lg_program {
@@ -32,7 +39,8 @@ struct lg_program {
     int *first_place; /* [n_nodes + 1]: of each node */
     size_t *toggle;   /* bools in args that a run sets: add, or overwrite */
     int n_toggles;
-    size_t arena_bytes, scratch_bytes, exchanged_bytes;
+    size_t arena_bytes, scratch_bytes, exchanged_bytes, lent_bytes;
+    struct lg_input_place (*input)[2]; /* [n_bound], or NULL: in forward and backward */
     int n_copies;
     size_t host_bytes;
     lg_stream *out, *in;      /* the lanes of copies; NULL until they are opened */
@@ -54,6 +62,7 @@ static inline void *lg_program_base(const struct lg_program_memory *m, int bound
 {
     void *base = bound == LG_PLACE_ARENA       ? m->arena
                  : bound == LG_PLACE_EXCHANGED ? m->exchanged
+                 : bound == LG_PLACE_LENT      ? m->lent
                                                : m->bound[bound];
     LG_ASSERT(base);
     return base;

@@ -1,6 +1,14 @@
 /* Matrix products with the weights stored (N, K), as PyTorch's nn.Linear has them; or several side by side. */
 #include "kernels/ref64/ref64.h"
 
+#include <stdlib.h>
+
+#include "base/check.h"
+
+enum {
+    TOGETHER = 8
+}; /* rows whose sums are made side by side: each in the order of its own index, so of the same bits as alone */
+
 void ref64_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
 {
     int64_t M = a->x.dim[0], K = a->w.dim[1], width = a->x.dim[1], all = a->w.dim[0];
@@ -8,15 +16,30 @@ void ref64_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
     const double *x = ref64_data(a->x), *w = ref64_data(a->w), *bias = ref64_data(a->bias);
     const double *residual = ref64_data(a->residual);
     double *y = ref64_data(a->y), *pre = ref64_data(a->pre);
-    for (int64_t m = 0; m < M; m++) {
+    double *columns = malloc((size_t)(width * TOGETHER) *
+                             sizeof *columns); // (width, TOGETHER): rows of x, transposed
+    LG_ASSERT(columns);
+    for (int64_t m = 0; m < M; m += TOGETHER) {
+        const int64_t rows = M - m < TOGETHER ? M - m : TOGETHER;
+        for (int64_t j = 0; j < width; j++)
+            for (int64_t r = 0; r < TOGETHER; r++)
+                columns[j * TOGETHER + r] = r < rows ? x[(m + r) * width + j] : 0;
         for (int64_t n = 0; n < all; n++) {
-            const double *of = &x[m * width + n / N * K];
-            double sum = (bias ? bias[n] : 0) + (residual ? residual[m * all + n] : 0);
-            for (int64_t k = 0; k < K; k++) sum += of[k] * w[n * apart + k];
-            if (pre) pre[m * all + n] = sum;
-            y[m * all + n] = ref64_act(a->act, sum);
+            const double *of = &columns[n / N * K * TOGETHER];
+            double sum[TOGETHER];
+            for (int64_t r = 0; r < TOGETHER; r++)
+                sum[r] =
+                    (bias ? bias[n] : 0) + (residual && r < rows ? residual[(m + r) * all + n] : 0);
+            for (int64_t k = 0; k < K; k++)
+                for (int64_t r = 0; r < TOGETHER; r++)
+                    sum[r] += of[k * TOGETHER + r] * w[n * apart + k];
+            for (int64_t r = 0; r < rows; r++) {
+                if (pre) pre[(m + r) * all + n] = sum[r];
+                y[(m + r) * all + n] = ref64_act(a->act, sum[r]);
+            }
         }
     }
+    free(columns);
 }
 
 void ref64_linear_backward_data(lg_stream *s, const struct lg_linear_backward_data_args *a)
@@ -25,18 +48,31 @@ void ref64_linear_backward_data(lg_stream *s, const struct lg_linear_backward_da
     int64_t N = all / (width / K), apart = lg_row_stride(&a->w, 1);
     const double *dy = ref64_data(a->dy), *w = ref64_data(a->w), *pre = ref64_data(a->pre);
     double *dx = ref64_data(a->dx), *dbias = ref64_data(a->dbias);
-    for (int64_t j = 0; j < width; j++) {
-        const int64_t first = j / K * N, k = j % K;
-        double total = 0;
-        for (int64_t m = 0; m < M; m++) {
-            double sum = 0;
-            for (int64_t n = first; n < first + N; n++) sum += dy[m * all + n] * w[n * apart + k];
-            if (pre) sum *= ref64_act_slope(a->act, pre[m * width + j]);
-            ref64_put(&dx[m * width + j], sum, a->accumulate);
-            total += sum;
-        }
-        if (dbias) ref64_put(&dbias[j], total, a->accumulate_dbias);
+    double *sums = malloc((size_t)((TOGETHER + 1) * width) * sizeof *sums);
+    double *total = &sums[TOGETHER * width];
+    LG_ASSERT(sums);
+    for (int64_t j = 0; j < width; j++) total[j] = 0;
+    for (int64_t m = 0; m < M; m += TOGETHER) {
+        const int64_t rows = M - m < TOGETHER ? M - m : TOGETHER;
+        for (int64_t j = 0; j < rows * width; j++) sums[j] = 0;
+        for (int64_t n = 0; n < all; n++)
+            for (int64_t r = 0; r < rows; r++) {
+                double *sum = &sums[r * width + n / N * K];
+                const double d = dy[(m + r) * all + n], *of = &w[n * apart];
+                for (int64_t k = 0; k < K; k++) sum[k] += d * of[k];
+            }
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t j = 0; j < width; j++) {
+                const int64_t at = (m + r) * width + j;
+                double sum = sums[r * width + j];
+                if (pre) sum *= ref64_act_slope(a->act, pre[at]);
+                ref64_put(&dx[at], sum, a->accumulate);
+                total[j] += sum;
+            }
     }
+    for (int64_t j = 0; dbias && j < width; j++)
+        ref64_put(&dbias[j], total[j], a->accumulate_dbias);
+    free(sums);
 }
 
 void ref64_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_weight_args *a)
@@ -45,16 +81,23 @@ void ref64_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_
     int64_t N = all / (width / K);
     const double *dy = ref64_data(a->dy), *x = ref64_data(a->x);
     double *dw = ref64_data(a->dw), *dbias = ref64_data(a->dbias);
-    for (int64_t n = 0; n < all; n++) {
-        for (int64_t k = 0; k < K; k++) {
-            double sum = 0;
-            for (int64_t m = 0; m < M; m++) sum += dy[m * all + n] * x[m * width + n / N * K + k];
-            ref64_put(&dw[n * K + k], sum, a->accumulate);
-        }
-        if (dbias) {
-            double sum = 0;
-            for (int64_t m = 0; m < M; m++) sum += dy[m * all + n];
-            ref64_put(&dbias[n], sum, a->accumulate);
-        }
+    double *sums = malloc((size_t)(TOGETHER * K) * sizeof *sums);
+    LG_ASSERT(sums);
+    for (int64_t first = 0; first < all; first += TOGETHER) {
+        const int64_t rows = all - first < TOGETHER ? all - first : TOGETHER;
+        double total[TOGETHER] = {0};
+        for (int64_t k = 0; k < rows * K; k++) sums[k] = 0;
+        for (int64_t m = 0; m < M; m++)
+            for (int64_t r = 0; r < rows; r++) {
+                const double d = dy[m * all + first + r];
+                const double *of = &x[m * width + (first + r) / N * K];
+                for (int64_t k = 0; k < K; k++) sums[r * K + k] += d * of[k];
+                total[r] += d;
+            }
+        for (int64_t k = 0; k < rows * K; k++)
+            ref64_put(&dw[first * K + k], sums[k], a->accumulate);
+        for (int64_t r = 0; dbias && r < rows; r++)
+            ref64_put(&dbias[first + r], total[r], a->accumulate);
     }
+    free(sums);
 }

@@ -1,5 +1,5 @@
 /* The reference backend: every operation in plain C and double, as the formula in ops.h reads.
- * Nothing here is fast; where clarity and speed differ, clarity wins. */
+ * Nothing here is fast but products (linear.c), for which tests of wide nets would wait; where clarity and speed differ, clarity wins. */
 #pragma once
 #include "kernels/backend.h"
 

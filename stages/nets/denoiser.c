@@ -416,6 +416,22 @@ static lg_net record(lg_denoiser *net)
     return n;
 }
 
+/* Parameters that are one product are one part. */
+static void lend_gradients(const lg_denoiser *net, lg_graph *g)
+{
+    const lg_params *t = &net->params;
+    const size_t element = lg_dtype_bytes(lg_denoiser_grad_type(net->device));
+    for (int i = 0, end; i < t->trained; i = end) {
+        const struct lg_param *p = &t->p[i], *last = p;
+        for (end = i + 1; end < t->trained && t->p[end].packed; end++) last = &t->p[end];
+        lg_graph_lend(g,
+                      (struct lg_lent){.bound = BOUND_WEIGHTS + t->n_units + p->unit,
+                                       .at = p->offset * element,
+                                       .bytes = (last->offset + last->count - p->offset) * element,
+                                       .offset = (p->offset - t->unit[p->unit].first) * element});
+    }
+}
+
 static int compile(lg_denoiser *net, const unsigned *drop)
 {
     lg_net n = record(net);
@@ -423,6 +439,9 @@ static int compile(lg_denoiser *net, const unsigned *drop)
     if (net->mode.train) lg_graph_recompute(n.g, drop);
     if (net->mode.train) lg_graph_repeat_weights(n.g);
     if (net->mode.train && net->mode.offload) lg_graph_offload(n.g, OFFLOAD_MIN);
+    if (net->mode.train && net->mode.lends) lend_gradients(net, n.g);
+    for (int u = 0; u < net->params.trained_units && net->mode.places_weights; u++)
+        lg_graph_place_input(n.g, BOUND_WEIGHTS + u, net->mode.ahead);
     return lg_net_compile(&n, &net->program);
 }
 
@@ -570,6 +589,7 @@ int lg_denoiser_compile(lg_device *d, const struct lg_denoiser_config *c,
     net->bytes.scratch = lg_program_scratch_bytes(net->program);
     net->bytes.host = lg_program_host_bytes(net->program);
     net->bytes.exchanged = lg_program_exchanged_bytes(net->program);
+    net->bytes.lent = lg_program_lent_bytes(net->program);
     net->bytes.traffic = lg_program_traffic(net->program);
     lg_denoiser_find_events(net);
     *ret = net;
@@ -734,6 +754,7 @@ static struct lg_denoiser_bytes largest(lg_denoiser *const *nets, int n)
         most.activations = LG_MAX(most.activations, arena);
         most.scratch = LG_MAX(most.scratch, nets[i]->bytes.scratch);
         most.host = LG_MAX(most.host, nets[i]->bytes.host);
+        most.lent = LG_MAX(most.lent, nets[i]->bytes.lent);
     }
     return most;
 }
@@ -749,7 +770,8 @@ int lg_denoiser_open_all(lg_denoiser *const *nets, int n)
 {
     lg_denoiser *owner = nets[0];
     const struct lg_denoiser_bytes most = largest(nets, n);
-    LG_TRY(lg_device_alloc(owner->device, most.activations, &owner->arena));
+    if (most.activations) /* else all of them lie in what is lent */
+        LG_TRY(lg_device_alloc(owner->device, most.activations, &owner->arena));
     if (most.scratch) LG_TRY(lg_device_alloc(owner->device, most.scratch, &owner->scratch));
     LG_TRY(open_host(owner, most.host));
     for (int i = 0; i < n; i++) {

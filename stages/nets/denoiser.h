@@ -14,6 +14,7 @@
 #include "kernels/device.h"
 #include "kernels/graph/exchange.h"
 #include "kernels/ops.h"
+#include "stages/io/safetensors.h"
 #include "stages/nets/adapter.h"
 #include "stages/nets/params.h"
 #include "stages/nets/sequence.h"
@@ -131,6 +132,8 @@ struct lg_denoiser_weights {
 };
 int lg_denoiser_save(const struct lg_denoiser_config *c, const char *dir,
                      const struct lg_denoiser_weights *w);
+/* The next data of a file: values of parameter p, or their gradients, in the order of diffusers' files (filters lie (O, H, W, I) in memory). */
+int lg_denoiser_write_values(lg_st_writer *w, const struct lg_param *p, const float *values);
 
 typedef struct lg_denoiser lg_denoiser;
 
@@ -139,6 +142,12 @@ struct lg_denoiser_mode {
     bool train;                   /* with a backward */
     const char *const *recompute; /* config/recompute.h; NULL: nothing is */
     bool offload;                 /* kernels/graph/offload.h */
+    /* Activations may lie where gradients will: in the flat buffer of them, which lg_denoiser_set_lent names, until the
+     * backward comes to write them. Then no backward may accumulate. */
+    bool lends;
+    /* Weights of what is trained come for each use alone, and the net has places for them (lg_denoiser_weights_place); `ahead`:
+     * from when those of the unit before come. */
+    bool places_weights, ahead;
     struct lg_training training;
     struct lg_sequence sequence; /* a rank of several: see lg_band */
 };
@@ -160,6 +169,7 @@ struct lg_denoiser_bytes {
     size_t activations, scratch;
     size_t host;      /* in host memory: what is offloaded */
     size_t exchanged; /* in memory of the caller: what comes from the other ranks of a sequence */
+    size_t lent;      /* and activations where gradients will lie */
     size_t traffic;   /* what goes to them in a forward and its backward */
     /* "norms in 28 of 28 blocks, mlp in 3 of 28 blocks"; "": nothing is */
     char recomputed[LG_RECOMPUTED_BYTES];
@@ -244,6 +254,12 @@ const struct lg_denoiser_event *lg_denoiser_events(const lg_denoiser *net, int *
 void lg_denoiser_begin_forward(lg_denoiser *net, const struct lg_denoiser_input *in, lg_tensor out);
 void lg_denoiser_begin_backward(lg_denoiser *net, const struct lg_denoiser_input *in,
                                 lg_tensor dout, bool accumulate);
+/* With mode.lends, once, before the first forward: the flat buffer into which every backward writes, cut as the part of the
+ * table that is trained, 64-byte aligned. Its gaps are written by nobody. */
+void lg_denoiser_set_lent(lg_denoiser *net, void *gradients);
+/* With mode.places_weights: where a unit's weights may lie in the net's memory in the forward, or in the backward, from their
+ * event to that which says that they are done. */
+void *lg_denoiser_weights_place(const lg_denoiser *net, int unit, bool backward);
 void lg_denoiser_set_weights(lg_denoiser *net, int unit, const void *weights);
 void lg_denoiser_set_gradient(lg_denoiser *net, int unit, void *gradient);
 void lg_denoiser_run(lg_denoiser *net, lg_stream *s, const struct lg_denoiser_event *e);

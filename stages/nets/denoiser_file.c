@@ -325,8 +325,7 @@ int lg_denoiser_load(const struct lg_denoiser_config *c, const char *dir, float 
     return rc;
 }
 
-/* The values of a parameter in the order of its file. */
-static int write_values(lg_st_writer *w, const struct lg_param *p, const float *values)
+int lg_denoiser_write_values(lg_st_writer *w, const struct lg_param *p, const float *values)
 {
     if (p->layout == LG_LAYOUT_FILE) return lg_st_writer_data(w, values, p->count * sizeof *values);
     const int64_t in = p->dim[1], each = (int64_t)p->count / p->dim[0], pixels = each / in;
@@ -360,7 +359,7 @@ static int write_pass(lg_st_writer *w, const struct lg_denoiser_config *c,
             if (declare)
                 LG_TRY(lg_st_writer_declare(w, as, LG_F32, p->rank, p->dim));
             else
-                LG_TRY(write_values(w, p, values));
+                LG_TRY(lg_denoiser_write_values(w, p, values));
         }
     }
     return 0;

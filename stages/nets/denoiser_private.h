@@ -30,6 +30,7 @@ struct lg_denoiser {
     void **bound; /* of a run: by the numbers above */
     void *arena, *scratch, *positions;
     void *exchanged; /* the caller's */
+    void *lent;      /* the caller's */
     struct lg_band band;
     void *host;   /* pinned, where offloaded values wait; NULL: none are */
     bool borrows; /* arena, scratch and host are another net's */

@@ -211,14 +211,28 @@ void lg_denoiser_set_exchanged(lg_denoiser *net, void *memory)
     net->exchanged = memory;
 }
 
+void lg_denoiser_set_lent(lg_denoiser *net, void *gradients)
+{
+    LG_ASSERT(net->mode.lends);
+    net->lent = gradients;
+}
+
 static struct lg_program_memory memory_of(const lg_denoiser *net)
 {
     return (struct lg_program_memory){.arena = net->arena,
                                       .scratch = net->scratch,
                                       .host = net->host,
                                       .exchanged = net->exchanged,
+                                      .lent = net->lent,
                                       .bound = net->bound,
                                       .add = net->adds};
+}
+
+void *lg_denoiser_weights_place(const lg_denoiser *net, int unit, bool backward)
+{
+    const struct lg_program_memory m = memory_of(net);
+    LG_ASSERT(unit >= 0 && unit < net->params.trained_units);
+    return lg_program_input_at(net->program, &m, BOUND_WEIGHTS + unit, backward);
 }
 
 struct lg_sent lg_denoiser_sends(const lg_denoiser *net, int exchange, int to, void *theirs)

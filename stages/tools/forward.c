@@ -18,6 +18,9 @@ static const char usage_text[] =
     "              PixArt: text (B,L,E), text_length (B) int32; with conditions of a size: size\n"
     "              (2 B), original height and width of each, ratio (B), height / width\n"
     "              SD3: text.clip_l, text.clip_g, text.t5 and pooled.clip_l, pooled.clip_g (B,P);\n"
+    "              SD 2: text; SDXL: text.clip_l, text.clip_g, pooled.clip_g and size (6 B): "
+    "height and width\n"
+    "              of the original, top and left of the crop, height and width of the target\n"
     "              FLUX: pooled.clip_l, text.t5, with guidance: guidance (B), 1000 times its "
     "scale\n"
     "              dout (B,C or 2C,H,W), if there: the gradient of the output, asks for a "
@@ -226,7 +229,7 @@ static int write_tensors(const struct job *j, lg_st_writer *w, const struct lg_p
     LG_TRY(lg_st_writer_data(w, out->host, lg_tensor_bytes(&out->f32)));
     for (int i = 0; grads && i < j->params.n; i++) {
         const struct lg_param *p = &j->params.p[i];
-        LG_TRY(lg_st_writer_data(w, grads + p->offset, p->count * sizeof *grads));
+        LG_TRY(lg_denoiser_write_values(w, p, grads + p->offset));
     }
     return 0;
 }

@@ -78,6 +78,16 @@ struct lg_gradients_bytes lg_gradients_bytes_of(const lg_plan *p, const lg_param
     return b;
 }
 
+bool lg_gradients_lends(const lg_plan *p)
+{
+    return !p->scatters && micros_of(p) == 1;
+}
+
+void *lg_gradients_lent(const lg_gradients *g)
+{
+    return g->made;
+}
+
 lg_host_way lg_host_way_of(const lg_config *c)
 {
     if (strcmp(c->_device, "cuda") != 0) return LG_HOST_WAY_HERE;

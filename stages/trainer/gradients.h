@@ -86,6 +86,10 @@ int lg_gradients_open(lg_stage *st, lg_device *d, lg_stream *compute, const lg_t
                       const lg_denoiser *net, lg_gradients **ret);
 void lg_gradients_close(lg_gradients **g);
 
+/* Where every backward of the plan's overwrites the same flat buffer: activations may lie there before it (denoiser.h,
+ * `lends`). A rank writes there in FORWARD alone, as it does its gradients, and its stamp says of no step that it lies there. */
+bool lg_gradients_lends(const lg_plan *p);
+void *lg_gradients_lent(const lg_gradients *g);
 /* The first micro-batch of a step that is not wholly given away. */
 uint64_t lg_gradients_next_micro(const lg_gradients *g, uint64_t step);
 /* FORWARD begins, or goes on where a former life has died, or begins again with a micro-batch that others lack: *ret_micro

@@ -22,6 +22,9 @@ struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p, int r
         .train = true,
         .recompute = (const char *const *)c->memory_recompute.v,
         .offload = c->memory_offload_activations,
+        .lends = lg_gradients_lends(p),
+        .places_weights = lg_working_lies_in_net(c, p),
+        .ahead = true,
         .training = lg_training_of(c),
         .sequence = {.rank = rank % p->sequence,
                      .degree = p->sequence,
@@ -182,6 +185,9 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
     if (nets->n > 1)
         add_text(r.note, room, "\nactivations, workspace and inputs: of the largest of %d shapes",
                  nets->n);
+    if (b->lent)
+        add_text(r.note, room, "\nmore activations, where gradients lie later: %s",
+                 lg_bytes_text(b->lent, text[0]));
     if (b->recomputed[0]) add_text(r.note, room, "\nrecomputed: %s", b->recomputed);
     say_traffic(p, &r, element, b->traffic * micros, r.note, room);
     return r;

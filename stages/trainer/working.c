@@ -12,7 +12,8 @@
 /* A unit, from when it is gathered until it is done with. */
 struct stay {
     int unit;
-    size_t at; /* bytes */
+    bool is_backward;
+    size_t at; /* bytes, where the net has no place for it */
 };
 struct places {
     struct stay *stay; /* in the order of the net's events */
@@ -36,6 +37,7 @@ static void plan_places(const lg_params *t, const lg_denoiser *net, bool reshard
         if (e[i].kind == LG_EVENT_WEIGHTS) {
             now[u] = ret->n;
             ret->stay[ret->n].unit = u;
+            ret->stay[ret->n].is_backward = i >= n_forward;
             l[ret->n++] = (struct lg_lifetime){
                 .bytes = t->unit[u].count * element, .first = before, .last = n};
             before = i;
@@ -59,7 +61,7 @@ struct lg_working {
     lg_stream *compute, *lane;
     const lg_trainer_state *state;
     int me, group, shards; /* group: its first rank */
-    bool gathers, reshards;
+    bool gathers, reshards, casts;
     lg_transfer *transfer;               /* the state lies in host memory; else NULL */
     lg_region *region[LG_INSTANCES_MAX]; /* of the ranks of the group, by rank */
     lg_mark
@@ -68,6 +70,7 @@ struct lg_working {
     /* gathered */
     struct places places;
     char *memory;
+    const lg_denoiser *net; /* that has places for them; else NULL */
     int next, gathered;     /* of `places`: the next to be used, to be gathered */
     lg_mark *gathered_of;   /* [units]: without reshard, the state that lies there */
     lg_event *free, **done; /* done: [places.n] */
@@ -84,15 +87,21 @@ static bool gathers(const lg_plan *p)
     return p->gathers || is_apart(p);
 }
 
+/* What is cast for each use would otherwise be a copy again. */
 static bool reshards(const lg_config *c, const lg_plan *p)
 {
-    return p->gathers && c->parallel_reshard;
+    return p->gathers && (c->parallel_reshard || c->memory_cast_weights);
+}
+
+bool lg_working_lies_in_net(const lg_config *c, const lg_plan *p)
+{
+    return c->memory_cast_weights && lg_plan_shapes(p) == 1;
 }
 
 static bool has_region(const lg_config *c, const lg_plan *p, lg_dtype type)
 {
-    return type != LG_F32 || c->memory_offload_optimizer || is_apart(p) ||
-           (p->shards > 1 && !p->gathers);
+    return (type != LG_F32 && !c->memory_cast_weights) || c->memory_offload_optimizer ||
+           is_apart(p) || (p->shards > 1 && !p->gathers);
 }
 
 struct lg_working_bytes lg_working_bytes_of(const lg_config *c, const lg_plan *p, lg_dtype type,
@@ -111,7 +120,7 @@ struct lg_working_bytes lg_working_bytes_of(const lg_config *c, const lg_plan *p
     }
     struct places places;
     plan_places(t, net, reshard, element, &places);
-    b.gathered = places.bytes;
+    b.gathered = lg_working_lies_in_net(c, p) ? 0 : places.bytes;
     const size_t micros = reshard ? (size_t)(p->rank_batch / p->micro_batch) : 1;
     for (int i = 0; i < places.n; i++) {
         const int u = places.stay[i].unit;
@@ -160,9 +169,9 @@ static int open_regions(lg_working *w, const lg_denoiser *net)
 static int open_gathering(lg_working *w, const lg_denoiser *net)
 {
     const lg_params *t = &w->state->params;
-    void *memory;
+    void *memory = NULL;
     plan_places(t, net, w->reshards, lg_dtype_bytes(lg_device_dtype(w->device)), &w->places);
-    LG_TRY(lg_device_alloc(w->device, w->places.bytes, &memory));
+    if (!w->net) LG_TRY(lg_device_alloc(w->device, w->places.bytes, &memory));
     w->memory = memory;
     w->done = calloc((size_t)w->places.n, sizeof(lg_event *));
     w->gathered_of = calloc((size_t)t->n_units, sizeof *w->gathered_of);
@@ -187,7 +196,9 @@ int lg_working_open(lg_stage *st, lg_device *d, lg_stream *compute, const lg_tra
                       .group = st->index / s->shards * s->shards,
                       .shards = s->shards,
                       .gathers = gathers(&st->plan),
-                      .reshards = reshards(st->config, &st->plan)};
+                      .reshards = reshards(st->config, &st->plan),
+                      .casts = st->config->memory_cast_weights,
+                      .net = lg_working_lies_in_net(st->config, &st->plan) ? net : NULL};
     LG_TRY(open_regions(w, net));
     if (st->config->memory_offload_optimizer)
         LG_TRY(lg_transfer_open(d, compute, lg_trainer_shard(s, w->me), &w->transfer));
@@ -287,12 +298,19 @@ int lg_working_begin(lg_working *w, uint64_t state)
     return 0;
 }
 
+static char *place_of(const lg_working *w, const struct stay *s)
+{
+    if (w->net) return lg_denoiser_weights_place(w->net, s->unit, s->is_backward);
+    return w->memory + s->at;
+}
+
 /* Copies stay number i from its owners, behind all that has been enqueued for the computation so far: what lay in
  * its place is done with. */
 static void gather(lg_working *w, int i)
 {
     const struct stay *s = &w->places.stay[i];
-    const size_t element = lg_dtype_bytes(lg_device_dtype(w->device));
+    const lg_dtype type = lg_device_dtype(w->device);
+    const size_t element = lg_dtype_bytes(type);
     if (!w->reshards && w->gathered_of[s->unit] == lg_mark_of(w->of)) return;
     w->gathered_of[s->unit] = lg_mark_of(w->of);
     lg_stream_record(w->compute, w->free);
@@ -300,11 +318,20 @@ static void gather(lg_working *w, int i)
     for (int k = 0; k < w->shards; k++) {
         const int r = w->group + k;
         const struct lg_piece p = piece_of(w, s->unit, k);
-        const char *from = w->region[r] ? w->region[r]->payload
-                                        : (const void *)lg_trainer_state_view(w->state, r, w->of).w;
         const size_t in_unit = p.first - w->state->params.unit[s->unit].first;
-        lg_stream_copy(w->lane, w->memory + s->at + in_unit * element, from + p.at * element,
-                       p.count * element);
+        char *to = place_of(w, s) + in_unit * element;
+        if (w->region[r]) {
+            lg_stream_copy(w->lane, to, (const char *)w->region[r]->payload + p.at * element,
+                           p.count * element);
+            continue;
+        }
+        const float *from = lg_trainer_state_view(w->state, r, w->of).w + p.at;
+        if (w->casts && p.count)
+            lg_cast(w->lane,
+                    &(struct lg_cast_args){.x = lg_t1((void *)from, LG_F32, (int64_t)p.count),
+                                           .y = lg_t1(to, type, (int64_t)p.count)});
+        else
+            lg_stream_copy(w->lane, to, from, p.count * sizeof *from);
     }
     lg_stream_record(w->lane, w->done[i]);
 }
@@ -319,7 +346,7 @@ const void *lg_working_unit(lg_working *w, int unit)
     LG_ASSERT(i < w->places.n && w->places.stay[i].unit == unit);
     for (; w->gathered <= i + 1 && w->gathered < w->places.n; w->gathered++) gather(w, w->gathered);
     lg_stream_wait(w->compute, w->done[i]);
-    return w->memory + w->places.stay[i].at;
+    return place_of(w, &w->places.stay[i]);
 }
 
 /* ---- UPDATE ---- */

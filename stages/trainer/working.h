@@ -23,6 +23,10 @@
  *                         of s finds state s there, or it is lost. None in fp32: the state itself is read, where it
  *                         lies on the devices.
  *
+ * Cast (memory.cast_weights): gathered, too, with any zero, but by the lane's casts from the owners' states, so that there is
+ * no region. State s lies in side s & 1, which nobody writes before the UPDATE(s + 1) that follows every FORWARD(s + 1): it
+ * is read as in fp32. A cast rounds as AdamW's kernel rounds a copy (ops.def), so the bits are the same.
+ *
  * With a plan that is `apart`, where the state is cut, all modes gather: with zero = 1 and 2 once a step, and all stay. The
  * region, which then is there in fp32 too, is host memory: UPDATE writes the shard there, the lane reads it from there.
  *
@@ -48,6 +52,9 @@ struct lg_working_bytes {
 /* net: compiled, on a device of this type. Without the transfer. */
 struct lg_working_bytes lg_working_bytes_of(const lg_config *c, const lg_plan *p, lg_dtype type,
                                             const lg_params *t, const lg_denoiser *net, int shard);
+
+/* Do gathered weights lie in the memory of the net (denoiser.h, `places_weights`, `ahead`), which then is compiled so? */
+bool lg_working_lies_in_net(const lg_config *c, const lg_plan *p);
 
 typedef struct lg_working lg_working;
 /* For rank st->index on device d, which computes on `compute`; maps the peers' regions. All must outlive it. The stage

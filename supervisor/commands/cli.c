@@ -10,12 +10,11 @@
 #include "supervisor/commands/start.h"
 #include "supervisor/commands/units_write.h"
 #include "supervisor/commands/verify.h"
+#include "supervisor/commands/whole.h"
 #include "supervisor/hosts/keys.h"
 #include "supervisor/launch/role.h"
 #include "supervisor/run/child.h"
 #include "supervisor/run/terminal.h"
-#include "supervisor/views/status.h"
-#include "supervisor/views/top.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +31,7 @@ struct words {
     int n_places;
     const char *set[SETS_MAX];
     int n_sets;
-    const char *units, *dir, *prefix, *bin, *out, *weights, *format, *memory;
+    const char *units, *dir, *prefix, *bin, *out, *weights, *format, *memory, *host;
     bool merge, detach, set_aside, json, follow, once, kill, take;
 };
 
@@ -118,6 +117,8 @@ static int parse(const char *name, const char *allowed, int argc, char **argv, s
             LG_TRY(take_value(a, argc, argv, &i, &ret->weights));
         } else if (!strcmp(a, "--memory") && strstr(allowed, "--memory")) {
             LG_TRY(take_value(a, argc, argv, &i, &ret->memory));
+        } else if (!strcmp(a, "--host") && strstr(allowed, "--host")) {
+            LG_TRY(take_value(a, argc, argv, &i, &ret->host));
         } else if (!strcmp(a, "--format") && strstr(allowed, "--format")) {
             LG_TRY(take_value(a, argc, argv, &i, &ret->format));
         } else if (!strcmp(a, "--merge") && strstr(allowed, "--merge")) {
@@ -199,29 +200,17 @@ static int command_status(int argc, char **argv, int *ret_exit)
 {
     struct words w;
     *ret_exit = 0;
-    LG_TRY(parse_one_place("status", "--json", argc, argv, &w));
-    struct lg_status *st = malloc(sizeof *st);
-    if (!st) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the status");
-    int rc = lg_status_read(w.place[0], st);
-    if (rc == 0 && w.json) {
-        cJSON *j = lg_status_json(st);
-        char *text = cJSON_Print(j);
-        puts(text ? text : "{}");
-        free(text);
-        cJSON_Delete(j);
-    } else if (rc == 0) {
-        lg_status_print(st);
-    }
-    free(st);
-    return rc;
+    LG_TRY(parse_one_place("status", "--json --host", argc, argv, &w));
+    LG_TRY(lg_whole_status(w.place[0], w.host, w.json));
+    return 0;
 }
 
 static int command_top(int argc, char **argv, int *ret_exit)
 {
     struct words w;
     *ret_exit = 0;
-    LG_TRY(parse_one_place("top", "--once", argc, argv, &w));
-    LG_TRY(lg_top(w.place[0], w.once));
+    LG_TRY(parse_one_place("top", "--once --host", argc, argv, &w));
+    LG_TRY(lg_whole_top(w.place[0], w.host, w.once));
     return 0;
 }
 
@@ -229,9 +218,12 @@ static int command_logs(int argc, char **argv, int *ret_exit)
 {
     struct words w;
     *ret_exit = 0;
-    LG_TRY(parse("logs", "-f", argc, argv, &w));
+    LG_TRY(parse("logs", "-f --host", argc, argv, &w));
     if (w.n_places < 1 || w.n_places > 2) return usage("logs");
-    LG_TRY(lg_logs(w.place[w.n_places - 1], w.n_places == 2 ? w.place[0] : NULL, w.follow));
+    LG_TRY(lg_logs(&(struct lg_logs_args){.dir = w.place[w.n_places - 1],
+                                          .role = w.n_places == 2 ? w.place[0] : NULL,
+                                          .host = w.host,
+                                          .follow = w.follow}));
     return 0;
 }
 
@@ -239,9 +231,10 @@ static int command_scale(int argc, char **argv, int *ret_exit)
 {
     struct words w;
     *ret_exit = 0;
-    LG_TRY(parse("scale", "", argc, argv, &w));
+    LG_TRY(parse("scale", "--host", argc, argv, &w));
     if (w.n_places < 2) return usage("scale");
-    LG_TRY(lg_order_scale(w.n_places == 3 ? w.place[2] : ".", w.place[0], w.place[1]));
+    LG_TRY(lg_order_scale(&(struct lg_order_to){w.n_places == 3 ? w.place[2] : ".", w.host},
+                          w.place[0], w.place[1]));
     return 0;
 }
 
@@ -249,9 +242,10 @@ static int command_swap(int argc, char **argv, int *ret_exit)
 {
     struct words w;
     *ret_exit = 0;
-    LG_TRY(parse("swap", "--bin", argc, argv, &w));
+    LG_TRY(parse("swap", "--bin --host", argc, argv, &w));
     if (w.n_places < 1 || w.n_places > 2) return usage("swap");
-    LG_TRY(lg_order_swap(w.n_places == 2 ? w.place[1] : ".", w.place[0], w.bin));
+    LG_TRY(lg_order_swap(&(struct lg_order_to){w.n_places == 2 ? w.place[1] : ".", w.host},
+                         w.place[0], w.bin));
     return 0;
 }
 

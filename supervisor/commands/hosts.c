@@ -1,5 +1,6 @@
 /* Several hosts, from the command line; see hosts.h. */
 #include "supervisor/commands/hosts.h"
+#include "supervisor/commands/answerer.h"
 #include "supervisor/commands/order.h"
 #include "supervisor/run/terminal.h"
 #include <inttypes.h>
@@ -41,6 +42,7 @@ int lg_hosts_join(lg_run *r, bool quiet, struct lg_cluster_place *ret, lg_cluste
     *ret_cluster = NULL;
     if (r->plan.hosts == 1) return 0;
     memcpy(spec.origin.data, r->data, sizeof r->data);
+    LG_TRY(lg_answerer_make(r->dir, &spec.answerer));
     LG_TRY(lg_cluster_open(&spec, ret_cluster));
     const int rc = wait_for_others(*ret_cluster, quiet, ret);
     if (rc < 0) lg_cluster_close(ret_cluster);
@@ -59,6 +61,7 @@ int lg_hosts_rejoin(lg_run *r, lg_board *b, lg_cluster **ret_cluster)
         .config = r->config, .plan_hash = r->plan.hash, .lineage = b->s->lineage, .board = b};
     *ret_cluster = NULL;
     if (r->plan.hosts == 1) return 0;
+    LG_TRY(lg_answerer_make(r->dir, &spec.answerer));
     const int rc = lg_cluster_open(&spec, ret_cluster);
     r->memory_lost = rc == LG_ERR_NOTFOUND;
     LG_TRY(rc);

@@ -30,6 +30,8 @@ static const char *changed(const lg_config *old_config, const lg_plan *old, cons
                            const lg_plan *plan)
 {
     if (plan->window_slots != old->window_slots) return "the window (window.batches)";
+    if (now->memory_cast_weights != old_config->memory_cast_weights)
+        return "which weights are kept (memory.cast_weights)";
     if (plan->shards != old->shards || plan->scatters != old->scatters ||
         plan->gathers != old->gathers)
         return "how state, gradients and weights are cut (parallel)";

@@ -4,10 +4,40 @@
 
 enum { NEWS_BATCH_MAX = 16 };
 
+/* Answers of orders go back to the host whose command it was, whoever carries them out. */
+static void take_order(lg_supervisor *s, const struct lg_question *q, uint64_t order)
+{
+    const struct lg_peer peer = {.bytes = sizeof order, .order = order};
+    struct lg_message m = {.role = (lg_role)q->role};
+    if (q->kind == LG_QUESTION_scale) {
+        m.kind = LG_MESSAGE_scale;
+        m.level = q->number;
+    } else {
+        m.kind = LG_MESSAGE_swap;
+        m.level = q->index >= 0;
+        m.index = LG_MAX(q->index, 0);
+        snprintf(m.text, sizeof m.text, "%.*s", LG_MESSAGE_TEXT_MAX, q->text);
+    }
+    lg_control_message(s, &peer, &m);
+}
+
+void lg_supervisor_answer(lg_supervisor *s, const struct lg_peer *peer, const struct lg_message *m)
+{
+    if (!peer->order)
+        lg_control_answer(s->control, peer, m);
+    else if (s->cluster)
+        lg_cluster_answer(s->cluster, peer->order, m->kind == LG_MESSAGE_ok ? 0 : -m->level,
+                          m->text);
+}
+
 void lg_cluster_look(lg_supervisor *s)
 {
     struct lg_cluster_news n;
-    if (!s->cluster || s->step >= LG_RUN_STEP_leaving) return;
+    struct lg_question q;
+    uint64_t order;
+    if (!s->cluster) return;
+    while (lg_cluster_order(s->cluster, &q, &order)) take_order(s, &q, order);
+    if (s->step >= LG_RUN_STEP_leaving) return;
     for (int i = 0; i < NEWS_BATCH_MAX && lg_cluster_news(s->cluster, &n); i++) {
         if (n.lost) {
             snprintf(s->cause, sizeof s->cause, "this host is not one of the run any more: %.180s",

@@ -139,7 +139,7 @@ static void answer(lg_supervisor *s, lg_role role, lg_message_kind kind, int cod
     struct lg_message m = {.kind = kind, .role = LG_ROLE_lgsup, .level = -code};
     if (!s->scale_peer[role].bytes) return;
     snprintf(m.text, sizeof m.text, "%s", text);
-    lg_control_answer(s->control, &s->scale_peer[role], &m);
+    lg_supervisor_answer(s, &s->scale_peer[role], &m);
     s->scale_peer[role].bytes = 0;
 }
 

@@ -171,6 +171,10 @@ bool lg_cluster_lets_go(lg_supervisor *s);
 void lg_nudge_all(lg_supervisor *s);
 /* What stages and commands have sent. */
 void lg_control_handle(lg_supervisor *s);
+/* Likewise one message. */
+void lg_control_message(lg_supervisor *s, const struct lg_peer *peer, const struct lg_message *m);
+/* To a command here, or on another host. */
+void lg_supervisor_answer(lg_supervisor *s, const struct lg_peer *peer, const struct lg_message *m);
 
 #define LG_RUN_RULE(state, event, action, next) void lg_run_##action(lg_supervisor *s);
 #define LG_INSTANCE_RULE(state, event, action, next)                                               \

@@ -17,7 +17,7 @@ void lg_swap_answer(lg_supervisor *s, const struct lg_peer *peer, int code, cons
     struct lg_message m = {
         .kind = code < 0 ? LG_MESSAGE_error : LG_MESSAGE_ok, .role = LG_ROLE_lgsup, .level = -code};
     snprintf(m.text, sizeof m.text, "%s", text);
-    lg_control_answer(s->control, peer, &m);
+    lg_supervisor_answer(s, peer, &m);
 }
 
 void lg_swap_await(lg_supervisor *s)

@@ -218,7 +218,7 @@ static void on_event(lg_supervisor *s, const struct lg_message *m)
                         m->index, m->text);
 }
 
-static void on_message(lg_supervisor *s, const struct lg_peer *peer, const struct lg_message *m)
+void lg_control_message(lg_supervisor *s, const struct lg_peer *peer, const struct lg_message *m)
 {
     struct lg_message answer = {.kind = LG_MESSAGE_ok, .role = LG_ROLE_lgsup};
     switch (m->kind) {
@@ -236,7 +236,7 @@ static void on_message(lg_supervisor *s, const struct lg_peer *peer, const struc
         return;
     case LG_MESSAGE_take:
         lg_cluster_on_take(s, &answer);
-        lg_control_answer(s->control, peer, &answer);
+        lg_supervisor_answer(s, peer, &answer);
         return;
     case LG_MESSAGE_ping:
         break;
@@ -245,7 +245,7 @@ static void on_message(lg_supervisor *s, const struct lg_peer *peer, const struc
     }
     snprintf(answer.text, sizeof answer.text, "%s",
              lg_run_state_name((lg_run_state)atomic_load(&s->board->s->run_state)));
-    lg_control_answer(s->control, peer, &answer);
+    lg_supervisor_answer(s, peer, &answer);
 }
 
 void lg_control_handle(lg_supervisor *s)
@@ -253,5 +253,5 @@ void lg_control_handle(lg_supervisor *s)
     struct lg_peer peer;
     struct lg_message m;
     for (int n = 0; n < CONTROL_BATCH_MAX && lg_control_receive(s->control, &peer, &m); n++)
-        on_message(s, &peer, &m);
+        lg_control_message(s, &peer, &m);
 }

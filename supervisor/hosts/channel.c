@@ -23,6 +23,7 @@ enum {
 struct lg_channel {
     void *context, *in, *zap;
     void *out[LG_PLACES_MAX];
+    struct lg_channel_peer sender;
     int places;
     unsigned char key[RAW_KEY_BYTES]; /* the public one, which clients must have */
     int refused;
@@ -63,7 +64,8 @@ static const char *right(const char *address)
 static int make(const struct lg_channel_spec *s, void *context, int type, void **ret)
 {
     void *socket = zmq_socket(context, type);
-    int64_t message_max = LG_CHANNEL_BYTES + SEALED_BYTES_MAX;
+    const int longest = type == ZMQ_ROUTER ? LG_CHANNEL_BYTES : LG_ANSWER_BYTES_MAX;
+    int64_t message_max = longest + SEALED_BYTES_MAX;
     const struct {
         int option, value;
     } settings[] = {
@@ -142,18 +144,43 @@ static int open_all(lg_channel *c, const struct lg_channel_spec *s)
     return 0;
 }
 
-int lg_channel_open(const struct lg_channel_spec *s, lg_channel **ret)
+static int open_asker(lg_channel *c, const struct lg_channel_spec *s)
+{
+    c->context = zmq_ctx_new();
+    if (!c->context) return LG_FAIL(LG_ERR_IO, "ZeroMQ: %s", zmq_strerror(errno));
+    for (int p = 0; p < s->places; p++) {
+        if (p == s->place) continue;
+        LG_TRY(connect_to(c, s, p));
+        LG_TRY(set(c->out[p], ZMQ_LINGER, 0));
+    }
+    return 0;
+}
+
+static int open_by(int (*how)(lg_channel *, const struct lg_channel_spec *),
+                   const struct lg_channel_spec *s, lg_channel **ret)
 {
     lg_channel *c = calloc(1, sizeof *c);
     if (!c) return LG_FAIL(LG_ERR_NOSPACE, "no memory for the line to other hosts");
     c->places = s->places;
     LG_ASSERT(zmq_z85_decode(c->key, s->key.public_) != NULL);
-    const int rc = open_all(c, s);
+    const int rc = how(c, s);
     if (rc < 0) {
         lg_channel_close(&c);
         return lg_err_frame(rc, __FILE__, __LINE__, __func__);
     }
     *ret = c;
+    return 0;
+}
+
+int lg_channel_open(const struct lg_channel_spec *s, lg_channel **ret)
+{
+    LG_TRY(open_by(open_all, s, ret));
+    return 0;
+}
+
+int lg_channel_open_asker(const struct lg_channel_spec *s, lg_channel **ret)
+{
+    LG_TRY(open_by(open_asker, s, ret));
     return 0;
 }
 
@@ -170,10 +197,10 @@ void lg_channel_close(lg_channel **pc)
     free(c);
 }
 
-void lg_channel_send(lg_channel *c, int place, const void *data, size_t bytes)
+bool lg_channel_send(lg_channel *c, int place, const void *data, size_t bytes)
 {
     LG_ASSERT(place >= 0 && place < c->places && c->out[place] && bytes <= LG_CHANNEL_BYTES);
-    zmq_send(c->out[place], data, bytes, ZMQ_DONTWAIT);
+    return zmq_send(c->out[place], data, bytes, ZMQ_DONTWAIT) >= 0;
 }
 
 /* ---- who may come in ---- */
@@ -241,13 +268,15 @@ int lg_channel_refused(lg_channel *c, char ret_who[LG_HOST_ADDRESS_BYTES])
 
 /* ---- receiving ---- */
 
-/* A ROUTER puts the sender's identity in front, which tells nothing here. */
+/* A ROUTER puts in front by which connection it came: an answer goes by the same. */
 size_t lg_channel_receive(lg_channel *c, void *ret, size_t room)
 {
     char scrap[ZAP_PART_BYTES];
     for (int i = 0; i < ZAP_BATCH_MAX && answer_one(c); i++) {
     }
-    if (zmq_recv(c->in, scrap, sizeof scrap, ZMQ_DONTWAIT) < 0) return 0;
+    const int id = zmq_recv(c->in, c->sender.id, sizeof c->sender.id, ZMQ_DONTWAIT);
+    if (id < 0) return 0;
+    c->sender.bytes = LG_MIN((size_t)id, sizeof c->sender.id);
     int n = 0, more = 0;
     size_t bytes = sizeof more, got = 0;
     zmq_getsockopt(c->in, ZMQ_RCVMORE, &more, &bytes);
@@ -259,6 +288,35 @@ size_t lg_channel_receive(lg_channel *c, void *ret, size_t room)
         zmq_getsockopt(c->in, ZMQ_RCVMORE, &more, &bytes);
     }
     return LG_MAX(got, (size_t)1); /* an empty one is one, too, that makes no sense */
+}
+
+void lg_channel_sender(const lg_channel *c, struct lg_channel_peer *ret)
+{
+    *ret = c->sender;
+}
+
+/* Who has gone meanwhile gets nothing; who does not read loses it. */
+void lg_channel_answer(lg_channel *c, const struct lg_channel_peer *to, const void *data,
+                       size_t bytes)
+{
+    LG_ASSERT(bytes <= LG_ANSWER_BYTES_MAX);
+    if (zmq_send(c->in, to->id, to->bytes, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0)
+        zmq_send(c->in, data, bytes, ZMQ_DONTWAIT);
+}
+
+size_t lg_channel_take(lg_channel *c, int place, void *ret, size_t room)
+{
+    const int n = zmq_recv(c->out[place], ret, room, ZMQ_DONTWAIT);
+    return n < 0 ? 0 : LG_MIN((size_t)n, room);
+}
+
+void lg_channel_wait_for_answers(lg_channel *c, int timeout_ms)
+{
+    zmq_pollitem_t item[LG_PLACES_MAX];
+    int n = 0;
+    for (int p = 0; p < c->places; p++)
+        if (c->out[p]) item[n++] = (zmq_pollitem_t){.socket = c->out[p], .events = ZMQ_POLLIN};
+    zmq_poll(item, n, timeout_ms);
 }
 
 void lg_channel_wait(lg_channel *c, int wake_fd, int timeout_ms)

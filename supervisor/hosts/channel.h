@@ -13,7 +13,7 @@
 #include "supervisor/hosts/keys.h"
 #include <stddef.h>
 
-enum { LG_CHANNEL_BYTES = 16384 };
+enum { LG_CHANNEL_BYTES = 16384, LG_ANSWER_BYTES_MAX = 300 << 10, LG_CHANNEL_ID_BYTES = 32 };
 
 struct lg_channel_spec {
     int place, places, port;
@@ -26,10 +26,26 @@ typedef struct lg_channel lg_channel;
 /* LG_ERR_IO: the address is not this machine's, or the port is taken. */
 int lg_channel_open(const struct lg_channel_spec *spec, lg_channel **ret);
 void lg_channel_close(lg_channel **c);
-void lg_channel_send(lg_channel *c, int place, const void *data, size_t bytes);
+/* False: it was dropped. */
+bool lg_channel_send(lg_channel *c, int place, const void *data, size_t bytes);
 /* 0: nothing is there; else the message's bytes. Answers handshakes, too. */
 size_t lg_channel_receive(lg_channel *c, void *ret, size_t room);
+/* Who sent what was received last; answers go there, by the connection that he has made. */
+struct lg_channel_peer {
+    unsigned char id[LG_CHANNEL_ID_BYTES];
+    size_t bytes;
+};
+void lg_channel_sender(const lg_channel *c, struct lg_channel_peer *ret);
+/* An answer: LG_ANSWER_BYTES_MAX at most. */
+void lg_channel_answer(lg_channel *c, const struct lg_channel_peer *to, const void *data,
+                       size_t bytes);
 /* Waits until there may be something to receive, or wake_fd is readable, or timeout_ms have gone. */
 void lg_channel_wait(lg_channel *c, int wake_fd, int timeout_ms);
+/* An end that listens nowhere and only asks: lg_channel_send, and the answers of each place. From the address that the
+ * others know this machine by. */
+int lg_channel_open_asker(const struct lg_channel_spec *spec, lg_channel **ret);
+/* 0: that place has not answered yet. A longer one than `room` is cut. */
+size_t lg_channel_take(lg_channel *c, int place, void *ret, size_t room);
+void lg_channel_wait_for_answers(lg_channel *c, int timeout_ms);
 /* Handshakes that were refused since the last call, and who was the last (numeric). */
 int lg_channel_refused(lg_channel *c, char ret_who[LG_HOST_ADDRESS_BYTES]);

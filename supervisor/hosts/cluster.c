@@ -35,6 +35,7 @@ struct lg_cluster {
     char shared[LG_PATH_BYTES];
     lg_channel *channel;
     lg_worker *worker; /* makes files of epochs */
+    lg_answers *answers;
     lg_board *board;
     int64_t beat_ns, next_beat_ns, next_said_ns;
     int wake_fd;
@@ -196,16 +197,48 @@ static void say_changes(lg_cluster *c, int64_t now_ns)
     c->next_said_ns = now_ns + REFUSED_SAY_MS * LG_MS_NS;
 }
 
+static struct lg_answer own_name(const lg_cluster *c)
+{
+    const struct lg_beat *own = &c->group.own;
+    return (struct lg_answer){.place = c->places.own,
+                              .host = own->number,
+                              .phase = own->phase,
+                              .leads = own->epoch.number && own->epoch.leader == own->number};
+}
+
+static void receive(lg_cluster *c)
+{
+    union {
+        struct lg_beat beat;
+        unsigned char any[LG_CHANNEL_BYTES];
+    } m;
+    for (int i = 0; i < BATCH_MAX; i++) {
+        const size_t bytes = lg_channel_receive(c->channel, &m, sizeof m);
+        const struct lg_answer own = own_name(c);
+        if (!bytes) break;
+        if (bytes == sizeof m.beat)
+            lg_group_hear(&c->group, &m.beat, lg_now_ns());
+        else
+            lg_answers_hear(c->answers, c->channel, &own, &m, bytes);
+    }
+}
+
+/* For people. */
+static void write_heard(lg_cluster *c)
+{
+    for (int p = 0; p < c->places.n; p++)
+        atomic_store_explicit(&c->board->s->hosts.heard_ns[p], c->group.heard_ns[p],
+                              memory_order_relaxed);
+}
+
 static void turn(lg_cluster *c)
 {
-    struct lg_beat b;
     struct lg_group_facts facts = {0};
-    for (int i = 0; i < BATCH_MAX; i++) {
-        const size_t bytes = lg_channel_receive(c->channel, &b, sizeof b);
-        if (!bytes) break;
-        if (bytes == sizeof b) lg_group_hear(&c->group, &b, lg_now_ns());
-    }
+    receive(c);
     lg_worker_collect(c->worker, c);
+    const struct lg_answer own = own_name(c);
+    lg_answers_turn(c->answers, c->channel, &own, lg_now_ns());
+    if (c->board) write_heard(c);
     if (c->board) lg_group_read_facts(c->board, &facts);
     const int64_t now_ns = lg_now_ns();
     obey(c, lg_group_look(&c->group, &facts, now_ns));
@@ -310,6 +343,10 @@ static int open_all(lg_cluster *c, const struct lg_cluster_spec *s)
     LG_TRY(lg_worker_open(
         &(struct lg_worker_spec){.name = "lg-epochs", .jobs_max = 4, .wake_fd = c->wake_fd},
         &c->worker));
+    LG_TRY(lg_answers_open(&(struct lg_answers_spec){.answerer = s->answerer,
+                                                     .lineage = s->lineage,
+                                                     .wake_fd = c->wake_fd},
+                           &c->answers));
     LG_TRY(start_thread(c));
     return 0;
 }
@@ -348,6 +385,7 @@ void lg_cluster_close(lg_cluster **pc)
         pthread_join(c->thread, NULL);
     }
     if (c->worker) lg_worker_close(&c->worker, LINK_PATIENCE_MS);
+    lg_answers_close(&c->answers);
     lg_channel_close(&c->channel);
     if (c->wake_fd >= 0) close(c->wake_fd);
     pthread_cond_destroy(&c->changed);
@@ -454,4 +492,20 @@ int lg_cluster_take(lg_cluster *c)
     obey(c, news);
     pthread_mutex_unlock(&c->lock);
     return rc;
+}
+
+bool lg_cluster_order(lg_cluster *c, struct lg_question *ret, uint64_t *ret_order)
+{
+    pthread_mutex_lock(&c->lock);
+    const bool some = lg_answers_take_order(c->answers, ret, ret_order);
+    pthread_mutex_unlock(&c->lock);
+    return some;
+}
+
+void lg_cluster_answer(lg_cluster *c, uint64_t order, int code, const char *text)
+{
+    pthread_mutex_lock(&c->lock);
+    lg_answers_end_order(c->answers, order, code, text);
+    pthread_mutex_unlock(&c->lock);
+    wake(c);
 }

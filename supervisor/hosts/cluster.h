@@ -7,6 +7,7 @@
 #pragma once
 #include "config/config.h"
 #include "shm/board.h"
+#include "supervisor/hosts/answers.h"
 #include "supervisor/hosts/group.h"
 
 typedef struct lg_cluster lg_cluster;
@@ -14,8 +15,9 @@ typedef struct lg_cluster lg_cluster;
 struct lg_cluster_spec {
     const lg_config *config;
     uint64_t plan_hash, lineage;
-    struct lg_origin origin; /* what this host would begin with */
-    lg_board *board;         /* of a former lgsup, which is taken over; NULL: a start */
+    struct lg_origin origin;     /* what this host would begin with */
+    struct lg_answerer answerer; /* of what other hosts ask; it outlives this process' clusters */
+    lg_board *board;             /* of a former lgsup, which is taken over; NULL: a start */
 };
 /* Listens and speaks from now on. LG_ERR_CONFIG, LG_ERR_IO: list, key, address, port. */
 int lg_cluster_open(const struct lg_cluster_spec *spec, lg_cluster **ret);
@@ -46,5 +48,9 @@ struct lg_cluster_news {
 bool lg_cluster_news(lg_cluster *c, struct lg_cluster_news *ret);
 /* Nothing is left to do here; again and again. True: the others are as far, or gone. */
 bool lg_cluster_finish(lg_cluster *c);
+/* An order that a command on another host has sent to this one (question.h); false: none. It is answered once, by its
+ * name, when it is carried out or refused (code < 0). */
+bool lg_cluster_order(lg_cluster *c, struct lg_question *ret, uint64_t *ret_order);
+void lg_cluster_answer(lg_cluster *c, uint64_t order, int code, const char *text);
 /* The operator's word; see lg_group_take. */
 int lg_cluster_take(lg_cluster *c);

@@ -303,42 +303,44 @@ int lg_status_columns(const struct lg_status *st, int least)
     return least;
 }
 
-void lg_status_print(const struct lg_status *st)
+void lg_status_print(const struct lg_status *st, FILE *to)
 {
-    lg_print(stdout, "job         %s\nstate       %s\nstep        %" PRIu64 " of %" PRIu64 "\n",
+    lg_print(to, "job         %s\nstate       %s\nstep        %" PRIu64 " of %" PRIu64 "\n",
              st->job, st->state, st->step, st->max_steps);
     char parts[LG_LOSS_TEXT_BYTES];
     lg_loss_text(st->loss, st->has_vb ? &st->loss_vb : NULL, parts);
     if (st->samples_per_s > 0)
-        printf("loss        %s\nsamples/s   %.1f\n", parts, st->samples_per_s);
-    if (st->voids) printf("void        %" PRIu64 " samples\n", st->voids);
-    if (st->skipped) printf("skipped     %" PRIu64 " steps\n", st->skipped);
+        fprintf(to, "loss        %s\nsamples/s   %.1f\n", parts, st->samples_per_s);
+    if (st->voids) fprintf(to, "void        %" PRIu64 " samples\n", st->voids);
+    if (st->skipped) fprintf(to, "skipped     %" PRIu64 " steps\n", st->skipped);
     if (st->cause[0]) {
-        fputs("cause       ", stdout);
-        lg_print_text(stdout, st->cause, strlen(st->cause), LG_NEWLINES_INDENTED);
-        putchar('\n');
+        fputs("cause       ", to);
+        lg_print_text(to, st->cause, strlen(st->cause), LG_NEWLINES_INDENTED);
+        putc('\n', to);
     }
     if (st->memory_kept)
-        printf("memory      kept: `lgsup start` goes on from step %" PRIu64
-               ", `lgsup stop` lets it "
-               "go\n",
-               st->step);
+        fprintf(to,
+                "memory      kept: `lgsup start` goes on from step %" PRIu64
+                ", `lgsup stop` lets it "
+                "go\n",
+                st->step);
     for (int r = 0; r < LG_ROLE_COUNT; r++) {
         int there = 0;
         for (int i = 0; i < st->n_instances; i++)
             there += st->instance[i].role == (lg_role)r && st->instance[i].pid != 0;
         if (there && st->wanted[r] && there != (int)st->wanted[r])
-            printf("wanted      %u %s, %d there\n", st->wanted[r], lg_role_name((lg_role)r), there);
+            fprintf(to, "wanted      %u %s, %d there\n", st->wanted[r], lg_role_name((lg_role)r),
+                    there);
     }
-    lg_print(stdout, "checkpoint  %s\n", st->checkpoint[0] ? st->checkpoint : "none yet");
+    lg_print(to, "checkpoint  %s\n", st->checkpoint[0] ? st->checkpoint : "none yet");
     const int columns = lg_status_columns(st, 12);
     if (st->n_instances)
-        printf("\n%-*s %8s  %-9s %8s\n", columns, "process", "pid", "state", "restarts");
+        fprintf(to, "\n%-*s %8s  %-9s %8s\n", columns, "process", "pid", "state", "restarts");
     for (int i = 0; i < st->n_instances; i++) {
         const struct lg_status_instance *p = &st->instance[i];
         char name[LG_STATUS_NAME_BYTES], pid[16] = "-";
         if (p->pid) snprintf(pid, sizeof pid, "%d", p->pid);
-        lg_print(stdout, "%-*s %8s  %-9s %8u%s%s\n", columns, lg_status_name(p, name), pid,
-                 p->state, p->restarts, *p->program ? "  " : "", p->program);
+        lg_print(to, "%-*s %8s  %-9s %8u%s%s\n", columns, lg_status_name(p, name), pid, p->state,
+                 p->restarts, *p->program ? "  " : "", p->program);
     }
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include "shm/board.h"
 #include <cjson/cJSON.h>
+#include <stdio.h>
 
 enum { LG_STATUS_FORMAT = 1, LG_STATUS_INSTANCES_MAX = LG_ROWS };
 
@@ -55,5 +56,5 @@ int lg_status_read(const char *dir, struct lg_status *ret);
 void lg_status_save(const char *dir, lg_board *b);
 /* The JSON of `lgsup status --json`; the caller deletes it. A number that is not finite is null. */
 cJSON *lg_status_json(const struct lg_status *st);
-/* For people, on stdout. */
-void lg_status_print(const struct lg_status *st);
+/* For people. */
+void lg_status_print(const struct lg_status *st, FILE *to);

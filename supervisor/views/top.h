@@ -77,5 +77,19 @@ struct lg_top_look {
 int lg_top_text(const struct lg_top *t, const struct lg_top_look *look,
                 lg_top_line line[LG_TOP_LINES_MAX], int *ret_heading);
 
-/* The command. once, or no terminal: one frame as text. On a terminal `q` quits. */
-int lg_top(const char *dir, bool once);
+/* The machines of a run of several hosts, of which one at a time is shown whole. */
+struct lg_top_hosts {
+    void *context;
+    /* Reads the others once more, for a limited time. */
+    void (*read)(void *context, const struct lg_top_look *look);
+    /* A line for each, at the top; returns how many: LG_PLACES_MAX at most. */
+    int (*list)(void *context, lg_top_line *line);
+    /* The lines of the chosen one, at most `room`; -1: it is this host. */
+    int (*frame)(void *context, lg_top_line *line, int room);
+    /* Chooses the next one; false: it is the first one again. */
+    bool (*next)(void *context);
+};
+
+/* The command. once, or no terminal: a frame as text, of each host. On a terminal `q` quits, the tab key shows the next
+ * host. hosts: NULL where there is one. */
+int lg_top(const char *dir, bool once, const struct lg_top_hosts *hosts);

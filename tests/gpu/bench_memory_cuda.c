@@ -3,6 +3,10 @@
  *
  * usage: bench_memory_cuda [WIDTH DEPTH HEADS SIDE BATCH [STEPS]]      (2048 28 16 100 1 6)
  *
+ * Activations lie where gradients will (denoiser.h, `lends`) but in the first and last row. "cast": no copy of the weights in
+ * bf16 is kept; each unit is cast from the fp32 ones before it is used, in forward and backward (memory.cast_weights; here by the
+ * stream that computes, where a rank has a lane).
+ *
  * The net is a PixArt of patch 2 on latents SIDE x SIDE, with 128 text tokens; (SIDE / 2)^2 tokens a sample. Settings
  * take turns, the first again at the end. Prints for each: GiB of activations on the GPU and in host memory, GiB on the
  * GPU in all, ms a step (median and range), its ratio to the first. */
@@ -16,10 +20,14 @@ enum { STEPS_MAX = 50, WARM_UP = 2, TEXT = 128, TEXT_WIDTH = 4096 };
 
 static const struct setting {
     const char *recompute;
-    bool offload;
+    bool offload, lends, casts;
 } SETTINGS[] = {
-    {"none", false},    {"none", true},    {"norms", false}, {"mlp", false},  {"every:4", false},
-    {"every:2", false}, {"every:2", true}, {"block", false}, {"block", true}, {"none", false},
+    {"none", false, false, false},   {"none", true, true, false},
+    {"none", false, true, false},    {"every:4", false, true, false},
+    {"every:2", false, true, false}, {"block", false, true, false},
+    {"none", false, true, true},     {"every:4", false, true, true},
+    {"every:2", false, true, true},  {"block", false, true, true},
+    {"none", false, false, false},
 };
 
 struct bench {
@@ -94,15 +102,55 @@ static void open_bench(struct bench *b)
     free(length);
 }
 
+/* Event by event, each unit cast from the fp32 ones into the net's place for it. */
+static void run_events(struct bench *b, lg_denoiser *net, bool is_backward)
+{
+    int n, n_forward;
+    const struct lg_denoiser_event *e = lg_denoiser_events(net, &n, &n_forward);
+    const lg_dtype type = lg_device_dtype(b->device);
+    for (int i = is_backward ? n_forward : 0; i < (is_backward ? n : n_forward); i++) {
+        const struct lg_param_unit *u = &b->params.unit[e[i].unit];
+        if (e[i].kind == LG_EVENT_RUN) lg_denoiser_run(net, b->stream, &e[i]);
+        if (e[i].kind == LG_EVENT_GRADIENT)
+            lg_denoiser_set_gradient(net, e[i].unit, (float *)b->grads.data + u->first);
+        if (e[i].kind != LG_EVENT_WEIGHTS) continue;
+        void *place = lg_denoiser_weights_place(net, e[i].unit, is_backward);
+        lg_cast(b->stream, &(struct lg_cast_args){.x = lg_t1((float *)b->master.data + u->first,
+                                                             LG_F32, (int64_t)u->count),
+                                                  .y = lg_t1(place, type, (int64_t)u->count)});
+        lg_denoiser_set_weights(net, e[i].unit, place);
+    }
+}
+
+static void forward(struct bench *b, lg_denoiser *net)
+{
+    if (b->w.data) {
+        lg_denoiser_forward(net, b->stream, b->w.data, &b->in, b->out);
+        return;
+    }
+    lg_denoiser_begin_forward(net, &b->in, b->out);
+    run_events(b, net, false);
+}
+
+static void backward(struct bench *b, lg_denoiser *net)
+{
+    if (b->w.data) {
+        lg_denoiser_backward(net, b->stream, b->w.data, &b->in, b->out, b->grads.data, false);
+        return;
+    }
+    lg_denoiser_begin_backward(net, &b->in, b->out, false);
+    run_events(b, net, true);
+}
+
 static void step(struct bench *b, lg_denoiser *net)
 {
-    lg_denoiser_forward(net, b->stream, b->w.data, &b->in, b->out);
+    forward(b, net);
     lg_mse_loss(b->stream, &(struct lg_mse_loss_args){.pred = b->out,
                                                       .target = b->target,
                                                       .weight = b->weight,
                                                       .loss = b->loss,
                                                       .dpred = b->out});
-    lg_denoiser_backward(net, b->stream, b->w.data, &b->in, b->out, b->grads.data, false);
+    backward(b, net);
     struct lg_reduce_ranks_args r = {
         .count = 1, .x = {b->grads}, .y = b->grads, .squares = b->squares};
     lg_reduce_ranks(b->stream, &r);
@@ -114,7 +162,7 @@ static void step(struct bench *b, lg_denoiser *net)
                                                 .m_out = b->m,
                                                 .v_out = b->v,
                                                 .working = {b->w},
-                                                .copies = 1,
+                                                .copies = b->w.data != NULL,
                                                 .lr = 1e-6,
                                                 .beta1 = 0.9,
                                                 .beta2 = 0.999,
@@ -130,6 +178,19 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* The copy in bf16 is there or not. */
+static void keep_weights(struct bench *b, bool keep)
+{
+    if (keep == (b->w.data != NULL)) return;
+    if (!keep) {
+        b->bytes -= lg_tensor_bytes(&b->w);
+        lg_device_free(b->device, &b->w.data);
+        return;
+    }
+    b->w = get(b, b->w);
+    lg_cast(b->stream, &(struct lg_cast_args){.x = b->master, .y = b->w});
+}
+
 static void bench_setting(struct bench *b, const struct setting *set, int steps)
 {
     static double first;
@@ -137,17 +198,24 @@ static void bench_setting(struct bench *b, const struct setting *set, int steps)
     lg_denoiser *net;
     struct lg_denoiser_bytes bytes;
     const char *const words[] = {set->recompute, NULL};
-    const struct lg_denoiser_mode mode = {
-        .batch = (int)b->batch, .train = true, .recompute = words, .offload = set->offload};
+    const struct lg_denoiser_mode mode = {.batch = (int)b->batch,
+                                          .train = true,
+                                          .recompute = words,
+                                          .offload = set->offload,
+                                          .lends = set->lends,
+                                          .places_weights = set->casts};
+    keep_weights(b, !set->casts);
     gpu_need(lg_denoiser_plan(b->device, &b->c, &mode, &bytes));
     double gib = (double)(bytes.activations + bytes.scratch + b->bytes) * 0x1p-30;
-    printf("%-8s %-8s %7.2f %7.2f %7.2f", set->recompute, set->offload ? "offload" : "",
-           (double)bytes.activations * 0x1p-30, (double)bytes.host * 0x1p-30, gib);
+    printf("%-8s %-8s %-5s %-5s %7.2f %7.2f %7.2f", set->recompute, set->offload ? "offload" : "",
+           set->lends ? "lent" : "", set->casts ? "cast" : "", (double)bytes.activations * 0x1p-30,
+           (double)bytes.host * 0x1p-30, gib);
     fflush(stdout);
     if (lg_denoiser_open(b->device, &b->c, &mode, &net) < 0) {
         printf("  %s\n", lg_err_message());
         return;
     }
+    if (set->lends) lg_denoiser_set_lent(net, b->grads.data);
     for (int i = 0; i < WARM_UP + steps; i++) {
         int64_t before = lg_now_ns();
         step(b, net);
@@ -179,7 +247,8 @@ int main(int argc, char **argv)
     printf("%s\nwidth %d, depth %d, %d heads, %d tokens, batch %lld, %.2f G parameters\n",
            lg_device_fingerprint(b.device), b.c.hidden, b.c.depth, b.c.heads, side / 2 * (side / 2),
            (long long)b.batch, (double)b.params.count * 1e-9);
-    printf("recompute         activ.    host  in all        ms               over the first\n");
+    printf("recompute                     activ.    host  in all        ms               over the "
+           "first\n");
     for (size_t i = 0; i < LG_ARRAY_LEN(SETTINGS); i++) bench_setting(&b, &SETTINGS[i], steps);
     lg_params_free(&b.params);
     lg_stream_close(&b.stream);

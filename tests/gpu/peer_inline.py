@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""The peer of the pipeline: DiT-XL/2 in PyTorch that encodes its pictures inline, as training scripts do,
-on one GPU and on all of them (DDP). bf16, torch.compile for net and encoder, fused AdamW, foreach EMA.
+"""The peer of the pipeline: a net in PyTorch that encodes its pictures inline, as training scripts do,
+on one GPU and on all of them (DDP). bf16, torch.compile for net and encoders, fused AdamW, foreach EMA.
+The net is DiT-XL/2 at 256 px, or with `--net sd21` diffusers' U-Net of Stable Diffusion 2.1 at 512 px, whose captions
+a text encoder of CLIP H's size reads; the U-Net is compiled block by block, which takes minutes less (peer_unet.py).
 
-Usage: peer_inline.py [BATCH] [--steps 20] [--gpus N ...] [--tiny]      BATCH: global, default 256
+Usage: peer_inline.py [BATCH] [--net dit|sd21] [--steps 20] [--gpus N ...] [--tiny]      BATCH: global, default 256
 
 The pictures are random bytes that lie in pinned memory already: reading and decoding cost nothing here,
 unlike in bench_pipeline.sh. The encoder has Stable Diffusion's size and random weights, 32 pictures at a
@@ -22,6 +24,7 @@ from torch import nn
 from peer_dit_xl2 import DiT
 
 SLICE, WARM_UP, SCALING = 32, 5, 0.18215
+VOCABULARY, TOKENS = 49408, 77
 BUCKET_MB = 400  # 2.7 GB of gradients in 7 buckets: each is a graph of its own to compile
 
 
@@ -68,14 +71,46 @@ class Encoder(nn.Module):
         return self.all(x)
 
 
+class Text(nn.Module):
+    """CLIP's text encoder of Stable Diffusion 2: 23 layers of width 1024, 16 heads."""
+
+    def __init__(self, width=1024, layers=23):
+        super().__init__()
+        self.token, self.position = nn.Embedding(VOCABULARY, width), nn.Parameter(torch.randn(TOKENS, width) * 0.01)
+        layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, 0.0, F.gelu, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.register_buffer("causal", nn.Transformer.generate_square_subsequent_mask(TOKENS))
+
+    def forward(self, ids):
+        return self.layers(self.token(ids) + self.position, mask=self.causal.to(self.position.dtype), is_causal=True)
+
+
+class UNet(nn.Module):
+    """Called as DiT is: with the text where that has labels."""
+
+    def __init__(self, tiny):
+        super().__init__()
+        from diffusers import UNet2DConditionModel
+
+        from peer_unet import SD21
+        small = dict(block_out_channels=(32, 64, 64, 64), attention_head_dim=[1, 2, 2, 2], cross_attention_dim=64, layers_per_block=1)
+        self.unet = UNet2DConditionModel(**(SD21 | (small if tiny else {}))).to(memory_format=torch.channels_last)
+
+    def forward(self, x, t, text):
+        return self.unet(x, t, text, return_dict=False)[0]
+
+
 def build(a, device):
     torch.manual_seed(0)
-    if a.tiny:
-        net, vae, side = DiT(depth=1, h=64, nh=4, size=8), Encoder((32, 32, 32, 32)), 64
+    text = None
+    if a.net == "sd21":
+        net, side = UNet(a.tiny), 64 if a.tiny else 512
+        text = Text(*(64, 1) if a.tiny else ()).to(device, torch.bfloat16).eval().requires_grad_(False)
     else:
-        net, vae, side = DiT(), Encoder((128, 256, 512, 512)), 256
+        net, side = (DiT(depth=1, h=64, nh=4, size=8), 64) if a.tiny else (DiT(), 256)
+    vae = Encoder((32, 32, 32, 32) if a.tiny else (128, 256, 512, 512))
     vae = vae.to(device, torch.bfloat16).to(memory_format=torch.channels_last).eval().requires_grad_(False)
-    return net.to(device), vae, side
+    return net.to(device), vae, text, side
 
 
 def run(rank, a, world):
@@ -85,15 +120,24 @@ def run(rank, a, world):
     if world > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29517 + world))
         dist.init_process_group("gloo" if a.tiny else "nccl", rank=rank, world_size=world)
-    net, vae, side = build(a, device)
+    net, vae, text, side = build(a, device)
     ema = [p.detach().clone() for p in net.parameters()]
     opt = torch.optim.AdamW(net.parameters(), lr=1e-4, weight_decay=0, fused=not a.tiny)
-    step_net, encode = net, vae
+    step_net, encode, read = net, vae, text
+    if a.compile and text:  # before DistributedDataParallel, whose buckets would cut each block's graph
+        from peer_unet import compiled
+        os.environ["PEER_BLOCKS"] = "1"
+        compiled(net)
+    torch.backends.cudnn.benchmark = bool(text)
     if world > 1:  # inside of compile, which cuts the graph at the buckets: sums are made beside the backward pass
         step_net = nn.parallel.DistributedDataParallel(step_net, device_ids=None if a.tiny else [rank],
                                                        gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
     if a.compile:
-        step_net, encode = torch.compile(step_net), torch.compile(encode)
+        encode = torch.compile(encode)
+        if text:
+            read = torch.compile(text)
+        else:
+            step_net = torch.compile(step_net)
     began_all = time.perf_counter()
     share = a.batch // world
     pixels = [torch.randint(0, 256, (share, 3, side, side), dtype=torch.uint8, pin_memory=not a.tiny) for _ in range(2)]
@@ -109,13 +153,19 @@ def run(rank, a, world):
 
     def step(i):
         x0 = latents(pixels[i % 2])
-        label, t = torch.randint(0, 1000, (share,), device=device), torch.randint(0, 1000, (share,), device=device)
+        condition, t = torch.randint(0, 1000, (share,), device=device), torch.randint(0, 1000, (share,), device=device)
+        if text:
+            with torch.no_grad():
+                condition = read(torch.randint(0, VOCABULARY, (share, TOKENS), device=device))
         alpha = torch.cos(t / 1000 * 1.5)[:, None, None, None]
         e = torch.randn_like(x0)
         with torch.autocast(device.type, torch.bfloat16):
-            out = step_net(alpha * x0 + (1 - alpha**2).sqrt() * e, t, label)
-        target = e.reshape(share, 4, size // 2, 2, size // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(share, -1, 16)
-        loss = F.mse_loss(out[..., :16].float(), target)
+            out = step_net(alpha * x0 + (1 - alpha**2).sqrt() * e, t, condition)
+        target = e
+        if not text:
+            out = out[..., :16]
+            target = e.reshape(share, 4, size // 2, 2, size // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(share, -1, 16)
+        loss = F.mse_loss(out.float(), target)
         loss.backward()
         opt.step()
         opt.zero_grad(set_to_none=True)
@@ -134,7 +184,7 @@ def run(rank, a, world):
     if rank == 0:
         ms = 1000 * statistics.median(times)
         peak = 0 if a.tiny else torch.cuda.max_memory_allocated() / 2**30
-        print(f"PyTorch {torch.__version__}, inline encoding, {world} GPUs, batch {a.batch}: {ms:.1f} ms/step "
+        print(f"PyTorch {torch.__version__}, {a.net}, inline encoding, {world} GPUs, batch {a.batch}: {ms:.1f} ms/step "
               f"{1000 * a.batch / ms:.0f} img/s, peak {peak:.1f} GiB a GPU", flush=True)
     if world > 1:
         dist.destroy_process_group()
@@ -143,6 +193,7 @@ def run(rank, a, world):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("batch", type=int, nargs="?", default=256)
+    p.add_argument("--net", choices=["dit", "sd21"], default="dit")
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8], help="as many of them as there are")
     p.add_argument("--tiny", action="store_true")

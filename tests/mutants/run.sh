@@ -54,6 +54,9 @@ tests_of_file() {
     stages/io/clip_* | stages/io/av/*) echo clip_read clip_times clip_source ;;
     stages/io/source_item.* | stages/io/source_sample.*) echo clip_source source samples ;;
     stages/nets/latte.* | stages/nets/ltx.*) echo clips sequence ;;
+    supervisor/hosts/answers.*) echo hosts_answers e2e:hosts_seen ;;
+    supervisor/commands/log_files.* | supervisor/commands/logs.*) echo hosts_answers e2e:hosts_seen ;;
+    supervisor/commands/elsewhere.* | supervisor/commands/whole.* | supervisor/core/other_hosts.*) echo e2e:hosts_seen ;;
     supervisor/hosts/*) echo sim_group hosts_channel ;;
     supervisor/views/tensorboard.*) echo tensorboard ;;
     config/sample.*) echo config ;;
@@ -64,8 +67,8 @@ tests_of_file() {
     supervisor/core/park.*) echo adopt supervise_adopt e2e:park e2e:copies ;;
     shm/scatter.*) echo sim_protocol gradients ;;
     shm/sequence.*) echo sim_protocol e2e:sequence ;;
-    stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:zero e2e:apart ;;
-    stages/trainer/working.*) echo moments e2e:zero e2e:offload_optimizer e2e:apart ;;
+    stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:cast_weights e2e:zero e2e:apart ;;
+    stages/trainer/working.*) echo moments e2e:cast_weights e2e:zero e2e:offload_optimizer e2e:apart ;;
     stages/trainer/exchanges.* | stages/trainer/trainer.*) echo e2e:sequence e2e:apart ;;
     stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
     config/output.* | config/plan.*) echo config plan e2e:resume e2e:adapter ;;
@@ -74,7 +77,7 @@ tests_of_file() {
     stages/exchange/ucx.*) echo transport_ucx e2e:hosts ;;
     stages/exchange/*) echo sim_hosts e2e:hosts ;;
     shm/commit.*) echo sim_protocol sim_hosts commit sim_supervisor e2e:kills ;;
-    base/lifetimes.*) echo graph graph_recompute ;;
+    base/lifetimes.*) echo graph graph_recompute lent ;;
     stages/nets/sincos.*) echo denoiser_golden denoiser_shapes published clips sequence ;;
     stages/nets/latte.* | stages/nets/ltx.* | stages/nets/adaln.*) echo clips sequence ;;
     kernels/graph/grad.*) echo graph_grad ;;
@@ -89,7 +92,7 @@ tests_of_file() {
     config/rules.* | config/models.*) echo config plan pretrained e2e:resume ;;
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 text_storage ;;
     stages/text/*) echo e2e:sd3 ;;
-    kernels/graph/*) echo graph graph_grad graph_recompute t5 ;;
+    kernels/graph/*) echo graph graph_grad graph_recompute t5 lent ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/autoencoder* | stages/nets/video.* | stages/nets/tiles.*) echo ltx_vae autoencoder ;;
     stages/nets/denoiser.*) echo clips denoiser_recompute denoiser_shapes adapter sequence ;;

@@ -234,6 +234,7 @@ static void test_parked_memory_of_another_shape(void **state)
         {"window.batches=7", "the window (window.batches) has changed"},
         {"parallel.zero=0", "how state, gradients and weights are cut (parallel) has changed"},
         {"parallel.exchange=host", "the way between GPUs (parallel.exchange) has changed"},
+        {"memory.cast_weights=true", "which weights are kept (memory.cast_weights) has changed"},
         {"memory.offload_ema=true", "where the average lies (memory.offload_ema) has changed"},
     };
     assert_int_equal(

@@ -24,7 +24,7 @@ static void test_help(void **state)
     EXPECT(0, "lgsup start");
     EXPECT(0, "lgsup verify", "help");
     EXPECT(0, "lgsup doctor", "--help");
-    EXPECT(0, "[-f] [ROLE[.INDEX]] DIR", "help", "logs");
+    EXPECT(0, "[-f] [--host H] [ROLE[.INDEX]] DIR", "help", "logs");
     EXPECT(0, "lgsup stop", "-h");
     EXPECT(0, "lgsup 0.", "version");
     EXPECT(0, "lgsup 0.", "--version");
@@ -48,7 +48,7 @@ static void test_wrong_words(void **state)
     EXPECT(2, "usage: lgsup doctor", "doctor", "x");
     EXPECT(2, "usage: lgsup top", "top");
     EXPECT(2, "usage: lgsup logs", "logs", "a", "b", "c");
-    EXPECT(2, "usage: lgsup scale ROLE N [DIR]", "scale", "vae");
+    EXPECT(2, "usage: lgsup scale ROLE N [--host H] [DIR]", "scale", "vae");
     EXPECT(2, "usage: lgsup scale", "scale", "vae", "2", "run", "x");
     EXPECT(2, "usage: lgsup swap ROLE", "swap");
     EXPECT(2, "usage: lgsup swap", "swap", "vae", "run", "x");

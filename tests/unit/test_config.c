@@ -612,6 +612,9 @@ static void test_rules_memory(void **state)
     assert_int_equal(lg_config_check(c), LG_ERR_CONFIG);
     assert_message("p.toml:3: memory.recompute: \"blocks\" is unknown; expected \"none\"");
     lg_config_free(&c);
+    assert_int_equal(CHECK("memory.cast_weights=true"), 0);
+    BREAKS("memory.cast_weights = true casts weights where the GPU has them",
+           "memory.cast_weights=true", "memory.offload_optimizer=true");
 }
 
 static void test_rules_previews(void **state)
@@ -1019,44 +1022,19 @@ static void test_encoders(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_defaults),
-        TEST(test_values),
-        TEST(test_paths),
-        TEST(test_overrides),
-        TEST(test_lists),
-        TEST(test_round_trip),
-        TEST(test_syntax),
-        TEST(test_deep_nesting),
-        TEST(test_types_and_ranges),
-        TEST(test_unknown_names),
-        TEST(test_bad_overrides),
-        TEST(test_collects),
-        TEST(test_rules_hold),
-        TEST(test_rules_batch),
-        TEST(test_rules_hosts),
-        TEST(test_rules_clips),
-        TEST(test_sides),
-        TEST(test_rules_buckets),
-        TEST(test_rules_model),
-        TEST(test_rules_training),
-        TEST(test_rules_device),
-        TEST(test_rules_captions),
-        TEST(test_sources),
-        TEST(test_rules_sources),
-        TEST(test_rules_files),
-        TEST(test_rules_previews),
-        TEST(test_previews_of_clips),
-        TEST(test_rules_memory),
-        TEST(test_rules_restarts),
-        TEST(test_rules_histograms),
-        TEST(test_rules_clip),
-        TEST(test_encoders),
-        TEST(test_rules_collect),
-        TEST(test_compatible),
-        TEST(test_denoisers),
-        TEST(test_document),
-        TEST(test_exit_codes),
-        TEST(test_examples),
+        TEST(test_defaults),       TEST(test_values),         TEST(test_paths),
+        TEST(test_overrides),      TEST(test_lists),          TEST(test_round_trip),
+        TEST(test_syntax),         TEST(test_deep_nesting),   TEST(test_types_and_ranges),
+        TEST(test_unknown_names),  TEST(test_bad_overrides),  TEST(test_collects),
+        TEST(test_rules_hold),     TEST(test_rules_batch),    TEST(test_rules_hosts),
+        TEST(test_rules_clips),    TEST(test_sides),          TEST(test_rules_buckets),
+        TEST(test_rules_model),    TEST(test_rules_training), TEST(test_rules_device),
+        TEST(test_rules_captions), TEST(test_sources),        TEST(test_rules_sources),
+        TEST(test_rules_files),    TEST(test_rules_previews), TEST(test_previews_of_clips),
+        TEST(test_rules_memory),   TEST(test_rules_restarts), TEST(test_rules_histograms),
+        TEST(test_rules_clip),     TEST(test_encoders),       TEST(test_rules_collect),
+        TEST(test_compatible),     TEST(test_denoisers),      TEST(test_document),
+        TEST(test_exit_codes),     TEST(test_examples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -213,7 +213,7 @@ static int verify_run(void)
 static int logs(void)
 {
     faults_begin();
-    int rc = lg_logs(g_run, NULL, false);
+    int rc = lg_logs(&(struct lg_logs_args){.dir = g_run});
     faults_end();
     return rc;
 }
@@ -226,7 +226,7 @@ static int status(void)
     if (rc == 0) {
         cJSON *j = lg_status_json(&st);
         cJSON_Delete(j);
-        lg_status_print(&st);
+        lg_status_print(&st, stdout);
     }
     if (rc == 0) lg_status_save(g_run, f.board);
     faults_end();

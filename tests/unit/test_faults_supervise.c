@@ -72,7 +72,7 @@ static int prometheus(void)
 static int top(void)
 {
     faults_begin();
-    int rc = lg_top(r.dir, true);
+    int rc = lg_top(r.dir, true, NULL);
     faults_end();
     return rc;
 }
@@ -170,8 +170,8 @@ static int finish(void)
 static int order(void)
 {
     faults_begin();
-    int rc = lg_order_swap(r.dir, "vae.0", "/bin/true");
-    if (rc == LG_ERR_NOTFOUND) rc = lg_order_scale(r.dir, "vae", "2");
+    int rc = lg_order_swap(&(struct lg_order_to){.dir = r.dir}, "vae.0", "/bin/true");
+    if (rc == LG_ERR_NOTFOUND) rc = lg_order_scale(&(struct lg_order_to){.dir = r.dir}, "vae", "2");
     faults_end();
     LG_ASSERT(rc < 0); /* nobody is there to carry it out */
     return rc == LG_ERR_NOTFOUND ? 0 : rc;

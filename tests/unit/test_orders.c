@@ -40,8 +40,9 @@ static pid_t g_command;
 static int be_the_command(char **word)
 {
     const char *to = strcmp(word[3], "-") ? word[3] : NULL;
-    int rc = !strcmp(word[1], "swap") ? lg_order_swap(word[0], word[2], to)
-                                      : lg_order_scale(word[0], word[2], to);
+    int rc = !strcmp(word[1], "swap")
+                 ? lg_order_swap(&(struct lg_order_to){.dir = word[0]}, word[2], to)
+                 : lg_order_scale(&(struct lg_order_to){.dir = word[0]}, word[2], to);
     if (rc < 0) fprintf(stderr, "%s", lg_err_message());
     fflush(NULL);
     return -rc;

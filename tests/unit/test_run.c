@@ -382,26 +382,34 @@ static void test_orders_refused(void **state)
     char deep[600], longest[700], here[LG_PATH_BYTES];
     assert_non_null(getcwd(here, sizeof here));
     for (size_t i = 0; i < LG_ARRAY_LEN(no_number); i++)
-        assert_says(lg_order_scale(r.dir, "vae", no_number[i]), LG_ERR_USAGE, "not a number");
+        assert_says(lg_order_scale(&(struct lg_order_to){.dir = r.dir}, "vae", no_number[i]),
+                    LG_ERR_USAGE, "not a number");
     for (size_t i = 0; i < LG_ARRAY_LEN(no_instance); i++)
-        assert_says(lg_order_swap(r.dir, no_instance[i], NULL), LG_ERR_USAGE, "is no instance");
-    assert_says(lg_order_swap(r.dir, "lvae.0", NULL), LG_ERR_USAGE, "no role \"lvae\"");
-    assert_says(lg_order_swap(r.dir, "vae", "no/such/program"), LG_ERR_NOTFOUND, "no program");
-    assert_says(lg_order_swap(r.dir, "vae", "/bin/true"), LG_ERR_NOTFOUND, "no lgsup is in charge");
+        assert_says(lg_order_swap(&(struct lg_order_to){.dir = r.dir}, no_instance[i], NULL),
+                    LG_ERR_USAGE, "is no instance");
+    assert_says(lg_order_swap(&(struct lg_order_to){.dir = r.dir}, "lvae.0", NULL), LG_ERR_USAGE,
+                "no role \"lvae\"");
+    assert_says(lg_order_swap(&(struct lg_order_to){.dir = r.dir}, "vae", "no/such/program"),
+                LG_ERR_NOTFOUND, "no program");
+    assert_says(lg_order_swap(&(struct lg_order_to){.dir = r.dir}, "vae", "/bin/true"),
+                LG_ERR_NOTFOUND, "no lgsup is in charge");
     assert_int_equal(chdir("/bin"), 0); /* a relative path is one from here */
-    assert_says(lg_order_swap(r.dir, "vae", "true"), LG_ERR_NOTFOUND, "no lgsup is in charge");
+    assert_says(lg_order_swap(&(struct lg_order_to){.dir = r.dir}, "vae", "true"), LG_ERR_NOTFOUND,
+                "no lgsup is in charge");
     assert_int_equal(chdir(here), 0);
     memset(deep, 'a', sizeof deep);
     for (size_t i = 0; i < sizeof deep; i += 100) deep[i] = '/';
     deep[sizeof deep - 1] = 0;
     snprintf(longest, sizeof longest, "x%s", deep);
     assert_int_equal(lg_mkdirs(scratch_path(longest)), 0);
-    assert_says(lg_order_swap(r.dir, "vae", scratch_path(longest)), LG_ERR_USAGE, "longer than");
-    assert_says(lg_order_scale(scratch_path("x"), "vae", "2"), LG_ERR_NOTFOUND,
-                "is not a run directory");
+    assert_says(lg_order_swap(&(struct lg_order_to){.dir = r.dir}, "vae", scratch_path(longest)),
+                LG_ERR_USAGE, "longer than");
+    assert_says(lg_order_scale(&(struct lg_order_to){.dir = scratch_path("x")}, "vae", "2"),
+                LG_ERR_NOTFOUND, "is not a run directory");
     /* The moment in which lgsup has the lock and no sockets yet. */
     write_holder((int)getpid(), lg_process_start_time((int)getpid()));
-    assert_says(lg_order_scale(r.dir, "vae", "2"), LG_ERR_BUSY, "only just starting, or ending");
+    assert_says(lg_order_scale(&(struct lg_order_to){.dir = r.dir}, "vae", "2"), LG_ERR_BUSY,
+                "only just starting, or ending");
 }
 
 /* ---- which checkpoints get a picture ---- */
