@@ -10,6 +10,7 @@
 #include <string.h>
 
 enum { RETRY_MS = 20, STUCK_S = 3, MESSAGES_MAX = 1 << 16, SLICE_ALIGN = 16 };
+enum { SLICES_OF_HOST = 8, SLICE_LEAST = 1 << 18 };
 #define ID_BITS 47
 
 uint64_t lg_exchanger_random(lg_exchanger *x)
@@ -19,12 +20,14 @@ uint64_t lg_exchanger_random(lg_exchanger *x)
     return id ? id : 1;
 }
 
-/* Of all slices but the last: elements. So that each host has one. */
+/* Elements of all slices but the last: several for each host, so that the last one to leave a rank is a small part of all, but
+ * none so short that messages cost more than they carry, unless a host had none then. */
 static size_t slice_of(size_t count, int hosts, size_t message_bytes)
 {
-    size_t per = (count + (size_t)hosts - 1) / (size_t)hosts;
-    per = (per + SLICE_ALIGN - 1) / SLICE_ALIGN * SLICE_ALIGN;
-    return LG_MAX(LG_MIN(per, message_bytes / sizeof(float)), (size_t)1);
+    const size_t per = (count + (size_t)hosts - 1) / (size_t)hosts;
+    size_t slice = LG_MIN(per, LG_MAX(per / SLICES_OF_HOST, (size_t)SLICE_LEAST));
+    slice = (slice + SLICE_ALIGN - 1) / SLICE_ALIGN * SLICE_ALIGN;
+    return LG_MAX(LG_MIN(slice, message_bytes / sizeof(float)), (size_t)1);
 }
 
 /* Of so many hosts, `host` adds slice host, host + hosts, .. */

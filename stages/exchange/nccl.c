@@ -22,8 +22,9 @@
 #include "stages/exchange/transport.h"
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-enum { NOTES = 64, EXPECTED = 4 * LG_LINK_DEPTH };
+enum { NOTES = 64, EXPECTED = 4 * LG_LINK_DEPTH, NAP_NS = 50000 };
 #define NOTE_TAG (LG_TAG_NOTE | LG_TAG_INNER)
 
 enum note_kind { NOTE_OPEN = 1, NOTE_NEXT, NOTE_BROKEN };
@@ -433,6 +434,20 @@ static void nccl_cancel(lg_transport *t, struct lg_transfer *m)
         if (holds(&t->in[h].queue, m)) close_inlet(t, h, true);
 }
 
+/* A link wakes nobody. */
+static bool is_busy(const lg_transport *t)
+{
+    for (int h = 0; h < t->hosts; h++)
+        if (t->out[h].queue.n || t->in[h].queue.n || t->in[h].n || t->in[h].broken) return true;
+    return false;
+}
+
+/* Whoever computes on this core is let through, while a message of milliseconds is on its way. */
+static void nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+}
+
 static bool nccl_progress(lg_transport *t)
 {
     bool happened = g_inner->progress(t->inner);
@@ -443,6 +458,7 @@ static bool nccl_progress(lg_transport *t)
     }
     happened |= t->happened;
     t->happened = false;
+    if (!happened && is_busy(t)) nap();
     return happened;
 }
 
@@ -451,12 +467,9 @@ static int nccl_fd(lg_transport *t)
     return g_inner->fd(t->inner);
 }
 
-/* A link wakes nobody. */
 static bool nccl_sleeps(lg_transport *t)
 {
-    for (int h = 0; h < t->hosts; h++)
-        if (t->out[h].queue.n || t->in[h].queue.n || t->in[h].n || t->in[h].broken) return false;
-    return g_inner->sleeps(t->inner);
+    return !is_busy(t) && g_inner->sleeps(t->inner);
 }
 
 const struct lg_transport_kind lg_transport_nccl = {.name = "nccl",

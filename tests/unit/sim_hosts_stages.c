@@ -198,6 +198,14 @@ static bool reduce(struct life *h, int r, uint64_t s)
         lg_trainer_mark_local(&h->board, r, s);
     }
     lg_stamp_set(&m->out, s);
+    if (h->task[r].pc == 0 && sim_hosts_is(h->w, SIM_HOSTS_LEAVES_EARLY)) {
+        lg_leaving_mark(&m->leaving, s, COUNT / 2);
+        h->task[r].pc++;
+        return false;
+    }
+    if (h->task[r].pc == 1 && sim_hosts_is(h->w, SIM_HOSTS_LEAVES_EARLY))
+        for (int j = COUNT / 2; j < COUNT; j++)
+            m->outgoing[j] = gradient(m->w[s & 1], first_sample(h, s), r, j, divisor);
     for (int j = (1 - h->task[r].pc) * COUNT / 2; j < (2 - h->task[r].pc) * COUNT / 2; j++)
         m->outgoing[j] = gradient(m->w[s & 1], first_sample(h, s), r, j, divisor);
     h->task[r].pc++;
