@@ -26,9 +26,12 @@ both() { # RUN STEPS [--set ...]: from the beginning to the end
 gpu() { # TRANSPORT RUN STEPS [--set ...]
     LG_BACKEND_DIR=$T/backends both "$2" "$3" --set device=cuda --set trainer.gpus=0,1 --set "hosts.transport=$1" "${@:4}"
 }
-pid_on() { # HOST RUN ROLE INDEX
-    on "$1" timeout 20 "$LGSUP" status --json "$T/$2/$1" 2>/dev/null |
-        jq -r "[.instances[] | select(.role == \"$3\" and .index == $4) | .pid][0] // 0"
+pid_on() { # HOST RUN ROLE INDEX: from outside, which takes no time from the run
+    if [ "$3" = keeper ]; then
+        pgrep -f -- "$e2e_build/bin/lg-keeper $T/x$1/" | head -n 1
+    else
+        pgrep -f -- "$e2e_build/bin/lg-$3 --run $T/$2/$1 --index $4 " | head -n 1
+    fi
 }
 same_run() { # NAME OF RUN STEPS
     check "$1: byte-identical to hosts without GPUs" same_files "$(files_of "$2" "$4")" "$(files_of "$3" "$4")" "$4"
@@ -56,13 +59,14 @@ for transport in ucx nccl; do
     gpu $transport $run $N --set parallel.zero=2
     wait_until 100 step_reached "$T/$run/0" 1
     for victim in exchange.0 trainer.1 exchange.1 trainer.0 exchange.0 keeper.0 exchange.1 vae.0; do
-        host=$((RANDOM % 2)) pid=0
+        host=$((RANDOM % 2)) pid=
         sleep "0.0$((RANDOM % 10))"
         for _ in {1..50}; do # one that is just being replaced is waited for
             pid=$(pid_on $host $run "${victim%.*}" "${victim#*.}")
-            [ "${pid:-0}" -eq 0 ] || break
+            [ -z "$pid" ] || break
+            sleep 0.02
         done
-        step_reached "$T/$run/$host" $N || { on $host kill -9 "$pid" 2>/dev/null && killed=$((killed + 1)); }
+        step_reached "$T/$run/$host" $N || { kill -9 "$pid" 2>/dev/null && killed=$((killed + 1)); }
         echo "# killed $victim of host $host at step $(step_of "$T/$run/$host")"
     done
     ends "$transport, $killed processes killed" $run 0 1

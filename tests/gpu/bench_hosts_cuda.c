@@ -12,10 +12,14 @@
 #include "kernels/ops.h"
 #include "stages/exchange/exchanger.h"
 #include "tests/gpu/gpu_test.h"
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 enum { HOSTS = 2, MESSAGE_HOST = 4 << 20, MESSAGE_DEVICE = 16 << 20, LIMIT_S = 60, SQUARES = 4096 };
+
+/* Steps for which a host is ready: both begin together. */
+static _Atomic(uint64_t) *g_ready; /* (HOSTS), shared */
 
 struct host {
     lg_board board;
@@ -119,6 +123,10 @@ static void turn(struct host *h, int64_t limit)
 /* ms from the end of the backward to the whole sum. */
 static double step(struct host *h, uint64_t s, int64_t backward_ns, int units)
 {
+    const int64_t patience = lg_now_ns() + LIMIT_S * LG_S_NS;
+    atomic_store(&g_ready[h->board.s->hosts.host], s + 1);
+    for (int i = 0; i < HOSTS; i++)
+        while (atomic_load(&g_ready[i]) < s + 1) turn(h, patience);
     const int64_t begin = lg_now_ns(), limit = begin + LIMIT_S * LG_S_NS + backward_ns;
     struct lg_board_row *rank = row(h, LG_ROLE_trainer);
     lg_stamp_set(&h->out, s);
@@ -211,6 +219,9 @@ int main(int argc, char **argv)
         return 2;
     }
     const uint32_t port = 20000 + (uint32_t)getpid() % 20000;
+    g_ready = mmap(NULL, HOSTS * sizeof *g_ready, PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    LG_ASSERT(g_ready != MAP_FAILED);
     const pid_t other = fork();
     const int rc = run(other == 0, argv, argc, port);
     if (other == 0) return rc;
