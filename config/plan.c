@@ -344,6 +344,7 @@ static bool is_silent(const lg_config *c, bool has_buckets, const char *key)
     if (!strcmp(key, "data.shuffle_tags")) return !c->data_shuffle_tags;
     if (!strcmp(key, "data.keep_tags")) return !c->data_keep_tags;
     if (!strcmp(key, "hosts.count")) return c->hosts_count == 1;
+    if (!strcmp(key, "trainer.clean_first_frame")) return c->trainer_clean_first_frame == 0;
     if (!strcmp(key, "model.frozen")) return !strcmp(c->model_frozen, "auto");
     return false;
 }

@@ -202,6 +202,19 @@ static void check_clips(struct rules *r, int64_t frames)
                "data.frames = %lld with model.kind = \"%s\", which takes pictures: set it to 1, or "
                "use a model of clips, \"latte\" or \"ltx\"",
                (long long)c->data_frames, c->model_kind);
+    if (c->trainer_clean_first_frame > 0 && frames < 2)
+        broken(
+            r, "trainer.clean_first_frame",
+            "trainer.clean_first_frame = %g with latents of one frame: it is for clips, of which "
+            "the frames behind the first are trained on; remove it, or set data.frames",
+            c->trainer_clean_first_frame);
+    if (c->sample_first_frame[0] && frames < 2)
+        broken(r, "sample.first_frame",
+               "sample.first_frame with latents of one frame: it is for clips, of which the frames "
+               "behind the first are drawn; remove it, or set data.frames");
+    if (c->sample_first_frame[0] && !lg_path_exists(c->sample_first_frame))
+        broken(r, "sample.first_frame", "sample.first_frame: %s does not exist",
+               c->sample_first_frame);
     if (kind == LG_LATTE && c->parallel_sp > frames)
         broken(r, "parallel.sp",
                "parallel.sp = %lld with model.kind = \"latte\", whose frames stay whole: latents "
@@ -343,6 +356,23 @@ static void sides_text(const struct lg_sides *s, char ret[64])
         snprintf(ret, 64, "[%lld, %lld]", (long long)s->height, (long long)s->width);
 }
 
+/* Has every rank of a sequence group something of this bucket, too? unit: pixels of a patch. */
+static void check_bucket_sequence(struct rules *r, const struct lg_bucket *b, int64_t unit,
+                                  int factor_time)
+{
+    const lg_config *c = r->c;
+    const int64_t frames = (b->frames + factor_time - 1) / factor_time;
+    const bool whole = lg_denoiser_kind_of(c->model_kind) == LG_LATTE;
+    const int64_t most = whole ? frames : frames * (b->height / unit);
+    char text[LG_BUCKET_TEXT_BYTES];
+    if (c->parallel_sp > most)
+        broken(r, "data.buckets",
+               "data.buckets: %s with parallel.sp = %lld, which is more than the %lld %s of its "
+               "latents: set parallel.sp to at most that, or remove this shape",
+               lg_bucket_text(b, text), (long long)c->parallel_sp, (long long)most,
+               whole ? "frames" : "rows of patches");
+}
+
 /* unit: pixels of a patch. */
 static void check_buckets(struct rules *r, int64_t unit, int factor_time)
 {
@@ -379,11 +409,7 @@ static void check_buckets(struct rules *r, int64_t unit, int factor_time)
                "data.buckets with model.kind = \"%s\", which is defined for squares only: remove "
                "it, or use a model that reads other shapes, as \"pixart\"",
                c->model_kind);
-    if (c->parallel_sp > 1)
-        broken(r, "data.buckets",
-               "data.buckets with parallel.sp = %lld: a sequence is split for one shape only; set "
-               "parallel.sp to 1, or data.buckets to \"square\"",
-               (long long)c->parallel_sp);
+    for (int k = 0; k < b.n; k++) check_bucket_sequence(r, &b.of[k], unit, factor_time);
     if (c->trainer_micro_batch_size % c->vae_chunk)
         broken(r, "vae.chunk",
                "vae.chunk = %lld does not divide trainer.micro_batch_size = %lld: with "
@@ -717,10 +743,12 @@ static void check_noise(struct rules *r)
         {"trainer.flow_shift_by", "flow", strcmp(c->trainer_flow_shift_by, "constant") != 0, flow},
         {"sample.flow_end", "flow", c->sample_flow_end > 0, flow},
         {"trainer.loss_weighting", "flow", strcmp(c->trainer_loss_weighting, "none") != 0, flow},
+        {"trainer.clean_first_frame", "flow", c->trainer_clean_first_frame > 0, flow},
         {"trainer.beta_schedule", "eps or v", !linear, !flow},
         {"trainer.beta_start", "eps or v", c->trainer_beta_start != 1e-4, !flow},
         {"trainer.beta_end", "eps or v", c->trainer_beta_end != 0.02, !flow},
         {"trainer.zero_snr", "v", c->trainer_zero_snr, is_objective(c, "v")},
+        {"sample.first_frame", "flow", c->sample_first_frame[0] != 0, flow},
         {"sample.sampler", "flow", !strcmp(c->sample_sampler, "euler"), flow},
         {"sample.sampler", "eps or v",
          !strcmp(c->sample_sampler, "ddim") || !strcmp(c->sample_sampler, "dpm++"), !flow},

@@ -31,6 +31,7 @@ struct lg_vae_batches {
     lg_autoencoder *net;
     void *weights;
     int64_t batch;
+    struct lg_decoding decoding;
     struct lg_port mean, logvar, image; /* mean is the decoder's input */
     lg_tensor pixels;                   // (B, 3, F H, W)
     uint8_t *host_pixels;
@@ -77,6 +78,7 @@ static int vae_open(lg_vae_batches *b, const struct lg_vae_batches_spec *spec)
     struct lg_autoencoder_shape shape = spec->shape;
     b->device = spec->device;
     b->batch = shape.batch;
+    b->decoding = spec->decoding;
     if (!shape.slice && shape.frames > 1) {
         shape.slice = lg_autoencoder_slice(&spec->config, shape.height, shape.width);
     } else if (!shape.slice) {
@@ -145,6 +147,9 @@ void lg_vae_batches_decode(lg_vae_batches *b, const float *latent, int64_t n, fl
     size_t picture = sample_of(&b->image);
     for (int64_t first = 0; first < n; first += b->batch) {
         size_t at = (size_t)first * picture, count = (size_t)LG_MIN(b->batch, n - first);
+        struct lg_decoding decoding = b->decoding;
+        decoding.first += (uint64_t)first;
+        lg_autoencoder_set_decoding(b->net, &decoding);
         put(&b->mean, b->stream, latent + (size_t)first * sample_of(&b->mean), (int64_t)count);
         lg_autoencoder_decode(b->net, b->stream, b->weights, b->mean.device, b->image.device,
                               b->pixels);

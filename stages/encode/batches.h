@@ -12,6 +12,7 @@ struct lg_vae_batches_spec {
     struct lg_autoencoder_config config;
     struct lg_autoencoder_shape shape; /* one half; slice 0: as many pictures as make a megapixel,
                                           of clips lg_autoencoder_slice's frames */
+    struct lg_decoding decoding;       /* sample i is first + i */
 };
 /* Loads the weights. Allocates on the device what a batch needs. */
 int lg_vae_batches_open(const struct lg_vae_batches_spec *spec, lg_vae_batches **ret);

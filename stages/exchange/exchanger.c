@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RETRY_MS = 20, STUCK_S = 3, MESSAGES_MAX = 1 << 16, SLICE_ALIGN = 16 };
+enum { RETRY_MS = 20, CUT_OFF_MS = 30, STUCK_S = 3, MESSAGES_MAX = 1 << 16, SLICE_ALIGN = 16 };
 enum { SLICES_OF_HOST = 8, SLICE_LEAST = 1 << 18 };
 #define ID_BITS 47
 
@@ -353,12 +353,20 @@ static int follow_epoch(lg_exchanger *x)
     return epoch ? enter(x, &now) : 0;
 }
 
+/* What has begun to come from a host that is gone never ends by itself. */
 static int watch_places(lg_exchanger *x, bool free)
 {
     const int64_t now = x->spec.now();
-    if (free) x->stuck_ns = 0;
-    if (free) return 0;
+    if (free) {
+        x->stuck_ns = 0;
+        x->has_cut_off = false;
+        return 0;
+    }
     if (!x->stuck_ns) x->stuck_ns = now;
+    if (!x->has_cut_off && now - x->stuck_ns > CUT_OFF_MS * LG_MS_NS) {
+        x->has_cut_off = true;
+        x->spec.transport->cut_off(x->transport);
+    }
     if (now - x->stuck_ns > STUCK_S * LG_S_NS)
         return LG_FAIL(LG_ERR_TIMEOUT,
                        "the transport %s does not give back what was to be received from a host "

@@ -81,6 +81,7 @@ struct lg_exchanger {
     struct lg_loss_sum own_loss;
     uint64_t random;
     int64_t stuck_ns; /* since when a place is not given back */
+    bool has_cut_off; /* since then */
 };
 
 /* exchanger.c */

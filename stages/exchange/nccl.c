@@ -383,6 +383,12 @@ static void nccl_disconnect(lg_transport *t, int peer)
     t->out[peer].connected = t->out[peer].failed = false;
 }
 
+static void nccl_cut_off(lg_transport *t)
+{
+    g_inner->cut_off(t->inner);
+    for (int h = 0; h < t->hosts; h++) close_inlet(t, h, true);
+}
+
 static bool nccl_has_failed(lg_transport *t, int peer)
 {
     return t->out[peer].failed || g_inner->has_failed(t->inner, peer);
@@ -478,6 +484,7 @@ const struct lg_transport_kind lg_transport_nccl = {.name = "nccl",
                                                     .connect = nccl_connect,
                                                     .disconnect = nccl_disconnect,
                                                     .has_failed = nccl_has_failed,
+                                                    .cut_off = nccl_cut_off,
                                                     .send = nccl_send,
                                                     .receive = nccl_receive,
                                                     .cancel = nccl_cancel,

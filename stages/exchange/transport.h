@@ -50,11 +50,15 @@ struct lg_transport_kind {
     /* By force: what is being sent is done soon, as failed. No effect without a connection. */
     void (*disconnect)(lg_transport *t, int peer);
     bool (*has_failed)(lg_transport *t, int peer); /* since connect */
+    /* By force, all connections that others have made: what has begun to come by them is done soon, as failed. Who is
+     * still there finds that his has failed, and connects again. */
+    void (*cut_off)(lg_transport *t);
     void (*send)(lg_transport *t, int peer, struct lg_transfer *m);
     /* Notes go to the places that are posted with LG_TAG_NOTE, in the order in which these were; one comes whole or not
      * at all. */
     void (*receive)(lg_transport *t, struct lg_transfer *m);
-    /* Of a receive: it is done soon, perhaps by what has come. */
+    /* Of a receive: it is done soon, perhaps by what has come; when its message has begun to come, by its end or by
+     * cut_off. */
     void (*cancel)(lg_transport *t, struct lg_transfer *m);
     /* Moves what can be moved; true: something has happened. */
     bool (*progress)(lg_transport *t);

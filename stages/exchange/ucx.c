@@ -292,6 +292,17 @@ static void ucx_disconnect(lg_transport *t, int peer)
     ucp_worker_progress(t->worker);
 }
 
+/* A receive whose message has begun to come cannot be cancelled, and of a host without power UCX hears nothing. */
+static void ucx_cut_off(lg_transport *t)
+{
+    for (int i = 0; i < ACCEPTED_MAX; i++) {
+        struct accepted *a = &t->accepted[i];
+        if (a->ep) close_endpoint(t, a->ep);
+        a->ep = NULL;
+    }
+    ucp_worker_progress(t->worker);
+}
+
 static bool ucx_has_failed(lg_transport *t, int peer)
 {
     return t->peer[peer].ep && t->peer[peer].failed;
@@ -404,6 +415,7 @@ const struct lg_transport_kind lg_transport_ucx = {.name = "ucx",
                                                    .connect = ucx_connect,
                                                    .disconnect = ucx_disconnect,
                                                    .has_failed = ucx_has_failed,
+                                                   .cut_off = ucx_cut_off,
                                                    .send = ucx_send,
                                                    .receive = ucx_receive,
                                                    .cancel = ucx_cancel,

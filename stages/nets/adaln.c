@@ -28,7 +28,7 @@ lg_tensor lg_adaln_of_block(lg_net *n, const struct lg_denoiser_config *c, lg_te
 /* table + e: (2, B, D), the shifts of all samples, then their scales. */
 struct lg_modulation lg_adaln_of_output(lg_net *n, const struct lg_denoiser_config *c, lg_tensor e)
 {
-    const int64_t B = n->batch, D = c->hidden;
+    const int64_t B = e.dim[0], D = c->hidden;
     lg_tensor rows = lg_adaln_table(n, c, 2, "scale_shift_table");
     lg_tensor both = lg_net_value(n, "output modulation", lg_t3(NULL, n->type, 2, B, D)), half[2];
     for (int i = 1; i >= 0; i--) {

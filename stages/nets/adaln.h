@@ -3,9 +3,16 @@
 #pragma once
 #include "stages/nets/models.h"
 
+/* x (B, T, D) as (B k, T / k, D), of which each of `rows` = B k has a modulation of its own (the timesteps of a clip's frames:
+ * lg_denoiser_time_rows), and the other way round. */
+static inline lg_tensor lg_adaln_rows(lg_tensor x, int64_t rows)
+{
+    return lg_at(x, 0, lg_t3(NULL, x.dtype, rows, x.dim[0] * x.dim[1] / rows, x.dim[2]));
+}
+
 /* A table of `rows` vectors, normal / sqrt(D). */
 lg_tensor lg_adaln_table(lg_net *n, const struct lg_denoiser_config *c, int rows, const char *name);
-/* linear(silu(e)): (B, 6 D) of e (B, D). */
+/* linear(silu(e)): (B, 6 D) of e (B, D). B here and below: of timesteps. */
 lg_tensor lg_adaln_linear(lg_net *n, const struct lg_denoiser_config *c, lg_tensor e,
                           const char *name);
 /* Of a block: t6 and its table of 6, BLOCK.scale_shift_table, added up. t6's gradient is summed over the blocks, block by

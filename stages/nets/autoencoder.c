@@ -48,17 +48,8 @@ int lg_autoencoder_slice(const struct lg_autoencoder_config *c, int height, int 
 
 /* ---- parameters ---- */
 
-static int check_half(const struct lg_autoencoder_config *c, lg_aekl_half half)
-{
-    if (c->kind == LG_VAE_LTX && (half & LG_AEKL_DECODER) && c->ltx.adds_noise)
-        return LG_FAIL(LG_ERR_CONFIG, "decoder_inject_noise: a decoder that adds noise (LTX-Video "
-                                      "0.9.1) is not supported; its encoder is");
-    return 0;
-}
-
 int lg_autoencoder_params(const struct lg_autoencoder_config *c, lg_aekl_half half, lg_params *ret)
 {
-    LG_TRY(check_half(c, half));
     if (c->kind == LG_VAE_KL) return lg_aekl_params(&c->kl, half, ret);
     lg_net n = lg_net_declare(1);
     lg_aeltx_declare_statistics(&n, &c->ltx);
@@ -104,7 +95,6 @@ struct lg_autoencoder {
 static int plan(lg_device *d, const struct lg_autoencoder_config *c,
                 const struct lg_autoencoder_shape *shape, lg_autoencoder **ret)
 {
-    LG_TRY(check_half(c, shape->half));
     lg_autoencoder *a = calloc(1, sizeof *a);
     if (!a) return LG_FAIL(LG_ERR_NOSPACE, "no memory for an autoencoder");
     int rc;
@@ -215,6 +205,11 @@ void lg_autoencoder_encode(lg_autoencoder *a, lg_stream *s, const void *weights,
         lg_aekl_encode(a->pictures, s, weights, pixels, mean, logvar);
     else
         lg_video_net_encode(a->clips, s, weights, pixels, mean, logvar);
+}
+
+void lg_autoencoder_set_decoding(lg_autoencoder *a, const struct lg_decoding *d)
+{
+    if (a->clips) lg_video_net_set_decoding(a->clips, d);
 }
 
 void lg_autoencoder_decode(lg_autoencoder *a, lg_stream *s, const void *weights, lg_tensor latent,

@@ -20,7 +20,7 @@ struct lg_autoencoder_config {
 int lg_autoencoder_config_load(const char *dir, struct lg_autoencoder_config *ret);
 /* 0: it takes no such number of frames. */
 int lg_autoencoder_latent_frames(const struct lg_autoencoder_config *c, int frames);
-/* Only the half that is used needs to be in memory. LG_ERR_CONFIG where the half is not supported. */
+/* Only the half that is used needs to be in memory. */
 int lg_autoencoder_params(const struct lg_autoencoder_config *c, lg_aekl_half half, lg_params *ret);
 int lg_autoencoder_load(const struct lg_autoencoder_config *c, const char *dir, lg_aekl_half half,
                         float *ret);
@@ -57,6 +57,13 @@ double lg_autoencoder_flops(const lg_autoencoder *a);
 /* pixels (B, 3, F H, W) u8; mean, logvar (B, C, f h, w). */
 void lg_autoencoder_encode(lg_autoencoder *a, lg_stream *s, const void *weights, lg_tensor pixels,
                            lg_tensor mean, lg_tensor logvar);
+/* Of decoders of clips that are conditioned on a timestep or add noise (LTX-Video's of 0.9.1 and later); others know nothing of it.
+ * All 0 unless it is said. */
+struct lg_decoding {
+    double timestep;      /* 0 to 1 */
+    uint64_t seed, first; /* noise: Philox DECODE (seed, first + the clip's place in the batch) */
+};
+void lg_autoencoder_set_decoding(lg_autoencoder *a, const struct lg_decoding *d);
 /* latent (B, C, f h, w), already divided by the scaling factor; image (B, 3, F H, W) in [-1, 1] and pixels, the same in u8: either
  * may be absent. */
 void lg_autoencoder_decode(lg_autoencoder *a, lg_stream *s, const void *weights, lg_tensor latent,

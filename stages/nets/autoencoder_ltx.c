@@ -11,6 +11,8 @@
  *     encoder:  patches, convolution, downs, resnets, norm, silu, convolution to the means and one log-variance
  *     decoder:  convolution, resnets, ups, norm, silu, convolution, patches
  *
+ * Where a decoder adds noise (0.9.1), every resnet of a block does so behind both convolutions: noise of each place, the same
+ * in all channels and frames, times a scale of each channel.
  * With a timestep norms are modulated: by a table's rows plus what the block's embedder makes of it. */
 #include "stages/nets/autoencoder_ltx_parts.h"
 #include "stages/nets/encoders.h"
@@ -148,6 +150,7 @@ static lg_tensor up_block(struct lg_aeltx_part *p, lg_tensor x, const struct lg_
 {
     const bool grows = b->way != LG_AELTX_KEEPS;
     p->embedded = LG_NONE;
+    p->has_noise = b->has_noise;
     if (b->in != b->out) {
         const lg_tensor wide = lg_t4(NULL, p->n->type, x.dim[0], x.dim[1], x.dim[2], b->out);
         if (grows) *f = lg_video_room(p->n, p->clip, wide, 1, 0);
@@ -167,8 +170,7 @@ void lg_aeltx_describe_decoder(lg_net *n, const struct lg_aeltx_config *c, struc
     struct lg_aeltx_part p = {.n = n, .clip = clip, .c = c, .name = "decoder.mid_block."};
     lg_tensor timestep = LG_NONE;
     lg_net_unit(n, unit);
-    if (c->has_timestep) timestep = lg_net_value(n, "timestep", lg_t1(NULL, n->stats, 1));
-    if (c->has_timestep && n->g) lg_graph_zero(n->g, timestep);
+    if (c->has_timestep) timestep = n->g ? clip->timestep : lg_t1(NULL, n->stats, 1);
     const struct statistics s = statistics_of(n, c);
     const lg_tensor latent = ends->from;
     const struct lg_frames f = lg_video_room(
@@ -180,6 +182,7 @@ void lg_aeltx_describe_decoder(lg_net *n, const struct lg_aeltx_config *c, struc
     lg_tensor x =
         lg_video_conv(n, clip, &f, (struct lg_video_conv){.out = d->first}, "conv_in.conv");
     p.embedded = embed(&p, timestep, 4 * d->middle);
+    p.has_noise = d->middle_has_noise;
     struct lg_frames room = room_before(&p, x, &d->block[0]);
     x = lg_aeltx_resnets(&p, x, d->middle_layers, room.own);
     for (int i = 0; i < d->blocks; i++) {
@@ -187,6 +190,7 @@ void lg_aeltx_describe_decoder(lg_net *n, const struct lg_aeltx_config *c, struc
         x = up_block(&p, x, &d->block[i], timestep, &room, i + 1 == d->blocks);
     }
     snprintf(p.name, sizeof p.name, "decoder.");
+    p.has_noise = false;
     const lg_tensor embedded = embed(&p, timestep, 2 * x.dim[3]);
     lg_net_scope(n, "decoder.");
     const lg_tensor m = lg_aeltx_modulation(n, embedded, 2, x.dim[3]);

@@ -129,7 +129,8 @@ static int parse_decoder(const lg_model_config *m, struct lg_aeltx_config *c)
     LG_TRY(need_entries(m, "decoder_spatio_temporal_scaling", scales.n, n));
     LG_TRY(need_entries(m, "upsample_residual", residual.n, n));
     LG_TRY(need_entries(m, "upsample_factor", factor.n, n));
-    for (int i = 0; i < noise.n; i++) c->adds_noise = c->adds_noise || noise.v[i];
+    if (noise.n) LG_TRY(need_entries(m, "decoder_inject_noise", noise.n, n + 1));
+    d->middle_has_noise = noise.n && noise.v[noise.n - 1];
     d->first = d->middle = channels.v[n - 1];
     d->middle_layers = layers.v[layers.n - 1];
     int shrinks = c->patch, wide = d->first;
@@ -139,12 +140,15 @@ static int parse_decoder(const lg_model_config *m, struct lg_aeltx_config *c)
         *b = (struct lg_aeltx_block){.in = wide / narrows,
                                      .out = channels.v[n - 1 - i] / narrows,
                                      .layers = layers.v[layers.n - 2 - i],
-                                     .has_residual = residual.v[residual.n - 1 - i]};
+                                     .has_residual = residual.v[residual.n - 1 - i],
+                                     .has_noise = noise.n && noise.v[noise.n - 2 - i]};
         b->way = scales.v[scales.n - 1 - i] ? LG_AELTX_BOTH : LG_AELTX_KEEPS;
         if (b->out < 1 || wide % narrows || (narrows > 1 && (b->in != b->out || !b->way)))
             return refuse(m, "upsample_factor", "does not fit the channels");
         if (b->has_residual && (wide % BOXES || b->out % (wide / BOXES)) && b->way)
             return refuse(m, "upsample_residual", "boxes do not divide the channels");
+        if (b->has_noise && b->in != b->out)
+            return refuse(m, "decoder_inject_noise", "a block that widens adds no noise");
         if (c->has_timestep && b->in != b->out)
             return refuse(m, "timestep_conditioning", "a block that widens has no timestep");
         if (b->way) shrinks *= 2;

@@ -43,10 +43,13 @@ lg_tensor lg_aeltx_resnet(const struct lg_aeltx_part *p, lg_tensor x, int out, l
     const lg_tensor m = lg_aeltx_modulation(p->n, p->embedded, 4, x.dim[3]);
     lg_tensor h = lg_aeltx_normed_conv(p, x, lg_aeltx_norm(m, 0),
                                        (struct lg_video_conv){.out = out}, "conv1.conv");
+    if (p->has_noise) h = lg_video_add_noise(p->n, p->clip, h, LG_NONE, "per_channel_scale1");
     if (x.dim[3] != out)
         x = lg_video_shortcut(p->n, x, out, p->c->eps, "norm3", "conv_shortcut.conv");
-    const struct lg_video_conv second = {.out = out, .residual = x, .y = y};
-    return lg_aeltx_normed_conv(p, h, lg_aeltx_norm(m, 1), second, "conv2.conv");
+    const struct lg_video_conv second = {
+        .out = out, .residual = x, .y = p->has_noise ? LG_NONE : y};
+    h = lg_aeltx_normed_conv(p, h, lg_aeltx_norm(m, 1), second, "conv2.conv");
+    return p->has_noise ? lg_video_add_noise(p->n, p->clip, h, y, "per_channel_scale2") : h;
 }
 
 lg_tensor lg_aeltx_resnets(const struct lg_aeltx_part *p, lg_tensor x, int count, lg_tensor y)

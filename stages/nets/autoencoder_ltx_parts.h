@@ -9,6 +9,7 @@ struct lg_aeltx_part {
     lg_net *n;
     struct lg_video *clip;
     const struct lg_aeltx_config *c;
+    bool has_noise;     /* resnets add some */
     lg_tensor embedded; // (4 channels): what the block's embedder makes of the timestep, or LG_NONE
     char name[64];      /* "encoder.down_blocks.0." */
 };

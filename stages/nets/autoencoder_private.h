@@ -47,5 +47,6 @@ void lg_video_net_print(const lg_video_net *net, FILE *to);
 double lg_video_net_flops(const lg_video_net *net);
 void lg_video_net_encode(lg_video_net *net, lg_stream *s, const void *weights, lg_tensor pixels,
                          lg_tensor mean, lg_tensor logvar);
+void lg_video_net_set_decoding(lg_video_net *net, const struct lg_decoding *d);
 void lg_video_net_decode(lg_video_net *net, lg_stream *s, const void *weights, lg_tensor latent,
                          lg_tensor image, lg_tensor pixels);

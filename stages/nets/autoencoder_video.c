@@ -112,6 +112,7 @@ static int make_program(lg_video_net *net, struct lg_video_side *side, int k)
     lg_params unused = lg_net_finish(&counted);
     lg_params_free(&unused);
     side->carried = LG_MAX(side->carried, clip.at);
+    side->noise = clip.noise_at;
     lg_net n = lg_net_record(net->device, &net->table, 1);
     const int64_t frames = net->tile.frames, latents = lg_video_latents(c, net->tile.frames);
     const bool encodes = side->half == LG_AEKL_ENCODER;
@@ -120,9 +121,11 @@ static int make_program(lg_video_net *net, struct lg_video_side *side, int k)
     ends.to[1] = encodes ? bind(&n, "logvar", ends.to[1], latents)
                          : lg_graph_bind(n.g, "none", lg_t1(NULL, net->dtype, 1));
     const lg_tensor carried = lg_t1(NULL, net->dtype, LG_MAX(clip.at, 1));
-    clip.at = 0;
+    clip.at = clip.noise_at = 0;
     clip.carried = lg_graph_bind(n.g, "carried", carried);
     clip.carries = lg_graph_bind(n.g, "carries", carried);
+    clip.noise = lg_graph_bind(n.g, "noise", lg_t1(NULL, net->dtype, LG_MAX(side->noise, 1)));
+    clip.timestep = lg_graph_bind(n.g, "timestep", lg_t1(NULL, net->stats, 1));
     lg_net_bind(&n);
     lg_video_describe(&n, c, side->half, &clip, &ends);
     LG_TRY(lg_net_compile(&n, &side->program[k]));
@@ -177,6 +180,9 @@ static void cut_arena(lg_video_net *net)
     for (int k = 0; k < net->decoder.n_kinds; k++) most = LG_MAX(most, net->decoder.kind[k].frames);
     const struct lg_video_shape slice = {most, net->tile.height, net->tile.width, LG_U8};
     at->patches = reserve(net, pixels_of(&slice), net->dtype);
+    at->noise = reserve(net, (size_t)net->decoder.noise, net->dtype);
+    at->noise32 = reserve(net, (size_t)net->decoder.noise, LG_F32);
+    at->timestep = reserve(net, net->decoder.n_kinds > 0, net->stats);
     if (!net->is_tiled) return;
     at->pixels = reserve(net, pixels_of(&net->tile), net->dtype);
     at->latent = reserve(net, latents_of(net, &net->tile), net->dtype);
@@ -238,6 +244,11 @@ int lg_video_net_make(lg_device *d, const struct lg_autoencoder_config *c,
 fail:
     lg_video_net_close(&net);
     return rc;
+}
+
+void lg_video_net_set_decoding(lg_video_net *net, const struct lg_decoding *d)
+{
+    net->decoding = *d;
 }
 
 struct lg_net_memory lg_video_net_memory(const lg_video_net *net)

@@ -11,14 +11,16 @@ struct lg_video_side {
     struct lg_video_slice kind[LG_VIDEO_KINDS_MAX];
     lg_program *program[LG_VIDEO_KINDS_MAX];
     int64_t carried; /* elements that a slice hands the next one */
+    int64_t noise;   /* elements that a tile's slices read, all the same */
 };
 
 /* Where things lie: bytes from the arena's start. */
 struct lg_video_places {
     size_t carried[2], patches;           /* of a slice */
     size_t pixels, latent, logvar, image; /* of a tile */
-    size_t whole;                         /* the decoder's pictures, where its caller wants none */
-    size_t rows, columns;                 /* weights of a tile */
+    size_t noise, noise32, timestep; /* of the decoder: a tile's, in fp32 and as the net takes it */
+    size_t whole;                    /* the decoder's pictures, where its caller wants none */
+    size_t rows, columns;            /* weights of a tile */
 };
 
 struct lg_video_net {
@@ -32,6 +34,7 @@ struct lg_video_net {
     struct lg_video_shape tile; /* of pixels; the whole clip's where it is not cut */
     bool is_tiled;
     struct lg_video_places at;
+    struct lg_decoding decoding;
     char *arena, *scratch;
     struct lg_net_memory need;
 };

@@ -1,9 +1,12 @@
 /* Running an autoencoder on clips: clip by clip, tile by tile, slice by slice; see autoencoder_video.c. */
+#include "base/philox.h"
+#include "kernels/ops.h"
 #include "stages/nets/autoencoder_video.h"
 #include <stdlib.h>
 
 /* What a program binds, in this order. */
-enum { FROM, TO, TO_LOGVAR, CARRIED, CARRIES, WEIGHTS, BOUND };
+enum { FROM, TO, TO_LOGVAR, CARRIED, CARRIES, NOISE, TIMESTEP, WEIGHTS, BOUND };
+static const double TIMESTEP_FACTOR = 1000;
 
 struct run {
     const lg_video_net *net;
@@ -31,6 +34,8 @@ static void run_slice(const struct run *r, const struct lg_video_side *side, int
                           [TO_LOGVAR] = ends[2],
                           [CARRIED] = place(net, net->at.carried[i % 2]),
                           [CARRIES] = place(net, net->at.carried[(i + 1) % 2]),
+                          [NOISE] = place(net, net->at.noise),
+                          [TIMESTEP] = place(net, net->at.timestep),
                           [WEIGHTS] = (void *)(uintptr_t)r->weights};
     lg_program_run(
         side->program[lg_video_kind(side, slice)], r->s,
@@ -168,10 +173,37 @@ static void encode_clip(const struct run *r, lg_tensor pixels, lg_tensor mean, l
     }
 }
 
-static void decode_clip(const struct run *r, lg_tensor latent, lg_tensor image, lg_tensor pixels)
+/* What tile i of clip n is decoded with, beside its latent. */
+static void begin_decoding(const struct run *r, uint64_t n, uint64_t i)
 {
     const lg_video_net *net = r->net;
+    const double t64 = TIMESTEP_FACTOR * net->decoding.timestep;
+    const float t32 = (float)t64;
+    const size_t count = (size_t)net->decoder.noise;
+    lg_stream_upload(r->s, place(net, net->at.timestep),
+                     net->stats == LG_F64 ? (const void *)&t64 : &t32, lg_dtype_bytes(net->stats));
+    float *noise = malloc(LG_MAX(count, (size_t)1) * sizeof *noise);
+    LG_ASSERT(noise);
+    lg_philox_normal_f32(noise, count, net->decoding.seed, LG_PURPOSE_DECODE, n, i * count);
+    if (count) {
+        const lg_tensor f32 = lg_t1(place(net, net->at.noise32), LG_F32, (int64_t)count);
+        lg_stream_upload(r->s, f32.data, noise, count * sizeof *noise);
+        lg_cast(r->s,
+                &(struct lg_cast_args){
+                    .x = f32, .y = lg_t1(place(net, net->at.noise), net->dtype, (int64_t)count)});
+    }
+    lg_stream_sync(r->s);
+    free(noise);
+}
+
+/* The n-th of the run's. */
+static void decode_clip(const struct run *r, uint64_t n, lg_tensor latent, lg_tensor image,
+                        lg_tensor pixels)
+{
+    const lg_video_net *net = r->net;
+    uint64_t tiles = 0;
     if (!net->is_tiled) {
+        begin_decoding(r, n, 0);
         decode_frames(r, latent, (lg_tensor[]){image, pixels});
         return;
     }
@@ -185,6 +217,7 @@ static void decode_clip(const struct run *r, lg_tensor latent, lg_tensor image, 
     {
         const struct tile cells = {t.row, t.column, 1};
         take(r, &cells, latent, of_tile);
+        begin_decoding(r, n, tiles++);
         decode_frames(r, of_tile, (lg_tensor[]){made, LG_NONE});
         add(r, &t, made, image);
     }
@@ -225,7 +258,7 @@ void lg_video_net_decode(lg_video_net *net, lg_stream *s, const void *weights, l
     const lg_tensor in = latents_at(net, &whole, NULL);
     LG_ASSERT(net->decoder.n_kinds && latent.dim[0] == net->shape.batch);
     for (int64_t b = 0; b < net->shape.batch; b++)
-        decode_clip(&r, sample(latent, b, in),
+        decode_clip(&r, net->decoding.first + (uint64_t)b, sample(latent, b, in),
                     sample(image, b, pixels_at(&whole, NULL, net->dtype)),
                     sample(pixels, b, pixels_at(&whole, NULL, LG_U8)));
 }

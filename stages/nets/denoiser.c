@@ -150,6 +150,18 @@ int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequenc
     return 0;
 }
 
+static int common_divisor(int a, int b)
+{
+    return b ? common_divisor(b, a % b) : a;
+}
+
+int lg_denoiser_time_rows(const struct lg_denoiser_config *c, const struct lg_band *band,
+                          bool frame_times)
+{
+    if (!frame_times || lg_denoiser_frames(c) == 1) return band->height;
+    return common_divisor(common_divisor(c->height, band->first), band->height);
+}
+
 /* ---- the description ---- */
 
 /* Of so many rows of the latent. */
@@ -158,9 +170,9 @@ static int64_t tokens(const struct lg_denoiser_config *c, int height)
     return (int64_t)(height / c->patch) * (c->width / c->patch);
 }
 
-/* So many rows of so many samples. */
+/* So many rows of so many samples, with so many timesteps each. */
 struct samples {
-    int64_t batch;
+    int64_t batch, times;
     int height;
     lg_dtype type, stats;
 };
@@ -179,26 +191,25 @@ static lg_tensor positions_shape(const struct lg_denoiser_config *c, struct samp
     return lg_t3(NULL, s.stats, 2, all, c->hidden / c->heads / 2);
 }
 
-/* Shapes alone, of so many rows. */
-static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, int height,
-                                          const lg_net *n)
+/* Shapes alone. */
+static struct lg_model_input input_shapes(const struct lg_denoiser_config *c, struct samples s)
 {
-    const int64_t B = n->batch;
-    struct lg_model_input in = {.x = lg_t4(NULL, n->type, B, c->channels, height, c->width),
-                                .t = lg_t1(NULL, n->stats, B)};
-    in.positions = positions_shape(c, (struct samples){B, height, n->type, n->stats});
+    const int64_t B = s.batch;
+    struct lg_model_input in = {.x = lg_t4(NULL, s.type, B, c->channels, s.height, c->width),
+                                .t = lg_t1(NULL, s.stats, B * s.times)};
+    in.positions = positions_shape(c, s);
     if (lg_denoiser_info(c->kind)->labels) in.label = lg_t1(NULL, LG_I32, B);
     const struct lg_denoiser_text_info *has;
     lg_denoiser_texts(c->kind, &has);
     for (int k = 0; k < c->n_texts; k++) {
         const struct lg_denoiser_text *t = &c->text[k];
-        if (t->length) in.text[k].states = lg_t3(NULL, n->type, B, t->length, t->width);
-        if (t->pooled) in.text[k].pooled = lg_t2(NULL, n->type, B, t->pooled);
+        if (t->length) in.text[k].states = lg_t3(NULL, s.type, B, t->length, t->width);
+        if (t->pooled) in.text[k].pooled = lg_t2(NULL, s.type, B, t->pooled);
         if (has[k].padding != LG_PADDING_SEEN) in.text[k].length = lg_t1(NULL, LG_I32, B);
     }
-    if (lg_denoiser_numbers(c)) in.size = lg_t1(NULL, n->stats, lg_denoiser_numbers(c) * B);
-    if (lg_denoiser_has_ratio(c)) in.ratio = lg_t1(NULL, n->stats, B);
-    if (c->guidance) in.guidance = lg_t1(NULL, n->stats, B);
+    if (lg_denoiser_numbers(c)) in.size = lg_t1(NULL, s.stats, lg_denoiser_numbers(c) * B);
+    if (lg_denoiser_has_ratio(c)) in.ratio = lg_t1(NULL, s.stats, B);
+    if (c->guidance) in.guidance = lg_t1(NULL, s.stats, B);
     return in;
 }
 
@@ -220,7 +231,8 @@ static lg_net declared(const struct lg_denoiser_config *c, const struct lg_train
     lg_net n = lg_net_declare(1);
     n.adapter = how->adapter;
     n.in_blocks = lg_params_in_blocks(&grouping);
-    struct lg_model_input in = input_shapes(c, lg_denoiser_rows(c), &n);
+    struct lg_model_input in =
+        input_shapes(c, (struct samples){n.batch, 1, lg_denoiser_rows(c), n.type, n.stats});
     lg_model_of(c->kind)->describe(&n, c, &in, output_shape(c, in.x));
     return n;
 }
@@ -399,7 +411,8 @@ static lg_net record(lg_denoiser *net)
 {
     lg_net n = lg_net_record(net->device, &net->params, net->mode.batch);
     const struct lg_denoiser_config *c = &net->config;
-    struct lg_model_input in = input_shapes(c, net->band.height, &n);
+    struct lg_model_input in =
+        input_shapes(c, (struct samples){n.batch, net->times, net->band.height, n.type, n.stats});
     n.sequence = net->mode.sequence;
     n.adapter = net->mode.training.adapter;
     if (lg_net_is_split(&n)) {
@@ -480,6 +493,12 @@ static int find_step(lg_denoiser *net, size_t budget, unsigned *drop, int low, i
     return 0;
 }
 
+static void set_band(lg_denoiser *net, const struct lg_band *band)
+{
+    net->band = *band;
+    net->times = band->height / lg_denoiser_time_rows(&net->config, band, net->mode.frame_times);
+}
+
 /* The ranks of a sequence take the same step, that all of them need: their exchanges must be the same. */
 static int fit(lg_denoiser *net, size_t budget, unsigned *drop)
 {
@@ -488,11 +507,13 @@ static int fit(lg_denoiser *net, size_t budget, unsigned *drop)
     int step = 0;
     for (int r = 0; r < LG_MAX(mode.sequence.degree, 1); r++) {
         if (lg_sequence_is_split(&mode.sequence)) net->mode.sequence.rank = r;
-        LG_TRY(lg_denoiser_band(&net->config, &net->mode.sequence, &net->band));
+        struct lg_band of_rank;
+        LG_TRY(lg_denoiser_band(&net->config, &net->mode.sequence, &of_rank));
+        set_band(net, &of_rank);
         LG_TRY(find_step(net, budget, drop, step, &step));
     }
     net->mode = mode;
-    net->band = band;
+    set_band(net, &band);
     drop_for_step(step, net->config.depth, drop);
     LG_TRY(compile(net, drop));
     if (activations(net) > budget)
@@ -556,7 +577,7 @@ static int compile_mode(lg_denoiser *net)
 static lg_tensor positions_of(const lg_denoiser *net)
 {
     lg_tensor t =
-        positions_shape(&net->config, (struct samples){net->mode.batch, net->band.height,
+        positions_shape(&net->config, (struct samples){net->mode.batch, 1, net->band.height,
                                                        lg_device_dtype(net->device),
                                                        lg_denoiser_grad_type(net->device)});
     t.data = net->positions;
@@ -576,10 +597,13 @@ int lg_denoiser_compile(lg_device *d, const struct lg_denoiser_config *c,
     LG_TRY(lg_denoiser_config_check(c));
     LG_TRY(lg_denoiser_band(c, &mode->sequence, &band));
     LG_ASSERT(mode->batch >= 1);
+    if (mode->frame_times && !lg_denoiser_info(c->kind)->clips)
+        return LG_FAIL(LG_ERR_CONFIG, "a %s has no frames that could have timesteps of their own",
+                       lg_denoiser_info(c->kind)->name);
     lg_denoiser *net = calloc(1, sizeof *net);
     LG_ASSERT(net);
-    *net = (lg_denoiser){
-        .config = *c, .model = lg_model_of(c->kind), .device = d, .mode = *mode, .band = band};
+    *net = (lg_denoiser){.config = *c, .model = lg_model_of(c->kind), .device = d, .mode = *mode};
+    set_band(net, &band);
     int rc;
     LG_TRY_GOTO(rc, lg_denoiser_table(c, &mode->training, &net->params), fail);
     net->bound = calloc((size_t)(BOUND_WEIGHTS + 2 * net->params.n_units), sizeof *net->bound);
@@ -754,6 +778,8 @@ static struct lg_denoiser_bytes largest(lg_denoiser *const *nets, int n)
         most.activations = LG_MAX(most.activations, arena);
         most.scratch = LG_MAX(most.scratch, nets[i]->bytes.scratch);
         most.host = LG_MAX(most.host, nets[i]->bytes.host);
+        most.exchanged = LG_MAX(most.exchanged, nets[i]->bytes.exchanged);
+        most.traffic = LG_MAX(most.traffic, nets[i]->bytes.traffic);
         most.lent = LG_MAX(most.lent, nets[i]->bytes.lent);
     }
     return most;

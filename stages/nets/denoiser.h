@@ -142,6 +142,7 @@ struct lg_denoiser_mode {
     bool train;                   /* with a backward */
     const char *const *recompute; /* config/recompute.h; NULL: nothing is */
     bool offload;                 /* kernels/graph/offload.h */
+    bool frame_times; /* frames of a clip have timesteps of their own: lg_denoiser_time_rows */
     /* Activations may lie where gradients will: in the flat buffer of them, which lg_denoiser_set_lent names, until the
      * backward comes to write them. Then no backward may accumulate. */
     bool lends;
@@ -163,6 +164,12 @@ struct lg_band {
 /* LG_ERR_CONFIG where there are fewer rows of patches, or heads, than ranks. */
 int lg_denoiser_band(const struct lg_denoiser_config *c, const struct lg_sequence *s,
                      struct lg_band *ret);
+
+/* With frame_times a clip has, instead of one timestep, one for each so many rows of its band, in their order: for a frame, or,
+ * where the band begins or ends within one, for the largest part of a frame of which the band has whole ones. Of a picture,
+ * and without frame_times: for the whole band. */
+int lg_denoiser_time_rows(const struct lg_denoiser_config *c, const struct lg_band *band,
+                          bool frame_times);
 
 enum { LG_RECOMPUTED_BYTES = 96 };
 struct lg_denoiser_bytes {
@@ -206,9 +213,10 @@ struct lg_text_states {
 
 /* One batch of inputs, on the device, in its compute type. */
 struct lg_denoiser_input {
-    lg_tensor x;     // (B, C, H, W): x_t
-    lg_tensor t;     // (B): timestep as the net sees it (flow: 1000 t), of the gradients' type
-    lg_tensor label; // (B) i32: DiT
+    lg_tensor x; // (B, C, H, W): x_t
+    lg_tensor
+        t; // (B): timestep as the net sees it (flow: 1000 t), of the gradients' type; frame_times: (B k)
+    lg_tensor label;                          // (B) i32: DiT
     struct lg_text_states text[LG_TEXTS_MAX]; /* the config's */
     lg_tensor
         size; // (B, k) of t's type: with size_conditions, the k = lg_denoiser_numbers of each picture

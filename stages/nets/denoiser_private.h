@@ -32,8 +32,9 @@ struct lg_denoiser {
     void *exchanged; /* the caller's */
     void *lent;      /* the caller's */
     struct lg_band band;
-    void *host;   /* pinned, where offloaded values wait; NULL: none are */
-    bool borrows; /* arena, scratch and host are another net's */
+    int64_t times; /* timesteps of a sample */
+    void *host;    /* pinned, where offloaded values wait; NULL: none are */
+    bool borrows;  /* arena, scratch and host are another net's */
     size_t host_bytes;
     struct lg_denoiser_bytes bytes;
     bool is_pinned;

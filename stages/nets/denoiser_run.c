@@ -148,7 +148,8 @@ static void check_input(const lg_denoiser *net, const struct lg_denoiser_input *
         LG_ASSERT(in->x.dim[i] == want[i] &&
                   out.dim[i] == (i == 1 ? lg_denoiser_out_channels(c) : want[i]));
     LG_ASSERT(in->x.dtype == type && out.dtype == type);
-    LG_ASSERT(in->t.dim[0] == B && in->t.dtype == lg_denoiser_grad_type(net->device));
+    LG_ASSERT(lg_numel(&in->t) == B * net->times &&
+              in->t.dtype == lg_denoiser_grad_type(net->device));
     const int64_t numbers = lg_denoiser_numbers(c) * B;
     if (numbers) LG_ASSERT(lg_numel(&in->size) == numbers && in->size.dtype == in->t.dtype);
     if (lg_denoiser_has_ratio(c))

@@ -13,6 +13,8 @@
  * pipeline masks it for one prompt (which it cuts to its tokens). diffusers has the frames' positions of video_length
  * frames and can add them to no other number; here a clip has those of its frames, and video_length is written as their number.
  *
+ * Where frames have timesteps of their own each has its own e and t6, as LTX's (ltx.c).
+ *
  * Initial values are PixArt's; the authors' start the modulations at zero. */
 #include "stages/nets/adaln.h"
 #include <stdio.h>
@@ -20,15 +22,17 @@
 static const double FIXED_EPS = 1e-6; /* the output norm's, whatever norm_eps is */
 
 struct condition {
-    lg_tensor t6;                // (B, 6 D)
+    lg_tensor t6;                // (B k, 6 D)
     lg_tensor text, text_length; // (B, L, D), (B)
     int64_t frames;              /* of x */
     bool along_time;             /* the block, or in a frame */
 };
 
+/* x: (B k, T / k, D). */
 static lg_tensor block(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
                        const struct condition *with, int i)
 {
+    const int64_t rows = x.dim[0];
     char name[48], attention[56];
     snprintf(name, sizeof name, "%stransformer_blocks.%d", with->along_time ? "temporal_" : "", i);
     snprintf(attention, sizeof attention, "%s.attn1", name);
@@ -39,11 +43,14 @@ static lg_tensor block(lg_net *n, const struct lg_denoiser_config *c, lg_tensor 
     const struct lg_clip_attention own = {
         .packed = lg_model_qkv(c), .heads = c->heads, .frames = with->frames, .name = attention};
     const struct lg_cross cross = {.text = with->text, .length = with->text_length, .block = name};
-    lg_tensor h = lg_net_norm(n, x, first, c->norm_eps);
+    lg_tensor h = lg_adaln_rows(lg_net_norm(n, x, first, c->norm_eps), n->batch);
     h = with->along_time ? lg_net_place_attention(n, h, &own) : lg_net_frame_attention(n, h, &own);
-    x = lg_net_residual(n, x, lg_net_linear(n, h, out, "%s.to_out.0", attention), first.gate);
-    if (!with->along_time)
-        x = lg_net_residual(n, x, lg_adaln_cross_attention(n, c, x, &cross), LG_NONE);
+    h = lg_net_linear(n, h, out, "%s.to_out.0", attention);
+    x = lg_net_residual(n, x, lg_adaln_rows(h, rows), first.gate);
+    if (!with->along_time) {
+        h = lg_adaln_cross_attention(n, c, lg_adaln_rows(x, n->batch), &cross);
+        x = lg_net_residual(n, x, lg_adaln_rows(h, rows), LG_NONE);
+    }
     h = lg_model_feed_forward(n, c, lg_net_norm(n, x, second, c->norm_eps), name);
     return lg_net_residual(n, x, h, second.gate);
 }
@@ -72,6 +79,7 @@ static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct
     lg_tensor e = lg_net_timestep(n, in->t, c->hidden, 0.0, "adaln_single.emb.timestep_embedder");
     with.t6 = lg_adaln_linear(n, c, e, "adaln_single.linear");
     with.text = lg_adaln_text(n, c, in->text[0].states);
+    x = lg_adaln_rows(x, in->t.dim[0]);
     for (int i = 0; i < c->depth; i++) {
         lg_net_block(n, i);
         with.along_time = false;
@@ -83,7 +91,7 @@ static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct
     lg_net_unit(n, "out");
     lg_tensor y = lg_net_norm(n, x, lg_adaln_of_output(n, c, e), FIXED_EPS);
     y = lg_net_linear(n, y, (struct lg_layer){.out = P, .init = LG_NET_ZERO}, "proj_out");
-    lg_net_unpatchify(n, y, c->patch, out);
+    lg_net_unpatchify(n, lg_adaln_rows(y, n->batch), c->patch, out);
 }
 
 /* ---- its file ---- */

@@ -14,7 +14,8 @@
  * Positions are those of what a cell shows: p = (frame cell_seconds / 20, row cell_pixels / 2048, column cell_pixels / 2048).
  * Of D / 6 frequencies w_j = pi / 2 10000^(j / (D / 6 - 1)) pair 3 j + axis is turned by w_j (2 p_axis - 1), behind D % 6 / 2
  * pairs that are not. The angles are worked out in fp64 here; diffusers' are fp32, up to 1e-3 off at the highest frequency.
- * T5 sees its padding, the net does not.
+ * T5 sees its padding, the net does not. Where frames have timesteps of their own (image-to-video: a clean first one has 0)
+ * e and t6 are vectors of stretches of tokens; as diffusers', which has one for each token.
  *
  * Initial values, which no code of the authors has: as PixArt's. */
 #include "stages/nets/adaln.h"
@@ -26,7 +27,7 @@ static const double QK_EPS = 1e-5, OUTPUT_EPS = 1e-6, THETA = 1e4, SECONDS = 20,
 enum { AXES = 3 };
 
 struct condition {
-    lg_tensor t6;                // (B, 6 D)
+    lg_tensor t6;                // (B k, 6 D)
     lg_tensor text, text_length; // (B, L, D), (B)
     lg_tensor angles;            // (2, T, D / 2)
 };
@@ -45,9 +46,11 @@ static lg_tensor self_attention(lg_net *n, const struct lg_denoiser_config *c, l
     return lg_net_linear(n, lg_net_attend_packed(n, packed, c->heads), out, "%s.to_out.0", name);
 }
 
+/* x: (B k, T / k, D). */
 static lg_tensor block(lg_net *n, const struct lg_denoiser_config *c, lg_tensor x,
                        const struct condition *with, int i)
 {
+    const int64_t rows = x.dim[0];
     char name[48];
     snprintf(name, sizeof name, "transformer_blocks.%d", i);
     lg_net_block(n, i);
@@ -60,8 +63,10 @@ static lg_tensor block(lg_net *n, const struct lg_denoiser_config *c, lg_tensor 
                                    .norms = true,
                                    .norm_eps = QK_EPS};
     lg_tensor h = lg_net_rms_modulate(n, x, first, c->norm_eps);
-    x = lg_net_residual(n, x, self_attention(n, c, h, with->angles, name), first.gate);
-    x = lg_net_residual(n, x, lg_adaln_cross_attention(n, c, x, &cross), LG_NONE);
+    h = self_attention(n, c, lg_adaln_rows(h, n->batch), with->angles, name);
+    x = lg_net_residual(n, x, lg_adaln_rows(h, rows), first.gate);
+    h = lg_adaln_cross_attention(n, c, lg_adaln_rows(x, n->batch), &cross);
+    x = lg_net_residual(n, x, lg_adaln_rows(h, rows), LG_NONE);
     h = lg_model_feed_forward(n, c, lg_net_rms_modulate(n, x, second, c->norm_eps), name);
     return lg_net_residual(n, x, h, second.gate);
 }
@@ -77,11 +82,12 @@ static void describe(lg_net *n, const struct lg_denoiser_config *c, const struct
     lg_tensor e = lg_net_timestep(n, in->t, c->hidden, 0.0, "time_embed.emb.timestep_embedder");
     with.t6 = lg_adaln_linear(n, c, e, "time_embed.linear");
     with.text = lg_adaln_text(n, c, in->text[0].states);
+    x = lg_adaln_rows(x, in->t.dim[0]);
     for (int i = 0; i < c->depth; i++) x = block(n, c, x, &with, i);
     lg_net_unit(n, "out");
     lg_tensor y = lg_net_norm(n, x, lg_adaln_of_output(n, c, e), OUTPUT_EPS);
     y = lg_net_linear(n, y, (struct lg_layer){.out = c->channels, .init = LG_NET_ZERO}, "proj_out");
-    lg_net_unpatchify(n, y, 1, out);
+    lg_net_unpatchify(n, lg_adaln_rows(y, n->batch), 1, out);
 }
 
 static void angles(const struct lg_denoiser_config *c, float *ret)

@@ -7,9 +7,9 @@
 
 /* What a description gets; B the batch, (H, W) the latent's sides, T = (H / p) (W / p). */
 struct lg_model_input {
-    lg_tensor x;                              // (B, C, H, W): a clip's frames below one another
-    lg_tensor t;                              // (B), of statistics' type
-    lg_tensor label;                          // (B) i32, where the model has labels
+    lg_tensor x;     // (B, C, H, W): a clip's frames below one another
+    lg_tensor t;     // (B), of statistics' type; of clips (B k): lg_denoiser_time_rows
+    lg_tensor label; // (B) i32, where the model has labels
     struct lg_text_states text[LG_TEXTS_MAX]; /* those that its table names */
     /* Fixed: sinusoidal, (T, D); of a model with a table of frames (S, D) of the S patches of a frame, and in clips behind
      * that (B F, D) of all samples' frames; or angles, (2, S + T, d / 2) of t's type, or of all channels (2, T, D / 2). */

@@ -31,6 +31,7 @@ int lg_objective_of(const lg_config *c, struct lg_objective *ret)
                   .scaled_linear = !strcmp(c->trainer_beta_schedule, "scaled_linear"),
                   .zero_snr = c->trainer_zero_snr},
         .flow_shift = c->trainer_flow_shift,
+        .clean_first_frame = c->trainer_clean_first_frame,
         .has_variance = c->model_learned_variance,
         .variance_weight = strcmp(c->trainer_variance_loss, "none") ? 1 : 0};
     LG_TRY(lg_objective_parse(c->trainer_objective, &o.kind));
@@ -63,6 +64,11 @@ int lg_objective_check(const struct lg_objective *o)
             LG_ERR_CONFIG,
             "flow_shift_by = \"%s\" is for flow, and says what flow_shift is: remove one of them",
             SHIFTS_BY[o->shift_by]);
+    if (o->kind != LG_OBJECTIVE_FLOW && o->clean_first_frame > 0)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "clean_first_frame = %g is for flow, where timestep 0 is "
+                       "without noise; remove it",
+                       o->clean_first_frame);
     if (o->betas.zero_snr && o->kind != LG_OBJECTIVE_V)
         return LG_FAIL(LG_ERR_CONFIG,
                        "zero_snr leaves nothing of the picture at the last timestep, where only v "
@@ -209,4 +215,5 @@ void lg_objective_draw(const struct lg_objective *o, uint64_t seed, uint64_t n,
     else
         t = LG_MIN(floor(LG_TRAIN_TIMESTEPS * t), LG_TRAIN_TIMESTEPS - 1);
     lg_objective_at(o, t, ret);
+    ret->first_is_clean = lg_uniform_f64(p.v[2]) < o->clean_first_frame;
 }

@@ -56,8 +56,9 @@ struct lg_objective {
     double flow_shift;         /* 0: 1 */
     lg_flow_shift_by shift_by; /* what it follows from: lg_objective_of_size */
     lg_weighting_kind weighting;
-    bool has_variance;      /* the net predicts one as well (lg_learned_range_loss) */
-    double variance_weight; /* of its loss */
+    double clean_first_frame; /* flow: share of clips whose first frame has no noise */
+    bool has_variance;        /* the net predicts one as well (lg_learned_range_loss) */
+    double variance_weight;   /* of its loss */
 };
 /* Of the keys of [trainer]; has_variance is the model's. */
 int lg_objective_of(const lg_config *c, struct lg_objective *ret);
@@ -76,7 +77,9 @@ int lg_objective_parse(const char *name, lg_objective_kind *ret);
 struct lg_objective_sample {
     double t;       /* as the net sees it: 1000 t of flow, 0..999 else */
     double coef[4]; /* for lg_diffuse_forward: x_t = c0 x0 + c1 e, target = c2 x0 + c3 e */
-    double weight;  /* of this sample's loss; a void sample's weight is set to 0 by the caller */
+    bool
+        first_is_clean; /* of a clip of several frames: the first one is x0, at timestep 0, and not in the loss */
+    double weight; /* of this sample's loss; a void sample's weight is set to 0 by the caller */
     double variance[6]; /* with has_variance: lg_learned_range_loss's terms */
     double variance_weight;
 };

@@ -18,7 +18,8 @@ struct lg_sampler {
     int pictures, batch;
     bool guided;
     int out_channels;
-    int64_t tokens;    /* patches of the latent */
+    int64_t tokens; /* patches of the latent */
+    int times; /* timesteps of a sample: 1, or one for each frame, of which the first is given */
     bool is_distilled; /* guidance is a condition of the net */
     lg_dtype type, time_type;
     int64_t shape[4];     // (B, C, H, W)
@@ -28,7 +29,7 @@ struct lg_sampler {
     lg_tensor picture[2]; // (pictures, C, H, W): predicted in this step and the one before
     lg_tensor noise;      // (pictures, C, H, W) fp32, for the upload
     lg_tensor guidance32, guidance; // (B) fp32 and as the net takes it
-    lg_tensor t32, t;               // (LG_SAMPLER_STEPS_MAX, B) fp32 and as the net takes them
+    lg_tensor t32, t; // (LG_SAMPLER_STEPS_MAX, B times) fp32 and as the net takes them
     void *memory;
 };
 
@@ -179,47 +180,63 @@ static size_t layout(lg_sampler *s, void *base)
         s->guidance32 = place(base, &used, lg_t1(NULL, LG_F32, d[0]));
         s->guidance = place(base, &used, lg_t1(NULL, s->time_type, d[0]));
     }
-    s->t32 = place(base, &used, lg_t2(NULL, LG_F32, LG_SAMPLER_STEPS_MAX, d[0]));
-    s->t = place(base, &used, lg_t2(NULL, s->time_type, LG_SAMPLER_STEPS_MAX, d[0]));
+    s->t32 = place(base, &used, lg_t2(NULL, LG_F32, LG_SAMPLER_STEPS_MAX, d[0] * s->times));
+    s->t = place(base, &used, lg_t2(NULL, s->time_type, LG_SAMPLER_STEPS_MAX, d[0] * s->times));
     return used;
 }
 
-static lg_sampler describe(lg_device *d, const struct lg_denoiser_config *c, int pictures,
-                           bool guided)
+static lg_sampler describe(lg_device *d, const struct lg_sampler_spec *spec)
 {
-    LG_ASSERT(pictures >= 1);
-    int batch = guided ? 2 * pictures : pictures;
+    const struct lg_denoiser_config *c = spec->net;
+    LG_ASSERT(spec->pictures >= 1);
+    int batch = spec->guided ? 2 * spec->pictures : spec->pictures;
     return (lg_sampler){.device = d,
-                        .pictures = pictures,
+                        .pictures = spec->pictures,
                         .batch = batch,
-                        .guided = guided,
+                        .guided = spec->guided,
                         .out_channels = lg_denoiser_out_channels(c),
                         .tokens = (int64_t)(lg_denoiser_rows(c) / c->patch) * (c->width / c->patch),
+                        .times = spec->has_first ? lg_denoiser_frames(c) : 1,
                         .is_distilled = c->guidance,
                         .type = lg_device_dtype(d),
                         .time_type = lg_denoiser_grad_type(d),
                         .shape = {batch, c->channels, lg_denoiser_rows(c), c->width}};
 }
 
-int lg_sampler_plan(lg_device *d, const struct lg_denoiser_config *c, int pictures, bool guided,
-                    size_t *ret_bytes)
+static struct lg_denoiser_mode mode_of(const lg_sampler *s)
 {
-    lg_sampler s = describe(d, c, pictures, guided);
+    return (struct lg_denoiser_mode){.batch = s->batch, .frame_times = s->times > 1};
+}
+
+static int check_first(const struct lg_sampler_spec *spec)
+{
+    if (spec->has_first && lg_denoiser_frames(spec->net) < 2)
+        return LG_FAIL(LG_ERR_CONFIG,
+                       "a first frame is given, but there is no other to draw: it is "
+                       "for clips, whose latents have several frames");
+    return 0;
+}
+
+int lg_sampler_plan(lg_device *d, const struct lg_sampler_spec *spec, size_t *ret_bytes)
+{
+    lg_sampler s = describe(d, spec);
+    const struct lg_denoiser_mode mode = mode_of(&s);
     struct lg_denoiser_bytes net;
-    LG_TRY(lg_denoiser_plan(d, c, &(struct lg_denoiser_mode){.batch = s.batch}, &net));
+    LG_TRY(check_first(spec));
+    LG_TRY(lg_denoiser_plan(d, spec->net, &mode, &net));
     *ret_bytes = net.activations + net.scratch + layout(&s, NULL);
     return 0;
 }
 
-int lg_sampler_open(lg_device *d, const struct lg_denoiser_config *c, int pictures, bool guided,
-                    lg_sampler **ret)
+int lg_sampler_open(lg_device *d, const struct lg_sampler_spec *spec, lg_sampler **ret)
 {
+    LG_TRY(check_first(spec));
     lg_sampler *s = malloc(sizeof *s);
     LG_ASSERT(s);
-    *s = describe(d, c, pictures, guided);
+    *s = describe(d, spec);
+    const struct lg_denoiser_mode mode = mode_of(s);
     int rc;
-    LG_TRY_GOTO(rc, lg_denoiser_open(d, c, &(struct lg_denoiser_mode){.batch = s->batch}, &s->net),
-                fail);
+    LG_TRY_GOTO(rc, lg_denoiser_open(d, spec->net, &mode, &s->net), fail);
     LG_TRY_GOTO(rc, lg_device_alloc(d, layout(s, NULL), &s->memory), fail);
     layout(s, s->memory);
     *ret = s;
@@ -257,20 +274,23 @@ static void upload(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run
                    float **ret_staged)
 {
     size_t each = (size_t)(s->shape[1] * s->shape[2] * s->shape[3]), n = (size_t)s->pictures;
-    size_t batch = (size_t)s->batch, times = (size_t)run->steps * batch;
+    const size_t of_step = (size_t)(s->batch * s->times), times = (size_t)run->steps * of_step;
     float *staged = malloc((n * each + times) * sizeof *staged), *t = staged + n * each;
     LG_ASSERT(staged);
     for (size_t i = 0; i < n; i++)
         lg_philox_normal_f32(staged + i * each, each, run->seed, LG_PURPOSE_SAMPLE, run->first + i,
                              0);
     for (size_t i = 0; i < times; i++)
-        t[i] = (float)lg_sampler_step_at(&run->method, run->steps, (int)(i / batch)).t;
+        t[i] = s->times > 1 && i % (size_t)s->times == 0
+                   ? 0 /* the frame that is given */
+                   : (float)lg_sampler_step_at(&run->method, run->steps, (int)(i / of_step)).t;
     lg_stream_upload(stream, s->noise.data, staged, n * each * sizeof *staged);
     lg_cast(stream, &(struct lg_cast_args){.x = s->noise, .y = half_of(s, s->x, 0)});
-    lg_tensor t32 = lg_t2(s->t32.data, LG_F32, run->steps, s->batch);
+    const int64_t wide = (int64_t)of_step;
+    lg_tensor t32 = lg_t2(s->t32.data, LG_F32, run->steps, wide);
     lg_stream_upload(stream, t32.data, t, times * sizeof *staged);
-    lg_cast(stream, &(struct lg_cast_args){
-                        .x = t32, .y = lg_t2(s->t.data, s->time_type, run->steps, s->batch)});
+    lg_cast(stream, &(struct lg_cast_args){.x = t32,
+                                           .y = lg_t2(s->t.data, s->time_type, run->steps, wide)});
     *ret_staged = staged;
 }
 
@@ -312,16 +332,27 @@ static void combine(lg_sampler *s, lg_stream *stream, const struct lg_sampler_ru
     lg_combine(stream, &a);
 }
 
+/* Over what a step has made of it. */
+static void keep_first(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *run)
+{
+    for (int i = 0; i < s->pictures && s->times > 1; i++)
+        lg_send(stream, (struct lg_sent){
+                            .from = run->first_frame,
+                            .to = lg_slice(lg_slice(s->x, 0, i, 1), 2, 0, s->shape[2] / s->times)});
+}
+
 static void step(lg_sampler *s, lg_stream *stream, const struct lg_sampler_run *run, int i)
 {
     struct lg_sampler_step c = lg_sampler_step_at(&run->method, run->steps, i);
     lg_tensor x = half_of(s, s->x, 0), picture = s->picture[i & 1], before = s->picture[~i & 1];
+    const int64_t of_step = s->batch * s->times;
+    keep_first(s, stream, run);
     if (s->guided)
         lg_stream_copy(stream, half_of(s, s->x, s->pictures).data, x.data, lg_tensor_bytes(&x));
     struct lg_denoiser_input in = {
         .x = s->x,
-        .t = lg_t1((char *)s->t.data + (size_t)i * (size_t)s->batch * lg_dtype_bytes(s->time_type),
-                   s->time_type, s->batch),
+        .t = lg_t1((char *)s->t.data + (size_t)(i * of_step) * lg_dtype_bytes(s->time_type),
+                   s->time_type, of_step),
         .label = run->label,
         .size = run->size,
         .ratio = run->ratio,
@@ -360,10 +391,14 @@ int lg_sampler_draw(lg_sampler *s, lg_stream *stream, const struct lg_sampler_ru
                        LG_SAMPLER_STEPS_MAX);
     LG_TRY(lg_sampler_method_check(&run->method));
     LG_ASSERT(s->guided || s->is_distilled || run->guidance == 1.0);
+    if (s->times > 1 && run->method.objective != LG_OBJECTIVE_FLOW)
+        return LG_FAIL(LG_ERR_CONFIG, "a first frame is given to models of flow alone, not of %s",
+                       lg_objective_name(run->method.objective));
     float *staged;
     upload_guidance(s, stream, run->guidance);
     upload(s, stream, run, &staged);
     for (int i = 0; i < run->steps; i++) step(s, stream, run, i);
+    keep_first(s, stream, run);
     lg_tensor x = half_of(s, s->x, 0);
     LG_ASSERT(out.dtype == s->type && lg_numel(&out) == lg_numel(&x));
     lg_stream_copy(stream, out.data, x.data, lg_tensor_bytes(&x));

@@ -29,8 +29,8 @@ struct lg_sampler_method {
     lg_sampler_kind sampler;
     lg_spacing_kind spacing;
     lg_objective_kind objective;
-    struct lg_betas betas; /* eps, v */
-    double flow_shift;     /* flow; 0: 1 */
+    struct lg_betas betas;     /* eps, v */
+    double flow_shift;         /* flow; 0: 1 */
     lg_flow_shift_by shift_by; /* flow: it is the one of the net's size (lg_objective_of_size) */
     double flow_end;           /* flow: below */
 };
@@ -53,12 +53,17 @@ struct lg_sampler_step lg_sampler_step_at(const struct lg_sampler_method *m, int
 
 typedef struct lg_sampler lg_sampler;
 
-/* A sampler for `pictures` at once on d, with a net of its own (batch pictures, twice that when
- * guided). *ret_bytes of the plan: all device memory, the net's included. */
-int lg_sampler_plan(lg_device *d, const struct lg_denoiser_config *c, int pictures, bool guided,
-                    size_t *ret_bytes);
-int lg_sampler_open(lg_device *d, const struct lg_denoiser_config *c, int pictures, bool guided,
-                    lg_sampler **ret);
+/* A sampler for `pictures` at once on a device, with a net of its own (batch pictures, twice that when guided). */
+struct lg_sampler_spec {
+    const struct lg_denoiser_config *net;
+    int pictures;
+    bool guided;
+    bool has_first; /* clips begin with a frame that is given: flow alone */
+};
+/* *ret_bytes: all device memory, the net's included. */
+int lg_sampler_plan(lg_device *d, const struct lg_sampler_spec *spec, size_t *ret_bytes);
+/* LG_ERR_CONFIG: has_first of a net without frames, or of one frame. */
+int lg_sampler_open(lg_device *d, const struct lg_sampler_spec *spec, lg_sampler **ret);
 void lg_sampler_close(lg_sampler **s);
 /* Rows that the conditions must have: pictures, or 2 pictures when guided. */
 int lg_sampler_batch(const lg_sampler *s);
@@ -74,6 +79,9 @@ struct lg_sampler_run {
     lg_tensor label; // (B) i32: DiT; unconditional rows hold num_classes
     struct lg_text_states text[LG_TEXTS_MAX];
     lg_tensor size, ratio; // (B, k), (B), as in lg_denoiser_input
+    /* With has_first: the first frame of all clips' latents, without noise, (1, C, h, w) of the device's type. It stays as it is, at
+     * timestep 0, while the others are drawn, as diffusers' LTXImageToVideoPipeline does it. */
+    lg_tensor first_frame;
 };
 /* out (pictures, C, H, W) on the device, in its compute type. Returns after the stream's work is
  * done. For a given number of pictures, a picture's latent depends on (seed, index, condition)

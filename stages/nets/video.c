@@ -69,6 +69,35 @@ lg_tensor lg_video_norm_silu(lg_net *n, lg_tensor x, struct lg_video_norm norm, 
     return y;
 }
 
+/* v (M) as the first column of (M, 8), beside zeros: libraries' products want rows of 16 bytes. */
+static lg_tensor widened(lg_net *n, lg_tensor v)
+{
+    enum { WIDE = 8 };
+    const int64_t rows = lg_numel(&v);
+    lg_tensor y = lg_net_value(n, "column", lg_t2(NULL, n->type, rows, WIDE));
+    lg_tensor zeros = lg_net_value(n, "zeros", lg_t2(NULL, n->type, rows, WIDE - 1));
+    if (n->g) lg_graph_zero(n->g, zeros);
+    LG_NET_RECORD(n, copy_rows, .x = lg_at(v, 0, lg_t2(NULL, n->type, rows, 1)),
+                  .y = lg_slice(y, 1, 0, 1));
+    LG_NET_RECORD(n, copy_rows, .x = zeros, .y = lg_slice(y, 1, 1, WIDE - 1));
+    return y;
+}
+
+lg_tensor lg_video_add_noise(lg_net *n, struct lg_video *clip, lg_tensor x, lg_tensor y,
+                             const char *name)
+{
+    const int64_t places = x.dim[1] * x.dim[2], channels = x.dim[3];
+    lg_tensor scale =
+        lg_net_param(n, LG_NET_ZERO, lg_t3(NULL, n->type, channels, 1, 1), "%s", name);
+    lg_tensor noise = lg_at(clip->noise, clip->noise_at, lg_t1(NULL, n->type, places));
+    lg_tensor each = lg_net_value(n, "noise", lg_t2(NULL, n->type, places, channels));
+    clip->noise_at += places;
+    LG_NET_RECORD(n, linear_forward, .x = widened(n, noise), .w = widened(n, scale), .y = each);
+    if (!y.rank) y = lg_net_value(n, "noisy", x);
+    lg_net_add_into(n, x, each, y);
+    return y;
+}
+
 lg_tensor lg_video_shortcut(lg_net *n, lg_tensor x, int64_t out, double eps, const char *norm,
                             const char *name)
 {

@@ -14,6 +14,9 @@ struct lg_video {
     bool is_causal; /* else it is whole, and a convolution sees as many frames behind as before */
     int64_t at;     /* elements of what has been described so far */
     lg_tensor carried, carries;
+    /* Of a decoder that has them: its timestep, (1), and flat noise of noise_at elements once the description has run. */
+    lg_tensor timestep, noise;
+    int64_t noise_at;
 };
 
 /* Room for frames that a convolution reads, among those that it sees beside them. */
@@ -42,6 +45,10 @@ struct lg_video_norm {
     lg_tensor shift, scale;
 };
 lg_tensor lg_video_norm_silu(lg_net *n, lg_tensor x, struct lg_video_norm norm, lg_tensor y);
+/* x (frames, h, w, channels) + the next h w elements of the clip's noise, the same in all frames, times NAME (channels, 1, 1); y: where
+ * to, or LG_NONE: a new value. */
+lg_tensor lg_video_add_noise(lg_net *n, struct lg_video *clip, lg_tensor x, lg_tensor y,
+                             const char *name);
 /* LayerNorm over channels, then a linear: NORM.weight, NORM.bias; NAME.weight (out, in, 1, 1, 1), NAME.bias. */
 lg_tensor lg_video_shortcut(lg_net *n, lg_tensor x, int64_t out, double eps, const char *norm,
                             const char *name);

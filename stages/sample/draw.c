@@ -9,6 +9,7 @@
 #include "stages/nets/adapter_file.h"
 #include "stages/nets/denoiser.h"
 #include "stages/nets/sampler.h"
+#include "stages/sample/first_frame.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -176,7 +177,7 @@ struct drawing {
         struct lg_port states, pooled;
         lg_tensor length;
     } text[LG_TEXTS_MAX];
-    struct lg_port out;
+    struct lg_port first_frame, out;
     int32_t *staging; // (B): labels or lengths
     void *weights;
 };
@@ -236,12 +237,43 @@ static int open_text(const struct lg_draw_spec *s, const struct lg_denoiser_text
     return device_alloc(s->device, &ret->length);
 }
 
+static bool has_first(const struct lg_draw_spec *s)
+{
+    return s->first_frame && *s->first_frame;
+}
+
+static int open_first_frame(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
+                            struct drawing *d)
+{
+    const struct lg_first_frame_spec spec = {.device = s->device,
+                                             .path = s->first_frame,
+                                             .vae_dir = s->vae_dir,
+                                             .channels = net->channels,
+                                             .height = net->height,
+                                             .width = net->width};
+    const lg_tensor shape = lg_t4(NULL, LG_F32, 1, net->channels, net->height, net->width);
+    float *latent;
+    LG_TRY(lg_first_frame_encode(&spec, &latent));
+    int rc = lg_port_open(s->device, shape, &d->first_frame);
+    if (rc == 0) {
+        memcpy(d->first_frame.host, latent, (size_t)lg_numel(&shape) * sizeof *latent);
+        lg_port_put(&d->first_frame, d->stream);
+        lg_stream_sync(d->stream);
+    }
+    free(latent);
+    return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
+}
+
 static int drawing_open(const struct lg_draw_spec *s, const struct lg_denoiser_config *net,
                         struct drawing *d)
 {
-    LG_TRY(lg_sampler_open(s->device, net, PICTURES_MAX, s->guidance != 1 && !net->guidance,
-                           &d->sampler));
+    const struct lg_sampler_spec spec = {.net = net,
+                                         .pictures = PICTURES_MAX,
+                                         .guided = s->guidance != 1 && !net->guidance,
+                                         .has_first = has_first(s)};
     LG_TRY(lg_stream_open(s->device, &d->stream));
+    if (has_first(s)) LG_TRY(open_first_frame(s, net, d));
+    LG_TRY(lg_sampler_open(s->device, &spec, &d->sampler));
     LG_TRY(load_weights(s, net, d));
     const int64_t B = lg_sampler_batch(d->sampler);
     lg_tensor out =
@@ -268,6 +300,7 @@ static void drawing_close(const struct lg_draw_spec *s, struct drawing *d)
         lg_port_close(s->device, &d->text[k].pooled);
         lg_device_free(s->device, &d->text[k].length.data);
     }
+    lg_port_close(s->device, &d->first_frame);
     lg_port_close(s->device, &d->out);
     lg_sampler_close(&d->sampler);
     lg_stream_close(&d->stream);
@@ -319,6 +352,7 @@ static int draw_batch(const struct lg_draw_spec *s, const struct lg_denoiser_con
                                  .seed = s->seed,
                                  .first = (uint64_t)first,
                                  .weights = d->weights,
+                                 .first_frame = d->first_frame.device,
                                  .label = d->label,
                                  .size = d->size,
                                  .ratio = d->ratio};
@@ -412,6 +446,11 @@ int lg_draw(const struct lg_draw_spec *s, lg_pictures *ret)
     *ret = (lg_pictures){0};
     LG_TRY(lg_whole_config_load(s->weights_dir, &net));
     LG_TRY(resize_net(s, &net));
+    if (has_first(s) && lg_denoiser_frames(&net) < 2)
+        return LG_FAIL(LG_ERR_USAGE,
+                       "a first frame, %s, is for clips of several latent frames; "
+                       "this model draws pictures, or --frames is too few",
+                       s->first_frame);
     LG_TRY_GOTO(rc,
                 lg_denoiser_info(net.kind)->labels ? parse_labels(s, &net, &c)
                                                    : encode_texts(s, &net, &c),

@@ -25,9 +25,11 @@ struct lg_draw_spec {
     int steps;
     double guidance; /* 1: off */
     uint64_t seed;
+    const char *first_frame;   /* clips: a picture that all of them begin with; NULL or "": none */
     int frames, height, width; /* pixels of a picture; 0: as the net was trained */
     lg_device *device;
 };
 
-/* LG_ERR_USAGE, beside what files and devices fail with: a label or a size that the models do not take. */
+/* LG_ERR_USAGE, beside what files and devices fail with: a label or a size that the models do not take, a first frame of
+ * pictures. */
 int lg_draw(const struct lg_draw_spec *spec, lg_pictures *ret);

@@ -25,6 +25,7 @@ static const char usage_text[] =
 #undef LG_CLIP_FORMAT
     "  --config FILE     pipeline.toml with models and sampler (default: the run's own)\n"
     "  --seed N --steps N --guidance X --negative TEXT --columns N\n"
+    "  --first-frame FILE    a picture that all clips begin with\n"
     "  --size N|HxW      pixels of a picture, --frames N and --fps X of a clip (default: as "
     "trained)\n"
     "  --weights ema|model   which weights of a checkpoint (default ema)\n"
@@ -37,6 +38,7 @@ struct options {
     const char *from, *out, *config, *negative, *weights, *device, *precision;
     const char *owner;
     const char *seed, *steps, *guidance, *columns, *fps; /* NULL: from the config */
+    const char *first_frame;                             /* NULL: from the config */
     const char *size, *frames;                           /* NULL: as trained */
     const char *const *captions;
     int n_captions;
@@ -55,6 +57,7 @@ static int parse(int argc, char **argv, struct options *o)
                                           {"size", required_argument, 0, 'z'},
                                           {"frames", required_argument, 0, 't'},
                                           {"fps", required_argument, 0, 'r'},
+                                          {"first-frame", required_argument, 0, 'i'},
                                           {"weights", required_argument, 0, 'w'},
                                           {"device", required_argument, 0, 'd'},
                                           {"precision", required_argument, 0, 'p'},
@@ -95,6 +98,9 @@ static int parse(int argc, char **argv, struct options *o)
             break;
         case 'r':
             o->fps = optarg;
+            break;
+        case 'i':
+            o->first_frame = optarg;
             break;
         case 'w':
             o->weights = optarg;
@@ -196,6 +202,7 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
                              .vae_dir = c->vae_model,
                              .prompts = o->captions,
                              .n = o->n_captions,
+                             .first_frame = o->first_frame ? o->first_frame : c->sample_first_frame,
                              .negative = o->negative ? o->negative : c->sample_negative};
     struct lg_text_config text[LG_TEXTS_MAX] = {0};
     lg_config_texts(c, text);

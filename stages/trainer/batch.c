@@ -17,6 +17,8 @@ struct layout {
     size_t size, ratio, guidance, terms;               /* likewise, of what the net has */
     size_t mean, logvar, staged;                       /* device, latents from the host only */
     size_t states[LG_TEXTS_MAX], pooled[LG_TEXTS_MAX]; /* likewise, texts */
+    size_t clean_coef;                                 /* host and device, frame_times */
+    size_t clean;                                      /* device, likewise: latents without noise */
     size_t x_t, target;                                /* device only */
     size_t band_x_t, band_target, total;               /* likewise; of a band, where there is one */
 };
@@ -27,6 +29,7 @@ struct lg_batch {
     lg_device *on;
     lg_dtype type;
     bool copies; /* latents */
+    bool *clean; /* (B): the first frame is */
     struct layout at;
     char *host, *device;
     struct lg_batch_tensors tensors;
@@ -51,6 +54,30 @@ static size_t weights_of(const struct lg_batch_options *o)
     return o->net->learned_variance ? 2 : 1;
 }
 
+static struct lg_band band_of(const struct lg_batch_options *o)
+{
+    const struct lg_band whole = {.height = lg_denoiser_rows(o->net), .share = 1};
+    return o->band.height ? o->band : whole;
+}
+
+/* Rows of the latent that share a timestep. */
+static int time_rows(const struct lg_batch_options *o)
+{
+    const struct lg_band band = band_of(o);
+    return lg_denoiser_time_rows(o->net, &band, o->frame_times);
+}
+
+/* Timesteps of a sample. */
+static size_t times_of(const struct lg_batch_options *o)
+{
+    return (size_t)(band_of(o).height / time_rows(o));
+}
+
+static bool may_be_clean(const struct lg_batch_options *o)
+{
+    return o->frame_times && lg_denoiser_frames(o->net) > 1;
+}
+
 static struct layout layout_of(const lg_device *d, const struct lg_batch_options *o)
 {
     size_t B = (size_t)o->size, used = 0, f = sizeof(float);
@@ -59,7 +86,7 @@ static struct layout layout_of(const lg_device *d, const struct lg_batch_options
     struct layout l = {0};
     l.n = take(&used, B * sizeof(int64_t));
     l.coef = take(&used, B * 4 * f);
-    l.t = take(&used, B * f);
+    l.t = take(&used, times_of(o) * B * f);
     l.weight = take(&used, weights_of(o) * B * f);
     l.label = take(&used, B * sizeof(int32_t));
     for (int k = 0; k < o->net->n_texts; k++) l.text_length[k] = take(&used, B * sizeof(int32_t));
@@ -68,6 +95,7 @@ static struct layout layout_of(const lg_device *d, const struct lg_batch_options
     if (lg_denoiser_has_ratio(o->net)) l.ratio = take(&used, B * f);
     if (o->net->guidance) l.guidance = take(&used, B * f);
     if (o->net->learned_variance) l.terms = take(&used, VARIANCE_TERMS * B * f);
+    if (may_be_clean(o)) l.clean_coef = take(&used, B * 4 * f);
     l.uploaded = used;
     if (copies_latents(d, o)) {
         l.mean = take(&used, latent);
@@ -80,6 +108,7 @@ static struct layout layout_of(const lg_device *d, const struct lg_batch_options
         l.states[k] = take(&used, B * (size_t)(t->length * t->width) * one);
         l.pooled[k] = take(&used, B * (size_t)t->pooled * one);
     }
+    if (may_be_clean(o)) l.clean = take(&used, latent);
     l.x_t = take(&used, latent);
     l.target = take(&used, latent);
     if (o->band.height) {
@@ -123,7 +152,7 @@ static void use(lg_batch *b, const struct lg_batch_options *o)
         t->in.x = band_tensor(b, b->device + b->at.band_x_t);
         t->target = band_tensor(b, b->device + b->at.band_target);
     }
-    t->in.t = lg_t1(b->device + b->at.t, LG_F32, o->size);
+    t->in.t = lg_t1(b->device + b->at.t, LG_F32, o->size * (int64_t)times_of(o));
     t->weight = lg_t1(b->device + b->at.weight, LG_F32, o->size);
     if (o->net->learned_variance) {
         t->weight = lg_t2(t->weight.data, LG_F32, o->size, 2);
@@ -151,10 +180,12 @@ int lg_batch_open(lg_device *d, const struct lg_batch_options *o, int n, lg_batc
     memcpy(b->kind, o, (size_t)n * sizeof *o);
     b->type = lg_device_dtype(d);
     b->copies = copies_latents(d, o);
-    size_t uploaded = 0;
+    size_t uploaded = 0, rows = 0;
     for (int k = 0; k < n; k++) uploaded = LG_MAX(uploaded, layout_of(d, &o[k]).uploaded);
+    for (int k = 0; k < n; k++) rows = LG_MAX(rows, (size_t)o[k].size);
     b->host = calloc(1, uploaded);
-    LG_ASSERT(b->host);
+    b->clean = calloc(rows, sizeof *b->clean);
+    LG_ASSERT(b->host && b->clean);
     void *device;
     LG_TRY(lg_device_alloc(d, lg_batch_bytes(d, o, n), &device));
     b->device = device;
@@ -166,6 +197,7 @@ void lg_batch_close(lg_batch **b)
 {
     if (!*b) return;
     free((*b)->host);
+    free((*b)->clean);
     free((*b)->kind);
     free(*b);
     *b = NULL;
@@ -181,6 +213,17 @@ const float *lg_batch_weights(const lg_batch *b)
     return (const float *)(b->host + b->at.weight);
 }
 
+/* Of a sample: that of the draw, and of a clean first frame 0. */
+static void gather_times(lg_batch *b, size_t row, double t)
+{
+    const size_t times = times_of(&b->o);
+    float *to = (float *)(b->host + b->at.t) + row * times;
+    for (size_t i = 0; i < times; i++) {
+        const int at = band_of(&b->o).first + (int)i * time_rows(&b->o);
+        to[i] = b->clean[row] && at < b->o.net->height ? 0 : (float)t;
+    }
+}
+
 static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *spec, size_t row)
 {
     const uint64_t n = spec->first + row;
@@ -193,8 +236,12 @@ static void gather_row(lg_batch *b, lg_window *w, const struct lg_batch_spec *sp
     ((int64_t *)(b->host + b->at.n))[row] = (int64_t)(spec->of_run + row);
     for (int i = 0; i < 4; i++)
         ((float *)(b->host + b->at.coef))[4 * row + (size_t)i] = (float)draw.coef[i];
-    ((float *)(b->host + b->at.t))[row] = (float)draw.t;
-    const double share = b->o.band.height ? b->o.band.share : 1;
+    for (int i = 0; i < 4 && may_be_clean(&b->o); i++)
+        ((float *)(b->host + b->at.clean_coef))[4 * row + (size_t)i] = i == 0; /* x0 */
+    b->clean[row] = may_be_clean(&b->o) && draw.first_is_clean;
+    gather_times(b, row, draw.t);
+    const int frames = lg_denoiser_frames(net);
+    const double share = band_of(&b->o).share * (b->clean[row] ? frames / (frames - 1.0) : 1);
     const size_t per = weights_of(&b->o);
     const double weight[] = {draw.weight, draw.variance_weight};
     for (size_t i = 0; i < per; i++)
@@ -238,6 +285,53 @@ static lg_tensor bring(lg_batch *b, lg_stream *s, const void *host, size_t at)
     return to;
 }
 
+/* Noise and target of all samples, as coef (B, 4) says. */
+struct diffusion {
+    lg_tensor mean, logvar;
+    size_t coef;
+    lg_tensor x_t;
+};
+
+static void diffuse(lg_batch *b, lg_stream *s, const struct lg_batch_spec *spec,
+                    const struct diffusion *d)
+{
+    const int64_t B = b->o.size;
+    lg_diffuse_forward(
+        s, &(struct lg_diffuse_forward_args){.mean = d->mean,
+                                             .logvar = d->logvar,
+                                             .n = lg_t1(b->device + b->at.n, LG_I64, B),
+                                             .coef = lg_t2(b->device + d->coef, LG_F32, B, 4),
+                                             .x_t = d->x_t,
+                                             .target = b->target,
+                                             .seed = spec->seed,
+                                             .scaling_factor = spec->scaling_factor,
+                                             .shift_factor = spec->shift_factor});
+}
+
+/* Rows [0, rows) of the first C channels of a sample of a batch of latents. */
+static lg_tensor first_rows(const lg_batch *b, lg_tensor of, int row, int rows)
+{
+    of = lg_slice(lg_slice(of, 0, row, 1), 1, 0, b->o.net->channels);
+    return lg_slice(of, 2, 0, rows);
+}
+
+/* Where x_t has noise and should not: from latents without any. */
+static void clean_first_frames(lg_batch *b, lg_stream *s, lg_tensor without_noise)
+{
+    const int rows = b->o.net->height;
+    for (int i = 0; i < b->o.size; i++)
+        if (b->clean[i])
+            lg_send(s, (struct lg_sent){.from = first_rows(b, without_noise, i, rows),
+                                        .to = first_rows(b, b->x_t, i, rows)});
+}
+
+static bool any_is_clean(const lg_batch *b)
+{
+    for (int64_t i = 0; i < b->o.size; i++)
+        if (b->clean[i]) return true;
+    return false;
+}
+
 /* Of the window, where it lies or copied to `at`. */
 static lg_tensor text_of(lg_batch *b, lg_stream *s, lg_tensor x, size_t at)
 {
@@ -276,17 +370,46 @@ void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batc
         logvar = bring(b, s, logvar.data, b->at.logvar);
     }
     for (int k = 0; k < b->o.net->n_texts; k++) use_text(b, s, w, k, n);
-    lg_diffuse_forward(
-        s, &(struct lg_diffuse_forward_args){.mean = mean,
-                                             .logvar = logvar,
-                                             .n = lg_t1(b->device + b->at.n, LG_I64, B),
-                                             .coef = lg_t2(b->device + b->at.coef, LG_F32, B, 4),
-                                             .x_t = b->x_t,
-                                             .target = b->target,
-                                             .seed = spec->seed,
-                                             .scaling_factor = spec->scaling_factor,
-                                             .shift_factor = spec->shift_factor});
+    struct diffusion d = {.mean = mean, .logvar = logvar, .coef = b->at.clean_coef};
+    if (any_is_clean(b)) {
+        d.x_t = latent_tensor(b, b->device + b->at.clean);
+        diffuse(b, s, spec, &d);
+    }
+    d.coef = b->at.coef, d.x_t = b->x_t;
+    diffuse(b, s, spec, &d);
+    if (any_is_clean(b)) clean_first_frames(b, s, latent_tensor(b, b->device + b->at.clean));
     if (!b->o.band.height) return;
     take_band(b, s, b->x_t, b->tensors.in.x);
     take_band(b, s, b->target, b->tensors.target);
+}
+
+/* What is the target's counts as no error. */
+static void leave_out(lg_batch *b, lg_stream *s, lg_tensor pred)
+{
+    const struct lg_band band = band_of(&b->o);
+    const int rows = LG_MIN(b->o.net->height - band.first, band.height);
+    for (int i = 0; i < b->o.size && rows > 0; i++)
+        if (b->clean[i])
+            lg_send(s, (struct lg_sent){.from = first_rows(b, b->tensors.target, i, rows),
+                                        .to = first_rows(b, pred, i, rows)});
+}
+
+void lg_batch_loss(lg_batch *b, lg_stream *s, lg_tensor pred, lg_tensor loss)
+{
+    const struct lg_batch_tensors *t = &b->tensors;
+    leave_out(b, s, pred);
+    if (t->terms.rank)
+        lg_learned_range_loss(s, &(struct lg_learned_range_loss_args){.pred = pred,
+                                                                      .target = t->target,
+                                                                      .x_t = t->in.x,
+                                                                      .terms = t->terms,
+                                                                      .weight = t->weight,
+                                                                      .loss = loss,
+                                                                      .dpred = pred});
+    else
+        lg_mse_loss(s, &(struct lg_mse_loss_args){.pred = pred,
+                                                  .target = t->target,
+                                                  .weight = t->weight,
+                                                  .loss = loss,
+                                                  .dpred = pred});
 }

@@ -23,6 +23,7 @@ struct lg_batch_options {
     bool latents_on_host; /* as fp32, while the device computes elsewhere or otherwise */
     bool
         texts_on_host; /* in the device's type, where it reaches them: copied, since products read them often */
+    bool frame_times; /* as the net's mode: a clip's first frame may be clean */
     struct lg_band
         band; /* of the latents, where others of a sequence group have the rest; height 0: all */
 };
@@ -49,3 +50,7 @@ struct lg_batch_spec {
  * The loss weight of a row is objective weight / divisor, 0 for void and
  * absent samples. */
 void lg_batch_load(lg_batch *b, lg_stream *s, lg_window *w, const struct lg_batch_spec *spec);
+/* Of the prediction (B, C or 2 C, H, W), or its band, the loss, (B) or (B, 2) as the weights are, and the gradient of its weighted
+ * sum, which takes the prediction's place. A first frame that is clean has no part in either: its samples' weights make of the
+ * mean over all frames that over the others. */
+void lg_batch_loss(lg_batch *b, lg_stream *s, lg_tensor pred, lg_tensor loss);

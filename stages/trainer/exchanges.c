@@ -7,7 +7,6 @@ enum { NO_EXCHANGE = -1, LOOKS = 2000 /* about 0.1 ms, where a GPU computes mean
 struct lg_exchanges {
     lg_stage *st;
     lg_stream *compute;
-    lg_denoiser *net;
     int me, first, degree;
     uint64_t numbers; /* of a micro-batch: one for each exchange, and one for its end */
     lg_region *region[LG_INSTANCES_MAX]; /* by rank */
@@ -34,11 +33,11 @@ static bool has_begun(lg_stage *st, int first, int degree)
     return false;
 }
 
-static int open_regions(lg_exchanges *x, lg_device *d)
+static int open_regions(lg_exchanges *x, lg_device *d, lg_denoiser *const *nets, int n)
 {
     for (int r = x->first; r < x->first + x->degree; r++) {
         const struct lg_stage_memory m = {
-            .bytes = LG_MAX(lg_denoiser_bytes_of(x->net)->exchanged, (size_t)1),
+            .bytes = LG_MAX(lg_denoiser_bytes_of_all(nets, n).exchanged, (size_t)1),
             .device = d,
             .role = LG_ROLE_trainer,
             .index = r,
@@ -49,7 +48,7 @@ static int open_regions(lg_exchanges *x, lg_device *d)
     void *arrived = x->region[x->me]->payload;
     if (x->st->plan.apart) LG_TRY(lg_device_alloc(d, x->region[x->me]->bytes, &arrived));
     x->arrived = arrived;
-    lg_denoiser_set_exchanged(x->net, arrived);
+    for (int k = 0; k < n; k++) lg_denoiser_set_exchanged(nets[k], arrived);
     return 0;
 }
 
@@ -62,23 +61,22 @@ static uint64_t count_exchanges(const lg_denoiser *net)
     return count;
 }
 
-int lg_exchanges_open(lg_stage *st, lg_device *d, lg_stream *compute, lg_denoiser *net,
-                      lg_exchanges **ret)
+int lg_exchanges_open(lg_stage *st, lg_device *d, lg_stream *compute, lg_denoiser *const *nets,
+                      int n, lg_exchanges **ret)
 {
     lg_exchanges *x = calloc(1, sizeof *x);
     LG_ASSERT(x);
     *ret = x; /* half-built objects may be closed */
     *x = (lg_exchanges){.st = st,
                         .compute = compute,
-                        .net = net,
                         .me = st->index,
                         .first = st->index / st->plan.sequence * st->plan.sequence,
                         .degree = st->plan.sequence,
-                        .numbers = count_exchanges(net) + 1,
+                        .numbers = count_exchanges(nets[0]) + 1,
                         .looks = lg_device_is_host(d) ? 1 : LOOKS,
                         .sent = NO_EXCHANGE};
     if (!has_members(x)) return 0;
-    LG_TRY(open_regions(x, d));
+    LG_TRY(open_regions(x, d, nets, n));
     lg_sequence_enter(st->board, st->index);
     return 0;
 }
@@ -123,18 +121,18 @@ bool lg_exchanges_has_begun(const lg_exchanges *x)
 
 /* ---- a micro-batch ---- */
 
-static void send_all(lg_exchanges *x, int i)
+static void send_all(lg_exchanges *x, const lg_denoiser *net, int i)
 {
     for (int r = x->first; r < x->first + x->degree; r++)
-        lg_send(x->compute, lg_denoiser_sends(x->net, i, r - x->first, x->region[r]->payload));
+        lg_send(x->compute, lg_denoiser_sends(net, i, r - x->first, x->region[r]->payload));
     lg_stream_sync(x->compute);
 }
 
 /* Others write exchange i + 1 into the region as soon as they have all of i, but at another place (graph/exchange.h); what
  * may take this one's they send when this rank has sent i + 1, behind the copy. */
-static void take(lg_exchanges *x, int i)
+static void take(lg_exchanges *x, const lg_denoiser *net, int i)
 {
-    const struct lg_arrival a = lg_denoiser_arrival(x->net, i);
+    const struct lg_arrival a = lg_denoiser_arrival(net, i);
     const char *region = x->region[x->me]->payload;
     if (x->arrived != region) lg_stream_copy(x->compute, x->arrived + a.at, region + a.at, a.bytes);
 }
@@ -147,20 +145,20 @@ static bool have_sent(const lg_exchanges *x, uint64_t number)
     return false;
 }
 
-bool lg_exchanges_go(lg_exchanges *x, uint64_t micro, int i)
+bool lg_exchanges_go(lg_exchanges *x, const lg_denoiser *net, uint64_t micro, int i)
 {
     lg_board *b = x->st->board;
     const uint64_t number = micro * x->numbers + (uint64_t)i;
     LG_ASSERT(has_members(x));
     if (x->sent != i) {
         if (!lg_sequence_sent(b, x->me, x->epoch, number)) return false;
-        send_all(x, i);
+        send_all(x, net, i);
         x->sent = i;
         lg_sequence_send(b, x->me, x->epoch, number + 1);
         lg_bus_notify(x->st->bus);
     }
     if (!have_sent(x, number + 1)) return false;
-    take(x, i);
+    take(x, net, i);
     return true;
 }
 

@@ -13,10 +13,11 @@
 #include "stages/stage.h"
 
 typedef struct lg_exchanges lg_exchanges;
-/* For rank st->index on device d, which computes on `compute`; maps the members' regions. All must outlive it. The stage
- * closes the regions. */
-int lg_exchanges_open(lg_stage *st, lg_device *d, lg_stream *compute, lg_denoiser *net,
-                      lg_exchanges **ret);
+/* For rank st->index on device d, which computes on `compute`, with a net for each shape of samples (n, of equal exchanges:
+ * lg_denoiser_same_events); maps the members' regions, of which each is as large as the net with most needs. All must
+ * outlive it. The stage closes the regions. */
+int lg_exchanges_open(lg_stage *st, lg_device *d, lg_stream *compute, lg_denoiser *const *nets,
+                      int n, lg_exchanges **ret);
 void lg_exchanges_close(lg_exchanges **x);
 
 /* Does it belong to an epoch that has passed (or to none yet)? Then its micro-batch is given up, `compute` is waited for,
@@ -29,8 +30,9 @@ bool lg_exchanges_begin(lg_exchanges *x, uint64_t first, uint64_t *ret_micro);
 /* Has it, then or earlier? */
 bool lg_exchanges_has_begun(const lg_exchanges *x);
 
-/* Exchange i of a micro-batch: sends when that may be, true when all has come. Ask again. */
-bool lg_exchanges_go(lg_exchanges *x, uint64_t micro, int i);
+/* Exchange i of a micro-batch of this net: sends when that may be, true when all has come. Ask again. Nets have their
+ * arrivals at places of their own: the first exchange of a micro-batch is sent when all are done with the one before. */
+bool lg_exchanges_go(lg_exchanges *x, const lg_denoiser *net, uint64_t micro, int i);
 /* The micro-batch is done, and `compute` with it. */
 void lg_exchanges_end_micro(lg_exchanges *x, uint64_t micro);
 

@@ -57,20 +57,7 @@ static int begin_micro(lg_stage *st, struct trainer *t, uint64_t step, uint64_t 
 static void begin_backward(struct trainer *t)
 {
     const struct lg_batch_tensors *b = lg_batch_tensors(t->batch);
-    if (b->terms.rank)
-        lg_learned_range_loss(t->stream, &(struct lg_learned_range_loss_args){.pred = t->pred,
-                                                                              .target = b->target,
-                                                                              .x_t = b->in.x,
-                                                                              .terms = b->terms,
-                                                                              .weight = b->weight,
-                                                                              .loss = t->loss,
-                                                                              .dpred = t->pred});
-    else
-        lg_mse_loss(t->stream, &(struct lg_mse_loss_args){.pred = t->pred,
-                                                          .target = b->target,
-                                                          .weight = b->weight,
-                                                          .loss = t->loss,
-                                                          .dpred = t->pred});
+    lg_batch_loss(t->batch, t->stream, t->pred, t->loss);
     lg_stream_download(t->stream, t->host_loss, t->loss.data, lg_tensor_bytes(&t->loss));
     lg_denoiser_begin_backward(t->net, &b->in, t->pred, lg_gradients_accumulate(t->gradients));
 }
@@ -97,7 +84,7 @@ static bool go_on(struct trainer *t, const struct lg_denoiser_event *e)
         lg_gradients_done(t->gradients, e->unit);
         return true;
     case LG_EVENT_EXCHANGE:
-        return lg_exchanges_go(t->exchanges, t->micro, e->exchange);
+        return lg_exchanges_go(t->exchanges, t->net, t->micro, e->exchange);
     case LG_EVENT_WEIGHTS_DONE:
         return true;
     }

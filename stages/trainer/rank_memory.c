@@ -22,6 +22,7 @@ struct lg_denoiser_mode lg_rank_mode(const lg_config *c, const lg_plan *p, int r
         .train = true,
         .recompute = (const char *const *)c->memory_recompute.v,
         .offload = c->memory_offload_activations,
+        .frame_times = c->trainer_clean_first_frame > 0,
         .lends = lg_gradients_lends(p),
         .places_weights = lg_working_lies_in_net(c, p),
         .ahead = true,
@@ -39,7 +40,8 @@ static int find_batch(const lg_config *c, const lg_plan *p, const struct lg_deno
                                      .guidance = c->model_guidance,
                                      .factor = p->image_height / p->latent_height,
                                      .latents_on_host = lg_stage_latents_on_host(p),
-                                     .texts_on_host = p->apart};
+                                     .texts_on_host = p->apart,
+                                     .frame_times = mode->frame_times};
     if (lg_sequence_is_split(&mode->sequence))
         LG_TRY(lg_denoiser_band(net, &mode->sequence, &ret->band));
     return 0;

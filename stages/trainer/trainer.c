@@ -64,7 +64,7 @@ static int open_memory(lg_stage *st, struct trainer *t)
         void *lent = lg_gradients_lent(t->gradients);
         for (int k = 0; k < t->nets.n; k++) lg_denoiser_set_lent(t->nets.net[k], lent);
     }
-    LG_TRY(lg_exchanges_open(st, t->device, t->stream, t->net, &t->exchanges));
+    LG_TRY(lg_exchanges_open(st, t->device, t->stream, t->nets.net, t->nets.n, &t->exchanges));
     const size_t losses = (size_t)(st->plan.micro_batch * (net->learned_variance ? 2 : 1));
     LG_TRY(alloc(t->device, lg_rank_prediction(&t->nets) * lg_dtype_bytes(t->type), &t->pred.data));
     LG_TRY(alloc(t->device, losses * sizeof(float), &t->loss.data));

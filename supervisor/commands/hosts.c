@@ -21,14 +21,16 @@ static void take_over(lg_run *r, const struct lg_cluster_place *p)
 
 static int wait_for_others(lg_cluster *c, bool quiet, struct lg_cluster_place *ret)
 {
-    char what[300];
+    char what[300], said[300] = "";
     for (int n = 0;; n++) {
         const int rc = lg_cluster_join(c, ASK_MS, ret);
         if (rc == LG_ERR_STOP) return rc;
         LG_TRY(rc);
         if (rc == 1) return 0;
         lg_cluster_waits_for(c, what, sizeof what);
-        if (!quiet && n % SAY_EVERY == 0) lg_terminal_say(STDOUT_FILENO, "%s\n", what);
+        if (!quiet && (n % SAY_EVERY == 0 || strcmp(what, said) != 0))
+            lg_terminal_say(STDOUT_FILENO, "%s\n", what);
+        memcpy(said, what, sizeof said);
     }
 }
 

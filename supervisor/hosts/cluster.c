@@ -197,6 +197,13 @@ static void say_changes(lg_cluster *c, int64_t now_ns)
     c->next_said_ns = now_ns + REFUSED_SAY_MS * LG_MS_NS;
 }
 
+static bool is_placed(const lg_cluster *c)
+{
+    struct lg_cluster_place p;
+    return c->group.own.phase == LG_GROUP_joining &&
+           lg_group_place(&c->group, &p.host, &p.origin, &p.comes);
+}
+
 static struct lg_answer own_name(const lg_cluster *c)
 {
     const struct lg_beat *own = &c->group.own;
@@ -243,6 +250,7 @@ static void turn(lg_cluster *c)
     const int64_t now_ns = lg_now_ns();
     obey(c, lg_group_look(&c->group, &facts, now_ns));
     say_changes(c, now_ns);
+    if (is_placed(c)) pthread_cond_broadcast(&c->changed); /* lg_cluster_join */
     if (now_ns >= c->next_beat_ns) send_all(c);
 }
 
@@ -417,6 +425,8 @@ int lg_cluster_join(lg_cluster *c, int timeout_ms, struct lg_cluster_place *ret)
     if (rc == 1) {
         p.life = c->group.own.life;
         if (c->group.own.phase == LG_GROUP_joining) lg_group_come(&c->group, p.host, p.origin.step);
+        c->next_beat_ns = 0; /* the others wait for this word */
+        wake(c);
         *ret = p;
     }
     pthread_mutex_unlock(&c->lock);

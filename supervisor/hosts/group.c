@@ -388,6 +388,7 @@ static unsigned go_on(struct lg_group *g, int64_t now_ns)
     struct lg_epoch want;
     const uint64_t present = lg_group_present(g, now_ns);
     const int members = __builtin_popcountll(g->own.epoch.members);
+    const uint64_t offered = g->own.offer.life;
     g->quorum_missing = present != g->own.epoch.members && !g->setup.shared &&
                         2 * __builtin_popcountll(present) <= members;
     unsigned news = lg_group_answer(g);
@@ -397,7 +398,8 @@ static unsigned go_on(struct lg_group *g, int64_t now_ns)
         news |= lg_group_decide(g, &want, now_ns);
     else
         lg_group_rest(g);
-    return news;
+    const uint64_t offers = g->own.offer.life;
+    return news | (offers && offers != offered ? LG_GROUP_OFFERED : 0);
 }
 
 unsigned lg_group_look(struct lg_group *g, const struct lg_group_facts *facts, int64_t now_ns)

@@ -124,6 +124,7 @@ enum lg_group_news {
     LG_GROUP_VOTED = 8, /* own.promised, own.accepted: onto the board, before the next beat goes */
     LG_GROUP_REFUSED = 16, /* joining: the others are not alike, `text` says in what */
     LG_GROUP_ENDED = 32,   /* joining: the run that it waited for has ended */
+    LG_GROUP_OFFERED = 64, /* a number, to somebody who waits for it: worth a beat at once */
 };
 
 struct lg_group {

@@ -165,7 +165,8 @@ refuses() { # NAME TEXT SET...
     check "$name: says why" grep -q "$text" "$T/refused.out"
 }
 refuses "DiT" 'model.kind = "dit", which is defined for squares only' model.kind=dit
-refuses "a split sequence" 'data.buckets with parallel.sp = 2' parallel.sp=2
+refuses "more ranks than rows" '8x32 with parallel.sp = 8, which is more than the 2 rows of patches' 'data.buckets=["8x32","32x32"]' \
+    parallel.sp=8 trainer.ranks=8
 refuses "a chunk across micro-batches" 'vae.chunk = 16 does not divide trainer.micro_batch_size = 8' vae.chunk=16
 refuses "a side that is no multiple" '18x16: sides must be multiples of 4 pixels' 'data.buckets=["16x16","18x16"]'
 refuses "pixart at this size" '"pixart" is a table for data.size = 256, 512 or 1024, not 16' data.buckets=pixart

@@ -52,6 +52,13 @@ ledger_is_right() { # RUN STEPS
     head -c $((64 * $2)) "$1/ledger" >"$T/ledger"
     "$e2e_build/tests/chaos/ledger_check" --steps "$2" --batch 8 --tar "$CLIPS" --seed 7 "$T/ledger"
 }
+close() { # RUN RUN STEPS: losses and norms to 1e-5
+    paste <(head -n "$3" "$1/metrics.jsonl" | jq -r '"\(.step) \(.loss) \(.grad_norm)"') \
+        <(head -n "$3" "$2/metrics.jsonl" | jq -r '"\(.step) \(.loss) \(.grad_norm)"') | awk -v steps="$3" '
+        function far(a, b) { return (a - b > 0 ? a - b : b - a) > 1e-5 * a }
+        NF != 6 || $1 != $4 || far($2, $5) || far($3, $6) { print; bad = 1 }
+        END { exit bad || NR != steps }'
+}
 draw() { timeout 120 "$e2e_build/bin/lg-sample" "a dog moves right" --steps 3 --seed 3 "$@" >"$T/said" 2>&1; }
 refused() { # NAME PATTERN [--set ...]
     tiny "$T/refused" "${@:3}"
@@ -119,22 +126,36 @@ for kind in latte ltx; do
     check "$kind: drawn twice alike" cmp "$T/$kind.gif" "$T/$kind.again.gif"
     [ $e2e_failed -eq 0 ] || exit 1
 done
+check "drawn from a picture" draw --from "$T/ltx.a" --first-frame "$T/ltx.png" -o "$T/from.gif"
+check "which is another clip" sh -c "! cmp -s '$T/ltx.gif' '$T/from.gif'"
+check "drawn from a picture by a model of eps" sh -c "! '$e2e_build/bin/lg-sample' a --from '$T/latte.a' --first-frame '$T/ltx.png' -o '$T/none.gif' 2>'$T/said' &&
+    grep -q 'models of flow alone, not of eps' '$T/said'"
 
-# Pictures beside clips, in a bucket of one frame.
-mkdir "$T/both" && cp "$CLIPS" "$MICRO/data/micro-00000.tar" "$T/both"
-both=(--set data.path="$T/both" --set 'data.buckets=["9x16x16","1x16x16"]')
+# Pictures beside clips of two lengths, each split among two ranks, of two such pairs; a picture's three rows do not halve. Pairs
+# train on what single ranks train on, in the same order: but for rounding the losses are theirs.
+"$e2e_build/bin/lg-emoji-video" --size 24 --frames 5 --fps 8 --only fox "$T/short" >/dev/null
+mkdir "$T/both" && cp "$CLIPS" "$MICRO/data/micro-00000.tar" "$T/both" && cp "$T/short/clips-00000.tar" "$T/both/short-00000.tar"
+both=(--set data.path="$T/both" --set 'data.buckets=["9x16x16","5x16x24","1x24x16"]' --set trainer.micro_batch_size=2 --set vae.chunk=2 \
+    --set trainer.clean_first_frame=0.5)
+pairs=(--set trainer.ranks=4 --set parallel.sp=2)
+tiny "$T/both.one" "${both[@]}" --set trainer.max_steps=20
+expect "pictures beside clips" 0 $?
+check "pictures beside clips: three shapes" test "$(grep -c 'bucket .*: [1-9].* items (' "$T/both.one/logs/loader.0.log")" = 3
+check "pictures beside clips: none is void" test "$(jq -s 'map(.voids) | add' "$T/both.one/metrics.jsonl")" = 0
 killed=$T/both.killed
-train "$killed" "${both[@]}"
+train "$killed" "${both[@]}" "${pairs[@]}"
 wait_step "$killed" 4
-for role in "trainer 0" "vae 0" "loader 0"; do
+for role in "trainer 0" "vae 0" "trainer 3" "loader 0"; do
     kill_role "$killed" $role
     wait_step "$killed" $(($(step_of "$killed") + 3))
 done
-settle "pictures beside clips, killed" "$killed"
+settle "pictures beside clips, split, killed" "$killed"
 N=${settled:-40}
-start_by_start "$T/both.whole" "$N" "${both[@]}" --set checkpoint.keep=1000000
-same_as "pictures beside clips, killed" "$killed" "$T/both.whole" "$N"
-check "pictures beside clips: none is void" test "$(jq -s 'map(.voids) | add' "$T/both.whole/metrics.jsonl")" = 0
+start_by_start "$T/both.whole" "$N" "${both[@]}" "${pairs[@]}" --set checkpoint.keep=1000000
+same_as "pictures beside clips, split, killed" "$killed" "$T/both.whole" "$N"
+check "pictures beside clips, split: single ranks' losses" close "$T/both.one" "$T/both.whole" 20
+tiny "$T/both.zero3" "${both[@]}" "${pairs[@]}" --set trainer.max_steps=20 --set parallel.zero=3 --set memory.recompute=block
+check "pictures beside clips, split: gathered weights, the same bytes" same_files "$T/both.whole" "$T/both.zero3" 20
 
 refused "ltx, fastseq" 'fastseq.*normed over all heads' --set parallel.sp=2 --set parallel.sp_kind=fastseq
 refused "pictures alone" 'data.frames = 9 with model.kind = "pixart"' --set model.from= --set pipeline= --set model.kind=pixart

@@ -19,7 +19,7 @@ from diffusers.models.transformers import transformer_ltx
 from safetensors.numpy import save_file
 
 sys.path.insert(0, os.path.dirname(__file__))
-from make_denoiser import double, fill_model, record  # noqa: E402
+from make_denoiser import PURPOSE_SAMPLE, double, fill_model, philox_normal, record, scheduler  # noqa: E402
 
 
 def rms_norm_f64(self, x):
@@ -75,16 +75,47 @@ def latte(out, prefix, size, layers):
     record(out, prefix, m, y, clip("dout", 8, size, 1.0))
 
 
-def ltx(out, prefix, size, layers):
-    f, h, w = size
+def ltx_model(layers):
     m = LTXVideoTransformer3DModel(in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16,
                                    cross_attention_dim=32, num_layers=layers, caption_channels=20).eval()
     fill_model(m)
-    m.double()
+    return m.double()
+
+
+def ltx(out, prefix, size, layers, frame_times=False):
+    """frame_times: frame i of f has i / (f - 1) of its sample's timestep, given token by token (image-to-video)."""
+    f, h, w = size
+    t = torch.tensor(T).double()
+    if frame_times:
+        t = (t[:, None] * torch.arange(f).double() / (f - 1)).repeat_interleave(h * w, 1)
+    m = ltx_model(layers)
     y = m(clip("x", 4, size, 1.5).flatten(2).transpose(1, 2), encoder_hidden_states=double("text", (3, 6, 20), 1.0),
-          timestep=torch.tensor(T).double(), encoder_attention_mask=MASK, num_frames=f, height=h, width=w,
+          timestep=t, encoder_attention_mask=MASK, num_frames=f, height=h, width=w,
           rope_interpolation_scale=(8 / 25, 32, 32)).sample
     record(out, prefix, m, y.transpose(1, 2).unflatten(2, size), clip("dout", 4, size, 1.0))
+
+
+@torch.no_grad()
+def ltx_first_frame(out, prefix, size, layers, steps=6, guidance=3.0):
+    """The loop of LTXImageToVideoPipeline: timesteps by token, 0 for those of the first frame, which no step changes."""
+    f, h, w = size
+    m, text = ltx_model(layers), double("text", (3, 6, 20), 1.0)
+    x = torch.from_numpy(philox_normal(7, PURPOSE_SAMPLE, 40, 4 * f * h * w)).reshape(1, 4, f, h, w)
+    x[:, :, :1] = double("first_frame", (1, 4, 1, h, w), 1.0)
+    is_given = torch.zeros(1, 1, f, h, w, dtype=torch.float64)
+    is_given[:, :, 0] = 1
+
+    def predict(k, t):
+        y = m(x.flatten(2).transpose(1, 2), encoder_hidden_states=text[k:k + 1], timestep=t, num_frames=f, height=h, width=w,
+              encoder_attention_mask=MASK[k:k + 1], rope_interpolation_scale=(8 / 25, 32, 32)).sample
+        return y.transpose(1, 2).unflatten(2, size)
+
+    s = scheduler("flow", steps)
+    for i, t in enumerate(s.timesteps):
+        by_token = t * (1 - is_given.flatten(1))
+        y = predict(1, by_token) + guidance * (predict(0, by_token) - predict(1, by_token))
+        x = torch.cat([x[:, :, :1], x[:, :, 1:] + (s.sigmas[i + 1] - s.sigmas[i]) * y[:, :, 1:]], 2)
+    out[f"{prefix}.out"] = x.numpy()
 
 
 def main():
@@ -96,6 +127,8 @@ def main():
     ltx(out, "ltx", (3, 5, 7), 2)
     ltx(out, "ltx_other", (4, 3, 2), 1)
     ltx(out, "ltx_picture", (1, 6, 5), 1)
+    ltx(out, "ltx_frame_times", (3, 5, 7), 1, True)
+    ltx_first_frame(out, "ltx_first_frame", (3, 5, 7), 1)
     path = sys.argv[1] if len(sys.argv) > 1 else "tests/golden/video.safetensors"
     save_file({k: np.ascontiguousarray(v) for k, v in sorted(out.items())}, path)
     print(path, len(out), "tensors")

@@ -4,7 +4,7 @@
 # fused AdamW, without EMA (as bench_step_cuda). Random weights.
 # Usage: python3 peer_diffusers.py flux-lora|sd35m SIDE BATCH [WAYS]     SIDE: of the latent (128: 1024 px)
 #        python3 peer_diffusers.py ltx FRAMESxHEIGHTxWIDTH BATCH [WAYS]  of the latent: 13x12x16 has 2,496 tokens, 16x25x40 16,000
-#        WAYS: of 2 backends of SDPA, how many; `tiny` in place of a side: a small net on the CPU, to try the script
+#        WAYS: backends of SDPA, of cudnn,flash (default both); `tiny` in place of a side: a small net on the CPU, to try the script
 # Prints one line per SDPA backend: ms/step, samples/s, peak GiB. Compare against the best line.
 import sys
 
@@ -128,8 +128,9 @@ if __name__ == "__main__":
     kind, size, batch = sys.argv[1], sys.argv[2], int(sys.argv[3])
     make = {"flux-lora": flux, "sd35m": sd35m, "ltx": ltx}[kind]
     size = ((2, 4, 4) if kind == "ltx" else 8) if TINY else tuple(map(int, size.split("x"))) if kind == "ltx" else int(size)
-    ways = [SDPBackend.MATH] if TINY else [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
-    for sdpa in ways[:int(sys.argv[4]) if len(sys.argv) > 4 else None]:
+    backends = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+    names = sys.argv[4].split(",") if len(sys.argv) > 4 else list(backends)
+    for sdpa in [SDPBackend.MATH] if TINY else [backends[n] for n in names]:
         try:
             # What a backend does not take (a mask) goes to the next one.
             bench(make, size, batch, [sdpa] if TINY else [sdpa, SDPBackend.EFFICIENT_ATTENTION], 12)

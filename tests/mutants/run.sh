@@ -48,7 +48,7 @@ tests_of_file() {
     shm/stamp.*) echo sim_protocol moments ckpt e2e:copies ;;
     stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills e2e:adapter e2e:frozen8 ;;
     stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo batch moments e2e:published e2e:buckets e2e:sd3 ;;
-    stages/sample/draw.*) echo draw ;;
+    stages/sample/draw.* | stages/sample/first_frame.*) echo draw ;;
     stages/sample/pictures.*) echo pictures ;;
     stages/io/clip_write* | stages/io/av/clip_write* | stages/io/palette.*) echo clip_write pictures ;;
     stages/io/clip_* | stages/io/av/*) echo clip_read clip_times clip_source ;;
@@ -69,13 +69,13 @@ tests_of_file() {
     shm/sequence.*) echo sim_protocol e2e:sequence ;;
     stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:cast_weights e2e:zero e2e:apart ;;
     stages/trainer/working.*) echo moments e2e:cast_weights e2e:zero e2e:offload_optimizer e2e:apart ;;
-    stages/trainer/exchanges.* | stages/trainer/trainer.*) echo e2e:sequence e2e:apart ;;
+    stages/trainer/exchanges.* | stages/trainer/trainer.*) echo e2e:sequence e2e:apart e2e:video ;;
     stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
     config/output.* | config/plan.*) echo config plan e2e:resume e2e:adapter ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
-    shm/hosts.*) echo sim_hosts e2e:hosts ;;
+    shm/hosts.*) echo hosts_rules sim_hosts e2e:hosts ;;
     stages/exchange/ucx.*) echo transport_ucx e2e:hosts ;;
-    stages/exchange/*) echo sim_hosts e2e:hosts ;;
+    stages/exchange/*) echo sim_hosts transport_ucx e2e:hosts ;;
     shm/commit.*) echo sim_protocol sim_hosts commit sim_supervisor e2e:kills ;;
     base/lifetimes.*) echo graph graph_recompute lent ;;
     stages/nets/sincos.*) echo denoiser_golden denoiser_shapes published clips sequence ;;
@@ -105,7 +105,7 @@ tests_of_file() {
     stages/nets/joint.*) echo denoiser_golden sequence ;;
     stages/nets/sd3.*) echo denoiser_shapes denoiser_golden ;;
     config/texts.*) echo config plan ;;
-    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence draw ;;
+    stages/nets/objective.* | stages/nets/sampler.* | stages/nets/layers.* | stages/nets/pixart.*) echo published ops_ref denoiser_shapes sequence draw objective sampler ;;
     stages/nets/denoiser_file.*) echo unet pretrained e2e:published ;;
     stages/nets/weights.* | config/pretrained.*) echo pretrained e2e:published ;;
     supervisor/commands/check.*) echo check e2e:apart ;;

@@ -343,10 +343,16 @@ static void fill_texts(struct denoiser_fixture *f, const int32_t *lengths)
     }
 }
 
+double denoiser_fixture_frame_time(const struct denoiser_fixture *f, int64_t b, int64_t i)
+{
+    static const double dit_t[] = {999, 0, 421}, pixart_t[] = {812.5, 3.25, 500};
+    const double t = f->config.kind == LG_DIT ? dit_t[b] : pixart_t[b];
+    return f->frame_times ? t * (double)i / (f->config.frames - 1) : t;
+}
+
 static void fill_inputs(struct denoiser_fixture *f)
 {
     static const int32_t labels[] = {2, 5, 0}, lengths[] = {6, 1, 4};
-    static const double dit_t[] = {999, 0, 421}, pixart_t[] = {812.5, 3.25, 500};
     const struct lg_denoiser_config *c = &f->config;
     const int64_t B = DENOISER_FIXTURE_BATCH, rows = lg_denoiser_rows(c);
     size_t size = lg_dtype_bytes(f->type), n = (size_t)(c->channels * rows * c->width);
@@ -365,9 +371,11 @@ static void fill_inputs(struct denoiser_fixture *f)
         for (size_t i = 0; i < (size_t)B; i++)
             denoiser_fixture_set(f, f->in.guidance.data, i, scales[i]);
     }
-    f->in.t = lg_t1(alloc(f, (size_t)B * size), f->type, B);
-    for (size_t i = 0; i < (size_t)B; i++)
-        denoiser_fixture_set(f, f->in.t.data, i, c->kind == LG_DIT ? dit_t[i] : pixart_t[i]);
+    const int64_t times = f->frame_times ? c->frames : 1;
+    f->in.t = lg_t1(alloc(f, (size_t)(B * times) * size), f->type, B * times);
+    for (int64_t i = 0; i < B * times; i++)
+        denoiser_fixture_set(f, f->in.t.data, (size_t)i,
+                             denoiser_fixture_frame_time(f, i / times, i % times));
     if (c->kind == LG_DIT) {
         f->in.label = lg_t1(alloc(f, sizeof labels), LG_I32, B);
         set_i32(f->in.label, labels);
@@ -379,7 +387,7 @@ static void fill_inputs(struct denoiser_fixture *f)
 static void open_mode(struct denoiser_fixture *f, const char *device, const char *isa,
                       const struct lg_denoiser_config *c, const struct lg_denoiser_mode *mode)
 {
-    *f = (struct denoiser_fixture){.config = *c};
+    *f = (struct denoiser_fixture){.config = *c, .frame_times = mode->frame_times};
     need(lg_device_open(device, &(struct lg_device_options){.threads = 1, .isa = isa}, &f->device));
     LG_ASSERT(lg_device_is_host(f->device));
     f->type = lg_device_dtype(f->device);
@@ -399,6 +407,14 @@ void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const
     open_mode(f, device, isa, c, &mode);
 }
 
+void denoiser_fixture_open_frames(struct denoiser_fixture *f, const char *device,
+                                  const struct lg_denoiser_config *c)
+{
+    const struct lg_denoiser_mode mode = {
+        .batch = DENOISER_FIXTURE_BATCH, .train = true, .frame_times = true};
+    open_mode(f, device, NULL, c, &mode);
+}
+
 void denoiser_fixture_open_trained(struct denoiser_fixture *f, const char *device,
                                    const struct lg_denoiser_config *c,
                                    const struct lg_training *training, const char *const *recompute)
@@ -412,8 +428,10 @@ void denoiser_fixture_open_trained(struct denoiser_fixture *f, const char *devic
 
 int denoiser_fixture_recompute(struct denoiser_fixture *f, const char *const *words)
 {
-    const struct lg_denoiser_mode mode = {
-        .batch = DENOISER_FIXTURE_BATCH, .train = true, .recompute = words};
+    const struct lg_denoiser_mode mode = {.batch = DENOISER_FIXTURE_BATCH,
+                                          .train = true,
+                                          .recompute = words,
+                                          .frame_times = f->frame_times};
     lg_denoiser_close(&f->net);
     return lg_denoiser_open(f->device, &f->config, &mode, &f->net);
 }
@@ -508,7 +526,10 @@ int denoiser_fixture_compare(const char *device, const struct lg_denoiser_config
                              const struct denoiser_golden *g)
 {
     struct denoiser_fixture f;
-    denoiser_fixture_open(&f, device, NULL, c, true);
+    if (g->frame_times)
+        denoiser_fixture_open_frames(&f, device, c);
+    else
+        denoiser_fixture_open(&f, device, NULL, c, true);
     denoiser_fixture_forward(&f);
     int wrong = check_output(&f, g);
     denoiser_fixture_backward(&f, false);

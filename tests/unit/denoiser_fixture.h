@@ -55,15 +55,22 @@ struct denoiser_fixture {
     void *weights, *grads; /* flat; weights as stages/nets/storage.h has them */
     struct lg_denoiser_input in;
     lg_tensor out, dout; // (B, C or 2C, H, W)
+    bool
+        frame_times; /* frame i of F has i / (F - 1) of its sample's timestep: the first one is clean */
 };
 /* device: "host", "ref64"; isa may be NULL. Batch DENOISER_FIXTURE_BATCH. */
 void denoiser_fixture_open(struct denoiser_fixture *f, const char *device, const char *isa,
                            const struct lg_denoiser_config *c, bool train);
+/* The same, of a clip whose frames have timesteps of their own. */
+void denoiser_fixture_open_frames(struct denoiser_fixture *f, const char *device,
+                                  const struct lg_denoiser_config *c);
 /* The same, trained as this says: `params` is that table, weights are those of their names all the same. */
 void denoiser_fixture_open_trained(struct denoiser_fixture *f, const char *device,
                                    const struct lg_denoiser_config *c,
                                    const struct lg_training *training,
                                    const char *const *recompute);
+/* Timestep of frame i of sample b. */
+double denoiser_fixture_frame_time(const struct denoiser_fixture *f, int64_t b, int64_t i);
 /* The net anew, with these words of memory.recompute; weights and inputs stay. Its error, if any: then the net is
  * gone. */
 int denoiser_fixture_recompute(struct denoiser_fixture *f, const char *const *words);
@@ -78,7 +85,7 @@ void denoiser_fixture_set(const struct denoiser_fixture *f, void *data, size_t i
  * to_k.bias may be zero but for rounding, so norms below 0.3 count as that. */
 struct denoiser_golden {
     const char *path, *net;
-    bool gradients;
+    bool gradients, frame_times;
     double tolerance;
 };
 int denoiser_fixture_compare(const char *device, const struct lg_denoiser_config *c,

@@ -52,6 +52,21 @@ static lg_tensor own(struct world *w, const struct rank *r, lg_tensor whole)
     return to;
 }
 
+/* Of the stretches of the band those of their frames. */
+static lg_tensor own_times(struct world *w, const struct rank *r)
+{
+    const struct lg_denoiser_config *c = &w->f.config;
+    const int64_t rows = lg_denoiser_time_rows(c, &r->band, true), k = r->band.height / rows;
+    const int64_t B = DENOISER_FIXTURE_BATCH;
+    lg_tensor t = lg_t1(NULL, w->f.type, B * k);
+    t.data = alloc(w, lg_tensor_bytes(&t));
+    for (int64_t i = 0; i < B * k; i++)
+        denoiser_fixture_set(
+            &w->f, t.data, (size_t)i,
+            denoiser_fixture_frame_time(&w->f, i / k, (r->band.first + i % k * rows) / c->height));
+    return t;
+}
+
 static void open_rank(struct world *w, int i, struct lg_denoiser_mode mode)
 {
     struct rank *r = &w->rank[i];
@@ -65,6 +80,7 @@ static void open_rank(struct world *w, int i, struct lg_denoiser_mode mode)
     lg_denoiser_set_exchanged(r->net, r->exchanged);
     r->grads = alloc(w, w->f.params.count * lg_dtype_bytes(w->f.type));
     r->in = w->f.in;
+    if (mode.frame_times) r->in.t = own_times(w, r);
     r->in.x = own(w, r, w->f.in.x);
     r->out = own(w, r, w->f.out);
     r->dout = own(w, r, w->f.dout);
@@ -74,7 +90,10 @@ void world_open(struct world *w, const char *device, const struct lg_denoiser_co
                 const struct lg_denoiser_mode *mode)
 {
     *w = (struct world){.n = mode->sequence.degree};
-    denoiser_fixture_open_trained(&w->f, device, c, &mode->training, NULL);
+    if (mode->frame_times)
+        denoiser_fixture_open_frames(&w->f, device, c);
+    else
+        denoiser_fixture_open_trained(&w->f, device, c, &mode->training, NULL);
     for (int i = 0; i < w->n; i++) open_rank(w, i, *mode);
     for (int i = 0; i < w->n; i++) { /* who writes into it need not ask */
         int n[2], forward[2];

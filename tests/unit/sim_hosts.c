@@ -236,6 +236,40 @@ static void supervise(struct world *w)
 
 /* ---- disturbances ---- */
 
+static bool may_die(struct world *w, struct life *h)
+{
+    return h->up && may_be_shut_out(w, h) && w->n_lives <= LIVES - 4;
+}
+
+static void die(struct world *w, struct life *h)
+{
+    if (!may_die(w, h)) return;
+    kill_host(w, h);
+    w->result->host_deaths++;
+}
+
+/* What a host says does not reach one of the others, and one dies before it does: what the survivors know of each other, and
+ * of what the dead one has said, differs. */
+static void part_and_die(struct world *w, struct life *h)
+{
+    const int to = (h->host + 1 + (int)sim_hosts_random(w, 2)) % HOSTS;
+    if (w->hosts < HOSTS || w->victim) return;
+    w->cut[h->host][to] = true;
+    w->result->cuts++;
+    w->victim = sim_hosts_random(w, 2) ? h : w->host[HOSTS - h->host - to];
+    w->victim_dies = w->result->turns + sim_hosts_random(w, 800);
+    w->heals_at = UINT64_MAX;
+}
+
+static void end_victim(struct world *w)
+{
+    struct life *h = w->victim;
+    if (!h || w->result->turns < w->victim_dies) return;
+    w->victim = NULL;
+    die(w, h);
+    w->heals_at = LG_MAX(h->dies_at, w->result->turns) + sim_hosts_random(w, 400);
+}
+
 static void disturb(struct world *w)
 {
     struct life *h = w->host[sim_hosts_random(w, (uint64_t)w->hosts)];
@@ -270,12 +304,10 @@ static void disturb(struct world *w)
         return;
     }
     case 11:
-        if (!may_be_shut_out(w, h) || w->n_lives > LIVES - 4) return;
-        kill_host(w, h);
-        w->result->host_deaths++;
+        die(w, h);
         return;
     case 12:
-        if (!may_be_shut_out(w, h) || h->shut_out || w->n_lives > LIVES - 4) return;
+        if (!may_die(w, h) || h->shut_out) return;
         if (!(w->epoch.members >> h->host & 1)) return;
         shut_out(w, h);
         return;
@@ -283,6 +315,9 @@ static void disturb(struct world *w)
         if (sim_hosts_random(w, 8)) return;
         atomic_store(&h->board.s->drain, 1);
         w->result->drains++;
+        return;
+    case 14:
+        part_and_die(w, h);
         return;
     default:
         return;
@@ -365,8 +400,10 @@ static void turn(struct world *w)
         w->calm = true;
         w->last_progress = w->result->turns;
     }
+    if (w->calm) w->victim = NULL;
     if (w->calm || w->result->turns >= w->heals_at) memset(w->cut, 0, sizeof w->cut);
     if (!w->calm && sim_hosts_random(w, 120) == 0) disturb(w);
+    end_victim(w);
     if (sim_hosts_random(w, 12) == 0) supervise(w);
     if (sim_hosts_random(w, 3) == 0) {
         sim_hosts_net_turn(w);

@@ -130,7 +130,10 @@ void sim_hosts_net_died(struct world *w, struct node *n, bool with_host)
         if (c->from != n) continue;
         for (int k = 0; k < c->n; k++) c->queue[k].sent = NULL;
         /* Of a host that is gone nobody hears that a message will not come to its end. */
-        if (c->n && c->queue[0].place && !with_host) {
+        if (c->n && c->queue[0].place && with_host && c->to && c->to->alive) {
+            LG_ASSERT(c->to->n_half < (int)LG_ARRAY_LEN(c->to->half));
+            c->to->half[c->to->n_half++] = c->queue[0].place;
+        } else if (c->n && c->queue[0].place) {
             finish(c->queue[0].place, true);
             if (c->to) c->to->happened = true;
         }
@@ -232,19 +235,32 @@ static void net_receive(lg_transport *t, struct lg_transfer *m)
     n->posted[n->n_posted++] = m;
 }
 
+/* Of a message half of which has come the other half comes, or the place stays until all is cut off. */
 static void net_cancel(lg_transport *t, struct lg_transfer *m)
+{
+    may_die(t->node->w);
+    for (int i = 0; i < t->node->n_posted; i++) {
+        if (t->node->posted[i] != m) continue;
+        unpost(t->node, i);
+        finish(m, true);
+        return;
+    }
+}
+
+static void net_cut_off(lg_transport *t)
 {
     struct world *w = t->node->w;
     may_die(w);
-    for (int i = 0; i < t->node->n_posted; i++)
-        if (t->node->posted[i] == m) unpost(t->node, i--);
+    if (sim_hosts_is(w, SIM_HOSTS_NEVER_CUT_OFF)) return;
     for (int i = 0; i < CONNECTIONS; i++) {
         struct connection *c = &w->connection[i];
-        if (!c->used || !c->n || c->queue[0].place != m) continue;
-        c->queue[0].place = NULL;
-        pop(c, true);
+        if (!c->used || c->to != t->node) continue;
+        drop_all(c);
+        c->failed = true;
+        if (c->from) c->from->happened = true;
     }
-    finish(m, true);
+    while (t->node->n_half) finish(t->node->half[--t->node->n_half], true);
+    t->node->happened = true;
 }
 
 static bool net_progress(lg_transport *t)
@@ -273,6 +289,7 @@ const struct lg_transport_kind sim_hosts_transport = {.name = "pretended",
                                                       .connect = net_connect,
                                                       .disconnect = net_disconnect,
                                                       .has_failed = net_has_failed,
+                                                      .cut_off = net_cut_off,
                                                       .send = net_send,
                                                       .receive = net_receive,
                                                       .cancel = net_cancel,

@@ -30,6 +30,9 @@ struct node {
     lg_exchanger *x;
     struct lg_transfer *posted[256];
     int n_posted;
+    struct lg_transfer
+        *half[HOSTS * HOSTS]; /* places in which half of a message lies whose sender is gone */
+    int n_half;
     bool happened;
 };
 
@@ -96,6 +99,8 @@ struct world {
     bool leads_known;
     bool cut[HOSTS][HOSTS];
     uint64_t heals_at;
+    struct life *victim; /* dies then; NULL: nobody */
+    uint64_t victim_dies;
     struct connection connection[CONNECTIONS];
     struct node *all[LIVES * 64];
     int n_nodes;

@@ -30,16 +30,19 @@ static void compare_all(const char *device, double tol)
     const struct {
         const char *net;
         struct lg_denoiser_config config;
-    } cases[] = {{"latte", latte},
-                 {"latte_other", of_size(latte, 5, 4, 2)},
-                 {"latte_picture", of_size(latte, 1, 4, 10)},
-                 {"ltx", ltx},
-                 {"ltx_other", of_size(ltx, 4, 3, 2)},
-                 {"ltx_picture", of_size(ltx, 1, 6, 5)}};
+        bool frame_times;
+    } cases[] = {{"latte", latte, false},
+                 {"latte_other", of_size(latte, 5, 4, 2), false},
+                 {"latte_picture", of_size(latte, 1, 4, 10), false},
+                 {"ltx", ltx, false},
+                 {"ltx_other", of_size(ltx, 4, 3, 2), false},
+                 {"ltx_picture", of_size(ltx, 1, 6, 5), false},
+                 {"ltx_frame_times", of_size(ltx, 3, 5, 7), true}};
     for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
         const struct denoiser_golden g = {.path = "tests/golden/video.safetensors",
                                           .net = cases[i].net,
                                           .gradients = true,
+                                          .frame_times = cases[i].frame_times,
                                           .tolerance = tol};
         assert_int_equal(denoiser_fixture_compare(device, &cases[i].config, &g), 0);
     }
@@ -60,9 +63,12 @@ static void gradients_are_recomputed(void **state)
 {
     static const char *const words[][2] = {{"block", NULL}, {"norms", NULL}, {"mlp", NULL}};
     const struct lg_denoiser_config nets[] = {denoiser_fixture_latte(), denoiser_fixture_ltx()};
-    for (size_t k = 0; k < LG_ARRAY_LEN(nets); k++) {
+    for (size_t k = 0; k < 2 * LG_ARRAY_LEN(nets); k++) {
         struct denoiser_fixture f;
-        denoiser_fixture_open(&f, "host", NULL, &nets[k], true);
+        if (k % 2)
+            denoiser_fixture_open_frames(&f, "host", &nets[k / 2]);
+        else
+            denoiser_fixture_open(&f, "host", NULL, &nets[k / 2], true);
         const size_t bytes = f.params.count * sizeof(float);
         float *once = malloc(bytes);
         LG_ASSERT(once);

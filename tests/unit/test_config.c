@@ -447,6 +447,19 @@ static void test_rules_clips(void **state)
            "data.frames=5", "data.buckets=[\"9x64x64\"]", "vae.chunk=4");
     BREAKS("data.latent_frames is for a data set of latents", "model.kind=latte", "data.frames=5",
            "data.latent_frames=5");
+    assert_int_equal(CHECK("model.kind=latte", "data.frames=5", "trainer.clean_first_frame=0.1"),
+                     0);
+    BREAKS("sample.first_frame with latents of one frame", "sample.first_frame=Makefile");
+    BREAKS("sample.first_frame: /nowhere.png does not exist", "model.kind=latte", "data.frames=5",
+           "sample.first_frame=/nowhere.png");
+    BREAKS("sample.first_frame has no meaning with trainer.objective = \"eps\"",
+           "model.kind=latte", "data.frames=5", "trainer.objective=eps",
+           "sample.first_frame=Makefile");
+    BREAKS("trainer.clean_first_frame = 0.1 with latents of one frame",
+           "trainer.clean_first_frame=0.1");
+    BREAKS("trainer.clean_first_frame has no meaning with trainer.objective = \"eps\"",
+           "model.kind=latte", "data.frames=5", "trainer.objective=eps",
+           "trainer.clean_first_frame=0.1");
     BREAKS("data.size = [64, 128] with model.kind = \"dit\", which is defined for squares only",
            "model.kind=dit", "data.size=[64, 128]");
     BREAKS("data.size = [64, 68] does not divide by 8", "data.size=[64, 68]");
@@ -525,8 +538,12 @@ static void test_rules_buckets(void **state)
         CHECK("model.from=examples/emoji-unet/unet", "model.fresh=true", "adapter.kind=lora"),
         LG_ERR_CONFIG);
     assert_message("adapts a model that is there");
-    BREAKS("data.buckets with parallel.sp = 2: a sequence is split for one shape only",
-           "data.buckets=ratio", "parallel.sp=2", "trainer.ranks=2");
+    /* Each shape is split: 16 pixels are two rows of patches. */
+    assert_int_equal(
+        CHECK("data.buckets=[\"16x32\",\"32x16\"]", "parallel.sp=2", "trainer.ranks=2"), 0);
+    BREAKS("data.buckets: 16x32 with parallel.sp = 4, which is more than the 2 rows of patches of "
+           "its latents",
+           "data.buckets=[\"16x32\",\"32x16\"]", "parallel.sp=4", "trainer.ranks=4");
     BREAKS("data.buckets without vae.model: latents of a data set have one shape",
            "data.buckets=ratio", "vae.model=", "data.latent_size=16");
     BREAKS("vae.chunk = 8 does not divide trainer.micro_batch_size = 4", "data.buckets=ratio",

@@ -107,12 +107,15 @@ static int check_param(struct loss *l, const struct lg_param *p)
     return wrong;
 }
 
-static void check_net(const struct lg_denoiser_config *c)
+static void check_mode(const struct lg_denoiser_config *c, bool frame_times)
 {
     struct denoiser_fixture f;
     struct loss l;
     int wrong = 0, zero = 0;
-    denoiser_fixture_open(&f, "ref64", NULL, c, true);
+    if (frame_times)
+        denoiser_fixture_open_frames(&f, "ref64", c);
+    else
+        denoiser_fixture_open(&f, "ref64", NULL, c, true);
     loss_init(&l, &f);
     loss_of(&l, true);
     denoiser_fixture_backward(&f, false);
@@ -127,6 +130,11 @@ static void check_net(const struct lg_denoiser_config *c)
     denoiser_fixture_close(&f);
     assert_int_equal(wrong, 0);
     assert_int_equal(zero, zeros); /* the check means something for all the others */
+}
+
+static void check_net(const struct lg_denoiser_config *c)
+{
+    check_mode(c, false);
 }
 
 static void test_dit(void **state)
@@ -154,6 +162,8 @@ static void test_clips(void **state)
     latte.depth = ltx.depth = 1;
     check_net(&latte);
     check_net(&ltx);
+    latte.frames = 2, latte.width = 4;
+    check_mode(&latte, true);
 }
 
 int main(void)

@@ -2,6 +2,7 @@
  * noise / scaling_factor + shift_factor. */
 #include "base/fs.h"
 #include "base/philox.h"
+#include "stages/io/picture.h"
 #include "stages/nets/autoencoder_kl.h"
 #include "stages/sample/draw.h"
 #include "tests/unit/denoiser_fixture.h"
@@ -77,6 +78,35 @@ static void decode(lg_device *d, const float *latent, const struct size *z, uint
                    lg_t4(out, LG_U8, 1, 3, height, width));
     lg_stream_sync(s);
     memcpy(ret, out, pixels);
+    lg_aekl_close(&net);
+    lg_stream_close(&s);
+    lg_params_free(&t);
+}
+
+/* rgb (H, W, 3) of 4 x 6 cells; ret (C, 1, 4, 6), the means, as decode takes them. */
+static void encode(lg_device *d, const uint8_t *rgb, float *ret)
+{
+    enum { CELLS = 4 * 6, PIXELS = CELLS * FACTOR * FACTOR };
+    struct lg_aekl_config c;
+    lg_params t;
+    lg_stream *s;
+    lg_aekl *net;
+    need(lg_aekl_config_load(VAE, &c));
+    need(lg_aekl_params(&c, LG_AEKL_ENCODER, &t));
+    float *weights = alloc(d, t.count * sizeof *weights);
+    float *mean = alloc(d, 2 * CHANNELS * CELLS * sizeof *mean);
+    uint8_t *pixels = alloc(d, 3 * PIXELS);
+    need(lg_aekl_load(&c, VAE, LG_AEKL_ENCODER, weights));
+    for (int i = 0; i < 3 * PIXELS; i++) pixels[i] = rgb[i % PIXELS * 3 + i / PIXELS];
+    need(lg_stream_open(d, &s));
+    const struct lg_aekl_shape shape = {
+        .half = LG_AEKL_ENCODER, .batch = 1, .height = 4 * FACTOR, .width = 6 * FACTOR};
+    need(lg_aekl_open(d, &c, &shape, &net));
+    lg_aekl_encode(net, s, weights, lg_t4(pixels, LG_U8, 1, 3, 4 * FACTOR, 6 * FACTOR),
+                   lg_t4(mean, LG_F32, 1, CHANNELS, 4, 6),
+                   lg_t4(mean + CHANNELS * CELLS, LG_F32, 1, CHANNELS, 4, 6));
+    lg_stream_sync(s);
+    memcpy(ret, mean, CHANNELS * CELLS * sizeof *ret);
     lg_aekl_close(&net);
     lg_stream_close(&s);
     lg_params_free(&t);
@@ -181,9 +211,69 @@ static void test_clips(void **state)
     scratch_remove();
 }
 
+/* A clip that begins with a picture shows it, as the autoencoder gives it back, and then what it shows without. A net of zeros
+ * changes nothing of what it begins with. */
+static void test_first_frame(void **state)
+{
+    (void)state;
+    static const char *const prompts[] = {"a", "b"};
+    enum { HEIGHT = 4 * FACTOR, WIDTH = 6 * FACTOR, PIXELS = HEIGHT * WIDTH };
+    struct lg_denoiser_config c = denoiser_fixture_latte();
+    lg_device *d;
+    lg_pictures plain, begun;
+    uint8_t *png, rgb[3 * PIXELS];
+    size_t bytes;
+    scratch_make();
+    c.frames = 3, c.height = 4, c.width = 6;
+    c.text[0].width = TEXT_WIDTH;
+    c.learned_variance = false;
+    write_net(c, scratch_path("net"));
+    for (int i = 0; i < PIXELS; i++) { /* smooth: autoencoders keep that */
+        rgb[3 * i] = (uint8_t)(i / WIDTH * 255 / HEIGHT);
+        rgb[3 * i + 1] = (uint8_t)(i % WIDTH * 255 / WIDTH);
+        rgb[3 * i + 2] = 128;
+    }
+    need(lg_picture_encode_png(rgb, WIDTH, HEIGHT, &png, &bytes));
+    need(lg_publish_file(scratch_path("first.png"), (const char *)png, bytes));
+    free(png);
+    need(lg_device_open("host", NULL, &d));
+    struct lg_draw_spec spec = spec_of(d, prompts, 2);
+    need(lg_draw(&spec, &plain));
+    char first[256];
+    snprintf(first, sizeof first, "%s", scratch_path("first.png"));
+    spec.weights_dir = scratch_path("net"); /* the one text for both */
+    spec.first_frame = first;
+    need(lg_draw(&spec, &begun));
+    assert_int_equal(begun.frames, 3);
+    float latent[CHANNELS * 4 * 6];
+    uint8_t want[3 * PIXELS];
+    encode(d, rgb, latent);
+    decode(d, latent, &(struct size){1, 4, 6}, want);
+    for (int i = 0; i < 2 * 3 * 3 * PIXELS; i++) {
+        const int frame = i / PIXELS % 3, channel = i / PIXELS / 3 % 3;
+        const int is = begun.pixels[i],
+                  should = frame ? plain.pixels[i] : want[channel * PIXELS + i % PIXELS];
+        if (abs(is - should) > 1)
+            fail_msg("frame %d, value %d is %d, not %d", frame, i, is, should);
+    }
+    lg_pictures_free(&plain);
+    lg_pictures_free(&begun);
+    spec.frames = 1;
+    assert_int_equal(lg_draw(&spec, &begun), LG_ERR_USAGE);
+    spec.frames = 0, spec.first_frame = "/nowhere.png";
+    assert_int_equal(lg_draw(&spec, &begun), LG_ERR_NOTFOUND);
+    spec.first_frame = TEXT "/config.json";
+    assert_int_equal(lg_draw(&spec, &begun), LG_ERR_VOID);
+    assert_non_null(strstr(lg_err_message(), "config.json"));
+    lg_err_clear();
+    lg_device_close(&d);
+    scratch_remove();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_shift_and_scale),
-                                       cmocka_unit_test(test_clips)};
+                                       cmocka_unit_test(test_clips),
+                                       cmocka_unit_test(test_first_frame)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -126,6 +126,24 @@ static void test_draws(void **state)
     assert_true(a.t == b.t && a.t != c.t);
 }
 
+/* A tenth of the clips, whatever their timestep, which is the one that it would be without. */
+static void test_clean_first_frames(void **state)
+{
+    const struct lg_objective flow = {.kind = LG_OBJECTIVE_FLOW},
+                              tenth = {.kind = LG_OBJECTIVE_FLOW, .clean_first_frame = 0.1};
+    int clean[2] = {0}, all[2] = {0};
+    for (uint64_t n = 0; n < 20000; n++) {
+        struct lg_objective_sample s, without;
+        lg_objective_draw(&tenth, 3, n, &s);
+        lg_objective_draw(&flow, 3, n, &without);
+        assert_true(s.t == without.t && !without.first_is_clean);
+        all[s.t < 500]++;
+        clean[s.t < 500] += s.first_is_clean;
+    }
+    /* Five standard deviations of a share of 10,000. */
+    for (int i = 0; i < 2; i++) assert_true(fabs((double)clean[i] / all[i] - 0.1) <= 0.015);
+}
+
 static void test_schedules(void **state)
 {
     static const char *const names[] = {"constant", "cosine", "linear"};
@@ -153,9 +171,13 @@ static void test_schedules(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_alpha_bar), cmocka_unit_test(test_noising),
-        cmocka_unit_test(test_flow),      cmocka_unit_test(test_min_snr),
-        cmocka_unit_test(test_checks),    cmocka_unit_test(test_draws),
+        cmocka_unit_test(test_alpha_bar),
+        cmocka_unit_test(test_noising),
+        cmocka_unit_test(test_flow),
+        cmocka_unit_test(test_min_snr),
+        cmocka_unit_test(test_checks),
+        cmocka_unit_test(test_draws),
+        cmocka_unit_test(test_clean_first_frames),
         cmocka_unit_test(test_schedules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

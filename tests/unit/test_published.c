@@ -222,6 +222,8 @@ static void refusals(void **state)
     refused((struct lg_objective){.kind = LG_OBJECTIVE_EPS, .weighting = LG_WEIGHTING_COSMAP},
             "loss_weighting");
     refused((struct lg_objective){.kind = LG_OBJECTIVE_EPS, .betas.zero_snr = true}, "zero_snr");
+    refused((struct lg_objective){.kind = LG_OBJECTIVE_V, .clean_first_frame = 0.1},
+            "clean_first_frame");
     refused((struct lg_objective){.kind = LG_OBJECTIVE_FLOW,
                                   .has_variance = true,
                                   .variance_weight = 1},
@@ -322,7 +324,8 @@ static void drawn(const char *device, double tol)
     void *memory;
     denoiser_fixture_open(&f, device, NULL, &c, false);
     const size_t bytes = lg_dtype_bytes(f.type);
-    assert_int_equal(lg_sampler_open(f.device, &c, 1, true, &s), 0);
+    assert_int_equal(lg_sampler_open(f.device, &(struct lg_sampler_spec){&c, 1, true, false}, &s),
+                     0);
     assert_int_equal(lg_device_alloc(f.device, (each + 6) * bytes, &memory), 0);
     lg_tensor out = lg_t4(memory, f.type, 1, c.channels, c.height, c.width);
     lg_tensor at = lg_t2((char *)memory + each * bytes, f.type, 2, 2);
@@ -358,7 +361,8 @@ static void drawn_by_flux(const char *device, double tol)
     lg_sampler *s;
     void *memory;
     denoiser_fixture_open(&f, device, NULL, &c, false);
-    assert_int_equal(lg_sampler_open(f.device, &c, 1, false, &s), 0);
+    assert_int_equal(lg_sampler_open(f.device, &(struct lg_sampler_spec){&c, 1, false, false}, &s),
+                     0);
     assert_int_equal(lg_device_alloc(f.device, each * lg_dtype_bytes(f.type), &memory), 0);
     struct lg_sampler_run run = {
         .method = {.objective = LG_OBJECTIVE_FLOW, .shift_by = LG_FLOW_SHIFT_TOKENS},
@@ -388,7 +392,8 @@ static void drawn_by_sd3(const char *device, double tol)
     lg_sampler *s;
     void *memory;
     denoiser_fixture_open(&f, device, NULL, &c, false);
-    assert_int_equal(lg_sampler_open(f.device, &c, 1, true, &s), 0);
+    assert_int_equal(lg_sampler_open(f.device, &(struct lg_sampler_spec){&c, 1, true, false}, &s),
+                     0);
     assert_int_equal(lg_device_alloc(f.device, each * lg_dtype_bytes(f.type), &memory), 0);
     struct lg_sampler_run run = {
         .method = {.objective = LG_OBJECTIVE_FLOW, .spacing = LG_SPACING_LINSPACE, .flow_shift = 3},

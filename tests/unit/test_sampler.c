@@ -93,7 +93,8 @@ static void draw(const struct lg_denoiser_config *c, const struct run *r, int pi
     struct denoiser_fixture f;
     lg_sampler *s;
     denoiser_fixture_open(&f, r->device, NULL, c, false);
-    assert_int_equal(lg_sampler_open(f.device, c, pictures, true, &s), 0);
+    assert_int_equal(
+        lg_sampler_open(f.device, &(struct lg_sampler_spec){c, pictures, true, false}, &s), 0);
     assert_int_equal(lg_sampler_batch(s), 2 * pictures);
     struct lg_sampler_run run = {.method = {.objective = r->kind},
                                  .steps = r->steps,
@@ -144,6 +145,70 @@ static void test_host(void **state)
     draws("host", 1e-4);
 }
 
+/* Clips of LTX that begin with a frame that is given, as diffusers' LTXImageToVideoPipeline draws them. */
+static void first_frame(const char *device, double tol, int pictures)
+{
+    struct lg_denoiser_config c = denoiser_fixture_ltx();
+    struct denoiser_fixture f;
+    lg_sampler *s;
+    void *out, *first;
+    c.depth = 1;
+    denoiser_fixture_open(&f, device, NULL, &c, false);
+    const struct lg_sampler_spec spec = {&c, pictures, true, true};
+    assert_int_equal(lg_sampler_open(f.device, &spec, &s), 0);
+    const size_t frame = (size_t)(c.channels * c.height * c.width), each = frame * (size_t)c.frames;
+    const size_t bytes = lg_dtype_bytes(f.type);
+    double *values = malloc(frame * sizeof *values);
+    assert_int_equal(lg_device_alloc(f.device, (size_t)pictures * each * bytes, &out), 0);
+    assert_int_equal(lg_device_alloc(f.device, frame * bytes, &first), 0);
+    golden_fill("first_frame", frame, 1.0, values);
+    for (size_t i = 0; i < frame; i++) denoiser_fixture_set(&f, first, i, values[i]);
+    struct lg_sampler_run run = {.method = {.objective = LG_OBJECTIVE_FLOW},
+                                 .steps = 6,
+                                 .guidance = 3,
+                                 .seed = 7,
+                                 .first = 41 - (uint64_t)pictures,
+                                 .weights = f.weights,
+                                 .first_frame =
+                                     lg_t4(first, f.type, 1, c.channels, c.height, c.width)};
+    set_conditions(&f, &run, pictures);
+    lg_tensor t = lg_t4(out, f.type, pictures, c.channels, c.frames * c.height, c.width);
+    assert_int_equal(lg_sampler_draw(s, f.stream, &run, t), 0);
+    double *want = golden_read_of("tests/golden/video.safetensors", "ltx_first_frame.out", each);
+    const char *last = (const char *)out + (size_t)(pictures - 1) * each * bytes;
+    struct distance d = denoiser_fixture_distance(&f, last, want, each);
+    if (!(d.diff <= tol * d.norm)) fail_msg("on %s: distance %.3e of %.3e", device, d.diff, d.norm);
+    for (size_t i = 0; i < frame; i++) /* as it was, to the last bit */
+        assert_true(
+            denoiser_fixture_get(&f, last, i / (frame / 4) * (each / 4) + i % (frame / 4)) ==
+            denoiser_fixture_get(&f, first, i));
+    run.method.objective = LG_OBJECTIVE_V;
+    assert_int_equal(lg_sampler_draw(s, f.stream, &run, t), LG_ERR_CONFIG);
+    lg_err_clear();
+    free(values);
+    free(want);
+    lg_sampler_close(&s);
+    denoiser_fixture_close(&f);
+}
+
+static void test_first_frame(void **state)
+{
+    struct lg_denoiser_config dit = denoiser_fixture_dit(), ltx = denoiser_fixture_ltx();
+    size_t bytes;
+    lg_device *d;
+    first_frame("ref64", 1e-6, 1);
+    first_frame("host", 1e-4, 2);
+    assert_int_equal(lg_device_open("host", &(struct lg_device_options){.threads = 1}, &d), 0);
+    ltx.frames = 1;
+    assert_int_equal(lg_sampler_plan(d, &(struct lg_sampler_spec){&ltx, 1, true, true}, &bytes),
+                     LG_ERR_CONFIG);
+    assert_non_null(strstr(lg_err_message(), "no other to draw"));
+    assert_int_equal(lg_sampler_plan(d, &(struct lg_sampler_spec){&dit, 1, true, true}, &bytes),
+                     LG_ERR_CONFIG);
+    lg_err_clear();
+    lg_device_close(&d);
+}
+
 static void test_refusals(void **state)
 {
     struct lg_denoiser_config c = denoiser_fixture_dit();
@@ -151,9 +216,13 @@ static void test_refusals(void **state)
     lg_sampler *s;
     size_t bytes;
     denoiser_fixture_open(&f, "host", NULL, &c, false);
-    assert_int_equal(lg_sampler_plan(f.device, &c, 2, false, &bytes), 0);
+    assert_int_equal(
+        lg_sampler_plan(f.device, &(struct lg_sampler_spec){&c, 2, false, false}, &bytes), 0);
     assert_true(bytes > 0);
-    assert_int_equal(lg_sampler_open(f.device, &c, DENOISER_FIXTURE_BATCH, false, &s), 0);
+    assert_int_equal(
+        lg_sampler_open(f.device,
+                        &(struct lg_sampler_spec){&c, DENOISER_FIXTURE_BATCH, false, false}, &s),
+        0);
     struct lg_sampler_run run = {.steps = 0, .guidance = 1, .weights = f.weights};
     assert_int_equal(lg_sampler_draw(s, f.stream, &run, f.out), LG_ERR_CONFIG);
     run.steps = 1001;
@@ -168,8 +237,9 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_toy),  cmocka_unit_test(test_spacings), cmocka_unit_test(test_ref64),
-        cmocka_unit_test(test_host), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_toy),         cmocka_unit_test(test_spacings),
+        cmocka_unit_test(test_ref64),       cmocka_unit_test(test_host),
+        cmocka_unit_test(test_first_frame), cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

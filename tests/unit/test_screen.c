@@ -159,7 +159,7 @@ static void on_terminal(int columns, int rows, int (*run)(void))
 
 static int top(void)
 {
-    return lg_top(r.dir, false);
+    return lg_top(r.dir, false, NULL);
 }
 
 static void test_keys_end_the_screen(void **state)

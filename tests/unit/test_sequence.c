@@ -218,7 +218,9 @@ static void test_latte(void **state)
     struct lg_denoiser_config c = denoiser_fixture_latte();
     check_kinds(&c, 3);
     c.frames = 5;
-    const struct lg_denoiser_mode mode = split(2, LG_SEQUENCE_ULYSSES);
+    struct lg_denoiser_mode mode = split(2, LG_SEQUENCE_ULYSSES);
+    check("ref64", &c, &mode);
+    mode.frame_times = true;
     check("ref64", &c, &mode);
 }
 
@@ -235,6 +237,19 @@ static void test_ltx(void **state)
         mode.recompute = block;
         check("ref64", &c, &mode);
     }
+    /* Frames' timesteps: of bands that end within frames, of whole frames, and of one that begins within. */
+    static const struct {
+        int frames, height, degree;
+    } cases[] = {{3, 5, 2}, {3, 5, 3}, {5, 2, 4}};
+    for (size_t i = 0; i < LG_ARRAY_LEN(cases); i++) {
+        struct lg_denoiser_mode times = split(cases[i].degree, LG_SEQUENCE_ULYSSES);
+        times.frame_times = true;
+        times.recompute = i ? block : none;
+        c.frames = cases[i].frames, c.height = cases[i].height;
+        check(i ? "host" : "ref64", &c, &times);
+    }
+    c = denoiser_fixture_ltx();
+    c.heads = 4;
     struct lg_denoiser_mode mode = split(2, LG_SEQUENCE_ULYSSES);
     mode.training = (struct lg_training){.adapter = {.rank = 2, .alpha = 3, .targets = linear}};
     check("ref64", &c, &mode);

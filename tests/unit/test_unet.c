@@ -90,7 +90,8 @@ static void draws(const char *device, const char *golden, struct lg_sampler_meth
     lg_sampler *s;
     void *out;
     denoiser_fixture_open(&f, device, NULL, &c, false);
-    assert_int_equal(lg_sampler_open(f.device, &c, 1, true, &s), 0);
+    assert_int_equal(lg_sampler_open(f.device, &(struct lg_sampler_spec){&c, 1, true, false}, &s),
+                     0);
     m.betas = (struct lg_betas){.first = 0.00085, .last = 0.012, .scaled_linear = true};
     m.spacing = LG_SPACING_TRAILING;
     struct lg_sampler_run run = {
