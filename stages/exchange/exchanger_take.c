@@ -167,9 +167,8 @@ static int take_step(lg_exchanger *x, const char **ret_why)
         done |= ask(x, h, LG_ASK_PART, step, 0);
         done |= ask(x, h, LG_ASK_TOTAL, step, 0);
     }
-    int has_left = lg_exchanger_has_left(x, step, 0);
-    LG_TRY(has_left);
-    *ret_why = has_left ? "gradients of the other hosts" : "gradients of its rank";
+    const bool is_local = look(&row_of(x, LG_ROLE_trainer)->local) >= lg_mark_of(step);
+    *ret_why = is_local ? "gradients of the other hosts" : "gradients of its rank";
     while (x->added < messages && others_came(x, LG_ASK_PART, x->added)) {
         const int may =
             lg_exchanger_has_left(x, step, lg_exchanger_message(x, x->me, x->added).first);
@@ -178,7 +177,8 @@ static int take_step(lg_exchanger *x, const char **ret_why)
         add_message(x, x->added++);
         done = 1;
     }
-    if (!has_left || x->added < messages || !others_came(x, LG_ASK_PART, messages) ||
+    /* All may have left before the rank says that it is all, with the loss. */
+    if (!is_local || x->added < messages || !others_came(x, LG_ASK_PART, messages) ||
         !has_totals(x))
         return done;
     end_step(x, step);

@@ -51,7 +51,7 @@ done
 check "they did compute on GPUs" grep -q 'device = "cuda"' "$T/nccl2/0/config.toml"
 
 # Processes of both hosts die, exchanges and ranks above all: in the middle of what they send, add, and let go.
-N=300
+N=200
 both calm $N --set parallel.zero=2
 ends "$N steps" calm 0 1
 for transport in ucx nccl; do
@@ -63,10 +63,11 @@ for transport in ucx nccl; do
         sleep "0.0$((RANDOM % 10))"
         for _ in {1..50}; do # one that is just being replaced is waited for
             pid=$(pid_on $host $run "${victim%.*}" "${victim#*.}")
-            [ -z "$pid" ] || break
+            [ -n "$pid" ] && kill -9 "$pid" 2>/dev/null && break
             sleep 0.02
+            pid=
         done
-        step_reached "$T/$run/$host" $N || { kill -9 "$pid" 2>/dev/null && killed=$((killed + 1)); }
+        [ -z "$pid" ] || step_reached "$T/$run/$host" $N || killed=$((killed + 1))
         echo "# killed $victim of host $host at step $(step_of "$T/$run/$host")"
     done
     ends "$transport, $killed processes killed" $run 0 1
