@@ -4,6 +4,7 @@
 #include "base/fs.h"
 
 enum { LG_LIST_MAX = 256 };
+enum { LG_AUTO = -1 }; /* of a whole number that may be "auto" */
 /* Sample numbers (steps x global batch) stay far below 2^63. */
 #define LG_STEPS_MAX INT64_C(1000000000000)
 
@@ -89,6 +90,8 @@ int lg_config_keys(void);
 char *lg_config_key_text(const lg_config *c, int i);
 /* The weights that a new run begins with: trainer.init_from, else model.from, else "" (from the seed). */
 const char *lg_config_begins_with(const lg_config *c);
+/* Of several hosts with hosts.shared: all write their checkpoints into one folder there. */
+bool lg_config_shares_checkpoints(const lg_config *c);
 /* Cells of latents that a data set holds: data.latent_size, or what it stands for. */
 struct lg_sides lg_config_latent_size(const lg_config *c);
 /* What a run is trained on, for messages: data.path, or "data.source". */

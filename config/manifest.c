@@ -4,6 +4,7 @@
 #include "base/json_tree.h"
 #include <dirent.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -285,15 +286,25 @@ bool lg_checkpoint_step(const char *entry, const char *name, uint64_t *ret_step)
     return true;
 }
 
-void lg_manifest_remove_leftovers(const char *checkpoints_dir, const char *name)
+static bool is_leftover(const char *entry, const char *name, uint64_t *ret_step)
+{
+    char text[NAME_MAX + 1];
+    if (strncmp(entry, ".tmp-", 5) && strncmp(entry, ".old-", 5)) return false;
+    snprintf(text, sizeof text, "%s", entry + 5);
+    char *step = strstr(text, "_step"), *writer;
+    for (char *next; step && (next = strstr(step + 1, "_step"));) step = next;
+    if (step && (writer = strchr(step, '.'))) *writer = 0;
+    return lg_checkpoint_step(text, name, ret_step);
+}
+
+void lg_manifest_remove_leftovers(const char *checkpoints_dir, const char *name, uint64_t upto)
 {
     char path[LG_PATH_BYTES];
     uint64_t step;
     DIR *d = opendir(checkpoints_dir);
     if (!d) return;
     for (struct dirent *e; (e = readdir(d));) {
-        if (strncmp(e->d_name, ".tmp-", 5) && strncmp(e->d_name, ".old-", 5)) continue;
-        if (!lg_checkpoint_step(e->d_name + 5, name, &step)) continue;
+        if (!is_leftover(e->d_name, name, &step) || step > upto) continue;
         if (lg_path(path, "%s/%s", checkpoints_dir, e->d_name) < 0 || lg_remove_tree(path) < 0)
             lg_err_clear();
     }

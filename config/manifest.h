@@ -63,9 +63,9 @@ bool lg_manifest_exists(const char *dir);
  * ("_step01" is somebody else's). */
 bool lg_checkpoint_step(const char *entry, const char *name, uint64_t *ret_step);
 /* Removes what a writer of checkpoints of this name that died has left: one half written
- * (".tmp-<name>_step<N>") or half removed (".old-..."). Only while nobody else writes such there. What
- * cannot be removed stays for the next time; no directory, nothing to do. */
-void lg_manifest_remove_leftovers(const char *checkpoints_dir, const char *name);
+ * (".tmp-<name>_step<N>", or with ".<writer>" behind it) or half removed (".old-..."), of steps up to `upto`. Only while
+ * nobody else writes such there. What cannot be removed stays for the next time; no directory, nothing to do. */
+void lg_manifest_remove_leftovers(const char *checkpoints_dir, const char *name, uint64_t upto);
 /* Folder of the weights inside `dir`: dir itself when it is a diffusers folder, dir/ema or
  * dir/model when it is a checkpoint (which: "model" or "ema"). LG_ERR_NOTFOUND says what was looked
  * for. */

@@ -62,6 +62,11 @@ static bool contains(const struct lg_strlist *l, const char *word)
     return false;
 }
 
+bool lg_config_shares_checkpoints(const lg_config *c)
+{
+    return c->hosts_count > 1 && c->hosts_shared[0];
+}
+
 const char *lg_config_begins_with(const lg_config *c)
 {
     return c->trainer_init_from[0] ? c->trainer_init_from : c->model_fresh ? "" : c->model_from;

@@ -487,7 +487,9 @@ static void rule_norm_conv2d_forward(const struct call *c)
 static void rule_conv3d_forward(const struct call *c)
 {
     ARGS(conv3d_forward);
-    const int64_t *x = a->x.dim, *w = a->w.dim, *y = a->y.dim;
+    const int64_t *x = a->x.dim, *w = a->w.dim;
+    const int64_t *y = is_there(c, &a->y) ? a->y.dim : a->normed.dim;
+    REQUIRE(is_there(c, &a->y) || is_there(c, &a->normed));
     REQUIRE(a->stride_time >= 1 && a->stride >= 1 && a->pad >= 0);
     REQUIRE(x[0] >= w[1] && x[1] + 2 * a->pad >= w[2] && x[2] + 2 * a->pad >= w[3]);
     REQUIRE(y[0] == (x[0] - w[1]) / a->stride_time + 1);

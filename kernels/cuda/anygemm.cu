@@ -196,16 +196,37 @@ void cuda_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
 
 /* ---- over time ---- */
 
+/* The convolution alone; where y is not wanted, with normed as its place. */
+static struct lg_conv3d_forward_args bare(const struct lg_conv3d_forward_args *a)
+{
+    struct lg_conv3d_forward_args conv = *a;
+    if (!conv.y.rank) conv.y = a->normed;
+    conv.normed = LG_NONE;
+    return conv;
+}
 size_t cuda_conv3d_forward_scratch(lg_cuda_device *d, const struct lg_conv3d_forward_args *a)
 {
-    return cuda_tile_conv3d_fits(d, a) ? 0 : lg_cudnn_conv3d_scratch(d, a);
+    const struct lg_conv3d_forward_args conv = bare(a);
+    if (cuda_tile_conv3d_norms(d, a) || cuda_tile_conv3d_fits(d, &conv)) return 0;
+    return lg_cudnn_conv3d_scratch(d, &conv);
 }
 void cuda_conv3d_forward(lg_stream *s, const struct lg_conv3d_forward_args *a)
 {
-    if (cuda_tile_conv3d_fits(lg_cuda_device_of(s), a))
-        cuda_tile_conv3d(s, a);
-    else if (!lg_cudnn_conv3d(s, a))
-        cuda_any_conv3d(lg_cuda_stream_of(s), a);
+    const lg_cuda_device *d = lg_cuda_device_of(s);
+    if (cuda_tile_conv3d_norms(d, a)) return cuda_tile_conv3d(s, a);
+    const struct lg_conv3d_forward_args conv = bare(a);
+    if (cuda_tile_conv3d_fits(d, &conv))
+        cuda_tile_conv3d(s, &conv);
+    else if (!lg_cudnn_conv3d(s, &conv))
+        cuda_any_conv3d(lg_cuda_stream_of(s), &conv);
+    if (!a->normed.data) return;
+    const int64_t D = conv.y.dim[3], rows = lg_numel(&conv.y) / D;
+    struct lg_rms_act_forward_args norm = {};
+    norm.x = lg_t2(conv.y.data, conv.y.dtype, rows, D);
+    norm.y = lg_t2(a->normed.data, conv.y.dtype, rows, D);
+    norm.eps = a->eps;
+    norm.act = a->act;
+    cuda_rms_act_forward(s, &norm);
 }
 
 /* ---- a norm, then a convolution ---- */

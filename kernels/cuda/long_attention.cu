@@ -1,10 +1,10 @@
 /* Backward of attention over many tokens on the tensor cores (wgmma): any numbers of queries and keys, d = 64, 72 or
- * 128, bf16 or fp16, no key lengths. Always the same bits.
+ * 128, bf16 or fp16, with d = 64 key lengths. Always the same bits.
  *
  *     r = rows' sums of dout o,  P = exp(scale Q K^T - lse),  dS = P (dO V^T - r)
  *     dV = P^T dO,  dK = scale dS^T Q,  dQ = scale dS K
  *
- * Three kernels. The first computes r and -lse log2 e, the third rounds dQ. In the second, after FlashAttention-3 (Shah
+ * Three kernels. The first computes r and -lse log2 e, the third rounds dQ (of few keys, dK and dV, too). In the second, after FlashAttention-3 (Shah
  * and others, 2024), an item is 128 keys of a head, whose dK and dV stay in registers, 64 keys a warpgroup, while
  * blocks of queries pass by. The products' results are transposed: S^T and dP^T, from which P^T and dS^T come as left
  * operands of dV and dK; dS^T also goes to shared memory, and both warpgroups multiply it by K: each 64 rows (d > 64,
@@ -16,8 +16,8 @@
  * dS is computed with P as it was rounded for dV: then P need not be kept twice. Its error is as large as that of
  * rounding dS itself.
  *
- * Queries beyond the last come as zeros, with -lse = -inf: their P and dS are 0. Scores of keys beyond the last are
- * set to -inf.
+ * Queries beyond the last come as zeros, with -lse = -inf: their P and dS are 0. Scores of keys beyond the last, or the
+ * sample's length, are set to -inf.
  *
  * Shared memory: K and V (d = 128: once, else twice), Q and dO twice, dS twice, a part of dQ. Bytes at d = 64: 231,856.
  *
@@ -278,6 +278,25 @@ template <typename T, int D> struct computing {
         }
         __syncwarp();
     }
+    /* One of them, x (64 keys, D), to its part's place in the scratch memory: kind 0 is dK. */
+    __device__ __forceinline__ void store_part(const float (&x)[D / 2], const item_of &z,
+                                               int kind) const
+    {
+        int64_t to = (int64_t)(kind * a.parts + z.part) * a.heads + z.head;
+        to = ((to * a.tiles + z.tile) * GROUPS + group) * ROWS * D + threadIdx.x % GROUP * 4;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+            *(float4 *)(a.scratch.dkv + to + j * GROUP * 4) =
+                make_float4(x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+    }
+    __device__ __forceinline__ void store_parts(const float (&dk)[D / 2], const float (&dv)[D / 2],
+                                                const item_of &z) const
+    {
+        store_part(dk, z, 0);
+        store_part(dv, z, 1);
+        warp_arrive(came<L::KV_STAGES>(shared + L::K_CAME, n) + 8);
+        warp_arrive(came<L::KV_STAGES>(shared + L::V_CAME, n) + 8);
+    }
     __device__ __forceinline__ void items()
     {
 #pragma unroll 1
@@ -286,18 +305,22 @@ template <typename T, int D> struct computing {
             float s[S], dk[D / 2] = {}, dv[D / 2] = {};
             settled(dk); /* the zeros, too, before products begin */
             settled(dv);
-            int keys = a.Tk - z.at.token - group * ROWS; /* that the group has */
+            int keys =
+                keys_of(a.lengths, z.at.sample, a.Tk) - z.at.token - group * ROWS; /* the group's */
             wait_came<L::KV_STAGES>(shared + L::K_CAME, n);
             uint32_t g[P];
             begin_scores(s);
             key_side(s, g, dv, 0, keys);
 #pragma unroll 1
-            for (int i = 1; i < a.blocks; i++) {
+            for (int i = z.first + 1; i < z.last; i++) {
                 query_side<false>(s, g, dk);
-                key_side(s, g, dv, i, keys);
+                key_side(s, g, dv, i - z.first, keys);
             }
             query_side<true>(s, g, dk);
-            store(dk, dv, z.at);
+            if (D == 64 && a.parts > 1)
+                store_parts(dk, dv, z);
+            else
+                store(dk, dv, z.at);
         }
         if (lane == 0) puts_done();
     }
@@ -350,6 +373,8 @@ static void launch(lg_stream *stream, const struct lg_attention_backward_args *a
     int multiprocessors = lg_cuda_device_of(stream)->multiprocessors;
     int B = (int)a->q.dim[0], H = (int)a->q.dim[2], Tq = (int)a->q.dim[1], Tk = (int)a->k.dim[1];
     int blocks = (int)ceil_div(Tq, L::QUERIES), tiles = (int)ceil_div(Tk, KEYS);
+    int parts = parts_of<D>(a), of_part = (int)ceil_div(blocks, parts);
+    LG_ASSERT((parts - 1) * of_part < blocks);
     scratch_memory scratch = scratch_of<D>(a, stream->scratch);
     backward_args z = {maps_of<D>(&a->q, L::QUERIES),
                        maps_of<D>(&a->k, KEYS),
@@ -358,20 +383,23 @@ static void launch(lg_stream *stream, const struct lg_attention_backward_args *a
                        maps_of<D>(&a->dk, 16),
                        maps_of<D>(&a->dv, 16),
                        scratch,
+                       (const int32_t *)a->k_length.data,
                        (float)a->scale,
                        Tk,
                        H,
                        B * H,
                        blocks,
                        tiles,
-                       together_of(a)};
+                       parts,
+                       of_part,
+                       parts * together_of(a)};
     prepare<T, D>(cuda, a, scratch);
-    unsigned grid = (unsigned)LG_MIN(multiprocessors, B * H * tiles);
+    unsigned grid = (unsigned)LG_MIN(multiprocessors, B * H * parts * tiles);
     LG_CUDA(cudaFuncSetAttribute(long_backward_kernel<T, D>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
     long_backward_kernel<T, D><<<grid, THREADS, L::BYTES, cuda>>>(z);
     LG_CUDA_LAUNCHED();
-    take_dq<T, D>(cuda, a, scratch);
+    take_sums<T, D>(cuda, a, scratch);
 }
 template <typename T>
 static void launch_for(lg_stream *s, const struct lg_attention_backward_args *a)
@@ -389,8 +417,8 @@ bool cuda_long_attention_takes(const lg_cuda_device *gpu,
     int64_t d = a->q.dim[3];
     if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72 && d != 128))
         return false;
-    if (a->q.dim[1] < LONG_LEAST || a->k.dim[1] < LONG_LEAST) return false;
-    if (a->k_length.rank || !(a->scale > 0)) return false;
+    if (!long_enough(a->q.dim[1], a->k.dim[1], d, BACKWARD_FEW_KEYS)) return false;
+    if (!(a->scale > 0) || (a->k_length.rank && d != 64)) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

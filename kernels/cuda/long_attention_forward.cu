@@ -1,5 +1,5 @@
 /* Forward of attention over many tokens on the tensor cores (wgmma): any numbers of queries and keys, d = 64, 72 or
- * 128, bf16 or fp16, no key lengths, no bias.
+ * 128, bf16 or fp16, no bias; with d = 64 key lengths.
  *
  *     S = Q K^T,  P = exp(scale (S - top)),  o = P V / sum of P,  lse = scale top + log(sum of P)
  *
@@ -36,7 +36,8 @@ template <int D> struct forward_layout {
 };
 struct forward_args {
     tensor_maps q, k, v, o;
-    float *lse; // (B, H, Tq) or NULL
+    float *lse;             // (B, H, Tq) or NULL
+    const int32_t *lengths; // (B) or NULL
     float scale;
     int Tq, Tk, H;
     int tiles, items; /* of queries of a head, of all heads */
@@ -97,12 +98,20 @@ template <int D> struct rings {
 
 /* ---- the thread that fetches ---- */
 
-template <int D>
+/* How many keys the item's sample has. It is read again where it is wanted: there is no register for it. */
+template <bool LENGTHS>
+static __device__ __forceinline__ int keys_of(const forward_args &a, int item)
+{
+    int n;
+    if (!LENGTHS) return a.Tk;
+    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(n) : "l"(a.lengths + item / a.tiles / a.H));
+    return n;
+}
+template <int D, bool LENGTHS>
 static __device__ __forceinline__ void produce(const forward_args &a, uint32_t shared)
 {
     using L = forward_layout<D>;
     rings<D> r(shared);
-    int n = (int)ceil_div(a.Tk, KEYS);
     for (int item = blockIdx.x; item < a.items; item += gridDim.x) {
         int head = item / a.tiles;
         place at = {item % a.tiles * L::QUERIES, head % a.H, head / a.H};
@@ -110,7 +119,8 @@ static __device__ __forceinline__ void produce(const forward_args &a, uint32_t s
         mbarrier_expect(r.q.came(), L::Q_TILE);
         fetch_tile<D, L::QUERIES>(shared + r.q.at * L::Q_TILE, a.q, at, r.q.came());
         r.q.next();
-        for (int i = n - 1; i >= 0; i--) {
+        int keys = LENGTHS ? keys_of(a.lengths, at.sample, a.Tk) : a.Tk;
+        for (int i = (keys - 1) / KEYS; i >= 0; i--) {
             at.token = i * KEYS;
             r.k.wait_free();
             mbarrier_expect(r.k.came(), L::TILE);
@@ -225,16 +235,15 @@ static __device__ __forceinline__ void mask(float (&x)[64], int keys)
 }
 
 /* The warpgroup's o, weighed sums not yet divided, of a tile of queries at q. */
-template <typename T, int D>
+template <typename T, int D, bool LENGTHS>
 static __device__ __forceinline__ void attend(const forward_args &a, float (&o)[D / 2],
                                               row_state &w, rings<D> &r, uint32_t shared,
-                                              uint32_t q, int group)
+                                              uint32_t q, int group, int item)
 {
     using L = forward_layout<D>;
     constexpr int GROUPS = L::GROUPS;
     float x[64], factor = a.scale * LOG2_E;
     uint32_t p[KEYS / 4];
-    int n = (int)ceil_div(a.Tk, KEYS);
     uint32_t k0 = shared + L::K, v0 = shared + L::V;
     w = {{LEAST_SCORE, LEAST_SCORE}, {0, 0}, {1, 1}};
     r.k.wait_came();
@@ -245,11 +254,12 @@ static __device__ __forceinline__ void attend(const forward_args &a, float (&o)[
     give_turn<GROUPS>(group);
     warp_arrive(r.k.free());
     r.k.next();
-    if (a.Tk % KEYS) mask(x, a.Tk % KEYS);
+    int rest = keys_of<LENGTHS>(a, item) % KEYS;
+    if (rest) mask(x, rest);
     soften(x, w, factor);
     round_weights<T>(p, x);
 #pragma unroll 1
-    for (int i = 1; i < n; i++) {
+    for (int i = 1; i * KEYS < keys_of<LENGTHS>(a, item); i++) {
         r.k.wait_came();
         take_turn(group);
         begin_scores<T, D>(x, shared, q, group * ROWS, k0 + r.k.at * L::TILE);
@@ -269,13 +279,13 @@ static __device__ __forceinline__ void attend(const forward_args &a, float (&o)[
         round_weights<T>(p, x);
     }
     r.v.wait_came();
-    begin_values<T, D>(o, p, v0 + r.v.at * L::TILE, n > 1);
+    begin_values<T, D>(o, p, v0 + r.v.at * L::TILE, keys_of<LENGTHS>(a, item) > KEYS);
     products_wait<0>();
     settled(o);
     warp_arrive(r.v.free());
     r.v.next();
 }
-template <typename T, int D>
+template <typename T, int D, bool LENGTHS>
 static __device__ __forceinline__ void consume(const forward_args &a, uint32_t shared, int group)
 {
     using L = forward_layout<D>;
@@ -291,7 +301,7 @@ static __device__ __forceinline__ void consume(const forward_args &a, uint32_t s
         float o[D / 2];
         row_state w;
         r.q.wait_came();
-        attend<T, D>(a, o, w, r, shared, tile, group);
+        attend<T, D, LENGTHS>(a, o, w, r, shared, tile, group, item);
         w.sums[0] = quad_sum(w.sums[0]), w.sums[1] = quad_sum(w.sums[1]);
         const float shares[2] = {__fdividef(1, w.sums[0]), __fdividef(1, w.sums[1])};
         scale_rows(o, shares);
@@ -322,7 +332,7 @@ static __device__ __forceinline__ void consume(const forward_args &a, uint32_t s
     if (lane == 0) puts_done();
 }
 
-template <typename T, int D>
+template <typename T, int D, bool LENGTHS>
 static __global__ void __launch_bounds__(forward_layout<D>::THREADS, 1)
     long_forward_kernel(const __grid_constant__ forward_args a)
 {
@@ -340,16 +350,16 @@ static __global__ void __launch_bounds__(forward_layout<D>::THREADS, 1)
     __syncthreads();
     if (threadIdx.x < GROUP) {
         registers_give<L::LOADER_REGISTERS>();
-        if (threadIdx.x == 0) produce<D>(a, shared);
+        if (threadIdx.x == 0) produce<D, LENGTHS>(a, shared);
     } else {
         registers_take<L::REGISTERS>();
-        consume<T, D>(a, shared, threadIdx.x / GROUP - 1);
+        consume<T, D, LENGTHS>(a, shared, threadIdx.x / GROUP - 1);
     }
 }
 
 /* ---- on the host ---- */
 
-template <typename T, int D>
+template <typename T, int D, bool LENGTHS>
 static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
 {
     using L = forward_layout<D>;
@@ -361,6 +371,7 @@ static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
                       maps_of<D>(&a->v, KEYS),
                       maps_of<D>(&a->o, 16),
                       (float *)a->lse.data,
+                      (const int32_t *)a->k_length.data,
                       (float)a->scale,
                       (int)a->q.dim[1],
                       (int)a->k.dim[1],
@@ -368,16 +379,19 @@ static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
                       tiles,
                       (int)(a->q.dim[0] * a->q.dim[2]) * tiles};
     unsigned blocks = (unsigned)(f.items < multiprocessors ? f.items : multiprocessors);
-    LG_CUDA(cudaFuncSetAttribute(long_forward_kernel<T, D>,
+    LG_CUDA(cudaFuncSetAttribute(long_forward_kernel<T, D, LENGTHS>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, L::BYTES));
-    long_forward_kernel<T, D><<<blocks, L::THREADS, L::BYTES, cuda>>>(f);
+    long_forward_kernel<T, D, LENGTHS><<<blocks, L::THREADS, L::BYTES, cuda>>>(f);
     LG_CUDA_LAUNCHED();
 }
 template <typename T>
 static void launch_for(lg_stream *s, const struct lg_attention_forward_args *a)
 {
     int64_t d = a->q.dim[3];
-    d == 64 ? launch<T, 64>(s, a) : d == 72 ? launch<T, 72>(s, a) : launch<T, 128>(s, a);
+    if (a->k_length.data) return launch<T, 64, true>(s, a);
+    d == 64   ? launch<T, 64, false>(s, a)
+    : d == 72 ? launch<T, 72, false>(s, a)
+              : launch<T, 128, false>(s, a);
 }
 
 bool cuda_long_attention_forward_takes(const lg_cuda_device *gpu,
@@ -387,8 +401,9 @@ bool cuda_long_attention_forward_takes(const lg_cuda_device *gpu,
     int64_t d = a->q.dim[3];
     if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72 && d != 128))
         return false;
-    if (a->q.dim[1] < LONG_LEAST || a->k.dim[1] < LONG_LEAST) return false;
-    if (a->k_length.rank || a->bias.rank || a->causal || !(a->scale > 0)) return false;
+    if (!long_enough(a->q.dim[1], a->k.dim[1], d, FORWARD_FEW_KEYS)) return false;
+    if (a->bias.rank || a->causal || !(a->scale > 0)) return false;
+    if (a->k_length.rank && d != 64) return false;
     for (size_t i = 0; i < sizeof p / sizeof *p; i++)
         if (!lg_cuda_aligned_16(p[i])) return false;
     return lg_row_stride(&a->q, 2) % 8 == 0 && lg_row_stride(&a->k, 2) % 8 == 0;

@@ -2,8 +2,8 @@
  * works at, and the warps that do not compute: a thread that fetches operands by TMA, and two, in turns, that add
  * parts of dQ to their sum in global memory.
  *
- * Items are numbered: 0 to `together` - 1 are the first keys of as many heads, then their second ones, and so on, then
- * those of the next heads. A block takes the next number when it has fetched all of its item (a counter in global
+ * Items are numbered: 0 to `together` - 1 are the first keys of as many heads (where a head's queries come in parts: of as many
+ * parts of heads), then their second ones, and so on, then those of the next heads. A block takes the next number when it has fetched all of its item (a counter in global
  * memory).
  *
  * Parts are added in the order of the keys. A thread waits until the counter of the head and the block of queries says
@@ -37,20 +37,25 @@ template <int D> struct backward_layout {
 struct backward_args {
     tensor_maps q, k, v, dout, dk, dv;
     scratch_memory scratch;
+    const int32_t *lengths; // (samples) of keys, or NULL
     float scale;
     int Tk, H, heads, blocks, tiles; /* blocks of queries and tiles of keys of a head */
+    int parts, of_part;              /* of a head's blocks, and how many one has */
     int together;
 };
-/* What an item is. */
+/* What an item is: keys of a head, and blocks [first, last) of its queries. */
 struct item_of {
-    int head, tile;
+    int head, tile, part, first, last;
     place at;
     __device__ __forceinline__ item_of(const backward_args &a, int number)
     {
-        int first = number / (a.together * a.tiles) * a.together;
-        int heads = min(a.together, a.heads - first), rest = number - first * a.tiles;
-        tile = rest / heads;
-        head = first + rest % heads;
+        int begin = number / (a.together * a.tiles) * a.together;
+        int some = min(a.together, a.heads * a.parts - begin), rest = number - begin * a.tiles;
+        tile = rest / some;
+        head = (begin + rest % some) / a.parts;
+        part = (begin + rest % some) % a.parts;
+        first = part * a.of_part;
+        last = min(first + a.of_part, a.blocks);
         at = {tile * KEYS, head % a.H, head / a.H};
     }
 };
@@ -100,7 +105,7 @@ static __device__ __forceinline__ void produce(const backward_args &a, uint32_t 
     constexpr int KV = L::KV_STAGES;
     for (int n = 0, m = 0;; n++) { /* items, steps */
         int number = (int)atomicAdd(a.scratch.added + a.heads * a.blocks, 1);
-        if (number >= a.heads * a.tiles) number = -1;
+        if (number >= a.heads * a.parts * a.tiles) number = -1;
         wait_free<2>(shared + L::ITEM_CAME, n);
         asm volatile("st.shared.s32 [%0], %1;" ::"r"(shared + L::ITEM + n % 2 * 4), "r"(number)
                      : "memory");
@@ -112,7 +117,7 @@ static __device__ __forceinline__ void produce(const backward_args &a, uint32_t 
         mbarrier_expect(barrier, L::KV_TILE);
         fetch_tile<D, KEYS>(shared + L::K + n % KV * L::KV_TILE, a.k, z.at, barrier);
 #pragma unroll 1
-        for (int i = 0; i < a.blocks; i++, m++) {
+        for (int i = z.first; i < z.last; i++, m++) {
             place at = {i * L::QUERIES, z.at.head, z.at.sample};
             int rows = (z.head * a.blocks + i) * L::QUERIES, stage = m % 2;
             barrier = came<2>(shared + L::Q_CAME, m);
@@ -121,7 +126,7 @@ static __device__ __forceinline__ void produce(const backward_args &a, uint32_t 
             fetch_tile<D, L::QUERIES>(shared + L::Q + stage * L::Q_TILE, a.q, at, barrier);
             fetch_floats(shared + L::LSE + stage * L::QUERIES * 4, a.scratch.minus_lse + rows,
                          L::QUERIES, barrier);
-            if (i == 0) {
+            if (i == z.first) {
                 barrier = came<KV>(shared + L::V_CAME, n);
                 wait_free<KV>(shared + L::V_CAME, n);
                 mbarrier_expect(barrier, L::KV_TILE);
@@ -146,9 +151,10 @@ static __device__ __forceinline__ void add_up(const backward_args &a, uint32_t s
     using L = backward_layout<D>;
     for (int n = 0, m = 0, number; (number = number_of<D>(shared, n, false)) >= 0; n++) {
         item_of z(a, number);
-        uint32_t *added = a.scratch.added + z.head * a.blocks, parts;
-        float *to = a.scratch.dq + (int64_t)z.head * a.blocks * dq_parts<D>::FLOATS;
-        for (int i = 0; i < a.blocks; i++, m++, added++, to += dq_parts<D>::FLOATS) {
+        const int64_t block = (int64_t)z.head * a.blocks + z.first;
+        uint32_t *added = a.scratch.added + block, parts;
+        float *to = a.scratch.dq + block * dq_parts<D>::FLOATS;
+        for (int i = z.first; i < z.last; i++, m++, added++, to += dq_parts<D>::FLOATS) {
             if (m % ADDERS != turn) continue;
             do
                 asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"

@@ -1,5 +1,6 @@
 /* Scratch memory of the backward of attention over many tokens (long_attention.cu), all of it linear in the number of
- * tokens: what lies where, the kernel that fills it before the products, and the one that takes dQ out of it.
+ * tokens: what lies where, the kernel that fills it before the products, and the one that takes dQ (of few keys, dK and dV, too)
+ * out of it.
  *
  * dQ is summed up in fp32 in blocks of QUERIES queries. A block comes in two halves, as two warpgroups make them: each
  * has 64 queries, or (d > 64) half of the columns, the last 8 of d = 72 in both. A half lies as the threads hold a
@@ -26,8 +27,17 @@ struct scratch_memory {
     float *minus_lse,
         *sums; // (heads, blocks QUERIES): -lse log2 e and rows' sums of dout o; -inf and 0 beyond Tq
     uint32_t *added; // (heads, blocks): how many parts are in dq; then the number of the next item
+    float *dkv; // (dK and dV, parts, heads, halves of tiles of keys, D / 8, threads, 4), or nothing
     size_t bytes;
 };
+/* Few keys make few items; then a head's queries come in parts of at most PART_BLOCKS blocks, which have items of their own,
+ * whose dK and dV are added in order. By the numbers of queries and keys alone: a sample's bits depend on no other. */
+enum { PART_BLOCKS = 8 };
+template <int D> static int parts_of(const struct lg_attention_backward_args *a)
+{
+    const int64_t blocks = ceil_div(a->q.dim[1], dq_parts<D>::QUERIES);
+    return D == 64 && a->k.dim[1] < LONG_LEAST ? (int)ceil_div(blocks, PART_BLOCKS) : 1;
+}
 template <int D>
 static scratch_memory scratch_of(const struct lg_attention_backward_args *a, void *base)
 {
@@ -35,10 +45,17 @@ static scratch_memory scratch_of(const struct lg_attention_backward_args *a, voi
     size_t blocks = (size_t)(a->q.dim[0] * a->q.dim[2] * ceil_div(a->q.dim[1], L::QUERIES));
     size_t sums = lg_cuda_round_up(blocks * L::FLOATS * sizeof(float));
     size_t rows = lg_cuda_round_up(blocks * L::QUERIES * sizeof(float));
-    char *p = (char *)base;
-    return {(float *)p, (float *)(p + sums), (float *)(p + sums + rows),
+    size_t counters = lg_cuda_round_up((blocks + 1) * sizeof(uint32_t));
+    size_t tiles = (size_t)(a->q.dim[0] * a->q.dim[2] * ceil_div(a->k.dim[1], KEYS));
+    int parts = parts_of<D>(a);
+    char *p = (char *)base, *behind = p + sums + 2 * rows + counters;
+    return {(float *)p,
+            (float *)(p + sums),
+            (float *)(p + sums + rows),
             (uint32_t *)(p + sums + 2 * rows),
-            sums + 2 * rows + lg_cuda_round_up((blocks + 1) * sizeof(uint32_t))};
+            (float *)behind,
+            (size_t)(behind - p) +
+                (parts > 1 ? 2 * (size_t)parts * tiles * KEYS * D * sizeof(float) : 0)};
 }
 
 /* ---- before ---- */
@@ -106,14 +123,16 @@ static void prepare(cudaStream_t stream, const struct lg_attention_backward_args
 
 /* ---- after ---- */
 
+/* Rows x = scale times the sum of `parts` of them, in order. */
 template <typename T> struct after_args {
     const float *from;
-    T *dq;
+    T *x;
     int64_t stride;
     float scale;
-    int Tq, H;
+    int rows, H, parts;
+    int64_t part; /* floats from one to the next */
 };
-/* A block per half of a block of queries: (halves, heads, samples). */
+/* A block per half of a block of queries, or of keys: (halves, heads, samples). */
 template <typename T, int D>
 static __global__ void __launch_bounds__(GROUP) after_kernel(const after_args<T> a)
 {
@@ -132,6 +151,12 @@ static __global__ void __launch_bounds__(GROUP) after_kernel(const after_args<T>
             if (j + e < N / 8) {
                 float x[4];
                 load<float, 4>(from + ((j + e) * GROUP + threadIdx.x) * 4, x);
+                for (int i = 1; i < a.parts; i++) {
+                    float more[4];
+                    load<float, 4>(from + i * a.part + ((j + e) * GROUP + threadIdx.x) * 4, more);
+#pragma unroll
+                    for (int k = 0; k < 4; k++) x[k] += more[k];
+                }
                 p[2 * e] = packed(x[0] * a.scale, x[1] * a.scale, T());
                 p[2 * e + 1] = packed(x[2] * a.scale, x[3] * a.scale, T());
             }
@@ -147,8 +172,8 @@ static __global__ void __launch_bounds__(GROUP) after_kernel(const after_args<T>
         int row = warp * 16 + i / (N / 8), c = i % (N / 8) * 8;
         bool rest = c >= L::MAIN; /* which both halves have */
         int column = rest ? c - L::N + D : c + half * L::SECOND;
-        if (token + row >= a.Tq || (rest && half)) continue;
-        T *out = a.dq + ((int64_t)blockIdx.z * a.Tq + token + row) * a.stride +
+        if (token + row >= a.rows || (rest && half)) continue;
+        T *out = a.x + ((int64_t)blockIdx.z * a.rows + token + row) * a.stride +
                  (int64_t)blockIdx.y * D + column;
         *reinterpret_cast<quad *>(out) =
             *reinterpret_cast<const quad *>(memory + row * PITCH + c * 2);
@@ -156,12 +181,35 @@ static __global__ void __launch_bounds__(GROUP) after_kernel(const after_args<T>
 }
 
 template <typename T, int D>
-static void take_dq(cudaStream_t stream, const struct lg_attention_backward_args *a,
-                    const scratch_memory &m)
+static void take(cudaStream_t stream, const lg_tensor &x, const after_args<T> &from)
 {
-    int H = (int)a->q.dim[2], Tq = (int)a->q.dim[1];
-    after_args<T> z = {m.dq, (T *)a->dq.data, lg_row_stride(&a->dq, 2), (float)a->scale, Tq, H};
-    unsigned halves = (unsigned)(GROUPS * ceil_div(Tq, dq_parts<D>::QUERIES));
-    after_kernel<T, D><<<dim3(halves, (unsigned)H, (unsigned)a->q.dim[0]), GROUP, 0, stream>>>(z);
+    after_args<T> z = from;
+    z.x = (T *)x.data;
+    z.stride = lg_row_stride(&x, 2);
+    z.rows = (int)x.dim[1], z.H = (int)x.dim[2];
+    const unsigned halves = (unsigned)(GROUPS * ceil_div(z.rows, dq_parts<D>::QUERIES));
+    after_kernel<T, D><<<dim3(halves, (unsigned)z.H, (unsigned)x.dim[0]), GROUP, 0, stream>>>(z);
     LG_CUDA_LAUNCHED();
+}
+/* dQ, and dK and dV where they are in parts. */
+template <typename T, int D>
+static void take_sums(cudaStream_t stream, const struct lg_attention_backward_args *a,
+                      const scratch_memory &m)
+{
+    after_args<T> z = {};
+    z.scale = (float)a->scale;
+    z.parts = 1;
+    z.from = m.dq;
+    take<T, D>(stream, a->dq, z);
+    if constexpr (D == 64) {
+        static_assert(dq_parts<D>::QUERIES == KEYS, "halves of keys are as those of queries");
+        z.parts = parts_of<D>(a);
+        z.part = a->q.dim[0] * a->q.dim[2] * ceil_div(a->k.dim[1], KEYS) * KEYS * D;
+        if (z.parts == 1) return;
+        z.from = m.dkv;
+        take<T, D>(stream, a->dk, z);
+        z.from = m.dkv + z.parts * z.part;
+        z.scale = 1;
+        take<T, D>(stream, a->dv, z);
+    }
 }

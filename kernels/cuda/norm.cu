@@ -148,6 +148,7 @@ template <typename T> __global__ void add_pieces_kernel(const struct piece_sums 
     if (i >= p.D) return;
     float sum[SUM_KINDS] = {};
     const float *at = p.of + b * p.pieces * SUM_KINDS * p.D + i;
+#pragma unroll 8
     for (int64_t k = 0; k < p.pieces; k++, at += SUM_KINDS * p.D)
 #pragma unroll
         for (int kind = 0; kind < SUM_KINDS; kind++)

@@ -6,80 +6,20 @@
  * Backward: a block owns a chunk of the vectors that one row of w norms (or of those that were copied). A lane keeps its
  * columns' sums for dw in registers over all its vectors, of which x and dy are read once; at the end the sums of a warp,
  * then those of the warps, are added in order, and the chunks' by cuda_add_partial_sums. Chunks depend on the number of
- * vectors alone. What does not fit (D beyond 64 elements a lane, rows that are not aligned) takes two general kernels.
+ * vectors alone. What does not fit (D beyond 4 packs a lane, rows that are not aligned) takes two general kernels.
+ *
+ * Wide vectors (whole tokens: LTX-Video norms all 2048 channels of queries and of keys), of which a token has one for each row of
+ * w, are a team's: four or eight warps, which have a token's normed vectors at once, so that its angles are read once. A
+ * block takes a token of all samples before the next token, whose angles are the same.
  *
  * A token of many vectors (heads) has a block, and no dw: what its vectors have alike (angles, addresses) is worked out once,
  * and conversions go two at a time, for it is instructions that these kernels wait for, not memory.
  *
- * Turning: where pairs are parts of packs, and a vector is at most LANE_MAX elements a lane, they are turned in registers, after
+ * Turning: where pairs are parts of packs (and, in the backward, a vector's are in registers), they are turned there, after
  * rounding, which has the bits of the two operations (turn_pack is rope's). Else rope runs by itself, in place.
  *
  * In place what is not normed is not touched. kept, if wanted, costs its own bytes; the backward reads it in place of x. */
-#include "kernels/cuda/norm.cuh"
-
-enum { WARPS = 8, THREADS = WARP * WARPS, AT_ONCE = 4, LANE_MAX = 64 /* elements in registers */ };
-enum { CHUNKS_MAX = 512, CHUNK_MIN = 64 };
-
-/* n / by for n < 2^31. */
-struct divisor {
-    uint32_t by, shift;
-    uint64_t magic;
-};
-static divisor divide_by(int64_t by)
-{
-    divisor d = {(uint32_t)by, 31, 0};
-    while ((int64_t)1 << (d.shift - 31) < by) d.shift++;
-    d.magic = (((uint64_t)1 << d.shift) + (uint64_t)by - 1) / (uint64_t)by;
-    return d;
-}
-static __device__ __forceinline__ uint32_t operator/(uint32_t n, const divisor &d)
-{
-    return (uint32_t)(n * d.magic >> d.shift);
-}
-
-/* Where vectors lie: what is read and what is written. */
-struct places {
-    int64_t stride_in, stride_out; // of samples
-    bool in_place;
-    divisor tokens, heads, each, copied; // tokens of a sample; vectors of a token
-    uint32_t vectors, normed;            // all; of a token
-    int D, weights;
-};
-static places places_of(const lg_tensor &x, const lg_tensor &out, const lg_tensor &w, int each)
-{
-    const int64_t h = x.dim[2], normed = w.dim[0] * each, vectors = lg_numel(&x) / x.dim[3];
-    LG_ASSERT(vectors < (int64_t)1 << 31 && x.dim[3] < 1 << 30);
-    places p = {};
-    p.stride_in = lg_row_stride(&x, 1);
-    p.stride_out = lg_row_stride(&out, 1);
-    p.in_place = x.data == out.data;
-    p.tokens = divide_by(x.dim[1]);
-    p.heads = divide_by(h);
-    p.each = divide_by(each);
-    p.copied = divide_by(LG_MAX(h - normed, (int64_t)1));
-    p.vectors = (uint32_t)vectors;
-    p.normed = (uint32_t)normed;
-    p.D = (int)x.dim[3];
-    p.weights = (int)w.dim[0];
-    return p;
-}
-/* Vector `head` of a token, behind its sample's first element. */
-struct place {
-    uint32_t sample, token, head;
-    int64_t within;
-};
-static __device__ __forceinline__ place place_of(const places &p, uint32_t token, uint32_t head)
-{
-    const uint32_t sample = token / p.tokens, t = token - sample * p.tokens.by;
-    return {sample, token, head, ((int64_t)t * p.heads.by + head) * p.D};
-}
-
-template <int LANES> static __device__ __forceinline__ float lanes_sum(float x)
-{
-#pragma unroll
-    for (int o = LANES / 2; o > 0; o /= 2) x += __shfl_xor_sync(0xffffffff, x, o);
-    return x;
-}
+#include "kernels/cuda/rms_norm_wide.cuh"
 
 /* Runs the body with L lanes and P packs a lane for vectors of D elements in packs of N; several packs in a warp alone. */
 #define WITH_LANES(D, N, L, P, ...)                                                                \
@@ -90,40 +30,16 @@ template <int LANES> static __device__ __forceinline__ float lanes_sum(float x)
         LANES_CASE(packs_ <= 32, N, 32, 1, L, P, __VA_ARGS__)                                      \
         LANES_CASE(packs_ <= 64, N, 32, 2, L, P, __VA_ARGS__)                                      \
         LANES_CASE(packs_ <= 128, N, 32, 4, L, P, __VA_ARGS__)                                     \
-        LANES_CASE(packs_ <= 192, N, 32, 6, L, P, __VA_ARGS__)                                     \
-        LANES_CASE(packs_ <= 256, N, 32, 8, L, P, __VA_ARGS__)                                     \
-        LANES_CASE(packs_ <= 512, N, 32, 16, L, P, __VA_ARGS__)                                    \
     } while (0)
 #define LANES_CASE(fits, N, l, n, L, P, ...)                                                       \
-    if constexpr ((n) * (N) <= LANE_MAX)                                                           \
-        if (fits) {                                                                                \
-            constexpr int L = l, P = n;                                                            \
-            __VA_ARGS__;                                                                           \
-            break;                                                                                 \
-        }
+    if (fits) {                                                                                    \
+        static_assert(n <= LANE_PACKS, "");                                                        \
+        constexpr int L = l, P = n;                                                                \
+        __VA_ARGS__;                                                                               \
+        break;                                                                                     \
+    }
 
 /* ---- forward ---- */
-
-template <typename T> struct forward_args {
-    const T *x, *w;
-    const float *cosine, *sine; // (tokens, D / 2), or NULL
-    T *y, *kept;                // kept (tokens, normed, D), or NULL
-    float *rstd;                // or NULL
-    float eps;
-    places p;
-};
-
-/* A normed vector in what is kept. */
-static __device__ __forceinline__ int64_t kept_at(const places &p, const place &at)
-{
-    return ((int64_t)at.token * p.normed + at.head) * p.D;
-}
-
-/* What T keeps of a value. */
-template <typename T> static __device__ __forceinline__ float rounded(float v)
-{
-    return to_float(from_float<T>(v));
-}
 
 /* Elements [i, i + N) of a vector of token t, turned by its angles. */
 template <typename T, int N>
@@ -180,37 +96,6 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
         if (a.rstd && i == 0 && at[k].head < a.p.normed)
             a.rstd[(int64_t)at[k].token * a.p.normed + at[k].head] = r;
     }
-}
-
-/* A pack as floats and back, two at a time where T has 16 bits. */
-template <typename T, int N>
-static __device__ __forceinline__ void unpack(const pack<T, N> &p, float (&ret)[N])
-{
-    if constexpr (sizeof p == sizeof(quad) && sizeof(T) == 2) {
-        const quad &q = reinterpret_cast<const quad &>(p);
-#pragma unroll
-        for (int k = 0; k < N / 2; k++) {
-            const float2 f = two<T>(q.v[k]);
-            ret[2 * k] = f.x, ret[2 * k + 1] = f.y;
-        }
-    } else {
-#pragma unroll
-        for (int e = 0; e < N; e++) ret[e] = to_float(p.v[e]);
-    }
-}
-template <typename T, int N>
-static __device__ __forceinline__ pack<T, N> packed(const float (&v)[N])
-{
-    pack<T, N> p;
-    if constexpr (sizeof p == sizeof(quad) && sizeof(T) == 2) {
-        quad &q = reinterpret_cast<quad &>(p);
-#pragma unroll
-        for (int k = 0; k < N / 2; k++) q.v[k] = from_two<T>(v[2 * k], v[2 * k + 1]);
-    } else {
-#pragma unroll
-        for (int e = 0; e < N; e++) p.v[e] = from_float<T>(v[e]);
-    }
-    return p;
 }
 
 /* A block's token, and its thread's part of each vector. */
@@ -329,9 +214,21 @@ static bool fill_a_block(const places &p, int lanes)
     return (int64_t)p.normed * lanes * 4 >= (int64_t)THREADS * 3;
 }
 
-template <typename T, int N> static void forward(cudaStream_t stream, const forward_args<T> &a)
+template <typename T, int N>
+static void forward(cudaStream_t stream, const forward_args<T> &a, bool wide_vectors)
 {
     const int64_t packs = ceil_div(a.p.D, N), vectors = a.p.vectors;
+    if constexpr (N > 1)
+        if (wide_vectors) {
+            const int64_t tokens = vectors / a.p.heads.by;
+            WITH_TEAM(a.p, N, TEAM, W, {
+                if constexpr (W == WIDE_WEIGHTS)
+                    wide_forward_kernel<T, N, TEAM, W>
+                        <<<(unsigned)ceil_div(tokens, wide<TEAM>::TEAMS), THREADS, 0, stream>>>(a);
+            });
+            LG_CUDA_LAUNCHED();
+            return;
+        }
     if (packs > WARP)
         long_forward_kernel<T, N><<<(unsigned)ceil_div(vectors, WARPS), THREADS, 0, stream>>>(a);
     else
@@ -360,20 +257,17 @@ static bool packs_fit(const lg_tensor *const *t, int count, const lg_tensor &w)
     return fits;
 }
 
-/* Whether vectors are turned where they are normed: pairs and their angles are parts of packs, of which a lane has a few. */
-static bool turns_here(bool fits, const lg_tensor &w, const lg_tensor &cosine,
-                       const lg_tensor &sine)
+/* Whether vectors are turned where they are normed: pairs and their angles are parts of packs. */
+static bool turns_here(bool fits, const lg_tensor &cosine, const lg_tensor &sine)
 {
-    const int64_t pack = 16 / (int64_t)lg_dtype_bytes(w.dtype);
-    return cosine.data && fits && pack >= 2 && w.dim[1] <= WARP * LANE_MAX &&
-           lg_cuda_aligned_16(cosine.data) && lg_cuda_aligned_16(sine.data);
+    return cosine.data && fits && lg_cuda_aligned_16(cosine.data) && lg_cuda_aligned_16(sine.data);
 }
 
 void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *a)
 {
     const lg_tensor *t[] = {&a->x, &a->y};
     const bool fits = packs_fit(t, 2, a->w) && lg_cuda_aligned_16(a->kept.data),
-               turns = turns_here(fits, a->w, a->cos, a->sin);
+               turns = turns_here(fits, a->cos, a->sin);
     cudaStream_t stream = lg_cuda_stream_of(s);
     WITH_TYPE(a->x.dtype, T, {
         forward_args<T> f = {};
@@ -385,7 +279,9 @@ void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *
         f.eps = (float)a->eps;
         f.p = places_of(a->x, a->y, a->w, a->each);
         if (turns) f.cosine = (const float *)a->cos.data, f.sine = (const float *)a->sin.data;
-        WITH_PACK(fits, T, N, (forward<T, N>(stream, f)));
+        /* Of one vector a token, a warp has it: 38 us where a team takes 50 (4 x 2496 of 2048 elements). */
+        const bool is_team = a->w.dim[0] == WIDE_WEIGHTS;
+        WITH_PACK(fits, T, N, (forward<T, N>(stream, f, is_team && is_wide(a->w, a->each, N))));
     })
     if (!a->cos.data || turns) return;
     lg_rope_args rope = {};
@@ -396,58 +292,6 @@ void cuda_rms_norm_forward(lg_stream *s, const struct lg_rms_norm_forward_args *
 }
 
 /* ---- backward ---- */
-
-template <typename T> struct backward_args {
-    const T *dy, *kept, *w;
-    const float *cosine, *sine; // (tokens, D / 2): dy is turned back; or NULL
-    const float *rstd;
-    T *dx;
-    float *partial; // (chunks, weights, D), or NULL
-    bool accumulate;
-    places p;
-};
-
-/* The vectors of a block: [first, last) of those that weight blockIdx.y norms, or, behind the last one, that were copied. */
-struct range {
-    uint32_t first, last;
-};
-static __device__ __forceinline__ range range_of(const places &p, bool copies)
-{
-    const uint32_t tokens = p.vectors / p.heads;
-    const int64_t all = (int64_t)tokens * (copies ? p.copied.by : p.each.by);
-    const int64_t step = (all + gridDim.x - 1) / gridDim.x, first = blockIdx.x * step;
-    return {(uint32_t)min(first, all), (uint32_t)min(first + step, all)};
-}
-static __device__ __forceinline__ place in_range(const places &p, bool copies, uint32_t k)
-{
-    const divisor &each = copies ? p.copied : p.each;
-    const uint32_t token = k / each, head = k - token * each.by;
-    return place_of(p, token, copies ? p.normed + head : blockIdx.y * each.by + head);
-}
-
-/* dx (+)= dy. */
-template <typename T, int N>
-static __device__ __forceinline__ void copy_vectors(const backward_args<T> &a, int lanes)
-{
-    const range k = range_of(a.p, true);
-    const int lane = threadIdx.x % lanes;
-    if (a.p.in_place) return;
-    for (uint32_t n = k.first + threadIdx.x / lanes; n < k.last; n += THREADS / lanes) {
-        const place at = in_range(a.p, true, n);
-        const T *dy = a.dy + at.sample * a.p.stride_in + at.within;
-        T *dx = a.dx + at.sample * a.p.stride_out + at.within;
-        for (int i = lane * N; i < a.p.D; i += lanes * N) {
-            float v[N], old[N];
-            load<T, N>(dy + i, v);
-            if (a.accumulate) {
-                load<T, N>(dx + i, old);
-#pragma unroll
-                for (int e = 0; e < N; e++) v[e] += old[e];
-            }
-            store<T, N>(dx + i, v);
-        }
-    }
-}
 
 /* This lane's column sums of all groups of the block, in order, to the block's row of a.partial. Call with all threads. */
 template <int N, int LANES, int PACKS>
@@ -654,22 +498,34 @@ static __global__ void __launch_bounds__(THREADS) long_dw_kernel(const backward_
     store_partial<N, WARP, 1>(a.partial + row * a.p.D + first, a.p.D - first, sum);
 }
 
-/* By the number of vectors that a weight norms. */
-static int64_t chunks_of(const struct lg_rms_norm_backward_args *a)
+/* By the number of vectors that a weight norms, and whether they are wide: then blocks of which an H200 has all at once. */
+static int64_t chunks_of(const struct lg_rms_norm_backward_args *a, bool wide_vectors)
 {
-    const int64_t vectors = a->dy.dim[0] * a->dy.dim[1] * a->each;
-    return LG_MIN(ceil_div(vectors, CHUNK_MIN), (int64_t)CHUNKS_MAX);
+    const int64_t vectors = a->dy.dim[0] * a->dy.dim[1] * a->each,
+                  most = a->w.dim[0] == 1 ? 396 : 264;
+    return wide_vectors ? LG_MIN(ceil_div(vectors, WIDE_CHUNK_MIN), most)
+                        : LG_MIN(ceil_div(vectors, CHUNK_MIN), (int64_t)CHUNKS_MAX);
 }
 size_t cuda_rms_norm_backward_scratch(const struct lg_rms_norm_backward_args *a)
 {
-    return a->dw.rank ? (size_t)(chunks_of(a) * lg_numel(&a->dw)) * sizeof(float) : 0;
+    const int64_t chunks = LG_MAX(chunks_of(a, true), chunks_of(a, false));
+    return a->dw.rank ? (size_t)(chunks * lg_numel(&a->dw)) * sizeof(float) : 0;
 }
 
 template <typename T, int N>
-static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T> &a)
+static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T> &a,
+                     bool wide_vectors)
 {
     const bool copies = a.p.heads.by > a.p.normed && !a.p.in_place;
     const dim3 grid((unsigned)chunks, (unsigned)(a.p.weights + copies));
+    if constexpr (N > 1)
+        if (wide_vectors) {
+            const dim3 tokens((unsigned)chunks, 1 + copies);
+            WITH_TEAM(a.p, N, TEAM, W,
+                      { wide_backward_kernel<T, N, TEAM, W><<<tokens, THREADS, 0, stream>>>(a); });
+            LG_CUDA_LAUNCHED();
+            return;
+        }
     WITH_LANES(a.p.D, N, LANES, PACKS, {
         if constexpr (PACKS == 1 && N > 1)
             if (!a.partial && fill_a_block(a.p, LANES)) {
@@ -691,10 +547,13 @@ static void backward(cudaStream_t stream, int64_t chunks, const backward_args<T>
 void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args *a)
 {
     const lg_tensor *t[] = {&a->dy, &a->dx};
+    const int64_t pack = 16 / (int64_t)lg_dtype_bytes(a->w.dtype);
     const bool fits = packs_fit(t, 2, a->w) && lg_cuda_aligned_16(a->kept.data),
-               turns = turns_here(fits, a->w, a->cos, a->sin);
+               is_one = fits && is_wide(a->w, a->each, pack);
+    const bool turns =
+        turns_here(fits, a->cos, a->sin) && (is_one || a->w.dim[1] <= WARP * LANE_PACKS * pack);
     const bool apart = a->cos.data && !turns; /* then what is turned back lies where dx will */
-    const int64_t chunks = chunks_of(a);
+    const int64_t chunks = chunks_of(a, is_one);
     const lg_tensor dy = apart ? a->dx : a->dy;
     cudaStream_t stream = lg_cuda_stream_of(s);
     if (apart) {
@@ -716,7 +575,7 @@ void cuda_rms_norm_backward(lg_stream *s, const struct lg_rms_norm_backward_args
         b.accumulate = a->accumulate;
         b.p = places_of(dy, a->dx, a->w, a->each);
         if (turns) b.cosine = (const float *)a->cos.data, b.sine = (const float *)a->sin.data;
-        WITH_PACK(fits, T, N, (backward<T, N>(stream, chunks, b)));
+        WITH_PACK(fits, T, N, (backward<T, N>(stream, chunks, b, is_one)));
     })
     if (a->dw.data)
         cuda_add_partial_sums(stream, (const float *)s->scratch, chunks, a->dw, a->accumulate_dw);

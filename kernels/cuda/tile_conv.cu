@@ -2,7 +2,8 @@
  * the GroupNorm and SiLU before them:
  *
  *     y = x * w + bias (+ residual), or silu(x factor + offset) * w + ..., with a factor and an offset
- *     for each sample and channel of x; and sums over y for the GroupNorm behind it
+ *     for each sample and channel of x; and sums over y for the GroupNorm behind it, or, of 128 channels of a
+ *     clip, silu of y's RMSNorm over channels, beside y or instead of it
  *
  * A block computes tiles of 16 x 16 pixels x 128 channels, or the 64 that may be left over. The inner dimension comes 32 channels at a
  * time: a patch of 18 x 18 pixels serves all nine taps, since an operand of wgmma may begin at any of
@@ -19,7 +20,8 @@
  * Blocks stay and take every n-th tile; while a tile is finished, the next one's operands come.
  *
  * A tile is finished in slots of the patches' ring, 32 channels at a time: the residual arrives there
- * as a patch does, is added in place, and the result leaves from there by TMA.
+ * as a patch does, is added in place, and the result leaves from there by TMA. What is normed follows in four slots more, from
+ * y as rounded, which stayed in registers: the four lanes that hold a pixel have all of its channels.
  *
  * Shared memory, of 227 KiB: 6 patches of 20.5 KiB, 12 weights of 8 KiB, 6 KiB of sums. Its rows are 32
  * channels (64 bytes) whose pieces of 16 bytes are permuted by half the row's number modulo 4 (the
@@ -59,12 +61,21 @@ struct shared {
     pair_sum sums[GROUPS][GROUP_WARPS][PAIRS];
     uint64_t patch_full[PATCHES], patch_ready[PATCHES], patch_empty[PATCHES];
     uint64_t weight_full[WEIGHTS], weight_empty[WEIGHTS];
-    uint64_t finished[GROUPS][CHUNKS]; /* the tile's chunk lies in its slot */
+    uint64_t finished[GROUPS]
+                     [2 * CHUNKS]; /* the tile's chunk, or that chunk normed, lies in its slot */
 };
 enum { SHARED_BYTES = sizeof(shared) };
 
+/* What leaves: y, its norm, or both. */
+enum normed { NOT_NORMED, ONLY_NORMED, BOTH };
+static constexpr __host__ __device__ int chunks_of(normed norm)
+{
+    return norm == BOTH ? 2 * CHUNKS : CHUNKS;
+}
+
 struct problem {
-    CUtensorMap x, w, residual, y;
+    CUtensorMap x, w, residual, y, after; /* after: where y goes normed, with BOTH */
+    float eps;
     const void *bias;
     const float *factors;  /* (N, 2, Ci): factors and offsets of x, or NULL */
     float2 *sums;          /* (N, half tiles, Co / 2), or NULL */
@@ -155,7 +166,8 @@ struct step {
     }
 };
 
-template <bool ADD, int STRIDE> static __device__ void load_patches(const problem &z, shared &s)
+template <bool ADD, int STRIDE, normed AFTER>
+static __device__ void load_patches(const problem &z, shared &s)
 {
     enum { PATCH = patch_side(STRIDE) };
     ring<PATCHES> at;
@@ -171,10 +183,10 @@ template <bool ADD, int STRIDE> static __device__ void load_patches(const proble
                     load_map(s.patch[at.slot], &z.x, &s.patch_full[at.slot], k.c,
                              p.w * STRIDE + j - z.left, p.h * STRIDE + i - z.top, k.frame);
                 }
-        for (int c = 0; c < CHANNELS; c += DEPTH, at.next()) {
+        for (int c = 0; c < chunks_of(AFTER) * DEPTH; c += DEPTH, at.next()) {
             uint64_t *full = &s.patch_full[at.slot];
             barrier_wait(&s.patch_empty[at.slot], at.phase ^ 1);
-            if (!ADD) {
+            if (!ADD || c >= CHANNELS) {
                 barrier_arrive(full);
                 continue;
             }
@@ -308,8 +320,8 @@ struct warp_sums {
 /* Rounds 32 channels of the group's pixels to a slot. Of a product's 8 x 8 pixels a thread holds
  * pixel lane / 4 of rows 2 warp and 2 warp + 1, of each 8 channels the two neighbours from 2 (lane
  * % 4) on; the second product is 8 pixels further. */
-template <typename T, int CHUNK, bool ADD, bool SUMS>
-static __device__ __forceinline__ void finish(const float (&d)[2][64], char *slot,
+template <typename T, int CHUNK, bool ADD, bool SUMS, bool KEEP>
+static __device__ __forceinline__ void finish(float (&d)[2][64], char *slot,
                                               const uint32_t (&bias)[16], warp_sums &of,
                                               const consumer &me)
 {
@@ -327,11 +339,14 @@ static __device__ __forceinline__ void finish(const float (&d)[2][64], char *slo
         }
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            const float *v = &d[r / 2][all * 4 + r % 2 * 2];
+            float *v = &d[r / 2][all * 4 + r % 2 * 2];
             float2 x = ADD ? unpacked(more[r], T()) : float2{0, 0};
             y[r] = ADD ? packed(v[0] + b.x + x.x, v[1] + b.y + x.y, T())
                        : packed(v[0] + b.x, v[1] + b.y, T());
             *reinterpret_cast<uint32_t *>(at + (r / 2 * 8 + r % 2 * SIDE) * ROW) = y[r];
+            if (!KEEP) continue;
+            x = unpacked(y[r], T());
+            v[0] = x.x, v[1] = x.y;
         }
         if (!SUMS) continue;
         float k = __shfl_sync(0xffffffff, unpacked(y[0], T()).x, me.lane % 4);
@@ -347,13 +362,14 @@ static __device__ __forceinline__ void finish(const float (&d)[2][64], char *slo
     }
 }
 
-template <typename T, int CHUNK, bool NORM, bool ADD, bool SUMS>
-static __device__ __forceinline__ void finish_all(const float (&d)[2][64], shared &s,
+template <typename T, int CHUNK, bool NORM, bool ADD, bool SUMS, bool KEEP>
+static __device__ __forceinline__ void finish_all(float (&d)[2][64], shared &s,
                                                   const uint32_t (&bias)[16], warp_sums &of,
                                                   consumer &me)
 {
     barrier_wait(me.arrived<NORM>(s), me.patch.phase);
-    finish<T, CHUNK, ADD, SUMS>(d, s.patch[me.patch.slot] + me.group * GROUP_BYTES, bias, of, me);
+    finish<T, CHUNK, ADD, SUMS, KEEP>(d, s.patch[me.patch.slot] + me.group * GROUP_BYTES, bias, of,
+                                      me);
     if (SUMS && CHUNK == 1) barrier_sync(SUMS_READ + me.group, SUMS_THREADS);
     if (SUMS && CHUNK % 2)
         s.sums[me.group][me.warp][CHUNK / 2 * WARP + me.lane] = {
@@ -361,10 +377,69 @@ static __device__ __forceinline__ void finish_all(const float (&d)[2][64], share
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     barrier_arrive(&s.finished[me.group][CHUNK]);
     me.patch.next();
-    if constexpr (CHUNK + 1 < CHUNKS) finish_all<T, CHUNK + 1, NORM, ADD, SUMS>(d, s, bias, of, me);
+    if constexpr (CHUNK + 1 < CHUNKS)
+        finish_all<T, CHUNK + 1, NORM, ADD, SUMS, KEEP>(d, s, bias, of, me);
 }
 
-template <typename T, bool NORM, bool ADD, bool SUMS, bool REST, int STRIDE>
+/* silu(2 x), by the hardware's tanh: half as many of the slow instructions as with 2^x and 1/x. */
+template <typename T> static __device__ __forceinline__ float silu_of_twice(float x)
+{
+    return fmaf(x, tanh_for<T>(x), x);
+}
+
+/* d plus bias, as T keeps it. */
+template <typename T>
+static __device__ __forceinline__ void round_all(float (&d)[2][64], const uint32_t (&bias)[16])
+{
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        const float2 b = unpacked(bias[j], T());
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            float *v = &d[r / 2][j * 4 + r % 2 * 2];
+            const float2 y = unpacked(packed(v[0] + b.x, v[1] + b.y, T()), T());
+            v[0] = y.x, v[1] = y.y;
+        }
+    }
+}
+/* The other four chunks, or the only ones: what is in d, rounded, normed over its 128 channels. */
+template <typename T, normed AFTER>
+static __device__ __forceinline__ void finish_normed(const problem &z, const float (&d)[2][64],
+                                                     shared &s, consumer &me)
+{
+    constexpr int FIRST = AFTER == BOTH ? CHUNKS : 0;
+    float half[4]; /* of 1 / rms, of the thread's pixels */
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        float squares = 0;
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            const float *v = &d[r / 2][j * 4 + r % 2 * 2];
+            squares = fmaf(v[0], v[0], fmaf(v[1], v[1], squares));
+        }
+        half[r] = 0.5f / sqrtf(quad_sum(squares) / CHANNELS + z.eps);
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        barrier_wait(&s.patch_full[me.patch.slot], me.patch.phase);
+        char *line = s.patch[me.patch.slot] + me.group * GROUP_BYTES +
+                     (me.warp * 2 * SIDE + me.lane / 4) * ROW + me.lane % 4 * 4;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                const float *v = &d[r / 2][(chunk * 4 + j) * 4 + r % 2 * 2];
+                *reinterpret_cast<uint32_t *>(line + ((j ^ me.lane / 8) << 4) +
+                                              (r / 2 * 8 + r % 2 * SIDE) * ROW) =
+                    packed(silu_of_twice<T>(v[0] * half[r]), silu_of_twice<T>(v[1] * half[r]), T());
+            }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        barrier_arrive(&s.finished[me.group][FIRST + chunk]);
+        me.patch.next();
+    }
+}
+
+template <typename T, bool NORM, bool ADD, bool SUMS, bool REST, int STRIDE, normed AFTER>
 static __device__ __forceinline__ void multiply_all(const problem &z, shared &s)
 {
     consumer me{(int)threadIdx.x / GROUP_THREADS - 1, (int)threadIdx.x % GROUP_THREADS / WARP,
@@ -382,17 +457,15 @@ static __device__ __forceinline__ void multiply_all(const problem &z, shared &s)
         else
             multiply<T, NORM, false, STRIDE>(z, s, me, d);
         warp_sums of;
-        finish_all<T, 0, NORM, ADD, SUMS>(d, s, bias, of, me);
+        if constexpr (AFTER == ONLY_NORMED)
+            round_all<T>(d, bias);
+        else
+            finish_all<T, 0, NORM, ADD, SUMS, AFTER == BOTH>(d, s, bias, of, me);
+        if constexpr (AFTER != NOT_NORMED) finish_normed<T, AFTER>(z, d, s, me);
     }
 }
 
 /* ---- who normalises ---- */
-
-/* silu(2 x), by the hardware's tanh: half as many of the slow instructions as with 2^x and 1/x. */
-template <typename T> static __device__ __forceinline__ float silu_of_twice(float x)
-{
-    return fmaf(x, tanh_for<T>(x), x);
-}
 
 /* Four warps; a thread has 8 channels of every 32nd pixel. What lies outside of the picture stays
  * zero. */
@@ -456,7 +529,7 @@ static __device__ __forceinline__ float2 add_warps(const pair_sum (&of)[GROUP_WA
 }
 
 /* One warp for each group. */
-template <bool SUMS, int STRIDE>
+template <bool SUMS, int STRIDE, normed AFTER>
 static __device__ void store_all(const problem &z, shared &s, int group)
 {
     ring<PATCHES> at;
@@ -469,12 +542,12 @@ static __device__ void store_all(const problem &z, shared &s, int group)
         at.skip(z.steps * STRIDE * STRIDE);
         __syncwarp();
         if (SUMS) barrier_arrive(SUMS_READ + group, SUMS_THREADS);
-        for (int i = 0; i < CHUNKS; i++, at.skip(1)) {
+        for (int i = 0; i < chunks_of(AFTER); i++, at.skip(1)) {
             __syncwarp();
             barrier_wait(&s.finished[group][i], phase);
             if (lane == 0)
-                store_patch(&z.y, s.patch[at.slot] + group * GROUP_BYTES, p.c + i * DEPTH, p.w,
-                            p.h + group * SIDE / GROUPS, p.n);
+                store_patch(i < CHUNKS ? &z.y : &z.after, s.patch[at.slot] + group * GROUP_BYTES,
+                            p.c + i % CHUNKS * DEPTH, p.w, p.h + group * SIDE / GROUPS, p.n);
             int pair = i / 2 * WARP + lane;
             if (SUMS && i % 2 && p.n < z.pictures && p.c / 2 + pair < z.out / 2)
                 z.sums[sums * (z.out / 2) + p.c / 2 + pair] = add_warps(s.sums[group], pair);
@@ -493,7 +566,7 @@ static constexpr int threads(bool norm)
     return GROUP_THREADS * (1 + GROUPS + norm);
 }
 /* grid: a multiple of CLUSTER. Registers: 40 + 2 x 232 or 40 + 2 x 208 + 56 of the warpgroups'. */
-template <typename T, bool NORM, bool ADD, bool SUMS, bool REST, int STRIDE>
+template <typename T, bool NORM, bool ADD, bool SUMS, bool REST, int STRIDE, normed AFTER>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(threads(NORM), 1)
     conv_kernel(const __grid_constant__ problem z)
 {
@@ -510,20 +583,21 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(threads(NORM),
             barrier_init(&s.weight_full[i], 1);
             barrier_init(&s.weight_empty[i], GROUPS * CLUSTER);
         }
-        for (int i = 0; i < GROUPS * CHUNKS; i++)
+        for (int i = 0; i < GROUPS * 2 * CHUNKS; i++)
             barrier_init(&s.finished[0][0] + i, GROUP_THREADS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     cluster_sync();
     if (threadIdx.x < GROUP_THREADS) {
         registers_give<40>();
-        if (threadIdx.x == 0) load_patches<ADD, STRIDE>(z, s);
+        if (threadIdx.x == 0) load_patches<ADD, STRIDE, AFTER>(z, s);
         if (threadIdx.x == WARP) load_all_weights<STRIDE>(z, s);
-        if (threadIdx.x >= 2 * WARP) store_all<SUMS, STRIDE>(z, s, (int)threadIdx.x / WARP - 2);
+        if (threadIdx.x >= 2 * WARP)
+            store_all<SUMS, STRIDE, AFTER>(z, s, (int)threadIdx.x / WARP - 2);
         __syncwarp();
     } else if (!NORM || threadIdx.x < GROUP_THREADS * (1 + GROUPS)) {
         registers_take<NORM ? 208 : 232>();
-        multiply_all<T, NORM, ADD, SUMS, REST, STRIDE>(z, s);
+        multiply_all<T, NORM, ADD, SUMS, REST, STRIDE, AFTER>(z, s);
     } else if constexpr (NORM) {
         registers_give<56>();
         normalise<T>(z, s);
@@ -570,14 +644,15 @@ static CUtensorMap describe_weights(const lg_tensor &t)
     return describe(t, 2, dim, box, each, CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
-template <typename T, bool NORM, bool ADD, bool SUMS, bool REST, int STRIDE>
+template <typename T, bool NORM, bool ADD, bool SUMS, bool REST, int STRIDE,
+          normed AFTER = NOT_NORMED>
 static void launch(lg_stream *s, const problem &z)
 {
     static bool asked;
     int blocks = lg_cuda_device_of(s)->multiprocessors / CLUSTER;
     if (blocks > z.tiles) blocks = z.tiles;
     cudaStream_t stream = lg_cuda_stream_of(s);
-    auto *kernel = conv_kernel<T, NORM, ADD, SUMS, REST, STRIDE>;
+    auto *kernel = conv_kernel<T, NORM, ADD, SUMS, REST, STRIDE, AFTER>;
     if (!asked)
         LG_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      SHARED_BYTES));
@@ -626,6 +701,8 @@ static problem problem_of(const shapes &a)
             .w = describe_weights(a.w),
             .residual = describe_map(residual, SIDE, SIDE / GROUPS, 1),
             .y = describe_map(a.y, SIDE, SIDE / GROUPS, 1),
+            .after = {},
+            .eps = 0,
             .bias = a.bias.data,
             .factors = nullptr,
             .sums = nullptr,
@@ -658,15 +735,27 @@ void cuda_tile_conv(lg_stream *s, const struct lg_conv2d_forward_args *a, const 
                           : launch_for<fp16>(s, z, add, a->stride);
 }
 
-bool cuda_tile_conv3d_fits(const lg_cuda_device *d, const struct lg_conv3d_forward_args *a)
+/* What both kinds of a clip's convolution have. */
+static bool clip_fits(const lg_cuda_device *d, const struct lg_conv3d_forward_args *a,
+                      const lg_tensor &y)
 {
-    const int64_t steps = a->w.dim[1] * ceil_div(a->x.dim[3], DEPTH), C = a->y.dim[3];
-    const int64_t tiles = a->y.dim[0] * ceil_div(a->y.dim[1], SIDE) * ceil_div(a->y.dim[2], SIDE);
+    const int64_t steps = a->w.dim[1] * ceil_div(a->x.dim[3], DEPTH), C = y.dim[3];
+    const int64_t tiles = y.dim[0] * ceil_div(y.dim[1], SIDE) * ceil_div(y.dim[2], SIDE);
     return lg_cuda_is_hopper(d) && (a->x.dtype == LG_BF16 || a->x.dtype == LG_F16) &&
            a->w.dim[2] == TAPS && a->w.dim[3] == TAPS &&
            (a->stride == 1 || (a->stride == 2 && !a->residual.rank)) && a->x.dim[3] % 8 == 0 &&
            steps >= PATCHES - CHUNKS && C % (CHANNELS / 2) == 0 &&
            (tiles + 1) * C / (CHANNELS / 2) < INT32_MAX;
+}
+bool cuda_tile_conv3d_fits(const lg_cuda_device *d, const struct lg_conv3d_forward_args *a)
+{
+    return !a->normed.rank && clip_fits(d, a, a->y);
+}
+bool cuda_tile_conv3d_norms(const lg_cuda_device *d, const struct lg_conv3d_forward_args *a)
+{
+    return a->normed.rank && a->act == LG_ACT_SILU && a->stride == 1 &&
+           a->normed.dim[3] == CHANNELS && (a->y.rank || !a->residual.rank) &&
+           clip_fits(d, a, a->normed);
 }
 template <typename T> static void launch_plain(lg_stream *s, const problem &z, bool add, int stride)
 {
@@ -676,15 +765,31 @@ template <typename T> static void launch_plain(lg_stream *s, const problem &z, b
         add ? launch_for<T, false, true, false, 1>(s, z)
             : launch_for<T, false, false, false, 1>(s, z);
 }
+template <typename T>
+static void launch_normed(lg_stream *s, const problem &z, bool add, bool has_y)
+{
+    if (!has_y)
+        launch<T, false, false, false, false, 1, ONLY_NORMED>(s, z);
+    else
+        add ? launch<T, false, true, false, false, 1, BOTH>(s, z)
+            : launch<T, false, false, false, false, 1, BOTH>(s, z);
+}
 void cuda_tile_conv3d(lg_stream *s, const struct lg_conv3d_forward_args *a)
 {
     const int frames = (int)a->w.dim[1];
     lg_tensor w = a->w; /* as a filter of so many rows */
     w.rank = 4;
     w.dim[1] *= w.dim[2], w.dim[2] = w.dim[3], w.dim[3] = w.dim[4];
-    const problem z = problem_of(
-        {a->x, w, a->bias, a->residual, a->y, a->stride, a->stride_time, frames, a->pad, a->pad});
-    bool add = a->residual.data != NULL;
-    a->x.dtype == LG_BF16 ? launch_plain<bf16>(s, z, add, a->stride)
-                          : launch_plain<fp16>(s, z, add, a->stride);
+    const bool add = a->residual.data != NULL, has_y = a->y.data != NULL;
+    problem z = problem_of({a->x, w, a->bias, a->residual, has_y ? a->y : a->normed, a->stride,
+                            a->stride_time, frames, a->pad, a->pad});
+    if (!a->normed.data) {
+        a->x.dtype == LG_BF16 ? launch_plain<bf16>(s, z, add, a->stride)
+                              : launch_plain<fp16>(s, z, add, a->stride);
+        return;
+    }
+    z.after = describe_map(a->normed, SIDE, SIDE / GROUPS, 1);
+    z.eps = (float)a->eps;
+    a->x.dtype == LG_BF16 ? launch_normed<bf16>(s, z, add, has_y)
+                          : launch_normed<fp16>(s, z, add, has_y);
 }

@@ -17,8 +17,10 @@ int64_t cuda_conv_tiles(const struct lg_conv2d_forward_args *a);
 void cuda_tile_conv(lg_stream *s, const struct lg_conv2d_forward_args *a, const float *factors,
                     float *sums);
 /* The same over time: pictures are frames of one clip, of which each of y sees w.dim[1]. 3x3, stride 1, or 2 without a residual
- * in space; any y; channels in a multiple of 8, out of 64. A frame's bits do not depend on how many there are. */
+ * in space; any y; channels in a multiple of 8, out of 64. A frame's bits do not depend on how many there are. fits: what has
+ * no `normed`; norms: what has it, of 128 channels, with SiLU and stride 1 in space. */
 bool cuda_tile_conv3d_fits(const lg_cuda_device *d, const struct lg_conv3d_forward_args *a);
+bool cuda_tile_conv3d_norms(const lg_cuda_device *d, const struct lg_conv3d_forward_args *a);
 void cuda_tile_conv3d(lg_stream *s, const struct lg_conv3d_forward_args *a);
 #ifdef __cplusplus
 }

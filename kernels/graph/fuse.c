@@ -76,6 +76,24 @@ static void fuse_norm_residual(lg_graph *g, int n)
     lg_graph_remove(g, n);
 }
 
+/* The norm comes forward to the convolution, whose result nobody else may want. */
+static void fuse_conv_norm(lg_graph *g, int n)
+{
+    const struct lg_rms_act_forward_args *norm = lg_graph_args(g, n);
+    const int value = lg_graph_value_of(&norm->x), to = lg_graph_value_of(&norm->y);
+    const int m = maker(g, &norm->x);
+    if (norm->scale.rank || !is_op(g, m, LG_OP_conv3d_forward)) return;
+    struct lg_conv3d_forward_args a = *(struct lg_conv3d_forward_args *)lg_graph_args(g, m);
+    if (a.normed.rank || a.y.dim[3] != norm->x.dim[1] || is_used_between(g, m, n, to)) return;
+    a.normed = shaped(&norm->y, &a.y);
+    a.eps = norm->eps;
+    a.act = norm->act;
+    const struct lg_value *y = &g->value[value];
+    if (y->bound < 0 && y->last == n && !is_used_between(g, m, n, value)) a.y = LG_NONE;
+    lg_graph_replace(g, m, LG_OP_conv3d_forward, &a);
+    lg_graph_remove(g, n);
+}
+
 /* The activation comes forward to the linear: of what it reads only the linear's dx is made in the backward, and what
  * the linear reads may be added to in between. */
 static void fuse_activation(lg_graph *g, int n)
@@ -160,6 +178,7 @@ static const struct {
     {LG_OP_norm_modulate_forward, fuse_residual_norm},
     {LG_OP_gate_residual_backward, fuse_norm_residual},
     {LG_OP_act_backward, fuse_activation},
+    {LG_OP_rms_act_forward, fuse_conv_norm},
     {LG_OP_linear_backward_weight, fuse_bias}, /* last: what made dy may be a fused node */
 };
 

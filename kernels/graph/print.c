@@ -119,7 +119,7 @@ static double node_flops(lg_op_id op, const void *args)
     }
     case LG_OP_conv3d_forward: {
         const struct lg_conv3d_forward_args *a = args;
-        return 2 * elements(&a->y) * elements(&a->w) / (double)a->w.dim[0];
+        return 2 * elements(a->y.rank ? &a->y : &a->normed) * elements(&a->w) / (double)a->w.dim[0];
     }
     case LG_OP_norm_conv2d_forward:
         return conv_flops(&((const struct lg_norm_conv2d_forward_args *)args)->conv);

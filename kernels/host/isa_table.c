@@ -36,7 +36,16 @@ void LG_K(conv2d_backward_weight)(lg_stream *s, const struct lg_conv2d_backward_
 
 void LG_K(conv3d_forward)(lg_stream *s, const struct lg_conv3d_forward_args *a)
 {
-    lg_onednn_conv3d_forward(s, a);
+    struct lg_conv3d_forward_args conv = *a;
+    if (!a->y.data) conv.y = a->normed;
+    lg_onednn_conv3d_forward(s, &conv);
+    if (!a->normed.data) return;
+    const int64_t D = conv.y.dim[3], rows = lg_host_numel(&conv.y) / D;
+    LG_K(rms_act_forward)
+    (s, &(struct lg_rms_act_forward_args){.x = lg_t2(conv.y.data, conv.y.dtype, rows, D),
+                                          .y = lg_t2(a->normed.data, conv.y.dtype, rows, D),
+                                          .eps = a->eps,
+                                          .act = a->act});
 }
 
 void LG_K(norm_conv2d_forward)(lg_stream *s, const struct lg_norm_conv2d_forward_args *a)

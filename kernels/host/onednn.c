@@ -283,7 +283,8 @@ static struct entry *conv_entry(struct lg_onednn *o, const struct conv_shape *p)
 /* A convolution over time of the frames of one result, so that its bits do not depend on how many there are. */
 static struct entry *conv3d_entry(struct lg_onednn *o, const struct lg_conv3d_forward_args *a)
 {
-    const int64_t *x = a->x.dim, *w = a->w.dim, *y = a->y.dim, t = w[1];
+    const int64_t *x = a->x.dim, *w = a->w.dim, t = w[1];
+    const int64_t *y = a->y.rank ? a->y.dim : a->normed.dim;
     const bool sum = a->residual.rank > 0;
     struct key key = {{CONV3D, x[1], x[2], x[3], w[0], t, w[2], w[3], a->stride, a->pad, sum}};
     struct entry **slot = slot_of(o, &key);

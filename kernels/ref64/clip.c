@@ -18,9 +18,10 @@ static double at(lg_tensor t, struct cell p)
 
 void ref64_conv3d_forward(lg_stream *s, const struct lg_conv3d_forward_args *a)
 {
+    const lg_tensor y = a->y.data ? a->y : a->normed;
     const int64_t t = a->w.dim[1], u = a->w.dim[2], v = a->w.dim[3], I = a->w.dim[4];
-    for (int64_t o = 0; o < lg_numel(&a->y); o++) {
-        const struct cell p = cell_of(a->y, o);
+    for (int64_t o = 0; o < lg_numel(&y); o++) {
+        const struct cell p = cell_of(y, o);
         double sum = ref64_data(a->bias)[p.c];
         for (int64_t k = 0; k < t * u * v; k++) {
             struct cell q = {p.d * a->stride_time + k / (u * v),
@@ -30,8 +31,15 @@ void ref64_conv3d_forward(lg_stream *s, const struct lg_conv3d_forward_args *a)
             for (; q.c < I; q.c++)
                 sum += at(a->x, q) * ref64_data(a->w)[(p.c * t * u * v + k) * I + q.c];
         }
-        ref64_data(a->y)[o] = sum + (a->residual.data ? ref64_data(a->residual)[o] : 0);
+        ref64_data(y)[o] = sum + (a->residual.data ? ref64_data(a->residual)[o] : 0);
     }
+    if (!a->normed.data) return;
+    const int64_t rows = lg_numel(&y) / y.dim[3];
+    ref64_rms_act_forward(
+        s, &(struct lg_rms_act_forward_args){.x = lg_t2(y.data, y.dtype, rows, y.dim[3]),
+                                             .y = lg_t2(a->normed.data, y.dtype, rows, y.dim[3]),
+                                             .eps = a->eps,
+                                             .act = a->act});
 }
 
 void ref64_rms_act_forward(lg_stream *s, const struct lg_rms_act_forward_args *a)

@@ -283,8 +283,11 @@ static void tidy(lg_stage *st, struct ckpt *c)
     if (!c->untidy || now < c->tidy_at_ns) return;
     int rc = lg_path(parent, "%s/checkpoints", st->run_dir);
     if (rc == 0)
-        rc = lg_retention_apply(&(struct lg_retention){
-            .dir = parent, .newest = &c->newest, .keep = (int)st->config->checkpoint_keep});
+        rc = lg_retention_apply(
+            &(struct lg_retention){.dir = parent,
+                                   .newest = &c->newest,
+                                   .keep = (int)st->config->checkpoint_keep,
+                                   .shared = lg_config_shares_checkpoints(st->config)});
     if (rc < 0 && !c->tidy_at_ns) lg_log_error("old checkpoints could not be removed yet");
     lg_err_clear();
     c->tidy_at_ns = now + TIDY_RETRY_MS * LG_MS_NS;
@@ -312,8 +315,11 @@ static int publish(lg_stage *st, const struct ckpt *c, lg_manifest *m, char dir[
 {
     const lg_trainer_state *t = c->trainer;
     float *frozen;
+    char writer[32];
+    snprintf(writer, sizeof writer, "%016" PRIx64, st->board->s->hosts.life);
     LG_TRY(read_frozen(st, c, &frozen));
     struct lg_publishing p = {.run_dir = st->run_dir,
+                              .writer = lg_config_shares_checkpoints(st->config) ? writer : NULL,
                               .contents = {.net = &t->net,
                                            .params = &t->all,
                                            .adapter = &t->training.adapter,

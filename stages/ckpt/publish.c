@@ -79,6 +79,22 @@ static int make_way(const char *final, const lg_manifest *m)
                    final);
 }
 
+/* A name is taken once: rename() puts no directory in the place of one that has something in it. *ret_taken: by the
+ * same checkpoint, which another host has published meanwhile. */
+static int take_name(const char *tmp, const char *final, const lg_manifest *m, bool *ret_taken)
+{
+    *ret_taken = false;
+    if (rename(tmp, final) == 0) return 0;
+    if (lg_path_exists(final)) {
+        *ret_taken = is_there(final, m);
+        if (*ret_taken) return 0;
+        LG_TRY(make_way(final, m));
+        if (rename(tmp, final) == 0) return 0;
+    }
+    return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s to %s: %s", tmp, final,
+                   strerror(errno));
+}
+
 struct names {
     char parent[LG_PATH_BYTES], tmp[LG_PATH_BYTES];
     const char *final;
@@ -91,16 +107,13 @@ static int publish(const struct lg_publishing *p, const struct names *n, lg_mani
     LG_TRY(lg_mkdirs(n->tmp));
     LG_TRY(lg_checkpoint_write(n->tmp, &p->contents, m));
     LG_TRY(sync_records(p->run_dir));
-    if (is_there(n->final, m)) {
-        LG_TRY(lg_remove_tree(n->tmp));
-    } else {
+    bool taken = is_there(n->final, m);
+    if (!taken) {
         LG_TRY(lg_manifest_save(m, n->tmp));
         LG_TRY(lg_fsync_dir(n->tmp));
-        LG_TRY(make_way(n->final, m));
-        if (rename(n->tmp, n->final) < 0)
-            return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s to %s: %s", n->tmp, n->final,
-                           strerror(errno));
+        LG_TRY(take_name(n->tmp, n->final, m, &taken));
     }
+    if (taken) LG_TRY(lg_remove_tree(n->tmp));
     /* In both cases: who has renamed may have died before this. */
     LG_TRY(lg_fsync_dir(n->parent));
     return 0;
@@ -112,7 +125,8 @@ int lg_checkpoint_publish(const struct lg_publishing *p, lg_manifest *m,
     struct names n;
     char final[LG_PATH_BYTES], why[1024];
     LG_TRY(lg_path(n.parent, "%s/checkpoints", p->run_dir));
-    LG_TRY(lg_path(n.tmp, "%s/.tmp-%s_step%" PRIu64, n.parent, m->name, m->step));
+    LG_TRY(lg_path(n.tmp, "%s/.tmp-%s_step%" PRIu64 "%s%s", n.parent, m->name, m->step,
+                   p->writer ? "." : "", p->writer ? p->writer : ""));
     LG_TRY(lg_path(final, "%s/%s_step%" PRIu64, n.parent, m->name, m->step));
     n.final = final;
     int rc = publish(p, &n, m);

@@ -68,7 +68,7 @@ int lg_retention_apply(const struct lg_retention *r)
     static struct found found[CHECKPOINTS_MAX];
     const char *name = r->newest->name;
     int n = 0, kept = 0;
-    lg_manifest_remove_leftovers(r->dir, name);
+    lg_manifest_remove_leftovers(r->dir, name, r->shared ? r->newest->step : UINT64_MAX);
     LG_TRY(list(r, found, &n));
     for (int i = 0; i < n; i++) {
         if (kept >= LG_MAX(r->keep, 1))

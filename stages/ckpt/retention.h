@@ -6,6 +6,7 @@ struct lg_retention {
     const char *dir;           /* of the checkpoints */
     const lg_manifest *newest; /* just published there: whose name, lineage and step count */
     int keep;                  /* at least 1 */
+    bool shared; /* other hosts write there: temporary directories of later steps are theirs */
 };
 /* Removes what is older than the `keep` newest complete checkpoints of this name and lineage, and the
  * temporary directories of former attempts.

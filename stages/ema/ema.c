@@ -174,10 +174,20 @@ static int advance(lg_stage *st, struct ema *e, uint64_t state)
     return 0;
 }
 
+/* 1: something of what later steps would wait for is done. */
+static int prepare(const struct ema *e)
+{
+    int rc = 0;
+    for (int r = 0; r < e->trainer->shards && rc == 0; r++)
+        if (e->host[r]) rc = lg_host_average_prepare(e->host[r]);
+    return rc;
+}
+
 static int ema_step(lg_stage *st)
 {
     struct ema *e = st->state;
     struct lg_action a = lg_ema_next(st->board);
+    int prepared;
     switch (a.kind) {
     case LG_DO_INIT:
         LG_TRY(init(st, e, a.step));
@@ -188,8 +198,10 @@ static int ema_step(lg_stage *st)
     case LG_DO_DONE:
         return LG_STEP_DONE;
     default:
+        prepared = prepare(e);
+        LG_TRY(prepared);
         st->waiting_for = a.why;
-        return LG_STEP_IDLE;
+        return prepared ? LG_STEP_WORKED : LG_STEP_IDLE;
     }
     lg_log_set_step((int64_t)a.step);
     lg_bus_notify(st->bus);

@@ -65,6 +65,15 @@ static int pin_until(lg_host_average *a, int side, size_t end)
     return 0;
 }
 
+/* The side of which less is pinned. */
+int lg_host_average_prepare(lg_host_average *a)
+{
+    const int side = a->pinned[1] < a->pinned[0];
+    if (a->pinned[side] == a->count) return 0;
+    LG_TRY(pin_until(a, side, a->pinned[side] + 1));
+    return 1;
+}
+
 int lg_host_average_make(lg_host_average *a, const float *w, int to, double decay)
 {
     size_t n;

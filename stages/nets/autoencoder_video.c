@@ -7,6 +7,7 @@
  * and there rise and fall linearly, so that the weights of all tiles are 1 in sum. All this is the net's memory, which
  * encoder and decoder share. */
 #include "stages/nets/autoencoder_video.h"
+#include "kernels/graph/fuse.h"
 #include <stdlib.h>
 
 enum { SIDE_MAX = 1 << 14, FRAMES_MAX = 1 << 14, ARENA_ALIGN = 64 };
@@ -128,6 +129,7 @@ static int make_program(lg_video_net *net, struct lg_video_side *side, int k)
     clip.timestep = lg_graph_bind(n.g, "timestep", lg_t1(NULL, net->stats, 1));
     lg_net_bind(&n);
     lg_video_describe(&n, c, side->half, &clip, &ends);
+    lg_graph_fuse(n.g);
     LG_TRY(lg_net_compile(&n, &side->program[k]));
     net->need.scratch = LG_MAX(net->need.scratch, lg_program_scratch_bytes(side->program[k]));
     net->need.arena = LG_MAX(net->need.arena, lg_program_arena_bytes(side->program[k]));

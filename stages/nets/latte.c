@@ -101,19 +101,8 @@ static double scale(int sample_size)
     return LG_MAX(sample_size / 64, 1);
 }
 
-enum {
-    PLACE_HEADS_MAX = 65535
-}; /* of an attention along time: what a grid of CUDA's has blocks of */
-
 static int check(const struct lg_denoiser_config *c)
 {
-    const int64_t places = (int64_t)(c->height / c->patch) * (c->width / c->patch);
-    if (places * c->heads > PLACE_HEADS_MAX)
-        return LG_FAIL(
-            LG_ERR_CONFIG,
-            "model: frames of %lld patches with %d heads each; attention along time takes at "
-            "most %d of all places together: lower data.size",
-            (long long)places, c->heads, PLACE_HEADS_MAX);
     if (c->size_conditions)
         return LG_FAIL(LG_ERR_CONFIG, "model: Latte has no conditions of a picture's size");
     if (c->interpolation > 0)

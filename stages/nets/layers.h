@@ -199,6 +199,8 @@ struct lg_clip_attention {
 };
 lg_tensor lg_net_frame_attention(lg_net *n, lg_tensor x, const struct lg_clip_attention *a);
 lg_tensor lg_net_place_attention(lg_net *n, lg_tensor x, const struct lg_clip_attention *a);
+/* So many heads of all places together go into one operation at most; tests ask for less. */
+extern int64_t lg_net_place_heads_max;
 /* All tokens among each other, of packed q, k, v of own tokens (B, T, 3 H d); a split sequence by Ulysses: (B, T, H d). */
 lg_tensor lg_net_attend_packed(lg_net *n, lg_tensor packed, int64_t heads);
 

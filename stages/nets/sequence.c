@@ -131,6 +131,27 @@ static void project_parts(lg_net *n, lg_tensor x, const struct lg_clip_attention
     }
 }
 
+int64_t lg_net_place_heads_max = 65535; /* blocks in a dimension of CUDA's grid */
+
+/* Heads know nothing of each other: where they are too many they go one part after the other, to the same bits. */
+static lg_tensor attend_in_parts(lg_net *n, const lg_tensor part[3])
+{
+    const int64_t B = part[0].dim[0], F = part[0].dim[1], H = part[0].dim[2], d = part[0].dim[3];
+    const int64_t most = lg_net_place_heads_max;
+    if (H <= most)
+        return lg_net_attention(n, (struct lg_attention){.q = part[0], .k = part[1], .v = part[2]});
+    lg_tensor o = lg_net_value(n, "attention", lg_t3(NULL, n->type, B, F, H * d));
+    for (int64_t at = 0; at < H; at += most) {
+        const int64_t count = LG_MIN(most, H - at);
+        lg_tensor of =
+            lg_net_attention(n, (struct lg_attention){.q = lg_slice(part[0], 2, at, count),
+                                                      .k = lg_slice(part[1], 2, at, count),
+                                                      .v = lg_slice(part[2], 2, at, count)});
+        lg_net_copy_features(n, of, lg_slice(o, 2, at * d, count * d));
+    }
+    return o;
+}
+
 /* A frame's places and their heads lie behind each other, (F, S H d): to an attention along the frames they are S H heads,
  * and nothing is transposed. */
 lg_tensor lg_net_place_attention(lg_net *n, lg_tensor x, const struct lg_clip_attention *a)
@@ -142,8 +163,7 @@ lg_tensor lg_net_place_attention(lg_net *n, lg_tensor x, const struct lg_clip_at
     const int64_t T = part[0].dim[1], own = part[0].dim[2];
     for (int i = 0; i < 3; i++)
         part[i] = lg_at(part[i], 0, lg_t4(NULL, n->type, B, T / S, S * own / d, d));
-    lg_tensor o =
-        lg_net_attention(n, (struct lg_attention){.q = part[0], .k = part[1], .v = part[2]});
+    lg_tensor o = attend_in_parts(n, part);
     o = lg_at(o, 0, lg_t3(NULL, n->type, B, T, own));
     return lg_net_is_split(n) ? lg_net_all_heads(n, o, &n->tokens, a->heads) : o;
 }

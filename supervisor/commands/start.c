@@ -44,6 +44,7 @@ static int adopt_board(lg_run *r, lg_board *b, struct lg_supervise_spec *spec, i
     spec->adopt = true;
     LG_TRY(lg_hosts_rejoin(r, b, &spec->cluster));
     const int rc = lg_supervise(spec, ret_exit, &outcome);
+    r->follows = !lg_hosts_is_leader(b);
     lg_cluster_close(&spec->cluster);
     LG_TRY(rc);
     lg_finish(r, outcome, spec->quiet, ret_exit);
@@ -152,6 +153,7 @@ static int begin_among(lg_run *r, const struct lg_cluster_place *among,
     spec->board = b;
     if (rc == 0 && spec->cluster) lg_cluster_attach(spec->cluster, b);
     if (rc == 0) rc = lg_supervise(spec, ret_exit, &outcome);
+    r->follows = rc == 0 && !lg_hosts_is_leader(b);
     lg_cluster_close(&spec->cluster); /* before its board */
     lg_board_close(&b);
     if (rc < 0) {
@@ -179,14 +181,16 @@ static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
     return 0;
 }
 
-/* A writer may have died in the middle of a removal with nobody left to end it: no successor, no memory. */
+/* A writer may have died in the middle of a removal with nobody left to end it: no successor, no memory. Where hosts
+ * share the folder, others may be writing: the next writer does it (stages/ckpt/retention.h). */
 static void remove_leftovers(const lg_run *r)
 {
     char checkpoints[LG_PATH_BYTES];
+    if (lg_config_shares_checkpoints(r->config)) return;
     if (lg_run_path(r, checkpoints, "checkpoints") < 0)
         lg_err_clear();
     else
-        lg_manifest_remove_leftovers(checkpoints, r->config->job_name);
+        lg_manifest_remove_leftovers(checkpoints, r->config->job_name, UINT64_MAX);
 }
 
 /* Nothing that lives, or keeps memory, may lose its files. */
@@ -212,6 +216,11 @@ static int refuse_living(lg_run *r)
 static int set_aside(lg_run *r, lg_config *config, bool quiet, int ready_fd)
 {
     char to[LG_PATH_BYTES];
+    if (lg_config_shares_checkpoints(config))
+        return LG_FAIL(LG_ERR_USAGE,
+                       "--set-aside: the checkpoints in %s are those of all hosts: for a new run "
+                       "name another folder (hosts.shared) and another job.dir",
+                       config->hosts_shared);
     LG_TRY(refuse_living(r));
     LG_TRY(lg_folder_set_aside(r, config, to));
     if (ready_fd >= 0) lg_detach_log(r->dir); /* its log has moved too */
@@ -263,6 +272,7 @@ static int start_here(const struct place *p, lg_config **config, int *ret_exit)
     if (rc == 0) rc = lg_launcher_of(r)->lock(r);
     if (rc == 0) rc = lg_former_check(r);
     if (rc == 0 && p->set_aside) rc = set_aside(r, *config, p->quiet, p->ready_fd);
+    if (rc == 0) rc = lg_run_share_checkpoints(r, *config);
     if (rc == 0) rc = start_locked(r, config, p->quiet, p->ready_fd, ret_exit);
     lg_run_close(r);
     free(r);

@@ -318,8 +318,9 @@ int lg_units_write(const struct lg_units_args *args)
     if (config->hosts_count > 1)
         LG_TRY_GOTO(rc,
                     LG_FAIL(LG_ERR_CONFIG,
-                            "hosts.count = %d: a run of several hosts is started by hand or by "
-                            "Slurm, not as systemd units so far",
+                            "hosts.count = %d: these units are for a run of one host; for "
+                            "several examples/hosts has one unit for each machine, examples/slurm "
+                            "a job",
                             (int)config->hosts_count),
                     out);
     LG_TRY_GOTO(rc, write_for(args, config), out);

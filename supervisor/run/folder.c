@@ -109,6 +109,8 @@ static int check_named(const lg_run *r, const struct entry *e, const lg_manifest
         return refuse(r, what);
     }
     if (m->step <= r->start_step && r->resume[0]) return 0;
+    /* Of a folder that hosts share: another one has published it since this start has looked. */
+    if (lg_config_shares_checkpoints(r->config) && r->config->trainer_auto_resume) return 0;
     if (lg_manifest_load(e->path, &there) < 0) return check_damaged(r, e);
     snprintf(what, sizeof what,
              "%.300s holds the checkpoint %.200s of lineage %016" PRIx64

@@ -10,6 +10,7 @@
  *   complete ones of this lineage, after S       refused                     refused
  *   damaged ones of this lineage, after S        passed over                 refused
  *   checkpoints of another name                  fine if S is of this folder refused
+ *   later ones, where hosts share the folder     fine: others go on         likewise
  *   ledger or metrics of another lineage         refused                     refused
  *   ledger or metrics of this lineage            cut to S                    cut to nothing
  *

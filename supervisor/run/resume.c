@@ -152,14 +152,23 @@ static int find_newest(lg_run *r, lg_manifest *m)
     return 0;
 }
 
+/* Where hosts share a folder the others go on meanwhile, and remove what is too old by now: there is a newer one. */
+static bool was_removed(const lg_run *r)
+{
+    return lg_config_shares_checkpoints(r->config) && r->resume[0] &&
+           !lg_manifest_exists(r->resume);
+}
+
 static int decide(lg_run *r, lg_manifest *m)
 {
     const lg_config *c = r->config;
     char origin_dir[LG_PATH_BYTES];
-    if (c->trainer_auto_resume) {
+    while (c->trainer_auto_resume) {
         int rc = find_newest(r, m);
-        if (rc == 0) return continue_from(r, r->dir, m);
-        if (rc != LG_ERR_NOTFOUND) return rc;
+        if (rc == LG_ERR_NOTFOUND) break;
+        if (rc == 0) rc = continue_from(r, r->dir, m);
+        if (rc == 0 || !was_removed(r)) return rc;
+        lg_err_clear();
     }
     if (!c->trainer_resume_from[0]) return begin_new(r);
     LG_TRY(lg_manifest_load(c->trainer_resume_from, m));

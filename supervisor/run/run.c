@@ -94,6 +94,36 @@ int lg_run_make_folders(const lg_run *r)
     return 0;
 }
 
+/* What stands there instead of the link: an empty folder, or a link to elsewhere. */
+static int clear_place(const char *path, const char *shared)
+{
+    if (unlink(path) == 0 || rmdir(path) == 0 || errno == ENOENT) return 0;
+    return LG_FAIL(
+        LG_ERR_CONFIG,
+        "%s has files of its own, and with hosts.shared the checkpoints of all hosts lie "
+        "in %s: move what is in it there, and remove it",
+        path, shared);
+}
+
+int lg_run_share_checkpoints(const lg_run *r, const lg_config *config)
+{
+    char path[LG_PATH_BYTES], shared[LG_PATH_BYTES], target[PATH_MAX], now[PATH_MAX];
+    if (!lg_config_shares_checkpoints(config)) return 0;
+    LG_TRY(lg_run_path(r, path, "checkpoints"));
+    LG_TRY(lg_path(shared, "%s/checkpoints", config->hosts_shared));
+    LG_TRY(lg_mkdirs(shared));
+    LG_TRY(check_owner(shared));
+    if (!realpath(shared, target))
+        return LG_FAIL(lg_err_from_errno(errno), "hosts.shared: %s: %s", shared, strerror(errno));
+    if (realpath(path, now) && !strcmp(now, target)) return 0;
+    LG_TRY(clear_place(path, target));
+    if (symlink(target, path) < 0)
+        return LG_FAIL(lg_err_from_errno(errno), "cannot make the link %s: %s", path,
+                       strerror(errno));
+    LG_TRY(lg_fsync_dir(r->dir));
+    return 0;
+}
+
 int lg_run_create(lg_run *r)
 {
     LG_TRY(lg_run_make_folders(r));

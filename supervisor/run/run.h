@@ -29,6 +29,8 @@ typedef struct lg_run {
     uint64_t lineage;                            /* of the run that goes on, or of the new one */
     struct lg_data_part data[LG_DATA_PARTS_MAX]; /* what it was trained on */
     int n_data;
+    bool
+        follows; /* of several hosts, and not the one that led last: what is made of checkpoints it makes */
     bool memory_lost; /* lg_supervise has failed for it: only a checkpoint can be gone on from */
 } lg_run;
 
@@ -42,6 +44,9 @@ void lg_run_close(lg_run *r);
 int lg_run_create(lg_run *r);
 /* Its folders alone, of a run that is in use. */
 int lg_run_make_folders(const lg_run *r);
+/* Where hosts share their checkpoints, and `config` says so: DIR/checkpoints is a link to the folder that all see, which is
+ * made. LG_ERR_CONFIG: DIR/checkpoints has files of its own. */
+int lg_run_share_checkpoints(const lg_run *r, const lg_config *config);
 /* Takes the lock and records us in it. LG_ERR_BUSY when a living lgsup holds it. An earlier holder
  * that died is waited for: its end is certain only when its pidfd says so. */
 int lg_run_lock(lg_run *r);

@@ -80,7 +80,8 @@ void lg_extras_look(lg_extras *x, struct lg_news *news)
         lg_news_add(news, LG_WARN, "%s cannot be written (disk full?); tried again every second",
                     x->tensorboard.path);
     for (int k = 0; k < LG_PREVIEW_KINDS; k++)
-        lg_preview_look(&x->preview[k], &x->run, is_ending(x), news);
+        lg_preview_look(&x->preview[k], &x->run, is_ending(x) || !lg_hosts_is_leader(x->board),
+                        news);
     lg_prometheus_serve(&x->prometheus, &x->run, x->board);
 }
 

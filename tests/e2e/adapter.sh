@@ -12,7 +12,7 @@ lora=(--set adapter.kind=lora --set adapter.rank=4 --set "trainer.init_from=$bas
 settle_own() {
     settle "$1" "$2"
     [ -n "$settled" ] || return 0 # said already
-    start_by_start "$2.own" "$settled" "${@:3}" --set checkpoint.keep=1000000
+    tiny "$2.own" --set trainer.max_steps="$settled" "${@:3}"
     same_as "$1" "$2" "$2.own" "$settled"
 }
 

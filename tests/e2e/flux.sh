@@ -83,7 +83,7 @@ for role in "trainer 1" "text.t5 0" "ckpt 0" "text.clip_l 0" "trainer 0"; do
 done
 settle "an adapter, killed" "$killed"
 N=${settled:-40}
-start_by_start "$T/own" "$N" "${lora[@]}" --set checkpoint.keep=1000000
+tiny "$T/own" --set trainer.max_steps="$N" "${lora[@]}"
 same_as "an adapter, killed" "$killed" "$T/own" "$N"
 
 # Two ranks share a micro-batch, each with its rows of texts and image; one is killed in its midst.

@@ -4,8 +4,9 @@
 
 # A stopped process gives no heartbeat: it is killed and replaced, whatever it was doing.
 run=$T/hang
-# On a machine with other work the limit of 2 s hits the living too; that does not park the run.
-train "$run" --set supervisor.hang_s=2 --set supervisor.restarts_max=1000000
+# On a machine with other work the limit of 2 s hits the living too; that does not park the run. Of each role that the others
+# need there is one, without whom they wait: another autoencoder would train a thousand steps meanwhile.
+train "$run" --set supervisor.hang_s=2 --set supervisor.restarts_max=1000000 --set vae.instances=1
 replaced() { [ "$(restarts_of "$1" "$2")" -gt "$3" ]; }
 step=3
 for victim in trainer.1 vae.0 ema.0 loader.0; do

@@ -47,7 +47,7 @@ wait_until 300 hosts_have_checkpoint_after again 40
 settle_hosts "a second time" again 1 "0 0" 0 1
 
 # A machine is lost, and the spare takes its number.
-places 2 1 --set "hosts.shared=$T/shared"
+places 2 1 --set "hosts.shared=$T/shared.lost"
 hosts_start lost
 wait_step "$T/lost/0" 30
 "$HOSTS" off 1
@@ -56,7 +56,7 @@ check "the spare takes its number" wait_until 120 said lost 2 "host 1 of 2, from
 settle_hosts "a machine is lost" lost 0 "0 0" 0 2
 
 # The one that leads.
-places 2 1 --set "hosts.shared=$T/shared"
+places 2 1 --set "hosts.shared=$T/shared.leader"
 hosts_start leader
 wait_step "$T/leader/1" 30
 "$HOSTS" off 0

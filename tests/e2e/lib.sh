@@ -118,18 +118,18 @@ kill_role() {
 restarts_of() { status_get "$1" "[.instances[] | select(.role == \"$2\") | .restarts] | add // 0"; }
 # The last step of metrics.jsonl, 0 when there is none.
 step_of() {
-    local s
-    s=$(tail -n 1 "$1/metrics.jsonl" 2>/dev/null | sed -n 's/^{"step": *\([0-9]*\),.*/\1/p')
-    echo "${s:-0}"
+    local line
+    line=$(tail -n 1 "$1/metrics.jsonl" 2>/dev/null)
+    if [[ $line =~ ^\{\"step\":\ *([0-9]+), ]]; then echo "${BASH_REMATCH[1]}"; else echo 0; fi
 }
-# wait_until SECONDS COMMAND...: looks again and again. The limit ends a script that would never end; it says
-# nothing of how fast something is, so it is generous.
+# wait_until SECONDS COMMAND...: looks again and again, less often after a while: what it waits for needs the cores, too.
+# The limit ends a script that would never end; it says nothing of how fast something is, so it is generous.
 wait_until() {
-    local end=$((SECONDS + $1))
+    local end=$((SECONDS + $1)) tries=0
     shift
     until "$@" >/dev/null 2>&1; do
         [ $SECONDS -lt $end ] || return 1
-        sleep 0.02
+        if [ $((tries += 1)) -le 10 ]; then sleep 0.02; else sleep 0.1; fi
     done
 }
 step_reached() { [ "$(step_of "$1")" -ge "$2" ]; }
@@ -160,8 +160,8 @@ metrics_are_whole() {
 # No process of any run of this script; the keeper is known by its socket alone.
 nothing_runs() { [ -z "$(e2e_pids "$T")" ]; }
 
-# An undisturbed run. Each of its checkpoints is the last of a start: one that is due while another is still
-# written would be passed over.
+# An undisturbed run with all its checkpoints, each of which is the last of a start: one that is due while another is still
+# written would be passed over. Where its end alone is compared, `tiny` in one go costs less.
 start_by_start() { # RUN STEPS [...]
     local at first=20
     [ "$2" -le 100 ] || first=$2 # of a long run only the last one is asked for, or what happens to be there
@@ -197,7 +197,7 @@ reference() {
 train() { tiny_in_background "$1" --set trainer.max_steps=1000000 --set checkpoint.keep=1000000 "${@:2}"; }
 # Steps of the complete checkpoints that every run of train() makes, oldest first.
 complete_of() {
-    find "$1/checkpoints" -maxdepth 1 -name 'tiny_step*0' -printf '%f\n' 2>/dev/null | sed 's/^tiny_step//' |
+    find "$1/checkpoints/" -maxdepth 1 -name 'tiny_step*0' -printf '%f\n' 2>/dev/null | sed 's/^tiny_step//' |
         sort -n | awk '$1 % 20 == 0'
 }
 newest_checkpoint_of() { complete_of "$1" | tail -n 1; }
@@ -224,7 +224,7 @@ settle() {
 }
 # undisturbed STEP: $reference is an undisturbed run with a checkpoint of this step: one long run for nearly all,
 # else one that ends there (it goes further, or left that checkpoint out since the one before was being written).
-LONG_RUN_STEPS=1200
+LONG_RUN_STEPS=600
 undisturbed() {
     if [ "$1" -le $LONG_RUN_STEPS ]; then
         reference $LONG_RUN_STEPS --set checkpoint.keep=1000000

@@ -112,7 +112,7 @@ for role in "trainer 1" "text.t5 0" "ckpt 0" "vae 0" "text.clip_g 0" "trainer 0"
 done
 settle "an adapter, killed" "$killed"
 N2=${settled:-40}
-start_by_start "$T/own" "$N2" "${lora[@]}" --set checkpoint.keep=1000000
+tiny "$T/own" --set trainer.max_steps="$N2" "${lora[@]}"
 same_as "an adapter, killed" "$killed" "$T/own" "$N2"
 
 # Texts in 8 bits, each in its way; who fills a shard dies, too.
@@ -127,7 +127,7 @@ for role in "text.t5 0" "trainer 1" "text.clip_g 0"; do
 done
 settle "texts in 8 bits, killed" "$killed"
 N3=${settled:-40}
-start_by_start "$T/coded" "$N3" "${coded[@]}" --set checkpoint.keep=1000000
+tiny "$T/coded" --set trainer.max_steps="$N3" "${coded[@]}"
 same_as "texts in 8 bits, killed" "$killed" "$T/coded" "$N3"
 check "which is another run" test "$(head -n 1 "$killed/metrics.jsonl" | jq .loss)" != "$(head -n 1 "$a/metrics.jsonl" | jq .loss)"
 kib_of() { # CONFIG FIRST_FIELD: what check says, in KiB
@@ -190,7 +190,7 @@ for role in "text.clip_g 0" "trainer 1" "text.clip_l 0" "trainer 0"; do
 done
 settle "without T5, killed" "$lean"
 N4=${settled:-40}
-start_by_start "$T/lean.own" "$N4" --set text.t5.length=12 --set checkpoint.keep=1000000
+tiny "$T/lean.own" --set trainer.max_steps="$N4" --set text.t5.length=12
 same_as "without T5, killed" "$lean" "$T/lean.own" "$N4"
 check "which is another run" test "$(head -n 1 "$lean/metrics.jsonl" | jq .loss)" != "$(head -n 1 "$a/metrics.jsonl" | jq .loss)"
 check "its width is the model's" jq -e '.joint_attention_dim == 192' "$(checkpoint_of "$T/lean.own" "$N4")/model/config.json"

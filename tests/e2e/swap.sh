@@ -96,9 +96,11 @@ refuse "the keeper" 2 'cannot be swapped' keeper
 hanging=$!
 preparing() { grep -q 'swap: ckpt is to run.*hangs' "$1/logs/lgsup.log"; }
 wait_until 120 preparing "$run"
+kill_role "$run" loader 0 STOP # or the run would train thousands of steps in these eight seconds
 refuse "a second swap has to wait" 7 'another swap is under way' vae
 wait $hanging
 expect "one that hangs: rolled back after supervisor.ready_s" 9 $?
+kill -CONT "$killed_pid"
 check "and said so" grep -q 'without a heartbeat for 8 s (supervisor.ready_s)' "$T/hanging"
 expect "the old one has gone on all the while" "$before" "$(pid_of "$run" ckpt 0)"
 swap ckpt --bin "$T/next/bin/dies-at-work" "$run"

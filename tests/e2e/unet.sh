@@ -88,7 +88,7 @@ for role in "trainer 1" "text.clip_g 0" "ckpt 0" "vae 0" "trainer 0"; do
 done
 settle "SDXL, killed" "$killed"
 N=${settled:-40}
-start_by_start "$T/own" "$N" --set checkpoint.keep=1000000
+tiny "$T/own" --set trainer.max_steps="$N"
 same_as "SDXL, killed" "$killed" "$T/own" "$N"
 
 lora=(--set adapter.kind=lora --set adapter.rank=4 --set 'adapter.targets=["linear"]')
@@ -102,7 +102,7 @@ for role in "trainer 0" "text 0" "trainer 1"; do
 done
 settle "SD 2, an adapter, killed" "$killed"
 N=${settled:-20}
-start_by_start "$T/own_lora" "$N" "${lora[@]}" --set checkpoint.keep=1000000
+tiny "$T/own_lora" --set trainer.max_steps="$N" "${lora[@]}"
 same_as "SD 2, an adapter, killed" "$killed" "$T/own_lora" "$N"
 
 adapter=$(checkpoint_of "$T/own_lora" "$N")/adapter/pytorch_lora_weights.safetensors

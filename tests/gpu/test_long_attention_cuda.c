@@ -8,25 +8,33 @@
 #include "kernels/ops.h"
 #include "tests/gpu/gpu_test.h"
 
-enum { OUTPUTS = 8 };
+enum { OUTPUTS = 8, SAMPLES_MAX = 32 };
 enum { DQ, DK, DV, O, LSE, DBIAS }; /* that of q, k, v */
 static const char *const NAMES[OUTPUTS] = {"dq",  "dk",         "dv",         "o",
                                            "lse", "dbias of q", "dbias of k", "dbias of v"};
-/* B is even. Where Tk is Tq, q, k and v lie in one buffer. */
+/* B is even. Where Tk is Tq, q, k and v lie in one buffer. length: of keys of the first sample of each half, the next have one more
+ * each; 0: all have all. */
 struct shape {
-    int64_t d, B, Tq, Tk, H;
+    int64_t d, B, Tq, Tk, H, length;
 };
 #define LONG(d)                                                                                    \
-    {d, 2, 513, 513, 70}, {d, 2, 1000, 1000, 9}, {d, 2, 1000, 700, 5}, {d, 2, 640, 1300, 5},       \
-        {d, 2, 2048, 2048, 5}, {d, 2, 4096, 4096, 4},                                              \
+    {d, 2, 513, 513, 70, 0}, {d, 2, 1000, 1000, 9, 0}, {d, 2, 1000, 700, 5, 0},                    \
+        {d, 2, 640, 1300, 5, 0}, {d, 2, 2048, 2048, 5, 0}, {d, 2, 4096, 4096, 4, 0},               \
     {                                                                                              \
-        d, 2, 4429, 4429, 3                                                                        \
+        d, 2, 4429, 4429, 3, 0                                                                     \
     }
-static const struct shape SHAPES[] = {{64, 26, 256, 256, 16}, /* 416 heads: three or four a block */
-                                      {72, 26, 256, 256, 16},
-                                      LONG(64),
-                                      LONG(72),
-                                      LONG(128)};
+static const struct shape SHAPES[] = {
+    {64, 26, 256, 256, 16, 0}, /* 416 heads: three or four a block */
+    {72, 26, 256, 256, 16, 0},
+    LONG(64),
+    {64, 2, 4096, 128, 5, 0}, /* few keys: queries in parts */
+    {64, 2, 4100, 200, 67, 0},
+    {64, 2, 4100, 511, 3, 0},
+    {64, 4, 4991, 128, 5, 77},
+    {64, 4, 1000, 300, 9, 128},
+    {64, 4, 700, 600, 5, 513},
+    LONG(72),
+    LONG(128)};
 
 static lg_device *device;
 static lg_stream *stream;
@@ -65,9 +73,13 @@ static lg_tensor slice(void *packed, const struct shape *z, int64_t T, int i)
 /* Forward, for o and lse, and backward. */
 static void enqueue(lg_stream *s, const struct lg_attention_backward_args *a)
 {
-    lg_attention_forward(
-        s, &(struct lg_attention_forward_args){
-               .q = a->q, .k = a->k, .v = a->v, .o = a->o, .lse = a->lse, .scale = a->scale});
+    lg_attention_forward(s, &(struct lg_attention_forward_args){.q = a->q,
+                                                                .k = a->k,
+                                                                .v = a->v,
+                                                                .k_length = a->k_length,
+                                                                .o = a->o,
+                                                                .lse = a->lse,
+                                                                .scale = a->scale});
     lg_attention_backward(s, a);
 }
 
@@ -126,6 +138,13 @@ static void results(const struct shape *z, const char *precision, double *ret[2]
         .dv = slice(dkv, z, z->Tk, 2),
         .dbias = lg_t1(alloc(3 * D, LG_F32), LG_F32, 3 * D),
         .scale = 1 / sqrt((double)d)};
+    if (z->length) {
+        double lengths[SAMPLES_MAX];
+        LG_ASSERT(B <= SAMPLES_MAX);
+        for (int64_t b = 0; b < B; b++) lengths[b] = (double)(z->length + b % (B / 2));
+        a.k_length = lg_t1(alloc(B, LG_I32), LG_I32, B);
+        gpu_put(stream, a.k_length.data, LG_I32, lengths, (size_t)B);
+    }
     enqueue(dry, &a);
     size_t bytes = lg_stream_scratch_need(dry);
     void *scratch = gpu_scratch(device, bytes);
@@ -137,7 +156,7 @@ static void results(const struct shape *z, const char *precision, double *ret[2]
         download(&a, (void *const[]){dq, dkv, dkv}, z, ret[i]);
     }
     void *all[] = {q,        dq,         one ? NULL : kv, one ? NULL : dkv, a.dout.data,
-                   a.o.data, a.lse.data, a.dbias.data,    scratch};
+                   a.o.data, a.lse.data, a.dbias.data,    a.k_length.data,  scratch};
     for (size_t i = 0; i < LG_ARRAY_LEN(all) - gpu_sanitized(); i++)
         if (all[i]) lg_device_free(device, &all[i]);
     lg_stream_close(&dry);

@@ -46,9 +46,10 @@ tests_of_file() {
     shm/memo.*) echo memo ;;
     shm/region.* | shm/keeper.*) echo region keeper_store keep e2e:copies ;;
     shm/stamp.*) echo sim_protocol moments ckpt e2e:copies ;;
-    stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards e2e:kills e2e:adapter e2e:frozen8 ;;
+    stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards ckpt e2e:kills e2e:adapter e2e:frozen8 ;;
     stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo batch moments e2e:published e2e:buckets e2e:sd3 ;;
     stages/sample/draw.* | stages/sample/first_frame.*) echo draw ;;
+    stages/sample/decode_noise.*) echo ltx_vae ;;
     stages/sample/pictures.*) echo pictures ;;
     stages/io/clip_write* | stages/io/av/clip_write* | stages/io/palette.*) echo clip_write pictures ;;
     stages/io/clip_* | stages/io/av/*) echo clip_read clip_times clip_source ;;
@@ -113,9 +114,11 @@ tests_of_file() {
     kernels/ref64/diffusion.* | kernels/ref64/norm.*) echo ops_ref ops_fd ;;
     stages/nets/sequence.*) echo clips sequence ;;
     kernels/host/isa_clip.*) echo ltx_vae ops_host ;;
-    kernels/host/isa_train.* | kernels/host/isa_norm.* | kernels/host/linear.*) echo ops_host ;;
+    kernels/host/isa_layout.*) echo ops_host long ;;
+    kernels/host/isa_train.* | kernels/host/isa_norm.* | kernels/host/linear.*) echo ops_host long ;;
     kernels/adamw8.*) echo ops_ref ;;
     stages/nets/params.*) echo params moments ;;
+    stages/ckpt/publish.* | stages/ckpt/retention.*) echo ckpt_files ckpt sim_disk e2e:hosts_files ;;
     stages/ckpt/checkpoint.*) echo ckpt_files ckpt ;;
     kernels/*) echo heartbeat ;;
     stages/stage_memory.*) echo heartbeat ;;
@@ -130,14 +133,16 @@ tests_of_file() {
     stages/ema/*) echo host_average e2e:offload_ema ;;
     base/printable.* | base/log.*) echo printable ;;
     base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
-    supervisor/run/run.* | supervisor/run/resume.*) echo run faults ;;
+    supervisor/run/run.* | supervisor/run/resume.*) echo run faults e2e:hosts_files ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;
     supervisor/core/former.*) echo former ;;
     supervisor/core/watch.*) echo watch sim_supervisor supervise supervise_deaths supervise_adopt e2e:hangs ;;
     supervisor/core/adopt.*) echo adopt sim_supervisor supervise_deaths supervise_adopt e2e:lgsup_dies ;;
-    supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former supervise_blocked ;;
+    supervisor/core/sockets.* | supervisor/commands/start.*) echo sockets stop former supervise_blocked e2e:hosts_files ;;
     supervisor/core/launch_jobs.* | supervisor/launch/*) echo units_run ;;
+    supervisor/views/top.*) echo screen e2e:hosts_seen ;;
     supervisor/views/notify.*) echo supervise_blocked units_run ;;
+    systemd/*) echo units ;;
     supervisor/*) echo sim_supervisor restarts supervise supervise_deaths supervise_adopt supervise_orders keeper e2e:lgsup_dies ;;
     esac
 }

@@ -214,7 +214,8 @@ static void write_checkpoint(struct world *w)
     disk_refuse(0);
     w->refused = 0;
     if (disk_is_dead()) return;
-    const struct lg_retention r = {RUN "/checkpoints", manifest_of(w, w->now.published), w->keep};
+    const struct lg_retention r = {
+        .dir = RUN "/checkpoints", .newest = manifest_of(w, w->now.published), .keep = w->keep};
     if (lg_retention_apply(&r) == 0 && !disk_is_dead()) check_folder(w);
     lg_err_clear();
 }

@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/fs.h"
 #include "tests/unit/scratch.h"
+#include "tests/unit/seeds.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -293,7 +294,7 @@ static int run_one(const struct fault_scenario *s)
 
 int faults_each(const struct fault_scenario *s)
 {
-    int step = s->every ? s->every : 1, runs = 0;
+    int step = (s->every ? s->every : 1) * (checks_a_part() ? SANITIZED_PART : 1), runs = 0;
     name_processes();
     for (g_at = 1; g_at <= FAULTS_MAX; g_at += step, runs++) {
         int code = run_one(s);

@@ -11,8 +11,9 @@
 
 struct fault_scenario {
     const char *name;
-    int (*run)(void);   /* 0 or an lg_err; everything that it opens it closes */
-    int every;          /* only each every-th call fails (scenarios that take long); 0: 1 */
+    int (*run)(void); /* 0 or an lg_err; everything that it opens it closes */
+    int every; /* only each every-th call fails (scenarios that take long); 0: 1. Of those a part where
+                         * tests/unit/seeds.h says so. */
     bool dies;          /* instead of failing */
     int (*after)(void); /* in the test's own process, after each run; < 0: with a message */
 };

@@ -1,6 +1,7 @@
 /* libstall.so: preloaded into lgsup, a disk that stalls (tests/bench/bench_loop.c). While the file
  * $LG_STALL is there, what lgsup itself writes and syncs takes a second a call: fsync, fdatasync, rename,
- * and writes to regular files. Other programs, its stages among them, are not slowed. */
+ * and writes to regular files. Other programs, its stages among them, are not slowed; $LG_STALL_PROGRAM: another one
+ * instead of lgsup. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -15,13 +16,16 @@
 static void stall(int fd)
 {
     static const struct timespec second = {.tv_sec = 1};
-    const char *path = getenv("LG_STALL");
+    const char *path = getenv("LG_STALL"), *of = getenv("LG_STALL_PROGRAM");
     struct stat st;
-    if (!path || strcmp(program_invocation_short_name, "lgsup") != 0 || access(path, F_OK) < 0)
+    if (!path || strcmp(program_invocation_short_name, of ? of : "lgsup") != 0 ||
+        access(path, F_OK) < 0)
         return;
     if (fd >= 0 && (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))) return;
     nanosleep(&second, NULL);
 }
+
+#pragma GCC visibility push(default) /* they stand in front of libc's */
 
 #define NEXT(name)                                                                                 \
     static __typeof__(&name) next;                                                                 \

@@ -39,6 +39,7 @@ struct op_run {
     const uint64_t *ids;
     uint64_t seed;
     int64_t batch;
+    bool dry;    /* the stream computes nothing: floats are not drawn and nothing is uploaded */
     size_t lead; /* bytes by which every buffer is off the allocation's alignment */
     int n_buffers, n_outs;
     struct op_buffer buffer[OP_BUFFERS_MAX];

@@ -665,7 +665,7 @@ BUILD(upsample2x_backward)
     lg_upsample2x_backward(r->stream, &a);
 }
 
-/* T: frames of x; Tk: of the filter; count: its stride in time. */
+/* T: frames of x; Tk: of the filter; count: its stride in time; mod: normed is wanted, and given: y is not. */
 BUILD(conv3d_forward)
 {
     if (r->lead) r->lead = 16;
@@ -678,8 +678,13 @@ BUILD(conv3d_forward)
     a.w = op_in(r, 0, 1, DIMS(z->Co, z->Tk, z->kernel, z->kernel, z->C));
     a.bias = op_in(r, 0, 1, DIMS(z->Co));
     if (z->residual && !z->alias) a.residual = op_in(r, 0, 1, DIMS(E, Ho, Wo, z->Co));
-    a.y = op_out(r, "y", z->alias ? OP_FILLED : 0, DIMS(E, Ho, Wo, z->Co));
+    if (!z->given) a.y = op_out(r, "y", z->alias ? OP_FILLED : 0, DIMS(E, Ho, Wo, z->Co));
     if (z->alias) a.residual = a.y;
+    if (z->mod) {
+        a.normed = op_out(r, "normed", 0, DIMS(E, Ho, Wo, z->Co));
+        a.eps = 1e-6;
+        a.act = z->act;
+    }
     lg_conv3d_forward(r->stream, &a);
 }
 
@@ -1068,11 +1073,13 @@ void op_case_run(int i, lg_device *d, const struct op_variant *variant, struct o
         r.round = variant->round;
     }
 
+    r.dry = true;
     op_must(lg_stream_open_dry(d, &r.stream)); /* sizes the scratch memory */
     z->build(&r, &z->shape);
     size_t scratch_bytes = lg_stream_scratch_need(r.stream);
     lg_stream_close(&r.stream);
     op_release(&r);
+    r.dry = false;
 
     /* Scratch memory holds anything at the start, and ends where the backend said. */
     bool fresh = variant && variant->fresh_scratch;

@@ -24,11 +24,6 @@
 // clang-format on
 
 enum { WAIT_MS_MAX = 20000, STEPS_MAX = 50 };
-#ifdef __SANITIZE_ADDRESS__
-enum { EVERY = 5 }; /* each run is slow under the sanitizer */
-#else
-enum { EVERY = 1 };
-#endif
 
 static struct ckpt_world w;
 static int64_t g_skew_ns; /* added to every look at the clock */
@@ -175,6 +170,44 @@ static void test_back_off(void **state)
     assert_int_equal(step(&st), LG_STEP_WORKED);
     assert_int_equal(ckpt_world_published(&w), 3);
     assert_checkpoint(3);
+    ckpt_writer_close(&st);
+    ckpt_world_close(&w);
+}
+
+/* What is not trained is read from a checkpoint for each one: from the newest, since that from which the run went on is
+ * removed in its time. */
+static void test_frozen_after_a_removal(void **state)
+{
+    (void)state;
+    static lg_stage st;
+    char from[LG_PATH_BYTES];
+    ckpt_world_open(
+        &w, &(struct ckpt_world_spec){.device = "host",
+                                      .ranks = 1,
+                                      .more = "groups = [\"transformer_blocks.* frozen\"]\n"});
+    const lg_params frozen = lg_params_frozen(&w.trainer->all);
+    const size_t first = w.trainer->all.trained_count, count = w.trainer->all.count - first;
+    float *made = malloc(count * sizeof *made), *read = malloc(count * sizeof *read);
+    assert_true(made && read && frozen.n > 0);
+    assert_int_equal(lg_frozen_read(&w.player, w.trainer, 0, count, made), 0);
+    assert_int_equal(ckpt_writer_open(&w, &st), 0);
+    for (uint64_t s = 3; s <= 12; s += CKPT_EVERY) {
+        ckpt_world_play(&w, s);
+        stage(&st, s);
+        assert_int_equal(step(&st), LG_STEP_WORKED);
+        assert_int_equal(ckpt_world_published(&w), s);
+        if (s > 3) continue;
+        assert_int_equal(lg_path(from, "%s/checkpoints/world_step3", w.run.dir), 0);
+        scratch_write("run/resume", from);
+    }
+    assert_false(ckpt_world_has(&w, 3));
+    memset(read, 0xff, count * sizeof *read);
+    assert_int_equal(lg_frozen_read(&w.player, w.trainer, 0, count, read), 0);
+    for (const struct lg_param *p = frozen.p; p < frozen.p + frozen.n; p++)
+        assert_memory_equal(read + p->offset - first, made + p->offset - first,
+                            p->count * sizeof *read);
+    free(made);
+    free(read);
     ckpt_writer_close(&st);
     ckpt_world_close(&w);
 }
@@ -443,7 +476,7 @@ static void each_call(const char *name, bool dies)
     last = 0;
     ckpt_world_open(&w, &(struct ckpt_world_spec){.device = "host", .ranks = 2});
     int n = faults_each(&(struct fault_scenario){
-        .name = name, .run = write_one, .every = EVERY, .dies = dies, .after = is_made_good});
+        .name = name, .run = write_one, .dies = dies, .after = is_made_good});
     print_message("%d faults\n", n);
     assert_true(n > 0);
     ckpt_world_close(&w);
@@ -470,6 +503,7 @@ int main(void)
         cmocka_unit_test(test_memory_of_another_state),
         cmocka_unit_test(test_memory_that_is_gone),
         cmocka_unit_test(test_dies_between_the_halves),
+        cmocka_unit_test(test_frozen_after_a_removal),
         cmocka_unit_test(test_on_gpus),
         cmocka_unit_test(test_unpinnable),
         cmocka_unit_test(test_bytes),

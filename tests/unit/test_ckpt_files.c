@@ -6,6 +6,7 @@
 #include "stages/io/safetensors.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/seeds.h"
+#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
@@ -16,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -35,6 +37,7 @@ static lg_params params;
 static float *values, *got; /* w, m, v, ema */
 static lg_manifest m;
 static uint64_t g_lineage;
+static const char *g_writer;
 
 static int setup(void **state)
 {
@@ -84,6 +87,7 @@ static int publish(uint64_t step, char ret_dir[LG_PATH_BYTES])
                       .threads = 1};
     struct lg_publishing p = {
         .run_dir = scratch_path("run"),
+        .writer = g_writer,
         .contents = {.net = &net,
                      .params = &params,
                      .state = {.w = values,
@@ -400,6 +404,65 @@ static void test_published_again(void **state)
     assert_int_equal(m.n_files, 5);
 }
 
+static int left_over(const char *part)
+{
+    int n = 0;
+    DIR *d = opendir(scratch_path("run/checkpoints"));
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));) n += strstr(e->d_name, part) != NULL;
+    closedir(d);
+    return n;
+}
+
+/* Another host of the same run. Says with a byte that it has published, or not. */
+static void race(int host, int start_fd)
+{
+    static char name[16], dir[LG_PATH_BYTES];
+    char byte;
+    snprintf(name, sizeof name, "%d", host);
+    g_writer = name;
+    const bool began = read(start_fd, &byte, 1) == 0;
+    const int rc = publish(1, dir);
+    if (rc < 0) fprintf(stderr, "%s\n", lg_err_message());
+    /* From here on it is there for good, whoever else still publishes it. */
+    bool stays = rc == 0;
+    for (int i = 0; i < 20 && stays; i++) stays = lg_manifest_exists(dir);
+    scratch_exit(!(began && stays));
+}
+
+/* Several hosts publish one state into one folder at the same time: one of them does, all are done. */
+static void test_writers_of_several_hosts(void **state)
+{
+    (void)state;
+    enum { WRITERS = 6, RACES = 25 };
+    char dir[LG_PATH_BYTES];
+    for (int n = 0; n < RACES; n++) {
+        int start[2], status;
+        struct stat was, is;
+        assert_int_equal(pipe(start), 0);
+        for (int i = 0; i < WRITERS; i++)
+            if (fork() == 0) {
+                close(start[1]);
+                race(i, start[0]);
+            }
+        close(start[0]);
+        close(start[1]); /* all begin */
+        for (int i = 0; i < WRITERS; i++) {
+            assert_true(wait(&status) > 0);
+            assert_int_equal(status, 0);
+        }
+        assert_int_equal(stat(place_of(1), &was), 0);
+        assert_int_equal(left_over(".tmp-"), 0);
+        g_writer = "later"; /* finds it there */
+        assert_int_equal(publish(1, dir), 0);
+        assert_whole(dir);
+        assert_int_equal(stat(dir, &is), 0);
+        assert_int_equal(is.st_ino, was.st_ino);
+        g_writer = NULL;
+        assert_int_equal(lg_remove_tree(scratch_path("run/checkpoints")), 0);
+    }
+}
+
 /* ---- retention ---- */
 
 static bool is_there(const char *name)
@@ -449,6 +512,25 @@ static void test_retention_keeps(void **state)
 
 /* A damaged one is no checkpoint, however new: a start passes it over, so it must not count in the
  * place of the one that the start goes on from. */
+/* What another host may be writing stays; what nobody writes any more goes. */
+static void test_retention_of_several_hosts(void **state)
+{
+    (void)state;
+    char dir[LG_PATH_BYTES];
+    assert_int_equal(publish(4, dir), 0);
+    scratch_write("run/checkpoints/.tmp-files_step4.aa/x", "of one that has died");
+    scratch_write("run/checkpoints/.tmp-files_step3/x", "of a build that named no writer");
+    scratch_write("run/checkpoints/.tmp-files_step5.bb/x", "of one that is ahead");
+    scratch_write("run/checkpoints/.tmp-files_step5.bb_step2.c/x", "somebody else's name");
+    const struct lg_retention r = {
+        .dir = scratch_path("run/checkpoints"), .newest = &m, .keep = 1, .shared = true};
+    assert_int_equal(lg_retention_apply(&r), 0);
+    assert_false(is_there(".tmp-files_step4.aa"));
+    assert_false(is_there(".tmp-files_step3"));
+    assert_true(is_there(".tmp-files_step5.bb"));
+    assert_true(is_there(".tmp-files_step5.bb_step2.c"));
+}
+
 static void test_retention_counts_what_a_start_takes(void **state)
 {
     (void)state;
@@ -605,6 +687,8 @@ int main(void)
         T(test_other_optimizers),
         T(test_weights_folders),
         T(test_published_again),
+        T(test_writers_of_several_hosts),
+        T(test_retention_of_several_hosts),
         T(test_retention_keeps),
         T(test_retention_counts_what_a_start_takes),
         T(test_retention_of_two_names),

@@ -5,6 +5,7 @@
  * The golden values are fp64 (tests/golden/make_video.py). Tolerances as in test_denoiser_golden.c: ref64 1e-7, the rounding of
  * stored gradients and of positions; host 1e-5. */
 #include "base/fs.h"
+#include "stages/nets/layers.h"
 #include "tests/unit/denoiser_fixture.h"
 #include "tests/unit/scratch.h"
 #include <math.h>
@@ -84,6 +85,36 @@ static void gradients_are_recomputed(void **state)
         free(once);
         denoiser_fixture_close(&f);
     }
+}
+
+/* Attention along time of more heads than one operation takes goes in parts, with and without a rest. */
+static void heads_go_in_parts(void **state)
+{
+    static const int64_t most[] = {7, 15, 44}; /* of 3 x 5 places of 3 heads */
+    const struct lg_denoiser_config latte = denoiser_fixture_latte();
+    const int64_t all = lg_net_place_heads_max;
+    struct denoiser_fixture f;
+    denoiser_fixture_open(&f, "host", NULL, &latte, true);
+    const size_t bytes = f.params.count * sizeof(float), out = lg_tensor_bytes(&f.out);
+    char *once = malloc(bytes + out);
+    LG_ASSERT(once);
+    denoiser_fixture_forward(&f);
+    denoiser_fixture_backward(&f, false);
+    memcpy(once, f.grads, bytes);
+    memcpy(once + bytes, f.out.data, out);
+    const double flops = lg_denoiser_flops(&latte);
+    for (size_t i = 0; i < LG_ARRAY_LEN(most); i++) {
+        lg_net_place_heads_max = most[i];
+        assert_int_equal(denoiser_fixture_recompute(&f, (const char *const[]){"norms", NULL}), 0);
+        denoiser_fixture_forward(&f);
+        denoiser_fixture_backward(&f, false);
+        assert_memory_equal(f.grads, once, bytes);
+        assert_memory_equal(f.out.data, once + bytes, out);
+        assert_true(lg_denoiser_flops(&latte) == flops);
+    }
+    lg_net_place_heads_max = all;
+    free(once);
+    denoiser_fixture_close(&f);
 }
 
 /* ---- files ---- */
@@ -199,12 +230,7 @@ static void others_are_refused(void **state)
     refused(PUBLISHED_LTX, "out_channels", "256", "learned_variance");
     refused(PUBLISHED_LATTE, "cross_attention_dim", "1024", "cross_attention_dim");
     refused(PUBLISHED_LATTE, "activation_fn", "\"geglu\"", "activation_fn");
-    struct lg_denoiser_config c = denoiser_fixture_latte();
-    c.height = c.width = 296; /* 148 x 148 patches of 3 heads: 65,712 */
-    assert_int_equal(lg_denoiser_config_check(&c), LG_ERR_CONFIG);
-    assert_non_null(strstr(lg_err_text(), "at most 65535"));
-    lg_err_clear();
-    c = denoiser_fixture_pixart();
+    struct lg_denoiser_config c = denoiser_fixture_pixart();
     c.frames = 2;
     assert_int_equal(lg_denoiser_config_check(&c), LG_ERR_CONFIG);
     assert_non_null(strstr(lg_err_text(), "pixart takes pictures"));
@@ -234,6 +260,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(ref64_is_diffusers),
                                        cmocka_unit_test(host_is_diffusers),
                                        cmocka_unit_test(gradients_are_recomputed),
+                                       cmocka_unit_test(heads_go_in_parts),
                                        cmocka_unit_test(files),
                                        cmocka_unit_test(published),
                                        cmocka_unit_test(others_are_refused),

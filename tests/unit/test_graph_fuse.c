@@ -189,6 +189,140 @@ static void test_norm_and_residual_backward(void **state)
     BACKWARD(norm_of_a_residual_of_another_shape, norm_residual_backward, 0);
 }
 
+/* ---- a clip's convolution and the norm of its result ---- */
+
+static lg_tensor clip(int64_t frames)
+{
+    return lg_t4(NULL, f->type, frames, T, B, D);
+}
+/* Of three frames each; y: where its result lies. */
+static lg_tensor convolve_into(lg_tensor residual, lg_tensor y)
+{
+    enum { KERNEL = 3 };
+    const int64_t dim[] = {D, KERNEL, KERNEL, KERNEL, D};
+    lg_conv3d_forward(f->s, &(struct lg_conv3d_forward_args){
+                                .x = small_input(f, "x", clip(y.dim[0] + KERNEL - 1)),
+                                .w = small_input(f, "w", lg_tensor_of(NULL, f->type, 5, dim)),
+                                .bias = small_input(f, "bias", small_t1(f, D)),
+                                .residual = residual,
+                                .y = y,
+                                .stride_time = 1,
+                                .stride = 1,
+                                .pad = 1});
+    return y;
+}
+static lg_tensor convolve(lg_tensor residual)
+{
+    return convolve_into(residual, lg_graph_value(f->g, "convolved", clip(2)));
+}
+static lg_tensor rows_of(lg_tensor t, int64_t width)
+{
+    return lg_at(t, 0, small_t2(f, lg_numel(&t) / width, width));
+}
+static lg_tensor norm_act_into(lg_tensor x, lg_tensor y, int64_t width, lg_tensor mod)
+{
+    lg_rms_act_forward(f->s, &(struct lg_rms_act_forward_args){.x = rows_of(x, width),
+                                                               .y = rows_of(y, width),
+                                                               .shift = mod,
+                                                               .scale = mod,
+                                                               .eps = 0.01,
+                                                               .act = LG_ACT_SILU});
+    return y;
+}
+static lg_tensor norm_act(lg_tensor x)
+{
+    return norm_act_into(x, lg_graph_value(f->g, "normed", x), D, LG_NONE);
+}
+static void norm_of_a_convolution(void)
+{
+    end(norm_act(convolve(LG_NONE)));
+}
+static void norm_of_a_convolution_and_a_residual(void)
+{
+    end(norm_act(convolve(small_input(f, "residual", clip(2)))));
+}
+static void norm_beside_a_reader(void)
+{
+    lg_tensor x = convolve(LG_NONE), n = norm_act(x);
+    end(small_mul(f, n, small_act(f, x)));
+}
+static void norm_behind_a_reader(void)
+{
+    lg_tensor x = convolve(LG_NONE), a = small_act(f, x);
+    end(small_mul(f, norm_act(x), a));
+}
+/* Behind frames of another maker, which are written between the two. */
+static void norm_into_frames_of_another(void)
+{
+    lg_tensor all = lg_graph_value(f->g, "frames", clip(4)), x = convolve(LG_NONE);
+    small_act_into(f, small_input(f, "before", clip(2)), lg_slice(all, 0, 0, 2));
+    norm_act_into(x, lg_slice(all, 0, 2, 2), D, LG_NONE);
+    end(all);
+}
+static void norm_of_the_callers(void)
+{
+    end(norm_act(convolve_into(LG_NONE, small_input(f, "convolved", clip(2)))));
+}
+static void norm_with_a_modulation(void)
+{
+    lg_tensor x = convolve(LG_NONE);
+    end(norm_act_into(x, lg_graph_value(f->g, "normed", x), D,
+                      small_input(f, "mod", small_t1(f, D))));
+}
+static void norm_over_two_pixels(void)
+{
+    lg_tensor x = convolve(LG_NONE);
+    end(norm_act_into(x, lg_graph_value(f->g, "normed", x), 2 * D, LG_NONE));
+}
+static void two_norms_of_a_convolution(void)
+{
+    lg_tensor x = convolve(LG_NONE), n = norm_act(x);
+    end(small_mul(f, n, norm_act(x)));
+}
+
+/* The convolution norms, and keeps its own result or not, and what comes out has the same bits as without. */
+static void assert_norms(const char *what, void (*describe)(void), bool norms, bool keeps)
+{
+    double *apart = NULL;
+    for (int fuses = 0; fuses < 2; fuses++) {
+        small_begin(f, 1);
+        describe();
+        if (fuses) lg_graph_fuse(f->g);
+        small_compile(f);
+        small_run(f, LG_PROGRAM_FORWARD, false);
+        const int64_t n = small_numel(f, f->out);
+        if (!fuses) apart = calloc((size_t)n, sizeof *apart);
+        LG_ASSERT(apart);
+        for (int64_t e = 0; e < n; e++)
+            if (!fuses)
+                apart[e] = small_get(f, f->out, e);
+            else if (!(small_get(f, f->out, e) == apart[e]))
+                fail_msg("%s: %.17g, fused %.17g", what, apart[e], small_get(f, f->out, e));
+    }
+    free(apart);
+    char *text = small_text(f), *node = strstr(text, "conv3d_forward");
+    assert_non_null(node);
+    *strchr(node, '\n') = 0;
+    if (!strstr(node, ">normed=") == norms || !strstr(node, ">y=") == keeps)
+        fail_msg("%s: %s", what, node);
+    free(text);
+}
+#define NORMS(describe, norms, keeps) assert_norms(#describe, describe, norms, keeps)
+
+static void test_convolution_and_norm(void **state)
+{
+    (void)state;
+    NORMS(norm_of_a_convolution, true, false);
+    NORMS(norm_of_a_convolution_and_a_residual, true, false);
+    NORMS(norm_beside_a_reader, true, true);
+    NORMS(norm_behind_a_reader, true, true);
+    NORMS(norm_into_frames_of_another, false, true);
+    NORMS(norm_of_the_callers, true, true);
+    NORMS(norm_with_a_modulation, false, true);
+    NORMS(norm_over_two_pixels, false, true);
+    NORMS(two_norms_of_a_convolution, true, true);
+}
+
 /* ---- a linear behind an activation ---- */
 
 static void linear_behind_an_activation(void)
@@ -645,6 +779,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(test_residual_and_norm),
         TEST(test_norm_and_residual_backward),
+        TEST(test_convolution_and_norm),
         TEST(test_linear_and_activation),
         TEST(test_biases),
         TEST(test_print),

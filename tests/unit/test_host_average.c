@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 // clang-format off
 #include <cmocka.h>
 // clang-format on
@@ -35,12 +36,21 @@ static float *values(float scale)
     return v;
 }
 
-/* host: makes what is expected. */
-static void average(lg_device *host, lg_device *d)
+/* Pinned until the process ends, and so never given back. */
+static float *side(void)
+{
+    void *at = mmap(NULL, COUNT * sizeof(float), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(at != MAP_FAILED);
+    return at;
+}
+
+/* host: makes what is expected; prepared: so many pieces are pinned before, of each side two. */
+static void average(lg_device *host, lg_device *d, int prepared)
 {
     lg_stream *s, *plain;
     lg_host_average *a;
-    float *w = values(0.5f), *sides[] = {calloc(COUNT, sizeof *w), calloc(COUNT, sizeof *w)}, *on;
+    float *w = values(0.5f), *sides[] = {side(), side()}, *on;
     float *whole = values(-0.25f);
     assert_int_equal(lg_stream_open(host, &plain), 0);
     assert_int_equal(lg_stream_open(d, &s), 0);
@@ -48,6 +58,8 @@ static void average(lg_device *host, lg_device *d)
     lg_stream_upload(s, on, w, COUNT * sizeof *w);
     lg_stream_sync(s);
     assert_int_equal(lg_host_average_open(d, sides, COUNT, &a), 0);
+    for (int i = 0; i < prepared; i++)
+        assert_int_equal(lg_host_average_prepare(a), i < 4); /* then nothing is left */
 
     assert_int_equal(lg_host_average_take(a, on, 1), 0);
     lg_host_average_sync(a);
@@ -63,13 +75,13 @@ static void average(lg_device *host, lg_device *d)
     lg_stream_sync(plain);
     assert_memory_equal(sides[0], whole, COUNT * sizeof *w);
 
+    assert_int_equal(lg_host_average_prepare(a), 0); /* each was wanted */
+
     lg_host_average_close(&a);
     lg_stream_close(&s);
     lg_stream_close(&plain);
     free(w);
     free(whole);
-    free(sides[0]);
-    free(sides[1]);
 }
 
 static void test_averages(void **state)
@@ -77,10 +89,12 @@ static void test_averages(void **state)
     lg_device *host, *late;
     (void)state;
     assert_int_equal(lg_device_open("host", NULL, &host), 0);
-    average(host, host);
+    average(host, host, 0);
     use_stub();
     assert_int_equal(lg_device_open("cuda:0", NULL, &late), 0);
-    average(host, late);
+    average(host, late, 0);
+    average(host, late, 3);
+    average(host, late, 6);
     lg_device_close(&late);
     lg_device_close(&host);
 }

@@ -313,9 +313,20 @@ static void test_logs_in_pieces(void **state)
     got = whole_log("../secret", false, &n, &answers);
     assert_int_equal(n, 0);
     free(got);
+    struct lg_question q = {
+        .kind = LG_QUESTION_logs}; /* of several files none gets more than its room */
+    struct lg_reply r;
+    for (int i = 1; i < 8; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "logs/vae.%d.log", i);
+        scratch_write(name, text);
+    }
+    assert_int_equal(lg_logs_answer(scratch_path("."), &q, &r), 0);
+    assert_true(r.more && r.bytes > LG_ANSWER_TEXT_MAX / 2 && r.bytes <= LG_ANSWER_TEXT_MAX);
+    free(r.text);
     memset(text, 'x', bytes); /* a line that is longer than an answer is cut, and not waited for */
     scratch_write("logs/vae.0.log", text);
-    got = whole_log("vae", true, &n, &answers);
+    got = whole_log("vae.0", true, &n, &answers);
     assert_true(n > bytes / 2);
     free(got);
     free(text);

@@ -178,6 +178,73 @@ static void test_keys_end_the_screen(void **state)
     }
 }
 
+/* Two hosts, of which this is the first. */
+static int g_chosen;
+
+static void read_hosts(void *context, const struct lg_top_look *look)
+{
+    (void)context, (void)look;
+}
+
+static int list_hosts(void *context, lg_top_line *line)
+{
+    (void)context;
+    for (int i = 0; i < 2; i++)
+        snprintf(line[i], LG_TOP_LINE_BYTES, "%s host %d", i == g_chosen ? ">" : " ", i);
+    return 2;
+}
+
+static int frame_of_host(void *context, lg_top_line *line, int room)
+{
+    (void)context;
+    assert_true(room > 1);
+    snprintf(line[0], LG_TOP_LINE_BYTES, "what the other one shows");
+    return g_chosen ? 1 : -1;
+}
+
+static bool next_host(void *context)
+{
+    (void)context;
+    g_chosen = !g_chosen;
+    return g_chosen;
+}
+
+static const struct lg_top_hosts hosts = {NULL, read_hosts, list_hosts, frame_of_host, next_host};
+
+static int top_of_hosts(void)
+{
+    return lg_top(r.dir, false, &hosts);
+}
+
+static int top_of_hosts_once(void)
+{
+    return lg_top(r.dir, true, &hosts);
+}
+
+/* The tab key shows the next host, and after the last one the first again; as text all are shown. */
+static void test_hosts_on_the_screen(void **state)
+{
+    (void)state;
+    setenv("TERM", "xterm", 1);
+    on_terminal(140, 40, top_of_hosts);
+    wait_for_text("> host 0");
+    wait_for_text("last beat");
+    assert_null(strstr(g_terminal.text, "what the other one shows"));
+    assert_int_equal(write(g_terminal.fd, "\t", 1), 1);
+    wait_for_text("what the other one shows");
+    const size_t before = g_terminal.n;
+    assert_int_equal(write(g_terminal.fd, "\t", 1), 1);
+    for (int i = 0; i < 500 && !strstr(g_terminal.text + before, "last beat"); i++) look();
+    assert_non_null(strstr(g_terminal.text + before, "last beat"));
+    assert_int_equal(write(g_terminal.fd, "q", 1), 1);
+    assert_int_equal(end_of_terminal(), 0);
+    on_terminal(140, 40, top_of_hosts_once);
+    assert_int_equal(end_of_terminal(), 0);
+    assert_non_null(strstr(g_terminal.text, "> host 1"));
+    assert_non_null(strstr(g_terminal.text, "last beat"));
+    assert_non_null(strstr(g_terminal.text, "what the other one shows"));
+}
+
 /* Lines are cut to the terminal, and a larger one shows more at once. */
 static void test_a_small_terminal(void **state)
 {
@@ -500,6 +567,7 @@ int main(int argc, char **argv)
     if (argc > 1) cmocka_set_test_filter(argv[1]);
 #define TEST(t) cmocka_unit_test_setup_teardown(t, setup, teardown)
     const struct CMUnitTest tests[] = {
+        TEST(test_hosts_on_the_screen),
         TEST(test_keys_end_the_screen),
         TEST(test_a_small_terminal),
         TEST(test_an_unknown_terminal),

@@ -131,7 +131,8 @@ static void test_units_that_cannot_be(void **state)
     assert_false(lg_path_exists(units));
 }
 
-/* Every text is whole, and systemd, where it is, has nothing to say against it. */
+/* Every text is whole, no process may do more than it needs (systemd/README.md), and systemd, where it is, has nothing to
+ * say against it. */
 static void test_units_are_valid(void **state)
 {
     (void)state;
@@ -148,6 +149,10 @@ static void test_units_are_valid(void **state)
         assert_int_equal(lg_read_file(scratch_path(path), 1 << 20, &text, &bytes), 0);
         for (const char *at = text; (at = strchr(at, '@')); at++)
             if (at[1] >= 'A' && at[1] <= 'Z') fail_msg("%s: not filled: %.20s", path, at);
+        if (strstr(path, ".service") && !strstr(text, "\nCapabilityBoundingSet=CAP_DAC_OVERRIDE\n"
+                                                      "SystemCallFilter=@system-service\n"
+                                                      "SystemCallFilter=~@privileged @keyring\n"))
+            fail_msg("%s: may call what it does not need", path);
         free(text);
     }
     closedir(d);
@@ -168,13 +173,40 @@ static void test_units_are_valid(void **state)
     free(text);
 }
 
+/* The unit of a run of several hosts (examples/hosts): what systemd knows of it, and that a stop of it is no stop of the
+ * run. */
+static void test_unit_of_a_host(void **state)
+{
+    (void)state;
+    const char *unit = "examples/hosts/lg-host.service";
+    char bash[2 * LG_PATH_BYTES], *text;
+    int exit_code = -1;
+    assert_has(unit, "KillSignal=SIGKILL\n");
+    assert_has(unit, "RestartForceExitStatus=4 7 9\n"); /* docs/exit-codes.md: IO, BUSY, TIMEOUT */
+    assert_has(unit, "WantedBy=multi-user.target\n");
+    assert_int_equal(-LG_ERR_IO, 4);
+    assert_int_equal(-LG_ERR_BUSY, 7);
+    assert_int_equal(-LG_ERR_TIMEOUT, 9);
+    if (access("/usr/bin/systemd-analyze", X_OK) < 0) skip();
+    snprintf(bash, sizeof bash,
+             "sed 's|/usr/local/bin/lgsup|/bin/true|' %s >'%s/lg-host.service' && "
+             "systemd-analyze verify --man=no '%s/lg-host.service' 2>&1 | grep -F lg-host",
+             unit, scratch_path(""), scratch_path(""));
+    const char *words[] = {"bash", "-c", bash, NULL};
+    assert_int_equal(
+        lg_child_capture("/bin/bash", (char *const *)words, 1 << 16, &text, &exit_code), 0);
+    assert_string_equal(text, "");
+    free(text);
+}
+
 int main(int argc, char **argv)
 {
     lgsup_tests_begin(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quote),          cmocka_unit_test(test_prefix),
-        cmocka_unit_test(test_fill),           LGSUP_TEST(test_units_are_written),
-        LGSUP_TEST(test_units_that_cannot_be), LGSUP_TEST(test_units_are_valid),
+        cmocka_unit_test(test_unit_of_a_host), cmocka_unit_test(test_quote),
+        cmocka_unit_test(test_prefix),         cmocka_unit_test(test_fill),
+        LGSUP_TEST(test_units_are_written),    LGSUP_TEST(test_units_that_cannot_be),
+        LGSUP_TEST(test_units_are_valid),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
