@@ -514,6 +514,10 @@ static void test_rules_hosts(void **state)
     BREAKS("hosts.count + hosts.spare = 65: at most 64 machines", "hosts.count=2", "hosts.spare=63",
            "hosts.key=k");
     BREAKS("a run of one host has no list and no spares", "hosts.spare=1");
+    assert_int_equal(CHECK("hosts.count=2", "hosts.key=k", "device=cuda", "hosts.transport=nccl"),
+                     0);
+    BREAKS("hosts.transport = \"nccl\" with device = \"host\"", "hosts.count=2", "hosts.key=k",
+           "hosts.transport=nccl");
     assert_int_equal(CHECK("hosts.count=3", "hosts.key=k"), LG_ERR_CONFIG);
     assert_message("does not divide by hosts.count = 3"); /* nor does the window, then */
 }
