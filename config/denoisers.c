@@ -10,7 +10,7 @@ static const struct lg_denoiser_info INFO[] = {
 };
 
 static const struct lg_denoiser_text_info TEXT[] = {
-#define LG_DENOISER_TEXT(denoiser, name, encoder, states, pooled, padding, optional, length)        \
+#define LG_DENOISER_TEXT(denoiser, name, encoder, states, pooled, padding, optional, length)       \
     {denoiser, name, encoder, states, pooled, padding, optional, length},
 #include "config/denoiser_texts.def"
 #undef LG_DENOISER_TEXT

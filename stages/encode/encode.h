@@ -5,9 +5,9 @@
 struct lg_encode_options {
     lg_device *device;
     const char *model; /* folder */
-    int batch; /* samples at once */
-    int slice; /* of them, or of a clip's frames, in flight in the autoencoder; 0: chosen */
-    int tile;  /* pixels, as in lg_autoencoder_shape */
+    int batch;         /* samples at once */
+    int slice;         /* of them, or of a clip's frames, in flight in the autoencoder; 0: chosen */
+    int tile;          /* pixels, as in lg_autoencoder_shape */
     int length; /* token ids of a caption in a text file; 0: the longest that a CLIP takes, of a T5 120 */
     const char *spiece; /* sentencepiece model, NULL: the model's own */
 };

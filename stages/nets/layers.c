@@ -190,8 +190,7 @@ lg_tensor lg_net_clip_filter(lg_net *n, struct lg_init init, int64_t out, int64_
                              const char *name)
 {
     const int64_t file[] = {out, in, k, k, k}, dim[] = {out, k, k, k, in};
-    struct lg_param p =
-        spec_of(n, init, lg_tensor_of(NULL, n->type, 5, file), name, "", ".weight");
+    struct lg_param p = spec_of(n, init, lg_tensor_of(NULL, n->type, 5, file), name, "", ".weight");
     p.layout = LG_LAYOUT_CONV_OHWI;
     return param(n, &p, false, lg_tensor_of(NULL, n->type, 5, dim));
 }

@@ -12,7 +12,7 @@
 enum { LG_PARAM_NAME_BYTES = 112, LG_PARAM_RANK_MAX = 5 };
 
 typedef enum lg_param_layout {
-    LG_LAYOUT_FILE,      /* as in the file */
+    LG_LAYOUT_FILE, /* as in the file */
     LG_LAYOUT_CONV_OHWI, /* file (Co, Ci, kh, kw), buffer (Co, kh, kw, Ci); over time with kt before kh */
 } lg_param_layout;
 

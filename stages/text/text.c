@@ -298,9 +298,9 @@ static int gather(struct text *x, const struct lg_claim *claim, bool *wanted)
         x->host_length[i] = 1;
         if (!wanted[i]) continue;
         memcpy(ids, lg_window_tokens(w, x->k, claim->n + i), (size_t)L * sizeof *ids);
-        x->host_length[i] =
-            x->keys.info->padding == LG_PADDING_MASKED
-                ? lg_window_slot(w, claim->n + i)->text_length[x->k] : L;
+        x->host_length[i] = x->keys.info->padding == LG_PADDING_MASKED
+                                ? lg_window_slot(w, claim->n + i)->text_length[x->k]
+                                : L;
         n_wanted++;
     }
     return n_wanted;

@@ -170,9 +170,9 @@ static int print_autoencoder(const struct options *o, lg_device *d)
     struct lg_autoencoder_config c;
     LG_TRY(lg_autoencoder_config_load(o->of, &c));
     const struct lg_autoencoder_shape shape = {.half = LG_AEKL_BOTH,
-                                        .batch = (int)LG_MAX(o->batch, 1),
-                                        .height = (int)o->size,
-                                        .width = (int)o->size};
+                                               .batch = (int)LG_MAX(o->batch, 1),
+                                               .height = (int)o->size,
+                                               .width = (int)o->size};
     LG_TRY(lg_autoencoder_print(d, &c, &shape, stdout));
     return 0;
 }

@@ -246,8 +246,9 @@ static void test_deep_nesting(void **state)
 static void test_types_and_ranges(void **state)
 {
     (void)state;
-    REFUSES("[vae]\nslice = -1\n",
-            "vae.slice is out of range: expected \"auto\" or a whole number from 0 to 4096, got -1");
+    REFUSES(
+        "[vae]\nslice = -1\n",
+        "vae.slice is out of range: expected \"auto\" or a whole number from 0 to 4096, got -1");
     REFUSES("[vae]\nslice = \"all\"\n", "expected \"auto\" or a whole number from 0 to 4096");
     REFUSES("[vae]\nchunk = \"auto\"\n", "expected a whole number from 1 to 4096");
     REFUSES("[trainer]\n\nlr = 'fast'\n",
@@ -458,9 +459,8 @@ static void test_rules_clips(void **state)
     BREAKS("sample.first_frame with latents of one frame", "sample.first_frame=Makefile");
     BREAKS("sample.first_frame: /nowhere.png does not exist", "model.kind=latte", "data.frames=5",
            "sample.first_frame=/nowhere.png");
-    BREAKS("sample.first_frame has no meaning with trainer.objective = \"eps\"",
-           "model.kind=latte", "data.frames=5", "trainer.objective=eps",
-           "sample.first_frame=Makefile");
+    BREAKS("sample.first_frame has no meaning with trainer.objective = \"eps\"", "model.kind=latte",
+           "data.frames=5", "trainer.objective=eps", "sample.first_frame=Makefile");
     BREAKS("trainer.clean_first_frame = 0.1 with latents of one frame",
            "trainer.clean_first_frame=0.1");
     BREAKS("trainer.clean_first_frame has no meaning with trainer.objective = \"eps\"",
