@@ -179,7 +179,7 @@ $(BUILD)/tests/test_rounding: | $(UNOPTIMIZED_SO)
 CLIP_TESTS := $(addprefix $(BUILD)/tests/test_,clip_read clip_source clip_write pictures)
 $(CLIP_TESTS): LIBS += -lavformat -lavcodec -lavutil
 $(CLIP_TESTS): | $(AV_SO)
-$(BUILD)/tests/stub/liblg-cuda.so: $(BUILD)/obj/tests/stub/cuda.c.o $(BUILD)/obj/tests/stub/late.c.o $(BUILD)/obj/kernels/interface.c.o
+$(BUILD)/tests/stub/liblg-cuda.so: $(BUILD)/obj/tests/stub/cuda.c.o $(BUILD)/obj/tests/stub/late.c.o $(BUILD)/obj/tests/stub/link.c.o $(BUILD)/obj/kernels/interface.c.o
 $(BUILD)/tests/stub/driver/libcuda.so.1: $(BUILD)/obj/tests/stub/driver.c.o
 $(STALL): $(BUILD)/obj/tests/stub/stall.c.o
 $(STUB) $(STALL):

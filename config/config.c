@@ -277,6 +277,10 @@ static void set_value(void *of, const lg_key *k, const struct lg_toml_item *item
     bool in_range = true;
     switch (k->type) {
     case LG_KEY_INT:
+        if (k->has_auto && item->type == LG_TOML_TEXT && !strcmp(item->text, "auto")) {
+            *(int64_t *)lg_key_field(of, k) = LG_AUTO;
+            return;
+        }
         if (item->type != LG_TOML_INT) break;
         in_range = item->i >= k->int_min && item->i <= k->int_max;
         if (in_range) *(int64_t *)lg_key_field(of, k) = item->i;

@@ -4,6 +4,7 @@
 #include "base/fs.h"
 
 enum { LG_LIST_MAX = 256 };
+enum { LG_AUTO = -1 }; /* of a whole number that may be "auto" */
 /* Sample numbers (steps x global batch) stay far below 2^63. */
 #define LG_STEPS_MAX INT64_C(1000000000000)
 

@@ -283,6 +283,9 @@ int lg_plan_gpu(const lg_config *c, lg_role role, int index)
         return lg_gpus_at(c->vae_gpus, index);
     case LG_ROLE_trainer:
         return lg_gpus_at(c->trainer_gpus, index);
+    case LG_ROLE_exchange: /* for the state; where it adds there, for gradients */
+        if (!strcmp(c->hosts_transport, "nccl")) return lg_gpus_at(c->trainer_gpus, index);
+        return state_on_host ? -1 : lg_gpus_at(c->trainer_gpus, index);
     case LG_ROLE_ema:
         return state_on_host ? -1 : lg_gpus_at(c->trainer_gpus, index);
     case LG_ROLE_ckpt:

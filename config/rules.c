@@ -285,11 +285,11 @@ static void check_hosts(struct rules *r)
                "hosts.count = %lld without hosts.key: hosts talk to each other by a key alone; "
                "`lgsup keys cluster.key` makes one, which all of them get a copy of",
                (long long)c->hosts_count);
-    if (strcmp(c->_device, "host") != 0)
-        broken(r, "hosts.count",
-               "hosts.count = %lld with device = \"%s\": several hosts train with device = "
-               "\"host\" so far",
-               (long long)c->hosts_count, c->_device);
+    if (!strcmp(c->hosts_transport, "nccl") && strcmp(c->_device, "cuda") != 0)
+        broken(r, "hosts.transport",
+               "hosts.transport = \"nccl\" with device = \"%s\": NCCL carries what lies on GPUs "
+               "alone; \"ucx\" carries the hosts' memory",
+               c->_device);
 }
 
 /* What changes the order of sums, and no state. */

@@ -15,6 +15,9 @@ static const lg_key keys[] = {
 #define LG_SECTION(s, d)
 #define LG_INT(s, k, def, min, max, d)                                                             \
     {NAMED(s, k, d), .type = LG_KEY_INT, .int_def = (def), .int_min = (min), .int_max = (max)},
+#define LG_INT_AUTO(s, k, def, min, max, d)                                                        \
+    {NAMED(s, k, d),   .type = LG_KEY_INT, .int_def = (def),                                       \
+     .int_min = (min), .int_max = (max),   .has_auto = true},
 #define LG_NUM(s, k, def, min, max, d)                                                             \
     {NAMED(s, k, d), .type = LG_KEY_NUM, .num_def = (def), .num_min = (min), .num_max = (max)},
 #define LG_BOOL(s, k, def, d) {NAMED(s, k, d), .type = LG_KEY_BOOL, .bool_def = (def)},
@@ -31,6 +34,7 @@ static const lg_key keys[] = {
 #undef LG_RESTARTS
 #undef LG_SECTION
 #undef LG_INT
+#undef LG_INT_AUTO
 #undef LG_NUM
 #undef LG_BOOL
 #undef LG_SIDES
@@ -210,7 +214,8 @@ void lg_key_expected(const lg_key *k, char *ret, size_t bytes)
         if (k->int_max == INT64_MAX)
             snprintf(ret, bytes, "a whole number, at least %lld", (long long)k->int_min);
         else
-            snprintf(ret, bytes, "a whole number from %lld to %lld", (long long)k->int_min,
+            snprintf(ret, bytes, "%sa whole number from %lld to %lld",
+                     k->has_auto ? "\"auto\" or " : "", (long long)k->int_min,
                      (long long)k->int_max);
         return;
     case LG_KEY_NUM:
@@ -304,7 +309,10 @@ void lg_key_print(FILE *out, const void *of, const lg_key *k)
     const struct lg_sides *sides = field;
     switch (k->type) {
     case LG_KEY_INT:
-        fprintf(out, "%lld", (long long)*(const int64_t *)field);
+        if (k->has_auto && *(const int64_t *)field == LG_AUTO)
+            fputs("\"auto\"", out);
+        else
+            fprintf(out, "%lld", (long long)*(const int64_t *)field);
         return;
     case LG_KEY_SIDES:
         if (sides->height == sides->width)

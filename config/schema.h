@@ -21,6 +21,7 @@ typedef struct lg_key {
     lg_key_type type;
     size_t offset; /* of the field in lg_config, or in struct lg_data_source */
     int64_t int_def, int_min, int_max;
+    bool has_auto; /* INT: may be "auto", LG_AUTO */
     double num_def, num_min, num_max;
     bool bool_def;
     const char *text_def; /* STR, PATH, ENUM */

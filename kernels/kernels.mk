@@ -25,7 +25,7 @@ SHARED_OBJ := $(patsubst %,$(BUILD)/obj/kernels/%.c.o,tensor rows8 interface) \
 $(BUILD)/obj/kernels/rows8.c.o $(BUILD)/obj/kernels/ref64/linear.c.o: CFLAGS += -O3
 
 # The headers that programs and backends must agree on (interface.c, which includes them all).
-INTERFACE := $(addprefix kernels/,backend.h device.h info.h ops.h ops.def rows8.h tensor.h)
+INTERFACE := $(addprefix kernels/,backend.h device.h info.h link.h ops.h ops.def rows8.h tensor.h)
 $(BUILD)/obj/kernels/interface.c.o: CPPFLAGS += -DLG_INTERFACE='"lg-interface-$(shell cat $(INTERFACE) | sha256sum | cut -c1-16)"'
 
 define isa_rule

@@ -116,7 +116,8 @@ struct lg_stage_memory {
     bool is_made;       /* a mark says that its contents were made: not to be there is to be lost */
     /* Ranks hand it to each other: where the plan says so (apart), it is host memory that the device reaches. */
     bool is_handed;
-    bool front_only; /* of the region of another's GPU, which this process does not map */
+    bool is_with_host; /* host memory that the device reaches, whatever the plan says */
+    bool front_only;   /* of the region of another's GPU, which this process does not map */
 };
 int lg_stage_region(lg_stage *st, const struct lg_stage_memory *m, lg_region **ret, const char *fmt,
                     ...) __attribute__((format(printf, 4, 5)));

@@ -142,7 +142,7 @@ int lg_stage_region(lg_stage *st, const struct lg_stage_memory *m, lg_region **r
     vsnprintf(name, sizeof name, fmt, ap);
     va_end(ap);
     if (is_remote)
-        place = m->is_handed && st->plan.apart
+        place = m->is_with_host || (m->is_handed && st->plan.apart)
                     ? place_between(m->device)
                     : place_of(st, m->front_only ? NULL : m->device, m->role, m->index);
     int rc = lg_region_open(&(struct lg_region_spec){.keeper = st->keeper,

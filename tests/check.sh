@@ -31,7 +31,7 @@ tsan_shared=$(echo tests/unit/{scratch,seeds,shm_fixture,sim,sim_scatter,sim_seq
 # What AddressSanitizer watches only in check-all:
 # tests that compute: finite differences, golden values, numbers against bounds, the same bits in all modes;
 computing="adapter autoencoder batch denoiser_events denoiser_fd denoiser_golden denoiser_host denoiser_recompute
-    denoiser_shapes draw encode frozen gradients host moments objective offload ops_fd ops_host ops_ref rounding
+    denoiser_shapes draw encode frozen gradients host lent long moments objective offload ops_fd ops_host ops_ref rounding
     sampler sequence storage"
 # whole runs of processes, whose code sim_supervisor, faults_supervise, supervise and orders go through as well;
 running="former sigkill sockets supervise_adopt supervise_blocked supervise_deaths supervise_views units_run"

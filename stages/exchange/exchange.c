@@ -13,22 +13,42 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
-enum { MESSAGE_BYTES = 4 << 20, END_MS = 500 };
+/* Messages between GPUs are longer: each is a launch. */
+enum { MESSAGE_BYTES = 4 << 20, DEVICE_MESSAGE_BYTES = 16 << 20, END_MS = 500 };
 
 struct exchange {
-    lg_device *device;
+    lg_device *device; /* which adds: the host, or the rank's GPU where gradients lie there */
     lg_stream *stream;
+    bool on_gpu;
+    float *parts;
     lg_trainer_state *state;
     lg_state_bytes *bytes;
     struct lg_host_gradients gradients;
     lg_window *window; /* of number 0 */
     lg_exchanger *exchanger;
-    double *squares; /* which an addition makes by the way */
+    double *squares; /* of the device: which an addition makes by the way */
     uint64_t known;  /* steps whose samples have been told: below it */
     int64_t began_ns;
     bool fetched;
     lg_stage *stage;
 };
+
+static size_t message_bytes(const lg_config *c)
+{
+    return lg_host_way_of(c) == LG_HOST_WAY_ON_GPU ? DEVICE_MESSAGE_BYTES : MESSAGE_BYTES;
+}
+
+/* The GPU of a rank, where its exchange process has a context. */
+static void add_context(const lg_config *c, int rank, size_t parts, struct lg_stage_bytes *rows,
+                        int *n)
+{
+    const bool on_gpu = lg_host_way_of(c) == LG_HOST_WAY_ON_GPU;
+    if (lg_plan_gpu(c, LG_ROLE_exchange, rank) < 0) return;
+    snprintf(rows[*n].name, sizeof rows[*n].name, "private");
+    lg_stage_device_name(c, LG_ROLE_exchange, rank, rows[*n].device);
+    rows[*n].bytes = on_gpu ? parts * sizeof(float) : 0;
+    rows[(*n)++].processes = 1;
+}
 
 static int exchange_bytes(const lg_config *c, const lg_plan *p, lg_role role,
                           struct lg_stage_bytes *rows, int cap, int *ret_n)
@@ -37,18 +57,23 @@ static int exchange_bytes(const lg_config *c, const lg_plan *p, lg_role role,
     lg_params all;
     *ret_n = 0;
     if (p->hosts < 2) return 0;
-    LG_ASSERT(cap >= 1);
+    const int ranks = p->instances[LG_ROLE_trainer];
+    LG_ASSERT(cap > ranks);
     LG_TRY(lg_net_table_of(c, p, &net, &all));
     const lg_params trained = lg_params_trained(&all);
-    size_t sum = 0;
-    for (int r = 0; r < p->instances[LG_ROLE_trainer]; r++)
-        sum += lg_exchanger_bytes(lg_shard_count(&trained, r % p->shards, p->shards), p->hosts,
-                                  MESSAGE_BYTES);
+    size_t host = 0;
+    *ret_n = 1;
+    for (int r = 0; r < ranks; r++) {
+        const size_t parts = lg_exchanger_parts(lg_shard_count(&trained, r % p->shards, p->shards),
+                                                p->hosts, message_bytes(c));
+        host += lg_exchanger_bytes(p->hosts, message_bytes(c));
+        if (lg_host_way_of(c) != LG_HOST_WAY_ON_GPU) host += parts * sizeof(float);
+        add_context(c, r, parts, rows, ret_n);
+    }
     lg_params_free(&all);
     snprintf(rows[0].name, sizeof rows[0].name, "private");
-    rows[0].bytes = sum / (size_t)p->instances[LG_ROLE_trainer];
-    rows[0].processes = p->instances[LG_ROLE_trainer];
-    *ret_n = 1;
+    rows[0].bytes = host / (size_t)ranks;
+    rows[0].processes = ranks;
     return 0;
 }
 
@@ -106,20 +131,25 @@ static int written(void *arg)
 
 static int open_exchanger(lg_stage *st, struct exchange *e)
 {
+    const struct lg_outgoing_front *front = e->gradients.outgoing->front;
     uint64_t life;
     if (getrandom(&life, sizeof life, 0) != sizeof life)
         return LG_FAIL(LG_ERR_IO, "getrandom fails");
     LG_TRY(lg_exchanger_open(
         &(struct lg_exchanger_spec){.board = st->board,
                                     .rank = st->index,
-                                    .transport = &lg_transport_ucx,
+                                    .transport = e->on_gpu ? &lg_transport_nccl : &lg_transport_ucx,
+                                    .transport_arg = e->on_gpu ? e->device : NULL,
                                     .interface = st->config->hosts_interface,
                                     .outgoing = e->gradients.outgoing->payload,
                                     .incoming = e->gradients.incoming->payload,
                                     .outgoing_stamp = e->gradients.outgoing->front,
+                                    .leaving = &front->leaving,
                                     .incoming_stamp = e->gradients.incoming->front,
                                     .count = e->gradients.count,
-                                    .message_bytes = MESSAGE_BYTES,
+                                    .parts = e->parts,
+                                    .on_device = e->on_gpu,
+                                    .message_bytes = message_bytes(st->config),
                                     .state_bytes = state_bytes,
                                     .arg = e,
                                     .add = add,
@@ -133,23 +163,49 @@ static int open_exchanger(lg_stage *st, struct exchange *e)
     return 0;
 }
 
+/* Of the device that adds. */
+static int open_memory(lg_stage *st, struct exchange *e)
+{
+    const size_t parts =
+        lg_exchanger_parts(e->gradients.count, st->plan.hosts, message_bytes(st->config));
+    const size_t pieces = message_bytes(st->config) / sizeof(float) / LG_SQUARES_PIECE + 1;
+    void *memory;
+    LG_TRY(lg_device_alloc(e->device, LG_MAX(parts, (size_t)1) * sizeof *e->parts, &memory));
+    e->parts = memory;
+    LG_TRY(lg_device_alloc(e->device, pieces * sizeof *e->squares, &memory));
+    e->squares = memory;
+    return 0;
+}
+
+/* Of its own rank alone it moves the state; of the others the fronts are enough. */
+static int open_state(lg_stage *st, struct exchange *e)
+{
+    lg_device *maps[LG_INSTANCES_MAX] = {0}, *own;
+    LG_TRY(lg_state_device(st, st->index, &own));
+    for (int r = 0; r < LG_INSTANCES_MAX; r++)
+        if (r == st->index || lg_device_is_host(own)) maps[r] = own;
+    LG_TRY(lg_trainer_state_open(st, maps, &e->state));
+    LG_TRY(lg_state_bytes_open(st, own, e->state, &e->bytes));
+    return 0;
+}
+
 static int exchange_open(lg_stage *st)
 {
     struct exchange *e = calloc(1, sizeof *e);
-    lg_device *maps[LG_INSTANCES_MAX];
     LG_ASSERT(e);
     st->state = e;
     e->stage = st;
     e->known = st->board->s->start_step;
-    LG_TRY(lg_stage_host_device(st, LG_ROLE_exchange, &e->device));
+    e->on_gpu = lg_host_way_of(st->config) == LG_HOST_WAY_ON_GPU;
+    if (e->on_gpu)
+        LG_TRY(lg_stage_device(st, LG_ROLE_trainer, st->index, &e->device));
+    else
+        LG_TRY(lg_stage_host_device(st, LG_ROLE_exchange, &e->device));
     LG_TRY(lg_stream_open(e->device, &e->stream));
-    for (int r = 0; r < LG_INSTANCES_MAX; r++) maps[r] = e->device;
-    LG_TRY(lg_trainer_state_open(st, maps, &e->state));
-    LG_TRY(lg_state_bytes_open(st, e->device, e->state, &e->bytes));
-    LG_TRY(lg_host_gradients_open(st, e->state, &e->gradients));
+    LG_TRY(open_state(st, e));
+    LG_TRY(lg_host_gradients_open(st, e->on_gpu ? e->device : NULL, e->state, &e->gradients));
     if (st->index == 0) LG_TRY(lg_stage_window(st, NULL, &e->window));
-    e->squares = calloc(MESSAGE_BYTES / sizeof(float) / LG_SQUARES_PIECE + 1, sizeof *e->squares);
-    LG_ASSERT(e->squares);
+    LG_TRY(open_memory(st, e));
     return open_exchanger(st, e);
 }
 
@@ -196,7 +252,6 @@ static void exchange_close(lg_stage *st)
     lg_stream_close(&e->stream);
     lg_trainer_state_close(&e->state);
     lg_window_close(&e->window);
-    free(e->squares);
     free(e);
     st->state = NULL;
 }

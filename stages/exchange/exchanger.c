@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RETRY_MS = 20, CUT_OFF_MS = 30, STUCK_S = 3, MESSAGES_MAX = 1 << 16, PART_ALIGN = 16 };
+enum { RETRY_MS = 20, CUT_OFF_MS = 30, STUCK_S = 3, MESSAGES_MAX = 1 << 16, SLICE_ALIGN = 16 };
+enum { SLICES_OF_HOST = 8, SLICE_LEAST = 1 << 18 };
 #define ID_BITS 47
 
 uint64_t lg_exchanger_random(lg_exchanger *x)
@@ -19,36 +20,42 @@ uint64_t lg_exchanger_random(lg_exchanger *x)
     return id ? id : 1;
 }
 
-static struct lg_stretch part_of(size_t count, int host, int hosts)
+/* Elements of all slices but the last: several for each host, so that the last one to leave a rank is a small part of all, but
+ * none so short that messages cost more than they carry, unless a host had none then. */
+static size_t slice_of(size_t count, int hosts, size_t message_bytes)
 {
-    size_t per = (count + (size_t)hosts - 1) / (size_t)hosts;
-    per = (per + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN;
-    const size_t first = LG_MIN(per * (size_t)host, count);
-    return (struct lg_stretch){.first = first, .count = LG_MIN(per, count - first)};
+    const size_t per = (count + (size_t)hosts - 1) / (size_t)hosts;
+    size_t slice = LG_MIN(per, LG_MAX(per / SLICES_OF_HOST, (size_t)SLICE_LEAST));
+    slice = (slice + SLICE_ALIGN - 1) / SLICE_ALIGN * SLICE_ALIGN;
+    return LG_MAX(LG_MIN(slice, message_bytes / sizeof(float)), (size_t)1);
 }
 
-struct lg_stretch lg_exchanger_part(const lg_exchanger *x, int host)
+/* Of so many hosts, `host` adds slice host, host + hosts, .. */
+static int slices_of(size_t slices, int host, int hosts)
 {
-    return part_of(x->spec.count, host, x->hosts);
-}
-
-static size_t message_count(const lg_exchanger *x)
-{
-    return x->spec.message_bytes / sizeof(float);
-}
-
-int lg_exchanger_messages(const lg_exchanger *x, size_t count)
-{
-    const size_t n = (count + message_count(x) - 1) / message_count(x);
+    if (slices <= (size_t)host) return 0;
+    const size_t n = (slices - (size_t)host - 1) / (size_t)hosts + 1;
     LG_ASSERT(n < MESSAGES_MAX);
     return (int)n;
 }
 
-struct lg_stretch lg_exchanger_message(const lg_exchanger *x, struct lg_stretch part, int i)
+static size_t slices(const lg_exchanger *x)
 {
-    const size_t at = (size_t)i * message_count(x);
-    return (struct lg_stretch){
-        .first = part.first + at, .count = LG_MIN(message_count(x), part.count - at), .at = at};
+    return (x->spec.count + x->slice - 1) / x->slice;
+}
+
+int lg_exchanger_messages(const lg_exchanger *x, int host)
+{
+    return slices_of(slices(x), host, x->hosts);
+}
+
+struct lg_stretch lg_exchanger_message(const lg_exchanger *x, int host, int i)
+{
+    const size_t from_end = (size_t)host + (size_t)i * (size_t)x->hosts;
+    const size_t first = (slices(x) - 1 - from_end) * x->slice;
+    return (struct lg_stretch){.first = first,
+                               .count = LG_MIN(x->slice, x->spec.count - first),
+                               .at = (size_t)i * x->slice};
 }
 
 uint64_t lg_exchanger_state_pieces(const lg_exchanger *x, uint64_t state)
@@ -78,9 +85,7 @@ static struct lg_transfer *new_transfers(int n)
 static void open_peer(lg_exchanger *x, int h)
 {
     struct lg_peer *p = &x->peer[h];
-    const struct lg_stretch own = lg_exchanger_part(x, x->me), its = lg_exchanger_part(x, h);
-    const int n_own = lg_exchanger_messages(x, own.count),
-              n_its = lg_exchanger_messages(x, its.count);
+    const int n_own = lg_exchanger_messages(x, x->me), n_its = lg_exchanger_messages(x, h);
     if (h == x->me) return;
     const int questions[] = {n_own + 1, n_its, 1}, answers[] = {n_its + 1, n_own, 1};
     for (int k = 0; k < LG_ASK_KINDS; k++) {
@@ -89,14 +94,21 @@ static void open_peer(lg_exchanger *x, int h)
         p->answer[k].n = answers[k];
         p->answer[k].message = new_transfers(answers[k]);
     }
-    p->parts = malloc(LG_MAX(own.count, (size_t)1) * sizeof *p->parts);
+    p->parts = x->spec.parts + (size_t)(h > x->me ? h - 1 : h) * (size_t)n_own * x->slice;
     p->state = malloc(x->spec.message_bytes);
-    LG_ASSERT(p->parts && p->state);
+    LG_ASSERT(p->state);
 }
 
-size_t lg_exchanger_bytes(size_t count, int hosts, size_t message_bytes)
+size_t lg_exchanger_parts(size_t count, int hosts, size_t message_bytes)
 {
-    return (size_t)(hosts - 1) * (part_of(count, 0, hosts).count * sizeof(float) + message_bytes);
+    const size_t slice = slice_of(count, hosts, message_bytes);
+    const int most = slices_of((count + slice - 1) / slice, 0, hosts);
+    return (size_t)(hosts - 1) * (size_t)most * slice;
+}
+
+size_t lg_exchanger_bytes(int hosts, size_t message_bytes)
+{
+    return (size_t)(hosts - 1) * message_bytes;
 }
 
 int lg_exchanger_open(const struct lg_exchanger_spec *spec, lg_exchanger **ret)
@@ -108,6 +120,7 @@ int lg_exchanger_open(const struct lg_exchanger_spec *spec, lg_exchanger **ret)
     x->spec = *spec;
     x->hosts = b->count;
     x->me = b->host;
+    x->slice = slice_of(spec->count, x->hosts, spec->message_bytes);
     x->peer = calloc((size_t)x->hosts, sizeof *x->peer);
     LG_ASSERT(x->peer);
     for (int h = 0; h < x->hosts; h++) open_peer(x, h);
@@ -125,7 +138,6 @@ void lg_exchanger_close(lg_exchanger **ret)
             free(p->question[k].message);
             free(p->answer[k].message);
         }
-        free(p->parts);
         free(p->state);
     }
     free(x->peer);

@@ -28,36 +28,51 @@ static bool is_free(const struct lg_answer *a)
     return true;
 }
 
-static void send(lg_exchanger *x, int peer, struct lg_answer *a, const void *data, size_t bytes)
+static void send(lg_exchanger *x, int peer, struct lg_answer *a, const void *data, size_t bytes,
+                 bool on_device)
 {
     struct lg_transfer *m = &a->message[a->next];
     *m = (struct lg_transfer){.tag = a->ask.id << 16 | (uint64_t)a->next,
                               .data = (void *)data,
                               .bytes = bytes,
+                              .on_device = on_device,
                               .posted = true};
     a->next++;
     x->spec.transport->send(x->transport, peer, m);
 }
 
-static int send_floats(lg_exchanger *x, int peer, struct lg_answer *a, struct lg_stretch part,
-                       const float *of)
+/* Of the part of `host`. */
+static int send_floats(lg_exchanger *x, int peer, struct lg_answer *a, int host, const float *of)
 {
-    const struct lg_stretch m = lg_exchanger_message(x, part, a->next);
-    send(x, peer, a, of + m.first, m.count * sizeof *of);
+    const struct lg_stretch m = lg_exchanger_message(x, host, a->next);
+    send(x, peer, a, of + m.first, m.count * sizeof *of, x->spec.on_device);
     return 1;
+}
+
+int lg_exchanger_has_left(const lg_exchanger *x, uint64_t step, size_t from)
+{
+    const lg_mark local = look(&lg_board_row(x->spec.board, LG_ROLE_trainer, x->spec.rank)->local);
+    const size_t left = x->spec.leaving ? lg_leaving_of(x->spec.leaving, step) : 0;
+    const bool is_all = local == lg_mark_of(step);
+    if (!is_all && (!left || from < x->spec.count - left)) return 0;
+    if (lg_stamp_is(x->spec.outgoing_stamp, step)) return 1;
+    /* The next step is leaving: everybody has this one. */
+    if (lg_stamp_is(x->spec.outgoing_stamp, step + 1)) return 0;
+    return LG_FAIL(LG_ERR_CORRUPT, "trainer/%d/outgoing does not hold step %llu", x->spec.rank,
+                   (unsigned long long)step);
 }
 
 /* Of the rank's sum over this host, what `peer` adds; and its loss. */
 static int answer_part(lg_exchanger *x, int peer, struct lg_answer *a)
 {
     struct lg_board_row *row = lg_board_row(x->spec.board, LG_ROLE_trainer, x->spec.rank);
+    const bool is_loss = a->next + 1 == a->n;
+    const int has_left = lg_exchanger_has_left(
+        x, a->ask.step, is_loss ? 0 : lg_exchanger_message(x, peer, a->next).first);
+    if (has_left <= 0) return has_left;
+    if (!is_loss) return send_floats(x, peer, a, peer, x->spec.outgoing);
     if (look(&row->local) != lg_mark_of(a->ask.step)) return 0;
-    if (!lg_stamp_is(x->spec.outgoing_stamp, a->ask.step))
-        return LG_FAIL(LG_ERR_CORRUPT, "trainer/%d/outgoing does not hold step %llu", x->spec.rank,
-                       (unsigned long long)a->ask.step);
-    if (a->next + 1 < a->n)
-        return send_floats(x, peer, a, lg_exchanger_part(x, peer), x->spec.outgoing);
-    send(x, peer, a, &row->loss_sum[a->ask.step & 1], sizeof row->loss_sum[0]);
+    send(x, peer, a, &row->loss_sum[a->ask.step & 1], sizeof row->loss_sum[0], false);
     return 1;
 }
 
@@ -68,7 +83,7 @@ static int answer_total(lg_exchanger *x, int peer, struct lg_answer *a)
     const bool all =
         look(&lg_board_row(x->spec.board, LG_ROLE_exchange, x->spec.rank)->exchanged) == of;
     if (!all && (x->taking != of || a->next >= x->added)) return 0;
-    return send_floats(x, peer, a, lg_exchanger_part(x, x->me), x->spec.incoming);
+    return send_floats(x, peer, a, x->me, x->spec.incoming);
 }
 
 static int answer_state(lg_exchanger *x, int peer, struct lg_answer *a)
@@ -80,7 +95,7 @@ static int answer_state(lg_exchanger *x, int peer, struct lg_answer *a)
         return 0;
     const struct lg_exchanger_state of = lg_exchanger_state_piece(x, a->ask.step, a->ask.index);
     LG_TRY(x->spec.read(x->spec.arg, &of, x->peer[peer].state));
-    send(x, peer, a, x->peer[peer].state, of.bytes);
+    send(x, peer, a, x->peer[peer].state, of.bytes, false);
     return 1;
 }
 

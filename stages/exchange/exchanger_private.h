@@ -5,7 +5,7 @@
 
 struct lg_stretch {
     size_t first, count; /* elements of the shard */
-    size_t at;           /* of a message: element of its part */
+    size_t at;           /* element of the part, in `parts` */
 };
 
 typedef enum lg_ask_kind { LG_ASK_PART, LG_ASK_TOTAL, LG_ASK_STATE, LG_ASK_KINDS } lg_ask_kind;
@@ -63,6 +63,7 @@ struct lg_exchanger {
     struct lg_exchanger_spec spec;
     lg_transport *transport;
     int hosts, me;
+    size_t slice;   /* elements */
     uint64_t epoch; /* that it has entered; 0: none */
     struct lg_hosts_record record;
     struct lg_peer *peer; /* (hosts) */
@@ -85,10 +86,11 @@ struct lg_exchanger {
 
 /* exchanger.c */
 uint64_t lg_exchanger_random(lg_exchanger *x);
-struct lg_stretch lg_exchanger_part(const lg_exchanger *x, int host);
-/* Messages of a part of so many elements, and elements [at, at + n) of message i. */
-int lg_exchanger_messages(const lg_exchanger *x, size_t count);
-struct lg_stretch lg_exchanger_message(const lg_exchanger *x, struct lg_stretch part, int i);
+/* Messages of a host's part, and what message i of it holds. */
+int lg_exchanger_messages(const lg_exchanger *x, int host);
+struct lg_stretch lg_exchanger_message(const lg_exchanger *x, int host, int i);
+/* Has the own rank's sum of step s, from that element on, left it? 1, 0, or LG_ERR_CORRUPT. */
+int lg_exchanger_has_left(const lg_exchanger *x, uint64_t step, size_t from);
 /* Pieces of a state, each one message, and the bytes that one of them is. */
 uint64_t lg_exchanger_state_pieces(const lg_exchanger *x, uint64_t state);
 struct lg_exchanger_state lg_exchanger_state_piece(const lg_exchanger *x, uint64_t state,

@@ -53,10 +53,14 @@ void lg_exchanger_drop_questions(lg_exchanger *x, int peer)
         x->peer[peer].question[k].ask.step = UINT64_MAX;
 }
 
-static void expect(lg_exchanger *x, struct lg_question *q, int i, void *data, size_t bytes)
+static void expect(lg_exchanger *x, struct lg_question *q, int i, void *data, size_t bytes,
+                   bool on_device)
 {
-    q->message[i] = (struct lg_transfer){
-        .tag = q->ask.id << 16 | (uint64_t)i, .data = data, .bytes = bytes, .posted = true};
+    q->message[i] = (struct lg_transfer){.tag = q->ask.id << 16 | (uint64_t)i,
+                                         .data = data,
+                                         .bytes = bytes,
+                                         .on_device = on_device,
+                                         .posted = true};
     x->spec.transport->receive(x->transport, &q->message[i]);
 }
 
@@ -65,17 +69,17 @@ static void post(lg_exchanger *x, int h, lg_ask_kind kind)
     struct lg_peer *p = &x->peer[h];
     struct lg_question *q = &p->question[kind];
     if (kind == LG_ASK_STATE) {
-        expect(x, q, 0, p->state, lg_exchanger_state_piece(x, q->ask.step, q->ask.index).bytes);
+        expect(x, q, 0, p->state, lg_exchanger_state_piece(x, q->ask.step, q->ask.index).bytes,
+               false);
         return;
     }
-    const struct lg_stretch part = lg_exchanger_part(x, kind == LG_ASK_PART ? x->me : h);
-    float *to = kind == LG_ASK_PART ? p->parts : x->spec.incoming + part.first;
-    const int n = lg_exchanger_messages(x, part.count);
+    const int of = kind == LG_ASK_PART ? x->me : h, n = lg_exchanger_messages(x, of);
     for (int i = 0; i < n; i++) {
-        const struct lg_stretch m = lg_exchanger_message(x, part, i);
-        expect(x, q, i, to + m.at, m.count * sizeof *to);
+        const struct lg_stretch m = lg_exchanger_message(x, of, i);
+        float *to = kind == LG_ASK_PART ? p->parts + m.at : x->spec.incoming + m.first;
+        expect(x, q, i, to, m.count * sizeof *to, x->spec.on_device);
     }
-    if (kind == LG_ASK_PART) expect(x, q, n, &p->loss, sizeof p->loss);
+    if (kind == LG_ASK_PART) expect(x, q, n, &p->loss, sizeof p->loss, false);
 }
 
 /* Asks, or asks again where something has failed: 1 when something was done. */
@@ -118,8 +122,7 @@ static bool others_came(const lg_exchanger *x, lg_ask_kind kind, int i)
 /* The parts of all hosts, in host order. */
 static void add_message(lg_exchanger *x, int i)
 {
-    const struct lg_stretch part = lg_exchanger_part(x, x->me),
-                            m = lg_exchanger_message(x, part, i);
+    const struct lg_stretch m = lg_exchanger_message(x, x->me, i);
     const float *of[LG_HOSTS_MAX];
     for (int h = 0; h < x->hosts; h++)
         of[h] = h == x->me ? x->spec.outgoing + m.first : x->peer[h].parts + m.at;
@@ -153,7 +156,7 @@ static void end_step(lg_exchanger *x, uint64_t step)
 static int take_step(lg_exchanger *x, const char **ret_why)
 {
     const uint64_t step = lg_exchange_next(x->spec.board, x->spec.rank);
-    const int messages = lg_exchanger_messages(x, lg_exchanger_part(x, x->me).count);
+    const int messages = lg_exchanger_messages(x, x->me);
     int done = 0;
     if (x->taking != lg_mark_of(step)) {
         x->taking = lg_mark_of(step);
@@ -164,17 +167,19 @@ static int take_step(lg_exchanger *x, const char **ret_why)
         done |= ask(x, h, LG_ASK_PART, step, 0);
         done |= ask(x, h, LG_ASK_TOTAL, step, 0);
     }
-    *ret_why = "gradients of its rank";
-    if (look(&row_of(x, LG_ROLE_trainer)->local) < lg_mark_of(step)) return done;
-    if (!lg_stamp_is(x->spec.outgoing_stamp, step))
-        return LG_FAIL(LG_ERR_CORRUPT, "trainer/%d/outgoing does not hold step %llu", x->spec.rank,
-                       (unsigned long long)step);
-    *ret_why = "gradients of the other hosts";
+    const bool is_local = look(&row_of(x, LG_ROLE_trainer)->local) >= lg_mark_of(step);
+    *ret_why = is_local ? "gradients of the other hosts" : "gradients of its rank";
     while (x->added < messages && others_came(x, LG_ASK_PART, x->added)) {
+        const int may =
+            lg_exchanger_has_left(x, step, lg_exchanger_message(x, x->me, x->added).first);
+        LG_TRY(may);
+        if (!may) break;
         add_message(x, x->added++);
         done = 1;
     }
-    if (x->added < messages || !others_came(x, LG_ASK_PART, messages) || !has_totals(x))
+    /* All may have left before the rank says that it is all, with the loss. */
+    if (!is_local || x->added < messages || !others_came(x, LG_ASK_PART, messages) ||
+        !has_totals(x))
         return done;
     end_step(x, step);
     return 1;

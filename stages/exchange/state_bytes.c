@@ -14,6 +14,7 @@ struct lg_state_bytes {
     const lg_trainer_state *state;
     int rank;
     lg_region *average[2]; /* NULL: another rank of the host has it */
+    bool average_is_host;  /* whatever d is */
     int ledger;            /* fd; -1: not of this rank */
     size_t bytes[LEDGER];  /* of the others */
 };
@@ -36,6 +37,7 @@ int lg_state_bytes_open(lg_stage *st, lg_device *d, lg_trainer_state *s, lg_stat
     *b = (lg_state_bytes){.device = d, .state = s, .rank = st->index, .ledger = -1};
     const size_t floats = lg_trainer_shard(s, b->rank) * sizeof(float);
     const bool has_average = b->rank < s->shards && st->board->s->has_ema;
+    b->average_is_host = lg_ema_is_apart(st->config);
     LG_TRY(lg_stream_open(d, &b->stream));
     LG_TRY(lg_trainer_moments_open(st, d, s, b->rank));
     for (int side = 0; side < 2 && has_average; side++)
@@ -124,7 +126,7 @@ static int move_some(lg_state_bytes *b, int i, uint64_t state, struct lg_exchang
 {
     if (i == LEDGER) return move_ledger(b, some.at, some.bytes, to, from);
     char *here = area(b, i, state) + some.at;
-    const bool on_host = i == SCALARS || i == DEVICE;
+    const bool on_host = i == SCALARS || i == DEVICE || (i == AVERAGE && b->average_is_host);
     if (on_host)
         memcpy(to ? to : here, to ? here : from, some.bytes);
     else if (to)

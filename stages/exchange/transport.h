@@ -14,12 +14,15 @@
 #include <stdint.h>
 
 #define LG_TAG_NOTE (UINT64_C(1) << 63)
+/* With LG_TAG_NOTE: a note of a transport that is built on another one. */
+#define LG_TAG_INNER (UINT64_C(1) << 62)
 
 /* A message under way; it is the caller's, and stays where it is until it is done. */
 struct lg_transfer {
     uint64_t tag;
     void *data;
     size_t bytes;      /* of a receive: exactly so many must come */
+    bool on_device;    /* data is memory of the device that the transport was opened with */
     bool posted, done; /* posted by the caller; done: it is over */
     bool failed; /* with done: cancelled, or the connection has failed, or another size has come */
     struct lg_transport *of;
@@ -34,7 +37,7 @@ struct lg_transport_spec {
     uint32_t port;
     const char
         *interface; /* network device; NULL or "": that of the address, or as the transport finds */
-    void *arg;      /* of a test's transport */
+    void *arg;      /* nccl: the lg_device whose memory messages lie in; of a test's transport */
 };
 
 struct lg_transport_kind {
@@ -67,3 +70,5 @@ struct lg_transport_kind {
 
 /* Over UCX: tag messages between memory of the hosts (ucx.c). */
 extern const struct lg_transport_kind lg_transport_ucx;
+/* Over NCCL what lies on a device, over UCX all else (nccl.c). */
+extern const struct lg_transport_kind lg_transport_nccl;

@@ -52,6 +52,22 @@ static int failure(ucs_status_t s, const char *what)
 
 /* ---- addresses ---- */
 
+static bool is_loopback(const struct sockaddr_storage *a)
+{
+    const uint32_t v4 = ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr);
+    return a->ss_family == AF_INET && v4 >> 24 == 127;
+}
+
+/* UCX knows an interface by its addresses, and loopback's has one. So the others, at which several hosts of one machine
+ * may be, are ports of that one. */
+static void fold_loopback(struct sockaddr_in *a)
+{
+    enum { PORTS_OF_AN_ADDRESS = 256 };
+    const uint32_t last = ntohl(a->sin_addr.s_addr) & 255;
+    a->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    a->sin_port = htons((uint16_t)(ntohs(a->sin_port) + (last - 1) * PORTS_OF_AN_ADDRESS));
+}
+
 static int parse_address(const char *text, uint32_t port, struct sockaddr_storage *ret)
 {
     struct sockaddr_in *v4 = (struct sockaddr_in *)ret;
@@ -60,6 +76,7 @@ static int parse_address(const char *text, uint32_t port, struct sockaddr_storag
     if (inet_pton(AF_INET, text, &v4->sin_addr) == 1) {
         v4->sin_family = AF_INET;
         v4->sin_port = htons((uint16_t)port);
+        if (is_loopback(ret)) fold_loopback(v4);
         return 0;
     }
     if (inet_pton(AF_INET6, text, &v6->sin6_addr) == 1) {
@@ -70,13 +87,6 @@ static int parse_address(const char *text, uint32_t port, struct sockaddr_storag
     return LG_FAIL(LG_ERR_CONFIG, "\"%.60s\" is no numeric address of a host", text);
 }
 
-static bool is_loopback(const struct sockaddr_storage *a)
-{
-    const uint32_t v4 = ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr);
-    return a->ss_family == AF_INET && v4 >> 24 == 127;
-}
-
-/* From any loopback address one goes out as the first. */
 static bool is_same_host(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
 {
     if (a->ss_family != b->ss_family) return false;
@@ -353,7 +363,7 @@ static void ucx_receive(lg_transport *t, struct lg_transfer *m)
                                      .user_data = m};
     m->of = t;
     ucs_status_ptr_t r = ucp_tag_recv_nbx(t->worker, m->data, m->bytes, m->tag,
-                                          note ? LG_TAG_NOTE : UINT64_MAX, &how);
+                                          note ? LG_TAG_NOTE | LG_TAG_INNER : UINT64_MAX, &how);
     if (!r || UCS_PTR_IS_ERR(r))
         finish(m, true);
     else if (!m->done) /* the callback may have been there before us */

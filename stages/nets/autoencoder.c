@@ -150,6 +150,20 @@ int lg_autoencoder_plan_all(lg_device *d, const struct lg_autoencoder_config *c,
     return rc;
 }
 
+int lg_autoencoder_fit_slice(lg_device *d, const struct lg_autoencoder_config *c, size_t bytes,
+                             struct lg_autoencoder_shape *shape)
+{
+    const int all = shape->frames > 1 ? shape->frames : shape->batch;
+    for (int parts = 1;; parts *= 2) {
+        lg_autoencoder *a = NULL;
+        shape->slice = (all + parts - 1) / parts;
+        LG_TRY(plan(d, c, shape, &a));
+        const size_t need = a->need.arena;
+        lg_autoencoder_close(&a);
+        if (need <= bytes || shape->slice == 1) return 0;
+    }
+}
+
 int lg_autoencoder_open_all(lg_device *d, const struct lg_autoencoder_config *c,
                             const struct lg_autoencoder_shape *shapes, int n, lg_autoencoder **ret)
 {

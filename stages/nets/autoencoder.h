@@ -41,6 +41,10 @@ struct lg_autoencoder_shape {
 };
 /* What slice is best of clips of these sizes, where nobody says: as many frames as make 16 megapixels, of an AutoencoderKL one. */
 int lg_autoencoder_slice(const struct lg_autoencoder_config *c, int height, int width);
+/* shape's slice becomes the largest with which a net's activations keep within so many bytes: all, half, a quarter .. (rounded
+ * up); the smallest that there is where none does. It follows from the shape and the type of numbers, not from the device. */
+int lg_autoencoder_fit_slice(lg_device *d, const struct lg_autoencoder_config *c, size_t bytes,
+                             struct lg_autoencoder_shape *shape);
 /* Nets of n shapes that never run at the same time, in one piece of memory, as large as the largest needs. ret[0] owns it
  * and is closed last. On failure none is open. */
 int lg_autoencoder_open_all(lg_device *d, const struct lg_autoencoder_config *c,

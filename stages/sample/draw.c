@@ -9,6 +9,7 @@
 #include "stages/nets/adapter_file.h"
 #include "stages/nets/denoiser.h"
 #include "stages/nets/sampler.h"
+#include "stages/sample/decode_noise.h"
 #include "stages/sample/first_frame.h"
 #include <stdlib.h>
 #include <string.h>
@@ -410,6 +411,15 @@ static int decode(const struct lg_draw_spec *s, const struct lg_denoiser_config 
                                                .width = ret->width};
     for (size_t i = 0; i < values; i++)
         latents[i] = (float)((double)latents[i] / c->scaling_factor + c->shift_factor);
+    const struct lg_decode_noise noise = {.vae_dir = s->vae_dir,
+                                          .channels = net->channels,
+                                          .values = values / (size_t)(s->n * net->channels),
+                                          .seed = s->seed,
+                                          .share = s->decode_noise < 0 ? s->decode_timestep
+                                                                       : s->decode_noise};
+    spec.decoding = (struct lg_decoding){.timestep = s->decode_timestep, .seed = s->seed};
+    if (c->kind == LG_VAE_LTX && c->ltx.has_timestep && noise.share > 0)
+        LG_TRY(lg_decode_noise_mix(&noise, latents, s->n));
     const size_t pixels = (size_t)ret->height * (size_t)ret->width;
     LG_TRY(alloc((size_t)(s->n * ret->frames) * 3, pixels, &ret->pixels));
     LG_TRY(lg_vae_batches_open(&spec, &vae));

@@ -25,8 +25,9 @@ struct lg_draw_spec {
     int steps;
     double guidance; /* 1: off */
     uint64_t seed;
-    const char *first_frame;   /* clips: a picture that all of them begin with; NULL or "": none */
-    int frames, height, width; /* pixels of a picture; 0: as the net was trained */
+    const char *first_frame; /* clips: a picture that all of them begin with; NULL or "": none */
+    double decode_timestep, decode_noise; /* lg_decode_noise.h; noise below 0: as the timestep */
+    int frames, height, width;            /* pixels of a picture; 0: as the net was trained */
     lg_device *device;
 };
 

@@ -202,6 +202,8 @@ static int draw(const struct options *o, const lg_config *c, const char *weights
                              .vae_dir = c->vae_model,
                              .prompts = o->captions,
                              .n = o->n_captions,
+                             .decode_timestep = c->sample_decode_timestep,
+                             .decode_noise = c->sample_decode_noise,
                              .first_frame = o->first_frame ? o->first_frame : c->sample_first_frame,
                              .negative = o->negative ? o->negative : c->sample_negative};
     struct lg_text_config text[LG_TEXTS_MAX] = {0};

@@ -29,8 +29,9 @@ struct lg_gradients {
     char *made;              /* where the backward writes: the own region, or memory cut like it */
     struct range *untouched; /* what no backward writes: gaps, in order */
     size_t n_untouched;
-    float *sink;                    /* where units go that are given already */
-    float *reduced;                 /* (shard): whole gradients of several ranks, added up */
+    float *sink;    /* where units go that are given already */
+    float *reduced; /* (shard): whole gradients of several ranks, added up */
+    float *staged;  /* (shard): LG_HOST_WAY_STAGED: what goes to the other hosts, what came */
     double *squares, *host_squares; // (pieces of the shard), device and host
     lg_mark *squares_of;            /* [units]: the step whose squares lie there */
     lg_event *event[2];
@@ -61,12 +62,10 @@ struct lg_gradients_bytes lg_gradients_bytes_of(const lg_plan *p, const lg_param
                                                 const lg_denoiser *net, size_t shard)
 {
     struct lg_gradients_bytes b = {.own = squares_count(shard) * sizeof(double)};
+    if (p->hosts > 1) b.host = b.staged = shard * sizeof(float);
     if (!p->scatters) {
         b.grad = t->count * sizeof(float);
-        if (p->hosts > 1)
-            b.host = shard * sizeof(float);
-        else if (p->instances[LG_ROLE_trainer] > 1)
-            b.own += shard * sizeof(float);
+        if (p->hosts < 2 && p->instances[LG_ROLE_trainer] > 1) b.own += shard * sizeof(float);
         if (is_apart(p)) b.own += b.grad;
         return b;
     }
@@ -74,7 +73,6 @@ struct lg_gradients_bytes lg_gradients_bytes_of(const lg_plan *p, const lg_param
     lg_ring_plan(t, net, &ring);
     b.grad = ring.bytes;
     b.sum = LG_MAX(shard, (size_t)1) * sizeof(float) * (micros_of(p) > 1 ? 2 : 1);
-    if (p->hosts > 1) b.host = shard * sizeof(float);
     b.own += ring.largest + (is_apart(p) ? ring.bytes : 0);
     lg_ring_free(&ring);
     return b;
@@ -90,8 +88,16 @@ void *lg_gradients_lent(const lg_gradients *g)
     return g->made;
 }
 
-int lg_host_gradients_open(lg_stage *st, const lg_trainer_state *s, struct lg_host_gradients *ret)
+lg_host_way lg_host_way_of(const lg_config *c)
 {
+    if (strcmp(c->_device, "cuda") != 0) return LG_HOST_WAY_HERE;
+    return strcmp(c->hosts_transport, "nccl") ? LG_HOST_WAY_STAGED : LG_HOST_WAY_ON_GPU;
+}
+
+int lg_host_gradients_open(lg_stage *st, lg_device *d, const lg_trainer_state *s,
+                           struct lg_host_gradients *ret)
+{
+    const bool on_gpu = lg_host_way_of(st->config) == LG_HOST_WAY_ON_GPU;
     struct {
         const char *name;
         lg_region **to;
@@ -101,10 +107,13 @@ int lg_host_gradients_open(lg_stage *st, const lg_trainer_state *s, struct lg_ho
         LG_TRY(lg_stage_region(
             st,
             &(struct lg_stage_memory){.bytes = LG_MAX(ret->count, (size_t)1) * sizeof(float),
-                                      .front_bytes = sizeof(struct lg_stamp),
+                                      .front_bytes = i ? sizeof(struct lg_stamp)
+                                                       : sizeof(struct lg_outgoing_front),
+                                      .device = d,
                                       .role = LG_ROLE_trainer,
                                       .index = st->index,
-                                      .is_made = lg_trainer_began(st->board)},
+                                      .is_made = lg_trainer_began(st->board),
+                                      .is_with_host = !on_gpu},
             part[i].to, "trainer/%d/%s", st->index, part[i].name));
     return 0;
 }
@@ -189,8 +198,11 @@ static int open_memory(lg_gradients *g, const lg_denoiser *net)
 {
     const lg_params *t = &g->state->params;
     const size_t shard = lg_trainer_shard(g->state, g->me);
-    if (lg_hosts_are_several(g->st->board))
-        LG_TRY(lg_host_gradients_open(g->st, g->state, &g->host));
+    if (lg_hosts_are_several(g->st->board)) {
+        LG_TRY(lg_host_gradients_open(g->st, g->device, g->state, &g->host));
+        if (lg_host_way_of(g->st->config) == LG_HOST_WAY_STAGED)
+            LG_TRY(alloc(g->device, LG_MAX(shard, (size_t)1) * sizeof(float), &g->staged));
+    }
     LG_TRY(open_regions(g, lg_gradients_bytes_of(&g->st->plan, t, net, shard)));
     LG_TRY(alloc(g->device, squares_count(shard) * sizeof(double), &g->squares));
     g->host_squares = calloc(squares_count(shard) + 1, sizeof(double));
@@ -443,6 +455,40 @@ static void add_unit(lg_gradients *g, uint64_t step, uint64_t n)
     g->squares_of[unit] = micro + 1 == g->micros ? lg_mark_of(step) : LG_MARK_NONE;
 }
 
+/* ---- to the other hosts ---- */
+
+static struct lg_outgoing_front *outgoing_front(const lg_gradients *g)
+{
+    return g->host.outgoing->front;
+}
+
+/* What was added of the last micro-batch goes, behind the additions. */
+static void bring_out(lg_gradients *g, int unit)
+{
+    const struct lg_piece p = own_piece(g, unit);
+    lg_stream_copy(g->adder, (float *)g->host.outgoing->payload + p.at,
+                   sum_after(g, g->micros) + p.at, p.count * sizeof(float));
+}
+
+/* Elements at the shard's end that so many units of the last micro-batch make whole. */
+static size_t whole_at_end(const lg_gradients *g, uint64_t units)
+{
+    size_t rest = 0;
+    for (uint64_t n = units; n < (uint64_t)g->ring.units; n++) {
+        const struct lg_piece p = own_piece(g, g->ring.by_order[n]);
+        if (p.count) rest = LG_MAX(rest, p.at + p.count);
+    }
+    return lg_trainer_shard(g->state, g->me) - rest;
+}
+
+/* After `added` units of the step, of all micro-batches. */
+static void tell_leaving(lg_gradients *g, uint64_t step, uint64_t added)
+{
+    const uint64_t before = (g->micros - 1) * (uint64_t)g->ring.units;
+    if (!g->host.outgoing || added <= before) return;
+    lg_leaving_mark(&outgoing_front(g)->leaving, step, whole_at_end(g, added - before));
+}
+
 int lg_gradients_add(lg_gradients *g)
 {
     if (!g->scatters) return 0;
@@ -455,10 +501,16 @@ int lg_gradients_add(lg_gradients *g)
                    to = lg_scatter_count(given, step, all);
     for (int r = 0; r < g->ranks; r++) LG_TRY(lg_stage_expect(g->st, g->grad[r], step));
     if (from) LG_TRY(lg_stage_expect(g->st, g->sum, step));
+    const uint64_t last = (g->micros - 1) * (uint64_t)g->ring.units;
     lg_stamp_set(stamp_of(g->sum), step);
-    for (uint64_t n = from; n < to; n++) add_unit(g, step, n);
+    if (g->host.outgoing && to > last) lg_stamp_set(&outgoing_front(g)->stamp, step);
+    for (uint64_t n = from; n < to; n++) {
+        add_unit(g, step, n);
+        if (g->host.outgoing && n >= last) bring_out(g, g->ring.by_order[n - last]);
+    }
     lg_stream_sync(g->adder);
     lg_scatter_mark_added(b, g->me, given);
+    tell_leaving(g, step, to);
     lg_bus_notify(g->st->bus);
     return 1;
 }
@@ -466,6 +518,7 @@ int lg_gradients_add(lg_gradients *g)
 /* Where REDUCE leaves the shard. */
 static float *reduced_to(const lg_gradients *g)
 {
+    if (g->staged) return g->staged;
     if (g->host.outgoing) return g->host.outgoing->payload;
     if (g->scatters) return sum_after(g, g->micros);
     return g->reduced ? g->reduced : g->grad[g->me]->payload;
@@ -481,7 +534,7 @@ static void reduce_whole(lg_gradients *g, struct lg_piece p)
 /* The sum is there; its squares are too, unless a former life has added it. */
 static void reduce_scattered(lg_gradients *g, int unit, struct lg_piece p)
 {
-    if (g->squares_of[unit] == lg_mark_of(g->step) && !g->host.outgoing) return;
+    if (g->squares_of[unit] == lg_mark_of(g->step)) return;
     struct lg_reduce_ranks_args a = reduction(g, p, reduced_to(g));
     add_part(&a, sum_after(g, g->micros) + p.at);
     lg_reduce_ranks(g->compute, &a);
@@ -501,7 +554,9 @@ static void reduce_units(lg_gradients *g, bool total, struct lg_exact_sum *ret_s
     const size_t squares = squares_count(lg_trainer_shard(g->state, g->me));
     *ret_squares = (struct lg_exact_sum){0};
     if (!squares) return;
+    const size_t bytes = lg_trainer_shard(g->state, g->me) * sizeof(float);
     lg_turn_begin(&g->st->turn);
+    if (g->staged && total) lg_stream_copy(g->compute, g->staged, g->host.incoming->payload, bytes);
     for (int u = 0; u < g->state->params.n_units; u++) {
         struct lg_piece p = own_piece(g, u);
         if (!p.count) continue;
@@ -512,6 +567,8 @@ static void reduce_units(lg_gradients *g, bool total, struct lg_exact_sum *ret_s
         else
             reduce_whole(g, p);
     }
+    if (g->staged && !total)
+        lg_stream_copy(g->compute, g->host.outgoing->payload, g->staged, bytes);
     lg_stream_download(g->compute, g->host_squares, g->squares, squares * sizeof(double));
     lg_stream_sync(g->compute);
     lg_turn_end(&g->st->turn);
@@ -522,6 +579,11 @@ int lg_gradients_reduce(lg_gradients *g, uint64_t step, struct lg_exact_sum *ret
 {
     g->step = step;
     if (g->scatters) LG_TRY(lg_stage_expect(g->st, g->sum, step));
+    if (g->scatters && g->host.outgoing) { /* it has left while it was added */
+        LG_TRY(lg_stage_expect(g->st, g->host.outgoing, step));
+        *ret_squares = (struct lg_exact_sum){0};
+        return 0;
+    }
     for (int r = 0; r < g->ranks && !g->scatters; r++)
         LG_TRY(lg_stage_expect(g->st, g->grad[r], step));
     reduce_units(g, false, ret_squares);
@@ -538,5 +600,5 @@ int lg_gradients_total(lg_gradients *g, uint64_t step, struct lg_exact_sum *ret_
 
 float *lg_gradients_sum(const lg_gradients *g)
 {
-    return g->host.incoming ? g->host.incoming->payload : reduced_to(g);
+    return g->host.incoming && !g->staged ? g->host.incoming->payload : reduced_to(g);
 }

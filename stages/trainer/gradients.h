@@ -23,6 +23,7 @@
  *                      who does the same again. Read and written by its rank alone. Its stamp names the step from the
  *                      first addition on. */
 #pragma once
+#include "shm/leaving.h"
 #include "shm/scatter.h"
 #include "shm/stamp.h"
 #include "stages/nets/denoiser.h"
@@ -32,17 +33,34 @@
 
 /* With several hosts (shm/hosts.h) a rank's shard, added up over this host, leaves it and comes back as the sum over all:
  *
- *   trainer/<r>/outgoing  front: lg_stamp; fp32 (shard). Written by rank r in REDUCE, read by exchange r.
+ *   trainer/<r>/outgoing  front: lg_outgoing_front; fp32 (shard). Written by rank r in REDUCE, read by exchange r. Scattered
+ *                         gradients leave as they come, from the shard's end to its beginning: what is added of the last
+ *                         micro-batch is copied here in FORWARD, and the front says how far. Its stamp names the step from
+ *                         the first of them on.
  *   trainer/<r>/incoming  front: lg_stamp; fp32 (shard). Written by exchange r, read by rank r and exchange r.
  *
- * Both lie with the host; their stamps are set before the marks `local` and `exchanged`. They are not cleared: of what is
- * being written over nobody reads any more. */
+ * Their stamps are set before the marks `local` and `exchanged`. They are not cleared: of what is being written over nobody
+ * reads any more. Where they lie: */
+typedef enum lg_host_way {
+    LG_HOST_WAY_HERE, /* device = "host": with the host, and the rank computes there */
+    LG_HOST_WAY_STAGED, /* GPUs, hosts.transport = "ucx": with the host, pinned; between it and a GPU go copies */
+    LG_HOST_WAY_ON_GPU /* GPUs, "nccl": on the rank's GPU */
+} lg_host_way;
+lg_host_way lg_host_way_of(const lg_config *c);
+
+struct lg_outgoing_front {
+    struct lg_stamp stamp;
+    struct lg_leaving leaving; /* scattered gradients alone */
+};
+
 struct lg_host_gradients {
     lg_region *outgoing, *incoming;
     size_t count; /* elements of each */
 };
-/* Of rank st->index; for the rank and for its exchange process. The stage closes the regions. */
-int lg_host_gradients_open(lg_stage *st, const lg_trainer_state *s, struct lg_host_gradients *ret);
+/* Of rank st->index; for the rank and for its exchange process, with the device that is to reach them: the rank's, or NULL
+ * for a process that uses host memory alone. The stage closes the regions. */
+int lg_host_gradients_open(lg_stage *st, lg_device *d, const lg_trainer_state *s,
+                           struct lg_host_gradients *ret);
 
 struct lg_gradients_front {
     struct lg_stamp stamp;
@@ -54,7 +72,8 @@ struct lg_gradients_front {
 struct lg_gradients_bytes {
     size_t grad, sum; /* regions of a rank; sum: 0: it has none */
     size_t host;      /* outgoing, and incoming; 0: there is one host */
-    size_t own;       /* private */
+    size_t staged;    /* private: likewise, with LG_HOST_WAY_STAGED alone */
+    size_t own;       /* private, all else */
 };
 /* net: compiled; shard: elements. */
 struct lg_gradients_bytes lg_gradients_bytes_of(const lg_plan *p, const lg_params *t,

@@ -169,6 +169,7 @@ static struct rank_bytes bytes_of(const lg_config *c, const lg_plan *p, lg_devic
     r.moments = lg_moments_bytes(&moments);
     lg_moments_layout_free(&moments);
     r.gradients = lg_gradients_bytes_of(p, t, net, count);
+    if (lg_host_way_of(c) == LG_HOST_WAY_STAGED) r.gradients.own += r.gradients.staged;
     r.working = lg_working_bytes_of(c, p, lg_device_dtype(d), t, net, shard);
     if (c->memory_offload_optimizer) r.transfer = lg_transfer_bytes_of(count);
     r.own = b->activations + b->scratch + r.gradients.own + r.working.gathered + batch +
@@ -252,13 +253,14 @@ static void add_rank(const lg_config *c, const lg_plan *p, const struct rank_byt
     /* Where those that others read lie. */
     const struct place *grads = p->apart && p->instances[LG_ROLE_trainer] > 1 ? &host : &own;
     const struct place *weights = p->apart && p->shards > 1 ? &host : &own;
+    const struct place *exchanged = lg_host_way_of(c) == LG_HOST_WAY_ON_GPU ? &own : &host;
     add_row(rows, n, side, &state, "state/a");
     add_row(rows, n, side, &state, "state/b");
     add_row(rows, n, b->moments, &state, "moments");
     add_row(rows, n, b->gradients.grad, grads, "grad");
     add_row(rows, n, b->gradients.sum, &own, "sum");
-    add_row(rows, n, b->gradients.host, &host, "outgoing");
-    add_row(rows, n, b->gradients.host, &host, "incoming");
+    add_row(rows, n, b->gradients.host, exchanged, "outgoing");
+    add_row(rows, n, b->gradients.host, exchanged, "incoming");
     add_row(rows, n, b->working.region, weights, "working");
     add_row(rows, n, b->exchanged, p->apart ? &host : &own, "exchanged");
     rows[*n] = (struct lg_stage_bytes){.name = "private", .processes = 1, .bytes = b->own};

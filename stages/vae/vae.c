@@ -59,8 +59,11 @@ static int chunk_of(const lg_plan *p, int k)
     return p->buckets.n ? LG_MIN(p->vae_chunk, lg_plan_shape(p, k).rows) : p->vae_chunk;
 }
 
-static void shapes_of(const lg_config *c, const lg_plan *p, const struct lg_autoencoder_config *net,
-                      struct lg_autoencoder_shape *ret)
+/* Of vae.slice = "auto": bytes of activations of an instance. */
+static const size_t SLICE_BYTES = (size_t)2 << 30;
+
+static int shapes_of(lg_device *d, const lg_config *c, const lg_plan *p,
+                     const struct lg_autoencoder_config *net, struct lg_autoencoder_shape *ret)
 {
     for (int k = 0; k < lg_plan_shapes(p); k++) {
         const struct lg_plan_shape s = lg_plan_shape(p, k);
@@ -72,6 +75,21 @@ static void shapes_of(const lg_config *c, const lg_plan *p, const struct lg_auto
                                                .width = s.width,
                                                .slice = c->vae_slice ? (int)c->vae_slice : most,
                                                .tile = (int)c->vae_tile};
+        if (c->vae_slice == LG_AUTO) LG_TRY(lg_autoencoder_fit_slice(d, net, SLICE_BYTES, &ret[k]));
+    }
+    return 0;
+}
+
+/* For people, what was chosen. */
+static void say_slices(const lg_plan *p, const struct lg_autoencoder_shape *shape, char *to,
+                       size_t room)
+{
+    int n = snprintf(to, room, "vae.slice = \"auto\":");
+    for (int k = 0; k < lg_plan_shapes(p) && n < (int)room; k++) {
+        const bool clip = shape[k].frames > 1;
+        n += snprintf(to + n, room - (size_t)n, "%s %d of %d %s of %d x %d", k ? "," : "",
+                      shape[k].slice, clip ? shape[k].frames : shape[k].batch,
+                      clip ? "frames" : "pictures", shape[k].height, shape[k].width);
     }
 }
 
@@ -104,17 +122,18 @@ static size_t chunk_bytes(const lg_plan *p, size_t ret[2])
 }
 
 static int private_bytes(const lg_config *c, const lg_plan *p,
-                         const struct lg_autoencoder_config *net, int index, size_t *ret)
+                         const struct lg_autoencoder_config *net, struct lg_stage_bytes *ret)
 {
     struct lg_autoencoder_shape shape[LG_BUCKETS_MAX];
     lg_device *d;
     size_t part[2], bytes = 0;
-    LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_vae, index, &d));
-    shapes_of(c, p, net, shape);
-    int rc = lg_autoencoder_plan_all(d, net, shape, lg_plan_shapes(p), &bytes);
+    LG_TRY(lg_stage_plan_device(c, p, LG_ROLE_vae, 0, &d));
+    int rc = shapes_of(d, c, p, net, shape);
+    if (rc == 0) rc = lg_autoencoder_plan_all(d, net, shape, lg_plan_shapes(p), &bytes);
     lg_device_close(&d);
     LG_TRY(rc);
-    *ret = bytes + chunk_bytes(p, part);
+    if (c->vae_slice == LG_AUTO) say_slices(p, shape, ret->note, sizeof ret->note);
+    ret->bytes = bytes + chunk_bytes(p, part);
     return 0;
 }
 
@@ -122,13 +141,14 @@ static int vae_bytes(const lg_config *c, const lg_plan *p, lg_role role,
                      struct lg_stage_bytes *rows, int cap, int *ret_n)
 {
     struct lg_autoencoder_config net;
-    size_t count, activations;
+    struct lg_stage_bytes own = {.name = "private", .processes = 1};
+    size_t count;
     int n = 0;
     *ret_n = 0;
     if (!p->instances[LG_ROLE_vae]) return 0;
     LG_TRY(lg_autoencoder_config_load(c->vae_model, &net));
     LG_TRY(weights_count(&net, &count));
-    LG_TRY(private_bytes(c, p, &net, 0, &activations));
+    LG_TRY(private_bytes(c, p, &net, &own));
     for (int i = 0; i < p->instances[LG_ROLE_vae]; i++) {
         bool first = true;
         for (int j = 0; j < i; j++) first = first && weights_place(c, j) != weights_place(c, i);
@@ -138,10 +158,9 @@ static int vae_bytes(const lg_config *c, const lg_plan *p, lg_role role,
             lg_stage_device_name(c, LG_ROLE_vae, i, rows[n].device);
             rows[n++].bytes = count * (size_t)p->element_bytes;
         }
-        snprintf(rows[n].name, sizeof rows[n].name, "private");
-        lg_stage_device_name(c, LG_ROLE_vae, i, rows[n].device);
-        rows[n].processes = 1;
-        rows[n++].bytes = activations;
+        rows[n] = own;
+        if (i) rows[n].note[0] = 0;
+        lg_stage_device_name(c, LG_ROLE_vae, i, rows[n++].device);
     }
     const struct lg_stage_memo_options memo = memo_of(c, p);
     LG_ASSERT(n < cap);
@@ -186,8 +205,8 @@ static int vae_open(lg_stage *st)
     const lg_plan *p = &st->plan;
     struct lg_autoencoder_shape shape[LG_BUCKETS_MAX];
     LG_TRY(lg_autoencoder_config_load(st->config->vae_model, &v->net_config));
-    shapes_of(st->config, p, &v->net_config, shape);
     LG_TRY(lg_stage_device(st, LG_ROLE_vae, st->index, &v->device));
+    LG_TRY(shapes_of(v->device, st->config, p, &v->net_config, shape));
     LG_TRY(lg_stage_window(st, v->device, &v->window));
     LG_TRY(lg_device_pin(v->device, v->window->pixels,
                          v->window->g.slots * v->window->g.pixels_bytes));

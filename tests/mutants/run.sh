@@ -49,6 +49,7 @@ tests_of_file() {
     stages/trainer/update.* | stages/trainer/state.* | stages/trainer/moments.* | stages/trainer/shards.*) echo moments shards ckpt e2e:kills e2e:adapter e2e:frozen8 ;;
     stages/trainer/batch.* | stages/trainer/forward.* | stages/trainer/rank_memory.*) echo batch moments e2e:published e2e:buckets e2e:sd3 ;;
     stages/sample/draw.* | stages/sample/first_frame.*) echo draw ;;
+    stages/sample/decode_noise.*) echo ltx_vae ;;
     stages/sample/pictures.*) echo pictures ;;
     stages/io/clip_write* | stages/io/av/clip_write* | stages/io/palette.*) echo clip_write pictures ;;
     stages/io/clip_* | stages/io/av/*) echo clip_read clip_times clip_source ;;

@@ -8,7 +8,7 @@
  * LG_STUB_MEMORY: it computes, in memory of which nobody knows that it is the host's; copies go from one kind to the
  * other, and what casts, copies, adds up gradients and updates weights takes none of the host's but what is mapped. With
  * LG_STUB=apart a GPU neither makes nor maps memory of the other.
- * LG_STUB_LATE: with it, and as late as it may (late.h). */
+ * Its links (kernels/link.h) are TCP connections (link.c). LG_STUB_LATE: with it, and as late as it may (late.h). */
 #include "base/check.h"
 #include "kernels/backend.h"
 #include "kernels/info.h"

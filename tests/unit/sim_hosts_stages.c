@@ -193,17 +193,20 @@ static bool reduce(struct life *h, int r, uint64_t s)
     bool known;
     const double divisor = divisor_of(h, s, &known);
     const bool early = sim_hosts_is(h->w, SIM_HOSTS_LOCAL_EARLY);
-    if (h->task[r].pc == 0 && early) {
-        lg_stamp_set(&m->out, s);
-        lg_trainer_mark_local(&h->board, r, s);
+    const bool leaves_early = sim_hosts_is(h->w, SIM_HOSTS_LEAVES_EARLY);
+    const int half = h->task[r].pc++; /* the later one leaves first */
+    if (half == 2) {
+        if (!early) lg_trainer_mark_local(&h->board, r, s);
+        return true;
     }
-    for (int j = h->task[r].pc * COUNT / 2; j < (h->task[r].pc + 1) * COUNT / 2; j++)
-        m->outgoing[j] = gradient(m->w[s & 1], first_sample(h, s), r, j, divisor);
-    if (++h->task[r].pc < 2) return false;
-    if (early) return true;
     lg_stamp_set(&m->out, s);
-    lg_trainer_mark_local(&h->board, r, s);
-    return true;
+    if (half == 0 && early) lg_trainer_mark_local(&h->board, r, s);
+    for (int j = (1 - half) * COUNT / 2; j < (2 - half) * COUNT / 2 && !leaves_early; j++)
+        m->outgoing[j] = gradient(m->w[s & 1], first_sample(h, s), r, j, divisor);
+    for (int j = 0; j < COUNT && leaves_early && half == 1; j++)
+        m->outgoing[j] = gradient(m->w[s & 1], first_sample(h, s), r, j, divisor);
+    lg_leaving_mark(&m->leaving, s, (size_t)((half + 1) * COUNT / 2));
+    return false;
 }
 
 static void check_record(struct life *h, uint64_t s)
@@ -406,6 +409,8 @@ int sim_hosts_exchanger(struct node *n, lg_exchanger **ret)
                                     .outgoing_stamp = &m->out,
                                     .incoming_stamp = &m->in,
                                     .count = COUNT,
+                                    .parts = m->parts,
+                                    .leaving = &m->leaving,
                                     .message_bytes = MESSAGE_BYTES,
                                     .state_bytes = state_bytes,
                                     .arg = n,

@@ -53,8 +53,9 @@ struct connection {
 };
 
 struct rank_memory {
-    float w[2][COUNT], outgoing[COUNT], incoming[COUNT];
+    float w[2][COUNT], outgoing[COUNT], incoming[COUNT], parts[8 * COUNT];
     struct lg_stamp stamp[2], out, in;
+    struct lg_leaving leaving;
 };
 
 struct life {

@@ -246,6 +246,10 @@ static void test_deep_nesting(void **state)
 static void test_types_and_ranges(void **state)
 {
     (void)state;
+    REFUSES("[vae]\nslice = -1\n",
+            "vae.slice is out of range: expected \"auto\" or a whole number from 0 to 4096, got -1");
+    REFUSES("[vae]\nslice = \"all\"\n", "expected \"auto\" or a whole number from 0 to 4096");
+    REFUSES("[vae]\nchunk = \"auto\"\n", "expected a whole number from 1 to 4096");
     REFUSES("[trainer]\n\nlr = 'fast'\n",
             "p.toml:3:1: trainer.lr: expected a number from 0 to 10, got the text \"fast\"");
     REFUSES("[trainer]\nlr = 20\n",
@@ -449,6 +453,8 @@ static void test_rules_clips(void **state)
            "data.latent_frames=5");
     assert_int_equal(CHECK("model.kind=latte", "data.frames=5", "trainer.clean_first_frame=0.1"),
                      0);
+    assert_int_equal(CHECK("model.kind=latte", "data.frames=5", "vae.slice=auto"), 0);
+    assert_int_equal(CHECK("model.kind=latte", "data.frames=5", "vae.slice=5"), 0);
     BREAKS("sample.first_frame with latents of one frame", "sample.first_frame=Makefile");
     BREAKS("sample.first_frame: /nowhere.png does not exist", "model.kind=latte", "data.frames=5",
            "sample.first_frame=/nowhere.png");
@@ -508,6 +514,10 @@ static void test_rules_hosts(void **state)
     BREAKS("hosts.count + hosts.spare = 65: at most 64 machines", "hosts.count=2", "hosts.spare=63",
            "hosts.key=k");
     BREAKS("a run of one host has no list and no spares", "hosts.spare=1");
+    assert_int_equal(CHECK("hosts.count=2", "hosts.key=k", "device=cuda", "hosts.transport=nccl"),
+                     0);
+    BREAKS("hosts.transport = \"nccl\" with device = \"host\"", "hosts.count=2", "hosts.key=k",
+           "hosts.transport=nccl");
     assert_int_equal(CHECK("hosts.count=3", "hosts.key=k"), LG_ERR_CONFIG);
     assert_message("does not divide by hosts.count = 3"); /* nor does the window, then */
 }

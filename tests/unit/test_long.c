@@ -127,45 +127,31 @@ static void test_products(void **state)
 static void test_ends(void **state)
 {
     (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* what it keeps of each byte is folded nowhere */
+#endif
     const size_t all = (size_t)LONG * D, end = all - (size_t)SHORT * D;
-    float *x = folded(all), *y = folded(all), *z = folded(all), *rows = calloc((size_t)LONG, 8);
-    float *want = malloc(2 * (size_t)SHORT * D * sizeof *want), mean[SHORT], rstd[SHORT];
-    float scale[D], shift[D];
-    LG_ASSERT(rows && want);
-    fill(x, WINDOW / sizeof *x, 1e-3f);
+    float *x = folded(all), *y = folded(all), *want = malloc((size_t)SHORT * D * sizeof *want);
+    float gate[D];
+    LG_ASSERT(want);
     fill(y, WINDOW / sizeof *y, -2e-3f);
     fill(x + end, (size_t)SHORT * D, 2e-3f);
     fill(y + end, (size_t)SHORT * D, 3e-3f);
-    fill(scale, D, 1e-3f);
-    fill(shift, D, -1e-3f);
-    const lg_tensor s = lg_t2(scale, LG_F32, 1, D), h = lg_t2(shift, LG_F32, 1, D);
-    for (int is_short = 0; is_short < 2; is_short++) {
-        const int64_t T = is_short ? SHORT : LONG;
-        const size_t from = is_short ? end : 0;
-        float *to = is_short ? want : z;
-        struct lg_norm_modulate_forward_args norm = {
-            .x = lg_t3(x + from, LG_F32, 1, T, D),
-            .scale = s,
-            .shift = h,
-            .y = lg_t3(to, LG_F32, 1, T, D),
-            .mean = lg_t2(is_short ? mean : rows, LG_F32, 1, T),
-            .rstd = lg_t2(is_short ? rstd : rows + LONG, LG_F32, 1, T),
-            .eps = 1e-6};
-        lg_norm_modulate_forward(g_stream, &norm);
-        lg_gate_residual_forward(
-            g_stream,
-            &(struct lg_gate_residual_forward_args){
-                .x = norm.y, .y = lg_t3(y + from, LG_F32, 1, T, D), .gate = s, .out = norm.y});
-    }
+    fill(gate, D, 1e-3f);
+    struct lg_gate_residual_forward_args a = {.x = lg_t3(x + end, LG_F32, 1, SHORT, D),
+                                              .y = lg_t3(y + end, LG_F32, 1, SHORT, D),
+                                              .gate = lg_t2(gate, LG_F32, 1, D),
+                                              .out = lg_t3(want, LG_F32, 1, SHORT, D)};
+    lg_gate_residual_forward(g_stream, &a);
     lg_stream_sync(g_stream);
-    assert_memory_equal(z + end, want, (size_t)SHORT * D * sizeof *z);
-    assert_memory_equal(rows + LONG - SHORT, mean, sizeof mean);
-    assert_memory_equal(rows + 2 * LONG - SHORT, rstd, sizeof rstd);
-    free(rows);
+    a.x = a.out = lg_t3(x, LG_F32, 1, LONG, D);
+    a.y = lg_t3(y, LG_F32, 1, LONG, D);
+    lg_gate_residual_forward(g_stream, &a);
+    lg_stream_sync(g_stream);
+    assert_memory_equal(x + end, want, (size_t)SHORT * D * sizeof *x);
     free(want);
     give_back(x, all * sizeof *x);
     give_back(y, all * sizeof *y);
-    give_back(z, all * sizeof *z);
 }
 
 /* ---- plans ---- */

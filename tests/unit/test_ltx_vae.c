@@ -1,8 +1,10 @@
 /* Autoencoders on clips: AutoencoderKLLTXVideo against diffusers (fp64), an AutoencoderKL frame by frame; slices of frames have
  * the bits of the whole, tiles are blended as tiles.h says; bad models. */
 #include "base/fs.h"
+#include "base/philox.h"
 #include "stages/nets/autoencoder.h"
 #include "stages/nets/tiles.h"
+#include "stages/sample/decode_noise.h"
 #include "tests/unit/encoder_fixture.h"
 #include "tests/unit/scratch.h"
 #include <math.h>
@@ -231,6 +233,63 @@ static void slices_have_the_bits_of_the_whole(void **state)
     check_slices(SMALL "ltx_old", 41, (int[]){1, 8, 17, 24, 0}); /* its decoder, too */
 }
 
+static void refused(int rc, int code, const char *words)
+{
+    if (rc != code || !strstr(lg_err_text(), words))
+        fail_msg("got %d, wanted %d with \"%s\": %s", rc, code, words, lg_err_text());
+}
+
+/* The largest slice of whole, half, a quarter .. that keeps within some bytes. */
+static void slices_fit(void **state)
+{
+    struct lg_autoencoder_config c;
+    struct fixture f = fixture_open("host");
+    const struct lg_autoencoder_shape whole = {LG_AEKL_ENCODER, 2, 37, 32, 16, 0, 0};
+    size_t last = SIZE_MAX;
+    OK(lg_autoencoder_config_load(SMALL "ltx_090", &c));
+    for (int parts = 1; parts <= 4; parts *= 2) {
+        struct lg_autoencoder_shape cut = whole, found = whole;
+        size_t bytes;
+        cut.slice = (37 + parts - 1) / parts;
+        OK(lg_autoencoder_plan_all(f.device, &c, &cut, 1, &bytes));
+        assert_true(bytes < last);
+        OK(lg_autoencoder_fit_slice(f.device, &c, bytes, &found)); /* scratch memory included */
+        assert_int_equal(found.slice, cut.slice);
+        last = bytes;
+    }
+    struct lg_autoencoder_shape least = whole;
+    OK(lg_autoencoder_fit_slice(f.device, &c, 1, &least));
+    assert_int_equal(least.slice, 1);
+    fixture_close(&f);
+}
+
+/* As diffusers' pipeline mixes it into a latent of the file, z = x std + mean. */
+static void noise_is_mixed(void **state)
+{
+    enum { C = 6, VALUES = 10 };
+    lg_st_file *w;
+    float x[2 * C * VALUES], was[2 * C * VALUES], e[C * VALUES], mean[C], spread[C];
+    const struct lg_decode_noise m = {
+        .vae_dir = SMALL "ltx_091", .channels = C, .values = VALUES, .share = 0.25, .seed = 5};
+    OK(lg_st_open(SMALL "ltx_091/diffusion_pytorch_model.safetensors", &w));
+    OK(lg_st_read_f32(lg_st_find(w, "latents_mean"), mean, 0, C));
+    OK(lg_st_read_f32(lg_st_find(w, "latents_std"), spread, 0, C));
+    lg_st_close(&w);
+    for (int i = 0; i < 2 * C * VALUES; i++) x[i] = was[i] = (float)(i % 7) - 3;
+    OK(lg_decode_noise_mix(&m, x, 2));
+    for (int i = 0; i < 2 * C * VALUES; i++) {
+        const int c = i / VALUES % C;
+        if (i % (C * VALUES) == 0)
+            lg_philox_normal_f32(e, C * VALUES, 5, LG_PURPOSE_DECODE, (uint64_t)(i > 0),
+                                 (uint64_t)1 << 62);
+        const float z = 0.75f * (was[i] * spread[c] + mean[c]) + 0.25f * e[i % (C * VALUES)];
+        assert_true(fabsf(x[i] * spread[c] + mean[c] - z) < 1e-5f);
+    }
+    struct lg_decode_noise wrong = m;
+    wrong.channels = 5;
+    refused(lg_decode_noise_mix(&wrong, x, 2), LG_ERR_MISMATCH, "latents_mean");
+}
+
 /* A clip's bits do not depend on what else there is. */
 static void clips_are_alone(void **state)
 {
@@ -405,12 +464,6 @@ static void shapes_share_memory(void **state)
     }
 }
 
-static void refused(int rc, int code, const char *words)
-{
-    if (rc != code || !strstr(lg_err_text(), words))
-        fail_msg("got %d, wanted %d with \"%s\": %s", rc, code, words, lg_err_text());
-}
-
 static void bad_configs(void **state)
 {
     static const char *const bad[][2] = {
@@ -475,6 +528,8 @@ int main(void)
         cmocka_unit_test(is_diffusers),
         cmocka_unit_test(in_fp32),
         cmocka_unit_test(slices_have_the_bits_of_the_whole),
+        cmocka_unit_test(slices_fit),
+        cmocka_unit_test(noise_is_mixed),
         cmocka_unit_test(clips_are_alone),
         cmocka_unit_test(frame_by_frame),
         cmocka_unit_test(tiles_cover_a_side),
