@@ -123,7 +123,7 @@ for victim in 1 0; do
     started=("${started[@]}")
     check "$name: the spare has trained" wait_until 120 step_reached "$run/2" 1
     check "$name: with the state of the other" grep -q 'took state' "$run/2/logs/exchange.0.log"
+    "$H" on $victim # nothing runs there; what is compared with needs it
     stop_hosts "$name" "$run" $((1 - victim))
-    "$H" on $victim
 done
 hosts_down
