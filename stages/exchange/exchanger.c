@@ -1,7 +1,11 @@
 /* An exchanger: epochs, connections and notes; exchanger.h has the protocol.
  *
  * What is known of a peer belongs to one life of its process and one session of its connection. When either changes, what
- * was under way between the two is given up and asked for again. */
+ * was under way between the two is given up and asked for again.
+ *
+ * A transport may never tell that a connection is lost, above all one that was cut off while it was being made. So every note
+ * says which session of its reader's connection the writer hears: whoever is not heard for a while, or no longer, connects
+ * again. The while is doubled each time, for a peer that is only slow. */
 #include "base/clock.h"
 #include "base/philox.h"
 #include "shm/commit.h"
@@ -9,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { PATIENCE_MS = 250, PATIENCE_MOST_MS = 8000 };
 enum { RETRY_MS = 20, CUT_OFF_MS = 30, STUCK_S = 3, MESSAGES_MAX = 1 << 16, SLICE_ALIGN = 16 };
 enum { SLICES_OF_HOST = 8, SLICE_LEAST = 1 << 18 };
 #define ID_BITS 47
@@ -169,6 +174,7 @@ bool lg_exchanger_send_note(lg_exchanger *x, int peer, const struct lg_note *not
         n->rank = (uint32_t)x->spec.rank;
         n->life = x->spec.life;
         n->session = p->my_session;
+        n->hears = p->session == p->cut_session ? 0 : p->session;
         *m =
             (struct lg_transfer){.tag = LG_TAG_NOTE, .data = n, .bytes = sizeof *n, .posted = true};
         x->out[i].peer = peer;
@@ -191,7 +197,7 @@ static void disconnect(lg_exchanger *x, int h)
 {
     struct lg_peer *p = &x->peer[h];
     x->spec.transport->disconnect(x->transport, h);
-    p->connected = p->greeted = false;
+    p->connected = p->greeted = p->is_heard = false;
     lg_exchanger_drop_answers(x, h); /* it asks again when it sees another session */
     say_again(x, h);
 }
@@ -205,6 +211,10 @@ static bool keep_connected(lg_exchanger *x, int h)
         disconnect(x, h);
         p->retry_ns = now + RETRY_MS * LG_MS_NS;
     }
+    if (p->connected && !p->is_heard && now - p->connected_ns > p->patience_ms * LG_MS_NS) {
+        p->patience_ms = LG_MIN(2 * p->patience_ms, PATIENCE_MOST_MS);
+        disconnect(x, h);
+    }
     if (!p->connected && now >= p->retry_ns) {
         p->retry_ns = now + RETRY_MS * LG_MS_NS;
         if (x->spec.transport->connect(x->transport, h, at->address,
@@ -213,6 +223,8 @@ static bool keep_connected(lg_exchanger *x, int h)
             return false;
         }
         p->connected = true;
+        p->connected_ns = now;
+        if (!p->patience_ms) p->patience_ms = PATIENCE_MS;
         p->my_session = lg_exchanger_random(x);
     }
     if (!p->connected || p->greeted) return false;
@@ -227,6 +239,7 @@ static void heard(lg_exchanger *x, int h, const struct lg_note *n)
     const bool is_first = !p->life, is_same = p->life == n->life;
     p->life = n->life;
     p->session = n->session;
+    p->greeted = false; /* it is told that it is heard */
     if (is_first) { /* what was said before may have come to a former process, or to one in another epoch */
         say_again(x, h);
         return;
@@ -235,12 +248,26 @@ static void heard(lg_exchanger *x, int h, const struct lg_note *n)
     lg_exchanger_ask_again(x, h);
 }
 
+/* Does it hear what we say? */
+static void hears(lg_exchanger *x, int h, uint64_t session)
+{
+    struct lg_peer *p = &x->peer[h];
+    const bool was_heard = p->is_heard;
+    if (!p->connected) return;
+    p->is_heard = session == p->my_session;
+    if (p->is_heard)
+        p->patience_ms = PATIENCE_MS;
+    else if (was_heard)
+        disconnect(x, h);
+}
+
 static void read_note(lg_exchanger *x, const struct lg_note *n)
 {
     if (n->magic != LG_NOTE_MAGIC || n->epoch != x->epoch || !x->epoch) return;
     if (n->host >= (uint32_t)x->hosts || (int)n->host == x->me) return;
     if (n->rank != (uint32_t)x->spec.rank || !x->peer[n->host].is_member || !n->life) return;
     heard(x, (int)n->host, n);
+    hears(x, (int)n->host, n->hears);
     if (n->kind == LG_NOTE_CARD) lg_hosts_hear(x->spec.board, (int)n->host, n->epoch, &n->of.said);
     if (n->kind == LG_NOTE_ASK) lg_exchanger_asked(x, (int)n->host, &n->of.ask);
 }
@@ -307,8 +334,9 @@ static void leave(lg_exchanger *x)
         if (p->connected) disconnect(x, h);
         lg_exchanger_drop_questions(x, h);
         p->is_member = false;
-        p->life = p->session = 0;
+        p->life = p->session = p->cut_session = 0;
         p->retry_ns = 0;
+        p->patience_ms = 0;
     }
     x->epoch = 0;
     x->card = 0;
@@ -353,6 +381,15 @@ static int follow_epoch(lg_exchanger *x)
     return epoch ? enter(x, &now) : 0;
 }
 
+void lg_exchanger_cut_off(lg_exchanger *x)
+{
+    x->spec.transport->cut_off(x->transport);
+    for (int h = 0; h < x->hosts; h++) {
+        x->peer[h].cut_session = x->peer[h].session;
+        x->peer[h].greeted = false;
+    }
+}
+
 /* What has begun to come from a host that is gone never ends by itself. */
 static int watch_places(lg_exchanger *x, bool free)
 {
@@ -365,7 +402,7 @@ static int watch_places(lg_exchanger *x, bool free)
     if (!x->stuck_ns) x->stuck_ns = now;
     if (!x->has_cut_off && now - x->stuck_ns > CUT_OFF_MS * LG_MS_NS) {
         x->has_cut_off = true;
-        x->spec.transport->cut_off(x->transport);
+        lg_exchanger_cut_off(x);
     }
     if (now - x->stuck_ns > STUCK_S * LG_S_NS)
         return LG_FAIL(LG_ERR_TIMEOUT,

@@ -19,6 +19,7 @@ struct lg_note {
     uint32_t host, rank; /* who says it */
     uint64_t life;       /* of its process */
     uint64_t session;    /* of its connection to us; another one: what it was sending is lost */
+    uint64_t hears;      /* the session of our connection to it that it hears; 0: none any more */
     union {
         struct lg_host_said said;
         struct lg_ask {
@@ -48,8 +49,12 @@ struct lg_peer {
     bool is_member, connected, greeted;
     int64_t retry_ns;       /* when to connect again */
     uint64_t life, session; /* its own, as it says; 0: not heard */
+    uint64_t cut_session;   /* the session that was cut off here */
     uint64_t my_session;
-    uint64_t card_sent; /* number of the card that it has */
+    bool is_heard;        /* by it, in my_session, as it says */
+    int64_t connected_ns; /* since when it is not heard */
+    int patience_ms;      /* after which it counts as lost */
+    uint64_t card_sent;   /* number of the card that it has */
     struct lg_question question[LG_ASK_KINDS];
     struct lg_answer answer[LG_ASK_KINDS];
     float *parts; // (own part): what it sends for PART
@@ -95,6 +100,8 @@ int lg_exchanger_has_left(const lg_exchanger *x, uint64_t step, size_t from);
 uint64_t lg_exchanger_state_pieces(const lg_exchanger *x, uint64_t state);
 struct lg_exchanger_state lg_exchanger_state_piece(const lg_exchanger *x, uint64_t state,
                                                    uint64_t i);
+/* All that comes from others ends, as failed; those who are still there are told, should their transport not tell them. */
+void lg_exchanger_cut_off(lg_exchanger *x);
 bool lg_exchanger_send_note(lg_exchanger *x, int peer, const struct lg_note *note);
 static inline bool lg_transfer_is_free(const struct lg_transfer *m)
 {

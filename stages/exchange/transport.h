@@ -51,7 +51,7 @@ struct lg_transport_kind {
     void (*disconnect)(lg_transport *t, int peer);
     bool (*has_failed)(lg_transport *t, int peer); /* since connect */
     /* By force, all connections that others have made: what has begun to come by them is done soon, as failed. Who is
-     * still there finds that his has failed, and connects again. */
+     * still there may find that his has failed. */
     void (*cut_off)(lg_transport *t);
     void (*send)(lg_transport *t, int peer, struct lg_transfer *m);
     /* Notes go to the places that are posted with LG_TAG_NOTE, in the order in which these were; one comes whole or not

@@ -106,15 +106,20 @@ void sim_hosts_net_turn(struct world *w)
     }
 }
 
-/* A connection breaks, with what is on it. */
+/* A connection breaks, with what is on it; or a process was so slow that it cuts off all that comes to it, although nobody has
+ * died. */
 void sim_hosts_net_fail_one(struct world *w)
 {
     struct connection *c = &w->connection[sim_hosts_random(w, 2 * HOSTS * RANKS)];
     if (!c->used || c->failed) return;
+    w->result->failures++;
+    if (c->to && c->to->alive && c->to->x && c->to->x->transport && sim_hosts_random(w, 2)) {
+        lg_exchanger_cut_off(c->to->x);
+        return;
+    }
     drop_all(c);
     c->failed = true;
     if (c->from) c->from->happened = true;
-    w->result->failures++;
 }
 
 /* Places of the dead are no places any more; of what it was sending, half may have come. */
@@ -196,6 +201,7 @@ static int net_connect(lg_transport *t, int peer, const char *address, uint32_t 
                                  .from_host = t->node->of->host,
                                  .to_host = of->host,
                                  .peer = peer,
+                                 .silent = sim_hosts_random(w, 32) == 0, /* lost as it is made */
                                  .queue = queue};
         if (!c->to && of->up) c->failed = true; /* nobody listens */
         t->to[peer] = c;
@@ -213,6 +219,10 @@ static void net_send(lg_transport *t, int peer, struct lg_transfer *m)
 {
     struct connection *c = t->to[peer];
     may_die(t->node->w);
+    if (c && c->silent) {
+        finish(m, false);
+        return;
+    }
     if (!c || c->failed || c->n == QUEUE) {
         if (c && c->n == QUEUE) c->failed = true;
         finish(m, true);
@@ -256,7 +266,9 @@ static void net_cut_off(lg_transport *t)
         struct connection *c = &w->connection[i];
         if (!c->used || c->to != t->node) continue;
         drop_all(c);
-        c->failed = true;
+        if (c->failed) continue;
+        c->silent = sim_hosts_random(w, 2);
+        c->failed = !c->silent;
         if (c->from) c->from->happened = true;
     }
     while (t->node->n_half) finish(t->node->half[--t->node->n_half], true);

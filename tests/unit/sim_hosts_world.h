@@ -46,6 +46,7 @@ struct message {
 
 struct connection {
     bool used, failed;
+    bool silent;            /* cut off, of which its maker hears nothing */
     struct node *from, *to; /* to: the process that had the address; NULL: none, and it fails */
     int from_host, to_host, peer;
     int n;
