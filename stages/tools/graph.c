@@ -186,7 +186,8 @@ static int print_folder(const struct options *o, lg_device *d)
     LG_TRY(find_kind(path, &kind));
     if (kind == DENOISER) {
         LG_TRY(lg_denoiser_config_load(path, &net));
-        LG_TRY(print_denoiser(o, d, &net, (struct lg_denoiser_mode){.batch = 1}));
+        /* As a rank trains it that has one micro-batch in a step. */
+        LG_TRY(print_denoiser(o, d, &net, (struct lg_denoiser_mode){.batch = 1, .lends = true}));
         return 0;
     }
     if (o->train)

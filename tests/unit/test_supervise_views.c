@@ -112,12 +112,16 @@ static cJSON *assert_status_follows_schema(void)
     return j;
 }
 
-/* The schema describes every field, and one that it does not know or that is missing is noticed. */
+/* The schema describes every field, and one that it does not know or that is missing is noticed; but "hosts", which runs of one
+ * host do not have. */
 static void assert_schema_is_strict(cJSON *status)
 {
     cJSON *schema = load_json("docs/status.schema.json"), *field;
+    cJSON *described = cJSON_GetObjectItem(schema, "properties");
+    assert_non_null(cJSON_GetObjectItem(described, "hosts"));
+    cJSON_DeleteItemFromObject(described, "hosts");
     assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(schema, "required")),
-                     cJSON_GetArraySize(cJSON_GetObjectItem(schema, "properties")));
+                     cJSON_GetArraySize(described));
     cJSON_Delete(schema);
     cJSON_ArrayForEach(field, status)
     {
