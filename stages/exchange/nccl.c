@@ -91,7 +91,7 @@ static const struct lg_transport_kind *const g_inner = &lg_transport_ucx;
 
 static void push(struct queue *q, struct lg_transfer *m)
 {
-    if (q->first + q->n == q->room) {
+    if (q->first && q->first + q->n == q->room) {
         memmove(q->m, q->m + q->first, q->n * sizeof(struct lg_transfer *));
         q->first = 0;
     }
