@@ -2,7 +2,7 @@
 # Every test. Called by `make check` and `make check-all`, after `make deps`, as:
 #     tests/check.sh BUILD [JOBS]
 #
-# Builds, then runs on one and a half times JOBS slots and one (some tests wait more than they work), the longest first
+# Builds, then runs on JOBS + 1 slots (some tests wait more than they work), the longest first
 # (tests/runner.sh): the unit tests, the layering, the end-to-end scripts, under AddressSanitizer and UBSan
 # (BUILD-asan) the unit tests that handle pointers and bytes from outside, under ThreadSanitizer (BUILD-tsan)
 # those of shared memory and messages. Simulations run a fixed number of seeds, the fuzz targets replay their
@@ -119,7 +119,7 @@ end
 results=$build/results
 rm -rf "$results"
 if [ ${#tests[@]} -gt 0 ]; then
-    slots=$((jobs + jobs / 2 + 1))
+    slots=$((jobs + 1))
     begin "tests, $slots at a time"
     E2E_REFERENCE=$(mktemp -d /tmp/lgr.XXXXXX) || exit 1
     export E2E_REFERENCE

@@ -212,6 +212,9 @@ void wait_for_step(uint64_t step)
     for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
         if (read_status() && g_status.step >= step) return;
     show_output();
+    unlink(g_out);
+    RUN("status", g_run);
+    show_output(); /* who waits for what */
     fail_msg("step %d is not reached", (int)step);
 }
 

@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-enum { LOOK_US = 2000, LOOKS_MAX = 10000 }; /* 20 s of an idle machine */
+enum { LOOK_US = 2000, LOOKS_MAX = 30000 }; /* 60 s of an idle machine */
 
 extern char g_file[LG_PATH_BYTES], g_run[LG_PATH_BYTES], g_out[LG_PATH_BYTES];
 extern pid_t g_lgsup;             /* the one in the foreground, 0: none */
