@@ -19,6 +19,9 @@
  * the ranks of all hosts, which is later still, and then no rank of this host reads s there any more. Who would still
  * ask for s then does not live any more, or has asked in a life before and takes no answer.
  *
+ * Notes say whom their writer hears: a connection that is lost in silence, which a transport may never tell, is made again by
+ * who is not heard (exchanger.c).
+ *
  * A host's exchange 0 also carries the cards. */
 #pragma once
 #include "shm/board.h"
