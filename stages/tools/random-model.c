@@ -10,7 +10,8 @@
  *                        [--spiece FILE] DIR
  *        lg-random-model transformer --preset (as pipeline; a U-Net too) DIR
  *        lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] DIR
- *        lg-random-model latents --count N [--size 32] [--channels 4] [--classes 1000] DIR
+ *        lg-random-model latents --count N [--size 32] [--channels 4] [--frames F]
+ *                        [--classes 1000] DIR
  *   all: [--seed 0]    models: [--dtype f32|f16|bf16]    data: [--per-shard 1000]
  *
  * Models: config.json and safetensors as diffusers and transformers write them; t5 also a copy of
@@ -55,12 +56,13 @@ enum {
     JPEG_QUALITY = 90,
     SIDE_MAX = 4096,
     RATIO_MAX = 16,
+    FRAMES_MAX = 4096,
     COUNT_MAX = 100000000,
 };
 
 struct options {
     const char *kind, *preset, *spiece, *dir;
-    long count, size, ratio, classes, channels, per_shard;
+    long count, size, ratio, classes, channels, frames, per_shard;
     uint64_t seed;
     const char *dtype;
 };
@@ -1068,19 +1070,28 @@ static int add_picture(const struct options *o, lg_tar_writer *w, uint64_t n, ui
     return rc < 0 ? lg_err_frame(rc, __FILE__, __LINE__, __func__) : 0;
 }
 
+/* Of one sample: (C, h, w), or with --frames, even of one, the (C, f, h, w) of a clip. */
+static size_t latent_elements(const struct options *o)
+{
+    return (size_t)(o->channels * o->size * o->size * (o->frames ? o->frames : 1));
+}
+
 /* Mean: standard normal; logvar: -10, as of a trained autoencoder's order. */
 static int add_latent(const struct options *o, lg_tar_writer *w, uint64_t n, uint8_t *room)
 {
-    const int64_t dim[3] = {o->channels, o->size, o->size};
-    size_t count = (size_t)(o->channels * o->size * o->size), bytes = 0;
+    const int64_t clip[4] = {o->channels, o->frames, o->size, o->size};
+    const int64_t picture[3] = {o->channels, o->size, o->size};
+    const int64_t *dim = o->frames ? clip : picture;
+    const int rank = o->frames ? 4 : 3;
+    size_t count = latent_elements(o), bytes = 0;
     float *x = (float *)(void *)room;
     char name[64];
     lg_st_writer *st = NULL;
     void *data = NULL;
     int rc;
     LG_TRY(lg_st_writer_open_memory(&st));
-    LG_TRY_GOTO(rc, lg_st_writer_declare(st, "latent_mean", LG_F32, 3, dim), fail);
-    LG_TRY_GOTO(rc, lg_st_writer_declare(st, "latent_logvar", LG_F32, 3, dim), fail);
+    LG_TRY_GOTO(rc, lg_st_writer_declare(st, "latent_mean", LG_F32, rank, dim), fail);
+    LG_TRY_GOTO(rc, lg_st_writer_declare(st, "latent_logvar", LG_F32, rank, dim), fail);
     lg_philox_normal_f32(x, count, o->seed, LG_PURPOSE_TEST, n, 0);
     LG_TRY_GOTO(rc, lg_st_writer_data(st, x, count * sizeof *x), fail);
     for (size_t i = 0; i < count; i++) x[i] = -10;
@@ -1118,7 +1129,7 @@ static int add_texts(const struct options *o, lg_tar_writer *w, uint64_t n)
 static int make_data(const struct options *o, bool pictures)
 {
     size_t room_bytes = pictures ? (size_t)((o->size + o->ratio) * (o->size + o->ratio) * 3)
-                                 : (size_t)(o->channels * o->size * o->size) * sizeof(float);
+                                 : latent_elements(o) * sizeof(float);
     uint8_t *room = malloc(room_bytes);
     LG_ASSERT(room);
     lg_tar_writer *w = NULL;
@@ -1186,6 +1197,7 @@ static int run(struct options *o)
     LG_TRY(check_range("size", o->size, 1, SIDE_MAX));
     LG_TRY(check_range("ratio", o->ratio, 1, RATIO_MAX));
     LG_TRY(check_range("channels", o->channels, 1, 1024));
+    LG_TRY(check_range("frames", o->frames, 0, FRAMES_MAX));
     LG_TRY(check_range("classes", o->classes, 1, 10000000));
     LG_TRY(check_range("per-shard", o->per_shard, 1, COUNT_MAX));
     LG_TRY(lg_mkdirs(o->dir));
@@ -1205,17 +1217,12 @@ static long number(const char *text)
 static int parse_options(int argc, char **argv, struct options *o)
 {
     static const struct option known[] = {
-        {"preset", required_argument, NULL, 'p'},
-        {"spiece", required_argument, NULL, 's'},
-        {"count", required_argument, NULL, 'n'},
-        {"size", required_argument, NULL, 'z'},
-        {"classes", required_argument, NULL, 'c'},
-        {"channels", required_argument, NULL, 'h'},
-        {"per-shard", required_argument, NULL, 'm'},
-        {"seed", required_argument, NULL, 'e'},
-        {"dtype", required_argument, NULL, 'd'},
-        {"ratio", required_argument, NULL, 'r'},
-        {0},
+        {"preset", required_argument, NULL, 'p'},  {"spiece", required_argument, NULL, 's'},
+        {"count", required_argument, NULL, 'n'},   {"size", required_argument, NULL, 'z'},
+        {"classes", required_argument, NULL, 'c'}, {"channels", required_argument, NULL, 'h'},
+        {"frames", required_argument, NULL, 'f'},  {"per-shard", required_argument, NULL, 'm'},
+        {"seed", required_argument, NULL, 'e'},    {"dtype", required_argument, NULL, 'd'},
+        {"ratio", required_argument, NULL, 'r'},   {0},
     };
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         long *to = c == 'n'   ? &o->count
@@ -1223,6 +1230,7 @@ static int parse_options(int argc, char **argv, struct options *o)
                    : c == 'r' ? &o->ratio
                    : c == 'c' ? &o->classes
                    : c == 'h' ? &o->channels
+                   : c == 'f' ? &o->frames
                               : &o->per_shard;
         if (c == '?') return -1;
         if (c == 'p')
@@ -1263,7 +1271,7 @@ int main(int argc, char **argv)
             "                       tiny-dit|tiny-pixart|tiny-sd3|tiny-flux [--spiece FILE] DIR\n"
             "       lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] "
             "DIR\n"
-            "       lg-random-model latents --count N [--size 32] [--channels 4] "
+            "       lg-random-model latents --count N [--size 32] [--channels 4] [--frames F] "
             "[--classes 1000] DIR\n"
             "  all: [--seed 0]   models: [--dtype f32|f16|bf16]   data: [--per-shard 1000]\n");
         return -LG_ERR_USAGE;

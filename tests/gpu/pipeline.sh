@@ -9,6 +9,7 @@
 #   --steps N     of the short runs (default 60)
 #   --kills N     in the run that is killed (default 20); --seed S chooses whom and when
 #   --only LIST   letters of a b c d e, see below (default all)
+#   --ranks N     of e, each on a GPU of its own with a VAE encoder (default 2)
 #   --victims LIST  who dies in e, as "trainer.0 trainer.1" (default: every role)
 #   --pipeline FILE  of the bundle, whose job is called emoji (default examples/emoji/pipeline-gpu.toml)
 #   --keep        leaves the runs for a look
@@ -22,8 +23,7 @@ usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 2; }
 [ $# -ge 2 ] || usage
 bundle=$(cd "$1" && pwd) && data=$(cd "$2" && pwd) || usage
 shift 2
-device=cuda steps=60 kills=20 seed=$((SECONDS + $$ % 30000)) only=abcde keep= pipeline=examples/emoji/pipeline-gpu.toml extra=()
-victims_of_e="trainer.0 trainer.1 vae.0 vae.1 text.0 ema.0 ckpt.0 loader.0 keeper.0 lgsup"
+device=cuda steps=60 kills=20 seed=$((SECONDS + $$ % 30000)) only=abcde ranks=2 victims_of_e= keep= pipeline=examples/emoji/pipeline-gpu.toml extra=()
 while [ $# -gt 0 ]; do
     case $1 in
     --device) device=$2; shift ;;
@@ -31,6 +31,7 @@ while [ $# -gt 0 ]; do
     --kills) kills=$2; shift ;;
     --seed) seed=$2; shift ;;
     --only) only=$2; shift ;;
+    --ranks) ranks=$2; shift ;;
     --victims) victims_of_e=$2; shift ;;
     --pipeline) pipeline=$2; shift ;;
     --keep) keep=1 ;;
@@ -256,20 +257,27 @@ case $only in *d*)
 esac
 forget "$T/a1"
 
-# e: two ranks on two GPUs (on the host: two ranks), undisturbed and killed.
+# e: ranks on a GPU each (on the host: that many ranks), undisturbed and killed.
 case $only in *e*)
-    if [ "$gpus" -ge 2 ] || [ "$device" = host ]; then
-        two=(--set trainer.ranks=2 --set vae.instances=2)
-        [ "$gpus" -ge 2 ] && two+=(--set trainer.gpus=0,1 --set vae.gpus=0,1)
+    if [ "$gpus" -ge "$ranks" ] || [ "$device" = host ]; then
+        each=$(seq -s, 0 $((ranks - 1)))
+        several=(--set trainer.ranks="$ranks" --set vae.instances="$ranks")
+        if [ "$device" = host ]; then
+            [ "$ranks" -le 2 ] || several+=(--set trainer.micro_batch_size=$((8 / ranks)))
+        else
+            several+=(--set trainer.gpus="$each" --set vae.gpus="$each")
+            [ "$ranks" -le 2 ] || several+=(--set trainer.micro_batch_size=$((512 / ranks)))
+        fi
+        [ -n "$victims_of_e" ] || victims_of_e="$(printf 'trainer.%d ' ${each//,/ }) $(printf 'vae.%d ' ${each//,/ }) text.0 ema.0 ckpt.0 loader.0 keeper.0 lgsup"
         every=20
         n=$((5 * kills + 10))
-        start "$T/e1" $n "${two[@]}"
-        finished "e: two ranks, $n steps" $? "$T/e1"
+        start "$T/e1" $n "${several[@]}"
+        finished "e: $ranks ranks, $n steps" $? "$T/e1"
         echo "# $(rate "$T/e1" $n)"
-        kill_many e "$T/e2" $n "$kills" $victims_of_e -- "${two[@]}"
+        kill_many e "$T/e2" $n "$kills" $victims_of_e -- "${several[@]}"
         check "e: byte-identical" same "$T/e1" "$T/e2" $n
     else
-        echo "skip e: needs two GPUs"
+        echo "skip e: needs $ranks GPUs"
     fi ;;
 esac
 
