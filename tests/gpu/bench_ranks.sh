@@ -6,7 +6,8 @@
 #   BUNDLE        directory made by `make bundle`
 #   DATA          a directory for shards of noise; made there when absent, kept
 #   WORD          dit       DiT-XL/2 at 256 px, BATCH samples for each GPU: one GPU; N with zero = 0, 1, 2, 3
-#                 pictures  DiT-XL/2 on N GPUs from JPEG pictures, an encoder on each; its peer is peer_inline.py
+#                 pictures  DiT-XL/2 on N GPUs from JPEG pictures, an encoder on each; its peer is peer_inline.py. The first
+#                           steps find a window that was filled before them: take --steps 60, and the mean
 #                 split     one sample of a SIDE x SIDE latent, width 2048, depth 28, heads of 64: one GPU; N with sp = N
 #                 clip      one clip of FRAMES x SIDE x SIDE cells (default 128 x 168 x 168, 903,168 tokens), a Latte of width 2048 with 28
 #                           blocks in frames and 28 along time: N with sp = N
@@ -25,8 +26,8 @@
 #   --device host a tiny net, to try this script without a GPU
 #   anything else goes to lgsup start: --set KEY=VALUE
 #
-# Prints a line for each run: the median step from commit to commit, its range, samples/s (tokens/s), the largest memory
-# in use on a GPU by nvidia-smi and what `lgsup check` had said, and how much of N times the one GPU's speed N have. The
+# Prints a line for each run: the median step from commit to commit, its range and mean, samples/s (tokens/s) by the median,
+# the largest memory in use on a GPU by nvidia-smi and what `lgsup check` had said, and how much of N times the one GPU's speed N have. The
 # loss is printed since zero = 0, 1, 2, 3 must have the same. Exits with 1 when a run failed.
 set -u
 export LC_ALL=C
@@ -117,9 +118,9 @@ run() {
         times "$name" "$warm" "$n" | awk -v name="$name" -v ms="$ms" -v b="$samples" -v tokens="$tokens" -v used="$used" \
             -v planned="$(planned "$name")" -v one="$one_ms" -v ranks="$ranks" -v batch_of_one="${one_samples:-0}" \
             -v loss="$(loss_at "$name" $((warm + n)))" '
-            { if (min == "" || $1 < min) min = $1; if ($1 > max) max = $1 }
-            END { printf "%-22s %9.1f ms (%.1f to %.1f, %d steps) %9.1f samples/s %9.0f tokens/s  GPU %6.2f GiB, planned %6.2f", name, ms,
-                      min, max, NR, 1000 * b / ms, 1000 * b * tokens / ms, used / 1024, planned
+            { sum += $1; if (min == "" || $1 < min) min = $1; if ($1 > max) max = $1 }
+            END { printf "%-22s %9.1f ms (%.1f to %.1f, mean %.1f, %d steps) %9.1f samples/s %9.0f tokens/s  GPU %6.2f GiB, planned %6.2f", name, ms,
+                      min, max, sum / NR, NR, 1000 * b / ms, 1000 * b * tokens / ms, used / 1024, planned
                   if (one) printf "  efficiency %.3f", one * b / batch_of_one / ms / ranks
                   printf "  loss %s\n", loss }'
     fi
@@ -173,12 +174,12 @@ for word in "${words[@]}"; do
         ;;
     pictures)
         b=${batch:-$([ "$total" -gt 120000 ] && echo 256 || echo 128)} n=${steps:-20} vae=sd size=256
-        [ "$device" = cuda ] || { b=4 vae=tiny size=64; small=(--set precision=fp32 --set data.size=64 --set model.hidden=64 --set model.depth=3 --set model.heads=4 --set loader.chunk=4 --set vae.chunk=4); }
+        [ "$device" = cuda ] || { b=4 vae=tiny size=64; small=(--set precision=fp32 --set data.size=64 --set model.hidden=64 --set model.depth=3 --set model.heads=4 --set loader.chunk=4 --set vae.chunk=4 --set window.batches=8); }
         noise "vae-$vae" vae --preset $vae && noise "pictures-$size" pictures --count 4096 --size $size || exit 1
         on=0
         [ "$device" = host ] || on=$(seq -s, 0 $((gpus - 1)))
         run pictures "$gpus" $((gpus * b)) 5 "$n" 256 --set data.path="$data/pictures-$size" --set vae.model="$data/vae-$vae" --set vae.gpus="$on" \
-            --set vae.instances="$gpus" --set loader.instances=$((4 * gpus)) --set window.batches=8 --set trainer.micro_batch_size="$b" "${small[@]}"
+            --set vae.instances="$gpus" --set loader.instances=$((4 * gpus)) --set trainer.micro_batch_size="$b" "${small[@]}"
         ;;
     split)
         n=${steps:-3} s=${side:-364}
