@@ -123,7 +123,7 @@ def run(rank, a, world):
     net, vae, text, side = build(a, device)
     ema = [p.detach().clone() for p in net.parameters()]
     opt = torch.optim.AdamW(net.parameters(), lr=1e-4, weight_decay=0, fused=not a.tiny)
-    step_net, encode, read = net, vae, text
+    step_net, encode = net, vae
     if a.compile and text:  # before DistributedDataParallel, whose buckets would cut each block's graph
         from peer_unet import compiled
         os.environ["PEER_BLOCKS"] = "1"
@@ -134,8 +134,9 @@ def run(rank, a, world):
                                                        gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
     if a.compile:
         encode = torch.compile(encode)
-        if text:
-            read = torch.compile(text)
+        if text:  # one code for its equal layers
+            for layer in text.layers.layers:
+                layer.compile()
         else:
             step_net = torch.compile(step_net)
     began_all = time.perf_counter()
@@ -156,7 +157,7 @@ def run(rank, a, world):
         condition, t = torch.randint(0, 1000, (share,), device=device), torch.randint(0, 1000, (share,), device=device)
         if text:
             with torch.no_grad():
-                condition = read(torch.randint(0, VOCABULARY, (share, TOKENS), device=device))
+                condition = text(torch.randint(0, VOCABULARY, (share, TOKENS), device=device))
         alpha = torch.cos(t / 1000 * 1.5)[:, None, None, None]
         e = torch.randn_like(x0)
         with torch.autocast(device.type, torch.bfloat16):
