@@ -102,10 +102,7 @@ void lg_finish(lg_run *r, lg_run_state outcome, bool quiet, int *exit_code)
     }
     lg_manifest *m = calloc(1, sizeof *m);
     int rc = m ? lg_run_path(r, checkpoints, "checkpoints") : LG_ERR_NOSPACE;
-    /* Nobody writes any more: what a writer that died, or whose removals failed, has left half-removed
-     * goes. What still cannot be removed is, by the next start. */
-    if (rc == 0 && !lg_config_shares_checkpoints(r->config))
-        lg_manifest_remove_leftovers(checkpoints, r->config->job_name, UINT64_MAX);
+    if (rc == 0) lg_run_remove_leftovers(r); /* nobody writes any more */
     if (rc == 0) rc = lg_manifest_newest(checkpoints, r->config->job_name, newest, m);
     if (rc == 0 && outcome == LG_RUN_DONE && !r->follows) {
         count(r, m->step);

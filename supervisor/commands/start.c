@@ -4,7 +4,6 @@
 #include "supervisor/commands/start.h"
 #include "base/log.h"
 #include "base/printable.h"
-#include "config/manifest.h"
 #include "supervisor/commands/check.h"
 #include "supervisor/commands/detach.h"
 #include "supervisor/commands/finish.h"
@@ -181,18 +180,6 @@ static int begin(lg_run *r, bool quiet, int ready_fd, int *ret_exit)
     return 0;
 }
 
-/* A writer may have died in the middle of a removal with nobody left to end it: no successor, no memory. Where hosts
- * share the folder, others may be writing: the next writer does it (stages/ckpt/retention.h). */
-static void remove_leftovers(const lg_run *r)
-{
-    char checkpoints[LG_PATH_BYTES];
-    if (lg_config_shares_checkpoints(r->config)) return;
-    if (lg_run_path(r, checkpoints, "checkpoints") < 0)
-        lg_err_clear();
-    else
-        lg_manifest_remove_leftovers(checkpoints, r->config->job_name, UINT64_MAX);
-}
-
 /* Nothing that lives, or keeps memory, may lose its files. */
 static int refuse_living(lg_run *r)
 {
@@ -241,7 +228,7 @@ static int start_locked(lg_run *r, lg_config **config, bool quiet, int ready_fd,
     *config = NULL;
     LG_TRY(lg_run_decide(r, c));
     LG_TRY(lg_folder_check(r));
-    remove_leftovers(r); /* nobody of an earlier run lives */
+    lg_run_remove_leftovers(r); /* nobody of an earlier run lives */
     if (r->start_step >= (uint64_t)c->trainer_max_steps) {
         if (!quiet)
             lg_terminal_say(STDOUT_FILENO,

@@ -2,6 +2,7 @@
  * from in resume.c. */
 #include "supervisor/run/run.h"
 #include "base/check.h"
+#include "config/manifest.h"
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
@@ -122,6 +123,16 @@ int lg_run_share_checkpoints(const lg_run *r, const lg_config *config)
                        strerror(errno));
     LG_TRY(lg_fsync_dir(r->dir));
     return 0;
+}
+
+void lg_run_remove_leftovers(const lg_run *r)
+{
+    char path[LG_PATH_BYTES];
+    if (lg_config_shares_checkpoints(r->config)) return;
+    if (lg_run_path(r, path, "checkpoints") < 0)
+        lg_err_clear();
+    else
+        lg_manifest_remove_leftovers(path, r->config->job_name, UINT64_MAX);
 }
 
 int lg_run_create(lg_run *r)

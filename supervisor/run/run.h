@@ -47,6 +47,10 @@ int lg_run_make_folders(const lg_run *r);
 /* Where hosts share their checkpoints, and `config` says so: DIR/checkpoints is a link to the folder that all see, which is
  * made. LG_ERR_CONFIG: DIR/checkpoints has files of its own. */
 int lg_run_share_checkpoints(const lg_run *r, const lg_config *config);
+/* Before the processes start and after they have ended: what a writer that died, or whose removals failed, has left in
+ * DIR/checkpoints goes; what cannot be removed stays for the next start. Where hosts share the folder others may be
+ * writing, and the next writer does it (stages/ckpt/retention.h). */
+void lg_run_remove_leftovers(const lg_run *r);
 /* Takes the lock and records us in it. LG_ERR_BUSY when a living lgsup holds it. An earlier holder
  * that died is waited for: its end is certain only when its pidfd says so. */
 int lg_run_lock(lg_run *r);

@@ -70,12 +70,13 @@ tests_of_file() {
     shm/sequence.*) echo sim_protocol e2e:sequence ;;
     stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:cast_weights e2e:zero e2e:apart ;;
     stages/trainer/working.*) echo moments e2e:cast_weights e2e:zero e2e:offload_optimizer e2e:apart ;;
-    stages/trainer/exchanges.* | stages/trainer/trainer.*) echo e2e:sequence e2e:apart e2e:video ;;
+    stages/trainer/exchanges.* | stages/trainer/trainer.*) echo exchanges e2e:sequence e2e:apart e2e:video ;;
     stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
     config/output.* | config/plan.*) echo config plan e2e:resume e2e:adapter ;;
     shm/board.*) echo sim_protocol board sim_supervisor window supervise supervise_deaths supervise_adopt e2e:lgsup_dies ;;
     shm/hosts.*) echo hosts_rules sim_hosts e2e:hosts ;;
     stages/exchange/ucx.*) echo transport_ucx e2e:hosts ;;
+    stages/exchange/nccl.*) echo transport_nccl e2e:hosts ;;
     stages/exchange/*) echo sim_hosts transport_ucx e2e:hosts ;;
     shm/commit.*) echo sim_protocol sim_hosts commit sim_supervisor e2e:kills ;;
     base/lifetimes.*) echo graph graph_recompute lent ;;

@@ -1,5 +1,6 @@
 /* Scattered gradients (stages/trainer/gradients.h) of two ranks in one process, driven by hand: who is ahead waits where
- * others have yet to add; whoever dies, wherever, the sums are the same; memory that was lost is noticed. */
+ * others have yet to add; whoever dies, wherever, the sums are the same; memory that was lost is noticed; with several
+ * hosts, what is said to have left for the others lies there. */
 #include "stages/trainer/gradients.h"
 #include "supervisor/run/run.h"
 #include "tests/unit/run_fixture.h"
@@ -86,14 +87,15 @@ static void close_rank(struct rank *k)
     free(k->place);
 }
 
-static void open_world(struct world *w, const char *groups)
+static void open_world_of(struct world *w, const char *groups, int hosts)
 {
     char more[512], path[LG_PATH_BYTES];
     memset(w, 0, sizeof *w);
     snprintf(more, sizeof more,
-             "ranks = %d\nmicro_batch_size = 4\n%s[parallel]\nzero = 2\n"
-             "[model]\nkind = \"pixart\"\nhidden = 48\ndepth = 4\nheads = 2\npatch = 4\n",
-             RANKS, groups);
+             "ranks = %d\nmicro_batch_size = %d\n%s[parallel]\nzero = 2\n"
+             "[model]\nkind = \"pixart\"\nhidden = 48\ndepth = 4\nheads = 2\npatch = 4\n%s",
+             RANKS, 4 / hosts, groups,
+             hosts == 2 ? "[hosts]\ncount = 2\nkey = \"k\"\nlist = [\"a\", \"b\"]\n" : "");
     shm_fixture_open(&w->f, RANKS);
     shm_fixture_start_keeper(&w->f);
     run_fixture_make(&w->run, more);
@@ -103,6 +105,11 @@ static void open_world(struct world *w, const char *groups)
     need(lg_board_create(path, &spec, &w->board));
     for (int r = 0; r < RANKS; r++) open_rank(w, r);
     for (int r = 0; r < RANKS; r++) lg_trainer_mark_init(w->board, r);
+}
+
+static void open_world(struct world *w, const char *groups)
+{
+    open_world_of(w, groups, 1);
 }
 
 static void close_world(struct world *w)
@@ -137,6 +144,16 @@ static bool is_frozen(const lg_params *t, size_t i)
         if (i >= t->p[p].offset && i - t->p[p].offset < t->p[p].count)
             return t->group[t->p[p].group].is_frozen;
     return true; /* a gap */
+}
+
+/* Of all ranks and micro-batches. */
+static float sum_of(const lg_params *t, size_t i)
+{
+    float sum = 0;
+    if (is_frozen(t, i)) return 0;
+    for (uint64_t m = 0; m < MICROS; m++)
+        for (int q = 0; q < RANKS; q++) sum += value(q, m, i);
+    return sum;
 }
 
 /* What a backward writes. */
@@ -194,10 +211,7 @@ static void check_sums(struct world *w)
         for (int u = 0; u < k->state->params.n_units; u++) {
             struct lg_piece p = lg_trainer_piece(k->state, r, u);
             for (size_t i = 0; i < p.count; i++) {
-                float want = 0;
-                for (uint64_t m = 0; m < MICROS; m++)
-                    for (int q = 0; q < RANKS; q++) want += value(q, m, p.first + i);
-                if (is_frozen(&k->state->params, p.first + i)) want = 0;
+                const float want = sum_of(&k->state->params, p.first + i);
                 squares += (double)want * want;
                 if (sum[p.at + i] != want)
                     fail_msg("unit %d, element %zu: %g, not %g", u, p.first + i,
@@ -300,6 +314,15 @@ static void test_deaths(void **state)
     assert_true(moves > 30); /* it died in the middle often enough */
 }
 
+/* What the process of rank k has opened by this name. */
+static lg_region *region_of(const struct rank *k, const char *name)
+{
+    for (int i = 0; i < k->st.n_regions; i++)
+        if (!strcmp(k->st.region[i]->name, name)) return k->st.region[i];
+    fail_msg("no region %s", name);
+    return NULL;
+}
+
 static void test_lost(void **state)
 {
     (void)state;
@@ -308,12 +331,8 @@ static void test_lost(void **state)
     for (int r = 0; r < RANKS; r++) begin(&w.rank[r]);
     for (int r = 0; r < RANKS; r++)
         while (lg_scatter_given(w.board, r) == lg_scatter_begin(STEP)) assert_true(go(&w.rank[r]));
-    lg_region *ring = NULL, *sum = NULL;
-    for (int i = 0; i < w.rank[0].st.n_regions; i++) {
-        if (!strcmp(w.rank[0].st.region[i]->name, "trainer/1/grad")) ring = w.rank[0].st.region[i];
-        if (!strcmp(w.rank[0].st.region[i]->name, "trainer/0/sum")) sum = w.rank[0].st.region[i];
-    }
-    assert_true(ring && sum);
+    lg_region *ring = region_of(&w.rank[0], "trainer/1/grad"),
+              *sum = region_of(&w.rank[0], "trainer/0/sum");
     lg_stamp_clear(ring->front);
     assert_int_equal(lg_gradients_add(w.rank[0].gradients), LG_ERR_PARKED);
     assert_non_null(strstr(lg_err_message(), "trainer/1/grad"));
@@ -337,10 +356,9 @@ static void test_other_build(void **state)
     (void)state;
     static struct world w;
     open_world(&w, "");
-    for (int i = 0; i < w.rank[0].st.n_regions; i++)
-        if (!strcmp(w.rank[0].st.region[i]->name, "trainer/1/grad"))
-            atomic_store(&((struct lg_gradients_front *)w.rank[0].st.region[i]->front)->ring, 77);
     struct rank *k = &w.rank[0];
+    struct lg_gradients_front *front = region_of(k, "trainer/1/grad")->front;
+    atomic_store(&front->ring, 77);
     lg_gradients_close(&k->gradients);
     assert_int_equal(
         lg_gradients_open(&k->st, k->device, k->compute, k->state, k->net, &k->gradients),
@@ -349,11 +367,82 @@ static void test_other_build(void **state)
     close_world(&w);
 }
 
+/* ---- several hosts ---- */
+
+static lg_region *outgoing_of(const struct rank *k)
+{
+    char name[64];
+    snprintf(name, sizeof name, "trainer/%d/outgoing", k->st.index);
+    return region_of(k, name);
+}
+
+static size_t left_of(const struct rank *k)
+{
+    const struct lg_outgoing_front *front = outgoing_of(k)->front;
+    return lg_leaving_of(&front->leaving, STEP);
+}
+
+/* What its exchange process may read, and send at once, are sums; returns how much that is. */
+static size_t check_left(const struct rank *k)
+{
+    const float *out = outgoing_of(k)->payload;
+    const size_t shard = lg_trainer_shard(k->state, k->st.index), left = left_of(k);
+    assert_true(left <= shard);
+    for (int u = 0; u < k->state->params.n_units; u++) {
+        const struct lg_piece p = lg_trainer_piece(k->state, k->st.index, u);
+        for (size_t i = 0; i < p.count; i++) {
+            if (p.at + i < shard - left) continue;
+            const float want = sum_of(&k->state->params, p.first + i);
+            if (out[p.at + i] != want)
+                fail_msg(
+                    "%zu of %zu elements of rank %d have left, but of unit %d number %zu is %g,"
+                    " not %g",
+                    left, shard, k->st.index, u, i, (double)out[p.at + i], (double)want);
+        }
+    }
+    return left;
+}
+
+/* A shard leaves for the other hosts from its end on, in many parts, each when it is added and not before. */
+static void test_leaves(void **state)
+{
+    (void)state;
+    static struct world w;
+    size_t left[RANKS] = {0};
+    int parts[RANKS] = {0};
+    open_world_of(&w, "", 2);
+    for (int r = 0; r < RANKS; r++) {
+        const size_t shard = lg_trainer_shard(w.rank[r].state, r);
+        memset(outgoing_of(&w.rank[r])->payload, 0xff, shard * sizeof(float)); /* NaN */
+        begin(&w.rank[r]);
+    }
+    for (bool more = true; more;) {
+        more = false;
+        for (int r = 0; r < RANKS; r++) {
+            struct rank *k = &w.rank[r];
+            const bool went = go(k);
+            if (!went) lg_gradients_flush(k->gradients);
+            const bool added = add(k);
+            more |= went || added;
+            if (!added) continue;
+            const size_t now = check_left(k);
+            assert_true(now >= left[r]);
+            parts[r] += now > left[r];
+            left[r] = now;
+        }
+    }
+    for (int r = 0; r < RANKS; r++) {
+        assert_int_equal(left[r], lg_trainer_shard(w.rank[r].state, r));
+        assert_true(parts[r] >= 4);
+    }
+    close_world(&w);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_together),
-                                       cmocka_unit_test(test_ahead), cmocka_unit_test(test_deaths),
-                                       cmocka_unit_test(test_lost),
-                                       cmocka_unit_test(test_other_build)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_together),    cmocka_unit_test(test_ahead),
+        cmocka_unit_test(test_deaths),      cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_other_build), cmocka_unit_test(test_leaves)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -551,6 +551,32 @@ static void test_lost(void **state)
     close_run();
 }
 
+/* What another rank's working weights are gathered from. */
+static void test_gathered_lost(void **state)
+{
+    (void)state;
+    open_run_with("[memory]\noffload_optimizer = true\n[parallel]\nzero = 3\n");
+    go_on(1, 0);
+    make_samples(1);
+    while (lg_trainer_next(w.board, 0).kind != LG_DO_FORWARD) {
+        play_others();
+        assert_true(lg_trainer_def.step(&rank[0]) >= 0);
+    }
+    struct lg_stamp *working = NULL;
+    for (int i = 0; i < rank[0].n_regions; i++)
+        if (!strcmp(rank[0].region[i]->name, "trainer/1/working"))
+            working = rank[0].region[i]->front;
+    assert_non_null(working);
+    assert_true(lg_stamp_is(working, 1));
+    lg_stamp_clear(working);
+    assert_parks(0, "trainer/1/working does not hold state 1, but nothing");
+    lg_stamp_set(working, 0);
+    assert_parks(0, "trainer/1/working does not hold state 1, but 0");
+    lg_stamp_set(working, 1);
+    assert_true(lg_trainer_def.step(&rank[0]) >= 0);
+    close_run();
+}
+
 /* A rank's moments are nobody else's: that another rank has begun does not say that they were made, that it has begun
  * itself does. */
 static void test_gone(void **state)
@@ -604,6 +630,7 @@ int main(void)
         cmocka_unit_test(test_dies_at_each_chunk),
         cmocka_unit_test(test_lost_copies),
         cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_gathered_lost),
         cmocka_unit_test(test_gone),
         cmocka_unit_test(test_working_gone),
     };

@@ -302,6 +302,41 @@ static void test_resume_from(void **state)
     assert_true(DECIDE(set, "trainer.auto_resume=false") < 0);
 }
 
+/* ---- what a writer that died has left ---- */
+
+/* One half written and one half removed go, all else stays; where hosts share the folder another may be writing them. */
+static void test_leftovers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        bool goes;
+    } dir[] = {{"fake_step20", false},
+               {"fake_step40", false},
+               {".tmp-fake_step60.ff", true},
+               {".old-fake_step20", true},
+               {".tmp-another_step60.ff", false}};
+    char path[LG_PATH_BYTES], set[LG_PATH_BYTES + 32];
+    for (size_t i = 0; i < LG_ARRAY_LEN(dir); i++) {
+        snprintf(path, sizeof path, "run/checkpoints/%s/state", dir[i].name);
+        scratch_write(path, "state\n");
+    }
+    lg_config *own = r.config;
+    snprintf(set, sizeof set, "hosts.shared=%s", scratch_path("shared"));
+    r.config = run_fixture_config((const char *const[]){set, "hosts.count=2", "hosts.key=k",
+                                                        "hosts.list=[\"a\", \"b\"]", NULL});
+    for (int shares = 1; shares >= 0; shares--) {
+        lg_run_remove_leftovers(&r);
+        for (size_t i = 0; i < LG_ARRAY_LEN(dir); i++) {
+            snprintf(path, sizeof path, "run/checkpoints/%s", dir[i].name);
+            assert_int_equal(lg_path_exists(scratch_path(path)), shares || !dir[i].goes);
+        }
+        if (!shares) break;
+        lg_config_free(&r.config);
+        r.config = own;
+    }
+}
+
 /* ---- DIR/programs ---- */
 
 static int load(const char *text)
@@ -603,6 +638,7 @@ int main(void)
         TEST(test_checkpoint_of_another_plan),
         TEST(test_resume_changes),
         TEST(test_resume_from),
+        TEST(test_leftovers),
         TEST(test_programs),
         TEST(test_damaged_programs),
         TEST(test_orders_refused),
