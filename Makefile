@@ -2,7 +2,7 @@
 #
 # Nothing here names a source file: every .c/.cpp under the library folders goes into one archive
 # (build/lib/liblg.a); stages/<role>/main.c becomes build/bin/lg-<role>; stages/tools/<x>.c becomes
-# build/bin/lg-<x>; supervisor/{lgsup,keeper}_main.c become lgsup and lg-keeper; each folder
+# build/bin/lg-<x>, with stages/tools/random/ in lg-random-model; supervisor/{lgsup,keeper}_main.c become lgsup and lg-keeper; each folder
 # kernels/<backend> becomes build/lib/liblg-<backend>.so; tests/unit/test_<x>.c becomes a program.
 #
 # Targets: all          build into build/ (default)
@@ -148,7 +148,7 @@ $(BUILD)/bin/lgsup: $(BUILD)/obj/supervisor/lgsup_main.c.o $(LIB)
 	$(LINK)
 $(foreach r,$(patsubst stages/%/main.c,%,$(ROLE_MAINS)),$(eval $(BUILD)/bin/lg-$(r): $(BUILD)/obj/stages/$(r)/main.c.o))
 $(foreach t,$(patsubst stages/tools/%.c,%,$(TOOLS)),$(eval $(BUILD)/bin/lg-$(t): $(BUILD)/obj/stages/tools/$(t).c.o))
-$(BUILD)/bin/lg-random-model: $(BUILD)/obj/stages/tools/random/ltx_vae.c.o
+$(BUILD)/bin/lg-random-model: $(patsubst %.c,$(BUILD)/obj/%.c.o,$(wildcard stages/tools/random/*.c))
 $(patsubst stages/%/main.c,$(BUILD)/bin/lg-%,$(ROLE_MAINS)) $(patsubst stages/tools/%.c,$(BUILD)/bin/lg-%,$(TOOLS)): $(LIB)
 	$(LINK)
 
