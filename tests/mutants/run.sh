@@ -68,7 +68,7 @@ tests_of_file() {
     supervisor/core/park.*) echo adopt supervise_adopt e2e:park e2e:copies ;;
     shm/scatter.*) echo sim_protocol gradients ;;
     shm/sequence.*) echo sim_protocol e2e:sequence ;;
-    stages/trainer/gradients.* | stages/trainer/ring.*) echo gradients e2e:cast_weights e2e:zero e2e:apart ;;
+    stages/trainer/gradients* | stages/trainer/ring.*) echo gradients e2e:cast_weights e2e:zero e2e:apart ;;
     stages/trainer/working.*) echo moments e2e:cast_weights e2e:zero e2e:offload_optimizer e2e:apart ;;
     stages/trainer/exchanges.* | stages/trainer/trainer.*) echo exchanges e2e:sequence e2e:apart e2e:video ;;
     stages/trainer/transfer.*) echo transfer moments e2e:offload_optimizer ;;
