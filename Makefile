@@ -2,8 +2,9 @@
 #
 # Nothing here names a source file: every .c/.cpp under the library folders goes into one archive
 # (build/lib/liblg.a); stages/<role>/main.c becomes build/bin/lg-<role>; stages/tools/<x>.c becomes
-# build/bin/lg-<x>, with stages/tools/random/ in lg-random-model; supervisor/{lgsup,keeper}_main.c become lgsup and lg-keeper; each folder
-# kernels/<backend> becomes build/lib/liblg-<backend>.so; tests/unit/test_<x>.c becomes a program.
+# build/bin/lg-<x> (lg-random-model has all of stages/tools/random/ too); supervisor/{lgsup,keeper}_main.c
+# become lgsup and lg-keeper; each folder kernels/<backend> becomes build/lib/liblg-<backend>.so;
+# tests/unit/test_<x>.c becomes a program.
 #
 # Targets: all          build into build/ (default)
 # Targets: deps         install the Debian packages, nothing else
