@@ -32,8 +32,8 @@ ln -s "$e2e_build/lib" "$T/next/lib"
 for p in other-layout dies-at-work; do cp "$e2e_build/tests/e2e/planted" "$T/next/bin/$p"; done
 printf '#!/bin/sh\necho "planted: no" >&2\nexit 1\n' >"$T/exits"
 cp "$(command -v sleep)" "$T/lg-sleep" # a name by which it is found
-printf '#!/bin/sh\nexec "%s" 1000\n' "$T/lg-sleep" >"$T/hangs"
-chmod +x "$T/exits" "$T/hangs"
+printf '#!/bin/sh\nexec "%s" 1000\n' "$T/lg-sleep" >"$T/lg-hangs"
+chmod +x "$T/exits" "$T/lg-hangs"
 
 # ---- the writer, in the middle of its checkpoints ----
 every=3
@@ -92,7 +92,7 @@ refuse "a missing program" 8 'no program that can be executed' ckpt --bin "$T/no
 refuse "one rank alone" 2 'all ranks run one program' trainer.1
 refuse "no such instance" 8 'there is no vae.9' vae.9
 refuse "the keeper" 2 'cannot be swapped' keeper
-"$LGSUP" swap ckpt --bin "$T/hangs" "$run" >"$T/hanging" 2>&1 &
+"$LGSUP" swap ckpt --bin "$T/lg-hangs" "$run" >"$T/hanging" 2>&1 &
 hanging=$!
 preparing() { grep -q 'swap: ckpt is to run.*hangs' "$1/logs/lgsup.log"; }
 wait_until 120 preparing "$run"
@@ -138,13 +138,13 @@ expect "status shows it" "$T/next/bin/lg-vae" "$(program_of "$run" vae 1)"
 # standby has not begun, or the next lgsup ends it.
 lgsup_lives() { [ "$(pid_of "$1" lgsup 0)" -gt 0 ]; }
 no_standby() { [ -z "$(status_get "$1" '.instances[] | select(.state == "standby") | .index')" ]; }
-nothing_hangs() { [ -z "$(e2e_pids "$T/lg-sleep")$(e2e_pids "$T/hangs")" ]; }
+nothing_hangs() { [ -z "$(e2e_pids "$T/lg-sleep")$(e2e_pids "$T/lg-hangs")" ]; }
 children() { cat "/proc/$1/task/$1/children"; }
 ended=0
 for ((i = 0; i < 6; i++)); do
     lgsup=$(pid_of "$run" lgsup 0)
     had=$(children "$lgsup")
-    "$LGSUP" swap ema --bin "$T/hangs" "$run" >"$T/orphan" 2>&1 &
+    "$LGSUP" swap ema --bin "$T/lg-hangs" "$run" >"$T/orphan" 2>&1 &
     orphan=$!
     end=$((SECONDS + 120))
     while [ $SECONDS -lt $end ]; do # without a fork, or the moment would have passed
@@ -153,7 +153,7 @@ for ((i = 0; i < 6; i++)); do
     done
     kill -9 "$lgsup"
     wait_until 120 is_gone "$lgsup"
-    wait $orphan $tiny_pid 2>/dev/null
+    wait $orphan
     tiny_in_background "$run" "${start[@]}"
     wait_until 120 lgsup_lives "$run"
     wait_until 120 no_standby "$run" && wait_until 120 nothing_hangs || break
@@ -162,7 +162,7 @@ done
 expect "lgsup dies as it starts a standby: nothing is left" 6 $ended
 
 # lgsup dies while there is a standby; then an instance dies: the program in force stays.
-"$LGSUP" swap ema --bin "$T/hangs" "$run" >"$T/orphan" 2>&1 &
+"$LGSUP" swap ema --bin "$T/lg-hangs" "$run" >"$T/orphan" 2>&1 &
 orphan=$!
 hangs() { [ -n "$(e2e_pids "$T/lg-sleep")" ]; }
 check "a standby that hangs" wait_until 120 hangs
