@@ -86,6 +86,7 @@ tests_of_file() {
     kernels/graph/exchange.*) echo graph_exchange sequence ;;
     kernels/graph/fuse.*) echo graph_fuse ;;
     kernels/graph/recompute.*) echo graph_recompute ;;
+    kernels/graph/offload.*) echo offload ;;
     stages/io/bpe*) echo bpe ;;
     stages/io/caption.*) echo caption ;;
     stages/io/mixture.*) echo mixture e2e:sources ;;
