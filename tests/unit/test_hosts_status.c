@@ -1,6 +1,7 @@
 /* `lgsup status --json` of several hosts, held against docs/status.schema.json: of all, of one, and of hosts that are silent
- * or answer something else. Machines are addresses of the loopback interface; the command is a process of its own on
- * the first, this program answers for the others as their lgsups do. */
+ * or answer something else. Machines are addresses of the loopback interface, other ones in each process, so that the
+ * programs of several builds may run at once; the command is a process of its own on the first, this program answers
+ * for the others as their lgsups do. */
 #include "base/clock.h"
 #include "supervisor/commands/answerer.h"
 #include "supervisor/hosts/keys.h"
@@ -14,14 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 // clang-format off
 #include <cmocka.h>
 // clang-format on
 
 enum { PORT = 17831, SILENCE_MS = 600, MACHINES = 3, HOSTS = 2, TURN_MS = 2 };
 
-static char g_address[LG_PLACES_MAX][LG_HOST_ADDRESS_BYTES] = {"127.0.0.1", "127.0.0.2",
-                                                               "127.0.0.3"};
+static char g_address[LG_PLACES_MAX][LG_HOST_ADDRESS_BYTES];
 static lg_run g_run;
 static lg_board *g_board;
 static char g_dir[LG_PATH_BYTES], g_key[SCRATCH_BYTES + 8];
@@ -87,9 +88,19 @@ static void end(struct machine *m)
     free(m->answerer.context);
 }
 
+static void choose_addresses(void)
+{
+    const unsigned p = (unsigned)getpid(); /* 22 bits */
+    static_assert(MACHINES < 4, "two bits");
+    for (unsigned i = 0; i < MACHINES; i++)
+        snprintf(g_address[i], sizeof g_address[i], "127.%u.%u.%u", p >> 14 & 255, p >> 6 & 255,
+                 (p & 63) << 2 | (i + 1));
+}
+
 static int setup(void **state)
 {
     char hosts[1024];
+    choose_addresses();
     struct lg_hosts_record epoch = {.formation = 1, .number = 1, .members = 3, .leader = 0};
     epoch.member[1].place = 1;
     command_setup(state);
@@ -201,6 +212,14 @@ static void test_one(void **state)
     }
 }
 
+/* As lgsup names it, with what follows. */
+static const char *host_1(const char *text)
+{
+    static char named[256];
+    snprintf(named, sizeof named, "host 1 (%s)%s", g_address[1], text);
+    return named;
+}
+
 /* One was heard once, the other never. */
 static void test_silent(void **state)
 {
@@ -215,8 +234,7 @@ static void test_silent(void **state)
     assert_true(cJSON_IsNull(get(machine_of(all, 2), "silent_s")));
     status_schema_is_strict(all);
     cJSON_Delete(all);
-    EXPECT(9, "host 1 (127.0.0.2) does not answer; silent for ", "status", "--json", "--host", "1",
-           g_dir);
+    EXPECT(9, host_1(" does not answer; silent for "), "status", "--json", "--host", "1", g_dir);
     command_never("{");
 }
 
@@ -241,8 +259,7 @@ static void test_other_answers(void **state)
     expect_none(machine_of(all, 2), true, "another run is there");
     status_schema_is_strict(all);
     cJSON_Delete(all);
-    EXPECT(5, "host 1 (127.0.0.2): its status is not JSON: ", "status", "--json", "--host", "1",
-           g_dir);
+    EXPECT(5, host_1(": its status is not JSON: "), "status", "--json", "--host", "1", g_dir);
     command_never("{");
 }
 
