@@ -3,6 +3,7 @@
  * programs of several builds may run at once; the command is a process of its own on the first, this program answers
  * for the others as their lgsups do. */
 #include "base/clock.h"
+#include "base/utf8.h"
 #include "supervisor/commands/answerer.h"
 #include "supervisor/hosts/keys.h"
 #include "tests/unit/command_fixture.h"
@@ -136,7 +137,8 @@ static cJSON *status(const char *host)
     else
         EXPECT(0, "", "status", "--json", g_dir);
     const char *text = strchr(command_said(), '{'); /* after what it says on stderr */
-    cJSON *j = text ? cJSON_ParseWithOpts(text, NULL, true) : NULL;
+    cJSON *j =
+        text && lg_utf8_valid(text, strlen(text)) ? cJSON_ParseWithOpts(text, NULL, true) : NULL;
     if (!j || !status_follows_schema(j)) {
         fputs(command_said(), stderr);
         fail();
@@ -288,6 +290,26 @@ static void test_a_text_that_was_cut(void **state)
     cJSON_Delete(all);
 }
 
+static int answer_at_length(void *context, const struct lg_question *q, struct lg_reply *ret)
+{
+    char text[800 + 1] = "";
+    (void)context;
+    (void)q;
+    (void)ret;
+    for (int i = 0; i < 800; i += 2) memcpy(text + i, "\xc3\xa4", 2);
+    return LG_FAIL(LG_ERR_IO, "%s", text);
+}
+
+/* The same of why there is no status. */
+static void test_a_reason_that_was_cut(void **state)
+{
+    (void)state;
+    for (int i = 1; i < MACHINES; i++) begin(i, g_run.lineage, answer_at_length);
+    cJSON *all = status(NULL);
+    expect_none(machine_of(all, 1), true, "\xc3\xa4\\xc3");
+    cJSON_Delete(all);
+}
+
 static void test_roles(void **state)
 {
     (void)state;
@@ -303,6 +325,7 @@ int main(void)
                                        T(test_other_answers),
                                        T(test_without_the_key),
                                        T(test_a_text_that_was_cut),
+                                       T(test_a_reason_that_was_cut),
                                        cmocka_unit_test(test_roles)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
