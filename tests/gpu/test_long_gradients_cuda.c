@@ -1,13 +1,14 @@
 /* Gradients of convolutions with more work than the GPU has room for at once (kernels/cuda/conv_weight.cu cuts it into
  * ranges, tile_conv.cu's blocks go from tile to tile): the same bits twice, the right values at some places, corners and
- * edges among them, and what is added to is still in it. On 9.0 a sample's dx has the bits that it has alone.
+ * edges among them, and what is added to is still in it. On 9.0 a sample's dx of sides that are multiples of 16 has the bits
+ * that it has alone; where the library computes, it may take another algorithm for another number of samples.
  * (test_ops_cuda compares everything with ref64, in small batches.)
  *
  * usage: test_long_gradients_cuda */
 #include "kernels/ops.h"
 #include "tests/gpu/gpu_test.h"
 
-enum { TAPS = 3, POINTS = 192 };
+enum { TAPS = 3, POINTS = 192, TILE = 16 };
 
 static lg_device *device;
 static lg_stream *stream;
@@ -144,7 +145,7 @@ static void check_data(const struct shape *z, const char *precision, const struc
     run(c, true);
     again = values(dx);
     bool same = !memcmp(first, again, each * (size_t)z->N * sizeof *first);
-    if (!strcmp(lg_device_isa(device), "sm_90a")) { /* elsewhere by the library */
+    if (!strcmp(lg_device_isa(device), "sm_90a") && z->H % TILE == 0 && z->W % TILE == 0) {
         struct call one = *c;
         int64_t n = z->N - 1;
         one.data.dy = sample(one.data.dy, n), one.data.dx = sample(one.data.dx, n);

@@ -57,7 +57,8 @@ tests_of_file() {
     stages/nets/latte.* | stages/nets/ltx.*) echo clips sequence ;;
     supervisor/hosts/answers.*) echo hosts_answers e2e:hosts_seen ;;
     supervisor/commands/log_files.* | supervisor/commands/logs.*) echo hosts_answers e2e:hosts_seen ;;
-    supervisor/commands/elsewhere.* | supervisor/commands/whole.* | supervisor/core/other_hosts.*) echo e2e:hosts_seen ;;
+    supervisor/commands/elsewhere.* | supervisor/commands/whole.*) echo hosts_status e2e:hosts_seen ;;
+    supervisor/core/other_hosts.*) echo e2e:hosts_seen ;;
     supervisor/hosts/*) echo sim_group hosts_channel ;;
     supervisor/views/tensorboard.*) echo tensorboard ;;
     config/sample.*) echo config ;;
@@ -86,6 +87,7 @@ tests_of_file() {
     kernels/graph/exchange.*) echo graph_exchange sequence ;;
     kernels/graph/fuse.*) echo graph_fuse ;;
     kernels/graph/recompute.*) echo graph_recompute ;;
+    kernels/graph/offload.*) echo offload ;;
     stages/io/bpe*) echo bpe ;;
     stages/io/caption.*) echo caption ;;
     stages/io/mixture.*) echo mixture e2e:sources ;;
