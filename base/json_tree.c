@@ -3,6 +3,8 @@
 #include "base/json_tree.h"
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/printable.h"
+#include "base/utf8.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -75,4 +77,17 @@ int lg_json_tree(const char *label, const char *data, size_t bytes, size_t token
         return LG_FAIL(LG_ERR_CORRUPT, "%s: it cannot be read as JSON", label);
     *ret = root;
     return 0;
+}
+
+void lg_json_add_text(cJSON *object, const char *name, const char *text)
+{
+    const size_t bytes = strlen(text), room = 4 * bytes + 1; /* a byte becomes \xff at most */
+    char *shown = NULL;
+    if (!lg_utf8_valid(text, bytes)) {
+        shown = malloc(room);
+        LG_ASSERT(shown);
+        lg_printable(shown, room, text, bytes, LG_NEWLINES_KEPT);
+    }
+    cJSON_AddStringToObject(object, name, shown ? shown : text);
+    free(shown);
 }

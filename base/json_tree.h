@@ -8,3 +8,6 @@
  * that appears twice in one object is refused. Failures: LG_ERR_CORRUPT "label: ... (at byte N)",
  * LG_ERR_NOSPACE. The caller frees *ret with cJSON_Delete. */
 int lg_json_tree(const char *label, const char *data, size_t bytes, size_t tokens_max, cJSON **ret);
+/* A text of others into one that is to be printed. JSON is UTF-8, which a path or a text that was cut need not be: such a
+ * text is made printable (base/printable.h), every other one stays as it is. */
+void lg_json_add_text(cJSON *object, const char *name, const char *text);

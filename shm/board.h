@@ -27,7 +27,8 @@
  *     leaves all the same, and the next lgsup decides by `wanted` whether another takes the place.
  *  8. A standby process is to take over logical instance K of its role, while another process still
  *     is K. It waits in a spare row J of the role; J.standby names its incarnation. It is complete
- *     (J.ready) but works at nothing. When K's process is gone lgsup enlists a new incarnation k in row K and stores
+ *     (J.ready) but works at nothing. J.pid and J.start_time name its process before its program begins, so that one
+ *     that hangs before it joins is found. When K's process is gone lgsup enlists a new incarnation k in row K and stores
  *     J.takes = k; the standby vacates row J, joins row K as k (rule 2: by compare-and-swap) and
  *     works. lgsup dying before the store: the next one ends the standby, K is started anew. After
  *     it: the standby has joined and is adopted as K, or finds k DEAD and exits.

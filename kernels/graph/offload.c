@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HOST_ALIGN = 4096, NODES_PER_COPY = 4 };
+enum { HOST_ALIGN = 4096, NODES_PER_COPY = 4, KEEP_MIN = 2 };
 
 struct offload {
     lg_graph *g;
@@ -53,7 +53,15 @@ static void insert(struct offload *o, int before, struct lg_node node)
     o->insertion[o->n++] = (struct lg_insertion){.before = before, .node = node};
 }
 
-/* The block whose backward comes before that of `block`; -1: none does. */
+/* How many blocks have their backward before that of `block`. */
+static int blocks_before(const struct offload *o, int block)
+{
+    int n = 0;
+    for (int b = block + 1; b < o->g->n_blocks; b++) n += o->backward_begin[b] >= 0;
+    return n;
+}
+
+/* The block whose backward comes right before that of `block`; -1: none does. */
 static int block_before(const struct offload *o, int block)
 {
     for (int b = block + 1; b < o->g->n_blocks; b++)
@@ -73,16 +81,16 @@ static void read_new(lg_graph *g, int value, lg_tensor to)
     }
 }
 
-static void offload(struct offload *o, int value)
+static void offload(struct offload *o, int value, int keep)
 {
     lg_graph *g = o->g;
     const struct lg_value v = g->value[value];
     int out = o->last_forward[value] + 1, reader = o->first_backward[value];
     int made_in = g->node[out - 1].block, read_in = g->node[reader].block;
-    int ahead = read_in < 0 ? -1 : block_before(o, read_in);
-    if (made_in < 0 || made_in + 1 >= g->n_blocks || ahead < 0 || block_before(o, ahead) < 0)
+    if (made_in < 0 || made_in + 1 >= g->n_blocks || read_in < 0 ||
+        blocks_before(o, read_in) < LG_MAX(keep, KEEP_MIN))
         return;
-    int out_done = o->forward_end[made_in + 1], in = o->backward_begin[ahead];
+    int out_done = o->forward_end[made_in + 1], in = o->backward_begin[block_before(o, read_in)];
     if (out_done < out || in <= out_done || in > reader) return;
     lg_tensor shape = lg_tensor_of(NULL, v.dtype, v.rank, v.dim), from = shape;
     from.data = (void *)((uintptr_t)(value + 1) << LG_VALUE_SHIFT); // NOLINT: no memory yet
@@ -112,7 +120,7 @@ static int *filled(int n, int with)
     return a;
 }
 
-size_t lg_graph_offload(lg_graph *g, size_t bytes_min)
+size_t lg_graph_offload(lg_graph *g, size_t bytes_min, int keep)
 {
     const int values = g->n_values;
     struct offload o = {.g = g,
@@ -128,7 +136,7 @@ size_t lg_graph_offload(lg_graph *g, size_t bytes_min)
         const struct lg_value *v = &g->value[i];
         if (v->bound < 0 && v->again < 0 && v->next < 0 && LG_MAX(v->bytes, v->room) >= bytes_min &&
             o.last_forward[i] >= 0 && o.first_backward[i] >= 0)
-            offload(&o, i);
+            offload(&o, i, keep);
     }
     qsort(o.insertion, (size_t)o.n, sizeof *o.insertion, by_place);
     lg_graph_insert(g, o.insertion, o.n);

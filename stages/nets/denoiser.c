@@ -451,7 +451,8 @@ static int compile(lg_denoiser *net, const unsigned *drop)
     lg_program_free(&net->program);
     if (net->mode.train) lg_graph_recompute(n.g, drop);
     if (net->mode.train) lg_graph_repeat_weights(n.g);
-    if (net->mode.train && net->mode.offload) lg_graph_offload(n.g, OFFLOAD_MIN);
+    if (net->mode.train && net->mode.offload)
+        lg_graph_offload(n.g, OFFLOAD_MIN, net->mode.offload_keep);
     if (net->mode.train && net->mode.lends) lend_gradients(net, n.g);
     for (int u = 0; u < net->params.trained_units && net->mode.places_weights; u++)
         lg_graph_place_input(n.g, BOUND_WEIGHTS + u, net->mode.ahead);

@@ -47,22 +47,24 @@ static void print_missing(const lg_elsewhere *e)
         printf("== host %d  is missing: no machine has taken its number\n", h);
 }
 
-/* What another host says is JSON, or nothing. */
-static cJSON *status_of(const struct lg_machine *m, const struct lg_status *own)
+/* What another host says is JSON, or nothing. NULL: ret_why says why there is none, else it is empty. */
+static cJSON *status_of(const struct lg_machine *m, const struct lg_status *own,
+                        char ret_why[LG_MACHINE_WHY_BYTES])
 {
-    char why[LG_MACHINE_WHY_BYTES];
     cJSON *j = NULL;
+    ret_why[0] = 0;
     if (m->own) return lg_status_json(own);
-    if (lg_machine_why_not(m, why) || lg_json_tree("status", m->text, m->bytes, TOKENS_MAX, &j) < 0)
-        lg_err_clear();
-    return j ? j : cJSON_CreateNull();
+    if (lg_machine_why_not(m, ret_why)) return NULL;
+    if (lg_json_tree("its status", m->text, m->bytes, TOKENS_MAX, &j) < 0)
+        snprintf(ret_why, LG_MACHINE_WHY_BYTES, "%s", lg_err_message());
+    lg_err_clear();
+    return j;
 }
 
 static cJSON *machine_json(const struct lg_machine *m, const struct lg_status *own)
 {
     char why[LG_MACHINE_WHY_BYTES];
-    const char *why_not = m->own ? NULL : lg_machine_why_not(m, why);
-    cJSON *j = cJSON_CreateObject();
+    cJSON *status = status_of(m, own, why), *j = cJSON_CreateObject();
     cJSON_AddNumberToObject(j, "place", m->place);
     cJSON_AddItemToObject(j, "host",
                           m->host >= 0 ? cJSON_CreateNumber(m->host) : cJSON_CreateNull());
@@ -74,16 +76,21 @@ static cJSON *machine_json(const struct lg_machine *m, const struct lg_status *o
                           !m->own && m->silent_ms >= 0
                               ? cJSON_CreateNumber((double)m->silent_ms / 1e3)
                               : cJSON_CreateNull());
-    cJSON_AddStringToObject(j, "why", why_not ? why_not : "");
-    cJSON_AddItemToObject(j, "status", status_of(m, own));
+    lg_json_add_text(j, "why", why);
+    cJSON_AddItemToObject(j, "status", status ? status : cJSON_CreateNull());
     return j;
 }
 
-static void print_json(const lg_elsewhere *e, const char *host, const struct lg_status *own)
+static int print_json(const lg_elsewhere *e, const char *host, const struct lg_status *own)
 {
+    char name[LG_MACHINE_NAME_BYTES], why[LG_MACHINE_WHY_BYTES];
     cJSON *j = NULL, *all = NULL;
-    for (int i = 0; e && host && i < e->n; i++)
-        if (e->machine[i].wanted) j = status_of(&e->machine[i], own);
+    for (int i = 0; e && host && i < e->n; i++) {
+        if (!e->machine[i].wanted) continue;
+        j = status_of(&e->machine[i], own, why);
+        if (!j)
+            return LG_FAIL(LG_ERR_CORRUPT, "%s: %s", lg_machine_name(&e->machine[i], name), why);
+    }
     if (!j) {
         j = lg_status_json(own);
         if (e) all = cJSON_AddArrayToObject(j, "hosts");
@@ -94,6 +101,7 @@ static void print_json(const lg_elsewhere *e, const char *host, const struct lg_
     puts(text ? text : "{}");
     free(text);
     cJSON_Delete(j);
+    return 0;
 }
 
 /* Of --host: the one that was wanted and has not answered. */
@@ -130,7 +138,7 @@ static int show_status(lg_elsewhere *e, const char *dir, const char *host, bool 
         if (host) rc = fail_silent(e);
     }
     if (rc == 0 && json)
-        print_json(e, host, own);
+        rc = print_json(e, host, own);
     else if (rc == 0)
         print_text(e, host, own);
     free(own);

@@ -3,7 +3,18 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-static int exec_program(const struct lg_launch *l, lg_incarnation who, struct lg_child *ret)
+/* As it will say itself when it joins: so that a later lgsup can end one that never comes so far. Start
+ * time last: without it a pid says nothing. */
+static void enter(void *where, const struct lg_child *child)
+{
+    struct lg_board_row *row = where;
+    atomic_store(&row->pid, (uint32_t)child->pid);
+    atomic_store(&row->start_time, lg_process_start_time(child->pid));
+}
+
+/* row: entered there before the program begins; NULL: it joins by itself. */
+static int exec_program(const struct lg_launch *l, lg_incarnation who, struct lg_board_row *row,
+                        struct lg_child *ret)
 {
     char program[LG_PATH_BYTES], index[16], incarnation[16];
     if (l->program)
@@ -14,8 +25,13 @@ static int exec_program(const struct lg_launch *l, lg_incarnation who, struct lg
     snprintf(incarnation, sizeof incarnation, "%" PRIu32, who);
     char *argv[] = {program, (char *)"--run",         (char *)l->run->dir, (char *)"--index",
                     index,   (char *)"--incarnation", incarnation,         NULL};
-    LG_TRY(lg_child_spawn(
-        &(struct lg_spawn){.program = program, .argv = argv, .log = l->log, .pass_fd = -1}, ret));
+    LG_TRY(lg_child_spawn(&(struct lg_spawn){.program = program,
+                                             .argv = argv,
+                                             .log = l->log,
+                                             .pass_fd = -1,
+                                             .enter = row ? enter : NULL,
+                                             .where = row},
+                          ret));
     return 0;
 }
 
@@ -24,7 +40,7 @@ static int fork_start(const struct lg_launch *l, struct lg_launched *ret)
     ret->child = LG_CHILD_NONE;
     lg_board_row(l->board, l->role, l->index)->cause[0] = 0;
     ret->incarnation = lg_board_enlist(l->board, l->role, l->index);
-    int rc = exec_program(l, ret->incarnation, &ret->child);
+    int rc = exec_program(l, ret->incarnation, NULL, &ret->child);
     if (rc < 0) lg_board_bury(l->board, ret->incarnation);
     LG_TRY(rc);
     return 0;
@@ -72,12 +88,9 @@ static int fork_start_standby(const struct lg_launch *l, int spare, struct lg_la
     ret->child = LG_CHILD_NONE;
     row->cause[0] = 0;
     ret->incarnation = lg_board_enlist_standby(l->board, l->role, spare);
-    int rc = exec_program(l, ret->incarnation, &ret->child);
+    int rc = exec_program(l, ret->incarnation, row, &ret->child);
     if (rc < 0) lg_board_vacate(l->board, ret->incarnation);
     LG_TRY(rc);
-    /* As it will say itself when it joins: so that a later lgsup can end one that never comes so far. */
-    atomic_store(&row->pid, (uint32_t)ret->child.pid);
-    atomic_store(&row->start_time, lg_process_start_time(ret->child.pid));
     return 0;
 }
 

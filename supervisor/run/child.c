@@ -1,7 +1,10 @@
 /* Starting programs; see child.h.
  *
  * posix_spawn clones like vfork: the time to exec does not grow with lgsup. The pidfd is opened
- * right after; the pid cannot be reused before we have waited for it. */
+ * right after; the pid cannot be reused before we have waited for it.
+ *
+ * With lg_spawn.enter the child is forked and held by a pipe, the gate: a byte lets it begin, and the
+ * end of the pipe, which comes when lgsup dies, ends it. Another pipe says what exec made of it. */
 #include "supervisor/run/child.h"
 #include "base/clock.h"
 #include <fcntl.h>
@@ -17,7 +20,7 @@
 
 extern char **environ;
 
-enum { CAPTURE_TIMEOUT_MS = 60000 };
+enum { CAPTURE_TIMEOUT_MS = 60000, EXIT_UNBEGUN = 127 };
 
 int lg_program_path(const char *name, char ret_path[LG_PATH_BYTES])
 {
@@ -63,6 +66,97 @@ static void set_files(posix_spawn_file_actions_t *files, int out_fd, int pass_fd
     posix_spawn_file_actions_addclosefrom_np(files, pass_fd >= 0 ? 4 : 3);
 }
 
+/* ---- held until it has been entered ---- */
+
+struct held {
+    int gate[2], fault[2]; /* read and write ends: a byte to begin; errno of an exec that failed */
+};
+
+static int open_held(struct held *ret)
+{
+    if (pipe2(ret->gate, O_CLOEXEC) < 0) return LG_FAIL(LG_ERR_IO, "pipe: %s", strerror(errno));
+    if (pipe2(ret->fault, O_CLOEXEC) == 0) return 0;
+    int rc = LG_FAIL(LG_ERR_IO, "pipe: %s", strerror(errno));
+    close(ret->gate[0]);
+    close(ret->gate[1]);
+    return rc;
+}
+
+/* What set_attributes and set_files say, in the forked child: calls alone that are safe there. */
+static void prepare_held(int out_fd, int keep, int keep_too)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    setsid();
+    for (int sig = 1; sig < NSIG; sig++)
+        if (sig != SIGPIPE) signal(sig, SIG_DFL);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    dup2(null_fd, 0);
+    if (out_fd >= 0) {
+        dup2(out_fd, 1);
+        dup2(out_fd, 2);
+    }
+    /* At once, not at exec: the lock of the run is among them. */
+    unsigned low = (unsigned)LG_MIN(keep, keep_too), high = (unsigned)LG_MAX(keep, keep_too);
+    if (low > 3) close_range(3, low - 1, 0);
+    if (high > low + 1) close_range(low + 1, high - 1, 0);
+    close_range(high + 1, ~0U, 0);
+}
+
+static _Noreturn void begin_held(const struct lg_spawn *s, int out_fd, const struct held *h)
+{
+    char byte;
+    ssize_t n;
+    prepare_held(out_fd, h->gate[0], h->fault[1]);
+    do n = read(h->gate[0], &byte, 1);
+    while (n < 0 && errno == EINTR);
+    if (n == 1) {
+        execve(s->program, s->argv, environ);
+        n = write(h->fault[1], &errno, sizeof errno);
+    }
+    _exit(EXIT_UNBEGUN);
+}
+
+static int enter_held(const struct lg_spawn *s, const struct held *h, struct lg_child *c)
+{
+    int bad = 0;
+    ssize_t n;
+    c->pidfd = pidfd_open(c->pid, 0);
+    if (c->pidfd < 0) return LG_FAIL(LG_ERR_IO, "pidfd_open: %s", strerror(errno));
+    s->enter(s->where, c);
+    do n = write(h->gate[1], "", 1);
+    while (n < 0 && errno == EINTR);
+    if (n < 0) return LG_FAIL(LG_ERR_IO, "cannot start %s: %s", s->program, strerror(errno));
+    do n = read(h->fault[0], &bad, sizeof bad); /* until exec has closed its end */
+    while (n < 0 && errno == EINTR);
+    if (n <= 0) return 0;
+    return LG_FAIL(lg_err_from_errno(bad), "cannot start %s: %s", s->program, strerror(bad));
+}
+
+static int spawn_held(const struct lg_spawn *s, int out_fd, struct lg_child *ret)
+{
+    struct held h;
+    LG_ASSERT(s->pass_fd < 0);
+    LG_TRY(open_held(&h));
+    struct lg_child c = {.pid = fork(), .pidfd = -1, .mine = true};
+    if (c.pid == 0) begin_held(s, out_fd, &h);
+    int rc = c.pid < 0 ? LG_FAIL(lg_err_from_errno(errno), "fork: %s", strerror(errno)) : 0;
+    close(h.gate[0]);
+    close(h.fault[1]);
+    if (rc == 0) rc = enter_held(s, &h, &c);
+    close(h.gate[1]);
+    close(h.fault[0]);
+    if (rc < 0 && c.pid > 0) {
+        kill(c.pid, SIGKILL);
+        waitpid(c.pid, NULL, 0);
+        if (c.pidfd >= 0) close(c.pidfd);
+    }
+    LG_TRY(rc);
+    *ret = c;
+    return 0;
+}
+
 static int spawn_with(const struct lg_spawn *s, int out_fd, struct lg_child *ret)
 {
     posix_spawnattr_t attr;
@@ -96,7 +190,7 @@ static int open_log(const char *path)
 int lg_child_spawn(const struct lg_spawn *s, struct lg_child *ret)
 {
     int out_fd = s->log ? open_log(s->log) : -1;
-    int rc = spawn_with(s, out_fd, ret);
+    int rc = s->enter ? spawn_held(s, out_fd, ret) : spawn_with(s, out_fd, ret);
     if (out_fd >= 0) close(out_fd);
     return rc;
 }

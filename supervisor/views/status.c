@@ -131,7 +131,7 @@ cJSON *lg_status_json(const struct lg_status *st)
 {
     cJSON *j = cJSON_CreateObject();
     cJSON_AddNumberToObject(j, "format", LG_STATUS_FORMAT);
-    cJSON_AddStringToObject(j, "job", st->job);
+    lg_json_add_text(j, "job", st->job);
     cJSON_AddStringToObject(j, "state", st->state);
     cJSON_AddNumberToObject(j, "step", (double)st->step);
     cJSON_AddNumberToObject(j, "max_steps", (double)st->max_steps);
@@ -144,9 +144,9 @@ cJSON *lg_status_json(const struct lg_status *st)
     cJSON_AddNumberToObject(j, "data_wait_s", st->data_wait_s);
     cJSON_AddNumberToObject(j, "voids", (double)st->voids);
     cJSON_AddNumberToObject(j, "skipped_steps", (double)st->skipped);
-    cJSON_AddStringToObject(j, "cause", st->cause);
+    lg_json_add_text(j, "cause", st->cause);
     cJSON_AddBoolToObject(j, "memory_kept", st->memory_kept);
-    cJSON_AddStringToObject(j, "checkpoint", st->checkpoint);
+    lg_json_add_text(j, "checkpoint", st->checkpoint);
     cJSON *wanted = cJSON_AddObjectToObject(j, "wanted");
     for (int r = 0; r < LG_ROLE_COUNT; r++)
         if (st->wanted[r]) cJSON_AddNumberToObject(wanted, lg_role_name((lg_role)r), st->wanted[r]);
@@ -164,7 +164,7 @@ cJSON *lg_status_json(const struct lg_status *st)
             cJSON_AddNumberToObject(o, "heartbeat_age_s", (double)p->beat_age_ns / LG_S_NS);
         else
             cJSON_AddNullToObject(o, "heartbeat_age_s");
-        cJSON_AddStringToObject(o, "program", p->program);
+        lg_json_add_text(o, "program", p->program);
         cJSON_AddItemToArray(instances, o);
     }
     return j;

@@ -25,6 +25,15 @@ for i in 0 1; do
     check "and the processes of each are its own" whole_is $i \
         '[.hosts[0, 1].status.instances[] | select(.role == "trainer") | .pid] | length == 2'
 done
+# The fields of the whole answer, of each host and of each status in it: those of the schema, no more and no less.
+documented='(.required + ["hosts"] | sort), (.properties.hosts.items.required | sort), (.required | sort)'
+printed='keys, ([.hosts[] | keys] | unique | .[]), ([.hosts[].status | values | keys] | unique | .[])'
+schema=$e2e_root/docs/status.schema.json
+for i in 0 1; do
+    expect "status --json from host $i: the documented fields" "$(jq -c "$documented" "$schema")" "$(whole $i | jq -c "$printed")"
+    expect "--host $i: those of a host" "$(jq -c '.required | sort' "$schema")" \
+        "$(lgsup 1 status --json --host $i "$D/1" | jq -c keys)"
+done
 check "the spare waits" whole_is 1 '.hosts[2] | .host == null and .answers and (.why | test("waits")) and .status == null'
 lgsup 1 status "$D/1" >"$T/status.txt"
 expect "status as text has a part for each machine" 3 "$(grep -c '^== ' "$T/status.txt")"
@@ -93,6 +102,7 @@ whole 0 >"$T/gone.json"
 took=$((($(date +%s%N) - before) / 1000000))
 echo "# status without one of the hosts took $took ms"
 check "a silent machine is not waited for" test $took -lt 3000
+expect "with the documented fields" "$(jq -c "$documented" "$schema")" "$(jq -c "$printed" "$T/gone.json")"
 check "it is said how long it is silent" jq -e '.hosts[1] | (.answers | not) and .silent_s > 0.5 and .status == null' "$T/gone.json"
 check "the spare takes its number" wait_until 120 whole_is 0 '.hosts[2] | .host == 1 and .status.state == "running"'
 host_stop seen 0

@@ -32,8 +32,8 @@ ln -s "$e2e_build/lib" "$T/next/lib"
 for p in other-layout dies-at-work; do cp "$e2e_build/tests/e2e/planted" "$T/next/bin/$p"; done
 printf '#!/bin/sh\necho "planted: no" >&2\nexit 1\n' >"$T/exits"
 cp "$(command -v sleep)" "$T/lg-sleep" # a name by which it is found
-printf '#!/bin/sh\nexec "%s" 1000\n' "$T/lg-sleep" >"$T/hangs"
-chmod +x "$T/exits" "$T/hangs"
+printf '#!/bin/sh\nexec "%s" 1000\n' "$T/lg-sleep" >"$T/lg-hangs"
+chmod +x "$T/exits" "$T/lg-hangs"
 
 # ---- the writer, in the middle of its checkpoints ----
 every=3
@@ -92,7 +92,7 @@ refuse "a missing program" 8 'no program that can be executed' ckpt --bin "$T/no
 refuse "one rank alone" 2 'all ranks run one program' trainer.1
 refuse "no such instance" 8 'there is no vae.9' vae.9
 refuse "the keeper" 2 'cannot be swapped' keeper
-"$LGSUP" swap ckpt --bin "$T/hangs" "$run" >"$T/hanging" 2>&1 &
+"$LGSUP" swap ckpt --bin "$T/lg-hangs" "$run" >"$T/hanging" 2>&1 &
 hanging=$!
 preparing() { grep -q 'swap: ckpt is to run.*hangs' "$1/logs/lgsup.log"; }
 wait_until 120 preparing "$run"
@@ -134,20 +134,48 @@ check "all of them run the new programs" all_new "$run"
 check "text.0 does not" runs "$run" text 0 "$e2e_build/bin/lg-text"
 expect "status shows it" "$T/next/bin/lg-vae" "$(program_of "$run" vae 1)"
 
+# lgsup dies as soon as it has started a standby, at whatever it does then with a child that it has just got: the
+# standby has not begun, or the next lgsup ends it.
+lgsup_lives() { [ "$(pid_of "$1" lgsup 0)" -gt 0 ]; }
+no_standby() { [ -z "$(status_get "$1" '.instances[] | select(.state == "standby") | .index')" ]; }
+nothing_hangs() { [ -z "$(e2e_pids "$T/lg-sleep")$(e2e_pids "$T/lg-hangs")" ]; }
+children() { cat "/proc/$1/task/$1/children"; }
+ended=0
+for ((i = 0; i < 6; i++)); do
+    lgsup=$(pid_of "$run" lgsup 0)
+    had=$(children "$lgsup")
+    "$LGSUP" swap ema --bin "$T/lg-hangs" "$run" >"$T/orphan" 2>&1 &
+    orphan=$!
+    end=$((SECONDS + 120))
+    while [ $SECONDS -lt $end ]; do # without a fork, or the moment would have passed
+        { read -r has <"/proc/$lgsup/task/$lgsup/children"; } 2>/dev/null
+        [ "$has" = "${had% }" ] || break
+    done
+    kill -9 "$lgsup"
+    wait_until 120 is_gone "$lgsup"
+    wait $orphan
+    tiny_in_background "$run" "${start[@]}"
+    wait_until 120 lgsup_lives "$run"
+    wait_until 120 no_standby "$run" && wait_until 120 nothing_hangs || break
+    ended=$((ended + 1))
+done
+expect "lgsup dies as it starts a standby: nothing is left" 6 $ended
+
 # lgsup dies while there is a standby; then an instance dies: the program in force stays.
-"$LGSUP" swap ema --bin "$T/hangs" "$run" >"$T/orphan" 2>&1 &
+"$LGSUP" swap ema --bin "$T/lg-hangs" "$run" >"$T/orphan" 2>&1 &
 orphan=$!
-wait_until 120 grep -q 'swap: ema is to run' "$run/logs/lgsup.log"
+hangs() { [ -n "$(e2e_pids "$T/lg-sleep")" ]; }
+check "a standby that hangs" wait_until 120 hangs
 kill_role "$run" lgsup 0 && wait_until 120 is_gone "$killed_pid"
 wait $orphan
 expect "lgsup dies meanwhile: the order's end is not known" 1 $?
+check "it hangs still" hangs
 tiny_in_background "$run" "${start[@]}"
-lgsup_lives() { [ "$(pid_of "$1" lgsup 0)" -gt 0 ]; }
 wait_until 120 lgsup_lives "$run"
-check "the next lgsup: no standby" wait_until 120 test -z "$(status_get "$run" '.instances[] | select(.state == "standby") | .index')"
+check "the next lgsup: no standby" wait_until 120 no_standby "$run"
 kill_role "$run" vae 0 && wait_until 120 is_gone "$killed_pid"
 vae_again() { [ "$(pid_of "$1" vae 0)" -gt 0 ] && runs "$1" vae 0 "$T/next/bin/lg-vae"; }
-check "the next lgsup: the one that hung is ended" wait_until 120 test -z "$(e2e_pids "$T/lg-sleep")"
+check "the next lgsup: the one that hung is ended" wait_until 120 nothing_hangs
 check "a replacement runs the program in force" wait_until 120 vae_again "$run"
 expect "status shows it still" "$T/next/bin/lg-trainer" "$(program_of "$run" trainer 1)"
 timeout 300 "$LGSUP" stop "$run" >"$T/out" 2>&1

@@ -57,7 +57,8 @@ tests_of_file() {
     stages/nets/latte.* | stages/nets/ltx.*) echo clips sequence ;;
     supervisor/hosts/answers.*) echo hosts_answers e2e:hosts_seen ;;
     supervisor/commands/log_files.* | supervisor/commands/logs.*) echo hosts_answers e2e:hosts_seen ;;
-    supervisor/commands/elsewhere.* | supervisor/commands/whole.* | supervisor/core/other_hosts.*) echo e2e:hosts_seen ;;
+    supervisor/commands/elsewhere.* | supervisor/commands/whole.*) echo hosts_status e2e:hosts_seen ;;
+    supervisor/core/other_hosts.*) echo e2e:hosts_seen ;;
     supervisor/hosts/*) echo sim_group hosts_channel ;;
     supervisor/views/tensorboard.*) echo tensorboard ;;
     config/sample.*) echo config ;;
@@ -86,6 +87,7 @@ tests_of_file() {
     kernels/graph/exchange.*) echo graph_exchange sequence ;;
     kernels/graph/fuse.*) echo graph_fuse ;;
     kernels/graph/recompute.*) echo graph_recompute ;;
+    kernels/graph/offload.*) echo offload ;;
     stages/io/bpe*) echo bpe ;;
     stages/io/caption.*) echo caption ;;
     stages/io/mixture.*) echo mixture e2e:sources ;;
@@ -135,6 +137,8 @@ tests_of_file() {
     base/printable.* | base/log.*) echo printable ;;
     base/* | config/* | stages/*) echo sim_disk heartbeat ckpt_files records data_set faults verify ckpt e2e:resume e2e:data ;;
     supervisor/run/run.* | supervisor/run/resume.*) echo run faults e2e:hosts_files ;;
+    supervisor/run/child.*) echo run faults ;;
+    supervisor/launch/fork.*) echo supervise_orders supervise_adopt e2e:swap ;;
     supervisor/run/folder.*) echo folder e2e:folder ;;
     supervisor/core/former.*) echo former ;;
     supervisor/core/watch.*) echo watch sim_supervisor supervise supervise_deaths supervise_adopt e2e:hangs ;;

@@ -71,6 +71,8 @@ WRAP(int, lg_child_spawn, const struct lg_spawn *s, struct lg_child *ret)
     if (g.trouble == SIM_DEAF_PIDFD && sim_random(&g.w, 20) == 0) g.deaf = p->serial;
     struct lg_child child = {.pid = p->pid, .pidfd = PIDFD_FIRST + (int)p->serial, .mine = true};
     lgsup_calls();
+    if (s->enter) s->enter(s->where, &child);
+    lgsup_calls();
     *ret = child;
     return 0;
 }

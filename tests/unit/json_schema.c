@@ -8,6 +8,7 @@
 struct place {
     char *why;
     size_t bytes;
+    const cJSON *root; /* what "$ref": "#" means */
     char path[256];
 };
 
@@ -51,12 +52,12 @@ static bool check_child(const struct place *p, const char *name, const cJSON *sc
 static bool check_properties(const struct place *p, const cJSON *schema, const cJSON *v)
 {
     const cJSON *properties = cJSON_GetObjectItemCaseSensitive(schema, "properties"), *child;
-    bool more = !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(schema, "additionalProperties"));
+    const cJSON *more = cJSON_GetObjectItemCaseSensitive(schema, "additionalProperties");
     if (!cJSON_IsObject(v)) return true;
     cJSON_ArrayForEach(child, v)
     {
         const cJSON *of = cJSON_GetObjectItemCaseSensitive(properties, child->string);
-        if (!of && !more) return wrong(p, child->string);
+        if (!of) of = more;
         if (of && !check_child(p, child->string, of, child)) return false;
     }
     return true;
@@ -68,10 +69,17 @@ static bool check_keyword(const struct place *p, const cJSON *key, const cJSON *
     const cJSON *one;
     const char *name = key->string;
     if (!strcmp(name, "$schema") || !strcmp(name, "title") || !strcmp(name, "description") ||
-        !strcmp(name, "additionalProperties"))
+        (!strcmp(name, "additionalProperties") &&
+         cJSON_HasObjectItem(schema, "properties"))) /* seen with them */
         return true;
     if (!strcmp(name, "type")) return check_type(p, key, v);
-    if (!strcmp(name, "properties")) return check_properties(p, schema, v);
+    if (!strcmp(name, "properties") || !strcmp(name, "additionalProperties"))
+        return check_properties(p, schema, v);
+    if (!strcmp(name, "$ref") && !strcmp(key->valuestring, "#")) return check(p, p->root, v);
+    if (!strcmp(name, "anyOf")) { /* the last one says what is wrong */
+        cJSON_ArrayForEach(one, key) if (check(p, one, v)) return true;
+        return false;
+    }
     if (!strcmp(name, "minimum"))
         return !cJSON_IsNumber(v) || v->valuedouble >= key->valuedouble || wrong(p, "is too small");
     if (!strcmp(name, "enum")) {
@@ -93,12 +101,13 @@ static bool check_keyword(const struct place *p, const cJSON *key, const cJSON *
 static bool check(const struct place *p, const cJSON *schema, const cJSON *v)
 {
     const cJSON *key;
+    if (cJSON_IsBool(schema)) return cJSON_IsTrue(schema) || wrong(p, "must not be there");
     cJSON_ArrayForEach(key, schema) if (!check_keyword(p, key, schema, v)) return false;
     return true;
 }
 
 bool json_schema_holds(const cJSON *schema, const cJSON *value, char *ret_why, size_t bytes)
 {
-    struct place p = {.why = ret_why, .bytes = bytes};
+    struct place p = {.why = ret_why, .bytes = bytes, .root = schema};
     return check(&p, schema, value);
 }

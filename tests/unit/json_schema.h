@@ -1,6 +1,6 @@
 /* Checks JSON against the part of JSON Schema that our schemas use: type, enum, minimum, properties,
- * required, additionalProperties, items. Any other keyword (besides texts) is refused, so that a schema
- * cannot say what nobody checks. */
+ * required, additionalProperties, items, anyOf, "$ref": "#" (the whole schema again), and true and false
+ * as schemas. Any other keyword (besides texts) is refused, so that a schema cannot say what nobody checks. */
 #pragma once
 #include <cjson/cJSON.h>
 #include <stdbool.h>

@@ -47,9 +47,15 @@ static struct lg_denoiser_config net = {.kind = LG_DIT,
                                         .num_classes = 1,
                                         .norm_eps = 1e-6};
 
+static void enter(void *where, const struct lg_child *c)
+{
+    *(int *)where = c->pid;
+}
+
 static int child(void)
 {
     char log[LG_PATH_BYTES], words[64], how[64], *text = NULL;
+    int entered = 0;
     char *echo[] = {(char *)"echo", (char *)"hello", NULL};
     int code;
     struct lg_child c = LG_CHILD_NONE;
@@ -64,6 +70,16 @@ static int child(void)
     if (rc == 0) rc = lg_child_wait(&c, 5000);
     if (c.pidfd >= 0) lg_exit_text(lg_child_reap(&c), how, sizeof how);
     lg_last_words(log, words, sizeof words);
+    if (rc == 0)
+        rc = lg_child_spawn(&(struct lg_spawn){.program = "/bin/echo",
+                                               .argv = echo,
+                                               .log = log,
+                                               .pass_fd = -1,
+                                               .enter = enter,
+                                               .where = &entered},
+                            &c);
+    if (rc == 0) rc = lg_child_wait(&c, 5000);
+    if (c.pidfd >= 0) lg_exit_text(lg_child_reap(&c), how, sizeof how);
     faults_end();
     return rc;
 }

@@ -18,8 +18,9 @@
 
 #include <cmocka.h>
 
-enum { PORT = 17731, SILENCE_MS = 600, LINEAGE = 77, PATIENCE_MS = 5000, ASKED_AT_ONCE = 30 };
+enum { SILENCE_MS = 600, LINEAGE = 77, PATIENCE_MS = 5000, ASKED_AT_ONCE = 30 };
 
+static int g_port; /* of this process: programs of several builds run at once */
 static char g_address[LG_PLACES_MAX][LG_HOST_ADDRESS_BYTES] = {"127.0.0.1", "127.0.0.2"};
 static lg_channel *g_server, *g_client;
 static lg_answers *g_answers;
@@ -48,7 +49,7 @@ static int setup(void **state)
     struct lg_cluster_key key;
     assert_int_equal(zmq_curve_keypair(key.public_, key.secret), 0);
     struct lg_channel_spec s = {
-        .places = 2, .port = PORT, .address = g_address, .key = key, .silence_ms = SILENCE_MS};
+        .places = 2, .port = g_port, .address = g_address, .key = key, .silence_ms = SILENCE_MS};
     if (lg_channel_open(&s, &g_server) < 0) fail_msg("%s", lg_err_message());
     s.place = 1;
     if (lg_channel_open_asker(&s, &g_client) < 0) fail_msg("%s", lg_err_message());
@@ -335,6 +336,7 @@ static void test_logs_in_pieces(void **state)
 
 int main(void)
 {
+    g_port = 10000 + (int)getpid() % 20000;
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {T(test_texts),
                                        T(test_text_has_a_limit),

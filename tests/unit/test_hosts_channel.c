@@ -20,7 +20,6 @@
 #include <cmocka.h>
 
 enum {
-    PORT = 17631,
     SILENCE_MS = 600,
     STRANGERS = 10000,
     OPEN_MAX =
@@ -29,6 +28,7 @@ enum {
 };
 
 static struct lg_cluster_key g_key, g_other;
+static int g_port; /* of this process: programs of several builds run at once */
 static char g_address[LG_PLACES_MAX][LG_HOST_ADDRESS_BYTES] = {"127.0.0.1", "127.0.0.2"};
 
 static struct lg_cluster_key new_key(void)
@@ -88,11 +88,11 @@ static int passes(lg_channel *from, lg_channel *to, int place, int ms)
 static void test_two_hear_each_other(void **state)
 {
     (void)state;
-    lg_channel *a = open_at(0, &g_key, PORT), *b = open_at(1, &g_key, PORT);
+    lg_channel *a = open_at(0, &g_key, g_port), *b = open_at(1, &g_key, g_port);
     assert_true(passes(a, b, 1, 5000) >= 0);
     assert_true(passes(b, a, 0, 5000) >= 0);
     lg_channel_close(&b); /* and one that comes again is heard again */
-    b = open_at(1, &g_key, PORT);
+    b = open_at(1, &g_key, g_port);
     assert_true(passes(b, a, 0, 5000) >= 0);
     assert_true(passes(a, b, 1, 5000) >= 0);
     lg_channel_close(&a);
@@ -103,14 +103,14 @@ static void test_other_key_is_refused(void **state)
 {
     (void)state;
     char who[LG_HOST_ADDRESS_BYTES];
-    lg_channel *a = open_at(0, &g_key, PORT), *b = open_at(1, &g_other, PORT);
+    lg_channel *a = open_at(0, &g_key, g_port), *b = open_at(1, &g_other, g_port);
     assert_int_equal(passes(b, a, 0, 1500), -1);
     assert_int_equal(passes(a, b, 1, 500), -1);
     /* Knowing the public half alone does not help, with a pair of one's own. */
     lg_channel_close(&b);
     struct lg_cluster_key half = g_other;
     memcpy(half.public_, g_key.public_, sizeof half.public_);
-    b = open_at(1, &half, PORT);
+    b = open_at(1, &half, g_port);
     assert_int_equal(passes(b, a, 0, 1500), -1);
     lg_channel_close(&b);
     /* A client that knows the server's public key, and proves a pair of its own: our handler refuses it. */
@@ -121,7 +121,7 @@ static void test_other_key_is_refused(void **state)
     assert_int_equal(zmq_setsockopt(s, ZMQ_CURVE_PUBLICKEY, g_other.public_, LG_KEY_TEXT), 0);
     assert_int_equal(zmq_setsockopt(s, ZMQ_CURVE_SECRETKEY, g_other.secret, LG_KEY_TEXT), 0);
     char url[64];
-    snprintf(url, sizeof url, "tcp://127.0.0.2:0;127.0.0.1:%d", PORT);
+    snprintf(url, sizeof url, "tcp://127.0.0.2:0;127.0.0.1:%d", g_port);
     assert_int_equal(zmq_connect(s, url), 0);
     int refused = 0;
     char got[8];
@@ -141,7 +141,7 @@ static void test_other_key_is_refused(void **state)
 static int stranger(const char *from)
 {
     struct sockaddr_in own = {.sin_family = AF_INET},
-                       to = {.sin_family = AF_INET, .sin_port = htons(PORT)};
+                       to = {.sin_family = AF_INET, .sin_port = htons(g_port)};
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
     inet_pton(AF_INET, from, &own.sin_addr);
@@ -164,7 +164,7 @@ static void test_strangers_slow_nothing(void **state)
     static int fd[OPEN_MAX];
     unsigned char garbage[512];
     int slowest = 0, made = 0, open = 0, answered = 0;
-    lg_channel *a = open_at(0, &g_key, PORT), *b = open_at(1, &g_key, PORT);
+    lg_channel *a = open_at(0, &g_key, g_port), *b = open_at(1, &g_key, g_port);
     assert_true(passes(b, a, 0, 5000) >= 0);
     g_others = 0;
     for (int i = 0; i < OPEN_MAX; i++) fd[i] = -1;
@@ -246,11 +246,11 @@ static void test_replay(void **state)
     (void)state;
     static struct relay r = {.in = -1, .out = -1};
     char got[64];
-    lg_channel *a = open_at(0, &g_key, PORT);
+    lg_channel *a = open_at(0, &g_key, g_port);
     strcpy(g_address[0], "127.0.0.9"); /* where b believes a to be */
-    r.listener = bound("127.0.0.9", PORT);
+    r.listener = bound("127.0.0.9", g_port);
     assert_int_equal(listen(r.listener, 4), 0);
-    lg_channel *b = open_at(1, &g_key, PORT);
+    lg_channel *b = open_at(1, &g_key, g_port);
     strcpy(g_address[0], "127.0.0.1");
     int heard = 0;
     for (int i = 0; i < 2000 && heard < 3; i++) {
@@ -290,7 +290,7 @@ static void test_longer_than_a_message(void **state)
 {
     (void)state;
     char *much = calloc(1, LG_CHANNEL_BYTES), got[16];
-    lg_channel *a = open_at(0, &g_key, PORT), *b = open_at(1, &g_key, PORT);
+    lg_channel *a = open_at(0, &g_key, g_port), *b = open_at(1, &g_key, g_port);
     assert_true(passes(b, a, 0, 5000) >= 0);
     lg_channel_send(b, 0, much, LG_CHANNEL_BYTES);
     size_t n = 0;
@@ -334,6 +334,7 @@ static void test_key_file(void **state)
 
 int main(void)
 {
+    g_port = 10000 + (int)getpid() % 20000;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two_hear_each_other),    cmocka_unit_test(test_other_key_is_refused),
         cmocka_unit_test(test_longer_than_a_message),  cmocka_unit_test(test_replay),

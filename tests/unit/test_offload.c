@@ -206,6 +206,19 @@ static struct result run(const struct lg_denoiser_config *c, const struct lg_den
     return r;
 }
 
+static void same_gradients(const struct lg_denoiser_config *c, const char *what,
+                           const struct result *got, const struct result *want)
+{
+    lg_params params;
+    assert_int_equal(lg_denoiser_params(c, &params), 0);
+    for (int i = 0; i < params.trained; i++) {
+        const struct lg_param *p = &params.p[i];
+        if (memcmp(got->grads + p->offset, want->grads + p->offset, p->count * sizeof(float)) != 0)
+            fail_msg("%s: other gradients of %s", what, p->name);
+    }
+    lg_params_free(&params);
+}
+
 static void same(const struct lg_denoiser_config *c, const char *const *recompute)
 {
     const struct lg_denoiser_mode kept = {.batch = BATCH, .train = true, .recompute = recompute};
@@ -219,15 +232,7 @@ static void same(const struct lg_denoiser_config *c, const char *const *recomput
         assert_true(got.bytes.host > 0 && got.bytes.activations < want.bytes.activations);
         assert_true(!late || late_copies > 8);
         assert_memory_equal(got.out, want.out, want.values * sizeof *want.out);
-        lg_params params;
-        assert_int_equal(lg_denoiser_params(c, &params), 0);
-        for (int i = 0; i < params.trained; i++) {
-            const struct lg_param *p = &params.p[i];
-            if (memcmp(got.grads + p->offset, want.grads + p->offset, p->count * sizeof(float)) !=
-                0)
-                fail_msg("%s copies: other gradients of %s", late ? "late" : "early", p->name);
-        }
-        lg_params_free(&params);
+        same_gradients(c, late ? "late copies" : "early copies", &got, &want);
         free(got.out);
         free(got.grads);
     }
@@ -259,6 +264,30 @@ static void test_sd3(void **state)
     same(&SD3, (const char *const[]){"mlp", NULL});
 }
 
+/* Blocks that keep theirs: with each more lies on the device and less in the host's memory, to the same bits. */
+static void test_keep(void **state)
+{
+    (void)state;
+    const struct lg_denoiser_mode kept = {.batch = BATCH, .train = true};
+    struct lg_denoiser_mode mode = kept;
+    struct result want = run(&DIT, &kept, false);
+    size_t host = SIZE_MAX, device = 0;
+    mode.offload = true;
+    for (mode.offload_keep = 2; mode.offload_keep <= DIT.depth; mode.offload_keep++) {
+        struct result got = run(&DIT, &mode, true);
+        assert_true(got.bytes.host < host && got.bytes.activations > device);
+        assert_memory_equal(got.out, want.out, want.values * sizeof *want.out);
+        same_gradients(&DIT, "blocks that keep theirs", &got, &want);
+        host = got.bytes.host, device = got.bytes.activations;
+        free(got.out);
+        free(got.grads);
+    }
+    assert_int_equal(host, 0);
+    assert_int_equal(device, want.bytes.activations);
+    free(want.out);
+    free(want.grads);
+}
+
 /* Without a backward, or with too few blocks, nothing waits anywhere. */
 static void test_nothing_to_offload(void **state)
 {
@@ -283,6 +312,7 @@ int main(void)
         cmocka_unit_test(test_dit),
         cmocka_unit_test(test_pixart),
         cmocka_unit_test(test_sd3),
+        cmocka_unit_test(test_keep),
         cmocka_unit_test(test_nothing_to_offload),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

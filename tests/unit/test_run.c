@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -581,6 +582,92 @@ static void test_capture(void **state)
     assert_string_equal(how, "exit 0");
 }
 
+struct entry {
+    int pid;
+    bool die, begun; /* begun: the program had, when its child was entered */
+};
+
+static void enter(void *where, const struct lg_child *child)
+{
+    struct entry *e = where;
+    e->pid = child->pid;
+    e->begun = lg_path_exists(scratch_path("began"));
+    if (e->die) raise(SIGKILL);
+}
+
+static int spawn_held(const char *program, const char *script, struct entry *e,
+                      struct lg_child *ret)
+{
+    char *argv[] = {(char *)"sh", (char *)"-c", (char *)script, (char *)scratch_path("began"),
+                    NULL};
+    return lg_child_spawn(&(struct lg_spawn){.program = program,
+                                             .argv = argv,
+                                             .log = scratch_path("held.log"),
+                                             .pass_fd = -1,
+                                             .enter = enter,
+                                             .where = e},
+                          ret);
+}
+
+/* A child is entered before its program begins, and what begins has nothing of ours. */
+static void test_child_is_entered_before_it_begins(void **state)
+{
+    (void)state;
+    struct entry e = {0};
+    struct lg_child c = LG_CHILD_NONE;
+    char want[64], words[64];
+    sigset_t usr1, before;
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    int low = dup(2), high = fcntl(2, F_DUPFD, 60); /* these would be inherited */
+    sigprocmask(SIG_BLOCK, &usr1, &before);
+    signal(SIGUSR1, SIG_IGN);
+    int rc = spawn_held(
+        "/bin/sh",
+        "touch $0; set -- $(cat /proc/$$/stat); n=0; i=2; "
+        "while [ $((i += 1)) -lt 100 ]; do [ ! -e /proc/$$/fd/$i ] || n=$((n + 1)); done; "
+        "echo pid $1 session $6 fds $n; kill -USR1 $$; exit 3",
+        &e, &c);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    signal(SIGUSR1, SIG_DFL);
+    close(low);
+    close(high);
+    assert_int_equal(rc, 0);
+    assert_true(e.pid == c.pid && !e.begun);
+    snprintf(want, sizeof want, "pid %d session %d fds 0", c.pid, c.pid);
+    assert_int_equal(lg_child_wait(&c, 60000), 0);
+    assert_int_equal(lg_child_reap(&c), LG_EXIT_SIGNAL + SIGUSR1);
+    lg_last_words(scratch_path("held.log"), words, sizeof words);
+    assert_string_equal(words, want);
+    assert_true(lg_path_exists(scratch_path("began")));
+
+    assert_says(spawn_held("/no/such/program", "", &e, &c), LG_ERR_NOTFOUND,
+                "cannot start /no/such/program");
+    assert_int_equal(waitpid(e.pid, NULL, 0), -1); /* it has been waited for */
+}
+
+/* lgsup dies before it has written down whom it starts: nobody would end a program that hangs. */
+static void test_child_that_was_not_entered_never_begins(void **state)
+{
+    (void)state;
+    int how;
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+    pid_t former = fork();
+    if (former == 0) {
+        struct entry e = {.die = true};
+        struct lg_child c;
+        spawn_held("/bin/sh", "touch $0", &e, &c);
+        _exit(1);
+    }
+    assert_int_equal(waitpid(former, &how, 0), former);
+    assert_true(WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL);
+    pid_t left = waitpid(-1, &how, 0);
+    prctl(PR_SET_CHILD_SUBREAPER, 0);
+    assert_true(left > 0 && WIFEXITED(how));
+    assert_int_equal(WEXITSTATUS(how), 127);
+    assert_false(lg_path_exists(scratch_path("began")));
+}
+
 /* Whoever reads a log for a death's reason gets the message, not the trace, and a library's words when
  * they came last. */
 static void test_last_words(void **state)
@@ -648,6 +735,8 @@ int main(void)
         TEST(test_finish_removes_leftovers),
         TEST(test_program_path),
         TEST(test_capture),
+        TEST(test_child_is_entered_before_it_begins),
+        TEST(test_child_that_was_not_entered_never_begins),
         TEST(test_last_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

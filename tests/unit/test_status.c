@@ -184,6 +184,10 @@ static void test_saved_status(void **state)
     unlink(scratch_path("run/board"));
     EXPECT(0, "job         made\nstate       stopped\nstep        0 of 60\ncause       told to\n",
            "status", g_dir);
+    snprintf(g_board->s->cause, sizeof g_board->s->cause, "cut in a letter: \xc3");
+    lg_status_save(g_dir, g_board);
+    EXPECT(0, "state       stopped\nstep        0 of 60\ncause       cut in a letter: \\xc3\n",
+           "status", g_dir);
     static const struct {
         const char *json, *says;
     } cases[] = {
