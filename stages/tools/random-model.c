@@ -2,18 +2,6 @@
  * weights and real pictures are not at hand. What it makes has the shapes, files and names of the real
  * thing; nothing can be learned from it.
  *
- * usage: lg-random-model vae --preset sd|sdxl|sd3|flux|ltx|ltx-095|tiny|tiny-sd3|tiny-ltx|tiny-ltx-095 DIR
- *        lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR
- *        lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR
- *        lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|sd3-medium|sd35-medium|sd35-large|flux-dev|
- *                        flux-schnell|sd21|sdxl|latte-1|ltx-video|tiny-dit|tiny-pixart|tiny-sd3|tiny-flux|tiny-sd2|
- *                        tiny-sdxl|tiny-latte|tiny-ltx [--spiece FILE] DIR
- *        lg-random-model transformer --preset (as pipeline; a U-Net too) DIR
- *        lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] DIR
- *        lg-random-model latents --count N [--size 32] [--channels 4] [--frames F]
- *                        [--classes 1000] DIR
- *   all: [--seed 0]    models: [--dtype f32|f16|bf16]    data: [--per-shard 1000]
- *
  * Weights are uniform with the variance of the usual initialisation; an element is a function of the seed, its tensor's
  * name and its place there, so equal commands give equal bytes. Models are described in random/model.h, data in
  * random/data.h.
@@ -32,6 +20,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static const char USAGE[] =
+    "usage: lg-random-model vae --preset sd|sdxl|sd3|flux|ltx|ltx-095|tiny|tiny-sd3|tiny-ltx|\n"
+    "                       tiny-ltx-095 DIR\n"
+    "       lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR\n"
+    "       lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR\n"
+    "       lg-random-model pipeline --preset dit-xl-2|pixart-alpha|pixart-sigma|sd3-medium|\n"
+    "                       sd35-medium|sd35-large|flux-dev|flux-schnell|sd21|sdxl|latte-1|\n"
+    "                       ltx-video|tiny-dit|tiny-pixart|tiny-sd3|tiny-flux|tiny-sd2|tiny-sdxl|\n"
+    "                       tiny-latte|tiny-ltx [--spiece FILE] DIR\n"
+    "       lg-random-model transformer --preset (as pipeline; a U-Net too) DIR\n"
+    "       lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] DIR\n"
+    "       lg-random-model latents --count N [--size 32] [--channels 4] [--frames F]\n"
+    "                       [--classes 1000] DIR\n"
+    "  all: [--seed 0]   models: [--dtype f32|f16|bf16]   data: [--per-shard 1000]\n";
 
 enum { PICTURE_SIDE = 256, LATENT_SIDE = 32 }; /* unless --size says otherwise */
 
@@ -138,21 +141,7 @@ int main(int argc, char **argv)
         .data = {.ratio = 1, .classes = 1000, .channels = 4, .per_shard = 1000},
     };
     if (parse_options(argc, argv, &o) < 0) {
-        fprintf(
-            stderr,
-            "usage: lg-random-model vae --preset "
-            "sd|sdxl|sd3|flux|ltx|ltx-095|tiny|tiny-sd3|tiny-ltx|tiny-ltx-095 DIR\n"
-            "       lg-random-model t5 --preset base|xl|xxl|tiny|tiny-wide --spiece FILE DIR\n"
-            "       lg-random-model clip --preset l|l-projected|h|bigg|tiny|tiny-g DIR\n"
-            "       lg-random-model pipeline --preset "
-            "dit-xl-2|pixart-alpha|pixart-sigma|sd3-medium|"
-            "sd35-medium|\n"
-            "                       tiny-dit|tiny-pixart|tiny-sd3|tiny-flux [--spiece FILE] DIR\n"
-            "       lg-random-model pictures --count N [--size 256] [--ratio 1] [--classes 1000] "
-            "DIR\n"
-            "       lg-random-model latents --count N [--size 32] [--channels 4] [--frames F] "
-            "[--classes 1000] DIR\n"
-            "  all: [--seed 0]   models: [--dtype f32|f16|bf16]   data: [--per-shard 1000]\n");
+        fputs(USAGE, stderr);
         return -LG_ERR_USAGE;
     }
     int rc = run(&o);
