@@ -166,10 +166,20 @@ static void check_folder(struct world *w)
         fail_run(w, "the newest after retention is not %" PRIu64, w->now.published);
 }
 
+/* A predecessor may have taken it and died before it said so. Somebody who copies files here puts nothing in the place
+ * of such a checkpoint, and another run does not start in this folder. */
+static bool is_name_free(uint64_t step)
+{
+    char dir[LG_PATH_BYTES];
+    snprintf(dir, sizeof dir, RUN "/checkpoints/" NAME "_step%" PRIu64, step);
+    return !lg_path_exists(dir);
+}
+
 /* Somebody's leftovers under the name that is to come. */
 static void plant_junk(struct world *w, uint64_t step)
 {
     char dir[LG_PATH_BYTES];
+    if (!is_name_free(step)) return;
     snprintf(dir, sizeof dir, RUN "/checkpoints/" NAME "_step%" PRIu64 "/model", step);
     if (lg_mkdirs(dir) < 0) return;
     strcat(dir, "/config.json");
@@ -182,6 +192,7 @@ static void publish_other(struct world *w, uint64_t step)
 {
     char dir[LG_PATH_BYTES];
     static lg_manifest there;
+    if (!is_name_free(step)) return;
     disk_die_at(0);
     w->foreign = true;
     make_state(w, step + 1000);
