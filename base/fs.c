@@ -48,32 +48,60 @@ static int parent_of(const char *path, char ret[LG_PATH_BYTES])
     return 0;
 }
 
-/* The name is made durable: what is published below it would be lost with it. */
-static int make_dir(const char *path)
+/* found: somebody may have made it whose directories cannot be read, or lie where nothing can be made durable. */
+static int sync_dir(const char *path, bool found)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 && found && errno == EACCES) return 0;
+    if (fd < 0)
+        return LG_FAIL(lg_err_from_errno(errno), "cannot open %s: %s", path, strerror(errno));
+    int bad = lg_fsync(fd) < 0 ? errno : 0;
+    close(fd);
+    if (found && (bad == EINVAL || bad == EROFS)) return 0;
+    if (bad) return LG_FAIL(lg_err_from_errno(bad), "fsync of %s: %s", path, strerror(bad));
+    return 0;
+}
+
+/* What is published below a name would be lost with it. */
+static int sync_name(const char *path, bool found)
 {
     char parent[LG_PATH_BYTES];
-    if (mkdir(path, 0700) < 0)
-        return errno == EEXIST
-                   ? 0
-                   : LG_FAIL(lg_err_from_errno(errno), "cannot create the directory %s: %s", path,
-                             strerror(errno));
     LG_TRY(parent_of(path, parent));
-    LG_TRY(lg_fsync_dir(parent));
+    LG_TRY(sync_dir(parent, found));
+    return 0;
+}
+
+/* A name that is there may be of a process that died before it had made it durable. That one made nothing below it, so
+ * of the names that are there only the last is in doubt. found: that one, so far; "": none. */
+static int make_dir(const char *path, char found[LG_PATH_BYTES])
+{
+    struct stat st;
+    if (stat(path, &st) == 0) {
+        strcpy(found, path);
+        return 0;
+    }
+    if (*found) LG_TRY(sync_name(found, true));
+    *found = 0;
+    if (mkdir(path, 0700) < 0 && errno != EEXIST)
+        return LG_FAIL(lg_err_from_errno(errno), "cannot create the directory %s: %s", path,
+                       strerror(errno));
+    LG_TRY(sync_name(path, false));
     return 0;
 }
 
 int lg_mkdirs(const char *path)
 {
-    char p[LG_PATH_BYTES];
+    char p[LG_PATH_BYTES], found[LG_PATH_BYTES] = "";
     LG_TRY(lg_path(p, "%s", path));
     for (char *s = p + 1;; s++) {
         if (*s != '/' && *s) continue;
         char c = *s;
         *s = 0;
-        LG_TRY(make_dir(p));
+        if (s[-1] != '/' || s == p + 1) LG_TRY(make_dir(p, found));
         *s = c;
         if (!c) break;
     }
+    if (*found) LG_TRY(sync_name(found, true));
     struct stat st;
     if (stat(path, &st) < 0 || !S_ISDIR(st.st_mode))
         return LG_FAIL(LG_ERR_IO, "%s exists and is not a directory", path);
@@ -232,13 +260,7 @@ int lg_fsync(int fd)
 
 int lg_fsync_dir(const char *path)
 {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return LG_FAIL(lg_err_from_errno(errno), "cannot open %s: %s", path, strerror(errno));
-    int bad = lg_fsync(fd) < 0 ? errno : 0;
-    close(fd);
-    if (bad) return LG_FAIL(lg_err_from_errno(bad), "fsync of %s: %s", path, strerror(bad));
-    return 0;
+    return sync_dir(path, false);
 }
 
 int lg_publish_file(const char *path, const void *data, size_t bytes)

@@ -19,7 +19,8 @@ int lg_path(char ret_path[LG_PATH_BYTES], const char *fmt, ...)
 /* Bytes of the first part of a comma-separated list of paths; a comma within braces is no separator
  * (shards-{a,b}.tar). What follows is ',' or the end. */
 size_t lg_path_list_part(const char *list);
-/* mkdir -p with mode 0700 for what is created, whose names survive a power cut. */
+/* mkdir -p with mode 0700 for what is created, whose names survive a power cut; also what another call has created that
+ * was killed on the way. */
 int lg_mkdirs(const char *path);
 /* rm -r; a missing path is no error. Never follows links. */
 int lg_remove_tree(const char *path);

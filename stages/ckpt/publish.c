@@ -54,11 +54,16 @@ static bool is_there(const char *dir, const lg_manifest *m)
     return done;
 }
 
+struct names {
+    char parent[LG_PATH_BYTES], tmp[LG_PATH_BYTES];
+    const char *final;
+};
+
 enum { ASIDE_TRIES_MAX = 100 };
 
 /* What stands under the name and is not this checkpoint: one of this run that is damaged goes; one of another
  * lineage, which somebody has put there, is not ours to remove and gets another name. */
-static int make_way(const char *final, const lg_manifest *m)
+static int make_way(const char *parent, const char *final, const lg_manifest *m)
 {
     lg_manifest *there = calloc(1, sizeof *there);
     if (!there) return LG_FAIL(LG_ERR_NOSPACE, "no memory for a manifest");
@@ -71,9 +76,12 @@ static int make_way(const char *final, const lg_manifest *m)
         char to[LG_PATH_BYTES];
         LG_TRY(lg_path(to, "%s.of-%016" PRIx64 ".%d", final, lineage, i));
         if (lg_path_exists(to)) continue;
-        if (rename(final, to) == 0) return 0;
-        return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s to %s: %s", final, to,
-                       strerror(errno));
+        if (rename(final, to) < 0)
+            return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s to %s: %s", final, to,
+                           strerror(errno));
+        /* Else a power cut may undo this and keep that ours has the name. */
+        LG_TRY(lg_fsync_dir(parent));
+        return 0;
     }
     return LG_FAIL(LG_ERR_BUSY, "too many checkpoints of other runs beside %s: move them away",
                    final);
@@ -81,24 +89,20 @@ static int make_way(const char *final, const lg_manifest *m)
 
 /* A name is taken once: rename() puts no directory in the place of one that has something in it. *ret_taken: by the
  * same checkpoint, which another host has published meanwhile. */
-static int take_name(const char *tmp, const char *final, const lg_manifest *m, bool *ret_taken)
+static int take_name(const struct names *n, const lg_manifest *m, bool *ret_taken)
 {
+    const char *tmp = n->tmp, *final = n->final;
     *ret_taken = false;
     if (rename(tmp, final) == 0) return 0;
     if (lg_path_exists(final)) {
         *ret_taken = is_there(final, m);
         if (*ret_taken) return 0;
-        LG_TRY(make_way(final, m));
+        LG_TRY(make_way(n->parent, final, m));
         if (rename(tmp, final) == 0) return 0;
     }
     return LG_FAIL(lg_err_from_errno(errno), "cannot rename %s to %s: %s", tmp, final,
                    strerror(errno));
 }
-
-struct names {
-    char parent[LG_PATH_BYTES], tmp[LG_PATH_BYTES];
-    const char *final;
-};
 
 static int publish(const struct lg_publishing *p, const struct names *n, lg_manifest *m)
 {
@@ -111,7 +115,7 @@ static int publish(const struct lg_publishing *p, const struct names *n, lg_mani
     if (!taken) {
         LG_TRY(lg_manifest_save(m, n->tmp));
         LG_TRY(lg_fsync_dir(n->tmp));
-        LG_TRY(take_name(n->tmp, n->final, m, &taken));
+        LG_TRY(take_name(n, m, &taken));
     }
     if (taken) LG_TRY(lg_remove_tree(n->tmp));
     /* In both cases: who has renamed may have died before this. */

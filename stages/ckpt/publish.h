@@ -8,7 +8,7 @@
  * (retention.h). After a failure, a kill or a power cut at any point the older ones are untouched
  * and another call for the same state does it again; a complete directory with the same files
  * counts as done. A complete one of another lineage under this name, which somebody has put there, is
- * renamed to NAME_stepN.of-LINEAGE.K, never removed.
+ * renamed to NAME_stepN.of-LINEAGE.K, durably before ours takes the name, and never removed.
  *
  * Several hosts may publish the same state into one folder at once (one that was shut out goes on writing until it hears
  * of it): each writes a directory of its own name, one of the renames succeeds, and the others find the same files under

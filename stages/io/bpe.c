@@ -247,7 +247,8 @@ static void order_marks(lg_bpe *t, utf8proc_int32_t *c, size_t n)
 static size_t normalize(lg_bpe *t, const char *text, size_t bytes)
 {
     size_t n = 0, marks = 0;
-    grow(&t->composed, &t->composed_room, 2 * CODES_OF_ONE_MAX * bytes, sizeof *t->composed);
+    /* One more: there is an array for no text, too. */
+    grow(&t->composed, &t->composed_room, 2 * CODES_OF_ONE_MAX * bytes + 1, sizeof *t->composed);
     utf8proc_int32_t *c = t->composed;
     for (size_t at = 0, step; at < bytes; at += step) {
         uint32_t code = REPLACEMENT;

@@ -335,4 +335,5 @@ bpe("pad", "", "", '{"pad_token": "!", "bos_token": {"content": "<|startoftext|>
 bpe("added", "", "b a\r\n", '{"added_tokens_decoder": {"0": {"content": "<|endoftext|>"}}}', "baba")
 bpe("unknown", "", "a q\n", '{"pad_token": "<pad>"}', "")
 bpe("vocabulary", '{"a": 0, "b</w>": 1, "\\u0100": 2, "": 3}', "a b</w>\n", "", "ab")
+put("bpe", "empty", b"")
 bpe("twice", '{"a": 0, "a": 1}', "", "[]", "")

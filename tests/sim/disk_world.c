@@ -166,10 +166,20 @@ static void check_folder(struct world *w)
         fail_run(w, "the newest after retention is not %" PRIu64, w->now.published);
 }
 
+/* A predecessor may have taken it and died before it said so. Somebody who copies files here puts nothing in the place
+ * of such a checkpoint, and another run does not start in this folder. */
+static bool is_name_free(uint64_t step)
+{
+    char dir[LG_PATH_BYTES];
+    snprintf(dir, sizeof dir, RUN "/checkpoints/" NAME "_step%" PRIu64, step);
+    return !lg_path_exists(dir);
+}
+
 /* Somebody's leftovers under the name that is to come. */
 static void plant_junk(struct world *w, uint64_t step)
 {
     char dir[LG_PATH_BYTES];
+    if (!is_name_free(step)) return;
     snprintf(dir, sizeof dir, RUN "/checkpoints/" NAME "_step%" PRIu64 "/model", step);
     if (lg_mkdirs(dir) < 0) return;
     strcat(dir, "/config.json");
@@ -182,18 +192,17 @@ static void publish_other(struct world *w, uint64_t step)
 {
     char dir[LG_PATH_BYTES];
     static lg_manifest there;
+    if (!is_name_free(step)) return;
     disk_die_at(0);
-    w->foreign = true;
     make_state(w, step + 1000);
     lg_manifest *m = manifest_of(w, step);
     struct lg_publishing p = publishing(w);
     m->lineage = OTHERS;
     if (lg_checkpoint_publish(&p, m, dir) < 0) fail_run(w, "%s", lg_err_message());
+    w->now.others++;
     if (publish(w, step) < 0) fail_run(w, "%s", lg_err_message());
     if (lg_manifest_load(dir, &there) < 0 || there.file[1].hash != m->file[1].hash)
         fail_run(w, "another's checkpoint of step %" PRIu64 " counts as ours", step);
-    w->now.others++;
-    w->foreign = false;
     disk_die_at(LG_MAX(w->die_at, disk_changes() + 1));
 }
 
@@ -250,7 +259,7 @@ static uint64_t choose(struct world *w)
 {
     char dir[LG_PATH_BYTES];
     lg_manifest *m = &w->found;
-    if (!w->foreign) count_whole(w, true);
+    count_whole(w, true);
     if (lg_manifest_newest(RUN "/checkpoints", NAME, dir, m) < 0) return 0;
     if (lg_manifest_verify(m, dir) < 0) fail_run(w, "torn: %s", lg_err_message());
     for (int i = 0; i < m->n_files; i++)
@@ -384,7 +393,7 @@ void open_world(struct world *w, uint64_t seed, enum disk_lie lie)
     static const int fates[] = {0, 16, -1, -1, DISK_DEATH};
     w->now = (struct life){0};
     w->refused = w->die_at = 0;
-    w->writing = w->foreign = false;
+    w->writing = false;
     w->world++;
     w->fate = fates;
     w->n_fates = seed % 4 == 1 ? LG_ARRAY_LEN(fates) : 0; /* lives without are many more */

@@ -30,7 +30,6 @@ struct world {
     lg_manifest manifest, found; /* to be published; of a start */
     uint64_t die_at;             /* the change that ends this life */
     uint64_t refused;
-    bool foreign; /* another's checkpoint is there, or is being removed */
     uint32_t world;
     const int *fate; /* of the futures that are looked at */
     int n_fates;

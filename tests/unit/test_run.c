@@ -448,6 +448,30 @@ static void test_orders_refused(void **state)
                 "only just starting, or ending");
 }
 
+/* ---- folders ---- */
+
+/* Names that are there are made durable once more; where that cannot be, they are somebody else's. */
+static void test_folders_of_others(void **state)
+{
+    (void)state;
+    enum { NOBODY = 65534 };
+    char dir[] = "/tmp/lg-test-folders-XXXXXX", own[64], run[80];
+    assert_int_equal(lg_mkdirs("/proc/self"), 0); /* no fsync there */
+    assert_int_equal(lg_mkdirs("/"), 0);
+    if (geteuid() != 0) return;
+    assert_non_null(mkdtemp(dir));
+    snprintf(own, sizeof own, "%s/own", dir);
+    snprintf(run, sizeof run, "%s/own//run/", dir);
+    assert_true(mkdir(own, 0700) == 0 && chown(own, NOBODY, NOBODY) == 0 && chmod(dir, 0711) == 0);
+    assert_int_equal(seteuid(NOBODY), 0);
+    const int rc = lg_mkdirs(run), again = lg_mkdirs(own);
+    assert_int_equal(seteuid(0), 0);
+    assert_true(lg_path_exists(run));
+    assert_int_equal(lg_remove_tree(dir), 0);
+    assert_int_equal(rc, 0);
+    assert_int_equal(again, 0);
+}
+
 /* ---- which checkpoints get a picture ---- */
 
 static uint64_t next_preview(uint64_t past)
@@ -729,6 +753,7 @@ int main(void)
         TEST(test_programs),
         TEST(test_damaged_programs),
         TEST(test_orders_refused),
+        TEST(test_folders_of_others),
         TEST(test_next_preview),
         TEST(test_preview_result),
         TEST(test_finish),

@@ -114,6 +114,49 @@ static void test_every_change(void **state)
     }
 }
 
+/* A start dies at that change, the next one publishes, and of what is not durable then nothing is kept. Returns whether
+ * it died. */
+static bool first_start_dies(uint64_t at)
+{
+    open_world(&g, 11, DISK_HONEST);
+    g.n_fates = 0;
+    if (setjmp(g.failed)) fail_msg("change %" PRIu64 ": %s", disk_changes(), g.why);
+    disk_die_at(at);
+    const bool died = !start(&g, true);
+    lg_records_close(&g.now.records);
+    lg_err_clear();
+    disk_die_at(0);
+    disk_revive();
+    assert_true(start(&g, g.now.no_board));
+    live(&g);
+    lg_records_close(&g.now.records);
+    assert_int_equal(g.now.published, DISK_STEPS_MAX);
+    disk_power_loss(0);
+    assert_true(start(&g, true));
+    lg_records_close(&g.now.records);
+    assert_int_equal(g.now.published, DISK_STEPS_MAX);
+    return died;
+}
+
+static void test_first_start_dies(void **state)
+{
+    (void)state;
+    uint64_t at = 1;
+    while (first_start_dies(at)) at++;
+    print_message("%" PRIu64 " changes\n", at - 1);
+    assert_true(at > 10);
+}
+
+/* Seeds at which a promise was once broken, or seemed to be. */
+static void test_former_failures(void **state)
+{
+    (void)state;
+    static const uint64_t seeds[] = {650,        1676,       1902,       1071956978,
+                                     1071957557, 1071957558, 1071957873, 1071958291};
+    for (size_t i = 0; i < LG_ARRAY_LEN(seeds); i++)
+        if (!run_seed(seeds[i], DISK_HONEST)) fail_msg("seed %" PRIu64 ": %s", seeds[i], g.why);
+}
+
 static void test_random(void **state)
 {
     (void)state;
@@ -146,6 +189,8 @@ int main(int argc, char **argv)
     int code = seeds_replay(argc, argv, &g_spec);
     if (code >= 0) return code;
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_change),
+                                       cmocka_unit_test(test_first_start_dies),
+                                       cmocka_unit_test(test_former_failures),
                                        cmocka_unit_test(test_random), cmocka_unit_test(test_lies)};
     return cmocka_run_group_tests(tests, make_world, end_world);
 }
