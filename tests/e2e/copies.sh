@@ -82,6 +82,7 @@ for lost in "trainer/1/state/a trainer/1/state/b" trainer/1/moments "ema/0/state
     run=$T/$(tr '/ ' '--' <<<"$lost")
     train "$run"
     wait_step "$run" 25
+    check "lost memory: there is a checkpoint" wait_until 60 has_checkpoint "$run" # a slow disk's writer is behind
     lose $lost
     parked_then_same "lost memory of ${lost%% *}" "${lost%% *}\|${lost##* } does not hold state [0-9]*, but nothing"
 done
