@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { FORMER_HOLDER_MS_MAX = 10000, OPEN_TRIES_MAX = 16 };
+enum { FORMER_HOLDER_MS_MAX = 10000, COPY_MS_MAX = 10000, COPY_TRY_MS = 5, OPEN_TRIES_MAX = 16 };
 
 struct holder {
     int pid;
@@ -94,6 +94,19 @@ static int wait_for_former_holder(const lg_run *r)
                    pid, r->dir);
 }
 
+/* The kernel's lock belongs to an open file, of which a child that lgsup has just forked has a copy until it becomes another
+ * program or sees that its parent is gone: for a moment it holds the lock of an lgsup that has died. */
+static bool is_held_by_a_copy(const lg_run *r)
+{
+    struct holder h;
+    char host[sizeof h.host] = "";
+    if (parse_holder(r->dir, &h) < 0 || !is_of_this_boot(&h)) return false;
+    if (gethostname(host, sizeof host - 1) < 0 || strcmp(h.host, host) != 0) return false;
+    int pidfd = lg_run_holder(r->dir, NULL);
+    if (pidfd >= 0) close(pidfd);
+    return pidfd < 0;
+}
+
 static int is_taken(const lg_run *r)
 {
     struct holder h;
@@ -120,7 +133,7 @@ static bool is_the_file(int fd, const char *path)
 
 static int take(const lg_run *r, const char *path, int *ret_fd)
 {
-    for (int i = 0; i < OPEN_TRIES_MAX; i++) {
+    for (int i = 0, waited_ms = 0; i < OPEN_TRIES_MAX; i++) {
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd < 0)
             return LG_FAIL(lg_err_from_errno(errno), "cannot open %s: %s", path, strerror(errno));
@@ -128,6 +141,12 @@ static int take(const lg_run *r, const char *path, int *ret_fd)
             bool taken = errno == EWOULDBLOCK;
             int e = errno;
             close(fd);
+            if (taken && waited_ms < COPY_MS_MAX && is_held_by_a_copy(r)) {
+                poll(NULL, 0, COPY_TRY_MS);
+                waited_ms += COPY_TRY_MS;
+                i--;
+                continue;
+            }
             if (taken) return is_taken(r);
             return LG_FAIL(lg_err_from_errno(e),
                            "cannot lock %s: %s; job.dir must lie on a file system with locks", path,

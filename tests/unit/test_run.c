@@ -109,6 +109,28 @@ static void test_former_holder_is_waited_for(void **state)
     assert_int_equal(lg_run_lock(&r), 0); /* our own former record is no obstacle */
 }
 
+/* A killed lgsup's newest child has a copy of the lock until it becomes another program: the next start waits for that. */
+static void test_lock_is_held_by_a_copy(void **state)
+{
+    (void)state;
+    pid_t former = fork();
+    if (former == 0) {
+        if (lg_run_lock(&r) < 0) _exit(1);
+        if (fork() == 0) {
+            usleep(300000);
+            _exit(0);
+        }
+        raise(SIGKILL);
+    }
+    int how;
+    assert_int_equal(waitpid(former, &how, 0), former);
+    assert_true(WIFSIGNALED(how));
+    int fd = open(scratch_path("run/lock"), O_RDWR | O_CLOEXEC);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), -1); /* it is held */
+    close(fd);
+    assert_int_equal(lg_run_lock(&r), 0);
+}
+
 static void test_lock_is_taken(void **state)
 {
     (void)state;
@@ -741,6 +763,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_holder),
         TEST(test_former_holder_is_waited_for),
+        TEST(test_lock_is_held_by_a_copy),
         TEST(test_lock_is_taken),
         TEST(test_runtime_dir_of_units),
         TEST(test_runtime_dir_without_a_record),
