@@ -1,7 +1,7 @@
 /* `lgsup status --json` of several hosts, held against docs/status.schema.json: of all, of one, and of hosts that are silent
  * or answer something else. Machines are addresses of the loopback interface, other ones in each process, so that the
- * programs of several builds may run at once; the command is a process of its own on the first, this program answers
- * for the others as their lgsups do. */
+ * programs of several builds may run at once; the command is a process of its own on the first, others answer
+ * for the other machines as their lgsups do. */
 #include "base/clock.h"
 #include "base/utf8.h"
 #include "supervisor/commands/answerer.h"
@@ -10,12 +10,15 @@
 #include "tests/unit/scratch.h"
 #include "tests/unit/shm_fixture.h"
 #include "tests/unit/status_schema.h"
-#include <pthread.h>
+#include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 // clang-format off
 #include <cmocka.h>
@@ -28,65 +31,69 @@ static lg_run g_run;
 static lg_board *g_board;
 static char g_dir[LG_PATH_BYTES], g_key[SCRATCH_BYTES + 8];
 
-/* The lgsup of a machine, as far as it answers. */
-static struct machine {
-    pthread_t thread;
-    bool runs;
-    atomic_bool over;
-    struct lg_answer own;
+/* The lgsup of a machine, as far as it answers: a process of its own, since a command is forked from here, beside whose
+ * threads no fork is safe. 0: there is none. */
+static pid_t g_machine[MACHINES];
+
+typedef int answer_f(void *context, const struct lg_question *q, struct lg_reply *ret);
+
+/* Writes a byte to `ready` when it can be asked. */
+static int serve(int place, uint64_t lineage, answer_f *answer, int ready)
+{
+    struct lg_channel_spec spec = {.place = place,
+                                   .places = MACHINES,
+                                   .port = PORT,
+                                   .address = g_address,
+                                   .silence_ms = SILENCE_MS};
+    const struct lg_answer own = {.place = place,
+                                  .host = place < HOSTS ? place : -1,
+                                  .phase = place < HOSTS ? LG_GROUP_member : LG_GROUP_joining};
     struct lg_answerer answerer;
     lg_channel *channel;
     lg_answers *answers;
-} g_machine[MACHINES];
-
-static void *serve(void *arg)
-{
-    struct machine *m = arg;
     unsigned char *message = malloc(LG_CHANNEL_BYTES);
     LG_ASSERT(message);
-    while (!atomic_load(&m->over)) {
-        lg_channel_wait(m->channel, -1, TURN_MS);
-        for (size_t n; (n = lg_channel_receive(m->channel, message, LG_CHANNEL_BYTES)) > 0;)
-            lg_answers_hear(m->answers, m->channel, &m->own, message, n);
-        lg_answers_turn(m->answers, m->channel, &m->own, lg_now_ns());
+    LG_TRY(lg_answerer_make(g_dir, &answerer));
+    LG_TRY(lg_cluster_key_load(g_key, &spec.key));
+    LG_TRY(lg_channel_open(&spec, &channel));
+    LG_TRY(lg_answers_open(
+        &(struct lg_answers_spec){
+            {answer ? answer : answerer.answer, answerer.context}, lineage, -1},
+        &answers));
+    if (write(ready, "", 1) != 1) return LG_FAIL(LG_ERR_IO, "nobody waits for machine %d", place);
+    for (;;) { /* until it is killed */
+        lg_channel_wait(channel, -1, TURN_MS);
+        for (size_t n; (n = lg_channel_receive(channel, message, LG_CHANNEL_BYTES)) > 0;)
+            lg_answers_hear(answers, channel, &own, message, n);
+        lg_answers_turn(answers, channel, &own, lg_now_ns());
     }
-    free(message);
-    return NULL;
 }
 
 /* Machine `place` answers from here on, by `answer`, or as lgsup does where that is NULL. The last one is a spare. */
-static void begin(int place, uint64_t lineage,
-                  int (*answer)(void *, const struct lg_question *, struct lg_reply *))
+static void begin(int place, uint64_t lineage, answer_f *answer)
 {
-    struct machine *m = &g_machine[place];
-    struct lg_channel_spec channel = {.place = place,
-                                      .places = MACHINES,
-                                      .port = PORT,
-                                      .address = g_address,
-                                      .silence_ms = SILENCE_MS};
-    m->own = (struct lg_answer){.place = place,
-                                .host = place < HOSTS ? place : -1,
-                                .phase = place < HOSTS ? LG_GROUP_member : LG_GROUP_joining};
-    assert_int_equal(lg_answerer_make(g_dir, &m->answerer), 0);
-    const struct lg_answers_spec spec = {
-        {answer ? answer : m->answerer.answer, m->answerer.context}, lineage, -1};
-    assert_int_equal(lg_cluster_key_load(g_key, &channel.key), 0);
-    if (lg_channel_open(&channel, &m->channel) < 0) fail_msg("%s", lg_err_message());
-    assert_int_equal(lg_answers_open(&spec, &m->answers), 0);
-    atomic_store(&m->over, false);
-    assert_int_equal(pthread_create(&m->thread, NULL, serve, m), 0);
-    m->runs = true;
+    int ready[2];
+    char byte;
+    assert_int_equal(pipe2(ready, O_CLOEXEC), 0);
+    g_machine[place] = fork();
+    assert_true(g_machine[place] >= 0);
+    if (g_machine[place] == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        serve(place, lineage, answer, ready[1]);
+        fprintf(stderr, "machine %d: %s\n", place, lg_err_message());
+        _exit(1);
+    }
+    close(ready[1]);
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    close(ready[0]);
 }
 
-static void end(struct machine *m)
+static void end(pid_t *machine)
 {
-    if (!m->runs) return;
-    m->runs = false;
-    atomic_store(&m->over, true);
-    pthread_join(m->thread, NULL);
-    lg_answers_close(&m->answers);
-    lg_channel_close(&m->channel);
-    free(m->answerer.context);
+    if (*machine <= 0) return;
+    kill(*machine, SIGKILL);
+    waitpid(*machine, NULL, 0);
+    *machine = 0;
 }
 
 static void choose_addresses(void)
