@@ -144,12 +144,15 @@ if mount -t tmpfs -o size=64m,mode=700 tmpfs "$run/checkpoints" 2>/dev/null; the
     e2e_mounts+=("$run/checkpoints")
     train "$run" --set checkpoint.keep=3
     wait_until 600 has_checkpoint_after "$run" 0 || fail "first checkpoint"
-    # Leave less room than a checkpoint needs.
+    # Leave less room than a checkpoint needs, also when an old one has just been removed.
     fill=$run/checkpoints/ballast
-    dd if=/dev/zero of="$fill" bs=64k 2>/dev/null
-    truncate -s -256K "$fill"
+    take_room() {
+        dd if=/dev/zero of="$fill" bs=64k oflag=append conv=notrunc 2>/dev/null
+        truncate -s -256K "$fill"
+    }
+    take_room
     before=$(newest_checkpoint_of "$run")
-    no_room() { grep -Eq 'checkpoint of step [0-9]+ not written.*(No space|full)' "$run.out"; }
+    no_room() { take_room; grep -Eq 'checkpoint of step [0-9]+ not written.*(No space|full)' "$run.out"; }
     check "no room: said, with when it is tried again" wait_until 600 no_room
     late=$(sed -n 's/.*checkpoint of step \([0-9]*\) not written.*/\1/p' "$run.out" | head -1)
     at=$(step_of "$run")
