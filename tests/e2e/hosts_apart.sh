@@ -10,15 +10,26 @@ same_hosts() {
     check "$1: byte-identical to an undisturbed run at step $3" same_files "$plain" "$run" "$3"
     check "$1: the ledger is the undisturbed run's" cmp -n $((64 * $3)) "$plain/ledger" "$run/ledger"
 }
-# One undisturbed run of as many hosts, which goes on as far as it is needed; its first host in $plain.
+# One undisturbed run of as many hosts, which goes on as far as it is needed; its first host in $plain. Where it left that
+# checkpoint out, since the one before was being written, one that ends there.
 undisturbed_hosts() { # STEP
     plain=$T/plain$hosts_count/0
     [ -d "$(checkpoint_of "$plain" "$1")" ] && return
     places "$hosts_count" 0 "${hosts_batch[@]}"
-    hosts_start "plain$hosts_count"
-    check "an undisturbed run of $hosts_n hosts" wait_until 600 test -d "$(checkpoint_of "$plain" "$1")"
-    host_stop "plain$hosts_count" 0
-    hosts_wait "plain$hosts_count" $(seq 0 $((hosts_n - 1)))
+    if ! has_checkpoint_after "$plain" "$1"; then
+        hosts_start "plain$hosts_count"
+        check "an undisturbed run of $hosts_n hosts" wait_until 600 has_checkpoint_after "$plain" $(($1 - 1))
+        host_stop "plain$hosts_count" 0
+        hosts_ended "plain$hosts_count"
+        [ -d "$(checkpoint_of "$plain" "$1")" ] && return
+    fi
+    plain=$T/plain$hosts_count.$1/0
+    [ -d "$(checkpoint_of "$plain" "$1")" ] && return
+    hosts_start "plain$hosts_count.$1" --set trainer.max_steps="$1"
+    hosts_ended "plain$hosts_count.$1"
+}
+hosts_ended() { # RUN
+    hosts_wait "$1" $(seq 0 $((hosts_n - 1)))
     check "it ends in order on all" test -z "${codes//[0 ]/}"
 }
 hosts_batch=() # --set ...: what makes bits, besides the number of hosts
