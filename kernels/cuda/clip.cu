@@ -3,7 +3,8 @@
  *
  * Norm: lanes that make up a row keep it in registers, 16 of them where a row has at most 128 channels of 16 bits, else a
  * warp; it is read once. Rows of other types, sizes or places are read twice, in the same order. What moves elements has one
- * thread for each that is written, or, where a clip's patches are of 4 x 4, for 16. */
+ * thread for each that is written, but where a clip's patches are of 4 x 4, for 16, and where boxes become channels, for 16
+ * bytes of each of a box's cells. */
 #include "kernels/cuda/common.cuh"
 
 enum { THREADS = 256 };
@@ -179,14 +180,93 @@ static __global__ void space_to_depth_kernel(const T *x, const T *of, T *y, volu
         sum += to_float(of[place(of_z, in_space(p, i, t, u))]);
     y[e] = from_float<T>(of ? v + sum / (float)g : v);
 }
+/* The same where channels are whole packs: a thread has a pack of each of the K cells of a box, which it transposes, for
+ * channels of boxes lie cell by cell within those of space. Where boxes of `of`, with G times as many channels, are averaged,
+ * each of its packs gives K / G packs of y. Sums have the order of the kernel above. */
+template <typename T, int TIME, int SPACE, int G>
+static __global__ void __launch_bounds__(THREADS)
+    space_to_depth_packs_kernel(const T *x, const T *of, T *y, uint32_t H, uint32_t W,
+                                uint32_t packs, int64_t count)
+{
+    THIS_ELEMENT;
+    enum { N = PACK<T>, K = TIME * SPACE * SPACE, PARTS = G ? G : 1, EACH = N * K / PARTS };
+    static_assert(K % PARTS == 0 && N % PARTS == 0, "a pack of `of` gives whole packs of y");
+    const uint32_t n = (uint32_t)e, c = n % packs, cell = n / packs, w = cell % W, row = cell / W,
+                   h = row % H, d = row / H;
+    const int64_t wide = (int64_t)W * SPACE, plane = H * SPACE * wide;
+    const int64_t first = d * TIME * plane + h * SPACE * wide + w * SPACE;
+    pack<T, N> in[K], mean[K];
+    int64_t from[K];
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        from[k] = first + k / (SPACE * SPACE) * plane + k / SPACE % SPACE * wide + k % SPACE;
+        in[k] = *(const pack<T, N> *)(x + (from[k] * packs + c) * N);
+    }
+#pragma unroll
+    for (int m = 0; m < PARTS; m++) {
+        if (G) {
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                mean[k] = *(const pack<T, N> *)(of + ((from[k] * packs + c) * PARTS + m) * N);
+        }
+#pragma unroll
+        for (int j = 0; j < EACH; j += N) {
+            float v[N];
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const int at = m * EACH + j + i;
+                float sum = 0;
+                v[i] = to_float(in[at % K].v[at / K]);
+#pragma unroll
+                for (int r = (j + i) * G; r < (j + i + 1) * G; r++)
+                    sum += to_float(mean[r % K].v[r / K]);
+                if (G) v[i] += sum / (float)PARTS;
+            }
+            store<T, N>(y + (int64_t)n * N * K + m * EACH + j, v);
+        }
+    }
+}
+/* Whether it has been launched: the boxes and groups of LTX-Video's autoencoders. */
+template <typename T>
+static bool by_packs(cudaStream_t stream, const struct lg_space_to_depth_forward_args *a)
+{
+    const int64_t packs = a->x.dim[3] / PACK<T>,
+                  count = lg_numel(&a->x) / (a->time * a->space * a->space * PACK<T>);
+    const int G = a->mean_of.data ? (int)(a->mean_of.dim[3] / a->x.dim[3]) : 0;
+    if (a->x.dim[3] % PACK<T> || count >= INT32_MAX || !lg_cuda_aligned_16(a->x.data) ||
+        !lg_cuda_aligned_16(a->mean_of.data) || !lg_cuda_aligned_16(a->y.data))
+        return false;
+#define BOXES(TIME, SPACE, GROUP)                                                                  \
+    if (a->time == TIME && a->space == SPACE && G == GROUP) {                                      \
+        space_to_depth_packs_kernel<T, TIME, SPACE, GROUP>                                         \
+            <<<(unsigned)ceil_div(count, THREADS), THREADS, 0, stream>>>(                          \
+                (const T *)a->x.data, (const T *)a->mean_of.data, (T *)a->y.data,                  \
+                (uint32_t)a->y.dim[1], (uint32_t)a->y.dim[2], (uint32_t)packs, count);             \
+        return true;                                                                               \
+    }
+    BOXES(1, 2, 0)
+    BOXES(1, 2, 1)
+    BOXES(1, 2, 2)
+    BOXES(2, 1, 0)
+    BOXES(2, 1, 1)
+    BOXES(2, 1, 2)
+    BOXES(2, 2, 0)
+    BOXES(2, 2, 1)
+    BOXES(2, 2, 2)
+    BOXES(2, 2, 4)
+#undef BOXES
+    return false;
+}
 void cuda_space_to_depth_forward(lg_stream *s, const struct lg_space_to_depth_forward_args *a)
 {
     const int64_t count = lg_numel(&a->y);
     const volume of = a->mean_of.data ? volume_of(a->mean_of) : volume{1, 1, 1};
-    WITH_TYPE(a->x.dtype, T,
-              (space_to_depth_kernel<<<GRID(count)>>>(
-                  (const T *)a->x.data, (const T *)a->mean_of.data, (T *)a->y.data, volume_of(a->x),
-                  of, volume_of(a->y), a->time, a->space, count)))
+    WITH_TYPE(a->x.dtype, T, {
+        if (!by_packs<T>(lg_cuda_stream_of(s), a))
+            space_to_depth_kernel<<<GRID(count)>>>((const T *)a->x.data, (const T *)a->mean_of.data,
+                                                   (T *)a->y.data, volume_of(a->x), of,
+                                                   volume_of(a->y), a->time, a->space, count);
+    })
     LG_CUDA_LAUNCHED();
 }
 

@@ -176,6 +176,8 @@ def run(rank, a, world):
     for i in range(WARM_UP + a.steps):
         if i == WARM_UP and rank == 0:
             print(f"{world} GPUs: compiled and warm after {began - began_all:.0f} s", flush=True)
+        while i == WARM_UP and a.after and not os.path.exists(a.after):
+            time.sleep(0.1)
         began = time.perf_counter()
         step(i)
         if not a.tiny:
@@ -197,6 +199,7 @@ def main():
     p.add_argument("--net", choices=["dit", "sd21"], default="dit")
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8], help="as many of them as there are")
+    p.add_argument("--after", metavar="FILE", help="wait for it before what is timed, so that the compilation may run beside others' work")
     p.add_argument("--tiny", action="store_true")
     p.add_argument("--compile", action="store_true", help="with --tiny too")
     a = p.parse_args()
