@@ -47,6 +47,9 @@ static void test_all_well(void **state)
     command_also("ok       pidfd_open, _send_signal ");
     command_also("ok       /proc ");
     command_also("ok       lg-trainer ");
+    const char *text =
+        strstr(command_said(), " lg-text "); /* a role for each encoder, one program */
+    assert_true(text && !strstr(text + 1, " lg-text "));
     command_also("ok       backend host ");
     command_also("note     backend cuda ");
     command_also("make cuda");
