@@ -115,6 +115,26 @@ static int compare_names(const struct dirent **a, const struct dirent **b)
     return strcmp((*a)->d_name, (*b)->d_name); /* not alphasort: it follows the locale */
 }
 
+/* STEM-00002-of-00005.safetensors says how many there have to be: all of them, of which a download may have left some out. */
+static int check_parts(const char *dir, const char *name)
+{
+    char path[LG_PATH_BYTES];
+    int number = 0, count = 0, end = 0;
+    const char *of = strstr(name, "-of-"), *dash = of;
+    while (dash && dash > name && dash[-1] != '-') dash--;
+    if (!of || dash == name ||
+        sscanf(dash, "%5d-of-%5d.safetensors%n", &number, &count, &end) < 2 || !end || dash[end])
+        return 0;
+    for (int k = 1; k <= count; k++) {
+        LG_TRY(lg_path(path, "%s/%.*s%05d-of-%05d.safetensors", dir, (int)(dash - name), name, k,
+                       count));
+        if (!lg_path_exists(path))
+            return LG_FAIL(LG_ERR_CONFIG, "%s does not exist; the weights are in %d parts", path,
+                           count);
+    }
+    return 0;
+}
+
 static int hash_parts(const char *dir, const char *stem, XXH3_state_t *state, int *ret_parts)
 {
     struct dirent **entries = NULL;
@@ -122,7 +142,8 @@ static int hash_parts(const char *dir, const char *stem, XXH3_state_t *state, in
     if (n < 0) return LG_FAIL(lg_err_from_errno(errno), "cannot list %s: %s", dir, strerror(errno));
     for (int i = 0; i < n; i++) {
         if (rc == 0 && is_part(entries[i]->d_name, stem)) {
-            rc = hash_weights_file(dir, entries[i]->d_name, state);
+            if (!parts) rc = check_parts(dir, entries[i]->d_name);
+            if (rc == 0) rc = hash_weights_file(dir, entries[i]->d_name, state);
             parts++;
         }
         free(entries[i]);

@@ -825,6 +825,13 @@ static void test_rules_files(void **state)
     BREAKS("t5/model.safetensors does not exist", "trainer.ranks=1");
     scratch_write("t5/model-00001-of-00001.safetensors", "x");
     assert_int_equal(CHECK("trainer.ranks=1"), 0);
+    assert_int_equal(unlink(scratch_path("t5/model-00001-of-00001.safetensors")), 0);
+    scratch_write("t5/model-00001-of-00003.safetensors", "x");
+    scratch_write("t5/model-00003-of-00003.safetensors", "x");
+    BREAKS("t5/model-00002-of-00003.safetensors does not exist; the weights are in 3 parts",
+           "trainer.ranks=1");
+    scratch_write("t5/model-00002-of-00003.safetensors", "x");
+    assert_int_equal(CHECK("trainer.ranks=1"), 0);
     assert_int_equal(unlink(scratch_path("vae/diffusion_pytorch_model.safetensors")), 0);
     BREAKS("vae/diffusion_pytorch_model.safetensors does not exist", "trainer.ranks=1");
     scratch_write("vae/config.json", "{\"_class_name\": \"VQModel\"}");
