@@ -258,14 +258,22 @@ static int check_latent(lg_stage *st, struct loader *l)
 {
     const int *dim = l->sample.latent_dim;
     const lg_plan *p = &st->plan;
+    char keys[160] = "";
+    size_t n = 0;
     if (dim[0] == p->latent_channels && dim[1] == p->latent_frames && dim[2] == p->latent_height &&
         dim[3] == p->latent_width)
         return 0;
+    if (dim[0] != p->latent_channels)
+        n += (size_t)snprintf(keys + n, sizeof keys - n, ", data.latent_channels = %d", dim[0]);
+    if (dim[1] != p->latent_frames)
+        n += (size_t)snprintf(keys + n, sizeof keys - n, ", data.latent_frames = %d", dim[1]);
+    if (dim[2] != p->latent_height || dim[3] != p->latent_width)
+        snprintf(keys + n, sizeof keys - n, ", data.latent_size = [%d, %d]", dim[2], dim[3]);
     return lg_stage_park(st,
                          "%s: the latent is (%d, %d, %d, %d), channels, frames, height and width; "
-                         "the plan says (%d, %d, %d, %d)",
+                         "the plan says (%d, %d, %d, %d): set %s",
                          l->sample.key, dim[0], dim[1], dim[2], dim[3], p->latent_channels,
-                         p->latent_frames, p->latent_height, p->latent_width);
+                         p->latent_frames, p->latent_height, p->latent_width, keys + 2);
 }
 
 /* Does text k alone do without its caption? Each is drawn by itself, and beside trainer.cond_dropout, which empties the

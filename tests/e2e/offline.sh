@@ -16,6 +16,9 @@ timeout 300 "$LGSUP" encode dataset --vae "$MICRO/vae" --data "$T/pictures" --ou
 expect "encode dataset exits 0" 0 $?
 tiny "$T/offline" "${same[@]}" "${latents[@]}" --set data.path="$T/latents"
 expect "trained from latents" 0 $?
+tiny "$T/shape" "${same[@]}" "${latents[@]}" --set data.latent_size=5 --set data.path="$T/latents" >"$T/shape.out" 2>&1
+expect "latents of another size" 11 $?
+check "say which key is wrong" grep -q 'the plan says (4, 1, 5, 5): set data.latent_size = \[4, 4\]' "$T/shape/logs/lgsup.log"
 check "no VAE process is in the plan" test "$(status_get "$T/offline" '[.instances[] | select(.role == "vae")] | length')" -eq 0
 check "latents from files: byte-identical" same_files "$T/online" "$T/offline" $N
 
