@@ -70,8 +70,8 @@ static int find_backend(const char *backend, char ret_path[LG_PATH_BYTES])
     return LG_FAIL(
         LG_ERR_NOTFOUND,
         "the backend \"%s\" is not installed: no liblg-%s.so in %s/../lib (build it with "
-        "make, or name its folder in $LG_BACKEND_DIR)",
-        backend, backend, dir);
+        "`make%s`, or name its folder in $LG_BACKEND_DIR)",
+        backend, backend, dir, strcmp(backend, "cuda") ? "" : " cuda");
 }
 
 /* Waking NVIDIA's driver takes 250 ms, loading cuBLASLt another 340: done at the same time, since a
