@@ -94,7 +94,7 @@ static int parse(int argc, char **argv, struct options *o)
     for (size_t i = 0; i < LG_ARRAY_LEN(table); i++)
         longs[i] = (struct option){table[i].name, required_argument, NULL, 0};
     for (int c, which; (c = getopt_long(argc, argv, "", longs, &which)) != -1;) {
-        if (c) return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
+        if (c) return LG_FAIL(LG_ERR_USAGE, "`lgsup encode --help` lists every option");
         LG_TRY(set_option(&table[which], optarg));
     }
     o->words = argv + optind;
@@ -159,7 +159,7 @@ static int run(int argc, char **argv)
 int main(int argc, char **argv)
 {
     lg_log_set_role("encode");
-    if (argc == 2 && !strcmp(argv[1], "--help")) return puts(usage_text) < 0;
+    if (argc > 1 && !strcmp(argv[argc - 1], "--help")) return puts(usage_text) < 0;
     int rc = run(argc, argv);
     if (rc < 0) fprintf(stderr, "lg-encode: %s\n", lg_err_message());
     return -rc;

@@ -140,6 +140,7 @@ int main(int argc, char **argv)
         .model = {.preset = ""},
         .data = {.ratio = 1, .classes = 1000, .channels = 4, .per_shard = 1000},
     };
+    if (argc == 2 && !strcmp(argv[1], "--help")) return fputs(USAGE, stdout) < 0;
     if (parse_options(argc, argv, &o) < 0) {
         fputs(USAGE, stderr);
         return -LG_ERR_USAGE;

@@ -42,6 +42,7 @@ struct options {
     const char *size, *frames;                           /* NULL: as trained */
     const char *const *captions;
     int n_captions;
+    bool help;
 };
 
 static int parse(int argc, char **argv, struct options *o)
@@ -114,12 +115,18 @@ static int parse(int argc, char **argv, struct options *o)
         case 'O':
             o->owner = optarg;
             break;
-        default:
-            return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
+        case 'h':
+            o->help = true;
+            return 0;
+        default: /* getopt has said what it does not know */
+            return LG_FAIL(LG_ERR_USAGE, "`lgsup sample --help` lists every option");
         }
     o->captions = (const char *const *)argv + optind;
     o->n_captions = argc - optind;
-    if (!o->from || !o->out) return LG_FAIL(LG_ERR_USAGE, "%s", usage_text);
+    if (!o->from || !o->out)
+        return LG_FAIL(LG_ERR_USAGE, "%s is missing; `lgsup sample --help` lists every option",
+                       o->from ? "-o FILE, the picture to write,"
+                               : "--from DIR, the run, checkpoint or model to draw from,");
     return 0;
 }
 
@@ -140,6 +147,8 @@ static int resolve(const struct options *o, char weights[LG_PATH_BYTES], char co
         lg_config_free(&c);
         free(m);
         LG_TRY(rc);
+    } else if (errno == EACCES) {
+        return LG_FAIL(LG_ERR_IO, "cannot look into %s: %s", dir, strerror(errno));
     } else if (lg_manifest_exists(dir)) {
         LG_TRY(lg_path(config, "%s/../../config.toml", dir));
     }
@@ -252,6 +261,7 @@ static int run(int argc, char **argv)
     char weights[LG_PATH_BYTES], config[LG_PATH_BYTES];
     lg_config *c;
     LG_TRY(parse(argc, argv, &o));
+    if (o.help) return puts(usage_text) < 0 ? LG_FAIL(LG_ERR_IO, "cannot write the usage") : 0;
     LG_TRY(lg_end_with(o.owner));
     LG_TRY(resolve(&o, weights, config));
     LG_TRY(lg_config_load(config, NULL, 0, &c));

@@ -64,7 +64,29 @@ static int no_command(const char *name)
 static int usage(const char *name)
 {
     const struct command *c = find_command(name);
-    return LG_FAIL(LG_ERR_USAGE, "usage: lgsup %s %s", name, c->arguments);
+    return LG_FAIL(LG_ERR_USAGE, "usage: lgsup %s%s%s", name, *c->arguments ? " " : "",
+                   c->arguments);
+}
+
+/* Programs of their own, which explain themselves. */
+static bool is_program(const struct command *c)
+{
+    return c->run == command_encode || c->run == command_decode || c->run == command_sample;
+}
+
+static int print_help(const struct command *c)
+{
+    printf("lgsup %s%s%s\n    %s\n", c->name, *c->arguments ? " " : "", c->arguments, c->summary);
+    if (is_program(c)) printf("    `lgsup %s --help` lists every option\n", c->name);
+    return 0;
+}
+
+/* "lgsup start --help", wherever it stands. */
+static bool asks_for_help(const struct command *c, int argc, char **argv)
+{
+    for (int i = 0; i < argc && !is_program(c); i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return true;
+    return false;
 }
 
 /* ---- words ---- */
@@ -325,9 +347,17 @@ static int become(const char *name, const char *first, int argc, char **argv)
 
 static int command_data(int argc, char **argv, int *ret_exit)
 {
+    struct words w;
+    char *words[1 + 2 * SETS_MAX];
+    int n = 0;
     (void)ret_exit;
-    if (argc < 1 || argv[0][0] == '-') return usage("data");
-    return become("lg-loader", "--look", argc, argv);
+    LG_TRY(parse_one_place("data", "--set", argc, argv, &w));
+    words[n++] = (char *)w.place[0];
+    for (int i = 0; i < w.n_sets; i++) {
+        words[n++] = (char *)"--set";
+        words[n++] = (char *)w.set[i];
+    }
+    return become("lg-loader", "--look", n, words);
 }
 
 static int command_encode(int argc, char **argv, int *ret_exit)
@@ -363,16 +393,15 @@ static int command_help(int argc, char **argv, int *ret_exit)
     const struct command *one = argc == 1 ? find_command(argv[0]) : NULL;
     if (argc > 1) return usage("help");
     if (argc == 1 && !one) return no_command(argv[0]);
-    if (one) {
-        printf("lgsup %s %s\n    %s\n", one->name, one->arguments, one->summary);
-        return 0;
-    }
+    if (one) return print_help(one);
     puts("lgsup trains diffusion transformers from raw pictures and captions.\n");
     for (size_t i = 0; i < LG_ARRAY_LEN(commands); i++)
         printf("  lgsup %-8s %-40s %s\n", commands[i].name, commands[i].arguments,
                commands[i].summary);
-    puts("\nFILE is a pipeline.toml (docs/config.md), DIR a run directory (its job.dir).\n"
-         "Exit codes: docs/exit-codes.md.");
+    puts(
+        "\nFILE is a pipeline.toml (docs/config.md), DIR a run directory (its job.dir), [DIR] the\n"
+        "working directory where it is left out. `lgsup COMMAND --help`: that command alone.\n"
+        "Exit codes: docs/exit-codes.md.");
     return 0;
 }
 
@@ -383,7 +412,9 @@ int lg_cli_main(int argc, char **argv)
     if (!strcmp(name, "--version")) name = "version";
     const struct command *c = find_command(name);
     int exit_code = 0, rc;
-    if (c)
+    if (c && asks_for_help(c, LG_MAX(argc - 2, 0), argv + LG_MIN(argc, 2)))
+        rc = print_help(c);
+    else if (c)
         rc = c->run(LG_MAX(argc - 2, 0), argv + LG_MIN(argc, 2), &exit_code);
     else
         rc = no_command(name);

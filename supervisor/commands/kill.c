@@ -82,11 +82,8 @@ static int remove_traces(lg_run *r)
 
 static int stop_kill(lg_run *r, struct lg_process *found)
 {
-    char path[LG_PATH_BYTES];
     int n;
-    LG_TRY(lg_run_path(r, path, "config.toml"));
-    if (!lg_path_exists(path))
-        return LG_FAIL(LG_ERR_NOTFOUND, "%s is not a run directory (no config.toml in it)", r->dir);
+    LG_TRY(lg_run_is_there(r->dir));
     LG_TRY(kill_all(r, found, &n));
     LG_TRY(remove_traces(r));
     if (n)

@@ -34,6 +34,8 @@ int lg_log_files_find(const char *dir, const char *role, struct lg_log_file *f, 
     char path[LG_PATH_BYTES];
     LG_TRY(lg_path(path, "%s/logs", dir));
     DIR *d = opendir(path);
+    if (!d && errno == EACCES)
+        return LG_FAIL(LG_ERR_IO, "cannot look into %s: %s", path, strerror(errno));
     if (!d)
         return LG_FAIL(LG_ERR_NOTFOUND, "%s is not a run directory: no logs/ in it (%s)", dir,
                        strerror(errno));

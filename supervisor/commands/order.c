@@ -35,10 +35,7 @@ static int find_role(const char *name, lg_role *ret)
 /* The pidfd of the lgsup in charge. */
 static int find_lgsup(lg_run *r, int *ret_pidfd)
 {
-    char path[LG_PATH_BYTES];
-    LG_TRY(lg_run_path(r, path, "config.toml"));
-    if (!lg_path_exists(path))
-        return LG_FAIL(LG_ERR_NOTFOUND, "%s is not a run directory (no config.toml in it)", r->dir);
+    LG_TRY(lg_run_is_there(r->dir));
     int pidfd = lg_run_holder(r->dir, NULL);
     if (pidfd < 0)
         return LG_FAIL(LG_ERR_NOTFOUND,

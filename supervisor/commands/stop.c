@@ -135,10 +135,7 @@ static int stop_unit(lg_run *r, int *ret_exit)
 
 static int stop(lg_run *r, int *ret_exit)
 {
-    char path[LG_PATH_BYTES];
-    LG_TRY(lg_run_path(r, path, "config.toml"));
-    if (!lg_path_exists(path))
-        return LG_FAIL(LG_ERR_NOTFOUND, "%s is not a run directory (no config.toml in it)", r->dir);
+    LG_TRY(lg_run_is_there(r->dir));
     int pidfd = lg_run_holder(r->dir, NULL);
     if (pidfd < 0) {
         LG_TRY(lg_run_lock(r));

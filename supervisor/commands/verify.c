@@ -125,6 +125,8 @@ static int verify(const char *dir, lg_run *r, lg_manifest *m)
     char path[LG_PATH_BYTES];
     if (lg_manifest_exists(dir)) return verify_checkpoint(dir, m);
     LG_TRY(lg_path(path, "%s/config.toml", dir));
+    if (!lg_path_exists(path) && errno == EACCES)
+        return LG_FAIL(LG_ERR_IO, "cannot look into %s: %s", dir, strerror(errno));
     if (!lg_path_exists(path))
         return LG_FAIL(LG_ERR_NOTFOUND,
                        "%s is neither a complete checkpoint (no manifest.json) nor a run directory "

@@ -3,6 +3,7 @@
 #include "supervisor/run/run.h"
 #include "base/check.h"
 #include "config/manifest.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
@@ -27,6 +28,21 @@ void lg_run_close(lg_run *r)
     lg_config_free(&r->config);
     if (r->lock_fd >= 0) close(r->lock_fd);
     r->lock_fd = -1;
+}
+
+int lg_run_is_there(const char *dir)
+{
+    char path[LG_PATH_BYTES];
+    LG_TRY(lg_path(path, "%s/config.toml", dir));
+    if (lg_path_exists(path)) return 0;
+    if (errno != ENOENT && errno != ENOTDIR)
+        return LG_FAIL(lg_err_from_errno(errno),
+                       "cannot look into %s: %s; a run belongs to the user who started it", dir,
+                       strerror(errno));
+    return LG_FAIL(LG_ERR_NOTFOUND,
+                   "%s is not a run directory (no config.toml in it): name the job.dir of a run "
+                   "that was started",
+                   dir);
 }
 
 int lg_run_path(const lg_run *r, char ret[LG_PATH_BYTES], const char *fmt, ...)

@@ -82,6 +82,8 @@ int lg_run_runtime_restore(lg_run *r, bool may_move);
 void lg_run_runtime_remove(lg_run *r);
 /* Removes the record alone. */
 void lg_run_runtime_forget(lg_run *r);
+/* 0: DIR is a run's. LG_ERR_NOTFOUND: it is none; LG_ERR_IO ...: it cannot be looked into. */
+int lg_run_is_there(const char *dir);
 /* "DIR/<rest>" */
 int lg_run_path(const lg_run *r, char ret[LG_PATH_BYTES], const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));

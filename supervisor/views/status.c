@@ -245,12 +245,7 @@ int lg_status_read(const char *dir, struct lg_status *ret)
     char path[LG_PATH_BYTES];
     lg_board *b = NULL;
     memset(ret, 0, sizeof *ret);
-    LG_TRY(lg_path(path, "%s/config.toml", dir));
-    if (!lg_path_exists(path))
-        return LG_FAIL(LG_ERR_NOTFOUND,
-                       "%s is not a run directory (no config.toml in it): name the job.dir of a "
-                       "run that was started",
-                       dir);
+    LG_TRY(lg_run_is_there(dir));
     read_job(dir, ret);
     LG_TRY(lg_path(path, "%s/board", dir));
     if (lg_board_open(path, 0, &b) == 0) {

@@ -31,6 +31,47 @@ static void test_help(void **state)
     EXPECT(2, "usage: lgsup version", "version", "x");
     EXPECT(2, "usage: lgsup help [COMMAND]", "help", "start", "stop");
     EXPECT(2, "there is no command strat; `lgsup help` lists them", "help", "strat");
+    EXPECT(0, "[DIR] the\nworking directory where it is left out", "help");
+}
+
+/* Behind a command, wherever it stands; nothing else is done. A program of its own answers itself. */
+static void test_help_of_a_command(void **state)
+{
+    (void)state;
+    EXPECT(0, "lgsup start FILE [--detach", "start", "--help");
+    command_never("lgsup stop");
+    EXPECT(0, "lgsup start FILE", "start", "nowhere.toml", "-h");
+    EXPECT(0, "lgsup keys FILE\n", "keys", scratch_path("key"), "--help");
+    assert_false(lg_path_exists(scratch_path("key")));
+    EXPECT(0, "lgsup data DIR|FILE", "data", "--help");
+    EXPECT(0, "lgsup doctor\n    does", "doctor", "--help");
+    EXPECT(0, "`lgsup sample --help` lists every option", "help", "sample");
+    command_program("lg-sample", "echo \"sample got: $*\"");
+    EXPECT(0, "sample got: --help\n", "sample", "--help");
+}
+
+static void as_another_user(void)
+{
+    if (geteuid() == 0) assert_int_equal(seteuid(65534), 0);
+}
+
+/* That a folder cannot be looked into is another thing than that it is no run's. */
+static void test_another_users_run(void **state)
+{
+    (void)state;
+    static const char *const commands[] = {"status", "top", "stop", "logs", "verify"};
+    const char *run = scratch_path("run");
+    scratch_write("run/config.toml", "");
+    assert_int_equal(lg_mkdirs(scratch_path("run/logs")), 0);
+    assert_int_equal(chmod(run, 0), 0);
+    g_command_before = as_another_user;
+    for (size_t i = 0; i < LG_ARRAY_LEN(commands); i++) {
+        EXPECT(4, "cannot look into ", commands[i], run);
+        command_also("Permission denied");
+    }
+    EXPECT(4, "Permission denied", "scale", "vae", "2", run);
+    g_command_before = NULL;
+    assert_int_equal(chmod(run, 0700), 0);
 }
 
 static void test_wrong_words(void **state)
@@ -45,7 +86,9 @@ static void test_wrong_words(void **state)
     EXPECT(2, "--set needs section.key=value", "start", "a", "--set");
     EXPECT(2, "--set needs section.key=value; got max_steps", "check", "a", "--set", "max_steps");
     EXPECT(2, "usage: lgsup logs", "logs", "-f");
-    EXPECT(2, "usage: lgsup doctor", "doctor", "x");
+    EXPECT(2, "usage: lgsup doctor\n", "doctor", "x");
+    EXPECT(2, "usage: lgsup data DIR|FILE", "data", "a", "b");
+    EXPECT(2, "lgsup data does not know --size", "data", "a", "--size");
     EXPECT(2, "usage: lgsup top", "top");
     EXPECT(2, "usage: lgsup logs", "logs", "a", "b", "c");
     EXPECT(2, "usage: lgsup scale ROLE N [--host H] [DIR]", "scale", "vae");
@@ -150,6 +193,9 @@ static void test_becomes_the_programs(void **state)
     EXPECT(5, "encode got: vae --model m in out", "encode", "vae", "--model", "m", "in", "out");
     EXPECT(5, "encode got: decode vae", "decode", "vae");
     EXPECT(0, "sample got: a cat -o x.png", "sample", "a cat", "-o", "x.png");
+    command_program("lg-loader", "echo \"loader got: $*\"");
+    EXPECT(0, "loader got: --look photos --set data.size=32\n", "data", "--set", "data.size=32",
+           "photos");
     assert_int_equal(chmod(scratch_write("bin/lg-sample", "#!/no/such/shell\n"), 0700), 0);
     EXPECT(8, "bin/lg-sample: No such file", "sample", "a cat");
     command_also("cannot run ");
@@ -295,6 +341,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         COMMAND_TEST(test_help),
+        COMMAND_TEST(test_help_of_a_command),
+        COMMAND_TEST(test_another_users_run),
         COMMAND_TEST(test_wrong_words),
         COMMAND_TEST(test_places_that_do_not_exist),
         COMMAND_TEST(test_check_names_the_line),
