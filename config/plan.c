@@ -394,6 +394,7 @@ static int plan_latents(lg_plan *p, const lg_config *c, uint64_t *ret_identity)
         p->latent_height = (int)cells.height;
         p->latent_width = (int)cells.width;
         p->scaling_factor = c->data_latent_scaling;
+        p->shift_factor = c->data_latent_shift;
         return 0;
     }
     struct lg_vae_info vae;

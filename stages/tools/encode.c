@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "config/models.h"
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,6 +113,19 @@ static int on_files(const struct options *o, const struct lg_encode_options *e, 
     return 0;
 }
 
+/* What a run has to be told of latents, since it does not see the autoencoder that made them. */
+static int print_keys(const struct options *o)
+{
+    struct lg_vae_info vae;
+    LG_TRY(lg_vae_info_read(o->model, &vae));
+    lg_print(stdout,
+             "in a pipeline.toml, without vae.model:\n[data]\npath = \"%s\"\nlatent_channels = %d\n"
+             "latent_size = %d\nlatent_scaling = %.17g\nlatent_shift = %.17g\n",
+             o->out, vae.latent_channels, o->size / vae.factor, vae.scaling_factor,
+             vae.shift_factor);
+    return 0;
+}
+
 static int on_dataset(const struct options *o, const struct lg_encode_options *e)
 {
     if (!o->model || !o->data || !o->out || o->n_words != 1)
@@ -122,6 +136,7 @@ static int on_dataset(const struct options *o, const struct lg_encode_options *e
     LG_TRY(lg_encode_dataset(&spec, &r));
     lg_print(stdout, "%s: %llu latents in %d shards, %llu pictures left out\n", o->out,
              (unsigned long long)r.encoded, r.shards, (unsigned long long)r.left_out);
+    LG_TRY(print_keys(o));
     return 0;
 }
 
