@@ -202,7 +202,8 @@ static void print_captions(const struct look *l, uint32_t *v)
         if (l->item[i].has_caption) v[n++] = l->item[i].words;
     }
     const struct lg_spread s = lg_spread_of(v, n);
-    printf("captions: %" PRIu64 " samples have one, %" PRIu64 " have none", n, without);
+    printf("captions: %" PRIu64 " samples have one, %" PRIu64 " have none%s", n, without,
+           without && l->plan.n_texts ? ", and would be trained with weight 0" : "");
     if (n)
         printf("; %u to %u %s, median %u", s.least, s.most, l->plan.n_texts ? "tokens" : "words",
                s.median);

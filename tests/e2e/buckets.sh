@@ -119,10 +119,11 @@ head -c 60 "$T/pictures/00003.png" >"$T/cut.png" && mv "$T/cut.png" "$T/pictures
 : >"$T/pictures/00017.png"
 cp "$T/pictures/00020.png" "$T/pictures/00021.png"
 printf '%s ' a very long caption of many words that is cut >"$T/pictures/00030.txt"
+rm "$T/pictures/00031.txt"
 timeout 120 "$LGSUP" data "$TINY" --set data.path="$T/pictures" >"$T/data.out" 2>&1
 expect "lgsup data" 0 $?
 for say in "$items samples of pictures" '00003: PNG is cut off' '00017: picture is empty' '00021 is 00020' 'copies, byte for byte' \
-    'are cut at text.length = 8' 'width: 12 to 48 pixels' '16 x 16' 'items are cropped to a neighbour'; do
+    '1 have none, and would be trained with weight 0' 'are cut at text.length = 8' 'width: 12 to 48 pixels' '16 x 16' 'items are cropped to a neighbour'; do
     check "lgsup data says: $say" grep -q "$say" "$T/data.out"
 done
 timeout 120 "$LGSUP" data "$T/pictures" >"$T/data.out" 2>&1
