@@ -73,10 +73,13 @@ static int resume_here(const struct lg_park_start *p, lg_board *b, const lg_plan
         lg_terminal_say(STDOUT_FILENO, "going on with %s at step %" PRIu64 " from memory\n",
                         r->config->job_name, lg_status_step(b));
     refresh_board(b, old, r);
-    LG_TRY(lg_supervise(
-        &(struct lg_supervise_spec){
-            .run = r, .board = b, .adopt = true, .quiet = p->quiet, .ready_fd = p->ready_fd},
-        ret_exit, &outcome));
+    LG_TRY(lg_supervise(&(struct lg_supervise_spec){.run = r,
+                                                    .board = b,
+                                                    .adopt = true,
+                                                    .parked = true,
+                                                    .quiet = p->quiet,
+                                                    .ready_fd = p->ready_fd},
+                        ret_exit, &outcome));
     lg_finish(r, outcome, p->quiet, ret_exit);
     return 0;
 }

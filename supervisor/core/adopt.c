@@ -258,7 +258,7 @@ static int copy_from_keeper(lg_supervisor *s)
     return 0;
 }
 
-int lg_adopt_instances(lg_supervisor *s)
+int lg_adopt_instances(lg_supervisor *s, bool parked)
 {
     int alive = 0;
     for (int r = 0; r < LG_ROLE_keeper; r++) LG_TRY(adopt_role(s, r));
@@ -272,9 +272,9 @@ int lg_adopt_instances(lg_supervisor *s)
     }
     LG_TRY(rc);
     s->copies_due = true;
-    lg_progress_say(&s->progress, LG_INFO,
-                    "an earlier lgsup has died: adopted %d of %d processes and %d regions", alive,
-                    s->n_instances, s->keep.n_copies);
+    lg_progress_say(&s->progress, LG_INFO, "%sadopted %d of %d processes and %d regions",
+                    parked ? "" : "an earlier lgsup has died: ", alive, s->n_instances,
+                    s->keep.n_copies);
     take_over_decision(s);
     return 0;
 }

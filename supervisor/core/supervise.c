@@ -274,7 +274,7 @@ static int open_supervisor(lg_supervisor *s, const struct lg_supervise_spec *spe
         lg_keep_init(&s->keep, s->run->dir, s->run->runtime_dir, s->launcher->keeper_is_service));
     LG_TRY(lg_control_open(s->run->runtime_dir, &s->control));
     if (spec->adopt)
-        LG_TRY(lg_adopt_instances(s));
+        LG_TRY(lg_adopt_instances(s, spec->parked));
     else
         LG_TRY(lg_keep_start(&s->keep, s->board));
     return 0;

@@ -129,6 +129,7 @@ struct lg_supervise_spec {
     lg_run *run;         /* locked, with config, plan, runtime directory */
     lg_board *board;     /* created, or opened again */
     bool adopt;          /* take over what an earlier lgsup has left */
+    bool parked;         /* adopt: of a run that was parked, whose lgsup has ended in order */
     bool drain;          /* end it at once, in order (`lgsup stop` of an orphaned run) */
     lg_cluster *cluster; /* of several hosts; NULL: there is one */
     int ready_fd;        /* -1: nobody asks */
@@ -155,7 +156,7 @@ bool lg_leftovers_live(lg_board *b);
 void lg_leftovers_kill(lg_board *b, bool keeper);
 /* Turns the rows of an earlier lgsup into instances. LG_ERR_NOTFOUND when memory has been lost: the
  * processes that live cannot go on, and a new start is needed. */
-int lg_adopt_instances(lg_supervisor *s);
+int lg_adopt_instances(lg_supervisor *s, bool parked);
 /* SIGKILL to its process, which is watched for its end from then on. */
 void lg_instance_sigkill(struct lg_instance *i);
 /* "vae.1" */

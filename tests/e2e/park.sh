@@ -46,6 +46,7 @@ mend
 train "$run" --set vae.instances=3
 check "the cause removed: it goes on" wait_step "$run" $((at + 1))
 check "from step $at in memory, not from a checkpoint" grep -q "going on with tiny at step $at from memory" "$run.out"
+check "and not as if an lgsup had died" sh -c "grep -q '^adopted 0 of' '$run.out' && ! grep -q 'has died' '$run.out'"
 settle_same "the cause removed" "$run"
 
 # stop lets the memory go. This role may die once, whatever the others may.

@@ -78,7 +78,7 @@ static void test_who_is_adopted(void **state)
     atomic_store(&spare->standby, lg_board_life(g_super.board, LG_ROLE_vae, SPARE, NULL));
     assert_true(lg_leftovers_live(g_super.board));
     /* Nobody keeps memory: that is found last. */
-    assert_int_equal(lg_adopt_instances(&g_super), LG_ERR_NOTFOUND);
+    assert_int_equal(lg_adopt_instances(&g_super, false), LG_ERR_NOTFOUND);
     assert_non_null(strstr(lg_err_message(), "in nobody's hands"));
     assert_int_equal(g_super.n_instances, 4);
     assert_int_equal(vae(0)->child.pid, alive);
@@ -113,7 +113,7 @@ static void test_adoption_of_leavers(void **state)
     for (int k = 1; k < 4; k++) tell_to_leave(k);
     kill(pid[1], SIGKILL);
     end_of(pid[1]);
-    lg_adopt_instances(&g_super);
+    lg_adopt_instances(&g_super, false);
     assert_int_equal(vae(3)->state, LG_INSTANCE_draining);
     assert_int_equal(vae(2)->state, LG_INSTANCE_yielding);
     assert_int_equal(vae(1)->state, LG_INSTANCE_down); /* it has left already: started anew */
@@ -128,7 +128,7 @@ static void test_adoption_fills_rows(void **state)
     (void)state;
     pid_t pid = join(LG_ROLE_vae, 1);
     only_vae(3);
-    lg_adopt_instances(&g_super);
+    lg_adopt_instances(&g_super, false);
     assert_int_equal(g_super.n_instances, 3);
     for (int k = 0; k < 3; k++)
         assert_int_equal(vae(k)->state, k == 1 ? LG_INSTANCE_ready : LG_INSTANCE_down);
