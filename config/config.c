@@ -337,7 +337,7 @@ void lg_config_set(lg_config *c, const lg_key *k, const struct lg_toml_item *ite
 
 static void unknown_key(const char *name, const struct origin *o, struct lg_problems *p)
 {
-    const char *ours = lg_key_from_litegen(name);
+    const char *ours = lg_key_from_litegen(name), *same = lg_key_from_script(name);
     if (!strncmp(name, "data.source.", 12) || !strncmp(name, "data.source[", 12)) {
         complain(p, o,
                  "%.80s cannot be set alone: write all sources, as "
@@ -349,6 +349,8 @@ static void unknown_key(const char *name, const struct origin *o, struct lg_prob
         complain(p, o, "unknown key %s: LiteGen's %s is called %s here", name, name, ours);
     else if (ours)
         complain(p, o, "unknown key %s: LiteGen's %s is not in this version", name, name);
+    else if (same)
+        complain(p, o, "unknown key %.80s: it is called %s here (docs/config.md)", name, same);
     else
         complain(p, o, "unknown key %.80s: the nearest known key is %s", name,
                  lg_key_nearest(name));

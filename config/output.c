@@ -136,7 +136,8 @@ int lg_config_compatible(const lg_config *old_config, const lg_config *new_confi
 
 static const char intro[] =
     "# Configuration\n\n"
-    "Generated from `config/schema.def` and `config/litegen.def`; a test compares this page with "
+    "Generated from `config/schema.def`, `config/scripts.def` and `config/litegen.def`; a test "
+    "compares this page with "
     "them. Regenerate it with `LG_REGENERATE=1 build/tests/test_config`.\n\n"
     "A run is described by one TOML file, `pipeline.toml`: a table per role, every key optional "
     "unless a rule below asks for it. An unknown key is an error that names the nearest known "
@@ -240,14 +241,31 @@ static void print_key_row(FILE *out, const lg_key *k)
         print_row(out, before, lg_source_key_at(i));
 }
 
+/* What others call a key; ours: "", not in this version. */
+struct other_name {
+    const char *theirs, *ours, *note;
+};
+
+static void print_other_names(FILE *out, const struct other_name *v, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        fprintf(out, v[i].ours[0] ? "| `%s` | `%s` | " : "| `%s` | %s| ", v[i].theirs, v[i].ours);
+        print_cell(out, v[i].note);
+        fputs(" |\n", out);
+    }
+}
+
 char *lg_config_markdown(void)
 {
-    static const struct {
-        const char *theirs, *ours, *note;
-    } litegen[] = {
+    static const struct other_name litegen[] = {
 #define LG_LITEGEN(theirs, ours, note) {theirs, ours, note},
 #include "config/litegen.def"
 #undef LG_LITEGEN
+    };
+    static const struct other_name scripts[] = {
+#define LG_SCRIPT(theirs, ours, note) {theirs, ours, note},
+#include "config/scripts.def"
+#undef LG_SCRIPT
     };
     char *text = NULL;
     size_t bytes = 0;
@@ -269,13 +287,11 @@ char *lg_config_markdown(void)
         for (int i = 0; i < lg_key_count(); i++)
             if (strcmp(lg_key_at(i)->section, section->name) == 0) print_key_row(out, lg_key_at(i));
     }
+    fputs("\n## Coming from scripts in Python\n\n| diffusers' examples | here | |\n|---|---|---|\n",
+          out);
+    print_other_names(out, scripts, LG_ARRAY_LEN(scripts));
     fputs("\n## Coming from LiteGen\n\n| LiteGen | here | |\n|---|---|---|\n", out);
-    for (size_t i = 0; i < LG_ARRAY_LEN(litegen); i++) {
-        fprintf(out, litegen[i].ours[0] ? "| `%s` | `%s` | " : "| `%s` | %s| ", litegen[i].theirs,
-                litegen[i].ours);
-        print_cell(out, litegen[i].note);
-        fputs(" |\n", out);
-    }
+    print_other_names(out, litegen, LG_ARRAY_LEN(litegen));
     LG_ASSERT(lg_close_text(out) == 0);
     return text;
 }

@@ -101,6 +101,14 @@ static const struct {
 #undef LG_LITEGEN
 };
 
+static const struct {
+    const char *theirs, *ours;
+} scripts[] = {
+#define LG_SCRIPT(theirs, ours, note) {theirs, ours},
+#include "config/scripts.def"
+#undef LG_SCRIPT
+};
+
 int lg_key_count(void)
 {
     return (int)LG_ARRAY_LEN(keys);
@@ -204,6 +212,14 @@ const char *lg_key_from_litegen(const char *name)
 {
     for (size_t i = 0; i < LG_ARRAY_LEN(litegen); i++)
         if (strcmp(litegen[i].theirs, name) == 0) return litegen[i].ours;
+    return NULL;
+}
+
+const char *lg_key_from_script(const char *name)
+{
+    const char *dot = strrchr(name, '.'), *bare = dot ? dot + 1 : name;
+    for (size_t i = 0; i < LG_ARRAY_LEN(scripts); i++)
+        if (strcmp(scripts[i].theirs, bare) == 0) return scripts[i].ours;
     return NULL;
 }
 

@@ -53,6 +53,8 @@ const char *lg_section_nearest(const char *name);
 bool lg_section_known(const char *name);
 /* LiteGen's name -> our key ("" when not in this version), or NULL when it is none of LiteGen's. */
 const char *lg_key_from_litegen(const char *name);
+/* What training scripts call it, in any section ("trainer.learning_rate") -> our key; NULL: it is no such name. */
+const char *lg_key_from_script(const char *name);
 
 /* Key i of a table [[data.source]], NULL behind the last. */
 const lg_key *lg_source_key_at(int i);

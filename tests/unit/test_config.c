@@ -304,6 +304,13 @@ static void test_unknown_names(void **state)
             "p.toml:1:2: unknown section [trainner]: the nearest known section is [trainer]");
     assert_null(strchr(lg_err_message(), '\n')); /* its keys are not reported again */
     REFUSES("\"trainer.lr\" = 1\n", "unknown key \"trainer.lr\"");
+    REFUSES("learning_rate = 1\n", "learning_rate: it is called trainer.lr here");
+    REFUSES("[trainer]\nbatch_size = 1\n",
+            "trainer.batch_size: it is called trainer.global_batch_size");
+#define LG_SCRIPT(theirs, ours, note)                                                              \
+    assert_true(lg_key_find(ours) >= 0 && !strchr(theirs, '.')); /* a key that is there */
+#include "config/scripts.def"
+#undef LG_SCRIPT
     REFUSES("exp_name = 'x'\n", "LiteGen's exp_name is called job.name here");
     REFUSES("zero_degree = 3\n", "LiteGen's zero_degree is called parallel.zero here");
     REFUSES("grad_precision = 'fp32'\n", "LiteGen's grad_precision is not in this version");
