@@ -113,16 +113,27 @@ static int on_files(const struct options *o, const struct lg_encode_options *e, 
     return 0;
 }
 
+/* The shortest text that is the same number again. */
+static const char *shortest(double v, char ret[32])
+{
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(ret, 32, "%.*g", digits, v);
+        if (strtod(ret, NULL) == v) break;
+    }
+    return ret;
+}
+
 /* What a run has to be told of latents, since it does not see the autoencoder that made them. */
 static int print_keys(const struct options *o)
 {
     struct lg_vae_info vae;
+    char scaling[32], shift[32];
     LG_TRY(lg_vae_info_read(o->model, &vae));
     lg_print(stdout,
              "in a pipeline.toml, without vae.model:\n[data]\npath = \"%s\"\nlatent_channels = %d\n"
-             "latent_size = %d\nlatent_scaling = %.17g\nlatent_shift = %.17g\n",
-             o->out, vae.latent_channels, o->size / vae.factor, vae.scaling_factor,
-             vae.shift_factor);
+             "latent_size = %d\nlatent_scaling = %s\nlatent_shift = %s\n",
+             o->out, vae.latent_channels, o->size / vae.factor,
+             shortest(vae.scaling_factor, scaling), shortest(vae.shift_factor, shift));
     return 0;
 }
 
