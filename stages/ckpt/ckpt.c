@@ -366,8 +366,8 @@ static int try_write(lg_stage *st, struct ckpt *c, uint64_t state)
     char text[200], event[700];
     snprintf(text, sizeof text,
              "checkpoint of step %" PRIu64
-             " not written, next try in %d s (training goes on, older "
-             "checkpoints stay)",
+             " not written, next try in %d s (training goes on, and does not end before it is "
+             "written; older checkpoints stay)",
              state, c->retry_s);
     snprintf(event, sizeof event, "%s: %s", text, lg_err_message());
     lg_bus_event(st->bus, LG_WARN, event);

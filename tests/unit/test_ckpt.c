@@ -110,7 +110,8 @@ static void test_no_room(void **state)
     assert_int_equal(rename(place, aside), 0);
     scratch_write("run/checkpoints", "");
     ckpt_world_play(&w, 6);
-    assert_true(heard(c, "checkpoint of step 6 not written, next try in 1 s (training goes on"));
+    assert_true(heard(c, "checkpoint of step 6 not written, next try in 1 s (training goes on, "
+                         "and does not end before it is written"));
     ckpt_world_play(&w, 8); /* state 6 is overwritten */
     assert_int_equal(lg_mark_state(lg_board_global_commit(w.board)), 8);
     assert_int_equal(ckpt_world_staged(&w), 6);
