@@ -112,11 +112,6 @@ static bool join(const struct proc *p)
 {
     int rc = lg_board_join(&g.w.board, p->me);
     lg_err_clear();
-    if (rc < 0 && g.trouble == SIM_DOUBLE_JOIN) {
-        atomic_store(&row_of(p)->life,
-                     (uint64_t)p->pid << 40 | (uint64_t)p->me << 8 | LG_LIFE_RUNNING);
-        rc = 0;
-    }
     return rc == 0;
 }
 
@@ -294,7 +289,7 @@ static bool may_fall(const struct proc *p, struct actor *a)
 void step_proc(struct proc *p)
 {
     struct actor *a = actor_of(p);
-    if (!a || p->hung) return;
+    if (!a || p->hung || p->held) return;
     g.getpid = p->pid;
     p->moved_ns = g.now_ns - g.slept_ns;
     live_on(p, a);
