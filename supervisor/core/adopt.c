@@ -171,8 +171,7 @@ static void close_row(struct lg_board_row *row)
 {
     uint64_t life = atomic_load(&row->life);
     uint64_t dead = (life & ~(uint64_t)0xff) | LG_LIFE_DEAD;
-    if ((life & 0xff) == LG_LIFE_STARTING)
-        atomic_compare_exchange_strong(&row->life, &life, dead);
+    if ((life & 0xff) == LG_LIFE_STARTING) atomic_compare_exchange_strong(&row->life, &life, dead);
 }
 
 /* First the board is closed to newcomers, then rows that wait for one; see supervisor/launch/role.c. */
@@ -240,10 +239,9 @@ static void end_unreachable_keeper(lg_supervisor *s)
     bool ready = lg_keep_is_ready(s->board), removed = !lg_keep_is_reachable(&s->keep);
     if (!removed && (ready || lg_keep_answers(&s->keep, pid))) return;
     lg_keep_salvage(&s->keep, pid, s->board->s->preamble.run_id);
-    lg_progress_say(&s->progress, LG_WARN,
-                    "keeper: %s: %d regions copied from it, another takes its place",
-                    ready ? "its socket was removed" : "lgsup died while it started it",
-                    s->keep.n_copies);
+    lg_progress_say(
+        &s->progress, LG_WARN, "keeper: %s: %d regions copied from it, another takes its place",
+        ready ? "its socket was removed" : "lgsup died while it started it", s->keep.n_copies);
     kill_row(row);
 }
 

@@ -12,7 +12,7 @@ struct keep_job {
     struct lg_job job;
     lg_keep *keep;
     lg_board *board; /* replace */
-    int pid, rc; /* look: whom, and what it answered */
+    int pid, rc;     /* look: whom, and what it answered */
     bool whole, lost;
     void (*then)(lg_supervisor *s, bool whole);
     /* replace */

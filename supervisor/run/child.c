@@ -108,7 +108,7 @@ static _Noreturn void begin_held(const struct lg_spawn *s, int out_fd, const str
 {
     char byte;
     ssize_t n;
-    setsid(); /* what a terminal sends to lgsup is not meant for it */
+    setsid();          /* what a terminal sends to lgsup is not meant for it */
     close(h->gate[1]); /* or it would never see its end */
     do n = read(h->gate[0], &byte, 1);
     while (n < 0 && errno == EINTR);

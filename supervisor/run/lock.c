@@ -24,7 +24,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { FORMER_HOLDER_MS_MAX = 10000, COPY_MS_MAX = 10000, COPY_TRY_MS = 5, COPY_GRACE_MS = 100, OPEN_TRIES_MAX = 16 };
+enum {
+    FORMER_HOLDER_MS_MAX = 10000,
+    COPY_MS_MAX = 10000,
+    COPY_TRY_MS = 5,
+    COPY_GRACE_MS = 100,
+    OPEN_TRIES_MAX = 16
+};
 
 struct holder {
     int pid;
@@ -69,7 +75,8 @@ static bool has_open(int pid, const struct stat *lock, fd_look *look)
     if (!fds) return false;
     for (struct dirent *e; !yes && (e = readdir(fds));)
         yes = e->d_name[0] != '.' && fstatat(dirfd(fds), e->d_name, &st, 0) == 0 &&
-              st.st_dev == lock->st_dev && st.st_ino == lock->st_ino && (!look || look(pid, e->d_name));
+              st.st_dev == lock->st_dev && st.st_ino == lock->st_ino &&
+              (!look || look(pid, e->d_name));
     closedir(fds);
     return yes;
 }

@@ -116,7 +116,8 @@ static void judge(const struct proc *p)
     if (p->stranger) sim_fail(&g.w, "a stranger is killed");
     if (may_be_rolled_back(p)) return;
     if (atomic_load(&g.w.board.s->quit) || p->role == LG_ROLE_keeper) return;
-    if (atomic_load(&g.w.board.s->run_state) >= LG_RUN_DONE) return; /* a later lgsup ends what is left */
+    if (atomic_load(&g.w.board.s->run_state) >= LG_RUN_DONE)
+        return; /* a later lgsup ends what is left */
     if (p->state == UP_READY && still_ns < 2 * LG_S_NS)
         sim_fail(&g.w, "%s.%d is killed, though it moved %lld ms ago", lg_role_name(p->role),
                  p->index, (long long)(still_ns / LG_MS_NS));
