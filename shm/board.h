@@ -169,8 +169,10 @@ struct lg_board_shared {
      * that the next lgsup would not find missing as well. */
     _Atomic(uint32_t) sockets_epoch;
     _Atomic(uint32_t) yield; /* lgsup: 1 asks for a YIELD verdict: ranks told to leave go there */
-    _Atomic(uint32_t) memory_kept;   /* lgsup: 1 with run_state parked: the keeper has stayed */
-    _Atomic(uint32_t) members_epoch; /* lgsup: grows when rows are filled or vacated for good */
+    _Atomic(uint32_t) memory_kept; /* lgsup: 1 with run_state parked: the keeper has stayed */
+    /* lgsup: grows when rows have been filled or vacated for good, and when it has begun: dying before
+     * the store it leaves the saying to the next one. */
+    _Atomic(uint32_t) members_epoch;
     /* lgsup: instances that shall run; from the plan, then by `lgsup scale`. A later lgsup makes it
      * so, wherever its predecessor has died. */
     _Atomic(uint32_t) wanted[LG_ROLES_MAX];

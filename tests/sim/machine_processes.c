@@ -183,6 +183,10 @@ static void step_standby(struct proc *p)
     lg_board_vacate(&g.w.board, p->me);
     p->me = as;
     p->state = TAKING;
+    if (g.hang_every && sim_random(&g.w, 8) == 0) { /* stopped before it can join */
+        p->hung = true;
+        g.result->unjoined++;
+    }
 }
 
 static void step_taking(struct proc *p, struct actor *a)

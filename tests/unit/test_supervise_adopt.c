@@ -23,7 +23,10 @@ static void adopt_after(const char *victim)
     wait_for_step(3);
     wait_for_output("every role is ready");
     int ema = instance("ema", 0)->pid, trainer = instance("trainer", 0)->pid;
+    lg_board *b = NULL;
+    assert_int_equal(lg_board_open(scratch_path("run/board"), 0, &b), 0);
     kill_lgsup();
+    uint32_t members = atomic_load(&b->s->members_epoch);
     wait_for_step(g_status.step + 10);
     assert_string_equal(g_status.state, "running");
     assert_string_equal(instance("lgsup", 0)->state, "dead");
@@ -31,6 +34,8 @@ static void adopt_after(const char *victim)
     g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
     wait_for_output("adopted");
     wait_for_step(g_status.step + 5);
+    assert_true(atomic_load(&b->s->members_epoch) != members); /* all look again who is there */
+    lg_board_close(&b);
     assert_int_equal(instance("ema", 0)->pid, ema);
     if (!victim || strcmp(victim, "trainer") != 0)
         assert_int_equal(instance("trainer", 0)->pid, trainer);
