@@ -4,8 +4,8 @@
  * is always consistent, whatever a child that comes too late or a second lgsup does. The kernel is
  * asked (pidfd) only when the word says that somebody should be there.
  *
- * Invariants: an incarnation enters a row once and leaves it for good; pid and start_time are
- * written only by the process that won the row's compare-and-swap, while it lives.
+ * Invariants: an incarnation enters a row once and leaves it for good; pid and start_time name its
+ * process before that joins, and are written for it by who starts it, then by itself.
  */
 #include "shm/board.h"
 #include "base/clock.h"
@@ -212,7 +212,17 @@ static struct lg_board_row *row_of(lg_board *b, lg_incarnation i)
     return &b->s->row[lg_incarnation_row(i)];
 }
 
-static lg_incarnation enlist(lg_board *b, lg_role role, int index, bool standby)
+/* Start time last: without it a pid says nothing. */
+static void name_process(struct lg_board_row *row, int pid, uint64_t start_time)
+{
+    atomic_store_explicit(&row->start_time, 0, memory_order_release);
+    atomic_store_explicit(&row->pid, (uint32_t)pid, memory_order_release);
+    atomic_store_explicit(&row->start_time, start_time, memory_order_release);
+}
+
+/* pid 0: it is named later. */
+static lg_incarnation enlist(lg_board *b, lg_role role, int index, bool standby, int pid,
+                             uint64_t start_time)
 {
     LG_ASSERT((int)role >= 0 && (int)role < LG_ROLES_MAX);
     LG_ASSERT(index >= 0 && index < LG_INSTANCES_MAX);
@@ -223,24 +233,35 @@ static lg_incarnation enlist(lg_board *b, lg_role role, int index, bool standby)
     uint32_t counter = atomic_fetch_add(&b->s->next_counter, 1);
     LG_ASSERT(counter > 0 && counter < UINT32_MAX / LG_ROWS);
     lg_incarnation i = counter * LG_ROWS + (uint32_t)lg_row((int)role, index);
-    atomic_store_explicit(&row->pid, 0, memory_order_relaxed);
-    atomic_store_explicit(&row->start_time, 0, memory_order_relaxed);
+    name_process(row, pid, start_time);
     atomic_store_explicit(&row->standby, standby ? i : 0, memory_order_relaxed);
     atomic_store_explicit(&row->takes, 0, memory_order_relaxed);
     lg_board_beat(row, LG_PHASE_SETUP);
-    /* Release: whoever sees the new incarnation sees the cleared start time and what it is for. */
+    /* Release: whoever sees the new incarnation does not see the former's start time, and what it is for. */
     atomic_store_explicit(&row->life, life_of(0, i, LG_LIFE_STARTING), memory_order_release);
     return i;
 }
 
 lg_incarnation lg_board_enlist(lg_board *b, lg_role role, int index)
 {
-    return enlist(b, role, index, false);
+    return enlist(b, role, index, false, 0, 0);
 }
 
 lg_incarnation lg_board_enlist_standby(lg_board *b, lg_role role, int index)
 {
-    return enlist(b, role, index, true);
+    return enlist(b, role, index, true, 0, 0);
+}
+
+lg_incarnation lg_board_enlist_self(lg_board *b, lg_role role, int index)
+{
+    uint64_t start_time = lg_process_start_time(getpid());
+    return start_time ? enlist(b, role, index, false, getpid(), start_time) : 0;
+}
+
+void lg_board_enter(lg_board *b, lg_incarnation who, int pid, uint64_t start_time)
+{
+    LG_ASSERT(pid > 0 && start_time);
+    name_process(row_of(b, who), pid, start_time);
 }
 
 int lg_board_join(lg_board *b, lg_incarnation me)
@@ -256,7 +277,7 @@ int lg_board_join(lg_board *b, lg_incarnation me)
                        "incarnation %u is not wanted: its row carries %u in state %d", me,
                        life_incarnation(expected), (int)life_state(expected));
     atomic_store_explicit(&row->pid, (uint32_t)pid, memory_order_relaxed);
-    atomic_store_explicit(&row->start_time, start, memory_order_release);
+    if (start) atomic_store_explicit(&row->start_time, start, memory_order_release);
     return 0;
 }
 
@@ -270,6 +291,12 @@ void lg_board_bury(lg_board *b, lg_incarnation who)
                                                   memory_order_acq_rel, memory_order_acquire))
             return;
     }
+}
+
+void lg_board_retract(lg_board *b, lg_incarnation me)
+{
+    name_process(row_of(b, me), 0, 0);
+    lg_board_bury(b, me);
 }
 
 void lg_board_vacate(lg_board *b, lg_incarnation who)
@@ -344,9 +371,14 @@ int lg_board_pidfd(lg_board *b, lg_role role, int index)
 {
     struct lg_board_row *row = lg_board_row(b, role, index);
     uint64_t life = atomic_load_explicit(&row->life, memory_order_acquire);
+    uint64_t start_time = atomic_load_explicit(&row->start_time, memory_order_acquire);
     int pid = (int)(life >> PID_SHIFT);
-    if (life_state(life) != LG_LIFE_RUNNING || pid == 0) return -1;
-    int fd = open_process(pid, atomic_load_explicit(&row->start_time, memory_order_acquire));
+    if (life_state(life) == LG_LIFE_STARTING && start_time)
+        pid = (int)atomic_load_explicit(&row->pid, memory_order_acquire);
+    else if (life_state(life) != LG_LIFE_RUNNING)
+        pid = 0;
+    if (pid == 0) return -1;
+    int fd = open_process(pid, start_time);
     return fd == PROCESS_UNKNOWN ? LG_ERR_BUSY : fd;
 }
 

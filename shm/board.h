@@ -9,9 +9,19 @@
  *  2. row.life = {pid, incarnation, state} in one word. lgsup stores {0, i, STARTING} before fork,
  *     after the pidfd of the row's former process has fired. (Under systemd `lgsup role` does, in the
  *     process that becomes the child; systemd runs one of a row at a time: supervisor/launch/role.c.)
- *     The child turns it into {pid, i, RUNNING} by compare-and-swap, or exits: a child that comes too
- *     late writes nothing. start_time (0 until then) and pid follow, by the child. lgsup stores DEAD when the pidfd has
- *     fired. A new lgsup turns leftovers {0, i, STARTING} into DEAD before it starts others.
+ *     Then row.pid and last row.start_time name the process: no program begins before they do, whatever
+ *     its role. lgsup stores them while the forked child waits at a pipe; `lgsup role` stores its own before
+ *     it enlists. Whoever comes later thus knows everybody who may come to the board, also one that hangs or
+ *     was stopped before it has joined. The child turns the word into {pid, i, RUNNING} by compare-and-swap,
+ *     or exits: a child that comes too late writes nothing. The keeper does not know the board: its word stays
+ *     STARTING, and row.ready, which lgsup stores when the keeper holds what its predecessor held, says that it
+ *     is the keeper. lgsup stores DEAD when the pidfd has fired.
+ *     lgsup dying: before start_time is stored, the child finds the pipe's end and exits (until then it has
+ *     a copy of the lock, and the next lgsup ends it if it does not: supervisor/run/lock.c); the next lgsup
+ *     turns {0, i, STARTING} without a start_time into DEAD. After it, the process has begun or is ending;
+ *     the next lgsup watches it by its pidfd, joined or not, as if it had started it, kills it if it is late,
+ *     and enlists another only when it is dead. A keeper that is not ready and that nobody can reach is
+ *     ended after its memory has been copied.
  *  3. An incarnation is dead when its row carries another one, or DEAD, or when pidfd_open(pid)
  *     says ESRCH, the start time differs, or the pidfd is readable. Nothing else proves death. A
  *     life word without a pid is judged by its state alone.
@@ -27,11 +37,11 @@
  *     leaves all the same, and the next lgsup decides by `wanted` whether another takes the place.
  *  8. A standby process is to take over logical instance K of its role, while another process still
  *     is K. It waits in a spare row J of the role; J.standby names its incarnation. It is complete
- *     (J.ready) but works at nothing. J.pid and J.start_time name its process before its program begins, so that one
- *     that hangs before it joins is found. When K's process is gone lgsup enlists a new incarnation k in row K and stores
- *     J.takes = k; the standby vacates row J, joins row K as k (rule 2: by compare-and-swap) and
- *     works. lgsup dying before the store: the next one ends the standby, K is started anew. After
- *     it: the standby has joined and is adopted as K, or finds k DEAD and exits.
+ *     (J.ready) but works at nothing. When K's process is gone lgsup enlists a new incarnation k in row K, names
+ *     the standby's process there (rule 2) and stores J.takes = k; the standby vacates row J, joins row K as k
+ *     (by compare-and-swap) and works. A new lgsup ends whoever still stands in a row J, before it looks at
+ *     rows K. So lgsup dying before the store: the standby is ended, K is started anew. After it: the same,
+ *     or it has left row J and is adopted as K, joined or not.
  *  9. Memory of which there is one copy is not used (region.h, `copied`). row.uncopied: that incarnation
  *     has opened regions that lgsup has no copy of, and does no work before it has. Stored by the row's
  *     process before `ready`; 0 when it goes on. lgsup copies as long as a row asks for it. Whoever dies,
@@ -91,9 +101,9 @@ struct lg_loss_sum {
 struct lg_board_row {
     /* liveness */
     _Atomic(uint64_t) life;       /* pid << 40 | incarnation << 8 | lg_life */
-    _Atomic(uint32_t) pid;        /* the same pid, for people */
+    _Atomic(uint32_t) pid;        /* the same pid, from before it has joined (rule 2) */
     _Atomic(uint32_t) restarts;   /* lgsup */
-    _Atomic(uint64_t) start_time; /* /proc/PID/stat field 22; 0: not known yet */
+    _Atomic(uint64_t) start_time; /* of pid: /proc/PID/stat field 22; 0: nobody has begun */
     _Atomic(int64_t) heartbeat_ns;
     _Atomic(uint32_t) phase; /* lg_phase */
     _Atomic(uint32_t) ready; /* incarnation that finished its setup */
@@ -159,8 +169,10 @@ struct lg_board_shared {
      * that the next lgsup would not find missing as well. */
     _Atomic(uint32_t) sockets_epoch;
     _Atomic(uint32_t) yield; /* lgsup: 1 asks for a YIELD verdict: ranks told to leave go there */
-    _Atomic(uint32_t) memory_kept;   /* lgsup: 1 with run_state parked: the keeper has stayed */
-    _Atomic(uint32_t) members_epoch; /* lgsup: grows when rows are filled or vacated for good */
+    _Atomic(uint32_t) memory_kept; /* lgsup: 1 with run_state parked: the keeper has stayed */
+    /* lgsup: grows when rows have been filled or vacated for good, and when it has begun: dying before
+     * the store it leaves the saying to the next one. */
+    _Atomic(uint32_t) members_epoch;
     /* lgsup: instances that shall run; from the plan, then by `lgsup scale`. A later lgsup makes it
      * so, wherever its predecessor has died. */
     _Atomic(uint32_t) wanted[LG_ROLES_MAX];
@@ -205,6 +217,12 @@ static inline struct lg_board_row *lg_board_row(lg_board *b, lg_role role, int i
 lg_incarnation lg_board_enlist(lg_board *b, lg_role role, int index);
 /* The same for a standby process (rule 8): no look at the board takes it for a member of the run. */
 lg_incarnation lg_board_enlist_standby(lg_board *b, lg_role role, int index);
+/* The same by the process that is to join, which is named with it. 0: it cannot be. */
+lg_incarnation lg_board_enlist_self(lg_board *b, lg_role role, int index);
+/* Its process, which is not wanted after all and stays alive: the row is DEAD and names nobody. */
+void lg_board_retract(lg_board *b, lg_incarnation me);
+/* lgsup: names the process of a row that says that `who` is STARTING (rule 2). start_time: of that process. */
+void lg_board_enter(lg_board *b, lg_incarnation who, int pid, uint64_t start_time);
 /* The child: STARTING -> RUNNING with its pid. LG_ERR_MISMATCH when the row does not say that `me`
  * is STARTING: not wanted any more; nothing was written. */
 int lg_board_join(lg_board *b, lg_incarnation me);
@@ -218,8 +236,8 @@ bool lg_board_is_dead(lg_board *b, lg_incarnation who);
 /* {incarnation, state} of a row. */
 lg_incarnation lg_board_life(lg_board *b, lg_role role, int index, lg_life *ret_state);
 
-/* pidfd of a row's process after comparing its start time; -1 when it is dead; LG_ERR_BUSY, without a
- * text, when that cannot be told (no fds left, say): it must be taken for alive. */
+/* pidfd of a row's process, joined or not, after comparing its start time; -1 when it is dead or has never
+ * begun; LG_ERR_BUSY, without a text, when that cannot be told (no fds left, say): it must be taken for alive. */
 int lg_board_pidfd(lg_board *b, lg_role role, int index);
 /* /proc/PID/stat field 22, or 0 when there is no such process. */
 uint64_t lg_process_start_time(int pid);

@@ -1,12 +1,11 @@
 /* Taking over what an earlier lgsup has left. It was kill -9'd, or the machine's owner replaced it;
  * the data plane went on. What is so stands on the board:
  *
- *   STARTING  -> DEAD by compare-and-swap: its process never began, or will now exit by itself
- *                (lg_board_join fails). Lost the race: it is RUNNING, see next.
- *   RUNNING   -> its pidfd, by pid and start time: alive: ours to watch; else -> DEAD.
+ *   STARTING or RUNNING  -> its pidfd, by pid and start time: alive: ours to watch, whether it has joined
+ *                or not; else -> DEAD. STARTING that names nobody -> DEAD: its program never began.
  *
  * Who is a member of the run stands there too: every row that is not empty, but for the standby
- * processes of a swap, which are ended. Of the loaders and encoders that were told to leave, as many as are
+ * processes of a swap, which are ended first (shm/board.h, rule 8). Of the loaders and encoders that were told to leave, as many as are
  * more than wanted were leaving for good; the others make place for a successor.
  *
  * We are not the parent of what we adopt: only the pidfd speaks of its end, and the exit code stays
@@ -22,17 +21,6 @@
 #include <sys/pidfd.h>
 #include <unistd.h>
 
-static void bury_unborn(lg_board *b, struct lg_instance *i)
-{
-    struct lg_board_row *row = lg_board_row(b, i->role, i->index);
-    uint64_t life = atomic_load(&row->life);
-    lg_life state;
-    lg_board_life(b, i->role, i->index, &state);
-    if (state != LG_LIFE_STARTING) return;
-    uint64_t dead = (life & ~(uint64_t)0xff) | LG_LIFE_DEAD;
-    atomic_compare_exchange_strong(&row->life, &life, dead);
-}
-
 enum { KILL_MS_MAX = 10000, KILL_TRIES = 5, REFRESH_TRIES = 6 };
 
 /* Nobody has seen how it ended; what it wrote may tell. */
@@ -45,14 +33,9 @@ static void say_dead(lg_supervisor *s, const struct lg_instance *i)
                     last[0] ? ", its log ends with: " : "", last);
 }
 
-static int adopt_one(lg_supervisor *s, struct lg_instance *i)
+static int adopt_process(lg_supervisor *s, struct lg_instance *i)
 {
     struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
-    lg_life state;
-    bury_unborn(s->board, i);
-    i->incarnation = lg_board_life(s->board, i->role, i->index, &state);
-    i->spawned_ns = lg_now_ns();
-    if (state != LG_LIFE_RUNNING) return 0;
     int pidfd = lg_board_pidfd(s->board, i->role, i->index);
     if (pidfd == LG_ERR_BUSY)
         return LG_FAIL(LG_ERR_IO, "cannot tell whether %s.%d (pid %u) lives; start again",
@@ -66,6 +49,19 @@ static int adopt_one(lg_supervisor *s, struct lg_instance *i)
     i->child = (struct lg_child){.pid = (int)atomic_load(&row->pid), .pidfd = pidfd};
     i->state =
         atomic_load(&row->ready) == i->incarnation ? LG_INSTANCE_ready : LG_INSTANCE_starting;
+    return 0;
+}
+
+static int adopt_one(lg_supervisor *s, struct lg_instance *i)
+{
+    const struct lg_board_row *row = lg_board_row(s->board, i->role, i->index);
+    lg_life state;
+    i->incarnation = lg_board_life(s->board, i->role, i->index, &state);
+    i->spawned_ns = lg_now_ns();
+    if (state == LG_LIFE_STARTING && !atomic_load(&row->start_time))
+        lg_board_bury(s->board, i->incarnation);
+    else if (state == LG_LIFE_STARTING || state == LG_LIFE_RUNNING)
+        LG_TRY(adopt_process(s, i));
     return 0;
 }
 
@@ -108,15 +104,17 @@ static void kill_row(const struct lg_board_row *row)
     lg_child_reap(&c);
 }
 
-/* A standby process of a swap that nobody carries on. */
-static bool end_standby(lg_board *b, int role, int index)
+/* The standby processes of a swap that nobody carries on. Who has left its spare row meanwhile is a member now. */
+static void end_standbys(lg_board *b, int role)
 {
-    const struct lg_board_row *row = lg_board_row(b, (lg_role)role, index);
-    lg_incarnation who = lg_board_life(b, (lg_role)role, index, NULL);
-    if (atomic_load(&row->standby) != who) return false;
-    kill_row(row);
-    lg_board_vacate(b, who);
-    return true;
+    for (int k = 0; k < LG_INSTANCES_MAX; k++) {
+        const struct lg_board_row *row = lg_board_row(b, (lg_role)role, k);
+        lg_life life;
+        lg_incarnation who = lg_board_life(b, (lg_role)role, k, &life);
+        if (life == LG_LIFE_NONE || atomic_load(&row->standby) != who) continue;
+        kill_row(row);
+        lg_board_vacate(b, who);
+    }
 }
 
 static int add_members(lg_supervisor *s, int role, int *ret_n)
@@ -125,7 +123,7 @@ static int add_members(lg_supervisor *s, int role, int *ret_n)
     for (int k = 0; k < LG_INSTANCES_MAX; k++) {
         lg_life life;
         lg_board_life(s->board, (lg_role)role, k, &life);
-        if (life == LG_LIFE_NONE || end_standby(s->board, role, k)) continue;
+        if (life == LG_LIFE_NONE) continue;
         LG_TRY(adopt_one(s, lg_instance_add(s, (lg_role)role, k)));
         ++*ret_n;
     }
@@ -148,6 +146,7 @@ static void yield(lg_supervisor *s, struct lg_instance *i)
 static int adopt_role(lg_supervisor *s, int role)
 {
     int wanted = (int)atomic_load(&s->board->s->wanted[role]), n_members;
+    end_standbys(s->board, role);
     LG_TRY(add_members(s, role, &n_members));
     int surplus = n_members - wanted, missing = -surplus;
     for (int n = s->n_instances - 1; n >= 0; n--) {
@@ -167,14 +166,21 @@ static int adopt_role(lg_supervisor *s, int role)
     return 0;
 }
 
+/* Who is just starting finds at the latest when it joins that it is not wanted. */
+static void close_row(struct lg_board_row *row)
+{
+    uint64_t life = atomic_load(&row->life);
+    uint64_t dead = (life & ~(uint64_t)0xff) | LG_LIFE_DEAD;
+    if ((life & 0xff) == LG_LIFE_STARTING) atomic_compare_exchange_strong(&row->life, &life, dead);
+}
+
 /* First the board is closed to newcomers, then rows that wait for one; see supervisor/launch/role.c. */
 static void close_board(lg_board *b)
 {
     if (atomic_load(&b->s->run_state) < LG_RUN_DONE) atomic_store(&b->s->run_state, LG_RUN_FAILED);
     atomic_thread_fence(memory_order_seq_cst);
     for (int r = 0; r < LG_ROLE_keeper; r++)
-        for (int k = 0; k < LG_INSTANCES_MAX; k++)
-            bury_unborn(b, &(struct lg_instance){.role = (lg_role)r, .index = k});
+        for (int k = 0; k < LG_INSTANCES_MAX; k++) close_row(lg_board_row(b, (lg_role)r, k));
 }
 
 void lg_leftovers_kill(lg_board *b, bool keeper)
@@ -193,12 +199,11 @@ void lg_leftovers_kill(lg_board *b, bool keeper)
 static int adopt_without_keeper(lg_supervisor *s)
 {
     char missing[LG_REGION_NAME_BYTES] = "";
-    /* From one that an lgsup has started, but not entered on the board. */
-    if (lg_keep_refresh(&s->keep) < 0) lg_err_clear();
+    bool unused = lg_keep_is_first(s->board); /* there is no memory yet */
     for (int i = 0; i < s->n_instances; i++)
         if (s->instance[i].child.pidfd >= 0)
             lg_keep_salvage(&s->keep, s->instance[i].child.pid, s->board->s->preamble.run_id);
-    if (!lg_keep_is_whole(&s->keep, missing)) {
+    if (!unused && !lg_keep_is_whole(&s->keep, missing)) {
         s->run->memory_lost = true;
         return LG_FAIL(LG_ERR_NOTFOUND, "the keeper is dead and region %s is in nobody's hands",
                        missing);
@@ -223,18 +228,20 @@ static void take_over_decision(lg_supervisor *s)
     }
 }
 
-/* A keeper that lives, and whose socket was removed: its memory is copied from its fds, then it is ended,
- * and what follows is as after its death. */
+/* A keeper that lives and that nobody reaches: its socket was removed, or the former lgsup has died before it
+ * could put it in its predecessor's place. Its memory is copied from its fds, then it is ended, and what
+ * follows is as after its death. */
 static void end_unreachable_keeper(lg_supervisor *s)
 {
     struct lg_board_row *row = lg_board_row(s->board, LG_ROLE_keeper, 0);
     int pid = (int)atomic_load(&row->pid);
-    if (!lg_status_row_alive(row) || lg_keep_is_reachable(&s->keep)) return;
+    if (!lg_status_row_alive(row)) return;
+    bool ready = lg_keep_is_ready(s->board), removed = !lg_keep_is_reachable(&s->keep);
+    if (!removed && (ready || lg_keep_answers(&s->keep, pid))) return;
     lg_keep_salvage(&s->keep, pid, s->board->s->preamble.run_id);
-    lg_progress_say(&s->progress, LG_WARN,
-                    "keeper: its socket was removed: %d regions copied from it, another takes its "
-                    "place",
-                    s->keep.n_copies);
+    lg_progress_say(
+        &s->progress, LG_WARN, "keeper: %s: %d regions copied from it, another takes its place",
+        ready ? "its socket was removed" : "lgsup died while it started it", s->keep.n_copies);
     kill_row(row);
 }
 

@@ -62,7 +62,10 @@ void lg_instance_spawn(lg_supervisor *s, struct lg_instance *i)
     i->late_looks = 0;
     i->late = false;
     i->spawned_ns = lg_now_ns();
-    if (start_process(s, i) == 0) return;
+    if (start_process(s, i) == 0) {
+        i->spawned_ns = lg_now_ns(); /* the machine may have slept meanwhile */
+        return;
+    }
     snprintf(i->said, sizeof i->said, "%s", lg_err_message());
     lg_err_clear();
     i->exit_code = -LG_ERR_FAILED;

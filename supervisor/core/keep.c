@@ -2,6 +2,7 @@
 #include "supervisor/core/keep.h"
 #include "base/clock.h"
 #include "shm/region.h"
+#include "supervisor/launch/launcher.h"
 #include "supervisor/run/terminal.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -167,7 +168,15 @@ void lg_keep_salvage(lg_keep *k, int pid, uint64_t run_id)
 
 /* ---- the process ---- */
 
-static int spawn_keeper(const lg_keep *k, const char *socket, struct lg_child *ret,
+lg_incarnation lg_keep_enlist(lg_board *board)
+{
+    lg_life state;
+    lg_incarnation former = lg_board_life(board, LG_ROLE_keeper, 0, &state);
+    if (state != LG_LIFE_NONE) lg_board_bury(board, former);
+    return lg_board_enlist(board, LG_ROLE_keeper, 0);
+}
+
+static int spawn_keeper(const lg_keep *k, lg_board *board, const char *socket, struct lg_child *ret,
                         int *ret_ready_fd)
 {
     char program[LG_PATH_BYTES];
@@ -175,9 +184,14 @@ static int spawn_keeper(const lg_keep *k, const char *socket, struct lg_child *r
     LG_TRY(lg_program_path(lg_role_program(LG_ROLE_keeper), program));
     if (pipe2(fds, O_CLOEXEC) < 0) return LG_FAIL(LG_ERR_IO, "pipe: %s", strerror(errno));
     char *argv[] = {program, (char *)socket, (char *)"3", NULL};
-    int rc = lg_child_spawn(
-        &(struct lg_spawn){.program = program, .argv = argv, .log = k->log, .pass_fd = fds[1]},
-        ret);
+    struct lg_launch_seat seat = {board, lg_keep_enlist(board)};
+    int rc = lg_child_spawn(&(struct lg_spawn){.program = program,
+                                               .argv = argv,
+                                               .log = k->log,
+                                               .pass_fd = fds[1],
+                                               .enter = lg_launch_enter,
+                                               .where = &seat},
+                            ret);
     close(fds[1]);
     if (rc < 0) close(fds[0]);
     LG_TRY(rc);
@@ -215,29 +229,28 @@ static void stop_process(struct lg_child *c)
 
 bool lg_keep_is_first(lg_board *board)
 {
-    lg_life state;
-    lg_board_life(board, LG_ROLE_keeper, 0, &state);
-    return state == LG_LIFE_NONE;
+    return atomic_load(&lg_board_row(board, LG_ROLE_keeper, 0)->ready) == 0;
 }
 
-/* The keeper does not know the board, so its row is written for it: pid and start time; its life
- * stays STARTING, nobody joins. */
+bool lg_keep_is_ready(lg_board *board)
+{
+    lg_incarnation now = lg_board_life(board, LG_ROLE_keeper, 0, NULL);
+    return now && atomic_load(&lg_board_row(board, LG_ROLE_keeper, 0)->ready) == now;
+}
+
+/* The epoch first: were we to die in between, a keeper that counts as the run's would lack what stages
+ * hold of which we had no copy, and nobody would tell them to deposit it. */
 void lg_keep_enter(lg_keep *k, lg_board *board, const struct lg_child *c)
 {
-    k->child = *c;
     struct lg_board_row *row = lg_board_row(board, LG_ROLE_keeper, 0);
-    lg_life state;
-    lg_incarnation former = lg_board_life(board, LG_ROLE_keeper, 0, &state);
-    if (state != LG_LIFE_NONE) {
-        lg_board_bury(board, former);
-        atomic_fetch_add(&row->restarts, 1);
-    }
-    lg_incarnation now = lg_board_enlist(board, LG_ROLE_keeper, 0);
-    atomic_store(&row->pid, (uint32_t)k->child.pid);
-    atomic_store(&row->start_time, lg_process_start_time(k->child.pid));
+    bool first = lg_keep_is_first(board);
+    k->child = *c;
     atomic_store(&row->phase, LG_PHASE_WAITING);
-    atomic_store(&row->ready, now);
-    if (state != LG_LIFE_NONE) atomic_fetch_add(&board->s->keeper_epoch, 1);
+    if (!first) {
+        atomic_fetch_add(&row->restarts, 1);
+        atomic_fetch_add(&board->s->keeper_epoch, 1);
+    }
+    atomic_store(&row->ready, lg_board_life(board, LG_ROLE_keeper, 0, NULL));
 }
 
 /* Nobody listens there: no harm done. */
@@ -325,12 +338,22 @@ void lg_keep_forget(const char *runtime_dir)
     lg_err_clear();
 }
 
-static int launch_service(const lg_keep *k, const char *fresh, bool first, struct lg_child *ret)
+/* systemd has started it, so it is systemd who knows it until it is named here. */
+static int name_service(lg_board *board, const struct lg_child *c)
+{
+    struct lg_launch_seat seat = {board, lg_keep_enlist(board)};
+    LG_TRY(lg_launch_enter(&seat, c));
+    return 0;
+}
+
+static int launch_service(const lg_keep *k, lg_board *board, const char *fresh, bool first,
+                          struct lg_child *ret)
 {
     bool is_fresh;
     LG_TRY(wait_for_service(k, fresh, ret, &is_fresh));
     const char *socket = is_fresh ? fresh : k->socket;
-    int rc = first ? clear_service(socket) : 0;
+    int rc = name_service(board, ret);
+    if (rc == 0 && first) rc = clear_service(socket);
     if (rc == 0) rc = fill_service(k, socket);
     if (rc == 0 && is_fresh && rename(fresh, k->socket) < 0)
         rc = LG_FAIL(LG_ERR_IO, "cannot rename %s: %s", fresh, strerror(errno));
@@ -346,21 +369,25 @@ static int adopt_service(lg_keep *k, lg_board *board)
     const struct lg_board_row *row = lg_board_row(board, LG_ROLE_keeper, 0);
     struct lg_child c;
     if (meet(k->socket, &c) < 0) return LG_FAIL(LG_ERR_NOTFOUND, "the keeper is dead");
+    bool named = (int)atomic_load(&row->pid) == c.pid &&
+                 atomic_load(&row->start_time) == lg_process_start_time(c.pid);
+    int rc = named ? 0 : name_service(board, &c);
+    if (rc < 0) {
+        lg_child_reap(&c);
+        return LG_FAIL(LG_ERR_IO, "%s; start again", lg_err_message());
+    }
     k->child = c;
-    if ((int)atomic_load(&row->pid) != c.pid ||
-        atomic_load(&row->start_time) != lg_process_start_time(c.pid))
-        lg_keep_enter(k, board, &c);
+    if (!lg_keep_is_ready(board)) lg_keep_enter(k, board, &c);
     return 0;
 }
 
-/* What an lgsup that died in here leaves is ended by the next: before the rename, or after it and
- * before its keeper stood on the board. What such a keeper holds an adoption has copied. */
-static int launch_process(const lg_keep *k, const char *fresh, struct lg_child *ret)
+/* The keeper that an lgsup which dies in here leaves stands on the board from before it begins. Before the
+ * rename it is ended by the next, after it is taken over. */
+static int launch_process(const lg_keep *k, lg_board *board, const char *fresh,
+                          struct lg_child *ret)
 {
     int ready_fd;
-    end_stray(k->socket);
-    end_stray(fresh);
-    LG_TRY(spawn_keeper(k, fresh, ret, &ready_fd));
+    LG_TRY(spawn_keeper(k, board, fresh, ret, &ready_fd));
     int rc = wait_until_it_listens(k, ready_fd);
     close(ready_fd);
     if (rc == 0) rc = fill(k, fresh);
@@ -373,15 +400,15 @@ static int launch_process(const lg_keep *k, const char *fresh, struct lg_child *
     return 0;
 }
 
-int lg_keep_launch(const lg_keep *k, bool first, struct lg_child *ret)
+int lg_keep_launch(const lg_keep *k, lg_board *board, bool first, struct lg_child *ret)
 {
     char fresh[LG_PATH_BYTES];
     *ret = LG_CHILD_NONE;
     LG_TRY(lg_path(fresh, "%s.new", k->socket));
     if (k->service)
-        LG_TRY(launch_service(k, fresh, first, ret));
+        LG_TRY(launch_service(k, board, fresh, first, ret));
     else
-        LG_TRY(launch_process(k, fresh, ret));
+        LG_TRY(launch_process(k, board, fresh, ret));
     return 0;
 }
 
@@ -393,7 +420,7 @@ int lg_keep_start(lg_keep *k, lg_board *board)
         k->complete = true;
         LG_TRY(record_names(k));
     }
-    LG_TRY(lg_keep_launch(k, first, &c));
+    LG_TRY(lg_keep_launch(k, board, first, &c));
     lg_keep_enter(k, board, &c);
     return 0;
 }
@@ -401,6 +428,14 @@ int lg_keep_start(lg_keep *k, lg_board *board)
 bool lg_keep_is_reachable(const lg_keep *k)
 {
     return lg_path_exists(k->socket);
+}
+
+bool lg_keep_answers(const lg_keep *k, int pid)
+{
+    int its = 0;
+    if (k->service) return true; /* it is looked for where it listens */
+    if (lg_keeper_pid(k->socket, &its) < 0) lg_err_clear();
+    return its == pid;
 }
 
 int lg_keep_adopt(lg_keep *k, lg_board *board)
@@ -416,6 +451,7 @@ int lg_keep_adopt(lg_keep *k, lg_board *board)
         return LG_FAIL(LG_ERR_NOTFOUND, "the keeper is dead");
     }
     k->child = (struct lg_child){.pid = pid, .pidfd = pidfd};
+    if (!lg_keep_is_ready(board)) lg_keep_enter(k, board, &k->child);
     return 0;
 }
 

@@ -45,14 +45,19 @@ typedef struct lg_keep {
 
 /* Paths only; no process, no copies. */
 int lg_keep_init(lg_keep *k, const char *run_dir, const char *runtime_dir, bool service);
-/* Starts lg-keeper, fills it with the copies, makes it visible. first: of this run; a service then
- * forgets what it holds of another. Fails on the first thing that goes wrong, and nothing is left. */
-int lg_keep_launch(const lg_keep *k, bool first, struct lg_child *ret);
-/* Takes a keeper that has been launched over: `child`, its board row; raises keeper_epoch when it
- * replaces another. Waits for nobody. */
+/* Gives the keeper's row to the next one, which is named there before it begins (shm/board.h, rule 2). */
+lg_incarnation lg_keep_enlist(lg_board *board);
+/* Starts lg-keeper, enlisted, fills it with the copies, makes it visible. first: of this run; a service then
+ * forgets what it holds of another. Fails on the first thing that goes wrong, and nothing is left. The
+ * board's row of the keeper is its, and nobody else's while it runs. */
+int lg_keep_launch(const lg_keep *k, lg_board *board, bool first, struct lg_child *ret);
+/* Takes a keeper that has been launched over: `child`, `ready`; raises keeper_epoch when it replaces another.
+ * Waits for nobody. */
 void lg_keep_enter(lg_keep *k, lg_board *board, const struct lg_child *c);
-/* Is there no keeper on the board yet? */
+/* Has there been no keeper that was ready? Then nobody has used any memory. */
 bool lg_keep_is_first(lg_board *board);
+/* Is the one that the board names in its predecessor's place? */
+bool lg_keep_is_ready(lg_board *board);
 /* Launches one and takes it over; begins DIR/regions for the first of a run. */
 int lg_keep_start(lg_keep *k, lg_board *board);
 /* Takes over the keeper that the board names, or the service's next. LG_ERR_NOTFOUND when it is dead,
@@ -60,6 +65,8 @@ int lg_keep_start(lg_keep *k, lg_board *board);
 int lg_keep_adopt(lg_keep *k, lg_board *board);
 /* Is its socket there? A keeper without one lives and holds its memory, but nobody reaches it any more. */
 bool lg_keep_is_reachable(const lg_keep *k);
+/* Is it process `pid` that listens there? One that does has all that its predecessor had. */
+bool lg_keep_answers(const lg_keep *k, int pid);
 /* Copies what the keeper holds and we do not, records the names, then says so in the regions. All or an error:
  * ask again later. LG_ERR_BUSY, without a text: the keeper does not have the payload of a region on a GPU yet. */
 int lg_keep_refresh(lg_keep *k);

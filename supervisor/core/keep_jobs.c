@@ -11,7 +11,8 @@ enum { STARTS_MAX = 3 };
 struct keep_job {
     struct lg_job job;
     lg_keep *keep;
-    int pid, rc; /* look: whom, and what it answered */
+    lg_board *board; /* replace */
+    int pid, rc;     /* look: whom, and what it answered */
     bool whole, lost;
     void (*then)(lg_supervisor *s, bool whole);
     /* replace */
@@ -202,7 +203,7 @@ static void start_another(struct lg_job *job)
     j->lost = lacks_memory(j);
     if (j->lost) return;
     for (int i = 0; i < STARTS_MAX; i++) {
-        j->rc = lg_keep_launch(j->keep, false, &j->child);
+        j->rc = lg_keep_launch(j->keep, j->board, false, &j->child);
         if (j->rc == 0) return;
         snprintf(j->why, sizeof j->why, "%s", lg_err_message());
     }
@@ -243,6 +244,7 @@ void lg_keep_replace(lg_supervisor *s, const char *how)
     struct keep_job *j = make(s, start_another, started_another, s->n_instances);
     s->keeper_since_ns = INT64_MAX;
     j->given_ns = lg_now_ns();
+    j->board = s->board;
     j->run_id = s->board->s->preamble.run_id;
     snprintf(j->how, sizeof j->how, "%s", how);
     for (int i = 0; i < s->n_instances; i++)

@@ -317,6 +317,8 @@ static void run_until_over(lg_supervisor *s, bool drain)
     if (atomic_load(&s->board->s->quit)) lg_run_raise(s, LG_RUN_EVENT_complete);
     for (int i = 0; i < s->n_instances; i++)
         lg_instance_raise(s, &s->instance[i], LG_INSTANCE_EVENT_start);
+    /* A former lgsup may have died between filling or vacating a row and saying so. */
+    atomic_fetch_add(&s->board->s->members_epoch, 1);
     while (s->step != LG_RUN_STEP_over) iterate(s);
     lg_views_close(s);
     struct lg_view v = make_view(s);

@@ -71,7 +71,6 @@ struct lg_instance {
     int64_t killed_ns; /* when SIGKILL was sent to its process; 0: it was not */
     bool stuck;        /* killed long ago, and said to be still there */
     struct lg_failures failures;
-    lg_incarnation unborn;      /* came unasked: was seen STARTING, not yet RUNNING */
     int exit_code;              /* of the last process, LG_EXIT_* */
     lg_incarnation was_standby; /* its process was a standby under this one, in a spare row; 0 */
     bool excused;               /* its next death is lgsup's own doing, or the keeper's */

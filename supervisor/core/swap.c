@@ -95,7 +95,9 @@ bool lg_swap_succeed(lg_supervisor *s, struct lg_instance *i)
         struct lg_standby *p = &w->standby[k];
         if (p->index != i->index || p->became || p->child.pidfd < 0) continue;
         int spare = lg_incarnation_row(p->incarnation) % LG_INSTANCES_MAX;
+        const struct lg_board_row *from = lg_board_row(s->board, i->role, spare);
         i->incarnation = p->became = lg_board_enlist(s->board, i->role, i->index);
+        lg_board_enter(s->board, p->became, p->child.pid, atomic_load(&from->start_time));
         i->spawned_ns = lg_now_ns();
         i->was_standby = p->incarnation;
         i->child = p->child;

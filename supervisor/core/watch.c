@@ -40,26 +40,19 @@ static void request(lg_supervisor *s, struct lg_instance *i, int64_t now_ns)
 /* An instance whose process comes to the board by itself. */
 static void look_for_process(lg_supervisor *s, struct lg_instance *i, int64_t now_ns)
 {
-    struct lg_sighting seen = s->launcher->look(s->board, i->role, i->index, i->unborn);
+    struct lg_sighting seen = s->launcher->look(s->board, i->role, i->index);
     switch (seen.what) {
     case LG_SEEN_NOBODY:
         request(s, i, now_ns);
         return;
-    case LG_SEEN_STARTING:
-        i->unborn = seen.who;
-        i->spawned_ns = now_ns;
-        return;
     case LG_SEEN_UNCLEAR:
-        i->unborn = 0;
         return;
-    case LG_SEEN_RUNNING:
-        i->unborn = 0;
+    case LG_SEEN_SOMEBODY:
         i->child = seen.child;
         i->incarnation = seen.who;
         i->spawned_ns = now_ns;
         return;
     case LG_SEEN_DEAD:
-        i->unborn = 0;
         i->incarnation = seen.who;
         i->exit_code = LG_EXIT_UNKNOWN;
         lg_instance_raise(s, i, LG_INSTANCE_EVENT_died);

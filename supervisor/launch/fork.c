@@ -3,18 +3,17 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* As it will say itself when it joins: so that a later lgsup can end one that never comes so far. Start
- * time last: without it a pid says nothing. */
-static void enter(void *where, const struct lg_child *child)
+int lg_launch_enter(void *where, const struct lg_child *child)
 {
-    struct lg_board_row *row = where;
-    atomic_store(&row->pid, (uint32_t)child->pid);
-    atomic_store(&row->start_time, lg_process_start_time(child->pid));
+    const struct lg_launch_seat *seat = where;
+    uint64_t start_time = lg_process_start_time(child->pid);
+    if (!start_time)
+        return LG_FAIL(LG_ERR_IO, "cannot tell when process %d was started", child->pid);
+    lg_board_enter(seat->board, seat->who, child->pid, start_time);
+    return 0;
 }
 
-/* row: entered there before the program begins; NULL: it joins by itself. */
-static int exec_program(const struct lg_launch *l, lg_incarnation who, struct lg_board_row *row,
-                        struct lg_child *ret)
+static int exec_program(const struct lg_launch *l, lg_incarnation who, struct lg_child *ret)
 {
     char program[LG_PATH_BYTES], index[16], incarnation[16];
     if (l->program)
@@ -29,8 +28,8 @@ static int exec_program(const struct lg_launch *l, lg_incarnation who, struct lg
                                              .argv = argv,
                                              .log = l->log,
                                              .pass_fd = -1,
-                                             .enter = row ? enter : NULL,
-                                             .where = row},
+                                             .enter = lg_launch_enter,
+                                             .where = &(struct lg_launch_seat){l->board, who}},
                           ret));
     return 0;
 }
@@ -40,16 +39,16 @@ static int fork_start(const struct lg_launch *l, struct lg_launched *ret)
     ret->child = LG_CHILD_NONE;
     lg_board_row(l->board, l->role, l->index)->cause[0] = 0;
     ret->incarnation = lg_board_enlist(l->board, l->role, l->index);
-    int rc = exec_program(l, ret->incarnation, NULL, &ret->child);
+    int rc = exec_program(l, ret->incarnation, &ret->child);
     if (rc < 0) lg_board_bury(l->board, ret->incarnation);
     LG_TRY(rc);
     return 0;
 }
 
 /* A child is known from its start on. */
-static struct lg_sighting fork_look(lg_board *b, lg_role role, int index, lg_incarnation unborn)
+static struct lg_sighting fork_look(lg_board *b, lg_role role, int index)
 {
-    (void)b, (void)role, (void)index, (void)unborn;
+    (void)b, (void)role, (void)index;
     return (struct lg_sighting){.what = LG_SEEN_NOBODY, .child = LG_CHILD_NONE};
 }
 
@@ -88,7 +87,7 @@ static int fork_start_standby(const struct lg_launch *l, int spare, struct lg_la
     ret->child = LG_CHILD_NONE;
     row->cause[0] = 0;
     ret->incarnation = lg_board_enlist_standby(l->board, l->role, spare);
-    int rc = exec_program(l, ret->incarnation, row, &ret->child);
+    int rc = exec_program(l, ret->incarnation, &ret->child);
     if (rc < 0) lg_board_vacate(l->board, ret->incarnation);
     LG_TRY(rc);
     return 0;

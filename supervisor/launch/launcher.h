@@ -24,13 +24,19 @@ struct lg_launched {
     struct lg_child child;
 };
 
+/* lg_spawn.enter, with a seat as `where`: names the child on the board (shm/board.h, rule 2). */
+struct lg_launch_seat {
+    lg_board *board;
+    lg_incarnation who;
+};
+int lg_launch_enter(void *where, const struct lg_child *child);
+
 /* What a look at the board has found of an instance without a known process. */
 struct lg_sighting {
     enum {
         LG_SEEN_NOBODY,
-        LG_SEEN_STARTING, /* `who` is enlisted and has not joined yet */
-        LG_SEEN_RUNNING,  /* `who` has joined; `child` is its process */
-        LG_SEEN_UNCLEAR,  /* it has joined, and cannot be looked at now: look again */
+        LG_SEEN_SOMEBODY, /* `who` is enlisted or has joined; `child` is its process */
+        LG_SEEN_UNCLEAR,  /* it is there, and cannot be looked at now: look again */
         LG_SEEN_DEAD,     /* `who` came and is dead; its row is buried */
     } what;
     lg_incarnation who;

@@ -67,8 +67,7 @@ static bool is_open(const struct seat *seat, lg_board *b)
            lg_keeper_pid(seat->keeper, &pid) == 0;
 }
 
-/* The row's former process: gone, and buried? A STARTING row is our unit's last attempt, or lgsup's
- * of a time before the units. */
+/* The row's former process: gone, and buried? A STARTING row is our unit's last attempt. */
 static bool bury_former(const struct seat *seat, lg_board *b)
 {
     lg_life state;
@@ -87,11 +86,11 @@ static lg_incarnation enlist(const struct seat *seat)
     if (lg_path_exists(seat->board) && lg_board_open(seat->board, 0, &b) == 0 && is_open(seat, b) &&
         bury_former(seat, b)) {
         lg_board_row(b, seat->role, seat->index)->cause[0] = 0;
-        me = lg_board_enlist(b, seat->role, seat->index);
+        me = lg_board_enlist_self(b, seat->role, seat->index);
         atomic_thread_fence(memory_order_seq_cst);
-        if (atomic_load(&b->s->run_state) >= LG_RUN_DONE ||
-            (uint32_t)seat->index >= atomic_load(&b->s->wanted[seat->role])) {
-            lg_board_bury(b, me);
+        if (me && (atomic_load(&b->s->run_state) >= LG_RUN_DONE ||
+                   (uint32_t)seat->index >= atomic_load(&b->s->wanted[seat->role]))) {
+            lg_board_retract(b, me);
             me = 0;
         }
     }

@@ -146,30 +146,26 @@ static int systemd_start(const struct lg_launch *l, struct lg_launched *ret)
     return 0;
 }
 
-static struct lg_sighting look_at_running(lg_board *b, lg_role role, int index, lg_incarnation now)
+static struct lg_sighting systemd_look(lg_board *b, lg_role role, int index)
 {
-    struct lg_sighting seen = {LG_SEEN_UNCLEAR, now, LG_CHILD_NONE};
+    lg_life state;
+    lg_incarnation now = lg_board_life(b, role, index, &state), then;
+    struct lg_sighting seen = {LG_SEEN_NOBODY, now, LG_CHILD_NONE};
+    if (state != LG_LIFE_STARTING && state != LG_LIFE_RUNNING) return seen;
+    seen.what = LG_SEEN_UNCLEAR;
+    int pidfd = lg_board_pidfd(b, role, index);
     int pid = (int)atomic_load(&lg_board_row(b, role, index)->pid);
-    int pidfd = pid ? lg_board_pidfd(b, role, index) : -1;
-    if (pidfd >= 0) {
-        seen.what = LG_SEEN_RUNNING;
+    then = lg_board_life(b, role, index, &state);
+    if (pidfd >= 0 && then == now) {
+        seen.what = LG_SEEN_SOMEBODY;
         seen.child = (struct lg_child){.pid = pid, .pidfd = pidfd};
-    } else if (lg_board_is_dead(b, now)) { /* it came and died between two looks */
+    } else if (pidfd >= 0) { /* of the next one, it may be */
+        close(pidfd);
+    } else if (pidfd == -1) { /* it came and died between two looks */
         lg_board_bury(b, now);
         seen.what = LG_SEEN_DEAD;
     }
     return seen;
-}
-
-static struct lg_sighting systemd_look(lg_board *b, lg_role role, int index, lg_incarnation unborn)
-{
-    lg_life state;
-    lg_incarnation now = lg_board_life(b, role, index, &state);
-    if (state == LG_LIFE_RUNNING) return look_at_running(b, role, index, now);
-    if (unborn && unborn != now) /* it ended before it could join */
-        return (struct lg_sighting){LG_SEEN_DEAD, unborn, LG_CHILD_NONE};
-    return (struct lg_sighting){state == LG_LIFE_STARTING ? LG_SEEN_STARTING : LG_SEEN_NOBODY, now,
-                                LG_CHILD_NONE};
 }
 
 /* For a unit that nobody starts: one that was not in the plan when the units were written, or that

@@ -4,11 +4,13 @@
  * right after; the pid cannot be reused before we have waited for it.
  *
  * With lg_spawn.enter the child is forked and held by a pipe, the gate: a byte lets it begin, and the
- * end of the pipe, which comes when lgsup dies, ends it. Another pipe says what exec made of it. */
+ * end of the pipe, which comes when lgsup dies, ends it. Another pipe says what exec made of it. Until then it does
+ * nothing that may wait for a disk, and has the lock of the run open, so that it can be found. */
 #include "supervisor/run/child.h"
 #include "base/clock.h"
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -76,18 +78,15 @@ static int open_held(struct held *ret)
 {
     if (pipe2(ret->gate, O_CLOEXEC) < 0) return LG_FAIL(LG_ERR_IO, "pipe: %s", strerror(errno));
     if (pipe2(ret->fault, O_CLOEXEC) == 0) return 0;
-    int rc = LG_FAIL(LG_ERR_IO, "pipe: %s", strerror(errno));
-    close(ret->gate[0]);
-    close(ret->gate[1]);
-    return rc;
+    return LG_FAIL(LG_ERR_IO, "pipe: %s", strerror(errno));
 }
 
-/* What set_attributes and set_files say, in the forked child: calls alone that are safe there. */
-static void prepare_held(int out_fd, int keep, int keep_too)
+/* What set_attributes and set_files say, in the forked child: calls alone that are safe there. fault: above
+ * pass_fd's place. */
+static void prepare_held(int out_fd, int pass_fd, int fault)
 {
     sigset_t none;
     sigemptyset(&none);
-    setsid();
     for (int sig = 1; sig < NSIG; sig++)
         if (sig != SIGPIPE) signal(sig, SIG_DFL);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -97,24 +96,29 @@ static void prepare_held(int out_fd, int keep, int keep_too)
         dup2(out_fd, 1);
         dup2(out_fd, 2);
     }
+    if (pass_fd == 3) fcntl(3, F_SETFD, 0);
+    if (pass_fd >= 0 && pass_fd != 3) dup2(pass_fd, 3);
     /* At once, not at exec: the lock of the run is among them. */
-    unsigned low = (unsigned)LG_MIN(keep, keep_too), high = (unsigned)LG_MAX(keep, keep_too);
-    if (low > 3) close_range(3, low - 1, 0);
-    if (high > low + 1) close_range(low + 1, high - 1, 0);
-    close_range(high + 1, ~0U, 0);
+    unsigned first = pass_fd >= 0 ? 4 : 3, last = (unsigned)fault - 1;
+    if (first <= last) close_range(first, last, 0);
+    close_range((unsigned)fault + 1, ~0U, 0);
 }
 
 static _Noreturn void begin_held(const struct lg_spawn *s, int out_fd, const struct held *h)
 {
     char byte;
     ssize_t n;
-    prepare_held(out_fd, h->gate[0], h->fault[1]);
+    setsid();          /* what a terminal sends to lgsup is not meant for it */
+    close(h->gate[1]); /* or it would never see its end */
     do n = read(h->gate[0], &byte, 1);
     while (n < 0 && errno == EINTR);
-    if (n == 1) {
+    if (n != 1) _exit(EXIT_UNBEGUN);
+    int fault = fcntl(h->fault[1], F_DUPFD_CLOEXEC, 4);
+    if (fault >= 0) {
+        prepare_held(out_fd, s->pass_fd, fault);
         execve(s->program, s->argv, environ);
-        n = write(h->fault[1], &errno, sizeof errno);
     }
+    n = write(fault >= 0 ? fault : h->fault[1], &errno, sizeof errno);
     _exit(EXIT_UNBEGUN);
 }
 
@@ -124,7 +128,7 @@ static int enter_held(const struct lg_spawn *s, const struct held *h, struct lg_
     ssize_t n;
     c->pidfd = pidfd_open(c->pid, 0);
     if (c->pidfd < 0) return LG_FAIL(LG_ERR_IO, "pidfd_open: %s", strerror(errno));
-    s->enter(s->where, c);
+    LG_TRY(s->enter(s->where, c));
     do n = write(h->gate[1], "", 1);
     while (n < 0 && errno == EINTR);
     if (n < 0) return LG_FAIL(LG_ERR_IO, "cannot start %s: %s", s->program, strerror(errno));
@@ -134,14 +138,27 @@ static int enter_held(const struct lg_spawn *s, const struct held *h, struct lg_
     return LG_FAIL(lg_err_from_errno(bad), "cannot start %s: %s", s->program, strerror(bad));
 }
 
+/* One thread at a time: of two children that are held at once only the later one has a copy of the other's
+ * gate, so that the end of lgsup ends it, and then the other. */
+static int fork_held(const struct lg_spawn *s, int out_fd, struct held *h, struct lg_child *c)
+{
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&one);
+    int rc = open_held(h);
+    c->pid = rc == 0 ? fork() : -1;
+    if (c->pid == 0) begin_held(s, out_fd, h);
+    int e = errno;
+    pthread_mutex_unlock(&one);
+    LG_TRY(rc);
+    if (c->pid < 0) rc = LG_FAIL(lg_err_from_errno(e), "fork: %s", strerror(e));
+    return rc;
+}
+
 static int spawn_held(const struct lg_spawn *s, int out_fd, struct lg_child *ret)
 {
-    struct held h;
-    LG_ASSERT(s->pass_fd < 0);
-    LG_TRY(open_held(&h));
-    struct lg_child c = {.pid = fork(), .pidfd = -1, .mine = true};
-    if (c.pid == 0) begin_held(s, out_fd, &h);
-    int rc = c.pid < 0 ? LG_FAIL(lg_err_from_errno(errno), "fork: %s", strerror(errno)) : 0;
+    struct held h = {{-1, -1}, {-1, -1}};
+    struct lg_child c = {.pid = -1, .pidfd = -1, .mine = true};
+    int rc = fork_held(s, out_fd, &h, &c);
     close(h.gate[0]);
     close(h.fault[1]);
     if (rc == 0) rc = enter_held(s, &h, &c);

@@ -25,10 +25,12 @@ struct lg_spawn {
     char *const *argv;
     const char *log; /* file for stdout and stderr; NULL: inherit both */
     int pass_fd;     /* becomes fd 3 of the child; -1: none */
-    /* NULL, or called with the child before its program begins, to write down who it is (no pass_fd then). A
-     * caller that dies before this returns leaves nothing behind: the child ends, and the program never
-     * began. Without it there is a moment in which the program runs and nobody knows of it. */
-    void (*enter)(void *where, const struct lg_child *child);
+    /* NULL, or called with the child before its program begins, to write down who it is; < 0: the child is
+     * ended and the start fails. A caller that dies before this returns leaves nothing behind: the child ends,
+     * and the program never began; should it be stopped just then, it still has all files of the caller open,
+     * by which it is found (lock.c). Without it there is a moment in which the program runs and nobody knows
+     * of it. */
+    int (*enter)(void *where, const struct lg_child *child);
     void *where;
 };
 int lg_child_spawn(const struct lg_spawn *s, struct lg_child *ret);

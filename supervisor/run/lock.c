@@ -1,7 +1,13 @@
 /* DIR/lock: which lgsup has the run in charge; see run.h.
  *
  * One line, "PID START_TIME BOOT_ID HOST". The kernel's lock on the file decides (also between machines
- * that mount the directory); the line says whose end is to be waited for, and whom to name. */
+ * that mount the directory); the line says whose end is to be waited for, and whom to name.
+ *
+ * The kernel's lock belongs to an open file, of which a child that lgsup has just forked has a copy until its
+ * process stands on the board, or until it becomes another program (child.h): so it holds the lock of an lgsup that has
+ * died. Then it sees that its parent is gone and ends, which is waited for. One that does not, because it was stopped,
+ * is known to nobody: whoever wants the lock ends it. It is told from another lgsup by what the kernel says of the
+ * lock, in /proc/PID/fdinfo: the lock was taken by a process that has this file open and is not this one. */
 #include "base/check.h"
 #include "shm/board.h"
 #include "supervisor/run/run.h"
@@ -9,14 +15,22 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/pidfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { FORMER_HOLDER_MS_MAX = 10000, COPY_MS_MAX = 10000, COPY_TRY_MS = 5, OPEN_TRIES_MAX = 16 };
+enum {
+    FORMER_HOLDER_MS_MAX = 10000,
+    COPY_MS_MAX = 10000,
+    COPY_TRY_MS = 5,
+    COPY_GRACE_MS = 100,
+    OPEN_TRIES_MAX = 16
+};
 
 struct holder {
     int pid;
@@ -49,28 +63,38 @@ static bool is_of_this_boot(const struct holder *h)
     return true;
 }
 
-/* A container may show one boot id here and another one there, so that alone proves nothing: who has the
- * file open is no stranger. */
-static bool has_open(int pid, const char *dir)
+/* Does a process have the file open, by an fd of which `look`, unless it is NULL, says yes? */
+typedef bool fd_look(int pid, const char *fd);
+static bool has_open(int pid, const struct stat *lock, fd_look *look)
 {
-    char path[LG_PATH_BYTES], fds_path[64];
-    struct stat lock, st;
+    char fds_path[64];
+    struct stat st;
     bool yes = false;
     snprintf(fds_path, sizeof fds_path, "/proc/%d/fd", pid);
-    if (lg_path(path, "%s/lock", dir) < 0 || stat(path, &lock) < 0) return false;
     DIR *fds = opendir(fds_path);
     if (!fds) return false;
     for (struct dirent *e; !yes && (e = readdir(fds));)
         yes = e->d_name[0] != '.' && fstatat(dirfd(fds), e->d_name, &st, 0) == 0 &&
-              st.st_dev == lock.st_dev && st.st_ino == lock.st_ino;
+              st.st_dev == lock->st_dev && st.st_ino == lock->st_ino &&
+              (!look || look(pid, e->d_name));
     closedir(fds);
     return yes;
+}
+
+/* A container may show one boot id here and another one there, so that alone proves nothing: who has the
+ * file open is no stranger. */
+static bool has_it_open(int pid, const char *dir)
+{
+    char path[LG_PATH_BYTES];
+    struct stat lock;
+    return lg_path(path, "%s/lock", dir) == 0 && stat(path, &lock) == 0 &&
+           has_open(pid, &lock, NULL);
 }
 
 int lg_run_holder(const char *dir, int *ret_pid)
 {
     struct holder h;
-    if (parse_holder(dir, &h) < 0 || (!is_of_this_boot(&h) && !has_open(h.pid, dir))) return -1;
+    if (parse_holder(dir, &h) < 0 || (!is_of_this_boot(&h) && !has_it_open(h.pid, dir))) return -1;
     int pidfd = pidfd_open(h.pid, 0);
     struct pollfd p = {.fd = pidfd, .events = POLLIN};
     if (pidfd >= 0 && (lg_process_start_time(h.pid) != h.start || poll(&p, 1, 0) != 0)) {
@@ -94,8 +118,6 @@ static int wait_for_former_holder(const lg_run *r)
                    pid, r->dir);
 }
 
-/* The kernel's lock belongs to an open file, of which a child that lgsup has just forked has a copy until it becomes another
- * program or sees that its parent is gone: for a moment it holds the lock of an lgsup that has died. */
 static bool is_held_by_a_copy(const lg_run *r)
 {
     struct holder h;
@@ -105,6 +127,42 @@ static bool is_held_by_a_copy(const lg_run *r)
     int pidfd = lg_run_holder(r->dir, NULL);
     if (pidfd >= 0) close(pidfd);
     return pidfd < 0;
+}
+
+/* "lock:  1: FLOCK  ADVISORY  WRITE PID ...": the lock of this open file was taken by another process; PID is 0 where
+ * that one is dead and its number means nothing in this namespace. */
+static bool took_it_from_another(int pid, const char *fd)
+{
+    char path[384], line[256];
+    int taker = pid;
+    snprintf(path, sizeof path, "/proc/%d/fdinfo/%s", pid, fd);
+    FILE *f = fopen(path, "re");
+    if (!f) return false;
+    while (taker == pid && fgets(line, sizeof line, f))
+        if (sscanf(line, "lock: %*s FLOCK %*s %*s %d", &taker) != 1) taker = pid;
+    fclose(f);
+    return taker != pid;
+}
+
+static void end_copy(int pid, const struct stat *lock)
+{
+    int pidfd = pidfd_open(pid, 0);
+    if (pidfd < 0) return;
+    if (has_open(pid, lock, took_it_from_another)) pidfd_send_signal(pidfd, SIGKILL, NULL, 0);
+    close(pidfd);
+}
+
+/* Of the dead holder's children; who is not ours to end stays, and is waited for. */
+static void end_copies(int fd)
+{
+    struct stat lock;
+    DIR *proc = opendir("/proc");
+    if (!proc) return;
+    for (struct dirent *e; fstat(fd, &lock) == 0 && (e = readdir(proc));) {
+        int pid = atoi(e->d_name);
+        if (pid > 0 && pid != getpid()) end_copy(pid, &lock);
+    }
+    closedir(proc);
 }
 
 static int is_taken(const lg_run *r)
@@ -140,8 +198,10 @@ static int take(const lg_run *r, const char *path, int *ret_fd)
         if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
             bool taken = errno == EWOULDBLOCK;
             int e = errno;
+            bool wait = taken && waited_ms < COPY_MS_MAX && is_held_by_a_copy(r);
+            if (wait && waited_ms == COPY_GRACE_MS) end_copies(fd);
             close(fd);
-            if (taken && waited_ms < COPY_MS_MAX && is_held_by_a_copy(r)) {
+            if (wait) {
                 poll(NULL, 0, COPY_TRY_MS);
                 waited_ms += COPY_TRY_MS;
                 i--;

@@ -53,7 +53,7 @@ int lg_run_share_checkpoints(const lg_run *r, const lg_config *config);
 void lg_run_remove_leftovers(const lg_run *r);
 /* Takes the lock and records us in it. LG_ERR_BUSY when a living lgsup holds it. An earlier holder
  * that died is waited for: its end is certain only when its pidfd says so; and so is a child of it
- * that has a copy of the lock because it is no other program yet. */
+ * that has a copy of the lock because it is no other program yet; one that was stopped is killed. */
 int lg_run_lock(lg_run *r);
 /* Pidfd of the lgsup that is recorded in DIR/lock; -1 when it is gone. *ret_pid may be NULL. */
 int lg_run_holder(const char *dir, int *ret_pid);

@@ -4,8 +4,8 @@
 #
 # usage: hosts.sh BUNDLE DATA [--steps N] [--kills N] [--only LIST]
 #   BUNDLE   directory made by `make bundle`; DATA: the emoji shards
-#   LIST     letters of  u: ucx  n: nccl  2: with gradients that leave unit by unit (zero = 2)  k: killed, every role
-#            b: rates: of the exchange, and of NCCL's send and receive (needs PyTorch)   (default all)
+#   LIST     letters of  u: ucx  n: nccl  and of what is done over them, r: undisturbed, again  2: with gradients that leave unit by
+#            unit (zero = 2)  k: killed, every role  b: rates: of the exchange, and of NCCL's send and receive (needs PyTorch)   (default all)
 #
 # Prints ok/FAIL lines, samples a second, and "N passed, M failed"; exits with 1 when one failed. $LG_NCCL names libnccl.so.2 where the
 # loader does not find it. KEEP_LOGS: a folder for the logs of what failed.
@@ -15,7 +15,7 @@ usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "$0"; exit 2; }
 [ $# -ge 2 ] || usage
 bundle=$(cd "$1" && pwd) && data=$(cd "$2" && pwd) || usage
 shift 2
-steps=100 kills=20 only=un2kb
+steps=100 kills=20 only=unr2kb
 while [ $# -gt 0 ]; do
     case $1 in
     --steps) steps=$2 ;;
@@ -119,11 +119,11 @@ if has b; then
     timeout -k 2 90 python3 "$gpu/peer_sendrecv.py" 16 64 256 2>&1 | grep 'send and receive' || echo "no PyTorch"
 fi
 timed ucx ucx # finds the algorithms, too
-if has u; then
+if has u && has r; then
     timed ucx-again ucx
     check "ucx: the same bytes again" same ucx ucx-again
 fi
-if has n; then
+if has n && has r; then
     timed nccl nccl
     check "nccl: the bytes of ucx" same ucx nccl
     timed nccl-again nccl

@@ -45,16 +45,16 @@ def unet_files(folder, config, random):
     return w
 
 
-def unet_inputs(config, height, width, random, tiny):
-    """Of two samples."""
+def unet_inputs(config, height, width, random, tiny, batch=2):
+    """Of one or two samples."""
     pooled = 14 if tiny else POOLED
-    x = {k: random((2, 4, height, width), 1).float() for k in ("x", "dout")} | {"t": torch.tensor([421.0, 999.0])}
-    text = random((2, 77, config["cross_attention_dim"]), 1).float()
+    x = {k: random((batch, 4, height, width), 1).float() for k in ("x", "dout")} | {"t": torch.tensor([421.0, 999.0][:batch])}
+    text = random((batch, 77, config["cross_attention_dim"]), 1).float()
     if "addition_embed_type" not in config:
         return x | {"text": text}
     first = 16 if tiny else CLIP_L
     return x | {"text.clip_l": text[..., :first].contiguous(), "text.clip_g": text[..., first:].contiguous(),
-                "pooled.clip_g": random((2, pooled), 1).float(), "size": SIZES.flatten().clone()}
+                "pooled.clip_g": random((batch, pooled), 1).float(), "size": SIZES[:batch].flatten().clone()}
 
 
 class Waves(torch.nn.Module):
@@ -78,7 +78,7 @@ def unet(w, config, x):
     more = None
     if text is None:
         text = torch.cat([x["text.clip_l"], x["text.clip_g"]], -1)
-        more = {"text_embeds": x["pooled.clip_g"], "time_ids": x["size"].view(2, 6)}
+        more = {"text_embeds": x["pooled.clip_g"], "time_ids": x["size"].view(-1, 6)}
     t = x["t"].to(dtype if dtype == torch.float64 else torch.float32)
     m.to(dtype)  # which the embedding of timesteps is cast to
     m.time_proj = Waves(config["block_out_channels"][0])

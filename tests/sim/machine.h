@@ -64,6 +64,7 @@ struct proc {
     int index; /* the instance that it is, or is a standby for */
     lg_incarnation me;
     enum program program;
+    bool held;                   /* its program begins when lgsup has named it on the board */
     bool stranger, hung, doomed; /* doomed: dies before it is ready */
     bool as_standby;             /* when it was born */
     int setup_left, exit_code;
@@ -71,7 +72,7 @@ struct proc {
     lg_mark told_at;        /* a rank: its commit then */
     unsigned parent;        /* generation of lgsup */
     unsigned maps[REGIONS]; /* versions; 0: not mapped */
-    uint32_t deposited_at;  /* the keeper that has been given them */
+    uint32_t keeper_epoch;  /* of the board, when they were deposited */
     int64_t moved_ns;       /* machine time of its last step, sleeps not counted */
     int64_t born_ns;
 };
@@ -160,8 +161,6 @@ bool memory_is_copied(const struct proc *p);
 bool deposit_memory(struct proc *p);
 void use_memory(const struct proc *p); /* who works, before each step */
 void memory_of_lgsup_ends(void);
-extern lg_incarnation __wrap_lg_board_enlist(lg_board *b, lg_role role, int index);
-extern void __wrap_lg_board_bury(lg_board *b, lg_incarnation who);
 
 /* Letters to lgsup. false: there is no room. */
 bool send_letter(const struct letter *l);

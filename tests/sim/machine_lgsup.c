@@ -15,9 +15,21 @@ REAL(void, lg_board_vacate, lg_board *, lg_incarnation);
 REAL(void, lg_background_collect, lg_supervisor *);
 extern int __wrap_poll(struct pollfd *p, nfds_t n, int timeout_ms);
 
+/* Whoever a row was given to before is dead, joined or not. */
+static void check_row_is_free(lg_role role, int index)
+{
+    for (int i = 0; i < PROCS_MAX; i++) {
+        const struct proc *p = &g.proc[i];
+        if (lives(p) && !p->stranger && lg_incarnation_row(p->me) == lg_row((int)role, index))
+            sim_fail(&g.w, "%s.%d is started anew, and %u (pid %d) of its row lives",
+                     lg_role_name(role), index, p->me, p->pid);
+    }
+}
+
 WRAP(lg_incarnation, lg_board_enlist, lg_board *b, lg_role role, int index)
 {
     lgsup_calls();
+    if (role < LG_ROLE_keeper) check_row_is_free(role, index);
     lg_incarnation i = __real_lg_board_enlist(b, role, index);
     lgsup_calls();
     return i;
@@ -25,6 +37,7 @@ WRAP(lg_incarnation, lg_board_enlist, lg_board *b, lg_role role, int index)
 WRAP(lg_incarnation, lg_board_enlist_standby, lg_board *b, lg_role role, int index)
 {
     lgsup_calls();
+    check_row_is_free(role, index);
     lg_incarnation i = __real_lg_board_enlist_standby(b, role, index);
     lgsup_calls();
     return i;
@@ -70,8 +83,15 @@ WRAP(int, lg_child_spawn, const struct lg_spawn *s, struct lg_child *ret)
     g.result->starts++;
     if (g.trouble == SIM_DEAF_PIDFD && sim_random(&g.w, 20) == 0) g.deaf = p->serial;
     struct lg_child child = {.pid = p->pid, .pidfd = PIDFD_FIRST + (int)p->serial, .mine = true};
+    p->held = s->enter != NULL;
     lgsup_calls();
-    if (s->enter) s->enter(s->where, &child);
+    if (s->enter && s->enter(s->where, &child) < 0) sim_fail(&g.w, "a child cannot be named");
+    lgsup_calls();
+    p->held = false;
+    if (g.hang_every && sim_random(&g.w, 20) == 0) { /* stopped before it can join */
+        p->hung = true;
+        g.result->unjoined++;
+    }
     lgsup_calls();
     *ret = child;
     return 0;
@@ -96,6 +116,8 @@ static void judge(const struct proc *p)
     if (p->stranger) sim_fail(&g.w, "a stranger is killed");
     if (may_be_rolled_back(p)) return;
     if (atomic_load(&g.w.board.s->quit) || p->role == LG_ROLE_keeper) return;
+    if (atomic_load(&g.w.board.s->run_state) >= LG_RUN_DONE)
+        return; /* a later lgsup ends what is left */
     if (p->state == UP_READY && still_ns < 2 * LG_S_NS)
         sim_fail(&g.w, "%s.%d is killed, though it moved %lld ms ago", lg_role_name(p->role),
                  p->index, (long long)(still_ns / LG_MS_NS));

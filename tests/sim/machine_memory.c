@@ -39,6 +39,7 @@ bool open_memory(struct proc *p)
 {
     unsigned mine = opened_by(p->role);
     if (!keeper_is_reached()) return false;
+    p->keeper_epoch = atomic_load(&g.w.board.s->keeper_epoch);
     for (int r = 0; r < REGIONS; r++) {
         if (!(mine >> r & 1) || p->maps[r]) continue;
         if (!g.keeper_has[r]) {
@@ -47,7 +48,6 @@ bool open_memory(struct proc *p)
         }
         p->maps[r] = g.keeper_has[r];
     }
-    p->deposited_at = g.keeper;
     return true;
 }
 
@@ -60,8 +60,9 @@ bool memory_is_copied(const struct proc *p)
 
 bool deposit_memory(struct proc *p)
 {
-    if (!keeper_is_reached() || p->deposited_at == g.keeper) return true;
-    p->deposited_at = g.keeper;
+    uint32_t epoch = atomic_load(&g.w.board.s->keeper_epoch);
+    if (!keeper_is_reached() || p->keeper_epoch == epoch) return true;
+    p->keeper_epoch = epoch;
     for (int r = 0; r < REGIONS; r++) {
         if (!p->maps[r]) continue;
         if (!g.keeper_has[r]) g.keeper_has[r] = p->maps[r];
@@ -94,19 +95,24 @@ WRAP(int, lg_keep_init, lg_keep *k, const char *run_dir, const char *runtime_dir
     k->child = LG_CHILD_NONE;
     return 0;
 }
-/* Is it the one that the board names? Else it is a stray of an lgsup that died before it had entered
- * it. */
+/* Is it the one that the board names? */
 static bool is_on_board(const struct proc *p)
 {
     const struct lg_board_row *row = lg_board_row(&g.w.board, LG_ROLE_keeper, 0);
     return (int)atomic_load(&row->pid) == p->pid && atomic_load(&row->start_time) == p->start;
 }
-static void launch_keeper(struct lg_child *ret)
+/* lgsup may die before it is named, before it listens, before it has the memory and before lgsup has it. */
+static void launch_keeper(lg_board *b, struct lg_child *ret)
 {
-    struct proc *old = by_serial(g.keeper);
-    if (lives(old) && is_on_board(old)) sim_fail(&g.w, "two keepers");
-    if (lives(old)) die(old, 0);
-    struct proc *p = new_proc(LG_ROLE_keeper, 0, 0);
+    if (lives(by_serial(g.keeper))) sim_fail(&g.w, "two keepers");
+    lg_incarnation who = lg_keep_enlist(b);
+    struct proc *p = new_proc(LG_ROLE_keeper, 0, who);
+    p->held = true;
+    lgsup_calls();
+    lg_board_enter(b, who, p->pid, p->start);
+    lgsup_calls();
+    p->held = false;
+    lgsup_calls();
     p->state = UP_READY;
     g.keeper = p->serial;
     g.unreachable = false;
@@ -115,13 +121,13 @@ static void launch_keeper(struct lg_child *ret)
     *ret = (struct lg_child){.pid = p->pid, .pidfd = PIDFD_FIRST + (int)p->serial, .mine = true};
 }
 /* Does not fail twice in a row: a keeper that cannot be started parks the run. */
-WRAP(int, lg_keep_launch, const lg_keep *k, bool first, struct lg_child *ret)
+WRAP(int, lg_keep_launch, const lg_keep *k, lg_board *b, bool first, struct lg_child *ret)
 {
     lgsup_calls();
     *ret = LG_CHILD_NONE;
     g.launch_failed = !g.launch_failed && g.fail_every && sim_random(&g.w, g.fail_every) == 0;
     if (g.launch_failed) return LG_FAIL(LG_ERR_NOSPACE, "cannot start the keeper: no process left");
-    launch_keeper(ret);
+    launch_keeper(b, ret);
     return 0;
 }
 WRAP(int, lg_keep_start, lg_keep *k, lg_board *b)
@@ -129,7 +135,7 @@ WRAP(int, lg_keep_start, lg_keep *k, lg_board *b)
     struct lg_child c;
     lgsup_calls();
     if (lg_keep_is_first(b)) k->complete = true;
-    launch_keeper(&c);
+    launch_keeper(b, &c);
     lg_keep_enter(k, b, &c);
     return 0;
 }
@@ -139,6 +145,7 @@ WRAP(int, lg_keep_adopt, lg_keep *k, lg_board *b)
     if (!lives(p) || !is_on_board(p)) return LG_FAIL(LG_ERR_NOTFOUND, "the keeper is dead");
     k->child = (struct lg_child){.pid = p->pid, .pidfd = PIDFD_FIRST + (int)p->serial};
     lgsup_calls();
+    if (!lg_keep_is_ready(b)) lg_keep_enter(k, b, &k->child);
     return 0;
 }
 /* The keeper may die at each question, or lgsup run out of fds. */
@@ -170,6 +177,12 @@ WRAP(bool, lg_keep_is_reachable, const lg_keep *k)
 {
     lgsup_calls();
     return !g.unreachable;
+}
+WRAP(bool, lg_keep_answers, const lg_keep *k, int pid)
+{
+    const struct proc *p = by_serial(g.keeper);
+    lgsup_calls();
+    return !g.unreachable && lives(p) && p->pid == pid;
 }
 /* As supervisor/core/sockets.c, without its files. */
 WRAP(void, lg_sockets_look, lg_supervisor *s)

@@ -112,11 +112,6 @@ static bool join(const struct proc *p)
 {
     int rc = lg_board_join(&g.w.board, p->me);
     lg_err_clear();
-    if (rc < 0 && g.trouble == SIM_DOUBLE_JOIN) {
-        atomic_store(&row_of(p)->life,
-                     (uint64_t)p->pid << 40 | (uint64_t)p->me << 8 | LG_LIFE_RUNNING);
-        rc = 0;
-    }
     return rc == 0;
 }
 
@@ -188,6 +183,10 @@ static void step_standby(struct proc *p)
     lg_board_vacate(&g.w.board, p->me);
     p->me = as;
     p->state = TAKING;
+    if (g.hang_every && sim_random(&g.w, 8) == 0) { /* stopped before it can join */
+        p->hung = true;
+        g.result->unjoined++;
+    }
 }
 
 static void step_taking(struct proc *p, struct actor *a)
@@ -294,7 +293,7 @@ static bool may_fall(const struct proc *p, struct actor *a)
 void step_proc(struct proc *p)
 {
     struct actor *a = actor_of(p);
-    if (!a || p->hung) return;
+    if (!a || p->hung || p->held) return;
     g.getpid = p->pid;
     p->moved_ns = g.now_ns - g.slept_ns;
     live_on(p, a);

@@ -140,6 +140,7 @@ static void draw_failures(void)
     }
     g.hang_every = g.fail_every = 0;
     g.swap_every = UINT64_MAX;
+    g.disasters_left = 0; /* of four ranks that die at once the last one is too many */
     if (g.gentle) g.speed_every = UINT64_MAX; /* who stands still for long hangs */
     g.config.supervisor_restarts_max = 3;
     g.config.supervisor_restart_window_s = 0; /* a crash loop is another matter */
@@ -188,8 +189,12 @@ static void after_lgsup(void)
     memory_of_lgsup_ends();
     orders_forgotten();
     g.generation++;
-    for (int i = 0; i < PROCS_MAX; i++)
-        if (g.proc[i].state == ZOMBIE) g.proc[i].state = GONE;
+    for (int i = 0; i < PROCS_MAX; i++) {
+        struct proc *p = &g.proc[i];
+        bool unheld = p->held && g.trouble == SIM_UNHELD;
+        if (p->state == ZOMBIE || (p->held && !unheld)) p->state = GONE; /* held: by a pipe */
+        if (unheld) p->held = false;
+    }
     g.without_lgsup = true;
     for (uint64_t n = sim_random(&g.w, 400); n; n--) machine_step();
     g.without_lgsup = false;
@@ -221,8 +226,6 @@ static void check_nobody_is_left(void)
         if (p->state == GONE || p->stranger) continue;
         if (p->serial == g.keeper && atomic_load(&g.w.board.s->run_state) == LG_RUN_PARKED)
             continue;
-        /* Of a dead lgsup: it will find its row dead, or its place taken, and exit. */
-        if (p->parent != g.generation && (p->state == BORN || p->state == TAKING)) continue;
         sim_fail(&g.w, "%s.%d (pid %d) is left", lg_role_name(p->role), p->index, p->pid);
     }
 }
@@ -230,8 +233,7 @@ static void check_nobody_is_left(void)
 /* As supervisor/commands/start.c, when the board says that the run is over: nothing to adopt. */
 static lg_run_state end_leftovers(void)
 {
-    for (int i = 0; i < PROCS_MAX; i++)
-        if (lives(&g.proc[i]) && !g.proc[i].stranger) die(&g.proc[i], LG_EXIT_SIGNAL + SIGKILL);
+    lg_leftovers_kill(&g.w.board, true);
     return (lg_run_state)atomic_load(&g.w.board.s->run_state);
 }
 
@@ -253,7 +255,7 @@ static void supervise(bool keeper_was_started)
     lg_run_state outcome = LG_RUN_FAILED;
     while ((rc = one_lgsup(keeper_was_started, &exit_code, &outcome)) == 1) {
         after_lgsup();
-        keeper_was_started = g.keeper != 0;
+        keeper_was_started = g.keeper != 0 || lg_leftovers_live(&g.w.board);
         if (atomic_load(&g.w.board.s->run_state) < LG_RUN_DONE) continue;
         outcome = end_leftovers();
         exit_code = -LG_ERR_PARKED;

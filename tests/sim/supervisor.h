@@ -4,14 +4,15 @@
  * stages of sim_stages.c work as processes that lgsup has started.
  *
  * Whatever may happen to a machine happens, drawn from the seed: processes die of signals, exit with
- * errors before and after they are ready, hang, cannot be started; pids are used again, also by
+ * errors before and after they are ready, hang, also before they have joined, cannot be started; pids are used again, also by
  * strangers; lgsup dies between any two of its calls and another adopts, stands still, or the whole
  * machine sleeps; the keeper dies, also together with all who hold the training state; messages come late, twice, never. `lgsup swap` is ordered of any
  * role at any moment, and more often while a checkpoint is written, with programs that are good, that
  * crash or hang before or after they have taken over, that have another layout or are missing.
  *
  * What must hold: lgsup signals only processes that are its own, and kills for a hang only what has
- * not moved; a row never has two processes that work, and nobody works beside the rows; the run ends,
+ * not moved; nobody is started for a row as long as a process of it lives, whoever started that and however far
+ * it has come; a row never has two processes that work, and nobody works beside the rows; the run ends,
  * with the bytes of an undisturbed run and every checkpoint written once, and nobody is left; memory in
  * which somebody has worked is there until then, or its loss is said. Of a
  * swap: nobody is told to leave before who follows is ready; it is answered once; then its instances
@@ -25,7 +26,7 @@
  * noticed. */
 #define SIM_MACHINE_TROUBLES(X)                                                                    \
     X(DEAF_PIDFD, "one process's pidfd never fires: a standstill")                                 \
-    X(DOUBLE_JOIN, "a process joins although its row does not want it")                            \
+    X(UNHELD, "a process begins although lgsup has died before it was named")                      \
     X(EARLY_FIRE, "pidfds fire while the process still lives")                                     \
     X(WRONG_START, "start times cannot be told apart: pids that are used again deceive")           \
     X(USE_UNCOPIED, "a stage works in memory of which lgsup has no copy yet")                      \
@@ -46,7 +47,7 @@ struct sim_machine_options {
 struct sim_machine_result {
     struct sim_result run;
     uint64_t starts, hangs, sleeps, lgsup_deaths, keeper_deaths, messages, parks, memory_losses,
-        memory_resumes, scales, stuck_parks, gentle_kills, unreachables;
+        memory_resumes, scales, stuck_parks, gentle_kills, unreachables, unjoined;
     /* swaps: orders that lgsup has read; of these carried out (by role), or answered with an error;
      * given while a checkpoint was written; under way when lgsup died; processes that took over */
     uint64_t swap_orders, swaps[LG_ROLE_keeper], swap_errors, swaps_in_write, swap_deaths,

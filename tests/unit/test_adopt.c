@@ -41,6 +41,23 @@ static pid_t join(lg_role role, int index)
     return pid;
 }
 
+/* One that was stopped before it has joined. */
+static pid_t stopped(lg_role role, int index)
+{
+    lg_incarnation me = lg_board_enlist(g_super.board, role, index);
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        raise(SIGSTOP);
+        _exit(lg_board_join(g_super.board, me) < 0);
+    }
+    siginfo_t info;
+    assert_int_equal(waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOWAIT), 0);
+    lg_board_enter(g_super.board, me, pid, lg_process_start_time(pid));
+    return pid;
+}
+
 static int end_of(pid_t pid)
 {
     int status = 0;
@@ -62,14 +79,16 @@ static void tell_to_leave(int index)
     atomic_store(&row->leave, lg_board_life(g_super.board, LG_ROLE_vae, index, NULL));
 }
 
-/* Alive, dead, a pid that belongs to another by now, one that never began, a standby. */
+/* Alive, dead, a pid that belongs to another by now, one that never began, one that has begun and not joined, a
+ * standby. */
 static void test_who_is_adopted(void **state)
 {
     (void)state;
     pid_t alive = join(LG_ROLE_vae, 0), dead = join(LG_ROLE_vae, 1), other = join(LG_ROLE_vae, 2);
-    pid_t standby = join(LG_ROLE_vae, SPARE);
+    pid_t standby = join(LG_ROLE_vae, SPARE), unjoined = stopped(LG_ROLE_vae, 4);
     lg_life life;
-    only_vae(4);
+    only_vae(5);
+    atomic_store(&lg_board_row(g_super.board, LG_ROLE_keeper, 0)->ready, 1); /* there was one */
     kill(dead, SIGKILL);
     end_of(dead);
     atomic_fetch_add(&lg_board_row(g_super.board, LG_ROLE_vae, 2)->start_time, 1);
@@ -80,7 +99,10 @@ static void test_who_is_adopted(void **state)
     /* Nobody keeps memory: that is found last. */
     assert_int_equal(lg_adopt_instances(&g_super, false), LG_ERR_NOTFOUND);
     assert_non_null(strstr(lg_err_message(), "in nobody's hands"));
-    assert_int_equal(g_super.n_instances, 4);
+    assert_int_equal(g_super.n_instances, 5);
+    assert_int_equal(vae(4)->child.pid, unjoined);
+    assert_int_equal(vae(4)->state, LG_INSTANCE_starting);
+    assert_int_equal(waitpid(unjoined, NULL, WNOHANG), 0);
     assert_int_equal(vae(0)->child.pid, alive);
     assert_int_equal(vae(0)->state, LG_INSTANCE_ready);
     for (int k = 1; k < 4; k++) {
@@ -94,7 +116,7 @@ static void test_who_is_adopted(void **state)
     assert_int_equal(life, LG_LIFE_NONE);
     assert_int_equal(waitpid(other, NULL, WNOHANG), 0); /* not ours: left alone */
     lg_leftovers_kill(g_super.board, true);
-    assert_true(WIFSIGNALED(end_of(alive)));
+    assert_true(WIFSIGNALED(end_of(alive)) && WIFSIGNALED(end_of(unjoined)));
     assert_false(lg_leftovers_live(g_super.board));
     assert_int_equal(atomic_load(&g_super.board->s->run_state), LG_RUN_FAILED);
     assert_int_equal(waitpid(other, NULL, WNOHANG), 0);
@@ -121,6 +143,34 @@ static void test_adoption_of_leavers(void **state)
     lg_leftovers_kill(g_super.board, true);
     end_of(pid[0]), end_of(pid[2]), end_of(pid[3]);
     lg_err_clear();
+}
+
+/* A standby that was told to take over, and was stopped before it could join its new row: it is the instance. */
+static void test_adoption_of_a_successor(void **state)
+{
+    (void)state;
+    only_vae(1);
+    pid_t pid = stopped(LG_ROLE_vae, 0), late = join(LG_ROLE_vae, SPARE);
+    struct lg_board_row *row = lg_board_row(g_super.board, LG_ROLE_vae, 0);
+    struct lg_board_row *spare = lg_board_row(g_super.board, LG_ROLE_vae, SPARE);
+    lg_adopt_instances(&g_super);
+    lg_err_clear();
+    assert_int_equal(vae(0)->child.pid, pid);
+    kill(pid, SIGCONT);
+    assert_int_equal(end_of(pid), 0); /* it has joined */
+    /* One that is told so, and has not left its spare row, is ended there; its instance is started anew. */
+    g_super.n_instances = 0;
+    lg_board_bury(g_super.board, lg_board_life(g_super.board, LG_ROLE_vae, 0, NULL));
+    lg_incarnation now = lg_board_enlist(g_super.board, LG_ROLE_vae, 0);
+    lg_board_enter(g_super.board, now, late, lg_process_start_time(late));
+    atomic_store(&spare->standby, lg_board_life(g_super.board, LG_ROLE_vae, SPARE, NULL));
+    atomic_store(&spare->takes, now);
+    lg_adopt_instances(&g_super);
+    lg_err_clear();
+    assert_int_equal(g_super.n_instances, 1);
+    assert_int_equal(vae(0)->state, LG_INSTANCE_down);
+    assert_true(atomic_load(&row->restarts) > 0);
+    assert_true(WIFSIGNALED(end_of(late)));
 }
 
 static void test_adoption_fills_rows(void **state)
@@ -333,6 +383,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(test_who_is_adopted),
         TEST(test_adoption_of_leavers),
+        TEST(test_adoption_of_a_successor),
         TEST(test_adoption_fills_rows),
         TEST(test_refused_starts_keep_parked_memory),
         TEST(test_parked_memory_of_another_shape),

@@ -47,9 +47,10 @@ static struct lg_denoiser_config net = {.kind = LG_DIT,
                                         .num_classes = 1,
                                         .norm_eps = 1e-6};
 
-static void enter(void *where, const struct lg_child *c)
+static int enter(void *where, const struct lg_child *c)
 {
     *(int *)where = c->pid;
+    return 0;
 }
 
 static int child(void)

@@ -131,6 +131,41 @@ static void test_lock_is_held_by_a_copy(void **state)
     assert_int_equal(lg_run_lock(&r), 0);
 }
 
+/* One that was stopped has the lock for ever, and stands on no board: the next start ends it, and no one else who
+ * has the file open. */
+static void test_stopped_copy_of_the_lock_is_ended(void **state)
+{
+    (void)state;
+    int how;
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+    pid_t former = fork();
+    if (former == 0) {
+        if (lg_run_lock(&r) < 0) _exit(1);
+        pid_t copy = fork();
+        if (copy == 0) {
+            raise(SIGSTOP);
+            _exit(0);
+        }
+        waitpid(copy, &how, WUNTRACED);
+        raise(SIGKILL);
+    }
+    assert_int_equal(waitpid(former, &how, 0), former);
+    assert_true(WIFSIGNALED(how));
+    pid_t opener = fork();
+    if (opener == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (open(scratch_path("run/lock"), O_RDWR) >= 0) raise(SIGSTOP);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(opener, &how, WUNTRACED), opener);
+    assert_int_equal(lg_run_lock(&r), 0);
+    prctl(PR_SET_CHILD_SUBREAPER, 0);
+    assert_int_equal(waitpid(opener, &how, WNOHANG), 0);
+    kill(opener, SIGKILL);
+    waitpid(opener, &how, 0);
+    assert_true(waitpid(-1, &how, 0) > 0 && WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL);
+}
+
 static void test_lock_is_taken(void **state)
 {
     (void)state;
@@ -630,15 +665,16 @@ static void test_capture(void **state)
 
 struct entry {
     int pid;
-    bool die, begun; /* begun: the program had, when its child was entered */
+    bool die, refuse, begun; /* begun: the program had, when its child was entered */
 };
 
-static void enter(void *where, const struct lg_child *child)
+static int enter(void *where, const struct lg_child *child)
 {
     struct entry *e = where;
     e->pid = child->pid;
     e->begun = lg_path_exists(scratch_path("began"));
     if (e->die) raise(SIGKILL);
+    return e->refuse ? LG_FAIL(LG_ERR_IO, "it cannot be written down") : 0;
 }
 
 static int spawn_held(const char *program, const char *script, struct entry *e,
@@ -687,9 +723,48 @@ static void test_child_is_entered_before_it_begins(void **state)
     assert_string_equal(words, want);
     assert_true(lg_path_exists(scratch_path("began")));
 
+    e.refuse = true; /* who cannot be written down is not started */
+    unlink(scratch_path("began"));
+    assert_says(spawn_held("/bin/sh", "touch $0", &e, &c), LG_ERR_IO, "it cannot be written down");
+    assert_int_equal(waitpid(e.pid, NULL, 0), -1);
+    assert_false(lg_path_exists(scratch_path("began")));
+    e.refuse = false;
+
     assert_says(spawn_held("/no/such/program", "", &e, &c), LG_ERR_NOTFOUND,
                 "cannot start /no/such/program");
     assert_int_equal(waitpid(e.pid, NULL, 0), -1); /* it has been waited for */
+}
+
+/* fd 3 is what it was given, wherever that lay, and there is no other. */
+static void test_held_child_gets_an_fd(void **state)
+{
+    (void)state;
+    struct entry e = {0};
+    struct lg_child c = LG_CHILD_NONE;
+    char word[8] = "";
+    for (int at = 3; at < 60; at += 50) {
+        int p[2], to;
+        assert_int_equal(pipe2(p, O_CLOEXEC), 0);
+        assert_true((to = fcntl(p[1], F_DUPFD_CLOEXEC, at)) >= at);
+        char *argv[] = {(char *)"sh", (char *)"-c",
+                        (char *)"[ ! -e /proc/$$/fd/4 ] && echo yes >&3", NULL};
+        assert_int_equal(lg_child_spawn(&(struct lg_spawn){.program = "/bin/sh",
+                                                           .argv = argv,
+                                                           .log = scratch_path("held.log"),
+                                                           .pass_fd = to,
+                                                           .enter = enter,
+                                                           .where = &e},
+                                        &c),
+                         0);
+        close(p[1]);
+        close(to);
+        assert_int_equal(read(p[0], word, 4), 4);
+        assert_string_equal(word, "yes\n");
+        assert_int_equal(read(p[0], word, 1), 0); /* nobody else has it */
+        close(p[0]);
+        assert_int_equal(lg_child_wait(&c, 60000), 0);
+        assert_int_equal(lg_child_reap(&c), 0);
+    }
 }
 
 /* lgsup dies before it has written down whom it starts: nobody would end a program that hangs. */
@@ -764,6 +839,7 @@ int main(void)
         TEST(test_holder),
         TEST(test_former_holder_is_waited_for),
         TEST(test_lock_is_held_by_a_copy),
+        TEST(test_stopped_copy_of_the_lock_is_ended),
         TEST(test_lock_is_taken),
         TEST(test_runtime_dir_of_units),
         TEST(test_runtime_dir_without_a_record),
@@ -784,6 +860,7 @@ int main(void)
         TEST(test_program_path),
         TEST(test_capture),
         TEST(test_child_is_entered_before_it_begins),
+        TEST(test_held_child_gets_an_fd),
         TEST(test_child_that_was_not_entered_never_begins),
         TEST(test_last_words),
     };

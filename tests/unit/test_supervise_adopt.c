@@ -1,6 +1,7 @@
 /* What a later lgsup finds: processes to adopt, memory of a parked run, or neither. */
 #include "base/fs.h"
 #include "shm/keeper.h"
+#include "supervisor/core/keep.h"
 #include "supervisor/core/supervise.h"
 #include "tests/unit/scratch.h"
 #include "tests/unit/supervise_fixture.h"
@@ -22,7 +23,10 @@ static void adopt_after(const char *victim)
     wait_for_step(3);
     wait_for_output("every role is ready");
     int ema = instance("ema", 0)->pid, trainer = instance("trainer", 0)->pid;
+    lg_board *b = NULL;
+    assert_int_equal(lg_board_open(scratch_path("run/board"), 0, &b), 0);
     kill_lgsup();
+    uint32_t members = atomic_load(&b->s->members_epoch);
     wait_for_step(g_status.step + 10);
     assert_string_equal(g_status.state, "running");
     assert_string_equal(instance("lgsup", 0)->state, "dead");
@@ -30,6 +34,8 @@ static void adopt_after(const char *victim)
     g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
     wait_for_output("adopted");
     wait_for_step(g_status.step + 5);
+    assert_true(atomic_load(&b->s->members_epoch) != members); /* all look again who is there */
+    lg_board_close(&b);
     assert_int_equal(instance("ema", 0)->pid, ema);
     if (!victim || strcmp(victim, "trainer") != 0)
         assert_int_equal(instance("trainer", 0)->pid, trainer);
@@ -75,9 +81,18 @@ static void test_adopt_with_a_dead_keeper(void **state)
     adopt_after("keeper");
 }
 
-/* An lgsup that dies between making a keeper visible and entering it on the board leaves one that
- * nobody knows: the next lgsup takes over what it holds, and ends it. */
-static void test_adopt_ends_a_stray_keeper(void **state)
+/* As lgsup names a keeper before it begins. */
+static void name_keeper(pid_t pid)
+{
+    lg_board *b = NULL;
+    assert_int_equal(lg_board_open(scratch_path("run/board"), 0, &b), 0);
+    lg_board_enter(b, lg_keep_enlist(b), pid, lg_process_start_time(pid));
+    lg_board_close(&b);
+}
+
+/* An lgsup that dies between making a keeper visible and saying that it is the run's leaves one that the board
+ * names: the next lgsup takes it over, and stages deposit there what it lacks. */
+static void test_adopt_a_keeper_that_is_not_ready(void **state)
 {
     (void)state;
     char socket[LG_PATH_BYTES];
@@ -96,14 +111,42 @@ static void test_adopt_ends_a_stray_keeper(void **state)
     uint64_t bytes;
     for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
         if (lg_keeper_list(socket, 0, name, &bytes) == LG_ERR_NOTFOUND) break;
+    name_keeper(stray);
     g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
     wait_for_output("adopted");
-    int status = 0, rc = 0;
-    for (int i = 0; i < LOOKS_MAX && rc == 0; i++, usleep(LOOK_US))
-        rc = waitpid(stray, &status, WNOHANG);
-    if (rc == 0) kill(stray, SIGKILL);
-    assert_int_equal(rc, stray);
+    for (int look = 0; look < LOOKS_MAX; look++, usleep(LOOK_US))
+        if (lg_keeper_list(socket, 0, name, &bytes) == 0) break;
     kill_one("trainer", 1); /* its memory is still kept */
+    wait_for_step(g_status.step + 10);
+    assert_int_equal(instance("keeper", 0)->pid, stray);
+    end_by_stop();
+    assert_int_equal(waitpid(stray, NULL, 0), stray);
+    assert_nobody_left();
+}
+
+/* One that was stopped before it could listen is ended, and another takes the place. */
+static void test_adopt_ends_a_keeper_that_has_not_begun(void **state)
+{
+    (void)state;
+    int status = 0;
+    start_long();
+    kill_lgsup();
+    kill_one("keeper", 0);
+    pid_t stopped = fork();
+    if (stopped == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    siginfo_t info;
+    assert_int_equal(waitid(P_PID, (id_t)stopped, &info, WSTOPPED | WNOWAIT), 0);
+    name_keeper(stopped);
+    g_lgsup = LAUNCH("start", g_file, "--set", "trainer.max_steps=100000");
+    wait_for_output("lgsup died while it started it");
+    wait_for_output("adopted");
+    assert_int_equal(waitpid(stopped, &status, 0), stopped);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    kill_one("trainer", 1);
     wait_for_step(g_status.step + 10);
     end_by_stop();
     assert_nobody_left();
@@ -287,7 +330,8 @@ int main(int argc, char **argv)
         LGSUP_TEST(test_adopt),
         LGSUP_TEST(test_adopt_with_a_dead_trainer),
         LGSUP_TEST(test_adopt_with_a_dead_keeper),
-        LGSUP_TEST(test_adopt_ends_a_stray_keeper),
+        LGSUP_TEST(test_adopt_a_keeper_that_is_not_ready),
+        LGSUP_TEST(test_adopt_ends_a_keeper_that_has_not_begun),
         LGSUP_TEST(test_a_lost_keeper_ends_with_the_run),
         LGSUP_TEST(test_lost_memory),
         LGSUP_TEST(test_adopt_with_a_frozen_keeper),
