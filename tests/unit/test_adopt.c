@@ -153,7 +153,7 @@ static void test_adoption_of_a_successor(void **state)
     pid_t pid = stopped(LG_ROLE_vae, 0), late = join(LG_ROLE_vae, SPARE);
     struct lg_board_row *row = lg_board_row(g_super.board, LG_ROLE_vae, 0);
     struct lg_board_row *spare = lg_board_row(g_super.board, LG_ROLE_vae, SPARE);
-    lg_adopt_instances(&g_super);
+    lg_adopt_instances(&g_super, false);
     lg_err_clear();
     assert_int_equal(vae(0)->child.pid, pid);
     kill(pid, SIGCONT);
@@ -165,7 +165,7 @@ static void test_adoption_of_a_successor(void **state)
     lg_board_enter(g_super.board, now, late, lg_process_start_time(late));
     atomic_store(&spare->standby, lg_board_life(g_super.board, LG_ROLE_vae, SPARE, NULL));
     atomic_store(&spare->takes, now);
-    lg_adopt_instances(&g_super);
+    lg_adopt_instances(&g_super, false);
     lg_err_clear();
     assert_int_equal(g_super.n_instances, 1);
     assert_int_equal(vae(0)->state, LG_INSTANCE_down);
