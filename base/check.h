@@ -84,5 +84,16 @@ void lg_assert_failed(const char *expr, const char *file, int line, const char *
 #define LG_ASSERT(expr) ((expr) ? (void)0 : lg_assert_failed(#expr, __FILE__, __LINE__, __func__))
 
 #define LG_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
-#define LG_MIN(a, b)    ((a) < (b) ? (a) : (b))
-#define LG_MAX(a, b)    ((a) > (b) ? (a) : (b))
+
+/* Each argument is evaluated once: it may be a load of a word that another process changes meanwhile, and of two loads
+ * the second would be taken unseen. */
+#define LG_MIN(a, b)               LG_PICK_(a, <, b, LG_NAME_(lg_a_, __COUNTER__), LG_NAME_(lg_b_, __COUNTER__))
+#define LG_MAX(a, b)               LG_PICK_(a, >, b, LG_NAME_(lg_a_, __COUNTER__), LG_NAME_(lg_b_, __COUNTER__))
+#define LG_NAME_(name, n)          LG_NAME_PASTED_(name, n)
+#define LG_NAME_PASTED_(name, n)   name##n
+#define LG_PICK_(a, than, b, x, y) LG_PICK_NAMED_(a, than, b, x, y)
+#define LG_PICK_NAMED_(a, than, b, x, y)                                                           \
+    __extension__({                                                                                \
+        __typeof__(1 ? (a) : (b)) x = (a), y = (b);                                                \
+        x than y ? x : y;                                                                          \
+    })

@@ -348,6 +348,20 @@ static void test_speed(void **state)
     print_message("; of a buried one: %lld ns\n", (long long)(lg_now_ns() - t) / N);
 }
 
+/* What reads words that others write, the least mark of all ranks for one, hands loads to these. */
+static int g_calls;
+static int call(int n)
+{
+    g_calls++;
+    return n;
+}
+static void test_least_and_most_of_calls(void **state)
+{
+    assert_int_equal(LG_MIN(call(3), call(4)), 3);
+    assert_int_equal(LG_MAX(call(3), LG_MIN(call(9), call(4))), 4);
+    assert_int_equal(g_calls, 5);
+}
+
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -367,6 +381,7 @@ int main(void)
         T(test_reused_pid),
         T(test_global_commit),
         T(test_speed),
+        T(test_least_and_most_of_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
