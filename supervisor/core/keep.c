@@ -206,9 +206,8 @@ static int wait_until_it_listens(const lg_keep *k, int ready_fd)
     bool said = poll(&p, 1, READY_MS_MAX) == 1;
     if (said && read(ready_fd, &byte, 1) == 1) return 0;
     lg_last_words(k->log, last, sizeof last);
-    if (said)
-        return LG_FAIL(LG_ERR_FAILED, "lg-keeper ended before it listened: %s",
-                       *last ? last : "it said nothing");
+    if (!*last) snprintf(last, sizeof last, "it said nothing");
+    if (said) return LG_FAIL(LG_ERR_FAILED, "lg-keeper ended before it listened: %s", last);
     return LG_FAIL(LG_ERR_TIMEOUT, "lg-keeper does not listen after %d ms: %s", READY_MS_MAX, last);
 }
 
@@ -412,6 +411,12 @@ int lg_keep_launch(const lg_keep *k, lg_board *board, bool first, struct lg_chil
     return 0;
 }
 
+/* Before it listened: it may have been killed or stopped, and the next one is well. */
+static bool ended_or_hung(const lg_keep *k, int rc)
+{
+    return !k->service && (rc == LG_ERR_FAILED || rc == LG_ERR_TIMEOUT);
+}
+
 int lg_keep_start(lg_keep *k, lg_board *board)
 {
     struct lg_child c;
@@ -420,7 +425,12 @@ int lg_keep_start(lg_keep *k, lg_board *board)
         k->complete = true;
         LG_TRY(record_names(k));
     }
-    LG_TRY(lg_keep_launch(k, board, first, &c));
+    int rc = lg_keep_launch(k, board, first, &c);
+    for (int n = 1; n < LG_KEEP_STARTS_MAX && ended_or_hung(k, rc); n++) {
+        lg_terminal_say(STDERR_FILENO, "warning: %s; another is started\n", lg_err_message());
+        rc = lg_keep_launch(k, board, first, &c);
+    }
+    LG_TRY(rc);
     lg_keep_enter(k, board, &c);
     return 0;
 }

@@ -58,7 +58,9 @@ void lg_keep_enter(lg_keep *k, lg_board *board, const struct lg_child *c);
 bool lg_keep_is_first(lg_board *board);
 /* Is the one that the board names in its predecessor's place? */
 bool lg_keep_is_ready(lg_board *board);
-/* Launches one and takes it over; begins DIR/regions for the first of a run. */
+enum { LG_KEEP_STARTS_MAX = 3 };
+/* Launches one and takes it over; begins DIR/regions for the first of a run. One that ends or hangs before it listens is
+ * followed by another, LG_KEEP_STARTS_MAX in all. */
 int lg_keep_start(lg_keep *k, lg_board *board);
 /* Takes over the keeper that the board names, or the service's next. LG_ERR_NOTFOUND when it is dead,
  * or has nothing. */

@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { STARTS_MAX = 3 };
-
 struct keep_job {
     struct lg_job job;
     lg_keep *keep;
@@ -202,7 +200,7 @@ static void start_another(struct lg_job *job)
     j->n_copies = j->keep->n_copies;
     j->lost = lacks_memory(j);
     if (j->lost) return;
-    for (int i = 0; i < STARTS_MAX; i++) {
+    for (int i = 0; i < LG_KEEP_STARTS_MAX; i++) {
         j->rc = lg_keep_launch(j->keep, j->board, false, &j->child);
         if (j->rc == 0) return;
         snprintf(j->why, sizeof j->why, "%s", lg_err_message());

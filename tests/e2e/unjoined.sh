@@ -61,6 +61,16 @@ expect "stop" 0 $?
 check "has ended it" nothing_hangs
 check "and everybody else" test -z "$(e2e_pids "$T")"
 
+# ---- a keeper that hangs while lgsup lives ----
+run=$T/again
+touch "$T/hang.keeper"
+tiny_in_background "$run" "${start[@]}"
+check "a keeper that hangs at the start is followed by another" wait_until 120 state_is "$run" running
+check "it is ended" nothing_hangs
+check "and said" grep -q 'warning: lg-keeper does not listen after .*another is started' "$run.out"
+disown $tiny_pid
+timeout 300 "$LGSUP" stop --kill "$run" >"$T/out" 2>&1
+
 # ---- stopped as soon as it is there, lgsup dead at once ----
 run=$T/stopped
 tiny_in_background "$run" "${start[@]}"
