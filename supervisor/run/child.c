@@ -4,8 +4,9 @@
  * right after; the pid cannot be reused before we have waited for it.
  *
  * With lg_spawn.enter the child is forked and held by a pipe, the gate: a byte lets it begin, and the
- * end of the pipe, which comes when lgsup dies, ends it. Another pipe says what exec made of it. Until then it does
- * nothing that may wait for a disk, and has the lock of the run open, so that it can be found. */
+ * end of the pipe, which comes when lgsup dies, ends it. Until then it does nothing that may wait for a disk,
+ * and has the lock of the run open, so that it can be found. Another pipe says what exec made of it, for which
+ * lgsup waits a moment and no longer: a child that is stopped, or whose disk stalls, counts as started. */
 #include "supervisor/run/child.h"
 #include "base/clock.h"
 #include <fcntl.h>
@@ -22,7 +23,7 @@
 
 extern char **environ;
 
-enum { CAPTURE_TIMEOUT_MS = 60000, EXIT_UNBEGUN = 127 };
+enum { CAPTURE_TIMEOUT_MS = 60000, EXEC_MS_MAX = 1000, EXIT_UNBEGUN = 127 };
 
 int lg_program_path(const char *name, char ret_path[LG_PATH_BYTES])
 {
@@ -122,6 +123,18 @@ static _Noreturn void begin_held(const struct lg_spawn *s, int out_fd, const str
     _exit(EXIT_UNBEGUN);
 }
 
+static bool is_said(int fd, int limit_ms)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    const int64_t until_ns = lg_now_ns() + limit_ms * LG_MS_NS;
+    int rc;
+    do {
+        int64_t left_ms = (until_ns - lg_now_ns()) / LG_MS_NS;
+        rc = poll(&p, 1, (int)LG_MAX(left_ms, 0));
+    } while (rc < 0 && errno == EINTR);
+    return rc != 0;
+}
+
 static int enter_held(const struct lg_spawn *s, const struct held *h, struct lg_child *c)
 {
     int bad = 0;
@@ -132,7 +145,9 @@ static int enter_held(const struct lg_spawn *s, const struct held *h, struct lg_
     do n = write(h->gate[1], "", 1);
     while (n < 0 && errno == EINTR);
     if (n < 0) return LG_FAIL(LG_ERR_IO, "cannot start %s: %s", s->program, strerror(errno));
-    do n = read(h->fault[0], &bad, sizeof bad); /* until exec has closed its end */
+    if (!is_said(h->fault[0], EXEC_MS_MAX))
+        return 0;                               /* late, or stopped: who watches it will see */
+    do n = read(h->fault[0], &bad, sizeof bad); /* nothing when exec has closed its end */
     while (n < 0 && errno == EINTR);
     if (n <= 0) return 0;
     return LG_FAIL(lg_err_from_errno(bad), "cannot start %s: %s", s->program, strerror(bad));

@@ -2,6 +2,7 @@
  * continues from (resume.c), the programs that were swapped in (programs.h), and orders from the
  * command line that are refused before anybody is asked (order.h). */
 #include "base/check.h"
+#include "base/clock.h"
 #include "shm/board.h"
 #include "supervisor/commands/finish.h"
 #include "supervisor/commands/order.h"
@@ -665,7 +666,8 @@ static void test_capture(void **state)
 
 struct entry {
     int pid;
-    bool die, refuse, begun; /* begun: the program had, when its child was entered */
+    bool die, refuse, stop; /* what befalls it, or the child, when it is entered */
+    bool begun;             /* the program had by then */
 };
 
 static int enter(void *where, const struct lg_child *child)
@@ -674,6 +676,7 @@ static int enter(void *where, const struct lg_child *child)
     e->pid = child->pid;
     e->begun = lg_path_exists(scratch_path("began"));
     if (e->die) raise(SIGKILL);
+    if (e->stop) kill(child->pid, SIGSTOP);
     return e->refuse ? LG_FAIL(LG_ERR_IO, "it cannot be written down") : 0;
 }
 
@@ -789,6 +792,23 @@ static void test_child_that_was_not_entered_never_begins(void **state)
     assert_false(lg_path_exists(scratch_path("began")));
 }
 
+/* It counts as started: the caller has more to do, and whoever watches it will see that it hangs. */
+static void test_stopped_child_is_not_waited_for(void **state)
+{
+    (void)state;
+    struct entry e = {.stop = true};
+    struct lg_child c;
+    int64_t before_ns = lg_now_ns();
+    assert_int_equal(spawn_held("/bin/sh", "touch $0", &e, &c), 0);
+    assert_true(lg_now_ns() - before_ns < 10 * LG_S_NS);
+    assert_false(lg_path_exists(scratch_path("began")));
+    lg_child_signal(&c, SIGCONT);
+    assert_int_equal(lg_child_wait(&c, 10000), 0);
+    assert_int_equal(lg_child_reap(&c), 0);
+    assert_true(lg_path_exists(scratch_path("began")));
+    unlink(scratch_path("began"));
+}
+
 /* Whoever reads a log for a death's reason gets the message, not the trace, and a library's words when
  * they came last. */
 static void test_last_words(void **state)
@@ -862,6 +882,7 @@ int main(void)
         TEST(test_child_is_entered_before_it_begins),
         TEST(test_held_child_gets_an_fd),
         TEST(test_child_that_was_not_entered_never_begins),
+        TEST(test_stopped_child_is_not_waited_for),
         TEST(test_last_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
