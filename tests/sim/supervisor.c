@@ -140,10 +140,9 @@ static void draw_failures(void)
     }
     g.hang_every = g.fail_every = 0;
     g.swap_every = UINT64_MAX;
-    g.disasters_left = 0; /* of four ranks that die at once the last one is too many */
     if (g.gentle) g.speed_every = UINT64_MAX; /* who stands still for long hangs */
     g.config.supervisor_restarts_max = 3;
-    g.config.supervisor_restart_window_s = 0; /* a crash loop is another matter */
+    g.config.supervisor_restart_window_s = -1; /* a crash loop is another matter, four ranks at once, too */
 }
 
 static void draw_machine(void)

@@ -46,11 +46,10 @@ void sim_fail(struct world *w, const char *fmt, ...)
 
 const char *sim_actor_name(const struct actor *a)
 {
-    static const char *const name[] = {"loader", "text", "vae", "trainer", "ema", "ckpt"};
     static char text[4][32];
     static int k;
     char *at = text[k++ % 4];
-    snprintf(at, sizeof text[0], "%s.%d", name[a->role], a->index);
+    snprintf(at, sizeof text[0], "%s.%d", lg_role_name(a->role), a->index);
     return at;
 }
 
