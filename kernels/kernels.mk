@@ -43,7 +43,7 @@ $(HOST_SO): $(HOST_OBJ) $(SHARED_OBJ)
 # The same backend, nothing of it optimized, which must compute the same bits (test_rounding).
 UNOPTIMIZED_SO := $(BUILD)/unoptimized/lib/liblg-host.so
 $(UNOPTIMIZED_SO): $(HOST_SO)
-	$(Q)$(MAKE) -s BUILD=$(BUILD)/unoptimized OPT='-O0 -U_FORTIFY_SOURCE' KFLAGS=-fopenmp $@
+	$(Q)$(MAKE) -s BUILD=$(BUILD)/unoptimized DEBUG= OPT='-O0 -U_FORTIFY_SOURCE' KFLAGS=-fopenmp $@
 $(REF64_SO): $(REF64_OBJ) $(SHARED_OBJ)
 	@mkdir -p $(@D)
 	@echo "  SO    $@"

@@ -99,24 +99,26 @@ static int new_buffer(struct op_run *r, lg_dtype dtype, int64_t elements, bool o
     return r->n_buffers++;
 }
 
-/* What was drawn last, of all cases about half. The same numbers are wanted again and again, for every device, number of
- * threads and order of the samples, and most of a test's time would go into their logarithms and sines. */
-static const double *normals(uint64_t seed, uint64_t n, size_t count)
+enum { NORMALS_BITS = 16 };
+
+/* Standard normals of Philox, from which arguments are drawn with replacement: their distribution and their
+ * independence are those of fresh ones up to NORMALS numbers being all there are (the largest is some 4.3), and half of a
+ * test's time would otherwise go into logarithms and sines. */
+static const double *normals(void)
 {
-    static struct {
-        uint64_t seed, n;
-        size_t count;
-        double *v;
-    } drawn[4096];
-    size_t at = (seed * 31 + (n >> 8) * 7 + n) % LG_ARRAY_LEN(drawn);
-    if (drawn[at].v && drawn[at].seed == seed && drawn[at].n == n && drawn[at].count == count)
-        return drawn[at].v;
-    free(drawn[at].v);
-    drawn[at].v = malloc(count * sizeof *drawn[at].v);
-    LG_ASSERT(drawn[at].v);
-    lg_philox_normal_f64(drawn[at].v, count, seed, LG_PURPOSE_TEST, n, 0);
-    drawn[at].seed = seed, drawn[at].n = n, drawn[at].count = count;
-    return drawn[at].v;
+    static double v[1 << NORMALS_BITS];
+    if (v[0] == 0) lg_philox_normal_f64(v, LG_ARRAY_LEN(v), 0, LG_PURPOSE_TEST, 0, 0);
+    return v;
+}
+
+/* Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014: number i of the sequence that begins
+ * at start. */
+static uint64_t splitmix64(uint64_t start, uint64_t i)
+{
+    uint64_t x = start + (i + 1) * 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
 }
 
 /* Standard normals times scale, rounded. */
@@ -125,11 +127,16 @@ static void fill_normals(struct op_run *r, int b, int64_t count, int flags, doub
     int64_t samples = flags & OP_SAMPLE ? r->batch : 1, each = count / samples;
     LG_ASSERT(each * samples == count);
     if (r->dry) return;
+    const double *normal = normals();
     for (int64_t i = 0; i < samples; i++) {
         uint64_t id = flags & OP_SAMPLE ? r->ids[i] + 1 : 0;
         double *v = r->buffer[b].values + i * each;
-        const double *x = normals(r->seed, id << 8 | (uint64_t)b, (size_t)each);
-        for (int64_t e = 0; e < each; e++) v[e] = rounded(r, flags, x[e] * scale);
+        const uint64_t start = splitmix64(r->seed, id << 8 | (uint64_t)b);
+        uint64_t four = 0; /* indices, the next one in the lowest bits */
+        for (int64_t e = 0; e < each; e++, four >>= NORMALS_BITS) {
+            if (e % 4 == 0) four = splitmix64(start, (uint64_t)e / 4);
+            v[e] = rounded(r, flags, normal[four % (1 << NORMALS_BITS)] * scale);
+        }
     }
 }
 
@@ -302,8 +309,8 @@ void op_collect(struct op_run *r, struct op_result *ret)
                 .v = extract(from, r->buffer[b].dtype, bytes + r->buffer[b].lead),
             };
         }
-        for (size_t i = 0; i < r->buffer[b].bytes; i++)
-            if ((unsigned char)bytes[i] != 0xFF) ret->wrote_outside = true;
+        if ((unsigned char)bytes[0] != 0xFF || memcmp(bytes, bytes + 1, r->buffer[b].bytes - 1))
+            ret->wrote_outside = true; /* not all of it is 0xFF */
         free(bytes);
     }
 }

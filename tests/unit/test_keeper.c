@@ -282,7 +282,7 @@ static int ask(int what, const char *path)
 {
     char name[LG_REGION_NAME_BYTES];
     uint64_t bytes;
-    int fd, rc, mine = shm_fixture_memory("mine");
+    int fd, rc = LG_ERR_FAILED, mine = shm_fixture_memory("mine");
     if (what == ASK_PUT) rc = lg_keeper_put(path, "a", 1, mine);
     if (what == ASK_GET && (rc = lg_keeper_get(path, "a", &bytes, &fd)) == 0) close(fd);
     if (what == ASK_LIST && (rc = lg_keeper_list(path, 0, name, &bytes)) == 0)
