@@ -1,7 +1,7 @@
 /* Test cases of every operation: a table of shapes and options, each of which builds random
  * arguments on any device, runs the operation and brings the outputs back as doubles.
  *
- * Arguments come from Philox TEST and are rounded first, to f32 or to the 16-bit type of the backend
+ * Arguments are integers of Philox TEST, or normals drawn from a table of 65,536 of them, and are rounded first, to f32 or to the 16-bit type of the backend
  * under test, so that every backend sees the same values. Arguments that belong to a sample depend on the sample's id alone, not on its slot in the
  * batch. Outputs are filled with 0xFF bytes (NaN) before, and have a guard behind them and gaps
  * between their rows where they are slices of a wider buffer: what the operation may not touch must
