@@ -28,7 +28,7 @@ draws of rounding scatters (one tensor in four draws, 77 text tokens: 0.93, 1.21
 four draws together one of 28 such biases was still at 1.22 in one of two runs, at 1.05 in the other). So
 PixArt gets --draws inputs in bf16, and an error is the root mean square over them, on both sides, before the ratio
 is taken. A draw in which PyTorch's gradient of a tensor is not finite does not count for that one; it is told.
-SDXL's 1,680 gradients scatter as much (one draw: 0.81 times PyTorch's in the median, eight of them above 1.2), so it gets half as many
+SDXL's 1,680 gradients scatter as much (one draw at two sizes: 0.82 times PyTorch's in the median, fifteen of them above 1.2), so it gets half as many
 draws, in fp32 as well. At its published size PyTorch in fp64 wants a GPU of 140 GB, for one sample, alone: our runs wait meanwhile.
 --t5-layers 24 wants --jobs 1: XXL in fp32 has 19 GB. --device host --tiny: small nets on the CPU, to try
 the script. Prints one line per net and precision, and
