@@ -89,7 +89,7 @@ static int make_group(lg_cluster *c, const struct lg_cluster_spec *s)
     if (!lg_group_read_before(s->board, &before))
         return LG_FAIL(LG_ERR_NOTFOUND,
                        "lgsup died before this host was one of the run: nothing to take over");
-    lg_group_restore(&c->group, &before);
+    lg_group_restore(&c->group, &before, lg_now_ns());
     c->board = s->board;
     return 0;
 }

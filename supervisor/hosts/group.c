@@ -33,8 +33,10 @@ void lg_group_init(struct lg_group *g, const struct lg_group_setup *s)
     g->own.number = -1;
 }
 
-void lg_group_restore(struct lg_group *g, const struct lg_group_before *b)
+void lg_group_restore(struct lg_group *g, const struct lg_group_before *b, int64_t now_ns)
 {
+    g->restored_ns = now_ns;
+    g->is_restored = true;
     g->own.phase = LG_GROUP_member;
     g->own.number = b->number;
     g->own.epoch = b->epoch;
@@ -96,6 +98,16 @@ static const struct lg_beat *beat_of(const struct lg_group *g, int place)
     return place == g->setup.place ? &g->own : &g->last[place];
 }
 
+/* A supervisor that follows on another has heard nobody yet. It gives the members of the epoch that it found the time that a
+ * member may be silent: else it would go on without all of them at once, who saw nothing of its predecessor's death. */
+static bool is_awaited(const struct lg_group *g, int h, int64_t now_ns)
+{
+    const struct lg_epoch *e = &g->own.epoch;
+    const struct lg_beat *b = beat_of(g, e->place[h]);
+    return g->is_restored && now_ns - g->restored_ns < g->setup.silence_ns &&
+           (!b->life || b->life == e->life[h]);
+}
+
 uint64_t lg_group_present(const struct lg_group *g, int64_t now_ns)
 {
     const struct lg_epoch *e = &g->own.epoch;
@@ -103,7 +115,9 @@ uint64_t lg_group_present(const struct lg_group *g, int64_t now_ns)
     for (int h = 0; h < g->setup.count; h++) {
         if (!(e->members >> h & 1)) continue;
         const struct lg_beat *b = beat_of(g, e->place[h]);
-        if (b->life != e->life[h] || b->phase == LG_GROUP_lost) continue;
+        if (b->phase == LG_GROUP_lost) continue;
+        if (is_awaited(g, h, now_ns)) present |= UINT64_C(1) << h;
+        if (b->life != e->life[h]) continue;
         if (b->phase == LG_GROUP_done || lg_group_is_up(g, e->place[h], now_ns))
             present |= UINT64_C(1) << h;
     }
@@ -424,6 +438,13 @@ const struct lg_beat *lg_group_beat(struct lg_group *g, int64_t now_ns)
     for (int p = 0; p < g->setup.places; p++) {
         g->own.heard[p].life = g->last[p].life;
         g->own.heard[p].sent_ns = g->last[p].sent_ns;
+    }
+    for (int h = 0; h < g->setup.count; h++) {
+        const int p = g->own.epoch.place[h];
+        if (!(g->own.epoch.members >> h & 1) || g->last[p].life || !is_awaited(g, h, now_ns))
+            continue;
+        g->own.heard[p].life = g->own.epoch.life[h];
+        g->own.heard[p].sent_ns = LG_GROUP_AWAITED;
     }
     return &g->own;
 }

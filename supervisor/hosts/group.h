@@ -10,7 +10,8 @@
  * Everybody says everything that it knows to everybody, over and over, in one message, the *beat*: what is lost was said
  * again, and what comes late or twice is older than what is known, and dropped. Each beat echoes when the last one of
  * every other place was sent. A place is *up* as long as its beats come, and with them echoes of ours that are not old:
- * so one whom we hear, and who does not hear us, is not. Times are compared with those of the same machine alone.
+ * so one whom we hear, and who does not hear us, is not. A supervisor that follows on another one has a silence's time to
+ * hear the others, in which it neither calls them lost nor is called so itself. Times are compared with those of the same machine alone.
  *
  * How an epoch is made:
  *
@@ -34,6 +35,7 @@
 #include "shm/hosts.h"
 
 enum { LG_PLACES_MAX = 64, LG_GROUP_TEXT = 200 };
+#define LG_GROUP_AWAITED (INT64_MAX / 2) /* later than any beat was sent */
 
 /* An epoch as it is agreed on. */
 struct lg_epoch {
@@ -79,7 +81,8 @@ struct lg_beat {
     struct {
         uint64_t life;
         int64_t sent_ns;
-    } heard[LG_PLACES_MAX]; /* the last beat of each */
+    } heard
+        [LG_PLACES_MAX]; /* the last beat of each; LG_GROUP_AWAITED: there was no time to hear one (lg_group_restore) */
     struct lg_identity identity;
     struct lg_origin origin;             /* joining: what it would go on from */
     char address[LG_HOST_ADDRESS_BYTES]; /* of its exchange processes */
@@ -132,6 +135,8 @@ struct lg_group {
     struct lg_beat own;
     struct lg_beat last[LG_PLACES_MAX]; /* life 0: never heard */
     int64_t heard_ns[LG_PLACES_MAX];    /* on our clock */
+    int64_t restored_ns;                /* likewise, when is_restored */
+    bool is_restored;
     struct lg_group_facts facts;
     struct lg_epoch linking; /* number 0: none under way */
     bool link_waits;
@@ -143,7 +148,8 @@ struct lg_group {
 };
 
 void lg_group_init(struct lg_group *g, const struct lg_group_setup *setup);
-/* Of a board whose former supervisor has died: its epoch and votes. */
+/* Of a board whose former supervisor has died: its epoch and votes. The members of the epoch count as present for one
+ * silence from now_ns on, until they are heard. */
 struct lg_group_before {
     struct lg_epoch epoch;
     int number;
@@ -151,7 +157,7 @@ struct lg_group_before {
     uint64_t start_step, promised, accepted;
     struct lg_epoch accepted_epoch;
 };
-void lg_group_restore(struct lg_group *g, const struct lg_group_before *b);
+void lg_group_restore(struct lg_group *g, const struct lg_group_before *b, int64_t now_ns);
 /* A beat came. False: it makes no sense (dropped). */
 bool lg_group_hear(struct lg_group *g, const struct lg_beat *b, int64_t now_ns);
 /* What follows from all that is known. Returns lg_group_news, OR-ed. */

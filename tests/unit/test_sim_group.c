@@ -284,7 +284,7 @@ static void follow(struct machine *m)
                                      .accepted = b->accepted,
                                      .accepted_epoch = b->accepted_epoch};
     if (w.plant == PLANT_FORGETS_VOTES) before.promised = before.accepted = 0;
-    lg_group_restore(&m->group, &before);
+    lg_group_restore(&m->group, &before, clock_ns(m));
 }
 
 static void keep_votes(struct machine *m)
@@ -355,6 +355,13 @@ static void obey(struct machine *m, unsigned news)
         return;
     }
     if (news & (LG_GROUP_VOTED | LG_GROUP_ENTERED)) keep_votes(m);
+    if (w.trouble && (news & LG_GROUP_VOTED) &&
+        draw(w.plant == PLANT_FORGETS_VOTES ? 3 : 20) == 0) {
+        send(place);
+        m->supervised = false; /* dies when it has voted and said so */
+        m->back_ms = w.now_ms + 50;
+        return;
+    }
     if (news & LG_GROUP_LOST) {
         tell(place, m->group.text, 0);
         w.losses++;
@@ -605,6 +612,40 @@ static void test_one_way(void **state)
     assert_int_equal(w.seen[1].members, 3);
 }
 
+/* A supervisor dies and another one follows on the same board, sooner than others call it silent: nobody is lost, and no
+ * epoch is made, whoever decides. Again and again, each place in its turn. */
+static void follow_each(uint64_t seed)
+{
+    uint64_t at = 0, begun = 0;
+    int followed = 0;
+    memset(&w, 0, sizeof w);
+    w.seed = seed;
+    w.shared = seed % 2;
+    w.count = w.places = 3;
+    for (int p = 0; p < w.places; p++) w.machine[p].back_ms = 1 + draw(200);
+    int64_t next_ms = 0;
+    for (w.now_ms = TICK_MS; w.now_ms < 60000 && followed < 9; w.now_ms += TICK_MS) {
+        deliver();
+        for (int p = 0; p < w.places; p++) turn(&w.machine[p]);
+        if (!begun && together(&at)) begun = w.epochs, next_ms = w.now_ms;
+        if (!begun || w.now_ms < next_ms) continue;
+        struct machine *m = &w.machine[followed++ % w.places];
+        m->supervised = false;
+        m->back_ms = w.now_ms + 1 + draw(SILENCE_MS / 2);
+        next_ms = w.now_ms + 3 * SILENCE_MS;
+    }
+    assert_string_equal(w.why, "");
+    assert_int_equal(followed, 9);
+    assert_int_equal(w.epochs, begun);
+    assert_int_equal(w.losses, 0);
+    assert_true(w.steps > at);
+}
+static void test_followed(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++) follow_each(seed);
+}
+
 /* Peace until all are together, then a machine dies; how long until a spare has its number, and a step is made. The moment
  * of the death is drawn against those of beats and looks. */
 static int64_t recovery_ms(uint64_t seed)
@@ -667,6 +708,7 @@ int main(int argc, char **argv)
     if (code >= 0) return code;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_honest), cmocka_unit_test(test_one_way),
-        cmocka_unit_test(test_recovery), cmocka_unit_test(test_plants)};
+        cmocka_unit_test(test_followed), cmocka_unit_test(test_recovery),
+        cmocka_unit_test(test_plants)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
