@@ -383,6 +383,13 @@ static void rule_attention_forward(const struct call *c)
 {
     ARGS(attention_forward);
     REQUIRE(!a->causal || a->q.dim[1] == a->k.dim[1]);
+    REQUIRE(!a->o_low.rank || lg_dtype_bytes(a->o.dtype) == 2);
+}
+
+static void rule_attention_backward(const struct call *c)
+{
+    ARGS(attention_backward);
+    REQUIRE(!a->o_low.rank || lg_dtype_bytes(a->o.dtype) == 2);
 }
 
 static void require_groups(const struct call *c, int groups, int64_t channels)
@@ -582,6 +589,7 @@ static void (*const rule[LG_OP_COUNT])(const struct call *) = {
     RULE(rms_norm_forward),
     RULE(rms_norm_backward),
     RULE(attention_forward),
+    RULE(attention_backward),
     RULE(conv2d_forward),
     RULE(norm_conv2d_forward),
     RULE(conv2d_backward_data),

@@ -102,20 +102,33 @@ static __device__ __forceinline__ void dot2x2(const float *a, const float *b, in
         ret[1][1] = dot4(a1, b1, ret[1][1]);
     }
 }
-/* Columns 4 lane + 32 i of a row of `sum` += weight times the same columns of row r of a tile. */
+/* Columns 4 lane + 32 i of a row: sum = fade sum + the tile's rows, row i weighted by weights[i step]. Rows of the tile are
+ * added up apart first: a sum over thousands of tokens, one by one, loses what it is made of. */
 template <int D>
-static __device__ __forceinline__ void add_row(float4 (&sum)[D / 32], float weight,
-                                               const float *tile, int r, int lane, const shape &z)
+static __device__ __forceinline__ void add_rows(float4 (&sum)[D / 32], float fade,
+                                                const float *weights, int step, const float *tile,
+                                                int lane, const shape &z)
 {
+    float4 part[D / 32] = {};
+    for (int r = 0; r < TILE; r++) {
+        float weight = weights[r * step];
+#pragma unroll
+        for (int i = 0; i < D / 32; i++) {
+            int c = 4 * lane + 32 * i;
+            if (c >= z.d) break;
+            float4 v = row4(tile, r, c, z);
+            part[i].x = fmaf(weight, v.x, part[i].x);
+            part[i].y = fmaf(weight, v.y, part[i].y);
+            part[i].z = fmaf(weight, v.z, part[i].z);
+            part[i].w = fmaf(weight, v.w, part[i].w);
+        }
+    }
 #pragma unroll
     for (int i = 0; i < D / 32; i++) {
-        int c = 4 * lane + 32 * i;
-        if (c >= z.d) break;
-        float4 v = row4(tile, r, c, z);
-        sum[i].x = fmaf(weight, v.x, sum[i].x);
-        sum[i].y = fmaf(weight, v.y, sum[i].y);
-        sum[i].z = fmaf(weight, v.z, sum[i].z);
-        sum[i].w = fmaf(weight, v.w, sum[i].w);
+        sum[i].x = fmaf(sum[i].x, fade, part[i].x);
+        sum[i].y = fmaf(sum[i].y, fade, part[i].y);
+        sum[i].z = fmaf(sum[i].z, fade, part[i].z);
+        sum[i].w = fmaf(sum[i].w, fade, part[i].w);
     }
 }
 template <typename T, int D>
@@ -195,10 +208,7 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const forward_a
         total = total * fade + group_sum(sum);
         top = new_top;
         __syncwarp(); /* the row's threads lie in one warp */
-#pragma unroll
-        for (int i = 0; i < D / 32; i++)
-            o[i].x *= fade, o[i].y *= fade, o[i].z *= fade, o[i].w *= fade;
-        for (int j = 0; j < TILE; j++) add_row<D>(o, row[j], v, j, lane, z);
+        add_rows<D>(o, fade, row, 1, v, lane, z);
     }
     if (q0 + r >= z.Tq) return;
     int64_t out = ((int64_t)blockIdx.z * z.Tq + q0 + r) * z.H + blockIdx.y;
@@ -259,9 +269,15 @@ size_t cuda_attention_forward_scratch(lg_cuda_device *d, const struct lg_attenti
 void cuda_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)
 {
     const lg_cuda_device *d = lg_cuda_device_of(s);
-    if (cuda_short_attention_forward_takes(d, a)) return cuda_short_attention_forward(s, a);
-    if (cuda_long_attention_forward_takes(d, a)) return cuda_long_attention_forward(s, a);
-    if (cuda_mma_attention_forward_takes(d, a)) return cuda_mma_attention_forward(s, a);
+    const bool is_short = cuda_short_attention_forward_takes(d, a);
+    if (!is_short && cuda_long_attention_forward_takes(d, a))
+        return cuda_long_attention_forward(s, a);
+    if (!is_short && cuda_mma_attention_forward_takes(d, a))
+        return cuda_mma_attention_forward(s, a);
+    if (a->o_low.data) /* which the others do not know */
+        LG_CUDA(
+            cudaMemsetAsync(a->o_low.data, 0, lg_tensor_bytes(&a->o_low), lg_cuda_stream_of(s)));
+    if (is_short) return cuda_short_attention_forward(s, a);
     if (a->q.dim[3] > HEAD_MAX) return cuda_wide_attention(s, a);
     if (lg_cudnn_attention_forward(s, a)) return;
     if (cuda_tiled_attention_takes(a)) return cuda_tiled_attention(s, a);
@@ -312,15 +328,18 @@ void cuda_softmax_rows(cudaStream_t stream, const struct lg_attention_forward_ar
 
 /* ---- backward ---- */
 
-/* delta (B, H, Tq) = sum over d of dout o: a warp per (b, t, h). */
+/* delta (B, H, Tq) = sum over d of dout (o + o_low): a warp per (b, t, h). o_low: or NULL. */
 template <typename T>
-static __global__ void delta_kernel(const T *dout, const T *o, float *delta, int64_t rows, shape z)
+static __global__ void delta_kernel(const T *dout, const T *o, const T *o_low, float *delta,
+                                    int64_t rows, shape z)
 {
     int64_t row = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
     if (row >= rows) return;
     float sum = 0;
-    for (int i = threadIdx.x % WARP; i < z.d; i += WARP)
-        sum += to_float(dout[row * z.d + i]) * to_float(o[row * z.d + i]);
+    for (int i = threadIdx.x % WARP; i < z.d; i += WARP) {
+        int64_t at = row * z.d + i;
+        sum += to_float(dout[at]) * (to_float(o[at]) + (o_low ? to_float(o_low[at]) : 0));
+    }
     sum = warp_sum(sum);
     int64_t h = row % z.H, t = row / z.H % z.Tq, b = row / z.H / z.Tq;
     if (threadIdx.x % WARP == 0) delta[(b * z.H + h) * z.Tq + t] = sum;
@@ -408,10 +427,8 @@ static __global__ void __launch_bounds__(THREADS) keys_kernel(const backward_arg
         __syncthreads();
         tile_of_gradients(a, q, k, v, dout, q0, k0, keys, p, ds);
         __syncthreads();
-        for (int i = 0; i < TILE; i++) {
-            add_row<D>(dv, p[i * (TILE + 1) + r], dout, i, lane, z);
-            add_row<D>(dk, ds[i * (TILE + 1) + r], q, i, lane, z);
-        }
+        add_rows<D>(dv, 1, p + r, TILE + 1, dout, lane, z);
+        add_rows<D>(dk, 1, ds + r, TILE + 1, q, lane, z);
     }
     if (k0 + r >= z.Tk) return;
     int64_t row = ((int64_t)blockIdx.z * z.Tk + k0 + r) * a.dkv_stride + (int64_t)blockIdx.y * z.d;
@@ -432,11 +449,11 @@ static __global__ void __launch_bounds__(THREADS) keys_in_turns_kernel(const bac
     float4 dk[D / 32] = {}, dv[D / 32] = {};
     for (int q0 = 0; k0 < keys && q0 < z.Tq; q0 += TILE) {
         tile_of_gradients_in_turns(a, of_query, of_key, q0, k0, keys, p, ds);
-        for (int i = 0; i < TILE; i++) add_row<D>(dv, p[i * (TILE + 1) + r], of_query, i, lane, z);
+        add_rows<D>(dv, 1, p + r, TILE + 1, of_query, lane, z);
         __syncthreads();
         load_tile<T>(of_query, head_of(a.q, a.q_stride, z.Tq, z), q0, z.Tq, z);
         __syncthreads();
-        for (int i = 0; i < TILE; i++) add_row<D>(dk, ds[i * (TILE + 1) + r], of_query, i, lane, z);
+        add_rows<D>(dk, 1, ds + r, TILE + 1, of_query, lane, z);
     }
     if (k0 + r >= z.Tk) return;
     int64_t row = ((int64_t)blockIdx.z * z.Tk + k0 + r) * a.dkv_stride + (int64_t)blockIdx.y * z.d;
@@ -457,7 +474,7 @@ static __global__ void __launch_bounds__(THREADS) queries_in_turns_kernel(const 
         tile_of_gradients_in_turns(a, of_query, of_key, q0, k0, keys, (float *)nullptr, ds);
         load_tile<T>(of_key, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
         __syncthreads();
-        for (int j = 0; j < TILE; j++) add_row<D>(dq, ds[r * (TILE + 1) + j], of_key, j, lane, z);
+        add_rows<D>(dq, 1, ds + r * (TILE + 1), 1, of_key, lane, z);
     }
     if (q0 + r >= z.Tq) return;
     int64_t row = ((int64_t)blockIdx.z * z.Tq + q0 + r) * a.dq_stride + (int64_t)blockIdx.y * z.d;
@@ -483,7 +500,7 @@ static __global__ void __launch_bounds__(THREADS) queries_kernel(const backward_
         __syncthreads();
         tile_of_gradients(a, q, k, v, dout, q0, k0, keys, (float *)nullptr, ds);
         __syncthreads();
-        for (int j = 0; j < TILE; j++) add_row<D>(dq, ds[r * (TILE + 1) + j], k, j, lane, z);
+        add_rows<D>(dq, 1, ds + r * (TILE + 1), 1, k, lane, z);
     }
     if (q0 + r >= z.Tq) return;
     int64_t row = ((int64_t)blockIdx.z * z.Tq + q0 + r) * a.dq_stride + (int64_t)blockIdx.y * z.d;
@@ -534,7 +551,7 @@ template <typename T> static void backward(lg_stream *s, const struct lg_attenti
     int64_t rows = (int64_t)b.z.B * b.z.Tq * b.z.H;
     LG_ASSERT(b.z.d <= HEAD_MAX_BACKWARD);
     delta_kernel<<<(unsigned)ceil_div(rows, THREADS / WARP), THREADS, 0, stream>>>(
-        b.dout, (const T *)a->o.data, delta, rows, b.z);
+        b.dout, (const T *)a->o.data, (const T *)a->o_low.data, delta, rows, b.z);
     LG_CUDA_LAUNCHED();
     if (cuda_mma_attention_backward_takes(lg_cuda_device_of(s), a))
         return cuda_mma_attention_backward(s, a, delta);

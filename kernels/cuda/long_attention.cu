@@ -13,8 +13,10 @@
  *
  * Parts of dQ are added up in global memory, in fp32, in the order of the keys (long_attention_load.cuh).
  *
- * dS is computed with P as it was rounded for dV: then P need not be kept twice. Its error is as large as that of
- * rounding dS itself.
+ * With d > 64, P is kept twice, in as many registers as it came in: rounded to bf16 for dV, and to fp16 for dS, to whose
+ * rounding to 8 bits its 11 add nothing. So that small weights are not subnormal there, P, dS, dQ, dK and dV are 2^15 times
+ * themselves until they are stored. With d = 64 there are no registers left (C7512, or with P in fp16 64 bytes spilled and
+ * the backward 3 % slower), and dS is computed with P as it was rounded for dV: the error of rounding dS, twice.
  *
  * Queries beyond the last come as zeros, with -lse = -inf: their P and dS are 0. Scores of keys beyond the last, or the
  * sample's length, are set to -inf.
@@ -85,6 +87,7 @@ template <typename T, int D> struct computing {
     using L = backward_layout<D>;
     using DQ = dq_parts<D>;
     static constexpr int QUERIES = L::QUERIES, S = QUERIES / 2, P = QUERIES / 4;
+    static constexpr bool TWICE = D > 64; /* P in T and in fp16 */
     const backward_args &a;
     uint32_t shared, ds; /* ds: where the thread's warp writes dS^T */
     int n = 0, m = 0;    /* items and steps that were */
@@ -160,9 +163,9 @@ template <typename T, int D> struct computing {
         wait_came<2>(shared + L::Q_CAME, m);
         begin_rows(s, k_tile(), block(L::Q, L::Q_TILE));
     }
-    /* p = P^T of S^T, rounded. */
-    __device__ __forceinline__ void weights(uint32_t (&p)[P], float (&s)[S], uint32_t minus_lse,
-                                            int keys) const
+    /* P^T of S^T: p rounded to T, with d > 64 w to fp16. */
+    __device__ __forceinline__ void weights(uint32_t (&p)[P], uint32_t (&w)[P], float (&s)[S],
+                                            uint32_t minus_lse, int keys) const
     {
         float factor = a.scale * LOG2_E;
         if (keys < ROWS) {
@@ -174,13 +177,16 @@ template <typename T, int D> struct computing {
         for (int j = 0; j < QUERIES / 8; j++) {
             float2 l = two_floats(minus_lse + j * 32);
 #pragma unroll
-            for (int e = 0; e < 2; e++)
-                p[2 * j + e] = packed(exp2_of(fmaf(s[4 * j + 2 * e], factor, l.x)),
-                                      exp2_of(fmaf(s[4 * j + 2 * e + 1], factor, l.y)), T());
+            for (int e = 0; e < 2; e++) {
+                float x = exp2_of(fmaf(s[4 * j + 2 * e], factor, l.x));
+                float y = exp2_of(fmaf(s[4 * j + 2 * e + 1], factor, l.y));
+                p[2 * j + e] = packed(x, y, T());
+                if (TWICE) w[2 * j + e] = packed(x, y, fp16());
+            }
         }
     }
     /* g = dS^T of P^T and dP^T, rounded; also to shared memory. */
-    __device__ __forceinline__ void score_gradients(uint32_t (&g)[P], const uint32_t (&p)[P],
+    __device__ __forceinline__ void score_gradients(uint32_t (&g)[P], const uint32_t (&weights)[P],
                                                     const float (&dp)[S], uint32_t sums,
                                                     uint32_t to) const
     {
@@ -189,7 +195,7 @@ template <typename T, int D> struct computing {
             float2 l = two_floats(sums + j * 32);
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                float2 w = two<T>(p[2 * j + e]);
+                float2 w = two<std::conditional_t<TWICE, fp16, T>>(weights[2 * j + e]);
                 g[2 * j + e] = packed(w.x * (dp[4 * j + 2 * e] - l.x),
                                       w.y * (dp[4 * j + 2 * e + 1] - l.y), T());
             }
@@ -209,17 +215,17 @@ template <typename T, int D> struct computing {
                                              int i, int keys)
     {
         float dp[S];
-        uint32_t p[P], dout = block(L::DOUT, L::Q_TILE);
+        uint32_t p[P], w[P], dout = block(L::DOUT, L::Q_TILE);
         if (i == 0) wait_came<L::KV_STAGES>(shared + L::V_CAME, n);
         wait_came<2>(shared + L::DOUT_CAME, m);
         begin_rows(dp, k_tile() + L::V - L::K, dout);
         products_wait<1>();
         settled(s);
-        weights(p, s, block(L::LSE, QUERIES * 4) + lane % 4 * 8, keys);
+        weights(p, w, s, block(L::LSE, QUERIES * 4) + lane % 4 * 8, keys);
         begin_adding(dv, p, dout);
         products_wait<1>();
         settled(dp);
-        score_gradients(g, p, dp, block(L::SUMS, QUERIES * 4) + lane % 4 * 8,
+        score_gradients(g, TWICE ? w : p, dp, block(L::SUMS, QUERIES * 4) + lane % 4 * 8,
                         ds + m % 2 * L::DS_TILE);
         products_wait<0>();
         settled(dv);
@@ -263,8 +269,8 @@ template <typename T, int D> struct computing {
     {
         uint32_t k = k_tile(), v = k + L::V - L::K;
         barrier_sync(DS_FULL, GROUPS * GROUP); /* both groups' products have read K */
-        stage_rows<T, D, KEYS>(k, row, dk, a.scale);
-        stage_rows<T, D, KEYS>(v, row, dv, 1);
+        stage_rows<T, D, KEYS>(k, row, dk, a.scale / weight_factor<T>);
+        stage_rows<T, D, KEYS>(v, row, dv, 1 / weight_factor<T>);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
         if (lane == 0) {
@@ -411,7 +417,7 @@ static void launch_for(lg_stream *s, const struct lg_attention_backward_args *a)
 bool cuda_long_attention_takes(const lg_cuda_device *gpu,
                                const struct lg_attention_backward_args *a)
 {
-    const void *p[] = {a->q.data,    a->k.data,  a->v.data,  a->o.data,
+    const void *p[] = {a->q.data,    a->k.data,  a->v.data,  a->o.data, a->o_low.data,
                        a->dout.data, a->dq.data, a->dk.data, a->dv.data};
     const lg_tensor *rows[] = {&a->q, &a->k, &a->dq, &a->dk};
     int64_t d = a->q.dim[3];

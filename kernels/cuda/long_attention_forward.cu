@@ -35,7 +35,8 @@ template <int D> struct forward_layout {
     static_assert(BYTES <= LG_CUDA_SHARED_HOPPER, "of a block");
 };
 struct forward_args {
-    tensor_maps q, k, v, o;
+    tensor_maps q, k, v, o, o_low;
+    bool has_low;
     float *lse;             // (B, H, Tq) or NULL
     const int32_t *lengths; // (B) or NULL
     float scale;
@@ -314,6 +315,19 @@ static __device__ __forceinline__ void consume(const forward_args &a, uint32_t s
             put_rows<D, L::QUERIES>(a.o, at, tile, row);
             puts_end();
         }
+        if (a.has_low) {
+#pragma unroll
+            for (int i = 0; i < D / 2; i++) o[i] -= to_float(from_float<T>(o[i]));
+            if (lane == 0) puts_wait<0>(); /* o has been read */
+            __syncwarp();
+            stage_rows<T, D, L::QUERIES>(tile, row, o, 1);
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncwarp();
+            if (lane == 0) {
+                put_rows<D, L::QUERIES>(a.o_low, at, tile, row);
+                puts_end();
+            }
+        }
         if (a.lse && lane % 4 == 0)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -370,6 +384,8 @@ static void launch(lg_stream *stream, const struct lg_attention_forward_args *a)
                       maps_of<D>(&a->k, KEYS),
                       maps_of<D>(&a->v, KEYS),
                       maps_of<D>(&a->o, 16),
+                      maps_of<D>(a->o_low.data ? &a->o_low : &a->o, 16),
+                      a->o_low.data != nullptr,
                       (float *)a->lse.data,
                       (const int32_t *)a->k_length.data,
                       (float)a->scale,
@@ -397,7 +413,7 @@ static void launch_for(lg_stream *s, const struct lg_attention_forward_args *a)
 bool cuda_long_attention_forward_takes(const lg_cuda_device *gpu,
                                        const struct lg_attention_forward_args *a)
 {
-    const void *p[] = {a->q.data, a->k.data, a->v.data, a->o.data};
+    const void *p[] = {a->q.data, a->k.data, a->v.data, a->o.data, a->o_low.data};
     int64_t d = a->q.dim[3];
     if (!lg_cuda_is_hopper(gpu) || a->q.dtype == LG_F32 || (d != 64 && d != 72 && d != 128))
         return false;

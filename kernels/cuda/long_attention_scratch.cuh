@@ -22,10 +22,14 @@ template <int D> struct dq_parts {
     static constexpr int N = MAIN + D % COLUMNS, SECOND = QUERIES == 128 ? 0 : MAIN;
     static constexpr int HALF = ROWS * N, FLOATS = GROUPS * HALF;
 };
+/* What P is multiplied with, and all that is made of it, until it is stored (long_attention.cu). */
+template <typename T> constexpr int WEIGHT_EXPONENT = std::is_same<T, bf16>::value ? 15 : 0;
+template <typename T> constexpr float weight_factor = 1 << WEIGHT_EXPONENT<T>;
+
 struct scratch_memory {
     float *dq; // (heads, blocks, halves, N / 8, threads, 4)
     float *minus_lse,
-        *sums; // (heads, blocks QUERIES): -lse log2 e and rows' sums of dout o; -inf and 0 beyond Tq
+        *sums; // (heads, blocks QUERIES): -lse log2 e, and log2 of the factor; and rows' sums of dout o; -inf and 0 beyond Tq
     uint32_t *added; // (heads, blocks): how many parts are in dq; then the number of the next item
     float *dkv; // (dK and dV, parts, heads, halves of tiles of keys, D / 8, threads, 4), or nothing
     size_t bytes;
@@ -61,9 +65,9 @@ static scratch_memory scratch_of(const struct lg_attention_backward_args *a, voi
 /* ---- before ---- */
 
 template <typename T> struct before_args {
-    const T *dout, *o;       // (B, Tq, H, D)
-    const float *lse;        // (B, H, Tq)
-    float *minus_lse, *sums; // (B, H, rows)
+    const T *dout, *o, *o_low; // (B, Tq, H, D), o_low or NULL
+    const float *lse;          // (B, H, Tq)
+    float *minus_lse, *sums;   // (B, H, rows)
     uint32_t *counters;
     int64_t counts; /* of those */
     int Tq, H, rows;
@@ -89,13 +93,18 @@ static __global__ void __launch_bounds__(SMALL_THREADS) before_kernel(const befo
             load<T, 8>(a.o + from, y);
 #pragma unroll
             for (int e = 0; e < 8; e++) sum += x[e] * y[e];
+            if (!a.o_low) continue;
+            load<T, 8>(a.o_low + from, y);
+#pragma unroll
+            for (int e = 0; e < 8; e++) sum += x[e] * y[e];
         }
 #pragma unroll
     for (int o = LANES<D> / 2; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffff, sum, o);
     if (n >= a.all || threadIdx.x % LANES<D>) return;
     int64_t to = (b * a.H + h) * a.rows + t;
     a.sums[to] = sum;
-    a.minus_lse[to] = there ? -LOG2_E * a.lse[(b * a.H + h) * a.Tq + t] : -INFINITY;
+    a.minus_lse[to] =
+        there ? WEIGHT_EXPONENT<T> - LOG2_E * a.lse[(b * a.H + h) * a.Tq + t] : -INFINITY;
 }
 
 template <typename T, int D>
@@ -107,6 +116,7 @@ static void prepare(cudaStream_t stream, const struct lg_attention_backward_args
     int64_t rows = blocks * dq_parts<D>::QUERIES, all = heads * rows;
     before_args<T> z = {(const T *)a->dout.data,
                         (const T *)a->o.data,
+                        (const T *)a->o_low.data,
                         (const float *)a->lse.data,
                         m.minus_lse,
                         m.sums,
@@ -197,7 +207,7 @@ static void take_sums(cudaStream_t stream, const struct lg_attention_backward_ar
                       const scratch_memory &m)
 {
     after_args<T> z = {};
-    z.scale = (float)a->scale;
+    z.scale = (float)a->scale / weight_factor<T>;
     z.parts = 1;
     z.from = m.dq;
     take<T, D>(stream, a->dq, z);
@@ -209,7 +219,7 @@ static void take_sums(cudaStream_t stream, const struct lg_attention_backward_ar
         z.from = m.dkv;
         take<T, D>(stream, a->dk, z);
         z.from = m.dkv + z.parts * z.part;
-        z.scale = 1;
+        z.scale = 1 / weight_factor<T>;
         take<T, D>(stream, a->dv, z);
     }
 }

@@ -50,7 +50,7 @@ template <typename T> struct attention_args {
     const int32_t *k_length;
     const float *delta;
     int64_t q_stride, kv_stride, dq_stride, dkv_stride;
-    T *o, *dq, *dk, *dv;
+    T *o, *o_low, *dq, *dk, *dv; // o_low: or NULL
     float *lse;
     float scale, factor; /* factor: scale log2 e */
     int Tq, Tk, H, d;
@@ -295,6 +295,14 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     int64_t stride = (int64_t)a.H * a.d;
     T *to = a.head(a.o, stride, a.Tq) + first * stride;
     store_rows<T, D, C, R>(memory, o, to, stride, a.Tq - first, a.d);
+    if (!a.o_low) return;
+#pragma unroll
+    for (int i = 0; i < R * C * 4; i++) {
+        float *x = &o[i / (4 * C)][i / 4 % C][i % 4];
+        *x -= to_float(from_float<T>(*x));
+    }
+    to = a.head(a.o_low, stride, a.Tq) + first * stride;
+    store_rows<T, D, C, R>(memory, o, to, stride, a.Tq - first, a.d);
 }
 
 /* ---- backward ---- */
@@ -507,7 +515,7 @@ static bool takes(const lg_cuda_device *d, const lg_tensor *q, const lg_tensor *
 bool cuda_mma_attention_forward_takes(const lg_cuda_device *d,
                                       const struct lg_attention_forward_args *a)
 {
-    const void *const p[] = {a->q.data, a->k.data, a->v.data, a->o.data};
+    const void *const p[] = {a->q.data, a->k.data, a->v.data, a->o.data, a->o_low.data};
     return takes(d, &a->q, &a->k, a->scale) && !a->bias.rank && !a->causal &&
            all_aligned(p, sizeof p / sizeof *p);
 }
@@ -515,6 +523,7 @@ template <typename T> static void forward(lg_stream *s, const struct lg_attentio
 {
     attention_args<T> r = args_of<T>(a);
     r.o = (T *)a->o.data;
+    r.o_low = (T *)a->o_low.data;
     WITH_HEAD(r.d, D, C, launch_forward<T, D, C>(s, r, a->q.dim[0]))
 }
 void cuda_mma_attention_forward(lg_stream *s, const struct lg_attention_forward_args *a)

@@ -9,7 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECES_MAX = 1024 };
+enum {
+    PIECES_MAX = 1024,
+    /* Attention over so many queries and keys keeps what its output lost by rounding (ops.def: o_low). Of fewer, it is a
+     * larger part of all activations, and sums over fewer keys cancel less. */
+    MANY_TOKENS = 512
+};
 
 /* Of one value of the forward. */
 struct record {
@@ -526,6 +531,7 @@ RULE(attention_forward)
                                            .v = a->v,
                                            .k_length = a->k_length,
                                            .lse = a->lse,
+                                           .o_low = a->o_low,
                                            .scale = a->scale};
     b.dq = fresh(c, &a->q);
     b.dk = fresh(c, &a->k);
@@ -626,6 +632,9 @@ static void switch_on(lg_graph *g, int node)
         if (!a->lse.rank)
             a->lse =
                 lg_graph_value(g, "lse", lg_t3(NULL, type, a->q.dim[0], a->q.dim[2], a->q.dim[1]));
+        const bool many = LG_MIN(a->q.dim[1], a->k.dim[1]) >= MANY_TOKENS;
+        if (!a->o_low.rank && many && lg_dtype_bytes(a->o.dtype) == 2)
+            a->o_low = lg_graph_value(g, "o_low", a->o);
     }
 }
 

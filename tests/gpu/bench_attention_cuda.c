@@ -3,12 +3,13 @@
  * usage: bench_attention_cuda [d T B H ...]      (of PixArt, DiT, LTX, SD3.5 and FLUX)
  *
  * Prints for each shape milliseconds a call (median of 7 rounds of 10) and TFLOP/s: of the forward 4 B H T^2 d, of the
- * backward 10, which is what it takes beyond the forward's time, of both 14. For the path of another GPU set LG_CUDA_CAPABILITY. */
+ * backward 10, which is what it takes beyond the forward's time, of both 14. From 512 tokens on with o_low, as a step
+ * does it (kernels/graph/grad.c), unless NO_O_LOW is set. For the path of another GPU set LG_CUDA_CAPABILITY. */
 #include "base/clock.h"
 #include "kernels/ops.h"
 #include "tests/gpu/gpu_test.h"
 
-enum { ROUNDS = 7, CALLS = 10 };
+enum { ROUNDS = 7, CALLS = 10, MANY_TOKENS = 512 };
 static lg_device *device;
 static lg_stream *stream;
 
@@ -37,9 +38,13 @@ static int by_size(const void *a, const void *b)
 
 static void enqueue(lg_stream *s, const struct lg_attention_backward_args *a, bool backward)
 {
-    lg_attention_forward(
-        s, &(struct lg_attention_forward_args){
-               .q = a->q, .k = a->k, .v = a->v, .o = a->o, .lse = a->lse, .scale = a->scale});
+    lg_attention_forward(s, &(struct lg_attention_forward_args){.q = a->q,
+                                                                .k = a->k,
+                                                                .v = a->v,
+                                                                .o = a->o,
+                                                                .lse = a->lse,
+                                                                .o_low = a->o_low,
+                                                                .scale = a->scale});
     if (backward) lg_attention_backward(s, a);
 }
 
@@ -66,7 +71,7 @@ static void bench(int64_t d, int64_t T, int64_t B, int64_t H)
 {
     int64_t rows = B * T, D = H * d;
     lg_tensor qkv = noise(rows, 3 * D, 1), dqkv = noise(rows, 3 * D, 2), o = noise(rows, D, 3);
-    lg_tensor dout = noise(rows, D, 4), lse = noise(rows * H, 2, 5);
+    lg_tensor dout = noise(rows, D, 4), lse = noise(rows * H, 2, 5), low = noise(rows, D, 6);
     struct lg_attention_backward_args a = {.dout = heads(dout, T, H, d, 0),
                                            .o = heads(o, T, H, d, 0),
                                            .q = heads(qkv, T, H, d, 0),
@@ -77,6 +82,7 @@ static void bench(int64_t d, int64_t T, int64_t B, int64_t H)
                                            .dk = heads(dqkv, T, H, d, 1),
                                            .dv = heads(dqkv, T, H, d, 2),
                                            .scale = 1 / sqrt((double)d)};
+    if (T >= MANY_TOKENS && !getenv("NO_O_LOW")) a.o_low = heads(low, T, H, d, 0);
     lg_stream *dry;
     gpu_need(lg_stream_open_dry(device, &dry));
     enqueue(dry, &a, true);
@@ -91,7 +97,7 @@ static void bench(int64_t d, int64_t T, int64_t B, int64_t H)
     printf("backward %.3f ms %.0f, both %.3f ms %.0f; scratch %.0f MiB\n", both - forward,
            10 * flops / (both - forward), both, 14 * flops / both, (double)bytes * 0x1p-20);
     lg_stream_close(&dry);
-    lg_tensor *all[] = {&qkv, &dqkv, &o, &dout, &lse};
+    lg_tensor *all[] = {&qkv, &dqkv, &o, &dout, &lse, &low};
     for (size_t i = 0; i < LG_ARRAY_LEN(all); i++) lg_device_free(device, &all[i]->data);
     lg_device_free(device, &scratch);
 }

@@ -554,13 +554,18 @@ BUILD(attention_backward)
     op_softmax_rows(r, &a, o, lse);
     a.o = op_in_values(r, r->F, 0, o, DIMS(z->B, T, H, d));
     a.lse = op_in_values(r, r->stats, OP_STATS, lse, DIMS(z->B, H, T));
-    free(o);
     free(lse);
     a.dout = op_in(r, OP_SAMPLE, 1, DIMS(z->B, T, H, d));
     struct qkv g = make_qkv(r, z, OP_SAMPLE | OP_OUTPUT, NAMES);
     a.dq = g.q, a.dk = g.k, a.dv = g.v;
     if (z->bias) a.dbias = op_out(r, "dbias", z->dbias_filled ? OP_FILLED : 0, DIMS(3 * H * d));
     a.accumulate_dbias = z->dbias_filled;
+    if (lg_dtype_bytes(r->F) == 2) {
+        const double *rounded = op_values_of(r, a.o);
+        for (int64_t i = 0; i < lg_numel(&a.o); i++) o[i] -= rounded[i];
+        a.o_low = op_in_values(r, r->F, 0, o, DIMS(z->B, T, H, d));
+    }
+    free(o);
     lg_attention_backward(r->stream, &a);
 }
 
