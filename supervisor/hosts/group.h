@@ -78,11 +78,11 @@ struct lg_beat {
     uint32_t phase; /* lg_group_phase */
     uint64_t life;
     int64_t sent_ns; /* on its own clock */
+    /* The last beat of each; LG_GROUP_AWAITED: there was no time to hear one (lg_group_restore). */
     struct {
         uint64_t life;
         int64_t sent_ns;
-    } heard
-        [LG_PLACES_MAX]; /* the last beat of each; LG_GROUP_AWAITED: there was no time to hear one (lg_group_restore) */
+    } heard[LG_PLACES_MAX];
     struct lg_identity identity;
     struct lg_origin origin;             /* joining: what it would go on from */
     char address[LG_HOST_ADDRESS_BYTES]; /* of its exchange processes */
