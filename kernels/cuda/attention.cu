@@ -7,14 +7,16 @@
  * Forward (Dao, "FlashAttention-2", 2023, algorithm 1): a block of 256 threads owns 32 queries of one
  * head and walks the keys in tiles of 32: S = scale Q K^T (2x2 values a thread), running row maximum
  * and sum, O = diag(e^(m - m')) O + P V (8 threads a row, each 4 columns in 32).
- * Backward: P = e^(S - lse) again; one kernel owns 32 keys and walks the queries (dK, dV), the other
- * owns 32 queries and walks the keys (dQ): nothing is added across blocks, so there are no atomics and
- * the bits are always the same.
+ * Backward: P = e^(S - lse) again, dS = P (dout V - delta); one kernel owns 32 queries and walks the keys, first for delta, then
+ * for dQ, the other owns 32 keys and walks the queries (dK, dV): nothing is added across blocks, so there are no atomics and
+ * the bits are always the same. delta = sum of P dout V / sum of P, of the very values that it is taken from, so that dS adds
+ * up to zero over the keys: an error of delta = dout o would be one of all keys of a query, which adds up in dQ with what the keys
+ * have in common.
  *
  * Shared memory: tiles of 32 rows, in floats; a row takes `row` floats, an odd number of 4s, so that
  * 16-byte reads of 8 neighbouring rows touch all banks once. Forward 3 tiles: 51 KB at d = 128;
  * backward 4 tiles: 133 KB at d = 256, where a block may not have so much 2 that are loaded in turns.
- * Scratch: backward, (B, H, Tq) floats: rows' sums of dout o. */
+ * Scratch: backward, (B, H, Tq) floats: delta. */
 #include "kernels/cuda/common.cuh"
 #include "kernels/cuda/cudnn.h"
 #include "kernels/cuda/long_attention.h"
@@ -348,64 +350,116 @@ static __global__ void delta_kernel(const T *dout, const T *o, const T *o_low, f
 template <typename T> struct backward_args {
     const T *q, *k, *v, *dout;
     const int32_t *k_length;
-    const float *lse, *delta; // (B, H, Tq)
+    const float *lse;
+    float *delta; // (B, H, Tq), as lse
     int64_t q_stride, kv_stride, dq_stride, dkv_stride;
     T *dq, *dk, *dv;
     shape z;
 };
-/* p and ds = scale p (dout v - delta) of the tile of queries q0 and keys k0, four values a thread; score: q k,
- * dp: dout v. */
 template <typename T>
-static __device__ __forceinline__ void gradients(const backward_args<T> &a,
-                                                 const float (&score)[2][2],
-                                                 const float (&dp)[2][2], int q0, int k0, int keys,
-                                                 float *p, float *ds)
+static __device__ __forceinline__ int64_t rows_before(const backward_args<T> &a)
 {
-    const shape &z = a.z;
-    int i0 = threadIdx.x / 16, j0 = threadIdx.x % 16;
-    const float *lse = a.lse + ((int64_t)blockIdx.z * z.H + blockIdx.y) * z.Tq;
-    const float *delta = a.delta + ((int64_t)blockIdx.z * z.H + blockIdx.y) * z.Tq;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int qi = i0 + 16 * (i / 2), kj = j0 + 16 * (i % 2);
-        bool there = q0 + qi < z.Tq && k0 + kj < keys;
-        float w = there ? expf(score[i / 2][i % 2] * z.scale - lse[q0 + qi]) : 0;
-        if (p) p[qi * (TILE + 1) + kj] = w;
-        ds[qi * (TILE + 1) + kj] = there ? w * (dp[i / 2][i % 2] - delta[q0 + qi]) * z.scale : 0;
-    }
+    return ((int64_t)blockIdx.z * a.z.H + blockIdx.y) * a.z.Tq;
 }
-
-template <typename T>
-static __device__ void tile_of_gradients(const backward_args<T> &a, const float *q, const float *k,
-                                         const float *v, const float *dout, int q0, int k0,
-                                         int keys, float *p, float *ds)
-{
+/* Products of the tile of queries q0 and keys k0, four values a thread: rows threadIdx.x / 16 and 16 later, columns threadIdx.x % 16
+ * and 16 later. score: q k, dp: dout v. */
+struct products {
     float score[2][2], dp[2][2];
-    dot2x2(q, k, threadIdx.x / 16, threadIdx.x % 16, a.z, score);
-    dot2x2(dout, v, threadIdx.x / 16, threadIdx.x % 16, a.z, dp);
-    gradients(a, score, dp, q0, k0, keys, p, ds);
+};
+static __device__ __forceinline__ products products_of(const float *q, const float *k,
+                                                       const float *v, const float *dout,
+                                                       const shape &z)
+{
+    products x;
+    dot2x2(q, k, threadIdx.x / 16, threadIdx.x % 16, z, x.score);
+    dot2x2(dout, v, threadIdx.x / 16, threadIdx.x % 16, z, x.dp);
+    return x;
 }
 /* The same where shared memory has room for two tiles, which the four take in turns; dout and v are what is
  * there at the end. */
 template <typename T>
-static __device__ void tile_of_gradients_in_turns(const backward_args<T> &a, float *of_query,
-                                                  float *of_key, int q0, int k0, int keys, float *p,
-                                                  float *ds)
+static __device__ products products_in_turns(const backward_args<T> &a, float *of_query,
+                                             float *of_key, int q0, int k0, int keys)
 {
     const shape &z = a.z;
-    float score[2][2], dp[2][2];
+    products x;
     __syncthreads();
     load_tile<T>(of_query, head_of(a.q, a.q_stride, z.Tq, z), q0, z.Tq, z);
     load_tile<T>(of_key, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
     __syncthreads();
-    dot2x2(of_query, of_key, threadIdx.x / 16, threadIdx.x % 16, z, score);
+    dot2x2(of_query, of_key, threadIdx.x / 16, threadIdx.x % 16, z, x.score);
     __syncthreads();
     load_tile<T>(of_query, head_of(a.dout, (int64_t)z.H * z.d, z.Tq, z), q0, z.Tq, z);
     load_tile<T>(of_key, head_of(a.v, a.kv_stride, z.Tk, z), k0, keys, z);
     __syncthreads();
-    dot2x2(of_query, of_key, threadIdx.x / 16, threadIdx.x % 16, z, dp);
-    gradients(a, score, dp, q0, k0, keys, p, ds);
-    __syncthreads();
+    dot2x2(of_query, of_key, threadIdx.x / 16, threadIdx.x % 16, z, x.dp);
+    return x;
+}
+/* p of query `query` and key `key`, 0 where there is none. */
+template <typename T>
+static __device__ __forceinline__ float weight_of(const backward_args<T> &a, float score, int query,
+                                                  int key, int keys)
+{
+    bool there = query < a.z.Tq && key < keys;
+    return there ? expf(score * a.z.scale - a.lse[rows_before(a) + query]) : 0;
+}
+/* p (or NULL) and ds = scale p (dp - delta) of the tile. */
+template <typename T>
+static __device__ __forceinline__ void gradients(const backward_args<T> &a, const products &x,
+                                                 int q0, int k0, int keys, float *p, float *ds)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int qi = (int)threadIdx.x / 16 + 16 * (i / 2), kj = (int)threadIdx.x % 16 + 16 * (i % 2);
+        float w = weight_of(a, x.score[i / 2][i % 2], q0 + qi, k0 + kj, keys);
+        float delta = q0 + qi < a.z.Tq ? a.delta[rows_before(a) + q0 + qi] : 0;
+        if (p) p[qi * (TILE + 1) + kj] = w;
+        ds[qi * (TILE + 1) + kj] = w * (x.dp[i / 2][i % 2] - delta) * a.z.scale;
+    }
+}
+
+/* A sum and what its roundings have lost (Kahan). */
+struct long_sum {
+    float sum, lost;
+    __device__ __forceinline__ void add(float x)
+    {
+        float more = x - lost, was = sum;
+        sum = was + more;
+        lost = (sum - was) - more;
+    }
+};
+/* A thread's share of the sums over keys of p and p dp, for its two queries. */
+struct mean_sums {
+    long_sum p[2], p_dp[2];
+};
+template <typename T>
+static __device__ __forceinline__ void add_to_means(mean_sums &m, const backward_args<T> &a,
+                                                    const products &x, int q0, int k0, int keys)
+{
+    int i0 = q0 + (int)threadIdx.x / 16, j0 = k0 + (int)threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float w0 = weight_of(a, x.score[i][0], i0 + 16 * i, j0, keys);
+        float w1 = weight_of(a, x.score[i][1], i0 + 16 * i, j0 + 16, keys);
+        m.p[i].add(w0 + w1);
+        m.p_dp[i].add(fmaf(w0, x.dp[i][0], w1 * x.dp[i][1]));
+    }
+}
+/* delta of the tile's queries; the block's threads see it after __syncthreads. */
+template <typename T>
+static __device__ __forceinline__ void store_means(const backward_args<T> &a, const mean_sums &m,
+                                                   int q0)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float p = m.p[i].sum, p_dp = m.p_dp[i].sum;
+        for (int o = 8; o > 0; o /= 2) { /* the 16 threads of a query */
+            p += __shfl_xor_sync(0xffffffff, p, o);
+            p_dp += __shfl_xor_sync(0xffffffff, p_dp, o);
+        }
+        int query = q0 + (int)threadIdx.x / 16 + 16 * i;
+        if (threadIdx.x % 16 == 0 && query < a.z.Tq) a.delta[rows_before(a) + query] = p_dp / p;
+    }
 }
 
 template <typename T, int D>
@@ -425,7 +479,7 @@ static __global__ void __launch_bounds__(THREADS) keys_kernel(const backward_arg
         load_tile<T>(q, head_of(a.q, a.q_stride, z.Tq, z), q0, z.Tq, z);
         load_tile<T>(dout, head_of(a.dout, (int64_t)z.H * z.d, z.Tq, z), q0, z.Tq, z);
         __syncthreads();
-        tile_of_gradients(a, q, k, v, dout, q0, k0, keys, p, ds);
+        gradients(a, products_of(q, k, v, dout, z), q0, k0, keys, p, ds);
         __syncthreads();
         add_rows<D>(dv, 1, p + r, TILE + 1, dout, lane, z);
         add_rows<D>(dk, 1, ds + r, TILE + 1, q, lane, z);
@@ -448,7 +502,8 @@ static __global__ void __launch_bounds__(THREADS) keys_in_turns_kernel(const bac
     int r = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
     float4 dk[D / 32] = {}, dv[D / 32] = {};
     for (int q0 = 0; k0 < keys && q0 < z.Tq; q0 += TILE) {
-        tile_of_gradients_in_turns(a, of_query, of_key, q0, k0, keys, p, ds);
+        gradients(a, products_in_turns(a, of_query, of_key, q0, k0, keys), q0, k0, keys, p, ds);
+        __syncthreads();
         add_rows<D>(dv, 1, p + r, TILE + 1, of_query, lane, z);
         __syncthreads();
         load_tile<T>(of_query, head_of(a.q, a.q_stride, z.Tq, z), q0, z.Tq, z);
@@ -470,8 +525,14 @@ static __global__ void __launch_bounds__(THREADS) queries_in_turns_kernel(const 
     int q0 = blockIdx.x * TILE, keys = keys_of(a.k_length, z);
     int r = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
     float4 dq[D / 32] = {};
+    mean_sums means = {};
+    for (int k0 = 0; k0 < keys; k0 += TILE)
+        add_to_means(means, a, products_in_turns(a, of_query, of_key, q0, k0, keys), q0, k0, keys);
+    store_means(a, means, q0);
     for (int k0 = 0; k0 < keys; k0 += TILE) {
-        tile_of_gradients_in_turns(a, of_query, of_key, q0, k0, keys, (float *)nullptr, ds);
+        const products x = products_in_turns(a, of_query, of_key, q0, k0, keys);
+        gradients(a, x, q0, k0, keys, (float *)nullptr, ds);
+        __syncthreads();
         load_tile<T>(of_key, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
         __syncthreads();
         add_rows<D>(dq, 1, ds + r * (TILE + 1), 1, of_key, lane, z);
@@ -493,14 +554,25 @@ static __global__ void __launch_bounds__(THREADS) queries_kernel(const backward_
     load_tile<T>(q, head_of(a.q, a.q_stride, z.Tq, z), q0, z.Tq, z);
     load_tile<T>(dout, head_of(a.dout, (int64_t)z.H * z.d, z.Tq, z), q0, z.Tq, z);
     float4 dq[D / 32] = {};
-    for (int k0 = 0; k0 < keys; k0 += TILE) {
-        __syncthreads();
-        load_tile<T>(k, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
-        load_tile<T>(v, head_of(a.v, a.kv_stride, z.Tk, z), k0, keys, z);
-        __syncthreads();
-        tile_of_gradients(a, q, k, v, dout, q0, k0, keys, (float *)nullptr, ds);
-        __syncthreads();
-        add_rows<D>(dq, 1, ds + r * (TILE + 1), 1, k, lane, z);
+    mean_sums means = {};
+#pragma unroll 1
+    for (int walk = 0; walk < 2; walk++) {
+#pragma unroll 1
+        for (int k0 = 0; k0 < keys; k0 += TILE) {
+            __syncthreads();
+            load_tile<T>(k, head_of(a.k, a.kv_stride, z.Tk, z), k0, keys, z);
+            load_tile<T>(v, head_of(a.v, a.kv_stride, z.Tk, z), k0, keys, z);
+            __syncthreads();
+            const products x = products_of(q, k, v, dout, z);
+            if (walk == 0) {
+                add_to_means(means, a, x, q0, k0, keys);
+                continue;
+            }
+            gradients(a, x, q0, k0, keys, (float *)nullptr, ds);
+            __syncthreads();
+            add_rows<D>(dq, 1, ds + r * (TILE + 1), 1, k, lane, z);
+        }
+        if (walk == 0) store_means(a, means, q0);
     }
     if (q0 + r >= z.Tq) return;
     int64_t row = ((int64_t)blockIdx.z * z.Tq + q0 + r) * a.dq_stride + (int64_t)blockIdx.y * z.d;
@@ -513,9 +585,10 @@ static void launch_backward(cudaStream_t stream, const backward_args<T> &b)
     size_t keys_bytes = shared_bytes(b.z, 4, 2), queries_bytes = shared_bytes(b.z, 4, 1);
     allow_shared(keys_kernel<T, D>, keys_bytes);
     allow_shared(queries_kernel<T, D>, queries_bytes);
-    keys_kernel<T, D><<<grid_of(b.z.Tk, b.z), THREADS, keys_bytes, stream>>>(b);
+    queries_kernel<T, D>
+        <<<grid_of(b.z.Tq, b.z), THREADS, queries_bytes, stream>>>(b); /* makes delta */
     LG_CUDA_LAUNCHED();
-    queries_kernel<T, D><<<grid_of(b.z.Tq, b.z), THREADS, queries_bytes, stream>>>(b);
+    keys_kernel<T, D><<<grid_of(b.z.Tk, b.z), THREADS, keys_bytes, stream>>>(b);
     LG_CUDA_LAUNCHED();
 }
 template <typename T, int D>
@@ -524,9 +597,10 @@ static void launch_backward_in_turns(cudaStream_t stream, const backward_args<T>
     size_t keys_bytes = shared_bytes(b.z, 2, 2), queries_bytes = shared_bytes(b.z, 2, 1);
     allow_shared(keys_in_turns_kernel<T, D>, keys_bytes);
     allow_shared(queries_in_turns_kernel<T, D>, queries_bytes);
-    keys_in_turns_kernel<T, D><<<grid_of(b.z.Tk, b.z), THREADS, keys_bytes, stream>>>(b);
+    queries_in_turns_kernel<T, D>
+        <<<grid_of(b.z.Tq, b.z), THREADS, queries_bytes, stream>>>(b); /* makes delta */
     LG_CUDA_LAUNCHED();
-    queries_in_turns_kernel<T, D><<<grid_of(b.z.Tq, b.z), THREADS, queries_bytes, stream>>>(b);
+    keys_in_turns_kernel<T, D><<<grid_of(b.z.Tk, b.z), THREADS, keys_bytes, stream>>>(b);
     LG_CUDA_LAUNCHED();
 }
 template <typename T> static void backward(lg_stream *s, const struct lg_attention_backward_args *a)
@@ -548,13 +622,14 @@ template <typename T> static void backward(lg_stream *s, const struct lg_attenti
                           (T *)a->dv.data,
                           shape_of(&a->q, &a->k, a->scale)};
     cudaStream_t stream = lg_cuda_stream_of(s);
-    int64_t rows = (int64_t)b.z.B * b.z.Tq * b.z.H;
     LG_ASSERT(b.z.d <= HEAD_MAX_BACKWARD);
-    delta_kernel<<<(unsigned)ceil_div(rows, THREADS / WARP), THREADS, 0, stream>>>(
-        b.dout, (const T *)a->o.data, (const T *)a->o_low.data, delta, rows, b.z);
-    LG_CUDA_LAUNCHED();
-    if (cuda_mma_attention_backward_takes(lg_cuda_device_of(s), a))
+    if (cuda_mma_attention_backward_takes(lg_cuda_device_of(s), a)) {
+        int64_t rows = (int64_t)b.z.B * b.z.Tq * b.z.H;
+        delta_kernel<<<(unsigned)ceil_div(rows, THREADS / WARP), THREADS, 0, stream>>>(
+            b.dout, (const T *)a->o.data, (const T *)a->o_low.data, delta, rows, b.z);
+        LG_CUDA_LAUNCHED();
         return cuda_mma_attention_backward(s, a, delta);
+    }
     if (b.z.d <= 32) return launch_backward<T, 32>(stream, b);
     if (b.z.d <= 64) return launch_backward<T, 64>(stream, b);
     if (b.z.d <= 128) return launch_backward<T, 128>(stream, b);

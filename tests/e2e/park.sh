@@ -70,8 +70,8 @@ expect "the keeper dies: the status knows" false "$(status_get "$run" .memory_ke
 mend
 train "$run"
 check "the keeper dies: it goes on" wait_step "$run" $((at + 1))
-check "the keeper dies: said so" grep -q "memory cannot be used: its keeper has died; starting again from the newest checkpoint" "$run.out"
-check "the keeper dies: from the checkpoint of step $newest" grep -q "resuming tiny at step $newest from" "$run.out"
+check "the keeper dies: said so" wait_until 60 grep -q "memory cannot be used: its keeper has died; starting again from the newest checkpoint" "$run.out"
+check "the keeper dies: from the checkpoint of step $newest" wait_until 60 grep -q "resuming tiny at step $newest from" "$run.out"
 settle_same "the keeper dies" "$run"
 
 # Where its state lies has changed: its memory is of no use, and said so.
