@@ -20,6 +20,9 @@
  * 3.05e-4, where values about 0.1 to 1 meet its bend.) Attention of wide heads would meet two such
  * errors, 4.1e-4, and asks for fp32.
  *
+ * fp32: what a sum of k products loses by rounding grows with the root of k, as it is added up one by one. So long sums are made
+ * of pieces of at most SUM_MAX products, one call each, which are added up in the output, in order.
+ *
  * cuBLASLt is column-major: D (m, n) of ours is its D^T (n, m) = op(B) op(A). */
 #include "kernels/cuda/gemm.h"
 #include "base/heartbeat.h"
@@ -34,6 +37,7 @@
 
 enum { PROPOSED_MAX = 24, CANDIDATES_MAX = 512, RUNS = 3, PLANS_MAX = 4096 };
 enum { FINALISTS = 6, ROUNDS = 3, LONG_RUNS = 15 };
+enum { SUM_MAX = 256 };
 #define LONG_FLOPS    2e10 /* from here on every tile is tried */
 #define WORKSPACE_MAX ((size_t)32 << 20)
 
@@ -560,43 +564,66 @@ static struct plan plan_locked(struct lg_cuda_gemm *g, const struct problem *p)
     return g->plans[g->n_plans++] = plan;
 }
 
+/* A product as calls of cuBLASLt, each of `piece` elements of k; the epilogue is the last one's, whose k may be smaller. */
+struct calls {
+    int64_t k, piece;
+    struct problem part, last; /* part: all but the last */
+    struct plan part_plan, last_plan;
+};
+static int64_t piece_of(const struct problem *p)
+{
+    if (p->in != LG_F32 || p->out != LG_F32 || p->tf32 || p->k <= SUM_MAX) return p->k;
+    int64_t pieces = (p->k + SUM_MAX - 1) / SUM_MAX;
+    int64_t least = (p->k + pieces - 1) / pieces;
+    return (least + 31) / 32 * 32; /* rows on 16 bytes; SUM_MAX is a multiple */
+}
+
 /* False when cuBLASLt is not asked, or does not do it. */
-static bool plan_of(lg_cuda_device *d, const struct lg_cuda_product *x, struct problem *ret_problem,
-                    struct plan *ret)
+static bool calls_of(lg_cuda_device *d, const struct lg_cuda_product *x, struct calls *ret)
 {
     if (!fits(x) || !lg_cuda_aligned_16(x->bias) || !lg_cuda_aligned_16(x->pre)) return false;
-    *ret_problem = problem_of(d, x);
+    struct problem p = problem_of(d, x);
+    *ret = (struct calls){.k = p.k, .piece = piece_of(&p), .part = p, .last = p};
+    ret->last.k = (p.k - 1) % ret->piece + 1;
+    ret->part.k = ret->piece;
+    ret->part.epilogue = PLAIN, ret->part.side = 0;
+    /* Its sums are over the k of one call. */
+    if (p.epilogue == BIAS_GRADIENT && ret->piece < p.k) return false;
     LG_CUDA(cudaSetDevice(d->index));
     pthread_mutex_lock(&d->gemm->mutex);
-    *ret = plan_locked(d->gemm, ret_problem);
+    ret->last_plan = plan_locked(d->gemm, &ret->last);
+    if (ret->piece < p.k) ret->part_plan = plan_locked(d->gemm, &ret->part);
     pthread_mutex_unlock(&d->gemm->mutex);
-    return !ret->none;
+    return !ret->last_plan.none && !ret->part_plan.none;
 }
 
 bool lg_cuda_gemm_plan(lg_cuda_device *d, const struct lg_cuda_product *x, size_t *ret_workspace)
 {
-    struct problem p;
-    struct plan plan;
-    if (!plan_of(d, x, &p, &plan)) return false;
-    *ret_workspace = plan.workspace;
+    struct calls c;
+    if (!calls_of(d, x, &c)) return false;
+    *ret_workspace = LG_MAX(c.last_plan.workspace, c.part_plan.workspace);
     return true;
 }
 
 bool lg_cuda_gemm_run(lg_stream *s, const struct lg_cuda_product *x)
 {
     lg_cuda_device *d = lg_cuda_device_of(s);
-    struct problem p;
-    struct plan plan;
+    const struct cuda_any_gemm *g = &x->g;
+    const size_t e = lg_dtype_bytes(g->in);
+    struct calls c;
     struct words w;
-    if (!plan_of(d, x, &p, &plan)) return false;
-    struct operands o = {.a = x->g.a,
-                         .b = x->g.b,
-                         .d = x->g.d,
-                         .workspace = x->workspace ? x->workspace : s->scratch,
-                         .bias = x->bias,
-                         .pre = x->pre,
-                         .beta = x->g.accumulate ? 1 : 0};
-    put_into_words(&p, &o, &w);
-    LT(multiply(d->gemm, &w, &plan, &o, lg_cuda_stream_of(s)));
+    if (!calls_of(d, x, &c)) return false;
+    for (int64_t at = 0; at < c.k; at += c.piece) {
+        const bool last = at + c.piece >= c.k;
+        struct operands o = {.a = (const char *)g->a + (size_t)(at * g->sa_k) * e,
+                             .b = (const char *)g->b + (size_t)(at * g->sb_k) * e,
+                             .d = g->d,
+                             .workspace = x->workspace ? x->workspace : s->scratch,
+                             .bias = x->bias,
+                             .pre = x->pre,
+                             .beta = g->accumulate || at > 0 ? 1 : 0};
+        put_into_words(last ? &c.last : &c.part, &o, &w);
+        LT(multiply(d->gemm, &w, last ? &c.last_plan : &c.part_plan, &o, lg_cuda_stream_of(s)));
+    }
     return true;
 }
