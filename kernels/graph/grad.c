@@ -9,12 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    PIECES_MAX = 1024,
-    /* Attention over so many queries and keys keeps what its output lost by rounding (ops.def: o_low). Of fewer, it is a
-     * larger part of all activations, and sums over fewer keys cancel less. */
-    MANY_TOKENS = 512
-};
+enum { PIECES_MAX = 1024 };
 
 /* Of one value of the forward. */
 struct record {
@@ -632,7 +627,7 @@ static void switch_on(lg_graph *g, int node)
         if (!a->lse.rank)
             a->lse =
                 lg_graph_value(g, "lse", lg_t3(NULL, type, a->q.dim[0], a->q.dim[2], a->q.dim[1]));
-        const bool many = LG_MIN(a->q.dim[1], a->k.dim[1]) >= MANY_TOKENS;
+        const bool many = LG_MIN(a->q.dim[1], a->k.dim[1]) >= LG_GRAD_MANY_TOKENS;
         if (!a->o_low.rank && many && lg_dtype_bytes(a->o.dtype) == 2)
             a->o_low = lg_graph_value(g, "o_low", a->o);
     }

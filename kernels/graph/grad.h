@@ -7,11 +7,15 @@
  *
  * A value that is read in parts (the slices of a packed q, k, v; the chunks of a modulation) has one gradient, of
  * which each reader writes its part; the parts must cover it. A forward may name outputs that only a backward
- * needs (pre, lse): where they are absent they are switched on here.
+ * needs (pre, lse, o_low): where they are absent they are switched on here.
  *
  * Source of the formulas: kernels/ref64, held to finite differences by tests/unit/test_ops_fd.c. */
 #pragma once
 #include "kernels/graph/graph.h"
+
+/* Attention over so many queries and keys keeps what its output lost by rounding (ops.def: o_low). Of fewer, it is a larger part of all
+ * activations, and sums over fewer keys cancel less. */
+enum { LG_GRAD_MANY_TOKENS = 512 };
 
 struct lg_gradient {
     lg_tensor of; /* a whole value of the graph */

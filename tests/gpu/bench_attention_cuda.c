@@ -6,10 +6,11 @@
  * backward 10, which is what it takes beyond the forward's time, of both 14. From 512 tokens on with o_low, as a step
  * does it (kernels/graph/grad.c), unless NO_O_LOW is set. For the path of another GPU set LG_CUDA_CAPABILITY. */
 #include "base/clock.h"
+#include "kernels/graph/grad.h"
 #include "kernels/ops.h"
 #include "tests/gpu/gpu_test.h"
 
-enum { ROUNDS = 7, CALLS = 10, MANY_TOKENS = 512 };
+enum { ROUNDS = 7, CALLS = 10 };
 static lg_device *device;
 static lg_stream *stream;
 
@@ -82,7 +83,7 @@ static void bench(int64_t d, int64_t T, int64_t B, int64_t H)
                                            .dk = heads(dqkv, T, H, d, 1),
                                            .dv = heads(dqkv, T, H, d, 2),
                                            .scale = 1 / sqrt((double)d)};
-    if (T >= MANY_TOKENS && !getenv("NO_O_LOW")) a.o_low = heads(low, T, H, d, 0);
+    if (T >= LG_GRAD_MANY_TOKENS && !getenv("NO_O_LOW")) a.o_low = heads(low, T, H, d, 0);
     lg_stream *dry;
     gpu_need(lg_stream_open_dry(device, &dry));
     enqueue(dry, &a, true);

@@ -7,6 +7,7 @@
  * many tokens (kernels/graph/grad.c); and o of few.
  *
  * usage: test_long_attention_cuda [FIRST]      FIRST: number of the first of SHAPES */
+#include "kernels/graph/grad.h"
 #include "kernels/ops.h"
 #include "tests/gpu/gpu_test.h"
 
@@ -69,12 +70,7 @@ static void *filled(int64_t count, uint32_t seed, double scale, double mean)
     free(v);
     return p;
 }
-enum {
-    SEED_QKV = 1,
-    SEED_DOUT = 3,
-    SCALE_QKV = 2,
-    MANY_TOKENS = 512 /* as in kernels/graph/grad.c */
-};
+enum { SEED_QKV = 1, SEED_DOUT = 3, SCALE_QKV = 2 };
 static const double MEAN_QKV = 0.5; /* what keys have in common */
 
 /* Slice i of rows of 3 D elements. */
@@ -153,7 +149,7 @@ static void results(const struct shape *z, const char *precision, double *ret[2]
         .dv = slice(dkv, z, z->Tk, 2),
         .dbias = lg_t1(alloc(3 * D, LG_F32), LG_F32, 3 * D),
         .scale = 1 / sqrt((double)d)};
-    if (lg_dtype_bytes(type) == 2 && LG_MIN(z->Tq, z->Tk) >= MANY_TOKENS)
+    if (lg_dtype_bytes(type) == 2 && LG_MIN(z->Tq, z->Tk) >= LG_GRAD_MANY_TOKENS)
         a.o_low = lg_t4(filled(values, 7, 1, 0), type, B, z->Tq, H, d);
     if (z->length) {
         double lengths[SAMPLES_MAX];
@@ -238,7 +234,7 @@ static void check_roundings(const struct shape *z, const struct gpu_precision *p
     double *x = malloc(n * 5 * sizeof *x);
     LG_ASSERT(x);
     head_in_fp64(z, NULL, false, x, x + n);
-    const bool many = T >= MANY_TOKENS;
+    const bool many = T >= LG_GRAD_MANY_TOKENS;
     head_in_fp64(z, many ? NULL : got[O], true, x + 2 * n, x + 3 * n);
     for (int o = DQ; o <= DK; o++) {
         for (int64_t i = 0; i < T * d; i++)

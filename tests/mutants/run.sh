@@ -83,7 +83,7 @@ tests_of_file() {
     base/lifetimes.*) echo graph graph_recompute lent ;;
     stages/nets/sincos.*) echo denoiser_golden denoiser_shapes published clips sequence ;;
     stages/nets/latte.* | stages/nets/ltx.* | stages/nets/adaln.*) echo clips sequence ;;
-    kernels/graph/grad.*) echo graph_grad ;;
+    kernels/graph/grad.*) echo graph_grad graph_attention ;;
     kernels/graph/exchange.*) echo graph_exchange sequence ;;
     kernels/graph/fuse.*) echo graph_fuse ;;
     kernels/graph/recompute.*) echo graph_recompute ;;
@@ -96,7 +96,7 @@ tests_of_file() {
     config/rules.* | config/models.*) echo config plan pretrained e2e:resume ;;
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 text_storage ;;
     stages/text/*) echo e2e:sd3 ;;
-    kernels/graph/*) echo graph graph_grad graph_recompute t5 lent ;;
+    kernels/graph/*) echo graph graph_grad graph_attention graph_recompute t5 lent ;;
     kernels/op_check.*) echo ops_checks ;;
     stages/nets/autoencoder* | stages/nets/video.* | stages/nets/tiles.*) echo ltx_vae autoencoder ;;
     stages/nets/denoiser.*) echo clips denoiser_recompute denoiser_shapes adapter sequence ;;
