@@ -463,6 +463,16 @@ static void check_latents(struct rules *r)
         broken(r, "data.buckets",
                "data.buckets without vae.model: latents of a data set have one shape; set "
                "vae.model and name pictures in data.path, or set data.buckets to \"square\"");
+    if (c->data_flip)
+        broken(r, "data.flip",
+               "data.flip without vae.model: a latent is not mirrored, since the mirrored picture "
+               "has another; set "
+               "vae.model and name pictures in data.path, or set data.flip to false");
+    if (!strcmp(c->data_crop, "random"))
+        broken(r, "data.crop",
+               "data.crop = \"random\" without vae.model: latents are taken whole; set vae.model "
+               "and name pictures in "
+               "data.path, or set data.crop to \"center\"");
     if (cells.height < 1 || cells.width < 1 || cells.height % c->model_patch ||
         cells.width % c->model_patch)
         broken(r, given ? "data.latent_size" : "data.size",

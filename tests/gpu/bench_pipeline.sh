@@ -98,7 +98,7 @@ finish() { # STATUS RUN
     for l in "$T/$2"/logs/*.log; do echo "== $l"; tail -3 "$l"; done
     exit 1
 }
-from_latents=(--set vae.model= --set data.path="$data/latents-$side" --set data.latent_size=$((side / 8)))
+from_latents=(--set vae.model= --set data.flip=false --set data.path="$data/latents-$side" --set data.latent_size=$((side / 8)))
 from_pictures=(--set vae.model="$data/vae-$vae" --set data.path="$data/pictures-$side")
 
 # step ms data_wait_ms ckpt_wait_ms, one line per step after the warm-up

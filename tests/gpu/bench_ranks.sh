@@ -96,7 +96,7 @@ run() {
     [ "$ranks" = 1 ] || [ "$device" = host ] || on=$(seq -s, 0 $((ranks - 1)))
     before=$(memory)
     options=(--set device="$device" --set trainer.max_steps=100000 --set 'sample.captions=[]'
-        --set checkpoint.every=0 --set vae.model= --set trainer.ranks="$ranks" --set trainer.gpus="$on"
+        --set checkpoint.every=0 --set vae.model= --set data.flip=false --set trainer.ranks="$ranks" --set trainer.gpus="$on"
         --set trainer.global_batch_size="$samples" "$@" ${extra[@]+"${extra[@]}"})
     "$lgsup" start "$bundle/examples/dit-xl2/pipeline-class.toml" --set job.dir="$T/$name" "${options[@]}" >"$T/$name.out" 2>&1 </dev/null &
     pid=$!

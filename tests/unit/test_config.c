@@ -559,6 +559,10 @@ static void test_rules_buckets(void **state)
            "data.buckets=[\"16x32\",\"32x16\"]", "parallel.sp=4", "trainer.ranks=4");
     BREAKS("data.buckets without vae.model: latents of a data set have one shape",
            "data.buckets=ratio", "vae.model=", "data.latent_size=16");
+    BREAKS("data.flip without vae.model: a latent is not mirrored", "data.flip=true",
+           "vae.model=", "data.latent_size=16");
+    BREAKS("data.crop = \"random\" without vae.model: latents are taken whole", "data.crop=random",
+           "vae.model=", "data.latent_size=16");
     BREAKS("vae.chunk = 8 does not divide trainer.micro_batch_size = 4", "data.buckets=ratio",
            "vae.chunk=8", "trainer.micro_batch_size=4");
 }
