@@ -2,7 +2,7 @@
  *
  * The schema's table drives everything: defaults are set, then the file's items, then the
  * overrides, each checked for name, type and range where it stands; problems are collected and
- * reported together. What is wrong between keys is the business of rules.c.
+ * reported together. What is wrong between keys is the business of rules.c and rules_*.c.
  *
  * Paths are stored absolute, so that the saved effective config means the same from anywhere.
  * Memory: strings of a few bytes; running out of it here is treated as a bug. */

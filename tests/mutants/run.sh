@@ -93,7 +93,7 @@ tests_of_file() {
     stages/io/mixture.*) echo mixture e2e:sources ;;
     stages/io/source.* | stages/io/source_index.* | stages/io/source_parts.*) echo source clip_source samples e2e:sources ;;
     config/tokenizer_files.*) echo bpe config e2e:clip ;;
-    config/rules.* | config/models.*) echo config plan pretrained e2e:resume ;;
+    config/rules* | config/models.*) echo config plan pretrained e2e:resume ;;
     stages/nets/clip.* | stages/nets/text_encoder.*) echo clip t5 text_storage ;;
     stages/text/*) echo e2e:sd3 ;;
     kernels/graph/*) echo graph graph_grad graph_attention graph_recompute t5 lent ;;
