@@ -90,6 +90,7 @@ static void check_window_role(struct lg_rules *r, const char *role, int64_t inst
     char key[48];
     snprintf(key, sizeof key, "%s.chunk", role);
     int64_t batch = r->c->trainer_global_batch_size / r->c->hosts_count;
+    if (batch < 1) return; /* said already: there is none for each host */
     int64_t batches = r->c->window_batches;
     int64_t window = batches * batch, need = 2 * batch + instances * chunk;
     if (window % chunk != 0)

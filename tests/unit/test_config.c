@@ -527,6 +527,8 @@ static void test_rules_hosts(void **state)
            "hosts.transport=nccl");
     assert_int_equal(CHECK("hosts.count=3", "hosts.key=k"), LG_ERR_CONFIG);
     assert_message("does not divide by hosts.count = 3"); /* nor does the window, then */
+    assert_int_equal(CHECK("hosts.count=64", "hosts.key=k"), LG_ERR_CONFIG);
+    assert_message("does not divide by hosts.count = 64"); /* no sample for each */
 }
 
 static void test_rules_buckets(void **state)
