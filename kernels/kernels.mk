@@ -22,7 +22,7 @@ SO_LDFLAGS := $(if $(SAN),,-Wl,--no-undefined)
 SHARED_OBJ := $(patsubst %,$(BUILD)/obj/kernels/%.c.o,tensor rows8 interface) \
     $(patsubst %,$(BUILD)/obj/base/%.c.o,philox err heartbeat log printable utf8 clock)
 
-$(BUILD)/obj/kernels/rows8.c.o $(BUILD)/obj/kernels/ref64/linear.c.o: CFLAGS += -O3
+$(addprefix $(BUILD)/obj/kernels/,rows8.c.o $(addprefix ref64/,linear.c.o conv.c.o clip.c.o)): CFLAGS += -O3
 
 # The headers that programs and backends must agree on (interface.c, which includes them all).
 INTERFACE := $(addprefix kernels/,backend.h device.h info.h link.h ops.h ops.def rows8.h tensor.h)

@@ -1,6 +1,9 @@
 /* One clip, (frames, H, W, C): convolution over time, norms of its channels, boxes of it as channels, and its ends. */
 #include "kernels/ref64/ref64.h"
 #include <math.h>
+#include <stdlib.h>
+
+#include "base/check.h"
 
 /* Position of y: frame, row, column, channel. */
 struct cell {
@@ -20,19 +23,37 @@ void ref64_conv3d_forward(lg_stream *s, const struct lg_conv3d_forward_args *a)
 {
     const lg_tensor y = a->y.data ? a->y : a->normed;
     const int64_t t = a->w.dim[1], u = a->w.dim[2], v = a->w.dim[3], I = a->w.dim[4];
-    for (int64_t o = 0; o < lg_numel(&y); o++) {
-        const struct cell p = cell_of(y, o);
-        double sum = ref64_data(a->bias)[p.c];
-        for (int64_t k = 0; k < t * u * v; k++) {
-            struct cell q = {p.d * a->stride_time + k / (u * v),
-                             p.h * a->stride + k / v % u - a->pad, p.w * a->stride + k % v - a->pad,
-                             0};
-            if (q.h < 0 || q.h >= a->x.dim[1] || q.w < 0 || q.w >= a->x.dim[2]) continue;
-            for (; q.c < I; q.c++)
-                sum += at(a->x, q) * ref64_data(a->w)[(p.c * t * u * v + k) * I + q.c];
+    const int64_t O = y.dim[3], K = t * u * v * I;
+    double *columns =
+        malloc((size_t)(K * REF64_SUMS) * sizeof *columns); // (K, REF64_SUMS): filters, transposed
+    LG_ASSERT(columns);
+    for (int64_t first = 0; first < O; first += REF64_SUMS) {
+        const int64_t channels = LG_MIN(REF64_SUMS, O - first);
+        for (int64_t k = 0; k < K; k++)
+            for (int64_t r = 0; r < REF64_SUMS; r++)
+                columns[k * REF64_SUMS + r] =
+                    r < channels ? ref64_data(a->w)[(first + r) * K + k] : 0;
+        for (int64_t o = first; o < lg_numel(&y); o += O) {
+            const struct cell p = cell_of(y, o);
+            double sum[REF64_SUMS];
+            for (int64_t r = 0; r < REF64_SUMS; r++)
+                sum[r] = r < channels ? ref64_data(a->bias)[first + r] : 0;
+            for (int64_t k = 0; k < t * u * v; k++) {
+                const struct cell q = {p.d * a->stride_time + k / (u * v),
+                                       p.h * a->stride + k / v % u - a->pad,
+                                       p.w * a->stride + k % v - a->pad, 0};
+                if (q.h < 0 || q.h >= a->x.dim[1] || q.w < 0 || q.w >= a->x.dim[2]) continue;
+                const double *pixel =
+                    ref64_data(a->x) + ((q.d * a->x.dim[1] + q.h) * a->x.dim[2] + q.w) * I;
+                const double *filters = columns + k * I * REF64_SUMS;
+                ref64_add_products(sum, pixel, filters, I);
+            }
+            for (int64_t r = 0; r < channels; r++)
+                ref64_data(y)[o + r] =
+                    sum[r] + (a->residual.data ? ref64_data(a->residual)[o + r] : 0);
         }
-        ref64_data(y)[o] = sum + (a->residual.data ? ref64_data(a->residual)[o] : 0);
     }
+    free(columns);
     if (!a->normed.data) return;
     const int64_t rows = lg_numel(&y) / y.dim[3];
     ref64_rms_act_forward(

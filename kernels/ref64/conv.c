@@ -1,27 +1,46 @@
 /* Convolution and nearest upsampling, (N, H, W, C). */
 #include "kernels/ref64/ref64.h"
 
+#include <stdlib.h>
+
+#include "base/check.h"
+
 void ref64_conv2d_forward(lg_stream *s, const struct lg_conv2d_forward_args *a)
 {
     int64_t H = a->x.dim[1], W = a->x.dim[2], Ci = a->x.dim[3];
     int64_t Co = a->w.dim[0], kh = a->w.dim[1], kw = a->w.dim[2];
-    int64_t Ho = a->y.dim[1], Wo = a->y.dim[2];
+    int64_t Ho = a->y.dim[1], Wo = a->y.dim[2], pixels = lg_numel(&a->y) / Co, K = kh * kw * Ci;
     const double *x = ref64_data(a->x), *w = ref64_data(a->w), *residual = ref64_data(a->residual);
+    const double *bias = ref64_data(a->bias);
     double *y = ref64_data(a->y);
-    for (int64_t o = 0; o < lg_numel(&a->y); o++) {
-        int64_t co = o % Co, wo = o / Co % Wo, ho = o / (Co * Wo) % Ho, n = o / (Co * Wo * Ho);
-        double sum = ref64_data(a->bias)[co];
-        for (int64_t i = 0; i < kh; i++) {
-            for (int64_t j = 0; j < kw; j++) {
-                int64_t hi = ho * a->stride + i - a->top, wi = wo * a->stride + j - a->left;
-                if (hi < 0 || hi >= H || wi < 0 || wi >= W) continue;
-                const double *pixel = x + ((n * H + hi) * W + wi) * Ci;
-                const double *filter = w + ((co * kh + i) * kw + j) * Ci;
-                for (int64_t c = 0; c < Ci; c++) sum += pixel[c] * filter[c];
+    double *columns =
+        malloc((size_t)(K * REF64_SUMS) * sizeof *columns); // (K, REF64_SUMS): filters, transposed
+    LG_ASSERT(columns);
+    for (int64_t first = 0; first < Co; first += REF64_SUMS) {
+        const int64_t channels = LG_MIN(REF64_SUMS, Co - first);
+        for (int64_t k = 0; k < K; k++)
+            for (int64_t r = 0; r < REF64_SUMS; r++)
+                columns[k * REF64_SUMS + r] = r < channels ? w[(first + r) * K + k] : 0;
+        for (int64_t p = 0; p < pixels; p++) {
+            int64_t wo = p % Wo, ho = p / Wo % Ho, n = p / (Wo * Ho);
+            double sum[REF64_SUMS];
+            for (int64_t r = 0; r < REF64_SUMS; r++) sum[r] = r < channels ? bias[first + r] : 0;
+            for (int64_t i = 0; i < kh; i++) {
+                for (int64_t j = 0; j < kw; j++) {
+                    int64_t hi = ho * a->stride + i - a->top, wi = wo * a->stride + j - a->left;
+                    if (hi < 0 || hi >= H || wi < 0 || wi >= W) continue;
+                    const double *pixel = x + ((n * H + hi) * W + wi) * Ci;
+                    const double *filters = columns + (i * kw + j) * Ci * REF64_SUMS;
+                    ref64_add_products(sum, pixel, filters, Ci);
+                }
+            }
+            for (int64_t r = 0; r < channels; r++) {
+                const int64_t o = p * Co + first + r;
+                y[o] = residual ? sum[r] + residual[o] : sum[r];
             }
         }
-        y[o] = residual ? sum + residual[o] : sum;
     }
+    free(columns);
     if (a->mean_var.data) ref64_group_mean_var(a->y, a->mean_var.dim[1], ref64_data(a->mean_var));
 }
 
@@ -51,7 +70,8 @@ void ref64_conv2d_backward_data(lg_stream *s, const struct lg_conv2d_backward_da
             for (int64_t j = 0; j < k.v; j++) {
                 const int64_t at = pixel_of(&k, o, i, j);
                 const double *filter = w + ((o % k.O * k.u + i) * k.v + j) * k.I;
-                for (int64_t c = 0; at >= 0 && c < k.I; c++) dx[at + c] += dy[o] * filter[c];
+                if (at < 0) continue;
+                for (int64_t c = 0; c < k.I; c++) dx[at + c] += dy[o] * filter[c];
             }
 }
 
@@ -70,7 +90,8 @@ void ref64_conv2d_backward_weight(lg_stream *s, const struct lg_conv2d_backward_
             for (int64_t j = 0; j < k.v; j++) {
                 const int64_t at = pixel_of(&k, o, i, j);
                 double *filter = dw + ((o % k.O * k.u + i) * k.v + j) * k.I;
-                for (int64_t c = 0; at >= 0 && c < k.I; c++) filter[c] += dy[o] * x[at + c];
+                if (at < 0) continue;
+                for (int64_t c = 0; c < k.I; c++) filter[c] += dy[o] * x[at + c];
             }
     }
 }

@@ -5,10 +5,6 @@
 
 #include "base/check.h"
 
-enum {
-    TOGETHER = 8
-}; /* rows whose sums are made side by side: each in the order of its own index, so of the same bits as alone */
-
 void ref64_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
 {
     int64_t M = a->x.dim[0], K = a->w.dim[1], width = a->x.dim[1], all = a->w.dim[0];
@@ -16,23 +12,21 @@ void ref64_linear_forward(lg_stream *s, const struct lg_linear_forward_args *a)
     const double *x = ref64_data(a->x), *w = ref64_data(a->w), *bias = ref64_data(a->bias);
     const double *residual = ref64_data(a->residual);
     double *y = ref64_data(a->y), *pre = ref64_data(a->pre);
-    double *columns = malloc((size_t)(width * TOGETHER) *
-                             sizeof *columns); // (width, TOGETHER): rows of x, transposed
+    double *columns = malloc((size_t)(width * REF64_SUMS) *
+                             sizeof *columns); // (width, REF64_SUMS): rows of x, transposed
     LG_ASSERT(columns);
-    for (int64_t m = 0; m < M; m += TOGETHER) {
-        const int64_t rows = M - m < TOGETHER ? M - m : TOGETHER;
+    for (int64_t m = 0; m < M; m += REF64_SUMS) {
+        const int64_t rows = M - m < REF64_SUMS ? M - m : REF64_SUMS;
         for (int64_t j = 0; j < width; j++)
-            for (int64_t r = 0; r < TOGETHER; r++)
-                columns[j * TOGETHER + r] = r < rows ? x[(m + r) * width + j] : 0;
+            for (int64_t r = 0; r < REF64_SUMS; r++)
+                columns[j * REF64_SUMS + r] = r < rows ? x[(m + r) * width + j] : 0;
         for (int64_t n = 0; n < all; n++) {
-            const double *of = &columns[n / N * K * TOGETHER];
-            double sum[TOGETHER];
-            for (int64_t r = 0; r < TOGETHER; r++)
+            const double *of = &columns[n / N * K * REF64_SUMS];
+            double sum[REF64_SUMS];
+            for (int64_t r = 0; r < REF64_SUMS; r++)
                 sum[r] =
                     (bias ? bias[n] : 0) + (residual && r < rows ? residual[(m + r) * all + n] : 0);
-            for (int64_t k = 0; k < K; k++)
-                for (int64_t r = 0; r < TOGETHER; r++)
-                    sum[r] += of[k * TOGETHER + r] * w[n * apart + k];
+            ref64_add_products(sum, &w[n * apart], of, K);
             for (int64_t r = 0; r < rows; r++) {
                 if (pre) pre[(m + r) * all + n] = sum[r];
                 y[(m + r) * all + n] = ref64_act(a->act, sum[r]);
@@ -48,12 +42,12 @@ void ref64_linear_backward_data(lg_stream *s, const struct lg_linear_backward_da
     int64_t N = all / (width / K), apart = lg_row_stride(&a->w, 1);
     const double *dy = ref64_data(a->dy), *w = ref64_data(a->w), *pre = ref64_data(a->pre);
     double *dx = ref64_data(a->dx), *dbias = ref64_data(a->dbias);
-    double *sums = malloc((size_t)((TOGETHER + 1) * width) * sizeof *sums);
-    double *total = &sums[TOGETHER * width];
+    double *sums = malloc((size_t)((REF64_SUMS + 1) * width) * sizeof *sums);
+    double *total = &sums[REF64_SUMS * width];
     LG_ASSERT(sums);
     for (int64_t j = 0; j < width; j++) total[j] = 0;
-    for (int64_t m = 0; m < M; m += TOGETHER) {
-        const int64_t rows = M - m < TOGETHER ? M - m : TOGETHER;
+    for (int64_t m = 0; m < M; m += REF64_SUMS) {
+        const int64_t rows = M - m < REF64_SUMS ? M - m : REF64_SUMS;
         for (int64_t j = 0; j < rows * width; j++) sums[j] = 0;
         for (int64_t n = 0; n < all; n++)
             for (int64_t r = 0; r < rows; r++) {
@@ -81,11 +75,11 @@ void ref64_linear_backward_weight(lg_stream *s, const struct lg_linear_backward_
     int64_t N = all / (width / K);
     const double *dy = ref64_data(a->dy), *x = ref64_data(a->x);
     double *dw = ref64_data(a->dw), *dbias = ref64_data(a->dbias);
-    double *sums = malloc((size_t)(TOGETHER * K) * sizeof *sums);
+    double *sums = malloc((size_t)(REF64_SUMS * K) * sizeof *sums);
     LG_ASSERT(sums);
-    for (int64_t first = 0; first < all; first += TOGETHER) {
-        const int64_t rows = all - first < TOGETHER ? all - first : TOGETHER;
-        double total[TOGETHER] = {0};
+    for (int64_t first = 0; first < all; first += REF64_SUMS) {
+        const int64_t rows = all - first < REF64_SUMS ? all - first : REF64_SUMS;
+        double total[REF64_SUMS] = {0};
         for (int64_t k = 0; k < rows * K; k++) sums[k] = 0;
         for (int64_t m = 0; m < M; m++)
             for (int64_t r = 0; r < rows; r++) {

@@ -1,5 +1,5 @@
 /* The reference backend: every operation in plain C and double, as the formula in ops.h reads.
- * Nothing here is fast but products (linear.c), for which tests of wide nets would wait; where clarity and speed differ, clarity wins. */
+ * Nothing here is fast but products (linear.c) and convolutions (conv.c, clip.c), for which tests of wide nets would wait; where clarity and speed differ, clarity wins. */
 #pragma once
 #include "kernels/backend.h"
 
@@ -24,4 +24,24 @@ void ref64_group_mean_var(lg_tensor x, int64_t groups, double *ret);
 static inline void ref64_put(double *out, double value, bool accumulate)
 {
     *out = accumulate ? *out + value : value;
+}
+
+enum {
+    REF64_SUMS = 8
+}; /* made side by side: each in the order of its own index, so of the same bits as alone */
+
+/* sum[r] += a[k] columns[k][r] for k = 0 ... n - 1, by two lanes of a register: compilers do not see it in the plain loops. */
+static inline void ref64_add_products(double sum[REF64_SUMS], const double *a,
+                                      const double *columns, int64_t n)
+{
+    typedef double pair __attribute__((vector_size(16), aligned(8), may_alias));
+    const pair *column = (const pair *)columns;
+    pair *sums = (pair *)sum, s0 = sums[0], s1 = sums[1], s2 = sums[2], s3 = sums[3];
+    for (int64_t k = 0; k < n; k++, column += 4) {
+        s0 += a[k] * column[0];
+        s1 += a[k] * column[1];
+        s2 += a[k] * column[2];
+        s3 += a[k] * column[3];
+    }
+    sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;
 }

@@ -95,7 +95,12 @@ void sim_hosts_net_turn(struct world *w)
     const int most = 4 * HOSTS * HOSTS * RANKS; /* few are in use, and those are the first */
     const int first = (int)sim_hosts_random(w, (uint64_t)most);
     for (int i = 0; i < CONNECTIONS; i++) {
-        struct connection *c = &w->connection[i < most ? (first + i) % most : i];
+        const int at = i < most ? (first + i) % most : i;
+        struct connection *c = &w->connection[at];
+        if (at >= w->n_connections) { /* nor are those after it, up to where it begins anew */
+            i = i < most && first + i < most ? most - 1 - first : CONNECTIONS;
+            continue;
+        }
         if (!c->used || c->failed || !c->n || w->cut[c->from_host][c->to_host]) continue;
         if (!c->to || !c->to->alive) { /* of a dead host nothing is heard */
             if (!c->to || c->to->of->up) c->failed = true;
@@ -125,7 +130,7 @@ void sim_hosts_net_fail_one(struct world *w)
 /* Places of the dead are no places any more; of what it was sending, half may have come. */
 void sim_hosts_net_died(struct world *w, struct node *n, bool with_host)
 {
-    for (int i = 0; i < CONNECTIONS; i++) {
+    for (int i = 0; i < w->n_connections; i++) {
         struct connection *c = &w->connection[i];
         if (!c->used) continue;
         if (c->to == n) {
@@ -194,6 +199,7 @@ static int net_connect(lg_transport *t, int peer, const char *address, uint32_t 
     for (int i = 0; i < CONNECTIONS; i++) {
         struct connection *c = &w->connection[i];
         if (c->used) continue;
+        w->n_connections = LG_MAX(w->n_connections, i + 1);
         struct message *queue = c->queue ? c->queue : calloc(QUEUE, sizeof *queue);
         *c = (struct connection){.used = true,
                                  .from = t->node,
@@ -262,7 +268,7 @@ static void net_cut_off(lg_transport *t)
     struct world *w = t->node->w;
     may_die(w);
     if (sim_hosts_is(w, SIM_HOSTS_NEVER_CUT_OFF)) return;
-    for (int i = 0; i < CONNECTIONS; i++) {
+    for (int i = 0; i < w->n_connections; i++) {
         struct connection *c = &w->connection[i];
         if (!c->used || c->to != t->node) continue;
         drop_all(c);

@@ -103,6 +103,7 @@ struct world {
     struct life *victim; /* dies then; NULL: nobody */
     uint64_t victim_dies;
     struct connection connection[CONNECTIONS];
+    int n_connections; /* so many of them have been used */
     struct node *all[LIVES * 64];
     int n_nodes;
     struct reference ref;

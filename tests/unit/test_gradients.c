@@ -140,9 +140,12 @@ static void begin(struct rank *k)
 
 static bool is_frozen(const lg_params *t, size_t i)
 {
-    for (int p = 0; p < t->n; p++)
+    static int p; /* mostly that of the element before */
+    for (int n = 0; n <= t->n; n++, p++) {
+        if (p >= t->n) p = 0;
         if (i >= t->p[p].offset && i - t->p[p].offset < t->p[p].count)
             return t->group[t->p[p].group].is_frozen;
+    }
     return true; /* a gap */
 }
 
