@@ -112,11 +112,8 @@ int lg_backend_load(const char *device_name, const char *symbol, struct lg_backe
     LG_TRY(find_backend(backend, path));
     /* Read by OpenMP when it is loaded. Stages share the cores: a thread that spins at a barrier takes
      * the core from whoever would end the wait. (The operations' tests on two loaded cores: 7.0 s of
-     * CPU time spinning, 2.1 s sleeping.) But to sleep and to be woken costs more than the microseconds
-     * that an operation of a small net takes: GNU's looks some 20 us before it sleeps. (1000 steps of a
-     * tiny net on two threads: 3.0 s of CPU time sleeping at once, 1.5 s looking first.) */
+     * CPU time spinning, 2.1 s sleeping.) */
     setenv("OMP_WAIT_POLICY", "passive", 0);
-    setenv("GOMP_SPINCOUNT", "1000", 0);
     void *dl = load(backend, path);
     if (!dl)
         return LG_FAIL(LG_ERR_FAILED,
