@@ -50,7 +50,7 @@ make_in() { # BUILD TARGET... [VARIABLE=...]
     local dir=$1
     shift
     mkdir -p "$dir"
-    env -u MAKEFLAGS -u MAKELEVEL make -s -j"$((jobs + 1))" BUILD="$dir" "$@" >"$dir/build.log" 2>&1 || {
+    env -u MAKEFLAGS -u MAKELEVEL make -s -j"$jobs" BUILD="$dir" "$@" >"$dir/build.log" 2>&1 || {
         grep -E 'error|Error|undefined|\*\*\*' "$dir/build.log" | head -20
         broken "build of $dir (all of it: $dir/build.log)"
         return 1
