@@ -114,6 +114,9 @@ all: $(PROGS) $(BACKENDS) $(AV_SO)
 
 # Tests take half as long to compile as what they test. What they compute in is the library's.
 $(BUILD)/obj/tests/unit/%.c.o $(BUILD)/obj/tests/sim/%.c.o: OPT = -O1
+# The longest of all to compile, for files of some KB.
+$(BUILD)/obj/config/toml.cpp.o: OPT = $(if $(SAN),-O0,-O1)
+$(BUILD)/obj/tests/unit/isas.c.o: CPPFLAGS += -DISAS='"$(ISAS)"'
 $(BUILD)/obj/%.c.o: %.c
 	@mkdir -p $(@D)
 	@echo "  CC    $<"

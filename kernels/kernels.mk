@@ -2,11 +2,12 @@
 #
 # The host backend's plain C is compiled once per instruction set (no -march=native): the plan names
 # the set, the backend picks the matching table, so the bits do not depend on the build machine.
+# ISAS picks some, for a build that shall be done sooner; a plan that names another is refused.
 # Nor on the options here: -ffp-contract=off comes from CFLAGS, and none of these may change a value
 # (-ffast-math and its parts would; -fno-trapping-math is about exceptions alone).
 
 KFLAGS := -O3 -fno-trapping-math -fopenmp
-ISAS   := sse2 avx2 avx512
+ISAS   ?= sse2 avx2 avx512
 ISA_avx2   := -mavx2 -mfma -mf16c
 ISA_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512 $(ISA_avx2)
 HOST_C := $(wildcard kernels/host/*.c)

@@ -17,7 +17,8 @@ int main(int argc, char **argv)
     bool store = argc == 3 && !strcmp(argv[1], "--store");
     char *end = NULL;
     long ready_fd = argc == 3 && !store ? strtol(argv[2], &end, 10) : -1;
-    if (argc < 2 || argc > 3 || (end && (*end || ready_fd < 0 || ready_fd > 1 << 20))) {
+    if (argc < 2 || argc > 3 || (argv[1][0] == '-' && !store) ||
+        (end && (*end || ready_fd < 0 || ready_fd > 1 << 20))) {
         fprintf(stderr, "usage: lg-keeper SOCKET [READY_FD]\n"
                         "       lg-keeper --store SOCKET\n");
         return -LG_ERR_USAGE;

@@ -39,6 +39,16 @@ running="former sigkill sockets supervise_adopt supervise_blocked supervise_deat
 # writers ckpt and faults go through.
 atomics="sim_disk turns"
 
+# The host backend's instruction set that runs take here: AddressSanitizer watches that alone, in check-all all three.
+best_isa() {
+    local flags f
+    flags=" $(sed -n 's/^flags[^:]*: //p;T;q' /proc/cpuinfo) "
+    case $flags in *" avx2 "*) ;; *) echo sse2 && return ;; esac
+    for f in fma avx512f avx512bw avx512dq avx512vl; do
+        case $flags in *" $f "*) ;; *) [ $f = fma ] && echo sse2 || echo avx2; return ;; esac
+    done
+    echo avx512
+}
 # Seconds of CPU of all that has been waited for: what this costs also where others use the machine.
 cpu_s() { awk '{ printf "%d", ($16 + $17) / 100 }' /proc/$$/stat; }
 begin() { section=$1 began=$SECONDS began_cpu=$(cpu_s); echo "== $section"; }
@@ -102,8 +112,10 @@ case "$sections" in *" unit "* | *" layering "* | *" e2e "* | *" systemd "*)
 esac
 if wanted asan; then
     names=$(unit_names "$([ -n "$everything" ] || echo $computing $running $atomics)")
+    isas=()
+    [ -n "$everything" ] || isas=(ISAS="$(best_isa)")
     # Kernels take five times as long to compile when they are optimized, and no bit depends on it.
-    if make_in "$build-asan" SAN=address OPT=-O1 KFLAGS="-O1 -fopenmp" all $(printf "$build-asan/tests/test_%s " $names); then
+    if make_in "$build-asan" SAN=address OPT=-O1 KFLAGS="-O1 -fopenmp" ${isas[@]+"${isas[@]}"} all $(printf "$build-asan/tests/test_%s " $names); then
         tests+=("$(list unit "$build-asan" $names)")
     fi
 fi

@@ -37,6 +37,11 @@ static int choose_set(const char *wanted, struct set *ret)
             if (!wanted || !wanted[0]) continue;
             return LG_FAIL(LG_ERR_CONFIG, "this machine has no %s: choose a lower isa", wanted);
         }
+        if (!sets[i].kernels && (!wanted || !wanted[0])) continue;
+        if (!sets[i].kernels)
+            return LG_FAIL(LG_ERR_CONFIG,
+                           "this build has no %s: it was made with other ISAS (kernels/kernels.mk)",
+                           sets[i].name);
         *ret = sets[i];
         return 0;
     }

@@ -12,8 +12,9 @@ struct lg_host_kernels {
     size_t (*group_norm_scratch)(int64_t C, int64_t groups, int threads);
     size_t (*group_norm_backward_scratch)(int64_t N, int64_t C, int threads);
 };
-extern const struct lg_host_kernels lg_host_kernels_sse2, lg_host_kernels_avx2,
-    lg_host_kernels_avx512;
+/* Those of the build's ISAS (kernels.mk); of the others the address is NULL. */
+extern const struct lg_host_kernels lg_host_kernels_sse2 __attribute__((weak)),
+    lg_host_kernels_avx2 __attribute__((weak)), lg_host_kernels_avx512 __attribute__((weak));
 
 struct lg_onednn; /* primitives made so far, see onednn.c */
 

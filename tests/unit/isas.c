@@ -12,6 +12,7 @@
 
 bool isa_is_here(const char *isa)
 {
+    if (!strstr(ISAS, isa)) return false;
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (!strcmp(isa, "sse2")) return true;
@@ -22,24 +23,24 @@ bool isa_is_here(const char *isa)
 
 void for_each_isa(int (*check)(const char *isa))
 {
-    static const char *const ISAS[] = {"sse2", "avx2", "avx512"};
+    static const char *const NAMES[] = {"sse2", "avx2", "avx512"};
     int failed = 0;
-    for (size_t k = 0; k < LG_ARRAY_LEN(ISAS); k++) {
-        if (!isa_is_here(ISAS[k])) {
-            printf("  this machine has no %s\n", ISAS[k]);
+    for (size_t k = 0; k < LG_ARRAY_LEN(NAMES); k++) {
+        if (!isa_is_here(NAMES[k])) {
+            printf("  this machine, or this build, has no %s\n", NAMES[k]);
             continue;
         }
         fflush(NULL);
         pid_t child = fork();
         assert_true(child >= 0);
         if (child == 0) {
-            int failures = check(ISAS[k]);
+            int failures = check(NAMES[k]);
             fflush(NULL);
             _exit(failures ? 1 : 0);
         }
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);
-        if (status != 0) printf("  %s: wait status 0x%x\n", ISAS[k], status);
+        if (status != 0) printf("  %s: wait status 0x%x\n", NAMES[k], status);
         failed += status != 0;
     }
     assert_int_equal(failed, 0);

@@ -43,7 +43,8 @@ static void test_host(void **state)
                                                       "\"host\", \"bytes\": 1048576}",
                                                       PRIVATE("host", "2097152", "2")));
     EXPECT(0, "made: pixart, 60 steps of 16 samples (2 ranks, ", "check", g_file);
-    command_also("run directory /tmp/");
+    command_also("run directory /");
+    command_also("/lg-test-");
     command_also("; text (");
     command_also("\nvae              2 ");
     command_also("\nvae/0/weights                            host          1.0 MiB\n");

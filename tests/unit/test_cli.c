@@ -329,6 +329,8 @@ static void test_keeper_words(void **state)
     (void)state;
     const char *socket = scratch_path("keeper"), *usage = "usage: lg-keeper SOCKET [READY_FD]\n";
     keeper_expect(2, usage, NULL, NULL, NULL);
+    keeper_expect(2, usage, "--help", NULL, NULL); /* which names no socket */
+    keeper_expect(2, usage, "--store", NULL, NULL);
     keeper_expect(2, usage, socket, "2", "3");
     keeper_expect(2, usage, socket, "2x", NULL);
     keeper_expect(2, usage, socket, "-2", NULL);
