@@ -122,6 +122,8 @@ step_of() {
     line=$(tail -n 1 "$1/metrics.jsonl" 2>/dev/null)
     if [[ $line =~ ^\{\"step\":\ *([0-9]+), ]]; then echo "${BASH_REMATCH[1]}"; else echo 0; fi
 }
+# Is this `make check-all`, which tries apart what `make check` tries together?
+in_all() { [ -n "${CHECK_ALL:-}" ]; }
 # wait_until SECONDS COMMAND...: looks again and again, less often after a while: what it waits for needs the cores, too.
 # The limit ends a script that would never end; it says nothing of how fast something is, so it is generous.
 wait_until() {
